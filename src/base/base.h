@@ -1,0 +1,100 @@
+/* What every room uses: errors, sized structs, types, tensor views, memory, maps, time.
+ * Nothing here knows a device, a rank or a parameter. */
+#ifndef DC_BASE_H
+#define DC_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "dc_api.h"
+
+#define DC__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define DC__COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* ---- errors (status.c) ---- */
+
+/* Sets this thread's last error and returns status, so that a check reads
+ *   return dc__fail(DC_E_SHAPE, "dc_reduce_grad: a has %" PRId64 " elements, must have %" PRId64, …); */
+dc_status dc__fail(dc_status status, const char *format, ...) DC__PRINTF(2, 3);
+
+/* A failure that outlives its thread: streams and communicators keep the first one. */
+typedef struct dc__failure {
+  dc_status status;
+  char text[512];
+} dc__failure;
+
+/* Keeps `status` with this thread's last error text, unless a failure is kept already. Not thread-safe by itself. */
+void dc__failure_keep(dc__failure *failure, dc_status status);
+/* Makes a kept failure this thread's last error and returns its status. */
+dc_status dc__failure_raise(const dc__failure *failure);
+
+#define DC__TRY(call)                   \
+  do {                                  \
+    dc_status dc__try_status = (call);  \
+    if (dc__try_status != DC_OK) {      \
+      return dc__try_status;            \
+    }                                   \
+  } while (0)
+
+/* ---- sized structs (options.c): the one reader and the one writer ---- */
+
+/* Copies a caller's struct into dst (known bytes, which hold the defaults when src is NULL). src is rejected when
+ * shorter than min (its size in the version that introduced it) or longer than 64 KiB; a longer src than known
+ * must be zero in the tail. */
+dc_status dc__read_options(const char *function, const char *argument, void *dst, size_t known, const void *src,
+                           size_t min);
+/* Copies src (known bytes, struct_size first) to the caller's dst, as much as his struct_size allows. */
+dc_status dc__write_sized(const char *function, const char *argument, void *dst, const void *src, size_t known,
+                          size_t min);
+/* The body of every dc_x_init(): zero, then struct_size; nothing beyond what the caller has. */
+void dc__init_sized(void *dst, size_t struct_size, size_t known);
+
+/* ---- types and tensors (tensor.c) ---- */
+
+bool dc__dtype_is_float(int32_t dtype);
+/* The seven types that collectives and casts take. */
+bool dc__dtype_moves(int32_t dtype);
+
+/* Product of a shape. DC_E_SHAPE when a length is negative or the product overflows. */
+dc_status dc__numel(const char *function, const char *argument, const int64_t *shape, int32_t ndim, int64_t *numel);
+/* Reads a caller's tensor: struct size, shape, known dtype, contiguity, data not NULL unless empty. src may be NULL
+ * only if optional: then dst is an empty tensor of no type and numel 0. */
+dc_status dc__tensor_read(const char *function, const char *argument, const dc_tensor *src, bool optional,
+                          dc_tensor *dst, int64_t *numel);
+/* Fills a caller's output tensor. */
+dc_status dc__tensor_write(const char *function, const char *argument, dc_tensor *dst, void *data,
+                           const int64_t *shape, int32_t ndim, int32_t dtype, dc_buffer *buffer);
+/* Says whether dst can be written, before anything is done. */
+dc_status dc__tensor_check_output(const char *function, const char *argument, const dc_tensor *dst);
+
+/* ---- host memory for bookkeeping (memory.c) ---- */
+
+/* Zeroed; NULL with last error set on failure. The one place of the library that calls malloc. */
+void *dc__calloc(size_t count, size_t bytes);
+/* Grows an array to hold at least `need` elements; false (array unchanged, last error set) on failure. */
+bool dc__grow(void **array, int64_t *capacity, int64_t need, size_t element);
+void dc__free(void *ptr);
+char *dc__strdup(const char *text);
+
+/* ---- maps (map.c): int64 keys to pointers, insertion order kept ---- */
+
+typedef struct dc__map {
+  int64_t *keys;   /* insertion order */
+  void **values;   /* beside keys */
+  int64_t count;
+  int64_t capacity;
+  int32_t *slots;  /* open addressing: index + 1 into keys, 0 empty */
+  int64_t slot_count;
+} dc__map;
+
+void *dc__map_get(const dc__map *map, int64_t key); /* NULL: absent */
+bool dc__map_put(dc__map *map, int64_t key, void *value); /* false: no memory (last error set); replaces */
+void dc__map_remove(dc__map *map, int64_t key);
+void dc__map_clear(dc__map *map); /* frees the map's own memory, not the values */
+
+/* ---- time (memory.c) ---- */
+
+int64_t dc__now_ns(void); /* monotonic */
+
+#endif

@@ -1,0 +1,122 @@
+/* Element types, and reading and writing the caller's tensor views. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/base.h"
+
+static const struct {
+  const char *name;
+  uint8_t size;
+  bool is_float;
+  bool moves;
+} dtypes[] = {
+    [DC_DTYPE_NONE] = {"none", 0, false, false},   [DC_FLOAT32] = {"float32", 4, true, true},
+    [DC_FLOAT64] = {"float64", 8, true, true},     [DC_FLOAT16] = {"float16", 2, true, true},
+    [DC_BFLOAT16] = {"bfloat16", 2, true, true},   [DC_INT8] = {"int8", 1, false, true},
+    [DC_INT32] = {"int32", 4, false, true},        [DC_INT64] = {"int64", 8, false, true},
+    [DC_UINT8] = {"uint8", 1, false, false},       [DC_INT16] = {"int16", 2, false, false},
+    [DC_BOOL] = {"bool", 1, false, false},
+};
+
+static bool known(int32_t dtype) {
+  return dtype >= 0 && dtype < (int32_t)DC__COUNT(dtypes);
+}
+
+size_t dc_dtype_size(int32_t dtype) {
+  return known(dtype) ? dtypes[dtype].size : 0;
+}
+
+const char *dc_dtype_name(int32_t dtype) {
+  return known(dtype) ? dtypes[dtype].name : "unknown";
+}
+
+bool dc__dtype_is_float(int32_t dtype) {
+  return known(dtype) && dtypes[dtype].is_float;
+}
+
+bool dc__dtype_moves(int32_t dtype) {
+  return known(dtype) && dtypes[dtype].moves;
+}
+
+void dc_tensor_init(dc_tensor *tensor, size_t struct_size) {
+  dc__init_sized(tensor, struct_size, sizeof *tensor);
+}
+
+dc_status dc__numel(const char *function, const char *argument, const int64_t *shape, int32_t ndim, int64_t *numel) {
+  if (ndim < 0 || ndim > 64) {
+    return dc__fail(DC_E_INVALID, "%s: %s has %" PRId32 " dimensions, must be 0 to 64", function, argument, ndim);
+  }
+  if (ndim > 0 && shape == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: %s has %" PRId32 " dimensions, but its shape is NULL", function, argument, ndim);
+  }
+  int64_t product = 1;
+  for (int32_t i = 0; i < ndim; i++) {
+    if (shape[i] < 0) {
+      return dc__fail(DC_E_SHAPE, "%s: %s has length %" PRId64 " in dimension %" PRId32 ", must be >= 0", function,
+                      argument, shape[i], i);
+    }
+    /* 2^56 elements leave room for element sizes and padding in all later arithmetic. */
+    if (__builtin_mul_overflow(product, shape[i], &product) || product > INT64_C(1) << 56) {
+      return dc__fail(DC_E_SHAPE, "%s: %s has more than 2^56 elements", function, argument);
+    }
+  }
+  *numel = product;
+  return DC_OK;
+}
+
+static bool contiguous(const dc_tensor *t, int64_t numel) {
+  if (t->strides == NULL || numel == 0) {
+    return true;
+  }
+  int64_t expected = 1;
+  for (int32_t i = t->ndim - 1; i >= 0; i--) {
+    if (t->shape[i] != 1 && t->strides[i] != expected) {
+      return false;
+    }
+    expected *= t->shape[i];
+  }
+  return true;
+}
+
+dc_status dc__tensor_read(const char *function, const char *argument, const dc_tensor *src, bool optional,
+                          dc_tensor *dst, int64_t *numel) {
+  dc_tensor t = DC_TENSOR_INIT;
+  int64_t count = 0;
+  if (src != NULL) {
+    DC__TRY(dc__read_options(function, argument, &t, sizeof t, src, sizeof t));
+    DC__TRY(dc__numel(function, argument, t.shape, t.ndim, &count));
+    if (dc_dtype_size(t.dtype) == 0) {
+      return dc__fail(DC_E_DTYPE, "%s: %s->dtype = %" PRId32 " is no element type", function, argument, t.dtype);
+    }
+    if (!contiguous(&t, count)) {
+      return dc__fail(DC_E_SHAPE, "%s: %s is not contiguous; row-major strides are needed", function, argument);
+    }
+    if (t.data == NULL && count > 0) {
+      return dc__fail(DC_E_INVALID, "%s: %s->data is NULL, but it has %" PRId64 " elements", function, argument, count);
+    }
+  } else if (!optional) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL", function, argument);
+  }
+  *dst = t;
+  *numel = count;
+  return DC_OK;
+}
+
+dc_status dc__tensor_check_output(const char *function, const char *argument, const dc_tensor *dst) {
+  if (dst == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL", function, argument);
+  }
+  dc_tensor scratch;
+  size_t size = dst->struct_size;
+  if (size < sizeof scratch) {
+    return dc__fail(DC_E_INVALID, "%s: %s->struct_size = %zu, must be at least %zu", function, argument, size,
+                    sizeof scratch);
+  }
+  return DC_OK;
+}
+
+dc_status dc__tensor_write(const char *function, const char *argument, dc_tensor *dst, void *data,
+                           const int64_t *shape, int32_t ndim, int32_t dtype, dc_buffer *buffer) {
+  dc_tensor t = {sizeof t, data, ndim > 0 ? shape : NULL, NULL, ndim, dtype, buffer};
+  return dc__write_sized(function, argument, dst, &t, sizeof t, sizeof t);
+}

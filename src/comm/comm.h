@@ -1,0 +1,97 @@
+/* Communicators behind one table. The rooms above queue collectives on a stream of theirs and learn of failures from
+ * dc__comm_check(); a transport implements the table. local/ is built in (threads or processes of one machine, over
+ * shared memory); external.c wraps the caller's own functions.
+ *
+ * A collective is a group of 1 to DC__COMM_GROUP items, one handshake for all. Every rank calls with the same tag,
+ * totals, dtypes and ranges; transports compare them, and a difference is DC_E_MISMATCH on every rank. */
+#ifndef DC_COMM_H
+#define DC_COMM_H
+
+#include "device/device.h"
+
+enum { DC__COMM_GROUP = 12, DC__COMM_MAX_WORLD = 64, DC__COMM_MAX_DUPS = 32 };
+
+/* Elements [begin, begin + count) of a flattened tensor. */
+typedef struct dc__range {
+  int64_t begin;
+  int64_t count;
+} dc__range;
+
+/* For error texts and traces: which operator, graph and parameter a collective serves. */
+typedef struct dc__tag {
+  int64_t graph_id; /* -1: none */
+  int64_t id;       /* the first item's parameter; -1: none */
+  int32_t op;       /* enum dc_op */
+  int32_t reserved;
+} dc__tag;
+
+typedef struct dc__coll_item {
+  const void *send;        /* gather: this rank's range of the tensor; reduce: the whole tensor */
+  void *recv;              /* gather: the whole tensor; reduce: this rank's range of it */
+  const dc__range *ranges; /* one for each rank; lives until the collective is done */
+  int64_t total;           /* elements of the whole tensor */
+  int64_t id;              /* parameter; -1: none */
+  int32_t dtype;           /* of send, and of recv in a gather */
+  int32_t recv_dtype;      /* reduce: of recv; results are converted after the division */
+  int32_t accumulate;      /* reduce: 1 = recv += result, 0 = recv = result */
+  int32_t reduce_op;       /* reduce: DC_SUM or DC_MEAN */
+} dc__coll_item;
+
+typedef struct dc__comm_ops {
+  const char *name;
+  /* Collectives: queued on the stream; NULL stream: done on return. They never block a real stream's caller, and
+   * report failures through the communicator (dc__comm_fail). items are copied. */
+  void (*all_gather)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items, int32_t count);
+  void (*reduce_scatter)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                         int32_t count);
+  void (*broadcast)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root);
+  void (*barrier)(dc_comm *comm, const dc__tag *tag);
+  dc_status (*dup)(dc_comm *comm, dc_comm **copy);
+  void (*abort)(dc_comm *comm, const char *reason);
+  /* Looks for a failure that others noticed; NULL = nothing to look at. */
+  void (*poll)(dc_comm *comm);
+  /* Memory that peers read in place. NULL functions: no such memory with this transport. */
+  dc_status (*heap_alloc)(dc_comm *comm, size_t bytes, void **ptr);
+  void (*heap_free)(dc_comm *comm, void *ptr, size_t bytes);
+  bool (*shares)(dc_comm *comm, const void *ptr, size_t bytes); /* can peers read it in place? */
+  void (*destroy)(dc_comm *comm);
+} dc__comm_ops;
+
+/* The head of every transport's struct. */
+struct dc_comm {
+  const dc__comm_ops *ops;
+  int32_t rank;
+  int32_t world;
+  int64_t timeout_ns;
+  atomic_int refs;
+  atomic_llong wire_bytes;  /* read from other ranks, all collectives */
+  pthread_mutex_t mutex;    /* failure, group */
+  dc__failure failure;      /* the first one; sticky */
+  atomic_int failed;        /* failure.status != DC_OK, for a fast check */
+  struct dc__comm_group_state *group; /* dc_comm_group_begin … end (collectives.c) */
+};
+
+/* For transports: set up and tear down the head. */
+dc_status dc__comm_head_init(dc_comm *comm, const dc__comm_ops *ops, int32_t rank, int32_t world, int64_t timeout_ns);
+void dc__comm_head_destroy(dc_comm *comm);
+/* Keeps the first failure; the text is this thread's last error. */
+void dc__comm_fail(dc_comm *comm, dc_status status);
+
+dc_comm *dc__comm_retain(dc_comm *comm);
+void dc__comm_release(dc_comm *comm);
+/* DC_OK, or the sticky failure as this thread's last error. Cheap when all is well. */
+dc_status dc__comm_check(dc_comm *comm);
+
+/* Any number of items: cut into groups of DC__COMM_GROUP. Items with total 0 are skipped. */
+void dc__comm_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                         int64_t count);
+void dc__comm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                             int64_t count);
+void dc__comm_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root);
+/* All-gather of `count` int64 from each rank into table (world * count), on the calling thread. */
+dc_status dc__comm_exchange(dc_comm *comm, const dc__tag *tag, const int64_t *mine, int64_t count, int64_t *table);
+
+/* A world of one rank. */
+dc_status dc__comm_create_self(dc_comm **comm);
+
+#endif

@@ -1,0 +1,33 @@
+/* The elementwise work of the runtime and the transports on host memory. Each family has a plain C version, which is
+ * normative, and faster ones chosen at run time by cpuid under the same stem in cpu/x86/.
+ * 16-bit floats are computed in float32 and rounded to nearest even, once. */
+#ifndef DC_KERNELS_H
+#define DC_KERNELS_H
+
+#include "base/base.h"
+
+/* cast.c: dst[i] = (dst_dtype)src[i]. The seven types of dc__dtype_moves; float to integer truncates. No overlap. */
+void dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
+
+/* accumulate.c: dst[i] += src[i], computed in float32 (float64 if either is; integers in int64), stored in dst's
+ * type. */
+void dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
+
+/* reduce.c: the fixed-order reduction over ranks.
+ *   t = tree(src[0][i], …, src[n-1][i])      ((0+1)+(2+3))+…: pairs of neighbours, a lone last one moves up
+ *   r = t / n if mean, else t                in float32 for 16-bit types and float32, float64 for float64, the type
+ *                                            itself (wrapping) for integers, which take no mean
+ *   dst[i] = accumulate ? dst[i] + r : r     r is converted to dst's type first; the sum as in dc__accumulate
+ * dst may be one of the sources only at the same element and type. n in 1..64. */
+void dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype, int64_t count,
+                bool mean, bool accumulate);
+
+/* copy.c: memcpy; above the caches with non-temporal stores, so that a gathered weight does not push out what the
+ * caller computes with. */
+void dc__copy(void *dst, const void *src, size_t bytes);
+
+/* Limits the instruction sets that may be used, for tests: 0 plain C, 1 AVX2, 2 AVX-512. Returns the level in use. */
+int32_t dc__kernels_limit(int32_t level);
+int32_t dc__kernels_level(void);
+
+#endif
