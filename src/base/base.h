@@ -29,12 +29,12 @@ void dc__failure_keep(dc__failure *failure, dc_status status);
 /* Makes a kept failure this thread's last error and returns its status. */
 dc_status dc__failure_raise(const dc__failure *failure);
 
-#define DC__TRY(call)                   \
-  do {                                  \
-    dc_status dc__try_status = (call);  \
-    if (dc__try_status != DC_OK) {      \
-      return dc__try_status;            \
-    }                                   \
+#define DC__TRY(call)                  \
+  do {                                 \
+    dc_status dc__try_status = (call); \
+    if (dc__try_status != DC_OK) {     \
+      return dc__try_status;           \
+    }                                  \
   } while (0)
 
 /* ---- sized structs (options.c): the one reader and the one writer ---- */
@@ -63,8 +63,8 @@ dc_status dc__numel(const char *function, const char *argument, const int64_t *s
 dc_status dc__tensor_read(const char *function, const char *argument, const dc_tensor *src, bool optional,
                           dc_tensor *dst, int64_t *numel);
 /* Fills a caller's output tensor. */
-dc_status dc__tensor_write(const char *function, const char *argument, dc_tensor *dst, void *data,
-                           const int64_t *shape, int32_t ndim, int32_t dtype, dc_buffer *buffer);
+dc_status dc__tensor_write(const char *function, const char *argument, dc_tensor *dst, void *data, const int64_t *shape,
+                           int32_t ndim, int32_t dtype, dc_buffer *buffer);
 /* Says whether dst can be written, before anything is done. */
 dc_status dc__tensor_check_output(const char *function, const char *argument, const dc_tensor *dst);
 
@@ -80,15 +80,15 @@ char *dc__strdup(const char *text);
 /* ---- maps (map.c): int64 keys to pointers, insertion order kept ---- */
 
 typedef struct dc__map {
-  int64_t *keys;   /* insertion order */
-  void **values;   /* beside keys */
+  int64_t *keys; /* insertion order */
+  void **values; /* beside keys */
   int64_t count;
   int64_t capacity;
-  int32_t *slots;  /* open addressing: index + 1 into keys, 0 empty */
+  int32_t *slots; /* open addressing: index + 1 into keys, 0 empty */
   int64_t slot_count;
 } dc__map;
 
-void *dc__map_get(const dc__map *map, int64_t key); /* NULL: absent */
+void *dc__map_get(const dc__map *map, int64_t key);       /* NULL: absent */
 bool dc__map_put(dc__map *map, int64_t key, void *value); /* false: no memory (last error set); replaces */
 void dc__map_remove(dc__map *map, int64_t key);
 void dc__map_clear(dc__map *map); /* frees the map's own memory, not the values */

@@ -7,8 +7,8 @@ enum { MAX_STRUCT = 65536 }; /* a struct_size beyond this is garbage, not a futu
 
 static dc_status check_size(const char *function, const char *argument, size_t size, size_t min) {
   if (size < min || size > MAX_STRUCT) {
-    return dc__fail(DC_E_INVALID, "%s: %s->struct_size = %zu, must be %zu to %d (set it to sizeof the struct)", function,
-                    argument, size, min, (int)MAX_STRUCT);
+    return dc__fail(DC_E_INVALID, "%s: %s->struct_size = %zu, must be %zu to %d (set it to sizeof the struct)",
+                    function, argument, size, min, (int)MAX_STRUCT);
   }
   return DC_OK;
 }
@@ -24,8 +24,9 @@ dc_status dc__read_options(const char *function, const char *argument, void *dst
   const unsigned char *bytes = src;
   for (size_t i = known; i < size; i++) {
     if (bytes[i] != 0) {
-      return dc__fail(DC_E_UNSUPPORTED, "%s: %s sets a field at byte %zu that this version does not know (it knows %zu)",
-                      function, argument, i, known);
+      return dc__fail(DC_E_UNSUPPORTED,
+                      "%s: %s sets a field at byte %zu that this version does not know (it knows %zu)", function,
+                      argument, i, known);
     }
   }
   memset(dst, 0, known);

@@ -10,11 +10,11 @@ static const struct {
   bool is_float;
   bool moves;
 } dtypes[] = {
-    [DC_DTYPE_NONE] = {"none", 0, false, false},   [DC_FLOAT32] = {"float32", 4, true, true},
-    [DC_FLOAT64] = {"float64", 8, true, true},     [DC_FLOAT16] = {"float16", 2, true, true},
-    [DC_BFLOAT16] = {"bfloat16", 2, true, true},   [DC_INT8] = {"int8", 1, false, true},
-    [DC_INT32] = {"int32", 4, false, true},        [DC_INT64] = {"int64", 8, false, true},
-    [DC_UINT8] = {"uint8", 1, false, false},       [DC_INT16] = {"int16", 2, false, false},
+    [DC_DTYPE_NONE] = {"none", 0, false, false}, [DC_FLOAT32] = {"float32", 4, true, true},
+    [DC_FLOAT64] = {"float64", 8, true, true},   [DC_FLOAT16] = {"float16", 2, true, true},
+    [DC_BFLOAT16] = {"bfloat16", 2, true, true}, [DC_INT8] = {"int8", 1, false, true},
+    [DC_INT32] = {"int32", 4, false, true},      [DC_INT64] = {"int64", 8, false, true},
+    [DC_UINT8] = {"uint8", 1, false, false},     [DC_INT16] = {"int16", 2, false, false},
     [DC_BOOL] = {"bool", 1, false, false},
 };
 
@@ -115,8 +115,8 @@ dc_status dc__tensor_check_output(const char *function, const char *argument, co
   return DC_OK;
 }
 
-dc_status dc__tensor_write(const char *function, const char *argument, dc_tensor *dst, void *data,
-                           const int64_t *shape, int32_t ndim, int32_t dtype, dc_buffer *buffer) {
+dc_status dc__tensor_write(const char *function, const char *argument, dc_tensor *dst, void *data, const int64_t *shape,
+                           int32_t ndim, int32_t dtype, dc_buffer *buffer) {
   dc_tensor t = {sizeof t, data, ndim > 0 ? shape : NULL, NULL, ndim, dtype, buffer};
   return dc__write_sized(function, argument, dst, &t, sizeof t, sizeof t);
 }

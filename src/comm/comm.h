@@ -64,10 +64,10 @@ struct dc_comm {
   int32_t world;
   int64_t timeout_ns;
   atomic_int refs;
-  atomic_llong wire_bytes;  /* read from other ranks, all collectives */
-  pthread_mutex_t mutex;    /* failure, group */
-  dc__failure failure;      /* the first one; sticky */
-  atomic_int failed;        /* failure.status != DC_OK, for a fast check */
+  atomic_llong wire_bytes;            /* read from other ranks, all collectives */
+  pthread_mutex_t mutex;              /* failure, group */
+  dc__failure failure;                /* the first one; sticky */
+  atomic_int failed;                  /* failure.status != DC_OK, for a fast check */
   struct dc__comm_group_state *group; /* dc_comm_group_begin … end (collectives.c) */
 };
 

@@ -42,7 +42,7 @@ typedef struct dc__device_ops {
 struct dc_device {
   const dc__device_ops *ops;
   atomic_int refs;
-  dc_allocator allocator; /* alloc NULL: the device's own */
+  dc_allocator allocator;   /* alloc NULL: the device's own */
   atomic_llong allocations; /* calls of ops->alloc, for "zero allocations in a steady step" */
 };
 

@@ -1,0 +1,278 @@
+/* The heart: parameters, graphs, gathers, reductions, offload, on any device and any transport.
+ *
+ * Every function here runs with the context's mutex held, unless it says otherwise; `fn` is the public function's
+ * name for error texts. The walk of a parameter is told in include/dc_api.h; the pieces:
+ *
+ *   context.c   begin and end of a context, its streams and arenas, entering and leaving a call
+ *   registry.c  parameters, graphs, looking them up
+ *   gather.c    all-gather, wait, release, take, persistence
+ *   reduce.c    gradient buckets and their reductions
+ *   offload.c   tensors and shards between device and host memory
+ *   report.c    statistics, dry runs
+ *   trace.c     what ran when */
+#ifndef DC_RUNTIME_H
+#define DC_RUNTIME_H
+
+#include <inttypes.h>
+
+#include "comm/comm.h"
+
+/* Streams of a context, in the order of dc_trace_event.lane. */
+enum { DC__LANE_CALLER, DC__LANE_GATHER, DC__LANE_REDUCE, DC__LANE_OFFLOAD, DC__LANE_RELOAD, DC__LANES };
+
+/* One gathered copy of a parameter's weights; a parameter has at most one a data type. */
+typedef struct dc__copy_of {
+  dc_buffer *buffer; /* NULL: no copy */
+  dc_event *ready;   /* when it is complete; made once, kept */
+  int64_t version;   /* weights it holds: current if it equals the parameter's */
+  int32_t dtype;
+} dc__copy_of;
+
+enum { DC__COPIES = 4 };
+
+typedef struct dc__param {
+  int64_t id;
+  int64_t *shape;
+  int64_t numel;
+  int64_t chunk; /* ceil(numel / world): the shard length of stage 3 */
+  int32_t ndim;
+  int32_t dtype; /* of the weights; DC_DTYPE_NONE if none were given */
+  bool sharded;  /* registered for stage 3 */
+  bool persistent;
+  int32_t graphs; /* that contain it */
+
+  /* weights */
+  const void *shard; /* stage 3: this rank's range */
+  dc__range *chunks; /* each rank's real part of its chunk */
+  int64_t version;   /* raised by dc_params_updated */
+  dc__copy_of copies[DC__COPIES];
+  int64_t users;       /* n_users of the release cycle under way; 0: none */
+  int64_t released;    /* of them, so far */
+  dc_event *last_read; /* the caller's stream at the last release; made when needed */
+  void *device_shard;  /* reloaded copy of a host shard; NULL: none */
+  int64_t device_shard_version;
+  dc_event *reloaded;
+
+  /* gradient */
+  void *grad;          /* this rank's part; NULL: it owns none */
+  int64_t grad_count;  /* its real elements */
+  int64_t grad_offset; /* within the flattened gradient */
+  int32_t grad_dtype;
+  int32_t expected_grad_dtype; /* DC_DTYPE_NONE: as gradients come */
+  dc__range *owned;            /* each rank's part of the gradient; set when a graph is registered */
+  bool frozen;                 /* no rank wants a gradient */
+  bool has_grad;               /* the buffer holds a sum to add to */
+  void *local_sum;             /* stage 1: the micro-batches' sum, whole; NULL: none */
+  int32_t local_sum_dtype;
+  int64_t pending; /* reductions queued and not yet known to be done */
+} dc__param;
+
+/* An offloaded tensor: its host copy, kept over steps, and the device copy of one step. */
+typedef struct dc__value {
+  int64_t *shape;
+  int32_t ndim;
+  int32_t dtype;
+  size_t bytes;
+  dc_buffer *host;
+  dc_event *offloaded;
+  dc_buffer *device; /* NULL: not reloaded */
+  dc_event *reloaded;
+} dc__value;
+
+typedef struct dc__graph {
+  int64_t id;
+  int64_t ordinal; /* the same on every rank, as ids (addresses, say) need not be */
+  int32_t stage;
+  dc__map params; /* id → dc__param */
+  dc__map values; /* id → dc__value */
+} dc__graph;
+
+/* A gradient bucket: slots filled in the caller's order, reduced as one. */
+typedef struct dc__bucket {
+  void *data;
+  int64_t capacity; /* elements */
+  int64_t used;
+  dc_event *done; /* its latest reduction */
+} dc__bucket;
+
+/* The buckets of one data type, and what the filling one holds. */
+typedef struct dc__buckets {
+  int32_t dtype;
+  int32_t filling; /* index of the bucket that takes gradients */
+  dc__bucket half[2];
+  dc__coll_item *items;
+  int64_t item_count;
+  int64_t item_capacity;
+  dc__param **params; /* beside items */
+  int64_t param_capacity;
+  int64_t graph_ordinal; /* of the first item, for error texts */
+} dc__buckets;
+
+enum { DC__BUCKET_TYPES = 4 }; /* the floating-point types */
+
+typedef struct dc__counters {
+  int64_t gathers, gather_hits, gather_wire_bytes;
+  int64_t reductions, reduce_wire_bytes, flushes;
+  int64_t d2h_bytes, h2d_bytes;
+  int64_t gathered_peak;
+  int64_t allocations_base; /* subtracted from what the arenas count */
+} dc__counters;
+
+typedef struct dc__trace dc__trace; /* trace.c */
+
+typedef enum dc__state { DC__NEW, DC__READY, DC__CLEANED } dc__state;
+
+struct dc_context {
+  pthread_mutex_t mutex;
+  dc_device *device;
+  dc_log_fn log;
+  void *log_user;
+  dc__state state;
+  dc_config config;
+  int64_t bucket_elements;
+  int32_t rank, world;
+
+  dc_comm *gather_comm;        /* own copies of the caller's communicator, so that both overlap */
+  dc_comm *reduce_comm;        /* the same as gather_comm where there can be only one */
+  dc_stream *lanes[DC__LANES]; /* [DC__LANE_CALLER] is the caller's; the others are made when first used */
+  dc_event *caller_mark;       /* the caller's stream, when work of ours is queued */
+  dc__arena *gathered;         /* full weights */
+  dc__arena *working;          /* reloaded tensors, local sums, the caller's device memory */
+  dc__arena *shared;           /* what peers read: buckets, staged shards, the caller's shared memory */
+  dc__arena *host;             /* offloaded tensors, the caller's host memory */
+
+  dc__map params;
+  dc__map graphs;
+  int64_t graph_ordinals;
+  dc__buckets buckets[DC__BUCKET_TYPES];
+
+  bool in_forward;
+  bool update;   /* of dc_start_backward */
+  bool boundary; /* a backward with update ended: the next one replaces gradients */
+  bool profiling;
+  int64_t reload_bytes, offload_bytes;
+  dc__counters counters;
+  dc__trace *trace;
+
+  dc__coll_item *items; /* scratch of a fused gather */
+  int64_t item_capacity;
+  void **scratch; /* staged shards of a fused gather */
+  int64_t scratch_capacity;
+};
+
+/* ---- context.c ---- */
+
+/* Locks a ready context that has not failed; on error it is not locked. */
+dc_status dc__enter(dc_context *ctx, const char *fn);
+/* Unlocks; returns status. */
+dc_status dc__leave(dc_context *ctx, dc_status status);
+dc_status dc__context_start(dc_context *ctx, const char *fn, dc_comm *comm, const dc_config *config,
+                            int64_t bucket_elements);
+dc_status dc__context_cleanup(dc_context *ctx);
+/* The first failure of the asynchronous work, or DC_OK. */
+dc_status dc__context_check(dc_context *ctx);
+/* A stream of the context, made on first use. */
+dc_status dc__lane(dc_context *ctx, int32_t lane, dc_stream **stream);
+/* Lets a stream of the context wait for what the caller has queued so far. */
+void dc__after_caller(dc_context *ctx, dc_stream *stream);
+/* Makes *event unless it is there. */
+dc_status dc__need_event(dc_context *ctx, dc_event **event);
+void dc__drop_event(dc_context *ctx, dc_event **event);
+/* Blocks until the streams made so far are empty (the sync_* switches, abort, cleanup). */
+dc_status dc__drain(dc_context *ctx);
+/* The event if it has not passed, else NULL: what an arena must still wait for. */
+dc_event *dc__unless_passed(dc_event *event);
+void dc__logf(dc_context *ctx, int32_t level, const char *format, ...) DC__PRINTF(3, 4);
+
+/* ---- registry.c ---- */
+
+typedef struct dc__param_spec {
+  int64_t id;
+  const int64_t *shape;
+  int32_t ndim;
+  bool sharded;
+  bool persistent;
+  int32_t expected_grad_dtype;
+  int64_t offset;
+  const dc_tensor *tensor; /* weights or shard */
+  const dc_tensor *grad;
+} dc__param_spec;
+
+dc_status dc__param_register(dc_context *ctx, const char *fn, const dc__param_spec *spec);
+dc_status dc__param_unregister(dc_context *ctx, const char *fn, int64_t id);
+dc_status dc__param_set_grad(dc_context *ctx, const char *fn, int64_t id, const dc_tensor *grad, int64_t offset);
+dc_status dc__param_find(dc_context *ctx, const char *fn, int64_t id, dc__param **param);
+dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, int32_t stage, const int64_t *ids,
+                             int64_t count);
+dc_status dc__graph_unregister(dc_context *ctx, const char *fn, int64_t graph_id);
+dc_status dc__graphs_reset(dc_context *ctx, const char *fn);
+dc_status dc__graph_find(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph);
+/* A parameter of a graph; stage3: only a stage-3 graph will do. */
+dc_status dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
+                   dc__param **param);
+void dc__registry_free(dc_context *ctx);
+/* ceil(numel / world), and rank's real part of that chunk. */
+int64_t dc__chunk(int64_t numel, int32_t world);
+dc__range dc__chunk_range(int64_t numel, int32_t world, int32_t rank);
+
+/* ---- gather.c ---- */
+
+/* Starts to gather those of the parameters that are not there; dtypes NULL: each its own. All or nothing. */
+dc_status dc__gather(dc_context *ctx, const char *fn, int32_t op, dc__graph *graph, dc__param *const *params,
+                     const int32_t *dtypes, int64_t count);
+/* The current or coming copy in a type (DC_DTYPE_NONE: the shard's); NULL: none. */
+dc__copy_of *dc__gather_copy(dc__param *param, int32_t dtype);
+/* Checks the type asked for and resolves DC_DTYPE_NONE. */
+dc_status dc__gather_dtype(const char *fn, const dc__param *param, int32_t *dtype);
+dc_status dc__gather_wait(dc_context *ctx, const char *fn, dc__param *param);
+dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, int64_t n_users);
+dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc_buffer **buffer);
+/* Gives a parameter's copies back and ends its release cycle. */
+void dc__gather_drop(dc_context *ctx, dc__param *param);
+
+/* ---- reduce.c ---- */
+
+dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc__param *param, const dc_tensor *grad);
+/* Starts the reduction of all that waits in buckets. */
+dc_status dc__reduce_flush(dc_context *ctx);
+/* Flushes and blocks until every gradient has arrived. */
+dc_status dc__reduce_finish(dc_context *ctx);
+bool dc__reduce_pending(const dc_context *ctx);
+/* Forgets what waits in buckets and in local sums. */
+void dc__reduce_drop(dc_context *ctx);
+void dc__buckets_free(dc_context *ctx);
+
+/* ---- offload.c ---- */
+
+dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, const dc_tensor *tensor,
+                             dc_tensor *out);
+dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, dc_tensor *out);
+dc_status dc__wait_offload(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, dc_tensor *out);
+dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, const dc_tensor *a,
+                          dc_tensor *out);
+dc_status dc__value_find(dc__graph *graph, const char *fn, int64_t id, dc__value **value);
+void dc__values_drop_device(dc_context *ctx, dc__graph *graph);
+void dc__values_free(dc_context *ctx, dc__graph *graph);
+dc_status dc__reload_shard(dc_context *ctx, dc__param *param);
+void dc__drop_shard(dc_context *ctx, dc__param *param);
+bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer);
+
+/* ---- report.c ---- */
+
+void dc__stats(dc_context *ctx, dc_memory_stats *stats);
+void dc__stats_reset(dc_context *ctx);
+dc_status dc__dry_run(dc_context *ctx, const char *fn, int32_t op, int64_t graph_id, int64_t id, int32_t dtype,
+                      dc_op_info *info);
+/* Elements that a collective brings to this rank from others. */
+int64_t dc__wire_elements(const dc_context *ctx, const dc__range *ranges, int64_t total, bool reduce);
+
+/* ---- trace.c ---- */
+
+dc_status dc__trace_start(dc_context *ctx, int64_t capacity);
+void dc__trace_free(dc_context *ctx);
+int64_t dc__trace_read(dc_context *ctx, char *events, size_t event_size, int64_t cap);
+/* Marks begin (and, with what it returned, end) of work on a lane; no effect when nothing is traced. */
+int64_t dc__trace_begin(dc_context *ctx, int32_t lane, const dc__tag *tag, int64_t bytes);
+void dc__trace_end(dc_context *ctx, int32_t lane, int64_t mark);
+
+#endif
