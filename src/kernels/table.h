@@ -1,0 +1,61 @@
+/* The instruction-set versions of the kernels behind one table of functions. */
+#ifndef DC_KERNELS_TABLE_H
+#define DC_KERNELS_TABLE_H
+
+#include "kernels/kernels.h"
+
+enum {
+  DC__KERNELS_STEP = 32,  /* the functions below take multiples of this many elements; plain C does the rest */
+  DC__KERNELS_FAN_IN = 8, /* most sources of a table's reduce */
+  DC__KERNELS_TILE = 512, /* elements of an intermediate on the stack: a few of them fit the first-level cache */
+  DC__KERNELS_DTYPES = 8  /* the types of dc__dtype_moves and DC_DTYPE_NONE */
+};
+#define DC__COPY_STREAM ((size_t)2 << 20)
+
+/* dst = (dst_dtype)src and dst += src. */
+typedef void (*dc__binary_fn)(void *dst, const void *src, int64_t count);
+/* dc__reduce of 2 to DC__KERNELS_FAN_IN sources, from element `begin` of each on; dst is not shifted. The mean is
+ * over n. */
+typedef void (*dc__reduce_fn)(void *dst, const void *const *src, int32_t n, int64_t begin, int64_t count, bool mean,
+                              bool accumulate);
+/* Copies of at least DC__COPY_STREAM bytes. */
+typedef void (*dc__copy_fn)(void *dst, const void *src, size_t bytes);
+
+/* NULL: the plain C version is all there is. Pairs are [dst_dtype][src_dtype]. */
+typedef struct dc__kernels {
+  dc__binary_fn cast[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
+  dc__binary_fn accumulate[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
+  dc__reduce_fn reduce[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
+  dc__copy_fn copy;
+} dc__kernels;
+
+/* The table in use (dispatch.c). */
+const dc__kernels *dc__kernels_table(void);
+
+/* Each instruction set overwrites what it does better (cpu/x86/). */
+void dc__cast_avx2(dc__kernels *table);
+void dc__cast_avx512(dc__kernels *table);
+void dc__accumulate_avx2(dc__kernels *table);
+void dc__accumulate_avx512(dc__kernels *table);
+void dc__reduce_avx2(dc__kernels *table);
+void dc__reduce_avx512(dc__kernels *table);
+void dc__copy_avx2(dc__kernels *table);
+void dc__copy_avx512(dc__kernels *table);
+
+/* The type in which two others are combined: no value is rounded on the way in, but integers to float32. */
+static inline int32_t dc__compute_dtype(int32_t a, int32_t b) {
+  if (a == DC_FLOAT64 || b == DC_FLOAT64) {
+    return DC_FLOAT64;
+  }
+  return dc__dtype_is_float(a) || dc__dtype_is_float(b) ? DC_FLOAT32 : DC_INT64;
+}
+
+/* Element i of an array. */
+static inline void *dc__at(void *array, int32_t dtype, int64_t i) {
+  return (char *)array + (size_t)i * dc_dtype_size(dtype);
+}
+static inline const void *dc__const_at(const void *array, int32_t dtype, int64_t i) {
+  return (const char *)array + (size_t)i * dc_dtype_size(dtype);
+}
+
+#endif
