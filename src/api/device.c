@@ -1,0 +1,128 @@
+/* Chapter 4: devices, streams and events. (dc_buffer_* are in device/buffer.c.) */
+#include <inttypes.h>
+#include <string.h>
+
+#include "device/device.h"
+
+#define REQUIRE(argument)                                                   \
+  do {                                                                      \
+    if ((argument) == NULL) {                                               \
+      return dc__fail(DC_E_INVALID, "%s: " #argument " is NULL", __func__); \
+    }                                                                       \
+  } while (0)
+
+/* Puts the function's name before what the device said. */
+static dc_status named(const char *function, dc_status status) {
+  return status == DC_OK ? DC_OK : dc__fail(status, "%s: %s", function, dc_last_error());
+}
+
+static dc_status check_timeout(const char *function, int64_t timeout_ns) {
+  if (timeout_ns < 0) {
+    return dc__fail(DC_E_INVALID, "%s: timeout_ns = %" PRId64 ", must be >= 0", function, timeout_ns);
+  }
+  return DC_OK;
+}
+
+void dc_device_options_init(dc_device_options *options, size_t struct_size) {
+  dc__init_sized(options, struct_size, sizeof(*options));
+}
+
+dc_status dc_device_open(const char *name, const dc_device_options *options, dc_device **device) {
+  REQUIRE(device);
+  *device = NULL;
+  REQUIRE(name);
+  dc_device_options read = DC_DEVICE_OPTIONS_INIT;
+  DC__TRY(dc__read_options(__func__, "options", &read, sizeof(read), options, sizeof(read)));
+  dc_allocator allocator = {sizeof(allocator), NULL, NULL, NULL};
+  if (read.allocator != NULL) {
+    DC__TRY(dc__read_options(__func__, "options.allocator", &allocator, sizeof(allocator), read.allocator,
+                             sizeof(allocator)));
+    if (allocator.alloc == NULL || allocator.free == NULL) {
+      return dc__fail(DC_E_INVALID, "%s: options.allocator.%s is NULL, must be a function", __func__,
+                      allocator.alloc == NULL ? "alloc" : "free");
+    }
+  }
+  if (strcmp(name, "cpu") != 0) {
+    return dc__fail(DC_E_NO_DEVICE, "%s: name = \"%.64s\", this build has \"cpu\"", __func__, name);
+  }
+  return named(__func__, dc__cpu_device_open(&allocator, device));
+}
+
+void dc_device_destroy(dc_device *device) {
+  dc__device_release(device);
+}
+
+const char *dc_device_name(const dc_device *device) {
+  return device == NULL ? "" : device->ops->name;
+}
+
+dc_status dc_stream_create(dc_device *device, dc_stream **stream) {
+  REQUIRE(stream);
+  *stream = NULL;
+  REQUIRE(device);
+  return named(__func__, device->ops->stream_create(device, stream));
+}
+
+void dc_stream_destroy(dc_stream *stream) {
+  if (stream != NULL) {
+    stream->device->ops->stream_destroy(stream);
+  }
+}
+
+dc_status dc_stream_synchronize(dc_stream *stream, int64_t timeout_ns) {
+  REQUIRE(stream);
+  DC__TRY(check_timeout(__func__, timeout_ns));
+  return named(__func__, dc__stream_sync(stream, timeout_ns));
+}
+
+typedef struct user_call {
+  dc_stream_fn fn;
+  void *user;
+} user_call;
+
+static void run_user_call(void *args) {
+  const user_call *call = args;
+  call->fn(call->user);
+}
+
+dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user) {
+  REQUIRE(fn);
+  dc__stream_call(stream, run_user_call, &(user_call){fn, user}, sizeof(user_call));
+  return DC_OK;
+}
+
+dc_status dc_event_create(dc_device *device, dc_event **event) {
+  REQUIRE(event);
+  *event = NULL;
+  REQUIRE(device);
+  return named(__func__, device->ops->event_create(device, event));
+}
+
+void dc_event_destroy(dc_event *event) {
+  if (event != NULL) {
+    event->device->ops->event_destroy(event);
+  }
+}
+
+dc_status dc_event_record(dc_event *event, dc_stream *stream) {
+  REQUIRE(event);
+  dc__event_record(event, stream);
+  return DC_OK;
+}
+
+dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns) {
+  REQUIRE(event);
+  if (stream != NULL) {
+    dc__event_wait(event, stream);
+    return DC_OK;
+  }
+  DC__TRY(check_timeout(__func__, timeout_ns));
+  return named(__func__, event->device->ops->event_sync(event, timeout_ns));
+}
+
+dc_status dc_event_query(dc_event *event, int32_t *passed) {
+  REQUIRE(event);
+  REQUIRE(passed);
+  *passed = dc__event_passed(event) ? 1 : 0;
+  return DC_OK;
+}

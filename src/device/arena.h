@@ -1,0 +1,14 @@
+/* What buffer.c shares with the arena: small host structs that are used again, so that a steady step never calls
+ * malloc. */
+#ifndef DC_DEVICE_ARENA_H
+#define DC_DEVICE_ARENA_H
+
+#include "device/device.h"
+
+enum { DC__ARENA_RECORD = 96 };
+
+/* DC__ARENA_RECORD zeroed bytes; NULL: no memory, last error set. They live until given back or the arena dies. */
+void *dc__arena_record(dc__arena *arena);
+void dc__arena_record_free(dc__arena *arena, void *record);
+
+#endif

@@ -1,0 +1,58 @@
+/* Counted handles on arena blocks. They are the public dc_buffer, so the four functions of dc_api.h are here too:
+ * a handle has no argument to check. Foreign tensors own buffers: they may outlive the context and go on any thread. */
+#include "device/arena.h"
+
+struct dc_buffer {
+  dc__arena *arena;
+  _Atomic(void *) ptr; /* NULL: revoked */
+  size_t bytes;
+  atomic_int refs;
+};
+
+_Static_assert(sizeof(struct dc_buffer) <= DC__ARENA_RECORD, "records hold buffers");
+
+dc_status dc__buffer_create(dc__arena *arena, void *ptr, size_t bytes, dc_buffer **buffer) {
+  dc_buffer *self = dc__arena_record(arena);
+  if (self == NULL) {
+    dc__arena_free(arena, ptr, NULL, NULL);
+    return DC_E_NO_MEMORY;
+  }
+  self->arena = dc__arena_retain(arena);
+  self->bytes = bytes;
+  atomic_init(&self->ptr, ptr);
+  atomic_init(&self->refs, 1);
+  *buffer = self;
+  return DC_OK;
+}
+
+void dc__buffer_revoke(dc_buffer *buffer, dc_event *after_a, dc_event *after_b) {
+  void *ptr = atomic_exchange(&buffer->ptr, NULL);
+  if (ptr != NULL) {
+    dc__arena_free(buffer->arena, ptr, after_a, after_b);
+  }
+}
+
+dc_buffer *dc_buffer_retain(dc_buffer *buffer) {
+  if (buffer != NULL) {
+    atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed);
+  }
+  return buffer;
+}
+
+void dc_buffer_release(dc_buffer *buffer) {
+  if (buffer == NULL || atomic_fetch_sub_explicit(&buffer->refs, 1, memory_order_acq_rel) != 1) {
+    return;
+  }
+  dc__buffer_revoke(buffer, NULL, NULL);
+  dc__arena *arena = buffer->arena;
+  dc__arena_record_free(arena, buffer);
+  dc__arena_release(arena);
+}
+
+void *dc_buffer_data(const dc_buffer *buffer) {
+  return buffer == NULL ? NULL : atomic_load(&buffer->ptr);
+}
+
+size_t dc_buffer_bytes(const dc_buffer *buffer) {
+  return dc_buffer_data(buffer) == NULL ? 0 : buffer->bytes;
+}

@@ -1,0 +1,123 @@
+/* The CPU device: its table and its memory. */
+#define _GNU_SOURCE /* madvise, MAP_ANONYMOUS */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "device/cpu/cpu.h"
+
+enum { ALIGNMENT = 256 };
+static const size_t HUGE_PAGE = (size_t)2 << 20;
+
+static size_t round_up(size_t bytes, size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+/* Page faults are the main cost of fresh memory, so large blocks begin and end at huge pages. */
+static void *map_huge(size_t bytes) {
+  unsigned char *map = mmap(NULL, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (map == MAP_FAILED) {
+    return NULL;
+  }
+  size_t before = round_up((uintptr_t)map, HUGE_PAGE) - (uintptr_t)map;
+  if (before > 0) {
+    munmap(map, before);
+  }
+  munmap(map + before + bytes, HUGE_PAGE - before);
+  /* A kernel without huge pages refuses; the memory is as good, only slower. */
+  (void)madvise(map + before, bytes, MADV_HUGEPAGE);
+  return map + before;
+}
+
+static dc_status alloc_callers(const dc_allocator *allocator, size_t bytes, void **ptr) {
+  void *block = allocator->alloc(bytes, ALIGNMENT, allocator->user);
+  if (block == NULL) {
+    return dc__fail(DC_E_NO_MEMORY, "device \"cpu\": the caller's allocator gave no %zu bytes", bytes);
+  }
+  if ((uintptr_t)block % ALIGNMENT != 0) {
+    allocator->free(block, bytes, allocator->user);
+    return dc__fail(DC_E_CALLBACK, "device \"cpu\": the caller's allocator gave %p, must be %d-byte aligned", block,
+                    ALIGNMENT);
+  }
+  *ptr = block;
+  return DC_OK;
+}
+
+/* Both kinds of memory are the same here. The size is rounded so that alloc and free agree on what was taken. */
+static size_t true_size(size_t bytes) {
+  return bytes >= HUGE_PAGE ? round_up(bytes, HUGE_PAGE) : round_up(bytes == 0 ? 1 : bytes, ALIGNMENT);
+}
+
+static dc_status cpu_alloc(dc_device *device, size_t bytes, int32_t kind, void **ptr) {
+  (void)kind;
+  if (bytes > SIZE_MAX / 4) {
+    return dc__fail(DC_E_NO_MEMORY, "device \"cpu\": no block can have %zu bytes", bytes);
+  }
+  atomic_fetch_add_explicit(&device->allocations, 1, memory_order_relaxed);
+  size_t size = true_size(bytes);
+  if (device->allocator.alloc != NULL) {
+    return alloc_callers(&device->allocator, size, ptr);
+  }
+  errno = ENOMEM;
+  void *block = size >= HUGE_PAGE ? map_huge(size) : aligned_alloc(ALIGNMENT, size);
+  if (block == NULL) {
+    return dc__fail(DC_E_NO_MEMORY, "device \"cpu\": no memory for %zu bytes: %s", bytes, strerror(errno));
+  }
+  *ptr = block;
+  return DC_OK;
+}
+
+static void cpu_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
+  (void)kind;
+  if (ptr == NULL) {
+    return;
+  }
+  size_t size = true_size(bytes);
+  if (device->allocator.alloc != NULL) {
+    device->allocator.free(ptr, size, device->allocator.user);
+  } else if (size >= HUGE_PAGE) {
+    munmap(ptr, size);
+  } else {
+    free(ptr);
+  }
+}
+
+static void cpu_destroy(dc_device *device) {
+  dc__free(device);
+}
+
+static const dc__device_ops cpu_ops = {
+    .name = "cpu",
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .stream_create = dc__cpu_stream_create,
+    .stream_destroy = dc__cpu_stream_destroy,
+    .stream_sync = dc__cpu_stream_sync,
+    .stream_call = dc__cpu_stream_call,
+    .stream_copy = dc__cpu_stream_copy,
+    .stream_zero = dc__cpu_stream_zero,
+    .event_create = dc__cpu_event_create,
+    .event_destroy = dc__cpu_event_destroy,
+    .event_record = dc__cpu_event_record,
+    .event_wait = dc__cpu_event_wait,
+    .event_passed = dc__cpu_event_passed,
+    .event_sync = dc__cpu_event_sync,
+    .event_set = dc__cpu_event_set,
+    .destroy = cpu_destroy,
+};
+
+dc_status dc__cpu_device_open(const dc_allocator *allocator, dc_device **device) {
+  dc_device *self = dc__calloc(1, sizeof(*self));
+  if (self == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  self->ops = &cpu_ops;
+  atomic_init(&self->refs, 1);
+  atomic_init(&self->allocations, 0);
+  if (allocator != NULL) {
+    self->allocator = *allocator;
+  }
+  *device = self;
+  return DC_OK;
+}

@@ -1,0 +1,202 @@
+/* CPU streams: a worker thread and a ring of tasks. The worker sleeps when it has nothing to do, because a machine
+ * may run as many ranks as it has cores. */
+#define _GNU_SOURCE /* pthread_setname_np */
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+
+#include "device/cpu/cpu.h"
+
+/* The stream whose worker this thread is: a wait for it would never end. */
+static _Thread_local dc__cpu_stream *own_stream;
+
+dc__cpu_stream *dc__cpu_stream_retain(dc__cpu_stream *stream) {
+  atomic_fetch_add_explicit(&stream->refs, 1, memory_order_relaxed);
+  return stream;
+}
+
+void dc__cpu_stream_release(dc__cpu_stream *stream) {
+  if (stream == NULL || atomic_fetch_sub_explicit(&stream->refs, 1, memory_order_acq_rel) != 1) {
+    return;
+  }
+  pthread_cond_destroy(&stream->progress);
+  pthread_cond_destroy(&stream->work);
+  pthread_mutex_destroy(&stream->mutex);
+  dc__device_release(stream->head.device);
+  dc__free(stream->ring);
+  dc__free(stream);
+}
+
+/* Runs the queue until it is empty and the handle is gone. */
+static void *work(void *arg) {
+  dc__cpu_stream *stream = arg;
+  own_stream = stream;
+  pthread_mutex_lock(&stream->mutex);
+  for (uint64_t done = 0;;) {
+    while (atomic_load_explicit(&stream->queued, memory_order_relaxed) == done && !stream->stop) {
+      pthread_cond_wait(&stream->work, &stream->mutex);
+    }
+    if (atomic_load_explicit(&stream->queued, memory_order_relaxed) == done) {
+      break;
+    }
+    dc__cpu_task *task = &stream->ring[done % DC__CPU_QUEUE];
+    pthread_mutex_unlock(&stream->mutex);
+    task->fn(task->args);
+    pthread_mutex_lock(&stream->mutex);
+    done++;
+    atomic_store_explicit(&stream->done, done, memory_order_release);
+    if (done >= stream->wake_at) {
+      stream->wake_at = UINT64_MAX; /* who sleeps for more says so again */
+      pthread_cond_broadcast(&stream->progress);
+    }
+  }
+  /* Marks may keep the struct for long; the queue is its large part. */
+  dc__free(stream->ring);
+  stream->ring = NULL;
+  pthread_mutex_unlock(&stream->mutex);
+  dc__cpu_stream_release(stream);
+  return NULL;
+}
+
+/* Workers must not run the host program's signal handlers. */
+static int start_worker(dc__cpu_stream *stream) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = pthread_create(&stream->worker, NULL, work, stream);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (error == 0) {
+    (void)pthread_setname_np(stream->worker, "dc-stream"); /* for debuggers only */
+  }
+  return error;
+}
+
+dc_status dc__cpu_stream_create(dc_device *device, dc_stream **stream) {
+  dc__cpu_stream *self = dc__calloc(1, sizeof(*self));
+  if (self == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  self->ring = dc__calloc(DC__CPU_QUEUE, sizeof(*self->ring));
+  if (self->ring == NULL) {
+    dc__free(self);
+    return DC_E_NO_MEMORY;
+  }
+  self->head.device = dc__device_retain(device);
+  self->wake_at = UINT64_MAX;
+  atomic_init(&self->refs, 2); /* the handle and the worker */
+  atomic_init(&self->queued, 0);
+  atomic_init(&self->done, 0);
+  pthread_mutex_init(&self->mutex, NULL);
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(&self->work, NULL);
+  pthread_cond_init(&self->progress, &attributes);
+  pthread_condattr_destroy(&attributes);
+  int error = start_worker(self);
+  if (error != 0) {
+    atomic_store(&self->refs, 1);
+    dc__cpu_stream_release(self);
+    return dc__fail(DC_E_SYSTEM, "device \"cpu\": no thread for a stream: %s", strerror(error));
+  }
+  *stream = &self->head;
+  return DC_OK;
+}
+
+void dc__cpu_stream_destroy(dc_stream *stream) {
+  dc__cpu_stream *self = (dc__cpu_stream *)stream;
+  pthread_mutex_lock(&self->mutex);
+  self->stop = true;
+  pthread_cond_signal(&self->work);
+  pthread_mutex_unlock(&self->mutex);
+  if (own_stream == self) {
+    pthread_detach(pthread_self()); /* a task of this very stream: the worker ends after the queue */
+  } else {
+    pthread_join(self->worker, NULL);
+  }
+  dc__cpu_stream_release(self);
+}
+
+/* Sleeps until `count` tasks are done, the mutex held; false at the deadline (NULL: none). */
+static bool sleep_until(dc__cpu_stream *stream, uint64_t count, const struct timespec *deadline) {
+  while (!dc__cpu_stream_reached(stream, count)) {
+    if (count < stream->wake_at) {
+      stream->wake_at = count;
+    }
+    if (deadline == NULL) {
+      pthread_cond_wait(&stream->progress, &stream->mutex);
+    } else if (pthread_cond_timedwait(&stream->progress, &stream->mutex, deadline) == ETIMEDOUT) {
+      return dc__cpu_stream_reached(stream, count);
+    }
+  }
+  return true;
+}
+
+dc_status dc__cpu_stream_wait(dc__cpu_stream *stream, uint64_t count, int64_t timeout_ns) {
+  if (dc__cpu_stream_reached(stream, count)) {
+    return DC_OK;
+  }
+  if (own_stream == stream) {
+    return dc__fail(DC_E_STATE, "a task must not wait for its own stream, which waits for the task");
+  }
+  struct timespec deadline;
+  if (timeout_ns > 0) {
+    int64_t now = dc__now_ns();
+    int64_t end = timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
+    deadline = (struct timespec){.tv_sec = (time_t)(end / 1000000000), .tv_nsec = (long)(end % 1000000000)};
+  }
+  pthread_mutex_lock(&stream->mutex);
+  bool reached = sleep_until(stream, count, timeout_ns > 0 ? &deadline : NULL);
+  pthread_mutex_unlock(&stream->mutex);
+  return reached ? DC_OK
+                 : dc__fail(DC_E_TIMEOUT, "work was still pending after timeout_ns = %lld", (long long)timeout_ns);
+}
+
+dc_status dc__cpu_stream_sync(dc_stream *stream, int64_t timeout_ns) {
+  dc__cpu_stream *self = (dc__cpu_stream *)stream;
+  return dc__cpu_stream_wait(self, atomic_load_explicit(&self->queued, memory_order_acquire), timeout_ns);
+}
+
+void dc__cpu_stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
+  dc__cpu_stream *self = (dc__cpu_stream *)stream;
+  pthread_mutex_lock(&self->mutex);
+  uint64_t ticket = atomic_load_explicit(&self->queued, memory_order_relaxed);
+  while (ticket >= DC__CPU_QUEUE && !dc__cpu_stream_reached(self, ticket - DC__CPU_QUEUE + 1)) {
+    (void)sleep_until(self, ticket - DC__CPU_QUEUE + 1, NULL);
+    ticket = atomic_load_explicit(&self->queued, memory_order_relaxed); /* others queue meanwhile */
+  }
+  dc__cpu_task *task = &self->ring[ticket % DC__CPU_QUEUE];
+  task->fn = fn;
+  if (bytes > 0) {
+    memcpy(task->args, args, bytes);
+  }
+  atomic_store_explicit(&self->queued, ticket + 1, memory_order_release);
+  /* Under the mutex: the task itself may destroy the stream. */
+  pthread_cond_signal(&self->work);
+  pthread_mutex_unlock(&self->mutex);
+}
+
+typedef struct move {
+  void *dst;
+  const void *src; /* NULL: zeros */
+  size_t bytes;
+} move;
+
+static void run_move(void *args) {
+  const move *task = args;
+  if (task->src != NULL) {
+    memcpy(task->dst, task->src, task->bytes);
+  } else {
+    memset(task->dst, 0, task->bytes);
+  }
+}
+
+void dc__cpu_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes) {
+  dc__cpu_stream_call(stream, run_move, &(move){dst, src, bytes}, sizeof(move));
+}
+
+void dc__cpu_stream_zero(dc_stream *stream, void *dst, size_t bytes) {
+  dc__cpu_stream_call(stream, run_move, &(move){dst, NULL, bytes}, sizeof(move));
+}
