@@ -1,0 +1,48 @@
+"""libdc: sharded training (ZeRO 0 to 3) as operators behind one stable C ABI."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ._lib import HERE as _HERE
+from ._lib import lib as _lib
+from ._lib import mode as ffi_mode
+from ._lib import text as _text
+from .comm import Collectives, Comm, init_comm
+from .context import Context
+from .device import Device, Event, Stream
+from .errors import Error, check
+from .tensors import Buffer, Tensor
+from .types import Config, DType, LogLevel, MemoryKind, MemoryStats, Op, OpInfo, ReduceOp, Status, TraceEvent
+
+__version__ = _text(_lib.dc_version_string())
+
+
+def __getattr__(name: str) -> Any:
+    # Not imported above: `python -m libdc.run` must be the first to.
+    if name == "run":
+        return importlib.import_module("libdc.run")
+    raise AttributeError(f"module 'libdc' has no attribute {name!r}")
+
+
+def api_version() -> int:
+    """Version of the library that is loaded: major * 1000000 + minor * 1000 + patch."""
+    return _lib.dc_api_version()
+
+
+def has_feature(name: str) -> bool:
+    """Whether the library has a feature: "cpu", "comm.threads", "comm.processes", "avx2", …"""
+    return bool(_lib.dc_has_feature(name.encode()))
+
+
+def library_dir() -> str:
+    """The folder of libdc.so."""
+    return _HERE
+
+
+__all__ = [
+    "Buffer", "Collectives", "Comm", "Config", "Context", "DType", "Device", "Error", "Event", "LogLevel",
+    "MemoryKind", "MemoryStats", "Op", "OpInfo", "ReduceOp", "Status", "Stream", "Tensor", "TraceEvent",
+    "api_version", "check", "ffi_mode", "has_feature", "init_comm", "library_dir",
+]  # fmt: skip

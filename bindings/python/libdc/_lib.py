@@ -1,0 +1,124 @@
+"""Loads the library and keeps what every handle needs.
+
+DC_FFI=api (default) uses the compiled module and falls back to dlopen; DC_FFI=abi, or DC_LIBRARY=path of another
+libdc.so, uses dlopen with the same declarations."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import threading
+from typing import Any, Callable, Dict
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _load() -> tuple:
+    path = os.environ.get("DC_LIBRARY")
+    mode = os.environ.get("DC_FFI") or ("abi" if path else "api")
+    if mode not in ("api", "abi"):
+        raise ImportError(f"libdc: DC_FFI = {mode!r}, must be 'api' or 'abi'")
+    if mode == "api":
+        try:
+            from . import _dc_api  # type: ignore[attr-defined]
+
+            return _dc_api.ffi, _dc_api.lib, "api"
+        except ImportError as error:
+            reason = error
+    from cffi import FFI
+
+    from ._cdef import CDEF  # type: ignore[import-not-found]
+
+    ffi = FFI()
+    ffi.cdef(CDEF)
+    try:
+        return ffi, ffi.dlopen(path or os.path.join(HERE, "libdc.so")), "abi"
+    except OSError as error:
+        raise ImportError(f"libdc: {error}") from (reason if mode == "api" else None)
+
+
+ffi, lib, mode = _load()
+
+
+def _check_version() -> None:
+    loaded, wanted = lib.dc_api_version(), lib.DC_API_VERSION
+    # Before 1.0 a minor version may break; from 1.0 on only a major one.
+    unit = 1000 if wanted < 1000000 else 1000000
+    if loaded // unit != wanted // unit or loaded < wanted:
+        raise ImportError(f"libdc: the library is version {loaded}, this package needs {wanted} or newer of its series")
+
+
+_check_version()
+
+_NULL = ffi.NULL
+_pid = os.getpid()
+_callback = threading.local()
+
+
+def _forked() -> None:
+    # A child made by fork() must not call the library, not even to free what it inherited.
+    global _pid
+    _pid = -1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class in_callback:
+    """Marks the thread as one that the library runs: handles that die here are destroyed on another thread, because a
+    stream cannot be destroyed from itself, nor the library be called from a log function."""
+
+    def __enter__(self) -> None:
+        _callback.depth = getattr(_callback, "depth", 0) + 1
+
+    def __exit__(self, *_: Any) -> None:
+        _callback.depth -= 1
+
+
+def _destroy(function: Callable[[Any], None], keep: Any, pointer: Any) -> None:
+    # The end of the process frees everything; then nothing has to be waited for.
+    if _pid == -1 or sys.is_finalizing():
+        return
+    if getattr(_callback, "depth", 0):
+        threading.Thread(target=lambda *_: function(pointer), args=(keep,), daemon=True).start()
+    else:
+        function(pointer)
+
+
+def own(pointer: Any, destroy: Callable[[Any], None], keep: Any = None) -> Any:
+    """A handle that is destroyed with its last reference; running calls hold one. `keep` lives until after that."""
+    return ffi.gc(pointer, functools.partial(_destroy, destroy, keep))
+
+
+class Registry:
+    """Python objects under the `user` pointers that the library hands back."""
+
+    def __init__(self) -> None:
+        self._keys = itertools.count(1)
+        self._values: Dict[int, Any] = {}
+
+    def put(self, value: Any) -> Any:
+        key = next(self._keys)
+        self._values[key] = value
+        return ffi.cast("void *", key)
+
+    def get(self, user: Any) -> Any:
+        return self._values[int(ffi.cast("uintptr_t", user))]
+
+    def pop(self, user: Any) -> Any:
+        return self._values.pop(int(ffi.cast("uintptr_t", user)), None)
+
+
+def text(pointer: Any) -> str:
+    return ffi.string(pointer).decode("utf-8", "replace")
+
+
+def nanoseconds(timeout: Any) -> int:
+    """Seconds (None: the library's default) as the library's timeout_ns."""
+    if timeout is None:
+        return 0
+    if timeout <= 0:
+        raise ValueError(f"timeout = {timeout}, must be > 0 seconds, or None")
+    return max(1, int(timeout * 1e9))

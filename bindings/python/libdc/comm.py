@@ -1,0 +1,325 @@
+"""Communicators: groups of ranks that call the same collectives in the same order."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import sys
+from typing import Any, Iterator, List, Optional, Sequence
+
+from ._lib import Registry, ffi, in_callback, lib, nanoseconds, own
+from .device import Stream, handle_of
+from .errors import check, closed
+from .tensors import View
+from .types import DType, ReduceOp, Status
+
+
+class Collectives:
+    """A transport of the caller's; subclass it for Comm.external. Every method blocks until done, on whatever thread
+    it is called, and raises to fail. Buffers are writable memoryviews of bytes; counts follow from their sizes."""
+
+    def all_gather(self, send: memoryview, recv: memoryview, dtype: DType) -> None:
+        """recv = every rank's send, in rank order."""
+        raise NotImplementedError
+
+    def reduce_scatter(self, send: memoryview, recv: memoryview, dtype: DType) -> None:
+        """recv = sum over ranks of block `rank` of send."""
+        raise NotImplementedError
+
+    def broadcast(self, data: memoryview, root: int) -> None:
+        raise NotImplementedError
+
+    def barrier(self) -> None:
+        raise NotImplementedError
+
+    def dup(self) -> Optional["Collectives"]:
+        """An independent group of the same ranks; None: there is none, and all work shares this one."""
+        return None
+
+    def abort(self) -> None:
+        """Makes blocked calls raise."""
+
+    def close(self) -> None:
+        """Called once, when the communicator is gone."""
+
+
+class _External:
+    """Collectives in use, their world size, and the exceptions of the whole family of duplicates."""
+
+    def __init__(self, collectives: Collectives, world: int, errors: List[BaseException]) -> None:
+        self.collectives = collectives
+        self.world = world
+        self.errors = errors
+
+
+_externals = Registry()
+_TABLE = dict(ffi.typeof("dc_comm_callbacks").fields)
+_CALLBACK_FAILED = 1
+
+
+def _bytes(pointer: Any, count: int) -> memoryview:
+    return memoryview(ffi.buffer(ffi.cast("char *", pointer), count)) if count else memoryview(bytearray())
+
+
+def _guarded(user: Any, call: Any) -> int:
+    """Runs a method of the caller's; an exception becomes an error number, never a success."""
+    with in_callback():
+        external = None
+        try:
+            external = _externals.get(user)
+            call(external)
+            return 0
+        except BaseException as error:
+            if external is not None:
+                external.errors.append(error)
+            return _CALLBACK_FAILED
+
+
+@ffi.callback(_TABLE["all_gather"].type, error=_CALLBACK_FAILED)
+def _all_gather(send: Any, recv: Any, count: int, dtype: int, user: Any) -> int:
+    size = count * lib.dc_dtype_size(dtype)
+    return _guarded(user, lambda external: external.collectives.all_gather(
+        _bytes(send, size), _bytes(recv, size * external.world), DType(dtype)))
+
+
+@ffi.callback(_TABLE["reduce_scatter"].type, error=_CALLBACK_FAILED)
+def _reduce_scatter(send: Any, recv: Any, count: int, dtype: int, user: Any) -> int:
+    size = count * lib.dc_dtype_size(dtype)
+    return _guarded(user, lambda external: external.collectives.reduce_scatter(
+        _bytes(send, size * external.world), _bytes(recv, size), DType(dtype)))
+
+
+@ffi.callback(_TABLE["broadcast"].type, error=_CALLBACK_FAILED)
+def _broadcast(data: Any, size: int, root: int, user: Any) -> int:
+    return _guarded(user, lambda external: external.collectives.broadcast(_bytes(data, size), root))
+
+
+@ffi.callback(_TABLE["barrier"].type, error=_CALLBACK_FAILED)
+def _barrier(user: Any) -> int:
+    return _guarded(user, lambda external: external.collectives.barrier())
+
+
+@ffi.callback(_TABLE["dup"].type, error=_CALLBACK_FAILED)
+def _dup(user: Any, new_user: Any) -> int:
+    def dup(external: _External) -> None:
+        copy = external.collectives.dup()
+        if copy is None:
+            raise RuntimeError(f"{type(external.collectives).__name__}.dup() returned None after it had been used")
+        new_user[0] = _externals.put(_External(copy, external.world, external.errors))
+
+    return _guarded(user, dup)
+
+
+@ffi.callback(_TABLE["abort"].type)
+def _abort(user: Any) -> None:
+    _guarded(user, lambda external: external.collectives.abort())
+
+
+@ffi.callback(_TABLE["destroy_user"].type)
+def _destroy_user(user: Any) -> None:
+    with in_callback():
+        external = _externals.pop(user)
+        try:
+            external.collectives.close()
+        except Exception as error:
+            sys.unraisablehook(_Unraisable(error, external.collectives))
+        del external
+
+
+class _Unraisable:
+    def __init__(self, error: BaseException, where: Any) -> None:
+        self.exc_type, self.exc_value, self.exc_traceback = type(error), error, error.__traceback__
+        self.err_msg, self.object = None, where
+
+
+def _options(timeout: Optional[float], heap_bytes: int) -> Any:
+    options = ffi.new("dc_comm_options *")
+    lib.dc_comm_options_init(options, ffi.sizeof("dc_comm_options"))
+    options.timeout_ns, options.heap_bytes = nanoseconds(timeout), heap_bytes
+    return options
+
+
+class Comm:
+    """A rank's end of a communicator. Made by threads(), processes(), single() or external()."""
+
+    def __init__(self, pointer: Any, external: Optional[_External] = None) -> None:
+        self._own = own(pointer, lib.dc_comm_destroy)
+        self._external = external
+        self._group: Optional[List[Any]] = None
+
+    @classmethod
+    def threads(cls, n: int, timeout: Optional[float] = None, heap_bytes: int = 0) -> List["Comm"]:
+        """Ranks as threads of this process: one communicator for each. timeout in seconds, None: 300."""
+        out = ffi.new("dc_comm *[]", max(n, 1))
+        check(lib.dc_comm_create_threads(n, _options(timeout, heap_bytes), out))
+        return [cls(out[rank]) for rank in range(n)]
+
+    @classmethod
+    def single(cls) -> "Comm":
+        """A world of one rank."""
+        return cls.threads(1)[0]
+
+    @classmethod
+    def processes(cls, name: str, rank: int, world: int, timeout: Optional[float] = None,
+                  heap_bytes: int = 0) -> "Comm":
+        """Ranks as processes of this machine; blocks until all have come."""
+        out = ffi.new("dc_comm **")
+        check(lib.dc_comm_create_processes(name.encode(), rank, world, _options(timeout, heap_bytes), out))
+        return cls(out[0])
+
+    @classmethod
+    def external(cls, collectives: Collectives, rank: int, world: int, timeout: Optional[float] = None) -> "Comm":
+        """A communicator over the caller's transport. An exception in it is the cause of the Error that follows."""
+        table = ffi.new("dc_comm_callbacks *")
+        table.struct_size = ffi.sizeof("dc_comm_callbacks")
+        table.all_gather, table.reduce_scatter = _all_gather, _reduce_scatter
+        table.broadcast, table.barrier = _broadcast, _barrier
+        if type(collectives).dup is not Collectives.dup:
+            table.dup = _dup
+        table.abort, table.destroy_user = _abort, _destroy_user
+        state = _External(collectives, world, [])
+        table.user = user = _externals.put(state)
+        out = ffi.new("dc_comm **")
+        status = lib.dc_comm_create_external(table, rank, world, _options(timeout, 0), out)
+        if status != Status.OK:
+            _externals.pop(user)
+        check(status)
+        return cls(out[0], state)
+
+    @property
+    def _handle(self) -> Any:
+        if self._own is None:
+            raise closed("communicator")
+        return self._own
+
+    @property
+    def handle(self) -> int:
+        """Address of the dc_comm, for other bindings."""
+        return int(ffi.cast("uintptr_t", self._handle))
+
+    @property
+    def rank(self) -> int:
+        return lib.dc_comm_rank(self._handle)
+
+    @property
+    def size(self) -> int:
+        return lib.dc_comm_size(self._handle)
+
+    def _check(self, status: int) -> None:
+        check(status, cause_of(self))
+
+    def dup(self) -> "Comm":
+        """Another communicator of the same ranks, whose collectives overlap this one's."""
+        out = ffi.new("dc_comm **")
+        self._check(lib.dc_comm_dup(self._handle, out))
+        return Comm(out[0], self._external)
+
+    def all_gather(self, send: Any, recv: Any, counts: Optional[Sequence[int]] = None,
+                   stream: Optional[Stream] = None) -> Any:
+        """recv = the ranks' send tensors one after the other. Returns recv."""
+        views = View(send), View(recv, writable=True)
+        self._check(lib.dc_comm_all_gather(self._handle, views[0].c, views[1].c, self._counts(counts),
+                                           handle_of(stream)))
+        self._pin(stream, views)
+        return recv
+
+    def reduce_scatter(self, send: Any, recv: Any, counts: Optional[Sequence[int]] = None, op: int = ReduceOp.SUM,
+                       stream: Optional[Stream] = None) -> Any:
+        """recv = this rank's block of the sum (or mean) over ranks of send. Returns recv."""
+        views = View(send), View(recv, writable=True)
+        self._check(lib.dc_comm_reduce_scatter(self._handle, views[0].c, views[1].c, self._counts(counts), op,
+                                               handle_of(stream)))
+        self._pin(stream, views)
+        return recv
+
+    def all_reduce(self, data: Any, op: int = ReduceOp.SUM, stream: Optional[Stream] = None) -> Any:
+        """data = the sum (or mean) over ranks, in place. Returns data."""
+        view = View(data, writable=True)
+        self._check(lib.dc_comm_all_reduce(self._handle, view.c, op, handle_of(stream)))
+        self._pin(stream, view)
+        return data
+
+    def broadcast(self, data: Any, root: int = 0, stream: Optional[Stream] = None) -> Any:
+        """data of rank root to every rank, in place. Returns data."""
+        view = View(data, writable=True)
+        self._check(lib.dc_comm_broadcast(self._handle, view.c, root, handle_of(stream)))
+        self._pin(stream, view)
+        return data
+
+    def barrier(self) -> None:
+        self._check(lib.dc_comm_barrier(self._handle))
+
+    @contextlib.contextmanager
+    def group(self, stream: Optional[Stream] = None) -> Iterator["Comm"]:
+        """Collectives queued inside start as one, on `stream`, which each of them must be given too."""
+        self._check(lib.dc_comm_group_begin(self._handle))
+        pins: List[Any] = []
+        self._group = pins
+        try:
+            yield self
+        finally:
+            self._group = None
+            status = lib.dc_comm_group_end(self._handle, handle_of(stream))
+            self._pin(stream, pins)
+        self._check(status)
+
+    def abort(self, reason: Optional[str] = None) -> None:
+        """Makes every present and future collective of the group fail, on every rank."""
+        lib.dc_comm_abort(self._handle, ffi.NULL if reason is None else reason.encode())
+
+    def check(self) -> None:
+        """Raises the first failure of this communicator's group, if there was one."""
+        self._check(lib.dc_comm_check(self._handle))
+
+    def _counts(self, counts: Optional[Sequence[int]]) -> Any:
+        if counts is None:
+            return ffi.NULL
+        if len(counts) != self.size:
+            raise ValueError(f"counts has {len(counts)} entries, must have one for each of {self.size} ranks")
+        return ffi.new("int64_t[]", [int(count) for count in counts])
+
+    def _pin(self, stream: Optional[Stream], views: Any) -> None:
+        if self._group is not None:
+            self._group.append(views)
+        elif stream is not None:
+            stream.pin(views)
+
+    def close(self) -> None:
+        """Gives the handle back; contexts that use the communicator keep it alive."""
+        self._own = None
+
+    def __enter__(self) -> "Comm":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def cause_of(comm: Optional[Comm]) -> Optional[BaseException]:
+    """The exception of an external communicator's own code, if there was one."""
+    external = comm._external if comm is not None else None
+    return external.errors[0] if external is not None and external.errors else None
+
+
+_made = itertools.count()
+
+
+def init_comm(timeout: Optional[float] = None) -> Comm:
+    """This process's communicator, from RANK and WORLD_SIZE as `python -m libdc.run` and torchrun set them; a world of
+    one without them. Ranks that call it more than once must do so equally often."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return Comm.single()
+    if int(os.environ.get("LOCAL_WORLD_SIZE", world)) != world:
+        raise RuntimeError("init_comm: LOCAL_WORLD_SIZE is not WORLD_SIZE, but processes of several machines cannot share "
+                           "memory: use Comm.external or libdc.torch's Comm.from_process_group")
+    group = os.environ.get("LIBDC_GROUP")
+    if not group:
+        parts = [os.environ.get(key, "") for key in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+                                                     "TORCHELASTIC_RESTART_COUNT")]
+        if not parts[1]:
+            raise RuntimeError("init_comm: WORLD_SIZE > 1 needs LIBDC_GROUP, or MASTER_ADDR and MASTER_PORT")
+        group = "libdc-" + hashlib.sha256(":".join(parts).encode()).hexdigest()[:32]
+    return Comm.processes(f"{group}.{next(_made)}", int(os.environ["RANK"]), world, timeout)

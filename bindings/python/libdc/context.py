@@ -1,0 +1,333 @@
+"""One training run on one rank: every operator and binding of the library, under its name without dc_."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from ._lib import Registry, ffi, in_callback, lib, own, text
+from .comm import Comm, cause_of
+from .device import Device, Stream, handle_of
+from .errors import check, closed
+from .tensors import Buffer, Tensor, View, fill, output, result
+from .types import Config, DType, MemoryKind, MemoryStats, Op, OpInfo, Status, TraceEvent
+
+_logs = Registry()
+
+
+@ffi.callback("dc_log_fn")
+def _log(level: int, message: Any, user: Any) -> None:
+    with in_callback():
+        _logs.get(user)(level, text(message))
+
+
+def _destroy(pointer: Any, log_user: Any) -> None:
+    lib.dc_context_destroy(pointer)
+    if log_user is not None:
+        _logs.pop(log_user)
+
+
+class Context:
+    """Arguments are those of the C function, whose comment in dc_api.h is the reference, without outputs, which are
+    returned. Tensors may be anything with __dlpack__, __array_interface__ or the buffer protocol, in host memory.
+    Registered tensors are kept alive until they are unregistered. Calls may come from any thread."""
+
+    def __init__(self, device: Optional[Device] = None, log: Optional[Callable[[int, str], None]] = None) -> None:
+        """log(level, message) gets the library's log lines; it must not call the library."""
+        device = device or Device("cpu")
+        options = ffi.new("dc_context_options *")
+        options.struct_size = ffi.sizeof("dc_context_options")
+        log_user = None
+        if log is not None:
+            log_user = _logs.put(log)
+            options.log, options.log_user = _log, log_user
+        out = ffi.new("dc_context **")
+        status = lib.dc_context_create(device._handle, options, out)
+        if status != Status.OK and log_user is not None:
+            _logs.pop(log_user)
+        check(status)
+        # What the library reads of the caller's: freed after the context, whatever the order of collection.
+        self._registered: Dict[int, List[Any]] = {}
+        self._pending: Dict[Any, Any] = {}
+        self._own = own(out[0], lambda pointer: _destroy(pointer, log_user), (self._registered, self._pending))
+        self._device = device
+        self._comm: Optional[Comm] = None
+        self._stream: Optional[Stream] = None
+
+    @property
+    def _handle(self) -> Any:
+        if self._own is None:
+            raise closed("context")
+        return self._own
+
+    @property
+    def handle(self) -> int:
+        """Address of the dc_context, for other bindings."""
+        return int(ffi.cast("uintptr_t", self._handle))
+
+    def _check(self, status: int) -> None:
+        check(status, cause_of(self._comm))
+
+    def _reads(self, view: Any) -> None:
+        # With a stream, the library reads after the call has returned.
+        if self._stream is not None:
+            self._stream.pin(view)
+
+    # Life
+
+    def init(self, comm: Optional[Comm] = None, config: Union[Config, Mapping[str, Any], Any] = None,
+             initial_reduce_bucket_size: int = 1 << 24) -> None:
+        """Joins the ranks of comm (None: a world of one). config: a Config, a mapping with some of its keys, or any
+        object with some of its attributes. initial_reduce_bucket_size in elements."""
+        table = ffi.new("dc_config *")
+        lib.dc_config_init(table, ffi.sizeof("dc_config"))
+        for key, value in _config_items(config):
+            setattr(table, key, int(value))
+        comm_handle = ffi.NULL if comm is None else comm._handle
+        check(lib.dc_init(self._handle, comm_handle, table, initial_reduce_bucket_size), cause_of(comm))
+        self._comm = comm
+
+    def cleanup(self) -> None:
+        self._check(lib.dc_cleanup(self._handle))
+        self._registered.clear()
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Cleans up and gives the handle back. Tensors that were taken stay readable."""
+        self._own = None
+
+    def __enter__(self) -> "Context":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def reset(self) -> None:
+        self._check(lib.dc_reset(self._handle))
+
+    def step_abort(self) -> None:
+        self._check(lib.dc_step_abort(self._handle))
+
+    def set_stream(self, stream: Optional[Stream]) -> None:
+        self._check(lib.dc_set_stream(self._handle, handle_of(stream)))
+        self._stream = stream
+        self._pending["stream"] = stream
+
+    def async_error(self) -> None:
+        """Raises the first failure of asynchronous work, if there was one."""
+        self._check(lib.dc_async_error(self._handle))
+
+    def memory_alloc(self, nbytes: int, kind: int = MemoryKind.DEVICE) -> Buffer:
+        out = ffi.new("dc_buffer **")
+        self._check(lib.dc_memory_alloc(self._handle, nbytes, kind, out))
+        return Buffer(out[0])
+
+    # Parameters
+
+    def register_param(self, id: int, shape: Sequence[int], tensor: Any, grad_buffer: Any, offset: int = 0) -> None:
+        weights, grad = View(tensor), View(grad_buffer, writable=True)
+        self._check(lib.dc_register_param(self._handle, id, *_shape(shape), weights.c, grad.c, offset))
+        self._registered[id] = [weights.keep, grad.keep]
+
+    def register_z3_param(self, id: int, shape: Sequence[int], shard: Any, grad_buffer: Any, persistent: bool = False,
+                          expected_grad_dtype: Any = None) -> None:
+        weights, grad = View(shard), View(grad_buffer, writable=True)
+        self._check(lib.dc_register_z3_param(self._handle, id, *_shape(shape), weights.c, grad.c, int(persistent),
+                                             DType.of(expected_grad_dtype)))
+        self._registered[id] = [weights.keep, grad.keep]
+
+    def update_param_grad_buffer(self, id: int, grad_buffer: Any, offset: int = 0) -> None:
+        grad = View(grad_buffer, writable=True)
+        self._check(lib.dc_update_param_grad_buffer(self._handle, id, grad.c, offset))
+        self._registered.setdefault(id, [None, None])[1] = grad.keep
+
+    def unregister_param(self, id: int) -> None:
+        self._check(lib.dc_unregister_param(self._handle, id))
+        self._registered.pop(id, None)
+
+    def set_persistent(self, id: int) -> None:
+        self._check(lib.dc_set_persistent(self._handle, id))
+
+    def clear_persistent(self, id: int) -> None:
+        self._check(lib.dc_clear_persistent(self._handle, id))
+
+    def invalidate_gathered_param(self, id: int) -> None:
+        self._check(lib.dc_invalidate_gathered_param(self._handle, id))
+
+    def clear_all_gathered_params(self) -> None:
+        self._check(lib.dc_clear_all_gathered_params(self._handle))
+
+    def params_updated(self, ids: Optional[Sequence[int]] = None) -> None:
+        """Weights changed: these, or with None all."""
+        if ids is None:
+            self._check(lib.dc_params_updated(self._handle, ffi.NULL, 0))
+        elif len(ids):
+            self._check(lib.dc_params_updated(self._handle, *_ids(ids)))
+
+    def accumulate_grads(self, ids: Sequence[int]) -> None:
+        self._check(lib.dc_accumulate_grads(self._handle, *_ids(ids)))
+
+    # Graphs
+
+    def register_graph_z0(self, graph_id: int, ids: Sequence[int]) -> None:
+        self._check(lib.dc_register_graph_z0(self._handle, graph_id, *_ids(ids)))
+
+    def register_graph_z1(self, graph_id: int, ids: Sequence[int]) -> None:
+        self._check(lib.dc_register_graph_z1(self._handle, graph_id, *_ids(ids)))
+
+    def register_graph_z2(self, graph_id: int, ids: Sequence[int]) -> None:
+        self._check(lib.dc_register_graph_z2(self._handle, graph_id, *_ids(ids)))
+
+    def register_graph_z3(self, graph_id: int, ids: Sequence[int]) -> None:
+        self._check(lib.dc_register_graph_z3(self._handle, graph_id, *_ids(ids)))
+
+    def unregister_graph(self, graph_id: int) -> None:
+        self._check(lib.dc_unregister_graph(self._handle, graph_id))
+
+    # The operators
+
+    def allgather_param(self, a: Any, graph_id: int, id: int, dtype: Any = None) -> Tensor:
+        """The full parameter: readable after wait_allgather, until release_param."""
+        out = output()
+        self._check(lib.dc_allgather_param(self._handle, ffi.NULL, graph_id, id, DType.of(dtype), out))
+        return result(out, self)
+
+    def prefetch_params_fused(self, graph_id: int, ids: Sequence[int], dtypes: Optional[Sequence[Any]] = None) -> None:
+        if dtypes is not None and len(dtypes) != len(ids):
+            raise ValueError(f"dtypes has {len(dtypes)} entries, must have one for each of {len(ids)} ids")
+        types = ffi.NULL if dtypes is None else ffi.new("int32_t[]", [DType.of(dtype) for dtype in dtypes])
+        c_ids, count = _ids(ids)
+        self._check(lib.dc_prefetch_params_fused(self._handle, graph_id, c_ids, types, count))
+
+    def wait_allgather(self, a: Any, graph_id: int, id: int) -> Any:
+        """Returns a."""
+        self._check(lib.dc_wait_allgather(self._handle, ffi.NULL, graph_id, id))
+        return a
+
+    def release_param(self, a: Any, graph_id: int, id: int, n_users: int = 1) -> Any:
+        """Returns a. The last of n_users ends every view of the gathered parameter."""
+        self._check(lib.dc_release_param(self._handle, ffi.NULL, graph_id, id, n_users))
+        return a
+
+    def take_param(self, graph_id: int, id: int, dtype: Any = None) -> Tensor:
+        """The gathered parameter as memory of the caller's own; releases it as its only user."""
+        info = self.dry_run(Op.TAKE_PARAM, graph_id, id, dtype)
+        out = ffi.new("dc_buffer **")
+        self._check(lib.dc_take_param(self._handle, graph_id, id, DType.of(dtype), out))
+        return Buffer(out[0]).tensor(info.shape or (), info.dtype)
+
+    def reduce_grad(self, a: Any, graph_id: int, id: int) -> None:
+        view = View(a)
+        self._check(lib.dc_reduce_grad(self._handle, view.c, graph_id, id))
+        self._reads(view)
+
+    def free_tensors(self, tensors: Sequence[Any]) -> List[bool]:
+        """Says of each tensor whether the caller may free it."""
+        count = len(tensors)
+        views, freed = ffi.new("dc_tensor[]", max(count, 1)), ffi.new("int32_t[]", max(count, 1))
+        keep = [fill(views[i], tensor) for i, tensor in enumerate(tensors)]
+        self._check(lib.dc_free_tensors(self._handle, views, ffi.sizeof("dc_tensor"), count, freed))
+        self._reads(keep)
+        return [bool(freed[i]) for i in range(count)]
+
+    def offload_tensor(self, a: Any, graph_id: int, id: int) -> Tensor:
+        """The host copy that the context keeps: readable after wait_offload."""
+        view, out = View(a), output()
+        self._check(lib.dc_offload_tensor(self._handle, view.c, graph_id, id, out))
+        if self._stream is not None:
+            self._pending[graph_id, id] = view
+        return result(out, self)
+
+    def wait_offload(self, a: Any, graph_id: int, id: int) -> Tensor:
+        out = output()
+        self._check(lib.dc_wait_offload(self._handle, ffi.NULL, graph_id, id, out))
+        self._reads(self._pending.pop((graph_id, id), None))
+        return result(out, self)
+
+    def reload_tensor(self, a: Any, graph_id: int, id: int) -> Tensor:
+        """The new device copy: readable after wait_reload."""
+        out = output()
+        self._check(lib.dc_reload_tensor(self._handle, ffi.NULL, graph_id, id, out))
+        return result(out, self)
+
+    def wait_reload(self, a: Any, graph_id: int, id: int) -> Any:
+        """The device copy; while profiling without a reload, a."""
+        view, out = View(a), output()
+        self._check(lib.dc_wait_reload(self._handle, view.c, graph_id, id, out))
+        return a if view.c and out.data == view.c.data else result(out, self)
+
+    def offload_parameter(self, a: Any, graph_id: int, id: int) -> None:
+        self._check(lib.dc_offload_parameter(self._handle, ffi.NULL, graph_id, id))
+
+    def reload_parameter(self, a: Any, graph_id: int, id: int) -> None:
+        self._check(lib.dc_reload_parameter(self._handle, ffi.NULL, graph_id, id))
+
+    def end_backward(self, graph_id: int, release_buckets: bool = False) -> None:
+        self._check(lib.dc_end_backward(self._handle, graph_id, int(release_buckets)))
+
+    # The step
+
+    def start_forward(self) -> None:
+        self._check(lib.dc_start_forward(self._handle))
+
+    def end_forward(self) -> None:
+        self._check(lib.dc_end_forward(self._handle))
+
+    def start_backward(self, update: bool) -> None:
+        self._check(lib.dc_start_backward(self._handle, int(update)))
+
+    def enable_profiling(self, enable: bool) -> None:
+        self._check(lib.dc_enable_profiling(self._handle, int(enable)))
+
+    def is_profiling(self) -> bool:
+        return bool(lib.dc_is_profiling(self._handle))
+
+    # Memory, wire bytes, dry runs, traces
+
+    def get_memory_stats(self) -> MemoryStats:
+        stats = ffi.new("dc_memory_stats *")
+        stats.struct_size = ffi.sizeof("dc_memory_stats")
+        self._check(lib.dc_get_memory_stats(self._handle, stats))
+        return MemoryStats(*(getattr(stats, field) for field in MemoryStats._fields))
+
+    def reset_stats(self) -> None:
+        self._check(lib.dc_reset_stats(self._handle))
+
+    def dry_run(self, op: int, graph_id: int, id: int, dtype: Any = None) -> OpInfo:
+        """What an operator would do, without doing it."""
+        info = ffi.new("dc_op_info *")
+        info.struct_size = ffi.sizeof("dc_op_info")
+        self._check(lib.dc_dry_run(self._handle, op, graph_id, id, DType.of(dtype), info))
+        shape: Optional[Tuple[int, ...]] = None
+        if info.ndim >= 0:
+            shape = tuple(info.shape[i] for i in range(info.ndim))
+        return OpInfo(shape, DType(info.dtype), bool(info.host), info.device_bytes, info.wire_bytes)
+
+    def trace_start(self, capacity: int = 65536) -> None:
+        """Keeps the last `capacity` events from now on; 0 stops and forgets."""
+        self._check(lib.dc_trace_start(self._handle, capacity))
+
+    def trace_read(self, limit: int = 65536) -> List[TraceEvent]:
+        """Up to `limit` kept events, oldest first; the rest stays for the next call."""
+        events, count = ffi.new("dc_trace_event[]", max(limit, 1)), ffi.new("int64_t *")
+        self._check(lib.dc_trace_read(self._handle, events, ffi.sizeof("dc_trace_event"), limit, count))
+        return [TraceEvent(event.begin_ns, event.end_ns, event.graph_id, event.id, event.bytes, Op(event.op),
+                           event.lane) for event in events[0 : count[0]]]
+
+
+def _ids(ids: Sequence[int]) -> Tuple[Any, int]:
+    return ffi.new("int64_t[]", list(ids) or [0]), len(ids)
+
+
+def _shape(shape: Sequence[int]) -> Tuple[Any, int]:
+    return (ffi.new("int64_t[]", list(shape)) if len(shape) else ffi.NULL), len(shape)
+
+
+def _config_items(config: Any) -> List[Tuple[str, Any]]:
+    if config is None:
+        return []
+    if isinstance(config, Mapping):
+        unknown = sorted(set(config) - set(Config._fields))
+        if unknown:
+            raise TypeError(f"config has no key {unknown[0]!r}, its keys are {', '.join(Config._fields)}")
+        return list(config.items())
+    return [(key, getattr(config, key)) for key in Config._fields if hasattr(config, key)]

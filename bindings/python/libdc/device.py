@@ -1,0 +1,142 @@
+"""Devices, streams and events."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Tuple
+
+from ._lib import Registry, ffi, in_callback, lib, nanoseconds, own, text
+from .errors import check, closed
+from .types import Status
+
+
+class Device:
+    """A compute device, opened by name."""
+
+    def __init__(self, name: str = "cpu") -> None:
+        out = ffi.new("dc_device **")
+        check(lib.dc_device_open(name.encode(), ffi.NULL, out))
+        self._own = own(out[0], lib.dc_device_destroy)
+
+    @property
+    def _handle(self) -> Any:
+        if self._own is None:
+            raise closed("device")
+        return self._own
+
+    @property
+    def handle(self) -> int:
+        """Address of the dc_device, for other bindings."""
+        return int(ffi.cast("uintptr_t", self._handle))
+
+    @property
+    def name(self) -> str:
+        return text(lib.dc_device_name(self._handle))
+
+    def close(self) -> None:
+        self._own = None
+
+    def __enter__(self) -> "Device":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class Event:
+    """A point in a stream that others can wait for."""
+
+    def __init__(self, device: Device) -> None:
+        out = ffi.new("dc_event **")
+        check(lib.dc_event_create(device._handle, out))
+        self._own = own(out[0], lib.dc_event_destroy)
+
+    def record(self, stream: Optional["Stream"] = None) -> None:
+        check(lib.dc_event_record(self._own, handle_of(stream)))
+
+    def wait(self, stream: Optional["Stream"] = None, timeout: Optional[float] = None) -> None:
+        """Lets a stream, or without one the caller, wait for the latest mark."""
+        check(lib.dc_event_wait(self._own, handle_of(stream), nanoseconds(timeout)))
+
+    def query(self) -> bool:
+        passed = ffi.new("int32_t *")
+        check(lib.dc_event_query(self._own, passed))
+        return bool(passed[0])
+
+
+# What queued calls run, and on which stream's list their exceptions go.
+_calls = Registry()
+
+
+@ffi.callback("dc_stream_fn")
+def _run_call(user: Any) -> None:
+    with in_callback():
+        function, failures = _calls.pop(user)
+        try:
+            function()
+        except BaseException as error:  # goes to the caller of synchronize()
+            failures.append(error)
+            del error
+        # The function may hold the last reference to its own stream: it dies inside in_callback.
+        del function, failures
+
+
+class Stream:
+    """An in-order queue of asynchronous work. Where a call takes a stream, None is the calling thread."""
+
+    def __init__(self, device: Device) -> None:
+        out = ffi.new("dc_stream **")
+        check(lib.dc_stream_create(device._handle, out))
+        self._device = device
+        self._failures: List[BaseException] = []
+        self._pins: List[Tuple[Event, Any]] = []
+        self._own = own(out[0], lib.dc_stream_destroy, self._pins)
+
+    @property
+    def _handle(self) -> Any:
+        if self._own is None:
+            raise closed("stream")
+        return self._own
+
+    @property
+    def handle(self) -> int:
+        """Address of the dc_stream, for other bindings."""
+        return int(ffi.cast("uintptr_t", self._handle))
+
+    def call(self, function: Callable[[], Any]) -> None:
+        """Runs function() on the stream's thread. What it raises, synchronize() raises."""
+        user = _calls.put((function, self._failures))
+        status = lib.dc_stream_call(self._handle, _run_call, user)
+        if status != Status.OK:
+            _calls.pop(user)
+        check(status)
+
+    def synchronize(self, timeout: Optional[float] = None) -> None:
+        """Blocks until all work queued so far is done."""
+        check(lib.dc_stream_synchronize(self._handle, nanoseconds(timeout)))
+        self._unpin()
+        if self._failures:
+            raise self._failures.pop(0)
+
+    def pin(self, *objects: Any) -> None:
+        """Keeps objects alive until the work queued so far is done."""
+        self._unpin()
+        event = Event(self._device)
+        event.record(self)
+        self._pins.append((event, objects))
+
+    def _unpin(self) -> None:
+        self._pins[:] = [pin for pin in self._pins if not pin[0].query()]
+
+    def close(self) -> None:
+        """Waits for queued work and gives the stream back."""
+        self._own = None
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def handle_of(stream: Optional[Stream]) -> Any:
+    return ffi.NULL if stream is None else stream._handle

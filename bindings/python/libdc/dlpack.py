@@ -1,0 +1,104 @@
+"""DLPack's legacy capsules, in and out, by ctypes: enough to share host memory with any array library."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, Tuple
+
+from .types import DType
+
+
+class _DLDevice(ctypes.Structure):
+    _fields_ = [("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
+
+
+class _DLDataType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _DLDevice),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DLDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _DLManagedTensor(ctypes.Structure):
+    pass
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManagedTensor))
+_DLManagedTensor._fields_ = [("dl_tensor", _DLTensor), ("manager_ctx", ctypes.c_void_p), ("deleter", _Deleter)]
+
+CPU = 1
+_HOST_DEVICES = (CPU, 3, 11)  # plain, CUDA pinned, ROCm pinned
+_TYPES: Dict[Tuple[int, int], DType] = {
+    (0, 8): DType.INT8, (0, 16): DType.INT16, (0, 32): DType.INT32, (0, 64): DType.INT64, (1, 8): DType.UINT8,
+    (2, 16): DType.FLOAT16, (2, 32): DType.FLOAT32, (2, 64): DType.FLOAT64, (4, 16): DType.BFLOAT16,
+    (6, 8): DType.BOOL,
+}  # fmt: skip
+_CODES = {dtype: key for key, dtype in _TYPES.items()}
+_NAME = b"dltensor"
+
+_new = ctypes.pythonapi.PyCapsule_New
+_new.restype, _new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+# A capsule that is being destroyed has no references, so its destructor takes it as an address.
+_dying_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi))
+_dying_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi))
+
+
+def read(array: Any) -> Tuple[int, Tuple[int, ...], Any, DType, Any]:
+    """(address, shape, strides or None, dtype, what keeps them alive) of an object with __dlpack__."""
+    device = array.__dlpack_device__()[0]
+    if device not in _HOST_DEVICES:
+        raise TypeError(f"a tensor on DLPack device {int(device)}: must be in host memory")
+    capsule = array.__dlpack__()
+    tensor = ctypes.cast(_pointer_of(capsule, _NAME), ctypes.POINTER(_DLManagedTensor)).contents.dl_tensor
+    dtype = _TYPES.get((tensor.dtype.code, tensor.dtype.bits)) if tensor.dtype.lanes == 1 else None
+    if dtype is None:
+        raise TypeError(f"DLPack type code {tensor.dtype.code} of {tensor.dtype.bits} bits is not supported")
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
+    # Never marked as used: the capsule frees the export when it dies.
+    return (tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, capsule
+
+
+_exports: Dict[int, Any] = {}
+
+
+@_Deleter
+def _delete(managed: Any, _exports: Dict[int, Any] = _exports) -> None:
+    _exports.pop(ctypes.addressof(managed.contents), None)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _capsule_dies(capsule: int, _exports: Dict[int, Any] = _exports) -> None:
+    if _dying_is_valid(capsule, _NAME):
+        _exports.pop(_dying_pointer_of(capsule, _NAME), None)
+
+
+def write(address: int, shape: Tuple[int, ...], dtype: DType, owner: Any) -> Any:
+    """A capsule for contiguous host memory that keeps `owner` alive."""
+    ndim = len(shape)
+    lengths = (ctypes.c_int64 * max(ndim, 1))(*shape)
+    strides = (ctypes.c_int64 * max(ndim, 1))()
+    step = 1
+    for i in range(ndim - 1, -1, -1):
+        strides[i] = step
+        step *= max(shape[i], 1)
+    code, bits = _CODES[dtype]
+    managed = _DLManagedTensor()
+    managed.dl_tensor = _DLTensor(address, _DLDevice(CPU, 0), ndim, _DLDataType(code, bits, 1), lengths, strides, 0)
+    managed.deleter = _delete
+    key = ctypes.addressof(managed)
+    _exports[key] = (managed, lengths, strides, owner)
+    return _new(key, _NAME, ctypes.cast(_capsule_dies, ctypes.c_void_p))

@@ -1,0 +1,35 @@
+"""Failures of the library as exceptions."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from ._lib import lib, text
+from .types import Status
+
+
+class Error(RuntimeError):
+    """A call that failed. status is its number, name its identifier ("DC_E_STATE"), text the library's sentence."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(status, message)
+        self.status = int(status)
+        self.text = message
+
+    @property
+    def name(self) -> str:
+        return text(lib.dc_status_name(self.status))
+
+    def __str__(self) -> str:
+        return f"{self.text} [{self.name}]"
+
+
+def check(status: int, cause: Optional[BaseException] = None) -> None:
+    """Raises Error unless status is 0. To be called on the thread that got the status."""
+    if status != 0:
+        message = text(lib.dc_last_error()) or text(lib.dc_status_string(status))
+        raise Error(status, message) from cause
+
+
+def closed(kind: str) -> Error:
+    return Error(Status.E_STATE, f"this {kind} is closed")

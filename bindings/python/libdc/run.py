@@ -1,0 +1,248 @@
+"""Starts ranks: `python -m libdc.run -n 2 [-m] script.py args…` as processes, threads(n, fn) as threads.
+
+The first rank that fails ends the others, and its exit code is the launcher's. Ranks end with the launcher, whatever
+ends it."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
+
+_PR_SET_PDEATHSIG = 1
+
+
+def threads(n: int, fn: Callable[..., Any], *args: Any, timeout: Optional[float] = None) -> List[Any]:
+    """Runs fn(comm, *args) in n threads, one a rank, and returns the results in rank order. When one raises, the
+    communicator is aborted, so that the others end too, and the first exception is raised."""
+    from .comm import Comm
+
+    comms = Comm.threads(n, timeout=timeout)
+    results: List[Any] = [None] * n
+    failures: List[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = fn(comms[rank], *args)
+        except BaseException as error:
+            failures.append(error)
+            comms[rank].abort(f"rank {rank} raised {type(error).__name__}: {error}")
+
+    ranks = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(n)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results
+
+
+class _Rank:
+    """A process of the group and the lines it writes."""
+
+    def __init__(self, rank: int, command: Sequence[str], environment: Dict[str, str]) -> None:
+        self.rank = rank
+        launcher = os.getpid()
+        libc = ctypes.CDLL(None)
+
+        def before_exec() -> None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != launcher:  # the launcher died before the request counted
+                os._exit(1)
+
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, start_new_session=True, preexec_fn=before_exec)
+        self.partial: Dict[Any, bytes] = {self.process.stdout: b"", self.process.stderr: b""}
+        self.ended: Optional[Any] = None
+
+    def code(self) -> Optional[int]:
+        """Exit code as a shell has it, None while running. The process stays a zombie, and so its group's number its
+        own, until reap()."""
+        if self.ended is None:
+            self.ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if self.ended is None:
+            return None
+        return self.ended.si_status + (128 if self.killed() else 0)
+
+    def killed(self) -> bool:
+        return self.ended is not None and self.ended.si_code != os.CLD_EXITED
+
+    def reap(self) -> None:
+        """Ends what is left of the rank's processes."""
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def signal(self, number: int) -> None:
+        # The rank leads its own group, which has the processes that it started.
+        try:
+            os.killpg(self.process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+class _Launcher:
+    """Forwards output line by line, watches the ranks, and ends all of them when one fails or a signal says so."""
+
+    def __init__(self, grace: float) -> None:
+        self.grace = grace
+        self.ranks: List[_Rank] = []
+        self.selector = selectors.DefaultSelector()
+        self.signals: List[int] = []
+        self.first: Optional[Tuple[_Rank, int]] = None  # the rank that failed first, and its code
+        self.stop_signal = 0
+        self.deadline: Optional[float] = None  # when what still runs is killed
+
+    def start(self, command: Sequence[str], count: int, port: int) -> None:
+        shared = dict(os.environ)
+        shared.update(WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT=str(port or _free_port()), LIBDC_GROUP=f"libdc-{os.getpid()}-{secrets.token_hex(8)}")
+        shared.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
+        shared.setdefault("PYTHONUNBUFFERED", "1")
+        for rank in range(count):
+            self.ranks.append(_Rank(rank, command, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+            for pipe in self.ranks[-1].partial:
+                os.set_blocking(pipe.fileno(), False)
+                self.selector.register(pipe, selectors.EVENT_READ, self.ranks[-1])
+
+    def watch(self) -> int:
+        while any(rank.code() is None for rank in self.ranks):
+            self._forward(0.05)
+            self._answer_signals()
+            self._look_for_failure()
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                self._signal_all(signal.SIGKILL)
+        self._look_for_failure()
+        self.end()
+        self._drain()
+        if self.stop_signal:
+            return 128 + self.stop_signal
+        return self.first[1] if self.first else 0
+
+    def end(self) -> None:
+        for rank in self.ranks:
+            if rank.process.returncode is None:
+                rank.reap()
+
+    def _answer_signals(self) -> None:
+        while self.signals:
+            number = self.signals.pop(0)
+            if self.stop_signal:  # asked twice: no more patience
+                self._signal_all(signal.SIGKILL)
+            else:
+                self.stop_signal = number
+                self.deadline = time.monotonic() + self.grace
+                self._signal_all(number)
+
+    def _look_for_failure(self) -> None:
+        if self.first is not None or self.stop_signal:
+            return
+        for rank in self.ranks:
+            code = rank.code()
+            if code:
+                self.first = (rank, code)
+                how = f"was killed by {_signal_name(code - 128)}" if rank.killed() else f"failed with exit code {code}"
+                self._forward(0)
+                _say(f"rank {rank.rank} (pid {rank.process.pid}) {how}; ending the other ranks")
+                self.deadline = time.monotonic() + self.grace
+                self._signal_all(signal.SIGTERM)
+                return
+
+    def _signal_all(self, number: int) -> None:
+        for rank in self.ranks:
+            if rank.code() is None:
+                rank.signal(number)
+
+    def _forward(self, timeout: float) -> None:
+        for key, _ in self.selector.select(timeout):
+            self._read(key.fileobj, key.data)
+
+    def _read(self, pipe: Any, rank: _Rank) -> None:
+        try:
+            data = os.read(pipe.fileno(), 65536)
+        except BlockingIOError:
+            return
+        target = sys.stdout if pipe is rank.process.stdout else sys.stderr
+        if data:
+            whole, newline, rest = (rank.partial[pipe] + data).rpartition(b"\n")
+            rank.partial[pipe] = rest
+            _write(target, whole + newline)
+        else:
+            _write(target, rank.partial[pipe])
+            self.selector.unregister(pipe)
+            pipe.close()
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + 5
+        while self.selector.get_map() and time.monotonic() < deadline:
+            self._forward(0.05)
+
+
+def _write(target: Any, data: bytes) -> None:
+    if data:
+        target.buffer.write(data)
+        target.flush()
+
+
+def _say(message: str) -> None:
+    print(f"libdc.run: {message}", file=sys.stderr, flush=True)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m libdc.run", description="Runs a script on N ranks of this machine.")
+    parser.add_argument("-n", "--ranks", type=int, default=1, help="number of processes (default 1)")
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
+    parser.add_argument("--master-port", type=int, default=0, help="MASTER_PORT of the ranks (default: a free one)")
+    parser.add_argument("--grace", type=float, default=10.0, help="seconds from SIGTERM to SIGKILL (default 10)")
+    parser.add_argument("script")
+    parser.add_argument("args", nargs=argparse.REMAINDER)
+    options = parser.parse_args(argv)
+    if not 1 <= options.ranks <= 64:
+        parser.error(f"-n {options.ranks}: must be in 1..64")
+    return options
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    options = _arguments(argv)
+    command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.args]
+    launcher = _Launcher(options.grace)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: launcher.signals.append(number))
+    try:
+        launcher.start(command, options.ranks, options.master_port)
+        return launcher.watch()
+    except BrokenPipeError:  # nobody reads us any more, as under `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    finally:
+        launcher.end()
+
+
+def _main() -> NoReturn:
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,194 @@
+"""Tensors in and out: views of the caller's arrays for the library, and the library's memory for the caller."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence, Tuple
+
+from . import dlpack
+from ._lib import ffi, lib, own
+from .errors import Error
+from .types import DType, Status
+
+_TYPESTR = {
+    "f4": DType.FLOAT32, "f8": DType.FLOAT64, "f2": DType.FLOAT16, "i1": DType.INT8, "i4": DType.INT32,
+    "i8": DType.INT64, "u1": DType.UINT8, "i2": DType.INT16, "b1": DType.BOOL,
+}  # fmt: skip
+_TYPESTR_OF = {dtype: ("|" if text[1] == "1" else "<") + text for text, dtype in _TYPESTR.items()}
+_FORMAT = {
+    ("f", 4): DType.FLOAT32, ("d", 8): DType.FLOAT64, ("e", 2): DType.FLOAT16, ("b", 1): DType.INT8,
+    ("i", 4): DType.INT32, ("l", 4): DType.INT32, ("l", 8): DType.INT64, ("q", 8): DType.INT64, ("B", 1): DType.UINT8,
+    ("h", 2): DType.INT16, ("?", 1): DType.BOOL,
+}  # fmt: skip
+
+
+class Buffer:
+    """Counted memory of the library; see dc_buffer. Lives as long as this object or anything made from it."""
+
+    def __init__(self, pointer: Any) -> None:
+        """Takes over one reference."""
+        self._handle = own(pointer, lib.dc_buffer_release)
+
+    @property
+    def handle(self) -> int:
+        """Address of the dc_buffer, for other bindings."""
+        return int(ffi.cast("uintptr_t", self._handle))
+
+    @property
+    def data(self) -> int:
+        """Address of the first byte; 0 once the library has taken the memory back."""
+        return int(ffi.cast("uintptr_t", lib.dc_buffer_data(self._handle)))
+
+    @property
+    def nbytes(self) -> int:
+        return lib.dc_buffer_bytes(self._handle)
+
+    def tensor(self, shape: Sequence[int], dtype: Any, offset: int = 0) -> "Tensor":
+        """A view of the memory from byte `offset` on."""
+        dtype, shape = DType.of(dtype), tuple(int(n) for n in shape)
+        need, have = _count(shape) * dtype.itemsize, self.nbytes - offset
+        if not 0 <= need <= have or offset < 0:
+            raise ValueError(f"shape = {shape} of {dtype.name.lower()} needs {need} bytes, the buffer has {have}")
+        return Tensor(self.data + offset, shape, dtype, self)
+
+
+class Tensor:
+    """A contiguous tensor in the library's memory, which it keeps alive. numpy.asarray() and from_dlpack() read it in
+    place, and so does every call of this package. The views of a gathered parameter end with release_param."""
+
+    def __init__(self, address: int, shape: Tuple[int, ...], dtype: DType, buffer: Any = None) -> None:
+        self._address = address
+        self.shape = shape
+        self.dtype = dtype
+        self.buffer = buffer
+
+    @property
+    def nbytes(self) -> int:
+        return _count(self.shape) * self.dtype.itemsize
+
+    @property
+    def data(self) -> int:
+        """Address of the first element. Raises Error when the library has taken the memory back."""
+        if isinstance(self.buffer, Buffer) and self.nbytes and not self.buffer.data:
+            raise Error(Status.E_STATE, "this tensor's memory was given back: its parameter was released")
+        return self._address
+
+    @property
+    def __array_interface__(self) -> dict:
+        if self.dtype is DType.BFLOAT16:
+            raise TypeError("bfloat16 has no NumPy type: use from_dlpack(), or bits() for its 16-bit words")
+        return {"version": 3, "shape": self.shape, "typestr": _TYPESTR_OF[self.dtype], "data": (self.data, False)}
+
+    def numpy(self) -> Any:
+        """A NumPy array of the same memory."""
+        import numpy
+
+        return numpy.asarray(self)
+
+    def bits(self) -> "Tensor":
+        """The same memory of 16-bit floats as int16."""
+        if self.dtype.itemsize != 2:
+            raise TypeError(f"bits() of {self.dtype.name.lower()}: must be a type of 16 bits")
+        return Tensor(self.data, self.shape, DType.INT16, self.buffer)
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        return dlpack.write(self.data, self.shape, self.dtype, self.buffer)
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return dlpack.CPU, 0
+
+    def __repr__(self) -> str:
+        return f"libdc.Tensor(shape={self.shape}, dtype={self.dtype.name.lower()})"
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def _describe(array: Any) -> Tuple[int, Sequence[int], Optional[Sequence[int]], DType, bool, Any, Any]:
+    """(address, shape, strides in elements or None, dtype, writable, buffer, what keeps it alive)."""
+    if isinstance(array, Tensor):
+        buffer = array.buffer if isinstance(array.buffer, Buffer) else None
+        return array.data, array.shape, None, array.dtype, True, buffer, array
+    interface = getattr(array, "__array_interface__", None)
+    if interface is not None and isinstance(interface.get("data"), tuple):
+        return (*_from_interface(array, interface), None, array)
+    if hasattr(array, "__dlpack__"):
+        address, shape, strides, dtype, keep = dlpack.read(array)
+        return address, shape, strides, dtype, True, None, keep
+    try:
+        view = memoryview(array)
+    except TypeError:
+        raise TypeError(f"a {type(array).__name__}: must have __dlpack__, __array_interface__ or the buffer protocol"
+                        ) from None
+    dtype = _FORMAT.get((view.format.lstrip("@=<"), view.itemsize))
+    if dtype is None:
+        raise TypeError(f"buffer format {view.format!r} is not supported")
+    if not view.c_contiguous:
+        raise TypeError("a buffer that is not contiguous: must be contiguous")
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(view))), view.shape, None, dtype, not view.readonly, None, view
+
+
+def _from_interface(array: Any, interface: dict) -> Tuple[int, Sequence[int], Optional[Sequence[int]], DType, bool]:
+    kind = interface["typestr"]
+    dtype = _TYPESTR.get(kind[1:])
+    if kind == "<V2" and getattr(getattr(array, "dtype", None), "name", "") == "bfloat16":
+        dtype = DType.BFLOAT16
+    if dtype is None or kind[0] == ">":
+        raise TypeError(f"array type {kind!r} is not supported")
+    address, readonly = interface["data"]
+    strides = interface.get("strides")
+    if strides is not None:
+        strides = _in_elements(strides, dtype.itemsize)
+    return address, interface["shape"], strides, dtype, not readonly
+
+
+def _in_elements(strides: Sequence[int], itemsize: int) -> Tuple[int, ...]:
+    if any(stride % itemsize for stride in strides):
+        raise TypeError(f"strides {tuple(strides)} bytes are not multiples of the element size {itemsize}")
+    return tuple(stride // itemsize for stride in strides)
+
+
+def fill(target: Any, array: Any, writable: bool = False) -> Any:
+    """Writes the view of an array into a dc_tensor; returns what must live while it is used."""
+    address, shape, strides, dtype, can_write, buffer, keep = _describe(array)
+    if writable and not can_write:
+        raise TypeError("a read-only array: must be writable")
+    c_shape = ffi.new("int64_t[]", list(shape)) if len(shape) else ffi.NULL
+    c_strides = ffi.new("int64_t[]", list(strides)) if strides else ffi.NULL
+    target.struct_size = ffi.sizeof("dc_tensor")
+    target.data = ffi.cast("void *", address)
+    target.shape, target.strides, target.ndim = c_shape, c_strides, len(shape)
+    target.dtype = dtype
+    target.buffer = buffer._handle if buffer is not None else ffi.NULL
+    return c_shape, c_strides, keep
+
+
+class View:
+    """A dc_tensor for a call: `c` is the pointer, NULL for None; lives as long as the call reads the memory."""
+
+    __slots__ = ("c", "keep")
+
+    def __init__(self, array: Any, writable: bool = False) -> None:
+        self.c: Any = ffi.NULL
+        self.keep: Any = None
+        if array is not None:
+            self.c = ffi.new("dc_tensor *")
+            self.keep = fill(self.c, array, writable)
+
+
+def output() -> Any:
+    """An empty dc_tensor for the library to fill in."""
+    tensor = ffi.new("dc_tensor *")
+    tensor.struct_size = ffi.sizeof("dc_tensor")
+    return tensor
+
+
+def result(out: Any, keep: Any = None) -> Tensor:
+    """The library's output as a Tensor that holds a reference to its memory (`keep` where it has none)."""
+    shape = tuple(out.shape[i] for i in range(out.ndim))
+    buffer = Buffer(lib.dc_buffer_retain(out.buffer)) if out.buffer else keep
+    return Tensor(int(ffi.cast("uintptr_t", out.data)), shape, DType(out.dtype), buffer)
+
