@@ -1,5 +1,5 @@
 /* Casts between the seven types.
- *   float to float      rounded to nearest even; to and from 16-bit types by way of float32; NaN stays NaN, quiet
+ *   float to float      rounded to nearest even; to and from 16-bit types by way of float32; NaN stays NaN
  *   float to integer    truncated; out of range saturates, NaN gives 0
  *   integer to float    rounded to nearest even, to 16-bit types by way of float32
  *   integer to integer  keeps the low bits

@@ -5,6 +5,10 @@
 
 #include "kernels/table.h"
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
 enum { LEVELS = 3 };
 
 static dc__kernels tables[LEVELS]; /* [0]: plain C, no functions */
@@ -13,6 +17,31 @@ static atomic_int level;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void fill(void) {
+#ifdef __x86_64__
+  unsigned int a = 0;
+  unsigned int b = 0;
+  unsigned int c = 0;
+  unsigned int d = 0;
+  __builtin_cpu_init();
+  /* Not every compiler's __builtin_cpu_supports knows f16c. */
+  bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c) {
+    highest = 1;
+    dc__cast_avx2(&tables[1]);
+    dc__accumulate_avx2(&tables[1]);
+    dc__reduce_avx2(&tables[1]);
+    dc__copy_avx2(&tables[1]);
+  }
+  if (highest == 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    highest = 2;
+    tables[2] = tables[1];
+    dc__cast_avx512(&tables[2]);
+    dc__accumulate_avx512(&tables[2]);
+    dc__reduce_avx512(&tables[2]);
+    dc__copy_avx512(&tables[2]);
+  }
+#endif
   atomic_store_explicit(&level, highest, memory_order_release);
 }
 

@@ -1,6 +1,7 @@
 /* The fixed-order reduction over ranks, tile by tile: each tile of every source is read once, combined in the
  * first-level cache in the order of the tree, and written once. All of a tile is read before any of it is written, so
- * dst may be one of the sources. */
+ * dst may be one of the sources. The bits of a result do not depend on the instruction set; only which NaN comes out
+ * of several is not said, as C does not say it. */
 #include "kernels/convert.h"
 #include "kernels/table.h"
 
