@@ -417,7 +417,8 @@ DC_API dc_status dc_cleanup(dc_context *context);
 DC_API dc_status dc_reset(dc_context *context);
 
 /** Leaves a step in the middle, after an exception in the caller's code, say: waits for collectives under way, drops
- *  gradients not yet reduced, gathered weights that are not persistent, and use counts. Every rank must do it at
+ *  gradients not yet reduced, gathered weights that are not persistent, and use counts. The next reductions replace
+ *  the gradient buffers. Every rank must do it at
  *  the same point of the step, or abort the communicator. Returns DC_OK; communication errors. [handle] Since 0.1. */
 DC_API dc_status dc_step_abort(dc_context *context);
 
@@ -713,7 +714,7 @@ DC_API dc_status dc_dry_run(dc_context *context, int32_t op, int64_t graph_id, i
 typedef struct dc_trace_event {
   int64_t begin_ns; /**< monotonic clock */
   int64_t end_ns;   /**< monotonic clock */
-  int64_t graph_id; /**< -1: none */
+  int64_t graph_id; /**< the graph's number in the order of registration, as on every rank; -1: none */
   int64_t id;       /**< parameter or tensor; the first of a group; -1: none */
   int64_t bytes;    /**< moved */
   int32_t op;       /**< enum dc_op */

@@ -37,6 +37,8 @@ typedef struct dc__coll_item {
   int32_t reduce_op;       /* reduce: DC_SUM or DC_MEAN */
 } dc__coll_item;
 
+typedef struct dc__coll dc__coll; /* host.h */
+
 typedef struct dc__comm_ops {
   const char *name;
   /* Collectives: queued on the stream; NULL stream: done on return. They never block a real stream's caller, and
@@ -48,6 +50,8 @@ typedef struct dc__comm_ops {
   void (*barrier)(dc_comm *comm, const dc__tag *tag);
   dc_status (*dup)(dc_comm *comm, dc_comm **copy);
   void (*abort)(dc_comm *comm, const char *reason);
+  /* Transports whose work is done by a host thread: all of a collective, blocking (host.h has the four above). */
+  void (*run)(dc_comm *comm, const dc__coll *coll);
   /* Looks for a failure that others noticed; NULL = nothing to look at. */
   void (*poll)(dc_comm *comm);
   /* Memory that peers read in place. NULL functions: no such memory with this transport. */
@@ -69,6 +73,8 @@ struct dc_comm {
   dc__failure failure;                /* the first one; sticky */
   atomic_int failed;                  /* failure.status != DC_OK, for a fast check */
   struct dc__comm_group_state *group; /* dc_comm_group_begin … end (collectives.c) */
+  void *scratch;                      /* this rank's chunk of an all-reduce (collectives.c) */
+  size_t scratch_bytes;
 };
 
 /* For transports: set up and tear down the head. */
@@ -91,7 +97,16 @@ void dc__comm_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, vo
 /* All-gather of `count` int64 from each rank into table (world * count), on the calling thread. */
 dc_status dc__comm_exchange(dc_comm *comm, const dc__tag *tag, const int64_t *mine, int64_t count, int64_t *table);
 
-/* A world of one rank. */
-dc_status dc__comm_create_self(dc_comm **comm);
+/* For collectives.c and comm.c: what the head keeps for the tensors' collectives. */
+void dc__comm_drop_group(dc_comm *comm);
+void dc__comm_drop_scratch(dc_comm *comm);
+
+/* The makers; arguments were checked (src/api/comm.c), options hold no zero but heap_bytes. */
+dc_status dc__comm_create_self(dc_comm **comm); /* a world of one rank */
+dc_status dc__comm_create_threads(int32_t world, const dc_comm_options *options, dc_comm **comms);
+dc_status dc__comm_create_processes(const char *name, int32_t rank, int32_t world, const dc_comm_options *options,
+                                    dc_comm **comm);
+dc_status dc__comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world,
+                                   const dc_comm_options *options, dc_comm **comm);
 
 #endif

@@ -228,7 +228,7 @@ dc_status dc__gather_wait(dc_context *ctx, const char *fn, dc__param *param);
 dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, int64_t n_users);
 dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc_buffer **buffer);
 /* Gives a parameter's copies back and ends its release cycle. */
-void dc__gather_drop(dc_context *ctx, dc__param *param);
+void dc__gather_drop(dc__param *param);
 
 /* ---- reduce.c ---- */
 
@@ -271,8 +271,8 @@ int64_t dc__wire_elements(const dc_context *ctx, const dc__range *ranges, int64_
 dc_status dc__trace_start(dc_context *ctx, int64_t capacity);
 void dc__trace_free(dc_context *ctx);
 int64_t dc__trace_read(dc_context *ctx, char *events, size_t event_size, int64_t cap);
-/* Marks begin (and, with what it returned, end) of work on a lane; no effect when nothing is traced. */
-int64_t dc__trace_begin(dc_context *ctx, int32_t lane, const dc__tag *tag, int64_t bytes);
-void dc__trace_end(dc_context *ctx, int32_t lane, int64_t mark);
+/* Marks begin and end of work on a lane: the real times, taken in stream order. No effect when nothing is traced. */
+int64_t dc__trace_begin(dc_context *ctx, dc_stream *stream, int32_t lane, const dc__tag *tag);
+void dc__trace_end(dc_context *ctx, dc_stream *stream, int64_t mark, int64_t bytes);
 
 #endif

@@ -2,11 +2,14 @@
  * may run as many ranks as it has cores. */
 #define _GNU_SOURCE /* pthread_setname_np */
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <time.h>
 
 #include "device/cpu/cpu.h"
+
+enum { SPIN_NS = 5000 };
 
 /* The stream whose worker this thread is: a wait for it would never end. */
 static _Thread_local dc__cpu_stream *own_stream;
@@ -28,19 +31,41 @@ void dc__cpu_stream_release(dc__cpu_stream *stream) {
   dc__free(stream);
 }
 
-/* Runs the queue until it is empty and the handle is gone. */
+/* Waking a thread costs more than a small task, so both sides look for SPIN_NS before they sleep. They yield
+ * meanwhile: the other one may need this very core. Says whether the counter reached `count`. */
+static bool look_for(atomic_ullong *counter, uint64_t count) {
+  int64_t end = dc__now_ns() + SPIN_NS;
+  do {
+    if (atomic_load_explicit(counter, memory_order_acquire) >= count) {
+      return true;
+    }
+    sched_yield();
+  } while (dc__now_ns() < end);
+  return false;
+}
+
+/* Waits for a task after the first `done`, the mutex held; NULL: there is none and the handle is gone. */
+static dc__cpu_task *next_task(dc__cpu_stream *stream, uint64_t done) {
+  if (atomic_load_explicit(&stream->queued, memory_order_relaxed) == done && !stream->stop) {
+    pthread_mutex_unlock(&stream->mutex);
+    (void)look_for(&stream->queued, done + 1);
+    pthread_mutex_lock(&stream->mutex);
+  }
+  while (atomic_load_explicit(&stream->queued, memory_order_relaxed) == done) {
+    if (stream->stop) {
+      return NULL;
+    }
+    pthread_cond_wait(&stream->work, &stream->mutex);
+  }
+  return &stream->ring[done % DC__CPU_QUEUE];
+}
+
 static void *work(void *arg) {
   dc__cpu_stream *stream = arg;
   own_stream = stream;
   pthread_mutex_lock(&stream->mutex);
-  for (uint64_t done = 0;;) {
-    while (atomic_load_explicit(&stream->queued, memory_order_relaxed) == done && !stream->stop) {
-      pthread_cond_wait(&stream->work, &stream->mutex);
-    }
-    if (atomic_load_explicit(&stream->queued, memory_order_relaxed) == done) {
-      break;
-    }
-    dc__cpu_task *task = &stream->ring[done % DC__CPU_QUEUE];
+  uint64_t done = 0;
+  for (dc__cpu_task *task = next_task(stream, done); task != NULL; task = next_task(stream, done)) {
     pthread_mutex_unlock(&stream->mutex);
     task->fn(task->args);
     pthread_mutex_lock(&stream->mutex);
@@ -59,12 +84,16 @@ static void *work(void *arg) {
   return NULL;
 }
 
-/* Workers must not run the host program's signal handlers. */
+/* Workers leave the program's signals to the program's threads; faults stay where they happen. */
 static int start_worker(dc__cpu_stream *stream) {
-  sigset_t all;
+  static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
+  sigset_t blocked;
   sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  sigfillset(&blocked);
+  for (size_t i = 0; i < DC__COUNT(faults); i++) {
+    sigdelset(&blocked, faults[i]);
+  }
+  pthread_sigmask(SIG_SETMASK, &blocked, &before);
   int error = pthread_create(&stream->worker, NULL, work, stream);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (error == 0) {
@@ -140,6 +169,9 @@ dc_status dc__cpu_stream_wait(dc__cpu_stream *stream, uint64_t count, int64_t ti
   }
   if (own_stream == stream) {
     return dc__fail(DC_E_STATE, "a task must not wait for its own stream, which waits for the task");
+  }
+  if (look_for(&stream->done, count)) {
+    return DC_OK;
   }
   struct timespec deadline;
   if (timeout_ns > 0) {

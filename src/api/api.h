@@ -1,0 +1,30 @@
+/* What the public entry points share: each checks its arguments, enters the context, calls inward, and leaves. */
+#ifndef DC_API_INTERNAL_H
+#define DC_API_INTERNAL_H
+
+#include "runtime/runtime.h"
+
+/* Sizes of the structs in the version that introduced them; frozen from then on (tests lock them). */
+enum {
+  DC__CONTEXT_OPTIONS_SIZE_0_1 = 24,
+  DC__CONFIG_SIZE_0_1 = 40,
+  DC__MEMORY_STATS_SIZE_0_1 = 144,
+  DC__OP_INFO_SIZE_0_1 = 48,
+};
+
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_context_options) >= DC__CONTEXT_OPTIONS_SIZE_0_1, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_config) >= DC__CONFIG_SIZE_0_1, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_memory_stats) >= DC__MEMORY_STATS_SIZE_0_1, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_op_info) >= DC__OP_INFO_SIZE_0_1, "0.1");
+
+/* Runs `call` in an entered context. */
+#define DC__IN_CONTEXT(context, call)        \
+  do {                                       \
+    DC__TRY(dc__enter((context), __func__)); \
+    return dc__leave((context), (call));     \
+  } while (0)
+
+/* A flag that must be 0 or 1. */
+dc_status dc__check_flag(const char *fn, const char *argument, int32_t value);
+
+#endif

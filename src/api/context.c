@@ -1,0 +1,167 @@
+/* Chapter 6: contexts. */
+#include <string.h>
+
+#include "api/api.h"
+
+dc_status dc__check_flag(const char *fn, const char *argument, int32_t value) {
+  return value == 0 || value == 1 ? DC_OK
+                                  : dc__fail(DC_E_INVALID, "%s: %s = %" PRId32 ", must be 0 or 1", fn, argument, value);
+}
+
+void dc_context_options_init(dc_context_options *options, size_t struct_size) {
+  dc__init_sized(options, struct_size, sizeof *options);
+}
+
+void dc_config_init(dc_config *config, size_t struct_size) {
+  dc__init_sized(config, struct_size, sizeof *config);
+}
+
+dc_status dc_context_create(dc_device *device, const dc_context_options *options, dc_context **context) {
+  if (context == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: context is NULL", __func__);
+  }
+  *context = NULL;
+  if (device == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: device is NULL; open one with dc_device_open", __func__);
+  }
+  dc_context_options o = DC_CONTEXT_OPTIONS_INIT;
+  DC__TRY(dc__read_options(__func__, "options", &o, sizeof o, options, DC__CONTEXT_OPTIONS_SIZE_0_1));
+  dc_context *ctx = dc__calloc(1, sizeof *ctx);
+  if (ctx == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  pthread_mutex_init(&ctx->mutex, NULL);
+  ctx->device = dc__device_retain(device);
+  ctx->log = o.log;
+  ctx->log_user = o.log_user;
+  *context = ctx;
+  return DC_OK;
+}
+
+void dc_context_destroy(dc_context *context) {
+  if (context == NULL) {
+    return;
+  }
+  pthread_mutex_lock(&context->mutex);
+  (void)dc__context_cleanup(context);
+  pthread_mutex_unlock(&context->mutex);
+  dc__device_release(context->device);
+  pthread_mutex_destroy(&context->mutex);
+  dc__free(context);
+}
+
+static dc_status check_config(const char *fn, const dc_config *c) {
+  DC__TRY(dc__check_flag(fn, "config->symmetric_memory", c->symmetric_memory));
+  if (c->double_buffer < -1 || c->double_buffer > 1) {
+    return dc__fail(DC_E_INVALID, "%s: config->double_buffer = %" PRId32 ", must be -1 (off), 0 (default) or 1 (on)",
+                    fn, c->double_buffer);
+  }
+  if (c->free_activation_threshold < -1) {
+    return dc__fail(DC_E_INVALID, "%s: config->free_activation_threshold = %" PRId64 ", must be >= -1", fn,
+                    c->free_activation_threshold);
+  }
+  DC__TRY(dc__check_flag(fn, "config->sync_before_reduce", c->sync_before_reduce));
+  DC__TRY(dc__check_flag(fn, "config->sync_after_reduce", c->sync_after_reduce));
+  DC__TRY(dc__check_flag(fn, "config->sync_before_allgather", c->sync_before_allgather));
+  return dc__check_flag(fn, "config->sync_after_allgather", c->sync_after_allgather);
+}
+
+static dc_status init_locked(dc_context *ctx, dc_comm *comm, const dc_config *config, int64_t bucket_elements) {
+  const char *fn = "dc_init";
+  if (ctx->state != DC__NEW) {
+    return dc__fail(DC_E_STATE, "%s: the context %s", fn,
+                    ctx->state == DC__READY ? "is initialised already" : "was cleaned up; make a new one");
+  }
+  dc_config c = DC_CONFIG_INIT;
+  DC__TRY(dc__read_options(fn, "config", &c, sizeof c, config, DC__CONFIG_SIZE_0_1));
+  DC__TRY(check_config(fn, &c));
+  if (bucket_elements < 1 || bucket_elements > INT64_C(1) << 48) {
+    return dc__fail(DC_E_INVALID, "%s: initial_reduce_bucket_size = %" PRId64 ", must be 1 to 2^48 elements", fn,
+                    bucket_elements);
+  }
+  return dc__context_start(ctx, fn, comm, &c, bucket_elements);
+}
+
+dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *config, int64_t initial_reduce_bucket_size) {
+  if (context == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: context is NULL", __func__);
+  }
+  pthread_mutex_lock(&context->mutex);
+  return dc__leave(context, init_locked(context, comm, config, initial_reduce_bucket_size));
+}
+
+dc_status dc_cleanup(dc_context *context) {
+  if (context == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: context is NULL", __func__);
+  }
+  pthread_mutex_lock(&context->mutex);
+  if (context->state == DC__NEW) {
+    return dc__leave(context, dc__fail(DC_E_STATE, "%s: the context was never initialised", __func__));
+  }
+  return dc__leave(context, dc__context_cleanup(context));
+}
+
+dc_status dc_reset(dc_context *context) {
+  DC__IN_CONTEXT(context, dc__graphs_reset(context, __func__));
+}
+
+static dc_status abort_step(dc_context *ctx) {
+  dc_status status = dc__drain(ctx);
+  for (int64_t i = 0; i < ctx->params.count; i++) {
+    dc__param *param = ctx->params.values[i];
+    if (!param->persistent) {
+      dc__gather_drop(param);
+    }
+    param->users = param->released = 0;
+  }
+  dc__reduce_drop(ctx);
+  for (int64_t i = 0; i < ctx->graphs.count; i++) {
+    dc__values_drop_device(ctx, ctx->graphs.values[i]);
+  }
+  ctx->in_forward = false;
+  return status;
+}
+
+dc_status dc_step_abort(dc_context *context) {
+  DC__IN_CONTEXT(context, abort_step(context));
+}
+
+static dc_status set_stream(dc_context *ctx, dc_stream *stream) {
+  ctx->lanes[DC__LANE_CALLER] = stream;
+  return DC_OK;
+}
+
+dc_status dc_set_stream(dc_context *context, dc_stream *stream) {
+  DC__IN_CONTEXT(context, set_stream(context, stream));
+}
+
+dc_status dc_async_error(dc_context *context) {
+  DC__IN_CONTEXT(context, DC_OK); /* entering looks for a failure */
+}
+
+static dc_status alloc(dc_context *ctx, const char *fn, size_t bytes, int32_t kind, dc_buffer **buffer) {
+  dc__arena *arena = kind == DC_MEMORY_DEVICE   ? ctx->working
+                     : kind == DC_MEMORY_SHARED ? ctx->shared
+                     : kind == DC_MEMORY_HOST   ? ctx->host
+                                                : NULL;
+  if (arena == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: kind = %" PRId32 ", must be DC_MEMORY_DEVICE (1), _SHARED (2) or _HOST (3)", fn,
+                    kind);
+  }
+  if (bytes > SIZE_MAX / 4) {
+    return dc__fail(DC_E_INVALID, "%s: bytes = %zu is more than any machine has", fn, bytes);
+  }
+  void *data;
+  DC__TRY(dc__arena_alloc(arena, bytes, &data));
+  DC__TRY(dc__buffer_create(arena, data, bytes, buffer));
+  dc__stream_zero(NULL, data, bytes);
+  return DC_OK;
+}
+
+dc_status dc_memory_alloc(dc_context *context, size_t bytes, int32_t kind, dc_buffer **buffer) {
+  if (buffer == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: buffer is NULL", __func__);
+  }
+  *buffer = NULL;
+  DC__IN_CONTEXT(context, alloc(context, __func__, bytes, kind, buffer));
+}

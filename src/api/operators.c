@@ -1,0 +1,284 @@
+/* Chapter 9: the thirteen operators. */
+#include <string.h>
+
+#include "api/api.h"
+
+/* ---- weights ---- */
+
+static dc_status write_copy(const char *fn, const dc__param *param, const dc__copy_of *copy, dc_tensor *out) {
+  return dc__tensor_write(fn, "out", out, dc_buffer_data(copy->buffer), param->shape, param->ndim, copy->dtype,
+                          copy->buffer);
+}
+
+static dc_status allgather(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int32_t dtype,
+                           dc_tensor *out) {
+  dc__graph *graph;
+  dc__param *param;
+  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  DC__TRY(dc__tensor_check_output(fn, "out", out));
+  DC__TRY(dc__gather(ctx, fn, DC_OP_ALLGATHER_PARAM, graph, &param, &dtype, 1));
+  return write_copy(fn, param, dc__gather_copy(param, dtype), out);
+}
+
+dc_status dc_allgather_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, int32_t dtype,
+                             dc_tensor *out) {
+  (void)a;
+  DC__IN_CONTEXT(context, allgather(context, __func__, graph_id, id, dtype, out));
+}
+
+static dc_status prefetch(dc_context *ctx, const char *fn, int64_t graph_id, const int64_t *ids, const int32_t *dtypes,
+                          int64_t count) {
+  dc__graph *graph;
+  DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
+  if (count < 0 || (count > 0 && ids == NULL)) {
+    return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 " with ids %s", fn, count, ids == NULL ? "NULL" : "given");
+  }
+  dc__param *few[64];
+  dc__param **params = count <= 64 ? few : dc__calloc((size_t)count, sizeof(dc__param *));
+  dc_status status = params == NULL ? DC_E_NO_MEMORY : DC_OK;
+  for (int64_t i = 0; i < count && status == DC_OK; i++) {
+    status = dc__find(ctx, fn, graph_id, ids[i], true, &graph, &params[i]);
+  }
+  if (status == DC_OK) {
+    status = dc__gather(ctx, fn, DC_OP_PREFETCH_PARAMS_FUSED, graph, params, dtypes, count);
+  }
+  if (params != few) {
+    dc__free(params);
+  }
+  return status;
+}
+
+dc_status dc_prefetch_params_fused(dc_context *context, int64_t graph_id, const int64_t *ids, const int32_t *dtypes,
+                                   int64_t count) {
+  DC__IN_CONTEXT(context, prefetch(context, __func__, graph_id, ids, dtypes, count));
+}
+
+static dc_status wait_allgather(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
+  dc__graph *graph;
+  dc__param *param;
+  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  dc__tag tag = {graph->ordinal, id, DC_OP_WAIT_ALLGATHER, 0};
+  int64_t mark = dc__trace_begin(ctx, NULL, DC__LANE_CALLER, &tag);
+  dc_status status = dc__gather_wait(ctx, fn, param);
+  dc__trace_end(ctx, NULL, mark, 0);
+  return status;
+}
+
+dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
+  (void)a;
+  DC__IN_CONTEXT(context, wait_allgather(context, __func__, graph_id, id));
+}
+
+static dc_status release(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int64_t n_users) {
+  dc__graph *graph;
+  dc__param *param;
+  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  return dc__gather_release(ctx, fn, param, n_users);
+}
+
+dc_status dc_release_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, int64_t n_users) {
+  (void)a;
+  DC__IN_CONTEXT(context, release(context, __func__, graph_id, id, n_users));
+}
+
+static dc_status take(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int32_t dtype,
+                      dc_buffer **buffer) {
+  dc__graph *graph;
+  dc__param *param;
+  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  dc__tag tag = {graph->ordinal, id, DC_OP_TAKE_PARAM, 0};
+  int64_t mark = dc__trace_begin(ctx, NULL, DC__LANE_CALLER, &tag);
+  dc_status status = dc__gather_take(ctx, fn, param, dtype, buffer);
+  dc__trace_end(ctx, NULL, mark, 0);
+  return status;
+}
+
+dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32_t dtype, dc_buffer **buffer) {
+  if (buffer == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: buffer is NULL", __func__);
+  }
+  *buffer = NULL;
+  DC__IN_CONTEXT(context, take(context, __func__, graph_id, id, dtype, buffer));
+}
+
+/* ---- gradients ---- */
+
+static dc_status check_grad(const char *fn, const dc_tensor *a, const dc__param *param, dc_tensor *grad) {
+  int64_t count;
+  DC__TRY(dc__tensor_read(fn, "a", a, false, grad, &count));
+  if (!dc__dtype_is_float(grad->dtype)) {
+    return dc__fail(DC_E_DTYPE, "%s: a is %s, must be a floating-point type", fn, dc_dtype_name(grad->dtype));
+  }
+  return count == param->numel
+             ? DC_OK
+             : dc__fail(DC_E_SHAPE, "%s: a has %" PRId64 " elements, but parameter %" PRId64 " has %" PRId64, fn, count,
+                        param->id, param->numel);
+}
+
+static dc_status reduce_grad(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id) {
+  dc__graph *graph;
+  dc__param *param;
+  dc_tensor grad;
+  DC__TRY(dc__find(ctx, fn, graph_id, id, false, &graph, &param));
+  DC__TRY(check_grad(fn, a, param, &grad));
+  if (ctx->config.sync_before_reduce == 1) {
+    DC__TRY(dc__drain(ctx));
+  }
+  if (!ctx->profiling && !param->frozen) {
+    dc__tag tag = {graph->ordinal, id, DC_OP_REDUCE_GRAD, 0};
+    int64_t mark = dc__trace_begin(ctx, NULL, DC__LANE_CALLER, &tag);
+    dc_status status = dc__reduce_grad(ctx, fn, graph, param, &grad);
+    dc__trace_end(ctx, NULL, mark, param->numel * (int64_t)dc_dtype_size(grad.dtype));
+    DC__TRY(status);
+  }
+  return ctx->config.sync_after_reduce == 1 ? dc__drain(ctx) : DC_OK;
+}
+
+dc_status dc_reduce_grad(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
+  DC__IN_CONTEXT(context, reduce_grad(context, __func__, a, graph_id, id));
+}
+
+/* After the last backward before the optimizer: its gradients are whole, so the next ones replace them. A parameter of
+ * several graphs is left to dc_start_backward, as another graph of this backward may still add to it. */
+static void end_boundary(dc_context *ctx, dc__graph *graph) {
+  for (int64_t i = 0; i < graph->params.count; i++) {
+    dc__param *param = graph->params.values[i];
+    param->has_grad = param->has_grad && param->graphs > 1;
+  }
+  ctx->boundary = true;
+}
+
+static dc_status end_backward(dc_context *ctx, const char *fn, int64_t graph_id, int32_t release_buckets) {
+  dc__graph *graph;
+  DC__TRY(dc__check_flag(fn, "release_buckets", release_buckets));
+  DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
+  dc__tag tag = {graph->ordinal, -1, DC_OP_END_BACKWARD, 0};
+  int64_t mark = dc__trace_begin(ctx, NULL, DC__LANE_CALLER, &tag);
+  dc_status status = dc__reduce_finish(ctx);
+  dc__trace_end(ctx, NULL, mark, 0);
+  DC__TRY(status);
+  dc__values_drop_device(ctx, graph);
+  if (ctx->update) {
+    end_boundary(ctx, graph);
+  }
+  if (release_buckets == 1) {
+    dc__buckets_free(ctx);
+    dc__arena_trim(ctx->shared);
+  }
+  return DC_OK;
+}
+
+dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release_buckets) {
+  DC__IN_CONTEXT(context, end_backward(context, __func__, graph_id, release_buckets));
+}
+
+/* ---- activations ---- */
+
+static dc_status free_tensors(dc_context *ctx, const char *fn, const char *tensors, size_t tensor_size, int64_t count,
+                              int32_t *freed) {
+  if (count < 0 || (count > 0 && (tensors == NULL || freed == NULL))) {
+    return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 " with tensors or freed NULL", fn, count);
+  }
+  if (count > 0 && tensor_size < sizeof(dc_tensor)) {
+    return dc__fail(DC_E_INVALID, "%s: tensor_size = %zu, must be at least %zu", fn, tensor_size, sizeof(dc_tensor));
+  }
+  int64_t threshold = ctx->config.free_activation_threshold;
+  threshold = threshold == 0 ? 10485760 : threshold == -1 ? 0 : threshold;
+  for (int64_t i = 0; i < count; i++) {
+    dc_tensor t;
+    int64_t numel;
+    DC__TRY(dc__tensor_read(fn, "tensors", (const dc_tensor *)(const void *)(tensors + (size_t)i * tensor_size), false,
+                            &t, &numel));
+    freed[i] = !ctx->profiling && numel > threshold;
+    if (freed[i] == 1 && t.buffer != NULL) {
+      (void)dc__free_buffer(ctx, t.buffer);
+    }
+  }
+  return DC_OK;
+}
+
+dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t tensor_size, int64_t count,
+                          int32_t *freed) {
+  DC__IN_CONTEXT(context,
+                 free_tensors(context, __func__, (const char *)(const void *)tensors, tensor_size, count, freed));
+}
+
+/* Offload operators belong to stage 3. */
+static dc_status find_graph3(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph) {
+  DC__TRY(dc__graph_find(ctx, fn, graph_id, graph));
+  return (*graph)->stage == 3
+             ? DC_OK
+             : dc__fail(DC_E_STAGE, "%s: graph %" PRId64 " is of stage %" PRId32 ", must be of stage 3", fn, graph_id,
+                        (*graph)->stage);
+}
+
+static dc_status offload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
+                         dc_tensor *out) {
+  dc__graph *graph;
+  DC__TRY(find_graph3(ctx, fn, graph_id, &graph));
+  return dc__offload_tensor(ctx, fn, graph, id, a, out);
+}
+
+dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
+  DC__IN_CONTEXT(context, offload(context, __func__, a, graph_id, id, out));
+}
+
+static dc_status wait_offload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
+  dc__graph *graph;
+  DC__TRY(find_graph3(ctx, fn, graph_id, &graph));
+  return dc__wait_offload(ctx, fn, graph, id, out);
+}
+
+dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
+  (void)a;
+  DC__IN_CONTEXT(context, wait_offload(context, __func__, graph_id, id, out));
+}
+
+static dc_status reload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
+  dc__graph *graph;
+  DC__TRY(find_graph3(ctx, fn, graph_id, &graph));
+  return dc__reload_tensor(ctx, fn, graph, id, out);
+}
+
+dc_status dc_reload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
+  (void)a;
+  DC__IN_CONTEXT(context, reload(context, __func__, graph_id, id, out));
+}
+
+static dc_status wait_reload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
+                             dc_tensor *out) {
+  dc__graph *graph;
+  DC__TRY(find_graph3(ctx, fn, graph_id, &graph));
+  return dc__wait_reload(ctx, fn, graph, id, a, out);
+}
+
+dc_status dc_wait_reload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
+  DC__IN_CONTEXT(context, wait_reload(context, __func__, a, graph_id, id, out));
+}
+
+/* ---- shards ---- */
+
+static dc_status offload_parameter(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
+  dc__graph *graph;
+  dc__param *param;
+  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  dc__drop_shard(ctx, param);
+  return DC_OK;
+}
+
+dc_status dc_offload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
+  (void)a;
+  DC__IN_CONTEXT(context, offload_parameter(context, __func__, graph_id, id));
+}
+
+static dc_status reload_parameter(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
+  dc__graph *graph;
+  dc__param *param;
+  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  return dc__reload_shard(ctx, param);
+}
+
+dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
+  (void)a;
+  DC__IN_CONTEXT(context, reload_parameter(context, __func__, graph_id, id));
+}

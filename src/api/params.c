@@ -1,0 +1,163 @@
+/* Chapters 7 and 8: parameters and graphs. */
+#include "api/api.h"
+
+dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
+                            const dc_tensor *tensor, const dc_tensor *grad_buffer, int64_t offset) {
+  dc__param_spec spec = {
+      .id = id, .shape = shape, .ndim = ndim, .offset = offset, .tensor = tensor, .grad = grad_buffer};
+  DC__IN_CONTEXT(context, dc__param_register(context, __func__, &spec));
+}
+
+dc_status dc_register_z3_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
+                               const dc_tensor *shard, const dc_tensor *grad_buffer, int32_t persistent,
+                               int32_t expected_grad_dtype) {
+  dc__param_spec spec = {.id = id,
+                         .shape = shape,
+                         .ndim = ndim,
+                         .sharded = true,
+                         .persistent = persistent == 1,
+                         .expected_grad_dtype = expected_grad_dtype,
+                         .tensor = shard,
+                         .grad = grad_buffer};
+  DC__TRY(dc__check_flag(__func__, "persistent", persistent));
+  DC__IN_CONTEXT(context, dc__param_register(context, __func__, &spec));
+}
+
+dc_status dc_update_param_grad_buffer(dc_context *context, int64_t id, const dc_tensor *grad_buffer, int64_t offset) {
+  DC__IN_CONTEXT(context, dc__param_set_grad(context, __func__, id, grad_buffer, offset));
+}
+
+dc_status dc_unregister_param(dc_context *context, int64_t id) {
+  DC__IN_CONTEXT(context, dc__param_unregister(context, __func__, id));
+}
+
+static dc_status find_sharded(dc_context *ctx, const char *fn, int64_t id, dc__param **param) {
+  DC__TRY(dc__param_find(ctx, fn, id, param));
+  return (*param)->sharded ? DC_OK
+                           : dc__fail(DC_E_STAGE,
+                                      "%s: parameter %" PRId64
+                                      " is not sharded; it was registered by "
+                                      "dc_register_param",
+                                      fn, id);
+}
+
+/* Any graph that contains a parameter; its gathers are the same in all. */
+static dc__graph *graph_of(dc_context *ctx, const dc__param *param) {
+  for (int64_t i = 0; i < ctx->graphs.count; i++) {
+    dc__graph *graph = ctx->graphs.values[i];
+    if (dc__map_get(&graph->params, param->id) == param) {
+      return graph;
+    }
+  }
+  return NULL;
+}
+
+static dc_status set_persistent(dc_context *ctx, const char *fn, int64_t id) {
+  dc__param *param;
+  DC__TRY(find_sharded(ctx, fn, id, &param));
+  dc__graph none = {.ordinal = -1};
+  dc__graph *graph = graph_of(ctx, param);
+  DC__TRY(dc__gather(ctx, fn, DC_OP_SET_PERSISTENT, graph == NULL ? &none : graph, &param, NULL, 1));
+  param->persistent = true;
+  return DC_OK;
+}
+
+dc_status dc_set_persistent(dc_context *context, int64_t id) {
+  DC__IN_CONTEXT(context, set_persistent(context, __func__, id));
+}
+
+static dc_status clear_persistent(dc_context *ctx, const char *fn, int64_t id) {
+  dc__param *param;
+  DC__TRY(find_sharded(ctx, fn, id, &param));
+  param->persistent = false;
+  if (param->users == 0) {
+    dc__gather_drop(param);
+  }
+  return DC_OK;
+}
+
+dc_status dc_clear_persistent(dc_context *context, int64_t id) {
+  DC__IN_CONTEXT(context, clear_persistent(context, __func__, id));
+}
+
+static dc_status invalidate(dc_context *ctx, const char *fn, int64_t id) {
+  dc__param *param;
+  DC__TRY(find_sharded(ctx, fn, id, &param));
+  if (!param->persistent) {
+    dc__gather_drop(param);
+  }
+  return DC_OK;
+}
+
+dc_status dc_invalidate_gathered_param(dc_context *context, int64_t id) {
+  DC__IN_CONTEXT(context, invalidate(context, __func__, id));
+}
+
+static dc_status clear_all(dc_context *ctx) {
+  for (int64_t i = 0; i < ctx->params.count; i++) {
+    dc__param *param = ctx->params.values[i];
+    if (!param->persistent) {
+      dc__gather_drop(param);
+    }
+  }
+  return DC_OK;
+}
+
+dc_status dc_clear_all_gathered_params(dc_context *context) {
+  DC__IN_CONTEXT(context, clear_all(context));
+}
+
+/* Applies fn_each to listed parameters, all being found first; to every one when the list is empty and NULL. */
+static dc_status for_params(dc_context *ctx, const char *fn, const int64_t *ids, int64_t count,
+                            void (*each)(dc__param *param)) {
+  if (count < 0 || (count > 0 && ids == NULL)) {
+    return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 " with ids %s", fn, count, ids == NULL ? "NULL" : "given");
+  }
+  dc__param *param;
+  for (int64_t i = 0; i < count; i++) {
+    DC__TRY(dc__param_find(ctx, fn, ids[i], &param));
+  }
+  for (int64_t i = 0; i < count; i++) {
+    each(dc__map_get(&ctx->params, ids[i]));
+  }
+  for (int64_t i = 0; ids == NULL && i < ctx->params.count; i++) {
+    each(ctx->params.values[i]);
+  }
+  return DC_OK;
+}
+
+static void raise_version(dc__param *param) {
+  param->version++;
+}
+
+dc_status dc_params_updated(dc_context *context, const int64_t *ids, int64_t count) {
+  DC__IN_CONTEXT(context, for_params(context, __func__, ids, count, raise_version));
+}
+
+static void keep_grad(dc__param *param) {
+  param->has_grad = true;
+}
+
+dc_status dc_accumulate_grads(dc_context *context, const int64_t *ids, int64_t count) {
+  DC__IN_CONTEXT(context, for_params(context, __func__, ids, count, keep_grad));
+}
+
+dc_status dc_register_graph_z0(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {
+  DC__IN_CONTEXT(context, dc__graph_register(context, __func__, graph_id, 0, ids, count));
+}
+
+dc_status dc_register_graph_z1(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {
+  DC__IN_CONTEXT(context, dc__graph_register(context, __func__, graph_id, 1, ids, count));
+}
+
+dc_status dc_register_graph_z2(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {
+  DC__IN_CONTEXT(context, dc__graph_register(context, __func__, graph_id, 2, ids, count));
+}
+
+dc_status dc_register_graph_z3(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {
+  DC__IN_CONTEXT(context, dc__graph_register(context, __func__, graph_id, 3, ids, count));
+}
+
+dc_status dc_unregister_graph(dc_context *context, int64_t graph_id) {
+  DC__IN_CONTEXT(context, dc__graph_unregister(context, __func__, graph_id));
+}

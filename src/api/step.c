@@ -1,0 +1,129 @@
+/* Chapters 10 and 11: the step, statistics, dry runs, traces. */
+#include "api/api.h"
+
+/* ---- the step ---- */
+
+static dc_status start_forward(dc_context *ctx, const char *fn) {
+  if (ctx->in_forward) {
+    return dc__fail(DC_E_STATE, "%s: a forward has begun already; call dc_end_forward first", fn);
+  }
+  ctx->in_forward = true;
+  return DC_OK;
+}
+
+dc_status dc_start_forward(dc_context *context) {
+  DC__IN_CONTEXT(context, start_forward(context, __func__));
+}
+
+static dc_status end_forward(dc_context *ctx, const char *fn) {
+  if (!ctx->in_forward) {
+    return dc__fail(DC_E_STATE, "%s: no forward has begun; call dc_start_forward first", fn);
+  }
+  ctx->in_forward = false;
+  for (int64_t i = 0; i < ctx->params.count; i++) {
+    const dc__param *param = ctx->params.values[i];
+    if (param->users > 0 && !param->persistent) {
+      dc__logf(ctx, DC_LOG_WARNING,
+               "dc_end_forward: parameter %" PRId64 " is still gathered: released by %" PRId64 " of %" PRId64 " users",
+               param->id, param->released, param->users);
+    }
+  }
+  return DC_OK;
+}
+
+dc_status dc_end_forward(dc_context *context) {
+  DC__IN_CONTEXT(context, end_forward(context, __func__));
+}
+
+static dc_status start_backward(dc_context *ctx, const char *fn, int32_t update) {
+  DC__TRY(dc__check_flag(fn, "update", update));
+  if (ctx->boundary) {
+    for (int64_t i = 0; i < ctx->params.count; i++) {
+      ((dc__param *)ctx->params.values[i])->has_grad = false;
+    }
+    ctx->boundary = false;
+  }
+  ctx->update = update == 1;
+  return DC_OK;
+}
+
+dc_status dc_start_backward(dc_context *context, int32_t update) {
+  DC__IN_CONTEXT(context, start_backward(context, __func__, update));
+}
+
+static dc_status enable_profiling(dc_context *ctx, const char *fn, int32_t enable) {
+  DC__TRY(dc__check_flag(fn, "enable", enable));
+  ctx->profiling = enable == 1;
+  return DC_OK;
+}
+
+dc_status dc_enable_profiling(dc_context *context, int32_t enable) {
+  DC__IN_CONTEXT(context, enable_profiling(context, __func__, enable));
+}
+
+int32_t dc_is_profiling(const dc_context *context) {
+  if (context == NULL) {
+    return 0;
+  }
+  pthread_mutex_t *mutex = (pthread_mutex_t *)(uintptr_t)&context->mutex; /* locking changes nothing to be seen */
+  pthread_mutex_lock(mutex);
+  int32_t profiling = context->profiling ? 1 : 0;
+  pthread_mutex_unlock(mutex);
+  return profiling;
+}
+
+/* ---- reports ---- */
+
+static dc_status get_stats(dc_context *ctx, const char *fn, dc_memory_stats *stats) {
+  dc_memory_stats s;
+  dc__stats(ctx, &s);
+  return dc__write_sized(fn, "stats", stats, &s, sizeof s, DC__MEMORY_STATS_SIZE_0_1);
+}
+
+dc_status dc_get_memory_stats(dc_context *context, dc_memory_stats *stats) {
+  DC__IN_CONTEXT(context, get_stats(context, __func__, stats));
+}
+
+static dc_status reset_stats(dc_context *ctx) {
+  dc__stats_reset(ctx);
+  return DC_OK;
+}
+
+dc_status dc_reset_stats(dc_context *context) {
+  DC__IN_CONTEXT(context, reset_stats(context));
+}
+
+static dc_status dry_run(dc_context *ctx, const char *fn, int32_t op, int64_t graph_id, int64_t id, int32_t dtype,
+                         dc_op_info *info) {
+  dc_op_info i = {.struct_size = sizeof i};
+  if (info == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: info is NULL", fn);
+  }
+  DC__TRY(dc__dry_run(ctx, fn, op, graph_id, id, dtype, &i));
+  return dc__write_sized(fn, "info", info, &i, sizeof i, DC__OP_INFO_SIZE_0_1);
+}
+
+dc_status dc_dry_run(dc_context *context, int32_t op, int64_t graph_id, int64_t id, int32_t dtype, dc_op_info *info) {
+  DC__IN_CONTEXT(context, dry_run(context, __func__, op, graph_id, id, dtype, info));
+}
+
+dc_status dc_trace_start(dc_context *context, int64_t capacity) {
+  if (capacity < 0 || capacity > 16777216) {
+    return dc__fail(DC_E_INVALID, "%s: capacity = %" PRId64 ", must be 0 to 16777216", __func__, capacity);
+  }
+  DC__IN_CONTEXT(context, dc__trace_start(context, capacity));
+}
+
+static dc_status trace_read(dc_context *ctx, dc_trace_event *events, size_t event_size, int64_t cap, int64_t *count) {
+  *count = dc__trace_read(ctx, (char *)events, event_size, cap);
+  return DC_OK;
+}
+
+dc_status dc_trace_read(dc_context *context, dc_trace_event *events, size_t event_size, int64_t cap, int64_t *count) {
+  if (count == NULL || cap < 0 || (cap > 0 && events == NULL) || event_size < sizeof(dc_trace_event)) {
+    return dc__fail(DC_E_INVALID, "%s: events = %s, event_size = %zu (at least %zu), cap = %" PRId64 ", count = %s",
+                    __func__, events == NULL ? "NULL" : "given", event_size, sizeof(dc_trace_event), cap,
+                    count == NULL ? "NULL" : "given");
+  }
+  DC__IN_CONTEXT(context, trace_read(context, events, event_size, cap, count));
+}

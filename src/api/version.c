@@ -1,0 +1,29 @@
+/* Chapter 1: version and features; and the operators' names, which belong to no room. */
+#include <string.h>
+
+#include "api/api.h"
+#include "kernels/kernels.h"
+
+uint32_t dc_api_version(void) {
+  return DC_API_VERSION;
+}
+
+const char *dc_version_string(void) {
+  return "0.1.0";
+}
+
+int32_t dc_has_feature(const char *name) {
+  static const char *const always[] = {"cpu", "comm.threads", "comm.processes", "comm.external"};
+  if (name == NULL) {
+    return 0;
+  }
+  for (size_t i = 0; i < DC__COUNT(always); i++) {
+    if (strcmp(name, always[i]) == 0) {
+      return 1;
+    }
+  }
+  if (strcmp(name, "avx2") == 0) {
+    return dc__kernels_level() >= 1;
+  }
+  return strcmp(name, "avx512") == 0 && dc__kernels_level() >= 2;
+}

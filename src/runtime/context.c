@@ -1,0 +1,252 @@
+/* Begin and end of a context; its streams and arenas; entering and leaving a call. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/runtime.h"
+
+/* ---- calls ---- */
+
+dc_status dc__enter(dc_context *ctx, const char *fn) {
+  if (ctx == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: context is NULL", fn);
+  }
+  pthread_mutex_lock(&ctx->mutex);
+  dc_status status = DC_OK;
+  if (ctx->state == DC__NEW) {
+    status = dc__fail(DC_E_STATE, "%s: the context is not initialised; call dc_init first", fn);
+  } else if (ctx->state == DC__CLEANED) {
+    status = dc__fail(DC_E_STATE, "%s: the context was cleaned up; only dc_context_destroy is left", fn);
+  } else {
+    status = dc__context_check(ctx);
+  }
+  if (status != DC_OK) {
+    pthread_mutex_unlock(&ctx->mutex);
+  }
+  return status;
+}
+
+dc_status dc__leave(dc_context *ctx, dc_status status) {
+  pthread_mutex_unlock(&ctx->mutex);
+  return status;
+}
+
+dc_status dc__context_check(dc_context *ctx) {
+  DC__TRY(dc__comm_check(ctx->gather_comm));
+  return ctx->reduce_comm == ctx->gather_comm ? DC_OK : dc__comm_check(ctx->reduce_comm);
+}
+
+void dc__logf(dc_context *ctx, int32_t level, const char *format, ...) {
+  if (ctx->log == NULL) {
+    return;
+  }
+  char line[512];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(line, sizeof line, format, args);
+  va_end(args);
+  ctx->log(level, line, ctx->log_user);
+}
+
+/* ---- streams and events ---- */
+
+dc_status dc__lane(dc_context *ctx, int32_t lane, dc_stream **stream) {
+  if (lane == DC__LANE_REDUCE && ctx->reduce_comm == ctx->gather_comm) {
+    lane = DC__LANE_GATHER; /* one communicator: its collectives must run in the order in which they were called */
+  }
+  if (ctx->lanes[lane] == NULL) {
+    DC__TRY(ctx->device->ops->stream_create(ctx->device, &ctx->lanes[lane]));
+  }
+  *stream = ctx->lanes[lane];
+  return DC_OK;
+}
+
+void dc__after_caller(dc_context *ctx, dc_stream *stream) {
+  if (ctx->lanes[DC__LANE_CALLER] != NULL) {
+    dc__event_record(ctx->caller_mark, ctx->lanes[DC__LANE_CALLER]);
+    dc__event_wait(ctx->caller_mark, stream);
+  }
+}
+
+dc_status dc__need_event(dc_context *ctx, dc_event **event) {
+  return *event != NULL ? DC_OK : ctx->device->ops->event_create(ctx->device, event);
+}
+
+void dc__drop_event(dc_context *ctx, dc_event **event) {
+  if (*event != NULL) {
+    dc__arena_forget_event(ctx->gathered, *event);
+    dc__arena_forget_event(ctx->working, *event);
+    dc__arena_forget_event(ctx->shared, *event);
+    dc__arena_forget_event(ctx->host, *event);
+    ctx->device->ops->event_destroy(*event);
+    *event = NULL;
+  }
+}
+
+dc_status dc__drain(dc_context *ctx) {
+  for (int32_t lane = DC__LANE_GATHER; lane < DC__LANES; lane++) {
+    DC__TRY(dc__stream_sync(ctx->lanes[lane], 0)); /* every task that waits for others has its own deadline */
+  }
+  return dc__context_check(ctx);
+}
+
+dc_event *dc__unless_passed(dc_event *event) {
+  return event == NULL || dc__event_passed(event) ? NULL : event;
+}
+
+/* ---- arenas ---- */
+
+static dc_status heap_alloc(void *comm, size_t bytes, void **ptr) {
+  return ((dc_comm *)comm)->ops->heap_alloc(comm, bytes, ptr);
+}
+
+static void heap_free(void *comm, void *ptr, size_t bytes) {
+  ((dc_comm *)comm)->ops->heap_free(comm, ptr, bytes);
+}
+
+static void heap_done(void *comm) {
+  dc__comm_release(comm);
+}
+
+/* Host memory that copies fast, from the device that knows how. */
+static dc_status host_alloc(void *device, size_t bytes, void **ptr) {
+  return ((dc_device *)device)->ops->alloc(device, bytes, DC_MEMORY_HOST, ptr);
+}
+
+static void host_free(void *device, void *ptr, size_t bytes) {
+  ((dc_device *)device)->ops->free(device, ptr, bytes, DC_MEMORY_HOST);
+}
+
+static void host_done(void *device) {
+  dc__device_release(device);
+}
+
+static dc_status make_arenas(dc_context *ctx) {
+  DC__TRY(dc__arena_create(ctx->device, NULL, &ctx->gathered));
+  DC__TRY(dc__arena_create(ctx->device, NULL, &ctx->working));
+  dc__arena_source host = {host_alloc, host_free, host_done, ctx->device};
+  DC__TRY(dc__arena_create(ctx->device, &host, &ctx->host));
+  dc__device_retain(ctx->device); /* until host_done */
+  if (ctx->gather_comm->ops->heap_alloc == NULL) {
+    return dc__arena_create(ctx->device, NULL, &ctx->shared); /* peers read any memory, or none */
+  }
+  dc__arena_source heap = {heap_alloc, heap_free, heap_done, ctx->gather_comm};
+  DC__TRY(dc__arena_create(ctx->device, &heap, &ctx->shared));
+  dc__comm_retain(ctx->gather_comm); /* until heap_done */
+  return DC_OK;
+}
+
+/* ---- life ---- */
+
+static dc_status make_comms(dc_context *ctx, dc_comm *comm) {
+  if (comm == NULL) {
+    DC__TRY(dc__comm_create_self(&ctx->gather_comm));
+  } else {
+    dc_status status = comm->ops->dup(comm, &ctx->gather_comm);
+    if (status == DC_E_UNSUPPORTED) { /* one group of the caller's: he must not use it beside us */
+      ctx->gather_comm = dc__comm_retain(comm);
+    } else if (status != DC_OK) {
+      return status;
+    }
+  }
+  ctx->rank = ctx->gather_comm->rank;
+  ctx->world = ctx->gather_comm->world;
+  dc_status status = ctx->gather_comm->ops->dup(ctx->gather_comm, &ctx->reduce_comm);
+  if (status == DC_E_UNSUPPORTED) {
+    ctx->reduce_comm = dc__comm_retain(ctx->gather_comm);
+    status = DC_OK;
+  }
+  return status;
+}
+
+/* What ranks must agree on, in the order of the names below. */
+static dc_status agree_on_config(dc_context *ctx, const char *fn) {
+  static const char *const names[] = {
+      "library version",    "world size",        "initial_reduce_bucket_size", "symmetric_memory",    "double_buffer",
+      "sync_before_reduce", "sync_after_reduce", "sync_before_allgather",      "sync_after_allgather"};
+  enum { FIELDS = DC__COUNT(names) };
+  const dc_config *c = &ctx->config;
+  int64_t mine[FIELDS] = {
+      DC_API_VERSION,        ctx->world,           ctx->bucket_elements,     c->symmetric_memory,    c->double_buffer,
+      c->sync_before_reduce, c->sync_after_reduce, c->sync_before_allgather, c->sync_after_allgather};
+  int64_t table[DC__COMM_MAX_WORLD * FIELDS];
+  dc__tag tag = {-1, -1, DC_OP_INIT, 0};
+  DC__TRY(dc__comm_exchange(ctx->gather_comm, &tag, mine, FIELDS, table));
+  for (int32_t rank = 0; rank < ctx->world; rank++) {
+    for (size_t i = 0; i < FIELDS; i++) {
+      int64_t theirs = table[(size_t)rank * FIELDS + i];
+      if (theirs != mine[i]) {
+        return dc__fail(DC_E_MISMATCH,
+                        "%s: %s = %" PRId64 " on rank %" PRId32 ", but %" PRId64 " on rank %" PRId32
+                        "; it must be the same on every rank",
+                        fn, names[i], mine[i], ctx->rank, theirs, rank);
+      }
+    }
+  }
+  return DC_OK;
+}
+
+static void free_resources(dc_context *ctx) {
+  dc__registry_free(ctx);
+  dc__buckets_free(ctx);
+  dc__trace_free(ctx);
+  if (ctx->host != NULL) {
+    dc__drop_event(ctx, &ctx->caller_mark);
+  }
+  for (int32_t lane = DC__LANE_GATHER; lane < DC__LANES; lane++) {
+    if (ctx->lanes[lane] != NULL) {
+      ctx->device->ops->stream_destroy(ctx->lanes[lane]);
+      ctx->lanes[lane] = NULL;
+    }
+  }
+  dc__arena **arenas[] = {&ctx->gathered, &ctx->working, &ctx->shared, &ctx->host};
+  for (size_t i = 0; i < DC__COUNT(arenas); i++) {
+    dc__arena_release(*arenas[i]);
+    *arenas[i] = NULL;
+  }
+  dc__free(ctx->items);
+  dc__free(ctx->scratch);
+  ctx->items = NULL;
+  ctx->scratch = NULL;
+  ctx->item_capacity = ctx->scratch_capacity = 0;
+  dc__comm_release(ctx->reduce_comm);
+  dc__comm_release(ctx->gather_comm);
+  ctx->reduce_comm = ctx->gather_comm = NULL;
+}
+
+static dc_status start(dc_context *ctx, const char *fn, dc_comm *comm) {
+  DC__TRY(make_comms(ctx, comm));
+  DC__TRY(make_arenas(ctx));
+  DC__TRY(dc__need_event(ctx, &ctx->caller_mark));
+  DC__TRY(agree_on_config(ctx, fn));
+  if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && ctx->gather_comm->ops->shares == NULL) {
+    return dc__fail(DC_E_UNSUPPORTED,
+                    "%s: config->symmetric_memory = 1, but ranks of this communicator (%s) cannot read "
+                    "each other's memory",
+                    fn, ctx->gather_comm->ops->name);
+  }
+  return DC_OK;
+}
+
+dc_status dc__context_start(dc_context *ctx, const char *fn, dc_comm *comm, const dc_config *config,
+                            int64_t bucket_elements) {
+  ctx->config = *config;
+  ctx->bucket_elements = bucket_elements;
+  dc_status status = start(ctx, fn, comm);
+  if (status != DC_OK) {
+    free_resources(ctx);
+    return status;
+  }
+  ctx->state = DC__READY;
+  dc__stats_reset(ctx);
+  return DC_OK;
+}
+
+dc_status dc__context_cleanup(dc_context *ctx) {
+  if (ctx->state == DC__READY) {
+    (void)dc__drain(ctx); /* a failed context is cleaned up too */
+    free_resources(ctx);
+    ctx->state = DC__CLEANED;
+  }
+  return DC_OK;
+}

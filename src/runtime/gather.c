@@ -1,0 +1,363 @@
+/* All-gather, wait, release. A parameter's full weights exist as copies, one a data type; a copy carries the event of
+ * its completion and the version of the weights it holds, so every graph waits for the same thing and nothing stale is
+ * taken for current.
+ *
+ *   no copy → dc__gather → copy coming → event passed → copy ready → last release → no copy
+ *
+ * A persistent parameter keeps its copy; when the weights changed, the next gather overwrites it in place. */
+#include <string.h>
+
+#include "kernels/kernels.h"
+#include "runtime/runtime.h"
+
+/* ---- copies ---- */
+
+static bool current(const dc__param *param, const dc__copy_of *copy) {
+  return copy->buffer != NULL && copy->version == param->version;
+}
+
+dc__copy_of *dc__gather_copy(dc__param *param, int32_t dtype) {
+  dtype = dtype == DC_DTYPE_NONE ? param->dtype : dtype;
+  for (int32_t i = 0; i < DC__COPIES; i++) {
+    if (param->copies[i].buffer != NULL && param->copies[i].dtype == dtype) {
+      return &param->copies[i];
+    }
+  }
+  return NULL;
+}
+
+static dc__copy_of *any_current_copy(dc__param *param) {
+  for (int32_t i = 0; i < DC__COPIES; i++) {
+    if (current(param, &param->copies[i])) {
+      return &param->copies[i];
+    }
+  }
+  return NULL;
+}
+
+static bool has_copy(const dc__param *param) {
+  for (int32_t i = 0; i < DC__COPIES; i++) {
+    if (param->copies[i].buffer != NULL) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static void drop_copy(dc__param *param, dc__copy_of *copy) {
+  dc__buffer_revoke(copy->buffer, dc__unless_passed(copy->ready), dc__unless_passed(param->last_read));
+  dc_buffer_release(copy->buffer);
+  copy->buffer = NULL;
+}
+
+void dc__gather_drop(dc__param *param) {
+  for (int32_t i = 0; i < DC__COPIES; i++) {
+    if (param->copies[i].buffer != NULL) {
+      drop_copy(param, &param->copies[i]);
+    }
+  }
+  param->users = param->released = 0;
+}
+
+dc_status dc__gather_dtype(const char *fn, const dc__param *param, int32_t *dtype) {
+  if (*dtype == DC_DTYPE_NONE) {
+    *dtype = param->dtype;
+  }
+  if (!dc__dtype_moves(*dtype)) {
+    return dc__fail(DC_E_DTYPE,
+                    "%s: dtype = %" PRId32 " (%s) for parameter %" PRId64
+                    "; gathers take float32, float64, "
+                    "float16, bfloat16, int8, int32 and int64",
+                    fn, *dtype, dc_dtype_name(*dtype), param->id);
+  }
+  return DC_OK;
+}
+
+/* Memory and an event for a copy in a type. *made: it is new, and to be dropped if the gather does not start. */
+static dc_status open_copy(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc__copy_of **copy,
+                           bool *made) {
+  *copy = dc__gather_copy(param, dtype);
+  *made = *copy == NULL;
+  if (!*made) {
+    return DC_OK; /* a stale one is overwritten */
+  }
+  for (int32_t i = 0; i < DC__COPIES && *copy == NULL; i++) {
+    *copy = param->copies[i].buffer == NULL ? &param->copies[i] : NULL;
+  }
+  if (*copy == NULL) {
+    return dc__fail(DC_E_STATE, "%s: parameter %" PRId64 " is gathered in %d types already; release one", fn, param->id,
+                    (int)DC__COPIES);
+  }
+  DC__TRY(dc__need_event(ctx, &(*copy)->ready));
+  size_t bytes = (size_t)param->numel * dc_dtype_size(dtype);
+  void *data;
+  DC__TRY(dc__arena_alloc(ctx->gathered, bytes, &data));
+  DC__TRY(dc__buffer_create(ctx->gathered, data, bytes, &(*copy)->buffer));
+  (*copy)->dtype = dtype;
+  (*copy)->version = -1; /* holds nothing yet */
+  dc__arena_stats stats;
+  dc__arena_get_stats(ctx->gathered, &stats);
+  if (stats.used_bytes > ctx->counters.gathered_peak) {
+    ctx->counters.gathered_peak = stats.used_bytes;
+  }
+  return DC_OK;
+}
+
+/* ---- the gather ---- */
+
+typedef struct cast_args {
+  void *dst;
+  const void *src;
+  int64_t count;
+  int32_t dst_dtype, src_dtype;
+} cast_args;
+
+static void cast_task(void *arg) {
+  cast_args *a = arg;
+  dc__cast(a->dst, a->dst_dtype, a->src, a->src_dtype, a->count);
+}
+
+static void queue_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
+                       int64_t count) {
+  cast_args args = {dst, src, count, dst_dtype, src_dtype};
+  dc__stream_call(stream, cast_task, &args, sizeof args);
+}
+
+/* Does this rank's shard have to be staged (cast, or copied to where peers can read it) before the gather? */
+static bool needs_staging(const dc_context *ctx, const dc__param *param, int32_t dtype) {
+  if (dtype != param->dtype) {
+    return true;
+  }
+  return ctx->world > 1 && ctx->config.symmetric_memory != 1 && param->device_shard == NULL &&
+         ctx->gather_comm->ops->heap_alloc != NULL;
+}
+
+/* One parameter of a gather that is about to start. */
+typedef struct plan {
+  dc__param *param;
+  dc__copy_of *copy;
+  const dc__copy_of *from; /* another type's current copy: cast from it, without communication */
+  void *staged;            /* NULL: the shard itself is sent */
+  bool made;
+} plan;
+
+static dc_status plan_one(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, plan *p) {
+  p->param = param;
+  p->from = any_current_copy(param);
+  DC__TRY(open_copy(ctx, fn, param, dtype, &p->copy, &p->made));
+  size_t bytes = (size_t)param->chunks[ctx->rank].count * dc_dtype_size(dtype);
+  if (p->from == NULL && bytes > 0 && needs_staging(ctx, param, dtype)) {
+    return dc__arena_alloc(ctx->shared, bytes, &p->staged);
+  }
+  return DC_OK;
+}
+
+static void unplan(dc_context *ctx, plan *p) {
+  if (p->staged != NULL) {
+    dc__arena_free(ctx->shared, p->staged, NULL, NULL);
+  }
+  if (p->made && p->copy != NULL && p->copy->buffer != NULL) {
+    drop_copy(p->param, p->copy);
+  }
+}
+
+/* Queues what precedes the collective and describes it; false if there is none for this parameter. */
+static bool start_one(dc_context *ctx, dc_stream *stream, plan *p, dc__coll_item *item) {
+  dc__param *param = p->param;
+  int32_t dtype = p->copy->dtype;
+  void *full = dc_buffer_data(p->copy->buffer);
+  p->copy->version = param->version;
+  if (p->from != NULL) {
+    queue_cast(stream, full, dtype, dc_buffer_data(p->from->buffer), p->from->dtype, param->numel);
+    return false;
+  }
+  const void *shard = param->shard;
+  if (param->device_shard != NULL) {
+    dc__event_wait(param->reloaded, stream);
+    shard = param->device_shard;
+  }
+  if (p->staged != NULL) {
+    queue_cast(stream, p->staged, dtype, shard, param->dtype, param->chunks[ctx->rank].count);
+    shard = p->staged;
+  }
+  *item = (dc__coll_item){.send = shard,
+                          .recv = full,
+                          .ranges = param->chunks,
+                          .total = param->numel,
+                          .id = param->id,
+                          .dtype = dtype,
+                          .recv_dtype = dtype};
+  int64_t bytes = dc__wire_elements(ctx, param->chunks, param->numel, false) * (int64_t)dc_dtype_size(dtype);
+  ctx->counters.gathers++;
+  ctx->counters.gather_wire_bytes += bytes;
+  return true;
+}
+
+static void start(dc_context *ctx, dc_stream *stream, const dc__tag *tag, plan *plans, int64_t count) {
+  int64_t items = 0;
+  dc__after_caller(ctx, stream);
+  int64_t wire = ctx->counters.gather_wire_bytes;
+  int64_t mark = dc__trace_begin(ctx, stream, DC__LANE_GATHER, tag);
+  for (int64_t i = 0; i < count; i++) {
+    items += start_one(ctx, stream, &plans[i], &ctx->items[items]);
+  }
+  dc__comm_all_gather(ctx->gather_comm, stream, tag, ctx->items, items);
+  dc__trace_end(ctx, stream, mark, ctx->counters.gather_wire_bytes - wire);
+  for (int64_t i = 0; i < count; i++) {
+    dc__event_record(plans[i].copy->ready, stream);
+    if (plans[i].staged != NULL) {
+      dc__arena_free(ctx->shared, plans[i].staged, plans[i].copy->ready, NULL);
+    }
+  }
+}
+
+/* Plans for all before any is started, so that a failure leaves nothing half-done. */
+static dc_status gather_missing(dc_context *ctx, const char *fn, const dc__tag *tag, plan *plans,
+                                dc__param *const *params, const int32_t *dtypes, int64_t count) {
+  dc_stream *stream;
+  DC__TRY(dc__lane(ctx, DC__LANE_GATHER, &stream));
+  if (ctx->config.sync_before_allgather == 1) {
+    DC__TRY(dc__drain(ctx));
+  }
+  dc_status status = DC_OK;
+  int64_t planned = 0;
+  for (; planned < count && status == DC_OK; planned++) {
+    status = plan_one(ctx, fn, params[planned], dtypes[planned], &plans[planned]);
+  }
+  if (status != DC_OK) {
+    for (int64_t i = 0; i < planned; i++) {
+      unplan(ctx, &plans[i]);
+    }
+    return status;
+  }
+  start(ctx, stream, tag, plans, count);
+  return ctx->config.sync_after_allgather == 1 ? dc__drain(ctx) : DC_OK;
+}
+
+static bool planned_before(dc__param *const *params, const int32_t *dtypes, int64_t count, const dc__param *param,
+                           int32_t dtype) {
+  for (int64_t i = 0; i < count; i++) {
+    if (params[i] == param && dtypes[i] == dtype) {
+      return true;
+    }
+  }
+  return false;
+}
+
+enum { ON_STACK = 16 }; /* a plain gather, and most fused ones, need no memory of their own */
+
+dc_status dc__gather(dc_context *ctx, const char *fn, int32_t op, dc__graph *graph, dc__param *const *params,
+                     const int32_t *dtypes, int64_t count) {
+  plan small[ON_STACK] = {{0}};
+  dc__param *small_params[ON_STACK];
+  int32_t small_dtypes[ON_STACK];
+  if (!dc__grow((void **)&ctx->items, &ctx->item_capacity, count, sizeof *ctx->items)) {
+    return DC_E_NO_MEMORY;
+  }
+  char *block = count <= ON_STACK ? NULL : dc__calloc((size_t)count, sizeof(plan) + sizeof(void *) + sizeof(int32_t));
+  if (count > ON_STACK && block == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  plan *plans = block == NULL ? small : (plan *)(void *)block;
+  dc__param **missing = block == NULL ? small_params : (dc__param **)(void *)(plans + count);
+  int32_t *types = block == NULL ? small_dtypes : (int32_t *)(void *)(missing + count);
+  int64_t misses = 0;
+  dc_status status = DC_OK;
+  for (int64_t i = 0; i < count && status == DC_OK; i++) {
+    int32_t dtype = dtypes == NULL ? DC_DTYPE_NONE : dtypes[i];
+    status = dc__gather_dtype(fn, params[i], &dtype);
+    dc__copy_of *copy = dc__gather_copy(params[i], dtype);
+    if (copy != NULL && current(params[i], copy)) {
+      ctx->counters.gather_hits++;
+    } else if (status == DC_OK && !planned_before(missing, types, misses, params[i], dtype)) {
+      missing[misses] = params[i];
+      types[misses++] = dtype;
+    }
+  }
+  if (status == DC_OK && misses > 0) {
+    dc__tag tag = {graph->ordinal, missing[0]->id, op, 0};
+    status = gather_missing(ctx, fn, &tag, plans, missing, types, misses);
+  }
+  dc__free(block);
+  return status;
+}
+
+/* ---- wait, release, take ---- */
+
+static dc_status need_copy(const char *fn, const dc__param *param) {
+  return has_copy(param) ? DC_OK
+                         : dc__fail(DC_E_STATE,
+                                    "%s: parameter %" PRId64
+                                    " is not gathered; call dc_allgather_param "
+                                    "first",
+                                    fn, param->id);
+}
+
+dc_status dc__gather_wait(dc_context *ctx, const char *fn, dc__param *param) {
+  DC__TRY(need_copy(fn, param));
+  for (int32_t i = 0; i < DC__COPIES; i++) {
+    dc__copy_of *copy = &param->copies[i];
+    if (copy->buffer != NULL && !dc__event_passed(copy->ready)) {
+      dc__event_wait(copy->ready, ctx->lanes[DC__LANE_CALLER]);
+    }
+  }
+  return dc__context_check(ctx); /* a collective that failed has passed its event as well */
+}
+
+dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, int64_t n_users) {
+  if (n_users < 1) {
+    return dc__fail(DC_E_INVALID, "%s: n_users = %" PRId64 " for parameter %" PRId64 ", must be >= 1", fn, n_users,
+                    param->id);
+  }
+  if (!has_copy(param)) {
+    return dc__fail(DC_E_STATE,
+                    "%s: parameter %" PRId64
+                    " is not gathered: it was released by its last user, or never "
+                    "gathered",
+                    fn, param->id);
+  }
+  if (param->users != 0 && param->users != n_users) {
+    return dc__fail(DC_E_INVALID,
+                    "%s: n_users = %" PRId64 " for parameter %" PRId64
+                    ", but the first of its users said "
+                    "%" PRId64,
+                    fn, n_users, param->id, param->users);
+  }
+  param->users = n_users;
+  if (++param->released < n_users) {
+    return DC_OK;
+  }
+  if (ctx->lanes[DC__LANE_CALLER] != NULL) {
+    DC__TRY(dc__need_event(ctx, &param->last_read));
+    dc__event_record(param->last_read, ctx->lanes[DC__LANE_CALLER]);
+  }
+  param->users = param->released = 0;
+  if (!param->persistent) {
+    dc__gather_drop(param);
+  }
+  return DC_OK;
+}
+
+dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc_buffer **buffer) {
+  DC__TRY(dc__gather_dtype(fn, param, &dtype));
+  dc__copy_of *copy = dc__gather_copy(param, dtype);
+  if (copy == NULL) {
+    return dc__fail(DC_E_STATE, "%s: parameter %" PRId64 " is not gathered as %s; call dc_allgather_param first", fn,
+                    param->id, dc_dtype_name(dtype));
+  }
+  if (param->users != 0) {
+    return dc__fail(DC_E_STATE,
+                    "%s: parameter %" PRId64 " was released by %" PRId64 " of %" PRId64
+                    " users; it can't be "
+                    "taken from the others",
+                    fn, param->id, param->released, param->users);
+  }
+  DC__TRY(dc__gather_wait(ctx, fn, param));
+  *buffer = copy->buffer;
+  if (param->persistent) {
+    dc_buffer_retain(copy->buffer);
+  } else {
+    copy->buffer = NULL; /* the registry's reference is the caller's now */
+  }
+  return DC_OK;
+}

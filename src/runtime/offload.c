@@ -1,0 +1,228 @@
+/* Tensors and shards between device and host memory. An offloaded tensor's host copy belongs to the graph and is used
+ * again every step; its device copy lives from reload to the end of the backward. */
+#include <string.h>
+
+#include "runtime/runtime.h"
+
+/* ---- values ---- */
+
+dc_status dc__value_find(dc__graph *graph, const char *fn, int64_t id, dc__value **value) {
+  *value = dc__map_get(&graph->values, id);
+  return *value != NULL ? DC_OK
+                        : dc__fail(DC_E_NOT_FOUND, "%s: id = %" PRId64 " was never offloaded in graph %" PRId64, fn, id,
+                                   graph->id);
+}
+
+static void value_free(dc_context *ctx, dc__value *value) {
+  if (value->host != NULL) {
+    dc__buffer_revoke(value->host, dc__unless_passed(value->offloaded), dc__unless_passed(value->reloaded));
+    dc_buffer_release(value->host);
+    ctx->offload_bytes -= (int64_t)value->bytes;
+  }
+  dc__drop_event(ctx, &value->offloaded);
+  dc__drop_event(ctx, &value->reloaded);
+  dc__free(value->shape);
+  dc__free(value);
+}
+
+static dc_status value_fill(dc_context *ctx, const dc_tensor *tensor, int64_t numel, dc__value *value) {
+  value->ndim = tensor->ndim;
+  value->dtype = tensor->dtype;
+  value->bytes = (size_t)numel * dc_dtype_size(tensor->dtype);
+  value->shape = dc__calloc((size_t)tensor->ndim, sizeof *value->shape);
+  if (value->shape == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  if (tensor->ndim > 0) {
+    memcpy(value->shape, tensor->shape, (size_t)tensor->ndim * sizeof *value->shape);
+  }
+  DC__TRY(dc__need_event(ctx, &value->offloaded));
+  DC__TRY(dc__need_event(ctx, &value->reloaded));
+  void *data;
+  DC__TRY(dc__arena_alloc(ctx->host, value->bytes, &data));
+  DC__TRY(dc__buffer_create(ctx->host, data, value->bytes, &value->host));
+  ctx->offload_bytes += (int64_t)value->bytes;
+  return DC_OK;
+}
+
+static dc_status value_make(dc_context *ctx, dc__graph *graph, int64_t id, const dc_tensor *tensor, int64_t numel,
+                            dc__value **value) {
+  *value = dc__calloc(1, sizeof **value);
+  if (*value == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  dc_status status = value_fill(ctx, tensor, numel, *value);
+  if (status == DC_OK && !dc__map_put(&graph->values, id, *value)) {
+    status = DC_E_NO_MEMORY;
+  }
+  if (status != DC_OK) {
+    value_free(ctx, *value);
+  }
+  return status;
+}
+
+static bool same_tensor(const dc__value *value, const dc_tensor *tensor) {
+  return value->ndim == tensor->ndim && value->dtype == tensor->dtype &&
+         (tensor->ndim == 0 || memcmp(value->shape, tensor->shape, (size_t)tensor->ndim * sizeof *value->shape) == 0);
+}
+
+static dc_status write_value(const char *fn, const dc__value *value, dc_buffer *buffer, dc_tensor *out) {
+  return dc__tensor_write(fn, "out", out, dc_buffer_data(buffer), value->shape, value->ndim, value->dtype, buffer);
+}
+
+static void drop_device(dc_context *ctx, dc__value *value) {
+  if (value->device != NULL) {
+    dc_buffer_release(value->device); /* lives on while the caller retains it */
+    value->device = NULL;
+    ctx->reload_bytes -= (int64_t)value->bytes;
+  }
+}
+
+void dc__values_drop_device(dc_context *ctx, dc__graph *graph) {
+  for (int64_t i = 0; i < graph->values.count; i++) {
+    drop_device(ctx, graph->values.values[i]);
+  }
+}
+
+void dc__values_free(dc_context *ctx, dc__graph *graph) {
+  dc__values_drop_device(ctx, graph);
+  for (int64_t i = 0; i < graph->values.count; i++) {
+    value_free(ctx, graph->values.values[i]);
+  }
+  dc__map_clear(&graph->values);
+}
+
+/* ---- the operators ---- */
+
+dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, const dc_tensor *tensor,
+                             dc_tensor *out) {
+  dc_tensor t;
+  int64_t numel;
+  DC__TRY(dc__tensor_read(fn, "a", tensor, false, &t, &numel));
+  DC__TRY(dc__tensor_check_output(fn, "out", out));
+  dc__value *value = dc__map_get(&graph->values, id);
+  if (value == NULL) {
+    DC__TRY(value_make(ctx, graph, id, &t, numel, &value));
+  } else if (!same_tensor(value, &t)) {
+    return dc__fail(DC_E_SHAPE,
+                    "%s: a (%s, %" PRId64 " elements, %" PRId32
+                    " dimensions) differs in shape or type from "
+                    "the first tensor offloaded as id = %" PRId64 " (%s, %" PRId32 " dimensions)",
+                    fn, dc_dtype_name(t.dtype), numel, t.ndim, id, dc_dtype_name(value->dtype), value->ndim);
+  }
+  /* A tensor of the calling thread may be freed when the call returns, so that thread copies it. */
+  dc_stream *stream = NULL;
+  if (ctx->lanes[DC__LANE_CALLER] != NULL) {
+    DC__TRY(dc__lane(ctx, DC__LANE_OFFLOAD, &stream));
+    dc__after_caller(ctx, stream);
+  }
+  dc__event_wait(value->reloaded, stream); /* the host copy may still be read by the last step's reload */
+  dc__stream_copy(stream, dc_buffer_data(value->host), t.data, value->bytes);
+  dc__event_record(value->offloaded, stream);
+  ctx->counters.d2h_bytes += (int64_t)value->bytes;
+  return write_value(fn, value, value->host, out);
+}
+
+dc_status dc__wait_offload(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, dc_tensor *out) {
+  dc__value *value;
+  DC__TRY(dc__value_find(graph, fn, id, &value));
+  DC__TRY(dc__tensor_check_output(fn, "out", out));
+  dc__event_wait(value->offloaded, ctx->lanes[DC__LANE_CALLER]);
+  return write_value(fn, value, value->host, out);
+}
+
+dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, dc_tensor *out) {
+  dc__value *value = dc__map_get(&graph->values, id);
+  if (value == NULL) {
+    return dc__fail(DC_E_STATE,
+                    "%s: id = %" PRId64 " was not offloaded in graph %" PRId64
+                    "; call dc_offload_tensor "
+                    "first",
+                    fn, id, graph->id);
+  }
+  DC__TRY(dc__tensor_check_output(fn, "out", out));
+  if (value->device == NULL) {
+    dc_stream *stream;
+    void *data;
+    DC__TRY(dc__lane(ctx, DC__LANE_RELOAD, &stream));
+    DC__TRY(dc__arena_alloc(ctx->working, value->bytes, &data));
+    DC__TRY(dc__buffer_create(ctx->working, data, value->bytes, &value->device));
+    dc__after_caller(ctx, stream);
+    dc__event_wait(value->offloaded, stream);
+    dc__stream_copy(stream, data, dc_buffer_data(value->host), value->bytes);
+    dc__event_record(value->reloaded, stream);
+    ctx->reload_bytes += (int64_t)value->bytes;
+    ctx->counters.h2d_bytes += (int64_t)value->bytes;
+  }
+  return write_value(fn, value, value->device, out);
+}
+
+dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, const dc_tensor *a,
+                          dc_tensor *out) {
+  dc__value *value = dc__map_get(&graph->values, id);
+  DC__TRY(dc__tensor_check_output(fn, "out", out));
+  if (ctx->profiling && (value == NULL || value->device == NULL)) {
+    dc_tensor t;
+    int64_t numel;
+    DC__TRY(dc__tensor_read(fn, "a", a, false, &t, &numel));
+    return dc__tensor_write(fn, "out", out, t.data, t.shape, t.ndim, t.dtype, t.buffer);
+  }
+  DC__TRY(dc__value_find(graph, fn, id, &value));
+  if (value->device == NULL) {
+    return dc__fail(DC_E_STATE, "%s: id = %" PRId64 " is not being reloaded; call dc_reload_tensor first", fn, id);
+  }
+  dc__event_wait(value->reloaded, ctx->lanes[DC__LANE_CALLER]);
+  return write_value(fn, value, value->device, out);
+}
+
+/* A buffer that dc_free_tensors was given: ours to take back if it is a reloaded tensor's. */
+bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer) {
+  for (int64_t g = 0; g < ctx->graphs.count; g++) {
+    dc__graph *graph = ctx->graphs.values[g];
+    for (int64_t i = 0; i < graph->values.count; i++) {
+      dc__value *value = graph->values.values[i];
+      if (value->device == buffer) {
+        dc__buffer_revoke(buffer, dc__unless_passed(value->reloaded), NULL);
+        drop_device(ctx, value);
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+/* ---- shards ---- */
+
+dc_status dc__reload_shard(dc_context *ctx, dc__param *param) {
+  if (param->device_shard != NULL && param->device_shard_version == param->version) {
+    return DC_OK;
+  }
+  dc_stream *stream;
+  DC__TRY(dc__lane(ctx, DC__LANE_RELOAD, &stream));
+  DC__TRY(dc__need_event(ctx, &param->reloaded));
+  size_t bytes = (size_t)param->chunks[ctx->rank].count * dc_dtype_size(param->dtype);
+  dc__drop_shard(ctx, param); /* the weights changed since */
+  DC__TRY(dc__arena_alloc(ctx->shared, bytes, &param->device_shard));
+  dc__after_caller(ctx, stream);
+  dc__stream_copy(stream, param->device_shard, param->shard, bytes);
+  dc__event_record(param->reloaded, stream);
+  param->device_shard_version = param->version;
+  ctx->reload_bytes += (int64_t)bytes;
+  ctx->counters.h2d_bytes += (int64_t)bytes;
+  return DC_OK;
+}
+
+void dc__drop_shard(dc_context *ctx, dc__param *param) {
+  if (param->device_shard == NULL) {
+    return;
+  }
+  /* Gathers under way read it, and peers do. They finish in order, so the latest one's event stands for all. */
+  dc_event *gathered = NULL;
+  for (int32_t i = 0; i < DC__COPIES; i++) {
+    dc_event *ready = dc__unless_passed(param->copies[i].ready);
+    gathered = ready != NULL ? ready : gathered;
+  }
+  dc__arena_free(ctx->shared, param->device_shard, dc__unless_passed(param->reloaded), gathered);
+  param->device_shard = NULL;
+  ctx->reload_bytes -= (int64_t)((size_t)param->chunks[ctx->rank].count * dc_dtype_size(param->dtype));
+}

@@ -1,0 +1,424 @@
+/* Parameters and graphs: registering, finding, forgetting. */
+#include <string.h>
+
+#include "runtime/runtime.h"
+
+/* ---- finding ---- */
+
+dc_status dc__param_find(dc_context *ctx, const char *fn, int64_t id, dc__param **param) {
+  *param = dc__map_get(&ctx->params, id);
+  return *param != NULL ? DC_OK
+                        : dc__fail(DC_E_NOT_FOUND,
+                                   "%s: id = %" PRId64 " is not a registered parameter (%" PRId64 " are registered)",
+                                   fn, id, ctx->params.count);
+}
+
+dc_status dc__graph_find(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph) {
+  *graph = dc__map_get(&ctx->graphs, graph_id);
+  return *graph != NULL ? DC_OK
+                        : dc__fail(DC_E_NOT_FOUND,
+                                   "%s: graph_id = %" PRId64 " is not a registered graph (%" PRId64 " are registered)",
+                                   fn, graph_id, ctx->graphs.count);
+}
+
+static dc_status need_stage3(const char *fn, const dc__graph *graph) {
+  return graph->stage == 3 ? DC_OK
+                           : dc__fail(DC_E_STAGE, "%s: graph %" PRId64 " is of stage %" PRId32 ", must be of stage 3",
+                                      fn, graph->id, graph->stage);
+}
+
+dc_status dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
+                   dc__param **param) {
+  DC__TRY(dc__graph_find(ctx, fn, graph_id, graph));
+  if (stage3) {
+    DC__TRY(need_stage3(fn, *graph));
+  }
+  *param = dc__map_get(&(*graph)->params, id);
+  if (*param == NULL) {
+    DC__TRY(dc__param_find(ctx, fn, id, param));
+    return dc__fail(DC_E_NOT_FOUND,
+                    "%s: parameter %" PRId64 " is not in graph %" PRId64 " (it has %" PRId64 " parameters)", fn, id,
+                    graph_id, (*graph)->params.count);
+  }
+  return DC_OK;
+}
+
+/* ---- parameters ---- */
+
+int64_t dc__chunk(int64_t numel, int32_t world) {
+  return (numel + world - 1) / world;
+}
+
+dc__range dc__chunk_range(int64_t numel, int32_t world, int32_t rank) {
+  int64_t chunk = dc__chunk(numel, world);
+  int64_t begin = rank * chunk < numel ? rank * chunk : numel;
+  int64_t end = begin + chunk < numel ? begin + chunk : numel;
+  return (dc__range){begin, end - begin};
+}
+
+static void param_free(dc_context *ctx, dc__param *param) {
+  dc__gather_drop(param);
+  dc__drop_shard(ctx, param);
+  if (param->local_sum != NULL) {
+    dc__arena_free(ctx->working, param->local_sum, NULL, NULL);
+  }
+  for (int32_t i = 0; i < DC__COPIES; i++) {
+    dc__drop_event(ctx, &param->copies[i].ready);
+  }
+  dc__drop_event(ctx, &param->last_read);
+  dc__drop_event(ctx, &param->reloaded);
+  dc__free(param->owned);
+  dc__free(param->chunks);
+  dc__free(param->shape);
+  dc__free(param);
+}
+
+/* The weights that a caller registered: a shard of the right length for stage 3, the whole or nothing before. */
+static dc_status take_weights(dc_context *ctx, const char *fn, const dc__param_spec *spec, dc__param *param) {
+  dc_tensor t;
+  int64_t count;
+  const char *name = spec->sharded ? "shard" : "tensor";
+  DC__TRY(dc__tensor_read(fn, name, spec->tensor, !spec->sharded, &t, &count));
+  if (spec->tensor == NULL) {
+    return DC_OK;
+  }
+  if (!dc__dtype_moves(t.dtype)) {
+    return dc__fail(DC_E_DTYPE,
+                    "%s: %s of parameter %" PRId64
+                    " is %s; collectives take float32, float64, float16, "
+                    "bfloat16, int8, int32 and int64",
+                    fn, name, spec->id, dc_dtype_name(t.dtype));
+  }
+  param->dtype = t.dtype;
+  if (!spec->sharded) {
+    return count == param->numel
+               ? DC_OK
+               : dc__fail(DC_E_SHAPE,
+                          "%s: tensor of parameter %" PRId64 " has %" PRId64 " elements, but its shape has %" PRId64,
+                          fn, spec->id, count, param->numel);
+  }
+  int64_t real = param->chunks[ctx->rank].count;
+  if (count != param->chunk && count != real) {
+    return dc__fail(DC_E_SHAPE,
+                    "%s: shard of parameter %" PRId64 " on rank %" PRId32 " has %" PRId64
+                    " elements, must have %" PRId64 " (%" PRId64 " elements over %" PRId32 " ranks, rounded up)",
+                    fn, spec->id, ctx->rank, count, param->chunk, param->numel, ctx->world);
+  }
+  dc_comm *comm = ctx->gather_comm;
+  if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && real > 0 &&
+      !comm->ops->shares(comm, t.data, (size_t)real * dc_dtype_size(t.dtype))) {
+    return dc__fail(DC_E_INVALID,
+                    "%s: shard of parameter %" PRId64
+                    " does not lie in memory that peers can read, as "
+                    "symmetric_memory = 1 wants; allocate it with dc_memory_alloc and DC_MEMORY_SHARED",
+                    fn, spec->id);
+  }
+  param->shard = t.data;
+  return DC_OK;
+}
+
+/* A gradient buffer: checked against the parameter, set to zero, taken. */
+static dc_status take_grad(dc_context *ctx, const char *fn, const dc_tensor *grad, int64_t offset, dc__param *param) {
+  dc_tensor t;
+  int64_t count;
+  DC__TRY(dc__tensor_read(fn, "grad_buffer", grad, true, &t, &count));
+  if (count > 0 && !dc__dtype_is_float(t.dtype)) {
+    return dc__fail(DC_E_DTYPE, "%s: grad_buffer of parameter %" PRId64 " is %s, must be a floating-point type", fn,
+                    param->id, dc_dtype_name(t.dtype));
+  }
+  int64_t real = count;
+  if (param->sharded) {
+    dc__range mine = param->chunks[ctx->rank];
+    if (count != 0 && count != param->chunk && count != mine.count) {
+      return dc__fail(DC_E_SHAPE,
+                      "%s: grad_buffer of parameter %" PRId64 " on rank %" PRId32 " has %" PRId64
+                      " elements, must have %" PRId64 ", as its shard, or 0",
+                      fn, param->id, ctx->rank, count, param->chunk);
+    }
+    if (offset != 0) {
+      return dc__fail(DC_E_INVALID, "%s: offset = %" PRId64 " for parameter %" PRId64 ", must be 0 for a sharded one",
+                      fn, offset, param->id);
+    }
+    offset = mine.begin;
+    real = count < mine.count ? count : mine.count;
+  } else if (offset < 0 || offset > param->numel || count > param->numel - offset) {
+    return dc__fail(DC_E_SHAPE,
+                    "%s: grad_buffer of parameter %" PRId64 " covers elements %" PRId64 " to %" PRId64
+                    ", but the parameter has %" PRId64,
+                    fn, param->id, offset, offset + count, param->numel);
+  }
+  if (count > 0) {
+    dc__stream_zero(ctx->lanes[DC__LANE_CALLER], t.data, (size_t)count * dc_dtype_size(t.dtype));
+  }
+  param->grad = count > 0 ? t.data : NULL;
+  param->grad_count = real;
+  param->grad_offset = offset;
+  param->grad_dtype = count > 0 ? t.dtype : DC_DTYPE_NONE;
+  param->has_grad = false;
+  return DC_OK;
+}
+
+static dc_status param_fill(dc_context *ctx, const char *fn, const dc__param_spec *spec, dc__param *param) {
+  DC__TRY(dc__numel(fn, "shape", spec->shape, spec->ndim, &param->numel));
+  param->ndim = spec->ndim;
+  param->shape = dc__calloc((size_t)spec->ndim, sizeof *param->shape);
+  param->chunks = dc__calloc((size_t)ctx->world, sizeof *param->chunks);
+  param->owned = dc__calloc((size_t)ctx->world, sizeof *param->owned);
+  if (param->shape == NULL || param->chunks == NULL || param->owned == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  if (spec->ndim > 0) {
+    memcpy(param->shape, spec->shape, (size_t)spec->ndim * sizeof *param->shape);
+  }
+  param->chunk = dc__chunk(param->numel, ctx->world);
+  for (int32_t rank = 0; rank < ctx->world; rank++) {
+    param->chunks[rank] = dc__chunk_range(param->numel, ctx->world, rank);
+  }
+  DC__TRY(take_weights(ctx, fn, spec, param));
+  DC__TRY(take_grad(ctx, fn, spec->grad, spec->offset, param));
+  return dc__map_put(&ctx->params, param->id, param) ? DC_OK : DC_E_NO_MEMORY;
+}
+
+dc_status dc__param_register(dc_context *ctx, const char *fn, const dc__param_spec *spec) {
+  if (dc__map_get(&ctx->params, spec->id) != NULL) {
+    return dc__fail(DC_E_EXISTS, "%s: id = %" PRId64 " is registered already; call dc_unregister_param first", fn,
+                    spec->id);
+  }
+  if (spec->expected_grad_dtype != DC_DTYPE_NONE && !dc__dtype_is_float(spec->expected_grad_dtype)) {
+    return dc__fail(DC_E_DTYPE, "%s: expected_grad_dtype = %" PRId32 " (%s), must be a floating-point type or none", fn,
+                    spec->expected_grad_dtype, dc_dtype_name(spec->expected_grad_dtype));
+  }
+  dc__param *param = dc__calloc(1, sizeof *param);
+  if (param == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  param->id = spec->id;
+  param->sharded = spec->sharded;
+  param->persistent = spec->persistent;
+  param->expected_grad_dtype = spec->expected_grad_dtype;
+  dc_status status = param_fill(ctx, fn, spec, param);
+  if (status != DC_OK) {
+    param_free(ctx, param);
+  }
+  return status;
+}
+
+dc_status dc__param_unregister(dc_context *ctx, const char *fn, int64_t id) {
+  dc__param *param;
+  DC__TRY(dc__param_find(ctx, fn, id, &param));
+  if (param->graphs > 0) {
+    return dc__fail(DC_E_BUSY, "%s: parameter %" PRId64 " is in %" PRId32 " graph(s); unregister them first", fn, id,
+                    param->graphs);
+  }
+  if (param->users > 0) {
+    return dc__fail(DC_E_BUSY, "%s: parameter %" PRId64 " is in use: released by %" PRId64 " of %" PRId64 " users", fn,
+                    id, param->released, param->users);
+  }
+  DC__TRY(dc__drain(ctx)); /* collectives under way read its ranges and its shard */
+  dc__map_remove(&ctx->params, id);
+  param_free(ctx, param);
+  return DC_OK;
+}
+
+dc_status dc__param_set_grad(dc_context *ctx, const char *fn, int64_t id, const dc_tensor *grad, int64_t offset) {
+  dc__param *param;
+  DC__TRY(dc__param_find(ctx, fn, id, &param));
+  if (param->pending > 0) {
+    return dc__fail(DC_E_BUSY,
+                    "%s: a reduction into the buffer of parameter %" PRId64
+                    " is pending; call "
+                    "dc_end_backward first",
+                    fn, id);
+  }
+  int64_t count = 0;
+  dc_tensor t;
+  DC__TRY(dc__tensor_read(fn, "grad_buffer", grad, true, &t, &count));
+  if (param->graphs > 0 && count > 0 && !param->sharded) {
+    dc__range mine = param->owned[ctx->rank];
+    if (count != mine.count || offset != mine.begin) {
+      return dc__fail(DC_E_SHAPE,
+                      "%s: grad_buffer of parameter %" PRId64 " covers elements %" PRId64 " to %" PRId64
+                      ", but its graph was registered with %" PRId64 " to %" PRId64,
+                      fn, id, offset, offset + count, mine.begin, mine.begin + mine.count);
+    }
+  }
+  return take_grad(ctx, fn, grad, offset, param);
+}
+
+/* ---- graphs ---- */
+
+static bool graph_busy(const dc__graph *graph) {
+  for (int64_t i = 0; i < graph->params.count; i++) {
+    if (((const dc__param *)graph->params.values[i])->pending > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static void graph_free(dc_context *ctx, dc__graph *graph) {
+  for (int64_t i = 0; i < graph->params.count; i++) {
+    ((dc__param *)graph->params.values[i])->graphs--;
+  }
+  dc__values_free(ctx, graph);
+  dc__map_clear(&graph->params);
+  dc__free(graph);
+}
+
+/* What ranks must agree on for one parameter, and what they tell one another: its part of the gradient. */
+enum { ROW_STAGE, ROW_NUMEL, ROW_DTYPE, ROW_EXPECTED, ROW_AGREED, ROW_BEGIN = ROW_AGREED, ROW_COUNT, ROW };
+
+static void write_row(const dc__graph *graph, const dc__param *param, int64_t *row) {
+  row[ROW_STAGE] = graph->stage;
+  row[ROW_NUMEL] = param->numel;
+  row[ROW_DTYPE] = param->dtype;
+  row[ROW_EXPECTED] = param->expected_grad_dtype;
+  row[ROW_BEGIN] = param->grad_offset;
+  row[ROW_COUNT] = param->grad_count;
+}
+
+static dc_status compare_row(const dc_context *ctx, const char *fn, const dc__param *param, const int64_t *mine,
+                             const int64_t *theirs, int32_t rank) {
+  static const char *const names[] = {"stage", "number of elements", "data type", "expected gradient type"};
+  for (int i = 0; i < ROW_AGREED; i++) {
+    if (mine[i] != theirs[i]) {
+      return dc__fail(DC_E_MISMATCH,
+                      "%s: parameter %" PRId64 " has %s %" PRId64 " on rank %" PRId32 ", but %" PRId64
+                      " on rank %" PRId32,
+                      fn, param->id, names[i], mine[i], ctx->rank, theirs[i], rank);
+    }
+  }
+  return DC_OK;
+}
+
+/* One small collective: compares the graph over the ranks and learns who owns which part of each gradient. */
+static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *graph) {
+  int64_t count = graph->params.count;
+  int64_t *mine = dc__calloc((size_t)count, ROW * sizeof *mine);
+  int64_t *table = dc__calloc((size_t)count * (size_t)ctx->world, ROW * sizeof *table);
+  dc_status status = mine == NULL || table == NULL ? DC_E_NO_MEMORY : DC_OK;
+  if (status == DC_OK) {
+    for (int64_t i = 0; i < count; i++) {
+      write_row(graph, graph->params.values[i], mine + i * ROW);
+    }
+    dc__tag tag = {graph->ordinal, count > 0 ? graph->params.keys[0] : -1, DC_OP_REGISTER_GRAPH, 0};
+    status = dc__comm_exchange(ctx->gather_comm, &tag, mine, count * ROW, table);
+  }
+  for (int64_t i = 0; i < count && status == DC_OK; i++) {
+    const dc__param *param = graph->params.values[i];
+    for (int32_t rank = 0; rank < ctx->world && status == DC_OK; rank++) {
+      status = compare_row(ctx, fn, param, mine + i * ROW, table + (rank * count + i) * ROW, rank);
+    }
+  }
+  for (int64_t i = 0; i < count && status == DC_OK; i++) {
+    dc__param *param = graph->params.values[i];
+    param->frozen = true;
+    for (int32_t rank = 0; rank < ctx->world; rank++) {
+      const int64_t *row = table + (rank * count + i) * ROW;
+      param->owned[rank] = (dc__range){row[ROW_BEGIN], row[ROW_COUNT]};
+      param->frozen = param->frozen && row[ROW_COUNT] == 0;
+    }
+  }
+  dc__free(mine);
+  dc__free(table);
+  return status;
+}
+
+static dc_status check_member(const char *fn, const dc__graph *graph, const dc__param *param) {
+  if (param->sharded != (graph->stage == 3)) {
+    return dc__fail(DC_E_STAGE,
+                    "%s: parameter %" PRId64 " was registered by %s, which a stage-%" PRId32 " graph does not take", fn,
+                    param->id, param->sharded ? "dc_register_z3_param" : "dc_register_param", graph->stage);
+  }
+  if (graph->stage == 0 && param->grad_count != 0 && param->grad_count != param->numel) {
+    return dc__fail(DC_E_SHAPE,
+                    "%s: grad_buffer of parameter %" PRId64 " has %" PRId64 " elements, stage 0 needs all %" PRId64, fn,
+                    param->id, param->grad_count, param->numel);
+  }
+  return DC_OK;
+}
+
+static dc_status graph_fill(dc_context *ctx, const char *fn, dc__graph *graph, const int64_t *ids, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    dc__param *param;
+    DC__TRY(dc__param_find(ctx, fn, ids[i], &param));
+    DC__TRY(check_member(fn, graph, param));
+    if (dc__map_get(&graph->params, ids[i]) != NULL) {
+      return dc__fail(DC_E_INVALID, "%s: ids has parameter %" PRId64 " twice", fn, ids[i]);
+    }
+    if (!dc__map_put(&graph->params, ids[i], param)) {
+      return DC_E_NO_MEMORY;
+    }
+    param->graphs++;
+  }
+  return agree_on_graph(ctx, fn, graph);
+}
+
+dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, int32_t stage, const int64_t *ids,
+                             int64_t count) {
+  if (count < 0 || (count > 0 && ids == NULL)) {
+    return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 " with ids %s", fn, count, ids == NULL ? "NULL" : "given");
+  }
+  dc__graph *old = dc__map_get(&ctx->graphs, graph_id);
+  if (old != NULL && graph_busy(old)) {
+    return dc__fail(DC_E_BUSY, "%s: reductions of graph %" PRId64 " are pending; call dc_end_backward first", fn,
+                    graph_id);
+  }
+  dc__graph *graph = dc__calloc(1, sizeof *graph);
+  if (graph == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  graph->id = graph_id;
+  graph->stage = stage;
+  graph->ordinal = ctx->graph_ordinals;
+  dc_status status = dc__drain(ctx); /* the exchange runs on the caller's thread: nothing may be under way */
+  if (status == DC_OK) {
+    status = graph_fill(ctx, fn, graph, ids, count);
+  }
+  if (status == DC_OK && !dc__map_put(&ctx->graphs, graph_id, graph)) {
+    status = DC_E_NO_MEMORY;
+  }
+  if (status != DC_OK) {
+    graph_free(ctx, graph);
+    return status;
+  }
+  ctx->graph_ordinals++;
+  if (old != NULL) {
+    graph_free(ctx, old);
+  }
+  return DC_OK;
+}
+
+dc_status dc__graph_unregister(dc_context *ctx, const char *fn, int64_t graph_id) {
+  dc__graph *graph;
+  DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
+  if (graph_busy(graph)) {
+    return dc__fail(DC_E_BUSY, "%s: reductions of graph %" PRId64 " are pending; call dc_end_backward first", fn,
+                    graph_id);
+  }
+  dc__map_remove(&ctx->graphs, graph_id);
+  graph_free(ctx, graph);
+  return DC_OK;
+}
+
+dc_status dc__graphs_reset(dc_context *ctx, const char *fn) {
+  if (dc__reduce_pending(ctx)) {
+    return dc__fail(DC_E_BUSY, "%s: reductions are pending; call dc_end_backward or dc_step_abort first", fn);
+  }
+  for (int64_t i = 0; i < ctx->graphs.count; i++) {
+    graph_free(ctx, ctx->graphs.values[i]);
+  }
+  dc__map_clear(&ctx->graphs);
+  return DC_OK;
+}
+
+void dc__registry_free(dc_context *ctx) {
+  for (int64_t i = 0; i < ctx->graphs.count; i++) {
+    graph_free(ctx, ctx->graphs.values[i]);
+  }
+  dc__map_clear(&ctx->graphs);
+  for (int64_t i = 0; i < ctx->params.count; i++) {
+    param_free(ctx, ctx->params.values[i]);
+  }
+  dc__map_clear(&ctx->params);
+}

@@ -1,0 +1,151 @@
+/* Statistics, and dry runs: what an operator would do. */
+#include <string.h>
+
+#include "runtime/runtime.h"
+
+int64_t dc__wire_elements(const dc_context *ctx, const dc__range *ranges, int64_t total, bool reduce) {
+  int64_t mine = ranges[ctx->rank].count;
+  return reduce ? mine * (ctx->world - 1) : total - mine;
+}
+
+static int64_t arena_allocations(dc_context *ctx, int64_t *device_bytes) {
+  dc__arena *arenas[] = {ctx->gathered, ctx->working, ctx->shared, ctx->host};
+  int64_t allocations = 0;
+  *device_bytes = 0;
+  for (size_t i = 0; i < DC__COUNT(arenas); i++) {
+    dc__arena_stats stats;
+    dc__arena_get_stats(arenas[i], &stats);
+    allocations += stats.chunk_allocations;
+    *device_bytes += i < 2 ? stats.chunk_bytes : 0;
+  }
+  return allocations;
+}
+
+static int64_t bucket_bytes(const dc_context *ctx) {
+  int64_t bytes = 0;
+  for (int32_t i = 0; i < DC__BUCKET_TYPES; i++) {
+    const dc__buckets *b = &ctx->buckets[i];
+    bytes += (b->half[0].capacity + b->half[1].capacity) * (int64_t)dc_dtype_size(b->dtype);
+  }
+  return bytes;
+}
+
+void dc__stats(dc_context *ctx, dc_memory_stats *stats) {
+  dc__arena_stats gathered;
+  dc__arena_get_stats(ctx->gathered, &gathered);
+  const dc__counters *c = &ctx->counters;
+  *stats = (dc_memory_stats){
+      .struct_size = sizeof *stats,
+      .gathered_bytes = gathered.used_bytes,
+      .gathered_peak_bytes = c->gathered_peak,
+      .bucket_bytes = bucket_bytes(ctx),
+      .offload_bytes = ctx->offload_bytes,
+      .reload_bytes = ctx->reload_bytes,
+      .gathers = c->gathers,
+      .gather_hits = c->gather_hits,
+      .gather_wire_bytes = c->gather_wire_bytes,
+      .reductions = c->reductions,
+      .reduce_wire_bytes = c->reduce_wire_bytes,
+      .flushes = c->flushes,
+      .copied_d2h_bytes = c->d2h_bytes,
+      .copied_h2d_bytes = c->h2d_bytes,
+      .registered_params = ctx->params.count,
+      .registered_graphs = ctx->graphs.count,
+  };
+  stats->allocations = arena_allocations(ctx, &stats->arena_bytes) - c->allocations_base;
+}
+
+void dc__stats_reset(dc_context *ctx) {
+  dc__arena_stats gathered;
+  dc__arena_get_stats(ctx->gathered, &gathered);
+  int64_t device_bytes;
+  ctx->counters =
+      (dc__counters){.gathered_peak = gathered.used_bytes, .allocations_base = arena_allocations(ctx, &device_bytes)};
+}
+
+/* ---- dry runs ---- */
+
+static dc_status dry_gather(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int32_t dtype,
+                            dc_op_info *info) {
+  dc__graph *graph;
+  dc__param *param;
+  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  DC__TRY(dc__gather_dtype(fn, param, &dtype));
+  info->shape = param->ndim > 0 ? param->shape : NULL;
+  info->ndim = param->ndim;
+  info->dtype = dtype;
+  int64_t size = (int64_t)dc_dtype_size(dtype);
+  const dc__copy_of *copy = dc__gather_copy(param, dtype);
+  info->device_bytes = copy == NULL ? param->numel * size : 0;
+  if (copy == NULL || copy->version != param->version) {
+    info->wire_bytes = dc__wire_elements(ctx, param->chunks, param->numel, false) * size;
+  }
+  return DC_OK;
+}
+
+static dc_status dry_reduce(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int32_t dtype,
+                            dc_op_info *info) {
+  dc__graph *graph;
+  dc__param *param;
+  DC__TRY(dc__find(ctx, fn, graph_id, id, false, &graph, &param));
+  if (dtype != DC_DTYPE_NONE && !dc__dtype_is_float(dtype)) {
+    return dc__fail(DC_E_DTYPE, "%s: a is %s, must be a floating-point type", fn, dc_dtype_name(dtype));
+  }
+  dtype = param->expected_grad_dtype != DC_DTYPE_NONE ? param->expected_grad_dtype : dtype;
+  bool communicates = !ctx->profiling && !param->frozen && (graph->stage != 1 || ctx->update);
+  if (communicates && dtype != DC_DTYPE_NONE) {
+    bool whole = graph->stage == 0;
+    const dc__range *ranges = whole ? param->chunks : param->owned;
+    int64_t elements = dc__wire_elements(ctx, ranges, param->numel, true);
+    elements += whole ? dc__wire_elements(ctx, ranges, param->numel, false) : 0;
+    info->wire_bytes = elements * (int64_t)dc_dtype_size(dtype);
+  }
+  return DC_OK;
+}
+
+/* Offloads that were made before know their shape; the first use has that of its argument. */
+static dc_status dry_value(dc_context *ctx, const char *fn, int32_t op, int64_t graph_id, int64_t id,
+                           dc_op_info *info) {
+  dc__graph *graph;
+  DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
+  info->host = op == DC_OP_OFFLOAD_TENSOR || op == DC_OP_WAIT_OFFLOAD;
+  const dc__value *value = dc__map_get(&graph->values, id);
+  if (value != NULL) {
+    info->shape = value->ndim > 0 ? value->shape : NULL;
+    info->ndim = value->ndim;
+    info->dtype = value->dtype;
+    info->device_bytes = op == DC_OP_RELOAD_TENSOR && value->device == NULL ? (int64_t)value->bytes : 0;
+  }
+  return DC_OK;
+}
+
+dc_status dc__dry_run(dc_context *ctx, const char *fn, int32_t op, int64_t graph_id, int64_t id, int32_t dtype,
+                      dc_op_info *info) {
+  dc__graph *graph;
+  dc__param *param;
+  info->ndim = -1;
+  switch (op) {
+    case DC_OP_ALLGATHER_PARAM:
+    case DC_OP_PREFETCH_PARAMS_FUSED:
+    case DC_OP_TAKE_PARAM:
+      return dry_gather(ctx, fn, graph_id, id, dtype, info);
+    case DC_OP_REDUCE_GRAD:
+      return dry_reduce(ctx, fn, graph_id, id, dtype, info);
+    case DC_OP_WAIT_ALLGATHER:
+    case DC_OP_RELEASE_PARAM:
+    case DC_OP_OFFLOAD_PARAMETER:
+    case DC_OP_RELOAD_PARAMETER:
+      return dc__find(ctx, fn, graph_id, id, true, &graph, &param);
+    case DC_OP_OFFLOAD_TENSOR:
+    case DC_OP_RELOAD_TENSOR:
+    case DC_OP_WAIT_OFFLOAD:
+    case DC_OP_WAIT_RELOAD:
+      return dry_value(ctx, fn, op, graph_id, id, info);
+    case DC_OP_END_BACKWARD:
+      return dc__graph_find(ctx, fn, graph_id, &graph);
+    case DC_OP_FREE_TENSORS:
+      return DC_OK;
+    default:
+      return dc__fail(DC_E_INVALID, "%s: op = %" PRId32 " is none of the operators", fn, op);
+  }
+}
