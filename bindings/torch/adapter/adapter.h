@@ -1,0 +1,23 @@
+/* What libdc_torch.so exports. Python calls these by ctypes; everything else goes through the operators. */
+#ifndef DCT_ADAPTER_H
+#define DCT_ADAPTER_H
+
+#include "dc_api.h"
+
+/** Registers the operators `dc::*` and `dc_rt::*` with the PyTorch that this process has loaded. Idempotent.
+ *  Returns 0, or a negative number with the reason in dct_error(); then nothing is registered. */
+DC_API int dct_register(void);
+
+/** Why dct_register() failed; "" if it did not. */
+DC_API const char *dct_error(void);
+
+/** The context that the operators, which have no handle among their arguments, work on. NULL: none. The caller keeps
+ *  it alive until another one is set and no operator runs. */
+DC_API void dct_set_context(dc_context *context);
+DC_API dc_context *dct_get_context(void);
+
+/** Lets the operators that name this graph work on another context than the default one; NULL ends that. The caller
+ *  keeps it alive as above. Returns 0, or -1 if there is no memory. */
+DC_API int dct_bind(int64_t graph_id, dc_context *context);
+
+#endif

@@ -1,0 +1,202 @@
+/* Around every operator: the stack's values decoded, freed, and turned into results or an exception. */
+#include "call.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "blob.h"
+#include "contexts.h"
+
+const char *dct_text(const char *format, ...) {
+  /* Two in turn, so that an argument may be the text before. */
+  static _Thread_local char texts[2][512];
+  static _Thread_local int turn;
+  turn = 1 - turn;
+  va_list args;
+  va_start(args, format);
+  vsnprintf(texts[turn], sizeof texts[turn], format, args);
+  va_end(args);
+  return texts[turn];
+}
+
+const char *dct_status_text(dc_status status) {
+  return status == DC_OK ? NULL : dc_last_error();
+}
+
+/* ---- decoding: one letter an argument ---- */
+
+int32_t dct_decode_dtype(dct_call *call, dct_value value) {
+  int32_t dtype = dct_dtype_from_torch((int32_t)value);
+  if (dtype < 0 && call->error == NULL) {
+    call->error = dct_text(
+        "dtype: ScalarType %d is not one of libdc's (float32, float64, float16, bfloat16, int8, int32, "
+        "int64, uint8, int16, bool)",
+        (int)(int32_t)value);
+  }
+  return dtype;
+}
+
+static void decode_list(dct_call *call, dct_value slot, dct_value **items, size_t *count) {
+  if (!dct_take_list(slot, items, count) && call->error == NULL) {
+    call->error = "a list argument could not be read";
+  }
+}
+
+static void decode(dct_call *call, const char *letters, dct_value *stack) {
+  dct_value value;
+  for (; *letters != '\0'; ++letters, ++stack) {
+    switch (*letters) {
+      case 'a':
+        call->a = dct_as_tensor(*stack);
+        break;
+      case 'g':
+        call->graph_id = (int64_t)*stack;
+        break;
+      case 'i':
+        call->id = (int64_t)*stack;
+        break;
+      case 'n':
+        call->n_users = (int64_t)*stack;
+        break;
+      case 'k':
+        call->kind = (int64_t)*stack;
+        break;
+      case 's':
+        call->dtype = dct_decode_dtype(call, *stack);
+        break;
+      case 'd':
+        call->dtype = dct_take_optional(*stack, &value) ? dct_decode_dtype(call, value) : DC_DTYPE_NONE;
+        break;
+      case 'T':
+        decode_list(call, *stack, &call->tensors, &call->tensor_count);
+        break;
+      case 'I':
+        decode_list(call, *stack, &call->ints, &call->int_count);
+        break;
+      case 'D':
+        call->has_dtypes = dct_take_optional(*stack, &value);
+        if (call->has_dtypes) {
+          decode_list(call, value, &call->dtypes, &call->dtype_count);
+        }
+        break;
+      default:
+        call->error = "unknown argument in the operator table";
+    }
+  }
+}
+
+static void free_args(dct_call *call) {
+  if (call->a != NULL) {
+    dct_torch.aoti_torch_delete_tensor_object(call->a);
+  }
+  for (size_t i = 0; i < call->tensor_count; ++i) {
+    dct_torch.aoti_torch_delete_tensor_object(dct_as_tensor(call->tensors[i]));
+  }
+  free(call->tensors);
+  free(call->ints);
+  free(call->dtypes);
+}
+
+void dct_run(const char *name, const char *letters, dct_body body, dct_value *stack, uint64_t outputs) {
+  dct_call call = {.id = 0};
+  decode(&call, letters, stack);
+  call.context = dct_context_of(call.graph_id);
+  const char *error = call.error;
+  if (error == NULL && call.context == NULL) {
+    error = "no default context: call libdc.torch.dc.init() first";
+  }
+  if (error == NULL) {
+    error = body(&call);
+  }
+  free_args(&call);
+  if (error != NULL && error != dc_last_error()) {
+    error = dct_text("%s: %s", name, error); /* libdc's own texts begin with its function's name */
+  }
+  if (error != NULL) {
+    dct_raise(name, error);
+  } else if (outputs > 0) {
+    stack[0] = dct_as_value(call.result);
+  }
+}
+
+/* ---- tensors in, tensors out ---- */
+
+/* Replaces call->a by the result of a one-tensor ATen call, which consumes it. */
+static const char *replace_a(dct_call *call, const char *op, dct_value second) {
+  dct_value stack[2] = {dct_as_value(call->a), second};
+  call->a = NULL;
+  if (dct_torch.torch_call_dispatcher(op, "", stack, DCT_TORCH_ABI) != 0) {
+    return dct_text("%s failed: %s", op, dct_torch_reason());
+  }
+  call->a = dct_as_tensor(stack[0]);
+  return NULL;
+}
+
+static const char *return_call(dct_call *call, const char *op) {
+  const char *error = replace_a(call, op, 0);
+  call->result = call->a;
+  call->a = NULL;
+  return error;
+}
+
+const char *dct_return_alias(dct_call *call) {
+  return return_call(call, "aten::alias");
+}
+
+const char *dct_return_clone(dct_call *call) {
+  return return_call(call, "aten::clone");
+}
+
+const char *dct_return_blob(dct_call *call, const dc_tensor *out, dc_buffer *owned, bool host) {
+  int32_t device = dct_torch.cpu;
+  int32_t index = 0;
+  if (!host && (dct_torch.aoti_torch_get_device_type(call->a, &device) != 0 ||
+                dct_torch.aoti_torch_get_device_index(call->a, &index) != 0)) {
+    dc_buffer_release(owned);
+    return dct_torch_reason();
+  }
+  const char *error = NULL;
+  call->result = dct_blob_tensor(out->data, out->shape, out->ndim, out->dtype, device, index, owned, &error);
+  return error;
+}
+
+const char *dct_return_empty(dct_call *call, const int64_t *shape, int32_t ndim, int32_t dtype, int32_t device,
+                             int32_t index) {
+  int64_t strides[DCT_MAX_DIMS];
+  dct_contiguous_strides(shape, ndim, strides);
+  if (dct_torch.aoti_torch_empty_strided(ndim, shape, strides, dtype, device, index, &call->result) != 0) {
+    return dct_torch_reason();
+  }
+  return NULL;
+}
+
+const char *dct_read_a(dct_call *call, dc_tensor *view) {
+  int32_t layout = 0;
+  int32_t dtype = 0;
+  int64_t ndim = 0;
+  int64_t *sizes = NULL;
+  bool contiguous = false;
+  if (dct_torch.aoti_torch_get_layout(call->a, &layout) != 0 || layout != dct_torch.strided) {
+    return "a: must be a strided tensor (not sparse)";
+  }
+  if (dct_torch.aoti_torch_is_contiguous(call->a, &contiguous) != 0) {
+    return dct_torch_reason();
+  }
+  if (!contiguous) {
+    const char *error = replace_a(call, "aten::contiguous",
+                                  (dct_value)(uint32_t)dct_torch.aoti_torch_memory_format_contiguous_format());
+    if (error != NULL) {
+      return error;
+    }
+  }
+  if (dct_torch.aoti_torch_get_dtype(call->a, &dtype) != 0 || dct_torch.aoti_torch_get_dim(call->a, &ndim) != 0 ||
+      dct_torch.aoti_torch_get_sizes(call->a, &sizes) != 0 ||
+      dct_torch.torch_get_mutable_data_ptr(call->a, &view->data) != 0) {
+    return dct_torch_reason();
+  }
+  view->dtype = dct_decode_dtype(call, (dct_value)(uint32_t)dtype);
+  view->shape = sizes;
+  view->ndim = (int32_t)ndim;
+  return call->error;
+}
