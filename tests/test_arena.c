@@ -1,0 +1,539 @@
+/* The arena and its buffers: reuse, merging, retirement behind events, no growth, counting from many threads. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+/* cmocka wants the four above first */
+#include <cmocka.h>
+
+#include "device/device.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+enum { KIB = 1024, MIB = 1024 * 1024 };
+
+static void sleep_ms(int ms) {
+  struct timespec t = {0, ms * 1000000L};
+  nanosleep(&t, NULL);
+}
+
+/* ---- a device whose memory is counted, and an arena on it ---- */
+
+typedef struct fixture {
+  atomic_int live;
+  atomic_int calls;
+  dc_device *device;
+  dc_stream *stream;
+  dc_event *event;
+  dc_event *other;
+  dc__arena *arena;
+  atomic_bool open; /* lets wait_for_open() pass */
+} fixture;
+
+static void *counting_alloc(size_t bytes, size_t align, void *user) {
+  fixture *f = user;
+  atomic_fetch_add(&f->live, 1);
+  atomic_fetch_add(&f->calls, 1);
+  return aligned_alloc(align, bytes);
+}
+
+static void counting_free(void *ptr, size_t bytes, void *user) {
+  fixture *f = user;
+  (void)bytes;
+  atomic_fetch_sub(&f->live, 1);
+  free(ptr);
+}
+
+static int set_up(void **state) {
+  fixture *f = calloc(1, sizeof(*f));
+  dc_allocator allocator = {sizeof(allocator), counting_alloc, counting_free, f};
+  dc_device_options options = DC_DEVICE_OPTIONS_INIT;
+  options.allocator = &allocator;
+  assert_int_equal(dc_device_open("cpu", &options, &f->device), DC_OK);
+  assert_int_equal(dc_stream_create(f->device, &f->stream), DC_OK);
+  assert_int_equal(dc_event_create(f->device, &f->event), DC_OK);
+  assert_int_equal(dc_event_create(f->device, &f->other), DC_OK);
+  assert_int_equal(dc__arena_create(f->device, NULL, &f->arena), DC_OK);
+  *state = f;
+  return 0;
+}
+
+static int tear_down(void **state) {
+  fixture *f = *state;
+  dc__arena_release(f->arena);
+  dc_event_destroy(f->event);
+  dc_event_destroy(f->other);
+  dc_stream_destroy(f->stream);
+  dc_device_destroy(f->device);
+  assert_int_equal(f->live, 0);
+  free(f);
+  return 0;
+}
+
+static void wait_for_open(void *user) {
+  while (!atomic_load(&((fixture *)user)->open)) {
+    sleep_ms(1);
+  }
+}
+
+/* Work that stays pending until f->open, with an event behind it. */
+static void record_pending(fixture *f, dc_event *event) {
+  assert_int_equal(dc_stream_call(f->stream, wait_for_open, f), DC_OK);
+  assert_int_equal(dc_event_record(event, f->stream), DC_OK);
+}
+
+static void *take(fixture *f, size_t bytes) {
+  void *ptr = NULL;
+  assert_int_equal(dc__arena_alloc(f->arena, bytes, &ptr), DC_OK);
+  assert_non_null(ptr);
+  assert_int_equal((uintptr_t)ptr % 256, 0);
+  memset(ptr, 1, bytes);
+  return ptr;
+}
+
+static void give(fixture *f, void *ptr) {
+  dc__arena_free(f->arena, ptr, NULL, NULL);
+}
+
+static dc__arena_stats stats_of(fixture *f) {
+  dc__arena_stats stats;
+  dc__arena_get_stats(f->arena, &stats);
+  return stats;
+}
+
+/* ---- blocks ---- */
+
+static void test_reuse_and_sizes(void **state) {
+  fixture *f = *state;
+  assert_int_equal(stats_of(f).chunk_bytes, 0);
+  void *a = take(f, 1000);
+  void *b = take(f, 0);
+  void *c = take(f, 256);
+  assert_ptr_not_equal(a, b);
+  assert_ptr_not_equal(b, c);
+  assert_int_equal(stats_of(f).used_bytes, 1024 + 256 + 256);
+  assert_int_equal(stats_of(f).chunk_bytes, 4 * MIB);
+  give(f, a);
+  assert_ptr_equal(take(f, 1024), a);
+  void *large = take(f, 5 * MIB + 1); /* a chunk of its own, of whole huge pages */
+  assert_int_equal(stats_of(f).chunk_bytes, 10 * MIB);
+  assert_int_equal(stats_of(f).chunk_allocations, 2);
+  give(f, large);
+  give(f, a);
+  give(f, b);
+  give(f, c);
+  assert_int_equal(stats_of(f).used_bytes, 0);
+  assert_ptr_equal(take(f, 6 * MIB), large);
+  give(f, large);
+  assert_int_equal(f->device->allocations, 2);
+}
+
+static void test_best_fit(void **state) {
+  fixture *f = *state;
+  const size_t sizes[] = {48 * KIB, 256, 40 * KIB, 256, 44 * KIB, 256};
+  void *ptr[DC__COUNT(sizes)];
+  for (size_t i = 0; i < DC__COUNT(sizes); i++) {
+    ptr[i] = take(f, sizes[i]);
+  }
+  give(f, ptr[0]);
+  give(f, ptr[2]);
+  give(f, ptr[4]);
+  assert_ptr_equal(take(f, 41 * KIB), ptr[4]); /* of 48, 40 and 44 KiB */
+  assert_ptr_equal(take(f, 40 * KIB), ptr[2]);
+  assert_ptr_equal(take(f, 41 * KIB), ptr[0]);
+}
+
+static void test_neighbours_merge(void **state) {
+  fixture *f = *state;
+  static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+  for (size_t i = 0; i < DC__COUNT(orders); i++) {
+    void *ptr[4];
+    for (int j = 0; j < 4; j++) {
+      ptr[j] = take(f, MIB);
+    }
+    for (int j = 0; j < 3; j++) {
+      give(f, ptr[orders[i][j]]);
+    }
+    void *whole = take(f, 3 * MIB);
+    assert_ptr_equal(whole, ptr[0]);
+    give(f, whole);
+    give(f, ptr[3]);
+  }
+  assert_int_equal(stats_of(f).chunk_allocations, 1);
+}
+
+static void test_unknown_pointers_are_ignored(void **state) {
+  fixture *f = *state;
+  void *a = take(f, 256);
+  give(f, NULL);
+  give(f, &f);
+  give(f, a);
+  give(f, a);
+  assert_int_equal(stats_of(f).used_bytes, 0);
+  void *none = NULL;
+  assert_int_equal(dc__arena_alloc(f->arena, SIZE_MAX, &none), DC_E_NO_MEMORY);
+  assert_null(none);
+}
+
+static void test_freed_blocks_are_poisoned(void **state) {
+#if defined(__SANITIZE_ADDRESS__)
+  fixture *f = *state;
+  unsigned char *a = take(f, 1000);
+  unsigned char *b = take(f, 1000);
+  assert_false(__asan_address_is_poisoned(a + 999));
+  assert_true(__asan_address_is_poisoned(a + 1000)); /* what lies between two blocks */
+  record_pending(f, f->event);
+  dc__arena_free(f->arena, a, f->event, NULL);
+  give(f, b);
+  assert_false(__asan_address_is_poisoned(a)); /* queued work still uses it */
+  assert_true(__asan_address_is_poisoned(b));
+  atomic_store(&f->open, true);
+  dc__arena_forget_event(f->arena, f->event);
+  assert_true(__asan_address_is_poisoned(a));
+#else
+  (void)state;
+  skip();
+#endif
+}
+
+static void test_no_growth(void **state) {
+  fixture *f = *state;
+  enum { LIVE = 64, LIMIT = 8 * MIB };
+  void *ptr[LIVE] = {NULL};
+  size_t bytes[LIVE] = {0};
+  size_t live = 0;
+  uint32_t seed = 12345;
+  int64_t chunks_after_warm_up = 0;
+  for (int i = 0; i < 20000; i++) {
+    seed = seed * 1664525u + 1013904223u;
+    size_t slot = seed >> 26;
+    if (ptr[slot] != NULL) {
+      unsigned char *p = ptr[slot];
+      assert_true(p[0] == slot && p[bytes[slot] - 1] == slot); /* nobody else wrote here */
+      give(f, p);
+      live -= bytes[slot];
+      ptr[slot] = NULL;
+    } else {
+      size_t want = 1 + (seed >> 4) % (256u * KIB);
+      if (live + want > LIMIT) {
+        continue;
+      }
+      assert_int_equal(dc__arena_alloc(f->arena, want, &ptr[slot]), DC_OK);
+      memset(ptr[slot], 0, 1);
+      ((unsigned char *)ptr[slot])[0] = (unsigned char)slot;
+      ((unsigned char *)ptr[slot])[want - 1] = (unsigned char)slot;
+      bytes[slot] = want;
+      live += want;
+    }
+    if (i == 10000) {
+      chunks_after_warm_up = stats_of(f).chunk_allocations;
+    }
+  }
+  assert_int_equal(stats_of(f).chunk_allocations, chunks_after_warm_up);
+  assert_true(stats_of(f).chunk_bytes <= 2 * LIMIT);
+  for (int i = 0; i < LIVE; i++) {
+    give(f, ptr[i]);
+  }
+  assert_int_equal(stats_of(f).used_bytes, 0);
+}
+
+static void test_many_blocks(void **state) {
+  fixture *f = *state;
+  enum { COUNT = 5000 };
+  void **ptr = calloc(COUNT, sizeof(*ptr));
+  for (int round = 0; round < 2; round++) {
+    for (int i = 0; i < COUNT; i++) {
+      ptr[i] = take(f, 256);
+    }
+    for (int i = 0; i < COUNT; i++) {
+      give(f, ptr[(i * 7) % COUNT]);
+    }
+  }
+  assert_int_equal(stats_of(f).used_bytes, 0);
+  assert_int_equal(stats_of(f).chunk_allocations, 1);
+  free(ptr);
+}
+
+static void test_trim(void **state) {
+  fixture *f = *state;
+  void *keep = take(f, 3 * MIB);
+  void *a = take(f, 6 * MIB);
+  void *b = take(f, 6 * MIB);
+  give(f, a);
+  give(f, b);
+  dc__arena_trim(f->arena);
+  assert_int_equal(stats_of(f).chunk_bytes, 4 * MIB);
+  assert_int_equal(f->live, 1);
+  give(f, keep);
+  dc__arena_trim(f->arena);
+  assert_int_equal(stats_of(f).chunk_bytes, 0);
+  assert_int_equal(f->live, 0);
+  give(f, take(f, MIB));
+}
+
+/* ---- retirement ---- */
+
+static void test_retired_blocks_wait(void **state) {
+  fixture *f = *state;
+  void *a = take(f, 4 * MIB);
+  record_pending(f, f->event);
+  dc__arena_free(f->arena, a, f->other, f->event); /* other has passed */
+  assert_int_equal(stats_of(f).used_bytes, 4 * MIB);
+  void *b = take(f, 4 * MIB); /* does not wait: more memory */
+  assert_ptr_not_equal(a, b);
+  atomic_store(&f->open, true);
+  assert_int_equal(dc_event_wait(f->event, NULL, 0), DC_OK);
+  assert_ptr_equal(take(f, 4 * MIB), a);
+  assert_int_equal(stats_of(f).chunk_allocations, 2);
+}
+
+static void test_retired_blocks_merge(void **state) {
+  fixture *f = *state;
+  void *a = take(f, 2 * MIB);
+  void *b = take(f, 2 * MIB);
+  record_pending(f, f->event);
+  dc__arena_free(f->arena, a, f->event, NULL);
+  give(f, b); /* its neighbour is not free yet */
+  atomic_store(&f->open, true);
+  assert_int_equal(dc_event_wait(f->event, NULL, 0), DC_OK);
+  assert_ptr_equal(take(f, 4 * MIB), a);
+  assert_int_equal(stats_of(f).chunk_allocations, 1);
+}
+
+static void *open_soon(void *user) {
+  sleep_ms(10);
+  atomic_store(&((fixture *)user)->open, true);
+  return NULL;
+}
+
+static void test_forget_event(void **state) {
+  fixture *f = *state;
+  dc_event *event = NULL;
+  assert_int_equal(dc_event_create(f->device, &event), DC_OK);
+  record_pending(f, event);
+  void *a = take(f, MIB);
+  dc__arena_free(f->arena, a, event, event);
+  pthread_t thread;
+  pthread_create(&thread, NULL, open_soon, f);
+  dc__arena_forget_event(f->arena, event);
+  assert_true(atomic_load(&f->open));
+  dc_event_destroy(event);
+  assert_int_equal(stats_of(f).used_bytes, 0);
+  assert_ptr_equal(take(f, MIB), a);
+  pthread_join(thread, NULL);
+}
+
+static void test_release_waits_for_retired(void **state) {
+  fixture *f = *state;
+  dc__arena *arena = NULL;
+  void *ptr = NULL;
+  assert_int_equal(dc__arena_create(f->device, NULL, &arena), DC_OK);
+  assert_int_equal(dc__arena_alloc(arena, 10, &ptr), DC_OK);
+  record_pending(f, f->event);
+  dc__stream_zero(f->stream, ptr, 10);
+  dc_event_record(f->event, f->stream);
+  dc__arena_free(arena, ptr, f->event, NULL);
+  pthread_t thread;
+  pthread_create(&thread, NULL, open_soon, f);
+  dc__arena_release(arena);
+  assert_true(atomic_load(&f->open));
+  pthread_join(thread, NULL);
+}
+
+/* ---- another source ---- */
+
+typedef struct pool {
+  int64_t left;
+  int chunks;
+  bool done;
+} pool;
+
+static dc_status pool_alloc(void *user, size_t bytes, void **ptr) {
+  pool *p = user;
+  if ((int64_t)bytes > p->left) {
+    return dc__fail(DC_E_NO_MEMORY, "pool: %zu bytes asked for", bytes);
+  }
+  p->left -= (int64_t)bytes;
+  p->chunks++;
+  *ptr = aligned_alloc(256, bytes);
+  return DC_OK;
+}
+
+static void pool_free(void *user, void *ptr, size_t bytes) {
+  pool *p = user;
+  assert_false(p->done);
+  p->left += (int64_t)bytes;
+  p->chunks--;
+  free(ptr);
+}
+
+static void pool_done(void *user) {
+  ((pool *)user)->done = true;
+}
+
+static void test_source(void **state) {
+  fixture *f = *state;
+  pool p = {.left = 10 * MIB};
+  dc__arena_source source = {pool_alloc, pool_free, pool_done, &p};
+  dc__arena *arena = NULL;
+  assert_int_equal(dc__arena_create(f->device, &source, &arena), DC_OK);
+  void *a = NULL;
+  void *b = NULL;
+  void *none = NULL;
+  assert_int_equal(dc__arena_alloc(arena, 4 * MIB, &a), DC_OK);
+  assert_int_equal(dc__arena_alloc(arena, 4 * MIB, &b), DC_OK);
+  assert_int_equal(dc__arena_alloc(arena, MIB, &none), DC_E_NO_MEMORY);
+  assert_string_equal(dc_last_error(), "pool: 4194304 bytes asked for");
+  assert_null(none);
+  dc__arena_free(arena, a, NULL, NULL);
+  assert_int_equal(dc__arena_alloc(arena, 6 * MIB, &a), DC_OK); /* idle chunks make room */
+  assert_int_equal(p.chunks, 2);
+  assert_int_equal(f->device->allocations, 0);
+  dc__arena_release(arena);
+  assert_true(p.done);
+  assert_int_equal(p.chunks, 0);
+}
+
+/* ---- buffers ---- */
+
+static dc_buffer *make_buffer(fixture *f, size_t bytes) {
+  dc_buffer *buffer = NULL;
+  assert_int_equal(dc__buffer_create(f->arena, take(f, bytes), bytes, &buffer), DC_OK);
+  return buffer;
+}
+
+static void test_buffer(void **state) {
+  fixture *f = *state;
+  dc_buffer *buffer = make_buffer(f, 1000);
+  void *data = dc_buffer_data(buffer);
+  assert_int_equal(dc_buffer_bytes(buffer), 1000);
+  assert_ptr_equal(dc_buffer_retain(buffer), buffer);
+  dc_buffer_release(buffer);
+  assert_ptr_equal(dc_buffer_data(buffer), data);
+  assert_int_equal(stats_of(f).used_bytes, 1024);
+
+  dc__buffer_revoke(buffer, NULL, NULL);
+  dc__buffer_revoke(buffer, NULL, NULL);
+  assert_null(dc_buffer_data(buffer));
+  assert_int_equal(dc_buffer_bytes(buffer), 0);
+  assert_int_equal(stats_of(f).used_bytes, 0);
+  void *again = take(f, 1000);
+  assert_ptr_equal(again, data);
+  dc_buffer_release(buffer); /* must not free the new owner's block */
+  assert_int_equal(stats_of(f).used_bytes, 1024);
+  give(f, again);
+
+  dc_buffer *empty = make_buffer(f, 0);
+  assert_non_null(dc_buffer_data(empty));
+  assert_int_equal(dc_buffer_bytes(empty), 0);
+  dc_buffer_release(empty);
+
+  assert_null(dc_buffer_retain(NULL));
+  assert_null(dc_buffer_data(NULL));
+  assert_int_equal(dc_buffer_bytes(NULL), 0);
+  dc_buffer_release(NULL);
+}
+
+static void test_revoke_behind_an_event(void **state) {
+  fixture *f = *state;
+  dc_buffer *buffer = make_buffer(f, 4 * MIB);
+  void *data = dc_buffer_data(buffer);
+  record_pending(f, f->event);
+  dc__buffer_revoke(buffer, f->event, NULL);
+  assert_null(dc_buffer_data(buffer));
+  dc_buffer_release(buffer);
+  assert_ptr_not_equal(take(f, 4 * MIB), data);
+  atomic_store(&f->open, true);
+  assert_int_equal(dc_event_wait(f->event, NULL, 0), DC_OK);
+  assert_ptr_equal(take(f, 4 * MIB), data);
+}
+
+static void test_buffer_outlives_everything(void **state) {
+  fixture *f = *state;
+  dc__arena *arena = NULL;
+  void *ptr = NULL;
+  dc_buffer *buffer = NULL;
+  assert_int_equal(dc__arena_create(f->device, NULL, &arena), DC_OK);
+  assert_int_equal(dc__arena_alloc(arena, 100, &ptr), DC_OK);
+  assert_int_equal(dc__buffer_create(arena, ptr, 100, &buffer), DC_OK);
+  dc__arena_release(arena);
+  memset(dc_buffer_data(buffer), 5, 100);
+  assert_int_equal(f->live, 1);
+  dc_buffer_release(buffer);
+  assert_int_equal(f->live, 0);
+}
+
+typedef struct sharer {
+  fixture *f;
+  dc_buffer *shared;
+  int index;
+} sharer;
+
+static void *share(void *arg) {
+  sharer *s = arg;
+  for (int i = 0; i < 2000; i++) {
+    dc_buffer_release(dc_buffer_retain(s->shared));
+    dc_buffer *own = NULL;
+    void *ptr = NULL;
+    size_t bytes = (size_t)(1 + (i * 37 + s->index * 101) % 5000);
+    dc__arena_alloc(s->f->arena, bytes, &ptr);
+    dc__buffer_create(s->f->arena, ptr, bytes, &own);
+    memset(dc_buffer_data(own), s->index, bytes);
+    dc_event_record(s->f->event, s->f->stream);
+    if (i % 2 == 0) {
+      dc__buffer_revoke(own, s->f->event, NULL);
+    }
+    if (i == 1000 && s->index == 0) {
+      dc__buffer_revoke(s->shared, NULL, NULL);
+    }
+    dc_buffer_release(own);
+  }
+  dc_buffer_release(s->shared);
+  return NULL;
+}
+
+static void test_threads(void **state) {
+  fixture *f = *state;
+  dc_buffer *shared = make_buffer(f, 100);
+  pthread_t threads[4];
+  sharer sharers[4];
+  for (int i = 0; i < 4; i++) {
+    sharers[i] = (sharer){f, dc_buffer_retain(shared), i};
+    pthread_create(&threads[i], NULL, share, &sharers[i]);
+  }
+  dc_buffer_release(shared);
+  for (int i = 0; i < 4; i++) {
+    pthread_join(threads[i], NULL);
+  }
+  dc__arena_forget_event(f->arena, f->event);
+  assert_int_equal(stats_of(f).used_bytes, 0);
+  assert_int_equal(f->device->allocations, 1);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(test_reuse_and_sizes),
+      TEST(test_best_fit),
+      TEST(test_neighbours_merge),
+      TEST(test_unknown_pointers_are_ignored),
+      TEST(test_freed_blocks_are_poisoned),
+      TEST(test_no_growth),
+      TEST(test_many_blocks),
+      TEST(test_trim),
+      TEST(test_retired_blocks_wait),
+      TEST(test_retired_blocks_merge),
+      TEST(test_forget_event),
+      TEST(test_release_waits_for_retired),
+      TEST(test_source),
+      TEST(test_buffer),
+      TEST(test_revoke_behind_an_event),
+      TEST(test_buffer_outlives_everything),
+      TEST(test_threads),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
