@@ -4,6 +4,12 @@
 
 #include "device/device.h"
 
+/* Sizes of the structs in the version that introduced them; frozen from then on. */
+enum { DC__DEVICE_OPTIONS_SIZE_0_1 = 16, DC__ALLOCATOR_SIZE_0_1 = 32 };
+
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_device_options) >= DC__DEVICE_OPTIONS_SIZE_0_1, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_allocator) >= DC__ALLOCATOR_SIZE_0_1, "0.1");
+
 #define REQUIRE(argument)                                                   \
   do {                                                                      \
     if ((argument) == NULL) {                                               \
@@ -32,11 +38,11 @@ dc_status dc_device_open(const char *name, const dc_device_options *options, dc_
   *device = NULL;
   REQUIRE(name);
   dc_device_options read = DC_DEVICE_OPTIONS_INIT;
-  DC__TRY(dc__read_options(__func__, "options", &read, sizeof(read), options, sizeof(read)));
+  DC__TRY(dc__read_options(__func__, "options", &read, sizeof(read), options, DC__DEVICE_OPTIONS_SIZE_0_1));
   dc_allocator allocator = {sizeof(allocator), NULL, NULL, NULL};
   if (read.allocator != NULL) {
     DC__TRY(dc__read_options(__func__, "options.allocator", &allocator, sizeof(allocator), read.allocator,
-                             sizeof(allocator)));
+                             DC__ALLOCATOR_SIZE_0_1));
     if (allocator.alloc == NULL || allocator.free == NULL) {
       return dc__fail(DC_E_INVALID, "%s: options.allocator.%s is NULL, must be a function", __func__,
                       allocator.alloc == NULL ? "alloc" : "free");

@@ -419,12 +419,23 @@ void dc__arena_free(dc__arena *arena, void *ptr, dc_event *after_a, dc_event *af
   pthread_mutex_unlock(&arena->mutex);
 }
 
-void dc__arena_forget_event(dc__arena *arena, dc_event *event) {
-  /* Not under the mutex: the work that is waited for may free blocks itself. */
-  dc__event_wait(event, NULL);
+/* Frees what can be freed and says whether a block still waits for the event. */
+static bool still_waits(dc__arena *arena, const dc_event *event) {
   pthread_mutex_lock(&arena->mutex);
   poll_retired(arena);
+  block *b = arena->retired;
+  while (b != NULL && b->after[0] != event && b->after[1] != event) {
+    b = b->next;
+  }
   pthread_mutex_unlock(&arena->mutex);
+  return b != NULL;
+}
+
+void dc__arena_forget_event(dc__arena *arena, dc_event *event) {
+  if (arena != NULL && still_waits(arena, event)) {
+    dc__event_wait(event, NULL); /* not under the mutex: the work may free blocks itself */
+    (void)still_waits(arena, event);
+  }
 }
 
 void dc__arena_trim(dc__arena *arena) {

@@ -93,7 +93,8 @@ dc_status dc__arena_alloc(dc__arena *arena, size_t bytes, void **ptr);
 /* after: up to two events (NULL allowed) that must pass before the memory is used again; they are waited for by
  * dc__arena_alloc, which polls, and must live until then or until dc__arena_forget_event. */
 void dc__arena_free(dc__arena *arena, void *ptr, dc_event *after_a, dc_event *after_b);
-/* Blocks until nothing waits for the event any more: call before destroying an event given to dc__arena_free. */
+/* Blocks until nothing waits for the event any more: call before destroying an event given to dc__arena_free.
+ * arena may be NULL. */
 void dc__arena_forget_event(dc__arena *arena, dc_event *event);
 /* Gives chunks without blocks back to the source. */
 void dc__arena_trim(dc__arena *arena);
