@@ -60,9 +60,11 @@ class _Rank:
             if os.getppid() != launcher:  # the launcher died before the request counted
                 os._exit(1)
 
-        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, start_new_session=True, preexec_fn=before_exec)
-        self.partial: Dict[Any, bytes] = {self.process.stdout: b"", self.process.stderr: b""}
+        # A terminal is rank 0's own, so that it may draw on it; all other output is forwarded by whole lines.
+        out, err = (None if rank == 0 and stream.isatty() else subprocess.PIPE for stream in (sys.stdout, sys.stderr))
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                        start_new_session=True, preexec_fn=before_exec)
+        self.partial = {pipe: b"" for pipe in (self.process.stdout, self.process.stderr) if pipe is not None}
         self.ended: Optional[Any] = None
 
     def code(self) -> Optional[int]:

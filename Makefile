@@ -1,0 +1,31 @@
+# The two commands that matter are `make` and `make train`. Everything lives in .venv and build.
+RANKS ?= 2
+ARGS ?=
+SUITES ?=
+PY := .venv/bin/python
+sources := $(shell find include src bindings -type f -not -name '*.pyc') meson.build meson_options.txt pyproject.toml
+
+build: .venv/package
+
+.venv/package: $(sources) scripts/requirements.txt scripts/setup.sh
+	@scripts/setup.sh build
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) -m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
+	  --config-settings=build-dir=build/package .
+	@touch $@
+	@$(PY) -c 'import libdc; print(f"libdc {libdc.__version__} is in .venv; next: make train")'
+
+train: build
+	@$(PY) -m libdc.run -n $(RANKS) examples/gpt/train.py $(ARGS)
+
+test:
+	@scripts/setup.sh test
+	@$(MAKE) --no-print-directory build
+	@$(PY) scripts/run_tests.py $(SUITES)
+
+bench: build
+	@$(PY) scripts/run_bench.py $(ARGS)
+
+clean:
+	rm -rf .venv build
+
+.PHONY: build train test bench clean

@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""Builds and runs every suite, one after the other: run_tests.py [SUITE…]. Ends with one line, `N passed, N failed`.
+
+Each suite's output is in build/logs; a failed one's end is shown. A missing tool is a failure, not a skip."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Callable, Dict, List, NamedTuple, Optional
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+LOGS = BUILD / "logs"
+VENV_BIN = Path(sys.executable).parent
+
+SANITIZERS = {
+    "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+    "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1:ignore_noninstrumented_modules=1",
+}
+
+
+class Count(NamedTuple):
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: "Count") -> "Count":  # type: ignore[override]
+        return Count(*(a + b for a, b in zip(self, other)))
+
+
+class Suite:
+    """A suite's log, and how it runs commands."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.path = LOGS / f"{name}.log"
+        self.log = open(self.path, "w", encoding="utf-8", errors="replace")
+
+    def run(self, *command: str, timeout: int = 600, **environment: str) -> int:
+        """Runs a command into the log; its exit status, 124 when it took too long, 127 when it is not there."""
+        self.log.write(f"$ {' '.join(command)}\n")
+        self.log.flush()
+        path = f"{VENV_BIN}{os.pathsep}{os.environ.get('PATH', '')}"
+        try:
+            return subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path, **environment}, timeout=timeout,
+                                  stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT).returncode
+        except subprocess.TimeoutExpired:
+            self.log.write(f"run_tests: took more than {timeout} s\n")
+            return 124
+        except FileNotFoundError as error:
+            self.log.write(f"run_tests: {error}\n")
+            return 127
+
+    def write(self, text: str) -> None:
+        self.log.write(text)
+
+    def tail(self, lines: int = 60) -> str:
+        self.log.flush()
+        return "\n".join(self.path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+
+def cmocka_count(text: str, status: int) -> Count:
+    """The tests in a cmocka program's output; a program of another kind counts as one."""
+    passed = sum(int(n) for n in re.findall(r"^\[  PASSED  \] (\d+) test", text, re.M))
+    failed = sum(int(n) for n in re.findall(r"^\[  FAILED  \] (\d+) test", text, re.M))
+    skipped = sum(int(n) for n in re.findall(r"^\[  SKIPPED \] (\d+) test", text, re.M))
+    if status == 77:
+        return Count(skipped=1)
+    if status != 0 and failed == 0:
+        failed = 1  # it died, or a sanitizer spoke at its end
+    if passed + failed + skipped == 0:
+        passed = 1
+    return Count(passed, failed, skipped)
+
+
+def c_tests(suite: Suite, setup: List[str], compiler: str, wrapper: Optional[str] = None) -> Count:
+    folder = BUILD / suite.name
+    flags = ["-Dwerror=true", "-Dtests=true", *setup]
+    if not (folder / "build.ninja").exists():
+        if suite.run("meson", "setup", str(folder), *flags, CC=compiler) != 0:
+            return Count(failed=1)
+    if suite.run("meson", "compile", "-C", str(folder)) != 0:
+        return Count(failed=1)
+    log = folder / "meson-logs" / "testlog.json"
+    log.unlink(missing_ok=True)
+    command = ["meson", "test", "-C", str(folder), "--no-rebuild", "--timeout-multiplier=4", "--num-processes=2"]
+    suite.run(*command, *([f"--wrapper={wrapper}"] if wrapper else []), timeout=900, **SANITIZERS)
+    if not log.exists():
+        return Count(failed=1)
+    total = Count()
+    for line in log.read_text(encoding="utf-8").splitlines():
+        test = json.loads(line)
+        text = test.get("stdout", "") + test.get("stderr", "")
+        count = cmocka_count(text, test["returncode"])
+        if count.failed:
+            suite.write(f"\n==== {test['name']}: {test['result']}\n{text}\n")
+        total += count
+    return total if sum(total) else Count(failed=1)
+
+
+def pytest(suite: Suite, *arguments: str, timeout: int = 900, **environment: str) -> Count:
+    report = LOGS / f"{suite.name}.xml"
+    report.unlink(missing_ok=True)
+    status = suite.run(sys.executable, "-m", "pytest", "-ra", "--durations=5", f"--junitxml={report}", *arguments,
+                       timeout=timeout, **environment)
+    if not report.exists():
+        return Count(failed=1)
+    total = Count()
+    for part in ElementTree.parse(report).iter("testsuite"):
+        tests, skipped = int(part.get("tests", 0)), int(part.get("skipped", 0))
+        failed = int(part.get("failures", 0)) + int(part.get("errors", 0))
+        total += Count(max(0, tests - failed - skipped), failed, skipped)
+    if status != 0 and total.failed == 0:
+        total += Count(failed=1)
+    return total
+
+
+def checks(suite: Suite) -> Count:
+    """Every scripts/check_*.py but the README's, each one test."""
+    total = Count()
+    for script in sorted((ROOT / "scripts").glob("check_*.py")):
+        if script.name != "check_readme.py":
+            total += one(suite.run(sys.executable, str(script)))
+    return total
+
+
+def one(status: int) -> Count:
+    return Count(passed=1) if status == 0 else Count(failed=1)
+
+
+def readme(suite: Suite) -> Count:
+    return one(suite.run(sys.executable, "scripts/check_readme.py", timeout=900))
+
+
+def clang_format(suite: Suite) -> Count:
+    files = sorted(str(path.relative_to(ROOT)) for folder in ("include", "src", "tests", "bench", "examples", "bindings")
+                   for path in (ROOT / folder).rglob("*.[ch]"))
+    return one(suite.run("clang-format-14", "--dry-run", "--Werror", *files))
+
+
+def examples_c(suite: Suite) -> Count:
+    """The C examples as a user builds them, against an installed library."""
+    prefix = BUILD / "prefix"
+    folder = BUILD / "install"
+    if not (folder / "build.ninja").exists():
+        suite.run("meson", "setup", str(folder), "-Dtests=false", f"--prefix={prefix}", "--libdir=lib")
+    if suite.run("meson", "install", "-C", str(folder), "--quiet") != 0:
+        return Count(failed=1)
+    total = Count()
+    for source in sorted((ROOT / "examples" / "c").glob("*.c")):
+        program = str(folder / source.stem)
+        build = suite.run("sh", "-c", f"${{CC:-cc}} -std=c99 -Wall -Wextra -Werror '{source}' -o '{program}' "
+                          "$(pkg-config --cflags --libs dc) -lm -pthread", PKG_CONFIG_PATH=str(prefix / "lib/pkgconfig"))
+        total += one(build or suite.run(program, LD_LIBRARY_PATH=str(prefix / "lib"), timeout=120))
+    return total
+
+
+ASLR_OFF = "setarch -R"  # the sanitizers' fixed shadow addresses fail under some kernels' address randomisation
+
+SUITES: Dict[str, Callable[[Suite], Count]] = {
+    "checks": checks,
+    "format": clang_format,
+    "gcc": lambda suite: c_tests(suite, ["-Dbuildtype=debug"], "gcc"),
+    "asan": lambda suite: c_tests(
+        suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=address,undefined", "-Db_lundef=false",
+                "-Dc_args=-fno-sanitize-recover=all -fno-omit-frame-pointer"], "clang-14", ASLR_OFF),
+    "tsan": lambda suite: c_tests(
+        suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=thread", "-Db_lundef=false"], "clang-14", ASLR_OFF),
+    "examples": examples_c,
+    "python": lambda suite: pytest(suite, "tests/python"),
+    "python-abi": lambda suite: pytest(suite, "tests/python", "-m", "not slow", DC_FFI="abi"),
+    "torch": lambda suite: pytest(suite, "tests/torch", timeout=1500),
+    "readme": readme,
+}
+
+
+def main() -> int:
+    LOGS.mkdir(parents=True, exist_ok=True)
+    chosen = sys.argv[1:] or list(SUITES)
+    unknown = [name for name in chosen if name not in SUITES]
+    if unknown:
+        print(f"run_tests: no suite {unknown[0]!r}; there are {', '.join(SUITES)}", file=sys.stderr)
+        return 2
+    total = Count()
+    for name in chosen:
+        suite = Suite(name)
+        begin = time.monotonic()
+        count = SUITES[name](suite)
+        total += count
+        word = "ok" if count.failed == 0 else "FAILED"
+        print(f"{name:<11}{word:<7}{count.passed:>5} passed {count.failed:>3} failed "
+              f"{time.monotonic() - begin:>7.1f} s   build/logs/{name}.log", flush=True)
+        if count.failed:
+            print(suite.tail(), flush=True)
+    skipped = f", {total.skipped} skipped" if total.skipped else ""
+    print(f"{total.passed} passed, {total.failed} failed{skipped}")
+    return 1 if total.failed or not total.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

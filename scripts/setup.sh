@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Installs what is missing: setup.sh build | test. As root by apt-get; otherwise says what to install and fails.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-$(command -v python3.11 || command -v python3 || true)}
+
+missing=()
+want() { # want PACKAGE test…: PACKAGE is missing unless the test succeeds
+  local package=$1
+  shift
+  "$@" >/dev/null 2>&1 || missing+=("$package")
+}
+have_python() { [ -n "$python" ] && "$python" "$@"; }
+
+want gcc command -v gcc
+want make command -v make
+want libc6-dev test -e /usr/include/pthread.h
+want pkg-config command -v pkg-config
+want python3 have_python -c 'import sys; assert sys.version_info >= (3, 11)'
+want python3-venv have_python -c 'import ensurepip, venv'
+want python3-dev have_python -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'
+if [ "${1:-build}" = test ]; then
+  want g++ command -v g++
+  want git command -v git
+  want libcmocka-dev pkg-config --exists cmocka
+  want clang-14 command -v clang-14
+  want libclang-rt-14-dev sh -c 'test -e "$(clang-14 -print-file-name=libclang_rt.asan-x86_64.a)"'
+  want clang-format-14 command -v clang-format-14
+  want binutils command -v nm
+fi
+
+if [ ${#missing[@]} -gt 0 ]; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "setup: installing ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    python=${PYTHON:-$(command -v python3.11 || command -v python3)}
+  else
+    echo "setup: please install: sudo apt-get install ${missing[*]}" >&2
+    exit 1
+  fi
+fi
+
+if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+  rm -rf .venv
+  "$python" -m venv .venv
+fi
+if ! cmp -s scripts/requirements.txt .venv/requirements.txt; then
+  echo "setup: installing scripts/requirements.txt into .venv"
+  .venv/bin/python -m pip install --quiet -r scripts/requirements.txt
+  cp scripts/requirements.txt .venv/requirements.txt
+fi

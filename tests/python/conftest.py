@@ -1,0 +1,46 @@
+"""What the tests share: ranks as threads, a context on one rank, a script on several processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import libdc
+import libdc.run
+import pytest
+
+
+@pytest.fixture
+def context() -> Iterator[libdc.Context]:
+    """An initialised context in a world of one."""
+    with libdc.Context() as context:
+        context.init(initial_reduce_bucket_size=1024)
+        yield context
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Runs a script's text under `python -m libdc.run`."""
+
+    def run(text: str, *arguments: str, n: int = 2, **kwargs: Any) -> "subprocess.CompletedProcess[str]":
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+        return subprocess.run([sys.executable, "-m", "libdc.run", "-n", str(n), *arguments, str(script)], text=True,
+                              capture_output=True, stdin=subprocess.DEVNULL, timeout=60, env=environment, **kwargs)
+
+    return run
+
+
+def on_ranks(n: int, function: Callable[..., Any], *args: Any) -> list:
+    """function(context, comm, *args) on n thread ranks, each with its own initialised context."""
+
+    def rank(comm: libdc.Comm) -> Any:
+        with libdc.Context() as context:
+            context.init(comm, initial_reduce_bucket_size=4096)
+            return function(context, comm, *args)
+
+    return libdc.run.threads(n, rank, timeout=30)

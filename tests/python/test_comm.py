@@ -1,0 +1,118 @@
+"""Communicators from Python: collectives, groups, streams, failures that everyone learns of."""
+
+from __future__ import annotations
+
+import time
+
+import libdc
+import libdc.run
+import numpy as np
+import pytest
+from libdc import Comm, Error, ReduceOp, Status
+
+
+def test_collectives():
+    def rank(comm: Comm) -> None:
+        r = comm.rank
+        counts = [1, 3, 0]
+        recv = comm.all_gather(np.full(counts[r], r, np.int32), np.empty(4, np.int32), counts)
+        assert recv.tolist() == [0, 1, 1, 1]
+        part = comm.reduce_scatter(np.arange(6, dtype=np.float32), np.empty(2, np.float32), op=ReduceOp.SUM)
+        assert part.tolist() == [6 * r, 6 * r + 3]
+        assert comm.all_reduce(np.array([1.0 + r]), ReduceOp.MEAN).tolist() == [2]
+        assert comm.broadcast(np.array([r, r]), root=2).tolist() == [2, 2]
+        comm.barrier()
+        copy = comm.dup()
+        assert (copy.rank, copy.size) == (r, 3)
+        copy.barrier()
+
+    libdc.run.threads(3, rank, timeout=30)
+
+
+def test_groups_and_streams_keep_their_arrays():
+    def rank(comm: Comm) -> None:
+        with libdc.Device() as device, libdc.Stream(device) as stream:
+            out = [np.empty(200, np.float32) for _ in range(3)]
+            with comm.group(stream):
+                for k in range(3):
+                    comm.all_gather(np.full(100, 10 * k + comm.rank, np.float32), out[k], stream=stream)
+            stream.synchronize(30)
+            assert [part[0] for part in out] == [0, 10, 20] and [part[-1] for part in out] == [1, 11, 21]
+
+    libdc.run.threads(2, rank, timeout=30)
+
+
+def test_wrong_counts_are_refused():
+    with pytest.raises(ValueError, match="counts has 2"):
+        Comm.single().all_gather(np.zeros(1), np.zeros(1), [1, 0])
+    with pytest.raises(ValueError, match="timeout"):
+        Comm.threads(2, timeout=0)
+    with pytest.raises(Error) as caught:
+        Comm.threads(65)
+    assert caught.value.status == Status.E_INVALID
+
+
+def test_a_late_rank_is_a_timeout():
+    def rank(comm: Comm) -> None:
+        if comm.rank == 0:
+            with pytest.raises(Error) as caught:
+                comm.barrier()
+            assert caught.value.status == Status.E_TIMEOUT
+
+    begin = time.monotonic()
+    libdc.run.threads(2, rank, timeout=0.3)
+    assert time.monotonic() - begin < 10
+
+
+def test_different_calls_are_a_mismatch():
+    def rank(comm: Comm) -> int:
+        with pytest.raises(Error) as caught:
+            comm.all_reduce(np.zeros(4 + comm.rank, np.float32))
+        return caught.value.status
+
+    assert libdc.run.threads(2, rank, timeout=20) == [Status.E_MISMATCH] * 2
+
+
+def test_the_first_exception_ends_all_ranks():
+    def rank(comm: Comm) -> None:
+        if comm.rank == 1:
+            raise KeyError("the cause")
+        comm.barrier()
+
+    begin = time.monotonic()
+    with pytest.raises(KeyError, match="the cause"):
+        libdc.run.threads(3, rank)
+    assert time.monotonic() - begin < 10
+
+
+class Broken(libdc.Collectives):
+    def all_gather(self, send, recv, dtype):
+        raise ConnectionError("the cable is out")
+
+    reduce_scatter = broadcast = barrier = all_gather
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_exception_in_a_callback_is_an_error(asynchronous):
+    with Comm.external(Broken(), 0, 2, timeout=10) as comm:
+        with libdc.Device() as device, libdc.Stream(device) as stream:
+            with pytest.raises(Error) as caught:
+                comm.broadcast(np.zeros(4), stream=stream if asynchronous else None)
+                stream.synchronize()
+                comm.check()
+    assert caught.value.status == Status.E_CALLBACK
+    assert isinstance(caught.value.__cause__, (ConnectionError, TypeError))
+
+
+def test_init_comm_needs_a_group(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert libdc.init_comm().size == 1
+    for key in ("LIBDC_GROUP", "MASTER_PORT", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(RuntimeError, match="LIBDC_GROUP"):
+        libdc.init_comm()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    with pytest.raises(RuntimeError, match="several machines"):
+        libdc.init_comm()

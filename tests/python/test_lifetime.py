@@ -1,0 +1,145 @@
+"""Any order of closing and collecting is safe, from any thread; calls let other threads run."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import time
+
+import libdc
+import libdc.run
+import numpy as np
+import pytest
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(5))))
+def test_any_order_of_closing(order):
+    device = libdc.Device()
+    comm, stream, context = libdc.Comm.single(), libdc.Stream(device), libdc.Context(device)
+    context.init(comm)
+    context.set_stream(stream)
+    context.register_z3_param(1, [4], np.ones(4, np.float32), np.zeros(4, np.float32))
+    context.register_graph_z3(1, [1])
+    context.allgather_param(None, 1, 1)
+    tensor = context.take_param(1, 1)
+    stream.synchronize()
+    things = {0: device, 1: comm, 2: stream, 3: context, 4: tensor}
+    del device, comm, stream, context, tensor
+    for key in order:
+        thing = things.pop(key)
+        if key == 4:
+            assert thing.numpy().sum() == 4
+        del thing
+        gc.collect()
+
+
+def test_cycles_are_collected():
+    import weakref
+
+    context = libdc.Context()
+    context.init()
+    grad = np.zeros(4, np.float32)
+    context.register_z3_param(1, [4], np.ones(4, np.float32), grad)
+    context.me = context
+    gone = weakref.ref(context), weakref.ref(grad)
+    del context, grad
+    gc.collect()
+    assert gone[0]() is None and gone[1]() is None
+
+
+def test_a_stream_that_dies_in_its_own_call():
+    device = libdc.Device()
+    stream = libdc.Stream(device)
+    ran, may_run = threading.Event(), threading.Event()
+
+    def work(last_reference: libdc.Stream = stream) -> None:
+        may_run.wait(10)
+        ran.set()
+
+    stream.call(work)
+    del stream, work
+    gc.collect()
+    may_run.set()
+    assert ran.wait(10)
+    device.close()
+
+
+def test_exceptions_of_queued_calls_surface():
+    with libdc.Device() as device, libdc.Stream(device) as stream:
+        stream.call(lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            stream.synchronize()
+        stream.synchronize()
+
+
+def test_events_order_streams():
+    with libdc.Device() as device, libdc.Stream(device) as first, libdc.Stream(device) as second:
+        order, go, event = [], threading.Event(), libdc.Event(device)
+        assert event.query()
+        first.call(lambda: (go.wait(10), order.append(1)))
+        event.record(first)
+        event.wait(second)
+        second.call(lambda: order.append(2))
+        assert not event.query()
+        with pytest.raises(libdc.Error, match="") as caught:
+            event.wait(timeout=0.05)
+        assert caught.value.status == libdc.Status.E_TIMEOUT
+        go.set()
+        second.synchronize(10)
+        assert order == [1, 2] and event.query()
+
+
+def test_blocked_calls_release_the_interpreter():
+    """While one thread waits for a rank that is late, another goes on."""
+    ticks = []
+
+    def rank(comm: libdc.Comm) -> None:
+        if comm.rank == 1:
+            end = time.monotonic() + 0.3
+            while time.monotonic() < end:
+                ticks.append(None)
+                time.sleep(0.001)
+        comm.barrier()
+
+    libdc.run.threads(2, rank, timeout=20)
+    assert len(ticks) > 50
+
+
+def test_closing_while_another_thread_is_inside():
+    """The handle lives until the running call is done."""
+    comms = libdc.Comm.threads(2, timeout=20)
+    failures = []
+
+    def wait() -> None:
+        try:
+            comms[0].barrier()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.1)
+    comms[0].close()
+    comms[1].barrier()
+    thread.join(20)
+    assert not thread.is_alive() and not failures
+
+
+def test_arrays_live_until_a_stream_has_read_them():
+    with libdc.Device() as device, libdc.Stream(device) as stream, libdc.Context(device) as context:
+        context.init()
+        context.set_stream(stream)
+        grad = np.zeros(1000, np.float32)
+        context.register_z3_param(1, [1000], np.ones(1000, np.float32), grad)
+        context.register_graph_z3(1, [1])
+        go = threading.Event()
+        stream.call(lambda: go.wait(10))
+        context.start_backward(True)
+        context.reduce_grad(np.full(1000, 3, np.float32), 1, 1)
+        gc.collect()
+        scribble = [np.full(1000, 9, np.float32) for _ in range(20)]
+        go.set()
+        context.end_backward(1)
+        stream.synchronize()
+        assert (grad == 3).all() and len(scribble) == 20

@@ -1,0 +1,139 @@
+"""The launcher: environment, output, exit codes, ranks that fail, die or will not end, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pids, seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(alive(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_environment_output_and_arguments(launch):
+    done = launch("import os, sys\nprint(*(os.environ[k] for k in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', "
+                  "'LOCAL_WORLD_SIZE', 'MASTER_ADDR')), os.environ['LIBDC_GROUP'], os.environ['MASTER_PORT'])\n"
+                  "sys.stdout.write('no newline at the end')", n=3)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.replace("no newline at the end", "").splitlines())
+    assert [line.split()[:5] for line in lines] == [[str(r), str(r), "3", "3", "127.0.0.1"] for r in range(3)]
+    assert len({tuple(line.split()[5:]) for line in lines}) == 1 and done.stdout.count("no newline") == 3
+
+
+def test_modules_and_their_arguments():
+    done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", "2", "-m", "platform", "--terse"], text=True,
+                          capture_output=True, timeout=30)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
+
+
+def test_lines_are_whole(launch):
+    done = launch("import os\nfor i in range(500): print(os.environ['RANK'] * 60)", n=2)
+    assert sorted(done.stdout.splitlines()) == ["0" * 60] * 500 + ["1" * 60] * 500
+
+
+def test_a_failing_rank_ends_the_others(launch):
+    begin = time.monotonic()
+    done = launch("import os, sys, time\nprint(os.getpid(), flush=True)\n"
+                  "if os.environ['RANK'] == '1': time.sleep(0.5); sys.exit(3)\ntime.sleep(60)", n=3)
+    assert done.returncode == 3 and time.monotonic() - begin < 20
+    assert "rank 1 (pid " in done.stderr and "failed with exit code 3" in done.stderr
+    assert gone([int(pid) for pid in done.stdout.split()])
+
+
+def test_a_killed_rank_is_named(launch):
+    done = launch("import os, signal, time\n"
+                  "if os.environ['RANK'] == '0': os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)")
+    assert done.returncode == 137 and "rank 0 (pid " in done.stderr and "killed by SIGKILL" in done.stderr
+
+
+def test_ranks_that_ignore_the_request_are_killed_with_their_children(launch):
+    done = launch("import os, signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+                  "print(os.getpid(), subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
+                  "if os.environ['RANK'] == '1': time.sleep(0.3); sys.exit(4)\ntime.sleep(60)", "--grace", "0.5")
+    assert done.returncode == 4
+    assert gone([int(pid) for pid in done.stdout.split()])
+
+
+def test_a_dead_rank_is_an_error_for_those_who_wait(launch):
+    """The library tells the others, before the launcher has to."""
+    done = launch("import libdc, os, signal\ncomm = libdc.init_comm(timeout=30)\n"
+                  "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+                  "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+                  "try: comm.barrier()\nexcept libdc.Error as error: print(error.name)")
+    assert done.returncode == 137 and done.stdout == "DC_E_PEER_DEAD\n", done.stderr
+
+
+@pytest.fixture
+def sleepers(tmp_path):
+    script = tmp_path / "sleep.py"
+    script.write_text("import os, time\nprint(os.getpid(), flush=True)\n"
+                      "try: time.sleep(60)\nexcept KeyboardInterrupt: print('interrupted', flush=True); raise")
+    process = subprocess.Popen([sys.executable, "-m", "libdc.run", "-n", "2", str(script)], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pids = [int(process.stdout.readline()) for _ in range(2)]
+    yield process, pids
+    process.kill()
+    process.communicate()
+    assert gone(pids)
+
+
+def test_interrupts_are_forwarded_once_and_waited_for(sleepers):
+    process, pids = sleepers
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and out.count("interrupted") == 2 and gone(pids)
+    assert "rank" not in err.replace("libdc.run", "")
+
+
+def test_termination_is_forwarded(sleepers):
+    process, pids = sleepers
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143 and gone(pids)
+
+
+def test_ranks_end_with_a_killed_launcher(sleepers):
+    process, pids = sleepers
+    process.kill()
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("arguments", [["-n", "0", "x.py"], ["-n", "65", "x.py"], ["-n", "2"]])
+def test_bad_command_lines(arguments):
+    done = subprocess.run([sys.executable, "-m", "libdc.run", *arguments], text=True, capture_output=True, timeout=30)
+    assert done.returncode == 2 and "usage:" in done.stderr
+
+
+def test_a_missing_script_fails():
+    done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", "2", "/nowhere.py"], text=True, capture_output=True,
+                          timeout=30)
+    assert done.returncode == 2 and "failed with exit code 2" in done.stderr
+
+
+def test_torchrun_s_variables_make_a_group():
+    script = "import libdc; comm = libdc.init_comm(timeout=20); comm.barrier(); print(comm.rank, comm.size)"
+    base = {key: value for key, value in os.environ.items() if key != "LIBDC_GROUP"}
+    base.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 20000),
+                TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT="0")
+    ranks = [subprocess.Popen([sys.executable, "-c", script], text=True, env={**base, "RANK": str(r)},
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) for r in range(2)]
+    outputs = [rank.communicate(timeout=30) for rank in ranks]
+    assert [out for out, _ in outputs] == ["0 2\n", "1 2\n"], outputs
