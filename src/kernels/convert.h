@@ -32,10 +32,9 @@ static inline float dc__f32_of_bf16(uint16_t h) {
 
 static inline uint16_t dc__bf16_of_f32(float x) {
   uint32_t bits = dc__bits_of_f32(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) {
-    return (uint16_t)((bits >> 16) | 0x0040u); /* rounding could carry a NaN over to infinity */
-  }
-  return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  uint32_t quiet = bits | 0x00400000u; /* rounding could carry a NaN over to infinity */
+  return (uint16_t)(((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded) >> 16);
 }
 
 static inline float dc__f32_of_f16(uint16_t h) {

@@ -5,38 +5,11 @@
 #include "kernels/convert.h"
 #include "kernels/table.h"
 
-/* The sources of one call, seen from element `begin` on. */
 typedef struct sources {
   const void *const *src;
   int32_t dtype;
   int32_t middle; /* the type in which they are added */
 } sources;
-
-/* out = the tree over sources [first, first + n). */
-static void tree(void *out, const sources *in, int32_t first, int32_t n, int64_t begin, int64_t count) {
-  if (n == 1) {
-    dc__cast(out, in->middle, dc__const_at(in->src[first], in->dtype, begin), in->dtype, count);
-    return;
-  }
-  dc__reduce_fn fast = dc__kernels_table()->reduce[in->middle][in->dtype];
-  if (fast != NULL && n <= DC__KERNELS_FAN_IN && count % DC__KERNELS_STEP == 0) {
-    fast(out, in->src + first, n, begin, count, false, false);
-    return;
-  }
-  if (n == 2) {
-    dc__cast(out, in->middle, dc__const_at(in->src[first], in->dtype, begin), in->dtype, count);
-    dc__accumulate(out, in->middle, dc__const_at(in->src[first + 1], in->dtype, begin), in->dtype, count);
-    return;
-  }
-  int32_t left = 1; /* the largest power of two below n: what is in pairs there, level by level, is a full tree */
-  while (left * 2 < n) {
-    left *= 2;
-  }
-  double right[DC__KERNELS_TILE];
-  tree(out, in, first, left, begin, count);
-  tree(right, in, first + left, n - left, begin, count);
-  dc__accumulate(out, in->middle, right, in->middle, count);
-}
 
 static void divide(void *values, int32_t dtype, int64_t count, int32_t n) {
   if (dtype == DC_FLOAT32) {
@@ -52,14 +25,39 @@ static void divide(void *values, int32_t dtype, int64_t count, int32_t n) {
   }
 }
 
+/* out = the tree over sources [first, first + n), divided by n if mean. */
+static void tree(void *out, const sources *in, int32_t first, int32_t n, int64_t begin, int64_t count, bool mean) {
+  dc__reduce_fn fast = dc__kernels_table()->reduce[in->middle][in->dtype];
+  if (fast != NULL && n > 1 && n <= DC__KERNELS_FAN_IN && count % DC__KERNELS_STEP == 0) {
+    fast(out, in->src + first, n, begin, count, mean, false);
+    return;
+  }
+  if (n <= 2) {
+    dc__cast(out, in->middle, dc__const_at(in->src[first], in->dtype, begin), in->dtype, count);
+  }
+  if (n == 2) {
+    dc__accumulate(out, in->middle, dc__const_at(in->src[first + 1], in->dtype, begin), in->dtype, count);
+  }
+  if (n > 2) {
+    int32_t left = 2; /* the largest power of two below n: what is in pairs there, level by level, is a full tree */
+    while (left * 2 < n) {
+      left *= 2;
+    }
+    double right[DC__KERNELS_TILE];
+    tree(out, in, first, left, begin, count, false);
+    tree(right, in, first + left, n - left, begin, count, false);
+    dc__accumulate(out, in->middle, right, in->middle, count);
+  }
+  if (mean) {
+    divide(out, in->middle, count, n);
+  }
+}
+
 static void reduce_tile(void *dst, int32_t dst_dtype, const sources *in, int32_t n, int64_t begin, int64_t count,
                         bool mean, bool accumulate) {
   double sum[DC__KERNELS_TILE]; /* of the middle type, which has at most 8 bytes */
   double converted[DC__KERNELS_TILE];
-  tree(sum, in, 0, n, begin, count);
-  if (mean) {
-    divide(sum, in->middle, count, n);
-  }
+  tree(sum, in, 0, n, begin, count, mean);
   if (in->middle == DC_INT64 && in->dtype != DC_INT64) { /* integers wrap in their own type */
     dc__cast(converted, in->dtype, sum, DC_INT64, count);
     dc__cast(sum, DC_INT64, converted, in->dtype, count);

@@ -10,7 +10,11 @@ enum {
   DC__KERNELS_TILE = 512, /* elements of an intermediate on the stack: a few of them fit the first-level cache */
   DC__KERNELS_DTYPES = 8  /* the types of dc__dtype_moves and DC_DTYPE_NONE */
 };
-#define DC__COPY_STREAM ((size_t)2 << 20)
+
+/* From here on copies pass the caches by. Measured on one core with 1 MiB of second-level and 32 MiB of third-level
+ * cache: such a copy is faster than memcpy from 1 MiB on, but reading the result at once costs more than it saved up
+ * to 16 MiB; ranks share that cache, so half of it. */
+#define DC__COPY_STREAM ((size_t)8 << 20)
 
 /* dst = (dst_dtype)src and dst += src. */
 typedef void (*dc__binary_fn)(void *dst, const void *src, int64_t count);

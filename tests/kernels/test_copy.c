@@ -22,7 +22,7 @@ static void test_sizes(void **state) {
   for (size_t bytes = 0; bytes < 300; bytes += 7) {
     check(bytes, bytes % 5, bytes % 3);
   }
-  for (size_t shift = 0; shift < 65; shift += 9) {
+  for (size_t shift = 0; shift < 65; shift += 21) {
     check(DC__COPY_STREAM - 1, shift, 1);
     check(DC__COPY_STREAM, shift, 64 - shift);
     check(DC__COPY_STREAM + 255 + shift, 0, shift);
