@@ -64,6 +64,8 @@ typedef struct fixture {
   dc_stream *a;
   dc_stream *b;
   dc_event *event;
+  gate gate;
+  atomic_bool filled;
 } fixture;
 
 static int set_up(void **state) {
@@ -128,13 +130,18 @@ static void test_order_across_streams(void **state) {
 
 static void test_tasks_overlap_the_caller(void **state) {
   fixture *f = *state;
-  int64_t begin = dc__now_ns();
-  assert_int_equal(dc_stream_call(f->a, sleep_50ms, NULL), DC_OK);
-  assert_int_equal(dc_stream_call(f->b, sleep_50ms, NULL), DC_OK);
-  sleep_50ms(NULL);
-  assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
-  assert_int_equal(dc_stream_synchronize(f->b, 0), DC_OK);
-  assert_true(dc__now_ns() - begin < 95 * (int64_t)MS); /* two in a row take 100 */
+  int64_t best = INT64_MAX; /* of some tries, since the machine may be busy */
+  for (int i = 0; i < 5 && best >= 95 * (int64_t)MS; i++) {
+    int64_t begin = dc__now_ns();
+    assert_int_equal(dc_stream_call(f->a, sleep_50ms, NULL), DC_OK);
+    assert_int_equal(dc_stream_call(f->b, sleep_50ms, NULL), DC_OK);
+    sleep_50ms(NULL);
+    assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
+    assert_int_equal(dc_stream_synchronize(f->b, 0), DC_OK);
+    int64_t took = dc__now_ns() - begin;
+    best = took < best ? took : best;
+  }
+  assert_true(best < 95 * (int64_t)MS); /* two in a row take 100 */
 }
 
 static void test_copy_and_zero(void **state) {
@@ -387,9 +394,29 @@ static void wait_for_self(void *user) {
                       "dc_stream_synchronize: a task must not wait for its own stream, which waits for the task");
 }
 
+static void fill_own_queue(void *user) {
+  fixture *f = user;
+  for (int i = 0; i < 255; i++) { /* this task is the 256th */
+    assert_int_equal(dc_stream_call(f->a, pass_gate, &f->gate), DC_OK);
+  }
+  assert_int_equal(dc_stream_call(f->a, pass_gate, &f->gate), DC_E_STATE);
+  assert_string_equal(dc_last_error(),
+                      "dc_stream_call: a task must not wait for room in its own stream's queue (256 entries)");
+  dc_event_record(f->event, f->b);
+  assert_int_equal(dc_event_wait(f->event, f->a, 0), DC_E_STATE); /* b is pending */
+  atomic_store(&f->filled, true);
+}
+
 static void test_waiting_for_oneself_is_refused(void **state) {
   fixture *f = *state;
   assert_int_equal(dc_stream_call(f->a, wait_for_self, f), DC_OK);
+  assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
+  assert_int_equal(dc_stream_call(f->b, pass_gate, &f->gate), DC_OK);
+  assert_int_equal(dc_stream_call(f->a, fill_own_queue, f), DC_OK);
+  while (!atomic_load(&f->filled)) {
+    sleep_ns(MS);
+  }
+  atomic_store(&f->gate.open, true);
   assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
 }
 

@@ -93,8 +93,12 @@ static void run_user_call(void *args) {
 
 dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user) {
   REQUIRE(fn);
-  dc__stream_call(stream, run_user_call, &(user_call){fn, user}, sizeof(user_call));
-  return DC_OK;
+  if (stream == NULL) { /* here and now */
+    fn(user);
+    return DC_OK;
+  }
+  user_call call = {fn, user};
+  return named(__func__, stream->device->ops->stream_call(stream, run_user_call, &call, sizeof(call)));
 }
 
 dc_status dc_event_create(dc_device *device, dc_event **event) {
@@ -119,8 +123,7 @@ dc_status dc_event_record(dc_event *event, dc_stream *stream) {
 dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns) {
   REQUIRE(event);
   if (stream != NULL) {
-    dc__event_wait(event, stream);
-    return DC_OK;
+    return named(__func__, event->device->ops->event_wait(event, stream));
   }
   DC__TRY(check_timeout(__func__, timeout_ns));
   return named(__func__, event->device->ops->event_sync(event, timeout_ns));

@@ -16,7 +16,7 @@ void dc__device_release(dc_device *device) {
 
 void dc__stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
   if (stream != NULL) {
-    stream->device->ops->stream_call(stream, fn, args, bytes);
+    (void)stream->device->ops->stream_call(stream, fn, args, bytes);
     return;
   }
   /* Tasks own their arguments and may write to them, on every stream. */
@@ -63,7 +63,7 @@ void dc__event_record(dc_event *event, dc_stream *stream) {
 
 void dc__event_wait(dc_event *event, dc_stream *stream) {
   if (stream != NULL) {
-    event->device->ops->event_wait(event, stream);
+    (void)event->device->ops->event_wait(event, stream);
   } else {
     (void)event->device->ops->event_sync(event, 0);
   }

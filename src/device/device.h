@@ -24,14 +24,15 @@ typedef struct dc__device_ops {
   dc_status (*stream_create)(dc_device *device, dc_stream **stream);
   void (*stream_destroy)(dc_stream *stream); /* drains first */
   dc_status (*stream_sync)(dc_stream *stream, int64_t timeout_ns);
-  /* fn(args) in stream order on the host; args (<= DC__TASK_BYTES) are copied. Blocks while the queue is full. */
-  void (*stream_call)(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
+  /* fn(args) in stream order on the host; args (<= DC__TASK_BYTES) are copied. Blocks while the queue is full; fails
+   * with DC_E_STATE only if the caller is a task of that very stream, which would wait for itself. */
+  dc_status (*stream_call)(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
   void (*stream_copy)(dc_stream *stream, void *dst, const void *src, size_t bytes);
   void (*stream_zero)(dc_stream *stream, void *dst, size_t bytes);
   dc_status (*event_create)(dc_device *device, dc_event **event);
   void (*event_destroy)(dc_event *event);
   void (*event_record)(dc_event *event, dc_stream *stream);
-  void (*event_wait)(dc_event *event, dc_stream *stream);
+  dc_status (*event_wait)(dc_event *event, dc_stream *stream); /* fails as stream_call does */
   bool (*event_passed)(dc_event *event);
   dc_status (*event_sync)(dc_event *event, int64_t timeout_ns);
   void (*event_set)(dc_event *event); /* as if recorded on an empty stream: passed */
@@ -60,7 +61,7 @@ dc_status dc__cpu_device_open(const dc_allocator *allocator, dc_device **device)
 dc_device *dc__device_retain(dc_device *device);
 void dc__device_release(dc_device *device);
 
-/* Run now when stream is NULL, else queued. */
+/* Run now when stream is NULL, else queued. libdc's own tasks queue nothing on their stream, so these cannot fail. */
 void dc__stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 void dc__stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
 void dc__stream_zero(dc_stream *stream, void *dst, size_t bytes);

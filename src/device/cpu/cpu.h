@@ -32,7 +32,7 @@ typedef struct dc__cpu_stream {
 dc_status dc__cpu_stream_create(dc_device *device, dc_stream **stream);
 void dc__cpu_stream_destroy(dc_stream *stream);
 dc_status dc__cpu_stream_sync(dc_stream *stream, int64_t timeout_ns);
-void dc__cpu_stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
+dc_status dc__cpu_stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 void dc__cpu_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
 void dc__cpu_stream_zero(dc_stream *stream, void *dst, size_t bytes);
 
@@ -49,7 +49,7 @@ static inline bool dc__cpu_stream_reached(dc__cpu_stream *stream, uint64_t count
 dc_status dc__cpu_event_create(dc_device *device, dc_event **event);
 void dc__cpu_event_destroy(dc_event *event);
 void dc__cpu_event_record(dc_event *event, dc_stream *stream);
-void dc__cpu_event_wait(dc_event *event, dc_stream *stream);
+dc_status dc__cpu_event_wait(dc_event *event, dc_stream *stream);
 bool dc__cpu_event_passed(dc_event *event);
 dc_status dc__cpu_event_sync(dc_event *event, int64_t timeout_ns);
 void dc__cpu_event_set(dc_event *event);

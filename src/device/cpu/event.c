@@ -96,14 +96,18 @@ static void run_wait(void *args) {
   dc__cpu_stream_release(latest->stream);
 }
 
-void dc__cpu_event_wait(dc_event *event, dc_stream *stream) {
+dc_status dc__cpu_event_wait(dc_event *event, dc_stream *stream) {
   mark latest = get_mark((cpu_event *)event);
   if (latest.stream == NULL) {
-    return;
+    return DC_OK;
   }
-  if (&latest.stream->head == stream) { /* in order already */
-    dc__cpu_stream_release(latest.stream);
-    return;
+  dc_status status = DC_OK;
+  if (&latest.stream->head != stream) { /* its own marks a stream keeps anyway */
+    status = dc__cpu_stream_call(stream, run_wait, &latest, sizeof(latest));
+    if (status == DC_OK) {
+      return DC_OK; /* the reference went with the task */
+    }
   }
-  dc__cpu_stream_call(stream, run_wait, &latest, sizeof(latest));
+  dc__cpu_stream_release(latest.stream);
+  return status;
 }

@@ -191,11 +191,16 @@ dc_status dc__cpu_stream_sync(dc_stream *stream, int64_t timeout_ns) {
   return dc__cpu_stream_wait(self, atomic_load_explicit(&self->queued, memory_order_acquire), timeout_ns);
 }
 
-void dc__cpu_stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
+dc_status dc__cpu_stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
   dc__cpu_stream *self = (dc__cpu_stream *)stream;
   pthread_mutex_lock(&self->mutex);
   uint64_t ticket = atomic_load_explicit(&self->queued, memory_order_relaxed);
   while (ticket >= DC__CPU_QUEUE && !dc__cpu_stream_reached(self, ticket - DC__CPU_QUEUE + 1)) {
+    if (own_stream == self) {
+      pthread_mutex_unlock(&self->mutex);
+      return dc__fail(DC_E_STATE, "a task must not wait for room in its own stream's queue (%d entries)",
+                      DC__CPU_QUEUE);
+    }
     (void)sleep_until(self, ticket - DC__CPU_QUEUE + 1, NULL);
     ticket = atomic_load_explicit(&self->queued, memory_order_relaxed); /* others queue meanwhile */
   }
@@ -208,6 +213,7 @@ void dc__cpu_stream_call(dc_stream *stream, dc__task_fn fn, const void *args, si
   /* Under the mutex: the task itself may destroy the stream. */
   pthread_cond_signal(&self->work);
   pthread_mutex_unlock(&self->mutex);
+  return DC_OK;
 }
 
 typedef struct move {
@@ -226,9 +232,9 @@ static void run_move(void *args) {
 }
 
 void dc__cpu_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes) {
-  dc__cpu_stream_call(stream, run_move, &(move){dst, src, bytes}, sizeof(move));
+  (void)dc__cpu_stream_call(stream, run_move, &(move){dst, src, bytes}, sizeof(move));
 }
 
 void dc__cpu_stream_zero(dc_stream *stream, void *dst, size_t bytes) {
-  dc__cpu_stream_call(stream, run_move, &(move){dst, NULL, bytes}, sizeof(move));
+  (void)dc__cpu_stream_call(stream, run_move, &(move){dst, NULL, bytes}, sizeof(move));
 }
