@@ -1,0 +1,137 @@
+/* Chapter 5: making, copying and ending communicators. Their collectives are in src/comm/collectives.c. */
+#include "comm/comm.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* Sizes of the structs in the version that introduced them; frozen from then on. */
+enum { DC__COMM_OPTIONS_SIZE_0_1 = 24, DC__COMM_CALLBACKS_SIZE_0_1 = 72 };
+
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_options) >= DC__COMM_OPTIONS_SIZE_0_1, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_callbacks) >= DC__COMM_CALLBACKS_SIZE_0_1, "0.1");
+
+static const int64_t default_timeout_ns = INT64_C(300000000000);
+
+void dc_comm_options_init(dc_comm_options *options, size_t struct_size) {
+  dc__init_sized(options, struct_size, sizeof *options);
+}
+
+static dc_status read_options(const char *fn, int32_t world, const dc_comm_options *options, dc_comm_options *out) {
+  if (world < 1 || world > DC__COMM_MAX_WORLD) {
+    return dc__fail(DC_E_INVALID, "%s: world_size = %" PRId32 ", must be 1 to %d", fn, world, (int)DC__COMM_MAX_WORLD);
+  }
+  *out = (dc_comm_options)DC_COMM_OPTIONS_INIT;
+  DC__TRY(dc__read_options(fn, "options", out, sizeof *out, options, DC__COMM_OPTIONS_SIZE_0_1));
+  if (out->timeout_ns < 0) {
+    return dc__fail(DC_E_INVALID, "%s: options->timeout_ns = %" PRId64 ", must be >= 0 (0 = 300 s)", fn,
+                    out->timeout_ns);
+  }
+  if (out->timeout_ns == 0) {
+    out->timeout_ns = default_timeout_ns;
+  } else if (out->timeout_ns > INT64_MAX / 4) {
+    out->timeout_ns = INT64_MAX / 4; /* a century; deadlines must not overflow */
+  }
+  return DC_OK;
+}
+
+static dc_status check_rank(const char *fn, int32_t rank, int32_t world) {
+  if (rank < 0 || rank >= world) {
+    return dc__fail(DC_E_INVALID, "%s: rank = %" PRId32 ", must be 0 to %" PRId32, fn, rank, world - 1);
+  }
+  return DC_OK;
+}
+
+dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_options *options, dc_comm **comms) {
+  static const char fn[] = "dc_comm_create_threads";
+  dc_comm_options known;
+  DC__TRY(read_options(fn, world_size, options, &known));
+  if (comms == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: comms is NULL", fn);
+  }
+  memset(comms, 0, (size_t)world_size * sizeof *comms);
+  return dc__comm_create_threads(world_size, &known, comms);
+}
+
+dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world_size, const dc_comm_options *options,
+                                   dc_comm **comm) {
+  static const char fn[] = "dc_comm_create_processes";
+  if (comm == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
+  }
+  *comm = NULL;
+  dc_comm_options known;
+  DC__TRY(read_options(fn, world_size, options, &known));
+  DC__TRY(check_rank(fn, rank, world_size));
+  size_t length = name == NULL ? 0 : strnlen(name, 81);
+  if (length < 1 || length > 80) {
+    return dc__fail(DC_E_INVALID, "%s: name is %s, must have 1 to 80 bytes", fn,
+                    name == NULL  ? "NULL"
+                    : length == 0 ? "empty"
+                                  : "longer");
+  }
+  if (known.heap_bytes > SIZE_MAX / 4) {
+    return dc__fail(DC_E_INVALID, "%s: options->heap_bytes = %zu, must be at most %zu", fn, known.heap_bytes,
+                    SIZE_MAX / 4);
+  }
+  return dc__comm_create_processes(name, rank, world_size, &known, comm);
+}
+
+dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size,
+                                  const dc_comm_options *options, dc_comm **comm) {
+  static const char fn[] = "dc_comm_create_external";
+  if (comm == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
+  }
+  *comm = NULL;
+  dc_comm_options known;
+  DC__TRY(read_options(fn, world_size, options, &known));
+  DC__TRY(check_rank(fn, rank, world_size));
+  if (callbacks == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: callbacks is NULL", fn);
+  }
+  dc_comm_callbacks table;
+  DC__TRY(dc__read_options(fn, "callbacks", &table, sizeof table, callbacks, DC__COMM_CALLBACKS_SIZE_0_1));
+  const char *missing = table.all_gather == NULL       ? "all_gather"
+                        : table.reduce_scatter == NULL ? "reduce_scatter"
+                        : table.broadcast == NULL      ? "broadcast"
+                        : table.barrier == NULL        ? "barrier"
+                                                       : NULL;
+  if (missing != NULL) {
+    return dc__fail(DC_E_INVALID, "%s: callbacks->%s is NULL", fn, missing);
+  }
+  return dc__comm_create_external(&table, rank, world_size, &known, comm);
+}
+
+void dc_comm_destroy(dc_comm *comm) {
+  dc__comm_release(comm);
+}
+
+int32_t dc_comm_rank(const dc_comm *comm) {
+  return comm == NULL ? -1 : comm->rank;
+}
+
+int32_t dc_comm_size(const dc_comm *comm) {
+  return comm == NULL ? -1 : comm->world;
+}
+
+dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy) {
+  if (copy == NULL) {
+    return dc__fail(DC_E_INVALID, "dc_comm_dup: copy is NULL");
+  }
+  *copy = NULL;
+  if (comm == NULL) {
+    return dc__fail(DC_E_INVALID, "dc_comm_dup: comm is NULL");
+  }
+  DC__TRY(dc__comm_check(comm));
+  return comm->ops->dup(comm, copy);
+}
+
+void dc_comm_abort(dc_comm *comm, const char *reason) {
+  if (comm != NULL) {
+    comm->ops->abort(comm, reason);
+  }
+}
+
+dc_status dc_comm_check(dc_comm *comm) {
+  return comm == NULL ? dc__fail(DC_E_INVALID, "dc_comm_check: comm is NULL") : dc__comm_check(comm);
+}

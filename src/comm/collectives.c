@@ -1,0 +1,421 @@
+/* The public collectives on tensors: checks, ranges from counts, groups, and all-reduce out of the other two. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "comm/comm.h"
+#include "comm/host.h"
+
+/* A checked collective of the caller's. The ranges live in `ranges`, or in the caller's frame until it is started. */
+typedef struct member {
+  dc__coll_item item;
+  dc__range *ranges; /* one for each rank */
+  dc_stream *stream;
+  int32_t kind;
+} member;
+
+struct dc__comm_group_state {
+  member *members;
+  int64_t count;
+  int64_t capacity;
+};
+
+static void free_group(struct dc__comm_group_state *group) {
+  for (int64_t i = 0; i < group->count; i++) {
+    dc__free(group->members[i].ranges);
+  }
+  dc__free(group->members);
+  dc__free(group);
+}
+
+void dc__comm_drop_group(dc_comm *comm) {
+  if (comm->group != NULL) {
+    free_group(comm->group);
+    comm->group = NULL;
+  }
+}
+
+static dc_status check_comm(const char *fn, dc_comm *comm) {
+  return comm == NULL ? dc__fail(DC_E_INVALID, "%s: comm is NULL", fn) : dc__comm_check(comm);
+}
+
+/* ---- starting ---- */
+
+static void free_task(void *args) {
+  void *ptr;
+  memcpy(&ptr, args, sizeof ptr);
+  dc__free(ptr);
+}
+
+static void start(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__coll_item *items, int64_t count) {
+  const dc__tag tag = {-1, -1, kind == DC__COLL_GATHER ? DC_OP_COMM_ALL_GATHER : DC_OP_COMM_REDUCE_SCATTER, 0};
+  if (kind == DC__COLL_GATHER) {
+    dc__comm_all_gather(comm, stream, &tag, items, count);
+  } else {
+    dc__comm_reduce_scatter(comm, stream, &tag, items, count);
+  }
+}
+
+/* Starts members as one; with a stream their ranges are copied, and the copy goes when the stream has come past. */
+static dc_status start_members(dc_comm *comm, dc_stream *stream, const member *members, int64_t count) {
+  size_t world = (size_t)comm->world;
+  size_t items_bytes = (size_t)count * sizeof(dc__coll_item);
+  char *block = dc__calloc(1, items_bytes + (size_t)count * world * sizeof(dc__range));
+  if (block == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  dc__coll_item *items = (dc__coll_item *)(void *)block;
+  dc__range *ranges = (dc__range *)(void *)(block + items_bytes);
+  for (int64_t i = 0; i < count; i++) {
+    memcpy(&ranges[(size_t)i * world], members[i].ranges, world * sizeof(dc__range));
+    items[i] = members[i].item;
+    items[i].ranges = &ranges[(size_t)i * world];
+  }
+  start(comm, stream, members[0].kind, items, count);
+  dc__stream_call(stream, free_task, &block, sizeof block);
+  return stream == NULL ? dc__comm_check(comm) : DC_OK;
+}
+
+/* Keeps the member for dc_comm_group_end(). Called with the mutex held. */
+static dc_status join_group(dc_comm *comm, const member *m) {
+  struct dc__comm_group_state *group = comm->group;
+  size_t bytes = (size_t)comm->world * sizeof *m->ranges;
+  dc__range *ranges = dc__calloc(1, bytes);
+  void *members = group->members;
+  if (ranges == NULL || !dc__grow(&members, &group->capacity, group->count + 1, sizeof *m)) {
+    dc__free(ranges);
+    return DC_E_NO_MEMORY;
+  }
+  group->members = members;
+  memcpy(ranges, m->ranges, bytes);
+  group->members[group->count] = *m;
+  group->members[group->count++].ranges = ranges;
+  return DC_OK;
+}
+
+static dc_status start_or_join(dc_comm *comm, const member *m) {
+  pthread_mutex_lock(&comm->mutex);
+  bool grouped = comm->group != NULL;
+  dc_status status = grouped ? join_group(comm, m) : DC_OK;
+  pthread_mutex_unlock(&comm->mutex);
+  if (grouped) {
+    return status;
+  }
+  if (m->stream != NULL) {
+    return start_members(comm, m->stream, m, 1);
+  }
+  start(comm, NULL, m->kind, &m->item, 1);
+  return dc__comm_check(comm);
+}
+
+static dc_status check_no_group(const char *fn, dc_comm *comm) {
+  pthread_mutex_lock(&comm->mutex);
+  bool open = comm->group != NULL;
+  pthread_mutex_unlock(&comm->mutex);
+  return open ? dc__fail(DC_E_STATE, "%s: a group is open, which takes all-gathers and reduce-scatters only", fn)
+              : DC_OK;
+}
+
+/* ---- checks ---- */
+
+static dc_status read_tensor(const char *fn, const char *argument, const dc_tensor *src, dc_tensor *dst,
+                             int64_t *numel) {
+  DC__TRY(dc__tensor_read(fn, argument, src, false, dst, numel));
+  if (!dc__dtype_moves(dst->dtype)) {
+    return dc__fail(DC_E_DTYPE,
+                    "%s: %s is %s; collectives take float32, float64, float16, bfloat16, int8, int32 and int64", fn,
+                    argument, dc_dtype_name(dst->dtype));
+  }
+  return DC_OK;
+}
+
+/* Ranks' ranges, one after the other. counts NULL: each has `each` elements. */
+static dc_status read_counts(const char *fn, const dc_comm *comm, const int64_t *counts, int64_t each,
+                             dc__range *ranges, int64_t *total) {
+  *total = 0;
+  for (int32_t r = 0; r < comm->world; r++) {
+    int64_t count = counts != NULL ? counts[r] : each;
+    ranges[r] = (dc__range){*total, count};
+    if (count < 0 || __builtin_add_overflow(*total, count, total)) {
+      return dc__fail(DC_E_INVALID, "%s: counts[%" PRId32 "] = %" PRId64 ", must be >= 0 and the sum an int64", fn, r,
+                      count);
+    }
+  }
+  return DC_OK;
+}
+
+static dc_status check_numel(const char *fn, const char *argument, int64_t numel, const char *what, int64_t expected) {
+  return numel == expected ? DC_OK
+                           : dc__fail(DC_E_SHAPE, "%s: %s has %" PRId64 " elements, must have %s = %" PRId64, fn,
+                                      argument, numel, what, expected);
+}
+
+static dc_status check_dtypes(const char *fn, const dc_tensor *send, const dc_tensor *recv) {
+  return send->dtype == recv->dtype ? DC_OK
+                                    : dc__fail(DC_E_DTYPE, "%s: send is %s, but recv is %s", fn,
+                                               dc_dtype_name(send->dtype), dc_dtype_name(recv->dtype));
+}
+
+static dc_status check_reduce_op(const char *fn, int32_t op, int32_t dtype) {
+  if (op != DC_SUM && op != DC_MEAN) {
+    return dc__fail(DC_E_INVALID, "%s: op = %" PRId32 ", must be DC_SUM (1) or DC_MEAN (2)", fn, op);
+  }
+  if (op == DC_MEAN && !dc__dtype_is_float(dtype)) {
+    return dc__fail(DC_E_DTYPE, "%s: %s takes DC_SUM only", fn, dc_dtype_name(dtype));
+  }
+  return DC_OK;
+}
+
+static bool overlap(const void *a, int64_t a_count, const void *b, int64_t b_count, int32_t dtype) {
+  uintptr_t a_end = (uintptr_t)a + (size_t)a_count * dc_dtype_size(dtype);
+  uintptr_t b_end = (uintptr_t)b + (size_t)b_count * dc_dtype_size(dtype);
+  return a_count > 0 && b_count > 0 && (uintptr_t)a < b_end && (uintptr_t)b < a_end;
+}
+
+/* ---- all-gather and reduce-scatter ---- */
+
+dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
+                             dc_stream *stream) {
+  static const char fn[] = "dc_comm_all_gather";
+  DC__TRY(check_comm(fn, comm));
+  dc_tensor from;
+  dc_tensor to;
+  int64_t from_count;
+  int64_t to_count;
+  int64_t total;
+  dc__range ranges[DC__COMM_MAX_WORLD];
+  DC__TRY(read_tensor(fn, "send", send, &from, &from_count));
+  DC__TRY(read_tensor(fn, "recv", recv, &to, &to_count));
+  DC__TRY(check_dtypes(fn, &from, &to));
+  DC__TRY(read_counts(fn, comm, counts, from_count, ranges, &total));
+  DC__TRY(check_numel(fn, "send", from_count, "counts[rank]", ranges[comm->rank].count));
+  DC__TRY(check_numel(fn, "recv", to_count, "the sum of counts", total));
+  const char *place = (const char *)to.data + (size_t)ranges[comm->rank].begin * dc_dtype_size(to.dtype);
+  if (from.data != place && overlap(from.data, from_count, to.data, to_count, to.dtype)) {
+    return dc__fail(DC_E_INVALID, "%s: send overlaps recv, but is not this rank's place in it", fn);
+  }
+  const member m = {
+      .item = {.send = from.data, .recv = to.data, .ranges = ranges, .total = total, .id = -1, .dtype = to.dtype},
+      .ranges = ranges,
+      .stream = stream,
+      .kind = DC__COLL_GATHER};
+  return start_or_join(comm, &m);
+}
+
+dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
+                                 int32_t op, dc_stream *stream) {
+  static const char fn[] = "dc_comm_reduce_scatter";
+  DC__TRY(check_comm(fn, comm));
+  dc_tensor from;
+  dc_tensor to;
+  int64_t from_count;
+  int64_t to_count;
+  int64_t total;
+  dc__range ranges[DC__COMM_MAX_WORLD];
+  DC__TRY(read_tensor(fn, "send", send, &from, &from_count));
+  DC__TRY(read_tensor(fn, "recv", recv, &to, &to_count));
+  DC__TRY(check_dtypes(fn, &from, &to));
+  DC__TRY(check_reduce_op(fn, op, from.dtype));
+  DC__TRY(read_counts(fn, comm, counts, to_count, ranges, &total));
+  DC__TRY(check_numel(fn, "recv", to_count, "counts[rank]", ranges[comm->rank].count));
+  DC__TRY(check_numel(fn, "send", from_count, "the sum of counts", total));
+  if (overlap(from.data, from_count, to.data, to_count, to.dtype)) {
+    return dc__fail(DC_E_INVALID, "%s: send and recv overlap", fn);
+  }
+  const member m = {.item = {.send = from.data,
+                             .recv = to.data,
+                             .ranges = ranges,
+                             .total = total,
+                             .id = -1,
+                             .dtype = from.dtype,
+                             .recv_dtype = to.dtype,
+                             .reduce_op = op},
+                    .ranges = ranges,
+                    .stream = stream,
+                    .kind = DC__COLL_REDUCE};
+  return start_or_join(comm, &m);
+}
+
+/* ---- all-reduce ---- */
+
+typedef struct all_reduce {
+  dc_comm *comm;
+  void *data;
+  int64_t count;
+  int32_t dtype;
+  int32_t op;
+} all_reduce;
+
+/* The communicator keeps one chunk; whoever needs it takes it away meanwhile. */
+static dc_status take_scratch(dc_comm *comm, size_t bytes, void **ptr, size_t *got) {
+  pthread_mutex_lock(&comm->mutex);
+  *ptr = comm->scratch;
+  *got = comm->scratch_bytes;
+  comm->scratch = NULL;
+  pthread_mutex_unlock(&comm->mutex);
+  if (*ptr != NULL && *got >= bytes) {
+    return DC_OK;
+  }
+  if (*ptr != NULL && comm->ops->heap_free != NULL) {
+    comm->ops->heap_free(comm, *ptr, *got);
+  } else {
+    dc__free(*ptr);
+  }
+  *ptr = NULL;
+  *got = bytes;
+  if (comm->ops->heap_alloc != NULL) {
+    return comm->ops->heap_alloc(comm, bytes, ptr);
+  }
+  *ptr = dc__calloc(1, bytes);
+  return *ptr != NULL ? DC_OK : DC_E_NO_MEMORY;
+}
+
+static void put_scratch(dc_comm *comm, void *ptr, size_t bytes) {
+  pthread_mutex_lock(&comm->mutex);
+  void *old = comm->scratch;
+  size_t old_bytes = comm->scratch_bytes;
+  comm->scratch = ptr;
+  comm->scratch_bytes = bytes;
+  pthread_mutex_unlock(&comm->mutex);
+  if (old != NULL && comm->ops->heap_free != NULL) {
+    comm->ops->heap_free(comm, old, old_bytes);
+  } else {
+    dc__free(old);
+  }
+}
+
+void dc__comm_drop_scratch(dc_comm *comm) {
+  put_scratch(comm, NULL, 0);
+}
+
+/* Each rank reduces a chunk and gathers the others'. The chunk goes to memory of its own, because the others may
+ * still read the data. */
+static void run_all_reduce(void *args) {
+  const all_reduce *a = args;
+  dc_comm *comm = a->comm;
+  int64_t chunk = (a->count + comm->world - 1) / comm->world;
+  dc__range ranges[DC__COMM_MAX_WORLD];
+  for (int32_t r = 0; r < comm->world; r++) {
+    int64_t begin = r * chunk < a->count ? r * chunk : a->count;
+    ranges[r] = (dc__range){begin, a->count - begin < chunk ? a->count - begin : chunk};
+  }
+  void *scratch = NULL;
+  size_t bytes = 0;
+  dc_status status = take_scratch(comm, (size_t)chunk * dc_dtype_size(a->dtype), &scratch, &bytes);
+  if (status == DC_OK) {
+    const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_REDUCE, 0};
+    dc__coll_item item = {.send = a->data,
+                          .recv = scratch,
+                          .ranges = ranges,
+                          .total = a->count,
+                          .id = -1,
+                          .dtype = a->dtype,
+                          .recv_dtype = a->dtype,
+                          .reduce_op = a->op};
+    dc__comm_reduce_scatter(comm, NULL, &tag, &item, 1);
+    item.send = scratch;
+    item.recv = a->data;
+    item.reduce_op = 0;
+    if (dc__comm_check(comm) == DC_OK) {
+      dc__comm_all_gather(comm, NULL, &tag, &item, 1);
+    }
+    put_scratch(comm, scratch, bytes);
+  } else {
+    dc__comm_fail(comm, status);
+    comm->ops->abort(comm, "no memory for an all-reduce");
+  }
+  dc__comm_release(comm);
+}
+
+dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stream *stream) {
+  static const char fn[] = "dc_comm_all_reduce";
+  DC__TRY(check_comm(fn, comm));
+  dc_tensor tensor;
+  int64_t count;
+  DC__TRY(read_tensor(fn, "data", data, &tensor, &count));
+  DC__TRY(check_reduce_op(fn, op, tensor.dtype));
+  DC__TRY(check_no_group(fn, comm));
+  const all_reduce a = {dc__comm_retain(comm), tensor.data, count, tensor.dtype, op};
+  dc__stream_call(stream, run_all_reduce, &a, sizeof a);
+  return stream == NULL ? dc__comm_check(comm) : DC_OK;
+}
+
+/* ---- broadcast, barrier ---- */
+
+dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_stream *stream) {
+  static const char fn[] = "dc_comm_broadcast";
+  DC__TRY(check_comm(fn, comm));
+  dc_tensor tensor;
+  int64_t count;
+  DC__TRY(read_tensor(fn, "data", data, &tensor, &count));
+  if (root < 0 || root >= comm->world) {
+    return dc__fail(DC_E_INVALID, "%s: root = %" PRId32 ", must be 0 to %" PRId32, fn, root, comm->world - 1);
+  }
+  DC__TRY(check_no_group(fn, comm));
+  const dc__tag tag = {-1, -1, DC_OP_COMM_BROADCAST, 0};
+  dc__comm_broadcast(comm, stream, &tag, tensor.data, (size_t)count * dc_dtype_size(tensor.dtype), root);
+  return stream == NULL ? dc__comm_check(comm) : DC_OK;
+}
+
+dc_status dc_comm_barrier(dc_comm *comm) {
+  static const char fn[] = "dc_comm_barrier";
+  DC__TRY(check_comm(fn, comm));
+  DC__TRY(check_no_group(fn, comm));
+  const dc__tag tag = {-1, -1, DC_OP_COMM_BARRIER, 0};
+  comm->ops->barrier(comm, &tag);
+  return dc__comm_check(comm);
+}
+
+/* ---- groups ---- */
+
+dc_status dc_comm_group_begin(dc_comm *comm) {
+  static const char fn[] = "dc_comm_group_begin";
+  DC__TRY(check_comm(fn, comm));
+  struct dc__comm_group_state *group = dc__calloc(1, sizeof *group);
+  if (group == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  pthread_mutex_lock(&comm->mutex);
+  bool open = comm->group != NULL;
+  if (!open) {
+    comm->group = group;
+  }
+  pthread_mutex_unlock(&comm->mutex);
+  if (open) {
+    dc__free(group);
+    return dc__fail(DC_E_STATE, "%s: a group is open already; groups do not nest", fn);
+  }
+  return DC_OK;
+}
+
+static dc_status start_group(const char *fn, dc_comm *comm, dc_stream *stream,
+                             const struct dc__comm_group_state *group) {
+  for (int64_t i = 0; i < group->count; i++) {
+    if (group->members[i].kind != group->members[0].kind) {
+      return dc__fail(DC_E_INVALID, "%s: the group has both all-gathers and reduce-scatters, must have one kind", fn);
+    }
+    if (group->members[i].stream != stream) {
+      return dc__fail(DC_E_INVALID, "%s: member %" PRId64 " of the group was given another stream", fn, i);
+    }
+  }
+  return group->count == 0 ? DC_OK : start_members(comm, stream, group->members, group->count);
+}
+
+dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream) {
+  static const char fn[] = "dc_comm_group_end";
+  if (comm == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
+  }
+  pthread_mutex_lock(&comm->mutex);
+  struct dc__comm_group_state *group = comm->group;
+  comm->group = NULL;
+  pthread_mutex_unlock(&comm->mutex);
+  if (group == NULL) {
+    return dc__fail(DC_E_STATE, "%s: no group is open", fn);
+  }
+  dc_status status = dc__comm_check(comm);
+  if (status == DC_OK) {
+    status = start_group(fn, comm, stream, group);
+  }
+  free_group(group);
+  return status;
+}

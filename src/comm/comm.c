@@ -1,0 +1,105 @@
+/* What all transports share: the head, its references and its failure, and cutting long lists into groups. */
+#include "comm/comm.h"
+
+#include <string.h>
+
+dc_status dc__comm_head_init(dc_comm *comm, const dc__comm_ops *ops, int32_t rank, int32_t world, int64_t timeout_ns) {
+  comm->ops = ops;
+  comm->rank = rank;
+  comm->world = world;
+  comm->timeout_ns = timeout_ns;
+  atomic_init(&comm->refs, 1);
+  atomic_init(&comm->wire_bytes, 0);
+  atomic_init(&comm->failed, 0);
+  if (pthread_mutex_init(&comm->mutex, NULL) != 0) {
+    return dc__fail(DC_E_SYSTEM, "a communicator's mutex could not be made");
+  }
+  return DC_OK;
+}
+
+void dc__comm_head_destroy(dc_comm *comm) {
+  pthread_mutex_destroy(&comm->mutex);
+}
+
+dc_comm *dc__comm_retain(dc_comm *comm) {
+  atomic_fetch_add_explicit(&comm->refs, 1, memory_order_relaxed);
+  return comm;
+}
+
+void dc__comm_release(dc_comm *comm) {
+  if (comm != NULL && atomic_fetch_sub_explicit(&comm->refs, 1, memory_order_acq_rel) == 1) {
+    dc__comm_drop_group(comm);
+    dc__comm_drop_scratch(comm);
+    comm->ops->destroy(comm);
+  }
+}
+
+void dc__comm_fail(dc_comm *comm, dc_status status) {
+  pthread_mutex_lock(&comm->mutex);
+  dc__failure_keep(&comm->failure, status);
+  atomic_store_explicit(&comm->failed, 1, memory_order_release);
+  pthread_mutex_unlock(&comm->mutex);
+}
+
+dc_status dc__comm_check(dc_comm *comm) {
+  if (atomic_load_explicit(&comm->failed, memory_order_acquire) == 0 && comm->ops->poll != NULL) {
+    comm->ops->poll(comm);
+  }
+  if (atomic_load_explicit(&comm->failed, memory_order_acquire) == 0) {
+    return DC_OK;
+  }
+  pthread_mutex_lock(&comm->mutex);
+  dc_status status = dc__failure_raise(&comm->failure);
+  pthread_mutex_unlock(&comm->mutex);
+  return status;
+}
+
+typedef void (*group_fn)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                         int32_t count);
+
+static void in_groups(group_fn start, dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                      int64_t count) {
+  dc__coll_item group[DC__COMM_GROUP];
+  int32_t filled = 0;
+  dc__tag named = *tag;
+  for (int64_t i = 0; i < count; i++) {
+    if (items[i].total > 0) {
+      group[filled++] = items[i];
+    }
+    if (filled == DC__COMM_GROUP || (filled > 0 && i == count - 1)) {
+      named.id = group[0].id;
+      start(comm, stream, &named, group, filled);
+      filled = 0;
+    }
+  }
+}
+
+void dc__comm_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                         int64_t count) {
+  in_groups(comm->ops->all_gather, comm, stream, tag, items, count);
+}
+
+void dc__comm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                             int64_t count) {
+  in_groups(comm->ops->reduce_scatter, comm, stream, tag, items, count);
+}
+
+void dc__comm_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root) {
+  comm->ops->broadcast(comm, stream, tag, data, bytes, root);
+}
+
+dc_status dc__comm_exchange(dc_comm *comm, const dc__tag *tag, const int64_t *mine, int64_t count, int64_t *table) {
+  dc__range ranges[DC__COMM_MAX_WORLD];
+  for (int32_t r = 0; r < comm->world; r++) {
+    ranges[r] = (dc__range){r * count, count};
+  }
+  const dc__coll_item item = {
+      .send = mine, .recv = table, .ranges = ranges, .total = comm->world * count, .id = tag->id, .dtype = DC_INT64};
+  dc__comm_all_gather(comm, NULL, tag, &item, 1);
+  return dc__comm_check(comm);
+}
+
+dc_status dc__comm_create_self(dc_comm **comm) {
+  const dc_comm_options options = {sizeof options, 1, 0}; /* nobody to wait for */
+  return dc__comm_create_threads(1, &options, comm);
+}

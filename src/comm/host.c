@@ -1,0 +1,86 @@
+/* Queues blocking collectives on streams, and names them in error texts. */
+#include "comm/host.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+_Static_assert(sizeof(dc__coll) <= DC__TASK_BYTES, "a group of collectives must fit into a stream's task");
+
+/* Ends the reference that submit() took: a queued collective keeps its communicator alive. */
+static void run_task(void *args) {
+  const dc__coll *coll = args;
+  dc_comm *comm = coll->comm;
+  if (dc__comm_check(comm) == DC_OK) {
+    comm->ops->run(comm, coll);
+  }
+  dc__comm_release(comm);
+}
+
+static void submit(dc_comm *comm, dc_stream *stream, dc__coll *coll, const dc__coll_item *items) {
+  coll->comm = dc__comm_retain(comm);
+  size_t bytes = (size_t)coll->count * sizeof *items;
+  memmove(coll->items, items, bytes);
+  dc__stream_call(stream, run_task, coll, offsetof(dc__coll, items) + bytes);
+}
+
+void dc__host_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                         int32_t count) {
+  dc__coll coll = {.tag = *tag, .kind = DC__COLL_GATHER, .count = count};
+  submit(comm, stream, &coll, items);
+}
+
+void dc__host_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                             int32_t count) {
+  dc__coll coll = {.tag = *tag, .kind = DC__COLL_REDUCE, .count = count};
+  submit(comm, stream, &coll, items);
+}
+
+void dc__host_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root) {
+  dc__coll coll = {.tag = *tag, .kind = DC__COLL_BROADCAST, .count = 1, .root = root};
+  const dc__coll_item item = {
+      .send = comm->rank == root ? data : NULL, .recv = data, .total = (int64_t)bytes, .id = tag->id, .dtype = DC_INT8};
+  submit(comm, stream, &coll, &item);
+}
+
+void dc__host_barrier(dc_comm *comm, const dc__tag *tag) {
+  dc__coll coll = {.tag = *tag, .kind = DC__COLL_BARRIER};
+  submit(comm, NULL, &coll, coll.items);
+}
+
+/* FNV-1a over 64-bit words: equal on equal ranges, and a slip in one count shows. */
+uint64_t dc__coll_ranges_hash(const dc__coll_item *item, int32_t world) {
+  uint64_t hash = UINT64_C(14695981039346656037);
+  for (int32_t r = 0; r < world && item->ranges != NULL; r++) {
+    hash = (hash ^ (uint64_t)item->ranges[r].begin) * UINT64_C(1099511628211);
+    hash = (hash ^ (uint64_t)item->ranges[r].count) * UINT64_C(1099511628211);
+  }
+  return hash;
+}
+
+void dc__coll_describe_tag(char text[DC__COLL_TEXT], int32_t op, int64_t id) {
+  if (id < 0) {
+    snprintf(text, DC__COLL_TEXT, "%s", dc_op_name(op));
+  } else {
+    snprintf(text, DC__COLL_TEXT, "%s of parameter %" PRId64, dc_op_name(op), id);
+  }
+}
+
+void dc__coll_describe(char text[DC__COLL_TEXT], const dc__coll_name *name) {
+  dc__coll_describe_tag(text, name->op, name->id);
+  size_t used = strlen(text);
+  if (name->graph_id != DC__COLL_NO_GRAPH) {
+    used += (size_t)snprintf(text + used, DC__COLL_TEXT - used, " in graph %" PRId64, name->graph_id);
+  }
+  if (name->kind == DC__COLL_BROADCAST) {
+    snprintf(text + used, DC__COLL_TEXT - used, " (%" PRId64 " bytes from rank %" PRId32 ")", name->total, name->root);
+  } else if (name->kind != DC__COLL_BARRIER) {
+    char tensors[40] = "";
+    if (name->count > 1) {
+      snprintf(tensors, sizeof tensors, ", one of %" PRId32 " tensors", name->count);
+    }
+    const char *op = name->kind != DC__COLL_REDUCE ? "" : name->reduce_op == DC_MEAN ? ", mean" : ", sum";
+    snprintf(text + used, DC__COLL_TEXT - used, " (%" PRId64 " elements, %s%s%s)", name->total,
+             dc_dtype_name(name->dtype), op, tensors);
+  }
+}

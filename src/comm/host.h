@@ -1,0 +1,50 @@
+/* For transports whose collectives are done by a host thread: one blocking run(), queued as a stream's task. */
+#ifndef DC_COMM_HOST_H
+#define DC_COMM_HOST_H
+
+#include "comm/comm.h"
+
+enum dc__coll_kind { DC__COLL_GATHER = 1, DC__COLL_REDUCE = 2, DC__COLL_BROADCAST = 3, DC__COLL_BARRIER = 4 };
+
+/* One group of items. A broadcast is one item of bytes: recv is the data on every rank, send too on the root. */
+struct dc__coll {
+  dc_comm *comm;
+  dc__tag tag;
+  int32_t kind;
+  int32_t count;
+  int32_t root; /* broadcast */
+  int32_t reserved;
+  dc__coll_item items[DC__COMM_GROUP];
+};
+
+/* The table's functions; they call comm->ops->run, unless the communicator has failed. */
+void dc__host_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                         int32_t count);
+void dc__host_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                             int32_t count);
+void dc__host_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root);
+void dc__host_barrier(dc_comm *comm, const dc__tag *tag);
+
+/* What the ranks compare. */
+uint64_t dc__coll_ranges_hash(const dc__coll_item *item, int32_t world);
+
+/* How a call is named in error texts: "reduce_grad of parameter 3 (12 elements, float32)". */
+typedef struct dc__coll_name {
+  int64_t graph_id; /* DC__COLL_NO_GRAPH: leave it out */
+  int64_t id;
+  int64_t total;
+  int32_t op;
+  int32_t kind;
+  int32_t count; /* items in the group */
+  int32_t dtype;
+  int32_t reduce_op;
+  int32_t root;
+} dc__coll_name;
+
+enum { DC__COLL_NO_GRAPH = -1, DC__COLL_TEXT = 160 };
+
+void dc__coll_describe(char text[DC__COLL_TEXT], const dc__coll_name *name);
+/* "reduce_grad of parameter 3", for waits. */
+void dc__coll_describe_tag(char text[DC__COLL_TEXT], int32_t op, int64_t id);
+
+#endif

@@ -1,0 +1,345 @@
+/* One collective: publish the call, compare the others' with it, pull, say done. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "comm/local/local.h"
+#include "kernels/kernels.h"
+
+/* A rank's part of a group is its ranges one after the other, each begun on a cache line; rounds cut it by bytes. */
+typedef struct plan {
+  dc__local *self;
+  dc__coll coll; /* with ranges on every item */
+  dc__range broadcast[DC__COMM_MAX_WORLD];
+  const dc__local_call *calls[DC__COMM_MAX_WORLD];
+  bool reduce;
+  bool staged;     /* this rank's data */
+  bool offers;     /* other ranks read this rank's data in place */
+  int64_t largest; /* bytes of the largest part */
+  int64_t window;  /* bytes of a part that one staging buffer holds */
+} plan;
+
+typedef struct piece {
+  int64_t begin; /* elements from the beginning of the range */
+  int64_t count;
+  int64_t at; /* bytes from the beginning of the window */
+} piece;
+
+static int64_t padded(int64_t bytes) {
+  return (bytes + 63) & ~INT64_C(63);
+}
+
+static int64_t item_bytes(const dc__coll_item *item, int32_t rank) {
+  return item->ranges[rank].count * (int64_t)dc_dtype_size(item->dtype);
+}
+
+static int64_t part_bytes(const plan *p, int32_t rank) {
+  int64_t bytes = 0;
+  for (int32_t i = 0; i < p->coll.count; i++) {
+    bytes += padded(item_bytes(&p->coll.items[i], rank));
+  }
+  return bytes;
+}
+
+/* What of an item that lies `pos` bytes into its part falls into the window [lo, lo + size). */
+static piece cut(const dc__coll_item *item, int32_t rank, int64_t pos, int64_t lo, int64_t size) {
+  int64_t element = (int64_t)dc_dtype_size(item->dtype);
+  int64_t bytes = item_bytes(item, rank);
+  int64_t from = lo > pos ? lo - pos : 0;
+  int64_t to = lo + size - pos < bytes ? lo + size - pos : bytes;
+  return from < to ? (piece){from / element, (to - from) / element, pos + from - lo} : (piece){0, 0, 0};
+}
+
+static const char *bytes_at(const void *base, int64_t elements, int32_t dtype) {
+  return (const char *)base + elements * (int64_t)dc_dtype_size(dtype);
+}
+
+/* ---- before: what to offer, and how ---- */
+
+static int64_t stage_window(const plan *p, int64_t buffer) {
+  return p->reduce ? (buffer / p->self->head.world) & ~INT64_C(63)
+                   : buffer; /* a reduction stages a part for each rank */
+}
+
+/* Whether others read data of this rank at all, and whether all of it lies where they can. */
+static void classify(const plan *p, bool *any, bool *shared) {
+  const dc_comm *head = &p->self->head;
+  *any = false;
+  *shared = true;
+  for (int32_t i = 0; i < p->coll.count; i++) {
+    const dc__coll_item *item = &p->coll.items[i];
+    int64_t count = p->reduce ? item->total : item->ranges[head->rank].count;
+    if (count > 0) {
+      size_t bytes = (size_t)count * dc_dtype_size(item->dtype);
+      *any = true;
+      *shared = *shared && dc__local_heap_has(&p->self->group->heap, item->send, bytes);
+    }
+  }
+}
+
+static dc_status make_plan(plan *p, dc__local *self, const dc__coll *coll) {
+  p->self = self;
+  memcpy(&p->coll, coll, offsetof(dc__coll, items) + (size_t)coll->count * sizeof coll->items[0]);
+  p->reduce = coll->kind == DC__COLL_REDUCE;
+  int32_t world = self->head.world;
+  if (coll->kind == DC__COLL_BROADCAST) { /* a gather to which only the root brings something */
+    memset(p->broadcast, 0, sizeof p->broadcast[0] * (size_t)world);
+    p->broadcast[coll->root].count = coll->items[0].total;
+    p->coll.items[0].ranges = p->broadcast;
+  }
+  p->largest = 0;
+  for (int32_t r = 0; r < world; r++) {
+    int64_t bytes = part_bytes(p, r);
+    p->largest = bytes > p->largest ? bytes : p->largest;
+  }
+  bool any;
+  bool shared;
+  classify(p, &any, &shared);
+  p->staged = world > 1 && (p->largest <= stage_window(p, DC__LOCAL_EAGER) || !shared);
+  p->offers = world > 1 && any && !p->staged;
+  p->window = stage_window(p, (int64_t)self->stage_bytes);
+  if (p->staged && self->stage == NULL) {
+    void *memory = NULL;
+    DC__TRY(dc__local_heap_alloc(&self->group->heap, 2 * self->stage_bytes, &memory));
+    self->stage = memory;
+  }
+  return DC_OK;
+}
+
+static void stage_item(const plan *p, char *buffer, const dc__coll_item *item, int32_t rank, int64_t pos, int64_t lo) {
+  piece s = cut(item, rank, pos, lo, p->window);
+  if (s.count > 0) {
+    int64_t begin = s.begin + (p->reduce ? item->ranges[rank].begin : 0);
+    memcpy(buffer + s.at, bytes_at(item->send, begin, item->dtype), (size_t)s.count * dc_dtype_size(item->dtype));
+  }
+}
+
+/* Copies the window's part of this rank's data to where the others can read it. Plain memcpy: they read it soon. */
+static void stage(const plan *p, int64_t lo) {
+  const dc__local *self = p->self;
+  char *buffer = self->stage + ((self->seq + 1) & 1) * self->stage_bytes;
+  for (int32_t r = 0; r < self->head.world; r++) {
+    if ((r == self->head.rank) == p->reduce) {
+      continue; /* a gather offers its own part, a reduction everybody else's */
+    }
+    int64_t pos = 0;
+    for (int32_t i = 0; i < p->coll.count; i++) {
+      stage_item(p, buffer + (p->reduce ? r * p->window : 0), &p->coll.items[i], r, pos, lo);
+      pos += padded(item_bytes(&p->coll.items[i], r));
+    }
+  }
+}
+
+static void publish(const plan *p) {
+  dc__local *self = p->self;
+  dc__local_slot *slot = dc__local_slot_of(self->group, self->channel, self->head.rank);
+  dc__local_call *call = &slot->calls[self->calls & 1];
+  uintptr_t base = self->group->bases[self->head.rank];
+  call->tag = p->coll.tag;
+  call->kind = p->coll.kind;
+  call->count = p->coll.count;
+  call->root = p->coll.root;
+  call->staged = p->staged;
+  call->stage = (uint64_t)((uintptr_t)self->stage - base);
+  for (int32_t i = 0; i < p->coll.count; i++) {
+    const dc__coll_item *item = &p->coll.items[i];
+    call->items[i] = (dc__local_item){item->total,
+                                      item->id,
+                                      dc__coll_ranges_hash(item, self->head.world),
+                                      (uint64_t)((uintptr_t)item->send - base),
+                                      item->dtype,
+                                      item->reduce_op};
+  }
+  atomic_store_explicit(&slot->last_op, p->coll.tag.op, memory_order_relaxed);
+  atomic_store_explicit(&slot->last_id, p->coll.tag.id, memory_order_relaxed);
+}
+
+static dc_status post_and_wait(const plan *p) {
+  dc__local *self = p->self;
+  dc__local_slot *slot = dc__local_slot_of(self->group, self->channel, self->head.rank);
+  dc__local_raise(self->group, &slot->posted, ++self->seq);
+  return dc__local_await_posted(self, &p->coll, self->seq);
+}
+
+/* ---- the comparison ---- */
+
+static bool same_item(const dc__local_item *a, const dc__local_item *b) {
+  return a->total == b->total && a->id == b->id && a->ranges == b->ranges && a->dtype == b->dtype &&
+         a->reduce_op == b->reduce_op;
+}
+
+/* The first item in which two calls differ; -1: none. */
+static int32_t difference(const dc__local_call *a, const dc__local_call *b) {
+  int32_t count = a->count < b->count ? a->count : b->count;
+  for (int32_t i = 0; i < count; i++) {
+    if (!same_item(&a->items[i], &b->items[i])) {
+      return i;
+    }
+  }
+  bool same = a->tag.op == b->tag.op && a->tag.graph_id == b->tag.graph_id && a->tag.id == b->tag.id &&
+              a->kind == b->kind && a->root == b->root && a->count == b->count;
+  return same ? -1 : 0;
+}
+
+static void describe(char text[DC__COLL_TEXT], const dc__local_call *call, int32_t item, bool graph) {
+  bool has = item < call->count;
+  const dc__coll_name name = {.graph_id = graph ? call->tag.graph_id : DC__COLL_NO_GRAPH,
+                              .id = has ? call->items[item].id : call->tag.id,
+                              .total = has ? call->items[item].total : 0,
+                              .op = call->tag.op,
+                              .kind = call->kind,
+                              .count = call->count,
+                              .dtype = has ? call->items[item].dtype : DC_DTYPE_NONE,
+                              .reduce_op = has ? call->items[item].reduce_op : 0,
+                              .root = call->root};
+  dc__coll_describe(text, &name);
+}
+
+static dc_status compare(const plan *p) {
+  const dc__local *self = p->self;
+  const dc__local_call *mine = p->calls[self->head.rank];
+  for (int32_t r = 0; r < self->head.world; r++) {
+    int32_t item = difference(mine, p->calls[r]);
+    if (item >= 0) {
+      /* The lower rank is the one that the other is measured by, so that both ranks say the same. */
+      int32_t low = r < self->head.rank ? r : self->head.rank;
+      int32_t high = r < self->head.rank ? self->head.rank : r;
+      bool graph = mine->tag.graph_id != p->calls[r]->tag.graph_id;
+      char low_text[DC__COLL_TEXT];
+      char high_text[DC__COLL_TEXT];
+      describe(low_text, p->calls[low], item, graph);
+      describe(high_text, p->calls[high], item, graph);
+      const char *split = strcmp(low_text, high_text) == 0 ? ", split differently over the ranks" : "";
+      return dc__fail(DC_E_MISMATCH, "rank %" PRId32 " called %s where rank %" PRId32 " called %s%s", high, high_text,
+                      low, low_text, split);
+    }
+  }
+  return DC_OK;
+}
+
+/* ---- the move ---- */
+
+/* Where piece s of rank `part`'s part of an item lies in the memory of rank `from`. */
+static const void *source(const plan *p, int32_t from, int32_t item, int32_t part, const piece *s) {
+  const dc__local *self = p->self;
+  const dc__coll_item *own = &p->coll.items[item];
+  int64_t begin = s->begin + (p->reduce ? own->ranges[part].begin : 0);
+  if (from == self->head.rank) {
+    return bytes_at(own->send, begin, own->dtype);
+  }
+  const dc__local_call *call = p->calls[from];
+  uintptr_t base = self->group->bases[from];
+  if (call->staged) {
+    uintptr_t buffer = base + call->stage + (self->seq & 1) * self->stage_bytes;
+    return (const char *)buffer + (p->reduce ? part * p->window : 0) + s->at;
+  }
+  return bytes_at((const void *)(base + call->items[item].address), begin, own->dtype);
+}
+
+/* Returns the bytes read from other ranks. */
+static int64_t gather_part(const plan *p, int32_t from, int64_t lo, int64_t size) {
+  int64_t moved = 0;
+  int64_t pos = 0;
+  for (int32_t i = 0; i < p->coll.count; i++) {
+    const dc__coll_item *item = &p->coll.items[i];
+    piece s = cut(item, from, pos, lo, size);
+    pos += padded(item_bytes(item, from));
+    if (s.count > 0) {
+      const void *src = source(p, from, i, from, &s);
+      char *dst = (char *)item->recv + (item->ranges[from].begin + s.begin) * (int64_t)dc_dtype_size(item->dtype);
+      size_t bytes = (size_t)s.count * dc_dtype_size(item->dtype);
+      if (src != dst) {
+        dc__copy(dst, src, bytes);
+      }
+      moved += from == p->self->head.rank ? 0 : (int64_t)bytes;
+    }
+  }
+  return moved;
+}
+
+static int64_t reduce_own_part(const plan *p, int64_t lo, int64_t size) {
+  const dc_comm *head = &p->self->head;
+  int64_t moved = 0;
+  int64_t pos = 0;
+  for (int32_t i = 0; i < p->coll.count; i++) {
+    const dc__coll_item *item = &p->coll.items[i];
+    piece s = cut(item, head->rank, pos, lo, size);
+    pos += padded(item_bytes(item, head->rank));
+    if (s.count > 0) {
+      const void *src[DC__COMM_MAX_WORLD];
+      for (int32_t r = 0; r < head->world; r++) {
+        src[r] = source(p, r, i, head->rank, &s);
+      }
+      char *dst = (char *)item->recv + s.begin * (int64_t)dc_dtype_size(item->recv_dtype);
+      dc__reduce(dst, item->recv_dtype, src, head->world, item->dtype, s.count, item->reduce_op == DC_MEAN,
+                 item->accumulate != 0);
+      moved += s.count * (int64_t)dc_dtype_size(item->dtype) * (head->world - 1);
+    }
+  }
+  return moved;
+}
+
+/* A failed group's ranks go on and may free what others read. So say that we read, then look at the failure; they
+ * fail first, then look who reads. */
+static dc_status move(const plan *p, int64_t lo, int64_t size) {
+  dc_comm *head = &p->self->head;
+  dc__local_slot *slot = dc__local_slot_of(p->self->group, p->self->channel, head->rank);
+  int64_t moved = 0;
+  atomic_store(&slot->reading, 1);
+  if (atomic_load(&p->self->group->control->failed) != DC__LOCAL_FINE) {
+    atomic_store(&slot->reading, 0);
+    return dc__local_group_check(p->self->group);
+  }
+  if (p->reduce) {
+    moved = reduce_own_part(p, lo, size);
+  } else {
+    for (int32_t i = 1; i <= head->world; i++) { /* every rank begins with its neighbour, so that reads spread */
+      moved += gather_part(p, (head->rank + i) % head->world, lo, size);
+    }
+  }
+  atomic_store(&slot->reading, 0);
+  atomic_fetch_add_explicit(&head->wire_bytes, moved, memory_order_relaxed);
+  return DC_OK;
+}
+
+static dc_status run(dc__local *self, const dc__coll *coll) {
+  plan p;
+  DC__TRY(make_plan(&p, self, coll));
+  self->calls++;
+  if (p.staged) {
+    stage(&p, 0);
+  }
+  publish(&p);
+  DC__TRY(post_and_wait(&p));
+  bool any_staged = false;
+  for (int32_t r = 0; r < self->head.world; r++) {
+    p.calls[r] = &dc__local_slot_of(self->group, self->channel, r)->calls[self->calls & 1];
+    any_staged = any_staged || p.calls[r]->staged;
+  }
+  DC__TRY(compare(&p));
+  int64_t size = any_staged ? p.window : INT64_MAX / 2;
+  for (int64_t lo = 0; lo < p.largest; lo += size) {
+    if (lo > 0) {
+      if (p.staged) {
+        stage(&p, lo);
+      }
+      DC__TRY(post_and_wait(&p));
+    }
+    DC__TRY(move(&p, lo, size));
+  }
+  dc__local_slot *slot = dc__local_slot_of(self->group, self->channel, self->head.rank);
+  dc__local_raise(self->group, &slot->done, self->seq);
+  return p.offers ? dc__local_await_done(self, coll, self->seq) : DC_OK;
+}
+
+void dc__local_run(dc_comm *comm, const dc__coll *coll) {
+  dc__local *self = (dc__local *)comm;
+  pthread_mutex_lock(&self->turn);
+  dc_status status = run(self, coll);
+  if (status != DC_OK) {
+    dc__local_group_fail(self->group, status);
+    dc__local_await_readers(self);
+    dc__comm_fail(comm, dc__local_group_check(self->group)); /* the same error on every rank */
+  }
+  pthread_mutex_unlock(&self->turn);
+}

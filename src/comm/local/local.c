@@ -1,0 +1,143 @@
+/* The communicator over shared memory: its table, and the two ways to make one. */
+#include "comm/local/local.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static void destroy(dc_comm *comm) {
+  dc__local *self = (dc__local *)comm;
+  if (self->stage != NULL) {
+    dc__local_heap_free(&self->group->heap, self->stage, 2 * self->stage_bytes);
+  }
+  dc__local_channel_leave(self->group, self->channel);
+  pthread_mutex_destroy(&self->turn);
+  dc__comm_head_destroy(comm);
+  dc__free(self);
+}
+
+static void poll_failure(dc_comm *comm) {
+  dc_status status = dc__local_group_check(((dc__local *)comm)->group);
+  if (status != DC_OK) {
+    dc__comm_fail(comm, status);
+  }
+}
+
+static void abort_group(dc_comm *comm, const char *reason) {
+  dc__local_group *group = ((dc__local *)comm)->group;
+  dc_status status = dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group%s%.300s", comm->rank,
+                              reason != NULL ? ": " : "", reason != NULL ? reason : "");
+  dc__local_group_fail(group, status);
+  poll_failure(comm);
+}
+
+static dc_status heap_alloc(dc_comm *comm, size_t bytes, void **ptr) {
+  return dc__local_heap_alloc(&((dc__local *)comm)->group->heap, bytes, ptr);
+}
+
+static void heap_free(dc_comm *comm, void *ptr, size_t bytes) {
+  dc__local_heap_free(&((dc__local *)comm)->group->heap, ptr, bytes);
+}
+
+static bool shares(dc_comm *comm, const void *ptr, size_t bytes) {
+  return dc__local_heap_has(&((dc__local *)comm)->group->heap, ptr, bytes);
+}
+
+static dc_status dup_channel(dc_comm *comm, dc_comm **copy);
+
+static const dc__comm_ops ops = {.name = "local",
+                                 .all_gather = dc__host_all_gather,
+                                 .reduce_scatter = dc__host_reduce_scatter,
+                                 .broadcast = dc__host_broadcast,
+                                 .barrier = dc__host_barrier,
+                                 .run = dc__local_run,
+                                 .dup = dup_channel,
+                                 .abort = abort_group,
+                                 .poll = poll_failure,
+                                 .heap_alloc = heap_alloc,
+                                 .heap_free = heap_free,
+                                 .shares = shares,
+                                 .destroy = destroy};
+
+/* A communicator on the group's next channel; it takes a reference to the group. */
+static dc_status open_channel(dc__local_group *group, dc_comm **comm) {
+  dc__local *self = dc__calloc(1, sizeof *self);
+  if (self == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  dc_status status = dc__comm_head_init(&self->head, &ops, group->rank, group->world, group->timeout_ns);
+  if (status != DC_OK) {
+    dc__free(self);
+    return status;
+  }
+  pthread_mutex_init(&self->turn, NULL);
+  self->group = group;
+  self->stage_bytes = group->processes ? DC__LOCAL_STAGE : DC__LOCAL_EAGER;
+  status = dc__local_channel_join(group, &self->channel);
+  if (status != DC_OK) {
+    pthread_mutex_destroy(&self->turn);
+    dc__comm_head_destroy(&self->head);
+    dc__free(self);
+    return status;
+  }
+  *comm = &self->head;
+  return DC_OK;
+}
+
+static dc_status dup_channel(dc_comm *comm, dc_comm **copy) {
+  return open_channel(((dc__local *)comm)->group, copy);
+}
+
+static dc_status create_thread(dc__local_control *control, int32_t rank, int64_t timeout_ns, dc_comm **comm) {
+  dc__local_group *group = NULL;
+  DC__TRY(dc__local_group_create(rank, control->world, 0, timeout_ns, &group));
+  group->control = control;
+  atomic_fetch_add(&control->refs, 1);
+  dc_status status = open_channel(group, comm);
+  dc__local_group_release(group);
+  return status;
+}
+
+dc_status dc__comm_create_threads(int32_t world, const dc_comm_options *options, dc_comm **comms) {
+  size_t bytes = dc__local_control_bytes(world);
+  void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (map == MAP_FAILED) {
+    return dc__fail(DC_E_NO_MEMORY, "dc_comm_create_threads: %zu bytes: %s", bytes, strerror(errno));
+  }
+  dc__local_control *control = map;
+  control->world = world;
+  atomic_store(&control->refs, 1); /* ours, until all have theirs */
+  dc_status status = DC_OK;
+  int32_t made = 0;
+  while (status == DC_OK && made < world) {
+    status = create_thread(control, made, options->timeout_ns, &comms[made]);
+    made += status == DC_OK;
+  }
+  while (status != DC_OK && made > 0) {
+    dc__comm_release(comms[--made]);
+    comms[made] = NULL;
+  }
+  if (atomic_fetch_sub(&control->refs, 1) == 1) {
+    munmap(map, bytes);
+  }
+  return status;
+}
+
+static size_t machine_memory(void) {
+  return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+dc_status dc__comm_create_processes(const char *name, int32_t rank, int32_t world, const dc_comm_options *options,
+                                    dc_comm **comm) {
+  size_t reserve = options->heap_bytes > 0 ? options->heap_bytes : machine_memory();
+  dc__local_group *group = NULL;
+  DC__TRY(dc__local_group_create(rank, world, reserve, options->timeout_ns, &group));
+  dc_status status = dc__local_rendezvous(name, group);
+  if (status == DC_OK) {
+    status = open_channel(group, comm);
+  }
+  dc__local_group_release(group);
+  return status;
+}

@@ -1,0 +1,179 @@
+/* The transport of one machine: ranks are threads of a process or processes of a machine, and every rank reads what
+ * it needs straight from the others' memory.
+ *
+ * All ranks map one control block. A rank that starts a collective writes its call (what, sizes, where its data lies)
+ * into its slot and posts the collective's number; when all have posted, it compares their calls with its own, pulls
+ * its part of the data, and says done. Who let others read his own memory waits until all are done; who copied his
+ * data to staging memory first need not wait. Small data and, with processes, data that is not in the shared heap
+ * are staged. Staging memory is two buffers, used in turn: a rank that fills one again has seen everybody's next
+ * post, so everybody has read it. Staged data larger than a buffer moves in rounds, one post each. */
+#ifndef DC_COMM_LOCAL_H
+#define DC_COMM_LOCAL_H
+
+#include "comm/host.h"
+
+enum {
+  DC__LOCAL_EAGER = 4096,    /* bytes up to which a copy is cheaper than waiting for the readers */
+  DC__LOCAL_STAGE = 1 << 20, /* bytes of a staging buffer between processes; small enough to stay in the caches */
+  DC__LOCAL_PAGE = 4096
+};
+
+/* ---- the control block: shared, plain data and atomics, zero at first ---- */
+
+/* A number that one rank raises and others wait for. */
+typedef struct dc__local_word {
+  _Alignas(64) atomic_uint value;
+  atomic_uint sleepers; /* so that raising it needs no system call while nobody sleeps */
+} dc__local_word;
+
+typedef struct dc__local_item {
+  int64_t total;
+  int64_t id;
+  uint64_t ranges;  /* hash */
+  uint64_t address; /* of send: with threads the pointer, with processes the offset in the rank's heap */
+  int32_t dtype;
+  int32_t reduce_op;
+} dc__local_item;
+
+typedef struct dc__local_call {
+  dc__tag tag;
+  uint64_t stage; /* address of the two staging buffers */
+  int32_t kind;
+  int32_t count;
+  int32_t root;
+  int32_t staged;
+  dc__local_item items[DC__COMM_GROUP];
+} dc__local_call;
+
+/* One rank on one channel. */
+typedef struct dc__local_slot {
+  dc__local_word posted; /* rounds started */
+  dc__local_word done;   /* rounds whose data this rank has read */
+  _Alignas(64) atomic_int left;
+  atomic_int reading; /* other ranks' memory, now */
+  atomic_int last_op; /* for error texts; a call may be overwritten while others look */
+  atomic_llong last_id;
+  dc__local_call calls[2]; /* used in turn, for the reason that staging buffers are */
+} dc__local_slot;
+
+/* A channel is one communicator of the group. Guarded by the control block's lock. */
+typedef struct dc__local_channel {
+  int64_t number; /* it carries the group's number-th communicator, from 1; 0: free */
+  int32_t leavers;
+  int32_t reserved;
+} dc__local_channel;
+
+enum { DC__LOCAL_FINE = 0, DC__LOCAL_FAILING = 1, DC__LOCAL_FAILED = 2 };
+
+typedef struct dc__local_control {
+  atomic_int refs; /* ranks as threads */
+  atomic_int lock;
+  atomic_int failed;
+  dc__failure failure; /* written by the one who moved failed from FINE to FAILING */
+  int32_t world;
+  dc__local_channel channels[DC__COMM_MAX_DUPS];
+  _Alignas(64) dc__local_slot slots[]; /* channel * world + rank */
+} dc__local_control;
+
+static inline size_t dc__local_control_bytes(int32_t world) {
+  return sizeof(dc__local_control) + sizeof(dc__local_slot) * DC__COMM_MAX_DUPS * (size_t)world;
+}
+
+/* ---- heap.c: this rank's shared memory ---- */
+
+typedef struct dc__local_block {
+  size_t offset;
+  size_t bytes;
+} dc__local_block;
+
+/* With processes a memory file, mapped whole by every rank and filled as needed; with threads any memory will do. */
+typedef struct dc__local_heap {
+  pthread_mutex_t mutex;
+  dc__local_block *blocks; /* in use, by offset */
+  int64_t count;
+  int64_t capacity;
+  char *base;     /* NULL with threads */
+  size_t reserve; /* bytes mapped */
+  int fd;
+} dc__local_heap;
+
+/* A memory file of `bytes`, without memory yet. */
+dc_status dc__local_file_create(const char *label, size_t bytes, int *fd);
+/* fill: makes sure of the memory now, so that a full machine is an error here and no signal later. */
+dc_status dc__local_file_map(int fd, size_t bytes, bool fill, void **base);
+
+dc_status dc__local_heap_init(dc__local_heap *heap, size_t reserve); /* 0: threads */
+void dc__local_heap_destroy(dc__local_heap *heap);
+/* Zeroed, page-aligned. */
+dc_status dc__local_heap_alloc(dc__local_heap *heap, size_t bytes, void **ptr);
+void dc__local_heap_free(dc__local_heap *heap, void *ptr, size_t bytes);
+
+static inline bool dc__local_heap_has(const dc__local_heap *heap, const void *ptr, size_t bytes) {
+  uintptr_t offset = (uintptr_t)ptr - (uintptr_t)heap->base;
+  return heap->base == NULL || (offset < heap->reserve && bytes <= heap->reserve - offset);
+}
+
+/* ---- group.c: what the channels of one rank share ---- */
+
+typedef struct dc__local_group {
+  atomic_int refs; /* channels */
+  int32_t rank;
+  int32_t world;
+  bool processes;
+  int64_t timeout_ns;
+  int64_t dups; /* communicators made so far; guarded by the control block's lock */
+  dc__local_control *control;
+  dc__local_heap heap;
+  uintptr_t bases[DC__COMM_MAX_WORLD]; /* where the ranks' heaps are mapped here; 0 with threads */
+  size_t reserves[DC__COMM_MAX_WORLD];
+  int pidfds[DC__COMM_MAX_WORLD]; /* readable once the rank's process has ended; -1: cannot tell */
+} dc__local_group;
+
+/* A group without control block and peers yet; reserve 0: threads. */
+dc_status dc__local_group_create(int32_t rank, int32_t world, size_t reserve, int64_t timeout_ns,
+                                 dc__local_group **group);
+void dc__local_group_release(dc__local_group *group);
+/* The channel for this rank's next communicator: the same on all ranks, whatever channels are free where. */
+dc_status dc__local_channel_join(dc__local_group *group, int32_t *channel);
+void dc__local_channel_leave(dc__local_group *group, int32_t channel);
+
+static inline dc__local_slot *dc__local_slot_of(const dc__local_group *group, int32_t channel, int32_t rank) {
+  return &group->control->slots[(size_t)channel * (size_t)group->world + (size_t)rank];
+}
+
+/* rendezvous.c: finds the other processes; fills in control, bases, reserves and pidfds. */
+dc_status dc__local_rendezvous(const char *name, dc__local_group *group);
+
+/* ---- local.c: the communicator ---- */
+
+typedef struct dc__local {
+  struct dc_comm head;
+  dc__local_group *group;
+  int32_t channel;
+  pthread_mutex_t turn; /* one collective at a time */
+  uint32_t seq;         /* rounds posted */
+  uint32_t calls;       /* collectives started */
+  char *stage;          /* two buffers of stage_bytes */
+  size_t stage_bytes;
+} dc__local;
+
+/* collective.c */
+void dc__local_run(dc_comm *comm, const dc__coll *coll);
+
+/* ---- wait.c ---- */
+
+/* Raises a word of this rank to seq and wakes who waits for it. */
+void dc__local_raise(const dc__local_group *group, dc__local_word *word, uint32_t seq);
+/* Waits until every other rank has posted (or has done) seq. */
+dc_status dc__local_await_posted(dc__local *self, const dc__coll *coll, uint32_t seq);
+dc_status dc__local_await_done(dc__local *self, const dc__coll *coll, uint32_t seq);
+
+/* Makes every communicator of the group fail, on all ranks, with this thread's last error, unless they have a failure.
+ */
+void dc__local_group_fail(const dc__local_group *group, dc_status status);
+/* After a failure: until no other thread reads this rank's memory any more, which its owner may free next. */
+void dc__local_await_readers(const dc__local *self);
+/* The group's failure as this thread's last error. */
+dc_status dc__local_group_check(const dc__local_group *group);
+
+#endif
