@@ -141,7 +141,8 @@ def readme(suite: Suite) -> Count:
 
 
 def clang_format(suite: Suite) -> Count:
-    files = sorted(str(path.relative_to(ROOT)) for folder in ("include", "src", "tests", "bench", "examples", "bindings")
+    # The public header is aligned by hand: its comments are the manual.
+    files = sorted(str(path.relative_to(ROOT)) for folder in ("src", "tests", "bench", "examples", "bindings")
                    for path in (ROOT / folder).rglob("*.[ch]"))
     return one(suite.run("clang-format-14", "--dry-run", "--Werror", *files))
 
