@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "adapter.h"
 #include "blob.h"
 #include "contexts.h"
 
@@ -52,6 +53,7 @@ static void decode(dct_call *call, const char *letters, dct_value *stack) {
         break;
       case 'g':
         call->graph_id = (int64_t)*stack;
+        call->context = dct_context_of(call->graph_id);
         break;
       case 'i':
         call->id = (int64_t)*stack;
@@ -99,9 +101,8 @@ static void free_args(dct_call *call) {
 }
 
 void dct_run(const char *name, const char *letters, dct_body body, dct_value *stack, uint64_t outputs) {
-  dct_call call = {.id = 0};
+  dct_call call = {.context = dct_get_context()};
   decode(&call, letters, stack);
-  call.context = dct_context_of(call.graph_id);
   const char *error = call.error;
   if (error == NULL && call.context == NULL) {
     error = "no default context: call libdc.torch.dc.init() first";
@@ -150,7 +151,7 @@ const char *dct_return_clone(dct_call *call) {
 
 const char *dct_return_blob(dct_call *call, const dc_tensor *out, dc_buffer *owned, bool host) {
   int32_t device = dct_torch.cpu;
-  int32_t index = 0;
+  int32_t index = -1; /* the CPU has no number */
   if (!host && (dct_torch.aoti_torch_get_device_type(call->a, &device) != 0 ||
                 dct_torch.aoti_torch_get_device_index(call->a, &index) != 0)) {
     dc_buffer_release(owned);

@@ -1,0 +1,322 @@
+"""The bindings that DeepSpeed's `deepspeed.ops.dc` has, by the same names and arguments, for one default context.
+
+    from libdc.torch import dc
+    dc.init(process_group, config, initial_reduce_bucket_size=100_000_000)
+    dc.register_z3_param(ds_id=0, ds_shape=[1024, 768], ds_tensor=shard, grad_buffer=grad, persistent=False)
+    dc.register_graph_z3(graph_id=0, ds_ids=[0])
+
+The operators torch.ops.dc.* work on what is registered here. Errors are RuntimeError, of the library, and TypeError or
+ValueError, of these functions. Tensors that are registered are used in place, and kept alive until cleanup()."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
+
+import libdc
+import torch
+import torch.distributed as dist
+
+from . import ops
+
+ops.load()
+
+_KEYS = libdc.Config._fields
+_comm: Optional[libdc.Comm] = None  # made here from a process group
+
+
+# Life
+
+
+def init(process_group: Any, config: Any, initial_reduce_bucket_size: int) -> None:
+    """Starts the default context.
+
+    process_group  a libdc.Comm, a torch.distributed.ProcessGroup, or None: a world of one rank
+    config  a mapping or an object with symmetric_memory, double_buffer, free_activation_threshold, sync_before_reduce,
+            sync_after_reduce, sync_before_allgather, sync_after_allgather; further ones are not read
+    initial_reduce_bucket_size  elements"""
+    global _comm
+    current = ops.context()
+    if current is not None and current in _live:
+        raise RuntimeError("dc.init: initialised already; call dc.cleanup() first")
+    table = _read_config(config)
+    size = _integer("init", "initial_reduce_bucket_size", initial_reduce_bucket_size)
+    comm, made = _communicator(process_group)
+    context = libdc.Context()
+    try:
+        context.init(comm, table, size)
+    except BaseException:
+        context.close()
+        if made:
+            comm.close()
+        raise
+    _comm = comm if made else None
+    _live[:] = [context]
+    ops.set_context(context)
+
+
+def cleanup() -> None:
+    """Ends the default context: every operator and binding fails from then on, until init(). Harmless without one."""
+    global _comm
+    if _live:
+        context, comm = _live.pop(), _comm
+        _comm = None
+        context.cleanup()
+        if comm is not None:
+            comm.close()
+
+
+def reset() -> None:
+    """Drops all graphs; parameters and gathered weights stay."""
+    _context("reset").reset()
+
+
+# Parameters
+
+
+def register_param(ds_id: int, ds_shape: Sequence[int], ds_tensor: Optional[torch.Tensor],
+                   grad_buffer: Optional[torch.Tensor], offset: int) -> None:
+    """A parameter of stages 1 and 2: ds_tensor is whole, grad_buffer the part of its flattened gradient from offset on
+    that this rank owns, maybe empty."""
+    call = "register_param"
+    _context(call).register_param(_integer(call, "ds_id", ds_id), _integers(call, "ds_shape", ds_shape),
+                                  _tensor(call, "ds_tensor", ds_tensor), _buffer(call, grad_buffer),
+                                  _integer(call, "offset", offset))
+
+
+def register_z3_param(ds_id: int, ds_shape: Sequence[int], ds_tensor: torch.Tensor, grad_buffer: Optional[torch.Tensor],
+                      persistent: bool, expected_grad_dtype: Optional[torch.dtype] = None) -> None:
+    """A parameter of stage 3: ds_tensor is this rank's shard, grad_buffer as long as it (empty or None: frozen)."""
+    call = "register_z3_param"
+    if ds_tensor is None:
+        raise TypeError("dc.register_z3_param: ds_tensor is None, must be a tensor")
+    _context(call).register_z3_param(_integer(call, "ds_id", ds_id), _integers(call, "ds_shape", ds_shape),
+                                     _flat(_tensor(call, "ds_tensor", ds_tensor)), _buffer(call, grad_buffer),
+                                     bool(persistent), _dtype(call, "expected_grad_dtype", expected_grad_dtype))
+
+
+def update_param_grad_buffer(ds_id: int, grad_buffer: Optional[torch.Tensor], offset: int) -> None:
+    """Points a parameter's gradient at another buffer."""
+    call = "update_param_grad_buffer"
+    _context(call).update_param_grad_buffer(_integer(call, "ds_id", ds_id), _buffer(call, grad_buffer),
+                                            _integer(call, "offset", offset))
+
+
+def set_persistent(ds_id: int) -> None:
+    """Keeps a stage-3 parameter gathered from now on, and gathers it now. Every rank must call it."""
+    _context("set_persistent").set_persistent(_integer("set_persistent", "ds_id", ds_id))
+
+
+def invalidate_gathered_param(ds_id: int) -> None:
+    """Forgets a parameter's gathered weights, unless it is persistent."""
+    _context("invalidate_gathered_param").invalidate_gathered_param(
+        _integer("invalidate_gathered_param", "ds_id", ds_id))
+
+
+def clear_all_gathered_params() -> None:
+    """Forgets the gathered weights of all parameters that are not persistent."""
+    _context("clear_all_gathered_params").clear_all_gathered_params()
+
+
+def params_updated(ds_ids: Optional[Sequence[int]] = None) -> None:
+    """Says that these weights, or all, changed: the next gather communicates. After optimizer.step(), on every rank."""
+    ids = None if ds_ids is None else _integers("params_updated", "ds_ids", ds_ids)
+    _context("params_updated").params_updated(ids)
+
+
+# Graphs
+
+
+def register_graph_z1(graph_id: int, ds_ids: Sequence[int]) -> None:
+    """A graph of ZeRO stage 1."""
+    call = "register_graph_z1"
+    _context(call).register_graph_z1(_integer(call, "graph_id", graph_id), _integers(call, "ds_ids", ds_ids))
+
+
+def register_graph_z2(graph_id: int, ds_ids: Sequence[int]) -> None:
+    """A graph of ZeRO stage 2."""
+    call = "register_graph_z2"
+    _context(call).register_graph_z2(_integer(call, "graph_id", graph_id), _integers(call, "ds_ids", ds_ids))
+
+
+def register_graph_z3(graph_id: int, ds_ids: Sequence[int]) -> None:
+    """A graph of ZeRO stage 3."""
+    call = "register_graph_z3"
+    _context(call).register_graph_z3(_integer(call, "graph_id", graph_id), _integers(call, "ds_ids", ds_ids))
+
+
+# The step
+
+
+def start_forward() -> None:
+    """Begins a forward pass."""
+    _context("start_forward").start_forward()
+
+
+def end_forward() -> None:
+    """Ends a forward pass."""
+    _context("end_forward").end_forward()
+
+
+def start_backward(update: bool) -> None:
+    """Begins a backward pass; update: the optimizer steps after it."""
+    _context("start_backward").start_backward(bool(update))
+
+
+def enable_profiling(enable: bool) -> None:
+    """While on, reductions and free_tensors do nothing."""
+    _context("enable_profiling").enable_profiling(bool(enable))
+
+
+def is_profiling() -> bool:
+    """Whether profiling is on."""
+    return _context("is_profiling").is_profiling()
+
+
+# Arguments
+
+_live: List[libdc.Context] = []  # the context of the last init(), until cleanup()
+
+
+def _context(call: str) -> libdc.Context:
+    if not _live:
+        raise RuntimeError(f"dc.{call}: not initialised, or cleaned up: call dc.init() first")
+    return _live[0]
+
+
+def _read_config(config: Any) -> libdc.Config:
+    """The library's table has 0 for "the default", which is True for double_buffer and 10485760 for the threshold."""
+    values = {}
+    for key in _KEYS:
+        try:
+            value = config[key] if isinstance(config, Mapping) else getattr(config, key)
+        except (KeyError, AttributeError):
+            raise ValueError(f"dc.init: config has no '{key}'; its keys are {', '.join(_KEYS)}") from None
+        values[key] = _integer("init", f"config.{key}", value)
+    values["double_buffer"] = 1 if values["double_buffer"] else -1
+    values["free_activation_threshold"] = values["free_activation_threshold"] or -1
+    return libdc.Config(**values)
+
+
+def _integer(call: str, argument: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        if not isinstance(value, float) or not value.is_integer():
+            raise TypeError(f"dc.{call}: {argument} = {value!r}, must be an integer") from None
+        number = int(value)  # 5e8, as configuration files have it
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"dc.{call}: {argument} = {number}, must fit in 64 bits")
+    return number
+
+
+def _integers(call: str, argument: str, values: Any) -> List[int]:
+    try:
+        return [_integer(call, f"{argument}[{i}]", value) for i, value in enumerate(values)]
+    except TypeError as error:
+        if str(error).startswith("dc."):
+            raise
+        raise TypeError(f"dc.{call}: {argument} = {values!r}, must be a sequence of integers") from None
+
+
+def _dtype(call: str, argument: str, dtype: Any) -> libdc.DType:
+    if dtype is None:
+        return libdc.DType.NONE
+    if dtype not in ops.DTYPES:
+        allowed = ", ".join(str(known) for known in ops.DTYPES)
+        raise TypeError(f"dc.{call}: {argument} = {dtype!r}, must be None or one of {allowed}")
+    return ops.DTYPES[dtype]
+
+
+def _tensor(call: str, argument: str, tensor: Any) -> Optional[torch.Tensor]:
+    if tensor is None:
+        return None
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"dc.{call}: {argument} is a {type(tensor).__name__}, must be a torch.Tensor")
+    if tensor.layout is not torch.strided or tensor.device.type != ops.device().type:
+        raise ValueError(f"dc.{call}: {argument} is on {tensor.device} with layout {tensor.layout}, must be a strided tensor "
+                         f"on {ops.device()}")
+    _dtype(call, f"{argument}.dtype", tensor.dtype)
+    return tensor.detach()
+
+
+def _flat(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    # A view where there is one; otherwise the library says that the tensor is not contiguous.
+    return tensor.view(-1) if tensor is not None and tensor.is_contiguous() else tensor
+
+
+def _buffer(call: str, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    return _flat(_tensor(call, "grad_buffer", tensor))
+
+
+# Communication by torch.distributed
+
+
+def _communicator(group: Any) -> Tuple[Optional[libdc.Comm], bool]:
+    """(communicator, whether it was made here)."""
+    if group is None or isinstance(group, libdc.Comm):
+        return group, False
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"dc.init: process_group is a {type(group).__name__}, must be a libdc.Comm, a "
+                        "torch.distributed.ProcessGroup or None")
+    return comm_from_process_group(group), True
+
+
+def comm_from_process_group(group: "dist.ProcessGroup") -> libdc.Comm:
+    """A communicator whose collectives are the group's. Ranks of one machine communicate several times faster by
+    libdc's own: libdc.init_comm()."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError("dc.init: this process is not a member of process_group")
+    try:
+        group._get_backend(torch.device("cpu"))
+    except RuntimeError as error:
+        raise ValueError(f"dc.init: process_group has no backend for CPU tensors ({error}); use 'gloo', or "
+                         "'cpu:gloo,cuda:nccl'") from None
+    return libdc.Comm.external(_Collectives(group, owned=False), rank, size)
+
+
+class _Collectives(libdc.Collectives):
+    """A process group as libdc's transport. Called on the library's threads and, in init, on the caller's."""
+
+    def __init__(self, group: "dist.ProcessGroup", owned: bool) -> None:
+        self.group = group
+        self.owned = owned
+
+    def all_gather(self, send: memoryview, recv: memoryview, dtype: libdc.DType) -> None:
+        with _no_python_dispatcher():
+            dist.all_gather_into_tensor(_wrap(recv, dtype), _wrap(send, dtype), group=self.group)
+
+    def reduce_scatter(self, send: memoryview, recv: memoryview, dtype: libdc.DType) -> None:
+        with _no_python_dispatcher():
+            dist.reduce_scatter_tensor(_wrap(recv, dtype), _wrap(send, dtype), group=self.group)
+
+    def broadcast(self, data: memoryview, root: int) -> None:
+        with _no_python_dispatcher():
+            dist.broadcast(_wrap(data, libdc.DType.UINT8), group=self.group, group_src=root)
+
+    def barrier(self) -> None:
+        with _no_python_dispatcher():
+            dist.barrier(self.group)
+
+    def dup(self) -> "_Collectives":
+        # Only the members take part, in the same order.
+        ranks = dist.get_process_group_ranks(self.group)
+        with _no_python_dispatcher():
+            return _Collectives(dist.new_group(ranks, backend="gloo", use_local_synchronization=True), owned=True)
+
+    def close(self) -> None:
+        if self.owned and dist.is_initialized():
+            dist.destroy_process_group(self.group)
+
+
+def _wrap(view: memoryview, dtype: libdc.DType) -> torch.Tensor:
+    if not len(view):
+        return torch.empty(0, dtype=ops.TORCH_DTYPES[dtype])
+    return torch.frombuffer(view, dtype=ops.TORCH_DTYPES[dtype])
+
+
+def _no_python_dispatcher() -> Any:
+    """While AOTAutograd compiles, the Python dispatcher is on and holds the GIL around c10d's operators, for which Gloo's
+    threads wait in turn."""
+    return torch._C._DisablePythonDispatcher()

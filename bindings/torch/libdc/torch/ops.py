@@ -1,0 +1,109 @@
+"""Puts the operators torch.ops.dc.* and torch.ops.dc_rt.* into PyTorch, and keeps the context that they work on.
+
+The kernels are libdc_torch.so, which lies beside libdc.so (LIBDC_TORCH_LIBRARY names another one). Where it is not
+installed, or with LIBDC_TORCH_OPS=python, they are the Python ones of fallback.py, which are slower."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from typing import Any, Dict, Optional
+
+import libdc
+import torch
+
+from . import semantics
+
+# libdc's element types and PyTorch's have the same names.
+TORCH_DTYPES: Dict[libdc.DType, torch.dtype] = {
+    dtype: getattr(torch, dtype.name.lower()) for dtype in libdc.DType if dtype is not libdc.DType.NONE
+}
+DTYPES: Dict[torch.dtype, libdc.DType] = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
+
+_lock = threading.Lock()
+_adapter: Optional[ctypes.CDLL] = None
+_context: Optional[libdc.Context] = None
+_bound: Dict[int, libdc.Context] = {}
+backend = ""  # "compiled" or "python" once loaded
+
+
+def context(graph_id: Optional[int] = None) -> Optional[libdc.Context]:
+    """The context that operators which name this graph, or none, work on."""
+    return _context if graph_id is None else _bound.get(graph_id, _context)
+
+
+def bind(graph_id: int, value: libdc.Context) -> None:
+    """Lets the operators that name this graph work on another context than the default one. It is kept alive."""
+    with _lock:
+        if _adapter is not None and _adapter.dct_bind(graph_id, value.handle) != 0:
+            raise MemoryError("libdc.torch.ops.bind")
+        previous = _bound.get(graph_id)
+        _bound[graph_id] = value
+    del previous
+
+
+def unbind(graph_id: int) -> None:
+    """Undoes bind(); without one, nothing happens."""
+    with _lock:
+        if _adapter is not None:
+            _adapter.dct_bind(graph_id, None)
+        previous = _bound.pop(graph_id, None)
+    del previous
+
+
+def set_context(value: Optional[libdc.Context]) -> None:
+    """Lets the operators, which have no handle among their arguments, work on another context. It is kept alive."""
+    global _context
+    with _lock:
+        previous = _context
+        _context = value
+        if _adapter is not None:
+            _adapter.dct_set_context(None if value is None else value.handle)
+    del previous  # destroyed, if it was the last reference, only after the adapter has let go of it
+
+
+def device() -> torch.device:
+    """Where the context's device memory is, for PyTorch."""
+    return torch.device("cpu")
+
+
+def load() -> str:
+    """Registers the operators, once, and returns "compiled" or "python", the kind of kernels they have."""
+    global backend
+    with _lock:
+        if not backend:
+            kind, path = _choose()
+            if kind == "compiled":
+                _load_adapter(path)
+            else:
+                from . import fallback
+
+                fallback.register()
+            semantics.apply(device)
+            backend = kind
+    return backend
+
+
+def _choose() -> Any:
+    wanted = os.environ.get("LIBDC_TORCH_OPS") or "auto"
+    if wanted not in ("auto", "compiled", "python"):
+        raise ImportError(f"libdc.torch: LIBDC_TORCH_OPS = {wanted!r}, must be 'auto', 'compiled' or 'python'")
+    path = os.environ.get("LIBDC_TORCH_LIBRARY") or os.path.join(libdc.library_dir(), "libdc_torch.so")
+    if wanted == "auto":
+        wanted = "compiled" if os.environ.get("LIBDC_TORCH_LIBRARY") or os.path.exists(path) else "python"
+    return wanted, path
+
+
+def _load_adapter(path: str) -> None:
+    global _adapter
+    try:
+        adapter = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(f"libdc.torch: {error}") from error
+    adapter.dct_error.restype = ctypes.c_char_p
+    adapter.dct_set_context.argtypes, adapter.dct_set_context.restype = [ctypes.c_void_p], None
+    adapter.dct_bind.argtypes = [ctypes.c_int64, ctypes.c_void_p]
+    if adapter.dct_register() != 0:
+        raise ImportError(f"libdc.torch: {adapter.dct_error().decode()}")
+    _adapter = adapter

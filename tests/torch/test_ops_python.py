@@ -1,0 +1,21 @@
+"""test_ops.py over the Python kernels, which a process has instead of the compiled ones."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("libdc")
+
+
+def test_ops_by_python_kernels() -> None:
+    here = pathlib.Path(__file__).parent
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(here / "test_ops.py")],
+        env={**os.environ, "LIBDC_TORCH_OPS": "python"}, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
