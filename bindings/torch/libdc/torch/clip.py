@@ -1,0 +1,96 @@
+"""Gradient clipping by the global norm, with the same bits at every stage."""
+
+from __future__ import annotations
+
+import math
+from typing import Iterable, List, Union
+
+import torch
+from torch import Tensor, nn
+
+from .root import Entry, Root
+from .shard import entry_of
+
+_BLOCK = 1 << 16  # elements summed at a time: their float64 copy stays in the cache
+
+
+def clip_grad_norm_(parameters: Union[nn.Module, Tensor, Iterable[Tensor]], max_norm: float,
+                    norm_type: float = 2.0) -> Tensor:
+    """Scales all gradients so that their norm, over all ranks, is at most max_norm; returns the norm before, in float64.
+
+    parameters    a model, or parameters; those that are not sharded count as they are, the same on every rank
+    max_norm      math.inf: only the norm is wanted
+
+    Every rank's part of every parameter is summed by itself in float64, and the sums are added in the order of ranks:
+    also at stage 0, where a rank has all parts."""
+    if isinstance(parameters, nn.Module):
+        parameters = parameters.parameters()
+    elif isinstance(parameters, Tensor):
+        parameters = [parameters]
+    params = [param for param in parameters if param.grad is not None]
+    if not params:
+        return torch.zeros((), dtype=torch.float64)
+    entries: List[Entry] = []
+    whole: List[Tensor] = []
+    for param in params:
+        entry = entry_of(param)
+        if entry is None:
+            whole.append(_power(param.grad.detach().reshape(-1), norm_type))
+        else:
+            entries.append(entry)
+    parts = _parts(entries, norm_type)
+    if whole:
+        parts.append(torch.stack(whole))
+    power = torch.cat(parts)
+    if math.isinf(norm_type):
+        norm = power.max()
+    else:
+        norm = power.sum().pow(1.0 / norm_type)
+    scale = max_norm / (norm + 1e-6)
+    if not math.isinf(max_norm):
+        factor = float(scale.clamp(max=1.0))
+        if factor != 1.0:
+            torch._foreach_mul_([param.grad for param in params], factor)
+    return norm
+
+
+def _parts(entries: List[Entry], norm_type: float) -> List[Tensor]:
+    """For each root, the sums of all ranks' parts of all its entries, ordered by rank."""
+    roots: List[Root] = list(dict.fromkeys(entry.root for entry in entries))
+    result = []
+    for root in roots:
+        own = [entry for entry in entries if entry.root is root]
+        ranks = range(root.comm.size)
+        if root.stage == 0:
+            result.append(torch.stack([_power(_part(entry, rank), norm_type) for rank in ranks for entry in own]))
+            continue
+        mine = torch.stack([_power(entry.param.grad, norm_type) for entry in own])
+        if root.comm.size == 1:
+            result.append(mine)
+            continue
+        every = torch.empty(len(ranks) * len(own), dtype=torch.float64)
+        root.comm.all_gather(mine, every)
+        result.append(every)
+    return result
+
+
+def _part(entry: Entry, rank: int) -> Tensor:
+    """What rank's shard of the gradient would be, padding and all."""
+    flat = entry.param.grad.view(-1)
+    part = flat[rank * entry.length : (rank + 1) * entry.length]
+    missing = entry.length - part.numel()
+    return torch.cat([part, part.new_zeros(missing)]) if missing else part
+
+
+def _power(part: Tensor, norm_type: float) -> Tensor:
+    """Sum of |x|^norm_type, or the largest |x|, in float64."""
+    total = torch.zeros((), dtype=torch.float64)
+    for block in part.detach().split(_BLOCK):
+        if math.isinf(norm_type):
+            total = torch.maximum(total, block.abs().amax().double())
+        elif norm_type == 2.0:
+            exact = block.double()
+            total = total + torch.dot(exact, exact)
+        else:
+            total = total + block.double().abs().pow(norm_type).sum()
+    return total

@@ -1,0 +1,322 @@
+"""torch.compile: the operators in the graphs, and backend="libdc".
+
+While Dynamo traces, a parameter reads as allgather_param and wait_allgather, and its gradient as reduce_grad. Three
+passes finish the graphs, and leave graphs without our operators alone:
+
+    joint       before the split into forward and backward: gathers are repeated in backward, never saved; the backward
+                begins by saying so
+    place       on each part: one gather where uses overlap, release_param after the last use, prefetch ahead
+    own         where nobody runs `place` (other backends): gathers become dc_rt.take, whose memory goes back with the
+                tensor
+
+The end of a backward is not in the graphs: see root.py."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from . import semantics
+from .root import Root, by_graph
+
+_library = torch.library.Library("dc_rt", "FRAGMENT")
+_dc, _rt = torch.ops.dc, torch.ops.dc_rt
+
+
+# Operators of the step, in Python: once a graph
+
+
+def _define(schema: str, body: Callable[..., Any], key: str, fake: Callable[..., Any]) -> Any:
+    name = schema.split("(")[0]
+    _library.define(schema)
+    _library.impl(name, body, key)
+    torch.library.register_fake(f"dc_rt::{name}", fake, lib=_library)
+    op = getattr(_rt, name).default
+    semantics.adopt(op)
+    return op
+
+
+def _begin_forward_body(graph_id: int) -> None:
+    by_graph(graph_id).enter_compiled()
+
+
+def _begin_backward_body(graph_id: int, ids: Sequence[int]) -> None:
+    root = by_graph(graph_id)
+    root.enter_backward()
+    root.begin_reductions()
+    for id in ids:
+        root.touched[id] = root.entries[id]
+
+
+def _keep_grad_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
+    root = by_graph(graph_id)
+    root.enter_backward()
+    root.entries[id].reduce(grad)
+    return grad.new_empty(0)
+
+
+_begin_forward = _define("begin_forward(int graph_id) -> ()", _begin_forward_body, "CompositeExplicitAutograd",
+                         lambda graph_id: None)
+_begin_backward = _define("begin_backward(int graph_id, int[] ids) -> ()", _begin_backward_body,
+                          "CompositeExplicitAutograd", lambda graph_id, ids: None)
+_keep_grad = _define("keep_grad(Tensor grad, int graph_id, int id) -> Tensor", _keep_grad_body, "CPU",
+                     lambda grad, graph_id, id: grad.new_empty(0))
+
+
+# What Dynamo sees
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, anchor: Tensor, graph_id: int, id: int, dtype: Optional[torch.dtype],
+                whole: bool, synchronised: bool) -> Tensor:
+        ctx.graph_id, ctx.id, ctx.synchronised = graph_id, id, synchronised
+        return shard.view_as(shard) if whole else _gather(shard, graph_id, id, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tuple[None, Tensor, None, None, None, None, None]:
+        if ctx.synchronised:
+            done = _dc.reduce_grad(grad, ctx.graph_id, ctx.id)
+        else:
+            done = _rt.keep_grad(grad, ctx.graph_id, ctx.id)
+        return None, done.float(), None, None, None, None, None
+
+
+def _gather(shard: Tensor, graph_id: int, id: int, dtype: Optional[torch.dtype]) -> Tensor:
+    return _dc.wait_allgather(_dc.allgather_param(shard, graph_id, id, dtype), graph_id, id)
+
+
+def describe(module: nn.Module, root: Root, ids: Dict[str, Tuple[int, Optional[torch.dtype]]]) -> None:
+    """Leaves with a module what read() and begin_forward() need, in terms that Dynamo takes as constants. The anchor is
+    an empty leaf: its gradient is what the reductions' results are for, so that no compiler thinks them useless."""
+    module.__dict__["_dc_graph"] = root.graph_id
+    module.__dict__["_dc_ids"] = ids
+    module.__dict__["_dc_whole"] = root.stage == 0
+    module.__dict__["_dc_anchor"] = root.anchor
+    module.__dict__["_dc_root"] = root
+
+
+def read(module: nn.Module, name: str) -> Tensor:
+    """A parameter's weights, traced."""
+    param = module._parameters[name]
+    graph_id, (id, dtype) = module.__dict__["_dc_graph"], module.__dict__["_dc_ids"][name]
+    whole = module.__dict__["_dc_whole"]
+    if param.requires_grad and torch.is_grad_enabled():
+        return _Gather.apply(param, module.__dict__["_dc_anchor"], graph_id, id, dtype, whole,
+                             module.__dict__["_dc_root"].synchronised)
+    return param if whole else _gather(param, graph_id, id, dtype)
+
+
+def begin_forward(module: nn.Module) -> None:
+    """The root's forward, traced."""
+    _rt.begin_forward(module.__dict__["_dc_graph"])
+
+
+# The joint graph
+
+
+def joint(gm: fx.GraphModule, _inputs: Any = None) -> fx.GraphModule:
+    """Tags gathers for the partitioner, and lets the backward begin."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    graph = gm.graph
+    if not _backend_places():
+        own(graph)
+    reduced: Dict[int, List[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.target in (_dc.allgather_param.default, _dc.wait_allgather.default, _rt.take.default):
+            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        elif node.target is _dc.reduce_grad.default:
+            reduced.setdefault(node.args[1], []).append(node)
+    for graph_id, nodes in reduced.items():
+        ids = list(dict.fromkeys(node.args[2] for node in nodes))
+        with graph.inserting_before(nodes[0]):
+            begin = graph.call_function(_begin_backward, (graph_id, ids))
+        begin.meta["val"] = None
+        begin.meta["partitioner_tag"] = "must_be_in_backward"
+    gm.recompile()
+    return gm
+
+
+_compiling = threading.local()
+
+
+def _backend_places() -> bool:
+    """Whether the backend that compiles now runs place() on each part: ours, or Inductor with our pass."""
+    if getattr(_compiling, "ours", False):
+        return True
+    virtualized = sys.modules.get("torch._inductor.virtualized")
+    if virtualized is None:
+        return False
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return isinstance(virtualized.V.get_fake_mode(), FakeTensorMode)
+
+
+# A forward, backward or inference graph
+
+
+def _aliases(wait: fx.Node) -> List[fx.Node]:
+    """The node and all that may view its memory."""
+    found, todo = {}, [wait]
+    while todo:
+        node = todo.pop()
+        if node in found:
+            continue
+        found[node] = None
+        for user in node.users:
+            schema = getattr(user.target, "_schema", None)
+            if user.op == "call_function" and (
+                    schema is None or any(result.alias_info is not None for result in schema.returns)
+                    or user.target is torch.ops.aten.reshape.default):
+                todo.append(user)
+    return list(found)
+
+
+def _own_one(graph: fx.Graph, wait: fx.Node) -> None:
+    gather = wait.args[0]
+    with graph.inserting_before(wait):
+        taken = graph.call_function(_rt.take.default, gather.args, gather.kwargs)
+    taken.meta.update(wait.meta)
+    wait.replace_all_uses_with(taken)
+    graph.erase_node(wait)
+    if not gather.users:
+        graph.erase_node(gather)
+
+
+def own(graph: fx.Graph) -> None:
+    """Gathers whose memory nobody will release: it belongs to the tensor."""
+    for node in list(graph.nodes):
+        if node.target is _dc.wait_allgather.default:
+            _own_one(graph, node)
+
+
+def place(graph: fx.Graph) -> bool:
+    """Orders gathers, releases and prefetches. Returns whether there was anything to do."""
+    waits = [node for node in graph.nodes if node.target is _dc.wait_allgather.default]
+    if not waits:
+        return False
+    order = {node: k for k, node in enumerate(graph.nodes)}
+    cycles: Dict[Tuple[int, int], Tuple[fx.Node, fx.Node]] = {}  # (graph, id) → the latest wait and its last use
+    releases: List[Tuple[fx.Node, fx.Node]] = []
+    for wait in waits:
+        key = wait.args[1], wait.args[2]
+        earlier = cycles.get(key)
+        if earlier is not None and order[wait.args[0]] < order[earlier[1]] and _same_type(earlier[0], wait):
+            gather = wait.args[0]
+            wait.replace_all_uses_with(earlier[0])  # a tied parameter, still there
+            graph.erase_node(wait)
+            if not gather.users:
+                graph.erase_node(gather)
+            wait = earlier[0]
+        uses = [user for alias in _aliases(wait) for user in alias.users]
+        cycles[key] = wait, max(uses, key=order.__getitem__, default=wait)
+        releases = [(w, last) for w, last in releases if w is not wait] + [cycles[key]]
+    kept = []
+    for wait, last in releases:
+        if last.op == "output":
+            _own_one(graph, wait)
+            continue
+        with graph.inserting_after(last):
+            release = graph.call_function(_dc.release_param.default, (wait, wait.args[1], wait.args[2], 1))
+        for key in ("val", "tensor_meta"):
+            if key in wait.meta:
+                release.meta[key] = wait.meta[key]
+        kept.append(wait)
+    _prefetch(graph, kept)
+    return True
+
+
+def _same_type(a: fx.Node, b: fx.Node) -> bool:
+    return a.meta["val"].dtype == b.meta["val"].dtype
+
+
+def _prefetch(graph: fx.Graph, waits: List[fx.Node]) -> None:
+    """Ahead of each gather, starts it and the next ones in one handshake."""
+    depths = {wait.args[1]: by_graph(wait.args[1]).options.prefetch for wait in waits}
+    for graph_id, depth in depths.items():
+        gathers = [wait.args[0] for wait in waits if wait.args[1] == graph_id]
+        asked = 0
+        for k, gather in enumerate(gathers):
+            until = min(k + 1 + depth, len(gathers))
+            first, asked = max(asked, k), max(asked, until)
+            if until <= first or depth == 0:
+                continue
+            coming = gathers[first:until]
+            types = [node.meta["val"].dtype for node in coming]
+            with graph.inserting_before(gather):
+                node = graph.call_function(_dc.prefetch_params_fused.default, (
+                    graph_id, [node.args[0] for node in coming], [node.args[2] for node in coming], types))
+            node.meta["val"] = None
+
+
+# backend="libdc"
+
+
+def _finish(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    place(gm.graph)
+    gm.graph.set_codegen(fx.graph._BoxedCodeGen())
+    gm.recompile()
+    run = gm.forward
+    run.__func__._boxed_call = True
+    return run
+
+
+def backend(gm: fx.GraphModule, inputs: Sequence[Any], **_options: Any) -> Callable[..., Any]:
+    """torch.compile(backend="libdc"): graphs with the operators in their places, run node by node by PyTorch's own
+    kernels, with the bits of eager mode."""
+    from functorch.compile import min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    _compiling.ours = True
+    try:
+        return aot_autograd(fw_compiler=_finish, bw_compiler=_finish, inference_compiler=_finish,
+                            partition_fn=min_cut_rematerialization_partition)(gm, inputs)
+    finally:
+        _compiling.ours = False
+
+
+_installed = False
+
+
+def install() -> None:
+    """Puts the passes where compilers look for them, once, behind whatever is there already."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    import torch._dynamo
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    torch._dynamo.register_backend(backend, name="libdc")
+    other = functorch_config.joint_custom_pass
+
+    def joint_pass(gm: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+        gm = gm if other is None else other(gm, inputs)
+        return joint(gm, inputs) if _concerns(gm.graph) else gm
+
+    functorch_config.joint_custom_pass = joint_pass
+    before = inductor_config.post_grad_custom_post_pass
+
+    class PlacePass(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            if before is not None:
+                before(graph)
+            place(graph)
+
+        def uuid(self) -> Any:
+            own_id = "libdc-place-1"
+            return own_id if before is None else (own_id, before.uuid())
+
+    inductor_config.post_grad_custom_post_pass = PlacePass()
+
+
+def _concerns(graph: fx.Graph) -> bool:
+    return any(getattr(node.target, "namespace", "") in ("dc", "dc_rt") for node in graph.nodes
+               if node.op == "call_function")

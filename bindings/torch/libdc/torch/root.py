@@ -1,0 +1,306 @@
+"""A sharded model on this rank: its context, its parameters, and where in a training step it is.
+
+A step is a sequence of phases, each with its own order of gathers (see order.py):
+
+    forward    from the first forward that is entered to its end
+    backward   from the first saved weight or gradient that autograd asks for to the end of that backward
+
+The end of a backward is autograd's own: a callback that its engine runs when all of the graph is done. It flushes the
+reductions and makes each gradient visible as `.grad`."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import libdc
+import torch
+from torch import Tensor, nn
+
+from . import calls
+from .order import Order
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+
+
+class Options(NamedTuple):
+    """What shard() was asked for."""
+
+    stage: int
+    bucket_size: int
+    prefetch: int
+    reduce_dtype: Optional[torch.dtype]
+    param_dtype: Optional[torch.dtype]
+
+
+class Entry:
+    """A parameter of a sharded model: what autograd, the optimizer and the library know it by."""
+
+    __slots__ = ("root", "id", "names", "param", "shape", "numel", "length", "dtype", "data", "grad", "pointer", "version",
+                 "updates", "unreduced")  # fmt: skip
+
+    def __init__(self, root: "Root", index: int, name: str, param: nn.Parameter) -> None:
+        self.root = root
+        self.id = index
+        self.names = [name]
+        self.param = param  # after shard(): this rank's part, flat; at stage 0 whole
+        self.shape = param.shape
+        self.numel = param.numel()
+        self.length = -(-self.numel // root.comm.size)  # of every rank's part, padding included
+        self.dtype = root.options.param_dtype if param.is_floating_point() else None  # of the gathered weights
+        self.data: Tensor = param.detach()  # param's, for the library: autograd does not follow it
+        self.grad: Optional[Tensor] = None  # what libdc reduces into, and what .grad is
+        self.pointer = 0
+        self.version = 0  # of the shard, as the library knows it
+        self.updates = 0  # optimizer steps; fused optimizers leave no trace in the version
+        self.unreduced: Optional[Tensor] = None  # whole local sum of no_sync()
+
+    def take(self) -> Tensor:
+        """The whole weights, as memory that goes back when the tensor dies."""
+        root = self.root
+        if root.order is not None:
+            root.order.advance(self.id)
+        if root.stage == 0:
+            return self.data.detach()
+        return calls.take(self.data, root.graph_id, self.id, self.dtype)
+
+    def reduce(self, grad: Tensor) -> None:
+        """Takes a whole local gradient, of the backward that runs."""
+        root = self.root
+        if not root.synchronised:
+            if self.unreduced is None:
+                self.unreduced = grad.clone(memory_format=torch.contiguous_format)
+                root.unreduced.append(self)
+            else:
+                self.unreduced.add_(grad)
+            return
+        if self.unreduced is not None:
+            grad, self.unreduced = self.unreduced.add_(grad), None
+        root.begin_reductions()
+        root.touched[self.id] = self
+        calls.reduce_grad(grad, root.graph_id, self.id)
+
+
+_graph_ids = itertools.count(1)
+_roots: "weakref.WeakValueDictionary[int, Root]" = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def by_graph(graph_id: int) -> "Root":
+    """The root that a compiled graph's operators name."""
+    root = _roots.get(graph_id)
+    if root is None:
+        raise RuntimeError(f"graph {graph_id} belongs to no sharded model of this process, or the model is gone")
+    return root
+
+
+class Root:
+    """Everything of one call of shard(). Used by one thread at a time, as the model itself is."""
+
+    def __init__(self, comm: libdc.Comm, options: Options) -> None:
+        self.comm = comm
+        self.shared = comm.size > 1 and comm._external is None  # peers read each other's shards in place
+        self.options = options
+        self.stage = options.stage
+        self.context = libdc.Context()
+        self.entries: List[Entry] = []
+        # Compiled graphs carry the number; in one process, ranks that are threads must differ in it.
+        with _lock:
+            self.graph_id = next(_graph_ids)
+            _roots[self.graph_id] = self
+        self.depth = 0  # forwards of the model's modules under way
+        self.synchronised = True  # False inside no_sync()
+        self.order: Optional[Order] = None  # of the phase under way; None: nothing to prefetch
+        self.orders: Dict[Any, Order] = {}
+        self.backward = False  # the phase
+        self.reducing = False  # this backward has begun to reduce
+        self.stale = True  # weights changed since the last forward: stages 1 and 2 gather in this one
+        self.touched: Dict[int, Entry] = {}  # got a gradient in this backward
+        self.unreduced: List[Entry] = []
+        # See eager.py.
+        self.live: Dict[int, Tuple[Any, Entry]] = {}  # storage's address → gathered weights of the latest forward
+        self.anchor = torch.zeros(0, requires_grad=True)  # see compile.py
+        self.saving: Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+
+    # Registration
+
+    def adopt(self, entries: Sequence[Entry]) -> None:
+        """Shards the parameters' memory and makes them known to the library."""
+        self.context.init(self.comm, {"symmetric_memory": int(self.shared)}, self.options.bucket_size)
+        calls.bind(self.graph_id, self.context)
+        weakref.finalize(self, calls.unbind, self.graph_id)
+        self.entries = list(entries)
+        with torch.no_grad():
+            for entry in self.entries:
+                self._place(entry)
+        for entry in self.entries:
+            self._register(entry)
+        self._register_graph()
+
+    def _place(self, entry: Entry) -> None:
+        param = entry.param
+        if self.stage == 0:
+            if not param.is_contiguous():
+                param.data = param.data.contiguous()
+            return
+        begin = min(self.comm.rank * entry.length, entry.numel)
+        end = min(begin + entry.length, entry.numel)
+        shard = calls.alloc(self.context, entry.length, param.dtype, self.shared)
+        shard[: end - begin].copy_(param.data.reshape(-1)[begin:end])
+        param.data = shard
+
+    def _register(self, entry: Entry) -> None:
+        param = entry.param
+        entry.grad = torch.zeros_like(param) if param.requires_grad else None
+        entry.data = param.detach()
+        if self.stage == 0:
+            flat = None if entry.grad is None else entry.grad.view(-1)
+            self.context.register_param(entry.id, entry.shape, entry.data, flat, 0)
+        else:
+            self.context.register_z3_param(entry.id, entry.shape, entry.data, entry.grad, self.stage < 3,
+                                           self.options.reduce_dtype)
+        entry.pointer, entry.version = param.data_ptr(), param._version
+
+    def _register_graph(self) -> None:
+        register = self.context.register_graph_z0 if self.stage == 0 else self.context.register_graph_z3
+        register(self.graph_id, [entry.id for entry in self.entries])
+
+    def _reregister(self, entries: Sequence[Entry]) -> None:
+        """Unfrozen parameters need a gradient buffer, and with it another split of the graph."""
+        self.context.unregister_graph(self.graph_id)
+        self.context.clear_all_gathered_params()
+        for entry in entries:
+            self.context.unregister_param(entry.id)
+            self._register(entry)
+        self._register_graph()
+        self.stale = True
+
+    # Phases
+
+    def enter(self, key: Any) -> None:
+        """A forward begins, from outside: key is what was called."""
+        if _graph_task() != -1:  # activation checkpointing runs it again, inside the backward
+            self.enter_backward()
+            return
+        if self.backward:
+            self.abandon()
+        self._look_for_edits()
+        self.live.clear()
+        if self.options.prefetch and (self.stage == 3 or (self.stage and self.stale)):
+            order = self.orders.get(key)
+            if order is None:
+                order = self.orders[key] = Order(self)
+            self.order = order
+            order.begin()
+
+    def enter_compiled(self) -> None:
+        """The same from inside a compiled graph, which brings its own prefetches."""
+        if self.depth == 0 and _graph_task() == -1:
+            if self.backward:
+                self.abandon()
+            self._look_for_edits()
+            self.stale = False
+
+    def leave(self) -> None:
+        """The forward that enter() announced ends, or raises."""
+        if self.backward:
+            return
+        self.stale = False
+        self._end_order()
+
+    def enter_backward(self) -> None:
+        """The running backward uses the model: to be called before anything it gathers or reduces."""
+        if self.backward or _graph_task() == -1:
+            return
+        self._end_order()
+        self.backward = True
+        if self.options.prefetch and self.stage == 3:
+            order = self.orders.get("backward")
+            if order is None:
+                order = self.orders["backward"] = Order(self)
+            self.order = order
+            order.begin()
+        _queue_callback(self._end_backward)
+
+    def begin_reductions(self) -> None:
+        """The running backward's first gradient. Gradients that are there already are added to."""
+        if self.reducing:
+            return
+        self.reducing = True
+        self.context.start_backward(True)
+        kept = []
+        for entry in self.entries:
+            grad = entry.param.grad
+            if grad is None:
+                continue
+            if grad is not entry.grad:  # the user's own tensor
+                if entry.grad is None:
+                    continue
+                entry.grad.copy_(grad)
+                entry.param.grad = entry.grad
+            kept.append(entry.id)
+        if kept:
+            self.context.accumulate_grads(kept)
+
+    def _end_backward(self) -> None:
+        self._end_order()
+        self.backward = False
+        if self.synchronised and self.unreduced:
+            waiting, self.unreduced = self.unreduced, []
+            for entry in waiting:  # of no_sync(), and without a gradient in this backward
+                if entry.unreduced is not None:
+                    grad, entry.unreduced = entry.unreduced, None
+                    entry.reduce(grad)
+        if not self.reducing:
+            return
+        self.reducing = False
+        touched, self.touched = self.touched, {}
+        self.context.end_backward(self.graph_id)
+        for entry in touched.values():
+            if entry.param.grad is not entry.grad:
+                entry.param.grad = entry.grad
+
+    def abandon(self) -> None:
+        """A backward raised, or was never meant to reach the parameters (autograd.grad): forget it."""
+        self._end_order()
+        self.backward = False
+        self.reducing = False
+        self.touched = {}
+        self.context.step_abort()
+        self.stale = True
+
+    def _end_order(self) -> None:
+        if self.order is not None:
+            self.order.end()
+            self.order = None
+
+    # The weights change
+
+    def updated(self, entries: Optional[Sequence[Entry]] = None) -> None:
+        """Weights changed, on every rank: these, or all."""
+        if self.stage == 0:
+            return
+        for entry in self.entries if entries is None else entries:
+            entry.version = entry.param._version
+        self.context.params_updated(None if entries is None else [entry.id for entry in entries])
+        self.stale = True
+
+    def _look_for_edits(self) -> None:
+        """What nobody announces: shards written by hand or by load_state_dict, moved, frozen, unfrozen."""
+        edited, unfrozen = [], []
+        for entry in self.entries:
+            param = entry.param
+            if param._version != entry.version:
+                edited.append(entry)
+            if entry.grad is None and param.requires_grad:
+                unfrozen.append(entry)
+            if param.data_ptr() != entry.pointer:
+                raise RuntimeError(f"{entry.names[0]}: its memory was replaced after shard(); write into it instead "
+                                   "(copy_), or move and cast the model before shard()")
+        if edited:
+            self.updated(edited)
+        if unfrozen:
+            self._reregister(unfrozen)
