@@ -447,6 +447,7 @@ void dc__arena_trim(dc__arena *arena) {
 
 void dc__arena_get_stats(dc__arena *arena, dc__arena_stats *stats) {
   pthread_mutex_lock(&arena->mutex);
+  poll_retired(arena); /* what could be used again is not in use */
   *stats = arena->stats;
   pthread_mutex_unlock(&arena->mutex);
 }

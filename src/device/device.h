@@ -102,7 +102,7 @@ void dc__arena_trim(dc__arena *arena);
 
 typedef struct dc__arena_stats {
   int64_t chunk_bytes; /* taken from the source */
-  int64_t used_bytes;  /* in blocks, retired ones included */
+  int64_t used_bytes;  /* in blocks, and in freed ones whose events have not passed */
   int64_t chunk_allocations;
 } dc__arena_stats;
 void dc__arena_get_stats(dc__arena *arena, dc__arena_stats *stats);

@@ -99,9 +99,7 @@ static dc_status make_plan(plan *p, dc__local *self, const dc__coll *coll) {
   p->offers = world > 1 && any && !p->staged;
   p->window = stage_window(p, (int64_t)self->stage_bytes);
   if (p->staged && self->stage == NULL) {
-    void *memory = NULL;
-    DC__TRY(dc__local_heap_alloc(&self->group->heap, 2 * self->stage_bytes, &memory));
-    self->stage = memory;
+    DC__TRY(dc__local_stage(self->group, self->channel, self->stage_bytes, &self->stage));
   }
   return DC_OK;
 }

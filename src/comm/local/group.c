@@ -38,8 +38,21 @@ static void drop_control(dc__local_group *group) {
   }
   /* Each process has a mapping of its own; threads share the one. */
   if (group->processes || atomic_fetch_sub_explicit(&control->refs, 1, memory_order_acq_rel) == 1) {
-    munmap(control, dc__local_control_bytes(group->world));
+    munmap(control, group->processes ? dc__local_control_bytes(group->world) : dc__local_threads_bytes(group->world));
   }
+}
+
+dc_status dc__local_stage(dc__local_group *group, int32_t channel, size_t bytes, char **stage) {
+  void *memory = group->stages[channel];
+  if (memory == NULL && group->processes) {
+    DC__TRY(dc__local_heap_alloc(&group->heap, 2 * bytes, &memory));
+  } else if (memory == NULL) {
+    size_t place = (size_t)channel * (size_t)group->world + (size_t)group->rank;
+    memory = (char *)group->control + dc__local_control_bytes(group->world) + place * 2 * DC__LOCAL_EAGER;
+  }
+  group->stages[channel] = memory;
+  *stage = memory;
+  return DC_OK;
 }
 
 void dc__local_group_release(dc__local_group *group) {

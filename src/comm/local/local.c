@@ -9,9 +9,6 @@
 
 static void destroy(dc_comm *comm) {
   dc__local *self = (dc__local *)comm;
-  if (self->stage != NULL) {
-    dc__local_heap_free(&self->group->heap, self->stage, 2 * self->stage_bytes);
-  }
   dc__local_channel_leave(self->group, self->channel);
   pthread_mutex_destroy(&self->turn);
   dc__comm_head_destroy(comm);
@@ -101,7 +98,7 @@ static dc_status create_thread(dc__local_control *control, int32_t rank, int64_t
 }
 
 dc_status dc__comm_create_threads(int32_t world, const dc_comm_options *options, dc_comm **comms) {
-  size_t bytes = dc__local_control_bytes(world);
+  size_t bytes = dc__local_threads_bytes(world);
   void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (map == MAP_FAILED) {
     return dc__fail(DC_E_NO_MEMORY, "dc_comm_create_threads: %zu bytes: %s", bytes, strerror(errno));

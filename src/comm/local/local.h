@@ -79,6 +79,11 @@ static inline size_t dc__local_control_bytes(int32_t world) {
   return sizeof(dc__local_control) + sizeof(dc__local_slot) * DC__COMM_MAX_DUPS * (size_t)world;
 }
 
+/* With threads the ranks' staging memory follows; it takes no memory where it is not used. */
+static inline size_t dc__local_threads_bytes(int32_t world) {
+  return dc__local_control_bytes(world) + (size_t)2 * DC__LOCAL_EAGER * DC__COMM_MAX_DUPS * (size_t)world;
+}
+
 /* ---- heap.c: this rank's shared memory ---- */
 
 typedef struct dc__local_block {
@@ -126,6 +131,9 @@ typedef struct dc__local_group {
   dc__local_heap heap;
   uintptr_t bases[DC__COMM_MAX_WORLD]; /* where the ranks' heaps are mapped here; 0 with threads */
   size_t reserves[DC__COMM_MAX_WORLD];
+  /* Staging memory by channel, two buffers each. Slower ranks may still read it when this one is gone, so with threads
+   * it lies behind the control block, and with processes it is never given back to the heap. */
+  char *stages[DC__COMM_MAX_DUPS];
   int pidfds[DC__COMM_MAX_WORLD]; /* readable once the rank's process has ended; -1: cannot tell */
 } dc__local_group;
 
@@ -133,6 +141,8 @@ typedef struct dc__local_group {
 dc_status dc__local_group_create(int32_t rank, int32_t world, size_t reserve, int64_t timeout_ns,
                                  dc__local_group **group);
 void dc__local_group_release(dc__local_group *group);
+/* Two staging buffers of `bytes` for a channel of this rank. */
+dc_status dc__local_stage(dc__local_group *group, int32_t channel, size_t bytes, char **stage);
 /* The channel for this rank's next communicator: the same on all ranks, whatever channels are free where. */
 dc_status dc__local_channel_join(dc__local_group *group, int32_t *channel);
 void dc__local_channel_leave(dc__local_group *group, int32_t channel);
