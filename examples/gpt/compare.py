@@ -39,15 +39,16 @@ def compare(a: argparse.Namespace, group: Any, show: Progress) -> bool:
         moved = (steady[-1]["gather_wire_bytes"] + steady[-1]["reduce_wire_bytes"]) / 4
         held = trainers[stage].held()
         same = all(r["loss"] == z["loss"] for r, z in zip(rows[stage], rows[0]))
-        lines.append([str(stage), f"{rows[stage][0]['loss']:.6f}", f"{rows[stage][-1]['loss']:.6f}", "yes" if same else "NO",
-                      f"{statistics.median(r['seconds'] for r in steady) * 1e3:.0f}",
-                      f"{moved / unit:.4f} ({formula(stage, a.accumulate)})" if unit else "0",
-                      size(moved * 4), size(rows[stage][-1]["gathered_peak_bytes"]),
-                      size(held["weights"] + held["gradients"] + held["optimizer"]), size(held["gathered"])])
+        lines.append([str(stage), f"{rows[stage][0]['loss']:.6f}", f"{rows[stage][-1]['loss']:.6f}",
+                      "yes" if same else "NO", f"{statistics.median(r['seconds'] for r in steady) * 1e3:.0f}",
+                      size(moved * 4), f"{moved / unit:.4f} ({formula(stage, a.accumulate)})" if unit else "",
+                      size(held["weights"] + held["gradients"] + held["optimizer"]), size(held["gathered"]),
+                      size(rows[stage][-1]["gathered_peak_bytes"])])
     show.say()
-    show.say(_table(["stage", "first loss", "last loss", "bits as stage 0", "ms a step", "wire / Ψ(N-1)/N (formula)",
-                     "wire a step", "gathered peak", "weights, gradients, optimizer", "gathered, kept"], lines))
+    show.say(_table(["stage", "first loss", "last loss", "bits of stage 0", "ms a step", "wire a step",
+                     "units* (formula)", "held a rank**", "gathered, kept", "at peak"], lines))
+    show.say(f"*  of parameters * (ranks - 1) / ranks = {unit:,.0f} elements    ** weights, gradients, optimizer state")
     equal = all(line[3] == "yes" for line in lines)
-    show.say(f"\n{config.layers} layers, {whole:,} parameters, {group.size} ranks, {a.steps} steps: the losses of all stages "
+    show.say(f"\n{whole:,} parameters, {group.size} ranks, {a.steps} steps: the losses of all stages "
              + ("have the same bits at every step." if equal else "DIFFER."))
     return equal

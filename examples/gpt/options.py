@@ -5,6 +5,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shutil
 import sys
 import time
 from typing import Any, Dict, List, Optional
@@ -20,12 +21,12 @@ _INHERITED = ("model", "stage", "steps", "batch", "seq", "accumulate", "lr", "wa
 
 def _parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        prog="train.py", description="Trains a byte-level GPT on the sources of the Python standard library, sharded by "
-        "libdc. Start it with `python -m libdc.run -n 2 train.py`, torchrun, --ranks, or alone as one rank.")
+        prog="train.py", description="Trains a byte-level GPT on the sources of the Python standard library, sharded "
+        "by libdc. Start it with `python -m libdc.run -n 2 train.py`, torchrun, --ranks, or alone as one rank.")
     add = p.add_argument
     add("--model", choices=CONFIGS, help="tiny, small (10.9 million parameters, the default) or wide (51 million)")
-    add("--stage", type=int, choices=(0, 1, 2, 3), help="ZeRO stage: 0 nothing is sharded, 1 the optimizer's state, "
-        "2 gradients too, 3 weights too (default)")
+    add("--stage", type=int, choices=(0, 1, 2, 3), help="ZeRO stage: 0 shards nothing, 1 the optimizer's "
+        "state, 2 gradients too, 3 weights too (default)")
     add("--ranks", type=int, help="start this many processes on this machine (when not started by a launcher)")
     add("--steps", type=int, help="optimizer steps in all (default 240 for small)")
     add("--batch", type=int, help="sequences in a step, over all ranks")
@@ -39,8 +40,8 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--eager", action="store_const", dest="compile", const="", help="run without a compiler (default)")
     how.add_argument("--compile", nargs="?", const="libdc", metavar="BACKEND",
                      help="run through torch.compile (default backend: libdc)")
-    add("--compare", action="store_true", help="run the same steps in stages 0, 1, 2 and 3 side by side and print losses, "
-        "bytes and times; writes no checkpoint")
+    add("--compare", action="store_true", help="run the same steps in stages 0, 1, 2 and 3 side by side and print "
+        "losses, bytes and times; writes no files")
     add("--resume", nargs="?", const="latest", metavar="FOLDER", help="go on with a run (default: the newest in runs/)")
     add("--out", metavar="FOLDER", help="where the results go (default: runs/MODEL-zeroSTAGE-TIME)")
     add("--save-every", type=int, default=0, metavar="N", help="write a checkpoint every N steps as well as at the end")
@@ -106,6 +107,11 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def terminal() -> bool:
+    """Whether a person watches. Under a launcher that forwards our lines, it has said so."""
+    return sys.stdout.isatty() or "LIBDC_TERMINAL" in os.environ
+
+
 def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     """Reads and checks the command line. With --ranks and no launcher yet, becomes libdc's launcher."""
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -131,7 +137,8 @@ def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     _defaults(a)
     _check(a, rank, ranks if launched() else a.ranks or 1)
     if not launched() and (a.ranks or 1) > 1:
-        sys.stdout.flush()
+        if sys.stdout.isatty():
+            os.environ.update(LIBDC_TERMINAL="1", COLUMNS=str(shutil.get_terminal_size().columns))
         arguments = sys.argv[1:] if argv is None else argv
         os.execv(sys.executable, [sys.executable, "-m", "libdc.run", "-n", str(a.ranks), os.path.abspath(sys.argv[0]),
                                   *arguments])

@@ -72,9 +72,9 @@ class Progress:
         moved = row["gather_wire_bytes"] + row["reduce_wire_bytes"]
         if self.mode == "lines":
             if row["step"] % self.every == 0 or row["step"] in (self.first + 1, self.last):
-                print(f"step {row['step']:>5}/{self.last}  loss {row['loss']:.4f}  {row['tokens_per_s']:>6.0f} tokens/s  "
-                      f"gathered {size(row['gathered_bytes'])} now, {size(row['gathered_peak_bytes'])} peak  "
-                      f"wire {size(moved)} a step  {left} left", flush=True)
+                print(f"step {row['step']:>5}/{self.last}  loss {row['loss']:.4f}  "
+                      f"{row['tokens_per_s']:>6.0f} tokens/s  gathered {size(row['gathered_bytes'])} now, "
+                      f"{size(row['gathered_peak_bytes'])} peak  wire {size(moved)} a step  {left} left", flush=True)
             return
         width = shutil.get_terminal_size().columns
         bar = min(40, width - 44)

@@ -79,17 +79,14 @@ class Run:
         if a.resume and start is None:
             raise options.fail(group.rank, f"--resume {self.folder}: there is no checkpoint in it")
         self.text = Text.load(self.config.seq, a.seed)
-        self.trainer = Trainer(a, self.config, group, a.stage, checkpoint.read_weights(start) if start else None)
-        self.first = 0
-        if start:
-            self.first = checkpoint.read_state(start)["step"]
-            checkpoint.load_optimizer(start, self.params(), self.trainer.optimizer, group.rank, group.size)
+        self.trainer = Trainer(a, self.config, group, a.stage, start)
+        self.first = self.trainer.done
         self.rows = read_metrics(self.folder, self.first)
         self.saved = self.first if start else -1
         if group.rank == 0:
             self._open_folder()
         group.barrier()
-        mode = "quiet" if a.quiet or group.rank else "live" if sys.stdout.isatty() and not a.plain else "lines"
+        mode = "quiet" if a.quiet or group.rank else "live" if options.terminal() and not a.plain else "lines"
         self.show = Progress(mode, self.first, a.steps)
 
     def _open_folder(self) -> None:
@@ -101,19 +98,13 @@ class Run:
         with open(os.path.join(self.folder, "metrics.jsonl"), "w") as f:
             f.writelines(json.dumps(r) + "\n" for r in self.rows)
 
-    def params(self) -> Dict[str, torch.nn.Parameter]:
-        return dict(self.trainer.model.named_parameters())
-
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
 
     def save(self, step: int) -> None:
         if step == self.saved:
             return
-        t = self.trainer
-        weights = dct.full_state_dict(t.model)
-        checkpoint.save(self.folder, step, weights, t.sizes, self.params(), t.optimizer, self.group.rank, self.group.size,
-                        self.group.barrier)
+        checkpoint.save(self.folder, step, self.trainer.model, self.trainer.optimizer, self.group)
         self.saved = step
 
     def train(self) -> int:
@@ -141,8 +132,7 @@ class Run:
 
     def write_trace(self) -> None:
         t = self.trainer
-        timeline.write(self.path("trace.json"), self.group.rank, self.group.size, t.spans, dct.trace_read(t.model), {},
-                    self.group.barrier)
+        timeline.write(self.path("trace.json"), self.group, t.spans, dct.trace_read(t.model), list(t.sizes))
 
     def write_chart(self, held_out: Optional[float]) -> None:
         steps, losses = [r["step"] for r in self.rows], [r["loss"] for r in self.rows]
@@ -191,7 +181,8 @@ class Run:
                 f.write(text)
             self.write_chart(held_out)
         self.show.say("\na sample of its writing:\n" + "\n".join("    " + line for line in text.splitlines()))
-        self.show.say(f"\nresults: {self.folder}/ (metrics.jsonl, loss.png, sample.txt, trace.json, step-{self.saved:06d}/)")
+        self.show.say(f"\nresults in {self.folder}: metrics.jsonl, loss.png, sample.txt, trace.json, "
+                      f"step-{self.saved:06d}/")
 
 
 def main() -> int:
@@ -211,7 +202,7 @@ def main() -> int:
     if done < a.steps:
         if group.rank == 0:
             run.write_chart(None)
-        show.say(f"\nstopped after step {done} of {a.steps}; the checkpoint is whole. Go on with: --resume {run.folder}")
+        show.say(f"\nstopped after step {done} of {a.steps} and saved; go on with: --resume {run.folder}")
         return INTERRUPTED
     run.finish()
     return 0

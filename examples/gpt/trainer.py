@@ -5,11 +5,12 @@ import argparse
 import contextlib
 import math
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import libdc.torch as dct
 import torch
 
+import checkpoint
 from data import Text
 from model import GPT, Config
 
@@ -30,15 +31,14 @@ def formula(stage: int, accumulate: int) -> int:
 
 
 class Trainer:
-    """One model at one stage. `weights` are the full ones to start from, or None for fresh ones."""
+    """One model at one stage. start: the checkpoint to go on from, None for fresh weights."""
 
     def __init__(self, a: argparse.Namespace, config: Config, group: Any, stage: int,
-                 weights: Any = None) -> None:
+                 start: Optional[str] = None) -> None:
         self.a, self.config, self.group, self.stage = a, config, group, stage
         torch.manual_seed(a.seed)
         self.model = GPT(config)
-        if weights is not None:
-            self.model.load_state_dict(weights)
+        self.done = checkpoint.load_weights(start, self.model) if start else 0
         self.sizes = {n: p.numel() for n, p in self.model.named_parameters()}
         dct.shard(self.model, stage=stage)
         self.call: Callable[..., torch.Tensor] = self.model
@@ -46,6 +46,8 @@ class Trainer:
             self.call = torch.compile(self.model, backend=a.compile)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=a.lr, betas=(0.9, 0.95), weight_decay=0.1,
                                            fused=True)
+        if start:
+            checkpoint.load_optimizer(start, self.model, self.optimizer, group)
         self.spans: List[Span] = []
 
     @contextlib.contextmanager
@@ -79,11 +81,9 @@ class Trainer:
         return {
             "step": step + 1, "loss": told[0].item() / group.size, "stop": told[1].item() > 0, "grad_norm": float(norm),
             "lr": self.optimizer.param_groups[0]["lr"], "seconds": seconds,
-            "tokens_per_s": a.batch * self.config.seq / seconds, "gathered_bytes": after.gathered_bytes,
-            "gathered_peak_bytes": after.gathered_peak_bytes,
-            "gather_wire_bytes": after.gather_wire_bytes - before.gather_wire_bytes,
-            "reduce_wire_bytes": after.reduce_wire_bytes - before.reduce_wire_bytes,
-            "allocations": after.allocations - before.allocations,
+            "tokens_per_s": a.batch * self.config.seq / seconds, "gathered_bytes": after["gathered_bytes"],
+            "gathered_peak_bytes": after["gathered_peak_bytes"],
+            **{k: after[k] - before[k] for k in ("gather_wire_bytes", "reduce_wire_bytes", "allocations")},
         }
 
     @torch.no_grad()
@@ -101,4 +101,4 @@ class Trainer:
         stats = dct.stats(self.model)
         size = sum(p.numel() * p.element_size() for p in params)
         return {"weights": size, "gradients": size, "optimizer": sum(t.numel() * t.element_size() for t in state),
-                "gathered": stats.gathered_bytes, "buckets": stats.bucket_bytes}
+                "gathered": stats["gathered_bytes"], "buckets": stats["bucket_bytes"]}

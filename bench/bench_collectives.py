@@ -1,0 +1,144 @@
+"""libdc's all-gather and reduce-scatter between 2 processes beside Gloo's, and beside what the memory can do.
+
+    python bench/bench_collectives.py
+
+Sizes are those of the whole tensor. The calls take turns, one of each a round, each after a barrier, and a call's time
+is that of the slower rank. The memory's share is (time of the plain torch work that no all-gather or reduce-scatter
+can do without, on both ranks at once) / (libdc's time): a copy of the whole tensor, or an addition of two halves.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List
+
+import torch
+import torch.distributed as dist
+
+import machine
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+RANKS = 2
+KIB = [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536]
+CALLS = ("libdc all-gather", "gloo all-gather", "copy", "libdc reduce-scatter", "gloo reduce-scatter", "add")
+
+
+def calls(comm: Any, kib: int) -> Dict[str, Callable[[], Any]]:
+    n = kib * 256
+    rank = comm.rank
+    full, other = torch.randn(n), torch.randn(n)
+    part, out = torch.randn(n // RANKS), torch.empty(n // RANKS)
+    a, b = full.chunk(2)
+    counted = {
+        "libdc all-gather": lambda: comm.all_gather(part, full),
+        "gloo all-gather": lambda: dist.all_gather_into_tensor(full, part),
+        "copy": lambda: other.copy_(full),
+        "libdc reduce-scatter": lambda: comm.reduce_scatter(full, out),
+        "gloo reduce-scatter": lambda: dist.reduce_scatter_tensor(out, full),
+        "add": lambda: torch.add(a, b, out=out),
+    }
+    both = torch.stack([part * 0 + r for r in range(RANKS)]).flatten()
+    part.fill_(rank)
+    for name in ("libdc all-gather", "gloo all-gather"):  # a fast wrong answer is worth nothing
+        full.zero_()
+        counted[name]()
+        assert torch.equal(full, both), name
+    for name in ("libdc reduce-scatter", "gloo reduce-scatter"):
+        full.fill_(rank + 1)
+        counted[name]()
+        assert torch.equal(out, torch.full_like(out, 3.0)), name
+    return counted
+
+
+def measure(comm: Any, kib: int, rounds: int) -> Dict[str, List[float]]:
+    counted = calls(comm, kib)
+    times: Dict[str, List[float]] = {name: [] for name in CALLS}
+    for i in range(rounds + 3):
+        for name in CALLS:
+            call = counted[name]
+            comm.barrier()
+            begin = time.perf_counter()
+            call()
+            seconds = time.perf_counter() - begin
+            if i >= 3:
+                times[name].append(seconds)
+    every = torch.empty(RANKS, len(CALLS), rounds, dtype=torch.float64)
+    comm.all_gather(torch.tensor([times[n] for n in CALLS], dtype=torch.float64), every)
+    slower = every.amax(0)
+    return {name: slower[i].tolist() for i, name in enumerate(CALLS)}
+
+
+def rank_main(rounds: int) -> None:
+    import libdc
+    torch.set_num_threads(1)
+    comm = libdc.init_comm()
+    dist.init_process_group("gloo")
+    rows = []
+    for kib in KIB:
+        count = rounds * (10 if kib <= 256 else 3 if kib <= 4096 else 1)
+        times = measure(comm, kib, count)
+        rows.append({"kib": kib, "rounds": count,
+                     "us": {n: {"median": machine.spread(t)[0] * 1e6, "min": min(t) * 1e6} for n, t in times.items()}})
+    comm.barrier()
+    if comm.rank == 0:
+        print(json.dumps(rows))
+    dist.destroy_process_group()
+
+
+def markdown(rows: List[Dict[str, Any]], about: Dict[str, Any], foreign: float) -> str:
+    packages = ", ".join(f"{k} {v}" for k, v in about["packages"].items())
+    out = ["# All-gather and reduce-scatter between 2 processes of one machine", "",
+           f"{about['date']}, {about['cpu']}, {about['cores']} cores, {packages}, commit {about['commit']}; others "
+           f"used {foreign:.0%} of the machine.", "", f"    {about['command']}", "",
+           "Microseconds, median (minimum), called from Python on float32 tensors; sizes are the whole tensor's.", "",
+           "| KiB | all-gather: libdc | gloo | gloo / libdc | memory's share | reduce-scatter: libdc | gloo | "
+           "gloo / libdc | memory's share |", "|" + "---|" * 9]
+    for r in rows:
+        cells = [str(r["kib"])]
+        for ours, theirs, floor in (CALLS[:3], CALLS[3:]):
+            us = [r["us"][name] for name in (ours, theirs, floor)]
+            cells += [f"{u['median']:.0f} ({u['min']:.0f})" for u in us[:2]]
+            cells += [f"{us[1]['median'] / us[0]['median']:.1f}", f"{us[2]['median'] / us[0]['median']:.0%}"]
+        out.append("| " + " | ".join(cells) + " |")
+    return "\n".join(out) + "\n"
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--rounds", type=int, default=20, help="calls of each at the largest sizes, more at smaller ones")
+    p.add_argument("--out", default=os.path.join(HERE, "results"))
+    a = p.parse_args()
+    if "RANK" in os.environ:
+        rank_main(a.rounds)
+        return 0
+    about = {**machine.describe(), "command": "python bench/bench_collectives.py " + " ".join(sys.argv[1:])}
+    machine.wait_quiet()
+    quiet, before = machine.Quiet(), os.times()
+    quiet.begin()
+    port = machine.free_port()
+    ranks = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "--rounds", str(a.rounds)], text=True,
+                              env=machine.environment(r, RANKS, port, f"bench-{os.getpid()}"),
+                              stdout=subprocess.PIPE if r == 0 else subprocess.DEVNULL) for r in range(RANKS)]
+    answer = ranks[0].communicate()[0]
+    if any([r.wait() for r in ranks]):
+        return 1
+    after = os.times()
+    foreign = quiet.foreign(after.children_user + after.children_system - before.children_user - before.children_system)
+    rows = json.loads(answer.splitlines()[-1])
+    text = markdown(rows, about, foreign)
+    os.makedirs(a.out, exist_ok=True)
+    stem = os.path.join(a.out, f"collectives-{time.strftime('%Y-%m-%d')}")
+    with open(stem + ".json", "w") as f:
+        json.dump({"about": about, "foreign": foreign, "rows": rows}, f, indent=1)
+    with open(stem + ".md", "w") as f:
+        f.write(text)
+    print(text + f"\nwritten: {stem}.json, {stem}.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
