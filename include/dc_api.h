@@ -88,7 +88,7 @@ enum dc_status_code {
   DC_E_UNSUPPORTED = -110,     /**< legal, but not offered by this build, device or communicator */
   DC_E_BUFFER_TOO_SMALL = -111,/**< the output array is too short; the needed length was stored */
   DC_E_MISMATCH = -200,        /**< ranks called different collectives, or with different sizes */
-  DC_E_TIMEOUT = -201,         /**< a rank did not arrive before the deadline */
+  DC_E_TIMEOUT = -201,         /**< a rank, or a stream, was not done before the deadline */
   DC_E_PEER_DEAD = -202,       /**< a rank's process ended while others waited for it */
   DC_E_ABORTED = -203,         /**< dc_comm_abort() was called, here or on another rank */
   DC_E_CALLBACK = -204,        /**< a function of the caller's table returned an error */
@@ -198,13 +198,14 @@ DC_API dc_status dc_stream_create(dc_device *device, dc_stream **stream);
 /** Waits for queued work, then frees. [any] Since 0.1. */
 DC_API void dc_stream_destroy(dc_stream *stream);
 /** Blocks until all work queued so far is done. timeout_ns: 0 = no limit.
- *  Returns DC_OK; DC_E_TIMEOUT; DC_E_INVALID (stream is NULL). [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_TIMEOUT; DC_E_INVALID (stream is NULL); DC_E_STATE (called by the stream's own work).
+ *  [any] Since 0.1. */
 DC_API dc_status dc_stream_synchronize(dc_stream *stream, int64_t timeout_ns);
 /** Work for dc_stream_call(): runs on the stream's thread, may block it, must not unwind. It may call libdc, but
  *  not wait for its own stream. */
 typedef void (*dc_stream_fn)(void *user);
 /** Queues fn(user). user must live until it ran. Does not block, unless the stream's queue (256 entries) is full.
- *  Returns DC_OK; DC_E_INVALID. [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID; DC_E_STATE (the stream's own work, with the queue full). [any] Since 0.1. */
 DC_API dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user);
 
 /** Makes an event; one that was never recorded counts as passed. [any] Since 0.1. */
@@ -215,7 +216,8 @@ DC_API void dc_event_destroy(dc_event *event);
  *  Returns DC_OK; DC_E_INVALID. [any] Since 0.1. */
 DC_API dc_status dc_event_record(dc_event *event, dc_stream *stream);
 /** Lets all later work of a stream wait for the event's latest mark. stream NULL: blocks the caller, timeout_ns as
- *  in dc_stream_synchronize (0 = no limit); otherwise timeout_ns is not used. Returns DC_OK; DC_E_TIMEOUT. [any] Since 0.1. */
+ *  in dc_stream_synchronize (0 = no limit); otherwise timeout_ns is not used. Returns DC_OK; DC_E_TIMEOUT;
+ *  DC_E_STATE (called by the work that the event waits for). [any] Since 0.1. */
 DC_API dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns);
 /** Stores 1 if the event's latest mark has passed, else 0. [any] Since 0.1. */
 DC_API dc_status dc_event_query(dc_event *event, int32_t *passed);
@@ -423,7 +425,8 @@ DC_API dc_status dc_reset(dc_context *context);
 DC_API dc_status dc_step_abort(dc_context *context);
 
 /** The stream on which the caller's own work runs: operators order themselves against it. NULL (the default): the
- *  calling thread. Kept by the caller until replaced. Returns DC_OK. [handle] Since 0.1. */
+ *  calling thread. Later work waits for what the stream set before has queued. Kept by the caller until replaced.
+ *  Returns DC_OK. [handle] Since 0.1. */
 DC_API dc_status dc_set_stream(dc_context *context, dc_stream *stream);
 
 /** DC_OK, or the first failure of the context's asynchronous work, which every later call returns too; its text is

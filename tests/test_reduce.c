@@ -8,8 +8,8 @@ enum { GRAPH = 3, COUNT = 7 };
 static const int64_t sizes[COUNT] = {1, 3, 10, 64, 1000, 257, 5};
 
 /* Gradients that round when added: the order of additions shows in the bits. */
-static float gradient(int32_t rank, int64_t param, int64_t step, int64_t i) {
-  uint32_t x = (uint32_t)(rank * 73856093 + param * 19349663 + step * 83492791 + i * 2654435761);
+static float gradient(int32_t by, int64_t param, int64_t step, int64_t i) {
+  uint32_t x = (uint32_t)(by * 73856093 + param * 19349663 + step * 83492791 + i * 2654435761);
   x ^= x >> 15;
   x *= 0x2c1b3c6du;
   x ^= x >> 12;

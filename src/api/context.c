@@ -127,6 +127,8 @@ dc_status dc_step_abort(dc_context *context) {
 }
 
 static dc_status set_stream(dc_context *ctx, dc_stream *stream) {
+  /* What the old stream still reads stays ordered before what is released on the new one. */
+  dc__after_caller(ctx, stream);
   ctx->lanes[DC__LANE_CALLER] = stream;
   return DC_OK;
 }

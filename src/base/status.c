@@ -22,7 +22,7 @@
   X(DC_E_UNSUPPORTED, "legal, but not offered by this build, device or communicator")     \
   X(DC_E_BUFFER_TOO_SMALL, "the output array is too short; the needed length was stored") \
   X(DC_E_MISMATCH, "ranks called different collectives, or with different sizes")         \
-  X(DC_E_TIMEOUT, "a rank did not arrive before the deadline")                            \
+  X(DC_E_TIMEOUT, "a rank, or a stream, was not done before the deadline")                \
   X(DC_E_PEER_DEAD, "a rank's process ended while others waited for it")                  \
   X(DC_E_ABORTED, "the group was aborted, here or on another rank")                       \
   X(DC_E_CALLBACK, "a function of the caller's table returned an error")                  \
