@@ -1,52 +1,121 @@
 #!/usr/bin/env python3
-"""The public header alone compiles as C99, C11 and C++ with both compilers, all warnings on; every function says since
-when it is there, and every options struct has its initialiser twice, as a macro and as a function."""
+"""The public header compiles alone and twice, as C99 to C23 and C++11 to C++20, with every compiler that is there and
+all warnings on. It has no type that another language cannot bind: no bool, int, long, enum, union, bit-field, variable
+arguments or struct by value. Its structs start with struct_size, each initialiser is there twice, as a macro and as a
+function, and every function says since when it is there."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Dict, List
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = ROOT / "include" / "dc_api.h"
-COMPILERS = [
-    ["gcc", "-std=c99", "-xc"], ["gcc", "-std=c11", "-xc"], ["clang-14", "-std=c99", "-xc"],
-    ["g++", "-std=c++11", "-xc++"], ["clang-14", "-std=c++17", "-xc++"],
-]  # fmt: skip
-WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wundef", "-Werror", "-fsyntax-only"]
+C = ["c99", "c11", "c17", "c2x"]
+CXX = ["c++11", "c++17", "c++20"]
+COMPILERS = {"gcc": C, "clang-14": C, "clang": C, "g++": CXX, "clang++-14": CXX, "clang++": CXX}
+WARNINGS = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-Wconversion", "-Wshadow", "-Wundef", "-fsyntax-only"]
+FORBIDDEN = {
+    r"\b(bool|_Bool)\b": "bool; use int32_t",
+    r"\b(short|int|long|unsigned)\b": "a type of no fixed size; use int32_t, int64_t or size_t",
+    r"\bva_list\b|\.\.\.": "variable arguments",
+    r"\bunion\b": "a union",
+    r"\benum\s+\w+\s*[^{\s\w]|\benum\s+\w+\s+\w": "a type that is an enum; use int32_t",
+    r"\b\w+\s*:\s*\d": "a bit-field",
+}
 
 
-def compiler_faults() -> list:
+def read() -> str:
+    """The header without comments and strings, lines kept."""
+    text = HEADER.read_text(encoding="utf-8")
+    text = re.sub(r"/\*.*?\*/", lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.S)
+    return re.sub(r'"[^"\n]*"', '""', text)
+
+
+def structs(code: str) -> Dict[str, str]:
+    """The bodies of the structs that are not opaque."""
+    return {match[1]: match[2] for match in re.finditer(r"typedef struct (\w+) \{(.*?)\n\} \1;", code, re.S)}
+
+
+def initialisers(code: str) -> List[str]:
+    """dc_x of each DC_X_INIT."""
+    return [f"dc_{name.lower()}" for name in re.findall(r"#define DC_(\w+)_INIT\b", code)]
+
+
+def compiler_faults(code: str) -> List[str]:
+    lines = ["#include <dc_api.h>", "#include <dc_api.h>", "int main(void) {"]
+    lines += [f"  {name} {name}_ = {name.upper()}_INIT; (void){name}_;" for name in initialisers(code)]
+    lines += ["  return dc_api_version() == DC_API_VERSION ? 0 : 1; }"]
     faults = []
-    with tempfile.NamedTemporaryFile("w", suffix=".c") as source:
-        source.write("#include <dc_api.h>\n#include <dc_api.h>\nint main(void) { return (int)dc_api_version(); }\n")
-        source.flush()
-        for compiler in COMPILERS:
-            done = subprocess.run([*compiler, *WARNINGS, f"-I{HEADER.parent}", source.name], capture_output=True, text=True)
-            if done.returncode:
-                faults.append(f"{' '.join(compiler)}:\n{done.stderr}")
+    runs = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for compiler, standards in COMPILERS.items():
+            if shutil.which(compiler) is None:
+                continue
+            source = Path(folder) / ("main.c" if standards is C else "main.cc")
+            source.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            for standard in standards:
+                command = [compiler, f"-std={standard}", *WARNINGS, f"-I{HEADER.parent}", str(source)]
+                command += ["-Wstrict-prototypes"] if standards is C else []
+                done = subprocess.run(command, capture_output=True, text=True)
+                runs += 1
+                if done.returncode:
+                    faults.append(f"{compiler} -std={standard}:\n{done.stderr}")
+    return faults if runs else ["no compiler found"]
+
+
+def type_faults(code: str) -> List[str]:
+    faults = []
+    plain = re.sub(r'extern ""', "", re.sub(r"^\s*#.*$", "", code, flags=re.M))
+    bodies = structs(code)
+    names = set(bodies) | set(re.findall(r"typedef struct (\w+) \1;", code))
+    values = rf"(?<!struct )(?<!\}} )\b({'|'.join(sorted(names))})\b(?!\s*(const\s*)?\*)"
+    for number, line in enumerate(plain.splitlines(), 1):
+        at = f"include/{HEADER.name}:{number}"
+        faults += [f"{at}: {what}" for pattern, what in FORBIDDEN.items() if re.search(pattern, line)]
+        if not line.lstrip().startswith("typedef struct"):
+            faults += [f"{at}: {match[1]} by value" for match in re.finditer(values, line)]
+    for name, body in bodies.items():
+        # An array's elements need none where the call is told how far apart they are.
+        strided = re.findall(rf"\b{name} \*\w+, size_t \w+_size\b", plain)
+        if not re.match(r"\s*size_t struct_size;", body) and not strided:
+            faults.append(f"{name}: must begin with size_t struct_size, or be passed with its size")
     return faults
 
 
-def text_faults() -> list:
-    text = HEADER.read_text(encoding="utf-8")
+def pair_faults(code: str) -> List[str]:
+    faults = []
+    macros = set(initialisers(code))
+    functions = {name for name in re.findall(r"DC_API void (\w+)_init\((?:\w+) \*\w+, size_t struct_size\);", code)}
+    faults += [f"{name.upper()}_INIT has no function {name}_init" for name in sorted(macros - functions)]
+    faults += [f"{name}_init has no macro {name.upper()}_INIT" for name in sorted(functions - macros)]
+    options = {name for name in structs(code) if name.endswith(("_options", "_config"))}
+    faults += [f"{name}: has no {name.upper()}_INIT" for name in sorted(options - macros)]
+    return faults
+
+
+def since_faults() -> List[str]:
     faults = []
     comment = ""
-    for match in re.finditer(r"/\*\*.*?\*/|^DC_API [^;]*;", text, re.S | re.M):
+    for match in re.finditer(r"/\*\*.*?\*/|^DC_API [^;]*;", HEADER.read_text(encoding="utf-8"), re.S | re.M):
         if match[0].startswith("/**"):
             comment = match[0]
         elif "Since 0." not in comment:
             faults.append(f"{match[0].split('(')[0].split()[-1]}: its comment has no 'Since'")
-    for name in re.findall(r"#define DC_(\w+)_INIT ", text):
-        if f"dc_{name.lower()}_init(" not in text:
-            faults.append(f"DC_{name}_INIT has no function of the same name")
     return faults
 
 
+def main() -> int:
+    code = read()
+    faults = compiler_faults(code) + type_faults(code) + pair_faults(code) + since_faults()
+    print("\n".join(faults) or "the header compiles alone, and is complete")
+    return bool(faults)
+
+
 if __name__ == "__main__":
-    found = compiler_faults() + text_faults()
-    print("\n".join(found) or "the header compiles alone, and is complete")
-    sys.exit(bool(found))
+    sys.exit(main())

@@ -1,52 +1,84 @@
 #!/usr/bin/env python3
-"""The header, the version script and the built library name the same functions; the library calls nothing that it
-promises not to (printing, ending the process, the environment, signal handlers)."""
+"""The header, the version script and a built library name the same functions: check_surface.py [LIBRARY]; without it,
+the installed Python package's. The library needs nothing but the C library, calls nothing that it promises not to call
+(printing, ending the process, the environment, signal handlers), and its dc_x_init() functions give what the header's
+DC_X_INIT macros give."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import List
 
-import libdc
+from check_header import ROOT, initialisers, read
 
-ROOT = Path(__file__).resolve().parent.parent
+NEEDED = re.compile(r"(libc|libm|libpthread|libdl|ld-linux.*)\.so\.\d+")
 FORBIDDEN = {
-    "abort", "exit", "_exit", "quick_exit", "__assert_fail", "getenv", "secure_getenv", "setenv", "signal", "sigaction",
-    "printf", "puts", "putchar", "perror", "fprintf", "fputs", "fwrite", "vprintf", "vfprintf", "__printf_chk",
-    "__fprintf_chk", "setlocale", "fesetround", "system", "popen", "atexit", "__cxa_atexit",
+    "abort", "exit", "_exit", "_Exit", "quick_exit", "__assert_fail", "getenv", "secure_getenv", "setenv", "putenv",
+    "signal", "sigaction", "raise", "printf", "vprintf", "puts", "putchar", "perror", "fprintf", "vfprintf", "dprintf",
+    "fputs", "fputc", "fwrite", "stdout", "stderr", "__printf_chk", "__fprintf_chk", "__vfprintf_chk", "setlocale",
+    "fesetround", "system", "popen", "fork", "atexit", "__cxa_atexit", "pthread_atfork", "__register_atfork",
 }  # fmt: skip
 
 
-def declared() -> set:
-    header = (ROOT / "include" / "dc_api.h").read_text(encoding="utf-8")
-    return set(re.findall(r"\b(dc_\w+)\(", re.sub(r"/\*.*?\*/", "", header, flags=re.S)))
+def output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def mapped() -> set:
-    text = (ROOT / "src" / "libdc.map").read_text(encoding="utf-8")
-    return set(re.findall(r"^\s+(dc_\w+);", text, re.M))
+def symbols(library: Path, flag: str) -> List[str]:
+    """The dynamic symbols' names with versions, but not the version nodes themselves."""
+    lines = (line.split() for line in output("nm", "-D", flag, str(library)).splitlines())
+    return [words[-1] for words in lines if words[-2] != "A"]
 
 
-def symbols(library: Path, *flags: str) -> list:
-    out = subprocess.run(["nm", "-D", *flags, str(library)], check=True, capture_output=True, text=True).stdout
-    return [line.split()[-1] for line in out.splitlines()]
+def name_faults(library: Path) -> List[str]:
+    header = set(re.findall(r"\b(dc_\w+)\(", "".join(re.findall(r"^DC_API [^;]*;", read(), re.M))))
+    script = (ROOT / "src" / "libdc.map").read_text(encoding="utf-8")
+    mapped = re.findall(r"^\s+(dc_\w+);", script, re.M)
+    node = re.findall(r"^(DC_[\d.]+) \{", script, re.M)
+    exported = dict(name.partition("@@")[::2] for name in symbols(library, "--defined-only"))
+    faults = [f"{name}: in the header, not in src/libdc.map" for name in sorted(header - set(mapped))]
+    faults += [f"{name}: in src/libdc.map, not in the header" for name in sorted(set(mapped) - header)]
+    faults += [f"{name}: exported, not in the header" for name in sorted(set(exported) - header)]
+    faults += [f"{name}: in the header, not exported" for name in sorted(header - set(exported))]
+    faults += [f"{name}: its version is {version or 'none'}" for name, version in exported.items() if version not in node]
+    faults += [f"src/libdc.map: {b} is not after {a}" for a, b in zip(mapped, mapped[1:]) if not a < b]
+    return faults
+
+
+def use_faults(library: Path) -> List[str]:
+    called = {name.partition("@")[0] for name in symbols(library, "--undefined-only")}
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-d", "-W", str(library)))
+    faults = [f"{name}: called by the library, which promises not to" for name in sorted(called & FORBIDDEN)]
+    return faults + [f"{name}: needed by the library" for name in needed if not NEEDED.fullmatch(name)]
+
+
+def initialiser_faults(library: Path) -> List[str]:
+    """Runs a program that compares each macro's bytes with its function's; a static object has no random padding."""
+    lines = ["#include <dc_api.h>", "#include <stdio.h>", "#include <string.h>", "int main(void) {"]
+    for name in initialisers(read()):
+        lines += [f"  {{ static const {name} macro = {name.upper()}_INIT; {name} call; memset(&call, 0xa5, sizeof call);",
+                  f"    {name}_init(&call, sizeof call);",
+                  f'    if (memcmp(&macro, &call, sizeof call) != 0) puts("{name}_init is not {name.upper()}_INIT"); }}']
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder) / "main.c", Path(folder) / "main"
+        source.write_text("\n".join([*lines, "  return 0; }"]) + "\n", encoding="utf-8")
+        output("cc", f"-I{ROOT / 'include'}", str(source), str(library), f"-Wl,-rpath,{library.parent}", "-o", str(program))
+        return output(str(program)).splitlines()
 
 
 def main() -> int:
-    library = Path(libdc.library_dir()) / "libdc.so"
-    header, script = declared(), mapped()
-    exported = {name for name in symbols(library, "--defined-only") if not name.startswith("DC_")}
-    versioned = {re.sub(r"@.*", "", name) for name in exported}
-    faults = [f"{name}: in the header, not in src/libdc.map" for name in sorted(header - script)]
-    faults += [f"{name}: in src/libdc.map, not in the header" for name in sorted(script - header)]
-    faults += [f"{name}: exported, not in the header" for name in sorted(versioned - header)]
-    faults += [f"{name}: in the header, not exported" for name in sorted(header - versioned)]
-    faults += [f"{name}: has no version node" for name in sorted(exported) if "@@DC_" not in name]
-    called = {re.sub(r"@.*", "", name) for name in symbols(library, "--undefined-only")}
-    faults += [f"{name}: called by the library, which promises not to" for name in sorted(called & FORBIDDEN)]
-    print("\n".join(faults) or f"{len(header)} functions, in the header, the version script and the library")
+    if len(sys.argv) > 1:
+        library = Path(sys.argv[1]).resolve()
+    else:
+        import libdc
+
+        library = Path(libdc.library_dir()) / "libdc.so"
+    faults = name_faults(library) + use_faults(library) + initialiser_faults(library)
+    print("\n".join(faults) or f"{library.name}: the header's functions and no others; it uses what it may")
     return bool(faults)
 
 
