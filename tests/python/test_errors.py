@@ -115,6 +115,6 @@ def test_log_lines_arrive():
         context.register_graph_z3(1, [1])
         context.start_forward()
         context.allgather_param(None, 1, 1)
-        context.wait_allgather(None, 1, 1)
+        context.release_param(None, 1, 1, n_users=2)
         context.end_forward()
     assert any(level == libdc.LogLevel.WARNING for level, _ in lines), lines
