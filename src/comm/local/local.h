@@ -13,7 +13,7 @@
 #include "comm/host.h"
 
 enum {
-  DC__LOCAL_EAGER = 4096,    /* bytes up to which a copy is cheaper than waiting for the readers */
+  DC__LOCAL_EAGER = 1 << 16, /* bytes up to which copying costs less than waiting for the readers */
   DC__LOCAL_STAGE = 1 << 20, /* bytes of a staging buffer between processes; small enough to stay in the caches */
   DC__LOCAL_PAGE = 4096
 };

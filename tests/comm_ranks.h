@@ -1,0 +1,144 @@
+/* Runs one function on every rank of a group, as threads or as processes, for the tests of communicators.
+ * Ranks must not use cmocka's assertions, which jump: they CHECK(), and the test fails if any rank returns nonzero. */
+#ifndef DC_TESTS_COMM_RANKS_H
+#define DC_TESTS_COMM_RANKS_H
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+/* cmocka wants some of the above first */
+#include <cmocka.h>
+
+#include "comm/comm.h"
+
+#define CHECK(condition)                                                                                        \
+  do {                                                                                                          \
+    if (!(condition)) {                                                                                         \
+      fprintf(stderr, "%s:%d: %s is false; last error: %s\n", __FILE__, __LINE__, #condition, dc_last_error()); \
+      return 1;                                                                                                 \
+    }                                                                                                           \
+  } while (0)
+
+#define CHECK_OK(call) CHECK((call) == DC_OK)
+
+/* For error texts. */
+#define CHECK_SAYS(fragment)                                                                             \
+  do {                                                                                                   \
+    if (strstr(dc_last_error(), (fragment)) == NULL) {                                                   \
+      fprintf(stderr, "%s:%d: \"%s\" is not in: %s\n", __FILE__, __LINE__, (fragment), dc_last_error()); \
+      return 1;                                                                                          \
+    }                                                                                                    \
+  } while (0)
+
+typedef int (*rank_fn)(dc_comm *comm, void *arg);
+
+typedef struct rank_job {
+  rank_fn fn;
+  dc_comm *comm;
+  void *arg;
+  int result;
+} rank_job;
+
+static inline void *rank_thread(void *arg) {
+  rank_job *job = arg;
+  job->result = job->fn(job->comm, job->arg);
+  dc_comm_destroy(job->comm);
+  return NULL;
+}
+
+static inline int on_threads(int32_t world, int64_t timeout_ns, rank_fn fn, void *arg) {
+  dc_comm *comms[DC__COMM_MAX_WORLD];
+  pthread_t threads[DC__COMM_MAX_WORLD];
+  rank_job jobs[DC__COMM_MAX_WORLD];
+  const dc_comm_options options = {sizeof options, timeout_ns, 0};
+  CHECK_OK(dc_comm_create_threads(world, &options, comms));
+  for (int32_t r = 0; r < world; r++) {
+    jobs[r] = (rank_job){fn, comms[r], arg, 0};
+    pthread_create(&threads[r], NULL, rank_thread, &jobs[r]);
+  }
+  int result = 0;
+  for (int32_t r = 0; r < world; r++) {
+    pthread_join(threads[r], NULL);
+    result += jobs[r].result;
+  }
+  return result;
+}
+
+static inline const char *fresh_name(char name[64]) {
+  static int groups;
+  snprintf(name, 64, "test-%ld-%d", (long)getpid(), groups++);
+  return name;
+}
+
+/* Starts one rank as a child. */
+static inline pid_t start_rank(const char *name, int32_t rank, int32_t world, const dc_comm_options *options,
+                               rank_fn fn, void *arg) {
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    dc_comm *comm = NULL;
+    int result = 1;
+    if (dc_comm_create_processes(name, rank, world, options, &comm) == DC_OK) {
+      result = fn(comm, arg);
+      dc_comm_destroy(comm);
+    } else {
+      fprintf(stderr, "rank %d: %s\n", rank, dc_last_error());
+    }
+    fflush(NULL);
+    _exit(result == 0 ? 0 : 1);
+  }
+  return child;
+}
+
+/* 0 or the exit status; -signal if it was killed. */
+static inline int end_rank(pid_t child) {
+  int status = 0;
+  if (waitpid(child, &status, 0) != child) {
+    return 1;
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+static inline int on_processes(int32_t world, int64_t timeout_ns, rank_fn fn, void *arg) {
+  char name[64];
+  pid_t children[DC__COMM_MAX_WORLD];
+  const dc_comm_options options = {sizeof options, timeout_ns, 0};
+  fresh_name(name);
+  for (int32_t r = 0; r < world; r++) {
+    children[r] = start_rank(name, r, world, &options, fn, arg);
+  }
+  int result = 0;
+  for (int32_t r = 0; r < world; r++) {
+    result += end_rank(children[r]) != 0;
+  }
+  return result;
+}
+
+/* Every kind of group that the tests run on. */
+static inline void on_all_groups(rank_fn fn, void *arg) {
+  const int64_t limit = INT64_C(60000000000);
+  const int32_t threads[] = {1, 2, 3, 4, 8};
+  for (size_t i = 0; i < DC__COUNT(threads); i++) {
+    assert_int_equal(on_threads(threads[i], limit, fn, arg), 0);
+  }
+  for (int32_t world = 2; world <= 3; world++) {
+    assert_int_equal(on_processes(world, limit, fn, arg), 0);
+  }
+}
+
+static inline void sleep_ms(int64_t ms) {
+  struct timespec t = {ms / 1000, ms % 1000 * 1000000};
+  nanosleep(&t, NULL);
+}
+
+static inline dc_tensor flat(const void *data, const int64_t *count, int32_t dtype) {
+  return (dc_tensor){sizeof(dc_tensor), (void *)(uintptr_t)data, count, NULL, 1, dtype, NULL};
+}
+
+#endif
