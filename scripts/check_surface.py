@@ -44,7 +44,7 @@ def name_faults(library: Path) -> List[str]:
     faults += [f"{name}: in src/libdc.map, not in the header" for name in sorted(set(mapped) - header)]
     faults += [f"{name}: exported, not in the header" for name in sorted(set(exported) - header)]
     faults += [f"{name}: in the header, not exported" for name in sorted(header - set(exported))]
-    faults += [f"{name}: its version is {version or 'none'}" for name, version in exported.items() if version not in node]
+    faults += [f"{name}: its version is not {node}" for name, version in exported.items() if version not in node]
     faults += [f"src/libdc.map: {b} is not after {a}" for a, b in zip(mapped, mapped[1:]) if not a < b]
     return faults
 
@@ -60,13 +60,15 @@ def initialiser_faults(library: Path) -> List[str]:
     """Runs a program that compares each macro's bytes with its function's; a static object has no random padding."""
     lines = ["#include <dc_api.h>", "#include <stdio.h>", "#include <string.h>", "int main(void) {"]
     for name in initialisers(read()):
-        lines += [f"  {{ static const {name} macro = {name.upper()}_INIT; {name} call; memset(&call, 0xa5, sizeof call);",
+        macro = f"{name.upper()}_INIT"
+        lines += [f"  {{ static const {name} macro = {macro}; {name} call; memset(&call, 0xa5, sizeof call);",
                   f"    {name}_init(&call, sizeof call);",
-                  f'    if (memcmp(&macro, &call, sizeof call) != 0) puts("{name}_init is not {name.upper()}_INIT"); }}']
+                  f'    if (memcmp(&macro, &call, sizeof call) != 0) puts("{name}_init is not {macro}"); }}']
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder) / "main.c", Path(folder) / "main"
         source.write_text("\n".join([*lines, "  return 0; }"]) + "\n", encoding="utf-8")
-        output("cc", f"-I{ROOT / 'include'}", str(source), str(library), f"-Wl,-rpath,{library.parent}", "-o", str(program))
+        output("cc", f"-I{ROOT / 'include'}", str(source), str(library), f"-Wl,-rpath,{library.parent}", "-o",
+               str(program))
         return output(str(program)).splitlines()
 
 
