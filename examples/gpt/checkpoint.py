@@ -65,8 +65,8 @@ def save(folder: str, step: int, model: torch.nn.Module, optimizer: torch.optim.
     """Every rank calls it; rank 0 writes."""
     weights = dct.full_state_dict(model, rank0_only=True)
     state = dct.full_optimizer_state_dict(model, optimizer, rank0_only=True)
-    own = torch.get_rng_state()
-    random = group.all_gather(own, torch.empty(group.size * own.numel(), dtype=own.dtype)).view(group.size, -1)
+    own = torch.get_rng_state().view(torch.int8)  # a type that collectives take
+    random = group.all_gather(own, torch.empty(group.size, own.numel(), dtype=own.dtype)).view(torch.uint8)
     if group.rank == 0:
         values = {f"{key}:{name}": t for name, part in state["state"].items() for key, t in part.items()}
         values.update({f"random:{rank}": random[rank].clone() for rank in range(group.size)})

@@ -26,7 +26,7 @@ def _events(rank: int, spans: Iterable[Span], events: Iterable[Any], names: List
         work(name, _LOOP, begin, end)
     for e in events:
         of = {"parameter": names[e.id]} if 0 <= e.id < len(names) else {}
-        work(e.op.name.lower(), e.lane, e.begin_ns, e.end_ns, bytes=e.bytes, **of)
+        work(e.op, e.lane, e.begin_ns, e.end_ns, bytes=e.bytes, **of)
     return out
 
 

@@ -81,9 +81,9 @@ class Trainer:
         return {
             "step": step + 1, "loss": told[0].item() / group.size, "stop": told[1].item() > 0, "grad_norm": float(norm),
             "lr": self.optimizer.param_groups[0]["lr"], "seconds": seconds,
-            "tokens_per_s": a.batch * self.config.seq / seconds, "gathered_bytes": after["gathered_bytes"],
-            "gathered_peak_bytes": after["gathered_peak_bytes"],
-            **{k: after[k] - before[k] for k in ("gather_wire_bytes", "reduce_wire_bytes", "allocations")},
+            "tokens_per_s": a.batch * self.config.seq / seconds, "gathered_bytes": after.gathered_bytes,
+            "gathered_peak_bytes": after.gathered_peak_bytes,
+            **{k: getattr(after, k) - getattr(before, k) for k in ("gather_wire_bytes", "reduce_wire_bytes", "allocations")},
         }
 
     @torch.no_grad()
@@ -101,4 +101,4 @@ class Trainer:
         stats = dct.stats(self.model)
         size = sum(p.numel() * p.element_size() for p in params)
         return {"weights": size, "gradients": size, "optimizer": sum(t.numel() * t.element_size() for t in state),
-                "gathered": stats["gathered_bytes"], "buckets": stats["bucket_bytes"]}
+                "gathered": stats.gathered_bytes, "buckets": stats.bucket_bytes}
