@@ -34,6 +34,12 @@ _SCHEMAS = {
     ),
 }
 
+# In a list, PyTorch hands element types to Python by their numbers in c10::ScalarType.
+_NUMBERED = {
+    0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
+    7: torch.float64, 11: torch.bool, 15: torch.bfloat16,
+}  # fmt: skip
+
 # Operators that may come without a tensor are not dispatched by device.
 _ANY_DEVICE = ("prefetch_params_fused", "free_tensors", "end_backward", "alloc")
 _libraries: List[torch.library.Library] = []
@@ -134,7 +140,7 @@ def _prefetch_params_fused(context: libdc.Context, graph_id: int, params: Sequen
     counts = len(params), len(ids), len(ids) if dtypes is None else len(dtypes)
     if len(set(counts)) != 1:
         raise _Wrong("params, ids and dtypes must be of one length, have {}, {} and {}".format(*counts))
-    context.prefetch_params_fused(graph_id, ids, dtypes and [_dtype(dtype) for dtype in dtypes])
+    context.prefetch_params_fused(graph_id, ids, dtypes and [_dtype(_NUMBERED.get(dtype, dtype)) for dtype in dtypes])
 
 
 def _wait_allgather(context: libdc.Context, a: torch.Tensor, graph_id: int, id: int) -> torch.Tensor:
@@ -187,7 +193,7 @@ def _reload_tensor(context: libdc.Context, a: torch.Tensor, graph_id: int, id: i
 
 
 def _wait_reload(context: libdc.Context, a: torch.Tensor, graph_id: int, id: int) -> torch.Tensor:
-    result = context.wait_reload(_read(a), graph_id, id)
+    result = context.wait_reload(_read(a) if context.is_profiling() else None, graph_id, id)
     return _tensor(result) if isinstance(result, libdc.Tensor) else result.clone()
 
 

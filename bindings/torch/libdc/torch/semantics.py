@@ -26,6 +26,7 @@ _HELD = ("allgather_param", "wait_allgather", "offload_tensor", "reload_tensor",
 # Registrations end with their Library objects.
 _libraries: List[torch.library.Library] = []
 _adopted: List[Any] = []
+on_trace: List[Callable[[], None]] = []  # called whenever an operator is traced, before the graph is worked on
 _device: Callable[[], torch.device] = lambda: torch.device("cpu")
 
 
@@ -135,6 +136,8 @@ def _functionalize(op: Any) -> None:
     def rule(ctx: Any, *args: Any, **kwargs: Any) -> Any:
         if "torch._inductor.lowering" in sys.modules:
             prepare_inductor()
+        for tell in on_trace:
+            tell()
         plain_args, plain_kwargs = ctx.unwrap_tensors(args), ctx.unwrap_tensors(kwargs)
         with ctx.redispatch_to_next():
             result = op(*plain_args, **plain_kwargs)
@@ -197,7 +200,7 @@ def prepare_inductor() -> None:
                     previous = getattr(graph, "_libdc_previous", None)
                     if previous is not None:
                         graph.additional_buffer_deps[operation.get_operation_name()].add(previous)
-                    graph._libdc_previous = operation.get_operation_name()
+                    graph._libdc_previous = operation.get_name()
             return result
 
         return lower
