@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from . import semantics
 from .root import Root, by_graph
@@ -247,7 +248,9 @@ def _prefetch(graph: fx.Graph, waits: List[fx.Node]) -> None:
             if until <= first or depth == 0:
                 continue
             coming = gathers[first:until]
-            types = [node.meta["val"].dtype for node in coming]
+            types = None
+            if any(len(node.args) > 3 and node.args[3] is not None for node in coming):
+                types = [node.meta["val"].dtype for node in coming]
             with graph.inserting_before(gather):
                 node = graph.call_function(_dc.prefetch_params_fused.default, (
                     graph_id, [node.args[0] for node in coming], [node.args[2] for node in coming], types))
@@ -261,8 +264,12 @@ def _finish(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
     place(gm.graph)
     gm.graph.set_codegen(fx.graph._BoxedCodeGen())
     gm.recompile()
-    run = gm.forward
-    run.__func__._boxed_call = True
+    _LazyGraphModule.force_recompile(gm)
+
+    def run(values: List[Any]) -> Any:
+        return gm.forward(values)
+
+    run._boxed_call = True  # it empties the list: arguments die at their last use
     return run
 
 
@@ -280,43 +287,59 @@ def backend(gm: fx.GraphModule, inputs: Sequence[Any], **_options: Any) -> Calla
         _compiling.ours = False
 
 
-_installed = False
-
-
-def install() -> None:
-    """Puts the passes where compilers look for them, once, behind whatever is there already."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
-    import torch._dynamo
-    import torch._functorch.config as functorch_config
-    import torch._inductor.config as inductor_config
-    from torch._inductor.custom_graph_pass import CustomGraphPass
-
-    torch._dynamo.register_backend(backend, name="libdc")
-    other = functorch_config.joint_custom_pass
-
-    def joint_pass(gm: fx.GraphModule, inputs: Any) -> fx.GraphModule:
-        gm = gm if other is None else other(gm, inputs)
-        return joint(gm, inputs) if _concerns(gm.graph) else gm
-
-    functorch_config.joint_custom_pass = joint_pass
-    before = inductor_config.post_grad_custom_post_pass
-
-    class PlacePass(CustomGraphPass):
-        def __call__(self, graph: fx.Graph) -> None:
-            if before is not None:
-                before(graph)
-            place(graph)
-
-        def uuid(self) -> Any:
-            own_id = "libdc-place-1"
-            return own_id if before is None else (own_id, before.uuid())
-
-    inductor_config.post_grad_custom_post_pass = PlacePass()
-
-
 def _concerns(graph: fx.Graph) -> bool:
     return any(getattr(node.target, "namespace", "") in ("dc", "dc_rt") for node in graph.nodes
                if node.op == "call_function")
+
+
+class _JointPass:
+    """Ours behind the user's."""
+
+    def __init__(self, first: Any) -> None:
+        self.first = first
+
+    def __call__(self, gm: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+        gm = gm if self.first is None else self.first(gm, inputs)
+        return joint(gm, inputs) if _concerns(gm.graph) else gm
+
+
+def _place_pass(first: Any) -> Any:
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class PlacePass(CustomGraphPass):
+        of_libdc = True
+
+        def __call__(self, graph: fx.Graph) -> None:
+            if first is not None:
+                first(graph)
+            place(graph)
+
+        def uuid(self) -> Any:
+            # Part of the key of Inductor's cache.
+            return "libdc-place-1" if first is None else ("libdc-place-1", first.uuid())
+
+    return PlacePass()
+
+
+def _put_passes() -> None:
+    """Compilers look for passes in their configuration, which each thread has its own of: so this is done whenever one
+    of our operators is traced. Passes that are there already run first."""
+    import torch._functorch.config as functorch
+
+    if not isinstance(functorch.joint_custom_pass, _JointPass):
+        functorch.joint_custom_pass = _JointPass(functorch.joint_custom_pass)
+    if "torch._inductor.config" in sys.modules:
+        inductor = sys.modules["torch._inductor.config"]
+        if not hasattr(inductor.post_grad_custom_post_pass, "of_libdc"):
+            inductor.post_grad_custom_post_pass = _place_pass(inductor.post_grad_custom_post_pass)
+
+
+semantics.on_trace.append(_put_passes)
+
+
+def register_backend() -> None:
+    """Makes torch.compile(backend="libdc") known."""
+    import torch._dynamo
+
+    if "libdc" not in torch._dynamo.list_backends():
+        torch._dynamo.register_backend(backend, name="libdc")

@@ -57,7 +57,7 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
         own = [name for name, param in module._parameters.items() if param is not None]
         if own or module is model:
             _convert(module, own, root, entries, module is model)
-    _compile.install()
+    _compile.register_backend()
     return model
 
 
@@ -92,7 +92,7 @@ def _broadcast(comm: libdc.Comm, tensors: List[Tensor]) -> None:
         for tensor in tensors:
             if tensor.numel() == 0:
                 continue
-            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+            flat = tensor.detach().contiguous().view(-1).view(torch.int8)  # any type: bytes travel
             comm.broadcast(flat, 0)
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
