@@ -1,0 +1,313 @@
+/* Communicators over the caller's own collectives: ragged, grouped and 16-bit data arrive right through functions that
+ * know equal counts and plain sums only, and the caller's errors become libdc's. */
+#include "comm_ranks.h"
+
+#include "kernels/kernels.h"
+
+enum { WORLD = 3, LARGEST = 4096 };
+
+/* ---- the caller's library: threads that meet at barriers ---- */
+
+typedef struct room {
+  pthread_barrier_t barrier;
+  const void *sends[WORLD];
+  atomic_int users;   /* alive */
+  atomic_int aborted; /* calls of abort */
+  atomic_int error;   /* what the next reduce_scatter returns */
+} room;
+
+typedef struct user {
+  room *room;
+  int32_t rank;
+  struct user *copy_of;
+  room *next; /* room for a copy, the same for all ranks */
+} user;
+
+static int32_t all_gather(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
+  const user *u = arg;
+  size_t bytes = (size_t)count * dc_dtype_size(dtype);
+  u->room->sends[u->rank] = send;
+  pthread_barrier_wait(&u->room->barrier);
+  for (int r = 0; r < WORLD; r++) {
+    memcpy((char *)recv + (size_t)r * bytes, u->room->sends[r], bytes);
+  }
+  pthread_barrier_wait(&u->room->barrier);
+  return 0;
+}
+
+static int32_t reduce_scatter(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
+  const user *u = arg;
+  if (dtype == DC_FLOAT16 || dtype == DC_BFLOAT16) {
+    return 16; /* libdc adds these in float32 */
+  }
+  u->room->sends[u->rank] = send;
+  pthread_barrier_wait(&u->room->barrier);
+  memset(recv, 0, (size_t)count * dc_dtype_size(dtype));
+  for (int r = 0; r < WORLD; r++) {
+    const char *block = u->room->sends[r];
+    dc__accumulate(recv, dtype, block + (size_t)(u->rank * count) * dc_dtype_size(dtype), dtype, count);
+  }
+  pthread_barrier_wait(&u->room->barrier);
+  return atomic_load(&u->room->error);
+}
+
+static int32_t broadcast(void *data, size_t bytes, int32_t root, void *arg) {
+  const user *u = arg;
+  u->room->sends[u->rank] = data;
+  pthread_barrier_wait(&u->room->barrier);
+  if (u->rank != root) {
+    memcpy(data, u->room->sends[root], bytes);
+  }
+  pthread_barrier_wait(&u->room->barrier);
+  return 0;
+}
+
+static int32_t barrier(void *arg) {
+  const user *u = arg;
+  pthread_barrier_wait(&u->room->barrier);
+  return 0;
+}
+
+static int32_t copy_user(void *arg, void **out) {
+  user *u = arg;
+  if (u->next == NULL) {
+    return 7;
+  }
+  user *copy = calloc(1, sizeof *copy);
+  *copy = (user){u->next, u->rank, u, NULL};
+  atomic_fetch_add(&u->next->users, 1);
+  *out = copy;
+  return 0;
+}
+
+static void count_abort(void *arg) {
+  const user *u = arg;
+  atomic_fetch_add(&u->room->aborted, 1);
+}
+
+static void free_user(void *arg) {
+  user *u = arg;
+  atomic_fetch_sub(&u->room->users, 1);
+  if (u->copy_of != NULL) {
+    free(u);
+  }
+}
+
+static const dc_comm_callbacks table = {sizeof table, all_gather,  reduce_scatter, broadcast, barrier,
+                                        copy_user,    count_abort, free_user,      NULL};
+
+static void on_external(rank_fn fn, room *rooms) {
+  dc_comm *comms[WORLD];
+  user users[WORLD];
+  pthread_t threads[WORLD];
+  rank_job jobs[WORLD];
+  for (int i = 0; i < 2; i++) {
+    pthread_barrier_init(&rooms[i].barrier, NULL, WORLD);
+  }
+  for (int32_t r = 0; r < WORLD; r++) {
+    users[r] = (user){&rooms[0], r, NULL, &rooms[1]};
+    atomic_fetch_add(&rooms[0].users, 1);
+    dc_comm_callbacks callbacks = table;
+    callbacks.user = &users[r];
+    assert_int_equal(dc_comm_create_external(&callbacks, r, WORLD, NULL, &comms[r]), DC_OK);
+    jobs[r] = (rank_job){fn, comms[r], rooms, 0};
+    pthread_create(&threads[r], NULL, rank_thread, &jobs[r]);
+  }
+  for (int32_t r = 0; r < WORLD; r++) {
+    pthread_join(threads[r], NULL);
+    assert_int_equal(jobs[r].result, 0);
+  }
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(atomic_load(&rooms[i].users), 0); /* each user pointer was given back once */
+    pthread_barrier_destroy(&rooms[i].barrier);
+  }
+}
+
+/* ---- data ---- */
+
+static const int32_t dtypes[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16, DC_INT8, DC_INT32, DC_INT64};
+
+/* Small whole numbers: exact sums in every type and order. */
+static void fill(void *data, int32_t dtype, int32_t rank, int64_t count) {
+  float values[LARGEST];
+  for (int64_t i = 0; i < count; i++) {
+    values[i] = (float)((i * 7 + rank) % 13);
+  }
+  dc__cast(data, dtype, values, DC_FLOAT32, count);
+}
+
+static void fill_sum(void *data, int32_t dtype, int64_t count, int32_t divisor) {
+  double values[LARGEST];
+  for (int64_t i = 0; i < count; i++) {
+    values[i] = 0;
+    for (int32_t r = 0; r < WORLD; r++) {
+      values[i] += (double)((i * 7 + r) % 13);
+    }
+    values[i] = dtype == DC_FLOAT64 ? values[i] / divisor : (double)((float)values[i] / (float)divisor);
+  }
+  dc__cast(data, dtype, values, DC_FLOAT64, count);
+}
+
+static const int64_t splits[][WORLD] = {{5, 5, 5}, {7, 0, 3}, {0, 0, 11}, {1000, 1001, 13}};
+
+static int collectives(dc_comm *comm, void *arg) {
+  (void)arg;
+  int32_t rank = dc_comm_rank(comm);
+  char whole[LARGEST * 8];
+  char expected[LARGEST * 8];
+  char part[LARGEST * 8];
+  for (size_t s = 0; s < DC__COUNT(splits); s++) {
+    const int64_t *counts = splits[s];
+    int64_t total = counts[0] + counts[1] + counts[2];
+    int64_t begin = rank == 0 ? 0 : rank == 1 ? counts[0] : counts[0] + counts[1];
+    for (size_t d = 0; d < DC__COUNT(dtypes); d++) {
+      size_t size = dc_dtype_size(dtypes[d]);
+      dc_tensor own = flat(part, &counts[rank], dtypes[d]);
+      dc_tensor all = flat(whole, &total, dtypes[d]);
+      fill(expected, dtypes[d], 5, total);
+      memcpy(part, expected + (size_t)begin * size, (size_t)counts[rank] * size);
+      long long before = atomic_load(&comm->wire_bytes);
+      CHECK_OK(dc_comm_all_gather(comm, &own, &all, counts, NULL));
+      CHECK(memcmp(whole, expected, (size_t)total * size) == 0);
+      CHECK(atomic_load(&comm->wire_bytes) - before == (total - counts[rank]) * (int64_t)size);
+      int32_t op = dc__dtype_is_float(dtypes[d]) ? DC_MEAN : DC_SUM;
+      fill(whole, dtypes[d], rank, total);
+      fill_sum(expected, dtypes[d], total, op == DC_MEAN ? WORLD : 1);
+      CHECK_OK(dc_comm_reduce_scatter(comm, &all, &own, counts, op, NULL));
+      CHECK(memcmp(part, expected + (size_t)begin * size, (size_t)counts[rank] * size) == 0);
+      CHECK_OK(dc_comm_all_reduce(comm, &all, op, NULL));
+      CHECK(memcmp(whole, expected, (size_t)total * size) == 0);
+      fill(whole, dtypes[d], rank, total);
+      fill(expected, dtypes[d], 1, total);
+      CHECK_OK(dc_comm_broadcast(comm, &all, 1, NULL));
+      CHECK(memcmp(whole, expected, (size_t)total * size) == 0);
+    }
+    CHECK_OK(dc_comm_barrier(comm));
+  }
+  return 0;
+}
+
+static void test_collectives(void **state) {
+  (void)state;
+  room rooms[2] = {0};
+  on_external(collectives, rooms);
+}
+
+/* Types of all kinds in one group, results in other types, added to what is there. */
+static int group(dc_comm *comm, void *arg) {
+  (void)arg;
+  enum { ITEMS = 14, N = 40 };
+  dc__range ranges[WORLD] = {{0, 10}, {10, 0}, {10, 30}};
+  char sends[ITEMS][N * 8];
+  float recvs[ITEMS][N];
+  float expected[N];
+  dc__coll_item items[ITEMS];
+  for (int i = 0; i < ITEMS; i++) {
+    int32_t dtype = dtypes[(size_t)i % DC__COUNT(dtypes)];
+    fill(sends[i], dtype, comm->rank, N);
+    for (int k = 0; k < N; k++) {
+      recvs[i][k] = 1;
+    }
+    items[i] = (dc__coll_item){sends[i], recvs[i], ranges, N, i, dtype, DC_FLOAT32, 1, DC_SUM};
+  }
+  const dc__tag tag = {1, 0, DC_OP_REDUCE_GRAD, 0};
+  dc__comm_reduce_scatter(comm, NULL, &tag, items, ITEMS);
+  CHECK_OK(dc__comm_check(comm));
+  fill_sum(expected, DC_FLOAT32, N, 1);
+  for (int i = 0; i < ITEMS; i++) {
+    for (int64_t k = 0; k < ranges[comm->rank].count; k++) {
+      CHECK(recvs[i][k] == 1 + expected[ranges[comm->rank].begin + k]);
+    }
+  }
+  return 0;
+}
+
+static void test_group(void **state) {
+  (void)state;
+  room rooms[2] = {0};
+  on_external(group, rooms);
+}
+
+static int copies(dc_comm *comm, void *arg) {
+  room *rooms = arg;
+  dc_comm *copy = NULL;
+  CHECK_OK(dc_comm_dup(comm, &copy));
+  CHECK(collectives(copy, NULL) == 0);
+  dc_comm *more = NULL;
+  CHECK(dc_comm_dup(copy, &more) == DC_E_CALLBACK && more == NULL);
+  CHECK_SAYS("the caller's dup returned 7");
+  CHECK_OK(dc_comm_barrier(comm));
+  dc_comm_abort(copy, "enough");
+  CHECK(dc_comm_check(comm) == DC_E_ABORTED);
+  CHECK_SAYS("enough");
+  CHECK(dc_comm_barrier(comm) == DC_E_ABORTED);
+  CHECK(atomic_load(&rooms[0].aborted) > 0 && atomic_load(&rooms[1].aborted) > 0);
+  dc_comm_destroy(copy);
+  return 0;
+}
+
+static void test_copies(void **state) {
+  (void)state;
+  room rooms[2] = {0};
+  on_external(copies, rooms);
+}
+
+static int callback_error(dc_comm *comm, void *arg) {
+  room *rooms = arg;
+  atomic_store(&rooms[0].error, 42);
+  int64_t one = 1;
+  int64_t world = WORLD;
+  float send[WORLD] = {0};
+  float recv = 0;
+  const dc_tensor from = flat(send, &world, DC_FLOAT32);
+  dc_tensor to = flat(&recv, &one, DC_FLOAT32);
+  CHECK(dc_comm_reduce_scatter(comm, &from, &to, NULL, DC_SUM, NULL) == DC_E_CALLBACK);
+  CHECK_SAYS("the caller's reduce_scatter returned 42");
+  CHECK(dc_comm_barrier(comm) == DC_E_CALLBACK);
+  return 0;
+}
+
+static void test_callback_error(void **state) {
+  (void)state;
+  room rooms[2] = {0};
+  on_external(callback_error, rooms);
+}
+
+static int mismatch(dc_comm *comm, void *arg) {
+  (void)arg;
+  int64_t count = comm->rank == 2 ? 4 : 3;
+  float data[4] = {0};
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  CHECK(dc_comm_broadcast(comm, &tensor, 0, NULL) == DC_E_MISMATCH);
+  CHECK_SAYS("rank 2 called broadcast (16 bytes from rank 0) where rank 0 called broadcast (12 bytes from rank 0)");
+  return 0;
+}
+
+static void test_mismatch(void **state) {
+  (void)state;
+  room rooms[2] = {0};
+  on_external(mismatch, rooms);
+}
+
+static void test_without_dup(void **state) {
+  (void)state;
+  dc_comm_callbacks callbacks = table;
+  dc_comm *comm = NULL;
+  dc_comm *copy = NULL;
+  callbacks.dup = NULL;
+  callbacks.abort = NULL;
+  callbacks.destroy_user = NULL;
+  assert_int_equal(dc_comm_create_external(&callbacks, 0, 1, NULL, &comm), DC_OK);
+  assert_int_equal(dc_comm_dup(comm, &copy), DC_E_UNSUPPORTED);
+  dc_comm_abort(comm, NULL);
+  assert_int_equal(dc_comm_check(comm), DC_E_ABORTED);
+  dc_comm_destroy(comm);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_collectives),    cmocka_unit_test(test_group),    cmocka_unit_test(test_copies),
+      cmocka_unit_test(test_callback_error), cmocka_unit_test(test_mismatch), cmocka_unit_test(test_without_dup),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
