@@ -23,7 +23,12 @@ test:
 	@$(PY) scripts/run_tests.py $(SUITES)
 
 bench: build
-	@$(PY) scripts/run_bench.py $(ARGS)
+	@test -f build/bench/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH" meson setup build/bench \
+	  -Dbuildtype=release -Dbench=true -Dtests=false >/dev/null
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" meson compile -C build/bench >/dev/null
+	@for program in bench/bench_*.c; do build/bench/$${program%.c} || exit 1; done
+	@$(PY) bench/bench_collectives.py
+	@$(PY) bench/gpt/bench.py $(ARGS)
 
 clean:
 	rm -rf .venv build

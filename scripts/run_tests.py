@@ -169,7 +169,7 @@ ASLR_OFF = "setarch -R"  # the sanitizers' fixed shadow addresses fail under som
 SUITES: Dict[str, Callable[[Suite], Count]] = {
     "checks": checks,
     "format": clang_format,
-    "gcc": lambda suite: c_tests(suite, ["-Dbuildtype=debug"], "gcc"),
+    "gcc": lambda suite: c_tests(suite, ["-Ddebug=true", "-Doptimization=g"], "gcc"),
     "asan": lambda suite: c_tests(
         suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=address,undefined", "-Db_lundef=false",
                 "-Dc_args=-fno-sanitize-recover=all -fno-omit-frame-pointer"], "clang-14", ASLR_OFF),
