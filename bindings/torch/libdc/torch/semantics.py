@@ -169,7 +169,7 @@ def prepare_inductor() -> None:
     if _inductor_ready:
         return
     try:
-        from torch._inductor.ir import FallbackKernel, IRNode, TensorBox
+        from torch._inductor.ir import FallbackKernel, IRNode, MutationOutput, NoneLayout, TensorBox
         from torch._inductor.lowering import add_needs_realized_inputs, fallbacks, register_lowering
         from torch._inductor.virtualized import V
     except ImportError as error:
@@ -201,6 +201,10 @@ def prepare_inductor() -> None:
                     if previous is not None:
                         graph.additional_buffer_deps[operation.get_operation_name()].add(previous)
                     graph._libdc_previous = operation.get_name()
+                    if op is torch.ops.dc.release_param.default:
+                        # Its argument's memory goes: for the schedule that is a write, which all readers precede.
+                        operation.mutation_outputs.append(
+                            MutationOutput(NoneLayout(device=args[0].get_device()), args[0], operation))
             return result
 
         return lower
