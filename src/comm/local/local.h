@@ -163,7 +163,9 @@ typedef struct dc__local {
   pthread_mutex_t turn; /* one collective at a time */
   uint32_t seq;         /* rounds posted */
   uint32_t calls;       /* collectives started */
-  char *stage;          /* two buffers of stage_bytes */
+  uint32_t waits;       /* wait.c: how long to spin */
+  int32_t hope;
+  char *stage; /* two buffers of stage_bytes */
   size_t stage_bytes;
 } dc__local;
 

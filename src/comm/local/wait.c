@@ -13,7 +13,7 @@
 
 #include "comm/local/local.h"
 
-enum { SPINS = 64, SLICE_NS = 20000000 };
+enum { LONG_SPIN = 256, SHORT_SPIN = 16, PROBE = 32, HOPE = 8, SLICE_NS = 20000000 };
 
 static inline void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -202,15 +202,27 @@ static dc_status sleep_until(const waiting *w, int32_t rank) {
   return status;
 }
 
+/* Spinning pays when the other rank runs on another core, and robs it of its core otherwise. So a rank spins long while
+ * that has worked lately, and else only once in a while, to find out. */
+static bool spin_until(dc__local *self, dc__local_word *word, uint32_t seq) {
+  int spins = self->hope > 0 || self->waits++ % PROBE == 0 ? LONG_SPIN : SHORT_SPIN;
+  for (int i = 0; i < spins; i++) {
+    if (reached(word, seq)) {
+      self->hope = HOPE;
+      return true;
+    }
+    relax();
+  }
+  self->hope -= self->hope > 0;
+  return false;
+}
+
 static dc_status await(waiting *w) {
   const dc__local_group *group = w->self->group;
   for (int32_t i = 1; i < group->world; i++) {
     int32_t rank = (group->rank + i) % group->world;
     dc__local_word *word = word_of(w, rank);
-    for (int spin = 0; spin < SPINS && !reached(word, w->seq); spin++) {
-      relax();
-    }
-    if (!reached(word, w->seq)) {
+    if (!reached(word, w->seq) && !spin_until(w->self, word, w->seq)) {
       if (w->deadline == 0) {
         w->deadline = dc__now_ns() + w->self->head.timeout_ns;
       }
