@@ -31,7 +31,7 @@ class Torch:
     """A step of whatever looks like a plain PyTorch model."""
 
     def __init__(self, model: torch.nn.Module, call: Optional[Callable[..., torch.Tensor]] = None) -> None:
-        self.call = call or model
+        self.call = model if call is None else call
         self.optimizer = adamw(model.parameters())
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

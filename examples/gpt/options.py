@@ -5,7 +5,6 @@ import argparse
 import dataclasses
 import json
 import os
-import shutil
 import sys
 import time
 from typing import Any, Dict, List, Optional
@@ -107,11 +106,6 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def terminal() -> bool:
-    """Whether a person watches. Under a launcher that forwards our lines, it has said so."""
-    return sys.stdout.isatty() or "LIBDC_TERMINAL" in os.environ
-
-
 def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     """Reads and checks the command line. With --ranks and no launcher yet, becomes libdc's launcher."""
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -137,8 +131,7 @@ def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     _defaults(a)
     _check(a, rank, ranks if launched() else a.ranks or 1)
     if not launched() and (a.ranks or 1) > 1:
-        if sys.stdout.isatty():
-            os.environ.update(LIBDC_TERMINAL="1", COLUMNS=str(shutil.get_terminal_size().columns))
+        sys.stdout.flush()
         arguments = sys.argv[1:] if argv is None else argv
         os.execv(sys.executable, [sys.executable, "-m", "libdc.run", "-n", str(a.ranks), os.path.abspath(sys.argv[0]),
                                   *arguments])

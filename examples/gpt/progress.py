@@ -1,7 +1,7 @@
 """The display of a run: a block that is drawn over itself on a terminal, plain lines elsewhere, or nothing."""
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 import time
 from typing import Any, Dict, List
@@ -21,6 +21,24 @@ def clock(seconds: float) -> str:
     return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
 
 
+def columns() -> int:
+    """Width of the terminal that our lines end up on, 0 if it is none: our own, or that of libdc's launcher, which
+    forwards them."""
+    launcher = [f"/proc/{os.getppid()}/fd/1"] if "LIBDC_GROUP" in os.environ else []
+    for path in ["/proc/self/fd/1", *launcher]:
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_NOCTTY)
+        except OSError:
+            continue
+        try:
+            return os.get_terminal_size(fd).columns
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+    return 0
+
+
 def _blocks() -> str:
     try:
         "▁█".encode(sys.stdout.encoding or "ascii")
@@ -31,9 +49,8 @@ def _blocks() -> str:
 
 def sparkline(values: List[float], width: int) -> str:
     """The course of the values in `width` characters."""
-    marks = _blocks()
-    cuts = [values[i * len(values) // width:max(i * len(values) // width + 1, (i + 1) * len(values) // width)]
-            for i in range(min(width, len(values)))]
+    marks, width = _blocks(), min(width, len(values))
+    cuts = [values[i * len(values) // width:(i + 1) * len(values) // width] for i in range(width)]
     means = [sum(c) / len(c) for c in cuts]
     low, high = min(means), max(means)
     return "".join(marks[int((m - low) / ((high - low) or 1) * (len(marks) - 1) + 0.5)] for m in means)
@@ -76,7 +93,7 @@ class Progress:
                       f"{row['tokens_per_s']:>6.0f} tokens/s  gathered {size(row['gathered_bytes'])} now, "
                       f"{size(row['gathered_peak_bytes'])} peak  wire {size(moved)} a step  {left} left", flush=True)
             return
-        width = shutil.get_terminal_size().columns
+        width = columns() or 80
         bar = min(40, width - 44)
         full = bar * row["step"] // max(self.last, 1)
         dash, rest = ("━", "─") if len(_blocks()) == 8 else ("#", ".")

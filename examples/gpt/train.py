@@ -28,7 +28,7 @@ from compare import compare
 from data import Text
 from model import generate
 from plot import Series, line_chart
-from progress import Progress, clock, size
+from progress import Progress, columns, size
 from trainer import Trainer, formula
 
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
@@ -86,7 +86,7 @@ class Run:
         if group.rank == 0:
             self._open_folder()
         group.barrier()
-        mode = "quiet" if a.quiet or group.rank else "live" if options.terminal() and not a.plain else "lines"
+        mode = "quiet" if a.quiet or group.rank else "live" if columns() and not a.plain else "lines"
         self.show = Progress(mode, self.first, a.steps)
 
     def _open_folder(self) -> None:
@@ -145,12 +145,12 @@ class Run:
             f.write(line_chart(title, "step", "loss (nats a byte)", series))
 
     def sample(self) -> str:
-        """Text written by the model, by all ranks together, shown while it comes."""
+        """Text written by the model, by all ranks together, without what would steer a terminal."""
         prompt = b"def "
         out = bytearray(prompt)
         for piece in generate(self.trainer.model, prompt, self.a.sample, seed=self.a.seed):
             out += piece
-        return out.decode("utf-8", "replace")
+        return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in out.decode("utf-8", "replace"))
 
     def report(self, held_out: float) -> None:
         """What the run moved and what each rank holds, beside the formulas."""
@@ -163,8 +163,9 @@ class Run:
             f"({held_out / 0.6931471805599453:.2f} bits a byte; 8 is knowing nothing)")
         if ranks > 1:
             times = formula(self.a.stage, self.a.accumulate)
-            say(f"wire  {moved:,.0f} elements a step and rank; {times} * parameters * (ranks - 1) / ranks = "
-                f"{times * unit:,.0f}; ratio {moved / (times * unit):.4f}")
+            say(f"wire  {moved:,.0f} elements a step and rank = {moved / unit:.4f} * parameters * (ranks - 1) / ranks; "
+                + (f"the formula says {times}" if self.a.stage < 3 else
+                   f"at most {times}, less biases and embeddings, which a backward does not gather again"))
         held = t.held()
         say(f"held  {size(sum(held.values()))} a rank between steps: "
             + ", ".join(f"{k} {size(v)}" for k, v in held.items())
@@ -177,7 +178,7 @@ class Run:
         self.report(held_out)
         text = self.sample()
         if self.group.rank == 0:
-            with open(self.path("sample.txt"), "w") as f:
+            with open(self.path("sample.txt"), "w", encoding="utf-8") as f:
                 f.write(text)
             self.write_chart(held_out)
         self.show.say("\na sample of its writing:\n" + "\n".join("    " + line for line in text.splitlines()))
@@ -187,6 +188,7 @@ class Run:
 
 def main() -> int:
     a = options.parse()
+    sys.stdout.reconfigure(errors="replace")  # the sample may hold what the terminal lacks
     group = dct.init()
     if a.compare:
         show = Progress("quiet" if a.quiet or group.rank else "lines", 0, a.steps)

@@ -82,11 +82,14 @@ def test_folder(run: Path) -> None:
 
 def test_wire_bytes_are_the_formula(run: Path) -> None:
     weights = safetensors.load_file(run / "step-000008" / "weights.safetensors")
-    unit = sum(t.numel() for t in weights.values()) // 2 * 4
-    assert unit % 4 == 0
-    for row in metrics(run)[1:]:
-        assert row["reduce_wire_bytes"] == unit
-        assert row["gather_wire_bytes"] <= 2 * unit
+    linear_bias = ("qkv.bias", "proj.bias", "up.bias", "down.bias", "head.bias")
+    whole = sum(t.numel() for t in weights.values())
+    again = sum(t.numel() for n, t in weights.items() if not n.endswith(linear_bias) and "tokens" not in n
+                and "positions" not in n)  # what a backward reads
+    for row in metrics(run):
+        assert row["reduce_wire_bytes"] == whole // 2 * 4
+        assert row["gather_wire_bytes"] == (whole + again) // 2 * 4
+        assert row["step"] < 3 or row["allocations"] == 0
 
 
 def test_chart_is_a_png(run: Path) -> None:
