@@ -288,8 +288,17 @@ class _Collectives(libdc.Collectives):
             dist.all_gather_into_tensor(_wrap(recv, dtype), _wrap(send, dtype), group=self.group)
 
     def reduce_scatter(self, send: memoryview, recv: memoryview, dtype: libdc.DType) -> None:
+        # Not every backend has a reduce-scatter, and none promises an order: exchange, then add as libdc's own
+        # communicators do, so that the results have the same bits.
+        whole = _wrap(send, dtype)
+        got = torch.empty_like(whole)
         with _no_python_dispatcher():
-            dist.reduce_scatter_tensor(_wrap(recv, dtype), _wrap(send, dtype), group=self.group)
+            dist.all_to_all_single(got, whole, group=self.group)
+        blocks = list(got.chunk(dist.get_world_size(self.group)))
+        while len(blocks) > 1:
+            pairs = [a + b for a, b in zip(blocks[::2], blocks[1::2])]
+            blocks = pairs + blocks[2 * len(pairs) :]
+        _wrap(recv, dtype).copy_(blocks[0])
 
     def broadcast(self, data: memoryview, root: int) -> None:
         with _no_python_dispatcher():
