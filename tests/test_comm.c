@@ -348,8 +348,7 @@ static void test_heap_limit(void **state) {
 
 enum { MEMBERS = 30 };
 
-static int group(dc_comm *comm, void *arg) {
-  (void)arg;
+static int group_on(dc_comm *comm, dc_stream *stream) {
   int32_t rank = dc_comm_rank(comm);
   int64_t counts[MEMBERS][DC__COMM_MAX_WORLD];
   int64_t totals[MEMBERS];
@@ -363,9 +362,10 @@ static int group(dc_comm *comm, void *arg) {
     recvs[i] = malloc((size_t)counts[i][rank] * 8 + 1);
     const dc_tensor from = flat(sends[i], &totals[i], dtype);
     dc_tensor to = flat(recvs[i], &counts[i][rank], dtype);
-    CHECK_OK(dc_comm_reduce_scatter(comm, &from, &to, counts[i], DC_SUM, NULL));
+    CHECK_OK(dc_comm_reduce_scatter(comm, &from, &to, counts[i], DC_SUM, stream));
   }
-  CHECK_OK(dc_comm_group_end(comm, NULL));
+  CHECK_OK(dc_comm_group_end(comm, stream));
+  CHECK_OK(stream == NULL ? DC_OK : dc_stream_synchronize(stream, 0));
   for (int i = 0; i < MEMBERS; i++) {
     int32_t dtype = dtypes[(size_t)i % DC__COUNT(dtypes)];
     size_t size = dc_dtype_size(dtype);
@@ -375,6 +375,24 @@ static int group(dc_comm *comm, void *arg) {
     free(sends[i]);
     free(recvs[i]);
   }
+  return 0;
+}
+
+static int group(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_device *device = NULL;
+  dc_stream *stream = NULL;
+  CHECK_OK(dc_device_open("cpu", NULL, &device));
+  CHECK_OK(dc_stream_create(device, &stream));
+  CHECK(group_on(comm, NULL) == 0);
+  CHECK(group_on(comm, stream) == 0);
+  int64_t none = 0;
+  dc_tensor empty = flat(NULL, &none, DC_FLOAT32);
+  CHECK_OK(dc_comm_group_begin(comm));
+  CHECK_OK(dc_comm_all_gather(comm, &empty, &empty, NULL, stream));
+  CHECK(dc_comm_group_end(comm, NULL) == DC_E_INVALID); /* another stream than its member's */
+  dc_stream_destroy(stream);
+  dc_device_destroy(device);
   return 0;
 }
 
