@@ -189,7 +189,10 @@ dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *re
   DC__TRY(read_counts(fn, comm, counts, from_count, ranges, &total));
   DC__TRY(check_numel(fn, "send", from_count, "counts[rank]", ranges[comm->rank].count));
   DC__TRY(check_numel(fn, "recv", to_count, "the sum of counts", total));
-  const char *place = (const char *)to.data + (size_t)ranges[comm->rank].begin * dc_dtype_size(to.dtype);
+  const char *place = to.data; /* NULL when nothing is gathered */
+  if (to_count != 0) {
+    place += (size_t)ranges[comm->rank].begin * dc_dtype_size(to.dtype);
+  }
   if (from.data != place && overlap(from.data, from_count, to.data, to_count, to.dtype)) {
     return dc__fail(DC_E_INVALID, "%s: send overlaps recv, but is not this rank's place in it", fn);
   }
