@@ -89,7 +89,8 @@ def c_tests(suite: Suite, setup: List[str], compiler: str, wrapper: Optional[str
             return Count(failed=1)
     if suite.run("meson", "compile", "-C", str(folder)) != 0:
         return Count(failed=1)
-    log = folder / "meson-logs" / "testlog.json"
+    # meson adds the wrapper's name to the log's
+    log = folder / "meson-logs" / ("testlog.json" if wrapper is None else f"testlog-{wrapper.split()[0]}.json")
     log.unlink(missing_ok=True)
     command = ["meson", "test", "-C", str(folder), "--no-rebuild", "--timeout-multiplier=4", "--num-processes=2"]
     suite.run(*command, *([f"--wrapper={wrapper}"] if wrapper else []), timeout=900, **SANITIZERS)

@@ -58,6 +58,12 @@ def test_a_failing_rank_ends_the_others(launch):
     assert gone([int(pid) for pid in done.stdout.split()])
 
 
+def test_ranks_that_fail_together_all_have_their_say(launch):
+    done = launch("import os, sys, time\ntime.sleep(1 - int(os.environ['RANK']))\n"
+                  "sys.exit('no such file' if os.environ['RANK'] == '0' else 2)")
+    assert done.returncode == 2 and "no such file" in done.stderr
+
+
 def test_a_killed_rank_is_named(launch):
     done = launch("import os, signal, time\n"
                   "if os.environ['RANK'] == '0': os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)")

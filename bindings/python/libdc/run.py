@@ -19,6 +19,7 @@ import time
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 _PR_SET_PDEATHSIG = 1
+_LAST_WORDS = 3.0  # seconds in which the others may end by themselves and say why
 
 
 def threads(n: int, fn: Callable[..., Any], *args: Any, timeout: Optional[float] = None) -> List[Any]:
@@ -102,7 +103,7 @@ class _Launcher:
         self.signals: List[int] = []
         self.first: Optional[Tuple[_Rank, int]] = None  # the rank that failed first, and its code
         self.stop_signal = 0
-        self.deadline: Optional[float] = None  # when what still runs is killed
+        self.plan: List[Tuple[float, int]] = []  # when what still runs gets which signal
 
     def start(self, command: Sequence[str], count: int, port: int) -> None:
         shared = dict(os.environ)
@@ -121,8 +122,8 @@ class _Launcher:
             self._forward(0.05)
             self._answer_signals()
             self._look_for_failure()
-            if self.deadline is not None and time.monotonic() > self.deadline:
-                self._signal_all(signal.SIGKILL)
+            while self.plan and time.monotonic() > self.plan[0][0]:
+                self._signal_all(self.plan.pop(0)[1])
         self._look_for_failure()
         self.end()
         self._drain()
@@ -142,7 +143,7 @@ class _Launcher:
                 self._signal_all(signal.SIGKILL)
             else:
                 self.stop_signal = number
-                self.deadline = time.monotonic() + self.grace
+                self.plan = [(time.monotonic() + self.grace, signal.SIGKILL)]
                 self._signal_all(number)
 
     def _look_for_failure(self) -> None:
@@ -155,8 +156,8 @@ class _Launcher:
                 how = f"was killed by {_signal_name(code - 128)}" if rank.killed() else f"failed with exit code {code}"
                 self._forward(0)
                 _say(f"rank {rank.rank} (pid {rank.process.pid}) {how}; ending the other ranks")
-                self.deadline = time.monotonic() + self.grace
-                self._signal_all(signal.SIGTERM)
+                end = time.monotonic() + _LAST_WORDS
+                self.plan = [(end, signal.SIGTERM), (end + self.grace, signal.SIGKILL)]
                 return
 
     def _signal_all(self, number: int) -> None:
