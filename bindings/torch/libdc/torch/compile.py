@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from . import semantics
+from .order import groups_of
 from .root import Root, by_graph
 
 _library = torch.library.Library("dc_rt", "FRAGMENT")
@@ -237,24 +238,24 @@ def _same_type(a: fx.Node, b: fx.Node) -> bool:
 
 
 def _prefetch(graph: fx.Graph, waits: List[fx.Node]) -> None:
-    """Ahead of each gather, starts it and the next ones in one handshake."""
-    depths = {wait.args[1]: by_graph(wait.args[1]).options.prefetch for wait in waits}
-    for graph_id, depth in depths.items():
+    """Ahead of the first gather of each group, starts those that follow, one handshake a group."""
+    roots = {wait.args[1]: by_graph(wait.args[1]) for wait in waits}
+    for graph_id, root in roots.items():
         gathers = [wait.args[0] for wait in waits if wait.args[1] == graph_id]
+        groups = groups_of([root.entries[node.args[2]].numel for node in gathers], root.options.group_size)
         asked = 0
-        for k, gather in enumerate(gathers):
-            until = min(k + 1 + depth, len(gathers))
-            first, asked = max(asked, k), max(asked, until)
-            if until <= first or depth == 0:
-                continue
-            coming = gathers[first:until]
-            types = None
-            if any(len(node.args) > 3 and node.args[3] is not None for node in coming):
-                types = [node.meta["val"].dtype for node in coming]
-            with graph.inserting_before(gather):
-                node = graph.call_function(_dc.prefetch_params_fused.default, (
-                    graph_id, [node.args[0] for node in coming], [node.args[2] for node in coming], types))
-            node.meta["val"] = None
+        for k, (begin, _) in enumerate(groups):
+            until = min(k + 1 + root.options.prefetch, len(groups)) if root.options.prefetch else 0
+            for first, last in groups[asked:until]:
+                coming = gathers[first:last]
+                types = None
+                if any(len(node.args) > 3 and node.args[3] is not None for node in coming):
+                    types = [node.meta["val"].dtype for node in coming]
+                with graph.inserting_before(gathers[begin]):
+                    node = graph.call_function(_dc.prefetch_params_fused.default, (
+                        graph_id, [node.args[0] for node in coming], [node.args[2] for node in coming], types))
+                node.meta["val"] = None
+            asked = max(asked, until)
 
 
 # backend="libdc"

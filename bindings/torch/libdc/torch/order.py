@@ -1,11 +1,13 @@
 """The order in which a phase of a step gathers parameters, learned once, and the prefetch that rests on it.
 
-Every rank runs the same model, so every rank meets the same order. All that is decided here depends on the sequence of
-gathers alone, never on time or on what memory is alive: so the ranks decide alike, and their collectives match."""
+Neighbours in that order are gathered in groups, one handshake a group, and so many groups ahead of their use as
+shard(prefetch=...) says. Every rank runs the same model, so every rank meets the same order. All that is decided here
+depends on the sequence of gathers alone, never on time or on what memory is alive: so the ranks decide alike, and their
+collectives match."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List
+from typing import TYPE_CHECKING, List, Sequence, Tuple
 
 from . import calls
 
@@ -13,20 +15,34 @@ if TYPE_CHECKING:
     from .root import Root
 
 
+def groups_of(sizes: Sequence[int], full: int) -> List[Tuple[int, int]]:
+    """Cuts a sequence of parameters, by their numbers of elements, into [begin, end) of groups. A group with `full`
+    elements is full: a small parameter alone would cost its handshake and no more."""
+    groups, begin, elements = [], 0, 0
+    for k, size in enumerate(sizes):
+        elements += size
+        if elements >= full or k + 1 == len(sizes):
+            groups.append((begin, k + 1))
+            begin, elements = k + 1, 0
+    return groups
+
+
 class Order:
     """One phase's order. begin(), advance() at each gather, end()."""
 
     def __init__(self, root: "Root") -> None:
         self.root = root
-        self.depth = root.options.prefetch
         self.known: List[int] = []  # the last phase's gathers
+        self.groups: List[Tuple[int, int]] = []  # of them
         self.at = 0  # how many of them this phase has repeated
-        self.asked = 0  # how many of them are gathered, or under way
+        self.group = 0  # the one that begins next
+        self.asked = 0  # groups that are gathered, or under way
+        self.ask_at = -1  # where the next group begins
         self.following = False
         self.seen: List[int] = []  # this phase's, once it left the known order
 
     def begin(self) -> None:
-        self.at = self.asked = 0
+        self.at = self.asked = self.group = self.ask_at = 0
         self.following = bool(self.known)
         self.seen = []
 
@@ -35,29 +51,38 @@ class Order:
         if self.following:
             at, known = self.at, self.known
             if at < len(known) and known[at] == id:
+                if at == self.ask_at:
+                    self._ask()
                 self.at = at + 1
-                end = min(at + 1 + self.depth, len(known))
-                if end > self.asked:
-                    self._fetch(known[max(self.asked, at) : end])
-                    self.asked = end
                 return
             self.following = False
             self.seen = known[:at]
         self.seen.append(id)
 
-    def _fetch(self, ids: List[int]) -> None:
-        root = self.root
-        calls.prefetch(root.graph_id, root.entries, ids, root.options.param_dtype)
+    def _ask(self) -> None:
+        """The first parameter of a group is needed: from here on the groups behind it are under way too."""
+        root, groups = self.root, self.groups
+        self.group += 1
+        until = min(self.group + root.options.prefetch, len(groups))
+        for k in range(self.asked, until):
+            begin, end = groups[k]
+            calls.prefetch(root.graph_id, root.entries, self.known[begin:end], root.options.param_dtype)
+        self.asked = until
+        self.ask_at = groups[self.group][0] if self.group < len(groups) else -1
 
     def end(self) -> None:
         """The phase is over. What was fetched and not used goes back."""
-        if not self.following:
-            used = set(self.seen[self.at :])
-            unused = [id for id in self.known[self.at : self.asked] if id not in used]
-            self.known = self.seen
+        fetched = self.known[self.at : self.groups[self.asked - 1][1]] if self.asked else []
+        if self.following:
+            unused = fetched
         else:
-            unused = self.known[self.at : self.asked]
+            used = set(self.seen[self.at :])
+            unused = [id for id in fetched if id not in used]
+            self.known = self.seen
+            self.groups = groups_of([self.root.entries[id].numel for id in self.known],
+                                    self.root.options.group_size)
         for id in dict.fromkeys(unused):
             self.root.context.invalidate_gathered_param(id)
         self.at = self.asked = 0
         self.following = False
+        self.seen = []

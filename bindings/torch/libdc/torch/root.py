@@ -32,6 +32,7 @@ class Options(NamedTuple):
     stage: int
     bucket_size: int
     prefetch: int
+    group_size: int
     reduce_dtype: Optional[torch.dtype]
     param_dtype: Optional[torch.dtype]
 
@@ -129,7 +130,9 @@ class Root:
 
     def adopt(self, entries: Sequence[Entry]) -> None:
         """Shards the parameters' memory and makes them known to the library."""
-        self.context.init(self.comm, {"symmetric_memory": int(self.shared)}, self.options.bucket_size)
+        elements = sum(entry.numel for entry in entries if entry.param.requires_grad)
+        self.context.init(self.comm, {"symmetric_memory": int(self.shared)},
+                          min(self.options.bucket_size, max(elements, 1)))
         calls.bind(self.graph_id, self.context)
         weakref.finalize(self, calls.unbind, self.graph_id)
         self.entries = list(entries)

@@ -19,7 +19,7 @@ _KEY = "_dc"  # in the __dict__ of a module that owns parameters: its Owner
 
 
 def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: int = 1 << 20, prefetch: int = 1,
-          reduce_dtype: Optional[torch.dtype] = None, param_dtype: Optional[torch.dtype] = None,
+          group_size: int = 1 << 18, reduce_dtype: Optional[torch.dtype] = None, param_dtype: Optional[torch.dtype] = None,
           broadcast: bool = True) -> nn.Module:
     """Spreads a model's training state over the ranks, in place, and returns the model.
 
@@ -28,7 +28,8 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     comm          a libdc.Comm, a torch.distributed ProcessGroup, or None: from the environment that torchrun and
                   `python -m libdc.run` set (one rank without it)
     bucket_size   gradient elements that are averaged as one
-    prefetch      how many parameters are gathered ahead of their use; 0: none
+    prefetch      how many groups of parameters are gathered ahead of their use; 0: none, one by one
+    group_size    elements with which a group is full: neighbours in the order of use are gathered as one
     reduce_dtype  in which gradients are averaged; None: as they come
     param_dtype   in which weights are gathered and used; None: as they are
     broadcast     False: the ranks' initial weights are the same already; else they become rank 0's
@@ -37,10 +38,11 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     part, flat (at stage 0 the whole): what optimizers are for. full_shape() tells a parameter's former shape."""
     if stage not in (0, 1, 2, 3):
         raise ValueError(f"shard: stage = {stage!r}, must be 0, 1, 2 or 3")
-    if prefetch < 0:
-        raise ValueError(f"shard: prefetch = {prefetch}, must be >= 0")
+    for name, value, least in (("bucket_size", bucket_size, 1), ("prefetch", prefetch, 0), ("group_size", group_size, 1)):
+        if value < least:
+            raise ValueError(f"shard: {name} = {value!r}, must be >= {least}")
     params = _parameters_of(model)
-    root = Root(comm_of(comm), Options(stage, bucket_size, prefetch, reduce_dtype, param_dtype))
+    root = Root(comm_of(comm), Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype))
     entries: Dict[nn.Parameter, Entry] = {}
     for name, param in params:
         if param in entries:

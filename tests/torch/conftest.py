@@ -1,0 +1,32 @@
+"""Ranks as threads, and scripts on several processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, List
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[..., str]:
+    """Runs a script's text on n processes, by `python -m libdc.run` or another launcher; returns what it printed."""
+
+    def run(text: str, n: int = 2, launcher: List[str] = [], **environment: str) -> str:
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+        env.update(PYTHONPATH=os.pathsep.join([str(HERE), env.get("PYTHONPATH", "")]), OMP_NUM_THREADS="1",
+                   TORCHINDUCTOR_FORCE_DISABLE_CACHES="1", **environment)
+        command = [sys.executable, "-m", *(launcher or ["libdc.run", "-n", str(n)]), str(script)]
+        done = subprocess.run(command, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=300, env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
