@@ -1,0 +1,1636 @@
+// Made by gen.sh from dc_api.h.
+
+pub const DC_VERSION_MAJOR: u32 = 0;
+pub const DC_VERSION_MINOR: u32 = 1;
+pub const DC_VERSION_PATCH: u32 = 0;
+pub const DC_API_VERSION: u32 = 1000;
+pub type __int32_t = ::std::os::raw::c_int;
+pub type __uint32_t = ::std::os::raw::c_uint;
+pub type __int64_t = ::std::os::raw::c_long;
+extern "C" {
+    pub fn dc_api_version() -> u32;
+}
+extern "C" {
+    pub fn dc_version_string() -> *const ::std::os::raw::c_char;
+}
+extern "C" {
+    pub fn dc_has_feature(name: *const ::std::os::raw::c_char) -> i32;
+}
+pub type dc_status = i32;
+pub const DC_OK: dc_status_code = 0;
+pub const DC_E_INVALID: dc_status_code = -100;
+pub const DC_E_NOT_FOUND: dc_status_code = -101;
+pub const DC_E_EXISTS: dc_status_code = -102;
+pub const DC_E_STATE: dc_status_code = -103;
+pub const DC_E_STAGE: dc_status_code = -104;
+pub const DC_E_DTYPE: dc_status_code = -105;
+pub const DC_E_SHAPE: dc_status_code = -106;
+pub const DC_E_BUSY: dc_status_code = -107;
+pub const DC_E_NO_MEMORY: dc_status_code = -108;
+pub const DC_E_NO_DEVICE: dc_status_code = -109;
+pub const DC_E_UNSUPPORTED: dc_status_code = -110;
+pub const DC_E_BUFFER_TOO_SMALL: dc_status_code = -111;
+pub const DC_E_MISMATCH: dc_status_code = -200;
+pub const DC_E_TIMEOUT: dc_status_code = -201;
+pub const DC_E_PEER_DEAD: dc_status_code = -202;
+pub const DC_E_ABORTED: dc_status_code = -203;
+pub const DC_E_CALLBACK: dc_status_code = -204;
+pub const DC_E_SYSTEM: dc_status_code = -205;
+pub const DC_E_INTERNAL: dc_status_code = -900;
+pub type dc_status_code = ::std::os::raw::c_int;
+extern "C" {
+    pub fn dc_status_name(status: dc_status) -> *const ::std::os::raw::c_char;
+}
+extern "C" {
+    pub fn dc_status_string(status: dc_status) -> *const ::std::os::raw::c_char;
+}
+extern "C" {
+    pub fn dc_last_error() -> *const ::std::os::raw::c_char;
+}
+extern "C" {
+    pub fn dc_last_error_copy(buf: *mut ::std::os::raw::c_char, cap: usize, needed: *mut usize) -> dc_status;
+}
+pub const DC_DTYPE_NONE: dc_dtype = 0;
+pub const DC_FLOAT32: dc_dtype = 1;
+pub const DC_FLOAT64: dc_dtype = 2;
+pub const DC_FLOAT16: dc_dtype = 3;
+pub const DC_BFLOAT16: dc_dtype = 4;
+pub const DC_INT8: dc_dtype = 5;
+pub const DC_INT32: dc_dtype = 6;
+pub const DC_INT64: dc_dtype = 7;
+pub const DC_UINT8: dc_dtype = 8;
+pub const DC_INT16: dc_dtype = 9;
+pub const DC_BOOL: dc_dtype = 10;
+pub type dc_dtype = ::std::os::raw::c_uint;
+extern "C" {
+    pub fn dc_dtype_size(dtype: i32) -> usize;
+}
+extern "C" {
+    pub fn dc_dtype_name(dtype: i32) -> *const ::std::os::raw::c_char;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_buffer {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_tensor {
+    pub struct_size: usize,
+    pub data: *mut ::std::os::raw::c_void,
+    pub shape: *const i64,
+    pub strides: *const i64,
+    pub ndim: i32,
+    pub dtype: i32,
+    pub buffer: *mut dc_buffer,
+}
+#[test]
+fn bindgen_test_layout_dc_tensor() {
+    assert_eq!(::std::mem::size_of::<dc_tensor>(), 48usize, concat!("Size of: ", stringify!(dc_tensor)));
+    assert_eq!(::std::mem::align_of::<dc_tensor>(), 8usize, concat!("Alignment of ", stringify!(dc_tensor)));
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_tensor>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_tensor), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_data() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_tensor>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).data) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_tensor), "::", stringify!(data))
+        );
+    }
+    test_field_data();
+    fn test_field_shape() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_tensor>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).shape) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_tensor), "::", stringify!(shape))
+        );
+    }
+    test_field_shape();
+    fn test_field_strides() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_tensor>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).strides) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_tensor), "::", stringify!(strides))
+        );
+    }
+    test_field_strides();
+    fn test_field_ndim() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_tensor>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).ndim) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_tensor), "::", stringify!(ndim))
+        );
+    }
+    test_field_ndim();
+    fn test_field_dtype() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_tensor>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).dtype) as usize - ptr as usize
+            },
+            36usize,
+            concat!("Offset of field: ", stringify!(dc_tensor), "::", stringify!(dtype))
+        );
+    }
+    test_field_dtype();
+    fn test_field_buffer() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_tensor>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).buffer) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_tensor), "::", stringify!(buffer))
+        );
+    }
+    test_field_buffer();
+}
+impl Default for dc_tensor {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn dc_tensor_init(tensor: *mut dc_tensor, struct_size: usize);
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_device {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_stream {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_event {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_allocator {
+    pub struct_size: usize,
+    pub alloc: ::std::option::Option<
+        unsafe extern "C" fn(
+            bytes: usize,
+            align: usize,
+            user: *mut ::std::os::raw::c_void,
+        ) -> *mut ::std::os::raw::c_void,
+    >,
+    pub free: ::std::option::Option<
+        unsafe extern "C" fn(ptr: *mut ::std::os::raw::c_void, bytes: usize, user: *mut ::std::os::raw::c_void),
+    >,
+    pub user: *mut ::std::os::raw::c_void,
+}
+#[test]
+fn bindgen_test_layout_dc_allocator() {
+    assert_eq!(::std::mem::size_of::<dc_allocator>(), 32usize, concat!("Size of: ", stringify!(dc_allocator)));
+    assert_eq!(::std::mem::align_of::<dc_allocator>(), 8usize, concat!("Alignment of ", stringify!(dc_allocator)));
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_allocator>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_allocator), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_alloc() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_allocator>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).alloc) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_allocator), "::", stringify!(alloc))
+        );
+    }
+    test_field_alloc();
+    fn test_field_free() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_allocator>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).free) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_allocator), "::", stringify!(free))
+        );
+    }
+    test_field_free();
+    fn test_field_user() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_allocator>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).user) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_allocator), "::", stringify!(user))
+        );
+    }
+    test_field_user();
+}
+impl Default for dc_allocator {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_device_options {
+    pub struct_size: usize,
+    pub allocator: *const dc_allocator,
+}
+#[test]
+fn bindgen_test_layout_dc_device_options() {
+    assert_eq!(
+        ::std::mem::size_of::<dc_device_options>(),
+        16usize,
+        concat!("Size of: ", stringify!(dc_device_options))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<dc_device_options>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_device_options))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_device_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_device_options), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_allocator() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_device_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).allocator) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_device_options), "::", stringify!(allocator))
+        );
+    }
+    test_field_allocator();
+}
+impl Default for dc_device_options {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn dc_device_options_init(options: *mut dc_device_options, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_device_open(
+        name: *const ::std::os::raw::c_char,
+        options: *const dc_device_options,
+        device: *mut *mut dc_device,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_device_destroy(device: *mut dc_device);
+}
+extern "C" {
+    pub fn dc_device_name(device: *const dc_device) -> *const ::std::os::raw::c_char;
+}
+extern "C" {
+    pub fn dc_stream_create(device: *mut dc_device, stream: *mut *mut dc_stream) -> dc_status;
+}
+extern "C" {
+    pub fn dc_stream_destroy(stream: *mut dc_stream);
+}
+extern "C" {
+    pub fn dc_stream_synchronize(stream: *mut dc_stream, timeout_ns: i64) -> dc_status;
+}
+pub type dc_stream_fn = ::std::option::Option<unsafe extern "C" fn(user: *mut ::std::os::raw::c_void)>;
+extern "C" {
+    pub fn dc_stream_call(stream: *mut dc_stream, fn_: dc_stream_fn, user: *mut ::std::os::raw::c_void) -> dc_status;
+}
+extern "C" {
+    pub fn dc_event_create(device: *mut dc_device, event: *mut *mut dc_event) -> dc_status;
+}
+extern "C" {
+    pub fn dc_event_destroy(event: *mut dc_event);
+}
+extern "C" {
+    pub fn dc_event_record(event: *mut dc_event, stream: *mut dc_stream) -> dc_status;
+}
+extern "C" {
+    pub fn dc_event_wait(event: *mut dc_event, stream: *mut dc_stream, timeout_ns: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_event_query(event: *mut dc_event, passed: *mut i32) -> dc_status;
+}
+extern "C" {
+    pub fn dc_buffer_retain(buffer: *mut dc_buffer) -> *mut dc_buffer;
+}
+extern "C" {
+    pub fn dc_buffer_release(buffer: *mut dc_buffer);
+}
+extern "C" {
+    pub fn dc_buffer_data(buffer: *const dc_buffer) -> *mut ::std::os::raw::c_void;
+}
+extern "C" {
+    pub fn dc_buffer_bytes(buffer: *const dc_buffer) -> usize;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_comm {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_comm_options {
+    pub struct_size: usize,
+    pub timeout_ns: i64,
+    pub heap_bytes: usize,
+}
+#[test]
+fn bindgen_test_layout_dc_comm_options() {
+    assert_eq!(::std::mem::size_of::<dc_comm_options>(), 24usize, concat!("Size of: ", stringify!(dc_comm_options)));
+    assert_eq!(
+        ::std::mem::align_of::<dc_comm_options>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_comm_options))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_comm_options), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_timeout_ns() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).timeout_ns) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_comm_options), "::", stringify!(timeout_ns))
+        );
+    }
+    test_field_timeout_ns();
+    fn test_field_heap_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).heap_bytes) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_comm_options), "::", stringify!(heap_bytes))
+        );
+    }
+    test_field_heap_bytes();
+}
+extern "C" {
+    pub fn dc_comm_options_init(options: *mut dc_comm_options, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_comm_create_threads(
+        world_size: i32,
+        options: *const dc_comm_options,
+        comms: *mut *mut dc_comm,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_comm_create_processes(
+        name: *const ::std::os::raw::c_char,
+        rank: i32,
+        world_size: i32,
+        options: *const dc_comm_options,
+        comm: *mut *mut dc_comm,
+    ) -> dc_status;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_comm_callbacks {
+    pub struct_size: usize,
+    pub all_gather: ::std::option::Option<
+        unsafe extern "C" fn(
+            send: *const ::std::os::raw::c_void,
+            recv: *mut ::std::os::raw::c_void,
+            count: i64,
+            dtype: i32,
+            user: *mut ::std::os::raw::c_void,
+        ) -> i32,
+    >,
+    pub reduce_scatter: ::std::option::Option<
+        unsafe extern "C" fn(
+            send: *const ::std::os::raw::c_void,
+            recv: *mut ::std::os::raw::c_void,
+            count: i64,
+            dtype: i32,
+            user: *mut ::std::os::raw::c_void,
+        ) -> i32,
+    >,
+    pub broadcast: ::std::option::Option<
+        unsafe extern "C" fn(
+            data: *mut ::std::os::raw::c_void,
+            bytes: usize,
+            root: i32,
+            user: *mut ::std::os::raw::c_void,
+        ) -> i32,
+    >,
+    pub barrier: ::std::option::Option<unsafe extern "C" fn(user: *mut ::std::os::raw::c_void) -> i32>,
+    pub dup: ::std::option::Option<
+        unsafe extern "C" fn(user: *mut ::std::os::raw::c_void, new_user: *mut *mut ::std::os::raw::c_void) -> i32,
+    >,
+    pub abort: ::std::option::Option<unsafe extern "C" fn(user: *mut ::std::os::raw::c_void)>,
+    pub destroy_user: ::std::option::Option<unsafe extern "C" fn(user: *mut ::std::os::raw::c_void)>,
+    pub user: *mut ::std::os::raw::c_void,
+}
+#[test]
+fn bindgen_test_layout_dc_comm_callbacks() {
+    assert_eq!(
+        ::std::mem::size_of::<dc_comm_callbacks>(),
+        72usize,
+        concat!("Size of: ", stringify!(dc_comm_callbacks))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<dc_comm_callbacks>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_comm_callbacks))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_callbacks>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_comm_callbacks), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_all_gather() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_callbacks>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).all_gather) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_comm_callbacks), "::", stringify!(all_gather))
+        );
+    }
+    test_field_all_gather();
+    fn test_field_reduce_scatter() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_callbacks>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reduce_scatter) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_comm_callbacks), "::", stringify!(reduce_scatter))
+        );
+    }
+    test_field_reduce_scatter();
+    fn test_field_broadcast() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_callbacks>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).broadcast) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_comm_callbacks), "::", stringify!(broadcast))
+        );
+    }
+    test_field_broadcast();
+    fn test_field_barrier() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_callbacks>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).barrier) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_comm_callbacks), "::", stringify!(barrier))
+        );
+    }
+    test_field_barrier();
+    fn test_field_dup() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_callbacks>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).dup) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_comm_callbacks), "::", stringify!(dup))
+        );
+    }
+    test_field_dup();
+    fn test_field_abort() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_callbacks>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).abort) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_comm_callbacks), "::", stringify!(abort))
+        );
+    }
+    test_field_abort();
+    fn test_field_destroy_user() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_callbacks>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).destroy_user) as usize - ptr as usize
+            },
+            56usize,
+            concat!("Offset of field: ", stringify!(dc_comm_callbacks), "::", stringify!(destroy_user))
+        );
+    }
+    test_field_destroy_user();
+    fn test_field_user() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_callbacks>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).user) as usize - ptr as usize
+            },
+            64usize,
+            concat!("Offset of field: ", stringify!(dc_comm_callbacks), "::", stringify!(user))
+        );
+    }
+    test_field_user();
+}
+impl Default for dc_comm_callbacks {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn dc_comm_create_external(
+        callbacks: *const dc_comm_callbacks,
+        rank: i32,
+        world_size: i32,
+        options: *const dc_comm_options,
+        comm: *mut *mut dc_comm,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_comm_destroy(comm: *mut dc_comm);
+}
+extern "C" {
+    pub fn dc_comm_rank(comm: *const dc_comm) -> i32;
+}
+extern "C" {
+    pub fn dc_comm_size(comm: *const dc_comm) -> i32;
+}
+extern "C" {
+    pub fn dc_comm_dup(comm: *mut dc_comm, copy: *mut *mut dc_comm) -> dc_status;
+}
+pub const DC_SUM: dc_reduce_op = 1;
+pub const DC_MEAN: dc_reduce_op = 2;
+pub type dc_reduce_op = ::std::os::raw::c_uint;
+extern "C" {
+    pub fn dc_comm_all_gather(
+        comm: *mut dc_comm,
+        send: *const dc_tensor,
+        recv: *mut dc_tensor,
+        counts: *const i64,
+        stream: *mut dc_stream,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_comm_reduce_scatter(
+        comm: *mut dc_comm,
+        send: *const dc_tensor,
+        recv: *mut dc_tensor,
+        counts: *const i64,
+        op: i32,
+        stream: *mut dc_stream,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_comm_all_reduce(comm: *mut dc_comm, data: *mut dc_tensor, op: i32, stream: *mut dc_stream) -> dc_status;
+}
+extern "C" {
+    pub fn dc_comm_broadcast(comm: *mut dc_comm, data: *mut dc_tensor, root: i32, stream: *mut dc_stream) -> dc_status;
+}
+extern "C" {
+    pub fn dc_comm_barrier(comm: *mut dc_comm) -> dc_status;
+}
+extern "C" {
+    pub fn dc_comm_group_begin(comm: *mut dc_comm) -> dc_status;
+}
+extern "C" {
+    pub fn dc_comm_group_end(comm: *mut dc_comm, stream: *mut dc_stream) -> dc_status;
+}
+extern "C" {
+    pub fn dc_comm_abort(comm: *mut dc_comm, reason: *const ::std::os::raw::c_char);
+}
+extern "C" {
+    pub fn dc_comm_check(comm: *mut dc_comm) -> dc_status;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_context {
+    _unused: [u8; 0],
+}
+pub const DC_LOG_ERROR: dc_log_level = 1;
+pub const DC_LOG_WARNING: dc_log_level = 2;
+pub const DC_LOG_INFO: dc_log_level = 3;
+pub type dc_log_level = ::std::os::raw::c_uint;
+pub type dc_log_fn = ::std::option::Option<
+    unsafe extern "C" fn(level: i32, message: *const ::std::os::raw::c_char, user: *mut ::std::os::raw::c_void),
+>;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_context_options {
+    pub struct_size: usize,
+    pub log: dc_log_fn,
+    pub log_user: *mut ::std::os::raw::c_void,
+}
+#[test]
+fn bindgen_test_layout_dc_context_options() {
+    assert_eq!(
+        ::std::mem::size_of::<dc_context_options>(),
+        24usize,
+        concat!("Size of: ", stringify!(dc_context_options))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<dc_context_options>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_context_options))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_context_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_context_options), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_log() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_context_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).log) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_context_options), "::", stringify!(log))
+        );
+    }
+    test_field_log();
+    fn test_field_log_user() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_context_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).log_user) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_context_options), "::", stringify!(log_user))
+        );
+    }
+    test_field_log_user();
+}
+impl Default for dc_context_options {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn dc_context_options_init(options: *mut dc_context_options, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_context_create(
+        device: *mut dc_device,
+        options: *const dc_context_options,
+        context: *mut *mut dc_context,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_context_destroy(context: *mut dc_context);
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_config {
+    pub struct_size: usize,
+    pub symmetric_memory: i32,
+    pub double_buffer: i32,
+    pub free_activation_threshold: i64,
+    pub sync_before_reduce: i32,
+    pub sync_after_reduce: i32,
+    pub sync_before_allgather: i32,
+    pub sync_after_allgather: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_config() {
+    assert_eq!(::std::mem::size_of::<dc_config>(), 40usize, concat!("Size of: ", stringify!(dc_config)));
+    assert_eq!(::std::mem::align_of::<dc_config>(), 8usize, concat!("Alignment of ", stringify!(dc_config)));
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_config), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_symmetric_memory() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).symmetric_memory) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_config), "::", stringify!(symmetric_memory))
+        );
+    }
+    test_field_symmetric_memory();
+    fn test_field_double_buffer() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).double_buffer) as usize - ptr as usize
+            },
+            12usize,
+            concat!("Offset of field: ", stringify!(dc_config), "::", stringify!(double_buffer))
+        );
+    }
+    test_field_double_buffer();
+    fn test_field_free_activation_threshold() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).free_activation_threshold) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_config), "::", stringify!(free_activation_threshold))
+        );
+    }
+    test_field_free_activation_threshold();
+    fn test_field_sync_before_reduce() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).sync_before_reduce) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_config), "::", stringify!(sync_before_reduce))
+        );
+    }
+    test_field_sync_before_reduce();
+    fn test_field_sync_after_reduce() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).sync_after_reduce) as usize - ptr as usize
+            },
+            28usize,
+            concat!("Offset of field: ", stringify!(dc_config), "::", stringify!(sync_after_reduce))
+        );
+    }
+    test_field_sync_after_reduce();
+    fn test_field_sync_before_allgather() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).sync_before_allgather) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_config), "::", stringify!(sync_before_allgather))
+        );
+    }
+    test_field_sync_before_allgather();
+    fn test_field_sync_after_allgather() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).sync_after_allgather) as usize - ptr as usize
+            },
+            36usize,
+            concat!("Offset of field: ", stringify!(dc_config), "::", stringify!(sync_after_allgather))
+        );
+    }
+    test_field_sync_after_allgather();
+}
+extern "C" {
+    pub fn dc_config_init(config: *mut dc_config, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_init(
+        context: *mut dc_context,
+        comm: *mut dc_comm,
+        config: *const dc_config,
+        initial_reduce_bucket_size: i64,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_cleanup(context: *mut dc_context) -> dc_status;
+}
+extern "C" {
+    pub fn dc_reset(context: *mut dc_context) -> dc_status;
+}
+extern "C" {
+    pub fn dc_step_abort(context: *mut dc_context) -> dc_status;
+}
+extern "C" {
+    pub fn dc_set_stream(context: *mut dc_context, stream: *mut dc_stream) -> dc_status;
+}
+extern "C" {
+    pub fn dc_async_error(context: *mut dc_context) -> dc_status;
+}
+pub const DC_MEMORY_DEVICE: dc_memory_kind = 1;
+pub const DC_MEMORY_SHARED: dc_memory_kind = 2;
+pub const DC_MEMORY_HOST: dc_memory_kind = 3;
+pub type dc_memory_kind = ::std::os::raw::c_uint;
+extern "C" {
+    pub fn dc_memory_alloc(context: *mut dc_context, bytes: usize, kind: i32, buffer: *mut *mut dc_buffer)
+        -> dc_status;
+}
+extern "C" {
+    pub fn dc_register_param(
+        context: *mut dc_context,
+        id: i64,
+        shape: *const i64,
+        ndim: i32,
+        tensor: *const dc_tensor,
+        grad_buffer: *const dc_tensor,
+        offset: i64,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_register_z3_param(
+        context: *mut dc_context,
+        id: i64,
+        shape: *const i64,
+        ndim: i32,
+        shard: *const dc_tensor,
+        grad_buffer: *const dc_tensor,
+        persistent: i32,
+        expected_grad_dtype: i32,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_update_param_grad_buffer(
+        context: *mut dc_context,
+        id: i64,
+        grad_buffer: *const dc_tensor,
+        offset: i64,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_unregister_param(context: *mut dc_context, id: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_set_persistent(context: *mut dc_context, id: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_clear_persistent(context: *mut dc_context, id: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_invalidate_gathered_param(context: *mut dc_context, id: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_clear_all_gathered_params(context: *mut dc_context) -> dc_status;
+}
+extern "C" {
+    pub fn dc_params_updated(context: *mut dc_context, ids: *const i64, count: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_accumulate_grads(context: *mut dc_context, ids: *const i64, count: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_register_graph_z0(context: *mut dc_context, graph_id: i64, ids: *const i64, count: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_register_graph_z1(context: *mut dc_context, graph_id: i64, ids: *const i64, count: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_register_graph_z2(context: *mut dc_context, graph_id: i64, ids: *const i64, count: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_register_graph_z3(context: *mut dc_context, graph_id: i64, ids: *const i64, count: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_unregister_graph(context: *mut dc_context, graph_id: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_allgather_param(
+        context: *mut dc_context,
+        a: *const dc_tensor,
+        graph_id: i64,
+        id: i64,
+        dtype: i32,
+        out: *mut dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_prefetch_params_fused(
+        context: *mut dc_context,
+        graph_id: i64,
+        ids: *const i64,
+        dtypes: *const i32,
+        count: i64,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_wait_allgather(context: *mut dc_context, a: *const dc_tensor, graph_id: i64, id: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_release_param(
+        context: *mut dc_context,
+        a: *const dc_tensor,
+        graph_id: i64,
+        id: i64,
+        n_users: i64,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_take_param(
+        context: *mut dc_context,
+        graph_id: i64,
+        id: i64,
+        dtype: i32,
+        buffer: *mut *mut dc_buffer,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_reduce_grad(context: *mut dc_context, a: *const dc_tensor, graph_id: i64, id: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_free_tensors(
+        context: *mut dc_context,
+        tensors: *const dc_tensor,
+        tensor_size: usize,
+        count: i64,
+        freed: *mut i32,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_offload_tensor(
+        context: *mut dc_context,
+        a: *const dc_tensor,
+        graph_id: i64,
+        id: i64,
+        out: *mut dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_wait_offload(
+        context: *mut dc_context,
+        a: *const dc_tensor,
+        graph_id: i64,
+        id: i64,
+        out: *mut dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_reload_tensor(
+        context: *mut dc_context,
+        a: *const dc_tensor,
+        graph_id: i64,
+        id: i64,
+        out: *mut dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_wait_reload(
+        context: *mut dc_context,
+        a: *const dc_tensor,
+        graph_id: i64,
+        id: i64,
+        out: *mut dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_offload_parameter(context: *mut dc_context, a: *const dc_tensor, graph_id: i64, id: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_reload_parameter(context: *mut dc_context, a: *const dc_tensor, graph_id: i64, id: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_end_backward(context: *mut dc_context, graph_id: i64, release_buckets: i32) -> dc_status;
+}
+extern "C" {
+    pub fn dc_start_forward(context: *mut dc_context) -> dc_status;
+}
+extern "C" {
+    pub fn dc_end_forward(context: *mut dc_context) -> dc_status;
+}
+extern "C" {
+    pub fn dc_start_backward(context: *mut dc_context, update: i32) -> dc_status;
+}
+extern "C" {
+    pub fn dc_enable_profiling(context: *mut dc_context, enable: i32) -> dc_status;
+}
+extern "C" {
+    pub fn dc_is_profiling(context: *const dc_context) -> i32;
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_memory_stats {
+    pub struct_size: usize,
+    pub gathered_bytes: i64,
+    pub gathered_peak_bytes: i64,
+    pub bucket_bytes: i64,
+    pub offload_bytes: i64,
+    pub reload_bytes: i64,
+    pub arena_bytes: i64,
+    pub allocations: i64,
+    pub gathers: i64,
+    pub gather_hits: i64,
+    pub gather_wire_bytes: i64,
+    pub reductions: i64,
+    pub reduce_wire_bytes: i64,
+    pub flushes: i64,
+    pub copied_d2h_bytes: i64,
+    pub copied_h2d_bytes: i64,
+    pub registered_params: i64,
+    pub registered_graphs: i64,
+}
+#[test]
+fn bindgen_test_layout_dc_memory_stats() {
+    assert_eq!(::std::mem::size_of::<dc_memory_stats>(), 144usize, concat!("Size of: ", stringify!(dc_memory_stats)));
+    assert_eq!(
+        ::std::mem::align_of::<dc_memory_stats>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_memory_stats))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_gathered_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).gathered_bytes) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(gathered_bytes))
+        );
+    }
+    test_field_gathered_bytes();
+    fn test_field_gathered_peak_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).gathered_peak_bytes) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(gathered_peak_bytes))
+        );
+    }
+    test_field_gathered_peak_bytes();
+    fn test_field_bucket_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).bucket_bytes) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(bucket_bytes))
+        );
+    }
+    test_field_bucket_bytes();
+    fn test_field_offload_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).offload_bytes) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(offload_bytes))
+        );
+    }
+    test_field_offload_bytes();
+    fn test_field_reload_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reload_bytes) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(reload_bytes))
+        );
+    }
+    test_field_reload_bytes();
+    fn test_field_arena_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).arena_bytes) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(arena_bytes))
+        );
+    }
+    test_field_arena_bytes();
+    fn test_field_allocations() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).allocations) as usize - ptr as usize
+            },
+            56usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(allocations))
+        );
+    }
+    test_field_allocations();
+    fn test_field_gathers() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).gathers) as usize - ptr as usize
+            },
+            64usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(gathers))
+        );
+    }
+    test_field_gathers();
+    fn test_field_gather_hits() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).gather_hits) as usize - ptr as usize
+            },
+            72usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(gather_hits))
+        );
+    }
+    test_field_gather_hits();
+    fn test_field_gather_wire_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).gather_wire_bytes) as usize - ptr as usize
+            },
+            80usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(gather_wire_bytes))
+        );
+    }
+    test_field_gather_wire_bytes();
+    fn test_field_reductions() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reductions) as usize - ptr as usize
+            },
+            88usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(reductions))
+        );
+    }
+    test_field_reductions();
+    fn test_field_reduce_wire_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reduce_wire_bytes) as usize - ptr as usize
+            },
+            96usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(reduce_wire_bytes))
+        );
+    }
+    test_field_reduce_wire_bytes();
+    fn test_field_flushes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).flushes) as usize - ptr as usize
+            },
+            104usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(flushes))
+        );
+    }
+    test_field_flushes();
+    fn test_field_copied_d2h_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).copied_d2h_bytes) as usize - ptr as usize
+            },
+            112usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(copied_d2h_bytes))
+        );
+    }
+    test_field_copied_d2h_bytes();
+    fn test_field_copied_h2d_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).copied_h2d_bytes) as usize - ptr as usize
+            },
+            120usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(copied_h2d_bytes))
+        );
+    }
+    test_field_copied_h2d_bytes();
+    fn test_field_registered_params() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).registered_params) as usize - ptr as usize
+            },
+            128usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(registered_params))
+        );
+    }
+    test_field_registered_params();
+    fn test_field_registered_graphs() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_memory_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).registered_graphs) as usize - ptr as usize
+            },
+            136usize,
+            concat!("Offset of field: ", stringify!(dc_memory_stats), "::", stringify!(registered_graphs))
+        );
+    }
+    test_field_registered_graphs();
+}
+extern "C" {
+    pub fn dc_get_memory_stats(context: *mut dc_context, stats: *mut dc_memory_stats) -> dc_status;
+}
+extern "C" {
+    pub fn dc_reset_stats(context: *mut dc_context) -> dc_status;
+}
+pub const DC_OP_NONE: dc_op = 0;
+pub const DC_OP_ALLGATHER_PARAM: dc_op = 1;
+pub const DC_OP_PREFETCH_PARAMS_FUSED: dc_op = 2;
+pub const DC_OP_WAIT_ALLGATHER: dc_op = 3;
+pub const DC_OP_RELEASE_PARAM: dc_op = 4;
+pub const DC_OP_REDUCE_GRAD: dc_op = 5;
+pub const DC_OP_FREE_TENSORS: dc_op = 6;
+pub const DC_OP_OFFLOAD_TENSOR: dc_op = 7;
+pub const DC_OP_RELOAD_TENSOR: dc_op = 8;
+pub const DC_OP_WAIT_OFFLOAD: dc_op = 9;
+pub const DC_OP_WAIT_RELOAD: dc_op = 10;
+pub const DC_OP_OFFLOAD_PARAMETER: dc_op = 11;
+pub const DC_OP_RELOAD_PARAMETER: dc_op = 12;
+pub const DC_OP_END_BACKWARD: dc_op = 13;
+pub const DC_OP_TAKE_PARAM: dc_op = 14;
+pub const DC_OP_SET_PERSISTENT: dc_op = 15;
+pub const DC_OP_REGISTER_GRAPH: dc_op = 16;
+pub const DC_OP_INIT: dc_op = 17;
+pub const DC_OP_COMM_ALL_GATHER: dc_op = 32;
+pub const DC_OP_COMM_REDUCE_SCATTER: dc_op = 33;
+pub const DC_OP_COMM_ALL_REDUCE: dc_op = 34;
+pub const DC_OP_COMM_BROADCAST: dc_op = 35;
+pub const DC_OP_COMM_BARRIER: dc_op = 36;
+pub type dc_op = ::std::os::raw::c_uint;
+extern "C" {
+    pub fn dc_op_name(op: i32) -> *const ::std::os::raw::c_char;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_op_info {
+    pub struct_size: usize,
+    pub shape: *const i64,
+    pub ndim: i32,
+    pub dtype: i32,
+    pub host: i32,
+    pub reserved0: i32,
+    pub device_bytes: i64,
+    pub wire_bytes: i64,
+}
+#[test]
+fn bindgen_test_layout_dc_op_info() {
+    assert_eq!(::std::mem::size_of::<dc_op_info>(), 48usize, concat!("Size of: ", stringify!(dc_op_info)));
+    assert_eq!(::std::mem::align_of::<dc_op_info>(), 8usize, concat!("Alignment of ", stringify!(dc_op_info)));
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_op_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_op_info), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_shape() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_op_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).shape) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_op_info), "::", stringify!(shape))
+        );
+    }
+    test_field_shape();
+    fn test_field_ndim() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_op_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).ndim) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_op_info), "::", stringify!(ndim))
+        );
+    }
+    test_field_ndim();
+    fn test_field_dtype() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_op_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).dtype) as usize - ptr as usize
+            },
+            20usize,
+            concat!("Offset of field: ", stringify!(dc_op_info), "::", stringify!(dtype))
+        );
+    }
+    test_field_dtype();
+    fn test_field_host() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_op_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).host) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_op_info), "::", stringify!(host))
+        );
+    }
+    test_field_host();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_op_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            28usize,
+            concat!("Offset of field: ", stringify!(dc_op_info), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
+    fn test_field_device_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_op_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).device_bytes) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_op_info), "::", stringify!(device_bytes))
+        );
+    }
+    test_field_device_bytes();
+    fn test_field_wire_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_op_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).wire_bytes) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_op_info), "::", stringify!(wire_bytes))
+        );
+    }
+    test_field_wire_bytes();
+}
+impl Default for dc_op_info {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn dc_dry_run(
+        context: *mut dc_context,
+        op: i32,
+        graph_id: i64,
+        id: i64,
+        dtype: i32,
+        info: *mut dc_op_info,
+    ) -> dc_status;
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_trace_event {
+    pub begin_ns: i64,
+    pub end_ns: i64,
+    pub graph_id: i64,
+    pub id: i64,
+    pub bytes: i64,
+    pub op: i32,
+    pub lane: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_trace_event() {
+    assert_eq!(::std::mem::size_of::<dc_trace_event>(), 48usize, concat!("Size of: ", stringify!(dc_trace_event)));
+    assert_eq!(::std::mem::align_of::<dc_trace_event>(), 8usize, concat!("Alignment of ", stringify!(dc_trace_event)));
+    fn test_field_begin_ns() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_trace_event>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).begin_ns) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_trace_event), "::", stringify!(begin_ns))
+        );
+    }
+    test_field_begin_ns();
+    fn test_field_end_ns() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_trace_event>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).end_ns) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_trace_event), "::", stringify!(end_ns))
+        );
+    }
+    test_field_end_ns();
+    fn test_field_graph_id() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_trace_event>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).graph_id) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_trace_event), "::", stringify!(graph_id))
+        );
+    }
+    test_field_graph_id();
+    fn test_field_id() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_trace_event>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).id) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_trace_event), "::", stringify!(id))
+        );
+    }
+    test_field_id();
+    fn test_field_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_trace_event>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).bytes) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_trace_event), "::", stringify!(bytes))
+        );
+    }
+    test_field_bytes();
+    fn test_field_op() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_trace_event>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).op) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_trace_event), "::", stringify!(op))
+        );
+    }
+    test_field_op();
+    fn test_field_lane() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_trace_event>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).lane) as usize - ptr as usize
+            },
+            44usize,
+            concat!("Offset of field: ", stringify!(dc_trace_event), "::", stringify!(lane))
+        );
+    }
+    test_field_lane();
+}
+extern "C" {
+    pub fn dc_trace_start(context: *mut dc_context, capacity: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_trace_read(
+        context: *mut dc_context,
+        events: *mut dc_trace_event,
+        event_size: usize,
+        cap: i64,
+        count: *mut i64,
+    ) -> dc_status;
+}

@@ -1,0 +1,160 @@
+//! Memory of the library, and the memory that registered parameters live in.
+
+use crate::sys;
+use crate::tensor::{DType, Element};
+use std::any::Any;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::os::raw::c_void;
+use std::ptr::NonNull;
+
+/// Kinds of memory for [`crate::Context::memory`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum MemoryKind {
+    /// The device's own.
+    Device = sys::DC_MEMORY_DEVICE as i32,
+    /// Peers on this machine can read it in place.
+    Shared = sys::DC_MEMORY_SHARED as i32,
+    /// Host memory that copies fast.
+    Host = sys::DC_MEMORY_HOST as i32,
+}
+
+/// One reference to memory of the library.
+#[derive(Debug)]
+pub struct Buffer(NonNull<sys::dc_buffer>);
+
+// Every function of a buffer is of the class [any].
+unsafe impl Send for Buffer {}
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// Takes over one reference.
+    pub(crate) unsafe fn from_raw(buffer: *mut sys::dc_buffer) -> Buffer {
+        Buffer(NonNull::new(buffer).expect("a buffer"))
+    }
+
+    /// The first byte; null once the library has taken the memory back.
+    pub fn data(&self) -> *mut c_void {
+        unsafe { sys::dc_buffer_data(self.0.as_ptr()) }
+    }
+
+    /// Usable bytes.
+    pub fn bytes(&self) -> usize {
+        unsafe { sys::dc_buffer_bytes(self.0.as_ptr()) }
+    }
+
+    /// The elements. The buffer must hold as many, of memory that nobody writes meanwhile.
+    unsafe fn slice<T: Element>(&self, length: usize) -> &[T] {
+        match NonNull::new(self.data() as *mut T) {
+            Some(data) if length > 0 => std::slice::from_raw_parts(data.as_ptr(), length),
+            _ => &[],
+        }
+    }
+}
+
+impl Clone for Buffer {
+    fn clone(&self) -> Buffer {
+        unsafe { Buffer::from_raw(sys::dc_buffer_retain(self.0.as_ptr())) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        unsafe { sys::dc_buffer_release(self.0.as_ptr()) }
+    }
+}
+
+/// A tensor that the library made, whole and ready to be read: a gathered parameter, or a tensor that was reloaded.
+/// It gives its memory back when it is dropped. Weights can change only when none is alive, hence the lifetime.
+#[derive(Debug)]
+pub struct Loaded<'context, T> {
+    buffer: Buffer,
+    shape: Vec<i64>,
+    length: usize,
+    context: PhantomData<&'context T>,
+}
+
+impl<T: Element> Loaded<'_, T> {
+    /// The buffer must hold a tensor of T of this shape, which is ready.
+    pub(crate) unsafe fn new(buffer: Buffer, shape: Vec<i64>) -> Self {
+        let length = shape.iter().product::<i64>() as usize;
+        assert!(length * std::mem::size_of::<T>() <= buffer.bytes(), "a buffer shorter than its tensor");
+        Loaded { buffer, shape, length, context: PhantomData }
+    }
+
+    /// The lengths of its dimensions; the elements are in row-major order.
+    pub fn shape(&self) -> &[i64] {
+        &self.shape
+    }
+}
+
+impl<T: Element> Deref for Loaded<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        unsafe { self.buffer.slice(self.length) }
+    }
+}
+
+/// Memory that a context can own for a parameter: a `Vec`, or memory of the library for peers to read.
+#[derive(Debug)]
+pub struct Memory<T: Element>(Place<T>);
+
+#[derive(Debug)]
+enum Place<T> {
+    Rust(Vec<T>),
+    Library(Buffer, usize),
+}
+
+impl<T: Element> Memory<T> {
+    /// The buffer must hold as many elements, be zeroed or written, and belong to nobody else.
+    pub(crate) unsafe fn of_library(buffer: Buffer, length: usize) -> Memory<T> {
+        Memory(Place::Library(buffer, length))
+    }
+}
+
+impl<T: Element> From<Vec<T>> for Memory<T> {
+    fn from(elements: Vec<T>) -> Memory<T> {
+        Memory(Place::Rust(elements))
+    }
+}
+
+impl<T: Element> Deref for Memory<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match &self.0 {
+            Place::Rust(elements) => elements,
+            Place::Library(buffer, length) => unsafe { buffer.slice(*length) },
+        }
+    }
+}
+
+impl<T: Element> DerefMut for Memory<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match &mut self.0 {
+            Place::Rust(elements) => elements,
+            Place::Library(buffer, length) => match NonNull::new(buffer.data() as *mut T) {
+                Some(data) if *length > 0 => unsafe { std::slice::from_raw_parts_mut(data.as_ptr(), *length) },
+                _ => &mut [],
+            },
+        }
+    }
+}
+
+/// Memory whose element type is known only when it is asked for.
+pub(crate) trait AnyMemory: Any + Send {
+    fn dtype(&self) -> DType;
+    fn as_any(&mut self) -> &mut dyn Any;
+}
+
+impl<T: Element> AnyMemory for Memory<T> {
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}

@@ -1,0 +1,244 @@
+//! Communicators: ranks that call the same collectives in the same order.
+
+use crate::device::nanoseconds;
+use crate::error::{c_name, check, Error, Result, Status};
+use crate::sys;
+use crate::tensor::{view_of, Element};
+use std::cell::Cell;
+use std::ffi::CString;
+use std::marker::PhantomData;
+use std::mem::size_of;
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Limits of a communicator.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CommOptions {
+    /// The longest wait for another rank; `None`: 300 s.
+    pub timeout: Option<Duration>,
+    /// The most shared memory that a rank may allocate; 0: the machine's memory.
+    pub heap_bytes: usize,
+}
+
+impl CommOptions {
+    pub(crate) fn table(&self) -> sys::dc_comm_options {
+        sys::dc_comm_options {
+            struct_size: size_of::<sys::dc_comm_options>(),
+            timeout_ns: nanoseconds(self.timeout),
+            heap_bytes: self.heap_bytes,
+        }
+    }
+}
+
+/// How reductions combine ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum ReduceOp {
+    /// The sum, in a fixed order.
+    Sum = sys::DC_SUM as i32,
+    /// The sum, then one division by the number of ranks.
+    Mean = sys::DC_MEAN as i32,
+}
+
+#[derive(Debug)]
+struct Handle(NonNull<sys::dc_comm>);
+
+// What is shared is used through functions of the class [any] alone: abort, check, rank, size, destroy.
+unsafe impl Send for Handle {}
+unsafe impl Sync for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        unsafe { sys::dc_comm_destroy(self.0.as_ptr()) }
+    }
+}
+
+/// One rank of a group. It may move to another thread, but is used by one at a time.
+#[derive(Debug)]
+pub struct Comm {
+    handle: Arc<Handle>,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+/// Makes the collectives of a communicator fail on every rank; may be used from any thread.
+#[derive(Clone, Debug)]
+pub struct Abort(Arc<Handle>);
+
+impl Abort {
+    /// Every present and future collective of the group fails with [`Status::ABORTED`] and this reason.
+    pub fn abort(&self, reason: &str) {
+        let reason: Vec<u8> = reason.bytes().filter(|byte| *byte != 0).collect();
+        let reason = CString::new(reason).unwrap_or_default();
+        unsafe { sys::dc_comm_abort(self.0 .0.as_ptr(), reason.as_ptr()) }
+    }
+
+    /// The first failure of the group, if there was one.
+    pub fn check(&self) -> Result<()> {
+        check(unsafe { sys::dc_comm_check(self.0 .0.as_ptr()) })
+    }
+}
+
+impl Comm {
+    pub(crate) unsafe fn from_raw(comm: *mut sys::dc_comm) -> Comm {
+        let handle = Arc::new(Handle(NonNull::new(comm).expect("a communicator")));
+        Comm { handle, not_sync: PhantomData }
+    }
+
+    /// Ranks as threads of this process: one communicator for each.
+    pub fn threads(world_size: i32, options: &CommOptions) -> Result<Vec<Comm>> {
+        let mut comms = vec![ptr::null_mut(); usize::try_from(world_size).unwrap_or(0)];
+        check(unsafe { sys::dc_comm_create_threads(world_size, &options.table(), comms.as_mut_ptr()) })?;
+        Ok(comms.into_iter().map(|comm| unsafe { Comm::from_raw(comm) }).collect())
+    }
+
+    /// One rank of a group of processes of this machine, which meet under a name. Waits until all have come.
+    pub fn processes(name: &str, rank: i32, world_size: i32, options: &CommOptions) -> Result<Comm> {
+        let name = c_name("name", name)?;
+        let mut comm = ptr::null_mut();
+        check(unsafe { sys::dc_comm_create_processes(name.as_ptr(), rank, world_size, &options.table(), &mut comm) })?;
+        Ok(unsafe { Comm::from_raw(comm) })
+    }
+
+    /// The handle, for calls that only [`crate::sys`] has.
+    pub fn as_ptr(&self) -> *mut sys::dc_comm {
+        self.handle.0.as_ptr()
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> i32 {
+        unsafe { sys::dc_comm_rank(self.as_ptr()) }
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> i32 {
+        unsafe { sys::dc_comm_size(self.as_ptr()) }
+    }
+
+    /// Another communicator of the same ranks, whose collectives overlap this one's.
+    pub fn dup(&self) -> Result<Comm> {
+        let mut copy = ptr::null_mut();
+        check(unsafe { sys::dc_comm_dup(self.as_ptr(), &mut copy) })?;
+        Ok(unsafe { Comm::from_raw(copy) })
+    }
+
+    /// What aborts this communicator from another thread.
+    pub fn abort_handle(&self) -> Abort {
+        Abort(self.handle.clone())
+    }
+
+    fn counts(&self, counts: Option<&[i64]>) -> Result<*const i64> {
+        match counts {
+            None => Ok(ptr::null()),
+            Some(counts) if counts.len() == self.size() as usize => Ok(counts.as_ptr()),
+            Some(counts) => {
+                let text =
+                    format!("counts has {} entries, must have one for each of {} ranks", counts.len(), self.size());
+                Err(Error::new(Status::INVALID, text))
+            }
+        }
+    }
+
+    unsafe fn queue_all_gather<T: Element>(&self, send: &[T], recv: &mut [T], counts: Option<&[i64]>) -> Result<()> {
+        let (sent, received) = ([send.len() as i64], [recv.len() as i64]);
+        let mut out = view_of(recv, &received);
+        out.data = recv.as_mut_ptr().cast();
+        let counts = self.counts(counts)?;
+        check(sys::dc_comm_all_gather(self.as_ptr(), &view_of(send, &sent), &mut out, counts, ptr::null_mut()))
+    }
+
+    unsafe fn queue_reduce_scatter<T: Element>(
+        &self,
+        send: &[T],
+        recv: &mut [T],
+        counts: Option<&[i64]>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (sent, received) = ([send.len() as i64], [recv.len() as i64]);
+        let mut out = view_of(recv, &received);
+        out.data = recv.as_mut_ptr().cast();
+        let (counts, op) = (self.counts(counts)?, op as i32);
+        check(sys::dc_comm_reduce_scatter(self.as_ptr(), &view_of(send, &sent), &mut out, counts, op, ptr::null_mut()))
+    }
+
+    /// `recv` = the ranks' `send` one after the other. `counts`: each rank's number of elements, if they differ.
+    pub fn all_gather<T: Element>(&self, send: &[T], recv: &mut [T], counts: Option<&[i64]>) -> Result<()> {
+        unsafe { self.queue_all_gather(send, recv, counts) }
+    }
+
+    /// `recv` = this rank's block of the sum or mean of `send` over ranks.
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        send: &[T],
+        recv: &mut [T],
+        counts: Option<&[i64]>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        unsafe { self.queue_reduce_scatter(send, recv, counts, op) }
+    }
+
+    /// `data` = the sum or mean of it over ranks.
+    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
+        let length = [data.len() as i64];
+        let mut tensor = view_of(data, &length);
+        tensor.data = data.as_mut_ptr().cast();
+        check(unsafe { sys::dc_comm_all_reduce(self.as_ptr(), &mut tensor, op as i32, ptr::null_mut()) })
+    }
+
+    /// `data` of rank `root` to every rank.
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: i32) -> Result<()> {
+        let length = [data.len() as i64];
+        let mut tensor = view_of(data, &length);
+        tensor.data = data.as_mut_ptr().cast();
+        check(unsafe { sys::dc_comm_broadcast(self.as_ptr(), &mut tensor, root, ptr::null_mut()) })
+    }
+
+    /// Waits until every rank has called.
+    pub fn barrier(&self) -> Result<()> {
+        check(unsafe { sys::dc_comm_barrier(self.as_ptr()) })
+    }
+
+    /// Several gathers, or several reduce-scatters, with one handshake: `fill` names them, and they are done when this
+    /// returns. If `fill` fails or panics, the communicator is aborted, since the other ranks count on its part.
+    pub fn group<'slices, F>(&'slices self, fill: F) -> Result<()>
+    where
+        F: FnOnce(&mut Group<'slices>) -> Result<()>,
+    {
+        check(unsafe { sys::dc_comm_group_begin(self.as_ptr()) })?;
+        let mut group = Group { comm: self };
+        let filled = catch_unwind(AssertUnwindSafe(|| fill(&mut group)));
+        if !matches!(filled, Ok(Ok(()))) {
+            self.abort_handle().abort("a rank left a group of collectives half filled");
+        }
+        // The library forgets the slices here, whatever comes of it.
+        let ended = check(unsafe { sys::dc_comm_group_end(self.as_ptr(), ptr::null_mut()) });
+        match filled {
+            Ok(filled) => filled.and(ended),
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+}
+
+/// The collectives of a [`Comm::group`]; the slices are borrowed until it returns.
+#[derive(Debug)]
+pub struct Group<'slices> {
+    comm: &'slices Comm,
+}
+
+impl<'slices> Group<'slices> {
+    /// As [`Comm::all_gather`].
+    pub fn all_gather<T: Element>(&mut self, send: &'slices [T], recv: &'slices mut [T]) -> Result<()> {
+        unsafe { self.comm.queue_all_gather(send, recv, None) }
+    }
+
+    /// As [`Comm::reduce_scatter`].
+    pub fn reduce_scatter<T: Element>(
+        &mut self,
+        send: &'slices [T],
+        recv: &'slices mut [T],
+        op: ReduceOp,
+    ) -> Result<()> {
+        unsafe { self.comm.queue_reduce_scatter(send, recv, None, op) }
+    }
+}

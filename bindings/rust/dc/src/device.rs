@@ -1,0 +1,168 @@
+//! Devices, streams and events.
+
+use crate::error::{c_name, check, Result};
+use crate::sys;
+use std::alloc::{GlobalAlloc, Layout};
+use std::mem::size_of;
+use std::os::raw::c_void;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+/// A limit in nanoseconds; `None` is the library's default.
+pub(crate) fn nanoseconds(limit: Option<Duration>) -> i64 {
+    limit.map_or(0, |limit| i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX).max(1))
+}
+
+macro_rules! handle {
+    ($(#[$doc:meta])* $name:ident, $raw:ident, $destroy:ident) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name(NonNull<sys::$raw>);
+
+        // Every function of the handle is of the class [any].
+        unsafe impl Send for $name {}
+        unsafe impl Sync for $name {}
+
+        impl $name {
+            /// The handle, for calls that only [`crate::sys`] has.
+            pub fn as_ptr(&self) -> *mut sys::$raw {
+                self.0.as_ptr()
+            }
+        }
+
+        impl Drop for $name {
+            fn drop(&mut self) {
+                unsafe { sys::$destroy(self.0.as_ptr()) }
+            }
+        }
+    };
+}
+
+handle!(
+    /// A compute device. The CPU is always there.
+    Device,
+    dc_device,
+    dc_device_destroy
+);
+handle!(
+    /// A queue of work that runs in order: on the CPU, a thread. Dropping it waits for what is queued.
+    Stream,
+    dc_stream,
+    dc_stream_destroy
+);
+handle!(
+    /// A point in a stream that others can wait for.
+    Event,
+    dc_event,
+    dc_event_destroy
+);
+
+impl Device {
+    /// Opens a device by name: "cpu".
+    pub fn open(name: &str) -> Result<Device> {
+        Device::open_with(name, ptr::null())
+    }
+
+    /// Opens a device whose memory comes from an allocator. It must live as long as the program, since contexts and
+    /// buffers keep the device alive.
+    pub fn with_allocator<A: GlobalAlloc + Sync>(name: &str, allocator: &'static A) -> Result<Device> {
+        let table = sys::dc_allocator {
+            struct_size: size_of::<sys::dc_allocator>(),
+            alloc: Some(alloc::<A>),
+            free: Some(free::<A>),
+            user: allocator as *const A as *mut c_void,
+        };
+        let options = sys::dc_device_options { struct_size: size_of::<sys::dc_device_options>(), allocator: &table };
+        Device::open_with(name, &options)
+    }
+
+    fn open_with(name: &str, options: *const sys::dc_device_options) -> Result<Device> {
+        let name = c_name("name", name)?;
+        let mut device = ptr::null_mut();
+        check(unsafe { sys::dc_device_open(name.as_ptr(), options, &mut device) })?;
+        Ok(Device(NonNull::new(device).expect("a device")))
+    }
+
+    /// The name that it was opened by.
+    pub fn name(&self) -> &str {
+        unsafe { crate::error::text(sys::dc_device_name(self.as_ptr())) }
+    }
+}
+
+/// The library frees with the size that it asked for, but not the alignment: all blocks get the largest it asks for.
+const MOST_ALIGNED: usize = 4096;
+
+unsafe extern "C" fn alloc<A: GlobalAlloc>(bytes: usize, _align: usize, user: *mut c_void) -> *mut c_void {
+    let allocator = &*(user as *const A);
+    let layout = Layout::from_size_align(bytes.max(1), MOST_ALIGNED);
+    let block = catch_unwind(AssertUnwindSafe(|| layout.map(|layout| allocator.alloc(layout))));
+    block.map_or(ptr::null_mut(), |block| block.map_or(ptr::null_mut(), |block| block.cast()))
+}
+
+unsafe extern "C" fn free<A: GlobalAlloc>(block: *mut c_void, bytes: usize, user: *mut c_void) {
+    let allocator = &*(user as *const A);
+    let layout = Layout::from_size_align_unchecked(bytes.max(1), MOST_ALIGNED);
+    // A panic must not unwind into C; what it says has been printed by the panic hook.
+    let _ = catch_unwind(AssertUnwindSafe(|| allocator.dealloc(block.cast(), layout)));
+}
+
+impl Stream {
+    /// Makes a stream.
+    pub fn new(device: &Device) -> Result<Stream> {
+        let mut stream = ptr::null_mut();
+        check(unsafe { sys::dc_stream_create(device.as_ptr(), &mut stream) })?;
+        Ok(Stream(NonNull::new(stream).expect("a stream")))
+    }
+
+    /// Waits until all that is queued is done, at most `limit`.
+    pub fn synchronize(&self, limit: Option<Duration>) -> Result<()> {
+        check(unsafe { sys::dc_stream_synchronize(self.as_ptr(), nanoseconds(limit)) })
+    }
+
+    /// Queues work. If it panics, the panic hook tells so, and the stream goes on.
+    pub fn call<F: FnOnce() + Send + 'static>(&self, work: F) -> Result<()> {
+        let user = Box::into_raw(Box::new(work));
+        let status = unsafe { sys::dc_stream_call(self.as_ptr(), Some(run::<F>), user.cast()) };
+        check(status).map_err(|error| {
+            drop(unsafe { Box::from_raw(user) });
+            error
+        })
+    }
+}
+
+unsafe extern "C" fn run<F: FnOnce()>(user: *mut c_void) {
+    let work = Box::from_raw(user as *mut F);
+    let _ = catch_unwind(AssertUnwindSafe(work));
+}
+
+impl Event {
+    /// Makes an event, which counts as passed until it is recorded.
+    pub fn new(device: &Device) -> Result<Event> {
+        let mut event = ptr::null_mut();
+        check(unsafe { sys::dc_event_create(device.as_ptr(), &mut event) })?;
+        Ok(Event(NonNull::new(event).expect("an event")))
+    }
+
+    /// Marks the present end of a stream's queue.
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        check(unsafe { sys::dc_event_record(self.as_ptr(), stream.as_ptr()) })
+    }
+
+    /// Lets all later work of a stream wait for the mark.
+    pub fn wait_on(&self, stream: &Stream) -> Result<()> {
+        check(unsafe { sys::dc_event_wait(self.as_ptr(), stream.as_ptr(), 0) })
+    }
+
+    /// Waits for the mark on this thread, at most `limit`.
+    pub fn wait(&self, limit: Option<Duration>) -> Result<()> {
+        check(unsafe { sys::dc_event_wait(self.as_ptr(), ptr::null_mut(), nanoseconds(limit)) })
+    }
+
+    /// Whether the mark has passed.
+    pub fn passed(&self) -> Result<bool> {
+        let mut passed = 0;
+        check(unsafe { sys::dc_event_query(self.as_ptr(), &mut passed) })?;
+        Ok(passed == 1)
+    }
+}

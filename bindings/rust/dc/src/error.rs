@@ -1,0 +1,104 @@
+//! Statuses, and errors that carry the library's own text.
+
+use crate::sys;
+use std::ffi::{CStr, CString};
+use std::fmt;
+use std::os::raw::c_char;
+
+/// Why a call failed; the numbers are those of `dc_status_code`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Status(pub i32);
+
+macro_rules! statuses {
+    ($($name:ident = $value:ident),* $(,)?) => {
+        #[allow(missing_docs)]
+        impl Status {
+            $(pub const $name: Status = Status(sys::$value);)*
+        }
+    };
+}
+
+statuses! {
+    INVALID = DC_E_INVALID, NOT_FOUND = DC_E_NOT_FOUND, EXISTS = DC_E_EXISTS, STATE = DC_E_STATE, STAGE = DC_E_STAGE,
+    DTYPE = DC_E_DTYPE, SHAPE = DC_E_SHAPE, BUSY = DC_E_BUSY, NO_MEMORY = DC_E_NO_MEMORY, NO_DEVICE = DC_E_NO_DEVICE,
+    UNSUPPORTED = DC_E_UNSUPPORTED, BUFFER_TOO_SMALL = DC_E_BUFFER_TOO_SMALL, MISMATCH = DC_E_MISMATCH,
+    TIMEOUT = DC_E_TIMEOUT, PEER_DEAD = DC_E_PEER_DEAD, ABORTED = DC_E_ABORTED, CALLBACK = DC_E_CALLBACK,
+    SYSTEM = DC_E_SYSTEM, INTERNAL = DC_E_INTERNAL,
+}
+
+impl Status {
+    /// The identifier, as in "DC_E_INVALID".
+    pub fn name(self) -> &'static str {
+        unsafe { text(sys::dc_status_name(self.0)) }
+    }
+
+    /// The meaning, as one sentence.
+    pub fn meaning(self) -> &'static str {
+        unsafe { text(sys::dc_status_string(self.0)) }
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A call that failed: its status, and the sentence that says which argument, its value and what is allowed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Error {
+    status: Status,
+    text: String,
+}
+
+/// What calls return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    pub(crate) fn new(status: Status, text: impl Into<String>) -> Error {
+        Error { status, text: text.into() }
+    }
+
+    /// Why, as a number to compare with.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// The library's sentence.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.text, self.status.name())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Text of the library as &str. The caller says for how long it lives.
+pub(crate) unsafe fn text<'a>(pointer: *const c_char) -> &'a str {
+    CStr::from_ptr(pointer).to_str().unwrap_or("(a text that is not UTF-8)")
+}
+
+/// The result of a call that returned on this thread just now.
+pub(crate) fn check(status: i32) -> Result<()> {
+    if status == sys::DC_OK {
+        return Ok(());
+    }
+    let sentence = unsafe { CStr::from_ptr(sys::dc_last_error()) }.to_string_lossy().into_owned();
+    Err(Error::new(Status(status), sentence))
+}
+
+/// A name for the library; one with a NUL in it is refused here, since C would cut it off there.
+pub(crate) fn c_name(what: &str, name: &str) -> Result<CString> {
+    CString::new(name).map_err(|_| Error::new(Status::INVALID, format!("{what} = {name:?}, must not contain NUL")))
+}

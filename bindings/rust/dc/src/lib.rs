@@ -1,0 +1,76 @@
+//! libdc for Rust: training state sharded over ranks (ZeRO 0 to 3), with safe types over the C ABI of `dc_api.h`.
+//!
+//! A [`Comm`] joins ranks, which are threads or processes; a [`Context`] is one rank's training state. A step of
+//! ZeRO-3 gathers weights ([`Context::gather`]), takes gradients ([`Context::reduce_grad`]), ends the backward, and
+//! updates this rank's shard ([`Context::update`]):
+//!
+//! ```
+//! let device = dc::Device::open("cpu")?;
+//! let mut context = dc::Context::builder().build(&device, None)?; // a world of one rank
+//! context.register_z3_param(7, &[3], vec![1.0f32, 2.0, 3.0], vec![0.0f32; 3], dc::Z3Options::default())?;
+//! context.register_graph(1, dc::Stage::Z3, &[7])?;
+//! context.start_backward(true)?;
+//! let grad: Vec<f32> = context.gather::<f32>(1, 7)?.iter().map(|weight| 2.0 * weight).collect();
+//! context.reduce_grad(1, 7, &grad)?;
+//! context.end_backward(1, false)?;
+//! context.update(7, |weights: &mut [f32], grad: &mut [f32]| weights[0] -= 0.5 * grad[0])?;
+//! context.params_updated(&[7])?;
+//! assert_eq!(&context.gather::<f32>(1, 7)?[..], [0.0, 2.0, 3.0]);
+//! # Ok::<(), dc::Error>(())
+//! ```
+//!
+//! Who owns what: registered weights and gradients belong to the context, which lends them out between steps; gathered
+//! weights belong to whoever gathered them; everything is freed by drop, in any order, also while a panic unwinds. A
+//! context that is dropped by a panic aborts its communicator, so that the other ranks do not wait for it.
+//!
+//! What is `Send` and `Sync` is what the header's thread classes allow: [`Device`], [`Stream`], [`Event`], [`Buffer`]
+//! and [`Abort`] are both, [`Comm`] and [`Context`] are `Send` only:
+//!
+//! ```compile_fail
+//! fn shared<T: Sync>() {}
+//! shared::<dc::Context>();
+//! ```
+//!
+//! Weights cannot change while somebody reads gathered ones:
+//!
+//! ```compile_fail
+//! fn step(mut context: dc::Context) {
+//!     let full = context.gather::<f32>(1, 7).unwrap();
+//!     context.params_updated(&[7]).unwrap();
+//!     println!("{}", full[0]);
+//! }
+//! ```
+#![warn(missing_docs)]
+
+mod buffer;
+mod comm;
+mod context;
+mod device;
+mod error;
+mod external;
+mod report;
+mod tensor;
+
+pub use buffer::{Buffer, Loaded, Memory, MemoryKind};
+pub use comm::{Abort, Comm, CommOptions, Group, ReduceOp};
+pub use context::{Builder, Config, Context, LogLevel, Stage, Z3Options};
+pub use device::{Device, Event, Stream};
+pub use error::{Error, Result, Status};
+pub use external::{Collectives, External};
+pub use report::{Op, OpInfo};
+pub use sys::dc_memory_stats as MemoryStats;
+pub use sys::dc_trace_event as TraceEvent;
+pub use tensor::{Bf16, DType, Element, F16};
+
+pub use dc_sys as sys;
+
+/// The version of the library that is loaded, as in "0.1.0".
+pub fn version() -> &'static str {
+    // Static text of the library.
+    unsafe { error::text(sys::dc_version_string()) }
+}
+
+/// Whether the library has a feature: "cpu", "comm.threads", "avx2", …; unknown names give `false`.
+pub fn has_feature(name: &str) -> bool {
+    std::ffi::CString::new(name).map_or(false, |name| unsafe { sys::dc_has_feature(name.as_ptr()) == 1 })
+}

@@ -1,0 +1,114 @@
+//! Element types, and how slices become tensors of the library.
+
+use crate::error::{Error, Result, Status};
+use crate::sys;
+use std::mem::size_of;
+use std::os::raw::c_void;
+
+/// An element type, as `enum dc_dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+#[repr(i32)]
+pub enum DType {
+    Float32 = sys::DC_FLOAT32 as i32,
+    Float64 = sys::DC_FLOAT64 as i32,
+    Float16 = sys::DC_FLOAT16 as i32,
+    Bfloat16 = sys::DC_BFLOAT16 as i32,
+    Int8 = sys::DC_INT8 as i32,
+    Int32 = sys::DC_INT32 as i32,
+    Int64 = sys::DC_INT64 as i32,
+    Uint8 = sys::DC_UINT8 as i32,
+    Int16 = sys::DC_INT16 as i32,
+}
+
+impl DType {
+    const ALL: [DType; 9] = [
+        DType::Float32,
+        DType::Float64,
+        DType::Float16,
+        DType::Bfloat16,
+        DType::Int8,
+        DType::Int32,
+        DType::Int64,
+        DType::Uint8,
+        DType::Int16,
+    ];
+
+    pub(crate) fn of(code: i32) -> Option<DType> {
+        DType::ALL.into_iter().find(|dtype| *dtype as i32 == code)
+    }
+
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        unsafe { sys::dc_dtype_size(self as i32) }
+    }
+
+    /// The name, as in "bfloat16".
+    pub fn name(self) -> &'static str {
+        unsafe { crate::error::text(sys::dc_dtype_name(self as i32)) }
+    }
+}
+
+/// The bits of an IEEE 754 binary16.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct F16(pub u16);
+
+/// The bits of a bfloat16: the upper half of an IEEE 754 binary32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Bf16(pub u16);
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Rust types that are element types of the library: plain numbers, for which every pattern of bits is a value.
+pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
+    /// The library's name for the type.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($rust:ty: $dtype:ident),* $(,)?) => {
+        $(impl sealed::Sealed for $rust {}
+        impl Element for $rust {
+            const DTYPE: DType = DType::$dtype;
+        })*
+    };
+}
+
+elements! {
+    f32: Float32, f64: Float64, F16: Float16, Bf16: Bfloat16, i8: Int8, i32: Int32, i64: Int64, u8: Uint8, i16: Int16,
+}
+
+/// The view of a slice. It is good for a call, during which slice and shape are borrowed.
+pub(crate) fn view(data: *const c_void, shape: &[i64], dtype: DType) -> sys::dc_tensor {
+    sys::dc_tensor {
+        struct_size: size_of::<sys::dc_tensor>(),
+        data: data as *mut c_void,
+        shape: shape.as_ptr(),
+        strides: std::ptr::null(),
+        ndim: shape.len() as i32,
+        dtype: dtype as i32,
+        buffer: std::ptr::null_mut(),
+    }
+}
+
+pub(crate) fn view_of<T: Element>(slice: &[T], length: &[i64; 1]) -> sys::dc_tensor {
+    view(slice.as_ptr().cast(), length, T::DTYPE)
+}
+
+/// An output for the library to fill in.
+pub(crate) fn output() -> sys::dc_tensor {
+    sys::dc_tensor { struct_size: size_of::<sys::dc_tensor>(), ..Default::default() }
+}
+
+/// The number of elements of a shape, if a slice of `length` elements has them.
+pub(crate) fn fits(shape: &[i64], length: usize) -> Result<()> {
+    let numel = shape.iter().try_fold(1i64, |product, n| product.checked_mul(*n));
+    if numel == Some(length as i64) && shape.iter().all(|n| *n >= 0) {
+        return Ok(());
+    }
+    Err(Error::new(Status::SHAPE, format!("shape = {shape:?}, must have the slice's {length} elements")))
+}

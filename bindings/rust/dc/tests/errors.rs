@@ -1,0 +1,134 @@
+//! Failures are values with the library's text; panics leave nothing behind and no rank waiting.
+
+mod common;
+
+use common::{context, limits, ranks, register};
+use dc::{Buffer, Comm, Config, Context, Device, Event, Stage, Status, Stream, Z3Options};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::time::{Duration, Instant};
+
+#[test]
+fn errors_have_a_status_and_the_librarys_text() {
+    let error = Device::open("abacus").unwrap_err();
+    assert_eq!(error.status(), Status::NO_DEVICE);
+    assert!(error.text().contains("abacus"), "{}", error.text());
+    assert!(error.to_string().ends_with("(DC_E_NO_DEVICE)"));
+    assert!(!error.status().meaning().is_empty());
+    assert_eq!(Device::open("c\0pu").unwrap_err().status(), Status::INVALID);
+    assert_eq!(Comm::threads(-1, &limits()).unwrap_err().status(), Status::INVALID);
+    assert_eq!(Comm::threads(65, &limits()).unwrap_err().status(), Status::INVALID);
+    let device = Device::open("cpu").unwrap();
+    let error = Context::builder().bucket(0).build(&device, None).err().unwrap();
+    assert!(error.text().contains("initial_reduce_bucket_size = 0"), "{}", error.text());
+}
+
+#[test]
+fn wrong_parameters_are_refused() {
+    let mut context = Context::builder().config(Config::default().synchronous(true).double_buffer(false));
+    let lines = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let copy = lines.clone();
+    context = context.log(move |level, line| copy.lock().unwrap().push((level, line.to_owned())));
+    let mut context = context.build(&Device::open("cpu").unwrap(), None).unwrap();
+    let options = Z3Options::default();
+    let register = |context: &mut Context, numel| {
+        context.register_z3_param(1, &[3], vec![0f32; numel], vec![0f32; numel], options)
+    };
+    assert_eq!(register(&mut context, 2).unwrap_err().status(), Status::SHAPE);
+    register(&mut context, 3).unwrap();
+    assert_eq!(register(&mut context, 3).unwrap_err().status(), Status::EXISTS);
+    assert_eq!(context.register_graph(1, Stage::Z2, &[1]).unwrap_err().status(), Status::STAGE);
+    assert_eq!(context.register_graph(1, Stage::Z3, &[2]).unwrap_err().status(), Status::NOT_FOUND);
+    context.register_graph(1, Stage::Z3, &[1]).unwrap();
+    assert_eq!(context.unregister_param(1).unwrap_err().status(), Status::BUSY);
+    assert_eq!(context.reduce_grad(1, 1, &[1f32]).unwrap_err().status(), Status::SHAPE);
+    assert_eq!(context.update(1, |_: &mut [f64], _: &mut [f32]| ()).unwrap_err().status(), Status::DTYPE);
+    assert_eq!(context.update(2, |_: &mut [f32], _: &mut [f32]| ()).unwrap_err().status(), Status::NOT_FOUND);
+    context.reduce_grad(1, 1, &[1f32; 3]).unwrap();
+    assert_eq!(context.update(1, |_: &mut [f32], _: &mut [f32]| ()).unwrap_err().status(), Status::BUSY);
+    context.step_abort().unwrap();
+    context.update_param_grad_buffer(1, vec![0f32; 3], 0).unwrap();
+    context.start_forward().unwrap();
+    assert_eq!(context.start_forward().unwrap_err().status(), Status::STATE);
+    context.end_forward().unwrap();
+    context.unregister_graph(1).unwrap();
+    context.unregister_param(1).unwrap();
+    context.cleanup().unwrap();
+    assert_eq!(context.start_forward().unwrap_err().status(), Status::STATE);
+}
+
+#[test]
+fn a_panic_on_one_rank_frees_the_others() {
+    let begin = Instant::now();
+    let results = ranks(2, |comm| {
+        let mut context = context(&comm);
+        register(&mut context, &comm, 3, 9);
+        if comm.rank() == 1 {
+            let _full = context.gather::<f32>(3, 3).unwrap();
+            panic!("on purpose");
+        }
+        // The abort may come while this rank still waits for its gather.
+        context.gather::<f32>(3, 3).and_then(|_| comm.barrier()).unwrap_err()
+    });
+    assert_eq!(results[0].as_ref().unwrap().status(), Status::ABORTED);
+    assert!(results[0].as_ref().unwrap().text().contains("panicked"));
+    assert!(results[1].is_err());
+    assert!(begin.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_panic_in_a_group_aborts_it() {
+    let results = ranks(2, |comm| {
+        let (send, mut recv) = ([1f32], [0f32; 2]);
+        let filled = catch_unwind(AssertUnwindSafe(|| {
+            comm.group(|group| {
+                group.all_gather(&send, &mut recv)?;
+                assert!(comm.rank() == 0, "on purpose");
+                Ok(())
+            })
+        }));
+        (comm.rank(), filled.map(|result| result.unwrap_err().status()).ok())
+    });
+    let results: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+    assert_eq!(results, [(0, Some(Status::ABORTED)), (1, None)]);
+}
+
+#[test]
+fn any_order_of_drops_is_fine() {
+    for order in 0..24 {
+        let comm = Comm::threads(1, &limits()).unwrap().remove(0);
+        let device = Device::open("cpu").unwrap();
+        let mut context = Context::builder().build(&device, Some(&comm)).unwrap();
+        register(&mut context, &comm, 1, 8);
+        let stream = Stream::new(&device).unwrap();
+        let mut kept: Vec<Option<Box<dyn std::any::Any>>> =
+            vec![Some(Box::new(comm)), Some(Box::new(device)), Some(Box::new(context)), Some(Box::new(stream))];
+        let mut code = order;
+        for left in (1..=4).rev() {
+            let place = kept.iter().enumerate().filter(|(_, one)| one.is_some()).nth(code % left).unwrap().0;
+            kept[place] = None;
+            code /= left;
+        }
+    }
+}
+
+#[test]
+fn a_context_that_is_forgotten_keeps_what_the_library_uses() {
+    let mut context = Context::builder().build(&Device::open("cpu").unwrap(), None).unwrap();
+    context.register_z3_param(1, &[2], vec![1f32, 2.0], vec![0f32; 2], Z3Options::default()).unwrap();
+    std::mem::forget(context);
+}
+
+#[test]
+fn send_and_sync_are_those_of_the_header() {
+    fn send<T: Send>() {}
+    send::<Context>();
+    send::<Comm>();
+    fn both<T: Send + Sync>() {}
+    both::<Device>();
+    both::<Stream>();
+    both::<Event>();
+    both::<Buffer>();
+    both::<dc::Abort>();
+    // That Comm and Context are not Sync, and that weights cannot change while gathered ones are read, are the
+    // compile_fail examples of the crate's documentation.
+}
