@@ -10,6 +10,8 @@
 #ifndef DC_COMM_LOCAL_H
 #define DC_COMM_LOCAL_H
 
+#include <sys/types.h>
+
 #include "comm/host.h"
 
 enum {
@@ -150,6 +152,14 @@ void dc__local_channel_leave(dc__local_group *group, int32_t channel);
 static inline dc__local_slot *dc__local_slot_of(const dc__local_group *group, int32_t channel, int32_t rank) {
   return &group->control->slots[(size_t)channel * (size_t)group->world + (size_t)rank];
 }
+
+/* descriptors.c: messages that carry file descriptors. */
+enum { DC__LOCAL_FDS = 2 * DC__COMM_MAX_WORLD + 1 }; /* the most in one message */
+ssize_t dc__local_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count);
+/* fds: DC__LOCAL_FDS entries, *count of them the caller's to close, also on failure: -1 with EMFILE when some were
+ * lost. */
+ssize_t dc__local_receive_fds(int fd, void *data, size_t bytes, int *fds, int32_t *count);
+void dc__local_close_all(int *fds, int32_t count); /* -1: not open */
 
 /* rendezvous.c: finds the other processes; fills in control, bases, reserves and pidfds. */
 dc_status dc__local_rendezvous(const char *name, dc__local_group *group);

@@ -19,7 +19,6 @@
 enum {
   PROTOCOL = 1, /* raise it when the messages or the control block change */
   MAX_GUESTS = DC__COMM_MAX_WORLD + 16,
-  MAX_FDS = 2 * DC__COMM_MAX_WORLD + 1,
   RETRY_NS = 5000000,
   GRACE_NS = 1000000000 /* rank 0 knows best who is missing: its word has this much longer to arrive */
 };
@@ -59,63 +58,6 @@ typedef struct host {
   int64_t deadline;
 } host;
 
-/* ---- messages with descriptors ---- */
-
-static ssize_t send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count) {
-  union {
-    char space[CMSG_SPACE(sizeof(int) * MAX_FDS)];
-    struct cmsghdr align;
-  } control;
-  struct iovec part = {(void *)(uintptr_t)data, bytes};
-  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-  if (count > 0) {
-    memset(&control, 0, sizeof control);
-    message.msg_control = control.space;
-    message.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)count);
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)count);
-    memcpy(CMSG_DATA(header), fds, sizeof(int) * (size_t)count);
-  }
-  return sendmsg(fd, &message, MSG_NOSIGNAL);
-}
-
-/* Stores up to MAX_FDS descriptors; -1 with EMFILE when some were lost. */
-static ssize_t receive_fds(int fd, void *data, size_t bytes, int *fds, int32_t *count) {
-  union {
-    char space[CMSG_SPACE(sizeof(int) * MAX_FDS)];
-    struct cmsghdr align;
-  } control;
-  struct iovec part = {data, bytes};
-  struct msghdr message = {
-      .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space, .msg_controllen = sizeof control.space};
-  *count = 0;
-  ssize_t got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
-  if (got < 0) {
-    return got;
-  }
-  for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header != NULL; header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-      *count = (int32_t)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-      memcpy(fds, CMSG_DATA(header), (size_t)*count * sizeof(int));
-    }
-  }
-  if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    errno = EMFILE;
-    return -1;
-  }
-  return got;
-}
-
-static void close_all(int *fds, int32_t count) {
-  for (int32_t i = 0; i < count; i++) {
-    if (fds[i] >= 0) {
-      close(fds[i]);
-    }
-  }
-}
-
 static socklen_t address_of(const char *name, struct sockaddr_un *address) {
   memset(address, 0, sizeof *address);
   address->sun_family = AF_UNIX;
@@ -142,7 +84,7 @@ static int milliseconds_to(int64_t deadline) {
 /* ---- rank 0 ---- */
 
 static void tell(const host *h, int fd, const welcome *message) {
-  int fds[MAX_FDS];
+  int fds[DC__LOCAL_FDS];
   int32_t count = 0;
   if (message->status == DC_OK) {
     fds[count++] = h->control;
@@ -153,7 +95,8 @@ static void tell(const host *h, int fd, const welcome *message) {
       }
     }
   }
-  (void)send_fds(fd, message, sizeof *message, fds, count); /* who died meanwhile will be noticed by its pidfd */
+  (void)dc__local_send_fds(fd, message, sizeof *message, fds,
+                           count); /* who died meanwhile will be noticed by its pidfd */
 }
 
 static void tell_failure(const host *h, int fd, dc_status status) {
@@ -166,8 +109,8 @@ static void forget_guest(host *h, int32_t at) {
   guest *g = &h->guests[at];
   close(g->fd);
   if (g->rank >= 0) {
-    close_all(&h->heaps[g->rank], 1);
-    close_all(&h->group->pidfds[g->rank], 1);
+    dc__local_close_all(&h->heaps[g->rank], 1);
+    dc__local_close_all(&h->group->pidfds[g->rank], 1);
     h->heaps[g->rank] = -1;
     h->group->pidfds[g->rank] = -1;
     h->joined--;
@@ -202,18 +145,18 @@ static dc_status examine(const host *h, const hello *said, ssize_t got, int32_t 
 static dc_status hear_guest(host *h, int32_t at) {
   guest *g = &h->guests[at];
   hello said;
-  int fds[MAX_FDS];
+  int fds[DC__LOCAL_FDS];
   int32_t count;
-  ssize_t got = receive_fds(g->fd, &said, sizeof said, fds, &count);
+  ssize_t got = dc__local_receive_fds(g->fd, &said, sizeof said, fds, &count);
   if (got <= 0 || g->rank >= 0) { /* it ended, or talks out of turn */
-    close_all(fds, count);
+    dc__local_close_all(fds, count);
     forget_guest(h, at);
     return DC_OK;
   }
   dc_status status = examine(h, &said, got, count);
   if (status != DC_OK) {
     tell_failure(h, g->fd, status);
-    close_all(fds, count);
+    dc__local_close_all(fds, count);
     forget_guest(h, at);
     return status == DC_E_MISMATCH ? status : DC_OK;
   }
@@ -355,9 +298,9 @@ static dc_status rendezvous_as_host(const char *name, dc__local_group *group, in
   }
   dc_status status = host_group(&h);
   /* The listener first: a late comer is then refused, and may wait for another group of this name. */
-  close_all(&h.listener, 1);
-  close_all(&h.control, 1);
-  close_all(h.heaps + 1, DC__COMM_MAX_WORLD - 1);
+  dc__local_close_all(&h.listener, 1);
+  dc__local_close_all(&h.control, 1);
+  dc__local_close_all(h.heaps + 1, DC__COMM_MAX_WORLD - 1);
   for (int32_t i = 0; i < h.guest_count; i++) {
     close(h.guests[i].fd);
   }
@@ -404,7 +347,7 @@ static dc_status greet(const dc__local_group *group, int fd) {
                          .has_pidfd = pidfd >= 0,
                          .reserve = group->heap.reserve};
   const int fds[2] = {group->heap.fd, pidfd};
-  if (send_fds(fd, &message, sizeof message, fds, 1 + (pidfd >= 0)) < 0) {
+  if (dc__local_send_fds(fd, &message, sizeof message, fds, 1 + (pidfd >= 0)) < 0) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: no word to rank 0: %s", strerror(errno));
   }
   return DC_OK;
@@ -422,7 +365,7 @@ static dc_status hear_host(const char *name, const dc__local_group *group, int f
                     "dc_comm_create_processes: group \"%s\": rank 0 still waits for other ranks after %.1f s", name,
                     (double)group->timeout_ns / 1e9);
   }
-  ssize_t got = receive_fds(fd, message, sizeof *message, fds, count);
+  ssize_t got = dc__local_receive_fds(fd, message, sizeof *message, fds, count);
   if (got == 0 || (got < 0 && errno == ECONNRESET)) {
     return dc__fail(DC_E_PEER_DEAD,
                     "dc_comm_create_processes: group \"%s\": rank 0 ended, or began without this rank %" PRId32, name,
@@ -463,7 +406,7 @@ static dc_status unpack(dc__local_group *group, const welcome *message, int *fds
 
 static dc_status rendezvous_as_guest(const char *name, dc__local_group *group, int64_t deadline) {
   int fd = -1;
-  int fds[MAX_FDS];
+  int fds[DC__LOCAL_FDS];
   int32_t count = 0;
   welcome message;
   dc_status status = connect_to_host(name, group, deadline, &fd);
@@ -476,8 +419,8 @@ static dc_status rendezvous_as_guest(const char *name, dc__local_group *group, i
   if (status == DC_OK) {
     status = unpack(group, &message, fds, count);
   }
-  close_all(fds, count);
-  close_all(&fd, 1);
+  dc__local_close_all(fds, count);
+  dc__local_close_all(&fd, 1);
   return status;
 }
 
