@@ -258,7 +258,8 @@ DC_API dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_option
  *  timeout_ns. Nothing is left behind in the file system, whatever ends a rank.
  *  name    the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..64), DC_E_EXISTS (the rank or the
- *  name is taken), DC_E_MISMATCH (world sizes differ), DC_E_TIMEOUT, DC_E_SYSTEM. [any] Since 0.1. */
+ *  name is taken), DC_E_MISMATCH (world sizes differ), DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile),
+ *  DC_E_SYSTEM. [any] Since 0.1. */
 DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world_size,
                                           const dc_comm_options *options, dc_comm **comm);
 
