@@ -14,8 +14,14 @@
 #define ARENA_ASAN 1
 #endif
 #endif
-/* With AddressSanitizer, reading a block that was freed is found like reading freed heap memory. */
-#ifdef ARENA_ASAN
+/* With AddressSanitizer, reading a block that was freed is found like reading freed heap memory; the simulator's tests
+ * compile this file once more, to be told where blocks begin and end to live. */
+#if defined(DC_ARENA_WATCHED)
+void dc__arena_poison(const void *ptr, size_t bytes);
+void dc__arena_unpoison(const void *ptr, size_t bytes);
+#define POISON(ptr, bytes) dc__arena_poison(ptr, bytes)
+#define UNPOISON(ptr, bytes) dc__arena_unpoison(ptr, bytes)
+#elif defined(ARENA_ASAN)
 #include <sanitizer/asan_interface.h>
 #define POISON(ptr, bytes) ASAN_POISON_MEMORY_REGION(ptr, bytes)
 #define UNPOISON(ptr, bytes) ASAN_UNPOISON_MEMORY_REGION(ptr, bytes)

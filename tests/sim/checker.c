@@ -1,0 +1,188 @@
+/* The checker. It keeps, for ranges of bytes, who wrote them last and who has read them since, each with the agent's
+ * own count of its doings. A vector clock says how far into every agent's doings another has come to know, through
+ * the order of a queue, an event or a collective; so
+ *
+ *   an earlier access (agent a, count t) is ordered before what I do now  if and only if  my clock's a-th entry >= t.
+ *
+ * Two accesses of the same bytes of which one is a write and that are not ordered are a race, whatever order the
+ * schedule happened to take. Giving memory out and taking it back are accesses too:
+ *
+ *   SIM_ALLOC   a write that leaves the bytes undefined: reading them is an error even in order
+ *   SIM_RETIRE  freed, while work queued earlier may use it: an error for all who know of it
+ *   SIM_FREE    the arena may give it to others from now on: all use must be ordered before, and any later is an error
+ */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim.h"
+
+enum { FILL_LIMIT = 1 << 16, ALLOCATED = 0xa5, FREED = 0xdb };
+
+typedef struct access {
+  uintptr_t lo, hi;
+  sim_kind kind;
+  int32_t agent;
+  uint32_t time;
+  sim_op op;
+} access;
+
+static struct {
+  access *all;
+  int64_t count, capacity;
+  char report[1024];
+} checker;
+
+void sim_checker_begin(void) {
+  checker.count = 0;
+  checker.report[0] = '\0';
+}
+
+void sim_checker_end(void) {
+  free(checker.all);
+  checker.all = NULL;
+  checker.count = checker.capacity = 0;
+}
+
+const char *sim_report(void) {
+  return checker.report;
+}
+
+void sim_reportf(const char *format, ...) {
+  if (checker.report[0] != '\0') {
+    return; /* the first is the cause */
+  }
+  int used = snprintf(checker.report, sizeof checker.report, "seed %" PRIu64 ", %" PRId32 " ranks: ", sim_world()->seed,
+                      sim_world()->world);
+  va_list args;
+  va_start(args, format);
+  vsnprintf(checker.report + used, sizeof checker.report - (size_t)used, format, args);
+  va_end(args);
+}
+
+void sim_join(sim_clock *to, const sim_clock *from) {
+  for (int i = 0; i < SIM_AGENTS; i++) {
+    to->at[i] = to->at[i] > from->at[i] ? to->at[i] : from->at[i];
+  }
+}
+
+/* "read by cast in dc_allgather_param of parameter 3 (rank 1, stream 2)" */
+static void describe(char text[256], sim_kind kind, int32_t agent, const sim_op *op) {
+  static const char *const kinds[] = {"read", "write", "allocation", "release", "return to the arena"};
+  const sim_agent *a = sim_agent_of(agent);
+  char id[48] = "", where[32] = "host";
+  if (op->id >= 0) {
+    snprintf(id, sizeof id, " of parameter %" PRId64, op->id);
+  }
+  if (a->stream != NULL) {
+    snprintf(where, sizeof where, "stream %" PRId32, a->number);
+  }
+  snprintf(text, 256, "%s by %s in %s%s (rank %" PRId32 ", %s)", kinds[kind], op->what, op->fn == NULL ? "-" : op->fn,
+           id, a->rank, where);
+}
+
+/* What is wrong with `kind` now after `old`; NULL: nothing. */
+static const char *fault(const access *old, sim_kind kind, bool ordered) {
+  if (kind == SIM_RETIRE) {
+    return old->kind == SIM_FREE ? "freed twice" : NULL;
+  }
+  if (old->kind == SIM_FREE) {
+    return kind == SIM_ALLOC || kind == SIM_FREE ? NULL : "use after free";
+  }
+  if (old->kind == SIM_RETIRE) {
+    return ordered && (kind == SIM_READ || kind == SIM_WRITE) ? "use after free" : NULL;
+  }
+  if (kind == SIM_ALLOC || kind == SIM_FREE) {
+    return ordered ? NULL : "memory given back before its last use";
+  }
+  if (!ordered && (kind == SIM_WRITE || old->kind != SIM_READ)) {
+    return "race";
+  }
+  return kind == SIM_READ && old->kind == SIM_ALLOC ? "read of memory that was never written" : NULL;
+}
+
+static access *add(void) {
+  if (checker.count == checker.capacity) {
+    checker.capacity = checker.capacity == 0 ? 256 : checker.capacity * 2;
+    checker.all = realloc(checker.all, (size_t)checker.capacity * sizeof *checker.all);
+  }
+  return &checker.all[checker.count++];
+}
+
+/* Does an access of this kind and agent make an older one needless to remember? Whoever comes after it in order
+ * comes after both. */
+static bool supersedes(sim_kind kind, int32_t agent, const access *old) {
+  switch (kind) {
+    case SIM_READ:
+      return old->kind == SIM_READ && old->agent == agent;
+    case SIM_WRITE:
+      return old->kind != SIM_RETIRE;
+    case SIM_RETIRE:
+      return false;
+    default:
+      return true;
+  }
+}
+
+/* Takes [lo, hi) out of what a record stands for; what is left of it stays. */
+static void cut(int64_t i, uintptr_t lo, uintptr_t hi) {
+  access old = checker.all[i];
+  checker.all[i] = checker.all[--checker.count];
+  if (old.lo < lo) {
+    access *left = add();
+    *left = old;
+    left->hi = lo;
+  }
+  if (old.hi > hi) {
+    access *right = add();
+    *right = old;
+    right->lo = hi;
+  }
+}
+
+/* Memory that a bug reads should look like nothing that a test expects. */
+static void fill(sim_kind kind, const void *ptr, size_t bytes) {
+  if (bytes <= FILL_LIMIT && (kind == SIM_ALLOC || kind == SIM_FREE)) {
+    memset((void *)(uintptr_t)ptr, kind == SIM_ALLOC ? ALLOCATED : FREED, bytes);
+  }
+}
+
+void sim_note(sim_kind kind, const void *ptr, size_t bytes, const char *what) {
+  if (bytes == 0) {
+    return;
+  }
+  uintptr_t lo = (uintptr_t)ptr, hi = lo + bytes;
+  const sim_agent *me = sim_me();
+  int32_t agent = sim_agent_number(me);
+  sim_op op = me->op;
+  op.what = what != NULL ? what : op.what;
+  for (int64_t i = checker.count - 1; i >= 0; i--) {
+    const access *old = &checker.all[i];
+    if (old->lo >= hi || old->hi <= lo) {
+      continue;
+    }
+    const char *wrong = fault(old, kind, me->now.at[old->agent] >= old->time);
+    if (wrong != NULL) {
+      char now[256], before[256];
+      describe(now, kind, agent, &op);
+      describe(before, old->kind, old->agent, &old->op);
+      sim_reportf("%s: %s, after %s; %zu bytes", wrong, now, before,
+                  (size_t)((old->hi < hi ? old->hi : hi) - (old->lo > lo ? old->lo : lo)));
+    }
+    if (supersedes(kind, agent, old)) {
+      cut(i, lo, hi);
+    }
+  }
+  *add() = (access){lo, hi, kind, agent, me->now.at[agent], op};
+  fill(kind, ptr, bytes);
+}
+
+void sim_reads(const void *ptr, size_t bytes, const char *what) {
+  sim_note(SIM_READ, ptr, bytes, what);
+}
+
+void sim_writes(const void *ptr, size_t bytes, const char *what) {
+  sim_note(SIM_WRITE, ptr, bytes, what);
+}

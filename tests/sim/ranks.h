@@ -1,0 +1,74 @@
+/* The harness's ranks on the simulated device: the same rank, setup, CHECK and OK, and a seed. */
+#ifndef TESTS_SIM_RANKS_H
+#define TESTS_SIM_RANKS_H
+
+#include <inttypes.h>
+
+#include "harness.h"
+#include "sim/sim.h"
+
+typedef struct sim_job {
+  const setup *s;
+  void (*body)(rank *r);
+  rank ranks[SIM_RANKS];
+} sim_job;
+
+static inline void sim_rank_main(int32_t index, void *user) {
+  sim_job *job = user;
+  rank *r = &job->ranks[index];
+  dc_status status = sim_device_open(&r->device);
+  if (status == DC_OK) {
+    status = sim_comm_open(&r->comm);
+  }
+  if (status == DC_OK) {
+    status = dc_context_create(r->device, NULL, &r->ctx);
+  }
+  if (status == DC_OK) {
+    status = dc_init(r->ctx, r->comm, &job->s->config, job->s->bucket == 0 ? 1024 : job->s->bucket);
+  }
+  if (status == DC_OK) {
+    job->body(r);
+  } else {
+    snprintf(r->failure, sizeof r->failure, "set-up of rank %d: %s", r->rank, dc_last_error());
+  }
+  if (r->failure[0] != '\0') {
+    dc_comm_abort(r->comm, r->failure);
+  }
+  dc_context_destroy(r->ctx);
+  dc_device_destroy(r->device);
+  dc_comm_destroy(r->comm);
+}
+
+/* Runs body on every rank of a simulated world; "" or what went wrong first: a report of the checker, or a rank's
+ * failed CHECK, with the seed. */
+static inline const char *sim_ranks(const sim_options *options, setup s, void (*body)(rank *r), const void *user) {
+  static char failure[1200];
+  sim_job job = {.s = &s, .body = body};
+  s.config.struct_size = sizeof s.config;
+  for (int32_t i = 0; i < options->world; i++) {
+    job.ranks[i].rank = i;
+    job.ranks[i].world = options->world;
+    job.ranks[i].user = user;
+  }
+  if (!sim_run(options, sim_rank_main, &job)) {
+    return sim_report();
+  }
+  failure[0] = '\0';
+  for (int pass = 0; pass < 2; pass++) { /* the rank that failed by itself before those that it made fail */
+    for (int32_t i = 0; i < options->world && failure[0] == '\0'; i++) {
+      const char *text = job.ranks[i].failure;
+      if (text[0] != '\0' && (pass == 1 || strstr(text, "abort") == NULL)) {
+        snprintf(failure, sizeof failure, "seed %" PRIu64 ": %s", options->seed, text);
+      }
+    }
+  }
+  return failure;
+}
+
+/* How many seeds a test takes: SIM_SEEDS in the environment, or the test's own number, and from which one on. */
+static inline uint64_t sim_setting(const char *name, uint64_t usual) {
+  const char *text = getenv(name);
+  return text == NULL || text[0] == '\0' ? usual : strtoull(text, NULL, 10);
+}
+
+#endif

@@ -1,0 +1,102 @@
+/* A simulated device and communicator for ranks that are threads of one process: the same runtime code runs on them
+ * as on real ones, but in an order that a seed decides, and every access to memory is checked.
+ *
+ *   world.c    the scheduler, streams, events, memory: the table of device/device.h
+ *   comm.c     a communicator whose collectives are steps on those streams: the table of comm/comm.h
+ *   checker.c  who touched which bytes, and whether anything orders two touches
+ *   wrap.c     tells the checker what the runtime touches (the linker's --wrap, so production code has no hooks)
+ *
+ * One world at a time; exactly one thread of it runs, so nothing here is locked. docs/simulation.md explains it. */
+#ifndef TESTS_SIM_H
+#define TESTS_SIM_H
+
+#include "comm/comm.h"
+
+/* ---- for tests ---- */
+
+typedef struct sim_options {
+  uint64_t seed;
+  int32_t world;
+  bool no_heap;     /* peers read no memory in place, as with the caller's own collectives */
+  bool one_channel; /* dup is refused: gathers and reductions share a communicator and a stream */
+} sim_options;
+
+/* Runs body(rank, user) as each rank's host thread until all have returned. False: the checker has a report. */
+bool sim_run(const sim_options *options, void (*body)(int32_t rank, void *user), void *user);
+/* The first thing that went wrong in the last world, with its seed; "" when nothing did. */
+const char *sim_report(void);
+/* In a world: this rank's device and communicator; the caller gives them back. */
+dc_status sim_device_open(dc_device **device);
+dc_status sim_comm_open(dc_comm **comm);
+/* Memory of the test's own, undefined at first, which lives until the world ends, so that no address comes twice. */
+void *sim_new(size_t bytes);
+/* The test itself touches memory: on the host, or in a task of a stream. `what` names it in reports. */
+void sim_reads(const void *ptr, size_t bytes, const char *what);
+void sim_writes(const void *ptr, size_t bytes, const char *what);
+/* Random numbers of the world's own sequence of choices. */
+uint64_t sim_random(uint64_t below);
+
+/* ---- between the files ---- */
+
+enum { SIM_AGENTS = 64, SIM_RANKS = 8 };
+
+/* A vector clock: what is known of each agent (a rank's host thread, or a stream). */
+typedef struct sim_clock {
+  uint32_t at[SIM_AGENTS];
+} sim_clock;
+
+/* What an agent is doing, for reports. */
+typedef struct sim_op {
+  const char *what; /* "cast", "gather", … */
+  const char *fn;   /* the public function that asked for it; NULL: none */
+  int64_t id;       /* parameter; -1: none */
+} sim_op;
+
+typedef struct sim_agent {
+  sim_clock now;
+  sim_op op;
+  const dc_stream *stream; /* NULL: a host thread */
+  int32_t rank;
+  int32_t number; /* of the rank's streams, in the order in which they were made */
+} sim_agent;
+
+typedef enum sim_kind { SIM_READ, SIM_WRITE, SIM_ALLOC, SIM_RETIRE, SIM_FREE } sim_kind;
+
+/* checker.c */
+void sim_checker_begin(void);
+void sim_checker_end(void);
+void sim_note(sim_kind kind, const void *ptr, size_t bytes, const char *what);
+void sim_join(sim_clock *to, const sim_clock *from);
+void sim_reportf(const char *format, ...) DC__PRINTF(1, 2);
+
+/* comm.c */
+void sim_comm_end(void);
+
+/* world.c */
+sim_agent *sim_me(void); /* who runs: a stream while it runs a task, else the host thread */
+sim_agent *sim_agent_of(int32_t agent);
+int32_t sim_agent_number(const sim_agent *agent);
+/* What others may know of me from here on: a copy of my clock, which then ticks. */
+sim_clock sim_publish(void);
+const sim_options *sim_world(void);
+int32_t sim_rank(void);
+/* Nobody could go on: every wait ends from now on, as after its deadline. */
+bool sim_dead(void);
+/* Runs others until ready(args), which must change by their work alone. */
+void sim_wait(bool (*ready)(void *args), void *args, const char *what);
+/* Work in several steps on a stream: step() runs whenever ready() and the scheduler wants, until it returns true. */
+typedef struct sim_work {
+  bool (*ready)(void *args); /* NULL: always */
+  bool (*step)(void *args);
+  sim_op op;
+} sim_work;
+void sim_push(dc_stream *stream, const sim_work *work, const void *args, size_t bytes);
+/* wrap.c, for the arena.c that is compiled for the simulator */
+void dc__arena_poison(const void *ptr, size_t bytes);
+void dc__arena_unpoison(const void *ptr, size_t bytes);
+
+/* world.c */
+void *sim_map(size_t bytes); /* memory under the checker's eye, until the world ends */
+bool sim_mapped(const void *ptr);
+
+#endif

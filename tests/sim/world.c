@@ -1,0 +1,608 @@
+/* The scheduler, and a device on it.
+ *
+ * A rank's host thread runs until it comes to a point where a real machine might do something else first: any call of
+ * the device, the communicator or the checker's test helpers. There the scheduler draws what happens next: this thread
+ * goes on, another rank's does (the baton goes over), or the first piece of work in some stream's queue is done, on
+ * the thread that draws. Entities have weights, drawn too, so that in one world a stream lags far behind and in
+ * another the host does. All comes from one seed; nothing else decides anything. */
+#define _GNU_SOURCE /* MAP_ANONYMOUS */
+#include <inttypes.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "sim.h"
+
+typedef struct host {
+  sem_t go; /* the baton */
+  pthread_t thread;
+  bool done;
+  bool (*ready)(void *args); /* NULL: it can go on */
+  void *args;
+  const char *waits_for;
+  uint64_t weight;
+  int32_t streams; /* made so far */
+} host;
+
+/* A mark of an event: what was known when the stream came past it. */
+typedef struct mark {
+  int32_t refs;
+  bool passed;
+  sim_clock clock;
+} mark;
+
+typedef struct entry {
+  struct entry *next;
+  sim_work work;
+  sim_clock from; /* what the thread that queued it knew */
+  bool begun;
+  _Alignas(max_align_t) unsigned char args[];
+} entry;
+
+typedef struct sim_stream {
+  struct dc_stream head;
+  struct sim_stream *next; /* in the world */
+  entry *first, **last;
+  uint64_t weight;
+  int32_t agent;
+} sim_stream;
+
+typedef struct sim_event {
+  struct dc_event head;
+  mark *latest; /* NULL: never recorded, passed */
+} sim_event;
+
+typedef struct sim_device {
+  struct dc_device head;
+  int32_t rank;
+} sim_device;
+
+typedef struct mapping {
+  struct mapping *next;
+  unsigned char *ptr;
+  size_t bytes, used;
+} mapping;
+
+static struct {
+  sim_options options;
+  uint64_t state; /* of the random numbers */
+  host hosts[SIM_RANKS];
+  sim_agent agents[SIM_AGENTS];
+  int32_t agent_count;
+  int32_t turn; /* whose host thread runs */
+  int32_t me;   /* the agent: that host, or the stream whose work it does */
+  bool dead;
+  sim_stream *streams;
+  mapping *mappings;
+  mapping *bump; /* of sim_new */
+  sem_t finished;
+  void (*body)(int32_t rank, void *user);
+  void *user;
+} world;
+
+/* ---- small things ---- */
+
+static uint64_t draw(void) { /* splitmix64 */
+  uint64_t z = (world.state += UINT64_C(0x9e3779b97f4a7c15));
+  z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+  z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+  return z ^ (z >> 31);
+}
+
+uint64_t sim_random(uint64_t below) {
+  return draw() % below;
+}
+
+sim_agent *sim_me(void) {
+  return &world.agents[world.me];
+}
+
+sim_agent *sim_agent_of(int32_t agent) {
+  return &world.agents[agent];
+}
+
+int32_t sim_agent_number(const sim_agent *agent) {
+  return (int32_t)(agent - world.agents);
+}
+
+sim_clock sim_publish(void) {
+  sim_agent *me = sim_me();
+  sim_clock known = me->now;
+  me->now.at[world.me]++;
+  return known;
+}
+
+const sim_options *sim_world(void) {
+  return &world.options;
+}
+
+int32_t sim_rank(void) {
+  return world.turn;
+}
+
+bool sim_dead(void) {
+  return world.dead;
+}
+
+static int32_t new_agent(const dc_stream *stream, int32_t rank, int32_t number) {
+  if (world.agent_count == SIM_AGENTS) {
+    abort(); /* a test that makes this many streams wants a larger clock */
+  }
+  sim_agent *agent = &world.agents[world.agent_count];
+  *agent = (sim_agent){.op = {"host", NULL, -1}, .stream = stream, .rank = rank, .number = number};
+  agent->now.at[world.agent_count] = 1;
+  return world.agent_count++;
+}
+
+static uint64_t new_weight(void) {
+  return UINT64_C(1) << (2 * sim_random(5)); /* 1 to 256 */
+}
+
+/* ---- memory ---- */
+
+void *sim_map(size_t bytes) {
+  mapping *m = calloc(1, sizeof *m);
+  m->bytes = bytes;
+  m->ptr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (m->ptr == MAP_FAILED) {
+    abort();
+  }
+  m->next = world.mappings;
+  world.mappings = m;
+  return m->ptr;
+}
+
+bool sim_mapped(const void *ptr) {
+  for (const mapping *m = world.mappings; m != NULL; m = m->next) {
+    if ((uintptr_t)ptr - (uintptr_t)m->ptr < m->bytes) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void *sim_new(size_t bytes) {
+  size_t size = (bytes + 63) / 64 * 64 + 64; /* a gap, so that a slip past the end shows */
+  if (world.bump == NULL || world.bump->bytes - world.bump->used < size) {
+    (void)sim_map(size > (1 << 20) ? size : 1 << 20);
+    world.bump = world.mappings;
+  }
+  unsigned char *ptr = world.bump->ptr + world.bump->used;
+  world.bump->used += size;
+  sim_note(SIM_FREE, ptr + bytes, size - bytes, "the gap after a test's array");
+  sim_note(SIM_ALLOC, ptr, bytes, "the test");
+  return ptr;
+}
+
+/* ---- the scheduler ---- */
+
+static bool host_ready(const host *h) {
+  return !h->done && (h->ready == NULL || world.dead || h->ready(h->args));
+}
+
+static bool stream_ready(const sim_stream *stream) {
+  const entry *e = stream->first;
+  return e != NULL && world.me != stream->agent &&
+         (e->work.ready == NULL || world.dead || e->work.ready((void *)(uintptr_t)e->args));
+}
+
+/* The first work of a stream, one step of it. */
+static void run(sim_stream *stream) {
+  entry *e = stream->first;
+  int32_t before = world.me;
+  sim_agent *agent = &world.agents[stream->agent];
+  world.me = stream->agent;
+  agent->op = e->work.op;
+  if (!e->begun) {
+    e->begun = true;
+    sim_join(&agent->now, &e->from);
+  }
+  bool finished = e->work.step(e->args);
+  world.me = before;
+  if (finished) {
+    stream->first = e->next;
+    if (stream->first == NULL) {
+      stream->last = &stream->first;
+    }
+    free(e);
+  }
+}
+
+static void hand_over(int32_t to) {
+  world.turn = to;
+  world.me = to;
+  sem_post(&world.hosts[to].go);
+}
+
+static void report_deadlock(void) {
+  char text[512] = "";
+  for (int32_t r = 0; r < world.options.world; r++) {
+    const host *h = &world.hosts[r];
+    size_t used = strlen(text);
+    snprintf(text + used, sizeof text - used, " rank %" PRId32 " waits for %s in %s;", r,
+             h->done ? "nothing" : h->waits_for, world.agents[r].op.fn == NULL ? "-" : world.agents[r].op.fn);
+  }
+  sim_reportf("deadlock:%s", text);
+}
+
+static bool all_done(void) {
+  for (int32_t r = 0; r < world.options.world; r++) {
+    if (!world.hosts[r].done) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* Draws until this thread may go on. A thread that is done returns when another has the baton (false), or when all are
+ * done (true). */
+static bool schedule(void) {
+  int32_t mine = world.turn;
+  host *me = &world.hosts[mine];
+  for (;;) {
+    uint64_t total = 0;
+    for (int32_t r = 0; r < world.options.world; r++) {
+      total += host_ready(&world.hosts[r]) ? world.hosts[r].weight : 0;
+    }
+    for (const sim_stream *s = world.streams; s != NULL; s = s->next) {
+      total += stream_ready(s) ? s->weight : 0;
+    }
+    if (total == 0) {
+      if (all_done()) {
+        return true;
+      }
+      report_deadlock();
+      world.dead = true;
+      continue;
+    }
+    uint64_t at = sim_random(total);
+    int32_t chosen = -1;
+    for (int32_t r = 0; r < world.options.world && chosen < 0; r++) {
+      uint64_t weight = host_ready(&world.hosts[r]) ? world.hosts[r].weight : 0;
+      chosen = at < weight ? r : -1;
+      at -= chosen < 0 ? weight : 0;
+    }
+    if (chosen == mine) {
+      return true;
+    }
+    if (chosen >= 0) {
+      bool done = me->done;
+      hand_over(chosen);
+      if (!done) {
+        sem_wait(&me->go); /* whoever woke us saw that we can go on */
+      }
+      return !done;
+    }
+    sim_stream *s = world.streams;
+    while (!stream_ready(s) || at >= s->weight) {
+      at -= stream_ready(s) ? s->weight : 0;
+      s = s->next;
+    }
+    if (sim_random(16) == 0) {
+      s->weight = new_weight();
+    }
+    run(s);
+  }
+}
+
+void sim_wait(bool (*ready)(void *args), void *args, const char *what) {
+  host *h = &world.hosts[world.turn];
+  if (world.me != world.turn) {
+    abort(); /* the work of a stream waits by its ready(), never inside */
+  }
+  h->ready = ready;
+  h->args = args;
+  h->waits_for = what;
+  (void)schedule();
+  h->ready = NULL;
+  if (sim_random(16) == 0) {
+    h->weight = new_weight();
+  }
+}
+
+/* A point where others may go first. Work of a stream goes on. */
+static void point(void) {
+  if (world.me == world.turn) {
+    sim_wait(NULL, NULL, "its turn");
+  }
+}
+
+static void *run_host(void *arg) {
+  int32_t rank = (int32_t)((host *)arg - world.hosts);
+  sem_wait(&world.hosts[rank].go);
+  world.body(rank, world.user);
+  world.hosts[rank].done = true;
+  if (schedule()) {
+    sem_post(&world.finished);
+  }
+  return NULL;
+}
+
+static void end_world(void) {
+  for (mapping *m = world.mappings, *next; m != NULL; m = next) {
+    next = m->next;
+    munmap(m->ptr, m->bytes);
+    free(m);
+  }
+  sim_comm_end();
+  sim_checker_end();
+}
+
+bool sim_run(const sim_options *options, void (*body)(int32_t rank, void *user), void *user) {
+  memset(&world, 0, sizeof world);
+  world.options = *options;
+  world.state = options->seed;
+  world.body = body;
+  world.user = user;
+  sem_init(&world.finished, 0, 0);
+  sim_checker_begin();
+  for (int32_t r = 0; r < options->world; r++) {
+    (void)new_agent(NULL, r, 0);
+    world.hosts[r].weight = new_weight();
+    sem_init(&world.hosts[r].go, 0, 0);
+    pthread_create(&world.hosts[r].thread, NULL, run_host, &world.hosts[r]);
+  }
+  hand_over(0);
+  sem_wait(&world.finished);
+  for (int32_t r = 0; r < options->world; r++) {
+    pthread_join(world.hosts[r].thread, NULL);
+    sem_destroy(&world.hosts[r].go);
+  }
+  sem_destroy(&world.finished);
+  end_world();
+  return sim_report()[0] == '\0';
+}
+
+/* ---- streams ---- */
+
+void sim_push(dc_stream *stream, const sim_work *work, const void *args, size_t bytes) {
+  sim_stream *self = (sim_stream *)stream;
+  entry *e = calloc(1, sizeof *e + bytes);
+  e->work = *work;
+  e->work.op.fn = work->op.fn != NULL ? work->op.fn : sim_me()->op.fn;
+  e->work.op.id = work->op.id >= 0 ? work->op.id : sim_me()->op.id;
+  e->from = sim_publish();
+  if (bytes > 0) {
+    memcpy(e->args, args, bytes);
+  }
+  *self->last = e;
+  self->last = &e->next;
+  point();
+}
+
+static dc_status stream_create(dc_device *device, dc_stream **stream) {
+  int32_t rank = ((sim_device *)device)->rank;
+  sim_stream *self = calloc(1, sizeof *self);
+  self->head.device = dc__device_retain(device);
+  self->last = &self->first;
+  self->weight = new_weight();
+  self->agent = new_agent(&self->head, rank, ++world.hosts[rank].streams);
+  self->next = world.streams;
+  world.streams = self;
+  *stream = &self->head;
+  return DC_OK;
+}
+
+static mark *new_mark(void) {
+  mark *m = calloc(1, sizeof *m);
+  m->refs = 1;
+  return m;
+}
+
+static void drop_mark(mark *m) {
+  if (m != NULL && --m->refs == 0) {
+    free(m);
+  }
+}
+
+static bool mark_passed(void *m) {
+  return ((const mark *)m)->passed;
+}
+
+static bool run_record(void *args) {
+  mark *m = *(mark **)args;
+  m->clock = sim_publish();
+  m->passed = true;
+  drop_mark(m);
+  return true;
+}
+
+/* A mark at the present end of a queue; a reference for the caller. */
+static mark *record(dc_stream *stream) {
+  mark *m = new_mark();
+  m->refs++;
+  sim_push(stream, &(sim_work){.step = run_record, .op = {"record", NULL, -1}}, &m, sizeof m);
+  return m;
+}
+
+static bool wait_ready(void *args) {
+  return (*(mark **)args)->passed;
+}
+
+static bool run_wait(void *args) {
+  mark *m = *(mark **)args;
+  sim_join(&sim_me()->now, &m->clock);
+  drop_mark(m);
+  return true;
+}
+
+/* Blocks the host until a mark has passed; takes the reference. */
+static dc_status await(mark *m, const char *what) {
+  sim_wait(mark_passed, m, what);
+  bool passed = m->passed;
+  sim_join(&sim_me()->now, &m->clock);
+  drop_mark(m);
+  return passed ? DC_OK : dc__fail(DC_E_TIMEOUT, "the simulated world stands still");
+}
+
+static dc_status stream_sync(dc_stream *stream, int64_t timeout_ns) {
+  (void)timeout_ns;
+  return await(record(stream), "a stream to drain");
+}
+
+static void stream_destroy(dc_stream *stream) {
+  (void)stream_sync(stream, 0);
+  sim_stream **link = &world.streams;
+  while (&(*link)->head != stream) {
+    link = &(*link)->next;
+  }
+  *link = (*link)->next;
+  dc__device_release(stream->device);
+  free(stream);
+}
+
+typedef struct call_args {
+  dc__task_fn fn;
+  _Alignas(max_align_t) unsigned char args[];
+} call_args;
+
+static bool run_call(void *args) {
+  call_args *call = args;
+  call->fn(call->args);
+  return true;
+}
+
+static dc_status stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
+  _Alignas(max_align_t) unsigned char buffer[sizeof(call_args) + DC__TASK_BYTES];
+  ((call_args *)(void *)buffer)->fn = fn;
+  if (bytes > 0) {
+    memcpy(((call_args *)(void *)buffer)->args, args, bytes);
+  }
+  sim_push(stream, &(sim_work){.step = run_call, .op = {"task", NULL, -1}}, buffer, sizeof(call_args) + bytes);
+  return DC_OK;
+}
+
+typedef struct move_args {
+  void *dst;
+  const void *src; /* NULL: zeros */
+  size_t bytes;
+} move_args;
+
+static bool run_move(void *args) {
+  const move_args *m = args;
+  if (m->src != NULL) {
+    sim_note(SIM_READ, m->src, m->bytes, NULL);
+  }
+  sim_note(SIM_WRITE, m->dst, m->bytes, NULL);
+  if (m->src != NULL) {
+    memcpy(m->dst, m->src, m->bytes);
+  } else {
+    memset(m->dst, 0, m->bytes);
+  }
+  return true;
+}
+
+static void stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes) {
+  move_args args = {dst, src, bytes};
+  sim_push(stream, &(sim_work){.step = run_move, .op = {"copy", NULL, -1}}, &args, sizeof args);
+}
+
+static void stream_zero(dc_stream *stream, void *dst, size_t bytes) {
+  move_args args = {dst, NULL, bytes};
+  sim_push(stream, &(sim_work){.step = run_move, .op = {"zeroing", NULL, -1}}, &args, sizeof args);
+}
+
+/* ---- events ---- */
+
+static dc_status event_create(dc_device *device, dc_event **event) {
+  sim_event *self = calloc(1, sizeof *self);
+  self->head.device = dc__device_retain(device);
+  *event = &self->head;
+  return DC_OK;
+}
+
+static void event_destroy(dc_event *event) {
+  drop_mark(((sim_event *)event)->latest);
+  dc__device_release(event->device);
+  free(event);
+}
+
+static void event_record(dc_event *event, dc_stream *stream) {
+  mark *m = record(stream);
+  drop_mark(((sim_event *)event)->latest);
+  ((sim_event *)event)->latest = m;
+}
+
+static void event_set(dc_event *event) {
+  mark *m = new_mark();
+  m->clock = sim_publish();
+  m->passed = true;
+  drop_mark(((sim_event *)event)->latest);
+  ((sim_event *)event)->latest = m;
+}
+
+static dc_status event_wait(dc_event *event, dc_stream *stream) {
+  mark *m = ((sim_event *)event)->latest;
+  if (m != NULL) {
+    m->refs++;
+    sim_push(stream, &(sim_work){wait_ready, run_wait, {"wait", NULL, -1}}, &m, sizeof m);
+  }
+  return DC_OK;
+}
+
+/* No point: the arena asks with its mutex held. What was seen to have passed is known from then on. */
+static bool event_passed(dc_event *event) {
+  const mark *m = ((sim_event *)event)->latest;
+  if (m != NULL && m->passed) {
+    sim_join(&sim_me()->now, &m->clock);
+  }
+  return m == NULL || m->passed || world.dead;
+}
+
+static dc_status event_sync(dc_event *event, int64_t timeout_ns) {
+  (void)timeout_ns;
+  mark *m = ((sim_event *)event)->latest;
+  if (m == NULL) {
+    return DC_OK;
+  }
+  m->refs++;
+  return await(m, "an event");
+}
+
+/* ---- the device ---- */
+
+static dc_status device_alloc(dc_device *device, size_t bytes, int32_t kind, void **ptr) {
+  (void)kind;
+  atomic_fetch_add(&device->allocations, 1);
+  *ptr = sim_map(bytes);
+  return DC_OK;
+}
+
+static void device_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
+  (void)device;
+  (void)kind;
+  sim_note(SIM_FREE, ptr, bytes, "the device"); /* the addresses stay taken, so that late use is found */
+}
+
+static void device_destroy(dc_device *device) {
+  free(device);
+}
+
+static const dc__device_ops ops = {.name = "sim",
+                                   .alloc = device_alloc,
+                                   .free = device_free,
+                                   .stream_create = stream_create,
+                                   .stream_destroy = stream_destroy,
+                                   .stream_sync = stream_sync,
+                                   .stream_call = stream_call,
+                                   .stream_copy = stream_copy,
+                                   .stream_zero = stream_zero,
+                                   .event_create = event_create,
+                                   .event_destroy = event_destroy,
+                                   .event_record = event_record,
+                                   .event_wait = event_wait,
+                                   .event_passed = event_passed,
+                                   .event_sync = event_sync,
+                                   .event_set = event_set,
+                                   .destroy = device_destroy};
+
+dc_status sim_device_open(dc_device **device) {
+  sim_device *self = calloc(1, sizeof *self);
+  self->head.ops = &ops;
+  atomic_init(&self->head.refs, 1);
+  self->rank = world.turn;
+  *device = &self->head;
+  return DC_OK;
+}

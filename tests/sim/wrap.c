@@ -1,0 +1,137 @@
+/* What tells the checker of the runtime's accesses: the linker sends calls between object files of these functions
+ * here (--wrap, in tests/meson.build), and arena.c is compiled once more for the simulator, with its poisoning, which
+ * marks where a block's life begins and ends, sent here as well. */
+#include "kernels/kernels.h"
+#include "runtime/runtime.h"
+#include "sim.h"
+
+/* ---- kernels ---- */
+
+/* A reduction's casts and sums in scratch memory of its own are nobody's business. */
+static bool inside;
+
+static void note(sim_kind kind, const void *ptr, int64_t count, int32_t dtype, const char *what) {
+  if (!inside) {
+    sim_note(kind, ptr, (size_t)count * dc_dtype_size(dtype), what);
+  }
+}
+
+void __real_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
+void __wrap_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
+void __wrap_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
+  note(SIM_READ, src, count, src_dtype, "cast");
+  note(SIM_WRITE, dst, count, dst_dtype, "cast");
+  __real_dc__cast(dst, dst_dtype, src, src_dtype, count);
+}
+
+void __real_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
+void __wrap_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
+void __wrap_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
+  note(SIM_READ, src, count, src_dtype, "accumulation");
+  note(SIM_READ, dst, count, dst_dtype, "accumulation");
+  note(SIM_WRITE, dst, count, dst_dtype, "accumulation");
+  __real_dc__accumulate(dst, dst_dtype, src, src_dtype, count);
+}
+
+void __real_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype,
+                       int64_t count, bool mean, bool accumulate);
+void __wrap_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype,
+                       int64_t count, bool mean, bool accumulate);
+void __wrap_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype,
+                       int64_t count, bool mean, bool accumulate) {
+  for (int32_t i = 0; i < n; i++) {
+    note(SIM_READ, src[i], count, src_dtype, "reduction");
+  }
+  if (accumulate) {
+    note(SIM_READ, dst, count, dst_dtype, "reduction");
+  }
+  note(SIM_WRITE, dst, count, dst_dtype, "reduction");
+  inside = true;
+  __real_dc__reduce(dst, dst_dtype, src, n, src_dtype, count, mean, accumulate);
+  inside = false;
+}
+
+/* ---- copies of the calling thread; a stream's own are noted by the device ---- */
+
+void __real_dc__stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
+void __wrap_dc__stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
+void __wrap_dc__stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes) {
+  if (stream == NULL) {
+    sim_note(SIM_READ, src, bytes, "copy");
+    sim_note(SIM_WRITE, dst, bytes, "copy");
+  }
+  __real_dc__stream_copy(stream, dst, src, bytes);
+}
+
+void __real_dc__stream_zero(dc_stream *stream, void *dst, size_t bytes);
+void __wrap_dc__stream_zero(dc_stream *stream, void *dst, size_t bytes);
+void __wrap_dc__stream_zero(dc_stream *stream, void *dst, size_t bytes) {
+  if (stream == NULL) {
+    sim_note(SIM_WRITE, dst, bytes, "zeroing");
+  }
+  __real_dc__stream_zero(stream, dst, bytes);
+}
+
+/* ---- blocks of the arena ---- */
+
+/* Sizes of the blocks in use, which dc__arena_free() is not told. */
+enum { BLOCKS = 4096 };
+static struct {
+  const void *ptr;
+  size_t bytes;
+} blocks[BLOCKS];
+static int32_t block_count;
+
+static size_t forget_block(const void *ptr) {
+  for (int32_t i = 0; i < block_count; i++) {
+    if (blocks[i].ptr == ptr) {
+      size_t bytes = blocks[i].bytes;
+      blocks[i] = blocks[--block_count];
+      return bytes;
+    }
+  }
+  return 0;
+}
+
+void __real_dc__arena_free(dc__arena *arena, void *ptr, dc_event *after_a, dc_event *after_b);
+void __wrap_dc__arena_free(dc__arena *arena, void *ptr, dc_event *after_a, dc_event *after_b);
+void __wrap_dc__arena_free(dc__arena *arena, void *ptr, dc_event *after_a, dc_event *after_b) {
+  sim_note(SIM_RETIRE, ptr, forget_block(ptr), "release");
+  __real_dc__arena_free(arena, ptr, after_a, after_b);
+}
+
+void dc__arena_poison(const void *ptr, size_t bytes) {
+  if (sim_mapped(ptr)) { /* the arena poisons headers too */
+    sim_note(SIM_FREE, ptr, bytes, "arena");
+  }
+}
+
+void dc__arena_unpoison(const void *ptr, size_t bytes) {
+  if (sim_mapped(ptr)) {
+    (void)forget_block(ptr);
+    if (block_count < BLOCKS) {
+      blocks[block_count].ptr = ptr;
+      blocks[block_count++].bytes = bytes;
+    }
+    sim_note(SIM_ALLOC, ptr, bytes, "arena");
+  }
+}
+
+/* ---- names for reports ---- */
+
+dc_status __real_dc__enter(dc_context *ctx, const char *fn);
+dc_status __wrap_dc__enter(dc_context *ctx, const char *fn);
+dc_status __wrap_dc__enter(dc_context *ctx, const char *fn) {
+  sim_me()->op = (sim_op){"host", fn, -1};
+  return __real_dc__enter(ctx, fn);
+}
+
+dc_status __real_dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
+                          dc__param **param);
+dc_status __wrap_dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
+                          dc__param **param);
+dc_status __wrap_dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
+                          dc__param **param) {
+  sim_me()->op.id = id;
+  return __real_dc__find(ctx, fn, graph_id, id, stage3, graph, param);
+}
