@@ -115,9 +115,14 @@ def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Opti
     for name, values in state["state"].items():
         entry = entry_of(params[name])
         packed[numbers[name]] = {
-            key: cut(entry, value) if entry is not None and isinstance(value, Tensor) and value.shape == entry.shape
-            and value.dim() else value for key, value in values.items()}
+            key: cut(entry, value) if entry is not None and _is_like(entry.shape, key, value) else _copy(value)
+            for key, value in values.items()}
     optimizer.load_state_dict({"state": packed, "param_groups": groups})
+
+
+def _is_like(shape: torch.Size, key: str, value: Any) -> bool:
+    """Whether a value of an optimizer's state is one number for each of a parameter. A scalar's look like counters."""
+    return isinstance(value, Tensor) and value.shape == shape and (value.dim() > 0 or key != "step")
 
 
 def _names(model: nn.Module) -> Dict[int, str]:
@@ -128,8 +133,12 @@ def _each(values: Mapping[str, Any], param: nn.Parameter, gather: Callable[[Entr
     entry = entry_of(param)
     result = {}
     for key, value in values.items():
-        if entry is not None and isinstance(value, Tensor) and value.shape == param.shape and value.dim():
+        if entry is not None and _is_like(param.shape, key, value):
             result[key] = gather(entry, value)
         else:
-            result[key] = value.clone() if isinstance(value, Tensor) else value
+            result[key] = _copy(value)
     return result
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
