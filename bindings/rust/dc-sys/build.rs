@@ -1,9 +1,9 @@
-//! Finds libdc: the folder in DC_LIB_DIR, else what pkg-config knows as `dc`, else a build folder of this checkout.
+//! Finds libdc: the folder in DC_LIB_DIR, else what pkg-config knows as `dc`, else what `make test` built in this checkout.
 //! Dependents find the folder in DEP_DC_LIBDIR, to put it into their programs' run path.
 
+use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs};
 
 /// The versions whose ABI these bindings describe, as pkg-config sees them.
 const AT_LEAST: &str = "dc >= 0.1";
@@ -26,17 +26,10 @@ fn from_pkg_config() -> Option<PathBuf> {
     (output.status.success() && has_library(&folder)).then_some(folder)
 }
 
-/// The newest libdc of a checkout's `build*` folders.
+/// Where this checkout's own commands put a libdc; builds with sanitizers are for their tests alone.
 fn from_checkout() -> Option<PathBuf> {
     let root = Path::new(&env::var_os("CARGO_MANIFEST_DIR")?).join("../../..").canonicalize().ok()?;
-    let mut found = Vec::new();
-    for entry in fs::read_dir(root).ok()?.flatten() {
-        if entry.file_name().to_string_lossy().starts_with("build") {
-            let inside = fs::read_dir(entry.path()).into_iter().flatten().flatten().map(|inner| inner.path());
-            found.extend(inside.chain([entry.path()]).filter(|folder| has_library(folder)));
-        }
-    }
-    found.into_iter().max_by_key(|folder| fs::metadata(folder.join("libdc.so")).and_then(|data| data.modified()).ok())
+    ["build/prefix/lib", "build/gcc", "build"].iter().map(|folder| root.join(folder)).find(|folder| has_library(folder))
 }
 
 fn main() {
@@ -44,7 +37,7 @@ fn main() {
         println!("cargo:rerun-if-env-changed={}", name);
     }
     let folder = from_environment().or_else(from_pkg_config).or_else(from_checkout).unwrap_or_else(|| {
-        panic!("libdc is nowhere: set DC_LIB_DIR to its folder, or PKG_CONFIG_PATH to that of dc.pc, or build the checkout")
+        panic!("libdc is nowhere: set DC_LIB_DIR to its folder, or PKG_CONFIG_PATH to that of dc.pc, or run `make test SUITES=gcc`")
     });
     println!("cargo:rustc-link-search=native={}", folder.display());
     println!("cargo:rustc-link-lib=dc");
