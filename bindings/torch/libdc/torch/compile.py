@@ -23,7 +23,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from . import semantics
 from .order import groups_of
-from .root import Root, by_graph
+from .root import Root, by_graph, is_model
 
 _library = torch.library.Library("dc_rt", "FRAGMENT")
 _dc, _rt = torch.ops.dc, torch.ops.dc_rt
@@ -118,6 +118,12 @@ def begin_forward(module: nn.Module) -> None:
     _rt.begin_forward(module.__dict__["_dc_graph"])
 
 
+def _of_model(node: fx.Node, *targets: Any) -> bool:
+    """Whether the node is a call of one of these operators for a sharded model. Who writes the operators into his
+    program himself has put them where he wants them."""
+    return node.op == "call_function" and node.target in targets and is_model(node.args[1])
+
+
 # The joint graph
 
 
@@ -130,9 +136,9 @@ def joint(gm: fx.GraphModule, _inputs: Any = None) -> fx.GraphModule:
         own(graph)
     reduced: Dict[int, List[fx.Node]] = {}
     for node in graph.nodes:
-        if node.target in (_dc.allgather_param.default, _dc.wait_allgather.default, _rt.take.default):
+        if _of_model(node, _dc.allgather_param.default, _dc.wait_allgather.default, _rt.take.default):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-        elif node.target is _dc.reduce_grad.default:
+        elif _of_model(node, _dc.reduce_grad.default):
             reduced.setdefault(node.args[1], []).append(node)
     for graph_id, nodes in reduced.items():
         ids = list(dict.fromkeys(node.args[2] for node in nodes))
@@ -193,13 +199,13 @@ def _own_one(graph: fx.Graph, wait: fx.Node) -> None:
 def own(graph: fx.Graph) -> None:
     """Gathers whose memory nobody will release: it belongs to the tensor."""
     for node in list(graph.nodes):
-        if node.target is _dc.wait_allgather.default:
+        if _of_model(node, _dc.wait_allgather.default):
             _own_one(graph, node)
 
 
 def place(graph: fx.Graph) -> bool:
     """Orders gathers, releases and prefetches. Returns whether there was anything to do."""
-    waits = [node for node in graph.nodes if node.target is _dc.wait_allgather.default]
+    waits = [node for node in graph.nodes if _of_model(node, _dc.wait_allgather.default)]
     if not waits:
         return False
     order = {node: k for k, node in enumerate(graph.nodes)}

@@ -90,6 +90,11 @@ _roots: "weakref.WeakValueDictionary[int, Root]" = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
+def is_model(graph_id: int) -> bool:
+    """Whether the graph is a sharded model's."""
+    return graph_id in _roots
+
+
 def by_graph(graph_id: int) -> "Root":
     """The root that a compiled graph's operators name."""
     root = _roots.get(graph_id)
