@@ -10,12 +10,14 @@ enum {
   DC__CONFIG_SIZE_0_1 = 40,
   DC__MEMORY_STATS_SIZE_0_1 = 144,
   DC__OP_INFO_SIZE_0_1 = 48,
+  DC__TRACE_EVENT_SIZE_0_1 = 48,
 };
 
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_context_options) >= DC__CONTEXT_OPTIONS_SIZE_0_1, "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_config) >= DC__CONFIG_SIZE_0_1, "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_memory_stats) >= DC__MEMORY_STATS_SIZE_0_1, "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_op_info) >= DC__OP_INFO_SIZE_0_1, "0.1");
+_Static_assert(sizeof(dc_trace_event) >= DC__TRACE_EVENT_SIZE_0_1, "0.1");
 
 /* Runs `call` in an entered context. */
 #define DC__IN_CONTEXT(context, call)        \

@@ -179,8 +179,9 @@ static dc_status free_tensors(dc_context *ctx, const char *fn, const char *tenso
   if (count < 0 || (count > 0 && (tensors == NULL || freed == NULL))) {
     return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 " with tensors or freed NULL", fn, count);
   }
-  if (count > 0 && tensor_size < sizeof(dc_tensor)) {
-    return dc__fail(DC_E_INVALID, "%s: tensor_size = %zu, must be at least %zu", fn, tensor_size, sizeof(dc_tensor));
+  if (count > 0 && tensor_size < DC__TENSOR_SIZE_0_1) {
+    return dc__fail(DC_E_INVALID, "%s: tensor_size = %zu, must be at least %d", fn, tensor_size,
+                    (int)DC__TENSOR_SIZE_0_1);
   }
   int64_t threshold = ctx->config.free_activation_threshold;
   threshold = threshold == 0 ? 10485760 : threshold == -1 ? 0 : threshold;

@@ -52,6 +52,10 @@ void dc__init_sized(void *dst, size_t struct_size, size_t known);
 
 /* ---- types and tensors (tensor.c) ---- */
 
+/* The size in the version that introduced it: callers that were built for it stay callers when dc_tensor grows. */
+enum { DC__TENSOR_SIZE_0_1 = 48 };
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_tensor) >= DC__TENSOR_SIZE_0_1, "0.1");
+
 bool dc__dtype_is_float(int32_t dtype);
 /* The seven types that collectives and casts take. */
 bool dc__dtype_moves(int32_t dtype);

@@ -83,7 +83,7 @@ dc_status dc__tensor_read(const char *function, const char *argument, const dc_t
   dc_tensor t = DC_TENSOR_INIT;
   int64_t count = 0;
   if (src != NULL) {
-    DC__TRY(dc__read_options(function, argument, &t, sizeof t, src, sizeof t));
+    DC__TRY(dc__read_options(function, argument, &t, sizeof t, src, DC__TENSOR_SIZE_0_1));
     DC__TRY(dc__numel(function, argument, t.shape, t.ndim, &count));
     if (dc_dtype_size(t.dtype) == 0) {
       return dc__fail(DC_E_DTYPE, "%s: %s->dtype = %" PRId32 " is no element type", function, argument, t.dtype);
@@ -106,11 +106,10 @@ dc_status dc__tensor_check_output(const char *function, const char *argument, co
   if (dst == NULL) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", function, argument);
   }
-  dc_tensor scratch;
   size_t size = dst->struct_size;
-  if (size < sizeof scratch) {
-    return dc__fail(DC_E_INVALID, "%s: %s->struct_size = %zu, must be at least %zu", function, argument, size,
-                    sizeof scratch);
+  if (size < DC__TENSOR_SIZE_0_1) {
+    return dc__fail(DC_E_INVALID, "%s: %s->struct_size = %zu, must be at least %d", function, argument, size,
+                    (int)DC__TENSOR_SIZE_0_1);
   }
   return DC_OK;
 }
@@ -118,5 +117,5 @@ dc_status dc__tensor_check_output(const char *function, const char *argument, co
 dc_status dc__tensor_write(const char *function, const char *argument, dc_tensor *dst, void *data, const int64_t *shape,
                            int32_t ndim, int32_t dtype, dc_buffer *buffer) {
   dc_tensor t = {sizeof t, data, ndim > 0 ? shape : NULL, NULL, ndim, dtype, buffer};
-  return dc__write_sized(function, argument, dst, &t, sizeof t, sizeof t);
+  return dc__write_sized(function, argument, dst, &t, sizeof t, DC__TENSOR_SIZE_0_1);
 }

@@ -92,8 +92,8 @@ int64_t dc__trace_read(dc_context *ctx, char *events, size_t event_size, int64_t
   pthread_mutex_lock(&trace->mutex);
   /* An event that has not ended holds back those after it, so that none is lost. */
   while (count < cap && trace->oldest < trace->begun && trace->events[trace->oldest % trace->capacity].end_ns != 0) {
-    memcpy(events + (size_t)count * event_size, &trace->events[trace->oldest % trace->capacity],
-           sizeof(dc_trace_event));
+    const dc_trace_event *event = &trace->events[trace->oldest % trace->capacity];
+    memcpy(events + (size_t)count * event_size, event, event_size < sizeof *event ? event_size : sizeof *event);
     trace->oldest++;
     count++;
   }
