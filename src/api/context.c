@@ -106,11 +106,13 @@ dc_status dc_reset(dc_context *context) {
 }
 
 static dc_status abort_step(dc_context *ctx) {
+  /* What the caller has queued still uses what is given back here. */
+  DC__TRY(dc__stream_sync(ctx->lanes[DC__LANE_CALLER], 0));
   dc_status status = dc__drain(ctx);
   for (int64_t i = 0; i < ctx->params.count; i++) {
     dc__param *param = ctx->params.values[i];
     if (!param->persistent) {
-      dc__gather_drop(param);
+      dc__gather_drop(ctx, param);
     }
     param->users = param->released = 0;
   }

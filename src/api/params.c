@@ -71,7 +71,7 @@ static dc_status clear_persistent(dc_context *ctx, const char *fn, int64_t id) {
   DC__TRY(find_sharded(ctx, fn, id, &param));
   param->persistent = false;
   if (param->users == 0) {
-    dc__gather_drop(param);
+    dc__gather_drop(ctx, param);
   }
   return DC_OK;
 }
@@ -84,7 +84,7 @@ static dc_status invalidate(dc_context *ctx, const char *fn, int64_t id) {
   dc__param *param;
   DC__TRY(find_sharded(ctx, fn, id, &param));
   if (!param->persistent) {
-    dc__gather_drop(param);
+    dc__gather_drop(ctx, param);
   }
   return DC_OK;
 }
@@ -97,7 +97,7 @@ static dc_status clear_all(dc_context *ctx) {
   for (int64_t i = 0; i < ctx->params.count; i++) {
     dc__param *param = ctx->params.values[i];
     if (!param->persistent) {
-      dc__gather_drop(param);
+      dc__gather_drop(ctx, param);
     }
   }
   return DC_OK;

@@ -39,14 +39,18 @@ dc_buffer *dc_buffer_retain(dc_buffer *buffer) {
   return buffer;
 }
 
-void dc_buffer_release(dc_buffer *buffer) {
+void dc__buffer_release_after(dc_buffer *buffer, dc_event *after) {
   if (buffer == NULL || atomic_fetch_sub_explicit(&buffer->refs, 1, memory_order_acq_rel) != 1) {
     return;
   }
-  dc__buffer_revoke(buffer, NULL, NULL);
+  dc__buffer_revoke(buffer, after, NULL);
   dc__arena *arena = buffer->arena;
   dc__arena_record_free(arena, buffer);
   dc__arena_release(arena);
+}
+
+void dc_buffer_release(dc_buffer *buffer) {
+  dc__buffer_release_after(buffer, NULL);
 }
 
 void *dc_buffer_data(const dc_buffer *buffer) {

@@ -113,5 +113,7 @@ void dc__arena_get_stats(dc__arena *arena, dc__arena_stats *stats);
 dc_status dc__buffer_create(dc__arena *arena, void *ptr, size_t bytes, dc_buffer **buffer);
 /* Takes the memory back from all holders; what they still hold is an empty handle. */
 void dc__buffer_revoke(dc_buffer *buffer, dc_event *after_a, dc_event *after_b);
+/* dc_buffer_release() whose memory, if it goes back, is used again only after the event. */
+void dc__buffer_release_after(dc_buffer *buffer, dc_event *after);
 
 #endif

@@ -50,7 +50,15 @@ static void drop_copy(dc__param *param, dc__copy_of *copy) {
   copy->buffer = NULL;
 }
 
-void dc__gather_drop(dc__param *param) {
+void dc__gather_drop(dc_context *ctx, dc__param *param) {
+  dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
+  if (caller != NULL && has_copy(param)) { /* it may still read */
+    if (dc__need_event(ctx, &param->last_read) == DC_OK) {
+      dc__event_record(param->last_read, caller);
+    } else {
+      (void)dc__stream_sync(caller, 0);
+    }
+  }
   for (int32_t i = 0; i < DC__COPIES; i++) {
     if (param->copies[i].buffer != NULL) {
       drop_copy(param, &param->copies[i]);
@@ -123,12 +131,17 @@ static void queue_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const vo
   dc__stream_call(stream, cast_task, &args, sizeof args);
 }
 
+/* The reloaded shard, unless it is older than the weights. */
+static const void *device_shard(const dc__param *param) {
+  return param->device_shard_version == param->version ? param->device_shard : NULL;
+}
+
 /* Does this rank's shard have to be staged (cast, or copied to where peers can read it) before the gather? */
 static bool needs_staging(const dc_context *ctx, const dc__param *param, int32_t dtype) {
   if (dtype != param->dtype) {
     return true;
   }
-  return ctx->world > 1 && ctx->config.symmetric_memory != 1 && param->device_shard == NULL &&
+  return ctx->world > 1 && ctx->config.symmetric_memory != 1 && device_shard(param) == NULL &&
          ctx->gather_comm->ops->heap_alloc != NULL;
 }
 
@@ -136,8 +149,8 @@ static bool needs_staging(const dc_context *ctx, const dc__param *param, int32_t
 typedef struct plan {
   dc__param *param;
   dc__copy_of *copy;
-  const dc__copy_of *from; /* another type's current copy: cast from it, without communication */
-  void *staged;            /* NULL: the shard itself is sent */
+  dc__copy_of *from; /* another type's current copy: cast from it, without communication */
+  void *staged;      /* NULL: the shard itself is sent */
   bool made;
 } plan;
 
@@ -172,9 +185,9 @@ static bool start_one(dc_context *ctx, dc_stream *stream, plan *p, dc__coll_item
     return false;
   }
   const void *shard = param->shard;
-  if (param->device_shard != NULL) {
+  if (device_shard(param) != NULL) {
     dc__event_wait(param->reloaded, stream);
-    shard = param->device_shard;
+    shard = device_shard(param);
   }
   if (p->staged != NULL) {
     queue_cast(stream, p->staged, dtype, shard, param->dtype, param->chunks[ctx->rank].count);
@@ -205,6 +218,9 @@ static void start(dc_context *ctx, dc_stream *stream, const dc__tag *tag, plan *
   dc__trace_end(ctx, stream, mark, ctx->counters.gather_wire_bytes - wire);
   for (int64_t i = 0; i < count; i++) {
     dc__event_record(plans[i].copy->ready, stream);
+    if (plans[i].from != NULL) {
+      dc__event_record(plans[i].from->ready, stream); /* its memory must stay until it is cast */
+    }
     if (plans[i].staged != NULL) {
       dc__arena_free(ctx->shared, plans[i].staged, plans[i].copy->ready, NULL);
     }
@@ -327,13 +343,9 @@ dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, 
   if (++param->released < n_users) {
     return DC_OK;
   }
-  if (ctx->lanes[DC__LANE_CALLER] != NULL) {
-    DC__TRY(dc__need_event(ctx, &param->last_read));
-    dc__event_record(param->last_read, ctx->lanes[DC__LANE_CALLER]);
-  }
   param->users = param->released = 0;
   if (!param->persistent) {
-    dc__gather_drop(param);
+    dc__gather_drop(ctx, param);
   }
   return DC_OK;
 }

@@ -70,17 +70,31 @@ static dc_status write_value(const char *fn, const dc__value *value, dc_buffer *
   return dc__tensor_write(fn, "out", out, dc_buffer_data(buffer), value->shape, value->ndim, value->dtype, buffer);
 }
 
-static void drop_device(dc_context *ctx, dc__value *value) {
-  if (value->device != NULL) {
-    dc_buffer_release(value->device); /* lives on while the caller retains it */
-    value->device = NULL;
-    ctx->reload_bytes -= (int64_t)value->bytes;
+/* From here on value->reloaded stands for the caller's reads of the device copy too. */
+static void mark_last_read(dc_context *ctx, dc__value *value) {
+  dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
+  if (caller != NULL) {
+    dc__event_wait(value->reloaded, caller);
+    dc__event_record(value->reloaded, caller);
   }
 }
 
+static void forget_device(dc_context *ctx, dc__value *value) {
+  value->device = NULL;
+  ctx->reload_bytes -= (int64_t)value->bytes;
+}
+
+/* The device copy lives on while the caller retains it. Blocks until the reload is done, since nobody else may ever
+ * wait for it. */
 void dc__values_drop_device(dc_context *ctx, dc__graph *graph) {
   for (int64_t i = 0; i < graph->values.count; i++) {
-    drop_device(ctx, graph->values.values[i]);
+    dc__value *value = graph->values.values[i];
+    if (value->device != NULL) {
+      dc__event_wait(value->reloaded, NULL);
+      mark_last_read(ctx, value);
+      dc__buffer_release_after(value->device, dc__unless_passed(value->reloaded));
+      forget_device(ctx, value);
+    }
   }
 }
 
@@ -116,7 +130,8 @@ dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, 
     DC__TRY(dc__lane(ctx, DC__LANE_OFFLOAD, &stream));
     dc__after_caller(ctx, stream);
   }
-  dc__event_wait(value->reloaded, stream); /* the host copy may still be read by the last step's reload */
+  dc__event_wait(value->reloaded, stream);  /* the host copy may still be read by the last step's reload */
+  dc__event_wait(value->offloaded, stream); /* or written by an offload from another stream */
   dc__stream_copy(stream, dc_buffer_data(value->host), t.data, value->bytes);
   dc__event_record(value->offloaded, stream);
   ctx->counters.d2h_bytes += (int64_t)value->bytes;
@@ -182,8 +197,10 @@ bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer) {
     for (int64_t i = 0; i < graph->values.count; i++) {
       dc__value *value = graph->values.values[i];
       if (value->device == buffer) {
+        mark_last_read(ctx, value);
         dc__buffer_revoke(buffer, dc__unless_passed(value->reloaded), NULL);
-        drop_device(ctx, value);
+        dc_buffer_release(buffer);
+        forget_device(ctx, value);
         return true;
       }
     }
@@ -200,6 +217,7 @@ dc_status dc__reload_shard(dc_context *ctx, dc__param *param) {
   dc_stream *stream;
   DC__TRY(dc__lane(ctx, DC__LANE_RELOAD, &stream));
   DC__TRY(dc__need_event(ctx, &param->reloaded));
+  DC__TRY(dc__need_event(ctx, &param->shard_read));
   size_t bytes = (size_t)param->chunks[ctx->rank].count * dc_dtype_size(param->dtype);
   dc__drop_shard(ctx, param); /* the weights changed since */
   DC__TRY(dc__arena_alloc(ctx->shared, bytes, &param->device_shard));
@@ -216,13 +234,11 @@ void dc__drop_shard(dc_context *ctx, dc__param *param) {
   if (param->device_shard == NULL) {
     return;
   }
-  /* Gathers under way read it, and peers do. They finish in order, so the latest one's event stands for all. */
-  dc_event *gathered = NULL;
-  for (int32_t i = 0; i < DC__COPIES; i++) {
-    dc_event *ready = dc__unless_passed(param->copies[i].ready);
-    gathered = ready != NULL ? ready : gathered;
+  if (ctx->lanes[DC__LANE_GATHER] != NULL) { /* gathers under way read it, and peers do */
+    dc__event_record(param->shard_read, ctx->lanes[DC__LANE_GATHER]);
   }
-  dc__arena_free(ctx->shared, param->device_shard, dc__unless_passed(param->reloaded), gathered);
+  dc__arena_free(ctx->shared, param->device_shard, dc__unless_passed(param->reloaded),
+                 dc__unless_passed(param->shard_read));
   param->device_shard = NULL;
   ctx->reload_bytes -= (int64_t)((size_t)param->chunks[ctx->rank].count * dc_dtype_size(param->dtype));
 }

@@ -57,7 +57,7 @@ dc__range dc__chunk_range(int64_t numel, int32_t world, int32_t rank) {
 }
 
 static void param_free(dc_context *ctx, dc__param *param) {
-  dc__gather_drop(param);
+  dc__gather_drop(ctx, param);
   dc__drop_shard(ctx, param);
   if (param->local_sum != NULL) {
     dc__arena_free(ctx->working, param->local_sum, NULL, NULL);
@@ -67,6 +67,7 @@ static void param_free(dc_context *ctx, dc__param *param) {
   }
   dc__drop_event(ctx, &param->last_read);
   dc__drop_event(ctx, &param->reloaded);
+  dc__drop_event(ctx, &param->shard_read);
   dc__free(param->owned);
   dc__free(param->chunks);
   dc__free(param->shape);

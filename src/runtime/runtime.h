@@ -48,10 +48,11 @@ typedef struct dc__param {
   dc__copy_of copies[DC__COPIES];
   int64_t users;       /* n_users of the release cycle under way; 0: none */
   int64_t released;    /* of them, so far */
-  dc_event *last_read; /* the caller's stream at the last release; made when needed */
+  dc_event *last_read; /* the caller's stream when copies were given back; made when needed */
   void *device_shard;  /* reloaded copy of a host shard; NULL: none */
   int64_t device_shard_version;
   dc_event *reloaded;
+  dc_event *shard_read; /* the gathers that may read a reloaded copy, when it is given back */
 
   /* gradient */
   void *grad;          /* this rank's part; NULL: it owns none */
@@ -228,7 +229,7 @@ dc_status dc__gather_wait(dc_context *ctx, const char *fn, dc__param *param);
 dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, int64_t n_users);
 dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc_buffer **buffer);
 /* Gives a parameter's copies back and ends its release cycle. */
-void dc__gather_drop(dc__param *param);
+void dc__gather_drop(dc_context *ctx, dc__param *param);
 
 /* ---- reduce.c ---- */
 

@@ -19,7 +19,7 @@
 
 #include "sim.h"
 
-enum { FILL_LIMIT = 1 << 16, ALLOCATED = 0xa5, FREED = 0xdb };
+enum { FILL_LIMIT = 1 << 16, ALLOCATED = 0xa5, FREED = 0xdb, PAGE = 1 << 14, PAGES = 1024 };
 
 typedef struct access {
   uintptr_t lo, hi;
@@ -29,21 +29,32 @@ typedef struct access {
   sim_op op;
 } access;
 
-static struct {
+/* What is remembered of a page's bytes; records never reach over a page's end. Pages may share a list. */
+typedef struct page {
   access *all;
   int64_t count, capacity;
+} page;
+
+static struct {
+  page pages[PAGES];
+  bool muted;
   char report[1024];
 } checker;
 
 void sim_checker_begin(void) {
-  checker.count = 0;
   checker.report[0] = '\0';
+  checker.muted = false;
+}
+
+void sim_checker_mute(void) {
+  checker.muted = true;
 }
 
 void sim_checker_end(void) {
-  free(checker.all);
-  checker.all = NULL;
-  checker.count = checker.capacity = 0;
+  for (int i = 0; i < PAGES; i++) {
+    free(checker.pages[i].all);
+  }
+  memset(checker.pages, 0, sizeof checker.pages);
 }
 
 const char *sim_report(void) {
@@ -51,7 +62,7 @@ const char *sim_report(void) {
 }
 
 void sim_reportf(const char *format, ...) {
-  if (checker.report[0] != '\0') {
+  if (checker.muted || checker.report[0] != '\0') {
     return; /* the first is the cause */
   }
   int used = snprintf(checker.report, sizeof checker.report, "seed %" PRIu64 ", %" PRId32 " ranks: ", sim_world()->seed,
@@ -103,12 +114,12 @@ static const char *fault(const access *old, sim_kind kind, bool ordered) {
   return kind == SIM_READ && old->kind == SIM_ALLOC ? "read of memory that was never written" : NULL;
 }
 
-static access *add(void) {
-  if (checker.count == checker.capacity) {
-    checker.capacity = checker.capacity == 0 ? 256 : checker.capacity * 2;
-    checker.all = realloc(checker.all, (size_t)checker.capacity * sizeof *checker.all);
+static access *add(page *p) {
+  if (p->count == p->capacity) {
+    p->capacity = p->capacity == 0 ? 16 : p->capacity * 2;
+    p->all = realloc(p->all, (size_t)p->capacity * sizeof *p->all);
   }
-  return &checker.all[checker.count++];
+  return &p->all[p->count++];
 }
 
 /* Does an access of this kind and agent make an older one needless to remember? Whoever comes after it in order
@@ -127,16 +138,16 @@ static bool supersedes(sim_kind kind, int32_t agent, const access *old) {
 }
 
 /* Takes [lo, hi) out of what a record stands for; what is left of it stays. */
-static void cut(int64_t i, uintptr_t lo, uintptr_t hi) {
-  access old = checker.all[i];
-  checker.all[i] = checker.all[--checker.count];
+static void cut(page *p, int64_t i, uintptr_t lo, uintptr_t hi) {
+  access old = p->all[i];
+  p->all[i] = p->all[--p->count];
   if (old.lo < lo) {
-    access *left = add();
+    access *left = add(p);
     *left = old;
     left->hi = lo;
   }
   if (old.hi > hi) {
-    access *right = add();
+    access *right = add(p);
     *right = old;
     right->lo = hi;
   }
@@ -149,33 +160,43 @@ static void fill(sim_kind kind, const void *ptr, size_t bytes) {
   }
 }
 
-void sim_note(sim_kind kind, const void *ptr, size_t bytes, const char *what) {
-  if (bytes == 0) {
-    return;
-  }
-  uintptr_t lo = (uintptr_t)ptr, hi = lo + bytes;
-  const sim_agent *me = sim_me();
-  int32_t agent = sim_agent_number(me);
-  sim_op op = me->op;
-  op.what = what != NULL ? what : op.what;
-  for (int64_t i = checker.count - 1; i >= 0; i--) {
-    const access *old = &checker.all[i];
-    if (old->lo >= hi || old->hi <= lo) {
+static void report_fault(const access *now, const access *old, const char *wrong) {
+  char text[256], before[256];
+  describe(text, now->kind, now->agent, &now->op);
+  describe(before, old->kind, old->agent, &old->op);
+  uintptr_t lo = old->lo > now->lo ? old->lo : now->lo, hi = old->hi < now->hi ? old->hi : now->hi;
+  sim_reportf("%s: %s, after %s; %zu bytes", wrong, text, before, (size_t)(hi - lo));
+}
+
+static void note_in_page(const access *now, const sim_clock *known) {
+  page *p = &checker.pages[now->lo / PAGE % PAGES];
+  for (int64_t i = p->count - 1; i >= 0; i--) {
+    const access *old = &p->all[i];
+    if (old->lo >= now->hi || old->hi <= now->lo) {
       continue;
     }
-    const char *wrong = fault(old, kind, me->now.at[old->agent] >= old->time);
+    const char *wrong = fault(old, now->kind, known->at[old->agent] >= old->time);
     if (wrong != NULL) {
-      char now[256], before[256];
-      describe(now, kind, agent, &op);
-      describe(before, old->kind, old->agent, &old->op);
-      sim_reportf("%s: %s, after %s; %zu bytes", wrong, now, before,
-                  (size_t)((old->hi < hi ? old->hi : hi) - (old->lo > lo ? old->lo : lo)));
+      report_fault(now, old, wrong);
     }
-    if (supersedes(kind, agent, old)) {
-      cut(i, lo, hi);
+    if (supersedes(now->kind, now->agent, old)) {
+      cut(p, i, now->lo, now->hi);
     }
   }
-  *add() = (access){lo, hi, kind, agent, me->now.at[agent], op};
+  *add(p) = *now;
+}
+
+void sim_note(sim_kind kind, const void *ptr, size_t bytes, const char *what) {
+  const sim_agent *me = sim_me();
+  int32_t agent = sim_agent_number(me);
+  access now = {.kind = kind, .agent = agent, .time = me->now.at[agent], .op = me->op};
+  now.op.what = what != NULL ? what : me->op.what;
+  uintptr_t end = (uintptr_t)ptr + bytes;
+  for (now.lo = (uintptr_t)ptr; now.lo < end; now.lo = now.hi) {
+    uintptr_t page_end = (now.lo / PAGE + 1) * PAGE;
+    now.hi = page_end < end ? page_end : end;
+    note_in_page(&now, &me->now);
+  }
   fill(kind, ptr, bytes);
 }
 

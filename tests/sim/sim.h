@@ -65,6 +65,7 @@ typedef enum sim_kind { SIM_READ, SIM_WRITE, SIM_ALLOC, SIM_RETIRE, SIM_FREE } s
 /* checker.c */
 void sim_checker_begin(void);
 void sim_checker_end(void);
+void sim_checker_mute(void); /* no reports any more in this world */
 void sim_note(sim_kind kind, const void *ptr, size_t bytes, const char *what);
 void sim_join(sim_clock *to, const sim_clock *from);
 void sim_reportf(const char *format, ...) DC__PRINTF(1, 2);

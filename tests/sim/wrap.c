@@ -7,7 +7,7 @@
 
 /* ---- kernels ---- */
 
-/* A reduction's casts and sums in scratch memory of its own are nobody's business. */
+/* What a kernel casts and adds in scratch memory of its own is nobody's business. */
 static bool inside;
 
 static void note(sim_kind kind, const void *ptr, int64_t count, int32_t dtype, const char *what) {
@@ -27,10 +27,13 @@ void __wrap_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_
 void __real_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void __wrap_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void __wrap_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
+  bool was = inside; /* a reduction accumulates too */
   note(SIM_READ, src, count, src_dtype, "accumulation");
   note(SIM_READ, dst, count, dst_dtype, "accumulation");
   note(SIM_WRITE, dst, count, dst_dtype, "accumulation");
+  inside = true;
   __real_dc__accumulate(dst, dst_dtype, src, src_dtype, count);
+  inside = was;
 }
 
 void __real_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype,
