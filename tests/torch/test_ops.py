@@ -205,6 +205,9 @@ def test_free_tensors(run: Run) -> None:
     assert small.untyped_storage().nbytes() == 64
     assert large.untyped_storage().nbytes() == 0 and view.untyped_storage().nbytes() == 0 and large.shape == (17,)
     D.free_tensors([large, torch.ones(64, dtype=torch.complex64)])
+    foreign = torch.frombuffer(bytearray(256), dtype=torch.uint8)
+    D.free_tensors([foreign])
+    assert foreign.count_nonzero() == 0, "memory that is not PyTorch's stays"
     large.untyped_storage().resize_(68)
     large.fill_(3)
     assert view.tolist() == [3] * 5
@@ -347,7 +350,6 @@ def test_results_do_not_leak(run: Run) -> None:
 
     before = step(50)
     assert step(300) - before < 1024
-    assert run.stats().allocations == 0 or step(1)
 
 
 def test_other_threads_run_during_an_operator(run: Run) -> None:
@@ -361,21 +363,17 @@ def test_other_threads_run_during_an_operator(run: Run) -> None:
             ticks[0] += 1
             time.sleep(0.001)
 
-    stream = libdc.Stream(libdc.Device("cpu"))
-    ops.context().set_stream(None)
-    gate = threading.Thread(target=tick)
-    gate.start()
     big = torch.randn(1 << 24)
     dc.register_z3_param(70, (1 << 24,), big, torch.empty(0), False)
     dc.register_graph_z3(71, [70])
+    ticker = threading.Thread(target=tick)
+    ticker.start()
     begin, before = time.perf_counter(), ticks[0]
     for _ in range(4):
-        RT.take(run.token, 71, 70, torch.float64)
-    elapsed = time.perf_counter() - begin
-    during = ticks[0] - before
+        RT.take(run.token, 71, 70, torch.float64)  # casts 64 MiB, and waits for it
+    elapsed, during = time.perf_counter() - begin, ticks[0] - before
     stop.set()
-    gate.join()
-    stream.close()
+    ticker.join()
     assert during > 5 or elapsed < 0.02, f"{during} ticks in {elapsed:.3f} s"
 
 

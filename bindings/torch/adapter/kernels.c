@@ -119,22 +119,18 @@ static const char *describe(dct_call *call, dc_tensor *views, int64_t *numels) {
   return NULL;
 }
 
-static const char *free_flagged(dct_call *call, const dc_tensor *views, const int32_t *freed) {
+/* Empties the storages that PyTorch owns, for all tensors that share them; shapes stay. Storages over somebody else's
+ * memory can't be emptied, and keep it: to free early is an offer. */
+static void free_flagged(const dct_call *call, const dc_tensor *views, const int32_t *freed) {
   for (size_t i = 0; i < call->tensor_count; ++i) {
-    if (freed[i] == 0 || views[i].buffer != NULL) {
+    dct_tensor copy = NULL; /* the call consumes a handle */
+    if (freed[i] == 0 || views[i].buffer != NULL ||
+        dct_torch.aoti_torch_new_tensor_handle(dct_as_tensor(call->tensors[i]), &copy) != 0) {
       continue;
     }
-    /* All tensors of the storage lose it, shapes stay; a token of the tensor is what the call consumes. */
-    dct_tensor copy = NULL;
-    if (dct_torch.aoti_torch_new_tensor_handle(dct_as_tensor(call->tensors[i]), &copy) != 0) {
-      return dct_torch_reason();
-    }
     dct_value stack[2] = {dct_as_value(copy), 0};
-    if (dct_torch.torch_call_dispatcher("inductor::resize_storage_bytes_", "", stack, DCT_TORCH_ABI) != 0) {
-      return dct_text("a[%zu]: its storage cannot be freed: %s", i, dct_torch_reason());
-    }
+    (void)dct_torch.torch_call_dispatcher("inductor::resize_storage_bytes_", "", stack, DCT_TORCH_ABI);
   }
-  return NULL;
 }
 
 static const char *free_tensors(dct_call *call) {
@@ -149,7 +145,7 @@ static const char *free_tensors(dct_call *call) {
       error = dct_status_text(dc_free_tensors(call->context, views, sizeof *views, (int64_t)n, freed));
     }
     if (error == NULL) {
-      error = free_flagged(call, views, freed);
+      free_flagged(call, views, freed);
     }
     for (size_t i = 0; i < n; ++i) {
       dc_buffer_release(views[i].buffer);

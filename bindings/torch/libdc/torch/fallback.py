@@ -176,8 +176,9 @@ def _free_tensors(context: libdc.Context, a: Sequence[torch.Tensor]) -> None:
         count = tensor.numel() if address else 0  # no address: freed already
         views.append(libdc.Tensor(address, (count,), ops.DTYPES.get(tensor.dtype, libdc.DType.UINT8), _buffers.get(address)))
     for tensor, view, freed in zip(a, views, context.free_tensors(views)):
-        if freed and view.buffer is None:
-            tensor.untyped_storage().resize_(0)
+        storage = tensor.untyped_storage()
+        if freed and view.buffer is None and storage.resizable():
+            storage.resize_(0)
 
 
 def _offload_tensor(context: libdc.Context, a: torch.Tensor, graph_id: int, id: int) -> torch.Tensor:
