@@ -33,12 +33,15 @@ def calls(comm: Any, kib: int) -> Dict[str, Callable[[], Any]]:
     full, other = torch.randn(n), torch.randn(n)
     part, out = torch.randn(n // RANKS), torch.empty(n // RANKS)
     a, b = full.chunk(2)
+    # PyTorch 2.13 has new names for Gloo's part.
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     counted = {
         "libdc all-gather": lambda: comm.all_gather(part, full),
-        "gloo all-gather": lambda: dist.all_gather_into_tensor(full, part),
+        "gloo all-gather": lambda: gather(full, part),
         "copy": lambda: other.copy_(full),
         "libdc reduce-scatter": lambda: comm.reduce_scatter(full, out),
-        "gloo reduce-scatter": lambda: dist.reduce_scatter_tensor(out, full),
+        "gloo reduce-scatter": lambda: scatter(out, full),
         "add": lambda: torch.add(a, b, out=out),
     }
     both = torch.stack([part * 0 + r for r in range(RANKS)]).flatten()

@@ -1,6 +1,7 @@
 """Training a GPT on 2 ranks with 1 thread each: libdc beside its peers, all in one run and in turns.
 
     python bench/gpt/bench.py                          libdc, DDP, FSDP2, DeepSpeed if it is installed
+    python bench/gpt/bench.py --peers                  installs it first, as `make bench PEERS=1` does
     python bench/gpt/bench.py --impl local libdc3      only these
 
 Every implementation has its own two processes, which sleep while others have their turn. `local` is the same work
@@ -31,6 +32,17 @@ FLOOR = "local"
 DEFAULT = [FLOOR, "libdc0", "libdc1", "libdc2", "libdc3", "libdc3+libdc", "ddp", "fsdp2"]
 PEERS = ["zero1", "zero2", "zero3"]
 LOSS_STEP = 23
+
+
+def install_peers() -> None:
+    """DeepSpeed, into the environment that runs this. Its sources build no operators here."""
+    if importlib.util.find_spec("deepspeed"):
+        return
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, "setuptools", "wheel"], check=True)
+    subprocess.run([*pip, "--no-build-isolation", "deepspeed==0.19.8"], check=True,
+                   env={**os.environ, "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"})
+    importlib.invalidate_caches()
 
 
 class Group:
@@ -141,21 +153,24 @@ def summary(groups: List[Group], foreign: List[float], a: argparse.Namespace) ->
 def markdown(rows: List[Dict[str, Any]], about: Dict[str, Any], a: argparse.Namespace) -> str:
     packages = ", ".join(f"{k} {v}" for k, v in about["packages"].items())
     bits: Dict[str, int] = {}
+    floor_cpu = next((r["cpu_ms"] for r in rows if r["name"] == FLOOR), None)
     out = [f"# Training a GPT ({a.model}) on {RANKS} ranks with 1 thread each", "",
            f"{about['date']}, {about['cpu']}, {about['cores']} cores, Python {about['python']}, {packages}, commit "
            f"{about['commit']}.", "",
            f"    {about['command']}", "",
            f"Global batch {a.batch}; {a.rounds} rounds of {a.turn} steps in turns, {rows[0]['rounds_used']} of them "
            f"used (others used at most {a.quiet:.0%} of the machine, or all where fewer than 3 were so quiet). The "
-           f"ratio is the median over rounds of (step time / `{FLOOR}`'s step time in the same round), with quartiles. Equal "
+           f"ratio is the median over rounds of (step time / `{FLOOR}`'s step time in the same round), with quartiles. "
+           "CPU time hardly depends on the load of others, but waiting is not in it. Equal "
            f"letters after the loss of step {LOSS_STEP}: the same bits in every step.", "",
-           "| implementation | ratio to floor | step ms, median (min) | CPU ms a rank | peak memory over the start, "
-           f"MiB | wire MB a step | loss, step {LOSS_STEP} |", "|---|---|---|---|---|---|---|"]
+           "| implementation | ratio to floor | step ms, median (min) | CPU ms a rank (ratio) | peak memory over the "
+           f"start, MiB | wire MB a step | loss, step {LOSS_STEP} |", "|---|---|---|---|---|---|---|"]
     for r in rows:
         letter = chr(ord("a") + bits.setdefault(json.dumps(r["losses"]), len(bits)))
         ratio = "{:.3f} ({:.3f} to {:.3f})".format(*r["ratio"]) if r["ratio"] else ""
+        cpu = f"{r['cpu_ms']:.0f}" + (f" ({r['cpu_ms'] / floor_cpu:.3f})" if floor_cpu else "")
         wire = "" if r["wire_bytes"] is None else f"{r['wire_bytes'] / 1e6:.1f}"
-        out.append(f"| {r['name']} | {ratio} | {r['step_ms']:.0f} ({r['step_ms_min']:.0f}) | {r['cpu_ms']:.0f} | "
+        out.append(f"| {r['name']} | {ratio} | {r['step_ms']:.0f} ({r['step_ms_min']:.0f}) | {cpu} | "
                    f"{r['peak_mib']:.0f} | {wire} | {r['loss']:.6f} {letter} |")
     out += ["", f"`{FLOOR}` trains its ranks apart, so its loss differs by design. `libdc3+libdc` is stage 3 through "
             "torch.compile(backend=\"libdc\")."]
@@ -171,10 +186,14 @@ def main() -> int:
     p.add_argument("--turn", type=int, default=4, help="steps of each implementation in a round (default 4)")
     p.add_argument("--warmup", type=int, default=4)
     p.add_argument("--quiet", type=float, default=0.08, help="a round counts if others used less of the machine")
+    p.add_argument("--peers", action="store_true", default=os.environ.get("PEERS") == "1",
+                   help="install DeepSpeed into this environment if it is missing (or PEERS=1)")
     p.add_argument("--out", default=os.path.join(BENCH, "results"))
     a = p.parse_args()
     if min(a.rounds, a.turn, a.warmup) < 1 or a.batch < RANKS or a.batch % RANKS:
         p.error(f"--rounds, --turn and --warmup must be >= 1, --batch a multiple of {RANKS}")
+    if a.peers:
+        install_peers()
     names = a.impl or DEFAULT + (PEERS if importlib.util.find_spec("deepspeed") else [])
     logs = os.path.join(a.out, "logs")
     os.makedirs(logs, exist_ok=True)
