@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Puts each fault of tests/mutants into a copy of the sources and says which test finds it.
+
+    scripts/mutants.py [NAME ...]       all of them, or those whose names begin so
+
+A mutant is caught by a test that fails, crashes or does not end. Exits with 1 if one survives, with 2 if a patch no
+longer applies or does not compile."""
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MUTANTS = ROOT / "tests" / "mutants"
+# Those that find most of them come first; what comes before is not asked again.
+TESTS = ["sim_programs", "sim_gather", "sim_reduce", "sim_offload", "gather", "reduce", "offload", "bad_input", "comm",
+         "arena"]
+LIMIT_S = 120
+
+
+def copy_sources(to: Path) -> None:
+    """What the build needs, as git would have it: tracked files and new ones, in their present state."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "include", "src", "tests/*.[ch]",
+                             "tests/sim", "tests/kernels", "tests/meson.build", "examples/c", "scripts", "meson.build",
+                             "meson_options.txt"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in listed.splitlines():
+        if (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name)
+
+
+def patch(tree: Path, file: Path, *options: str) -> bool:
+    done = subprocess.run(["patch", "-p1", "--quiet", "--no-backup-if-mismatch", *options, "-i", str(file)], cwd=tree,
+                          capture_output=True, text=True)
+    if done.returncode != 0:
+        print(done.stdout + done.stderr, file=sys.stderr)
+    return done.returncode == 0
+
+
+def build(out: Path) -> str:
+    """'' or the compiler's words."""
+    done = subprocess.run(["ninja", "-C", str(out), *(f"tests/test_{name}" for name in TESTS)], capture_output=True,
+                          text=True)
+    return "" if done.returncode == 0 else done.stdout[-2000:]
+
+
+def first_report(output: str, code: int) -> str:
+    for line in output.splitlines():
+        found = re.match(r"(?:\[  ERROR   \] --- |ERROR: )?(seed \d+.*|.*rank \d+ of \d+: .*)", line)
+        if found:
+            return found[1]
+    for line in output.splitlines():
+        if line.startswith("[  FAILED  ] test_"):
+            return line[len("[  FAILED  ] "):]
+    return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+
+def run(out: Path, test: str) -> str | None:
+    """None if the test passes, else what it says."""
+    with tempfile.TemporaryFile("w+", errors="replace") as log:  # a file: what a hung test leaves behind holds no pipe
+        try:
+            code = subprocess.run([str(out / "tests" / f"test_{test}")], stdout=log, stderr=subprocess.STDOUT,
+                                  timeout=LIMIT_S).returncode
+        except subprocess.TimeoutExpired:
+            return f"not done after {LIMIT_S} s"
+        log.seek(0)
+        return None if code == 0 else first_report(log.read(), code)
+
+
+def main(wanted: list[str]) -> int:
+    mutants = [m for m in sorted(MUTANTS.glob("*.patch")) if not wanted or m.name.startswith(tuple(wanted))]
+    survivors, broken = [], []
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="libdc-mutants-") as scratch:
+        tree, out = Path(scratch) / "tree", Path(scratch) / "build"
+        copy_sources(tree)
+        env = {**os.environ, "CCACHE_DISABLE": "1"}
+        subprocess.run(["meson", "setup", str(out), str(tree), "-Dwerror=false"], check=True, env=env,
+                       stdout=subprocess.DEVNULL)
+        failed = build(out)
+        for test in TESTS:
+            failed = failed or run(out, test) or ""
+        if failed:
+            print(f"without a mutant: {failed}", file=sys.stderr)
+            return 2
+        for mutant in mutants:
+            failed = "" if patch(tree, mutant) else "the patch does not apply"
+            failed = failed or build(out)
+            if failed:
+                broken.append(mutant.stem)
+                print(f"{mutant.stem:36} BROKEN: {failed}", flush=True)
+            else:
+                caught = next(((test, said) for test in TESTS if (said := run(out, test)) is not None), None)
+                if caught is None:
+                    survivors.append(mutant.stem)
+                print(f"{mutant.stem:36} " + (f"{caught[0]}: {caught[1]}" if caught else "SURVIVES"), flush=True)
+            patch(tree, mutant, "-R")
+    print(f"{len(mutants)} mutants, {len(mutants) - len(survivors) - len(broken)} caught, {len(survivors)} survive, "
+          f"{len(broken)} broken, {time.monotonic() - begun:.0f} s")
+    return 2 if broken else 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
