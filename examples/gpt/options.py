@@ -70,12 +70,13 @@ def _inherit(a: argparse.Namespace, rank: int) -> None:
     a.out = _newest(rank) if a.resume == "latest" else a.resume
     try:
         with open(os.path.join(a.out, "config.json")) as f:
-            old: Dict[str, Any] = json.load(f)
-    except (OSError, ValueError) as error:
+            config: Dict[str, Any] = json.load(f)
+        old = {key: config[key] for key in _INHERITED}
+    except (OSError, ValueError, KeyError) as error:
         raise fail(rank, f"--resume {a.out}: not a run's folder ({error})")
-    for key in _INHERITED:
+    for key, value in old.items():
         if getattr(a, key) is None:
-            setattr(a, key, old[key])
+            setattr(a, key, value)
 
 
 def _defaults(a: argparse.Namespace) -> None:
@@ -133,8 +134,8 @@ def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     if not launched() and (a.ranks or 1) > 1:
         sys.stdout.flush()
         arguments = sys.argv[1:] if argv is None else argv
-        os.execv(sys.executable, [sys.executable, "-m", "libdc.run", "-n", str(a.ranks), os.path.abspath(sys.argv[0]),
-                                  *arguments])
+        os.execv(sys.executable, [sys.executable, "-m", "libdc.run", "-n", str(a.ranks), "--grace", "60",
+                                  os.path.abspath(sys.argv[0]), *arguments])
     return a
 
 

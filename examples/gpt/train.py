@@ -78,6 +78,8 @@ class Run:
         start = checkpoint.latest(self.folder) if a.resume else None
         if a.resume and start is None:
             raise options.fail(group.rank, f"--resume {self.folder}: there is no checkpoint in it")
+        if not a.resume and checkpoint.latest(self.folder):
+            raise options.fail(group.rank, f"--out {self.folder}: holds a run already; go on with it by --resume")
         self.text = Text.load(self.config.seq, a.seed)
         self.trainer = Trainer(a, self.config, group, a.stage, start)
         self.first = self.trainer.done
@@ -91,8 +93,6 @@ class Run:
 
     def _open_folder(self) -> None:
         os.makedirs(self.folder, exist_ok=True)
-        if not self.a.resume and checkpoint.latest(self.folder):
-            raise options.fail(0, f"--out {self.folder}: holds a run already; go on with it by --resume {self.folder}")
         with open(os.path.join(self.folder, "config.json"), "w") as f:
             json.dump({**vars(self.a), "out": None, "resume": None, "ranks": self.group.size}, f, indent=1)
         with open(os.path.join(self.folder, "metrics.jsonl"), "w") as f:

@@ -182,6 +182,7 @@ def test_wrong_arguments(tmp_path: Path, args: List[str], text: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_wrong_arguments_under_the_launcher_are_said_once(tmp_path: Path) -> None:
-    out = train(tmp_path, "--batch", "3", status=2)
+def test_wrong_arguments_under_the_launcher_are_said_once(run: Path) -> None:
+    out = train(run.parent, "--batch", "3", status=2)
     assert out.count("must be a multiple of ranks * accumulate = 2 * 1") == 1
+    assert "--out full: holds a run already" in train(run.parent, *TINY, "--out", "full", status=2)
