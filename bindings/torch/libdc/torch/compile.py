@@ -46,12 +46,13 @@ def _begin_forward_body(graph_id: int) -> None:
     by_graph(graph_id).enter_compiled()
 
 
-def _begin_backward_body(graph_id: int, ids: Sequence[int]) -> None:
+def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Tensor:
     root = by_graph(graph_id)
     root.enter_backward()
     root.begin_reductions()
     for id in ids:
         root.touched[id] = root.entries[id]
+    return torch.ops.aten.alias.default(grad)
 
 
 def _keep_grad_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
@@ -63,8 +64,9 @@ def _keep_grad_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
 
 _begin_forward = _define("begin_forward(int graph_id) -> ()", _begin_forward_body, "CompositeExplicitAutograd",
                          lambda graph_id: None)
-_begin_backward = _define("begin_backward(int graph_id, int[] ids) -> ()", _begin_backward_body,
-                          "CompositeExplicitAutograd", lambda graph_id, ids: None)
+# The first gradient goes through it: compilers move, or lose, what no data flow holds in its place.
+_begin_backward = _define("begin_backward(Tensor(a) grad, int graph_id, int[] ids) -> Tensor(a)", _begin_backward_body,
+                          "CPU", lambda grad, graph_id, ids: torch.ops.aten.alias.default(grad))
 _keep_grad = _define("keep_grad(Tensor grad, int graph_id, int id) -> Tensor", _keep_grad_body, "CPU",
                      lambda grad, graph_id, id: grad.new_empty(0))
 
@@ -143,9 +145,10 @@ def joint(gm: fx.GraphModule, _inputs: Any = None) -> fx.GraphModule:
     for graph_id, nodes in reduced.items():
         ids = list(dict.fromkeys(node.args[2] for node in nodes))
         with graph.inserting_before(nodes[0]):
-            begin = graph.call_function(_begin_backward, (graph_id, ids))
-        begin.meta["val"] = None
+            begin = graph.call_function(_begin_backward, (nodes[0].args[0], graph_id, ids))
+        begin.meta.update(nodes[0].args[0].meta)
         begin.meta["partitioner_tag"] = "must_be_in_backward"
+        nodes[0].update_arg(0, begin)
     gm.recompile()
     return gm
 
