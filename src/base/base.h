@@ -39,6 +39,8 @@ dc_status dc__failure_raise(const dc__failure *failure);
 
 /* ---- sized structs (options.c): the one reader and the one writer ---- */
 
+/* DC_E_INVALID for a struct_size that is below min or over 64 KiB. */
+dc_status dc__check_size(const char *function, const char *argument, size_t size, size_t min);
 /* Copies a caller's struct into dst (known bytes, which hold the defaults when src is NULL). src is rejected when
  * shorter than min (its size in the version that introduced it) or longer than 64 KiB; a longer src than known
  * must be zero in the tail. */

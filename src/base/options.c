@@ -5,7 +5,7 @@
 
 enum { MAX_STRUCT = 65536 }; /* a struct_size beyond this is garbage, not a future version */
 
-static dc_status check_size(const char *function, const char *argument, size_t size, size_t min) {
+dc_status dc__check_size(const char *function, const char *argument, size_t size, size_t min) {
   if (size < min || size > MAX_STRUCT) {
     return dc__fail(DC_E_INVALID, "%s: %s->struct_size = %zu, must be %zu to %d (set it to sizeof the struct)",
                     function, argument, size, min, (int)MAX_STRUCT);
@@ -20,7 +20,7 @@ dc_status dc__read_options(const char *function, const char *argument, void *dst
   }
   size_t size;
   memcpy(&size, src, sizeof size);
-  DC__TRY(check_size(function, argument, size, min));
+  DC__TRY(dc__check_size(function, argument, size, min));
   const unsigned char *bytes = src;
   for (size_t i = known; i < size; i++) {
     if (bytes[i] != 0) {
@@ -42,7 +42,7 @@ dc_status dc__write_sized(const char *function, const char *argument, void *dst,
   }
   size_t size;
   memcpy(&size, dst, sizeof size);
-  DC__TRY(check_size(function, argument, size, min));
+  DC__TRY(dc__check_size(function, argument, size, min));
   size_t end = size < known ? size : known;
   memcpy((char *)dst + sizeof size, (const char *)src + sizeof size, end - sizeof size);
   return DC_OK;

@@ -106,12 +106,7 @@ dc_status dc__tensor_check_output(const char *function, const char *argument, co
   if (dst == NULL) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", function, argument);
   }
-  size_t size = dst->struct_size;
-  if (size < DC__TENSOR_SIZE_0_1) {
-    return dc__fail(DC_E_INVALID, "%s: %s->struct_size = %zu, must be at least %d", function, argument, size,
-                    (int)DC__TENSOR_SIZE_0_1);
-  }
-  return DC_OK;
+  return dc__check_size(function, argument, dst->struct_size, DC__TENSOR_SIZE_0_1);
 }
 
 dc_status dc__tensor_write(const char *function, const char *argument, dc_tensor *dst, void *data, const int64_t *shape,

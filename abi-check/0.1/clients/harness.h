@@ -1,0 +1,165 @@
+/* Ranks as threads for the runtime's tests. cmocka's assertions jump, which only the main thread may do; on a rank,
+ * CHECK notes the failure and returns from the rank's function, and run_ranks() asserts for all in the end. */
+#ifndef TEST_HARNESS_H
+#define TEST_HARNESS_H
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "dc_api.h"
+
+typedef struct rank {
+  int32_t rank, world;
+  dc_comm *comm;
+  dc_device *device;
+  dc_context *ctx;
+  const void *user;
+  char failure[640];
+} rank;
+
+typedef struct setup {
+  int32_t world;
+  dc_config config;
+  int64_t bucket;     /* elements; 0 = 1024 */
+  int64_t timeout_ns; /* 0 = 10 s: a test that hangs is a failure, not a wait */
+} setup;
+
+#define CHECK(r, condition)                                                                                       \
+  do {                                                                                                            \
+    if (!(condition)) {                                                                                           \
+      snprintf((r)->failure, sizeof(r)->failure, "%s:%d: rank %d of %d: %s (last error: %s)", __FILE__, __LINE__, \
+               (r)->rank, (r)->world, #condition, dc_last_error());                                               \
+      return;                                                                                                     \
+    }                                                                                                             \
+  } while (0)
+
+#define OK(r, call) CHECK(r, (call) == DC_OK)
+
+/* The call fails with this status, and the text has this in it. */
+#define FAILS(r, call, status, text) CHECK(r, (call) == (status) && strstr(dc_last_error(), (text)) != NULL)
+
+typedef struct rank_job {
+  rank *r;
+  const setup *s;
+  void (*body)(rank *r);
+} rank_job;
+
+static inline void *run_rank(void *arg) {
+  rank_job *job = arg;
+  rank *r = job->r;
+  dc_status status = dc_device_open("cpu", NULL, &r->device);
+  if (status == DC_OK) {
+    status = dc_context_create(r->device, NULL, &r->ctx);
+  }
+  if (status == DC_OK) {
+    status = dc_init(r->ctx, r->comm, &job->s->config, job->s->bucket == 0 ? 1024 : job->s->bucket);
+  }
+  if (status == DC_OK) {
+    job->body(r);
+  } else {
+    snprintf(r->failure, sizeof r->failure, "set-up of rank %d: %s", r->rank, dc_last_error());
+  }
+  if (r->failure[0] != '\0') {
+    dc_comm_abort(r->comm, r->failure); /* the others need not wait for the deadline */
+  }
+  dc_context_destroy(r->ctx);
+  dc_device_destroy(r->device);
+  dc_comm_destroy(r->comm);
+  return NULL;
+}
+
+/* Runs body on every rank; fails with the first rank's failure. */
+static inline void run_ranks(setup s, void (*body)(rank *r), const void *user) {
+  enum { MOST = 64 };
+  dc_comm *comms[MOST];
+  rank ranks[MOST];
+  rank_job jobs[MOST];
+  pthread_t threads[MOST];
+  dc_comm_options options = DC_COMM_OPTIONS_INIT;
+  options.timeout_ns = s.timeout_ns == 0 ? INT64_C(10000000000) : s.timeout_ns;
+  s.config.struct_size = sizeof s.config;
+  assert_int_equal(dc_comm_create_threads(s.world, &options, comms), DC_OK);
+  memset(ranks, 0, sizeof ranks);
+  for (int32_t i = 0; i < s.world; i++) {
+    ranks[i].rank = i;
+    ranks[i].world = s.world;
+    ranks[i].comm = comms[i];
+    ranks[i].user = user;
+    jobs[i] = (rank_job){&ranks[i], &s, body};
+    assert_int_equal(pthread_create(&threads[i], NULL, run_rank, &jobs[i]), 0);
+  }
+  for (int32_t i = 0; i < s.world; i++) {
+    pthread_join(threads[i], NULL);
+  }
+  for (int32_t i = 0; i < s.world; i++) {
+    /* Ranks that were only told to stop say so; the one that failed by itself is worth reading. */
+    if (ranks[i].failure[0] != '\0' && strstr(ranks[i].failure, "abort") == NULL) {
+      fail_msg("%s", ranks[i].failure);
+    }
+  }
+  for (int32_t i = 0; i < s.world; i++) {
+    if (ranks[i].failure[0] != '\0') {
+      fail_msg("%s", ranks[i].failure);
+    }
+  }
+}
+
+/* A flat tensor of the caller's memory. */
+static inline dc_tensor flat(void *data, const int64_t *count, int32_t dtype) {
+  dc_tensor t = DC_TENSOR_INIT;
+  t.data = data;
+  t.shape = count;
+  t.ndim = 1;
+  t.dtype = dtype;
+  return t;
+}
+
+static inline int64_t ceil_div(int64_t n, int64_t d) {
+  return (n + d - 1) / d;
+}
+
+/* Values that are exact in every type that tests use, different for every seed and place. */
+static inline float value_of(int64_t seed, int64_t i) {
+  return (float)(((seed * 31 + i * 7) % 61) - 30) / 4.0f;
+}
+
+/* A parameter as a rank sees it. */
+typedef struct sharded {
+  int64_t id, numel, chunk;
+  int64_t shape[2];
+  float *shard, *grad;
+} sharded;
+
+/* Registers parameter id of shape [numel] with weights value_of(id, i) and a float32 gradient buffer. */
+static inline dc_status register_sharded(rank *r, sharded *p, int64_t id, int64_t numel, int32_t persistent) {
+  p->id = id;
+  p->numel = numel;
+  p->shape[0] = numel;
+  p->chunk = ceil_div(numel, r->world);
+  p->shard = calloc((size_t)p->chunk + 1, sizeof(float));
+  p->grad = calloc((size_t)p->chunk + 1, sizeof(float));
+  for (int64_t i = 0; i < p->chunk; i++) {
+    int64_t at = r->rank * p->chunk + i;
+    p->shard[i] = at < numel ? value_of(id, at) : -1e30f; /* padding must never be seen */
+    p->grad[i] = 1e30f;
+  }
+  dc_tensor shard = flat(p->shard, &p->chunk, DC_FLOAT32);
+  dc_tensor grad = flat(p->grad, &p->chunk, DC_FLOAT32);
+  return dc_register_z3_param(r->ctx, id, p->shape, 1, &shard, &grad, persistent, DC_DTYPE_NONE);
+}
+
+static inline void free_sharded(sharded *p) {
+  free(p->shard);
+  free(p->grad);
+}
+
+#endif

@@ -1,0 +1,233 @@
+/* A rank that calls something else, comes late, or is killed: the others, in processes of their own, get an error that
+ * names the operator, the parameter and the rank, within seconds; they can clean up and start anew. */
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "harness.h"
+
+enum { WORLD = 3, GRAPH = 1, CULPRIT = 1 };
+
+typedef struct outcome {
+  int32_t status;
+  double seconds;
+  char text[512];
+} outcome;
+
+static outcome *outcomes; /* shared with the children, one a rank */
+
+static double seconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static void sleep_ms(long ms) {
+  const struct timespec t = {ms / 1000, ms % 1000 * 1000000};
+  nanosleep(&t, NULL);
+}
+
+/* One operator that needs the others; what it says is the outcome. */
+typedef dc_status (*step_fn)(dc_context *ctx);
+
+static dc_status gather_one(dc_context *ctx) {
+  dc_tensor full = DC_TENSOR_INIT;
+  dc_status status = dc_allgather_param(ctx, NULL, GRAPH, 5, DC_DTYPE_NONE, &full);
+  return status != DC_OK ? status : dc_wait_allgather(ctx, NULL, GRAPH, 5);
+}
+
+static dc_status gather_another(dc_context *ctx) {
+  dc_tensor full = DC_TENSOR_INIT;
+  dc_status status = dc_allgather_param(ctx, NULL, GRAPH, 6, DC_DTYPE_NONE, &full);
+  return status != DC_OK ? status : dc_wait_allgather(ctx, NULL, GRAPH, 6);
+}
+
+static dc_status prefetch_both(dc_context *ctx) {
+  const int64_t ids[2] = {5, 6};
+  dc_status status = dc_prefetch_params_fused(ctx, GRAPH, ids, NULL, 2);
+  return status != DC_OK ? status : dc_wait_allgather(ctx, NULL, GRAPH, 5);
+}
+
+static dc_status reduce_one(dc_context *ctx) {
+  static float grad[100];
+  static const int64_t hundred = 100;
+  dc_tensor g = flat(grad, &hundred, DC_FLOAT32);
+  dc_status status = dc_reduce_grad(ctx, &g, GRAPH, 5);
+  return status != DC_OK ? status : dc_end_backward(ctx, GRAPH, 0);
+}
+
+static dc_status come_late(dc_context *ctx) {
+  sleep_ms(1500);
+  return gather_one(ctx);
+}
+
+static dc_status die(dc_context *ctx) {
+  (void)ctx;
+  kill(getpid(), SIGKILL);
+  return DC_OK;
+}
+
+static dc_status set_up(rank *r, const char *name, int32_t world, int64_t timeout_ns) {
+  dc_comm_options options = DC_COMM_OPTIONS_INIT;
+  options.timeout_ns = timeout_ns;
+  dc_status status = dc_comm_create_processes(name, r->rank, world, &options, &r->comm);
+  status = status != DC_OK ? status : dc_device_open("cpu", NULL, &r->device);
+  status = status != DC_OK ? status : dc_context_create(r->device, NULL, &r->ctx);
+  status = status != DC_OK ? status : dc_init(r->ctx, r->comm, NULL, 10);
+  r->world = world;
+  sharded *p = calloc(2, sizeof *p);
+  const int64_t ids[2] = {5, 6};
+  status = status != DC_OK ? status : register_sharded(r, &p[0], 5, 100, 0);
+  status = status != DC_OK ? status : register_sharded(r, &p[1], 6, 100, 0);
+  return status != DC_OK ? status : dc_register_graph_z3(r->ctx, GRAPH, ids, 2);
+}
+
+static void tear_down(rank *r) {
+  dc_context_destroy(r->ctx);
+  dc_comm_destroy(r->comm);
+  dc_device_destroy(r->device);
+}
+
+static void run_child(int32_t index, const char *name, int64_t timeout_ns, step_fn step) {
+  alarm(60); /* a hang ends the child, and the test sees that it did */
+  rank r = {.rank = index, .world = WORLD};
+  outcome *o = &outcomes[index];
+  o->status = set_up(&r, name, WORLD, timeout_ns);
+  if (o->status == DC_OK) {
+    double begin = seconds();
+    o->status = step(r.ctx);
+    o->seconds = seconds() - begin;
+    snprintf(o->text, sizeof o->text, "%s", dc_last_error());
+    if (o->status != DC_OK && dc_start_forward(r.ctx) != o->status) { /* poisoned: the first failure, from all */
+      snprintf(o->text, sizeof o->text, "later calls gave another status: %s", dc_last_error());
+    }
+  } else {
+    snprintf(o->text, sizeof o->text, "set-up: %s", dc_last_error());
+  }
+  tear_down(&r);
+  if (index != CULPRIT) { /* the survivors start anew, without it */
+    char again[80];
+    snprintf(again, sizeof again, "%s-again", name);
+    rank s = {.rank = index == 0 ? 0 : 1};
+    if (set_up(&s, again, WORLD - 1, INT64_C(10000000000)) != DC_OK || gather_one(s.ctx) != DC_OK) {
+      snprintf(o->text, sizeof o->text, "anew: %s", dc_last_error());
+    }
+    tear_down(&s);
+  }
+  _exit(0);
+}
+
+static void run_processes(const char *test, int64_t timeout_ns, step_fn all, step_fn culprit) {
+  char name[64];
+  snprintf(name, sizeof name, "libdc-test-%s-%d", test, (int)getpid());
+  memset(outcomes, 0, WORLD * sizeof *outcomes);
+  pid_t children[WORLD];
+  for (int32_t i = 0; i < WORLD; i++) {
+    children[i] = fork();
+    assert_true(children[i] >= 0);
+    if (children[i] == 0) {
+      run_child(i, name, timeout_ns, i == CULPRIT ? culprit : all);
+    }
+  }
+  for (int32_t i = 0; i < WORLD; i++) {
+    int status;
+    assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+    if (culprit == die && i == CULPRIT) {
+      assert_true(WIFSIGNALED(status));
+    } else {
+      assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+  }
+}
+
+static void expect(int32_t index, dc_status status, const char *const texts[3]) {
+  const outcome *o = &outcomes[index];
+  if (o->status != status || o->seconds > 5.0) {
+    fail_msg("rank %d: %s after %.1f s: %s", index, dc_status_name(o->status), o->seconds, o->text);
+  }
+  for (int i = 0; i < 3; i++) {
+    if (strstr(o->text, texts[i]) == NULL) {
+      fail_msg("rank %d: \"%s\" lacks \"%s\"", index, o->text, texts[i]);
+    }
+  }
+}
+
+static const int64_t long_enough = INT64_C(60000000000), one_second = INT64_C(1000000000);
+
+static void test_nobody_fails(void **state) {
+  (void)state;
+  run_processes("fine", long_enough, gather_one, gather_one);
+  for (int32_t i = 0; i < WORLD; i++) {
+    expect(i, DC_OK, (const char *const[3]){"", "", ""});
+  }
+}
+
+static void test_another_parameter(void **state) {
+  (void)state;
+  run_processes("param", long_enough, gather_one, gather_another);
+  for (int32_t i = 0; i < WORLD; i++) {
+    expect(i, DC_E_MISMATCH, (const char *const[3]){"rank 1 called allgather_param", "parameter 6", "parameter 5"});
+  }
+}
+
+static void test_another_operator(void **state) {
+  (void)state;
+  run_processes("op", long_enough, gather_one, prefetch_both);
+  for (int32_t i = 0; i < WORLD; i++) {
+    expect(i, DC_E_MISMATCH, (const char *const[3]){"rank 1", "prefetch_params_fused", "allgather_param"});
+  }
+}
+
+/* Gathers and reductions have communicators of their own, so only the deadline can tell. */
+static void test_a_reduction_instead(void **state) {
+  (void)state;
+  run_processes("reduce", one_second, gather_one, reduce_one);
+  for (int32_t i = 0; i < WORLD; i += 2) {
+    expect(i, DC_E_TIMEOUT, (const char *const[3]){"rank", "parameter 5", "reduce_grad"});
+  }
+}
+
+static void test_late(void **state) {
+  (void)state;
+  run_processes("late", one_second, gather_one, come_late);
+  for (int32_t i = 0; i < WORLD; i += 2) {
+    expect(i, DC_E_TIMEOUT, (const char *const[3]){"rank 1", "allgather_param", "parameter 5"});
+  }
+  assert_int_equal(outcomes[CULPRIT].status, DC_E_TIMEOUT); /* it learns why when it comes */
+}
+
+static void test_killed(void **state) {
+  (void)state;
+  run_processes("killed", long_enough, gather_one, die);
+  for (int32_t i = 0; i < WORLD; i += 2) {
+    expect(i, DC_E_PEER_DEAD, (const char *const[3]){"rank 1 died", "allgather_param", "parameter 5"});
+  }
+}
+
+static void test_killed_before_a_reduction(void **state) {
+  (void)state;
+  run_processes("reduction", long_enough, reduce_one, die);
+  for (int32_t i = 0; i < WORLD; i += 2) {
+    expect(i, DC_E_PEER_DEAD, (const char *const[3]){"rank 1 died", "reduce_grad", "parameter 5"});
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_nobody_fails),
+      cmocka_unit_test(test_another_parameter),
+      cmocka_unit_test(test_another_operator),
+      cmocka_unit_test(test_a_reduction_instead),
+      cmocka_unit_test(test_late),
+      cmocka_unit_test(test_killed),
+      cmocka_unit_test(test_killed_before_a_reduction),
+  };
+  void *shared = mmap(NULL, WORLD * sizeof *outcomes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) {
+    return 1;
+  }
+  outcomes = shared;
+  return cmocka_run_group_tests_name("faults", tests, NULL, NULL);
+}

@@ -1,0 +1,739 @@
+/* libdc: sharded training (ZeRO 0 to 3) as operators behind one stable C ABI.
+ *
+ * This header is the manual. Chapters:
+ *
+ *    1  Version and features        5  Communicators            9  The thirteen operators
+ *    2  Status and errors           6  Contexts                10  The step: forward, backward, update
+ *    3  Data types and tensors      7  Parameters              11  Memory, wire bytes, dry runs, traces
+ *    4  Devices, streams, memory    8  Graphs
+ *
+ * The walk of a ZeRO-3 parameter: register its shard (7) and a graph that uses it (8); all-gather, wait, use,
+ * release (9); reduce the gradient into the shard's gradient buffer (9), end the backward (9); update the shard
+ * and say so (10).
+ *
+ * Rules that hold for every declaration below
+ *   - A function that can fail returns dc_status: 0 is success, negative is an error, and dc_last_error() has a
+ *     sentence that names the argument, its value and what is allowed. On failure outputs keep their old value,
+ *     except handles, which become NULL. Nothing is half-done: the call happened or it did not.
+ *   - Options structs begin with struct_size. Zero in a field means "the default"; NULL means all defaults.
+ *     Set them by DC_X_INIT in C or dc_x_init() from another language. Output structs are sized the same way.
+ *   - Handles are opaque, made by a create function and freed by one destroy function that takes NULL, returns
+ *     nothing, and may be called in any order: children keep what they need alive.
+ *   - The library never prints, aborts, reads environment variables, installs signal handlers or keeps global
+ *     state. It never frees the caller's memory, and the caller never calls free() on the library's.
+ *   - Thread classes: [any] from any thread at any time; [handle] one thread at a time for one handle (calls on
+ *     one context are serialised by the library itself, so autograd threads may call); [init] before other
+ *     threads use the object.
+ *   - A process that has created a context must not call libdc in a child made by fork() without exec().
+ *   - Sources of the mathematics: ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) for the stages; the operators'
+ *     contract is that of DeepSpeed's DeepCompile (arXiv 2504.09983); differences: docs/differences.md.
+ *
+ * "ws" is the world size, "N" a parameter's number of elements, "P = ceil(N / ws)" its shard length.
+ * Sizes are elements where a name says count, numel or elements, bytes where it says bytes, and nanoseconds
+ * where it ends in _ns.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef DC_API_H
+#define DC_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__) && !defined(DC_API)
+#define DC_API __attribute__((visibility("default")))
+#elif !defined(DC_API)
+#define DC_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== 1. Version and features ================================================================================== */
+
+#define DC_VERSION_MAJOR 0
+#define DC_VERSION_MINOR 1
+#define DC_VERSION_PATCH 0
+/** major * 1000000 + minor * 1000 + patch of this header. */
+#define DC_API_VERSION 1000
+
+/** Version of the library that is loaded: major * 1000000 + minor * 1000 + patch.
+ *  A binding compares it with DC_API_VERSION: same major (before 1.0: same minor too), not older. [any] Since 0.1. */
+DC_API uint32_t dc_api_version(void);
+
+/** The loaded library's version as text, "0.1.0". Static. [any] Since 0.1. */
+DC_API const char *dc_version_string(void);
+
+/** 1 if the library has a feature, else 0. Names: "cpu", "comm.threads", "comm.processes", "comm.external",
+ *  "avx2", "avx512" (the processor and the build have it). Unknown names and NULL give 0. [any] Since 0.1. */
+DC_API int32_t dc_has_feature(const char *name);
+
+/* ==== 2. Status and errors ===================================================================================== */
+
+/** 0 is success, negative values are errors; see dc_status_code. */
+typedef int32_t dc_status;
+
+enum dc_status_code {
+  DC_OK = 0,                   /**< done */
+  DC_E_INVALID = -100,         /**< an argument's value is not allowed */
+  DC_E_NOT_FOUND = -101,       /**< no such graph, parameter or tensor id */
+  DC_E_EXISTS = -102,          /**< the id is registered already */
+  DC_E_STATE = -103,           /**< the object is not in a state in which this call is legal */
+  DC_E_STAGE = -104,           /**< the operator does not exist for the graph's ZeRO stage */
+  DC_E_DTYPE = -105,           /**< this data type is not supported here, or types disagree */
+  DC_E_SHAPE = -106,           /**< shapes or element counts disagree, or a tensor is not contiguous */
+  DC_E_BUSY = -107,            /**< work is pending that this call would lose */
+  DC_E_NO_MEMORY = -108,       /**< memory could not be allocated */
+  DC_E_NO_DEVICE = -109,       /**< no such device on this machine or in this build */
+  DC_E_UNSUPPORTED = -110,     /**< legal, but not offered by this build, device or communicator */
+  DC_E_BUFFER_TOO_SMALL = -111,/**< the output array is too short; the needed length was stored */
+  DC_E_MISMATCH = -200,        /**< ranks called different collectives, or with different sizes */
+  DC_E_TIMEOUT = -201,         /**< a rank, or a stream, was not done before the deadline */
+  DC_E_PEER_DEAD = -202,       /**< a rank's process ended while others waited for it */
+  DC_E_ABORTED = -203,         /**< dc_comm_abort() was called, here or on another rank */
+  DC_E_CALLBACK = -204,        /**< a function of the caller's table returned an error */
+  DC_E_SYSTEM = -205,          /**< the operating system refused something; the text has its reason */
+  DC_E_INTERNAL = -900         /**< a defect of libdc; please report the text */
+};
+
+/** A status's identifier, "DC_E_INVALID"; "DC_E_UNKNOWN" for a number that is none. Static. [any] Since 0.1. */
+DC_API const char *dc_status_name(dc_status status);
+
+/** A status's meaning as one sentence. Static, never NULL. [any] Since 0.1. */
+DC_API const char *dc_status_string(dc_status status);
+
+/** The text of the last call that failed on the calling thread; "" if none did yet. Kept until the next failing
+ *  libdc call on this thread: read it on the thread that failed, before any other call. [any] Since 0.1. */
+DC_API const char *dc_last_error(void);
+
+/** Copies dc_last_error() with its closing NUL into buf. For runtimes that move between threads.
+ *  buf     cap bytes, may be NULL when cap is 0
+ *  needed  set to the length with NUL; may be NULL
+ *  Returns DC_OK; DC_E_BUFFER_TOO_SMALL (needed is set, buf untouched). [any] Since 0.1. */
+DC_API dc_status dc_last_error_copy(char *buf, size_t cap, size_t *needed);
+
+/* ==== 3. Data types and tensors ================================================================================ */
+
+/** Element types. Fields and arguments that hold one are int32_t. Collectives and casts take the first seven. */
+enum dc_dtype {
+  DC_DTYPE_NONE = 0, /**< not given: the parameter's own type */
+  DC_FLOAT32 = 1,
+  DC_FLOAT64 = 2,
+  DC_FLOAT16 = 3,  /**< IEEE 754 binary16 */
+  DC_BFLOAT16 = 4, /**< upper half of an IEEE 754 binary32, rounded to nearest even */
+  DC_INT8 = 5,
+  DC_INT32 = 6,
+  DC_INT64 = 7,
+  DC_UINT8 = 8,
+  DC_INT16 = 9,
+  DC_BOOL = 10 /**< one byte, 0 or 1 */
+};
+
+/** Bytes of one element; 0 for a number that is no element type. [any] Since 0.1. */
+DC_API size_t dc_dtype_size(int32_t dtype);
+
+/** "float32", "bfloat16", …; "none" for 0 and "unknown" for a number that is no type. Static. [any] Since 0.1. */
+DC_API const char *dc_dtype_name(int32_t dtype);
+
+/** Memory that the library owns and counts references to: a gathered parameter, a reloaded tensor, an allocation of
+ *  dc_memory_alloc(). See chapter 4. */
+typedef struct dc_buffer dc_buffer;
+
+/** A view of a dense, row-major tensor; it owns nothing. As an input it describes the caller's memory, which the
+ *  call reads or writes as said there. As an output, set struct_size first; the library fills in the rest. */
+typedef struct dc_tensor {
+  size_t struct_size;     /**< sizeof(dc_tensor) */
+  void *data;             /**< first element; may be NULL only when a dimension is 0 */
+  const int64_t *shape;   /**< ndim lengths, each >= 0; may be NULL when ndim is 0 (a scalar) */
+  const int64_t *strides; /**< ndim strides in elements, or NULL for contiguous */
+  int32_t ndim;           /**< 0 to 64 */
+  int32_t dtype;          /**< enum dc_dtype, not DC_DTYPE_NONE */
+  dc_buffer *buffer;      /**< outputs: the memory's owner, borrowed; NULL for the caller's own memory */
+} dc_tensor;
+
+#define DC_TENSOR_INIT {sizeof(dc_tensor), NULL, NULL, NULL, 0, DC_DTYPE_NONE, NULL}
+
+/** DC_TENSOR_INIT as a function. struct_size is the caller's sizeof(dc_tensor). [any] Since 0.1. */
+DC_API void dc_tensor_init(dc_tensor *tensor, size_t struct_size);
+
+/* ==== 4. Devices, streams, memory ============================================================================== */
+
+/** A compute device. The CPU is always there. */
+typedef struct dc_device dc_device;
+/** An in-order queue of asynchronous work on a device. On the CPU it is a worker thread. Where a call takes a
+ *  dc_stream, NULL means the calling thread itself: what it did before the call is done, and waiting blocks it. */
+typedef struct dc_stream dc_stream;
+/** A point in a stream that others can wait for. */
+typedef struct dc_event dc_event;
+
+/** The caller's allocator for a device's memory; both functions may be called from any thread, must not call back
+ *  into libdc and must not unwind. */
+typedef struct dc_allocator {
+  size_t struct_size;                                    /**< sizeof(dc_allocator) */
+  void *(*alloc)(size_t bytes, size_t align, void *user);/**< NULL on failure; align is a power of two, <= 4096 */
+  void (*free)(void *ptr, size_t bytes, void *user);     /**< bytes as given to alloc */
+  void *user;                                            /**< handed back, not touched */
+} dc_allocator;
+
+typedef struct dc_device_options {
+  size_t struct_size;             /**< sizeof(dc_device_options) */
+  const dc_allocator *allocator;  /**< copied; NULL = the device's own (huge pages on the CPU) */
+} dc_device_options;
+
+#define DC_DEVICE_OPTIONS_INIT {sizeof(dc_device_options), NULL}
+
+/** DC_DEVICE_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_device_options_init(dc_device_options *options, size_t struct_size);
+
+/** Opens a device by name: "cpu". The handle is counted; contexts and streams keep the device alive.
+ *  Returns DC_OK; DC_E_NO_DEVICE (unknown name or not on this machine), DC_E_INVALID. [any] Since 0.1. */
+DC_API dc_status dc_device_open(const char *name, const dc_device_options *options, dc_device **device);
+/** Gives the handle back. [any] Since 0.1. */
+DC_API void dc_device_destroy(dc_device *device);
+/** The name a device was opened by. Lives as long as the device. [any] Since 0.1. */
+DC_API const char *dc_device_name(const dc_device *device);
+
+/** Makes a stream. Returns DC_OK; DC_E_NO_MEMORY, DC_E_SYSTEM (no thread to be had). [any] Since 0.1. */
+DC_API dc_status dc_stream_create(dc_device *device, dc_stream **stream);
+/** Waits for queued work, then frees. [any] Since 0.1. */
+DC_API void dc_stream_destroy(dc_stream *stream);
+/** Blocks until all work queued so far is done. timeout_ns: 0 = no limit.
+ *  Returns DC_OK; DC_E_TIMEOUT; DC_E_INVALID (stream is NULL); DC_E_STATE (called by the stream's own work).
+ *  [any] Since 0.1. */
+DC_API dc_status dc_stream_synchronize(dc_stream *stream, int64_t timeout_ns);
+/** Work for dc_stream_call(): runs on the stream's thread, may block it, must not unwind. It may call libdc, but
+ *  not wait for its own stream. */
+typedef void (*dc_stream_fn)(void *user);
+/** Queues fn(user). user must live until it ran. Does not block, unless the stream's queue (256 entries) is full.
+ *  Returns DC_OK; DC_E_INVALID; DC_E_STATE (the stream's own work, with the queue full). [any] Since 0.1. */
+DC_API dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user);
+
+/** Makes an event; one that was never recorded counts as passed. [any] Since 0.1. */
+DC_API dc_status dc_event_create(dc_device *device, dc_event **event);
+/** Frees an event; work that waits for it is not disturbed. [any] Since 0.1. */
+DC_API void dc_event_destroy(dc_event *event);
+/** Marks the present end of a stream's queue; replaces an earlier mark. stream NULL: passed at once.
+ *  Returns DC_OK; DC_E_INVALID. [any] Since 0.1. */
+DC_API dc_status dc_event_record(dc_event *event, dc_stream *stream);
+/** Lets all later work of a stream wait for the event's latest mark. stream NULL: blocks the caller, timeout_ns as
+ *  in dc_stream_synchronize (0 = no limit); otherwise timeout_ns is not used. Returns DC_OK; DC_E_TIMEOUT;
+ *  DC_E_STATE (called by the work that the event waits for). [any] Since 0.1. */
+DC_API dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns);
+/** Stores 1 if the event's latest mark has passed, else 0. [any] Since 0.1. */
+DC_API dc_status dc_event_query(dc_event *event, int32_t *passed);
+
+/** One more reference to a buffer. Returns its argument. [any] Since 0.1. */
+DC_API dc_buffer *dc_buffer_retain(dc_buffer *buffer);
+/** Drops a reference; the memory goes back when none is left. NULL does nothing. [any] Since 0.1. */
+DC_API void dc_buffer_release(dc_buffer *buffer);
+/** First byte, 256-byte aligned; NULL once the library has taken the memory back (dc_release_param). [any] Since 0.1. */
+DC_API void *dc_buffer_data(const dc_buffer *buffer);
+/** Usable bytes. [any] Since 0.1. */
+DC_API size_t dc_buffer_bytes(const dc_buffer *buffer);
+
+/* ==== 5. Communicators ========================================================================================= */
+
+/** A group of ranks that call the same collectives in the same order. Every wait ends: with the result, at the
+ *  deadline, when a peer's process dies, or when somebody aborts; then each rank gets the same error, which names
+ *  the operator, the parameter and the rank, and the communicator refuses further work. */
+typedef struct dc_comm dc_comm;
+
+typedef struct dc_comm_options {
+  size_t struct_size;  /**< sizeof(dc_comm_options) */
+  int64_t timeout_ns;  /**< longest wait for another rank; 0 = 300 s */
+  size_t heap_bytes;   /**< most shared memory a rank may allocate; 0 = the machine's memory. Reserved, not used up */
+} dc_comm_options;
+
+#define DC_COMM_OPTIONS_INIT {sizeof(dc_comm_options), 0, 0}
+
+/** DC_COMM_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_comm_options_init(dc_comm_options *options, size_t struct_size);
+
+/** Ranks as threads of this process: makes world_size communicators at once, one for each thread to use.
+ *  comms   array of world_size handles; rank r is comms[r]; each is destroyed on its own
+ *  Returns DC_OK; DC_E_INVALID (world_size not in 1..64), DC_E_NO_MEMORY. [any] Since 0.1. */
+DC_API dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_options *options, dc_comm **comms);
+
+/** Ranks as processes of this machine, over shared memory. Collective: blocks until all ranks have come, at most
+ *  timeout_ns. Nothing is left behind in the file system, whatever ends a rank.
+ *  name    the group's name, the same on every rank and unlike any other group's; 1..80 bytes
+ *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..64), DC_E_EXISTS (the rank or the
+ *  name is taken), DC_E_MISMATCH (world sizes differ), DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile),
+ *  DC_E_SYSTEM. [any] Since 0.1. */
+DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world_size,
+                                          const dc_comm_options *options, dc_comm **comm);
+
+/** The caller's collectives, for a transport that libdc does not have (torch.distributed, say). Each function
+ *  blocks until done and returns 0 or an error number; it runs on one of libdc's stream threads or the caller's,
+ *  may not call libdc, and must not unwind. Counts are elements of dtype. */
+typedef struct dc_comm_callbacks {
+  size_t struct_size; /**< sizeof(dc_comm_callbacks) */
+  /** recv (ws * count) = every rank's send (count) in rank order. Never in place. */
+  int32_t (*all_gather)(const void *send, void *recv, int64_t count, int32_t dtype, void *user);
+  /** recv (count) = sum over ranks of block `rank` of send (ws * count). Never in place. */
+  int32_t (*reduce_scatter)(const void *send, void *recv, int64_t count, int32_t dtype, void *user);
+  /** data (bytes) of rank root to every rank. */
+  int32_t (*broadcast)(void *data, size_t bytes, int32_t root, void *user);
+  /** Returns after every rank has called. */
+  int32_t (*barrier)(void *user);
+  /** Makes an independent group of the same ranks. NULL: gathers and reductions share one stream. */
+  int32_t (*dup)(void *user, void **new_user);
+  /** Makes blocked calls return an error. May be NULL. */
+  void (*abort)(void *user);
+  /** Called once for each user pointer when its communicator is destroyed. May be NULL. */
+  void (*destroy_user)(void *user);
+  void *user; /**< handed to every function */
+} dc_comm_callbacks;
+
+/** A communicator over the caller's collectives. The table is copied.
+ *  Returns DC_OK; DC_E_INVALID (one of all_gather, reduce_scatter, broadcast, barrier is NULL). [any] Since 0.1. */
+DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size,
+                                         const dc_comm_options *options, dc_comm **comm);
+
+/** Gives the handle back; contexts that use the communicator keep it alive. Not collective. [any] Since 0.1. */
+DC_API void dc_comm_destroy(dc_comm *comm);
+/** This rank, 0..size-1. -1 for NULL. [any] Since 0.1. */
+DC_API int32_t dc_comm_rank(const dc_comm *comm);
+/** Number of ranks. -1 for NULL. [any] Since 0.1. */
+DC_API int32_t dc_comm_size(const dc_comm *comm);
+
+/** Another communicator of the same ranks, whose collectives overlap this one's. Collective in the sense that every
+ *  rank must do it in the same order; does not block. At most 32 of a group.
+ *  Returns DC_OK; DC_E_UNSUPPORTED (external without dup), DC_E_INVALID (too many), DC_E_CALLBACK. [handle] Since 0.1. */
+DC_API dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy);
+
+/** How reductions combine ranks. */
+enum dc_reduce_op {
+  DC_SUM = 1,
+  DC_MEAN = 2 /**< the sum, in order, then one division by the world size */
+};
+
+/** All-gather: recv = the ranks' send tensors one after the other, in rank order.
+ *  send    contiguous, count_r elements on rank r; counts may differ and be 0
+ *  recv    contiguous, the sum of the counts; same dtype; the ranks must agree on the counts, which the library
+ *          compares. counts: ws element counts, or NULL when all are send's
+ *  stream  where the work runs; NULL: on the calling thread, which blocks until done
+ *  send may be reused, and recv read, when the work is done on every rank; send may lie inside recv at its place.
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, and DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD,
+ *  DC_E_ABORTED (stream NULL: of this collective; otherwise of an earlier one). [handle] Since 0.1. */
+DC_API dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
+                                    dc_stream *stream);
+
+/** Reduce-scatter: recv = this rank's block of the sum (or mean) over ranks of send.
+ *  The order of additions is fixed: a binary tree over ranks, ((0+1)+(2+3))+…, in float32 for 16-bit types and in
+ *  the type itself otherwise, so the bits depend on nothing but the values and the world size.
+ *  send    contiguous, the sum of the counts; recv: counts[rank] elements; counts as in dc_comm_all_gather
+ *  op      enum dc_reduce_op; integers take DC_SUM only
+ *  Streams, errors and thread class as dc_comm_all_gather; send and recv must not overlap. Since 0.1. */
+DC_API dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
+                                        int32_t op, dc_stream *stream);
+
+/** All-reduce in place: data = the sum (or mean) over ranks, the same bits as dc_comm_reduce_scatter.
+ *  Streams, errors and thread class as dc_comm_all_gather. Since 0.1. */
+DC_API dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stream *stream);
+
+/** Broadcast: data of rank root to every rank's data. Otherwise as dc_comm_all_gather. Since 0.1. */
+DC_API dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_stream *stream);
+
+/** Blocks the caller until every rank has called. Errors as dc_comm_all_gather. [handle] Since 0.1. */
+DC_API dc_status dc_comm_barrier(dc_comm *comm);
+
+/** Opens a group: all-gathers and reduce-scatters queued on the communicator until dc_comm_group_end() start as
+ *  one, with one handshake between the ranks. Groups do not nest.
+ *  Returns DC_OK; DC_E_STATE (a group is open). [handle] Since 0.1. */
+DC_API dc_status dc_comm_group_begin(dc_comm *comm);
+/** Starts the group on a stream (NULL: blocks until done). All members must be of one kind and have been given the
+ *  same stream. After an error the group is closed and none of it happened.
+ *  Returns as dc_comm_all_gather; DC_E_STATE (no group open). [handle] Since 0.1. */
+DC_API dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream);
+
+/** Makes every present and future collective of the group fail with DC_E_ABORTED, on every rank. reason: a
+ *  sentence for the other ranks' error text, copied; may be NULL. [any] Since 0.1. */
+DC_API void dc_comm_abort(dc_comm *comm, const char *reason);
+
+/** DC_OK, or the first failure of this communicator's group, with its text in dc_last_error(). [any] Since 0.1. */
+DC_API dc_status dc_comm_check(dc_comm *comm);
+
+/* ==== 6. Contexts ============================================================================================== */
+
+/** One training run on one rank: its parameters, graphs, buffers and streams. Contexts share nothing. */
+typedef struct dc_context dc_context;
+
+/** Severity of a log line. */
+enum dc_log_level { DC_LOG_ERROR = 1, DC_LOG_WARNING = 2, DC_LOG_INFO = 3 };
+/** Gets finished lines without a newline; called on the thread that did the work; must not call libdc. */
+typedef void (*dc_log_fn)(int32_t level, const char *message, void *user);
+
+typedef struct dc_context_options {
+  size_t struct_size; /**< sizeof(dc_context_options) */
+  dc_log_fn log;      /**< NULL = no logging */
+  void *log_user;     /**< handed to log */
+} dc_context_options;
+
+#define DC_CONTEXT_OPTIONS_INIT {sizeof(dc_context_options), NULL, NULL}
+
+/** DC_CONTEXT_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_context_options_init(dc_context_options *options, size_t struct_size);
+
+/** Makes a context on a device, which it keeps alive. Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [any] Since 0.1. */
+DC_API dc_status dc_context_create(dc_device *device, const dc_context_options *options, dc_context **context);
+/** Cleans up (dc_cleanup) and frees. Buffers that the caller still holds stay readable until released. [any] Since 0.1. */
+DC_API void dc_context_destroy(dc_context *context);
+
+/** The `compile` keys of the original, each with a meaning on every device. */
+typedef struct dc_config {
+  size_t struct_size;                /**< sizeof(dc_config) */
+  int32_t symmetric_memory;          /**< 1: peers read shards in place, so each shard must lie in memory that they
+                                          can read (dc_memory_alloc, or any with thread ranks); 0 = default: shards
+                                          are staged through libdc's own shared memory */
+  int32_t double_buffer;             /**< 0 = default = 1: two reduce buckets a type, one fills while the other is
+                                          reduced; -1: one bucket */
+  int64_t free_activation_threshold; /**< elements; dc_free_tensors frees tensors with more; 0 = default = 10485760;
+                                          -1: every non-empty tensor */
+  int32_t sync_before_reduce;        /**< 1: all streams are drained before each dc_reduce_grad (debugging) */
+  int32_t sync_after_reduce;         /**< 1: … after each dc_reduce_grad */
+  int32_t sync_before_allgather;     /**< 1: … before each all-gather that communicates */
+  int32_t sync_after_allgather;      /**< 1: … after each all-gather that communicates */
+} dc_config;
+
+#define DC_CONFIG_INIT {sizeof(dc_config), 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_CONFIG_INIT as a function. [any] Since 0.1. */
+DC_API void dc_config_init(dc_config *config, size_t struct_size);
+
+/** Starts a context: joins the ranks of comm, reads the config, makes the streams. Collective: compares the config
+ *  over ranks. Once in a context's life.
+ *  comm     NULL = a world of one rank; kept alive by the context, which uses private copies (dc_comm_dup)
+ *  initial_reduce_bucket_size  elements a gradient bucket holds, >= 1; a larger gradient makes its bucket grow
+ *  Returns DC_OK; DC_E_STATE (second time, or after dc_cleanup), DC_E_INVALID, DC_E_MISMATCH and the other
+ *  communication errors. [handle] Since 0.1. */
+DC_API dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *config,
+                         int64_t initial_reduce_bucket_size);
+
+/** Ends a context: waits for its streams, frees graphs, parameters, gathered blocks and buckets. Pending
+ *  reductions are dropped. A second call does nothing; every other call is DC_E_STATE from then on, except
+ *  destroy. Not collective. Returns DC_OK; DC_E_STATE (never initialised). [handle] Since 0.1. */
+DC_API dc_status dc_cleanup(dc_context *context);
+
+/** Drops all graphs; parameters, gathered weights and buckets stay.
+ *  Returns DC_OK; DC_E_BUSY (reductions are pending: call dc_end_backward or dc_step_abort first). [handle] Since 0.1. */
+DC_API dc_status dc_reset(dc_context *context);
+
+/** Leaves a step in the middle, after an exception in the caller's code, say: waits for collectives under way, drops
+ *  gradients not yet reduced, gathered weights that are not persistent, and use counts. The next reductions replace
+ *  the gradient buffers. Every rank must do it at
+ *  the same point of the step, or abort the communicator. Returns DC_OK; communication errors. [handle] Since 0.1. */
+DC_API dc_status dc_step_abort(dc_context *context);
+
+/** The stream on which the caller's own work runs: operators order themselves against it. NULL (the default): the
+ *  calling thread. Later work waits for what the stream set before has queued. Kept by the caller until replaced.
+ *  Returns DC_OK. [handle] Since 0.1. */
+DC_API dc_status dc_set_stream(dc_context *context, dc_stream *stream);
+
+/** DC_OK, or the first failure of the context's asynchronous work, which every later call returns too; its text is
+ *  in dc_last_error(). A failed context can only be cleaned up and destroyed. [any] Since 0.1. */
+DC_API dc_status dc_async_error(dc_context *context);
+
+/** Kinds of memory for dc_memory_alloc(). */
+enum dc_memory_kind {
+  DC_MEMORY_DEVICE = 1, /**< the device's own */
+  DC_MEMORY_SHARED = 2, /**< peers on this machine can read it in place: for shards under symmetric_memory */
+  DC_MEMORY_HOST = 3    /**< host memory that copies fast (pinned, on devices that know the word) */
+};
+
+/** Allocates zeroed memory that lives until its last reference is released, also past the context.
+ *  bytes  >= 0; kind enum dc_memory_kind; buffer: one reference for the caller; dc_buffer_data() has the address
+ *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY, DC_E_STATE. [handle] Since 0.1. */
+DC_API dc_status dc_memory_alloc(dc_context *context, size_t bytes, int32_t kind, dc_buffer **buffer);
+
+/* ==== 7. Parameters ============================================================================================
+ *
+ * A parameter is known by an id of the caller's choice, any int64_t. Its tensors stay the caller's: they must
+ * live, at the same address, until the parameter is unregistered or the context cleaned up.
+ * Gradient buffers are flat, contiguous, in the type in which the optimizer wants the gradient; they are set to
+ * zero at registration. numel 0 (or NULL): no gradient is wanted, the parameter is frozen. */
+
+/** Registers a parameter of a stage 0, 1 or 2 graph: its weights are whole on every rank.
+ *  shape    ndim lengths of the full parameter
+ *  tensor   the full weights, read only; may be NULL
+ *  grad_buffer  this rank's part of the gradient: elements [offset, offset + numel) of the flattened gradient.
+ *           Stage 0: all of it, offset 0. Stages 1 and 2: any split, ranks may own nothing
+ *  Returns DC_OK; DC_E_EXISTS (id is registered; nothing changes), DC_E_SHAPE (not contiguous, tensor disagrees with
+ *  shape, or the part reaches past the end), DC_E_DTYPE, DC_E_INVALID. [handle] Since 0.1. */
+DC_API dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
+                                   const dc_tensor *tensor, const dc_tensor *grad_buffer, int64_t offset);
+
+/** Registers a sharded parameter of a stage 3 graph.
+ *  shard    this rank's P = ceil(N / ws) elements of the flattened parameter, from element rank * P on, flat; what
+ *           lies past N is padding, and is never read. Ranks past the end may also pass just their real elements
+ *  grad_buffer  this rank's part of the gradient, as long as shard; padding is set to zero
+ *  persistent   1: stays gathered until the weights change; 0: not
+ *  expected_grad_dtype  type in which gradients are reduced; DC_DTYPE_NONE = as they come
+ *  Errors as dc_register_param; DC_E_SHAPE names the rank and the length that was expected. Does not
+ *  communicate. [handle] Since 0.1. */
+DC_API dc_status dc_register_z3_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
+                                      const dc_tensor *shard, const dc_tensor *grad_buffer, int32_t persistent,
+                                      int32_t expected_grad_dtype);
+
+/** Points a parameter's gradient at another buffer, which is set to zero; offset as in dc_register_param (0 for
+ *  stage 3). Graphs that contain the parameter keep their split: the length and the offset on every rank must be
+ *  those of the registration, or the buffer empty on all ranks.
+ *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a reduction into the old buffer is pending), DC_E_SHAPE. [handle] Since 0.1. */
+DC_API dc_status dc_update_param_grad_buffer(dc_context *context, int64_t id, const dc_tensor *grad_buffer,
+                                             int64_t offset);
+
+/** Forgets a parameter. Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a graph contains it, or it is gathered and in
+ *  use). [handle] Since 0.1. */
+DC_API dc_status dc_unregister_param(dc_context *context, int64_t id);
+
+/** Keeps a stage-3 parameter gathered from now on, and gathers it now in its own type. Collective.
+ *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_STAGE (not a stage-3 parameter). [handle] Since 0.1. */
+DC_API dc_status dc_set_persistent(dc_context *context, int64_t id);
+/** Undoes dc_set_persistent: the memory goes back at the next release, or now if nobody uses it. [handle] Since 0.1. */
+DC_API dc_status dc_clear_persistent(dc_context *context, int64_t id);
+
+/** Forgets a parameter's gathered weights, so that the next gather communicates; persistent parameters keep
+ *  theirs. Returns DC_OK; DC_E_NOT_FOUND, DC_E_STAGE. [handle] Since 0.1. */
+DC_API dc_status dc_invalidate_gathered_param(dc_context *context, int64_t id);
+/** The same for all parameters that are not persistent; their memory goes back. [handle] Since 0.1. */
+DC_API dc_status dc_clear_all_gathered_params(dc_context *context);
+
+/** Says that weights changed (optimizer step, load, edit): gathered copies of them are stale, and the next gather
+ *  communicates. ids: count ids; NULL with count 0 = all parameters. Every rank must say it at the same point.
+ *  Returns DC_OK; DC_E_NOT_FOUND. [handle] Since 0.1. */
+DC_API dc_status dc_params_updated(dc_context *context, const int64_t *ids, int64_t count);
+
+/** Says that the gradient buffers of these parameters hold gradients to keep: their next reduction adds to them
+ *  instead of replacing them. Returns DC_OK; DC_E_NOT_FOUND. [handle] Since 0.1. */
+DC_API dc_status dc_accumulate_grads(dc_context *context, const int64_t *ids, int64_t count);
+
+/* ==== 8. Graphs ================================================================================================
+ *
+ * A graph is a set of parameters under an id of the caller's choice and a ZeRO stage; operators name it. Every
+ * rank registers the same graphs in the same order. Registering compares number, sizes and split over the ranks
+ * (one small collective a graph). Registering an id again replaces the graph unless work is pending (DC_E_BUSY).
+ *
+ *   stage 0  gradients are averaged over ranks, whole, in every backward: plain data parallelism
+ *   stage 1  gradients are summed locally; only a backward with update = 1 averages them, each rank its own part
+ *   stage 2  every backward averages, each rank receives its own part
+ *   stage 3  as 2, and the weights are sharded too: gather, wait, release */
+
+/** Registers a graph for stage 0. Returns DC_OK; DC_E_NOT_FOUND (names the id), DC_E_STAGE (a parameter was
+ *  registered for another stage), DC_E_INVALID (an id twice), DC_E_BUSY, DC_E_SHAPE (a grad buffer does not cover
+ *  the parameter), DC_E_MISMATCH. [handle] Since 0.1. */
+DC_API dc_status dc_register_graph_z0(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
+/** Registers a graph for stage 1; errors as dc_register_graph_z0. [handle] Since 0.1. */
+DC_API dc_status dc_register_graph_z1(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
+/** Registers a graph for stage 2; errors as dc_register_graph_z0. [handle] Since 0.1. */
+DC_API dc_status dc_register_graph_z2(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
+/** Registers a graph for stage 3; errors as dc_register_graph_z0. [handle] Since 0.1. */
+DC_API dc_status dc_register_graph_z3(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
+/** Forgets one graph. Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY. [handle] Since 0.1. */
+DC_API dc_status dc_unregister_graph(dc_context *context, int64_t graph_id);
+
+/* ==== 9. The thirteen operators ================================================================================
+ *
+ * Each is enqueued and returns; none blocks the host, except where it says so. Errors that all share: DC_E_STATE
+ * (no dc_init yet, or cleaned up), DC_E_NOT_FOUND (unknown graph; unknown parameter; parameter not in the graph:
+ * three texts), DC_E_STAGE (a gather, wait, release or offload of a parameter on a graph that is not stage 3),
+ * and the context's first asynchronous failure. Thread class of all: [handle].
+ * `a` arguments that are tokens only carry device and data flow in a compiler's graph: they may be NULL. */
+
+/** Starts to gather a parameter's full weights, or does nothing if they are there and current.
+ *  a       token; not read
+ *  dtype   element type of the result; DC_DTYPE_NONE = the shard's. The shard is cast, then gathered
+ *  out     the full parameter in its registered shape, contiguous, memory of the library: readable after
+ *          dc_wait_allgather, until dc_release_param; shape stays valid as long as the registration
+ *  Also DC_E_DTYPE, DC_E_NO_MEMORY. Since 0.1. */
+DC_API dc_status dc_allgather_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
+                                    int32_t dtype, dc_tensor *out);
+
+/** Starts to gather several parameters in one handshake; those that are there already are skipped.
+ *  ids, dtypes  count entries; dtypes NULL = each its own. count 0 does nothing
+ *  All are checked before any is started. Since 0.1. */
+DC_API dc_status dc_prefetch_params_fused(dc_context *context, int64_t graph_id, const int64_t *ids,
+                                          const int32_t *dtypes, int64_t count);
+
+/** Lets the caller's stream wait until the parameter is gathered (stream NULL: blocks, at most the deadline).
+ *  Also DC_E_STATE: it is not being gathered. a: what dc_allgather_param returned, or NULL; the result is `a`
+ *  itself. Since 0.1. */
+DC_API dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
+
+/** One of n_users says that it no longer reads the parameter on the caller's stream. The last one gives the memory
+ *  back: every view of it is invalid from then on. Persistent parameters stay.
+ *  n_users  >= 1 and the same in each call of one cycle (else DC_E_INVALID)
+ *  Also DC_E_STATE: not gathered, or released more often than n_users. Since 0.1. */
+DC_API dc_status dc_release_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
+                                  int64_t n_users);
+
+/** Releases a parameter as its only user, but hands the memory to the caller: waits like dc_wait_allgather, then
+ *  *buffer is the caller's to release whenever he is done reading, and the library forgets it. For languages whose
+ *  values own their memory. A persistent parameter stays the library's: *buffer is then another reference, whose
+ *  contents change with the next gather after dc_params_updated. Errors as dc_release_param. Since 0.1. */
+DC_API dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32_t dtype, dc_buffer **buffer);
+
+/** Takes a parameter's gradient for averaging over ranks.
+ *  a       the full gradient: contiguous, as many elements as the parameter; read before the caller's stream goes
+ *          on, so it may be overwritten or freed after (stream NULL: when the call returns)
+ *  The result arrives in the registered gradient buffer, complete after dc_end_backward; see chapter 8 for the
+ *  stages. Reductions start whenever a bucket is full. While profiling, and for frozen parameters, nothing happens.
+ *  Also DC_E_SHAPE, DC_E_DTYPE (not a floating-point type), DC_E_NO_MEMORY. May block while both buckets are being
+ *  reduced. Since 0.1. */
+DC_API dc_status dc_reduce_grad(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
+
+/** Says which tensors the caller may free early: those with more elements than free_activation_threshold.
+ *  tensors  count views, tensor_size = sizeof(dc_tensor) apart; memory of the library (buffer set) is given back here
+ *  freed    count flags, set to 1 for each that is, or is to be, freed; all 0 while profiling
+ *  Since 0.1. */
+DC_API dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t tensor_size, int64_t count,
+                                 int32_t *freed);
+
+/** Copies a tensor to host memory that the context keeps under id, over steps.
+ *  a    contiguous; with stream NULL it may be freed when the call returns, otherwise after dc_wait_offload
+ *  id   any number; shape and type must be those of its first use (else DC_E_SHAPE)
+ *  out  the host copy, readable on the host after dc_wait_offload and its stream. Since 0.1. */
+DC_API dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
+                                   dc_tensor *out);
+/** Lets the caller's stream wait for the copy of dc_offload_tensor; out is the host copy. Also DC_E_NOT_FOUND: id was
+ *  never offloaded in this graph. Since 0.1. */
+DC_API dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
+                                 dc_tensor *out);
+/** Starts to bring an offloaded tensor back to the device; out is the new copy, freed by dc_end_backward unless the
+ *  caller retains its buffer. Also DC_E_STATE: id was not offloaded in this graph. Since 0.1. */
+DC_API dc_status dc_reload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
+                                  dc_tensor *out);
+/** Lets the caller's stream wait for dc_reload_tensor; out is the device copy. While profiling without a reload, out is
+ *  a. Also DC_E_NOT_FOUND, DC_E_STATE. Since 0.1. */
+DC_API dc_status dc_wait_reload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
+                                dc_tensor *out);
+
+/** Drops the device copy of a shard that lives in host memory (dc_reload_parameter); nothing is copied, since the
+ *  host's is the master. Nothing to drop: no effect. Since 0.1. */
+DC_API dc_status dc_offload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
+/** Starts to copy a shard that lives in host memory to the device; gathers use the copy until dc_offload_parameter.
+ *  A gather without it reads the host's shard itself. On a device whose memory is the host's, the copy is made all
+ *  the same. Reloaded already and unchanged: no effect. Since 0.1. */
+DC_API dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
+
+/** Reduces what the buckets still hold, of every graph, and blocks until all gradients of the context have arrived in
+ *  their buffers. release_buckets: 1 gives the buckets' memory back too. May be called more than once in a backward,
+ *  and with nothing pending. Also communication errors. Since 0.1. */
+DC_API dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release_buckets);
+
+/* ==== 10. The step: forward, backward, update ================================================================== */
+
+/** Begins a forward pass. Returns DC_OK; DC_E_STATE (a forward has begun and not ended). [handle] Since 0.1. */
+DC_API dc_status dc_start_forward(dc_context *context);
+/** Ends a forward pass and checks it: parameters that are gathered, in use and not persistent are logged as a
+ *  warning. Returns DC_OK; DC_E_STATE (none has begun). [handle] Since 0.1. */
+DC_API dc_status dc_end_forward(dc_context *context);
+/** Begins a backward pass. update: 1 if the optimizer steps after it (the last micro-batch), 0 if gradients go on
+ *  accumulating: then stage 1 only sums locally. After a backward with update = 1 the next one replaces the gradient
+ *  buffers instead of adding to them. Without this call update is 0. [handle] Since 0.1. */
+DC_API dc_status dc_start_backward(dc_context *context, int32_t update);
+/** Turns profiling on (1) or off (0): while on, reductions and dc_free_tensors do nothing, and gathers are real. [handle] Since 0.1. */
+DC_API dc_status dc_enable_profiling(dc_context *context, int32_t enable);
+/** 1 while profiling, else 0. [any] Since 0.1. */
+DC_API int32_t dc_is_profiling(const dc_context *context);
+
+/* ==== 11. Memory, wire bytes, dry runs, traces ================================================================= */
+
+/** What a context holds and moved. Bytes are of this rank; "wire" means read from other ranks' memory or received
+ *  from them, without padding. */
+typedef struct dc_memory_stats {
+  size_t struct_size;            /**< sizeof(dc_memory_stats) */
+  int64_t gathered_bytes;        /**< gathered parameters now */
+  int64_t gathered_peak_bytes;   /**< most since dc_reset_stats */
+  int64_t bucket_bytes;          /**< gradient buckets, in all */
+  int64_t offload_bytes;         /**< host copies of offloaded tensors */
+  int64_t reload_bytes;          /**< device copies of reloaded tensors and shards now */
+  int64_t arena_bytes;           /**< device memory taken from the allocator for gathered and reloaded blocks */
+  int64_t allocations;           /**< memory allocations of libdc since dc_reset_stats; 0 in a steady step */
+  int64_t gathers;               /**< parameters gathered over the wire since dc_reset_stats */
+  int64_t gather_hits;           /**< gathers that found current weights and did not communicate */
+  int64_t gather_wire_bytes;     /**< wire bytes of gathers */
+  int64_t reductions;            /**< parameter gradients reduced over the wire */
+  int64_t reduce_wire_bytes;     /**< wire bytes of reductions */
+  int64_t flushes;               /**< bucket reductions started */
+  int64_t copied_d2h_bytes;      /**< offload copies */
+  int64_t copied_h2d_bytes;      /**< reload copies */
+  int64_t registered_params;     /**< parameters now */
+  int64_t registered_graphs;     /**< graphs now */
+} dc_memory_stats;
+
+/** Fills stats (struct_size set by the caller). Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
+DC_API dc_status dc_get_memory_stats(dc_context *context, dc_memory_stats *stats);
+/** Sets the counters to zero and the peak to the present. [handle] Since 0.1. */
+DC_API dc_status dc_reset_stats(dc_context *context);
+
+/** The operators, for dc_dry_run() and traces. */
+enum dc_op {
+  DC_OP_NONE = 0,
+  DC_OP_ALLGATHER_PARAM = 1,
+  DC_OP_PREFETCH_PARAMS_FUSED = 2,
+  DC_OP_WAIT_ALLGATHER = 3,
+  DC_OP_RELEASE_PARAM = 4,
+  DC_OP_REDUCE_GRAD = 5,
+  DC_OP_FREE_TENSORS = 6,
+  DC_OP_OFFLOAD_TENSOR = 7,
+  DC_OP_RELOAD_TENSOR = 8,
+  DC_OP_WAIT_OFFLOAD = 9,
+  DC_OP_WAIT_RELOAD = 10,
+  DC_OP_OFFLOAD_PARAMETER = 11,
+  DC_OP_RELOAD_PARAMETER = 12,
+  DC_OP_END_BACKWARD = 13,
+  DC_OP_TAKE_PARAM = 14,
+  DC_OP_SET_PERSISTENT = 15,
+  DC_OP_REGISTER_GRAPH = 16,
+  DC_OP_INIT = 17,
+  DC_OP_COMM_ALL_GATHER = 32,
+  DC_OP_COMM_REDUCE_SCATTER = 33,
+  DC_OP_COMM_ALL_REDUCE = 34,
+  DC_OP_COMM_BROADCAST = 35,
+  DC_OP_COMM_BARRIER = 36
+};
+
+/** An operator's name, "allgather_param"; "unknown" for a number that is none. Static. [any] Since 0.1. */
+DC_API const char *dc_op_name(int32_t op);
+
+/** What a call would return and need. */
+typedef struct dc_op_info {
+  size_t struct_size;   /**< sizeof(dc_op_info) */
+  const int64_t *shape; /**< result's shape, ndim lengths; valid as long as the registration; NULL when ndim is 0 */
+  int32_t ndim;         /**< result's dimensions; -1: the operator returns no tensor, or its argument's shape */
+  int32_t dtype;        /**< result's type; DC_DTYPE_NONE where ndim is -1 */
+  int32_t host;         /**< 1: the result lies in host memory */
+  int32_t reserved0;    /**< 0 */
+  int64_t device_bytes; /**< device memory the call would take from the arena now */
+  int64_t wire_bytes;   /**< bytes it would receive */
+} dc_op_info;
+
+/** What an operator would do, without doing it: no communication, no allocation, no change of state. Meta kernels
+ *  rest on it. op: enum dc_op; id and dtype as the operator's.
+ *  Returns what the operator would (checks included); info (struct_size set by the caller). [handle] Since 0.1. */
+DC_API dc_status dc_dry_run(dc_context *context, int32_t op, int64_t graph_id, int64_t id, int32_t dtype,
+                            dc_op_info *info);
+
+/** One piece of work that ran on a stream of the context. */
+typedef struct dc_trace_event {
+  int64_t begin_ns; /**< monotonic clock */
+  int64_t end_ns;   /**< monotonic clock */
+  int64_t graph_id; /**< the graph's number in the order of registration, as on every rank; -1: none */
+  int64_t id;       /**< parameter or tensor; the first of a group; -1: none */
+  int64_t bytes;    /**< moved */
+  int32_t op;       /**< enum dc_op */
+  int32_t lane;     /**< 0 the caller, 1 gather, 2 reduce, 3 offload, 4 reload stream */
+} dc_trace_event;
+
+/** Keeps the last `capacity` events from now on (0: stops and forgets). Returns DC_OK; DC_E_INVALID (negative or over
+ *  16777216), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_trace_start(dc_context *context, int64_t capacity);
+/** Moves the kept events, oldest first, into an array of cap entries that are event_size = sizeof(dc_trace_event)
+ *  apart; *count is how many. The rest stays for the next call. [handle] Since 0.1. */
+DC_API dc_status dc_trace_read(dc_context *context, dc_trace_event *events, size_t event_size, int64_t cap,
+                               int64_t *count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DC_API_H */

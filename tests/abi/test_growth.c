@@ -1,0 +1,341 @@
+/* Structs that grow: a caller may be older than the library, with a shorter struct, or newer, with a longer one whose
+ * tail is zero where it asks for nothing new. One row for each sized struct of the header (abi-check/abi.py counts);
+ * each is placed so that one byte read too many touches a page that nobody may touch. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "dc_api.h"
+
+enum { GRAPH = 1, ID = 2, TAIL = 8, CANARY = 0x5a };
+
+static unsigned char *page; /* writable; the page after it is not there */
+static size_t page_bytes;
+static dc_device *device;
+static dc_context *context;
+static float weights[4], gradient[4];
+static const int64_t four = 4;
+
+/* ---- how each struct is used: fill() makes it a good one, call() hands it to the library ---- */
+
+static void *give(size_t bytes, size_t align, void *user) {
+  (void)bytes, (void)align, (void)user;
+  return NULL;
+}
+
+static void take(void *ptr, size_t bytes, void *user) {
+  (void)ptr, (void)bytes, (void)user;
+}
+
+static int32_t gather(const void *send, void *recv, int64_t count, int32_t dtype, void *user) {
+  (void)send, (void)recv, (void)count, (void)dtype, (void)user;
+  return 0;
+}
+
+static int32_t broadcast(void *data, size_t bytes, int32_t root, void *user) {
+  (void)data, (void)bytes, (void)root, (void)user;
+  return 0;
+}
+
+static int32_t barrier(void *user) {
+  (void)user;
+  return 0;
+}
+
+static void fill_tensor(void *at) {
+  dc_tensor *t = at;
+  t->data = weights, t->shape = &four, t->ndim = 1, t->dtype = DC_FLOAT32;
+}
+
+static dc_status call_tensor(void *at) {
+  return dc_reduce_grad(context, at, GRAPH, ID);
+}
+
+static dc_status call_tensor_out(void *at) {
+  dc_status status = dc_allgather_param(context, NULL, GRAPH, ID, DC_DTYPE_NONE, at);
+  return status != DC_OK ? status : dc_release_param(context, NULL, GRAPH, ID, 1);
+}
+
+static dc_status call_tensor_strided(void *at, size_t size) {
+  int32_t freed;
+  return dc_free_tensors(context, at, size, 1, &freed);
+}
+
+static void fill_allocator(void *at) {
+  dc_allocator *a = at;
+  a->alloc = give, a->free = take;
+}
+
+static dc_status call_allocator(void *at) {
+  dc_device_options options = DC_DEVICE_OPTIONS_INIT;
+  dc_device *opened;
+  options.allocator = at;
+  dc_status status = dc_device_open("cpu", &options, &opened);
+  dc_device_destroy(opened);
+  return status;
+}
+
+static dc_status call_device_options(void *at) {
+  dc_device *opened;
+  dc_status status = dc_device_open("cpu", at, &opened);
+  dc_device_destroy(opened);
+  return status;
+}
+
+static dc_status call_comm_options(void *at) {
+  dc_comm *comm;
+  dc_status status = dc_comm_create_threads(1, at, &comm);
+  dc_comm_destroy(comm);
+  return status;
+}
+
+static void fill_callbacks(void *at) {
+  dc_comm_callbacks *c = at;
+  c->all_gather = gather, c->reduce_scatter = gather, c->broadcast = broadcast, c->barrier = barrier;
+}
+
+static dc_status call_callbacks(void *at) {
+  dc_comm *comm;
+  dc_status status = dc_comm_create_external(at, 0, 1, NULL, &comm);
+  dc_comm_destroy(comm);
+  return status;
+}
+
+static dc_status call_context_options(void *at) {
+  dc_context *made;
+  dc_status status = dc_context_create(device, at, &made);
+  dc_context_destroy(made);
+  return status;
+}
+
+static dc_status call_config(void *at) {
+  dc_context *made;
+  dc_status status = dc_context_create(device, NULL, &made);
+  if (status == DC_OK) {
+    status = dc_init(made, NULL, at, 1);
+  }
+  dc_context_destroy(made);
+  return status;
+}
+
+static dc_status call_stats(void *at) {
+  return dc_get_memory_stats(context, at);
+}
+
+static dc_status call_op_info(void *at) {
+  return dc_dry_run(context, DC_OP_ALLGATHER_PARAM, GRAPH, ID, DC_DTYPE_NONE, at);
+}
+
+static dc_status call_trace(void *at, size_t size) {
+  int64_t count;
+  dc_tensor out = DC_TENSOR_INIT;
+  if (dc_invalidate_gathered_param(context, ID) != DC_OK || call_tensor_out(&out) != DC_OK) {
+    return DC_E_INTERNAL; /* there is an event to be read then */
+  }
+  return dc_trace_read(context, at, size, 1, &count);
+}
+
+/* ---- the table ---- */
+
+typedef enum direction { IN, IN_OR_NULL, OUT, STRIDED } direction;
+
+typedef struct row {
+  const char *name;
+  size_t size, first; /* today's, and that of the version that introduced it */
+  direction direction;
+  dc_status (*call)(void *at);
+  dc_status (*call_sized)(void *at, size_t size);
+  void (*fill)(void *at);
+} row;
+
+#define ROW(type, first, ...) \
+  { #type, sizeof(type), first, __VA_ARGS__ }
+
+static const row rows[] = {
+    ROW(dc_tensor, 48, IN, call_tensor, NULL, fill_tensor),
+    ROW(dc_tensor, 48, OUT, call_tensor_out, NULL, NULL),
+    ROW(dc_tensor, 48, STRIDED, NULL, call_tensor_strided, fill_tensor),
+    ROW(dc_allocator, 32, IN_OR_NULL, call_allocator, NULL, fill_allocator),
+    ROW(dc_device_options, 16, IN_OR_NULL, call_device_options, NULL, NULL),
+    ROW(dc_comm_options, 24, IN_OR_NULL, call_comm_options, NULL, NULL),
+    ROW(dc_comm_callbacks, 72, IN, call_callbacks, NULL, fill_callbacks),
+    ROW(dc_context_options, 24, IN_OR_NULL, call_context_options, NULL, NULL),
+    ROW(dc_config, 40, IN_OR_NULL, call_config, NULL, NULL),
+    ROW(dc_memory_stats, 144, OUT, call_stats, NULL, NULL),
+    ROW(dc_op_info, 48, OUT, call_op_info, NULL, NULL),
+    ROW(dc_trace_event, 48, STRIDED, NULL, call_trace, NULL),
+};
+enum { ROWS = sizeof rows / sizeof rows[0] };
+
+/* A good struct that a caller of `size` bytes has, at the very end of the page. */
+static unsigned char *place(const row *r, size_t size, size_t says) {
+  unsigned char whole[512] = {0}, *at = page + page_bytes - size;
+  if (r->fill != NULL) {
+    r->fill(whole);
+  }
+  memset(page, CANARY, page_bytes);
+  memcpy(at, whole, size < sizeof whole ? size : sizeof whole);
+  if (r->call_sized == NULL || r->fill != NULL) { /* trace events alone have no struct_size */
+    memcpy(at, &says, size < sizeof says ? size : sizeof says);
+  }
+  return at;
+}
+
+static dc_status call(const row *r, void *at, size_t size) {
+  return r->call != NULL ? r->call(at) : r->call_sized(at, size);
+}
+
+static void expect(const row *r, size_t size, dc_status got, dc_status want) {
+  if (got != want) {
+    fail_msg("%s of %zu bytes: %s, must be %s (%s)", r->name, size, dc_status_name(got), dc_status_name(want),
+             dc_last_error());
+  }
+}
+
+static void test_callers_of_every_size(void **state) {
+  (void)state;
+  for (const row *r = rows; r < rows + ROWS; r++) {
+    assert_true(r->size >= r->first);
+    for (size_t size = r->first; size <= r->size + 3 * TAIL; size += TAIL) {
+      unsigned char *at = place(r, size, size);
+      expect(r, size, call(r, at, size), DC_OK);
+      assert_int_equal(at[-1], CANARY);
+    }
+  }
+}
+
+static void test_shorter_than_the_first(void **state) {
+  (void)state;
+  for (const row *r = rows; r < rows + ROWS; r++) {
+    for (size_t size = 0; size < r->first; size++) {
+      /* The size itself must be readable; what it says is less than that. */
+      unsigned char *at = place(r, size < sizeof size ? sizeof size : size, size);
+      expect(r, size, call(r, at, size), DC_E_INVALID);
+    }
+  }
+}
+
+static void test_sizes_that_are_garbage(void **state) {
+  (void)state;
+  const size_t sizes[] = {SIZE_MAX, 65537, (size_t)0xaaaaaaaaaaaaaaaa};
+  for (const row *r = rows; r < rows + ROWS; r++) {
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && r->direction != STRIDED; i++) {
+      expect(r, sizes[i], call(r, place(r, r->first, sizes[i]), sizes[i]), DC_E_INVALID);
+    }
+  }
+}
+
+static void test_tails_that_ask_for_more(void **state) {
+  (void)state;
+  for (const row *r = rows; r < rows + ROWS; r++) {
+    for (size_t byte = 0; byte < TAIL && (r->direction == IN || r->direction == IN_OR_NULL); byte++) {
+      unsigned char *at = place(r, r->size + TAIL, r->size + TAIL);
+      at[r->size + byte] = 1;
+      expect(r, r->size + TAIL, call(r, at, r->size + TAIL), DC_E_UNSUPPORTED);
+    }
+  }
+}
+
+/* What the library writes ends where the caller's struct does, and what it does not know stays as it was. */
+static void test_outputs(void **state) {
+  (void)state;
+  for (const row *r = rows; r < rows + ROWS; r++) {
+    if (r->direction == OUT) {
+      unsigned char after[1024];
+      memset(after, CANARY, sizeof after);
+      memcpy(after, &r->first, sizeof r->first);
+      expect(r, r->first, call(r, after, r->first), DC_OK);
+      for (size_t i = r->first; i < sizeof after; i++) {
+        assert_int_equal(after[i], CANARY);
+      }
+    }
+  }
+}
+
+static void test_null(void **state) {
+  (void)state;
+  for (const row *r = rows; r < rows + ROWS; r++) {
+    if (r->direction != STRIDED) {
+      expect(r, 0, call(r, NULL, 0), r->direction == IN_OR_NULL ? DC_OK : DC_E_INVALID);
+    }
+  }
+}
+
+#define INIT(type)                                 \
+  static void init_##type(void *at, size_t size) { \
+    type##_init(at, size);                         \
+  }
+INIT(dc_tensor)
+INIT(dc_device_options)
+INIT(dc_comm_options)
+INIT(dc_context_options)
+INIT(dc_config)
+
+/* dc_x_init() clears what its caller has, and no more, also where the two disagree on the size. */
+static void test_initialisers(void **state) {
+  (void)state;
+  const struct {
+    void (*init)(void *at, size_t size);
+    size_t first;
+  } all[] = {{init_dc_tensor, 48},
+             {init_dc_device_options, 16},
+             {init_dc_comm_options, 24},
+             {init_dc_context_options, 24},
+             {init_dc_config, 40}};
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+    all[i].init(NULL, all[i].first);
+    for (size_t size = sizeof size; size <= all[i].first + TAIL; size++) {
+      unsigned char *at = page + page_bytes - size;
+      memset(page, CANARY, page_bytes);
+      all[i].init(at, size);
+      assert_memory_equal(at, &size, sizeof size);
+      for (size_t byte = sizeof size; byte < size; byte++) {
+        assert_int_equal(at[byte], 0);
+      }
+      assert_int_equal(at[-1], CANARY);
+    }
+  }
+}
+
+static int set_up(void **state) {
+  (void)state;
+  page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+  page = mmap(NULL, 2 * page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED || mprotect(page + page_bytes, page_bytes, PROT_NONE) != 0) {
+    return -1;
+  }
+  dc_tensor shard = DC_TENSOR_INIT, grad = DC_TENSOR_INIT;
+  fill_tensor(&shard);
+  fill_tensor(&grad);
+  grad.data = gradient;
+  const int64_t id = ID;
+  return dc_device_open("cpu", NULL, &device) || dc_context_create(device, NULL, &context) ||
+         dc_init(context, NULL, NULL, 64) || dc_register_z3_param(context, ID, &four, 1, &shard, &grad, 0, 0) ||
+         dc_register_graph_z3(context, GRAPH, &id, 1) || dc_trace_start(context, 64);
+}
+
+static int tear_down(void **state) {
+  (void)state;
+  dc_context_destroy(context);
+  dc_device_destroy(device);
+  return munmap(page, 2 * page_bytes);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_callers_of_every_size),
+      cmocka_unit_test(test_shorter_than_the_first),
+      cmocka_unit_test(test_sizes_that_are_garbage),
+      cmocka_unit_test(test_tails_that_ask_for_more),
+      cmocka_unit_test(test_outputs),
+      cmocka_unit_test(test_null),
+      cmocka_unit_test(test_initialisers),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}
