@@ -11,7 +11,7 @@ void __real_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_
 enum { PARAMS = 4, TYPES = 3, VALUES = 2, LONGEST = 40, STEPS = 50, GRAPH = 10, OTHER_GRAPH = 11 };
 
 static const int32_t types[TYPES] = {DC_FLOAT32, DC_BFLOAT16, DC_FLOAT16};
-static const int64_t lengths[] = {1, 2, 3, 5, 8, 17, LONGEST};
+static const int64_t lengths[] = {0, 1, 2, 3, 5, 8, 17, LONGEST};
 
 /* A gathered copy: not there, coming, or waited for. */
 typedef enum copy_state { NONE, COMING, READY } copy_state;
@@ -33,7 +33,7 @@ typedef struct param {
   copy copies[TYPES];
   bool reloaded;     /* the shard, since the last drop */
   int64_t reloading; /* gathers started before a reload that may still read the shard; -1: none does */
-  bool has_grad, unknown;
+  bool has_grad, unknown, pending;
   int32_t grad_dtype;
   float expected[LONGEST];         /* the whole gradient */
   float local[SIM_RANKS][LONGEST]; /* stage 1: each rank's sum */
@@ -59,7 +59,7 @@ typedef struct program {
   value values[VALUES];
   int64_t contents;
   int64_t gathers, waited, lost; /* started; the last one waited for; the last one dropped before */
-  bool backward, update, boundary;
+  bool update, boundary, profiling;
   int64_t reductions;
 } program;
 
@@ -383,8 +383,8 @@ static void reload(program *p, value *v, int64_t id) {
         OK(r, dc_wait_reload(r->ctx, NULL, GRAPH, id, &out));
         t.buffer = out.buffer;
         OK(r, dc_free_tensors(r->ctx, &t, sizeof t, 1, &freed));
-        CHECK(r, freed == 1);
-        v->device = -1;
+        CHECK(r, freed == !p->profiling);
+        v->device = freed == 1 ? -1 : v->device;
       }
       break;
     case 2:
@@ -414,7 +414,6 @@ static void start_backward(program *p) {
     p->params[i].has_grad = false;
   }
   p->boundary = false;
-  p->backward = true;
   p->update = with_update;
 }
 
@@ -434,6 +433,7 @@ static void model_reduce(program *p, param *a) {
   a->unknown = a->unknown && (locally || a->has_grad);
   a->has_grad = a->has_grad || !locally;
   a->has_local = locally;
+  a->pending = a->pending || !locally;
 }
 
 static void reduce(program *p, param *a, int64_t graph) {
@@ -451,14 +451,17 @@ static void reduce(program *p, param *a, int64_t graph) {
   t = new_touch(p, memory, a->numel, a->grad_dtype, "what takes the gradient's memory next");
   t->write = true;
   on_caller(p, t);
-  model_reduce(p, a);
+  if (!p->profiling) {
+    model_reduce(p, a);
+  }
   p->reductions++;
 }
 
 static void look_at_gradients(program *p) {
   rank *r = p->r;
   for (int64_t i = 0; i < p->count; i++) {
-    const param *a = &p->params[i];
+    param *a = &p->params[i];
+    a->pending = false;
     sim_reads(a->grad, (size_t)a->count * sizeof(float), "a gradient, by the optimizer");
     for (int64_t k = 0; k < a->count && !a->unknown; k++) {
       CHECK(r, a->grad[k] == a->expected[a->begin + k]);
@@ -492,13 +495,61 @@ static void abort_step(program *p) {
       model_drop(p, a);
     }
     a->unknown = true; /* who knows which buckets were full */
-    a->has_grad = a->has_local = false;
+    a->has_grad = a->has_local = a->pending = false;
     a->reloading = -1;
   }
   for (int i = 0; i < VALUES; i++) {
     p->values[i].device = -1;
   }
   p->waited = p->gathers; /* the streams are drained */
+}
+
+/* ---- graphs and buffers that change in the middle ---- */
+
+static dc_status register_graphs(program *p, bool first, bool second) {
+  dc_status (*const by_stage[])(dc_context *, int64_t, const int64_t *, int64_t) = {
+      dc_register_graph_z0, dc_register_graph_z1, dc_register_graph_z2, dc_register_graph_z3};
+  int64_t ids[PARAMS], shared[PARAMS], n = 0;
+  for (int64_t i = 0; i < p->count; i++) {
+    ids[i] = shared[n] = i;
+    n += p->params[i].shared;
+  }
+  dc_status status = first ? by_stage[p->stage](p->r->ctx, GRAPH, ids, p->count) : DC_OK;
+  return status == DC_OK && second ? by_stage[p->stage](p->r->ctx, OTHER_GRAPH, shared, n) : status;
+}
+
+static void register_again(program *p) {
+  rank *r = p->r;
+  bool pending = false, sums = false, reset = pick(p, 2) == 0, other = pick(p, 2) == 0;
+  for (int64_t i = 0; i < p->count; i++) {
+    pending = pending || p->params[i].pending;
+    sums = sums || p->params[i].has_local;
+  }
+  if (pending || (reset && sums)) {
+    return;
+  }
+  if (reset) {
+    OK(r, dc_reset(r->ctx));
+  }
+  OK(r, register_graphs(p, reset || !other, reset || other));
+  for (int i = 0; i < VALUES && (reset || !other); i++) { /* they were the old graph's */
+    p->values[i].host = p->values[i].device = -1;
+    p->values[i].offload_waited = true; /* registering drains the streams */
+  }
+}
+
+static void new_grad_buffer(program *p, param *a) {
+  rank *r = p->r;
+  if (a->pending) {
+    return;
+  }
+  int64_t length = p->stage == 3 ? a->chunk : a->count;
+  a->grad = sim_new((size_t)length * sizeof(float));
+  dc_tensor grad = flat(a->grad, &length, DC_FLOAT32);
+  OK(r, dc_update_param_grad_buffer(r->ctx, a->id, &grad, p->stage == 3 ? 0 : a->begin));
+  sync_caller(p);
+  a->has_grad = a->unknown = false;
+  memset(a->expected, 0, sizeof a->expected);
 }
 
 /* ---- a program ---- */
@@ -570,14 +621,35 @@ static void step_weights(program *p, param *a, int64_t graph) {
   }
 }
 
+static void step_rarely(program *p, param *a) {
+  rank *r = p->r;
+  switch (pick(p, 5)) {
+    case 0:
+      p->profiling = !p->profiling;
+      OK(r, dc_enable_profiling(r->ctx, p->profiling));
+      break;
+    case 1:
+      register_again(p);
+      break;
+    case 2:
+      new_grad_buffer(p, a);
+      break;
+    case 3:
+      abort_step(p);
+      break;
+    default:
+      sync_caller(p);
+  }
+}
+
 static void step(program *p) {
   param *a = &p->params[pick(p, (uint64_t)p->count)];
   int64_t graph = a->shared && pick(p, 2) == 0 ? OTHER_GRAPH : GRAPH;
   uint64_t kind = pick(p, 20);
   if (kind == 0) {
     set_stream(p);
-  } else if (kind == 1 && pick(p, 3) == 0) {
-    abort_step(p);
+  } else if (kind == 1) {
+    step_rarely(p, a);
   } else if (kind < 8 || p->stage < 3) {
     step_gradients(p, a, graph);
   } else if (kind < 11) {
@@ -638,9 +710,6 @@ static void add_param(program *p, int64_t id) {
 
 static void set_up(program *p) {
   rank *r = p->r;
-  dc_status (*const by_stage[])(dc_context *, int64_t, const int64_t *, int64_t) = {
-      dc_register_graph_z0, dc_register_graph_z1, dc_register_graph_z2, dc_register_graph_z3};
-  int64_t ids[PARAMS], shared[PARAMS], n = 0;
   p->stage = pick(p, 2) == 0 ? 3 : (int32_t)pick(p, 4);
   p->count = 1 + (int64_t)pick(p, PARAMS);
   for (int i = 0; i < 2; i++) {
@@ -649,16 +718,12 @@ static void set_up(program *p) {
   set_stream(p);
   for (int64_t i = 0; i < p->count && r->failure[0] == '\0'; i++) {
     add_param(p, i);
-    ids[i] = i;
-    shared[n] = i;
-    n += p->params[i].shared;
   }
   for (int i = 0; i < VALUES; i++) {
     p->values[i] = (value){.source = sim_new(LONGEST * sizeof(float)), .content = -1, .host = -1, .device = -1};
   }
   CHECK(r, r->failure[0] == '\0');
-  OK(r, by_stage[p->stage](r->ctx, GRAPH, ids, p->count));
-  OK(r, by_stage[p->stage](r->ctx, OTHER_GRAPH, shared, n));
+  OK(r, register_graphs(p, true, true));
   sync_caller(p); /* gradients are set to zero on his stream, and are read on the host */
 }
 
@@ -689,7 +754,7 @@ static void run_program(rank *r) {
 static const char *run_seed(uint64_t seed) {
   static const int64_t buckets[] = {1, 30, 1000};
   program draws = {.state = seed * 7919};
-  sim_options options = {.seed = seed, .world = 1 + (int32_t)pick(&draws, 4)};
+  sim_options options = {.seed = seed, .world = 1 + (int32_t)pick(&draws, pick(&draws, 16) == 0 ? SIM_RANKS : 4)};
   options.no_heap = pick(&draws, 4) == 0;
   options.one_channel = pick(&draws, 5) == 0;
   setup s = {.world = options.world, .bucket = buckets[pick(&draws, 3)]};

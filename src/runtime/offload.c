@@ -13,8 +13,18 @@ dc_status dc__value_find(dc__graph *graph, const char *fn, int64_t id, dc__value
                                    graph->id);
 }
 
+/* From here on value->reloaded stands for the caller's reads of both copies too. */
+static void mark_last_read(dc_context *ctx, dc__value *value) {
+  dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
+  if (caller != NULL) {
+    dc__event_wait(value->reloaded, caller);
+    dc__event_record(value->reloaded, caller);
+  }
+}
+
 static void value_free(dc_context *ctx, dc__value *value) {
   if (value->host != NULL) {
+    mark_last_read(ctx, value);
     dc__buffer_revoke(value->host, dc__unless_passed(value->offloaded), dc__unless_passed(value->reloaded));
     dc_buffer_release(value->host);
     ctx->offload_bytes -= (int64_t)value->bytes;
@@ -68,15 +78,6 @@ static bool same_tensor(const dc__value *value, const dc_tensor *tensor) {
 
 static dc_status write_value(const char *fn, const dc__value *value, dc_buffer *buffer, dc_tensor *out) {
   return dc__tensor_write(fn, "out", out, dc_buffer_data(buffer), value->shape, value->ndim, value->dtype, buffer);
-}
-
-/* From here on value->reloaded stands for the caller's reads of the device copy too. */
-static void mark_last_read(dc_context *ctx, dc__value *value) {
-  dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
-  if (caller != NULL) {
-    dc__event_wait(value->reloaded, caller);
-    dc__event_record(value->reloaded, caller);
-  }
 }
 
 static void forget_device(dc_context *ctx, dc__value *value) {

@@ -8,10 +8,12 @@
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include <inttypes.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "sim.h"
 
@@ -320,6 +322,24 @@ static void *run_host(void *arg) {
   return NULL;
 }
 
+/* A crash says its seed, and goes on to whoever else wants to know of it. */
+static struct sigaction before[NSIG];
+
+static void crashed(int signal) {
+  char text[80];
+  int length = snprintf(text, sizeof text, "seed %" PRIu64 ": killed by signal %d\n", world.options.seed, signal);
+  (void)!write(STDERR_FILENO, text, (size_t)length);
+  sigaction(signal, &before[signal], NULL);
+}
+
+static void watch_crashes(bool on) {
+  static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGABRT};
+  struct sigaction mine = {.sa_handler = crashed};
+  for (size_t i = 0; i < DC__COUNT(signals); i++) {
+    sigaction(signals[i], on ? &mine : &before[signals[i]], on ? &before[signals[i]] : NULL);
+  }
+}
+
 static void end_world(void) {
   for (mapping *m = world.mappings, *next; m != NULL; m = next) {
     next = m->next;
@@ -338,6 +358,7 @@ bool sim_run(const sim_options *options, void (*body)(int32_t rank, void *user),
   world.user = user;
   sem_init(&world.finished, 0, 0);
   sim_checker_begin();
+  watch_crashes(true);
   for (int32_t r = 0; r < options->world; r++) {
     (void)new_agent(NULL, r, 0);
     world.hosts[r].weight = new_weight();
@@ -351,6 +372,7 @@ bool sim_run(const sim_options *options, void (*body)(int32_t rank, void *user),
     sem_destroy(&world.hosts[r].go);
   }
   sem_destroy(&world.finished);
+  watch_crashes(false);
   end_world();
   return sim_report()[0] == '\0';
 }
