@@ -30,8 +30,8 @@ GRAPH, KEPT, FROZEN = 3, 7, 8
 def empty_operator() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         library = os.path.join(folder, "empty_op.so")
-        subprocess.run([os.environ.get("CC", "cc"), "-O2", "-fPIC", "-shared", "-fexceptions", "-D_GNU_SOURCE", "-I", ADAPTER,
-                        "-I", os.path.join(HERE, "..", "include"), os.path.join(HERE, "empty_op.c"),
+        subprocess.run([os.environ.get("CC", "cc"), "-O2", "-fPIC", "-shared", "-fexceptions", "-I", ADAPTER, "-I",
+                        os.path.join(HERE, "..", "include"), os.path.join(HERE, "empty_op.c"),
                         os.path.join(ADAPTER, "shim.c"), "-o", library, "-ldl"], check=True)
         register = ctypes.CDLL(library).register_empty
     register.restype = ctypes.c_char_p

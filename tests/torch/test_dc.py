@@ -118,7 +118,8 @@ def test_config_values() -> None:
     D.free_tensors([one])
     assert one.untyped_storage().nbytes() == 0
     dc.cleanup()
-    raises(TypeError, "config.double_buffer = 'yes', must be an integer", dc.init, None, {**CONFIG, "double_buffer": "yes"}, 64)
+    raises(TypeError, "config.double_buffer = 'yes', must be an integer", dc.init, None,
+           {**CONFIG, "double_buffer": "yes"}, 64)
     raises(RuntimeError, "initial_reduce_bucket_size = 0", dc.init, None, CONFIG, 0)
     raises(TypeError, "initial_reduce_bucket_size = 1.5", dc.init, None, CONFIG, 1.5)
     raises(TypeError, "process_group is a int, must be a libdc.Comm, a torch.distributed.ProcessGroup or None",
@@ -139,13 +140,15 @@ def test_wrong_arguments(started: None) -> None:
     raises(TypeError, "dc.register_z3_param: ds_id = 'a', must be an integer", z3, "a", [4], x, x, False)
     raises(TypeError, "dc.register_z3_param: ds_shape = 4, must be a sequence of integers", z3, 1, 4, x, x, False)
     raises(TypeError, r"dc.register_z3_param: ds_shape\[0\] = None", z3, 1, [None], x, x, False)
-    raises(TypeError, "expected_grad_dtype = 'float32', must be None or one of torch.float32", z3, 1, [4], x, x, False, "float32")
+    raises(TypeError, "expected_grad_dtype = 'float32', must be None or one of torch.float32", z3, 1, [4], x, x, False,
+           "float32")
     raises(TypeError, "ds_tensor.dtype = torch.complex64", z3, 1, [4], x.to(torch.complex64), x, False)
     raises(ValueError, "ds_tensor is on meta", z3, 1, [4], x.to("meta"), x, False)
     raises(ValueError, "ds_tensor is on cpu with layout torch.sparse_coo", z3, 1, [4], x.to_sparse(), x, False)
     raises(ValueError, "must fit in 64 bits", z3, 1 << 63, [4], x, x, False)
-    raises(RuntimeError, "shard of parameter 1 on rank 0 has 3 elements, must have 4", z3, 1, [4], x[:3].clone(), x, False)
-    raises(RuntimeError, "grad_buffer of parameter 1 on rank 0 has 2 elements, must have 4", z3, 1, [4], x, torch.ones(2), False)
+    raises(RuntimeError, "shard of parameter 1 on rank 0 has 3 elements, must have 4", z3, 1, [4], torch.ones(3), x, 0)
+    raises(RuntimeError, "grad_buffer of parameter 1 on rank 0 has 2 elements, must have 4", z3, 1, [4], x,
+           torch.ones(2), False)
     raises(RuntimeError, "contiguous", z3, 1, [4], torch.ones(8)[::2], x, False)
     raises(RuntimeError, "contiguous", z3, 1, [4], x, torch.ones(8)[::2], False)
     raises(RuntimeError, "covers elements 3 to 7", param, 1, [4], x, x, 3)

@@ -17,8 +17,9 @@ libdc = pytest.importorskip("libdc")
 from libdc.torch import dc, ops, semantics  # noqa: E402
 
 D, RT = torch.ops.dc, torch.ops.dc_rt
-CONFIG = {"symmetric_memory": False, "double_buffer": True, "free_activation_threshold": 16, "sync_before_reduce": False,
-          "sync_after_reduce": False, "sync_before_allgather": False, "sync_after_allgather": False}
+CONFIG = {"symmetric_memory": False, "double_buffer": True, "free_activation_threshold": 16,
+          "sync_before_reduce": False, "sync_after_reduce": False, "sync_before_allgather": False,
+          "sync_after_allgather": False}
 GRAPH = (1 << 63) - 1  # what id(graph) may be at most
 GRAPH_Z2 = 2
 SHAPE = (3, 5)
@@ -83,7 +84,8 @@ def raises(text: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> No
 
 
 def test_schemas_are_the_agreed_ones() -> None:
-    assert [str(getattr(D, name).default._schema) for name in semantics.OPERATORS] == ["dc::" + text for text in SCHEMAS]
+    schemas = [str(getattr(D, name).default._schema) for name in semantics.OPERATORS]
+    assert schemas == ["dc::" + text for text in SCHEMAS]
 
 
 def test_loading_twice_is_harmless() -> None:

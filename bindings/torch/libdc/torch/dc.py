@@ -234,8 +234,8 @@ def _tensor(call: str, argument: str, tensor: Any) -> Optional[torch.Tensor]:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"dc.{call}: {argument} is a {type(tensor).__name__}, must be a torch.Tensor")
     if tensor.layout is not torch.strided or tensor.device.type != ops.device().type:
-        raise ValueError(f"dc.{call}: {argument} is on {tensor.device} with layout {tensor.layout}, must be a strided tensor "
-                         f"on {ops.device()}")
+        raise ValueError(f"dc.{call}: {argument} is on {tensor.device} with layout {tensor.layout}, must be a strided "
+                         f"tensor on {ops.device()}")
     _dtype(call, f"{argument}.dtype", tensor.dtype)
     return tensor.detach()
 
@@ -326,6 +326,6 @@ def _wrap(view: memoryview, dtype: libdc.DType) -> torch.Tensor:
 
 
 def _no_python_dispatcher() -> Any:
-    """While AOTAutograd compiles, the Python dispatcher is on and holds the GIL around c10d's operators, for which Gloo's
-    threads wait in turn."""
+    """While AOTAutograd compiles, the Python dispatcher is on and holds the GIL around c10d's operators, for which
+    Gloo's threads wait in turn."""
     return torch._C._DisablePythonDispatcher()

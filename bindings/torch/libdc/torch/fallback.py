@@ -1,5 +1,5 @@
-"""The operators' kernels in Python over the libdc package: the same schemas, results and errors as the compiled adapter,
-for places where that is not installed, and as its oracle in the tests."""
+"""The operators' kernels in Python over the libdc package: schemas, results and errors as of the compiled adapter, for
+places where that is not installed, and as its oracle in the tests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def register() -> None:
             _libraries.clear()
             raise ImportError(
                 f"libdc.torch: the operator namespace '{namespace}' is taken: DeepSpeed's own dc operators "
-                "(deepspeed.ops.dc), or a second copy of libdc, are loaded in this process. Use one of them.") from error
+                "(deepspeed.ops.dc), or a second copy of libdc, are loaded in this process. Use one of them."
+            ) from error
         _libraries.append(library)
         for schema in schemas:
             library.define(schema)
@@ -118,7 +119,8 @@ def _alias(a: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten.alias.default(a)
 
 
-def _allgather_param(context: libdc.Context, a: torch.Tensor, graph_id: int, id: int, dtype: Any = None) -> torch.Tensor:
+def _allgather_param(context: libdc.Context, a: torch.Tensor, graph_id: int, id: int,
+                     dtype: Any = None) -> torch.Tensor:
     return _tensor(context.allgather_param(None, graph_id, id, _dtype(dtype)))
 
 
@@ -174,7 +176,8 @@ def _free_tensors(context: libdc.Context, a: Sequence[torch.Tensor]) -> None:
     for tensor in a:
         address = tensor.data_ptr()
         count = tensor.numel() if address else 0  # no address: freed already
-        views.append(libdc.Tensor(address, (count,), ops.DTYPES.get(tensor.dtype, libdc.DType.UINT8), _buffers.get(address)))
+        dtype = ops.DTYPES.get(tensor.dtype, libdc.DType.UINT8)
+        views.append(libdc.Tensor(address, (count,), dtype, _buffers.get(address)))
     for tensor, view, freed in zip(a, views, context.free_tensors(views)):
         storage = tensor.untyped_storage()
         if freed and view.buffer is None and storage.resizable():

@@ -1,5 +1,5 @@
-"""What no kernel can say about the operators: how they behave under fake tensors, functionalisation, autograd, dead-code
-and common-subexpression elimination, and in Inductor's schedule. The same for both implementations of the kernels."""
+"""What no kernel can say about the operators: how they behave under fake tensors, functionalisation, autograd, dead
+code and common subexpression elimination, and in Inductor's schedule. The same for both kinds of kernels."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ def _functionalize(op: Any) -> None:
     result of ours is never written, so it may count as new. It is also the one place where every traced operator comes
     by before Inductor lowers the graph."""
     if not hasattr(op, "py_functionalize_impl"):
-        raise RuntimeError(f"libdc: torch {torch.__version__} has no OpOverload.py_functionalize_impl, which torch.compile "
-                           "needs for the dc operators; torch 2.11 or later is needed")
+        raise RuntimeError(f"libdc: torch {torch.__version__} has no OpOverload.py_functionalize_impl, which "
+                           "torch.compile needs for the dc operators; torch 2.11 or later is needed")
 
     def rule(ctx: Any, *args: Any, **kwargs: Any) -> Any:
         if "torch._inductor.lowering" in sys.modules:
@@ -153,8 +153,8 @@ def _forbid_merging(op: Any) -> None:
 
     unmergeable = getattr(compile_utils, "rand_ops", None)
     if not isinstance(unmergeable, list):
-        raise RuntimeError(f"libdc: torch {torch.__version__} has no torch._functorch.compile_utils.rand_ops, without which "
-                           "torch.compile would merge dc operators")
+        raise RuntimeError(f"libdc: torch {torch.__version__} has no torch._functorch.compile_utils.rand_ops, without "
+                           "which torch.compile would merge dc operators")
     if op.overloadpacket not in unmergeable:
         unmergeable.append(op.overloadpacket)
 
@@ -181,8 +181,8 @@ def prepare_inductor() -> None:
             graph = V.graph
             for hook in ("operations", "never_reuse_buffers", "additional_buffer_deps"):
                 if not hasattr(graph, hook):
-                    raise RuntimeError(f"libdc: Inductor of torch {torch.__version__} has no GraphLowering.{hook}, so the dc "
-                                       "operators cannot be kept in order; use backend='aot_eager'")
+                    raise RuntimeError(f"libdc: Inductor of torch {torch.__version__} has no GraphLowering.{hook}, so "
+                                       "the dc operators cannot be kept in order; use backend='aot_eager'")
 
             def wrap(node: Any) -> Any:
                 if not isinstance(node, IRNode):
