@@ -43,12 +43,14 @@ static dc_status check_rank(const char *fn, int32_t rank, int32_t world) {
 
 dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_options *options, dc_comm **comms) {
   static const char fn[] = "dc_comm_create_threads";
-  dc_comm_options known;
-  DC__TRY(read_options(fn, world_size, options, &known));
   if (comms == NULL) {
     return dc__fail(DC_E_INVALID, "%s: comms is NULL", fn);
   }
-  memset(comms, 0, (size_t)world_size * sizeof *comms);
+  if (world_size >= 1 && world_size <= DC__COMM_MAX_WORLD) {
+    memset(comms, 0, (size_t)world_size * sizeof *comms);
+  }
+  dc_comm_options known;
+  DC__TRY(read_options(fn, world_size, options, &known));
   return dc__comm_create_threads(world_size, &known, comms);
 }
 
