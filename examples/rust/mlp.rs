@@ -37,31 +37,21 @@ struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 32) as u32
     }
 
     /// Exact numbers in -1 / scale .. 1 / scale.
     fn weights(&mut self, count: usize, scale: f64) -> Vec<f64> {
-        (0..count)
-            .map(|_| ((self.next() >> 16) as f64 - 32768.0) / (32768.0 * scale))
-            .collect()
+        (0..count).map(|_| ((self.next() >> 16) as f64 - 32768.0) / (32768.0 * scale)).collect()
     }
 }
 
 /// A digit drawn in 64 pixels with noise; the same number gives the same picture.
 fn picture(number: usize) -> (usize, [f64; PIXELS]) {
-    let (digit, mut random, mut pixels) =
-        (number % DIGITS, Random(number as u64 + 1), [0.0; PIXELS]);
+    let (digit, mut random, mut pixels) = (number % DIGITS, Random(number as u64 + 1), [0.0; PIXELS]);
     for (at, pixel) in pixels.iter_mut().enumerate() {
-        let ink = if FONT[digit] >> (63 - at) & 1 == 1 {
-            12
-        } else {
-            0
-        };
+        let ink = if FONT[digit] >> (63 - at) & 1 == 1 { 12 } else { 0 };
         *pixel = f64::from(ink + (random.next() >> 30)) / 16.0;
     }
     (digit, pixels)
@@ -72,15 +62,11 @@ fn learn(number: usize, w1: &[f64], w2: &[f64], g1: &mut [f64], g2: &mut [f64]) 
     let (digit, x) = picture(number);
     let (mut h, mut dh, mut loss) = ([0.0; HIDDEN], [0.0; HIDDEN], 0.0);
     for j in 0..HIDDEN {
-        let sum = (0..PIXELS).fold(w1[j * ROW1 + PIXELS], |sum, k| {
-            sum + w1[j * ROW1 + k] * x[k]
-        });
+        let sum = (0..PIXELS).fold(w1[j * ROW1 + PIXELS], |sum, k| sum + w1[j * ROW1 + k] * x[k]);
         h[j] = if sum > 0.0 { sum } else { 0.0 };
     }
     for c in 0..DIGITS {
-        let sum = (0..HIDDEN).fold(w2[c * ROW2 + HIDDEN], |sum, j| {
-            sum + w2[c * ROW2 + j] * h[j]
-        });
+        let sum = (0..HIDDEN).fold(w2[c * ROW2 + HIDDEN], |sum, j| sum + w2[c * ROW2 + j] * h[j]);
         let error = sum - if c == digit { 1.0 } else { 0.0 };
         loss += error * error;
         let d = 2.0 * error / (BATCH / RANKS) as f64;
@@ -99,9 +85,7 @@ fn learn(number: usize, w1: &[f64], w2: &[f64], g1: &mut [f64], g2: &mut [f64]) 
 
 fn train(comm: Comm) -> dc::Result<Vec<f64>> {
     let rank = comm.rank() as usize;
-    let mut context = Context::builder()
-        .bucket(4096)
-        .build(&Device::open("cpu")?, Some(&comm))?;
+    let mut context = Context::builder().bucket(4096).build(&Device::open("cpu")?, Some(&comm))?;
     let mut random = Random(0);
     for (id, rows, columns, scale) in [(W1, HIDDEN, ROW1, 8.0), (W2, DIGITS, ROW2, 4.0)] {
         let half = rows * columns / RANKS;
@@ -113,8 +97,7 @@ fn train(comm: Comm) -> dc::Result<Vec<f64>> {
 
     let mut losses = Vec::new();
     for step in 0..STEPS {
-        let (mut g1, mut g2, mut loss) =
-            (vec![0.0; HIDDEN * ROW1], vec![0.0; DIGITS * ROW2], [0.0]);
+        let (mut g1, mut g2, mut loss) = (vec![0.0; HIDDEN * ROW1], vec![0.0; DIGITS * ROW2], [0.0]);
         context.start_backward(true)?;
         context.prefetch(GRAPH, &[W1, W2])?;
         let (w1, w2) = (context.gather(GRAPH, W1)?, context.gather(GRAPH, W2)?);
@@ -127,10 +110,7 @@ fn train(comm: Comm) -> dc::Result<Vec<f64>> {
         context.end_backward(GRAPH, false)?;
         for id in [W1, W2] {
             context.update(id, |weights: &mut [f64], grad: &mut [f64]| {
-                weights
-                    .iter_mut()
-                    .zip(grad)
-                    .for_each(|(weight, grad)| *weight -= RATE * *grad)
+                weights.iter_mut().zip(grad).for_each(|(weight, grad)| *weight -= RATE * *grad)
             })?;
         }
         context.params_updated(&[W1, W2])?;
@@ -143,21 +123,9 @@ fn train(comm: Comm) -> dc::Result<Vec<f64>> {
 
 fn main() -> dc::Result<()> {
     let comms = Comm::threads(RANKS as i32, &CommOptions::default())?;
-    let ranks: Vec<_> = comms
-        .into_iter()
-        .map(|comm| thread::spawn(move || train(comm)))
-        .collect();
-    let results: Vec<_> = ranks
-        .into_iter()
-        .map(|rank| rank.join().expect("a rank that does not panic"))
-        .collect();
-    for (step, loss) in results
-        .into_iter()
-        .next()
-        .expect("a rank")?
-        .into_iter()
-        .enumerate()
-    {
+    let ranks: Vec<_> = comms.into_iter().map(|comm| thread::spawn(move || train(comm))).collect();
+    let results: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("a rank that does not panic")).collect();
+    for (step, loss) in results.into_iter().next().expect("a rank")?.into_iter().enumerate() {
         println!("step {step:2} loss {loss:.6} {:016x}", loss.to_bits());
     }
     Ok(())
