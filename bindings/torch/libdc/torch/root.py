@@ -85,7 +85,7 @@ class Entry:
         calls.reduce_grad(grad, root.graph_id, self.id)
 
 
-_graph_ids = itertools.count(1)
+_graph_ids = itertools.count(1 << 48)  # far from the numbers that users give their own graphs
 _roots: "weakref.WeakValueDictionary[int, Root]" = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
