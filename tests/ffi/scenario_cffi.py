@@ -44,7 +44,7 @@ def main(rank: int, name: str) -> None:
     try:
         context.allgather_param(None, GRAPH, 99)
     except libdc.Error as error:
-        print(f"error {int(error.status)} DC_{error.status.name} {error}")
+        print("error", error.status, error.name, error.text)
     stats = context.get_memory_stats()
     print("stats", stats.gathers, stats.reductions, stats.registered_params)
     context.close()
