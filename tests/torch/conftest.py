@@ -25,7 +25,7 @@ def launch(tmp_path: Path) -> Callable[..., str]:
         env.update(PYTHONPATH=os.pathsep.join([str(HERE), env.get("PYTHONPATH", "")]), OMP_NUM_THREADS="1",
                    TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"), **environment)
         command = [sys.executable, "-m", *(launcher or ["libdc.run", "-n", str(n)]), str(script)]
-        done = subprocess.run(command, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=300, env=env)
+        done = subprocess.run(command, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=600, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

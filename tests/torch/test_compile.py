@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any, Callable, Dict, List
 
 import libdc.run
@@ -62,25 +63,35 @@ def test_the_bits_of_eager(backend: str, accumulate: int) -> None:
         assert stage < 3 or compiled.stats.gathered_bytes == 0
 
 
-def test_inductor_has_the_same_bits_at_every_stage(launch: Any) -> None:
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="Inductor needs a C++ compiler")
+def test_inductor(launch: Any) -> None:
+    """The same bits at every stage, near those of eager mode, no graph breaks, and a window of gathered weights."""
     text = """
 import torch
-from models import train
+from models import Plain, make, train
 from torch._dynamo.utils import counters
 import libdc.torch as dct
 torch.set_num_threads(1)
 comm = dct.init()
 found = set()
-for stage in (0, 1, 3):
+for stage in (0, 3):
     torch._dynamo.reset()
     run = train(comm, stage, 6, backend="inductor", group_size=300, model={"layers": 1})
     assert not sum(counters["graph_break"].values())
-    assert stage < 3 or run.stats.gathered_bytes == 0
     found.add((tuple(run.losses), run.weights))
+assert run.stats.gathered_bytes == 0
 assert len(found) == 1, [(losses[-1], weights[:8]) for losses, weights in found]
 eager = train(comm, 3, 6, model={"layers": 1})
 losses = next(iter(found))[0]
 torch.testing.assert_close(torch.tensor(losses), torch.tensor(eager.losses), rtol=1e-3, atol=0)
+
+model = make(Plain, width=32, layers=8)
+dct.shard(model, 3, comm=comm, group_size=1)
+call = torch.compile(model)
+for _ in range(2):
+    call(torch.randn(4, 32)).backward()
+stats = dct.stats(model)
+assert stats.gathered_bytes == 0 and stats.gathered_peak_bytes <= 3 * 32 * 32 * 4, stats
 print("equal", comm.rank)
 """
     assert launch(text).count("equal") == 2
@@ -150,7 +161,7 @@ def peak(layers: int, backend: str, **options: Any) -> int:
     return alone(rank)
 
 
-@pytest.mark.parametrize("backend", ["libdc", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["libdc", "aot_eager"])
 def test_window_does_not_grow_with_layers(backend: str) -> None:
     one = 32 * 32 * 4
     for prefetch in (0, 1):
