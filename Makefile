@@ -22,6 +22,13 @@ test:
 	@$(MAKE) --no-print-directory build
 	@$(PY) scripts/run_tests.py $(SUITES)
 
+abi:
+	@$(MAKE) --no-print-directory test SUITES="gcc abi"
+
+mutants:
+	@scripts/setup.sh test
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/mutants.py
+
 bench: build
 	@test -f build/bench/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH" meson setup build/bench \
 	  -Dbuildtype=release -Dbench=true -Dtests=false >/dev/null
@@ -33,4 +40,4 @@ bench: build
 clean:
 	rm -rf .venv build
 
-.PHONY: build train test bench clean
+.PHONY: build train test abi mutants bench clean

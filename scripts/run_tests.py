@@ -62,9 +62,12 @@ class Suite:
     def write(self, text: str) -> None:
         self.log.write(text)
 
-    def tail(self, lines: int = 60) -> str:
+    def text(self) -> str:
         self.log.flush()
-        return "\n".join(self.path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+        return self.path.read_text(encoding="utf-8", errors="replace")
+
+    def tail(self, lines: int = 60) -> str:
+        return "\n".join(self.text().splitlines()[-lines:])
 
 
 def cmocka_count(text: str, status: int) -> Count:
@@ -137,6 +140,40 @@ def one(status: int) -> Count:
     return Count(passed=1) if status == 0 else Count(failed=1)
 
 
+def counted(suite: Suite, pattern: str, status: int) -> Count:
+    """Adds up what `pattern`, with groups passed and failed, finds in the suite's log."""
+    total = Count()
+    for match in re.finditer(pattern, suite.text(), re.M):
+        total += Count(int(match["passed"]), int(match["failed"]))
+    return total if status == 0 or total.failed else total + Count(failed=1)
+
+
+def abi(suite: Suite) -> Count:
+    """The library of suite gcc against every release."""
+    built = BUILD / "gcc"
+    status = suite.run(sys.executable, "abi-check/abi.py", str(built / "libdc.so"), str(built / "tests"))
+    return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
+
+
+def rust(suite: Suite) -> Count:
+    """The Rust crates on the library of suite gcc; their declarations are what bindgen makes of the header."""
+    built, manifest = str(BUILD / "gcc"), ("--manifest-path", "bindings/rust/Cargo.toml")
+    environment = {"DC_LIB_DIR": built, "LD_LIBRARY_PATH": built, "CARGO_TARGET_DIR": str(BUILD / "rust")}
+    total = one(suite.run("bindings/rust/dc-sys/gen.sh", "--check"))
+    total += one(suite.run("cargo", "fmt", *manifest, "--all", "--check"))
+    total += one(suite.run("cargo", "clippy", "--offline", *manifest, "--all-targets", "--", "-D", "warnings", timeout=900,
+                           **environment))
+    status = suite.run("cargo", "test", "--offline", *manifest, timeout=900, **environment)
+    return total + counted(suite, r"^test result: \w+\. (?P<passed>\d+) passed; (?P<failed>\d+) failed", status)
+
+
+def ffi(suite: Suite) -> Count:
+    """One scenario from every language, on the library of suite gcc."""
+    status = suite.run(sys.executable, "tests/ffi/run.py", str(BUILD / "gcc" / "libdc.so"), timeout=900,
+                       CARGO_TARGET_DIR=str(BUILD / "rust"))
+    return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
+
+
 def readme(suite: Suite) -> Count:
     return one(suite.run(sys.executable, "scripts/check_readme.py", timeout=900))
 
@@ -171,12 +208,15 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "checks": checks,
     "format": clang_format,
     "gcc": lambda suite: c_tests(suite, ["-Ddebug=true", "-Doptimization=g"], "gcc"),
+    "abi": abi,
     "asan": lambda suite: c_tests(
         suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=address,undefined", "-Db_lundef=false",
                 "-Dc_args=-fno-sanitize-recover=all -fno-omit-frame-pointer"], "clang-14", ASLR_OFF),
     "tsan": lambda suite: c_tests(
         suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=thread", "-Db_lundef=false"], "clang-14", ASLR_OFF),
     "examples": examples_c,
+    "rust": rust,
+    "ffi": ffi,
     "python": lambda suite: pytest(suite, "tests/python"),
     "python-abi": lambda suite: pytest(suite, "tests/python", "-m", "not slow", DC_FFI="abi"),
     "torch": lambda suite: pytest(suite, "tests/torch", timeout=1500),

@@ -27,6 +27,16 @@ if [ "${1:-build}" = test ]; then
   want libclang-rt-14-dev sh -c 'test -e "$(clang-14 -print-file-name=libclang_rt.asan-x86_64.a)"'
   want clang-format-14 command -v clang-format-14
   want binutils command -v nm
+  want abigail-tools command -v abidw
+  want patch command -v patch
+  want cargo command -v cargo
+  want rustfmt cargo fmt --version
+  want rust-clippy cargo clippy --version
+  want bindgen command -v bindgen
+  want luajit command -v luajit
+  want libffi-platypus-perl perl -MFFI::Platypus -e 1
+  want default-jdk-headless command -v javac
+  want libjna-java test -e /usr/share/java/jna.jar
 fi
 
 if [ ${#missing[@]} -gt 0 ]; then

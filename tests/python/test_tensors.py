@@ -54,6 +54,18 @@ def test_what_is_no_tensor_is_refused(wrong, text):
         libdc.Comm.single().all_gather(wrong, np.zeros(4, np.float32))
 
 
+def test_numpy_scalars_and_integers():
+    comm, out = libdc.Comm.single(), np.zeros((), np.float32)
+    assert comm.all_gather(np.float32(2.5), out, [np.int64(1)]) == 2.5
+    with pytest.raises(TypeError, match="read-only"):
+        comm.all_reduce(np.float32(1))
+    with libdc.Context() as context:
+        context.init()
+        context.register_z3_param(np.int64(1), np.array([2, 2]), np.ones(4, np.float32), None)
+        context.register_graph_z3(np.int32(1), np.array([1]))
+        assert context.allgather_param(None, 1, np.int64(1)).shape == (2, 2)
+
+
 def test_strided_and_read_only_arrays_are_refused():
     comm = libdc.Comm.single()
     with pytest.raises(Error) as caught:

@@ -41,8 +41,14 @@ def threads(n: int, fn: Callable[..., Any], *args: Any, timeout: Optional[float]
     ranks = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(n)]
     for thread in ranks:
         thread.start()
-    for thread in ranks:
-        thread.join()
+    try:
+        for thread in ranks:
+            thread.join()
+    except BaseException:  # an interrupt: the ranks end before it goes on
+        comms[0].abort("the caller of threads() was interrupted")
+        for thread in ranks:
+            thread.join()
+        raise
     if failures:
         raise failures[0]
     return results

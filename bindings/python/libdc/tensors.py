@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Optional, Sequence, Tuple
 
 from . import dlpack
@@ -113,7 +114,7 @@ def _describe(array: Any) -> Tuple[int, Sequence[int], Optional[Sequence[int]], 
         buffer = array.buffer if isinstance(array.buffer, Buffer) else None
         return array.data, array.shape, None, array.dtype, True, buffer, array
     interface = getattr(array, "__array_interface__", None)
-    if interface is not None and isinstance(interface.get("data"), tuple):
+    if interface is not None and isinstance(interface.get("data"), tuple) and not _is_scalar(array):
         return (*_from_interface(array, interface), None, array)
     if hasattr(array, "__dlpack__"):
         address, shape, strides, dtype, keep = dlpack.read(array)
@@ -129,6 +130,12 @@ def _describe(array: Any) -> Tuple[int, Sequence[int], Optional[Sequence[int]], 
     if not view.c_contiguous:
         raise TypeError("a buffer that is not contiguous: must be contiguous")
     return int(ffi.cast("uintptr_t", ffi.from_buffer(view))), view.shape, None, dtype, not view.readonly, None, view
+
+
+def _is_scalar(array: Any) -> bool:
+    # A NumPy scalar's interface shows a temporary's memory; its buffer is its own.
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(array, numpy.generic)
 
 
 def _from_interface(array: Any, interface: dict) -> Tuple[int, Sequence[int], Optional[Sequence[int]], DType, bool]:
