@@ -53,6 +53,7 @@ def main() -> int:
           lambda: mutants.main(RELEASES[-1] / "libdc.x86_64.abi"))
     check(f"a program built for a newer libdc on {library.name}", lambda: clients.new_on_old(library))
     check("every list of functions is the same", lambda: surface.faults(library, tests))
+    check("every place says the same version", surface.version_faults)
     check("every sized struct is tested as it grows", struct_rows)
     print(f"{passed} passed, {failed} failed")
     return bool(failed)

@@ -46,6 +46,23 @@ def called(tests: Path) -> Set[str]:
     return set(re.findall(r" U (dc_[a-z]\w*)$", text, re.M))
 
 
+def version_faults() -> List[str]:
+    """The version, wherever it is written."""
+    where = {
+        "include/dc_api.h": r"#define DC_VERSION_MAJOR (\d+)\n#define DC_VERSION_MINOR (\d+)\n#define DC_VERSION_PATCH (\d+)",
+        "meson.build": r"project\('libdc'.*? version: '(\d+)\.(\d+)\.(\d+)'",
+        "bindings/rust/dc-sys/Cargo.toml": r'^version = "(\d+)\.(\d+)\.(\d+)"',
+        "bindings/rust/dc/Cargo.toml": r'^version = "(\d+)\.(\d+)\.(\d+)"',
+        "CHANGELOG.md": r"^## (\d+)\.(\d+)\.(\d+)",
+    }
+    found = {}
+    for name, pattern in where.items():
+        match = re.search(pattern, (ROOT / name).read_text(encoding="utf-8"), re.M)
+        found[name] = ".".join(match.groups()) if match else "nowhere"
+    print("  " + ", ".join(f"{name} {version}" for name, version in found.items()))
+    return [] if len(set(found.values())) == 1 else [f"the versions differ: {found}"]
+
+
 def faults(library: Path, tests: Path) -> List[str]:
     header = read(ROOT / "include" / "dc_api.h")
     nodes = exported(library)
