@@ -161,8 +161,8 @@ def rust(suite: Suite) -> Count:
     environment = {"DC_LIB_DIR": built, "LD_LIBRARY_PATH": built, "CARGO_TARGET_DIR": str(BUILD / "rust")}
     total = one(suite.run("bindings/rust/dc-sys/gen.sh", "--check"))
     total += one(suite.run("cargo", "fmt", *manifest, "--all", "--check"))
-    total += one(suite.run("cargo", "clippy", "--offline", *manifest, "--all-targets", "--", "-D", "warnings", timeout=900,
-                           **environment))
+    total += one(suite.run("cargo", "clippy", "--offline", *manifest, "--all-targets", "--", "-D", "warnings",
+                           timeout=900, **environment))
     status = suite.run("cargo", "test", "--offline", *manifest, timeout=900, **environment)
     return total + counted(suite, r"^test result: \w+\. (?P<passed>\d+) passed; (?P<failed>\d+) failed", status)
 
