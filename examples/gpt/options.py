@@ -43,7 +43,8 @@ def _parser() -> argparse.ArgumentParser:
         "losses, bytes and times; writes no files")
     add("--resume", nargs="?", const="latest", metavar="FOLDER", help="go on with a run (default: the newest in runs/)")
     add("--out", metavar="FOLDER", help="where the results go (default: runs/MODEL-zeroSTAGE-TIME)")
-    add("--save-every", type=int, default=0, metavar="N", help="write a checkpoint every N steps as well as at the end")
+    add("--save-every", type=int, default=100, metavar="N",
+        help="write a checkpoint every N steps (default 100; 0 = never) as well as at the end")
     add("--sample", type=int, default=240, metavar="N", help="bytes of text to write at the end (default 240)")
     show = p.add_mutually_exclusive_group()
     show.add_argument("--quiet", action="store_true", help="print nothing but errors")
