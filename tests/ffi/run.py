@@ -60,6 +60,12 @@ class Builder:
         self.run("javac", "-cp", JNA, "-d", self.folder, HERE / "Scenario.java")
         return ["java", "-cp", f"{JNA}:{self.folder}", "Scenario"]
 
+    def ocaml(self) -> List[str]:
+        source, program = shutil.copy(HERE / "scenario.ml", self.folder), self.folder / "scenario-ocaml"
+        self.run("ocamlfind", "ocamlopt", "-thread", "-package", "threads.posix,ctypes,ctypes.foreign", "-linkpkg",
+                 source, "-o", program)
+        return [str(program)]
+
     def scenarios(self) -> Dict[str, Callable[[], List[str]]]:
         # The first is what the others are compared with.
         return {
@@ -71,6 +77,7 @@ class Builder:
             "LuaJIT": self.lua,
             "Perl": lambda: ["perl", str(HERE / "scenario.pl")],
             "Java": self.java,
+            "OCaml": self.ocaml,
         }
 
     def networks(self) -> Dict[str, Callable[[], List[str]]]:
