@@ -81,7 +81,8 @@ def make(kind: Callable[..., nn.Module] = Odd, **arguments: Any) -> nn.Module:
 
 def data(step: int, rank: int, batch: int = 3, length: int = 5, vocab: int = 37) -> Tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    return tuple(torch.randint(0, vocab, (2, batch, length), generator=generator))
+    x, y = torch.randint(0, vocab, (2, batch, length), generator=generator)
+    return x.clone(), y.clone()
 
 
 def trainable(model: nn.Module) -> List[nn.Parameter]:

@@ -92,6 +92,16 @@ def test_gathered() -> None:
     on(2, rank)
 
 
+def test_functional_call() -> None:
+    def work(model: Odd) -> None:
+        other = {name: p.detach() * 0.5 for name, p in make().named_parameters()}  # tied ones once
+        expected = torch.func.functional_call(make(), other, data(0, 0))
+        assert torch.equal(torch.func.functional_call(model, other, data(0, 0)), expected)
+        assert torch.equal(model(*data(0, 0)), make()(*data(0, 0)))
+
+    alone(work)
+
+
 def test_freezing_and_unfreezing() -> None:
     def rank(comm: Any, stage: int) -> Any:
         model = make()
@@ -126,6 +136,8 @@ def test_what_cannot_be_sharded_says_so() -> None:
             dct.shard(make(), 3, comm="gloo")
         with pytest.raises(ValueError, match="is on meta, must be on the cpu"):
             dct.shard(nn.Linear(2, 2, device="meta"), 3, comm=comm)
+        with pytest.raises(ValueError, match="is not initialised yet"):
+            dct.shard(nn.LazyLinear(2), 3, comm=comm)
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         model[1].weight = nn.Parameter(model[0].weight.data)
         with pytest.raises(ValueError, match="1.weight shares memory with 0.weight"):

@@ -11,7 +11,7 @@ from .state import (full_optimizer_state_dict, full_state_dict, load_full_optimi
                     load_full_state_dict)
 
 __all__ = [
-    "clip_grad_norm_", "comm_from_process_group", "dc", "full_optimizer_state_dict", "full_shape", "full_state_dict", "gathered",
-    "init", "load_full_optimizer_state_dict", "load_full_state_dict", "no_sync", "shard", "stats", "trace_read",
-    "trace_start",
+    "clip_grad_norm_", "comm_from_process_group", "dc", "full_optimizer_state_dict", "full_shape", "full_state_dict",
+    "gathered", "init", "load_full_optimizer_state_dict", "load_full_state_dict", "no_sync", "shard", "stats",
+    "trace_read", "trace_start",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ _BLOCK = 1 << 16  # elements summed at a time: their float64 copy stays in the c
 
 def clip_grad_norm_(parameters: Union[nn.Module, Tensor, Iterable[Tensor]], max_norm: float,
                     norm_type: float = 2.0) -> Tensor:
-    """Scales all gradients so that their norm, over all ranks, is at most max_norm; returns the norm before, in float64.
+    """Scales all gradients so that their norm over all ranks is at most max_norm. Returns the norm before, in float64.
 
     parameters    a model, or parameters; those that are not sharded count as they are, the same on every rank
     max_norm      math.inf: only the norm is wanted

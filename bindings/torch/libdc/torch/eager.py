@@ -81,7 +81,7 @@ class Owner:
         outer, self.gathered = self.gathered, {}
         try:
             # Another pair of hooks on top (checkpointing's, say) takes precedence: ours would hide it.
-            if root.stage == 3 and _saved_tensors_hooks(True) is None:
+            if root.stage == 3 and torch.is_grad_enabled() and _saved_tensors_hooks(True) is None:
                 with saved_tensors_hooks(*root.saving):
                     return forward(module, *args, **kwargs)
             return forward(module, *args, **kwargs)

@@ -40,8 +40,8 @@ class Options(NamedTuple):
 class Entry:
     """A parameter of a sharded model: what autograd, the optimizer and the library know it by."""
 
-    __slots__ = ("root", "id", "names", "param", "shape", "numel", "length", "dtype", "data", "grad", "pointer", "version",
-                 "updates", "unreduced")  # fmt: skip
+    __slots__ = ("root", "id", "names", "param", "shape", "numel", "length", "dtype", "data", "grad", "pointer",
+                 "version", "updates", "unreduced")  # fmt: skip
 
     def __init__(self, root: "Root", index: int, name: str, param: nn.Parameter) -> None:
         self.root = root

@@ -19,8 +19,8 @@ _KEY = "_dc"  # in the __dict__ of a module that owns parameters: its Owner
 
 
 def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: int = 1 << 20, prefetch: int = 1,
-          group_size: int = 1 << 18, reduce_dtype: Optional[torch.dtype] = None, param_dtype: Optional[torch.dtype] = None,
-          broadcast: bool = True) -> nn.Module:
+          group_size: int = 1 << 18, reduce_dtype: Optional[torch.dtype] = None,
+          param_dtype: Optional[torch.dtype] = None, broadcast: bool = True) -> nn.Module:
     """Spreads a model's training state over the ranks, in place, and returns the model.
 
     stage         0: nothing is spread, gradients are averaged; 1 and 2: gradients and with them the optimizer's state;
@@ -38,9 +38,10 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     part, flat (at stage 0 the whole): what optimizers are for. full_shape() tells a parameter's former shape."""
     if stage not in (0, 1, 2, 3):
         raise ValueError(f"shard: stage = {stage!r}, must be 0, 1, 2 or 3")
-    for name, value, least in (("bucket_size", bucket_size, 1), ("prefetch", prefetch, 0), ("group_size", group_size, 1)):
-        if value < least:
-            raise ValueError(f"shard: {name} = {value!r}, must be >= {least}")
+    least = {"bucket_size": 1, "prefetch": 0, "group_size": 1}
+    for name, value in zip(least, (bucket_size, prefetch, group_size)):
+        if value < least[name]:
+            raise ValueError(f"shard: {name} = {value!r}, must be >= {least[name]}")
     params = _parameters_of(model)
     root = Root(comm_of(comm), Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype))
     entries: Dict[nn.Parameter, Entry] = {}
@@ -74,9 +75,11 @@ def _parameters_of(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
             if param is None:
                 continue
             name = f"{prefix}.{name}" if prefix else name
+            if isinstance(param, nn.parameter.UninitializedParameter):
+                raise ValueError(f"shard: {name} is not initialised yet: run the model once before")
             if param.device.type != "cpu":
                 raise ValueError(f"shard: {name} is on {param.device}, must be on the cpu")
-            if param.is_leaf is False or param.layout != torch.strided:
+            if not param.is_leaf or param.layout != torch.strided:
                 raise ValueError(f"shard: {name} must be a strided leaf tensor")
             first = memory.setdefault(param.data_ptr(), (name, param)) if param.numel() else (name, param)
             if first[1] is not param:
@@ -170,8 +173,8 @@ def _apply_of(base: Type[nn.Module]) -> Callable[..., nn.Module]:
 
 
 def _refuse_copies(self: nn.Module, protocol: int) -> Any:
-    raise TypeError(f"{type(self).__name__} belongs to a sharded model, which cannot be pickled or copied: it holds the "
-                    "ranks' communicator. Save full_state_dict(model) instead, and load it into a new model")
+    raise TypeError(f"{type(self).__name__} belongs to a sharded model, which cannot be pickled or copied: it holds "
+                    "the ranks' communicator. Save full_state_dict(model) instead, and load it into a new model")
 
 
 def _flat_weights(self: nn.Module) -> List[Any]:
@@ -213,7 +216,7 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
-    """Inside, the modules' attributes are the whole weights outside of forward too, to read. All ranks must do alike."""
+    """Inside, the modules' attributes are the whole weights outside of forward too, to read. Collective."""
     root = root_of(model)
     if root.depth == 0:
         root.enter(None)

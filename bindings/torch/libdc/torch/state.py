@@ -92,7 +92,8 @@ def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
     return {"state": state, "param_groups": groups} if keep else {}
 
 
-def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer,
+                                   state: Mapping[str, Any]) -> None:
     """The reverse of full_optimizer_state_dict(), on any number of ranks and at any stage."""
     params = {name: param for name, param in model.named_parameters()}
     numbers: Dict[str, int] = {}
@@ -101,7 +102,8 @@ def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Opti
         names = _names(model)
         ours = [names[id(param)] for param in group["params"]]
         if ours != list(shown["params"]):
-            raise ValueError("load_full_optimizer_state_dict: a parameter group has other parameters than the saved one")
+            raise ValueError("load_full_optimizer_state_dict: a parameter group has other parameters than the "
+                             "saved one")
         for name in ours:
             numbers[name] = len(numbers)
         groups.append({**shown, "params": [numbers[name] for name in ours]})
