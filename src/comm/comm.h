@@ -3,8 +3,8 @@
  * shared memory); external.c wraps the caller's own functions.
  *
  * A collective is a group of 1 to DC__COMM_GROUP items, one handshake for all. Every rank calls with the same tag,
- * totals, dtypes and ranges; transports compare them, and a difference is DC_E_MISMATCH on every rank. Items that reduce
- * into the same memory are done in their order. */
+ * totals, dtypes and ranges; transports compare them, and a difference is DC_E_MISMATCH on every rank. Items that
+ * reduce into the same memory are done in their order. */
 #ifndef DC_COMM_H
 #define DC_COMM_H
 
