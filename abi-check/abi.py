@@ -4,6 +4,7 @@ Prints what it compared, and ends with one line, `N passed, N failed`. A tool th
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Callable, List
@@ -35,7 +36,10 @@ def main() -> int:
     def check(what: str, faults: Callable[[], List[str]]) -> None:
         nonlocal failed, passed
         print(what)
-        found = faults()
+        try:
+            found = faults()
+        except (SystemExit, OSError, subprocess.SubprocessError) as error:  # a tool that is missing, or fails
+            found = [str(error)]
         print("".join(f"  FAIL {fault}\n" for fault in found) or "  ok")
         failed, passed = failed + bool(found), passed + (not found)
 
@@ -53,6 +57,7 @@ def main() -> int:
           lambda: mutants.main(RELEASES[-1] / "libdc.x86_64.abi"))
     check(f"a program built for a newer libdc on {library.name}", lambda: clients.new_on_old(library))
     check("every list of functions is the same", lambda: surface.faults(library, tests))
+    check("Python's own layout of the structs is that of the locks", surface.layout_faults)
     check("every place says the same version", surface.version_faults)
     check("every sized struct is tested as it grows", struct_rows)
     print(f"{passed} passed, {failed} failed")

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Freezes a release, once, at its tag: freeze.py LIBRARY, a debug build. Writes abi-check/VERSION (the header, the
-version script, the baseline, and programs that are users of it) and tests/abi (the locks). An old release's files are never written again."""
+version script, the baseline, and programs that use it) and tests/abi (the locks).
+An old release's files are never written again."""
 
 from __future__ import annotations
 

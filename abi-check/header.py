@@ -18,7 +18,6 @@ sys.path += [str(ROOT / "bindings" / "python"), str(ROOT / "scripts")]
 from gen_cdef import cdef_of  # noqa: E402
 
 TYPES = "".join(f"typedef int {name};" for name in ("size_t", "int32_t", "uint32_t", "int64_t", "uint64_t"))
-WARNINGS = ["-Wall", "-Wextra", "-pedantic", "-Werror"]
 
 
 class Header(NamedTuple):
@@ -103,8 +102,8 @@ def _measure(path: Path, header: Header) -> Dict[str, str]:
 def layout_lock(path: Path, version: str) -> str:
     header = read(path)
     values = _measure(path, header)
-    lines = [f"/* Sizes, offsets, field types and constants of libdc {version}, which every later {version[0]}.x keeps. Made by",
-             " * abi-check/freeze.py at the release, frozen since. */",
+    lines = [f"/* Sizes, offsets, types and constants of libdc {version}, which every later {version[0]}.x keeps.",
+             " * Made by abi-check/freeze.py at the release, frozen since. */",
              "/* clang-format off */", "#include <dc_api.h>", ""]
     wide = "sizeof(void *) != 8 || "
     for name, fields in header.structs.items():
@@ -120,7 +119,7 @@ def layout_lock(path: Path, version: str) -> str:
 
 
 def prototype_lock(path: Path, version: str) -> str:
-    lines = [f"/* The prototypes of libdc {version}, which every later {version[0]}.x keeps: another is a conflict of types.",
+    lines = [f"/* The prototypes of libdc {version}, which every later {version[0]}.x keeps: another is an error.",
              " * Made by abi-check/freeze.py at the release, frozen since. */",
              "/* clang-format off */", "#include <dc_api.h>", ""]
     return "\n".join(lines + [f"{text};" for text in read(path).functions.values()]) + "\n"
@@ -135,7 +134,8 @@ def stub(path: Path, inside: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def build_stub(folder: Path, header: Path, script: Path, soname: str = "libdc.so.0.1", inside: str = "int x;") -> Path:
+def build_stub(folder: Path, header: Path, script: Path, soname: str = "libdc.so.0.1",
+               inside: str = "int x;") -> Path:
     """folder/libdc.so, with debug information."""
     source, library = folder / "stub.c", folder / soname
     source.write_text(stub(header, inside), encoding="utf-8")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Dict, List, Set
 
-from header import ROOT, must, read
+from header import ROOT, cdef_of, must, read
 
 
 def exported(library: Path) -> Dict[str, str]:
@@ -46,10 +46,31 @@ def called(tests: Path) -> Set[str]:
     return set(re.findall(r" U (dc_[a-z]\w*)$", text, re.M))
 
 
+def layout_faults() -> List[str]:
+    """Python without a compiler lays structs out by itself: it must find the offsets and sizes that are locked."""
+    import cffi
+
+    ffi = cffi.FFI()
+    ffi.cdef(cdef_of((ROOT / "include" / "dc_api.h").read_text(encoding="utf-8")))
+    found, count = [], 0
+    for lock in sorted((ROOT / "tests" / "abi").glob("layout_*.c")):
+        text = lock.read_text(encoding="utf-8")
+        for struct, field, offset in re.findall(r"offsetof\((\w+), (\w+)\) == (\d+)", text):
+            count += 1
+            if ffi.offsetof(struct, field) != int(offset):
+                found.append(f"{struct}.{field}: at {ffi.offsetof(struct, field)}, in {lock.name} at {offset}")
+        for struct, size in re.findall(r"sizeof\((dc_\w+)\) >= (\d+)", text):
+            count += 1
+            if ffi.sizeof(struct) < int(size):
+                found.append(f"{struct}: {ffi.sizeof(struct)} bytes, in {lock.name} {size}")
+    print(f"  {count} offsets and sizes")
+    return found if count else ["no locks found"]
+
+
 def version_faults() -> List[str]:
     """The version, wherever it is written."""
     where = {
-        "include/dc_api.h": r"#define DC_VERSION_MAJOR (\d+)\n#define DC_VERSION_MINOR (\d+)\n#define DC_VERSION_PATCH (\d+)",
+        "include/dc_api.h": r"DC_VERSION_MAJOR (\d+)\n#define DC_VERSION_MINOR (\d+)\n#define DC_VERSION_PATCH (\d+)",
         "meson.build": r"project\('libdc'.*? version: '(\d+)\.(\d+)\.(\d+)'",
         "bindings/rust/dc-sys/Cargo.toml": r'^version = "(\d+)\.(\d+)\.(\d+)"',
         "bindings/rust/dc/Cargo.toml": r'^version = "(\d+)\.(\d+)\.(\d+)"',
@@ -79,8 +100,9 @@ def faults(library: Path, tests: Path) -> List[str]:
     print(f"  {len(header.functions):>4} header")
     for name, functions in lists.items():
         print(f"  {len(functions):>4} {name}")
-        found += [f"{function}: in the header, not in: {name}" for function in sorted(set(header.functions) - functions)]
-        found += [f"{function}: not in the header, but in: {name}" for function in sorted(functions - set(header.functions))]
+        declared = set(header.functions)
+        found += [f"{function}: in the header, not in: {name}" for function in sorted(declared - functions)]
+        found += [f"{function}: not in the header, but in: {name}" for function in sorted(functions - declared)]
     versions = {name: f"DC_{version}" for name, version in introduced().items()}
     for function in sorted(header.functions):
         says = {"the library": nodes.get(function), "the version script": mapped().get(function),

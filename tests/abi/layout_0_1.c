@@ -1,5 +1,5 @@
-/* Sizes, offsets, field types and constants of libdc 0.1, which every later 0.x keeps. Made by
- * abi-check/freeze.py at the release, frozen since. */
+/* Sizes, offsets, types and constants of libdc 0.1, which every later 0.x keeps.
+ * Made by abi-check/freeze.py at the release, frozen since. */
 /* clang-format off */
 #include <dc_api.h>
 

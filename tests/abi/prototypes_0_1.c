@@ -1,4 +1,4 @@
-/* The prototypes of libdc 0.1, which every later 0.x keeps: another is a conflict of types.
+/* The prototypes of libdc 0.1, which every later 0.x keeps: another is an error.
  * Made by abi-check/freeze.py at the release, frozen since. */
 /* clang-format off */
 #include <dc_api.h>

@@ -53,7 +53,8 @@ class Builder:
         return [str(Path(self.environment["CARGO_TARGET_DIR"]) / "debug" / "examples" / example)]
 
     def lua(self) -> List[str]:
-        self.run(sys.executable, ROOT / "bindings/python/gen_cdef.py", ROOT / "include/dc_api.h", self.folder / "dc.cdef")
+        generator, header = ROOT / "bindings/python/gen_cdef.py", ROOT / "include/dc_api.h"
+        self.run(sys.executable, generator, header, self.folder / "dc.cdef")
         return ["luajit", str(HERE / "scenario.lua")]
 
     def java(self) -> List[str]:

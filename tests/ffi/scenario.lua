@@ -1,5 +1,5 @@
--- The scenario of scenario.c, in LuaJIT: luajit scenario.lua RANK NAME. The declarations are the header's: the file that
--- DC_CDEF names is what bindings/python/gen_cdef.py makes of it.
+-- The scenario of scenario.c, in LuaJIT: luajit scenario.lua RANK NAME. DC_LIBRARY names the library, DC_CDEF the
+-- declarations, which bindings/python/gen_cdef.py makes of the header.
 local ffi = require("ffi")
 local cdef = io.open(os.getenv("DC_CDEF")):read("*a"):gsub("#define[^\n]*\n", "")
 ffi.cdef(cdef)

@@ -44,8 +44,8 @@ sub show { my ($title, $floats) = @_; print join(' ', $title, map { sprintf '%08
 # dc_tensor is packed as its seven fields; memory and length are Perl strings, which must stay.
 sub tensor {
     my ($data, $length) = @_;
-    my @fields = $data ? (scalar_to_pointer($$data), scalar_to_pointer($$length), 0, 1, $FLOAT32, 0) : (0, 0, 0, 0, 0, 0);
-    return pack 'QQQQllQ', 48, @fields;
+    return pack 'QQQQllQ', 48, (0) x 6 unless $data;
+    return pack 'QQQQllQ', 48, scalar_to_pointer($$data), scalar_to_pointer($$length), 0, 1, $FLOAT32, 0;
 }
 
 printf "libdc %s %d\n", version_string(), api_version();
