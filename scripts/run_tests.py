@@ -174,6 +174,12 @@ def ffi(suite: Suite) -> Count:
     return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
 
 
+def ffi(suite: Suite) -> Count:
+    """One scenario from every language, on the library of suite gcc."""
+    status = suite.run(sys.executable, "tests/ffi/run.py", str(BUILD / "gcc" / "libdc.so"), timeout=1200)
+    return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
+
+
 def readme(suite: Suite) -> Count:
     return one(suite.run(sys.executable, "scripts/check_readme.py", timeout=900))
 
@@ -216,6 +222,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
         suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=thread", "-Db_lundef=false"], "clang-14", ASLR_OFF),
     "examples": examples_c,
     "rust": rust,
+    "ffi": ffi,
     "ffi": ffi,
     "python": lambda suite: pytest(suite, "tests/python"),
     "python-abi": lambda suite: pytest(suite, "tests/python", "-m", "not slow", DC_FFI="abi"),

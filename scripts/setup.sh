@@ -36,6 +36,12 @@ if [ "${1:-build}" = test ]; then
   want luajit command -v luajit
   want libffi-platypus-perl perl -MFFI::Platypus -e 1
   want default-jdk-headless command -v javac
+  want libjna-java test -e /usr/share/java/jna.jar
+  want ocaml-findlib command -v ocamlfind
+  want libctypes-ocaml-dev ocamlfind query ctypes.foreign
+  want luajit command -v luajit
+  want libffi-platypus-perl perl -MFFI::Platypus -e 1
+  want default-jdk-headless command -v javac
   want ocaml-findlib command -v ocamlfind
   want libctypes-ocaml-dev ocamlfind query ctypes.foreign
   want libjna-java test -e /usr/share/java/jna.jar
