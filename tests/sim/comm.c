@@ -34,8 +34,8 @@ typedef struct meeting {
 typedef struct sim_comm {
   dc_comm head;
   int32_t channel;
-  int64_t calls; /* meetings that this rank has called */
-  meeting **at;  /* where its next one is, or is to be */
+  int64_t calls, begun; /* meetings that this rank has called, and has come to */
+  meeting **at;         /* where its next one is, or is to be */
 } sim_comm;
 
 static struct {
@@ -69,6 +69,7 @@ static void abort_group(dc_comm *comm, const char *reason) {
 typedef struct walk {
   sim_comm *comm;
   meeting *m;
+  int64_t number;
   enum { POST, MOVE, LEAVE } phase;
   int32_t pieces, moves; /* in all; still to do, -1: not begun */
   int32_t piece, stride; /* the next one, and the way to the one after it */
@@ -85,6 +86,10 @@ static size_t offered(const dc__coll *coll, const dc__coll_item *item, int32_t r
 
 static void post(walk *w) {
   part *mine = &w->m->parts[w->comm->head.rank];
+  if (w->number != w->comm->begun++) {
+    sim_reportf("%s of parameter %" PRId64 " overtakes an earlier collective of its communicator (rank %" PRId32 ")",
+                dc_op_name(mine->coll.tag.op), mine->coll.tag.id, w->comm->head.rank);
+  }
   for (int32_t i = 0; i < mine->coll.count; i++) {
     const dc__coll_item *item = &mine->coll.items[i];
     mine->copies[i] = item->send;
@@ -236,7 +241,6 @@ static meeting *next_meeting(sim_comm *self) {
     *self->at = m;
   }
   self->at = &m->next;
-  self->calls++;
   return m;
 }
 
@@ -246,7 +250,7 @@ static void call(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__tag *
   if (dc__comm_check(comm) != DC_OK) {
     return;
   }
-  walk w = {(sim_comm *)dc__comm_retain(comm), next_meeting(self), POST, 0, -1, 0, 0};
+  walk w = {(sim_comm *)dc__comm_retain(comm), next_meeting(self), self->calls++, POST, 0, -1, 0, 0};
   dc__coll *coll = &w.m->parts[comm->rank].coll;
   *coll = (dc__coll){.comm = comm, .tag = *tag, .kind = kind, .count = count};
   if (count > 0) {
