@@ -236,11 +236,8 @@ static void test_disagreeing_configs(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_operators),
-      cmocka_unit_test(test_registration),
-      cmocka_unit_test(contexts),
-      cmocka_unit_test(test_disagreeing_graphs),
-      cmocka_unit_test(test_disagreeing_configs),
+      cmocka_unit_test(test_operators),          cmocka_unit_test(test_registration),        cmocka_unit_test(contexts),
+      cmocka_unit_test(test_disagreeing_graphs), cmocka_unit_test(test_disagreeing_configs),
   };
   return cmocka_run_group_tests_name("bad input", tests, NULL, NULL);
 }

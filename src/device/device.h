@@ -1,5 +1,5 @@
 /* A device behind one table: memory, streams, events, copies. The rooms above know this header alone; cpu/ is built
- * in, cuda/ and sim/ fill the same table.
+ * in, cuda/ fills the same table, and so does the simulated device of the tests (tests/sim).
  *
  * A NULL stream is the calling thread: what it did is done, and waiting blocks it. The dc__stream_* and dc__event_*
  * functions below handle NULL; the table's functions get real streams only. */
