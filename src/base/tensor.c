@@ -106,7 +106,9 @@ dc_status dc__tensor_check_output(const char *function, const char *argument, co
   if (dst == NULL) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", function, argument);
   }
-  return dc__check_size(function, argument, dst->struct_size, DC__TENSOR_SIZE_0_1);
+  size_t size;
+  memcpy(&size, dst, sizeof size); /* the pointer may be as wrong as the rest */
+  return dc__check_size(function, argument, size, DC__TENSOR_SIZE_0_1);
 }
 
 dc_status dc__tensor_write(const char *function, const char *argument, dc_tensor *dst, void *data, const int64_t *shape,

@@ -200,6 +200,18 @@ void sim_note(sim_kind kind, const void *ptr, size_t bytes, const char *what) {
   fill(kind, ptr, bytes);
 }
 
+void sim_forget(const void *ptr, size_t bytes) {
+  uintptr_t lo = (uintptr_t)ptr, hi = lo + bytes;
+  for (uintptr_t at = lo / PAGE; at <= (hi - 1) / PAGE; at++) {
+    page *p = &checker.pages[at % PAGES];
+    for (int64_t i = p->count - 1; i >= 0; i--) {
+      if (p->all[i].lo < hi && p->all[i].hi > lo) {
+        cut(p, i, lo, hi);
+      }
+    }
+  }
+}
+
 void sim_reads(const void *ptr, size_t bytes, const char *what) {
   sim_note(SIM_READ, ptr, bytes, what);
 }

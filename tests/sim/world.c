@@ -153,6 +153,7 @@ void *sim_map(size_t bytes) {
   }
   m->next = world.mappings;
   world.mappings = m;
+  sim_forget(m->ptr, bytes);
   return m->ptr;
 }
 
