@@ -1,0 +1,133 @@
+/* Memory that cannot be had: each allocation of a training step fails in turn. Every call says so or works, and in the
+ * end nothing is left behind. The program's own malloc family stands before the C library's, for libdc too. */
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dc_api.h"
+
+void *__libc_malloc(size_t bytes);
+void *__libc_calloc(size_t count, size_t bytes);
+void *__libc_realloc(void *ptr, size_t bytes);
+void __libc_free(void *ptr);
+
+static atomic_long countdown = -1; /* the allocation that fails; negative: none */
+static atomic_long live;
+static atomic_long asked;
+
+static bool refuse(void) {
+  atomic_fetch_add(&asked, 1);
+  return atomic_load(&countdown) >= 0 && atomic_fetch_sub(&countdown, 1) == 0;
+}
+
+static void *counted(void *ptr) {
+  atomic_fetch_add(&live, ptr != NULL);
+  return ptr;
+}
+
+void *malloc(size_t bytes) {
+  return refuse() ? NULL : counted(__libc_malloc(bytes));
+}
+
+void *calloc(size_t count, size_t bytes) {
+  return refuse() ? NULL : counted(__libc_calloc(count, bytes));
+}
+
+void *realloc(void *ptr, size_t bytes) {
+  if (refuse()) {
+    return NULL;
+  }
+  return ptr == NULL ? counted(__libc_realloc(NULL, bytes)) : __libc_realloc(ptr, bytes);
+}
+
+void free(void *ptr) {
+  atomic_fetch_sub(&live, ptr != NULL);
+  __libc_free(ptr);
+}
+
+enum { GRAPH = 1, ID = 2, COUNT = 6 };
+
+static dc_status worst;
+
+/* Notes a failure; whether the call worked. */
+static bool works(dc_status status) {
+  if (status != DC_OK && worst == DC_OK) {
+    worst = status;
+  }
+  return status == DC_OK;
+}
+
+static void step(dc_context *context, dc_stream *stream) {
+  static float weights[COUNT], gradient[COUNT], own[COUNT];
+  static const int64_t whole = COUNT, id = ID;
+  dc_tensor full = DC_TENSOR_INIT, shard = DC_TENSOR_INIT, grad, given;
+  shard.data = weights, shard.shape = &whole, shard.ndim = 1, shard.dtype = DC_FLOAT32;
+  grad = given = shard;
+  grad.data = gradient, given.data = own;
+  dc_buffer *taken = NULL, *block = NULL;
+  if (works(dc_register_z3_param(context, ID, &whole, 1, &shard, &grad, 0, DC_DTYPE_NONE)) &&
+      works(dc_register_graph_z3(context, GRAPH, &id, 1)) && works(dc_trace_start(context, 64)) &&
+      works(dc_set_stream(context, stream)) && works(dc_start_backward(context, 1)) &&
+      works(dc_prefetch_params_fused(context, GRAPH, &id, NULL, 1)) &&
+      works(dc_allgather_param(context, NULL, GRAPH, ID, DC_BFLOAT16, &full)) &&
+      works(dc_take_param(context, GRAPH, ID, DC_BFLOAT16, &taken)) &&
+      works(dc_reduce_grad(context, &given, GRAPH, ID)) &&
+      works(dc_offload_tensor(context, &given, GRAPH, 50, &full)) &&
+      works(dc_reload_tensor(context, NULL, GRAPH, 50, &full)) &&
+      works(dc_memory_alloc(context, 100, DC_MEMORY_SHARED, &block)) && works(dc_end_backward(context, GRAPH, 1))) {
+    works(dc_params_updated(context, &id, 1));
+  }
+  dc_buffer_release(taken);
+  dc_buffer_release(block);
+}
+
+static void run(void) {
+  dc_comm *comm = NULL;
+  dc_device *device = NULL;
+  dc_context *context = NULL;
+  dc_stream *stream = NULL;
+  worst = DC_OK;
+  if (works(dc_comm_create_threads(1, NULL, &comm)) && works(dc_device_open("cpu", NULL, &device)) &&
+      works(dc_stream_create(device, &stream)) && works(dc_context_create(device, NULL, &context)) &&
+      works(dc_init(context, comm, NULL, 4))) {
+    step(context, stream);
+  }
+  dc_context_destroy(context);
+  dc_stream_destroy(stream);
+  dc_device_destroy(device);
+  dc_comm_destroy(comm);
+}
+
+int main(void) {
+  run();
+  run(); /* what threads and libraries keep for the next time is there now */
+  long before = atomic_load(&live), begin = atomic_load(&asked);
+  run();
+  long needed = atomic_load(&asked) - begin, failed = 0, leaks = 0;
+  if (worst != DC_OK || atomic_load(&live) != before) {
+    printf("without a failure: %s, %ld blocks left\n", dc_status_name(worst), atomic_load(&live) - before);
+    return 1;
+  }
+  for (long n = 0; n < needed; n++) {
+    atomic_store(&countdown, n);
+    run();
+    atomic_store(&countdown, -1);
+    failed += worst != DC_OK;
+    if (worst != DC_OK && worst != DC_E_NO_MEMORY && worst != DC_E_SYSTEM) {
+      printf("allocation %ld: %s: %s\n", n, dc_status_name(worst), dc_last_error());
+      return 1;
+    }
+    if (atomic_load(&live) != before) {
+      printf("allocation %ld: %s, %ld blocks left\n", n, dc_status_name(worst), atomic_load(&live) - before);
+      leaks++;
+      before = atomic_load(&live);
+    }
+  }
+  printf("%ld allocations, each failed once: %ld steps ended with an error, %ld left memory behind\n", needed, failed,
+         leaks);
+  return leaks != 0;
+}
