@@ -39,12 +39,7 @@ if [ "${1:-build}" = test ]; then
   want libjna-java test -e /usr/share/java/jna.jar
   want ocaml-findlib command -v ocamlfind
   want libctypes-ocaml-dev ocamlfind query ctypes.foreign
-  want luajit command -v luajit
-  want libffi-platypus-perl perl -MFFI::Platypus -e 1
-  want default-jdk-headless command -v javac
-  want ocaml-findlib command -v ocamlfind
-  want libctypes-ocaml-dev ocamlfind query ctypes.foreign
-  want libjna-java test -e /usr/share/java/jna.jar
+  want libffi-dev pkg-config --exists libffi
 fi
 
 if [ ${#missing[@]} -gt 0 ]; then
