@@ -173,9 +173,14 @@ static const row rows[] = {
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
+/* The last place of the page where a struct of `size` bytes may lie. */
+static unsigned char *last(size_t size) {
+  return page + page_bytes - (size + sizeof(void *) - 1) / sizeof(void *) * sizeof(void *);
+}
+
 /* A good struct that a caller of `size` bytes has, at the very end of the page. */
 static unsigned char *place(const row *r, size_t size, size_t says) {
-  unsigned char whole[512] = {0}, *at = page + page_bytes - size;
+  unsigned char whole[512] = {0}, *at = last(size);
   if (r->fill != NULL) {
     r->fill(whole);
   }
@@ -291,10 +296,13 @@ static void test_initialisers(void **state) {
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
     all[i].init(NULL, all[i].first);
     for (size_t size = sizeof size; size <= all[i].first + TAIL; size++) {
-      unsigned char *at = page + page_bytes - size;
+      unsigned char *at = last(size);
       memset(page, CANARY, page_bytes);
       all[i].init(at, size);
       assert_memory_equal(at, &size, sizeof size);
+      for (unsigned char *after = at + size; after < page + page_bytes; after++) {
+        assert_int_equal(*after, CANARY);
+      }
       for (size_t byte = sizeof size; byte < size; byte++) {
         assert_int_equal(at[byte], 0);
       }
