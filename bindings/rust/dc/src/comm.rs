@@ -88,6 +88,7 @@ impl Comm {
 
     /// Ranks as threads of this process: one communicator for each.
     pub fn threads(world_size: i32, options: &CommOptions) -> Result<Vec<Comm>> {
+        crate::check_version()?;
         let mut comms = vec![ptr::null_mut(); usize::try_from(world_size).unwrap_or(0)];
         check(unsafe { sys::dc_comm_create_threads(world_size, &options.table(), comms.as_mut_ptr()) })?;
         Ok(comms.into_iter().map(|comm| unsafe { Comm::from_raw(comm) }).collect())
@@ -95,6 +96,7 @@ impl Comm {
 
     /// One rank of a group of processes of this machine, which meet under a name. Waits until all have come.
     pub fn processes(name: &str, rank: i32, world_size: i32, options: &CommOptions) -> Result<Comm> {
+        crate::check_version()?;
         let name = c_name("name", name)?;
         let mut comm = ptr::null_mut();
         check(unsafe { sys::dc_comm_create_processes(name.as_ptr(), rank, world_size, &options.table(), &mut comm) })?;

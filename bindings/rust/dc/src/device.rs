@@ -78,6 +78,7 @@ impl Device {
     }
 
     fn open_with(name: &str, options: *const sys::dc_device_options) -> Result<Device> {
+        crate::check_version()?;
         let name = c_name("name", name)?;
         let mut device = ptr::null_mut();
         check(unsafe { sys::dc_device_open(name.as_ptr(), options, &mut device) })?;

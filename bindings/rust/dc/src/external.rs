@@ -42,6 +42,7 @@ struct User<C> {
 impl Comm {
     /// A communicator over collectives of the caller's. They are dropped when the library is done with them.
     pub fn external<C: Collectives>(collectives: C, rank: i32, size: i32, options: &CommOptions) -> Result<Comm> {
+        crate::check_version()?;
         let user = Box::into_raw(Box::new(User { collectives, world_size: usize::try_from(size).unwrap_or(0) }));
         let table = sys::dc_comm_callbacks {
             struct_size: size_of::<sys::dc_comm_callbacks>(),

@@ -70,7 +70,44 @@ pub fn version() -> &'static str {
     unsafe { error::text(sys::dc_version_string()) }
 }
 
+/// Fails if the library that was loaded is not one that these bindings describe: before 1.0, the same minor version and
+/// not an older patch. Everything else begins with a device or a communicator, whose constructors ask this.
+pub fn check_version() -> Result<()> {
+    let (loaded, described) = (unsafe { sys::dc_api_version() }, sys::DC_API_VERSION);
+    if fits(loaded, described) {
+        return Ok(());
+    }
+    let text = format!("libdc {} ({loaded}) is loaded, must be {described} or a later patch of it", version());
+    Err(Error::new(Status::UNSUPPORTED, text))
+}
+
+fn fits(loaded: u32, described: u32) -> bool {
+    let same = if described < 1_000_000 { 1_000 } else { 1_000_000 };
+    loaded / same == described / same && loaded >= described
+}
+
 /// Whether the library has a feature: "cpu", "comm.threads", "avx2", …; unknown names give `false`.
 pub fn has_feature(name: &str) -> bool {
     std::ffi::CString::new(name).map_or(false, |name| unsafe { sys::dc_has_feature(name.as_ptr()) == 1 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_that_do_not_fit_are_refused() {
+        assert!(check_version().is_ok());
+        for (loaded, described, good) in [
+            (1_000, 1_000, true),
+            (1_007, 1_000, true),
+            (999, 1_000, false),
+            (2_000, 1_000, false),
+            (1_002_000, 1_001_000, true),
+            (1_000_000, 1_001_000, false),
+            (2_000_000, 1_001_000, false),
+        ] {
+            assert_eq!(fits(loaded, described), good, "{loaded} {described}");
+        }
+    }
 }
