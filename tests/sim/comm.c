@@ -33,7 +33,6 @@ typedef struct meeting {
 
 typedef struct sim_comm {
   dc_comm head;
-  int32_t channel;
   int64_t calls, begun; /* meetings that this rank has called, and has come to */
   meeting **at;         /* where its next one is, or is to be */
 } sim_comm;
@@ -346,9 +345,11 @@ static const dc__comm_ops without_heap = {.name = "sim",
 
 static dc_status open_comm(dc_comm **comm) {
   int32_t rank = sim_rank();
+  if (group.made[rank] == CHANNELS) {
+    return dc__fail(DC_E_INVALID, "a simulated world has %d channels", (int)CHANNELS);
+  }
   sim_comm *self = calloc(1, sizeof *self);
-  self->channel = group.made[rank]++;
-  self->at = &group.channels[self->channel];
+  self->at = &group.channels[group.made[rank]++];
   *comm = &self->head;
   return dc__comm_head_init(&self->head, sim_world()->no_heap ? &without_heap : &with_heap, rank, sim_world()->world,
                             INT64_C(1));
