@@ -23,7 +23,7 @@ test:
 	@$(PY) scripts/run_tests.py $(SUITES)
 
 abi:
-	@$(MAKE) --no-print-directory test SUITES="gcc abi"
+	@$(MAKE) --no-print-directory test SUITES="gcc abi"; status=$$?; cat build/logs/abi.log; exit $$status
 
 mutants:
 	@scripts/setup.sh test
