@@ -109,7 +109,7 @@ DC_API const char *dc_last_error(void);
 /** Copies dc_last_error() with its closing NUL into buf. For runtimes that move between threads.
  *  buf     cap bytes, may be NULL when cap is 0
  *  needed  set to the length with NUL; may be NULL
- *  Returns DC_OK; DC_E_BUFFER_TOO_SMALL (needed is set, buf untouched). [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_BUFFER_TOO_SMALL (needed is set, buf untouched, and the text stays what it was). [any] Since 0.1. */
 DC_API dc_status dc_last_error_copy(char *buf, size_t cap, size_t *needed);
 
 /* ==== 3. Data types and tensors ================================================================================ */
@@ -431,7 +431,8 @@ DC_API dc_status dc_step_abort(dc_context *context);
 DC_API dc_status dc_set_stream(dc_context *context, dc_stream *stream);
 
 /** DC_OK, or the first failure of the context's asynchronous work, which every later call returns too; its text is
- *  in dc_last_error(). A failed context can only be cleaned up and destroyed. [any] Since 0.1. */
+ *  in dc_last_error(). A failed context can only be cleaned up and destroyed. DC_E_STATE before dc_init and after
+ *  dc_cleanup. [any] Since 0.1. */
 DC_API dc_status dc_async_error(dc_context *context);
 
 /** Kinds of memory for dc_memory_alloc(). */
@@ -624,8 +625,8 @@ DC_API dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t 
 
 /** Begins a forward pass. Returns DC_OK; DC_E_STATE (a forward has begun and not ended). [handle] Since 0.1. */
 DC_API dc_status dc_start_forward(dc_context *context);
-/** Ends a forward pass and checks it: parameters that are gathered, in use and not persistent are logged as a
- *  warning. Returns DC_OK; DC_E_STATE (none has begun). [handle] Since 0.1. */
+/** Ends a forward pass and checks it: parameters that some of their users have released and others have not are logged
+ *  as a warning, unless they are persistent. Returns DC_OK; DC_E_STATE (none has begun). [handle] Since 0.1. */
 DC_API dc_status dc_end_forward(dc_context *context);
 /** Begins a backward pass. update: 1 if the optimizer steps after it (the last micro-batch), 0 if gradients go on
  *  accumulating: then stage 1 only sums locally. After a backward with update = 1 the next one replaces the gradient
