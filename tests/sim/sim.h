@@ -1,7 +1,8 @@
 /* A simulated device and communicator for ranks that are threads of one process: the same runtime code runs on them
  * as on real ones, but in an order that a seed decides, and every access to memory is checked.
  *
- *   world.c    the scheduler, streams, events, memory: the table of device/device.h
+ *   world.c    the scheduler, the queues that it draws from, memory
+ *   device.c   streams and events on it: the table of device/device.h
  *   comm.c     a communicator whose collectives are steps on those streams: the table of comm/comm.h
  *   checker.c  who touched which bytes, and whether anything orders two touches
  *   wrap.c     tells the checker what the runtime touches (the linker's --wrap, so production code has no hooks)
@@ -93,6 +94,8 @@ typedef struct sim_work {
   bool (*step)(void *args);
   sim_op op;
 } sim_work;
+dc_stream *sim_stream_open(dc_device *device, int32_t rank);
+void sim_stream_close(dc_stream *stream); /* its queue is empty */
 void sim_push(dc_stream *stream, const sim_work *work, const void *args, size_t bytes);
 /* wrap.c, for the arena.c that is compiled for the simulator */
 void dc__arena_poison(const void *ptr, size_t bytes);

@@ -1,0 +1,246 @@
+/* The device of simulated ranks: streams, events and memory as device/device.h wants them. An event's mark is work on
+ * its stream like any other, so it passes when the scheduler comes to it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim.h"
+
+/* A mark of an event: what was known when the stream came past it. */
+typedef struct mark {
+  int32_t refs;
+  bool passed;
+  sim_clock clock;
+} mark;
+
+typedef struct sim_event {
+  struct dc_event head;
+  mark *latest; /* NULL: never recorded, passed */
+} sim_event;
+
+typedef struct sim_device {
+  struct dc_device head;
+  int32_t rank;
+} sim_device;
+
+/* ---- marks ---- */
+
+static mark *new_mark(void) {
+  mark *m = calloc(1, sizeof *m);
+  m->refs = 1;
+  return m;
+}
+
+static void drop_mark(mark *m) {
+  if (m != NULL && --m->refs == 0) {
+    free(m);
+  }
+}
+
+static bool mark_passed(void *m) {
+  return ((const mark *)m)->passed;
+}
+
+static bool run_record(void *args) {
+  mark *m = *(mark **)args;
+  m->clock = sim_publish();
+  m->passed = true;
+  drop_mark(m);
+  return true;
+}
+
+/* A mark at the present end of a queue; a reference for the caller. */
+static mark *record(dc_stream *stream) {
+  mark *m = new_mark();
+  m->refs++;
+  sim_push(stream, &(sim_work){.step = run_record, .op = {"record", NULL, -1}}, &m, sizeof m);
+  return m;
+}
+
+static bool wait_ready(void *args) {
+  return (*(mark **)args)->passed;
+}
+
+static bool run_wait(void *args) {
+  mark *m = *(mark **)args;
+  sim_join(&sim_me()->now, &m->clock);
+  drop_mark(m);
+  return true;
+}
+
+/* Blocks the host until a mark has passed; takes the reference. */
+static dc_status await(mark *m, const char *what) {
+  sim_wait(mark_passed, m, what);
+  bool passed = m->passed;
+  sim_join(&sim_me()->now, &m->clock);
+  drop_mark(m);
+  return passed ? DC_OK : dc__fail(DC_E_TIMEOUT, "the simulated world stands still");
+}
+
+static dc_status stream_sync(dc_stream *stream, int64_t timeout_ns) {
+  (void)timeout_ns;
+  return await(record(stream), "a stream to drain");
+}
+
+static void stream_destroy(dc_stream *stream) {
+  (void)stream_sync(stream, 0);
+  sim_stream_close(stream);
+}
+
+static dc_status stream_create(dc_device *device, dc_stream **stream) {
+  *stream = sim_stream_open(device, ((sim_device *)device)->rank);
+  return DC_OK;
+}
+
+typedef struct call_args {
+  dc__task_fn fn;
+  _Alignas(max_align_t) unsigned char args[];
+} call_args;
+
+static bool run_call(void *args) {
+  call_args *call = args;
+  call->fn(call->args);
+  return true;
+}
+
+static dc_status stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
+  _Alignas(max_align_t) unsigned char buffer[sizeof(call_args) + DC__TASK_BYTES];
+  ((call_args *)(void *)buffer)->fn = fn;
+  if (bytes > 0) {
+    memcpy(((call_args *)(void *)buffer)->args, args, bytes);
+  }
+  sim_push(stream, &(sim_work){.step = run_call, .op = {"task", NULL, -1}}, buffer, sizeof(call_args) + bytes);
+  return DC_OK;
+}
+
+typedef struct move_args {
+  void *dst;
+  const void *src; /* NULL: zeros */
+  size_t bytes;
+} move_args;
+
+static bool run_move(void *args) {
+  const move_args *m = args;
+  if (m->src != NULL) {
+    sim_note(SIM_READ, m->src, m->bytes, NULL);
+  }
+  sim_note(SIM_WRITE, m->dst, m->bytes, NULL);
+  if (m->src != NULL) {
+    memcpy(m->dst, m->src, m->bytes);
+  } else {
+    memset(m->dst, 0, m->bytes);
+  }
+  return true;
+}
+
+static void stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes) {
+  move_args args = {dst, src, bytes};
+  sim_push(stream, &(sim_work){.step = run_move, .op = {"copy", NULL, -1}}, &args, sizeof args);
+}
+
+static void stream_zero(dc_stream *stream, void *dst, size_t bytes) {
+  move_args args = {dst, NULL, bytes};
+  sim_push(stream, &(sim_work){.step = run_move, .op = {"zeroing", NULL, -1}}, &args, sizeof args);
+}
+
+/* ---- events ---- */
+
+static dc_status event_create(dc_device *device, dc_event **event) {
+  sim_event *self = calloc(1, sizeof *self);
+  self->head.device = dc__device_retain(device);
+  *event = &self->head;
+  return DC_OK;
+}
+
+static void event_destroy(dc_event *event) {
+  drop_mark(((sim_event *)event)->latest);
+  dc__device_release(event->device);
+  free(event);
+}
+
+static void event_record(dc_event *event, dc_stream *stream) {
+  mark *m = record(stream);
+  drop_mark(((sim_event *)event)->latest);
+  ((sim_event *)event)->latest = m;
+}
+
+static void event_set(dc_event *event) {
+  mark *m = new_mark();
+  m->clock = sim_publish();
+  m->passed = true;
+  drop_mark(((sim_event *)event)->latest);
+  ((sim_event *)event)->latest = m;
+}
+
+static dc_status event_wait(dc_event *event, dc_stream *stream) {
+  mark *m = ((sim_event *)event)->latest;
+  if (m != NULL) {
+    m->refs++;
+    sim_push(stream, &(sim_work){wait_ready, run_wait, {"wait", NULL, -1}}, &m, sizeof m);
+  }
+  return DC_OK;
+}
+
+/* No point: the arena asks with its mutex held. What was seen to have passed is known from then on. */
+static bool event_passed(dc_event *event) {
+  const mark *m = ((sim_event *)event)->latest;
+  if (m != NULL && m->passed) {
+    sim_join(&sim_me()->now, &m->clock);
+  }
+  return m == NULL || m->passed || sim_dead();
+}
+
+static dc_status event_sync(dc_event *event, int64_t timeout_ns) {
+  (void)timeout_ns;
+  mark *m = ((sim_event *)event)->latest;
+  if (m == NULL) {
+    return DC_OK;
+  }
+  m->refs++;
+  return await(m, "an event");
+}
+
+/* ---- the device ---- */
+
+static dc_status device_alloc(dc_device *device, size_t bytes, int32_t kind, void **ptr) {
+  (void)kind;
+  atomic_fetch_add(&device->allocations, 1);
+  *ptr = sim_map(bytes);
+  return DC_OK;
+}
+
+static void device_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
+  (void)device;
+  (void)kind;
+  sim_note(SIM_FREE, ptr, bytes, "the device"); /* the addresses stay taken, so that late use is found */
+}
+
+static void device_destroy(dc_device *device) {
+  free(device);
+}
+
+static const dc__device_ops ops = {.name = "sim",
+                                   .alloc = device_alloc,
+                                   .free = device_free,
+                                   .stream_create = stream_create,
+                                   .stream_destroy = stream_destroy,
+                                   .stream_sync = stream_sync,
+                                   .stream_call = stream_call,
+                                   .stream_copy = stream_copy,
+                                   .stream_zero = stream_zero,
+                                   .event_create = event_create,
+                                   .event_destroy = event_destroy,
+                                   .event_record = event_record,
+                                   .event_wait = event_wait,
+                                   .event_passed = event_passed,
+                                   .event_sync = event_sync,
+                                   .event_set = event_set,
+                                   .destroy = device_destroy};
+
+dc_status sim_device_open(dc_device **device) {
+  sim_device *self = calloc(1, sizeof *self);
+  self->head.ops = &ops;
+  atomic_init(&self->head.refs, 1);
+  self->rank = sim_rank();
+  *device = &self->head;
+  return DC_OK;
+}
