@@ -109,7 +109,8 @@ DC_API const char *dc_last_error(void);
 /** Copies dc_last_error() with its closing NUL into buf. For runtimes that move between threads.
  *  buf     cap bytes, may be NULL when cap is 0
  *  needed  set to the length with NUL; may be NULL
- *  Returns DC_OK; DC_E_BUFFER_TOO_SMALL (needed is set, buf untouched, and the text stays what it was). [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_BUFFER_TOO_SMALL (needed is set, buf untouched, and the text stays what it was).
+ *  [any] Since 0.1. */
 DC_API dc_status dc_last_error_copy(char *buf, size_t cap, size_t *needed);
 
 /* ==== 3. Data types and tensors ================================================================================ */
@@ -226,7 +227,8 @@ DC_API dc_status dc_event_query(dc_event *event, int32_t *passed);
 DC_API dc_buffer *dc_buffer_retain(dc_buffer *buffer);
 /** Drops a reference; the memory goes back when none is left. NULL does nothing. [any] Since 0.1. */
 DC_API void dc_buffer_release(dc_buffer *buffer);
-/** First byte, 256-byte aligned; NULL once the library has taken the memory back (dc_release_param). [any] Since 0.1. */
+/** First byte, 256-byte aligned; NULL once the library has taken the memory back (dc_release_param).
+ *  [any] Since 0.1. */
 DC_API void *dc_buffer_data(const dc_buffer *buffer);
 /** Usable bytes. [any] Since 0.1. */
 DC_API size_t dc_buffer_bytes(const dc_buffer *buffer);
@@ -299,7 +301,8 @@ DC_API int32_t dc_comm_size(const dc_comm *comm);
 
 /** Another communicator of the same ranks, whose collectives overlap this one's. Collective in the sense that every
  *  rank must do it in the same order; does not block. At most 32 of a group.
- *  Returns DC_OK; DC_E_UNSUPPORTED (external without dup), DC_E_INVALID (too many), DC_E_CALLBACK. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_UNSUPPORTED (external without dup), DC_E_INVALID (too many), DC_E_CALLBACK.
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy);
 
 /** How reductions combine ranks. */
@@ -377,7 +380,8 @@ DC_API void dc_context_options_init(dc_context_options *options, size_t struct_s
 
 /** Makes a context on a device, which it keeps alive. Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_context_create(dc_device *device, const dc_context_options *options, dc_context **context);
-/** Cleans up (dc_cleanup) and frees. Buffers that the caller still holds stay readable until released. [any] Since 0.1. */
+/** Cleans up (dc_cleanup) and frees. Buffers that the caller still holds stay readable until released.
+ *  [any] Since 0.1. */
 DC_API void dc_context_destroy(dc_context *context);
 
 /** The `compile` keys of the original, each with a meaning on every device. */
@@ -416,7 +420,8 @@ DC_API dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *co
 DC_API dc_status dc_cleanup(dc_context *context);
 
 /** Drops all graphs; parameters, gathered weights and buckets stay.
- *  Returns DC_OK; DC_E_BUSY (reductions are pending: call dc_end_backward or dc_step_abort first). [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_BUSY (reductions are pending: call dc_end_backward or dc_step_abort first).
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_reset(dc_context *context);
 
 /** Leaves a step in the middle, after an exception in the caller's code, say: waits for collectives under way, drops
@@ -479,7 +484,8 @@ DC_API dc_status dc_register_z3_param(dc_context *context, int64_t id, const int
 /** Points a parameter's gradient at another buffer, which is set to zero; offset as in dc_register_param (0 for
  *  stage 3). Graphs that contain the parameter keep their split: the length and the offset on every rank must be
  *  those of the registration, or the buffer empty on all ranks.
- *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a reduction into the old buffer is pending), DC_E_SHAPE. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a reduction into the old buffer is pending), DC_E_SHAPE.
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_update_param_grad_buffer(dc_context *context, int64_t id, const dc_tensor *grad_buffer,
                                              int64_t offset);
 
@@ -632,7 +638,8 @@ DC_API dc_status dc_end_forward(dc_context *context);
  *  accumulating: then stage 1 only sums locally. After a backward with update = 1 the next one replaces the gradient
  *  buffers instead of adding to them. Without this call update is 0. [handle] Since 0.1. */
 DC_API dc_status dc_start_backward(dc_context *context, int32_t update);
-/** Turns profiling on (1) or off (0): while on, reductions and dc_free_tensors do nothing, and gathers are real. [handle] Since 0.1. */
+/** Turns profiling on (1) or off (0): while on, reductions and dc_free_tensors do nothing, and gathers are real.
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_enable_profiling(dc_context *context, int32_t enable);
 /** 1 while profiling, else 0. [any] Since 0.1. */
 DC_API int32_t dc_is_profiling(const dc_context *context);
