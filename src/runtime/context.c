@@ -61,9 +61,15 @@ dc_status dc__lane(dc_context *ctx, int32_t lane, dc_stream **stream) {
   return DC_OK;
 }
 
-void dc__after_caller(dc_context *ctx, dc_stream *stream) {
+void dc__mark_caller(dc_context *ctx) {
   if (ctx->lanes[DC__LANE_CALLER] != NULL) {
     dc__event_record(ctx->caller_mark, ctx->lanes[DC__LANE_CALLER]);
+  }
+}
+
+void dc__after_caller(dc_context *ctx, dc_stream *stream) {
+  if (ctx->lanes[DC__LANE_CALLER] != NULL) {
+    dc__mark_caller(ctx);
     dc__event_wait(ctx->caller_mark, stream);
   }
 }
@@ -84,6 +90,7 @@ void dc__drop_event(dc_context *ctx, dc_event **event) {
 }
 
 dc_status dc__drain(dc_context *ctx) {
+  dc__event_wait(ctx->caller_mark, NULL); /* our work on the caller's stream, which he may have destroyed by now */
   for (int32_t lane = DC__LANE_GATHER; lane < DC__LANES; lane++) {
     DC__TRY(dc__stream_sync(ctx->lanes[lane], 0)); /* every task that waits for others has its own deadline */
   }

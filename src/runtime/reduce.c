@@ -181,10 +181,11 @@ static void combine(dc_context *ctx, void *dst, int32_t dst_dtype, const void *s
   dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
   if (!add && dst_dtype == src_dtype) {
     dc__stream_copy(caller, dst, src, (size_t)count * dc_dtype_size(dst_dtype));
-    return;
+  } else {
+    combine_args args = {dst, src, count, dst_dtype, src_dtype, add};
+    dc__stream_call(caller, combine_task, &args, sizeof args);
   }
-  combine_args args = {dst, src, count, dst_dtype, src_dtype, add};
-  dc__stream_call(caller, combine_task, &args, sizeof args);
+  dc__mark_caller(ctx);
 }
 
 /* Stage 1 between boundaries: the gradient joins the local sum. */

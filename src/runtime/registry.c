@@ -150,6 +150,7 @@ static dc_status take_grad(dc_context *ctx, const char *fn, const dc_tensor *gra
   }
   if (count > 0) {
     dc__stream_zero(ctx->lanes[DC__LANE_CALLER], t.data, (size_t)count * dc_dtype_size(t.dtype));
+    dc__mark_caller(ctx);
   }
   param->grad = count > 0 ? t.data : NULL;
   param->grad_count = real;

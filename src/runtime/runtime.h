@@ -174,12 +174,14 @@ dc_status dc__context_cleanup(dc_context *ctx);
 dc_status dc__context_check(dc_context *ctx);
 /* A stream of the context, made on first use. */
 dc_status dc__lane(dc_context *ctx, int32_t lane, dc_stream **stream);
+/* Notes that work of ours was queued on the caller's stream; dc__drain waits for it. */
+void dc__mark_caller(dc_context *ctx);
 /* Lets a stream of the context wait for what the caller has queued so far. */
 void dc__after_caller(dc_context *ctx, dc_stream *stream);
 /* Makes *event unless it is there. */
 dc_status dc__need_event(dc_context *ctx, dc_event **event);
 void dc__drop_event(dc_context *ctx, dc_event **event);
-/* Blocks until the streams made so far are empty (the sync_* switches, abort, cleanup). */
+/* Blocks until the streams made so far, and our work on the caller's, are done: the sync_* switches, abort, cleanup. */
 dc_status dc__drain(dc_context *ctx);
 /* The event if it has not passed, else NULL: what an arena must still wait for. */
 dc_event *dc__unless_passed(dc_event *event);
