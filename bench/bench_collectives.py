@@ -129,6 +129,7 @@ def main() -> int:
     answer = ranks[0].communicate()[0]
     if any([r.wait() for r in ranks]):
         return 1
+    quiet.end()
     after = os.times()
     foreign = quiet.foreign(after.children_user + after.children_system - before.children_user - before.children_system)
     rows = json.loads(answer.splitlines()[-1])

@@ -21,14 +21,22 @@ def busy_seconds() -> float:
 
 
 class Quiet:
-    """Which share of the machine others use: begin(), then foreign(own core seconds since)."""
+    """Which share of the machine others use: begin() and end() around the work, any number of times, then
+    foreign(own core seconds in the work)."""
+
+    def __init__(self) -> None:
+        self.busy = self.seconds = 0.0
 
     def begin(self) -> None:
-        self.busy, self.time = busy_seconds(), time.monotonic()
+        self.busy -= busy_seconds()
+        self.seconds -= time.monotonic()
+
+    def end(self) -> None:
+        self.busy += busy_seconds()
+        self.seconds += time.monotonic()
 
     def foreign(self, own: float) -> float:
-        seconds = time.monotonic() - self.time
-        return max(0.0, busy_seconds() - self.busy - own) / (seconds * (os.cpu_count() or 1))
+        return max(0.0, self.busy - own) / (self.seconds * (os.cpu_count() or 1))
 
 
 def memory_kib(key: str) -> int:
@@ -84,6 +92,7 @@ def wait_quiet(limit: float = 0.1, seconds: float = 60) -> float:
         q = Quiet()
         q.begin()
         time.sleep(0.5)
+        q.end()
         load = q.foreign(0.0)
         if load <= limit or time.monotonic() > end:
             return load

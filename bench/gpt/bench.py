@@ -120,9 +120,11 @@ def rounds(groups: List[Group], a: argparse.Namespace) -> List[float]:
     for number in range(a.rounds):
         turn = number % len(groups)
         quiet, own = machine.Quiet(), 0.0
-        quiet.begin()
         for group in groups[turn:] + groups[:turn]:
+            time.sleep(a.pause)
+            quiet.begin()
             group.turns.append(group.ask(f"steps {a.turn}"))
+            quiet.end()
             own += sum(rank["cpu"] for rank in group.turns[-1])
         foreign.append(quiet.foreign(own))
         print(f"round {number + 1}/{a.rounds}: "
@@ -185,6 +187,7 @@ def main() -> int:
     p.add_argument("--rounds", type=int, default=12)
     p.add_argument("--turn", type=int, default=4, help="steps of each implementation in a round (default 4)")
     p.add_argument("--warmup", type=int, default=4)
+    p.add_argument("--pause", type=float, default=0.0, help="seconds between turns, to leave room for others")
     p.add_argument("--quiet", type=float, default=0.08, help="a round counts if others used less of the machine")
     p.add_argument("--peers", action="store_true", default=os.environ.get("PEERS") == "1",
                    help="install DeepSpeed into this environment if it is missing (or PEERS=1)")
