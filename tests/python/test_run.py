@@ -90,8 +90,8 @@ def test_a_dead_rank_is_an_error_for_those_who_wait(launch):
 @pytest.fixture
 def sleepers(tmp_path):
     script = tmp_path / "sleep.py"
-    script.write_text("import os, time\nprint(os.getpid(), flush=True)\n"
-                      "try: time.sleep(60)\nexcept KeyboardInterrupt: print('interrupted', flush=True); raise")
+    script.write_text("import os, time\ntry: print(os.getpid(), flush=True); time.sleep(60)\n"
+                      "except KeyboardInterrupt: print('interrupted', flush=True); raise")
     process = subprocess.Popen([sys.executable, "-m", "libdc.run", "-n", "2", str(script)], text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     pids = [int(process.stdout.readline()) for _ in range(2)]
