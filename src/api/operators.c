@@ -174,6 +174,11 @@ dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release
 
 /* ---- activations ---- */
 
+/* The caller's tensors may be of another version's size. */
+static const dc_tensor *tensor_at(const char *tensors, size_t tensor_size, int64_t i) {
+  return (const dc_tensor *)(const void *)(tensors + (size_t)i * tensor_size);
+}
+
 static dc_status free_tensors(dc_context *ctx, const char *fn, const char *tensors, size_t tensor_size, int64_t count,
                               int32_t *freed) {
   if (count < 0 || (count > 0 && (tensors == NULL || freed == NULL))) {
@@ -185,11 +190,13 @@ static dc_status free_tensors(dc_context *ctx, const char *fn, const char *tenso
   }
   int64_t threshold = ctx->config.free_activation_threshold;
   threshold = threshold == 0 ? 10485760 : threshold == -1 ? 0 : threshold;
+  dc_tensor t;
+  int64_t numel;
+  for (int64_t i = 0; i < count; i++) { /* all are checked before any is freed */
+    DC__TRY(dc__tensor_read(fn, "tensors", tensor_at(tensors, tensor_size, i), false, &t, &numel));
+  }
   for (int64_t i = 0; i < count; i++) {
-    dc_tensor t;
-    int64_t numel;
-    DC__TRY(dc__tensor_read(fn, "tensors", (const dc_tensor *)(const void *)(tensors + (size_t)i * tensor_size), false,
-                            &t, &numel));
+    DC__TRY(dc__tensor_read(fn, "tensors", tensor_at(tensors, tensor_size, i), false, &t, &numel));
     freed[i] = !ctx->profiling && numel > threshold;
     if (freed[i] == 1 && t.buffer != NULL) {
       (void)dc__free_buffer(ctx, t.buffer);
