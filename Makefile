@@ -15,7 +15,7 @@ build: .venv/package
 	@$(PY) -c 'import libdc; print(f"libdc {libdc.__version__} is in .venv; next: make train")'
 
 train: build
-	@$(PY) -m libdc.run -n $(RANKS) examples/gpt/train.py $(ARGS)
+	@$(PY) -m libdc.run -n $(RANKS) --grace 60 examples/gpt/train.py $(ARGS)
 
 test:
 	@scripts/setup.sh test
