@@ -211,19 +211,11 @@ dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t 
                  free_tensors(context, __func__, (const char *)(const void *)tensors, tensor_size, count, freed));
 }
 
-/* Offload operators belong to stage 3. */
-static dc_status find_graph3(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph) {
-  DC__TRY(dc__graph_find(ctx, fn, graph_id, graph));
-  return (*graph)->stage == 3
-             ? DC_OK
-             : dc__fail(DC_E_STAGE, "%s: graph %" PRId64 " is of stage %" PRId32 ", must be of stage 3", fn, graph_id,
-                        (*graph)->stage);
-}
-
+/* Offloading, as gathering, belongs to stage 3. */
 static dc_status offload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
                          dc_tensor *out) {
   dc__graph *graph;
-  DC__TRY(find_graph3(ctx, fn, graph_id, &graph));
+  DC__TRY(dc__graph_find3(ctx, fn, graph_id, &graph));
   return dc__offload_tensor(ctx, fn, graph, id, a, out);
 }
 
@@ -233,7 +225,7 @@ dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t gra
 
 static dc_status wait_offload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
   dc__graph *graph;
-  DC__TRY(find_graph3(ctx, fn, graph_id, &graph));
+  DC__TRY(dc__graph_find3(ctx, fn, graph_id, &graph));
   return dc__wait_offload(ctx, fn, graph, id, out);
 }
 
@@ -244,7 +236,7 @@ dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph
 
 static dc_status reload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
   dc__graph *graph;
-  DC__TRY(find_graph3(ctx, fn, graph_id, &graph));
+  DC__TRY(dc__graph_find3(ctx, fn, graph_id, &graph));
   return dc__reload_tensor(ctx, fn, graph, id, out);
 }
 
@@ -256,7 +248,7 @@ dc_status dc_reload_tensor(dc_context *context, const dc_tensor *a, int64_t grap
 static dc_status wait_reload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
                              dc_tensor *out) {
   dc__graph *graph;
-  DC__TRY(find_graph3(ctx, fn, graph_id, &graph));
+  DC__TRY(dc__graph_find3(ctx, fn, graph_id, &graph));
   return dc__wait_reload(ctx, fn, graph, id, a, out);
 }
 

@@ -189,15 +189,12 @@ static void combine(dc_context *ctx, void *dst, int32_t dst_dtype, const void *s
 }
 
 /* Stage 1 between boundaries: the gradient joins the local sum. */
-static dc_status add_locally(dc_context *ctx, const char *fn, dc__param *param, const dc_tensor *grad, int32_t dtype) {
+static dc_status add_locally(dc_context *ctx, dc__param *param, const dc_tensor *grad, int32_t dtype) {
   bool first = param->local_sum == NULL;
   if (first) {
     size_t bytes = (size_t)param->numel * dc_dtype_size(dtype);
     DC__TRY(dc__arena_alloc(ctx->working, bytes, &param->local_sum));
     param->local_sum_dtype = dtype;
-  } else if (param->local_sum_dtype != dtype) {
-    return dc__fail(DC_E_DTYPE, "%s: a is %s, but earlier gradients of parameter %" PRId64 " in this step were %s", fn,
-                    dc_dtype_name(dtype), param->id, dc_dtype_name(param->local_sum_dtype));
   }
   combine(ctx, param->local_sum, dtype, grad->data, grad->dtype, param->numel, !first);
   return DC_OK;
@@ -251,13 +248,12 @@ static dc__coll_item reduction(const dc_context *ctx, const dc__graph *graph, dc
 
 dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc__param *param, const dc_tensor *grad) {
   int32_t dtype = param->expected_grad_dtype == DC_DTYPE_NONE ? grad->dtype : param->expected_grad_dtype;
-  if (graph->stage == 1 && !ctx->update) {
-    DC__TRY(add_locally(ctx, fn, param, grad, dtype));
-    return DC_OK;
-  }
   if (param->local_sum != NULL && param->local_sum_dtype != dtype) {
     return dc__fail(DC_E_DTYPE, "%s: a is %s, but earlier gradients of parameter %" PRId64 " in this step were %s", fn,
                     dc_dtype_name(dtype), param->id, dc_dtype_name(param->local_sum_dtype));
+  }
+  if (graph->stage == 1 && !ctx->update) {
+    return add_locally(ctx, param, grad, dtype);
   }
   dc__buckets *buckets = find_buckets(ctx, dtype);
   void *slot;

@@ -21,18 +21,17 @@ dc_status dc__graph_find(dc_context *ctx, const char *fn, int64_t graph_id, dc__
                                    fn, graph_id, ctx->graphs.count);
 }
 
-static dc_status need_stage3(const char *fn, const dc__graph *graph) {
-  return graph->stage == 3 ? DC_OK
-                           : dc__fail(DC_E_STAGE, "%s: graph %" PRId64 " is of stage %" PRId32 ", must be of stage 3",
-                                      fn, graph->id, graph->stage);
+dc_status dc__graph_find3(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph) {
+  DC__TRY(dc__graph_find(ctx, fn, graph_id, graph));
+  return (*graph)->stage == 3
+             ? DC_OK
+             : dc__fail(DC_E_STAGE, "%s: graph %" PRId64 " is of stage %" PRId32 ", must be of stage 3", fn, graph_id,
+                        (*graph)->stage);
 }
 
 dc_status dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
                    dc__param **param) {
-  DC__TRY(dc__graph_find(ctx, fn, graph_id, graph));
-  if (stage3) {
-    DC__TRY(need_stage3(fn, *graph));
-  }
+  DC__TRY(stage3 ? dc__graph_find3(ctx, fn, graph_id, graph) : dc__graph_find(ctx, fn, graph_id, graph));
   *param = dc__map_get(&(*graph)->params, id);
   if (*param == NULL) {
     DC__TRY(dc__param_find(ctx, fn, id, param));

@@ -210,6 +210,8 @@ dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, 
 dc_status dc__graph_unregister(dc_context *ctx, const char *fn, int64_t graph_id);
 dc_status dc__graphs_reset(dc_context *ctx, const char *fn);
 dc_status dc__graph_find(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph);
+/* The same, and only a stage-3 graph will do. */
+dc_status dc__graph_find3(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph);
 /* A parameter of a graph; stage3: only a stage-3 graph will do. */
 dc_status dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
                    dc__param **param);

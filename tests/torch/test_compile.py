@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any, Callable, Dict, List
 
 import libdc.run
@@ -63,7 +62,6 @@ def test_the_bits_of_eager(backend: str, accumulate: int) -> None:
         assert stage < 3 or compiled.stats.gathered_bytes == 0
 
 
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="Inductor needs a C++ compiler")
 def test_inductor(launch: Any) -> None:
     """The same bits at every stage, near those of eager mode, no graph breaks, and a window of gathered weights."""
     text = """

@@ -11,8 +11,8 @@ from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 
-torch = pytest.importorskip("torch")
-libdc = pytest.importorskip("libdc")
+import torch
+import libdc
 
 from libdc.torch import dc, ops, semantics  # noqa: E402
 

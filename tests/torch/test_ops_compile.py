@@ -11,8 +11,8 @@ os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
 import pytest
 
-torch = pytest.importorskip("torch")
-libdc = pytest.importorskip("libdc")
+import torch
+import libdc
 
 from libdc.torch import dc, ops, semantics  # noqa: E402
 from test_ops import CONFIG, FROZEN, GRAPH, KEPT, PLAIN, SHAPE, D, Run  # noqa: E402

@@ -15,7 +15,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-torch = pytest.importorskip("torch")
+import torch
 pytest.importorskip("libdc.torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
