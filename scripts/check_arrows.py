@@ -11,7 +11,7 @@ from typing import Iterator, List, Optional, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
-ROOMS = ["base", "device", "kernels", "comm", "runtime", "api"]  # each may include those before it
+ROOMS = ["base", "device", "kernels", "comm", "linalg", "transformer", "runtime", "optim", "planner", "api"]
 OUTSIDE = ["bindings", "examples"]
 PUBLIC = "dc_api.h"
 SUFFIXES = {".c", ".h", ".cc", ".cpp", ".cu", ".cuh", ".inc"}
