@@ -1,4 +1,4 @@
-/* The public collectives on tensors: checks, ranges from counts, groups, and all-reduce out of the other two. */
+/* The public collectives on tensors: checks, ranges from counts, groups. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -149,10 +149,20 @@ static dc_status check_numel(const char *fn, const char *argument, int64_t numel
                                       argument, numel, what, expected);
 }
 
-static dc_status check_dtypes(const char *fn, const dc_tensor *send, const dc_tensor *recv) {
-  return send->dtype == recv->dtype ? DC_OK
-                                    : dc__fail(DC_E_DTYPE, "%s: send is %s, but recv is %s", fn,
-                                               dc_dtype_name(send->dtype), dc_dtype_name(recv->dtype));
+/* What is sent and where it is received, of one type. */
+typedef struct pair {
+  dc_tensor send;
+  dc_tensor recv;
+  int64_t send_count;
+  int64_t recv_count;
+} pair;
+
+static dc_status read_pair(const char *fn, const dc_tensor *send, const dc_tensor *recv, pair *p) {
+  DC__TRY(read_tensor(fn, "send", send, &p->send, &p->send_count));
+  DC__TRY(read_tensor(fn, "recv", recv, &p->recv, &p->recv_count));
+  return p->send.dtype == p->recv.dtype ? DC_OK
+                                        : dc__fail(DC_E_DTYPE, "%s: send is %s, but recv is %s", fn,
+                                                   dc_dtype_name(p->send.dtype), dc_dtype_name(p->recv.dtype));
 }
 
 static dc_status check_reduce_op(const char *fn, int32_t op, int32_t dtype) {
@@ -177,27 +187,23 @@ dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *re
                              dc_stream *stream) {
   static const char fn[] = "dc_comm_all_gather";
   DC__TRY(check_comm(fn, comm));
-  dc_tensor from;
-  dc_tensor to;
-  int64_t from_count;
-  int64_t to_count;
-  int64_t total;
+  pair p;
   dc__range ranges[DC__COMM_MAX_WORLD];
-  DC__TRY(read_tensor(fn, "send", send, &from, &from_count));
-  DC__TRY(read_tensor(fn, "recv", recv, &to, &to_count));
-  DC__TRY(check_dtypes(fn, &from, &to));
-  DC__TRY(read_counts(fn, comm, counts, from_count, ranges, &total));
-  DC__TRY(check_numel(fn, "send", from_count, "counts[rank]", ranges[comm->rank].count));
-  DC__TRY(check_numel(fn, "recv", to_count, "the sum of counts", total));
-  const char *place = to.data; /* NULL when nothing is gathered */
-  if (to_count != 0) {
-    place += (size_t)ranges[comm->rank].begin * dc_dtype_size(to.dtype);
+  int64_t total;
+  DC__TRY(read_pair(fn, send, recv, &p));
+  DC__TRY(read_counts(fn, comm, counts, p.send_count, ranges, &total));
+  DC__TRY(check_numel(fn, "send", p.send_count, "counts[rank]", ranges[comm->rank].count));
+  DC__TRY(check_numel(fn, "recv", p.recv_count, "the sum of counts", total));
+  const char *place = p.recv.data; /* NULL when nothing is gathered */
+  if (p.recv_count != 0) {
+    place += (size_t)ranges[comm->rank].begin * dc_dtype_size(p.recv.dtype);
   }
-  if (from.data != place && overlap(from.data, from_count, to.data, to_count, to.dtype)) {
+  if (p.send.data != place && overlap(p.send.data, p.send_count, p.recv.data, p.recv_count, p.recv.dtype)) {
     return dc__fail(DC_E_INVALID, "%s: send overlaps recv, but is not this rank's place in it", fn);
   }
   const member m = {
-      .item = {.send = from.data, .recv = to.data, .ranges = ranges, .total = total, .id = -1, .dtype = to.dtype},
+      .item =
+          {.send = p.send.data, .recv = p.recv.data, .ranges = ranges, .total = total, .id = -1, .dtype = p.recv.dtype},
       .ranges = ranges,
       .stream = stream,
       .kind = DC__COLL_GATHER};
@@ -208,29 +214,24 @@ dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor
                                  int32_t op, dc_stream *stream) {
   static const char fn[] = "dc_comm_reduce_scatter";
   DC__TRY(check_comm(fn, comm));
-  dc_tensor from;
-  dc_tensor to;
-  int64_t from_count;
-  int64_t to_count;
-  int64_t total;
+  pair p;
   dc__range ranges[DC__COMM_MAX_WORLD];
-  DC__TRY(read_tensor(fn, "send", send, &from, &from_count));
-  DC__TRY(read_tensor(fn, "recv", recv, &to, &to_count));
-  DC__TRY(check_dtypes(fn, &from, &to));
-  DC__TRY(check_reduce_op(fn, op, from.dtype));
-  DC__TRY(read_counts(fn, comm, counts, to_count, ranges, &total));
-  DC__TRY(check_numel(fn, "recv", to_count, "counts[rank]", ranges[comm->rank].count));
-  DC__TRY(check_numel(fn, "send", from_count, "the sum of counts", total));
-  if (overlap(from.data, from_count, to.data, to_count, to.dtype)) {
+  int64_t total;
+  DC__TRY(read_pair(fn, send, recv, &p));
+  DC__TRY(check_reduce_op(fn, op, p.send.dtype));
+  DC__TRY(read_counts(fn, comm, counts, p.recv_count, ranges, &total));
+  DC__TRY(check_numel(fn, "recv", p.recv_count, "counts[rank]", ranges[comm->rank].count));
+  DC__TRY(check_numel(fn, "send", p.send_count, "the sum of counts", total));
+  if (overlap(p.send.data, p.send_count, p.recv.data, p.recv_count, p.recv.dtype)) {
     return dc__fail(DC_E_INVALID, "%s: send and recv overlap", fn);
   }
-  const member m = {.item = {.send = from.data,
-                             .recv = to.data,
+  const member m = {.item = {.send = p.send.data,
+                             .recv = p.recv.data,
                              .ranges = ranges,
                              .total = total,
                              .id = -1,
-                             .dtype = from.dtype,
-                             .recv_dtype = to.dtype,
+                             .dtype = p.send.dtype,
+                             .recv_dtype = p.recv.dtype,
                              .reduce_op = op},
                     .ranges = ranges,
                     .stream = stream,
@@ -238,96 +239,7 @@ dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor
   return start_or_join(comm, &m);
 }
 
-/* ---- all-reduce ---- */
-
-typedef struct all_reduce {
-  dc_comm *comm;
-  void *data;
-  int64_t count;
-  int32_t dtype;
-  int32_t op;
-} all_reduce;
-
-/* The communicator keeps one chunk; whoever needs it takes it away meanwhile. */
-static dc_status take_scratch(dc_comm *comm, size_t bytes, void **ptr, size_t *got) {
-  pthread_mutex_lock(&comm->mutex);
-  *ptr = comm->scratch;
-  *got = comm->scratch_bytes;
-  comm->scratch = NULL;
-  pthread_mutex_unlock(&comm->mutex);
-  if (*ptr != NULL && *got >= bytes) {
-    return DC_OK;
-  }
-  if (*ptr != NULL && comm->ops->heap_free != NULL) {
-    comm->ops->heap_free(comm, *ptr, *got);
-  } else {
-    dc__free(*ptr);
-  }
-  *ptr = NULL;
-  *got = bytes;
-  if (comm->ops->heap_alloc != NULL) {
-    return comm->ops->heap_alloc(comm, bytes, ptr);
-  }
-  *ptr = dc__calloc(1, bytes);
-  return *ptr != NULL ? DC_OK : DC_E_NO_MEMORY;
-}
-
-static void put_scratch(dc_comm *comm, void *ptr, size_t bytes) {
-  pthread_mutex_lock(&comm->mutex);
-  void *old = comm->scratch;
-  size_t old_bytes = comm->scratch_bytes;
-  comm->scratch = ptr;
-  comm->scratch_bytes = bytes;
-  pthread_mutex_unlock(&comm->mutex);
-  if (old != NULL && comm->ops->heap_free != NULL) {
-    comm->ops->heap_free(comm, old, old_bytes);
-  } else {
-    dc__free(old);
-  }
-}
-
-void dc__comm_drop_scratch(dc_comm *comm) {
-  put_scratch(comm, NULL, 0);
-}
-
-/* Each rank reduces a chunk and gathers the others'. The chunk goes to memory of its own, because the others may
- * still read the data. */
-static void run_all_reduce(void *args) {
-  const all_reduce *a = args;
-  dc_comm *comm = a->comm;
-  int64_t chunk = (a->count + comm->world - 1) / comm->world;
-  dc__range ranges[DC__COMM_MAX_WORLD];
-  for (int32_t r = 0; r < comm->world; r++) {
-    int64_t begin = r * chunk < a->count ? r * chunk : a->count;
-    ranges[r] = (dc__range){begin, a->count - begin < chunk ? a->count - begin : chunk};
-  }
-  void *scratch = NULL;
-  size_t bytes = 0;
-  dc_status status = take_scratch(comm, (size_t)chunk * dc_dtype_size(a->dtype), &scratch, &bytes);
-  if (status == DC_OK) {
-    const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_REDUCE, 0};
-    dc__coll_item item = {.send = a->data,
-                          .recv = scratch,
-                          .ranges = ranges,
-                          .total = a->count,
-                          .id = -1,
-                          .dtype = a->dtype,
-                          .recv_dtype = a->dtype,
-                          .reduce_op = a->op};
-    dc__comm_reduce_scatter(comm, NULL, &tag, &item, 1);
-    item.send = scratch;
-    item.recv = a->data;
-    item.reduce_op = 0;
-    if (dc__comm_check(comm) == DC_OK) {
-      dc__comm_all_gather(comm, NULL, &tag, &item, 1);
-    }
-    put_scratch(comm, scratch, bytes);
-  } else {
-    dc__comm_fail(comm, status);
-    comm->ops->abort(comm, "no memory for an all-reduce");
-  }
-  dc__comm_release(comm);
-}
+/* ---- all-reduce, broadcast, barrier ---- */
 
 dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stream *stream) {
   static const char fn[] = "dc_comm_all_reduce";
@@ -337,12 +249,9 @@ dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stre
   DC__TRY(read_tensor(fn, "data", data, &tensor, &count));
   DC__TRY(check_reduce_op(fn, op, tensor.dtype));
   DC__TRY(check_no_group(fn, comm));
-  const all_reduce a = {dc__comm_retain(comm), tensor.data, count, tensor.dtype, op};
-  dc__stream_call(stream, run_all_reduce, &a, sizeof a);
+  dc__comm_all_reduce(comm, stream, tensor.data, count, tensor.dtype, op);
   return stream == NULL ? dc__comm_check(comm) : DC_OK;
 }
-
-/* ---- broadcast, barrier ---- */
 
 dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_stream *stream) {
   static const char fn[] = "dc_comm_broadcast";

@@ -94,6 +94,8 @@ void dc__comm_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, c
                          int64_t count);
 void dc__comm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                              int64_t count);
+/* In place; a rank without memory for its chunk aborts the group. */
+void dc__comm_all_reduce(dc_comm *comm, dc_stream *stream, void *data, int64_t count, int32_t dtype, int32_t op);
 void dc__comm_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root);
 /* All-gather of `count` int64 from each rank into table (world * count), on the calling thread. */
 dc_status dc__comm_exchange(dc_comm *comm, const dc__tag *tag, const int64_t *mine, int64_t count, int64_t *table);

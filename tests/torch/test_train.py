@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
-
 import torch
-pytest.importorskip("libdc.torch")
-safetensors = pytest.importorskip("safetensors.torch")
+from safetensors.torch import load_file
 
 TRAIN = Path(__file__).resolve().parents[2] / "examples" / "gpt" / "train.py"
 TINY = ["--model", "tiny", "--steps", "8", "--sample", "12", "--seed", "3"]
@@ -58,7 +56,7 @@ def losses(folder: Path) -> List[float]:
 
 
 def same_weights(a: Path, b: Path) -> bool:
-    x, y = (safetensors.load_file(p / "step-000008" / "weights.safetensors") for p in (a, b))
+    x, y = (load_file(p / "step-000008" / "weights.safetensors") for p in (a, b))
     return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
 
 
@@ -81,7 +79,7 @@ def test_folder(run: Path) -> None:
 
 
 def test_wire_bytes_are_the_formula(run: Path) -> None:
-    weights = safetensors.load_file(run / "step-000008" / "weights.safetensors")
+    weights = load_file(run / "step-000008" / "weights.safetensors")
     linear_bias = ("qkv.bias", "proj.bias", "up.bias", "down.bias", "head.bias")
     whole = sum(t.numel() for t in weights.values())
     again = sum(t.numel() for n, t in weights.items() if not n.endswith(linear_bias) and "tokens" not in n
