@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""The header is a whole manual: each declaration says what it is, each parameter, field and constant what it means; a
+function names its errors, who may call it from which thread, and since when it is there; what it returns has an owner;
+each chapter names the source of its mathematics. Planted faults show that what is left out is found."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import manual
+
+OWNER = re.compile(r"[Ss]tatic|[Ll]ives as long|the caller's|the library's|[Kk]ept|argument|buffer's|context's")
+
+
+def function_faults(name: str, function: Dict[str, Any], model: Dict[str, Any]) -> Iterator[str]:
+    said = " ".join([function["summary"], *function["doc"], function["returns_doc"]])
+    if not re.match(r"(?:[A-Z0-9\"]|dc_).*\.$", function["summary"]):
+        yield f"{name}: its comment does not begin with a sentence"
+    for param in function["params"]:
+        if not param["doc"]:
+            yield f"{name}: parameter {param['name']} is not described"
+    if not function["threads"]:
+        yield f"{name}: no thread class, [any], [handle] or [init]"
+    if not function["since"]:
+        yield f"{name}: no 'Since'"
+    if function["returns"] == "dc_status" and "DC_OK" not in function["errors"] and not re.search(
+            r"^(Also|Errors as|Otherwise as)", function["returns_doc"]) and not chapter_errors(model, function):
+        yield f"{name}: does not say what it returns"
+    if function["returns"] == "dc_status" and len(set(function["errors"]) - {"DC_OK"}) == 0:
+        yield f"{name}: names no error"
+    for code in function["errors"]:
+        if code not in {member["name"] for member in model["enums"]["dc_status_code"]["members"]}:
+            yield f"{name}: names {code}, which is no status"
+    for other in re.findall(r"\b(dc_\w+)\b", said):
+        if not known(other, model):
+            yield f"{name}: names {other}, which is not there"
+    if function["returns"].endswith("*") and not OWNER.search(said):
+        yield f"{name}: does not say whose its result is"
+
+
+def chapter_errors(model: Dict[str, Any], function: Dict[str, Any]) -> bool:
+    return any(chapter["number"] == function["chapter"] and "Errors that all share" in " ".join(chapter["intro"])
+               for chapter in model["chapters"])
+
+
+def known(name: str, model: Dict[str, Any]) -> bool:
+    return name in ("dc_x_init", "dc_x", "dc_api") or any(name in model[kind] for kind in (
+        "functions", "structs", "enums", "callbacks", "opaque", "aliases"))
+
+
+def faults(model: Dict[str, Any]) -> List[str]:
+    found: List[str] = []
+    for name, function in model["functions"].items():
+        found += function_faults(name, function, model)
+    for kind in ("structs", "enums", "callbacks", "opaque", "aliases", "macros"):
+        found += [f"{name}: has no comment" for name, item in model[kind].items()
+                  if not item["doc"] and name not in ("DC_API", "DC_API_H")]
+    for name, struct in model["structs"].items():
+        found += [f"{name}.{field['name']}: not described" for field in struct["fields"] if not field["doc"]]
+    for name, enum in model["enums"].items():
+        found += [f"{member['name']}: not described" for member in enum["members"] if not member["doc"]]
+    for chapter in model["chapters"]:
+        inside = [" ".join(chapter["intro"])] + [
+            " ".join([function["summary"], *function["doc"]]) for function in model["functions"].values()
+            if function["chapter"] == chapter["number"]]
+        if not re.search(r"Source: |Computes nothing", " ".join(inside)):
+            found.append(f"chapter {chapter['number']}, {chapter['title']}: no 'Source: ' and no 'Computes nothing'")
+    empty = [kind for kind in ("functions", "structs", "enums", "chapters", "arguments") if not model[kind]]
+    return found + [f"no {kind} found in the header" for kind in empty]
+
+
+# What is left out, and how the fault begins.
+PLANTED: List[Tuple[str, str, str]] = [
+    (r" \*  update  1 if.*?\n.*?\n", "", "dc_start_backward: parameter update is not described"),
+    (r"(Unknown|unknown) name or not on this machine\), DC_E_INVALID, DC_E_NO_MEMORY", "x), DC_E_WRONG",
+     "dc_device_open: names DC_E_WRONG, which is no status"),
+    (r"Returns DC_OK; DC_E_STATE \(a forward has begun and not ended\)\. ", "", "dc_start_forward: "),
+    (r"(?<=Begins a forward pass\.)(.*?)\[handle\] ", r"\1", "dc_start_forward: no thread class"),
+    (r"(?<=Begins a forward pass\.)(.*?) Since 0\.1\.", r"\1", "dc_start_forward: no "),
+    (r"Static, never NULL\. (?=\[any\] Since 0\.1\. \*/\nDC_API const char \*dc_op_name)", "", "dc_op_name: does not say"),
+    (r"/\*\*< bucket reductions started \*/", "", "dc_memory_stats.flushes: not described"),
+    (r"/\*\*< four bytes \*/", "", "DC_INT32: not described"),
+    (r"/\*\* How reductions combine ranks\. \*/\n", "", "dc_reduce_op: has no comment"),
+    (r"\n \* Source: the stages are those of ZeRO[^\n]*\n?", " */\n", "chapter 8, Graphs: no "),
+    (r"Begins a forward pass\.", "begins a forward pass", "dc_start_forward: its comment does not begin"),
+    (r"Errors as dc_register_graph_z0\. (?=\[handle\] Since 0\.1\. \*/\nDC_API dc_status dc_register_graph_z2)",
+     "Errors as dc_register_graph. ", "dc_register_graph_z2: names dc_register_graph, which"),
+]
+
+
+def unseen() -> List[str]:
+    """Planted faults that are not found."""
+    text = manual.HEADER.read_text(encoding="utf-8")
+    missed = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (pattern, instead, expected) in enumerate(PLANTED):
+            changed, count = re.subn(pattern, instead, text, count=1, flags=re.S)
+            path = Path(folder) / f"{number}.h"
+            path.write_text(changed, encoding="utf-8")
+            if count != 1:
+                missed.append(f"planted fault {number} ({expected}): the header has no such place")
+            elif not any(fault.startswith(expected) for fault in faults(manual.read(path))):
+                missed.append(f"planted fault {number} is not found: {expected}")
+    return missed
+
+
+def main() -> int:
+    model = manual.read()
+    found = faults(model) + unseen()
+    print("\n".join(found) or f"{len(model['functions'])} functions, {len(model['structs'])} structs and "
+          f"{len(model['enums'])} enums say what they must; {len(PLANTED)} planted faults are found")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
