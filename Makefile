@@ -29,6 +29,10 @@ mutants:
 	@scripts/setup.sh test
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/mutants.py
 
+coverage:
+	@scripts/setup.sh test
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/coverage.py $(ARGS)
+
 bench: build
 	@test -f build/bench/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH" meson setup build/bench \
 	  -Dbuildtype=release -Dbench=true -Dtests=false >/dev/null
@@ -40,4 +44,4 @@ bench: build
 clean:
 	rm -rf .venv build
 
-.PHONY: build train test abi mutants bench clean
+.PHONY: build train test abi mutants coverage bench clean
