@@ -44,8 +44,10 @@ def build_and_test() -> None:
 
 def llvm_cov(*arguments: str) -> str:
     """What the library is made of is in every test as well, and counted together."""
-    return subprocess.run(["llvm-cov-14", *arguments, f"-instr-profile={BUILD / 'all.profdata'}",
-                           str(BUILD / "libdc.so")], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    command, *rest = arguments
+    return subprocess.run(["llvm-cov-14", command, str(BUILD / "libdc.so"), *rest,
+                           f"-instr-profile={BUILD / 'all.profdata'}"], cwd=ROOT, check=True, stdout=subprocess.PIPE,
+                          text=True).stdout
 
 
 def table() -> "tuple[List[str], List[str]]":

@@ -175,6 +175,23 @@ def ffi(suite: Suite) -> Count:
     return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
 
 
+# Those that meet every room and end soon where one thread runs at a time. Deadlines and killed processes are for the
+# sanitizers: here a second is long.
+UNDER_VALGRIND = ("base", "arena", "device", "kernels_accumulate", "comm_external", "bad_input", "gather", "offload",
+                  "reduce", "growth", "sim_offload")
+
+
+def valgrind(suite: Suite) -> Count:
+    """What no sanitizer sees: undefined values, in any code. On the programs of suite gcc."""
+    total = Count()
+    for name in UNDER_VALGRIND:
+        status = suite.run("valgrind", "--quiet", "--fair-sched=yes", "--leak-check=full",
+                           "--errors-for-leak-kinds=definite", "--show-leak-kinds=definite", "--error-exitcode=99",
+                           str(BUILD / "gcc" / "tests" / f"test_{name}"), timeout=120)
+        total += one(status)
+    return total
+
+
 def readme(suite: Suite) -> Count:
     return one(suite.run(sys.executable, "scripts/check_readme.py", timeout=900))
 
@@ -210,6 +227,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "format": clang_format,
     "gcc": lambda suite: c_tests(suite, ["-Ddebug=true", "-Doptimization=g"], "gcc"),
     "abi": abi,
+    "valgrind": valgrind,
     "asan": lambda suite: c_tests(
         suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=address,undefined", "-Db_lundef=false",
                 "-Dc_args=-fno-sanitize-recover=all -fno-omit-frame-pointer"], "clang-14", ASLR_OFF),
