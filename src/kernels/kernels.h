@@ -4,7 +4,7 @@
 #ifndef DC_KERNELS_H
 #define DC_KERNELS_H
 
-#include "base/base.h"
+#include "device/device.h"
 
 /* cast.c: dst[i] = (dst_dtype)src[i]. The seven types of dc__dtype_moves; float to integer truncates. No overlap. */
 void dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
@@ -25,6 +25,12 @@ void dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
 /* copy.c: memcpy; above the caches with non-temporal stores, so that a gathered weight does not push out what the
  * caller computes with. */
 void dc__copy(void *dst, const void *src, size_t bytes);
+
+/* stream.c: cast and accumulate in stream order; a NULL stream is the calling thread. */
+void dc__stream_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
+                     int64_t count);
+void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
+                           int64_t count);
 
 /* Limits the instruction sets that may be used, for tests: 0 plain C, 1 AVX2, 2 AVX-512. Returns the level in use. */
 int32_t dc__kernels_limit(int32_t level);

@@ -113,24 +113,6 @@ static dc_status open_copy(dc_context *ctx, const char *fn, dc__param *param, in
 
 /* ---- the gather ---- */
 
-typedef struct cast_args {
-  void *dst;
-  const void *src;
-  int64_t count;
-  int32_t dst_dtype, src_dtype;
-} cast_args;
-
-static void cast_task(void *arg) {
-  cast_args *a = arg;
-  dc__cast(a->dst, a->dst_dtype, a->src, a->src_dtype, a->count);
-}
-
-static void queue_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
-                       int64_t count) {
-  cast_args args = {dst, src, count, dst_dtype, src_dtype};
-  dc__stream_call(stream, cast_task, &args, sizeof args);
-}
-
 /* The reloaded shard, unless it is older than the weights. */
 static const void *device_shard(const dc__param *param) {
   return param->device_shard_version == param->version ? param->device_shard : NULL;
@@ -181,7 +163,7 @@ static bool start_one(dc_context *ctx, dc_stream *stream, plan *p, dc__coll_item
   void *full = dc_buffer_data(p->copy->buffer);
   p->copy->version = param->version;
   if (p->from != NULL) {
-    queue_cast(stream, full, dtype, dc_buffer_data(p->from->buffer), p->from->dtype, param->numel);
+    dc__stream_cast(stream, full, dtype, dc_buffer_data(p->from->buffer), p->from->dtype, param->numel);
     return false;
   }
   const void *shard = param->shard;
@@ -190,7 +172,7 @@ static bool start_one(dc_context *ctx, dc_stream *stream, plan *p, dc__coll_item
     shard = device_shard(param);
   }
   if (p->staged != NULL) {
-    queue_cast(stream, p->staged, dtype, shard, param->dtype, param->chunks[ctx->rank].count);
+    dc__stream_cast(stream, p->staged, dtype, shard, param->dtype, param->chunks[ctx->rank].count);
     shard = p->staged;
   }
   *item = (dc__coll_item){.send = shard,

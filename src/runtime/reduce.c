@@ -158,32 +158,16 @@ void dc__reduce_drop(dc_context *ctx) {
 
 /* ---- taking a gradient ---- */
 
-typedef struct combine_args {
-  void *dst;
-  const void *src;
-  int64_t count;
-  int32_t dst_dtype, src_dtype;
-  bool add;
-} combine_args;
-
-static void combine_task(void *arg) {
-  combine_args *a = arg;
-  if (a->add) {
-    dc__accumulate(a->dst, a->dst_dtype, a->src, a->src_dtype, a->count);
-  } else {
-    dc__cast(a->dst, a->dst_dtype, a->src, a->src_dtype, a->count);
-  }
-}
-
 /* dst = src, or dst += src, on the caller's stream. */
 static void combine(dc_context *ctx, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count,
                     bool add) {
   dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
-  if (!add && dst_dtype == src_dtype) {
+  if (add) {
+    dc__stream_accumulate(caller, dst, dst_dtype, src, src_dtype, count);
+  } else if (dst_dtype == src_dtype) {
     dc__stream_copy(caller, dst, src, (size_t)count * dc_dtype_size(dst_dtype));
   } else {
-    combine_args args = {dst, src, count, dst_dtype, src_dtype, add};
-    dc__stream_call(caller, combine_task, &args, sizeof args);
+    dc__stream_cast(caller, dst, dst_dtype, src, src_dtype, count);
   }
   dc__mark_caller(ctx);
 }
