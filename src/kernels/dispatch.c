@@ -9,7 +9,7 @@
 #include <cpuid.h>
 #endif
 
-enum { LEVELS = 3 };
+enum { LEVELS = 4 };
 
 static dc__kernels tables[LEVELS]; /* [0]: plain C, no functions */
 static int32_t highest;
@@ -31,6 +31,8 @@ static void fill(void) {
     dc__accumulate_avx2(&tables[1]);
     dc__reduce_avx2(&tables[1]);
     dc__copy_avx2(&tables[1]);
+    dc__gemm_avx2(&tables[1]);
+    tables[1].rows = &dc__rows_avx2;
   }
   if (highest == 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
@@ -40,6 +42,13 @@ static void fill(void) {
     dc__accumulate_avx512(&tables[2]);
     dc__reduce_avx512(&tables[2]);
     dc__copy_avx512(&tables[2]);
+    dc__gemm_avx512(&tables[2]);
+    tables[2].rows = &dc__rows_avx512;
+  }
+  if (highest == 2 && __builtin_cpu_supports("avx512bf16")) {
+    highest = 3;
+    tables[3] = tables[2];
+    dc__gemm_avx512bf16(&tables[3]);
   }
 #endif
   atomic_store_explicit(&level, highest, memory_order_release);

@@ -5,6 +5,10 @@
 #define DC_KERNELS_H
 
 #include "device/device.h"
+#include "kernels/blas.h"
+#include "kernels/gemm.h"
+#include "kernels/parallel.h"
+#include "kernels/rows.h"
 
 /* cast.c: dst[i] = (dst_dtype)src[i]. The seven types of dc__dtype_moves; float to integer truncates. No overlap. */
 void dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
@@ -32,7 +36,8 @@ void dc__stream_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void
 void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                            int64_t count);
 
-/* Limits the instruction sets that may be used, for tests: 0 plain C, 1 AVX2, 2 AVX-512. Returns the level in use. */
+/* Limits the instruction sets that may be used, for tests: 0 plain C, 1 AVX2, 2 AVX-512, 3 AVX-512 with
+ * bfloat16 products. Returns the level in use. */
 int32_t dc__kernels_limit(int32_t level);
 int32_t dc__kernels_level(void);
 

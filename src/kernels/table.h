@@ -25,12 +25,32 @@ typedef void (*dc__reduce_fn)(void *dst, const void *const *src, int32_t n, int6
 /* Copies of at least DC__COPY_STREAM bytes. */
 typedef void (*dc__copy_fn)(void *dst, const void *src, size_t bytes);
 
+/* acc[mr][nr] += a b over `steps` steps of packed panels: a is [steps][mr] and b [steps][nr] words, all aligned to 64
+ * bytes. A word is one element, or, for bfloat16, a pair of neighbours in k, the first in the lower half. acc is
+ * float32, or float64 for DC__TILE_F64. */
+enum { DC__TILE_F32, DC__TILE_F64, DC__TILE_BF16, DC__TILES };
+typedef struct dc__tile {
+  void (*fn)(int64_t steps, const void *a, const void *b, void *acc);
+  int32_t mr, nr;
+} dc__tile;
+
+/* rows.h, for one instruction set. */
+typedef struct dc__rows {
+  void (*gelu)(float *y, const float *x, int64_t count, int32_t form);
+  void (*gelu_back)(float *g, const float *x, int64_t count, int32_t form);
+} dc__rows;
+extern const dc__rows dc__rows_plain;
+extern const dc__rows dc__rows_avx2;
+extern const dc__rows dc__rows_avx512;
+
 /* NULL: the plain C version is all there is. Pairs are [dst_dtype][src_dtype]. */
 typedef struct dc__kernels {
   dc__binary_fn cast[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
   dc__binary_fn accumulate[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
   dc__reduce_fn reduce[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
   dc__copy_fn copy;
+  dc__tile tile[DC__TILES];
+  const dc__rows *rows;
 } dc__kernels;
 
 /* The table in use (dispatch.c). */
@@ -45,6 +65,9 @@ void dc__reduce_avx2(dc__kernels *table);
 void dc__reduce_avx512(dc__kernels *table);
 void dc__copy_avx2(dc__kernels *table);
 void dc__copy_avx512(dc__kernels *table);
+void dc__gemm_avx2(dc__kernels *table);
+void dc__gemm_avx512(dc__kernels *table);
+void dc__gemm_avx512bf16(dc__kernels *table);
 
 /* The type in which two others are combined: no value is rounded on the way in, but integers to float32. */
 static inline int32_t dc__compute_dtype(int32_t a, int32_t b) {

@@ -1,0 +1,304 @@
+/* The kernels' threads. A call hangs a job, which lies on its stack, into the pool's list; workers help whatever job
+ * has work left; the caller works too, then waits for its helpers. */
+#define _GNU_SOURCE /* sched_getaffinity */
+#include "kernels/parallel.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { SPINS = 4000 }; /* looks for work before a worker sleeps: the kernels of a layer follow each other closely */
+
+typedef struct job {
+  dc__work_fn fn;
+  void *arg;
+  int64_t n;
+  atomic_llong next; /* first index nobody took */
+  int32_t helpers;   /* workers inside; under the pool's mutex */
+  struct job *link;
+} job;
+
+/* A block of scratch memory; free ones are chained through themselves. */
+typedef union scratch {
+  union scratch *link;
+  unsigned char bytes[DC__SCRATCH_BYTES];
+} scratch;
+
+struct dc__pool {
+  int32_t threads;
+  int32_t holders; /* under `registry` */
+  dc__pool *link;  /* the next living pool; under `registry` */
+  pid_t process;
+  pthread_mutex_t mutex;
+  pthread_cond_t work; /* a job came, or the pool ends */
+  pthread_cond_t done; /* a helper left a job, or a block of scratch memory came back */
+  job *jobs;
+  atomic_int posted; /* changes with every job, for workers that spin */
+  atomic_bool ending;
+  bool started;
+  int32_t workers; /* that could be started */
+  pthread_t *ids;
+  scratch *free;
+};
+
+static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
+static dc__pool *living;
+
+static int32_t affinity(void) {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) {
+    return 1;
+  }
+  int32_t count = CPU_COUNT(&set);
+  return count < 1 ? 1 : count;
+}
+
+static scratch *scratch_create(void) {
+  void *block = NULL;
+  return posix_memalign(&block, 4096, sizeof(scratch)) == 0 ? block : NULL;
+}
+
+static void pool_free(dc__pool *pool) {
+  while (pool->free != NULL) {
+    scratch *block = pool->free;
+    pool->free = block->link;
+    free(block);
+  }
+  pthread_mutex_destroy(&pool->mutex);
+  pthread_cond_destroy(&pool->work);
+  pthread_cond_destroy(&pool->done);
+  dc__free(pool->ids);
+  dc__free(pool);
+}
+
+static dc__pool *pool_create(int32_t threads) {
+  dc__pool *pool = dc__calloc(1, sizeof *pool);
+  if (pool == NULL) {
+    return NULL;
+  }
+  pool->threads = threads;
+  pool->holders = 1;
+  pool->process = getpid();
+  pthread_mutex_init(&pool->mutex, NULL);
+  pthread_cond_init(&pool->work, NULL);
+  pthread_cond_init(&pool->done, NULL);
+  pool->ids = dc__calloc((size_t)threads, sizeof *pool->ids);
+  for (int32_t i = 0; i < threads && pool->ids != NULL; i++) {
+    scratch *block = scratch_create();
+    if (block == NULL) {
+      dc__fail(DC_E_NO_MEMORY, "out of host memory: %d bytes for a thread", (int)DC__SCRATCH_BYTES);
+      pool_free(pool);
+      return NULL;
+    }
+    block->link = pool->free;
+    pool->free = block;
+  }
+  if (pool->ids == NULL) {
+    pool_free(pool);
+    return NULL;
+  }
+  return pool;
+}
+
+dc_status dc__pool_open(int32_t threads, dc__pool **pool) {
+  *pool = NULL;
+  if (threads < 0 || threads > DC__THREADS_MAX) {
+    return dc__fail(DC_E_INVALID, "threads = %" PRId32 ", must be 0 to %d", threads, (int)DC__THREADS_MAX);
+  }
+  int32_t count = threads > 0 ? threads : affinity();
+  count = count < DC__THREADS_MAX ? count : DC__THREADS_MAX;
+  pthread_mutex_lock(&registry);
+  dc__pool *found = living;
+  while (found != NULL && (found->threads != count || found->process != getpid())) {
+    found = found->link;
+  }
+  if (found != NULL) {
+    found->holders++;
+  } else if ((found = pool_create(count)) != NULL) {
+    found->link = living;
+    living = found;
+  }
+  pthread_mutex_unlock(&registry);
+  *pool = found;
+  return found != NULL ? DC_OK : DC_E_NO_MEMORY;
+}
+
+void dc__pool_close(dc__pool *pool) {
+  if (pool == NULL) {
+    return;
+  }
+  pthread_mutex_lock(&registry);
+  bool last = --pool->holders == 0;
+  if (last) {
+    dc__pool **at = &living;
+    while (*at != pool) {
+      at = &(*at)->link;
+    }
+    *at = pool->link;
+  }
+  pthread_mutex_unlock(&registry);
+  if (!last) {
+    return;
+  }
+  if (pool->process == getpid()) { /* a child of fork() has the memory, but not the threads */
+    pthread_mutex_lock(&pool->mutex);
+    atomic_store(&pool->ending, true);
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->mutex);
+    for (int32_t i = 0; i < pool->workers; i++) {
+      pthread_join(pool->ids[i], NULL);
+    }
+  }
+  pool_free(pool);
+}
+
+int32_t dc__pool_threads(const dc__pool *pool) {
+  return pool->threads;
+}
+
+static void work_on(job *j, void *block) {
+  for (;;) {
+    int64_t index = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
+    if (index >= j->n) {
+      return;
+    }
+    j->fn(j->arg, index, block);
+  }
+}
+
+/* A block for a caller; more callers at once than ever before allocate, or, when that fails, wait for each other. */
+static scratch *scratch_take(dc__pool *pool) {
+  pthread_mutex_lock(&pool->mutex);
+  while (pool->free == NULL) {
+    scratch *more = scratch_create();
+    if (more != NULL) {
+      pthread_mutex_unlock(&pool->mutex);
+      return more;
+    }
+    pthread_cond_wait(&pool->done, &pool->mutex);
+  }
+  scratch *block = pool->free;
+  pool->free = block->link;
+  pthread_mutex_unlock(&pool->mutex);
+  return block;
+}
+
+static void scratch_give(dc__pool *pool, scratch *block) {
+  pthread_mutex_lock(&pool->mutex);
+  block->link = pool->free;
+  pool->free = block;
+  pthread_cond_broadcast(&pool->done);
+  pthread_mutex_unlock(&pool->mutex);
+}
+
+static job *find_job(dc__pool *pool) {
+  job *j = pool->jobs;
+  while (j != NULL && atomic_load_explicit(&j->next, memory_order_relaxed) >= j->n) {
+    j = j->link;
+  }
+  return j;
+}
+
+static void spin(dc__pool *pool, int32_t seen) {
+  for (int32_t i = 0; i < SPINS; i++) {
+    if (atomic_load_explicit(&pool->posted, memory_order_relaxed) != seen ||
+        atomic_load_explicit(&pool->ending, memory_order_relaxed)) {
+      return;
+    }
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#endif
+  }
+}
+
+static void *worker(void *arg) {
+  dc__pool *pool = arg;
+  scratch *block = scratch_take(pool);
+  pthread_mutex_lock(&pool->mutex);
+  while (!atomic_load(&pool->ending)) {
+    job *j = find_job(pool);
+    if (j != NULL) {
+      j->helpers++;
+      pthread_mutex_unlock(&pool->mutex);
+      work_on(j, block);
+      pthread_mutex_lock(&pool->mutex);
+      j->helpers--;
+      pthread_cond_broadcast(&pool->done);
+      continue;
+    }
+    int32_t seen = atomic_load(&pool->posted);
+    pthread_mutex_unlock(&pool->mutex);
+    spin(pool, seen);
+    pthread_mutex_lock(&pool->mutex);
+    while (!atomic_load(&pool->ending) && atomic_load(&pool->posted) == seen) {
+      pthread_cond_wait(&pool->work, &pool->mutex);
+    }
+  }
+  pthread_mutex_unlock(&pool->mutex);
+  scratch_give(pool, block);
+  return NULL;
+}
+
+/* Under the mutex. Signals of the process are not for these threads. */
+static void start(dc__pool *pool) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  while (pool->workers < pool->threads - 1 && pthread_create(&pool->ids[pool->workers], NULL, worker, pool) == 0) {
+    pool->workers++;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pool->started = true;
+}
+
+static void with_helpers(dc__pool *pool, job *j, void *block) {
+  pthread_mutex_lock(&pool->mutex);
+  if (!pool->started) {
+    start(pool);
+  }
+  j->link = pool->jobs;
+  pool->jobs = j;
+  atomic_fetch_add(&pool->posted, 1);
+  pthread_cond_broadcast(&pool->work);
+  pthread_mutex_unlock(&pool->mutex);
+  work_on(j, block);
+  pthread_mutex_lock(&pool->mutex);
+  job **at = &pool->jobs;
+  while (*at != j) {
+    at = &(*at)->link;
+  }
+  *at = j->link;
+  while (j->helpers > 0) {
+    pthread_cond_wait(&pool->done, &pool->mutex);
+  }
+  pthread_mutex_unlock(&pool->mutex);
+}
+
+void dc__parallel(dc__pool *pool, int64_t n, dc__work_fn fn, void *arg) {
+  if (n <= 0) {
+    return;
+  }
+  job j = {.fn = fn, .arg = arg, .n = n};
+  if (pool->process != getpid()) { /* the mutex may have been taken by a thread that is not in this child */
+    scratch *own = scratch_create();
+    while (own == NULL) {
+      sched_yield();
+      own = scratch_create();
+    }
+    work_on(&j, own);
+    free(own);
+    return;
+  }
+  scratch *block = scratch_take(pool);
+  if (n == 1 || pool->threads == 1) {
+    work_on(&j, block);
+  } else {
+    with_helpers(pool, &j, block);
+  }
+  scratch_give(pool, block);
+}

@@ -1,0 +1,31 @@
+/* Threads for the kernels that are worth more than one.
+ *
+ * A pool lives as long as somebody holds it; holders that ask for the same number of threads share one, so many layers
+ * do not mean many threads. Nothing starts before the first dc__parallel(). Work is cut by index alone: what an index
+ * computes may not depend on the number of threads, or on who runs it. */
+#ifndef DC_KERNELS_PARALLEL_H
+#define DC_KERNELS_PARALLEL_H
+
+#include "base/base.h"
+
+enum { DC__SCRATCH_BYTES = 6 << 20, DC__THREADS_MAX = 1024 };
+
+typedef struct dc__pool dc__pool;
+
+/* Does index `index` of the work. scratch: DC__SCRATCH_BYTES of the running thread's own, 256-byte aligned, with
+ * whatever was left there. Must not call dc__parallel() on the same pool. */
+typedef void (*dc__work_fn)(void *arg, int64_t index, void *scratch);
+
+/* threads: the callers' thread included; 0: as many as the process may run on (its affinity). Errors: DC_E_INVALID
+ * (negative or over DC__THREADS_MAX), DC_E_NO_MEMORY. */
+dc_status dc__pool_open(int32_t threads, dc__pool **pool);
+/* One close for each open; the last one ends the threads. NULL does nothing. */
+void dc__pool_close(dc__pool *pool);
+int32_t dc__pool_threads(const dc__pool *pool);
+
+/* fn(arg, 0 … n-1, scratch), each once, in any order and on any threads of the pool, the caller's among them; returns
+ * when all are done. Any number of threads may call at once. Never fails: with fewer threads to be had, or in a child
+ * of fork(), it is slower. */
+void dc__parallel(dc__pool *pool, int64_t n, dc__work_fn fn, void *arg);
+
+#endif

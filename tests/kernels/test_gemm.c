@@ -1,0 +1,276 @@
+/* Matrix products at each level against float64, the epilogues, the bits over block cuts and threads, and the pool. */
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernels/kernels.h"
+
+enum { MOST = 700 * 700, HIGHEST_LEVEL = 3 };
+
+static double a64[MOST];
+static double b64[MOST];
+static double c64[MOST];
+static double bias64[1100];
+static double aux64[MOST];
+static char a[MOST * 8];
+static char b[MOST * 8];
+static char c[MOST * 8];
+static char c2[MOST * 8];
+static char aux[MOST * 8];
+static char bias[1100 * 8];
+
+static const int32_t DTYPES[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16};
+
+static double number(uint64_t *seed) {
+  *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+  return (double)(int64_t)(*seed >> 32) / 2147483648.0 - 1.0;
+}
+
+static void fill(void *data, double *values, int32_t dtype, int64_t count, uint64_t seed) {
+  for (int64_t i = 0; i < count; i++) {
+    values[i] = number(&seed);
+  }
+  dc__cast(data, dtype, values, DC_FLOAT64, count);
+  dc__cast(values, DC_FLOAT64, data, dtype, count);
+}
+
+static double unit(int32_t dtype) {
+  return dtype == DC_FLOAT64 ? 0x1p-53 : dtype == DC_FLOAT32 ? 0x1p-24 : dtype == DC_FLOAT16 ? 0x1p-11 : 0x1p-8;
+}
+
+static double gelu64(double x, int32_t form) {
+  return form == DC__GELU_ERF ? 0.5 * x * (1 + erf(x / sqrt(2.0)))
+                              : 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)));
+}
+
+/* t of C[i][j] in float64. */
+static double product(const dc__gemm *g, int64_t i, int64_t j) {
+  double sum = 0;
+  for (int64_t p = 0; p < g->k; p++) {
+    sum += a64[g->trans_a ? p * g->lda + i : i * g->lda + p] * b64[g->trans_b ? j * g->ldb + p : p * g->ldb + j];
+  }
+  sum = g->alpha * sum + (g->beta != 0 ? g->beta * c64[i * g->ldc + j] : 0);
+  return sum + (g->bias != NULL ? bias64[j] : 0);
+}
+
+static void check(const dc__gemm *g) {
+  static double got[MOST];
+  dc__cast(got, DC_FLOAT64, c, g->out_dtype, g->m * g->ldc);
+  double bound = 40 * (sqrt((double)g->k) + 4) * unit(g->dtype == DC_FLOAT64 ? DC_FLOAT64 : DC_FLOAT32);
+  for (int64_t i = 0; i < g->m; i++) {
+    for (int64_t j = 0; j < g->ldc; j++) {
+      double x = got[i * g->ldc + j];
+      double want = j < g->n ? product(g, i, j) : c64[i * g->ldc + j];
+      double allowed = bound + unit(g->out_dtype) * 1.01 * fabs(want);
+      if (j < g->n && g->epilogue == DC__EPILOGUE_GELU) {
+        want = gelu64(want, g->gelu);
+        allowed = bound * 3 + 4 * unit(g->out_dtype) * (fabs(want) + 1);
+      }
+      if (!(fabs(x - want) <= allowed) || (j >= g->n && x != want)) {
+        fail_msg("level %d dtype %d m %d n %d k %d [%d][%d]: %.9g, expected %.9g", (int)dc__kernels_level(),
+                 (int)g->dtype, (int)g->m, (int)g->n, (int)g->k, (int)i, (int)j, x, want);
+      }
+    }
+  }
+}
+
+static dc__gemm make(int32_t dtype, int32_t out, int64_t m, int64_t n, int64_t k, int32_t trans) {
+  dc__gemm g = {
+      .dtype = dtype, .out_dtype = out, .m = m, .n = n, .k = k, .batch = 1, .alpha = 1, .a = a, .b = b, .c = c};
+  g.trans_a = trans & 1;
+  g.trans_b = trans & 2;
+  g.lda = (g.trans_a ? m : k) + 3;
+  g.ldb = (g.trans_b ? k : n) + 2;
+  g.ldc = n + 1;
+  return g;
+}
+
+static void test_shapes(void **state) {
+  (void)state;
+  static const int64_t SHAPES[][3] = {{1, 1, 1},  {5, 3, 0},    {14, 32, 2},   {15, 33, 17}, {13, 31, 255},
+                                      {1, 70, 3}, {70, 1, 300}, {61, 50, 257}, {29, 65, 513}};
+  dc__pool *pool;
+  assert_int_equal(dc__pool_open(2, &pool), DC_OK);
+  for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
+    dc__kernels_limit(level);
+    for (size_t t = 0; t < 4; t++) {
+      for (size_t s = 0; s < DC__COUNT(SHAPES); s++) {
+        for (int32_t variant = 0; variant < 8; variant++) {
+          int32_t out = variant & 4 && DTYPES[t] != DC_FLOAT64 ? DC_FLOAT32 : DTYPES[t];
+          dc__gemm g = make(DTYPES[t], out, SHAPES[s][0], SHAPES[s][1], SHAPES[s][2], variant & 3);
+          fill(a, a64, g.dtype, (g.trans_a ? g.k : g.m) * g.lda, s + 1);
+          fill(b, b64, g.dtype, (g.trans_b ? g.n : g.k) * g.ldb, s + 2);
+          fill(c, c64, out, g.m * g.ldc, s + 3);
+          g.alpha = variant % 3 == 0 ? 1 : -0.5;
+          g.beta = variant % 2 == 0 ? 0 : 1;
+          if (variant > 4) {
+            fill(bias, bias64, g.dtype, g.n, s + 4);
+            g.bias = bias;
+            g.epilogue = DC__EPILOGUE_BIAS;
+          }
+          dc__gemm_run(pool, &g);
+          check(&g);
+        }
+      }
+    }
+  }
+  dc__pool_close(pool);
+}
+
+static void test_gelu(void **state) {
+  (void)state;
+  dc__pool *pool;
+  assert_int_equal(dc__pool_open(1, &pool), DC_OK);
+  for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
+    dc__kernels_limit(level);
+    for (size_t t = 0; t < 4; t++) {
+      for (int32_t form = 0; form < 2 && DTYPES[t] != DC_FLOAT64; form++) {
+        dc__gemm g = make(DTYPES[t], DTYPES[t], 37, 45, 60, 2);
+        fill(a, a64, g.dtype, g.m * g.lda, 1);
+        fill(b, b64, g.dtype, g.n * g.ldb, 2);
+        fill(c, c64, g.dtype, g.m * g.ldc, 3);
+        fill(bias, bias64, g.dtype, g.n, 4);
+        g.bias = bias;
+        g.epilogue = DC__EPILOGUE_GELU;
+        g.gelu = form;
+        g.aux = aux;
+        dc__gemm_run(pool, &g);
+        check(&g);
+        /* The derivative at aux, times a product. */
+        dc__cast(aux64, DC_FLOAT64, aux, g.dtype, g.m * g.ldc);
+        g.bias = NULL;
+        g.epilogue = DC__EPILOGUE_GELU_BACK;
+        dc__gemm_run(pool, &g);
+        dc__cast(c64, DC_FLOAT64, c, g.dtype, g.m * g.ldc);
+        for (int64_t i = 0; i < g.m; i++) {
+          for (int64_t j = 0; j < g.n; j++) {
+            double x = aux64[i * g.ldc + j];
+            double slope = (gelu64(x + 1e-5, form) - gelu64(x - 1e-5, form)) / 2e-5;
+            double want = slope * product(&g, i, j);
+            assert_true(fabs(c64[i * g.ldc + j] - want) <= 1e-5 + unit(g.dtype) * 2 * fabs(want));
+          }
+        }
+      }
+    }
+  }
+  dc__pool_close(pool);
+}
+
+/* Large enough for several blocks and slices: serial, 1, 2 and 5 threads, and a part of the rows, give the same bits.
+ */
+static void test_same_bits(void **state) {
+  (void)state;
+  static char scratch[DC__SCRATCH_BYTES] __attribute__((aligned(256)));
+  for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
+    dc__kernels_limit(level);
+    for (size_t t = 0; t < 4; t++) {
+      dc__gemm g = make(DTYPES[t], DTYPES[t], 531, 600, 540, 2);
+      size_t bytes = (size_t)(g.m * g.ldc) * dc_dtype_size(g.dtype);
+      fill(a, a64, g.dtype, g.m * g.lda, 1);
+      fill(b, b64, g.dtype, g.n * g.ldb, 2);
+      memset(c, 0, sizeof c);
+      memset(c2, 0, sizeof c2);
+      g.c = c2;
+      dc__gemm_serial(&g, scratch);
+      g.c = c;
+      for (int32_t threads = 1; threads < 6; threads += threads) {
+        dc__pool *pool;
+        assert_int_equal(dc__pool_open(threads, &pool), DC_OK);
+        dc__gemm_run(pool, &g);
+        assert_memory_equal(c, c2, bytes);
+        dc__pool_close(pool);
+      }
+      g.m = 3;
+      memset(c, 0, sizeof c);
+      dc__gemm_serial(&g, scratch);
+      assert_memory_equal(c, c2, (size_t)(g.m * g.ldc) * dc_dtype_size(g.dtype));
+    }
+  }
+}
+
+static void test_batch(void **state) {
+  (void)state;
+  dc__pool *pool;
+  assert_int_equal(dc__pool_open(3, &pool), DC_OK);
+  fill(a, a64, DC_FLOAT32, 5 * 20 * 30, 1);
+  fill(b, b64, DC_FLOAT32, 5 * 30 * 40, 2);
+  dc__gemm g = {DC_FLOAT32, DC_FLOAT32, false, false, 20,  40, 30, a, b, c,    30,  40,
+                40,         5,          600,   1200,  800, 1,  0,  0, 0, NULL, NULL};
+  dc__gemm_run(pool, &g);
+  for (int64_t matrix = 0; matrix < 5; matrix++) {
+    for (int64_t i = 0; i < 20; i++) {
+      for (int64_t j = 0; j < 40; j++) {
+        double want = 0;
+        for (int64_t p = 0; p < 30; p++) {
+          want += a64[matrix * 600 + i * 30 + p] * b64[matrix * 1200 + p * 40 + j];
+        }
+        assert_true(fabs((double)((float *)(void *)c)[matrix * 800 + i * 40 + j] - want) < 1e-5);
+      }
+    }
+  }
+  dc__pool_close(pool);
+}
+
+/* ---- the pool ---- */
+
+static atomic_int counts[1000];
+
+static void count_up(void *arg, int64_t index, void *scratch) {
+  atomic_int *array = arg;
+  atomic_fetch_add(&array[index], 1);
+  ((volatile char *)scratch)[DC__SCRATCH_BYTES - 1] = 1;
+}
+
+static void *hammer(void *arg) {
+  atomic_int own[50] = {0};
+  for (int32_t i = 0; i < 100; i++) {
+    dc__parallel(arg, 50, count_up, own);
+  }
+  for (int32_t i = 0; i < 50; i++) {
+    assert_int_equal(own[i], 100);
+  }
+  return NULL;
+}
+
+static void test_pool(void **state) {
+  (void)state;
+  dc__pool *pool;
+  dc__pool *same;
+  assert_int_equal(dc__pool_open(-1, &pool), DC_E_INVALID);
+  assert_int_equal(dc__pool_open(DC__THREADS_MAX + 1, &pool), DC_E_INVALID);
+  assert_int_equal(dc__pool_open(3, &pool), DC_OK);
+  assert_int_equal(dc__pool_open(3, &same), DC_OK);
+  assert_ptr_equal(pool, same);
+  dc__pool_close(same);
+  assert_int_equal(dc__pool_threads(pool), 3);
+  dc__parallel(pool, 0, count_up, counts);
+  dc__parallel(pool, 1000, count_up, counts);
+  for (int32_t i = 0; i < 1000; i++) {
+    assert_int_equal(counts[i], 1);
+  }
+  pthread_t callers[4];
+  for (int32_t i = 0; i < 4; i++) {
+    assert_int_equal(pthread_create(&callers[i], NULL, hammer, pool), 0);
+  }
+  for (int32_t i = 0; i < 4; i++) {
+    pthread_join(callers[i], NULL);
+  }
+  dc__pool_close(pool);
+  dc__pool_close(NULL);
+  assert_int_equal(dc__pool_open(0, &pool), DC_OK);
+  assert_true(dc__pool_threads(pool) >= 1);
+  dc__pool_close(pool);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_shapes), cmocka_unit_test(test_gelu), cmocka_unit_test(test_same_bits),
+      cmocka_unit_test(test_batch),  cmocka_unit_test(test_pool),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
