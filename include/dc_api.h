@@ -72,11 +72,9 @@ extern "C" {
  *
  * Computes nothing. */
 
-/** First number of this header's version. */
+/** This header's version. */
 #define DC_VERSION_MAJOR 0
-/** Second number of this header's version. */
 #define DC_VERSION_MINOR 1
-/** Third number of this header's version. */
 #define DC_VERSION_PATCH 0
 /** major * 1000000 + minor * 1000 + patch of this header. */
 #define DC_API_VERSION 1000
@@ -214,10 +212,19 @@ typedef struct dc_event dc_event;
  *  into libdc and must not unwind. */
 typedef struct dc_allocator {
   size_t struct_size;                                    /**< sizeof(dc_allocator) */
-  void *(*alloc)(size_t bytes, size_t align, void *user);/**< NULL on failure; align is a power of two, <= 4096 */
-  void (*free)(void *ptr, size_t bytes, void *user);     /**< bytes as given to alloc */
-  void *user;                                            /**< handed back, not touched */
+  void *(*alloc)(size_t bytes, size_t align, void *user); /**< NULL on failure; align is a power of two, <= 4096 */
+  void (*free)(void *ptr, size_t bytes, size_t align, void *user); /**< bytes and align as given to alloc */
+  void (*destroy_user)(void *user);                      /**< called once, when the device is gone; may be NULL */
+  void *user;                                            /**< handed to every function */
 } dc_allocator;
+
+/** A dc_allocator without functions. */
+#define DC_ALLOCATOR_INIT {sizeof(dc_allocator), NULL, NULL, NULL, NULL}
+
+/** DC_ALLOCATOR_INIT as a function.
+ *  allocator  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_allocator_init(dc_allocator *allocator, size_t struct_size);
 
 /** Choices for dc_device_open(). */
 typedef struct dc_device_options {
@@ -358,6 +365,14 @@ typedef struct dc_comm_callbacks {
   void (*destroy_user)(void *user);
   void *user; /**< handed to every function */
 } dc_comm_callbacks;
+
+/** A dc_comm_callbacks without functions. */
+#define DC_COMM_CALLBACKS_INIT {sizeof(dc_comm_callbacks), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+
+/** DC_COMM_CALLBACKS_INIT as a function.
+ *  callbacks  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_comm_callbacks_init(dc_comm_callbacks *callbacks, size_t struct_size);
 
 /** A communicator over the caller's collectives.
  *  callbacks  the table, which is copied; its user pointer must live until destroy_user
@@ -817,6 +832,14 @@ typedef struct dc_memory_stats {
   int64_t registered_graphs;     /**< graphs now */
 } dc_memory_stats;
 
+/** A dc_memory_stats to be filled in. */
+#define DC_MEMORY_STATS_INIT {sizeof(dc_memory_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_MEMORY_STATS_INIT as a function.
+ *  stats  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_memory_stats_init(dc_memory_stats *stats, size_t struct_size);
+
 /** Counts what a context holds and moved.
  *  stats  filled in; struct_size is set by the caller
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
@@ -868,6 +891,14 @@ typedef struct dc_op_info {
   int64_t device_bytes; /**< device memory the call would take from the arena now */
   int64_t wire_bytes;   /**< bytes it would receive */
 } dc_op_info;
+
+/** A dc_op_info to be filled in. */
+#define DC_OP_INFO_INIT {sizeof(dc_op_info), NULL, 0, 0, 0, 0, 0, 0}
+
+/** DC_OP_INFO_INIT as a function.
+ *  info  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_op_info_init(dc_op_info *info, size_t struct_size);
 
 /** What an operator would do, without doing it: no communication, no allocation, no change of state. Meta kernels
  *  rest on it.

@@ -94,8 +94,8 @@ def pair_faults(code: str) -> List[str]:
     functions = {name for name in re.findall(r"DC_API void (\w+)_init\((?:\w+) \*\w+, size_t struct_size\);", code)}
     faults += [f"{name.upper()}_INIT has no function {name}_init" for name in sorted(macros - functions)]
     faults += [f"{name}_init has no macro {name.upper()}_INIT" for name in sorted(functions - macros)]
-    options = {name for name in structs(code) if name.endswith(("_options", "_config"))}
-    faults += [f"{name}: has no {name.upper()}_INIT" for name in sorted(options - macros)]
+    sized = {name for name, body in structs(code).items() if re.match(r"\s*size_t struct_size;", body)}
+    faults += [f"{name}: has no {name.upper()}_INIT" for name in sorted(sized - macros)]
     return faults
 
 

@@ -189,7 +189,8 @@ def read(path: Path = HEADER) -> Dict[str, Any]:
             model["aliases"][part["alias"]] = {"type": part["target"], **common}
         elif part["prototype"]:
             _function(model, part["prototype"], comment, chapter)
-        comment = ""
+        # Macros that follow each other without a blank line share a comment.
+        comment = comment if part["macro"] and text.startswith("\n#define", match.end()) else ""
     shared = {entry["number"]: _shared(entry["intro"]) for entry in model["chapters"]}
     for name, function in model["functions"].items():
         function["errors"] = errors_of(name, model["functions"], shared)

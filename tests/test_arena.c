@@ -45,16 +45,16 @@ static void *counting_alloc(size_t bytes, size_t align, void *user) {
   return aligned_alloc(align, bytes);
 }
 
-static void counting_free(void *ptr, size_t bytes, void *user) {
+static void counting_free(void *ptr, size_t bytes, size_t align, void *user) {
   fixture *f = user;
-  (void)bytes;
+  (void)bytes, (void)align;
   atomic_fetch_sub(&f->live, 1);
   free(ptr);
 }
 
 static int set_up(void **state) {
   fixture *f = calloc(1, sizeof(*f));
-  dc_allocator allocator = {sizeof(allocator), counting_alloc, counting_free, f};
+  dc_allocator allocator = {sizeof(allocator), counting_alloc, counting_free, NULL, f};
   dc_device_options options = DC_DEVICE_OPTIONS_INIT;
   options.allocator = &allocator;
   assert_int_equal(dc_device_open("cpu", &options, &f->device), DC_OK);

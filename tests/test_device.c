@@ -446,6 +446,7 @@ typedef struct counting {
   int64_t live_bytes;
   int live;
   int calls;
+  int destroyed;
   size_t skew; /* added to what alloc returns */
   bool empty;
 } counting;
@@ -462,17 +463,24 @@ static void *counting_alloc(size_t bytes, size_t align, void *user) {
   return (char *)aligned_alloc(align, (bytes + 2 * align - 1) / align * align) + c->skew;
 }
 
-static void counting_free(void *ptr, size_t bytes, void *user) {
+static void counting_free(void *ptr, size_t bytes, size_t align, void *user) {
   counting *c = user;
+  assert_int_equal(align, 256); /* as alloc was asked */
   c->live--;
   c->live_bytes -= (int64_t)bytes;
   free((char *)ptr - c->skew);
 }
 
+static void counting_destroy(void *user) {
+  counting *c = user;
+  assert_int_equal(c->live, 0);
+  c->destroyed++;
+}
+
 static void test_callers_allocator(void **state) {
   (void)state;
   counting c = {0};
-  dc_allocator allocator = {sizeof(allocator), counting_alloc, counting_free, &c};
+  dc_allocator allocator = {sizeof(allocator), counting_alloc, counting_free, counting_destroy, &c};
   dc_device_options options = DC_DEVICE_OPTIONS_INIT;
   options.allocator = &allocator;
   dc_device *device = NULL;
@@ -497,7 +505,13 @@ static void test_callers_allocator(void **state) {
   assert_int_equal(device->ops->alloc(device, 10, DC_MEMORY_DEVICE, &none), DC_E_NO_MEMORY);
   assert_string_equal(dc_last_error(), "device \"cpu\": the caller's allocator gave no 256 bytes");
   assert_null(none);
+
+  dc_stream *stream;
+  assert_int_equal(dc_stream_create(device, &stream), DC_OK);
   dc_device_destroy(device);
+  assert_int_equal(c.destroyed, 0); /* the stream keeps the device */
+  dc_stream_destroy(stream);
+  assert_int_equal(c.destroyed, 1);
 }
 
 /* ---- bad arguments ---- */
@@ -519,7 +533,8 @@ static void test_open_arguments(void **state) {
   dc_device_options options = {0};
   assert_int_equal(dc_device_open("cpu", &options, &device), DC_E_INVALID);
   dc_device_options_init(&options, sizeof(options));
-  dc_allocator allocator = {sizeof(allocator), counting_alloc, NULL, NULL};
+  dc_allocator allocator = DC_ALLOCATOR_INIT;
+  allocator.alloc = counting_alloc;
   options.allocator = &allocator;
   assert_fails(dc_device_open("cpu", &options, &device), DC_E_INVALID,
                "dc_device_open: options.allocator.free is NULL, must be a function");

@@ -25,8 +25,27 @@
  *     one context are serialised by the library itself, so autograd threads may call); [init] before other
  *     threads use the object.
  *   - A process that has created a context must not call libdc in a child made by fork() without exec().
- *   - Sources of the mathematics: ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) for the stages; the operators'
- *     contract is that of DeepSpeed's DeepCompile (arXiv 2504.09983); differences: docs/differences.md.
+ *   - Inputs are read during the call alone, and outputs written during it alone, except where it says so. Texts
+ *     are UTF-8 and end with NUL.
+ *   - Each chapter names the source of its mathematics, or says that it computes nothing.
+ *
+ * Arguments, where a declaration does not say otherwise
+ *   context      a context; not NULL. As the place for a new one: a handle, the caller's to destroy
+ *   device       a device; not NULL. As the place for a new one: a handle, the caller's to destroy
+ *   stream       a stream; NULL: the calling thread. As the place for a new one: a handle, the caller's to destroy
+ *   event        an event; not NULL. As the place for a new one: a handle, the caller's to destroy
+ *   comm         a communicator; not NULL. As the place for a new one: a handle, the caller's to destroy
+ *   buffer       a buffer; not NULL. As the place for a new one: a reference, the caller's to release
+ *   options, config  read during the call; NULL = all defaults. In an init function: the struct to fill in
+ *   struct_size  the caller's sizeof of the struct
+ *   graph_id     a graph's number, the caller's choice
+ *   id           a parameter's number, the caller's choice; the same on every rank
+ *   ids, count   count numbers; ids may be NULL when count is 0
+ *   a            a token of the caller's data flow: not read, may be NULL
+ *   dtype        enum dc_dtype
+ *   rank, world_size  this rank, 0..world_size-1, and the number of ranks, 1..64
+ *   timeout_ns   the longest wait in nanoseconds; 0 = no limit; negative is DC_E_INVALID
+ *   user         handed to the caller's function, not touched
  *
  * "ws" is the world size, "N" a parameter's number of elements, "P = ceil(N / ws)" its shard length.
  * Sizes are elements where a name says count, numel or elements, bytes where it says bytes, and nanoseconds
@@ -49,8 +68,11 @@
 extern "C" {
 #endif
 
-/* ==== 1. Version and features ================================================================================== */
+/* ==== 1. Version and features =======================================================================================
+ *
+ * Computes nothing. */
 
+/** This header's version. */
 #define DC_VERSION_MAJOR 0
 #define DC_VERSION_MINOR 1
 #define DC_VERSION_PATCH 0
@@ -64,15 +86,20 @@ DC_API uint32_t dc_api_version(void);
 /** The loaded library's version as text, "0.1.0". Static. [any] Since 0.1. */
 DC_API const char *dc_version_string(void);
 
-/** 1 if the library has a feature, else 0. Names: "cpu", "comm.threads", "comm.processes", "comm.external",
- *  "avx2", "avx512" (the processor and the build have it). Unknown names and NULL give 0. [any] Since 0.1. */
+/** 1 if the library has a feature, else 0.
+ *  name  "cpu", "comm.threads", "comm.processes", "comm.external", "avx2", "avx512" (the processor and the build have
+ *        it); other names and NULL give 0
+ *  [any] Since 0.1. */
 DC_API int32_t dc_has_feature(const char *name);
 
-/* ==== 2. Status and errors ===================================================================================== */
+/* ==== 2. Status and errors ==========================================================================================
+ *
+ * Computes nothing. */
 
 /** 0 is success, negative values are errors; see dc_status_code. */
 typedef int32_t dc_status;
 
+/** The values of a dc_status. Errors are spaced, never renumbered and never reused. */
 enum dc_status_code {
   DC_OK = 0,                   /**< done */
   DC_E_INVALID = -100,         /**< an argument's value is not allowed */
@@ -96,37 +123,46 @@ enum dc_status_code {
   DC_E_INTERNAL = -900         /**< a defect of libdc; please report the text */
 };
 
-/** A status's identifier, "DC_E_INVALID"; "DC_E_UNKNOWN" for a number that is none. Static. [any] Since 0.1. */
+/** A status's identifier, "DC_E_INVALID".
+ *  status  any number; "DC_E_UNKNOWN" for one that is no status
+ *  Static, never NULL. [any] Since 0.1. */
 DC_API const char *dc_status_name(dc_status status);
 
-/** A status's meaning as one sentence. Static, never NULL. [any] Since 0.1. */
+/** A status's meaning as one sentence.
+ *  status  any number
+ *  Static, never NULL. [any] Since 0.1. */
 DC_API const char *dc_status_string(dc_status status);
 
 /** The text of the last call that failed on the calling thread; "" if none did yet. Kept until the next failing
- *  libdc call on this thread: read it on the thread that failed, before any other call. [any] Since 0.1. */
+ *  libdc call on this thread: read it on the thread that failed, before any other call. Never NULL; the library's.
+ *  [any] Since 0.1. */
 DC_API const char *dc_last_error(void);
 
 /** Copies dc_last_error() with its closing NUL into buf. For runtimes that move between threads.
  *  buf     cap bytes, may be NULL when cap is 0
+ *  cap     bytes
  *  needed  set to the length with NUL; may be NULL
- *  Returns DC_OK; DC_E_BUFFER_TOO_SMALL (needed is set, buf untouched). [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_BUFFER_TOO_SMALL (needed is set, buf untouched, and the text stays what it was).
+ *  [any] Since 0.1. */
 DC_API dc_status dc_last_error_copy(char *buf, size_t cap, size_t *needed);
 
-/* ==== 3. Data types and tensors ================================================================================ */
+/* ==== 3. Data types and tensors =====================================================================================
+ *
+ * Casts round to nearest, ties to even; Source: IEEE 754-2019, and its upper half of a binary32 for bfloat16. */
 
 /** Element types. Fields and arguments that hold one are int32_t. Collectives and casts take the first seven. */
 enum dc_dtype {
   DC_DTYPE_NONE = 0, /**< not given: the parameter's own type */
-  DC_FLOAT32 = 1,
-  DC_FLOAT64 = 2,
-  DC_FLOAT16 = 3,  /**< IEEE 754 binary16 */
-  DC_BFLOAT16 = 4, /**< upper half of an IEEE 754 binary32, rounded to nearest even */
-  DC_INT8 = 5,
-  DC_INT32 = 6,
-  DC_INT64 = 7,
-  DC_UINT8 = 8,
-  DC_INT16 = 9,
-  DC_BOOL = 10 /**< one byte, 0 or 1 */
+  DC_FLOAT32 = 1,    /**< IEEE 754 binary32 */
+  DC_FLOAT64 = 2,    /**< IEEE 754 binary64 */
+  DC_FLOAT16 = 3,    /**< IEEE 754 binary16 */
+  DC_BFLOAT16 = 4,   /**< upper half of an IEEE 754 binary32, rounded to nearest even */
+  DC_INT8 = 5,       /**< one byte, two's complement, as all integers */
+  DC_INT32 = 6,      /**< four bytes */
+  DC_INT64 = 7,      /**< eight bytes */
+  DC_UINT8 = 8,      /**< one byte, 0 to 255 */
+  DC_INT16 = 9,      /**< two bytes */
+  DC_BOOL = 10       /**< one byte, 0 or 1 */
 };
 
 /** Bytes of one element; 0 for a number that is no element type. [any] Since 0.1. */
@@ -151,12 +187,18 @@ typedef struct dc_tensor {
   dc_buffer *buffer;      /**< outputs: the memory's owner, borrowed; NULL for the caller's own memory */
 } dc_tensor;
 
+/** A dc_tensor of no type and no data. */
 #define DC_TENSOR_INIT {sizeof(dc_tensor), NULL, NULL, NULL, 0, DC_DTYPE_NONE, NULL}
 
-/** DC_TENSOR_INIT as a function. struct_size is the caller's sizeof(dc_tensor). [any] Since 0.1. */
+/** DC_TENSOR_INIT as a function.
+ *  tensor  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
 DC_API void dc_tensor_init(dc_tensor *tensor, size_t struct_size);
 
-/* ==== 4. Devices, streams, memory ============================================================================== */
+/* ==== 4. Devices, streams, memory ===================================================================================
+ *
+ * Computes nothing. A device, a stream and an event are each made and destroyed by the caller; whatever was queued
+ * on them is done first, and what others still need stays alive. */
 
 /** A compute device. The CPU is always there. */
 typedef struct dc_device dc_device;
@@ -170,80 +212,119 @@ typedef struct dc_event dc_event;
  *  into libdc and must not unwind. */
 typedef struct dc_allocator {
   size_t struct_size;                                    /**< sizeof(dc_allocator) */
-  void *(*alloc)(size_t bytes, size_t align, void *user);/**< NULL on failure; align is a power of two, <= 4096 */
-  void (*free)(void *ptr, size_t bytes, void *user);     /**< bytes as given to alloc */
-  void *user;                                            /**< handed back, not touched */
+  void *(*alloc)(size_t bytes, size_t align, void *user); /**< NULL on failure; align is a power of two, <= 4096 */
+  void (*free)(void *ptr, size_t bytes, size_t align, void *user); /**< bytes and align as given to alloc */
+  void (*destroy_user)(void *user);                      /**< called once, when the device is gone; may be NULL */
+  void *user;                                            /**< handed to every function */
 } dc_allocator;
 
+/** A dc_allocator without functions. */
+#define DC_ALLOCATOR_INIT {sizeof(dc_allocator), NULL, NULL, NULL, NULL}
+
+/** DC_ALLOCATOR_INIT as a function.
+ *  allocator  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_allocator_init(dc_allocator *allocator, size_t struct_size);
+
+/** Choices for dc_device_open(). */
 typedef struct dc_device_options {
   size_t struct_size;             /**< sizeof(dc_device_options) */
   const dc_allocator *allocator;  /**< copied; NULL = the device's own (huge pages on the CPU) */
 } dc_device_options;
 
+/** A dc_device_options with all defaults. */
 #define DC_DEVICE_OPTIONS_INIT {sizeof(dc_device_options), NULL}
 
 /** DC_DEVICE_OPTIONS_INIT as a function. [any] Since 0.1. */
 DC_API void dc_device_options_init(dc_device_options *options, size_t struct_size);
 
-/** Opens a device by name: "cpu". The handle is counted; contexts and streams keep the device alive.
- *  Returns DC_OK; DC_E_NO_DEVICE (unknown name or not on this machine), DC_E_INVALID. [any] Since 0.1. */
+/** Opens a device by name. The handle is counted; contexts and streams keep the device alive.
+ *  name  "cpu"
+ *  Returns DC_OK; DC_E_NO_DEVICE (unknown name or not on this machine), DC_E_INVALID, DC_E_NO_MEMORY.
+ *  [any] Since 0.1. */
 DC_API dc_status dc_device_open(const char *name, const dc_device_options *options, dc_device **device);
-/** Gives the handle back. [any] Since 0.1. */
+/** Gives the handle back.
+ *  device  NULL does nothing
+ *  [any] Since 0.1. */
 DC_API void dc_device_destroy(dc_device *device);
-/** The name a device was opened by. Lives as long as the device. [any] Since 0.1. */
+/** The name a device was opened by. Lives as long as the device; "" for NULL. [any] Since 0.1. */
 DC_API const char *dc_device_name(const dc_device *device);
 
 /** Makes a stream. Returns DC_OK; DC_E_NO_MEMORY, DC_E_SYSTEM (no thread to be had). [any] Since 0.1. */
 DC_API dc_status dc_stream_create(dc_device *device, dc_stream **stream);
-/** Waits for queued work, then frees. [any] Since 0.1. */
+/** Waits for queued work, then frees.
+ *  stream  NULL does nothing
+ *  [any] Since 0.1. */
 DC_API void dc_stream_destroy(dc_stream *stream);
-/** Blocks until all work queued so far is done. timeout_ns: 0 = no limit.
+/** Blocks until all work queued so far is done.
+ *  stream  not NULL
  *  Returns DC_OK; DC_E_TIMEOUT; DC_E_INVALID (stream is NULL); DC_E_STATE (called by the stream's own work).
  *  [any] Since 0.1. */
 DC_API dc_status dc_stream_synchronize(dc_stream *stream, int64_t timeout_ns);
 /** Work for dc_stream_call(): runs on the stream's thread, may block it, must not unwind. It may call libdc, but
  *  not wait for its own stream. */
 typedef void (*dc_stream_fn)(void *user);
-/** Queues fn(user). user must live until it ran. Does not block, unless the stream's queue (256 entries) is full.
+/** Queues fn(user). Does not block, unless the stream's queue (256 entries) is full.
+ *  stream  NULL: fn runs here and now
+ *  fn      called once, on the stream's thread; not NULL
+ *  user    must live until fn ran
  *  Returns DC_OK; DC_E_INVALID; DC_E_STATE (the stream's own work, with the queue full). [any] Since 0.1. */
 DC_API dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user);
 
-/** Makes an event; one that was never recorded counts as passed. [any] Since 0.1. */
+/** Makes an event; one that was never recorded counts as passed.
+ *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_event_create(dc_device *device, dc_event **event);
-/** Frees an event; work that waits for it is not disturbed. [any] Since 0.1. */
+/** Frees an event; work that waits for it is not disturbed.
+ *  event  NULL does nothing
+ *  [any] Since 0.1. */
 DC_API void dc_event_destroy(dc_event *event);
-/** Marks the present end of a stream's queue; replaces an earlier mark. stream NULL: passed at once.
+/** Marks the present end of a stream's queue; replaces an earlier mark.
+ *  stream  NULL: the mark is passed at once
  *  Returns DC_OK; DC_E_INVALID. [any] Since 0.1. */
 DC_API dc_status dc_event_record(dc_event *event, dc_stream *stream);
-/** Lets all later work of a stream wait for the event's latest mark. stream NULL: blocks the caller, timeout_ns as
- *  in dc_stream_synchronize (0 = no limit); otherwise timeout_ns is not used. Returns DC_OK; DC_E_TIMEOUT;
- *  DC_E_STATE (called by the work that the event waits for). [any] Since 0.1. */
+/** Lets all later work of a stream wait for the event's latest mark.
+ *  stream      NULL: blocks the caller
+ *  timeout_ns  with stream NULL the longest wait, 0 = no limit; otherwise not used
+ *  Returns DC_OK; DC_E_TIMEOUT; DC_E_INVALID; DC_E_STATE (called by the work that the event waits for).
+ *  [any] Since 0.1. */
 DC_API dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns);
-/** Stores 1 if the event's latest mark has passed, else 0. [any] Since 0.1. */
+/** Stores whether the event's latest mark has passed.
+ *  passed  set to 1 or 0
+ *  Returns DC_OK; DC_E_INVALID. [any] Since 0.1. */
 DC_API dc_status dc_event_query(dc_event *event, int32_t *passed);
 
-/** One more reference to a buffer. Returns its argument. [any] Since 0.1. */
+/** One more reference to a buffer. Returns its argument.
+ *  buffer  NULL does nothing
+ *  [any] Since 0.1. */
 DC_API dc_buffer *dc_buffer_retain(dc_buffer *buffer);
-/** Drops a reference; the memory goes back when none is left. NULL does nothing. [any] Since 0.1. */
+/** Drops a reference; the memory goes back when none is left.
+ *  buffer  NULL does nothing
+ *  [any] Since 0.1. */
 DC_API void dc_buffer_release(dc_buffer *buffer);
-/** First byte, 256-byte aligned; NULL once the library has taken the memory back (dc_release_param). [any] Since 0.1. */
+/** First byte, 256-byte aligned. NULL once the library has taken the memory back (dc_release_param), and for NULL.
+ *  The memory is the buffer's. [any] Since 0.1. */
 DC_API void *dc_buffer_data(const dc_buffer *buffer);
-/** Usable bytes. [any] Since 0.1. */
+/** Usable bytes of a buffer; 0 for NULL. [any] Since 0.1. */
 DC_API size_t dc_buffer_bytes(const dc_buffer *buffer);
 
-/* ==== 5. Communicators ========================================================================================= */
+/* ==== 5. Communicators ==============================================================================================
+ *
+ * Ranks meet in collectives: every rank calls the same ones in the same order. Source: the reductions are those of the
+ * Message Passing Interface standard (MPI 4.1, chapter 6), with a fixed order of additions. */
 
 /** A group of ranks that call the same collectives in the same order. Every wait ends: with the result, at the
  *  deadline, when a peer's process dies, or when somebody aborts; then each rank gets the same error, which names
  *  the operator, the parameter and the rank, and the communicator refuses further work. */
 typedef struct dc_comm dc_comm;
 
+/** Choices for communicators. */
 typedef struct dc_comm_options {
   size_t struct_size;  /**< sizeof(dc_comm_options) */
   int64_t timeout_ns;  /**< longest wait for another rank; 0 = 300 s */
   size_t heap_bytes;   /**< most shared memory a rank may allocate; 0 = the machine's memory. Reserved, not used up */
 } dc_comm_options;
 
+/** A dc_comm_options with all defaults. */
 #define DC_COMM_OPTIONS_INIT {sizeof(dc_comm_options), 0, 0}
 
 /** DC_COMM_OPTIONS_INIT as a function. [any] Since 0.1. */
@@ -285,33 +366,46 @@ typedef struct dc_comm_callbacks {
   void *user; /**< handed to every function */
 } dc_comm_callbacks;
 
-/** A communicator over the caller's collectives. The table is copied.
+/** A dc_comm_callbacks without functions. */
+#define DC_COMM_CALLBACKS_INIT {sizeof(dc_comm_callbacks), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+
+/** DC_COMM_CALLBACKS_INIT as a function.
+ *  callbacks  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_comm_callbacks_init(dc_comm_callbacks *callbacks, size_t struct_size);
+
+/** A communicator over the caller's collectives.
+ *  callbacks  the table, which is copied; its user pointer must live until destroy_user
  *  Returns DC_OK; DC_E_INVALID (one of all_gather, reduce_scatter, broadcast, barrier is NULL). [any] Since 0.1. */
 DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size,
                                          const dc_comm_options *options, dc_comm **comm);
 
-/** Gives the handle back; contexts that use the communicator keep it alive. Not collective. [any] Since 0.1. */
+/** Gives the handle back; contexts that use the communicator keep it alive. Not collective.
+ *  comm  NULL does nothing
+ *  [any] Since 0.1. */
 DC_API void dc_comm_destroy(dc_comm *comm);
-/** This rank, 0..size-1. -1 for NULL. [any] Since 0.1. */
+/** This rank, 0..size-1; -1 for NULL. [any] Since 0.1. */
 DC_API int32_t dc_comm_rank(const dc_comm *comm);
-/** Number of ranks. -1 for NULL. [any] Since 0.1. */
+/** Number of ranks; -1 for NULL. [any] Since 0.1. */
 DC_API int32_t dc_comm_size(const dc_comm *comm);
 
 /** Another communicator of the same ranks, whose collectives overlap this one's. Collective in the sense that every
  *  rank must do it in the same order; does not block. At most 32 of a group.
- *  Returns DC_OK; DC_E_UNSUPPORTED (external without dup), DC_E_INVALID (too many), DC_E_CALLBACK. [handle] Since 0.1. */
+ *  copy  the new handle, the caller's to destroy
+ *  Returns DC_OK; DC_E_UNSUPPORTED (external without dup), DC_E_INVALID (too many), DC_E_CALLBACK.
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy);
 
 /** How reductions combine ranks. */
 enum dc_reduce_op {
-  DC_SUM = 1,
+  DC_SUM = 1, /**< the sum, in order */
   DC_MEAN = 2 /**< the sum, in order, then one division by the world size */
 };
 
 /** All-gather: recv = the ranks' send tensors one after the other, in rank order.
  *  send    contiguous, count_r elements on rank r; counts may differ and be 0
- *  recv    contiguous, the sum of the counts; same dtype; the ranks must agree on the counts, which the library
- *          compares. counts: ws element counts, or NULL when all are send's
+ *  recv    contiguous, the sum of the counts; same dtype
+ *  counts  ws element counts, or NULL when all are send's; the ranks must agree on them, which the library compares
  *  stream  where the work runs; NULL: on the calling thread, which blocks until done
  *  send may be reused, and recv read, when the work is done on every rank; send may lie inside recv at its place.
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, and DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD,
@@ -322,17 +416,30 @@ DC_API dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_ten
 /** Reduce-scatter: recv = this rank's block of the sum (or mean) over ranks of send.
  *  The order of additions is fixed: a binary tree over ranks, ((0+1)+(2+3))+…, in float32 for 16-bit types and in
  *  the type itself otherwise, so the bits depend on nothing but the values and the world size.
- *  send    contiguous, the sum of the counts; recv: counts[rank] elements; counts as in dc_comm_all_gather
+ *
+ *      recv[j] = sum_r send_r[offset + j]      j = 0 … counts[rank] - 1, offset = sum of the counts before rank
+ *
+ *  send    contiguous, the sum of the counts
+ *  recv    contiguous, counts[rank] elements of the same dtype; must not overlap send
+ *  counts  as in dc_comm_all_gather; NULL when all are recv's
  *  op      enum dc_reduce_op; integers take DC_SUM only
- *  Streams, errors and thread class as dc_comm_all_gather; send and recv must not overlap. Since 0.1. */
+ *  stream  as in dc_comm_all_gather
+ *  Errors as dc_comm_all_gather. [handle] Since 0.1. */
 DC_API dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
                                         int32_t op, dc_stream *stream);
 
 /** All-reduce in place: data = the sum (or mean) over ranks, the same bits as dc_comm_reduce_scatter.
- *  Streams, errors and thread class as dc_comm_all_gather. Since 0.1. */
+ *  data    contiguous, as many elements on every rank
+ *  op      enum dc_reduce_op; integers take DC_SUM only
+ *  stream  as in dc_comm_all_gather
+ *  Errors as dc_comm_all_gather. [handle] Since 0.1. */
 DC_API dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stream *stream);
 
-/** Broadcast: data of rank root to every rank's data. Otherwise as dc_comm_all_gather. Since 0.1. */
+/** Broadcast: data of rank root to every rank's data.
+ *  data    contiguous, as many elements on every rank
+ *  root    0..size-1, the same on every rank
+ *  stream  as in dc_comm_all_gather
+ *  Errors as dc_comm_all_gather. [handle] Since 0.1. */
 DC_API dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_stream *stream);
 
 /** Blocks the caller until every rank has called. Errors as dc_comm_all_gather. [handle] Since 0.1. */
@@ -342,34 +449,47 @@ DC_API dc_status dc_comm_barrier(dc_comm *comm);
  *  one, with one handshake between the ranks. Groups do not nest.
  *  Returns DC_OK; DC_E_STATE (a group is open). [handle] Since 0.1. */
 DC_API dc_status dc_comm_group_begin(dc_comm *comm);
-/** Starts the group on a stream (NULL: blocks until done). All members must be of one kind and have been given the
- *  same stream. After an error the group is closed and none of it happened.
- *  Returns as dc_comm_all_gather; DC_E_STATE (no group open). [handle] Since 0.1. */
+/** Starts the group on a stream. All members must be of one kind and have been given the same stream. After an error
+ *  the group is closed and none of it happened.
+ *  stream  where the group runs; NULL: blocks until done
+ *  Errors as dc_comm_all_gather; DC_E_STATE (no group open). [handle] Since 0.1. */
 DC_API dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream);
 
-/** Makes every present and future collective of the group fail with DC_E_ABORTED, on every rank. reason: a
- *  sentence for the other ranks' error text, copied; may be NULL. [any] Since 0.1. */
+/** Makes every present and future collective of the group fail with DC_E_ABORTED, on every rank.
+ *  comm    NULL does nothing
+ *  reason  a sentence for the other ranks' error text, copied; may be NULL
+ *  [any] Since 0.1. */
 DC_API void dc_comm_abort(dc_comm *comm, const char *reason);
 
-/** DC_OK, or the first failure of this communicator's group, with its text in dc_last_error(). [any] Since 0.1. */
+/** Whether the communicator still works: DC_OK, or the first failure of its group, with its text in dc_last_error().
+ *  Returns DC_OK; DC_E_INVALID, DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK.
+ *  [any] Since 0.1. */
 DC_API dc_status dc_comm_check(dc_comm *comm);
 
-/* ==== 6. Contexts ============================================================================================== */
+/* ==== 6. Contexts ===================================================================================================
+ *
+ * Computes nothing. */
 
 /** One training run on one rank: its parameters, graphs, buffers and streams. Contexts share nothing. */
 typedef struct dc_context dc_context;
 
 /** Severity of a log line. */
-enum dc_log_level { DC_LOG_ERROR = 1, DC_LOG_WARNING = 2, DC_LOG_INFO = 3 };
+enum dc_log_level {
+  DC_LOG_ERROR = 1,   /**< something failed that no call could return */
+  DC_LOG_WARNING = 2, /**< the caller probably did not mean this */
+  DC_LOG_INFO = 3     /**< what is worth knowing once */
+};
 /** Gets finished lines without a newline; called on the thread that did the work; must not call libdc. */
 typedef void (*dc_log_fn)(int32_t level, const char *message, void *user);
 
+/** Choices for dc_context_create(). */
 typedef struct dc_context_options {
   size_t struct_size; /**< sizeof(dc_context_options) */
   dc_log_fn log;      /**< NULL = no logging */
   void *log_user;     /**< handed to log */
 } dc_context_options;
 
+/** A dc_context_options with all defaults. */
 #define DC_CONTEXT_OPTIONS_INIT {sizeof(dc_context_options), NULL, NULL}
 
 /** DC_CONTEXT_OPTIONS_INIT as a function. [any] Since 0.1. */
@@ -377,7 +497,9 @@ DC_API void dc_context_options_init(dc_context_options *options, size_t struct_s
 
 /** Makes a context on a device, which it keeps alive. Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_context_create(dc_device *device, const dc_context_options *options, dc_context **context);
-/** Cleans up (dc_cleanup) and frees. Buffers that the caller still holds stay readable until released. [any] Since 0.1. */
+/** Cleans up (dc_cleanup) and frees. Buffers that the caller still holds stay readable until released.
+ *  context  NULL does nothing
+ *  [any] Since 0.1. */
 DC_API void dc_context_destroy(dc_context *context);
 
 /** The `compile` keys of the original, each with a meaning on every device. */
@@ -396,6 +518,7 @@ typedef struct dc_config {
   int32_t sync_after_allgather;      /**< 1: … after each all-gather that communicates */
 } dc_config;
 
+/** A dc_config with all defaults. */
 #define DC_CONFIG_INIT {sizeof(dc_config), 0, 0, 0, 0, 0, 0, 0}
 
 /** DC_CONFIG_INIT as a function. [any] Since 0.1. */
@@ -416,22 +539,26 @@ DC_API dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *co
 DC_API dc_status dc_cleanup(dc_context *context);
 
 /** Drops all graphs; parameters, gathered weights and buckets stay.
- *  Returns DC_OK; DC_E_BUSY (reductions are pending: call dc_end_backward or dc_step_abort first). [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_BUSY (reductions are pending: call dc_end_backward or dc_step_abort first).
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_reset(dc_context *context);
 
 /** Leaves a step in the middle, after an exception in the caller's code, say: waits for collectives under way, drops
  *  gradients not yet reduced, gathered weights that are not persistent, and use counts. The next reductions replace
- *  the gradient buffers. Every rank must do it at
- *  the same point of the step, or abort the communicator. Returns DC_OK; communication errors. [handle] Since 0.1. */
+ *  the gradient buffers. Every rank must do it at the same point of the step, or abort the communicator.
+ *  Returns DC_OK; DC_E_STATE, and the communication errors of dc_comm_all_gather. [handle] Since 0.1. */
 DC_API dc_status dc_step_abort(dc_context *context);
 
-/** The stream on which the caller's own work runs: operators order themselves against it. NULL (the default): the
- *  calling thread. Later work waits for what the stream set before has queued. Kept by the caller until replaced.
- *  Returns DC_OK. [handle] Since 0.1. */
+/** Sets the stream on which the caller's own work runs: operators order themselves against it. Later work waits for
+ *  what the stream set before has queued.
+ *  stream  kept alive by the caller until replaced; NULL (the default): the calling thread
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_set_stream(dc_context *context, dc_stream *stream);
 
-/** DC_OK, or the first failure of the context's asynchronous work, which every later call returns too; its text is
- *  in dc_last_error(). A failed context can only be cleaned up and destroyed. [any] Since 0.1. */
+/** The first failure of the context's asynchronous work, which every later call returns too; its text is in
+ *  dc_last_error(). A failed context can only be cleaned up and destroyed.
+ *  Returns DC_OK; DC_E_STATE (before dc_init and after dc_cleanup), and the errors of dc_comm_all_gather.
+ *  [any] Since 0.1. */
 DC_API dc_status dc_async_error(dc_context *context);
 
 /** Kinds of memory for dc_memory_alloc(). */
@@ -442,7 +569,9 @@ enum dc_memory_kind {
 };
 
 /** Allocates zeroed memory that lives until its last reference is released, also past the context.
- *  bytes  >= 0; kind enum dc_memory_kind; buffer: one reference for the caller; dc_buffer_data() has the address
+ *  bytes   may be 0
+ *  kind    enum dc_memory_kind
+ *  buffer  one reference, the caller's to release; dc_buffer_data() has the address
  *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_memory_alloc(dc_context *context, size_t bytes, int32_t kind, dc_buffer **buffer);
 
@@ -451,19 +580,24 @@ DC_API dc_status dc_memory_alloc(dc_context *context, size_t bytes, int32_t kind
  * A parameter is known by an id of the caller's choice, any int64_t. Its tensors stay the caller's: they must
  * live, at the same address, until the parameter is unregistered or the context cleaned up.
  * Gradient buffers are flat, contiguous, in the type in which the optimizer wants the gradient; they are set to
- * zero at registration. numel 0 (or NULL): no gradient is wanted, the parameter is frozen. */
+ * zero at registration. numel 0 (or NULL): no gradient is wanted, the parameter is frozen.
+ * Source: the split of parameters and gradients is that of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054). */
 
 /** Registers a parameter of a stage 0, 1 or 2 graph: its weights are whole on every rank.
- *  shape    ndim lengths of the full parameter
- *  tensor   the full weights, read only; may be NULL
+ *  shape   ndim lengths of the full parameter, copied
+ *  ndim    0 to 64
+ *  tensor  the full weights, read only; may be NULL
  *  grad_buffer  this rank's part of the gradient: elements [offset, offset + numel) of the flattened gradient.
- *           Stage 0: all of it, offset 0. Stages 1 and 2: any split, ranks may own nothing
+ *          Stage 0: all of it, offset 0. Stages 1 and 2: any split, ranks may own nothing
+ *  offset  elements
  *  Returns DC_OK; DC_E_EXISTS (id is registered; nothing changes), DC_E_SHAPE (not contiguous, tensor disagrees with
  *  shape, or the part reaches past the end), DC_E_DTYPE, DC_E_INVALID. [handle] Since 0.1. */
 DC_API dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
                                    const dc_tensor *tensor, const dc_tensor *grad_buffer, int64_t offset);
 
 /** Registers a sharded parameter of a stage 3 graph.
+ *  shape    ndim lengths of the full parameter, copied
+ *  ndim     0 to 64
  *  shard    this rank's P = ceil(N / ws) elements of the flattened parameter, from element rank * P on, flat; what
  *           lies past N is padding, and is never read. Ranks past the end may also pass just their real elements
  *  grad_buffer  this rank's part of the gradient, as long as shard; padding is set to zero
@@ -475,10 +609,12 @@ DC_API dc_status dc_register_z3_param(dc_context *context, int64_t id, const int
                                       const dc_tensor *shard, const dc_tensor *grad_buffer, int32_t persistent,
                                       int32_t expected_grad_dtype);
 
-/** Points a parameter's gradient at another buffer, which is set to zero; offset as in dc_register_param (0 for
- *  stage 3). Graphs that contain the parameter keep their split: the length and the offset on every rank must be
- *  those of the registration, or the buffer empty on all ranks.
- *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a reduction into the old buffer is pending), DC_E_SHAPE. [handle] Since 0.1. */
+/** Points a parameter's gradient at another buffer, which is set to zero. Graphs that contain the parameter keep their
+ *  split: the length and the offset on every rank must be those of the registration, or the buffer empty on all ranks.
+ *  grad_buffer  as in dc_register_param
+ *  offset       as in dc_register_param; 0 for stage 3
+ *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a reduction into the old buffer is pending), DC_E_SHAPE.
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_update_param_grad_buffer(dc_context *context, int64_t id, const dc_tensor *grad_buffer,
                                              int64_t offset);
 
@@ -489,17 +625,20 @@ DC_API dc_status dc_unregister_param(dc_context *context, int64_t id);
 /** Keeps a stage-3 parameter gathered from now on, and gathers it now in its own type. Collective.
  *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_STAGE (not a stage-3 parameter). [handle] Since 0.1. */
 DC_API dc_status dc_set_persistent(dc_context *context, int64_t id);
-/** Undoes dc_set_persistent: the memory goes back at the next release, or now if nobody uses it. [handle] Since 0.1. */
+/** Undoes dc_set_persistent: the memory goes back at the next release, or now if nobody uses it.
+ *  Errors as dc_set_persistent. [handle] Since 0.1. */
 DC_API dc_status dc_clear_persistent(dc_context *context, int64_t id);
 
 /** Forgets a parameter's gathered weights, so that the next gather communicates; persistent parameters keep
  *  theirs. Returns DC_OK; DC_E_NOT_FOUND, DC_E_STAGE. [handle] Since 0.1. */
 DC_API dc_status dc_invalidate_gathered_param(dc_context *context, int64_t id);
-/** The same for all parameters that are not persistent; their memory goes back. [handle] Since 0.1. */
+/** Does dc_invalidate_gathered_param for all parameters that are not persistent; their memory goes back.
+ *  Returns DC_OK; DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_clear_all_gathered_params(dc_context *context);
 
 /** Says that weights changed (optimizer step, load, edit): gathered copies of them are stale, and the next gather
- *  communicates. ids: count ids; NULL with count 0 = all parameters. Every rank must say it at the same point.
+ *  communicates. Every rank must say it at the same point.
+ *  ids, count  count numbers of parameters; NULL with count 0 = all parameters
  *  Returns DC_OK; DC_E_NOT_FOUND. [handle] Since 0.1. */
 DC_API dc_status dc_params_updated(dc_context *context, const int64_t *ids, int64_t count);
 
@@ -516,17 +655,19 @@ DC_API dc_status dc_accumulate_grads(dc_context *context, const int64_t *ids, in
  *   stage 0  gradients are averaged over ranks, whole, in every backward: plain data parallelism
  *   stage 1  gradients are summed locally; only a backward with update = 1 averages them, each rank its own part
  *   stage 2  every backward averages, each rank receives its own part
- *   stage 3  as 2, and the weights are sharded too: gather, wait, release */
+ *   stage 3  as 2, and the weights are sharded too: gather, wait, release
+ *
+ * Source: the stages are those of ZeRO (arXiv 1910.02054), stage 0 is plain data parallelism. */
 
 /** Registers a graph for stage 0. Returns DC_OK; DC_E_NOT_FOUND (names the id), DC_E_STAGE (a parameter was
  *  registered for another stage), DC_E_INVALID (an id twice), DC_E_BUSY, DC_E_SHAPE (a grad buffer does not cover
  *  the parameter), DC_E_MISMATCH. [handle] Since 0.1. */
 DC_API dc_status dc_register_graph_z0(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
-/** Registers a graph for stage 1; errors as dc_register_graph_z0. [handle] Since 0.1. */
+/** Registers a graph for stage 1. Errors as dc_register_graph_z0. [handle] Since 0.1. */
 DC_API dc_status dc_register_graph_z1(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
-/** Registers a graph for stage 2; errors as dc_register_graph_z0. [handle] Since 0.1. */
+/** Registers a graph for stage 2. Errors as dc_register_graph_z0. [handle] Since 0.1. */
 DC_API dc_status dc_register_graph_z2(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
-/** Registers a graph for stage 3; errors as dc_register_graph_z0. [handle] Since 0.1. */
+/** Registers a graph for stage 3. Errors as dc_register_graph_z0. [handle] Since 0.1. */
 DC_API dc_status dc_register_graph_z3(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
 /** Forgets one graph. Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY. [handle] Since 0.1. */
 DC_API dc_status dc_unregister_graph(dc_context *context, int64_t graph_id);
@@ -536,40 +677,48 @@ DC_API dc_status dc_unregister_graph(dc_context *context, int64_t graph_id);
  * Each is enqueued and returns; none blocks the host, except where it says so. Errors that all share: DC_E_STATE
  * (no dc_init yet, or cleaned up), DC_E_NOT_FOUND (unknown graph; unknown parameter; parameter not in the graph:
  * three texts), DC_E_STAGE (a gather, wait, release or offload of a parameter on a graph that is not stage 3),
- * and the context's first asynchronous failure. Thread class of all: [handle].
- * `a` arguments that are tokens only carry device and data flow in a compiler's graph: they may be NULL. */
+ * and the context's first asynchronous failure.
+ * `a` arguments that are tokens only carry device and data flow in a compiler's graph: they may be NULL.
+ * Source: the operators' contract is that of DeepSpeed's DeepCompile (arXiv 2504.09983); what is done differently is
+ * in docs/differences.md. */
 
 /** Starts to gather a parameter's full weights, or does nothing if they are there and current.
  *  a       token; not read
  *  dtype   element type of the result; DC_DTYPE_NONE = the shard's. The shard is cast, then gathered
  *  out     the full parameter in its registered shape, contiguous, memory of the library: readable after
  *          dc_wait_allgather, until dc_release_param; shape stays valid as long as the registration
- *  Also DC_E_DTYPE, DC_E_NO_MEMORY. Since 0.1. */
+ *  Also DC_E_DTYPE, DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_allgather_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
                                     int32_t dtype, dc_tensor *out);
 
 /** Starts to gather several parameters in one handshake; those that are there already are skipped.
- *  ids, dtypes  count entries; dtypes NULL = each its own. count 0 does nothing
- *  All are checked before any is started. Since 0.1. */
+ *  ids     count numbers of parameters; all are checked before any is started
+ *  dtypes  count element types as in dc_allgather_param; NULL = each its own
+ *  count   0 does nothing
+ *  Errors as dc_allgather_param. [handle] Since 0.1. */
 DC_API dc_status dc_prefetch_params_fused(dc_context *context, int64_t graph_id, const int64_t *ids,
                                           const int32_t *dtypes, int64_t count);
 
 /** Lets the caller's stream wait until the parameter is gathered (stream NULL: blocks, at most the deadline).
- *  Also DC_E_STATE: it is not being gathered. a: what dc_allgather_param returned, or NULL; the result is `a`
- *  itself. Since 0.1. */
+ *  a  what dc_allgather_param returned, or NULL; in a compiler's graph the result is `a` itself
+ *  Also DC_E_STATE (it is not being gathered). [handle] Since 0.1. */
 DC_API dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
 
 /** One of n_users says that it no longer reads the parameter on the caller's stream. The last one gives the memory
  *  back: every view of it is invalid from then on. Persistent parameters stay.
- *  n_users  >= 1 and the same in each call of one cycle (else DC_E_INVALID)
- *  Also DC_E_STATE: not gathered, or released more often than n_users. Since 0.1. */
+ *  n_users  >= 1 and the same in each call of one cycle
+ *  Also DC_E_INVALID (n_users), DC_E_STATE (not gathered, or released more often than n_users).
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_release_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
                                   int64_t n_users);
 
 /** Releases a parameter as its only user, but hands the memory to the caller: waits like dc_wait_allgather, then
- *  *buffer is the caller's to release whenever he is done reading, and the library forgets it. For languages whose
- *  values own their memory. A persistent parameter stays the library's: *buffer is then another reference, whose
- *  contents change with the next gather after dc_params_updated. Errors as dc_release_param. Since 0.1. */
+ *  *buffer is the caller's to release when done reading, and the library forgets it. For languages whose values own
+ *  their memory. A persistent parameter stays the library's: *buffer is then another reference, whose contents change
+ *  with the next gather after dc_params_updated.
+ *  dtype   as in dc_allgather_param: which of its copies
+ *  buffer  N elements; one reference, the caller's to release
+ *  Errors as dc_release_param. [handle] Since 0.1. */
 DC_API dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32_t dtype, dc_buffer **buffer);
 
 /** Takes a parameter's gradient for averaging over ranks.
@@ -577,66 +726,88 @@ DC_API dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id
  *          on, so it may be overwritten or freed after (stream NULL: when the call returns)
  *  The result arrives in the registered gradient buffer, complete after dc_end_backward; see chapter 8 for the
  *  stages. Reductions start whenever a bucket is full. While profiling, and for frozen parameters, nothing happens.
- *  Also DC_E_SHAPE, DC_E_DTYPE (not a floating-point type), DC_E_NO_MEMORY. May block while both buckets are being
- *  reduced. Since 0.1. */
+ *  May block while both buckets are being reduced.
+ *  Also DC_E_SHAPE, DC_E_DTYPE (not a floating-point type), DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_reduce_grad(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
 
 /** Says which tensors the caller may free early: those with more elements than free_activation_threshold.
- *  tensors  count views, tensor_size = sizeof(dc_tensor) apart; memory of the library (buffer set) is given back here
+ *  tensors  count views; memory of the library (buffer set) is given back here
+ *  tensor_size  bytes from one view to the next: sizeof(dc_tensor)
+ *  count    of tensors and flags, >= 0
  *  freed    count flags, set to 1 for each that is, or is to be, freed; all 0 while profiling
- *  Since 0.1. */
+ *  Also DC_E_INVALID (a tensor that cannot be read: then none is freed). [handle] Since 0.1. */
 DC_API dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t tensor_size, int64_t count,
                                  int32_t *freed);
 
 /** Copies a tensor to host memory that the context keeps under id, over steps.
  *  a    contiguous; with stream NULL it may be freed when the call returns, otherwise after dc_wait_offload
- *  id   any number; shape and type must be those of its first use (else DC_E_SHAPE)
- *  out  the host copy, readable on the host after dc_wait_offload and its stream. Since 0.1. */
+ *  id   any number of a tensor
+ *  out  the host copy, the context's, readable on the host after dc_wait_offload and its stream
+ *  Also DC_E_SHAPE (shape or type are not those of the id's first use), DC_E_NO_MEMORY.
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
                                    dc_tensor *out);
-/** Lets the caller's stream wait for the copy of dc_offload_tensor; out is the host copy. Also DC_E_NOT_FOUND: id was
- *  never offloaded in this graph. Since 0.1. */
+/** Lets the caller's stream wait for the copy of dc_offload_tensor.
+ *  id   as given to dc_offload_tensor
+ *  out  the host copy, the context's
+ *  Also DC_E_NOT_FOUND (id was never offloaded in this graph). [handle] Since 0.1. */
 DC_API dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
                                  dc_tensor *out);
-/** Starts to bring an offloaded tensor back to the device; out is the new copy, freed by dc_end_backward unless the
- *  caller retains its buffer. Also DC_E_STATE: id was not offloaded in this graph. Since 0.1. */
+/** Starts to bring an offloaded tensor back to the device.
+ *  id   as given to dc_offload_tensor
+ *  out  the new copy in its former shape, freed by dc_end_backward unless the caller retains its buffer
+ *  Also DC_E_STATE (id was not offloaded in this graph), DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_reload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
                                   dc_tensor *out);
-/** Lets the caller's stream wait for dc_reload_tensor; out is the device copy. While profiling without a reload, out is
- *  a. Also DC_E_NOT_FOUND, DC_E_STATE. Since 0.1. */
+/** Lets the caller's stream wait for dc_reload_tensor.
+ *  a    returned as out while profiling without a reload; otherwise a token
+ *  id   as given to dc_offload_tensor
+ *  out  the device copy, as in dc_reload_tensor
+ *  Also DC_E_NOT_FOUND (never offloaded), DC_E_STATE (no reload was started). [handle] Since 0.1. */
 DC_API dc_status dc_wait_reload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
                                 dc_tensor *out);
 
 /** Drops the device copy of a shard that lives in host memory (dc_reload_parameter); nothing is copied, since the
- *  host's is the master. Nothing to drop: no effect. Since 0.1. */
+ *  host's is the master. Nothing to drop: no effect. [handle] Since 0.1. */
 DC_API dc_status dc_offload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
 /** Starts to copy a shard that lives in host memory to the device; gathers use the copy until dc_offload_parameter.
  *  A gather without it reads the host's shard itself. On a device whose memory is the host's, the copy is made all
- *  the same. Reloaded already and unchanged: no effect. Since 0.1. */
+ *  the same. Reloaded already and unchanged: no effect. Also DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
 
 /** Reduces what the buckets still hold, of every graph, and blocks until all gradients of the context have arrived in
- *  their buffers. release_buckets: 1 gives the buckets' memory back too. May be called more than once in a backward,
- *  and with nothing pending. Also communication errors. Since 0.1. */
+ *  their buffers. May be called more than once in a backward, and with nothing pending.
+ *  graph_id         a registered graph of the context; all graphs' gradients are reduced
+ *  release_buckets  1 gives the buckets' memory back too, 0 keeps it
+ *  Also DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK. [handle] Since 0.1. */
 DC_API dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release_buckets);
 
-/* ==== 10. The step: forward, backward, update ================================================================== */
+/* ==== 10. The step: forward, backward, update =======================================================================
+ *
+ * When gradients replace what was there and when they are added to it. Source: ZeRO (arXiv 1910.02054), and for
+ * accumulation over micro-batches DeepCompile (arXiv 2504.09983). */
 
 /** Begins a forward pass. Returns DC_OK; DC_E_STATE (a forward has begun and not ended). [handle] Since 0.1. */
 DC_API dc_status dc_start_forward(dc_context *context);
-/** Ends a forward pass and checks it: parameters that are gathered, in use and not persistent are logged as a
- *  warning. Returns DC_OK; DC_E_STATE (none has begun). [handle] Since 0.1. */
+/** Ends a forward pass and checks it: parameters that some of their users have released and others have not are logged
+ *  as a warning, unless they are persistent. Returns DC_OK; DC_E_STATE (none has begun). [handle] Since 0.1. */
 DC_API dc_status dc_end_forward(dc_context *context);
-/** Begins a backward pass. update: 1 if the optimizer steps after it (the last micro-batch), 0 if gradients go on
- *  accumulating: then stage 1 only sums locally. After a backward with update = 1 the next one replaces the gradient
- *  buffers instead of adding to them. Without this call update is 0. [handle] Since 0.1. */
+/** Begins a backward pass. After a backward with update = 1 the next one replaces the gradient buffers instead of
+ *  adding to them. Without this call update is 0.
+ *  update  1 if the optimizer steps after it (the last micro-batch), 0 if gradients go on accumulating: then stage 1
+ *          only sums locally
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_start_backward(dc_context *context, int32_t update);
-/** Turns profiling on (1) or off (0): while on, reductions and dc_free_tensors do nothing, and gathers are real. [handle] Since 0.1. */
+/** Turns profiling on or off: while on, reductions and dc_free_tensors do nothing, and gathers are real.
+ *  enable  1 or 0
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_enable_profiling(dc_context *context, int32_t enable);
 /** 1 while profiling, else 0. [any] Since 0.1. */
 DC_API int32_t dc_is_profiling(const dc_context *context);
 
-/* ==== 11. Memory, wire bytes, dry runs, traces ================================================================= */
+/* ==== 11. Memory, wire bytes, dry runs, traces ======================================================================
+ *
+ * Computes nothing. */
 
 /** What a context holds and moved. Bytes are of this rank; "wire" means read from other ranks' memory or received
  *  from them, without padding. */
@@ -661,39 +832,52 @@ typedef struct dc_memory_stats {
   int64_t registered_graphs;     /**< graphs now */
 } dc_memory_stats;
 
-/** Fills stats (struct_size set by the caller). Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
+/** A dc_memory_stats to be filled in. */
+#define DC_MEMORY_STATS_INIT {sizeof(dc_memory_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_MEMORY_STATS_INIT as a function.
+ *  stats  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_memory_stats_init(dc_memory_stats *stats, size_t struct_size);
+
+/** Counts what a context holds and moved.
+ *  stats  filled in; struct_size is set by the caller
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_get_memory_stats(dc_context *context, dc_memory_stats *stats);
-/** Sets the counters to zero and the peak to the present. [handle] Since 0.1. */
+/** Sets the counters to zero and the peak to the present.
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_reset_stats(dc_context *context);
 
 /** The operators, for dc_dry_run() and traces. */
 enum dc_op {
-  DC_OP_NONE = 0,
-  DC_OP_ALLGATHER_PARAM = 1,
-  DC_OP_PREFETCH_PARAMS_FUSED = 2,
-  DC_OP_WAIT_ALLGATHER = 3,
-  DC_OP_RELEASE_PARAM = 4,
-  DC_OP_REDUCE_GRAD = 5,
-  DC_OP_FREE_TENSORS = 6,
-  DC_OP_OFFLOAD_TENSOR = 7,
-  DC_OP_RELOAD_TENSOR = 8,
-  DC_OP_WAIT_OFFLOAD = 9,
-  DC_OP_WAIT_RELOAD = 10,
-  DC_OP_OFFLOAD_PARAMETER = 11,
-  DC_OP_RELOAD_PARAMETER = 12,
-  DC_OP_END_BACKWARD = 13,
-  DC_OP_TAKE_PARAM = 14,
-  DC_OP_SET_PERSISTENT = 15,
-  DC_OP_REGISTER_GRAPH = 16,
-  DC_OP_INIT = 17,
-  DC_OP_COMM_ALL_GATHER = 32,
-  DC_OP_COMM_REDUCE_SCATTER = 33,
-  DC_OP_COMM_ALL_REDUCE = 34,
-  DC_OP_COMM_BROADCAST = 35,
-  DC_OP_COMM_BARRIER = 36
+  DC_OP_NONE = 0,                  /**< no operator */
+  DC_OP_ALLGATHER_PARAM = 1,       /**< dc_allgather_param */
+  DC_OP_PREFETCH_PARAMS_FUSED = 2, /**< dc_prefetch_params_fused */
+  DC_OP_WAIT_ALLGATHER = 3,        /**< dc_wait_allgather */
+  DC_OP_RELEASE_PARAM = 4,         /**< dc_release_param */
+  DC_OP_REDUCE_GRAD = 5,           /**< dc_reduce_grad */
+  DC_OP_FREE_TENSORS = 6,          /**< dc_free_tensors */
+  DC_OP_OFFLOAD_TENSOR = 7,        /**< dc_offload_tensor */
+  DC_OP_RELOAD_TENSOR = 8,         /**< dc_reload_tensor */
+  DC_OP_WAIT_OFFLOAD = 9,          /**< dc_wait_offload */
+  DC_OP_WAIT_RELOAD = 10,          /**< dc_wait_reload */
+  DC_OP_OFFLOAD_PARAMETER = 11,    /**< dc_offload_parameter */
+  DC_OP_RELOAD_PARAMETER = 12,     /**< dc_reload_parameter */
+  DC_OP_END_BACKWARD = 13,         /**< dc_end_backward */
+  DC_OP_TAKE_PARAM = 14,           /**< dc_take_param */
+  DC_OP_SET_PERSISTENT = 15,       /**< dc_set_persistent */
+  DC_OP_REGISTER_GRAPH = 16,       /**< dc_register_graph_z0 to _z3 */
+  DC_OP_INIT = 17,                 /**< dc_init */
+  DC_OP_COMM_ALL_GATHER = 32,      /**< dc_comm_all_gather */
+  DC_OP_COMM_REDUCE_SCATTER = 33,  /**< dc_comm_reduce_scatter */
+  DC_OP_COMM_ALL_REDUCE = 34,      /**< dc_comm_all_reduce */
+  DC_OP_COMM_BROADCAST = 35,       /**< dc_comm_broadcast */
+  DC_OP_COMM_BARRIER = 36          /**< dc_comm_barrier */
 };
 
-/** An operator's name, "allgather_param"; "unknown" for a number that is none. Static. [any] Since 0.1. */
+/** An operator's name, "allgather_param".
+ *  op  enum dc_op; "unknown" for a number that is none
+ *  Static, never NULL. [any] Since 0.1. */
 DC_API const char *dc_op_name(int32_t op);
 
 /** What a call would return and need. */
@@ -708,9 +892,22 @@ typedef struct dc_op_info {
   int64_t wire_bytes;   /**< bytes it would receive */
 } dc_op_info;
 
+/** A dc_op_info to be filled in. */
+#define DC_OP_INFO_INIT {sizeof(dc_op_info), NULL, 0, 0, 0, 0, 0, 0}
+
+/** DC_OP_INFO_INIT as a function.
+ *  info  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_op_info_init(dc_op_info *info, size_t struct_size);
+
 /** What an operator would do, without doing it: no communication, no allocation, no change of state. Meta kernels
- *  rest on it. op: enum dc_op; id and dtype as the operator's.
- *  Returns what the operator would (checks included); info (struct_size set by the caller). [handle] Since 0.1. */
+ *  rest on it.
+ *  op     enum dc_op
+ *  id     as the operator's
+ *  dtype  as the operator's
+ *  info   filled in; struct_size is set by the caller
+ *  Returns what the operator would, checks included: DC_OK; DC_E_INVALID, DC_E_STATE, DC_E_NOT_FOUND, DC_E_STAGE,
+ *  DC_E_DTYPE. [handle] Since 0.1. */
 DC_API dc_status dc_dry_run(dc_context *context, int32_t op, int64_t graph_id, int64_t id, int32_t dtype,
                             dc_op_info *info);
 
@@ -725,11 +922,16 @@ typedef struct dc_trace_event {
   int32_t lane;     /**< 0 the caller, 1 gather, 2 reduce, 3 offload, 4 reload stream */
 } dc_trace_event;
 
-/** Keeps the last `capacity` events from now on (0: stops and forgets). Returns DC_OK; DC_E_INVALID (negative or over
- *  16777216), DC_E_NO_MEMORY. [handle] Since 0.1. */
+/** Keeps a trace of the last events from now on.
+ *  capacity  events to keep, 0 to 16777216; 0 stops and forgets
+ *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_trace_start(dc_context *context, int64_t capacity);
-/** Moves the kept events, oldest first, into an array of cap entries that are event_size = sizeof(dc_trace_event)
- *  apart; *count is how many. The rest stays for the next call. [handle] Since 0.1. */
+/** Moves the kept events, oldest first, into an array; what does not fit stays for the next call.
+ *  events      cap entries
+ *  event_size  bytes from one entry to the next: sizeof(dc_trace_event)
+ *  cap         entries, >= 0
+ *  count       set to how many were moved
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_trace_read(dc_context *context, dc_trace_event *events, size_t event_size, int64_t cap,
                                int64_t *count);
 

@@ -12,6 +12,10 @@ _Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_callbacks) >= DC__COMM_CALL
 
 static const int64_t default_timeout_ns = INT64_C(300000000000);
 
+void dc_comm_callbacks_init(dc_comm_callbacks *callbacks, size_t struct_size) {
+  dc__init_sized(callbacks, struct_size, sizeof *callbacks);
+}
+
 void dc_comm_options_init(dc_comm_options *options, size_t struct_size) {
   dc__init_sized(options, struct_size, sizeof *options);
 }

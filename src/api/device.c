@@ -5,7 +5,7 @@
 #include "device/device.h"
 
 /* Sizes of the structs in the version that introduced them; frozen from then on. */
-enum { DC__DEVICE_OPTIONS_SIZE_0_1 = 16, DC__ALLOCATOR_SIZE_0_1 = 32 };
+enum { DC__DEVICE_OPTIONS_SIZE_0_1 = 16, DC__ALLOCATOR_SIZE_0_1 = 40 };
 
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_device_options) >= DC__DEVICE_OPTIONS_SIZE_0_1, "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_allocator) >= DC__ALLOCATOR_SIZE_0_1, "0.1");
@@ -29,6 +29,10 @@ static dc_status check_timeout(const char *function, int64_t timeout_ns) {
   return DC_OK;
 }
 
+void dc_allocator_init(dc_allocator *allocator, size_t struct_size) {
+  dc__init_sized(allocator, struct_size, sizeof(*allocator));
+}
+
 void dc_device_options_init(dc_device_options *options, size_t struct_size) {
   dc__init_sized(options, struct_size, sizeof(*options));
 }
@@ -39,7 +43,7 @@ dc_status dc_device_open(const char *name, const dc_device_options *options, dc_
   REQUIRE(name);
   dc_device_options read = DC_DEVICE_OPTIONS_INIT;
   DC__TRY(dc__read_options(__func__, "options", &read, sizeof(read), options, DC__DEVICE_OPTIONS_SIZE_0_1));
-  dc_allocator allocator = {sizeof(allocator), NULL, NULL, NULL};
+  dc_allocator allocator = DC_ALLOCATOR_INIT;
   if (read.allocator != NULL) {
     DC__TRY(dc__read_options(__func__, "options.allocator", &allocator, sizeof(allocator), read.allocator,
                              DC__ALLOCATOR_SIZE_0_1));

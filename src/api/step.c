@@ -74,6 +74,14 @@ int32_t dc_is_profiling(const dc_context *context) {
 
 /* ---- reports ---- */
 
+void dc_memory_stats_init(dc_memory_stats *stats, size_t struct_size) {
+  dc__init_sized(stats, struct_size, sizeof *stats);
+}
+
+void dc_op_info_init(dc_op_info *info, size_t struct_size) {
+  dc__init_sized(info, struct_size, sizeof *info);
+}
+
 static dc_status get_stats(dc_context *ctx, const char *fn, dc_memory_stats *stats) {
   dc_memory_stats s;
   dc__stats(ctx, &s);

@@ -29,8 +29,8 @@ static void *give(size_t bytes, size_t align, void *user) {
   return NULL;
 }
 
-static void take(void *ptr, size_t bytes, void *user) {
-  (void)ptr, (void)bytes, (void)user;
+static void take(void *ptr, size_t bytes, size_t align, void *user) {
+  (void)ptr, (void)bytes, (void)align, (void)user;
 }
 
 static int32_t gather(const void *send, void *recv, int64_t count, int32_t dtype, void *user) {
@@ -161,7 +161,7 @@ static const row rows[] = {
     ROW(dc_tensor, 48, IN, call_tensor, NULL, fill_tensor),
     ROW(dc_tensor, 48, OUT, call_tensor_out, NULL, NULL),
     ROW(dc_tensor, 48, STRIDED, NULL, call_tensor_strided, fill_tensor),
-    ROW(dc_allocator, 32, IN_OR_NULL, call_allocator, NULL, fill_allocator),
+    ROW(dc_allocator, 40, IN_OR_NULL, call_allocator, NULL, fill_allocator),
     ROW(dc_device_options, 16, IN_OR_NULL, call_device_options, NULL, NULL),
     ROW(dc_comm_options, 24, IN_OR_NULL, call_comm_options, NULL, NULL),
     ROW(dc_comm_callbacks, 72, IN, call_callbacks, NULL, fill_callbacks),
@@ -277,10 +277,14 @@ static void test_null(void **state) {
     type##_init(at, size);                         \
   }
 INIT(dc_tensor)
+INIT(dc_allocator)
 INIT(dc_device_options)
 INIT(dc_comm_options)
+INIT(dc_comm_callbacks)
 INIT(dc_context_options)
 INIT(dc_config)
+INIT(dc_memory_stats)
+INIT(dc_op_info)
 
 /* dc_x_init() clears what its caller has, and no more, also where the two disagree on the size. */
 static void test_initialisers(void **state) {
@@ -288,11 +292,9 @@ static void test_initialisers(void **state) {
   const struct {
     void (*init)(void *at, size_t size);
     size_t first;
-  } all[] = {{init_dc_tensor, 48},
-             {init_dc_device_options, 16},
-             {init_dc_comm_options, 24},
-             {init_dc_context_options, 24},
-             {init_dc_config, 40}};
+  } all[] = {{init_dc_tensor, 48},       {init_dc_allocator, 40},      {init_dc_device_options, 16},
+             {init_dc_comm_options, 24}, {init_dc_comm_callbacks, 72}, {init_dc_context_options, 24},
+             {init_dc_config, 40},       {init_dc_memory_stats, 144},  {init_dc_op_info, 48}};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
     all[i].init(NULL, all[i].first);
     for (size_t size = sizeof size; size <= all[i].first + TAIL; size++) {

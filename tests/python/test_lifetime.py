@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
+import mmap
 import threading
 import time
+from typing import Dict
 
 import libdc
 import libdc.run
@@ -143,3 +146,45 @@ def test_arrays_live_until_a_stream_has_read_them():
         context.end_backward(1)
         stream.synchronize()
         assert (grad == 3).all() and len(scribble) == 20
+
+
+class Pages(libdc.Allocator):
+    """Memory from anonymous maps, which are page-aligned."""
+
+    def __init__(self) -> None:
+        self.blocks: Dict[int, mmap.mmap] = {}
+        self.most = 0
+        self.closed = 0
+
+    def alloc(self, size: int, align: int) -> int:
+        block = mmap.mmap(-1, size)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(block))
+        assert address % align == 0
+        self.blocks[address] = block
+        self.most = max(self.most, sum(len(block) for block in self.blocks.values()))
+        return address
+
+    def free(self, address: int, size: int, align: int) -> None:
+        assert len(self.blocks[address]) == size
+        del self.blocks[address]
+
+    def close(self) -> None:
+        assert not self.blocks
+        self.closed += 1
+
+
+def test_a_devices_memory_may_be_the_callers() -> None:
+    pages = Pages()
+    context = libdc.Context(libdc.Device("cpu", allocator=pages))
+    context.init()
+    buffer = context.memory_alloc(100000, libdc.MemoryKind.DEVICE)
+    written = buffer.tensor([100000], libdc.DType.UINT8).numpy().any()
+    assert not written
+    assert pages.most >= 100000
+    del context
+    assert not pages.closed  # the buffer keeps the device
+    del buffer
+    assert pages.closed == 1
+    with pytest.raises(libdc.Error, match="this build has"):
+        libdc.Device("none", allocator=pages)
+    assert pages.closed == 1

@@ -217,12 +217,27 @@ static void test_disagreeing_graphs(void **state) {
   run_ranks((setup){.world = 2}, disagreeing_graphs, NULL);
 }
 
+static void disagreeing_configs(rank *r) {
+  dc_context *other;
+  dc_config config = DC_CONFIG_INIT;
+  OK(r, dc_context_create(r->device, NULL, &other));
+  config.double_buffer = r->rank == 0 ? 1 : -1;
+  FAILS(r, dc_init(other, r->comm, &config, 100), DC_E_MISMATCH, "double_buffer");
+  dc_context_destroy(other);
+  OK(r, dc_context_create(r->device, NULL, &other));
+  FAILS(r, dc_init(other, r->comm, NULL, 100 + r->rank), DC_E_MISMATCH, "initial_reduce_bucket_size");
+  dc_context_destroy(other);
+}
+
+static void test_disagreeing_configs(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 2}, disagreeing_configs, NULL);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_operators),
-      cmocka_unit_test(test_registration),
-      cmocka_unit_test(contexts),
-      cmocka_unit_test(test_disagreeing_graphs),
+      cmocka_unit_test(test_operators),          cmocka_unit_test(test_registration),        cmocka_unit_test(contexts),
+      cmocka_unit_test(test_disagreeing_graphs), cmocka_unit_test(test_disagreeing_configs),
   };
   return cmocka_run_group_tests_name("bad input", tests, NULL, NULL);
 }

@@ -11,7 +11,7 @@ from ._lib import mode as ffi_mode
 from ._lib import text as _text
 from .comm import Collectives, Comm, init_comm
 from .context import Context
-from .device import Device, Event, Stream
+from .device import Allocator, Device, Event, Stream
 from .errors import Error, check
 from .tensors import Buffer, Tensor
 from .types import Config, DType, LogLevel, MemoryKind, MemoryStats, Op, OpInfo, ReduceOp, Status, TraceEvent
@@ -42,7 +42,7 @@ def library_dir() -> str:
 
 
 __all__ = [
-    "Buffer", "Collectives", "Comm", "Config", "Context", "DType", "Device", "Error", "Event", "LogLevel",
+    "Allocator", "Buffer", "Collectives", "Comm", "Config", "Context", "DType", "Device", "Error", "Event", "LogLevel",
     "MemoryKind", "MemoryStats", "Op", "OpInfo", "ReduceOp", "Status", "Stream", "Tensor", "TraceEvent",
     "api_version", "check", "ffi_mode", "has_feature", "init_comm", "library_dir",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any, Callable, List, Optional, Tuple
 
 from ._lib import Registry, ffi, in_callback, lib, nanoseconds, own, text
@@ -9,12 +10,63 @@ from .errors import check, closed
 from .types import Status
 
 
-class Device:
-    """A compute device, opened by name."""
+class Allocator:
+    """A device's memory from the caller: subclass it. Any thread may call; an exception counts as a failure to
+    allocate. It lives as long as the device does, which its streams, contexts and buffers keep."""
 
-    def __init__(self, name: str = "cpu") -> None:
+    def alloc(self, size: int, align: int) -> int:
+        """The address of size bytes, a multiple of align; 0: there are none."""
+        raise NotImplementedError
+
+    def free(self, address: int, size: int, align: int) -> None:
+        """Takes back what alloc(size, align) returned."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Called once, when the device is gone."""
+
+
+_allocators = Registry()
+_ALLOCATOR = dict(ffi.typeof("dc_allocator").fields)
+
+
+@ffi.callback(_ALLOCATOR["alloc"].type)
+def _alloc(size: int, align: int, user: Any) -> Any:
+    with in_callback():
+        try:
+            return ffi.cast("void *", _allocators.get(user).alloc(size, align))
+        except Exception:
+            traceback.print_exc()
+            return ffi.NULL
+
+
+@ffi.callback(_ALLOCATOR["free"].type)
+def _free(address: Any, size: int, align: int, user: Any) -> None:
+    with in_callback():
+        _allocators.get(user).free(int(ffi.cast("uintptr_t", address)), size, align)
+
+
+@ffi.callback(_ALLOCATOR["destroy_user"].type)
+def _close_allocator(user: Any) -> None:
+    with in_callback():
+        _allocators.pop(user).close()
+
+
+class Device:
+    """A compute device, opened by name. Its memory comes from allocator, if there is one."""
+
+    def __init__(self, name: str = "cpu", allocator: Optional[Allocator] = None) -> None:
         out = ffi.new("dc_device **")
-        check(lib.dc_device_open(name.encode(), ffi.NULL, out))
+        options = ffi.new("dc_device_options *", {"struct_size": ffi.sizeof("dc_device_options")})
+        table = ffi.new("dc_allocator *", {"struct_size": ffi.sizeof("dc_allocator")})
+        if allocator is not None:
+            table.alloc, table.free, table.destroy_user = _alloc, _free, _close_allocator
+            table.user = _allocators.put(allocator)
+            options.allocator = table
+        status = lib.dc_device_open(name.encode(), options, out)
+        if status != Status.OK and allocator is not None:
+            _allocators.pop(table.user)
+        check(status)
         self._own = own(out[0], lib.dc_device_destroy)
 
     @property

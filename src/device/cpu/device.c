@@ -36,7 +36,7 @@ static dc_status alloc_callers(const dc_allocator *allocator, size_t bytes, void
     return dc__fail(DC_E_NO_MEMORY, "device \"cpu\": the caller's allocator gave no %zu bytes", bytes);
   }
   if ((uintptr_t)block % ALIGNMENT != 0) {
-    allocator->free(block, bytes, allocator->user);
+    allocator->free(block, bytes, ALIGNMENT, allocator->user);
     return dc__fail(DC_E_CALLBACK, "device \"cpu\": the caller's allocator gave %p, must be %d-byte aligned", block,
                     ALIGNMENT);
   }
@@ -75,7 +75,7 @@ static void cpu_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
   }
   size_t size = true_size(bytes);
   if (device->allocator.alloc != NULL) {
-    device->allocator.free(ptr, size, device->allocator.user);
+    device->allocator.free(ptr, size, ALIGNMENT, device->allocator.user);
   } else if (size >= HUGE_PAGE) {
     munmap(ptr, size);
   } else {
@@ -84,7 +84,11 @@ static void cpu_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
 }
 
 static void cpu_destroy(dc_device *device) {
+  dc_allocator allocator = device->allocator;
   dc__free(device);
+  if (allocator.destroy_user != NULL) {
+    allocator.destroy_user(allocator.user);
+  }
 }
 
 static const dc__device_ops cpu_ops = {

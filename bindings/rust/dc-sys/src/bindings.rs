@@ -37,7 +37,7 @@ pub const DC_E_ABORTED: dc_status_code = -203;
 pub const DC_E_CALLBACK: dc_status_code = -204;
 pub const DC_E_SYSTEM: dc_status_code = -205;
 pub const DC_E_INTERNAL: dc_status_code = -900;
-pub type dc_status_code = ::std::os::raw::c_int;
+pub type dc_status_code = i32;
 extern "C" {
     pub fn dc_status_name(status: dc_status) -> *const ::std::os::raw::c_char;
 }
@@ -61,7 +61,7 @@ pub const DC_INT64: dc_dtype = 7;
 pub const DC_UINT8: dc_dtype = 8;
 pub const DC_INT16: dc_dtype = 9;
 pub const DC_BOOL: dc_dtype = 10;
-pub type dc_dtype = ::std::os::raw::c_uint;
+pub type dc_dtype = i32;
 extern "C" {
     pub fn dc_dtype_size(dtype: i32) -> usize;
 }
@@ -212,13 +212,19 @@ pub struct dc_allocator {
         ) -> *mut ::std::os::raw::c_void,
     >,
     pub free: ::std::option::Option<
-        unsafe extern "C" fn(ptr: *mut ::std::os::raw::c_void, bytes: usize, user: *mut ::std::os::raw::c_void),
+        unsafe extern "C" fn(
+            ptr: *mut ::std::os::raw::c_void,
+            bytes: usize,
+            align: usize,
+            user: *mut ::std::os::raw::c_void,
+        ),
     >,
+    pub destroy_user: ::std::option::Option<unsafe extern "C" fn(user: *mut ::std::os::raw::c_void)>,
     pub user: *mut ::std::os::raw::c_void,
 }
 #[test]
 fn bindgen_test_layout_dc_allocator() {
-    assert_eq!(::std::mem::size_of::<dc_allocator>(), 32usize, concat!("Size of: ", stringify!(dc_allocator)));
+    assert_eq!(::std::mem::size_of::<dc_allocator>(), 40usize, concat!("Size of: ", stringify!(dc_allocator)));
     assert_eq!(::std::mem::align_of::<dc_allocator>(), 8usize, concat!("Alignment of ", stringify!(dc_allocator)));
     fn test_field_struct_size() {
         assert_eq!(
@@ -256,6 +262,18 @@ fn bindgen_test_layout_dc_allocator() {
         );
     }
     test_field_free();
+    fn test_field_destroy_user() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_allocator>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).destroy_user) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_allocator), "::", stringify!(destroy_user))
+        );
+    }
+    test_field_destroy_user();
     fn test_field_user() {
         assert_eq!(
             unsafe {
@@ -263,7 +281,7 @@ fn bindgen_test_layout_dc_allocator() {
                 let ptr = uninit.as_ptr();
                 ::std::ptr::addr_of!((*ptr).user) as usize - ptr as usize
             },
-            24usize,
+            32usize,
             concat!("Offset of field: ", stringify!(dc_allocator), "::", stringify!(user))
         );
     }
@@ -277,6 +295,9 @@ impl Default for dc_allocator {
             s.assume_init()
         }
     }
+}
+extern "C" {
+    pub fn dc_allocator_init(allocator: *mut dc_allocator, struct_size: usize);
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -631,6 +652,9 @@ impl Default for dc_comm_callbacks {
     }
 }
 extern "C" {
+    pub fn dc_comm_callbacks_init(callbacks: *mut dc_comm_callbacks, struct_size: usize);
+}
+extern "C" {
     pub fn dc_comm_create_external(
         callbacks: *const dc_comm_callbacks,
         rank: i32,
@@ -653,7 +677,7 @@ extern "C" {
 }
 pub const DC_SUM: dc_reduce_op = 1;
 pub const DC_MEAN: dc_reduce_op = 2;
-pub type dc_reduce_op = ::std::os::raw::c_uint;
+pub type dc_reduce_op = i32;
 extern "C" {
     pub fn dc_comm_all_gather(
         comm: *mut dc_comm,
@@ -702,7 +726,7 @@ pub struct dc_context {
 pub const DC_LOG_ERROR: dc_log_level = 1;
 pub const DC_LOG_WARNING: dc_log_level = 2;
 pub const DC_LOG_INFO: dc_log_level = 3;
-pub type dc_log_level = ::std::os::raw::c_uint;
+pub type dc_log_level = i32;
 pub type dc_log_fn = ::std::option::Option<
     unsafe extern "C" fn(level: i32, message: *const ::std::os::raw::c_char, user: *mut ::std::os::raw::c_void),
 >;
@@ -926,7 +950,7 @@ extern "C" {
 pub const DC_MEMORY_DEVICE: dc_memory_kind = 1;
 pub const DC_MEMORY_SHARED: dc_memory_kind = 2;
 pub const DC_MEMORY_HOST: dc_memory_kind = 3;
-pub type dc_memory_kind = ::std::os::raw::c_uint;
+pub type dc_memory_kind = i32;
 extern "C" {
     pub fn dc_memory_alloc(context: *mut dc_context, bytes: usize, kind: i32, buffer: *mut *mut dc_buffer)
         -> dc_status;
@@ -1358,6 +1382,9 @@ fn bindgen_test_layout_dc_memory_stats() {
     test_field_registered_graphs();
 }
 extern "C" {
+    pub fn dc_memory_stats_init(stats: *mut dc_memory_stats, struct_size: usize);
+}
+extern "C" {
     pub fn dc_get_memory_stats(context: *mut dc_context, stats: *mut dc_memory_stats) -> dc_status;
 }
 extern "C" {
@@ -1386,7 +1413,7 @@ pub const DC_OP_COMM_REDUCE_SCATTER: dc_op = 33;
 pub const DC_OP_COMM_ALL_REDUCE: dc_op = 34;
 pub const DC_OP_COMM_BROADCAST: dc_op = 35;
 pub const DC_OP_COMM_BARRIER: dc_op = 36;
-pub type dc_op = ::std::os::raw::c_uint;
+pub type dc_op = i32;
 extern "C" {
     pub fn dc_op_name(op: i32) -> *const ::std::os::raw::c_char;
 }
@@ -1511,6 +1538,9 @@ impl Default for dc_op_info {
             s.assume_init()
         }
     }
+}
+extern "C" {
+    pub fn dc_op_info_init(info: *mut dc_op_info, struct_size: usize);
 }
 extern "C" {
     pub fn dc_dry_run(

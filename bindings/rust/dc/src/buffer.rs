@@ -13,11 +13,11 @@ use std::ptr::NonNull;
 #[repr(i32)]
 pub enum MemoryKind {
     /// The device's own.
-    Device = sys::DC_MEMORY_DEVICE as i32,
+    Device = sys::DC_MEMORY_DEVICE,
     /// Peers on this machine can read it in place.
-    Shared = sys::DC_MEMORY_SHARED as i32,
+    Shared = sys::DC_MEMORY_SHARED,
     /// Host memory that copies fast.
-    Host = sys::DC_MEMORY_HOST as i32,
+    Host = sys::DC_MEMORY_HOST,
 }
 
 /// One reference to memory of the library.

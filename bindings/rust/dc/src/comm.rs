@@ -37,9 +37,9 @@ impl CommOptions {
 #[repr(i32)]
 pub enum ReduceOp {
     /// The sum, in a fixed order.
-    Sum = sys::DC_SUM as i32,
+    Sum = sys::DC_SUM,
     /// The sum, then one division by the number of ranks.
-    Mean = sys::DC_MEAN as i32,
+    Mean = sys::DC_MEAN,
 }
 
 #[derive(Debug)]

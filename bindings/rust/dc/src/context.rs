@@ -138,7 +138,7 @@ impl Builder {
 
 unsafe extern "C" fn write_log(level: i32, message: *const c_char, user: *mut c_void) {
     let log = &*(user as *const Log);
-    let level = match level as u32 {
+    let level = match level {
         sys::DC_LOG_ERROR => LogLevel::Error,
         sys::DC_LOG_WARNING => LogLevel::Warning,
         _ => LogLevel::Info,
@@ -234,7 +234,7 @@ impl Context {
     ) -> Result<()> {
         let (shard, grad) = (shard.into(), grad.into());
         let (held, part) = ([shard.len() as i64], [grad.len() as i64]);
-        let dtype = options.expected_grad_dtype.map_or(sys::DC_DTYPE_NONE as i32, |dtype| dtype as i32);
+        let dtype = options.expected_grad_dtype.map_or(sys::DC_DTYPE_NONE, |dtype| dtype as i32);
         let (weights, buffer) = (view_of(&shard, &held), view_of(&grad, &part));
         let (lengths, ndim, persistent) = (shape.as_ptr(), shape.len() as i32, i32::from(options.persistent));
         check(unsafe {
@@ -503,7 +503,7 @@ impl Context {
     /// What an operator would do, without doing it.
     pub fn dry_run(&self, op: Op, graph: i64, id: i64, dtype: Option<DType>) -> Result<OpInfo> {
         let mut info = sys::dc_op_info { struct_size: size_of::<sys::dc_op_info>(), ..Default::default() };
-        let dtype = dtype.map_or(sys::DC_DTYPE_NONE as i32, |dtype| dtype as i32);
+        let dtype = dtype.map_or(sys::DC_DTYPE_NONE, |dtype| dtype as i32);
         check(unsafe { sys::dc_dry_run(self.as_ptr(), op as i32, graph, id, dtype, &mut info) })?;
         Ok(unsafe { OpInfo::read(&info) })
     }

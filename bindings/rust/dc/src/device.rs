@@ -64,17 +64,23 @@ impl Device {
         Device::open_with(name, ptr::null())
     }
 
-    /// Opens a device whose memory comes from an allocator. It must live as long as the program, since contexts and
-    /// buffers keep the device alive.
-    pub fn with_allocator<A: GlobalAlloc + Sync>(name: &str, allocator: &'static A) -> Result<Device> {
+    /// Opens a device whose memory comes from an allocator, which is dropped with the last of what keeps the device:
+    /// its handle, its streams, contexts and buffers.
+    pub fn with_allocator<A: GlobalAlloc + Send + Sync + 'static>(name: &str, allocator: A) -> Result<Device> {
+        let user = Box::into_raw(Box::new(allocator));
         let table = sys::dc_allocator {
             struct_size: size_of::<sys::dc_allocator>(),
             alloc: Some(alloc::<A>),
             free: Some(free::<A>),
-            user: allocator as *const A as *mut c_void,
+            destroy_user: Some(destroy::<A>),
+            user: user.cast(),
         };
         let options = sys::dc_device_options { struct_size: size_of::<sys::dc_device_options>(), allocator: &table };
-        Device::open_with(name, &options)
+        let device = Device::open_with(name, &options);
+        if device.is_err() {
+            drop(unsafe { Box::from_raw(user) }); // nobody has it
+        }
+        device
     }
 
     fn open_with(name: &str, options: *const sys::dc_device_options) -> Result<Device> {
@@ -91,21 +97,23 @@ impl Device {
     }
 }
 
-/// The library frees with the size that it asked for, but not the alignment: all blocks get the largest it asks for.
-const MOST_ALIGNED: usize = 4096;
+// A panic must not unwind into C; what it says has been printed by the panic hook.
 
-unsafe extern "C" fn alloc<A: GlobalAlloc>(bytes: usize, _align: usize, user: *mut c_void) -> *mut c_void {
+unsafe extern "C" fn alloc<A: GlobalAlloc>(bytes: usize, align: usize, user: *mut c_void) -> *mut c_void {
     let allocator = &*(user as *const A);
-    let layout = Layout::from_size_align(bytes.max(1), MOST_ALIGNED);
+    let layout = Layout::from_size_align(bytes.max(1), align);
     let block = catch_unwind(AssertUnwindSafe(|| layout.map(|layout| allocator.alloc(layout))));
     block.map_or(ptr::null_mut(), |block| block.map_or(ptr::null_mut(), |block| block.cast()))
 }
 
-unsafe extern "C" fn free<A: GlobalAlloc>(block: *mut c_void, bytes: usize, user: *mut c_void) {
+unsafe extern "C" fn free<A: GlobalAlloc>(block: *mut c_void, bytes: usize, align: usize, user: *mut c_void) {
     let allocator = &*(user as *const A);
-    let layout = Layout::from_size_align_unchecked(bytes.max(1), MOST_ALIGNED);
-    // A panic must not unwind into C; what it says has been printed by the panic hook.
+    let layout = Layout::from_size_align_unchecked(bytes.max(1), align);
     let _ = catch_unwind(AssertUnwindSafe(|| allocator.dealloc(block.cast(), layout)));
+}
+
+unsafe extern "C" fn destroy<A>(user: *mut c_void) {
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(Box::from_raw(user as *mut A))));
 }
 
 impl Stream {

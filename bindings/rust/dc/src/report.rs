@@ -8,20 +8,20 @@ use crate::tensor::DType;
 #[allow(missing_docs)]
 #[repr(i32)]
 pub enum Op {
-    AllgatherParam = sys::DC_OP_ALLGATHER_PARAM as i32,
-    PrefetchParamsFused = sys::DC_OP_PREFETCH_PARAMS_FUSED as i32,
-    WaitAllgather = sys::DC_OP_WAIT_ALLGATHER as i32,
-    ReleaseParam = sys::DC_OP_RELEASE_PARAM as i32,
-    ReduceGrad = sys::DC_OP_REDUCE_GRAD as i32,
-    FreeTensors = sys::DC_OP_FREE_TENSORS as i32,
-    OffloadTensor = sys::DC_OP_OFFLOAD_TENSOR as i32,
-    ReloadTensor = sys::DC_OP_RELOAD_TENSOR as i32,
-    WaitOffload = sys::DC_OP_WAIT_OFFLOAD as i32,
-    WaitReload = sys::DC_OP_WAIT_RELOAD as i32,
-    OffloadParameter = sys::DC_OP_OFFLOAD_PARAMETER as i32,
-    ReloadParameter = sys::DC_OP_RELOAD_PARAMETER as i32,
-    EndBackward = sys::DC_OP_END_BACKWARD as i32,
-    TakeParam = sys::DC_OP_TAKE_PARAM as i32,
+    AllgatherParam = sys::DC_OP_ALLGATHER_PARAM,
+    PrefetchParamsFused = sys::DC_OP_PREFETCH_PARAMS_FUSED,
+    WaitAllgather = sys::DC_OP_WAIT_ALLGATHER,
+    ReleaseParam = sys::DC_OP_RELEASE_PARAM,
+    ReduceGrad = sys::DC_OP_REDUCE_GRAD,
+    FreeTensors = sys::DC_OP_FREE_TENSORS,
+    OffloadTensor = sys::DC_OP_OFFLOAD_TENSOR,
+    ReloadTensor = sys::DC_OP_RELOAD_TENSOR,
+    WaitOffload = sys::DC_OP_WAIT_OFFLOAD,
+    WaitReload = sys::DC_OP_WAIT_RELOAD,
+    OffloadParameter = sys::DC_OP_OFFLOAD_PARAMETER,
+    ReloadParameter = sys::DC_OP_RELOAD_PARAMETER,
+    EndBackward = sys::DC_OP_END_BACKWARD,
+    TakeParam = sys::DC_OP_TAKE_PARAM,
 }
 
 /// The name of a trace event's operator, as in "allgather_param".

@@ -10,15 +10,15 @@ use std::os::raw::c_void;
 #[allow(missing_docs)]
 #[repr(i32)]
 pub enum DType {
-    Float32 = sys::DC_FLOAT32 as i32,
-    Float64 = sys::DC_FLOAT64 as i32,
-    Float16 = sys::DC_FLOAT16 as i32,
-    Bfloat16 = sys::DC_BFLOAT16 as i32,
-    Int8 = sys::DC_INT8 as i32,
-    Int32 = sys::DC_INT32 as i32,
-    Int64 = sys::DC_INT64 as i32,
-    Uint8 = sys::DC_UINT8 as i32,
-    Int16 = sys::DC_INT16 as i32,
+    Float32 = sys::DC_FLOAT32,
+    Float64 = sys::DC_FLOAT64,
+    Float16 = sys::DC_FLOAT16,
+    Bfloat16 = sys::DC_BFLOAT16,
+    Int8 = sys::DC_INT8,
+    Int32 = sys::DC_INT32,
+    Int64 = sys::DC_INT64,
+    Uint8 = sys::DC_UINT8,
+    Int16 = sys::DC_INT16,
 }
 
 impl DType {

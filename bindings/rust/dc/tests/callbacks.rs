@@ -137,7 +137,8 @@ fn streams_run_closures_and_survive_their_panics() {
     assert_eq!(receiver.iter().collect::<Vec<_>>(), [1, 2]);
 }
 
-struct Counting(AtomicI64);
+#[derive(Clone, Default)]
+struct Counting(Arc<AtomicI64>);
 
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -153,14 +154,18 @@ unsafe impl GlobalAlloc for Counting {
 
 #[test]
 fn device_memory_from_an_allocator_of_the_callers() {
-    static MEMORY: Counting = Counting(AtomicI64::new(0));
-    let device = Device::with_allocator("cpu", &MEMORY).unwrap();
+    let memory = Counting::default();
+    assert!(Device::with_allocator("none", memory.clone()).is_err());
+    let device = Device::with_allocator("cpu", memory.clone()).unwrap();
     let comm = Comm::threads(1, &limits()).unwrap().remove(0);
     let mut context = dc::Context::builder().build(&device, Some(&comm)).unwrap();
     register(&mut context, &comm, 3, 1000);
     let full = context.gather::<f32>(3, 3).unwrap();
-    assert!(MEMORY.0.load(Ordering::SeqCst) >= 4000);
+    assert!(memory.0.load(Ordering::SeqCst) >= 4000);
+    drop(device);
+    assert_eq!(Arc::strong_count(&memory.0), 2); // the context keeps the device, and that the allocator
     drop(full);
-    drop((context, device));
-    assert_eq!(MEMORY.0.load(Ordering::SeqCst), 0);
+    drop(context);
+    assert_eq!(memory.0.load(Ordering::SeqCst), 0);
+    assert_eq!(Arc::strong_count(&memory.0), 1);
 }
