@@ -935,6 +935,19 @@ DC_API dc_status dc_trace_start(dc_context *context, int64_t capacity);
 DC_API dc_status dc_trace_read(dc_context *context, dc_trace_event *events, size_t event_size, int64_t cap,
                                int64_t *count);
 
+/** Writes the context's last operations (4096, or more after dc_trace_start) to folder/rank-R.json: the whole file, or
+ *  none. The flight recorder keeps them at all times: operator, graph, parameter, bytes, number of the collective,
+ *  times of the call, begin and end of its work, stream, state, and the context's first failure. `dc trace` and
+ *  `dc doctor --dump` read the files of all ranks. Another call on the context may be blocked meanwhile.
+ *  folder  a path; made if the folder above it is there; a file of the same rank is replaced
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (no rank before dc_init), DC_E_SYSTEM. [any] Since 0.1. */
+DC_API dc_status dc_trace_dump(dc_context *context, const char *folder);
+/** Does so by itself at the context's first communication error, before the call that found it returns it. May be
+ *  called before dc_init, whose errors then are dumped too. A file that can't be written is logged as a warning.
+ *  folder  as in dc_trace_dump, copied; NULL: not any more
+ *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [any] Since 0.1. */
+DC_API dc_status dc_trace_dump_on_error(dc_context *context, const char *folder);
+
 #ifdef __cplusplus
 }
 #endif

@@ -230,7 +230,7 @@ static void test_barrier(void **state) {
 
 static int exchange(dc_comm *comm, void *arg) {
   (void)arg;
-  const dc__tag tag = {1, -1, DC_OP_REGISTER_GRAPH, 0};
+  const dc__tag tag = {1, -1, DC_OP_REGISTER_GRAPH, NULL};
   int64_t mine[3] = {dc_comm_rank(comm), 7, -dc_comm_rank(comm)};
   int64_t table[3 * DC__COMM_MAX_WORLD];
   CHECK_OK(dc__comm_exchange(comm, &tag, mine, 3, table));
@@ -265,7 +265,7 @@ static int accumulate(dc_comm *comm, void *arg) {
   for (int i = 0; i < N; i++) {
     recv[i] = expected[i] = (float)i / 3;
   }
-  const dc__tag tag = {1, 2, DC_OP_REDUCE_GRAD, 0};
+  const dc__tag tag = {1, 2, DC_OP_REDUCE_GRAD, NULL};
   const dc__coll_item item = {send, recv, ranges, N, 2, DC_BFLOAT16, DC_FLOAT32, 1, DC_MEAN};
   for (int round = 0; round < 3; round++) {
     dc__comm_reduce_scatter(comm, NULL, &tag, &item, 1);

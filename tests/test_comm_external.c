@@ -210,7 +210,7 @@ static int group(dc_comm *comm, void *arg) {
     }
     items[i] = (dc__coll_item){sends[i], recvs[i], ranges, N, i, dtype, DC_FLOAT32, 1, DC_SUM};
   }
-  const dc__tag tag = {1, 0, DC_OP_REDUCE_GRAD, 0};
+  const dc__tag tag = {1, 0, DC_OP_REDUCE_GRAD, NULL};
   dc__comm_reduce_scatter(comm, NULL, &tag, items, ITEMS);
   CHECK_OK(dc__comm_check(comm));
   fill_sum(expected, DC_FLOAT32, N, 1);

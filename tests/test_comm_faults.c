@@ -20,7 +20,7 @@ static dc_status gather(dc_comm *comm, int64_t id, int64_t total, int32_t dtype)
   }
   char *send = calloc((size_t)each, 8);
   char *recv = calloc((size_t)total, 8);
-  const dc__tag tag = {4, id, DC_OP_ALLGATHER_PARAM, 0};
+  const dc__tag tag = {4, id, DC_OP_ALLGATHER_PARAM, NULL};
   const dc__coll_item item = {.send = send, .recv = recv, .ranges = ranges, .total = total, .id = id, .dtype = dtype};
   dc__comm_all_gather(comm, NULL, &tag, &item, 1);
   free(send);
@@ -35,7 +35,7 @@ static dc_status reduce(dc_comm *comm, int64_t id, int64_t total) {
   }
   float *send = calloc((size_t)total, sizeof *send);
   float *recv = calloc((size_t)total, sizeof *recv);
-  const dc__tag tag = {4, id, DC_OP_REDUCE_GRAD, 0};
+  const dc__tag tag = {4, id, DC_OP_REDUCE_GRAD, NULL};
   const dc__coll_item item = {send, recv, ranges, total, id, DC_FLOAT32, DC_FLOAT32, 0, DC_MEAN};
   dc__comm_reduce_scatter(comm, NULL, &tag, &item, 1);
   free(send);

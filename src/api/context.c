@@ -30,6 +30,11 @@ dc_status dc_context_create(dc_device *device, const dc_context_options *options
   if (ctx == NULL) {
     return DC_E_NO_MEMORY;
   }
+  dc_status status = dc__recorder_create(ctx);
+  if (status != DC_OK) {
+    dc__free(ctx);
+    return status;
+  }
   pthread_mutex_init(&ctx->mutex, NULL);
   ctx->device = dc__device_retain(device);
   ctx->log = o.log;
@@ -46,6 +51,7 @@ void dc_context_destroy(dc_context *context) {
   (void)dc__context_cleanup(context);
   pthread_mutex_unlock(&context->mutex);
   dc__device_release(context->device);
+  dc__recorder_free(context);
   pthread_mutex_destroy(&context->mutex);
   dc__free(context);
 }

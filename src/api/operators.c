@@ -57,11 +57,9 @@ static dc_status wait_allgather(dc_context *ctx, const char *fn, int64_t graph_i
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
-  dc__tag tag = {graph->ordinal, id, DC_OP_WAIT_ALLGATHER, 0};
-  int64_t mark = dc__trace_begin(ctx, NULL, DC__LANE_CALLER, &tag);
-  dc_status status = dc__gather_wait(ctx, fn, param);
-  dc__trace_end(ctx, NULL, mark, 0);
-  return status;
+  dc__tag tag = {graph->ordinal, id, DC_OP_WAIT_ALLGATHER, NULL};
+  dc__span *span = dc__record_call(ctx, &tag, 0);
+  return dc__record_done(span, dc__gather_wait(ctx, fn, param));
 }
 
 dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
@@ -73,7 +71,9 @@ static dc_status release(dc_context *ctx, const char *fn, int64_t graph_id, int6
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
-  return dc__gather_release(ctx, fn, param, n_users);
+  dc__tag tag = {graph->ordinal, id, DC_OP_RELEASE_PARAM, NULL};
+  dc__span *span = dc__record_call(ctx, &tag, 0);
+  return dc__record_done(span, dc__gather_release(ctx, fn, param, n_users));
 }
 
 dc_status dc_release_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, int64_t n_users) {
@@ -86,11 +86,9 @@ static dc_status take(dc_context *ctx, const char *fn, int64_t graph_id, int64_t
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
-  dc__tag tag = {graph->ordinal, id, DC_OP_TAKE_PARAM, 0};
-  int64_t mark = dc__trace_begin(ctx, NULL, DC__LANE_CALLER, &tag);
-  dc_status status = dc__gather_take(ctx, fn, param, dtype, buffer);
-  dc__trace_end(ctx, NULL, mark, 0);
-  return status;
+  dc__tag tag = {graph->ordinal, id, DC_OP_TAKE_PARAM, NULL};
+  dc__span *span = dc__record_call(ctx, &tag, 0);
+  return dc__record_done(span, dc__gather_take(ctx, fn, param, dtype, buffer));
 }
 
 dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32_t dtype, dc_buffer **buffer) {
@@ -125,11 +123,9 @@ static dc_status reduce_grad(dc_context *ctx, const char *fn, const dc_tensor *a
     DC__TRY(dc__drain(ctx));
   }
   if (!ctx->profiling && !param->frozen) {
-    dc__tag tag = {graph->ordinal, id, DC_OP_REDUCE_GRAD, 0};
-    int64_t mark = dc__trace_begin(ctx, NULL, DC__LANE_CALLER, &tag);
-    dc_status status = dc__reduce_grad(ctx, fn, graph, param, &grad);
-    dc__trace_end(ctx, NULL, mark, param->numel * (int64_t)dc_dtype_size(grad.dtype));
-    DC__TRY(status);
+    dc__tag tag = {graph->ordinal, id, DC_OP_REDUCE_GRAD, NULL};
+    dc__span *span = dc__record_call(ctx, &tag, param->numel * (int64_t)dc_dtype_size(grad.dtype));
+    DC__TRY(dc__record_done(span, dc__reduce_grad(ctx, fn, graph, param, &grad)));
   }
   return ctx->config.sync_after_reduce == 1 ? dc__drain(ctx) : DC_OK;
 }
@@ -152,11 +148,9 @@ static dc_status end_backward(dc_context *ctx, const char *fn, int64_t graph_id,
   dc__graph *graph;
   DC__TRY(dc__check_flag(fn, "release_buckets", release_buckets));
   DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
-  dc__tag tag = {graph->ordinal, -1, DC_OP_END_BACKWARD, 0};
-  int64_t mark = dc__trace_begin(ctx, NULL, DC__LANE_CALLER, &tag);
-  dc_status status = dc__reduce_finish(ctx);
-  dc__trace_end(ctx, NULL, mark, 0);
-  DC__TRY(status);
+  dc__tag tag = {graph->ordinal, -1, DC_OP_END_BACKWARD, NULL};
+  dc__span *span = dc__record_call(ctx, &tag, 0);
+  DC__TRY(dc__record_done(span, dc__reduce_finish(ctx)));
   dc__values_drop_device(ctx, graph);
   if (ctx->update) {
     end_boundary(ctx, graph);
@@ -195,14 +189,16 @@ static dc_status free_tensors(dc_context *ctx, const char *fn, const char *tenso
   for (int64_t i = 0; i < count; i++) { /* all are checked before any is freed */
     DC__TRY(dc__tensor_read(fn, "tensors", tensor_at(tensors, tensor_size, i), false, &t, &numel));
   }
+  dc__tag tag = {-1, -1, DC_OP_FREE_TENSORS, NULL};
+  dc__span *span = dc__record_call(ctx, &tag, 0);
   for (int64_t i = 0; i < count; i++) {
-    DC__TRY(dc__tensor_read(fn, "tensors", tensor_at(tensors, tensor_size, i), false, &t, &numel));
+    (void)dc__tensor_read(fn, "tensors", tensor_at(tensors, tensor_size, i), false, &t, &numel);
     freed[i] = !ctx->profiling && numel > threshold;
     if (freed[i] == 1 && t.buffer != NULL) {
       (void)dc__free_buffer(ctx, t.buffer);
     }
   }
-  return DC_OK;
+  return dc__record_done(span, DC_OK);
 }
 
 dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t tensor_size, int64_t count,
@@ -226,7 +222,9 @@ dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t gra
 static dc_status wait_offload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
   dc__graph *graph;
   DC__TRY(dc__graph_find3(ctx, fn, graph_id, &graph));
-  return dc__wait_offload(ctx, fn, graph, id, out);
+  dc__tag tag = {graph->ordinal, id, DC_OP_WAIT_OFFLOAD, NULL};
+  dc__span *span = dc__record_call(ctx, &tag, 0);
+  return dc__record_done(span, dc__wait_offload(ctx, fn, graph, id, out));
 }
 
 dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
@@ -249,7 +247,9 @@ static dc_status wait_reload(dc_context *ctx, const char *fn, const dc_tensor *a
                              dc_tensor *out) {
   dc__graph *graph;
   DC__TRY(dc__graph_find3(ctx, fn, graph_id, &graph));
-  return dc__wait_reload(ctx, fn, graph, id, a, out);
+  dc__tag tag = {graph->ordinal, id, DC_OP_WAIT_RELOAD, NULL};
+  dc__span *span = dc__record_call(ctx, &tag, 0);
+  return dc__record_done(span, dc__wait_reload(ctx, fn, graph, id, a, out));
 }
 
 dc_status dc_wait_reload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
@@ -262,8 +262,10 @@ static dc_status offload_parameter(dc_context *ctx, const char *fn, int64_t grap
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  dc__tag tag = {graph->ordinal, id, DC_OP_OFFLOAD_PARAMETER, NULL};
+  dc__span *span = dc__record_call(ctx, &tag, 0);
   dc__drop_shard(ctx, param);
-  return DC_OK;
+  return dc__record_done(span, DC_OK);
 }
 
 dc_status dc_offload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
@@ -275,7 +277,7 @@ static dc_status reload_parameter(dc_context *ctx, const char *fn, int64_t graph
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
-  return dc__reload_shard(ctx, param);
+  return dc__reload_shard(ctx, graph, param);
 }
 
 dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {

@@ -135,3 +135,26 @@ dc_status dc_trace_read(dc_context *context, dc_trace_event *events, size_t even
   }
   DC__IN_CONTEXT(context, trace_read(context, events, event_size, cap, count));
 }
+
+static dc_status check_folder(const char *fn, const dc_context *context, const char *folder) {
+  if (context == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: context is NULL", fn);
+  }
+  if (folder != NULL && folder[0] == '\0') {
+    return dc__fail(DC_E_INVALID, "%s: folder is empty, must be a path", fn);
+  }
+  return DC_OK;
+}
+
+dc_status dc_trace_dump(dc_context *context, const char *folder) {
+  DC__TRY(check_folder(__func__, context, folder));
+  if (folder == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: folder is NULL, must be a path", __func__);
+  }
+  return dc__trace_dump(context, __func__, folder); /* without the context's mutex: a blocked call holds it */
+}
+
+dc_status dc_trace_dump_on_error(dc_context *context, const char *folder) {
+  DC__TRY(check_folder(__func__, context, folder));
+  return dc__trace_dump_on_error(context, folder);
+}

@@ -99,8 +99,10 @@ bool dc__map_put(dc__map *map, int64_t key, void *value); /* false: no memory (l
 void dc__map_remove(dc__map *map, int64_t key);
 void dc__map_clear(dc__map *map); /* frees the map's own memory, not the values */
 
-/* ---- time (memory.c) ---- */
+/* ---- time (clock.c) ---- */
 
 int64_t dc__now_ns(void); /* monotonic */
+/* Monotonic too, in a few nanoseconds, but in units of its own: the processor's counter where that runs evenly. */
+int64_t dc__ticks(void);
 
 #endif

@@ -1,7 +1,6 @@
-/* Host memory for bookkeeping, and the clock. */
+/* Host memory for bookkeeping. */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/base.h"
 
@@ -40,10 +39,4 @@ char *dc__strdup(const char *text) {
   size_t bytes = strlen(text) + 1;
   char *copy = dc__calloc(1, bytes);
   return copy == NULL ? NULL : memcpy(copy, text, bytes);
-}
-
-int64_t dc__now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }

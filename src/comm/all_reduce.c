@@ -67,7 +67,7 @@ static void run_all_reduce(void *args) {
   size_t bytes = 0;
   dc_status status = take_scratch(comm, (size_t)chunk * dc_dtype_size(a->dtype), &scratch, &bytes);
   if (status == DC_OK) {
-    const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_REDUCE, 0};
+    const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_REDUCE, NULL};
     dc__coll_item item = {.send = a->data,
                           .recv = scratch,
                           .ranges = ranges,

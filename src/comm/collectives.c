@@ -47,7 +47,7 @@ static void free_task(void *args) {
 }
 
 static void start(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__coll_item *items, int64_t count) {
-  const dc__tag tag = {-1, -1, kind == DC__COLL_GATHER ? DC_OP_COMM_ALL_GATHER : DC_OP_COMM_REDUCE_SCATTER, 0};
+  const dc__tag tag = {-1, -1, kind == DC__COLL_GATHER ? DC_OP_COMM_ALL_GATHER : DC_OP_COMM_REDUCE_SCATTER, NULL};
   if (kind == DC__COLL_GATHER) {
     dc__comm_all_gather(comm, stream, &tag, items, count);
   } else {
@@ -263,7 +263,7 @@ dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_str
     return dc__fail(DC_E_INVALID, "%s: root = %" PRId32 ", must be 0 to %" PRId32, fn, root, comm->world - 1);
   }
   DC__TRY(check_no_group(fn, comm));
-  const dc__tag tag = {-1, -1, DC_OP_COMM_BROADCAST, 0};
+  const dc__tag tag = {-1, -1, DC_OP_COMM_BROADCAST, NULL};
   dc__comm_broadcast(comm, stream, &tag, tensor.data, (size_t)count * dc_dtype_size(tensor.dtype), root);
   return stream == NULL ? dc__comm_check(comm) : DC_OK;
 }
@@ -272,7 +272,7 @@ dc_status dc_comm_barrier(dc_comm *comm) {
   static const char fn[] = "dc_comm_barrier";
   DC__TRY(check_comm(fn, comm));
   DC__TRY(check_no_group(fn, comm));
-  const dc__tag tag = {-1, -1, DC_OP_COMM_BARRIER, 0};
+  const dc__tag tag = {-1, -1, DC_OP_COMM_BARRIER, NULL};
   comm->ops->barrier(comm, &tag);
   return dc__comm_check(comm);
 }

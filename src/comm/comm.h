@@ -18,12 +18,44 @@ typedef struct dc__range {
   int64_t count;
 } dc__range;
 
+/* When an operation's work began and ended, in dc__ticks(): the flight recorder's entries have one. Who queues a piece
+ * of the work expects it, and who runs it says begin and end; an operation may have several pieces, and NULL spans cost
+ * nothing. */
+typedef struct dc__span {
+  atomic_llong begun; /* 0: not yet */
+  atomic_llong ended; /* of the latest piece; 0: none yet */
+  atomic_int pending; /* pieces queued and not done: until then the span's memory stays */
+  atomic_int failed;
+} dc__span;
+
+static inline void dc__span_expect(dc__span *span) {
+  if (span != NULL) {
+    atomic_fetch_add_explicit(&span->pending, 1, memory_order_relaxed);
+  }
+}
+
+static inline void dc__span_begin(dc__span *span) {
+  if (span != NULL && atomic_load_explicit(&span->begun, memory_order_relaxed) == 0) {
+    atomic_store_explicit(&span->begun, dc__ticks(), memory_order_relaxed);
+  }
+}
+
+static inline void dc__span_end(dc__span *span, bool failed) {
+  if (span != NULL) {
+    atomic_store_explicit(&span->ended, dc__ticks(), memory_order_relaxed);
+    if (failed) {
+      atomic_store_explicit(&span->failed, 1, memory_order_relaxed);
+    }
+    atomic_fetch_sub_explicit(&span->pending, 1, memory_order_release);
+  }
+}
+
 /* For error texts and traces: which operator, graph and parameter a collective serves. */
 typedef struct dc__tag {
   int64_t graph_id; /* -1: none */
   int64_t id;       /* the first item's parameter; -1: none */
   int32_t op;       /* enum dc_op */
-  int32_t reserved;
+  dc__span *span;   /* this rank's; NULL: not recorded */
 } dc__tag;
 
 typedef struct dc__coll_item {

@@ -11,14 +11,17 @@ _Static_assert(sizeof(dc__coll) <= DC__TASK_BYTES, "a group of collectives must 
 static void run_task(void *args) {
   const dc__coll *coll = args;
   dc_comm *comm = coll->comm;
+  dc__span_begin(coll->tag.span);
   if (dc__comm_check(comm) == DC_OK) {
     comm->ops->run(comm, coll);
   }
+  dc__span_end(coll->tag.span, atomic_load_explicit(&comm->failed, memory_order_acquire) != 0);
   dc__comm_release(comm);
 }
 
 static void submit(dc_comm *comm, dc_stream *stream, dc__coll *coll, const dc__coll_item *items) {
   coll->comm = dc__comm_retain(comm);
+  dc__span_expect(coll->tag.span);
   size_t bytes = (size_t)coll->count * sizeof *items;
   memmove(coll->items, items, bytes);
   dc__stream_call(stream, run_task, coll, offsetof(dc__coll, items) + bytes);

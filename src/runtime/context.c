@@ -21,12 +21,13 @@ dc_status dc__enter(dc_context *ctx, const char *fn) {
     status = dc__context_check(ctx);
   }
   if (status != DC_OK) {
-    pthread_mutex_unlock(&ctx->mutex);
+    (void)dc__leave(ctx, status);
   }
   return status;
 }
 
 dc_status dc__leave(dc_context *ctx, dc_status status) {
+  dc__note_failure(ctx, status);
   pthread_mutex_unlock(&ctx->mutex);
   return status;
 }
@@ -158,11 +159,22 @@ static dc_status make_comms(dc_context *ctx, dc_comm *comm) {
   }
   ctx->rank = ctx->gather_comm->rank;
   ctx->world = ctx->gather_comm->world;
+  dc__recorder_joined(ctx);
   dc_status status = ctx->gather_comm->ops->dup(ctx->gather_comm, &ctx->reduce_comm);
   if (status == DC_E_UNSUPPORTED) {
     ctx->reduce_comm = dc__comm_retain(ctx->gather_comm);
     status = DC_OK;
   }
+  return status;
+}
+
+dc_status dc__exchange(dc_context *ctx, dc__tag *tag, const int64_t *mine, int64_t count, int64_t *table) {
+  int64_t bytes = count * ctx->world * (int64_t)sizeof *table;
+  tag->span = dc__record(
+      ctx, &(dc__note){
+               .tag = tag, .group = DC__GROUP_GATHER, .dtype = DC_INT64, .count = 1, .bytes = bytes, .moved = bytes});
+  dc_status status = dc__comm_exchange(ctx->gather_comm, tag, mine, count, table);
+  dc__record_queued(tag->span);
   return status;
 }
 
@@ -177,8 +189,8 @@ static dc_status agree_on_config(dc_context *ctx, const char *fn) {
       DC_API_VERSION,        ctx->world,           ctx->bucket_elements,     c->symmetric_memory,    c->double_buffer,
       c->sync_before_reduce, c->sync_after_reduce, c->sync_before_allgather, c->sync_after_allgather};
   int64_t table[DC__COMM_MAX_WORLD * FIELDS];
-  dc__tag tag = {-1, -1, DC_OP_INIT, 0};
-  DC__TRY(dc__comm_exchange(ctx->gather_comm, &tag, mine, FIELDS, table));
+  dc__tag tag = {-1, -1, DC_OP_INIT, NULL};
+  DC__TRY(dc__exchange(ctx, &tag, mine, FIELDS, table));
   for (int32_t rank = 0; rank < ctx->world; rank++) {
     for (size_t i = 0; i < FIELDS; i++) {
       int64_t theirs = table[(size_t)rank * FIELDS + i];
@@ -196,7 +208,6 @@ static dc_status agree_on_config(dc_context *ctx, const char *fn) {
 static void free_resources(dc_context *ctx) {
   dc__registry_free(ctx);
   dc__buckets_free(ctx);
-  dc__trace_free(ctx);
   if (ctx->host != NULL) {
     dc__drop_event(ctx, &ctx->caller_mark);
   }

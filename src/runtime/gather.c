@@ -157,13 +157,15 @@ static void unplan(dc_context *ctx, plan *p) {
 }
 
 /* Queues what precedes the collective and describes it; false if there is none for this parameter. */
-static bool start_one(dc_context *ctx, dc_stream *stream, plan *p, dc__coll_item *item) {
+static bool start_one(dc_context *ctx, dc_stream *stream, dc__span *span, plan *p, dc__coll_item *item) {
   dc__param *param = p->param;
   int32_t dtype = p->copy->dtype;
   void *full = dc_buffer_data(p->copy->buffer);
   p->copy->version = param->version;
   if (p->from != NULL) {
+    dc__record_begin(span, stream);
     dc__stream_cast(stream, full, dtype, dc_buffer_data(p->from->buffer), p->from->dtype, param->numel);
+    dc__record_end(span, stream);
     return false;
   }
   const void *shard = param->shard;
@@ -182,22 +184,37 @@ static bool start_one(dc_context *ctx, dc_stream *stream, plan *p, dc__coll_item
                           .id = param->id,
                           .dtype = dtype,
                           .recv_dtype = dtype};
-  int64_t bytes = dc__wire_elements(ctx, param->chunks, param->numel, false) * (int64_t)dc_dtype_size(dtype);
-  ctx->counters.gathers++;
-  ctx->counters.gather_wire_bytes += bytes;
   return true;
 }
 
-static void start(dc_context *ctx, dc_stream *stream, const dc__tag *tag, plan *plans, int64_t count) {
+/* Counts what goes over the wire, and records it. */
+static dc__span *record(dc_context *ctx, const dc__tag *tag, const plan *plans, int64_t count) {
+  dc__note note = {.tag = tag, .lane = DC__LANE_GATHER, .dtype = plans[0].copy->dtype};
+  for (int64_t i = 0; i < count; i++) {
+    if (plans[i].from == NULL) {
+      const dc__param *param = plans[i].param;
+      int64_t size = (int64_t)dc_dtype_size(plans[i].copy->dtype);
+      note.bytes += param->numel * size;
+      note.moved += dc__wire_elements(ctx, param->chunks, param->numel, false) * size;
+      note.count++;
+    }
+  }
+  ctx->counters.gathers += note.count;
+  ctx->counters.gather_wire_bytes += note.moved;
+  note.group = note.count > 0 ? DC__GROUP_GATHER : DC__GROUP_NONE;
+  return dc__record(ctx, &note);
+}
+
+static void start(dc_context *ctx, dc_stream *stream, const dc__tag *named, plan *plans, int64_t count) {
   int64_t items = 0;
   dc__after_caller(ctx, stream);
-  int64_t wire = ctx->counters.gather_wire_bytes;
-  int64_t mark = dc__trace_begin(ctx, stream, DC__LANE_GATHER, tag);
+  dc__tag tag = *named;
+  tag.span = record(ctx, named, plans, count);
   for (int64_t i = 0; i < count; i++) {
-    items += start_one(ctx, stream, &plans[i], &ctx->items[items]);
+    items += start_one(ctx, stream, tag.span, &plans[i], &ctx->items[items]);
   }
-  dc__comm_all_gather(ctx->gather_comm, stream, tag, ctx->items, items);
-  dc__trace_end(ctx, stream, mark, ctx->counters.gather_wire_bytes - wire);
+  dc__comm_all_gather(ctx->gather_comm, stream, &tag, ctx->items, items);
+  dc__record_queued(tag.span);
   for (int64_t i = 0; i < count; i++) {
     dc__event_record(plans[i].copy->ready, stream);
     if (plans[i].from != NULL) {
@@ -273,7 +290,7 @@ dc_status dc__gather(dc_context *ctx, const char *fn, int32_t op, dc__graph *gra
     }
   }
   if (status == DC_OK && misses > 0) {
-    dc__tag tag = {graph->ordinal, missing[0]->id, op, 0};
+    dc__tag tag = {graph->ordinal, missing[0]->id, op, NULL};
     status = gather_missing(ctx, fn, &tag, plans, missing, types, misses);
   }
   dc__free(block);

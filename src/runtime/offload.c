@@ -133,7 +133,9 @@ dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, 
   }
   dc__event_wait(value->reloaded, stream);  /* the host copy may still be read by the last step's reload */
   dc__event_wait(value->offloaded, stream); /* or written by an offload from another stream */
-  dc__stream_copy(stream, dc_buffer_data(value->host), t.data, value->bytes);
+  const dc__tag tag = {graph->ordinal, id, DC_OP_OFFLOAD_TENSOR, NULL};
+  dc__record_copy(ctx, &tag, stream == NULL ? DC__LANE_CALLER : DC__LANE_OFFLOAD, dc_buffer_data(value->host), t.data,
+                  value->bytes);
   dc__event_record(value->offloaded, stream);
   ctx->counters.d2h_bytes += (int64_t)value->bytes;
   return write_value(fn, value, value->host, out);
@@ -165,7 +167,8 @@ dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, i
     DC__TRY(dc__buffer_create(ctx->working, data, value->bytes, &value->device));
     dc__after_caller(ctx, stream);
     dc__event_wait(value->offloaded, stream);
-    dc__stream_copy(stream, data, dc_buffer_data(value->host), value->bytes);
+    const dc__tag tag = {graph->ordinal, id, DC_OP_RELOAD_TENSOR, NULL};
+    dc__record_copy(ctx, &tag, DC__LANE_RELOAD, data, dc_buffer_data(value->host), value->bytes);
     dc__event_record(value->reloaded, stream);
     ctx->reload_bytes += (int64_t)value->bytes;
     ctx->counters.h2d_bytes += (int64_t)value->bytes;
@@ -211,7 +214,7 @@ bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer) {
 
 /* ---- shards ---- */
 
-dc_status dc__reload_shard(dc_context *ctx, dc__param *param) {
+dc_status dc__reload_shard(dc_context *ctx, const dc__graph *graph, dc__param *param) {
   if (param->device_shard != NULL && param->device_shard_version == param->version) {
     return DC_OK;
   }
@@ -223,7 +226,8 @@ dc_status dc__reload_shard(dc_context *ctx, dc__param *param) {
   dc__drop_shard(ctx, param); /* the weights changed since */
   DC__TRY(dc__arena_alloc(ctx->shared, bytes, &param->device_shard));
   dc__after_caller(ctx, stream);
-  dc__stream_copy(stream, param->device_shard, param->shard, bytes);
+  const dc__tag tag = {graph->ordinal, param->id, DC_OP_RELOAD_PARAMETER, NULL};
+  dc__record_copy(ctx, &tag, DC__LANE_RELOAD, param->device_shard, param->shard, bytes);
   dc__event_record(param->reloaded, stream);
   param->device_shard_version = param->version;
   ctx->reload_bytes += (int64_t)bytes;

@@ -91,12 +91,19 @@ static dc_status flush(dc_context *ctx, dc__buckets *buckets) {
   dc_stream *stream;
   DC__TRY(dc__lane(ctx, DC__LANE_REDUCE, &stream));
   dc__bucket *bucket = &buckets->half[buckets->filling];
-  dc__tag tag = {buckets->graph_ordinal, buckets->items[0].id, DC_OP_REDUCE_GRAD, 0};
+  dc__tag tag = {buckets->graph_ordinal, buckets->items[0].id, DC_OP_REDUCE_GRAD, NULL};
   dc__after_caller(ctx, stream);
-  int64_t mark = dc__trace_begin(ctx, stream, DC__LANE_REDUCE, &tag);
+  int64_t bytes = bucket->used * (int64_t)dc_dtype_size(buckets->dtype);
+  tag.span = dc__record(ctx, &(dc__note){.tag = &tag,
+                                         .lane = DC__LANE_REDUCE,
+                                         .group = DC__GROUP_REDUCE,
+                                         .dtype = buckets->dtype,
+                                         .count = (int32_t)buckets->item_count,
+                                         .bytes = bytes,
+                                         .moved = bytes});
   dc__comm_reduce_scatter(ctx->reduce_comm, stream, &tag, buckets->items, buckets->item_count);
   gather_whole(ctx, stream, &tag, buckets);
-  dc__trace_end(ctx, stream, mark, bucket->used * (int64_t)dc_dtype_size(buckets->dtype));
+  dc__record_queued(tag.span);
   dc__event_record(bucket->done, stream);
   ctx->counters.flushes++;
   bucket->used = 0;

@@ -302,8 +302,8 @@ static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *grap
     for (int64_t i = 0; i < count; i++) {
       write_row(graph, graph->params.values[i], mine + i * ROW);
     }
-    dc__tag tag = {graph->ordinal, count > 0 ? graph->params.keys[0] : -1, DC_OP_REGISTER_GRAPH, 0};
-    status = dc__comm_exchange(ctx->gather_comm, &tag, mine, count * ROW, table);
+    dc__tag tag = {graph->ordinal, count > 0 ? graph->params.keys[0] : -1, DC_OP_REGISTER_GRAPH, NULL};
+    status = dc__exchange(ctx, &tag, mine, count * ROW, table);
   }
   for (int64_t i = 0; i < count && status == DC_OK; i++) {
     const dc__param *param = graph->params.values[i];

@@ -9,7 +9,8 @@
  *   reduce.c    gradient buckets and their reductions
  *   offload.c   tensors and shards between device and host memory
  *   report.c    statistics, dry runs
- *   trace.c     what ran when */
+ *   trace.c     the flight recorder: what ran when
+ *   dump.c      what it holds, as a file */
 #ifndef DC_RUNTIME_H
 #define DC_RUNTIME_H
 
@@ -119,7 +120,7 @@ typedef struct dc__counters {
   int64_t allocations_base; /* subtracted from what the arenas count */
 } dc__counters;
 
-typedef struct dc__trace dc__trace; /* trace.c */
+typedef struct dc__recorder dc__recorder; /* trace.c */
 
 typedef enum dc__state { DC__NEW, DC__READY, DC__CLEANED } dc__state;
 
@@ -153,7 +154,7 @@ struct dc_context {
   bool profiling;
   int64_t reload_bytes, offload_bytes;
   dc__counters counters;
-  dc__trace *trace;
+  dc__recorder *recorder;
 
   dc__coll_item *items; /* scratch of a fused gather */
   int64_t item_capacity;
@@ -170,6 +171,8 @@ dc_status dc__leave(dc_context *ctx, dc_status status);
 dc_status dc__context_start(dc_context *ctx, const char *fn, dc_comm *comm, const dc_config *config,
                             int64_t bucket_elements);
 dc_status dc__context_cleanup(dc_context *ctx);
+/* dc__comm_exchange() on the gathers' communicator, recorded. */
+dc_status dc__exchange(dc_context *ctx, dc__tag *tag, const int64_t *mine, int64_t count, int64_t *table);
 /* The first failure of the asynchronous work, or DC_OK. */
 dc_status dc__context_check(dc_context *ctx);
 /* A stream of the context, made on first use. */
@@ -258,7 +261,7 @@ dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int
 dc_status dc__value_find(dc__graph *graph, const char *fn, int64_t id, dc__value **value);
 void dc__values_drop_device(dc_context *ctx, dc__graph *graph);
 void dc__values_free(dc_context *ctx, dc__graph *graph);
-dc_status dc__reload_shard(dc_context *ctx, dc__param *param);
+dc_status dc__reload_shard(dc_context *ctx, const dc__graph *graph, dc__param *param);
 void dc__drop_shard(dc_context *ctx, dc__param *param);
 bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer);
 
@@ -271,13 +274,47 @@ dc_status dc__dry_run(dc_context *ctx, const char *fn, int32_t op, int64_t graph
 /* Elements that a collective brings to this rank from others. */
 int64_t dc__wire_elements(const dc_context *ctx, const dc__range *ranges, int64_t total, bool reduce);
 
-/* ---- trace.c ---- */
+/* ---- trace.c: the flight recorder, and traces out of it ---- */
 
+/* Whose collectives an entry counts with: ranks that do the same have the same number for each. */
+enum { DC__GROUP_NONE, DC__GROUP_GATHER, DC__GROUP_REDUCE, DC__GROUPS };
+
+typedef struct dc__note {
+  const dc__tag *tag;
+  int32_t lane;
+  int32_t group;
+  int32_t dtype; /* of the first tensor */
+  int32_t count; /* tensors */
+  int64_t bytes; /* of the whole tensors: the same on every rank */
+  int64_t moved; /* to or from this rank */
+} dc__note;
+
+dc_status dc__recorder_create(dc_context *ctx);
+void dc__recorder_free(dc_context *ctx);
+/* The context has its communicators now. */
+void dc__recorder_joined(dc_context *ctx);
+/* Notes an operation that begins now; NULL: it could not be kept. The span is for the pieces of work it queues. */
+dc__span *dc__record(dc_context *ctx, const dc__note *note);
+/* After the last piece was queued: an operation that had nothing to do is done. */
+void dc__record_queued(dc__span *span);
+/* An operation that is the calling thread's own work, and its end. Returns status. */
+dc__span *dc__record_call(dc_context *ctx, const dc__tag *tag, int64_t bytes);
+dc_status dc__record_done(dc__span *span, dc_status status);
+/* Around a piece of work on a stream that does not know of spans. */
+void dc__record_begin(dc__span *span, dc_stream *stream);
+void dc__record_end(dc__span *span, dc_stream *stream);
+/* dc__stream_copy() on the stream of a lane that was made, as an operation. */
+void dc__record_copy(dc_context *ctx, const dc__tag *tag, int32_t lane, void *dst, const void *src, size_t bytes);
 dc_status dc__trace_start(dc_context *ctx, int64_t capacity);
-void dc__trace_free(dc_context *ctx);
 int64_t dc__trace_read(dc_context *ctx, char *events, size_t event_size, int64_t cap);
-/* Marks begin and end of work on a lane: the real times, taken in stream order. No effect when nothing is traced. */
-int64_t dc__trace_begin(dc_context *ctx, dc_stream *stream, int32_t lane, const dc__tag *tag);
-void dc__trace_end(dc_context *ctx, dc_stream *stream, int64_t mark, int64_t bytes);
+
+/* ---- dump.c ---- */
+
+/* Writes what is recorded to folder/rank-R.json, without the context's mutex. */
+dc_status dc__trace_dump(dc_context *ctx, const char *fn, const char *folder);
+dc_status dc__trace_dump_on_error(dc_context *ctx, const char *folder);
+/* Of a call's status: keeps the first failure of the ranks' work, and dumps where the caller wants it. This thread's
+ * last error stays. */
+void dc__note_failure(dc_context *ctx, dc_status status);
 
 #endif

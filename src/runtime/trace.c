@@ -1,102 +1,213 @@
-/* What ran when: a ring of events, written in stream order with the times at which the work really began and ended. */
+/* The flight recorder: a ring of a context's last operations, which traces read too. Recording writes one entry under
+ * the context's mutex, and the streams write their times into it; nothing is allocated and nothing waits. Entries are
+ * made of atomics and carry their serial number last, so that dc__trace_dump (dump.c) reads them from any thread while
+ * calls are blocked. */
 #include <string.h>
 
-#include "runtime/runtime.h"
+#include "runtime/record.h"
 
-struct dc__trace {
-  pthread_mutex_t mutex; /* streams write while callers read */
-  int64_t capacity;
-  int64_t begun;  /* marks given out, ever */
-  int64_t oldest; /* first mark not yet read */
-  dc_trace_event events[];
-};
+/* ---- life ---- */
 
-dc_status dc__trace_start(dc_context *ctx, int64_t capacity) {
-  DC__TRY(dc__drain(ctx)); /* streams hold pointers to the old trace */
-  dc__trace_free(ctx);
-  if (capacity == 0) {
-    return DC_OK;
+static dc__ring *make_ring(int64_t capacity) {
+  dc__ring *ring = dc__calloc(1, sizeof *ring + (size_t)capacity * sizeof(dc__entry));
+  if (ring != NULL) {
+    ring->capacity = capacity;
   }
-  dc__trace *trace = dc__calloc(1, sizeof *trace + (size_t)capacity * sizeof(dc_trace_event));
-  if (trace == NULL) {
+  return ring;
+}
+
+dc_status dc__recorder_create(dc_context *ctx) {
+  dc__recorder *r = dc__calloc(1, sizeof *r);
+  if (r == NULL) {
     return DC_E_NO_MEMORY;
   }
-  pthread_mutex_init(&trace->mutex, NULL);
-  trace->capacity = capacity;
-  ctx->trace = trace;
+  r->ring = make_ring(DC__RECORDED);
+  if (r->ring == NULL) {
+    dc__free(r);
+    return DC_E_NO_MEMORY;
+  }
+  pthread_mutex_init(&r->mutex, NULL);
+  r->first_ticks = dc__ticks();
+  r->first_ns = dc__now_ns();
+  ctx->recorder = r;
   return DC_OK;
 }
 
-void dc__trace_free(dc_context *ctx) {
-  if (ctx->trace != NULL) {
-    pthread_mutex_destroy(&ctx->trace->mutex);
-    dc__free(ctx->trace);
-    ctx->trace = NULL;
+void dc__recorder_free(dc_context *ctx) {
+  dc__recorder *r = ctx->recorder;
+  pthread_mutex_destroy(&r->mutex);
+  dc__free(r->ring);
+  dc__free(r->folder);
+  dc__free(r);
+}
+
+void dc__recorder_joined(dc_context *ctx) {
+  dc__recorder *r = ctx->recorder;
+  atomic_store(&r->transport, ctx->gather_comm->ops->name);
+  atomic_store(&r->rank, ctx->rank);
+  atomic_store(&r->world, ctx->world);
+}
+
+/* ---- recording ---- */
+
+dc__entry *dc__ring_entry(dc__ring *ring, int64_t serial) {
+  return &ring->entries[(serial - 1) % ring->capacity];
+}
+
+static void put(atomic_llong *word, int64_t value) {
+  atomic_store_explicit(word, value, memory_order_release);
+}
+
+static void put32(atomic_int *word, int32_t value) {
+  atomic_store_explicit(word, value, memory_order_release);
+}
+
+dc__span *dc__record(dc_context *ctx, const dc__note *note) {
+  dc__recorder *r = ctx->recorder;
+  int32_t group =
+      note->group == DC__GROUP_REDUCE && ctx->reduce_comm == ctx->gather_comm ? DC__GROUP_GATHER : note->group;
+  int32_t seq = group == DC__GROUP_NONE ? 0 : (int32_t)++r->seq[group];
+  int64_t serial = atomic_load_explicit(&r->recorded, memory_order_relaxed) + 1;
+  dc__entry *e = dc__ring_entry(r->ring, serial);
+  if (atomic_load_explicit(&e->span.pending, memory_order_acquire) != 0) {
+    /* A stream still has this piece of work, a whole ring ago: it is what one will look for, so it stays. */
+    atomic_fetch_add_explicit(&r->dropped, 1, memory_order_relaxed);
+    return NULL;
+  }
+  int64_t now = dc__ticks();
+  atomic_store_explicit(&e->serial, 0, memory_order_relaxed); /* readers: not whole */
+  put(&e->queued, now);
+  put(&e->span.begun, note->lane == DC__LANE_CALLER && group == DC__GROUP_NONE ? now : 0);
+  put(&e->span.ended, 0);
+  put32(&e->span.failed, 0);
+  put(&e->id, note->tag->id);
+  put(&e->bytes, note->bytes);
+  put(&e->moved, note->moved);
+  put32(&e->graph, (int32_t)note->tag->graph_id);
+  put32(&e->seq, seq);
+  put32(&e->op, note->tag->op);
+  put32(&e->kind, note->lane | group << 8 | note->dtype << 16);
+  put32(&e->count, note->count);
+  put(&e->serial, serial);
+  atomic_store_explicit(&r->recorded, serial, memory_order_release);
+  return &e->span;
+}
+
+dc__span *dc__record_call(dc_context *ctx, const dc__tag *tag, int64_t bytes) {
+  return dc__record(ctx, &(dc__note){.tag = tag, .lane = DC__LANE_CALLER, .bytes = bytes, .moved = bytes, .count = 1});
+}
+
+dc_status dc__record_done(dc__span *span, dc_status status) {
+  if (span != NULL) {
+    atomic_store_explicit(&span->ended, dc__ticks(), memory_order_relaxed);
+    atomic_store_explicit(&span->failed, status != DC_OK, memory_order_relaxed);
+  }
+  return status;
+}
+
+void dc__record_queued(dc__span *span) {
+  if (span != NULL && atomic_load_explicit(&span->pending, memory_order_acquire) == 0 &&
+      atomic_load_explicit(&span->ended, memory_order_relaxed) == 0) {
+    dc__span_expect(span);
+    dc__span_begin(span);
+    dc__span_end(span, false);
   }
 }
 
-typedef struct mark_args {
-  dc__trace *trace;
-  int64_t mark;
-  int64_t bytes;
-  bool end;
-} mark_args;
-
-static void mark_task(void *arg) {
-  mark_args *a = arg;
-  dc__trace *trace = a->trace;
-  pthread_mutex_lock(&trace->mutex);
-  if (trace->begun - a->mark <= trace->capacity) { /* its place was not taken by a later one */
-    dc_trace_event *event = &trace->events[a->mark % trace->capacity];
-    if (a->end) {
-      event->bytes = a->bytes;
-      event->end_ns = dc__now_ns();
-    } else {
-      event->begin_ns = dc__now_ns();
-    }
-  }
-  pthread_mutex_unlock(&trace->mutex);
+static void begin_task(void *arg) {
+  dc__span *span;
+  memcpy(&span, arg, sizeof span);
+  dc__span_begin(span);
 }
 
-int64_t dc__trace_begin(dc_context *ctx, dc_stream *stream, int32_t lane, const dc__tag *tag) {
-  dc__trace *trace = ctx->trace;
-  if (trace == NULL) {
-    return -1;
-  }
-  pthread_mutex_lock(&trace->mutex);
-  int64_t mark = trace->begun++;
-  if (trace->begun - trace->oldest > trace->capacity) {
-    trace->oldest = trace->begun - trace->capacity;
-  }
-  trace->events[mark % trace->capacity] =
-      (dc_trace_event){.graph_id = tag->graph_id, .id = tag->id, .op = tag->op, .lane = lane};
-  pthread_mutex_unlock(&trace->mutex);
-  mark_args args = {trace, mark, 0, false};
-  dc__stream_call(stream, mark_task, &args, sizeof args);
-  return mark;
+static void end_task(void *arg) {
+  dc__span *span;
+  memcpy(&span, arg, sizeof span);
+  dc__span_end(span, false);
 }
 
-void dc__trace_end(dc_context *ctx, dc_stream *stream, int64_t mark, int64_t bytes) {
-  if (mark >= 0 && ctx->trace != NULL) {
-    mark_args args = {ctx->trace, mark, bytes, true};
-    dc__stream_call(stream, mark_task, &args, sizeof args);
+void dc__record_begin(dc__span *span, dc_stream *stream) {
+  dc__span_expect(span);
+  dc__stream_call(stream, begin_task, &span, sizeof span);
+}
+
+void dc__record_end(dc__span *span, dc_stream *stream) {
+  dc__stream_call(stream, end_task, &span, sizeof span);
+}
+
+void dc__record_copy(dc_context *ctx, const dc__tag *tag, int32_t lane, void *dst, const void *src, size_t bytes) {
+  const dc__note note = {.tag = tag, .lane = lane, .count = 1, .bytes = (int64_t)bytes, .moved = (int64_t)bytes};
+  dc_stream *stream = lane == DC__LANE_CALLER ? NULL : ctx->lanes[lane];
+  dc__span *span = dc__record(ctx, &note);
+  dc__record_begin(span, stream);
+  dc__stream_copy(stream, dst, src, bytes);
+  dc__record_end(span, stream);
+}
+
+/* ---- traces ---- */
+
+/* Another size, with the entries that fit. Nothing is queued: the streams hold pointers to the old ring. */
+static dc_status resize(dc__recorder *r, int64_t capacity) {
+  dc__ring *old = r->ring;
+  if (old->capacity == capacity) {
+    return DC_OK;
   }
+  dc__ring *ring = make_ring(capacity);
+  if (ring == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  int64_t last = atomic_load(&r->recorded);
+  int64_t keep = capacity < old->capacity ? capacity : old->capacity;
+  for (int64_t serial = last > keep ? last - keep + 1 : 1; serial <= last; serial++) {
+    memcpy(dc__ring_entry(ring, serial), dc__ring_entry(old, serial), sizeof(dc__entry));
+  }
+  pthread_mutex_lock(&r->mutex); /* a dump may be reading the old one */
+  r->ring = ring;
+  pthread_mutex_unlock(&r->mutex);
+  dc__free(old);
+  return DC_OK;
+}
+
+dc_status dc__trace_start(dc_context *ctx, int64_t capacity) {
+  dc__recorder *r = ctx->recorder;
+  int64_t need = capacity < DC__RECORDED ? DC__RECORDED : capacity;
+  if (r->ring->capacity != need) {
+    DC__TRY(dc__drain(ctx));
+    DC__TRY(resize(r, need));
+  }
+  r->trace_capacity = capacity;
+  r->trace_next = atomic_load(&r->recorded) + 1;
+  return DC_OK;
+}
+
+double dc__recorder_rate(const dc__recorder *r, int64_t ticks, int64_t ns) {
+  return ticks > r->first_ticks ? (double)(ns - r->first_ns) / (double)(ticks - r->first_ticks) : 1.0;
 }
 
 int64_t dc__trace_read(dc_context *ctx, char *events, size_t event_size, int64_t cap) {
-  dc__trace *trace = ctx->trace;
+  dc__recorder *r = ctx->recorder;
+  int64_t ticks = dc__ticks();
+  int64_t ns = dc__now_ns();
+  double rate = dc__recorder_rate(r, ticks, ns);
+  int64_t last = r->trace_capacity > 0 ? atomic_load(&r->recorded) : 0;
   int64_t count = 0;
-  if (trace == NULL) {
-    return 0;
+  if (r->trace_next <= last - r->trace_capacity) {
+    r->trace_next = last - r->trace_capacity + 1;
   }
-  pthread_mutex_lock(&trace->mutex);
-  /* An event that has not ended holds back those after it, so that none is lost. */
-  while (count < cap && trace->oldest < trace->begun && trace->events[trace->oldest % trace->capacity].end_ns != 0) {
-    const dc_trace_event *event = &trace->events[trace->oldest % trace->capacity];
-    memcpy(events + (size_t)count * event_size, event, event_size < sizeof *event ? event_size : sizeof *event);
-    trace->oldest++;
-    count++;
+  for (; count < cap && r->trace_next <= last; r->trace_next++, count++) {
+    dc__entry *e = dc__ring_entry(r->ring, r->trace_next);
+    int64_t ended = atomic_load(&e->span.ended);
+    if (atomic_load(&e->span.pending) != 0 || ended == 0) {
+      break; /* what has not ended holds back those after it, so that none is lost */
+    }
+    const dc_trace_event event = {.begin_ns = ns - (int64_t)((double)(ticks - atomic_load(&e->span.begun)) * rate),
+                                  .end_ns = ns - (int64_t)((double)(ticks - ended) * rate),
+                                  .graph_id = atomic_load(&e->graph),
+                                  .id = atomic_load(&e->id),
+                                  .bytes = atomic_load(&e->moved),
+                                  .op = atomic_load(&e->op),
+                                  .lane = atomic_load(&e->kind) & 255};
+    memcpy(events + (size_t)count * event_size, &event, event_size < sizeof event ? event_size : sizeof event);
   }
-  pthread_mutex_unlock(&trace->mutex);
   return count;
 }

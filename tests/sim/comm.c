@@ -190,6 +190,7 @@ static bool ready(void *args) {
 }
 
 static void leave(walk *w) {
+  dc__span_end(w->m->parts[w->comm->head.rank].coll.tag.span, group.failure.status != DC_OK);
   w->m->left++;
   poll_group(&w->comm->head);
   dc__comm_release(&w->comm->head);
@@ -205,6 +206,7 @@ static bool step(void *args) {
     return true;
   }
   if (w->phase == POST) {
+    dc__span_begin(w->m->parts[w->comm->head.rank].coll.tag.span);
     post(w);
     w->phase = MOVE;
     return false;
@@ -249,6 +251,7 @@ static void call(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__tag *
   if (dc__comm_check(comm) != DC_OK) {
     return;
   }
+  dc__span_expect(tag->span);
   walk w = {(sim_comm *)dc__comm_retain(comm), next_meeting(self), self->calls++, POST, 0, -1, 0, 0};
   dc__coll *coll = &w.m->parts[comm->rank].coll;
   *coll = (dc__coll){.comm = comm, .tag = *tag, .kind = kind, .count = count};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ._lib import Registry, ffi, in_callback, lib, own, text
@@ -32,7 +33,8 @@ class Context:
     Registered tensors are kept alive until they are unregistered. Calls may come from any thread."""
 
     def __init__(self, device: Optional[Device] = None, log: Optional[Callable[[int, str], None]] = None) -> None:
-        """log(level, message) gets the library's log lines; it must not call the library."""
+        """log(level, message) gets the library's log lines; it must not call the library. The environment's DC_DUMP_DIR
+        names a folder for trace_dump_on_error()."""
         device = device or Device("cpu")
         options = ffi.new("dc_context_options *")
         options.struct_size = ffi.sizeof("dc_context_options")
@@ -52,6 +54,8 @@ class Context:
         self._device = device
         self._comm: Optional[Comm] = None
         self._stream: Optional[Stream] = None
+        if os.environ.get("DC_DUMP_DIR"):
+            self.trace_dump_on_error(os.environ["DC_DUMP_DIR"])
 
     @property
     def _handle(self) -> Any:
@@ -312,6 +316,14 @@ class Context:
         self._check(lib.dc_trace_read(self._handle, events, ffi.sizeof("dc_trace_event"), limit, count))
         return [TraceEvent(event.begin_ns, event.end_ns, event.graph_id, event.id, event.bytes, Op(event.op),
                            event.lane) for event in events[0 : count[0]]]
+
+    def trace_dump(self, folder: Union[str, "os.PathLike[str]"]) -> None:
+        """Writes this rank's last operations to folder/rank-R.json. From any thread, also while a call is blocked."""
+        check(lib.dc_trace_dump(self._handle, os.fsencode(folder)))
+
+    def trace_dump_on_error(self, folder: Union[str, "os.PathLike[str]", None]) -> None:
+        """Does so at the first communication error; None: not any more."""
+        check(lib.dc_trace_dump_on_error(self._handle, ffi.NULL if folder is None else os.fsencode(folder)))
 
 
 def _ids(ids: Sequence[int]) -> Tuple[Any, int]:

@@ -1664,3 +1664,9 @@ extern "C" {
         count: *mut i64,
     ) -> dc_status;
 }
+extern "C" {
+    pub fn dc_trace_dump(context: *mut dc_context, folder: *const ::std::os::raw::c_char) -> dc_status;
+}
+extern "C" {
+    pub fn dc_trace_dump_on_error(context: *mut dc_context, folder: *const ::std::os::raw::c_char) -> dc_status;
+}

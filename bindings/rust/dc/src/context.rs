@@ -9,10 +9,12 @@ use crate::sys;
 use crate::tensor::{fits, output, view, view_of, DType, Element};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::mem::{size_of, ManuallyDrop};
 use std::os::raw::{c_char, c_void};
+use std::os::unix::ffi::OsStrExt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::Path;
 use std::ptr::{self, NonNull};
 
 /// Severity of a log line.
@@ -521,6 +523,24 @@ impl Context {
         events.truncate(count as usize);
         Ok(events)
     }
+
+    /// Writes this rank's last operations to `folder/rank-R.json`.
+    pub fn trace_dump(&self, folder: &Path) -> Result<()> {
+        let folder = path(folder)?;
+        check(unsafe { sys::dc_trace_dump(self.as_ptr(), folder.as_ptr()) })
+    }
+
+    /// Does so at the first communication error; `None`: not any more.
+    pub fn trace_dump_on_error(&self, folder: Option<&Path>) -> Result<()> {
+        let folder = folder.map(path).transpose()?;
+        let pointer = folder.as_ref().map_or(ptr::null(), |folder| folder.as_ptr());
+        check(unsafe { sys::dc_trace_dump_on_error(self.as_ptr(), pointer) })
+    }
+}
+
+fn path(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Error::new(Status::INVALID, format!("folder = {path:?}, must have no NUL")))
 }
 
 fn unknown(id: i64) -> Error {

@@ -56,6 +56,14 @@ fn gathers_cast_and_prefetch() {
         context.update(3, |_: &mut [f32], _: &mut [f32]| ()).unwrap();
         let events = context.trace_read(16).unwrap();
         assert!(events.iter().any(|event| Op::name_of(event.op) == "prefetch_params_fused" || event.id == 3));
+        let folder = std::env::temp_dir().join(format!("dc-dump-{}", std::process::id()));
+        context.trace_dump_on_error(Some(&folder)).unwrap();
+        context.trace_dump_on_error(None).unwrap();
+        context.trace_dump(&folder).unwrap();
+        let file = folder.join(format!("rank-{}.json", comm.rank()));
+        assert!(std::fs::read_to_string(&file).unwrap().contains("prefetch_params_fused"));
+        std::fs::remove_file(&file).unwrap();
+        let _ = std::fs::remove_dir(&folder); // the last rank's works
     });
     assert!(results.iter().all(Result::is_ok));
 }
