@@ -25,6 +25,10 @@ test:
 abi:
 	@$(MAKE) --no-print-directory test SUITES="gcc abi"; status=$$?; cat build/logs/abi.log; exit $$status
 
+docs: build
+	@$(PY) scripts/make_docs.py build/docs
+	@echo "build/docs/html/index.html; man -M build/docs/man dc_api; build/docs/dc_api.json"
+
 mutants:
 	@scripts/setup.sh test
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/mutants.py
@@ -44,4 +48,4 @@ bench: build
 clean:
 	rm -rf .venv build
 
-.PHONY: build train test abi mutants coverage bench clean
+.PHONY: build train test abi docs mutants coverage bench clean

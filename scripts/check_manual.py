@@ -69,8 +69,18 @@ def faults(model: Dict[str, Any]) -> List[str]:
             if function["chapter"] == chapter["number"]]
         if not re.search(r"Source: |Computes nothing", " ".join(inside)):
             found.append(f"chapter {chapter['number']}, {chapter['title']}: no 'Source: ' and no 'Computes nothing'")
+    found += layout_faults(model)
     empty = [kind for kind in ("functions", "structs", "enums", "chapters", "arguments") if not model[kind]]
     return found + [f"no {kind} found in the header" for kind in empty]
+
+
+def layout_faults(model: Dict[str, Any]) -> Iterator[str]:
+    """The manual's offsets are those that the compiler locked for each release."""
+    for lock in sorted((manual.ROOT / "tests" / "abi").glob("layout_*.c")):
+        for name, field, offset in re.findall(r"offsetof\((\w+), (\w+)\) == (\d+)", lock.read_text(encoding="utf-8")):
+            at = [item["offset"] for item in model["structs"][name]["fields"] if item["name"] == field]
+            if at != [int(offset)]:
+                yield f"{name}.{field}: the manual puts it at {at}, {lock.name} at {offset}"
 
 
 # What is left out, and how the fault begins.

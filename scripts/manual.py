@@ -191,10 +191,31 @@ def read(path: Path = HEADER) -> Dict[str, Any]:
             _function(model, part["prototype"], comment, chapter)
         # Macros that follow each other without a blank line share a comment.
         comment = comment if part["macro"] and text.startswith("\n#define", match.end()) else ""
+    for struct in model["structs"].values():
+        _lay_out(struct)
     shared = {entry["number"]: _shared(entry["intro"]) for entry in model["chapters"]}
     for name, function in model["functions"].items():
         function["errors"] = errors_of(name, model["functions"], shared)
+        for param in function["params"]:
+            param["direction"] = _direction(param["type"], model["opaque"])
     return model
+
+
+def _lay_out(struct: Dict[str, Any]) -> None:
+    """Offsets and size where pointers have 64 bits; every type that the header may use is aligned to its size."""
+    end = 0
+    for field in struct["fields"]:
+        narrow = re.fullmatch(r"u?int(8|16|32)_t|float", field["type"])
+        size = (int(narrow[1] or 32) // 8 if narrow else 8)
+        field["offset"] = end = (end + size - 1) // size * size
+        end += size
+    struct["size"] = (end + 7) // 8 * 8
+
+
+def _direction(kind: str, opaque: Dict[str, Any]) -> str:
+    target = kind[:-1].strip()
+    written = kind.endswith("*") and not kind.startswith("const ") and target != "void" and target not in opaque
+    return "out" if written else "in"
 
 
 def _shared(intro: List[str]) -> str:
@@ -211,6 +232,12 @@ def _function(model: Dict[str, Any], prototype: str, comment: str, chapter: int)
     model["functions"][found[2]] = {
         "chapter": chapter, "prototype": f"{found[0]};", "returns": found[1].strip(), "summary": text.summary,
         "doc": text.body, "returns_doc": text.returns, "threads": text.threads, "since": text.since,
-        "params": [{"name": name, "type": kind, "doc": text.params.get(name, model["arguments"].get(name, ""))}
+        "params": [{"name": name, "type": kind, "doc": text.params.get(name) or _common(model["arguments"], name, kind)}
                    for kind, name in arguments],
     }
+
+
+def _common(arguments: Dict[str, str], name: str, kind: str) -> str:
+    """What the first page says of an argument: of a handle, or of the place for a new one."""
+    given, _, place = arguments.get(name, "").partition(". As the place for a new one: ")
+    return f"set to {place}" if place and kind.endswith("**") else given

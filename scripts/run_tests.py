@@ -192,6 +192,17 @@ def valgrind(suite: Suite) -> Count:
     return total
 
 
+def docs(suite: Suite) -> Count:
+    """The manual: pages without warnings of Sphinx, a search, and man pages without warnings of groff."""
+    folder = BUILD / "docs"
+    total = one(suite.run(sys.executable, "scripts/make_docs.py", str(folder)))
+    total += one(suite.run("grep", "-q", "dc_allgather_param", str(folder / "html" / "searchindex.js")))
+    lint = ("set -e; for page in build/docs/man/man?/*; do "
+            "out=$(MANROFFSEQ= man --warnings=all -E UTF-8 -l -Tutf8 -Z $page 2>&1 >/dev/null); "
+            "[ -z \"$out\" ] || { echo \"$page: $out\"; exit 1; }; done; man -M build/docs/man dc_allgather_param | grep -q NAME")
+    return total + one(suite.run("sh", "-c", lint, LC_ALL="C.UTF-8"))
+
+
 def readme(suite: Suite) -> Count:
     return one(suite.run(sys.executable, "scripts/check_readme.py", timeout=900))
 
@@ -239,6 +250,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "python": lambda suite: pytest(suite, "tests/python"),
     "python-abi": lambda suite: pytest(suite, "tests/python", "-m", "not slow", DC_FFI="abi"),
     "torch": lambda suite: pytest(suite, "tests/torch", timeout=2400),
+    "docs": docs,
     "readme": readme,
 }
 

@@ -31,6 +31,7 @@ if [ "${1:-build}" = test ]; then
   want binutils command -v nm
   want abigail-tools command -v abidw
   want patch command -v patch
+  want man-db command -v man
   want cargo command -v cargo
   want rustfmt cargo fmt --version
   want rust-clippy cargo clippy --version
