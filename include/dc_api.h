@@ -24,7 +24,8 @@
  *   - Thread classes: [any] from any thread at any time; [handle] one thread at a time for one handle (calls on
  *     one context are serialised by the library itself, so autograd threads may call); [init] before other
  *     threads use the object.
- *   - A process that has created a context must not call libdc in a child made by fork() without exec().
+ *   - Handles belong to the process that made them. In a child made by fork(), a call on one is DC_E_STATE, destroying
+ *     and releasing do nothing, and the parent notices nothing; the child may make handles of its own.
  *   - Inputs are read during the call alone, and outputs written during it alone, except where it says so. Texts
  *     are UTF-8 and end with NUL.
  *   - Each chapter names the source of its mathematics, or says that it computes nothing.
@@ -120,6 +121,7 @@ enum dc_status_code {
   DC_E_ABORTED = -203,         /**< dc_comm_abort() was called, here or on another rank */
   DC_E_CALLBACK = -204,        /**< a function of the caller's table returned an error */
   DC_E_SYSTEM = -205,          /**< the operating system refused something; the text has its reason */
+  DC_E_CORRUPT = -206,         /**< what arrived from a rank is not what it sent (dc_comm_set_checksums) */
   DC_E_INTERNAL = -900         /**< a defect of libdc; please report the text */
 };
 
@@ -461,8 +463,18 @@ DC_API dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream);
  *  [any] Since 0.1. */
 DC_API void dc_comm_abort(dc_comm *comm, const char *reason);
 
+/** Turns checksums on (1) or off (0), for debugging: from its next collective on, this rank offers a checksum beside
+ *  what others read from it, and compares what it has read from ranks that do the same. It holds for every copy of the
+ *  communicator, those of contexts too; give it on every rank. Memory that somebody overwrites while others read it,
+ *  or that arrives changed, is then DC_E_CORRUPT on every rank, whose text names both ranks, the operator, the
+ *  parameter and the elements. All that is moved is read twice more. Source: FNV-1a (Fowler, Noll, Vo), over words.
+ *  enable  1 or 0; else DC_E_INVALID
+ *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (external). [handle] Since 0.1. */
+DC_API dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable);
+
 /** Whether the communicator still works: DC_OK, or the first failure of its group, with its text in dc_last_error().
- *  Returns DC_OK; DC_E_INVALID, DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK.
+ *  Returns DC_OK; DC_E_INVALID, DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK,
+ *  DC_E_CORRUPT.
  *  [any] Since 0.1. */
 DC_API dc_status dc_comm_check(dc_comm *comm);
 

@@ -109,7 +109,9 @@ dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t ra
 }
 
 void dc_comm_destroy(dc_comm *comm) {
-  dc__comm_release(comm);
+  if (comm != NULL && !dc__owner_is_other(&comm->owner)) {
+    dc__comm_release(comm);
+  }
 }
 
 int32_t dc_comm_rank(const dc_comm *comm) {
@@ -128,16 +130,37 @@ dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy) {
   if (comm == NULL) {
     return dc__fail(DC_E_INVALID, "dc_comm_dup: comm is NULL");
   }
+  DC__TRY(dc__owner_check("dc_comm_dup", "communicator", &comm->owner));
   DC__TRY(dc__comm_check(comm));
   return comm->ops->dup(comm, copy);
 }
 
+dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable) {
+  if (comm == NULL) {
+    return dc__fail(DC_E_INVALID, "dc_comm_set_checksums: comm is NULL");
+  }
+  if (enable != 0 && enable != 1) {
+    return dc__fail(DC_E_INVALID, "dc_comm_set_checksums: enable = %" PRId32 ", must be 0 or 1", enable);
+  }
+  DC__TRY(dc__owner_check("dc_comm_set_checksums", "communicator", &comm->owner));
+  if (comm->ops->set_checksums == NULL) {
+    return dc__fail(DC_E_UNSUPPORTED, "dc_comm_set_checksums: this communicator (%s) does not see what ranks send",
+                    comm->ops->name);
+  }
+  comm->ops->set_checksums(comm, enable == 1);
+  return DC_OK;
+}
+
 void dc_comm_abort(dc_comm *comm, const char *reason) {
-  if (comm != NULL) {
+  if (comm != NULL && !dc__owner_is_other(&comm->owner)) {
     comm->ops->abort(comm, reason);
   }
 }
 
 dc_status dc_comm_check(dc_comm *comm) {
-  return comm == NULL ? dc__fail(DC_E_INVALID, "dc_comm_check: comm is NULL") : dc__comm_check(comm);
+  if (comm == NULL) {
+    return dc__fail(DC_E_INVALID, "dc_comm_check: comm is NULL");
+  }
+  DC__TRY(dc__owner_check("dc_comm_check", "communicator", &comm->owner));
+  return dc__comm_check(comm);
 }

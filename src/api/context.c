@@ -24,6 +24,7 @@ dc_status dc_context_create(dc_device *device, const dc_context_options *options
   if (device == NULL) {
     return dc__fail(DC_E_INVALID, "%s: device is NULL; open one with dc_device_open", __func__);
   }
+  DC__TRY(dc__owner_check(__func__, "device", &device->owner));
   dc_context_options o = DC_CONTEXT_OPTIONS_INIT;
   DC__TRY(dc__read_options(__func__, "options", &o, sizeof o, options, DC__CONTEXT_OPTIONS_SIZE_0_1));
   dc_context *ctx = dc__calloc(1, sizeof *ctx);
@@ -44,7 +45,7 @@ dc_status dc_context_create(dc_device *device, const dc_context_options *options
 }
 
 void dc_context_destroy(dc_context *context) {
-  if (context == NULL) {
+  if (context == NULL || dc__owner_is_other(&context->device->owner)) {
     return;
   }
   pthread_mutex_lock(&context->mutex);
@@ -92,6 +93,10 @@ dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *config, i
   if (context == NULL) {
     return dc__fail(DC_E_INVALID, "%s: context is NULL", __func__);
   }
+  DC__TRY(dc__owner_check(__func__, "context", &context->device->owner));
+  if (comm != NULL) {
+    DC__TRY(dc__owner_check(__func__, "communicator", &comm->owner));
+  }
   pthread_mutex_lock(&context->mutex);
   return dc__leave(context, init_locked(context, comm, config, initial_reduce_bucket_size));
 }
@@ -100,6 +105,7 @@ dc_status dc_cleanup(dc_context *context) {
   if (context == NULL) {
     return dc__fail(DC_E_INVALID, "%s: context is NULL", __func__);
   }
+  DC__TRY(dc__owner_check(__func__, "context", &context->device->owner));
   pthread_mutex_lock(&context->mutex);
   if (context->state == DC__NEW) {
     return dc__leave(context, dc__fail(DC_E_STATE, "%s: the context was never initialised", __func__));
@@ -134,7 +140,10 @@ dc_status dc_step_abort(dc_context *context) {
   DC__IN_CONTEXT(context, abort_step(context));
 }
 
-static dc_status set_stream(dc_context *ctx, dc_stream *stream) {
+static dc_status set_stream(dc_context *ctx, const char *fn, dc_stream *stream) {
+  if (stream != NULL) {
+    DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
+  }
   /* What the old stream still reads stays ordered before what is released on the new one. */
   dc__after_caller(ctx, stream);
   ctx->lanes[DC__LANE_CALLER] = stream;
@@ -142,7 +151,7 @@ static dc_status set_stream(dc_context *ctx, dc_stream *stream) {
 }
 
 dc_status dc_set_stream(dc_context *context, dc_stream *stream) {
-  DC__IN_CONTEXT(context, set_stream(context, stream));
+  DC__IN_CONTEXT(context, set_stream(context, __func__, stream));
 }
 
 dc_status dc_async_error(dc_context *context) {

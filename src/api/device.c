@@ -59,7 +59,9 @@ dc_status dc_device_open(const char *name, const dc_device_options *options, dc_
 }
 
 void dc_device_destroy(dc_device *device) {
-  dc__device_release(device);
+  if (device != NULL && !dc__owner_is_other(&device->owner)) {
+    dc__device_release(device);
+  }
 }
 
 const char *dc_device_name(const dc_device *device) {
@@ -70,11 +72,12 @@ dc_status dc_stream_create(dc_device *device, dc_stream **stream) {
   REQUIRE(stream);
   *stream = NULL;
   REQUIRE(device);
+  DC__TRY(dc__owner_check(__func__, "device", &device->owner));
   return named(__func__, device->ops->stream_create(device, stream));
 }
 
 void dc_stream_destroy(dc_stream *stream) {
-  if (stream != NULL) {
+  if (stream != NULL && !dc__owner_is_other(&stream->device->owner)) {
     stream->device->ops->stream_destroy(stream);
   }
 }
@@ -82,6 +85,7 @@ void dc_stream_destroy(dc_stream *stream) {
 dc_status dc_stream_synchronize(dc_stream *stream, int64_t timeout_ns) {
   REQUIRE(stream);
   DC__TRY(check_timeout(__func__, timeout_ns));
+  DC__TRY(dc__owner_check(__func__, "stream", &stream->device->owner));
   return named(__func__, dc__stream_sync(stream, timeout_ns));
 }
 
@@ -101,6 +105,7 @@ dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user) {
     fn(user);
     return DC_OK;
   }
+  DC__TRY(dc__owner_check(__func__, "stream", &stream->device->owner));
   user_call call = {fn, user};
   return named(__func__, stream->device->ops->stream_call(stream, run_user_call, &call, sizeof(call)));
 }
@@ -109,23 +114,26 @@ dc_status dc_event_create(dc_device *device, dc_event **event) {
   REQUIRE(event);
   *event = NULL;
   REQUIRE(device);
+  DC__TRY(dc__owner_check(__func__, "device", &device->owner));
   return named(__func__, device->ops->event_create(device, event));
 }
 
 void dc_event_destroy(dc_event *event) {
-  if (event != NULL) {
+  if (event != NULL && !dc__owner_is_other(&event->device->owner)) {
     event->device->ops->event_destroy(event);
   }
 }
 
 dc_status dc_event_record(dc_event *event, dc_stream *stream) {
   REQUIRE(event);
+  DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
   dc__event_record(event, stream);
   return DC_OK;
 }
 
 dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns) {
   REQUIRE(event);
+  DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
   if (stream != NULL) {
     return named(__func__, event->device->ops->event_wait(event, stream));
   }
@@ -136,6 +144,7 @@ dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns) 
 dc_status dc_event_query(dc_event *event, int32_t *passed) {
   REQUIRE(event);
   REQUIRE(passed);
+  DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
   *passed = dc__event_passed(event) ? 1 : 0;
   return DC_OK;
 }

@@ -99,6 +99,21 @@ bool dc__map_put(dc__map *map, int64_t key, void *value); /* false: no memory (l
 void dc__map_remove(dc__map *map, int64_t key);
 void dc__map_clear(dc__map *map); /* frees the map's own memory, not the values */
 
+/* ---- whose an object is (owner.c) ---- */
+
+/* Tells a child made by fork() that an object is its parent's: a page that the kernel empties in children, so that
+ * looking costs no system call; where it cannot (before 4.14), the process's number. All zero: everybody's. */
+typedef struct dc__owner {
+  const unsigned char *page; /* NULL: compare pid */
+  int32_t pid;
+} dc__owner;
+
+void dc__owner_init(dc__owner *owner);
+void dc__owner_drop(dc__owner *owner);
+bool dc__owner_is_other(const dc__owner *owner);
+/* DC_E_STATE in a child; `what` is the object, "context". */
+dc_status dc__owner_check(const char *function, const char *what, const dc__owner *owner);
+
 /* ---- time (clock.c) ---- */
 
 int64_t dc__now_ns(void); /* monotonic */

@@ -34,8 +34,15 @@ void dc__comm_drop_group(dc_comm *comm) {
   }
 }
 
-static dc_status check_comm(const char *fn, dc_comm *comm) {
-  return comm == NULL ? dc__fail(DC_E_INVALID, "%s: comm is NULL", fn) : dc__comm_check(comm);
+static dc_status check_comm(const char *fn, dc_comm *comm, const dc_stream *stream) {
+  if (comm == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
+  }
+  DC__TRY(dc__owner_check(fn, "communicator", &comm->owner));
+  if (stream != NULL) {
+    DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
+  }
+  return dc__comm_check(comm);
 }
 
 /* ---- starting ---- */
@@ -186,7 +193,7 @@ static bool overlap(const void *a, int64_t a_count, const void *b, int64_t b_cou
 dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
                              dc_stream *stream) {
   static const char fn[] = "dc_comm_all_gather";
-  DC__TRY(check_comm(fn, comm));
+  DC__TRY(check_comm(fn, comm, stream));
   pair p;
   dc__range ranges[DC__COMM_MAX_WORLD];
   int64_t total;
@@ -213,7 +220,7 @@ dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *re
 dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
                                  int32_t op, dc_stream *stream) {
   static const char fn[] = "dc_comm_reduce_scatter";
-  DC__TRY(check_comm(fn, comm));
+  DC__TRY(check_comm(fn, comm, stream));
   pair p;
   dc__range ranges[DC__COMM_MAX_WORLD];
   int64_t total;
@@ -243,7 +250,7 @@ dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor
 
 dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stream *stream) {
   static const char fn[] = "dc_comm_all_reduce";
-  DC__TRY(check_comm(fn, comm));
+  DC__TRY(check_comm(fn, comm, stream));
   dc_tensor tensor;
   int64_t count;
   DC__TRY(read_tensor(fn, "data", data, &tensor, &count));
@@ -255,7 +262,7 @@ dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stre
 
 dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_stream *stream) {
   static const char fn[] = "dc_comm_broadcast";
-  DC__TRY(check_comm(fn, comm));
+  DC__TRY(check_comm(fn, comm, stream));
   dc_tensor tensor;
   int64_t count;
   DC__TRY(read_tensor(fn, "data", data, &tensor, &count));
@@ -270,7 +277,7 @@ dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_str
 
 dc_status dc_comm_barrier(dc_comm *comm) {
   static const char fn[] = "dc_comm_barrier";
-  DC__TRY(check_comm(fn, comm));
+  DC__TRY(check_comm(fn, comm, NULL));
   DC__TRY(check_no_group(fn, comm));
   const dc__tag tag = {-1, -1, DC_OP_COMM_BARRIER, NULL};
   comm->ops->barrier(comm, &tag);
@@ -281,7 +288,7 @@ dc_status dc_comm_barrier(dc_comm *comm) {
 
 dc_status dc_comm_group_begin(dc_comm *comm) {
   static const char fn[] = "dc_comm_group_begin";
-  DC__TRY(check_comm(fn, comm));
+  DC__TRY(check_comm(fn, comm, NULL));
   struct dc__comm_group_state *group = dc__calloc(1, sizeof *group);
   if (group == NULL) {
     return DC_E_NO_MEMORY;
@@ -317,6 +324,7 @@ dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream) {
   if (comm == NULL) {
     return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
   }
+  DC__TRY(dc__owner_check(fn, "communicator", &comm->owner));
   pthread_mutex_lock(&comm->mutex);
   struct dc__comm_group_state *group = comm->group;
   comm->group = NULL;

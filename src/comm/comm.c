@@ -14,10 +14,12 @@ dc_status dc__comm_head_init(dc_comm *comm, const dc__comm_ops *ops, int32_t ran
   if (pthread_mutex_init(&comm->mutex, NULL) != 0) {
     return dc__fail(DC_E_SYSTEM, "a communicator's mutex could not be made");
   }
+  dc__owner_init(&comm->owner);
   return DC_OK;
 }
 
 void dc__comm_head_destroy(dc_comm *comm) {
+  dc__owner_drop(&comm->owner);
   pthread_mutex_destroy(&comm->mutex);
 }
 

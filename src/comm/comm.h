@@ -91,6 +91,7 @@ typedef struct dc__comm_ops {
   dc_status (*heap_alloc)(dc_comm *comm, size_t bytes, void **ptr);
   void (*heap_free)(dc_comm *comm, void *ptr, size_t bytes);
   bool (*shares)(dc_comm *comm, const void *ptr, size_t bytes); /* can peers read it in place? */
+  void (*set_checksums)(dc_comm *comm, bool enable);            /* for all copies; NULL: the transport has none */
   void (*destroy)(dc_comm *comm);
 } dc__comm_ops;
 
@@ -100,6 +101,7 @@ struct dc_comm {
   int32_t rank;
   int32_t world;
   int64_t timeout_ns;
+  dc__owner owner;
   atomic_int refs;
   atomic_llong wire_bytes;            /* read from other ranks, all collectives */
   pthread_mutex_t mutex;              /* failure, group */

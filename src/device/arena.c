@@ -351,6 +351,10 @@ dc__arena *dc__arena_retain(dc__arena *arena) {
   return arena;
 }
 
+bool dc__arena_is_others(const dc__arena *arena) {
+  return dc__owner_is_other(&arena->device->owner);
+}
+
 void dc__arena_release(dc__arena *arena) {
   if (arena == NULL || atomic_fetch_sub_explicit(&arena->refs, 1, memory_order_acq_rel) != 1) {
     return;

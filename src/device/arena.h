@@ -10,5 +10,7 @@ enum { DC__ARENA_RECORD = 96 };
 /* DC__ARENA_RECORD zeroed bytes; NULL: no memory, last error set. They live until given back or the arena dies. */
 void *dc__arena_record(dc__arena *arena);
 void dc__arena_record_free(dc__arena *arena, void *record);
+/* In a child made by fork(): the arena is its parent's. */
+bool dc__arena_is_others(const dc__arena *arena);
 
 #endif

@@ -40,7 +40,8 @@ dc_buffer *dc_buffer_retain(dc_buffer *buffer) {
 }
 
 void dc__buffer_release_after(dc_buffer *buffer, dc_event *after) {
-  if (buffer == NULL || atomic_fetch_sub_explicit(&buffer->refs, 1, memory_order_acq_rel) != 1) {
+  if (buffer == NULL || dc__arena_is_others(buffer->arena) ||
+      atomic_fetch_sub_explicit(&buffer->refs, 1, memory_order_acq_rel) != 1) {
     return;
   }
   dc__buffer_revoke(buffer, after, NULL);

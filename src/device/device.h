@@ -45,6 +45,7 @@ struct dc_device {
   atomic_int refs;
   dc_allocator allocator;   /* alloc NULL: the device's own */
   atomic_llong allocations; /* calls of ops->alloc, for "zero allocations in a steady step" */
+  dc__owner owner;          /* of its streams, events, arenas and contexts too */
 };
 
 /* The heads of streams and events. */

@@ -11,6 +11,7 @@ dc_status dc__enter(dc_context *ctx, const char *fn) {
   if (ctx == NULL) {
     return dc__fail(DC_E_INVALID, "%s: context is NULL", fn);
   }
+  DC__TRY(dc__owner_check(fn, "context", &ctx->device->owner));
   pthread_mutex_lock(&ctx->mutex);
   dc_status status = DC_OK;
   if (ctx->state == DC__NEW) {

@@ -248,12 +248,14 @@ dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc_
   }
   dc__buckets *buckets = find_buckets(ctx, dtype);
   void *slot;
+  if (param->local_sum != NULL && ctx->lanes[DC__LANE_CALLER] != NULL) {
+    DC__TRY(dc__need_event(ctx, &param->last_read));
+  }
   DC__TRY(open_slot(ctx, buckets, param->numel, &slot));
   if (param->local_sum != NULL) {
     combine(ctx, slot, dtype, param->local_sum, dtype, param->numel, false);
     combine(ctx, slot, dtype, grad->data, grad->dtype, param->numel, true);
     if (ctx->lanes[DC__LANE_CALLER] != NULL) {
-      DC__TRY(dc__need_event(ctx, &param->last_read));
       dc__event_record(param->last_read, ctx->lanes[DC__LANE_CALLER]);
     }
     dc__arena_free(ctx->working, param->local_sum, dc__unless_passed(param->last_read), NULL);

@@ -21,6 +21,7 @@ def test_collectives():
         assert part.tolist() == [6 * r, 6 * r + 3]
         assert comm.all_reduce(np.array([1.0 + r]), ReduceOp.MEAN).tolist() == [2]
         assert comm.broadcast(np.array([r, r]), root=2).tolist() == [2, 2]
+        comm.set_checksums()
         comm.barrier()
         copy = comm.dup()
         assert (copy.rank, copy.size) == (r, 3)

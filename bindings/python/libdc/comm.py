@@ -269,6 +269,10 @@ class Comm:
         """Makes every present and future collective of the group fail, on every rank."""
         lib.dc_comm_abort(self._handle, ffi.NULL if reason is None else reason.encode())
 
+    def set_checksums(self, enable: bool = True) -> None:
+        """Compares checksums of all that ranks read from each other, for debugging; to be set on every rank."""
+        self._check(lib.dc_comm_set_checksums(self._handle, int(enable)))
+
     def check(self) -> None:
         """Raises the first failure of this communicator's group, if there was one."""
         self._check(lib.dc_comm_check(self._handle))

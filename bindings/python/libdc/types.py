@@ -30,6 +30,7 @@ class Status(enum.IntEnum):
     E_ABORTED = -203
     E_CALLBACK = -204
     E_SYSTEM = -205
+    E_CORRUPT = -206
     E_INTERNAL = -900
 
 

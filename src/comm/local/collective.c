@@ -15,6 +15,8 @@ typedef struct plan {
   bool reduce;
   bool staged;     /* this rank's data */
   bool offers;     /* other ranks read this rank's data in place */
+  bool checked;    /* its checksums go with it, and the others' are compared */
+  uint32_t first;  /* the number of the first round */
   int64_t largest; /* bytes of the largest part */
   int64_t window;  /* bytes of a part that one staging buffer holds */
 } plan;
@@ -98,8 +100,15 @@ static dc_status make_plan(plan *p, dc__local *self, const dc__coll *coll) {
   p->staged = world > 1 && (p->largest <= stage_window(p, DC__LOCAL_EAGER) || !shared);
   p->offers = world > 1 && any && !p->staged;
   p->window = stage_window(p, (int64_t)self->stage_bytes);
-  if (p->staged && self->stage == NULL) {
-    DC__TRY(dc__local_stage(self->group, self->channel, self->stage_bytes, &self->stage));
+  p->checked = world > 1 && atomic_load_explicit(&self->group->checksums, memory_order_relaxed) != 0;
+  p->first = self->seq + 1;
+  if ((p->staged || p->checked) && self->stage == NULL) {
+    dc_status status = dc__local_stage(self->group, self->channel, self->stage_bytes, &self->stage);
+    if (status != DC_OK) { /* the others will read this too */
+      char name[DC__COLL_TEXT];
+      dc__coll_describe_tag(name, coll->tag.op, coll->tag.id);
+      return dc__fail(status, "%s: rank %" PRId32 ": %s", name, self->head.rank, dc_last_error());
+    }
   }
   return DC_OK;
 }
@@ -128,6 +137,39 @@ static void stage(const plan *p, int64_t lo) {
   }
 }
 
+/* An item's part for or from a rank, as far as one round moves it: data that is read in place is one piece. */
+static piece signed_piece(const dc__coll_item *item, int32_t rank, bool staged, int64_t pos, int64_t lo, int64_t size) {
+  return staged ? cut(item, rank, pos, lo, size) : (piece){0, item->ranges[rank].count, 0};
+}
+
+/* Checksums of what the next round offers, beside the staging buffers. */
+static void sign(const plan *p, int64_t lo) {
+  const dc__local *self = p->self;
+  uint64_t *sums = dc__local_sums(self, self->stage, self->seq + 1);
+  for (int32_t r = 0; r < self->head.world; r++) {
+    int64_t pos = 0;
+    for (int32_t i = 0; i < p->coll.count && (r == self->head.rank) != p->reduce; i++) {
+      const dc__coll_item *item = &p->coll.items[i];
+      piece s = signed_piece(item, r, p->staged, pos, lo, p->window);
+      int64_t begin = s.begin + (p->reduce ? item->ranges[r].begin : 0);
+      if (s.count > 0) {
+        sums[r * DC__COMM_GROUP + i] =
+            dc__local_checksum(bytes_at(item->send, begin, item->dtype), (size_t)s.count * dc_dtype_size(item->dtype));
+      }
+      pos += padded(item_bytes(item, r));
+    }
+  }
+}
+
+static void offer(const plan *p, int64_t lo) {
+  if (p->staged) {
+    stage(p, lo);
+  }
+  if (p->checked && (p->staged || lo == 0)) {
+    sign(p, lo);
+  }
+}
+
 static void publish(const plan *p) {
   dc__local *self = p->self;
   dc__local_slot *slot = dc__local_slot_of(self->group, self->channel, self->head.rank);
@@ -138,6 +180,7 @@ static void publish(const plan *p) {
   call->count = p->coll.count;
   call->root = p->coll.root;
   call->staged = p->staged;
+  call->checked = p->checked;
   call->stage = (uint64_t)((uintptr_t)self->stage - base);
   for (int32_t i = 0; i < p->coll.count; i++) {
     const dc__coll_item *item = &p->coll.items[i];
@@ -157,62 +200,6 @@ static dc_status post_and_wait(const plan *p) {
   dc__local_slot *slot = dc__local_slot_of(self->group, self->channel, self->head.rank);
   dc__local_raise(self->group, &slot->posted, ++self->seq);
   return dc__local_await_posted(self, &p->coll, self->seq);
-}
-
-/* ---- the comparison ---- */
-
-static bool same_item(const dc__local_item *a, const dc__local_item *b) {
-  return a->total == b->total && a->id == b->id && a->ranges == b->ranges && a->dtype == b->dtype &&
-         a->reduce_op == b->reduce_op;
-}
-
-/* The first item in which two calls differ; -1: none. */
-static int32_t difference(const dc__local_call *a, const dc__local_call *b) {
-  int32_t count = a->count < b->count ? a->count : b->count;
-  for (int32_t i = 0; i < count; i++) {
-    if (!same_item(&a->items[i], &b->items[i])) {
-      return i;
-    }
-  }
-  bool same = a->tag.op == b->tag.op && a->tag.graph_id == b->tag.graph_id && a->tag.id == b->tag.id &&
-              a->kind == b->kind && a->root == b->root && a->count == b->count;
-  return same ? -1 : 0;
-}
-
-static void describe(char text[DC__COLL_TEXT], const dc__local_call *call, int32_t item, bool graph) {
-  bool has = item < call->count;
-  const dc__coll_name name = {.graph_id = graph ? call->tag.graph_id : DC__COLL_NO_GRAPH,
-                              .id = has ? call->items[item].id : call->tag.id,
-                              .total = has ? call->items[item].total : 0,
-                              .op = call->tag.op,
-                              .kind = call->kind,
-                              .count = call->count,
-                              .dtype = has ? call->items[item].dtype : DC_DTYPE_NONE,
-                              .reduce_op = has ? call->items[item].reduce_op : 0,
-                              .root = call->root};
-  dc__coll_describe(text, &name);
-}
-
-static dc_status compare(const plan *p) {
-  const dc__local *self = p->self;
-  const dc__local_call *mine = p->calls[self->head.rank];
-  for (int32_t r = 0; r < self->head.world; r++) {
-    int32_t item = difference(mine, p->calls[r]);
-    if (item >= 0) {
-      /* The lower rank is the one that the other is measured by, so that both ranks say the same. */
-      int32_t low = r < self->head.rank ? r : self->head.rank;
-      int32_t high = r < self->head.rank ? self->head.rank : r;
-      bool graph = mine->tag.graph_id != p->calls[r]->tag.graph_id;
-      char low_text[DC__COLL_TEXT];
-      char high_text[DC__COLL_TEXT];
-      describe(low_text, p->calls[low], item, graph);
-      describe(high_text, p->calls[high], item, graph);
-      const char *split = strcmp(low_text, high_text) == 0 ? ", split differently over the ranks" : "";
-      return dc__fail(DC_E_MISMATCH, "rank %" PRId32 " called %s where rank %" PRId32 " called %s%s", high, high_text,
-                      low, low_text, split);
-    }
-  }
-  return DC_OK;
 }
 
 /* ---- the move ---- */
@@ -277,6 +264,42 @@ static int64_t reduce_own_part(const plan *p, int64_t lo, int64_t size) {
   return moved;
 }
 
+/* Whether what was just read from a rank is still what it offered. Who changes memory in place while others read it is
+ * found when the last of it was read. */
+static dc_status verify_part(const plan *p, int32_t from, int64_t lo, int64_t size) {
+  const dc__local *self = p->self;
+  const dc__local_call *call = p->calls[from];
+  int32_t part = p->reduce ? self->head.rank : from;
+  const char *stage = (const char *)(self->group->bases[from] + call->stage);
+  const uint64_t *sums = dc__local_sums(self, stage, call->staged ? self->seq : p->first) + part * DC__COMM_GROUP;
+  int64_t pos = 0;
+  for (int32_t i = 0; i < p->coll.count && (call->staged || lo + size >= p->largest); i++) {
+    const dc__coll_item *item = &p->coll.items[i];
+    piece s = signed_piece(item, part, call->staged, pos, lo, size);
+    size_t bytes = (size_t)s.count * dc_dtype_size(item->dtype);
+    if (bytes > 0 && dc__local_checksum(source(p, from, i, part, &s), bytes) != sums[i]) {
+      char name[DC__COLL_TEXT];
+      dc__coll_describe_tag(name, p->coll.tag.op, item->id);
+      int64_t begin = item->ranges[part].begin + s.begin;
+      return dc__fail(DC_E_CORRUPT,
+                      "%s: what rank %" PRId32 " read from rank %" PRId32
+                      " is not what that rank offered: elements %" PRId64 " to %" PRId64 " (%s) have another checksum",
+                      name, self->head.rank, from, begin, begin + s.count, dc_dtype_name(item->dtype));
+    }
+    pos += padded(item_bytes(item, part));
+  }
+  return DC_OK;
+}
+
+static dc_status verify(const plan *p, int64_t lo, int64_t size) {
+  for (int32_t r = 0; r < p->self->head.world && p->checked; r++) {
+    if (r != p->self->head.rank && p->calls[r]->checked) {
+      DC__TRY(verify_part(p, r, lo, size));
+    }
+  }
+  return DC_OK;
+}
+
 /* A failed group's ranks go on and may free what others read. So say that we read, then look at the failure; they
  * fail first, then look who reads. */
 static dc_status move(const plan *p, int64_t lo, int64_t size) {
@@ -295,18 +318,17 @@ static dc_status move(const plan *p, int64_t lo, int64_t size) {
       moved += gather_part(p, (head->rank + i) % head->world, lo, size);
     }
   }
+  dc_status status = verify(p, lo, size);
   atomic_store(&slot->reading, 0);
   atomic_fetch_add_explicit(&head->wire_bytes, moved, memory_order_relaxed);
-  return DC_OK;
+  return status;
 }
 
 static dc_status run(dc__local *self, const dc__coll *coll) {
   plan p;
   DC__TRY(make_plan(&p, self, coll));
   self->calls++;
-  if (p.staged) {
-    stage(&p, 0);
-  }
+  offer(&p, 0);
   publish(&p);
   DC__TRY(post_and_wait(&p));
   bool any_staged = false;
@@ -314,13 +336,11 @@ static dc_status run(dc__local *self, const dc__coll *coll) {
     p.calls[r] = &dc__local_slot_of(self->group, self->channel, r)->calls[self->calls & 1];
     any_staged = any_staged || p.calls[r]->staged;
   }
-  DC__TRY(compare(&p));
+  DC__TRY(dc__local_compare(self, p.calls));
   int64_t size = any_staged ? p.window : INT64_MAX / 2;
   for (int64_t lo = 0; lo < p.largest; lo += size) {
     if (lo > 0) {
-      if (p.staged) {
-        stage(&p, lo);
-      }
+      offer(&p, lo);
       DC__TRY(post_and_wait(&p));
     }
     DC__TRY(move(&p, lo, size));

@@ -45,10 +45,11 @@ static void drop_control(dc__local_group *group) {
 dc_status dc__local_stage(dc__local_group *group, int32_t channel, size_t bytes, char **stage) {
   void *memory = group->stages[channel];
   if (memory == NULL && group->processes) {
-    DC__TRY(dc__local_heap_alloc(&group->heap, 2 * bytes, &memory));
+    DC__TRY(dc__local_heap_alloc(&group->heap, dc__local_stage_bytes(bytes, group->world), &memory));
   } else if (memory == NULL) {
     size_t place = (size_t)channel * (size_t)group->world + (size_t)group->rank;
-    memory = (char *)group->control + dc__local_control_bytes(group->world) + place * 2 * DC__LOCAL_EAGER;
+    memory = (char *)group->control + dc__local_control_bytes(group->world) +
+             place * dc__local_stage_bytes(DC__LOCAL_EAGER, group->world);
   }
   group->stages[channel] = memory;
   *stage = memory;
@@ -58,6 +59,9 @@ dc_status dc__local_stage(dc__local_group *group, int32_t channel, size_t bytes,
 void dc__local_group_release(dc__local_group *group) {
   if (atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) != 1) {
     return;
+  }
+  if (group->control != NULL) {
+    atomic_store(&group->control->gone[group->rank], 1);
   }
   for (int32_t r = 0; r < group->world; r++) {
     if (group->pidfds[r] >= 0) {

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "comm/local/local.h"
@@ -21,7 +22,20 @@ static int fill_file(int fd, size_t offset, size_t bytes) {
   return result;
 }
 
+/* Past the limit the system would send SIGXFSZ, which ends processes that do not expect it. */
+static dc_status check_limit(size_t bytes) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur) {
+    return DC_OK;
+  }
+  return dc__fail(DC_E_SYSTEM,
+                  "dc_comm_create_processes: a memory file of %zu bytes: the process's limit for files (ulimit -f) is "
+                  "%zu bytes (options->heap_bytes sets the file's size)",
+                  bytes, (size_t)limit.rlim_cur);
+}
+
 dc_status dc__local_file_create(const char *label, size_t bytes, int *fd) {
+  DC__TRY(check_limit(bytes));
   int file = memfd_create(label, MFD_CLOEXEC);
   if (file < 0) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: no memory file: %s", strerror(errno));

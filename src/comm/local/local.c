@@ -42,6 +42,10 @@ static bool shares(dc_comm *comm, const void *ptr, size_t bytes) {
   return dc__local_heap_has(&((dc__local *)comm)->group->heap, ptr, bytes);
 }
 
+static void set_checksums(dc_comm *comm, bool enable) {
+  atomic_store(&((dc__local *)comm)->group->checksums, enable ? 1 : 0);
+}
+
 static dc_status dup_channel(dc_comm *comm, dc_comm **copy);
 
 static const dc__comm_ops ops = {.name = "local",
@@ -56,6 +60,7 @@ static const dc__comm_ops ops = {.name = "local",
                                  .heap_alloc = heap_alloc,
                                  .heap_free = heap_free,
                                  .shares = shares,
+                                 .set_checksums = set_checksums,
                                  .destroy = destroy};
 
 /* A communicator on the group's next channel; it takes a reference to the group. */

@@ -44,16 +44,18 @@ typedef struct dc__local_call {
   int32_t count;
   int32_t root;
   int32_t staged;
+  int32_t checked; /* checksums lie behind the staging buffers */
+  int32_t reserved;
   dc__local_item items[DC__COMM_GROUP];
 } dc__local_call;
 
 /* One rank on one channel. */
 typedef struct dc__local_slot {
-  dc__local_word posted; /* rounds started */
-  dc__local_word done;   /* rounds whose data this rank has read */
-  _Alignas(64) atomic_int left;
-  atomic_int reading; /* other ranks' memory, now */
-  atomic_int last_op; /* for error texts; a call may be overwritten while others look */
+  dc__local_word posted;        /* rounds started */
+  dc__local_word done;          /* rounds whose data this rank has read */
+  _Alignas(64) atomic_int left; /* the channel; who never came to it may be gone */
+  atomic_int reading;           /* other ranks' memory, now */
+  atomic_int last_op;           /* for error texts; a call may be overwritten while others look */
   atomic_llong last_id;
   dc__local_call calls[2]; /* used in turn, for the reason that staging buffers are */
 } dc__local_slot;
@@ -73,6 +75,7 @@ typedef struct dc__local_control {
   atomic_int failed;
   dc__failure failure; /* written by the one who moved failed from FINE to FAILING */
   int32_t world;
+  atomic_int gone[DC__COMM_MAX_WORLD]; /* ranks without a communicator of the group any more */
   dc__local_channel channels[DC__COMM_MAX_DUPS];
   _Alignas(64) dc__local_slot slots[]; /* channel * world + rank */
 } dc__local_control;
@@ -81,9 +84,15 @@ static inline size_t dc__local_control_bytes(int32_t world) {
   return sizeof(dc__local_control) + sizeof(dc__local_slot) * DC__COMM_MAX_DUPS * (size_t)world;
 }
 
+/* Staging memory of a channel: two buffers, and for each the checksums of what it offers to every rank. */
+static inline size_t dc__local_stage_bytes(size_t buffer, int32_t world) {
+  return 2 * (buffer + sizeof(uint64_t) * DC__COMM_GROUP * (size_t)world);
+}
+
 /* With threads the ranks' staging memory follows; it takes no memory where it is not used. */
 static inline size_t dc__local_threads_bytes(int32_t world) {
-  return dc__local_control_bytes(world) + (size_t)2 * DC__LOCAL_EAGER * DC__COMM_MAX_DUPS * (size_t)world;
+  return dc__local_control_bytes(world) +
+         dc__local_stage_bytes(DC__LOCAL_EAGER, world) * DC__COMM_MAX_DUPS * (size_t)world;
 }
 
 /* ---- heap.c: this rank's shared memory ---- */
@@ -128,7 +137,8 @@ typedef struct dc__local_group {
   int32_t world;
   bool processes;
   int64_t timeout_ns;
-  int64_t dups; /* communicators made so far; guarded by the control block's lock */
+  int64_t dups;         /* communicators made so far; guarded by the control block's lock */
+  atomic_int checksums; /* dc_comm_set_checksums */
   dc__local_control *control;
   dc__local_heap heap;
   uintptr_t bases[DC__COMM_MAX_WORLD]; /* where the ranks' heaps are mapped here; 0 with threads */
@@ -181,6 +191,18 @@ typedef struct dc__local {
 
 /* collective.c */
 void dc__local_run(dc_comm *comm, const dc__coll *coll);
+
+/* compare.c: calls is one a rank */
+dc_status dc__local_compare(const dc__local *self, const dc__local_call *const *calls);
+
+/* checksum.c */
+uint64_t dc__local_checksum(const void *data, size_t bytes);
+
+/* The checksums of a round's pieces, [rank * DC__COMM_GROUP + item], behind a rank's staging buffers. */
+static inline uint64_t *dc__local_sums(const dc__local *self, const char *stage, uint32_t seq) {
+  uintptr_t sums = (uintptr_t)stage + 2 * self->stage_bytes;
+  return (uint64_t *)sums + (size_t)(seq & 1) * DC__COMM_GROUP * (size_t)self->head.world;
+}
 
 /* ---- wait.c ---- */
 

@@ -17,7 +17,7 @@
 #include "comm/local/local.h"
 
 enum {
-  PROTOCOL = 1, /* raise it when the messages or the control block change */
+  PROTOCOL = 2, /* raise it when the messages or the control block change */
   MAX_GUESTS = DC__COMM_MAX_WORLD + 16,
   RETRY_NS = 5000000,
   GRACE_NS = 1000000000 /* rank 0 knows best who is missing: its word has this much longer to arrive */

@@ -171,7 +171,8 @@ static dc_status fail_late(const waiting *w) {
 static dc_status look(const waiting *w, int32_t rank, bool quiet) {
   const dc__local_group *group = w->self->group;
   DC__TRY(dc__local_group_check(group));
-  bool left = atomic_load(&dc__local_slot_of(group, w->self->channel, rank)->left) != 0;
+  bool left = atomic_load(&dc__local_slot_of(group, w->self->channel, rank)->left) != 0 ||
+              atomic_load(&group->control->gone[rank]) != 0;
   bool died = !left && quiet && has_died(group, rank);
   if ((left || died) && !reached(word_of(w, rank), w->seq)) {
     char name[DC__COLL_TEXT];

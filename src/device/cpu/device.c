@@ -85,6 +85,7 @@ static void cpu_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
 
 static void cpu_destroy(dc_device *device) {
   dc_allocator allocator = device->allocator;
+  dc__owner_drop(&device->owner);
   dc__free(device);
   if (allocator.destroy_user != NULL) {
     allocator.destroy_user(allocator.user);
@@ -119,6 +120,7 @@ dc_status dc__cpu_device_open(const dc_allocator *allocator, dc_device **device)
   self->ops = &cpu_ops;
   atomic_init(&self->refs, 1);
   atomic_init(&self->allocations, 0);
+  dc__owner_init(&self->owner);
   if (allocator != NULL) {
     self->allocator = *allocator;
   }

@@ -36,6 +36,7 @@ pub const DC_E_PEER_DEAD: dc_status_code = -202;
 pub const DC_E_ABORTED: dc_status_code = -203;
 pub const DC_E_CALLBACK: dc_status_code = -204;
 pub const DC_E_SYSTEM: dc_status_code = -205;
+pub const DC_E_CORRUPT: dc_status_code = -206;
 pub const DC_E_INTERNAL: dc_status_code = -900;
 pub type dc_status_code = i32;
 extern "C" {
@@ -714,6 +715,9 @@ extern "C" {
 }
 extern "C" {
     pub fn dc_comm_abort(comm: *mut dc_comm, reason: *const ::std::os::raw::c_char);
+}
+extern "C" {
+    pub fn dc_comm_set_checksums(comm: *mut dc_comm, enable: i32) -> dc_status;
 }
 extern "C" {
     pub fn dc_comm_check(comm: *mut dc_comm) -> dc_status;

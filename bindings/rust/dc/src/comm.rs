@@ -196,6 +196,11 @@ impl Comm {
         check(unsafe { sys::dc_comm_broadcast(self.as_ptr(), &mut tensor, root, ptr::null_mut()) })
     }
 
+    /// Compares checksums of all that ranks read from each other, for debugging; to be set on every rank.
+    pub fn set_checksums(&self, enable: bool) -> Result<()> {
+        check(unsafe { sys::dc_comm_set_checksums(self.as_ptr(), i32::from(enable)) })
+    }
+
     /// Waits until every rank has called.
     pub fn barrier(&self) -> Result<()> {
         check(unsafe { sys::dc_comm_barrier(self.as_ptr()) })

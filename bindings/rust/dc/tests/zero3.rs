@@ -148,6 +148,7 @@ fn collectives_on_slices() {
         comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         assert_eq!(data, [3]);
         comm.broadcast(&mut data, 1).unwrap();
+        comm.set_checksums(true).unwrap();
         comm.dup().unwrap().barrier().unwrap();
         let (a, b, mut x, mut y) = ([rank as f32], [rank as f64], [0.0f32; 3], [0.0f64; 3]);
         comm.group(|group| {
