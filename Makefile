@@ -29,6 +29,9 @@ docs: build
 	@$(PY) scripts/make_docs.py build/docs
 	@echo "build/docs/html/index.html; man -M build/docs/man dc_api; build/docs/dc_api.json"
 
+wheel: build
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/make_wheel.py build/wheel
+
 mutants:
 	@scripts/setup.sh test
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/mutants.py
@@ -43,9 +46,10 @@ bench: build
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" meson compile -C build/bench >/dev/null
 	@for program in bench/bench_*.c; do build/bench/$${program%.c} || exit 1; done
 	@$(PY) bench/bench_collectives.py
+	@$(PY) bench/bench_import.py
 	@$(PY) bench/gpt/bench.py $(ARGS)
 
 clean:
 	rm -rf .venv build
 
-.PHONY: build train test abi docs mutants coverage bench clean
+.PHONY: build train test abi docs wheel mutants coverage bench clean

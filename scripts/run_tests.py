@@ -192,6 +192,14 @@ def valgrind(suite: Suite) -> Count:
     return total
 
 
+def wheel(suite: Suite) -> Count:
+    """The wheel, built twice, and used from every CPython at hand."""
+    status = suite.run(sys.executable, "tests/wheel/run.py", timeout=900)
+    for line in re.findall(r"^    ((?:libdc\.so|installed) .*)$", suite.text(), re.M)[-2:]:
+        print(f"{'':<11}{line}")
+    return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
+
+
 def docs(suite: Suite) -> Count:
     """The manual: pages without warnings of Sphinx, a search, and man pages without warnings of groff."""
     folder = BUILD / "docs"
@@ -223,7 +231,7 @@ def examples_c(suite: Suite) -> Count:
     if suite.run("meson", "install", "-C", str(folder), "--quiet") != 0:
         return Count(failed=1)
     total = Count()
-    for source in sorted((ROOT / "examples" / "c").glob("*.c")):
+    for source in sorted((ROOT / "examples").rglob("*.c")):
         program = str(folder / source.stem)
         build = suite.run("sh", "-c", f"${{CC:-cc}} -std=c99 -Wall -Wextra -Werror '{source}' -o '{program}' "
                           "$(pkg-config --cflags --libs dc) -lm -pthread", PKG_CONFIG_PATH=str(prefix / "lib/pkgconfig"))
@@ -250,6 +258,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "python": lambda suite: pytest(suite, "tests/python"),
     "python-abi": lambda suite: pytest(suite, "tests/python", "-m", "not slow", DC_FFI="abi"),
     "torch": lambda suite: pytest(suite, "tests/torch", timeout=2400),
+    "wheel": wheel,
     "docs": docs,
     "readme": readme,
 }

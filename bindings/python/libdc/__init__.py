@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
 
 def api_version() -> int:
     """Version of the library that is loaded: major * 1000000 + minor * 1000 + patch."""
-    return _lib.dc_api_version()
+    return int(_lib.dc_api_version())
 
 
 def has_feature(name: str) -> bool:

@@ -6,33 +6,31 @@ libdc.so, uses dlopen with the same declarations."""
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Tuple, TypeVar, cast
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def _load() -> tuple:
+def _load() -> Tuple[Any, Any, str]:
     path = os.environ.get("DC_LIBRARY")
     mode = os.environ.get("DC_FFI") or ("abi" if path else "api")
     if mode not in ("api", "abi"):
         raise ImportError(f"libdc: DC_FFI = {mode!r}, must be 'api' or 'abi'")
     if mode == "api":
         try:
-            from . import _dc_api  # type: ignore[attr-defined]
-
-            return _dc_api.ffi, _dc_api.lib, "api"
+            compiled = importlib.import_module("libdc._dc_api")
+            return compiled.ffi, compiled.lib, "api"
         except ImportError as error:
             reason = error
     from cffi import FFI
 
-    from ._cdef import CDEF  # type: ignore[import-not-found]
-
     ffi = FFI()
-    ffi.cdef(CDEF)
+    ffi.cdef(importlib.import_module("libdc._cdef").CDEF)
     try:
         return ffi, ffi.dlopen(path or os.path.join(HERE, "libdc.so")), "abi"
     except OSError as error:
@@ -52,7 +50,14 @@ def _check_version() -> None:
 
 _check_version()
 
-_NULL = ffi.NULL
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def callback(kind: Any, **options: Any) -> Callable[[Function], Function]:
+    """A function that the library may call; kind is its type, or that type's name."""
+    return cast(Callable[[Function], Function], ffi.callback(kind, **options))
+
+
 _pid = os.getpid()
 _callback = threading.local()
 
@@ -112,7 +117,7 @@ class Registry:
 
 
 def text(pointer: Any) -> str:
-    return ffi.string(pointer).decode("utf-8", "replace")
+    return str(ffi.string(pointer).decode("utf-8", "replace"))
 
 
 def nanoseconds(timeout: Any) -> int:

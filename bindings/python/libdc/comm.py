@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import os
 import sys
 from typing import Any, Iterator, List, Optional, Sequence
 
-from ._lib import Registry, ffi, in_callback, lib, nanoseconds, own
+from ._lib import Registry, callback, ffi, in_callback, lib, nanoseconds, own
 from .device import Stream, handle_of
 from .errors import check, closed
 from .tensors import View
@@ -77,31 +76,31 @@ def _guarded(user: Any, call: Any) -> int:
             return _CALLBACK_FAILED
 
 
-@ffi.callback(_TABLE["all_gather"].type, error=_CALLBACK_FAILED)
+@callback(_TABLE["all_gather"].type, error=_CALLBACK_FAILED)
 def _all_gather(send: Any, recv: Any, count: int, dtype: int, user: Any) -> int:
     size = count * lib.dc_dtype_size(dtype)
     return _guarded(user, lambda external: external.collectives.all_gather(
         _bytes(send, size), _bytes(recv, size * external.world), DType(dtype)))
 
 
-@ffi.callback(_TABLE["reduce_scatter"].type, error=_CALLBACK_FAILED)
+@callback(_TABLE["reduce_scatter"].type, error=_CALLBACK_FAILED)
 def _reduce_scatter(send: Any, recv: Any, count: int, dtype: int, user: Any) -> int:
     size = count * lib.dc_dtype_size(dtype)
     return _guarded(user, lambda external: external.collectives.reduce_scatter(
         _bytes(send, size * external.world), _bytes(recv, size), DType(dtype)))
 
 
-@ffi.callback(_TABLE["broadcast"].type, error=_CALLBACK_FAILED)
+@callback(_TABLE["broadcast"].type, error=_CALLBACK_FAILED)
 def _broadcast(data: Any, size: int, root: int, user: Any) -> int:
     return _guarded(user, lambda external: external.collectives.broadcast(_bytes(data, size), root))
 
 
-@ffi.callback(_TABLE["barrier"].type, error=_CALLBACK_FAILED)
+@callback(_TABLE["barrier"].type, error=_CALLBACK_FAILED)
 def _barrier(user: Any) -> int:
     return _guarded(user, lambda external: external.collectives.barrier())
 
 
-@ffi.callback(_TABLE["dup"].type, error=_CALLBACK_FAILED)
+@callback(_TABLE["dup"].type, error=_CALLBACK_FAILED)
 def _dup(user: Any, new_user: Any) -> int:
     def dup(external: _External) -> None:
         copy = external.collectives.dup()
@@ -112,12 +111,12 @@ def _dup(user: Any, new_user: Any) -> int:
     return _guarded(user, dup)
 
 
-@ffi.callback(_TABLE["abort"].type)
+@callback(_TABLE["abort"].type)
 def _abort(user: Any) -> None:
     _guarded(user, lambda external: external.collectives.abort())
 
 
-@ffi.callback(_TABLE["destroy_user"].type)
+@callback(_TABLE["destroy_user"].type)
 def _destroy_user(user: Any) -> None:
     with in_callback():
         external = _externals.pop(user)
@@ -130,8 +129,9 @@ def _destroy_user(user: Any) -> None:
 
 class _Unraisable:
     def __init__(self, error: BaseException, where: Any) -> None:
-        self.exc_type, self.exc_value, self.exc_traceback = type(error), error, error.__traceback__
-        self.err_msg, self.object = None, where
+        self.exc_type, self.exc_traceback, self.object = type(error), error.__traceback__, where
+        self.exc_value: Optional[BaseException] = error
+        self.err_msg: Optional[str] = None
 
 
 def _options(timeout: Optional[float], heap_bytes: int) -> Any:
@@ -201,11 +201,11 @@ class Comm:
 
     @property
     def rank(self) -> int:
-        return lib.dc_comm_rank(self._handle)
+        return int(lib.dc_comm_rank(self._handle))
 
     @property
     def size(self) -> int:
-        return lib.dc_comm_size(self._handle)
+        return int(lib.dc_comm_size(self._handle))
 
     def _check(self, status: int) -> None:
         check(status, cause_of(self))
@@ -325,5 +325,7 @@ def init_comm(timeout: Optional[float] = None) -> Comm:
                                                      "TORCHELASTIC_RESTART_COUNT")]
         if not parts[1]:
             raise RuntimeError("init_comm: WORLD_SIZE > 1 needs LIBDC_GROUP, or MASTER_ADDR and MASTER_PORT")
+        import hashlib  # here, since `import libdc` shall be quick
+
         group = "libdc-" + hashlib.sha256(":".join(parts).encode()).hexdigest()[:32]
     return Comm.processes(f"{group}.{next(_made)}", int(os.environ["RANK"]), world, timeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from ._lib import Registry, ffi, in_callback, lib, own, text
+from ._lib import Registry, callback, ffi, in_callback, lib, own, text
 from .comm import Comm, cause_of
 from .device import Device, Stream, handle_of
 from .errors import check, closed
@@ -15,7 +15,7 @@ from .types import Config, DType, MemoryKind, MemoryStats, Op, OpInfo, Status, T
 _logs = Registry()
 
 
-@ffi.callback("dc_log_fn")
+@callback("dc_log_fn")
 def _log(level: int, message: Any, user: Any) -> None:
     with in_callback():
         _logs.get(user)(level, text(message))

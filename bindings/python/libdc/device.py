@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
+import sys
 from typing import Any, Callable, List, Optional, Tuple
 
-from ._lib import Registry, ffi, in_callback, lib, nanoseconds, own, text
+from ._lib import Registry, callback, ffi, in_callback, lib, nanoseconds, own, text
 from .errors import check, closed
 from .types import Status
 
@@ -30,23 +30,23 @@ _allocators = Registry()
 _ALLOCATOR = dict(ffi.typeof("dc_allocator").fields)
 
 
-@ffi.callback(_ALLOCATOR["alloc"].type)
+@callback(_ALLOCATOR["alloc"].type)
 def _alloc(size: int, align: int, user: Any) -> Any:
     with in_callback():
         try:
             return ffi.cast("void *", _allocators.get(user).alloc(size, align))
         except Exception:
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
             return ffi.NULL
 
 
-@ffi.callback(_ALLOCATOR["free"].type)
+@callback(_ALLOCATOR["free"].type)
 def _free(address: Any, size: int, align: int, user: Any) -> None:
     with in_callback():
         _allocators.get(user).free(int(ffi.cast("uintptr_t", address)), size, align)
 
 
-@ffi.callback(_ALLOCATOR["destroy_user"].type)
+@callback(_ALLOCATOR["destroy_user"].type)
 def _close_allocator(user: Any) -> None:
     with in_callback():
         _allocators.pop(user).close()
@@ -119,7 +119,7 @@ class Event:
 _calls = Registry()
 
 
-@ffi.callback("dc_stream_fn")
+@callback("dc_stream_fn")
 def _run_call(user: Any) -> None:
     with in_callback():
         function, failures = _calls.pop(user)

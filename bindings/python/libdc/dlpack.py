@@ -75,15 +75,17 @@ def read(array: Any) -> Tuple[int, Tuple[int, ...], Any, DType, Any]:
 _exports: Dict[int, Any] = {}
 
 
-@_Deleter
-def _delete(managed: Any, _exports: Dict[int, Any] = _exports) -> None:
+def _forget(managed: Any, _exports: Dict[int, Any] = _exports) -> None:
     _exports.pop(ctypes.addressof(managed.contents), None)
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def _capsule_dies(capsule: int, _exports: Dict[int, Any] = _exports) -> None:
+def _forget_unused(capsule: int, _exports: Dict[int, Any] = _exports) -> None:
     if _dying_is_valid(capsule, _NAME):
         _exports.pop(_dying_pointer_of(capsule, _NAME), None)
+
+
+_delete = _Deleter(_forget)
+_capsule_dies = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_forget_unused)
 
 
 def write(address: int, shape: Tuple[int, ...], dtype: DType, owner: Any) -> Any:

@@ -216,7 +216,7 @@ def _signal_name(number: int) -> str:
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
-from . import dlpack
 from ._lib import ffi, lib, own
 from .errors import Error
 from .types import DType, Status
@@ -41,7 +40,7 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        return lib.dc_buffer_bytes(self._handle)
+        return int(lib.dc_buffer_bytes(self._handle))
 
     def tensor(self, shape: Sequence[int], dtype: Any, offset: int = 0) -> "Tensor":
         """A view of the memory from byte `offset` on."""
@@ -74,7 +73,7 @@ class Tensor:
         return self._address
 
     @property
-    def __array_interface__(self) -> dict:
+    def __array_interface__(self) -> Dict[str, Any]:
         if self.dtype is DType.BFLOAT16:
             raise TypeError("bfloat16 has no NumPy type: use from_dlpack(), or bits() for its 16-bit words")
         return {"version": 3, "shape": self.shape, "typestr": _TYPESTR_OF[self.dtype], "data": (self.data, False)}
@@ -92,9 +91,13 @@ class Tensor:
         return Tensor(self.data, self.shape, DType.INT16, self.buffer)
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        from . import dlpack  # here and below, since `import libdc` shall be quick
+
         return dlpack.write(self.data, self.shape, self.dtype, self.buffer)
 
     def __dlpack_device__(self) -> Tuple[int, int]:
+        from . import dlpack
+
         return dlpack.CPU, 0
 
     def __repr__(self) -> str:
@@ -117,6 +120,8 @@ def _describe(array: Any) -> Tuple[int, Sequence[int], Optional[Sequence[int]], 
     if interface is not None and isinstance(interface.get("data"), tuple) and not _is_scalar(array):
         return (*_from_interface(array, interface), None, array)
     if hasattr(array, "__dlpack__"):
+        from . import dlpack
+
         address, shape, strides, dtype, keep = dlpack.read(array)
         return address, shape, strides, dtype, True, None, keep
     try:
@@ -124,12 +129,13 @@ def _describe(array: Any) -> Tuple[int, Sequence[int], Optional[Sequence[int]], 
     except TypeError:
         raise TypeError(f"a {type(array).__name__}: must have __dlpack__, __array_interface__ or the buffer protocol"
                         ) from None
-    dtype = _FORMAT.get((view.format.lstrip("@=<"), view.itemsize))
-    if dtype is None:
+    known = _FORMAT.get((view.format.lstrip("@=<"), view.itemsize))
+    if known is None:
         raise TypeError(f"buffer format {view.format!r} is not supported")
     if not view.c_contiguous:
         raise TypeError("a buffer that is not contiguous: must be contiguous")
-    return int(ffi.cast("uintptr_t", ffi.from_buffer(view))), view.shape, None, dtype, not view.readonly, None, view
+    address = int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
+    return address, view.shape or (), None, known, not view.readonly, None, view
 
 
 def _is_scalar(array: Any) -> bool:
@@ -138,7 +144,8 @@ def _is_scalar(array: Any) -> bool:
     return numpy is not None and isinstance(array, numpy.generic)
 
 
-def _from_interface(array: Any, interface: dict) -> Tuple[int, Sequence[int], Optional[Sequence[int]], DType, bool]:
+def _from_interface(array: Any, interface: Dict[str, Any]
+                    ) -> Tuple[int, Sequence[int], Optional[Sequence[int]], DType, bool]:
     kind = interface["typestr"]
     dtype = _TYPESTR.get(kind[1:])
     if kind == "<V2" and getattr(getattr(array, "dtype", None), "name", "") == "bfloat16":

@@ -51,7 +51,7 @@ class DType(enum.IntEnum):
 
     @property
     def itemsize(self) -> int:
-        return lib.dc_dtype_size(self)
+        return int(lib.dc_dtype_size(self))
 
     @classmethod
     def of(cls, value: Any) -> "DType":

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Builds the wheel that is given away: make_wheel.py FOLDER. It is what `pip wheel .` builds, linked so that it runs on
+distributions older than this one, and tagged by auditwheel.
+
+Since 2.34, glibc has threads and the dynamic loader's functions in libc.so.6, and a program that is linked there asks
+for symbols of that version, though the functions have not changed. Here it is linked with empty stand-ins for
+libpthread and libdl whose symbols have the versions of old; every glibc still serves these."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+ROOT = Path(__file__).resolve().parent.parent
+BEFORE = (2, 28)  # PyTorch's own wheels ask for as much
+LIBRARIES = {"libpthread.so.0": r"(pthread|sem)_\w+", "libdl.so.2": r"dl\w+"}
+
+
+def run(*command: object, **environment: str) -> str:
+    return subprocess.run([str(word) for word in command], check=True, text=True, stdout=subprocess.PIPE, cwd=ROOT,
+                          env={**os.environ, **environment}).stdout
+
+
+def number(version: str) -> Tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def old_versions() -> Dict[str, str]:
+    """The newest version up to BEFORE of each of libc's functions whose default is newer."""
+    libc = run("gcc", "-print-file-name=libc.so.6").strip()
+    old: Dict[str, str] = {}
+    newer = set()
+    for name, at, version in re.findall(r" T (\w+)(@@?)GLIBC_([\d.]+)$", run("nm", "-D", libc), re.M):
+        if at == "@@" and number(version) > BEFORE:
+            newer.add(name)
+        elif at == "@" and number(version) <= BEFORE and number(version) >= number(old.get(name, "0")):
+            old[name] = version
+    return {name: version for name, version in old.items() if name in newer}
+
+
+def stand_in(folder: Path, soname: str, names: Dict[str, str]) -> None:
+    nodes: Dict[str, List[str]] = {}
+    for name, version in names.items():
+        nodes.setdefault(version, []).append(name)
+    source, script = folder / f"{soname}.c", folder / f"{soname}.map"
+    source.write_text("".join(f"void {name}(void) {{}}\n" for name in names), encoding="utf-8")
+    script.write_text("".join(f"GLIBC_{version} {{ global: {'; '.join(listed)}; }};\n" for version, listed in nodes.items()),
+                      encoding="utf-8")
+    run("gcc", "-w", "-shared", "-fPIC", "-nostdlib", "-fno-builtin", source, f"-Wl,-soname,{soname}",
+        f"-Wl,--version-script={script}", "-o", folder / soname)
+
+
+def main() -> int:
+    target = Path(sys.argv[1]).resolve()
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        old = old_versions()
+        for soname, pattern in LIBRARIES.items():
+            stand_in(folder, soname, {name: version for name, version in old.items() if re.fullmatch(pattern, name)})
+        flags = " ".join(f"-l:{soname}" for soname in LIBRARIES)
+        run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, ".",
+            LDFLAGS=f"-L{folder} -Wl,--push-state,--no-as-needed {flags} -Wl,--pop-state")
+        wheel = next(folder.glob("*.whl"))
+        run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", target, wheel)
+    print(max(target.glob("*.whl"), key=lambda path: path.stat().st_mtime).name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

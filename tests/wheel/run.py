@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""The wheel, as `pip wheel .` makes it from what git has and as scripts/make_wheel.py makes it for giving away: its tags,
+what is in it, what its libraries need and weigh; then the second one in a fresh environment of every CPython from 3.9 on
+that this machine has. Ends with one line, `N passed, N failed`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, Tuple
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+OUT = ROOT / "build" / "wheel"
+INSIDE = [
+    "libdc/libdc.so", "libdc/libdc_torch.so", "libdc/_dc_api.abi3.so", "libdc/py.typed", "libdc/include/dc_api.h",
+    "libdc/dc.pc", "libdc/dc_api.json", "libdc/torch/__init__.py", "man/man3/dc_allgather_param.3", "man/man7/dc_api.7",
+]  # fmt: skip
+LIBC = {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
+LIBC_OF_OLD = LIBC | {"libpthread.so.0", "libdl.so.2"}
+MOST = 3 << 20  # bytes of libdc.so
+
+
+class Fault(Exception):
+    pass
+
+
+def run(*command: object, folder: Path = ROOT, **environment: str) -> str:
+    done = subprocess.run([str(word) for word in command], cwd=folder, text=True, stdin=subprocess.DEVNULL, timeout=600,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **environment})
+    if done.returncode:
+        raise Fault(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}")
+    return done.stdout
+
+
+def require(holds: object, text: str) -> None:
+    if not holds:
+        raise Fault(text)
+
+
+def sources(folder: Path) -> Path:
+    """What a clean clone would have, with changes not yet committed."""
+    for name in run("git", "ls-files", "-co", "--exclude-standard").splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes((ROOT / name).read_bytes())
+            (folder / name).chmod((ROOT / name).stat().st_mode)
+    return folder
+
+
+def contents(wheel: Path, libraries: set, folder: Path) -> None:
+    """Files, sizes, and what the shared libraries need."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        for name in INSIDE:
+            require(any(there == name or there.endswith(f".data/data/{name}") for there in names), f"{name} is not in it")
+        archive.extractall(folder)
+        sizes = {info.filename: info.file_size for info in archive.infolist()}
+    require(sizes["libdc/libdc.so"] < MOST, f"libdc.so has {sizes['libdc/libdc.so']} bytes, at most {MOST} are allowed")
+    for library in sorted(folder.glob("libdc/*.so")):
+        needed = set(re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", "-W", library)))
+        require(needed <= libraries | {"libdc.so"}, f"{library.name} needs {sorted(needed)}")
+        print(f"    {library.name:<20}{library.stat().st_size:>9} bytes, needs {', '.join(sorted(needed))}")
+    print(f"    installed           {sum(sizes.values()):>9} bytes in {len(sizes)} files; the wheel {wheel.stat().st_size}")
+
+
+def pythons() -> Iterator[Tuple[str, Path]]:
+    """CPythons from 3.9 on: on the path, and pyenv's."""
+    found: Dict[str, Path] = {}
+    places = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
+    places += sorted(Path.home().glob(".pyenv/versions/*/bin"))
+    for folder in places:
+        for program in sorted(folder.glob("python3.*")) if folder.name != "shims" else []:
+            if re.fullmatch(r"python3\.\d+", program.name) and int(program.name[8:]) >= 9 and ".venv" not in program.parts:
+                asked = subprocess.run([program, "-c", "import sys, sysconfig, venv; print(sys.implementation.name, "
+                                        "sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"], text=True, capture_output=True)
+                if asked.stdout.split() == ["cpython", "0"]:
+                    found.setdefault(program.name, program)
+    yield from sorted(found.items(), key=lambda item: int(item[0][8:]))
+
+
+def first_lines() -> str:
+    """The example of the README that needs no PyTorch."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S | re.M)
+    return next(block for block in blocks if "libdc.torch" not in block)
+
+
+def installed(python: Path, wheel: Path, folder: Path) -> None:
+    """The package without a compiler at hand, its library from C, and from ctypes."""
+    run(python, "-m", "venv", "--without-pip", folder)
+    own = folder / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", own, "install", "--quiet", "--only-binary=:all:", f"{wheel}[numpy]")
+    clean = {"PATH": str(folder / "bin"), "PYTHONPATH": ""}
+    example = folder / "example.py"
+    example.write_text(first_lines(), encoding="utf-8")
+    require(re.fullmatch(r"\[[^\[\]]*\]|\[\[.*\]\]", run(own, example, folder=folder, **clean).strip(), re.S),
+            "the README's example printed something else")
+    require(run(own, "-c", "import libdc; print(libdc.ffi_mode)", folder=folder, **clean).strip() == "api",
+            "the compiled module is not used")
+    require(run(own, "-c", "import libdc; print(libdc.ffi_mode)", folder=folder, DC_FFI="abi", **clean).strip() == "abi",
+            "the package does not work without its compiled module")
+    code = ("import ctypes, libdc.config; dc = ctypes.CDLL(libdc.config.answers()['libdir'] + '/libdc.so'); "
+            "dc.dc_version_string.restype = ctypes.c_char_p; print(dc.dc_version_string().decode())")
+    require(re.fullmatch(r"\d+\.\d+\.\d+", run(own, "-c", code, folder=folder, **clean).strip()), "ctypes")
+    program = folder / "gather"
+    flags = run(own, "-m", "libdc.config", "--cflags", "--libs", folder=folder).split()
+    run("cc", ROOT / "examples" / "01_gather.c", *flags, "-pthread", "-o", program)
+    require("of 2: 0 1 2 3 4 5" in run(program), "01_gather.c printed something else")
+    place = run(own, "-m", "libdc.config", "--pkgconfigdir", folder=folder).strip()
+    again = run("pkg-config", "--cflags", "--libs", "dc", PKG_CONFIG_PATH=place).split()
+    run("cc", ROOT / "examples" / "01_gather.c", *again, "-pthread", "-o", program)
+    run(program)
+
+
+def main() -> int:
+    results: List[bool] = []
+
+    def test(name: str, body: Callable[[], object]) -> None:
+        print(name, flush=True)
+        try:
+            body()
+            fault = ""
+        except (Fault, OSError, StopIteration, subprocess.SubprocessError) as error:
+            fault = str(error)
+        print(f"  {'FAILED ' + fault if fault else 'ok'}", flush=True)
+        results.append(not fault)
+
+    OUT.mkdir(parents=True, exist_ok=True)
+    for old in OUT.glob("*.whl"):
+        old.unlink()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        test("pip wheel . of what git has",
+             lambda: print(run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, ".",
+                               folder=sources(folder / "clone")).strip()))
+        plain = next(iter(folder.glob("libdc-*.whl")), folder / "none.whl")
+        test(f"{plain.name}: its tag says CPython 3.9 and later",
+             lambda: require("-cp39-abi3-linux_" in plain.name, "it does not"))
+        test("  its contents; it needs libc and libm alone", lambda: contents(plain, LIBC, folder / "plain"))
+        test("the wheel to be given away", lambda: run(sys.executable, "scripts/make_wheel.py", OUT))
+        given = next(iter(OUT.glob("libdc-*.whl")), OUT / "none.whl")
+        test(f"{given.name}: its tag is a manylinux that PyTorch's wheels can be beside", lambda: require(
+            re.search(r"-cp39-abi3-manylinux_2_(1\d|2[0-8])_", given.name), "it is not"))
+        test("  auditwheel agrees", lambda: require(
+            "manylinux_2_" in run(sys.executable, "-m", "auditwheel", "show", given), "it does not"))
+        test("  abi3audit finds nothing that CPython 3.9 lacks",
+             lambda: run(Path(sys.executable).parent / "abi3audit", "--strict", given))
+        test("  its contents; it needs glibc alone", lambda: contents(given, LIBC_OF_OLD, folder / "given"))
+        test("mypy, strict", lambda: run(sys.executable, "-m", "mypy"))
+        for version, python in pythons():
+            test(f"{version}: the README's example, both ways of loading, ctypes, C by libdc.config and by pkg-config",
+                 lambda python=python, version=version: installed(python, given, folder / version))
+    print(f"{results.count(True)} passed, {results.count(False)} failed")
+    return not all(results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
