@@ -139,7 +139,8 @@ void dc__local_channel_leave(dc__local_group *group, int32_t channel) {
   atomic_store(&slot->left, 1);
   dc__local_raise(group, &slot->posted, atomic_load(&slot->posted.value));
   dc__local_raise(group, &slot->done, atomic_load(&slot->done.value));
-  if (lock(group) == DC_OK) {
+  /* Nobody comes to a channel of a group that has failed; who failed it may hold the lock for ever. */
+  if (atomic_load(&group->control->failed) == DC__LOCAL_FINE && lock(group) == DC_OK) {
     dc__local_channel *entry = &group->control->channels[channel];
     if (++entry->leavers == group->world) {
       reset_slots(group, channel);
