@@ -5,7 +5,7 @@
  *    1  Version and features        5  Communicators            9  The thirteen operators
  *    2  Status and errors           6  Contexts                10  The step: forward, backward, update
  *    3  Data types and tensors      7  Parameters              11  Memory, wire bytes, dry runs, traces
- *    4  Devices, streams, memory    8  Graphs
+ *    4  Devices, streams, memory    8  Graphs                  12  The transformer layer
  *
  * The walk of a ZeRO-3 parameter: register its shard (7) and a graph that uses it (8); all-gather, wait, use,
  * release (9); reduce the gradient into the shard's gradient buffer (9), end the backward (9); update the shard
@@ -959,6 +959,246 @@ DC_API dc_status dc_trace_dump(dc_context *context, const char *folder);
  *  folder  as in dc_trace_dump, copied; NULL: not any more
  *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_trace_dump_on_error(dc_context *context, const char *folder);
+
+/* ==== 12. The transformer layer =====================================================================================
+ *
+ * The encoder layer of BERT with its backward pass, after DeepSpeed's transformer kernel: its parameters, its twelve
+ * weights in its order, row-major [out, in]. N tokens of H features, A heads of d = H / A, I intermediate features;
+ * y = x W' + b; LN is layer normalisation with its statistics in float32, drop is dropout, m the additive mask of keys:
+ *
+ *   Pre-LN    a = LN(x; norm)                        Post-LN   a = x
+ *   q, k, v = a Wqkv' + bqkv;  P = softmax(q k' / sqrt d + m);  c = drop1(P) v        for each sample and head
+ *   z = x + drop2(c Wo' + bo);  y = LN(z; attn_n);  f = GELU(y Wi' + bi)
+ *   Pre-LN    out = z + drop3(f Wout' + bout)        Post-LN   out = LN(y + drop3(f Wout' + bout); norm)
+ *
+ * Source: Vaswani et al. 2017 (arXiv 1706.03762), BERT (arXiv 1810.04805), and DeepSpeed's transformer kernel for the
+ * parameters, the weights and the two placements of LN; docs/transformer.md has the backward's equations.
+ *
+ * Attention is computed in tiles and keeps the log-sum-exp of each row, never an S x S matrix (Dao et al. 2022, arXiv
+ * 2205.14135). Dropout is stateless: whether an element is kept is a function of the layer's seed and id, the call's
+ * offset, the site and the element's place in its sample, by Philox4x32-10 (Salmon et al. 2011); see
+ * docs/transformer.md. Nothing depends on the number of threads, and two runs give the same bits.
+ *
+ * Calls take all memory from the caller, allocate nothing (but a queued packed call a copy of its cu_seqlens), keep
+ * nothing, and run in the order of call->stream. */
+
+/** A layer's shape and switches, and threads; it owns no weights. */
+typedef struct dc_layer dc_layer;
+
+/** The two forms of GELU. */
+enum dc_gelu {
+  DC_GELU_TANH = 1, /**< x/2 (1 + tanh(0.7978845608 (x + 0.044715 x^3))); the default */
+  DC_GELU_ERF = 2   /**< x/2 (1 + erf(x / sqrt 2)) */
+};
+
+/** The twelve weights, in the order in which they are passed. */
+enum dc_layer_weight {
+  DC_LAYER_ATTN_QKVW = 0, /**< [3H, H]: rows of Q, then K, then V; head h has features h d to h d + d - 1 */
+  DC_LAYER_ATTN_QKVB = 1, /**< [3H] */
+  DC_LAYER_ATTN_OW = 2,   /**< [H, H] */
+  DC_LAYER_ATTN_OB = 3,   /**< [H] */
+  DC_LAYER_ATTN_NW = 4,   /**< [H]: scale of the normalisation after attention */
+  DC_LAYER_ATTN_NB = 5,   /**< [H]: its shift */
+  DC_LAYER_INTER_W = 6,   /**< [I, H] */
+  DC_LAYER_INTER_B = 7,   /**< [I] */
+  DC_LAYER_OUTPUT_W = 8,  /**< [H, I] */
+  DC_LAYER_OUTPUT_B = 9,  /**< [H] */
+  DC_LAYER_NORM_W = 10,   /**< [H]: scale of the other normalisation: of the input (Pre-LN), of the output (Post-LN) */
+  DC_LAYER_NORM_B = 11,   /**< [H]: its shift */
+  DC_LAYER_WEIGHTS = 12   /**< how many there are */
+};
+
+/** Where dropout is applied. */
+enum dc_dropout_site {
+  DC_DROPOUT_ATTENTION = 1, /**< the attention's probabilities, [B, A, S, S] */
+  DC_DROPOUT_PROJECTION = 2,/**< the attention's projection, [B, S, H] */
+  DC_DROPOUT_OUTPUT = 3     /**< the layer's output before the residual sum, [B, S, H] */
+};
+
+/** A layer's parameters, by DeepSpeed's names. */
+typedef struct dc_layer_config {
+  size_t struct_size;           /**< sizeof(dc_layer_config) */
+  int64_t batch_size;           /**< most samples of a call; 0 = any number */
+  int64_t max_seq_length;       /**< most tokens of a sample; 0 = any number */
+  int64_t hidden_size;          /**< H, >= 1 */
+  int64_t intermediate_size;    /**< I; 0 = 4 H */
+  int64_t heads;                /**< A, divides H; H / A <= 8192 */
+  double attn_dropout_ratio;    /**< of site 1; 0 <= p < 1, taken to the nearest 1/65536 */
+  double hidden_dropout_ratio;  /**< of sites 2 and 3; the same range */
+  int64_t num_hidden_layers;    /**< layers of the model, for adjust_init_range; 0 = 1 */
+  double initializer_range;     /**< standard deviation of the initial weights; 0 = 0.02 */
+  double layer_norm_eps;        /**< added to the variance; 0 = 1e-12 */
+  int64_t seed;                 /**< of dropout and of the initial weights; any value */
+  int64_t layer_id;             /**< this layer's place in the model, so that layers differ; 0 to 2^32 - 1 */
+  int32_t local_rank;           /**< taken for compatibility, >= -1; no effect: the device says where a layer lives */
+  int32_t fp16;                 /**< 1: dtype DC_FLOAT16 unless dtype is given */
+  int32_t dtype;                /**< of activations and weights: DC_FLOAT32 (default), DC_FLOAT16, DC_BFLOAT16; sums
+                                     are in float32 */
+  int32_t grad_dtype;           /**< of the weights' gradients: DC_DTYPE_NONE = dtype, or DC_FLOAT32 */
+  int32_t gelu;                 /**< enum dc_gelu; 0 = DC_GELU_TANH */
+  int32_t pre_layer_norm;       /**< 0 = default = 1: Pre-LN; -1: Post-LN */
+  int32_t normalize_invertible; /**< 1: keep two activations of [N, H] less (what they were is computed again) */
+  int32_t gelu_checkpoint;      /**< 1: keep GELU's input alone, an activation of [N, I] less */
+  int32_t attn_dropout_checkpoint; /**< 1: taken; no effect, since nothing of the attention's dropout is kept anyway */
+  int32_t adjust_init_range;    /**< 0 = default = 1: attn_ow and output_w start with initializer_range /
+                                     sqrt(2 num_hidden_layers), on every rank; -1: with initializer_range */
+  int32_t stochastic_mode;      /**< 1: permits sums in an order that varies from run to run. The CPU has no faster
+                                     order and gives the same bits either way */
+  int32_t training;             /**< 0 = default = 1; -1: for inference: dc_layer_forward runs as dc_layer_inference
+                                     does, reserve 0 bytes, and there is no backward */
+  int32_t threads;              /**< threads that compute; 0 = as many as the process may run on */
+  int32_t reserved0;            /**< 0 */
+} dc_layer_config;
+
+/** A dc_layer_config with every default; hidden_size and heads must be set. */
+#define DC_LAYER_CONFIG_INIT {sizeof(dc_layer_config),0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0}
+
+/** DC_LAYER_CONFIG_INIT as a function.
+ *  config       written; NULL does nothing
+ *  struct_size  the caller's sizeof(dc_layer_config)
+ *  [any] Since 0.1. */
+DC_API void dc_layer_config_init(dc_layer_config *config, size_t struct_size);
+
+/** What changes from call to call. A sample's tokens are its first dimension: dense, [B, S, H]; or packed,
+ *  [N, H] with N = cu_seqlens[B], without padding. */
+typedef struct dc_layer_call {
+  size_t struct_size;        /**< sizeof(dc_layer_call) */
+  int64_t batch;             /**< B, 1 to config.batch_size */
+  int64_t seq_length;        /**< S, 1 to config.max_seq_length; packed: the longest sample's, or more */
+  const int32_t *cu_seqlens; /**< NULL: dense; else B + 1 ascending offsets in tokens, the first 0; host memory */
+  const dc_tensor *mask;     /**< added to the scores of key j of sample b: [B, S] with any 1s between, in dtype or
+                                  float32; 0 keeps, -10000 drops. -inf drops too, and a row without any key gives
+                                  zeros. NULL: zeros; must be NULL when packed. No gradient */
+  int64_t offset;            /**< of dropout: another value, another mask; a backward needs its forward's */
+  int32_t accumulate;        /**< dc_layer_backward: 1 adds to the weights' gradients, 0 replaces them */
+  int32_t reserved0;         /**< 0 */
+  void *workspace;           /**< 64-byte aligned; contents are lost from one call to the next */
+  size_t workspace_bytes;    /**< at least what dc_layer_get_cost() says */
+  void *reserve;             /**< what a forward keeps for its backward, 64-byte aligned; NULL for inference */
+  size_t reserve_bytes;      /**< at least what dc_layer_get_cost() says */
+  dc_stream *stream;         /**< where the work runs; NULL: the calling thread. cu_seqlens is read by the call, all
+                                  other memory until the work is done */
+} dc_layer_call;
+
+/** A dc_layer_call to be filled in. */
+#define DC_LAYER_CALL_INIT {sizeof(dc_layer_call), 0, 0, NULL, NULL, 0, 0, 0, NULL, 0, NULL, 0, NULL}
+
+/** DC_LAYER_CALL_INIT as a function.
+ *  call         written; NULL does nothing
+ *  struct_size  the caller's sizeof(dc_layer_call)
+ *  [any] Since 0.1. */
+DC_API void dc_layer_call_init(dc_layer_call *call, size_t struct_size);
+
+/** What a call needs and does. With e = bytes of dtype, inv and gelu = 1 where the flag is set, N tokens:
+ *    reserve_bytes = e (N H (7 - 2 inv) + N I (2 - gelu)) + 4 N A + 16 N, each of its parts rounded up to 64 bytes
+ *    kept_bytes    = reserve_bytes + e N H: the input must stay too (Post-LN with inv: also the output, which is
+ *                    the next layer's input)
+ *    flops         = 8 N H^2 + 4 N H I + 4 H (the sum over samples of S^2) forward, twice that backward; what the
+ *                    flags compute again is not counted */
+typedef struct dc_layer_cost {
+  size_t struct_size;               /**< sizeof(dc_layer_cost) */
+  int64_t forward_workspace_bytes;  /**< of dc_layer_forward */
+  int64_t backward_workspace_bytes; /**< of dc_layer_backward */
+  int64_t inference_workspace_bytes;/**< of dc_layer_inference */
+  int64_t reserve_bytes;            /**< 0 with config.training = -1 */
+  int64_t kept_bytes;               /**< between forward and backward, input included */
+  int64_t forward_flops;            /**< additions and multiplications of the matrix products */
+  int64_t backward_flops;           /**< the same of the backward pass */
+  int64_t forward_bytes;            /**< read and written by the kernels of a forward, each operand once a kernel */
+  int64_t backward_bytes;           /**< the same of the backward pass */
+} dc_layer_cost;
+
+/** A dc_layer_cost to be filled in. */
+#define DC_LAYER_COST_INIT {sizeof(dc_layer_cost), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_LAYER_COST_INIT as a function.
+ *  cost         written; NULL does nothing
+ *  struct_size  the caller's sizeof(dc_layer_cost)
+ *  [any] Since 0.1. */
+DC_API void dc_layer_cost_init(dc_layer_cost *cost, size_t struct_size);
+
+/** Makes a layer.
+ *  device  kept alive by the layer
+ *  config  copied
+ *  layer   the handle, for dc_layer_destroy(); NULL on failure
+ *  Returns DC_OK; DC_E_INVALID (a parameter is out of range; the text names it), DC_E_DTYPE, DC_E_UNSUPPORTED,
+ *  DC_E_NO_MEMORY. [any] Since 0.1. */
+DC_API dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_layer **layer);
+
+/** Gives the handle back; work that is queued is done all the same.
+ *  layer  NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_layer_destroy(dc_layer *layer);
+
+/** What a call needs and does.
+ *  layer  the layer
+ *  call   batch, seq_length and cu_seqlens count
+ *  cost   written
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE. [any] Since 0.1. */
+DC_API dc_status dc_layer_get_cost(const dc_layer *layer, const dc_layer_call *call, dc_layer_cost *cost);
+
+/** The shape of a weight.
+ *  layer  the layer
+ *  index  enum dc_layer_weight
+ *  shape  two lengths; the second is 1 when ndim is 1
+ *  ndim   set to 1 or 2
+ *  Returns DC_OK; DC_E_INVALID. [any] Since 0.1. */
+DC_API dc_status dc_layer_weight_shape(const dc_layer *layer, int32_t index, int64_t *shape, int32_t *ndim);
+
+/** Writes initial weights: matrices are normal with mean 0, biases 0, scales 1. The numbers are a function of the
+ *  layer's seed and id and of the weight and element alone.
+ *  layer    the layer
+ *  weights  12 tensors of the layer's dtype or float32, the caller's memory
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. [any] Since 0.1. */
+DC_API dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *weights);
+
+/** Computes the layer and keeps in call->reserve what dc_layer_backward() needs.
+ *  layer    the layer
+ *  call     the call; workspace and reserve of at least the cost's forward bytes
+ *  weights  12 tensors of the layer's dtype
+ *  input    x, [B, S, H] or [N, H], of the layer's dtype
+ *  output   as input, the caller's memory; overlaps nothing else of the call
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_BUFFER_TOO_SMALL (workspace or reserve; the text has the
+ *  bytes), DC_E_STATE (the stream's own work, with the queue full). [any] Since 0.1. */
+DC_API dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                                  const dc_tensor *input, const dc_tensor *output);
+
+/** Computes the layer without dropout, and keeps nothing; the same bits as a forward with both ratios 0.
+ *  layer    the layer
+ *  call     the call; workspace of at least the cost's inference bytes. The reserve is not used
+ *  weights  as in dc_layer_forward
+ *  input    as in dc_layer_forward
+ *  output   as in dc_layer_forward
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_BUFFER_TOO_SMALL, DC_E_STATE (the stream's own work, with
+ *  the queue full). [any] Since 0.1. */
+DC_API dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                                    const dc_tensor *input, const dc_tensor *output);
+
+/** Computes the gradients. The reserve is read, so a second backward gives the same; batch, seq_length, cu_seqlens,
+ *  mask and offset must be those of the forward.
+ *  layer         the layer
+ *  call          the call; workspace of at least the cost's backward bytes
+ *  weights       as in the forward
+ *  input         as in the forward
+ *  output        the forward's; needed by Post-LN with normalize_invertible, else it may be NULL
+ *  grad_output   gradient by the output, of its shape and the layer's dtype
+ *  grad_input    gradient by the input, written; NULL: not wanted
+ *  grad_weights  12 tensors of grad_dtype, written or added to; an entry may be NULL: not wanted
+ *  Returns as dc_layer_forward; DC_E_STATE (config.training is -1). [any] Since 0.1. */
+DC_API dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                                   const dc_tensor *input, const dc_tensor *output, const dc_tensor *grad_output,
+                                   const dc_tensor *grad_input, const dc_tensor *const *grad_weights);
+
+/** The dropout mask that a forward with this call's offset applies, for tests: 1 kept, 0 dropped. Kept values are
+ *  multiplied by *scale = 65536 / (65536 - round(65536 p)), so the mean stays exactly.
+ *  layer  the layer
+ *  call   batch, seq_length and offset count
+ *  site   enum dc_dropout_site
+ *  mask   of the site's shape, DC_UINT8 or DC_BOOL, the caller's memory, written
+ *  scale  set; may be NULL
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. [any] Since 0.1. */
+DC_API dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site,
+                                       const dc_tensor *mask, double *scale);
 
 #ifdef __cplusplus
 }

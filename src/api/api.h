@@ -11,6 +11,9 @@ enum {
   DC__MEMORY_STATS_SIZE_0_1 = 144,
   DC__OP_INFO_SIZE_0_1 = 48,
   DC__TRACE_EVENT_SIZE_0_1 = 48,
+  DC__LAYER_CONFIG_SIZE_0_1 = 160,
+  DC__LAYER_CALL_SIZE_0_1 = 96,
+  DC__LAYER_COST_SIZE_0_1 = 80,
 };
 
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_context_options) >= DC__CONTEXT_OPTIONS_SIZE_0_1, "0.1");
@@ -18,6 +21,9 @@ _Static_assert(sizeof(void *) != 8 || sizeof(dc_config) >= DC__CONFIG_SIZE_0_1, 
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_memory_stats) >= DC__MEMORY_STATS_SIZE_0_1, "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_op_info) >= DC__OP_INFO_SIZE_0_1, "0.1");
 _Static_assert(sizeof(dc_trace_event) >= DC__TRACE_EVENT_SIZE_0_1, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_layer_config) >= DC__LAYER_CONFIG_SIZE_0_1, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_layer_call) >= DC__LAYER_CALL_SIZE_0_1, "0.1");
+_Static_assert(sizeof(dc_layer_cost) >= DC__LAYER_COST_SIZE_0_1, "0.1");
 
 /* Runs `call` in an entered context. */
 #define DC__IN_CONTEXT(context, call)        \

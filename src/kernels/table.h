@@ -38,6 +38,18 @@ typedef struct dc__tile {
 typedef struct dc__rows {
   void (*gelu)(float *y, const float *x, int64_t count, int32_t form);
   void (*gelu_back)(float *g, const float *x, int64_t count, int32_t form);
+  void (*moments)(const float *x, int64_t count, float eps, float *mean, float *rstd);
+  void (*normalize)(float *y, const float *x, const float *gamma, const float *beta, int64_t count, float mean,
+                    float rstd);
+  void (*normalize_back)(float *dx, const float *dy, const float *xhat, const float *gamma, int64_t count, float rstd);
+  float (*max)(const float *x, int64_t count);
+  float (*exp)(float *x, int64_t count, float shift);
+  void (*softmax_back)(float *dp, float *p, const float *m, int64_t count, float delta);
+  float (*dot)(const float *x, const float *y, int64_t count);
+  void (*scale)(float *x, int64_t count, float scale);
+  void (*add)(float *x, const float *y, int64_t count);
+  void (*multiply)(float *x, const float *y, int64_t count);
+  void (*dropout)(float *m, int64_t count, int64_t first, uint32_t row, uint32_t plane, const dc__dropout *dropout);
 } dc__rows;
 extern const dc__rows dc__rows_plain;
 extern const dc__rows dc__rows_avx2;

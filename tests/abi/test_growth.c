@@ -19,6 +19,7 @@ static unsigned char *page; /* writable; the page after it is not there */
 static size_t page_bytes;
 static dc_device *device;
 static dc_context *context;
+static dc_layer *layer;
 static float weights[4], gradient[4];
 static const int64_t four = 4;
 
@@ -141,6 +142,34 @@ static dc_status call_trace(void *at, size_t size) {
   return dc_trace_read(context, at, size, 1, &count);
 }
 
+static void fill_layer_config(void *at) {
+  dc_layer_config *c = at;
+  c->hidden_size = 8, c->heads = 2, c->threads = 1;
+}
+
+static dc_status call_layer_config(void *at) {
+  dc_layer *made;
+  dc_status status = dc_layer_create(device, at, &made);
+  dc_layer_destroy(made);
+  return status;
+}
+
+static void fill_layer_call(void *at) {
+  dc_layer_call *c = at;
+  c->batch = 1, c->seq_length = 1;
+}
+
+static dc_status call_layer_call(void *at) {
+  dc_layer_cost cost = DC_LAYER_COST_INIT;
+  return dc_layer_get_cost(layer, at, &cost);
+}
+
+static dc_status call_layer_cost(void *at) {
+  dc_layer_call c = DC_LAYER_CALL_INIT;
+  fill_layer_call(&c);
+  return dc_layer_get_cost(layer, &c, at);
+}
+
 /* ---- the table ---- */
 
 typedef enum direction { IN, IN_OR_NULL, OUT, STRIDED } direction;
@@ -170,6 +199,9 @@ static const row rows[] = {
     ROW(dc_memory_stats, 144, OUT, call_stats, NULL, NULL),
     ROW(dc_op_info, 48, OUT, call_op_info, NULL, NULL),
     ROW(dc_trace_event, 48, STRIDED, NULL, call_trace, NULL),
+    ROW(dc_layer_config, 160, IN, call_layer_config, NULL, fill_layer_config),
+    ROW(dc_layer_call, 96, IN, call_layer_call, NULL, fill_layer_call),
+    ROW(dc_layer_cost, 80, OUT, call_layer_cost, NULL, NULL),
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
@@ -285,6 +317,9 @@ INIT(dc_context_options)
 INIT(dc_config)
 INIT(dc_memory_stats)
 INIT(dc_op_info)
+INIT(dc_layer_config)
+INIT(dc_layer_call)
+INIT(dc_layer_cost)
 
 /* dc_x_init() clears what its caller has, and no more, also where the two disagree on the size. */
 static void test_initialisers(void **state) {
@@ -292,9 +327,10 @@ static void test_initialisers(void **state) {
   const struct {
     void (*init)(void *at, size_t size);
     size_t first;
-  } all[] = {{init_dc_tensor, 48},       {init_dc_allocator, 40},      {init_dc_device_options, 16},
-             {init_dc_comm_options, 24}, {init_dc_comm_callbacks, 72}, {init_dc_context_options, 24},
-             {init_dc_config, 40},       {init_dc_memory_stats, 144},  {init_dc_op_info, 48}};
+  } all[] = {{init_dc_tensor, 48},        {init_dc_allocator, 40},      {init_dc_device_options, 16},
+             {init_dc_comm_options, 24},  {init_dc_comm_callbacks, 72}, {init_dc_context_options, 24},
+             {init_dc_config, 40},        {init_dc_memory_stats, 144},  {init_dc_op_info, 48},
+             {init_dc_layer_config, 160}, {init_dc_layer_call, 96},     {init_dc_layer_cost, 80}};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
     all[i].init(NULL, all[i].first);
     for (size_t size = sizeof size; size <= all[i].first + TAIL; size++) {
@@ -325,13 +361,17 @@ static int set_up(void **state) {
   fill_tensor(&grad);
   grad.data = gradient;
   const int64_t id = ID;
-  return dc_device_open("cpu", NULL, &device) || dc_context_create(device, NULL, &context) ||
-         dc_init(context, NULL, NULL, 64) || dc_register_z3_param(context, ID, &four, 1, &shard, &grad, 0, 0) ||
+  dc_layer_config config = DC_LAYER_CONFIG_INIT;
+  fill_layer_config(&config);
+  return dc_device_open("cpu", NULL, &device) || dc_layer_create(device, &config, &layer) ||
+         dc_context_create(device, NULL, &context) || dc_init(context, NULL, NULL, 64) ||
+         dc_register_z3_param(context, ID, &four, 1, &shard, &grad, 0, 0) ||
          dc_register_graph_z3(context, GRAPH, &id, 1) || dc_trace_start(context, 64);
 }
 
 static int tear_down(void **state) {
   (void)state;
+  dc_layer_destroy(layer);
   dc_context_destroy(context);
   dc_device_destroy(device);
   return munmap(page, 2 * page_bytes);

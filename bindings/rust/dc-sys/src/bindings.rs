@@ -1674,3 +1674,787 @@ extern "C" {
 extern "C" {
     pub fn dc_trace_dump_on_error(context: *mut dc_context, folder: *const ::std::os::raw::c_char) -> dc_status;
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_layer {
+    _unused: [u8; 0],
+}
+pub const DC_GELU_TANH: dc_gelu = 1;
+pub const DC_GELU_ERF: dc_gelu = 2;
+pub type dc_gelu = i32;
+pub const DC_LAYER_ATTN_QKVW: dc_layer_weight = 0;
+pub const DC_LAYER_ATTN_QKVB: dc_layer_weight = 1;
+pub const DC_LAYER_ATTN_OW: dc_layer_weight = 2;
+pub const DC_LAYER_ATTN_OB: dc_layer_weight = 3;
+pub const DC_LAYER_ATTN_NW: dc_layer_weight = 4;
+pub const DC_LAYER_ATTN_NB: dc_layer_weight = 5;
+pub const DC_LAYER_INTER_W: dc_layer_weight = 6;
+pub const DC_LAYER_INTER_B: dc_layer_weight = 7;
+pub const DC_LAYER_OUTPUT_W: dc_layer_weight = 8;
+pub const DC_LAYER_OUTPUT_B: dc_layer_weight = 9;
+pub const DC_LAYER_NORM_W: dc_layer_weight = 10;
+pub const DC_LAYER_NORM_B: dc_layer_weight = 11;
+pub const DC_LAYER_WEIGHTS: dc_layer_weight = 12;
+pub type dc_layer_weight = i32;
+pub const DC_DROPOUT_ATTENTION: dc_dropout_site = 1;
+pub const DC_DROPOUT_PROJECTION: dc_dropout_site = 2;
+pub const DC_DROPOUT_OUTPUT: dc_dropout_site = 3;
+pub type dc_dropout_site = i32;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_layer_config {
+    pub struct_size: usize,
+    pub batch_size: i64,
+    pub max_seq_length: i64,
+    pub hidden_size: i64,
+    pub intermediate_size: i64,
+    pub heads: i64,
+    pub attn_dropout_ratio: f64,
+    pub hidden_dropout_ratio: f64,
+    pub num_hidden_layers: i64,
+    pub initializer_range: f64,
+    pub layer_norm_eps: f64,
+    pub seed: i64,
+    pub layer_id: i64,
+    pub local_rank: i32,
+    pub fp16: i32,
+    pub dtype: i32,
+    pub grad_dtype: i32,
+    pub gelu: i32,
+    pub pre_layer_norm: i32,
+    pub normalize_invertible: i32,
+    pub gelu_checkpoint: i32,
+    pub attn_dropout_checkpoint: i32,
+    pub adjust_init_range: i32,
+    pub stochastic_mode: i32,
+    pub training: i32,
+    pub threads: i32,
+    pub reserved0: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_layer_config() {
+    assert_eq!(::std::mem::size_of::<dc_layer_config>(), 160usize, concat!("Size of: ", stringify!(dc_layer_config)));
+    assert_eq!(
+        ::std::mem::align_of::<dc_layer_config>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_layer_config))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_batch_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).batch_size) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(batch_size))
+        );
+    }
+    test_field_batch_size();
+    fn test_field_max_seq_length() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).max_seq_length) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(max_seq_length))
+        );
+    }
+    test_field_max_seq_length();
+    fn test_field_hidden_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).hidden_size) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(hidden_size))
+        );
+    }
+    test_field_hidden_size();
+    fn test_field_intermediate_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).intermediate_size) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(intermediate_size))
+        );
+    }
+    test_field_intermediate_size();
+    fn test_field_heads() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).heads) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(heads))
+        );
+    }
+    test_field_heads();
+    fn test_field_attn_dropout_ratio() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).attn_dropout_ratio) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(attn_dropout_ratio))
+        );
+    }
+    test_field_attn_dropout_ratio();
+    fn test_field_hidden_dropout_ratio() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).hidden_dropout_ratio) as usize - ptr as usize
+            },
+            56usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(hidden_dropout_ratio))
+        );
+    }
+    test_field_hidden_dropout_ratio();
+    fn test_field_num_hidden_layers() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).num_hidden_layers) as usize - ptr as usize
+            },
+            64usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(num_hidden_layers))
+        );
+    }
+    test_field_num_hidden_layers();
+    fn test_field_initializer_range() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).initializer_range) as usize - ptr as usize
+            },
+            72usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(initializer_range))
+        );
+    }
+    test_field_initializer_range();
+    fn test_field_layer_norm_eps() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).layer_norm_eps) as usize - ptr as usize
+            },
+            80usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(layer_norm_eps))
+        );
+    }
+    test_field_layer_norm_eps();
+    fn test_field_seed() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).seed) as usize - ptr as usize
+            },
+            88usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(seed))
+        );
+    }
+    test_field_seed();
+    fn test_field_layer_id() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).layer_id) as usize - ptr as usize
+            },
+            96usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(layer_id))
+        );
+    }
+    test_field_layer_id();
+    fn test_field_local_rank() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).local_rank) as usize - ptr as usize
+            },
+            104usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(local_rank))
+        );
+    }
+    test_field_local_rank();
+    fn test_field_fp16() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).fp16) as usize - ptr as usize
+            },
+            108usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(fp16))
+        );
+    }
+    test_field_fp16();
+    fn test_field_dtype() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).dtype) as usize - ptr as usize
+            },
+            112usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(dtype))
+        );
+    }
+    test_field_dtype();
+    fn test_field_grad_dtype() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).grad_dtype) as usize - ptr as usize
+            },
+            116usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(grad_dtype))
+        );
+    }
+    test_field_grad_dtype();
+    fn test_field_gelu() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).gelu) as usize - ptr as usize
+            },
+            120usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(gelu))
+        );
+    }
+    test_field_gelu();
+    fn test_field_pre_layer_norm() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).pre_layer_norm) as usize - ptr as usize
+            },
+            124usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(pre_layer_norm))
+        );
+    }
+    test_field_pre_layer_norm();
+    fn test_field_normalize_invertible() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).normalize_invertible) as usize - ptr as usize
+            },
+            128usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(normalize_invertible))
+        );
+    }
+    test_field_normalize_invertible();
+    fn test_field_gelu_checkpoint() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).gelu_checkpoint) as usize - ptr as usize
+            },
+            132usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(gelu_checkpoint))
+        );
+    }
+    test_field_gelu_checkpoint();
+    fn test_field_attn_dropout_checkpoint() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).attn_dropout_checkpoint) as usize - ptr as usize
+            },
+            136usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(attn_dropout_checkpoint))
+        );
+    }
+    test_field_attn_dropout_checkpoint();
+    fn test_field_adjust_init_range() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).adjust_init_range) as usize - ptr as usize
+            },
+            140usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(adjust_init_range))
+        );
+    }
+    test_field_adjust_init_range();
+    fn test_field_stochastic_mode() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).stochastic_mode) as usize - ptr as usize
+            },
+            144usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(stochastic_mode))
+        );
+    }
+    test_field_stochastic_mode();
+    fn test_field_training() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).training) as usize - ptr as usize
+            },
+            148usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(training))
+        );
+    }
+    test_field_training();
+    fn test_field_threads() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).threads) as usize - ptr as usize
+            },
+            152usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(threads))
+        );
+    }
+    test_field_threads();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            156usize,
+            concat!("Offset of field: ", stringify!(dc_layer_config), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
+}
+extern "C" {
+    pub fn dc_layer_config_init(config: *mut dc_layer_config, struct_size: usize);
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_layer_call {
+    pub struct_size: usize,
+    pub batch: i64,
+    pub seq_length: i64,
+    pub cu_seqlens: *const i32,
+    pub mask: *const dc_tensor,
+    pub offset: i64,
+    pub accumulate: i32,
+    pub reserved0: i32,
+    pub workspace: *mut ::std::os::raw::c_void,
+    pub workspace_bytes: usize,
+    pub reserve: *mut ::std::os::raw::c_void,
+    pub reserve_bytes: usize,
+    pub stream: *mut dc_stream,
+}
+#[test]
+fn bindgen_test_layout_dc_layer_call() {
+    assert_eq!(::std::mem::size_of::<dc_layer_call>(), 96usize, concat!("Size of: ", stringify!(dc_layer_call)));
+    assert_eq!(::std::mem::align_of::<dc_layer_call>(), 8usize, concat!("Alignment of ", stringify!(dc_layer_call)));
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_call>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_layer_call), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_batch() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_call>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).batch) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_layer_call), "::", stringify!(batch))
+        );
+    }
+    test_field_batch();
+    fn test_field_seq_length() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_call>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).seq_length) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_layer_call), "::", stringify!(seq_length))
+        );
+    }
+    test_field_seq_length();
+    fn test_field_cu_seqlens() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_call>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).cu_seqlens) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_layer_call), "::", stringify!(cu_seqlens))
+        );
+    }
+    test_field_cu_seqlens();
+    fn test_field_mask() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_call>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).mask) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_layer_call), "::", stringify!(mask))
+        );
+    }
+    test_field_mask();
+    fn test_field_offset() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_call>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).offset) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_layer_call), "::", stringify!(offset))
+        );
+    }
+    test_field_offset();
+    fn test_field_accumulate() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_call>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).accumulate) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_layer_call), "::", stringify!(accumulate))
+        );
+    }
+    test_field_accumulate();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_call>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            52usize,
+            concat!("Offset of field: ", stringify!(dc_layer_call), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
+    fn test_field_workspace() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_call>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).workspace) as usize - ptr as usize
+            },
+            56usize,
+            concat!("Offset of field: ", stringify!(dc_layer_call), "::", stringify!(workspace))
+        );
+    }
+    test_field_workspace();
+    fn test_field_workspace_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_call>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).workspace_bytes) as usize - ptr as usize
+            },
+            64usize,
+            concat!("Offset of field: ", stringify!(dc_layer_call), "::", stringify!(workspace_bytes))
+        );
+    }
+    test_field_workspace_bytes();
+    fn test_field_reserve() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_call>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserve) as usize - ptr as usize
+            },
+            72usize,
+            concat!("Offset of field: ", stringify!(dc_layer_call), "::", stringify!(reserve))
+        );
+    }
+    test_field_reserve();
+    fn test_field_reserve_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_call>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserve_bytes) as usize - ptr as usize
+            },
+            80usize,
+            concat!("Offset of field: ", stringify!(dc_layer_call), "::", stringify!(reserve_bytes))
+        );
+    }
+    test_field_reserve_bytes();
+    fn test_field_stream() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_call>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).stream) as usize - ptr as usize
+            },
+            88usize,
+            concat!("Offset of field: ", stringify!(dc_layer_call), "::", stringify!(stream))
+        );
+    }
+    test_field_stream();
+}
+impl Default for dc_layer_call {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn dc_layer_call_init(call: *mut dc_layer_call, struct_size: usize);
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_layer_cost {
+    pub struct_size: usize,
+    pub forward_workspace_bytes: i64,
+    pub backward_workspace_bytes: i64,
+    pub inference_workspace_bytes: i64,
+    pub reserve_bytes: i64,
+    pub kept_bytes: i64,
+    pub forward_flops: i64,
+    pub backward_flops: i64,
+    pub forward_bytes: i64,
+    pub backward_bytes: i64,
+}
+#[test]
+fn bindgen_test_layout_dc_layer_cost() {
+    assert_eq!(::std::mem::size_of::<dc_layer_cost>(), 80usize, concat!("Size of: ", stringify!(dc_layer_cost)));
+    assert_eq!(::std::mem::align_of::<dc_layer_cost>(), 8usize, concat!("Alignment of ", stringify!(dc_layer_cost)));
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_cost>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_layer_cost), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_forward_workspace_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_cost>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).forward_workspace_bytes) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_layer_cost), "::", stringify!(forward_workspace_bytes))
+        );
+    }
+    test_field_forward_workspace_bytes();
+    fn test_field_backward_workspace_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_cost>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).backward_workspace_bytes) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_layer_cost), "::", stringify!(backward_workspace_bytes))
+        );
+    }
+    test_field_backward_workspace_bytes();
+    fn test_field_inference_workspace_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_cost>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).inference_workspace_bytes) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_layer_cost), "::", stringify!(inference_workspace_bytes))
+        );
+    }
+    test_field_inference_workspace_bytes();
+    fn test_field_reserve_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_cost>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserve_bytes) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_layer_cost), "::", stringify!(reserve_bytes))
+        );
+    }
+    test_field_reserve_bytes();
+    fn test_field_kept_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_cost>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).kept_bytes) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_layer_cost), "::", stringify!(kept_bytes))
+        );
+    }
+    test_field_kept_bytes();
+    fn test_field_forward_flops() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_cost>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).forward_flops) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_layer_cost), "::", stringify!(forward_flops))
+        );
+    }
+    test_field_forward_flops();
+    fn test_field_backward_flops() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_cost>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).backward_flops) as usize - ptr as usize
+            },
+            56usize,
+            concat!("Offset of field: ", stringify!(dc_layer_cost), "::", stringify!(backward_flops))
+        );
+    }
+    test_field_backward_flops();
+    fn test_field_forward_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_cost>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).forward_bytes) as usize - ptr as usize
+            },
+            64usize,
+            concat!("Offset of field: ", stringify!(dc_layer_cost), "::", stringify!(forward_bytes))
+        );
+    }
+    test_field_forward_bytes();
+    fn test_field_backward_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_cost>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).backward_bytes) as usize - ptr as usize
+            },
+            72usize,
+            concat!("Offset of field: ", stringify!(dc_layer_cost), "::", stringify!(backward_bytes))
+        );
+    }
+    test_field_backward_bytes();
+}
+extern "C" {
+    pub fn dc_layer_cost_init(cost: *mut dc_layer_cost, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_layer_create(
+        device: *mut dc_device,
+        config: *const dc_layer_config,
+        layer: *mut *mut dc_layer,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_layer_destroy(layer: *mut dc_layer);
+}
+extern "C" {
+    pub fn dc_layer_get_cost(layer: *const dc_layer, call: *const dc_layer_call, cost: *mut dc_layer_cost)
+        -> dc_status;
+}
+extern "C" {
+    pub fn dc_layer_weight_shape(layer: *const dc_layer, index: i32, shape: *mut i64, ndim: *mut i32) -> dc_status;
+}
+extern "C" {
+    pub fn dc_layer_init_weights(layer: *const dc_layer, weights: *const *const dc_tensor) -> dc_status;
+}
+extern "C" {
+    pub fn dc_layer_forward(
+        layer: *mut dc_layer,
+        call: *const dc_layer_call,
+        weights: *const *const dc_tensor,
+        input: *const dc_tensor,
+        output: *const dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_layer_inference(
+        layer: *mut dc_layer,
+        call: *const dc_layer_call,
+        weights: *const *const dc_tensor,
+        input: *const dc_tensor,
+        output: *const dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_layer_backward(
+        layer: *mut dc_layer,
+        call: *const dc_layer_call,
+        weights: *const *const dc_tensor,
+        input: *const dc_tensor,
+        output: *const dc_tensor,
+        grad_output: *const dc_tensor,
+        grad_input: *const dc_tensor,
+        grad_weights: *const *const dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_layer_dropout_mask(
+        layer: *const dc_layer,
+        call: *const dc_layer_call,
+        site: i32,
+        mask: *const dc_tensor,
+        scale: *mut f64,
+    ) -> dc_status;
+}

@@ -1,0 +1,280 @@
+"""The transformer layer on arrays: forward and backward of BERT's encoder layer, with DeepSpeed's parameters.
+
+    layer = Layer(LayerConfig(hidden_size=768, heads=12, hidden_dropout_ratio=0.1, pre_layer_norm=False))
+    weights = layer.initial_weights()
+    output, kept = layer.forward(weights, x)                  # x: [batch, sequence, hidden]
+    gradient_x, gradients = layer.backward(weights, x, output_gradient, kept)
+
+Arrays are anything with DLPack, NumPy's interface or the buffer protocol; results are libdc.Tensor, which NumPy and
+every DLPack library read in place. DC_NUM_THREADS is the number of threads where the configuration gives none."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ._lib import ffi, lib, own
+from .device import Device, Stream, handle_of
+from .errors import check
+from .tensors import Tensor, View, _count
+from .types import DType
+
+WEIGHTS = ("attn_qkvw", "attn_qkvb", "attn_ow", "attn_ob", "attn_nw", "attn_nb", "inter_w", "inter_b", "output_w",
+           "output_b", "norm_w", "norm_b")  # fmt: skip
+SITES = {"attention": 1, "projection": 2, "output": 3}
+_GELU = {"tanh": 1, "erf": 2}
+_ALIGN = 64
+
+
+@dataclasses.dataclass
+class LayerConfig:
+    """A layer's parameters; see dc_layer_config. 0 is "no limit" for batch_size and max_seq_length, and the default
+    for the others that have one."""
+
+    hidden_size: int
+    heads: int
+    intermediate_size: int = 0
+    batch_size: int = 0
+    max_seq_length: int = 0
+    attn_dropout_ratio: float = 0.0
+    hidden_dropout_ratio: float = 0.0
+    num_hidden_layers: int = 0
+    initializer_range: float = 0.0
+    layer_norm_eps: float = 0.0
+    seed: int = 0
+    layer_id: int = 0
+    local_rank: int = -1
+    fp16: bool = False
+    dtype: Any = None
+    grad_dtype: Any = None
+    gelu: str = "tanh"
+    pre_layer_norm: bool = True
+    normalize_invertible: bool = False
+    gelu_checkpoint: bool = False
+    attn_dropout_checkpoint: bool = False
+    adjust_init_range: bool = True
+    stochastic_mode: bool = False
+    training: bool = True
+    threads: int = 0
+
+    def _fill(self, config: Any) -> None:
+        lib.dc_layer_config_init(config, ffi.sizeof("dc_layer_config"))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("dtype", "grad_dtype"):
+                value = int(DType.of(value))
+            elif field.name == "gelu":
+                if value not in _GELU:
+                    raise ValueError(f"gelu = {value!r}, must be 'tanh' or 'erf'")
+                value = _GELU[value]
+            elif field.name in ("pre_layer_norm", "adjust_init_range", "training"):
+                value = 1 if value else -1
+            elif field.name == "threads":
+                value = value or int(os.environ.get("DC_NUM_THREADS", 0))
+            setattr(config, field.name, value)
+
+
+class Cost(NamedTuple):
+    """What a call needs and does; see dc_layer_cost."""
+
+    forward_workspace_bytes: int
+    backward_workspace_bytes: int
+    inference_workspace_bytes: int
+    reserve_bytes: int
+    kept_bytes: int
+    forward_flops: int
+    backward_flops: int
+    forward_bytes: int
+    backward_bytes: int
+
+
+class Kept(NamedTuple):
+    """What a forward leaves for its backward: the reserve, and the arguments that the backward must repeat."""
+
+    reserve: Any
+    shape: Tuple[int, ...]
+    seq_length: Optional[int]
+    cu_seqlens: Optional[Sequence[int]]
+    mask: Any
+    offset: int
+    output: Any
+
+
+_allocate = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+class Block:
+    """Memory at an address that is a multiple of 64."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = _allocate("char[]", max(1, nbytes) + _ALIGN)
+        start = int(ffi.cast("uintptr_t", self._memory))
+        self.address = (start + _ALIGN - 1) // _ALIGN * _ALIGN
+        self.nbytes = nbytes
+
+
+def empty(shape: Sequence[int], dtype: Any) -> Tensor:
+    """A tensor that is not initialised."""
+    dtype = DType.of(dtype)
+    block = Block(_count(shape) * dtype.itemsize)
+    return Tensor(block.address, tuple(shape), dtype, block)
+
+
+class _Arrays:
+    """An array of dc_tensor pointers; None is NULL."""
+
+    def __init__(self, arrays: Sequence[Any], writable: bool = False) -> None:
+        if len(arrays) != len(WEIGHTS):
+            raise ValueError(f"{len(arrays)} weights, must be {len(WEIGHTS)}: {', '.join(WEIGHTS)}")
+        self._views = [View(array, writable) for array in arrays]
+        self.c = ffi.new("dc_tensor *[]", [view.c for view in self._views])
+
+
+class Layer:
+    """One layer; see dc_layer. It owns no weights: the same twelve arrays go to every call, in the order WEIGHTS.
+    Calls may come from any thread."""
+
+    def __init__(self, config: LayerConfig, device: Optional[Device] = None) -> None:
+        self.config = config
+        self.dtype = DType.of(config.dtype) or (DType.FLOAT16 if config.fp16 else DType.FLOAT32)
+        self.grad_dtype = DType.of(config.grad_dtype) or self.dtype
+        c_config, out = ffi.new("dc_layer_config *"), ffi.new("dc_layer **")
+        config._fill(c_config)
+        self._device = device or Device()
+        check(lib.dc_layer_create(self._device._handle, c_config, out))
+        self._own = own(out[0], lib.dc_layer_destroy)
+        self._local = threading.local()
+
+    @property
+    def weight_shapes(self) -> Dict[str, Tuple[int, ...]]:
+        shapes = {}
+        for index, name in enumerate(WEIGHTS):
+            shape, ndim = ffi.new("int64_t[2]"), ffi.new("int32_t *")
+            check(lib.dc_layer_weight_shape(self._own, index, shape, ndim))
+            shapes[name] = tuple(shape[0:ndim[0]])
+        return shapes
+
+    def initial_weights(self, dtype: Any = None) -> List[Tensor]:
+        """Initial weights, in the layer's dtype or in float32."""
+        weights = [empty(shape, dtype or self.dtype) for shape in self.weight_shapes.values()]
+        self.initialize(weights)
+        return weights
+
+    def initialize(self, weights: Sequence[Any]) -> None:
+        """Writes initial weights into arrays."""
+        arrays = _Arrays(weights, writable=True)
+        check(lib.dc_layer_init_weights(self._own, arrays.c))
+
+    def _call(self, shape: Sequence[int], seq_length: Optional[int], cu_seqlens: Optional[Sequence[int]],
+              mask: Any = None, offset: int = 0) -> Tuple[Any, Any]:
+        call = ffi.new("dc_layer_call *")
+        lib.dc_layer_call_init(call, ffi.sizeof("dc_layer_call"))
+        keep: List[Any] = []
+        if cu_seqlens is None:
+            if len(shape) != 3:
+                raise ValueError(f"an input of shape {tuple(shape)}: must be [batch, sequence, hidden], or packed with "
+                                 "cu_seqlens")
+            call.batch, call.seq_length = shape[0], shape[1]
+        else:
+            offsets = [int(x) for x in cu_seqlens]
+            longest = max((b - a for a, b in zip(offsets, offsets[1:])), default=0)
+            call.batch, call.seq_length = len(offsets) - 1, seq_length or longest
+            keep.append(ffi.new("int32_t[]", offsets))
+            call.cu_seqlens = keep[-1]
+        if mask is not None:
+            keep.append(View(mask))
+            call.mask = keep[-1].c
+        call.offset = offset
+        return call, keep
+
+    def _workspace(self, call: Any, nbytes: int, stream: Optional[Stream]) -> Block:
+        # One for each thread; queued work has its own, since the next call may come before it is done.
+        block = getattr(self._local, "workspace", None) if stream is None else None
+        if block is None or block.nbytes < nbytes:
+            block = Block(nbytes)
+            if stream is None:
+                self._local.workspace = block
+        call.workspace, call.workspace_bytes = ffi.cast("void *", block.address), block.nbytes
+        call.stream = handle_of(stream)
+        return block
+
+    def _cost(self, call: Any) -> Cost:
+        cost = ffi.new("dc_layer_cost *")
+        lib.dc_layer_cost_init(cost, ffi.sizeof("dc_layer_cost"))
+        check(lib.dc_layer_get_cost(self._own, call, cost))
+        return Cost(*(getattr(cost, name) for name in Cost._fields))
+
+    def cost(self, batch: int, seq_length: int, cu_seqlens: Optional[Sequence[int]] = None) -> Cost:
+        """What a call on a batch needs and does."""
+        call, keep = self._call((batch, seq_length, 0), seq_length, cu_seqlens)
+        return self._cost(call)
+
+    def forward(self, weights: Sequence[Any], x: Any, mask: Any = None, offset: int = 0,
+                cu_seqlens: Optional[Sequence[int]] = None, seq_length: Optional[int] = None, out: Any = None,
+                reserve: Any = None) -> Tuple[Any, Kept]:
+        """The layer's output, and what backward() needs. x: [batch, sequence, hidden], or [tokens, hidden] with the
+        offsets of the samples in cu_seqlens. mask is added to the scores of the keys. offset: another one for each
+        step, for another dropout mask. out, reserve: the caller's memory, if there is any."""
+        view = View(x)
+        shape = tuple(view.c.shape[i] for i in range(view.c.ndim))
+        call, keep = self._call(shape, seq_length, cu_seqlens, mask, offset)
+        cost = self._cost(call)
+        out = empty(shape, self.dtype) if out is None else out
+        reserve = empty((cost.reserve_bytes,), DType.UINT8) if reserve is None else reserve
+        kept, block = View(reserve, writable=True), self._workspace(
+            call, cost.forward_workspace_bytes if self.config.training else cost.inference_workspace_bytes, None)
+        call.reserve, call.reserve_bytes = kept.c.data, kept.c.shape[0]
+        arrays, result = _Arrays(weights), View(out, writable=True)
+        check(lib.dc_layer_forward(self._own, call, arrays.c, view.c, result.c))
+        del block, keep
+        return out, Kept(reserve, shape, seq_length, cu_seqlens, mask, offset, out)
+
+    def inference(self, weights: Sequence[Any], x: Any, mask: Any = None, cu_seqlens: Optional[Sequence[int]] = None,
+                  seq_length: Optional[int] = None, out: Any = None) -> Any:
+        """The layer's output without dropout; nothing is kept."""
+        view = View(x)
+        shape = tuple(view.c.shape[i] for i in range(view.c.ndim))
+        call, keep = self._call(shape, seq_length, cu_seqlens, mask)
+        block = self._workspace(call, self._cost(call).inference_workspace_bytes, None)
+        out = empty(shape, self.dtype) if out is None else out
+        arrays, result = _Arrays(weights), View(out, writable=True)
+        check(lib.dc_layer_inference(self._own, call, arrays.c, view.c, result.c))
+        del block, keep
+        return out
+
+    def backward(self, weights: Sequence[Any], x: Any, grad_output: Any, kept: Kept, grad_input: Any = None,
+                 grad_weights: Optional[Sequence[Any]] = None, accumulate: bool = False,
+                 wanted: Optional[Sequence[bool]] = None) -> Tuple[Any, List[Any]]:
+        """(gradient of x, gradients of the twelve weights). They are written, or with accumulate added, into
+        grad_input and grad_weights where those are given. wanted: which weights' gradients are; the others are None."""
+        call, keep = self._call(kept.shape, kept.seq_length, kept.cu_seqlens, kept.mask, kept.offset)
+        block = self._workspace(call, self._cost(call).backward_workspace_bytes, None)
+        call.accumulate = int(accumulate)
+        reserve = View(kept.reserve)
+        call.reserve, call.reserve_bytes = reserve.c.data, reserve.c.shape[0]
+        grad_input = empty(kept.shape, self.dtype) if grad_input is None else grad_input
+        if grad_weights is None:
+            shapes = self.weight_shapes.values()
+            grad_weights = [empty(shape, self.grad_dtype) if want else None
+                            for shape, want in zip(shapes, wanted or [True] * len(WEIGHTS))]
+        arrays, gradients = _Arrays(weights), _Arrays(grad_weights, writable=True)
+        views = [View(x), View(kept.output), View(grad_output), View(grad_input, writable=True)]
+        check(lib.dc_layer_backward(self._own, call, arrays.c, *(view.c for view in views), gradients.c))
+        del block, keep
+        return grad_input, list(grad_weights)
+
+    def dropout_mask(self, site: str, batch: int, seq_length: int, offset: int = 0) -> Tuple[Tensor, float]:
+        """The mask of a site ("attention", "projection", "output") for an offset, 1 where an element is kept, and the
+        factor by which kept elements are multiplied."""
+        if site not in SITES:
+            raise ValueError(f"site = {site!r}, must be one of {', '.join(SITES)}")
+        call, keep = self._call((batch, seq_length, 0), None, None, None, offset)
+        config = self.config
+        shape = ((batch, config.heads, seq_length, seq_length) if site == "attention"
+                 else (batch, seq_length, config.hidden_size))
+        mask, scale = empty(shape, DType.UINT8), ffi.new("double *")
+        view = View(mask)
+        check(lib.dc_layer_dropout_mask(self._own, call, SITES[site], view.c, scale))
+        return mask, scale[0]

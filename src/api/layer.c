@@ -1,0 +1,502 @@
+/* Chapter 12: the transformer layer. All checks of what callers pass are here; the room gets jobs that are right. */
+#include <stdio.h>
+#include <string.h>
+
+#include "api/api.h"
+#include "transformer/transformer.h"
+
+static const char *const WEIGHTS[DC_LAYER_WEIGHTS] = {"attn_qkvw", "attn_qkvb", "attn_ow", "attn_ob",
+                                                      "attn_nw",   "attn_nb",   "inter_w", "inter_b",
+                                                      "output_w",  "output_b",  "norm_w",  "norm_b"};
+
+void dc_layer_config_init(dc_layer_config *config, size_t struct_size) {
+  dc__init_sized(config, struct_size, sizeof *config);
+}
+void dc_layer_call_init(dc_layer_call *call, size_t struct_size) {
+  dc__init_sized(call, struct_size, sizeof *call);
+}
+void dc_layer_cost_init(dc_layer_cost *cost, size_t struct_size) {
+  dc__init_sized(cost, struct_size, sizeof *cost);
+}
+
+/* ---- the configuration ---- */
+
+static dc_status in_range(const char *fn, const char *name, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high) {
+    return dc__fail(DC_E_INVALID, "%s: %s = %" PRId64 ", must be %" PRId64 " to %" PRId64, fn, name, value, low, high);
+  }
+  return DC_OK;
+}
+
+static dc_status check_shape(const char *fn, dc_layer_config *c) {
+  const int64_t most = INT32_MAX;
+  DC__TRY(in_range(fn, "config->batch_size", c->batch_size, 0, most));
+  DC__TRY(in_range(fn, "config->max_seq_length", c->max_seq_length, 0, most));
+  DC__TRY(in_range(fn, "config->hidden_size", c->hidden_size, 1, DC__LAYER_MOST_HIDDEN));
+  DC__TRY(in_range(fn, "config->intermediate_size", c->intermediate_size, 0, most));
+  DC__TRY(in_range(fn, "config->heads", c->heads, 1, c->hidden_size));
+  if (c->hidden_size % c->heads != 0) {
+    return dc__fail(DC_E_INVALID, "%s: config->heads = %" PRId64 ", must divide hidden_size = %" PRId64, fn, c->heads,
+                    c->hidden_size);
+  }
+  if (c->hidden_size / c->heads > DC__LAYER_MOST_HEAD) {
+    return dc__fail(DC_E_UNSUPPORTED, "%s: config->hidden_size / heads = %" PRId64 ", must be at most %d", fn,
+                    c->hidden_size / c->heads, (int)DC__LAYER_MOST_HEAD);
+  }
+  DC__TRY(in_range(fn, "config->num_hidden_layers", c->num_hidden_layers, 0, most));
+  return in_range(fn, "config->layer_id", c->layer_id, 0, UINT32_MAX);
+}
+
+static dc_status check_ratio(const char *fn, const char *name, double value, double low, double below) {
+  if (!(value >= low && value < below)) {
+    return dc__fail(DC_E_INVALID, "%s: config->%s = %g, must be %g or more and less than %g", fn, name, value, low,
+                    below);
+  }
+  return DC_OK;
+}
+
+/* A switch that is on by default: 0 and 1 on, -1 off. */
+static dc_status check_default_on(const char *fn, const char *name, int32_t *value) {
+  if (*value < -1 || *value > 1) {
+    return dc__fail(DC_E_INVALID, "%s: config->%s = %" PRId32 ", must be -1 (off), 0 (default) or 1 (on)", fn, name,
+                    *value);
+  }
+  *value = *value >= 0;
+  return DC_OK;
+}
+
+static dc_status check_switches(const char *fn, dc_layer_config *c) {
+  DC__TRY(dc__check_flag(fn, "config->fp16", c->fp16));
+  DC__TRY(dc__check_flag(fn, "config->normalize_invertible", c->normalize_invertible));
+  DC__TRY(dc__check_flag(fn, "config->gelu_checkpoint", c->gelu_checkpoint));
+  DC__TRY(dc__check_flag(fn, "config->attn_dropout_checkpoint", c->attn_dropout_checkpoint));
+  DC__TRY(dc__check_flag(fn, "config->stochastic_mode", c->stochastic_mode));
+  DC__TRY(check_default_on(fn, "pre_layer_norm", &c->pre_layer_norm));
+  DC__TRY(check_default_on(fn, "adjust_init_range", &c->adjust_init_range));
+  DC__TRY(check_default_on(fn, "training", &c->training));
+  DC__TRY(in_range(fn, "config->gelu", c->gelu, 0, DC_GELU_ERF));
+  DC__TRY(in_range(fn, "config->local_rank", c->local_rank, -1, INT32_MAX));
+  DC__TRY(in_range(fn, "config->threads", c->threads, 0, DC__THREADS_MAX));
+  return in_range(fn, "config->reserved0", c->reserved0, 0, 0);
+}
+
+static dc_status check_dtypes(const char *fn, dc_layer_config *c) {
+  if (c->dtype == DC_DTYPE_NONE) {
+    c->dtype = c->fp16 ? DC_FLOAT16 : DC_FLOAT32;
+  }
+  if (c->dtype != DC_FLOAT32 && c->dtype != DC_FLOAT16 && c->dtype != DC_BFLOAT16) {
+    return dc__fail(DC_E_DTYPE, "%s: config->dtype = %" PRId32 " (%s), must be float32, float16 or bfloat16", fn,
+                    c->dtype, dc_dtype_name(c->dtype));
+  }
+  if (c->grad_dtype == DC_DTYPE_NONE) {
+    c->grad_dtype = c->dtype;
+  }
+  if (c->grad_dtype != c->dtype && c->grad_dtype != DC_FLOAT32) {
+    return dc__fail(DC_E_DTYPE, "%s: config->grad_dtype = %" PRId32 " (%s), must be none, %s or float32", fn,
+                    c->grad_dtype, dc_dtype_name(c->grad_dtype), dc_dtype_name(c->dtype));
+  }
+  return DC_OK;
+}
+
+static void fill_defaults(dc_layer_config *c) {
+  c->intermediate_size = c->intermediate_size > 0 ? c->intermediate_size : 4 * c->hidden_size;
+  c->num_hidden_layers = c->num_hidden_layers > 0 ? c->num_hidden_layers : 1;
+  c->initializer_range = c->initializer_range > 0 ? c->initializer_range : 0.02;
+  c->layer_norm_eps = c->layer_norm_eps > 0 ? c->layer_norm_eps : 1e-12;
+  c->gelu = c->gelu > 0 ? c->gelu : DC_GELU_TANH;
+}
+
+dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_layer **layer) {
+  if (layer == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: layer is NULL", __func__);
+  }
+  *layer = NULL;
+  if (device == NULL || config == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, device == NULL ? "device" : "config");
+  }
+  dc_layer_config c = DC_LAYER_CONFIG_INIT;
+  DC__TRY(dc__read_options(__func__, "config", &c, sizeof c, config, DC__LAYER_CONFIG_SIZE_0_1));
+  DC__TRY(check_shape(__func__, &c));
+  DC__TRY(check_ratio(__func__, "attn_dropout_ratio", c.attn_dropout_ratio, 0, 1));
+  DC__TRY(check_ratio(__func__, "hidden_dropout_ratio", c.hidden_dropout_ratio, 0, 1));
+  DC__TRY(check_ratio(__func__, "initializer_range", c.initializer_range, 0, 1e30));
+  DC__TRY(check_ratio(__func__, "layer_norm_eps", c.layer_norm_eps, 0, 1e30));
+  DC__TRY(check_switches(__func__, &c));
+  DC__TRY(check_dtypes(__func__, &c));
+  fill_defaults(&c);
+  return dc__layer_create(__func__, device, &c, layer);
+}
+
+void dc_layer_destroy(dc_layer *layer) {
+  dc__layer_release(layer);
+}
+
+/* ---- a call ---- */
+
+static dc_status check_layer(const char *fn, const dc_layer *layer) {
+  return layer != NULL ? DC_OK : dc__fail(DC_E_INVALID, "%s: layer is NULL", fn);
+}
+
+static dc_status check_offsets(const char *fn, const dc_layer_call *call) {
+  const int32_t *cu = call->cu_seqlens;
+  for (int64_t b = 0; b <= call->batch; b++) {
+    int64_t length = b == 0 ? cu[0] : (int64_t)cu[b] - cu[b - 1];
+    if (b == 0 ? length != 0 : length < 0 || length > call->seq_length) {
+      return dc__fail(DC_E_INVALID, "%s: call->cu_seqlens[%" PRId64 "] = %" PRId32 ", must %s", fn, b, cu[b],
+                      b == 0 ? "be 0" : "follow the one before by 0 to seq_length tokens");
+    }
+  }
+  return DC_OK;
+}
+
+static dc_status read_size(const char *fn, const dc_layer *layer, const dc_layer_call *call, dc_layer_call *read,
+                           dc__layer_size *size) {
+  if (call == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: call is NULL", fn);
+  }
+  dc_layer_call c = DC_LAYER_CALL_INIT;
+  DC__TRY(dc__read_options(fn, "call", &c, sizeof c, call, DC__LAYER_CALL_SIZE_0_1));
+  const dc_layer_config *config = &layer->config;
+  DC__TRY(in_range(fn, "call->batch", c.batch, 1, config->batch_size > 0 ? config->batch_size : INT32_MAX));
+  DC__TRY(in_range(fn, "call->seq_length", c.seq_length, 1,
+                   config->max_seq_length > 0 ? config->max_seq_length : INT32_MAX));
+  DC__TRY(in_range(fn, "call->reserved0", c.reserved0, 0, 0));
+  DC__TRY(dc__check_flag(fn, "call->accumulate", c.accumulate));
+  int64_t tokens = c.batch * c.seq_length; /* both below 2^31 */
+  if (c.cu_seqlens != NULL) {
+    DC__TRY(check_offsets(fn, &c));
+    tokens = c.cu_seqlens[c.batch];
+  }
+  if (tokens < 1) {
+    return dc__fail(DC_E_INVALID, "%s: call->cu_seqlens has no tokens", fn);
+  }
+  /* Places and byte counts stay far below 2^63; planes of dropout below 2^32. */
+  int64_t widest =
+      config->intermediate_size > 3 * config->hidden_size ? config->intermediate_size : 3 * config->hidden_size;
+  if (tokens > (INT64_C(1) << 52) / widest / config->hidden_size || c.batch * config->heads > UINT32_MAX) {
+    return dc__fail(DC_E_SHAPE, "%s: call->batch = %" PRId64 " times seq_length = %" PRId64 " is too large", fn,
+                    c.batch, c.seq_length);
+  }
+  *read = c;
+  *size = (dc__layer_size){c.batch, c.seq_length, tokens, c.cu_seqlens};
+  return DC_OK;
+}
+
+dc_status dc_layer_get_cost(const dc_layer *layer, const dc_layer_call *call, dc_layer_cost *cost) {
+  DC__TRY(check_layer(__func__, layer));
+  dc_layer_call c;
+  dc__layer_size size;
+  DC__TRY(read_size(__func__, layer, call, &c, &size));
+  dc_layer_cost out = DC_LAYER_COST_INIT;
+  dc__layer_cost(layer, &size, &out);
+  return dc__write_sized(__func__, "cost", cost, &out, sizeof out, DC__LAYER_COST_SIZE_0_1);
+}
+
+dc_status dc_layer_weight_shape(const dc_layer *layer, int32_t index, int64_t *shape, int32_t *ndim) {
+  DC__TRY(check_layer(__func__, layer));
+  DC__TRY(in_range(__func__, "index", index, 0, DC_LAYER_WEIGHTS - 1));
+  if (shape == NULL || ndim == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, shape == NULL ? "shape" : "ndim");
+  }
+  dc__layer_weight_numel(layer, index, &shape[0], &shape[1]);
+  *ndim = shape[1] > 0 ? 2 : 1;
+  shape[1] = shape[1] > 0 ? shape[1] : 1;
+  return DC_OK;
+}
+
+/* What a call touches, so that nothing that is written overlaps anything else. */
+typedef struct span {
+  const char *name;
+  const char *begin, *end;
+  bool written;
+} span;
+
+enum { SPANS = 2 * DC_LAYER_WEIGHTS + 8 };
+
+typedef struct reader {
+  const char *fn;
+  const dc_layer *layer;
+  span spans[SPANS];
+  int32_t count;
+} reader;
+
+static void note(reader *r, const char *name, const void *data, int64_t bytes, bool written) {
+  if (data != NULL && bytes > 0) {
+    r->spans[r->count++] = (span){name, data, (const char *)data + bytes, written};
+  }
+}
+
+static dc_status check_overlaps(const reader *r) {
+  for (int32_t i = 0; i < r->count; i++) {
+    for (int32_t j = 0; j < r->count; j++) {
+      const span *a = &r->spans[i];
+      const span *b = &r->spans[j];
+      if (i != j && a->written && a->begin < b->end && b->begin < a->end) {
+        return dc__fail(DC_E_INVALID, "%s: %s, which is written, overlaps %s", r->fn, a->name, b->name);
+      }
+    }
+  }
+  return DC_OK;
+}
+
+/* A tensor of `numel` elements of `dtype`, aligned to them. data is NULL only if it may be and is. */
+static dc_status read_tensor(reader *r, const char *name, const dc_tensor *tensor, bool optional, int64_t numel,
+                             int32_t dtype, bool written, void **data) {
+  *data = NULL;
+  if (tensor == NULL && optional) {
+    return DC_OK;
+  }
+  dc_tensor t;
+  int64_t count;
+  DC__TRY(dc__tensor_read(r->fn, name, tensor, false, &t, &count));
+  if (t.dtype != dtype) {
+    return dc__fail(DC_E_DTYPE, "%s: %s is %s, must be %s", r->fn, name, dc_dtype_name(t.dtype), dc_dtype_name(dtype));
+  }
+  if (count != numel) {
+    return dc__fail(DC_E_SHAPE, "%s: %s has %" PRId64 " elements, must have %" PRId64, r->fn, name, count, numel);
+  }
+  if ((uintptr_t)t.data % dc_dtype_size(dtype) != 0) {
+    return dc__fail(DC_E_INVALID, "%s: %s is not aligned to its elements of %zu bytes", r->fn, name,
+                    dc_dtype_size(dtype));
+  }
+  *data = t.data;
+  note(r, name, t.data, numel * (int64_t)dc_dtype_size(dtype), written);
+  return DC_OK;
+}
+
+static dc_status read_block(reader *r, const char *name, void *data, size_t bytes, int64_t needed, bool written) {
+  if (needed > 0 && data == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: call->%s is NULL, must have %" PRId64 " bytes", r->fn, name, needed);
+  }
+  if (bytes < (size_t)needed) {
+    return dc__fail(DC_E_BUFFER_TOO_SMALL, "%s: call->%s_bytes = %zu, must be at least %" PRId64, r->fn, name, bytes,
+                    needed);
+  }
+  if ((uintptr_t)data % DC__LAYER_ALIGN != 0) {
+    return dc__fail(DC_E_INVALID, "%s: call->%s is not aligned to %d bytes", r->fn, name, (int)DC__LAYER_ALIGN);
+  }
+  note(r, name, data, needed, written);
+  return DC_OK;
+}
+
+static dc_status read_mask(reader *r, const dc_layer_call *call, dc__layer_job *job) {
+  if (call->mask == NULL) {
+    return DC_OK;
+  }
+  if (call->cu_seqlens != NULL) {
+    return dc__fail(DC_E_INVALID, "%s: call->mask must be NULL when cu_seqlens is given", r->fn);
+  }
+  dc_tensor t;
+  int64_t numel;
+  DC__TRY(dc__tensor_read(r->fn, "call->mask", call->mask, false, &t, &numel));
+  job->mask_dtype = t.dtype == DC_FLOAT32 ? DC_FLOAT32 : r->layer->config.dtype;
+  void *data;
+  DC__TRY(
+      read_tensor(r, "call->mask", call->mask, false, call->batch * call->seq_length, job->mask_dtype, false, &data));
+  if (t.ndim < 2 || t.shape[0] != call->batch || t.shape[t.ndim - 1] != call->seq_length) {
+    return dc__fail(DC_E_SHAPE, "%s: call->mask must be [%" PRId64 ", %" PRId64 "], with any 1s between", r->fn,
+                    call->batch, call->seq_length);
+  }
+  job->mask = data;
+  return DC_OK;
+}
+
+static dc_status read_weights(reader *r, const char *argument, const dc_tensor *const *weights, bool gradients,
+                              int32_t dtype, void **data) {
+  if (weights == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL", r->fn, argument);
+  }
+  for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
+    int64_t rows;
+    int64_t columns;
+    int64_t numel = dc__layer_weight_numel(r->layer, i, &rows, &columns);
+    char name[64];
+    snprintf(name, sizeof name, "%s[%s]", argument, WEIGHTS[i]);
+    DC__TRY(read_tensor(r, name, weights[i], gradients, numel, dtype, gradients, &data[i]));
+    if (data[i] != NULL) {
+      r->spans[r->count - 1].name = WEIGHTS[i]; /* outlives this loop */
+    }
+  }
+  return DC_OK;
+}
+
+/* The parts that all three calls share. */
+static dc_status read_call(reader *r, const dc_layer_call *call, const dc_tensor *const *weights,
+                           const dc_tensor *input, dc_layer_call *read, dc__layer_job *job) {
+  DC__TRY(check_layer(r->fn, r->layer));
+  DC__TRY(read_size(r->fn, r->layer, call, read, &job->size));
+  if (read->stream != NULL && read->stream->device != r->layer->device) {
+    return dc__fail(DC_E_INVALID, "%s: call->stream is another device's", r->fn);
+  }
+  const dc_layer_config *c = &r->layer->config;
+  void *data[DC_LAYER_WEIGHTS];
+  DC__TRY(read_weights(r, "weights", weights, false, c->dtype, data));
+  memcpy(job->weight, data, sizeof data);
+  void *x;
+  DC__TRY(read_tensor(r, "input", input, false, job->size.tokens * c->hidden_size, c->dtype, false, &x));
+  job->input = x;
+  job->offset = read->offset;
+  job->accumulate = read->accumulate;
+  job->dropout = c->training;
+  return read_mask(r, read, job);
+}
+
+/* ---- running ---- */
+
+/* What is queued: the job, and what to run. cu_seqlens has been read by then where the stream is another thread. */
+typedef struct queued {
+  void (*run)(const dc__layer_job *job);
+  dc__layer_job job;
+} queued;
+_Static_assert(sizeof(queued) <= DC__TASK_BYTES, "a task's arguments");
+
+static void run_queued(void *args) {
+  queued *q = args;
+  q->run(&q->job);
+  dc__free((void *)(uintptr_t)q->job.size.cu_seqlens);
+  dc__layer_release(q->job.layer);
+}
+
+/* The caller's offsets may change once the call is over, so a queued job has its own. */
+static dc_status start(const reader *r, dc_layer *layer, const dc_layer_call *call, dc__layer_job *job,
+                       void (*run)(const dc__layer_job *job)) {
+  DC__TRY(check_overlaps(r));
+  job->layer = layer;
+  job->workspace = call->workspace;
+  job->reserve = call->reserve;
+  if (call->stream == NULL) {
+    run(job);
+    return DC_OK;
+  }
+  queued q = {run, *job};
+  int32_t *offsets = NULL;
+  if (call->cu_seqlens != NULL) {
+    offsets = dc__calloc((size_t)call->batch + 1, sizeof *offsets);
+    if (offsets == NULL) {
+      return DC_E_NO_MEMORY;
+    }
+    memcpy(offsets, call->cu_seqlens, ((size_t)call->batch + 1) * sizeof *offsets);
+    q.job.size.cu_seqlens = offsets;
+  }
+  dc__layer_retain(layer);
+  dc_status status = call->stream->device->ops->stream_call(call->stream, run_queued, &q, sizeof q);
+  if (status != DC_OK) {
+    dc__layer_release(layer);
+    dc__free(offsets);
+    return dc__fail(status, "%s: %s", r->fn, dc_last_error());
+  }
+  return DC_OK;
+}
+
+static dc_status infer(const char *fn, dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                       const dc_tensor *input, const dc_tensor *output) {
+  reader r = {.fn = fn, .layer = layer};
+  dc_layer_call c;
+  dc__layer_job job = {0};
+  DC__TRY(read_call(&r, call, weights, input, &c, &job));
+  job.dropout = false;
+  int64_t numel = job.size.tokens * layer->config.hidden_size;
+  DC__TRY(read_tensor(&r, "output", output, false, numel, layer->config.dtype, true, &job.output));
+  int64_t bytes = dc__layer_inference_workspace(layer, &job.size).bytes;
+  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, bytes, true));
+  return start(&r, layer, &c, &job, dc__layer_inference);
+}
+
+dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                             const dc_tensor *input, const dc_tensor *output) {
+  return infer(__func__, layer, call, weights, input, output);
+}
+
+dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                           const dc_tensor *input, const dc_tensor *output) {
+  if (layer != NULL && !layer->config.training) {
+    return infer(__func__, layer, call, weights, input, output);
+  }
+  reader r = {.fn = __func__, .layer = layer};
+  dc_layer_call c;
+  dc__layer_job job = {0};
+  DC__TRY(read_call(&r, call, weights, input, &c, &job));
+  int64_t numel = job.size.tokens * layer->config.hidden_size;
+  DC__TRY(read_tensor(&r, "output", output, false, numel, layer->config.dtype, true, &job.output));
+  int64_t workspace = dc__layer_forward_workspace(layer, &job.size).bytes;
+  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, workspace, true));
+  DC__TRY(read_block(&r, "reserve", c.reserve, c.reserve_bytes, dc__layer_reserve(layer, &job.size).bytes, true));
+  return start(&r, layer, &c, &job, dc__layer_forward);
+}
+
+dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                            const dc_tensor *input, const dc_tensor *output, const dc_tensor *grad_output,
+                            const dc_tensor *grad_input, const dc_tensor *const *grad_weights) {
+  reader r = {.fn = __func__, .layer = layer};
+  dc_layer_call c;
+  dc__layer_job job = {0};
+  DC__TRY(read_call(&r, call, weights, input, &c, &job));
+  const dc_layer_config *config = &layer->config;
+  if (!config->training) {
+    return dc__fail(DC_E_STATE, "%s: config->training was -1: the layer is for inference", __func__);
+  }
+  int64_t numel = job.size.tokens * config->hidden_size;
+  bool optional = config->pre_layer_norm || !config->normalize_invertible;
+  void *grad_output_data;
+  DC__TRY(read_tensor(&r, "output", output, optional, numel, config->dtype, false, &job.output));
+  DC__TRY(read_tensor(&r, "grad_output", grad_output, false, numel, config->dtype, false, &grad_output_data));
+  DC__TRY(read_tensor(&r, "grad_input", grad_input, true, numel, config->dtype, true, &job.grad_input));
+  DC__TRY(read_weights(&r, "grad_weights", grad_weights, true, config->grad_dtype, job.grad_weight));
+  job.grad_output = grad_output_data;
+  int64_t workspace = dc__layer_backward_workspace(layer, &job.size).bytes;
+  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, workspace, true));
+  DC__TRY(read_block(&r, "reserve", c.reserve, c.reserve_bytes, dc__layer_reserve(layer, &job.size).bytes, false));
+  return start(&r, layer, &c, &job, dc__layer_backward);
+}
+
+/* ---- weights and masks ---- */
+
+dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *weights) {
+  DC__TRY(check_layer(__func__, layer));
+  reader r = {.fn = __func__, .layer = layer};
+  int32_t dtype = layer->config.dtype;
+  if (weights != NULL && weights[0] != NULL && weights[0]->dtype == DC_FLOAT32) {
+    dtype = DC_FLOAT32;
+  }
+  void *data[DC_LAYER_WEIGHTS];
+  DC__TRY(read_weights(&r, "weights", weights, false, dtype, data));
+  for (int32_t i = 0; i < r.count; i++) {
+    r.spans[i].written = true;
+  }
+  DC__TRY(check_overlaps(&r));
+  for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
+    dc__layer_initial(layer, i, data[i], dtype);
+  }
+  return DC_OK;
+}
+
+dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site, const dc_tensor *mask,
+                                double *scale) {
+  DC__TRY(check_layer(__func__, layer));
+  dc_layer_call c;
+  dc__layer_size size;
+  DC__TRY(read_size(__func__, layer, call, &c, &size));
+  if (c.cu_seqlens != NULL) {
+    return dc__fail(DC_E_INVALID, "%s: call->cu_seqlens must be NULL; a packed sample has the dense one's mask",
+                    __func__);
+  }
+  DC__TRY(in_range(__func__, "site", site, DC_DROPOUT_ATTENTION, DC_DROPOUT_OUTPUT));
+  dc_tensor t;
+  int64_t numel;
+  DC__TRY(dc__tensor_read(__func__, "mask", mask, false, &t, &numel));
+  if (t.dtype != DC_UINT8 && t.dtype != DC_BOOL) {
+    return dc__fail(DC_E_DTYPE, "%s: mask is %s, must be uint8 or bool", __func__, dc_dtype_name(t.dtype));
+  }
+  bool attention = site == DC_DROPOUT_ATTENTION;
+  int64_t needed = attention ? size.tokens * layer->config.heads : size.tokens; /* rows */
+  int64_t width = attention ? size.longest : layer->config.hidden_size;
+  if (numel % width != 0 || numel / width != needed) {
+    return dc__fail(DC_E_SHAPE, "%s: mask has %" PRId64 " elements, must have %" PRId64 " times %" PRId64, __func__,
+                    numel, needed, width);
+  }
+  dc__layer_export_mask(layer, &size, c.offset, site, t.data);
+  if (scale != NULL) {
+    *scale = (double)dc__layer_dropout(layer, c.offset, site, true).scale;
+  }
+  return DC_OK;
+}

@@ -1,0 +1,106 @@
+/* The layer's forward pass: for training, where the parts that the backward needs lie in the reserve, and for
+ * inference, where a few buffers serve in turn. Both run the same kernels, so without dropout they give the same
+ * bits. */
+#include "transformer/inside.h"
+
+/* Where a pass puts its tensors; see the drawings at the head of transformer.h and in docs/transformer.md. */
+typedef struct places {
+  void *y0, *qkv, *c, *u, *z, *y1, *h, *f, *t;
+  float *lse, *stats[2];
+} places;
+
+static void normalize_input(const dc__layer_job *job, const places *p) {
+  dc__residual r = {.u = job->input, .y = p->y0, .stats = p->stats[0]};
+  r.gamma = job->weight[DC_LAYER_NORM_W];
+  r.beta = job->weight[DC_LAYER_NORM_B];
+  dc__residual_forward(job, &r);
+}
+
+static void attend(const dc__layer_job *job, const places *p) {
+  const dc_layer_config *c = &job->layer->config;
+  int64_t h = c->hidden_size;
+  const void *x = c->pre_layer_norm ? p->y0 : job->input;
+  dc__linear_forward(job, &(dc__linear){x, job->weight[DC_LAYER_ATTN_QKVW], job->weight[DC_LAYER_ATTN_QKVB], p->qkv,
+                                        NULL, h, 3 * h, DC__EPILOGUE_BIAS});
+  dc__attention attention = {.qkv = p->qkv, .c = p->c, .lse = p->lse};
+  attention.dropout = dc__layer_dropout(job->layer, job->offset, DC_DROPOUT_ATTENTION, job->dropout);
+  dc__attention_forward(job, &attention);
+  dc__linear_forward(job,
+                     &(dc__linear){p->c, job->weight[DC_LAYER_ATTN_OW], NULL, p->u, NULL, h, h, DC__EPILOGUE_NONE});
+  dc__residual r = {.u = p->u, .residual = job->input, .out = p->z, .y = p->y1, .stats = p->stats[1]};
+  r.bias = job->weight[DC_LAYER_ATTN_OB];
+  r.gamma = job->weight[DC_LAYER_ATTN_NW];
+  r.beta = job->weight[DC_LAYER_ATTN_NB];
+  r.dropout = dc__layer_dropout(job->layer, job->offset, DC_DROPOUT_PROJECTION, job->dropout);
+  dc__residual_forward(job, &r);
+}
+
+static void feed(const dc__layer_job *job, const places *p) {
+  const dc_layer_config *c = &job->layer->config;
+  int64_t h = c->hidden_size;
+  int64_t i = c->intermediate_size;
+  dc__linear_forward(job, &(dc__linear){p->y1, job->weight[DC_LAYER_INTER_W], job->weight[DC_LAYER_INTER_B], p->f, p->h,
+                                        h, i, DC__EPILOGUE_GELU});
+  dc__linear_forward(job,
+                     &(dc__linear){p->f, job->weight[DC_LAYER_OUTPUT_W], NULL, p->u, NULL, i, h, DC__EPILOGUE_NONE});
+  dc__residual r = {.u = p->u, .bias = job->weight[DC_LAYER_OUTPUT_B]};
+  r.dropout = dc__layer_dropout(job->layer, job->offset, DC_DROPOUT_OUTPUT, job->dropout);
+  if (c->pre_layer_norm) {
+    r.residual = p->z;
+    r.out = job->output;
+  } else {
+    r.residual = p->y1;
+    r.out = p->t;
+    r.y = job->output;
+    r.gamma = job->weight[DC_LAYER_NORM_W];
+    r.beta = job->weight[DC_LAYER_NORM_B];
+    r.stats = p->stats[0];
+  }
+  dc__residual_forward(job, &r);
+}
+
+static void run(const dc__layer_job *job, const places *p) {
+  if (job->layer->config.pre_layer_norm) {
+    normalize_input(job, p);
+  }
+  attend(job, p);
+  feed(job, p);
+}
+
+static void *at(char *base, int64_t offset, char *other_base, int64_t other) {
+  return offset >= 0 ? base + offset : other >= 0 ? other_base + other : NULL;
+}
+
+void dc__layer_forward(const dc__layer_job *job) {
+  dc__reserve r = dc__layer_reserve(job->layer, &job->size);
+  dc__workspace w = dc__layer_forward_workspace(job->layer, &job->size);
+  char *in = job->reserve;
+  char *ws = job->workspace;
+  places p = {
+      .y0 = at(in, r.y0, ws, w.b),
+      .qkv = in + r.qkv,
+      .c = in + r.c,
+      .u = ws + w.a,
+      .z = in + r.z,
+      .y1 = at(in, r.y1, ws, w.b),
+      .h = in + r.h,
+      .f = at(in, r.f, ws, w.wide),
+      .t = at(in, r.t, NULL, -1),
+      .lse = (float *)(void *)(in + r.lse),
+      .stats = {(float *)(void *)(in + r.stats[0]), (float *)(void *)(in + r.stats[1])},
+  };
+  run(job, &p);
+}
+
+void dc__layer_inference(const dc__layer_job *job) {
+  dc__workspace w = dc__layer_inference_workspace(job->layer, &job->size);
+  char *ws = job->workspace;
+  places p = {.y0 = ws + w.a,
+              .qkv = ws + w.wide,
+              .c = ws + w.b,
+              .u = ws + w.a,
+              .z = ws + w.c,
+              .y1 = ws + w.b,
+              .f = ws + w.wide};
+  run(job, &p);
+}

@@ -1,0 +1,115 @@
+/* What the files of this room share. */
+#ifndef DC_TRANSFORMER_INSIDE_H
+#define DC_TRANSFORMER_INSIDE_H
+
+#include <string.h>
+
+#include "transformer/transformer.h"
+
+/* Rows of tokens are cut into pieces of this many for the threads. */
+enum { DC__ROWS = 16 };
+
+/* Where a sample's tokens are. */
+static inline int64_t dc__first_token(const dc__layer_size *size, int64_t sample) {
+  return size->cu_seqlens != NULL ? size->cu_seqlens[sample] : sample * size->longest;
+}
+static inline int64_t dc__sample_length(const dc__layer_size *size, int64_t sample) {
+  return dc__first_token(size, sample + 1) - dc__first_token(size, sample);
+}
+
+/* Walks tokens in order, with their sample and their place in it. */
+typedef struct dc__walk {
+  int64_t sample;
+  int64_t place;
+} dc__walk;
+dc__walk dc__walk_to(const dc__layer_size *size, int64_t token);
+static inline void dc__walk_on(const dc__layer_size *size, dc__walk *walk) {
+  walk->place++;
+  while (walk->sample + 1 < size->batch && walk->place >= dc__sample_length(size, walk->sample)) {
+    walk->sample++;
+    walk->place = 0;
+  }
+}
+
+/* Row i of an array of float32, float16 or bfloat16 rows, as float32, and back. */
+static inline void dc__row_load(float *row, const void *array, int32_t dtype, int64_t i, int64_t count) {
+  dc__cast(row, DC_FLOAT32, (const char *)array + (size_t)(i * count) * dc_dtype_size(dtype), dtype, count);
+}
+static inline void dc__row_store(void *array, int32_t dtype, int64_t i, const float *row, int64_t count) {
+  dc__cast((char *)array + (size_t)(i * count) * dc_dtype_size(dtype), dtype, row, DC_FLOAT32, count);
+}
+
+/* y = x w' + bias by rows of tokens, with an epilogue. */
+typedef struct dc__linear {
+  const void *x;    /* [N, in] */
+  const void *w;    /* [out, in] */
+  const void *bias; /* NULL: none */
+  void *y;          /* [N, out] */
+  void *aux;        /* GELU's input */
+  int64_t in, out;
+  int32_t epilogue;
+} dc__linear;
+void dc__linear_forward(const dc__layer_job *job, const dc__linear *linear);
+/* dx = dy w, or dx += dy w; with DC__EPILOGUE_GELU_BACK times gelu'(aux). */
+void dc__linear_back_input(const dc__layer_job *job, const void *dy, const void *w, void *dx, int64_t in, int64_t out,
+                           bool add, const void *aux);
+/* The gradients of w and of the bias (indices of weights), where they are wanted. */
+void dc__linear_back_weight(const dc__layer_job *job, const void *dy, const void *x, int32_t w, int32_t bias);
+
+/* rows.c: work on rows of tokens */
+
+/* out = residual + (u + bias) times dropout; and, if y is not NULL, y = LN(out) with its statistics. */
+typedef struct dc__residual {
+  const void *u;        /* [N, H] */
+  const void *bias;     /* NULL: none */
+  const void *residual; /* [N, H]; NULL: 0 */
+  void *out;            /* [N, H]; may be u; NULL: only y is kept */
+  void *y;              /* [N, H] or NULL */
+  const void *gamma, *beta;
+  float *stats; /* [2, N]; NULL: not kept */
+  dc__dropout dropout;
+} dc__residual;
+void dc__residual_forward(const dc__layer_job *job, const dc__residual *residual);
+/* y = LN(x) from kept statistics. */
+void dc__normalize_again(const dc__layer_job *job, void *y, const void *x, const void *gamma, const void *beta,
+                         const float *stats);
+
+/* What a normalisation's backward starts from. */
+typedef struct dc__normal_back {
+  const void *dy;           /* [N, H] */
+  const void *x;            /* [N, H] its input; NULL: y, gamma and beta give it */
+  const void *y;            /* [N, H] its output */
+  const void *gamma, *beta; /* [H] */
+  const float *stats;       /* [2, N] */
+  const void *add;          /* added to dx; NULL: 0 */
+  void *dx;                 /* [N, H]; may be dy or add */
+  void *dropped;            /* dx times dropout; NULL or dx: not wanted */
+  dc__dropout dropout;
+  int32_t gamma_index; /* of its gradient; beta's is the next */
+} dc__normal_back;
+void dc__normalize_back(const dc__layer_job *job, const dc__normal_back *back);
+/* out = x times dropout. */
+void dc__drop(const dc__layer_job *job, void *out, const void *x, const dc__dropout *dropout);
+/* The gradient of weight `index`: the sum over tokens of [N, columns]. */
+void dc__column_sums(const dc__layer_job *job, const void *x, int64_t columns, int32_t index);
+
+/* attention.c, attention_back.c */
+
+typedef struct dc__attention {
+  const void *qkv; /* [N, 3H] */
+  void *c;         /* [N, H]; backward: read */
+  float *lse;      /* [A, N]; NULL: not kept */
+  dc__dropout dropout;
+  const void *dc; /* backward: [N, H] */
+  void *dqkv;     /* backward: [N, 3H] */
+  float *delta;   /* backward: [A, N] */
+  float *dq;      /* backward: [N, H] or NULL */
+} dc__attention;
+void dc__attention_forward(const dc__layer_job *job, const dc__attention *attention);
+void dc__attention_backward(const dc__layer_job *job, const dc__attention *attention);
+
+/* The tiles: queries and keys of a block, for heads of d features. */
+int64_t dc__attention_queries(int64_t d);
+int64_t dc__attention_keys(int64_t d);
+
+#endif

@@ -1,0 +1,107 @@
+/* Where everything of a call lies, and what it costs. These are the formulas of docs/transformer.md. */
+#include "transformer/inside.h"
+
+/* Gives out parts one after the other. */
+static int64_t part(int64_t *end, int64_t bytes) {
+  int64_t at = *end;
+  *end += (bytes + DC__LAYER_ALIGN - 1) / DC__LAYER_ALIGN * DC__LAYER_ALIGN;
+  return at;
+}
+
+static int64_t element(const dc_layer *layer) {
+  return (int64_t)dc_dtype_size(layer->config.dtype);
+}
+
+dc__reserve dc__layer_reserve(const dc_layer *layer, const dc__layer_size *size) {
+  const dc_layer_config *c = &layer->config;
+  int64_t row = size->tokens * c->hidden_size * element(layer);
+  int64_t wide = size->tokens * c->intermediate_size * element(layer);
+  int64_t end = 0;
+  dc__reserve r;
+  bool all = c->normalize_invertible == 0;
+  r.y0 = c->pre_layer_norm && all ? part(&end, row) : -1;
+  r.qkv = part(&end, 3 * row);
+  r.c = part(&end, row);
+  r.z = part(&end, row);
+  r.y1 = all ? part(&end, row) : -1;
+  r.h = part(&end, wide);
+  r.f = c->gelu_checkpoint == 0 ? part(&end, wide) : -1;
+  r.t = !c->pre_layer_norm && all ? part(&end, row) : -1;
+  r.lse = part(&end, size->tokens * c->heads * (int64_t)sizeof(float));
+  r.stats[0] = part(&end, 2 * size->tokens * (int64_t)sizeof(float));
+  r.stats[1] = part(&end, 2 * size->tokens * (int64_t)sizeof(float));
+  r.bytes = end;
+  return r;
+}
+
+dc__workspace dc__layer_forward_workspace(const dc_layer *layer, const dc__layer_size *size) {
+  const dc_layer_config *c = &layer->config;
+  int64_t row = size->tokens * c->hidden_size * element(layer);
+  dc__workspace w = {-1, -1, -1, -1, -1, -1, -1, 0};
+  w.a = part(&w.bytes, row);
+  w.b = c->normalize_invertible ? part(&w.bytes, row) : -1; /* y0, then y1 */
+  w.wide = c->gelu_checkpoint ? part(&w.bytes, size->tokens * c->intermediate_size * element(layer)) : -1; /* f */
+  return w;
+}
+
+dc__workspace dc__layer_inference_workspace(const dc_layer *layer, const dc__layer_size *size) {
+  const dc_layer_config *c = &layer->config;
+  int64_t row = size->tokens * c->hidden_size * element(layer);
+  int64_t wide = size->tokens * c->intermediate_size * element(layer);
+  dc__workspace w = {-1, -1, -1, -1, -1, -1, -1, 0};
+  w.wide = part(&w.bytes, wide > 3 * row ? wide : 3 * row);
+  w.a = part(&w.bytes, row);
+  w.b = part(&w.bytes, row);
+  w.c = part(&w.bytes, row);
+  return w;
+}
+
+dc__workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__layer_size *size) {
+  const dc_layer_config *c = &layer->config;
+  int64_t row = size->tokens * c->hidden_size * element(layer);
+  int64_t wide = size->tokens * c->intermediate_size * element(layer);
+  dc__workspace w = {-1, -1, -1, -1, -1, -1, -1, 0};
+  w.wide = part(&w.bytes, wide > 3 * row ? wide : 3 * row);
+  w.a = part(&w.bytes, row);
+  w.b = part(&w.bytes, row);
+  w.c = part(&w.bytes, row);
+  w.d = part(&w.bytes, row);
+  w.delta = part(&w.bytes, size->tokens * c->heads * (int64_t)sizeof(float));
+  if (c->dtype != DC_FLOAT32 && size->longest > dc__attention_keys(c->hidden_size / c->heads)) {
+    w.dq = part(&w.bytes, size->tokens * c->hidden_size * (int64_t)sizeof(float));
+  }
+  return w;
+}
+
+void dc__layer_cost(const dc_layer *layer, const dc__layer_size *size, dc_layer_cost *cost) {
+  const dc_layer_config *c = &layer->config;
+  int64_t n = size->tokens;
+  int64_t h = c->hidden_size;
+  int64_t i = c->intermediate_size;
+  int64_t pairs = 0; /* of a query and a key */
+  for (int64_t b = 0; b < size->batch; b++) {
+    pairs += dc__sample_length(size, b) * dc__sample_length(size, b);
+  }
+  int64_t row = n * h * element(layer);
+  int64_t wide = n * i * element(layer);
+  int64_t weights = (4 * h * h + 2 * h * i) * element(layer);
+  cost->forward_workspace_bytes = dc__layer_forward_workspace(layer, size).bytes;
+  cost->backward_workspace_bytes = dc__layer_backward_workspace(layer, size).bytes;
+  cost->inference_workspace_bytes = dc__layer_inference_workspace(layer, size).bytes;
+  cost->reserve_bytes = c->training ? dc__layer_reserve(layer, size).bytes : 0;
+  cost->kept_bytes = c->training ? cost->reserve_bytes + row : 0;
+  cost->forward_flops = 8 * n * h * h + 4 * n * h * i + 4 * h * pairs;
+  cost->backward_flops = 2 * cost->forward_flops;
+  /* LN 2, QKV 4, attention 4, projection 2, sum and LN 4 (Post-LN the same: its second LN is the first's equal), sum 3;
+   * FF1 1 and h, f written; FF2 f read and 1. */
+  cost->forward_bytes = weights + 21 * row + 3 * wide;
+  /* dw 3, FF2 2 and f, h read, dh written; FF1 2 and dh twice; LN 6; projection 5; attention 8 and qkv's gradient 3;
+   * QKV 8; LN 5; each weight read once and its gradient written. */
+  cost->backward_bytes = 2 * weights + 42 * row + 5 * wide;
+  if (c->normalize_invertible) {
+    cost->backward_bytes += 4 * row;
+  }
+  if (c->gelu_checkpoint) {
+    cost->backward_bytes += 2 * wide;
+  }
+}

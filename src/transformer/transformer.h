@@ -1,0 +1,112 @@
+/* The transformer layer: the mathematics once, over the kernels. api/layer.c checks what callers pass; here arguments
+ * are right.
+ *
+ * Symbols: B samples of at most S tokens, N tokens in all, H hidden and I intermediate features, A heads of d = H / A.
+ * Every product, sum over tokens and dropout draw has an order that no number of threads changes. */
+#ifndef DC_TRANSFORMER_H
+#define DC_TRANSFORMER_H
+
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "device/device.h"
+#include "kernels/kernels.h"
+
+enum {
+  DC__LAYER_ALIGN = 64,
+  DC__LAYER_MOST_HIDDEN = 131072, /* rows of float32 lie in a thread's scratch memory, several at a time */
+  DC__LAYER_MOST_HEAD = 8192      /* a tile of the attention, too */
+};
+
+struct dc_layer {
+  atomic_int refs; /* the handle's and each queued call's */
+  dc_device *device;
+  dc__pool *pool;
+  dc_layer_config config; /* defaults filled in; flags that may be -1 are 0 or 1 */
+};
+
+/* A call's sizes. */
+typedef struct dc__layer_size {
+  int64_t batch;
+  int64_t longest;           /* S */
+  int64_t tokens;            /* N */
+  const int32_t *cu_seqlens; /* NULL: dense */
+} dc__layer_size;
+
+/* One call, as it is queued. Pointers are to elements of the layer's dtype unless said. */
+typedef struct dc__layer_job {
+  dc_layer *layer;
+  dc__layer_size size;
+  const void *mask; /* [B, S] or NULL */
+  int32_t mask_dtype;
+  int32_t accumulate;
+  int64_t offset;
+  bool dropout;
+  char *workspace;
+  char *reserve;
+  const void *weight[DC_LAYER_WEIGHTS];
+  const void *input;
+  void *output; /* backward: the forward's, only read */
+  const void *grad_output;
+  void *grad_input;                    /* NULL: not wanted */
+  void *grad_weight[DC_LAYER_WEIGHTS]; /* of grad_dtype; NULL: not wanted */
+} dc__layer_job;
+
+/* ---- layer.c ---- */
+
+dc_status dc__layer_create(const char *fn, dc_device *device, const dc_layer_config *config, dc_layer **layer);
+dc_layer *dc__layer_retain(dc_layer *layer);
+void dc__layer_release(dc_layer *layer);
+int64_t dc__layer_weight_numel(const dc_layer *layer, int32_t index, int64_t *rows, int64_t *columns);
+/* weights: of dtype, one for each index. */
+void dc__layer_initial(const dc_layer *layer, int32_t index, void *weight, int32_t dtype);
+
+/* ---- sizes.c: where everything lies, and what it costs ---- */
+
+/* Byte offsets of what a forward keeps; -1: not kept. Each part begins at a multiple of DC__LAYER_ALIGN. */
+typedef struct dc__reserve {
+  int64_t y0;       /* [N, H] Pre-LN: the normalised input */
+  int64_t qkv;      /* [N, 3H] with bias */
+  int64_t c;        /* [N, H] the attention's output */
+  int64_t z;        /* [N, H] the sum after attention */
+  int64_t y1;       /* [N, H] z normalised */
+  int64_t h;        /* [N, I] GELU's input */
+  int64_t f;        /* [N, I] GELU's output */
+  int64_t t;        /* [N, H] Post-LN: the sum before the last normalisation */
+  int64_t lse;      /* [A, N] float32 */
+  int64_t stats[2]; /* [2, N] float32, mean and 1 / sqrt(variance + eps): 0 norm, 1 attn_n */
+  int64_t bytes;
+} dc__reserve;
+dc__reserve dc__layer_reserve(const dc_layer *layer, const dc__layer_size *size);
+
+/* Of the three workspaces; the same rules. */
+typedef struct dc__workspace {
+  int64_t wide;  /* backward: f, then dh, then dqkv; inference: qkv, then f */
+  int64_t a;     /* [N, H] forward: products before their residual sum; backward: dw, then dc */
+  int64_t b;     /* [N, H] backward: dt or dy1, then dy0; inference: c, then y1 */
+  int64_t c;     /* [N, H] backward: dz, before that the sum t if it is computed again; inference: z */
+  int64_t d;     /* [N, H] backward: du, and activations that are computed again */
+  int64_t delta; /* [A, N] float32: backward of the attention */
+  int64_t dq;    /* [N, H] float32: the gradient of q, where it is summed over key blocks and has 16 bits */
+  int64_t bytes;
+} dc__workspace;
+dc__workspace dc__layer_forward_workspace(const dc_layer *layer, const dc__layer_size *size);
+dc__workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__layer_size *size);
+dc__workspace dc__layer_inference_workspace(const dc_layer *layer, const dc__layer_size *size);
+void dc__layer_cost(const dc_layer *layer, const dc__layer_size *size, dc_layer_cost *cost);
+
+/* ---- forward.c, backward.c: run a job on the calling thread and the pool ---- */
+
+void dc__layer_forward(const dc__layer_job *job);
+void dc__layer_inference(const dc__layer_job *job);
+void dc__layer_backward(const dc__layer_job *job);
+
+/* ---- dropout.c ---- */
+
+/* The key of a site for a call; threshold 0 when `on` is false. */
+dc__dropout dc__layer_dropout(const dc_layer *layer, int64_t offset, int32_t site, bool on);
+/* 1 where an element of a dense batch is kept, 0 where it is dropped. */
+void dc__layer_export_mask(const dc_layer *layer, const dc__layer_size *size, int64_t offset, int32_t site,
+                           uint8_t *mask);
+
+#endif

@@ -1,0 +1,166 @@
+/* A transformer layer with its tensors, for the tests in C. Accuracy is the business of tests/python. */
+#ifndef DC_TESTS_LAYER_H
+#define DC_TESTS_LAYER_H
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "dc_api.h"
+
+#define OK(call) assert_int_equal((call), DC_OK)
+
+enum { GUARD = 64, CANARY = 0x5a, MOST_DIMS = 3 };
+
+/* A tensor that owns its memory, between guard bytes. */
+typedef struct owned {
+  dc_tensor t;
+  int64_t shape[MOST_DIMS];
+  size_t bytes;
+  unsigned char *base;
+} owned;
+
+typedef struct rig {
+  dc_device *device;
+  dc_layer *layer;
+  dc_layer_config config;
+  dc_layer_call call;
+  dc_layer_cost cost;
+  owned x, out, dout, dx;
+  owned w[DC_LAYER_WEIGHTS], g[DC_LAYER_WEIGHTS];
+  const dc_tensor *weights[DC_LAYER_WEIGHTS];
+  const dc_tensor *gradients[DC_LAYER_WEIGHTS];
+  owned workspace, reserve;
+} rig;
+
+static owned make_owned(int32_t dtype, int32_t ndim, const int64_t *shape) {
+  owned o = {.t = DC_TENSOR_INIT};
+  size_t numel = 1;
+  for (int32_t i = 0; i < ndim; i++) {
+    o.shape[i] = shape[i];
+    numel *= (size_t)shape[i];
+  }
+  o.bytes = numel * dc_dtype_size(dtype);
+  o.base = aligned_alloc(GUARD, (o.bytes + GUARD - 1) / GUARD * GUARD + 2 * GUARD);
+  assert_non_null(o.base);
+  memset(o.base, CANARY, (o.bytes + GUARD - 1) / GUARD * GUARD + 2 * GUARD);
+  o.t.data = o.base + GUARD;
+  o.t.ndim = ndim;
+  o.t.dtype = dtype;
+  return o;
+}
+
+/* The shape's address is known only when the struct lies where it stays. */
+static void settle(owned *o) {
+  o->t.shape = o->shape;
+}
+
+static void check_guards(const owned *o) {
+  for (size_t i = 0; i < GUARD; i++) {
+    assert_int_equal(o->base[i], CANARY);
+    assert_int_equal(o->base[GUARD + o->bytes + i], CANARY);
+  }
+}
+
+static void drop(owned *o) {
+  check_guards(o);
+  free(o->base);
+}
+
+/* Numbers in -1 to 1 from a seed; 16-bit floats are left to what the library makes of weights. */
+static void randomize(owned *o, uint64_t seed) {
+  for (size_t i = 0; i < o->bytes / sizeof(float); i++) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    ((float *)o->t.data)[i] = (float)(int32_t)(seed >> 32) * 0x1p-31f;
+  }
+}
+
+/* float32: batch samples of seq tokens. */
+static rig make_rig(dc_layer_config config, int64_t batch, int64_t seq) {
+  rig r = {.config = config, .call = DC_LAYER_CALL_INIT, .cost = DC_LAYER_COST_INIT};
+  OK(dc_device_open("cpu", NULL, &r.device));
+  OK(dc_layer_create(r.device, &config, &r.layer));
+  r.call.batch = batch;
+  r.call.seq_length = seq;
+  OK(dc_layer_get_cost(r.layer, &r.call, &r.cost));
+  const int64_t shape[] = {batch, seq, config.hidden_size};
+  owned *tensors[] = {&r.x, &r.out, &r.dout, &r.dx};
+  for (size_t i = 0; i < 4; i++) {
+    *tensors[i] = make_owned(DC_FLOAT32, 3, shape);
+  }
+  for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
+    int64_t lengths[2];
+    int32_t ndim;
+    OK(dc_layer_weight_shape(r.layer, i, lengths, &ndim));
+    r.w[i] = make_owned(DC_FLOAT32, ndim, lengths);
+    r.g[i] = make_owned(DC_FLOAT32, ndim, lengths);
+  }
+  int64_t most = r.cost.forward_workspace_bytes;
+  most = r.cost.backward_workspace_bytes > most ? r.cost.backward_workspace_bytes : most;
+  most = r.cost.inference_workspace_bytes > most ? r.cost.inference_workspace_bytes : most;
+  r.workspace = make_owned(DC_UINT8, 1, &most);
+  r.reserve = make_owned(DC_UINT8, 1, &r.cost.reserve_bytes);
+  return r;
+}
+
+/* After the rig lies where it stays. */
+static void settle_rig(rig *r) {
+  owned *tensors[] = {&r->x, &r->out, &r->dout, &r->dx, &r->workspace, &r->reserve};
+  for (size_t i = 0; i < 6; i++) {
+    settle(tensors[i]);
+  }
+  for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
+    settle(&r->w[i]);
+    settle(&r->g[i]);
+    r->weights[i] = &r->w[i].t;
+    r->gradients[i] = &r->g[i].t;
+  }
+  r->call.workspace = r->workspace.t.data;
+  r->call.workspace_bytes = r->workspace.bytes;
+  r->call.reserve = r->reserve.t.data;
+  r->call.reserve_bytes = r->reserve.bytes;
+  OK(dc_layer_init_weights(r->layer, r->weights));
+  randomize(&r->x, 1);
+  randomize(&r->dout, 2);
+}
+
+static void forward(rig *r) {
+  OK(dc_layer_forward(r->layer, &r->call, r->weights, &r->x.t, &r->out.t));
+}
+
+static void backward(rig *r) {
+  OK(dc_layer_backward(r->layer, &r->call, r->weights, &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients));
+}
+
+static void free_rig(rig *r) {
+  owned *tensors[] = {&r->x, &r->out, &r->dout, &r->dx, &r->workspace, &r->reserve};
+  for (size_t i = 0; i < 6; i++) {
+    drop(tensors[i]);
+  }
+  for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
+    drop(&r->w[i]);
+    drop(&r->g[i]);
+  }
+  dc_layer_destroy(r->layer);
+  dc_device_destroy(r->device);
+}
+
+static dc_layer_config small_config(void) {
+  dc_layer_config c = DC_LAYER_CONFIG_INIT;
+  c.hidden_size = 48;
+  c.heads = 3;
+  c.intermediate_size = 80;
+  c.attn_dropout_ratio = 0.1;
+  c.hidden_dropout_ratio = 0.2;
+  c.seed = 5;
+  c.threads = 2;
+  return c;
+}
+
+#endif
