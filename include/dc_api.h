@@ -348,7 +348,7 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
 
 /** The caller's collectives, for a transport that libdc does not have (torch.distributed, say). Each function
  *  blocks until done and returns 0 or an error number; it runs on one of libdc's stream threads or the caller's,
- *  may not call libdc, and must not unwind. Counts are elements of dtype. */
+ *  may call nothing of libdc but dc_dtype_size(), and must not unwind. Counts are elements of dtype. */
 typedef struct dc_comm_callbacks {
   size_t struct_size; /**< sizeof(dc_comm_callbacks) */
   /** recv (ws * count) = every rank's send (count) in rank order. Never in place. */

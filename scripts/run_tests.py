@@ -128,11 +128,10 @@ def pytest(suite: Suite, *arguments: str, timeout: int = 900, **environment: str
 
 
 def checks(suite: Suite) -> Count:
-    """Every scripts/check_*.py but the README's, each one test."""
+    """Every scripts/check_*.py, each one test."""
     total = Count()
     for script in sorted((ROOT / "scripts").glob("check_*.py")):
-        if script.name != "check_readme.py":
-            total += one(suite.run(sys.executable, str(script)))
+        total += one(suite.run(sys.executable, str(script)))
     return total
 
 
@@ -211,8 +210,12 @@ def docs(suite: Suite) -> Count:
     return total + one(suite.run("sh", "-c", lint, LC_ALL="C.UTF-8"))
 
 
-def readme(suite: Suite) -> Count:
-    return one(suite.run(sys.executable, "scripts/check_readme.py", timeout=900))
+def blocks(suite: Suite, pages: str) -> Count:
+    """What pages show, each page one test."""
+    total = Count()
+    for page in sorted(ROOT.glob(pages)):
+        total += one(suite.run(sys.executable, "scripts/run_blocks.py", str(page.relative_to(ROOT)), timeout=900))
+    return total
 
 
 def clang_format(suite: Suite) -> Count:
@@ -260,7 +263,8 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "torch": lambda suite: pytest(suite, "tests/torch", timeout=2400),
     "wheel": wheel,
     "docs": docs,
-    "readme": readme,
+    "readme": lambda suite: blocks(suite, "README.md"),
+    "guide": lambda suite: blocks(suite, "docs/guide/*.md"),
 }
 
 
