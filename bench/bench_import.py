@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Milliseconds that `import libdc` takes in a fresh process, beside Python's own start; the smallest and the middle of 21
-runs, taken in turns."""
+"""Milliseconds that `import libdc` takes in a fresh process, beside Python's own start; the smallest and the middle of
+21 runs, taken in turns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the manual from the header.
 
-    make_docs.py FOLDER              all of it: dc_api.json, man pages, and with Sphinx pages for a browser, with a search
+    make_docs.py FOLDER              all of it: dc_api.json, man pages, and by Sphinx pages for a browser with a search
     make_docs.py json FOLDER         dc_api.json alone, for authors of bindings
     make_docs.py man SECTION FOLDER  the man pages of a section, each function, struct, enum and callback type one
     make_docs.py names SECTION       their names"""

@@ -49,8 +49,8 @@ def stand_in(folder: Path, soname: str, names: Dict[str, str]) -> None:
         nodes.setdefault(version, []).append(name)
     source, script = folder / f"{soname}.c", folder / f"{soname}.map"
     source.write_text("".join(f"void {name}(void) {{}}\n" for name in names), encoding="utf-8")
-    script.write_text("".join(f"GLIBC_{version} {{ global: {'; '.join(listed)}; }};\n" for version, listed in nodes.items()),
-                      encoding="utf-8")
+    lines = [f"GLIBC_{version} {{ global: {'; '.join(listed)}; }};\n" for version, listed in nodes.items()]
+    script.write_text("".join(lines), encoding="utf-8")
     run("gcc", "-w", "-shared", "-fPIC", "-nostdlib", "-fno-builtin", source, f"-Wl,-soname,{soname}",
         f"-Wl,--version-script={script}", "-o", folder / soname)
 

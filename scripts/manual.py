@@ -42,7 +42,7 @@ def strip(comment: str) -> List[str]:
     """A comment's lines without stars; what is indented further than the block stays so."""
     lines = [re.sub(r"^\s*\*? ?", "", line.rstrip()) for line in comment.strip("\n").splitlines()]
     margin = min((len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()), default=0)
-    return [line.strip() for line in lines[:1]] + [line[margin:] if line[:margin].isspace() or not margin else line for line in lines[1:]]
+    return [line.strip() for line in lines[:1]] + [line[margin:] for line in lines[1:]]
 
 
 def joined(text: str, line: str) -> str:

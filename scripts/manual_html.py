@@ -19,7 +19,8 @@ class Writer:
         self.roles.update({name: "type" for name in [*model["callbacks"], *model["aliases"]]})
         self.roles.update({name: "enum" for name in model["enums"]})
         self.roles.update({name: "macro" for name in model["macros"]})
-        self.roles.update({member["name"]: "enumerator" for enum in model["enums"].values() for member in enum["members"]})
+        self.roles.update({member["name"]: "enumerator" for enum in model["enums"].values()
+                           for member in enum["members"]})
 
     def text(self, text: str) -> str:
         text = re.sub(r"([\\*`|_])", r"\\\1", text)
@@ -124,6 +125,7 @@ def write(model: Dict[str, Any], folder: Path) -> None:
         (folder / f"{names[-1]}.rst").write_text(text, encoding="utf-8")
     text = re.sub(r"This header is the manual.*?(?=The walk)", "", model["about"].split("SPDX")[0], flags=re.S)
     about = [re.sub(r"^ \* ?", "", line) for line in text.splitlines()]
-    lines = ["The header", "==========", "", *writer.rst_block(about).splitlines(), "", ".. toctree::", "   :maxdepth: 1", ""]
+    lines = ["The header", "==========", "", *writer.rst_block(about).splitlines(), ""]
+    lines += [".. toctree::", "   :maxdepth: 1", ""]
     lines += [f"   {name}" for name in names]
     (folder / "index.rst").write_text("\n".join(lines) + "\n", encoding="utf-8")

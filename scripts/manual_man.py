@@ -1,4 +1,4 @@
-"""Man pages from the header: one for each function, struct, enum and callback type, and dc_api(7) for the first page."""
+"""Man pages from the header: each function, struct, enum and callback type has one; dc_api(7) is the first page."""
 
 from __future__ import annotations
 

@@ -206,7 +206,8 @@ def docs(suite: Suite) -> Count:
     total += one(suite.run("grep", "-q", "dc_allgather_param", str(folder / "html" / "searchindex.js")))
     lint = ("set -e; for page in build/docs/man/man?/*; do "
             "out=$(MANROFFSEQ= man --warnings=all -E UTF-8 -l -Tutf8 -Z $page 2>&1 >/dev/null); "
-            "[ -z \"$out\" ] || { echo \"$page: $out\"; exit 1; }; done; man -M build/docs/man dc_allgather_param | grep -q NAME")
+            "[ -z \"$out\" ] || { echo \"$page: $out\"; exit 1; }; done; "
+            "man -M build/docs/man dc_allgather_param | grep -q NAME")
     return total + one(suite.run("sh", "-c", lint, LC_ALL="C.UTF-8"))
 
 

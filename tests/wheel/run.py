@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The wheel, as `pip wheel .` makes it from what git has and as scripts/make_wheel.py makes it for giving away: its tags,
-what is in it, what its libraries need and weigh; then the second one in a fresh environment of every CPython from 3.9 on
-that this machine has. Ends with one line, `N passed, N failed`."""
+"""The wheel, as `pip wheel .` makes it from what git has and as scripts/make_wheel.py makes it for giving away: its
+tags, what is in it, what its libraries need and weigh; then the second one in a fresh environment of every CPython from
+3.9 on that this machine has. Ends with one line, `N passed, N failed`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ INSIDE = [
 LIBC = {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
 LIBC_OF_OLD = LIBC | {"libpthread.so.0", "libdl.so.2"}
 MOST = 3 << 20  # bytes of libdc.so
+ASK = """import sys, sysconfig, venv
+print(sys.implementation.name, sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"""
 
 
 class Fault(Exception):
@@ -57,7 +59,7 @@ def contents(wheel: Path, libraries: set, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         for name in INSIDE:
-            require(any(there == name or there.endswith(f".data/data/{name}") for there in names), f"{name} is not in it")
+            require(any(there == name or there.endswith(f".data/data/{name}") for there in names), f"no {name} in it")
         archive.extractall(folder)
         sizes = {info.filename: info.file_size for info in archive.infolist()}
     require(sizes["libdc/libdc.so"] < MOST, f"libdc.so has {sizes['libdc/libdc.so']} bytes, at most {MOST} are allowed")
@@ -65,7 +67,8 @@ def contents(wheel: Path, libraries: set, folder: Path) -> None:
         needed = set(re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", "-W", library)))
         require(needed <= libraries | {"libdc.so"}, f"{library.name} needs {sorted(needed)}")
         print(f"    {library.name:<20}{library.stat().st_size:>9} bytes, needs {', '.join(sorted(needed))}")
-    print(f"    installed           {sum(sizes.values()):>9} bytes in {len(sizes)} files; the wheel {wheel.stat().st_size}")
+    print(f"    installed           {sum(sizes.values()):>9} bytes in {len(sizes)} files; the wheel has "
+          f"{wheel.stat().st_size}")
 
 
 def pythons() -> Iterator[Tuple[str, Path]]:
@@ -75,9 +78,9 @@ def pythons() -> Iterator[Tuple[str, Path]]:
     places += sorted(Path.home().glob(".pyenv/versions/*/bin"))
     for folder in places:
         for program in sorted(folder.glob("python3.*")) if folder.name != "shims" else []:
-            if re.fullmatch(r"python3\.\d+", program.name) and int(program.name[8:]) >= 9 and ".venv" not in program.parts:
-                asked = subprocess.run([program, "-c", "import sys, sysconfig, venv; print(sys.implementation.name, "
-                                        "sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"], text=True, capture_output=True)
+            version = re.fullmatch(r"python3\.(\d+)", program.name)
+            if version and int(version[1]) >= 9 and ".venv" not in program.parts:
+                asked = subprocess.run([program, "-c", ASK], text=True, capture_output=True)
                 if asked.stdout.split() == ["cpython", "0"]:
                     found.setdefault(program.name, program)
     yield from sorted(found.items(), key=lambda item: int(item[0][8:]))
@@ -99,9 +102,9 @@ def installed(python: Path, wheel: Path, folder: Path) -> None:
     example.write_text(first_lines(), encoding="utf-8")
     require(re.fullmatch(r"\[[^\[\]]*\]|\[\[.*\]\]", run(own, example, folder=folder, **clean).strip(), re.S),
             "the README's example printed something else")
-    require(run(own, "-c", "import libdc; print(libdc.ffi_mode)", folder=folder, **clean).strip() == "api",
-            "the compiled module is not used")
-    require(run(own, "-c", "import libdc; print(libdc.ffi_mode)", folder=folder, DC_FFI="abi", **clean).strip() == "abi",
+    mode = "import libdc; print(libdc.ffi_mode)"
+    require(run(own, "-c", mode, folder=folder, **clean).strip() == "api", "the compiled module is not used")
+    require(run(own, "-c", mode, folder=folder, DC_FFI="abi", **clean).strip() == "abi",
             "the package does not work without its compiled module")
     code = ("import ctypes, libdc.config; dc = ctypes.CDLL(libdc.config.answers()['libdir'] + '/libdc.so'); "
             "dc.dc_version_string.restype = ctypes.c_char_p; print(dc.dc_version_string().decode())")
