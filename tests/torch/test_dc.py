@@ -308,6 +308,23 @@ print(hasattr(torch.ops.dc, "end_backward"))
     assert out == "-1 dct_register: libtorch_cpu.so is not loaded in this process: import torch first\n0 0 \nTrue\n"
 
 
+def test_another_library_has_kernels_of_its_own(tmp_path: pathlib.Path) -> None:
+    """DC_LIBRARY names one that the installed adapter is not linked with: handles of one would crash in the other."""
+    library()
+    other = tmp_path / "other.so"
+    # By another name, or the loader would take it for the one that the adapter asks for.
+    other.write_bytes(pathlib.Path(libdc.library_dir(), "libdc.so").read_bytes().replace(b"libdc.so\0", b"libxx.so\0"))
+    code = """
+try:
+    from libdc.torch import dc, ops
+    print(ops.backend)
+except ImportError as error:
+    print(error)
+"""
+    assert python(code, DC_LIBRARY=str(other)) == "python\n"
+    assert "is linked with another libdc.so" in python(code, DC_LIBRARY=str(other), LIBDC_TORCH_OPS="compiled")
+
+
 def test_choosing_the_kernels(monkeypatch: Any) -> None:
     monkeypatch.setenv("LIBDC_TORCH_OPS", "fast")
     raises(ImportError, "LIBDC_TORCH_OPS = 'fast', must be 'auto', 'compiled' or 'python'", ops._choose)

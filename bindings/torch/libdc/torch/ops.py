@@ -12,6 +12,7 @@ from typing import Any, Dict, Optional
 
 import libdc
 import torch
+from libdc._lib import ffi, lib
 
 from . import semantics
 
@@ -91,7 +92,9 @@ def _choose() -> Any:
         raise ImportError(f"libdc.torch: LIBDC_TORCH_OPS = {wanted!r}, must be 'auto', 'compiled' or 'python'")
     path = os.environ.get("LIBDC_TORCH_LIBRARY") or os.path.join(libdc.library_dir(), "libdc_torch.so")
     if wanted == "auto":
-        wanted = "compiled" if os.environ.get("LIBDC_TORCH_LIBRARY") or os.path.exists(path) else "python"
+        # The one beside the package's libdc.so is linked with that, and DC_LIBRARY names another.
+        beside = os.path.exists(path) and not os.environ.get("DC_LIBRARY")
+        wanted = "compiled" if os.environ.get("LIBDC_TORCH_LIBRARY") or beside else "python"
     return wanted, path
 
 
@@ -101,6 +104,11 @@ def _load_adapter(path: str) -> None:
         adapter = ctypes.CDLL(path)
     except OSError as error:
         raise ImportError(f"libdc.torch: {error}") from error
+    # Where a static text lies tells two libraries apart.
+    adapter.dc_version_string.restype = ctypes.c_void_p
+    if adapter.dc_version_string() != int(ffi.cast("uintptr_t", lib.dc_version_string())):
+        raise ImportError(f"libdc.torch: {path} is linked with another libdc.so than the one that libdc has loaded "
+                          f"(DC_LIBRARY = {os.environ.get('DC_LIBRARY')}): handles would go from one to the other")
     adapter.dct_error.restype = ctypes.c_char_p
     adapter.dct_set_context.argtypes, adapter.dct_set_context.restype = [ctypes.c_void_p], None
     adapter.dct_bind.argtypes = [ctypes.c_int64, ctypes.c_void_p]
