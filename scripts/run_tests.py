@@ -211,6 +211,11 @@ def docs(suite: Suite) -> Count:
     return total + one(suite.run("sh", "-c", lint, LC_ALL="C.UTF-8"))
 
 
+def conformance(suite: Suite) -> Count:
+    """The checks that are about PyTorch; then every check's tests, those of suite gcc too, must have passed."""
+    return pytest(suite, "tests/conformance") + one(suite.run(sys.executable, "scripts/conformance.py", "--check"))
+
+
 def blocks(suite: Suite, pages: str) -> Count:
     """What pages show, each page one test."""
     total = Count()
@@ -264,6 +269,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "torch": lambda suite: pytest(suite, "tests/torch", timeout=2400),
     "wheel": wheel,
     "docs": docs,
+    "conformance": conformance,
     "readme": lambda suite: blocks(suite, "README.md"),
     "guide": lambda suite: blocks(suite, "docs/guide/*.md"),
 }

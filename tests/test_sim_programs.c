@@ -766,6 +766,7 @@ static const char *run_seed(uint64_t seed) {
   return sim_ranks(&options, s, run_program, &seed);
 }
 
+/* conformance: 122 */
 static void test_programs(void **state) {
   (void)state;
   /* Sanitizers and valgrind are slow here: without a number of programs, what 20 s are enough for. */

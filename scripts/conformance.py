@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""docs/conformance.md: the checks of tests/conformance/checks.txt, the tests that carry their numbers, and how those
+ended when suites gcc and conformance ran last.
+
+    scripts/conformance.py            writes it
+    scripts/conformance.py --check    fails if it is not up to date, a check has no test, a test names no check, or a
+                                      test did not run or did not pass
+
+A test carries numbers in its name (check_51_52_what_it_shows, test_check_8_… in Python), or in a comment above it:
+`conformance: 122`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
+
+ROOT = Path(__file__).resolve().parent.parent
+CHECKS = ROOT / "tests" / "conformance" / "checks.txt"
+DOCUMENT = ROOT / "docs" / "conformance.md"
+C_RESULTS = ROOT / "build" / "gcc" / "meson-logs" / "testlog.json"
+PYTHON_RESULTS = ROOT / "build" / "logs" / "conformance.xml"
+COUNT = 130
+
+HEAD = """# Conformance
+
+What DeepCompile's runtime must do, as {count} checks, and the tests that show it, each by the number of its check. "≠"
+marks what libdc does differently on purpose; the note says how the original does it, or by which of its faults in
+`differences.md` (D1 to D13). Written by `scripts/conformance.py` out of `tests/conformance/checks.txt`, the tests, and
+their results; `make test` fails if a check has no test, or one that does not pass.
+
+The C tests touch memory by the copies of the device under test alone, and run on two: `cpu`, with ranks as threads, and
+`sim`, where every order of streams is drawn from seeds and a checker reports what nothing orders
+(`simulation.md`). What is about CUDA's streams is shown on simulated streams. `DC_TEST_DEVICE=NAME` runs them on another
+device. The Python tests go through the PyTorch adapter, on `cpu`.
+
+{summary}
+"""
+
+
+class Check(NamedTuple):
+    number: int
+    chapter: str
+    differs: bool
+    text: str
+    note: str
+
+
+class Test(NamedTuple):
+    path: str  # from the root
+    name: str
+    numbers: Tuple[int, ...]
+
+
+class Result(NamedTuple):
+    device: str
+    state: str  # "passed", "failed", or why it was skipped
+
+
+def read_checks() -> List[Check]:
+    chapter, checks = "", []
+    for line in CHECKS.read_text(encoding="utf-8").splitlines():
+        row = [part.strip() for part in line.split("|")]
+        if len(row) == 4 and row[0].isdigit():
+            checks.append(Check(int(row[0]), chapter, row[1] == "≠", row[2], row[3]))
+        elif re.match(r"[A-Z]\. ", line):
+            chapter = line
+    return checks
+
+
+def numbers_of(text: str) -> Tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text))
+
+
+def read_tests() -> Iterator[Test]:
+    for path in sorted((ROOT / "tests").rglob("*")):
+        if path.suffix not in (".c", ".py") or not path.is_file():
+            continue
+        name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        if path.parent.name == "conformance":
+            pattern = r"cmocka_unit_test\(((check_(?:\d+_)+)\w+)\)" if path.suffix == ".c" else \
+                r"^def (test_(check_(?:\d+_)+)\w+)\("
+            for match in re.finditer(pattern, text, re.M):
+                yield Test(name, match[1], numbers_of(match[2]))
+        for match in re.finditer(r"conformance: ([\d, ]+).*\n(?:.*\n){0,2}?(?:static void|def) (test_\w+)\(", text):
+            yield Test(name, match[2], numbers_of(match[1]))
+
+
+def c_results() -> Iterator[Tuple[str, Result]]:
+    """Of every cmocka test by its name, once for each device."""
+    words = {"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}
+    for line in C_RESULTS.read_text(encoding="utf-8").splitlines():
+        program = json.loads(line)
+        device = "sim" if "sim" in re.split(r"[\s_:]", program["name"]) else "cpu"
+        for word, name in re.findall(r"^\[ +(OK|FAILED|SKIPPED) +\] (\w+)$", program.get("stdout", ""), re.M):
+            yield name, Result(device, words[word])
+
+
+def python_results() -> Iterator[Tuple[str, Result]]:
+    """Of every pytest test by its name without parameters."""
+    for case in ElementTree.parse(PYTHON_RESULTS).iter("testcase"):
+        skipped = case.find("skipped")
+        failed = case.find("failure") is not None or case.find("error") is not None
+        state = "failed" if failed else "passed" if skipped is None else skipped.get("message", "skipped")
+        yield case.get("name", "").split("[")[0], Result("cpu", state)
+
+
+def read_results() -> Dict[str, Set[Result]]:
+    results: Dict[str, Set[Result]] = {}
+    for path, read in ((C_RESULTS, c_results), (PYTHON_RESULTS, python_results)):
+        if not path.exists():
+            sys.exit(f'conformance: {path.relative_to(ROOT)} is not there: make test SUITES="gcc conformance"')
+        for name, result in read():
+            results.setdefault(name, set()).add(result)
+    return results
+
+
+def faults_of(checks: List[Check], tests: List[Test], results: Dict[str, Set[Result]]) -> List[str]:
+    known, shown = {check.number for check in checks}, {number for test in tests for number in test.numbers}
+    faults = [] if [check.number for check in checks] == list(range(1, COUNT + 1)) else \
+        [f"{CHECKS.name}: the checks are not 1 to {COUNT} in order"]
+    faults += [f"check {number} has no test" for number in sorted(known - shown)]
+    for test in tests:
+        faults += [f"{test.path}: {test.name}: there is no check {number}" for number in test.numbers
+                   if number not in known]
+        states = {result.state for result in results.get(test.name, set())}
+        if not states:
+            faults.append(f"{test.path}: {test.name} did not run")
+        faults += [f"{test.path}: {test.name}: {state}" for state in sorted(states)
+                   if state != "passed" and not state.startswith("needs a card")]
+    for check in checks:
+        mine = [test for test in tests if check.number in test.numbers]
+        if mine and not any(result.state == "passed" for test in mine for result in results.get(test.name, set())):
+            faults.append(f"check {check.number}: nothing of it passed")
+    return faults
+
+
+def state_of(mine: List[Test], results: Dict[str, Set[Result]]) -> str:
+    ended = {result for test in mine for result in results.get(test.name, set())}
+    if any(result.state == "failed" for result in ended):
+        return "fails"
+    devices = sorted({result.device for result in ended if result.state == "passed"})
+    waiting = sorted({result.state for result in ended if result.state.startswith("needs a card")})
+    return "; ".join([f"passes on {', '.join(devices)}"] * bool(devices) + waiting)
+
+
+def document(checks: List[Check], tests: List[Test], results: Dict[str, Set[Result]]) -> str:
+    rows: List[str] = []
+    chapter, counts = "", {"passes on cpu": 0, "passes on sim": 0, "needs a card": 0}
+    for check in checks:
+        if check.chapter != chapter:
+            chapter = check.chapter
+            rows += ["", f"## {chapter}", "", "| # | | check | tests | state |", "|---|---|---|---|---|"]
+        mine = [test for test in tests if check.number in test.numbers]
+        state = state_of(mine, results)
+        counts["passes on cpu"] += "cpu" in state
+        counts["passes on sim"] += "sim" in state
+        counts["needs a card"] += "needs a card" in state
+        text = check.text + (f" ({check.note})" if check.note else "")
+        names = "<br>".join(f"`{test.path.replace('tests/conformance/', '')}:{test.name}`" for test in mine)
+        rows.append(f"| {check.number} | {'≠' if check.differs else ''} | {text} | {names} | {state} |")
+    summary = (f"{len(checks)} checks, {len(tests)} tests: {counts['passes on cpu']} checks are shown on cpu, "
+               f"{counts['passes on sim']} on sim; {counts['needs a card']} have a part that needs a card.")
+    return HEAD.format(count=len(checks), summary=summary) + "\n".join(rows) + "\n"
+
+
+def main() -> int:
+    checks, tests, results = read_checks(), list(read_tests()), read_results()
+    faults = faults_of(checks, tests, results)
+    text = document(checks, tests, results)
+    if sys.argv[1:] == ["--check"]:
+        if DOCUMENT.read_text(encoding="utf-8") != text:
+            faults.append(f"{DOCUMENT.relative_to(ROOT)} is not what scripts/conformance.py writes")
+    else:
+        DOCUMENT.write_text(text, encoding="utf-8")
+    print("\n".join(faults) or f"conformance: {len(checks)} checks, {len(tests)} tests, all passed")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
