@@ -48,7 +48,9 @@ DC__INLINE float erf_f32(float x) {
   q = q * s + -1.68282697438203e-03f;
   q = q * s + -7.37332916720468e-03f;
   q = q * s + -1.42647390514189e-02f;
-  return at * p / q;
+  /* Exactly 1 from there on, so that GELU of a large negative number is 0. */
+  float y = x > 3.8325069f ? 1.0f : at * p / q;
+  return x < -3.8325069f ? -1.0f : y;
 }
 
 #define GELU_K 0.7978845608f /* sqrt(2 / pi) */
