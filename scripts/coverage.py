@@ -72,14 +72,15 @@ def table() -> "tuple[List[str], List[str]]":
 
 
 def missed(file: str) -> str:
-    """Lines of the file that never ran, and the sides of branches that were never taken."""
-    shown = llvm_cov("show", "-show-branches=count", "-show-line-counts-or-regions=false", file).splitlines()
-    keep = []
-    for line in shown:
+    """Lines of the file that never ran, and branches of which one side was never taken."""
+    keep, inside = [], False
+    for line in llvm_cov("show", "-show-branches=count").splitlines():
+        if line.endswith(".c:") or line.endswith(".h:"):
+            inside = line.endswith(f"/{file}:")
         parts = line.split("|")
         never = len(parts) > 2 and parts[1].strip() == "0"
-        branch = "Branch (" in line and (": 0," in line or ": 0]" in line)
-        if never or branch:
+        half = "Branch (" in line and (": 0," in line or ": 0]" in line)
+        if inside and (never or half):
             keep.append(line)
     return "\n".join(keep)
 

@@ -174,6 +174,12 @@ def ffi(suite: Suite) -> Count:
     return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
 
 
+def spin(suite: Suite) -> Count:
+    """The protocols' models, and their mutants; prints how many states were searched."""
+    status = suite.run(sys.executable, "tests/spin/run.py", timeout=900)
+    return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
+
+
 # Those that meet every room and end soon where one thread runs at a time. Deadlines and killed processes are for the
 # sanitizers: here a second is long.
 UNDER_VALGRIND = ("base", "arena", "device", "kernels_accumulate", "comm_external", "bad_input", "gather", "offload",
@@ -256,6 +262,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "gcc": lambda suite: c_tests(suite, ["-Ddebug=true", "-Doptimization=g"], "gcc"),
     "abi": abi,
     "valgrind": valgrind,
+    "spin": spin,
     "asan": lambda suite: c_tests(
         suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=address,undefined", "-Db_lundef=false",
                 "-Dc_args=-fno-sanitize-recover=all -fno-omit-frame-pointer"], "clang-14", ASLR_OFF),

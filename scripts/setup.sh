@@ -27,6 +27,7 @@ if [ "${1:-build}" = test ]; then
   want libclang-rt-14-dev sh -c 'test -e "$(clang-14 -print-file-name=libclang_rt.asan-x86_64.a)"'
   want clang-format-14 command -v clang-format-14
   want llvm-14 command -v llvm-cov-14
+  want spin command -v spin
   want valgrind command -v valgrind
   want binutils command -v nm
   want abigail-tools command -v abidw
