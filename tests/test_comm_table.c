@@ -24,18 +24,19 @@ static struct {
 static atomic_int taken[DC__COUNT(rows)];
 static atomic_int strange; /* 1 + from * 16 + event of a step that is no row */
 
-static _Thread_local state now;      /* of this rank's one communicator */
-static _Thread_local bool in_a_call; /* within dc__local_run: an abort from outside is no step of this rank's way */
+static state now[DC__COMM_MAX_WORLD];   /* of each rank's one communicator */
+static _Thread_local int32_t runs = -1; /* the rank whose dc__local_run this is: only there is a failure, or a copy, a
+                                         * step of its way */
 
-static void step(event what) {
+static void step(int32_t rank, event what) {
   for (size_t i = 0; i < DC__COUNT(rows); i++) {
-    if (rows[i].from == now && rows[i].what == what) {
+    if (rows[i].from == now[rank] && rows[i].what == what) {
       atomic_fetch_add(&taken[i], 1);
-      now = rows[i].to;
+      now[rank] = rows[i].to;
       return;
     }
   }
-  atomic_store(&strange, 1 + (int)now * 16 + (int)what);
+  atomic_store(&strange, 1 + (int)now[rank] * 16 + (int)what);
 }
 
 #define WRAPPED(result, name, parameters) \
@@ -45,63 +46,62 @@ static void step(event what) {
 
 WRAPPED(dc_status, dc__local_channel_join, (dc__local_group * group, int32_t *channel)) {
   dc_status status = __real_dc__local_channel_join(group, channel);
-  now = CLOSED;
   if (status == DC_OK) {
-    step(JOIN);
+    step(group->rank, JOIN);
   }
   return status;
 }
 
 WRAPPED(void, dc__local_channel_leave, (dc__local_group * group, int32_t channel)) {
-  step(LEAVE);
+  step(group->rank, LEAVE);
   __real_dc__local_channel_leave(group, channel);
 }
 
 WRAPPED(void, dc__local_run, (dc_comm * comm, const dc__coll *coll)) {
-  in_a_call = true;
+  runs = comm->rank;
   __real_dc__local_run(comm, coll);
-  in_a_call = false;
+  runs = -1;
 }
 
 WRAPPED(void, dc__local_raise, (const dc__local_group *group, dc__local_word *word, uint32_t seq)) {
-  if (in_a_call) { /* leaving raises its words too, to what they are */
+  if (runs >= 0) { /* leaving raises its words too, to what they are */
     char *slot = (char *)word - offsetof(dc__local_slot, done);
     bool posted = true;
     for (int32_t c = 0; c < DC__COMM_MAX_DUPS; c++) {
       posted = posted && (char *)dc__local_slot_of(group, c, group->rank) != slot;
     }
-    step(posted ? POST : DONE);
+    step(runs, posted ? POST : DONE);
   }
   __real_dc__local_raise(group, word, seq);
 }
 
 WRAPPED(dc_status, dc__local_await_posted, (dc__local * self, const dc__coll *coll, uint32_t seq)) {
   dc_status status = __real_dc__local_await_posted(self, coll, seq);
-  step(status == DC_OK ? CAME : LOST);
+  step(runs, status == DC_OK ? CAME : LOST);
   return status;
 }
 
 WRAPPED(dc_status, dc__local_await_done, (dc__local * self, const dc__coll *coll, uint32_t seq)) {
   dc_status status = __real_dc__local_await_done(self, coll, seq);
-  step(status == DC_OK ? CAME : LOST);
+  step(runs, status == DC_OK ? CAME : LOST);
   return status;
 }
 
 WRAPPED(void, dc__local_group_fail, (const dc__local_group *group, dc_status status)) {
-  if (in_a_call) {
-    step(FAIL);
+  if (runs >= 0) {
+    step(runs, FAIL);
   }
   __real_dc__local_group_fail(group, status);
 }
 
 WRAPPED(void, dc__local_await_readers, (const dc__local *self)) {
   __real_dc__local_await_readers(self);
-  step(UNREAD);
+  step(runs, UNREAD);
 }
 
 WRAPPED(void, dc__copy, (void *dst, const void *src, size_t bytes)) {
-  if (in_a_call) {
-    step(READ);
+  if (runs >= 0) {
+    step(runs, READ);
   }
   __real_dc__copy(dst, src, bytes);
 }
@@ -109,8 +109,8 @@ WRAPPED(void, dc__copy, (void *dst, const void *src, size_t bytes)) {
 WRAPPED(void, dc__reduce,
         (void *dst, int32_t dst_dtype, const void *const *src, int32_t sources, int32_t src_dtype, int64_t count,
          bool mean, bool accumulate)) {
-  if (in_a_call) {
-    step(READ);
+  if (runs >= 0) {
+    step(runs, READ);
   }
   __real_dc__reduce(dst, dst_dtype, src, sources, src_dtype, count, mean, accumulate);
 }
