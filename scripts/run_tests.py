@@ -232,7 +232,7 @@ def blocks(suite: Suite, pages: str) -> Count:
 
 def clang_format(suite: Suite) -> Count:
     # The public header is aligned by hand: its comments are the manual.
-    files = sorted(str(path.relative_to(ROOT)) for folder in ("src", "tests", "bench", "examples", "bindings")
+    files = sorted(str(path.relative_to(ROOT)) for folder in ("src", "tests", "bench", "examples", "bindings", "tools")
                    for path in (ROOT / folder).rglob("*.[ch]"))
     return one(suite.run("clang-format-14", "--dry-run", "--Werror", *files))
 
@@ -276,6 +276,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "torch": lambda suite: pytest(suite, "tests/torch", timeout=2400),
     "wheel": wheel,
     "docs": docs,
+    "tools": lambda suite: pytest(suite, "tests/tools"),
     "conformance": conformance,
     "readme": lambda suite: blocks(suite, "README.md"),
     "guide": lambda suite: blocks(suite, "docs/guide/*.md"),

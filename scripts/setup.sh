@@ -43,6 +43,9 @@ if [ "${1:-build}" = test ]; then
   want libjna-java test -e /usr/share/java/jna.jar
   want ocaml-findlib command -v ocamlfind
   want libctypes-ocaml-dev ocamlfind query ctypes.foreign
+  want groff-base command -v groff
+  want zsh command -v zsh
+  want fish command -v fish
   want libffi-dev pkg-config --exists libffi
 fi
 

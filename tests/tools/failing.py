@@ -1,0 +1,76 @@
+"""One rank of a group that fails as it is told: failing.py HOW GROUP RANK WORLD. DC_DUMP_DIR has the dumps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import libdc
+import numpy as np
+
+GRAPH, STEPS, CULPRIT = 1, 5, 1
+TIMEOUT = 3.0
+
+
+def step(context: libdc.Context, id: int) -> None:
+    context.allgather_param(None, GRAPH, id)
+    context.wait_allgather(None, GRAPH, id)
+    context.release_param(None, GRAPH, id, 1)
+    context.start_backward(True)
+    context.reduce_grad(np.ones(12, np.float32), GRAPH, id)
+    context.end_backward(GRAPH)
+
+
+def fail(context: libdc.Context, how: str) -> None:
+    """What the culprit does where the others go on with step(context, 7)."""
+    if how == "operation":
+        context.start_backward(True)
+        context.prefetch_params_fused(GRAPH, [7])
+        context.wait_allgather(None, GRAPH, 7)
+    elif how == "parameter":
+        step(context, 8)
+    elif how == "reduction":
+        context.allgather_param(None, GRAPH, 7)
+        context.wait_allgather(None, GRAPH, 7)
+        context.start_backward(True)
+        context.reduce_grad(np.ones(12, np.float32), GRAPH, 8)
+        context.end_backward(GRAPH)
+    elif how == "late":
+        time.sleep(2 * TIMEOUT)
+        step(context, 7)
+    elif how == "dead":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        step(context, 7)
+
+
+def main() -> int:
+    how, group, rank, world = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    comm = libdc.Comm.processes(group, rank, world, TIMEOUT)
+    with libdc.Context() as context:
+        try:
+            context.init(comm, initial_reduce_bucket_size=1000 + (how == "init" and rank == CULPRIT))
+            for id in (7, 8):
+                part = np.full(-(-12 // world), rank, np.float32)
+                context.register_z3_param(id, (4, 3), part, np.zeros_like(part))
+            context.register_graph_z3(GRAPH, [7, 8])
+            for _ in range(STEPS):
+                step(context, 7)
+            if rank == CULPRIT:
+                fail(context, how)
+            else:
+                step(context, 7)
+            if how == "well":
+                context.trace_dump(os.environ["DC_DUMP_DIR"])
+        except libdc.Error as error:
+            print(error, file=sys.stderr)
+            return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

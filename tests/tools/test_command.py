@@ -1,0 +1,221 @@
+"""The command line itself: help, errors, completion, the manual page, info, doctor, bench."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import resource
+import subprocess
+from pathlib import Path
+from typing import Any, Dict, List
+
+import libdc
+import pytest
+
+from conftest import TOOL, Run
+
+COMMANDS = ["info", "doctor", "bench", "trace", "completion", "man"]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def options_of(help: str) -> List[str]:
+    return re.findall(r"^  (--[a-z]+)", help, re.M)
+
+
+def test_help_names_every_command_and_option(dc: Run) -> None:
+    text = dc("--help").stdout
+    assert re.findall(r"^  ([a-z]+) {2,}", text, re.M) == COMMANDS
+    assert [int(code) for code in re.findall(r"^  (\d) {2,}", text, re.M)] == [0, 1, 2, 3]
+    assert dc("-h").stdout == text and dc(code=2).stdout == text
+    for command in COMMANDS:
+        help = dc(command, "--help").stdout
+        assert help.startswith(f"dc {command}: ") and f"usage: dc {command} " in help
+        assert len(max(help.splitlines(), key=len)) <= 120
+    assert dc("--version").stdout == f"dc {libdc.__version__}\n"
+
+
+@pytest.mark.parametrize("line, words", [
+    (["plann"], ["COMMAND = plann", "info", "man"]),
+    (["info", "now"], ["dc info", "now", "options only"]),
+    (["info", "--jsno"], ["dc info", "--jsno", "dc info --help"]),
+    (["info", "--json=1"], ["--json", "no value", "1"]),
+    (["bench", "--ranks"], ["dc bench", "--ranks needs a value"]),
+    (["bench", "--ranks", "65"], ["--ranks = 65", "1 to 64"]),
+    (["bench", "--ranks=two"], ["--ranks = two", "1 to 64"]),
+    (["bench", "--ranks", "2x"], ["--ranks = 2x", "1 to 64"]),
+    (["bench", "--bytes", "99999999999999999999"], ["--bytes", "1024 to 1073741824"]),
+    (["bench", "--turns", "-1"], ["--turns = -1", "3 to 10001"]),
+    (["bench", "--transport", "tcp"], ["--transport = tcp", "threads|processes"]),
+    (["doctor", "--ranks", "0"], ["--ranks = 0", "1 to 8"]),
+    (["trace"], ["dc trace", "FOLDER is missing"]),
+    (["trace", "a", "b"], ["b is one argument too many", "FOLDER = a"]),
+    (["trace", "a", "--format", "svg"], ["--format = svg", "perfetto|torch|torch-json"]),
+    (["trace", "a", "--format", "torch"], ["--output is missing", "folder"]),
+    (["trace", "a", "--json"], ["--output is missing"]),
+    (["completion"], ["SHELL is missing", "bash|zsh|fish"]),
+    (["completion", "tcsh"], ["SHELL = tcsh", "bash|zsh|fish"]),
+])
+def test_wrong_lines_name_argument_value_and_what_is_allowed(dc: Run, line: List[str], words: List[str]) -> None:
+    done = dc(*line, code=2)
+    assert done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_manual_page_has_what_help_has(dc: Run) -> None:
+    page = dc("man").stdout
+    plain = page.replace("\\-", "-")
+    for command in COMMANDS:
+        help = dc(command, "--help").stdout
+        assert f".SS dc {command}" in plain
+        for line in re.findall(r"^  (--.*)$", help, re.M):
+            option, text = re.split(r" {2,}|(?<=[A-Z]) (?=[a-z])", line, maxsplit=1)
+            assert f"\\fB{option}\\fR\n{text}" in plain, line
+    for code, text in re.findall(r"^  (\d) {2,}(.*)$", dc("--help").stdout, re.M):
+        assert f"\\fB{code}\\fR\n{text}" in plain
+    done = subprocess.run(["groff", "-man", "-ww", "-Tascii"], input=page, text=True, capture_output=True)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert "FOLDER/rank-*.json" in done.stdout
+
+
+def complete(shell: str, script: str, words: List[str]) -> List[str]:
+    if shell == "bash":
+        line = " ".join(f"'{word}'" for word in words)
+        program = f"{script}\ncompopt() {{ :; }}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _dc\n" \
+                  'printf "%s\\n" "${COMPREPLY[@]}"'
+        command = ["bash", "-c", program]
+    else:
+        command = ["fish", "--no-config", "-c", f"{script}\ncomplete -C '{' '.join(words)}'"]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=30)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return [line.split("\t")[0] for line in done.stdout.splitlines() if line]
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish"])
+def test_completion_completes(dc: Run, shell: str) -> None:
+    script = dc("completion", shell).stdout
+    assert set(COMMANDS) <= set(complete(shell, script, ["dc", ""]))
+    assert complete(shell, script, ["dc", "tr"]) == ["trace"]
+    assert complete(shell, script, ["dc", "bench", "--transport", "p"]) == ["processes"]
+    assert set(complete(shell, script, ["dc", "completion", ""])) >= {"bash", "zsh", "fish"}
+    for command in COMMANDS:
+        options = set(options_of(dc(command, "--help").stdout)) - {"--help"}
+        assert options <= set(complete(shell, script, ["dc", command, "--"])), command
+
+
+def test_completion_of_zsh_is_right(dc: Run) -> None:
+    script = dc("completion", "zsh").stdout
+    # Its functions are stood in for, so that what they are given can be looked at.
+    program = "compdef() { :; }\n_describe() { print -l ${(P)2}; }\n_arguments() { print -l -- \"$@\"; }\n" + script
+    for command in COMMANDS:
+        line = f"\nwords=(dc {command} ''); CURRENT=3; _dc"
+        done = subprocess.run(["zsh", "-f", "-c", program + line], text=True, capture_output=True, timeout=30)
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+        assert set(options_of(dc(command, "--help").stdout)) <= set(re.findall(r"^(--[a-z]+)\[", done.stdout, re.M))
+    done = subprocess.run(["zsh", "-f", "-c", program + "\nwords=(dc ''); CURRENT=2; _dc"], text=True,
+                          capture_output=True, timeout=30)
+    assert re.findall(r"^(\w+):", done.stdout, re.M) == COMMANDS, done.stderr
+
+
+def test_info(dc: Run) -> None:
+    info = json.loads(dc("info", "--json").stdout)
+    assert info["library"]["version"] == libdc.__version__
+    assert os.path.samefile(info["library"]["path"], Path(libdc.library_dir()) / "libdc.so")
+    assert info["library"]["simd"] in ("avx512", "avx2", "plain C")
+    assert info["devices"]["cpu"]["found"] and info["communicators"]["processes"]["found"]
+    assert not info["devices"]["cuda"]["found"] and "cuda" in info["devices"]["cuda"]["text"]
+    assert info["limits"]["open files"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    text = dc("info").stdout
+    for section, rows in info.items():
+        assert re.search(rf"^{section}$", text, re.M)
+        assert all(f"  {name} " in text for name in rows)
+
+
+def checks_of(text: str) -> Dict[str, Dict[str, Any]]:
+    return {row["check"]: row for row in json.loads(text)["checks"]}
+
+
+def test_doctor_is_well(dc: Run) -> None:
+    done = dc("doctor", "--json")
+    checks = checks_of(done.stdout)
+    assert done.stderr == ""  # no progress in a pipe
+    assert {row["state"] for row in checks.values()} == {"ok"}, checks
+    assert sum(row["seconds"] for row in checks.values()) < 120
+    for name in ("clock", "memory", "descriptors", "shared memory", "streams", "collectives, ranks as threads",
+                 "collectives, ranks as processes", "ZeRO-3 step, ranks as processes", "PyTorch adapter"):
+        assert name in checks
+
+
+def test_doctor_on_four_ranks(dc: Run) -> None:
+    text = dc("doctor", "--ranks", 4, environment={"DC_PYTHON": "/no/such/python"}).stdout
+    assert text.endswith("10 ok, 0 broken, 2 absent\n") and text.count("4 ranks, ") == 4, text
+
+
+def test_doctor_names_the_broken_part(dc: Run) -> None:
+    def few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+
+    done = dc("doctor", "--json", code=1, preexec_fn=few_files, environment={"DC_PYTHON": "/no/such/python"})
+    broken = {name: row for name, row in checks_of(done.stdout).items() if row["state"] == "BROKEN"}
+    assert list(broken) == ["descriptors"] and "ulimit -n, now 40" in broken["descriptors"]["text"]
+
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        __import__("signal").signal(__import__("signal").SIGXFSZ, __import__("signal").SIG_IGN)
+
+    done = dc("doctor", "--json", code=1, preexec_fn=small_files, environment={"DC_PYTHON": "/no/such/python"})
+    broken = {name: row for name, row in checks_of(done.stdout).items() if row["state"] == "BROKEN"}
+    assert "shared memory" in broken and "64 MiB" in broken["shared memory"]["text"], broken
+    assert not any("threads" in name for name in broken)
+
+
+def test_doctor_finds_a_broken_package(dc: Run, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ImportError: libdc.so is of another time'; exit 1\n")
+    python.chmod(0o755)
+    done = dc("doctor", code=1, environment={"DC_PYTHON": str(python)})
+    assert re.search(r"^BROKEN +Python package +import libdc: ImportError: libdc.so is of another time$", done.stdout,
+                     re.M)
+    assert done.stdout.endswith("10 ok, 2 broken, 0 absent\n")
+
+
+def test_progress_is_for_terminals(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    done = subprocess.run([str(TOOL), "doctor"], stdout=subprocess.DEVNULL, stderr=slave, timeout=150,
+                          env={**os.environ, "DC_PYTHON": "/no/such/python"})
+    os.close(slave)
+    shown = os.read(master, 65536).decode()
+    os.close(master)
+    assert done.returncode == 0
+    assert "... clock" in shown and "... ZeRO-3 step, ranks as processes" in shown and shown.endswith("\x1b[K")
+
+
+@pytest.mark.parametrize("transport", ["threads", "processes"])
+def test_bench(dc: Run, transport: str) -> None:
+    line = ["bench", "--transport", transport, "--bytes", 65536, "--turns", 3]
+    result = json.loads(dc(*line, "--json").stdout)
+    assert (result["ranks"], result["transport"], result["turns"]) == (2, transport, 3)
+    moved = [(row["name"], row["bytes"]) for row in result["rows"] if "bytes" in row]
+    names = ["all-gather", "reduce-scatter", "all-reduce", "broadcast", "ZeRO-3 gather", "ZeRO-3 gradient"]
+    assert moved == [(name, bytes) for bytes in (4096, 65536) for name in names]
+    for row in result["rows"]:
+        assert row["us"] > 0
+        if "bytes" in row:
+            assert row["of_memcpy"] == pytest.approx(row["memcpy_us"] / row["us"], rel=1e-6)
+            assert row["gb_s"] == pytest.approx(row["bytes"] / row["us"] / 1e3, rel=1e-6)
+    assert [row["name"] for row in result["rows"] if "bytes" not in row] == ["gathered already"]
+    text = dc(*line, "--ranks", 1).stdout
+    assert text.startswith(f"1 ranks as {transport}\n") and len(text.splitlines()) == 2 + 13
+
+
+def test_what_stands_in_the_way_of_writing(dc: Run, tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([str(TOOL), "trace", str(tmp_path)], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 3 and "has no rank-R.json" in done.stderr
+
+
+def test_readme_and_the_manual_agree_on_the_command(dc: Run) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for command in re.findall(r"^\.venv/bin/dc (\w+)", text, re.M):
+        assert command in COMMANDS

@@ -1,0 +1,221 @@
+"""What is told from the flight recorders of groups of processes that really failed, and what other tools make of
+them."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import pickle
+import random
+import re
+import shutil
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import pytest
+
+from conftest import Run
+
+Groups = Callable[[str, int], Path]
+
+
+def entries(folder: Path, rank: int) -> List[Dict[str, Any]]:
+    return json.loads((folder / f"rank-{rank}.json").read_text())["entries"]
+
+
+# ---- the dumps
+
+
+def test_dump_of_a_healthy_rank(groups: Groups) -> None:
+    dump = json.loads((groups("well", 2) / "rank-1.json").read_text())
+    assert (dump["format"], dump["version"], dump["rank"], dump["world"]) == ("libdc flight recorder", 1, 1, 2)
+    assert (dump["status"], dump["error"], dump["dropped"], dump["transport"]) == ("DC_OK", "", 0, "local")
+    rows = dump["entries"]
+    assert [row["n"] for row in rows] == list(range(1, dump["recorded"] + 1))
+    assert all(row["state"] == "done" for row in rows)
+    assert all(row["queued_ns"] <= row["begin_ns"] <= row["end_ns"] <= dump["time_ns"] for row in rows)
+    for group in ("gather", "reduce"):
+        seqs = [row["seq"] for row in rows if row["group"] == group]
+        assert seqs == list(range(1, len(seqs) + 1))
+    gathers = [row for row in rows if row["op"] == "allgather_param"]
+    assert {(row["id"], row["bytes"], row["moved"], row["dtype"], row["stream"]) for row in gathers} == \
+        {(7, 48, 24, "float32", "gather")}
+    assert {"init", "register_graph", "wait_allgather", "release_param", "reduce_grad", "end_backward"} <= \
+        {row["op"] for row in rows}
+
+
+def test_no_half_written_files(groups: Groups) -> None:
+    for how in ("well", "operation", "late"):
+        names = {path.name for path in groups(how, 3).iterdir()}
+        assert names == {"rank-0.json", "rank-1.json", "rank-2.json"}
+
+
+# ---- the verdict
+
+CASES = [
+    ("operation", "operation", [1], r"^rank 1 called prefetch_params_fused of parameter 7 in graph number 0 \(48 bytes, "
+     r"float32\) where ranks? 0.* called allgather_param of parameter 7.*: collective 8 of the gathers$"),
+    ("parameter", "operation", [1], r"^rank 1 called allgather_param of parameter 8 .* where ranks? 0.* of parameter 7 "),
+    ("reduction", "operation", [1], r"^rank 1 called reduce_grad of parameter 8 .* where ranks? 0.* called reduce_grad of "
+     r"parameter 7 .*: collective 6 of the reductions$"),
+    ("late", "late", [1], r"^rank 1 never came to collective 8 of the gathers, allgather_param of parameter 7 .*, in which "
+     r"ranks? 0.* waited [23]\.\d s; the last that rank 1 did was end_backward, [23]\.\d s before they gave up$"),
+    ("dead", "died", [1], r"^rank 1 died; the others say: .*rank 1"),
+    ("stopped", "missing", [1], r"^rank 1 left no dump: .*; the others say: .*rank 1"),
+    ("init", "error", [], r"^all \d ranks did the same 1 collectives, and say: dc_init: initial_reduce_bucket_size = "
+     r"100[01] on rank \d, but 100[01] on rank \d"),
+]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("how, kind, culprits, sentence", CASES, ids=[case[0] for case in CASES])
+def test_doctor_says_who_did_what(dc: Run, groups: Groups, how: str, kind: str, culprits: List[int], sentence: str,
+                                  world: int) -> None:
+    folder = groups(how, world)
+    verdict = json.loads(dc("doctor", "--dump", folder, "--json", code=1).stdout)
+    if world == 2 and how in ("operation", "parameter", "reduction"):
+        assert verdict["ranks"] in ([0], [1])  # of two, none is the usual one: rank 0 is taken for it
+    assert (verdict["verdict"], verdict["ranks"], verdict["world"]) == (kind, culprits, world), verdict
+    assert re.search(sentence, verdict["text"]), verdict["text"]
+    assert dc("doctor", "--dump", folder, code=1).stdout == verdict["text"] + "\n"
+
+
+def test_doctor_of_a_run_that_went_well(dc: Run, groups: Groups) -> None:
+    text = dc("doctor", "--dump", groups("well", 3)).stdout
+    assert re.match(r"all 3 ranks did the same 14 collectives; rank \d came last to the last of them, 0\.\d+ s after", text)
+
+
+def test_doctor_without_a_rank(dc: Run, groups: Groups, tmp_path: Path) -> None:
+    shutil.copytree(groups("well", 3), tmp_path / "d")
+    (tmp_path / "d" / "rank-2.json").unlink()
+    verdict = json.loads(dc("doctor", "--dump", tmp_path / "d", "--json", code=1).stdout)
+    assert (verdict["verdict"], verdict["ranks"]) == ("missing", [2])
+    assert verdict["text"].endswith("; the others have no error")
+
+
+def test_a_difference_says_more_than_a_missing_file(dc: Run, groups: Groups, tmp_path: Path) -> None:
+    shutil.copytree(groups("parameter", 3), tmp_path / "d")
+    (tmp_path / "d" / "rank-2.json").unlink()
+    assert json.loads(dc("doctor", "--dump", tmp_path / "d", "--json", code=1).stdout)["verdict"] == "operation"
+
+
+# ---- folders that are not right
+
+
+def test_folders_that_are_none(dc: Run, groups: Groups, tmp_path: Path) -> None:
+    def says(folder: Path, text: str) -> None:
+        for line in (["doctor", "--dump", folder], ["trace", folder]):
+            done = dc(*line, code=3)
+            assert done.stdout == "" and text in done.stderr, done.stderr
+
+    says(tmp_path / "nowhere", "No such file")
+    says(tmp_path, "has no rank-R.json")
+    (tmp_path / "rank-0.json").write_text("")
+    says(tmp_path, "is no JSON: byte 0: it ends too early")
+    (tmp_path / "rank-0.json").write_text('{"format": "something else", "entries": []}')
+    says(tmp_path, "is no dump of libdc's flight recorder")
+    text = (groups("well", 2) / "rank-0.json").read_text()
+    (tmp_path / "rank-0.json").write_text(text.replace('"version":1', '"version":2'))
+    says(tmp_path, "its version is not 1")
+    (tmp_path / "rank-0.json").write_text(text.replace('"world":2', '"world":100'))
+    says(tmp_path, "its rank and world are none")
+    (tmp_path / "rank-0.json").write_text(text)
+    (tmp_path / "rank-1.json").write_text((groups("well", 3) / "rank-1.json").read_text())
+    says(tmp_path, "dumps of more than one run: ranks 0 of 2 and 1 of 3")
+
+
+def test_no_file_makes_it_crash(dc: Run, groups: Groups, tmp_path: Path) -> None:
+    """Cut and changed dumps: a verdict, a trace or a refusal, but no signal."""
+    text = (groups("parameter", 2) / "rank-0.json").read_text()
+    chance = random.Random(4)
+    for _ in range(150):
+        cut = list(text[: chance.randrange(len(text))] if chance.random() < 0.3 else text)
+        for _ in range(chance.randrange(4)):
+            cut[chance.randrange(len(cut))] = chance.choice('{}[]",:0-9\\u\0né')
+        (tmp_path / "rank-0.json").write_text("".join(cut), encoding="utf-8")
+        import subprocess
+
+        from conftest import TOOL
+
+        for line in (["doctor", "--dump", str(tmp_path)], ["trace", str(tmp_path)]):
+            done = subprocess.run([str(TOOL), *line], capture_output=True, timeout=20)
+            assert done.returncode in (0, 1, 3), (done.returncode, "".join(cut)[:200])
+
+
+# ---- traces
+
+
+def test_perfetto(dc: Run, groups: Groups, tmp_path: Path) -> None:
+    folder = groups("late", 3)
+    out = tmp_path / "trace.json"
+    assert "3 rank" in dc("trace", folder, "-o", out).stdout
+    told = json.loads(dc("trace", folder, f"--output={out}", "--json").stdout)
+    assert told["ranks"] == 3 and told["output"] == str(out)
+    trace = json.loads(out.read_text())
+    assert json.loads(dc("trace", folder).stdout) == trace
+    events = trace["traceEvents"]
+    work = [event for event in events if event["ph"] == "X"]
+    assert len(work) == told["entries"] == sum(len(entries(folder, rank)) for rank in range(3))
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in work)
+    names = {(event["pid"], event["args"]["name"]) for event in events if event["name"] == "process_name"}
+    assert {pid for pid, _ in names} == {0, 1, 2} and all(f"rank {pid} (pid " in name for pid, name in names)
+    assert any(event["args"]["state"] == "failed" and event["dur"] > 2e6 for event in work)
+    starts = {event["id"] for event in events if event["ph"] == "s"}
+    ends = {event["id"] for event in events if event["ph"] == "f"}
+    assert starts == ends and len(starts) == 3 * 5 + 2  # a gather's arrow to its wait; the late rank's last never was
+    row, event = entries(folder, 0)[5], [event for event in work if event["pid"] == 0][5]
+    assert event["dur"] == pytest.approx((row["end_ns"] - row["begin_ns"]) / 1e3, abs=1e-3)
+
+
+def analyse(folder: Path, *arguments: str) -> str:
+    """What PyTorch's analyser says of a folder."""
+    from torch.distributed.flight_recorder import fr_trace
+    from torch.distributed.flight_recorder.components.fr_logger import FlightRecorderLogger
+
+    FlightRecorderLogger()
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    logger = logging.getLogger("FlightRecorder")
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        with redirect_stdout(lines):
+            fr_trace.main([str(folder), *arguments])
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    return lines.getvalue()
+
+
+def test_pytorchs_analyser_reads_the_dumps(dc: Run, groups: Groups, tmp_path: Path) -> None:
+    dc("trace", groups("well", 3), "--format", "torch", "-o", tmp_path / "well")
+    out = tmp_path / "db"
+    text = analyse(tmp_path / "well", "-o", str(out))
+    assert "error" not in text.lower() and "missing" not in text.lower(), text
+    _, database = pickle.loads(out.read_bytes())
+    assert len(database.collectives) == 14 and all(collective.pass_check for collective in database.collectives)
+    assert {group.desc for group in database.groups} == {"libdc"} and len(database.ncclcalls) == 3 * 14
+
+    dc("trace", groups("operation", 3), "--format", "torch", "-o", tmp_path / "late")
+    dc("trace", groups("late", 3), "--format", "torch", "-o", tmp_path / "late")
+    text = analyse(tmp_path / "late")
+    assert "Not all ranks joining collective, sequence number: 8" in text and "missing ranks: {1}" in text, text
+
+
+def test_pytorchs_json_has_the_same(dc: Run, groups: Groups, tmp_path: Path) -> None:
+    from torch.distributed.flight_recorder.components.builder import build_db
+    from torch.distributed.flight_recorder.components.config_manager import JobConfig
+
+    folder = groups("well", 3)
+    dc("trace", folder, "--format", "torch", "-o", tmp_path / "pickled")
+    dc("trace", folder, "--format", "torch-json", "-o", tmp_path / "json")
+    details = {}
+    for rank in range(3):
+        dump = json.loads((tmp_path / "json" / f"rank_{rank}").read_text())
+        assert dump == pickle.loads((tmp_path / "pickled" / f"rank_{rank}").read_bytes())
+        details[f"rank_{rank}"] = {"host_name": "host", "rank": rank, **dump}
+    database = build_db(details, JobConfig().parse_args([str(tmp_path)]), "2.10")
+    assert len(database.collectives) == 14

@@ -1,0 +1,89 @@
+/* dc, the command line of libdc: the table of its commands, from which all else about them is made. */
+#include <string.h>
+
+#include "dc.h"
+
+#define JSON_OPTION \
+  { "--json", NULL, NULL, "prints JSON" }
+
+const command commands[] = {
+    {.name = "info",
+     .summary = "names the library, what it can use here, and the machine's limits",
+     .text = "Version and place of the library, devices and communicators with the reason where one is not here, the\n"
+             "instruction set that its kernels use, and what the system allows. Nothing is tested; see dc doctor.\n",
+     .run = run_info,
+     .options = {JSON_OPTION}},
+    {.name = "doctor",
+     .summary = "tests whether libdc works here, or tells from dumps which rank failed how",
+     .text = "Without --dump: checks clock, memory, files, shared memory, streams, collectives and a ZeRO-3 step on\n"
+             "ranks that are threads and processes, each result to the bit, and the Python package and the PyTorch\n"
+             "adapter where they are installed. It takes less than two minutes and names the part that is broken.\n"
+             "\n"
+             "With --dump: reads the flight recorders' files of all ranks (dc_trace_dump, dc_trace_dump_on_error, or\n"
+             "DC_DUMP_DIR for the Python package) and says in a sentence which rank did what differently.\n",
+     .run = run_doctor,
+     .options = {{"--dump", "FOLDER", NULL, "reads FOLDER/rank-*.json instead of testing"},
+                 {"--ranks", "N", NULL, "ranks of the tests, 1 to 8; 2 without it"},
+                 JSON_OPTION}},
+    {.name = "bench",
+     .summary = "measures collectives and operators against memcpy",
+     .text = "Each collective takes turns with a memcpy of as many bytes as the whole tensor has, on every rank at\n"
+             "once; the figures are medians of the turns, and \"of memcpy\" is the copy's time over the collective's.\n"
+             "Operators: a ZeRO-3 gather (start, wait, release), a gradient (reduce, end of backward), and a gather\n"
+             "of what is there already.\n",
+     .run = run_bench,
+     .options = {{"--ranks", "N", NULL, "1 to 64; 2 without it"},
+                 {"--transport", "HOW", "threads|processes", "what the ranks are; processes without it"},
+                 {"--bytes", "N", NULL, "the largest tensor, 1024 to 1073741824; 16777216 without it"},
+                 {"--turns", "N", NULL, "of each measurement, 3 to 10001; 31 without it"},
+                 JSON_OPTION}},
+    {.name = "trace",
+     .operand = "FOLDER",
+     .summary = "turns the flight recorders' dumps into a trace",
+     .text = "Reads FOLDER/rank-*.json. The format perfetto is Chrome's JSON for https://ui.perfetto.dev: ranks are\n"
+             "processes, streams are threads. The format torch writes what torchfrtrace, PyTorch's analyser of flight\n"
+             "recorders, reads: a file a rank, pickled; torch-json is the same as JSON.\n",
+     .run = run_trace,
+     .options = {{"--output", "PATH", NULL, "a file, for torch a folder; -o is short for it; else standard output"},
+                 {"--format", "FORMAT", "perfetto|torch|torch-json", "perfetto without it"},
+                 {"--json", NULL, NULL, "prints what was written as JSON"}}},
+    {.name = "completion",
+     .operand = "SHELL",
+     .operand_values = "bash|zsh|fish",
+     .summary = "prints the completion script of a shell",
+     .text = "For bash: source <(dc completion bash). For fish: dc completion fish | source.\n",
+     .run = run_completion},
+    {.name = "man", .summary = "prints the manual page", .text = "As roff: dc man | man -l -\n", .run = run_man},
+};
+const int command_count = COUNT(commands);
+
+static int unknown(const char *name) {
+  fprintf(stderr, "dc: COMMAND = %s, must be ", name);
+  for (int i = 0; i < command_count; i++) {
+    fprintf(stderr, "%s%s", i == 0 ? "" : i == command_count - 1 ? " or " : ", ", commands[i].name);
+  }
+  fputc('\n', stderr);
+  return EXIT_USAGE;
+}
+
+int main(int argc, char **argv) {
+  if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+    print_help(NULL);
+    return argc < 2 ? EXIT_USAGE : EXIT_WELL;
+  }
+  if (strcmp(argv[1], "--version") == 0) {
+    printf("dc %s\n", dc_version_string());
+    return EXIT_WELL;
+  }
+  if (strcmp(argv[1], "@rank") == 0) { /* one of run_processes() */
+    return run_as_rank(argc - 2, argv + 2);
+  }
+  for (int i = 0; i < command_count; i++) {
+    if (strcmp(argv[1], commands[i].name) == 0) {
+      args a;
+      int code = read_args(&commands[i], argc - 2, argv + 2, &a);
+      return code >= 0 ? code : commands[i].run(&a);
+    }
+  }
+  return unknown(argv[1]);
+}

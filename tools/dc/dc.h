@@ -1,0 +1,208 @@
+/* What the commands of `dc` share. The tool uses the public header and the built library, as any program could.
+ *
+ *   dc.c        the commands' table, main
+ *   options.c   command lines, read by the table
+ *   help.c      help texts, shell completion and the manual page, made from the table
+ *   json.c      reading and writing JSON
+ *   dumps.c     the flight recorders' files of a folder
+ *   verdict.c   what they say together
+ *   ranks.c     ranks as threads or processes
+ *   checks.c    what the machine has to do for libdc
+ *   bits.c      collectives and a ZeRO-3 step, to the bit
+ *   info.c doctor.c bench.c trace.c torch.c */
+#ifndef DC_TOOL_H
+#define DC_TOOL_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "dc_api.h"
+
+#define PRINTF(text, first) __attribute__((format(printf, text, first)))
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* Exit codes; the help and the manual page have them from exit_codes in help.c. */
+enum { EXIT_WELL = 0, EXIT_FAULT = 1, EXIT_USAGE = 2, EXIT_CANNOT = 3 };
+
+/* ---- options.c ---- */
+
+typedef struct option {
+  const char *name;     /* "--ranks" */
+  const char *argument; /* "N"; NULL: a flag */
+  const char *values;   /* "threads|processes": no others are allowed; NULL: any */
+  const char *help;
+} option;
+
+enum { MAX_OPTIONS = 8 };
+
+typedef struct command command;
+
+/* A command line that was read: the values stand where the table has the options. */
+typedef struct args {
+  const command *command;
+  const char *value[MAX_OPTIONS]; /* NULL: not given; flags have "" */
+  const char *operand;
+} args;
+
+struct command {
+  const char *name;
+  const char *operand; /* "FOLDER", "SHELL"; NULL: takes none */
+  const char *operand_values;
+  const char *summary;
+  const char *text; /* for the help and the manual page; paragraphs end with a newline */
+  int (*run)(const args *a);
+  option options[MAX_OPTIONS]; /* to the first without a name */
+};
+
+extern const command commands[];
+extern const int command_count;
+
+/* Reads a command's arguments; an exit code, or -1: go on. */
+int read_args(const command *c, int argc, char **argv, args *a);
+const char *value_of(const args *a, const char *option);
+bool given(const args *a, const char *option);
+/* A whole number within bounds; false: told why not. */
+bool number_of(const args *a, const char *option, int64_t fallback, int64_t least, int64_t most, int64_t *number);
+/* "dc COMMAND: …" on standard error. Returns code. */
+int complain(const args *a, int code, const char *format, ...) PRINTF(3, 4);
+
+/* ---- help.c ---- */
+
+void print_help(const command *c); /* NULL: of dc itself */
+int run_completion(const args *a);
+int run_man(const args *a);
+
+/* ---- json.c ---- */
+
+/* Writes commas, quotes and braces. key is NULL inside arrays. */
+typedef struct json {
+  FILE *file;
+  int depth;
+  bool filled[16]; /* by depth: needs a comma */
+} json;
+
+void json_open(json *j, const char *key, char bracket); /* '{' or '[' */
+void json_close(json *j, char bracket);                 /* '}' or ']' */
+void json_text(json *j, const char *key, const char *text);
+void json_int(json *j, const char *key, int64_t number);
+void json_number(json *j, const char *key, double number);
+void json_bool(json *j, const char *key, bool is);
+
+typedef enum json_kind { J_NULL, J_BOOL, J_NUMBER, J_TEXT, J_ARRAY, J_OBJECT } json_kind;
+
+typedef struct json_value {
+  json_kind kind;
+  char *key;                /* in an object */
+  char *text;               /* J_TEXT */
+  int64_t number;           /* J_NUMBER, whole; J_BOOL */
+  struct json_value *first; /* members */
+  struct json_value *next;
+} json_value;
+
+/* The text's value, to be freed by json_free; NULL: error has the reason. The text is changed. */
+json_value *json_read(char *text, char *error, size_t error_bytes);
+void json_free(json_value *v);
+const json_value *json_get(const json_value *object, const char *key); /* NULL: not there */
+
+/* ---- dumps.c ---- */
+
+typedef struct entry {
+  int64_t n, graph, id, tensors, bytes, moved, seq, queued, begin, end;
+  const char *op, *dtype, *group, *stream, *state;
+} entry;
+
+typedef struct dump {
+  int rank, world;
+  int64_t pid, time, wall, recorded, dropped;
+  const char *libdc, *host, *transport, *status, *error;
+  entry *entries;
+  int64_t count;
+  char *file; /* owns the texts */
+} dump;
+
+typedef struct dumps {
+  dump *ranks; /* in order of rank */
+  int count;
+  int world;
+} dumps;
+
+/* All of folder/rank-*.json; false: told why not. */
+bool dumps_read(const args *a, const char *folder, dumps *d);
+void dumps_free(dumps *d);
+
+/* ---- verdict.c ---- */
+
+enum { SENTENCE = 1024 };
+
+typedef struct verdict {
+  const char *kind; /* "same", "operation", "missing", "late", "died", "error" */
+  char sentence[SENTENCE];
+  bool culprits[64];
+} verdict;
+
+void judge(const dumps *d, verdict *v);
+
+/* ---- ranks.c ---- */
+
+typedef struct rank {
+  int rank, world;
+  dc_comm *comm;
+  const char *argument;
+  char text[4096]; /* what the rank has to tell: a fault's sentence, or results */
+} rank;
+
+/* A rank's work; false: text says what went wrong. */
+typedef bool (*rank_fn)(rank *r);
+
+typedef struct job {
+  const char *name;
+  rank_fn run;
+} job;
+
+const job *job_named(const char *name); /* NULL: none */
+
+/* Runs a job on `world` ranks; text gets rank 0's, or the first failure's. */
+bool run_threads(const job *j, int world, const char *argument, char *text, size_t bytes);
+bool run_processes(const job *j, int world, const char *argument, char *text, size_t bytes);
+/* What a process of run_processes() does: argv after "@rank". */
+int run_as_rank(int argc, char **argv);
+/* Notes what failed, with the library's text if a call did; false. */
+bool rank_fails(rank *r, const char *format, ...) PRINTF(2, 3);
+int64_t now_ns(void);
+
+/* ---- checks.c ---- */
+
+enum { WELL, BROKEN, ABSENT };
+
+typedef struct finding {
+  int state;
+  char text[SENTENCE];
+} finding;
+
+typedef struct check {
+  const char *name; /* NULL: the end of the list */
+  void (*run)(finding *f, int ranks);
+} check;
+
+extern const check machine_checks[];
+void find(finding *f, int state, const char *format, ...) PRINTF(3, 4);
+
+/* ---- the commands ---- */
+
+int run_info(const args *a);
+int run_doctor(const args *a);
+int run_bench(const args *a);
+int run_trace(const args *a);
+
+/* torch.c: the dumps as PyTorch's flight recorder has them, one file a rank in `folder`. */
+int write_torch(const args *a, const dumps *d, const char *folder, bool pickle);
+
+/* bits.c */
+bool check_collectives(rank *r);
+bool check_zero3(rank *r);
+/* bench.c */
+bool bench_rank(rank *r);
+
+#endif

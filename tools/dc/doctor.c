@@ -1,0 +1,239 @@
+/* dc doctor: a self-test that names the broken part, or the verdict on the dumps of a run. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "dc.h"
+
+/* ---- ranks ---- */
+
+static void on_ranks(finding *f, int ranks, const char *name, bool processes, const char *what) {
+  char text[SENTENCE];
+  const job *j = job_named(name);
+  if (processes ? run_processes(j, ranks, "", text, sizeof text) : run_threads(j, ranks, "", text, sizeof text)) {
+    find(f, WELL, "%d ranks, %s", ranks, what);
+  } else {
+    find(f, BROKEN, "%.900s", text);
+  }
+}
+
+static const char every_bit[] = "7 types, 4 sizes, 4 collectives: every bit is right";
+static const char every_step[] = "3 steps: gathered weights and reduced gradients are right to the bit";
+
+static void collectives_threads(finding *f, int ranks) {
+  on_ranks(f, ranks, "collectives", false, every_bit);
+}
+
+static void collectives_processes(finding *f, int ranks) {
+  on_ranks(f, ranks, "collectives", true, every_bit);
+}
+
+static void zero3_threads(finding *f, int ranks) {
+  on_ranks(f, ranks, "zero3", false, every_step);
+}
+
+static void zero3_processes(finding *f, int ranks) {
+  on_ranks(f, ranks, "zero3", true, every_step);
+}
+
+/* ---- Python ---- */
+
+/* Runs a program; its standard output, without what stands beyond `bytes`. The exit status, or -1: it did not run. */
+static int capture(const char *const *argv, int64_t limit_ns, char *text, size_t bytes) {
+  extern char **environ;
+  int fds[2];
+  pid_t pid;
+  size_t used = 0;
+  int status = -1;
+  text[0] = '\0';
+  if (pipe(fds) != 0) {
+    return -1;
+  }
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addclose(&actions, fds[0]);
+  posix_spawn_file_actions_adddup2(&actions, fds[1], STDOUT_FILENO);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  int error = posix_spawnp(&pid, argv[0], &actions, NULL, (char *const *)(uintptr_t)argv, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  close(fds[1]);
+  int64_t end = now_ns() + limit_ns;
+  for (bool more = error == 0; more;) {
+    struct pollfd p = {.fd = fds[0], .events = POLLIN};
+    int64_t left = end - now_ns();
+    int ready = left <= 0 ? 0 : poll(&p, 1, (int)(left / 1000000) + 1);
+    ssize_t n = ready > 0 && used + 1 < bytes ? read(fds[0], text + used, bytes - 1 - used) : 0;
+    used += n > 0 ? (size_t)n : 0;
+    more = n > 0 || (ready < 0 && errno == EINTR);
+    if (ready == 0) {
+      kill(pid, SIGKILL);
+    }
+  }
+  text[used] = '\0';
+  close(fds[0]);
+  if (error == 0) {
+    waitpid(pid, &status, 0);
+    status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  return status;
+}
+
+/* Its own words are the finding; exit status 2: what is asked for is not installed. */
+static void ask_python(finding *f, const char *what, const char *program) {
+  char text[SENTENCE];
+  const char *python = getenv("DC_PYTHON");
+  const char *argv[] = {python == NULL ? "python3" : python, "-c", program, NULL};
+  int status = capture(argv, INT64_C(60000000000), text, sizeof text);
+  text[strcspn(text, "\n")] = '\0';
+  if (status == 0) {
+    find(f, WELL, "%s", text);
+  } else if (status == 2 && text[0] != '\0') {
+    find(f, ABSENT, "%s", text);
+  } else if (status == 127 || (status == -1 && text[0] == '\0')) {
+    find(f, ABSENT, "%s can't be run, or does not end", argv[0]);
+  } else {
+    find(f, BROKEN, "%s: %.900s", what, text[0] == '\0' ? "no word" : text);
+  }
+}
+
+static void python_package(finding *f, int ranks) {
+  (void)ranks;
+  ask_python(f, "import libdc",
+             "import sys\n"
+             "try:\n"
+             "  import libdc\n"
+             "except ModuleNotFoundError as e:\n"
+             "  print(f'{sys.executable} has no package {e.name}'); sys.exit(2)\n"
+             "except BaseException as e:\n"
+             "  print(f'{type(e).__name__}: {e}'); sys.exit(1)\n"
+             "print(f'libdc {libdc.__version__} in {sys.executable}')\n");
+}
+
+static void torch_adapter(finding *f, int ranks) {
+  (void)ranks;
+  ask_python(f, "import libdc.torch",
+             "import sys\n"
+             "try:\n"
+             "  import libdc, torch\n"
+             "except ModuleNotFoundError as e:\n"
+             "  print(f'{sys.executable} has no package {e.name}'); sys.exit(2)\n"
+             "try:\n"
+             "  import libdc.torch\n"
+             "except BaseException as e:\n"
+             "  print(f'{type(e).__name__}: {e}'); sys.exit(1)\n"
+             "print(f'the adapter works with PyTorch {torch.__version__}')\n");
+}
+
+/* ---- the self-test ---- */
+
+static const check rank_checks[] = {{"collectives, ranks as threads", collectives_threads},
+                                    {"collectives, ranks as processes", collectives_processes},
+                                    {"ZeRO-3 step, ranks as threads", zero3_threads},
+                                    {"ZeRO-3 step, ranks as processes", zero3_processes},
+                                    {"Python package", python_package},
+                                    {"PyTorch adapter", torch_adapter},
+                                    {NULL, NULL}};
+
+static const char *const states[] = {[WELL] = "ok", [BROKEN] = "BROKEN", [ABSENT] = "absent"};
+
+typedef struct tally {
+  json j;
+  bool as_json, live; /* live: a terminal is told what is being checked */
+  int count[COUNT(states)];
+} tally;
+
+static void run_check(tally *t, const check *c, int ranks) {
+  finding f = {WELL, ""};
+  if (t->live) {
+    fprintf(stderr, "\r\033[K... %s", c->name);
+    fflush(stderr);
+  }
+  int64_t begin = now_ns();
+  c->run(&f, ranks);
+  double seconds = (double)(now_ns() - begin) / 1e9;
+  if (t->live) {
+    fputs("\r\033[K", stderr);
+  }
+  t->count[f.state]++;
+  if (t->as_json) {
+    json_open(&t->j, NULL, '{');
+    json_text(&t->j, "check", c->name);
+    json_text(&t->j, "state", states[f.state]);
+    json_text(&t->j, "text", f.text);
+    json_number(&t->j, "seconds", seconds);
+    json_close(&t->j, '}');
+  } else {
+    printf("%-7s %-32s %s\n", states[f.state], c->name, f.text);
+    fflush(stdout);
+  }
+}
+
+static int self_test(const args *a) {
+  int64_t ranks;
+  if (!number_of(a, "--ranks", 2, 1, 8, &ranks)) {
+    return EXIT_USAGE;
+  }
+  tally t = {.j = {.file = stdout}, .as_json = given(a, "--json"), .live = isatty(STDERR_FILENO) == 1};
+  if (t.as_json) {
+    json_open(&t.j, NULL, '{');
+    json_open(&t.j, "checks", '[');
+  }
+  for (const check *c = machine_checks; c->name != NULL; c++) {
+    run_check(&t, c, (int)ranks);
+  }
+  for (const check *c = rank_checks; c->name != NULL; c++) {
+    run_check(&t, c, (int)ranks);
+  }
+  if (t.as_json) {
+    json_close(&t.j, ']');
+    for (size_t i = 0; i < COUNT(states); i++) {
+      json_int(&t.j, states[i], t.count[i]);
+    }
+    json_close(&t.j, '}');
+  } else {
+    printf("%d ok, %d broken, %d absent\n", t.count[WELL], t.count[BROKEN], t.count[ABSENT]);
+  }
+  return t.count[BROKEN] > 0 ? EXIT_FAULT : EXIT_WELL;
+}
+
+/* ---- the verdict ---- */
+
+static int tell_verdict(const args *a, const char *folder) {
+  dumps d;
+  verdict v;
+  if (!dumps_read(a, folder, &d)) {
+    return EXIT_CANNOT;
+  }
+  judge(&d, &v);
+  if (given(a, "--json")) {
+    json j = {.file = stdout};
+    json_open(&j, NULL, '{');
+    json_text(&j, "verdict", v.kind);
+    json_text(&j, "text", v.sentence);
+    json_open(&j, "ranks", '[');
+    for (int r = 0; r < d.world; r++) {
+      if (v.culprits[r]) {
+        json_int(&j, NULL, r);
+      }
+    }
+    json_close(&j, ']');
+    json_int(&j, "world", d.world);
+    json_int(&j, "dumps", d.count);
+    json_close(&j, '}');
+  } else {
+    printf("%s\n", v.sentence);
+  }
+  dumps_free(&d);
+  return strcmp(v.kind, "same") == 0 ? EXIT_WELL : EXIT_FAULT;
+}
+
+int run_doctor(const args *a) {
+  const char *folder = value_of(a, "--dump");
+  return folder == NULL ? self_test(a) : tell_verdict(a, folder);
+}

@@ -1,0 +1,278 @@
+/* Help texts, shell completion and the manual page, all made from the table of commands. */
+#include <string.h>
+
+#include "dc.h"
+
+static const char *const exit_codes[][2] = {
+    {"0", "done; doctor: nothing is broken, and the dumps show no failure"},
+    {"1", "doctor: something is broken, or the dumps show a failure; bench: the ranks failed"},
+    {"2", "the command line is wrong"},
+    {"3", "a file or folder can't be read or written"},
+};
+
+static const char summary[] = "tells about, tests, measures and traces libdc";
+
+static const char *const examples[] = {
+    "dc info",
+    "dc doctor",
+    "DC_DUMP_DIR=dumps python -m libdc.run -n 2 train.py; dc doctor --dump dumps",
+    "dc trace dumps -o trace.json",
+    "dc bench --ranks 2 --json",
+};
+
+/* "--ranks N" */
+static void option_text(const option *o, char *text, size_t bytes) {
+  snprintf(text, bytes, "%s%s%s", o->name, o->argument == NULL ? "" : " ", o->argument == NULL ? "" : o->argument);
+}
+
+/* ---- help ---- */
+
+static void help_of_all(void) {
+  printf("dc: %s\n\nusage: dc COMMAND [OPTION...]\n\ncommands:\n", summary);
+  for (int i = 0; i < command_count; i++) {
+    printf("  %-12s %s\n", commands[i].name, commands[i].summary);
+  }
+  puts("\ndc COMMAND --help tells more; dc --version names the version.\n\nexit codes:");
+  for (size_t i = 0; i < COUNT(exit_codes); i++) {
+    printf("  %-12s %s\n", exit_codes[i][0], exit_codes[i][1]);
+  }
+}
+
+void print_help(const command *c) {
+  if (c == NULL) {
+    help_of_all();
+    return;
+  }
+  printf("dc %s: %s\n\nusage: dc %s [OPTION...]%s%s\n\n%s\noptions:\n", c->name, c->summary, c->name,
+         c->operand == NULL ? "" : " ", c->operand == NULL ? "" : c->operand, c->text);
+  for (int i = 0; i < MAX_OPTIONS && c->options[i].name != NULL; i++) {
+    char text[64];
+    option_text(&c->options[i], text, sizeof text);
+    printf("  %-22s %s\n", text, c->options[i].help);
+  }
+  printf("  %-22s %s\n", "--help", "prints this");
+}
+
+/* ---- the manual page ---- */
+
+/* Text for roff: backslashes and hyphens are themselves, and no line begins with a control character. */
+static void roff(const char *text) {
+  bool start = true;
+  for (; *text != '\0'; text++) {
+    if (start && (*text == '.' || *text == '\'')) {
+      fputs("\\&", stdout);
+    }
+    start = *text == '\n';
+    if (*text == '\\') {
+      fputs("\\e", stdout);
+    } else if (*text == '-') {
+      fputs("\\-", stdout);
+    } else {
+      putchar(*text);
+    }
+  }
+}
+
+static void roff_pair(const char *tag, const char *text) {
+  fputs(".TP\n\\fB", stdout);
+  roff(tag);
+  fputs("\\fR\n", stdout);
+  roff(text);
+  putchar('\n');
+}
+
+static void man_command(const command *c) {
+  printf(".SS dc %s%s%s\n", c->name, c->operand == NULL ? "" : " ", c->operand == NULL ? "" : c->operand);
+  roff(c->summary);
+  fputs(".\n.PP\n", stdout);
+  roff(c->text);
+  for (int i = 0; i < MAX_OPTIONS && c->options[i].name != NULL; i++) {
+    char text[64];
+    option_text(&c->options[i], text, sizeof text);
+    roff_pair(text, c->options[i].help);
+  }
+  roff_pair("--help", "prints this");
+}
+
+int run_man(const args *a) {
+  (void)a;
+  printf(".TH DC 1 \"\" \"libdc %s\" \"User Commands\"\n.SH NAME\ndc \\- ", dc_version_string());
+  roff(summary);
+  fputs(
+      "\n.SH SYNOPSIS\n\\fBdc\\fR \\fICOMMAND\\fR [\\fIOPTION\\fR...]\n.br\n\\fBdc \\-\\-version\\fR | "
+      "\\fB\\-\\-help\\fR\n",
+      stdout);
+  fputs(".SH COMMANDS\n", stdout);
+  for (int i = 0; i < command_count; i++) {
+    man_command(&commands[i]);
+  }
+  fputs(".SH EXIT STATUS\n", stdout);
+  for (size_t i = 0; i < COUNT(exit_codes); i++) {
+    roff_pair(exit_codes[i][0], exit_codes[i][1]);
+  }
+  fputs(".SH ENVIRONMENT\n", stdout);
+  roff_pair("DC_DUMP_DIR", "read by the Python package, not by dc: where a rank that fails writes its dump");
+  roff_pair("DC_PYTHON", "the interpreter that dc doctor asks about the package and the adapter; python3 without it");
+  fputs(".SH EXAMPLES\n.nf\n", stdout);
+  for (size_t i = 0; i < COUNT(examples); i++) {
+    roff(examples[i]);
+    putchar('\n');
+  }
+  fputs(".fi\n", stdout);
+  return EXIT_WELL;
+}
+
+/* ---- completion ---- */
+
+static void words_of(const char *values) {
+  for (; *values != '\0'; values++) {
+    putchar(*values == '|' ? ' ' : *values);
+  }
+}
+
+static void bash_values(const char *name, const char *values) {
+  printf("    %s) COMPREPLY=($(compgen -W '", name);
+  words_of(values);
+  puts("' -- \"$word\")); return ;;");
+}
+
+static void bash(void) {
+  puts(
+      "# bash completion for dc: source <(dc completion bash)\n_dc() {\n"
+      "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]}\n"
+      "  COMPREPLY=()\n  if [ \"$COMP_CWORD\" -eq 1 ]; then");
+  fputs("    COMPREPLY=($(compgen -W '--help --version", stdout);
+  for (int i = 0; i < command_count; i++) {
+    printf(" %s", commands[i].name);
+  }
+  puts("' -- \"$word\"))\n    return\n  fi\n  case ${COMP_WORDS[1]}.$before in");
+  for (int i = 0; i < command_count; i++) {
+    const command *c = &commands[i];
+    for (int k = 0; k < MAX_OPTIONS && c->options[k].name != NULL; k++) {
+      char name[64];
+      snprintf(name, sizeof name, "%s.%s", c->name, c->options[k].name);
+      if (c->options[k].values != NULL) {
+        bash_values(name, c->options[k].values);
+      } else if (c->options[k].argument != NULL) {
+        printf("    %s) compopt -o default; return ;;\n", name);
+      }
+    }
+    if (c->operand_values != NULL) {
+      char name[64];
+      snprintf(name, sizeof name, "%s.%s", c->name, c->name);
+      bash_values(name, c->operand_values);
+    }
+  }
+  puts("  esac\n  case ${COMP_WORDS[1]} in");
+  for (int i = 0; i < command_count; i++) {
+    const command *c = &commands[i];
+    printf("    %s) COMPREPLY=($(compgen -W '--help", c->name);
+    for (int k = 0; k < MAX_OPTIONS && c->options[k].name != NULL; k++) {
+      printf(" %s", c->options[k].name);
+    }
+    printf("' -- \"$word\"))%s ;;\n", c->operand == NULL ? "" : "; compopt -o default");
+  }
+  puts("  esac\n}\ncomplete -F _dc dc");
+}
+
+/* For single quotes; special: what a backslash must precede even there. */
+static void quoted(const char *text, const char *special) {
+  for (; *text != '\0'; text++) {
+    if (*text == '\'') {
+      fputs("'\\''", stdout);
+    } else if (strchr(special, *text) != NULL) {
+      printf("\\%c", *text);
+    } else {
+      putchar(*text);
+    }
+  }
+}
+
+static const char in_zsh[] = "[]:\\";
+
+static void zsh(void) {
+  puts(
+      "#compdef dc\n# zsh completion for dc: source <(dc completion zsh)\n_dc() {\n"
+      "  if (( CURRENT == 2 )); then\n    local -a commands=(");
+  for (int i = 0; i < command_count; i++) {
+    printf("      '%s:", commands[i].name);
+    quoted(commands[i].summary, in_zsh);
+    puts("'");
+  }
+  puts(
+      "    )\n    _describe command commands\n    return\n  fi\n  local chosen=$words[2]\n"
+      "  words=(dc \"${(@)words[3,-1]}\")\n  (( CURRENT -= 1 ))\n  case $chosen in");
+  for (int i = 0; i < command_count; i++) {
+    const command *c = &commands[i];
+    printf("    %s) _arguments '--help[prints help]'", c->name);
+    for (int k = 0; k < MAX_OPTIONS && c->options[k].name != NULL; k++) {
+      const option *o = &c->options[k];
+      printf(" '%s[", o->name);
+      quoted(o->help, in_zsh);
+      putchar(']');
+      if (o->values != NULL) {
+        printf(":%s:(", o->argument);
+        words_of(o->values);
+        putchar(')');
+      } else if (o->argument != NULL) {
+        printf(":%s:_files", o->argument);
+      }
+      putchar('\'');
+    }
+    if (c->operand_values != NULL) {
+      printf(" '1:%s:(", c->operand);
+      words_of(c->operand_values);
+      fputs(")'", stdout);
+    } else if (c->operand != NULL) {
+      printf(" '1:%s:_files'", c->operand);
+    }
+    puts(" ;;");
+  }
+  puts("  esac\n}\nif [ \"$funcstack[1]\" = _dc ]; then _dc \"$@\"; else compdef _dc dc; fi");
+}
+
+static void fish_value(const char *condition, const char *values) {
+  printf("complete -c dc -n '%s' -f -a '", condition);
+  words_of(values);
+  puts("'");
+}
+
+static void fish(void) {
+  puts("# fish completion for dc: dc completion fish | source");
+  for (int i = 0; i < command_count; i++) {
+    const command *c = &commands[i];
+    char condition[80];
+    snprintf(condition, sizeof condition, "__fish_seen_subcommand_from %s", c->name);
+    printf("complete -c dc -n __fish_use_subcommand -f -a %s -d '", c->name);
+    quoted(c->summary, "");
+    puts("'");
+    if (c->operand_values != NULL) {
+      fish_value(condition, c->operand_values);
+    }
+    for (int k = 0; k < MAX_OPTIONS && c->options[k].name != NULL; k++) {
+      const option *o = &c->options[k];
+      printf("complete -c dc -n '%s' -l %s%s -d '", condition, o->name + 2, o->argument == NULL ? "" : " -r");
+      quoted(o->help, "");
+      putchar('\'');
+      if (o->values != NULL) {
+        fputs(" -f -a '", stdout);
+        words_of(o->values);
+        putchar('\'');
+      }
+      putchar('\n');
+    }
+  }
+}
+
+int run_completion(const args *a) {
+  static const struct {
+    const char *shell;
+    void (*print)(void);
+  } shells[] = {{"bash", bash}, {"zsh", zsh}, {"fish", fish}};
+  for (size_t i = 0; i < COUNT(shells); i++) {
+    if (strcmp(a->operand, shells[i].shell) == 0) {
+      shells[i].print();
+    }
+  }
+  return EXIT_WELL;
+}

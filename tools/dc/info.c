@@ -1,0 +1,196 @@
+/* dc info: the library, what it can use here and what not, and the machine's limits. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include "dc.h"
+
+/* Sections of names and values, for people or as JSON. */
+typedef struct report {
+  json j;
+  bool as_json;
+} report;
+
+static void section(report *r, const char *name) {
+  if (r->as_json) {
+    json_open(&r->j, name, '{');
+  } else {
+    printf("%s\n", name);
+  }
+}
+
+static void end_section(report *r) {
+  if (r->as_json) {
+    json_close(&r->j, '}');
+  }
+}
+
+static void say(report *r, const char *name, const char *text) {
+  if (r->as_json) {
+    json_text(&r->j, name, text);
+  } else {
+    printf("  %-20s %s\n", name, text);
+  }
+}
+
+/* -1: without limit. */
+static void say_number(report *r, const char *name, int64_t number, const char *unit) {
+  if (r->as_json) {
+    json_int(&r->j, name, number);
+  } else if (number < 0) {
+    printf("  %-20s no limit\n", name);
+  } else {
+    printf("  %-20s %" PRId64 "%s%s\n", name, number, unit[0] == '\0' ? "" : " ", unit);
+  }
+}
+
+/* Something that may be there, or why it is not. */
+static void say_found(report *r, const char *name, bool found, const char *text) {
+  if (r->as_json) {
+    json_open(&r->j, name, '{');
+    json_bool(&r->j, "found", found);
+    json_text(&r->j, "text", text);
+    json_close(&r->j, '}');
+  } else {
+    printf("  %-20s %s%s\n", name, found ? "" : "not here: ", text);
+  }
+}
+
+/* ---- the library ---- */
+
+static const char *simd(void) {
+  return dc_has_feature("avx512") == 1 ? "avx512" : dc_has_feature("avx2") == 1 ? "avx2" : "plain C";
+}
+
+static void library(report *r) {
+  Dl_info where = {0};
+  char path[PATH_MAX];
+  char abi[32];
+  uint32_t version = dc_api_version();
+  (void)dladdr((void *)(uintptr_t)dc_api_version, &where);
+  snprintf(abi, sizeof abi, version >= 1000000 ? "libdc.so.%u" : "libdc.so.0.%u",
+           version >= 1000000 ? version / 1000000 : version / 1000);
+  section(r, "library");
+  say(r, "version", dc_version_string());
+  say(r, "abi", abi);
+  say(r, "path", where.dli_fname == NULL || realpath(where.dli_fname, path) == NULL ? "?" : path);
+  say(r, "build", DC_TOOL_BUILD);
+  say(r, "simd", simd());
+  end_section(r);
+}
+
+static void device(report *r, const char *name) {
+  dc_device *d = NULL;
+  dc_status status = dc_device_open(name, NULL, &d);
+  say_found(r, name, status == DC_OK, status == DC_OK ? dc_device_name(d) : dc_last_error());
+  dc_device_destroy(d);
+}
+
+/* Made for real: a rank alone. */
+static void communicator(report *r, const char *name, bool processes) {
+  dc_comm *comm = NULL;
+  dc_comm_options options = DC_COMM_OPTIONS_INIT;
+  options.timeout_ns = INT64_C(5000000000);
+  char group[64];
+  snprintf(group, sizeof group, "dc-info.%ld", (long)getpid());
+  dc_status status =
+      processes ? dc_comm_create_processes(group, 0, 1, &options, &comm) : dc_comm_create_threads(1, &options, &comm);
+  say_found(r, name, status == DC_OK,
+            status != DC_OK ? dc_last_error()
+            : processes     ? "processes of this machine, over shared memory"
+                            : "threads of a process");
+  dc_comm_destroy(comm);
+}
+
+static void backends(report *r) {
+  static const char *const others[][2] = {{"mpi", "comm.mpi"}, {"nccl", "comm.nccl"}};
+  section(r, "devices");
+  device(r, "cpu");
+  device(r, "cuda");
+  end_section(r);
+  section(r, "communicators");
+  communicator(r, "threads", false);
+  communicator(r, "processes", true);
+  bool external = dc_has_feature("comm.external") == 1;
+  say_found(r, "external", external, external ? "the caller's own collectives" : "this build has none");
+  for (size_t i = 0; i < COUNT(others); i++) {
+    bool found = dc_has_feature(others[i][1]) == 1;
+    say_found(r, others[i][0], found,
+              found ? "in this build" : "this build has none; dc_comm_create_external takes it");
+  }
+  end_section(r);
+}
+
+/* ---- the machine ---- */
+
+static int64_t limit_of(int resource) {
+  struct rlimit limit;
+  return getrlimit((__rlimit_resource_t)resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY
+             ? -1
+             : (int64_t)limit.rlim_cur;
+}
+
+/* A number out of /proc/meminfo, in MiB. */
+static int64_t meminfo(const char *name) {
+  FILE *file = fopen("/proc/meminfo", "r");
+  char line[128];
+  int64_t kib = 0;
+  while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+    size_t length = strlen(name);
+    if (strncmp(line, name, length) == 0 && line[length] == ':') {
+      (void)sscanf(line + length + 1, "%" SCNd64, &kib);
+    }
+  }
+  if (file != NULL) {
+    fclose(file);
+  }
+  return kib / 1024;
+}
+
+static void machine(report *r) {
+  struct utsname system;
+  struct statvfs shm = {0};
+  cpu_set_t cpus;
+  char text[300];
+  CPU_ZERO(&cpus);
+  (void)uname(&system);
+  snprintf(text, sizeof text, "%.80s %.80s, %.80s", system.sysname, system.release, system.machine);
+  section(r, "machine");
+  say(r, "system", text);
+  say_number(r, "processors", sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 0, "");
+  say_number(r, "memory", meminfo("MemTotal"), "MiB");
+  say_number(r, "memory available", meminfo("MemAvailable"), "MiB");
+  say_number(r, "/dev/shm free", statvfs("/dev/shm", &shm) == 0 ? (int64_t)(shm.f_bavail * shm.f_frsize >> 20) : 0,
+             "MiB");
+  end_section(r);
+  section(r, "limits");
+  say_number(r, "open files", limit_of(RLIMIT_NOFILE), "");
+  say_number(r, "processes", limit_of(RLIMIT_NPROC), "");
+  say_number(r, "locked memory", limit_of(RLIMIT_MEMLOCK), "bytes");
+  say_number(r, "address space", limit_of(RLIMIT_AS), "bytes");
+  say_number(r, "ranks in a group", 64, "");
+  say_number(r, "copies of a group", 32, "");
+  end_section(r);
+}
+
+int run_info(const args *a) {
+  report r = {.j = {.file = stdout}, .as_json = given(a, "--json")};
+  if (r.as_json) {
+    json_open(&r.j, NULL, '{');
+  }
+  library(&r);
+  backends(&r);
+  machine(&r);
+  if (r.as_json) {
+    json_close(&r.j, '}');
+  }
+  return EXIT_WELL;
+}

@@ -1,0 +1,123 @@
+/* Command lines, read by the table of commands. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dc.h"
+
+int complain(const args *a, int code, const char *format, ...) {
+  va_list list;
+  fprintf(stderr, "dc %s: ", a->command->name);
+  va_start(list, format);
+  vfprintf(stderr, format, list);
+  va_end(list);
+  fputc('\n', stderr);
+  return code;
+}
+
+static int index_of(const command *c, const char *name, size_t length) {
+  for (int i = 0; i < MAX_OPTIONS && c->options[i].name != NULL; i++) {
+    if (strlen(c->options[i].name) == length && strncmp(c->options[i].name, name, length) == 0) {
+      return i;
+    }
+  }
+  return -1;
+}
+
+static bool allowed(const char *values, const char *value) {
+  size_t length = strlen(value);
+  for (const char *at = values; at != NULL && *at != '\0';) {
+    size_t bytes = strcspn(at, "|");
+    if (bytes == length && strncmp(at, value, bytes) == 0) {
+      return true;
+    }
+    at += bytes + (at[bytes] == '|' ? 1 : 0);
+  }
+  return values == NULL;
+}
+
+/* One option, "--name", "--name value" or "--name=value"; -1: go on. */
+static int read_option(args *a, int argc, char **argv, int *at) {
+  const command *c = a->command;
+  const char *word = argv[*at];
+  size_t length = strcspn(word, "=");
+  if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+    print_help(c);
+    return EXIT_WELL;
+  }
+  int i = index_of(c, strcmp(word, "-o") == 0 ? "--output" : word, strcmp(word, "-o") == 0 ? 8 : length);
+  if (i < 0) {
+    return complain(a, EXIT_USAGE, "%.*s is no option; dc %s --help names them", (int)length, word, c->name);
+  }
+  const option *o = &c->options[i];
+  if (o->argument == NULL) {
+    if (word[length] == '=') {
+      return complain(a, EXIT_USAGE, "%s takes no value, but is given %s", o->name, word + length + 1);
+    }
+    a->value[i] = "";
+    return -1;
+  }
+  if (word[length] == '=') {
+    a->value[i] = word + length + 1;
+  } else if (*at + 1 < argc) {
+    a->value[i] = argv[++*at];
+  } else {
+    return complain(a, EXIT_USAGE, "%s needs a value, %s", o->name, o->values != NULL ? o->values : o->argument);
+  }
+  if (!allowed(o->values, a->value[i])) {
+    return complain(a, EXIT_USAGE, "%s = %s, must be %s", o->name, a->value[i], o->values);
+  }
+  return -1;
+}
+
+int read_args(const command *c, int argc, char **argv, args *a) {
+  *a = (args){.command = c};
+  for (int at = 0; at < argc; at++) {
+    if (argv[at][0] == '-' && argv[at][1] != '\0') {
+      int code = read_option(a, argc, argv, &at);
+      if (code >= 0) {
+        return code;
+      }
+    } else if (c->operand == NULL) {
+      return complain(a, EXIT_USAGE, "%s is one argument too many; it takes options only", argv[at]);
+    } else if (a->operand != NULL) {
+      return complain(a, EXIT_USAGE, "%s is one argument too many after %s = %s", argv[at], c->operand, a->operand);
+    } else {
+      a->operand = argv[at];
+    }
+  }
+  if (c->operand != NULL && a->operand == NULL) {
+    return complain(a, EXIT_USAGE, "%s is missing%s%s", c->operand, c->operand_values != NULL ? ", must be " : "",
+                    c->operand_values != NULL ? c->operand_values : "");
+  }
+  if (a->operand != NULL && !allowed(c->operand_values, a->operand)) {
+    return complain(a, EXIT_USAGE, "%s = %s, must be %s", c->operand, a->operand, c->operand_values);
+  }
+  return -1;
+}
+
+const char *value_of(const args *a, const char *name) {
+  int i = index_of(a->command, name, strlen(name));
+  return i < 0 ? NULL : a->value[i];
+}
+
+bool given(const args *a, const char *name) {
+  return value_of(a, name) != NULL;
+}
+
+bool number_of(const args *a, const char *name, int64_t fallback, int64_t least, int64_t most, int64_t *number) {
+  const char *text = value_of(a, name);
+  *number = fallback;
+  if (text == NULL) {
+    return true;
+  }
+  char *end;
+  errno = 0;
+  *number = strtoll(text, &end, 10);
+  if (end == text || *end != '\0' || errno != 0 || *number < least || *number > most) {
+    complain(a, EXIT_USAGE, "%s = %s, must be a number from %" PRId64 " to %" PRId64, name, text, least, most);
+    return false;
+  }
+  return true;
+}

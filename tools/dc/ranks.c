@@ -1,0 +1,236 @@
+/* Ranks as threads of this process, or as processes that run this very program again. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "dc.h"
+
+static const int64_t patience_ns = INT64_C(20000000000); /* a rank that does not come is a fault, not a wait */
+static const int64_t limit_ns = INT64_C(100000000000);   /* all of a job */
+
+int64_t now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+bool rank_fails(rank *r, const char *format, ...) {
+  va_list list;
+  size_t used = (size_t)snprintf(r->text, sizeof r->text, "rank %d of %d: ", r->rank, r->world);
+  va_start(list, format);
+  vsnprintf(r->text + used, sizeof r->text - used, format, list);
+  va_end(list);
+  return false;
+}
+
+static dc_comm_options patience(void) {
+  dc_comm_options options = DC_COMM_OPTIONS_INIT;
+  options.timeout_ns = patience_ns;
+  return options;
+}
+
+const job *job_named(const char *name) {
+  static const job jobs[] = {{"collectives", check_collectives}, {"zero3", check_zero3}, {"bench", bench_rank}};
+  for (size_t i = 0; i < COUNT(jobs); i++) {
+    if (strcmp(jobs[i].name, name) == 0) {
+      return &jobs[i];
+    }
+  }
+  return NULL;
+}
+
+/* ---- threads ---- */
+
+typedef struct thread {
+  rank r;
+  const job *j;
+  pthread_t id;
+  bool well;
+} thread;
+
+static void *run_thread(void *arg) {
+  thread *t = arg;
+  t->well = t->j->run(&t->r);
+  if (!t->well) {
+    dc_comm_abort(t->r.comm, t->r.text); /* nobody need wait for this rank */
+  }
+  return NULL;
+}
+
+/* The failure that the others were only told of is not the one to tell. */
+static bool told(const char *text) {
+  return strstr(text, "aborted the group") != NULL;
+}
+
+bool run_threads(const job *j, int world, const char *argument, char *text, size_t bytes) {
+  dc_comm *comms[64];
+  dc_comm_options options = patience();
+  if (dc_comm_create_threads(world, &options, comms) != DC_OK) {
+    snprintf(text, bytes, "%s", dc_last_error());
+    return false;
+  }
+  thread *threads = calloc((size_t)world, sizeof *threads);
+  int started = 0;
+  for (; threads != NULL && started < world; started++) {
+    threads[started] = (thread){.r = {started, world, comms[started], argument, ""}, .j = j};
+    if (pthread_create(&threads[started].id, NULL, run_thread, &threads[started]) != 0) {
+      break;
+    }
+  }
+  if (started < world) {
+    snprintf(text, bytes, "no memory or no thread to be had for rank %d", started);
+    dc_comm_abort(comms[0], text);
+  }
+  bool well = started == world;
+  for (int i = 0; i < started; i++) {
+    pthread_join(threads[i].id, NULL);
+    bool first = !threads[i].well && (well || told(text));
+    if (first || (well && i == 0)) {
+      snprintf(text, bytes, "%s", threads[i].r.text);
+    }
+    well = well && threads[i].well;
+  }
+  for (int i = 0; i < world; i++) {
+    dc_comm_destroy(comms[i]);
+  }
+  free(threads);
+  return well;
+}
+
+/* ---- processes ---- */
+
+typedef struct process {
+  pid_t pid; /* 0: not there */
+  int out;   /* what it tells; -1: closed */
+  size_t used;
+  char text[4096];
+  int status;
+} process;
+
+int run_as_rank(int argc, char **argv) {
+  if (argc != 5) {
+    return EXIT_USAGE;
+  }
+  rank r = {.rank = atoi(argv[2]), .world = atoi(argv[3]), .argument = argv[4]};
+  const job *j = job_named(argv[0]);
+  dc_comm_options options = patience();
+  bool well = j != NULL;
+  if (well && dc_comm_create_processes(argv[1], r.rank, r.world, &options, &r.comm) != DC_OK) {
+    well = rank_fails(&r, "%s", dc_last_error());
+  }
+  if (well && !j->run(&r)) {
+    well = false;
+    dc_comm_abort(r.comm, r.text);
+  }
+  dc_comm_destroy(r.comm);
+  fputs(r.text, stdout);
+  return fflush(stdout) == 0 && well ? EXIT_WELL : EXIT_FAULT;
+}
+
+static int start_process(process *p, const job *j, const char *group, int number, int world, const char *argument) {
+  int pipe_fds[2];
+  char rank_text[12];
+  char world_text[12];
+  snprintf(rank_text, sizeof rank_text, "%d", number);
+  snprintf(world_text, sizeof world_text, "%d", world);
+  const char *argv[] = {"dc", "@rank", j->name, group, rank_text, world_text, argument, NULL};
+  extern char **environ;
+  if (pipe(pipe_fds) != 0) {
+    return errno;
+  }
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addclose(&actions, pipe_fds[0]);
+  posix_spawn_file_actions_adddup2(&actions, pipe_fds[1], STDOUT_FILENO);
+  posix_spawn_file_actions_addclose(&actions, pipe_fds[1]);
+  int error = posix_spawn(&p->pid, "/proc/self/exe", &actions, NULL, (char *const *)(uintptr_t)argv, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  close(pipe_fds[1]);
+  if (error != 0) {
+    p->pid = 0;
+    close(pipe_fds[0]);
+    return error;
+  }
+  fcntl(pipe_fds[0], F_SETFD, FD_CLOEXEC); /* a later rank must not hold it open */
+  p->out = pipe_fds[0];
+  return 0;
+}
+
+/* Reads what the processes tell until all have ended, or time is up. */
+static bool listen_to(process *all, int world) {
+  int64_t end = now_ns() + limit_ns;
+  for (;;) {
+    struct pollfd polls[64];
+    int count = 0;
+    int who[64];
+    for (int i = 0; i < world; i++) {
+      if (all[i].out >= 0) {
+        who[count] = i;
+        polls[count++] = (struct pollfd){.fd = all[i].out, .events = POLLIN};
+      }
+    }
+    int64_t left = end - now_ns();
+    if (count == 0 || left <= 0) {
+      return count == 0;
+    }
+    if (poll(polls, (nfds_t)count, (int)(left / 1000000) + 1) < 0 && errno != EINTR) {
+      return false;
+    }
+    for (int k = 0; k < count; k++) {
+      process *p = &all[who[k]];
+      ssize_t n = polls[k].revents == 0 ? 1 : read(p->out, p->text + p->used, sizeof p->text - 1 - p->used);
+      if (polls[k].revents != 0 && n > 0) {
+        p->used += (size_t)n;
+      } else if (n <= 0) {
+        close(p->out);
+        p->out = -1;
+      }
+    }
+  }
+}
+
+bool run_processes(const job *j, int world, const char *argument, char *text, size_t bytes) {
+  static int made;
+  char group[64];
+  snprintf(group, sizeof group, "dc.%ld.%d", (long)getpid(), made++);
+  process *all = calloc((size_t)world, sizeof *all);
+  if (all == NULL) {
+    snprintf(text, bytes, "out of memory");
+    return false;
+  }
+  int error = 0;
+  for (int i = 0; i < world; i++) {
+    all[i].out = -1;
+    error = error != 0 ? error : start_process(&all[i], j, group, i, world, argument);
+  }
+  bool in_time = error == 0 && listen_to(all, world);
+  bool well = in_time;
+  snprintf(text, bytes, "%s", error != 0 ? strerror(error) : in_time ? all[0].text : "the ranks' processes do not end");
+  for (int i = 0; i < world; i++) {
+    if (all[i].pid != 0) {
+      if (!in_time) {
+        kill(all[i].pid, SIGKILL);
+      }
+      waitpid(all[i].pid, &all[i].status, 0);
+      if (all[i].out >= 0) {
+        close(all[i].out);
+      }
+    }
+    bool fine = all[i].pid != 0 && WIFEXITED(all[i].status) && WEXITSTATUS(all[i].status) == EXIT_WELL;
+    if (in_time && !fine && (well || told(text))) {
+      snprintf(text, bytes, all[i].text[0] != '\0' ? "%s" : "the process of a rank ended without a word%s",
+               all[i].text);
+    }
+    well = well && fine;
+  }
+  free(all);
+  return well;
+}

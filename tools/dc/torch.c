@@ -1,0 +1,217 @@
+/* The dumps as PyTorch's flight recorder writes its own (format 2.10), one file a rank: as a pickle, which is what
+ * torchfrtrace loads, or as JSON of the same shape, which is what its JSON dumps are.
+ *
+ * A collective's tensors may be split raggedly, so they are the "v" kinds, and the size is that of the whole on every
+ * rank. The analyser knows no back end of ours: the name says gloo, and then what libdc calls it. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "dc.h"
+
+/* One writer for both: pickles have opcodes where JSON has brackets. */
+typedef struct sink {
+  json j;
+  bool pickle;
+  FILE *file;
+} sink;
+
+static void put_bytes(sink *s, const void *bytes, size_t count) {
+  fwrite(bytes, 1, count, s->file);
+}
+
+static void put_size(sink *s, uint64_t size, int bytes) { /* little-endian */
+  for (int i = 0; i < bytes; i++) {
+    fputc((int)(size >> 8 * i & 255), s->file);
+  }
+}
+
+static void pickle_text(sink *s, const char *text) {
+  fputc('X', s->file); /* BINUNICODE */
+  put_size(s, strlen(text), 4);
+  put_bytes(s, text, strlen(text));
+}
+
+static void key(sink *s, const char *name) {
+  if (s->pickle && name != NULL) {
+    pickle_text(s, name);
+  }
+}
+
+static void begin(sink *s, const char *name, char bracket) {
+  if (!s->pickle) {
+    json_open(&s->j, name, bracket);
+    return;
+  }
+  key(s, name);
+  fputs(bracket == '{' ? "}(" : "](", s->file); /* EMPTY_DICT or EMPTY_LIST, MARK */
+}
+
+static void end(sink *s, char bracket) {
+  if (!s->pickle) {
+    json_close(&s->j, bracket);
+    return;
+  }
+  fputc(bracket == '}' ? 'u' : 'e', s->file); /* SETITEMS or APPENDS */
+}
+
+static void text(sink *s, const char *name, const char *is) {
+  if (!s->pickle) {
+    json_text(&s->j, name, is);
+    return;
+  }
+  key(s, name);
+  pickle_text(s, is);
+}
+
+static void number(sink *s, const char *name, int64_t is) {
+  if (!s->pickle) {
+    json_int(&s->j, name, is);
+    return;
+  }
+  key(s, name);
+  put_bytes(s, "\x8a\x08", 2); /* LONG1 of eight bytes */
+  put_size(s, (uint64_t)is, 8);
+}
+
+static void boolean(sink *s, const char *name, bool is) {
+  if (!s->pickle) {
+    json_bool(&s->j, name, is);
+    return;
+  }
+  key(s, name);
+  fputc(is ? '\x88' : '\x89', s->file); /* NEWTRUE, NEWFALSE */
+}
+
+/* ---- what the analyser reads ---- */
+
+static const struct {
+  const char *ours, *name;
+  int bytes;
+} dtypes[] = {{"float32", "Float", 4}, {"float64", "Double", 8}, {"float16", "Half", 2}, {"bfloat16", "BFloat16", 2},
+              {"int8", "Char", 1},     {"int32", "Int", 4},      {"int64", "Long", 8},   {"uint8", "Byte", 1}};
+
+static void put_group(sink *s, const dumps *d, const char *name) {
+  char ranks[64 * 4 + 3] = "[";
+  for (int r = 0; r < d->world; r++) {
+    snprintf(ranks + strlen(ranks), sizeof ranks - strlen(ranks), "%s%d", r == 0 ? "" : ", ", r);
+  }
+  strcat(ranks, "]");
+  begin(s, name, '{');
+  text(s, "name", name);
+  text(s, "desc", "libdc");
+  text(s, "ranks", ranks);
+  end(s, '}');
+}
+
+static void put_tensors(sink *s, const char *sizes, const char *types, const entry *e) {
+  const char *name = "Byte";
+  int bytes = 1;
+  for (size_t i = 0; i < COUNT(dtypes); i++) {
+    if (strcmp(e->dtype, dtypes[i].ours) == 0 && e->bytes % dtypes[i].bytes == 0) {
+      name = dtypes[i].name;
+      bytes = dtypes[i].bytes;
+    }
+  }
+  begin(s, sizes, '[');
+  begin(s, NULL, '[');
+  number(s, NULL, e->bytes / bytes);
+  end(s, ']');
+  end(s, ']');
+  begin(s, types, '[');
+  text(s, NULL, name);
+  end(s, ']');
+}
+
+static void put_collective(sink *s, const dump *d, const entry *e, int64_t record) {
+  int64_t wall = d->wall - d->time; /* their times are since 1970 */
+  bool reduce = strcmp(e->group, "reduce") == 0 || strcmp(e->op, "reduce_grad") == 0;
+  bool done = strcmp(e->state, "done") == 0;
+  char name[160];
+  snprintf(name, sizeof name, "gloo:%s %s(%" PRId64 ")", reduce ? "reduce_scatter_v" : "all_gather_v", e->op, e->id);
+  begin(s, NULL, '{');
+  number(s, "record_id", record);
+  number(s, "pg_id", strcmp(e->group, "reduce") == 0);
+  begin(s, "process_group", '[');
+  text(s, NULL, e->group);
+  text(s, NULL, "libdc");
+  end(s, ']');
+  number(s, "collective_seq_id", e->seq);
+  number(s, "p2p_seq_id", 0);
+  number(s, "op_id", e->n);
+  text(s, "profiling_name", name);
+  put_tensors(s, "input_sizes", "input_dtypes", e);
+  put_tensors(s, "output_sizes", "output_dtypes", e);
+  text(s, "state", done ? "completed" : e->begin > 0 ? "started" : "scheduled");
+  number(s, "time_created_ns", e->queued + wall);
+  number(s, "time_discovered_started_ns", e->begin > 0 ? e->begin + wall : 0);
+  number(s, "time_discovered_completed_ns", done ? e->end + wall : 0);
+  boolean(s, "retired", done);
+  boolean(s, "is_p2p", false);
+  begin(s, "frames", '[');
+  end(s, ']');
+  end(s, '}');
+}
+
+static bool is_reduce(const entry *e) {
+  return strcmp(e->group, "reduce") == 0;
+}
+
+/* A collective's record is its number among those of both groups, which the ranks have in common. */
+static void put_entries(sink *s, const dump *d) {
+  int64_t latest[2] = {0, 0};
+  for (int64_t i = d->count - 1; i >= 0; i--) { /* before the first of a group that is still there */
+    if (d->entries[i].seq > 0) {
+      latest[is_reduce(&d->entries[i])] = d->entries[i].seq - 1;
+    }
+  }
+  begin(s, "entries", '[');
+  for (int64_t i = 0; i < d->count; i++) {
+    const entry *e = &d->entries[i];
+    if (e->seq > 0) {
+      latest[is_reduce(e)] = e->seq;
+      put_collective(s, d, e, latest[0] + latest[1] - 1);
+    }
+  }
+  end(s, ']');
+}
+
+static void put_dump(sink *s, const dumps *all, const dump *d) {
+  if (s->pickle) {
+    put_bytes(s, "\x80\x02", 2); /* PROTO 2 */
+  }
+  begin(s, NULL, '{');
+  text(s, "version", "2.10");
+  begin(s, "pg_config", '{');
+  put_group(s, all, "gather");
+  put_group(s, all, "reduce");
+  end(s, '}');
+  put_entries(s, d);
+  end(s, '}');
+  if (s->pickle) {
+    fputc('.', s->file); /* STOP */
+  }
+}
+
+int write_torch(const args *a, const dumps *d, const char *folder, bool pickle) {
+  if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
+    return complain(a, EXIT_CANNOT, "--output = %s can't be made: %s", folder, strerror(errno));
+  }
+  for (int r = 0; r < d->count; r++) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/rank_%d", folder, d->ranks[r].rank);
+    FILE *file = fopen(path, "w");
+    if (file == NULL) {
+      return complain(a, EXIT_CANNOT, "%s can't be written: %s", path, strerror(errno));
+    }
+    sink s = {.j = {.file = file}, .pickle = pickle, .file = file};
+    put_dump(&s, d, &d->ranks[r]);
+    bool well = !ferror(file);
+    if (fclose(file) != 0 || !well) {
+      return complain(a, EXIT_CANNOT, "%s can't be written: %s", path, strerror(errno));
+    }
+  }
+  return EXIT_WELL;
+}

@@ -1,0 +1,307 @@
+/* What the dumps of a group say together, in one sentence: which rank did what differently. Ranks that do the same
+ * have the same collectives under the same numbers, so the first number under which they differ is where it began. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dc.h"
+
+enum { LINE = 200 };
+
+static const char *const groups[] = {"gather", "reduce"};
+
+/* ---- words ---- */
+
+static PRINTF(2, 3) void add(char sentence[SENTENCE], const char *format, ...) {
+  size_t used = strlen(sentence);
+  va_list list;
+  va_start(list, format);
+  vsnprintf(sentence + used, SENTENCE - used, format, list);
+  va_end(list);
+}
+
+/* "rank 1", "ranks 0, 2 and 3" of those in the set. */
+static void add_ranks(char sentence[SENTENCE], const bool set[64]) {
+  int total = 0;
+  for (int r = 0; r < 64; r++) {
+    total += set[r];
+  }
+  add(sentence, total == 1 ? "rank " : "ranks ");
+  int told = 0;
+  for (int r = 0; r < 64; r++) {
+    if (set[r]) {
+      told++;
+      add(sentence, "%s%d", told == 1 ? "" : told == total ? " and " : ", ", r);
+    }
+  }
+}
+
+static void add_entry(char sentence[SENTENCE], const entry *e) {
+  add(sentence, "%s", e->op);
+  if (e->id >= 0) {
+    add(sentence, " of parameter %" PRId64, e->id);
+  }
+  if (e->graph >= 0) {
+    add(sentence, " in graph number %" PRId64, e->graph);
+  }
+  add(sentence, " (%" PRId64 " bytes, %s", e->bytes, e->dtype);
+  add(sentence, e->tensors > 1 ? ", %" PRId64 " tensors)" : ")", e->tensors);
+}
+
+static double seconds(int64_t ns) {
+  return (double)ns / 1e9;
+}
+
+static const char *plural(const char *group) {
+  return strcmp(group, "reduce") == 0 ? "reductions" : "gathers";
+}
+
+/* ---- looking ---- */
+
+/* The entry of a collective, looked for from *at on, which moves with it: numbers ascend. */
+static const entry *collective(const dump *d, const char *group, int64_t seq, int64_t *at) {
+  for (; *at < d->count; ++*at) {
+    const entry *e = &d->entries[*at];
+    if (e->seq >= seq && strcmp(e->group, group) == 0) {
+      return e->seq == seq ? e : NULL;
+    }
+  }
+  return NULL;
+}
+
+/* The first and the last collective of a group that a rank still has; false: none. */
+static bool span(const dump *d, const char *group, int64_t *first, int64_t *last) {
+  *first = *last = 0;
+  for (int64_t i = 0; i < d->count; i++) {
+    if (strcmp(d->entries[i].group, group) == 0) {
+      *first = *first == 0 ? d->entries[i].seq : *first;
+      *last = d->entries[i].seq;
+    }
+  }
+  return *first > 0;
+}
+
+static bool same(const entry *a, const entry *b) {
+  return strcmp(a->op, b->op) == 0 && strcmp(a->dtype, b->dtype) == 0 && a->graph == b->graph && a->id == b->id &&
+         a->bytes == b->bytes && a->tensors == b->tensors;
+}
+
+static bool under_way(const entry *e) {
+  return strcmp(e->state, "done") != 0;
+}
+
+/* ---- the cases ---- */
+
+/* A rank without a file: it died, if the others say that somebody did. */
+static bool missing(const dumps *d, verdict *v) {
+  bool is_missing[64] = {false};
+  for (int r = 0; r < d->world; r++) {
+    is_missing[r] = true;
+  }
+  bool dead = false;
+  const char *error = "";
+  for (int i = 0; i < d->count; i++) {
+    is_missing[d->ranks[i].rank] = false;
+    dead = dead || strcmp(d->ranks[i].status, "DC_E_PEER_DEAD") == 0;
+    error = error[0] == '\0' ? d->ranks[i].error : error;
+  }
+  if (d->count == d->world) {
+    return false;
+  }
+  v->kind = dead ? "died" : "missing";
+  memcpy(v->culprits, is_missing, sizeof v->culprits);
+  add_ranks(v->sentence, is_missing);
+  add(v->sentence, dead ? " died" : " left no dump: not alive, or not back in libdc since the others failed");
+  add(v->sentence, error[0] == '\0' ? "; the others have no error" : "; the others say: %s", error);
+  return true;
+}
+
+/* The ranks' entries under one number, NULL where a rank does not have it (any more, or yet). */
+static void line_up(const dumps *d, const char *group, int64_t seq, int64_t at[64], const entry *line[64]) {
+  for (int i = 0; i < d->count; i++) {
+    line[i] = collective(&d->ranks[i], group, seq, &at[i]);
+  }
+}
+
+/* The entry that most have; of two with as many, that of the lower rank. */
+static const entry *usual(const dumps *d, const entry *const line[64]) {
+  const entry *best = NULL;
+  int most = 0;
+  for (int i = 0; i < d->count; i++) {
+    int votes = 0;
+    for (int k = 0; k < d->count && line[i] != NULL; k++) {
+      votes += line[k] != NULL && same(line[i], line[k]);
+    }
+    if (votes > most) {
+      most = votes;
+      best = line[i];
+    }
+  }
+  return best;
+}
+
+static bool other_operation(const dumps *d, const char *group, int64_t seq, const entry *const line[64], verdict *v) {
+  const entry *most = usual(d, line);
+  const entry *other = NULL;
+  bool others[64] = {false};
+  bool usuals[64] = {false};
+  for (int i = 0; i < d->count; i++) {
+    if (line[i] != NULL && same(line[i], most)) {
+      usuals[d->ranks[i].rank] = true;
+    } else if (line[i] != NULL && (other == NULL || same(line[i], other))) {
+      other = line[i];
+      others[d->ranks[i].rank] = true;
+    }
+  }
+  if (other == NULL) {
+    return false;
+  }
+  v->kind = "operation";
+  memcpy(v->culprits, others, sizeof v->culprits);
+  add_ranks(v->sentence, others);
+  add(v->sentence, " called ");
+  add_entry(v->sentence, other);
+  add(v->sentence, " where ");
+  add_ranks(v->sentence, usuals);
+  add(v->sentence, " called ");
+  add_entry(v->sentence, most);
+  add(v->sentence, ": collective %" PRId64 " of the %s", seq, plural(group));
+  return true;
+}
+
+static int64_t ended(const entry *e) {
+  return e->end > 0 ? e->end : e->queued;
+}
+
+/* What a rank did last; it has something. */
+static const entry *latest(const dump *d) {
+  const entry *last = &d->entries[0];
+  for (int64_t i = 1; i < d->count; i++) {
+    last = ended(&d->entries[i]) >= ended(last) ? &d->entries[i] : last;
+  }
+  return last;
+}
+
+/* Some are in a collective to which others never came. */
+static bool late(const dumps *d, const char *group, int64_t seq, const entry *const line[64], verdict *v) {
+  const entry *waited = NULL;
+  const dump *waiting = NULL;
+  bool came[64] = {false};
+  const dump *absent = NULL;
+  for (int i = 0; i < d->count; i++) {
+    if (line[i] == NULL) {
+      absent = absent == NULL ? &d->ranks[i] : absent;
+      v->culprits[d->ranks[i].rank] = true;
+    } else {
+      came[d->ranks[i].rank] = true;
+      if (under_way(line[i]) && waited == NULL) {
+        waited = line[i];
+        waiting = &d->ranks[i];
+      }
+    }
+  }
+  if (absent == NULL || waited == NULL || absent->time < waited->queued) { /* its dump may just be older */
+    memset(v->culprits, 0, sizeof v->culprits);
+    return false;
+  }
+  v->kind = "late";
+  int64_t until = waited->end > 0 ? waited->end : waiting->time;
+  add_ranks(v->sentence, v->culprits);
+  add(v->sentence, " never came to collective %" PRId64 " of the %s, ", seq, plural(group));
+  add_entry(v->sentence, waited);
+  add(v->sentence, ", in which ");
+  add_ranks(v->sentence, came);
+  add(v->sentence, " waited %.1f s", seconds(until - (waited->begin > 0 ? waited->begin : waited->queued)));
+  if (absent->count > 0) {
+    const entry *last = latest(absent);
+    add(v->sentence, "; the last that rank %d did was %s, %.1f s before they gave up", absent->rank, last->op,
+        seconds(until - ended(last)));
+  }
+  return true;
+}
+
+/* Walks a group's collectives in their order; true: they differ. */
+static bool differ(const dumps *d, const char *group, verdict *v) {
+  int64_t from = 1;
+  int64_t to = 0;
+  for (int i = 0; i < d->count; i++) {
+    int64_t first;
+    int64_t last;
+    if (span(&d->ranks[i], group, &first, &last)) {
+      from = first > from ? first : from; /* before, not all have it any more */
+      to = last > to ? last : to;
+    }
+  }
+  int64_t at[64] = {0};
+  for (int64_t seq = from; seq <= to; seq++) {
+    const entry *line[64] = {NULL};
+    line_up(d, group, seq, at, line);
+    if (usual(d, line) != NULL && (other_operation(d, group, seq, line, v) || late(d, group, seq, line, v))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* All did the same: who came last to the last collective that all came to, and what the error is. */
+static void agree(const dumps *d, verdict *v) {
+  const char *error = "";
+  int64_t collectives = 0;
+  int64_t spread = 0;
+  int slowest = 0;
+  for (int i = 0; i < d->count; i++) {
+    error = error[0] == '\0' ? d->ranks[i].error : error;
+  }
+  for (size_t g = 0; g < COUNT(groups); g++) {
+    int64_t first;
+    int64_t last;
+    if (!span(&d->ranks[0], groups[g], &first, &last)) {
+      continue;
+    }
+    collectives += last;
+    const entry *line[64] = {NULL};
+    int64_t at[64] = {0};
+    line_up(d, groups[g], last, at, line);
+    int64_t earliest = INT64_MAX;
+    int64_t last_came = 0;
+    int who = 0;
+    for (int i = 0; i < d->count; i++) {
+      if (line[i] != NULL) {
+        earliest = line[i]->queued < earliest ? line[i]->queued : earliest;
+        who = line[i]->queued > last_came ? d->ranks[i].rank : who;
+        last_came = line[i]->queued > last_came ? line[i]->queued : last_came;
+      }
+    }
+    if (last_came - earliest > spread) {
+      spread = last_came - earliest;
+      slowest = who;
+    }
+  }
+  v->kind = error[0] == '\0' ? "same" : "error";
+  add(v->sentence, "all %d ranks did the same %" PRId64 " collectives", d->world, collectives);
+  if (error[0] != '\0') {
+    add(v->sentence, ", and say: %s", error);
+  } else if (d->world > 1) {
+    add(v->sentence, "; rank %d came last to the last of them, %.3f s after the first", slowest, seconds(spread));
+  }
+}
+
+void judge(const dumps *d, verdict *v) {
+  *v = (verdict){.kind = "same"};
+  for (size_t g = 0; g < COUNT(groups); g++) { /* a difference says more than a file that is not there */
+    verdict found = {.kind = "same"};
+    if (differ(d, groups[g], &found) && strcmp(found.kind, "operation") == 0) {
+      *v = found;
+      return;
+    }
+  }
+  if (missing(d, v)) {
+    return;
+  }
+  for (size_t g = 0; g < COUNT(groups); g++) {
+    if (differ(d, groups[g], v)) {
+      return;
+    }
+  }
+  agree(d, v);
+}
