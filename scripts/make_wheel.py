@@ -3,8 +3,9 @@
 distributions older than this one, and tagged by auditwheel.
 
 Since 2.34, glibc has threads and the dynamic loader's functions in libc.so.6, and a program that is linked there asks
-for symbols of that version, though the functions have not changed. Here it is linked with empty stand-ins for
-libpthread and libdl whose symbols have the versions of old; every glibc still serves these."""
+for symbols of that version, as every program does for __libc_start_main, though the functions have not changed. Here it
+is linked with empty stand-ins for libpthread and libdl whose symbols have the versions of old; every glibc still serves
+these."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from typing import Dict, List, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 BEFORE = (2, 28)  # PyTorch's own wheels ask for as much
-LIBRARIES = {"libpthread.so.0": r"(pthread|sem)_\w+", "libdl.so.2": r"dl\w+"}
+LIBRARIES = {"libpthread.so.0": r"(pthread|sem)_\w+|__libc_start_main", "libdl.so.2": r"dl\w+"}
 
 
 def run(*command: object, **environment: str) -> str:

@@ -143,14 +143,12 @@ static int start_process(process *p, const job *j, const char *group, int number
   snprintf(world_text, sizeof world_text, "%d", world);
   const char *argv[] = {"dc", "@rank", j->name, group, rank_text, world_text, argument, NULL};
   extern char **environ;
-  if (pipe(pipe_fds) != 0) {
+  if (pipe2(pipe_fds, O_CLOEXEC) != 0) { /* a later rank must not hold it open */
     return errno;
   }
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addclose(&actions, pipe_fds[0]);
   posix_spawn_file_actions_adddup2(&actions, pipe_fds[1], STDOUT_FILENO);
-  posix_spawn_file_actions_addclose(&actions, pipe_fds[1]);
   int error = posix_spawn(&p->pid, "/proc/self/exe", &actions, NULL, (char *const *)(uintptr_t)argv, environ);
   posix_spawn_file_actions_destroy(&actions);
   close(pipe_fds[1]);
@@ -159,7 +157,6 @@ static int start_process(process *p, const job *j, const char *group, int number
     close(pipe_fds[0]);
     return error;
   }
-  fcntl(pipe_fds[0], F_SETFD, FD_CLOEXEC); /* a later rank must not hold it open */
   p->out = pipe_fds[0];
   return 0;
 }
