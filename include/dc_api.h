@@ -810,7 +810,8 @@ DC_API dc_status dc_end_forward(dc_context *context);
  *          only sums locally
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_start_backward(dc_context *context, int32_t update);
-/** Turns profiling on or off: while on, reductions and dc_free_tensors do nothing, and gathers are real.
+/** Turns profiling on or off: while on, reductions and dc_free_tensors do nothing, and gathers are real; so that
+ *  operators can be run one by one, waits and releases of a parameter that is not gathered do nothing either.
  *  enable  1 or 0
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_enable_profiling(dc_context *context, int32_t enable);

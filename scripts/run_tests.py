@@ -274,6 +274,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "python": lambda suite: pytest(suite, "tests/python"),
     "python-abi": lambda suite: pytest(suite, "tests/python", "-m", "not slow", DC_FFI="abi"),
     "torch": lambda suite: pytest(suite, "tests/torch", timeout=2400),
+    "deepspeed": lambda suite: pytest(suite, "tests/deepspeed"),
     "wheel": wheel,
     "docs": docs,
     "tools": lambda suite: pytest(suite, "tests/tools"),

@@ -25,15 +25,14 @@ _HELD = ("allgather_param", "wait_allgather", "offload_tensor", "reload_tensor",
 
 # Registrations end with their Library objects.
 _libraries: List[torch.library.Library] = []
-_adopted: List[Any] = []
+_overloads: List[Any] = []
 on_trace: List[Callable[[], None]] = []  # called whenever an operator is traced, before the graph is worked on
 _device: Callable[[], torch.device] = lambda: torch.device("cpu")
 
 
 def overloads() -> List[Any]:
     """Every operator, as graphs name them."""
-    names = [(torch.ops.dc, name) for name in OPERATORS] + [(torch.ops.dc_rt, name) for name in RUNTIME_OPERATORS]
-    return [getattr(namespace, name).default for namespace, name in names]
+    return list(_overloads)
 
 
 def apply(device: Callable[[], torch.device]) -> None:
@@ -44,17 +43,15 @@ def apply(device: Callable[[], torch.device]) -> None:
     _libraries.append(library)
     _register_fakes(library)
     _register_autograd(library)
-    for op in overloads():
-        _keep_each_call(op)
+    for namespace, names in ((torch.ops.dc, OPERATORS), (torch.ops.dc_rt, RUNTIME_OPERATORS)):
+        for name in names:
+            adopt(getattr(namespace, name).default)
 
 
 def adopt(op: Any) -> None:
-    """Treats another operator of this package, one that compile.py defines, as these: not dropped, merged or moved."""
-    _adopted.append(op)
-    _keep_each_call(op)
-
-
-def _keep_each_call(op: Any) -> None:
+    """Sees to it that calls of an operator, also one that another module of this package defines, are not dropped,
+    merged or moved."""
+    _overloads.append(op)
     torch.fx.node.has_side_effect(op)
     _functionalize(op)
     _forbid_merging(op)
@@ -209,7 +206,7 @@ def prepare_inductor() -> None:
 
         return lower
 
-    for op in [*overloads(), *_adopted]:
+    for op in _overloads:
         fallbacks.add(op)
         add_needs_realized_inputs(op)
         held = op.overloadpacket.__name__ in _HELD

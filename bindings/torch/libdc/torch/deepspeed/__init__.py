@@ -1,0 +1,87 @@
+"""DeepSpeed's DeepCompile on libdc's operators: its own Python, unchanged, with libdc in the place of its C++ and CUDA.
+
+    import libdc.torch.deepspeed
+    libdc.torch.deepspeed.enable()      # before engine.compile(); or LIBDC_DEEPSPEED=1 in the environment
+
+See docs/deepspeed.md."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, Tuple
+
+from .. import ops
+from . import handle, shims
+
+TESTED = "0.18.9", "0.19.8"  # oldest and newest version of DeepSpeed
+COMMUNICATORS = "auto", "libdc", "torch"
+
+_enabled = False
+
+
+def enable(communicator: str = "auto") -> None:
+    """Makes DeepSpeed's op builder for `dc` hand out libdc's module, on every rank before engine.compile().
+
+    communicator  "libdc": libdc's own, for ranks of one machine; "torch": the collectives of DeepSpeed's process group;
+                  "auto": the first where all ranks share a machine, else the second
+
+    Called again, it only changes the communicator of engines that are compiled later. RuntimeError: DeepSpeed is not
+    installed, of a version outside the tested range, or its own dc library is loaded already."""
+    global _enabled
+    if communicator not in COMMUNICATORS:
+        raise ValueError(f"libdc.torch.deepspeed.enable: communicator = {communicator!r}, must be one of "
+                         f"{', '.join(map(repr, COMMUNICATORS))}")
+    if not _enabled:
+        _check_version()
+        _take_over()
+        _enabled = True
+    handle.communicator = communicator
+
+
+def is_enabled() -> bool:
+    """Whether DeepSpeed runs on libdc."""
+    return _enabled
+
+
+def _numbers(version: str) -> Tuple[int, ...]:
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def _check_version() -> None:
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise RuntimeError(f"libdc.torch.deepspeed: DeepSpeed cannot be imported ({error})") from error
+    oldest, newest = TESTED
+    if not _numbers(oldest) <= _numbers(deepspeed.__version__) <= _numbers(newest):
+        raise RuntimeError(f"libdc.torch.deepspeed: DeepSpeed is version {deepspeed.__version__}; {oldest} to {newest} "
+                           "are tested, and what libdc takes the place of changes from version to version")
+
+
+def _take_over() -> None:
+    import deepspeed.compile.util as util
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    if OpBuilder._loaded_ops.get("dc") is not None or util.dc_handle is not None:
+        raise RuntimeError("libdc.torch.deepspeed: DeepSpeed's own dc library is loaded already; call enable() before "
+                           "the first engine.compile()")
+    ops.load()
+    if _is_newest_form():
+        handle.define_newest_form()
+    else:
+        handle.define_seed_form()
+    shims.apply()
+    OpBuilder._loaded_ops["dc"] = _module()
+
+
+def _is_newest_form() -> bool:
+    """The newest form of the operators came with this function."""
+    import deepspeed.compile.fx as fx
+
+    return hasattr(fx, "add_end_backward")
+
+
+def _module() -> Any:
+    return sys.modules[handle.__name__]

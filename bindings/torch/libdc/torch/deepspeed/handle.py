@@ -1,0 +1,166 @@
+"""The bindings as DeepSpeed's Python calls them: those of libdc.torch.dc, and around them what DeepSpeed leaves to its own
+library: an init() that replaces, weights that change when an optimizer steps, and gradient buffers that come late."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import socket
+import uuid
+from typing import Any, Callable, Iterator, List, Optional, Sequence
+
+import libdc
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .. import dc, ops, semantics
+from ..dc import (clear_all_gathered_params, enable_profiling, end_forward, invalidate_gathered_param, is_profiling,
+                  register_graph_z2, register_graph_z3, register_param, register_z3_param, reset, set_persistent,
+                  start_backward, start_forward, update_param_grad_buffer)
+
+__all__ = [
+    "cleanup", "clear_all_gathered_params", "enable_profiling", "end_forward", "init", "invalidate_gathered_param",
+    "is_profiling", "register_graph_z1", "register_graph_z2", "register_graph_z3", "register_param",
+    "register_z3_param", "reset", "set_persistent", "start_backward", "start_forward", "update_param_grad_buffer",
+]  # fmt: skip
+
+communicator = "auto"  # of enable()
+_comm: Optional[libdc.Comm] = None
+_step_hook: Any = None
+_library: Optional[torch.library.Library] = None
+
+
+# Life
+
+
+def init(process_group: Any, config: Any, initial_reduce_bucket_size: Any) -> None:
+    """As dc.init(); what an earlier engine has registered is dropped."""
+    global _comm, _step_hook
+    cleanup()
+    _comm = _make_comm(process_group)
+    try:
+        dc.init(_comm, config, initial_reduce_bucket_size)
+    except BaseException:
+        cleanup()
+        raise
+    # Gathered weights stay valid until they change, and DeepSpeed never says when: any optimizer's step counts.
+    _step_hook = register_optimizer_step_post_hook(lambda *_: dc.params_updated())
+
+
+def cleanup() -> None:
+    """As dc.cleanup()."""
+    global _comm, _step_hook
+    if _step_hook is not None:
+        _step_hook.remove()
+        _step_hook = None
+    dc.cleanup()
+    if _comm is not None:
+        _comm.close()
+        _comm = None
+
+
+def _make_comm(group: "dist.ProcessGroup") -> libdc.Comm:
+    name = _common_name(group)
+    if name is None:
+        return dc.comm_from_process_group(group)
+    return libdc.Comm.processes(name, dist.get_rank(group), dist.get_world_size(group))
+
+
+def _common_name(group: "dist.ProcessGroup") -> Optional[str]:
+    """A name for libdc's own communicator that the ranks share; None: communicate by the group."""
+    if communicator == "torch":
+        return None
+    mine = (_machine(), f"libdc-{uuid.uuid4().hex}")
+    everyone: List[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    machines = sorted({machine for machine, _ in everyone})
+    if len(machines) == 1:
+        return str(everyone[0][1])
+    if communicator == "libdc":
+        raise RuntimeError(f"libdc.torch.deepspeed: communicator = 'libdc', but the ranks are on {len(machines)} "
+                           "machines; use 'auto' or 'torch'")
+    return None
+
+
+def _machine() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{socket.gethostname()} {file.read().strip()}"
+
+
+# Stage 1
+
+
+def register_graph_z1(graph_id: int, ds_ids: Sequence[int]) -> None:
+    """As dc.register_graph_z1(). In the newest form DeepSpeed registers stage 1's parameters without gradient buffers,
+    and binds them before a backward that ends in a step; but a graph's registration settles who owns which part. So
+    DeepSpeed's hook binds them here for a moment."""
+    with unset_fake_temporarily(), _bound_grad_buffers():
+        dc.register_graph_z1(graph_id, ds_ids)
+
+
+@contextlib.contextmanager
+def _bound_grad_buffers() -> Iterator[None]:
+    from deepspeed.compile.util import pre_backward_hooks
+
+    # The seed's form has hooks without an argument, and its buffers are there from the start.
+    hooks: List[Callable[[bool], None]] = [hook for hook in pre_backward_hooks if inspect.signature(hook).parameters]
+    for hook in hooks:
+        hook(True)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook(False)
+
+
+# Operators whose form has changed. Each form is an overload of libdc's operator, and `.default`, by which DeepSpeed's
+# passes name it, is that overload from then on. Calls without `.default` find libdc's own by their arguments.
+
+
+def define_newest_form() -> None:
+    """end_backward takes the reductions that must precede it, so that no compiler moves it before them, and whether the
+    buckets' memory goes back."""
+    library = _fragment()
+    library.define("end_backward.deps(Any deps, int graph_id, bool release_reduce_buckets = False) -> ()")
+    library.impl("end_backward.deps", _end_backward, "CompositeExplicitAutograd")
+    torch.library.register_fake("dc::end_backward.deps", lambda *_: None, lib=library)
+    _replace("end_backward", torch.ops.dc.end_backward.deps)
+
+
+def define_seed_form() -> None:
+    """The result of reduce_grad is an output of the backward graph, and undefined: no gradient."""
+    library = _fragment()
+    library.define("reduce_grad.undefined(Tensor a, int graph_id, int id) -> Tensor")
+    library.impl("reduce_grad.undefined", _reduce_grad(torch.ops.dc.reduce_grad.default), "CompositeExplicitAutograd")
+    torch.library.register_fake("dc::reduce_grad.undefined", lambda a, graph_id, id: a.new_empty(0), lib=library)
+    _replace("reduce_grad", torch.ops.dc.reduce_grad.undefined)
+
+
+def _fragment() -> torch.library.Library:
+    global _library
+    _library = torch.library.Library("dc", "FRAGMENT")
+    return _library
+
+
+def _replace(name: str, overload: Any) -> None:
+    semantics.adopt(overload)
+    getattr(torch.ops.dc, name).default = overload
+
+
+def _end_backward(deps: Any, graph_id: int, release_reduce_buckets: bool = False) -> None:
+    context = ops.context(graph_id)
+    if context is None:
+        raise RuntimeError("dc::end_backward: no default context: DeepSpeed's engine has ended")
+    try:
+        context.end_backward(graph_id, release_reduce_buckets)
+    except libdc.Error as error:
+        raise RuntimeError(error.text) from error
+
+
+def _reduce_grad(reduce_grad: Any) -> Callable[[torch.Tensor, int, int], None]:
+    def kernel(a: torch.Tensor, graph_id: int, id: int) -> None:
+        reduce_grad(a, graph_id, id)
+
+    return kernel

@@ -1,0 +1,69 @@
+"""DeepSpeed's own DeepCompile passes on libdc, two ranks: losses, what stands in the graphs, the switch, refusals.
+`make test-deepspeed` runs every stage, backend, model and communicator, and both forms of the surface."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+from launch import NEWEST, environment, largest_difference, operators, run
+
+SMALL = {"width": 64, "layers": 2}
+ROUNDING = 4e-6  # of float32, in a loss of about 6
+
+
+def python(code: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, stdin=subprocess.DEVNULL,
+                          timeout=120, env=environment(NEWEST, **variables))
+
+
+def test_stage_3_with_a_graph_break(tmp_path: Path) -> None:
+    """All passes: prefetch and selective gather come at step 5; at step 6 stale weights would show."""
+    eager = run(NEWEST, tmp_path / "eager.json", stage=3, steps=9, **SMALL)
+    ours = run(NEWEST, tmp_path / "ours.json", stage=3, backend="eager", steps=9, broken=True, communicator="libdc",
+               **SMALL)
+    assert largest_difference(eager, ours) < ROUNDING
+    assert operators(ours, "reduce_grad") == [0, 0, 15, 14, 0, 0, 15, 14]
+    assert operators(ours, "end_backward") == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert operators(ours, "allgather_param") == operators(ours, "wait_allgather") == operators(ours, "release_param")
+    prefetches = operators(ours, "prefetch_params_fused")
+    assert prefetches[:4] == [0, 0, 0, 0] and all(prefetches[4:])
+    for rank in ours["ranks"]:
+        gathers: List[int] = [b - a for a, b in zip(rank["gathers"], rank["gathers"][1:])]
+        assert rank["persistent"] == 29  # all: memory is plenty
+        assert gathers[:4] == [48] * 4  # 29 in forward, 19 in backward
+        assert gathers[5:] == [29] * 3  # once a step
+
+
+def test_stage_1_accumulating_over_gloo(tmp_path: Path) -> None:
+    options: Any = {"stage": 1, "steps": 4, "accumulate": 2, **SMALL}
+    eager = run(NEWEST, tmp_path / "eager.json", **options)
+    ours = run(NEWEST, tmp_path / "ours.json", backend="eager", communicator="torch", **options)
+    assert largest_difference(eager, ours) == 0.0
+    assert operators(ours, "reduce_grad") == [0, 29]
+
+
+def test_environment_switch() -> None:
+    code = """import deepspeed, libdc.torch.deepspeed as switch
+from deepspeed.ops.op_builder.dc import DeepCompileBuilder
+from deepspeed.accelerator import get_accelerator
+print(switch.is_enabled(), DeepCompileBuilder().load().__name__ if switch.is_enabled() else "", get_accelerator()._name)"""
+    for value, answer in (("1", "True libdc.torch.deepspeed.handle cpu"), ("torch", "True libdc.torch.deepspeed.handle cpu"),
+                          ("0", "False  cpu")):
+        done = python(code, LIBDC_DEEPSPEED=value)
+        assert done.stdout.splitlines()[-1:] == [answer], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("before, text", [
+    ("deepspeed.__version__ = '0.20.1'", "DeepSpeed is version 0.20.1; 0.18.9 to 0.19.8 are tested"),
+    ("import deepspeed.compile.util as u; u.dc_handle = object()", "own dc library is loaded already"),
+    ("import torch; keep = torch.library.Library('dc', 'DEF')", "operator namespace 'dc' is taken"),
+    ("", "communicator = 'smoke', must be one of 'auto', 'libdc', 'torch'"),
+])  # fmt: skip
+def test_refusals(before: str, text: str) -> None:
+    argument = "'smoke'" if not before else ""
+    done = python(f"import deepspeed\n{before}\nimport libdc.torch.deepspeed as d\nd.enable({argument})")
+    assert done.returncode == 1 and text in done.stderr, done.stderr
