@@ -11,7 +11,7 @@ from typing import List
 from header import ROOT, must, read, run
 
 NUMBERS = ["0", "1", "-1", "INT32_MIN", "INT32_MAX"]
-HANDLES = {"dc_device": "device", "dc_context": "context", "dc_comm": "comm"}
+HANDLES = {"dc_device": "device", "dc_context": "context", "dc_comm": "comm", "dc_linalg": "linalg"}
 PROGRAM = """
 #include <dc_api.h>
 #include <stdio.h>
@@ -29,12 +29,15 @@ int main(void) {
   dc_device *device;
   dc_context *context;
   dc_comm *comm;
+  dc_linalg *linalg;
   if (dc_device_open("cpu", NULL, &device) || dc_context_create(device, NULL, &context) ||
-      dc_comm_create_threads(1, NULL, &comm) || dc_init(context, comm, NULL, 1))
+      dc_comm_create_threads(1, NULL, &comm) || dc_init(context, comm, NULL, 1) ||
+      dc_linalg_create(device, NULL, &linalg))
     return 3;
 CALLS
   dc_context_destroy(context);
   dc_comm_destroy(comm);
+  dc_linalg_destroy(linalg);
   dc_device_destroy(device);
   return 0;
 }

@@ -6,6 +6,7 @@
  *    2  Status and errors           6  Contexts                10  The step: forward, backward, update
  *    3  Data types and tensors      7  Parameters              11  Memory, wire bytes, dry runs, traces
  *    4  Devices, streams, memory    8  Graphs                  12  The transformer layer
+ *                                                              13  Second-order operators
  *
  * The walk of a ZeRO-3 parameter: register its shard (7) and a graph that uses it (8); all-gather, wait, use,
  * release (9); reduce the gradient into the shard's gradient buffer (9), end the backward (9); update the shard
@@ -47,6 +48,8 @@
  *   rank, world_size  this rank, 0..world_size-1, and the number of ranks, 1..64
  *   timeout_ns   the longest wait in nanoseconds; 0 = no limit; negative is DC_E_INVALID
  *   user         handed to the caller's function, not touched
+ *   linalg       a handle of chapter 13; not NULL. As the place for a new one: a handle, the caller's to destroy
+ *   info, info_size  NULL, or one entry a matrix, info_size = sizeof(dc_spectral_info) apart
  *
  * "ws" is the world size, "N" a parameter's number of elements, "P = ceil(N / ws)" its shard length.
  * Sizes are elements where a name says count, numel or elements, bytes where it says bytes, and nanoseconds
@@ -115,6 +118,10 @@ enum dc_status_code {
   DC_E_NO_DEVICE = -109,       /**< no such device on this machine or in this build */
   DC_E_UNSUPPORTED = -110,     /**< legal, but not offered by this build, device or communicator */
   DC_E_BUFFER_TOO_SMALL = -111,/**< the output array is too short; the needed length was stored */
+  DC_E_NOT_FINITE = -112,      /**< a value is NaN or infinite; trying again will not help */
+  DC_E_NOT_SYMMETRIC = -113,   /**< a matrix that must be symmetric is not */
+  DC_E_NOT_POSITIVE = -114,    /**< a matrix that must be positive (semi)definite is not */
+  DC_E_NOT_CONVERGED = -115,   /**< an iteration did not converge */
   DC_E_MISMATCH = -200,        /**< ranks called different collectives, or with different sizes */
   DC_E_TIMEOUT = -201,         /**< a rank, or a stream, was not done before the deadline */
   DC_E_PEER_DEAD = -202,       /**< a rank's process ended while others waited for it */
@@ -1200,6 +1207,382 @@ DC_API dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, c
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. [any] Since 0.1. */
 DC_API dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site,
                                        const dc_tensor *mask, double *scale);
+
+/* ==== 13. Second-order operators ====================================================================================
+ *
+ * What Shampoo, K-FAC and differential privacy are made of: powers and roots of symmetric matrices, Kronecker
+ * products, batched and bounded matrix products, gradients and norms per sample. float32 and float64; all matrices
+ * row-major, `[b, n, n]` a batch of b, `[n, n]` one. Calls block until done and spread their work over the handle's
+ * threads, batches by matrix; the bits do not depend on the number of threads. To run one beside other work, put it
+ * on a stream with dc_stream_call().
+ *
+ * Inputs are read through their strides, so a transposed view, a slice of rows or a batch that repeats one matrix
+ * (stride 0) needs no copy where it says "any strides". Outputs are contiguous, and may not overlap inputs unless it
+ * says so. Arguments are all checked before anything is written.
+ * Source: Golub and Van Loan, Matrix Computations, 4th edition; single functions name theirs. */
+
+/** The threads, the scratch memory and the LAPACK of second-order calls, which it serialises. */
+typedef struct dc_linalg dc_linalg;
+
+/** How a handle works. */
+typedef struct dc_linalg_options {
+  size_t struct_size; /**< sizeof(dc_linalg_options) */
+  int32_t threads;    /**< the caller's included; 0 = as many as the process may run on */
+  int32_t plain;      /**< 1: libdc's own eigensolver even where a LAPACK is found; 0 = default */
+} dc_linalg_options;
+
+/** A dc_linalg_options of zeros, but for its size. */
+#define DC_LINALG_OPTIONS_INIT {sizeof(dc_linalg_options), 0, 0}
+
+/** DC_LINALG_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_linalg_options_init(dc_linalg_options *options, size_t struct_size);
+
+/** Makes a handle on a device, which it keeps alive.
+ *  Returns DC_OK; DC_E_INVALID (threads negative or over 1024, plain not 0 or 1), DC_E_NO_MEMORY. [any] Since 0.1. */
+DC_API dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
+/** Frees a handle.
+ *  linalg  NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_linalg_destroy(dc_linalg *linalg);
+/** Where eigendecompositions come from: the file name of the LAPACK library, or "libdc".
+ *  linalg  a handle; NULL gives ""
+ *  Lives as long as the handle. [any] Since 0.1. */
+DC_API const char *dc_linalg_solver(const dc_linalg *linalg);
+
+/** Asks for scratch sizes: until dc_linalg_end_query(), calls with this handle check their arguments, but compute and
+ *  write nothing. Returns DC_OK; DC_E_STATE (a query has begun). [handle] Since 0.1. */
+DC_API dc_status dc_linalg_begin_query(dc_linalg *linalg);
+/** Ends a query.
+ *  bytes  set to the most scratch memory that any of the calls would have used
+ *  Returns DC_OK; DC_E_STATE (none has begun), DC_E_INVALID. [handle] Since 0.1. */
+DC_API dc_status dc_linalg_end_query(dc_linalg *linalg, size_t *bytes);
+/** Gives the handle scratch memory of the caller's: calls allocate nothing from then on, and one that needs more fails
+ *  with DC_E_BUFFER_TOO_SMALL.
+ *  memory  64-byte aligned, the caller's until replaced or the handle is destroyed; NULL: the handle's own again, which
+ *          grows to what the largest call needed and stays until the handle is destroyed
+ *  bytes   of memory; 0 for NULL
+ *  Returns DC_OK; DC_E_INVALID (one of the two is 0, or memory is not 64-byte aligned). [handle] Since 0.1. */
+DC_API dc_status dc_linalg_set_workspace(dc_linalg *linalg, void *memory, size_t bytes);
+
+/* ---- symmetric matrices ---- */
+
+/** How a symmetric matrix is read. */
+enum dc_symmetry {
+  DC_SYMMETRY_CHECK = 0, /**< both triangles must agree to 64 * n * epsilon of the largest entry; then their mean */
+  DC_SYMMETRY_MEAN = 1,  /**< (A + A^T) / 2, whatever A is */
+  DC_SYMMETRY_LOWER = 2, /**< the lower triangle; the upper one must be finite all the same */
+  DC_SYMMETRY_UPPER = 3  /**< the upper triangle */
+};
+
+/** What becomes of negative eigenvalues in a power. Those above -64 * n * epsilon * (the largest) are rounding, and
+ *  count as zero in every mode. */
+enum dc_negative {
+  DC_NEGATIVE_REFUSE = 0, /**< DC_E_NOT_POSITIVE */
+  DC_NEGATIVE_CLAMP = 1,  /**< zero, before epsilon is added */
+  DC_NEGATIVE_FLOOR = 2   /**< max(eigenvalue + eps_abs, eps_abs): a floor under what epsilon was added to already.
+                               Torchium's matrix_sqrt_inv_eigen; eps_rel and rank_rtol must be 0 */
+};
+
+/** How symmetric matrices are read, computed and regularised. */
+typedef struct dc_spectral_options {
+  size_t struct_size; /**< sizeof(dc_spectral_options) */
+  double eps_abs;     /**< >= 0; each eigenvalue is raised by max(eps_abs, eps_rel * the largest) */
+  double eps_rel;     /**< >= 0 */
+  double rank_rtol;   /**< pseudo-inverse: eigenvalues up to rank_rtol * the largest become 0, also under a negative
+                           power; -1 = n * epsilon of the type; 0 = default = off. Needs eps_abs = eps_rel = 0 */
+  double tolerance;   /**< dc_matrix_inverse_root: > 0 lets a basis be used again, see there; 0 = default = off */
+  int32_t symmetry;   /**< enum dc_symmetry; 0 = default = DC_SYMMETRY_CHECK */
+  int32_t negative;   /**< enum dc_negative; 0 = default = DC_NEGATIVE_REFUSE */
+  int32_t precision;  /**< DC_FLOAT32 or DC_FLOAT64: the type of the decomposition. DC_DTYPE_NONE = default: float64,
+                           but float32 for float32 matrices where epsilon is at least 64 * n * 2^-24 of the largest
+                           eigenvalue's bound, so that the small eigenvalues' rounding hides under it; dc_eigh: the
+                           matrix's own */
+  int32_t descending; /**< dc_eigh: 1: the largest eigenvalue first; 0 = default: the smallest */
+} dc_spectral_options;
+
+/** A dc_spectral_options of zeros, but for its size. */
+#define DC_SPECTRAL_OPTIONS_INIT {sizeof(dc_spectral_options), 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_SPECTRAL_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_spectral_options_init(dc_spectral_options *options, size_t struct_size);
+
+/** How a result came about. */
+enum dc_spectral_path {
+  DC_PATH_NONE = 0,    /**< nothing was computed: see status */
+  DC_PATH_FRESH = 1,   /**< a decomposition in the type asked for */
+  DC_PATH_RETRIED = 2, /**< it failed in float32 and was repeated in float64 */
+  DC_PATH_PLAIN = 3,   /**< libdc's own solver: asked for, or no LAPACK was found, or LAPACK failed in float64 too */
+  DC_PATH_WARM = 4     /**< from the basis given, without a decomposition */
+};
+
+/** What is known of one matrix of a batch. */
+typedef struct dc_spectral_info {
+  int32_t status;    /**< this matrix's dc_status; its outputs are untouched unless DC_OK */
+  int32_t path;      /**< enum dc_spectral_path */
+  double smallest;   /**< smallest eigenvalue, before epsilon */
+  double largest;    /**< largest eigenvalue, before epsilon */
+  double epsilon;    /**< what was added to each */
+  double asymmetry;  /**< largest |a_ij - a_ji| over the largest |a_ij| */
+  double change;     /**< warm: the estimate that was held against tolerance; 0 without a basis */
+} dc_spectral_info;
+
+/** Eigenvalues and eigenvectors of symmetric matrices, A = V diag(values) V^T.
+ *  a        symmetric matrices, [n, n] or [b, n, n], any strides; float32 or float64
+ *  options  symmetry, precision, descending; NULL = defaults
+ *  values   [n] or [b, n], ascending unless descending = 1; a's type
+ *  vectors  a's shape, column j belongs to value j; NULL = values alone
+ *  Returns DC_OK, or the status of the first matrix that failed; the others of the batch are computed all the same.
+ *  A matrix fails with DC_E_NOT_FINITE (NaN or infinity in either triangle), DC_E_NOT_SYMMETRIC, DC_E_NOT_CONVERGED.
+ *  For the call: DC_E_SHAPE (not square, or shapes disagree), DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY,
+ *  DC_E_BUFFER_TOO_SMALL. n = 0 and b = 0 are fine. A float32 decomposition that fails is retried in float64. The
+ *  solver is LAPACK's syevd. Golub and Van Loan, Matrix Computations, chapter 8. [handle] Since 0.1. */
+DC_API dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectral_options *options, dc_tensor *values,
+                         dc_tensor *vectors, dc_spectral_info *info, size_t info_size);
+
+/** Powers of symmetric positive semidefinite matrices: out = V diag((values + epsilon)^power) V^T, exactly symmetric.
+ *  a        as in dc_eigh
+ *  power    any real number; 0 gives the identity (with rank_rtol, the projection on the range)
+ *  out      a's shape and type
+ *  Returns what dc_eigh does, for the same reasons; a matrix also fails with DC_E_NOT_POSITIVE (a negative eigenvalue
+ *  beyond rounding, or a negative power of an eigenvalue that is zero with no epsilon) and with DC_E_NOT_FINITE (the
+ *  result does not fit its type). DC_E_INVALID (power is NaN or infinite). DC_OK. [handle] Since 0.1. */
+DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double power,
+                                 const dc_spectral_options *options, dc_tensor *out, dc_spectral_info *info,
+                                 size_t info_size);
+
+/** Inverse roots, out = (A + epsilon I)^(-1/root): a dc_matrix_power that is cheaper for a matrix that changed little.
+ *  a        as in dc_eigh
+ *  root     1 to 64; Shampoo's is 4 for a matrix
+ *  basis    a's shape, float32 or float64, in and out: eigenvectors of an earlier call in its columns; NULL = none.
+ *           Set to the new ones by each decomposition. Computation is in basis' type, so float64 keeps the small
+ *           eigenvalues of a float32 matrix accurate
+ *  out      a's shape and type
+ *  With options.tolerance > 0 basis is read first: B = Q^T A Q is nearly diagonal when A changed little, and the root
+ *  of B is that of its diagonal plus the first-order term of its off-diagonal part E (Daletskii and Krein; divided
+ *  differences without cancellation). The relative error is of the second order: it is estimated as |D^-1/2 E
+ *  D^-1/2|^2 by power iteration, D the regularised diagonal, and where that exceeds tolerance, or basis is not
+ *  orthonormal, the matrix is decomposed afresh. info.path tells which. Four products of matrices, two of them half,
+ *  against about nine for a decomposition. basis must be set (to zeros, say) before the first such call.
+ *  rank_rtol and DC_NEGATIVE_FLOOR cannot be combined with tolerance. Source: Gupta, Koren and Singer 2018 (arXiv
+ *  1802.09568) for the use; Higham, Functions of Matrices, theorem 3.11, for the expansion.
+ *  Returns what dc_matrix_power does. DC_OK; DC_E_INVALID (root; tolerance without a basis), DC_E_DTYPE (basis is not
+ *  of options.precision). [handle] Since 0.1. */
+DC_API dc_status dc_matrix_inverse_root(dc_linalg *linalg, const dc_tensor *a, int32_t root,
+                                        const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
+                                        dc_spectral_info *info, size_t info_size);
+
+/* ---- Kronecker products ----
+ *
+ * kron(A, B)[i * p + k, j * q + l] = A[i, j] * B[k, l] for A [m, n] and B [p, q]. With vec taken row by row,
+ * kron(A, B) vec(X) = vec(A X B^T); with vec taken column by column, kron(A, B) vec(X) = vec(B X A^T): swap A and B. */
+
+/** The Kronecker product, written out.
+ *  a, b   [m, n] and [p, q], any strides; float32 or float64, one type
+ *  out    [m * p, n * q]
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE. [handle] Since 0.1. */
+DC_API dc_status dc_kron(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, dc_tensor *out);
+
+/** A Kronecker product applied without being written out: out = A X B^T is kron(a, b) times x, taken row by row. The
+ *  cheaper side first: at most 2 m n q + 2 m q p flops.
+ *  a, b   [m, n] and [p, q]; strides as in dc_batch_matmul; float32 or float64, one type
+ *  x      [n, q] or [b, n, q], strides as in dc_batch_matmul
+ *  out    [m, p] or [b, m, p]; may be x where the shapes agree
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+DC_API dc_status dc_kron_apply(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, const dc_tensor *x,
+                               dc_tensor *out);
+
+/** Solves with a damped Kronecker product, out = (kron(A, B) + damping I)^-1 x, from the eigendecompositions of A and
+ *  B: four products of matrices. Source: Grosse and Martens 2016 (arXiv 1602.01407), K-FAC's step.
+ *  a_vectors, b_vectors  [m, m] and [p, p], as dc_eigh gives them
+ *  a_values, b_values    [m] and [p], as dc_eigh gives them
+ *  damping  >= 0; with 0, all products of eigenvalues must be positive
+ *  x        [m, p]; float32 or float64, the type of all
+ *  out      [m, p]; may be x
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_POSITIVE (a product plus damping is not positive),
+ *  DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+DC_API dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, const dc_tensor *a_values,
+                               const dc_tensor *b_vectors, const dc_tensor *b_values, double damping,
+                               const dc_tensor *x, dc_tensor *out);
+
+/** The Kronecker product nearest to x in the Frobenius norm. Symmetric positive semidefinite x gives such factors.
+ *  Source: Van Loan and Pitsianis 1993; power iteration on the rearranged matrix.
+ *  x      [m * p, n * q], any strides; float32 or float64
+ *  a, b   outputs, [m, n] and [p, q]: their shapes say how x is cut; both get the same norm
+ *  residual  |x - kron(a, b)| / |x|; 0 for x = 0; may be NULL
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NOT_FINITE, DC_E_NOT_CONVERGED. [handle] Since 0.1. */
+DC_API dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tensor *a, dc_tensor *b, double *residual);
+
+/* ---- products of matrices ---- */
+
+/** Products of batches of matrices: out = alpha A B + beta out.
+ *  a, b     [b, m, k] and [b, k, n]; any strides in which rows or columns are dense (transposed views, slices); one
+ *           without the batch, or with stride 0 there, serves all. float32, float64, float16 or bfloat16, one type;
+ *           16-bit types are summed in float32
+ *  alpha, beta  finite; beta 0: out is not read
+ *  out      [b, m, n] of the inputs' type, or float32 for 16-bit ones. k = 0: beta out
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (alpha or beta not finite). [handle] Since 0.1. */
+DC_API dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, double alpha, double beta,
+                                 dc_tensor *out);
+
+/** A matrix that may lie in a file. */
+typedef struct dc_matrix_source {
+  size_t struct_size;      /**< sizeof(dc_matrix_source) */
+  const dc_tensor *tensor; /**< [rows, cols]; data NULL: the matrix is in the file, row-major without gaps */
+  int64_t offset;          /**< of its first element in the file, in bytes */
+  int32_t fd;              /**< an open file, read by pread() and written by pwrite(); not closed */
+  int32_t reserved0;       /**< 0 */
+} dc_matrix_source;
+
+/** A dc_matrix_source of zeros, but for its size. */
+#define DC_MATRIX_SOURCE_INIT {sizeof(dc_matrix_source), NULL, 0, 0, 0}
+
+/** DC_MATRIX_SOURCE_INIT as a function.
+ *  source  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size);
+
+/** A product of matrices, out = a b, with at most budget_bytes of memory beside the operands' own: what is in files
+ *  goes through it in tiles, chosen so that the fewest bytes are read. Source: Hong and Kung 1981, the bound on those.
+ *  a, b     [m, k] and [k, n], each in memory (strides as in dc_batch_matmul) or in a file; types as there
+ *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32
+ *  budget_bytes  >= 1. Operands in memory need nothing of it
+ *  needed   set to the least budget that does, when the budget is too small; may be NULL
+ *  k is summed in pieces where whole rows do not fit. A file is written only where the product goes; after
+ *  DC_E_SYSTEM (a read or write failed) out's contents are undefined.
+ *  Returns DC_OK; DC_E_INVALID (budget_bytes < 1, a bad file), DC_E_BUFFER_TOO_SMALL (needed is set), DC_E_SHAPE,
+ *  DC_E_DTYPE, DC_E_SYSTEM, DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_matmul_bounded(dc_linalg *linalg, const dc_matrix_source *a, const dc_matrix_source *b,
+                                   const dc_matrix_source *out, int64_t budget_bytes, int64_t *needed);
+
+/* ---- gradients per sample ----
+ *
+ * Of a layer's input x and the gradient delta of its output, both with the batch of N samples in front; delta is that
+ * of each sample's own loss (for a mean over the batch, times N). Gradients never go through a loop over the model,
+ * and norms never through gradients. */
+
+/** Kinds of layers. T stands for any number of positions, also none. */
+enum dc_sample_kind {
+  DC_SAMPLE_LINEAR = 1,     /**< x [N, T, i], delta [N, T, o]; weight [o, i], bias [o] */
+  DC_SAMPLE_CONV = 2,       /**< x [N, c, spatial], delta [N, o, spatial'], 1 to 3 spatial dimensions; weight
+                                 [o, c / groups, kernel], bias [o] */
+  DC_SAMPLE_EMBEDDING = 3,  /**< x [N, T] int64 or int32, delta [N, T, d]; weight [rows, d]; no bias */
+  DC_SAMPLE_LAYER_NORM = 4, /**< x and delta [N, T, d]; weight [d] (gamma), bias [d] (beta) */
+  DC_SAMPLE_RMS_NORM = 5    /**< as DC_SAMPLE_LAYER_NORM, without the mean and without a bias */
+};
+
+/** A layer's constants. */
+typedef struct dc_sample_layer {
+  size_t struct_size;  /**< sizeof(dc_sample_layer) */
+  int32_t kind;        /**< enum dc_sample_kind */
+  int32_t groups;      /**< convolution; 0 = default = 1 */
+  int64_t kernel[3];   /**< convolution: one length a spatial dimension, the first first */
+  int64_t stride[3];   /**< 0 = default = 1 */
+  int64_t padding[3];  /**< zeros in front; what lies past the end counts as zero too */
+  int64_t dilation[3]; /**< 0 = default = 1 */
+  int64_t rows;        /**< embedding: rows of the weight */
+  int64_t padding_row; /**< embedding: a row without a gradient, plus 1; 0 = default = none */
+  int64_t features;    /**< norms: d, the number of last elements that are normalised; 0 = default = the last length */
+  double eps;          /**< norms: added to the variance; >= 0 */
+} dc_sample_layer;
+
+/** A dc_sample_layer of zeros, but for its size. */
+#define DC_SAMPLE_LAYER_INIT {sizeof(dc_sample_layer), 0, 0, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0, 0, 0, 0}
+
+/** DC_SAMPLE_LAYER_INIT as a function.
+ *  layer  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_sample_layer_init(dc_sample_layer *layer, size_t struct_size);
+
+/** Each sample's gradients, into the caller's memory.
+ *  layer    its constants
+ *  x, delta  the layer's input and the gradient of its output; contiguous, one type, float32 or float64
+ *  weight, bias  outputs, [N, and the weight's or bias' own shape]; NULL = not wanted. Old contents are not read
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (a number out of its range; an embedding's index outside rows:
+ *  names its place). [handle] Since 0.1. */
+DC_API dc_status dc_per_sample_grads(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
+                                     const dc_tensor *delta, dc_tensor *weight, dc_tensor *bias);
+
+/** Parts of a layer, for dc_per_sample_norms(). */
+enum dc_sample_part {
+  DC_PART_WEIGHT = 1, /**< the weight's gradient */
+  DC_PART_BIAS = 2    /**< the bias' gradient */
+};
+
+/** Squares of the norms of the samples' gradients, without the gradients: from the products of positions, or, where
+ *  that is more work (2 T T >= i o), from a few rows of one sample's gradient at a time. Source: Bu et al. 2022 (arXiv
+ *  2205.10683).
+ *  layer, x, delta  as in dc_per_sample_grads
+ *  parts       sum of enum dc_sample_part: which parts count
+ *  accumulate  1: adds to squares, so that many layers make one norm; 0: replaces them
+ *  squares     [N] of delta's type; never negative, and NaN for a sample that has one, without touching others
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+DC_API dc_status dc_per_sample_norms(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
+                                     const dc_tensor *delta, int32_t parts, int32_t accumulate, dc_tensor *squares);
+
+/** How much of each sample's gradient a bound on its norm lets through: factors[n] = min(1, max_norm /
+ *  (sqrt(squares[n]) + 1e-6)), and 0 where squares[n] is NaN or infinite. Source: Abadi et al. 2016 (arXiv 1607.00133).
+ *  squares, factors  [N], float32 or float64, one type; may be the same memory
+ *  max_norm  > 0; infinity is allowed, and clips nothing
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. [handle] Since 0.1. */
+DC_API dc_status dc_clip_factors(dc_linalg *linalg, const dc_tensor *squares, double max_norm, dc_tensor *factors);
+
+/** The sum over samples of factors[n] times the sample's gradient, without the gradients. Source: Bu et al. 2022 (arXiv
+ *  2210.00038).
+ *  layer, x, delta  as in dc_per_sample_grads
+ *  factors  [N] of delta's type; NULL = all 1, and the result is the batch's gradient. A sample whose factor is 0 is
+ *           not read at all, so what is not finite there does no harm
+ *  accumulate  1: adds to weight and bias; 0: replaces them
+ *  weight, bias  outputs in their own shapes; NULL = not wanted
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+DC_API dc_status dc_clipped_grad_sum(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
+                                     const dc_tensor *delta, const dc_tensor *factors, int32_t accumulate,
+                                     dc_tensor *weight, dc_tensor *bias);
+
+/* ---- which devices there are, and their memory ---- */
+
+/** 1 if a CUDA device can be opened, else 0. [any] Since 0.1. */
+DC_API int32_t dc_is_cuda_available(void);
+/** How many devices of a kind can be opened.
+ *  kind  "cpu" or "cuda"; 0 for NULL and for others
+ *  [any] Since 0.1. */
+DC_API int32_t dc_device_count(const char *kind);
+/** The device with most free memory among those that compute fast, "cpu" where there is no other: a name for
+ *  dc_device_open().
+ *  reason  set to why, in words; may be NULL
+ *  Static, and so is the reason. [any] Since 0.1. */
+DC_API const char *dc_get_optimal_device(const char **reason);
+
+/** A device's memory, in bytes. */
+typedef struct dc_device_memory {
+  size_t struct_size;     /**< sizeof(dc_device_memory) */
+  int64_t total_bytes;    /**< of the device; of the machine on the CPU, or of the control group where that is less */
+  int64_t free_bytes;     /**< what can still be had, as the driver or the system says */
+  int64_t reserved_bytes; /**< taken by libdc through this handle now */
+  int64_t peak_bytes;     /**< most of that so far */
+} dc_device_memory;
+
+/** A dc_device_memory of zeros, but for its size. */
+#define DC_DEVICE_MEMORY_INIT {sizeof(dc_device_memory), 0, 0, 0, 0}
+
+/** DC_DEVICE_MEMORY_INIT as a function.
+ *  memory  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_device_memory_init(dc_device_memory *memory, size_t struct_size);
+
+/** What a device's memory is used for, now.
+ *  memory  filled in; struct_size set by the caller
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SYSTEM (the system does not say).
+ *  [any] Since 0.1. */
+DC_API dc_status dc_get_device_memory(dc_device *device, dc_device_memory *memory);
+
+/** Memory for a tensor: zeros, 256-byte aligned.
+ *  shape, ndim  ndim lengths, 0 to 64; out->shape is this very array, so it must live as long as out is used
+ *  out     struct_size set by the caller; data and buffer are set; give the memory back with
+ *          dc_buffer_release(out->buffer)
+ *  Returns DC_OK; DC_E_SHAPE (a negative length, more than 2^56 elements), DC_E_DTYPE, DC_E_NO_MEMORY.
+ *  [any] Since 0.1. */
+DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32_t ndim, int32_t dtype,
+                                  dc_tensor *out);
 
 #ifdef __cplusplus
 }

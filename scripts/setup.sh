@@ -29,6 +29,7 @@ if [ "${1:-build}" = test ]; then
   want llvm-14 command -v llvm-cov-14
   want spin command -v spin
   want valgrind command -v valgrind
+  want libopenblas0-pthread sh -c '/sbin/ldconfig -p | grep -q libopenblas.so.0'
   want binutils command -v nm
   want abigail-tools command -v abidw
   want patch command -v patch

@@ -21,6 +21,10 @@
   X(DC_E_NO_DEVICE, "no such device on this machine or in this build")                    \
   X(DC_E_UNSUPPORTED, "legal, but not offered by this build, device or communicator")     \
   X(DC_E_BUFFER_TOO_SMALL, "the output array is too short; the needed length was stored") \
+  X(DC_E_NOT_FINITE, "a value is NaN or infinite")                                        \
+  X(DC_E_NOT_SYMMETRIC, "a matrix that must be symmetric is not")                         \
+  X(DC_E_NOT_POSITIVE, "a matrix that must be positive (semi)definite is not")            \
+  X(DC_E_NOT_CONVERGED, "an iteration did not converge")                                  \
   X(DC_E_MISMATCH, "ranks called different collectives, or with different sizes")         \
   X(DC_E_TIMEOUT, "a rank, or a stream, was not done before the deadline")                \
   X(DC_E_PEER_DEAD, "a rank's process ended while others waited for it")                  \

@@ -36,6 +36,7 @@ typedef struct dc__device_ops {
   bool (*event_passed)(dc_event *event);
   dc_status (*event_sync)(dc_event *event, int64_t timeout_ns);
   void (*event_set)(dc_event *event); /* as if recorded on an empty stream: passed */
+  dc_status (*memory)(dc_device *device, int64_t *total, int64_t *free_bytes); /* as the driver or system says */
   void (*destroy)(dc_device *device);
 } dc__device_ops;
 
@@ -46,6 +47,8 @@ struct dc_device {
   dc_allocator allocator;   /* alloc NULL: the device's own */
   atomic_llong allocations; /* calls of ops->alloc, for "zero allocations in a steady step" */
   dc__owner owner;          /* of its streams, events, arenas and contexts too */
+  atomic_llong bytes;       /* taken now, by ops->alloc */
+  atomic_llong peak_bytes;  /* most of it so far */
 };
 
 /* The heads of streams and events. */

@@ -20,6 +20,7 @@ static size_t page_bytes;
 static dc_device *device;
 static dc_context *context;
 static dc_layer *layer;
+static dc_linalg *linalg;
 static float weights[4], gradient[4];
 static const int64_t four = 4;
 
@@ -170,6 +171,65 @@ static dc_status call_layer_cost(void *at) {
   return dc_layer_get_cost(layer, &c, at);
 }
 
+static dc_status call_linalg_options(void *at) {
+  dc_linalg *made;
+  dc_status status = dc_linalg_create(device, at, &made);
+  dc_linalg_destroy(made);
+  return status;
+}
+
+static dc_tensor small_matrix(float *data) {
+  static const int64_t shape[2] = {2, 2};
+  dc_tensor t = DC_TENSOR_INIT;
+  t.data = data, t.shape = shape, t.ndim = 2, t.dtype = DC_FLOAT32;
+  return t;
+}
+
+static dc_status call_spectral_options(void *at) {
+  float eye[4] = {1, 0, 0, 1}, out[4];
+  dc_tensor a = small_matrix(eye), to = small_matrix(out);
+  return dc_matrix_power(linalg, &a, 1, at, &to, NULL, 0);
+}
+
+static dc_status call_spectral_info(void *at, size_t size) {
+  float eye[4] = {1, 0, 0, 1}, out[4];
+  dc_tensor a = small_matrix(eye), to = small_matrix(out);
+  return dc_matrix_power(linalg, &a, 1, NULL, &to, at, size);
+}
+
+static float factor[4] = {1, 2, 3, 4};
+static dc_tensor factor_tensor;
+
+static void fill_source(void *at) {
+  factor_tensor = small_matrix(factor);
+  ((dc_matrix_source *)at)->tensor = &factor_tensor;
+}
+
+static dc_status call_source(void *at) {
+  float out[4];
+  dc_tensor to = small_matrix(out);
+  dc_matrix_source right = DC_MATRIX_SOURCE_INIT, target = DC_MATRIX_SOURCE_INIT;
+  fill_source(&right);
+  target.tensor = &to;
+  return dc_matmul_bounded(linalg, at, &right, &target, 1, NULL);
+}
+
+static void fill_layer(void *at) {
+  ((dc_sample_layer *)at)->kind = DC_SAMPLE_LINEAR;
+}
+
+static dc_status call_layer(void *at) {
+  static const int64_t two = 2;
+  float squares[2];
+  dc_tensor x = small_matrix(factor), to = small_matrix(squares);
+  to.shape = &two, to.ndim = 1;
+  return dc_per_sample_norms(linalg, at, &x, &x, DC_PART_WEIGHT, 0, &to);
+}
+
+static dc_status call_device_memory(void *at) {
+  return dc_get_device_memory(device, at);
+}
+
 /* ---- the table ---- */
 
 typedef enum direction { IN, IN_OR_NULL, OUT, STRIDED } direction;
@@ -202,6 +262,12 @@ static const row rows[] = {
     ROW(dc_layer_config, 160, IN, call_layer_config, NULL, fill_layer_config),
     ROW(dc_layer_call, 96, IN, call_layer_call, NULL, fill_layer_call),
     ROW(dc_layer_cost, 80, OUT, call_layer_cost, NULL, NULL),
+    ROW(dc_linalg_options, 16, IN_OR_NULL, call_linalg_options, NULL, NULL),
+    ROW(dc_spectral_options, 56, IN_OR_NULL, call_spectral_options, NULL, NULL),
+    ROW(dc_spectral_info, 48, STRIDED, NULL, call_spectral_info, NULL),
+    ROW(dc_matrix_source, 32, IN, call_source, NULL, fill_source),
+    ROW(dc_sample_layer, 144, IN, call_layer, NULL, fill_layer),
+    ROW(dc_device_memory, 40, OUT, call_device_memory, NULL, NULL),
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
@@ -218,7 +284,7 @@ static unsigned char *place(const row *r, size_t size, size_t says) {
   }
   memset(page, CANARY, page_bytes);
   memcpy(at, whole, size < sizeof whole ? size : sizeof whole);
-  if (r->call_sized == NULL || r->fill != NULL) { /* trace events alone have no struct_size */
+  if (r->call_sized == NULL || r->fill != NULL) { /* trace events and reports have no struct_size */
     memcpy(at, &says, size < sizeof says ? size : sizeof says);
   }
   return at;
@@ -320,6 +386,11 @@ INIT(dc_op_info)
 INIT(dc_layer_config)
 INIT(dc_layer_call)
 INIT(dc_layer_cost)
+INIT(dc_linalg_options)
+INIT(dc_spectral_options)
+INIT(dc_matrix_source)
+INIT(dc_sample_layer)
+INIT(dc_device_memory)
 
 /* dc_x_init() clears what its caller has, and no more, also where the two disagree on the size. */
 static void test_initialisers(void **state) {
@@ -327,10 +398,12 @@ static void test_initialisers(void **state) {
   const struct {
     void (*init)(void *at, size_t size);
     size_t first;
-  } all[] = {{init_dc_tensor, 48},        {init_dc_allocator, 40},      {init_dc_device_options, 16},
-             {init_dc_comm_options, 24},  {init_dc_comm_callbacks, 72}, {init_dc_context_options, 24},
-             {init_dc_config, 40},        {init_dc_memory_stats, 144},  {init_dc_op_info, 48},
-             {init_dc_layer_config, 160}, {init_dc_layer_call, 96},     {init_dc_layer_cost, 80}};
+  } all[] = {{init_dc_tensor, 48},         {init_dc_allocator, 40},        {init_dc_device_options, 16},
+             {init_dc_comm_options, 24},   {init_dc_comm_callbacks, 72},   {init_dc_context_options, 24},
+             {init_dc_config, 40},         {init_dc_memory_stats, 144},    {init_dc_op_info, 48},
+             {init_dc_layer_config, 160},  {init_dc_layer_call, 96},       {init_dc_layer_cost, 80},
+             {init_dc_linalg_options, 16}, {init_dc_spectral_options, 56}, {init_dc_matrix_source, 32},
+             {init_dc_sample_layer, 144},  {init_dc_device_memory, 40}};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
     all[i].init(NULL, all[i].first);
     for (size_t size = sizeof size; size <= all[i].first + TAIL; size++) {
@@ -364,8 +437,8 @@ static int set_up(void **state) {
   dc_layer_config config = DC_LAYER_CONFIG_INIT;
   fill_layer_config(&config);
   return dc_device_open("cpu", NULL, &device) || dc_layer_create(device, &config, &layer) ||
-         dc_context_create(device, NULL, &context) || dc_init(context, NULL, NULL, 64) ||
-         dc_register_z3_param(context, ID, &four, 1, &shard, &grad, 0, 0) ||
+         dc_linalg_create(device, NULL, &linalg) || dc_context_create(device, NULL, &context) ||
+         dc_init(context, NULL, NULL, 64) || dc_register_z3_param(context, ID, &four, 1, &shard, &grad, 0, 0) ||
          dc_register_graph_z3(context, GRAPH, &id, 1) || dc_trace_start(context, 64);
 }
 
@@ -373,6 +446,7 @@ static int tear_down(void **state) {
   (void)state;
   dc_layer_destroy(layer);
   dc_context_destroy(context);
+  dc_linalg_destroy(linalg);
   dc_device_destroy(device);
   return munmap(page, 2 * page_bytes);
 }

@@ -24,6 +24,10 @@ class Status(enum.IntEnum):
     E_NO_DEVICE = -109
     E_UNSUPPORTED = -110
     E_BUFFER_TOO_SMALL = -111
+    E_NOT_FINITE = -112
+    E_NOT_SYMMETRIC = -113
+    E_NOT_POSITIVE = -114
+    E_NOT_CONVERGED = -115
     E_MISMATCH = -200
     E_TIMEOUT = -201
     E_PEER_DEAD = -202

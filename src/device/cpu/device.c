@@ -49,6 +49,14 @@ static size_t true_size(size_t bytes) {
   return bytes >= HUGE_PAGE ? round_up(bytes, HUGE_PAGE) : round_up(bytes == 0 ? 1 : bytes, ALIGNMENT);
 }
 
+static void count_bytes(dc_device *device, int64_t change) {
+  int64_t now = atomic_fetch_add_explicit(&device->bytes, change, memory_order_relaxed) + change;
+  long long peak = atomic_load_explicit(&device->peak_bytes, memory_order_relaxed);
+  while (now > peak && !atomic_compare_exchange_weak_explicit(&device->peak_bytes, &peak, now, memory_order_relaxed,
+                                                              memory_order_relaxed)) {
+  }
+}
+
 static dc_status cpu_alloc(dc_device *device, size_t bytes, int32_t kind, void **ptr) {
   (void)kind;
   if (bytes > SIZE_MAX / 4) {
@@ -57,7 +65,9 @@ static dc_status cpu_alloc(dc_device *device, size_t bytes, int32_t kind, void *
   atomic_fetch_add_explicit(&device->allocations, 1, memory_order_relaxed);
   size_t size = true_size(bytes);
   if (device->allocator.alloc != NULL) {
-    return alloc_callers(&device->allocator, size, ptr);
+    DC__TRY(alloc_callers(&device->allocator, size, ptr));
+    count_bytes(device, (int64_t)size);
+    return DC_OK;
   }
   errno = ENOMEM;
   void *block = size >= HUGE_PAGE ? map_huge(size) : aligned_alloc(ALIGNMENT, size);
@@ -65,6 +75,7 @@ static dc_status cpu_alloc(dc_device *device, size_t bytes, int32_t kind, void *
     return dc__fail(DC_E_NO_MEMORY, "device \"cpu\": no memory for %zu bytes: %s", bytes, strerror(errno));
   }
   *ptr = block;
+  count_bytes(device, (int64_t)size);
   return DC_OK;
 }
 
@@ -74,6 +85,7 @@ static void cpu_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
     return;
   }
   size_t size = true_size(bytes);
+  count_bytes(device, -(int64_t)size);
   if (device->allocator.alloc != NULL) {
     device->allocator.free(ptr, size, ALIGNMENT, device->allocator.user);
   } else if (size >= HUGE_PAGE) {
@@ -109,6 +121,7 @@ static const dc__device_ops cpu_ops = {
     .event_passed = dc__cpu_event_passed,
     .event_sync = dc__cpu_event_sync,
     .event_set = dc__cpu_event_set,
+    .memory = dc__cpu_memory,
     .destroy = cpu_destroy,
 };
 
@@ -121,6 +134,8 @@ dc_status dc__cpu_device_open(const dc_allocator *allocator, dc_device **device)
   atomic_init(&self->refs, 1);
   atomic_init(&self->allocations, 0);
   dc__owner_init(&self->owner);
+  atomic_init(&self->bytes, 0);
+  atomic_init(&self->peak_bytes, 0);
   if (allocator != NULL) {
     self->allocator = *allocator;
   }

@@ -30,6 +30,10 @@ pub const DC_E_NO_MEMORY: dc_status_code = -108;
 pub const DC_E_NO_DEVICE: dc_status_code = -109;
 pub const DC_E_UNSUPPORTED: dc_status_code = -110;
 pub const DC_E_BUFFER_TOO_SMALL: dc_status_code = -111;
+pub const DC_E_NOT_FINITE: dc_status_code = -112;
+pub const DC_E_NOT_SYMMETRIC: dc_status_code = -113;
+pub const DC_E_NOT_POSITIVE: dc_status_code = -114;
+pub const DC_E_NOT_CONVERGED: dc_status_code = -115;
 pub const DC_E_MISMATCH: dc_status_code = -200;
 pub const DC_E_TIMEOUT: dc_status_code = -201;
 pub const DC_E_PEER_DEAD: dc_status_code = -202;
@@ -2456,5 +2460,839 @@ extern "C" {
         site: i32,
         mask: *const dc_tensor,
         scale: *mut f64,
+    ) -> dc_status;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_linalg {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_linalg_options {
+    pub struct_size: usize,
+    pub threads: i32,
+    pub plain: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_linalg_options() {
+    assert_eq!(
+        ::std::mem::size_of::<dc_linalg_options>(),
+        16usize,
+        concat!("Size of: ", stringify!(dc_linalg_options))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<dc_linalg_options>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_linalg_options))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_linalg_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_linalg_options), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_threads() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_linalg_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).threads) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_linalg_options), "::", stringify!(threads))
+        );
+    }
+    test_field_threads();
+    fn test_field_plain() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_linalg_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).plain) as usize - ptr as usize
+            },
+            12usize,
+            concat!("Offset of field: ", stringify!(dc_linalg_options), "::", stringify!(plain))
+        );
+    }
+    test_field_plain();
+}
+extern "C" {
+    pub fn dc_linalg_options_init(options: *mut dc_linalg_options, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_linalg_create(
+        device: *mut dc_device,
+        options: *const dc_linalg_options,
+        linalg: *mut *mut dc_linalg,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_linalg_destroy(linalg: *mut dc_linalg);
+}
+extern "C" {
+    pub fn dc_linalg_solver(linalg: *const dc_linalg) -> *const ::std::os::raw::c_char;
+}
+extern "C" {
+    pub fn dc_linalg_begin_query(linalg: *mut dc_linalg) -> dc_status;
+}
+extern "C" {
+    pub fn dc_linalg_end_query(linalg: *mut dc_linalg, bytes: *mut usize) -> dc_status;
+}
+extern "C" {
+    pub fn dc_linalg_set_workspace(
+        linalg: *mut dc_linalg,
+        memory: *mut ::std::os::raw::c_void,
+        bytes: usize,
+    ) -> dc_status;
+}
+pub const DC_SYMMETRY_CHECK: dc_symmetry = 0;
+pub const DC_SYMMETRY_MEAN: dc_symmetry = 1;
+pub const DC_SYMMETRY_LOWER: dc_symmetry = 2;
+pub const DC_SYMMETRY_UPPER: dc_symmetry = 3;
+pub type dc_symmetry = i32;
+pub const DC_NEGATIVE_REFUSE: dc_negative = 0;
+pub const DC_NEGATIVE_CLAMP: dc_negative = 1;
+pub const DC_NEGATIVE_FLOOR: dc_negative = 2;
+pub type dc_negative = i32;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_spectral_options {
+    pub struct_size: usize,
+    pub eps_abs: f64,
+    pub eps_rel: f64,
+    pub rank_rtol: f64,
+    pub tolerance: f64,
+    pub symmetry: i32,
+    pub negative: i32,
+    pub precision: i32,
+    pub descending: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_spectral_options() {
+    assert_eq!(
+        ::std::mem::size_of::<dc_spectral_options>(),
+        56usize,
+        concat!("Size of: ", stringify!(dc_spectral_options))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<dc_spectral_options>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_spectral_options))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_options), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_eps_abs() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).eps_abs) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_options), "::", stringify!(eps_abs))
+        );
+    }
+    test_field_eps_abs();
+    fn test_field_eps_rel() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).eps_rel) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_options), "::", stringify!(eps_rel))
+        );
+    }
+    test_field_eps_rel();
+    fn test_field_rank_rtol() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).rank_rtol) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_options), "::", stringify!(rank_rtol))
+        );
+    }
+    test_field_rank_rtol();
+    fn test_field_tolerance() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).tolerance) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_options), "::", stringify!(tolerance))
+        );
+    }
+    test_field_tolerance();
+    fn test_field_symmetry() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).symmetry) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_options), "::", stringify!(symmetry))
+        );
+    }
+    test_field_symmetry();
+    fn test_field_negative() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).negative) as usize - ptr as usize
+            },
+            44usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_options), "::", stringify!(negative))
+        );
+    }
+    test_field_negative();
+    fn test_field_precision() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).precision) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_options), "::", stringify!(precision))
+        );
+    }
+    test_field_precision();
+    fn test_field_descending() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).descending) as usize - ptr as usize
+            },
+            52usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_options), "::", stringify!(descending))
+        );
+    }
+    test_field_descending();
+}
+extern "C" {
+    pub fn dc_spectral_options_init(options: *mut dc_spectral_options, struct_size: usize);
+}
+pub const DC_PATH_NONE: dc_spectral_path = 0;
+pub const DC_PATH_FRESH: dc_spectral_path = 1;
+pub const DC_PATH_RETRIED: dc_spectral_path = 2;
+pub const DC_PATH_PLAIN: dc_spectral_path = 3;
+pub const DC_PATH_WARM: dc_spectral_path = 4;
+pub type dc_spectral_path = i32;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_spectral_info {
+    pub status: i32,
+    pub path: i32,
+    pub smallest: f64,
+    pub largest: f64,
+    pub epsilon: f64,
+    pub asymmetry: f64,
+    pub change: f64,
+}
+#[test]
+fn bindgen_test_layout_dc_spectral_info() {
+    assert_eq!(::std::mem::size_of::<dc_spectral_info>(), 48usize, concat!("Size of: ", stringify!(dc_spectral_info)));
+    assert_eq!(
+        ::std::mem::align_of::<dc_spectral_info>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_spectral_info))
+    );
+    fn test_field_status() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).status) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_info), "::", stringify!(status))
+        );
+    }
+    test_field_status();
+    fn test_field_path() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).path) as usize - ptr as usize
+            },
+            4usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_info), "::", stringify!(path))
+        );
+    }
+    test_field_path();
+    fn test_field_smallest() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).smallest) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_info), "::", stringify!(smallest))
+        );
+    }
+    test_field_smallest();
+    fn test_field_largest() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).largest) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_info), "::", stringify!(largest))
+        );
+    }
+    test_field_largest();
+    fn test_field_epsilon() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).epsilon) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_info), "::", stringify!(epsilon))
+        );
+    }
+    test_field_epsilon();
+    fn test_field_asymmetry() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).asymmetry) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_info), "::", stringify!(asymmetry))
+        );
+    }
+    test_field_asymmetry();
+    fn test_field_change() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_spectral_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).change) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_spectral_info), "::", stringify!(change))
+        );
+    }
+    test_field_change();
+}
+extern "C" {
+    pub fn dc_eigh(
+        linalg: *mut dc_linalg,
+        a: *const dc_tensor,
+        options: *const dc_spectral_options,
+        values: *mut dc_tensor,
+        vectors: *mut dc_tensor,
+        info: *mut dc_spectral_info,
+        info_size: usize,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_matrix_power(
+        linalg: *mut dc_linalg,
+        a: *const dc_tensor,
+        power: f64,
+        options: *const dc_spectral_options,
+        out: *mut dc_tensor,
+        info: *mut dc_spectral_info,
+        info_size: usize,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_matrix_inverse_root(
+        linalg: *mut dc_linalg,
+        a: *const dc_tensor,
+        root: i32,
+        options: *const dc_spectral_options,
+        basis: *mut dc_tensor,
+        out: *mut dc_tensor,
+        info: *mut dc_spectral_info,
+        info_size: usize,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_kron(linalg: *mut dc_linalg, a: *const dc_tensor, b: *const dc_tensor, out: *mut dc_tensor) -> dc_status;
+}
+extern "C" {
+    pub fn dc_kron_apply(
+        linalg: *mut dc_linalg,
+        a: *const dc_tensor,
+        b: *const dc_tensor,
+        x: *const dc_tensor,
+        out: *mut dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_kron_solve(
+        linalg: *mut dc_linalg,
+        a_vectors: *const dc_tensor,
+        a_values: *const dc_tensor,
+        b_vectors: *const dc_tensor,
+        b_values: *const dc_tensor,
+        damping: f64,
+        x: *const dc_tensor,
+        out: *mut dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_kron_nearest(
+        linalg: *mut dc_linalg,
+        x: *const dc_tensor,
+        a: *mut dc_tensor,
+        b: *mut dc_tensor,
+        residual: *mut f64,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_batch_matmul(
+        linalg: *mut dc_linalg,
+        a: *const dc_tensor,
+        b: *const dc_tensor,
+        alpha: f64,
+        beta: f64,
+        out: *mut dc_tensor,
+    ) -> dc_status;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_matrix_source {
+    pub struct_size: usize,
+    pub tensor: *const dc_tensor,
+    pub offset: i64,
+    pub fd: i32,
+    pub reserved0: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_matrix_source() {
+    assert_eq!(::std::mem::size_of::<dc_matrix_source>(), 32usize, concat!("Size of: ", stringify!(dc_matrix_source)));
+    assert_eq!(
+        ::std::mem::align_of::<dc_matrix_source>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_matrix_source))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_matrix_source>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_matrix_source), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_tensor() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_matrix_source>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).tensor) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_matrix_source), "::", stringify!(tensor))
+        );
+    }
+    test_field_tensor();
+    fn test_field_offset() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_matrix_source>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).offset) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_matrix_source), "::", stringify!(offset))
+        );
+    }
+    test_field_offset();
+    fn test_field_fd() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_matrix_source>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).fd) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_matrix_source), "::", stringify!(fd))
+        );
+    }
+    test_field_fd();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_matrix_source>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            28usize,
+            concat!("Offset of field: ", stringify!(dc_matrix_source), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
+}
+impl Default for dc_matrix_source {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn dc_matrix_source_init(source: *mut dc_matrix_source, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_matmul_bounded(
+        linalg: *mut dc_linalg,
+        a: *const dc_matrix_source,
+        b: *const dc_matrix_source,
+        out: *const dc_matrix_source,
+        budget_bytes: i64,
+        needed: *mut i64,
+    ) -> dc_status;
+}
+pub const DC_SAMPLE_LINEAR: dc_sample_kind = 1;
+pub const DC_SAMPLE_CONV: dc_sample_kind = 2;
+pub const DC_SAMPLE_EMBEDDING: dc_sample_kind = 3;
+pub const DC_SAMPLE_LAYER_NORM: dc_sample_kind = 4;
+pub const DC_SAMPLE_RMS_NORM: dc_sample_kind = 5;
+pub type dc_sample_kind = i32;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_sample_layer {
+    pub struct_size: usize,
+    pub kind: i32,
+    pub groups: i32,
+    pub kernel: [i64; 3usize],
+    pub stride: [i64; 3usize],
+    pub padding: [i64; 3usize],
+    pub dilation: [i64; 3usize],
+    pub rows: i64,
+    pub padding_row: i64,
+    pub features: i64,
+    pub eps: f64,
+}
+#[test]
+fn bindgen_test_layout_dc_sample_layer() {
+    assert_eq!(::std::mem::size_of::<dc_sample_layer>(), 144usize, concat!("Size of: ", stringify!(dc_sample_layer)));
+    assert_eq!(
+        ::std::mem::align_of::<dc_sample_layer>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_sample_layer))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sample_layer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_sample_layer), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_kind() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sample_layer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).kind) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_sample_layer), "::", stringify!(kind))
+        );
+    }
+    test_field_kind();
+    fn test_field_groups() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sample_layer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).groups) as usize - ptr as usize
+            },
+            12usize,
+            concat!("Offset of field: ", stringify!(dc_sample_layer), "::", stringify!(groups))
+        );
+    }
+    test_field_groups();
+    fn test_field_kernel() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sample_layer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).kernel) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_sample_layer), "::", stringify!(kernel))
+        );
+    }
+    test_field_kernel();
+    fn test_field_stride() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sample_layer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).stride) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_sample_layer), "::", stringify!(stride))
+        );
+    }
+    test_field_stride();
+    fn test_field_padding() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sample_layer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).padding) as usize - ptr as usize
+            },
+            64usize,
+            concat!("Offset of field: ", stringify!(dc_sample_layer), "::", stringify!(padding))
+        );
+    }
+    test_field_padding();
+    fn test_field_dilation() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sample_layer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).dilation) as usize - ptr as usize
+            },
+            88usize,
+            concat!("Offset of field: ", stringify!(dc_sample_layer), "::", stringify!(dilation))
+        );
+    }
+    test_field_dilation();
+    fn test_field_rows() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sample_layer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).rows) as usize - ptr as usize
+            },
+            112usize,
+            concat!("Offset of field: ", stringify!(dc_sample_layer), "::", stringify!(rows))
+        );
+    }
+    test_field_rows();
+    fn test_field_padding_row() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sample_layer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).padding_row) as usize - ptr as usize
+            },
+            120usize,
+            concat!("Offset of field: ", stringify!(dc_sample_layer), "::", stringify!(padding_row))
+        );
+    }
+    test_field_padding_row();
+    fn test_field_features() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sample_layer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).features) as usize - ptr as usize
+            },
+            128usize,
+            concat!("Offset of field: ", stringify!(dc_sample_layer), "::", stringify!(features))
+        );
+    }
+    test_field_features();
+    fn test_field_eps() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sample_layer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).eps) as usize - ptr as usize
+            },
+            136usize,
+            concat!("Offset of field: ", stringify!(dc_sample_layer), "::", stringify!(eps))
+        );
+    }
+    test_field_eps();
+}
+extern "C" {
+    pub fn dc_sample_layer_init(layer: *mut dc_sample_layer, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_per_sample_grads(
+        linalg: *mut dc_linalg,
+        layer: *const dc_sample_layer,
+        x: *const dc_tensor,
+        delta: *const dc_tensor,
+        weight: *mut dc_tensor,
+        bias: *mut dc_tensor,
+    ) -> dc_status;
+}
+pub const DC_PART_WEIGHT: dc_sample_part = 1;
+pub const DC_PART_BIAS: dc_sample_part = 2;
+pub type dc_sample_part = i32;
+extern "C" {
+    pub fn dc_per_sample_norms(
+        linalg: *mut dc_linalg,
+        layer: *const dc_sample_layer,
+        x: *const dc_tensor,
+        delta: *const dc_tensor,
+        parts: i32,
+        accumulate: i32,
+        squares: *mut dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_clip_factors(
+        linalg: *mut dc_linalg,
+        squares: *const dc_tensor,
+        max_norm: f64,
+        factors: *mut dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_clipped_grad_sum(
+        linalg: *mut dc_linalg,
+        layer: *const dc_sample_layer,
+        x: *const dc_tensor,
+        delta: *const dc_tensor,
+        factors: *const dc_tensor,
+        accumulate: i32,
+        weight: *mut dc_tensor,
+        bias: *mut dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_is_cuda_available() -> i32;
+}
+extern "C" {
+    pub fn dc_device_count(kind: *const ::std::os::raw::c_char) -> i32;
+}
+extern "C" {
+    pub fn dc_get_optimal_device(reason: *mut *const ::std::os::raw::c_char) -> *const ::std::os::raw::c_char;
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_device_memory {
+    pub struct_size: usize,
+    pub total_bytes: i64,
+    pub free_bytes: i64,
+    pub reserved_bytes: i64,
+    pub peak_bytes: i64,
+}
+#[test]
+fn bindgen_test_layout_dc_device_memory() {
+    assert_eq!(::std::mem::size_of::<dc_device_memory>(), 40usize, concat!("Size of: ", stringify!(dc_device_memory)));
+    assert_eq!(
+        ::std::mem::align_of::<dc_device_memory>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_device_memory))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_device_memory>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_device_memory), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_total_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_device_memory>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).total_bytes) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_device_memory), "::", stringify!(total_bytes))
+        );
+    }
+    test_field_total_bytes();
+    fn test_field_free_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_device_memory>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).free_bytes) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_device_memory), "::", stringify!(free_bytes))
+        );
+    }
+    test_field_free_bytes();
+    fn test_field_reserved_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_device_memory>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved_bytes) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_device_memory), "::", stringify!(reserved_bytes))
+        );
+    }
+    test_field_reserved_bytes();
+    fn test_field_peak_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_device_memory>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).peak_bytes) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_device_memory), "::", stringify!(peak_bytes))
+        );
+    }
+    test_field_peak_bytes();
+}
+extern "C" {
+    pub fn dc_device_memory_init(memory: *mut dc_device_memory, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_get_device_memory(device: *mut dc_device, memory: *mut dc_device_memory) -> dc_status;
+}
+extern "C" {
+    pub fn dc_tensor_create(
+        device: *mut dc_device,
+        shape: *const i64,
+        ndim: i32,
+        dtype: i32,
+        out: *mut dc_tensor,
     ) -> dc_status;
 }

@@ -1,0 +1,17 @@
+"""Second-order operators on arrays of any library: NumPy, PyTorch, or whatever has DLPack or the buffer protocol.
+
+Results come as the first array's kind: NumPy arrays for NumPy, tensors for PyTorch, libdc.Tensor otherwise, unless
+`out` is given. Chapter 13 of dc_api.h says what each function computes and which errors it has."""
+
+from .devices import device_count, device_memory, get_optimal_device, is_cuda_available, zeros
+from .handle import Handle, default
+from .products import FileMatrix, kron, kron_apply, kron_nearest, kron_solve, matmul, matmul_bounded
+from .samples import SampleLayer, clip_factors, clipped_grad_sum, per_sample_grads, per_sample_norms
+from .spectral import SpectralInfo, SpectralPath, eigh, inverse_root, matrix_power
+
+__all__ = [
+    "FileMatrix", "Handle", "SampleLayer", "SpectralInfo", "SpectralPath", "clip_factors", "clipped_grad_sum",
+    "default", "device_count", "device_memory", "eigh", "get_optimal_device", "inverse_root", "is_cuda_available",
+    "kron", "kron_apply", "kron_nearest", "kron_solve", "matmul", "matmul_bounded", "matrix_power",
+    "per_sample_grads", "per_sample_norms", "zeros",
+]  # fmt: skip

@@ -1,0 +1,125 @@
+"""The handle under every call, and arrays of the caller's kind."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any, Optional, Sequence, Tuple
+
+from .._lib import ffi, lib, own, text
+from ..device import Device
+from ..errors import check, closed
+from ..tensors import Buffer, Tensor, View, _count, output
+from ..types import DType
+
+
+class Handle:
+    """Threads, scratch memory and a LAPACK. threads: 0 = as many as the process may run on; plain: libdc's own
+    eigensolver even where a LAPACK is found."""
+
+    def __init__(self, threads: int = 0, plain: bool = False, device: Optional[Device] = None) -> None:
+        options = ffi.new("dc_linalg_options *")
+        options.struct_size = ffi.sizeof("dc_linalg_options")
+        options.threads, options.plain = threads, plain
+        self.device = device or Device("cpu")
+        out = ffi.new("dc_linalg **")
+        check(lib.dc_linalg_create(self.device._handle, options, out))
+        self._own: Any = own(out[0], lib.dc_linalg_destroy)
+
+    @property
+    def _handle(self) -> Any:
+        if self._own is None:
+            raise closed("handle")
+        return self._own
+
+    @property
+    def solver(self) -> str:
+        """Where eigendecompositions come from: the file name of a LAPACK, or "libdc"."""
+        return text(lib.dc_linalg_solver(self._handle))
+
+    def begin_query(self) -> None:
+        """Until end_query(), calls with this handle check their arguments but compute nothing."""
+        check(lib.dc_linalg_begin_query(self._handle))
+
+    def end_query(self) -> int:
+        """The most scratch bytes that a call of the query would have used."""
+        needed = ffi.new("size_t *")
+        check(lib.dc_linalg_end_query(self._handle, needed))
+        return int(needed[0])
+
+    def set_workspace(self, memory: Any = None) -> None:
+        """Scratch memory for all later calls, a 64-byte aligned array; None: the handle's own."""
+        view = View(memory, writable=True)
+        nbytes = 0 if memory is None else _count([view.c.shape[i] for i in range(view.c.ndim)])
+        nbytes *= 0 if memory is None else lib.dc_dtype_size(view.c.dtype)
+        check(lib.dc_linalg_set_workspace(self._handle, ffi.NULL if memory is None else view.c.data, nbytes))
+        self._workspace = view
+
+    def close(self) -> None:
+        self._own = None
+
+    def __enter__(self) -> "Handle":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+_default: Optional[Handle] = None
+_lock = threading.Lock()
+
+
+def default() -> Handle:
+    """The handle of calls that are given none."""
+    global _default
+    with _lock:
+        if _default is None:
+            _default = Handle()
+        return _default
+
+
+def raw(handle: Optional[Handle]) -> Any:
+    return (handle or default())._handle
+
+
+class Array:
+    """A caller's array as a dc_tensor, with what is needed to make another of its kind."""
+
+    __slots__ = ("array", "view", "shape", "dtype")
+
+    def __init__(self, array: Any, writable: bool = False) -> None:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(array, torch.Tensor):
+            array = array.detach()  # DLPack refuses what autograd follows
+        self.array = array
+        self.view = View(array, writable)
+        tensor = self.view.c
+        self.shape: Tuple[int, ...] = tuple(tensor.shape[i] for i in range(tensor.ndim))
+        self.dtype = DType(tensor.dtype)
+
+    @property
+    def c(self) -> Any:
+        return self.view.c
+
+
+def empty(like: Any, shape: Sequence[int], dtype: DType, device: Optional[Device] = None) -> Any:
+    """A contiguous array of `like`'s kind, not initialised (libdc's own are zeros)."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(like, torch.Tensor):
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype.name.lower()))
+    if numpy is not None and isinstance(like, (numpy.ndarray, numpy.generic)) and dtype is not DType.BFLOAT16:
+        return numpy.empty(tuple(shape), dtype.name.lower())
+    return make(device or default().device, shape, dtype)
+
+
+def make(device: Device, shape: Sequence[int], dtype: DType) -> Tensor:
+    """Zeros in libdc's memory."""
+    c_shape = ffi.new("int64_t[]", list(shape) or [0])
+    out = output()
+    check(lib.dc_tensor_create(device._handle, c_shape, len(shape), dtype, out))
+    return Tensor(int(ffi.cast("uintptr_t", out.data)), tuple(shape), dtype, Buffer(out.buffer))
+
+
+def target(out: Any, like: Any, shape: Sequence[int], dtype: DType) -> Array:
+    """Where a result goes: `out`, or a new array."""
+    return Array(empty(like, shape, dtype) if out is None else out, writable=True)

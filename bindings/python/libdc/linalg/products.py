@@ -1,0 +1,149 @@
+"""Kronecker products, and products of matrices."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
+
+from .._lib import ffi, lib
+from ..errors import Error, check
+from ..types import DType, Status
+from .handle import Array, Handle, empty, raw, target
+
+
+def kron(a: Any, b: Any, *, out: Any = None, max_bytes: Optional[int] = None, handle: Optional[Handle] = None) -> Any:
+    """The whole Kronecker product. max_bytes: refuses one that is larger."""
+    left, right = Array(a), Array(b)
+    shape = tuple(m * n for m, n in zip(left.shape, right.shape))
+    nbytes = left.dtype.itemsize
+    for length in shape:
+        nbytes *= length
+    if max_bytes is not None and nbytes > max_bytes:
+        raise Error(Status.E_NO_MEMORY, f"kron: the product has {nbytes} bytes, max_bytes = {max_bytes} allows less")
+    result = target(out, a, shape, left.dtype)
+    check(lib.dc_kron(raw(handle), left.c, right.c, result.c))
+    return result.array
+
+
+def kron_apply(a: Any, b: Any, x: Any, *, out: Any = None, handle: Optional[Handle] = None) -> Any:
+    """A X B^T: kron(a, b) times x, taken row by row, without the product."""
+    left, right, given = Array(a), Array(b), Array(x)
+    result = target(out, x, (*given.shape[:-2], *left.shape[:1], *right.shape[:1]), given.dtype)
+    check(lib.dc_kron_apply(raw(handle), left.c, right.c, given.c, result.c))
+    return result.array
+
+
+def kron_solve(a_vectors: Any, a_values: Any, b_vectors: Any, b_values: Any, damping: float, x: Any, *,
+               out: Any = None, handle: Optional[Handle] = None) -> Any:
+    """(kron(A, B) + damping I)^-1 x from the eigendecompositions of A and B."""
+    arrays = [Array(array) for array in (a_vectors, a_values, b_vectors, b_values)]
+    given = Array(x)
+    result = target(out, x, given.shape, given.dtype)
+    check(lib.dc_kron_solve(raw(handle), *(array.c for array in arrays), damping, given.c, result.c))
+    return result.array
+
+
+def kron_nearest(x: Any, a_shape: Sequence[int], b_shape: Sequence[int], *,
+                 handle: Optional[Handle] = None) -> Tuple[Any, Any, float]:
+    """(a, b, residual): the Kronecker product nearest to x, and |x - kron(a, b)| / |x|."""
+    given = Array(x)
+    a, b = (target(None, x, tuple(shape), given.dtype) for shape in (a_shape, b_shape))
+    residual = ffi.new("double *")
+    check(lib.dc_kron_nearest(raw(handle), given.c, a.c, b.c, residual))
+    return a.array, b.array, float(residual[0])
+
+
+def matmul(a: Any, b: Any, *, alpha: float = 1, beta: float = 0, out: Any = None, out_dtype: Any = None,
+           handle: Optional[Handle] = None) -> Any:
+    """alpha A B + beta out for matrices or batches of them; one without a batch serves all."""
+    left, right = Array(a), Array(b)
+    if out is None and beta != 0:
+        raise ValueError(f"beta = {beta}, but there is no out that it could scale")
+    batch = left.shape[:-2] or right.shape[:-2]
+    dtype = DType.of(out_dtype) or left.dtype
+    result = target(out, a, (*batch, *left.shape[-2:-1], *right.shape[-1:]), dtype)
+    check(lib.dc_batch_matmul(raw(handle), left.c, right.c, alpha, beta, result.c))
+    return result.array
+
+
+class FileMatrix(NamedTuple):
+    """A row-major matrix in an open file, for matmul_bounded(); offset in bytes."""
+
+    file: Any
+    shape: Tuple[int, int]
+    dtype: Any = "float32"
+    offset: int = 0
+
+
+def _from_memmap(array: Any) -> Any:
+    """A NumPy memory map of a whole file region becomes that region: reading it leaves no pages behind."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(array, numpy.memmap) or not array.flags.c_contiguous or array.ndim != 2:
+        return array
+    base = array
+    while isinstance(base.base, numpy.memmap):
+        base = base.base
+    if base.filename is None:
+        return array
+    skip = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return FileMatrix(os.fspath(base.filename), array.shape, array.dtype, base.offset + skip)
+
+
+class _Source:
+    """A dc_matrix_source, and what lives as long as it is used. A path is opened here."""
+
+    def __init__(self, matrix: Any, writable: bool = False) -> None:
+        self.c = ffi.new("dc_matrix_source *")
+        self.c.struct_size = ffi.sizeof("dc_matrix_source")
+        self._own_fd = -1
+        matrix = _from_memmap(matrix)
+        if isinstance(matrix, FileMatrix):
+            self.dtype, self.shape = DType.of(matrix.dtype), tuple(matrix.shape)
+            self._keep = ffi.new("int64_t[]", list(matrix.shape))
+            self._tensor = ffi.new("dc_tensor *")
+            self._tensor.struct_size = ffi.sizeof("dc_tensor")
+            self._tensor.shape, self._tensor.ndim, self._tensor.dtype = self._keep, len(matrix.shape), self.dtype
+            self.c.fd, self.c.offset = self._descriptor(matrix.file, writable), matrix.offset
+        else:
+            given = Array(matrix, writable)
+            self.dtype, self.shape = given.dtype, given.shape
+            self._keep, self._tensor = given, given.c
+        self.c.tensor = self._tensor
+
+    def _descriptor(self, file: Any, writable: bool) -> int:
+        if isinstance(file, int):
+            return file
+        if hasattr(file, "fileno"):
+            return int(file.fileno())
+        self._own_fd = os.open(file, os.O_RDWR if writable else os.O_RDONLY)
+        return self._own_fd
+
+    def close(self) -> None:
+        if self._own_fd >= 0:
+            os.close(self._own_fd)
+            self._own_fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def matmul_bounded(a: Any, b: Any, budget_bytes: int, *, out: Union[Any, FileMatrix] = None,
+                   handle: Optional[Handle] = None) -> Any:
+    """A B with at most budget_bytes of memory beside the operands' own. Each of a, b and out is an array, a FileMatrix,
+    or a NumPy memory map, which is read and written as the file it is. Error.needed has the least budget that does,
+    where this one is too small."""
+    left, right = _Source(a), _Source(b)
+    wide = left.dtype is DType.FLOAT64
+    result = empty(a, (*left.shape[:1], *right.shape[1:]), DType.FLOAT64 if wide else DType.FLOAT32
+                   ) if out is None else out
+    into, needed = _Source(result, writable=True), ffi.new("int64_t *")
+    try:
+        check(lib.dc_matmul_bounded(raw(handle), left.c, right.c, into.c, budget_bytes, needed))
+    except Error as error:
+        error.needed = int(needed[0])  # type: ignore[attr-defined]
+        raise
+    finally:
+        for source in (left, right, into):
+            source.close()
+    return result

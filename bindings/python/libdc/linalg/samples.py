@@ -1,0 +1,107 @@
+"""Gradients per sample, their norms, and clipped sums."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
+
+from .._lib import ffi, lib
+from ..errors import check
+from .handle import Array, Handle, raw, target
+
+_KINDS = {"linear": 1, "conv": 2, "embedding": 3, "layer_norm": 4, "rms_norm": 5}
+
+
+class SampleLayer(NamedTuple):
+    """A layer's constants; see dc_sample_layer. kind: "linear", "conv", "embedding", "layer_norm" or "rms_norm"."""
+
+    kind: str
+    kernel: Sequence[int] = ()
+    stride: Sequence[int] = ()
+    padding: Sequence[int] = ()
+    dilation: Sequence[int] = ()
+    groups: int = 0
+    rows: int = 0
+    padding_row: Optional[int] = None
+    features: int = 0
+    eps: float = 0.0
+
+    @property
+    def has_bias(self) -> bool:
+        return self.kind in ("linear", "conv", "layer_norm")
+
+    def c(self) -> Any:
+        if self.kind not in _KINDS:
+            raise ValueError(f"kind = {self.kind!r}, must be one of {', '.join(map(repr, _KINDS))}")
+        layer = ffi.new("dc_sample_layer *")
+        layer.struct_size = ffi.sizeof("dc_sample_layer")
+        layer.kind, layer.groups, layer.rows = _KINDS[self.kind], self.groups, self.rows
+        layer.padding_row = 0 if self.padding_row is None else self.padding_row + 1
+        layer.features, layer.eps = self.features, self.eps
+        for name in ("kernel", "stride", "padding", "dilation"):
+            for i, length in enumerate(getattr(self, name)):
+                getattr(layer, name)[i] = length
+        return layer
+
+    def shapes(self, x: Sequence[int], delta: Sequence[int]) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+        """The shapes of weight and bias, from those of x and delta."""
+        if self.kind == "linear":
+            return (delta[-1], x[-1]), (delta[-1],)
+        if self.kind == "conv":
+            return (delta[1], x[1] // (self.groups or 1), *self.kernel), (delta[1],)
+        if self.kind == "embedding":
+            return (self.rows, delta[-1]), ()
+        return (self.features or x[-1],), (self.features or x[-1],)
+
+
+def per_sample_grads(layer: SampleLayer, x: Any, delta: Any, *, weight: Any = None, bias: Any = None,
+                     want_weight: bool = True, want_bias: Optional[bool] = None,
+                     handle: Optional[Handle] = None) -> Tuple[Any, Any]:
+    """(weight, bias) with the samples in front. weight, bias: memory for them; want_x: whether they are wanted."""
+    inputs, deltas = Array(x), Array(delta)
+    shapes = [(deltas.shape[0], *shape) for shape in layer.shapes(inputs.shape, deltas.shape)]
+    wanted = (want_weight, layer.has_bias if want_bias is None else want_bias)
+    parts = [target(given, delta, shape, deltas.dtype) if want else None
+             for given, shape, want in zip((weight, bias), shapes, wanted)]
+    check(lib.dc_per_sample_grads(raw(handle), layer.c(), inputs.c, deltas.c, *_pointers(parts)))
+    return _arrays(parts)
+
+
+def per_sample_norms(layer: SampleLayer, x: Any, delta: Any, *, want_weight: bool = True,
+                     want_bias: Optional[bool] = None, add_to: Any = None, handle: Optional[Handle] = None) -> Any:
+    """The squares of the norms of each sample's gradients. add_to: adds them to these."""
+    inputs, deltas = Array(x), Array(delta)
+    squares = target(add_to, delta, deltas.shape[:1], deltas.dtype)
+    parts = int(want_weight) + 2 * int(layer.has_bias if want_bias is None else want_bias)
+    check(lib.dc_per_sample_norms(raw(handle), layer.c(), inputs.c, deltas.c, parts, add_to is not None, squares.c))
+    return squares.array
+
+
+def clip_factors(squares: Any, max_norm: float, *, out: Any = None, handle: Optional[Handle] = None) -> Any:
+    """min(1, max_norm / (norm + 1e-6)), and 0 for a norm that is not finite."""
+    given = Array(squares)
+    factors = target(out, squares, given.shape, given.dtype)
+    check(lib.dc_clip_factors(raw(handle), given.c, max_norm, factors.c))
+    return factors.array
+
+
+def clipped_grad_sum(layer: SampleLayer, x: Any, delta: Any, factors: Any = None, *, weight: Any = None,
+                     bias: Any = None, want_weight: bool = True, want_bias: Optional[bool] = None,
+                     accumulate: bool = False, handle: Optional[Handle] = None) -> Tuple[Any, Any]:
+    """(weight, bias): the sum over samples of factor times gradient. accumulate: adds to weight and bias."""
+    inputs, deltas = Array(x), Array(delta)
+    scales = None if factors is None else Array(factors)
+    wanted = (want_weight, layer.has_bias if want_bias is None else want_bias)
+    parts = [target(given, delta, shape, deltas.dtype) if want else None
+             for given, shape, want in zip((weight, bias), layer.shapes(inputs.shape, deltas.shape), wanted)]
+    check(lib.dc_clipped_grad_sum(raw(handle), layer.c(), inputs.c, deltas.c, scales.c if scales else ffi.NULL,
+                                  accumulate, *_pointers(parts)))
+    return _arrays(parts)
+
+
+def _pointers(parts: Sequence[Optional[Array]]) -> Tuple[Any, ...]:
+    return tuple(part.c if part else ffi.NULL for part in parts)
+
+
+def _arrays(parts: Sequence[Optional[Array]]) -> Tuple[Any, Any]:
+    weight, bias = (part.array if part else None for part in parts)
+    return weight, bias

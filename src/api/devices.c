@@ -1,0 +1,79 @@
+/* Chapter 13: which devices there are, their memory, and tensors in it. */
+#include <string.h>
+
+#include "device/device.h"
+
+enum { DEVICE_MEMORY_SIZE_0_1 = 40 };
+
+_Static_assert(sizeof(dc_device_memory) >= DEVICE_MEMORY_SIZE_0_1, "0.1");
+
+int32_t dc_is_cuda_available(void) {
+  return dc_device_count("cuda") > 0 ? 1 : 0;
+}
+
+/* The kinds of this build; dc_device_open() opens what is counted here. */
+int32_t dc_device_count(const char *kind) {
+  return kind != NULL && strcmp(kind, "cpu") == 0 ? 1 : 0;
+}
+
+const char *dc_get_optimal_device(const char **reason) {
+  if (reason != NULL) {
+    *reason = "the CPU is the only device of this build";
+  }
+  return "cpu";
+}
+
+void dc_device_memory_init(dc_device_memory *memory, size_t struct_size) {
+  dc__init_sized(memory, struct_size, sizeof *memory);
+}
+
+dc_status dc_get_device_memory(dc_device *device, dc_device_memory *memory) {
+  dc_device_memory now = {.struct_size = sizeof now};
+  size_t size;
+  if (device == NULL || memory == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, device == NULL ? "device" : "memory");
+  }
+  DC__TRY(dc__owner_check(__func__, "device", &device->owner));
+  memcpy(&size, memory, sizeof size);
+  DC__TRY(dc__check_size(__func__, "memory", size, DEVICE_MEMORY_SIZE_0_1));
+  dc_status status = device->ops->memory(device, &now.total_bytes, &now.free_bytes);
+  if (status != DC_OK) {
+    return dc__fail(status, "%s: %s", __func__, dc_last_error());
+  }
+  now.reserved_bytes = atomic_load_explicit(&device->bytes, memory_order_relaxed);
+  now.peak_bytes = atomic_load_explicit(&device->peak_bytes, memory_order_relaxed);
+  return dc__write_sized(__func__, "memory", memory, &now, sizeof now, DEVICE_MEMORY_SIZE_0_1);
+}
+
+/* Zeroed memory in an arena of its own, which goes with the buffer. */
+static dc_status create(dc_device *device, size_t bytes, dc_buffer **buffer) {
+  dc__arena *arena;
+  void *ptr;
+  DC__TRY(dc__arena_create(device, NULL, &arena));
+  dc_status status = dc__arena_alloc(arena, bytes, &ptr);
+  if (status == DC_OK) {
+    dc__stream_zero(NULL, ptr, bytes);
+    status = dc__buffer_create(arena, ptr, bytes, buffer);
+  }
+  dc__arena_release(arena);
+  return status;
+}
+
+dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32_t ndim, int32_t dtype, dc_tensor *out) {
+  int64_t count;
+  dc_buffer *buffer;
+  if (device == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: device is NULL", __func__);
+  }
+  DC__TRY(dc__owner_check(__func__, "device", &device->owner));
+  DC__TRY(dc__tensor_check_output(__func__, "out", out));
+  DC__TRY(dc__numel(__func__, "shape", shape, ndim, &count));
+  if (dc_dtype_size(dtype) == 0) {
+    return dc__fail(DC_E_DTYPE, "%s: dtype = %d is no element type", __func__, (int)dtype);
+  }
+  dc_status status = create(device, (size_t)count * dc_dtype_size(dtype), &buffer);
+  if (status != DC_OK) {
+    return dc__fail(status, "%s: %s", __func__, dc_last_error());
+  }
+  return dc__tensor_write(__func__, "out", out, dc_buffer_data(buffer), shape, ndim, dtype, buffer);
+}

@@ -1,0 +1,29 @@
+/* What the entry points of second-order operators share. */
+#ifndef DC_API_LINALG_H
+#define DC_API_LINALG_H
+
+#include "linalg/linalg.h"
+
+/* Locks the handle, runs `call` and unlocks. */
+#define DC__WITH_LINALG(linalg, call)                                       \
+  do {                                                                      \
+    if ((linalg) == NULL) {                                                 \
+      return dc__fail(DC_E_INVALID, "%s: linalg is NULL", __func__);        \
+    }                                                                       \
+    DC__TRY(dc__owner_check(__func__, "handle", &(linalg)->device->owner)); \
+    pthread_mutex_lock(&(linalg)->mutex);                                   \
+    dc_status dc__linalg_status = (call);                                   \
+    pthread_mutex_unlock(&(linalg)->mutex);                                 \
+    return dc__linalg_status;                                               \
+  } while (0)
+
+/* DC_E_SHAPE unless the length is what it must be. */
+dc_status dc__check_length(const char *fn, const char *arg, const char *what, int64_t length, int64_t wanted);
+/* DC_E_SHAPE unless the matrix is as large, and in as large a batch, as wanted. batch -1: none at all. */
+dc_status dc__check_matrix(const char *fn, const char *arg, const dc__mat *mat, int64_t batch, int64_t rows,
+                           int64_t cols);
+/* Reads a contiguous output of two or three dimensions. */
+dc_status dc__read_output(const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype, const dc__mat *like,
+                          dc__mat *out);
+
+#endif

@@ -1,0 +1,177 @@
+/* Matrix operators: the one header of the room. The public functions of src/api read the caller's tensors with what is
+ * here, check them, and call inward. */
+#ifndef DC_LINALG_H
+#define DC_LINALG_H
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "device/device.h"
+#include "kernels/kernels.h"
+
+/* ---- handles and their scratch memory (handle.c) ---- */
+
+struct dc_linalg {
+  dc_device *device;
+  dc__pool *pool;
+  const dc__blas *blas; /* NULL: the plain solver */
+  const char *solver;
+  pthread_mutex_t mutex; /* held by each call */
+  void *own, *lent;      /* scratch: the handle's, or the caller's */
+  size_t own_bytes, lent_bytes;
+  bool query;
+  size_t most; /* that a call of the query would have used */
+};
+
+dc_status dc__linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
+void dc__linalg_destroy(dc_linalg *linalg);
+
+/* `bytes` of scratch, 64-byte aligned and not zeroed, until the next call. In a query *memory is NULL and the caller
+ * is done: there is nothing to compute. */
+dc_status dc__linalg_scratch(dc_linalg *l, const char *fn, size_t bytes, void **memory);
+
+/* Adds count elements of a size, rounded to a cache line, to *total; false if that is beyond any memory. */
+bool dc__linalg_add(size_t *total, int64_t count, size_t size);
+/* The part of a memory that dc__linalg_add() added: *offset moves on as *total did. */
+void *dc__linalg_part(void *memory, size_t *offset, int64_t count, size_t size);
+
+/* Equal pieces of scratch memory for work that runs side by side: no more of it at a time than there are threads. */
+typedef struct dc__slots {
+  atomic_bool *taken;
+  char *memory;
+  int64_t count;
+  size_t bytes;
+} dc__slots;
+/* Plans slots for `work` pieces of work and adds them to *total, then places them in a memory, at *offset. */
+bool dc__slots_plan(dc__slots *slots, const dc_linalg *l, int64_t work, size_t bytes, size_t *total);
+void dc__slots_place(dc__slots *slots, void *memory, size_t *offset);
+int64_t dc__slots_take(dc__slots *slots);
+void dc__slots_give(dc__slots *slots, int64_t slot);
+static inline void *dc__slots_memory(const dc__slots *slots, int64_t slot) {
+  return slots->memory + (size_t)slot * slots->bytes;
+}
+
+/* ---- matrices (matrix.c) ---- */
+
+/* A batch of matrices as strides in elements; data's type is dtype. */
+typedef struct dc__mat {
+  void *data;
+  int32_t dtype;
+  int64_t batch, rows, cols;
+  int64_t batch_stride, row_stride, col_stride;
+  bool batched; /* the tensor had three dimensions */
+} dc__mat;
+
+enum dc__mat_layout {
+  DC__MAT_ANY = 0,  /* any strides */
+  DC__MAT_GEMM = 1, /* rows or columns are dense and do not overlap */
+  DC__MAT_OUT = 2   /* contiguous */
+};
+
+/* Reads a tensor of two or three dimensions. */
+dc_status dc__mat_read(const char *fn, const char *arg, const dc_tensor *tensor, int32_t layout, dc__mat *mat);
+/* Reads a contiguous tensor of `ndim` lengths, given in `shape`, and a type. */
+dc_status dc__mat_read_as(const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype, const int64_t *shape,
+                          int32_t ndim, dc_tensor *read);
+/* DC_E_DTYPE unless float32 or float64. */
+dc_status dc__mat_real(const char *fn, const char *arg, int32_t dtype);
+/* DC_E_DTYPE unless the same. */
+dc_status dc__mat_same_type(const char *fn, const char *arg, int32_t dtype, const char *other, int32_t wanted);
+
+static inline double dc__get(const void *data, bool wide, int64_t i) {
+  return wide ? ((const double *)data)[i] : (double)((const float *)data)[i];
+}
+static inline void dc__put(void *data, bool wide, int64_t i, double value) {
+  if (wide) {
+    ((double *)data)[i] = value;
+  } else {
+    ((float *)data)[i] = (float)value;
+  }
+}
+/* x * 2^exponent in two steps, so that the factors exist for every exponent a double can have; ldexp() is slow. */
+typedef struct dc__scale {
+  double first, second;
+} dc__scale;
+static inline dc__scale dc__scale_of(int exponent) {
+  dc__scale scale = {ldexp(1, exponent / 2), ldexp(1, exponent - exponent / 2)};
+  return scale;
+}
+static inline double dc__scaled(double x, dc__scale scale) {
+  return x * scale.first * scale.second;
+}
+
+/* The type's distance from 1 to the next number. */
+double dc__epsilon(int32_t dtype);
+
+/* out = alpha op a b + beta out for matrices whose rows or columns are dense: fills in what a product needs. */
+dc__gemm dc__mat_product(const dc__mat *a, const dc__mat *b, double alpha, double beta, const dc__mat *out);
+
+/* ---- symmetric matrices (spectral.c) ---- */
+
+enum dc__spectral_op { DC__SPECTRAL_EIGH, DC__SPECTRAL_POWER, DC__SPECTRAL_ROOT };
+
+typedef struct dc__spectral {
+  const char *fn;
+  enum dc__spectral_op op;
+  dc_spectral_options options;
+  double power; /* POWER; for ROOT -1 / root */
+  int32_t root;
+  dc__mat a, out; /* EIGH: out are the vectors */
+  dc__mat basis;  /* data NULL: none */
+  void *values;   /* EIGH: [batch, n] of a's type */
+  bool vectors;   /* EIGH: wanted */
+  void *info;     /* NULL: not wanted */
+  size_t info_size;
+} dc__spectral;
+
+dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *request);
+
+/* ---- Kronecker products (kron.c) and products of matrices (bounded.c) ---- */
+
+void dc__kron(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out);
+dc_status dc__kron_apply(dc_linalg *l, const char *fn, const dc__mat *a, const dc__mat *b, const dc__mat *x,
+                         const dc__mat *out);
+dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__mat *qa, const void *va, const dc__mat *qb,
+                         const void *vb, double damping, const dc__mat *x, const dc__mat *out);
+dc_status dc__kron_nearest(dc_linalg *l, const char *fn, const dc__mat *x, const dc__mat *a, const dc__mat *b,
+                           double *residual);
+
+/* A matrix of a bounded product: in memory, or, with data NULL, dense in a file. */
+typedef struct dc__source {
+  dc__mat mat;
+  int64_t offset;
+  int32_t fd;
+} dc__source;
+dc_status dc__matmul_bounded(dc_linalg *l, const char *fn, const dc__source *a, const dc__source *b,
+                             const dc__source *out, int64_t budget, int64_t *needed);
+
+/* ---- gradients per sample (sample.c and its neighbours) ---- */
+
+/* A layer with its tensors, checked: what all kinds share. */
+typedef struct dc__sample {
+  const char *fn;
+  dc_sample_layer layer; /* defaults filled in */
+  const void *x, *delta;
+  int32_t dtype;     /* of delta, weight and bias */
+  int32_t x_dtype;   /* delta's, or an embedding's index type */
+  int64_t samples;   /* N */
+  int64_t positions; /* T, or places of a convolution's output */
+  int64_t in, out;   /* columns and rows of the weight; of one group of a convolution, times groups in `out` */
+  int32_t spatial;   /* convolution: 1 to 3, and its lengths, filled up with ones in front: */
+  int64_t size[3], size_out[3];
+} dc__sample;
+
+/* Checks everything that x and delta say. */
+dc_status dc__sample_read(const char *fn, const dc_sample_layer *layer, const dc_tensor *x, const dc_tensor *delta,
+                          dc__sample *sample);
+/* The shape of the weight or the bias: lengths after a batch of samples, or without one. Returns ndim. */
+int32_t dc__sample_shape(const dc__sample *sample, bool bias, bool per_sample, int64_t shape[8]);
+bool dc__sample_has_bias(const dc__sample *sample);
+
+dc_status dc__sample_grads(dc_linalg *l, const dc__sample *sample, void *weight, void *bias);
+dc_status dc__sample_norms(dc_linalg *l, const dc__sample *sample, int32_t parts, bool accumulate, void *squares);
+dc_status dc__sample_sum(dc_linalg *l, const dc__sample *sample, const void *factors, bool accumulate, void *weight,
+                         void *bias);
+
+#endif

@@ -1,0 +1,153 @@
+/* From eigenvectors and eigenvalues to powers, and to the caller's memory. */
+#include <float.h>
+#include <math.h>
+
+#include "linalg/spectral.h"
+
+enum { BLOCK = 192 }; /* rows of a triangle that are computed together */
+
+static void product(const dc__job *job, const dc__gemm *g, void *scratch) {
+  if (job->inside) {
+    dc__gemm_serial(g, scratch);
+  } else {
+    dc__gemm_run(job->l->pool, g);
+  }
+}
+
+static const void *at(const void *data, int32_t dtype, int64_t i) {
+  return (const char *)data + (size_t)i * dc_dtype_size(dtype);
+}
+
+void dc__full_product(const dc__job *job, int32_t dtype, bool trans_a, const void *a, const void *b, int64_t cols,
+                      void *c, void *scratch) {
+  int64_t n = job->n;
+  dc__gemm g = {.dtype = dtype,
+                .out_dtype = dtype,
+                .trans_a = trans_a,
+                .m = n,
+                .n = cols,
+                .k = n,
+                .a = a,
+                .b = b,
+                .c = c,
+                .lda = n,
+                .ldb = cols,
+                .ldc = cols,
+                .batch = 1,
+                .alpha = 1};
+  product(job, &g, scratch);
+}
+
+void dc__half_product(const dc__job *job, int32_t dtype, bool trans_a, bool trans_b, const void *a, const void *b,
+                      void *c, void *scratch) {
+  int64_t n = job->n;
+  for (int64_t i = 0; i < n; i += BLOCK) {
+    int64_t rows = n - i < BLOCK ? n - i : BLOCK;
+    dc__gemm g = {.dtype = dtype,
+                  .out_dtype = dtype,
+                  .trans_a = trans_a,
+                  .trans_b = trans_b,
+                  .m = rows,
+                  .n = i + rows,
+                  .k = n,
+                  .a = at(a, dtype, trans_a ? i : i * n),
+                  .b = b,
+                  .c = (char *)c + (size_t)(i * n) * dc_dtype_size(dtype),
+                  .lda = n,
+                  .ldb = n,
+                  .ldc = n,
+                  .batch = 1,
+                  .alpha = 1};
+    product(job, &g, scratch);
+  }
+}
+
+/* One eigenvalue; NaN where it is not allowed. */
+static double regular(const dc_spectral_options *o, double value, double rounding, double cut, double epsilon) {
+  if (o->negative == DC_NEGATIVE_FLOOR) {
+    return fmax(value + epsilon, epsilon);
+  }
+  if (value < 0) {
+    if (-value > rounding && o->negative == DC_NEGATIVE_REFUSE) {
+      return NAN;
+    }
+    value = 0;
+  }
+  return value <= cut ? -1 : value + epsilon;
+}
+
+bool dc__regularise(const dc__job *job, dc__task *t) {
+  const dc_spectral_options *o = &job->r->options;
+  double unit = (double)job->n * dc__epsilon(job->r->a.dtype); /* the input's rounding, whatever it is computed in */
+  t->smallest = INFINITY;
+  t->largest = -INFINITY;
+  for (int64_t i = 0; i < job->n; i++) {
+    t->smallest = fmin(t->smallest, t->values[i]);
+    t->largest = fmax(t->largest, t->values[i]);
+  }
+  double most = fmax(t->largest, 0);
+  double cut = o->rank_rtol == 0 ? -1 : (o->rank_rtol < 0 ? unit : o->rank_rtol) * most;
+  t->epsilon = fmax(o->eps_abs, o->eps_rel * most);
+  for (int64_t i = 0; i < job->n; i++) {
+    double value = regular(o, t->values[i], 64 * unit * most, cut, t->epsilon);
+    if (isnan(value) || (value == 0 && job->r->power < 0)) {
+      t->status = DC_E_NOT_POSITIVE;
+      return false;
+    }
+    t->values[i] = value;
+  }
+  return true;
+}
+
+static bool finish_eigh(const dc__job *job, int64_t index, dc__task *t) {
+  const dc__spectral *r = job->r;
+  int64_t n = job->n;
+  bool wide = r->a.dtype == DC_FLOAT64;
+  bool descending = r->options.descending == 1;
+  t->smallest = t->values[0];
+  t->largest = t->values[n - 1];
+  if (!(fmax(fabs(t->smallest), fabs(t->largest)) <= (wide ? DBL_MAX : (double)FLT_MAX))) {
+    t->status = DC_E_NOT_FINITE;
+    return false;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    dc__put(r->values, wide, index * n + i, t->values[descending ? n - 1 - i : i]);
+  }
+  if (r->vectors) {
+    dc__vectors_store(job, index, t, &r->out, descending);
+  }
+  return true;
+}
+
+/* V diag(f) V^T = Y^T Y with rows of Y = sqrt(f) times the eigenvectors: symmetric, and half the work. */
+static bool finish_power(const dc__job *job, int64_t index, dc__task *t, void *scratch) {
+  const dc__spectral *r = job->r;
+  int64_t n = job->n;
+  bool wide = t->dtype == DC_FLOAT64;
+  if (!dc__regularise(job, t)) {
+    return false;
+  }
+  if (r->basis.data != NULL) {
+    dc__vectors_store(job, index, t, &r->basis, false);
+  }
+  for (int64_t row = 0; row < n; row++) {
+    double value = t->values[row];
+    double root = value < 0 ? 0 : sqrt(pow(value, r->power));
+    for (int64_t i = 0; i < n; i++) {
+      dc__put(t->s, wide, row * n + i, root * dc__get(t->s, wide, row * n + i));
+    }
+  }
+  dc__half_product(job, t->dtype, true, false, t->s, t->s, t->work, scratch);
+  if (!dc__symmetric_store(job, index, t, t->work)) {
+    t->status = DC_E_NOT_FINITE;
+    return false;
+  }
+  return true;
+}
+
+bool dc__finish(const dc__job *job, int64_t index, dc__task *t, void *scratch) {
+  for (int64_t i = 0; i < job->n; i++) {
+    t->values[i] = ldexp(t->values[i], t->exponent);
+  }
+  return job->r->op == DC__SPECTRAL_EIGH ? finish_eigh(job, index, t) : finish_power(job, index, t, scratch);
+}

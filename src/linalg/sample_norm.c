@@ -1,0 +1,150 @@
+/* Layer norm and RMS norm: x-hat from x in float64, then sums over positions, column by column. */
+#include <math.h>
+
+#include "linalg/sample.h"
+
+typedef struct norm_job {
+  dc_linalg *l;
+  const dc__sample *s;
+  double *mean, *rate; /* of each position of each sample: x-hat = (x - mean) * rate */
+  void *weight, *bias, *out;
+  const void *factors;
+  int32_t parts;
+  bool accumulate;
+} norm_job;
+
+static void statistics(void *arg, int64_t row, void *scratch) {
+  (void)scratch;
+  norm_job *job = arg;
+  const dc__sample *s = job->s;
+  bool wide = s->dtype == DC_FLOAT64;
+  double mean = 0;
+  double square = 0;
+  for (int64_t i = 0; i < s->in && s->layer.kind == DC_SAMPLE_LAYER_NORM; i++) {
+    mean += dc__get(s->x, wide, row * s->in + i) / (double)s->in;
+  }
+  for (int64_t i = 0; i < s->in; i++) {
+    double x = dc__get(s->x, wide, row * s->in + i) - mean;
+    square += x * x / (double)s->in;
+  }
+  job->mean[row] = mean;
+  job->rate[row] = 1 / sqrt(square + s->layer.eps);
+}
+
+/* Column i of one sample's gradients. */
+static void column(const norm_job *job, int64_t sample, int64_t i, double *weight, double *bias) {
+  const dc__sample *s = job->s;
+  bool wide = s->dtype == DC_FLOAT64;
+  *weight = *bias = 0;
+  for (int64_t row = sample * s->positions; row < (sample + 1) * s->positions; row++) {
+    double d = dc__get(s->delta, wide, row * s->in + i);
+    *weight += d * (dc__get(s->x, wide, row * s->in + i) - job->mean[row]) * job->rate[row];
+    *bias += d;
+  }
+}
+
+/* The statistics are there for all rows; query: there is nothing to do. */
+static dc_status begin(norm_job *job, bool *query) {
+  const dc__sample *s = job->s;
+  int64_t rows = s->samples * s->positions;
+  size_t bytes = 0;
+  void *memory;
+  if (!dc__linalg_add(&bytes, rows, sizeof(double)) || !dc__linalg_add(&bytes, rows, sizeof(double))) {
+    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold the statistics", s->fn);
+  }
+  DC__TRY(dc__linalg_scratch(job->l, s->fn, bytes, &memory));
+  *query = memory == NULL;
+  if (memory != NULL) {
+    size_t offset = 0;
+    job->mean = dc__linalg_part(memory, &offset, rows, sizeof(double));
+    job->rate = dc__linalg_part(memory, &offset, rows, sizeof(double));
+    dc__parallel(job->l->pool, rows, statistics, job);
+  }
+  return DC_OK;
+}
+
+static void grads_of(void *arg, int64_t sample, void *scratch) {
+  (void)scratch;
+  const norm_job *job = arg;
+  bool wide = job->s->dtype == DC_FLOAT64;
+  for (int64_t i = 0; i < job->s->in; i++) {
+    double weight;
+    double bias;
+    column(job, sample, i, &weight, &bias);
+    if (job->weight != NULL) {
+      dc__put(job->weight, wide, sample * job->s->in + i, weight);
+    }
+    if (job->bias != NULL) {
+      dc__put(job->bias, wide, sample * job->s->in + i, bias);
+    }
+  }
+}
+
+dc_status dc__norm_grads(dc_linalg *l, const dc__sample *s, void *weight, void *bias) {
+  norm_job job = {.l = l, .s = s, .weight = weight, .bias = bias};
+  bool query;
+  DC__TRY(begin(&job, &query));
+  if (!query) {
+    dc__parallel(l->pool, s->samples, grads_of, &job);
+  }
+  return DC_OK;
+}
+
+static void norm_of(void *arg, int64_t sample, void *scratch) {
+  (void)scratch;
+  const norm_job *job = arg;
+  double square = 0;
+  for (int64_t i = 0; i < job->s->in; i++) {
+    double weight;
+    double bias;
+    column(job, sample, i, &weight, &bias);
+    square += (job->parts & DC_PART_WEIGHT) != 0 ? weight * weight : 0;
+    square += (job->parts & DC_PART_BIAS) != 0 ? bias * bias : 0;
+  }
+  dc__put_square(job->s, job->out, sample, square, job->accumulate);
+}
+
+dc_status dc__norm_norms(dc_linalg *l, const dc__sample *s, int32_t parts, bool accumulate, void *squares) {
+  norm_job job = {.l = l, .s = s, .parts = parts, .accumulate = accumulate, .out = squares};
+  bool query;
+  DC__TRY(begin(&job, &query));
+  if (!query) {
+    dc__parallel(l->pool, s->samples, norm_of, &job);
+  }
+  return DC_OK;
+}
+
+static void sum_column(void *arg, int64_t i, void *scratch) {
+  (void)scratch;
+  const norm_job *job = arg;
+  const dc__sample *s = job->s;
+  bool wide = s->dtype == DC_FLOAT64;
+  double sums[2] = {0, 0};
+  for (int64_t sample = 0; sample < s->samples; sample++) {
+    double factor = dc__factor(s, job->factors, sample);
+    double weight;
+    double bias;
+    if (factor != 0) {
+      column(job, sample, i, &weight, &bias);
+      sums[0] += factor * weight;
+      sums[1] += factor * bias;
+    }
+  }
+  void *const to[2] = {job->weight, job->bias};
+  for (int32_t part = 0; part < 2; part++) {
+    if (to[part] != NULL) {
+      dc__put(to[part], wide, i, sums[part] + (job->accumulate ? dc__get(to[part], wide, i) : 0));
+    }
+  }
+}
+
+dc_status dc__norm_sum(dc_linalg *l, const dc__sample *s, const void *factors, bool accumulate, void *weight,
+                       void *bias) {
+  norm_job job = {.l = l, .s = s, .factors = factors, .accumulate = accumulate, .weight = weight, .bias = bias};
+  bool query;
+  DC__TRY(begin(&job, &query));
+  if (!query) {
+    dc__parallel(l->pool, s->in, sum_column, &job);
+  }
+  return DC_OK;
+}

@@ -1,0 +1,383 @@
+/* Linear layers and convolutions: each sample's gradient is a product of two matrices over the positions. */
+#include <math.h>
+#include <string.h>
+
+#include "linalg/sample.h"
+
+enum { TILE = 128, ROWS = 64, SUM_BYTES = 8 << 20 };
+
+typedef struct pair_job {
+  dc_linalg *l;
+  const dc__sample *s;
+  dc__slots slots;
+  void *weight, *bias, *squares;
+  const void *factors;
+  int32_t groups, parts;
+  int64_t in, out; /* of a group's weight */
+  bool conv, accumulate, ghost;
+} pair_job;
+
+static pair_job make_job(dc_linalg *l, const dc__sample *s) {
+  pair_job job = {.l = l, .s = s, .groups = 1, .in = s->in, .out = s->out, .conv = s->layer.kind == DC_SAMPLE_CONV};
+  if (job.conv) {
+    const int64_t *k = s->layer.kernel;
+    job.groups = s->layer.groups;
+    job.in = s->in / job.groups * k[0] * k[1] * k[2];
+    job.out = s->out / job.groups;
+  }
+  return job;
+}
+
+/* patches: room for a convolution's; a linear layer's factors are where they are. */
+static dc__pair pair_of(const pair_job *job, int64_t sample, int32_t group, void *patches) {
+  const dc__sample *s = job->s;
+  dc__pair p = {.by_rows = job->conv, .in = job->in, .out = job->out, .positions = s->positions, .a = patches};
+  p.d = dc__element(s->delta, s->dtype, (sample * s->out + group * job->out) * s->positions);
+  if (job->conv) {
+    dc__patches(s, sample, group, patches);
+  } else {
+    p.a = dc__element(s->x, s->dtype, sample * s->positions * s->in);
+  }
+  return p;
+}
+
+/* c [rows, in] = rows [row, row + rows) of D, times A. */
+static dc__gemm gradient(const dc__pair *p, int32_t dtype, int64_t row, int64_t rows, void *c) {
+  dc__gemm g = {.dtype = dtype,
+                .out_dtype = dtype,
+                .trans_a = !p->by_rows,
+                .trans_b = p->by_rows,
+                .m = rows,
+                .n = p->in,
+                .k = p->positions,
+                .b = p->a,
+                .c = c,
+                .ldc = p->in,
+                .batch = 1,
+                .alpha = 1};
+  g.a = dc__element(p->d, dtype, p->by_rows ? row * p->positions : row);
+  g.lda = p->by_rows ? p->positions : p->out;
+  g.ldb = p->by_rows ? p->positions : p->in;
+  return g;
+}
+
+/* Row `row` of D, summed over positions. */
+static double row_sum(const dc__pair *p, bool wide, int64_t row) {
+  double sum = 0;
+  for (int64_t t = 0; t < p->positions; t++) {
+    sum += dc__get(p->d, wide, p->by_rows ? row * p->positions + t : t * p->out + row);
+  }
+  return sum;
+}
+
+/* ---- gradients ---- */
+
+#define OUTER(name, T)                                                                \
+  static void name(T *restrict to, const T *d, const T *a, int64_t out, int64_t in) { \
+    for (int64_t o = 0; o < out; o++, to += in) {                                     \
+      for (int64_t i = 0; i < in; i++) {                                              \
+        to[i] = d[o] * a[i];                                                          \
+      }                                                                               \
+    }                                                                                 \
+  }
+OUTER(outer_float, float)
+OUTER(outer_double, double)
+
+static void write_gradient(const dc__pair *p, int32_t dtype, void *to, void *scratch) {
+  if (p->positions != 1) {
+    dc__gemm g = gradient(p, dtype, 0, p->out, to);
+    dc__gemm_serial(&g, scratch);
+  } else if (dtype == DC_FLOAT64) {
+    outer_double(to, p->d, p->a, p->out, p->in);
+  } else {
+    outer_float(to, p->d, p->a, p->out, p->in);
+  }
+}
+
+static void grads_of(void *arg, int64_t index, void *scratch) {
+  pair_job *job = arg;
+  const dc__sample *s = job->s;
+  int64_t sample = index / job->groups;
+  int32_t group = (int32_t)(index % job->groups);
+  int64_t slot = job->conv ? dc__slots_take(&job->slots) : 0;
+  dc__pair p = pair_of(job, sample, group, job->conv ? dc__slots_memory(&job->slots, slot) : NULL);
+  if (job->weight != NULL && p.in > 0 && p.out > 0) {
+    write_gradient(&p, s->dtype, dc__element(job->weight, s->dtype, index * p.out * p.in), scratch);
+  }
+  for (int64_t o = 0; job->bias != NULL && o < p.out; o++) {
+    bool wide = s->dtype == DC_FLOAT64;
+    dc__put(job->bias, wide, sample * s->out + group * p.out + o, row_sum(&p, wide, o));
+  }
+  if (job->conv) {
+    dc__slots_give(&job->slots, slot);
+  }
+}
+
+/* A slot: a convolution's patches, and `more` bytes. */
+static dc_status get_slots(pair_job *job, int64_t work, size_t more, bool *query) {
+  size_t slot = 0;
+  size_t total = 0;
+  void *memory;
+  if ((job->conv && !dc__linalg_add(&slot, dc__patch_elements(job->s), dc_dtype_size(job->s->dtype))) ||
+      !dc__linalg_add(&slot, 1, more) || !dc__slots_plan(&job->slots, job->l, work, slot, &total)) {
+    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold the patches of a sample", job->s->fn);
+  }
+  DC__TRY(dc__linalg_scratch(job->l, job->s->fn, total, &memory));
+  *query = memory == NULL;
+  size_t offset = 0;
+  if (memory != NULL) {
+    dc__slots_place(&job->slots, memory, &offset);
+  }
+  return DC_OK;
+}
+
+dc_status dc__pair_grads(dc_linalg *l, const dc__sample *s, void *weight, void *bias) {
+  pair_job job = make_job(l, s);
+  job.weight = weight;
+  job.bias = bias;
+  bool query = false;
+  DC__TRY(get_slots(&job, s->samples * job.groups, 0, &query));
+  if (!query) {
+    dc__parallel(l->pool, s->samples * job.groups, grads_of, &job);
+  }
+  return DC_OK;
+}
+
+/* ---- norms ---- */
+
+static double dot(const void *x, const void *y, bool wide, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; i++) {
+    sum += dc__get(x, wide, i) * dc__get(y, wide, i);
+  }
+  return sum;
+}
+
+/* Gram block [rows, cols] of positions t and u of one factor, `width` values a position. */
+static void gram(const void *factor, bool by_rows, int32_t dtype, int64_t width, int64_t positions, int64_t t,
+                 int64_t rows, int64_t u, int64_t cols, void *c, void *scratch) {
+  dc__gemm g = {.dtype = dtype,
+                .out_dtype = dtype,
+                .trans_a = by_rows,
+                .trans_b = !by_rows,
+                .m = rows,
+                .n = cols,
+                .k = width,
+                .c = c,
+                .ldc = cols,
+                .batch = 1,
+                .alpha = 1};
+  g.a = dc__element(factor, dtype, by_rows ? t : t * width);
+  g.b = dc__element(factor, dtype, by_rows ? u : u * width);
+  g.lda = g.ldb = by_rows ? positions : width;
+  dc__gemm_serial(&g, scratch);
+}
+
+/* sum over t, u of (a_t . a_u) (d_t . d_u), in tiles: the memory does not grow with the positions. */
+static double ghost_square(const dc__pair *p, int32_t dtype, void *tiles, void *scratch) {
+  bool wide = dtype == DC_FLOAT64;
+  void *other = dc__element(tiles, dtype, TILE * TILE);
+  double sum = 0;
+  for (int64_t t = 0; t < p->positions; t += TILE) {
+    int64_t rows = p->positions - t < TILE ? p->positions - t : TILE;
+    for (int64_t u = 0; u <= t; u += TILE) {
+      int64_t cols = p->positions - u < TILE ? p->positions - u : TILE;
+      gram(p->a, p->by_rows, dtype, p->in, p->positions, t, rows, u, cols, tiles, scratch);
+      gram(p->d, p->by_rows, dtype, p->out, p->positions, t, rows, u, cols, other, scratch);
+      sum += (u < t ? 2 : 1) * dot(tiles, other, wide, rows * cols);
+    }
+  }
+  return sum;
+}
+
+/* The gradient itself, a few rows at a time. */
+static double direct_square(const dc__pair *p, int32_t dtype, void *rows, void *scratch) {
+  double sum = 0;
+  for (int64_t row = 0; row < p->out; row += ROWS) {
+    int64_t count = p->out - row < ROWS ? p->out - row : ROWS;
+    dc__gemm g = gradient(p, dtype, row, count, rows);
+    dc__gemm_serial(&g, scratch);
+    sum += dot(rows, rows, dtype == DC_FLOAT64, count * p->in);
+  }
+  return sum;
+}
+
+static double weight_square(const pair_job *job, const dc__pair *p, void *memory, void *scratch) {
+  bool wide = job->s->dtype == DC_FLOAT64;
+  if (p->in == 0 || p->out == 0 || p->positions == 0) {
+    return 0;
+  }
+  if (p->positions == 1) {
+    return dot(p->a, p->a, wide, p->in) * dot(p->d, p->d, wide, p->out);
+  }
+  return job->ghost ? ghost_square(p, job->s->dtype, memory, scratch)
+                    : direct_square(p, job->s->dtype, memory, scratch);
+}
+
+static void norm_of(void *arg, int64_t sample, void *scratch) {
+  pair_job *job = arg;
+  bool wide = job->s->dtype == DC_FLOAT64;
+  int64_t slot = dc__slots_take(&job->slots);
+  char *memory = dc__slots_memory(&job->slots, slot);
+  size_t offset = 0;
+  void *patches =
+      job->conv ? dc__linalg_part(memory, &offset, dc__patch_elements(job->s), dc_dtype_size(job->s->dtype)) : NULL;
+  double square = 0;
+  for (int32_t group = 0; group < job->groups; group++) {
+    dc__pair p = pair_of(job, sample, group, patches);
+    if ((job->parts & DC_PART_WEIGHT) != 0) {
+      square += weight_square(job, &p, memory + offset, scratch);
+    }
+    for (int64_t o = 0; (job->parts & DC_PART_BIAS) != 0 && o < p.out; o++) {
+      double sum = row_sum(&p, wide, o);
+      square += sum * sum;
+    }
+  }
+  dc__put_square(job->s, job->squares, sample, square, job->accumulate);
+  dc__slots_give(&job->slots, slot);
+}
+
+dc_status dc__pair_norms(dc_linalg *l, const dc__sample *s, int32_t parts, bool accumulate, void *squares) {
+  pair_job job = make_job(l, s);
+  job.parts = parts;
+  job.accumulate = accumulate;
+  job.squares = squares;
+  job.ghost = 2 * (double)s->positions * (double)s->positions < (double)job.in * (double)job.out;
+  size_t more = 0;
+  bool query = false;
+  int64_t elements = job.ghost ? 2 * TILE * TILE : ROWS * job.in;
+  if (!dc__linalg_add(&more, elements, dc_dtype_size(s->dtype))) {
+    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold %d rows of the weight", s->fn, (int)ROWS);
+  }
+  DC__TRY(get_slots(&job, s->samples, more, &query));
+  if (!query) {
+    dc__parallel(l->pool, s->samples, norm_of, &job);
+  }
+  return DC_OK;
+}
+
+/* ---- sums ---- */
+
+typedef struct sum_job {
+  pair_job pair;
+  char *scaled; /* a few samples' delta times their factors */
+  int64_t begin, each;
+  bool added; /* something was written: later products add */
+} sum_job;
+
+static void scale_sample(void *arg, int64_t index, void *scratch) {
+  (void)scratch;
+  sum_job *job = arg;
+  const dc__sample *s = job->pair.s;
+  bool wide = s->dtype == DC_FLOAT64;
+  double factor = dc__factor(s, job->pair.factors, job->begin + index);
+  const void *from = dc__element(s->delta, s->dtype, (job->begin + index) * job->each);
+  void *to = dc__element(job->scaled, s->dtype, index * job->each);
+  for (int64_t i = 0; i < job->each; i++) {
+    dc__put(to, wide, i, factor * dc__get(from, wide, i));
+  }
+}
+
+/* weight += D A over all positions of p; the pool works on one product. */
+static void add_product(sum_job *job, const dc__pair *p, int32_t group, double alpha) {
+  const dc__sample *s = job->pair.s;
+  void *to = dc__element(job->pair.weight, s->dtype, group * p->out * p->in);
+  dc__gemm g = gradient(p, s->dtype, 0, p->out, to);
+  g.alpha = alpha;
+  g.beta = job->added || job->pair.accumulate ? 1 : 0;
+  dc__gemm_run(job->pair.l->pool, &g);
+}
+
+/* Samples [begin, end) of a linear layer: one product over all their positions. */
+static void add_linear(sum_job *job, int64_t begin, int64_t end) {
+  const dc__sample *s = job->pair.s;
+  dc__pair p = {.in = s->in, .out = s->out, .positions = (end - begin) * s->positions};
+  p.a = dc__element(s->x, s->dtype, begin * s->positions * s->in);
+  p.d = dc__element(s->delta, s->dtype, begin * job->each);
+  if (job->pair.factors != NULL) {
+    job->begin = begin;
+    dc__parallel(job->pair.l->pool, end - begin, scale_sample, job);
+    p.d = job->scaled;
+  }
+  add_product(job, &p, 0, 1);
+  job->added = true;
+}
+
+static void sum_linear(sum_job *job, int64_t most) {
+  const dc__sample *s = job->pair.s;
+  for (int64_t begin = 0; begin < s->samples;) {
+    int64_t end = begin;
+    while (end < s->samples && end - begin < most && dc__factor(s, job->pair.factors, end) != 0) {
+      end++;
+    }
+    if (end > begin) {
+      add_linear(job, begin, end);
+    }
+    begin = end == begin ? begin + 1 : end;
+  }
+}
+
+static void sum_conv(sum_job *job) {
+  const dc__sample *s = job->pair.s;
+  for (int64_t sample = 0; sample < s->samples; sample++) {
+    double factor = dc__factor(s, job->pair.factors, sample);
+    for (int32_t group = 0; group < job->pair.groups && factor != 0; group++) {
+      dc__pair p = pair_of(&job->pair, sample, group, job->scaled);
+      add_product(job, &p, group, factor);
+    }
+    job->added = job->added || factor != 0;
+  }
+}
+
+/* Element `index` of the bias, over all samples and positions, in order. */
+static void bias_of(void *arg, int64_t index, void *scratch) {
+  (void)scratch;
+  pair_job *job = arg;
+  const dc__sample *s = job->s;
+  bool wide = s->dtype == DC_FLOAT64;
+  double sum = 0;
+  for (int64_t sample = 0; sample < s->samples; sample++) {
+    double factor = dc__factor(s, job->factors, sample);
+    dc__pair p = {.by_rows = job->conv, .out = s->out, .positions = s->positions};
+    p.d = dc__element(s->delta, s->dtype, sample * s->positions * s->out);
+    sum += factor != 0 ? factor * row_sum(&p, wide, index) : 0;
+  }
+  dc__put(job->bias, wide, index, sum + (job->accumulate ? dc__get(job->bias, wide, index) : 0));
+}
+
+dc_status dc__pair_sum(dc_linalg *l, const dc__sample *s, const void *factors, bool accumulate, void *weight,
+                       void *bias) {
+  size_t size = dc_dtype_size(s->dtype);
+  sum_job job = {.pair = make_job(l, s), .each = s->positions * s->out};
+  job.pair.weight = weight;
+  job.pair.bias = bias;
+  job.pair.factors = factors;
+  job.pair.accumulate = accumulate;
+  int64_t most = factors == NULL ? s->samples : SUM_BYTES / (int64_t)size / (job.each > 0 ? job.each : 1);
+  most = most < 1 ? 1 : most < s->samples ? most : s->samples;
+  int64_t elements = job.pair.conv ? dc__patch_elements(s) : factors == NULL ? 1 : most * job.each;
+  size_t bytes = 0;
+  void *memory;
+  if (!dc__linalg_add(&bytes, elements, size)) {
+    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold a sample", s->fn);
+  }
+  DC__TRY(dc__linalg_scratch(l, s->fn, bytes, &memory));
+  if (memory == NULL) {
+    return DC_OK;
+  }
+  job.scaled = memory;
+  if (weight != NULL && job.pair.in > 0 && job.pair.out > 0) {
+    if (job.pair.conv) {
+      sum_conv(&job);
+    } else {
+      sum_linear(&job, most > 0 ? most : 1);
+    }
+    if (!job.added && !accumulate) {
+      memset(weight, 0, (size_t)(s->out * job.pair.in) * size);
+    }
+  }
+  if (bias != NULL) {
+    dc__parallel(l->pool, s->out, bias_of, &job.pair);
+  }
+  return DC_OK;
+}

@@ -1,0 +1,197 @@
+/* Batches of symmetric matrices. Many matrices run side by side, each on one thread from end to end; few of them share
+ * the threads where a product can be cut up. LAPACK itself always has one thread: so the bits do not depend on how
+ * many there are, and it is faster than a threaded LAPACK on one block after the other. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "linalg/spectral.h"
+
+enum { MOST_LAPACK = 32766 }; /* 2 n n + 6 n + 1 must fit LAPACK's 32-bit integers */
+
+/* A batch with its memory. A slot is what one matrix under way needs. */
+typedef struct batch {
+  dc__job job;
+  dc__slots slots;
+} batch;
+
+/* The parts of a slot, in the order of use_slot(). */
+static bool slot_size(int64_t n, size_t *bytes) {
+  int64_t square = 0;
+  *bytes = 0;
+  return !__builtin_mul_overflow(n, n, &square) && square <= INT64_MAX / 4 &&
+         dc__linalg_add(bytes, square, sizeof(double)) &&
+         dc__linalg_add(bytes, 2 * square + 3 * DC__PROBES * n + 1, sizeof(double)) &&
+         dc__linalg_add(bytes, 2 * n, sizeof(double)) && dc__linalg_add(bytes, 5 * n + 3, sizeof(int32_t));
+}
+
+static void use_slot(const batch *b, dc__task *t, int64_t slot) {
+  int64_t n = b->job.n;
+  void *memory = dc__slots_memory(&b->slots, slot);
+  size_t offset = 0;
+  t->s = dc__linalg_part(memory, &offset, n * n, sizeof(double));
+  t->work = dc__linalg_part(memory, &offset, 2 * n * n + 3 * DC__PROBES * n + 1, sizeof(double));
+  t->values = dc__linalg_part(memory, &offset, 2 * n, sizeof(double));
+  t->iwork = dc__linalg_part(memory, &offset, 5 * n + 3, sizeof(int32_t));
+}
+
+/* float32 is enough where epsilon hides what its decomposition does to small eigenvalues. */
+static int32_t computing_type(const dc__spectral *r, int64_t index) {
+  const dc__mat *a = &r->a;
+  if (r->basis.data != NULL) {
+    return r->basis.dtype;
+  }
+  if (r->options.precision != DC_DTYPE_NONE) {
+    return r->options.precision;
+  }
+  if (r->op == DC__SPECTRAL_EIGH || a->dtype == DC_FLOAT64) {
+    return a->dtype;
+  }
+  double trace = 0; /* at least the largest eigenvalue */
+  for (int64_t i = 0; i < a->rows; i++) {
+    trace += fabs(dc__get(a->data, false, dc__place(a, index, i, i)));
+  }
+  double relative = fmax(r->options.eps_rel, trace > 0 ? r->options.eps_abs / trace : 1);
+  return relative >= 32 * (double)a->rows * dc__epsilon(DC_FLOAT32) ? DC_FLOAT32 : DC_FLOAT64;
+}
+
+static bool load(const batch *b, int64_t index, dc__task *t) {
+  t->dtype = computing_type(b->job.r, index);
+  return dc__symmetric_load(&b->job, index, t);
+}
+
+static bool wants_warm(const dc__spectral *r) {
+  return r->op == DC__SPECTRAL_ROOT && r->basis.data != NULL && r->options.tolerance > 0;
+}
+
+static void whole(void *arg, int64_t index, void *scratch) {
+  batch *b = arg;
+  dc__task *t = &b->job.tasks[index];
+  int64_t slot = dc__slots_take(&b->slots);
+  use_slot(b, t, slot);
+  if (load(b, index, t) && !(wants_warm(b->job.r) && dc__warm(&b->job, index, t, scratch)) &&
+      dc__decompose(&b->job, index, t)) {
+    (void)dc__finish(&b->job, index, t, scratch);
+  }
+  dc__slots_give(&b->slots, slot);
+}
+
+static void first_part(void *arg, int64_t index, void *scratch) {
+  (void)scratch;
+  batch *b = arg;
+  use_slot(b, &b->job.tasks[index], index);
+  (void)load(b, index, &b->job.tasks[index]);
+}
+
+static bool waits(const dc__task *t) {
+  return t->status == DC_OK && t->path != DC_PATH_WARM;
+}
+
+static void middle_part(void *arg, int64_t index, void *scratch) {
+  (void)scratch;
+  batch *b = arg;
+  if (waits(&b->job.tasks[index])) {
+    (void)dc__decompose(&b->job, index, &b->job.tasks[index]);
+  }
+}
+
+static void few(batch *b, int64_t count) {
+  dc__pool *pool = b->job.l->pool;
+  dc__parallel(pool, count, first_part, b);
+  for (int64_t i = 0; i < count && wants_warm(b->job.r); i++) {
+    if (b->job.tasks[i].status == DC_OK) {
+      (void)dc__warm(&b->job, i, &b->job.tasks[i], NULL);
+    }
+  }
+  dc__parallel(pool, count, middle_part, b);
+  for (int64_t i = 0; i < count; i++) {
+    if (waits(&b->job.tasks[i])) {
+      (void)dc__finish(&b->job, i, &b->job.tasks[i], NULL);
+    }
+  }
+}
+
+/* ---- reports ---- */
+
+static dc_status explain(const dc__spectral *r, const dc__task *t, int64_t index) {
+  char place[32] = "a";
+  if (r->a.batched) {
+    snprintf(place, sizeof place, "a[%" PRId64 "]", index);
+  }
+  switch (t->status) {
+    case DC_E_NOT_FINITE:
+      return isfinite(t->largest) && t->path == DC_PATH_NONE
+                 ? dc__fail(t->status, "%s: %s has a NaN or an infinity at [%" PRId64 ", %" PRId64 "]", r->fn, place,
+                            t->row, t->col)
+                 : dc__fail(t->status, "%s: the result for %s does not fit %s", r->fn, place,
+                            dc_dtype_name(r->a.dtype));
+    case DC_E_NOT_SYMMETRIC:
+      return dc__fail(t->status,
+                      "%s: %s is not symmetric: entries [%" PRId64 ", %" PRId64 "] and [%" PRId64 ", %" PRId64
+                      "] are %g of the largest apart; options.symmetry may allow it",
+                      r->fn, place, t->row, t->col, t->col, t->row, t->asymmetry);
+    case DC_E_NOT_POSITIVE:
+      return t->smallest < 0
+                 ? dc__fail(t->status,
+                            "%s: %s has the negative eigenvalue %g (the largest is %g); see options.negative", r->fn,
+                            place, t->smallest, t->largest)
+                 : dc__fail(t->status,
+                            "%s: %s has an eigenvalue of zero, which has no power %g; give an epsilon or "
+                            "rank_rtol",
+                            r->fn, place, r->power);
+    default:
+      return dc__fail(t->status, "%s: the eigenvalues of %s did not converge", r->fn, place);
+  }
+}
+
+static dc_status report(const dc__spectral *r, const dc__task *tasks) {
+  dc_status first = DC_OK;
+  int64_t at = 0;
+  for (int64_t i = 0; i < r->a.batch; i++) {
+    const dc__task *t = &tasks[i];
+    if (r->info != NULL) {
+      dc_spectral_info info = {
+          t->status, t->status == DC_OK ? t->path : DC_PATH_NONE, t->smallest, t->largest, t->epsilon, t->asymmetry,
+          t->change};
+      memcpy((char *)r->info + (size_t)i * r->info_size, &info,
+             r->info_size < sizeof info ? r->info_size : sizeof info);
+    }
+    if (first == DC_OK && t->status != DC_OK) {
+      first = t->status;
+      at = i;
+    }
+  }
+  return first == DC_OK ? DC_OK : explain(r, &tasks[at], at);
+}
+
+dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *r) {
+  int64_t n = r->a.rows;
+  int64_t count = r->a.batch;
+  if (n > MOST_LAPACK && l->blas != NULL) {
+    return dc__fail(DC_E_UNSUPPORTED, "%s: a has %" PRId64 " rows; LAPACK's 32-bit integers allow %d", r->fn, n,
+                    (int)MOST_LAPACK);
+  }
+  batch b = {.job = {.l = l, .r = r, .n = n, .inside = count >= dc__pool_threads(l->pool)}};
+  size_t bytes = 0;
+  size_t slot;
+  void *memory;
+  if (!slot_size(n, &slot) || !dc__linalg_add(&bytes, count, sizeof(dc__task)) ||
+      !dc__slots_plan(&b.slots, l, count, slot, &bytes)) {
+    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold %" PRId64 " matrices of %" PRId64 " rows", r->fn, count, n);
+  }
+  DC__TRY(dc__linalg_scratch(l, r->fn, bytes, &memory));
+  if (memory == NULL || count == 0) {
+    return DC_OK;
+  }
+  size_t offset = 0;
+  b.job.tasks = dc__linalg_part(memory, &offset, count, sizeof(dc__task));
+  memset(b.job.tasks, 0, offset);
+  dc__slots_place(&b.slots, memory, &offset);
+  if (n > 0 && b.job.inside) {
+    dc__parallel(l->pool, count, whole, &b);
+  } else if (n > 0) {
+    few(&b, count);
+  }
+  return report(r, b.job.tasks);
+}

@@ -1,0 +1,157 @@
+/* Roots of a matrix that changed little since its eigenvectors Q were computed. B = Q^T A Q has a regularised diagonal
+ * D and a small rest E; f(B) is f(D) plus E times the divided differences of f, entry by entry, to first order in E
+ * (Daletskii and Krein). For f = x^(-1/p) and y = D^(1/p)
+ *   f[i, j] = -1 / (y_i y_j (y_i^(p-1) + y_i^(p-2) y_j + … + y_j^(p-1)))
+ * has no cancellation, so eigenvalues that lie close, where eigenvectors turn, do no harm. */
+#include <math.h>
+
+#include "linalg/spectral.h"
+
+enum { ITERATIONS = 4 };
+
+/* Numbers in [-1, 1) that look random and are the same in every run. */
+static double noise(int64_t i) {
+  uint64_t x = ((uint64_t)i + 1) * UINT64_C(0x9E3779B97F4A7C15);
+  x = (x ^ (x >> 31)) * UINT64_C(0xD6E8FEB86659FD93);
+  return (double)(int64_t)((x ^ (x >> 32)) & 0xffffffff) / 2147483648.0 - 1;
+}
+
+static double column_norm(const void *v, bool wide, int64_t n, int64_t column) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; i++) {
+    double x = dc__get(v, wide, i * DC__PROBES + column);
+    sum += x * x;
+  }
+  return sqrt(sum);
+}
+
+/* Q^T (Q v) = v for random v, up to rounding: a basis that is not orthonormal fails with certainty in practice. */
+static bool orthonormal(const dc__job *job, const dc__task *t, const void *q, void *v, void *qv, void *back,
+                        void *scratch) {
+  int64_t n = job->n;
+  bool wide = t->dtype == DC_FLOAT64;
+  double limit = wide ? 1e-9 : 1e-3;
+  for (int64_t i = 0; i < n * DC__PROBES; i++) {
+    dc__put(v, wide, i, noise(i));
+  }
+  dc__full_product(job, t->dtype, false, q, v, DC__PROBES, qv, scratch);
+  dc__full_product(job, t->dtype, true, q, qv, DC__PROBES, back, scratch);
+  for (int64_t i = 0; i < n * DC__PROBES; i++) {
+    if (!(fabs(dc__get(back, wide, i) - dc__get(v, wide, i)) <= limit)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* |E|_2 for a symmetric matrix with zero diagonal: the most that a step of power iteration stretches a column of v. */
+static double stretch(const dc__job *job, const dc__task *t, const void *e, void *v, void *ev, void *scratch) {
+  int64_t n = job->n;
+  bool wide = t->dtype == DC_FLOAT64;
+  double most = 0;
+  for (int32_t iteration = 0; iteration < ITERATIONS; iteration++) {
+    for (int64_t column = 0; column < DC__PROBES; column++) {
+      double norm = column_norm(v, wide, n, column);
+      most = iteration > 0 ? fmax(most, norm) : 0;
+      for (int64_t i = column; i < n * DC__PROBES; i += DC__PROBES) {
+        dc__put(v, wide, i, norm > 0 ? dc__get(v, wide, i) / norm : 0);
+      }
+    }
+    dc__full_product(job, t->dtype, false, e, v, DC__PROBES, ev, scratch);
+    void *swap = v;
+    v = ev;
+    ev = swap;
+  }
+  for (int64_t column = 0; column < DC__PROBES; column++) {
+    most = fmax(most, column_norm(v, wide, n, column));
+  }
+  return most;
+}
+
+/* values from the diagonal of b (lower triangle there), and e = D^-1/2 E D^-1/2, whole. */
+static bool split(const dc__job *job, dc__task *t, const void *b, void *e) {
+  int64_t n = job->n;
+  dc__scale scale = dc__scale_of(t->exponent);
+  bool wide = t->dtype == DC_FLOAT64;
+  for (int64_t i = 0; i < n; i++) {
+    t->values[i] = dc__scaled(dc__get(b, wide, i * n + i), scale);
+  }
+  if (!dc__regularise(job, t)) { /* an approximation may be negative where the matrix is not: not for it to say */
+    t->status = DC_OK;
+    return false;
+  }
+  double *inverse = t->values + n;
+  for (int64_t i = 0; i < n; i++) {
+    inverse[i] = 1 / sqrt(t->values[i]);
+  }
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j < i; j++) {
+      dc__put(e, wide, i * n + j, dc__scaled(dc__get(b, wide, i * n + j), scale) * inverse[i] * inverse[j]);
+    }
+    dc__put(e, wide, i * n + i, 0);
+  }
+  dc__mirror(e, t->dtype, n);
+  return true;
+}
+
+/* f(B) to first order, whole, in b. rows: 2 n of scratch. */
+static void first_order(const dc__job *job, const dc__task *t, void *b, double *rows) {
+  int64_t n = job->n;
+  dc__scale scale = dc__scale_of(t->exponent);
+  bool wide = t->dtype == DC_FLOAT64;
+  int32_t p = job->r->root;
+  double *y = t->values + n;
+  double *restrict sum = rows;
+  double *restrict power = rows + n;
+  for (int64_t i = 0; i < n; i++) {
+    y[i] = pow(t->values[i], 1 / (double)p);
+  }
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j < i; j++) {
+      sum[j] = power[j] = 1;
+    }
+    for (int32_t k = 1; k < p; k++) { /* Horner in y_i, with the powers of y_j */
+      for (int64_t j = 0; j < i; j++) {
+        power[j] *= y[j];
+        sum[j] = sum[j] * y[i] + power[j];
+      }
+    }
+    for (int64_t j = 0; j < i; j++) {
+      double quotient = -dc__scaled(dc__get(b, wide, i * n + j), scale) / (y[i] * y[j] * sum[j]);
+      dc__put(b, wide, i * n + j, quotient);
+    }
+    dc__put(b, wide, i * n + i, 1 / y[i]);
+  }
+  dc__mirror(b, t->dtype, n);
+}
+
+bool dc__warm(const dc__job *job, int64_t index, dc__task *t, void *scratch) {
+  int64_t n = job->n;
+  size_t item = dc_dtype_size(t->dtype);
+  const void *q = (const char *)job->r->basis.data + (size_t)(index * n * n) * item;
+  char *p = t->work;
+  char *b = p + (size_t)(n * n) * item;
+  char *v = b + (size_t)(n * n) * item;
+  char *ev = v + (size_t)(n * DC__PROBES) * item;
+  if (!orthonormal(job, t, q, v, ev, ev + (size_t)(n * DC__PROBES) * item, scratch)) {
+    return false;
+  }
+  dc__full_product(job, t->dtype, false, t->s, q, n, p, scratch);
+  dc__half_product(job, t->dtype, true, false, q, p, b, scratch);
+  if (!split(job, t, b, p)) {
+    return false;
+  }
+  double change = stretch(job, t, p, v, ev, scratch);
+  t->change = change * change;
+  if (!(t->change <= job->r->options.tolerance)) {
+    return false;
+  }
+  first_order(job, t, b, (double *)(void *)(p + 2 * (size_t)(n * n) * sizeof(double)));
+  dc__full_product(job, t->dtype, false, q, b, n, p, scratch);
+  dc__half_product(job, t->dtype, false, true, p, q, b, scratch);
+  if (!dc__symmetric_store(job, index, t, b)) {
+    return false;
+  }
+  t->path = DC_PATH_WARM;
+  return true;
+}

@@ -1,0 +1,303 @@
+/* Kronecker products and products of matrices: points 23 to 29 of the second-order conformance list, by number. */
+#include <unistd.h>
+
+#include "linalg_test.h"
+
+enum { M = 4, K = 3, P = 5, Q = 6 };
+
+static void test_23_kron(void **state) {
+  (void)state;
+  double *a = doubles(M * K, 1), *b = doubles(P * Q, 2), out[M * P * K * Q];
+  dc_tensor ta = matrix(a, DC_FLOAT64, M, K), tb = matrix(b, DC_FLOAT64, P, Q),
+            to = matrix(out, DC_FLOAT64, M * P, K * Q);
+  OK(dc_kron(linalg, &ta, &tb, &to));
+  for (int64_t i = 0; i < M * P; i++) {
+    for (int64_t j = 0; j < K * Q; j++) {
+      assert_true(out[i * K * Q + j] == a[i / P * K + j / Q] * b[i % P * Q + j % Q]);
+    }
+  }
+  dc_tensor tt = matrix(a, DC_FLOAT64, K, M), wide = matrix(out, DC_FLOAT64, K * P, M * Q);
+  const int64_t back[2] = {1, K}; /* the transposed view of an M by K matrix */
+  tt.strides = back;
+  OK(dc_kron(linalg, &tt, &tb, &wide));
+  assert_true(out[1 * Q] == a[1 * K] * b[0]);
+  dc_tensor none = matrix(NULL, DC_FLOAT64, 0, 3), one = matrix(a, DC_FLOAT64, 1, 1),
+            empty = matrix(NULL, DC_FLOAT64, 0, 3 * Q);
+  OK(dc_kron(linalg, &none, &tb, &empty));
+  dc_tensor small = matrix(out, DC_FLOAT64, P, Q);
+  OK(dc_kron(linalg, &one, &tb, &small));
+  assert_true(out[7] == a[0] * b[7]);
+  FAILS(dc_kron(linalg, &ta, &tb, &small), DC_E_SHAPE, "out is 5 by 6, must be 4 * 5 by 3 * 6");
+  dc_tensor huge = matrix(a, DC_FLOAT64, INT64_C(1) << 28, INT64_C(1) << 28);
+  FAILS(dc_kron(linalg, &huge, &huge, &small), DC_E_SHAPE, "must be");
+  dc_tensor narrow = matrix(b, DC_FLOAT32, P, Q);
+  FAILS(dc_kron(linalg, &ta, &narrow, &to), DC_E_DTYPE, "b is float32, must be float64");
+  free(a);
+  free(b);
+}
+
+static void test_24_kron_apply(void **state) {
+  (void)state;
+  double *a = doubles(M * K, 3), *b = doubles(P * Q, 4), *x = doubles(K * Q, 5);
+  double whole[M * P * K * Q], out[M * P], want[M * P];
+  dc_tensor ta = matrix(a, DC_FLOAT64, M, K), tb = matrix(b, DC_FLOAT64, P, Q), tx = matrix(x, DC_FLOAT64, K, Q),
+            tw = matrix(whole, DC_FLOAT64, M * P, K * Q), to = matrix(out, DC_FLOAT64, M, P);
+  OK(dc_kron(linalg, &ta, &tb, &tw));
+  OK(dc_kron_apply(linalg, &ta, &tb, &tx, &to));
+  multiply(whole, x, want, M * P, K * Q, 1); /* vec by rows */
+  assert_true(largest_gap(out, want, M * P) < 1e-14);
+  /* vec by columns: kron(A, B) vec(Y) = vec(B Y A^T); Y is X read by columns, so factors and sides swap */
+  double y[K * Q], by_columns[M * P], columns[P * M];
+  for (int64_t i = 0; i < K * Q; i++) {
+    y[i % Q * K + i / Q] = x[i];
+  }
+  dc_tensor ty = matrix(y, DC_FLOAT64, Q, K), tc = matrix(columns, DC_FLOAT64, P, M);
+  OK(dc_kron_apply(linalg, &tb, &ta, &ty, &tc));
+  for (int64_t i = 0; i < M * P; i++) {
+    by_columns[i] = columns[i % P * M + i / P];
+  }
+  assert_true(largest_gap(by_columns, want, M * P) < 1e-14);
+  /* in place, and the other side first: square factors */
+  double *s = doubles(9, 6), *t = doubles(4, 7), z[6], again[6];
+  for (int i = 0; i < 6; i++) {
+    z[i] = again[i] = (double)i;
+  }
+  dc_tensor ts = matrix(s, DC_FLOAT64, 3, 3), tt = matrix(t, DC_FLOAT64, 2, 2), tz = matrix(z, DC_FLOAT64, 3, 2),
+            fresh = matrix(again, DC_FLOAT64, 3, 2);
+  double other[6];
+  dc_tensor t6 = matrix(other, DC_FLOAT64, 3, 2);
+  OK(dc_kron_apply(linalg, &ts, &tt, &fresh, &t6));
+  OK(dc_kron_apply(linalg, &ts, &tt, &tz, &tz));
+  assert_memory_equal(z, other, sizeof z);
+  FAILS(dc_kron_apply(linalg, &tb, &ta, &tx, &to), DC_E_SHAPE, "x has");
+  free(a);
+  free(b);
+  free(x);
+  free(s);
+  free(t);
+}
+
+static void test_25_nearest(void **state) {
+  (void)state;
+  double *a = doubles(M * K, 8), *b = doubles(P * Q, 9), whole[M * P * K * Q], again[M * P * K * Q];
+  double fa[M * K], fb[P * Q], residual = 7;
+  dc_tensor ta = matrix(a, DC_FLOAT64, M, K), tb = matrix(b, DC_FLOAT64, P, Q),
+            tw = matrix(whole, DC_FLOAT64, M * P, K * Q), tg = matrix(again, DC_FLOAT64, M * P, K * Q),
+            tfa = matrix(fa, DC_FLOAT64, M, K), tfb = matrix(fb, DC_FLOAT64, P, Q);
+  OK(dc_kron(linalg, &ta, &tb, &tw));
+  OK(dc_kron_nearest(linalg, &tw, &tfa, &tfb, &residual));
+  OK(dc_kron(linalg, &tfa, &tfb, &tg));
+  assert_true(residual < 1e-14 && largest_gap(whole, again, M * P * K * Q) < 1e-14);
+  /* diag(3, 3, 3, 4, 0 …) as blocks: the largest single block is not the best one */
+  double blocks[64] = {0}, ba[16], bb[4];
+  for (int64_t i = 0; i < 3; i++) {
+    blocks[(2 * i) * 8 + 2 * i] = 3;
+  }
+  blocks[7 * 8 + 7] = 4;
+  dc_tensor tx = matrix(blocks, DC_FLOAT64, 8, 8), tba = matrix(ba, DC_FLOAT64, 4, 4),
+            tbb = matrix(bb, DC_FLOAT64, 2, 2);
+  OK(dc_kron_nearest(linalg, &tx, &tba, &tbb, &residual));
+  assert_true(fabs(residual - sqrt(16.0 / 43)) < 1e-12);
+  /* Symmetric positive semidefinite stays so. */
+  double spd[64] = {0}, values[8] = {5, 4, 3, 2, 1, 0.5, 0.1, 0}, w[4];
+  with_spectrum(spd, 8, values, 10);
+  dc_tensor ts = matrix(spd, DC_FLOAT64, 8, 8), tv = vector(w, DC_FLOAT64, 4);
+  OK(dc_kron_nearest(linalg, &ts, &tba, &tbb, NULL));
+  OK(dc_eigh(linalg, &tba, NULL, &tv, NULL, NULL, 0));
+  assert_true(w[0] > -1e-12);
+  tv = vector(w, DC_FLOAT64, 2);
+  OK(dc_eigh(linalg, &tbb, NULL, &tv, NULL, NULL, 0));
+  assert_true(w[0] > -1e-12);
+  memset(blocks, 0, sizeof blocks);
+  OK(dc_kron_nearest(linalg, &tx, &tba, &tbb, &residual));
+  assert_true(residual == 0 && ba[0] == 0 && bb[0] == 0);
+  blocks[11] = NAN;
+  FAILS(dc_kron_nearest(linalg, &tx, &tba, &tbb, &residual), DC_E_NOT_FINITE, "[1, 3]");
+  FAILS(dc_kron_nearest(linalg, &tx, &tba, &tfb, &residual), DC_E_SHAPE, "x is 8 by 8");
+  free(a);
+  free(b);
+}
+
+static void test_26_damped_solve(void **state) {
+  (void)state;
+  enum { A = 4, G = 3 };
+  double a[A * A], g[G * G], va[A], vg[G], qa[A * A], qg[G * G], whole[A * G * A * G], out[A * G], back[A * G];
+  const double la[A] = {2, 1, 0.5, 0.1}, lg[G] = {3, 0.2, 0};
+  with_spectrum(a, A, la, 11);
+  with_spectrum(g, G, lg, 12);
+  dc_tensor ta = matrix(a, DC_FLOAT64, A, A), tg = matrix(g, DC_FLOAT64, G, G), tva = vector(va, DC_FLOAT64, A),
+            tvg = vector(vg, DC_FLOAT64, G), tqa = matrix(qa, DC_FLOAT64, A, A), tqg = matrix(qg, DC_FLOAT64, G, G),
+            tw = matrix(whole, DC_FLOAT64, A * G, A * G), to = matrix(out, DC_FLOAT64, A, G);
+  OK(dc_eigh(linalg, &ta, NULL, &tva, &tqa, NULL, 0));
+  OK(dc_eigh(linalg, &tg, NULL, &tvg, &tqg, NULL, 0));
+  double *x = doubles(A * G, 13);
+  dc_tensor tx = matrix(x, DC_FLOAT64, A, G);
+  OK(dc_kron_solve(linalg, &tqa, &tva, &tqg, &tvg, 0.01, &tx, &to));
+  OK(dc_kron(linalg, &ta, &tg, &tw));
+  for (int64_t i = 0; i < A * G; i++) {
+    whole[i * A * G + i] += 0.01;
+  }
+  multiply(whole, out, back, A * G, A * G, 1);
+  assert_true(largest_gap(back, x, A * G) < 1e-12);
+  vg[0] = 0;
+  FAILS(dc_kron_solve(linalg, &tqa, &tva, &tqg, &tvg, 0, &tx, &to), DC_E_NOT_POSITIVE, "must be > 0");
+  FAILS(dc_kron_solve(linalg, &tqa, &tva, &tqg, &tvg, -1, &tx, &to), DC_E_INVALID, "damping = -1");
+  free(x);
+}
+
+static void test_27_batches(void **state) {
+  (void)state;
+  enum { B = 3 };
+  double *a = doubles(B * M * K, 14), *b = doubles(B * K * P, 15), out[B * M * P], want[B * M * P];
+  dc_tensor ta = batch(a, DC_FLOAT64, B, M, K), tb = batch(b, DC_FLOAT64, B, K, P),
+            to = batch(out, DC_FLOAT64, B, M, P);
+  for (int64_t i = 0; i < B; i++) {
+    multiply(a + i * M * K, b + i * K * P, want + i * M * P, M, K, P);
+  }
+  OK(dc_batch_matmul(linalg, &ta, &tb, 1, 0, &to));
+  assert_true(largest_gap(out, want, B * M * P) < 1e-14);
+  OK(dc_batch_matmul(linalg, &ta, &tb, 2, -1, &to));
+  assert_true(largest_gap(out, want, B * M * P) < 1e-14);
+  /* one b for all, by its two dimensions and by stride 0; a transposed */
+  const int64_t zero[3] = {0, P, 1};
+  dc_tensor alone = matrix(b, DC_FLOAT64, K, P), still = tb;
+  still.strides = zero;
+  double out2[B * M * P];
+  dc_tensor to2 = batch(out2, DC_FLOAT64, B, M, P);
+  OK(dc_batch_matmul(linalg, &ta, &alone, 1, 0, &to));
+  OK(dc_batch_matmul(linalg, &ta, &still, 1, 0, &to2));
+  assert_memory_equal(out, out2, sizeof out);
+  double turned[B * K * M];
+  for (int64_t i = 0; i < B * M * K; i++) {
+    turned[i / (M * K) * M * K + i % K * M + i / K % M] = a[i];
+  }
+  const int64_t by_columns[3] = {M * K, 1, M};
+  dc_tensor tt = batch(turned, DC_FLOAT64, B, M, K);
+  tt.strides = by_columns;
+  OK(dc_batch_matmul(linalg, &tt, &alone, 1, 0, &to2));
+  assert_true(largest_gap(out, out2, B * M * P) < 1e-14);
+  /* empty lengths */
+  dc_tensor no_k_a = batch(NULL, DC_FLOAT64, B, M, 0), no_k_b = batch(NULL, DC_FLOAT64, B, 0, P),
+            none = batch(NULL, DC_FLOAT64, 0, M, P), no_a = batch(NULL, DC_FLOAT64, 0, M, K),
+            no_b = batch(NULL, DC_FLOAT64, 0, K, P);
+  memset(out2, 0x7f, sizeof out2);
+  OK(dc_batch_matmul(linalg, &no_k_a, &no_k_b, 1, 0, &to2));
+  for (int64_t i = 0; i < B * M * P; i++) {
+    assert_true(out2[i] == 0);
+  }
+  OK(dc_batch_matmul(linalg, &no_a, &no_b, 1, 0, &none));
+  dc_tensor two = batch(a, DC_FLOAT64, 2, M, K), bad = ta;
+  const int64_t overlapping[3] = {M * K, 2, 2};
+  bad.strides = overlapping;
+  FAILS(dc_batch_matmul(linalg, &two, &tb, 1, 0, &to), DC_E_SHAPE, "a has 2 matrices, must have 3");
+  FAILS(dc_batch_matmul(linalg, &tb, &ta, 1, 0, &to), DC_E_SHAPE, "rows");
+  FAILS(dc_batch_matmul(linalg, &bad, &tb, 1, 0, &to), DC_E_SHAPE, "strides 2 and 2");
+  FAILS(dc_batch_matmul(linalg, &ta, &tb, NAN, 0, &to), DC_E_INVALID, "alpha = nan");
+  free(a);
+  free(b);
+}
+
+static void test_29_types(void **state) {
+  (void)state;
+  enum { LONG = 4096 };
+  /* 1 and then many 2^-12: in 16 bits each addition would be lost */
+  uint16_t ones[LONG], small[LONG];
+  float out = 0;
+  for (int i = 0; i < LONG; i++) {
+    ones[i] = 0x3f80; /* bfloat16 1 */
+    small[i] = i == 0 ? 0x3f80 : 0x3980;
+  }
+  dc_tensor a = matrix(ones, DC_BFLOAT16, 1, LONG), b = matrix(small, DC_BFLOAT16, LONG, 1),
+            to = matrix(&out, DC_FLOAT32, 1, 1);
+  OK(dc_batch_matmul(linalg, &a, &b, 1, 0, &to));
+  assert_true(fabsf(out - (1 + 4095.0f / 4096)) < 1e-5f);
+  dc_tensor wide = matrix(ones, DC_FLOAT32, 1, 4), integer = matrix(ones, DC_INT32, 1, LONG);
+  FAILS(dc_batch_matmul(linalg, &wide, &b, 1, 0, &to), DC_E_DTYPE, "b is bfloat16, must be float32 as a");
+  FAILS(dc_batch_matmul(linalg, &integer, &integer, 1, 0, &to), DC_E_DTYPE, "floating-point");
+  double twice = 0;
+  dc_tensor t64 = matrix(&twice, DC_FLOAT64, 1, 1);
+  FAILS(dc_batch_matmul(linalg, &a, &b, 1, 0, &t64), DC_E_DTYPE, "out is float64");
+}
+
+/* ---- bounded ---- */
+
+enum { BM = 70, BK = 90, BN = 50 };
+
+static dc_matrix_source source_of(const dc_tensor *tensor, int32_t fd, int64_t offset) {
+  dc_matrix_source s = DC_MATRIX_SOURCE_INIT;
+  s.tensor = tensor;
+  s.fd = fd;
+  s.offset = offset;
+  return s;
+}
+
+static int32_t file_of(const void *data, size_t bytes, int64_t offset) {
+  char name[] = "/tmp/libdc-test-XXXXXX";
+  int32_t fd = mkstemp(name);
+  assert_true(fd >= 0);
+  unlink(name);
+  assert_true(pwrite(fd, data, bytes, offset) == (ssize_t)bytes);
+  return fd;
+}
+
+static void test_28_bounded(void **state) {
+  (void)state;
+  double *a = doubles(BM * BK, 16), *b = doubles(BK * BN, 17), want[BM * BN], got[BM * BN];
+  int32_t fa = file_of(a, BM * BK * sizeof *a, 24), fb = file_of(b, BK * BN * sizeof *b, 0), fo = file_of(a, 8, 0);
+  dc_tensor ma = matrix(a, DC_FLOAT64, BM, BK), mb = matrix(b, DC_FLOAT64, BK, BN),
+            mo = matrix(got, DC_FLOAT64, BM, BN), da = matrix(NULL, DC_FLOAT64, BM, BK),
+            db = matrix(NULL, DC_FLOAT64, BK, BN), dd = matrix(NULL, DC_FLOAT64, BM, BN);
+  multiply(a, b, want, BM, BK, BN);
+  for (int files = 0; files < 8; files++) {
+    dc_matrix_source sa = source_of((files & 1) != 0 ? &da : &ma, fa, 24),
+                     sb = source_of((files & 2) != 0 ? &db : &mb, fb, 0),
+                     so = source_of((files & 4) != 0 ? &dd : &mo, fo, 40);
+    int64_t needed = 1;
+    if (files != 0) {
+      FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 1, &needed), DC_E_BUFFER_TOO_SMALL, "budget_bytes = 1");
+      assert_true(needed > 64 && needed < 16384);
+    }
+    for (int64_t budget = needed; budget < 400000; budget = budget * 2 + 64) {
+      memset(got, 0, sizeof got);
+      size_t used = 0;
+      OK(dc_linalg_begin_query(linalg));
+      OK(dc_matmul_bounded(linalg, &sa, &sb, &so, budget, NULL));
+      OK(dc_linalg_end_query(linalg, &used));
+      assert_true((int64_t)used <= budget);
+      OK(dc_matmul_bounded(linalg, &sa, &sb, &so, budget, NULL));
+      if ((files & 4) != 0) {
+        assert_true(pread(fo, got, sizeof got, 40) == sizeof got);
+      }
+      assert_true(largest_gap(got, want, BM * BN) < 1e-13);
+    }
+  }
+  dc_matrix_source sa = source_of(&da, fa, 24), sb = source_of(&mb, -1, 0), so = source_of(&mo, -1, 0);
+  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 0, NULL), DC_E_INVALID, "budget_bytes = 0");
+  sa.offset = 32;
+  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "a's file has");
+  sa.offset = -8;
+  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "offset = -8");
+  sa.fd = -1;
+  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "no open file");
+  sa.reserved0 = 1;
+  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "reserved0");
+  FAILS(dc_matmul_bounded(linalg, NULL, &sb, &so, 100000, NULL), DC_E_INVALID, "a is NULL");
+  dc_tensor narrow = matrix(got, DC_FLOAT32, BM, BN);
+  sa = source_of(&ma, -1, 0);
+  so = source_of(&narrow, -1, 0);
+  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_DTYPE, "out is float32, must be float64");
+  close(fa);
+  close(fb);
+  close(fo);
+  free(a);
+  free(b);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_23_kron),         cmocka_unit_test(test_24_kron_apply), cmocka_unit_test(test_25_nearest),
+      cmocka_unit_test(test_26_damped_solve), cmocka_unit_test(test_27_batches),    cmocka_unit_test(test_28_bounded),
+      cmocka_unit_test(test_29_types),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,121 @@
+/* Point 16: solvers that fail, put in LAPACK's place: retried in float64, then with libdc's own solver, and reported.
+ */
+#include "linalg/linalg.h"
+#include "linalg_test.h"
+
+static int32_t float_calls, double_calls;
+static int32_t float_info, double_info;
+static bool not_a_number; /* info 0, and values that are NaN, as OpenBLAS has done */
+
+static void fake_ssyevd(const char *jobz, const char *uplo, const int32_t *n, float *a, const int32_t *lda, float *w,
+                        float *work, const int32_t *lwork, int32_t *iwork, const int32_t *liwork, int32_t *info,
+                        size_t jobz_length, size_t uplo_length) {
+  (void)jobz, (void)uplo, (void)lda, (void)work, (void)lwork, (void)iwork, (void)liwork, (void)jobz_length,
+      (void)uplo_length;
+  float_calls++;
+  for (int32_t i = 0; i < *n * *n; i++) {
+    a[i] = -1; /* spoilt, as by a solver that gave up */
+  }
+  for (int32_t i = 0; i < *n; i++) {
+    w[i] = not_a_number ? (float)NAN : 1;
+  }
+  *info = float_info;
+}
+
+static void fake_dsyevd(const char *jobz, const char *uplo, const int32_t *n, double *a, const int32_t *lda, double *w,
+                        double *work, const int32_t *lwork, int32_t *iwork, const int32_t *liwork, int32_t *info,
+                        size_t jobz_length, size_t uplo_length) {
+  (void)jobz, (void)uplo, (void)lda, (void)work, (void)lwork, (void)iwork, (void)liwork, (void)jobz_length,
+      (void)uplo_length;
+  double_calls++;
+  memset(w, 0, (size_t)*n * sizeof *w);
+  if (double_info == 0) { /* diagonal matrices are all it can do */
+    for (int32_t i = 0; i < *n; i++) {
+      w[i] = a[i * *n + i];
+    }
+  }
+  for (int32_t i = 0; i < *n * *n; i++) {
+    a[i] = i % (*n + 1) == 0;
+  }
+  *info = double_info;
+}
+
+static void root_of(float *x, dc_spectral_info *info) {
+  float a[9] = {1, 0, 0, 0, 16, 0, 0, 0, 81};
+  dc__blas blas = {.path = "fake", .ssyevd = fake_ssyevd, .dsyevd = fake_dsyevd};
+  const dc__blas *real = linalg->blas;
+  dc_spectral_options o = DC_SPECTRAL_OPTIONS_INIT;
+  o.precision = DC_FLOAT32;
+  dc_tensor ta = matrix(a, DC_FLOAT32, 3, 3), tx = matrix(x, DC_FLOAT32, 3, 3);
+  float_calls = double_calls = 0;
+  linalg->blas = &blas;
+  dc_status status = dc_matrix_power(linalg, &ta, 0.25, &o, &tx, info, sizeof *info);
+  linalg->blas = real;
+  assert_int_equal(status, DC_OK);
+  const float want[9] = {1, 0, 0, 0, 2, 0, 0, 0, 3};
+  for (int i = 0; i < 9; i++) {
+    assert_true(fabsf(x[i] - want[i]) < 1e-6f);
+  }
+}
+
+static void test_16_retried_in_float64(void **state) {
+  (void)state;
+  float x[9];
+  dc_spectral_info info = {0};
+  float_info = 5;
+  double_info = 0;
+  root_of(x, &info);
+  assert_int_equal(info.path, DC_PATH_RETRIED);
+  assert_int_equal(float_calls, 1);
+  assert_int_equal(double_calls, 1);
+  float_info = 0;
+  not_a_number = true;
+  root_of(x, &info);
+  assert_int_equal(info.path, DC_PATH_RETRIED);
+  not_a_number = false;
+}
+
+static void test_16_plain_at_last(void **state) {
+  (void)state;
+  float x[9];
+  dc_spectral_info info = {0};
+  float_info = double_info = 7;
+  root_of(x, &info);
+  assert_int_equal(info.path, DC_PATH_PLAIN);
+  assert_int_equal(float_calls, 1);
+  assert_int_equal(double_calls, 1);
+}
+
+/* The plain solver and whatever LAPACK there is agree, in both types, on spectra of all kinds. */
+static void test_plain_agrees(void **state) {
+  (void)state;
+  enum { N = 40 };
+  dc_linalg *plain = open_linalg(2, 1);
+  for (int kind = 0; kind < 6; kind++) {
+    double values[N], a[N * N], w[2][N], v[N * N];
+    for (int64_t i = 0; i < N; i++) {
+      const double all[] = {
+          pow(10, -12.0 * (double)i / N), (double)(i / 8), i == 0 ? 1e6 : 1, i < 3 ? 1 : 0, 0, (double)i - 20};
+      values[i] = all[kind];
+    }
+    with_spectrum(a, N, values, 100);
+    dc_tensor ta = matrix(a, DC_FLOAT64, N, N), tv = matrix(v, DC_FLOAT64, N, N);
+    dc_linalg *const handles[] = {linalg, plain};
+    for (int h = 0; h < 2; h++) {
+      dc_tensor tw = vector(w[h], DC_FLOAT64, N);
+      OK(dc_eigh(handles[h], &ta, NULL, &tw, &tv, NULL, 0));
+    }
+    double most = fmax(fabs(w[0][0]), fabs(w[0][N - 1]));
+    assert_true(largest_gap(w[0], w[1], N) <= 1e-13 * most);
+  }
+  dc_linalg_destroy(plain);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_16_retried_in_float64),
+      cmocka_unit_test(test_16_plain_at_last),
+      cmocka_unit_test(test_plain_agrees),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}
