@@ -40,6 +40,15 @@ coverage:
 	@scripts/setup.sh test
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/coverage.py $(ARGS)
 
+SECONDS ?= 60
+fuzz:
+	@scripts/setup.sh test
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) tests/fuzz/run.py --seconds $(SECONDS)
+
+spin:
+	@scripts/setup.sh test
+	@$(PY) tests/spin/run.py $(ARGS)
+
 bench: build
 	@test -f build/bench/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH" meson setup build/bench \
 	  -Dbuildtype=release -Dbench=true -Dtests=false >/dev/null
@@ -52,4 +61,4 @@ bench: build
 clean:
 	rm -rf .venv build
 
-.PHONY: build train test abi docs wheel mutants coverage bench clean
+.PHONY: build train test abi docs wheel mutants coverage fuzz spin bench clean

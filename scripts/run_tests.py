@@ -180,6 +180,12 @@ def spin(suite: Suite) -> Count:
     return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
 
 
+def fuzz(suite: Suite) -> Count:
+    """A few seconds of what `make fuzz` does for long, from the same seeds."""
+    status = suite.run(sys.executable, "tests/fuzz/run.py", "--runs=4000", timeout=900)
+    return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
+
+
 # Those that meet every room and end soon where one thread runs at a time. Deadlines and killed processes are for the
 # sanitizers: here a second is long.
 UNDER_VALGRIND = ("base", "arena", "device", "kernels_accumulate", "comm_external", "bad_input", "gather", "offload",
@@ -263,6 +269,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "abi": abi,
     "valgrind": valgrind,
     "spin": spin,
+    "fuzz": fuzz,
     "asan": lambda suite: c_tests(
         suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=address,undefined", "-Db_lundef=false",
                 "-Dc_args=-fno-sanitize-recover=all -fno-omit-frame-pointer"], "clang-14", ASLR_OFF),

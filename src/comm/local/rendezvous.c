@@ -376,7 +376,12 @@ static dc_status hear_host(const char *name, const dc__local_group *group, int f
                     got < 0 ? strerror(errno) : "another version of libdc");
   }
   message->text[sizeof message->text - 1] = '\0';
-  return message->status == DC_OK ? DC_OK : dc__fail(message->status, "%s", message->text);
+  if (message->status == DC_OK) {
+    return DC_OK;
+  }
+  bool sensible = message->text[0] != '\0' && strcmp(dc_status_name(message->status), "DC_E_UNKNOWN") != 0;
+  return sensible ? dc__fail(message->status, "%s", message->text)
+                  : dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: group \"%s\": a malformed word from rank 0", name);
 }
 
 /* Takes the descriptors apart: control, then each rank's heap and, if it has one, pidfd. */

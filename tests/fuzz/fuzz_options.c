@@ -1,0 +1,54 @@
+/* The reader and the writer of sized structs: whatever struct_size says, they touch no byte beyond it, and none beyond
+ * their own struct. The struct lies at the end of its own block, so that the sanitizer sees one byte more. */
+#include "base/base.h"
+#include "fuzz.h"
+
+enum { KNOWN = 40, LEAST = 24, MOST = 65536 };
+
+static void read_one(const unsigned char *given, size_t length, size_t size) {
+  unsigned char mine[KNOWN];
+  memset(mine, 0xa5, sizeof mine);
+  dc_status status = dc__read_options("fuzz", "options", mine, sizeof mine, given, LEAST);
+  bool fits = size >= LEAST && size <= MOST;
+  PROMISE(fits || status == DC_E_INVALID);
+  if (status != DC_OK) {
+    PROMISE(status == DC_E_INVALID || status == DC_E_UNSUPPORTED);
+    for (size_t i = 0; i < sizeof mine; i++) {
+      PROMISE(mine[i] == 0xa5); /* nothing half-read */
+    }
+    return;
+  }
+  for (size_t i = sizeof size; i < sizeof mine; i++) {
+    PROMISE(mine[i] == (i < size ? given[i] : 0));
+  }
+  for (size_t i = KNOWN; i < size && i < length; i++) {
+    PROMISE(given[i] == 0);
+  }
+}
+
+static void write_one(unsigned char *given, size_t length, size_t size) {
+  unsigned char mine[KNOWN], *before = malloc(length);
+  memset(mine, 0x5a, sizeof mine);
+  memcpy(before, given, length);
+  dc_status status = dc__write_sized("fuzz", "stats", given, mine, sizeof mine, LEAST);
+  size_t end = status != DC_OK ? 0 : size < KNOWN ? size : KNOWN;
+  for (size_t i = 0; i < length; i++) {
+    PROMISE(given[i] == (i >= sizeof size && i < end ? 0x5a : before[i]));
+  }
+  dc__init_sized(given, size <= length ? size : 0, KNOWN);
+  free(before);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
+  bytes b = {data, length};
+  size_t size = (size_t)take_count(&b);
+  /* The caller has as many bytes as he says; who says nonsense has the size alone. */
+  size_t block = size >= LEAST && size <= MOST ? size : sizeof size;
+  unsigned char *given = malloc(block);
+  take(&b, given, block);
+  memcpy(given, &size, sizeof size);
+  read_one(given, block, size);
+  write_one(given, block, size);
+  free(given);
+  return 0;
+}

@@ -1,0 +1,126 @@
+/* What processes say when they meet: rank 0 hears a greeting of any bytes with any number of descriptors, another rank
+ * hears any welcome. Neither may crash, hang, take a rank twice, or keep a descriptor open. Includes the file, whose
+ * functions are its own. */
+#include "comm/local/rendezvous.c" /* NOLINT: it looks inside */
+
+#include <dirent.h>
+
+#include "fuzz.h"
+
+enum { WORLD = 3, SPARE = 8 };
+
+static int32_t open_descriptors(void) {
+  DIR *folder = opendir("/proc/self/fd");
+  int32_t count = 0;
+  while (readdir(folder) != NULL) {
+    count++;
+  }
+  closedir(folder);
+  return count;
+}
+
+/* Sends a message with some small memory files. */
+static void say(int fd, const void *message, size_t size, int32_t files) {
+  int fds[SPARE];
+  for (int32_t i = 0; i < files; i++) {
+    PROMISE(dc__local_file_create("fuzz", DC__LOCAL_PAGE, &fds[i]) == DC_OK);
+  }
+  PROMISE(dc__local_send_fds(fd, message, size, fds, files) >= 0);
+  dc__local_close_all(fds, files);
+}
+
+static dc__local_group *new_group(int32_t rank) {
+  dc__local_group *group = NULL;
+  PROMISE(dc__local_group_create(rank, WORLD, DC__LOCAL_PAGE, 1, &group) == DC_OK);
+  group->bases[rank] = (uintptr_t)group->heap.base;
+  group->reserves[rank] = group->heap.reserve;
+  return group;
+}
+
+/* Up to four guests, each with a word or two, in turn. */
+static void as_host(bytes *b) {
+  host h = {.name = "fuzz", .group = new_group(0), .listener = -1, .control = -1};
+  for (int32_t r = 0; r < DC__COMM_MAX_WORLD; r++) {
+    h.heaps[r] = r == 0 ? h.group->heap.fd : -1;
+  }
+  int peers[4], guests = 1 + take_u8(b) % 4;
+  for (int32_t i = 0; i < guests; i++) {
+    int pair[2];
+    PROMISE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
+    h.guests[h.guest_count++] = (guest){pair[0], -1};
+    peers[i] = pair[1];
+  }
+  for (int32_t i = 0; i < guests; i++) {
+    uint8_t how = take_u8(b);
+    hello word = {.magic = "libdc\0\0",
+                  .protocol = PROTOCOL,
+                  .rank = (int32_t)take_count(b),
+                  .world = how & 1 ? (int32_t)take_count(b) : WORLD,
+                  .has_pidfd = how & 2 ? (int32_t)take_count(b) : 0,
+                  .reserve = how & 4 ? (uint64_t)take_i64(b) : DC__LOCAL_PAGE};
+    size_t size = how & 8 ? take_u8(b) % (sizeof word + 8) : sizeof word;
+    unsigned char raw[sizeof word + 8] = {0};
+    memcpy(raw, &word, sizeof word);
+    if (how & 16) {
+      take(b, raw, size);
+    }
+    say(peers[i], raw, size, take_u8(b) % SPARE);
+  }
+  for (int32_t i = h.guest_count - 1; i >= 0; i--) {
+    (void)hear_guest(&h, i);
+  }
+  int32_t joined = 0;
+  for (int32_t r = 1; r < WORLD; r++) {
+    joined += h.heaps[r] >= 0;
+  }
+  PROMISE(joined == h.joined);
+  if (h.joined == WORLD - 1) {
+    (void)map_peers(h.group, h.heaps);
+  }
+  dc__local_close_all(h.heaps + 1, DC__COMM_MAX_WORLD - 1);
+  for (int32_t i = 0; i < h.guest_count; i++) {
+    close(h.guests[i].fd);
+  }
+  dc__local_close_all(peers, guests);
+  dc__local_group_release(h.group);
+}
+
+static void as_guest(bytes *b) {
+  dc__local_group *group = new_group(1);
+  int pair[2], fds[DC__LOCAL_FDS];
+  int32_t count = 0;
+  uint8_t how = take_u8(b);
+  welcome said = {.status = how & 1 ? (int32_t)take_count(b) : DC_OK}, message;
+  for (int32_t r = 0; r < WORLD; r++) {
+    said.has_pidfd[r] = how & 2 ? (int32_t)take_count(b) : 0;
+    said.reserves[r] = how & 4 ? (uint64_t)take_i64(b) : DC__LOCAL_PAGE;
+  }
+  take(b, said.text, how & 8 ? sizeof said.text : 8);
+  PROMISE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
+  if (how & 16) {
+    say(pair[1], &said, (size_t)(1 + take_u8(b) % 255) * 8 % sizeof said + 1, take_u8(b) % SPARE);
+  } else if ((how & 32) == 0) {
+    say(pair[1], &said, sizeof said, take_u8(b) % SPARE);
+  }
+  close(pair[1]);
+  dc_status status = hear_host("fuzz", group, pair[0], 0, &message, fds, &count);
+  if (status == DC_OK) {
+    status = unpack(group, &message, fds, count);
+  }
+  PROMISE(status == DC_OK || dc_last_error()[0] != '\0');
+  dc__local_close_all(fds, count);
+  close(pair[0]);
+  dc__local_group_release(group);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
+  bytes b = {data, length};
+  int32_t before = open_descriptors();
+  if (take_u8(&b) & 1) {
+    as_host(&b);
+  } else {
+    as_guest(&b);
+  }
+  PROMISE(open_descriptors() == before);
+  return 0;
+}
