@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -120,9 +121,23 @@ def test_folders_that_are_none(dc: Run, groups: Groups, tmp_path: Path) -> None:
     says(tmp_path, "its version is not 1")
     (tmp_path / "rank-0.json").write_text(text.replace('"world":2', '"world":100'))
     says(tmp_path, "its rank and world are none")
+    for number in ("-1", "9223372036854775807"):
+        (tmp_path / "rank-0.json").write_text(text.replace('"seq":2,', f'"seq":{number},'))
+        says(tmp_path, "an entry has a number below 0 or over 2^61")
+    (tmp_path / "rank-0.json").write_text(text.replace('"seq":2,', '"seq":92233720368547758070,'))
+    says(tmp_path, "no whole number")
     (tmp_path / "rank-0.json").write_text(text)
     (tmp_path / "rank-1.json").write_text((groups("well", 3) / "rank-1.json").read_text())
     says(tmp_path, "dumps of more than one run: ranks 0 of 2 and 1 of 3")
+
+
+def test_numbers_far_apart_take_no_time(dc: Run, groups: Groups, tmp_path: Path) -> None:
+    text = (groups("well", 2) / "rank-0.json").read_text()
+    (tmp_path / "rank-0.json").write_text(text.replace('"seq":7,', '"seq":1000000000000000,'))
+    (tmp_path / "rank-1.json").write_text((groups("well", 2) / "rank-1.json").read_text())
+    begin = time.monotonic()
+    dc("doctor", "--dump", tmp_path)
+    assert time.monotonic() - begin < 10
 
 
 def test_no_file_makes_it_crash(dc: Run, groups: Groups, tmp_path: Path) -> None:

@@ -64,6 +64,17 @@ static entry entry_of(const json_value *v) {
                  .state = text_of(v, "state")};
 }
 
+/* Ids may be anything; with the rest one can count. */
+static bool countable(const entry *e) {
+  const int64_t numbers[] = {e->n, e->tensors, e->bytes, e->moved, e->seq, e->queued, e->begin, e->end};
+  for (size_t i = 0; i < COUNT(numbers); i++) {
+    if (numbers[i] < 0 || numbers[i] > INT64_C(1) << 61) {
+      return false;
+    }
+  }
+  return true;
+}
+
 /* "" or what is wrong with it as a dump. */
 static const char *fill(dump *d, const json_value *v) {
   const json_value *entries = json_get(v, "entries");
@@ -81,6 +92,9 @@ static const char *fill(dump *d, const json_value *v) {
   d->pid = int_of(v, "pid");
   d->time = int_of(v, "time_ns");
   d->wall = int_of(v, "wall_ns");
+  if (d->time < 0 || d->time > INT64_C(1) << 61 || d->wall < 0 || d->wall > INT64_C(1) << 61) {
+    return "its times are none";
+  }
   d->recorded = int_of(v, "recorded");
   d->dropped = int_of(v, "dropped");
   d->libdc = text_of(v, "libdc");
@@ -97,7 +111,10 @@ static const char *fill(dump *d, const json_value *v) {
   }
   int64_t i = 0;
   for (const json_value *e = entries->first; e != NULL; e = e->next) {
-    d->entries[i++] = entry_of(e);
+    d->entries[i] = entry_of(e);
+    if (!countable(&d->entries[i++])) {
+      return "an entry has a number below 0 or over 2^61";
+    }
   }
   return "";
 }

@@ -220,6 +220,21 @@ static bool late(const dumps *d, const char *group, int64_t seq, const entry *co
   return true;
 }
 
+/* The next number that any rank has, INT64_MAX: none has. */
+static int64_t after(const dumps *d, const char *group, int64_t seq, int64_t at[64]) {
+  int64_t next = INT64_MAX;
+  for (int i = 0; i < d->count; i++) {
+    const dump *one = &d->ranks[i];
+    while (at[i] < one->count && (one->entries[at[i]].seq <= seq || strcmp(one->entries[at[i]].group, group) != 0)) {
+      at[i]++;
+    }
+    if (at[i] < one->count && one->entries[at[i]].seq < next) {
+      next = one->entries[at[i]].seq;
+    }
+  }
+  return next;
+}
+
 /* Walks a group's collectives in their order; true: they differ. */
 static bool differ(const dumps *d, const char *group, verdict *v) {
   int64_t from = 1;
@@ -233,7 +248,7 @@ static bool differ(const dumps *d, const char *group, verdict *v) {
     }
   }
   int64_t at[64] = {0};
-  for (int64_t seq = from; seq <= to; seq++) {
+  for (int64_t seq = from; seq <= to; seq = after(d, group, seq, at)) {
     const entry *line[64] = {NULL};
     line_up(d, group, seq, at, line);
     if (usual(d, line) != NULL && (other_operation(d, group, seq, line, v) || late(d, group, seq, line, v))) {
