@@ -295,6 +295,38 @@ static void check_106_reloads_end_with_the_backward_and_host_memory_stays(void *
   on_ranks((setup){.world = 1}, five_steps, NULL);
 }
 
+/* The backward ends while the caller's stream, which stands still, has yet to read what was reloaded. */
+static void ended_while_read(rank *r) {
+  array a, to;
+  dc_tensor host = DC_TENSOR_INIT, device = DC_TENSOR_INIT;
+  dc_stream *stream;
+  OK(r, dc_register_graph_z3(r->ctx, GRAPH, NULL, 0));
+  OK(r, new_array(r, &a, NUMEL, DC_FLOAT32));
+  OK(r, new_array(r, &to, NUMEL, DC_FLOAT32));
+  OK(r, write_content(r, &a, 1));
+  dc_tensor t = tensor_of(&a);
+  OK(r, dc_offload_tensor(r->ctx, &t, GRAPH, 1, &host));
+  OK(r, new_stream(r, &stream));
+  OK(r, dc_set_stream(r->ctx, stream));
+  OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 1, &device));
+  OK(r, dc_wait_reload(r->ctx, NULL, GRAPH, 1, &device));
+  close_gate(r, stream);
+  dc__stream_copy(stream, to.data, device.data, NUMEL * sizeof(float));
+  OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+  CHECK(r, stats_of(r).reload_bytes == 0);
+  OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 1, &device)); /* wants memory */
+  open_gate(r);
+  OK(r, dc_wait_reload(r->ctx, NULL, GRAPH, 1, &device));
+  OK(r, dc_stream_synchronize(stream, 0));
+  t = tensor_of(&to);
+  CHECK(r, has_content(r, &t, 1) && has_content(r, &device, 1));
+}
+
+static void check_106_a_reload_is_kept_for_its_last_reader(void **state) {
+  (void)state;
+  on_ranks((setup){.world = 1}, ended_while_read, NULL);
+}
+
 /* Offloaded on a stream, waited for on the host. */
 static void read_on_the_host(rank *r) {
   array a;
@@ -350,6 +382,7 @@ int main(void) {
       cmocka_unit_test(check_104_a_reload_needs_an_offload),
       cmocka_unit_test(check_105_an_id_keeps_its_shape),
       cmocka_unit_test(check_106_reloads_end_with_the_backward_and_host_memory_stays),
+      cmocka_unit_test(check_106_a_reload_is_kept_for_its_last_reader),
       cmocka_unit_test(check_107_the_host_may_read_after_its_wait),
       cmocka_unit_test(check_108_a_profiled_wait_returns_its_argument),
   };

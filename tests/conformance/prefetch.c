@@ -183,6 +183,30 @@ static void check_56_a_prefetch_that_fails_leaves_nothing(void **state) {
   on_ranks((setup){.world = 2}, fails_in_the_middle, NULL);
 }
 
+/* The communicator's own groups: one that cannot start says so when it is ended, is closed, and did nothing. */
+static void group_of_two_kinds(rank *r) {
+  array mine, whole, part;
+  double values[2] = {r->rank + 1, 10 * (r->rank + 1)}, both[4] = {1, 10, 2, 20};
+  OK(r, new_array(r, &mine, 2, DC_FLOAT32));
+  OK(r, new_array(r, &whole, 4, DC_FLOAT32));
+  OK(r, new_array(r, &part, 2, DC_FLOAT32));
+  OK(r, write_to(r, mine.data, DC_FLOAT32, values, 2));
+  dc_tensor m = tensor_of(&mine), w = tensor_of(&whole), p = tensor_of(&part);
+  OK(r, dc_comm_group_begin(r->comm));
+  OK(r, dc_comm_all_gather(r->comm, &m, &w, NULL, NULL));
+  OK(r, dc_comm_reduce_scatter(r->comm, &w, &p, NULL, DC_SUM, NULL));
+  CHECK(r, dc_comm_group_end(r->comm, NULL) == DC_E_INVALID);
+  CHECK(r, is_all(r, &whole, 0) && is_all(r, &part, 0));
+  FAILS(r, dc_comm_group_end(r->comm, NULL), DC_E_STATE, "no group");
+  OK(r, dc_comm_all_gather(r->comm, &m, &w, NULL, NULL));
+  CHECK(r, holds(r, whole.data, DC_FLOAT32, both, 4));
+}
+
+static void check_56_a_group_that_fails_is_closed(void **state) {
+  (void)state;
+  on_ranks((setup){.world = 2}, group_of_two_kinds, NULL);
+}
+
 /* Released while the gather is still on its way: the memory comes back when it is complete, and not before. */
 static void released_unread(rank *r) {
   param p[COUNT];
@@ -226,6 +250,7 @@ int main(void) {
       cmocka_unit_test(check_53_each_in_its_type),
       cmocka_unit_test(check_55_an_empty_prefetch_does_nothing),
       cmocka_unit_test(check_56_a_prefetch_that_fails_leaves_nothing),
+      cmocka_unit_test(check_56_a_group_that_fails_is_closed),
       cmocka_unit_test(check_57_memory_stays_until_the_gather_is_complete),
   };
   return cmocka_run_group_tests_name("conformance: prefetch", tests, NULL, NULL);
