@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from typing import Any, Callable, Dict, List, Tuple
 
 import libdc
 import pytest
 import torch
+from conftest import ROOT
 from libdc.torch import dc, ops
 from test_ops import CONFIG, FROZEN, GRAPH, GRAPH_Z2, KEPT, PLAIN, SHAPE, WHOLE, D, Run, raises
 
@@ -80,18 +83,32 @@ def test_check_2_memory_of_the_argument(run: Run) -> None:
     assert D.release_param(other, GRAPH, PLAIN, 1).data_ptr() == other.data_ptr()
 
 
-def test_check_3_both_forms_of_end_backward(run: Run) -> None:
-    """The operator has the old form. The new one's flag, which the library takes, is the context's call in Python."""
-    forms = {"old": lambda: D.end_backward(GRAPH), "new": lambda: ops.context().end_backward(GRAPH, False),
-             "release": lambda: ops.context().end_backward(GRAPH, True)}
-    seen = {}
-    for name, end in forms.items():
-        dc.start_backward(True)
-        D.reduce_grad(torch.full(SHAPE, 3.0), GRAPH, PLAIN)
-        end()
-        seen[name] = run.stats().flushes, run.stats().bucket_bytes > 0, run.grads[PLAIN].tolist()
-        run.grads[PLAIN].zero_()
-    assert seen == {"old": (1, True, [3.0] * 15), "new": (2, True, [3.0] * 15), "release": (3, False, [3.0] * 15)}
+# The newest form is DeepSpeed's: it takes the place of the old one, so in a process of its own.
+BOTH_FORMS = """
+import torch
+from libdc.torch import dc
+from libdc.torch.deepspeed import handle
+from test_ops import GRAPH, PLAIN, SHAPE, D, Run
+handle.define_newest_form()
+run = Run()
+for name, end in (("old", lambda grad: D.end_backward(GRAPH)),
+                  ("new", lambda grad: D.end_backward([grad, None], GRAPH, False)),
+                  ("in a graph", lambda grad: D.end_backward.default([grad], GRAPH, False)),
+                  ("releasing", lambda grad: D.end_backward([grad], GRAPH, True))):
+    dc.start_backward(True)
+    grad = D.reduce_grad(torch.full(SHAPE, 3.0), GRAPH, PLAIN)
+    flushes = run.stats().flushes
+    assert end(grad) is None and run.grads[PLAIN].tolist() == [3.0] * 15
+    print(name, run.stats().flushes - flushes, run.stats().bucket_bytes > 0)
+    run.grads[PLAIN].zero_()
+"""
+
+
+def test_check_3_both_forms_of_end_backward() -> None:
+    done = subprocess.run([sys.executable, "-c", BOTH_FORMS], cwd=ROOT / "tests" / "torch", capture_output=True,
+                          text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["old 1 True", "new 1 True", "in a graph 1 True", "releasing 1 False"]
 
 
 def test_check_4_kernels_for_cpu_and_meta(run: Run) -> None:
