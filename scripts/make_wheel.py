@@ -3,9 +3,9 @@
 distributions older than this one, and tagged by auditwheel.
 
 Since 2.34, glibc has threads and the dynamic loader's functions in libc.so.6, and a program that is linked there asks
-for symbols of that version, as every program does for __libc_start_main, though the functions have not changed. Here it
-is linked with empty stand-ins for libpthread and libdl whose symbols have the versions of old; every glibc still serves
-these."""
+for symbols of that version, as every program does for __libc_start_main, though the functions have not changed; libm's
+exp, log and pow of 2.29 only set errno no more. Here a program is linked with empty stand-ins for libpthread, libdl and
+libm, whose symbols have the versions of old; every glibc still serves these."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from typing import Dict, List, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 BEFORE = (2, 28)  # PyTorch's own wheels ask for as much
-LIBRARIES = {"libpthread.so.0": r"(pthread|sem)_\w+|__libc_start_main", "libdl.so.2": r"dl\w+"}
+# Where a function was, and where it is.
+LIBRARIES = {"libpthread.so.0": ("libc.so.6", r"(pthread|sem)_\w+|__libc_start_main"),
+             "libdl.so.2": ("libc.so.6", r"dl\w+"), "libm.so.6": ("libm.so.6", r"\w+")}
 
 
 def run(*command: object, **environment: str) -> str:
@@ -31,17 +33,14 @@ def number(version: str) -> Tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def old_versions() -> Dict[str, str]:
-    """The newest version up to BEFORE of each of libc's functions whose default is newer."""
-    libc = run("gcc", "-print-file-name=libc.so.6").strip()
+def old_versions(soname: str) -> Dict[str, str]:
+    """The newest version up to BEFORE of each of a library's functions."""
+    library = run("gcc", f"-print-file-name={soname}").strip()
     old: Dict[str, str] = {}
-    newer = set()
-    for name, at, version in re.findall(r" T (\w+)(@@?)GLIBC_([\d.]+)$", run("nm", "-D", libc), re.M):
-        if at == "@@" and number(version) > BEFORE:
-            newer.add(name)
-        elif at == "@" and number(version) <= BEFORE and number(version) >= number(old.get(name, "0")):
+    for name, version in re.findall(r" [TWi] (\w+)@@?GLIBC_([\d.]+)$", run("nm", "-D", library), re.M):
+        if number(old.get(name, "0")) <= number(version) <= BEFORE:
             old[name] = version
-    return {name: version for name, version in old.items() if name in newer}
+    return old
 
 
 def stand_in(folder: Path, soname: str, names: Dict[str, str]) -> None:
@@ -61,8 +60,8 @@ def main() -> int:
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        old = old_versions()
-        for soname, pattern in LIBRARIES.items():
+        for soname, (now, pattern) in LIBRARIES.items():
+            old = old_versions(now)
             stand_in(folder, soname, {name: version for name, version in old.items() if re.fullmatch(pattern, name)})
         flags = " ".join(f"-l:{soname}" for soname in LIBRARIES)
         run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, ".",
