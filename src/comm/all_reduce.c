@@ -85,8 +85,8 @@ static void run_all_reduce(void *args) {
     }
     put_scratch(comm, scratch, bytes);
   } else {
+    comm->ops->abort(comm, dc_last_error()); /* first: the group's failure is that of all its communicators */
     dc__comm_fail(comm, status);
-    comm->ops->abort(comm, "no memory for an all-reduce");
   }
   dc__comm_release(comm);
 }
