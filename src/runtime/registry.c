@@ -292,30 +292,33 @@ static dc_status compare_row(const dc_context *ctx, const char *fn, const dc__pa
   return DC_OK;
 }
 
-/* One small collective: compares the graph over the ranks and learns who owns which part of each gradient. */
+/* One small collective: compares the graph over the ranks and learns who owns which part of each gradient. A row for
+ * the graph itself comes last, so that a rank whose graph is empty does not stay away. */
 static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *graph) {
   int64_t count = graph->params.count;
-  int64_t *mine = dc__calloc((size_t)count, ROW * sizeof *mine);
-  int64_t *table = dc__calloc((size_t)count * (size_t)ctx->world, ROW * sizeof *table);
+  int64_t rows = count + 1;
+  int64_t *mine = dc__calloc((size_t)rows, ROW * sizeof *mine);
+  int64_t *table = dc__calloc((size_t)rows * (size_t)ctx->world, ROW * sizeof *table);
   dc_status status = mine == NULL || table == NULL ? DC_E_NO_MEMORY : DC_OK;
   if (status == DC_OK) {
     for (int64_t i = 0; i < count; i++) {
       write_row(graph, graph->params.values[i], mine + i * ROW);
     }
     dc__tag tag = {graph->ordinal, count > 0 ? graph->params.keys[0] : -1, DC_OP_REGISTER_GRAPH, NULL};
-    status = dc__exchange(ctx, &tag, mine, count * ROW, table);
+    mine[count * ROW + ROW_STAGE] = graph->stage;
+    status = dc__exchange(ctx, &tag, mine, rows * ROW, table);
   }
   for (int64_t i = 0; i < count && status == DC_OK; i++) {
     const dc__param *param = graph->params.values[i];
     for (int32_t rank = 0; rank < ctx->world && status == DC_OK; rank++) {
-      status = compare_row(ctx, fn, param, mine + i * ROW, table + (rank * count + i) * ROW, rank);
+      status = compare_row(ctx, fn, param, mine + i * ROW, table + (rank * rows + i) * ROW, rank);
     }
   }
   for (int64_t i = 0; i < count && status == DC_OK; i++) {
     dc__param *param = graph->params.values[i];
     param->frozen = true;
     for (int32_t rank = 0; rank < ctx->world; rank++) {
-      const int64_t *row = table + (rank * count + i) * ROW;
+      const int64_t *row = table + (rank * rows + i) * ROW;
       param->owned[rank] = (dc__range){row[ROW_BEGIN], row[ROW_COUNT]};
       param->frozen = param->frozen && row[ROW_COUNT] == 0;
     }
@@ -373,11 +376,16 @@ dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, 
   graph->stage = stage;
   graph->ordinal = ctx->graph_ordinals;
   dc_status status = dc__drain(ctx); /* the exchange runs on the caller's thread: nothing may be under way */
+  if (status == DC_OK && !dc__map_put(&ctx->graphs, graph_id, graph)) { /* once ranks have agreed, none may fail */
+    status = DC_E_NO_MEMORY;
+  }
   if (status == DC_OK) {
     status = graph_fill(ctx, fn, graph, ids, count);
-  }
-  if (status == DC_OK && !dc__map_put(&ctx->graphs, graph_id, graph)) {
-    status = DC_E_NO_MEMORY;
+    if (status != DC_OK && old != NULL) {
+      (void)dc__map_put(&ctx->graphs, graph_id, old); /* its place is there */
+    } else if (status != DC_OK) {
+      dc__map_remove(&ctx->graphs, graph_id);
+    }
   }
   if (status != DC_OK) {
     graph_free(ctx, graph);

@@ -5,11 +5,11 @@
 #include <string.h>
 
 /* LARGE is read in place, SMALL is staged; a gradient of LARGE makes its bucket grow. */
-enum { SMALL = 10, LARGE = 40000, GRAPH = 1, OTHER = 2, VALUE = 9, MOST = 2, STEPS = 2 };
+enum { SMALL = 10, LARGE = 40000, GRAPH = 1, OTHER = 2, SUMMED = 3, VALUE = 9, MOST = 2, STEPS = 2 };
 
 /* The caller's memory; static, since the caller's own malloc may be refused as well. */
 typedef struct memory {
-  float shards[2][LARGE], grads[2][LARGE], gradient[LARGE], whole[SMALL], copy[SMALL];
+  float shards[2][LARGE], grads[2][LARGE], gradient[LARGE], whole[SMALL], summed[SMALL], copy[SMALL];
 } memory;
 
 typedef struct actor {
@@ -109,8 +109,11 @@ static int set_up(actor *a) {
   dc_tensor whole = flat(a->m->whole, &small, DC_FLOAT32);
   DO(a, dc_register_param(a->ctx, 7, &small, 1, NULL, &whole, 0));
   DO(a, dc_register_graph_z3(a->ctx, GRAPH, ids, 2));
-  const int64_t other = 7;
+  const int64_t other = 7, sum = 8, none = 0;
   DO(a, dc_register_graph_z0(a->ctx, OTHER, &other, 1));
+  dc_tensor summed = flat(a->m->summed, a->rank == 0 ? &small : &none, DC_FLOAT32); /* rank 0 owns all of it */
+  DO(a, dc_register_param(a->ctx, sum, &small, 1, NULL, &summed, 0));
+  DO(a, dc_register_graph_z1(a->ctx, SUMMED, &sum, 1));
   DO(a, dc_trace_start(a->ctx, 64));
   return 1;
 }
@@ -155,8 +158,13 @@ static int reduce(actor *a, int64_t graph, int64_t id, int64_t count) {
 }
 
 static int backward(actor *a, int step) {
+  DO(a, dc_start_backward(a->ctx, 0));
+  if (!reduce(a, SUMMED, 8, small)) {
+    return 0;
+  }
   DO(a, dc_start_backward(a->ctx, 1));
-  if (!reduce(a, GRAPH, ids[0], numel[0]) || !reduce(a, GRAPH, ids[1], numel[1]) || !reduce(a, OTHER, 7, small)) {
+  if (!reduce(a, SUMMED, 8, small) || !reduce(a, GRAPH, ids[0], numel[0]) || !reduce(a, GRAPH, ids[1], numel[1]) ||
+      !reduce(a, OTHER, 7, small)) {
     return 0;
   }
   DO(a, dc_end_backward(a->ctx, GRAPH, step == 0));
@@ -168,6 +176,7 @@ static int backward(actor *a, int step) {
   }
   for (int64_t i = 0; i < small; i++) {
     MUST(a, a->m->whole[i] == gradient(7, 0, i) + (float)(a->world - 1));
+    MUST(a, a->rank != 0 || a->m->summed[i] == 2 * (gradient(8, 0, i) + (float)(a->world - 1)));
   }
   DO(a, dc_params_updated(a->ctx, NULL, 0));
   return 1;

@@ -1,0 +1,110 @@
+/* Gradients, and the graphs and buffers that change under them. */
+#include "program.h"
+
+void start_backward(program *p) {
+  bool with_update = pick(p, 2) == 0;
+  OK(p, dc_start_backward(p->ctx, with_update));
+  for (int64_t i = 0; i < p->count && p->boundary; i++) {
+    p->params[i].has_grad = false;
+  }
+  p->boundary = false;
+  p->update = with_update;
+}
+
+void reduce(program *p, param *a, int64_t graph) {
+  void *memory = ground_new((size_t)a->numel * dc_dtype_size(a->grad_type));
+  touch *t = new_touch(p, memory, a->numel, a->grad_type, true, "the backward");
+  for (int64_t i = 0; i < a->numel; i++) {
+    touch_values(t)[i] = gradient(p, p->r->rank, a->id, i);
+  }
+  on_caller(p, t);
+  dc_tensor g = flat(memory, &a->numel, a->grad_type);
+  OK(p, dc_reduce_grad(p->ctx, &g, graph, a->id));
+  on_caller(p, new_touch(p, memory, a->numel, a->grad_type, true, "what takes the gradient's memory next"));
+  if (!p->profiling) {
+    model_reduce(p, a);
+  }
+  p->reductions++;
+}
+
+static void look_at_gradients(program *p) {
+  for (int64_t i = 0; i < p->count && !broken(p); i++) {
+    param *a = &p->params[i];
+    a->pending = false;
+    dc_stream *caller = p->caller;
+    p->caller = NULL; /* complete on the host after dc_end_backward */
+    touch *look = new_touch(p, a->grad, a->unknown ? 0 : a->count, a->buffer_type, false, "a gradient");
+    for (int64_t k = 0; k < a->count && !a->unknown; k++) {
+      touch_values(look)[k] = a->expected[a->begin + k];
+    }
+    ground_reads(a->grad, (size_t)a->count * dc_dtype_size(a->buffer_type), "a gradient, by the optimizer");
+    on_caller(p, look);
+    p->caller = caller;
+  }
+}
+
+void end_backward(program *p) {
+  int64_t graph = pick(p, 3) == 0 ? OTHER_GRAPH : GRAPH;
+  OK(p, dc_end_backward(p->ctx, graph, (int32_t)pick(p, 2)));
+  for (int64_t i = 0; i < p->count && p->update; i++) {
+    param *a = &p->params[i];
+    bool member = graph == GRAPH || a->shared;
+    a->has_grad = a->has_grad && (!member || a->shared);
+  }
+  p->boundary = p->boundary || p->update;
+  for (int i = 0; i < VALUES && graph == GRAPH; i++) {
+    p->values[i].device = -1;
+  }
+  look_at_gradients(p);
+}
+
+void abort_step(program *p) {
+  OK(p, dc_step_abort(p->ctx));
+  model_abort(p);
+}
+
+/* ---- graphs and buffers that change in the middle ---- */
+
+dc_status register_graphs(program *p, bool first, bool second) {
+  dc_status (*const by_stage[])(dc_context *, int64_t, const int64_t *, int64_t) = {
+      dc_register_graph_z0, dc_register_graph_z1, dc_register_graph_z2, dc_register_graph_z3};
+  int64_t ids[PARAMS], shared[PARAMS], n = 0;
+  for (int64_t i = 0; i < p->count; i++) {
+    ids[i] = shared[n] = i;
+    n += p->params[i].shared;
+  }
+  dc_status status = first ? by_stage[p->stage](p->ctx, GRAPH, ids, p->count) : DC_OK;
+  return status == DC_OK && second ? by_stage[p->stage](p->ctx, OTHER_GRAPH, shared, n) : status;
+}
+
+void register_again(program *p) {
+  bool pending = false, sums = false, reset = pick(p, 2) == 0, other = pick(p, 2) == 0;
+  for (int64_t i = 0; i < p->count; i++) {
+    pending = pending || p->params[i].pending;
+    sums = sums || p->params[i].has_local;
+  }
+  if (pending || (reset && sums)) {
+    return;
+  }
+  if (reset) {
+    OK(p, dc_reset(p->ctx));
+  }
+  OK(p, register_graphs(p, reset || !other, reset || other));
+  for (int i = 0; i < VALUES && (reset || !other); i++) { /* they were the old graph's */
+    p->values[i].host = p->values[i].device = -1;
+    p->values[i].offload_waited = true; /* registering drains the streams */
+  }
+}
+
+void new_grad_buffer(program *p, param *a) {
+  if (a->pending) {
+    return;
+  }
+  int64_t length = p->stage == 3 ? a->chunk : a->count;
+  a->grad = ground_new((size_t)length * dc_dtype_size(a->buffer_type));
+  dc_tensor grad = flat(a->grad, &length, a->buffer_type);
+  OK(p, dc_update_param_grad_buffer(p->ctx, a->id, &grad, p->stage == 3 ? 0 : a->begin));
+  sync_caller(p);
+  a->has_grad = a->unknown = false;
+  memset(a->expected, 0, (size_t)a->numel * sizeof *a->expected);
+}

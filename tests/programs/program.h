@@ -1,0 +1,191 @@
+/* Random programs: each rank draws the same one from a seed, runs it on libdc, and keeps a model beside it, which says
+ * what every value must be, one thing after the other, in float64. All values are exact in every type that holds them,
+ * so they are compared bit for bit.
+ *
+ *   generator.c   what comes next, from the seed and what is legal now
+ *   weights.c, tensors.c, gradients.c   the calls, and what the caller himself does with the memory
+ *   illegal.c     calls that must be refused, and change nothing
+ *   model.c       what is gathered, reduced and held where
+ *   on_sim.c, on_threads.c   the ground: simulated ranks under the race checker, or the CPU device and threads */
+#ifndef TESTS_PROGRAM_H
+#define TESTS_PROGRAM_H
+
+#include <inttypes.h>
+#include <stdatomic.h>
+
+#include "harness.h"
+
+#undef CHECK
+#undef OK
+#undef FAILS
+
+enum {
+  PARAMS = 4,
+  TYPES = 3, /* in which a parameter is gathered: its own and two more */
+  VALUES = 2,
+  CONTEXTS = 2,
+  TENSOR = 40,
+  STEPS = 50,
+  GRAPH = 10,
+  OTHER_GRAPH = 11,
+  RANKS = 8
+};
+
+/* ---- the ground ---- */
+
+typedef struct ground {
+  int32_t world;
+  uint64_t seed;
+  bool no_heap, one_channel; /* the simulated group's kind */
+  bool checksums;            /* the local group's */
+} ground;
+
+extern const char *const ground_name;
+extern const int64_t ground_large; /* elements of the largest parameters */
+
+/* Runs body on every rank; "" or the first thing that went wrong, with the seed. */
+const char *ground_run(const ground *g, setup s, void (*body)(rank *r), const void *user);
+/* The caller touches memory, on the host or in a task of a stream. */
+void ground_reads(const void *ptr, size_t bytes, const char *what);
+void ground_writes(const void *ptr, size_t bytes, const char *what);
+/* Memory of a rank that lives until its world ends. */
+void *ground_new(size_t bytes);
+/* Converts for the caller; nobody notes it. */
+void ground_cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
+
+/* ---- the model ---- */
+
+/* A gathered copy: not there, coming, or waited for. */
+typedef enum copy_state { NONE, COMING, READY } copy_state;
+
+typedef struct copy {
+  copy_state state;
+  int64_t version; /* of the weights it holds */
+  int64_t gather;  /* the gather that brought it */
+  bool from_shard; /* not from a copy in another type */
+  const void *data;
+} copy;
+
+typedef struct param {
+  int64_t id, numel, chunk, begin, count; /* this rank's part of the gradient */
+  int64_t shape[3];
+  int32_t ndim;
+  int32_t types[TYPES]; /* the shard's first */
+  void *shard, *grad;
+  int32_t grad_type, buffer_type, expected_type; /* of gradients, of the buffer, in reductions */
+  int64_t version;
+  bool persistent;
+  int64_t users, released;
+  copy copies[TYPES];
+  bool reloaded;     /* the shard, since the last drop */
+  int64_t reloading; /* gathers started before a reload that may still read the shard; -1: none does */
+  bool has_grad, unknown, pending;
+  double *expected; /* the whole gradient */
+  double *local;    /* stage 1: each rank's sum, [rank * numel + i] */
+  bool has_local, local_rounded;
+  bool shared; /* in both graphs */
+} param;
+
+/* A tensor of the caller's that is offloaded and reloaded. */
+typedef struct value {
+  void *source;
+  int32_t dtype;
+  int64_t content, host, device; /* which content each holds; -1: none */
+  bool offload_waited, reload_waited;
+  const void *host_data, *device_data;
+} value;
+
+/* A context and what the model knows of it. */
+typedef struct program {
+  rank *r;
+  dc_context *ctx;
+  uint64_t *state;        /* of the random numbers, the same on all ranks */
+  uint64_t private_state; /* of this rank alone: illegal calls */
+  atomic_int *failed;     /* 1: claimed, 2: r->failure is written; tasks of streams fail too */
+  bool illegal;
+  int32_t stage;
+  dc_stream *streams[2], *caller;
+  param params[PARAMS];
+  int64_t count;
+  value values[VALUES];
+  int64_t contents;
+  int64_t gathers, waited, lost; /* started; the last one waited for; the last one dropped before */
+  bool update, boundary, profiling;
+  int64_t reductions;
+} program;
+
+void program_fail(atomic_int *failed, rank *r, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+#define CHECK(p, condition)                                                                           \
+  do {                                                                                                \
+    if (!(condition)) {                                                                               \
+      program_fail((p)->failed, (p)->r, "%s:%d: %s (last error: %s)", __FILE__, __LINE__, #condition, \
+                   dc_last_error());                                                                  \
+      return;                                                                                         \
+    }                                                                                                 \
+  } while (0)
+
+#define OK(p, call) CHECK(p, (call) == DC_OK)
+
+static inline bool broken(const program *p) {
+  return atomic_load(p->failed) != 0;
+}
+
+uint64_t pick(program *p, uint64_t below);
+
+double weight(int64_t id, int64_t version, int64_t i);
+double gradient(const program *p, int32_t by, int64_t id, int64_t i);
+double content(int64_t which, int64_t i);
+
+bool has_copy(const param *a);
+void model_gather(program *p, param *a, int t);
+void model_drop(program *p, param *a);
+void model_wait(program *p, param *a);
+void model_reduce(program *p, param *a);
+void model_abort(program *p);
+
+/* ---- what the caller does himself, on his stream or on the host ---- */
+
+typedef struct touch touch;
+/* Reads (or writes) count elements, which must be (become) values[i]. */
+touch *new_touch(program *p, const void *data, int64_t count, int32_t dtype, bool write, const char *what);
+double *touch_values(touch *t);
+void on_caller(program *p, touch *t);
+void sync_caller(program *p);
+
+/* ---- the calls ---- */
+
+void gather(program *p, param *a, int64_t graph);
+void prefetch(program *p);
+void wait_and_use(program *p, param *a, int64_t graph);
+void release(program *p, param *a, int64_t graph);
+void take(program *p, param *a);
+void persistence(program *p, param *a);
+void forget(program *p, param *a);
+void update_weights(program *p);
+void shard_to_device(program *p, param *a);
+
+void offload(program *p, value *v, int64_t id);
+void reload(program *p, value *v, int64_t id);
+
+void start_backward(program *p);
+void reduce(program *p, param *a, int64_t graph);
+void end_backward(program *p);
+void abort_step(program *p);
+dc_status register_graphs(program *p, bool first, bool second);
+void register_again(program *p);
+void new_grad_buffer(program *p, param *a);
+
+/* One call that must be refused. */
+void illegal_call(program *p);
+/* The ranks call different things: every one gets an error, and nothing works any more. */
+void mismatch(program *p);
+
+/* generator.c: a program on a rank of the world; user is a program_spec. */
+typedef struct program_spec {
+  uint64_t seed;
+  bool illegal;
+} program_spec;
+const char *run_seed(const program_spec *spec);
+
+#endif

@@ -1,0 +1,71 @@
+/* Tensors of the caller's between device and host. */
+#include "program.h"
+
+static void expect_content(program *p, const value *v, const void *data, int64_t which, const char *what) {
+  touch *look = new_touch(p, data, TENSOR, v->dtype, false, what);
+  for (int64_t i = 0; i < TENSOR; i++) {
+    touch_values(look)[i] = content(which, i);
+  }
+  on_caller(p, look);
+}
+
+void offload(program *p, value *v, int64_t id) {
+  const int64_t shape = TENSOR;
+  if (v->content < 0 || v->offload_waited) { /* only then may the source be written again */
+    v->content = ++p->contents;
+    touch *t = new_touch(p, v->source, TENSOR, v->dtype, true, "an activation");
+    for (int64_t i = 0; i < TENSOR; i++) {
+      touch_values(t)[i] = content(v->content, i);
+    }
+    on_caller(p, t);
+  }
+  dc_tensor a = flat(v->source, &shape, v->dtype), out = DC_TENSOR_INIT;
+  OK(p, dc_offload_tensor(p->ctx, &a, GRAPH, id, &out));
+  v->host = v->content;
+  v->host_data = out.data;
+  v->offload_waited = p->caller == NULL;
+}
+
+static void free_device(program *p, value *v, int64_t id) {
+  const int64_t shape = TENSOR;
+  int32_t freed;
+  dc_tensor t = flat((void *)(uintptr_t)v->device_data, &shape, v->dtype), out = DC_TENSOR_INIT;
+  OK(p, dc_wait_reload(p->ctx, NULL, GRAPH, id, &out));
+  t.buffer = out.buffer;
+  OK(p, dc_free_tensors(p->ctx, &t, sizeof t, 1, &freed));
+  CHECK(p, freed == !p->profiling);
+  v->device = freed == 1 ? -1 : v->device;
+}
+
+void reload(program *p, value *v, int64_t id) {
+  dc_tensor out = DC_TENSOR_INIT;
+  if (v->host < 0) {
+    return;
+  }
+  switch (pick(p, 4)) {
+    case 0:
+      OK(p, dc_wait_offload(p->ctx, NULL, GRAPH, id, &out));
+      v->offload_waited = true;
+      expect_content(p, v, v->host_data, v->host, "an offloaded tensor");
+      break;
+    case 1:
+      if (v->device >= 0 && v->reload_waited && pick(p, 2) == 0) {
+        free_device(p, v, id);
+      }
+      break;
+    case 2:
+      OK(p, dc_reload_tensor(p->ctx, NULL, GRAPH, id, &out));
+      if (v->device < 0) {
+        v->device = v->host;
+        v->reload_waited = false;
+      }
+      v->device_data = out.data;
+      break;
+    default:
+      if (v->device >= 0) {
+        OK(p, dc_wait_reload(p->ctx, NULL, GRAPH, id, &out));
+        v->reload_waited = true;
+        expect_content(p, v, v->device_data, v->device, "a reloaded tensor");
+      }
+  }
+}
