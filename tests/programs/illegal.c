@@ -65,8 +65,10 @@ static void wrong_order(program *p, param *a) {
     REFUSED(p, dc_update_param_grad_buffer(p->ctx, a->id, NULL, 0), DC_E_BUSY);
   }
   if (p->stage == 3 && !has_copy(a)) {
-    REFUSED(p, dc_wait_allgather(p->ctx, NULL, GRAPH, a->id), DC_E_STATE);
-    REFUSED(p, dc_release_param(p->ctx, NULL, GRAPH, a->id, 1), DC_E_STATE);
+    if (!p->profiling) {
+      REFUSED(p, dc_wait_allgather(p->ctx, NULL, GRAPH, a->id), DC_E_STATE);
+      REFUSED(p, dc_release_param(p->ctx, NULL, GRAPH, a->id, 1), DC_E_STATE);
+    }
     REFUSED(p, dc_take_param(p->ctx, GRAPH, a->id, DC_DTYPE_NONE, &buffer), DC_E_STATE);
   }
   if (p->stage == 3 && a->users != 0) {
