@@ -263,8 +263,8 @@ dc_status dc__context_start(dc_context *ctx, const char *fn, dc_comm *comm, cons
 
 dc_status dc__context_cleanup(dc_context *ctx) {
   if (ctx->state == DC__READY) {
-    (void)dc__drain(ctx);               /* a failed context is cleaned up too */
-    ctx->lanes[DC__LANE_CALLER] = NULL; /* the caller may have destroyed it by now */
+    dc__note_failure(ctx, dc__drain(ctx)); /* a failed context is cleaned up too */
+    ctx->lanes[DC__LANE_CALLER] = NULL;    /* the caller may have destroyed it by now */
     free_resources(ctx);
     ctx->state = DC__CLEANED;
   }

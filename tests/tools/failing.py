@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import time
+from typing import List
 
 import libdc
 import numpy as np
 
 GRAPH, STEPS, CULPRIT = 1, 5, 1
 TIMEOUT = 3.0
+KEPT: List[libdc.Context] = []  # to the end of the process
 
 
 def step(context: libdc.Context, id: int) -> None:
@@ -40,7 +42,7 @@ def fail(context: libdc.Context, how: str) -> None:
     elif how == "late":
         time.sleep(2 * TIMEOUT)
         step(context, 7)
-    elif how == "dead":
+    elif how in ("dead", "elsewhere", "at the end"):
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -51,24 +53,30 @@ def fail(context: libdc.Context, how: str) -> None:
 def main() -> int:
     how, group, rank, world = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     comm = libdc.Comm.processes(group, rank, world, TIMEOUT)
-    with libdc.Context() as context:
-        try:
-            context.init(comm, initial_reduce_bucket_size=1000 + (how == "init" and rank == CULPRIT))
-            for id in (7, 8):
-                part = np.full(-(-12 // world), rank, np.float32)
-                context.register_z3_param(id, (4, 3), part, np.zeros_like(part))
-            context.register_graph_z3(GRAPH, [7, 8])
-            for _ in range(STEPS):
-                step(context, 7)
-            if rank == CULPRIT:
-                fail(context, how)
-            else:
-                step(context, 7)
-            if how == "well":
-                context.trace_dump(os.environ["DC_DUMP_DIR"])
-        except libdc.Error as error:
-            print(error, file=sys.stderr)
-            return 3
+    context = libdc.Context()
+    if how == "at the end":
+        KEPT.append(context)
+    try:
+        context.init(comm, initial_reduce_bucket_size=1000 + (how == "init" and rank == CULPRIT))
+        for id in (7, 8):
+            part = np.full(-(-12 // world), rank, np.float32)
+            context.register_z3_param(id, (4, 3), part, np.zeros_like(part))
+        context.register_graph_z3(GRAPH, [7, 8])
+        for _ in range(STEPS):
+            step(context, 7)
+        if rank == CULPRIT:
+            fail(context, how)
+        elif how in ("elsewhere", "at the end"):
+            comm.barrier()  # the context learns of it when it is closed, or the process ends
+        else:
+            step(context, 7)
+        if how == "well":
+            context.trace_dump(os.environ["DC_DUMP_DIR"])
+    except libdc.Error as error:
+        print(error, file=sys.stderr)
+        if how == "elsewhere":
+            context.close()
+        return 3
     return 0
 
 

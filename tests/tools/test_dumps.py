@@ -63,6 +63,8 @@ CASES = [
     ("late", "late", [1], r"^rank 1 never came to collective 8 of the gathers, allgather_param of parameter 7 .*, in which "
      r"ranks? 0.* waited [23]\.\d s; the last that rank 1 did was end_backward, [23]\.\d s before they gave up$"),
     ("dead", "died", [1], r"^rank 1 died; the others say: .*rank 1"),
+    ("elsewhere", "died", [1], r"^rank 1 died; the others say: .*barrier"),
+    ("at the end", "died", [1], r"^rank 1 died; the others say: .*barrier"),
     ("stopped", "missing", [1], r"^rank 1 left no dump: .*; the others say: .*rank 1"),
     ("init", "error", [], r"^all \d ranks did the same 1 collectives, and say: dc_init: initial_reduce_bucket_size = "
      r"100[01] on rank \d, but 100[01] on rank \d"),

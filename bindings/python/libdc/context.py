@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import weakref
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ._lib import Registry, callback, ffi, in_callback, lib, own, text
@@ -25,6 +27,13 @@ def _destroy(pointer: Any, log_user: Any) -> None:
     lib.dc_context_destroy(pointer)
     if log_user is not None:
         _logs.pop(log_user)
+
+
+def _look(reference: "weakref.ref[Context]") -> None:
+    """Lets a context notice, at the end of the process, a failure that the program met elsewhere."""
+    context = reference()
+    if context is not None and context._own is not None:
+        lib.dc_async_error(context._own)
 
 
 class Context:
@@ -56,6 +65,7 @@ class Context:
         self._stream: Optional[Stream] = None
         if os.environ.get("DC_DUMP_DIR"):
             self.trace_dump_on_error(os.environ["DC_DUMP_DIR"])
+            atexit.register(_look, weakref.ref(self))
 
     @property
     def _handle(self) -> Any:
