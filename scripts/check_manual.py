@@ -70,6 +70,9 @@ def faults(model: Dict[str, Any]) -> List[str]:
         if not re.search(r"Source: |Computes nothing", " ".join(inside)):
             found.append(f"chapter {chapter['number']}, {chapter['title']}: no 'Source: ' and no 'Computes nothing'")
     found += layout_faults(model)
+    header = manual.HEADER.read_text(encoding="utf-8")
+    if len("".join(re.findall(r"/\*.*?\*/", header, re.S))) < len(header) / 2:
+        found.append("less than half of the header is comment")
     empty = [kind for kind in ("functions", "structs", "enums", "chapters", "arguments") if not model[kind]]
     return found + [f"no {kind} found in the header" for kind in empty]
 
