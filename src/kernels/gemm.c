@@ -220,7 +220,9 @@ static void run_task(void *arg, int64_t index, void *scratch) {
 
 void dc__gemm_run(dc__pool *pool, const dc__gemm *gemm) {
   plan p = make_plan(gemm, dc__pool_threads(pool));
-  dc__parallel(pool, p.blocks_m * p.blocks_n * gemm->batch, run_task, &p);
+  /* A product's operations are cheap: eight at a time, and more. */
+  int64_t cost = gemm->k < (1 << 20) ? p.block_m * p.block_n * gemm->k / 8 : INT64_MAX;
+  dc__parallel_sized(pool, p.blocks_m * p.blocks_n * gemm->batch, cost, run_task, &p);
 }
 
 void dc__gemm_serial(const dc__gemm *gemm, void *scratch) {

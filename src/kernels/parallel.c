@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { SPINS = 4000 }; /* looks for work before a worker sleeps: the kernels of a layer follow each other closely */
+enum { WORTH = 1 << 18 }; /* about 20 microseconds of work, what waking a thread costs */
+enum { SPINS = 4000 };    /* looks for work before a worker sleeps: the kernels of a layer follow each other closely */
 
 typedef struct job {
   dc__work_fn fn;
@@ -279,7 +280,7 @@ static void with_helpers(dc__pool *pool, job *j, void *block) {
   pthread_mutex_unlock(&pool->mutex);
 }
 
-void dc__parallel(dc__pool *pool, int64_t n, dc__work_fn fn, void *arg) {
+static void run(dc__pool *pool, int64_t n, bool alone, dc__work_fn fn, void *arg) {
   if (n <= 0) {
     return;
   }
@@ -295,10 +296,18 @@ void dc__parallel(dc__pool *pool, int64_t n, dc__work_fn fn, void *arg) {
     return;
   }
   scratch *block = scratch_take(pool);
-  if (n == 1 || pool->threads == 1) {
+  if (alone || n == 1 || pool->threads == 1) {
     work_on(&j, block);
   } else {
     with_helpers(pool, &j, block);
   }
   scratch_give(pool, block);
+}
+
+void dc__parallel(dc__pool *pool, int64_t n, dc__work_fn fn, void *arg) {
+  run(pool, n, false, fn, arg);
+}
+
+void dc__parallel_sized(dc__pool *pool, int64_t n, int64_t cost, dc__work_fn fn, void *arg) {
+  run(pool, n, n < WORTH && cost < WORTH && n * cost < WORTH, fn, arg);
 }

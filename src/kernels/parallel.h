@@ -27,5 +27,8 @@ int32_t dc__pool_threads(const dc__pool *pool);
  * when all are done. Any number of threads may call at once. Never fails: with fewer threads to be had, or in a child
  * of fork(), it is slower. */
 void dc__parallel(dc__pool *pool, int64_t n, dc__work_fn fn, void *arg);
+/* The same, where an index is about `cost` multiplications or loads: what is too small to be worth waking others is
+ * done by the caller alone. */
+void dc__parallel_sized(dc__pool *pool, int64_t n, int64_t cost, dc__work_fn fn, void *arg);
 
 #endif

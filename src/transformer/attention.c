@@ -150,7 +150,8 @@ void dc__attention_forward(const dc__layer_job *job, const dc__attention *attent
   const dc_layer_config *c = &job->layer->config;
   int64_t queries = dc__attention_queries(c->hidden_size / c->heads);
   forward_task task = {job, attention, (job->size.longest + queries - 1) / queries};
-  dc__parallel(job->layer->pool, job->size.batch * c->heads * task.blocks, forward_block, &task);
+  int64_t cost = queries * job->size.longest * (2 + c->hidden_size / c->heads / 4);
+  dc__parallel_sized(job->layer->pool, job->size.batch * c->heads * task.blocks, cost, forward_block, &task);
 }
 
 /* ---- what both directions use ---- */

@@ -155,5 +155,7 @@ static void backward_head(void *arg, int64_t index, void *scratch) {
 
 void dc__attention_backward(const dc__layer_job *job, const dc__attention *attention) {
   backward_task task = {job, attention};
-  dc__parallel(job->layer->pool, job->size.batch * job->layer->config.heads, backward_head, &task);
+  const dc_layer_config *c = &job->layer->config;
+  int64_t cost = job->size.longest * job->size.longest * (4 + c->hidden_size / c->heads / 2);
+  dc__parallel_sized(job->layer->pool, job->size.batch * c->heads, cost, backward_head, &task);
 }

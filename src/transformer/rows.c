@@ -8,6 +8,11 @@ static int64_t pieces(int64_t count, int64_t of) {
   return (count + of - 1) / of;
 }
 
+/* Of one piece of rows. */
+static int64_t row_cost(const dc__layer_job *job) {
+  return 4 * DC__ROWS * job->layer->config.hidden_size;
+}
+
 static int64_t last_row(const dc__layer_job *job, int64_t index) {
   int64_t end = (index + 1) * DC__ROWS;
   return end < job->size.tokens ? end : job->size.tokens;
@@ -80,7 +85,7 @@ static void residual_rows(void *arg, int64_t index, void *scratch) {
 
 void dc__residual_forward(const dc__layer_job *job, const dc__residual *residual) {
   residual_task task = {job, residual};
-  dc__parallel(job->layer->pool, pieces(job->size.tokens, DC__ROWS), residual_rows, &task);
+  dc__parallel_sized(job->layer->pool, pieces(job->size.tokens, DC__ROWS), row_cost(job), residual_rows, &task);
 }
 
 /* ---- normalisation from kept statistics ---- */
@@ -111,7 +116,7 @@ static void again_rows(void *arg, int64_t index, void *scratch) {
 void dc__normalize_again(const dc__layer_job *job, void *y, const void *x, const void *gamma, const void *beta,
                          const float *stats) {
   again_task task = {job, y, x, gamma, beta, stats};
-  dc__parallel(job->layer->pool, pieces(job->size.tokens, DC__ROWS), again_rows, &task);
+  dc__parallel_sized(job->layer->pool, pieces(job->size.tokens, DC__ROWS), row_cost(job), again_rows, &task);
 }
 
 /* ---- the backward of normalisation ---- */
@@ -222,10 +227,11 @@ void dc__normalize_back(const dc__layer_job *job, const dc__normal_back *back) {
   normal_task task = {job, back};
   /* First the columns: dx may lie where dy does. */
   if (job->grad_weight[back->gamma_index] != NULL || job->grad_weight[back->gamma_index + 1] != NULL) {
-    dc__parallel(job->layer->pool, pieces(job->layer->config.hidden_size, COLUMNS), normal_columns, &task);
+    dc__parallel_sized(job->layer->pool, pieces(job->layer->config.hidden_size, COLUMNS), job->size.tokens * COLUMNS,
+                       normal_columns, &task);
   }
   if (back->dx != NULL) {
-    dc__parallel(job->layer->pool, pieces(job->size.tokens, DC__ROWS), normal_rows, &task);
+    dc__parallel_sized(job->layer->pool, pieces(job->size.tokens, DC__ROWS), row_cost(job), normal_rows, &task);
   }
 }
 
@@ -255,7 +261,7 @@ static void drop_rows(void *arg, int64_t index, void *scratch) {
 
 void dc__drop(const dc__layer_job *job, void *out, const void *x, const dc__dropout *dropout) {
   drop_task task = {job, out, x, dropout};
-  dc__parallel(job->layer->pool, pieces(job->size.tokens, DC__ROWS), drop_rows, &task);
+  dc__parallel_sized(job->layer->pool, pieces(job->size.tokens, DC__ROWS), row_cost(job), drop_rows, &task);
 }
 
 /* ---- sums over tokens ---- */
@@ -288,5 +294,5 @@ static void sum_columns(void *arg, int64_t index, void *scratch) {
 
 void dc__column_sums(const dc__layer_job *job, const void *x, int64_t columns, int32_t index) {
   sum_task task = {job, x, columns, index};
-  dc__parallel(job->layer->pool, pieces(columns, COLUMNS), sum_columns, &task);
+  dc__parallel_sized(job->layer->pool, pieces(columns, COLUMNS), job->size.tokens * COLUMNS, sum_columns, &task);
 }
