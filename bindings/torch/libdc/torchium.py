@@ -1,0 +1,218 @@
+"""The names of torchium.utils.cuda_kernels on libdc's operators: change the import, and the code runs, on machines with
+and without CUDA. Where Torchium is wrong, this is not; docs/differences.md lists each place.
+
+Results are plain values: autograd does not follow these calls."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from . import linalg as _linalg
+from .linalg import SampleLayer
+
+__all__ = [
+    "CUDAGradientOps", "CUDAMatrixOps", "CUDAMemoryOps", "cuda_memory_info", "get_cuda_device_count",
+    "get_optimal_device", "is_cuda_available",
+]  # fmt: skip
+
+BUDGET = 64 << 20  # bytes that memory_efficient_matmul() takes where it is given no other number
+
+
+def _on_host(*tensors: torch.Tensor) -> List[torch.Tensor]:
+    """Host copies where there must be some, 16-bit floats as float32."""
+    narrow = (torch.float16, torch.bfloat16)
+    return [t.detach().cpu().float() if t.dtype in narrow else t.detach().cpu() for t in tensors]
+
+
+def _back(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return result.to(device=like.device, dtype=like.dtype)
+
+
+class CUDAMatrixOps:
+    """Matrix operations of second-order optimizers."""
+
+    @staticmethod
+    def matrix_sqrt_inv_eigen(matrix: torch.Tensor, power: float = -0.25, eps: float = 1e-8) -> torch.Tensor:
+        """(matrix + eps I) to a power, for a symmetric positive semidefinite matrix or a batch of them."""
+        (given,) = _on_host(matrix)
+        return _back(_linalg.matrix_power(given, power, eps_abs=eps), matrix)
+
+    @staticmethod
+    def batch_matrix_multiply(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+        """[b, m, k] times [b, k, n]."""
+        if A.dim() != 3 or B.dim() != 3:
+            raise ValueError(f"A has {A.dim()} dimensions and B {B.dim()}, both must have 3")
+        return _back(_linalg.matmul(A.detach().cpu(), B.detach().cpu()), A)
+
+    @staticmethod
+    def kronecker_product_approx(A: torch.Tensor, B: torch.Tensor, max_bytes: Optional[int] = None) -> torch.Tensor:
+        """The whole Kronecker product, exactly; libdc.linalg.kron_apply() multiplies by it without making it."""
+        left, right = _on_host(A, B)
+        return _back(_linalg.kron(left, right, max_bytes=max_bytes), A)
+
+
+class CUDAMemoryOps:
+    """Memory."""
+
+    @staticmethod
+    def efficient_tensor_creation(shape: Sequence[int], device: Union[str, torch.device] = "cpu",
+                                  dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Zeros; on the CPU aligned to 256 bytes."""
+        if torch.device(device).type != "cpu":
+            return torch.zeros(tuple(shape), device=device, dtype=dtype)
+        return torch.from_dlpack(_linalg.zeros(shape, dtype))
+
+    @staticmethod
+    def memory_efficient_matmul(A: Any, B: Any, budget_bytes: int = BUDGET, out: Any = None) -> Any:
+        """A B with at most budget_bytes beside the operands. Each of A, B and out is a tensor, a NumPy memory map or a
+        libdc.linalg.FileMatrix."""
+        if not isinstance(A, torch.Tensor) or not isinstance(B, torch.Tensor):
+            return _linalg.matmul_bounded(A, B, budget_bytes, out=out)
+        left, right = _on_host(A, B)
+        return _back(_linalg.matmul_bounded(left, right, budget_bytes, out=out), A)
+
+
+def is_cuda_available() -> bool:
+    """Whether a CUDA device can be opened."""
+    return _linalg.is_cuda_available()
+
+
+def get_cuda_device_count() -> int:
+    """How many CUDA devices can be opened."""
+    return _linalg.device_count("cuda")
+
+
+def get_optimal_device() -> torch.device:
+    """The device with most free memory among those that compute fast."""
+    return torch.device(_linalg.get_optimal_device()[0])
+
+
+def cuda_memory_info() -> Dict[str, Any]:
+    """The optimal device's memory in bytes, with all keys on every machine; free_memory as the driver or system says."""
+    memory = _linalg.device_memory()
+    return {"available": is_cuda_available(), "device": str(get_optimal_device()), "total_memory": memory["total"],
+            "allocated_memory": memory["reserved"], "cached_memory": memory["reserved"],
+            "peak_memory": memory["peak"], "free_memory": memory["free"]}
+
+
+# ---- gradients per sample ----
+
+_CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+_MIXES_SAMPLES = torch.nn.modules.batchnorm._BatchNorm
+
+
+def _conv_padding(module: Any) -> Tuple[int, ...]:
+    """Zeros in front; 'same' puts the odd one behind."""
+    if module.padding == "valid":
+        return (0,) * len(module.kernel_size)
+    if module.padding == "same":
+        return tuple(d * (k - 1) // 2 for k, d in zip(module.kernel_size, module.dilation))
+    return tuple(module.padding)
+
+
+def _describe(module: torch.nn.Module) -> Optional[SampleLayer]:
+    """The layer's constants; None for one that libdc does not know."""
+    if type(module) is torch.nn.Linear:
+        return SampleLayer("linear")
+    if type(module) in _CONVOLUTIONS and module.padding_mode == "zeros":  # type: ignore[union-attr]
+        conv: Any = module
+        return SampleLayer("conv", conv.kernel_size, conv.stride, _conv_padding(conv), conv.dilation, conv.groups)
+    if type(module) is torch.nn.Embedding and not module.scale_grad_by_freq and not module.sparse:
+        return SampleLayer("embedding", rows=module.num_embeddings, padding_row=module.padding_idx)
+    if type(module) is torch.nn.LayerNorm:
+        return SampleLayer("layer_norm", features=torch.Size(module.normalized_shape).numel(), eps=module.eps)
+    return None
+
+
+class _Uses:
+    """What goes through the layers of a model in a forward pass: each use's layer, input and place in the graph."""
+
+    def __init__(self, layers: Dict[torch.nn.Module, SampleLayer]) -> None:
+        self.list: List[Tuple[torch.nn.Module, SampleLayer, torch.Tensor, Any]] = []
+        self._layers = layers
+        self._hooks = [module.register_forward_hook(self._note) for module in layers]
+
+    def _note(self, module: torch.nn.Module, inputs: Tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        if output.requires_grad:
+            # The place, not the tensor: what comes next may change it in place. A view's place would be lost by that.
+            output = output.clone() if output._is_view() else output
+            self.list.append((module, self._layers[module], inputs[0].detach(), get_gradient_edge(output)))
+        return output
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _sample_losses(loss_fn: Callable[..., torch.Tensor], output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The sum of each sample's own loss, whatever loss_fn does over a batch."""
+    each = torch.func.vmap(lambda o, t: loss_fn(o.unsqueeze(0), t.unsqueeze(0)))(output, targets)
+    return each.sum()
+
+
+def _by_layers(model: torch.nn.Module, layers: Dict[torch.nn.Module, SampleLayer], loss_fn: Any, inputs: torch.Tensor,
+               targets: torch.Tensor) -> Dict[torch.nn.Parameter, torch.Tensor]:
+    """One forward and one backward pass, without touching any .grad."""
+    uses = _Uses(layers)
+    try:
+        with torch.enable_grad():
+            loss = _sample_losses(loss_fn, model(inputs), targets)
+    finally:
+        uses.close()
+    if not uses.list:
+        return {}
+    deltas = torch.autograd.grad(loss, [edge for *_, edge in uses.list], allow_unused=True)
+    found: Dict[torch.nn.Parameter, torch.Tensor] = {}
+    for (module, layer, x, _), delta in zip(uses.list, deltas):
+        if delta is None:
+            continue
+        if x.shape[0] != inputs.shape[0]:
+            raise ValueError(f"{type(module).__name__}: its input has {x.shape[0]} rows for {inputs.shape[0]} samples")
+        weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
+        parts = [p if p is not None and p.requires_grad else None for p in (weight, bias)]
+        grads = _linalg.per_sample_grads(layer, x.cpu().contiguous(), delta.cpu().contiguous(),
+                                         want_weight=parts[0] is not None, want_bias=parts[1] is not None)
+        for parameter, grad in zip(parts, grads):
+            if parameter is not None:
+                grad = _back(grad.reshape(grad.shape[0], *parameter.shape), parameter)
+                found[parameter] = found[parameter] + grad if parameter in found else grad
+    return found
+
+
+def _by_autograd(model: torch.nn.Module, loss_fn: Any, inputs: torch.Tensor,
+                 targets: torch.Tensor) -> Dict[torch.nn.Parameter, torch.Tensor]:
+    """For models with parameters that no known layer has."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    def loss(values: Dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        output = torch.func.functional_call(model, values, (x.unsqueeze(0),))
+        return loss_fn(output, y.unsqueeze(0)).sum()
+
+    values = {name: p.detach() for name, p in named.items()}
+    grads = torch.func.vmap(torch.func.grad(loss), (None, 0, 0), randomness="different")(values, inputs, targets)
+    return {p: grads[name] for name, p in named.items()}
+
+
+class CUDAGradientOps:
+    """Gradients per sample."""
+
+    @staticmethod
+    def per_sample_gradients(model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor], inputs: torch.Tensor,
+                             targets: torch.Tensor) -> List[torch.Tensor]:
+        """For each parameter that is trained, in the order of model.parameters(), one tensor with the samples in front:
+        the gradient of loss_fn(model(x), y) of each sample alone. No .grad is read or written."""
+        mixing = next((m for m in model.modules() if isinstance(m, _MIXES_SAMPLES) and m.training), None)
+        if mixing is not None:
+            raise ValueError(f"{type(mixing).__name__} in training mixes samples: they have no gradients of their own")
+        described = {m: _describe(m) for m in model.modules()}
+        layers = {m: layer for m, layer in described.items() if layer is not None}
+        known = {p for m in layers for p in m.parameters(recurse=False)}
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if all(p in known for p in trained) and inputs.shape[0] > 0:
+            found = _by_layers(model, layers, loss_fn, inputs, targets)
+        else:
+            found = _by_autograd(model, loss_fn, inputs, targets) if inputs.shape[0] > 0 else {}
+        return [found[p] if p in found else p.new_zeros((inputs.shape[0], *p.shape)) for p in trained]
