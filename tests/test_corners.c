@@ -1,0 +1,208 @@
+/* The edges of calls that the other tests walk through the middle of: NULL, zero, the largest, the last of a switch,
+ * and what a log or a trace says when there is little to say. */
+#include "harness.h"
+
+enum { GRAPH = 7, WHOLE = 8, PARAM = 1, OTHER = 2, LENGTH = 12 };
+
+/* ---- without a context ---- */
+
+static void test_statuses_have_names_and_sentences(void **state) {
+  (void)state;
+  for (dc_status s = DC_OK; s <= DC_E_INTERNAL; s++) {
+    assert_string_not_equal(dc_status_name(s), "DC_E_UNKNOWN");
+    assert_string_not_equal(dc_status_string(s), "unknown status");
+    assert_string_not_equal(dc_status_string(s), dc_status_string((dc_status)(s + 1)));
+  }
+  assert_string_equal(dc_status_name((dc_status)999), "DC_E_UNKNOWN");
+  assert_string_equal(dc_status_string((dc_status)-1), "unknown status");
+}
+
+static void test_the_last_error_needs_a_buffer(void **state) {
+  (void)state;
+  size_t needed = 0;
+  assert_int_equal(dc_init(NULL, NULL, NULL, 1), DC_E_INVALID);
+  assert_int_equal(dc_last_error_copy(NULL, 0, &needed), DC_E_BUFFER_TOO_SMALL);
+  assert_int_equal(needed, strlen("dc_init: context is NULL") + 1);
+  assert_int_equal(dc_last_error_copy(NULL, 100, NULL), DC_E_INVALID);
+  assert_non_null(strstr(dc_last_error(), "buf is NULL, but cap = 100"));
+}
+
+static void test_no_context(void **state) {
+  (void)state;
+  dc_buffer *buffer = NULL;
+  assert_int_equal(dc_context_create(NULL, NULL, NULL), DC_E_INVALID);
+  assert_int_equal(dc_cleanup(NULL), DC_E_INVALID);
+  assert_int_equal(dc_reset(NULL), DC_E_INVALID);
+  assert_int_equal(dc_memory_alloc(NULL, 1, DC_MEMORY_DEVICE, &buffer), DC_E_INVALID);
+  assert_int_equal(dc_is_profiling(NULL), 0);
+  dc_context_destroy(NULL);
+}
+
+/* ---- dry runs of every operator ---- */
+
+static void every_dry_run(rank *r) {
+  sharded p;
+  int64_t id = PARAM, other = OTHER, twelve = LENGTH;
+  static float whole[LENGTH];
+  dc_tensor grad = flat(whole, &twelve, DC_FLOAT32), out = DC_TENSOR_INIT;
+  OK(r, register_sharded(r, &p, PARAM, LENGTH, 0));
+  OK(r, dc_register_param(r->ctx, OTHER, &twelve, 1, NULL, r->world == 1 ? &grad : NULL, 0));
+  OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
+  OK(r, dc_register_graph_z1(r->ctx, WHOLE, &other, 1));
+  dc_op_info info = {.struct_size = sizeof info};
+  for (int32_t op = DC_OP_ALLGATHER_PARAM; op <= DC_OP_END_BACKWARD; op++) {
+    dc_status status = dc_dry_run(r->ctx, op, GRAPH, PARAM, DC_FLOAT32, &info);
+    CHECK(r, status == DC_OK || strstr(dc_last_error(), "is none of the operators") != NULL);
+  }
+  FAILS(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, PARAM, DC_FLOAT32, NULL), DC_E_INVALID, "info is NULL");
+  FAILS(r, dc_dry_run(r->ctx, DC_OP_INIT, GRAPH, PARAM, 0, &info), DC_E_INVALID, "is none of the operators");
+  FAILS(r, dc_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, PARAM, DC_INT8, &info), DC_E_DTYPE, "a is int8");
+  FAILS(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, PARAM, DC_BOOL, &info), DC_E_DTYPE, "bool");
+  FAILS(r, dc_dry_run(r->ctx, DC_OP_RELEASE_PARAM, GRAPH, OTHER, 0, &info), DC_E_NOT_FOUND, "not in graph");
+  FAILS(r, dc_dry_run(r->ctx, DC_OP_END_BACKWARD, 99, 0, 0, &info), DC_E_NOT_FOUND, "graph_id = 99");
+  FAILS(r, dc_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, 99, 1, 0, &info), DC_E_NOT_FOUND, "graph_id = 99");
+  OK(r, dc_dry_run(r->ctx, DC_OP_FREE_TENSORS, 0, 0, 0, &info));
+  CHECK(r, info.wire_bytes == 0 && info.ndim == -1);
+  /* Stage 1 sends at the boundary alone, and a gradient of no type cannot be counted. */
+  OK(r, dc_start_backward(r->ctx, 0));
+  OK(r, dc_dry_run(r->ctx, DC_OP_REDUCE_GRAD, WHOLE, OTHER, DC_FLOAT32, &info));
+  CHECK(r, info.wire_bytes == 0);
+  OK(r, dc_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, PARAM, DC_DTYPE_NONE, &info));
+  CHECK(r, info.wire_bytes == 0);
+  /* What was offloaded is known by its shape. */
+  OK(r, dc_offload_tensor(r->ctx, &grad, GRAPH, 5, &out));
+  OK(r, dc_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, GRAPH, 5, 0, &info));
+  CHECK(r, info.ndim == 1 && info.shape[0] == LENGTH && info.dtype == DC_FLOAT32);
+  CHECK(r, info.device_bytes == (int64_t)sizeof whole && info.host == 0);
+  OK(r, dc_dry_run(r->ctx, DC_OP_OFFLOAD_TENSOR, GRAPH, 5, 0, &info));
+  CHECK(r, info.device_bytes == 0 && info.host == 1);
+  free_sharded(&p);
+}
+
+static void test_every_dry_run(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 1}, every_dry_run, NULL);
+  run_ranks((setup){.world = 2}, every_dry_run, NULL);
+}
+
+/* ---- edges of single calls ---- */
+
+static void edges(rank *r) {
+  sharded p;
+  int64_t id = PARAM, ids[70];
+  dc_tensor out = DC_TENSOR_INIT;
+  dc_buffer *buffer = NULL;
+  dc_trace_event event;
+  int64_t count = 0;
+  int32_t freed = 0;
+  OK(r, register_sharded(r, &p, PARAM, LENGTH, 0));
+  OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
+  for (size_t i = 0; i < 70; i++) {
+    ids[i] = PARAM;
+  }
+  OK(r,
+     dc_prefetch_params_fused(r->ctx, GRAPH, ids, NULL, 70)); /* more than a call keeps on its stack; one parameter */
+  OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, NULL, NULL, 0));
+  FAILS(r, dc_prefetch_params_fused(r->ctx, GRAPH, ids, NULL, -1), DC_E_INVALID, "count = -1");
+  OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, PARAM));
+  OK(r, dc_invalidate_gathered_param(r->ctx, PARAM));
+  FAILS(r, dc_take_param(r->ctx, GRAPH, PARAM, 0, NULL), DC_E_INVALID, "buffer is NULL");
+  FAILS(r, dc_free_tensors(r->ctx, NULL, sizeof out, 1, &freed), DC_E_INVALID, "tensors or freed NULL");
+  FAILS(r, dc_free_tensors(r->ctx, &out, sizeof out, 1, NULL), DC_E_INVALID, "tensors or freed NULL");
+  FAILS(r, dc_free_tensors(r->ctx, &out, 8, 1, &freed), DC_E_INVALID, "tensor_size = 8");
+  FAILS(r, dc_free_tensors(r->ctx, &out, sizeof out, -1, &freed), DC_E_INVALID, "count = -1");
+  OK(r, dc_free_tensors(r->ctx, NULL, 0, 0, NULL));
+  FAILS(r, dc_params_updated(r->ctx, NULL, 1), DC_E_INVALID, "count = 1 with ids NULL");
+  FAILS(r, dc_params_updated(r->ctx, &id, -1), DC_E_INVALID, "count = -1");
+  FAILS(r, dc_trace_start(r->ctx, -1), DC_E_INVALID, "capacity = -1");
+  FAILS(r, dc_trace_start(r->ctx, INT64_MAX), DC_E_INVALID, "capacity");
+  FAILS(r, dc_trace_read(r->ctx, &event, sizeof event, 1, NULL), DC_E_INVALID, "count = NULL");
+  FAILS(r, dc_trace_read(r->ctx, &event, sizeof event, -1, &count), DC_E_INVALID, "cap = -1");
+  FAILS(r, dc_trace_read(r->ctx, NULL, sizeof event, 1, &count), DC_E_INVALID, "events = NULL");
+  FAILS(r, dc_trace_read(r->ctx, &event, 3, 1, &count), DC_E_INVALID, "event_size = 3");
+  FAILS(r, dc_memory_alloc(r->ctx, SIZE_MAX, DC_MEMORY_DEVICE, &buffer), DC_E_INVALID, "more than any machine has");
+  FAILS(r, dc_memory_alloc(r->ctx, 1, DC_MEMORY_DEVICE, NULL), DC_E_INVALID, "buffer is NULL");
+  free_sharded(&p);
+}
+
+static void test_edges(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 2}, edges, NULL);
+  run_ranks((setup){.world = 2, .config.sync_before_reduce = 1, .config.sync_before_allgather = 1}, edges, NULL);
+}
+
+/* ---- what the log is told ---- */
+
+typedef struct heard {
+  int32_t level;
+  char text[256];
+} heard;
+
+static void hear(int32_t level, const char *message, void *user) {
+  heard *h = user;
+  h->level = level;
+  snprintf(h->text, sizeof h->text, "%s", message);
+}
+
+/* A forward that ends with a parameter half released is a slip that memory pays for. */
+static void test_a_parameter_left_gathered_is_logged(void **state) {
+  (void)state;
+  heard said = {0};
+  dc_device *device;
+  dc_context *ctx;
+  dc_context_options options = {.struct_size = sizeof options, .log = hear, .log_user = &said};
+  float shard[LENGTH] = {0}, grad[LENGTH] = {0};
+  int64_t id = PARAM, length = LENGTH;
+  dc_tensor s = flat(shard, &length, DC_FLOAT32), g = flat(grad, &length, DC_FLOAT32), full = DC_TENSOR_INIT;
+  assert_int_equal(dc_device_open("cpu", NULL, &device), DC_OK);
+  assert_int_equal(dc_context_create(device, &options, &ctx), DC_OK);
+  assert_int_equal(dc_init(ctx, NULL, NULL, 16), DC_OK);
+  assert_int_equal(dc_register_z3_param(ctx, PARAM, &length, 1, &s, &g, 0, DC_DTYPE_NONE), DC_OK);
+  assert_int_equal(dc_register_graph_z3(ctx, GRAPH, &id, 1), DC_OK);
+  assert_int_equal(dc_start_forward(ctx), DC_OK);
+  assert_int_equal(dc_start_forward(ctx), DC_E_STATE);
+  assert_int_equal(dc_allgather_param(ctx, NULL, GRAPH, PARAM, DC_DTYPE_NONE, &full), DC_OK);
+  assert_int_equal(dc_release_param(ctx, NULL, GRAPH, PARAM, 2), DC_OK);
+  assert_int_equal(dc_end_forward(ctx), DC_OK);
+  assert_int_equal(said.level, DC_LOG_WARNING);
+  assert_non_null(strstr(said.text, "parameter 1 is still gathered: released by 1 of 2 users"));
+  assert_int_equal(dc_end_forward(ctx), DC_E_STATE);
+  assert_int_equal(dc_is_profiling(ctx), 0);
+  assert_int_equal(dc_enable_profiling(ctx, 1), DC_OK);
+  assert_int_equal(dc_is_profiling(ctx), 1);
+  dc_context_destroy(ctx);
+  dc_device_destroy(device);
+}
+
+static void test_config_is_checked(void **state) {
+  (void)state;
+  dc_device *device;
+  dc_context *ctx;
+  dc_config config = DC_CONFIG_INIT;
+  assert_int_equal(dc_device_open("cpu", NULL, &device), DC_OK);
+  assert_int_equal(dc_context_create(device, NULL, &ctx), DC_OK);
+  assert_int_equal(dc_cleanup(ctx), DC_E_STATE);
+  config.free_activation_threshold = -2;
+  assert_int_equal(dc_init(ctx, NULL, &config, 16), DC_E_INVALID);
+  assert_non_null(strstr(dc_last_error(), "free_activation_threshold = -2"));
+  config.free_activation_threshold = -1;
+  assert_int_equal(dc_init(ctx, NULL, &config, 16), DC_OK);
+  assert_int_equal(dc_init(ctx, NULL, &config, 16), DC_E_STATE);
+  assert_int_equal(dc_cleanup(ctx), DC_OK);
+  assert_int_equal(dc_cleanup(ctx), DC_OK);
+  dc_context_destroy(ctx);
+  dc_device_destroy(device);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_statuses_have_names_and_sentences),
+      cmocka_unit_test(test_the_last_error_needs_a_buffer),
+      cmocka_unit_test(test_no_context),
+      cmocka_unit_test(test_every_dry_run),
+      cmocka_unit_test(test_edges),
+      cmocka_unit_test(test_a_parameter_left_gathered_is_logged),
+      cmocka_unit_test(test_config_is_checked),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
