@@ -1,4 +1,5 @@
-"""Every function called with nothing, and with numbers at their edges: it returns, and an error names the function."""
+"""Every function called with nothing, and with numbers at their edges: it returns, an error names the function, outputs
+of a call that failed are what they were, and so are locale and rounding mode after every call."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import List
+from typing import List, Set
 
 from header import ROOT, must, read, run
 
@@ -14,9 +15,42 @@ NUMBERS = ["0", "1", "-1", "INT32_MIN", "INT32_MAX"]
 HANDLES = {"dc_device": "device", "dc_context": "context", "dc_comm": "comm", "dc_linalg": "linalg"}
 PROGRAM = """
 #include <dc_api.h>
+#include <fenv.h>
+#include <locale.h>
 #include <stdio.h>
 #include <string.h>
+enum { OUTPUTS = 8 };
+static union output { size_t struct_size; void *handle; char bytes[4096]; } now[OUTPUTS], before[OUTPUTS];
+static unsigned control;
+static unsigned controls(void) {
+  unsigned bits = (unsigned)fegetround();
+#ifdef __x86_64__
+  bits |= (__builtin_ia32_stmxcsr() & 0xffc0u) << 16; /* all but the flags of what happened */
+#endif
+  return bits;
+}
+static void kept(const char *call) {
+  if (controls() != control)
+    printf("%s: changed how floating-point numbers are rounded\\n", call);
+  if (strcmp(setlocale(LC_ALL, NULL), "C.UTF-8") != 0)
+    printf("%s: changed the locale\\n", call);
+}
+/* A struct as its initialiser makes it; anything else with a pattern. */
+static void *place(int number, size_t struct_size) {
+  memset(&now[number], struct_size ? 0 : 0x5a, sizeof now[number]);
+  if (struct_size)
+    now[number].struct_size = struct_size;
+  before[number] = now[number];
+  return &now[number];
+}
+static void unchanged(const char *call, int number, int is_handle) {
+  if (is_handle && now[number].handle == NULL)
+    now[number].handle = before[number].handle;
+  if (memcmp(&now[number], &before[number], sizeof now[number]) != 0)
+    printf("%s: failed, and changed output %d\\n", call, number);
+}
 static void status(const char *call, const char *name, dc_status got) {
+  kept(call);
   if (got == DC_OK)
     printf("OK %s\\n", call);
   else if (strcmp(dc_status_name(got), "DC_E_UNKNOWN") == 0)
@@ -30,6 +64,10 @@ int main(void) {
   dc_context *context;
   dc_comm *comm;
   dc_linalg *linalg;
+  dc_status got;
+  setlocale(LC_ALL, "C.UTF-8");
+  fesetround(FE_UPWARD);
+  control = controls();
   if (dc_device_open("cpu", NULL, &device) || dc_context_create(device, NULL, &context) ||
       dc_comm_create_threads(1, NULL, &comm) || dc_init(context, comm, NULL, 1) ||
       dc_linalg_create(device, NULL, &linalg))
@@ -64,19 +102,45 @@ def _calls(name: str, prototype: str) -> List[str]:
     return list(dict.fromkeys(calls))
 
 
+def _with_outputs(call: str, prototype: str, structs: Set[str]) -> str:
+    """The same call with places for its outputs, which a failure leaves as they are."""
+    name, words = call[:-1].split("(", 1)
+    given, after = words.split(", "), ""
+    for number, kind in enumerate(_parameters(prototype)):
+        target = kind[:-1].strip()
+        if not kind.endswith("*") or kind.startswith("const ") or target in ("void", *HANDLES) or number == 0:
+            continue
+        if re.fullmatch(r"dc_\w+", target) and target not in structs:
+            continue  # another handle
+        given[number] = f"place({number % 8}, {f'sizeof({target})' if target in structs else 0})"
+        after += f' unchanged("{call}", {number % 8}, {int(target.endswith("*"))});'
+    if not after:
+        return ""
+    made = f"{name}({', '.join(given)})"
+    return (f'  got = {made}; kept("{call}");\n'
+            f"  if (got != DC_OK && got != DC_E_BUFFER_TOO_SMALL) {{{after} }}")
+
+
 def faults(library: Path) -> List[str]:
     lines = []
-    for name, prototype in read(ROOT / "include" / "dc_api.h").functions.items():
+    header = read(ROOT / "include" / "dc_api.h")
+    for name, prototype in header.functions.items():
         # These end what the others use, or wait for other ranks.
         for call in _calls(name, prototype):
             if name in ("dc_cleanup", "dc_comm_abort", "dc_init") and "(NULL" not in call:
                 continue
-            lines.append(f'  status("{call}", "{name}", {call});' if prototype.startswith("dc_status ")
-                         else f"  (void){call};" if not prototype.startswith("void ") else f"  {call};")
+            if prototype.startswith("dc_status "):
+                lines.append(f'  status("{call}", "{name}", {call});')
+                lines.append(_with_outputs(call, prototype, set(header.structs)))
+            else:
+                lines.append(f'  (void){call}; kept("{call}");' if not prototype.startswith("void ")
+                             else f'  {call}; kept("{call}");')
+    lines = [line for line in lines if line]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "edges.c"
         source.write_text(PROGRAM.replace("CALLS", "\n".join(lines)), encoding="utf-8")
-        must("cc", "-g", f"-I{ROOT / 'include'}", source, f"-L{library.parent}", "-ldc", "-o", source.with_suffix(""))
+        must("cc", "-g", f"-I{ROOT / 'include'}", source, f"-L{library.parent}", "-ldc", "-lm", "-o",
+             source.with_suffix(""))
         done = run(source.with_suffix(""), LD_LIBRARY_PATH=str(library.parent), PATH=os.environ["PATH"])
     said = done.stdout.splitlines()
     fine = [line for line in said if line.startswith("OK ")]

@@ -151,7 +151,8 @@ DC_API const char *dc_last_error(void);
  *  buf     cap bytes, may be NULL when cap is 0
  *  cap     bytes
  *  needed  set to the length with NUL; may be NULL
- *  Returns DC_OK; DC_E_BUFFER_TOO_SMALL (needed is set, buf untouched, and the text stays what it was).
+ *  Returns DC_OK; DC_E_BUFFER_TOO_SMALL (needed is set, buf untouched, and the text stays what it was), DC_E_INVALID
+ *  (buf is NULL, and cap would be enough).
  *  [any] Since 0.1. */
 DC_API dc_status dc_last_error_copy(char *buf, size_t cap, size_t *needed);
 

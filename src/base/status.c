@@ -66,14 +66,14 @@ const char *dc_last_error(void) {
 
 dc_status dc_last_error_copy(char *buf, size_t cap, size_t *needed) {
   size_t length = strlen(last_error) + 1;
+  if (buf == NULL && cap >= length) {
+    return dc__fail(DC_E_INVALID, "dc_last_error_copy: buf is NULL, but cap = %zu", cap);
+  }
   if (needed != NULL) {
     *needed = length;
   }
   if (cap < length) {
     return DC_E_BUFFER_TOO_SMALL; /* the text that was asked for must survive, so no text for this */
-  }
-  if (buf == NULL) {
-    return dc__fail(DC_E_INVALID, "dc_last_error_copy: buf is NULL, but cap = %zu", cap);
   }
   memcpy(buf, last_error, length);
   return DC_OK;
