@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MUTANTS = ROOT / "tests" / "mutants"
 # Those that find most of them come first; what comes before is not asked again.
 TESTS = ["sim_programs", "sim_gather", "sim_reduce", "sim_offload", "gather", "reduce", "offload", "bad_input", "base",
-         "device", "kernels_reduce", "arena", "fork", "corrupt", "faults", "comm", "comm_faults"]
+         "device", "kernels_reduce", "arena", "fork", "corrupt", "refused", "faults", "comm", "comm_faults"]
 LIMIT_S = 120
 
 
@@ -64,8 +64,9 @@ def run(out: Path, test: str) -> str | None:
     """None if the test passes, else what it says."""
     with tempfile.TemporaryFile("w+", errors="replace") as log:  # a file: what a hung test leaves behind holds no pipe
         try:
+            environment = {**os.environ, "SIM_PROGRAMS": "3000", "SIM_ILLEGAL": "500"}
             code = subprocess.run([str(out / "tests" / f"test_{test}")], stdout=log, stderr=subprocess.STDOUT,
-                                  timeout=LIMIT_S, env={**os.environ, "SIM_PROGRAMS": "3000"}).returncode
+                                  timeout=LIMIT_S, env=environment).returncode
         except subprocess.TimeoutExpired:
             return f"not done after {LIMIT_S} s"
         log.seek(0)

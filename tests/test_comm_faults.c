@@ -391,6 +391,27 @@ static void test_waits_for_left(void **state) {
   on_threads_and_processes(2, 0, waits_for_left, NULL);
 }
 
+/* Who leaves the group without having come to a channel is missed there too. */
+static int never_came(dc_comm *comm, void *arg) {
+  (void)arg;
+  CHECK_OK(gather(comm, 5, N, DC_FLOAT32));
+  if (comm->rank == 0) {
+    dc_comm *copy = NULL;
+    CHECK_OK(dc_comm_dup(comm, &copy));
+    int64_t begin = dc__now_ns();
+    CHECK(gather(copy, 6, N, DC_FLOAT32) == DC_E_PEER_DEAD);
+    CHECK(within(begin, 0, SOON));
+    CHECK_SAYS("rank 1 destroyed its communicator while rank 0 waited for it at allgather_param of parameter 6");
+    dc_comm_destroy(copy);
+  }
+  return 0;
+}
+
+static void test_never_came(void **state) {
+  (void)state;
+  on_threads_and_processes(2, 0, never_came, NULL);
+}
+
 /* ---- meeting ---- */
 
 typedef struct meeting {
@@ -587,6 +608,7 @@ int main(void) {
       cmocka_unit_test(test_failure_on_stream),
       cmocka_unit_test(test_leaves_early),
       cmocka_unit_test(test_waits_for_left),
+      cmocka_unit_test(test_never_came),
       cmocka_unit_test(test_name_taken),
       cmocka_unit_test(test_rank_taken),
       cmocka_unit_test(test_rank_comes_again),
