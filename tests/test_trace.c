@@ -190,10 +190,10 @@ static void test_dump_beside_work(void **state) {
 
 static void fails(rank *r) {
   sharded p;
+  sharded q;
   int64_t ids[2] = {4, 5};
   OK(r, register_sharded(r, &p, 4, 10, 0));
-  free_sharded(&p);
-  OK(r, register_sharded(r, &p, 5, 10, 0));
+  OK(r, register_sharded(r, &q, 5, 10, 0));
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, ids, 2));
   OK(r, dc_trace_dump_on_error(r->ctx, "/tmp/other"));
   OK(r, dc_trace_dump_on_error(r->ctx, r->user == NULL ? folder : r->user));
@@ -206,6 +206,7 @@ static void fails(rank *r) {
                                strstr(text, "\"state\":\"failed\"") != NULL && strstr(text, "parameter 5") != NULL));
   free(text);
   free_sharded(&p);
+  free_sharded(&q);
 }
 
 static void test_dump_on_error(void **state) {
