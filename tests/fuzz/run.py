@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Coverage-guided fuzzing: run.py --seconds N shares N seconds among the targets, run.py --runs N gives each N inputs.
+"""Fuzzing: run.py --seconds N shares N seconds among the coverage-guided targets and the random programs of
+tests/programs (on simulated ranks and on threads); run.py --runs N gives each target N inputs, and no programs.
 
-Each begins with its seeds in tests/fuzz/seeds and what earlier runs found worth keeping in build/fuzz/found. An input
+Each target begins with its seeds in tests/fuzz/seeds and what earlier runs found worth keeping in build/fuzz/found. An input
 that breaks a promise stays in build/fuzz/broken; run the target on it to see what it breaks, mend that, and make the
 input a seed."""
 
@@ -12,10 +13,13 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build" / "fuzz"
+PROGRAMS = ("sim_programs", "thread_programs")
+BATCH = 200  # random programs a process
 TARGETS = ("options", "tensor", "rendezvous", "calls")
 MOST_BYTES = 512
 FLAGS = "-fsanitize=fuzzer-no-link -fno-sanitize-recover=all -fno-omit-frame-pointer"
@@ -53,17 +57,40 @@ def fuzz(target: str, limit: str, timeout: float) -> bool:
     return done.returncode == 0
 
 
+def random_programs(name: str, seconds: float) -> bool:
+    """Batches from a seed that no run had before, until the time is over. A failure says its seed."""
+    folder = ROOT / "build" / "gcc"
+    if not (folder / "build.ninja").exists():
+        subprocess.run(["meson", "setup", str(folder), "-Dwerror=true", "-Dtests=true", "-Ddebug=true",
+                        "-Doptimization=g"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["ninja", "-C", str(folder), f"tests/test_{name}"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    begin, first, done = time.monotonic(), int(time.time()) * 1000, 0
+    while time.monotonic() - begin < seconds:
+        environment = {"SIM_SEED": str(first + done), "SIM_PROGRAMS": str(BATCH), "SIM_ILLEGAL": str(BATCH)}
+        batch = subprocess.run([str(folder / "tests" / f"test_{name}")], env={**os.environ, **environment},
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if batch.returncode != 0:
+            print(batch.stdout)
+            print(f"FAILED {name}: SIM_SEED={first + done} SIM_PROGRAMS={BATCH} SIM_ILLEGAL={BATCH}", flush=True)
+            return False
+        done += BATCH
+    print(f"ok     {name:16}{done:>5} legal and as many illegal programs, from seed {first}", flush=True)
+    return True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--runs", type=int)
     arguments = parser.parse_args()
     build()
-    share = max(1, arguments.seconds // len(TARGETS))
-    limit = f"-max_total_time={share}" if arguments.runs is None else f"-runs={arguments.runs}"
-    good = sum([fuzz(target, limit, 300 if arguments.runs is not None else share + 120) for target in TARGETS])
-    print(f"{good} passed, {len(TARGETS) - good} failed")
-    return 0 if good == len(TARGETS) else 1
+    alone = arguments.runs is not None
+    share = max(1, arguments.seconds // (len(TARGETS) + len(PROGRAMS)))
+    limit = f"-runs={arguments.runs}" if alone else f"-max_total_time={share}"
+    results = [fuzz(target, limit, 300 if alone else share + 120) for target in TARGETS]
+    results += [] if alone else [random_programs(name, share) for name in PROGRAMS]
+    print(f"{sum(results)} passed, {len(results) - sum(results)} failed")
+    return 0 if all(results) else 1
 
 
 if __name__ == "__main__":

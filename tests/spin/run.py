@@ -117,7 +117,7 @@ def search(run: Run) -> Tuple[str, int, Set[int], float]:
         defines = [f"-D{name}={value}" for name, value in values.items()]
         step("gcc", "-E", "-P", "-x", "c", *defines, str(HERE / f"{run.model}.pml"), "-o", "model.pml")
         step("spin", "-a", "model.pml")
-        step("gcc", "-O2", "-w", "-DCOLLAPSE", "-DMEMLIM=6000", *run.flags, "pan.c", "-o", "pan")
+        step("gcc", "-O1", "-w", "-DCOLLAPSE", "-DMEMLIM=6000", *run.flags, "pan.c", "-o", "pan")
         said = step("./pan", "-m1000000", *(("-a", "-f", "-N", "ends") if run.flags == ENDS else ()))
     errors = re.search(r"errors: (\d+)", said)
     states = re.search(r"(\d+) states, stored", said)
