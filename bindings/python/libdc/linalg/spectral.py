@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from .._lib import ffi, lib
 from ..errors import check
@@ -37,7 +37,7 @@ class SpectralInfo(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        return self.status == Status.OK
+        return bool(self.status == Status.OK)
 
 
 class _Infos:
@@ -52,17 +52,16 @@ class _Infos:
         return [SpectralInfo(i.status, SpectralPath(i.path), i.smallest, i.largest, i.epsilon, i.asymmetry, i.change)
                 for i in (self.c[n] for n in range(self.count))]
 
-    def result(self, status: int, value: Any, info: Optional[List[SpectralInfo]]) -> Any:
+    def settle(self, status: int, info: Optional[List[SpectralInfo]]) -> None:
         """Raises unless a list was given for the reports, and the failure is in them."""
         reports = self.read()
         if info is not None:
             info[:] = reports
         if info is None or not any(not report.ok for report in reports):
             check(status)
-        return value
 
 
-def _choice(name: str, value: str, allowed: dict) -> int:
+def _choice(name: str, value: str, allowed: Dict[str, int]) -> int:
     if value not in allowed:
         raise ValueError(f"{name} = {value!r}, must be one of {', '.join(map(repr, allowed))}")
     return allowed[value]
@@ -89,7 +88,8 @@ def eigh(a: Any, *, descending: bool = False, symmetry: str = "check", precision
     basis = target(None, a, given.shape, given.dtype) if vectors else None
     infos = _Infos(given)
     status = lib.dc_eigh(raw(handle), given.c, options, values.c, basis.c if basis else ffi.NULL, infos.c, infos.size)
-    return infos.result(status, (values.array, basis.array if basis else None), info)
+    infos.settle(status, info)
+    return values.array, basis.array if basis else None
 
 
 def matrix_power(a: Any, power: float, *, eps_abs: float = 0, eps_rel: float = 0, rank_rtol: float = 0,
@@ -101,7 +101,8 @@ def matrix_power(a: Any, power: float, *, eps_abs: float = 0, eps_rel: float = 0
                        rank_rtol=rank_rtol)
     result, infos = target(out, a, given.shape, given.dtype), _Infos(given)
     status = lib.dc_matrix_power(raw(handle), given.c, power, options, result.c, infos.c, infos.size)
-    return infos.result(status, result.array, info)
+    infos.settle(status, info)
+    return result.array
 
 
 def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, rank_rtol: float = 0,
@@ -116,4 +117,5 @@ def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, r
     result, infos = target(out, a, given.shape, given.dtype), _Infos(given)
     status = lib.dc_matrix_inverse_root(raw(handle), given.c, root, options, kept.c if kept else ffi.NULL, result.c,
                                         infos.c, infos.size)
-    return infos.result(status, result.array, info)
+    infos.settle(status, info)
+    return result.array

@@ -1,0 +1,302 @@
+#!/usr/bin/env python3
+"""Second-order operators against PyTorch, Torchium and Opacus: bench.py [--only PART…] [--rounds N] [--out FOLDER].
+
+All implementations of a row take turns, round by round, with two threads (torch also with one), so ratios within a round
+share the machine's noise; a figure is the median over rounds, and the ratio that of a round, in the median. Errors are
+against float64. Peers that are not installed are left out (requirements.txt beside this file)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+import torch
+from libdc import linalg
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+import machine  # noqa: E402
+
+Row = Dict[str, Any]
+ROUNDS = 7
+QUIET = machine.Quiet()
+
+
+def turns(ways: Dict[str, Callable[[], Any]], rounds: int = 0) -> Dict[str, List[float]]:
+    """Milliseconds of each, round by round, after one warm-up."""
+    times: Dict[str, List[float]] = {name: [] for name in ways}
+    for number in range((rounds or ROUNDS) + 1):
+        for name, way in ways.items():
+            begin = time.perf_counter()
+            way()
+            if number > 0:
+                times[name].append((time.perf_counter() - begin) * 1e3)
+    return times
+
+
+def rows_of(part: str, shape: str, times: Dict[str, List[float]], base: str, **more: Dict[str, Any]) -> List[Row]:
+    """base: the way that the others are compared with."""
+    rows = []
+    for name, own in times.items():
+        ratio = statistics.median(b / t for b, t in zip(times[base], own))
+        rows.append({"part": part, "shape": shape, "way": name, "ms": statistics.median(own), "best_ms": min(own),
+                     f"times as fast as {base}": ratio, **{key: value.get(name) for key, value in more.items()}})
+    return rows
+
+
+def with_threads(threads: int, way: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        torch.set_num_threads(threads)
+        return way()
+
+    return run
+
+
+def torchium() -> Any:
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            from torchium.utils import cuda_kernels  # type: ignore[import-not-found]
+        return cuda_kernels
+    except Exception as error:  # it prints, and imports what it does not need
+        print(f"torchium is left out: {error}")
+        return None
+
+
+# ---- roots ----
+
+
+def factors(batch: int, n: int, seed: int = 0) -> torch.Tensor:
+    """Factors as Shampoo has them: averages of G G^T with a power law."""
+    g = torch.Generator().manual_seed(seed)
+    shape = torch.linalg.qr(torch.randn(n, n, generator=g, dtype=torch.float64))[0] * torch.arange(1, n + 1) ** -1.0
+    parts = []
+    for _ in range(batch):
+        x = shape @ torch.randn(n, 2 * n, generator=g, dtype=torch.float64) / (2 * n) ** 0.5
+        parts.append(x @ x.T)
+    a = torch.stack(parts).float()
+    return (a + a.mT) / 2
+
+
+def torch_root(a: torch.Tensor, eps_rel: float) -> torch.Tensor:
+    values, q = torch.linalg.eigh(a)
+    values = values.clamp_min(0) + eps_rel * values[..., -1:]
+    return (q * values.pow(-0.25).unsqueeze(-2)) @ q.mT
+
+
+def error_of(x: Any, a: torch.Tensor, eps_rel: float) -> float:
+    want = torch_root(a.double(), eps_rel)
+    return float((torch.as_tensor(x).double() - want).norm() / want.norm())
+
+
+def part_roots() -> List[Row]:
+    rows: List[Row] = []
+    peer = torchium()
+    two, eps_rel = linalg.Handle(threads=2), 1e-6
+    for batch, n in ((64, 64), (32, 128), (16, 256), (8, 512), (2, 1024)):
+        a = factors(batch, n)
+        out = torch.empty_like(a)
+        ways: Dict[str, Callable[[], Any]] = {
+            "torch.linalg.eigh, 2 threads": with_threads(2, lambda: torch_root(a, eps_rel)),
+            "torch.linalg.eigh, 1 thread": with_threads(1, lambda: torch_root(a, eps_rel)),
+            "libdc float32": lambda: linalg.inverse_root(a, 4, eps_rel=eps_rel, precision="float32", out=out, handle=two),
+            "libdc": lambda: linalg.inverse_root(a, 4, eps_rel=eps_rel, out=out, handle=two),
+        }
+        if peer is not None:
+            root = peer.CUDAMatrixOps.matrix_sqrt_inv_eigen
+            ways["Torchium, one after the other"] = with_threads(2, lambda: [root(m, -0.25, 1e-8) for m in a])
+        errors = {name: error_of(way(), a, eps_rel) for name, way in ways.items() if not name.startswith("Torchium")}
+        rows += rows_of("roots", f"{batch} of {n}", turns(ways), "torch.linalg.eigh, 2 threads", error=errors)
+    return rows
+
+
+def part_warm() -> List[Row]:
+    rows: List[Row] = []
+    two, eps_rel = linalg.Handle(threads=2), 1e-4
+    for batch, n, beta in ((16, 256, 0.999), (8, 512, 0.999), (1, 1024, 0.999)):
+        before = factors(batch, n)
+        after = beta * before + (1 - beta) * factors(batch, n, seed=1)
+        out = torch.empty_like(after)
+        for precision in ("float32", "float64"):
+            basis = torch.zeros(before.shape, dtype=getattr(torch, precision))
+            linalg.inverse_root(before, 4, eps_rel=eps_rel, basis=basis, out=out, handle=two)
+            info: List[linalg.SpectralInfo] = []
+
+            def warm() -> Any:
+                return linalg.inverse_root(after, 4, eps_rel=eps_rel, basis=basis, tolerance=1e-2, out=out, info=info,
+                                           handle=two)
+
+            ways = {"fresh": lambda: linalg.inverse_root(after, 4, eps_rel=eps_rel, precision=precision, out=out,
+                                                         handle=two), "warm": warm}
+            errors = {name: error_of(way(), after, eps_rel) for name, way in ways.items()}
+            paths = {"warm": ", ".join(sorted({i.path.name for i in info}))}
+            rows += rows_of("warm", f"{batch} of {n}, {precision}, beta {beta}", turns(ways), "fresh", error=errors,
+                            path=paths)
+    return rows
+
+
+# ---- gradients per sample ----
+
+
+def opacus_way(layer: torch.nn.Linear, x: torch.Tensor, weights: torch.Tensor) -> Any:
+    try:
+        from opacus.grad_sample import GradSampleModule  # type: ignore[import-not-found]
+    except Exception as error:
+        print(f"opacus is left out: {error}")
+        return None
+    import copy
+
+    module = GradSampleModule(copy.deepcopy(layer), loss_reduction="sum")
+
+    def run() -> torch.Tensor:
+        (module(x) * weights).sum().backward()
+        grads = module._module.weight.grad_sample
+        for p in module.parameters():
+            p.grad = p.grad_sample = None
+        return grads
+
+    return run
+
+
+def part_samples() -> List[Row]:
+    from torch.func import functional_call, grad, vmap
+
+    rows: List[Row] = []
+    two = linalg.Handle(threads=2)
+    torch.set_num_threads(2)
+    for n, t, i, o in ((64, 1, 512, 512), (32, 1, 1024, 1024), (8, 128, 768, 768)):
+        layer = torch.nn.Linear(i, o)
+        x = torch.randn(n, t, i) if t > 1 else torch.randn(n, i)
+        delta = torch.randn(*x.shape[:-1], o)  # the loss is a sum with these weights, so this is its gradient
+        parameters = dict(layer.named_parameters())
+        out = torch.empty(n, o, i)
+        spec = linalg.SampleLayer("linear")
+
+        def one(p: Any, xi: torch.Tensor, di: torch.Tensor) -> torch.Tensor:
+            return (functional_call(layer, p, (xi,)) * di).sum()
+
+        ways: Dict[str, Callable[[], Any]] = {
+            "vmap(grad)": lambda: vmap(grad(one), (None, 0, 0))(parameters, x, delta)["weight"],
+            "einsum": lambda: torch.einsum("nto,nti->noi" if t > 1 else "no,ni->noi", delta, x),
+            "libdc": lambda: linalg.per_sample_grads(spec, x, delta, weight=out, want_bias=False, handle=two)[0],
+            "libdc, norms alone": lambda: linalg.per_sample_norms(spec, x, delta, want_bias=False, handle=two),
+        }
+        way = opacus_way(layer, x, delta)
+        if way is not None:
+            ways["Opacus"] = way
+        want = ways["einsum"]().double()
+        errors = {name: float((w().double() - want).norm() / want.norm()) for name, w in ways.items()
+                  if "norms" not in name}
+        squares = want.square().sum((1, 2))
+        errors["libdc, norms alone"] = float((ways["libdc, norms alone"]().double() - squares).norm() / squares.norm())
+        memory = {name: peak_mib(w) for name, w in ways.items()}
+        rows += rows_of("samples", f"{n} x {t}, {i} to {o}", turns(ways), "vmap(grad)", error=errors, peak_MiB=memory)
+    return rows
+
+
+def peak_mib(way: Callable[[], Any]) -> float:
+    """What a call takes at most beside what is there before it."""
+    machine.reset_peak()
+    before = machine.memory_kib("VmRSS")
+    way()
+    return max(0, machine.memory_kib("VmHWM") - before) / 1024
+
+
+# ---- bounded products ----
+
+
+def part_bounded() -> List[Row]:
+    rows: List[Row] = []
+    two, n = linalg.Handle(threads=2), 4096
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        maps = []
+        for name in "abc":
+            array = np.memmap(os.path.join(folder, name), np.float32, "w+", shape=(n, n))
+            array[:] = rng.standard_normal((n, n), np.float32)
+            array.flush()
+            maps.append(linalg.FileMatrix(os.path.join(folder, name), (n, n), "float32"))
+            del array
+        a, b = (np.fromfile(m.file, np.float32).reshape(n, n) for m in maps[:2])
+        out = np.empty((n, n), np.float32)
+        ways: Dict[str, Callable[[], Any]] = {"all in memory": lambda: linalg.matmul(a, b, out=out, handle=two)}
+        peaks: Dict[str, float] = {}
+        for mib in (16, 48):
+            # a handle of its own: what it keeps between calls is part of the budget
+            ways[f"files, {mib} MiB"] = lambda mib=mib, h=linalg.Handle(threads=2): linalg.matmul_bounded(
+                maps[0], maps[1], mib << 20, out=maps[2], handle=h)
+            peaks[f"files, {mib} MiB"] = peak_mib(ways[f"files, {mib} MiB"])
+        want = a[:64].astype(np.float64) @ b
+        got = np.fromfile(maps[2].file, np.float32).reshape(n, n)[:64]
+        error = {name: float(np.linalg.norm(got - want) / np.linalg.norm(want)) for name in peaks}
+        rows += rows_of("bounded", f"{n}^3", turns(ways, 3), "all in memory", error=error, peak_MiB=peaks)
+    return rows
+
+
+def part_kron() -> List[Row]:
+    rows: List[Row] = []
+    two = linalg.Handle(threads=2)
+    torch.set_num_threads(2)
+    for m, p in ((50, 100), (96, 96)):
+        a, b, x = torch.randn(m, m), torch.randn(p, p), torch.randn(m, p)
+        out, whole = torch.empty(m, p), torch.empty(m * p, m * p)
+        ways = {"torch.kron(a, b) @ x": lambda: torch.kron(a, b) @ x.flatten(),
+                "torch.kron(a, b)": lambda: torch.kron(a, b),
+                "libdc.kron, memory given": lambda: linalg.kron(a, b, out=whole, handle=two),
+                "libdc.kron_apply": lambda: linalg.kron_apply(a, b, x, out=out, handle=two)}
+        rows += rows_of("kron", f"{m} and {p}", turns(ways), "torch.kron(a, b) @ x")
+    return rows
+
+
+PARTS = {"roots": part_roots, "warm": part_warm, "samples": part_samples, "bounded": part_bounded, "kron": part_kron}
+
+
+def page(about: Row, foreign: float, rows: List[Row]) -> str:
+    lines = ["# Second-order operators", "", f"`bench/linalg/bench.py` on {about['date']}, {about['cpu']}, "
+             f"{about['cores']} cores, commit {about['commit']}, LAPACK {linalg.default().solver}; others used "
+             f"{100 * foreign:.0f} % of the machine.", "",
+             "| part | shape | way | ms | best | times as fast | as | error | peak MiB |", "|---|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        base = next(key for key in row if key.startswith("times as fast as "))
+        error, peak = row.get("error"), row.get("peak_MiB")
+        lines.append(f"| {row['part']} | {row['shape']} | {row['way']} | {row['ms']:.2f} | {row['best_ms']:.2f} | "
+                     f"{row[base]:.2f} | {base[17:]} | {'' if error is None else f'{error:.1e}'} | "
+                     f"{'' if peak is None else f'{peak:.1f}'} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    global ROUNDS
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--out", default=os.path.join(os.path.dirname(HERE), "results"))
+    options = parser.parse_args()
+    ROUNDS = options.rounds
+    rows: List[Row] = []
+    own = time.process_time()
+    QUIET.begin()
+    for name in options.only:
+        rows += PARTS[name]()
+    QUIET.end()
+    about, foreign = machine.describe(), QUIET.foreign(time.process_time() - own)
+    text = page(about, foreign, rows)
+    stem = os.path.join(options.out, f"linalg-{about['date'][:10]}")
+    with open(stem + ".json", "w", encoding="utf-8") as file:
+        json.dump({"about": about, "foreign": foreign, "rows": rows}, file, indent=1)
+    with open(stem + ".md", "w", encoding="utf-8") as file:
+        file.write(text)
+    print(text + f"\nwritten: {stem}.json, {stem}.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
