@@ -25,6 +25,10 @@ test:
 abi:
 	@$(MAKE) --no-print-directory test SUITES="gcc abi"; status=$$?; cat build/logs/abi.log; exit $$status
 
+# Every stage, backend and model with both versions of DeepSpeed: half an hour, and bench/results/deepspeed-DATE.md.
+test-deepspeed: build
+	@$(PY) tests/deepspeed/run.py
+
 docs: build
 	@$(PY) scripts/make_docs.py build/docs
 	@echo "build/docs/html/index.html; man -M build/docs/man dc_api; build/docs/dc_api.json"
@@ -61,4 +65,4 @@ bench: build
 clean:
 	rm -rf .venv build
 
-.PHONY: build train test abi docs wheel mutants coverage fuzz spin bench clean
+.PHONY: build train test test-deepspeed abi docs wheel mutants coverage fuzz spin bench clean
