@@ -25,9 +25,13 @@ test:
 abi:
 	@$(MAKE) --no-print-directory test SUITES="gcc abi"; status=$$?; cat build/logs/abi.log; exit $$status
 
-# Every stage, backend and model with both versions of DeepSpeed: half an hour, and bench/results/deepspeed-DATE.md.
+# Every stage, backend and model with both versions of DeepSpeed: half an hour, and bench/results/deepspeed-DATE.md. Then
+# DeepSpeed's own tests, which PyPI does not have: DEEPSPEED_SOURCE is a clone of its repository.
 test-deepspeed: build
 	@$(PY) tests/deepspeed/run.py
+ifdef DEEPSPEED_SOURCE
+	@$(PY) tests/deepspeed/upstream.py $(DEEPSPEED_SOURCE)
+endif
 
 docs: build
 	@$(PY) scripts/make_docs.py build/docs

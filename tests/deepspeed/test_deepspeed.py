@@ -57,6 +57,23 @@ print(switch.is_enabled(), DeepCompileBuilder().load().__name__ if switch.is_ena
         assert done.stdout.splitlines()[-1:] == [answer], done.stdout + done.stderr
 
 
+def test_transformer_layer() -> None:
+    done = python("""import libdc.torch.deepspeed, deepspeed, torch
+libdc.torch.deepspeed.enable()
+from deepspeed.ops.transformer import DeepSpeedTransformerConfig, DeepSpeedTransformerLayer
+assert DeepSpeedTransformerLayer is deepspeed.DeepSpeedTransformerLayer is deepspeed.ops.DeepSpeedTransformerLayer
+config = DeepSpeedTransformerConfig(batch_size=2, hidden_size=32, intermediate_size=128, heads=4, num_hidden_layers=2,
+                                    attn_dropout_ratio=0.0, hidden_dropout_ratio=0.0, initializer_range=0.02, seed=1)
+layers = torch.nn.ModuleList(DeepSpeedTransformerLayer(config) for _ in range(2))
+x = torch.randn(2, 16, 32, requires_grad=True)
+y = x
+for layer in layers:
+    y = layer(y, torch.zeros(2, 1, 1, 16))
+y.square().mean().backward()
+print(type(layers[1]).__module__, bool(x.grad.abs().sum() > 0), all(p.grad is not None for p in layers.parameters()))""")
+    assert done.stdout.splitlines()[-1:] == ["libdc.torch.layer True True"], done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("before, text", [
     ("deepspeed.__version__ = '0.20.1'", "DeepSpeed is version 0.20.1; 0.18.9 to 0.19.8 are tested"),
     ("import deepspeed.compile.util as u; u.dc_handle = object()", "own dc library is loaded already"),

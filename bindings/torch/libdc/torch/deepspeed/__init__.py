@@ -12,7 +12,7 @@ import sys
 from typing import Any, Tuple
 
 from .. import ops
-from . import handle, shims
+from . import handle, shims, transformer
 
 TESTED = "0.18.9", "0.19.8"  # oldest and newest version of DeepSpeed
 COMMUNICATORS = "auto", "libdc", "torch"
@@ -21,7 +21,8 @@ _enabled = False
 
 
 def enable(communicator: str = "auto") -> None:
-    """Makes DeepSpeed's op builder for `dc` hand out libdc's module, on every rank before engine.compile().
+    """Makes DeepSpeed's op builder for `dc` hand out libdc's module, on every rank before engine.compile(); and libdc's
+    layer stand for DeepSpeedTransformerLayer.
 
     communicator  "libdc": libdc's own, for ranks of one machine; "torch": the collectives of DeepSpeed's process group;
                   "auto": the first where all ranks share a machine, else the second
@@ -73,6 +74,7 @@ def _take_over() -> None:
     else:
         handle.define_seed_form()
     shims.apply()
+    transformer.replace()
     OpBuilder._loaded_ops["dc"] = _module()
 
 
