@@ -5,7 +5,8 @@ distributions older than this one, and tagged by auditwheel.
 Since 2.34, glibc has threads and the dynamic loader's functions in libc.so.6, and a program that is linked there asks
 for symbols of that version, as every program does for __libc_start_main, though the functions have not changed; libm's
 exp, log and pow of 2.29 only set errno no more. Here a program is linked with empty stand-ins for libpthread, libdl and
-libm, whose symbols have the versions of old; every glibc still serves these."""
+libm, whose symbols have the versions of old; every glibc still serves these. Before 2.33, stat() was in no library, but
+made of __xstat() in each program: here again."""
 
 from __future__ import annotations
 
@@ -22,6 +23,10 @@ BEFORE = (2, 28)  # PyTorch's own wheels ask for as much
 # Where a function was, and where it is.
 LIBRARIES = {"libpthread.so.0": ("libc.so.6", r"(pthread|sem)_\w+|__libc_start_main"),
              "libdl.so.2": ("libc.so.6", r"dl\w+"), "libm.so.6": ("libm.so.6", r"\w+")}
+STAT = "".join(f"""int __{x}xstat{wide}(int, {kind}, void *);
+__attribute__((visibility("hidden")))
+int {x}stat{wide}({kind} what, void *to) {{ return __{x}xstat{wide}(1, what, to); }}
+""" for x, kind in (("", "const char *"), ("l", "const char *"), ("f", "int")) for wide in ("", "64"))
 
 
 def run(*command: object, **environment: str) -> str:
@@ -63,7 +68,9 @@ def main() -> int:
         for soname, (now, pattern) in LIBRARIES.items():
             old = old_versions(now)
             stand_in(folder, soname, {name: version for name, version in old.items() if re.fullmatch(pattern, name)})
-        flags = " ".join(f"-l:{soname}" for soname in LIBRARIES)
+        (folder / "stat.c").write_text(STAT, encoding="utf-8")
+        run("gcc", "-w", "-O2", "-fPIC", "-fno-builtin", "-c", folder / "stat.c", "-o", folder / "stat.o")
+        flags = " ".join([str(folder / "stat.o"), *(f"-l:{soname}" for soname in LIBRARIES)])
         run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, ".",
             LDFLAGS=f"-L{folder} -Wl,--push-state,--no-as-needed {flags} -Wl,--pop-state")
         wheel = next(folder.glob("*.whl"))
