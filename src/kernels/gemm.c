@@ -11,7 +11,6 @@ enum {
   STEPS = 256,     /* words in k of a slice: a panel of the narrow operand stays in the first-level cache */
   MOST_M = 518,    /* rows of a block: its slice of A stays in the second-level cache */
   MOST_N = 1024,   /* columns of a block, half as many for float64 */
-  NR_MOST = 32,    /* columns of a tile, at most */
   LEAST = 128,     /* a side is not cut into less than this for the sake of more tasks */
   BLOCKS_EACH = 2, /* blocks that a thread should have, so that a late one does not cost much */
   ALIGN = 64
@@ -105,7 +104,7 @@ static void load_row(float *row, const void *src, int32_t dtype, int64_t i, int6
 /* Row i of C from column j on: `count` sums t in float32. */
 static void finish_f32(const dc__gemm *g, void *c, void *aux, float *t, int64_t i, int64_t j, int64_t count) {
   int64_t at = i * g->ldc + j;
-  float row[NR_MOST];
+  float row[MOST_N];
   if (g->alpha != 1) {
     for (int64_t x = 0; x < count; x++) {
       t[x] *= (float)g->alpha;
@@ -124,7 +123,7 @@ static void finish_f32(const dc__gemm *g, void *c, void *aux, float *t, int64_t 
     }
   }
   if (g->epilogue == DC__EPILOGUE_GELU) {
-    char rounded[NR_MOST * sizeof(float)];
+    char rounded[MOST_N * sizeof(float)];
     void *kept = aux != NULL ? dc__at(aux, g->out_dtype, at) : rounded;
     dc__cast(kept, g->out_dtype, t, DC_FLOAT32, count);
     load_row(t, kept, g->out_dtype, 0, count);
@@ -145,35 +144,45 @@ static void finish_f64(const dc__gemm *g, double *c, const double *t, int64_t i,
   }
 }
 
-/* The tile at row i, column j of C. */
-static void finish_tile(const plan *p, int64_t matrix, void *acc, int64_t i, int64_t j) {
-  const dc__gemm *g = p->g;
-  void *c = dc__at(g->c, g->out_dtype, matrix * g->stride_c);
-  void *aux = g->aux != NULL ? dc__at(g->aux, g->out_dtype, matrix * g->stride_c) : NULL;
-  int64_t rows = g->m - i < p->tile.mr ? g->m - i : p->tile.mr;
-  int64_t count = g->n - j < p->tile.nr ? g->n - j : p->tile.nr;
-  for (int64_t r = 0; r < rows; r++) {
-    if (p->kind == DC__TILE_F64) {
-      finish_f64(g, c, (double *)acc + r * p->tile.nr, i + r, j, count);
-    } else {
-      finish_f32(g, c, aux, (float *)acc + r * p->tile.nr, i + r, j, count);
-    }
-  }
-}
-
 /* What one task computes, and where in scratch memory. */
 typedef struct block {
   int64_t matrix, i, j, m, n; /* m and n: multiples of the tile */
-  char *a, *b, *acc;
+  char *a, *b, *acc;          /* acc: tile after tile, along its rows */
 } block;
 
 static void multiply_slice(const plan *p, const block *at, int64_t steps) {
   size_t word = dc__tile_word(p->kind);
   size_t tile_bytes = (size_t)(p->tile.mr * p->tile.nr) * word;
-  char *acc = at->acc;
+  size_t strip = tile_bytes * (size_t)(at->n / p->tile.nr);
   for (int64_t j = 0; j < at->n; j += p->tile.nr) {
-    for (int64_t i = 0; i < at->m; i += p->tile.mr, acc += tile_bytes) {
+    char *acc = at->acc + (size_t)(j / p->tile.nr) * tile_bytes;
+    for (int64_t i = 0; i < at->m; i += p->tile.mr, acc += strip) {
       p->tile.fn(steps, at->a + (size_t)(i * steps) * word, at->b + (size_t)(j * steps) * word, acc);
+    }
+  }
+}
+
+/* Rows of C from the accumulators: a row's pieces are brought together first, so that the epilogue has long loops. */
+static void finish_block(const plan *p, const block *at, int64_t m, int64_t n) {
+  const dc__gemm *g = p->g;
+  void *c = dc__at(g->c, g->out_dtype, at->matrix * g->stride_c);
+  void *aux = g->aux != NULL ? dc__at(g->aux, g->out_dtype, at->matrix * g->stride_c) : NULL;
+  size_t piece = (size_t)p->tile.nr * dc__tile_word(p->kind);
+  size_t tile = piece * (size_t)p->tile.mr;
+  int64_t across = at->n / p->tile.nr;
+  union {
+    float f32[MOST_N];
+    double f64[MOST_N / 2];
+  } row;
+  for (int64_t i = 0; i < m; i++) {
+    const char *from = at->acc + (size_t)(i / p->tile.mr * across) * tile + (size_t)(i % p->tile.mr) * piece;
+    for (int64_t x = 0; x < across; x++) {
+      memcpy((char *)&row + (size_t)x * piece, from + (size_t)x * tile, piece);
+    }
+    if (p->kind == DC__TILE_F64) {
+      finish_f64(g, c, row.f64, at->i + i, at->j, n);
+    } else {
+      finish_f32(g, c, aux, row.f32, at->i + i, at->j, n);
     }
   }
 }
@@ -206,12 +215,7 @@ static void run_block(const plan *p, int64_t index, char *scratch) {
     dc__pack(at.b, p->kind, p->tile.nr, &b, j, n, k, part);
     multiply_slice(p, &at, (part + dc__tile_depth(p->kind) - 1) / dc__tile_depth(p->kind));
   }
-  char *acc = at.acc;
-  for (int64_t y = 0; y < at.n; y += p->tile.nr) {
-    for (int64_t x = 0; x < at.m; x += p->tile.mr, acc += (size_t)(p->tile.mr * p->tile.nr) * word) {
-      finish_tile(p, at.matrix, acc, i + x, j + y);
-    }
-  }
+  finish_block(p, &at, m, n);
 }
 
 static void run_task(void *arg, int64_t index, void *scratch) {
