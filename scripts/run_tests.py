@@ -189,7 +189,7 @@ def fuzz(suite: Suite) -> Count:
 # Those that meet every room and end soon where one thread runs at a time. Deadlines and killed processes are for the
 # sanitizers: here a second is long.
 UNDER_VALGRIND = ("base", "arena", "device", "kernels_accumulate", "comm_external", "bad_input", "gather", "offload",
-                  "reduce", "growth", "sim_offload")
+                  "reduce", "growth", "param_table", "corners", "sim_offload")
 
 
 def valgrind(suite: Suite) -> Count:

@@ -43,7 +43,7 @@ byte lock;                          /* rank + 1 */
 byte failure, failures;
 bool dead[N], ended[N];
 
-#include "rows.h"
+#include "rows.pml"
 
 /* An event of this rank; `s` is its state. */
 inline event(e) {

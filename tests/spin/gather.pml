@@ -53,7 +53,7 @@ bit posted[N], moved[N]; /* of the collective under way, counted modulo 2 */
 bool failed, ended[N];
 chan calls[N] = [1] of { mtype, byte };
 
-#include "rows.h"
+#include "rows.pml"
 
 /* ---- streams ---- */
 
