@@ -631,6 +631,7 @@ DC_API dc_status dc_register_z3_param(dc_context *context, int64_t id, const int
 
 /** Points a parameter's gradient at another buffer, which is set to zero. Graphs that contain the parameter keep their
  *  split: the length and the offset on every rank must be those of the registration, or the buffer empty on all ranks.
+ *  Until there is one again, a dc_reduce_grad that would communicate is DC_E_STATE.
  *  grad_buffer  as in dc_register_param
  *  offset       as in dc_register_param; 0 for stage 3
  *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a reduction into the old buffer is pending), DC_E_SHAPE.

@@ -246,6 +246,13 @@ dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc_
   if (graph->stage == 1 && !ctx->update) {
     return add_locally(ctx, param, grad, dtype);
   }
+  if (param->grad == NULL &&
+      param->owned[ctx->rank].count > 0) { /* the other ranks would send what has no place here */
+    return dc__fail(DC_E_STATE,
+                    "%s: the gradient buffer of parameter %" PRId64
+                    " was taken away by dc_update_param_grad_buffer; give it one first",
+                    fn, param->id);
+  }
   dc__buckets *buckets = find_buckets(ctx, dtype);
   void *slot;
   if (param->local_sum != NULL && ctx->lanes[DC__LANE_CALLER] != NULL) {

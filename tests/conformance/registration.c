@@ -65,6 +65,32 @@ static void check_26_a_gradient_can_be_sent_to_another_buffer(void **state) {
   }
 }
 
+/* Taken away from every rank that owns a part, and given back. Stage 1 may go on adding meanwhile. */
+static void without_a_buffer(rank *r) {
+  int32_t stage = *(const int32_t *)r->user;
+  param p = {.id = 1, .shape = {30}, .stage = stage};
+  OK(r, register_one(r, &p));
+  OK(r, dc_update_param_grad_buffer(r->ctx, 1, NULL, 0));
+  if (stage == 1) {
+    OK(r, backward(r, &p, 0, 0));
+  }
+  OK(r, dc_start_backward(r->ctx, 1));
+  dc_tensor source = tensor_of(&p.source);
+  FAILS(r, dc_reduce_grad(r->ctx, &source, GRAPH, 1), DC_E_STATE, "the gradient buffer of parameter 1 was taken away");
+  dc_tensor grad = tensor_of(&p.buffer);
+  OK(r, dc_update_param_grad_buffer(r->ctx, 1, &grad, stage == 3 ? 0 : p.begin));
+  OK(r, reduce(r, GRAPH, &p, 1));
+  OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+  CHECK(r, has_grad(r, &p, stage == 1 ? 0 : 1, 1));
+}
+
+static void check_26_without_a_buffer_a_gradient_is_refused(void **state) {
+  (void)state;
+  for (int32_t stage = 0; stage <= 3; stage++) {
+    on_ranks((setup){.world = 2}, without_a_buffer, &stage);
+  }
+}
+
 static void wrong_shard(rank *r) {
   param p = {.id = 1, .shape = {10}, .stage = 3};
   array five;
@@ -278,6 +304,7 @@ int main(void) {
       cmocka_unit_test(check_24_register_param_zeroes_the_buffer_and_keeps_the_offset),
       cmocka_unit_test(check_25_an_id_cannot_be_registered_twice),
       cmocka_unit_test(check_26_a_gradient_can_be_sent_to_another_buffer),
+      cmocka_unit_test(check_26_without_a_buffer_a_gradient_is_refused),
       cmocka_unit_test(check_27_a_shard_of_the_wrong_length_is_refused_by_rank),
       cmocka_unit_test(check_28_registering_does_not_wait_for_anybody),
 #ifndef ON_SIM

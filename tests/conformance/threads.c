@@ -12,6 +12,7 @@ typedef struct chaos {
   uint64_t state;
   param p[PARAMS];
   array tensors[2];
+  dc_stream *stream;
   int64_t passed, failed;
 } chaos;
 
@@ -79,7 +80,9 @@ static dc_status any_reduction(chaos *c, int64_t graph, int64_t id) {
     case 6:
       return pick(c, 2) == 0 ? dc_accumulate_grads(ctx, &id, 1) : dc_enable_profiling(ctx, (int32_t)pick(c, 3));
     default:
-      return pick(c, 3) == 0 ? dc_step_abort(ctx) : dc_update_param_grad_buffer(ctx, id, NULL, pick(c, 3) - 1);
+      /* Only of stage 3: a rank that owns nothing cannot know that others' buffers are gone. */
+      return pick(c, 3) == 0 ? dc_step_abort(ctx)
+                             : dc_update_param_grad_buffer(ctx, id < 2 ? id : PARAMS, NULL, pick(c, 3) - 1);
   }
 }
 
@@ -112,7 +115,9 @@ static dc_status any_other(chaos *c, int64_t graph, int64_t id) {
   dc_tensor t = tensor_of(a), out = DC_TENSOR_INIT;
   int32_t freed;
   dc_op_info info = {.struct_size = sizeof info};
-  switch (pick(c, 9)) {
+  switch (pick(c, 10)) {
+    case 9: /* the caller on the host, or on a stream */
+      return dc_set_stream(ctx, pick(c, 2) == 0 ? c->stream : NULL);
     case 0:
       return dc_offload_tensor(ctx, &t, graph, id, &out);
     case 1:
@@ -144,6 +149,7 @@ static void any_calls(rank *r) {
   }
   OK(r, new_array(r, &c.tensors[0], 5, DC_FLOAT32));
   OK(r, new_array(r, &c.tensors[1], 9, DC_BFLOAT16));
+  OK(r, new_stream(r, &c.stream));
   for (int i = 0; i < CALLS; i++) {
     int64_t graph = pick(&c, GRAPHS + 1), id = pick_param(&c);
     dc_status status = kinds[pick(&c, 4)](&c, graph, id);
@@ -154,6 +160,7 @@ static void any_calls(rank *r) {
   }
   CHECK(r, c.passed > CALLS / 20 && c.failed > CALLS / 20); /* both are tried */
   OK(r, dc_async_error(r->ctx));                            /* and none of it has broken anything */
+  OK(r, dc_set_stream(r->ctx, NULL));
   OK(r, dc_step_abort(r->ctx));
   OK(r, dc_enable_profiling(r->ctx, 0));
   OK(r, dc_reset(r->ctx));
