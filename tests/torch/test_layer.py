@@ -8,6 +8,8 @@ import copy
 import json
 import math
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Callable, List
 
@@ -257,7 +259,8 @@ def test_deepspeed_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pre", [True, False], ids=["pre", "post"])
 def test_26_a_long_stack_learns_as_eager_does(pre: bool) -> None:
     torch.manual_seed(0)
-    depth, dtype = 24, torch.bfloat16
+    threads, depth, dtype = torch.get_num_threads(), 24, torch.bfloat16
+    torch.set_num_threads(1)
     layers = nn.ModuleList(TransformerLayer(config(32, 2, 64, gelu="erf", pre_layer_norm=pre, layer_id=i,
                                                    num_hidden_layers=depth, threads=1)) for i in range(depth))
     eager = nn.ModuleList(Bert(32, 2, 64, "none", pre) for _ in range(depth))
@@ -279,8 +282,24 @@ def test_26_a_long_stack_learns_as_eager_does(pre: bool) -> None:
             optimizer.step()
             curve.append(float(loss.detach()))
         losses.append(torch.tensor(curve))
+    torch.set_num_threads(threads)
     assert losses[0][-1] < 0.8 * losses[0][0]
     assert float((losses[0] - losses[1]).abs().sum() / losses[1].sum()) <= 0.01
+
+
+def test_the_example(tmp_path: Path) -> None:
+    """examples/bert under ZeRO-3 on two ranks: the flags change no bit of a Pre-LN model's training."""
+    script = Path(__file__).parents[2] / "examples" / "bert" / "train.py"
+    losses = []
+    for flags in ([], ["--flags"]):
+        out = tmp_path / str(len(flags))
+        command = [sys.executable, "-m", "libdc.run", "-n", "2", str(script), "--steps", "12", "--layers", "2", "--hidden",
+                   "32", "--seq", "32", "--out", str(out), *flags]
+        done = subprocess.run(command, text=True, capture_output=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (out / "loss.png").read_bytes()[:4] == b"\x89PNG"
+        losses.append([json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()])
+    assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
 
 
 def test_sharded(launch: Callable[..., str]) -> None:

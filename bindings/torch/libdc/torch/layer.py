@@ -155,6 +155,10 @@ class TransformerLayer(nn.Module):
         """The twelve weights in the library's order."""
         return [getattr(self, name) for name in WEIGHTS]
 
+    def kept_bytes(self, batch: int, seq_length: int) -> int:
+        """What stays in memory between forward and backward, the input included; see dc_layer_cost."""
+        return _layers[_number(self.config, self.attn_qkvw.dtype)].cost(batch, seq_length).kept_bytes
+
     def reset_parameters(self) -> None:
         """Initial weights: a function of the configuration's seed and layer_id."""
         _layers[_number(self.config, self.attn_qkvw.dtype)].initialize([weight.detach() for weight in self.weights])
