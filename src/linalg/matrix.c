@@ -134,5 +134,7 @@ dc__gemm dc__mat_product(const dc__mat *a, const dc__mat *b, double alpha, doubl
                 .beta = beta};
   operand(a, &g.trans_a, &g.lda);
   operand(b, &g.trans_b, &g.ldb);
+  g.a = g.a != NULL ? g.a : out->data; /* empty, so never read; but places in it are computed */
+  g.b = g.b != NULL ? g.b : out->data;
   return g;
 }

@@ -7,7 +7,7 @@
 
 #include "linalg/spectral.h"
 
-enum { ITERATIONS = 4 };
+enum { ITERATIONS = 3 };
 
 /* Numbers in [-1, 1) that look random and are the same in every run. */
 static double noise(int64_t i) {

@@ -46,8 +46,8 @@ static inline int tear_down(void **state) {
 
 /* A contiguous tensor of up to four lengths; the shape lies in a ring that a few calls do not overrun. */
 static inline dc_tensor tensor_of(void *data, int32_t dtype, int32_t ndim, int64_t a, int64_t b, int64_t c, int64_t d) {
-  static int64_t shapes[64][4];
-  static int next;
+  static _Thread_local int64_t shapes[64][4];
+  static _Thread_local int next;
   int64_t *shape = shapes[next++ % 64];
   const int64_t lengths[4] = {a, b, c, d};
   memcpy(shape, lengths, sizeof lengths);
