@@ -1,6 +1,6 @@
 /* Random programs, legal and illegal, on the ground that this is linked with (program.h).
  *
- *   test_sim_programs, test_thread_programs                as many as 12 s are enough for, legal and illegal
+ *   test_sim_programs, test_thread_programs                as many as 9 s and 5 s are enough for, legal and illegal
  *   SIM_PROGRAMS=100000 SIM_SEED=1 test_sim_programs       so many legal ones, from a seed on
  *   SIM_ILLEGAL=100000 SIM_SEED=1 test_thread_programs     so many illegal ones */
 #include "comm/comm.h"
@@ -16,8 +16,7 @@ static bool given(const char *name) {
 }
 
 /* Without a number of programs, what the time is enough for: sanitizers and valgrind are slow here. */
-static void run(const char *name, bool illegal, uint64_t usual) {
-  const int64_t limit_ns = INT64_C(12000000000);
+static void run(const char *name, bool illegal, uint64_t usual, int64_t limit_ns) {
   if (!given(name) && (given("SIM_PROGRAMS") || given("SIM_ILLEGAL"))) {
     return; /* the other kind was asked for */
   }
@@ -36,12 +35,12 @@ static void run(const char *name, bool illegal, uint64_t usual) {
 /* conformance: 122 */
 static void test_legal_programs(void **state) {
   (void)state;
-  run("SIM_PROGRAMS", false, 3000);
+  run("SIM_PROGRAMS", false, 3000, INT64_C(9000000000));
 }
 
 static void test_illegal_programs(void **state) {
   (void)state;
-  run("SIM_ILLEGAL", true, 1000);
+  run("SIM_ILLEGAL", true, 1000, INT64_C(5000000000));
 }
 
 int main(void) {
