@@ -2,9 +2,9 @@
 """Fuzzing: run.py --seconds N shares N seconds among the coverage-guided targets and the random programs of
 tests/programs (on simulated ranks and on threads); run.py --runs N gives each target N inputs, and no programs.
 
-Each target begins with its seeds in tests/fuzz/seeds and what earlier runs found worth keeping in build/fuzz/found. An input
-that breaks a promise stays in build/fuzz/broken; run the target on it to see what it breaks, mend that, and make the
-input a seed."""
+Each target begins with its seeds in tests/fuzz/seeds and what earlier runs found worth keeping in build/fuzz/found. An
+input that breaks a promise stays in build/fuzz/broken; run the target on it to see what it breaks, mend that, and make
+the input a seed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import List
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build" / "fuzz"
@@ -34,14 +35,14 @@ def build() -> None:
     subprocess.run(["meson", "compile", "-C", str(BUILD)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def fuzz(target: str, limit: str, timeout: float) -> bool:
+def fuzz(target: str, limits: List[str], timeout: float) -> bool:
     found, broken = BUILD / "found" / target, BUILD / "broken"
     found.mkdir(parents=True, exist_ok=True)
     broken.mkdir(exist_ok=True)
     # The sanitizers' fixed shadow addresses fail under some kernels' address randomisation.
-    command = ["setarch", "-R", str(BUILD / "tests" / "fuzz" / f"fuzz_{target}"), limit, f"-max_len={MOST_BYTES}", "-len_control=0",
-               "-timeout=25", "-seed=1", "-print_final_stats=1", f"-artifact_prefix={broken}/{target}-", str(found),
-               str(ROOT / "tests" / "fuzz" / "seeds" / target)]
+    command = ["setarch", "-R", str(BUILD / "tests" / "fuzz" / f"fuzz_{target}"), *limits, f"-max_len={MOST_BYTES}",
+               "-len_control=0", "-timeout=25", "-print_final_stats=1", f"-artifact_prefix={broken}/{target}-",
+               str(found), str(ROOT / "tests" / "fuzz" / "seeds" / target)]
     try:
         done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, errors="replace", timeout=timeout)
@@ -86,8 +87,9 @@ def main() -> int:
     build()
     alone = arguments.runs is not None
     share = max(1, arguments.seconds // (len(TARGETS) + len(PROGRAMS)))
-    limit = f"-runs={arguments.runs}" if alone else f"-max_total_time={share}"
-    results = [fuzz(target, limit, 300 if alone else share + 120) for target in TARGETS]
+    # The same inputs every time in `make test`, others in every long run.
+    limits = [f"-runs={arguments.runs}", "-seed=1"] if alone else [f"-max_total_time={share}"]
+    results = [fuzz(target, limits, 300 if alone else share + 120) for target in TARGETS]
     results += [] if alone else [random_programs(name, share) for name in PROGRAMS]
     print(f"{sum(results)} passed, {len(results) - sum(results)} failed")
     return 0 if all(results) else 1

@@ -14,19 +14,22 @@
  *
  * A call is one step, but for where it waits: what it does to queues and blocks is under their locks.
  *
- * An event is where its stream's queue ended when it was recorded: the number of tasks still before it, counted down as
- * they end. A block's content is the parameter and version written into it, or nothing: while it is written, and once it is free.
+ * An event is where its stream's queue ended when it was recorded: the number of tasks still before it, counted down
+ * as they end. A block's content is the parameter and version written into it, or nothing: while it is written, and
+ * once it is free.
  *
  * Asserted: who reads a gathered parameter finds it whole, of the version that was current when he gathered it, and in
- * a block that is nobody else's; a gather writes no block that was released; who gathers finds every rank's shard of that version. Every row of param_table.h is
- * taken. Spin adds: nobody waits for ever, and after a failure every rank comes to its end (`ends`).
+ * a block that is nobody else's; a gather writes no block that was released; who gathers finds every rank's shard of
+ * that version. Every row of param_table.h is taken. Spin adds: nobody waits for ever, and after a failure every rank
+ * comes to its end (`ends`).
  *
- * Parameters: N, PARAMS, BLOCKS, QUEUE, MUTANT, and the bits ABORT, KEPT_FIRST (the first parameter was
- * registered persistent) and FEW (only the calls that ranks meet in); LIMIT is how many calls a rank makes, 0: no limit. */
+ * Parameters: N, PARAMS, BLOCKS, QUEUE, MUTANT, and the bits ABORT, KEPT_FIRST (the first parameter was registered
+ * persistent) and FEW (only the calls that ranks meet in); LIMIT is how many calls a rank makes, 0: no limit.
+ */
 mtype = { NONE, NONE_KEPT, CURRENT, CURRENT_HALF, CURRENT_KEPT, CURRENT_KEPT_HALF,
           STALE, STALE_HALF, STALE_KEPT, STALE_KEPT_HALF,
-          GATHER, WAIT, RELEASE_OF_2, RELEASE_OF_1, TAKE, UPDATE, INVALIDATE, CLEAR_ALL, KEEP, KEEP_NOT, ABORT_STEP, USE,
-          OK, STATE, INVALID };
+          GATHER, WAIT, RELEASE_OF_2, RELEASE_OF_1, TAKE, UPDATE, INVALIDATE, CLEAR_ALL, KEEP, KEEP_NOT, ABORT_STEP,
+          USE, OK, STATE, INVALID };
 #define HAS(x) ((x) != NONE && (x) != NONE_KEPT)
 #define IS_CURRENT(x) ((x) == CURRENT || (x) == CURRENT_HALF || (x) == CURRENT_KEPT || (x) == CURRENT_KEPT_HALF)
 #define TAG(p, v) ((p) * 3 + (v) + 1) /* versions count modulo 3: two at most are about */
@@ -58,7 +61,8 @@ chan calls[N] = [1] of { mtype, byte };
 /* ---- streams ---- */
 
 /* A block that can be used again holds nothing: a read of it is a fault though nobody has written yet. */
-#define REUSABLE(b) (owner[BLOCK(me, b)] == NOBODY && after_gather[BLOCK(me, b)] == 0 && after_caller[BLOCK(me, b)] == 0)
+#define REUSABLE(b) \
+  (owner[BLOCK(me, b)] == NOBODY && after_gather[BLOCK(me, b)] == 0 && after_caller[BLOCK(me, b)] == 0)
 
 inline pop_caller() {
   d_step {
@@ -129,7 +133,8 @@ inline pop_gather() {
   }
 }
 
-#define SOUND (content[BLOCK(me, caller_block[AT(me, 0)])] == TAG(caller_param[AT(me, 0)], caller_version[AT(me, 0)]) || failed)
+#define SOUND \
+  (content[BLOCK(me, caller_block[AT(me, 0)])] == TAG(caller_param[AT(me, 0)], caller_version[AT(me, 0)]) || failed)
 
 proctype caller(byte me) {
   byte i;
