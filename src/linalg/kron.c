@@ -267,6 +267,9 @@ static bool iterate(dc_linalg *l, nearest *s) {
   double sigma = 0;
   int32_t still = 0;
   first_guess(s);
+  for (int64_t i = 0; i < inner; i++) {
+    s->v[i] = 0;
+  }
   for (int32_t iteration = 0; iteration < ITERATIONS && still < STILL; iteration++) {
     for (int64_t i = 0; i < inner; i++) {
       s->old[i] = s->v[i];
