@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launch import BUILD, NEWEST, environment
 
-FOLDERS = "tests", "deepspeed", "op_builder", "accelerator"
+FOLDERS = "tests", "deepspeed", "op_builder", "accelerator", "csrc"
 SUITES = "unit/compile", "unit/v1/compile"
 # AutoSP and AutoTP have operators of their own.
 OTHERS = "unit/v1/compile/test_compile_autosp.py", "unit/compile/test_tp_compile.py"
