@@ -8,8 +8,7 @@ See docs/deepspeed.md."""
 from __future__ import annotations
 
 import re
-import sys
-from typing import Any, Tuple
+from typing import Tuple
 
 from .. import ops
 from . import handle, shims, transformer
@@ -75,7 +74,7 @@ def _take_over() -> None:
         handle.define_seed_form()
     shims.apply()
     transformer.replace()
-    OpBuilder._loaded_ops["dc"] = _module()
+    OpBuilder._loaded_ops["dc"] = handle
 
 
 def _is_newest_form() -> bool:
@@ -83,7 +82,3 @@ def _is_newest_form() -> bool:
     import deepspeed.compile.fx as fx
 
     return hasattr(fx, "add_end_backward")
-
-
-def _module() -> Any:
-    return sys.modules[handle.__name__]
