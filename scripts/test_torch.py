@@ -3,7 +3,9 @@
 PyTorch's wheel is half a gigabyte.
 
 PyPI's wheels are built for CUDA and name its libraries, gigabytes of them, which nothing here calls. They are replaced by
-libraries whose functions all return "no driver"; PyTorch then says that there is no GPU, and computes on the CPU."""
+libraries whose functions all return "no driver"; PyTorch then says that there is no GPU, and computes on the CPU. Such
+a PyTorch 2.11 crashes, with libdc or without, when a second thread traces a model (its guard for devices lies in the
+first thread's memory); so the tests that compile in threads are left out, unless they are named."""
 
 from __future__ import annotations
 
@@ -16,6 +18,8 @@ from typing import Dict, Set
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS = ["typing-extensions", "sympy", "networkx", "jinja2", "filelock", "fsspec", "numpy", "pytest", "safetensors",
          "setuptools", "cffi"]  # fmt: skip
+TESTS = ["tests/torch/test_ops.py", "tests/torch/test_ops_python.py", "tests/torch/test_dc.py",
+         "tests/torch/test_shard.py"]  # fmt: skip
 NO_DRIVER = 35  # cudaErrorInsufficientDriver; no success in the others' numbering either
 
 
@@ -74,7 +78,7 @@ def main() -> int:
     wheel = max((place / "wheel").glob("*.whl"), key=lambda path: path.stat().st_mtime)
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", wheel)
     print(run(python, "-c", "import torch; print('PyTorch', torch.__version__, 'GPU:', torch.cuda.is_available())"))
-    return subprocess.run([python, "-m", "pytest", "-q", *(arguments or ["tests/torch"])], cwd=ROOT).returncode
+    return subprocess.run([python, "-m", "pytest", "-q", *(arguments or TESTS)], cwd=ROOT).returncode
 
 
 if __name__ == "__main__":
