@@ -91,6 +91,24 @@ def test_06_hugging_face_layer(dtype: torch.dtype, gate: float, pre: bool) -> No
             assert relative(found[name].grad, whole) <= gate, name
 
 
+def test_18_fewer_than_half_of_eager() -> None:
+    """BERT-base's proportions at S = 512, all flags: what autograd keeps of the eager layer, without any dropout."""
+    bert, seen = Bert(768, 12, 3072), {}
+    skip = {parameter.untyped_storage().data_ptr() for parameter in bert.parameters()}
+
+    def note(t: Tensor) -> Tensor:
+        if t.untyped_storage().data_ptr() not in skip:
+            seen[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        bert(torch.randn(1, 512, 768), torch.zeros(1, 1, 1, 512))
+    for pre in (True, False):
+        layer = TransformerLayer(LayerConfig(768, 12, pre_layer_norm=pre, normalize_invertible=True,
+                                             gelu_checkpoint=True, attn_dropout_checkpoint=True))
+        assert layer.kept_bytes(1, 512) < sum(seen.values()) / 2
+
+
 def test_06_missing_and_wrong_weights() -> None:
     layer = TransformerLayer(config())
     state = bert_layer_state(layer)
