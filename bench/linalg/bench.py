@@ -229,7 +229,7 @@ def part_bounded() -> List[Row]:
         out = np.empty((n, n), np.float32)
         ways: Dict[str, Callable[[], Any]] = {"all in memory": lambda: linalg.matmul(a, b, out=out, handle=two)}
         peaks: Dict[str, float] = {}
-        for mib in (16, 48):
+        for mib in (16, 64):
             # a handle of its own: what it keeps between calls is part of the budget
             ways[f"files, {mib} MiB"] = lambda mib=mib, h=linalg.Handle(threads=2): linalg.matmul_bounded(
                 maps[0], maps[1], mib << 20, out=maps[2], handle=h)
