@@ -36,6 +36,10 @@ def gather(what: str, flags: Tuple[str, ...], names: str, long: bool = False) ->
     return Run(what, "gather", flags, names, long)
 
 
+def reduce(what: str, flags: Tuple[str, ...], names: str, long: bool = False) -> Run:
+    return Run(what, "reduce", flags, names, long)
+
+
 # Names that are left out are 0.
 RUNS = [
     comm("2 ranks, two communicators of two collectives in two rounds; no wake-up is lost", SAFETY,
@@ -55,6 +59,11 @@ RUNS = [
     gather("2 ranks, a failure at any time: everybody comes to an end", ENDS,
            "N=2 PARAMS=1 BLOCKS=1 QUEUE=2 LIMIT=1 FEW=1 ABORT=1"),
     gather("3 ranks, one call", SAFETY, "N=3 PARAMS=1 BLOCKS=1 QUEUE=2 LIMIT=1 FEW=1"),
+    reduce("2 ranks, gradients for ever", SAFETY, "N=2 QUEUE=2"),
+    reduce("2 ranks, a failure at any time: everybody comes to an end", ENDS, "N=2 QUEUE=2 LIMIT=2 ABORT=1"),
+    reduce("2 ranks, a failure at any time of a backward of three: everybody comes to an end", ENDS,
+           "N=2 QUEUE=2 LIMIT=3 ABORT=1", True),
+    reduce("3 ranks, five gradients", SAFETY, "N=3 QUEUE=2 LIMIT=5", True),
     comm("2 ranks, an abort at any time, two collectives: everybody comes to an end", ENDS,
          "N=2 GENS=1 CALLS=2 ROUNDS=1 THREADS=1 SLICES=1 ABORT=1", True),
     comm("2 ranks, an abort at any time, one of them killed: the other comes to an end", ENDS,
@@ -92,11 +101,17 @@ MUTANTS = [
     gather("a rank's shard is written while others gather it", SAFETY, TWO + " MUTANT=6"),
     gather("an abort is not forwarded to a gather under way", ENDS,
            "N=2 PARAMS=1 BLOCKS=1 QUEUE=2 LIMIT=1 FEW=1 ABORT=1 MUTANT=7"),
+    reduce("a slot is filled again before all have read it", SAFETY, "N=2 QUEUE=2 MUTANT=1"),
+    reduce("a bucket is reduced before its copies are made", SAFETY, "N=2 QUEUE=2 MUTANT=2"),
+    reduce("a backward ends before its gradients have arrived", SAFETY, "N=2 QUEUE=2 MUTANT=3"),
+    reduce("a reduction ends before others have read", SAFETY, "N=2 QUEUE=2 MUTANT=4"),
+    reduce("an abort is not forwarded to a reduction under way", ENDS, "N=2 QUEUE=2 LIMIT=3 ABORT=1 MUTANT=5"),
 ]
 
 ALL_NAMES = {
     "comm": ("GENS", "CALLS", "ROUNDS", "THREADS", "SLICES", "ABORT", "KILL", "MISMATCH", "MUTANT"),
     "gather": ("PARAMS", "BLOCKS", "QUEUE", "LIMIT", "ABORT", "KEPT_FIRST", "FEW", "MUTANT"),
+    "reduce": ("QUEUE", "LIMIT", "ABORT", "MUTANT"),
 }
 TABLES = {"comm": "comm_table.h", "gather": "param_table.h"}
 
@@ -135,7 +150,7 @@ def main() -> int:
     taken: Dict[str, Set[int]] = {model: set() for model in TABLES}
     with ThreadPoolExecutor(2) as pool:
         for run, (found, states, rows, seconds) in zip(chosen, pool.map(search, chosen)):
-            taken[run.model] |= rows
+            taken.setdefault(run.model, set()).update(rows)
             wrong += found != ""
             print(f"{'ok' if found == '' else 'FAILED':7}{run.model:7} {states:>9} states {seconds:6.1f} s  {run.what}"
                   + (f": {found}" if found else ""), flush=True)
