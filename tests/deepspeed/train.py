@@ -94,6 +94,8 @@ def main() -> None:
         libdc.torch.deepspeed.enable(args.communicator)
         count_operators(counts)
         count_persistent(persistent)
+    # DeepSpeed's own shared-memory collectives, which nothing here calls, would be compiled first, for a minute.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     rank = dist.get_rank()
     torch.manual_seed(3)
