@@ -111,7 +111,10 @@ def layout_lock(path: Path, version: str) -> str:
         for field, kind in fields.items():
             at = values[f"offsetof({name}, {field})"]
             lines.append(f'_Static_assert({wide}offsetof({name}, {field}) == {at}, "{version}");')
-            lines.append(f'_Static_assert(_Generic((({name} *)0)->{field}, {kind}: 1, default: 0), "{version}");')
+            base, _, count = kind.partition("[")  # an array would decay to a pointer: the pointer to it does not
+            asked, kind = ("&", f"{base}(*)[{count}") if count else ("", kind)
+            lines.append(f'_Static_assert(_Generic({asked}(({name} *)0)->{field}, {kind}: 1, default: 0), '
+                         f'"{version}");')
     changing = ("DC_VERSION_", "DC_API_VERSION")
     lines += [f'_Static_assert({name} == {values[name]}, "{version}");' for name in header.constants
               if not name.startswith(changing)]

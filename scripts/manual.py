@@ -105,10 +105,12 @@ def fields(text: str) -> Iterator[Dict[str, Any]]:
             continue
         declaration = " ".join(declaration.split())
         pointer = re.fullmatch(r"(.*)\(\*(\w+)\)\((.*)\)", declaration)
-        name = pointer[2] if pointer else declaration.split()[-1].lstrip("*")
-        kind = f"{pointer[1]}(*)({pointer[3]})" if pointer else declaration[:-len(name)].strip()
+        array = re.fullmatch(r"(.*?)(\w+)(\[\d+\])", declaration)
+        name = pointer[2] if pointer else array[2] if array else declaration.split()[-1].lstrip("*")
+        kind = (f"{pointer[1]}(*)({pointer[3]})" if pointer else f"{array[1].strip()}{array[3]}" if array
+                else declaration[:-len(name)].strip())
         said = " ".join(" ".join(strip(after or before)).split()) if after or before else ""
-        yield {"name": name, "type": kind, "doc": said}
+        yield {"name": name, "type": kind, "declaration": declaration, "doc": said}
         before = ""
 
 
@@ -205,10 +207,11 @@ def _lay_out(struct: Dict[str, Any]) -> None:
     """Offsets and size where pointers have 64 bits; every type that the header may use is aligned to its size."""
     end = 0
     for field in struct["fields"]:
-        narrow = re.fullmatch(r"u?int(8|16|32)_t|float", field["type"])
+        kind, _, count = field["type"].partition("[")
+        narrow = re.fullmatch(r"u?int(8|16|32)_t|float", kind)
         size = (int(narrow[1] or 32) // 8 if narrow else 8)
         field["offset"] = end = (end + size - 1) // size * size
-        end += size
+        end += size * int(count.rstrip("]") or 1)
     struct["size"] = (end + 7) // 8 * 8
 
 

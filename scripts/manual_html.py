@@ -58,10 +58,7 @@ class Writer:
         yield f".. c:struct:: {name}\n"
         yield from self.paragraphs([struct["doc"]], "   ")
         for field in struct["fields"]:
-            kind = field["type"]
-            pointer = re.fullmatch(r"(.*)\(\*\)\((.*)\)", kind)
-            declared = f"{pointer[1]}(*{field['name']})({pointer[2]})" if pointer else f"{kind} {field['name']}"
-            yield f"   .. c:member:: {declared}\n\n      {self.text(field['doc'])}\n"
+            yield f"   .. c:member:: {field['declaration']}\n\n      {self.text(field['doc'])}\n"
 
     def enum(self, name: str, enum: Dict[str, Any]) -> Iterator[str]:
         yield f".. c:enum:: {name}\n"

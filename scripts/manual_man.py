@@ -84,7 +84,7 @@ def pages(model: Dict[str, Any]) -> Iterator[Tuple[str, str]]:
     for name, item in model["functions"].items():
         yield f"{name}.3", function(name, item, model)
     for name, item in model["structs"].items():
-        fields = [(f"{field['type']} {field['name']}", field["doc"]) for field in item["fields"]]
+        fields = [(field["declaration"], field["doc"]) for field in item["fields"]]
         yield f"{name}.3", page(name, 3, version, summary_of(item["doc"]), [
             ("DESCRIPTION", paragraphs([item["doc"]])), ("FIELDS", listed(fields)), also])
     for name, item in model["enums"].items():

@@ -5,7 +5,8 @@
  *    1  Version and features        5  Communicators            9  The thirteen operators
  *    2  Status and errors           6  Contexts                10  The step: forward, backward, update
  *    3  Data types and tensors      7  Parameters              11  Memory, wire bytes, dry runs, traces
- *    4  Devices, streams, memory    8  Graphs
+ *    4  Devices, streams, memory    8  Graphs                  12  The transformer layer
+ *                                                              13  Second-order operators
  *
  * The walk of a ZeRO-3 parameter: register its shard (7) and a graph that uses it (8); all-gather, wait, use,
  * release (9); reduce the gradient into the shard's gradient buffer (9), end the backward (9); update the shard
@@ -24,7 +25,8 @@
  *   - Thread classes: [any] from any thread at any time; [handle] one thread at a time for one handle (calls on
  *     one context are serialised by the library itself, so autograd threads may call); [init] before other
  *     threads use the object.
- *   - A process that has created a context must not call libdc in a child made by fork() without exec().
+ *   - Handles belong to the process that made them. In a child made by fork(), a call on one is DC_E_STATE, destroying
+ *     and releasing do nothing, and the parent notices nothing; the child may make handles of its own.
  *   - Inputs are read during the call alone, and outputs written during it alone, except where it says so. Texts
  *     are UTF-8 and end with NUL.
  *   - Each chapter names the source of its mathematics, or says that it computes nothing.
@@ -46,6 +48,8 @@
  *   rank, world_size  this rank, 0..world_size-1, and the number of ranks, 1..64
  *   timeout_ns   the longest wait in nanoseconds; 0 = no limit; negative is DC_E_INVALID
  *   user         handed to the caller's function, not touched
+ *   linalg       a handle of chapter 13; not NULL. As the place for a new one: a handle, the caller's to destroy
+ *   info, info_size  NULL, or one entry a matrix, info_size = sizeof(dc_spectral_info) apart
  *
  * "ws" is the world size, "N" a parameter's number of elements, "P = ceil(N / ws)" its shard length.
  * Sizes are elements where a name says count, numel or elements, bytes where it says bytes, and nanoseconds
@@ -114,12 +118,17 @@ enum dc_status_code {
   DC_E_NO_DEVICE = -109,       /**< no such device on this machine or in this build */
   DC_E_UNSUPPORTED = -110,     /**< legal, but not offered by this build, device or communicator */
   DC_E_BUFFER_TOO_SMALL = -111,/**< the output array is too short; the needed length was stored */
+  DC_E_NOT_FINITE = -112,      /**< a value is NaN or infinite; trying again will not help */
+  DC_E_NOT_SYMMETRIC = -113,   /**< a matrix that must be symmetric is not */
+  DC_E_NOT_POSITIVE = -114,    /**< a matrix that must be positive (semi)definite is not */
+  DC_E_NOT_CONVERGED = -115,   /**< an iteration did not converge */
   DC_E_MISMATCH = -200,        /**< ranks called different collectives, or with different sizes */
   DC_E_TIMEOUT = -201,         /**< a rank, or a stream, was not done before the deadline */
   DC_E_PEER_DEAD = -202,       /**< a rank's process ended while others waited for it */
   DC_E_ABORTED = -203,         /**< dc_comm_abort() was called, here or on another rank */
   DC_E_CALLBACK = -204,        /**< a function of the caller's table returned an error */
   DC_E_SYSTEM = -205,          /**< the operating system refused something; the text has its reason */
+  DC_E_CORRUPT = -206,         /**< what arrived from a rank is not what it sent (dc_comm_set_checksums) */
   DC_E_INTERNAL = -900         /**< a defect of libdc; please report the text */
 };
 
@@ -142,7 +151,8 @@ DC_API const char *dc_last_error(void);
  *  buf     cap bytes, may be NULL when cap is 0
  *  cap     bytes
  *  needed  set to the length with NUL; may be NULL
- *  Returns DC_OK; DC_E_BUFFER_TOO_SMALL (needed is set, buf untouched, and the text stays what it was).
+ *  Returns DC_OK; DC_E_BUFFER_TOO_SMALL (needed is set, buf untouched, and the text stays what it was), DC_E_INVALID
+ *  (buf is NULL, and cap would be enough).
  *  [any] Since 0.1. */
 DC_API dc_status dc_last_error_copy(char *buf, size_t cap, size_t *needed);
 
@@ -346,7 +356,7 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
 
 /** The caller's collectives, for a transport that libdc does not have (torch.distributed, say). Each function
  *  blocks until done and returns 0 or an error number; it runs on one of libdc's stream threads or the caller's,
- *  may not call libdc, and must not unwind. Counts are elements of dtype. */
+ *  may call nothing of libdc but dc_dtype_size(), and must not unwind. Counts are elements of dtype. */
 typedef struct dc_comm_callbacks {
   size_t struct_size; /**< sizeof(dc_comm_callbacks) */
   /** recv (ws * count) = every rank's send (count) in rank order. Never in place. */
@@ -461,8 +471,18 @@ DC_API dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream);
  *  [any] Since 0.1. */
 DC_API void dc_comm_abort(dc_comm *comm, const char *reason);
 
+/** Turns checksums on (1) or off (0), for debugging: from its next collective on, this rank offers a checksum beside
+ *  what others read from it, and compares what it has read from ranks that do the same. It holds for every copy of the
+ *  communicator, those of contexts too; give it on every rank. Memory that somebody overwrites while others read it,
+ *  or that arrives changed, is then DC_E_CORRUPT on every rank, whose text names both ranks, the operator, the
+ *  parameter and the elements. All that is moved is read twice more. Source: FNV-1a (Fowler, Noll, Vo), over words.
+ *  enable  1 or 0; else DC_E_INVALID
+ *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (external). [handle] Since 0.1. */
+DC_API dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable);
+
 /** Whether the communicator still works: DC_OK, or the first failure of its group, with its text in dc_last_error().
- *  Returns DC_OK; DC_E_INVALID, DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK.
+ *  Returns DC_OK; DC_E_INVALID, DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK,
+ *  DC_E_CORRUPT.
  *  [any] Since 0.1. */
 DC_API dc_status dc_comm_check(dc_comm *comm);
 
@@ -611,6 +631,7 @@ DC_API dc_status dc_register_z3_param(dc_context *context, int64_t id, const int
 
 /** Points a parameter's gradient at another buffer, which is set to zero. Graphs that contain the parameter keep their
  *  split: the length and the offset on every rank must be those of the registration, or the buffer empty on all ranks.
+ *  Until there is one again, a dc_reduce_grad that would communicate is DC_E_STATE.
  *  grad_buffer  as in dc_register_param
  *  offset       as in dc_register_param; 0 for stage 3
  *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a reduction into the old buffer is pending), DC_E_SHAPE.
@@ -798,7 +819,8 @@ DC_API dc_status dc_end_forward(dc_context *context);
  *          only sums locally
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_start_backward(dc_context *context, int32_t update);
-/** Turns profiling on or off: while on, reductions and dc_free_tensors do nothing, and gathers are real.
+/** Turns profiling on or off: while on, reductions and dc_free_tensors do nothing, and gathers are real; so that
+ *  operators can be run one by one, waits and releases of a parameter that is not gathered do nothing either.
  *  enable  1 or 0
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_enable_profiling(dc_context *context, int32_t enable);
@@ -934,6 +956,636 @@ DC_API dc_status dc_trace_start(dc_context *context, int64_t capacity);
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_trace_read(dc_context *context, dc_trace_event *events, size_t event_size, int64_t cap,
                                int64_t *count);
+
+/** Writes the context's last operations (4096, or more after dc_trace_start) to folder/rank-R.json: the whole file, or
+ *  none. The flight recorder keeps them at all times: operator, graph, parameter, bytes, number of the collective,
+ *  times of the call, begin and end of its work, stream, state, and the context's first failure. `dc trace` and
+ *  `dc doctor --dump` read the files of all ranks. Another call on the context may be blocked meanwhile.
+ *  folder  a path; made if the folder above it is there; a file of the same rank is replaced
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (no rank before dc_init), DC_E_SYSTEM. [any] Since 0.1. */
+DC_API dc_status dc_trace_dump(dc_context *context, const char *folder);
+/** Does so by itself at the context's first communication error, before the call that found it returns it. May be
+ *  called before dc_init, whose errors then are dumped too. A file that can't be written is logged as a warning.
+ *  folder  as in dc_trace_dump, copied; NULL: not any more
+ *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [any] Since 0.1. */
+DC_API dc_status dc_trace_dump_on_error(dc_context *context, const char *folder);
+
+/* ==== 12. The transformer layer =====================================================================================
+ *
+ * The encoder layer of BERT with its backward pass, after DeepSpeed's transformer kernel: its parameters, its twelve
+ * weights in its order, row-major [out, in]. N tokens of H features, A heads of d = H / A, I intermediate features;
+ * y = x W' + b; LN is layer normalisation with its statistics in float32, drop is dropout, m the additive mask of keys:
+ *
+ *   Pre-LN    a = LN(x; norm)                        Post-LN   a = x
+ *   q, k, v = a Wqkv' + bqkv;  P = softmax(q k' / sqrt d + m);  c = drop1(P) v        for each sample and head
+ *   z = x + drop2(c Wo' + bo);  y = LN(z; attn_n);  f = GELU(y Wi' + bi)
+ *   Pre-LN    out = z + drop3(f Wout' + bout)        Post-LN   out = LN(y + drop3(f Wout' + bout); norm)
+ *
+ * Source: Vaswani et al. 2017 (arXiv 1706.03762), BERT (arXiv 1810.04805), and DeepSpeed's transformer kernel for the
+ * parameters, the weights and the two placements of LN; docs/transformer.md has the backward's equations.
+ *
+ * Attention is computed in tiles and keeps the log-sum-exp of each row, never an S x S matrix (Dao et al. 2022, arXiv
+ * 2205.14135). Dropout is stateless: whether an element is kept is a function of the layer's seed and id, the call's
+ * offset, the site and the element's place in its sample, by Philox4x32-10 (Salmon et al. 2011); see
+ * docs/transformer.md. Nothing depends on the number of threads, and two runs give the same bits.
+ *
+ * Calls take all memory from the caller, allocate nothing (but a queued packed call a copy of its cu_seqlens), keep
+ * nothing, and run in the order of call->stream. */
+
+/** A layer's shape and switches, and threads; it owns no weights. */
+typedef struct dc_layer dc_layer;
+
+/** The two forms of GELU. */
+enum dc_gelu {
+  DC_GELU_TANH = 1, /**< x/2 (1 + tanh(0.7978845608 (x + 0.044715 x^3))); the default */
+  DC_GELU_ERF = 2   /**< x/2 (1 + erf(x / sqrt 2)) */
+};
+
+/** The twelve weights, in the order in which they are passed. */
+enum dc_layer_weight {
+  DC_LAYER_ATTN_QKVW = 0, /**< [3H, H]: rows of Q, then K, then V; head h has features h d to h d + d - 1 */
+  DC_LAYER_ATTN_QKVB = 1, /**< [3H] */
+  DC_LAYER_ATTN_OW = 2,   /**< [H, H] */
+  DC_LAYER_ATTN_OB = 3,   /**< [H] */
+  DC_LAYER_ATTN_NW = 4,   /**< [H]: scale of the normalisation after attention */
+  DC_LAYER_ATTN_NB = 5,   /**< [H]: its shift */
+  DC_LAYER_INTER_W = 6,   /**< [I, H] */
+  DC_LAYER_INTER_B = 7,   /**< [I] */
+  DC_LAYER_OUTPUT_W = 8,  /**< [H, I] */
+  DC_LAYER_OUTPUT_B = 9,  /**< [H] */
+  DC_LAYER_NORM_W = 10,   /**< [H]: scale of the other normalisation: of the input (Pre-LN), of the output (Post-LN) */
+  DC_LAYER_NORM_B = 11,   /**< [H]: its shift */
+  DC_LAYER_WEIGHTS = 12   /**< how many there are */
+};
+
+/** Where dropout is applied. */
+enum dc_dropout_site {
+  DC_DROPOUT_ATTENTION = 1, /**< the attention's probabilities, [B, A, S, S] */
+  DC_DROPOUT_PROJECTION = 2,/**< the attention's projection, [B, S, H] */
+  DC_DROPOUT_OUTPUT = 3     /**< the layer's output before the residual sum, [B, S, H] */
+};
+
+/** A layer's parameters, by DeepSpeed's names. */
+typedef struct dc_layer_config {
+  size_t struct_size;           /**< sizeof(dc_layer_config) */
+  int64_t batch_size;           /**< most samples of a call; 0 = any number */
+  int64_t max_seq_length;       /**< most tokens of a sample; 0 = any number */
+  int64_t hidden_size;          /**< H, >= 1 */
+  int64_t intermediate_size;    /**< I; 0 = 4 H */
+  int64_t heads;                /**< A, divides H; H / A <= 8192 */
+  double attn_dropout_ratio;    /**< of site 1; 0 <= p < 1, taken to the nearest 1/65536 */
+  double hidden_dropout_ratio;  /**< of sites 2 and 3; the same range */
+  int64_t num_hidden_layers;    /**< layers of the model, for adjust_init_range; 0 = 1 */
+  double initializer_range;     /**< standard deviation of the initial weights; 0 = 0.02 */
+  double layer_norm_eps;        /**< added to the variance; 0 = 1e-12 */
+  int64_t seed;                 /**< of dropout and of the initial weights; any value */
+  int64_t layer_id;             /**< this layer's place in the model, so that layers differ; 0 to 2^32 - 1 */
+  int32_t local_rank;           /**< taken for compatibility, >= -1; no effect: the device says where a layer lives */
+  int32_t fp16;                 /**< 1: dtype DC_FLOAT16 unless dtype is given */
+  int32_t dtype;                /**< of activations and weights: DC_FLOAT32 (default), DC_FLOAT16, DC_BFLOAT16; sums
+                                     are in float32 */
+  int32_t grad_dtype;           /**< of the weights' gradients: DC_DTYPE_NONE = dtype, or DC_FLOAT32 */
+  int32_t gelu;                 /**< enum dc_gelu; 0 = DC_GELU_TANH */
+  int32_t pre_layer_norm;       /**< 0 = default = 1: Pre-LN; -1: Post-LN */
+  int32_t normalize_invertible; /**< 1: keep two activations of [N, H] less (what they were is computed again) */
+  int32_t gelu_checkpoint;      /**< 1: keep GELU's input alone, an activation of [N, I] less */
+  int32_t attn_dropout_checkpoint; /**< 1: taken; no effect, since nothing of the attention's dropout is kept anyway */
+  int32_t adjust_init_range;    /**< 0 = default = 1: attn_ow and output_w start with initializer_range /
+                                     sqrt(2 num_hidden_layers), on every rank; -1: with initializer_range */
+  int32_t stochastic_mode;      /**< 1: permits sums in an order that varies from run to run. The CPU has no faster
+                                     order and gives the same bits either way */
+  int32_t training;             /**< 0 = default = 1; -1: for inference: dc_layer_forward runs as dc_layer_inference
+                                     does, reserve 0 bytes, and there is no backward */
+  int32_t threads;              /**< threads that compute; 0 = as many as the process may run on */
+  int32_t reserved0;            /**< 0 */
+} dc_layer_config;
+
+/** A dc_layer_config with every default; hidden_size and heads must be set. */
+#define DC_LAYER_CONFIG_INIT {sizeof(dc_layer_config),0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0}
+
+/** DC_LAYER_CONFIG_INIT as a function.
+ *  config       written; NULL does nothing
+ *  struct_size  the caller's sizeof(dc_layer_config)
+ *  [any] Since 0.1. */
+DC_API void dc_layer_config_init(dc_layer_config *config, size_t struct_size);
+
+/** What changes from call to call. A sample's tokens are its first dimension: dense, [B, S, H]; or packed,
+ *  [N, H] with N = cu_seqlens[B], without padding. */
+typedef struct dc_layer_call {
+  size_t struct_size;        /**< sizeof(dc_layer_call) */
+  int64_t batch;             /**< B, 1 to config.batch_size */
+  int64_t seq_length;        /**< S, 1 to config.max_seq_length; packed: the longest sample's, or more */
+  const int32_t *cu_seqlens; /**< NULL: dense; else B + 1 ascending offsets in tokens, the first 0; host memory */
+  const dc_tensor *mask;     /**< added to the scores of key j of sample b: [B, S] with any 1s between, in dtype or
+                                  float32; 0 keeps, -10000 drops. -inf drops too, and a row without any key gives
+                                  zeros. NULL: zeros; must be NULL when packed. No gradient */
+  int64_t offset;            /**< of dropout: another value, another mask; a backward needs its forward's */
+  int32_t accumulate;        /**< dc_layer_backward: 1 adds to the weights' gradients, 0 replaces them */
+  int32_t reserved0;         /**< 0 */
+  void *workspace;           /**< 64-byte aligned; contents are lost from one call to the next */
+  size_t workspace_bytes;    /**< at least what dc_layer_get_cost() says */
+  void *reserve;             /**< what a forward keeps for its backward, 64-byte aligned; NULL for inference */
+  size_t reserve_bytes;      /**< at least what dc_layer_get_cost() says */
+  dc_stream *stream;         /**< where the work runs; NULL: the calling thread. cu_seqlens is read by the call, all
+                                  other memory until the work is done */
+} dc_layer_call;
+
+/** A dc_layer_call to be filled in. */
+#define DC_LAYER_CALL_INIT {sizeof(dc_layer_call), 0, 0, NULL, NULL, 0, 0, 0, NULL, 0, NULL, 0, NULL}
+
+/** DC_LAYER_CALL_INIT as a function.
+ *  call         written; NULL does nothing
+ *  struct_size  the caller's sizeof(dc_layer_call)
+ *  [any] Since 0.1. */
+DC_API void dc_layer_call_init(dc_layer_call *call, size_t struct_size);
+
+/** What a call needs and does. With e = bytes of dtype, inv and gelu = 1 where the flag is set, N tokens:
+ *    reserve_bytes = e (N H (7 - 2 inv) + N I (2 - gelu)) + 4 N A + 16 N, each of its parts rounded up to 64 bytes
+ *    kept_bytes    = reserve_bytes + e N H: the input must stay too (Post-LN with inv: also the output, which is
+ *                    the next layer's input)
+ *    flops         = 8 N H^2 + 4 N H I + 4 H (the sum over samples of S^2) forward, twice that backward; what the
+ *                    flags compute again is not counted */
+typedef struct dc_layer_cost {
+  size_t struct_size;               /**< sizeof(dc_layer_cost) */
+  int64_t forward_workspace_bytes;  /**< of dc_layer_forward */
+  int64_t backward_workspace_bytes; /**< of dc_layer_backward */
+  int64_t inference_workspace_bytes;/**< of dc_layer_inference */
+  int64_t reserve_bytes;            /**< 0 with config.training = -1 */
+  int64_t kept_bytes;               /**< between forward and backward, input included */
+  int64_t forward_flops;            /**< additions and multiplications of the matrix products */
+  int64_t backward_flops;           /**< the same of the backward pass */
+  int64_t forward_bytes;            /**< read and written by the kernels of a forward, each operand once a kernel */
+  int64_t backward_bytes;           /**< the same of the backward pass */
+} dc_layer_cost;
+
+/** A dc_layer_cost to be filled in. */
+#define DC_LAYER_COST_INIT {sizeof(dc_layer_cost), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_LAYER_COST_INIT as a function.
+ *  cost         written; NULL does nothing
+ *  struct_size  the caller's sizeof(dc_layer_cost)
+ *  [any] Since 0.1. */
+DC_API void dc_layer_cost_init(dc_layer_cost *cost, size_t struct_size);
+
+/** Makes a layer.
+ *  device  kept alive by the layer
+ *  config  copied
+ *  layer   the handle, for dc_layer_destroy(); NULL on failure
+ *  Returns DC_OK; DC_E_INVALID (a parameter is out of range; the text names it), DC_E_DTYPE, DC_E_UNSUPPORTED,
+ *  DC_E_NO_MEMORY. [any] Since 0.1. */
+DC_API dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_layer **layer);
+
+/** Gives the handle back; work that is queued is done all the same.
+ *  layer  NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_layer_destroy(dc_layer *layer);
+
+/** What a call needs and does.
+ *  layer  the layer
+ *  call   batch, seq_length and cu_seqlens count
+ *  cost   written
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE. [any] Since 0.1. */
+DC_API dc_status dc_layer_get_cost(const dc_layer *layer, const dc_layer_call *call, dc_layer_cost *cost);
+
+/** The shape of a weight.
+ *  layer  the layer
+ *  index  enum dc_layer_weight
+ *  shape  two lengths; the second is 1 when ndim is 1
+ *  ndim   set to 1 or 2
+ *  Returns DC_OK; DC_E_INVALID. [any] Since 0.1. */
+DC_API dc_status dc_layer_weight_shape(const dc_layer *layer, int32_t index, int64_t *shape, int32_t *ndim);
+
+/** Writes initial weights: matrices are normal with mean 0, biases 0, scales 1. The numbers are a function of the
+ *  layer's seed and id and of the weight and element alone.
+ *  layer    the layer
+ *  weights  12 tensors of the layer's dtype or float32, the caller's memory
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. [any] Since 0.1. */
+DC_API dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *weights);
+
+/** Computes the layer and keeps in call->reserve what dc_layer_backward() needs.
+ *  layer    the layer
+ *  call     the call; workspace and reserve of at least the cost's forward bytes
+ *  weights  12 tensors of the layer's dtype
+ *  input    x, [B, S, H] or [N, H], of the layer's dtype
+ *  output   as input, the caller's memory; overlaps nothing else of the call
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_BUFFER_TOO_SMALL (workspace or reserve; the text has the
+ *  bytes), DC_E_STATE (the stream's own work, with the queue full). [any] Since 0.1. */
+DC_API dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                                  const dc_tensor *input, const dc_tensor *output);
+
+/** Computes the layer without dropout, and keeps nothing; the same bits as a forward with both ratios 0.
+ *  layer    the layer
+ *  call     the call; workspace of at least the cost's inference bytes. The reserve is not used
+ *  weights  as in dc_layer_forward
+ *  input    as in dc_layer_forward
+ *  output   as in dc_layer_forward
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_BUFFER_TOO_SMALL, DC_E_STATE (the stream's own work, with
+ *  the queue full). [any] Since 0.1. */
+DC_API dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                                    const dc_tensor *input, const dc_tensor *output);
+
+/** Computes the gradients. The reserve is read, so a second backward gives the same; batch, seq_length, cu_seqlens,
+ *  mask and offset must be those of the forward.
+ *  layer         the layer
+ *  call          the call; workspace of at least the cost's backward bytes
+ *  weights       as in the forward
+ *  input         as in the forward
+ *  output        the forward's; needed by Post-LN with normalize_invertible, else it may be NULL
+ *  grad_output   gradient by the output, of its shape and the layer's dtype
+ *  grad_input    gradient by the input, written; NULL: not wanted
+ *  grad_weights  12 tensors of grad_dtype, written or added to; an entry may be NULL: not wanted
+ *  Returns as dc_layer_forward; DC_E_STATE (config.training is -1). [any] Since 0.1. */
+DC_API dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                                   const dc_tensor *input, const dc_tensor *output, const dc_tensor *grad_output,
+                                   const dc_tensor *grad_input, const dc_tensor *const *grad_weights);
+
+/** The dropout mask that a forward with this call's offset applies, for tests: 1 kept, 0 dropped. Kept values are
+ *  multiplied by *scale = 65536 / (65536 - round(65536 p)), so the mean stays exactly.
+ *  layer  the layer
+ *  call   batch, seq_length and offset count
+ *  site   enum dc_dropout_site
+ *  mask   of the site's shape, DC_UINT8 or DC_BOOL, the caller's memory, written
+ *  scale  set; may be NULL
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. [any] Since 0.1. */
+DC_API dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site,
+                                       const dc_tensor *mask, double *scale);
+
+/* ==== 13. Second-order operators ====================================================================================
+ *
+ * What Shampoo, K-FAC and differential privacy are made of: powers and roots of symmetric matrices, Kronecker
+ * products, batched and bounded matrix products, gradients and norms per sample. float32 and float64; all matrices
+ * row-major, `[b, n, n]` a batch of b, `[n, n]` one. Calls block until done and spread their work over the handle's
+ * threads, batches by matrix; the bits do not depend on the number of threads. To run one beside other work, put it
+ * on a stream with dc_stream_call().
+ *
+ * Inputs are read through their strides, so a transposed view, a slice of rows or a batch that repeats one matrix
+ * (stride 0) needs no copy where it says "any strides". Outputs are contiguous, and may not overlap inputs unless it
+ * says so. Arguments are all checked before anything is written.
+ * Source: Golub and Van Loan, Matrix Computations, 4th edition; single functions name theirs. */
+
+/** The threads, the scratch memory and the LAPACK of second-order calls, which it serialises. */
+typedef struct dc_linalg dc_linalg;
+
+/** How a handle works. */
+typedef struct dc_linalg_options {
+  size_t struct_size; /**< sizeof(dc_linalg_options) */
+  int32_t threads;    /**< the caller's included; 0 = as many as the process may run on */
+  int32_t plain;      /**< 1: libdc's own eigensolver even where a LAPACK is found; 0 = default */
+} dc_linalg_options;
+
+/** A dc_linalg_options of zeros, but for its size. */
+#define DC_LINALG_OPTIONS_INIT {sizeof(dc_linalg_options), 0, 0}
+
+/** DC_LINALG_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_linalg_options_init(dc_linalg_options *options, size_t struct_size);
+
+/** Makes a handle on a device, which it keeps alive.
+ *  Returns DC_OK; DC_E_INVALID (threads negative or over 1024, plain not 0 or 1), DC_E_NO_MEMORY. [any] Since 0.1. */
+DC_API dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
+/** Frees a handle.
+ *  linalg  NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_linalg_destroy(dc_linalg *linalg);
+/** Where eigendecompositions come from: the file name of the LAPACK library, or "libdc".
+ *  linalg  a handle; NULL gives ""
+ *  Lives as long as the handle. [any] Since 0.1. */
+DC_API const char *dc_linalg_solver(const dc_linalg *linalg);
+
+/** Asks for scratch sizes: until dc_linalg_end_query(), calls with this handle check their arguments, but compute and
+ *  write nothing. Returns DC_OK; DC_E_STATE (a query has begun). [handle] Since 0.1. */
+DC_API dc_status dc_linalg_begin_query(dc_linalg *linalg);
+/** Ends a query.
+ *  bytes  set to the most scratch memory that any of the calls would have used
+ *  Returns DC_OK; DC_E_STATE (none has begun), DC_E_INVALID. [handle] Since 0.1. */
+DC_API dc_status dc_linalg_end_query(dc_linalg *linalg, size_t *bytes);
+/** Gives the handle scratch memory of the caller's: calls allocate nothing from then on, and one that needs more fails
+ *  with DC_E_BUFFER_TOO_SMALL.
+ *  memory  64-byte aligned, the caller's until replaced or the handle is destroyed; NULL: the handle's own again, which
+ *          grows to what the largest call needed and stays until the handle is destroyed
+ *  bytes   of memory; 0 for NULL
+ *  Returns DC_OK; DC_E_INVALID (one of the two is 0, or memory is not 64-byte aligned). [handle] Since 0.1. */
+DC_API dc_status dc_linalg_set_workspace(dc_linalg *linalg, void *memory, size_t bytes);
+
+/* ---- symmetric matrices ---- */
+
+/** How a symmetric matrix is read. */
+enum dc_symmetry {
+  DC_SYMMETRY_CHECK = 0, /**< both triangles must agree to 64 * n * epsilon of the largest entry; then their mean */
+  DC_SYMMETRY_MEAN = 1,  /**< (A + A^T) / 2, whatever A is */
+  DC_SYMMETRY_LOWER = 2, /**< the lower triangle; the upper one must be finite all the same */
+  DC_SYMMETRY_UPPER = 3  /**< the upper triangle */
+};
+
+/** What becomes of negative eigenvalues in a power. Those above -64 * n * epsilon * (the largest) are rounding, and
+ *  count as zero in every mode. */
+enum dc_negative {
+  DC_NEGATIVE_REFUSE = 0, /**< DC_E_NOT_POSITIVE */
+  DC_NEGATIVE_CLAMP = 1,  /**< zero, before epsilon is added */
+  DC_NEGATIVE_FLOOR = 2   /**< max(eigenvalue + eps_abs, eps_abs): a floor under what epsilon was added to already.
+                               Torchium's matrix_sqrt_inv_eigen; eps_rel and rank_rtol must be 0 */
+};
+
+/** How symmetric matrices are read, computed and regularised. */
+typedef struct dc_spectral_options {
+  size_t struct_size; /**< sizeof(dc_spectral_options) */
+  double eps_abs;     /**< >= 0; each eigenvalue is raised by max(eps_abs, eps_rel * the largest) */
+  double eps_rel;     /**< >= 0 */
+  double rank_rtol;   /**< pseudo-inverse: eigenvalues up to rank_rtol * the largest become 0, also under a negative
+                           power; -1 = n * epsilon of the type; 0 = default = off. Needs eps_abs = eps_rel = 0 */
+  double tolerance;   /**< dc_matrix_inverse_root: > 0 lets a basis be used again, see there; 0 = default = off */
+  int32_t symmetry;   /**< enum dc_symmetry; 0 = default = DC_SYMMETRY_CHECK */
+  int32_t negative;   /**< enum dc_negative; 0 = default = DC_NEGATIVE_REFUSE */
+  int32_t precision;  /**< DC_FLOAT32 or DC_FLOAT64: the type of the decomposition. DC_DTYPE_NONE = default: float64,
+                           but float32 for float32 matrices where epsilon is at least 64 * n * 2^-24 of the largest
+                           eigenvalue's bound, so that the small eigenvalues' rounding hides under it; dc_eigh: the
+                           matrix's own */
+  int32_t descending; /**< dc_eigh: 1: the largest eigenvalue first; 0 = default: the smallest */
+} dc_spectral_options;
+
+/** A dc_spectral_options of zeros, but for its size. */
+#define DC_SPECTRAL_OPTIONS_INIT {sizeof(dc_spectral_options), 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_SPECTRAL_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_spectral_options_init(dc_spectral_options *options, size_t struct_size);
+
+/** How a result came about. */
+enum dc_spectral_path {
+  DC_PATH_NONE = 0,    /**< nothing was computed: see status */
+  DC_PATH_FRESH = 1,   /**< a decomposition in the type asked for */
+  DC_PATH_RETRIED = 2, /**< it failed in float32 and was repeated in float64 */
+  DC_PATH_PLAIN = 3,   /**< libdc's own solver: asked for, or no LAPACK was found, or LAPACK failed in float64 too */
+  DC_PATH_WARM = 4     /**< from the basis given, without a decomposition */
+};
+
+/** What is known of one matrix of a batch. */
+typedef struct dc_spectral_info {
+  int32_t status;    /**< this matrix's dc_status; its outputs are untouched unless DC_OK */
+  int32_t path;      /**< enum dc_spectral_path */
+  double smallest;   /**< smallest eigenvalue, before epsilon */
+  double largest;    /**< largest eigenvalue, before epsilon */
+  double epsilon;    /**< what was added to each */
+  double asymmetry;  /**< largest |a_ij - a_ji| over the largest |a_ij| */
+  double change;     /**< warm: the estimate that was held against tolerance; 0 without a basis */
+} dc_spectral_info;
+
+/** Eigenvalues and eigenvectors of symmetric matrices, A = V diag(values) V^T.
+ *  a        symmetric matrices, [n, n] or [b, n, n], any strides; float32 or float64
+ *  options  symmetry, precision, descending; NULL = defaults
+ *  values   [n] or [b, n], ascending unless descending = 1; a's type
+ *  vectors  a's shape, column j belongs to value j; NULL = values alone
+ *  Returns DC_OK, or the status of the first matrix that failed; the others of the batch are computed all the same.
+ *  A matrix fails with DC_E_NOT_FINITE (NaN or infinity in either triangle), DC_E_NOT_SYMMETRIC, DC_E_NOT_CONVERGED.
+ *  For the call: DC_E_SHAPE (not square, or shapes disagree), DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY,
+ *  DC_E_BUFFER_TOO_SMALL. n = 0 and b = 0 are fine. A float32 decomposition that fails is retried in float64. The
+ *  solver is LAPACK's syevd. Golub and Van Loan, Matrix Computations, chapter 8. [handle] Since 0.1. */
+DC_API dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectral_options *options, dc_tensor *values,
+                         dc_tensor *vectors, dc_spectral_info *info, size_t info_size);
+
+/** Powers of symmetric positive semidefinite matrices: out = V diag((values + epsilon)^power) V^T, exactly symmetric.
+ *  a        as in dc_eigh
+ *  power    any real number; 0 gives the identity (with rank_rtol, the projection on the range)
+ *  out      a's shape and type
+ *  Returns what dc_eigh does, for the same reasons; a matrix also fails with DC_E_NOT_POSITIVE (a negative eigenvalue
+ *  beyond rounding, or a negative power of an eigenvalue that is zero with no epsilon) and with DC_E_NOT_FINITE (the
+ *  result does not fit its type). DC_E_INVALID (power is NaN or infinite). DC_OK. [handle] Since 0.1. */
+DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double power,
+                                 const dc_spectral_options *options, dc_tensor *out, dc_spectral_info *info,
+                                 size_t info_size);
+
+/** Inverse roots, out = (A + epsilon I)^(-1/root): a dc_matrix_power that is cheaper for a matrix that changed little.
+ *  a        as in dc_eigh
+ *  root     1 to 64; Shampoo's is 4 for a matrix
+ *  basis    a's shape, float32 or float64, in and out: eigenvectors of an earlier call in its columns; NULL = none.
+ *           Set to the new ones by each decomposition. Computation is in basis' type, so float64 keeps the small
+ *           eigenvalues of a float32 matrix accurate
+ *  out      a's shape and type
+ *  With options.tolerance > 0 basis is read first: B = Q^T A Q is nearly diagonal when A changed little, and the root
+ *  of B is that of its diagonal plus the first-order term of its off-diagonal part E (Daletskii and Krein; divided
+ *  differences without cancellation). The relative error is of the second order: it is estimated as |D^-1/2 E
+ *  D^-1/2|^2 by power iteration, D the regularised diagonal, and where that exceeds tolerance, or basis is not
+ *  orthonormal, the matrix is decomposed afresh. info.path tells which. Four products of matrices, two of them half,
+ *  against about nine for a decomposition. basis must be set (to zeros, say) before the first such call.
+ *  rank_rtol and DC_NEGATIVE_FLOOR cannot be combined with tolerance. Source: Gupta, Koren and Singer 2018 (arXiv
+ *  1802.09568) for the use; Higham, Functions of Matrices, theorem 3.11, for the expansion.
+ *  Returns what dc_matrix_power does. DC_OK; DC_E_INVALID (root; tolerance without a basis), DC_E_DTYPE (basis is not
+ *  of options.precision). [handle] Since 0.1. */
+DC_API dc_status dc_matrix_inverse_root(dc_linalg *linalg, const dc_tensor *a, int32_t root,
+                                        const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
+                                        dc_spectral_info *info, size_t info_size);
+
+/* ---- Kronecker products ----
+ *
+ * kron(A, B)[i * p + k, j * q + l] = A[i, j] * B[k, l] for A [m, n] and B [p, q]. With vec taken row by row,
+ * kron(A, B) vec(X) = vec(A X B^T); with vec taken column by column, kron(A, B) vec(X) = vec(B X A^T): swap A and B. */
+
+/** The Kronecker product, written out.
+ *  a, b   [m, n] and [p, q], any strides; float32 or float64, one type
+ *  out    [m * p, n * q]
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE. [handle] Since 0.1. */
+DC_API dc_status dc_kron(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, dc_tensor *out);
+
+/** A Kronecker product applied without being written out: out = A X B^T is kron(a, b) times x, taken row by row. The
+ *  cheaper side first: at most 2 m n q + 2 m q p flops.
+ *  a, b   [m, n] and [p, q]; strides as in dc_batch_matmul; float32 or float64, one type
+ *  x      [n, q] or [b, n, q], strides as in dc_batch_matmul
+ *  out    [m, p] or [b, m, p]; may be x where the shapes agree
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+DC_API dc_status dc_kron_apply(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, const dc_tensor *x,
+                               dc_tensor *out);
+
+/** Solves with a damped Kronecker product, out = (kron(A, B) + damping I)^-1 x, from the eigendecompositions of A and
+ *  B: four products of matrices. Source: Grosse and Martens 2016 (arXiv 1602.01407), K-FAC's step.
+ *  a_vectors, b_vectors  [m, m] and [p, p], as dc_eigh gives them
+ *  a_values, b_values    [m] and [p], as dc_eigh gives them
+ *  damping  >= 0; with 0, all products of eigenvalues must be positive
+ *  x        [m, p]; float32 or float64, the type of all
+ *  out      [m, p]; may be x
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_POSITIVE (a product plus damping is not positive),
+ *  DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+DC_API dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, const dc_tensor *a_values,
+                               const dc_tensor *b_vectors, const dc_tensor *b_values, double damping,
+                               const dc_tensor *x, dc_tensor *out);
+
+/** The Kronecker product nearest to x in the Frobenius norm. Symmetric positive semidefinite x gives such factors.
+ *  Source: Van Loan and Pitsianis 1993; power iteration on the rearranged matrix.
+ *  x      [m * p, n * q], any strides; float32 or float64
+ *  a, b   outputs, [m, n] and [p, q]: their shapes say how x is cut; both get the same norm
+ *  residual  |x - kron(a, b)| / |x|; 0 for x = 0; may be NULL
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NOT_FINITE, DC_E_NOT_CONVERGED. [handle] Since 0.1. */
+DC_API dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tensor *a, dc_tensor *b, double *residual);
+
+/* ---- products of matrices ---- */
+
+/** Products of batches of matrices: out = alpha A B + beta out.
+ *  a, b     [b, m, k] and [b, k, n]; any strides in which rows or columns are dense (transposed views, slices); one
+ *           without the batch, or with stride 0 there, serves all. float32, float64, float16 or bfloat16, one type;
+ *           16-bit types are summed in float32
+ *  alpha, beta  finite; beta 0: out is not read
+ *  out      [b, m, n] of the inputs' type, or float32 for 16-bit ones. k = 0: beta out
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (alpha or beta not finite). [handle] Since 0.1. */
+DC_API dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, double alpha, double beta,
+                                 dc_tensor *out);
+
+/** A matrix that may lie in a file. */
+typedef struct dc_matrix_source {
+  size_t struct_size;      /**< sizeof(dc_matrix_source) */
+  const dc_tensor *tensor; /**< [rows, cols]; data NULL: the matrix is in the file, row-major without gaps */
+  int64_t offset;          /**< of its first element in the file, in bytes */
+  int32_t fd;              /**< an open file, read by pread() and written by pwrite(); not closed */
+  int32_t reserved0;       /**< 0 */
+} dc_matrix_source;
+
+/** A dc_matrix_source of zeros, but for its size. */
+#define DC_MATRIX_SOURCE_INIT {sizeof(dc_matrix_source), NULL, 0, 0, 0}
+
+/** DC_MATRIX_SOURCE_INIT as a function.
+ *  source  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size);
+
+/** A product of matrices, out = a b, with at most budget_bytes of memory beside the operands' own: what is in files
+ *  goes through it in tiles, chosen so that the fewest bytes are read. Source: Hong and Kung 1981, the bound on those.
+ *  a, b     [m, k] and [k, n], each in memory (strides as in dc_batch_matmul) or in a file; types as there
+ *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32
+ *  budget_bytes  >= 1. Operands in memory need nothing of it. The threads' scratch of 6 MiB each, which all products
+ *           share, is not counted
+ *  needed   set to the least budget that does, when the budget is too small; may be NULL
+ *  k is summed in pieces where whole rows do not fit. A file is written only where the product goes; after
+ *  DC_E_SYSTEM (a read or write failed) out's contents are undefined.
+ *  Returns DC_OK; DC_E_INVALID (budget_bytes < 1, a bad file), DC_E_BUFFER_TOO_SMALL (needed is set), DC_E_SHAPE,
+ *  DC_E_DTYPE, DC_E_SYSTEM, DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_matmul_bounded(dc_linalg *linalg, const dc_matrix_source *a, const dc_matrix_source *b,
+                                   const dc_matrix_source *out, int64_t budget_bytes, int64_t *needed);
+
+/* ---- gradients per sample ----
+ *
+ * Of a layer's input x and the gradient delta of its output, both with the batch of N samples in front; delta is that
+ * of each sample's own loss (for a mean over the batch, times N). Gradients never go through a loop over the model,
+ * and norms never through gradients. */
+
+/** Kinds of layers. T stands for any number of positions, also none. */
+enum dc_sample_kind {
+  DC_SAMPLE_LINEAR = 1,     /**< x [N, T, i], delta [N, T, o]; weight [o, i], bias [o] */
+  DC_SAMPLE_CONV = 2,       /**< x [N, c, spatial], delta [N, o, spatial'], 1 to 3 spatial dimensions; weight
+                                 [o, c / groups, kernel], bias [o] */
+  DC_SAMPLE_EMBEDDING = 3,  /**< x [N, T] int64 or int32, delta [N, T, d]; weight [rows, d]; no bias */
+  DC_SAMPLE_LAYER_NORM = 4, /**< x and delta [N, T, d]; weight [d] (gamma), bias [d] (beta) */
+  DC_SAMPLE_RMS_NORM = 5    /**< as DC_SAMPLE_LAYER_NORM, without the mean and without a bias */
+};
+
+/** A layer's constants. */
+typedef struct dc_sample_layer {
+  size_t struct_size;  /**< sizeof(dc_sample_layer) */
+  int32_t kind;        /**< enum dc_sample_kind */
+  int32_t groups;      /**< convolution; 0 = default = 1 */
+  int64_t kernel[3];   /**< convolution: one length a spatial dimension, the first first */
+  int64_t stride[3];   /**< 0 = default = 1 */
+  int64_t padding[3];  /**< zeros in front; what lies past the end counts as zero too */
+  int64_t dilation[3]; /**< 0 = default = 1 */
+  int64_t rows;        /**< embedding: rows of the weight */
+  int64_t padding_row; /**< embedding: a row without a gradient, plus 1; 0 = default = none */
+  int64_t features;    /**< norms: d, the number of last elements that are normalised; 0 = default = the last length */
+  double eps;          /**< norms: added to the variance; >= 0 */
+} dc_sample_layer;
+
+/** A dc_sample_layer of zeros, but for its size. */
+#define DC_SAMPLE_LAYER_INIT {sizeof(dc_sample_layer), 0, 0, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0, 0, 0, 0}
+
+/** DC_SAMPLE_LAYER_INIT as a function.
+ *  layer  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_sample_layer_init(dc_sample_layer *layer, size_t struct_size);
+
+/** Each sample's gradients, into the caller's memory.
+ *  layer    its constants
+ *  x, delta  the layer's input and the gradient of its output; contiguous, one type, float32 or float64
+ *  weight, bias  outputs, [N, and the weight's or bias' own shape]; NULL = not wanted. Old contents are not read
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (a number out of its range; an embedding's index outside rows:
+ *  names its place). [handle] Since 0.1. */
+DC_API dc_status dc_per_sample_grads(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
+                                     const dc_tensor *delta, dc_tensor *weight, dc_tensor *bias);
+
+/** Parts of a layer, for dc_per_sample_norms(). */
+enum dc_sample_part {
+  DC_PART_WEIGHT = 1, /**< the weight's gradient */
+  DC_PART_BIAS = 2    /**< the bias' gradient */
+};
+
+/** Squares of the norms of the samples' gradients, without the gradients: from the products of positions, or, where
+ *  that is more work (2 T T >= i o), from a few rows of one sample's gradient at a time. Source: Bu et al. 2022 (arXiv
+ *  2205.10683).
+ *  layer, x, delta  as in dc_per_sample_grads
+ *  parts       sum of enum dc_sample_part: which parts count
+ *  accumulate  1: adds to squares, so that many layers make one norm; 0: replaces them
+ *  squares     [N] of delta's type; never negative, and NaN for a sample that has one, without touching others
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+DC_API dc_status dc_per_sample_norms(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
+                                     const dc_tensor *delta, int32_t parts, int32_t accumulate, dc_tensor *squares);
+
+/** How much of each sample's gradient a bound on its norm lets through: factors[n] = min(1, max_norm /
+ *  (sqrt(squares[n]) + 1e-6)), and 0 where squares[n] is NaN or infinite. Source: Abadi et al. 2016 (arXiv 1607.00133).
+ *  squares, factors  [N], float32 or float64, one type; may be the same memory
+ *  max_norm  > 0; infinity is allowed, and clips nothing
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. [handle] Since 0.1. */
+DC_API dc_status dc_clip_factors(dc_linalg *linalg, const dc_tensor *squares, double max_norm, dc_tensor *factors);
+
+/** The sum over samples of factors[n] times the sample's gradient, without the gradients. Source: Bu et al. 2022 (arXiv
+ *  2210.00038).
+ *  layer, x, delta  as in dc_per_sample_grads
+ *  factors  [N] of delta's type; NULL = all 1, and the result is the batch's gradient. A sample whose factor is 0 is
+ *           not read at all, so what is not finite there does no harm
+ *  accumulate  1: adds to weight and bias; 0: replaces them
+ *  weight, bias  outputs in their own shapes; NULL = not wanted
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+DC_API dc_status dc_clipped_grad_sum(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
+                                     const dc_tensor *delta, const dc_tensor *factors, int32_t accumulate,
+                                     dc_tensor *weight, dc_tensor *bias);
+
+/* ---- which devices there are, and their memory ---- */
+
+/** 1 if a CUDA device can be opened, else 0. [any] Since 0.1. */
+DC_API int32_t dc_is_cuda_available(void);
+/** How many devices of a kind can be opened.
+ *  kind  "cpu" or "cuda"; 0 for NULL and for others
+ *  [any] Since 0.1. */
+DC_API int32_t dc_device_count(const char *kind);
+/** The device with most free memory among those that compute fast, "cpu" where there is no other: a name for
+ *  dc_device_open().
+ *  reason  set to why, in words; may be NULL
+ *  Static, and so is the reason. [any] Since 0.1. */
+DC_API const char *dc_get_optimal_device(const char **reason);
+
+/** A device's memory, in bytes. */
+typedef struct dc_device_memory {
+  size_t struct_size;     /**< sizeof(dc_device_memory) */
+  int64_t total_bytes;    /**< of the device; of the machine on the CPU, or of the control group where that is less */
+  int64_t free_bytes;     /**< what can still be had, as the driver or the system says */
+  int64_t reserved_bytes; /**< taken by libdc through this handle now */
+  int64_t peak_bytes;     /**< most of that so far */
+} dc_device_memory;
+
+/** A dc_device_memory of zeros, but for its size. */
+#define DC_DEVICE_MEMORY_INIT {sizeof(dc_device_memory), 0, 0, 0, 0}
+
+/** DC_DEVICE_MEMORY_INIT as a function.
+ *  memory  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_device_memory_init(dc_device_memory *memory, size_t struct_size);
+
+/** What a device's memory is used for, now.
+ *  memory  filled in; struct_size set by the caller
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SYSTEM (the system does not say).
+ *  [any] Since 0.1. */
+DC_API dc_status dc_get_device_memory(dc_device *device, dc_device_memory *memory);
+
+/** Memory for a tensor: zeros, 256-byte aligned.
+ *  shape, ndim  ndim lengths, 0 to 64; out->shape is this very array, so it must live as long as out is used
+ *  out     struct_size set by the caller; data and buffer are set; give the memory back with
+ *          dc_buffer_release(out->buffer)
+ *  Returns DC_OK; DC_E_SHAPE (a negative length, more than 2^56 elements), DC_E_DTYPE, DC_E_NO_MEMORY.
+ *  [any] Since 0.1. */
+DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32_t ndim, int32_t dtype,
+                                  dc_tensor *out);
 
 #ifdef __cplusplus
 }

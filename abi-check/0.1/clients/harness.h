@@ -53,10 +53,16 @@ typedef struct rank_job {
   void (*body)(rank *r);
 } rank_job;
 
+/* The device under test. Only what touches memory by the device's copies (tests/conformance) runs on any. */
+static inline const char *test_device(void) {
+  const char *name = getenv("DC_TEST_DEVICE");
+  return name == NULL || name[0] == '\0' ? "cpu" : name;
+}
+
 static inline void *run_rank(void *arg) {
   rank_job *job = arg;
   rank *r = job->r;
-  dc_status status = dc_device_open("cpu", NULL, &r->device);
+  dc_status status = dc_device_open(test_device(), NULL, &r->device);
   if (status == DC_OK) {
     status = dc_context_create(r->device, NULL, &r->ctx);
   }

@@ -1,5 +1,5 @@
-/* A rank that calls something else, comes late, or is killed: the others, in processes of their own, get an error that
- * names the operator, the parameter and the rank, within seconds; they can clean up and start anew. */
+/* A rank that calls something else, comes late, or is killed, in groups of 2, 4 and 8 processes: the others get an
+ * error that names the operator, the parameter and the rank, within seconds; they can clean up and start anew. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -8,7 +8,9 @@
 
 #include "harness.h"
 
-enum { WORLD = 3, GRAPH = 1, CULPRIT = 1 };
+enum { MOST = 8, GRAPH = 1, CULPRIT = 1 };
+
+static const int32_t worlds[] = {2, 4, 8};
 
 typedef struct outcome {
   int32_t status;
@@ -42,6 +44,12 @@ static dc_status gather_another(dc_context *ctx) {
   dc_tensor full = DC_TENSOR_INIT;
   dc_status status = dc_allgather_param(ctx, NULL, GRAPH, 6, DC_DTYPE_NONE, &full);
   return status != DC_OK ? status : dc_wait_allgather(ctx, NULL, GRAPH, 6);
+}
+
+static dc_status gather_as_bfloat16(dc_context *ctx) {
+  dc_tensor full = DC_TENSOR_INIT;
+  dc_status status = dc_allgather_param(ctx, NULL, GRAPH, 5, DC_BFLOAT16, &full);
+  return status != DC_OK ? status : dc_wait_allgather(ctx, NULL, GRAPH, 5);
 }
 
 static dc_status prefetch_both(dc_context *ctx) {
@@ -90,11 +98,11 @@ static void tear_down(rank *r) {
   dc_device_destroy(r->device);
 }
 
-static void run_child(int32_t index, const char *name, int64_t timeout_ns, step_fn step) {
+static void run_child(int32_t index, int32_t world, const char *name, int64_t timeout_ns, step_fn step) {
   alarm(60); /* a hang ends the child, and the test sees that it did */
-  rank r = {.rank = index, .world = WORLD};
+  rank r = {.rank = index, .world = world};
   outcome *o = &outcomes[index];
-  o->status = set_up(&r, name, WORLD, timeout_ns);
+  o->status = set_up(&r, name, world, timeout_ns);
   if (o->status == DC_OK) {
     double begin = seconds();
     o->status = step(r.ctx);
@@ -110,8 +118,8 @@ static void run_child(int32_t index, const char *name, int64_t timeout_ns, step_
   if (index != CULPRIT) { /* the survivors start anew, without it */
     char again[80];
     snprintf(again, sizeof again, "%s-again", name);
-    rank s = {.rank = index == 0 ? 0 : 1};
-    if (set_up(&s, again, WORLD - 1, INT64_C(10000000000)) != DC_OK || gather_one(s.ctx) != DC_OK) {
+    rank s = {.rank = index - (index > CULPRIT)};
+    if (set_up(&s, again, world - 1, INT64_C(10000000000)) != DC_OK || gather_one(s.ctx) != DC_OK) {
       snprintf(o->text, sizeof o->text, "anew: %s", dc_last_error());
     }
     tear_down(&s);
@@ -119,19 +127,19 @@ static void run_child(int32_t index, const char *name, int64_t timeout_ns, step_
   _exit(0);
 }
 
-static void run_processes(const char *test, int64_t timeout_ns, step_fn all, step_fn culprit) {
+static void run_processes(const char *test, int32_t world, int64_t timeout_ns, step_fn all, step_fn culprit) {
   char name[64];
-  snprintf(name, sizeof name, "libdc-test-%s-%d", test, (int)getpid());
-  memset(outcomes, 0, WORLD * sizeof *outcomes);
-  pid_t children[WORLD];
-  for (int32_t i = 0; i < WORLD; i++) {
+  snprintf(name, sizeof name, "libdc-test-%s-%d-%d", test, world, (int)getpid());
+  memset(outcomes, 0, MOST * sizeof *outcomes);
+  pid_t children[MOST];
+  for (int32_t i = 0; i < world; i++) {
     children[i] = fork();
     assert_true(children[i] >= 0);
     if (children[i] == 0) {
-      run_child(i, name, timeout_ns, i == CULPRIT ? culprit : all);
+      run_child(i, world, name, timeout_ns, i == CULPRIT ? culprit : all);
     }
   }
-  for (int32_t i = 0; i < WORLD; i++) {
+  for (int32_t i = 0; i < world; i++) {
     int status;
     assert_int_equal(waitpid(children[i], &status, 0), children[i]);
     if (culprit == die && i == CULPRIT) {
@@ -156,62 +164,67 @@ static void expect(int32_t index, dc_status status, const char *const texts[3]) 
 
 static const int64_t long_enough = INT64_C(60000000000), one_second = INT64_C(1000000000);
 
+/* One rank's step differs. All the others' outcomes are this status and text; all: the culprit's too. */
+static void on_all_worlds(const char *test, int64_t timeout_ns, step_fn step, step_fn culprit, bool all,
+                          dc_status status, const char *const texts[3]) {
+  for (size_t w = 0; w < sizeof worlds / sizeof worlds[0]; w++) {
+    run_processes(test, worlds[w], timeout_ns, step, culprit);
+    for (int32_t i = 0; i < worlds[w]; i++) {
+      if (all || i != CULPRIT) {
+        expect(i, status, texts);
+      }
+    }
+  }
+}
+
+#define TEXTS(...) ((const char *const[3]){__VA_ARGS__})
+
 static void test_nobody_fails(void **state) {
   (void)state;
-  run_processes("fine", long_enough, gather_one, gather_one);
-  for (int32_t i = 0; i < WORLD; i++) {
-    expect(i, DC_OK, (const char *const[3]){"", "", ""});
-  }
+  on_all_worlds("fine", long_enough, gather_one, gather_one, true, DC_OK, TEXTS("", "", ""));
 }
 
 static void test_another_parameter(void **state) {
   (void)state;
-  run_processes("param", long_enough, gather_one, gather_another);
-  for (int32_t i = 0; i < WORLD; i++) {
-    expect(i, DC_E_MISMATCH, (const char *const[3]){"rank 1 called allgather_param", "parameter 6", "parameter 5"});
-  }
+  on_all_worlds("param", long_enough, gather_one, gather_another, true, DC_E_MISMATCH,
+                TEXTS("rank 1 called allgather_param", "parameter 6", "parameter 5"));
 }
 
 static void test_another_operator(void **state) {
   (void)state;
-  run_processes("op", long_enough, gather_one, prefetch_both);
-  for (int32_t i = 0; i < WORLD; i++) {
-    expect(i, DC_E_MISMATCH, (const char *const[3]){"rank 1", "prefetch_params_fused", "allgather_param"});
-  }
+  on_all_worlds("op", long_enough, gather_one, prefetch_both, true, DC_E_MISMATCH,
+                TEXTS("rank 1 called prefetch_params_fused", "allgather_param", "parameter 5"));
+}
+
+static void test_another_type(void **state) {
+  (void)state;
+  on_all_worlds("type", long_enough, gather_one, gather_as_bfloat16, true, DC_E_MISMATCH,
+                TEXTS("rank 1 called allgather_param of parameter 5", "bfloat16", "float32"));
 }
 
 /* Gathers and reductions have communicators of their own, so only the deadline can tell. */
 static void test_a_reduction_instead(void **state) {
   (void)state;
-  run_processes("reduce", one_second, gather_one, reduce_one);
-  for (int32_t i = 0; i < WORLD; i += 2) {
-    expect(i, DC_E_TIMEOUT, (const char *const[3]){"rank", "parameter 5", "reduce_grad"});
-  }
+  on_all_worlds("reduce", one_second, gather_one, reduce_one, false, DC_E_TIMEOUT,
+                TEXTS("rank 1", "parameter 5", "reduce_grad"));
 }
 
 static void test_late(void **state) {
-  (void)state;
-  run_processes("late", one_second, gather_one, come_late);
-  for (int32_t i = 0; i < WORLD; i += 2) {
-    expect(i, DC_E_TIMEOUT, (const char *const[3]){"rank 1", "allgather_param", "parameter 5"});
-  }
-  assert_int_equal(outcomes[CULPRIT].status, DC_E_TIMEOUT); /* it learns why when it comes */
+  (void)state; /* it learns why when it comes */
+  on_all_worlds("late", one_second, gather_one, come_late, true, DC_E_TIMEOUT,
+                TEXTS("rank 1", "allgather_param", "parameter 5"));
 }
 
 static void test_killed(void **state) {
   (void)state;
-  run_processes("killed", long_enough, gather_one, die);
-  for (int32_t i = 0; i < WORLD; i += 2) {
-    expect(i, DC_E_PEER_DEAD, (const char *const[3]){"rank 1 died", "allgather_param", "parameter 5"});
-  }
+  on_all_worlds("killed", long_enough, gather_one, die, false, DC_E_PEER_DEAD,
+                TEXTS("rank 1 died", "allgather_param", "parameter 5"));
 }
 
 static void test_killed_before_a_reduction(void **state) {
   (void)state;
-  run_processes("reduction", long_enough, reduce_one, die);
-  for (int32_t i = 0; i < WORLD; i += 2) {
-    expect(i, DC_E_PEER_DEAD, (const char *const[3]){"rank 1 died", "reduce_grad", "parameter 5"});
-  }
+  on_all_worlds("reduction", long_enough, reduce_one, die, false, DC_E_PEER_DEAD,
+                TEXTS("rank 1 died", "reduce_grad", "parameter 5"));
 }
 
 int main(void) {
@@ -219,12 +232,13 @@ int main(void) {
       cmocka_unit_test(test_nobody_fails),
       cmocka_unit_test(test_another_parameter),
       cmocka_unit_test(test_another_operator),
+      cmocka_unit_test(test_another_type),
       cmocka_unit_test(test_a_reduction_instead),
       cmocka_unit_test(test_late),
       cmocka_unit_test(test_killed),
       cmocka_unit_test(test_killed_before_a_reduction),
   };
-  void *shared = mmap(NULL, WORLD * sizeof *outcomes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void *shared = mmap(NULL, MOST * sizeof *outcomes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) {
     return 1;
   }

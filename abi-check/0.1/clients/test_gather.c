@@ -57,6 +57,35 @@ static void every_shape(rank *r) {
   }
 }
 
+/* A profiler gathers, forgets, and runs the wait and the release all the same. */
+static void profiler_forgets(rank *r) {
+  sharded p;
+  int64_t id = 5;
+  OK(r, register_sharded(r, &p, id, 17, 0));
+  OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
+  dc_tensor full = DC_TENSOR_INIT;
+  OK(r, dc_enable_profiling(r->ctx, 1));
+  for (int run = 0; run < 3; run++) {
+    OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
+    OK(r, dc_invalidate_gathered_param(r->ctx, id));
+    OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, id));
+    OK(r, dc_release_param(r->ctx, NULL, GRAPH, id, 2));
+    FAILS(r, dc_release_param(r->ctx, NULL, GRAPH, id, 0), DC_E_INVALID, "n_users = 0");
+  }
+  OK(r, dc_enable_profiling(r->ctx, 0));
+  FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, id), DC_E_STATE, "parameter 5 is not gathered");
+  OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
+  OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, id));
+  CHECK(r, holds_weights(&full, &p, 1.0f));
+  OK(r, dc_release_param(r->ctx, NULL, GRAPH, id, 1)); /* no use counts are left of the profiler */
+  free_sharded(&p);
+}
+
+static void test_profiler_forgets(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 2}, profiler_forgets, NULL);
+}
+
 static void test_every_shape(void **state) {
   (void)state;
   const int32_t worlds[] = {1, 2, 3, 4, 8};
@@ -308,9 +337,15 @@ static void test_on_a_stream(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_shape),  cmocka_unit_test(test_hits_and_updates), cmocka_unit_test(test_other_types),
-      cmocka_unit_test(test_users),        cmocka_unit_test(test_prefetch),         cmocka_unit_test(test_take),
-      cmocka_unit_test(test_shared_param), cmocka_unit_test(test_on_a_stream),
+      cmocka_unit_test(test_every_shape),
+      cmocka_unit_test(test_profiler_forgets),
+      cmocka_unit_test(test_hits_and_updates),
+      cmocka_unit_test(test_other_types),
+      cmocka_unit_test(test_users),
+      cmocka_unit_test(test_prefetch),
+      cmocka_unit_test(test_take),
+      cmocka_unit_test(test_shared_param),
+      cmocka_unit_test(test_on_a_stream),
   };
   return cmocka_run_group_tests_name("gather", tests, NULL, NULL);
 }
