@@ -215,7 +215,7 @@ static bool step(void *args) {
     if (w->moves < 0) {
       meet(w);
     }
-    if (w->moves > 0) {
+    if (w->moves > 0 && group.failure.status == DC_OK) { /* ranks that differ read nothing of each other's */
       move(w);
     }
     if (w->moves == 0) {
