@@ -21,8 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build" / "fuzz"
 PROGRAMS = ("sim_programs", "thread_programs")
 BATCH = 200  # random programs a process
-TARGETS = ("options", "tensor", "rendezvous", "calls")
-MOST_BYTES = 512
+TARGETS = {"options": 512, "tensor": 512, "rendezvous": 512, "calls": 512, "dumps": 2048}  # and the longest input
 FLAGS = "-fsanitize=fuzzer-no-link -fno-sanitize-recover=all -fno-omit-frame-pointer"
 
 
@@ -40,7 +39,7 @@ def fuzz(target: str, limits: List[str], timeout: float) -> bool:
     found.mkdir(parents=True, exist_ok=True)
     broken.mkdir(exist_ok=True)
     # The sanitizers' fixed shadow addresses fail under some kernels' address randomisation.
-    command = ["setarch", "-R", str(BUILD / "tests" / "fuzz" / f"fuzz_{target}"), *limits, f"-max_len={MOST_BYTES}",
+    command = ["setarch", "-R", str(BUILD / "tests" / "fuzz" / f"fuzz_{target}"), *limits, f"-max_len={TARGETS[target]}",
                "-len_control=0", "-timeout=25", "-print_final_stats=1", f"-artifact_prefix={broken}/{target}-",
                str(found), str(ROOT / "tests" / "fuzz" / "seeds" / target)]
     try:
