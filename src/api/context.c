@@ -118,9 +118,7 @@ dc_status dc_reset(dc_context *context) {
 }
 
 static dc_status abort_step(dc_context *ctx) {
-  /* What the caller has queued still uses what is given back here. */
-  DC__TRY(dc__stream_sync(ctx->lanes[DC__LANE_CALLER], 0));
-  dc_status status = dc__drain(ctx);
+  dc_status status = dc__drain(ctx); /* our work; what the caller's own still reads goes after its events */
   for (int64_t i = 0; i < ctx->params.count; i++) {
     dc__param *param = ctx->params.values[i];
     if (!param->persistent) {
