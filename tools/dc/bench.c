@@ -26,36 +26,27 @@ static bool works(const bench *b, const char *what, dc_status status) {
   return status == DC_OK || rank_fails(b->r, "%s: %s (%s)", what, dc_last_error(), dc_status_name(status));
 }
 
-static dc_tensor flat(float *data, const int64_t *count) {
-  dc_tensor t = DC_TENSOR_INIT;
-  t.data = data;
-  t.shape = count;
-  t.ndim = 1;
-  t.dtype = DC_FLOAT32;
-  return t;
-}
-
 /* ---- what is measured ---- */
 
 static bool all_gather(const bench *b) {
-  dc_tensor send = flat(b->other, &b->part);
-  dc_tensor recv = flat(b->whole, &b->count);
+  dc_tensor send = flat(b->other, &b->part, DC_FLOAT32);
+  dc_tensor recv = flat(b->whole, &b->count, DC_FLOAT32);
   return works(b, "all-gather", dc_comm_all_gather(b->r->comm, &send, &recv, NULL, NULL));
 }
 
 static bool reduce_scatter(const bench *b) {
-  dc_tensor send = flat(b->whole, &b->count);
-  dc_tensor recv = flat(b->other, &b->part);
+  dc_tensor send = flat(b->whole, &b->count, DC_FLOAT32);
+  dc_tensor recv = flat(b->other, &b->part, DC_FLOAT32);
   return works(b, "reduce-scatter", dc_comm_reduce_scatter(b->r->comm, &send, &recv, NULL, DC_SUM, NULL));
 }
 
 static bool all_reduce(const bench *b) {
-  dc_tensor data = flat(b->whole, &b->count);
+  dc_tensor data = flat(b->whole, &b->count, DC_FLOAT32);
   return works(b, "all-reduce", dc_comm_all_reduce(b->r->comm, &data, DC_SUM, NULL));
 }
 
 static bool broadcast(const bench *b) {
-  dc_tensor data = flat(b->whole, &b->count);
+  dc_tensor data = flat(b->whole, &b->count, DC_FLOAT32);
   return works(b, "broadcast", dc_comm_broadcast(b->r->comm, &data, 0, NULL));
 }
 
@@ -67,7 +58,7 @@ static bool gather_param(const bench *b) {
 }
 
 static bool reduce_grad(const bench *b) {
-  dc_tensor grad = flat(b->whole, &b->count);
+  dc_tensor grad = flat(b->whole, &b->count, DC_FLOAT32);
   return works(b, "dc_reduce_grad", dc_reduce_grad(b->context, &grad, GRAPH, PARAM)) &&
          works(b, "dc_end_backward", dc_end_backward(b->context, GRAPH, 0));
 }
@@ -147,9 +138,9 @@ static bool make_context(bench *b) {
   const int64_t few = 1024;
   const int64_t few_part = (few + b->r->world - 1) / b->r->world;
   const int64_t ids[2] = {PARAM, PARAM + 1};
-  dc_tensor shard = flat(b->other, &b->part);
-  dc_tensor grad = flat(b->other + b->part, &b->part);
-  dc_tensor small = flat(b->other, &few_part);
+  dc_tensor shard = flat(b->other, &b->part, DC_FLOAT32);
+  dc_tensor grad = flat(b->other + b->part, &b->part, DC_FLOAT32);
+  dc_tensor small = flat(b->other, &few_part, DC_FLOAT32);
   return works(b, "dc_context_create", dc_context_create(b->device, NULL, &b->context)) &&
          works(b, "dc_init", dc_init(b->context, b->r->comm, NULL, b->count)) &&
          works(b, "dc_register_z3_param",

@@ -84,7 +84,7 @@ static double tree(int world, int64_t i, int32_t dtype, bool mean) {
   return mean ? d[0] / world : d[0];
 }
 
-static dc_tensor flat(void *data, const int64_t *count, int32_t dtype) {
+dc_tensor flat(void *data, const int64_t *count, int32_t dtype) {
   dc_tensor t = DC_TENSOR_INIT;
   t.data = data;
   t.shape = count;

@@ -200,6 +200,9 @@ int run_trace(const args *a);
 int write_torch(const args *a, const dumps *d, const char *folder, bool pickle);
 
 /* bits.c */
+
+/* A flat tensor of the caller's memory. */
+dc_tensor flat(void *data, const int64_t *count, int32_t dtype);
 bool check_collectives(rank *r);
 bool check_zero3(rank *r);
 /* bench.c */
