@@ -32,7 +32,12 @@ _Static_assert(sizeof(dc_layer_cost) >= DC__LAYER_COST_SIZE_0_1, "0.1");
     return dc__leave((context), (call));     \
   } while (0)
 
+/* low <= value <= high. */
+dc_status dc__check_range(const char *fn, const char *argument, int64_t value, int64_t low, int64_t high);
 /* A flag that must be 0 or 1. */
 dc_status dc__check_flag(const char *fn, const char *argument, int32_t value);
+
+/* Reads a layer's configuration with its defaults filled in. */
+dc_status dc__read_layer_config(const char *fn, const dc_layer_config *config, dc_layer_config *c);
 
 #endif

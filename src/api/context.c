@@ -3,6 +3,14 @@
 
 #include "api/api.h"
 
+dc_status dc__check_range(const char *fn, const char *argument, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high) {
+    return dc__fail(DC_E_INVALID, "%s: %s = %" PRId64 ", must be %" PRId64 " to %" PRId64, fn, argument, value, low,
+                    high);
+  }
+  return DC_OK;
+}
+
 dc_status dc__check_flag(const char *fn, const char *argument, int32_t value) {
   return value == 0 || value == 1 ? DC_OK
                                   : dc__fail(DC_E_INVALID, "%s: %s = %" PRId32 ", must be 0 or 1", fn, argument, value);

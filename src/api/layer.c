@@ -1,4 +1,5 @@
-/* Chapter 12: the transformer layer. All checks of what callers pass are here; the room gets jobs that are right. */
+/* Chapter 12: the transformer layer. All checks of what callers pass are here and in layer_config.c; the room gets jobs
+ * that are right. */
 #include <stdio.h>
 #include <string.h>
 
@@ -19,92 +20,7 @@ void dc_layer_cost_init(dc_layer_cost *cost, size_t struct_size) {
   dc__init_sized(cost, struct_size, sizeof *cost);
 }
 
-/* ---- the configuration ---- */
-
-static dc_status in_range(const char *fn, const char *name, int64_t value, int64_t low, int64_t high) {
-  if (value < low || value > high) {
-    return dc__fail(DC_E_INVALID, "%s: %s = %" PRId64 ", must be %" PRId64 " to %" PRId64, fn, name, value, low, high);
-  }
-  return DC_OK;
-}
-
-static dc_status check_shape(const char *fn, dc_layer_config *c) {
-  const int64_t most = INT32_MAX;
-  DC__TRY(in_range(fn, "config->batch_size", c->batch_size, 0, most));
-  DC__TRY(in_range(fn, "config->max_seq_length", c->max_seq_length, 0, most));
-  DC__TRY(in_range(fn, "config->hidden_size", c->hidden_size, 1, DC__LAYER_MOST_HIDDEN));
-  DC__TRY(in_range(fn, "config->intermediate_size", c->intermediate_size, 0, most));
-  DC__TRY(in_range(fn, "config->heads", c->heads, 1, c->hidden_size));
-  if (c->hidden_size % c->heads != 0) {
-    return dc__fail(DC_E_INVALID, "%s: config->heads = %" PRId64 ", must divide hidden_size = %" PRId64, fn, c->heads,
-                    c->hidden_size);
-  }
-  if (c->hidden_size / c->heads > DC__LAYER_MOST_HEAD) {
-    return dc__fail(DC_E_UNSUPPORTED, "%s: config->hidden_size / heads = %" PRId64 ", must be at most %d", fn,
-                    c->hidden_size / c->heads, (int)DC__LAYER_MOST_HEAD);
-  }
-  DC__TRY(in_range(fn, "config->num_hidden_layers", c->num_hidden_layers, 0, most));
-  return in_range(fn, "config->layer_id", c->layer_id, 0, UINT32_MAX);
-}
-
-static dc_status check_ratio(const char *fn, const char *name, double value, double low, double below) {
-  if (!(value >= low && value < below)) {
-    return dc__fail(DC_E_INVALID, "%s: config->%s = %g, must be %g or more and less than %g", fn, name, value, low,
-                    below);
-  }
-  return DC_OK;
-}
-
-/* A switch that is on by default: 0 and 1 on, -1 off. */
-static dc_status check_default_on(const char *fn, const char *name, int32_t *value) {
-  if (*value < -1 || *value > 1) {
-    return dc__fail(DC_E_INVALID, "%s: config->%s = %" PRId32 ", must be -1 (off), 0 (default) or 1 (on)", fn, name,
-                    *value);
-  }
-  *value = *value >= 0;
-  return DC_OK;
-}
-
-static dc_status check_switches(const char *fn, dc_layer_config *c) {
-  DC__TRY(dc__check_flag(fn, "config->fp16", c->fp16));
-  DC__TRY(dc__check_flag(fn, "config->normalize_invertible", c->normalize_invertible));
-  DC__TRY(dc__check_flag(fn, "config->gelu_checkpoint", c->gelu_checkpoint));
-  DC__TRY(dc__check_flag(fn, "config->attn_dropout_checkpoint", c->attn_dropout_checkpoint));
-  DC__TRY(dc__check_flag(fn, "config->stochastic_mode", c->stochastic_mode));
-  DC__TRY(check_default_on(fn, "pre_layer_norm", &c->pre_layer_norm));
-  DC__TRY(check_default_on(fn, "adjust_init_range", &c->adjust_init_range));
-  DC__TRY(check_default_on(fn, "training", &c->training));
-  DC__TRY(in_range(fn, "config->gelu", c->gelu, 0, DC_GELU_ERF));
-  DC__TRY(in_range(fn, "config->local_rank", c->local_rank, -1, INT32_MAX));
-  DC__TRY(in_range(fn, "config->threads", c->threads, 0, DC__THREADS_MAX));
-  return in_range(fn, "config->reserved0", c->reserved0, 0, 0);
-}
-
-static dc_status check_dtypes(const char *fn, dc_layer_config *c) {
-  if (c->dtype == DC_DTYPE_NONE) {
-    c->dtype = c->fp16 ? DC_FLOAT16 : DC_FLOAT32;
-  }
-  if (c->dtype != DC_FLOAT32 && c->dtype != DC_FLOAT16 && c->dtype != DC_BFLOAT16) {
-    return dc__fail(DC_E_DTYPE, "%s: config->dtype = %" PRId32 " (%s), must be float32, float16 or bfloat16", fn,
-                    c->dtype, dc_dtype_name(c->dtype));
-  }
-  if (c->grad_dtype == DC_DTYPE_NONE) {
-    c->grad_dtype = c->dtype;
-  }
-  if (c->grad_dtype != c->dtype && c->grad_dtype != DC_FLOAT32) {
-    return dc__fail(DC_E_DTYPE, "%s: config->grad_dtype = %" PRId32 " (%s), must be none, %s or float32", fn,
-                    c->grad_dtype, dc_dtype_name(c->grad_dtype), dc_dtype_name(c->dtype));
-  }
-  return DC_OK;
-}
-
-static void fill_defaults(dc_layer_config *c) {
-  c->intermediate_size = c->intermediate_size > 0 ? c->intermediate_size : 4 * c->hidden_size;
-  c->num_hidden_layers = c->num_hidden_layers > 0 ? c->num_hidden_layers : 1;
-  c->initializer_range = c->initializer_range > 0 ? c->initializer_range : 0.02;
-  c->layer_norm_eps = c->layer_norm_eps > 0 ? c->layer_norm_eps : 1e-12;
-  c->gelu = c->gelu > 0 ? c->gelu : DC_GELU_TANH;
-}
+/* ---- life ---- */
 
 dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_layer **layer) {
   if (layer == NULL) {
@@ -115,15 +31,7 @@ dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_l
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, device == NULL ? "device" : "config");
   }
   dc_layer_config c = DC_LAYER_CONFIG_INIT;
-  DC__TRY(dc__read_options(__func__, "config", &c, sizeof c, config, DC__LAYER_CONFIG_SIZE_0_1));
-  DC__TRY(check_shape(__func__, &c));
-  DC__TRY(check_ratio(__func__, "attn_dropout_ratio", c.attn_dropout_ratio, 0, 1));
-  DC__TRY(check_ratio(__func__, "hidden_dropout_ratio", c.hidden_dropout_ratio, 0, 1));
-  DC__TRY(check_ratio(__func__, "initializer_range", c.initializer_range, 0, 1e30));
-  DC__TRY(check_ratio(__func__, "layer_norm_eps", c.layer_norm_eps, 0, 1e30));
-  DC__TRY(check_switches(__func__, &c));
-  DC__TRY(check_dtypes(__func__, &c));
-  fill_defaults(&c);
+  DC__TRY(dc__read_layer_config(__func__, config, &c));
   return dc__layer_create(__func__, device, &c, layer);
 }
 
@@ -149,23 +57,22 @@ static dc_status check_offsets(const char *fn, const dc_layer_call *call) {
   return DC_OK;
 }
 
-static dc_status read_size(const char *fn, const dc_layer *layer, const dc_layer_call *call, dc_layer_call *read,
+static dc_status read_size(const char *fn, const dc_layer *layer, const dc_layer_call *call, dc_layer_call *c,
                            dc__layer_size *size) {
   if (call == NULL) {
     return dc__fail(DC_E_INVALID, "%s: call is NULL", fn);
   }
-  dc_layer_call c = DC_LAYER_CALL_INIT;
-  DC__TRY(dc__read_options(fn, "call", &c, sizeof c, call, DC__LAYER_CALL_SIZE_0_1));
+  DC__TRY(dc__read_options(fn, "call", c, sizeof *c, call, DC__LAYER_CALL_SIZE_0_1));
   const dc_layer_config *config = &layer->config;
-  DC__TRY(in_range(fn, "call->batch", c.batch, 1, config->batch_size > 0 ? config->batch_size : INT32_MAX));
-  DC__TRY(in_range(fn, "call->seq_length", c.seq_length, 1,
-                   config->max_seq_length > 0 ? config->max_seq_length : INT32_MAX));
-  DC__TRY(in_range(fn, "call->reserved0", c.reserved0, 0, 0));
-  DC__TRY(dc__check_flag(fn, "call->accumulate", c.accumulate));
-  int64_t tokens = c.batch * c.seq_length; /* both below 2^31 */
-  if (c.cu_seqlens != NULL) {
-    DC__TRY(check_offsets(fn, &c));
-    tokens = c.cu_seqlens[c.batch];
+  DC__TRY(dc__check_range(fn, "call->batch", c->batch, 1, config->batch_size > 0 ? config->batch_size : INT32_MAX));
+  DC__TRY(dc__check_range(fn, "call->seq_length", c->seq_length, 1,
+                          config->max_seq_length > 0 ? config->max_seq_length : INT32_MAX));
+  DC__TRY(dc__check_range(fn, "call->reserved0", c->reserved0, 0, 0));
+  DC__TRY(dc__check_flag(fn, "call->accumulate", c->accumulate));
+  int64_t tokens = c->batch * c->seq_length; /* both below 2^31 */
+  if (c->cu_seqlens != NULL) {
+    DC__TRY(check_offsets(fn, c));
+    tokens = c->cu_seqlens[c->batch];
   }
   if (tokens < 1) {
     return dc__fail(DC_E_INVALID, "%s: call->cu_seqlens has no tokens", fn);
@@ -173,18 +80,17 @@ static dc_status read_size(const char *fn, const dc_layer *layer, const dc_layer
   /* Places and byte counts stay far below 2^63; planes of dropout below 2^32. */
   int64_t widest =
       config->intermediate_size > 3 * config->hidden_size ? config->intermediate_size : 3 * config->hidden_size;
-  if (tokens > (INT64_C(1) << 52) / widest / config->hidden_size || c.batch * config->heads > UINT32_MAX) {
+  if (tokens > (INT64_C(1) << 52) / widest / config->hidden_size || c->batch * config->heads > UINT32_MAX) {
     return dc__fail(DC_E_SHAPE, "%s: call->batch = %" PRId64 " times seq_length = %" PRId64 " is too large", fn,
-                    c.batch, c.seq_length);
+                    c->batch, c->seq_length);
   }
-  *read = c;
-  *size = (dc__layer_size){c.batch, c.seq_length, tokens, c.cu_seqlens};
+  *size = (dc__layer_size){c->batch, c->seq_length, tokens, c->cu_seqlens};
   return DC_OK;
 }
 
 dc_status dc_layer_get_cost(const dc_layer *layer, const dc_layer_call *call, dc_layer_cost *cost) {
   DC__TRY(check_layer(__func__, layer));
-  dc_layer_call c;
+  dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_size size;
   DC__TRY(read_size(__func__, layer, call, &c, &size));
   dc_layer_cost out = DC_LAYER_COST_INIT;
@@ -194,7 +100,7 @@ dc_status dc_layer_get_cost(const dc_layer *layer, const dc_layer_call *call, dc
 
 dc_status dc_layer_weight_shape(const dc_layer *layer, int32_t index, int64_t *shape, int32_t *ndim) {
   DC__TRY(check_layer(__func__, layer));
-  DC__TRY(in_range(__func__, "index", index, 0, DC_LAYER_WEIGHTS - 1));
+  DC__TRY(dc__check_range(__func__, "index", index, 0, DC_LAYER_WEIGHTS - 1));
   if (shape == NULL || ndim == NULL) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, shape == NULL ? "shape" : "ndim");
   }
@@ -391,7 +297,7 @@ static dc_status start(const reader *r, dc_layer *layer, const dc_layer_call *ca
 static dc_status infer(const char *fn, dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
                        const dc_tensor *input, const dc_tensor *output) {
   reader r = {.fn = fn, .layer = layer};
-  dc_layer_call c;
+  dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
   DC__TRY(read_call(&r, call, weights, input, &c, &job));
   job.dropout = false;
@@ -413,7 +319,7 @@ dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_
     return infer(__func__, layer, call, weights, input, output);
   }
   reader r = {.fn = __func__, .layer = layer};
-  dc_layer_call c;
+  dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
   DC__TRY(read_call(&r, call, weights, input, &c, &job));
   int64_t numel = job.size.tokens * layer->config.hidden_size;
@@ -428,7 +334,7 @@ dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc
                             const dc_tensor *input, const dc_tensor *output, const dc_tensor *grad_output,
                             const dc_tensor *grad_input, const dc_tensor *const *grad_weights) {
   reader r = {.fn = __func__, .layer = layer};
-  dc_layer_call c;
+  dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
   DC__TRY(read_call(&r, call, weights, input, &c, &job));
   const dc_layer_config *config = &layer->config;
@@ -473,14 +379,14 @@ dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *w
 dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site, const dc_tensor *mask,
                                 double *scale) {
   DC__TRY(check_layer(__func__, layer));
-  dc_layer_call c;
+  dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_size size;
   DC__TRY(read_size(__func__, layer, call, &c, &size));
   if (c.cu_seqlens != NULL) {
     return dc__fail(DC_E_INVALID, "%s: call->cu_seqlens must be NULL; a packed sample has the dense one's mask",
                     __func__);
   }
-  DC__TRY(in_range(__func__, "site", site, DC_DROPOUT_ATTENTION, DC_DROPOUT_OUTPUT));
+  DC__TRY(dc__check_range(__func__, "site", site, DC_DROPOUT_ATTENTION, DC_DROPOUT_OUTPUT));
   dc_tensor t;
   int64_t numel;
   DC__TRY(dc__tensor_read(__func__, "mask", mask, false, &t, &numel));

@@ -58,14 +58,8 @@ dc__workspace dc__layer_inference_workspace(const dc_layer *layer, const dc__lay
 
 dc__workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__layer_size *size) {
   const dc_layer_config *c = &layer->config;
-  int64_t row = size->tokens * c->hidden_size * element(layer);
-  int64_t wide = size->tokens * c->intermediate_size * element(layer);
-  dc__workspace w = {-1, -1, -1, -1, -1, -1, -1, 0};
-  w.wide = part(&w.bytes, wide > 3 * row ? wide : 3 * row);
-  w.a = part(&w.bytes, row);
-  w.b = part(&w.bytes, row);
-  w.c = part(&w.bytes, row);
-  w.d = part(&w.bytes, row);
+  dc__workspace w = dc__layer_inference_workspace(layer, size);
+  w.d = part(&w.bytes, size->tokens * c->hidden_size * element(layer));
   w.delta = part(&w.bytes, size->tokens * c->heads * (int64_t)sizeof(float));
   if (c->dtype != DC_FLOAT32 && size->longest > dc__attention_keys(c->hidden_size / c->heads)) {
     w.dq = part(&w.bytes, size->tokens * c->hidden_size * (int64_t)sizeof(float));
