@@ -1,7 +1,7 @@
 /* What goes wrong between ranks: every wait ends soon, on every rank with the same text, and nothing is left behind. */
 #include "comm_ranks.h"
+#include "entries.h"
 
-#include <dirent.h>
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -529,18 +529,6 @@ static void test_host_dies(void **state) {
 }
 
 /* ---- nothing left behind ---- */
-
-static int entries(const char *path) {
-  int count = 0;
-  DIR *directory = opendir(path);
-  while (directory != NULL && readdir(directory) != NULL) {
-    count++;
-  }
-  if (directory != NULL) {
-    closedir(directory);
-  }
-  return count;
-}
 
 static int group_of_one(int round) {
   char name[64];

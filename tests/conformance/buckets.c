@@ -20,6 +20,14 @@ static void has_all(rank *r, const param *p, int64_t step) {
   }
 }
 
+/* A backward, but for its end. */
+static void reduce_all(rank *r, param *p, int64_t step) {
+  OK(r, dc_start_backward(r->ctx, 1));
+  for (int64_t i = 0; i < COUNT; i++) {
+    OK(r, reduce(r, GRAPH, &p[i], step));
+  }
+}
+
 /* Two fit, the third does not. */
 static void early_flush(rank *r) {
   static const int64_t flushes[COUNT] = {0, 0, 1, 1};
@@ -51,10 +59,7 @@ static void larger_than_the_bucket(rank *r) {
   register_all(r, *(const int32_t *)r->user, p);
   CHECK(r, r->failure[0] == '\0');
   for (int64_t step = 0; step < 2; step++) {
-    OK(r, dc_start_backward(r->ctx, 1));
-    for (int64_t i = 0; i < COUNT; i++) {
-      OK(r, reduce(r, GRAPH, &p[i], step));
-    }
+    reduce_all(r, p, step);
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
     has_all(r, p, step);
   }
@@ -127,10 +132,7 @@ static void buckets_used_again(rank *r) {
   register_all(r, *(const int32_t *)r->user, p);
   CHECK(r, r->failure[0] == '\0');
   for (int64_t step = 0; step < 4; step++) {
-    OK(r, dc_start_backward(r->ctx, 1));
-    for (int64_t i = 0; i < COUNT; i++) {
-      OK(r, reduce(r, GRAPH, &p[i], step));
-    }
+    reduce_all(r, p, step);
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
     has_all(r, p, step);
   }
@@ -230,10 +232,7 @@ static void final_when_back(rank *r) {
   register_all(r, *(const int32_t *)r->user, p);
   CHECK(r, r->failure[0] == '\0');
   for (int64_t step = 0; step < 3; step++) {
-    OK(r, dc_start_backward(r->ctx, 1));
-    for (int64_t i = 0; i < COUNT; i++) {
-      OK(r, reduce(r, GRAPH, &p[i], step));
-    }
+    reduce_all(r, p, step);
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
     has_all(r, p, step);
     for (int64_t i = 0; i < COUNT; i++) { /* the caller's to write, too */
@@ -255,10 +254,7 @@ static void released_buckets(rank *r) {
   register_all(r, *(const int32_t *)r->user, p);
   CHECK(r, r->failure[0] == '\0');
   for (int64_t step = 0; step < 3; step++) {
-    OK(r, dc_start_backward(r->ctx, 1));
-    for (int64_t i = 0; i < COUNT; i++) {
-      OK(r, reduce(r, GRAPH, &p[i], step));
-    }
+    reduce_all(r, p, step);
     CHECK(r, stats_of(r).bucket_bytes > 0);
     OK(r, dc_end_backward(r->ctx, GRAPH, step != 1));
     CHECK(r, (stats_of(r).bucket_bytes == 0) == (step != 1));

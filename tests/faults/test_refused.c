@@ -1,7 +1,6 @@
 /* Whatever the library asks of the system, and every collective, is refused once: the n-th of its kind for every n,
  * with one rank, with two as threads and with two as processes. The call says so and can be made again, or every rank's
  * group has failed; no value is wrong, nothing is left behind, and the next group works. */
-#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -17,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "entries.h"
 #include "scenario.h"
 #include "seam.h"
 
@@ -34,18 +34,6 @@ static void *run_thread(void *arg) {
   job *j = arg;
   j->end = scenario_run(j->comm, folder);
   return NULL;
-}
-
-static int entries(const char *path) {
-  int count = 0;
-  DIR *directory = opendir(path);
-  while (directory != NULL && readdir(directory) != NULL) {
-    count++;
-  }
-  if (directory != NULL) {
-    closedir(directory);
-  }
-  return count;
 }
 
 /* A stream's thread may be on its way out still. */

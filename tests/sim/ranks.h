@@ -20,23 +20,7 @@ static inline void sim_rank_main(int32_t index, void *user) {
   if (status == DC_OK) {
     status = sim_comm_open(&r->comm);
   }
-  if (status == DC_OK) {
-    status = dc_context_create(r->device, NULL, &r->ctx);
-  }
-  if (status == DC_OK) {
-    status = dc_init(r->ctx, r->comm, &job->s->config, job->s->bucket == 0 ? 1024 : job->s->bucket);
-  }
-  if (status == DC_OK) {
-    job->body(r);
-  } else {
-    snprintf(r->failure, sizeof r->failure, "set-up of rank %d: %s", r->rank, dc_last_error());
-  }
-  if (r->failure[0] != '\0') {
-    dc_comm_abort(r->comm, r->failure);
-  }
-  dc_context_destroy(r->ctx);
-  dc_device_destroy(r->device);
-  dc_comm_destroy(r->comm);
+  live(r, job->s, job->body, status);
 }
 
 /* Runs body on every rank of a simulated world; "" or what went wrong first: a report of the checker, or a rank's
