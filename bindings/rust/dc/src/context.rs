@@ -1,30 +1,16 @@
 //! One rank's training state.
 
-use crate::buffer::{AnyMemory, Buffer, Loaded, Memory, MemoryKind};
-use crate::comm::{Abort, Comm};
-use crate::device::{Device, Stream};
+use crate::buffer::{AnyMemory, Buffer, Memory, MemoryKind};
+use crate::builder::{Builder, Log};
+use crate::comm::Abort;
+use crate::device::Stream;
 use crate::error::{check, Error, Result, Status};
-use crate::report::{lengths, Op, OpInfo};
 use crate::sys;
-use crate::tensor::{fits, output, view, view_of, DType, Element};
+use crate::tensor::{fits, view, view_of, DType, Element};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
-use std::ffi::{CStr, CString};
 use std::mem::{size_of, ManuallyDrop};
-use std::os::raw::{c_char, c_void};
-use std::os::unix::ffi::OsStrExt;
-use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::path::Path;
 use std::ptr::{self, NonNull};
-
-/// Severity of a log line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs)]
-pub enum LogLevel {
-    Error,
-    Warning,
-    Info,
-}
 
 /// How much of the training state is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,110 +34,9 @@ pub struct Z3Options {
     pub expected_grad_dtype: Option<DType>,
 }
 
-/// The `compile` keys of the original; [`Config::default`] is the library's.
-#[derive(Clone, Copy, Debug)]
-pub struct Config(sys::dc_config);
-
-impl Default for Config {
-    fn default() -> Config {
-        Config(sys::dc_config { struct_size: size_of::<sys::dc_config>(), ..Default::default() })
-    }
-}
-
-impl Config {
-    /// Whether one gradient bucket fills while the other is reduced.
-    pub fn double_buffer(mut self, on: bool) -> Config {
-        self.0.double_buffer = if on { 1 } else { -1 };
-        self
-    }
-
-    /// All streams are drained before and after each reduction and gather, for debugging.
-    pub fn synchronous(mut self, on: bool) -> Config {
-        let on = i32::from(on);
-        self.0.sync_before_reduce = on;
-        self.0.sync_after_reduce = on;
-        self.0.sync_before_allgather = on;
-        self.0.sync_after_allgather = on;
-        self
-    }
-
-    /// Peers read shards in place.
-    ///
-    /// # Safety
-    /// No rank may change a shard ([`Context::update`]) before every rank has gathered it: put a collective between.
-    pub unsafe fn symmetric_memory(mut self) -> Config {
-        self.0.symmetric_memory = 1;
-        self
-    }
-}
-
-type Log = Box<dyn Fn(LogLevel, &str) + Send + Sync>;
-
-/// The choices with which a context is made.
-#[derive(Default)]
-pub struct Builder {
-    log: Option<Log>,
-    config: Config,
-    bucket: Option<i64>,
-}
-
-impl Builder {
-    /// Who gets the library's log lines. Called on the thread that did the work; must not call the library.
-    pub fn log(mut self, log: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Builder {
-        self.log = Some(Box::new(log));
-        self
-    }
-
-    /// The `compile` keys.
-    pub fn config(mut self, config: Config) -> Builder {
-        self.config = config;
-        self
-    }
-
-    /// Elements that a gradient bucket holds; 2^24 if not given.
-    pub fn bucket(mut self, elements: i64) -> Builder {
-        self.bucket = Some(elements);
-        self
-    }
-
-    /// Makes the context and joins the ranks of the communicator (`None`: a world of one), which all do it.
-    pub fn build(self, device: &Device, comm: Option<&Comm>) -> Result<Context> {
-        let log = self.log.map(Box::new);
-        let options = sys::dc_context_options {
-            struct_size: size_of::<sys::dc_context_options>(),
-            log: if log.is_some() { Some(write_log) } else { None },
-            log_user: log.as_deref().map_or(ptr::null_mut(), |log| log as *const Log as *mut c_void),
-        };
-        let mut raw = ptr::null_mut();
-        check(unsafe { sys::dc_context_create(device.as_ptr(), &options, &mut raw) })?;
-        let context = Context {
-            raw: NonNull::new(raw).expect("a context"),
-            params: ManuallyDrop::new(HashMap::new()),
-            log: ManuallyDrop::new(log),
-            abort: comm.map(Comm::abort_handle),
-            reducing: Cell::new(false),
-            gathering: RefCell::new(BTreeSet::new()),
-        };
-        let comm = comm.map_or(ptr::null_mut(), Comm::as_ptr);
-        check(unsafe { sys::dc_init(raw, comm, &self.config.0, self.bucket.unwrap_or(1 << 24)) })?;
-        Ok(context)
-    }
-}
-
-unsafe extern "C" fn write_log(level: i32, message: *const c_char, user: *mut c_void) {
-    let log = &*(user as *const Log);
-    let level = match level {
-        sys::DC_LOG_ERROR => LogLevel::Error,
-        sys::DC_LOG_WARNING => LogLevel::Warning,
-        _ => LogLevel::Info,
-    };
-    // A panic must not unwind into C; what it says has been printed by the panic hook.
-    let _ = catch_unwind(AssertUnwindSafe(|| log(level, &CStr::from_ptr(message).to_string_lossy())));
-}
-
-struct Param {
+pub(crate) struct Param {
     /// The shape, kept because results are described by the type that was asked for.
-    shape: Vec<i64>,
+    pub(crate) shape: Vec<i64>,
     weights: Box<dyn AnyMemory>,
     grad: Box<dyn AnyMemory>,
 }
@@ -160,11 +45,11 @@ struct Param {
 pub struct Context {
     raw: NonNull<sys::dc_context>,
     // Freed by drop after the library's context, which reads and writes them.
-    params: ManuallyDrop<HashMap<i64, Param>>,
+    pub(crate) params: ManuallyDrop<HashMap<i64, Param>>,
     log: ManuallyDrop<Option<Box<Log>>>,
     abort: Option<Abort>,
-    reducing: Cell<bool>,
-    gathering: RefCell<BTreeSet<i64>>,
+    pub(crate) reducing: Cell<bool>,
+    pub(crate) gathering: RefCell<BTreeSet<i64>>,
 }
 
 // The class [handle]: one thread at a time, any thread. What it owns is Send.
@@ -184,6 +69,17 @@ impl Drop for Context {
 }
 
 impl Context {
+    pub(crate) fn of(raw: NonNull<sys::dc_context>, log: Option<Box<Log>>, abort: Option<Abort>) -> Context {
+        Context {
+            raw,
+            params: ManuallyDrop::new(HashMap::new()),
+            log: ManuallyDrop::new(log),
+            abort,
+            reducing: Cell::new(false),
+            gathering: RefCell::new(BTreeSet::new()),
+        }
+    }
+
     /// What makes a context.
     pub fn builder() -> Builder {
         Builder::default()
@@ -322,76 +218,6 @@ impl Context {
         check(unsafe { sys::dc_unregister_graph(self.as_ptr(), graph) })
     }
 
-    /// Starts to gather parameters that [`Context::gather`] will want.
-    pub fn prefetch(&self, graph: i64, ids: &[i64]) -> Result<()> {
-        let count = ids.len() as i64;
-        check(unsafe { sys::dc_prefetch_params_fused(self.as_ptr(), graph, ids.as_ptr(), ptr::null(), count) })?;
-        self.gathering.borrow_mut().extend(ids);
-        Ok(())
-    }
-
-    /// Gathers a parameter's full weights, cast to T, and waits for them. The result is this caller's own: what it
-    /// holds is freed when it is dropped. Weights can be changed only when none is alive.
-    pub fn gather<T: Element>(&self, graph: i64, id: i64) -> Result<Loaded<'_, T>> {
-        let (dtype, mut out) = (T::DTYPE as i32, output());
-        check(unsafe { sys::dc_allgather_param(self.as_ptr(), ptr::null(), graph, id, dtype, &mut out) })?;
-        self.gathering.borrow_mut().insert(id);
-        let shape = self.params.get(&id).ok_or_else(|| unknown(id))?.shape.clone();
-        let mut buffer = ptr::null_mut();
-        check(unsafe { sys::dc_take_param(self.as_ptr(), graph, id, dtype, &mut buffer) })?;
-        self.gathering.borrow_mut().remove(&id);
-        Ok(unsafe { Loaded::new(Buffer::from_raw(buffer), shape) })
-    }
-
-    /// Takes a parameter's whole gradient for averaging over ranks; it may be reused when this returns. The average
-    /// is in the registered memory after [`Context::end_backward`].
-    pub fn reduce_grad<T: Element>(&self, graph: i64, id: i64, grad: &[T]) -> Result<()> {
-        let length = [grad.len() as i64];
-        check(unsafe { sys::dc_reduce_grad(self.as_ptr(), &view_of(grad, &length), graph, id) })?;
-        self.reducing.set(true);
-        Ok(())
-    }
-
-    /// Waits until all gradients have arrived. `release_buckets` gives the buckets' memory back too.
-    pub fn end_backward(&self, graph: i64, release_buckets: bool) -> Result<()> {
-        check(unsafe { sys::dc_end_backward(self.as_ptr(), graph, i32::from(release_buckets)) })?;
-        self.reducing.set(false);
-        Ok(())
-    }
-
-    /// Copies a tensor to host memory that the context keeps under an id of the caller's.
-    pub fn offload<T: Element>(&self, graph: i64, id: i64, tensor: &[T], shape: &[i64]) -> Result<()> {
-        fits(shape, tensor.len())?;
-        let (a, mut out) = (view(tensor.as_ptr().cast(), shape, T::DTYPE), output());
-        check(unsafe { sys::dc_offload_tensor(self.as_ptr(), &a, graph, id, &mut out) })?;
-        check(unsafe { sys::dc_wait_offload(self.as_ptr(), &a, graph, id, &mut out) })
-    }
-
-    /// Brings an offloaded tensor back.
-    pub fn reload<T: Element>(&self, graph: i64, id: i64) -> Result<Loaded<'_, T>> {
-        let mut out = output();
-        check(unsafe { sys::dc_reload_tensor(self.as_ptr(), ptr::null(), graph, id, &mut out) })?;
-        check(unsafe { sys::dc_wait_reload(self.as_ptr(), ptr::null(), graph, id, &mut out) })?;
-        if out.dtype != T::DTYPE as i32 {
-            let is = DType::of(out.dtype).map_or("unknown", DType::name);
-            return Err(Error::new(Status::DTYPE, format!("id = {id} is of {is}, not {}", T::DTYPE.name())));
-        }
-        let buffer = unsafe { Buffer::from_raw(sys::dc_buffer_retain(out.buffer)) };
-        Ok(unsafe { Loaded::new(buffer, lengths(out.shape, out.ndim)) })
-    }
-
-    /// Drops the device copy of a shard that lives in host memory.
-    pub fn offload_parameter(&self, graph: i64, id: i64) -> Result<()> {
-        check(unsafe { sys::dc_offload_parameter(self.as_ptr(), ptr::null(), graph, id) })
-    }
-
-    /// Copies a shard that lives in host memory to the device, for gathers to use.
-    pub fn reload_parameter(&self, graph: i64, id: i64) -> Result<()> {
-        check(unsafe { sys::dc_reload_parameter(self.as_ptr(), ptr::null(), graph, id) })?;
-        self.gathering.borrow_mut().insert(id); // the shard is read until the next gather has waited for the copy
-        Ok(())
-    }
-
     /// Begins a forward pass.
     pub fn start_forward(&self) -> Result<()> {
         check(unsafe { sys::dc_start_forward(self.as_ptr()) })
@@ -489,60 +315,8 @@ impl Context {
     pub fn is_profiling(&self) -> bool {
         unsafe { sys::dc_is_profiling(self.as_ptr()) == 1 }
     }
-
-    /// What the context holds and moved.
-    pub fn memory_stats(&self) -> Result<sys::dc_memory_stats> {
-        let mut stats = sys::dc_memory_stats { struct_size: size_of::<sys::dc_memory_stats>(), ..Default::default() };
-        check(unsafe { sys::dc_get_memory_stats(self.as_ptr(), &mut stats) })?;
-        Ok(stats)
-    }
-
-    /// Sets the counters to zero.
-    pub fn reset_stats(&self) -> Result<()> {
-        check(unsafe { sys::dc_reset_stats(self.as_ptr()) })
-    }
-
-    /// What an operator would do, without doing it.
-    pub fn dry_run(&self, op: Op, graph: i64, id: i64, dtype: Option<DType>) -> Result<OpInfo> {
-        let mut info = sys::dc_op_info { struct_size: size_of::<sys::dc_op_info>(), ..Default::default() };
-        let dtype = dtype.map_or(sys::DC_DTYPE_NONE, |dtype| dtype as i32);
-        check(unsafe { sys::dc_dry_run(self.as_ptr(), op as i32, graph, id, dtype, &mut info) })?;
-        Ok(unsafe { OpInfo::read(&info) })
-    }
-
-    /// Keeps the last `capacity` events from now on; 0 stops.
-    pub fn trace_start(&self, capacity: i64) -> Result<()> {
-        check(unsafe { sys::dc_trace_start(self.as_ptr(), capacity) })
-    }
-
-    /// Takes the kept events, at most `most`, oldest first.
-    pub fn trace_read(&self, most: usize) -> Result<Vec<sys::dc_trace_event>> {
-        let mut events = vec![sys::dc_trace_event::default(); most];
-        let (size, mut count) = (size_of::<sys::dc_trace_event>(), 0);
-        check(unsafe { sys::dc_trace_read(self.as_ptr(), events.as_mut_ptr(), size, most as i64, &mut count) })?;
-        events.truncate(count as usize);
-        Ok(events)
-    }
-
-    /// Writes this rank's last operations to `folder/rank-R.json`.
-    pub fn trace_dump(&self, folder: &Path) -> Result<()> {
-        let folder = path(folder)?;
-        check(unsafe { sys::dc_trace_dump(self.as_ptr(), folder.as_ptr()) })
-    }
-
-    /// Does so at the first communication error; `None`: not any more.
-    pub fn trace_dump_on_error(&self, folder: Option<&Path>) -> Result<()> {
-        let folder = folder.map(path).transpose()?;
-        let pointer = folder.as_ref().map_or(ptr::null(), |folder| folder.as_ptr());
-        check(unsafe { sys::dc_trace_dump_on_error(self.as_ptr(), pointer) })
-    }
 }
 
-fn path(path: &Path) -> Result<CString> {
-    CString::new(path.as_os_str().as_bytes())
-        .map_err(|_| Error::new(Status::INVALID, format!("folder = {path:?}, must have no NUL")))
-}
-
-fn unknown(id: i64) -> Error {
+pub(crate) fn unknown(id: i64) -> Error {
     Error::new(Status::NOT_FOUND, format!("id = {id}, must be a parameter that this context registered"))
 }

@@ -43,17 +43,20 @@
 #![warn(missing_docs)]
 
 mod buffer;
+mod builder;
 mod comm;
 mod context;
 mod device;
 mod error;
 mod external;
+mod operators;
 mod report;
 mod tensor;
 
 pub use buffer::{Buffer, Loaded, Memory, MemoryKind};
+pub use builder::{Builder, Config, LogLevel};
 pub use comm::{Abort, Comm, CommOptions, Group, ReduceOp};
-pub use context::{Builder, Config, Context, LogLevel, Stage, Z3Options};
+pub use context::{Context, Stage, Z3Options};
 pub use device::{Device, Event, Stream};
 pub use error::{Error, Result, Status};
 pub use external::{Collectives, External};

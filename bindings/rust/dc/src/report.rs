@@ -1,7 +1,14 @@
-//! What operators would do, and what they are called.
+//! What operators would do, what they are called, and what a context did.
 
+use crate::context::Context;
+use crate::error::{check, Error, Result, Status};
 use crate::sys;
 use crate::tensor::DType;
+use std::ffi::CString;
+use std::mem::size_of;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
 
 /// The operators, for [`crate::Context::dry_run`] and traces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,4 +77,58 @@ pub(crate) unsafe fn lengths(shape: *const i64, ndim: i32) -> Vec<i64> {
         return Vec::new();
     }
     std::slice::from_raw_parts(shape, ndim as usize).to_vec()
+}
+
+impl Context {
+    /// What the context holds and moved.
+    pub fn memory_stats(&self) -> Result<sys::dc_memory_stats> {
+        let mut stats = sys::dc_memory_stats { struct_size: size_of::<sys::dc_memory_stats>(), ..Default::default() };
+        check(unsafe { sys::dc_get_memory_stats(self.as_ptr(), &mut stats) })?;
+        Ok(stats)
+    }
+
+    /// Sets the counters to zero.
+    pub fn reset_stats(&self) -> Result<()> {
+        check(unsafe { sys::dc_reset_stats(self.as_ptr()) })
+    }
+
+    /// What an operator would do, without doing it.
+    pub fn dry_run(&self, op: Op, graph: i64, id: i64, dtype: Option<DType>) -> Result<OpInfo> {
+        let mut info = sys::dc_op_info { struct_size: size_of::<sys::dc_op_info>(), ..Default::default() };
+        let dtype = dtype.map_or(sys::DC_DTYPE_NONE, |dtype| dtype as i32);
+        check(unsafe { sys::dc_dry_run(self.as_ptr(), op as i32, graph, id, dtype, &mut info) })?;
+        Ok(unsafe { OpInfo::read(&info) })
+    }
+
+    /// Keeps the last `capacity` events from now on; 0 stops.
+    pub fn trace_start(&self, capacity: i64) -> Result<()> {
+        check(unsafe { sys::dc_trace_start(self.as_ptr(), capacity) })
+    }
+
+    /// Takes the kept events, at most `most`, oldest first.
+    pub fn trace_read(&self, most: usize) -> Result<Vec<sys::dc_trace_event>> {
+        let mut events = vec![sys::dc_trace_event::default(); most];
+        let (size, mut count) = (size_of::<sys::dc_trace_event>(), 0);
+        check(unsafe { sys::dc_trace_read(self.as_ptr(), events.as_mut_ptr(), size, most as i64, &mut count) })?;
+        events.truncate(count as usize);
+        Ok(events)
+    }
+
+    /// Writes this rank's last operations to `folder/rank-R.json`.
+    pub fn trace_dump(&self, folder: &Path) -> Result<()> {
+        let folder = path(folder)?;
+        check(unsafe { sys::dc_trace_dump(self.as_ptr(), folder.as_ptr()) })
+    }
+
+    /// Does so at the first communication error; `None`: not any more.
+    pub fn trace_dump_on_error(&self, folder: Option<&Path>) -> Result<()> {
+        let folder = folder.map(path).transpose()?;
+        let pointer = folder.as_ref().map_or(ptr::null(), |folder| folder.as_ptr());
+        check(unsafe { sys::dc_trace_dump_on_error(self.as_ptr(), pointer) })
+    }
+}
+
+fn path(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Error::new(Status::INVALID, format!("folder = {path:?}, must have no NUL")))
 }

@@ -1,0 +1,115 @@
+//! The choices with which a context is made.
+
+use crate::comm::Comm;
+use crate::context::Context;
+use crate::device::Device;
+use crate::error::{check, Result};
+use crate::sys;
+use std::ffi::CStr;
+use std::mem::size_of;
+use std::os::raw::{c_char, c_void};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::ptr::{self, NonNull};
+
+/// Severity of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum LogLevel {
+    Error,
+    Warning,
+    Info,
+}
+
+/// The `compile` keys of the original; [`Config::default`] is the library's.
+#[derive(Clone, Copy, Debug)]
+pub struct Config(sys::dc_config);
+
+impl Default for Config {
+    fn default() -> Config {
+        Config(sys::dc_config { struct_size: size_of::<sys::dc_config>(), ..Default::default() })
+    }
+}
+
+impl Config {
+    /// Whether one gradient bucket fills while the other is reduced.
+    pub fn double_buffer(mut self, on: bool) -> Config {
+        self.0.double_buffer = if on { 1 } else { -1 };
+        self
+    }
+
+    /// All streams are drained before and after each reduction and gather, for debugging.
+    pub fn synchronous(mut self, on: bool) -> Config {
+        let on = i32::from(on);
+        self.0.sync_before_reduce = on;
+        self.0.sync_after_reduce = on;
+        self.0.sync_before_allgather = on;
+        self.0.sync_after_allgather = on;
+        self
+    }
+
+    /// Peers read shards in place.
+    ///
+    /// # Safety
+    /// No rank may change a shard ([`Context::update`]) before every rank has gathered it: put a collective between.
+    pub unsafe fn symmetric_memory(mut self) -> Config {
+        self.0.symmetric_memory = 1;
+        self
+    }
+}
+
+pub(crate) type Log = Box<dyn Fn(LogLevel, &str) + Send + Sync>;
+
+/// The choices with which a context is made.
+#[derive(Default)]
+pub struct Builder {
+    log: Option<Log>,
+    config: Config,
+    bucket: Option<i64>,
+}
+
+impl Builder {
+    /// Who gets the library's log lines. Called on the thread that did the work; must not call the library.
+    pub fn log(mut self, log: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Builder {
+        self.log = Some(Box::new(log));
+        self
+    }
+
+    /// The `compile` keys.
+    pub fn config(mut self, config: Config) -> Builder {
+        self.config = config;
+        self
+    }
+
+    /// Elements that a gradient bucket holds; 2^24 if not given.
+    pub fn bucket(mut self, elements: i64) -> Builder {
+        self.bucket = Some(elements);
+        self
+    }
+
+    /// Makes the context and joins the ranks of the communicator (`None`: a world of one), which all do it.
+    pub fn build(self, device: &Device, comm: Option<&Comm>) -> Result<Context> {
+        let log = self.log.map(Box::new);
+        let options = sys::dc_context_options {
+            struct_size: size_of::<sys::dc_context_options>(),
+            log: if log.is_some() { Some(write_log) } else { None },
+            log_user: log.as_deref().map_or(ptr::null_mut(), |log| log as *const Log as *mut c_void),
+        };
+        let mut raw = ptr::null_mut();
+        check(unsafe { sys::dc_context_create(device.as_ptr(), &options, &mut raw) })?;
+        let context = Context::of(NonNull::new(raw).expect("a context"), log, comm.map(Comm::abort_handle));
+        let comm = comm.map_or(ptr::null_mut(), Comm::as_ptr);
+        check(unsafe { sys::dc_init(raw, comm, &self.config.0, self.bucket.unwrap_or(1 << 24)) })?;
+        Ok(context)
+    }
+}
+
+unsafe extern "C" fn write_log(level: i32, message: *const c_char, user: *mut c_void) {
+    let log = &*(user as *const Log);
+    let level = match level {
+        sys::DC_LOG_ERROR => LogLevel::Error,
+        sys::DC_LOG_WARNING => LogLevel::Warning,
+        _ => LogLevel::Info,
+    };
+    // A panic must not unwind into C; what it says has been printed by the panic hook.
+    let _ = catch_unwind(AssertUnwindSafe(|| log(level, &CStr::from_ptr(message).to_string_lossy())));
+}

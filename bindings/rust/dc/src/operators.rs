@@ -1,0 +1,81 @@
+//! The operators: gather, reduce, offload, reload.
+
+use crate::buffer::{Buffer, Loaded};
+use crate::context::{unknown, Context};
+use crate::error::{check, Error, Result, Status};
+use crate::report::lengths;
+use crate::sys;
+use crate::tensor::{fits, output, view, view_of, DType, Element};
+use std::ptr;
+
+impl Context {
+    /// Starts to gather parameters that [`Context::gather`] will want.
+    pub fn prefetch(&self, graph: i64, ids: &[i64]) -> Result<()> {
+        let count = ids.len() as i64;
+        check(unsafe { sys::dc_prefetch_params_fused(self.as_ptr(), graph, ids.as_ptr(), ptr::null(), count) })?;
+        self.gathering.borrow_mut().extend(ids);
+        Ok(())
+    }
+
+    /// Gathers a parameter's full weights, cast to T, and waits for them. The result is this caller's own: what it
+    /// holds is freed when it is dropped. Weights can be changed only when none is alive.
+    pub fn gather<T: Element>(&self, graph: i64, id: i64) -> Result<Loaded<'_, T>> {
+        let (dtype, mut out) = (T::DTYPE as i32, output());
+        check(unsafe { sys::dc_allgather_param(self.as_ptr(), ptr::null(), graph, id, dtype, &mut out) })?;
+        self.gathering.borrow_mut().insert(id);
+        let shape = self.params.get(&id).ok_or_else(|| unknown(id))?.shape.clone();
+        let mut buffer = ptr::null_mut();
+        check(unsafe { sys::dc_take_param(self.as_ptr(), graph, id, dtype, &mut buffer) })?;
+        self.gathering.borrow_mut().remove(&id);
+        Ok(unsafe { Loaded::new(Buffer::from_raw(buffer), shape) })
+    }
+
+    /// Takes a parameter's whole gradient for averaging over ranks; it may be reused when this returns. The average
+    /// is in the registered memory after [`Context::end_backward`].
+    pub fn reduce_grad<T: Element>(&self, graph: i64, id: i64, grad: &[T]) -> Result<()> {
+        let length = [grad.len() as i64];
+        check(unsafe { sys::dc_reduce_grad(self.as_ptr(), &view_of(grad, &length), graph, id) })?;
+        self.reducing.set(true);
+        Ok(())
+    }
+
+    /// Waits until all gradients have arrived. `release_buckets` gives the buckets' memory back too.
+    pub fn end_backward(&self, graph: i64, release_buckets: bool) -> Result<()> {
+        check(unsafe { sys::dc_end_backward(self.as_ptr(), graph, i32::from(release_buckets)) })?;
+        self.reducing.set(false);
+        Ok(())
+    }
+
+    /// Copies a tensor to host memory that the context keeps under an id of the caller's.
+    pub fn offload<T: Element>(&self, graph: i64, id: i64, tensor: &[T], shape: &[i64]) -> Result<()> {
+        fits(shape, tensor.len())?;
+        let (a, mut out) = (view(tensor.as_ptr().cast(), shape, T::DTYPE), output());
+        check(unsafe { sys::dc_offload_tensor(self.as_ptr(), &a, graph, id, &mut out) })?;
+        check(unsafe { sys::dc_wait_offload(self.as_ptr(), &a, graph, id, &mut out) })
+    }
+
+    /// Brings an offloaded tensor back.
+    pub fn reload<T: Element>(&self, graph: i64, id: i64) -> Result<Loaded<'_, T>> {
+        let mut out = output();
+        check(unsafe { sys::dc_reload_tensor(self.as_ptr(), ptr::null(), graph, id, &mut out) })?;
+        check(unsafe { sys::dc_wait_reload(self.as_ptr(), ptr::null(), graph, id, &mut out) })?;
+        if out.dtype != T::DTYPE as i32 {
+            let is = DType::of(out.dtype).map_or("unknown", DType::name);
+            return Err(Error::new(Status::DTYPE, format!("id = {id} is of {is}, not {}", T::DTYPE.name())));
+        }
+        let buffer = unsafe { Buffer::from_raw(sys::dc_buffer_retain(out.buffer)) };
+        Ok(unsafe { Loaded::new(buffer, lengths(out.shape, out.ndim)) })
+    }
+
+    /// Drops the device copy of a shard that lives in host memory.
+    pub fn offload_parameter(&self, graph: i64, id: i64) -> Result<()> {
+        check(unsafe { sys::dc_offload_parameter(self.as_ptr(), ptr::null(), graph, id) })
+    }
+
+    /// Copies a shard that lives in host memory to the device, for gathers to use.
+    pub fn reload_parameter(&self, graph: i64, id: i64) -> Result<()> {
+        check(unsafe { sys::dc_reload_parameter(self.as_ptr(), ptr::null(), graph, id) })?;
+        self.gathering.borrow_mut().insert(id); // the shard is read until the next gather has waited for the copy
+        Ok(())
+    }
+}
