@@ -207,7 +207,8 @@ static dc_status agree_on_config(dc_context *ctx, const char *fn) {
 }
 
 static void free_resources(dc_context *ctx) {
-  dc__registry_free(ctx);
+  dc__graphs_free(ctx);
+  dc__params_free(ctx);
   dc__buckets_free(ctx);
   if (ctx->host != NULL) {
     dc__drop_event(ctx, &ctx->caller_mark);

@@ -379,7 +379,7 @@ dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int
   if (param->persistent) {
     dc_buffer_retain(copy->buffer);
   } else {
-    copy->buffer = NULL; /* the registry's reference is the caller's now */
+    copy->buffer = NULL; /* the context's reference is the caller's now */
   }
   return DC_OK;
 }

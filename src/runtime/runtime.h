@@ -4,7 +4,8 @@
  * name for error texts. The walk of a parameter is told in include/dc_api.h; the pieces:
  *
  *   context.c   begin and end of a context, its streams and arenas, entering and leaving a call
- *   registry.c  parameters, graphs, looking them up
+ *   params.c    parameters: registering, finding, forgetting
+ *   graphs.c    graphs, and what their ranks agree on
  *   gather.c    all-gather, wait, release, take, persistence
  *   reduce.c    gradient buckets and their reductions
  *   offload.c   tensors and shards between device and host memory
@@ -190,7 +191,7 @@ dc_status dc__drain(dc_context *ctx);
 dc_event *dc__unless_passed(dc_event *event);
 void dc__logf(dc_context *ctx, int32_t level, const char *format, ...) DC__PRINTF(3, 4);
 
-/* ---- registry.c ---- */
+/* ---- params.c ---- */
 
 typedef struct dc__param_spec {
   int64_t id;
@@ -208,6 +209,13 @@ dc_status dc__param_register(dc_context *ctx, const char *fn, const dc__param_sp
 dc_status dc__param_unregister(dc_context *ctx, const char *fn, int64_t id);
 dc_status dc__param_set_grad(dc_context *ctx, const char *fn, int64_t id, const dc_tensor *grad, int64_t offset);
 dc_status dc__param_find(dc_context *ctx, const char *fn, int64_t id, dc__param **param);
+void dc__params_free(dc_context *ctx);
+/* ceil(numel / world), and rank's real part of that chunk. */
+int64_t dc__chunk(int64_t numel, int32_t world);
+dc__range dc__chunk_range(int64_t numel, int32_t world, int32_t rank);
+
+/* ---- graphs.c ---- */
+
 dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, int32_t stage, const int64_t *ids,
                              int64_t count);
 dc_status dc__graph_unregister(dc_context *ctx, const char *fn, int64_t graph_id);
@@ -218,10 +226,8 @@ dc_status dc__graph_find3(dc_context *ctx, const char *fn, int64_t graph_id, dc_
 /* A parameter of a graph; stage3: only a stage-3 graph will do. */
 dc_status dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
                    dc__param **param);
-void dc__registry_free(dc_context *ctx);
-/* ceil(numel / world), and rank's real part of that chunk. */
-int64_t dc__chunk(int64_t numel, int32_t world);
-dc__range dc__chunk_range(int64_t numel, int32_t world, int32_t rank);
+/* Forgets all graphs, busy or not. */
+void dc__graphs_free(dc_context *ctx);
 
 /* ---- gather.c ---- */
 

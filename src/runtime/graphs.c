@@ -1,0 +1,210 @@
+/* Graphs: registering, finding, forgetting, and what their ranks must agree on. */
+#include <string.h>
+
+#include "runtime/runtime.h"
+
+dc_status dc__graph_find(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph) {
+  *graph = dc__map_get(&ctx->graphs, graph_id);
+  return *graph != NULL ? DC_OK
+                        : dc__fail(DC_E_NOT_FOUND,
+                                   "%s: graph_id = %" PRId64 " is not a registered graph (%" PRId64 " are registered)",
+                                   fn, graph_id, ctx->graphs.count);
+}
+
+dc_status dc__graph_find3(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph) {
+  DC__TRY(dc__graph_find(ctx, fn, graph_id, graph));
+  return (*graph)->stage == 3
+             ? DC_OK
+             : dc__fail(DC_E_STAGE, "%s: graph %" PRId64 " is of stage %" PRId32 ", must be of stage 3", fn, graph_id,
+                        (*graph)->stage);
+}
+
+dc_status dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
+                   dc__param **param) {
+  DC__TRY(stage3 ? dc__graph_find3(ctx, fn, graph_id, graph) : dc__graph_find(ctx, fn, graph_id, graph));
+  *param = dc__map_get(&(*graph)->params, id);
+  if (*param == NULL) {
+    DC__TRY(dc__param_find(ctx, fn, id, param));
+    return dc__fail(DC_E_NOT_FOUND,
+                    "%s: parameter %" PRId64 " is not in graph %" PRId64 " (it has %" PRId64 " parameters)", fn, id,
+                    graph_id, (*graph)->params.count);
+  }
+  return DC_OK;
+}
+
+static bool graph_busy(const dc__graph *graph) {
+  for (int64_t i = 0; i < graph->params.count; i++) {
+    if (((const dc__param *)graph->params.values[i])->pending > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static void graph_free(dc_context *ctx, dc__graph *graph) {
+  for (int64_t i = 0; i < graph->params.count; i++) {
+    ((dc__param *)graph->params.values[i])->graphs--;
+  }
+  dc__values_free(ctx, graph);
+  dc__map_clear(&graph->params);
+  dc__free(graph);
+}
+
+/* What ranks must agree on for one parameter, and what they tell one another: its part of the gradient. */
+enum { ROW_STAGE, ROW_NUMEL, ROW_DTYPE, ROW_EXPECTED, ROW_AGREED, ROW_BEGIN = ROW_AGREED, ROW_COUNT, ROW };
+
+static void write_row(const dc__graph *graph, const dc__param *param, int64_t *row) {
+  row[ROW_STAGE] = graph->stage;
+  row[ROW_NUMEL] = param->numel;
+  row[ROW_DTYPE] = param->dtype;
+  row[ROW_EXPECTED] = param->expected_grad_dtype;
+  row[ROW_BEGIN] = param->grad_offset;
+  row[ROW_COUNT] = param->grad_count;
+}
+
+static dc_status compare_row(const dc_context *ctx, const char *fn, const dc__param *param, const int64_t *mine,
+                             const int64_t *theirs, int32_t rank) {
+  static const char *const names[] = {"stage", "number of elements", "data type", "expected gradient type"};
+  for (int i = 0; i < ROW_AGREED; i++) {
+    if (mine[i] != theirs[i]) {
+      return dc__fail(DC_E_MISMATCH,
+                      "%s: parameter %" PRId64 " has %s %" PRId64 " on rank %" PRId32 ", but %" PRId64
+                      " on rank %" PRId32,
+                      fn, param->id, names[i], mine[i], ctx->rank, theirs[i], rank);
+    }
+  }
+  return DC_OK;
+}
+
+/* One small collective: compares the graph over the ranks and learns who owns which part of each gradient. A row for
+ * the graph itself comes last, so that a rank whose graph is empty does not stay away. */
+static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *graph) {
+  int64_t count = graph->params.count;
+  int64_t rows = count + 1;
+  int64_t *mine = dc__calloc((size_t)rows, ROW * sizeof *mine);
+  int64_t *table = dc__calloc((size_t)rows * (size_t)ctx->world, ROW * sizeof *table);
+  dc_status status = mine == NULL || table == NULL ? DC_E_NO_MEMORY : DC_OK;
+  if (status == DC_OK) {
+    for (int64_t i = 0; i < count; i++) {
+      write_row(graph, graph->params.values[i], mine + i * ROW);
+    }
+    dc__tag tag = {graph->ordinal, count > 0 ? graph->params.keys[0] : -1, DC_OP_REGISTER_GRAPH, NULL};
+    mine[count * ROW + ROW_STAGE] = graph->stage;
+    status = dc__exchange(ctx, &tag, mine, rows * ROW, table);
+  }
+  for (int64_t i = 0; i < count && status == DC_OK; i++) {
+    const dc__param *param = graph->params.values[i];
+    for (int32_t rank = 0; rank < ctx->world && status == DC_OK; rank++) {
+      status = compare_row(ctx, fn, param, mine + i * ROW, table + (rank * rows + i) * ROW, rank);
+    }
+  }
+  for (int64_t i = 0; i < count && status == DC_OK; i++) {
+    dc__param *param = graph->params.values[i];
+    param->frozen = true;
+    for (int32_t rank = 0; rank < ctx->world; rank++) {
+      const int64_t *row = table + (rank * rows + i) * ROW;
+      param->owned[rank] = (dc__range){row[ROW_BEGIN], row[ROW_COUNT]};
+      param->frozen = param->frozen && row[ROW_COUNT] == 0;
+    }
+  }
+  dc__free(mine);
+  dc__free(table);
+  return status;
+}
+
+static dc_status check_member(const char *fn, const dc__graph *graph, const dc__param *param) {
+  if (param->sharded != (graph->stage == 3)) {
+    return dc__fail(DC_E_STAGE,
+                    "%s: parameter %" PRId64 " was registered by %s, which a stage-%" PRId32 " graph does not take", fn,
+                    param->id, param->sharded ? "dc_register_z3_param" : "dc_register_param", graph->stage);
+  }
+  if (graph->stage == 0 && param->grad_count != 0 && param->grad_count != param->numel) {
+    return dc__fail(DC_E_SHAPE,
+                    "%s: grad_buffer of parameter %" PRId64 " has %" PRId64 " elements, stage 0 needs all %" PRId64, fn,
+                    param->id, param->grad_count, param->numel);
+  }
+  return DC_OK;
+}
+
+static dc_status graph_fill(dc_context *ctx, const char *fn, dc__graph *graph, const int64_t *ids, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    dc__param *param;
+    DC__TRY(dc__param_find(ctx, fn, ids[i], &param));
+    DC__TRY(check_member(fn, graph, param));
+    if (dc__map_get(&graph->params, ids[i]) != NULL) {
+      return dc__fail(DC_E_INVALID, "%s: ids has parameter %" PRId64 " twice", fn, ids[i]);
+    }
+    if (!dc__map_put(&graph->params, ids[i], param)) {
+      return DC_E_NO_MEMORY;
+    }
+    param->graphs++;
+  }
+  return agree_on_graph(ctx, fn, graph);
+}
+
+dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, int32_t stage, const int64_t *ids,
+                             int64_t count) {
+  if (count < 0 || (count > 0 && ids == NULL)) {
+    return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 " with ids %s", fn, count, ids == NULL ? "NULL" : "given");
+  }
+  dc__graph *old = dc__map_get(&ctx->graphs, graph_id);
+  if (old != NULL && graph_busy(old)) {
+    return dc__fail(DC_E_BUSY, "%s: reductions of graph %" PRId64 " are pending; call dc_end_backward first", fn,
+                    graph_id);
+  }
+  dc__graph *graph = dc__calloc(1, sizeof *graph);
+  if (graph == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  graph->id = graph_id;
+  graph->stage = stage;
+  graph->ordinal = ctx->graph_ordinals;
+  dc_status status = dc__drain(ctx); /* the exchange runs on the caller's thread: nothing may be under way */
+  if (status == DC_OK && !dc__map_put(&ctx->graphs, graph_id, graph)) { /* once ranks have agreed, none may fail */
+    status = DC_E_NO_MEMORY;
+  }
+  if (status == DC_OK) {
+    status = graph_fill(ctx, fn, graph, ids, count);
+    if (status != DC_OK && old != NULL) {
+      (void)dc__map_put(&ctx->graphs, graph_id, old); /* its place is there */
+    } else if (status != DC_OK) {
+      dc__map_remove(&ctx->graphs, graph_id);
+    }
+  }
+  if (status != DC_OK) {
+    graph_free(ctx, graph);
+    return status;
+  }
+  ctx->graph_ordinals++;
+  if (old != NULL) {
+    graph_free(ctx, old);
+  }
+  return DC_OK;
+}
+
+dc_status dc__graph_unregister(dc_context *ctx, const char *fn, int64_t graph_id) {
+  dc__graph *graph;
+  DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
+  if (graph_busy(graph)) {
+    return dc__fail(DC_E_BUSY, "%s: reductions of graph %" PRId64 " are pending; call dc_end_backward first", fn,
+                    graph_id);
+  }
+  dc__map_remove(&ctx->graphs, graph_id);
+  graph_free(ctx, graph);
+  return DC_OK;
+}
+
+void dc__graphs_free(dc_context *ctx) {
+  for (int64_t i = 0; i < ctx->graphs.count; i++) {
+    graph_free(ctx, ctx->graphs.values[i]);
+  }
+  dc__map_clear(&ctx->graphs);
+}
+
+dc_status dc__graphs_reset(dc_context *ctx, const char *fn) {
+  if (dc__reduce_pending(ctx)) {
+    return dc__fail(DC_E_BUSY, "%s: reductions are pending; call dc_end_backward or dc_step_abort first", fn);
+  }
+  dc__graphs_free(ctx);
+  return DC_OK;
+}
