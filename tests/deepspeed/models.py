@@ -51,7 +51,7 @@ class Model(nn.Module):
     """kind "gpt" predicts the next token; "bert" predicts masked ones, through a head tied to its embedding. broken: with
     a graph break half way, so that Dynamo makes two graphs of it."""
 
-    def __init__(self, kind: str, width: int = 256, layers: int = 4, heads: int = 4, broken: bool = False) -> None:
+    def __init__(self, kind: str, width: int = 384, layers: int = 2, heads: int = 4, broken: bool = False) -> None:
         super().__init__()
         self.kind, self.broken = kind, broken
         self.tokens = nn.Embedding(VOCAB[kind], width)

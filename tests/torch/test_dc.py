@@ -344,6 +344,7 @@ RANK = """
 import os, sys, torch, torch.distributed as dist
 rank, size, path, kind = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=size)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from libdc.torch import dc, ops
 CONFIG = dict(symmetric_memory=False, double_buffer=True, free_activation_threshold=16, sync_before_reduce=False,
               sync_after_reduce=False, sync_before_allgather=False, sync_after_allgather=False)
@@ -357,7 +358,8 @@ padded = [torch.cat([f, f.new_zeros(length * size - 7)]) for f in full]
 grads = [torch.zeros(length, dtype=dtype) for dtype in dtypes]
 for i, dtype in enumerate(dtypes):
     dc.register_z3_param(i, [7], padded[i][rank * length:(rank + 1) * length].clone(), grads[i], i == 3)
-dc.register_graph_z3(9, [0, 1, 2, 3])
+with FakeTensorMode():  # as a compiler's passes do
+    dc.register_graph_z3(9, [0, 1, 2, 3])
 
 def step(token):
     D.prefetch_params_fused(9, [token, token], [1, 2])
