@@ -107,7 +107,12 @@ double dc__epsilon(int32_t dtype);
 /* out = alpha op a b + beta out for matrices whose rows or columns are dense: fills in what a product needs. */
 dc__gemm dc__mat_product(const dc__mat *a, const dc__mat *b, double alpha, double beta, const dc__mat *out);
 
-/* ---- symmetric matrices (spectral.c) ---- */
+/* ---- symmetric matrices (spectral.c, power.c) ---- */
+
+/* c = alpha a a^T + beta c, [n, n] and exactly symmetric; a is [n, k], or with trans the transpose of what is stored as
+ * [k, n]. On the pool, or with pool NULL on this thread with DC__SCRATCH_BYTES of scratch. */
+void dc__syrk(dc__pool *pool, void *scratch, bool trans, int64_t n, int64_t k, const float *a, double alpha,
+              double beta, float *c);
 
 enum dc__spectral_op { DC__SPECTRAL_EIGH, DC__SPECTRAL_POWER, DC__SPECTRAL_ROOT };
 
@@ -126,6 +131,9 @@ typedef struct dc__spectral {
 } dc__spectral;
 
 dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *request);
+/* Matrices of different sizes side by side, each on one thread: requests of one matrix of at least one row each, the
+ * largest first, whose `info` tells how it went. Fails only where none can be computed. */
+dc_status dc__spectral_each(dc_linalg *l, const dc__spectral *requests, int64_t count);
 
 /* ---- Kronecker products (kron.c) and products of matrices (bounded.c) ---- */
 

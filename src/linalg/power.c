@@ -6,12 +6,17 @@
 
 enum { BLOCK = 192 }; /* rows of a triangle that are computed together */
 
-static void product(const dc__job *job, const dc__gemm *g, void *scratch) {
-  if (job->inside) {
+/* On the pool; NULL: on this thread. */
+static void product(dc__pool *pool, const dc__gemm *g, void *scratch) {
+  if (pool == NULL) {
     dc__gemm_serial(g, scratch);
   } else {
-    dc__gemm_run(job->l->pool, g);
+    dc__gemm_run(pool, g);
   }
+}
+
+static dc__pool *pool_of(const dc__job *job) {
+  return job->inside ? NULL : job->l->pool;
 }
 
 static const void *at(const void *data, int32_t dtype, int64_t i) {
@@ -35,31 +40,64 @@ void dc__full_product(const dc__job *job, int32_t dtype, bool trans_a, const voi
                 .ldc = cols,
                 .batch = 1,
                 .alpha = 1};
-  product(job, &g, scratch);
+  product(pool_of(job), &g, scratch);
+}
+
+/* The lower triangle of a square product, and what of the upper one is in the same blocks. */
+static void triangle(dc__pool *pool, const dc__gemm *whole, void *scratch) {
+  for (int64_t i = 0; i < whole->m; i += BLOCK) {
+    int64_t rows = whole->m - i < BLOCK ? whole->m - i : BLOCK;
+    dc__gemm g = *whole;
+    g.m = rows;
+    g.n = i + rows;
+    g.a = at(whole->a, whole->dtype, whole->trans_a ? i : i * whole->lda);
+    g.c = (char *)whole->c + (size_t)(i * whole->ldc) * dc_dtype_size(whole->dtype);
+    product(pool, &g, scratch);
+  }
 }
 
 void dc__half_product(const dc__job *job, int32_t dtype, bool trans_a, bool trans_b, const void *a, const void *b,
                       void *c, void *scratch) {
   int64_t n = job->n;
-  for (int64_t i = 0; i < n; i += BLOCK) {
-    int64_t rows = n - i < BLOCK ? n - i : BLOCK;
-    dc__gemm g = {.dtype = dtype,
-                  .out_dtype = dtype,
-                  .trans_a = trans_a,
-                  .trans_b = trans_b,
-                  .m = rows,
-                  .n = i + rows,
-                  .k = n,
-                  .a = at(a, dtype, trans_a ? i : i * n),
-                  .b = b,
-                  .c = (char *)c + (size_t)(i * n) * dc_dtype_size(dtype),
-                  .lda = n,
-                  .ldb = n,
-                  .ldc = n,
-                  .batch = 1,
-                  .alpha = 1};
-    product(job, &g, scratch);
-  }
+  dc__gemm g = {.dtype = dtype,
+                .out_dtype = dtype,
+                .trans_a = trans_a,
+                .trans_b = trans_b,
+                .m = n,
+                .n = n,
+                .k = n,
+                .a = a,
+                .b = b,
+                .c = c,
+                .lda = n,
+                .ldb = n,
+                .ldc = n,
+                .batch = 1,
+                .alpha = 1};
+  triangle(pool_of(job), &g, scratch);
+}
+
+void dc__syrk(dc__pool *pool, void *scratch, bool trans, int64_t n, int64_t k, const float *a, double alpha,
+              double beta, float *c) {
+  int64_t stride = trans ? n : k;
+  dc__gemm g = {.dtype = DC_FLOAT32,
+                .out_dtype = DC_FLOAT32,
+                .trans_a = trans,
+                .trans_b = !trans,
+                .m = n,
+                .n = n,
+                .k = k,
+                .a = a,
+                .b = a,
+                .c = c,
+                .lda = stride,
+                .ldb = stride,
+                .ldc = n,
+                .batch = 1,
+                .alpha = alpha,
+                .beta = beta};
+  triangle(pool, &g, scratch);
+  dc__mirror(c, DC_FLOAT32, n);
 }
 
 /* One eigenvalue; NaN where it is not allowed. */

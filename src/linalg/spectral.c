@@ -145,18 +145,22 @@ static dc_status explain(const dc__spectral *r, const dc__task *t, int64_t index
   }
 }
 
+static void write_info(const dc__spectral *r, const dc__task *t, int64_t index) {
+  if (r->info != NULL) {
+    dc_spectral_info info = {
+        t->status, t->status == DC_OK ? t->path : DC_PATH_NONE, t->smallest, t->largest, t->epsilon, t->asymmetry,
+        t->change};
+    memcpy((char *)r->info + (size_t)index * r->info_size, &info,
+           r->info_size < sizeof info ? r->info_size : sizeof info);
+  }
+}
+
 static dc_status report(const dc__spectral *r, const dc__task *tasks) {
   dc_status first = DC_OK;
   int64_t at = 0;
   for (int64_t i = 0; i < r->a.batch; i++) {
     const dc__task *t = &tasks[i];
-    if (r->info != NULL) {
-      dc_spectral_info info = {
-          t->status, t->status == DC_OK ? t->path : DC_PATH_NONE, t->smallest, t->largest, t->epsilon, t->asymmetry,
-          t->change};
-      memcpy((char *)r->info + (size_t)i * r->info_size, &info,
-             r->info_size < sizeof info ? r->info_size : sizeof info);
-    }
+    write_info(r, t, i);
     if (first == DC_OK && t->status != DC_OK) {
       first = t->status;
       at = i;
@@ -194,4 +198,53 @@ dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *r) {
     few(&b, count);
   }
   return report(r, b.job.tasks);
+}
+
+/* ---- matrices of different sizes ---- */
+
+typedef struct mixture {
+  dc_linalg *l;
+  const dc__spectral *requests;
+  dc__task *tasks;
+  dc__slots slots;
+} mixture;
+
+static void one_of(void *arg, int64_t index, void *scratch) {
+  const mixture *m = arg;
+  const dc__spectral *r = &m->requests[index];
+  batch b = {.job = {.l = m->l, .r = r, .n = r->a.rows, .tasks = &m->tasks[index], .inside = true}, .slots = m->slots};
+  whole(&b, 0, scratch);
+  write_info(r, b.job.tasks, 0);
+}
+
+dc_status dc__spectral_each(dc_linalg *l, const dc__spectral *requests, int64_t count) {
+  mixture m = {.l = l, .requests = requests};
+  size_t bytes = 0;
+  size_t most = 0;
+  void *memory;
+  for (int64_t i = 0; i < count; i++) {
+    const dc__spectral *r = &requests[i];
+    size_t slot;
+    if (r->a.rows > MOST_LAPACK || !slot_size(r->a.rows, &slot)) {
+      return dc__fail(DC_E_UNSUPPORTED, "%s: a matrix has %" PRId64 " rows; LAPACK's 32-bit integers allow %d", r->fn,
+                      r->a.rows, (int)MOST_LAPACK);
+    }
+    most = slot > most ? slot : most;
+  }
+  if (count == 0) {
+    return DC_OK;
+  }
+  if (!dc__linalg_add(&bytes, count, sizeof(dc__task)) || !dc__slots_plan(&m.slots, l, count, most, &bytes)) {
+    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold %" PRId64 " matrices", requests[0].fn, count);
+  }
+  DC__TRY(dc__linalg_scratch(l, requests[0].fn, bytes, &memory));
+  if (memory == NULL) {
+    return DC_OK;
+  }
+  size_t offset = 0;
+  m.tasks = dc__linalg_part(memory, &offset, count, sizeof(dc__task));
+  memset(m.tasks, 0, offset);
+  dc__slots_place(&m.slots, memory, &offset);
+  dc__parallel(l->pool, count, one_of, &m);
+  return DC_OK;
 }

@@ -1,0 +1,89 @@
+/* Second-order updates over ranks, inside the room: a parameter is cut into blocks, each block has one owner, and
+ * gradients go to the owners and directions back. Shampoo and K-FAC share all of it: a layer of K-FAC is one owner's
+ * whole parameters. */
+#ifndef DC_OPTIM_EXCHANGE_H
+#define DC_OPTIM_EXCHANGE_H
+
+#include "comm/comm.h"
+
+/* ---- blocks (blocks.c) ---- */
+
+enum { DC__ORDER_MAX = 32 };
+
+/* A parameter as blocks see it: its shape without lengths of 1, with small neighbours merged, and cut at `side`. */
+typedef struct dc__cut {
+  int32_t order; /* 1 to DC__ORDER_MAX; a scalar is [1] */
+  int64_t shape[DC__ORDER_MAX];
+  int64_t side;
+  int64_t numel;
+  int64_t blocks; /* 0 for an empty tensor */
+} dc__cut;
+
+/* Merges neighbours, from the last dimension on, as long as their product is at most `merge` and more than two
+ * dimensions are left; 0 merges nothing. Then cuts every dimension into pieces of `side` and a rest. The product of the
+ * shape is known to fit. DC_E_UNSUPPORTED for more than DC__ORDER_MAX dimensions longer than 1. */
+dc_status dc__cut_make(const char *fn, const int64_t *shape, int32_t ndim, int64_t merge, int64_t side, dc__cut *cut);
+/* The parameter as one block. */
+void dc__cut_whole(int64_t numel, dc__cut *cut);
+
+/* Where a block lies in the merged shape. */
+typedef struct dc__box {
+  int64_t begin[DC__ORDER_MAX];
+  int64_t size[DC__ORDER_MAX];
+  int64_t count;
+} dc__box;
+
+void dc__cut_box(const dc__cut *cut, int64_t block, dc__box *box);
+/* From the whole parameter to the dense block. */
+void dc__box_take(const dc__cut *cut, const dc__box *box, const float *whole, float *block);
+/* What of the dense block lies in elements [first, first + count) of the parameter, to its place in that part. */
+void dc__box_give(const dc__cut *cut, const dc__box *box, const float *block, int64_t first, int64_t count,
+                  float *part);
+
+/* Longest processing time first: each item, the costliest first, goes to the rank with the least load so far, which
+ * grows by its cost. Ties go to the lower index and the lower rank, so that every rank finds the same. load: of each
+ * rank, zeros at first. order: set to the items' order. */
+void dc__assign(const double *costs, int64_t count, int32_t world, double *load, int64_t *order, int32_t *owners);
+
+/* ---- gradients in, directions out (exchange.c) ---- */
+
+/* A parameter that takes part. What it points to lives as long as the exchange. */
+typedef struct dc__flow {
+  int64_t id; /* the parameter's index, for texts */
+  const dc__cut *cut;
+  const int32_t *owners; /* of each block, the same on every rank */
+  int64_t offset, count; /* this rank's part, in elements of the flattened parameter */
+} dc__flow;
+
+typedef struct dc__exchange dc__exchange;
+
+/* Ends well on every rank or on none: the ranks tell each other how it went. A rank whose own status is not DC_OK keeps
+ * it and its text; the others get DC_E_ABORTED, which names the rank and its status. comm NULL: one rank. */
+dc_status dc__agree(const char *fn, dc_comm *comm, dc_status mine);
+
+/* Learns the ranks' parts and allocates everything; collective. The parts of a parameter are whole on every rank, or
+ * lie one after the other in any order of ranks without gap or overlap: else DC_E_MISMATCH on every rank. comm: NULL:
+ * one rank; else it must outlive the exchange. */
+dc_status dc__exchange_create(const char *fn, dc_device *device, dc_comm *comm, const dc__flow *flows, int64_t count,
+                              dc__exchange **exchange);
+void dc__exchange_destroy(dc__exchange *exchange); /* NULL does nothing */
+
+/* This rank's copy of a block that it owns, dense: the gradient after dc__exchange_in(), the place for the direction
+ * before dc__exchange_out(). The blocks of a flow lie one after the other. NULL: another rank's. */
+float *dc__exchange_block(const dc__exchange *exchange, int64_t flow, int64_t block);
+
+/* Writes this rank's part of a flow's gradient. */
+typedef void (*dc__exchange_fill)(void *user, int64_t flow, float *part);
+/* Reads this rank's part of a flow's direction. */
+typedef void (*dc__exchange_apply)(void *user, int64_t flow, const float *part);
+
+/* Brings the gradients to the owners of their blocks. skip: NULL, or which flows are left out, the same on every rank.
+ * Collective; a few flows at a time, so that no rank holds a whole model. Errors are the communicator's. */
+dc_status dc__exchange_in(dc__exchange *exchange, const bool *skip, dc__exchange_fill fill, void *user);
+/* Brings the directions from the owners to every rank's part. Collective. */
+dc_status dc__exchange_out(dc__exchange *exchange, const bool *skip, dc__exchange_apply apply, void *user);
+
+/* Bytes of the buffers. */
+int64_t dc__exchange_bytes(const dc__exchange *exchange);
+
+#endif
