@@ -1,5 +1,6 @@
-/* Matrix products by packed panels and tiles. A task is a block of C: for each slice of k both operands are packed,
- * the tiles add to an accumulator in scratch memory, and at the end the epilogue writes C. */
+/* Matrix products by packed panels and tiles. A task is a block of C. B's part of it is packed as a whole where it fits
+ * scratch memory; then, strip by strip of the block's rows, A is packed for each slice of k, the tiles add to an
+ * accumulator, and the epilogue writes the strip. What a strip uses over and over stays in the second-level cache. */
 #include "kernels/gemm.h"
 
 #include <string.h>
@@ -8,35 +9,37 @@
 #include "kernels/pack.h"
 
 enum {
-  STEPS = 256,     /* words in k of a slice: a panel of the narrow operand stays in the first-level cache */
-  MOST_M = 518,    /* rows of a block: its slice of A stays in the second-level cache */
-  MOST_N = 1024,   /* columns of a block, half as many for float64 */
-  LEAST = 128,     /* a side is not cut into less than this for the sake of more tasks */
-  BLOCKS_EACH = 2, /* blocks that a thread should have, so that a late one does not cost much */
+  STEPS = 256,      /* words in k of a slice: a panel of B stays in the first-level cache */
+  STRIP = 168,      /* rows of a strip, a multiple of each tile's */
+  MOST_M = 3 * 168, /* rows of a strip, and of a block, where B is packed again for each */
+  MOST_N = 1024,    /* columns of a block, half as many for float64 */
+  LEAST = 128,      /* a side is not cut into less than this for the sake of more tasks */
+  BLOCKS_EACH = 2,  /* blocks that a thread should have, so that a late one does not cost much */
+  MOST_B = 4 << 20, /* bytes of B packed as a whole */
   ALIGN = 64
 };
 
 /* The plain tiles. */
 enum { MR_PLAIN = 4, NR_PLAIN = 8 };
 
-#define TILE_PLAIN(name, type)                                               \
-  static void name(int64_t steps, const void *a, const void *b, void *acc) { \
-    const type *x = a;                                                       \
-    const type *y = b;                                                       \
-    type sum[MR_PLAIN][NR_PLAIN] = {{0}};                                    \
-    for (int64_t p = 0; p < steps; p++, x += MR_PLAIN, y += NR_PLAIN) {      \
-      for (int64_t i = 0; i < MR_PLAIN; i++) {                               \
-        for (int64_t j = 0; j < NR_PLAIN; j++) {                             \
-          sum[i][j] += x[i] * y[j];                                          \
-        }                                                                    \
-      }                                                                      \
-    }                                                                        \
-    type *out = acc;                                                         \
-    for (int64_t i = 0; i < MR_PLAIN; i++) {                                 \
-      for (int64_t j = 0; j < NR_PLAIN; j++) {                               \
-        out[i * NR_PLAIN + j] += sum[i][j];                                  \
-      }                                                                      \
-    }                                                                        \
+#define TILE_PLAIN(name, type)                                                                     \
+  static void name(int64_t steps, const void *a, const void *b, void *acc, int64_t ld, bool add) { \
+    const type *x = a;                                                                             \
+    const type *y = b;                                                                             \
+    type sum[MR_PLAIN][NR_PLAIN] = {{0}};                                                          \
+    for (int64_t p = 0; p < steps; p++, x += MR_PLAIN, y += NR_PLAIN) {                            \
+      for (int64_t i = 0; i < MR_PLAIN; i++) {                                                     \
+        for (int64_t j = 0; j < NR_PLAIN; j++) {                                                   \
+          sum[i][j] += x[i] * y[j];                                                                \
+        }                                                                                          \
+      }                                                                                            \
+    }                                                                                              \
+    type *out = acc;                                                                               \
+    for (int64_t i = 0; i < MR_PLAIN; i++) {                                                       \
+      for (int64_t j = 0; j < NR_PLAIN; j++) {                                                     \
+        out[i * ld + j] = add ? out[i * ld + j] + sum[i][j] : sum[i][j];                           \
+      }                                                                                            \
+    }                                                                                              \
   }
 
 TILE_PLAIN(tile_f32, float)
@@ -47,6 +50,8 @@ typedef struct plan {
   const dc__gemm *g;
   dc__tile tile;
   int32_t kind;               /* DC__TILE_* */
+  int64_t steps;              /* words in k */
+  bool whole;                 /* B's part of a block is packed as a whole */
   int64_t block_m, block_n;   /* multiples of the tile */
   int64_t blocks_m, blocks_n; /* of one matrix */
   dc__operand a, b;
@@ -62,8 +67,10 @@ static int64_t cuts(int64_t x, int64_t most) {
 /* The blocks: few, so that little is packed twice, but enough for the threads. */
 static void cut(plan *p, int32_t threads) {
   int64_t most_n = p->kind == DC__TILE_F64 ? MOST_N / 2 : MOST_N;
-  p->blocks_m = cuts(p->g->m, MOST_M / p->tile.mr * p->tile.mr);
-  p->blocks_n = cuts(p->g->n, most_n);
+  int64_t fit = MOST_B / (int64_t)dc__tile_word(p->kind) / (p->steps > 0 ? p->steps : 1) / p->tile.nr * p->tile.nr;
+  p->whole = fit >= LEAST || fit >= p->g->n;
+  p->blocks_m = p->whole ? 1 : cuts(p->g->m, MOST_M);
+  p->blocks_n = cuts(p->g->n, p->whole && fit < most_n ? fit : most_n);
   while (threads > 1) {
     int64_t tasks = p->blocks_m * p->blocks_n * p->g->batch;
     if (tasks >= (int64_t)threads * BLOCKS_EACH && (tasks % threads == 0 || tasks > 8 * (int64_t)threads)) {
@@ -89,8 +96,10 @@ static plan make_plan(const dc__gemm *g, int32_t threads) {
   }
   p.tile = table->tile[p.kind];
   if (p.tile.fn == NULL) {
-    p.tile = (dc__tile){p.kind == DC__TILE_F64 ? tile_f64 : tile_f32, MR_PLAIN, NR_PLAIN};
+    p.tile = p.kind == DC__TILE_F64 ? (dc__tile){tile_f64, dc__pack_rows_f64, dc__pack_columns_f64, MR_PLAIN, NR_PLAIN}
+                                    : (dc__tile){tile_f32, dc__pack_rows_f32, dc__pack_columns_f32, MR_PLAIN, NR_PLAIN};
   }
+  p.steps = cuts(g->k, dc__tile_depth(p.kind));
   p.a = (dc__operand){g->a, g->lda, g->dtype, !g->trans_a};
   p.b = (dc__operand){g->b, g->ldb, g->dtype, g->trans_b};
   cut(&p, threads);
@@ -106,21 +115,18 @@ static void finish_f32(const dc__gemm *g, void *c, void *aux, float *t, int64_t 
   int64_t at = i * g->ldc + j;
   float row[MOST_N];
   if (g->alpha != 1) {
-    for (int64_t x = 0; x < count; x++) {
-      t[x] *= (float)g->alpha;
-    }
+    dc__row_scale(t, count, (float)g->alpha);
   }
   if (g->beta != 0) {
     load_row(row, c, g->out_dtype, at, count);
-    for (int64_t x = 0; x < count; x++) {
-      t[x] += (float)g->beta * row[x];
+    if (g->beta != 1) {
+      dc__row_scale(row, count, (float)g->beta);
     }
+    dc__row_add(t, row, count);
   }
   if (g->bias != NULL && (g->epilogue == DC__EPILOGUE_BIAS || g->epilogue == DC__EPILOGUE_GELU)) {
     load_row(row, g->bias, g->dtype, j, count);
-    for (int64_t x = 0; x < count; x++) {
-      t[x] += row[x];
-    }
+    dc__row_add(t, row, count);
   }
   if (g->epilogue == DC__EPILOGUE_GELU) {
     char rounded[MOST_N * sizeof(float)];
@@ -146,76 +152,84 @@ static void finish_f64(const dc__gemm *g, double *c, const double *t, int64_t i,
 
 /* What one task computes, and where in scratch memory. */
 typedef struct block {
-  int64_t matrix, i, j, m, n; /* m and n: multiples of the tile */
-  char *a, *b, *acc;          /* acc: tile after tile, along its rows */
+  int64_t matrix, i, j, m, n;
+  int64_t across; /* n, as a multiple of the tile */
+  int64_t ld;     /* of acc: more than across, so that its rows do not fall on the same lines of the cache */
+  dc__operand a, b;
+  char *packed_a, *packed_b, *acc;
 } block;
 
-static void multiply_slice(const plan *p, const block *at, int64_t steps) {
-  size_t word = dc__tile_word(p->kind);
-  size_t tile_bytes = (size_t)(p->tile.mr * p->tile.nr) * word;
-  size_t strip = tile_bytes * (size_t)(at->n / p->tile.nr);
-  for (int64_t j = 0; j < at->n; j += p->tile.nr) {
-    char *acc = at->acc + (size_t)(j / p->tile.nr) * tile_bytes;
-    for (int64_t i = 0; i < at->m; i += p->tile.mr, acc += strip) {
-      p->tile.fn(steps, at->a + (size_t)(i * steps) * word, at->b + (size_t)(j * steps) * word, acc);
+/* The strip's rows times a slice of k. */
+static void multiply_slice(const plan *p, const block *at, const char *b, int64_t rows, int64_t steps, bool add) {
+  const size_t word = dc__tile_word(p->kind);
+  for (int64_t j = 0; j < at->across; j += p->tile.nr) {
+    for (int64_t i = 0; i < rows; i += p->tile.mr) {
+      p->tile.fn(steps, at->packed_a + (size_t)(i * steps) * word, b + (size_t)(j * steps) * word,
+                 at->acc + (size_t)(i * at->ld + j) * word, at->ld, add);
     }
   }
 }
 
-/* Rows of C from the accumulators: a row's pieces are brought together first, so that the epilogue has long loops. */
-static void finish_block(const plan *p, const block *at, int64_t m, int64_t n) {
+/* The epilogue of the strip's rows, from row `first` of C on. */
+static void finish_strip(const plan *p, const block *at, int64_t first, int64_t rows) {
   const dc__gemm *g = p->g;
   void *c = dc__at(g->c, g->out_dtype, at->matrix * g->stride_c);
   void *aux = g->aux != NULL ? dc__at(g->aux, g->out_dtype, at->matrix * g->stride_c) : NULL;
-  size_t piece = (size_t)p->tile.nr * dc__tile_word(p->kind);
-  size_t tile = piece * (size_t)p->tile.mr;
-  int64_t across = at->n / p->tile.nr;
-  union {
-    float f32[MOST_N];
-    double f64[MOST_N / 2];
-  } row;
-  for (int64_t i = 0; i < m; i++) {
-    const char *from = at->acc + (size_t)(i / p->tile.mr * across) * tile + (size_t)(i % p->tile.mr) * piece;
-    for (int64_t x = 0; x < across; x++) {
-      memcpy((char *)&row + (size_t)x * piece, from + (size_t)x * tile, piece);
-    }
+  for (int64_t i = 0; i < rows; i++) {
+    void *sums = at->acc + (size_t)(i * at->ld) * dc__tile_word(p->kind);
     if (p->kind == DC__TILE_F64) {
-      finish_f64(g, c, row.f64, at->i + i, at->j, n);
+      finish_f64(g, c, sums, first + i, at->j, at->n);
     } else {
-      finish_f32(g, c, aux, row.f32, at->i + i, at->j, n);
+      finish_f32(g, c, aux, sums, first + i, at->j, at->n);
     }
   }
+}
+
+/* `rows` rows of the block from its row `first` on. */
+static void run_strip(const plan *p, const block *at, int64_t first, int64_t rows) {
+  const int64_t depth = dc__tile_depth(p->kind);
+  const size_t word = dc__tile_word(p->kind);
+  if (p->g->k == 0) {
+    memset(at->acc, 0, (size_t)(rows * at->ld) * word);
+  }
+  for (int64_t begin = 0; begin * depth < p->g->k; begin += STEPS) {
+    const int64_t k = begin * depth;
+    const int64_t part = p->g->k - k < STEPS * depth ? p->g->k - k : STEPS * depth;
+    const int64_t steps = (part + depth - 1) / depth;
+    char *b = at->packed_b + (p->whole ? (size_t)(begin * at->across) * word : 0);
+    if (first == 0 || !p->whole) {
+      dc__pack(b, &p->tile, p->kind, p->tile.nr, &at->b, at->j, at->n, k, part);
+    }
+    dc__pack(at->packed_a, &p->tile, p->kind, p->tile.mr, &at->a, at->i + first, rows, k, part);
+    multiply_slice(p, at, b, rows, steps, begin > 0);
+  }
+  finish_strip(p, at, at->i + first, rows);
 }
 
 static void run_block(const plan *p, int64_t index, char *scratch) {
   const dc__gemm *g = p->g;
-  int64_t i = index % p->blocks_m * p->block_m;
-  int64_t j = index / p->blocks_m % p->blocks_n * p->block_n;
-  int64_t m = g->m - i < p->block_m ? g->m - i : p->block_m;
-  int64_t n = g->n - j < p->block_n ? g->n - j : p->block_n;
-  if (m <= 0 || n <= 0) {
+  const int64_t word = (int64_t)dc__tile_word(p->kind);
+  block at = {.matrix = index / (p->blocks_m * p->blocks_n), .a = p->a, .b = p->b};
+  at.i = index % p->blocks_m * p->block_m;
+  at.j = index / p->blocks_m % p->blocks_n * p->block_n;
+  at.m = g->m - at.i < p->block_m ? g->m - at.i : p->block_m;
+  at.n = g->n - at.j < p->block_n ? g->n - at.j : p->block_n;
+  if (at.m <= 0 || at.n <= 0) {
     return;
   }
-  size_t word = dc__tile_word(p->kind);
-  block at = {.matrix = index / (p->blocks_m * p->blocks_n), .i = i, .j = j};
-  at.m = up(m, p->tile.mr);
-  at.n = up(n, p->tile.nr);
-  at.a = scratch;
-  at.b = at.a + up(at.m * STEPS * (int64_t)word, ALIGN);
-  at.acc = at.b + up(at.n * STEPS * (int64_t)word, ALIGN);
-  memset(at.acc, 0, (size_t)(at.m * at.n) * word);
-  dc__operand a = p->a;
-  dc__operand b = p->b;
-  a.data = dc__const_at(a.data, a.dtype, at.matrix * g->stride_a);
-  b.data = dc__const_at(b.data, b.dtype, at.matrix * g->stride_b);
-  int64_t depth = STEPS * dc__tile_depth(p->kind);
-  for (int64_t k = 0; k < g->k; k += depth) {
-    int64_t part = g->k - k < depth ? g->k - k : depth;
-    dc__pack(at.a, p->kind, p->tile.mr, &a, i, m, k, part);
-    dc__pack(at.b, p->kind, p->tile.nr, &b, j, n, k, part);
-    multiply_slice(p, &at, (part + dc__tile_depth(p->kind) - 1) / dc__tile_depth(p->kind));
+  const int64_t strip = p->whole ? STRIP : MOST_M;
+  const int64_t tall = up(at.m < strip ? at.m : strip, p->tile.mr);
+  const int64_t slice = p->steps < STEPS ? p->steps : STEPS;
+  at.across = up(at.n, p->tile.nr);
+  at.ld = up(at.across, ALIGN / word) + ALIGN / word;
+  at.packed_a = scratch;
+  at.acc = at.packed_a + up(tall * slice * word, ALIGN);
+  at.packed_b = at.acc + tall * at.ld * word;
+  at.a.data = dc__const_at(at.a.data, at.a.dtype, at.matrix * g->stride_a);
+  at.b.data = dc__const_at(at.b.data, at.b.dtype, at.matrix * g->stride_b);
+  for (int64_t i = 0; i < at.m; i += strip) {
+    run_strip(p, &at, i, at.m - i < strip ? at.m - i : strip);
   }
-  finish_block(p, &at, m, n);
 }
 
 static void run_task(void *arg, int64_t index, void *scratch) {

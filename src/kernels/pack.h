@@ -13,16 +13,17 @@ typedef struct dc__operand {
 } dc__operand;
 
 /* Elements in k that one word of a tile holds. */
-static inline int64_t dc__tile_depth(int32_t tile) {
-  return tile == DC__TILE_BF16 ? 2 : 1;
+static inline int64_t dc__tile_depth(int32_t kind) {
+  return kind == DC__TILE_BF16 ? 2 : 1;
 }
-static inline size_t dc__tile_word(int32_t tile) {
-  return tile == DC__TILE_F64 ? sizeof(double) : sizeof(float);
+static inline size_t dc__tile_word(int32_t kind) {
+  return kind == DC__TILE_F64 ? sizeof(double) : sizeof(float);
 }
 
 /* Writes panels of `panel` words by `steps`, one after the other, of elements [first, first + width) x [k0, k0 +
- * depth); what lies outside in the last panel, or past depth, becomes 0. */
-void dc__pack(void *dst, int32_t tile, int64_t panel, const dc__operand *operand, int64_t first, int64_t width,
-              int64_t k0, int64_t depth);
+ * depth); what lies outside in the last panel, or past depth, becomes 0. depth: at most DC__PACK_DEPTH. */
+enum { DC__PACK_DEPTH = 512 };
+void dc__pack(void *dst, const dc__tile *tile, int32_t kind, int64_t panel, const dc__operand *operand, int64_t first,
+              int64_t width, int64_t k0, int64_t depth);
 
 #endif

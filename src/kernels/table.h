@@ -25,14 +25,31 @@ typedef void (*dc__reduce_fn)(void *dst, const void *const *src, int32_t n, int6
 /* Copies of at least DC__COPY_STREAM bytes. */
 typedef void (*dc__copy_fn)(void *dst, const void *src, size_t bytes);
 
-/* acc[mr][nr] += a b over `steps` steps of packed panels: a is [steps][mr] and b [steps][nr] words, all aligned to 64
- * bytes. A word is one element, or, for bfloat16, a pair of neighbours in k, the first in the lower half. acc is
- * float32, or float64 for DC__TILE_F64. */
+/* The tile of a matrix product, of mr rows and nr columns, over packed panels: a is [steps][mr] and b [steps][nr]
+ * words, panel after panel, all aligned to 64 bytes. A word is one element, or, for bfloat16, a pair of neighbours in
+ * k, the first in the lower half. */
 enum { DC__TILE_F32, DC__TILE_F64, DC__TILE_BF16, DC__TILES };
 typedef struct dc__tile {
-  void (*fn)(int64_t steps, const void *a, const void *b, void *acc);
+  /* acc[mr][nr] = a b, or += with `add`; rows of acc lie ld elements apart and are aligned to 64 bytes. acc is float32,
+   * or float64 for DC__TILE_F64. */
+  void (*fn)(int64_t steps, const void *a, const void *b, void *acc, int64_t ld, bool add);
+  /* One panel of `panel` (mr or nr) rows that run along k, ld bytes apart, and `steps` words long: dst[p][i] =
+   * src[i][p]. Beyond `rows` it gets zeros. */
+  void (*pack_rows)(void *dst, int64_t panel, const void *src, int64_t ld, int64_t rows, int64_t steps);
+  /* Panels, `steps` words long, of `width` elements in all from `depth` rows that run across k, ld bytes apart:
+   * dst[i / panel][p][i % panel] = src[p][i]. Beyond width, and in the second half of an odd last pair, they get
+   * zeros. */
+  void (*pack_columns)(void *dst, int64_t panel, int64_t steps, const void *src, int64_t ld, int64_t width,
+                       int64_t depth);
   int32_t mr, nr;
 } dc__tile;
+/* The packers in plain C (pack.c). */
+void dc__pack_rows_f32(void *dst, int64_t panel, const void *src, int64_t ld, int64_t rows, int64_t steps);
+void dc__pack_rows_f64(void *dst, int64_t panel, const void *src, int64_t ld, int64_t rows, int64_t steps);
+void dc__pack_columns_f32(void *dst, int64_t panel, int64_t steps, const void *src, int64_t ld, int64_t width,
+                          int64_t depth);
+void dc__pack_columns_f64(void *dst, int64_t panel, int64_t steps, const void *src, int64_t ld, int64_t width,
+                          int64_t depth);
 
 /* rows.h, for one instruction set. */
 typedef struct dc__rows {

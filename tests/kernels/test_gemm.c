@@ -193,6 +193,49 @@ static void test_same_bits(void **state) {
   }
 }
 
+/* So long in k that B is not packed as a whole; small integers, whose sums are exact in any order. */
+static void test_long(void **state) {
+  (void)state;
+  enum { M = 17, N = 130, K = 16700 };
+  static float x[M * K];
+  static float y[K * N];
+  static float want[M * N];
+  uint64_t seed = 1;
+  for (int64_t i = 0; i < M * K; i++) {
+    x[i] = (float)(int)(number(&seed) * 3);
+  }
+  for (int64_t i = 0; i < K * N; i++) {
+    y[i] = (float)(int)(number(&seed) * 3);
+  }
+  for (int64_t i = 0; i < M; i++) {
+    for (int64_t p = 0; p < K; p++) {
+      for (int64_t j = 0; j < N; j++) {
+        want[i * N + j] += x[i * K + p] * y[p * N + j];
+      }
+    }
+  }
+  static char x16[sizeof x / 2];
+  static char y16[sizeof y / 2];
+  dc__cast(x16, DC_BFLOAT16, x, DC_FLOAT32, M * K);
+  dc__cast(y16, DC_BFLOAT16, y, DC_FLOAT32, K * N);
+  static char scratch[DC__SCRATCH_BYTES] __attribute__((aligned(256)));
+  for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
+    dc__kernels_limit(level);
+    for (int32_t narrow = 0; narrow < 2; narrow++) {
+      dc__gemm g = {.dtype = narrow ? DC_BFLOAT16 : DC_FLOAT32, .out_dtype = DC_FLOAT32, .m = M, .n = N, .k = K};
+      g.batch = 1;
+      g.alpha = 1;
+      g.a = narrow ? (void *)x16 : (void *)x;
+      g.b = narrow ? (void *)y16 : (void *)y;
+      g.c = c;
+      g.lda = K;
+      g.ldb = g.ldc = N;
+      dc__gemm_serial(&g, scratch);
+      assert_memory_equal(c, want, sizeof want);
+    }
+  }
+}
+
 static void test_batch(void **state) {
   (void)state;
   dc__pool *pool;
@@ -269,8 +312,8 @@ static void test_pool(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_shapes), cmocka_unit_test(test_gelu), cmocka_unit_test(test_same_bits),
-      cmocka_unit_test(test_batch),  cmocka_unit_test(test_pool),
+      cmocka_unit_test(test_shapes), cmocka_unit_test(test_gelu),  cmocka_unit_test(test_same_bits),
+      cmocka_unit_test(test_long),   cmocka_unit_test(test_batch), cmocka_unit_test(test_pool),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

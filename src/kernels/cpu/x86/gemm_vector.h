@@ -16,30 +16,38 @@ typedef __m256d vector_f64;
 #define F(name) _mm256_##name
 #endif
 
+#include "kernels/cpu/x86/pack_vector.h"
+
 /* SUM(c, x, y): c + x y; x is one word of a row, spread over a vector. */
-#define TILE(name, type, vec, lanes, ZERO, LOAD, STORE, ADD, SPREAD, SUM)       \
-  static void name(int64_t steps, const void *a, const void *b, void *acc) {    \
-    const type *x = a;                                                          \
-    const type *y = b;                                                          \
-    vec sum[MR][2];                                                             \
-    _Pragma("GCC unroll 16") for (int i = 0; i < MR; i++) {                     \
-      sum[i][0] = ZERO();                                                       \
-      sum[i][1] = ZERO();                                                       \
-    }                                                                           \
-    for (int64_t p = 0; p < steps; p++, x += MR, y += 2 * (lanes)) {            \
-      vec y0 = LOAD(y);                                                         \
-      vec y1 = LOAD(y + (lanes));                                               \
-      _Pragma("GCC unroll 16") for (int i = 0; i < MR; i++) {                   \
-        vec r = SPREAD(x[i]);                                                   \
-        sum[i][0] = SUM(sum[i][0], r, y0);                                      \
-        sum[i][1] = SUM(sum[i][1], r, y1);                                      \
-      }                                                                         \
-    }                                                                           \
-    type *out = acc;                                                            \
-    _Pragma("GCC unroll 16") for (int i = 0; i < MR; i++, out += 2 * (lanes)) { \
-      STORE(out, ADD(LOAD(out), sum[i][0]));                                    \
-      STORE(out + (lanes), ADD(LOAD(out + (lanes)), sum[i][1]));                \
-    }                                                                           \
+#define TILE(name, type, vec, width, ZERO, LOAD, STORE, ADD, SPREAD, SUM)                          \
+  static void name(int64_t steps, const void *a, const void *b, void *acc, int64_t ld, bool add) { \
+    const type *x = a;                                                                             \
+    const type *y = b;                                                                             \
+    vec sum[MR][2];                                                                                \
+    _Pragma("GCC unroll 16") for (int i = 0; i < MR; i++) {                                        \
+      sum[i][0] = ZERO();                                                                          \
+      sum[i][1] = ZERO();                                                                          \
+    }                                                                                              \
+    for (int64_t p = 0; p < steps; p++, x += MR, y += 2 * (width)) {                               \
+      vec y0 = LOAD(y);                                                                            \
+      vec y1 = LOAD(y + (width));                                                                  \
+      _Pragma("GCC unroll 16") for (int i = 0; i < MR; i++) {                                      \
+        vec r = SPREAD(x[i]);                                                                      \
+        sum[i][0] = SUM(sum[i][0], r, y0);                                                         \
+        sum[i][1] = SUM(sum[i][1], r, y1);                                                         \
+      }                                                                                            \
+    }                                                                                              \
+    type *out = acc;                                                                               \
+    if (add) {                                                                                     \
+      _Pragma("GCC unroll 16") for (int i = 0; i < MR; i++) {                                      \
+        sum[i][0] = ADD(LOAD(out + i * ld), sum[i][0]);                                            \
+        sum[i][1] = ADD(LOAD(out + i * ld + (width)), sum[i][1]);                                  \
+      }                                                                                            \
+    }                                                                                              \
+    _Pragma("GCC unroll 16") for (int i = 0; i < MR; i++) {                                        \
+      STORE(out + i * ld, sum[i][0]);                                                              \
+      STORE(out + i * ld + (width), sum[i][1]);                                                    \
+    }                                                                                              \
   }
 
 #ifdef __AVX512BF16__
@@ -50,7 +58,7 @@ TILE(tile_bf16, word, vector, LANES, _mm512_setzero_ps, _mm512_load_ps, _mm512_s
      SUM_BF16)
 
 void INIT(dc__kernels *table) {
-  table->tile[DC__TILE_BF16] = (dc__tile){tile_bf16, MR, 2 * LANES};
+  table->tile[DC__TILE_BF16] = (dc__tile){tile_bf16, pack_rows, pack_columns, MR, 2 * LANES};
 }
 
 #else
@@ -61,8 +69,8 @@ TILE(tile_f32, float, vector, LANES, F(setzero_ps), F(load_ps), F(store_ps), F(a
 TILE(tile_f64, double, vector_f64, LANES / 2, F(setzero_pd), F(load_pd), F(store_pd), F(add_pd), F(set1_pd), SUM_F64)
 
 void INIT(dc__kernels *table) {
-  table->tile[DC__TILE_F32] = (dc__tile){tile_f32, MR, 2 * LANES};
-  table->tile[DC__TILE_F64] = (dc__tile){tile_f64, MR, LANES};
+  table->tile[DC__TILE_F32] = (dc__tile){tile_f32, pack_rows, pack_columns, MR, 2 * LANES};
+  table->tile[DC__TILE_F64] = (dc__tile){tile_f64, dc__pack_rows_f64, dc__pack_columns_f64, MR, LANES};
 }
 
 #endif
