@@ -1210,6 +1210,81 @@ DC_API dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, c
 DC_API dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site,
                                        const dc_tensor *mask, double *scale);
 
+/** Whose activations a plan counts. */
+enum dc_layer_inventory {
+  DC_LAYER_INVENTORY_LIBDC = 0,    /**< what dc_layer_get_cost() says of this layer */
+  DC_LAYER_INVENTORY_DEEPSPEED = 1 /**< what DeepSpeed's kernel keeps by its sources; see dc_layer_plan */
+};
+
+/** What a plan is asked. */
+typedef struct dc_layer_plan_options {
+  size_t struct_size;       /**< sizeof(dc_layer_plan_options) */
+  int64_t seq_length;       /**< S, 1 to config.max_seq_length */
+  int64_t micro_batch;      /**< samples of a rank in one pass, 1 to config.batch_size; 0 = as many as fit */
+  int64_t memory_bytes;     /**< of a rank's device, >= 1 */
+  int64_t other_bytes;      /**< taken by what a plan does not count, >= 0: the head's activations, reduction buckets,
+                                 the allocator's gaps, the driver */
+  int64_t other_parameters; /**< of the model outside its layers, >= 0: embeddings, head */
+  int64_t ranks;            /**< among which ZeRO shards; 0 = 1 */
+  int32_t stage;            /**< of ZeRO, 0 to 3 */
+  int32_t moments;          /**< float32 numbers that the optimizer keeps for a parameter, 0 to 8: 2 of Adam and LAMB,
+                                 1 of momentum, 0 of plain descent */
+  int32_t inventory;        /**< enum dc_layer_inventory */
+  int32_t reserved0;        /**< 0 */
+} dc_layer_plan_options;
+
+/** A dc_layer_plan_options to be filled in. */
+#define DC_LAYER_PLAN_OPTIONS_INIT {sizeof(dc_layer_plan_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_LAYER_PLAN_OPTIONS_INIT as a function.
+ *  options      written; NULL does nothing
+ *  struct_size  the caller's sizeof(dc_layer_plan_options)
+ *  [any] Since 0.1. */
+DC_API void dc_layer_plan_options_init(dc_layer_plan_options *options, size_t struct_size);
+
+/** The memory of a rank that trains a stack of config.num_hidden_layers layers. With P parameters in all, e bytes of
+ *  dtype, R ranks, and x / R rounded up:
+ *    weights     e P;                         stage 3: e P / R
+ *    gradients   bytes of grad_dtype times P; stages 2 and 3: that / R
+ *    optimizer   4 P (moments + 1 where dtype has 16 bits: the weights in float32); stages 1 to 3: that / R
+ *    working     stages 2 and 3: one layer's gradients; stage 3: also the weights of two layers, at work and next
+ *    kept        libdc: each layer's dc_layer_cost.kept_bytes, and the last one's output. DeepSpeed, with S rounded up
+ *                to 16: layers (N H (e (8 - 2 inv) + 2) + N I e (2 - gelu) + B A S^2 (2 e + 1 - e attn) + 4 e N)
+ *    workspace   libdc: the larger of forward and backward; DeepSpeed: e (6 N H + max(N I, 2 B A S^2) + 2 N I gelu);
+ *                and the gradients that enter and leave a layer
+ *  Source: Rajbhandari et al. 2020 (arXiv 1910.02054) for the states, DeepSpeed's csrc/transformer for its layer. */
+typedef struct dc_layer_plan {
+  size_t struct_size;      /**< sizeof(dc_layer_plan) */
+  int64_t micro_batch;     /**< the options', or the most samples that fit; 0: not one does */
+  int64_t parameters;      /**< P */
+  int64_t weight_bytes;    /**< of a rank, as the following */
+  int64_t grad_bytes;      /**< gradients */
+  int64_t optimizer_bytes; /**< the optimizer's states */
+  int64_t working_bytes;   /**< what is whole for a while */
+  int64_t kept_bytes;      /**< activations of micro_batch samples between forward and backward */
+  int64_t workspace_bytes; /**< of the layer at work */
+  int64_t total_bytes;     /**< the sum, other_bytes included */
+} dc_layer_plan;
+
+/** A dc_layer_plan to be filled in. */
+#define DC_LAYER_PLAN_INIT {sizeof(dc_layer_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_LAYER_PLAN_INIT as a function.
+ *  plan         written; NULL does nothing
+ *  struct_size  the caller's sizeof(dc_layer_plan)
+ *  [any] Since 0.1. */
+DC_API void dc_layer_plan_init(dc_layer_plan *plan, size_t struct_size);
+
+/** Counts the memory of training a stack of layers, or finds the largest micro-batch that a device can hold. Nothing is
+ *  made or allocated.
+ *  config   of each layer, as in dc_layer_create; training must not be -1
+ *  options  what is asked
+ *  plan     written
+ *  Returns DC_OK, also when micro_batch does not fit or none does; DC_E_INVALID, DC_E_DTYPE, DC_E_UNSUPPORTED as
+ *  dc_layer_create; DC_E_SHAPE (a sum passes 2^63). [any] Since 0.1. */
+DC_API dc_status dc_layer_get_plan(const dc_layer_config *config, const dc_layer_plan_options *options,
+                                   dc_layer_plan *plan);
+
 /* ==== 13. Second-order operators ====================================================================================
  *
  * What Shampoo, K-FAC and differential privacy are made of: powers and roots of symmetric matrices, Kronecker

@@ -14,6 +14,8 @@ enum {
   DC__LAYER_CONFIG_SIZE_0_1 = 160,
   DC__LAYER_CALL_SIZE_0_1 = 96,
   DC__LAYER_COST_SIZE_0_1 = 80,
+  DC__LAYER_PLAN_OPTIONS_SIZE_0_1 = 72,
+  DC__LAYER_PLAN_SIZE_0_1 = 80,
 };
 
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_context_options) >= DC__CONTEXT_OPTIONS_SIZE_0_1, "0.1");
@@ -24,6 +26,8 @@ _Static_assert(sizeof(dc_trace_event) >= DC__TRACE_EVENT_SIZE_0_1, "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_layer_config) >= DC__LAYER_CONFIG_SIZE_0_1, "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_layer_call) >= DC__LAYER_CALL_SIZE_0_1, "0.1");
 _Static_assert(sizeof(dc_layer_cost) >= DC__LAYER_COST_SIZE_0_1, "0.1");
+_Static_assert(sizeof(dc_layer_plan_options) >= DC__LAYER_PLAN_OPTIONS_SIZE_0_1, "0.1");
+_Static_assert(sizeof(dc_layer_plan) >= DC__LAYER_PLAN_SIZE_0_1, "0.1");
 
 /* Runs `call` in an entered context. */
 #define DC__IN_CONTEXT(context, call)        \

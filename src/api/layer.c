@@ -77,14 +77,11 @@ static dc_status read_size(const char *fn, const dc_layer *layer, const dc_layer
   if (tokens < 1) {
     return dc__fail(DC_E_INVALID, "%s: call->cu_seqlens has no tokens", fn);
   }
-  /* Places and byte counts stay far below 2^63; planes of dropout below 2^32. */
-  int64_t widest =
-      config->intermediate_size > 3 * config->hidden_size ? config->intermediate_size : 3 * config->hidden_size;
-  if (tokens > (INT64_C(1) << 52) / widest / config->hidden_size || c->batch * config->heads > UINT32_MAX) {
+  *size = (dc__layer_size){c->batch, c->seq_length, tokens, c->cu_seqlens};
+  if (!dc__layer_countable(layer, size)) {
     return dc__fail(DC_E_SHAPE, "%s: call->batch = %" PRId64 " times seq_length = %" PRId64 " is too large", fn,
                     c->batch, c->seq_length);
   }
-  *size = (dc__layer_size){c->batch, c->seq_length, tokens, c->cu_seqlens};
   return DC_OK;
 }
 

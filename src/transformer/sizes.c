@@ -67,15 +67,30 @@ dc__workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__laye
   return w;
 }
 
+bool dc__layer_countable(const dc_layer *layer, const dc__layer_size *size) {
+  const dc_layer_config *c = &layer->config;
+  int64_t widest = c->intermediate_size > 3 * c->hidden_size ? c->intermediate_size : 3 * c->hidden_size;
+  return size->tokens <= (INT64_C(1) << 52) / widest / c->hidden_size &&
+         size->longest <= (INT64_C(1) << 58) / c->hidden_size / size->tokens && size->batch <= UINT32_MAX / c->heads;
+}
+
+/* How many pairs of a query and a key there are, in all samples. */
+static int64_t pairs_of(const dc__layer_size *size) {
+  if (size->cu_seqlens == NULL) {
+    return size->tokens * size->longest;
+  }
+  int64_t pairs = 0;
+  for (int64_t b = 0; b < size->batch; b++) {
+    pairs += dc__sample_length(size, b) * dc__sample_length(size, b);
+  }
+  return pairs;
+}
+
 void dc__layer_cost(const dc_layer *layer, const dc__layer_size *size, dc_layer_cost *cost) {
   const dc_layer_config *c = &layer->config;
   int64_t n = size->tokens;
   int64_t h = c->hidden_size;
   int64_t i = c->intermediate_size;
-  int64_t pairs = 0; /* of a query and a key */
-  for (int64_t b = 0; b < size->batch; b++) {
-    pairs += dc__sample_length(size, b) * dc__sample_length(size, b);
-  }
   int64_t row = n * h * element(layer);
   int64_t wide = n * i * element(layer);
   int64_t weights = (4 * h * h + 2 * h * i) * element(layer);
@@ -84,7 +99,7 @@ void dc__layer_cost(const dc_layer *layer, const dc__layer_size *size, dc_layer_
   cost->inference_workspace_bytes = dc__layer_inference_workspace(layer, size).bytes;
   cost->reserve_bytes = c->training ? dc__layer_reserve(layer, size).bytes : 0;
   cost->kept_bytes = c->training ? cost->reserve_bytes + row : 0;
-  cost->forward_flops = 8 * n * h * h + 4 * n * h * i + 4 * h * pairs;
+  cost->forward_flops = 8 * n * h * h + 4 * n * h * i + 4 * h * pairs_of(size);
   cost->backward_flops = 2 * cost->forward_flops;
   /* LN 2, QKV 4, attention 4, projection 2, sum and LN 4 (Post-LN the same: its second LN is the first's equal), sum 3;
    * FF1 1 and h, f written; FF2 f read and 1. */

@@ -93,6 +93,8 @@ typedef struct dc__workspace {
 dc__workspace dc__layer_forward_workspace(const dc_layer *layer, const dc__layer_size *size);
 dc__workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__layer_size *size);
 dc__workspace dc__layer_inference_workspace(const dc_layer *layer, const dc__layer_size *size);
+/* Whether places, bytes and products of a call stay far below 2^63, and planes of dropout below 2^32. */
+bool dc__layer_countable(const dc_layer *layer, const dc__layer_size *size);
 void dc__layer_cost(const dc_layer *layer, const dc__layer_size *size, dc_layer_cost *cost);
 
 /* ---- forward.c, backward.c: run a job on the calling thread and the pool ---- */

@@ -165,6 +165,26 @@ static dc_status call_layer_call(void *at) {
   return dc_layer_get_cost(layer, at, &cost);
 }
 
+static void fill_plan_options(void *at) {
+  dc_layer_plan_options *o = at;
+  o->seq_length = o->memory_bytes = 1;
+}
+
+static dc_status call_plan_options(void *at) {
+  dc_layer_config c = DC_LAYER_CONFIG_INIT;
+  dc_layer_plan plan = DC_LAYER_PLAN_INIT;
+  fill_layer_config(&c);
+  return dc_layer_get_plan(&c, at, &plan);
+}
+
+static dc_status call_plan(void *at) {
+  dc_layer_config c = DC_LAYER_CONFIG_INIT;
+  dc_layer_plan_options o = DC_LAYER_PLAN_OPTIONS_INIT;
+  fill_layer_config(&c);
+  fill_plan_options(&o);
+  return dc_layer_get_plan(&c, &o, at);
+}
+
 static dc_status call_layer_cost(void *at) {
   dc_layer_call c = DC_LAYER_CALL_INIT;
   fill_layer_call(&c);
@@ -262,6 +282,8 @@ static const row rows[] = {
     ROW(dc_layer_config, 160, IN, call_layer_config, NULL, fill_layer_config),
     ROW(dc_layer_call, 96, IN, call_layer_call, NULL, fill_layer_call),
     ROW(dc_layer_cost, 80, OUT, call_layer_cost, NULL, NULL),
+    ROW(dc_layer_plan_options, 72, IN, call_plan_options, NULL, fill_plan_options),
+    ROW(dc_layer_plan, 80, OUT, call_plan, NULL, NULL),
     ROW(dc_linalg_options, 16, IN_OR_NULL, call_linalg_options, NULL, NULL),
     ROW(dc_spectral_options, 56, IN_OR_NULL, call_spectral_options, NULL, NULL),
     ROW(dc_spectral_info, 48, STRIDED, NULL, call_spectral_info, NULL),
@@ -386,6 +408,8 @@ INIT(dc_op_info)
 INIT(dc_layer_config)
 INIT(dc_layer_call)
 INIT(dc_layer_cost)
+INIT(dc_layer_plan_options)
+INIT(dc_layer_plan)
 INIT(dc_linalg_options)
 INIT(dc_spectral_options)
 INIT(dc_matrix_source)
@@ -398,12 +422,13 @@ static void test_initialisers(void **state) {
   const struct {
     void (*init)(void *at, size_t size);
     size_t first;
-  } all[] = {{init_dc_tensor, 48},         {init_dc_allocator, 40},        {init_dc_device_options, 16},
-             {init_dc_comm_options, 24},   {init_dc_comm_callbacks, 72},   {init_dc_context_options, 24},
-             {init_dc_config, 40},         {init_dc_memory_stats, 144},    {init_dc_op_info, 48},
-             {init_dc_layer_config, 160},  {init_dc_layer_call, 96},       {init_dc_layer_cost, 80},
-             {init_dc_linalg_options, 16}, {init_dc_spectral_options, 56}, {init_dc_matrix_source, 32},
-             {init_dc_sample_layer, 144},  {init_dc_device_memory, 40}};
+  } all[] = {{init_dc_tensor, 48},         {init_dc_allocator, 40},          {init_dc_device_options, 16},
+             {init_dc_comm_options, 24},   {init_dc_comm_callbacks, 72},     {init_dc_context_options, 24},
+             {init_dc_config, 40},         {init_dc_memory_stats, 144},      {init_dc_op_info, 48},
+             {init_dc_layer_config, 160},  {init_dc_layer_call, 96},         {init_dc_layer_cost, 80},
+             {init_dc_linalg_options, 16}, {init_dc_spectral_options, 56},   {init_dc_matrix_source, 32},
+             {init_dc_sample_layer, 144},  {init_dc_layer_plan_options, 72}, {init_dc_layer_plan, 80},
+             {init_dc_device_memory, 40}};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
     all[i].init(NULL, all[i].first);
     for (size_t size = sizeof size; size <= all[i].first + TAIL; size++) {

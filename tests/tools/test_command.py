@@ -16,7 +16,7 @@ import pytest
 
 from conftest import TOOL, Run
 
-COMMANDS = ["info", "doctor", "bench", "trace", "completion", "man"]
+COMMANDS = ["info", "doctor", "bench", "plan", "trace", "completion", "man"]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -37,7 +37,7 @@ def test_help_names_every_command_and_option(dc: Run) -> None:
 
 
 @pytest.mark.parametrize("line, words", [
-    (["plann"], ["COMMAND = plann", "info", "man"]),
+    (["plann"], ["COMMAND = plann", "info", "plan", "man"]),
     (["info", "now"], ["dc info", "now", "options only"]),
     (["info", "--jsno"], ["dc info", "--jsno", "dc info --help"]),
     (["info", "--json=1"], ["--json", "no value", "1"]),
@@ -49,6 +49,18 @@ def test_help_names_every_command_and_option(dc: Run) -> None:
     (["bench", "--turns", "-1"], ["--turns = -1", "3 to 10001"]),
     (["bench", "--transport", "tcp"], ["--transport = tcp", "threads|processes"]),
     (["doctor", "--ranks", "0"], ["--ranks = 0", "1 to 8"]),
+    (["plan"], ["dc plan", "WHAT is missing", "layer"]),
+    (["plan", "layers"], ["WHAT = layers", "layer"]),
+    (["plan", "layer", "--model", "gpt"], ["--model = gpt", "bert-base|bert-large"]),
+    (["plan", "layer", "--memory", "16,x"], ["--memory = 16,x", "1 to 4 numbers from 1 to 1048576"]),
+    (["plan", "layer", "--memory", "1,2,3,4,5"], ["--memory = 1,2,3,4,5", "1 to 4 numbers"]),
+    (["plan", "layer", "--seq", "0"], ["--seq = 0", "1 to 4 numbers"]),
+    (["plan", "layer", "--seq="], ["--seq = ", "1 to 4 numbers"]),
+    (["plan", "layer", "--heads", "7"], ["config->heads = 7", "divide hidden_size = 1024"]),
+    (["plan", "layer", "--stage", "4"], ["--stage = 4", "0 to 3"]),
+    (["plan", "layer", "--ranks", "0"], ["--ranks = 0", "1 to 2147483647"]),
+    (["plan", "layer", "--optimizer", "lamb"], ["--optimizer = lamb", "adam|momentum|sgd"]),
+    (["plan", "layer", "--layers", "2147483647", "--hidden", "131072", "--intermediate", "2147483647"], ["2^63"]),
     (["trace"], ["dc trace", "FOLDER is missing"]),
     (["trace", "a", "b"], ["b is one argument too many", "FOLDER = a"]),
     (["trace", "a", "--format", "svg"], ["--format = svg", "perfetto|torch|torch-json"]),

@@ -9,7 +9,7 @@
  *   ranks.c     ranks as threads or processes
  *   checks.c    what the machine has to do for libdc
  *   bits.c      collectives and a ZeRO-3 step, to the bit
- *   info.c doctor.c bench.c trace.c torch.c */
+ *   info.c doctor.c bench.c trace.c torch.c plan.c plan_seed.c plan_tell.c */
 #ifndef DC_TOOL_H
 #define DC_TOOL_H
 
@@ -35,7 +35,7 @@ typedef struct option {
   const char *help;
 } option;
 
-enum { MAX_OPTIONS = 8 };
+enum { MAX_OPTIONS = 13 };
 
 typedef struct command command;
 
@@ -65,6 +65,9 @@ const char *value_of(const args *a, const char *option);
 bool given(const args *a, const char *option);
 /* A whole number within bounds; false: told why not. */
 bool number_of(const args *a, const char *option, int64_t fallback, int64_t least, int64_t most, int64_t *number);
+/* Whole numbers with commas between; text is the fallback. */
+bool numbers_of(const args *a, const char *option, const char *text, int64_t least, int64_t most, int64_t *numbers,
+                int room, int *count);
 /* "dc COMMAND: …" on standard error. Returns code. */
 int complain(const args *a, int code, const char *format, ...) PRINTF(3, 4);
 
@@ -195,6 +198,7 @@ int run_info(const args *a);
 int run_doctor(const args *a);
 int run_bench(const args *a);
 int run_trace(const args *a);
+int run_plan(const args *a);
 
 /* torch.c: the dumps as PyTorch's flight recorder has them, one file a rank in `folder`. */
 int write_torch(const args *a, const dumps *d, const char *folder, bool pickle);

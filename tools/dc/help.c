@@ -10,7 +10,7 @@ static const char *const exit_codes[][2] = {
     {"3", "a file or folder can't be read or written"},
 };
 
-static const char summary[] = "tells about, tests, measures and traces libdc";
+static const char summary[] = "tells about, tests, measures, plans and traces libdc";
 
 static const char *const examples[] = {
     "dc info",
@@ -18,6 +18,7 @@ static const char *const examples[] = {
     "DC_DUMP_DIR=dumps python -m libdc.run -n 2 train.py; dc doctor --dump dumps",
     "dc trace dumps -o trace.json",
     "dc bench --ranks 2 --json",
+    "dc plan layer --model bert-large",
 };
 
 /* "--ranks N" */
@@ -157,11 +158,6 @@ static void bash(void) {
         printf("    %s) compopt -o default; return ;;\n", name);
       }
     }
-    if (c->operand_values != NULL) {
-      char name[64];
-      snprintf(name, sizeof name, "%s.%s", c->name, c->name);
-      bash_values(name, c->operand_values);
-    }
   }
   puts("  esac\n  case ${COMP_WORDS[1]} in");
   for (int i = 0; i < command_count; i++) {
@@ -169,6 +165,10 @@ static void bash(void) {
     printf("    %s) COMPREPLY=($(compgen -W '--help", c->name);
     for (int k = 0; k < MAX_OPTIONS && c->options[k].name != NULL; k++) {
       printf(" %s", c->options[k].name);
+    }
+    if (c->operand_values != NULL) {
+      putchar(' ');
+      words_of(c->operand_values);
     }
     printf("' -- \"$word\"))%s ;;\n", c->operand == NULL ? "" : "; compopt -o default");
   }

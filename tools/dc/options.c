@@ -121,3 +121,24 @@ bool number_of(const args *a, const char *name, int64_t fallback, int64_t least,
   }
   return true;
 }
+
+bool numbers_of(const args *a, const char *name, const char *text, int64_t least, int64_t most, int64_t *numbers,
+                int room, int *count) {
+  const char *at = given(a, name) ? value_of(a, name) : text;
+  for (*count = 0; *count < room; at++) {
+    char *end;
+    errno = 0;
+    int64_t number = strtoll(at, &end, 10);
+    if (end == at || (*end != '\0' && *end != ',') || errno != 0 || number < least || number > most) {
+      break;
+    }
+    numbers[(*count)++] = number;
+    at = end;
+    if (*at == '\0') {
+      return true;
+    }
+  }
+  complain(a, EXIT_USAGE, "%s = %s, must be 1 to %d numbers from %" PRId64 " to %" PRId64 " with commas between", name,
+           value_of(a, name), room, least, most);
+  return false;
+}

@@ -25,6 +25,7 @@ WEIGHTS = ("attn_qkvw", "attn_qkvb", "attn_ow", "attn_ob", "attn_nw", "attn_nb",
            "output_b", "norm_w", "norm_b")  # fmt: skip
 SITES = {"attention": 1, "projection": 2, "output": 3}
 _GELU = {"tanh": 1, "erf": 2}
+_INVENTORIES = {"libdc": 0, "deepspeed": 1}
 _ALIGN = 64
 
 
@@ -88,6 +89,38 @@ class Cost(NamedTuple):
     backward_flops: int
     forward_bytes: int
     backward_bytes: int
+
+
+class Plan(NamedTuple):
+    """The memory of a rank that trains a stack of layers; see dc_layer_plan."""
+
+    micro_batch: int
+    parameters: int
+    weight_bytes: int
+    grad_bytes: int
+    optimizer_bytes: int
+    working_bytes: int
+    kept_bytes: int
+    workspace_bytes: int
+    total_bytes: int
+
+
+def plan(config: LayerConfig, seq_length: int, memory_bytes: int, micro_batch: int = 0, other_bytes: int = 0,
+         other_parameters: int = 0, ranks: int = 1, stage: int = 0, moments: int = 2, inventory: str = "libdc") -> Plan:
+    """The memory of config.num_hidden_layers layers with micro_batch samples, or with as many as fit. moments: float32
+    numbers that the optimizer keeps for a parameter. inventory: whose activations, "libdc" or "deepspeed"."""
+    if inventory not in _INVENTORIES:
+        raise ValueError(f"inventory = {inventory!r}, must be one of {', '.join(_INVENTORIES)}")
+    c_config, options, out = (ffi.new(f"{name} *") for name in ("dc_layer_config", "dc_layer_plan_options",
+                                                                "dc_layer_plan"))
+    config._fill(c_config)
+    lib.dc_layer_plan_options_init(options, ffi.sizeof("dc_layer_plan_options"))
+    lib.dc_layer_plan_init(out, ffi.sizeof("dc_layer_plan"))
+    options.seq_length, options.micro_batch, options.memory_bytes = seq_length, micro_batch, memory_bytes
+    options.other_bytes, options.other_parameters, options.ranks = other_bytes, other_parameters, ranks
+    options.stage, options.moments, options.inventory = stage, moments, _INVENTORIES[inventory]
+    check(lib.dc_layer_get_plan(c_config, options, out))
+    return Plan(*(getattr(out, name) for name in Plan._fields))
 
 
 class Kept(NamedTuple):

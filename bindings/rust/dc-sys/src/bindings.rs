@@ -2462,6 +2462,321 @@ extern "C" {
         scale: *mut f64,
     ) -> dc_status;
 }
+pub const DC_LAYER_INVENTORY_LIBDC: dc_layer_inventory = 0;
+pub const DC_LAYER_INVENTORY_DEEPSPEED: dc_layer_inventory = 1;
+pub type dc_layer_inventory = i32;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_layer_plan_options {
+    pub struct_size: usize,
+    pub seq_length: i64,
+    pub micro_batch: i64,
+    pub memory_bytes: i64,
+    pub other_bytes: i64,
+    pub other_parameters: i64,
+    pub ranks: i64,
+    pub stage: i32,
+    pub moments: i32,
+    pub inventory: i32,
+    pub reserved0: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_layer_plan_options() {
+    assert_eq!(
+        ::std::mem::size_of::<dc_layer_plan_options>(),
+        72usize,
+        concat!("Size of: ", stringify!(dc_layer_plan_options))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<dc_layer_plan_options>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_layer_plan_options))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan_options), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_seq_length() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).seq_length) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan_options), "::", stringify!(seq_length))
+        );
+    }
+    test_field_seq_length();
+    fn test_field_micro_batch() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).micro_batch) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan_options), "::", stringify!(micro_batch))
+        );
+    }
+    test_field_micro_batch();
+    fn test_field_memory_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).memory_bytes) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan_options), "::", stringify!(memory_bytes))
+        );
+    }
+    test_field_memory_bytes();
+    fn test_field_other_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).other_bytes) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan_options), "::", stringify!(other_bytes))
+        );
+    }
+    test_field_other_bytes();
+    fn test_field_other_parameters() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).other_parameters) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan_options), "::", stringify!(other_parameters))
+        );
+    }
+    test_field_other_parameters();
+    fn test_field_ranks() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).ranks) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan_options), "::", stringify!(ranks))
+        );
+    }
+    test_field_ranks();
+    fn test_field_stage() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).stage) as usize - ptr as usize
+            },
+            56usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan_options), "::", stringify!(stage))
+        );
+    }
+    test_field_stage();
+    fn test_field_moments() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).moments) as usize - ptr as usize
+            },
+            60usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan_options), "::", stringify!(moments))
+        );
+    }
+    test_field_moments();
+    fn test_field_inventory() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).inventory) as usize - ptr as usize
+            },
+            64usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan_options), "::", stringify!(inventory))
+        );
+    }
+    test_field_inventory();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            68usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan_options), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
+}
+extern "C" {
+    pub fn dc_layer_plan_options_init(options: *mut dc_layer_plan_options, struct_size: usize);
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_layer_plan {
+    pub struct_size: usize,
+    pub micro_batch: i64,
+    pub parameters: i64,
+    pub weight_bytes: i64,
+    pub grad_bytes: i64,
+    pub optimizer_bytes: i64,
+    pub working_bytes: i64,
+    pub kept_bytes: i64,
+    pub workspace_bytes: i64,
+    pub total_bytes: i64,
+}
+#[test]
+fn bindgen_test_layout_dc_layer_plan() {
+    assert_eq!(::std::mem::size_of::<dc_layer_plan>(), 80usize, concat!("Size of: ", stringify!(dc_layer_plan)));
+    assert_eq!(::std::mem::align_of::<dc_layer_plan>(), 8usize, concat!("Alignment of ", stringify!(dc_layer_plan)));
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_micro_batch() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).micro_batch) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan), "::", stringify!(micro_batch))
+        );
+    }
+    test_field_micro_batch();
+    fn test_field_parameters() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).parameters) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan), "::", stringify!(parameters))
+        );
+    }
+    test_field_parameters();
+    fn test_field_weight_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).weight_bytes) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan), "::", stringify!(weight_bytes))
+        );
+    }
+    test_field_weight_bytes();
+    fn test_field_grad_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).grad_bytes) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan), "::", stringify!(grad_bytes))
+        );
+    }
+    test_field_grad_bytes();
+    fn test_field_optimizer_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).optimizer_bytes) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan), "::", stringify!(optimizer_bytes))
+        );
+    }
+    test_field_optimizer_bytes();
+    fn test_field_working_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).working_bytes) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan), "::", stringify!(working_bytes))
+        );
+    }
+    test_field_working_bytes();
+    fn test_field_kept_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).kept_bytes) as usize - ptr as usize
+            },
+            56usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan), "::", stringify!(kept_bytes))
+        );
+    }
+    test_field_kept_bytes();
+    fn test_field_workspace_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).workspace_bytes) as usize - ptr as usize
+            },
+            64usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan), "::", stringify!(workspace_bytes))
+        );
+    }
+    test_field_workspace_bytes();
+    fn test_field_total_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_layer_plan>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).total_bytes) as usize - ptr as usize
+            },
+            72usize,
+            concat!("Offset of field: ", stringify!(dc_layer_plan), "::", stringify!(total_bytes))
+        );
+    }
+    test_field_total_bytes();
+}
+extern "C" {
+    pub fn dc_layer_plan_init(plan: *mut dc_layer_plan, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_layer_get_plan(
+        config: *const dc_layer_config,
+        options: *const dc_layer_plan_options,
+        plan: *mut dc_layer_plan,
+    ) -> dc_status;
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dc_linalg {

@@ -1,0 +1,77 @@
+/* dc plan: what is asked, and what was counted.
+ *
+ *   plan.c       reads the command line and counts
+ *   plan_seed.c  the same under the conditions of the seed's table
+ *   plan_tell.c  tells it, for people or as JSON */
+#ifndef DC_TOOL_PLAN_H
+#define DC_TOOL_PLAN_H
+
+#include "dc.h"
+
+enum { FLAG_INVERTIBLE = 1, FLAG_ATTENTION = 2, FLAG_GELU = 4, FLAGS = 8 };
+enum { PLAN_COLUMNS = 4 }; /* lengths and memories of one table */
+enum { KINDS = 2 };        /* enum dc_layer_inventory */
+
+typedef struct model {
+  const char *name;
+  int64_t layers, hidden, heads, intermediate;
+  int64_t vocabulary, places; /* 0: layers alone */
+} model;
+
+typedef struct question {
+  int64_t memory; /* bytes */
+  int64_t other;
+  int64_t batch; /* 0: as many as fit */
+  int64_t ranks;
+  int32_t stage, moments, dtype;
+} question;
+
+typedef struct plan_row {
+  int64_t seq;
+  int32_t flags;
+  int64_t kept[KINDS]; /* bytes of one sample, all layers */
+  int64_t most[PLAN_COLUMNS][KINDS];
+} plan_row;
+
+typedef struct plan_table {
+  model m;
+  question q;
+  int64_t memory[PLAN_COLUMNS]; /* GiB */
+  int memories;
+  dc_layer_plan states;
+  plan_row rows[PLAN_COLUMNS * FLAGS];
+  int count;
+} plan_table;
+
+/* A limit of the seed's table: so many samples ran with these flags, and more needed others. */
+typedef struct seed_row {
+  int64_t seq;
+  int32_t flags;
+  int64_t ran;   /* 0: the table has no limit */
+  int64_t up_to; /* 0, or that more did not run with any flags */
+  int64_t most[KINDS];
+  int64_t tried; /* the largest batch of DeepSpeed's figures that its formula lets in */
+  bool agrees;
+  int64_t next;       /* where not: the next one that was tried, and its bytes, */
+  int64_t next_bytes; /* which are fewer than those of */
+  int more;           /* this row, which ran; -1: none */
+} seed_row;
+
+enum { SEED_ROWS = 7 };
+
+typedef struct seed_table {
+  seed_row rows[SEED_ROWS];
+  int largest;        /* the row that took most */
+  int64_t ran_bytes;  /* what was counted of it */
+  int64_t rest_bytes; /* of the card, then */
+} seed_table;
+
+/* false: told why not. */
+bool plan_one(const question *q, const model *m, int32_t flags, int64_t seq, int32_t kind, dc_layer_plan *plan);
+bool plan_seed(const model *m, seed_table *seed);
+
+/* seed: NULL for a model that it does not have. */
+void plan_print(const plan_table *t, const seed_table *seed);
+void plan_json(const plan_table *t, const seed_table *seed);
+
+#endif
