@@ -1448,6 +1448,70 @@ DC_API dc_status dc_matrix_inverse_root(dc_linalg *linalg, const dc_tensor *a, i
                                         const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
                                         dc_spectral_info *info, size_t info_size);
 
+/** How dc_matrix_inverse_root_newton() works. */
+typedef struct dc_iteration_options {
+  size_t struct_size;     /**< sizeof(dc_iteration_options) */
+  double eps_abs;         /**< >= 0; each eigenvalue is raised by max(eps_abs, eps_rel * bound), bound the largest sum of
+                               a row's magnitudes; that must be positive */
+  double eps_rel;         /**< >= 0 */
+  double residual;        /**< the largest entry of |X^root (A + epsilon I) - I| that is allowed; 0 = default = what
+                               rounding makes of a right result, 16 * epsilon of the type * (bound + epsilon) / epsilon */
+  int32_t iterations;     /**< the most; 0 = default = 100 */
+  int32_t symmetry;       /**< enum dc_symmetry; 0 = default = DC_SYMMETRY_CHECK */
+  int32_t precision;      /**< DC_FLOAT32 or DC_FLOAT64: the type of the products; DC_DTYPE_NONE = default: the matrix's */
+  int32_t reserved0;      /**< 0 */
+} dc_iteration_options;
+
+/** A dc_iteration_options of zeros, but for its size. */
+#define DC_ITERATION_OPTIONS_INIT {sizeof(dc_iteration_options), 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_ITERATION_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_iteration_options_init(dc_iteration_options *options, size_t struct_size);
+
+/** What is known of one matrix's iteration. */
+typedef struct dc_iteration_info {
+  int32_t status;     /**< this matrix's dc_status */
+  int32_t iterations; /**< steps that were taken */
+  double residual;    /**< largest entry of |X^root (A + epsilon I) - I| */
+  double bound;       /**< on the largest eigenvalue */
+  double epsilon;     /**< what was added to each */
+  double asymmetry;   /**< largest |a_ij - a_ji| over the largest |a_ij| */
+} dc_iteration_info;
+
+/** Inverse roots by products of matrices alone, out = (A + epsilon I)^(-1/root): coupled Newton iteration, each step with
+ *  the two numbers that lift the least eigenvalue most. No LAPACK; on CPUs an eigendecomposition takes less time.
+ *  a     as in dc_eigh
+ *  root  1 to 64
+ *  out   a's shape and type
+ *  info  NULL, or one entry a matrix; info_size: sizeof(dc_iteration_info)
+ *  Returns what dc_eigh does, for the same reasons; a matrix also fails with DC_E_NOT_POSITIVE (epsilon is 0), with
+ *  DC_E_NOT_FINITE (the result does not fit its type), and with DC_E_NOT_CONVERGED: iterations ended too early, the
+ *  distance of the product from I grew by more than a fifth (A has a negative eigenvalue beyond epsilon), or residual is
+ *  above what is allowed. Then out holds the best iterate. DC_OK; DC_E_INVALID (root, options). Source: Guo and Higham
+ *  2006; the step's numbers minimise the largest distance over an interval. [handle] Since 0.1. */
+DC_API dc_status dc_matrix_inverse_root_newton(dc_linalg *linalg, const dc_tensor *a, int32_t root,
+                                               const dc_iteration_options *options, dc_tensor *out,
+                                               dc_iteration_info *info, size_t info_size);
+
+/** Polynomials of dc_orthogonalize(). Bands are those of the singular values of out, for those of a that are at least
+ *  1e-3 (DC_ORTHOGONAL_MUON: 5e-3) of its Frobenius norm; smaller ones stay below the band. */
+enum dc_orthogonal {
+  DC_ORTHOGONAL_EXPRESS = 0, /**< Polar Express, 8 steps: 1, but for rounding; after 5 steps 0.84 to 1.13. Source: Amsel
+                                  et al. 2025 (arXiv 2505.16932) */
+  DC_ORTHOGONAL_MUON = 1     /**< (3.4445, -4.7750, 2.0315) in each of 5 steps, as Muon has it: 0.68 to 1.16 */
+};
+
+/** The nearest matrix with orthonormal rows or columns, U V^T of a's singular value decomposition, by products alone
+ *  (Newton and Schulz): Muon's step. Zeros stay zeros.
+ *  a           matrices, [m, n] or [b, m, n], any strides; float32 or float64
+ *  polynomial  enum dc_orthogonal
+ *  steps       1 to 64; 0 = the polynomial's own number
+ *  out         a's shape and type; that of a transposed a has the same bits
+ *  Returns DC_OK; DC_E_NOT_FINITE (a NaN or an infinity: its place), DC_E_INVALID (polynomial, steps), DC_E_SHAPE,
+ *  DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+DC_API dc_status dc_orthogonalize(dc_linalg *linalg, const dc_tensor *a, int32_t polynomial, int32_t steps,
+                                  dc_tensor *out);
+
 /* ---- Kronecker products ----
  *
  * kron(A, B)[i * p + k, j * q + l] = A[i, j] * B[k, l] for A [m, n] and B [p, q]. With vec taken row by row,
@@ -1545,14 +1609,19 @@ enum dc_sample_kind {
                                  [o, c / groups, kernel], bias [o] */
   DC_SAMPLE_EMBEDDING = 3,  /**< x [N, T] int64 or int32, delta [N, T, d]; weight [rows, d]; no bias */
   DC_SAMPLE_LAYER_NORM = 4, /**< x and delta [N, T, d]; weight [d] (gamma), bias [d] (beta) */
-  DC_SAMPLE_RMS_NORM = 5    /**< as DC_SAMPLE_LAYER_NORM, without the mean and without a bias */
+  DC_SAMPLE_RMS_NORM = 5,   /**< as DC_SAMPLE_LAYER_NORM, without the mean and without a bias */
+  DC_SAMPLE_BAG_SUM = 6,    /**< x [N, T] int64 or int32, delta [N, d]: the sum of T rows of an embedding, without the
+                                 padding row; weight [rows, d]; no bias */
+  DC_SAMPLE_BAG_MEAN = 7,   /**< their mean: over those that are not the padding row */
+  DC_SAMPLE_GROUP_NORM = 8  /**< x and delta [N, c, T], normalised by groups of channels; weight and bias [c]. As many
+                                 groups as channels: instance norm */
 };
 
 /** A layer's constants. */
 typedef struct dc_sample_layer {
   size_t struct_size;  /**< sizeof(dc_sample_layer) */
   int32_t kind;        /**< enum dc_sample_kind */
-  int32_t groups;      /**< convolution; 0 = default = 1 */
+  int32_t groups;      /**< convolution, group norm; 0 = default = 1 */
   int64_t kernel[3];   /**< convolution: one length a spatial dimension, the first first */
   int64_t stride[3];   /**< 0 = default = 1 */
   int64_t padding[3];  /**< zeros in front; what lies past the end counts as zero too */

@@ -114,7 +114,7 @@ dc__gemm dc__mat_product(const dc__mat *a, const dc__mat *b, double alpha, doubl
 void dc__syrk(dc__pool *pool, void *scratch, bool trans, int64_t n, int64_t k, const float *a, double alpha,
               double beta, float *c);
 
-enum dc__spectral_op { DC__SPECTRAL_EIGH, DC__SPECTRAL_POWER, DC__SPECTRAL_ROOT };
+enum dc__spectral_op { DC__SPECTRAL_EIGH, DC__SPECTRAL_POWER, DC__SPECTRAL_ROOT, DC__SPECTRAL_NEWTON };
 
 typedef struct dc__spectral {
   const char *fn;
@@ -122,11 +122,13 @@ typedef struct dc__spectral {
   dc_spectral_options options;
   double power; /* POWER; for ROOT -1 / root */
   int32_t root;
-  dc__mat a, out; /* EIGH: out are the vectors */
-  dc__mat basis;  /* data NULL: none */
-  void *values;   /* EIGH: [batch, n] of a's type */
-  bool vectors;   /* EIGH: wanted */
-  void *info;     /* NULL: not wanted */
+  int32_t most_iterations; /* NEWTON */
+  double most_residual;    /* 0: by the type and epsilon */
+  dc__mat a, out;          /* EIGH: out are the vectors */
+  dc__mat basis;           /* data NULL: none */
+  void *values;            /* EIGH: [batch, n] of a's type */
+  bool vectors;            /* EIGH: wanted */
+  void *info;              /* NULL: not wanted. NEWTON: dc_iteration_info */
   size_t info_size;
 } dc__spectral;
 
@@ -134,6 +136,10 @@ dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *request);
 /* Matrices of different sizes side by side, each on one thread: requests of one matrix of at least one row each, the
  * largest first, whose `info` tells how it went. Fails only where none can be computed. */
 dc_status dc__spectral_each(dc_linalg *l, const dc__spectral *requests, int64_t count);
+
+/* a's polar factor by odd polynomials (orthogonal.c): `express` Polar Express', else Muon's. */
+dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool express, int32_t steps,
+                            const dc__mat *out);
 
 /* ---- Kronecker products (kron.c) and products of matrices (bounded.c) ---- */
 

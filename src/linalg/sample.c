@@ -1,187 +1,8 @@
-/* Layers as callers describe them, and which file knows what of them. */
+/* Which file knows what of a kind of layer. */
 #include "linalg/sample.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <string.h>
-
-static bool is_norm(const dc__sample *s) {
-  return s->layer.kind == DC_SAMPLE_LAYER_NORM || s->layer.kind == DC_SAMPLE_RMS_NORM;
-}
-
-static dc_status bad(const dc__sample *s, const char *field, int64_t value, const char *allowed) {
-  return dc__fail(DC_E_INVALID, "%s: layer->%s = %" PRId64 ", must be %s", s->fn, field, value, allowed);
-}
-
-static dc_status same_length(const dc__sample *s, const dc_tensor *delta, int32_t dim, int64_t wanted) {
-  return delta->shape[dim] == wanted
-             ? DC_OK
-             : dc__fail(DC_E_SHAPE, "%s: delta has length %" PRId64 " in dimension %" PRId32 ", x wants %" PRId64,
-                        s->fn, delta->shape[dim], dim, wanted);
-}
-
-static dc_status dimensions(const dc__sample *s, const dc_tensor *x, const dc_tensor *delta, int32_t least,
-                            int32_t more) {
-  if (x->ndim < least) {
-    return dc__fail(DC_E_SHAPE, "%s: x has %" PRId32 " dimensions, must have %" PRId32 " or more", s->fn, x->ndim,
-                    least);
-  }
-  if (delta->ndim != x->ndim + more) {
-    return dc__fail(DC_E_SHAPE, "%s: delta has %" PRId32 " dimensions, must have %" PRId32, s->fn, delta->ndim,
-                    x->ndim + more);
-  }
-  return same_length(s, delta, 0, x->shape[0]);
-}
-
-/* Positions are what lies between the samples and the last `last` dimensions. */
-static dc_status read_positions(dc__sample *s, const dc_tensor *x, const dc_tensor *delta, int32_t end) {
-  s->samples = x->shape[0];
-  s->positions = 1;
-  for (int32_t i = 1; i < end; i++) {
-    DC__TRY(same_length(s, delta, i, x->shape[i]));
-    s->positions *= x->shape[i];
-  }
-  return DC_OK;
-}
-
-static dc_status read_linear(dc__sample *s, const dc_tensor *x, const dc_tensor *delta) {
-  DC__TRY(dimensions(s, x, delta, 2, 0));
-  s->in = x->shape[x->ndim - 1];
-  s->out = delta->shape[x->ndim - 1];
-  return read_positions(s, x, delta, x->ndim - 1);
-}
-
-static dc_status read_embedding(dc__sample *s, const dc_tensor *x, const dc_tensor *delta) {
-  DC__TRY(dimensions(s, x, delta, 1, 1));
-  s->in = s->layer.rows;
-  s->out = delta->shape[x->ndim];
-  if (s->in < 0) {
-    return bad(s, "rows", s->in, ">= 0");
-  }
-  if (s->layer.padding_row < 0 || s->layer.padding_row > s->in) {
-    return bad(s, "padding_row", s->layer.padding_row, "0 (none) to rows");
-  }
-  DC__TRY(read_positions(s, x, delta, x->ndim));
-  return dc__embedding_check(s);
-}
-
-static dc_status read_norm(dc__sample *s, const dc_tensor *x, const dc_tensor *delta) {
-  DC__TRY(dimensions(s, x, delta, 2, 0));
-  int64_t wanted = s->layer.features != 0 ? s->layer.features : x->shape[x->ndim - 1];
-  int32_t end = x->ndim;
-  s->in = 1;
-  while (end > 1 && s->in < wanted && x->shape[end - 1] > 0) {
-    s->in *= x->shape[--end];
-  }
-  if (wanted < 0 || (s->in != wanted && wanted != 0)) {
-    return bad(s, "features", s->layer.features, "the product of x's last lengths");
-  }
-  end = wanted == 0 ? x->ndim - 1 : end == x->ndim ? x->ndim - 1 : end; /* features = 1 is the last length of 1 */
-  s->in = s->out = wanted;
-  for (int32_t i = end; i < x->ndim; i++) {
-    DC__TRY(same_length(s, delta, i, x->shape[i]));
-  }
-  if (!(s->layer.eps >= 0) || isinf(s->layer.eps)) {
-    return dc__fail(DC_E_INVALID, "%s: layer->eps = %g, must be >= 0", s->fn, s->layer.eps);
-  }
-  return read_positions(s, x, delta, end);
-}
-
-static dc_status read_conv(dc__sample *s, const dc_tensor *x, const dc_tensor *delta) {
-  DC__TRY(dimensions(s, x, delta, 3, 0));
-  dc_sample_layer *c = &s->layer;
-  s->spatial = x->ndim - 2;
-  if (s->spatial > 3) {
-    return dc__fail(DC_E_SHAPE, "%s: x has %" PRId32 " spatial dimensions, must have 1 to 3", s->fn, s->spatial);
-  }
-  c->groups = c->groups == 0 ? 1 : c->groups;
-  s->samples = x->shape[0];
-  s->in = x->shape[1];
-  s->out = delta->shape[1];
-  if (c->groups < 1 || s->in % c->groups != 0 || s->out % c->groups != 0) {
-    return bad(s, "groups", c->groups, "a divisor of the channels of x and of delta");
-  }
-  s->positions = 1;
-  int64_t given[4][3];
-  memcpy(given[0], c->kernel, sizeof given[0]);
-  memcpy(given[1], c->stride, sizeof given[1]);
-  memcpy(given[2], c->padding, sizeof given[2]);
-  memcpy(given[3], c->dilation, sizeof given[3]);
-  for (int32_t i = 0; i < 3; i++) { /* lengths of 1 in front, so that there are always three */
-    int32_t from = i - (3 - s->spatial);
-    bool real = from >= 0;
-    s->size[i] = real ? x->shape[2 + from] : 1;
-    s->size_out[i] = real ? delta->shape[2 + from] : 1;
-    c->kernel[i] = real ? given[0][from] : 1;
-    c->stride[i] = real && given[1][from] != 0 ? given[1][from] : 1;
-    c->padding[i] = real ? given[2][from] : 0;
-    c->dilation[i] = real && given[3][from] != 0 ? given[3][from] : 1;
-    enum { MOST = 1 << 20 };
-    if (c->kernel[i] < 1 || c->kernel[i] > MOST) {
-      return bad(s, "kernel[…]", c->kernel[i], "1 to 1048576");
-    }
-    if (c->stride[i] < 1 || c->stride[i] > MOST) {
-      return bad(s, "stride[…]", c->stride[i], "0 (1) to 1048576");
-    }
-    if (c->padding[i] < 0 || c->padding[i] > MOST) {
-      return bad(s, "padding[…]", c->padding[i], "0 to 1048576");
-    }
-    if (c->dilation[i] < 1 || c->dilation[i] > MOST) {
-      return bad(s, "dilation[…]", c->dilation[i], "0 (1) to 1048576");
-    }
-    s->positions *= s->size_out[i];
-  }
-  return DC_OK;
-}
-
-dc_status dc__sample_read(const char *fn, const dc_sample_layer *layer, const dc_tensor *x, const dc_tensor *delta,
-                          dc__sample *sample) {
-  enum { LAYER_SIZE_0_1 = 144 };
-  _Static_assert(sizeof(void *) != 8 || sizeof(dc_sample_layer) >= LAYER_SIZE_0_1, "0.1");
-  dc_tensor input, gradient;
-  int64_t count;
-  dc__sample s = {.fn = fn, .layer = DC_SAMPLE_LAYER_INIT};
-  if (layer == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: layer is NULL", fn);
-  }
-  DC__TRY(dc__read_options(fn, "layer", &s.layer, sizeof s.layer, layer, LAYER_SIZE_0_1));
-  DC__TRY(dc__tensor_read(fn, "x", x, false, &input, &count));
-  DC__TRY(dc__tensor_read(fn, "delta", delta, false, &gradient, &count));
-  DC__TRY(dc__mat_real(fn, "delta", gradient.dtype));
-  s.x = input.data;
-  s.delta = gradient.data;
-  s.x_dtype = input.dtype;
-  s.dtype = gradient.dtype;
-  if (s.layer.kind == DC_SAMPLE_EMBEDDING && s.x_dtype != DC_INT64 && s.x_dtype != DC_INT32) {
-    return dc__fail(DC_E_DTYPE, "%s: x is %s, must be int64 or int32 for an embedding", fn, dc_dtype_name(s.x_dtype));
-  }
-  if (s.layer.kind != DC_SAMPLE_EMBEDDING) {
-    DC__TRY(dc__mat_same_type(fn, "x", s.x_dtype, "delta", s.dtype));
-  }
-  dc_status status;
-  switch (s.layer.kind) {
-    case DC_SAMPLE_LINEAR:
-      status = read_linear(&s, &input, &gradient);
-      break;
-    case DC_SAMPLE_CONV:
-      status = read_conv(&s, &input, &gradient);
-      break;
-    case DC_SAMPLE_EMBEDDING:
-      status = read_embedding(&s, &input, &gradient);
-      break;
-    case DC_SAMPLE_LAYER_NORM:
-    case DC_SAMPLE_RMS_NORM:
-      status = read_norm(&s, &input, &gradient);
-      break;
-    default:
-      return bad(&s, "kind", s.layer.kind, "one of enum dc_sample_kind");
-  }
-  *sample = s;
-  return status;
-}
-
 bool dc__sample_has_bias(const dc__sample *s) {
-  return s->layer.kind != DC_SAMPLE_EMBEDDING && s->layer.kind != DC_SAMPLE_RMS_NORM;
+  return !dc__is_embedding(s->layer.kind) && s->layer.kind != DC_SAMPLE_RMS_NORM;
 }
 
 int32_t dc__sample_shape(const dc__sample *s, bool bias, bool per_sample, int64_t shape[8]) {
@@ -189,10 +10,10 @@ int32_t dc__sample_shape(const dc__sample *s, bool bias, bool per_sample, int64_
   if (per_sample) {
     shape[ndim++] = s->samples;
   }
-  if (s->layer.kind == DC_SAMPLE_EMBEDDING) {
+  if (dc__is_embedding(s->layer.kind)) {
     shape[ndim++] = s->in;
     shape[ndim++] = s->out;
-  } else if (bias || is_norm(s)) {
+  } else if (bias || dc__is_norm(s->layer.kind)) {
     shape[ndim++] = s->out;
   } else {
     shape[ndim++] = s->out;
@@ -205,25 +26,25 @@ int32_t dc__sample_shape(const dc__sample *s, bool bias, bool per_sample, int64_
 }
 
 dc_status dc__sample_grads(dc_linalg *l, const dc__sample *s, void *weight, void *bias) {
-  if (s->layer.kind == DC_SAMPLE_EMBEDDING) {
+  if (dc__is_embedding(s->layer.kind)) {
     return dc__embedding_grads(l, s, weight);
   }
-  return is_norm(s) ? dc__norm_grads(l, s, weight, bias) : dc__pair_grads(l, s, weight, bias);
+  return dc__is_norm(s->layer.kind) ? dc__norm_grads(l, s, weight, bias) : dc__pair_grads(l, s, weight, bias);
 }
 
 dc_status dc__sample_norms(dc_linalg *l, const dc__sample *s, int32_t parts, bool accumulate, void *squares) {
-  if (s->layer.kind == DC_SAMPLE_EMBEDDING) {
+  if (dc__is_embedding(s->layer.kind)) {
     return dc__embedding_norms(l, s, accumulate, squares);
   }
-  return is_norm(s) ? dc__norm_norms(l, s, parts, accumulate, squares)
-                    : dc__pair_norms(l, s, parts, accumulate, squares);
+  return dc__is_norm(s->layer.kind) ? dc__norm_norms(l, s, parts, accumulate, squares)
+                                    : dc__pair_norms(l, s, parts, accumulate, squares);
 }
 
 dc_status dc__sample_sum(dc_linalg *l, const dc__sample *s, const void *factors, bool accumulate, void *weight,
                          void *bias) {
-  if (s->layer.kind == DC_SAMPLE_EMBEDDING) {
+  if (dc__is_embedding(s->layer.kind)) {
     return dc__embedding_sum(l, s, factors, accumulate, weight);
   }
-  return is_norm(s) ? dc__norm_sum(l, s, factors, accumulate, weight, bias)
-                    : dc__pair_sum(l, s, factors, accumulate, weight, bias);
+  return dc__is_norm(s->layer.kind) ? dc__norm_sum(l, s, factors, accumulate, weight, bias)
+                                    : dc__pair_sum(l, s, factors, accumulate, weight, bias);
 }

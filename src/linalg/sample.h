@@ -13,6 +13,16 @@ typedef struct dc__pair {
   int64_t in, out, positions;
 } dc__pair;
 
+static inline bool dc__is_norm(int32_t kind) {
+  return kind == DC_SAMPLE_LAYER_NORM || kind == DC_SAMPLE_RMS_NORM || kind == DC_SAMPLE_GROUP_NORM;
+}
+static inline bool dc__is_bag(int32_t kind) {
+  return kind == DC_SAMPLE_BAG_SUM || kind == DC_SAMPLE_BAG_MEAN;
+}
+static inline bool dc__is_embedding(int32_t kind) {
+  return kind == DC_SAMPLE_EMBEDDING || dc__is_bag(kind);
+}
+
 /* sample_pair.c */
 dc_status dc__pair_grads(dc_linalg *l, const dc__sample *s, void *weight, void *bias);
 dc_status dc__pair_norms(dc_linalg *l, const dc__sample *s, int32_t parts, bool accumulate, void *squares);

@@ -1,4 +1,4 @@
-/* Embeddings: a sample's gradient is delta's rows, added up by index. */
+/* Embeddings, and bags of them: a sample's gradient is delta's rows, added up by index. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -12,6 +12,20 @@ static int64_t id_of(const dc__sample *s, int64_t place) {
 
 static bool counts(const dc__sample *s, int64_t id) {
   return id != s->layer.padding_row - 1;
+}
+
+/* delta's row for a place: a bag has one for all of its places. */
+static int64_t row_of(const dc__sample *s, int64_t place) {
+  return dc__is_bag(s->layer.kind) ? place / s->positions : place;
+}
+
+/* What a row counts in a sample: in a mean, one over the number of those that count. */
+static double share_of(const dc__sample *s, int64_t sample) {
+  int64_t count = 0;
+  for (int64_t t = sample * s->positions; s->layer.kind == DC_SAMPLE_BAG_MEAN && t < (sample + 1) * s->positions; t++) {
+    count += counts(s, id_of(s, t));
+  }
+  return count > 0 ? 1 / (double)count : 1;
 }
 
 dc_status dc__embedding_check(const dc__sample *s) {
@@ -29,8 +43,9 @@ dc_status dc__embedding_check(const dc__sample *s) {
 static void add_row(const dc__sample *s, void *table, int64_t row, int64_t place, double factor, int64_t begin,
                     int64_t end) {
   bool wide = s->dtype == DC_FLOAT64;
+  int64_t from = row_of(s, place) * s->out;
   for (int64_t i = begin; i < end; i++) {
-    double sum = dc__get(table, wide, row * s->out + i) + factor * dc__get(s->delta, wide, place * s->out + i);
+    double sum = dc__get(table, wide, row * s->out + i) + factor * dc__get(s->delta, wide, from + i);
     dc__put(table, wide, row * s->out + i, sum);
   }
 }
@@ -48,10 +63,11 @@ static void grads_of(void *arg, int64_t sample, void *scratch) {
   const embedding_job *job = arg;
   const dc__sample *s = job->s;
   void *table = dc__element(job->weight, s->dtype, sample * s->in * s->out);
+  double share = share_of(s, sample);
   memset(table, 0, (size_t)(s->in * s->out) * dc_dtype_size(s->dtype));
   for (int64_t t = sample * s->positions; t < (sample + 1) * s->positions; t++) {
     if (counts(s, id_of(s, t))) {
-      add_row(s, table, id_of(s, t), t, 1, 0, s->out);
+      add_row(s, table, id_of(s, t), t, share, 0, s->out);
     }
   }
 }
@@ -107,6 +123,7 @@ static void norm_of(void *arg, int64_t sample, void *scratch) {
     places[t] = sample * s->positions + t;
   }
   sort_places(s, places, s->positions);
+  double share = share_of(s, sample);
   double square = 0;
   for (int64_t begin = 0, end; begin < s->positions; begin = end) {
     int64_t id = id_of(s, places[begin]);
@@ -116,7 +133,7 @@ static void norm_of(void *arg, int64_t sample, void *scratch) {
     for (int64_t i = 0; i < s->out && counts(s, id); i++) {
       double sum = 0;
       for (int64_t t = begin; t < end; t++) {
-        sum += dc__get(s->delta, wide, places[t] * s->out + i);
+        sum += share * dc__get(s->delta, wide, row_of(s, places[t]) * s->out + i);
       }
       square += sum * sum;
     }
@@ -156,7 +173,7 @@ static void sum_columns(void *arg, int64_t index, void *scratch) {
            (size_t)(end - begin) * dc_dtype_size(s->dtype));
   }
   for (int64_t sample = 0; sample < s->samples; sample++) {
-    double factor = dc__factor(s, job->factors, sample);
+    double factor = dc__factor(s, job->factors, sample) * share_of(s, sample);
     for (int64_t t = sample * s->positions; factor != 0 && t < (sample + 1) * s->positions; t++) {
       if (counts(s, id_of(s, t))) {
         add_row(s, job->weight, id_of(s, t), t, factor, begin, end);

@@ -1,4 +1,5 @@
-/* Layer norm and RMS norm: x-hat from x in float64, then sums over positions, column by column. */
+/* Layer norm, RMS norm and group norm: x-hat from x in float64, then sums over positions, column by column. Layer and
+ * RMS norm have a row of columns for each position, group norm a row of positions for each column, its channel. */
 #include <math.h>
 
 #include "linalg/sample.h"
@@ -6,7 +7,8 @@
 typedef struct norm_job {
   dc_linalg *l;
   const dc__sample *s;
-  double *mean, *rate; /* of each position of each sample: x-hat = (x - mean) * rate */
+  int64_t width;       /* what is normalised together: rows of so many elements */
+  double *mean, *rate; /* of each row: x-hat = (x - mean) * rate */
   void *weight, *bias, *out;
   const void *factors;
   int32_t parts;
@@ -20,12 +22,13 @@ static void statistics(void *arg, int64_t row, void *scratch) {
   bool wide = s->dtype == DC_FLOAT64;
   double mean = 0;
   double square = 0;
-  for (int64_t i = 0; i < s->in && s->layer.kind == DC_SAMPLE_LAYER_NORM; i++) {
-    mean += dc__get(s->x, wide, row * s->in + i) / (double)s->in;
+  int64_t width = job->width;
+  for (int64_t i = 0; i < width && s->layer.kind != DC_SAMPLE_RMS_NORM; i++) {
+    mean += dc__get(s->x, wide, row * width + i) / (double)width;
   }
-  for (int64_t i = 0; i < s->in; i++) {
-    double x = dc__get(s->x, wide, row * s->in + i) - mean;
-    square += x * x / (double)s->in;
+  for (int64_t i = 0; i < width; i++) {
+    double x = dc__get(s->x, wide, row * width + i) - mean;
+    square += x * x / (double)width;
   }
   job->mean[row] = mean;
   job->rate[row] = 1 / sqrt(square + s->layer.eps);
@@ -35,18 +38,25 @@ static void statistics(void *arg, int64_t row, void *scratch) {
 static void column(const norm_job *job, int64_t sample, int64_t i, double *weight, double *bias) {
   const dc__sample *s = job->s;
   bool wide = s->dtype == DC_FLOAT64;
+  bool channels = s->layer.kind == DC_SAMPLE_GROUP_NORM;
+  int64_t at = sample * s->positions * s->in + (channels ? i * s->positions : i);
+  int64_t row = channels ? sample * s->layer.groups + i / (s->in / s->layer.groups) : sample * s->positions;
   *weight = *bias = 0;
-  for (int64_t row = sample * s->positions; row < (sample + 1) * s->positions; row++) {
-    double d = dc__get(s->delta, wide, row * s->in + i);
-    *weight += d * (dc__get(s->x, wide, row * s->in + i) - job->mean[row]) * job->rate[row];
+  for (int64_t t = 0; t < s->positions; t++) {
+    double d = dc__get(s->delta, wide, at);
+    *weight += d * (dc__get(s->x, wide, at) - job->mean[row]) * job->rate[row];
     *bias += d;
+    at += channels ? 1 : s->in;
+    row += channels ? 0 : 1;
   }
 }
 
 /* The statistics are there for all rows; query: there is nothing to do. */
 static dc_status begin(norm_job *job, bool *query) {
   const dc__sample *s = job->s;
-  int64_t rows = s->samples * s->positions;
+  bool channels = s->layer.kind == DC_SAMPLE_GROUP_NORM;
+  int64_t rows = s->samples * (channels ? s->layer.groups : s->positions);
+  job->width = channels ? s->in / s->layer.groups * s->positions : s->in;
   size_t bytes = 0;
   void *memory;
   if (!dc__linalg_add(&bytes, rows, sizeof(double)) || !dc__linalg_add(&bytes, rows, sizeof(double))) {

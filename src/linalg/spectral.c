@@ -16,13 +16,18 @@ typedef struct batch {
   dc__slots slots;
 } batch;
 
+static int64_t work_size(const dc__spectral *r) {
+  int64_t n = r->a.rows;
+  return r->op == DC__SPECTRAL_NEWTON ? 6 * n * n : 2 * n * n + 3 * DC__PROBES * n + 1;
+}
+
 /* The parts of a slot, in the order of use_slot(). */
-static bool slot_size(int64_t n, size_t *bytes) {
+static bool slot_size(const dc__spectral *r, size_t *bytes) {
+  int64_t n = r->a.rows;
   int64_t square = 0;
   *bytes = 0;
-  return !__builtin_mul_overflow(n, n, &square) && square <= INT64_MAX / 4 &&
-         dc__linalg_add(bytes, square, sizeof(double)) &&
-         dc__linalg_add(bytes, 2 * square + 3 * DC__PROBES * n + 1, sizeof(double)) &&
+  return !__builtin_mul_overflow(n, n, &square) && square <= INT64_MAX / 8 &&
+         dc__linalg_add(bytes, square, sizeof(double)) && dc__linalg_add(bytes, work_size(r), sizeof(double)) &&
          dc__linalg_add(bytes, 2 * n, sizeof(double)) && dc__linalg_add(bytes, 5 * n + 3, sizeof(int32_t));
 }
 
@@ -31,7 +36,7 @@ static void use_slot(const batch *b, dc__task *t, int64_t slot) {
   void *memory = dc__slots_memory(&b->slots, slot);
   size_t offset = 0;
   t->s = dc__linalg_part(memory, &offset, n * n, sizeof(double));
-  t->work = dc__linalg_part(memory, &offset, 2 * n * n + 3 * DC__PROBES * n + 1, sizeof(double));
+  t->work = dc__linalg_part(memory, &offset, work_size(b->job.r), sizeof(double));
   t->values = dc__linalg_part(memory, &offset, 2 * n, sizeof(double));
   t->iwork = dc__linalg_part(memory, &offset, 5 * n + 3, sizeof(int32_t));
 }
@@ -45,7 +50,7 @@ static int32_t computing_type(const dc__spectral *r, int64_t index) {
   if (r->options.precision != DC_DTYPE_NONE) {
     return r->options.precision;
   }
-  if (r->op == DC__SPECTRAL_EIGH || a->dtype == DC_FLOAT64) {
+  if (r->op == DC__SPECTRAL_EIGH || r->op == DC__SPECTRAL_NEWTON || a->dtype == DC_FLOAT64) {
     return a->dtype;
   }
   double trace = 0; /* at least the largest eigenvalue */
@@ -70,8 +75,11 @@ static void whole(void *arg, int64_t index, void *scratch) {
   dc__task *t = &b->job.tasks[index];
   int64_t slot = dc__slots_take(&b->slots);
   use_slot(b, t, slot);
-  if (load(b, index, t) && !(wants_warm(b->job.r) && dc__warm(&b->job, index, t, scratch)) &&
-      dc__decompose(&b->job, index, t)) {
+  bool loaded = load(b, index, t);
+  if (loaded && b->job.r->op == DC__SPECTRAL_NEWTON) {
+    dc__newton(&b->job, index, t, scratch);
+  } else if (loaded && !(wants_warm(b->job.r) && dc__warm(&b->job, index, t, scratch)) &&
+             dc__decompose(&b->job, index, t)) {
     (void)dc__finish(&b->job, index, t, scratch);
   }
   dc__slots_give(&b->slots, slot);
@@ -99,6 +107,14 @@ static void middle_part(void *arg, int64_t index, void *scratch) {
 static void few(batch *b, int64_t count) {
   dc__pool *pool = b->job.l->pool;
   dc__parallel(pool, count, first_part, b);
+  if (b->job.r->op == DC__SPECTRAL_NEWTON) {
+    for (int64_t i = 0; i < count; i++) {
+      if (b->job.tasks[i].status == DC_OK) {
+        dc__newton(&b->job, i, &b->job.tasks[i], NULL);
+      }
+    }
+    return;
+  }
   for (int64_t i = 0; i < count && wants_warm(b->job.r); i++) {
     if (b->job.tasks[i].status == DC_OK) {
       (void)dc__warm(&b->job, i, &b->job.tasks[i], NULL);
@@ -140,19 +156,33 @@ static dc_status explain(const dc__spectral *r, const dc__task *t, int64_t index
                             "%s: %s has an eigenvalue of zero, which has no power %g; give an epsilon or "
                             "rank_rtol",
                             r->fn, place, r->power);
+    case DC_E_NOT_CONVERGED:
+      if (r->op == DC__SPECTRAL_NEWTON) {
+        return dc__fail(t->status,
+                        "%s: %s: after %" PRId32 " iterations |X^%" PRId32
+                        " (A + epsilon I) - I| is %g; is A positive "
+                        "semidefinite?",
+                        r->fn, place, t->iterations, r->root, t->residual);
+      }
+      __attribute__((fallthrough));
     default:
       return dc__fail(t->status, "%s: the eigenvalues of %s did not converge", r->fn, place);
   }
 }
 
+/* One matrix's report in the caller's struct, as far as that goes. */
 static void write_info(const dc__spectral *r, const dc__task *t, int64_t index) {
-  if (r->info != NULL) {
-    dc_spectral_info info = {
-        t->status, t->status == DC_OK ? t->path : DC_PATH_NONE, t->smallest, t->largest, t->epsilon, t->asymmetry,
-        t->change};
-    memcpy((char *)r->info + (size_t)index * r->info_size, &info,
-           r->info_size < sizeof info ? r->info_size : sizeof info);
+  if (r->info == NULL) {
+    return;
   }
+  dc_spectral_info info = {
+      t->status, t->status == DC_OK ? t->path : DC_PATH_NONE, t->smallest, t->largest, t->epsilon, t->asymmetry,
+      t->change};
+  dc_iteration_info iteration = {t->status, t->iterations, t->residual, t->largest, t->epsilon, t->asymmetry};
+  bool newton = r->op == DC__SPECTRAL_NEWTON;
+  size_t most = newton ? sizeof iteration : sizeof info;
+  memcpy((char *)r->info + (size_t)index * r->info_size, newton ? (const void *)&iteration : (const void *)&info,
+         r->info_size < most ? r->info_size : most);
 }
 
 static dc_status report(const dc__spectral *r, const dc__task *tasks) {
@@ -172,7 +202,7 @@ static dc_status report(const dc__spectral *r, const dc__task *tasks) {
 dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *r) {
   int64_t n = r->a.rows;
   int64_t count = r->a.batch;
-  if (n > MOST_LAPACK && l->blas != NULL) {
+  if (n > MOST_LAPACK && l->blas != NULL && r->op != DC__SPECTRAL_NEWTON) {
     return dc__fail(DC_E_UNSUPPORTED, "%s: a has %" PRId64 " rows; LAPACK's 32-bit integers allow %d", r->fn, n,
                     (int)MOST_LAPACK);
   }
@@ -180,7 +210,7 @@ dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *r) {
   size_t bytes = 0;
   size_t slot;
   void *memory;
-  if (!slot_size(n, &slot) || !dc__linalg_add(&bytes, count, sizeof(dc__task)) ||
+  if (!slot_size(r, &slot) || !dc__linalg_add(&bytes, count, sizeof(dc__task)) ||
       !dc__slots_plan(&b.slots, l, count, slot, &bytes)) {
     return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold %" PRId64 " matrices of %" PRId64 " rows", r->fn, count, n);
   }
@@ -225,7 +255,7 @@ dc_status dc__spectral_each(dc_linalg *l, const dc__spectral *requests, int64_t 
   for (int64_t i = 0; i < count; i++) {
     const dc__spectral *r = &requests[i];
     size_t slot;
-    if (r->a.rows > MOST_LAPACK || !slot_size(r->a.rows, &slot)) {
+    if (r->a.rows > MOST_LAPACK || !slot_size(r, &slot)) {
       return dc__fail(DC_E_UNSUPPORTED, "%s: a matrix has %" PRId64 " rows; LAPACK's 32-bit integers allow %d", r->fn,
                       r->a.rows, (int)MOST_LAPACK);
     }

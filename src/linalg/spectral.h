@@ -7,7 +7,7 @@
 enum { DC__PROBES = 8 }; /* columns of the power iteration that measures a change */
 
 /* One matrix of a batch under way. Its memory has room for float64: `s` n * n elements, `work` 2 n * n and
- * 3 * DC__PROBES * n more (LAPACK wants 6 n + 1), `values` 2 n, `iwork` 5 n + 3. */
+ * 3 * DC__PROBES * n more (LAPACK wants 6 n + 1; Newton's iteration 6 n * n in all), `values` 2 n, `iwork` 5 n + 3. */
 typedef struct dc__task {
   double *values; /* eigenvalues of the scaled matrix; after finishing, whatever was needed */
   void *s, *work;
@@ -18,6 +18,8 @@ typedef struct dc__task {
   bool solved;      /* the rows of s are eigenvectors */
   int64_t row, col; /* where the fault is, for the error's text */
   double smallest, largest, epsilon, asymmetry, change;
+  int32_t iterations; /* Newton's */
+  double residual;
 } dc__task;
 
 /* Everything a task needs to know beside itself. */
@@ -54,6 +56,9 @@ bool dc__finish(const dc__job *job, int64_t index, dc__task *t, void *scratch);
 
 /* warm.c: the root from the caller's basis, stored; false: not near enough, and s is as it was. */
 bool dc__warm(const dc__job *job, int64_t index, dc__task *t, void *scratch);
+
+/* newton.c: the root by Newton's iteration, stored; the status says whether it is near enough. */
+void dc__newton(const dc__job *job, int64_t index, dc__task *t, void *scratch);
 
 /* The lower triangle of c [n, n] = op(a) b (or a b^T): rows of blocks, on the pool or on this thread. */
 void dc__half_product(const dc__job *job, int32_t dtype, bool trans_a, bool trans_b, const void *a, const void *b,

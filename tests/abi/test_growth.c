@@ -217,6 +217,24 @@ static dc_status call_spectral_info(void *at, size_t size) {
   return dc_matrix_power(linalg, &a, 1, NULL, &to, at, size);
 }
 
+static void fill_iteration(void *at) {
+  ((dc_iteration_options *)at)->eps_abs = 1;
+}
+
+static dc_status call_iteration_options(void *at) {
+  float eye[4] = {1, 0, 0, 1}, out[4];
+  dc_tensor a = small_matrix(eye), to = small_matrix(out);
+  return dc_matrix_inverse_root_newton(linalg, &a, 1, at, &to, NULL, 0);
+}
+
+static dc_status call_iteration_info(void *at, size_t size) {
+  float eye[4] = {1, 0, 0, 1}, out[4];
+  dc_tensor a = small_matrix(eye), to = small_matrix(out);
+  dc_iteration_options options = DC_ITERATION_OPTIONS_INIT;
+  fill_iteration(&options);
+  return dc_matrix_inverse_root_newton(linalg, &a, 1, &options, &to, at, size);
+}
+
 static float factor[4] = {1, 2, 3, 4};
 static dc_tensor factor_tensor;
 
@@ -287,6 +305,8 @@ static const row rows[] = {
     ROW(dc_linalg_options, 16, IN_OR_NULL, call_linalg_options, NULL, NULL),
     ROW(dc_spectral_options, 56, IN_OR_NULL, call_spectral_options, NULL, NULL),
     ROW(dc_spectral_info, 48, STRIDED, NULL, call_spectral_info, NULL),
+    ROW(dc_iteration_options, 48, IN, call_iteration_options, NULL, fill_iteration),
+    ROW(dc_iteration_info, 40, STRIDED, NULL, call_iteration_info, NULL),
     ROW(dc_matrix_source, 32, IN, call_source, NULL, fill_source),
     ROW(dc_sample_layer, 144, IN, call_layer, NULL, fill_layer),
     ROW(dc_device_memory, 40, OUT, call_device_memory, NULL, NULL),
@@ -412,6 +432,7 @@ INIT(dc_layer_plan_options)
 INIT(dc_layer_plan)
 INIT(dc_linalg_options)
 INIT(dc_spectral_options)
+INIT(dc_iteration_options)
 INIT(dc_matrix_source)
 INIT(dc_sample_layer)
 INIT(dc_device_memory)
@@ -428,7 +449,7 @@ static void test_initialisers(void **state) {
              {init_dc_layer_config, 160},  {init_dc_layer_call, 96},         {init_dc_layer_cost, 80},
              {init_dc_linalg_options, 16}, {init_dc_spectral_options, 56},   {init_dc_matrix_source, 32},
              {init_dc_sample_layer, 144},  {init_dc_layer_plan_options, 72}, {init_dc_layer_plan, 80},
-             {init_dc_device_memory, 40}};
+             {init_dc_device_memory, 40},  {init_dc_iteration_options, 48}};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
     all[i].init(NULL, all[i].first);
     for (size_t size = sizeof size; size <= all[i].first + TAIL; size++) {

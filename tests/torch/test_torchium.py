@@ -173,13 +173,24 @@ def conv() -> nn.Module:
                          nn.Conv2d(4, 3, (2, 4), padding="same", dilation=(1, 2)), nn.Flatten(), nn.Linear(27, 3))
 
 
+def bag(mode: str) -> nn.Module:
+    return nn.Sequential(nn.EmbeddingBag(11, 6, mode=mode, padding_idx=0), nn.RMSNorm(6), nn.Linear(6, 3))
+
+
+def norms() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.InstanceNorm2d(4, affine=True),
+                         nn.Flatten(), nn.Linear(48, 3))
+
+
+# second-order: 30, 32, 33, 34, 35, 36, 38
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("kind", ["linear", "net", "conv"])
+@pytest.mark.parametrize("kind", ["linear", "net", "conv", "bag_sum", "bag_mean", "norms"])
 def test_gradients_are_those_of_a_loop(kind: str, reduction: str) -> None:
     torch.manual_seed(0)
-    model = {"linear": lambda: nn.Linear(4, 3), "net": Net, "conv": conv}[kind]().double()
-    inputs = {"linear": torch.randn(5, 4).double(), "net": torch.randint(0, 11, (5, 7)),
-              "conv": torch.randn(5, 2, 5, 6).double()}[kind]
+    model = {"linear": lambda: nn.Linear(4, 3), "net": Net, "conv": conv, "bag_sum": lambda: bag("sum"),
+             "bag_mean": lambda: bag("mean"), "norms": norms}[kind]().double()
+    images, words = torch.randn(5, 2, 5, 6).double(), torch.randint(0, 11, (5, 7))
+    inputs = {"linear": torch.randn(5, 4).double(), "conv": images, "norms": images}.get(kind, words)
     targets = torch.randint(0, 3, (5,))
     loss_fn = nn.CrossEntropyLoss(reduction=reduction)
     for p in model.parameters():
@@ -218,6 +229,20 @@ def test_empty_batches_and_batch_norm() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     with pytest.raises(ValueError, match="mixes samples"):
         CUDAGradientOps.per_sample_gradients(model, nn.MSELoss(), torch.zeros(2, 4), torch.zeros(2, 3))
+
+
+# second-order: 34
+def test_bags_with_offsets_or_weights_are_refused_by_name() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(11, 3, mode="sum")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.bag(x, per_sample_weights=torch.full(x.shape, 2.0))
+
+    with pytest.raises(ValueError, match="EmbeddingBag"):
+        CUDAGradientOps.per_sample_gradients(Weighted(), nn.MSELoss(), torch.ones(2, 4).long(), torch.zeros(2, 3))
 
 
 # ---- memory and devices (1.1) ----

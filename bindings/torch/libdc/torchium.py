@@ -101,6 +101,7 @@ def cuda_memory_info() -> Dict[str, Any]:
 # ---- gradients per sample ----
 
 _CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+_INSTANCE_NORMS = (torch.nn.InstanceNorm1d, torch.nn.InstanceNorm2d, torch.nn.InstanceNorm3d)
 _MIXES_SAMPLES = torch.nn.modules.batchnorm._BatchNorm
 
 
@@ -122,8 +123,22 @@ def _describe(module: torch.nn.Module) -> Optional[SampleLayer]:
         return SampleLayer("conv", conv.kernel_size, conv.stride, _conv_padding(conv), conv.dilation, conv.groups)
     if type(module) is torch.nn.Embedding and not module.scale_grad_by_freq and not module.sparse:
         return SampleLayer("embedding", rows=module.num_embeddings, padding_row=module.padding_idx)
+    if type(module) is torch.nn.EmbeddingBag and module.mode in ("sum", "mean") and not module.scale_grad_by_freq \
+            and not module.sparse:
+        return SampleLayer(f"bag_{module.mode}", rows=module.num_embeddings, padding_row=module.padding_idx)
+    return _describe_norm(module)
+
+
+def _describe_norm(module: Any) -> Optional[SampleLayer]:
     if type(module) is torch.nn.LayerNorm:
         return SampleLayer("layer_norm", features=torch.Size(module.normalized_shape).numel(), eps=module.eps)
+    if type(module) is torch.nn.RMSNorm:
+        eps = torch.finfo(module.weight.dtype).eps if module.eps is None else module.eps
+        return SampleLayer("rms_norm", features=torch.Size(module.normalized_shape).numel(), eps=eps)
+    if type(module) is torch.nn.GroupNorm:
+        return SampleLayer("group_norm", groups=module.num_groups, eps=module.eps)
+    if type(module) in _INSTANCE_NORMS and not module.track_running_stats:
+        return SampleLayer("group_norm", groups=module.num_features, eps=module.eps)
     return None
 
 
@@ -133,9 +148,12 @@ class _Uses:
     def __init__(self, layers: Dict[torch.nn.Module, SampleLayer]) -> None:
         self.list: List[Tuple[torch.nn.Module, SampleLayer, torch.Tensor, Any]] = []
         self._layers = layers
-        self._hooks = [module.register_forward_hook(self._note) for module in layers]
+        self._hooks = [module.register_forward_hook(self._note, with_kwargs=True) for module in layers]
 
-    def _note(self, module: torch.nn.Module, inputs: Tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+    def _note(self, module: torch.nn.Module, inputs: Tuple[Any, ...], options: Dict[str, Any],
+              output: torch.Tensor) -> torch.Tensor:
+        if type(module) is torch.nn.EmbeddingBag and (options or len(inputs) > 1 or inputs[0].dim() != 2):
+            raise ValueError("EmbeddingBag: takes indices [samples, indices] alone, without offsets or weights")
         if output.requires_grad:
             # The place, not the tensor: what comes next may change it in place. A view's place would be lost by that.
             output = output.clone() if output._is_view() else output

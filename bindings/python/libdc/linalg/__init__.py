@@ -7,11 +7,12 @@ from .devices import device_count, device_memory, get_optimal_device, is_cuda_av
 from .handle import Handle, default
 from .products import FileMatrix, kron, kron_apply, kron_nearest, kron_solve, matmul, matmul_bounded
 from .samples import SampleLayer, clip_factors, clipped_grad_sum, per_sample_grads, per_sample_norms
-from .spectral import SpectralInfo, SpectralPath, eigh, inverse_root, matrix_power
+from .spectral import (IterationInfo, SpectralInfo, SpectralPath, eigh, inverse_root, inverse_root_newton, matrix_power,
+                       orthogonalize)
 
 __all__ = [
-    "FileMatrix", "Handle", "SampleLayer", "SpectralInfo", "SpectralPath", "clip_factors", "clipped_grad_sum",
-    "default", "device_count", "device_memory", "eigh", "get_optimal_device", "inverse_root", "is_cuda_available",
-    "kron", "kron_apply", "kron_nearest", "kron_solve", "matmul", "matmul_bounded", "matrix_power",
-    "per_sample_grads", "per_sample_norms", "zeros",
+    "FileMatrix", "Handle", "IterationInfo", "SampleLayer", "SpectralInfo", "SpectralPath", "clip_factors",
+    "clipped_grad_sum", "default", "device_count", "device_memory", "eigh", "get_optimal_device", "inverse_root",
+    "inverse_root_newton", "is_cuda_available", "kron", "kron_apply", "kron_nearest", "kron_solve", "matmul",
+    "matmul_bounded", "matrix_power", "orthogonalize", "per_sample_grads", "per_sample_norms", "zeros",
 ]  # fmt: skip

@@ -8,11 +8,14 @@ from .._lib import ffi, lib
 from ..errors import check
 from .handle import Array, Handle, raw, target
 
-_KINDS = {"linear": 1, "conv": 2, "embedding": 3, "layer_norm": 4, "rms_norm": 5}
+_KINDS = {"linear": 1, "conv": 2, "embedding": 3, "layer_norm": 4, "rms_norm": 5, "bag_sum": 6, "bag_mean": 7,
+          "group_norm": 8}
+_TABLES = ("embedding", "bag_sum", "bag_mean")
 
 
 class SampleLayer(NamedTuple):
-    """A layer's constants; see dc_sample_layer. kind: "linear", "conv", "embedding", "layer_norm" or "rms_norm"."""
+    """A layer's constants; see dc_sample_layer. kind: "linear", "conv", "embedding", "bag_sum", "bag_mean", "layer_norm",
+    "rms_norm" or "group_norm"."""
 
     kind: str
     kernel: Sequence[int] = ()
@@ -27,7 +30,7 @@ class SampleLayer(NamedTuple):
 
     @property
     def has_bias(self) -> bool:
-        return self.kind in ("linear", "conv", "layer_norm")
+        return self.kind not in (*_TABLES, "rms_norm")
 
     def c(self) -> Any:
         if self.kind not in _KINDS:
@@ -48,8 +51,10 @@ class SampleLayer(NamedTuple):
             return (delta[-1], x[-1]), (delta[-1],)
         if self.kind == "conv":
             return (delta[1], x[1] // (self.groups or 1), *self.kernel), (delta[1],)
-        if self.kind == "embedding":
+        if self.kind in _TABLES:
             return (self.rows, delta[-1]), ()
+        if self.kind == "group_norm":
+            return (x[1],), (x[1],)
         return (self.features or x[-1],), (self.features or x[-1],)
 
 

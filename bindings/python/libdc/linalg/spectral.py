@@ -1,4 +1,4 @@
-"""Symmetric matrices: eigenvectors, powers, inverse roots."""
+"""Symmetric matrices: eigenvectors, powers, inverse roots; matrices with orthonormal rows or columns."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .handle import Array, Handle, raw, target
 
 _SYMMETRY = {"check": 0, "mean": 1, "lower": 2, "upper": 3}
 _NEGATIVE = {"refuse": 0, "clamp": 1, "floor": 2}
+_POLYNOMIALS = {"express": 0, "muon": 1}
 
 
 class SpectralPath(enum.IntEnum):
@@ -40,19 +41,35 @@ class SpectralInfo(NamedTuple):
         return bool(self.status == Status.OK)
 
 
+class IterationInfo(NamedTuple):
+    """What is known of one matrix's iteration; see dc_iteration_info."""
+
+    status: int
+    iterations: int
+    residual: float
+    bound: float
+    epsilon: float
+    asymmetry: float
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.status == Status.OK)
+
+
 class _Infos:
     """The matrices' reports, and what a call's status becomes."""
 
-    def __init__(self, a: Array) -> None:
+    def __init__(self, a: Array, kind: Any = SpectralInfo) -> None:
         self.count = a.shape[0] if len(a.shape) == 3 else 1
-        self.c = ffi.new("dc_spectral_info[]", max(1, self.count))
-        self.size = ffi.sizeof("dc_spectral_info")
+        self.kind, name = kind, "dc_spectral_info" if kind is SpectralInfo else "dc_iteration_info"
+        self.c = ffi.new(f"{name}[]", max(1, self.count))
+        self.size = ffi.sizeof(name)
 
-    def read(self) -> List[SpectralInfo]:
-        return [SpectralInfo(i.status, SpectralPath(i.path), i.smallest, i.largest, i.epsilon, i.asymmetry, i.change)
-                for i in (self.c[n] for n in range(self.count))]
+    def read(self) -> List[Any]:
+        reports = [self.kind(*(getattr(self.c[n], name) for name in self.kind._fields)) for n in range(self.count)]
+        return [r._replace(path=SpectralPath(r.path)) if self.kind is SpectralInfo else r for r in reports]
 
-    def settle(self, status: int, info: Optional[List[SpectralInfo]]) -> None:
+    def settle(self, status: int, info: Optional[List[Any]]) -> None:
         """Raises unless a list was given for the reports, and the failure is in them."""
         reports = self.read()
         if info is not None:
@@ -118,4 +135,30 @@ def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, r
     status = lib.dc_matrix_inverse_root(raw(handle), given.c, root, options, kept.c if kept else ffi.NULL, result.c,
                                         infos.c, infos.size)
     infos.settle(status, info)
+    return result.array
+
+
+def inverse_root_newton(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, residual: float = 0,
+                        iterations: int = 0, symmetry: str = "check", precision: Any = None, out: Any = None,
+                        info: Optional[List[IterationInfo]] = None, handle: Optional[Handle] = None) -> Any:
+    """(A + epsilon I)^(-1/root) by products of matrices alone. info: a list for the reports; then what does not converge
+    is in it, and not raised, and its result is the best iterate."""
+    given = Array(a)
+    options = ffi.new("dc_iteration_options *")
+    options.struct_size = ffi.sizeof("dc_iteration_options")
+    options.eps_abs, options.eps_rel, options.residual, options.iterations = eps_abs, eps_rel, residual, iterations
+    options.symmetry, options.precision = _choice("symmetry", symmetry, _SYMMETRY), DType.of(precision)
+    result, infos = target(out, a, given.shape, given.dtype), _Infos(given, IterationInfo)
+    status = lib.dc_matrix_inverse_root_newton(raw(handle), given.c, root, options, result.c, infos.c, infos.size)
+    infos.settle(status, info)
+    return result.array
+
+
+def orthogonalize(a: Any, *, polynomial: str = "express", steps: int = 0, out: Any = None,
+                  handle: Optional[Handle] = None) -> Any:
+    """The nearest matrix with orthonormal rows or columns. polynomial: "express" (Polar Express) or "muon"; steps: 0 =
+    the polynomial's own number."""
+    given = Array(a)
+    result = target(out, a, given.shape, given.dtype)
+    check(lib.dc_orthogonalize(raw(handle), given.c, _choice("polynomial", polynomial, _POLYNOMIALS), steps, result.c))
     return result.array

@@ -3157,6 +3157,248 @@ extern "C" {
         info_size: usize,
     ) -> dc_status;
 }
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_iteration_options {
+    pub struct_size: usize,
+    pub eps_abs: f64,
+    pub eps_rel: f64,
+    pub residual: f64,
+    pub iterations: i32,
+    pub symmetry: i32,
+    pub precision: i32,
+    pub reserved0: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_iteration_options() {
+    assert_eq!(
+        ::std::mem::size_of::<dc_iteration_options>(),
+        48usize,
+        concat!("Size of: ", stringify!(dc_iteration_options))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<dc_iteration_options>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_iteration_options))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_options), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_eps_abs() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).eps_abs) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_options), "::", stringify!(eps_abs))
+        );
+    }
+    test_field_eps_abs();
+    fn test_field_eps_rel() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).eps_rel) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_options), "::", stringify!(eps_rel))
+        );
+    }
+    test_field_eps_rel();
+    fn test_field_residual() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).residual) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_options), "::", stringify!(residual))
+        );
+    }
+    test_field_residual();
+    fn test_field_iterations() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).iterations) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_options), "::", stringify!(iterations))
+        );
+    }
+    test_field_iterations();
+    fn test_field_symmetry() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).symmetry) as usize - ptr as usize
+            },
+            36usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_options), "::", stringify!(symmetry))
+        );
+    }
+    test_field_symmetry();
+    fn test_field_precision() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).precision) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_options), "::", stringify!(precision))
+        );
+    }
+    test_field_precision();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            44usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_options), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
+}
+extern "C" {
+    pub fn dc_iteration_options_init(options: *mut dc_iteration_options, struct_size: usize);
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_iteration_info {
+    pub status: i32,
+    pub iterations: i32,
+    pub residual: f64,
+    pub bound: f64,
+    pub epsilon: f64,
+    pub asymmetry: f64,
+}
+#[test]
+fn bindgen_test_layout_dc_iteration_info() {
+    assert_eq!(
+        ::std::mem::size_of::<dc_iteration_info>(),
+        40usize,
+        concat!("Size of: ", stringify!(dc_iteration_info))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<dc_iteration_info>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_iteration_info))
+    );
+    fn test_field_status() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).status) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_info), "::", stringify!(status))
+        );
+    }
+    test_field_status();
+    fn test_field_iterations() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).iterations) as usize - ptr as usize
+            },
+            4usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_info), "::", stringify!(iterations))
+        );
+    }
+    test_field_iterations();
+    fn test_field_residual() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).residual) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_info), "::", stringify!(residual))
+        );
+    }
+    test_field_residual();
+    fn test_field_bound() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).bound) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_info), "::", stringify!(bound))
+        );
+    }
+    test_field_bound();
+    fn test_field_epsilon() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).epsilon) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_info), "::", stringify!(epsilon))
+        );
+    }
+    test_field_epsilon();
+    fn test_field_asymmetry() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_iteration_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).asymmetry) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_iteration_info), "::", stringify!(asymmetry))
+        );
+    }
+    test_field_asymmetry();
+}
+extern "C" {
+    pub fn dc_matrix_inverse_root_newton(
+        linalg: *mut dc_linalg,
+        a: *const dc_tensor,
+        root: i32,
+        options: *const dc_iteration_options,
+        out: *mut dc_tensor,
+        info: *mut dc_iteration_info,
+        info_size: usize,
+    ) -> dc_status;
+}
+pub const DC_ORTHOGONAL_EXPRESS: dc_orthogonal = 0;
+pub const DC_ORTHOGONAL_MUON: dc_orthogonal = 1;
+pub type dc_orthogonal = i32;
+extern "C" {
+    pub fn dc_orthogonalize(
+        linalg: *mut dc_linalg,
+        a: *const dc_tensor,
+        polynomial: i32,
+        steps: i32,
+        out: *mut dc_tensor,
+    ) -> dc_status;
+}
 extern "C" {
     pub fn dc_kron(linalg: *mut dc_linalg, a: *const dc_tensor, b: *const dc_tensor, out: *mut dc_tensor) -> dc_status;
 }
@@ -3305,6 +3547,9 @@ pub const DC_SAMPLE_CONV: dc_sample_kind = 2;
 pub const DC_SAMPLE_EMBEDDING: dc_sample_kind = 3;
 pub const DC_SAMPLE_LAYER_NORM: dc_sample_kind = 4;
 pub const DC_SAMPLE_RMS_NORM: dc_sample_kind = 5;
+pub const DC_SAMPLE_BAG_SUM: dc_sample_kind = 6;
+pub const DC_SAMPLE_BAG_MEAN: dc_sample_kind = 7;
+pub const DC_SAMPLE_GROUP_NORM: dc_sample_kind = 8;
 pub type dc_sample_kind = i32;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

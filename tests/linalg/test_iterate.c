@@ -1,0 +1,245 @@
+/* Iterations by products alone: points 17, 18 and 22 of the second-order conformance list. */
+#include "linalg_test.h"
+
+enum { N = 48 };
+
+static dc_iteration_options with_eps(double eps_rel) {
+  dc_iteration_options o = DC_ITERATION_OPTIONS_INIT;
+  o.eps_rel = eps_rel;
+  return o;
+}
+
+/* Spectra of which the last are near or at zero. */
+static void spectrum(int kind, double *a) {
+  double values[N];
+  for (int64_t i = 0; i < N; i++) {
+    const double all[] = {pow(10, -8.0 * (double)i / N), pow((double)(i + 1), -2), i < N / 8 ? 1 : 0,
+                          (double)(i / 8 + 1), 1};
+    values[i] = all[kind];
+  }
+  with_spectrum(a, N, values, 17);
+}
+
+/* The root by eigenvectors in float64, with the epsilon that the iteration used. */
+static void oracle(const double *a, int32_t root, double epsilon, double *x) {
+  dc_spectral_options o = DC_SPECTRAL_OPTIONS_INIT;
+  o.eps_abs = epsilon;
+  dc_tensor ta = matrix((void *)(uintptr_t)a, DC_FLOAT64, N, N), tx = matrix(x, DC_FLOAT64, N, N);
+  OK(dc_matrix_power(linalg, &ta, -1 / (double)root, &o, &tx, NULL, 0));
+}
+
+static double relative(const double *x, const double *want) {
+  double apart = 0, whole = 0;
+  for (int64_t i = 0; i < N * N; i++) {
+    apart += (x[i] - want[i]) * (x[i] - want[i]);
+    whole += want[i] * want[i];
+  }
+  return sqrt(apart / whole);
+}
+
+static void test_17_18_newton_is_the_root(void **state) {
+  (void)state;
+  double a[N * N], x[N * N], want[N * N];
+  float narrow[N * N], root[N * N];
+  dc_tensor ta = matrix(a, DC_FLOAT64, N, N), tx = matrix(x, DC_FLOAT64, N, N), tn = matrix(narrow, DC_FLOAT32, N, N),
+            tr = matrix(root, DC_FLOAT32, N, N);
+  const int32_t roots[] = {1, 2, 3, 4, 8};
+  for (int kind = 0; kind < 5; kind++) {
+    spectrum(kind, a);
+    for (int64_t i = 0; i < N * N; i++) {
+      narrow[i] = (float)a[i];
+    }
+    for (size_t r = 0; r < 5; r++) {
+      dc_iteration_info info = {0};
+      dc_iteration_options o = with_eps(1e-6);
+      OK(dc_matrix_inverse_root_newton(linalg, &ta, roots[r], &o, &tx, &info, sizeof info));
+      assert_true(info.iterations >= 2 && info.iterations <= 40 && info.status == DC_OK);
+      assert_true(info.residual <= 16 * 2.3e-16 * (info.bound + info.epsilon) / info.epsilon * 1.01);
+      oracle(a, roots[r], info.epsilon, want);
+      assert_true(relative(x, want) < 1e-9);
+      o = with_eps(1e-3); /* what float32 has digits for */
+      OK(dc_matrix_inverse_root_newton(linalg, &tn, roots[r], &o, &tr, &info, sizeof info));
+      oracle(a, roots[r], info.epsilon, want);
+      for (int64_t i = 0; i < N * N; i++) {
+        x[i] = (double)root[i];
+      }
+      assert_true(relative(x, want) < 2e-4);
+    }
+  }
+}
+
+static void test_17_what_does_not_converge(void **state) {
+  (void)state;
+  double a[N * N], x[N * N], best[N * N], values[N];
+  dc_tensor ta = matrix(a, DC_FLOAT64, N, N), tx = matrix(x, DC_FLOAT64, N, N), tb = matrix(best, DC_FLOAT64, N, N);
+  dc_iteration_info info = {0}, all = {0};
+  spectrum(0, a);
+  dc_iteration_options o = with_eps(1e-6);
+  OK(dc_matrix_inverse_root_newton(linalg, &ta, 4, &o, &tx, &all, sizeof all));
+  double before = 2;
+  for (int32_t most = 1; most < all.iterations - 2; most++) { /* too few: the best so far, nearer each time */
+    o.iterations = most;
+    FAILS(dc_matrix_inverse_root_newton(linalg, &ta, 4, &o, &tb, &info, sizeof info), DC_E_NOT_CONVERGED,
+          "iterations |X^4 (A + epsilon I) - I| is");
+    assert_int_equal(info.iterations, most);
+    double now = relative(best, x);
+    assert_true(now < before);
+    before = now;
+  }
+  o.iterations = 0;
+  o.residual = all.residual / 4; /* a residual that rounding does not allow */
+  FAILS(dc_matrix_inverse_root_newton(linalg, &ta, 4, &o, &tb, &info, sizeof info), DC_E_NOT_CONVERGED, "is");
+  assert_memory_equal(best, x, sizeof x);
+  for (int64_t i = 0; i < N; i++) { /* a negative eigenvalue: it stops when the distance grows by more than a fifth */
+    values[i] = i == 5 ? -0.1 : 1;
+  }
+  with_spectrum(a, N, values, 3);
+  o.residual = 0;
+  FAILS(dc_matrix_inverse_root_newton(linalg, &ta, 4, &o, &tb, &info, sizeof info), DC_E_NOT_CONVERGED,
+        "positive semidefinite?");
+  assert_true(info.iterations < 10);
+  for (int64_t i = 0; i < N * N; i++) {
+    assert_true(isfinite(best[i]));
+  }
+}
+
+/* One bad matrix in a batch; the same bits alone and in a batch, and on any number of threads. */
+static void test_17_batches(void **state) {
+  (void)state;
+  enum { COUNT = 4 };
+  double *a = calloc(COUNT * N * N, sizeof *a), *x = calloc(COUNT * N * N, sizeof *x), alone[N * N];
+  dc_iteration_info info[COUNT];
+  for (int kind = 0; kind < COUNT; kind++) {
+    spectrum(kind, a + kind * N * N);
+  }
+  a[N * N + 5] = NAN;
+  dc_tensor ta = batch(a, DC_FLOAT64, COUNT, N, N), tx = batch(x, DC_FLOAT64, COUNT, N, N);
+  dc_iteration_options o = with_eps(1e-4);
+  FAILS(dc_matrix_inverse_root_newton(linalg, &ta, 4, &o, &tx, info, sizeof info[0]), DC_E_NOT_FINITE, "a[1]");
+  assert_true(x[N * N] == 0 && info[1].status == DC_E_NOT_FINITE);
+  dc_linalg *five = open_linalg(5, 0);
+  for (int i = 0; i < COUNT; i++) {
+    dc_tensor one = matrix(a + i * N * N, DC_FLOAT64, N, N), to = matrix(alone, DC_FLOAT64, N, N);
+    if (i != 1) {
+      assert_int_equal(info[i].status, DC_OK);
+      OK(dc_matrix_inverse_root_newton(five, &one, 4, &o, &to, NULL, 0));
+      assert_memory_equal(alone, x + i * N * N, sizeof alone);
+    }
+  }
+  dc_linalg_destroy(five);
+  dc_tensor first = matrix(a, DC_FLOAT64, N, N), to = matrix(alone, DC_FLOAT64, N, N);
+  dc_iteration_options none = DC_ITERATION_OPTIONS_INIT;
+  FAILS(dc_matrix_inverse_root_newton(linalg, &first, 4, &none, &to, NULL, 0), DC_E_INVALID, "one must be > 0");
+  FAILS(dc_matrix_inverse_root_newton(linalg, &first, 4, NULL, &to, NULL, 0), DC_E_INVALID, "one must be > 0");
+  FAILS(dc_matrix_inverse_root_newton(linalg, &first, 0, &o, &to, NULL, 0), DC_E_INVALID, "root = 0");
+  FAILS(dc_matrix_inverse_root_newton(linalg, &first, 4, &o, &to, info, 8), DC_E_INVALID, "info_size = 8");
+  o.iterations = -1;
+  FAILS(dc_matrix_inverse_root_newton(linalg, &first, 4, &o, &to, NULL, 0), DC_E_INVALID, "options.iterations = -1");
+  memset(a, 0, N * N * sizeof *a); /* zeros: with a relative epsilon nothing is added */
+  o = with_eps(1e-4);
+  FAILS(dc_matrix_inverse_root_newton(linalg, &first, 4, &o, &to, NULL, 0), DC_E_NOT_POSITIVE, "eigenvalue of zero");
+  o.eps_abs = 1e-8;
+  OK(dc_matrix_inverse_root_newton(linalg, &first, 4, &o, &to, NULL, 0));
+  assert_true(fabs(alone[0] - 100) < 1e-10 && alone[1] == 0);
+  free(a);
+  free(x);
+}
+
+/* Columns that are orthonormal but for factors, so that the singular values are known: [rows, cols], rows > cols. */
+static void with_singular_values(double *a, int64_t rows, int64_t cols, const double *values) {
+  double *square = calloc((size_t)(rows * rows), sizeof *square), *w = calloc((size_t)rows, sizeof *w),
+         *v = calloc((size_t)(rows * rows), sizeof *v);
+  for (int64_t i = 0; i < rows; i++) {
+    w[i] = (double)i;
+  }
+  with_spectrum(square, rows, w, 22);
+  dc_tensor ts = matrix(square, DC_FLOAT64, rows, rows), tw = vector(w, DC_FLOAT64, rows),
+            tv = matrix(v, DC_FLOAT64, rows, rows);
+  OK(dc_eigh(linalg, &ts, NULL, &tw, &tv, NULL, 0));
+  for (int64_t i = 0; i < rows; i++) {
+    for (int64_t j = 0; j < cols; j++) {
+      a[i * cols + j] = v[i * rows + j] * values[j];
+    }
+  }
+  free(square);
+  free(w);
+  free(v);
+}
+
+static void test_22_orthogonal_bands(void **state) {
+  (void)state;
+  enum { ROWS = 40, COLS = 12 };
+  double a[ROWS * COLS], x[ROWS * COLS], values[COLS], gram[COLS * COLS], w[COLS], norm = 0;
+  for (int64_t j = 0; j < COLS; j++) { /* 1 down to 6e-3: over 5e-3 of the Frobenius norm */
+    values[j] = pow(10, -2.2 * (double)j / COLS);
+    norm += values[j] * values[j];
+  }
+  assert_true(values[COLS - 1] / sqrt(norm) > 5e-3);
+  with_singular_values(a, ROWS, COLS, values);
+  const struct {
+    int32_t polynomial, steps;
+    double low, high;
+  } bands[] = {{DC_ORTHOGONAL_EXPRESS, 0, 1 - 1e-12, 1 + 1e-12},
+               {DC_ORTHOGONAL_EXPRESS, 5, 0.84, 1.13},
+               {DC_ORTHOGONAL_EXPRESS, 12, 1 - 1e-12, 1 + 1e-12},
+               {DC_ORTHOGONAL_MUON, 0, 0.68, 1.16}};
+  dc_tensor ta = matrix(a, DC_FLOAT64, ROWS, COLS), tx = matrix(x, DC_FLOAT64, ROWS, COLS);
+  for (size_t band = 0; band < 4; band++) {
+    OK(dc_orthogonalize(linalg, &ta, bands[band].polynomial, bands[band].steps, &tx));
+    for (int64_t i = 0; i < COLS * COLS; i++) {
+      gram[i] = 0;
+      for (int64_t k = 0; k < ROWS; k++) {
+        gram[i] += x[k * COLS + i / COLS] * x[k * COLS + i % COLS];
+      }
+    }
+    dc_tensor tg = matrix(gram, DC_FLOAT64, COLS, COLS), tw = vector(w, DC_FLOAT64, COLS);
+    OK(dc_eigh(linalg, &tg, NULL, &tw, NULL, NULL, 0));
+    assert_true(sqrt(w[0]) > bands[band].low && sqrt(w[COLS - 1]) < bands[band].high);
+  }
+}
+
+static void test_22_shapes_and_bad_values(void **state) {
+  (void)state;
+  enum { ROWS = 9, COLS = 5, COUNT = 3 };
+  double *a = doubles(COUNT * ROWS * COLS, 5), tall[COUNT * ROWS * COLS], lying[COUNT * ROWS * COLS], one[9] = {0};
+  dc_tensor ta = batch(a, DC_FLOAT64, COUNT, ROWS, COLS), tt = batch(tall, DC_FLOAT64, COUNT, ROWS, COLS),
+            turned = batch(a, DC_FLOAT64, COUNT, COLS, ROWS), tl = batch(lying, DC_FLOAT64, COUNT, COLS, ROWS);
+  const int64_t strides[3] = {ROWS * COLS, 1, COLS};
+  turned.strides = strides;
+  OK(dc_orthogonalize(linalg, &ta, DC_ORTHOGONAL_EXPRESS, 0, &tt));
+  OK(dc_orthogonalize(linalg, &turned, DC_ORTHOGONAL_EXPRESS, 0, &tl));
+  for (int64_t i = 0; i < COUNT * ROWS * COLS; i++) { /* the same bits, turned */
+    int64_t in = i % (ROWS * COLS);
+    assert_true(tall[i] == lying[i - in + in % COLS * ROWS + in / COLS]);
+  }
+  dc_tensor rank_one = matrix(one, DC_FLOAT64, 3, 3), to = matrix(tall, DC_FLOAT64, 3, 3);
+  OK(dc_orthogonalize(linalg, &rank_one, DC_ORTHOGONAL_EXPRESS, 0, &to)); /* zeros */
+  for (int i = 0; i < 9; i++) {
+    assert_true(tall[i] == 0);
+    one[i] = (i / 3 + 1) * (i % 3 - 1) * 1e200; /* u v^T, with squares beyond float64 */
+  }
+  OK(dc_orthogonalize(linalg, &rank_one, DC_ORTHOGONAL_EXPRESS, 0, &to));
+  for (int i = 0; i < 9; i++) {
+    assert_true(fabs(tall[i] - (i / 3 + 1) * (i % 3 - 1) / sqrt(14.0 * 2)) < 1e-13);
+  }
+  one[4] = INFINITY;
+  double before = tall[0];
+  FAILS(dc_orthogonalize(linalg, &rank_one, DC_ORTHOGONAL_MUON, 0, &to), DC_E_NOT_FINITE, "[1, 1] of matrix 0");
+  assert_true(tall[0] == before);
+  FAILS(dc_orthogonalize(linalg, &rank_one, 2, 0, &to), DC_E_INVALID, "polynomial = 2");
+  FAILS(dc_orthogonalize(linalg, &rank_one, 0, 65, &to), DC_E_INVALID, "steps = 65");
+  dc_tensor none = matrix(NULL, DC_FLOAT64, 0, 3);
+  OK(dc_orthogonalize(linalg, &none, 0, 0, &none));
+  free(a);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_17_18_newton_is_the_root),
+      cmocka_unit_test(test_17_what_does_not_converge),
+      cmocka_unit_test(test_17_batches),
+      cmocka_unit_test(test_22_orthogonal_bands),
+      cmocka_unit_test(test_22_shapes_and_bad_values),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}
