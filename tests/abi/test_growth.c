@@ -343,6 +343,7 @@ static void expect(const row *r, size_t size, dc_status got, dc_status want) {
   }
 }
 
+/* second-order: 55 */
 static void test_callers_of_every_size(void **state) {
   (void)state;
   for (const row *r = rows; r < rows + ROWS; r++) {
@@ -376,6 +377,7 @@ static void test_sizes_that_are_garbage(void **state) {
   }
 }
 
+/* second-order: 55 */
 static void test_tails_that_ask_for_more(void **state) {
   (void)state;
   for (const row *r = rows; r < rows + ROWS; r++) {

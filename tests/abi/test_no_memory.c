@@ -1,5 +1,7 @@
-/* Memory that cannot be had: each allocation of a training step fails in turn. Every call says so or works, and in the
- * end nothing is left behind. The program's own malloc family stands before the C library's, for libdc too. */
+/* Memory that cannot be had: each allocation of a training step, and of second-order operators, fails in turn. Every
+ * call says so or works, and in the end nothing is left behind. The program's own malloc family stands before the C
+ * library's, for libdc too. */
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,6 +15,7 @@
 void *__libc_malloc(size_t bytes);
 void *__libc_calloc(size_t count, size_t bytes);
 void *__libc_realloc(void *ptr, size_t bytes);
+void *__libc_memalign(size_t alignment, size_t bytes);
 void __libc_free(void *ptr);
 
 static atomic_long countdown = -1; /* the allocation that fails; negative: none */
@@ -42,6 +45,15 @@ void *realloc(void *ptr, size_t bytes) {
     return NULL;
   }
   return ptr == NULL ? counted(__libc_realloc(NULL, bytes)) : __libc_realloc(ptr, bytes);
+}
+
+void *aligned_alloc(size_t alignment, size_t bytes) {
+  return refuse() ? NULL : counted(__libc_memalign(alignment, bytes));
+}
+
+int posix_memalign(void **ptr, size_t alignment, size_t bytes) {
+  *ptr = aligned_alloc(alignment, bytes);
+  return *ptr == NULL ? ENOMEM : 0;
 }
 
 void free(void *ptr) {
@@ -85,6 +97,31 @@ static void step(dc_context *context, dc_stream *stream) {
   dc_buffer_release(block);
 }
 
+/* Second-order operators, with libdc's own solver: a LAPACK's memory is not ours. */
+static void matrices(dc_device *device) {
+  static float a[9] = {4, 1, 0, 1, 3, 1, 0, 1, 2}, out[9], grads[27], squares[3];
+  static const int64_t square[2] = {3, 3}, cube[3] = {3, 3, 3};
+  dc_linalg_options options = DC_LINALG_OPTIONS_INIT;
+  dc_iteration_options newton = DC_ITERATION_OPTIONS_INIT;
+  dc_sample_layer layer = DC_SAMPLE_LAYER_INIT;
+  dc_tensor ta = DC_TENSOR_INIT, to, tg, ts, made = DC_TENSOR_INIT;
+  options.plain = 1, options.threads = 2, newton.eps_rel = 1e-3, layer.kind = DC_SAMPLE_LINEAR;
+  ta.data = a, ta.shape = square, ta.ndim = 2, ta.dtype = DC_FLOAT32;
+  to = tg = ts = ta;
+  to.data = out, tg.data = grads, tg.shape = cube, tg.ndim = 3, ts.data = squares, ts.ndim = 1;
+  dc_linalg *l = NULL;
+  if (works(dc_linalg_create(device, &options, &l)) && works(dc_matrix_power(l, &ta, -0.25, NULL, &to, NULL, 0)) &&
+      works(dc_matrix_inverse_root_newton(l, &ta, 4, &newton, &to, NULL, 0)) &&
+      works(dc_orthogonalize(l, &ta, DC_ORTHOGONAL_EXPRESS, 0, &to)) && works(dc_kron_apply(l, &ta, &ta, &ta, &to)) &&
+      works(dc_batch_matmul(l, &ta, &ta, 1, 0, &to)) && works(dc_per_sample_grads(l, &layer, &ta, &ta, &tg, NULL)) &&
+      works(dc_per_sample_norms(l, &layer, &ta, &ta, 1, 0, &ts)) &&
+      works(dc_clipped_grad_sum(l, &layer, &ta, &ta, NULL, 0, &to, NULL)) &&
+      works(dc_tensor_create(device, square, 2, DC_FLOAT32, &made))) {
+    dc_buffer_release(made.buffer);
+  }
+  dc_linalg_destroy(l);
+}
+
 static void run(void) {
   dc_comm *comm = NULL;
   dc_device *device = NULL;
@@ -95,6 +132,7 @@ static void run(void) {
       works(dc_stream_create(device, &stream)) && works(dc_context_create(device, NULL, &context)) &&
       works(dc_init(context, comm, NULL, 4))) {
     step(context, stream);
+    matrices(device);
   }
   dc_context_destroy(context);
   dc_stream_destroy(stream);

@@ -1,5 +1,5 @@
-/* Bags of embeddings and group norms: points 34 and 35 of the second-order conformance list. A bag is compared with an
- * embedding whose delta is written out, a group norm with its definition. */
+/* Bags of embeddings, group norms, norms that cancel: points 31, 34 and 35 of the second-order conformance list. A bag
+ * is compared with an embedding whose delta is written out, a group norm with its definition. */
 #include "linalg_test.h"
 
 enum { SAMPLES = 4, T = 3, ROWS = 6, D = 5, WEIGHTS = ROWS * D };
@@ -103,7 +103,34 @@ static void test_35_group_norms(void **state) {
   group_norm(2, 3, 0, 3, 1e-5);
 }
 
+/* Positions that cancel: the gradient is zero, or as good as that, and its square by way of the products of positions
+ * is a small difference of large numbers. */
+static void test_31_nothing_negative(void **state) {
+  (void)state;
+  enum { SIZE = 64, PLACES = 6 };
+  float x[PLACES * SIZE], d[PLACES * SIZE], square = 7;
+  dc_sample_layer layer = DC_SAMPLE_LAYER_INIT;
+  layer.kind = DC_SAMPLE_LINEAR;
+  dc_tensor tx = batch(x, DC_FLOAT32, 1, PLACES, SIZE), td = batch(d, DC_FLOAT32, 1, PLACES, SIZE),
+            tq = vector(&square, DC_FLOAT32, 1);
+  for (uint64_t seed = 0; seed < 50; seed++) {
+    uint64_t state_ = seed;
+    double whole = 0;
+    for (int64_t i = 0; i < SIZE; i++) {
+      float a = (float)number(&state_), b = (float)number(&state_);
+      for (int64_t p = 0; p < PLACES; p++) { /* weights 1, 1, -2, 1, 1, -2 */
+        x[p * SIZE + i] = a;
+        d[p * SIZE + i] = p % 3 == 2 ? -2 * b : b;
+      }
+      whole += (double)(a * a);
+    }
+    OK(dc_per_sample_norms(linalg, &layer, &tx, &td, DC_PART_WEIGHT | DC_PART_BIAS, 0, &tq));
+    assert_true(square >= 0 && (double)square < 1e-4 * whole * whole);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_34_bags), cmocka_unit_test(test_35_group_norms)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_31_nothing_negative), cmocka_unit_test(test_34_bags),
+                                     cmocka_unit_test(test_35_group_norms)};
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -75,6 +75,7 @@ static void test_16_retried_in_float64(void **state) {
   not_a_number = false;
 }
 
+/* second-order: 51 */
 static void test_16_plain_at_last(void **state) {
   (void)state;
   float x[9];

@@ -4,6 +4,8 @@ list), warm starts over a run of changing matrices, arrays of all kinds, and wha
 from __future__ import annotations
 
 import array
+import subprocess
+import sys
 from typing import Any, Callable, Dict, List
 
 import libdc
@@ -196,6 +198,79 @@ def test_30_samples_from_numpy() -> None:
     linalg.per_sample_norms(layer, x, delta, add_to=squares)
     with pytest.raises(ValueError, match="kind = 'dense'"):
         linalg.per_sample_grads(linalg.SampleLayer("dense"), x, delta)
+
+
+def test_30_finite_differences() -> None:
+    """The loss is the sum of sin(W x + b): its gradient by each entry, sample by sample."""
+    rng = np.random.default_rng(30)
+    x, w, b, h = rng.standard_normal((3, 2, 4)), rng.standard_normal((5, 4)), rng.standard_normal(5), 1e-6
+    weight, bias = linalg.per_sample_grads(linalg.SampleLayer("linear"), x, np.cos(x @ w.T + b))
+
+    def loss(w: Any, b: Any) -> Any:
+        return np.sin(x @ w.T + b).sum((1, 2))
+
+    for i, j in np.ndindex(w.shape):
+        step = np.zeros_like(w)
+        step[i, j] = h
+        assert np.allclose(weight[:, i, j], (loss(w + step, b) - loss(w - step, b)) / (2 * h), atol=1e-8)
+    for i, step in enumerate(np.eye(5) * h):
+        assert np.allclose(bias[:, i], (loss(w, b + step) - loss(w, b - step)) / (2 * h), atol=1e-8)
+
+
+def test_17_newton_against_eigenvectors() -> None:
+    a = np.stack([with_spectrum(SPECTRA["power law"](40)), with_spectrum(SPECTRA["power law"](40))])
+    info: list[linalg.IterationInfo] = []
+    root = linalg.inverse_root_newton(a, 4, eps_rel=1e-5, info=info)
+    assert np.allclose(root, linalg.inverse_root(a, 4, eps_abs=info[0].epsilon), rtol=1e-9, atol=1e-9)
+    assert all(i.ok and 4 < i.iterations < 40 and i.residual < 1e-8 for i in info)
+    best = linalg.inverse_root_newton(a, 4, eps_rel=1e-5, iterations=3, info=info)
+    assert not any(i.ok for i in info) and info[0].iterations == 3 and np.isfinite(best).all()
+    with pytest.raises(libdc.Error, match="after 3 iterations"):
+        linalg.inverse_root_newton(a, 4, eps_rel=1e-5, iterations=3)
+
+
+def test_22_orthonormal_factors() -> None:
+    a = np.random.default_rng(22).standard_normal((3, 6, 20))
+    u, _, v = np.linalg.svd(a, full_matrices=False)
+    assert np.allclose(linalg.orthogonalize(a), u @ v, atol=1e-12)
+    values = np.linalg.svd(linalg.orthogonalize(a, polynomial="muon"), compute_uv=False)
+    assert 0.68 < values.min() and values.max() < 1.16
+    with pytest.raises(ValueError, match="polynomial = 'cubic'"):
+        linalg.orthogonalize(a, polynomial="cubic")
+
+
+PEAK = """
+import sys, numpy as np
+from libdc import linalg
+
+n, budget = 1024, int(sys.argv[2])
+a, b, out = (linalg.FileMatrix(f"{sys.argv[1]}/{name}", (n, n)) for name in "abo")
+handle = linalg.Handle(threads=2)
+
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) << 10
+
+small = np.ones((512, 512), np.float32)
+linalg.matmul(small, small, handle=handle)  # the threads and their scratch
+open("/proc/self/clear_refs", "w").write("5")
+before = peak()
+linalg.matmul_bounded(a, b, budget, out=out, handle=handle)
+print(peak() - before)
+"""
+
+
+def test_28_peak_memory(tmp_path: Any) -> None:
+    """The process' own peak grows by the budget at most, for operands many times as large, and not mapped."""
+    rng, n, slack = np.random.default_rng(28), 1024, 1 << 20
+    a, b = (rng.standard_normal((n, n), np.float32) for _ in "ab")
+    for name, values in (("a", a), ("b", b), ("o", np.zeros((1, 1), np.float32))):
+        (tmp_path / name).write_bytes(values.tobytes())
+    for budget in (512 << 10, 2 << 20):
+        grown = int(subprocess.run([sys.executable, "-c", PEAK, str(tmp_path), str(budget)], check=True, text=True,
+                                   capture_output=True).stdout)
+        assert grown <= budget + slack, (grown, budget)
+        got = np.fromfile(tmp_path / "o", np.float32).reshape(n, n)
+        assert np.allclose(got, a @ b, atol=1e-2)
 
 
 def test_54_workspace() -> None:

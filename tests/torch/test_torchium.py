@@ -286,6 +286,22 @@ def test_all_keys_on_every_machine() -> None:
     assert 0 < info["free_memory"] <= info["total_memory"]
 
 
+# second-order: 19
+def test_nothing_depends_on_pytorchs_precision_or_threads() -> None:
+    a = torch.randn(3, 64, 64)
+    a = a @ a.mT
+    x, results = torch.randn(64, 48), []
+    before = torch.get_float32_matmul_precision()
+    for precision, threads in (("highest", 2), ("medium", 1)):
+        torch.set_float32_matmul_precision(precision)
+        torch.set_num_threads(threads)
+        results.append((power(a), linalg.matmul(a, x), linalg.inverse_root_newton(a, 4, eps_rel=1e-3)))
+        assert torch.get_float32_matmul_precision() == precision and torch.get_num_threads() == threads
+    torch.set_float32_matmul_precision(before)
+    assert all(torch.equal(one, other) for one, other in zip(*results))
+
+
+# second-order: 51
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     power(spd(4))
     CUDAGradientOps.per_sample_gradients(nn.Linear(4, 3), nn.MSELoss(), torch.ones(2, 4), torch.ones(2, 3))
