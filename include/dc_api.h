@@ -7,6 +7,7 @@
  *    3  Data types and tensors      7  Parameters              11  Memory, wire bytes, dry runs, traces
  *    4  Devices, streams, memory    8  Graphs                  12  The transformer layer
  *                                                              13  Second-order operators
+ *                                                              14  Optimizers
  *
  * The walk of a ZeRO-3 parameter: register its shard (7) and a graph that uses it (8); all-gather, wait, use,
  * release (9); reduce the gradient into the shard's gradient buffer (9), end the backward (9); update the shard
@@ -49,6 +50,7 @@
  *   timeout_ns   the longest wait in nanoseconds; 0 = no limit; negative is DC_E_INVALID
  *   user         handed to the caller's function, not touched
  *   linalg       a handle of chapter 13; not NULL. As the place for a new one: a handle, the caller's to destroy
+ *   optimizer    an optimizer; not NULL. As the place for a new one: a handle, the caller's to destroy
  *   info, info_size  NULL, or one entry a matrix, info_size = sizeof(dc_spectral_info) apart
  *
  * "ws" is the world size, "N" a parameter's number of elements, "P = ceil(N / ws)" its shard length.
@@ -1730,6 +1732,200 @@ DC_API dc_status dc_get_device_memory(dc_device *device, dc_device_memory *memor
  *  [any] Since 0.1. */
 DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32_t ndim, int32_t dtype,
                                   dc_tensor *out);
+
+/* ==== 14. Optimizers ================================================================================================
+ *
+ * AdamW and SGD, Shampoo and K-FAC, as one kind of handle: create, add the parameters, step. A parameter is known by
+ * the order it was added in, its index; weights and gradients stay the caller's, the state is the handle's. Weights
+ * and gradients may be parts of parameters, as ZeRO leaves them on a rank: the elements [offset, offset + count) of
+ * the flattened tensor. An element's result does not depend on how the parameter is cut, on the number of threads or on
+ * the instruction set, so all stages give the same bits from the same gradients.
+ *
+ * Shampoo and K-FAC take a communicator where parameters are cut: they need whole gradients, share the work of the
+ * blocks or layers out over the ranks, and communicate in steps, on a private copy. Calls are then collective: the
+ * same on all ranks, but for offsets, counts and data. AdamW and SGD never communicate.
+ *
+ * Parameters belong to groups, which have their own options and learning rate; group 0 is there from the beginning.
+ * 16-bit weights have a float32 copy in the state, which is what steps change; a weight that was changed since the last
+ * step counts as it is. A context is not known here: after a step on its shards call dc_params_updated().
+ *
+ * Zero in an option means its default. Where zero itself means something, -1 stands for it, as it says there.
+ * Source: each kind names its own. */
+
+/** An optimizer: options, parameters and state. */
+typedef struct dc_optimizer dc_optimizer;
+
+/** AdamW's options. Source: Loshchilov and Hutter 2019 (arXiv 1711.05101); amsgrad: Reddi et al. 2018 (arXiv
+ *  1904.09237). With gradient g and step t of the parameter, the lr of its group:
+ *    m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+ *    w = (1 - lr weight_decay) w - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+ *  State: "exp_avg" m, "exp_avg_sq" v, with amsgrad "max_exp_avg_sq", the largest v so far, which takes its place. */
+typedef struct dc_adamw_options {
+  size_t struct_size;   /**< sizeof(dc_adamw_options) */
+  double beta1;         /**< 0 < beta1 < 1; 0 = 0.9; -1 = none: m = g */
+  double beta2;         /**< 0 < beta2 < 1; 0 = 0.999; -1 = none: v = g^2 */
+  double eps;           /**< > 0; 0 = 1e-8; -1 = none */
+  double weight_decay;  /**< >= 0 */
+  int32_t amsgrad;      /**< 1: v never falls */
+  int32_t maximize;     /**< 1: steps go up the gradient */
+  int32_t check_finite; /**< 1: a step looks at all gradients first, and changes nothing when one is not finite */
+  int32_t reserved0;    /**< 0 */
+} dc_adamw_options;
+
+/** A dc_adamw_options with all defaults. */
+#define DC_ADAMW_OPTIONS_INIT {sizeof(dc_adamw_options), 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_ADAMW_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_adamw_options_init(dc_adamw_options *options, size_t struct_size);
+
+/** Makes an AdamW, for parameters of any kind: it looks at single elements only.
+ *  linalg     gives threads and device; may be destroyed before the optimizer
+ *  options    of group 0
+ *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
+ *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY. [any] Since 0.1. */
+DC_API dc_status dc_adamw_create(dc_linalg *linalg, const dc_adamw_options *options, dc_optimizer **optimizer);
+/** Sets the options of a group.
+ *  group    a group, or the number of groups: then this adds one
+ *  options  as in dc_adamw_create; amsgrad must stay where the group has parameters
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_adamw_set_group(dc_optimizer *optimizer, int32_t group, const dc_adamw_options *options);
+
+/** SGD's options. Source: Sutskever et al. 2013 (ICML) for momentum and Nesterov's form, as PyTorch has them:
+ *    g = g + weight_decay w;  b = g in the first step, then momentum b + (1 - dampening) g
+ *    w = w - lr b;  nesterov: w = w - lr (g + momentum b);  momentum 0: w = w - lr g
+ *  State: "momentum_buffer" b where momentum is not 0. */
+typedef struct dc_sgd_options {
+  size_t struct_size;   /**< sizeof(dc_sgd_options) */
+  double momentum;      /**< 0 <= momentum < 1 */
+  double dampening;     /**< 0 <= dampening <= 1 */
+  double weight_decay;  /**< >= 0 */
+  int32_t nesterov;     /**< 1: needs momentum > 0 and dampening = 0 */
+  int32_t maximize;     /**< 1: steps go up the gradient */
+  int32_t check_finite; /**< 1: as in dc_adamw_options */
+  int32_t reserved0;    /**< 0 */
+} dc_sgd_options;
+
+/** A dc_sgd_options with all defaults. */
+#define DC_SGD_OPTIONS_INIT {sizeof(dc_sgd_options), 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_SGD_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_sgd_options_init(dc_sgd_options *options, size_t struct_size);
+
+/** Makes an SGD, for parameters of any kind.
+ *  linalg     gives threads and device; may be destroyed before the optimizer
+ *  options    of group 0
+ *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
+ *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY. [any] Since 0.1. */
+DC_API dc_status dc_sgd_create(dc_linalg *linalg, const dc_sgd_options *options, dc_optimizer **optimizer);
+/** Sets the options of a group.
+ *  group    a group, or the number of groups: then this adds one
+ *  options  as in dc_sgd_create; momentum must not appear or vanish where the group has parameters
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_sgd_set_group(dc_optimizer *optimizer, int32_t group, const dc_sgd_options *options);
+
+/* ---- all kinds ---- */
+
+/** Frees an optimizer with its state.
+ *  optimizer  NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_optimizer_destroy(dc_optimizer *optimizer);
+/** Sets a group's learning rate, which begins as 1e-3.
+ *  group  0 to the number of groups - 1
+ *  lr     >= 0 and finite; 0: steps change the state alone
+ *  Returns DC_OK; DC_E_INVALID. [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_set_lr(dc_optimizer *optimizer, int32_t group, double lr);
+/** Adds a parameter, of which this rank has the elements [offset, offset + count). At any time: its own steps count from
+ *  the first one with a gradient.
+ *  group   that it belongs to
+ *  shape, ndim  the whole parameter's; its number of elements is N
+ *  offset, count  0 <= offset, 0 <= count, offset + count <= N; with a communicator the ranks' parts, in their order,
+ *          make up the whole, or are all of it on every rank. ZeRO-3: rank * P, and what is left of N there
+ *  dtype   of the weights: DC_FLOAT32, DC_FLOAT16 or DC_BFLOAT16; DC_DTYPE_NONE = DC_FLOAT32
+ *  index   set to 0, 1, … in the order of the calls; may be NULL
+ *  Returns DC_OK; DC_E_INVALID (group; offset or count are outside), DC_E_SHAPE, DC_E_DTYPE, DC_E_NO_MEMORY.
+ *  [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, const int64_t *shape, int32_t ndim,
+                                        int64_t offset, int64_t count, int32_t dtype, int64_t *index);
+/** Makes a step: changes weights and state, in one pass over all parameters.
+ *  weights      one tensor a parameter, this rank's part of it in any shape of its count and dtype; changed in place
+ *  grads        the gradients, as weights; float32, float16 or bfloat16, each its own choice. A tensor without a type
+ *               (DC_TENSOR_INIT) leaves its parameter and its state alone; on every rank, if there is a communicator
+ *  tensor_size  bytes from one tensor to the next in both: sizeof(dc_tensor)
+ *  count        of tensors in each: the number of parameters
+ *  grad_scale   finite; gradients are multiplied by it on the way (1 = as they are): for loss scales and clipping
+ *  On an error nothing has changed, on any rank; but after one of communication or memory under way, the step's result
+ *  is undefined. Allocates nothing from the second step on.
+ *  Returns DC_OK; DC_E_NOT_FINITE (a gradient, times grad_scale: names the parameter, and the rank; AdamW and SGD only
+ *  with check_finite), DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_CONVERGED (a root, see tolerated_failures),
+ *  DC_E_MISMATCH (a rank added other parameters, gave other gradients, or refused its own arguments),
+ *  DC_E_NO_MEMORY, and the communicator's. [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads,
+                                   size_t tensor_size, int64_t count, double grad_scale);
+/** How many steps the parameters have made: the most of any; -1 for NULL. [handle] Since 0.1. */
+DC_API int64_t dc_optimizer_steps(const dc_optimizer *optimizer);
+
+/** The name of a piece of a parameter's state on this rank. "step" (int64, no dimension) is the first one of all; 16-bit
+ *  weights have "master".
+ *  index  of the parameter
+ *  piece  0, 1, …
+ *  name   set to the name, which lives as long as the handle, or to NULL past the last piece
+ *  Returns DC_OK; DC_E_NOT_FOUND (no such parameter), DC_E_INVALID, DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_state_name(dc_optimizer *optimizer, int64_t index, int64_t piece, const char **name);
+/** A view of a piece of a parameter's state, which may be read and written between steps.
+ *  index  of the parameter
+ *  name   as dc_optimizer_state_name gives it
+ *  view   struct_size set by the caller; filled in. Its memory and shape live as long as the handle
+ *  Returns DC_OK; DC_E_NOT_FOUND (no such parameter, or no such piece), DC_E_INVALID, DC_E_NO_MEMORY.
+ *  [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_state(dc_optimizer *optimizer, int64_t index, const char *name, dc_tensor *view);
+
+/** How many bytes dc_optimizer_save() writes.
+ *  bytes  set
+ *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_save_size(dc_optimizer *optimizer, size_t *bytes);
+/** Writes this rank's state as bytes: a version, the kind, each parameter's shape and part, each piece, a checksum.
+ *  Options and learning rates are not in it.
+ *  memory  written
+ *  bytes   of memory, at least dc_optimizer_save_size()
+ *  Returns DC_OK; DC_E_INVALID, DC_E_BUFFER_TOO_SMALL (the text has the bytes), DC_E_NO_MEMORY.
+ *  [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_save(dc_optimizer *optimizer, void *memory, size_t bytes);
+/** Reads a state that an optimizer with the same parameters, on the same rank of as many, has saved. All of it is
+ *  checked before anything changes.
+ *  memory  what dc_optimizer_save() wrote; read
+ *  bytes   of it
+ *  Returns DC_OK; DC_E_CORRUPT (no saved state, cut off, or damaged), DC_E_UNSUPPORTED (a later version's), DC_E_STATE
+ *  (another kind's), DC_E_SHAPE (other parameters, parts or pieces: names the first), DC_E_INVALID, DC_E_NO_MEMORY.
+ *  [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_load(dc_optimizer *optimizer, const void *memory, size_t bytes);
+
+/** What an optimizer holds and did, on this rank. */
+typedef struct dc_optimizer_stats {
+  size_t struct_size;         /**< sizeof(dc_optimizer_stats) */
+  int64_t steps;              /**< that were made with this handle */
+  int64_t params;             /**< parameters */
+  int64_t blocks;             /**< Shampoo's blocks and K-FAC's layers */
+  int64_t owned_blocks;       /**< those of this rank */
+  int64_t refreshes;          /**< roots and inverses that were computed */
+  int64_t warm_refreshes;     /**< those without a decomposition */
+  int64_t failed_refreshes;   /**< those that failed, the last good one staying in use */
+  int64_t state_bytes;        /**< memory of the state */
+  int64_t scratch_bytes;      /**< memory between and during steps beside it */
+  int64_t wire_bytes;         /**< read from other ranks' memory or received from them */
+  int64_t refresh_ns;         /**< time in roots and inverses */
+} dc_optimizer_stats;
+
+/** A dc_optimizer_stats to be filled in. */
+#define DC_OPTIMIZER_STATS_INIT {sizeof(dc_optimizer_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_OPTIMIZER_STATS_INIT as a function.
+ *  stats  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_optimizer_stats_init(dc_optimizer_stats *stats, size_t struct_size);
+/** Counts what an optimizer holds and did.
+ *  stats  filled in; struct_size is set by the caller
+ *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_get_optimizer_stats(dc_optimizer *optimizer, dc_optimizer_stats *stats);
 
 #ifdef __cplusplus
 }

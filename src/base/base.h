@@ -83,6 +83,13 @@ bool dc__grow(void **array, int64_t *capacity, int64_t need, size_t element);
 void dc__free(void *ptr);
 char *dc__strdup(const char *text);
 
+/* ---- checksums (checksum.c) ---- */
+
+#define DC__CHECKSUM UINT64_C(14695981039346656037)
+
+/* Of data behind what gave `hash`; DC__CHECKSUM: of data alone. */
+uint64_t dc__checksum(uint64_t hash, const void *data, size_t bytes);
+
 /* ---- maps (map.c): int64 keys to pointers, insertion order kept ---- */
 
 typedef struct dc__map {

@@ -33,6 +33,7 @@ static void fill(void) {
     dc__copy_avx2(&tables[1]);
     dc__gemm_avx2(&tables[1]);
     tables[1].rows = &dc__rows_avx2;
+    tables[1].update = &dc__update_avx2;
   }
   if (highest == 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
@@ -44,6 +45,7 @@ static void fill(void) {
     dc__copy_avx512(&tables[2]);
     dc__gemm_avx512(&tables[2]);
     tables[2].rows = &dc__rows_avx512;
+    tables[2].update = &dc__update_avx512;
   }
   if (highest == 2 && __builtin_cpu_supports("avx512bf16")) {
     highest = 3;

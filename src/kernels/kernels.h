@@ -9,6 +9,7 @@
 #include "kernels/gemm.h"
 #include "kernels/parallel.h"
 #include "kernels/rows.h"
+#include "kernels/update.h"
 
 /* cast.c: dst[i] = (dst_dtype)src[i]. The seven types of dc__dtype_moves; float to integer truncates. No overlap. */
 void dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);

@@ -72,6 +72,19 @@ extern const dc__rows dc__rows_plain;
 extern const dc__rows dc__rows_avx2;
 extern const dc__rows dc__rows_avx512;
 
+/* update.h, for one instruction set. */
+typedef struct dc__update {
+  void (*adamw)(float *w, float *m, float *v, float *most, const float *g, int64_t count,
+                const dc__adamw_factors *factors);
+  void (*sgd)(float *w, float *b, const float *g, int64_t count, const dc__sgd_factors *factors);
+  void (*scale)(float *y, const float *x, int64_t count, float scale);
+  bool (*finite)(const float *x, int64_t count);
+  void (*follow)(float *master, const float *rounded, const float *w, int64_t count);
+} dc__update;
+extern const dc__update dc__update_plain;
+extern const dc__update dc__update_avx2;
+extern const dc__update dc__update_avx512;
+
 /* NULL: the plain C version is all there is. Pairs are [dst_dtype][src_dtype]. */
 typedef struct dc__kernels {
   dc__binary_fn cast[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
@@ -80,6 +93,7 @@ typedef struct dc__kernels {
   dc__copy_fn copy;
   dc__tile tile[DC__TILES];
   const dc__rows *rows;
+  const dc__update *update;
 } dc__kernels;
 
 /* The table in use (dispatch.c). */

@@ -153,8 +153,8 @@ static void sign(const plan *p, int64_t lo) {
       piece s = signed_piece(item, r, p->staged, pos, lo, p->window);
       int64_t begin = s.begin + (p->reduce ? item->ranges[r].begin : 0);
       if (s.count > 0) {
-        sums[r * DC__COMM_GROUP + i] =
-            dc__local_checksum(bytes_at(item->send, begin, item->dtype), (size_t)s.count * dc_dtype_size(item->dtype));
+        sums[r * DC__COMM_GROUP + i] = dc__checksum(DC__CHECKSUM, bytes_at(item->send, begin, item->dtype),
+                                                    (size_t)s.count * dc_dtype_size(item->dtype));
       }
       pos += padded(item_bytes(item, r));
     }
@@ -277,7 +277,7 @@ static dc_status verify_part(const plan *p, int32_t from, int64_t lo, int64_t si
     const dc__coll_item *item = &p->coll.items[i];
     piece s = signed_piece(item, part, call->staged, pos, lo, size);
     size_t bytes = (size_t)s.count * dc_dtype_size(item->dtype);
-    if (bytes > 0 && dc__local_checksum(source(p, from, i, part, &s), bytes) != sums[i]) {
+    if (bytes > 0 && dc__checksum(DC__CHECKSUM, source(p, from, i, part, &s), bytes) != sums[i]) {
       char name[DC__COLL_TEXT];
       dc__coll_describe_tag(name, p->coll.tag.op, item->id);
       int64_t begin = item->ranges[part].begin + s.begin;

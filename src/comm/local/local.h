@@ -195,9 +195,6 @@ void dc__local_run(dc_comm *comm, const dc__coll *coll);
 /* compare.c: calls is one a rank */
 dc_status dc__local_compare(const dc__local *self, const dc__local_call *const *calls);
 
-/* checksum.c */
-uint64_t dc__local_checksum(const void *data, size_t bytes);
-
 /* The checksums of a round's pieces, [rank * DC__COMM_GROUP + item], behind a rank's staging buffers. */
 static inline uint64_t *dc__local_sums(const dc__local *self, const char *stage, uint32_t seq) {
   uintptr_t sums = (uintptr_t)stage + 2 * self->stage_bytes;

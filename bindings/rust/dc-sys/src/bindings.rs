@@ -3856,3 +3856,520 @@ extern "C" {
         out: *mut dc_tensor,
     ) -> dc_status;
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_optimizer {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_adamw_options {
+    pub struct_size: usize,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub amsgrad: i32,
+    pub maximize: i32,
+    pub check_finite: i32,
+    pub reserved0: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_adamw_options() {
+    assert_eq!(::std::mem::size_of::<dc_adamw_options>(), 56usize, concat!("Size of: ", stringify!(dc_adamw_options)));
+    assert_eq!(
+        ::std::mem::align_of::<dc_adamw_options>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_adamw_options))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_adamw_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_adamw_options), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_beta1() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_adamw_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).beta1) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_adamw_options), "::", stringify!(beta1))
+        );
+    }
+    test_field_beta1();
+    fn test_field_beta2() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_adamw_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).beta2) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_adamw_options), "::", stringify!(beta2))
+        );
+    }
+    test_field_beta2();
+    fn test_field_eps() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_adamw_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).eps) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_adamw_options), "::", stringify!(eps))
+        );
+    }
+    test_field_eps();
+    fn test_field_weight_decay() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_adamw_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).weight_decay) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_adamw_options), "::", stringify!(weight_decay))
+        );
+    }
+    test_field_weight_decay();
+    fn test_field_amsgrad() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_adamw_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).amsgrad) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_adamw_options), "::", stringify!(amsgrad))
+        );
+    }
+    test_field_amsgrad();
+    fn test_field_maximize() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_adamw_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).maximize) as usize - ptr as usize
+            },
+            44usize,
+            concat!("Offset of field: ", stringify!(dc_adamw_options), "::", stringify!(maximize))
+        );
+    }
+    test_field_maximize();
+    fn test_field_check_finite() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_adamw_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).check_finite) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_adamw_options), "::", stringify!(check_finite))
+        );
+    }
+    test_field_check_finite();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_adamw_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            52usize,
+            concat!("Offset of field: ", stringify!(dc_adamw_options), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
+}
+extern "C" {
+    pub fn dc_adamw_options_init(options: *mut dc_adamw_options, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_adamw_create(
+        linalg: *mut dc_linalg,
+        options: *const dc_adamw_options,
+        optimizer: *mut *mut dc_optimizer,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_adamw_set_group(optimizer: *mut dc_optimizer, group: i32, options: *const dc_adamw_options) -> dc_status;
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_sgd_options {
+    pub struct_size: usize,
+    pub momentum: f64,
+    pub dampening: f64,
+    pub weight_decay: f64,
+    pub nesterov: i32,
+    pub maximize: i32,
+    pub check_finite: i32,
+    pub reserved0: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_sgd_options() {
+    assert_eq!(::std::mem::size_of::<dc_sgd_options>(), 48usize, concat!("Size of: ", stringify!(dc_sgd_options)));
+    assert_eq!(::std::mem::align_of::<dc_sgd_options>(), 8usize, concat!("Alignment of ", stringify!(dc_sgd_options)));
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sgd_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_sgd_options), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_momentum() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sgd_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).momentum) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_sgd_options), "::", stringify!(momentum))
+        );
+    }
+    test_field_momentum();
+    fn test_field_dampening() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sgd_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).dampening) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_sgd_options), "::", stringify!(dampening))
+        );
+    }
+    test_field_dampening();
+    fn test_field_weight_decay() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sgd_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).weight_decay) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_sgd_options), "::", stringify!(weight_decay))
+        );
+    }
+    test_field_weight_decay();
+    fn test_field_nesterov() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sgd_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).nesterov) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_sgd_options), "::", stringify!(nesterov))
+        );
+    }
+    test_field_nesterov();
+    fn test_field_maximize() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sgd_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).maximize) as usize - ptr as usize
+            },
+            36usize,
+            concat!("Offset of field: ", stringify!(dc_sgd_options), "::", stringify!(maximize))
+        );
+    }
+    test_field_maximize();
+    fn test_field_check_finite() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sgd_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).check_finite) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_sgd_options), "::", stringify!(check_finite))
+        );
+    }
+    test_field_check_finite();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sgd_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            44usize,
+            concat!("Offset of field: ", stringify!(dc_sgd_options), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
+}
+extern "C" {
+    pub fn dc_sgd_options_init(options: *mut dc_sgd_options, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_sgd_create(
+        linalg: *mut dc_linalg,
+        options: *const dc_sgd_options,
+        optimizer: *mut *mut dc_optimizer,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_sgd_set_group(optimizer: *mut dc_optimizer, group: i32, options: *const dc_sgd_options) -> dc_status;
+}
+extern "C" {
+    pub fn dc_optimizer_destroy(optimizer: *mut dc_optimizer);
+}
+extern "C" {
+    pub fn dc_optimizer_set_lr(optimizer: *mut dc_optimizer, group: i32, lr: f64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_optimizer_add_param(
+        optimizer: *mut dc_optimizer,
+        group: i32,
+        shape: *const i64,
+        ndim: i32,
+        offset: i64,
+        count: i64,
+        dtype: i32,
+        index: *mut i64,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_optimizer_step(
+        optimizer: *mut dc_optimizer,
+        weights: *const dc_tensor,
+        grads: *const dc_tensor,
+        tensor_size: usize,
+        count: i64,
+        grad_scale: f64,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_optimizer_steps(optimizer: *const dc_optimizer) -> i64;
+}
+extern "C" {
+    pub fn dc_optimizer_state_name(
+        optimizer: *mut dc_optimizer,
+        index: i64,
+        piece: i64,
+        name: *mut *const ::std::os::raw::c_char,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_optimizer_state(
+        optimizer: *mut dc_optimizer,
+        index: i64,
+        name: *const ::std::os::raw::c_char,
+        view: *mut dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_optimizer_save_size(optimizer: *mut dc_optimizer, bytes: *mut usize) -> dc_status;
+}
+extern "C" {
+    pub fn dc_optimizer_save(
+        optimizer: *mut dc_optimizer,
+        memory: *mut ::std::os::raw::c_void,
+        bytes: usize,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_optimizer_load(
+        optimizer: *mut dc_optimizer,
+        memory: *const ::std::os::raw::c_void,
+        bytes: usize,
+    ) -> dc_status;
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_optimizer_stats {
+    pub struct_size: usize,
+    pub steps: i64,
+    pub params: i64,
+    pub blocks: i64,
+    pub owned_blocks: i64,
+    pub refreshes: i64,
+    pub warm_refreshes: i64,
+    pub failed_refreshes: i64,
+    pub state_bytes: i64,
+    pub scratch_bytes: i64,
+    pub wire_bytes: i64,
+    pub refresh_ns: i64,
+}
+#[test]
+fn bindgen_test_layout_dc_optimizer_stats() {
+    assert_eq!(
+        ::std::mem::size_of::<dc_optimizer_stats>(),
+        96usize,
+        concat!("Size of: ", stringify!(dc_optimizer_stats))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<dc_optimizer_stats>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_optimizer_stats))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_optimizer_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_optimizer_stats), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_steps() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_optimizer_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).steps) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_optimizer_stats), "::", stringify!(steps))
+        );
+    }
+    test_field_steps();
+    fn test_field_params() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_optimizer_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).params) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_optimizer_stats), "::", stringify!(params))
+        );
+    }
+    test_field_params();
+    fn test_field_blocks() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_optimizer_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).blocks) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_optimizer_stats), "::", stringify!(blocks))
+        );
+    }
+    test_field_blocks();
+    fn test_field_owned_blocks() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_optimizer_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).owned_blocks) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_optimizer_stats), "::", stringify!(owned_blocks))
+        );
+    }
+    test_field_owned_blocks();
+    fn test_field_refreshes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_optimizer_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).refreshes) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_optimizer_stats), "::", stringify!(refreshes))
+        );
+    }
+    test_field_refreshes();
+    fn test_field_warm_refreshes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_optimizer_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).warm_refreshes) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_optimizer_stats), "::", stringify!(warm_refreshes))
+        );
+    }
+    test_field_warm_refreshes();
+    fn test_field_failed_refreshes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_optimizer_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).failed_refreshes) as usize - ptr as usize
+            },
+            56usize,
+            concat!("Offset of field: ", stringify!(dc_optimizer_stats), "::", stringify!(failed_refreshes))
+        );
+    }
+    test_field_failed_refreshes();
+    fn test_field_state_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_optimizer_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).state_bytes) as usize - ptr as usize
+            },
+            64usize,
+            concat!("Offset of field: ", stringify!(dc_optimizer_stats), "::", stringify!(state_bytes))
+        );
+    }
+    test_field_state_bytes();
+    fn test_field_scratch_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_optimizer_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).scratch_bytes) as usize - ptr as usize
+            },
+            72usize,
+            concat!("Offset of field: ", stringify!(dc_optimizer_stats), "::", stringify!(scratch_bytes))
+        );
+    }
+    test_field_scratch_bytes();
+    fn test_field_wire_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_optimizer_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).wire_bytes) as usize - ptr as usize
+            },
+            80usize,
+            concat!("Offset of field: ", stringify!(dc_optimizer_stats), "::", stringify!(wire_bytes))
+        );
+    }
+    test_field_wire_bytes();
+    fn test_field_refresh_ns() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_optimizer_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).refresh_ns) as usize - ptr as usize
+            },
+            88usize,
+            concat!("Offset of field: ", stringify!(dc_optimizer_stats), "::", stringify!(refresh_ns))
+        );
+    }
+    test_field_refresh_ns();
+}
+extern "C" {
+    pub fn dc_optimizer_stats_init(stats: *mut dc_optimizer_stats, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_get_optimizer_stats(optimizer: *mut dc_optimizer, stats: *mut dc_optimizer_stats) -> dc_status;
+}

@@ -1,11 +1,10 @@
 /* FNV-1a over 64-bit words: any one change shows. */
 #include <string.h>
 
-#include "comm/local/local.h"
+#include "base/base.h"
 
-uint64_t dc__local_checksum(const void *data, size_t bytes) {
+uint64_t dc__checksum(uint64_t hash, const void *data, size_t bytes) {
   const unsigned char *at = data;
-  uint64_t hash = UINT64_C(14695981039346656037);
   for (uint64_t word; bytes > 0;) {
     size_t step = bytes < sizeof word ? bytes : sizeof word;
     word = 0;

@@ -1,0 +1,3 @@
+/* The optimizers' elementwise work with AVX2. */
+#define UPDATE dc__update_avx2
+#include "kernels/update_loops.h"

@@ -1,0 +1,3 @@
+/* The optimizers' elementwise work with AVX-512. */
+#define UPDATE dc__update_avx512
+#include "kernels/update_loops.h"

@@ -1,0 +1,111 @@
+/* Work on single elements of all parameters: cut into tiles that fit the first-level cache, on the threads. */
+#include <stdatomic.h>
+
+#include "optim/inside.h"
+
+enum { CHUNK = 16 * DC__OPTIM_TILE }; /* elements that a thread takes at a time */
+
+typedef struct job {
+  dc_optimizer *o;
+  dc__optim_part_fn fn;
+  void *arg;
+} job;
+
+static int64_t chunks(const dc_optimizer *o, int64_t i) {
+  return o->io[i].grad_dtype == DC_DTYPE_NONE ? 0 : (o->params[i].count + CHUNK - 1) / CHUNK;
+}
+
+/* The last parameter that has no more than `chunk` chunks before it. */
+static int64_t param_of(const dc_optimizer *o, int64_t chunk) {
+  int64_t low = 0;
+  int64_t high = o->count;
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2;
+    if (o->io[middle].first <= chunk) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+static void run_chunk(void *arg, int64_t index, void *scratch) {
+  (void)scratch;
+  const job *j = arg;
+  int64_t i = param_of(j->o, index);
+  const dc__optim_param *p = &j->o->params[i];
+  int64_t begin = (index - j->o->io[i].first) * CHUNK;
+  int64_t end = p->count - begin < CHUNK ? p->count : begin + CHUNK;
+  for (int64_t from = begin; from < end; from += DC__OPTIM_TILE) {
+    j->fn(j->o, p, from, end - from < DC__OPTIM_TILE ? end - from : DC__OPTIM_TILE, j->arg);
+  }
+}
+
+void dc__optim_each_part(dc_optimizer *o, dc__optim_part_fn fn, void *arg) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < o->count; i++) {
+    o->io[i].first = total;
+    total += chunks(o, i);
+  }
+  if (total > 0) {
+    job j = {o, fn, arg};
+    dc__parallel_sized(o->linalg->pool, total, CHUNK, run_chunk, &j);
+  }
+}
+
+/* Whether floats are there that can be used in place: the caller's memory may begin at any address. */
+static bool in_place(const void *data, int32_t dtype) {
+  return dtype == DC_FLOAT32 && (uintptr_t)data % sizeof(float) == 0;
+}
+
+const float *dc__optim_grad(const dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count,
+                            float tile[DC__OPTIM_TILE]) {
+  const dc__optim_io *io = &o->io[p - o->params];
+  const char *grad = (const char *)io->grad + (size_t)from * dc_dtype_size(io->grad_dtype);
+  const float *x = tile;
+  if (in_place(grad, io->grad_dtype)) {
+    x = (const float *)(const void *)grad;
+  } else {
+    dc__cast(tile, DC_FLOAT32, grad, io->grad_dtype, count);
+  }
+  if (o->grad_scale == 1) {
+    return x;
+  }
+  dc__update_scale(tile, x, count, (float)o->grad_scale);
+  return tile;
+}
+
+typedef struct tiles {
+  dc__optim_tile_fn fn;
+  void *arg;
+} tiles;
+
+static void run_tile(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, void *arg) {
+  const tiles *t = arg;
+  float grad[DC__OPTIM_TILE];
+  float weight[DC__OPTIM_TILE];
+  float rounded[DC__OPTIM_TILE];
+  uint16_t half[DC__OPTIM_TILE];
+  char *data = (char *)o->io[p - o->params].weight + (size_t)from * dc_dtype_size(p->dtype);
+  dc__optim_tile tile = {p, from, count, (float *)(void *)data, dc__optim_grad(o, p, from, count, grad)};
+  if (in_place(data, p->dtype)) {
+    t->fn(o, &tile, t->arg);
+    return;
+  }
+  tile.weight = weight;
+  dc__cast(weight, DC_FLOAT32, data, p->dtype, count);
+  if (p->master != NULL) {
+    tile.weight = p->master + from;
+    dc__cast(half, p->dtype, tile.weight, DC_FLOAT32, count);
+    dc__cast(rounded, DC_FLOAT32, half, p->dtype, count);
+    dc__update_follow(tile.weight, rounded, weight, count);
+  }
+  t->fn(o, &tile, t->arg);
+  dc__cast(data, p->dtype, tile.weight, DC_FLOAT32, count);
+}
+
+void dc__optim_each_tile(dc_optimizer *o, dc__optim_tile_fn fn, void *arg) {
+  tiles t = {fn, arg};
+  dc__optim_each_part(o, run_tile, &t);
+}

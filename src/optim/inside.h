@@ -1,0 +1,89 @@
+/* What the files of this room share. A kind of optimizer is a table of functions and a struct that begins with
+ * dc_optimizer; the frame in optimizer.c has done everything that is common before it calls one. */
+#ifndef DC_OPTIM_INSIDE_H
+#define DC_OPTIM_INSIDE_H
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "optim/optim.h"
+
+/* A piece of a parameter's state. What a kind keeps from one step to the next is in pieces and nowhere else, and it
+ * keeps nothing that is derived from them: so they are saved and loaded, and written by the caller between steps,
+ * without the kind knowing. */
+struct dc__optim_piece {
+  dc__optim_piece *next;
+  char name[24];
+  int32_t dtype;
+  int32_t ndim; /* 0 to 2 */
+  int64_t shape[2];
+  int64_t numel;
+  void *data;
+};
+
+/* A kind's name, sizes and functions. */
+struct dc__optim_kind {
+  const char *name;    /* in texts and saved states, at most 15 characters */
+  size_t size;         /* of its struct */
+  size_t options_size; /* of its options */
+  /* What must stay as it is in the options of a group that has parameters, and does not; NULL: all is well. A NULL
+   * function: it always is. */
+  const char *(*refuse)(const void *options, const void *old);
+  /* Adds the pieces of the parameters from `first` on, and what else they need. Called when the state is first needed
+   * after parameters were added; communicates nothing. May fail, and is then called again: pieces that are there
+   * already are found again. */
+  dc_status (*prepare)(dc_optimizer *o, const char *fn, int64_t first);
+  /* o->io has the tensors, checked and, where the group wants it, finite; the ranks agree that the step takes place and
+   * which parameters have gradients. On failure weights and state are as before. */
+  dc_status (*step)(dc_optimizer *o, const char *fn);
+  /* Adds what the kind knows. NULL: nothing. */
+  void (*stats)(const dc_optimizer *o, dc_optimizer_stats *stats);
+  /* Frees what the struct has beside the head. NULL: nothing. */
+  void (*destroy)(dc_optimizer *o);
+};
+
+static inline const void *dc__optim_options(const dc_optimizer *o, const dc__optim_param *p) {
+  return o->groups[p->group].options;
+}
+static inline bool dc__optim_has_grad(const dc_optimizer *o, const dc__optim_param *p) {
+  return o->io[p - o->params].grad_dtype != DC_DTYPE_NONE;
+}
+
+/* Everything that was added has its pieces. (optimizer.c) */
+dc_status dc__optim_prepare(dc_optimizer *o, const char *fn);
+
+/* ---- pieces (state.c) ---- */
+
+/* Memory of a piece, zeroed, from the optimizer's arena; if there is a piece of this name, its memory. NULL: no memory,
+ * last error set. */
+void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name, int32_t dtype, const int64_t *shape,
+                          int32_t ndim);
+/* NULL: there is none of this name. */
+dc__optim_piece *dc__optim_find_piece(const dc__optim_param *p, const char *name);
+void dc__optim_drop_pieces(dc_optimizer *o, dc__optim_param *p);
+
+/* ---- work on single elements (elements.c) ---- */
+
+enum { DC__OPTIM_TILE = 1024 }; /* elements that work is done on at a time */
+
+/* fn for all elements of the parameters that have gradients, in tiles, on the threads. */
+typedef void (*dc__optim_part_fn)(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, void *arg);
+void dc__optim_each_part(dc_optimizer *o, dc__optim_part_fn fn, void *arg);
+
+/* `count` elements of a parameter's gradient, from element `from` of the part on, as float32 times grad_scale: in
+ * `tile`, or the caller's own memory where it is that already. */
+const float *dc__optim_grad(const dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count,
+                            float tile[DC__OPTIM_TILE]);
+
+/* A tile with its weights as float32, which fn changes. 16-bit weights: a part of the master, brought up to date before
+ * and rounded into the weight after. */
+typedef struct dc__optim_tile {
+  const dc__optim_param *param;
+  int64_t from, count; /* elements of the part */
+  float *weight;
+  const float *grad; /* times grad_scale */
+} dc__optim_tile;
+typedef void (*dc__optim_tile_fn)(dc_optimizer *o, const dc__optim_tile *tile, void *arg);
+void dc__optim_each_tile(dc_optimizer *o, dc__optim_tile_fn fn, void *arg);
+
+#endif

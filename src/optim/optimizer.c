@@ -1,0 +1,297 @@
+/* Handles, groups and parameters, and the frame of a step: what all kinds have in common. */
+#include "optim/inside.h"
+
+#include <math.h>
+#include <stdatomic.h>
+
+/* ---- handles ---- */
+
+void dc__optim_destroy(dc_optimizer *o) {
+  if (o->kind->destroy != NULL) {
+    o->kind->destroy(o);
+  }
+  for (int64_t i = 0; i < o->count; i++) {
+    dc__optim_drop_pieces(o, &o->params[i]);
+    dc__free(o->params[i].shape);
+  }
+  for (int64_t i = 0; i < o->group_count; i++) {
+    dc__free(o->groups[i].options);
+  }
+  dc__free(o->params);
+  dc__free(o->io);
+  dc__free(o->groups);
+  if (o->arena != NULL) {
+    dc__arena_release(o->arena);
+  }
+  dc_comm_destroy(o->comm);
+  if (o->linalg != NULL) {
+    dc__linalg_destroy(o->linalg);
+  }
+  dc__free(o);
+}
+
+/* A handle of the optimizer's own: one that ranks on threads share would keep a step's lock from the others, who are
+ * waited for. */
+static dc_status copy_linalg(const dc_linalg *linalg, dc_linalg **copy) {
+  dc_linalg_options options = DC_LINALG_OPTIONS_INIT;
+  options.threads = dc__pool_threads(linalg->pool);
+  options.plain = linalg->blas == NULL ? 1 : 0;
+  return dc__linalg_create(linalg->device, &options, copy);
+}
+
+dc_status dc__optim_create(const dc__optim_kind *kind, const char *fn, const dc_linalg *linalg, dc_comm *comm,
+                           const void *options, bool check_finite, dc_optimizer **optimizer) {
+  dc_optimizer *o = dc__calloc(1, kind->size);
+  if (o == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  o->kind = kind;
+  dc_status status = copy_linalg(linalg, &o->linalg);
+  if (status == DC_OK) {
+    status = dc__arena_create(o->linalg->device, NULL, &o->arena);
+  }
+  if (status == DC_OK) {
+    status = dc__optim_set_group(o, fn, 0, options, check_finite);
+  }
+  if (status == DC_OK && comm != NULL) {
+    status = dc_comm_dup(comm, &o->comm);
+  }
+  if (status != DC_OK) {
+    dc__optim_destroy(o);
+    return status;
+  }
+  *optimizer = o;
+  return DC_OK;
+}
+
+dc_status dc__optim_check_kind(const dc_optimizer *o, const char *fn, const dc__optim_kind *kind) {
+  return o->kind == kind
+             ? DC_OK
+             : dc__fail(DC_E_STATE, "%s: optimizer is of kind %s, must be %s", fn, o->kind->name, kind->name);
+}
+
+/* ---- groups ---- */
+
+static dc_status check_group(const dc_optimizer *o, const char *fn, int32_t group, int64_t most) {
+  return group >= 0 && group <= most
+             ? DC_OK
+             : dc__fail(DC_E_INVALID,
+                        "%s: group = %" PRId32 ", must be 0 to %" PRId64 " (there are %" PRId64 " groups)", fn, group,
+                        most, o->group_count);
+}
+
+dc_status dc__optim_set_group(dc_optimizer *o, const char *fn, int32_t group, const void *options, bool check_finite) {
+  DC__TRY(check_group(o, fn, group, o->group_count));
+  if (group == o->group_count) {
+    if (!dc__grow((void **)&o->groups, &o->group_capacity, o->group_count + 1, sizeof *o->groups)) {
+      return DC_E_NO_MEMORY;
+    }
+    void *copy = dc__calloc(1, o->kind->options_size);
+    if (copy == NULL) {
+      return DC_E_NO_MEMORY;
+    }
+    o->groups[o->group_count++] = (dc__optim_group){.lr = 1e-3, .options = copy};
+  }
+  dc__optim_group *g = &o->groups[group];
+  const char *stays = g->params > 0 && o->kind->refuse != NULL ? o->kind->refuse(options, g->options) : NULL;
+  if (stays != NULL) {
+    return dc__fail(DC_E_INVALID, "%s: group %" PRId32 " has parameters: %s must stay as it is", fn, group, stays);
+  }
+  memcpy(g->options, options, o->kind->options_size);
+  g->check_finite = check_finite;
+  return DC_OK;
+}
+
+dc_status dc__optim_set_lr(dc_optimizer *o, const char *fn, int32_t group, double lr) {
+  DC__TRY(check_group(o, fn, group, o->group_count - 1));
+  if (!(lr >= 0) || isinf(lr)) {
+    return dc__fail(DC_E_INVALID, "%s: lr = %g, must be finite and >= 0", fn, lr);
+  }
+  o->groups[group].lr = lr;
+  return DC_OK;
+}
+
+/* ---- parameters ---- */
+
+static bool room_for_param(dc_optimizer *o) {
+  return dc__grow((void **)&o->params, &o->capacity, o->count + 1, sizeof *o->params) &&
+         dc__grow((void **)&o->io, &o->io_capacity, o->count + 1, sizeof *o->io);
+}
+
+dc_status dc__optim_add_param(dc_optimizer *o, const char *fn, int32_t group, const int64_t *shape, int32_t ndim,
+                              int64_t offset, int64_t count, int32_t dtype, int64_t *index) {
+  dc__optim_param p = {.group = group, .ndim = ndim, .offset = offset, .count = count};
+  DC__TRY(check_group(o, fn, group, o->group_count - 1));
+  DC__TRY(dc__numel(fn, "shape", shape, ndim, &p.numel));
+  if (offset < 0 || count < 0 || offset > p.numel || count > p.numel - offset) {
+    return dc__fail(DC_E_INVALID,
+                    "%s: offset = %" PRId64 " and count = %" PRId64 ", must be a part of the %" PRId64 " elements", fn,
+                    offset, count, p.numel);
+  }
+  p.dtype = dtype == DC_DTYPE_NONE ? DC_FLOAT32 : dtype;
+  if (p.dtype != DC_FLOAT32 && p.dtype != DC_FLOAT16 && p.dtype != DC_BFLOAT16) {
+    return dc__fail(DC_E_DTYPE, "%s: dtype is %s, must be float32, float16 or bfloat16", fn, dc_dtype_name(dtype));
+  }
+  p.shape = room_for_param(o) ? dc__calloc((size_t)ndim + 1, sizeof *p.shape) : NULL;
+  if (p.shape == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  if (ndim > 0) {
+    memcpy(p.shape, shape, (size_t)ndim * sizeof *p.shape);
+  }
+  o->params[o->count] = p;
+  o->groups[group].params++;
+  if (index != NULL) {
+    *index = o->count;
+  }
+  o->count++;
+  return DC_OK;
+}
+
+dc_status dc__optim_prepare(dc_optimizer *o, const char *fn) {
+  if (o->prepared == o->count) {
+    return DC_OK;
+  }
+  for (int64_t i = o->prepared; i < o->count; i++) {
+    dc__optim_param *p = &o->params[i];
+    p->step = dc__optim_add_piece(o, p, "step", DC_INT64, NULL, 0);
+    if (p->dtype != DC_FLOAT32) {
+      p->master = dc__optim_add_piece(o, p, "master", DC_FLOAT32, &p->count, 1);
+    }
+    if (p->step == NULL || (p->dtype != DC_FLOAT32 && p->master == NULL)) {
+      return DC_E_NO_MEMORY;
+    }
+  }
+  DC__TRY(o->kind->prepare(o, fn, o->prepared));
+  o->prepared = o->count;
+  return DC_OK;
+}
+
+/* ---- a step ---- */
+
+static void check_part(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, void *arg) {
+  float tile[DC__OPTIM_TILE];
+  atomic_llong *first = arg;
+  long long index = p - o->params;
+  if (o->groups[p->group].check_finite && !dc__update_finite(dc__optim_grad(o, p, from, count, tile), count)) {
+    long long lowest = atomic_load(first);
+    while (index < lowest && !atomic_compare_exchange_weak(first, &lowest, index)) {
+    }
+  }
+}
+
+/* The first parameter whose gradient is not finite; o->count: none, or nobody wants to know. */
+static int64_t first_bad(dc_optimizer *o) {
+  atomic_llong first = o->count;
+  bool wanted = false;
+  for (int64_t i = 0; i < o->group_count; i++) {
+    wanted = wanted || o->groups[i].check_finite;
+  }
+  if (wanted) {
+    dc__optim_each_part(o, check_part, &first);
+  }
+  return atomic_load(&first);
+}
+
+/* A number that differs where ranks have other parameters, or other ones have gradients. */
+static int64_t fingerprint(const dc_optimizer *o) {
+  uint64_t hash = dc__checksum(DC__CHECKSUM, o->kind->name, strlen(o->kind->name));
+  for (int64_t i = 0; i < o->count; i++) {
+    const dc__optim_param *p = &o->params[i];
+    const int64_t head[4] = {p->group, p->dtype, p->ndim, o->io[i].grad_dtype != DC_DTYPE_NONE};
+    hash = dc__checksum(hash, head, sizeof head);
+    hash = dc__checksum(hash, p->shape, (size_t)p->ndim * sizeof *p->shape);
+  }
+  return (int64_t)hash;
+}
+
+/* What a rank says before a step. */
+enum { SAID_STATUS, SAID_BAD, SAID_FINGERPRINT, SAID };
+
+/* Compares the ranks; the status that all of them return but the one that has its own. */
+static dc_status compare(const dc_optimizer *o, const char *fn, const int64_t *table) {
+  const int64_t *mine = table + o->comm->rank * SAID;
+  for (int32_t r = 0; r < o->comm->world; r++) {
+    const int64_t *said = table + r * SAID;
+    if (said[SAID_STATUS] == DC_E_NOT_FINITE) {
+      return dc__fail(DC_E_NOT_FINITE, "%s: rank %" PRId32 ": the gradient of parameter %" PRId64 " is not finite", fn,
+                      r, said[SAID_BAD]);
+    }
+    if (said[SAID_STATUS] != DC_OK) {
+      return dc__fail(DC_E_MISMATCH, "%s: rank %" PRId32 " does not take the step, for its own reason: %s", fn, r,
+                      dc_status_name((dc_status)said[SAID_STATUS]));
+    }
+  }
+  for (int32_t r = 0; r < o->comm->world; r++) {
+    if (table[r * SAID + SAID_FINGERPRINT] != mine[SAID_FINGERPRINT]) {
+      return dc__fail(DC_E_MISMATCH,
+                      "%s: rank %" PRId32 " has other parameters, or gradients of other parameters, than rank %" PRId32,
+                      fn, r, o->comm->rank);
+    }
+  }
+  return DC_OK;
+}
+
+/* Tells the other ranks how it stands here, and hears how it stands there. */
+static dc_status agree(const dc_optimizer *o, const char *fn, dc_status status, int64_t bad) {
+  if (o->comm == NULL) {
+    return status;
+  }
+  const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
+  const int64_t mine[SAID] = {status, bad, fingerprint(o)};
+  int64_t table[DC__COMM_MAX_WORLD * SAID];
+  dc_status sent = dc__comm_exchange(o->comm, &tag, mine, SAID, table);
+  if (status != DC_OK) {
+    return status;
+  }
+  return sent != DC_OK ? sent : compare(o, fn, table);
+}
+
+dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, double grad_scale) {
+  int64_t bad = o->count;
+  if (status == DC_OK) {
+    status = dc__optim_prepare(o, fn);
+  }
+  if (status == DC_OK) {
+    o->grad_scale = grad_scale;
+    bad = first_bad(o);
+    if (bad < o->count) {
+      status = dc__fail(DC_E_NOT_FINITE, "%s: grads[%" PRId64 "] times grad_scale is not finite", fn, bad);
+    }
+  }
+  DC__TRY(agree(o, fn, status, bad));
+  DC__TRY(o->kind->step(o, fn));
+  for (int64_t i = 0; i < o->count; i++) {
+    if (o->io[i].grad_dtype != DC_DTYPE_NONE) {
+      ++*o->params[i].step;
+    }
+  }
+  o->stats.steps++;
+  return DC_OK;
+}
+
+/* ---- what there is to know ---- */
+
+int64_t dc__optim_steps(const dc_optimizer *o) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < o->prepared; i++) {
+    most = *o->params[i].step > most ? *o->params[i].step : most;
+  }
+  return most;
+}
+
+dc_status dc__optim_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats) {
+  dc__arena_stats arena;
+  DC__TRY(dc__optim_prepare(o, fn));
+  dc__arena_get_stats(o->arena, &arena);
+  *stats = o->stats;
+  stats->struct_size = sizeof *stats;
+  stats->params = o->count;
+  stats->state_bytes = arena.used_bytes;
+  stats->scratch_bytes += (int64_t)o->linalg->own_bytes;
+  stats->wire_bytes = o->comm == NULL ? 0 : atomic_load(&o->comm->wire_bytes);
+  if (o->kind->stats != NULL) {
+    o->kind->stats(o, stats);
+  }
+  return DC_OK;
+}

@@ -1,0 +1,419 @@
+/* AdamW and SGD: against their definitions in float64; parts, threads and instruction sets; 16-bit types; groups; what
+ * is refused. Numbers are the points of the second-order conformance list. Against PyTorch: tests/torch/test_optim.py.
+ */
+#include "optim_test.h"
+
+static bundle a, b;
+
+static void make_adamw(bundle *to, const dc_adamw_options *options) {
+  memset(to, 0, sizeof *to);
+  OK(dc_adamw_create(linalg, options, &to->optimizer));
+}
+
+static void make_sgd(bundle *to, const dc_sgd_options *options) {
+  memset(to, 0, sizeof *to);
+  OK(dc_sgd_create(linalg, options, &to->optimizer));
+}
+
+/* ---- definitions ---- */
+
+typedef struct oracle {
+  double w, m, v, most;
+} oracle;
+
+static void adamw_oracle(oracle *x, double g, int t, double lr, const dc_adamw_options *o) {
+  double b1 = o->beta1 == 0 ? 0.9 : o->beta1 < 0 ? 0 : o->beta1;
+  double b2 = o->beta2 == 0 ? 0.999 : o->beta2 < 0 ? 0 : o->beta2;
+  double eps = o->eps == 0 ? 1e-8 : o->eps < 0 ? 0 : o->eps;
+  g = o->maximize == 1 ? -g : g;
+  x->m = b1 * x->m + (1 - b1) * g;
+  x->v = b2 * x->v + (1 - b2) * g * g;
+  x->most = fmax(x->most, x->v);
+  double v = o->amsgrad == 1 ? x->most : x->v;
+  x->w = (1 - lr * o->weight_decay) * x->w - lr / (1 - pow(b1, t)) * x->m / (sqrt(v) / sqrt(1 - pow(b2, t)) + eps);
+}
+
+static void sgd_oracle(oracle *x, double g, int t, double lr, const dc_sgd_options *o) {
+  g = (o->maximize == 1 ? -g : g) + o->weight_decay * x->w;
+  x->m = t == 1 ? g : o->momentum * x->m + (1 - o->dampening) * g;
+  x->w -= lr * (o->momentum == 0 ? g : o->nesterov == 1 ? g + o->momentum * x->m : x->m);
+}
+
+enum { N = 1000, STEPS = 50 };
+
+/* 50 steps beside the definition; the gradients vanish now and then. */
+static void compare(bundle *x, const dc_adamw_options *adamw, const dc_sgd_options *sgd) {
+  static oracle want[N];
+  add(x, 0, N, 0, N);
+  for (int i = 0; i < N; i++) {
+    want[i] = (oracle){.w = (double)x->weight[0][i]};
+  }
+  for (int t = 1; t <= STEPS; t++) {
+    double lr = 1e-2 / t;
+    fill_grads(x, t, 0);
+    OK(dc_optimizer_set_lr(x->optimizer, 0, lr));
+    OK(step(x));
+    for (int i = 0; i < N; i++) {
+      if (adamw != NULL) {
+        adamw_oracle(&want[i], (double)x->grad[0][i], t, lr, adamw);
+      } else {
+        sgd_oracle(&want[i], (double)x->grad[0][i], t, lr, sgd);
+      }
+    }
+  }
+  for (int i = 0; i < N; i++) {
+    assert_true(fabs((double)x->weight[0][i] - want[i].w) <= 4e-6 * fmax(1, fabs(want[i].w)));
+  }
+  assert_int_equal(dc_optimizer_steps(x->optimizer), STEPS);
+  dc_optimizer_destroy(x->optimizer);
+}
+
+static void test_43_adamw_definition(void **state) {
+  (void)state;
+  for (int i = 0; i < 6; i++) {
+    dc_adamw_options o = DC_ADAMW_OPTIONS_INIT;
+    o.weight_decay = i == 1 ? 0.1 : 0;
+    o.amsgrad = i == 2;
+    o.maximize = i == 3;
+    o.beta1 = i == 4 ? -1 : i == 1 ? 0.5 : 0;
+    o.beta2 = i == 5 ? 0.9 : 0;
+    o.eps = i == 5 ? 1e-3 : 0;
+    make_adamw(&a, &o);
+    compare(&a, &o, NULL);
+  }
+}
+
+static void test_43_sgd_definition(void **state) {
+  (void)state;
+  for (int i = 0; i < 6; i++) {
+    dc_sgd_options o = DC_SGD_OPTIONS_INIT;
+    o.momentum = i >= 2 ? 0.9 : 0;
+    o.dampening = i == 3 ? 0.5 : 0;
+    o.weight_decay = i == 1 || i == 4 ? 0.1 : 0;
+    o.nesterov = i == 4;
+    o.maximize = i == 5;
+    make_sgd(&a, &o);
+    compare(&a, NULL, &o);
+  }
+}
+
+/* ---- the same bits ---- */
+
+/* An element's result does not depend on how its parameter is cut, on its neighbours or on the threads. */
+static void test_parts(void **state) {
+  (void)state;
+  static const int64_t cuts[] = {0, 1, 3, 1027, 1028, 17500, 33000, 33333};
+  dc_adamw_options o = DC_ADAMW_OPTIONS_INIT;
+  o.weight_decay = 0.01;
+  make_adamw(&a, &o);
+  add(&a, 0, 33333, 0, 33333);
+  for (int t = 1; t <= 3; t++) {
+    fill_grads(&a, t, 0);
+    OK(step(&a));
+  }
+  for (size_t c = 0; c + 1 < sizeof cuts / sizeof *cuts; c++) {
+    int64_t count = cuts[c + 1] - cuts[c];
+    dc_linalg *alone = open_linalg(1, 0);
+    make_adamw(&b, &o);
+    dc_optimizer_destroy(b.optimizer);
+    OK(dc_adamw_create(alone, &o, &b.optimizer));
+    dc_linalg_destroy(alone); /* the optimizer goes on */
+    add(&b, 0, 33333, cuts[c], count);
+    for (int t = 1; t <= 3; t++) {
+      fill_grads(&b, t, cuts[c]);
+      OK(step(&b));
+    }
+    assert_memory_equal(b.weight[0], a.weight[0] + cuts[c], (size_t)count * sizeof(float));
+    dc_optimizer_destroy(b.optimizer);
+  }
+  dc_optimizer_destroy(a.optimizer);
+}
+
+/* Memory may begin at any address. */
+static void test_any_address(void **state) {
+  (void)state;
+  static char weight[4 * 100 + 1], grad[4 * 100 + 1];
+  make_adamw(&a, NULL);
+  add(&a, 0, 100, 0, 100);
+  fill_grads(&a, 1, 0);
+  memcpy(weight + 1, a.weight[0], 400);
+  memcpy(grad + 1, a.grad[0], 400);
+  OK(step(&a));
+  make_adamw(&b, NULL);
+  add(&b, 0, 100, 0, 100);
+  b.weights[0].data = weight + 1;
+  b.grads[0].data = grad + 1;
+  OK(step(&b));
+  assert_memory_equal(weight + 1, a.weight[0], 400);
+  dc_optimizer_destroy(a.optimizer);
+  dc_optimizer_destroy(b.optimizer);
+}
+
+/* ---- 16-bit types ---- */
+
+static uint16_t bf16(float x) { /* numbers of the tests are neither NaN nor near infinity */
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static float widened(uint16_t half) {
+  uint32_t bits = (uint32_t)half << 16;
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+/* bfloat16 weights are their float32 copy, rounded; the copy takes the way that float32 weights would. */
+static void test_master(void **state) {
+  (void)state;
+  enum { COUNT = 3000 };
+  static uint16_t halves[COUNT], grads[COUNT];
+  int64_t n = COUNT;
+  make_adamw(&a, NULL);
+  add(&a, 0, n, 0, n);
+  make_adamw(&b, NULL);
+  OK(dc_optimizer_add_param(b.optimizer, 0, &n, 1, 0, n, DC_BFLOAT16, NULL));
+  dc_tensor w = vector(halves, DC_BFLOAT16, n), g = vector(grads, DC_BFLOAT16, n);
+  for (int i = 0; i < COUNT; i++) {
+    halves[i] = bf16(a.weight[0][i]);
+    a.weight[0][i] = widened(halves[i]);
+  }
+  for (int t = 1; t <= 30; t++) {
+    fill_grads(&a, t, 0);
+    for (int i = 0; i < COUNT; i++) {
+      grads[i] = bf16(a.grad[0][i]);
+      a.grad[0][i] = widened(grads[i]) * 0.25f;
+    }
+    if (t == 20) { /* somebody else changes a weight */
+      a.weight[0][5] = 0.75f;
+      halves[5] = bf16(0.75f);
+    }
+    OK(step(&a));
+    OK(dc_optimizer_step(b.optimizer, &w, &g, sizeof w, 1, 0.25));
+    for (int i = 0; i < COUNT; i++) {
+      assert_int_equal(halves[i], bf16(a.weight[0][i]));
+    }
+  }
+  b.count = 1;
+  assert_memory_equal(piece(&b, 0, "master"), a.weight[0], sizeof(float) * COUNT);
+  assert_memory_equal(piece(&b, 0, "exp_avg_sq"), piece(&a, 0, "exp_avg_sq"), sizeof(float) * COUNT);
+  dc_optimizer_destroy(a.optimizer);
+  dc_optimizer_destroy(b.optimizer);
+}
+
+/* ---- groups, skipped and empty parameters ---- */
+
+static void test_groups(void **state) {
+  (void)state;
+  dc_adamw_options o = DC_ADAMW_OPTIONS_INIT;
+  make_adamw(&a, NULL);
+  o.weight_decay = 0.5;
+  OK(dc_adamw_set_group(a.optimizer, 1, &o));
+  OK(dc_optimizer_set_lr(a.optimizer, 0, 0));
+  OK(dc_optimizer_set_lr(a.optimizer, 1, 0.5));
+  add(&a, 0, 5, 0, 5);
+  add(&a, 1, 5, 0, 5);
+  float before[5];
+  memcpy(before, a.weight[0], sizeof before);
+  float second = a.weight[1][0];
+  a.grad[1][0] = 0;
+  OK(step(&a));
+  assert_memory_equal(a.weight[0], before, sizeof before); /* lr = 0 */
+  assert_true(a.weight[1][0] == 0.75f * second);           /* decay alone */
+  dc_optimizer_destroy(a.optimizer);
+}
+
+static void test_skipped_and_empty(void **state) {
+  (void)state;
+  make_adamw(&a, NULL);
+  add(&a, 0, 3, 0, 3);
+  add(&a, 0, 0, 0, 0);
+  add(&a, 0, 10, 10, 0);
+  add(&a, 0, 1, 0, 1);
+  a.weights[1].data = a.grads[1].data = NULL;
+  fill_grads(&a, 1, 0);
+  const dc_tensor grad = a.grads[0], none = DC_TENSOR_INIT;
+  float before[3];
+  memcpy(before, a.weight[0], sizeof before);
+  a.grads[0] = none;
+  OK(step(&a));
+  assert_memory_equal(a.weight[0], before, sizeof before);
+  assert_true(piece(&a, 0, "exp_avg")[0] == 0);
+  a.grads[0] = grad;
+  OK(step(&a));
+  /* A first step has the length lr, whenever it comes. */
+  assert_true(fabs(fabs((double)(a.weight[0][0] - before[0])) - 1e-3) < 1e-6);
+  dc_tensor view = DC_TENSOR_INIT;
+  for (int64_t i = 0; i < 4; i++) {
+    OK(dc_optimizer_state(a.optimizer, i, "step", &view));
+    assert_int_equal(view.ndim, 0);
+    assert_int_equal(*(int64_t *)view.data, i == 0 ? 1 : 2);
+  }
+  assert_int_equal(dc_optimizer_steps(a.optimizer), 2);
+  dc_optimizer_destroy(a.optimizer);
+}
+
+/* ---- gradients that are not finite ---- */
+
+static void test_44_not_finite(void **state) {
+  (void)state;
+  static const float bad[] = {NAN, INFINITY, -INFINITY};
+  dc_adamw_options o = DC_ADAMW_OPTIONS_INIT;
+  o.check_finite = 1;
+  make_adamw(&a, &o);
+  add(&a, 0, 100, 0, 100);
+  add(&a, 0, 30000, 0, 30000);
+  fill_grads(&a, 1, 0);
+  OK(step(&a));
+  memcpy(b.weight, a.weight, sizeof a.weight);
+  float m = piece(&a, 0, "exp_avg")[3];
+  for (int i = 0; i < 3; i++) {
+    a.grad[1][29999] = bad[i];
+    FAILS(step(&a), DC_E_NOT_FINITE, "grads[1]");
+    assert_memory_equal(a.weight, b.weight, sizeof a.weight);
+    assert_true(piece(&a, 0, "exp_avg")[3] == m);
+    assert_int_equal(dc_optimizer_steps(a.optimizer), 1);
+  }
+  a.grad[1][29999] = 3e38f;
+  FAILS(dc_optimizer_step(a.optimizer, a.weights, a.grads, sizeof(dc_tensor), 2, 2), DC_E_NOT_FINITE, "grads[1]");
+  a.grad[0][99] = NAN; /* the first of them is named */
+  FAILS(step(&a), DC_E_NOT_FINITE, "grads[0]");
+  fill_grads(&a, 2, 0);
+  OK(step(&a));
+  dc_optimizer_destroy(a.optimizer);
+}
+
+/* ---- what is refused ---- */
+
+static void test_43_bad_adamw(void **state) {
+  (void)state;
+  static const double bad[] = {1, 1.5, -0.5, NAN, INFINITY};
+  dc_optimizer *made = (dc_optimizer *)(void *)&a;
+  for (int i = 0; i < 5; i++) {
+    dc_adamw_options o = DC_ADAMW_OPTIONS_INIT;
+    o.beta1 = bad[i];
+    FAILS(dc_adamw_create(linalg, &o, &made), DC_E_INVALID, "options.beta1");
+    assert_null(made);
+    o.beta1 = 0, o.beta2 = bad[i];
+    FAILS(dc_adamw_create(linalg, &o, &made), DC_E_INVALID, "options.beta2");
+    o.beta2 = 0, o.eps = o.weight_decay = bad[i];
+    if (i >= 2) {
+      FAILS(dc_adamw_create(linalg, &o, &made), DC_E_INVALID, "options.eps");
+      o.eps = 0;
+      FAILS(dc_adamw_create(linalg, &o, &made), DC_E_INVALID, "options.weight_decay");
+    }
+  }
+  dc_adamw_options o = DC_ADAMW_OPTIONS_INIT;
+  o.amsgrad = 2;
+  FAILS(dc_adamw_create(linalg, &o, &made), DC_E_INVALID, "options.amsgrad = 2");
+  o.amsgrad = 0, o.reserved0 = 1;
+  FAILS(dc_adamw_create(linalg, &o, &made), DC_E_INVALID, "options.reserved0 = 1");
+  o.reserved0 = 0, o.struct_size = 8;
+  FAILS(dc_adamw_create(linalg, &o, &made), DC_E_INVALID, "struct_size = 8");
+  FAILS(dc_adamw_create(NULL, NULL, &made), DC_E_INVALID, "linalg is NULL");
+  FAILS(dc_adamw_create(linalg, NULL, NULL), DC_E_INVALID, "optimizer is NULL");
+}
+
+static void test_43_bad_sgd(void **state) {
+  (void)state;
+  dc_optimizer *made;
+  dc_sgd_options o = DC_SGD_OPTIONS_INIT;
+  o.momentum = 1;
+  FAILS(dc_sgd_create(linalg, &o, &made), DC_E_INVALID, "options.momentum = 1");
+  o.momentum = -1;
+  FAILS(dc_sgd_create(linalg, &o, &made), DC_E_INVALID, "options.momentum = -1");
+  o.momentum = 0.9, o.dampening = 1.1;
+  FAILS(dc_sgd_create(linalg, &o, &made), DC_E_INVALID, "options.dampening = 1.1");
+  o.dampening = 1, o.nesterov = 1;
+  FAILS(dc_sgd_create(linalg, &o, &made), DC_E_INVALID, "options.nesterov");
+  o.dampening = 0, o.momentum = 0;
+  FAILS(dc_sgd_create(linalg, &o, &made), DC_E_INVALID, "options.nesterov");
+}
+
+static void test_43_bad_groups_and_params(void **state) {
+  (void)state;
+  const int64_t shape[2] = {3, 4}, wrong[2] = {3, -4};
+  dc_sgd_options s = DC_SGD_OPTIONS_INIT;
+  dc_adamw_options o = DC_ADAMW_OPTIONS_INIT;
+  make_sgd(&a, NULL);
+  FAILS(dc_adamw_set_group(a.optimizer, 0, &o), DC_E_STATE, "is of kind sgd, must be adamw");
+  FAILS(dc_sgd_set_group(a.optimizer, 2, &s), DC_E_INVALID, "group = 2");
+  FAILS(dc_sgd_set_group(a.optimizer, -1, &s), DC_E_INVALID, "group = -1");
+  FAILS(dc_sgd_set_group(NULL, 0, &s), DC_E_INVALID, "optimizer is NULL");
+  FAILS(dc_optimizer_set_lr(a.optimizer, 1, 0.1), DC_E_INVALID, "group = 1");
+  FAILS(dc_optimizer_set_lr(a.optimizer, 0, -0.1), DC_E_INVALID, "lr = -0.1");
+  FAILS(dc_optimizer_set_lr(a.optimizer, 0, NAN), DC_E_INVALID, "lr = nan");
+  FAILS(dc_optimizer_set_lr(a.optimizer, 0, INFINITY), DC_E_INVALID, "lr = inf");
+  FAILS(dc_optimizer_add_param(a.optimizer, 1, shape, 2, 0, 12, 0, NULL), DC_E_INVALID, "group = 1");
+  FAILS(dc_optimizer_add_param(a.optimizer, 0, wrong, 2, 0, 0, 0, NULL), DC_E_SHAPE, "length -4");
+  FAILS(dc_optimizer_add_param(a.optimizer, 0, NULL, 2, 0, 0, 0, NULL), DC_E_INVALID, "shape is NULL");
+  FAILS(dc_optimizer_add_param(a.optimizer, 0, shape, 2, 0, 13, 0, NULL), DC_E_INVALID, "count = 13");
+  FAILS(dc_optimizer_add_param(a.optimizer, 0, shape, 2, 12, 1, 0, NULL), DC_E_INVALID, "offset = 12");
+  FAILS(dc_optimizer_add_param(a.optimizer, 0, shape, 2, -1, 1, 0, NULL), DC_E_INVALID, "offset = -1");
+  FAILS(dc_optimizer_add_param(a.optimizer, 0, shape, 2, INT64_MAX, INT64_MAX, 0, NULL), DC_E_INVALID, "offset");
+  FAILS(dc_optimizer_add_param(a.optimizer, 0, shape, 2, 0, 12, DC_FLOAT64, NULL), DC_E_DTYPE, "float64");
+  OK(dc_optimizer_add_param(a.optimizer, 0, shape, 2, 0, 12, 0, NULL));
+  s.momentum = 0.9;
+  FAILS(dc_sgd_set_group(a.optimizer, 0, &s), DC_E_INVALID, "whether there is momentum must stay");
+  OK(dc_sgd_set_group(a.optimizer, 1, &s)); /* a new group may */
+  s.momentum = 0, s.weight_decay = 1;
+  OK(dc_sgd_set_group(a.optimizer, 0, &s));
+  dc_optimizer_destroy(a.optimizer);
+  dc_optimizer_destroy(NULL);
+}
+
+static void test_bad_steps(void **state) {
+  (void)state;
+  make_adamw(&a, NULL);
+  add(&a, 0, 6, 0, 6);
+  add(&a, 0, 4, 0, 4);
+  dc_optimizer *o = a.optimizer;
+  float before = a.weight[0][0];
+  a.grad[0][0] = 1;
+  FAILS(dc_optimizer_step(o, a.weights, a.grads, sizeof(dc_tensor), 1, 1), DC_E_INVALID, "count = 1, must be 2");
+  FAILS(dc_optimizer_step(o, NULL, a.grads, sizeof(dc_tensor), 2, 1), DC_E_INVALID, "weights is NULL");
+  FAILS(dc_optimizer_step(o, a.weights, NULL, sizeof(dc_tensor), 2, 1), DC_E_INVALID, "grads is NULL");
+  FAILS(dc_optimizer_step(o, a.weights, a.grads, 8, 2, 1), DC_E_INVALID, "tensor_size = 8");
+  FAILS(dc_optimizer_step(o, a.weights, a.grads, sizeof(dc_tensor), 2, NAN), DC_E_INVALID, "grad_scale = nan");
+  FAILS(dc_optimizer_step(NULL, a.weights, a.grads, sizeof(dc_tensor), 2, 1), DC_E_INVALID, "optimizer is NULL");
+  const dc_tensor weight = a.weights[1], grad = a.grads[1];
+  a.weights[1].dtype = DC_BFLOAT16;
+  FAILS(step(&a), DC_E_DTYPE, "weights[1] is bfloat16, the parameter was added as float32");
+  a.weights[1] = a.weights[0];
+  FAILS(step(&a), DC_E_SHAPE, "weights[1] has 6 elements, must have 4");
+  a.weights[1] = weight;
+  a.weights[1].data = NULL;
+  FAILS(step(&a), DC_E_INVALID, "weights[1]");
+  a.weights[1] = weight;
+  a.grads[1] = a.grads[0];
+  FAILS(step(&a), DC_E_SHAPE, "grads[1] has 6 elements, must have 4");
+  a.grads[1] = grad;
+  a.grads[1].dtype = DC_FLOAT64;
+  FAILS(step(&a), DC_E_DTYPE, "grads[1] is float64");
+  a.grads[1] = grad;
+  a.grads[1].struct_size = 3;
+  FAILS(step(&a), DC_E_INVALID, "struct_size = 3");
+  assert_true(a.weight[0][0] == before);
+  assert_int_equal(dc_optimizer_steps(o), 0);
+  assert_int_equal(dc_optimizer_steps(NULL), -1);
+  dc_optimizer_destroy(o);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_43_adamw_definition),
+      cmocka_unit_test(test_43_sgd_definition),
+      cmocka_unit_test(test_parts),
+      cmocka_unit_test(test_any_address),
+      cmocka_unit_test(test_master),
+      cmocka_unit_test(test_groups),
+      cmocka_unit_test(test_skipped_and_empty),
+      cmocka_unit_test(test_44_not_finite),
+      cmocka_unit_test(test_43_bad_adamw),
+      cmocka_unit_test(test_43_bad_sgd),
+      cmocka_unit_test(test_43_bad_groups_and_params),
+      cmocka_unit_test(test_bad_steps),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}
