@@ -16,6 +16,15 @@
 
 #define OK(call) assert_int_equal((call), DC_OK)
 
+/* The call fails so, and says why. */
+#define REFUSED(status, text, call)                            \
+  do {                                                         \
+    assert_int_equal((call), (status));                        \
+    if (strstr(dc_last_error(), (text)) == NULL) {             \
+      fail_msg("\"%s\" has no \"%s\"", dc_last_error(), text); \
+    }                                                          \
+  } while (0)
+
 enum { GUARD = 64, CANARY = 0x5a, MOST_DIMS = 3 };
 
 /* A tensor that owns its memory, between guard bytes. */
@@ -73,16 +82,23 @@ static void drop(owned *o) {
   free(o->base);
 }
 
-/* Numbers in -1 to 1 from a seed; 16-bit floats are left to what the library makes of weights. */
+/* Numbers in -1 to 1 from a seed. */
 static void randomize(owned *o, uint64_t seed) {
-  for (size_t i = 0; i < o->bytes / sizeof(float); i++) {
+  for (size_t i = 0; i < o->bytes / dc_dtype_size(o->t.dtype); i++) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
-    ((float *)o->t.data)[i] = (float)(int32_t)(seed >> 32) * 0x1p-31f;
+    uint32_t draw = (uint32_t)(seed >> 32);
+    if (o->t.dtype == DC_FLOAT32) {
+      ((float *)o->t.data)[i] = (float)(int32_t)draw * 0x1p-31f;
+    } else { /* any pattern from 2^-7 to below 1, with a sign */
+      uint32_t low = o->t.dtype == DC_FLOAT16 ? 0x2000 : 0x3c00, high = o->t.dtype == DC_FLOAT16 ? 0x3c00 : 0x3f80;
+      ((uint16_t *)o->t.data)[i] = (uint16_t)((draw & 0x8000) | (low + (draw >> 16) % (high - low)));
+    }
   }
 }
 
-/* float32: batch samples of seq tokens. */
+/* batch samples of seq tokens. */
 static rig make_rig(dc_layer_config config, int64_t batch, int64_t seq) {
+  int32_t dtype = config.dtype == DC_DTYPE_NONE ? DC_FLOAT32 : config.dtype;
   rig r = {.config = config, .call = DC_LAYER_CALL_INIT, .cost = DC_LAYER_COST_INIT};
   OK(dc_device_open("cpu", NULL, &r.device));
   OK(dc_layer_create(r.device, &config, &r.layer));
@@ -92,14 +108,14 @@ static rig make_rig(dc_layer_config config, int64_t batch, int64_t seq) {
   const int64_t shape[] = {batch, seq, config.hidden_size};
   owned *tensors[] = {&r.x, &r.out, &r.dout, &r.dx};
   for (size_t i = 0; i < 4; i++) {
-    *tensors[i] = make_owned(DC_FLOAT32, 3, shape);
+    *tensors[i] = make_owned(dtype, 3, shape);
   }
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
     int64_t lengths[2];
     int32_t ndim;
     OK(dc_layer_weight_shape(r.layer, i, lengths, &ndim));
-    r.w[i] = make_owned(DC_FLOAT32, ndim, lengths);
-    r.g[i] = make_owned(DC_FLOAT32, ndim, lengths);
+    r.w[i] = make_owned(dtype, ndim, lengths);
+    r.g[i] = make_owned(dtype, ndim, lengths);
   }
   int64_t most = r.cost.forward_workspace_bytes;
   most = r.cost.backward_workspace_bytes > most ? r.cost.backward_workspace_bytes : most;

@@ -131,13 +131,18 @@ DC__INLINE float tree(float *lane) {
     (result) = tree(lane);                       \
   } while (0)
 
+/* The second look takes the rounding of the first mean out again: a row of one value has that mean, and variance 0. */
 static void moments(const float *x, int64_t count, float eps, float *mean, float *rstd) {
   float sum;
+  float squares;
   SUM(sum, count, x[i]);
   const float m = sum / (float)count;
-  SUM(sum, count, (x[i] - m) * (x[i] - m));
-  *mean = m;
-  *rstd = 1.0f / __builtin_sqrtf(sum / (float)count + eps);
+  SUM(sum, count, x[i] - m);
+  SUM(squares, count, (x[i] - m) * (x[i] - m));
+  const float off = sum / (float)count;
+  const float variance = squares / (float)count - off * off;
+  *mean = m + off;
+  *rstd = 1.0f / __builtin_sqrtf((variance > 0.0f ? variance : 0.0f) + eps);
 }
 
 static void normalize(float *y, const float *x, const float *gamma, const float *beta, int64_t count, float mean,

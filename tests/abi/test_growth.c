@@ -343,7 +343,7 @@ static void expect(const row *r, size_t size, dc_status got, dc_status want) {
   }
 }
 
-/* second-order: 55 */
+/* second-order: 55; layer: 30 */
 static void test_callers_of_every_size(void **state) {
   (void)state;
   for (const row *r = rows; r < rows + ROWS; r++) {

@@ -108,7 +108,7 @@ static void test_specials(void **state) {
   }
 }
 
-/* kat_vectors of Random123, philox4x32 10. */
+/* kat_vectors of Random123, philox4x32 10; then places far beyond 2^32 elements. layer: 13, 16 */
 static void test_philox(void **state) {
   (void)state;
   static const uint32_t vectors[3][10] = {

@@ -13,6 +13,10 @@ import libdc.run
 import pytest
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: once is enough, through the compiled module")
+
+
 @pytest.fixture
 def context() -> Iterator[libdc.Context]:
     """An initialised context in a world of one."""

@@ -82,7 +82,7 @@ class Reference:
         w, g = self.w, {}
 
         def linear(dy: np.ndarray, x: np.ndarray, name: str, bias: str) -> np.ndarray:
-            g[name] = np.einsum("bso,bsi->oi", dy, x)
+            g[name] = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])
             g[bias] = dy.sum((0, 1))
             return dy @ w[name]
 

@@ -5,13 +5,24 @@ from __future__ import annotations
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
+import pytest
 from layer_reference import Reference
 
 import libdc
 from libdc.transformer import WEIGHTS, Layer, LayerConfig, empty
 
+DTYPES = ["float32", "float16", "bfloat16"]
+FLAGS = ["normalize_invertible", "gelu_checkpoint", "attn_dropout_checkpoint"]
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
+placements = pytest.mark.parametrize("pre", [True, False], ids=["pre", "post"])
+
 # Relative error in the Frobenius norm, and the greatest error in units of the greatest value (the list's section 7).
 GATES = {"float32": (2e-6, 2e-5), "float16": (1.5e-3, 4e-3), "bfloat16": (1.2e-2, 2.5e-2)}
+
+
+def flags_of(number: int) -> Dict[str, bool]:
+    """The memory flags that a number's bits set."""
+    return {name: bool(number >> i & 1) for i, name in enumerate(FLAGS)}
 
 
 def put(values: Any, dtype: str) -> Any:
@@ -58,7 +69,7 @@ class Case:
             elif len(shape) == 1:
                 values = rng.uniform(-0.5, 0.5, shape)
             else:
-                values = rng.standard_normal(shape) * weight_scale
+                values = rng.standard_normal(shape, np.float32) * np.float32(weight_scale)
             self.weights.append(put(values, dtype))
         self.x, self.dy = (put(rng.standard_normal(self.shape), dtype) for _ in range(2))
 
@@ -76,12 +87,13 @@ class Case:
                  for site in ("attention", "projection", "output"))
         return tuple(np.asarray(mask) * scale for mask, scale in masks)
 
-    def reference(self, mask: Any = None, offset: int = 0) -> Tuple[np.ndarray, np.ndarray, Dict[str, np.ndarray]]:
+    def reference(self, mask: Any = None, offset: int = 0, gradients: bool = True) -> Any:
+        """The output, gradient of x, and the weights' gradients; without gradients the output alone."""
         model = Reference(self.config.heads, self.config.pre_layer_norm, self.config.gelu,
                           self.config.layer_norm_eps or 1e-12)
         weights = dict(zip(WEIGHTS, map(get, self.weights)))
         output = model.forward(weights, get(self.x), None if mask is None else get(mask), self.drops(offset))
-        return (output, *model.backward(get(self.dy)))
+        return (output, *model.backward(get(self.dy))) if gradients else output
 
 
 def close(name: str, found: Any, expected: np.ndarray, dtype: str, slack: float = 1.0) -> None:

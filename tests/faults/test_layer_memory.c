@@ -1,0 +1,124 @@
+/* The transformer layer when memory or threads are refused: each request of a layer's life fails once. The call says so
+ * and works at the second try, or has done without; all bits are right, and nothing is left behind. Once threads and
+ * scratch memory are there, calls ask for nothing. */
+#include "layer.h"
+#include "seam.h"
+
+enum { TOKENS = 2 * 19 };
+
+static const int32_t offsets[] = {0, 19, 38};
+static unsigned char wanted_out[TOKENS * 48 * 4], wanted_dx[TOKENS * 48 * 4], wanted_dw[144 * 48 * 4];
+
+static void assert_wanted(const rig *r) {
+  assert_memory_equal(wanted_out, r->out.t.data, r->out.bytes);
+  assert_memory_equal(wanted_dx, r->dx.t.data, r->dx.bytes);
+  assert_memory_equal(wanted_dw, r->g[0].t.data, r->g[0].bytes);
+}
+
+static void spoil(rig *r) {
+  memset(r->out.t.data, CANARY, r->out.bytes);
+  memset(r->dx.t.data, CANARY, r->dx.bytes);
+  memset(r->g[0].t.data, CANARY, r->g[0].bytes);
+}
+
+/* Once more if something was refused; every other failure is one. */
+#define TWICE(call)                                \
+  do {                                             \
+    if ((call) != DC_OK) {                         \
+      assert_non_null(seam_refused());             \
+      assert_int_not_equal(dc_last_error()[0], 0); \
+      OK(call);                                    \
+    }                                              \
+  } while (0)
+
+/* A layer is made, computes on the calling thread and packed on a stream, and goes. */
+static bool life(rig *r, seam_kind kind, long n) {
+  long before = seam_held();
+  dc_layer_config c = small_config();
+  dc_layer *layer = NULL;
+  seam_refuse(kind, n);
+  TWICE(dc_layer_create(r->device, &c, &layer));
+  r->call.stream = NULL;
+  r->call.cu_seqlens = NULL;
+  spoil(r);
+  OK(dc_layer_forward(layer, &r->call, r->weights, &r->x.t, &r->out.t));
+  OK(dc_layer_backward(layer, &r->call, r->weights, &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients));
+  assert_wanted(r);
+  TWICE(dc_stream_create(r->device, &r->call.stream));
+  r->call.cu_seqlens = offsets;
+  spoil(r);
+  TWICE(dc_layer_forward(layer, &r->call, r->weights, &r->x.t, &r->out.t));
+  TWICE(dc_layer_backward(layer, &r->call, r->weights, &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients));
+  OK(dc_stream_synchronize(r->call.stream, 0));
+  assert_wanted(r);
+  bool refused = seam_refused() != NULL;
+  seam_refuse(kind, -1);
+  dc_stream_destroy(r->call.stream);
+  dc_layer_destroy(layer);
+  assert_int_equal(seam_held(), before);
+  return refused;
+}
+
+static void learn(rig *r) {
+  forward(r);
+  backward(r);
+  memcpy(wanted_out, r->out.t.data, r->out.bytes);
+  memcpy(wanted_dx, r->dx.t.data, r->dx.bytes);
+  memcpy(wanted_dw, r->g[0].t.data, r->g[0].bytes);
+}
+
+static void test_27_memory_and_threads_that_are_refused(void **state) {
+  (void)state;
+  rig r = make_rig(small_config(), 2, 19);
+  settle_rig(&r);
+  learn(&r);
+  dc_layer_destroy(r.layer); /* the pool of its threads goes with it */
+  r.layer = NULL;
+  assert_false(life(&r, SEAM_MEMORY, -1));
+  for (seam_kind kind = SEAM_MEMORY; kind <= SEAM_THREAD; kind++) {
+    long n = 0;
+    while (life(&r, kind, n)) {
+      n++;
+    }
+    assert_true(n > 0);
+    print_message("%s: %ld refused one by one\n", seam_names[kind], n);
+  }
+  free_rig(&r);
+}
+
+static void test_31_calls_allocate_nothing(void **state) {
+  (void)state;
+  rig r = make_rig(small_config(), 2, 19);
+  settle_rig(&r);
+  learn(&r);
+  for (int32_t queued = 0; queued < 2; queued++) {
+    if (queued) {
+      OK(dc_stream_create(r.device, &r.call.stream));
+    }
+    spoil(&r);
+    for (seam_kind kind = SEAM_MEMORY; kind <= SEAM_THREAD; kind++) {
+      seam_refuse(kind, 0);
+      for (int32_t i = 0; i < 3; i++) {
+        forward(&r);
+        backward(&r);
+      }
+      if (queued) {
+        OK(dc_stream_synchronize(r.call.stream, 0));
+      }
+      OK(dc_layer_get_cost(r.layer, &r.call, &r.cost));
+      assert_null(seam_refused());
+      seam_refuse(kind, -1);
+    }
+    assert_wanted(&r);
+  }
+  dc_stream_destroy(r.call.stream);
+  free_rig(&r);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_27_memory_and_threads_that_are_refused),
+      cmocka_unit_test(test_31_calls_allocate_nothing),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
