@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """The transformer layer, forward and backward, against what PyTorch users run today, interleaved in one process:
 
-    python bench/bench_layer.py                              every row, and a table under bench/results
+    python bench/bench_layer.py --save                       every row, about 20 minutes
+    python bench/bench_layer.py --save --quick               every row with two rounds, under 8 minutes
     python bench/bench_layer.py --models bert-large --shapes 8x128 --dtypes float32 --dropout 0.1 --threads 1
 
 Peers: `eager`, BertLayer as Hugging Face writes it; `sdpa`, the same around scaled_dot_product_attention; `compiled`,
-torch.compile of that; `encoder`, nn.TransformerEncoderLayer. `products` are the layer's matrix products alone, forward and
-backward, by torch.mm and torch.bmm: the rate of the best library on these shapes, and the floor. A time is the least of
-the rounds, each of which runs every variant once; on a machine that others use, compare variants only within a row.
-"kept" is what stays in memory between forward and backward, weights not counted."""
+torch.compile of that; `encoder`, nn.TransformerEncoderLayer. "GEMM" are the layer's matrix products alone, forward and
+backward, by the fastest library that PyTorch has for each of them (torch.mm, torch.bmm, oneDNN by its own name): the
+limit. A time is the least of the rounds, each of which runs every variant once; on a machine that others use, compare
+variants only within a row, and with --cpu by the processor time of one thread. "p cost" is the layer's time over that
+of the same layer without dropout. "kept" is what stays in memory between forward and backward, weights not counted;
+for libdc also with the flags normalize_invertible and gelu_checkpoint."""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ import argparse
 import datetime
 import json
 import math
+import shlex
+import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
@@ -86,89 +92,125 @@ def kept_bytes(model: nn.Module, x: Tensor, mask: Tensor) -> int:
     return sum(seen.values())
 
 
-def products(batch: int, seq: int, sizes: tuple, dtype: torch.dtype) -> Callable[[], None]:
-    hidden, heads, intermediate = sizes
-    tokens, jobs = batch * seq, []
+class Products:
+    """The layer's matrix products, each by every library at hand."""
 
-    def add(function: Any, *shapes: tuple) -> None:
-        a, b, c = (torch.randn(shape, dtype=dtype) for shape in shapes)
-        jobs.append((function, a, b, c))
+    def __init__(self, batch: int, seq: int, sizes: tuple, dtype: torch.dtype) -> None:
+        hidden, heads, intermediate = sizes
+        tokens, d = batch * seq, hidden // heads
+        self.jobs: List[List[Callable[[], Any]]] = []
+        one_dnn = torch.ops.mkldnn._linear_pointwise if torch.backends.mkldnn.is_available() else None
 
-    for n, k in ((3 * hidden, hidden), (hidden, hidden), (intermediate, hidden), (hidden, intermediate)):
-        add(torch.mm, (tokens, k), (k, n), (tokens, n))
-        add(torch.mm, (tokens, n), (n, k), (tokens, k))
-        add(torch.mm, (n, tokens), (tokens, k), (n, k))
-    d = hidden // heads
-    for _ in range(3):
-        add(torch.bmm, (batch * heads, seq, d), (batch * heads, d, seq), (batch * heads, seq, seq))
-        add(torch.bmm, (batch * heads, seq, seq), (batch * heads, seq, d), (batch * heads, seq, d))
+        def add(a: Tensor, b: Tensor) -> None:
+            c = a.new_empty(*a.shape[:-1], b.shape[-1])
+            self.jobs.append([lambda: (torch.mm if a.dim() == 2 else torch.bmm)(a, b, out=c)])
+            if one_dnn is not None and a.dim() == 2:
+                self.jobs[-1].append(lambda: one_dnn(a, b.t(), None, "none", [], ""))
 
-    def run() -> None:
-        for function, a, b, c in jobs:
-            function(a, b, out=c)
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, dtype=dtype)
 
-    return run
+        for n, k in ((3 * hidden, hidden), (hidden, hidden), (intermediate, hidden), (hidden, intermediate)):
+            add(random(tokens, k), random(n, k).t())
+            add(random(tokens, n), random(n, k))
+            add(random(tokens, n).t(), random(tokens, k))
+        for _ in range(3):
+            add(random(batch * heads, seq, d), random(batch * heads, d, seq))
+            add(random(batch * heads, seq, seq), random(batch * heads, seq, d))
+        self.best = [math.inf] * len(self.jobs)
+
+    def run(self, clock: Callable[[], float]) -> None:
+        for i, job in enumerate(self.jobs):
+            for function in job:
+                start = clock()
+                function()
+                self.best[i] = min(self.best[i], clock() - start)
 
 
-def row(name: str, batch: int, seq: int, dtype_name: str, ratio: float, threads: int, seconds: float,
-        peers: List[str]) -> dict:
+def row(name: str, batch: int, seq: int, dtype_name: str, ratio: float, threads: int, options: argparse.Namespace
+        ) -> dict:
     torch.set_num_threads(threads)
     torch._dynamo.reset()
     torch.manual_seed(0)
     sizes, dtype = MODELS[name], getattr(torch, dtype_name)
+    clock = time.process_time if options.cpu else time.perf_counter
     x = torch.randn(batch, seq, sizes[0], dtype=dtype, requires_grad=True)
     dy, mask = torch.randn(batch, seq, sizes[0], dtype=dtype), torch.zeros(batch, 1, 1, seq, dtype=dtype)
     config = LayerConfig(*sizes, attn_dropout_ratio=ratio, hidden_dropout_ratio=ratio, gelu="erf", dtype=dtype_name,
                          pre_layer_norm=False, threads=threads)
     lean = LayerConfig(**{**config.__dict__, "normalize_invertible": True, "gelu_checkpoint": True})
+    dry = LayerConfig(**{**config.__dict__, "attn_dropout_ratio": 0.0, "hidden_dropout_ratio": 0.0})
     models: Dict[str, nn.Module] = {
-        "libdc": dct.TransformerLayer(config), "libdc, all flags": dct.TransformerLayer(lean),
+        "libdc": dct.TransformerLayer(config), "libdc, p=0": dct.TransformerLayer(dry),
         "eager": Bert(*sizes, ratio, "eager"), "sdpa": Bert(*sizes, ratio, "sdpa"),
         "compiled": Bert(*sizes, ratio, "sdpa"),
         "encoder": Encoder(sizes[0], sizes[1], sizes[2], ratio, "gelu", layer_norm_eps=1e-12, batch_first=True),
     }  # fmt: skip
-    models = {key: model.to(dtype) for key, model in models.items() if key.startswith("libdc") or key in peers}
+    unwanted = {"eager", "sdpa", "compiled", "encoder"} - set(options.peers) | (set() if ratio else {"libdc, p=0"})
+    models = {key: model.to(dtype) for key, model in models.items() if key not in unwanted}
     kept = {key: kept_bytes(model, x, mask) for key, model in models.items()}
+    kept["libdc, flags"] = kept_bytes(dct.TransformerLayer(lean).to(dtype), x, mask)
     if "compiled" in models:
         models["compiled"].compile()
     runs = {key: step_of(model, x, mask, dy) for key, model in models.items()}
-    runs["products"] = products(batch, seq, sizes, dtype)
+    products = Products(batch, seq, sizes, dtype)
     times: Dict[str, List[float]] = {key: [] for key in runs}
     for run in runs.values():
         run()
+    products.run(clock)
     quiet, cpu = machine.Quiet(), time.process_time()
-    end = time.monotonic() + seconds
+    end = time.monotonic() + options.seconds
     quiet.begin()
-    while len(times["libdc"]) < 3 or time.monotonic() < end:
+    while len(times["libdc"]) < options.rounds or time.monotonic() < end:
         for key, run in runs.items():
-            start = time.perf_counter()
+            start = clock()
             run()
-            times[key].append(time.perf_counter() - start)
+            times[key].append(clock() - start)
+        products.run(clock)
     quiet.end()
     cost = Layer(config).cost(batch, seq)
-    flops = cost.forward_flops + cost.backward_flops
     best = {key: min(values) for key, values in times.items()}
+    best["GEMM"] = sum(products.best)
     return {"model": name, "batch": batch, "seq": seq, "dtype": dtype_name, "dropout": ratio, "threads": threads,
-            "flops": flops, "seconds": best, "rounds": len(times["libdc"]), "kept": kept,
-            "foreign": quiet.foreign(time.process_time() - cpu),
-            "of_products": best["products"] / best["libdc"],
-            "faster": min((best[key] for key in peers), default=0) / best["libdc"]}
+            "flops": cost.forward_flops + cost.backward_flops, "seconds": best, "rounds": len(times["libdc"]),
+            "kept": kept, "foreign": quiet.foreign(time.process_time() - cpu), "of_gemm": best["GEMM"] / best["libdc"],
+            "dropout_cost": best["libdc"] / best["libdc, p=0"] - 1 if ratio else 0.0,
+            "faster": min((best[key] for key in options.peers), default=0) / best["libdc"]}
 
 
 def table(rows: List[dict]) -> str:
-    names = [key for key in rows[0]["seconds"] if key != "products"]
-    lines = ["| row | products GF/s | " + " | ".join(f"{n} ms (GF/s)" for n in names) +
-             " | of products | fastest peer / libdc | kept MB: " + ", ".join(names) + " | others |",
-             "|---" * (len(names) + 6) + "|"]
+    names = [key for key in rows[0]["seconds"] if key not in ("GEMM", "libdc, p=0")]
+    lines = ["| row | GEMM GF/s | " + " | ".join(f"{n} ms (GF/s)" for n in names) +
+             " | of GEMM | p cost | fastest peer / libdc | kept MB: " + ", ".join([*names, "libdc, flags"]) +
+             " | others |", "|---" * (len(names) + 7) + "|"]
     for r in rows:
         cells = [f"{1e3 * r['seconds'][n]:.1f} ({r['flops'] / r['seconds'][n] / 1e9:.0f})" for n in names]
-        kept = ", ".join(f"{r['kept'][n] / 1e6:.1f}" for n in names)
+        kept = ", ".join(f"{r['kept'][n] / 1e6:.1f}" for n in [*names, "libdc, flags"])
         label = f"{r['model']} {r['batch']}x{r['seq']} {r['dtype']} p={r['dropout']} t={r['threads']}"
-        lines.append(f"| {label} | {r['flops'] / r['seconds']['products'] / 1e9:.0f} | " + " | ".join(cells) +
-                     f" | {100 * r['of_products']:.0f} % | {r['faster']:.2f} | {kept} | {100 * r['foreign']:.0f} % |")
-    ratios = sorted(r["faster"] for r in rows)
-    lines += ["", f"Faster than the fastest peer in {sum(x > 1 for x in ratios)} of {len(ratios)} rows; the median row "
-              f"{ratios[len(ratios) // 2]:.2f} times."]
+        cost = f"{100 * r['dropout_cost']:.1f} %" if r["dropout"] else ""
+        lines.append(f"| {label} | {r['flops'] / r['seconds']['GEMM'] / 1e9:.0f} | " + " | ".join(cells) +
+                     f" | {100 * r['of_gemm']:.0f} % | {cost} | {r['faster']:.2f} | {kept} | "
+                     f"{100 * r['foreign']:.0f} % |")
+    return "\n".join(lines)
+
+
+def summary(rows: List[dict]) -> str:
+    """The goals, and how many rows reach them."""
+    lines = []
+    ratios = [r["faster"] for r in rows]
+    lines.append(f"- faster than the fastest peer: {sum(x > 1 for x in ratios)} of {len(rows)} rows; median "
+                 f"{statistics.median(ratios):.2f}, least {min(ratios):.2f} (goal: every row, median 1.15)")
+    long = [r["faster"] for r in rows if r["seq"] >= 512 and r["dropout"]]
+    if long:
+        lines.append(f"- S = 512 with dropout: median {statistics.median(long):.2f}, least {min(long):.2f} (goal: 1.4)")
+    for dtype, goal in (("float32", 0.85), ("bfloat16", 0.8)):
+        parts = [r["of_gemm"] for r in rows if r["dtype"] == dtype]
+        if parts:
+            lines.append(f"- of the fastest library's products, {dtype}: {sum(x >= goal for x in parts)} of "
+                         f"{len(parts)} rows reach {goal:.0%}; median {statistics.median(parts):.1%}, least {min(parts):.1%}")
+    costs = [r["dropout_cost"] for r in rows if r["dropout"]]
+    if costs:
+        lines.append(f"- dropout costs {statistics.median(costs):.1%} in the median row, at most {max(costs):.1%} (goal: 5 %)")
     return "\n".join(lines)
 
 
@@ -180,24 +222,32 @@ def main() -> None:
     parser.add_argument("--dropout", nargs="*", type=float, default=[0.0, 0.1])
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--peers", nargs="*", default=["eager", "sdpa", "compiled", "encoder"])
-    parser.add_argument("--seconds", type=float, default=12, help="for a row")
+    parser.add_argument("--seconds", type=float, default=20, help="for a row, at least")
+    parser.add_argument("--rounds", type=int, default=3, help="for a row, at least")
+    parser.add_argument("--quick", action="store_true", help="two rounds for each row, however short")
+    parser.add_argument("--cpu", action="store_true", help="processor time; for one thread, on a machine in use")
     parser.add_argument("--save", action="store_true", help="write bench/results/layer-DATE")
     options = parser.parse_args()
-    rows = []
+    if options.quick:
+        options.seconds, options.rounds = 0, 2
+    rows: List[dict] = []
     for threads in options.threads:
         for name in options.models:
             for shape in options.shapes:
                 for dtype in options.dtypes:
                     for ratio in options.dropout:
                         batch, seq = map(int, shape.split("x"))
-                        rows.append(row(name, batch, seq, dtype, ratio, threads, options.seconds, options.peers))
+                        rows.append(row(name, batch, seq, dtype, ratio, threads, options))
                         print(table(rows[-1:]).splitlines()[2], flush=True)
-    text = table(rows)
-    print(text)
+    about = machine.describe()
+    text = f"{table(rows)}\n\n{summary(rows)}\n"
+    print("\n" + text)
     if options.save:
         stem = RESULTS / f"layer-{datetime.date.today()}"
-        stem.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-        stem.with_suffix(".md").write_text(f"{__doc__}\n\n{text}\n")
+        stem.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+        stem.with_suffix(".md").write_text(f"{__doc__}\n\n`{shlex.join(['python', *sys.argv])}`, {about['cpu']}, "
+                                           f"{about['cores']} cores, {about['date']}, {about['commit']}, "
+                                           f"{about['packages']}\n\n{text}")
 
 
 if __name__ == "__main__":
