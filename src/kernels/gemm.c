@@ -16,6 +16,7 @@ enum {
   LEAST = 128,      /* a side is not cut into less than this for the sake of more tasks */
   BLOCKS_EACH = 2,  /* blocks that a thread should have, so that a late one does not cost much */
   MOST_B = 4 << 20, /* bytes of B packed as a whole */
+  AHEAD = 2,        /* rows of C that are fetched before they are finished */
   ALIGN = 64
 };
 
@@ -170,12 +171,26 @@ static void multiply_slice(const plan *p, const block *at, const char *b, int64_
   }
 }
 
+/* A row's lines, some rows before they are used. */
+static void prefetch(const void *row, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += ALIGN) {
+    __builtin_prefetch((const char *)row + at);
+  }
+}
+
 /* The epilogue of the strip's rows, from row `first` of C on. */
 static void finish_strip(const plan *p, const block *at, int64_t first, int64_t rows) {
   const dc__gemm *g = p->g;
   void *c = dc__at(g->c, g->out_dtype, at->matrix * g->stride_c);
   void *aux = g->aux != NULL ? dc__at(g->aux, g->out_dtype, at->matrix * g->stride_c) : NULL;
   for (int64_t i = 0; i < rows; i++) {
+    if (i + AHEAD < rows) {
+      const int64_t later = (first + i + AHEAD) * g->ldc + at->j;
+      prefetch(dc__at(c, g->out_dtype, later), (size_t)at->n * dc_dtype_size(g->out_dtype));
+      if (aux != NULL) {
+        prefetch(dc__at(aux, g->out_dtype, later), (size_t)at->n * dc_dtype_size(g->out_dtype));
+      }
+    }
     void *sums = at->acc + (size_t)(i * at->ld) * dc__tile_word(p->kind);
     if (p->kind == DC__TILE_F64) {
       finish_f64(g, c, sums, first + i, at->j, at->n);

@@ -95,7 +95,9 @@ PACK_INLINE void panel_of_rows(uint32_t *dst, int64_t panel, const char *src, in
     for (int64_t i = 0; i < panel; i += LANES) {
       lanes r[LANES];
       _Pragma("GCC unroll 16") for (int j = 0; j < LANES; j++) {
-        r[j] = i + j < rows ? load_lanes(src + (i + j) * ld + p * 4, part) : ZERO_LANES();
+        const char *at = src + (i + j) * ld + p * 4;
+        r[j] = i + j < rows ? load_lanes(at, part) : ZERO_LANES();
+        __builtin_prefetch(at + panel * ld); /* the next panel's: processors do not follow so long a stride */
       }
       transpose(r);
       _Pragma("GCC unroll 16") for (int j = 0; j < LANES; j++) {
@@ -150,6 +152,10 @@ PACK_INLINE void panels_of_columns(uint32_t *dst, int64_t panel, const char *src
       uint32_t *d = dst + i * steps;
       if (width - i >= panel) {
         for (int64_t p = begin; p < end; p++) {
+          __builtin_prefetch(src + (p + RUN) * DEPTH * ld + i * (4 / DEPTH));
+          if (DEPTH == 2) {
+            __builtin_prefetch(src + ((p + RUN) * DEPTH + 1) * ld + i * (4 / DEPTH));
+          }
           for (int64_t l = 0; l < panel; l += LANES) {
             store_lanes(d + p * panel + l, panel - l, load_step(src, ld, p, depth, i + l, panel - l));
           }
