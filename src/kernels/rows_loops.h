@@ -21,12 +21,8 @@ DC__INLINE float exp_f32(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  /* 2^n in two steps, since n = 128 has no float. */
-  uint32_t bits = (dc__bits_of_f32(shifted) & 0x3ffu) << 22 >> 22;
-  int32_t power = (int32_t)(bits ^ 0x200u) - 0x200;
-  int32_t half = power >> 1;
-  float y = p * dc__f32_of_bits((uint32_t)(half + 127) << 23);
-  y = y * dc__f32_of_bits((uint32_t)(power - half + 127) << 23);
+  /* Times 2^n: p's exponent grows by n, which is all that is left of `shifted`. Where n is 128, p is below 1. */
+  float y = dc__f32_of_bits(dc__bits_of_f32(p) + (dc__bits_of_f32(shifted) << 23));
   y = x < -87.33654f ? 0.0f : y;
   return x > 88.72283f ? __builtin_inff() : y;
 }
@@ -193,11 +189,8 @@ static float row_max(const float *x, int64_t count) {
 }
 
 static float row_exp(float *x, int64_t count, float shift) {
-  for (int64_t i = 0; i < count; i++) {
-    x[i] = exp_f32(x[i] - shift);
-  }
   float sum;
-  SUM(sum, count, x[i]);
+  SUM(sum, count, x[i] = exp_f32(x[i] - shift));
   return sum;
 }
 
