@@ -1823,6 +1823,96 @@ DC_API dc_status dc_sgd_create(dc_linalg *linalg, const dc_sgd_options *options,
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_sgd_set_group(dc_optimizer *optimizer, int32_t group, const dc_sgd_options *options);
 
+/** How K-FAC inverts a layer's damped curvature. */
+enum dc_kfac_inverse {
+  DC_KFAC_EIGEN = 0,   /**< (A x G + damping I)^-1 exactly, from eigendecompositions; the default */
+  DC_KFAC_FACTORED = 1 /**< (A + pi sqrt(damping) I)^-1 x (G + sqrt(damping) / pi I)^-1, pi the square root of the
+                            ratio of the factors' mean eigenvalues */
+};
+
+/** How K-FAC treats a layer that is used at many positions of a sample. */
+enum dc_kfac_approximation {
+  DC_KFAC_EXPAND = 0, /**< each position's outer products count; the default */
+  DC_KFAC_REDUCE = 1  /**< inputs are averaged and gradients summed over a sample's positions first */
+};
+
+/** K-FAC's options. Source: Martens and Grosse 2015 (arXiv 1503.05671), section 5 for the running average; Grosse and
+ *  Martens 2016 (arXiv 1602.01407) for convolutions and the eigenvalues' damping; Eschenhagen et al. 2023 (arXiv
+ *  2311.00636) for expand and reduce; Ba et al. 2017 (ICLR) for kl_clip.
+ *  With a[n, t] the inputs of a layer for sample n at position t, a 1 appended where it has a bias and a convolution's
+ *  being its patches, and g[n, t] the gradients of its outputs by the sample's own loss, over N samples of T positions:
+ *    expand: A' = sum a a^T / (N T), G' = sum g g^T / N;  reduce: the same of the mean of a and the sum of g over t
+ *    A = c A + (1 - c) A', with c = min(decay, 1 - 1 / k) in the k-th update; G likewise
+ *    direction = nu (G x A + damping I)^-1 gradient;  nu = min(1, sqrt(kl_clip / |lr^2 sum of direction gradient|))
+ *  The groups of a convolution have factors of their own. The step is SGD's along the direction, with momentum and
+ *  weight decay; parameters without a layer take plain SGD's. Positions that have a loss of their own each, as a language
+ *  model's have, are samples: x and delta are then [N T, features].
+ *  State: "momentum_buffer" of each part; of a layer, beside its weight, on the rank that owns it: "factor_a" A and
+ *  "factor_g" G, one group's matrix below the other; "vectors_a", "values_a", "vectors_g" and "values_g" of their latest
+ *  decomposition; "counts", of updates of the factors, decompositions of A and failures since the last of them, and the
+ *  same two of G. What dc_kfac_accumulate() has gathered since the last step is not part of the state. */
+typedef struct dc_kfac_options {
+  size_t struct_size;        /**< sizeof(dc_kfac_options) */
+  double decay;              /**< of the factors, 0 < decay < 1; 0 = 0.95; -1 = none: only the newest count */
+  double damping;            /**< > 0; 0 = 1e-3 */
+  double kl_clip;            /**< > 0; 0 = 1e-3; -1 = none: nu = 1. The sum goes over the layers of the group */
+  double momentum;           /**< 0 < momentum < 1; 0 = 0.9; -1 = none */
+  double weight_decay;       /**< >= 0; times the weight added to the direction */
+  int64_t factor_frequency;  /**< steps from one update of the factors to the next, >= 1; 0 = 1 */
+  int64_t refresh_frequency; /**< steps from one decomposition to the next, >= 1; 0 = 10 */
+  int32_t inverse;           /**< enum dc_kfac_inverse */
+  int32_t nesterov;          /**< 1: as in dc_sgd_options */
+  int32_t tolerated_failures;/**< decompositions of one factor that may fail in a row, the last good one being used; the
+                                  next failure is DC_E_NOT_CONVERGED. 0 = 3; -1 = none */
+  int32_t reserved0;         /**< 0 */
+} dc_kfac_options;
+
+/** A dc_kfac_options with all defaults. */
+#define DC_KFAC_OPTIONS_INIT {sizeof(dc_kfac_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_KFAC_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_kfac_options_init(dc_kfac_options *options, size_t struct_size);
+
+/** Makes a K-FAC. Gradients are always looked at first, as Shampoo does. A layer's factors are means over the ranks'
+ *  samples, and are kept by one rank, which finds the layer's directions; the costliest layers are shared out first.
+ *  linalg     gives threads, device and solver; may be destroyed before the optimizer
+ *  comm       the ranks that have parts of the parameters; NULL = one rank. Copied as by dc_comm_dup()
+ *  options    of group 0
+ *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
+ *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, and what dc_comm_dup returns.
+ *  [any] Since 0.1. */
+DC_API dc_status dc_kfac_create(dc_linalg *linalg, dc_comm *comm, const dc_kfac_options *options,
+                                dc_optimizer **optimizer);
+/** Sets the options of a group.
+ *  group    a group, or the number of groups: then this adds one
+ *  options  as in dc_kfac_create; momentum may not appear or vanish where the group has parameters
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_kfac_set_group(dc_optimizer *optimizer, int32_t group, const dc_kfac_options *options);
+/** Says which parameters are a layer's. With a communicator, on all ranks alike.
+ *  layer          kind DC_SAMPLE_LINEAR or DC_SAMPLE_CONV, with its constants; read during the call
+ *  approximation  enum dc_kfac_approximation
+ *  weight, bias   indices of its parameters, of one group: [o, i] or [o, c / groups, kernel], and [o]; bias -1: none
+ *  index          set to the layer's: 0, 1, … in the order of the calls; may be NULL
+ *  Returns DC_OK; DC_E_NOT_FOUND (no such parameter), DC_E_EXISTS (it has a layer already), DC_E_SHAPE, DC_E_INVALID,
+ *  DC_E_STATE (optimizer is of another kind, or it has a state: it was stepped, saved, loaded or looked at),
+ *  DC_E_UNSUPPORTED (a factor would have more than 32766 rows), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_kfac_add_layer(dc_optimizer *optimizer, const dc_sample_layer *layer, int32_t approximation,
+                                   int64_t weight, int64_t bias, int64_t *index);
+/** Adds a batch to what a layer's factors are updated with in the next step. It does not communicate, so ranks may call
+ *  it as often as each needs to. Gradients for labels drawn from the model's own distribution make the factors those of
+ *  the Fisher matrix, which is what K-FAC is for; those for the true labels make the empirical one.
+ *  index       of the layer
+ *  x, delta    its input and the gradient of its output by the loss, shaped as in dc_per_sample_grads; each float32,
+ *              float16 or bfloat16. Products are summed in float32
+ *  loss_scale  finite and not 0: what delta is multiplied by so that it becomes that of each sample's own loss: the
+ *              number of samples for the mean of their losses, and one over a scale that the loss was multiplied by
+ *  A step whose group's factor_frequency is not due forgets it, so this only checks then. Nothing is added on an error.
+ *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_FINITE (x or delta has a NaN or an
+ *  infinity, or a product of theirs might), DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY.
+ *  [handle] Since 0.1. */
+DC_API dc_status dc_kfac_accumulate(dc_optimizer *optimizer, int64_t index, const dc_tensor *x, const dc_tensor *delta,
+                                    double loss_scale);
+
 /* ---- all kinds ---- */
 
 /** Frees an optimizer with its state.

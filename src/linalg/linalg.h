@@ -89,6 +89,9 @@ static inline void dc__put(void *data, bool wide, int64_t i, double value) {
     ((float *)data)[i] = (float)value;
   }
 }
+static inline void *dc__element(const void *data, int32_t dtype, int64_t i) {
+  return (char *)(uintptr_t)data + (size_t)i * dc_dtype_size(dtype);
+}
 /* x * 2^exponent in two steps, so that the factors exist for every exponent a double can have; ldexp() is slow. */
 typedef struct dc__scale {
   double first, second;
@@ -168,7 +171,7 @@ typedef struct dc__sample {
   dc_sample_layer layer; /* defaults filled in */
   const void *x, *delta;
   int32_t dtype;     /* of delta, weight and bias */
-  int32_t x_dtype;   /* delta's, or an embedding's index type */
+  int32_t x_dtype;   /* delta's, an embedding's index type, or, read short, its own */
   int64_t samples;   /* N */
   int64_t positions; /* T, or places of a convolution's output */
   int64_t in, out;   /* columns and rows of the weight; of one group of a convolution, times groups in `out` */
@@ -176,9 +179,14 @@ typedef struct dc__sample {
   int64_t size[3], size_out[3];
 } dc__sample;
 
-/* Checks everything that x and delta say. */
+/* Checks everything that x and delta say: float32 or float64, of one type. */
 dc_status dc__sample_read(const char *fn, const dc_sample_layer *layer, const dc_tensor *x, const dc_tensor *delta,
                           dc__sample *sample);
+/* The same for a linear layer or a convolution in float32, float16 or bfloat16, x and delta each in its own. */
+dc_status dc__sample_read_short(const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
+                                const dc_tensor *delta, dc__sample *sample);
+/* The constants alone, of such a layer of so many spatial dimensions, checked but as the caller gave them. */
+dc_status dc__sample_layer_read(const char *fn, const dc_sample_layer *layer, int32_t spatial, dc_sample_layer *read);
 /* The shape of the weight or the bias: lengths after a batch of samples, or without one. Returns ndim. */
 int32_t dc__sample_shape(const dc__sample *sample, bool bias, bool per_sample, int64_t shape[8]);
 bool dc__sample_has_bias(const dc__sample *sample);
@@ -187,5 +195,10 @@ dc_status dc__sample_grads(dc_linalg *l, const dc__sample *sample, void *weight,
 dc_status dc__sample_norms(dc_linalg *l, const dc__sample *sample, int32_t parts, bool accumulate, void *squares);
 dc_status dc__sample_sum(dc_linalg *l, const dc__sample *sample, const void *factors, bool accumulate, void *weight,
                          void *bias);
+
+/* A convolution's patches of one sample and group, [in][positions], `row` elements from one row to the next
+ * (sample_conv.c). */
+int64_t dc__patch_elements(const dc__sample *s);
+void dc__patches(const dc__sample *s, int64_t sample, int32_t group, void *patches, int64_t row);
 
 #endif

@@ -29,10 +29,6 @@ dc_status dc__pair_norms(dc_linalg *l, const dc__sample *s, int32_t parts, bool 
 dc_status dc__pair_sum(dc_linalg *l, const dc__sample *s, const void *factors, bool accumulate, void *weight,
                        void *bias);
 
-/* sample_conv.c: the patches of one sample and group, [in][positions]. */
-int64_t dc__patch_elements(const dc__sample *s);
-void dc__patches(const dc__sample *s, int64_t sample, int32_t group, void *patches);
-
 /* sample_embedding.c */
 dc_status dc__embedding_check(const dc__sample *s);
 dc_status dc__embedding_grads(dc_linalg *l, const dc__sample *s, void *weight);
@@ -53,9 +49,6 @@ static inline void dc__put_square(const dc__sample *s, void *squares, int64_t sa
   bool wide = s->dtype == DC_FLOAT64;
   double before = accumulate ? dc__get(squares, wide, sample) : 0;
   dc__put(squares, wide, sample, before + (square < 0 ? 0 : square));
-}
-static inline void *dc__element(const void *data, int32_t dtype, int64_t i) {
-  return (char *)(uintptr_t)data + (size_t)i * dc_dtype_size(dtype);
 }
 
 #endif

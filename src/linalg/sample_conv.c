@@ -1,7 +1,7 @@
 /* A convolution's patches: one row for each channel and place in the kernel, one column for each output position. */
 #include <string.h>
 
-#include "linalg/sample.h"
+#include "linalg/linalg.h"
 
 int64_t dc__patch_elements(const dc__sample *s) {
   const int64_t *k = s->layer.kernel;
@@ -51,15 +51,15 @@ static void plane(const dc__sample *s, const char *channel, const int64_t k[3], 
   }
 }
 
-void dc__patches(const dc__sample *s, int64_t sample, int32_t group, void *patches) {
+void dc__patches(const dc__sample *s, int64_t sample, int32_t group, void *patches, int64_t row) {
   const int64_t *k = s->layer.kernel;
-  size_t size = dc_dtype_size(s->dtype);
+  size_t size = dc_dtype_size(s->x_dtype);
   int64_t channels = s->in / s->layer.groups;
   int64_t pixels = s->size[0] * s->size[1] * s->size[2];
   char *to = patches;
   for (int64_t channel = 0; channel < channels; channel++) {
-    const char *in = dc__element(s->x, s->dtype, ((sample * s->layer.groups + group) * channels + channel) * pixels);
-    for (int64_t place = 0; place < k[0] * k[1] * k[2]; place++, to += (size_t)s->positions * size) {
+    const char *in = dc__element(s->x, s->x_dtype, ((sample * s->layer.groups + group) * channels + channel) * pixels);
+    for (int64_t place = 0; place < k[0] * k[1] * k[2]; place++, to += (size_t)row * size) {
       const int64_t at[3] = {place / (k[1] * k[2]), place / k[2] % k[1], place % k[2]};
       plane(s, in, at, to, size);
     }

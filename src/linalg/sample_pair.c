@@ -34,7 +34,7 @@ static dc__pair pair_of(const pair_job *job, int64_t sample, int32_t group, void
   dc__pair p = {.by_rows = job->conv, .in = job->in, .out = job->out, .positions = s->positions, .a = patches};
   p.d = dc__element(s->delta, s->dtype, (sample * s->out + group * job->out) * s->positions);
   if (job->conv) {
-    dc__patches(s, sample, group, patches);
+    dc__patches(s, sample, group, patches, s->positions);
   } else {
     p.a = dc__element(s->x, s->dtype, sample * s->positions * s->in);
   }

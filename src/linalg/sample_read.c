@@ -116,33 +116,19 @@ static dc_status read_group_norm(dc__sample *s, const dc_tensor *x, const dc_ten
   return check_eps(s);
 }
 
-static dc_status read_conv(dc__sample *s, const dc_tensor *x, const dc_tensor *delta) {
-  DC__TRY(dimensions(s, x, delta, 3, 0));
+/* Lengths of 1 in front, so that there are always three spatial dimensions. */
+static dc_status read_geometry(dc__sample *s, int32_t spatial) {
+  enum { MOST = 1 << 20 };
   dc_sample_layer *c = &s->layer;
-  s->spatial = x->ndim - 2;
-  if (s->spatial > 3) {
-    return dc__fail(DC_E_SHAPE, "%s: x has %" PRId32 " spatial dimensions, must have 1 to 3", s->fn, s->spatial);
-  }
-  s->samples = x->shape[0];
-  s->in = x->shape[1];
-  s->out = delta->shape[1];
-  DC__TRY(check_groups(s));
-  s->positions = 1;
-  int64_t given[4][3];
-  memcpy(given[0], c->kernel, sizeof given[0]);
-  memcpy(given[1], c->stride, sizeof given[1]);
-  memcpy(given[2], c->padding, sizeof given[2]);
-  memcpy(given[3], c->dilation, sizeof given[3]);
-  for (int32_t i = 0; i < 3; i++) { /* lengths of 1 in front, so that there are always three */
-    int32_t from = i - (3 - s->spatial);
+  dc_sample_layer given = *c;
+  s->spatial = spatial;
+  for (int32_t i = 0; i < 3; i++) {
+    int32_t from = i - (3 - spatial);
     bool real = from >= 0;
-    s->size[i] = real ? x->shape[2 + from] : 1;
-    s->size_out[i] = real ? delta->shape[2 + from] : 1;
-    c->kernel[i] = real ? given[0][from] : 1;
-    c->stride[i] = real && given[1][from] != 0 ? given[1][from] : 1;
-    c->padding[i] = real ? given[2][from] : 0;
-    c->dilation[i] = real && given[3][from] != 0 ? given[3][from] : 1;
-    enum { MOST = 1 << 20 };
+    c->kernel[i] = real ? given.kernel[from] : 1;
+    c->stride[i] = real && given.stride[from] != 0 ? given.stride[from] : 1;
+    c->padding[i] = real ? given.padding[from] : 0;
+    c->dilation[i] = real && given.dilation[from] != 0 ? given.dilation[from] : 1;
     if (c->kernel[i] < 1 || c->kernel[i] > MOST) {
       return bad(s, "kernel[…]", c->kernel[i], "1 to 1048576");
     }
@@ -155,29 +141,59 @@ static dc_status read_conv(dc__sample *s, const dc_tensor *x, const dc_tensor *d
     if (c->dilation[i] < 1 || c->dilation[i] > MOST) {
       return bad(s, "dilation[…]", c->dilation[i], "0 (1) to 1048576");
     }
+  }
+  return DC_OK;
+}
+
+static dc_status read_conv(dc__sample *s, const dc_tensor *x, const dc_tensor *delta) {
+  DC__TRY(dimensions(s, x, delta, 3, 0));
+  if (x->ndim > 5) {
+    return dc__fail(DC_E_SHAPE, "%s: x has %" PRId32 " spatial dimensions, must have 1 to 3", s->fn, x->ndim - 2);
+  }
+  s->samples = x->shape[0];
+  s->in = x->shape[1];
+  s->out = delta->shape[1];
+  DC__TRY(check_groups(s));
+  DC__TRY(read_geometry(s, x->ndim - 2));
+  s->positions = 1;
+  for (int32_t i = 0; i < 3; i++) {
+    int32_t from = i - (3 - s->spatial);
+    s->size[i] = from >= 0 ? x->shape[2 + from] : 1;
+    s->size_out[i] = from >= 0 ? delta->shape[2 + from] : 1;
     s->positions *= s->size_out[i];
   }
   return DC_OK;
 }
 
-dc_status dc__sample_read(const char *fn, const dc_sample_layer *layer, const dc_tensor *x, const dc_tensor *delta,
-                          dc__sample *sample) {
+static dc_status read_layer(dc__sample *s, const dc_sample_layer *layer) {
   enum { LAYER_SIZE_0_1 = 144 };
   _Static_assert(sizeof(void *) != 8 || sizeof(dc_sample_layer) >= LAYER_SIZE_0_1, "0.1");
-  dc_tensor input, gradient;
-  int64_t count;
-  dc__sample s = {.fn = fn, .layer = DC_SAMPLE_LAYER_INIT};
   if (layer == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: layer is NULL", fn);
+    return dc__fail(DC_E_INVALID, "%s: layer is NULL", s->fn);
   }
-  DC__TRY(dc__read_options(fn, "layer", &s.layer, sizeof s.layer, layer, LAYER_SIZE_0_1));
-  DC__TRY(dc__tensor_read(fn, "x", x, false, &input, &count));
-  DC__TRY(dc__tensor_read(fn, "delta", delta, false, &gradient, &count));
-  DC__TRY(dc__mat_real(fn, "delta", gradient.dtype));
-  s.x = input.data;
-  s.delta = gradient.data;
-  s.x_dtype = input.dtype;
-  s.dtype = gradient.dtype;
+  return dc__read_options(s->fn, "layer", &s->layer, sizeof s->layer, layer, LAYER_SIZE_0_1);
+}
+
+/* The constants and the tensors, of any type. */
+static dc_status read_tensors(const dc_sample_layer *layer, const dc_tensor *x, const dc_tensor *delta,
+                              dc_tensor *input, dc_tensor *gradient, dc__sample *s) {
+  int64_t count;
+  DC__TRY(read_layer(s, layer));
+  DC__TRY(dc__tensor_read(s->fn, "x", x, false, input, &count));
+  DC__TRY(dc__tensor_read(s->fn, "delta", delta, false, gradient, &count));
+  s->x = input->data;
+  s->delta = gradient->data;
+  s->x_dtype = input->dtype;
+  s->dtype = gradient->dtype;
+  return DC_OK;
+}
+
+dc_status dc__sample_read(const char *fn, const dc_sample_layer *layer, const dc_tensor *x, const dc_tensor *delta,
+                          dc__sample *sample) {
+  dc_tensor input, gradient;
+  dc__sample s = {.fn = fn, .layer = DC_SAMPLE_LAYER_INIT};
+  DC__TRY(read_tensors(layer, x, delta, &input, &gradient, &s));
+  DC__TRY(dc__mat_real(fn, "delta", s.dtype));
   bool embedding = dc__is_embedding(s.layer.kind);
   if (embedding && s.x_dtype != DC_INT64 && s.x_dtype != DC_INT32) {
     return dc__fail(DC_E_DTYPE, "%s: x is %s, must be int64 or int32 for an embedding", fn, dc_dtype_name(s.x_dtype));
@@ -210,4 +226,38 @@ dc_status dc__sample_read(const char *fn, const dc_sample_layer *layer, const dc
   }
   *sample = s;
   return status;
+}
+
+static dc_status check_pair_kind(const dc__sample *s) {
+  return s->layer.kind == DC_SAMPLE_LINEAR || s->layer.kind == DC_SAMPLE_CONV
+             ? DC_OK
+             : bad(s, "kind", s->layer.kind, "DC_SAMPLE_LINEAR or DC_SAMPLE_CONV");
+}
+
+static dc_status check_short(const char *fn, const char *arg, int32_t dtype) {
+  return dtype == DC_FLOAT32 || dtype == DC_FLOAT16 || dtype == DC_BFLOAT16
+             ? DC_OK
+             : dc__fail(DC_E_DTYPE, "%s: %s is %s, must be float32, float16 or bfloat16", fn, arg,
+                        dc_dtype_name(dtype));
+}
+
+dc_status dc__sample_read_short(const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
+                                const dc_tensor *delta, dc__sample *sample) {
+  dc_tensor input, gradient;
+  dc__sample s = {.fn = fn, .layer = DC_SAMPLE_LAYER_INIT};
+  DC__TRY(read_tensors(layer, x, delta, &input, &gradient, &s));
+  DC__TRY(check_short(fn, "x", s.x_dtype));
+  DC__TRY(check_short(fn, "delta", s.dtype));
+  DC__TRY(check_pair_kind(&s));
+  DC__TRY(s.layer.kind == DC_SAMPLE_LINEAR ? read_linear(&s, &input, &gradient) : read_conv(&s, &input, &gradient));
+  *sample = s;
+  return DC_OK;
+}
+
+dc_status dc__sample_layer_read(const char *fn, const dc_sample_layer *layer, int32_t spatial, dc_sample_layer *read) {
+  dc__sample s = {.fn = fn, .layer = DC_SAMPLE_LAYER_INIT};
+  DC__TRY(read_layer(&s, layer));
+  DC__TRY(check_pair_kind(&s));
+  *read = s.layer;
+  return s.layer.kind == DC_SAMPLE_CONV ? read_geometry(&s, spatial) : DC_OK;
 }

@@ -8,7 +8,7 @@
 
 typedef struct dc__optim_kind dc__optim_kind;
 typedef struct dc__optim_piece dc__optim_piece;
-extern const dc__optim_kind dc__adamw_kind, dc__sgd_kind;
+extern const dc__optim_kind dc__adamw_kind, dc__kfac_kind, dc__sgd_kind;
 
 typedef struct dc__optim_param {
   int32_t group;
@@ -71,6 +71,14 @@ dc_status dc__optim_add_param(dc_optimizer *o, const char *fn, int32_t group, co
 dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, double grad_scale);
 int64_t dc__optim_steps(const dc_optimizer *o);
 dc_status dc__optim_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats);
+
+/* ---- K-FAC's layers (kfac.c) ---- */
+
+/* approximation: enum dc_kfac_approximation. */
+dc_status dc__kfac_add_layer(dc_optimizer *o, const char *fn, const dc_sample_layer *layer, int32_t approximation,
+                             int64_t weight, int64_t bias, int64_t *index);
+dc_status dc__kfac_add_batch(dc_optimizer *o, const char *fn, int64_t index, const dc_tensor *x, const dc_tensor *delta,
+                             double loss_scale);
 
 /* ---- state (state.c, save.c) ---- */
 

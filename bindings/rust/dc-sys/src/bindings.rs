@@ -4130,6 +4130,214 @@ extern "C" {
 extern "C" {
     pub fn dc_sgd_set_group(optimizer: *mut dc_optimizer, group: i32, options: *const dc_sgd_options) -> dc_status;
 }
+pub const DC_KFAC_EIGEN: dc_kfac_inverse = 0;
+pub const DC_KFAC_FACTORED: dc_kfac_inverse = 1;
+pub type dc_kfac_inverse = i32;
+pub const DC_KFAC_EXPAND: dc_kfac_approximation = 0;
+pub const DC_KFAC_REDUCE: dc_kfac_approximation = 1;
+pub type dc_kfac_approximation = i32;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_kfac_options {
+    pub struct_size: usize,
+    pub decay: f64,
+    pub damping: f64,
+    pub kl_clip: f64,
+    pub momentum: f64,
+    pub weight_decay: f64,
+    pub factor_frequency: i64,
+    pub refresh_frequency: i64,
+    pub inverse: i32,
+    pub nesterov: i32,
+    pub tolerated_failures: i32,
+    pub reserved0: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_kfac_options() {
+    assert_eq!(::std::mem::size_of::<dc_kfac_options>(), 80usize, concat!("Size of: ", stringify!(dc_kfac_options)));
+    assert_eq!(
+        ::std::mem::align_of::<dc_kfac_options>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_kfac_options))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_kfac_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_kfac_options), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_decay() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_kfac_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).decay) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_kfac_options), "::", stringify!(decay))
+        );
+    }
+    test_field_decay();
+    fn test_field_damping() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_kfac_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).damping) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_kfac_options), "::", stringify!(damping))
+        );
+    }
+    test_field_damping();
+    fn test_field_kl_clip() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_kfac_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).kl_clip) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_kfac_options), "::", stringify!(kl_clip))
+        );
+    }
+    test_field_kl_clip();
+    fn test_field_momentum() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_kfac_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).momentum) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_kfac_options), "::", stringify!(momentum))
+        );
+    }
+    test_field_momentum();
+    fn test_field_weight_decay() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_kfac_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).weight_decay) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_kfac_options), "::", stringify!(weight_decay))
+        );
+    }
+    test_field_weight_decay();
+    fn test_field_factor_frequency() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_kfac_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).factor_frequency) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_kfac_options), "::", stringify!(factor_frequency))
+        );
+    }
+    test_field_factor_frequency();
+    fn test_field_refresh_frequency() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_kfac_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).refresh_frequency) as usize - ptr as usize
+            },
+            56usize,
+            concat!("Offset of field: ", stringify!(dc_kfac_options), "::", stringify!(refresh_frequency))
+        );
+    }
+    test_field_refresh_frequency();
+    fn test_field_inverse() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_kfac_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).inverse) as usize - ptr as usize
+            },
+            64usize,
+            concat!("Offset of field: ", stringify!(dc_kfac_options), "::", stringify!(inverse))
+        );
+    }
+    test_field_inverse();
+    fn test_field_nesterov() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_kfac_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).nesterov) as usize - ptr as usize
+            },
+            68usize,
+            concat!("Offset of field: ", stringify!(dc_kfac_options), "::", stringify!(nesterov))
+        );
+    }
+    test_field_nesterov();
+    fn test_field_tolerated_failures() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_kfac_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).tolerated_failures) as usize - ptr as usize
+            },
+            72usize,
+            concat!("Offset of field: ", stringify!(dc_kfac_options), "::", stringify!(tolerated_failures))
+        );
+    }
+    test_field_tolerated_failures();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_kfac_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            76usize,
+            concat!("Offset of field: ", stringify!(dc_kfac_options), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
+}
+extern "C" {
+    pub fn dc_kfac_options_init(options: *mut dc_kfac_options, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_kfac_create(
+        linalg: *mut dc_linalg,
+        comm: *mut dc_comm,
+        options: *const dc_kfac_options,
+        optimizer: *mut *mut dc_optimizer,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_kfac_set_group(optimizer: *mut dc_optimizer, group: i32, options: *const dc_kfac_options) -> dc_status;
+}
+extern "C" {
+    pub fn dc_kfac_add_layer(
+        optimizer: *mut dc_optimizer,
+        layer: *const dc_sample_layer,
+        approximation: i32,
+        weight: i64,
+        bias: i64,
+        index: *mut i64,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_kfac_accumulate(
+        optimizer: *mut dc_optimizer,
+        index: i64,
+        x: *const dc_tensor,
+        delta: *const dc_tensor,
+        loss_scale: f64,
+    ) -> dc_status;
+}
 extern "C" {
     pub fn dc_optimizer_destroy(optimizer: *mut dc_optimizer);
 }

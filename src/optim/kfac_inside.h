@@ -1,0 +1,63 @@
+/* The optimizer, inside its two files. */
+#ifndef DC_OPTIM_KFAC_STEP_H
+#define DC_OPTIM_KFAC_STEP_H
+
+#include "optim/exchange.h"
+#include "optim/inside.h"
+#include "optim/kfac.h"
+
+/* What a step knows of a parameter. */
+typedef struct dc__kfac_param {
+  int64_t flow;     /* of its gradient and direction; -1: it has no layer */
+  float *momentum;  /* NULL: none */
+  float *direction; /* this rank's part */
+  float nu;
+  dc__sgd_factors factors;
+} dc__kfac_param;
+
+typedef struct dc__kfac {
+  dc_optimizer head;
+  dc__kfac_layer *layers;
+  int64_t layer_count, layer_capacity;
+  dc__kfac_param *params;
+  int64_t param_capacity;
+  /* From the first step on: */
+  dc__exchange *exchange;
+  dc__flow *flows; /* of the layers' parameters, weight before bias */
+  dc__cut *cuts;
+  int64_t flow_count;
+  bool *skipped; /* flows without a gradient */
+  dc__kfac_matrices matrices;
+  double *packed;
+  float *work, *directions;
+  int64_t *products, *table; /* bits of doubles: each layer's, and those of all ranks */
+  int64_t scratch_bytes;
+} dc__kfac;
+
+static inline dc__kfac *dc__kfac_of(const dc_optimizer *o) {
+  return (dc__kfac *)(uintptr_t)o;
+}
+
+static inline const dc_kfac_options *dc__kfac_options(const dc_optimizer *o, const dc__kfac_layer *layer) {
+  return dc__optim_options(o, &o->params[layer->weight]);
+}
+
+/* How many steps a layer has made. */
+static inline int64_t dc__kfac_steps(const dc_optimizer *o, const dc__kfac_layer *layer) {
+  const int64_t *weight = o->params[layer->weight].step;
+  const int64_t *bias = layer->bias < 0 ? NULL : o->params[layer->bias].step;
+  int64_t most = weight == NULL ? 0 : *weight;
+  return bias != NULL && *bias > most ? *bias : most;
+}
+
+/* Whether its next step updates its factors. */
+static inline bool dc__kfac_updates(const dc_optimizer *o, const dc__kfac_layer *layer) {
+  return dc__kfac_steps(o, layer) % dc__kfac_options(o, layer)->factor_frequency == 0;
+}
+
+/* kfac_step.c */
+dc_status dc__kfac_step(dc_optimizer *o, const char *fn);
+/* Gives back what the first step made. */
+void dc__kfac_release(dc__kfac *k);
+
+#endif

@@ -1,0 +1,118 @@
+/* What the tests of K-FAC share: an optimizer with its parameters' tensors, and its layers' factors. */
+#ifndef KFAC_TEST_H
+#define KFAC_TEST_H
+
+#include "../linalg/linalg_test.h"
+
+enum { PARAMS = 8, MOST = 4096 };
+
+typedef struct model {
+  dc_optimizer *optimizer;
+  int64_t count;
+  int64_t parts[PARAMS];
+  dc_tensor weights[PARAMS], grads[PARAMS];
+  float weight[PARAMS][MOST], grad[PARAMS][MOST];
+} model;
+
+static inline void open_model(model *m, dc_comm *comm, const dc_kfac_options *options) {
+  memset(m, 0, sizeof *m);
+  OK(dc_kfac_create(linalg, comm, options, &m->optimizer));
+}
+
+static inline void close_model(model *m) {
+  dc_optimizer_destroy(m->optimizer);
+  m->optimizer = NULL;
+}
+
+/* Adds a float32 parameter of which [offset, offset + count) is here; count -1: all. Weights and gradients are
+ * functions of the place. */
+static inline int64_t add_part(model *m, const int64_t *shape, int32_t ndim, int64_t offset, int64_t count) {
+  int64_t i = m->count++, n = 1, index;
+  for (int32_t d = 0; d < ndim; d++) {
+    n *= shape[d];
+  }
+  m->parts[i] = count < 0 ? n : count;
+  OK(dc_optimizer_add_param(m->optimizer, 0, shape, ndim, offset, m->parts[i], DC_FLOAT32, &index));
+  double *w = doubles(n, (uint64_t)i + 1), *g = doubles(n, (uint64_t)i + 1001);
+  for (int64_t k = 0; k < m->parts[i]; k++) {
+    m->weight[i][k] = (float)w[offset + k];
+    m->grad[i][k] = (float)g[offset + k];
+  }
+  free(w);
+  free(g);
+  dc_tensor t = DC_TENSOR_INIT;
+  t.shape = &m->parts[i];
+  t.ndim = 1;
+  t.dtype = DC_FLOAT32;
+  t.data = m->weight[i];
+  m->weights[i] = t;
+  t.data = m->grad[i];
+  m->grads[i] = t;
+  return index;
+}
+
+static inline int64_t add_matrix(model *m, int64_t rows, int64_t cols) {
+  const int64_t shape[2] = {rows, cols};
+  return add_part(m, shape, 2, 0, -1);
+}
+
+static inline int64_t add_vector(model *m, int64_t n) {
+  return add_part(m, &n, 1, 0, -1);
+}
+
+static inline int64_t add_linear(model *m, int32_t approximation, int64_t weight, int64_t bias) {
+  dc_sample_layer layer = DC_SAMPLE_LAYER_INIT;
+  int64_t index;
+  layer.kind = DC_SAMPLE_LINEAR;
+  OK(dc_kfac_add_layer(m->optimizer, &layer, approximation, weight, bias, &index));
+  return index;
+}
+
+static inline dc_status step(model *m) {
+  return dc_optimizer_step(m->optimizer, m->weights, m->grads, sizeof(dc_tensor), m->count, 1);
+}
+
+static inline float *piece(const model *m, int64_t index, const char *name) {
+  dc_tensor view = DC_TENSOR_INIT;
+  OK(dc_optimizer_state(m->optimizer, index, name, &view));
+  return view.data;
+}
+
+static inline float *floats(int64_t count, uint64_t seed) {
+  float *x = calloc((size_t)count + 1, sizeof *x);
+  for (int64_t i = 0; i < count; i++) {
+    x[i] = (float)number(&seed);
+  }
+  return x;
+}
+
+/* A batch of a linear layer, n samples. */
+static inline dc_status batch_of(const model *m, int64_t layer, float *x, float *delta, int64_t n, int64_t in,
+                                 int64_t out, double scale) {
+  dc_tensor tx = matrix(x, DC_FLOAT32, n, in), td = matrix(delta, DC_FLOAT32, n, out);
+  return dc_kfac_accumulate(m->optimizer, layer, &tx, &td, scale);
+}
+
+/* out = mean of v v^T over n vectors of `in` elements, and of a one where `bias`. */
+static inline void mean_products(const float *v, int64_t n, int64_t in, bool bias, double scale, double *out) {
+  int64_t all = in + (bias ? 1 : 0);
+  memset(out, 0, (size_t)(all * all) * sizeof *out);
+  for (int64_t s = 0; s < n; s++) {
+    for (int64_t i = 0; i < all; i++) {
+      for (int64_t j = 0; j < all; j++) {
+        double a = i < in ? (double)v[s * in + i] : 1, b = j < in ? (double)v[s * in + j] : 1;
+        out[i * all + j] += scale * a * b / (double)n;
+      }
+    }
+  }
+}
+
+static inline void near(const float *got, const double *want, int64_t count, double tolerance) {
+  for (int64_t i = 0; i < count; i++) {
+    if (!(fabs((double)got[i] - want[i]) <= tolerance * (1 + fabs(want[i])))) {
+      fail_msg("element %d is %.9g, must be %.9g", (int)i, (double)got[i], want[i]);
+    }
+  }
+}
+
+#endif

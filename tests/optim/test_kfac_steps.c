@@ -1,0 +1,463 @@
+/* K-FAC's steps: ranks, frequencies, failures and saved states: points 43, 44 and 46 to 49 of the second-order
+ * conformance list. */
+#include <pthread.h>
+
+#include "kfac_test.h"
+
+/* Three layers, one of them with a bias and one a convolution in groups, and a vector without a layer. */
+enum { N = 12, I = 6, H = 5, O = 4, C = 4, S = 5, STEPS = 7, ALL = 5 };
+
+typedef struct data {
+  float *x, *h, *g, *image, *maps;
+} data;
+
+static data data_of(uint64_t seed) {
+  return (data){floats(N * I, seed), floats(N * H, seed + 1), floats(N * O, seed + 2), floats(N * C * S, seed + 3),
+                floats(N * C * S, seed + 4)};
+}
+
+static void free_data(data *d) {
+  free(d->x);
+  free(d->h);
+  free(d->g);
+  free(d->image);
+  free(d->maps);
+}
+
+/* How ranks share parameters: whole, or in parts. */
+typedef struct cut {
+  int32_t rank, world;
+  bool parts;
+} cut;
+
+static void add_cut(model *m, cut c, const int64_t *shape, int32_t ndim) {
+  int64_t n = 1;
+  for (int32_t d = 0; d < ndim; d++) {
+    n *= shape[d];
+  }
+  int64_t each = (n + c.world - 1) / c.world, begin = c.rank * each < n ? c.rank * each : n;
+  int64_t end = begin + each < n ? begin + each : n;
+  add_part(m, shape, ndim, c.parts ? begin : 0, c.parts ? end - begin : n);
+}
+
+static void build(model *m, dc_comm *comm, const dc_kfac_options *options, cut c) {
+  const int64_t first[2] = {H, I}, bias = H, second[2] = {O, H}, conv[3] = {C, C / 2, 3}, alone = 11;
+  dc_sample_layer layer = DC_SAMPLE_LAYER_INIT;
+  open_model(m, comm, options);
+  OK(dc_optimizer_set_lr(m->optimizer, 0, 0.1));
+  add_cut(m, c, first, 2);
+  add_cut(m, c, &bias, 1);
+  add_cut(m, c, second, 2);
+  add_cut(m, c, conv, 3);
+  add_cut(m, c, &alone, 1);
+  add_linear(m, DC_KFAC_EXPAND, 0, 1);
+  add_linear(m, DC_KFAC_EXPAND, 2, -1);
+  layer.kind = DC_SAMPLE_CONV;
+  layer.groups = 2;
+  layer.kernel[0] = 3;
+  layer.padding[0] = 1;
+  OK(dc_kfac_add_layer(m->optimizer, &layer, DC_KFAC_EXPAND, 3, -1, NULL));
+}
+
+/* Samples [begin, begin + n) of a batch. */
+static dc_status feed(const model *m, const data *d, int64_t begin, int64_t n) {
+  dc_tensor image = tensor_of(d->image + begin * C * S, DC_FLOAT32, 3, n, C, S, 0);
+  dc_tensor maps = tensor_of(d->maps + begin * C * S, DC_FLOAT32, 3, n, C, S, 0);
+  dc_status status = batch_of(m, 0, d->x + begin * I, d->h + begin * H, n, I, H, N);
+  status = status != DC_OK ? status : batch_of(m, 1, d->h + begin * H, d->g + begin * O, n, H, O, N);
+  return status != DC_OK ? status : dc_kfac_accumulate(m->optimizer, 2, &image, &maps, N);
+}
+
+static dc_status train(model *m, int from, int to, int64_t begin, int64_t n) {
+  for (int k = from; k < to; k++) {
+    data d = data_of((uint64_t)(10 * k + 100));
+    dc_status status = feed(m, &d, begin, n);
+    status = status != DC_OK ? status : step(m);
+    free_data(&d);
+    if (status != DC_OK) {
+      return status;
+    }
+  }
+  return DC_OK;
+}
+
+static dc_kfac_options usual(void) {
+  dc_kfac_options options = DC_KFAC_OPTIONS_INIT;
+  options.damping = 0.03;
+  options.factor_frequency = 2;
+  options.refresh_frequency = 4;
+  options.weight_decay = 0.01;
+  return options;
+}
+
+static const cut alone = {0, 1, false};
+
+/* ---- ranks ---- */
+
+typedef struct rank {
+  model m;
+  dc_comm *comm;
+  cut c;
+  bool share;
+  dc_status status;
+  int64_t owned;
+  char text[256];
+} rank;
+
+static void *run_rank(void *arg) {
+  rank *r = arg;
+  dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
+  dc_kfac_options options = usual();
+  build(&r->m, r->comm, &options, r->c);
+  int64_t n = r->share ? N / r->c.world : N;
+  r->status = train(&r->m, 0, STEPS, r->share ? r->c.rank * n : 0, n);
+  snprintf(r->text, sizeof r->text, "%s", dc_last_error());
+  if (dc_get_optimizer_stats(r->m.optimizer, &stats) == DC_OK) {
+    r->owned = stats.owned_blocks;
+  }
+  dc_optimizer_destroy(r->m.optimizer);
+  dc_comm_destroy(r->comm);
+  return NULL;
+}
+
+/* 46, 47: one, two and three ranks. Where each has the whole batch they have one rank's bits, however parameters are
+ * cut; with its share each, the same but for rounding. The owners share the layers out. */
+static void ranks(void **state) {
+  (void)state;
+  static model one;
+  static rank all[3];
+  const dc_kfac_options options = usual();
+  build(&one, NULL, &options, alone);
+  OK(train(&one, 0, STEPS, 0, N));
+  for (int way = 0; way < 12; way++) {
+    int32_t world = way / 4 + 1;
+    bool share = way % 2 == 1, parts = way / 2 % 2 == 1;
+    dc_comm *comms[3];
+    pthread_t threads[3];
+    int64_t owned = 0, least = 3;
+    dc_comm_options limits = DC_COMM_OPTIONS_INIT;
+    limits.timeout_ns = INT64_C(60000000000);
+    OK(dc_comm_create_threads(world, &limits, comms));
+    for (int32_t r = 0; r < world; r++) {
+      all[r] = (rank){.comm = comms[r], .c = {r, world, parts}, .share = share};
+      assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &all[r]), 0);
+    }
+    for (int32_t r = 0; r < world; r++) {
+      pthread_join(threads[r], NULL);
+    }
+    for (int32_t r = 0; r < world; r++) {
+      if (all[r].status != DC_OK) {
+        fail_msg("rank %d of %d: %s", r, world, all[r].text);
+      }
+      owned += all[r].owned;
+      least = all[r].owned < least ? all[r].owned : least;
+      for (int i = 0; i < ALL; i++) {
+        int64_t each = (one.parts[i] + world - 1) / world, begin = parts ? r * each : 0;
+        for (int64_t k = 0; k < all[r].m.parts[i]; k++) {
+          float want = one.weight[i][begin + k], got = all[r].m.weight[i][k];
+          if (share ? !(fabsf(got - want) < 1e-4f) : got != want) {
+            fail_msg("way %d, rank %d: parameter %d [%d] is %.9g, must be %.9g", way, r, i, (int)k, (double)got,
+                     (double)want);
+          }
+        }
+      }
+    }
+    assert_int_equal(owned, 3);
+    assert_true(least >= 1); /* the costliest first, each to who has least */
+  }
+  close_model(&one);
+}
+
+/* ---- when ---- */
+
+/* 40, 49: factors and decompositions change when they should, and stay in use until then. */
+static void frequencies(void **state) {
+  (void)state;
+  static model m;
+  const dc_kfac_options options = usual();
+  float factor[(I + 1) * (I + 1)], vectors[(I + 1) * (I + 1)];
+  dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
+  build(&m, NULL, &options, alone);
+  for (int k = 0; k < 9; k++) {
+    float before[H * I];
+    memcpy(before, m.weight[0], sizeof before);
+    OK(train(&m, k, k + 1, 0, N));
+    bool factors_stay = memcmp(factor, piece(&m, 0, "factor_a"), sizeof factor) == 0;
+    bool vectors_stay = memcmp(vectors, piece(&m, 0, "vectors_a"), sizeof vectors) == 0;
+    assert_true(k == 0 || factors_stay == (k % 2 != 0));
+    assert_true(k == 0 || vectors_stay == (k % 4 != 0));
+    memcpy(factor, piece(&m, 0, "factor_a"), sizeof factor);
+    memcpy(vectors, piece(&m, 0, "vectors_a"), sizeof vectors);
+    float most = 0;
+    for (int i = 0; i < H * I; i++) {
+      most = fmaxf(most, fabsf(m.weight[0][i] - before[i]));
+    }
+    assert_true(most > 0 && most < 1); /* no jump at a refresh */
+  }
+  OK(dc_get_optimizer_stats(m.optimizer, &stats));
+  assert_int_equal(stats.steps, 9);
+  assert_int_equal(stats.blocks, 3);
+  assert_int_equal(stats.refreshes, 3 * 2 * 3); /* steps 1, 5 and 9, two factors of three layers */
+  assert_int_equal(stats.failed_refreshes, 0);
+  assert_int_equal(dc_optimizer_steps(m.optimizer), 9);
+  close_model(&m);
+}
+
+/* ---- what is not finite ---- */
+
+static void *saved(const model *m, size_t *bytes) {
+  OK(dc_optimizer_save_size(m->optimizer, bytes));
+  void *memory = malloc(*bytes);
+  OK(dc_optimizer_save(m->optimizer, memory, *bytes));
+  return memory;
+}
+
+/* 44: a gradient, an input or an output's gradient that is not finite is said, and changes nothing; nor does one whose
+ * products would not fit. */
+static void not_finite(void **state) {
+  (void)state;
+  static model m, other;
+  const dc_kfac_options options = usual();
+  const float bad[3] = {NAN, INFINITY, -INFINITY};
+  size_t bytes;
+  build(&m, NULL, &options, alone);
+  build(&other, NULL, &options, alone);
+  OK(train(&m, 0, 4, 0, N));
+  OK(train(&other, 0, 4, 0, N));
+  void *before = saved(&m, &bytes);
+  for (int i = 0; i < 3; i++) {
+    data d = data_of(500);
+    float kept = m.grad[2][3];
+    m.grad[2][3] = bad[i];
+    FAILS(step(&m), DC_E_NOT_FINITE, "grads[2]");
+    m.grad[2][3] = kept;
+    d.x[17] = bad[i];
+    FAILS(feed(&m, &d, 0, N), DC_E_NOT_FINITE, "x has a NaN or an infinity at element 17");
+    d.x[17] = 1;
+    d.h[20] = bad[i];
+    FAILS(feed(&m, &d, 0, N), DC_E_NOT_FINITE, "delta has a NaN or an infinity at element 20");
+    d.h[20] = 3e19f;
+    FAILS(feed(&m, &d, 0, N), DC_E_NOT_FINITE, "products of delta");
+    free_data(&d);
+  }
+  void *after = saved(&m, &bytes);
+  assert_memory_equal(before, after, bytes);
+  assert_memory_equal(m.weight, other.weight, sizeof m.weight);
+  OK(train(&m, 4, 8, 0, N)); /* and what follows is as if nothing had been */
+  OK(train(&other, 4, 8, 0, N));
+  assert_memory_equal(m.weight, other.weight, sizeof m.weight);
+  free(before);
+  free(after);
+  close_model(&m);
+  close_model(&other);
+}
+
+/* 16: a factor that cannot be decomposed leaves the last decomposition in use; the fourth time in a row is an error,
+ * and changes nothing. */
+static void failed_decompositions(void **state) {
+  (void)state;
+  static model m;
+  dc_kfac_options options = usual();
+  dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
+  options.refresh_frequency = 1;
+  options.factor_frequency = 1000; /* what is written into the state stays there */
+  float vectors[(I + 1) * (I + 1)];
+  build(&m, NULL, &options, alone);
+  OK(train(&m, 0, 2, 0, N));
+  memcpy(vectors, piece(&m, 0, "vectors_a"), sizeof vectors);
+  float *factor = piece(&m, 0, "factor_a"), kept = factor[3];
+  for (int round = 0; round < 2; round++) {
+    factor[3] = NAN;
+    for (int k = 0; k < 3; k++) {
+      OK(train(&m, 2, 3, 0, N));
+      assert_memory_equal(vectors, piece(&m, 0, "vectors_a"), sizeof vectors);
+      assert_true(isfinite(m.weight[0][0]));
+    }
+    size_t bytes;
+    void *before = saved(&m, &bytes);
+    for (int k = 0; k < 2; k++) {
+      FAILS(train(&m, 2, 3, 0, N), DC_E_NOT_CONVERGED, "factor_a of parameter 0");
+    }
+    void *after = saved(&m, &bytes);
+    assert_memory_equal(before, after, bytes);
+    free(before);
+    free(after);
+    factor[3] = kept;
+    OK(train(&m, 2, 3, 0, N)); /* and one that succeeds ends the row */
+  }
+  OK(dc_get_optimizer_stats(m.optimizer, &stats));
+  assert_int_equal(stats.failed_refreshes, 6);
+  close_model(&m);
+}
+
+/* ---- saved states ---- */
+
+/* 48: a run that was saved and goes on in another optimizer, in between refreshes too, has the same bits. */
+static void save_and_load(void **state) {
+  (void)state;
+  static model m, other;
+  const dc_kfac_options options = usual();
+  for (int at = 1; at < 6; at++) {
+    size_t bytes;
+    build(&m, NULL, &options, alone);
+    build(&other, NULL, &options, alone);
+    OK(train(&m, 0, at, 0, N));
+    void *memory = saved(&m, &bytes);
+    memcpy(other.weight, m.weight, sizeof m.weight);
+    OK(dc_optimizer_load(other.optimizer, memory, bytes));
+    OK(train(&m, at, 10, 0, N));
+    OK(train(&other, at, 10, 0, N));
+    assert_memory_equal(m.weight, other.weight, sizeof m.weight);
+    close_model(&other);
+    open_model(&other, NULL, &options); /* without the layers it is another state */
+    for (int64_t i = 0; i < m.count; i++) {
+      add_vector(&other, m.parts[i]);
+    }
+    assert_true(dc_optimizer_load(other.optimizer, memory, bytes) == DC_E_SHAPE);
+    free(memory);
+    close_model(&m);
+    close_model(&other);
+  }
+}
+
+/* ---- bad input ---- */
+
+static void bad_options(void **state) {
+  (void)state;
+  dc_optimizer *made = NULL;
+  const struct {
+    size_t place;
+    double value;
+    const char *text;
+  } numbers[] = {
+      {offsetof(dc_kfac_options, decay), 1, "decay"},       {offsetof(dc_kfac_options, decay), -0.5, "decay"},
+      {offsetof(dc_kfac_options, damping), -1, "damping"},  {offsetof(dc_kfac_options, damping), NAN, "damping"},
+      {offsetof(dc_kfac_options, kl_clip), -2, "kl_clip"},  {offsetof(dc_kfac_options, kl_clip), INFINITY, "kl_clip"},
+      {offsetof(dc_kfac_options, momentum), 1, "momentum"}, {offsetof(dc_kfac_options, weight_decay), -1, "decay"},
+  };
+  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+    dc_kfac_options options = DC_KFAC_OPTIONS_INIT;
+    memcpy((char *)&options + numbers[i].place, &numbers[i].value, sizeof(double));
+    FAILS(dc_kfac_create(linalg, NULL, &options, &made), DC_E_INVALID, numbers[i].text);
+    assert_null(made);
+  }
+  dc_kfac_options options = DC_KFAC_OPTIONS_INIT;
+  options.factor_frequency = -1;
+  FAILS(dc_kfac_create(linalg, NULL, &options, &made), DC_E_INVALID, "factor_frequency");
+  options.factor_frequency = 0;
+  options.refresh_frequency = -3;
+  FAILS(dc_kfac_create(linalg, NULL, &options, &made), DC_E_INVALID, "refresh_frequency");
+  options.refresh_frequency = 0;
+  options.inverse = 2;
+  FAILS(dc_kfac_create(linalg, NULL, &options, &made), DC_E_INVALID, "inverse");
+  options.inverse = 0;
+  options.tolerated_failures = -2;
+  FAILS(dc_kfac_create(linalg, NULL, &options, &made), DC_E_INVALID, "tolerated_failures");
+  options.tolerated_failures = 0;
+  options.nesterov = 1;
+  options.momentum = -1;
+  FAILS(dc_kfac_create(linalg, NULL, &options, &made), DC_E_INVALID, "nesterov");
+  FAILS(dc_kfac_create(NULL, NULL, NULL, &made), DC_E_INVALID, "linalg is NULL");
+  FAILS(dc_kfac_create(linalg, NULL, NULL, NULL), DC_E_INVALID, "optimizer is NULL");
+  static model m;
+  open_model(&m, NULL, NULL);
+  add_vector(&m, 3);
+  options = (dc_kfac_options)DC_KFAC_OPTIONS_INIT;
+  options.momentum = -1;
+  FAILS(dc_kfac_set_group(m.optimizer, 0, &options), DC_E_INVALID, "whether there is momentum");
+  options.momentum = 0.5;
+  OK(dc_kfac_set_group(m.optimizer, 0, &options));
+  OK(dc_kfac_set_group(m.optimizer, 1, &options));
+  FAILS(dc_kfac_set_group(m.optimizer, 3, &options), DC_E_INVALID, "group = 3");
+  close_model(&m);
+}
+
+static void bad_layers(void **state) {
+  (void)state;
+  static model m;
+  dc_sample_layer layer = DC_SAMPLE_LAYER_INIT, conv = DC_SAMPLE_LAYER_INIT;
+  int64_t index = -7;
+  const int64_t kernel[4] = {4, 2, 3, 3}, empty[2] = {0, 3};
+  layer.kind = DC_SAMPLE_LINEAR;
+  conv.kind = DC_SAMPLE_CONV;
+  conv.kernel[0] = conv.kernel[1] = 3;
+  open_model(&m, NULL, NULL);
+  int64_t w = add_matrix(&m, 3, 4), b = add_vector(&m, 3), wrong = add_vector(&m, 4),
+          c = add_part(&m, kernel, 4, 0, -1);
+  int64_t nothing = add_part(&m, empty, 2, 0, -1);
+#define ADD(layer, how, weight, bias) dc_kfac_add_layer(m.optimizer, layer, how, weight, bias, &index)
+  FAILS(ADD(NULL, 0, w, b), DC_E_INVALID, "layer is NULL");
+  FAILS(ADD(&layer, 2, w, b), DC_E_INVALID, "approximation");
+  FAILS(ADD(&layer, 0, 9, b), DC_E_NOT_FOUND, "weight = 9");
+  FAILS(ADD(&layer, 0, w, -2), DC_E_NOT_FOUND, "bias = -2");
+  FAILS(ADD(&layer, 0, w, wrong), DC_E_SHAPE, "bias");
+  FAILS(ADD(&layer, 0, w, w), DC_E_SHAPE, "bias");
+  FAILS(ADD(&layer, 0, b, -1), DC_E_SHAPE, "dimensions");
+  FAILS(ADD(&layer, 0, c, -1), DC_E_SHAPE, "dimensions");
+  FAILS(ADD(&conv, 0, w, -1), DC_E_SHAPE, "dimensions");
+  FAILS(ADD(&layer, 0, nothing, -1), DC_E_SHAPE, "empty");
+  conv.kernel[1] = 2;
+  FAILS(ADD(&conv, 0, c, -1), DC_E_SHAPE, "kernel[1]");
+  conv.kernel[1] = 3;
+  conv.groups = 3;
+  FAILS(ADD(&conv, 0, c, -1), DC_E_INVALID, "groups");
+  conv.groups = 0;
+  conv.stride[0] = -1;
+  FAILS(ADD(&conv, 0, c, -1), DC_E_INVALID, "stride");
+  layer.kind = DC_SAMPLE_LAYER_NORM;
+  FAILS(ADD(&layer, 0, w, b), DC_E_INVALID, "kind");
+  layer.kind = DC_SAMPLE_LINEAR;
+  assert_int_equal(index, -7);
+  OK(ADD(&layer, 0, w, b));
+  assert_int_equal(index, 0);
+  FAILS(ADD(&layer, 0, w, -1), DC_E_EXISTS, "weight");
+  FAILS(dc_kfac_add_layer(NULL, &layer, 0, w, b, NULL), DC_E_INVALID, "optimizer is NULL");
+  dc_optimizer *sgd;
+  OK(dc_sgd_create(linalg, NULL, &sgd));
+  FAILS(dc_kfac_add_layer(sgd, &layer, 0, 0, -1, NULL), DC_E_STATE, "kfac");
+  FAILS(dc_kfac_accumulate(sgd, 0, NULL, NULL, 1), DC_E_STATE, "kfac");
+  dc_optimizer_destroy(sgd);
+  OK(step(&m));
+  FAILS(ADD(&layer, 0, c, -1), DC_E_STATE, "state");
+  close_model(&m);
+}
+
+static void bad_batches(void **state) {
+  (void)state;
+  static model m;
+  float x[64] = {0}, g[64] = {0};
+  double wide[64] = {0};
+  open_model(&m, NULL, NULL);
+  add_linear(&m, 0, add_matrix(&m, 3, 4), -1);
+  dc_tensor tx = matrix(x, DC_FLOAT32, 5, 4), tg = matrix(g, DC_FLOAT32, 5, 3), narrow = matrix(x, DC_FLOAT32, 5, 3);
+  dc_tensor fewer = matrix(g, DC_FLOAT32, 4, 3), doubled = matrix(wide, DC_FLOAT64, 5, 4),
+            flat = vector(x, DC_FLOAT32, 4);
+  dc_tensor none = matrix(x, DC_FLOAT32, 0, 4), nothing = matrix(g, DC_FLOAT32, 0, 3);
+#define BATCH(index, x, g, scale) dc_kfac_accumulate(m.optimizer, index, x, g, scale)
+  FAILS(BATCH(1, &tx, &tg, 1), DC_E_NOT_FOUND, "index = 1");
+  FAILS(BATCH(-1, &tx, &tg, 1), DC_E_NOT_FOUND, "index = -1");
+  FAILS(BATCH(0, NULL, &tg, 1), DC_E_INVALID, "x is NULL");
+  FAILS(BATCH(0, &tx, NULL, 1), DC_E_INVALID, "delta is NULL");
+  FAILS(BATCH(0, &tx, &tg, 0), DC_E_INVALID, "loss_scale");
+  FAILS(BATCH(0, &tx, &tg, NAN), DC_E_INVALID, "loss_scale");
+  FAILS(BATCH(0, &tx, &tg, 1e200), DC_E_INVALID, "loss_scale");
+  FAILS(BATCH(0, &narrow, &tg, 1), DC_E_SHAPE, "features");
+  FAILS(BATCH(0, &tx, &tx, 1), DC_E_SHAPE, "features");
+  FAILS(BATCH(0, &tx, &fewer, 1), DC_E_SHAPE, "delta");
+  FAILS(BATCH(0, &flat, &tg, 1), DC_E_SHAPE, "x");
+  FAILS(BATCH(0, &doubled, &tg, 1), DC_E_DTYPE, "x is float64");
+  OK(BATCH(0, &none, &nothing, 1)); /* an empty batch is one */
+  OK(BATCH(0, &tx, &tg, 1));        /* zeros are no harm: what is left is the damping */
+  OK(step(&m));
+  close_model(&m);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(ranks),         cmocka_unit_test(frequencies),
+      cmocka_unit_test(not_finite),    cmocka_unit_test(failed_decompositions),
+      cmocka_unit_test(save_and_load), cmocka_unit_test(bad_options),
+      cmocka_unit_test(bad_layers),    cmocka_unit_test(bad_batches),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}
