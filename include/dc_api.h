@@ -1440,8 +1440,9 @@ DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double p
  *  of B is that of its diagonal plus the first-order term of its off-diagonal part E (Daletskii and Krein; divided
  *  differences without cancellation). The relative error is of the second order: it is estimated as |D^-1/2 E
  *  D^-1/2|^2 by power iteration, D the regularised diagonal, and where that exceeds tolerance, or basis is not
- *  orthonormal, the matrix is decomposed afresh. info.path tells which. Four products of matrices, two of them half,
- *  against about nine for a decomposition. basis must be set (to zeros, say) before the first such call.
+ *  orthonormal, the matrix is decomposed afresh. info.path tells which. Four products of matrices, three of them half,
+ *  against about nine for a decomposition; the last two in float32 for a float32 matrix, where tolerance is at least
+ *  n * 2^-23. basis must be set (to zeros, say) before the first such call.
  *  rank_rtol and DC_NEGATIVE_FLOOR cannot be combined with tolerance. Source: Gupta, Koren and Singer 2018 (arXiv
  *  1802.09568) for the use; Higham, Functions of Matrices, theorem 3.11, for the expansion.
  *  Returns what dc_matrix_power does. DC_OK; DC_E_INVALID (root; tolerance without a basis), DC_E_DTYPE (basis is not

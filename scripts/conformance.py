@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""docs/conformance.md: the checks of tests/conformance/checks.txt, the tests that carry their numbers, and how those
-ended when suites gcc and conformance ran last.
+"""The tables of docs/conformance*.md: the checks of a list in tests/conformance, the tests that carry their numbers, and
+how those ended when the suites that hold them ran last.
 
-    scripts/conformance.py            writes it
-    scripts/conformance.py --check    fails if it is not up to date, a check has no test, a test names no check, or a
+    scripts/conformance.py            writes them
+    scripts/conformance.py --check    fails if one is not up to date, a check has no test, a test names no check, or a
                                       test did not run or did not pass
 
-A test carries numbers in its name (check_51_52_what_it_shows, test_check_8_… in Python), or in a comment above it:
-`conformance: 122`."""
+A test carries numbers in its name (check_51_52_what_it_shows, test_check_8_… in Python, in the folders of its list), or
+in a comment above it with the list's word: `conformance: 122`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
-CHECKS = ROOT / "tests" / "conformance" / "checks.txt"
-DOCUMENT = ROOT / "docs" / "conformance.md"
 C_RESULTS = ROOT / "build" / "gcc" / "meson-logs" / "testlog.json"
-PYTHON_RESULTS = ROOT / "build" / "logs" / "conformance.xml"
-COUNT = 130
 
-HEAD = """# Conformance
+RUNTIME = """# Conformance
 
 What DeepCompile's runtime must do, as {count} checks, and the tests that show it, each by the number of its check. "≠"
 marks what libdc does differently on purpose; the note says how the original does it, or by which of its faults in
@@ -41,10 +37,42 @@ device. The Python tests go through the PyTorch adapter, on `cpu`.
 """
 
 
+SECOND_ORDER = """# Conformance of second-order operators
+
+What operators and optimizers of second order must do, as {count} checks, and the tests that show it, each by the number
+of its check. "≠" marks what libdc answers otherwise than the field does, on purpose; the note says how; "…" what is not
+there yet. Written by `scripts/conformance.py` out of `tests/conformance/second_order.txt`, the tests, and their results;
+`make test` fails if a check has no test, or one that does not pass.
+
+{summary}
+"""
+
+
+class Table(NamedTuple):
+    word: str  # of the comments that carry numbers
+    checks: Path
+    count: int
+    document: Path
+    head: str
+    places: str  # paths of the files whose tests' names carry numbers
+    c_name: str  # what such a name begins with
+    python_name: str
+    suites: Tuple[str, ...]  # of pytest
+
+
+CHECKS, DOCS = ROOT / "tests" / "conformance", ROOT / "docs"
+TABLES = [
+    Table("conformance", CHECKS / "checks.txt", 130, DOCS / "conformance.md", RUNTIME, r"tests/conformance/", "check_",
+          "test_check_", ("conformance",)),
+    Table("second-order", CHECKS / "second_order.txt", 55, DOCS / "conformance-second-order.md", SECOND_ORDER,
+          r"tests/(linalg|optim|python/test_(linalg|optim))", "(?:test|point)_", "test_", ("python", "torch")),
+]
+
+
 class Check(NamedTuple):
     number: int
     chapter: str
-    differs: bool
+    mark: str
     text: str
     note: str
 
@@ -60,12 +88,12 @@ class Result(NamedTuple):
     state: str  # "passed", "failed", or why it was skipped
 
 
-def read_checks() -> List[Check]:
+def read_checks(table: Table) -> List[Check]:
     chapter, checks = "", []
-    for line in CHECKS.read_text(encoding="utf-8").splitlines():
+    for line in table.checks.read_text(encoding="utf-8").splitlines():
         row = [part.strip() for part in line.split("|")]
         if len(row) == 4 and row[0].isdigit():
-            checks.append(Check(int(row[0]), chapter, row[1] == "≠", row[2], row[3]))
+            checks.append(Check(int(row[0]), chapter, *row[1:]))
         elif re.match(r"[A-Z]\. ", line):
             chapter = line
     return checks
@@ -75,17 +103,17 @@ def numbers_of(text: str) -> Tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text))
 
 
-def read_tests() -> Iterator[Test]:
+def read_tests(table: Table) -> Iterator[Test]:
     for path in sorted((ROOT / "tests").rglob("*")):
         if path.suffix not in (".c", ".py") or not path.is_file():
             continue
         name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
-        if path.parent.name == "conformance":
-            pattern = r"cmocka_unit_test\(((check_(?:\d+_)+)\w+)\)" if path.suffix == ".c" else \
-                r"^def (test_(check_(?:\d+_)+)\w+)\("
+        if re.match(table.places, name):
+            pattern = rf"cmocka_unit_test\((({table.c_name}(?:\d+_)+)\w+)\)" if path.suffix == ".c" else \
+                rf"^def (({table.python_name}(?:\d+_)+)\w+)\("
             for match in re.finditer(pattern, text, re.M):
                 yield Test(name, match[1], numbers_of(match[2]))
-        for match in re.finditer(r"conformance: ([\d, ]+).*\n(?:.*\n){0,2}?(?:static void|def) (test_\w+)\(", text):
+        for match in re.finditer(table.word + r": ([\d, ]+).*\n(?:.*\n){0,2}?(?:static void|def) (test_\w+)\(", text):
             yield Test(name, match[2], numbers_of(match[1]))
 
 
@@ -99,32 +127,35 @@ def c_results() -> Iterator[Tuple[str, Result]]:
             yield name, Result(device, words[word])
 
 
-def python_results() -> Iterator[Tuple[str, Result]]:
+def python_results(path: Path) -> Iterator[Tuple[str, Result]]:
     """Of every pytest test by its name without parameters."""
-    for case in ElementTree.parse(PYTHON_RESULTS).iter("testcase"):
+    for case in ElementTree.parse(path).iter("testcase"):
         skipped = case.find("skipped")
         failed = case.find("failure") is not None or case.find("error") is not None
         state = "failed" if failed else "passed" if skipped is None else skipped.get("message", "skipped")
         yield case.get("name", "").split("[")[0], Result("cpu", state)
 
 
-def read_results() -> Dict[str, Set[Result]]:
+def read_results(table: Table) -> Dict[str, Set[Result]]:
     results: Dict[str, Set[Result]] = {}
-    for path, read in ((C_RESULTS, c_results), (PYTHON_RESULTS, python_results)):
+    paths = [C_RESULTS, *(ROOT / "build" / "logs" / f"{suite}.xml" for suite in table.suites)]
+    for path in paths:
         if not path.exists():
-            sys.exit(f'conformance: {path.relative_to(ROOT)} is not there: make test SUITES="gcc conformance"')
-        for name, result in read():
+            sys.exit(f'conformance: {path.relative_to(ROOT)} is not there: make test '
+                     f'SUITES="gcc {" ".join(table.suites)}"')
+        for name, result in c_results() if path == C_RESULTS else python_results(path):
             results.setdefault(name, set()).add(result)
     return results
 
 
-def faults_of(checks: List[Check], tests: List[Test], results: Dict[str, Set[Result]]) -> List[str]:
+def faults_of(table: Table, checks: List[Check], tests: List[Test], results: Dict[str, Set[Result]]) -> List[str]:
     known, shown = {check.number for check in checks}, {number for test in tests for number in test.numbers}
-    faults = [] if [check.number for check in checks] == list(range(1, COUNT + 1)) else \
-        [f"{CHECKS.name}: the checks are not 1 to {COUNT} in order"]
-    faults += [f"check {number} has no test" for number in sorted(known - shown)]
+    faults = [] if [check.number for check in checks] == list(range(1, table.count + 1)) else \
+        [f"{table.checks.name}: the checks are not 1 to {table.count} in order"]
+    later = {check.number for check in checks if check.mark == "…"}
+    faults += [f"{table.word} {number} has no test" for number in sorted(known - shown - later)]
     for test in tests:
-        faults += [f"{test.path}: {test.name}: there is no check {number}" for number in test.numbers
+        faults += [f"{test.path}: {test.name}: there is no {table.word} {number}" for number in test.numbers
                    if number not in known]
         states = {result.state for result in results.get(test.name, set())}
         if not states:
@@ -134,7 +165,7 @@ def faults_of(checks: List[Check], tests: List[Test], results: Dict[str, Set[Res
     for check in checks:
         mine = [test for test in tests if check.number in test.numbers]
         if mine and not any(result.state == "passed" for test in mine for result in results.get(test.name, set())):
-            faults.append(f"check {check.number}: nothing of it passed")
+            faults.append(f"{table.word} {check.number}: nothing of it passed")
     return faults
 
 
@@ -142,12 +173,14 @@ def state_of(mine: List[Test], results: Dict[str, Set[Result]]) -> str:
     ended = {result for test in mine for result in results.get(test.name, set())}
     if any(result.state == "failed" for result in ended):
         return "fails"
+    if not mine:
+        return "not there yet"
     devices = sorted({result.device for result in ended if result.state == "passed"})
     waiting = sorted({result.state for result in ended if result.state.startswith("needs a card")})
     return "; ".join([f"passes on {', '.join(devices)}"] * bool(devices) + waiting)
 
 
-def document(checks: List[Check], tests: List[Test], results: Dict[str, Set[Result]]) -> str:
+def document(table: Table, checks: List[Check], tests: List[Test], results: Dict[str, Set[Result]]) -> str:
     rows: List[str] = []
     chapter, counts = "", {"passes on cpu": 0, "passes on sim": 0, "needs a card": 0}
     for check in checks:
@@ -161,22 +194,27 @@ def document(checks: List[Check], tests: List[Test], results: Dict[str, Set[Resu
         counts["needs a card"] += "needs a card" in state
         text = check.text + (f" ({check.note})" if check.note else "")
         names = "<br>".join(f"`{test.path.replace('tests/conformance/', '')}:{test.name}`" for test in mine)
-        rows.append(f"| {check.number} | {'≠' if check.differs else ''} | {text} | {names} | {state} |")
+        mark = "" if check.mark == "…" and mine else check.mark
+        rows.append(f"| {check.number} | {mark} | {text} | {names} | {state} |")
     summary = (f"{len(checks)} checks, {len(tests)} tests: {counts['passes on cpu']} checks are shown on cpu, "
                f"{counts['passes on sim']} on sim; {counts['needs a card']} have a part that needs a card.")
-    return HEAD.format(count=len(checks), summary=summary) + "\n".join(rows) + "\n"
+    if table.word != "conformance":
+        summary = f"{len(checks)} checks, {len(tests)} tests: {counts['passes on cpu']} checks are shown."
+    return table.head.format(count=len(checks), summary=summary) + "\n".join(rows) + "\n"
 
 
 def main() -> int:
-    checks, tests, results = read_checks(), list(read_tests()), read_results()
-    faults = faults_of(checks, tests, results)
-    text = document(checks, tests, results)
-    if sys.argv[1:] == ["--check"]:
-        if DOCUMENT.read_text(encoding="utf-8") != text:
-            faults.append(f"{DOCUMENT.relative_to(ROOT)} is not what scripts/conformance.py writes")
-    else:
-        DOCUMENT.write_text(text, encoding="utf-8")
-    print("\n".join(faults) or f"conformance: {len(checks)} checks, {len(tests)} tests, all passed")
+    faults: List[str] = []
+    for table in TABLES:
+        checks, tests, results = read_checks(table), list(read_tests(table)), read_results(table)
+        faults += faults_of(table, checks, tests, results)
+        text = document(table, checks, tests, results)
+        if sys.argv[1:] != ["--check"]:
+            table.document.write_text(text, encoding="utf-8")
+        elif not table.document.exists() or table.document.read_text(encoding="utf-8") != text:
+            faults.append(f"{table.document.relative_to(ROOT)} is not what scripts/conformance.py writes")
+        print(f"{table.word}: {len(checks)} checks, {len(tests)} tests")
+    print("\n".join(faults) or "all passed")
     return bool(faults)
 
 

@@ -4,7 +4,7 @@
 
 #include "linalg/spectral.h"
 
-enum { BLOCK = 192 }; /* rows of a triangle that are computed together */
+enum { BLOCK = 128, WIDE = 128 }; /* rows, and columns, of a triangle that are computed together */
 
 /* On the pool; NULL: on this thread. */
 static void product(dc__pool *pool, const dc__gemm *g, void *scratch) {
@@ -41,6 +41,27 @@ void dc__full_product(const dc__job *job, int32_t dtype, bool trans_a, const voi
                 .batch = 1,
                 .alpha = 1};
   product(pool_of(job), &g, scratch);
+}
+
+void dc__triangular_product(const dc__job *job, int32_t dtype, const void *a, const void *lower, void *c,
+                            void *scratch) {
+  int64_t n = job->n;
+  for (int64_t j = 0; j < n; j += WIDE) { /* columns j … of c: rows above j of the triangle are zero there */
+    dc__gemm g = {.dtype = dtype,
+                  .out_dtype = dtype,
+                  .m = n,
+                  .n = n - j < WIDE ? n - j : WIDE,
+                  .k = n - j,
+                  .a = at(a, dtype, j),
+                  .b = at(lower, dtype, j * n + j),
+                  .c = (char *)c + (size_t)j * dc_dtype_size(dtype),
+                  .lda = n,
+                  .ldb = n,
+                  .ldc = n,
+                  .batch = 1,
+                  .alpha = 1};
+    product(pool_of(job), &g, scratch);
+  }
 }
 
 /* The lower triangle of a square product, and what of the upper one is in the same blocks. */

@@ -63,6 +63,9 @@ void dc__newton(const dc__job *job, int64_t index, dc__task *t, void *scratch);
 /* The lower triangle of c [n, n] = op(a) b (or a b^T): rows of blocks, on the pool or on this thread. */
 void dc__half_product(const dc__job *job, int32_t dtype, bool trans_a, bool trans_b, const void *a, const void *b,
                       void *c, void *scratch);
+/* c = a lower, all [n, n]; above the diagonal `lower` is zero. */
+void dc__triangular_product(const dc__job *job, int32_t dtype, const void *a, const void *lower, void *c,
+                            void *scratch);
 /* All of it. cols: columns of b and c, which are dense. */
 void dc__full_product(const dc__job *job, int32_t dtype, bool trans_a, const void *a, const void *b, int64_t cols,
                       void *c, void *scratch);

@@ -16,12 +16,73 @@ static int64_t least(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
-/* Largest entry and largest asymmetry; false at the first value that is not finite, in either triangle. */
+/* A tile across the diagonal, turned, in memory of its own: lines of a matrix whose length is a power of two would
+ * otherwise push each other out of the cache. */
+#define TURNED(T, turned, a, m, i0, j0, n)               \
+  T turned[TILE][TILE];                                  \
+  for (int64_t j = j0; j < least(j0 + TILE, n); j++) {   \
+    for (int64_t i = i0; i < least(i0 + TILE, n); i++) { \
+      turned[i - i0][j - j0] = HIGH(a, m, i, j);         \
+    }                                                    \
+  }
+
+/* Entries of the caller's matrix [i][j] and [j][i]. */
+#define LOW(a, m, i, j) (a)[(i) * (m)->row_stride + (j) * (m)->col_stride]
+#define HIGH(a, m, i, j) LOW(a, m, j, i)
+
+/* In one tile, on both sides of the diagonal: the largest magnitude and the largest half of a difference, raised where
+ * they are less; whether all is finite. */
+#define MEASURE(name, T, abs)                                                                                      \
+  static bool name(const T *a, const dc__mat *m, int64_t i0, int64_t j0, int64_t n, double *most, double *apart) { \
+    TURNED(T, turned, a, m, i0, j0, n)                                                                             \
+    T largest = (T)*most;                                                                                          \
+    T gap = (T)*apart;                                                                                             \
+    int bad = 0;                                                                                                   \
+    for (int64_t i = i0; i < least(i0 + TILE, n); i++) {                                                           \
+      for (int64_t j = j0; j < least(j0 + TILE, i + 1); j++) {                                                     \
+        T low = LOW(a, m, i, j);                                                                                   \
+        T high = turned[i - i0][j - j0];                                                                           \
+        T between = low / 2 - high / 2;                                                                            \
+        bad |= !(low - low == 0) | !(high - high == 0);                                                            \
+        low = abs(low);                                                                                            \
+        high = abs(high);                                                                                          \
+        between = abs(between);                                                                                    \
+        largest = low > largest ? low : largest;                                                                   \
+        largest = high > largest ? high : largest;                                                                 \
+        gap = between > gap ? between : gap;                                                                       \
+      }                                                                                                            \
+    }                                                                                                              \
+    *most = (double)largest;                                                                                       \
+    *apart = (double)gap;                                                                                          \
+    return bad == 0;                                                                                               \
+  }
+MEASURE(measure_float, float, fabsf)
+MEASURE(measure_double, double, fabs)
+
+static const void *data_of(const dc__mat *m, int64_t index) {
+  return (const char *)m->data + index * m->batch_stride * (int64_t)dc_dtype_size(m->dtype);
+}
+
+/* Largest entry and largest asymmetry; false if something is not finite, in either triangle. */
 static bool scan(const dc__job *job, int64_t index, dc__task *t, double *most) {
+  const dc__mat *a = &job->r->a;
+  const void *data = data_of(a, index);
+  double apart = 0;
+  bool finite = true;
+  *most = 0;
+  FOR_TILES(job->n, i0, j0) {
+    finite &= a->dtype == DC_FLOAT64 ? measure_double(data, a, i0, j0, job->n, most, &apart)
+                                     : measure_float(data, a, i0, j0, job->n, most, &apart);
+  }
+  t->asymmetry = finite && *most > 0 ? 2 * (apart / *most) : 0;
+  return finite;
+}
+
+/* Where the first value is that is not finite, or else the largest asymmetry. */
+static void locate(const dc__job *job, int64_t index, dc__task *t) {
   const dc__mat *a = &job->r->a;
   bool wide = a->dtype == DC_FLOAT64;
   double apart = 0;
-  *most = 0;
   FOR_TILES(job->n, i0, j0) {
     for (int64_t i = i0; i < least(i0 + TILE, job->n); i++) {
       for (int64_t j = j0; j < least(j0 + TILE, i + 1); j++) {
@@ -30,9 +91,8 @@ static bool scan(const dc__job *job, int64_t index, dc__task *t, double *most) {
         if (!isfinite(low) || !isfinite(high)) {
           t->row = isfinite(low) ? j : i;
           t->col = isfinite(low) ? i : j;
-          return false;
+          return;
         }
-        *most = fmax(*most, fmax(fabs(low), fabs(high)));
         double gap = fabs(low / 2 - high / 2);
         if (gap > apart) {
           apart = gap;
@@ -42,33 +102,47 @@ static bool scan(const dc__job *job, int64_t index, dc__task *t, double *most) {
       }
     }
   }
-  t->asymmetry = *most > 0 ? 2 * (apart / *most) : 0;
-  return true;
 }
 
-static double one_value(double low, double high, int32_t symmetry) {
-  switch (symmetry) {
-    case DC_SYMMETRY_LOWER:
-      return low;
-    case DC_SYMMETRY_UPPER:
-      return high;
-    default:
-      return low / 2 + high / 2;
-  }
+/* An entry of s is (low * its entry + high * the mirrored one) * both: the scale, and which triangle counts. */
+typedef struct weights {
+  double low, high, both;
+} weights;
+
+static weights weights_of(int32_t symmetry, dc__scale scale) {
+  double low = symmetry == DC_SYMMETRY_LOWER ? 1 : symmetry == DC_SYMMETRY_UPPER ? 0 : 0.5;
+  weights w = {low * scale.first, (1 - low) * scale.first, scale.second};
+  return w;
 }
 
 /* One tile of the lower triangle into s. */
-static void load_tile(const dc__job *job, int64_t index, const dc__task *t, dc__scale scale, int64_t i0, int64_t j0) {
+#define LOAD(name, From, To)                                                                                       \
+  static void name(const From *a, const dc__mat *m, weights w, To *s, int64_t i0, int64_t j0, int64_t n) {         \
+    TURNED(From, turned, a, m, i0, j0, n)                                                                          \
+    for (int64_t i = i0; i < least(i0 + TILE, n); i++) {                                                           \
+      for (int64_t j = j0; j < least(j0 + TILE, i + 1); j++) {                                                     \
+        s[i * n + j] = (To)(((double)LOW(a, m, i, j) * w.low + (double)turned[i - i0][j - j0] * w.high) * w.both); \
+      }                                                                                                            \
+    }                                                                                                              \
+  }
+LOAD(load_float, float, float)
+LOAD(load_widened, float, double)
+LOAD(load_narrowed, double, float)
+LOAD(load_double, double, double)
+
+static void load_tile(const dc__job *job, const void *data, const dc__task *t, weights w, int64_t i0, int64_t j0) {
   const dc__mat *a = &job->r->a;
-  int32_t symmetry = job->r->options.symmetry;
-  bool from = a->dtype == DC_FLOAT64;
-  bool to = t->dtype == DC_FLOAT64;
-  for (int64_t i = i0; i < least(i0 + TILE, job->n); i++) {
-    for (int64_t j = j0; j < least(j0 + TILE, i + 1); j++) {
-      double low = dc__scaled(dc__get(a->data, from, dc__place(a, index, i, j)), scale);
-      double high = dc__scaled(dc__get(a->data, from, dc__place(a, index, j, i)), scale);
-      dc__put(t->s, to, i * job->n + j, one_value(low, high, symmetry));
+  bool wide = t->dtype == DC_FLOAT64;
+  if (a->dtype == DC_FLOAT64) {
+    if (wide) {
+      load_double(data, a, w, t->s, i0, j0, job->n);
+    } else {
+      load_narrowed(data, a, w, t->s, i0, j0, job->n);
     }
+  } else if (wide) {
+    load_widened(data, a, w, t->s, i0, j0, job->n);
+  } else {
+    load_float(data, a, w, t->s, i0, j0, job->n);
   }
 }
 
@@ -76,17 +150,19 @@ bool dc__symmetric_load(const dc__job *job, int64_t index, dc__task *t) {
   double most;
   if (!scan(job, index, t, &most)) {
     t->status = DC_E_NOT_FINITE;
+    locate(job, index, t);
     return false;
   }
   if (job->r->options.symmetry == DC_SYMMETRY_CHECK &&
       t->asymmetry > 64 * (double)job->n * dc__epsilon(job->r->a.dtype)) {
     t->status = DC_E_NOT_SYMMETRIC;
+    locate(job, index, t);
     return false;
   }
   t->exponent = most > 0 ? ilogb(most) : 0;
-  dc__scale scale = dc__scale_of(-t->exponent);
+  weights w = weights_of(job->r->options.symmetry, dc__scale_of(-t->exponent));
   FOR_TILES(job->n, i0, j0) {
-    load_tile(job, index, t, scale, i0, j0);
+    load_tile(job, data_of(&job->r->a, index), t, w, i0, j0);
   }
   dc__mirror(t->s, t->dtype, job->n);
   return true;
@@ -94,10 +170,16 @@ bool dc__symmetric_load(const dc__job *job, int64_t index, dc__task *t) {
 
 #define MIRROR(name, T)                                                       \
   static void name(T *a, int64_t n) {                                         \
+    T turned[TILE][TILE];                                                     \
     FOR_TILES(n, i0, j0) {                                                    \
+      for (int64_t i = i0; i < least(i0 + TILE, n); i++) {                    \
+        for (int64_t j = j0; j < least(j0 + TILE, n); j++) {                  \
+          turned[j - j0][i - i0] = a[i * n + j];                              \
+        }                                                                     \
+      }                                                                       \
       for (int64_t j = j0; j < least(j0 + TILE, n); j++) {                    \
         for (int64_t i = j < i0 ? i0 : j + 1; i < least(i0 + TILE, n); i++) { \
-          a[j * n + i] = a[i * n + j];                                        \
+          a[j * n + i] = turned[j - j0][i - i0];                              \
         }                                                                     \
       }                                                                       \
     }                                                                         \

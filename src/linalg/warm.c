@@ -2,7 +2,9 @@
  * D and a small rest E; f(B) is f(D) plus E times the divided differences of f, entry by entry, to first order in E
  * (Daletskii and Krein). For f = x^(-1/p) and y = D^(1/p)
  *   f[i, j] = -1 / (y_i y_j (y_i^(p-1) + y_i^(p-2) y_j + … + y_j^(p-1)))
- * has no cancellation, so eigenvalues that lie close, where eigenvectors turn, do no harm. */
+ * has no cancellation, so eigenvalues that lie close, where eigenvectors turn, do no harm. To first order that sum is
+ * G G^T with G lower triangular, G[i, i]^2 = f(D_i) and G[i, j] = (f[i, j] E[i, j]) / G[j, j]: so the root is (Q G) (Q
+ * G)^T, positive definite, for half the work of Q f(B) Q^T. */
 #include <math.h>
 
 #include "linalg/spectral.h"
@@ -94,13 +96,14 @@ static bool split(const dc__job *job, dc__task *t, const void *b, void *e) {
   return true;
 }
 
-/* f(B) to first order, whole, in b. rows: 2 n of scratch. */
-static void first_order(const dc__job *job, const dc__task *t, void *b, double *rows) {
+/* A lower triangular G with G G^T = f(B) to first order, in g. rows: 2 n of scratch. */
+static void first_order(const dc__job *job, const dc__task *t, const void *b, int32_t g_dtype, void *g, double *rows) {
   int64_t n = job->n;
   dc__scale scale = dc__scale_of(t->exponent);
   bool wide = t->dtype == DC_FLOAT64;
+  bool g_wide = g_dtype == DC_FLOAT64;
   int32_t p = job->r->root;
-  double *y = t->values + n;
+  double *restrict y = t->values + n;
   double *restrict sum = rows;
   double *restrict power = rows + n;
   for (int64_t i = 0; i < n; i++) {
@@ -116,13 +119,44 @@ static void first_order(const dc__job *job, const dc__task *t, void *b, double *
         sum[j] = sum[j] * y[i] + power[j];
       }
     }
-    for (int64_t j = 0; j < i; j++) {
-      double quotient = -dc__scaled(dc__get(b, wide, i * n + j), scale) / (y[i] * y[j] * sum[j]);
-      dc__put(b, wide, i * n + j, quotient);
+    for (int64_t j = 0; j < i; j++) { /* the quotient over G[j, j] */
+      double quotient = -dc__scaled(dc__get(b, wide, i * n + j), scale) / (y[i] * sqrt(y[j]) * sum[j]);
+      dc__put(g, g_wide, i * n + j, quotient);
     }
-    dc__put(b, wide, i * n + i, 1 / y[i]);
+    dc__put(g, g_wide, i * n + i, 1 / sqrt(y[i]));
+    for (int64_t j = i + 1; j < n; j++) {
+      dc__put(g, g_wide, i * n + j, 0);
+    }
   }
-  dc__mirror(b, t->dtype, n);
+}
+
+static void narrow(const double *from, float *to, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    to[i] = (float)from[i];
+  }
+}
+
+/* float32 for what is left, where the error that is allowed hides its rounding: the root's entries spread over fewer
+ * powers of ten than the matrix's. */
+static int32_t finishing_type(const dc__job *job, const dc__task *t) {
+  bool enough =
+      job->r->out.dtype == DC_FLOAT32 && job->r->options.tolerance >= (double)job->n * dc__epsilon(DC_FLOAT32);
+  return enough ? DC_FLOAT32 : t->dtype;
+}
+
+/* out = (Q G) (Q G)^T: its lower triangle in p. b has B, and room as p has. */
+static void finish(const dc__job *job, dc__task *t, const void *q, void *p, void *b, double *rows, void *scratch) {
+  int64_t n = job->n;
+  int32_t dtype = finishing_type(job, t);
+  first_order(job, t, b, dtype, p, rows);
+  if (dtype != t->dtype) {
+    float *narrowed = (float *)b + n * n; /* the second half of its room */
+    narrow(q, narrowed, n * n);
+    q = narrowed;
+    t->dtype = dtype;
+  }
+  dc__triangular_product(job, dtype, q, p, b, scratch);
+  dc__half_product(job, dtype, false, true, b, b, p, scratch);
 }
 
 bool dc__warm(const dc__job *job, int64_t index, dc__task *t, void *scratch) {
@@ -146,12 +180,10 @@ bool dc__warm(const dc__job *job, int64_t index, dc__task *t, void *scratch) {
   if (!(t->change <= job->r->options.tolerance)) {
     return false;
   }
-  first_order(job, t, b, (double *)(void *)(p + 2 * (size_t)(n * n) * sizeof(double)));
-  dc__full_product(job, t->dtype, false, q, b, n, p, scratch);
-  dc__half_product(job, t->dtype, false, true, p, q, b, scratch);
-  if (!dc__symmetric_store(job, index, t, b)) {
-    return false;
-  }
-  t->path = DC_PATH_WARM;
-  return true;
+  int32_t dtype = t->dtype;
+  finish(job, t, q, p, b, (double *)(void *)((char *)t->work + 2 * (size_t)(n * n) * sizeof(double)), scratch);
+  bool stored = dc__symmetric_store(job, index, t, p);
+  t->dtype = dtype;
+  t->path = stored ? DC_PATH_WARM : t->path;
+  return stored;
 }
