@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The tables of docs/conformance*.md: the checks of a list in tests/conformance, the tests that carry their numbers, and
-how those ended when the suites that hold them ran last.
+"""The tables of docs/conformance*.md: the checks of a list in tests/conformance, the tests that carry their numbers,
+and how those ended when the suites that hold them ran last.
 
     scripts/conformance.py            writes them
     scripts/conformance.py --check    fails if one is not up to date, a check has no test, a test names no check, or a
@@ -41,8 +41,8 @@ SECOND_ORDER = """# Conformance of second-order operators
 
 What operators and optimizers of second order must do, as {count} checks, and the tests that show it, each by the number
 of its check. "≠" marks what libdc answers otherwise than the field does, on purpose; the note says how; "…" what is not
-there yet. Written by `scripts/conformance.py` out of `tests/conformance/second_order.txt`, the tests, and their results;
-`make test` fails if a check has no test, or one that does not pass.
+there yet. Written by `scripts/conformance.py` out of `tests/conformance/second_order.txt`, the tests, and their
+results; `make test` fails if a check has no test, or one that does not pass.
 
 {summary}
 """
