@@ -12,14 +12,16 @@
 #include <unistd.h>
 
 enum { WORTH = 1 << 18 }; /* about 20 microseconds of work, what waking a thread costs */
-enum { SPINS = 4000 };    /* looks for work before a worker sleeps: the kernels of a layer follow each other closely */
+/* Looks for work before a worker sleeps, since the kernels of a layer follow each other closely, and for its helpers'
+ * end before a caller does, since the pieces of work are alike. */
+enum { SPINS = 4000 };
 
 typedef struct job {
   dc__work_fn fn;
   void *arg;
   int64_t n;
-  atomic_llong next; /* first index nobody took */
-  int32_t helpers;   /* workers inside; under the pool's mutex */
+  atomic_llong next;  /* first index nobody took */
+  atomic_int helpers; /* workers inside; changes under the pool's mutex */
   struct job *link;
 } job;
 
@@ -204,15 +206,23 @@ static job *find_job(dc__pool *pool) {
   return j;
 }
 
-static void spin(dc__pool *pool, int32_t seen) {
-  for (int32_t i = 0; i < SPINS; i++) {
-    if (atomic_load_explicit(&pool->posted, memory_order_relaxed) != seen ||
-        atomic_load_explicit(&pool->ending, memory_order_relaxed)) {
-      return;
-    }
+static void pause_briefly(void) {
 #ifdef __x86_64__
-    __builtin_ia32_pause();
+  __builtin_ia32_pause();
 #endif
+}
+
+static void spin_for_work(dc__pool *pool, int32_t seen) {
+  for (int32_t i = 0; i < SPINS && atomic_load_explicit(&pool->posted, memory_order_relaxed) == seen &&
+                      !atomic_load_explicit(&pool->ending, memory_order_relaxed);
+       i++) {
+    pause_briefly();
+  }
+}
+
+static void spin_for_helpers(job *j) {
+  for (int32_t i = 0; i < SPINS && atomic_load_explicit(&j->helpers, memory_order_relaxed) > 0; i++) {
+    pause_briefly();
   }
 }
 
@@ -223,17 +233,17 @@ static void *worker(void *arg) {
   while (!atomic_load(&pool->ending)) {
     job *j = find_job(pool);
     if (j != NULL) {
-      j->helpers++;
+      atomic_fetch_add_explicit(&j->helpers, 1, memory_order_relaxed);
       pthread_mutex_unlock(&pool->mutex);
       work_on(j, block);
       pthread_mutex_lock(&pool->mutex);
-      j->helpers--;
+      atomic_fetch_sub_explicit(&j->helpers, 1, memory_order_relaxed);
       pthread_cond_broadcast(&pool->done);
       continue;
     }
     int32_t seen = atomic_load(&pool->posted);
     pthread_mutex_unlock(&pool->mutex);
-    spin(pool, seen);
+    spin_for_work(pool, seen);
     pthread_mutex_lock(&pool->mutex);
     while (!atomic_load(&pool->ending) && atomic_load(&pool->posted) == seen) {
       pthread_cond_wait(&pool->work, &pool->mutex);
@@ -268,13 +278,14 @@ static void with_helpers(dc__pool *pool, job *j, void *block) {
   pthread_cond_broadcast(&pool->work);
   pthread_mutex_unlock(&pool->mutex);
   work_on(j, block);
+  spin_for_helpers(j);
   pthread_mutex_lock(&pool->mutex);
   job **at = &pool->jobs;
   while (*at != j) {
     at = &(*at)->link;
   }
   *at = j->link;
-  while (j->helpers > 0) {
+  while (atomic_load_explicit(&j->helpers, memory_order_relaxed) > 0) { /* under the mutex: what they did is seen */
     pthread_cond_wait(&pool->done, &pool->mutex);
   }
   pthread_mutex_unlock(&pool->mutex);
