@@ -1739,8 +1739,8 @@ DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32
  * AdamW and SGD, Shampoo and K-FAC, as one kind of handle: create, add the parameters, step. A parameter is known by
  * the order it was added in, its index; weights and gradients stay the caller's, the state is the handle's. Weights
  * and gradients may be parts of parameters, as ZeRO leaves them on a rank: the elements [offset, offset + count) of
- * the flattened tensor. An element's result does not depend on how the parameter is cut, on the number of threads or on
- * the instruction set, so all stages give the same bits from the same gradients.
+ * the flattened tensor. An element's result does not depend on how the parameter is cut or on the number of threads, so
+ * all stages give the same bits from the same gradients; AdamW's and SGD's do not depend on the instruction set either.
  *
  * Shampoo and K-FAC take a communicator where parameters are cut: they need whole gradients, share the work of the
  * blocks or layers out over the ranks, and communicate in steps, on a private copy. Calls are then collective: the
@@ -1823,6 +1823,81 @@ DC_API dc_status dc_sgd_create(dc_linalg *linalg, const dc_sgd_options *options,
  *  options  as in dc_sgd_create; momentum must not appear or vanish where the group has parameters
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_sgd_set_group(dc_optimizer *optimizer, int32_t group, const dc_sgd_options *options);
+
+/** How a step of Shampoo gets its length. */
+enum dc_graft {
+  DC_GRAFT_ADAM = 0,    /**< g / (sqrt(v / (1 - graft_beta2^t)) + graft_eps), v the mean of g^2; the default */
+  DC_GRAFT_NONE = 1,    /**< Shampoo's own */
+  DC_GRAFT_SGD = 2,     /**< g */
+  DC_GRAFT_ADAGRAD = 3, /**< g / (sqrt(sum of g^2) + graft_eps) */
+  DC_GRAFT_RMSPROP = 4  /**< as DC_GRAFT_ADAM, without the division by 1 - graft_beta2^t */
+};
+
+/** Where weight decay is applied. */
+enum dc_weight_decay {
+  DC_DECAY_DECOUPLED = 0, /**< w = (1 - lr weight_decay) w, beside the step; the default */
+  DC_DECAY_L2 = 1         /**< g = g + weight_decay w, before everything else */
+};
+
+/** Shampoo's options. Source: Gupta, Koren and Singer 2018 (arXiv 1802.09568); blocks, grafting and refreshing: Anil et
+ *  al. 2020 (arXiv 2002.09018), Shi et al. 2023 (arXiv 2309.06497).
+ *  A parameter's dimensions of 1 are dropped, small ones merged, and what is left is cut into blocks, each with a
+ *  factor L_d = beta2 L_d + (1 - beta2) G_d G_d^T (beta2 = 1: the sum) for each of its k dimensions, G_d the block's
+ *  gradient unfolded along d; a number counts as a vector of one. The direction is the filtered gradient times each
+ *  (L_d / (1 - beta2^t) + epsilon I)^(-1 / (2 k)), scaled to the length of the graft's; until
+ *  start_preconditioning_step it is the graft's. With graft DC_GRAFT_NONE these are Shampoo's own length, and the
+ *  filtered gradient. Then w = (1 - lr weight_decay) w - lr direction.
+ *  State, where a rank owns block B of a parameter: "exp_avg.B", "graft.B", "momentum.B" as far as the options need
+ *  them, and for dimension D "factor.B.D", "root.B.D", "basis.B.D" and "failures.B.D", an int64. */
+typedef struct dc_shampoo_options {
+  size_t struct_size;         /**< sizeof(dc_shampoo_options) */
+  double beta1;               /**< of the filtered gradient, bias-corrected; 0 < beta1 < 1; 0 = 0.9; -1 = none: g */
+  double beta2;               /**< of the factors; 0 < beta2 <= 1; 0 = 1: the sum. Below 1 bias-corrected */
+  double eps_abs;             /**< of the roots, as in dc_spectral_options; 0 = 1e-12; -1 = none */
+  double eps_rel;             /**< of the roots; 0 = 1e-6; -1 = none */
+  double tolerance;           /**< of the roots' reuse of a basis, as in dc_spectral_options; 0 = 1e-2; -1 = none:
+                                   every refresh decomposes afresh */
+  double graft_beta2;         /**< of the graft's v; 0 < graft_beta2 < 1; 0 = 0.999 */
+  double graft_eps;           /**< > 0; 0 = 1e-8 */
+  double weight_decay;        /**< >= 0 */
+  double momentum;            /**< 0 <= momentum < 1: b = momentum b + direction, after the graft */
+  int64_t max_block;          /**< longest side of a block, 1 to 16384; 0 = 1024 */
+  int64_t merge_below;        /**< neighbouring dimensions are merged while their product is at most this and two are
+                                   left, from the last one on; 0 = max_block; -1 = none */
+  int64_t precondition_frequency;     /**< steps from one refresh of the roots to the next, >= 1; 0 = 1 */
+  int64_t start_preconditioning_step; /**< the first step that uses the roots, >= 1; 0 = precondition_frequency */
+  int32_t root;               /**< 1 to 64: instead of 2 k; 0 = default */
+  int32_t graft;              /**< enum dc_graft */
+  int32_t decay;              /**< enum dc_weight_decay */
+  int32_t nesterov;           /**< 1: the step is direction + momentum b; needs momentum > 0 */
+  int32_t tolerated_failures; /**< refreshes of one root that may fail in a row, its last good one (at first the
+                                   identity) being used. After one more, steps fail with DC_E_NOT_CONVERGED and change
+                                   nothing. 0 = 3; -1 = none */
+  int32_t reserved0;          /**< 0 */
+} dc_shampoo_options;
+
+/** A dc_shampoo_options with all defaults. */
+#define DC_SHAMPOO_OPTIONS_INIT {sizeof(dc_shampoo_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_SHAMPOO_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_shampoo_options_init(dc_shampoo_options *options, size_t struct_size);
+
+/** Makes a Shampoo. Gradients are always looked at first: one that is not finite, or 2^50 and more, whose squares would
+ *  soon not fit float32, is DC_E_NOT_FINITE, on every rank, and changes nothing on any.
+ *  linalg     gives threads, device and solver; may be destroyed before the optimizer
+ *  comm       the ranks that have parts of the parameters; NULL = one rank. Copied as by dc_comm_dup()
+ *  options    of group 0
+ *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
+ *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, and what dc_comm_dup returns.
+ *  [any] Since 0.1. */
+DC_API dc_status dc_shampoo_create(dc_linalg *linalg, dc_comm *comm, const dc_shampoo_options *options,
+                                   dc_optimizer **optimizer);
+/** Sets the options of a group.
+ *  group    a group, or the number of groups: then this adds one
+ *  options  as in dc_shampoo_create. Where the group has parameters, what decides the shape of their state must stay:
+ *           max_block, merge_below, and whether there are beta1, momentum, tolerance, and a graft with a v
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_shampoo_set_group(dc_optimizer *optimizer, int32_t group, const dc_shampoo_options *options);
 
 /** How K-FAC inverts a layer's damped curvature. */
 enum dc_kfac_inverse {

@@ -98,18 +98,9 @@ dc_status dc__set_optimizer_group(dc_optimizer *o, const char *fn, const dc__opt
   return dc__optim_set_group(o, fn, group, options, check_finite);
 }
 
-/* What a create function does first. */
-#define NEW_HANDLE(optimizer)                                           \
-  do {                                                                  \
-    if ((optimizer) == NULL) {                                          \
-      return dc__fail(DC_E_INVALID, "%s: optimizer is NULL", __func__); \
-    }                                                                   \
-    *(optimizer) = NULL;                                                \
-  } while (0)
-
 dc_status dc_adamw_create(dc_linalg *linalg, const dc_adamw_options *options, dc_optimizer **optimizer) {
   dc_adamw_options read;
-  NEW_HANDLE(optimizer);
+  DC__NEW_OPTIMIZER(optimizer);
   DC__TRY(read_adamw(__func__, options, &read));
   return dc__make_optimizer(__func__, &dc__adamw_kind, linalg, NULL, &read, read.check_finite == 1, optimizer);
 }
@@ -123,7 +114,7 @@ dc_status dc_adamw_set_group(dc_optimizer *optimizer, int32_t group, const dc_ad
 
 dc_status dc_sgd_create(dc_linalg *linalg, const dc_sgd_options *options, dc_optimizer **optimizer) {
   dc_sgd_options read;
-  NEW_HANDLE(optimizer);
+  DC__NEW_OPTIMIZER(optimizer);
   DC__TRY(read_sgd(__func__, options, &read));
   return dc__make_optimizer(__func__, &dc__sgd_kind, linalg, NULL, &read, read.check_finite == 1, optimizer);
 }

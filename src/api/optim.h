@@ -18,6 +18,15 @@
     return dc__optimizer_status;                                                       \
   } while (0)
 
+/* What a create function does first. */
+#define DC__NEW_OPTIMIZER(optimizer)                                    \
+  do {                                                                  \
+    if ((optimizer) == NULL) {                                          \
+      return dc__fail(DC_E_INVALID, "%s: optimizer is NULL", __func__); \
+    }                                                                   \
+    *(optimizer) = NULL;                                                \
+  } while (0)
+
 /* A number that is above 0: 0 stands for its default, and -1, where it may, for 0. */
 typedef struct dc__number_rule {
   double fallback;

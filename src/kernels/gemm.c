@@ -264,3 +264,11 @@ void dc__gemm_serial(const dc__gemm *gemm, void *scratch) {
     run_block(&p, index, scratch);
   }
 }
+
+void dc__gemm_on(dc__pool *pool, const dc__gemm *gemm, void *scratch) {
+  if (pool == NULL) {
+    dc__gemm_serial(gemm, scratch);
+  } else {
+    dc__gemm_run(pool, gemm);
+  }
+}

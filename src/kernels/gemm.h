@@ -43,5 +43,7 @@ typedef struct dc__gemm {
 void dc__gemm_run(dc__pool *pool, const dc__gemm *gemm);
 /* The same on the calling thread, with DC__SCRATCH_BYTES of scratch: for use inside dc__parallel(). */
 void dc__gemm_serial(const dc__gemm *gemm, void *scratch);
+/* dc__gemm_run(), or with pool NULL dc__gemm_serial(). */
+void dc__gemm_on(dc__pool *pool, const dc__gemm *gemm, void *scratch);
 
 #endif

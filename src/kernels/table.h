@@ -78,7 +78,7 @@ typedef struct dc__update {
                 const dc__adamw_factors *factors);
   void (*sgd)(float *w, float *b, const float *g, int64_t count, const dc__sgd_factors *factors);
   void (*scale)(float *y, const float *x, int64_t count, float scale);
-  bool (*finite)(const float *x, int64_t count);
+  bool (*below)(const float *x, int64_t count, int32_t exponent);
   void (*follow)(float *master, const float *rounded, const float *w, int64_t count);
 } dc__update;
 extern const dc__update dc__update_plain;

@@ -19,8 +19,8 @@ void dc__update_sgd(float *w, float *b, const float *g, int64_t count, const dc_
 void dc__update_scale(float *y, const float *x, int64_t count, float scale) {
   update()->scale(y, x, count, scale);
 }
-bool dc__update_finite(const float *x, int64_t count) {
-  return update()->finite(x, count);
+bool dc__update_below(const float *x, int64_t count, int32_t exponent) {
+  return update()->below(x, count, exponent);
 }
 void dc__update_follow(float *master, const float *rounded, const float *w, int64_t count) {
   update()->follow(master, rounded, w, count);

@@ -33,8 +33,8 @@ void dc__update_sgd(float *w, float *b, const float *g, int64_t count, const dc_
 
 /* y[i] = x[i] * scale. */
 void dc__update_scale(float *y, const float *x, int64_t count, float scale);
-/* Whether no element is NaN or infinite. */
-bool dc__update_finite(const float *x, int64_t count);
+/* Whether all elements are below 2^exponent in size, -126 to 128; with 128, whether none is NaN or infinite. */
+bool dc__update_below(const float *x, int64_t count, int32_t exponent);
 /* master[i] = w[i] where rounded[i], the master as its weight's type has it, is not w[i], bit for bit. */
 void dc__update_follow(float *master, const float *rounded, const float *w, int64_t count);
 

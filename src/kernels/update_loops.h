@@ -47,13 +47,13 @@ static void scale_to(float *restrict y, const float *restrict x, int64_t count, 
   }
 }
 
-static bool all_finite(const float *x, int64_t count) {
+static bool all_below(const float *x, int64_t count, int32_t exponent) {
   uint32_t worst = 0; /* exponents: all ones for NaN and infinity */
   for (int64_t i = 0; i < count; i++) {
-    uint32_t exponent = dc__bits_of_f32(x[i]) & 0x7f800000u;
-    worst = exponent > worst ? exponent : worst;
+    uint32_t bits = dc__bits_of_f32(x[i]) & 0x7f800000u;
+    worst = bits > worst ? bits : worst;
   }
-  return worst != 0x7f800000u;
+  return worst < (uint32_t)(exponent + 127) << 23;
 }
 
 static void follow(float *restrict master, const float *restrict rounded, const float *restrict w, int64_t count) {
@@ -62,4 +62,4 @@ static void follow(float *restrict master, const float *restrict rounded, const 
   }
 }
 
-const dc__update UPDATE = {adamw, sgd, scale_to, all_finite, follow};
+const dc__update UPDATE = {adamw, sgd, scale_to, all_below, follow};

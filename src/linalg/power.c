@@ -6,15 +6,6 @@
 
 enum { BLOCK = 128, WIDE = 128 }; /* rows, and columns, of a triangle that are computed together */
 
-/* On the pool; NULL: on this thread. */
-static void product(dc__pool *pool, const dc__gemm *g, void *scratch) {
-  if (pool == NULL) {
-    dc__gemm_serial(g, scratch);
-  } else {
-    dc__gemm_run(pool, g);
-  }
-}
-
 static dc__pool *pool_of(const dc__job *job) {
   return job->inside ? NULL : job->l->pool;
 }
@@ -40,7 +31,7 @@ void dc__full_product(const dc__job *job, int32_t dtype, bool trans_a, const voi
                 .ldc = cols,
                 .batch = 1,
                 .alpha = 1};
-  product(pool_of(job), &g, scratch);
+  dc__gemm_on(pool_of(job), &g, scratch);
 }
 
 void dc__triangular_product(const dc__job *job, int32_t dtype, const void *a, const void *lower, void *c,
@@ -60,7 +51,7 @@ void dc__triangular_product(const dc__job *job, int32_t dtype, const void *a, co
                   .ldc = n,
                   .batch = 1,
                   .alpha = 1};
-    product(pool_of(job), &g, scratch);
+    dc__gemm_on(pool_of(job), &g, scratch);
   }
 }
 
@@ -73,7 +64,7 @@ static void triangle(dc__pool *pool, const dc__gemm *whole, void *scratch) {
     g.n = i + rows;
     g.a = at(whole->a, whole->dtype, whole->trans_a ? i : i * whole->lda);
     g.c = (char *)whole->c + (size_t)(i * whole->ldc) * dc_dtype_size(whole->dtype);
-    product(pool, &g, scratch);
+    dc__gemm_on(pool, &g, scratch);
   }
 }
 

@@ -80,6 +80,7 @@ static void destroy(dc_optimizer *o) {
 const dc__optim_kind dc__adamw_kind = {.name = "adamw",
                                        .size = sizeof(adamw),
                                        .options_size = sizeof(dc_adamw_options),
+                                       .exponent = 128,
                                        .refuse = refuse,
                                        .prepare = prepare,
                                        .step = step,

@@ -9,6 +9,7 @@ typedef struct job {
   dc_optimizer *o;
   dc__optim_part_fn fn;
   void *arg;
+  const dc__optim_param *param; /* the only one; NULL: all */
 } job;
 
 static int64_t chunks(const dc_optimizer *o, int64_t i) {
@@ -30,16 +31,19 @@ static int64_t param_of(const dc_optimizer *o, int64_t chunk) {
   return low;
 }
 
-static void run_chunk(void *arg, int64_t index, void *scratch) {
-  (void)scratch;
-  const job *j = arg;
-  int64_t i = param_of(j->o, index);
-  const dc__optim_param *p = &j->o->params[i];
-  int64_t begin = (index - j->o->io[i].first) * CHUNK;
+static void chunk_of(const job *j, const dc__optim_param *p, int64_t chunk) {
+  int64_t begin = chunk * CHUNK;
   int64_t end = p->count - begin < CHUNK ? p->count : begin + CHUNK;
   for (int64_t from = begin; from < end; from += DC__OPTIM_TILE) {
     j->fn(j->o, p, from, end - from < DC__OPTIM_TILE ? end - from : DC__OPTIM_TILE, j->arg);
   }
+}
+
+static void run_chunk(void *arg, int64_t index, void *scratch) {
+  (void)scratch;
+  const job *j = arg;
+  int64_t i = param_of(j->o, index);
+  chunk_of(j, &j->o->params[i], index - j->o->io[i].first);
 }
 
 void dc__optim_each_part(dc_optimizer *o, dc__optim_part_fn fn, void *arg) {
@@ -49,7 +53,7 @@ void dc__optim_each_part(dc_optimizer *o, dc__optim_part_fn fn, void *arg) {
     total += chunks(o, i);
   }
   if (total > 0) {
-    job j = {o, fn, arg};
+    job j = {o, fn, arg, NULL};
     dc__parallel_sized(o->linalg->pool, total, CHUNK, run_chunk, &j);
   }
 }
@@ -108,4 +112,16 @@ static void run_tile(dc_optimizer *o, const dc__optim_param *p, int64_t from, in
 void dc__optim_each_tile(dc_optimizer *o, dc__optim_tile_fn fn, void *arg) {
   tiles t = {fn, arg};
   dc__optim_each_part(o, run_tile, &t);
+}
+
+static void run_param_chunk(void *arg, int64_t index, void *scratch) {
+  (void)scratch;
+  const job *j = arg;
+  chunk_of(j, j->param, index);
+}
+
+void dc__optim_param_tiles(dc_optimizer *o, const dc__optim_param *p, dc__optim_tile_fn fn, void *arg) {
+  tiles t = {fn, arg};
+  job j = {o, run_tile, &t, p};
+  dc__parallel_sized(o->linalg->pool, chunks(o, p - o->params), CHUNK, run_param_chunk, &j);
 }

@@ -26,6 +26,7 @@ struct dc__optim_kind {
   const char *name;    /* in texts and saved states, at most 15 characters */
   size_t size;         /* of its struct */
   size_t options_size; /* of its options */
+  int32_t exponent;    /* gradients that are looked at must be below 2^exponent; 128: finite */
   /* What must stay as it is in the options of a group that has parameters, and does not; NULL: all is well. A NULL
    * function: it always is. */
   const char *(*refuse)(const void *options, const void *old);
@@ -33,6 +34,9 @@ struct dc__optim_kind {
    * after parameters were added; communicates nothing. May fail, and is then called again: pieces that are there
    * already are found again. */
   dc_status (*prepare)(dc_optimizer *o, const char *fn, int64_t first);
+  /* Whether the state allows a step; o->io has the tensors. A rank's failure here is told to the others before anything
+   * changes. NULL: always. */
+  dc_status (*ready)(dc_optimizer *o, const char *fn);
   /* o->io has the tensors, checked and, where the group wants it, finite; the ranks agree that the step takes place and
    * which parameters have gradients. On failure weights and state are as before. */
   dc_status (*step)(dc_optimizer *o, const char *fn);
@@ -85,5 +89,7 @@ typedef struct dc__optim_tile {
 } dc__optim_tile;
 typedef void (*dc__optim_tile_fn)(dc_optimizer *o, const dc__optim_tile *tile, void *arg);
 void dc__optim_each_tile(dc_optimizer *o, dc__optim_tile_fn fn, void *arg);
+/* The same for one parameter, which has a gradient. */
+void dc__optim_param_tiles(dc_optimizer *o, const dc__optim_param *p, dc__optim_tile_fn fn, void *arg);
 
 #endif

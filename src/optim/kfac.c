@@ -250,6 +250,7 @@ static void destroy(dc_optimizer *o) {
 const dc__optim_kind dc__kfac_kind = {.name = "kfac",
                                       .size = sizeof(dc__kfac),
                                       .options_size = sizeof(dc_kfac_options),
+                                      .exponent = 128,
                                       .refuse = refuse,
                                       .prepare = prepare,
                                       .step = dc__kfac_step,

@@ -173,7 +173,8 @@ static void check_part(dc_optimizer *o, const dc__optim_param *p, int64_t from, 
   float tile[DC__OPTIM_TILE];
   atomic_llong *first = arg;
   long long index = p - o->params;
-  if (o->groups[p->group].check_finite && !dc__update_finite(dc__optim_grad(o, p, from, count, tile), count)) {
+  const float *grad = dc__optim_grad(o, p, from, count, tile);
+  if (o->groups[p->group].check_finite && !dc__update_below(grad, count, o->kind->exponent)) {
     long long lowest = atomic_load(first);
     while (index < lowest && !atomic_compare_exchange_weak(first, &lowest, index)) {
     }
@@ -251,6 +252,9 @@ dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, doub
   int64_t bad = o->count;
   if (status == DC_OK) {
     status = dc__optim_prepare(o, fn);
+  }
+  if (status == DC_OK && o->kind->ready != NULL) {
+    status = o->kind->ready(o, fn);
   }
   if (status == DC_OK) {
     o->grad_scale = grad_scale;

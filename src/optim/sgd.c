@@ -76,6 +76,7 @@ static void destroy(dc_optimizer *o) {
 const dc__optim_kind dc__sgd_kind = {.name = "sgd",
                                      .size = sizeof(sgd),
                                      .options_size = sizeof(dc_sgd_options),
+                                     .exponent = 128,
                                      .refuse = refuse,
                                      .prepare = prepare,
                                      .step = step,

@@ -83,11 +83,11 @@ static void test_finite(void **state) {
       for (int64_t i = 0; i < n; i++) {
         x[i] = i % 2 == 0 ? 3.4e38f : -1e-45f;
       }
-      assert_true(dc__update_finite(x, n));
+      assert_true(dc__update_below(x, n, 128));
       for (int64_t i = 0; i < n; i += 7) {
         float kept = x[i];
         x[i] = bad[i % 4];
-        assert_false(dc__update_finite(x, n));
+        assert_false(dc__update_below(x, n, 128));
         x[i] = kept;
       }
     }

@@ -4130,6 +4130,310 @@ extern "C" {
 extern "C" {
     pub fn dc_sgd_set_group(optimizer: *mut dc_optimizer, group: i32, options: *const dc_sgd_options) -> dc_status;
 }
+pub const DC_GRAFT_ADAM: dc_graft = 0;
+pub const DC_GRAFT_NONE: dc_graft = 1;
+pub const DC_GRAFT_SGD: dc_graft = 2;
+pub const DC_GRAFT_ADAGRAD: dc_graft = 3;
+pub const DC_GRAFT_RMSPROP: dc_graft = 4;
+pub type dc_graft = i32;
+pub const DC_DECAY_DECOUPLED: dc_weight_decay = 0;
+pub const DC_DECAY_L2: dc_weight_decay = 1;
+pub type dc_weight_decay = i32;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_shampoo_options {
+    pub struct_size: usize,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps_abs: f64,
+    pub eps_rel: f64,
+    pub tolerance: f64,
+    pub graft_beta2: f64,
+    pub graft_eps: f64,
+    pub weight_decay: f64,
+    pub momentum: f64,
+    pub max_block: i64,
+    pub merge_below: i64,
+    pub precondition_frequency: i64,
+    pub start_preconditioning_step: i64,
+    pub root: i32,
+    pub graft: i32,
+    pub decay: i32,
+    pub nesterov: i32,
+    pub tolerated_failures: i32,
+    pub reserved0: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_shampoo_options() {
+    assert_eq!(
+        ::std::mem::size_of::<dc_shampoo_options>(),
+        136usize,
+        concat!("Size of: ", stringify!(dc_shampoo_options))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<dc_shampoo_options>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_shampoo_options))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_beta1() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).beta1) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(beta1))
+        );
+    }
+    test_field_beta1();
+    fn test_field_beta2() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).beta2) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(beta2))
+        );
+    }
+    test_field_beta2();
+    fn test_field_eps_abs() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).eps_abs) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(eps_abs))
+        );
+    }
+    test_field_eps_abs();
+    fn test_field_eps_rel() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).eps_rel) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(eps_rel))
+        );
+    }
+    test_field_eps_rel();
+    fn test_field_tolerance() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).tolerance) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(tolerance))
+        );
+    }
+    test_field_tolerance();
+    fn test_field_graft_beta2() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).graft_beta2) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(graft_beta2))
+        );
+    }
+    test_field_graft_beta2();
+    fn test_field_graft_eps() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).graft_eps) as usize - ptr as usize
+            },
+            56usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(graft_eps))
+        );
+    }
+    test_field_graft_eps();
+    fn test_field_weight_decay() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).weight_decay) as usize - ptr as usize
+            },
+            64usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(weight_decay))
+        );
+    }
+    test_field_weight_decay();
+    fn test_field_momentum() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).momentum) as usize - ptr as usize
+            },
+            72usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(momentum))
+        );
+    }
+    test_field_momentum();
+    fn test_field_max_block() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).max_block) as usize - ptr as usize
+            },
+            80usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(max_block))
+        );
+    }
+    test_field_max_block();
+    fn test_field_merge_below() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).merge_below) as usize - ptr as usize
+            },
+            88usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(merge_below))
+        );
+    }
+    test_field_merge_below();
+    fn test_field_precondition_frequency() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).precondition_frequency) as usize - ptr as usize
+            },
+            96usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(precondition_frequency))
+        );
+    }
+    test_field_precondition_frequency();
+    fn test_field_start_preconditioning_step() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).start_preconditioning_step) as usize - ptr as usize
+            },
+            104usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(start_preconditioning_step))
+        );
+    }
+    test_field_start_preconditioning_step();
+    fn test_field_root() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).root) as usize - ptr as usize
+            },
+            112usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(root))
+        );
+    }
+    test_field_root();
+    fn test_field_graft() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).graft) as usize - ptr as usize
+            },
+            116usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(graft))
+        );
+    }
+    test_field_graft();
+    fn test_field_decay() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).decay) as usize - ptr as usize
+            },
+            120usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(decay))
+        );
+    }
+    test_field_decay();
+    fn test_field_nesterov() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).nesterov) as usize - ptr as usize
+            },
+            124usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(nesterov))
+        );
+    }
+    test_field_nesterov();
+    fn test_field_tolerated_failures() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).tolerated_failures) as usize - ptr as usize
+            },
+            128usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(tolerated_failures))
+        );
+    }
+    test_field_tolerated_failures();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_shampoo_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            132usize,
+            concat!("Offset of field: ", stringify!(dc_shampoo_options), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
+}
+extern "C" {
+    pub fn dc_shampoo_options_init(options: *mut dc_shampoo_options, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_shampoo_create(
+        linalg: *mut dc_linalg,
+        comm: *mut dc_comm,
+        options: *const dc_shampoo_options,
+        optimizer: *mut *mut dc_optimizer,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_shampoo_set_group(
+        optimizer: *mut dc_optimizer,
+        group: i32,
+        options: *const dc_shampoo_options,
+    ) -> dc_status;
+}
 pub const DC_KFAC_EIGEN: dc_kfac_inverse = 0;
 pub const DC_KFAC_FACTORED: dc_kfac_inverse = 1;
 pub type dc_kfac_inverse = i32;
