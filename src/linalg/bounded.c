@@ -1,6 +1,8 @@
 /* Matrix products whose operands may lie in files, with a bound on the memory in between. Tiles of A [mb, kb] and B
- * [kb, nb] are read, tiles of C [mb, nb] are kept until k is summed up; what lies in memory needs no tile. */
+ * [kb, nb] are read, tiles of C [mb, nb] are kept until k is summed up; what lies in memory needs no tile. The threads
+ * share the reading; what comes next is asked for ahead, so that a disk works while the product does. */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -8,11 +10,19 @@
 
 #include "linalg/linalg.h"
 
-enum { UNIT = 16, CHOICES = 64 }; /* the smallest tile; lengths that are tried for each dimension */
+enum {
+  UNIT = 16,
+  CHOICES = 64,
+  PIECES = 64
+}; /* the smallest tile; lengths tried for a dimension; parts of a transfer */
+
+/* What tiles cost beside the multiplications, in nanoseconds, for the choice between them alone: a system call, a byte
+ * that is copied, an element that is packed for a product, one of C that is read and written again. */
+static const double CALL = 550, BYTE = 0.06, PACKED = 0.25, AGAIN = 0.3;
 
 typedef struct plan {
   int64_t mb, nb, kb;
-  double traffic; /* bytes read from files */
+  double cost;
 } plan;
 
 typedef struct bounded {
@@ -40,15 +50,24 @@ static int64_t pieces(int64_t length, int64_t piece) {
   return (length + piece - 1) / piece;
 }
 
-/* A is read once for each row of tiles if whole rows of it fit, else once for each tile of C; B for each row of tiles,
- * or once if all of it fits. */
-static double traffic(const bounded *w, const plan *p) {
-  double a = in_file(w->a) ? (double)w->m * (double)w->k * (double)w->in_size : 0;
-  double b = in_file(w->b) ? (double)w->k * (double)w->n * (double)w->in_size : 0;
+/* Tiles of [rows, cols] out of a file's rows of `pitch` elements, read or written `times`. */
+static double transfers(double times, int64_t rows, int64_t cols, int64_t pitch, size_t size) {
+  return times * (CALL * (cols == pitch ? 1 : (double)rows) + BYTE * (double)(rows * cols) * (double)size);
+}
+
+/* A is read once for each column of tiles, or once if whole rows of it fit; B for each row of tiles, or once if all of
+ * it fits. */
+static double cost(const bounded *w, const plan *p) {
+  double i = (double)pieces(w->m, p->mb);
+  double j = (double)pieces(w->n, p->nb);
+  double k = (double)pieces(w->k, p->kb);
   bool whole_k = p->kb == w->k;
-  a *= whole_k ? 1 : (double)pieces(w->n, p->nb);
-  b *= whole_k && p->nb == w->n ? 1 : (double)pieces(w->m, p->mb);
-  return a + b;
+  bool whole_b = whole_k && p->nb == w->n;
+  double sum = PACKED * ((double)w->m * (double)w->k * j + (double)w->k * (double)w->n * i);
+  sum += AGAIN * (double)w->m * (double)w->n * k;
+  sum += in_file(w->a) ? transfers(i * k * (whole_k ? 1 : j), p->mb, p->kb, w->k, w->in_size) : 0;
+  sum += in_file(w->b) ? transfers(j * k * (whole_b ? 1 : i), p->kb, p->nb, w->n, w->in_size) : 0;
+  return sum + (in_file(w->out) ? transfers(i * j, p->mb, p->nb, w->n, w->out_size) : 0);
 }
 
 /* The lengths to try for a dimension: all of it, and fractions, down to the smallest tile. */
@@ -69,11 +88,6 @@ static int32_t choices(int64_t length, int64_t list[CHOICES]) {
   return count;
 }
 
-static bool better(const plan *p, const plan *than) {
-  return than->mb == 0 || p->traffic < than->traffic ||
-         (p->traffic == than->traffic && p->mb * p->nb * p->kb > than->mb * than->nb * than->kb);
-}
-
 static dc_status choose(bounded *w, int64_t budget, int64_t *needed) {
   int64_t ms[CHOICES], ns[CHOICES], ks[CHOICES];
   int32_t m = choices(w->m, ms);
@@ -82,8 +96,8 @@ static dc_status choose(bounded *w, int64_t budget, int64_t *needed) {
   plan best = {0};
   for (int32_t i = 0; i < m * n * k; i++) {
     plan p = {ms[i / (n * k)], ns[i / k % n], ks[i % k], 0};
-    p.traffic = traffic(w, &p);
-    if (tile_bytes(w, &p) <= (size_t)budget && better(&p, &best)) {
+    p.cost = cost(w, &p);
+    if ((best.mb == 0 || p.cost < best.cost) && tile_bytes(w, &p) <= (size_t)budget) {
       best = p;
     }
   }
@@ -101,36 +115,88 @@ static dc_status choose(bounded *w, int64_t budget, int64_t *needed) {
 
 /* ---- files ---- */
 
-static dc_status transfer(const bounded *w, const char *arg, int32_t fd, char *memory, size_t bytes, int64_t at,
-                          bool write) {
-  while (bytes > 0) {
+/* A tile on its way: rows of `bytes` from `at` on, `pitch` apart in the file, dense in memory. */
+typedef struct transfer {
+  int32_t fd;
+  bool write;
+  char *memory;
+  int64_t at, pitch, rows, bytes, pieces;
+  struct {
+    int64_t at; /* where it failed; -1: it did not */
+    int error;  /* 0: the file ends */
+  } failed[PIECES];
+} transfer;
+
+/* One row; false with errno, 0 at the file's end, and the place. */
+static bool move_row(const transfer *t, int64_t row, int64_t *at) {
+  char *memory = t->memory + row * t->bytes;
+  *at = t->at + row * t->pitch;
+  for (int64_t left = t->bytes; left > 0;) {
     errno = 0;
-    ssize_t done = write ? pwrite(fd, memory, bytes, at) : pread(fd, memory, bytes, at);
+    ssize_t done = t->write ? pwrite(t->fd, memory, (size_t)left, *at) : pread(t->fd, memory, (size_t)left, *at);
     if (done < 0 && errno == EINTR) {
       continue;
     }
     if (done <= 0) {
-      return dc__fail(DC_E_SYSTEM, "%s: %s's file, byte %" PRId64 ": %s", w->fn, arg, at,
-                      errno != 0 ? strerror(errno) : "the file ends");
+      return false;
     }
     memory += done;
-    at += done;
-    bytes -= (size_t)done;
+    *at += done;
+    left -= done;
+  }
+  return true;
+}
+
+static void move_piece(void *arg, int64_t piece, void *scratch) {
+  (void)scratch;
+  transfer *t = arg;
+  t->failed[piece].at = -1;
+  for (int64_t row = t->rows * piece / t->pieces; row < t->rows * (piece + 1) / t->pieces; row++) {
+    int64_t at;
+    if (!move_row(t, row, &at)) {
+      t->failed[piece].error = errno;
+      t->failed[piece].at = at;
+      return;
+    }
+  }
+}
+
+/* Rows [row, row + rows) and columns [col, col + cols) of a matrix in a file, to or from a dense tile. */
+static dc_status move_tile(dc_linalg *l, const bounded *w, const char *arg, const dc__source *s, size_t size,
+                           char *tile, int64_t row, int64_t rows, int64_t col, int64_t cols, bool write) {
+  enum { ENOUGH = 64 }; /* rows that are worth another thread */
+  int64_t pitch = s->mat.cols;
+  transfer t = {.fd = s->fd, .write = write, .memory = tile, .rows = rows};
+  t.at = s->offset + (row * pitch + col) * (int64_t)size;
+  t.bytes = cols * (int64_t)size;
+  t.pitch = pitch * (int64_t)size;
+  t.pieces = 1;
+  if (cols == pitch) { /* dense: a piece is one row */
+    t.pieces = t.bytes * rows > 1 << 18 ? 2 * dc__pool_threads(l->pool) : 1;
+    t.pieces = t.pieces < PIECES ? t.pieces : PIECES;
+    if (t.pieces >= rows) {
+      t.pieces = 1;
+    }
+  } else if (rows > ENOUGH) {
+    t.pieces = rows / ENOUGH < PIECES ? rows / ENOUGH : PIECES;
+  }
+  dc__parallel(l->pool, t.pieces, move_piece, &t);
+  for (int64_t i = 0; i < t.pieces; i++) {
+    if (t.failed[i].at >= 0) {
+      return dc__fail(DC_E_SYSTEM, "%s: %s's file, byte %" PRId64 ": %s", w->fn, arg, t.failed[i].at,
+                      t.failed[i].error != 0 ? strerror(t.failed[i].error) : "the file ends");
+    }
   }
   return DC_OK;
 }
 
-/* Rows [row, row + rows) and columns [col, col + cols) of a matrix in a file, to or from a dense tile. */
-static dc_status move_tile(const bounded *w, const char *arg, const dc__source *s, size_t size, char *tile, int64_t row,
-                           int64_t rows, int64_t col, int64_t cols, bool write) {
-  int64_t pitch = s->mat.cols;
-  bool whole = cols == pitch;
-  for (int64_t i = 0; i < (whole ? 1 : rows); i++) {
-    int64_t at = s->offset + ((row + i) * pitch + col) * (int64_t)size;
-    size_t bytes = (size_t)(whole ? rows * cols : cols) * size;
-    DC__TRY(transfer(w, arg, s->fd, tile + (size_t)(i * cols) * size, bytes, at, write));
+/* Asks the system for rows that come next; that it may not is no matter. */
+static void expect(const dc__source *s, size_t size, int64_t row, int64_t rows) {
+  int64_t line = s->mat.cols * (int64_t)size;
+  rows = row + rows < s->mat.rows ? rows : s->mat.rows - row;
+  if (in_file(s) && rows > 0) {
+    (void)posix_fadvise(s->fd, s->offset + row * line, rows * line, POSIX_FADV_WILLNEED);
   }
-  return DC_OK;
 }
 
 static dc_status check_file(const bounded *w, const char *arg, const dc__source *s, size_t size, bool input) {
@@ -186,10 +252,13 @@ static dc_status tile_of_c(dc_linalg *l, const bounded *w, int64_t i, int64_t j,
   do {
     int64_t depth = part(w->k, w->tiles.kb, p);
     if (in_file(w->a) && fresh_a) {
-      DC__TRY(move_tile(w, "a", w->a, w->in_size, w->ta, i, rows, p, depth, false));
+      DC__TRY(move_tile(l, w, "a", w->a, w->in_size, w->ta, i, rows, p, depth, false));
     }
     if (in_file(w->b) && fresh_b) {
-      DC__TRY(move_tile(w, "b", w->b, w->in_size, w->tb, p, depth, j, cols, false));
+      DC__TRY(move_tile(l, w, "b", w->b, w->in_size, w->tb, p, depth, j, cols, false));
+    }
+    if (fresh_b) {
+      expect(w->b, w->in_size, p + depth, w->tiles.kb);
     }
     dc__mat a = operand(w->a, w->ta, w->in_size, i, rows, p, depth);
     dc__mat b = operand(w->b, w->tb, w->in_size, p, depth, j, cols);
@@ -197,13 +266,14 @@ static dc_status tile_of_c(dc_linalg *l, const bounded *w, int64_t i, int64_t j,
     dc__gemm_run(l->pool, &g);
     p += w->tiles.kb;
   } while (p < w->k);
-  return in_file(w->out) ? move_tile(w, "out", w->out, w->out_size, w->tc, i, rows, j, cols, true) : DC_OK;
+  return in_file(w->out) ? move_tile(l, w, "out", w->out, w->out_size, w->tc, i, rows, j, cols, true) : DC_OK;
 }
 
 static dc_status all_tiles(dc_linalg *l, const bounded *w) {
   bool whole_k = w->tiles.kb >= w->k;
   bool whole_b = whole_k && w->tiles.nb >= w->n;
   for (int64_t i = 0; i < w->m; i += w->tiles.mb) {
+    expect(w->a, w->in_size, i + w->tiles.mb, w->tiles.mb);
     for (int64_t j = 0; j < w->n; j += w->tiles.nb) {
       DC__TRY(tile_of_c(l, w, i, j, !whole_k || j == 0, !whole_b || i == 0));
     }
