@@ -131,6 +131,7 @@ enum dc_status_code {
   DC_E_CALLBACK = -204,        /**< a function of the caller's table returned an error */
   DC_E_SYSTEM = -205,          /**< the operating system refused something; the text has its reason */
   DC_E_CORRUPT = -206,         /**< what arrived from a rank is not what it sent (dc_comm_set_checksums) */
+  DC_E_DEVICE = -207,          /**< the device failed: an illegal address, a lost device; the text has its word for it */
   DC_E_INTERNAL = -900         /**< a defect of libdc; please report the text */
 };
 
@@ -250,10 +251,12 @@ typedef struct dc_device_options {
 /** DC_DEVICE_OPTIONS_INIT as a function. [any] Since 0.1. */
 DC_API void dc_device_options_init(dc_device_options *options, size_t struct_size);
 
-/** Opens a device by name. The handle is counted; contexts and streams keep the device alive.
- *  name  "cpu"
- *  Returns DC_OK; DC_E_NO_DEVICE (unknown name or not on this machine), DC_E_INVALID, DC_E_NO_MEMORY.
- *  [any] Since 0.1. */
+/** Opens a device by name. The handle is counted; contexts and streams keep the device alive. CUDA comes from
+ *  libdc_cuda.so beside this library and from the NVIDIA driver, both opened here; it shares the device's primary
+ *  context with whoever else uses CUDA in the process.
+ *  name  "cpu"; "cuda" or "cuda:N", the first or the N-th device
+ *  Returns DC_OK; DC_E_NO_DEVICE (unknown name, or not on this machine: the text says what is missing), DC_E_INVALID,
+ *  DC_E_NO_MEMORY, DC_E_DEVICE (the device or its driver refused). [any] Since 0.1. */
 DC_API dc_status dc_device_open(const char *name, const dc_device_options *options, dc_device **device);
 /** Gives the handle back.
  *  device  NULL does nothing
@@ -264,6 +267,12 @@ DC_API const char *dc_device_name(const dc_device *device);
 
 /** Makes a stream. Returns DC_OK; DC_E_NO_MEMORY, DC_E_SYSTEM (no thread to be had). [any] Since 0.1. */
 DC_API dc_status dc_stream_create(dc_device *device, dc_stream **stream);
+/** A stream that somebody else made and goes on using, as PyTorch does: a CUDA device's cudaStream_t or CUstream. A
+ *  function queued on it by dc_stream_call() runs on the calling thread, when the work before it is done.
+ *  native  the stream, of this device; NULL is CUDA's default stream. It must live until the handle is destroyed,
+ *          which waits for nothing
+ *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY, DC_E_UNSUPPORTED (the CPU has no such streams). [any] Since 0.1. */
+DC_API dc_status dc_stream_wrap(dc_device *device, void *native, dc_stream **stream);
 /** Waits for queued work, then frees.
  *  stream  NULL does nothing
  *  [any] Since 0.1. */

@@ -89,7 +89,7 @@ def layout_faults(model: Dict[str, Any]) -> Iterator[str]:
 # What is left out, and how the fault begins.
 PLANTED: List[Tuple[str, str, str]] = [
     (r" \*  update  1 if.*?\n.*?\n", "", "dc_start_backward: parameter update is not described"),
-    (r"(Unknown|unknown) name or not on this machine\), DC_E_INVALID, DC_E_NO_MEMORY", "x), DC_E_WRONG",
+    (r"not on this machine: the text says what is missing\), DC_E_INVALID", "x), DC_E_WRONG",
      "dc_device_open: names DC_E_WRONG, which is no status"),
     (r"Returns DC_OK; DC_E_STATE \(a forward has begun and not ended\)\. ", "", "dc_start_forward: "),
     (r"(?<=Begins a forward pass\.)(.*?)\[handle\] ", r"\1", "dc_start_forward: no thread class"),

@@ -52,10 +52,13 @@ dc_status dc_device_open(const char *name, const dc_device_options *options, dc_
                       allocator.alloc == NULL ? "alloc" : "free");
     }
   }
-  if (strcmp(name, "cpu") != 0) {
-    return dc__fail(DC_E_NO_DEVICE, "%s: name = \"%.64s\", this build has \"cpu\"", __func__, name);
+  if (strcmp(name, "cpu") == 0) {
+    return named(__func__, dc__cpu_device_open(&allocator, device));
   }
-  return named(__func__, dc__cpu_device_open(&allocator, device));
+  if (dc__cuda_is_name(name)) {
+    return named(__func__, dc__cuda_device_open(name, &allocator, device));
+  }
+  return dc__fail(DC_E_NO_DEVICE, "%s: name = \"%.64s\", must be \"cpu\", \"cuda\" or \"cuda:N\"", __func__, name);
 }
 
 void dc_device_destroy(dc_device *device) {
@@ -65,7 +68,18 @@ void dc_device_destroy(dc_device *device) {
 }
 
 const char *dc_device_name(const dc_device *device) {
-  return device == NULL ? "" : device->ops->name;
+  return device == NULL ? "" : device->name;
+}
+
+dc_status dc_stream_wrap(dc_device *device, void *native, dc_stream **stream) {
+  REQUIRE(stream);
+  *stream = NULL;
+  REQUIRE(device);
+  DC__TRY(dc__owner_check(__func__, "device", &device->owner));
+  if (device->ops->stream_wrap == NULL) {
+    return dc__fail(DC_E_UNSUPPORTED, "%s: device \"%s\" has no streams of others", __func__, device->name);
+  }
+  return named(__func__, device->ops->stream_wrap(device, native, stream));
 }
 
 dc_status dc_stream_create(dc_device *device, dc_stream **stream) {

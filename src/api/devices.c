@@ -7,20 +7,52 @@ enum { DEVICE_MEMORY_SIZE_0_1 = 40 };
 
 _Static_assert(sizeof(dc_device_memory) >= DEVICE_MEMORY_SIZE_0_1, "0.1");
 
-int32_t dc_is_cuda_available(void) {
-  return dc_device_count("cuda") > 0 ? 1 : 0;
+static int32_t cuda_devices(void) {
+  int32_t count = 0;
+  return dc__cuda_device_count(&count) == DC_OK ? count : 0;
 }
 
-/* The kinds of this build; dc_device_open() opens what is counted here. */
+int32_t dc_is_cuda_available(void) {
+  return cuda_devices() > 0 ? 1 : 0;
+}
+
 int32_t dc_device_count(const char *kind) {
-  return kind != NULL && strcmp(kind, "cpu") == 0 ? 1 : 0;
+  if (kind == NULL) {
+    return 0;
+  }
+  return strcmp(kind, "cpu") == 0 ? 1 : strcmp(kind, "cuda") == 0 ? cuda_devices() : 0;
+}
+
+/* Names and reasons are static, so there are as many as a machine may have devices. */
+static const char *cuda_name(int32_t number) {
+  static const char *const names[] = {"cuda:0",  "cuda:1",  "cuda:2",  "cuda:3", "cuda:4",  "cuda:5",
+                                      "cuda:6",  "cuda:7",  "cuda:8",  "cuda:9", "cuda:10", "cuda:11",
+                                      "cuda:12", "cuda:13", "cuda:14", "cuda:15"};
+  return number < (int32_t)DC__COUNT(names) ? names[number] : NULL;
 }
 
 const char *dc_get_optimal_device(const char **reason) {
-  if (reason != NULL) {
-    *reason = "the CPU is the only device of this build";
+  const char *best = "cpu";
+  const char *why = "no CUDA device can be opened here, so the CPU is the only one";
+  int64_t most = -1;
+  int32_t count = cuda_devices();
+  for (int32_t i = 0; i < count && cuda_name(i) != NULL; i++) {
+    dc_device *device;
+    int64_t total, free_bytes;
+    if (dc__cuda_device_open(cuda_name(i), NULL, &device) != DC_OK) {
+      continue;
+    }
+    if (device->ops->memory(device, &total, &free_bytes) == DC_OK && free_bytes > most) {
+      most = free_bytes;
+      best = cuda_name(i);
+      why = count == 1 ? "it is the one CUDA device" : "it has the most free memory of the CUDA devices";
+    }
+    dc__device_release(device);
   }
-  return "cpu";
+  if (reason != NULL) {
+    *reason = why;
+  }
+  return best;
 }
 
 void dc_device_memory_init(dc_device_memory *memory, size_t struct_size) {
@@ -52,7 +84,8 @@ static dc_status create(dc_device *device, size_t bytes, dc_buffer **buffer) {
   DC__TRY(dc__arena_create(device, NULL, &arena));
   dc_status status = dc__arena_alloc(arena, bytes, &ptr);
   if (status == DC_OK) {
-    dc__stream_zero(NULL, ptr, bytes);
+    dc__stream_zero(dc__stream_or_here(device, NULL), ptr, bytes);
+    dc__here_done(device, NULL);
     status = dc__buffer_create(arena, ptr, bytes, buffer);
   }
   dc__arena_release(arena);

@@ -32,6 +32,7 @@
   X(DC_E_CALLBACK, "a function of the caller's table returned an error")                  \
   X(DC_E_SYSTEM, "the operating system refused something")                                \
   X(DC_E_CORRUPT, "what arrived from a rank is not what it sent")                         \
+  X(DC_E_DEVICE, "the device failed")                                                     \
   X(DC_E_INTERNAL, "a defect of libdc")
 
 static _Thread_local char last_error[512];

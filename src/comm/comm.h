@@ -100,6 +100,7 @@ struct dc_comm {
   const dc__comm_ops *ops;
   int32_t rank;
   int32_t world;
+  bool takes_devices; /* tensors may lie in memory that the host cannot touch */
   int64_t timeout_ns;
   dc__owner owner;
   atomic_int refs;

@@ -21,6 +21,7 @@ static void run_task(void *args) {
 
 static void submit(dc_comm *comm, dc_stream *stream, dc__coll *coll, const dc__coll_item *items) {
   coll->comm = dc__comm_retain(comm);
+  coll->device = stream == NULL ? NULL : stream->device;
   dc__span_expect(coll->tag.span);
   size_t bytes = (size_t)coll->count * sizeof *items;
   memmove(coll->items, items, bytes);

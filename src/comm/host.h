@@ -9,11 +9,11 @@ enum dc__coll_kind { DC__COLL_GATHER = 1, DC__COLL_REDUCE = 2, DC__COLL_BROADCAS
 /* One group of items. A broadcast is one item of bytes: recv is the data on every rank, send too on the root. */
 struct dc__coll {
   dc_comm *comm;
+  dc_device *device; /* of the stream it was queued on; NULL: the data is the host's */
   dc__tag tag;
   int32_t kind;
   int32_t count;
   int32_t root; /* broadcast */
-  int32_t reserved;
   dc__coll_item items[DC__COMM_GROUP];
 };
 

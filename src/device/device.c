@@ -1,7 +1,54 @@
-/* What all devices share: counting references, and the NULL stream, which is the calling thread. */
+/* What all devices share: the head, counting references, and the NULL stream, which is the calling thread. */
 #include "device/device.h"
 
+#include <stdio.h>
 #include <string.h>
+
+void dc__device_head_init(dc_device *device, const dc__device_ops *ops, const char *name,
+                          const dc_allocator *allocator) {
+  device->ops = ops;
+  snprintf(device->name, sizeof device->name, "%s", name);
+  atomic_init(&device->refs, 1);
+  atomic_init(&device->allocations, 0);
+  atomic_init(&device->bytes, 0);
+  atomic_init(&device->peak_bytes, 0);
+  dc__owner_init(&device->owner);
+  if (allocator != NULL) {
+    device->allocator = *allocator;
+  }
+}
+
+void dc__device_head_destroy(dc_device *device) {
+  dc_allocator allocator = device->allocator;
+  dc__owner_drop(&device->owner);
+  dc__free(device);
+  if (allocator.destroy_user != NULL) {
+    allocator.destroy_user(allocator.user);
+  }
+}
+
+dc_status dc__device_alloc_callers(dc_device *device, size_t bytes, void **ptr) {
+  const dc_allocator *allocator = &device->allocator;
+  void *block = allocator->alloc(bytes, DC__ALIGNMENT, allocator->user);
+  if (block == NULL) {
+    return dc__fail(DC_E_NO_MEMORY, "device \"%s\": the caller's allocator gave no %zu bytes", device->name, bytes);
+  }
+  if ((uintptr_t)block % DC__ALIGNMENT != 0) {
+    allocator->free(block, bytes, DC__ALIGNMENT, allocator->user);
+    return dc__fail(DC_E_CALLBACK, "device \"%s\": the caller's allocator gave %p, must be %d-byte aligned",
+                    device->name, block, DC__ALIGNMENT);
+  }
+  *ptr = block;
+  return DC_OK;
+}
+
+void dc__device_count_bytes(dc_device *device, int64_t change) {
+  int64_t now = atomic_fetch_add_explicit(&device->bytes, change, memory_order_relaxed) + change;
+  long long peak = atomic_load_explicit(&device->peak_bytes, memory_order_relaxed);
+  while (now > peak && !atomic_compare_exchange_weak_explicit(&device->peak_bytes, &peak, now, memory_order_relaxed,
+                                                              memory_order_relaxed)) {
+  }
+}
 
 dc_device *dc__device_retain(dc_device *device) {
   atomic_fetch_add_explicit(&device->refs, 1, memory_order_relaxed);
@@ -47,6 +94,28 @@ void dc__stream_zero(dc_stream *stream, void *dst, size_t bytes) {
   } else {
     memset(dst, 0, bytes);
   }
+}
+
+void dc__stream_note(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
+  if (stream != NULL && stream->device->ops->stream_note != NULL) {
+    stream->device->ops->stream_note(stream, fn, args, bytes);
+  } else {
+    dc__stream_call(stream, fn, args, bytes);
+  }
+}
+
+dc_stream *dc__stream_or_here(dc_device *device, dc_stream *stream) {
+  return stream != NULL ? stream : device->here;
+}
+
+void dc__here_done(dc_device *device, dc_stream *stream) {
+  if (stream == NULL) {
+    (void)dc__stream_sync(device->here, 0); /* a failure is kept by the device */
+  }
+}
+
+dc_status dc__device_check(dc_device *device) {
+  return device->ops->check == NULL ? DC_OK : device->ops->check(device);
 }
 
 dc_status dc__stream_sync(dc_stream *stream, int64_t timeout_ns) {

@@ -1,8 +1,11 @@
 /* A device behind one table: memory, streams, events, copies. The rooms above know this header alone; cpu/ is built
- * in, cuda/ fills the same table, and so does the simulated device of the tests (tests/sim).
+ * in, cuda/ fills the same table from a library of its own (plugin.h), and so does the simulated device of the tests
+ * (tests/sim).
  *
  * A NULL stream is the calling thread: what it did is done, and waiting blocks it. The dc__stream_* and dc__event_*
- * functions below handle NULL; the table's functions get real streams only. */
+ * functions below handle NULL; the table's functions get real streams only. The calling thread cannot touch the memory
+ * of every device: where memory of the device may meet a NULL stream, dc__stream_or_here() names the stream on which
+ * the work is done instead, and dc__here_done() waits for it. */
 #ifndef DC_DEVICE_H
 #define DC_DEVICE_H
 
@@ -11,13 +14,27 @@
 
 #include "base/base.h"
 
-enum { DC__TASK_BYTES = 1024 }; /* inline arguments of one task; a stream's queue never allocates */
+enum {
+  DC__TASK_BYTES = 1024, /* inline arguments of one task; a stream's queue never allocates */
+  DC__TASK_HEAD = 32,    /* what a device that runs its host tasks on a CPU stream may put before them */
+  DC__NOTE_BYTES = 64    /* of one note's arguments */
+};
 
 /* A host function on a stream, given a copy of its arguments. Errors are reported through the arguments. */
 typedef void (*dc__task_fn)(void *args);
 
+/* The kernels that a device with memory of its own brings along (src/kernels/cuda); a launch is a grid of blocks of
+ * threads, and the kernel's one argument, a struct of at most DC__TASK_BYTES. */
+enum dc__device_kernel { DC__KERNEL_CAST, DC__KERNEL_ACCUMULATE, DC__KERNEL_REDUCE, DC__DEVICE_KERNELS };
+typedef struct dc__launch {
+  int32_t kernel; /* enum dc__device_kernel */
+  uint32_t blocks;
+  uint32_t threads;
+  const void *args;
+  size_t bytes;
+} dc__launch;
+
 typedef struct dc__device_ops {
-  const char *name;
   /* Memory of a kind (DC_MEMORY_DEVICE, DC_MEMORY_HOST), 256-byte aligned, not zeroed. */
   dc_status (*alloc)(dc_device *device, size_t bytes, int32_t kind, void **ptr);
   void (*free)(dc_device *device, void *ptr, size_t bytes, int32_t kind);
@@ -29,6 +46,13 @@ typedef struct dc__device_ops {
   dc_status (*stream_call)(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
   void (*stream_copy)(dc_stream *stream, void *dst, const void *src, size_t bytes);
   void (*stream_zero)(dc_stream *stream, void *dst, size_t bytes);
+  /* As stream_call, for a function that neither blocks nor touches the device, with at most DC__NOTE_BYTES of
+   * arguments. NULL: stream_call will do. */
+  void (*stream_note)(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
+  /* NULL: the host computes on the device's memory, in tasks. */
+  void (*stream_launch)(dc_stream *stream, const dc__launch *launch);
+  /* A stream of the device's own kind that somebody else made and keeps. NULL: there are none. */
+  dc_status (*stream_wrap)(dc_device *device, void *native, dc_stream **stream);
   dc_status (*event_create)(dc_device *device, dc_event **event);
   void (*event_destroy)(dc_event *event);
   void (*event_record)(dc_event *event, dc_stream *stream);
@@ -37,12 +61,19 @@ typedef struct dc__device_ops {
   dc_status (*event_sync)(dc_event *event, int64_t timeout_ns);
   void (*event_set)(dc_event *event); /* as if recorded on an empty stream: passed */
   dc_status (*memory)(dc_device *device, int64_t *total, int64_t *free_bytes); /* as the driver or system says */
+  /* The first failure that no call could return; from then on nothing waits any more. NULL: there are none. */
+  dc_status (*check)(dc_device *device);
   void (*destroy)(dc_device *device);
 } dc__device_ops;
+
+enum { DC__DEVICE_NAME = 16 };
 
 /* The head of every device's struct. */
 struct dc_device {
   const dc__device_ops *ops;
+  char name[DC__DEVICE_NAME]; /* by which it was opened */
+  int32_t place;              /* 0: the host can touch its memory; else a number, the same for the same memory */
+  dc_stream *here;            /* place not 0: does what the calling thread cannot */
   atomic_int refs;
   dc_allocator allocator;   /* alloc NULL: the device's own */
   atomic_llong allocations; /* calls of ops->alloc, for "zero allocations in a steady step" */
@@ -59,8 +90,22 @@ struct dc_event {
   dc_device *device;
 };
 
+/* For devices: set up and tear down the head. */
+void dc__device_head_init(dc_device *device, const dc__device_ops *ops, const char *name,
+                          const dc_allocator *allocator);
+void dc__device_head_destroy(dc_device *device);
+/* A block of the caller's allocator, DC__ALIGNMENT-aligned. */
+enum { DC__ALIGNMENT = 256 };
+dc_status dc__device_alloc_callers(dc_device *device, size_t bytes, void **ptr);
+/* Counts what is taken and given back. */
+void dc__device_count_bytes(dc_device *device, int64_t change);
+
 /* cpu/: the device that is always there. */
 dc_status dc__cpu_device_open(const dc_allocator *allocator, dc_device **device);
+/* plugin.c: "cuda" or "cuda:N", from libdc_cuda.so beside this library. Errors say why there is none. */
+bool dc__cuda_is_name(const char *name);
+dc_status dc__cuda_device_open(const char *name, const dc_allocator *allocator, dc_device **device);
+dc_status dc__cuda_device_count(int32_t *count);
 
 dc_device *dc__device_retain(dc_device *device);
 void dc__device_release(dc_device *device);
@@ -69,7 +114,14 @@ void dc__device_release(dc_device *device);
 void dc__stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 void dc__stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
 void dc__stream_zero(dc_stream *stream, void *dst, size_t bytes);
+/* dc__stream_call of a function that neither blocks nor touches the device; at most DC__NOTE_BYTES of arguments. */
+void dc__stream_note(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 dc_status dc__stream_sync(dc_stream *stream, int64_t timeout_ns); /* NULL: nothing to wait for */
+/* The stream, or where the device does what the calling thread cannot; then wait with dc__here_done(). */
+dc_stream *dc__stream_or_here(dc_device *device, dc_stream *stream);
+void dc__here_done(dc_device *device, dc_stream *stream);
+/* DC_OK, or the device's first failure as this thread's last error. */
+dc_status dc__device_check(dc_device *device);
 void dc__event_record(dc_event *event, dc_stream *stream);
 /* NULL stream: blocks the caller until passed (every task that can block has its own deadline). */
 void dc__event_wait(dc_event *event, dc_stream *stream);

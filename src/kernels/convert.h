@@ -5,6 +5,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__
+#define DC__CONVERT static __device__ __forceinline__
+#else
+#define DC__CONVERT static inline
+#endif
+
 /* The kernels read bytes that others declared, at addresses that need not be multiples of the element size. */
 #define DC__ANYWHERE __attribute__((aligned(1), may_alias))
 typedef float dc__f32 DC__ANYWHERE;
@@ -14,30 +20,30 @@ typedef int8_t dc__i8 DC__ANYWHERE;
 typedef int32_t dc__i32 DC__ANYWHERE;
 typedef int64_t dc__i64 DC__ANYWHERE;
 
-static inline uint32_t dc__bits_of_f32(float x) {
+DC__CONVERT uint32_t dc__bits_of_f32(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
   return bits;
 }
 
-static inline float dc__f32_of_bits(uint32_t bits) {
+DC__CONVERT float dc__f32_of_bits(uint32_t bits) {
   float x;
   memcpy(&x, &bits, sizeof x);
   return x;
 }
 
-static inline float dc__f32_of_bf16(uint16_t h) {
+DC__CONVERT float dc__f32_of_bf16(uint16_t h) {
   return dc__f32_of_bits((uint32_t)h << 16);
 }
 
-static inline uint16_t dc__bf16_of_f32(float x) {
+DC__CONVERT uint16_t dc__bf16_of_f32(float x) {
   uint32_t bits = dc__bits_of_f32(x);
   uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
   uint32_t quiet = bits | 0x00400000u; /* rounding could carry a NaN over to infinity */
   return (uint16_t)(((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded) >> 16);
 }
 
-static inline float dc__f32_of_f16(uint16_t h) {
+DC__CONVERT float dc__f32_of_f16(uint16_t h) {
   uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
   uint32_t exponent = (h >> 10) & 0x1fu;
   uint32_t fraction = h & 0x3ffu;
@@ -51,7 +57,7 @@ static inline float dc__f32_of_f16(uint16_t h) {
   return dc__f32_of_bits(sign | ((exponent + 112) << 23) | (fraction << 13));
 }
 
-static inline uint16_t dc__f16_of_f32(float x) {
+DC__CONVERT uint16_t dc__f16_of_f32(float x) {
   uint32_t bits = dc__bits_of_f32(x);
   uint32_t sign = (bits >> 16) & 0x8000u;
   bits &= 0x7fffffffu;
@@ -74,7 +80,7 @@ static inline uint16_t dc__f16_of_f32(float x) {
 }
 
 /* Truncates, saturates at low and high; NaN gives 0. Doubles hold every float, so one function serves both. */
-static inline int64_t dc__integer_of(double x, int64_t low, int64_t high) {
+DC__CONVERT int64_t dc__integer_of(double x, int64_t low, int64_t high) {
   if (x != x) {
     return 0;
   }

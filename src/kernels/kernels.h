@@ -31,11 +31,18 @@ void dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
  * caller computes with. */
 void dc__copy(void *dst, const void *src, size_t bytes);
 
-/* stream.c: cast and accumulate in stream order; a NULL stream is the calling thread. */
+/* stream.c: cast and accumulate in stream order; a NULL stream is the calling thread. A device with memory of its own
+ * has kernels of its own (cuda/), which want elements at multiples of their size. */
 void dc__stream_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                      int64_t count);
 void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                            int64_t count);
+
+/* dc__reduce and dc__copy on the calling thread, or on what does its work on the device of the data
+ * (dc__stream_or_here with a NULL stream); end with dc__here_done. */
+void dc__here_reduce(dc_stream *here, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
+                     int32_t src_dtype, int64_t count, bool mean, bool accumulate);
+void dc__here_copy(dc_stream *here, void *dst, const void *src, size_t bytes);
 
 /* Limits the instruction sets that may be used, for tests: 0 plain C, 1 AVX2, 2 AVX-512, 3 AVX-512 with
  * bfloat16 products. Returns the level in use. */

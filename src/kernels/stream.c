@@ -1,5 +1,11 @@
-/* Kernels in stream order, as host tasks. The one place through which the rooms above queue elementwise work. */
+/* Elementwise work in stream order: the device's own kernels, or host tasks. The one place through which the rooms
+ * above queue it. */
+#include "kernels/cuda/launch.h"
 #include "kernels/kernels.h"
+
+static bool has_kernels(const dc_stream *stream) {
+  return stream != NULL && stream->device->ops->stream_launch != NULL;
+}
 
 typedef struct pair {
   void *dst;
@@ -20,12 +26,37 @@ static void accumulate_task(void *args) {
 
 void dc__stream_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                      int64_t count) {
+  if (has_kernels(stream)) {
+    dc__cuda_cast(stream, dst, dst_dtype, src, src_dtype, count);
+    return;
+  }
   const pair p = {dst, src, count, dst_dtype, src_dtype};
   dc__stream_call(stream, cast_task, &p, sizeof p);
 }
 
 void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                            int64_t count) {
+  if (has_kernels(stream)) {
+    dc__cuda_accumulate(stream, dst, dst_dtype, src, src_dtype, count);
+    return;
+  }
   const pair p = {dst, src, count, dst_dtype, src_dtype};
   dc__stream_call(stream, accumulate_task, &p, sizeof p);
+}
+
+void dc__here_reduce(dc_stream *here, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
+                     int32_t src_dtype, int64_t count, bool mean, bool accumulate) {
+  if (here != NULL) {
+    dc__cuda_reduce(here, dst, dst_dtype, src, n, src_dtype, count, mean, accumulate);
+  } else {
+    dc__reduce(dst, dst_dtype, src, n, src_dtype, count, mean, accumulate);
+  }
+}
+
+void dc__here_copy(dc_stream *here, void *dst, const void *src, size_t bytes) {
+  if (here != NULL) {
+    dc__stream_copy(here, dst, src, bytes);
+  } else {
+    dc__copy(dst, src, bytes);
+  }
 }

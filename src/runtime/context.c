@@ -34,6 +34,10 @@ dc_status dc__leave(dc_context *ctx, dc_status status) {
 }
 
 dc_status dc__context_check(dc_context *ctx) {
+  if (dc__device_check(ctx->device) != DC_OK) {
+    ctx->gather_comm->ops->abort(ctx->gather_comm, dc_last_error()); /* the others wait for this rank */
+    return dc__device_check(ctx->device);
+  }
   DC__TRY(dc__comm_check(ctx->gather_comm));
   return ctx->reduce_comm == ctx->gather_comm ? DC_OK : dc__comm_check(ctx->reduce_comm);
 }
@@ -136,8 +140,8 @@ static dc_status make_arenas(dc_context *ctx) {
   dc__arena_source host = {host_alloc, host_free, host_done, ctx->device};
   DC__TRY(dc__arena_create(ctx->device, &host, &ctx->host));
   dc__device_retain(ctx->device); /* until host_done */
-  if (ctx->gather_comm->ops->heap_alloc == NULL) {
-    return dc__arena_create(ctx->device, NULL, &ctx->shared); /* peers read any memory, or none */
+  if (ctx->gather_comm->ops->heap_alloc == NULL || ctx->device->place != 0) {
+    return dc__arena_create(ctx->device, NULL, &ctx->shared); /* peers read any memory of the device, or none */
   }
   dc__arena_source heap = {heap_alloc, heap_free, heap_done, ctx->gather_comm};
   DC__TRY(dc__arena_create(ctx->device, &heap, &ctx->shared));
@@ -236,6 +240,10 @@ static void free_resources(dc_context *ctx) {
 
 static dc_status start(dc_context *ctx, const char *fn, dc_comm *comm) {
   DC__TRY(make_comms(ctx, comm));
+  if (ctx->device->place != 0 && !ctx->gather_comm->takes_devices) {
+    return dc__fail(DC_E_UNSUPPORTED, "%s: ranks of this communicator (%s) cannot exchange memory of device \"%s\"", fn,
+                    ctx->gather_comm->ops->name, ctx->device->name);
+  }
   DC__TRY(make_arenas(ctx));
   DC__TRY(dc__need_event(ctx, &ctx->caller_mark));
   DC__TRY(agree_on_config(ctx, fn));

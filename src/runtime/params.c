@@ -115,7 +115,9 @@ static dc_status take_grad(dc_context *ctx, const char *fn, const dc_tensor *gra
                     fn, param->id, offset, offset + count, param->numel);
   }
   if (count > 0) {
-    dc__stream_zero(ctx->lanes[DC__LANE_CALLER], t.data, (size_t)count * dc_dtype_size(t.dtype));
+    dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
+    dc__stream_zero(dc__stream_or_here(ctx->device, caller), t.data, (size_t)count * dc_dtype_size(t.dtype));
+    dc__here_done(ctx->device, caller);
     dc__mark_caller(ctx);
   }
   param->grad = count > 0 ? t.data : NULL;

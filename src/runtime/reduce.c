@@ -169,13 +169,15 @@ void dc__reduce_drop(dc_context *ctx) {
 static void combine(dc_context *ctx, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count,
                     bool add) {
   dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
+  dc_stream *on = dc__stream_or_here(ctx->device, caller);
   if (add) {
-    dc__stream_accumulate(caller, dst, dst_dtype, src, src_dtype, count);
+    dc__stream_accumulate(on, dst, dst_dtype, src, src_dtype, count);
   } else if (dst_dtype == src_dtype) {
-    dc__stream_copy(caller, dst, src, (size_t)count * dc_dtype_size(dst_dtype));
+    dc__stream_copy(on, dst, src, (size_t)count * dc_dtype_size(dst_dtype));
   } else {
-    dc__stream_cast(caller, dst, dst_dtype, src, src_dtype, count);
+    dc__stream_cast(on, dst, dst_dtype, src, src_dtype, count);
   }
+  dc__here_done(ctx->device, caller);
   dc__mark_caller(ctx);
 }
 

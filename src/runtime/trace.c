@@ -128,11 +128,11 @@ static void end_task(void *arg) {
 
 void dc__record_begin(dc__span *span, dc_stream *stream) {
   dc__span_expect(span);
-  dc__stream_call(stream, begin_task, &span, sizeof span);
+  dc__stream_note(stream, begin_task, &span, sizeof span);
 }
 
 void dc__record_end(dc__span *span, dc_stream *stream) {
-  dc__stream_call(stream, end_task, &span, sizeof span);
+  dc__stream_note(stream, end_task, &span, sizeof span);
 }
 
 void dc__record_copy(dc_context *ctx, const dc__tag *tag, int32_t lane, void *dst, const void *src, size_t bytes) {
@@ -140,7 +140,8 @@ void dc__record_copy(dc_context *ctx, const dc__tag *tag, int32_t lane, void *ds
   dc_stream *stream = lane == DC__LANE_CALLER ? NULL : ctx->lanes[lane];
   dc__span *span = dc__record(ctx, &note);
   dc__record_begin(span, stream);
-  dc__stream_copy(stream, dst, src, bytes);
+  dc__stream_copy(dc__stream_or_here(ctx->device, stream), dst, src, bytes);
+  dc__here_done(ctx->device, stream);
   dc__record_end(span, stream);
 }
 

@@ -1,5 +1,6 @@
 /* The device of simulated ranks: streams, events and memory as device/device.h wants them. An event's mark is work on
  * its stream like any other, so it passes when the scheduler comes to it. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -218,8 +219,7 @@ static void device_destroy(dc_device *device) {
   free(device);
 }
 
-static const dc__device_ops ops = {.name = "sim",
-                                   .alloc = device_alloc,
+static const dc__device_ops ops = {.alloc = device_alloc,
                                    .free = device_free,
                                    .stream_create = stream_create,
                                    .stream_destroy = stream_destroy,
@@ -239,6 +239,7 @@ static const dc__device_ops ops = {.name = "sim",
 dc_status sim_device_open(dc_device **device) {
   sim_device *self = calloc(1, sizeof *self);
   self->head.ops = &ops;
+  snprintf(self->head.name, sizeof self->head.name, "sim");
   atomic_init(&self->head.refs, 1);
   self->rank = sim_rank();
   *device = &self->head;

@@ -35,6 +35,7 @@ class Status(enum.IntEnum):
     E_CALLBACK = -204
     E_SYSTEM = -205
     E_CORRUPT = -206
+    E_DEVICE = -207
     E_INTERNAL = -900
 
 

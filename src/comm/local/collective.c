@@ -9,7 +9,8 @@
 /* A rank's part of a group is its ranges one after the other, each begun on a cache line; rounds cut it by bytes. */
 typedef struct plan {
   dc__local *self;
-  dc__coll coll; /* with ranges on every item */
+  dc__coll coll;   /* with ranges on every item */
+  dc_stream *here; /* does the moving where the data is a device's; NULL: the calling thread does */
   dc__range broadcast[DC__COMM_MAX_WORLD];
   const dc__local_call *calls[DC__COMM_MAX_WORLD];
   bool reduce;
@@ -82,6 +83,7 @@ static void classify(const plan *p, bool *any, bool *shared) {
 static dc_status make_plan(plan *p, dc__local *self, const dc__coll *coll) {
   p->self = self;
   memcpy(&p->coll, coll, offsetof(dc__coll, items) + (size_t)coll->count * sizeof coll->items[0]);
+  p->here = coll->device == NULL ? NULL : coll->device->here;
   p->reduce = coll->kind == DC__COLL_REDUCE;
   int32_t world = self->head.world;
   if (coll->kind == DC__COLL_BROADCAST) { /* a gather to which only the root brings something */
@@ -97,10 +99,11 @@ static dc_status make_plan(plan *p, dc__local *self, const dc__coll *coll) {
   bool any;
   bool shared;
   classify(p, &any, &shared);
-  p->staged = world > 1 && (p->largest <= stage_window(p, DC__LOCAL_EAGER) || !shared);
+  /* What the host cannot touch is read in place, and nobody computes checksums of it. */
+  p->staged = world > 1 && p->here == NULL && (p->largest <= stage_window(p, DC__LOCAL_EAGER) || !shared);
   p->offers = world > 1 && any && !p->staged;
   p->window = stage_window(p, (int64_t)self->stage_bytes);
-  p->checked = world > 1 && atomic_load_explicit(&self->group->checksums, memory_order_relaxed) != 0;
+  p->checked = world > 1 && p->here == NULL && atomic_load_explicit(&self->group->checksums, memory_order_relaxed) != 0;
   p->first = self->seq + 1;
   if ((p->staged || p->checked) && self->stage == NULL) {
     dc_status status = dc__local_stage(self->group, self->channel, self->stage_bytes, &self->stage);
@@ -181,6 +184,7 @@ static void publish(const plan *p) {
   call->root = p->coll.root;
   call->staged = p->staged;
   call->checked = p->checked;
+  call->place = p->coll.device == NULL ? 0 : p->coll.device->place;
   call->stage = (uint64_t)((uintptr_t)self->stage - base);
   for (int32_t i = 0; i < p->coll.count; i++) {
     const dc__coll_item *item = &p->coll.items[i];
@@ -234,7 +238,7 @@ static int64_t gather_part(const plan *p, int32_t from, int64_t lo, int64_t size
       char *dst = (char *)item->recv + (item->ranges[from].begin + s.begin) * (int64_t)dc_dtype_size(item->dtype);
       size_t bytes = (size_t)s.count * dc_dtype_size(item->dtype);
       if (src != dst) {
-        dc__copy(dst, src, bytes);
+        dc__here_copy(p->here, dst, src, bytes);
       }
       moved += from == p->self->head.rank ? 0 : (int64_t)bytes;
     }
@@ -256,8 +260,8 @@ static int64_t reduce_own_part(const plan *p, int64_t lo, int64_t size) {
         src[r] = source(p, r, i, head->rank, &s);
       }
       char *dst = (char *)item->recv + s.begin * (int64_t)dc_dtype_size(item->recv_dtype);
-      dc__reduce(dst, item->recv_dtype, src, head->world, item->dtype, s.count, item->reduce_op == DC_MEAN,
-                 item->accumulate != 0);
+      dc__here_reduce(p->here, dst, item->recv_dtype, src, head->world, item->dtype, s.count,
+                      item->reduce_op == DC_MEAN, item->accumulate != 0);
       moved += s.count * (int64_t)dc_dtype_size(item->dtype) * (head->world - 1);
     }
   }
@@ -318,7 +322,8 @@ static dc_status move(const plan *p, int64_t lo, int64_t size) {
       moved += gather_part(p, (head->rank + i) % head->world, lo, size);
     }
   }
-  dc_status status = verify(p, lo, size);
+  dc_status status = dc__stream_sync(p->here, 0);
+  status = status != DC_OK ? status : verify(p, lo, size);
   atomic_store(&slot->reading, 0);
   atomic_fetch_add_explicit(&head->wire_bytes, moved, memory_order_relaxed);
   return status;

@@ -18,7 +18,7 @@ static int32_t difference(const dc__local_call *a, const dc__local_call *b) {
     }
   }
   bool same = a->tag.op == b->tag.op && a->tag.graph_id == b->tag.graph_id && a->tag.id == b->tag.id &&
-              a->kind == b->kind && a->root == b->root && a->count == b->count;
+              a->kind == b->kind && a->root == b->root && a->count == b->count && a->place == b->place;
   return same ? -1 : 0;
 }
 
@@ -49,7 +49,9 @@ dc_status dc__local_compare(const dc__local *self, const dc__local_call *const *
       char high_text[DC__COLL_TEXT];
       describe(low_text, calls[low], item, graph);
       describe(high_text, calls[high], item, graph);
-      const char *split = strcmp(low_text, high_text) == 0 ? ", split differently over the ranks" : "";
+      const char *split = strcmp(low_text, high_text) != 0          ? ""
+                          : calls[low]->place == calls[high]->place ? ", split differently over the ranks"
+                                                                    : " with memory of another device";
       return dc__fail(DC_E_MISMATCH, "rank %" PRId32 " called %s where rank %" PRId32 " called %s%s", high, high_text,
                       low, low_text, split);
     }

@@ -74,6 +74,7 @@ static dc_status open_channel(dc__local_group *group, dc_comm **comm) {
     dc__free(self);
     return status;
   }
+  self->head.takes_devices = !group->processes; /* addresses of a device mean something in one process alone */
   pthread_mutex_init(&self->turn, NULL);
   self->group = group;
   self->stage_bytes = group->processes ? DC__LOCAL_STAGE : DC__LOCAL_EAGER;

@@ -11,7 +11,7 @@ enum { DC__CPU_QUEUE = 256 }; /* tasks a stream holds before its callers block *
 
 typedef struct dc__cpu_task {
   dc__task_fn fn;
-  _Alignas(max_align_t) unsigned char args[DC__TASK_BYTES];
+  _Alignas(max_align_t) unsigned char args[DC__TASK_HEAD + DC__TASK_BYTES];
 } dc__cpu_task;
 
 typedef struct dc__cpu_stream {

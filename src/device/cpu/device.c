@@ -7,7 +7,6 @@
 
 #include "device/cpu/cpu.h"
 
-enum { ALIGNMENT = 256 };
 static const size_t HUGE_PAGE = (size_t)2 << 20;
 
 static size_t round_up(size_t bytes, size_t unit) {
@@ -30,31 +29,9 @@ static void *map_huge(size_t bytes) {
   return map + before;
 }
 
-static dc_status alloc_callers(const dc_allocator *allocator, size_t bytes, void **ptr) {
-  void *block = allocator->alloc(bytes, ALIGNMENT, allocator->user);
-  if (block == NULL) {
-    return dc__fail(DC_E_NO_MEMORY, "device \"cpu\": the caller's allocator gave no %zu bytes", bytes);
-  }
-  if ((uintptr_t)block % ALIGNMENT != 0) {
-    allocator->free(block, bytes, ALIGNMENT, allocator->user);
-    return dc__fail(DC_E_CALLBACK, "device \"cpu\": the caller's allocator gave %p, must be %d-byte aligned", block,
-                    ALIGNMENT);
-  }
-  *ptr = block;
-  return DC_OK;
-}
-
 /* Both kinds of memory are the same here. The size is rounded so that alloc and free agree on what was taken. */
 static size_t true_size(size_t bytes) {
-  return bytes >= HUGE_PAGE ? round_up(bytes, HUGE_PAGE) : round_up(bytes == 0 ? 1 : bytes, ALIGNMENT);
-}
-
-static void count_bytes(dc_device *device, int64_t change) {
-  int64_t now = atomic_fetch_add_explicit(&device->bytes, change, memory_order_relaxed) + change;
-  long long peak = atomic_load_explicit(&device->peak_bytes, memory_order_relaxed);
-  while (now > peak && !atomic_compare_exchange_weak_explicit(&device->peak_bytes, &peak, now, memory_order_relaxed,
-                                                              memory_order_relaxed)) {
-  }
+  return bytes >= HUGE_PAGE ? round_up(bytes, HUGE_PAGE) : round_up(bytes == 0 ? 1 : bytes, DC__ALIGNMENT);
 }
 
 static dc_status cpu_alloc(dc_device *device, size_t bytes, int32_t kind, void **ptr) {
@@ -65,17 +42,17 @@ static dc_status cpu_alloc(dc_device *device, size_t bytes, int32_t kind, void *
   atomic_fetch_add_explicit(&device->allocations, 1, memory_order_relaxed);
   size_t size = true_size(bytes);
   if (device->allocator.alloc != NULL) {
-    DC__TRY(alloc_callers(&device->allocator, size, ptr));
-    count_bytes(device, (int64_t)size);
+    DC__TRY(dc__device_alloc_callers(device, size, ptr));
+    dc__device_count_bytes(device, (int64_t)size);
     return DC_OK;
   }
   errno = ENOMEM;
-  void *block = size >= HUGE_PAGE ? map_huge(size) : aligned_alloc(ALIGNMENT, size);
+  void *block = size >= HUGE_PAGE ? map_huge(size) : aligned_alloc(DC__ALIGNMENT, size);
   if (block == NULL) {
     return dc__fail(DC_E_NO_MEMORY, "device \"cpu\": no memory for %zu bytes: %s", bytes, strerror(errno));
   }
   *ptr = block;
-  count_bytes(device, (int64_t)size);
+  dc__device_count_bytes(device, (int64_t)size);
   return DC_OK;
 }
 
@@ -85,9 +62,9 @@ static void cpu_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
     return;
   }
   size_t size = true_size(bytes);
-  count_bytes(device, -(int64_t)size);
+  dc__device_count_bytes(device, -(int64_t)size);
   if (device->allocator.alloc != NULL) {
-    device->allocator.free(ptr, size, ALIGNMENT, device->allocator.user);
+    device->allocator.free(ptr, size, DC__ALIGNMENT, device->allocator.user);
   } else if (size >= HUGE_PAGE) {
     munmap(ptr, size);
   } else {
@@ -95,17 +72,7 @@ static void cpu_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
   }
 }
 
-static void cpu_destroy(dc_device *device) {
-  dc_allocator allocator = device->allocator;
-  dc__owner_drop(&device->owner);
-  dc__free(device);
-  if (allocator.destroy_user != NULL) {
-    allocator.destroy_user(allocator.user);
-  }
-}
-
 static const dc__device_ops cpu_ops = {
-    .name = "cpu",
     .alloc = cpu_alloc,
     .free = cpu_free,
     .stream_create = dc__cpu_stream_create,
@@ -122,7 +89,7 @@ static const dc__device_ops cpu_ops = {
     .event_sync = dc__cpu_event_sync,
     .event_set = dc__cpu_event_set,
     .memory = dc__cpu_memory,
-    .destroy = cpu_destroy,
+    .destroy = dc__device_head_destroy,
 };
 
 dc_status dc__cpu_device_open(const dc_allocator *allocator, dc_device **device) {
@@ -130,15 +97,7 @@ dc_status dc__cpu_device_open(const dc_allocator *allocator, dc_device **device)
   if (self == NULL) {
     return DC_E_NO_MEMORY;
   }
-  self->ops = &cpu_ops;
-  atomic_init(&self->refs, 1);
-  atomic_init(&self->allocations, 0);
-  dc__owner_init(&self->owner);
-  atomic_init(&self->bytes, 0);
-  atomic_init(&self->peak_bytes, 0);
-  if (allocator != NULL) {
-    self->allocator = *allocator;
-  }
+  dc__device_head_init(self, &cpu_ops, "cpu", allocator);
   *device = self;
   return DC_OK;
 }

@@ -1,0 +1,137 @@
+/* The CUDA device's own structs, shared by its files.
+ *
+ * Work goes to the driver at once, from the thread that asks for it. What the driver has no words for is a host
+ * function that may block and may use the device (a collective between threads, say; the driver's own host functions
+ * may do neither): a stream that is given one gets a worker, a stream of the CPU device. As long as the worker has
+ * something to do, all that is asked of the stream queues behind it, in order, and is issued by the worker. So work
+ * of the device waits for nothing but work that the driver knows, and cannot be in its own way.
+ *
+ * An event's mark is an object, because work that waits for it may be issued later than the next record: a mark is
+ * queued until its record has been issued to the driver, and passes after that. */
+#ifndef DC_DEVICE_CUDA_H
+#define DC_DEVICE_CUDA_H
+
+#include "device/cuda/driver.h"
+#include "device/device.h"
+
+enum { DC__MARK_QUEUED, DC__MARK_ISSUED, DC__MARK_PASSED };
+
+typedef struct dc__cuda_mark {
+  struct dc__cuda_mark *next; /* spare ones */
+  dc__cu_event native;
+  atomic_int refs;
+  atomic_int state;
+  uint64_t stream; /* its serial */
+  bool captured;   /* into a graph: the host cannot see it pass */
+} dc__cuda_mark;
+
+/* A note on its way through the driver. */
+typedef struct dc__cuda_note {
+  struct dc__cuda_note *next;  /* spare ones */
+  struct dc__cuda_note *older; /* all: a device that failed gives none back */
+  struct dc__cuda_device *device;
+  dc__task_fn fn;
+  _Alignas(max_align_t) unsigned char args[DC__NOTE_BYTES];
+} dc__cuda_note;
+
+typedef struct dc__cuda_device {
+  struct dc_device head;
+  dc__cuda_driver driver;
+  dc_device *cpu; /* workers are its streams */
+  int32_t number;
+  char model[64];
+  dc__cu_context context; /* the primary one, so that other users of the process see the same memory */
+  dc__cu_pool pool;
+  dc__cu_stream memory; /* on which memory is taken and given back; nothing else */
+  dc__cu_module module;
+  dc__cu_function kernels[DC__DEVICE_KERNELS];
+  atomic_llong pinned; /* bytes of host memory */
+  int64_t pinned_most;
+  atomic_ullong serials;
+  pthread_mutex_t mutex; /* all below */
+  pthread_cond_t issued; /* a mark's record was issued, or the device failed */
+  dc__cuda_mark *marks;
+  dc__cuda_note *notes;
+  dc__cuda_note *youngest;
+  dc__failure failure;
+  atomic_int failed; /* failure.status != DC_OK, for a fast look */
+} dc__cuda_device;
+
+typedef struct dc__cuda_stream {
+  struct dc_stream head;
+  dc__cu_stream native;
+  uint64_t serial;       /* never used again, as an address is */
+  bool wrapped;          /* somebody else's: no worker, since he may queue work himself */
+  bool is_here;          /* the device's own, which does not keep it alive */
+  atomic_int refs;       /* the handle, and every task of the worker */
+  pthread_mutex_t mutex; /* what is issued at once and what is queued have one order */
+  dc_stream *worker;     /* made with the first host function */
+  atomic_int queued;     /* tasks that the worker has not done */
+} dc__cuda_stream;
+
+/* The kernels' image: a fat binary of nvcc's, or what the simulated driver takes (build). */
+extern const unsigned char dc__cuda_image[];
+
+/* driver.c */
+dc_status dc__cuda_driver_open(dc__cuda_driver *driver);
+/* A driver's error as a status and a sentence; `call` is the function's name. */
+bool dc__cuda_is_lost(dc__cu_result error); /* every later call of the process fails too */
+dc_status dc__cuda_error(const dc__cuda_driver *driver, const char *name, const char *call, dc__cu_result error);
+
+/* device.c: around calls of the driver. The thread's current device is then what it was, and a graph that some thread
+ * captures meanwhile is not disturbed. enter() returns what leave() wants. */
+int dc__cuda_enter(dc__cuda_device *device);
+void dc__cuda_leave(dc__cuda_device *device, int mode);
+/* Of a call that no caller can be told of: keeps the device's first failure. DC_OK if there is none. */
+dc_status dc__cuda_keep(dc__cuda_device *device, const char *call, dc__cu_result error);
+/* Of a call whose caller is told; the device has failed only if it is lost. */
+dc_status dc__cuda_refused(dc__cuda_device *device, const char *call, dc__cu_result error);
+void dc__cuda_keep_status(dc__cuda_device *device, dc_status status); /* with this thread's last error */
+dc_status dc__cuda_check(dc_device *device);
+
+#define DC__CUDA_KEEP(device, function, ...) dc__cuda_keep((device), #function, (device)->driver.function(__VA_ARGS__))
+
+/* memory.c */
+dc_status dc__cuda_alloc(dc_device *device, size_t bytes, int32_t kind, void **ptr);
+void dc__cuda_free(dc_device *device, void *ptr, size_t bytes, int32_t kind);
+dc_status dc__cuda_memory(dc_device *device, int64_t *total, int64_t *free_bytes);
+dc_status dc__cuda_pool_open(dc__cuda_device *device);
+
+/* stream.c */
+dc_status dc__cuda_stream_create(dc_device *device, dc_stream **stream);
+dc_status dc__cuda_stream_wrap(dc_device *device, void *native, dc_stream **stream);
+dc_status dc__cuda_here_create(dc__cuda_device *device);
+void dc__cuda_stream_destroy(dc_stream *stream);
+dc_status dc__cuda_stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
+/* Issues now, or when the worker comes to it; issue(args) is called with the device entered. `later`: not by this
+ * thread in any case, unless the stream is wrapped. */
+typedef void (*dc__cuda_issue_fn)(dc__cuda_stream *stream, void *args);
+dc_status dc__cuda_submit(dc__cuda_stream *stream, dc__cuda_issue_fn issue, const void *args, size_t bytes, bool later);
+/* Whether this thread is the stream's worker, in a task: it must not wait for what the stream has queued. */
+bool dc__cuda_is_own(uint64_t serial);
+
+/* work.c */
+void dc__cuda_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
+void dc__cuda_stream_zero(dc_stream *stream, void *dst, size_t bytes);
+void dc__cuda_stream_note(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
+void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *launch);
+
+/* mark.c */
+dc_status dc__cuda_mark_record(dc__cuda_stream *stream, dc__cuda_mark **mark); /* one reference for the caller */
+dc_status dc__cuda_mark_wait(dc__cuda_mark *mark, dc__cuda_stream *stream);    /* takes the reference */
+dc_status dc__cuda_mark_sync(dc__cuda_device *device, dc__cuda_mark *mark, int64_t timeout_ns);
+bool dc__cuda_mark_passed(dc__cuda_device *device, dc__cuda_mark *mark);
+void dc__cuda_mark_drop(dc__cuda_device *device, dc__cuda_mark *mark); /* takes NULL */
+void dc__cuda_marks_free(dc__cuda_device *device);
+dc_status dc__cuda_stream_sync(dc_stream *stream, int64_t timeout_ns);
+
+/* event.c */
+dc_status dc__cuda_event_create(dc_device *device, dc_event **event);
+void dc__cuda_event_destroy(dc_event *event);
+void dc__cuda_event_record(dc_event *event, dc_stream *stream);
+dc_status dc__cuda_event_wait(dc_event *event, dc_stream *stream);
+bool dc__cuda_event_passed(dc_event *event);
+dc_status dc__cuda_event_sync(dc_event *event, int64_t timeout_ns);
+void dc__cuda_event_set(dc_event *event);
+
+#endif

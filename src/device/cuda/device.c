@@ -1,0 +1,237 @@
+/* Opening and closing the CUDA device; its table; its first failure; the plug-in's one exported name. */
+#include <stdio.h>
+#include <string.h>
+
+#include "device/cuda/cuda.h"
+#include "device/cuda/host.h"
+
+enum { NOT_ENTERED = -1 };
+
+int dc__cuda_enter(dc__cuda_device *device) {
+  int mode = DC__CU_CAPTURE_RELAXED;
+  if (DC__CUDA_KEEP(device, cuCtxPushCurrent_v2, device->context) != DC_OK) {
+    return NOT_ENTERED;
+  }
+  (void)device->driver.cuThreadExchangeStreamCaptureMode(&mode);
+  return mode;
+}
+
+void dc__cuda_leave(dc__cuda_device *device, int mode) {
+  dc__cu_context ours;
+  if (mode == NOT_ENTERED) {
+    return; /* what is current is not ours to take away */
+  }
+  (void)device->driver.cuThreadExchangeStreamCaptureMode(&mode);
+  (void)device->driver.cuCtxPopCurrent_v2(&ours);
+}
+
+void dc__cuda_keep_status(dc__cuda_device *device, dc_status status) {
+  pthread_mutex_lock(&device->mutex);
+  dc__failure_keep(&device->failure, status);
+  atomic_store(&device->failed, 1);
+  pthread_cond_broadcast(&device->issued); /* nothing is waited for any more */
+  pthread_mutex_unlock(&device->mutex);
+}
+
+static dc_status describe(dc__cuda_device *device, const char *call, dc__cu_result error) {
+  char name[sizeof device->model + 32];
+  snprintf(name, sizeof name, "device \"%s\" (%s)", device->head.name, device->model);
+  return dc__cuda_error(&device->driver, name, call, error);
+}
+
+dc_status dc__cuda_keep(dc__cuda_device *device, const char *call, dc__cu_result error) {
+  if (error == 0) {
+    return DC_OK;
+  }
+  dc_status status = describe(device, call, error);
+  dc__cuda_keep_status(device, status);
+  return status;
+}
+
+dc_status dc__cuda_refused(dc__cuda_device *device, const char *call, dc__cu_result error) {
+  dc_status status = describe(device, call, error);
+  if (dc__cuda_is_lost(error)) {
+    dc__cuda_keep_status(device, status);
+  }
+  return status;
+}
+
+dc_status dc__cuda_check(dc_device *device) {
+  dc__cuda_device *self = (dc__cuda_device *)device;
+  if (atomic_load(&self->failed) == 0) {
+    return DC_OK;
+  }
+  pthread_mutex_lock(&self->mutex);
+  dc_status status = dc__failure_raise(&self->failure);
+  pthread_mutex_unlock(&self->mutex);
+  return status;
+}
+
+/* ---- closing ---- */
+
+static void free_notes(dc__cuda_device *self) {
+  while (self->youngest != NULL) {
+    dc__cuda_note *older = self->youngest->older;
+    dc__free(self->youngest);
+    self->youngest = older;
+  }
+}
+
+/* Of what open() got; what it did not get is NULL. */
+static void destroy(dc_device *device) {
+  dc__cuda_device *self = (dc__cuda_device *)device;
+  const dc__cuda_driver *driver = &self->driver;
+  if (self->context != NULL) {
+    if (self->head.here != NULL) {
+      dc__cuda_stream_destroy(self->head.here);
+    }
+    int mode = dc__cuda_enter(self);
+    if (self->memory != NULL) {
+      (void)driver->cuStreamSynchronize(self->memory);
+      (void)driver->cuStreamDestroy_v2(self->memory);
+    }
+    dc__cuda_marks_free(self);
+    free_notes(self);
+    if (self->module != NULL) {
+      (void)driver->cuModuleUnload(self->module);
+    }
+    if (self->pool != NULL) {
+      (void)driver->cuMemPoolDestroy(self->pool);
+    }
+    dc__cuda_leave(self, mode);
+    (void)driver->cuDevicePrimaryCtxRelease_v2(self->number);
+  }
+  dc__device_release(self->cpu);
+  pthread_cond_destroy(&self->issued);
+  pthread_mutex_destroy(&self->mutex);
+  dc__device_head_destroy(device);
+}
+
+/* ---- opening ---- */
+
+static const dc__device_ops ops = {
+    .alloc = dc__cuda_alloc,
+    .free = dc__cuda_free,
+    .stream_create = dc__cuda_stream_create,
+    .stream_destroy = dc__cuda_stream_destroy,
+    .stream_sync = dc__cuda_stream_sync,
+    .stream_call = dc__cuda_stream_call,
+    .stream_copy = dc__cuda_stream_copy,
+    .stream_zero = dc__cuda_stream_zero,
+    .stream_note = dc__cuda_stream_note,
+    .stream_launch = dc__cuda_stream_launch,
+    .stream_wrap = dc__cuda_stream_wrap,
+    .event_create = dc__cuda_event_create,
+    .event_destroy = dc__cuda_event_destroy,
+    .event_record = dc__cuda_event_record,
+    .event_wait = dc__cuda_event_wait,
+    .event_passed = dc__cuda_event_passed,
+    .event_sync = dc__cuda_event_sync,
+    .event_set = dc__cuda_event_set,
+    .memory = dc__cuda_memory,
+    .check = dc__cuda_check,
+    .destroy = destroy,
+};
+
+/* What opening calls of the driver; the caller is told of its failures, and nothing is kept. */
+#define CALL(self, function, ...)                                                                                   \
+  do {                                                                                                              \
+    dc__cu_result error_ = (self)->driver.function(__VA_ARGS__);                                                    \
+    if (error_ != 0) {                                                                                              \
+      return dc__cuda_error(&(self)->driver, (self)->model[0] != '\0' ? (self)->model : "CUDA", #function, error_); \
+    }                                                                                                               \
+  } while (0)
+
+/* The device is there, and can do what is asked of it. */
+static dc_status identify(dc__cuda_device *self, int32_t number) {
+  int count = 0, major = 0, minor = 0, pools = 0;
+  CALL(self, cuDeviceGetCount, &count);
+  if (number >= count) {
+    return dc__fail(DC_E_NO_DEVICE, "CUDA: name = \"%s\", but the machine has %d device%s", self->head.name, count,
+                    count == 1 ? "" : "s");
+  }
+  CALL(self, cuDeviceGet, &self->number, number);
+  CALL(self, cuDeviceGetName, self->model, (int)sizeof self->model, self->number);
+  CALL(self, cuDeviceGetAttribute, &major, DC__CU_ATTRIBUTE_MAJOR, self->number);
+  CALL(self, cuDeviceGetAttribute, &minor, DC__CU_ATTRIBUTE_MINOR, self->number);
+  CALL(self, cuDeviceGetAttribute, &pools, DC__CU_ATTRIBUTE_POOLS, self->number);
+  if (major < 8) {
+    return dc__fail(DC_E_NO_DEVICE, "CUDA: %s has compute capability %d.%d, must be 8.0 or more", self->model, major,
+                    minor);
+  }
+  return pools != 0 ? DC_OK : dc__fail(DC_E_NO_DEVICE, "CUDA: %s has no stream-ordered memory", self->model);
+}
+
+static dc_status load_kernels(dc__cuda_device *self) {
+  static const char *const names[DC__DEVICE_KERNELS] = {
+      [DC__KERNEL_CAST] = "dc__cast_kernel",
+      [DC__KERNEL_ACCUMULATE] = "dc__accumulate_kernel",
+      [DC__KERNEL_REDUCE] = "dc__reduce_kernel",
+  };
+  CALL(self, cuModuleLoadData, &self->module, dc__cuda_image);
+  for (size_t i = 0; i < DC__COUNT(names); i++) {
+    CALL(self, cuModuleGetFunction, &self->kernels[i], self->module, names[i]);
+  }
+  return DC_OK;
+}
+
+static dc_status open_inside(dc__cuda_device *self) {
+  CALL(self, cuStreamCreate, &self->memory, DC__CU_STREAM_NON_BLOCKING);
+  DC__TRY(dc__cuda_pool_open(self));
+  DC__TRY(load_kernels(self));
+  return dc__cuda_here_create(self);
+}
+
+static dc_status open_context(dc__cuda_device *self, int32_t number) {
+  DC__TRY(dc__cuda_driver_open(&self->driver));
+  DC__TRY(identify(self, number));
+  CALL(self, cuDevicePrimaryCtxRetain, &self->context, self->number);
+  int mode = dc__cuda_enter(self);
+  dc_status status = open_inside(self);
+  dc__cuda_leave(self, mode);
+  return status;
+}
+
+static dc_status open_device(int32_t number, const char *name, const dc_allocator *allocator, dc_device **device) {
+  dc__cuda_device *self = dc__calloc(1, sizeof *self);
+  if (self == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(&self->issued, &attributes);
+  pthread_condattr_destroy(&attributes);
+  pthread_mutex_init(&self->mutex, NULL);
+  dc__device_head_init(&self->head, &ops, name, NULL);
+  self->head.place = number + 1;
+  self->cpu = dc__cuda_cpu();
+  dc_status status = self->cpu == NULL ? DC_E_NO_MEMORY : open_context(self, number);
+  if (status != DC_OK) {
+    destroy(&self->head);
+    return status;
+  }
+  if (allocator != NULL) {
+    self->head.allocator = *allocator; /* it is ours to end from here on */
+  }
+  *device = &self->head;
+  return DC_OK;
+}
+
+/* ---- the plug-in ---- */
+
+static dc_status count_devices(int32_t *count) {
+  dc__cuda_driver driver;
+  DC__TRY(dc__cuda_driver_open(&driver));
+  int number = 0;
+  dc__cu_result error = driver.cuDeviceGetCount(&number);
+  *count = number;
+  return error == 0 ? DC_OK : dc__cuda_error(&driver, "CUDA", "cuDeviceGetCount", error);
+}
+
+__attribute__((visibility("default"))) const dc__plugin *dc_plugin_entry(const dc__plugin_host *host);
+const dc__plugin *dc_plugin_entry(const dc__plugin_host *host) {
+  static const dc__plugin plugin = {DC_API_VERSION, sizeof(dc__device_ops), count_devices, open_device};
+  dc__cuda_set_host(host);
+  return &plugin;
+}

@@ -1,0 +1,100 @@
+/* CUDA's driver, libcuda.so.1, as a table that is filled at run time: prototypes of our own, so that no header of
+ * NVIDIA's is needed to build, and none of its libraries to load. `make check-vendor-headers` compares them with
+ * cuda.h. The functions are those of CUDA 11.3 and later, in every driver since; their _v2 names are their ABI. */
+#ifndef DC_CUDA_DRIVER_H
+#define DC_CUDA_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int dc__cu_result;
+typedef int dc__cu_device;
+typedef unsigned long long dc__cu_ptr;
+typedef struct CUctx_st *dc__cu_context;
+typedef struct CUstream_st *dc__cu_stream;
+typedef struct CUevent_st *dc__cu_event;
+typedef struct CUmod_st *dc__cu_module;
+typedef struct CUfunc_st *dc__cu_function;
+typedef struct CUmemPoolHandle_st *dc__cu_pool;
+
+typedef struct dc__cu_pool_props {
+  int alloc_type;   /* 1: pinned, the one there is */
+  int handle_types; /* 0: not for other processes */
+  struct {
+    int type; /* 1: a device */
+    int id;
+  } location;
+  void *security;
+  size_t most;
+  unsigned short usage;
+  unsigned char reserved[54];
+} dc__cu_pool_props;
+
+enum { /* the numbers are the driver's */
+       DC__CU_OUT_OF_MEMORY = 2,
+       DC__CU_NOT_READY = 600,
+       DC__CU_NO_DEVICE = 100,
+       DC__CU_INVALID_IMAGE = 200,
+       DC__CU_NO_BINARY = 209,
+       DC__CU_SYSTEM_MISMATCH = 803,
+       DC__CU_STREAM_NON_BLOCKING = 1,
+       DC__CU_EVENT_BLOCKING_SYNC = 1,
+       DC__CU_EVENT_NO_TIMING = 2,
+       DC__CU_HOST_PORTABLE = 1,
+       DC__CU_CAPTURE_RELAXED = 2, /* capture mode: nothing that this thread calls disturbs a capture under way */
+       DC__CU_ATTRIBUTE_MAJOR = 75,
+       DC__CU_ATTRIBUTE_MINOR = 76,
+       DC__CU_ATTRIBUTE_POOLS = 115,
+       DC__CU_POOL_RELEASE_THRESHOLD = 4,
+       DC__CU_OLDEST_DRIVER = 12000, /* CUDA 12.0; what is built by a newer nvcc may need a newer one still */
+};
+
+#define DC__CU_FUNCTIONS(X)                                                                                           \
+  X(cuInit, (unsigned flags))                                                                                         \
+  X(cuDriverGetVersion, (int *version))                                                                               \
+  X(cuGetErrorName, (dc__cu_result error, const char **name))                                                         \
+  X(cuGetErrorString, (dc__cu_result error, const char **text))                                                       \
+  X(cuDeviceGetCount, (int *count))                                                                                   \
+  X(cuDeviceGet, (dc__cu_device * device, int number))                                                                \
+  X(cuDeviceGetName, (char *name, int length, dc__cu_device device))                                                  \
+  X(cuDeviceGetAttribute, (int *value, int attribute, dc__cu_device device))                                          \
+  X(cuDevicePrimaryCtxRetain, (dc__cu_context * context, dc__cu_device device))                                       \
+  X(cuDevicePrimaryCtxRelease_v2, (dc__cu_device device))                                                             \
+  X(cuCtxPushCurrent_v2, (dc__cu_context context))                                                                    \
+  X(cuCtxPopCurrent_v2, (dc__cu_context * context))                                                                   \
+  X(cuThreadExchangeStreamCaptureMode, (int *mode))                                                                   \
+  X(cuMemGetInfo_v2, (size_t * free_bytes, size_t * total))                                                           \
+  X(cuMemPoolCreate, (dc__cu_pool * pool, const dc__cu_pool_props *props))                                            \
+  X(cuMemPoolDestroy, (dc__cu_pool pool))                                                                             \
+  X(cuMemPoolSetAttribute, (dc__cu_pool pool, int attribute, void *value))                                            \
+  X(cuMemAllocFromPoolAsync, (dc__cu_ptr * ptr, size_t bytes, dc__cu_pool pool, dc__cu_stream stream))                \
+  X(cuMemFreeAsync, (dc__cu_ptr ptr, dc__cu_stream stream))                                                           \
+  X(cuMemHostAlloc, (void **ptr, size_t bytes, unsigned flags))                                                       \
+  X(cuMemFreeHost, (void *ptr))                                                                                       \
+  X(cuStreamCreate, (dc__cu_stream * stream, unsigned flags))                                                         \
+  X(cuStreamDestroy_v2, (dc__cu_stream stream))                                                                       \
+  X(cuStreamSynchronize, (dc__cu_stream stream))                                                                      \
+  X(cuStreamIsCapturing, (dc__cu_stream stream, int *status))                                                         \
+  X(cuStreamWaitEvent, (dc__cu_stream stream, dc__cu_event event, unsigned flags))                                    \
+  X(cuEventCreate, (dc__cu_event * event, unsigned flags))                                                            \
+  X(cuEventDestroy_v2, (dc__cu_event event))                                                                          \
+  X(cuEventRecord, (dc__cu_event event, dc__cu_stream stream))                                                        \
+  X(cuEventQuery, (dc__cu_event event))                                                                               \
+  X(cuEventSynchronize, (dc__cu_event event))                                                                         \
+  X(cuMemcpyAsync, (dc__cu_ptr dst, dc__cu_ptr src, size_t bytes, dc__cu_stream stream))                              \
+  X(cuMemsetD8Async, (dc__cu_ptr dst, unsigned char value, size_t bytes, dc__cu_stream stream))                       \
+  X(cuLaunchHostFunc, (dc__cu_stream stream, void (*fn)(void *user), void *user))                                     \
+  X(cuModuleLoadData, (dc__cu_module * module, const void *image))                                                    \
+  X(cuModuleUnload, (dc__cu_module module))                                                                           \
+  X(cuModuleGetFunction, (dc__cu_function * function, dc__cu_module module, const char *name))                        \
+  X(cuLaunchKernel,                                                                                                   \
+    (dc__cu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, \
+     unsigned block_z, unsigned shared_bytes, dc__cu_stream stream, void **args, void **extra))
+
+typedef struct dc__cuda_driver {
+#define X(name, arguments) dc__cu_result(*name) arguments;
+  DC__CU_FUNCTIONS(X)
+#undef X
+} dc__cuda_driver;
+
+#endif

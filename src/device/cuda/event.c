@@ -1,0 +1,86 @@
+/* CUDA events: a mark that can be replaced. Who waits takes the mark, so an event may be recorded again or destroyed at
+ * any time. */
+#include "device/cuda/cuda.h"
+
+typedef struct cuda_event {
+  struct dc_event head;
+  pthread_mutex_t mutex;
+  dc__cuda_mark *latest; /* a reference; NULL: passed */
+} cuda_event;
+
+dc_status dc__cuda_event_create(dc_device *device, dc_event **event) {
+  cuda_event *self = dc__calloc(1, sizeof *self);
+  if (self == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  self->head.device = dc__device_retain(device);
+  pthread_mutex_init(&self->mutex, NULL);
+  *event = &self->head;
+  return DC_OK;
+}
+
+static dc__cuda_device *device_of(const dc_event *event) {
+  return (dc__cuda_device *)event->device;
+}
+
+void dc__cuda_event_destroy(dc_event *event) {
+  cuda_event *self = (cuda_event *)event;
+  dc__cuda_mark_drop(device_of(event), self->latest);
+  pthread_mutex_destroy(&self->mutex);
+  dc__device_release(event->device);
+  dc__free(self);
+}
+
+static void set_mark(dc_event *event, dc__cuda_mark *next) {
+  cuda_event *self = (cuda_event *)event;
+  pthread_mutex_lock(&self->mutex);
+  dc__cuda_mark *before = self->latest;
+  self->latest = next;
+  pthread_mutex_unlock(&self->mutex);
+  dc__cuda_mark_drop(device_of(event), before);
+}
+
+/* With a reference for the caller; NULL: passed. */
+static dc__cuda_mark *get_mark(dc_event *event) {
+  cuda_event *self = (cuda_event *)event;
+  pthread_mutex_lock(&self->mutex);
+  dc__cuda_mark *mark = self->latest;
+  if (mark != NULL) {
+    atomic_fetch_add_explicit(&mark->refs, 1, memory_order_relaxed);
+  }
+  pthread_mutex_unlock(&self->mutex);
+  return mark;
+}
+
+/* Without a mark nobody would wait for the work: then the device has failed. */
+void dc__cuda_event_record(dc_event *event, dc_stream *stream) {
+  dc__cuda_mark *mark = NULL;
+  dc_status status = dc__cuda_mark_record((dc__cuda_stream *)stream, &mark);
+  if (status != DC_OK) {
+    dc__cuda_keep_status(device_of(event), status);
+  }
+  set_mark(event, mark);
+}
+
+void dc__cuda_event_set(dc_event *event) {
+  set_mark(event, NULL);
+}
+
+bool dc__cuda_event_passed(dc_event *event) {
+  dc__cuda_mark *mark = get_mark(event);
+  bool passed = mark == NULL || dc__cuda_mark_passed(device_of(event), mark);
+  dc__cuda_mark_drop(device_of(event), mark);
+  return passed;
+}
+
+dc_status dc__cuda_event_sync(dc_event *event, int64_t timeout_ns) {
+  dc__cuda_mark *mark = get_mark(event);
+  dc_status status = mark == NULL ? DC_OK : dc__cuda_mark_sync(device_of(event), mark, timeout_ns);
+  dc__cuda_mark_drop(device_of(event), mark);
+  return status;
+}
+
+dc_status dc__cuda_event_wait(dc_event *event, dc_stream *stream) {
+  dc__cuda_mark *mark = get_mark(event);
+  return mark == NULL ? DC_OK : dc__cuda_mark_wait(mark, (dc__cuda_stream *)stream);
+}

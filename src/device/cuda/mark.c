@@ -1,0 +1,220 @@
+/* Marks: points in streams that others wait for. Each owns an event of the driver's, and goes back to the device when
+ * nobody needs it; a wait that was issued keeps what it waits for, so the event may be recorded again. */
+#include <errno.h>
+#include <sched.h>
+#include <time.h>
+
+#include "device/cuda/cuda.h"
+
+static dc__cuda_device *device_of(const dc__cuda_stream *stream) {
+  return (dc__cuda_device *)stream->head.device;
+}
+
+/* ---- where they come from ---- */
+
+static dc_status take(dc__cuda_device *device, dc__cuda_mark **mark) {
+  DC__TRY(dc__cuda_check(&device->head));
+  pthread_mutex_lock(&device->mutex);
+  dc__cuda_mark *m = device->marks;
+  if (m != NULL) {
+    device->marks = m->next;
+  }
+  pthread_mutex_unlock(&device->mutex);
+  if (m == NULL) {
+    m = dc__calloc(1, sizeof *m);
+    if (m == NULL) {
+      return DC_E_NO_MEMORY;
+    }
+    int mode = dc__cuda_enter(device);
+    dc__cu_result error = device->driver.cuEventCreate(&m->native, DC__CU_EVENT_BLOCKING_SYNC | DC__CU_EVENT_NO_TIMING);
+    dc__cuda_leave(device, mode);
+    if (error != 0) {
+      dc__free(m);
+      return dc__cuda_refused(device, "cuEventCreate", error);
+    }
+  }
+  *mark = m;
+  return DC_OK;
+}
+
+void dc__cuda_mark_drop(dc__cuda_device *device, dc__cuda_mark *mark) {
+  if (mark != NULL && atomic_fetch_sub_explicit(&mark->refs, 1, memory_order_acq_rel) == 1) {
+    pthread_mutex_lock(&device->mutex);
+    mark->next = device->marks;
+    device->marks = mark;
+    pthread_mutex_unlock(&device->mutex);
+  }
+}
+
+void dc__cuda_marks_free(dc__cuda_device *device) {
+  while (device->marks != NULL) {
+    dc__cuda_mark *next = device->marks->next;
+    (void)device->driver.cuEventDestroy_v2(device->marks->native);
+    dc__free(device->marks);
+    device->marks = next;
+  }
+}
+
+/* ---- record and wait ---- */
+
+static void issue_record(dc__cuda_stream *stream, void *args) {
+  dc__cuda_mark *mark = *(dc__cuda_mark **)args;
+  dc__cuda_device *device = device_of(stream);
+  int capturing = 0;
+  (void)DC__CUDA_KEEP(device, cuStreamIsCapturing, stream->native, &capturing);
+  mark->captured = capturing != 0;
+  dc_status status = DC__CUDA_KEEP(device, cuEventRecord, mark->native, stream->native);
+  pthread_mutex_lock(&device->mutex);
+  atomic_store(&mark->state, status == DC_OK ? DC__MARK_ISSUED : DC__MARK_PASSED);
+  pthread_cond_broadcast(&device->issued);
+  pthread_mutex_unlock(&device->mutex);
+  dc__cuda_mark_drop(device, mark);
+}
+
+dc_status dc__cuda_mark_record(dc__cuda_stream *stream, dc__cuda_mark **mark) {
+  dc__cuda_device *device = device_of(stream);
+  dc__cuda_mark *m;
+  DC__TRY(take(device, &m));
+  atomic_store(&m->refs, 2); /* the caller's and the record's */
+  atomic_store(&m->state, DC__MARK_QUEUED);
+  m->stream = stream->serial;
+  dc_status status = dc__cuda_submit(stream, issue_record, &m, sizeof m, false);
+  if (status != DC_OK) {
+    dc__cuda_mark_drop(device, m);
+    dc__cuda_mark_drop(device, m);
+    return status;
+  }
+  *mark = m;
+  return DC_OK;
+}
+
+/* Until the mark's record was issued, or the device failed. deadline 0: none. False: it was over first. */
+static bool await_issued(dc__cuda_device *device, dc__cuda_mark *mark, int64_t deadline) {
+  const struct timespec end = {.tv_sec = (time_t)(deadline / 1000000000), .tv_nsec = (long)(deadline % 1000000000)};
+  bool late = false;
+  pthread_mutex_lock(&device->mutex);
+  while (atomic_load(&mark->state) == DC__MARK_QUEUED && atomic_load(&device->failed) == 0 && !late) {
+    if (deadline == 0) {
+      pthread_cond_wait(&device->issued, &device->mutex);
+    } else {
+      late = pthread_cond_timedwait(&device->issued, &device->mutex, &end) == ETIMEDOUT;
+    }
+  }
+  late = late && atomic_load(&mark->state) == DC__MARK_QUEUED;
+  pthread_mutex_unlock(&device->mutex);
+  return !late;
+}
+
+static void issue_wait(dc__cuda_stream *stream, void *args) {
+  dc__cuda_mark *mark = *(dc__cuda_mark **)args;
+  dc__cuda_device *device = device_of(stream);
+  (void)await_issued(device, mark, 0);
+  if (atomic_load(&mark->state) == DC__MARK_ISSUED) {
+    (void)DC__CUDA_KEEP(device, cuStreamWaitEvent, stream->native, mark->native, 0);
+  }
+  dc__cuda_mark_drop(device, mark);
+}
+
+static dc_status refuse_own(void) {
+  return dc__fail(DC_E_STATE, "a task must not wait for its own stream, which waits for the task");
+}
+
+dc_status dc__cuda_mark_wait(dc__cuda_mark *mark, dc__cuda_stream *stream) {
+  dc__cuda_device *device = device_of(stream);
+  int state = atomic_load(&mark->state);
+  dc_status status = DC_OK;
+  if (state == DC__MARK_PASSED || mark->stream == stream->serial) { /* its own marks a stream keeps anyway */
+    dc__cuda_mark_drop(device, mark);
+    return DC_OK;
+  }
+  if (stream->wrapped && state == DC__MARK_QUEUED && dc__cuda_is_own(mark->stream)) {
+    status = refuse_own();
+  } else {
+    status = dc__cuda_submit(stream, issue_wait, &mark, sizeof mark, state == DC__MARK_QUEUED);
+  }
+  if (status != DC_OK) {
+    dc__cuda_mark_drop(device, mark);
+  }
+  return status;
+}
+
+/* ---- on the host ---- */
+
+bool dc__cuda_mark_passed(dc__cuda_device *device, dc__cuda_mark *mark) {
+  int state = atomic_load(&mark->state);
+  if (state != DC__MARK_ISSUED || atomic_load(&device->failed) != 0) {
+    return state == DC__MARK_PASSED || atomic_load(&device->failed) != 0;
+  }
+  if (mark->captured) {
+    return false; /* it passes when the graph runs, each time, and nobody says so */
+  }
+  int mode = dc__cuda_enter(device);
+  dc__cu_result error = device->driver.cuEventQuery(mark->native);
+  dc__cuda_leave(device, mode);
+  if (error == DC__CU_NOT_READY) {
+    return false;
+  }
+  if (dc__cuda_keep(device, "cuEventQuery", error) == DC_OK) {
+    atomic_store(&mark->state, DC__MARK_PASSED);
+  }
+  return true;
+}
+
+/* The driver has no wait with a deadline: looks at longer and longer intervals, at most a millisecond. */
+static bool poll_until(dc__cuda_device *device, dc__cuda_mark *mark, int64_t deadline) {
+  for (int64_t pause = 0; !dc__cuda_mark_passed(device, mark);) {
+    if (dc__now_ns() >= deadline) {
+      return false;
+    }
+    if (pause < 50000) {
+      sched_yield();
+      pause += 1000;
+    } else {
+      nanosleep(&(struct timespec){0, (long)pause}, NULL);
+      pause = pause * 2 < 1000000 ? pause * 2 : 1000000;
+    }
+  }
+  return true;
+}
+
+static dc_status late(int64_t timeout_ns) {
+  return dc__fail(DC_E_TIMEOUT, "work was still pending after timeout_ns = %lld", (long long)timeout_ns);
+}
+
+dc_status dc__cuda_mark_sync(dc__cuda_device *device, dc__cuda_mark *mark, int64_t timeout_ns) {
+  if (atomic_load(&mark->state) == DC__MARK_QUEUED && dc__cuda_is_own(mark->stream)) {
+    return refuse_own();
+  }
+  int64_t now = dc__now_ns();
+  int64_t deadline = timeout_ns == 0 ? 0 : timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
+  if (!await_issued(device, mark, deadline)) {
+    return late(timeout_ns);
+  }
+  if (mark->captured && atomic_load(&mark->state) == DC__MARK_ISSUED) {
+    return dc__fail(DC_E_STATE, "the mark is in a CUDA graph that is being captured, so the host cannot wait for it");
+  }
+  if (deadline != 0) {
+    return poll_until(device, mark, deadline) ? dc__cuda_check(&device->head) : late(timeout_ns);
+  }
+  if (atomic_load(&mark->state) == DC__MARK_ISSUED && atomic_load(&device->failed) == 0) {
+    int mode = dc__cuda_enter(device);
+    dc_status status = DC__CUDA_KEEP(device, cuEventSynchronize, mark->native);
+    dc__cuda_leave(device, mode);
+    if (status == DC_OK) {
+      atomic_store(&mark->state, DC__MARK_PASSED);
+    }
+  }
+  return dc__cuda_check(&device->head);
+}
+
+dc_status dc__cuda_stream_sync(dc_stream *stream, int64_t timeout_ns) {
+  dc__cuda_stream *self = (dc__cuda_stream *)stream;
+  if (dc__cuda_is_own(self->serial)) {
+    return refuse_own();
+  }
+  dc__cuda_mark *mark;
+  DC__TRY(dc__cuda_mark_record(self, &mark));
+  dc_status status = dc__cuda_mark_sync(device_of(self), mark, timeout_ns);
+  dc__cuda_mark_drop(device_of(self), mark);
+  return status;
+}

@@ -1,0 +1,117 @@
+/* Memory of the device, from a stream-ordered pool of its own, and pinned host memory, of which a machine has only so
+ * much: what is pinned is lost to everybody else. The arenas keep what they take, so neither is on a steady step's
+ * path; only the stream that orders the pool is ever waited for. */
+#include <inttypes.h>
+
+#include "device/cuda/cuda.h"
+
+static dc_status told(dc__cuda_device *device, const char *call, dc__cu_result error, size_t bytes, const char *what) {
+  dc_status status = dc__cuda_refused(device, call, error);
+  return dc__fail(status, "no %s for %zu bytes: %s", what, bytes, dc_last_error());
+}
+
+dc_status dc__cuda_pool_open(dc__cuda_device *device) {
+  const dc__cu_pool_props props = {.alloc_type = 1, .location = {1, device->number}};
+  dc__cu_result error = device->driver.cuMemPoolCreate(&device->pool, &props);
+  if (error != 0) {
+    return dc__cuda_refused(device, "cuMemPoolCreate", error);
+  }
+  int64_t total = 0, unused;
+  DC__TRY(device->cpu->ops->memory(device->cpu, &total, &unused));
+  device->pinned_most = total / 2;
+  return DC_OK;
+}
+
+static size_t true_size(size_t bytes) {
+  return bytes == 0 ? DC__ALIGNMENT : (bytes + DC__ALIGNMENT - 1) / DC__ALIGNMENT * DC__ALIGNMENT;
+}
+
+static dc_status alloc_device(dc__cuda_device *device, size_t bytes, void **ptr) {
+  dc__cu_ptr block = 0;
+  int mode = dc__cuda_enter(device);
+  const char *call = "cuMemAllocFromPoolAsync";
+  dc__cu_result error = device->driver.cuMemAllocFromPoolAsync(&block, bytes, device->pool, device->memory);
+  if (error == 0) { /* from here on it is everybody's, in any order */
+    call = "cuStreamSynchronize";
+    error = device->driver.cuStreamSynchronize(device->memory);
+    if (error != 0) {
+      (void)device->driver.cuMemFreeAsync(block, device->memory);
+    }
+  }
+  dc__cuda_leave(device, mode);
+  *ptr = (void *)(uintptr_t)block;
+  return error == 0 ? DC_OK : told(device, call, error, bytes, "memory");
+}
+
+static dc_status alloc_pinned(dc__cuda_device *device, size_t bytes, void **ptr) {
+  int64_t pinned = atomic_fetch_add(&device->pinned, (long long)bytes) + (int64_t)bytes;
+  if (pinned > device->pinned_most) {
+    atomic_fetch_sub(&device->pinned, (long long)bytes);
+    return dc__fail(DC_E_NO_MEMORY,
+                    "device \"%s\": no pinned memory for %zu bytes: %" PRId64 " of at most %" PRId64
+                    " bytes (half of the machine's memory) are pinned",
+                    device->head.name, bytes, pinned - (int64_t)bytes, device->pinned_most);
+  }
+  int mode = dc__cuda_enter(device);
+  dc__cu_result error = device->driver.cuMemHostAlloc(ptr, bytes, DC__CU_HOST_PORTABLE);
+  dc__cuda_leave(device, mode);
+  if (error != 0) {
+    atomic_fetch_sub(&device->pinned, (long long)bytes);
+    return told(device, "cuMemHostAlloc", error, bytes, "pinned memory");
+  }
+  return DC_OK;
+}
+
+dc_status dc__cuda_alloc(dc_device *device, size_t bytes, int32_t kind, void **ptr) {
+  if (bytes > SIZE_MAX / 4) {
+    return dc__fail(DC_E_NO_MEMORY, "device \"%s\": no block can have %zu bytes", device->name, bytes);
+  }
+  dc__cuda_device *self = (dc__cuda_device *)device;
+  DC__TRY(dc__cuda_check(device));
+  atomic_fetch_add_explicit(&device->allocations, 1, memory_order_relaxed);
+  size_t size = true_size(bytes);
+  if (kind == DC_MEMORY_HOST) {
+    return alloc_pinned(self, size, ptr);
+  }
+  DC__TRY(device->allocator.alloc != NULL ? dc__device_alloc_callers(device, size, ptr)
+                                          : alloc_device(self, size, ptr));
+  dc__device_count_bytes(device, (int64_t)size);
+  return DC_OK;
+}
+
+void dc__cuda_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
+  dc__cuda_device *self = (dc__cuda_device *)device;
+  size_t size = true_size(bytes);
+  if (ptr == NULL) {
+    return;
+  }
+  if (kind != DC_MEMORY_HOST) {
+    dc__device_count_bytes(device, -(int64_t)size);
+    if (device->allocator.alloc != NULL) {
+      device->allocator.free(ptr, size, DC__ALIGNMENT, device->allocator.user);
+      return;
+    }
+  }
+  int mode = dc__cuda_enter(self);
+  if (kind == DC_MEMORY_HOST) {
+    (void)DC__CUDA_KEEP(self, cuMemFreeHost, ptr);
+    atomic_fetch_sub(&self->pinned, (long long)size);
+  } else {
+    (void)DC__CUDA_KEEP(self, cuMemFreeAsync, (uintptr_t)ptr, self->memory);
+  }
+  dc__cuda_leave(self, mode);
+}
+
+dc_status dc__cuda_memory(dc_device *device, int64_t *total, int64_t *free_bytes) {
+  dc__cuda_device *self = (dc__cuda_device *)device;
+  size_t left = 0, all = 0;
+  int mode = dc__cuda_enter(self);
+  dc__cu_result error = self->driver.cuMemGetInfo_v2(&left, &all);
+  dc__cuda_leave(self, mode);
+  if (error != 0) {
+    return dc__cuda_refused(self, "cuMemGetInfo", error);
+  }
+  *total = (int64_t)all;
+  *free_bytes = (int64_t)left;
+  return DC_OK;
+}

@@ -1,0 +1,112 @@
+/* What streams do: copies, zeros, notes, kernels. */
+#include <string.h>
+
+#include "device/cuda/cuda.h"
+
+static dc__cuda_device *device_of(const dc__cuda_stream *stream) {
+  return (dc__cuda_device *)stream->head.device;
+}
+
+typedef struct move {
+  void *dst;
+  const void *src; /* NULL: zeros */
+  size_t bytes;
+} move;
+
+static void issue_move(dc__cuda_stream *stream, void *args) {
+  const move *m = args;
+  dc__cu_ptr dst = (uintptr_t)m->dst;
+  if (m->src != NULL) {
+    (void)DC__CUDA_KEEP(device_of(stream), cuMemcpyAsync, dst, (uintptr_t)m->src, m->bytes, stream->native);
+  } else {
+    (void)DC__CUDA_KEEP(device_of(stream), cuMemsetD8Async, dst, 0, m->bytes, stream->native);
+  }
+}
+
+void dc__cuda_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes) {
+  const move m = {dst, src, bytes};
+  (void)dc__cuda_submit((dc__cuda_stream *)stream, issue_move, &m, sizeof m, false);
+}
+
+void dc__cuda_stream_zero(dc_stream *stream, void *dst, size_t bytes) {
+  dc__cuda_stream_copy(stream, dst, NULL, bytes);
+}
+
+/* ---- notes ---- */
+
+static dc__cuda_note *take_note(dc__cuda_device *device) {
+  pthread_mutex_lock(&device->mutex);
+  dc__cuda_note *note = device->notes;
+  if (note != NULL) {
+    device->notes = note->next;
+  } else {
+    note = dc__calloc(1, sizeof *note);
+    if (note != NULL) {
+      note->device = device;
+      note->older = device->youngest;
+      device->youngest = note;
+    }
+  }
+  pthread_mutex_unlock(&device->mutex);
+  return note;
+}
+
+/* On a thread of the driver's, which may not call it. */
+static void run_note(void *arg) {
+  dc__cuda_note *note = arg;
+  note->fn(note->args);
+  pthread_mutex_lock(&note->device->mutex);
+  note->next = note->device->notes;
+  note->device->notes = note;
+  pthread_mutex_unlock(&note->device->mutex);
+}
+
+/* A graph would run it again and again, long after what it writes to is gone: there it is run once, now. */
+static void issue_note(dc__cuda_stream *stream, void *args) {
+  dc__cuda_device *device = device_of(stream);
+  dc__cuda_note *note = *(dc__cuda_note **)args;
+  int capturing = 0;
+  (void)DC__CUDA_KEEP(device, cuStreamIsCapturing, stream->native, &capturing);
+  if (capturing != 0 || DC__CUDA_KEEP(device, cuLaunchHostFunc, stream->native, run_note, note) != DC_OK) {
+    run_note(note);
+  }
+}
+
+void dc__cuda_stream_note(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
+  dc__cuda_stream *self = (dc__cuda_stream *)stream;
+  dc__cuda_note *note = take_note(device_of(self));
+  if (note == NULL) { /* no memory: in order all the same */
+    (void)dc__cuda_stream_call(stream, fn, args, bytes);
+    return;
+  }
+  note->fn = fn;
+  memcpy(note->args, args, bytes);
+  if (dc__cuda_submit(self, issue_note, &note, sizeof note, false) != DC_OK) {
+    run_note(note);
+  }
+}
+
+/* ---- kernels ---- */
+
+enum { LAUNCH_ARGS = DC__TASK_BYTES - 32 };
+
+typedef struct launch {
+  int32_t kernel;
+  uint32_t blocks;
+  uint32_t threads;
+  _Alignas(max_align_t) unsigned char args[LAUNCH_ARGS];
+} launch;
+
+static void issue_launch(dc__cuda_stream *stream, void *args) {
+  launch *l = args;
+  dc__cuda_device *device = device_of(stream);
+  void *params[] = {l->args};
+  (void)DC__CUDA_KEEP(device, cuLaunchKernel, device->kernels[l->kernel], l->blocks, 1, 1, l->threads, 1, 1, 0,
+                      stream->native, params, NULL);
+}
+
+void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *given) {
+  launch l = {.kernel = given->kernel, .blocks = given->blocks, .threads = given->threads};
+  memcpy(l.args, given->args, given->bytes);
+  (void)dc__cuda_submit((dc__cuda_stream *)stream, issue_launch, &l, offsetof(launch, args) + given->bytes, false);
+}

@@ -1,0 +1,25 @@
+/* Between libdc.so and libdc_cuda.so, which is opened at run time and is of the same build: versions must be equal.
+ * The plug-in links nothing of libdc; what it needs of it, it is given. */
+#ifndef DC_DEVICE_PLUGIN_H
+#define DC_DEVICE_PLUGIN_H
+
+#include "device/device.h"
+
+typedef struct dc__plugin_host {
+  dc_status (*fail)(dc_status status, const char *text); /* dc__fail: a thread's last error is libdc's */
+  const char *(*last_error)(void);
+  dc_status (*cpu_open)(const dc_allocator *allocator, dc_device **device);
+} dc__plugin_host;
+
+typedef struct dc__plugin {
+  uint32_t version; /* DC_API_VERSION of its build */
+  size_t device_ops_bytes;
+  dc_status (*count)(int32_t *count); /* of devices that can be opened; why there is none at all is an error */
+  dc_status (*open)(int32_t number, const char *name, const dc_allocator *allocator, dc_device **device);
+} dc__plugin;
+
+/* The one name that libdc_cuda.so exports. The host's table must live as long as the process. */
+#define DC__PLUGIN_ENTRY "dc_plugin_entry"
+typedef const dc__plugin *(*dc__plugin_entry_fn)(const dc__plugin_host *host);
+
+#endif

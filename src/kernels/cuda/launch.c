@@ -1,0 +1,40 @@
+/* The elementwise work in stream order, on devices that have kernels of their own. */
+#include "kernels/cuda/launch.h"
+
+#include "kernels/cuda/args.h"
+
+/* A thread does several elements where there are more than the device runs threads at once. */
+static uint32_t blocks_for(int64_t count) {
+  enum { MOST = 4096 };
+  int64_t blocks = (count + DC__CUDA_THREADS - 1) / DC__CUDA_THREADS;
+  return blocks < MOST ? (uint32_t)blocks : MOST;
+}
+
+static void launch(dc_stream *stream, int32_t kernel, int64_t count, const void *args, size_t bytes) {
+  if (count > 0) {
+    stream->device->ops->stream_launch(
+        stream,
+        &(dc__launch){
+            .kernel = kernel, .blocks = blocks_for(count), .threads = DC__CUDA_THREADS, .args = args, .bytes = bytes});
+  }
+}
+
+void dc__cuda_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
+  const dc__cuda_binary_args args = {dst, src, count, dst_dtype, src_dtype};
+  launch(stream, DC__KERNEL_CAST, count, &args, sizeof args);
+}
+
+void dc__cuda_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
+                         int64_t count) {
+  const dc__cuda_binary_args args = {dst, src, count, dst_dtype, src_dtype};
+  launch(stream, DC__KERNEL_ACCUMULATE, count, &args, sizeof args);
+}
+
+void dc__cuda_reduce(dc_stream *stream, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
+                     int32_t src_dtype, int64_t count, bool mean, bool accumulate) {
+  dc__cuda_reduce_args args = {dst, count, dst_dtype, src_dtype, n, mean, accumulate, {0}};
+  for (int32_t i = 0; i < n; i++) {
+    args.src[i] = src[i];
+  }
+  launch(stream, DC__KERNEL_REDUCE, count, &args, sizeof args);
+}

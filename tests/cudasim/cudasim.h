@@ -1,0 +1,74 @@
+/* A CUDA driver without a card: libcuda.so.1 as the CUDA device of libdc uses it, on the CPU. The device's own sources,
+ * and its kernels compiled as C++, run on it unchanged, so that their order of work, their errors and their results
+ * are tested everywhere.
+ *
+ *   streams   queues with a thread each, so that what nothing orders happens in any order
+ *   memory    addresses that the host cannot touch: the host's stray access is a segmentation fault, and a kernel's or
+ * a copy's access outside of what is allocated is the driver's illegal address, after which all calls fail kernels
+ * their threads one after the other; none of them has a barrier yet graphs    of one stream: what is captured runs when
+ * the graph is launched
+ *
+ * Any function can be made to fail (cudasim_fail). What a card alone can show is in docs/gpu-status.md. */
+#ifndef TESTS_CUDASIM_H
+#define TESTS_CUDASIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CUDASIM_API __attribute__((visibility("default")))
+
+/* ---- for kernels (src/kernels/cuda/gpu.h) ---- */
+
+/* The thread that runs. */
+typedef struct cudasim_thread {
+  uint32_t block, blocks, thread, threads;
+} cudasim_thread;
+CUDASIM_API const cudasim_thread *cudasim_me(void);
+/* Where bytes of the device's or of pinned memory lie; ends the kernel where they do not. */
+CUDASIM_API void *cudasim_memory(const void *ptr, size_t bytes, size_t alignment);
+
+/* What stands for a fat binary. */
+enum { CUDASIM_KERNELS = 3 };
+typedef struct cudasim_image {
+  struct {
+    const char *name;
+    void (*run)(const void *args);
+    size_t bytes; /* of its argument */
+  } kernels[CUDASIM_KERNELS];
+} cudasim_image;
+
+/* ---- for tests ---- */
+
+/* A driver as after a process's start, of CUDA 13.0 with one device of compute capability 9.0. Nothing may be open. */
+CUDASIM_API void cudasim_reset(void);
+CUDASIM_API void cudasim_set_version(int version);
+CUDASIM_API void cudasim_set_devices(int count, int major, int pools);
+/* The function's call after `before` others from now on returns the error, and so do all calls after that if the error
+ * is one after which a process has lost the device. */
+CUDASIM_API void cudasim_fail(const char *function, int before, int error);
+/* Calls of a function since the reset. */
+CUDASIM_API int cudasim_calls(const char *function);
+/* Streams, events, modules and blocks of memory that exist: 0 when all was given back. */
+CUDASIM_API int cudasim_live(void);
+/* Contexts that this thread has pushed and not popped. */
+CUDASIM_API int cudasim_depth(void);
+
+/* A stream that is not libdc's, and graphs of it. */
+CUDASIM_API void *cudasim_stream(void);
+CUDASIM_API void cudasim_stream_end(void *stream);
+CUDASIM_API void cudasim_capture(void *stream);
+/* Ends the capture; 0: somebody called what no capture allows. The graph is kept until the reset. */
+CUDASIM_API int cudasim_capture_end(void *stream);
+CUDASIM_API void cudasim_launch(void *stream); /* the captured graph */
+/* Reads and writes memory of the device, for tests; waits for nothing. */
+CUDASIM_API void *cudasim_look(const void *ptr);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

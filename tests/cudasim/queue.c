@@ -1,0 +1,346 @@
+/* Streams of the simulated driver: each a queue and a thread. Events, copies, host functions and graphs on them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "inside.h"
+
+struct CUstream_st {
+  operation *head, **tail;
+  bool busy, ends, captures;
+  pthread_t thread;
+};
+
+struct CUevent_st {
+  int refs;
+  uint64_t recorded, done; /* marks */
+  bool captured;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* all of all streams and events */
+static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
+static operation *graph, **graph_tail = &graph;
+static int capturing;
+static bool spoiled;
+
+/* ---- streams ---- */
+
+static void *work(void *arg) {
+  dc__cu_stream stream = arg;
+  pthread_mutex_lock(&mutex);
+  while (true) {
+    operation *op = stream->head;
+    if (op == NULL && stream->ends) {
+      break;
+    }
+    if (op == NULL) {
+      pthread_cond_wait(&progress, &mutex);
+      continue;
+    }
+    stream->head = op->next;
+    stream->tail = stream->head == NULL ? &stream->head : stream->tail;
+    stream->busy = true;
+    pthread_mutex_unlock(&mutex);
+    op->run(op->args);
+    free(op);
+    pthread_mutex_lock(&mutex);
+    stream->busy = false;
+    pthread_cond_broadcast(&progress);
+  }
+  pthread_mutex_unlock(&mutex);
+  return NULL;
+}
+
+static void append(operation ***tail, operation *op) {
+  op->next = NULL;
+  **tail = op;
+  *tail = &op->next;
+}
+
+void push(dc__cu_stream stream, void (*run)(void *args), const void *args, size_t bytes) {
+  operation *op = calloc(1, sizeof *op);
+  op->run = run;
+  memcpy(op->args, args, bytes);
+  pthread_mutex_lock(&mutex);
+  append(stream->captures ? &graph_tail : &stream->tail, op);
+  pthread_cond_broadcast(&progress);
+  pthread_mutex_unlock(&mutex);
+}
+
+static dc__cu_stream open_stream(void) {
+  dc__cu_stream stream = calloc(1, sizeof *stream);
+  stream->tail = &stream->head;
+  pthread_create(&stream->thread, NULL, work, stream);
+  count_live(1);
+  return stream;
+}
+
+static void close_stream(dc__cu_stream stream) {
+  pthread_mutex_lock(&mutex);
+  stream->ends = true;
+  pthread_cond_broadcast(&progress);
+  pthread_mutex_unlock(&mutex);
+  pthread_join(stream->thread, NULL);
+  free(stream);
+  count_live(-1);
+}
+
+int cuStreamCreate(dc__cu_stream *stream, unsigned flags) {
+  ENTER(true);
+  *stream = open_stream();
+  return flags == DC__CU_STREAM_NON_BLOCKING ? 0 : INVALID_VALUE;
+}
+
+int cuStreamDestroy_v2(dc__cu_stream stream) {
+  int error = enter(__func__, true);
+  close_stream(stream);
+  return error;
+}
+
+int cuStreamSynchronize(dc__cu_stream stream) {
+  ENTER(true);
+  int error = unsafe();
+  pthread_mutex_lock(&mutex);
+  if (stream->captures) {
+    spoiled = true;
+    error = CAPTURE_UNSUPPORTED;
+  }
+  while (error == 0 && (stream->head != NULL || stream->busy)) {
+    pthread_cond_wait(&progress, &mutex);
+  }
+  pthread_mutex_unlock(&mutex);
+  return error != 0 ? error : lost();
+}
+
+int cuStreamIsCapturing(dc__cu_stream stream, int *status) {
+  ENTER(true);
+  pthread_mutex_lock(&mutex);
+  *status = stream->captures;
+  pthread_mutex_unlock(&mutex);
+  return 0;
+}
+
+/* ---- events ---- */
+
+typedef struct mark {
+  dc__cu_event event;
+  uint64_t count;
+} mark;
+
+static void drop(dc__cu_event event) {
+  if (--event->refs == 0) {
+    free(event);
+  }
+}
+
+int cuEventCreate(dc__cu_event *event, unsigned flags) {
+  ENTER(true);
+  (void)flags;
+  *event = calloc(1, sizeof **event);
+  (*event)->refs = 1;
+  count_live(1);
+  return 0;
+}
+
+int cuEventDestroy_v2(dc__cu_event event) {
+  int error = enter(__func__, true);
+  pthread_mutex_lock(&mutex);
+  drop(event);
+  pthread_mutex_unlock(&mutex);
+  count_live(-1);
+  return error;
+}
+
+static void run_record(void *args) {
+  const mark *m = args;
+  pthread_mutex_lock(&mutex);
+  m->event->done = m->count > m->event->done ? m->count : m->event->done;
+  drop(m->event);
+  pthread_cond_broadcast(&progress);
+  pthread_mutex_unlock(&mutex);
+}
+
+int cuEventRecord(dc__cu_event event, dc__cu_stream stream) {
+  ENTER(true);
+  pthread_mutex_lock(&mutex);
+  event->captured = stream->captures;
+  const mark m = {event, event->captured ? 0 : ++event->recorded};
+  event->refs += !event->captured;
+  pthread_mutex_unlock(&mutex);
+  if (!event->captured) {
+    push(stream, run_record, &m, sizeof m);
+  }
+  return 0;
+}
+
+static void run_wait(void *args) {
+  const mark *m = args;
+  pthread_mutex_lock(&mutex);
+  while (m->event->done < m->count) {
+    pthread_cond_wait(&progress, &mutex);
+  }
+  drop(m->event);
+  pthread_mutex_unlock(&mutex);
+}
+
+int cuStreamWaitEvent(dc__cu_stream stream, dc__cu_event event, unsigned flags) {
+  ENTER(true);
+  (void)flags;
+  pthread_mutex_lock(&mutex);
+  const mark m = {event, event->recorded};
+  bool waits = !event->captured && !stream->captures;
+  event->refs += waits;
+  pthread_mutex_unlock(&mutex);
+  if (waits) {
+    push(stream, run_wait, &m, sizeof m);
+  }
+  return 0;
+}
+
+static int look_at(dc__cu_event event, bool wait) {
+  int error = unsafe();
+  pthread_mutex_lock(&mutex);
+  if (event->captured) {
+    spoiled = true;
+    error = CAPTURE_UNSUPPORTED;
+  }
+  while (wait && error == 0 && event->done < event->recorded) {
+    pthread_cond_wait(&progress, &mutex);
+  }
+  if (error == 0 && event->done < event->recorded) {
+    error = DC__CU_NOT_READY;
+  }
+  pthread_mutex_unlock(&mutex);
+  return error != 0 ? error : lost();
+}
+
+int cuEventQuery(dc__cu_event event) {
+  ENTER(true);
+  return look_at(event, false);
+}
+
+int cuEventSynchronize(dc__cu_event event) {
+  ENTER(true);
+  return look_at(event, true);
+}
+
+/* ---- copies and host functions ---- */
+
+typedef struct move {
+  void *dst;
+  const void *src; /* NULL: `value` */
+  size_t bytes;
+  unsigned char value;
+} move;
+
+static void run_move(void *args) {
+  const move *m = args;
+  void *dst = place_of(m->dst, m->bytes, true);
+  const void *src = m->src == NULL ? dst : place_of(m->src, m->bytes, true);
+  if (dst == NULL || src == NULL) {
+    lose_device(ILLEGAL_ADDRESS);
+  }
+  if (lost() != 0) {
+    return;
+  }
+  if (m->src != NULL) {
+    memmove(dst, src, m->bytes);
+  } else {
+    memset(dst, m->value, m->bytes);
+  }
+}
+
+int cuMemcpyAsync(dc__cu_ptr dst, dc__cu_ptr src, size_t bytes, dc__cu_stream stream) {
+  ENTER(true);
+  const move m = {(void *)(uintptr_t)dst, (const void *)(uintptr_t)src, bytes, 0};
+  push(stream, run_move, &m, sizeof m);
+  return 0;
+}
+
+int cuMemsetD8Async(dc__cu_ptr dst, unsigned char value, size_t bytes, dc__cu_stream stream) {
+  ENTER(true);
+  const move m = {(void *)(uintptr_t)dst, NULL, bytes, value};
+  push(stream, run_move, &m, sizeof m);
+  return 0;
+}
+
+typedef struct host_call {
+  void (*fn)(void *user);
+  void *user;
+} host_call;
+
+/* The driver calls nothing any more once the device is lost. */
+static void run_host_call(void *args) {
+  const host_call *call = args;
+  if (lost() == 0) {
+    call->fn(call->user);
+  }
+}
+
+int cuLaunchHostFunc(dc__cu_stream stream, void (*fn)(void *user), void *user) {
+  ENTER(true);
+  const host_call call = {fn, user};
+  push(stream, run_host_call, &call, sizeof call);
+  return 0;
+}
+
+/* ---- streams of others, and graphs ---- */
+
+void *cudasim_stream(void) {
+  return open_stream();
+}
+
+void cudasim_stream_end(void *stream) {
+  close_stream(stream);
+}
+
+bool captures(void) {
+  pthread_mutex_lock(&mutex);
+  bool any = capturing > 0;
+  pthread_mutex_unlock(&mutex);
+  return any;
+}
+
+void spoil_capture(void) {
+  pthread_mutex_lock(&mutex);
+  spoiled = true;
+  pthread_mutex_unlock(&mutex);
+}
+
+void cudasim_capture(void *stream) {
+  pthread_mutex_lock(&mutex);
+  ((dc__cu_stream)stream)->captures = true;
+  capturing++;
+  pthread_mutex_unlock(&mutex);
+}
+
+int cudasim_capture_end(void *stream) {
+  pthread_mutex_lock(&mutex);
+  ((dc__cu_stream)stream)->captures = false;
+  capturing--;
+  int fine = !spoiled;
+  pthread_mutex_unlock(&mutex);
+  return fine;
+}
+
+void cudasim_launch(void *stream) {
+  pthread_mutex_lock(&mutex);
+  for (const operation *op = graph; op != NULL; op = op->next) {
+    operation *copy = calloc(1, sizeof *copy);
+    memcpy(copy, op, sizeof *copy);
+    append(&((dc__cu_stream)stream)->tail, copy);
+  }
+  pthread_cond_broadcast(&progress);
+  pthread_mutex_unlock(&mutex);
+}
+
+void queue_reset(void) {
+  pthread_mutex_lock(&mutex);
+  while (graph != NULL) {
+    operation *next = graph->next;
+    free(graph);
+    graph = next;
+  }
+  graph_tail = &graph;
+  spoiled = false;
+  pthread_mutex_unlock(&mutex);
+}

@@ -1,0 +1,200 @@
+/* What goes wrong: no device to be opened, each with a sentence; a device that is lost in the middle; and every call of
+ * the driver failing in turn, under which nothing crashes, hangs or stays behind. */
+#include "harness.h"
+
+#include "cudasim.h"
+#include "device/cuda/driver.h"
+#include "device/device.h"
+#include "kernels/kernels.h"
+
+enum { COUNT = 500 };
+
+static int set_up(void **state) {
+  (void)state;
+  cudasim_reset();
+  return 0;
+}
+
+static void refused(const char *name, dc_status status, const char *text) {
+  dc_device *device = (dc_device *)1;
+  dc_status found = dc_device_open(name, NULL, &device);
+  if (found != status || strstr(dc_last_error(), text) == NULL) {
+    fail_msg("%s: status %d, %s", name, (int)found, dc_last_error());
+  }
+  assert_null(device);
+  assert_int_equal(cudasim_live(), 0);
+}
+
+static void test_devices_that_cannot_be_opened(void **state) {
+  (void)state;
+  refused("cuda:1", DC_E_NO_DEVICE, "the machine has 1 device");
+  refused("cuda:", DC_E_NO_DEVICE, "must be \"cpu\", \"cuda\" or \"cuda:N\"");
+  refused("cuda:1x", DC_E_NO_DEVICE, "must be \"cpu\"");
+  cudasim_set_version(11040);
+  refused("cuda", DC_E_NO_DEVICE, "the NVIDIA driver is too old: it knows CUDA 11.4, 12.0 or later is needed");
+  cudasim_reset();
+  cudasim_set_devices(1, 7, 1);
+  refused("cuda", DC_E_NO_DEVICE, "simulated card has compute capability 7.0, must be 8.0 or more");
+  cudasim_set_devices(1, 8, 0);
+  refused("cuda:0", DC_E_NO_DEVICE, "simulated card has no stream-ordered memory");
+  cudasim_set_devices(0, 8, 1);
+  refused("cuda", DC_E_NO_DEVICE, "the machine has 0 devices");
+  assert_int_equal(dc_is_cuda_available(), 0);
+  cudasim_reset();
+  cudasim_fail("cuInit", 0, 100);
+  refused("cuda", DC_E_NO_DEVICE, "cuInit: no CUDA-capable device is detected (CUDA_ERROR_NO_DEVICE, 100)");
+  cudasim_fail("cuModuleLoadData", 0, 209);
+  refused("cuda", DC_E_DEVICE, "CUDA_ERROR_NO_BINARY_FOR_GPU");
+  cudasim_fail("cuDevicePrimaryCtxRetain", 0, 2);
+  refused("cuda", DC_E_NO_MEMORY, "cuDevicePrimaryCtxRetain: out of memory");
+}
+
+/* ---- a device that is lost ---- */
+
+static void test_an_illegal_address_is_named(void **state) {
+  (void)state;
+  dc_device *device;
+  dc_stream *stream;
+  void *ptr, *more;
+  assert_int_equal(dc_device_open("cuda", NULL, &device), DC_OK);
+  assert_int_equal(dc_stream_create(device, &stream), DC_OK);
+  assert_int_equal(device->ops->alloc(device, 1000, DC_MEMORY_DEVICE, &ptr), DC_OK);
+  dc__stream_cast(stream, ptr, DC_FLOAT16, ptr, DC_FLOAT32, 1000); /* 4,000 bytes */
+  assert_int_equal(dc_stream_synchronize(stream, 0), DC_E_DEVICE);
+  assert_non_null(strstr(dc_last_error(), "device \"cuda\" (simulated card)"));
+  assert_non_null(strstr(dc_last_error(),
+                         "an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS, 700); "
+                         "the device is lost to this process, which must be started again"));
+  assert_int_equal(dc__device_check(device), DC_E_DEVICE);
+  assert_int_equal(device->ops->alloc(device, 8, DC_MEMORY_DEVICE, &more), DC_E_DEVICE); /* from now on */
+  assert_int_equal(dc_stream_synchronize(stream, 0), DC_E_DEVICE);
+  device->ops->free(device, ptr, 1000, DC_MEMORY_DEVICE);
+  dc_stream_destroy(stream);
+  dc_device_destroy(device);
+  assert_int_equal(cudasim_live(), 0);
+}
+
+/* One rank's kernel goes wrong; every rank's next calls say so, and end. */
+static void lose_it(rank *r) {
+  float *data;
+  dc_buffer *buffer;
+  int64_t count = COUNT;
+  OK(r, dc_memory_alloc(r->ctx, COUNT * sizeof *data, DC_MEMORY_DEVICE, &buffer));
+  data = dc_buffer_data(buffer);
+  dc_tensor t = flat(data, &count, DC_FLOAT32);
+  int64_t shape = COUNT * r->world;
+  dc_status status = dc_register_z3_param(r->ctx, 3, &shape, 1, &t, NULL, 0, DC_DTYPE_NONE);
+  const int64_t ids[] = {3};
+  dc_tensor full = DC_TENSOR_INIT;
+  full.struct_size = sizeof full;
+  CHECK(r, status == DC_OK && dc_register_graph_z3(r->ctx, 1, ids, 1) == DC_OK);
+  if (r->rank == 1) {
+    dc__stream_cast(r->device->here, data, DC_FLOAT64, data, DC_FLOAT32, (int64_t)1 << 40);
+  }
+  status = dc_allgather_param(r->ctx, NULL, 1, 3, DC_DTYPE_NONE, &full);
+  status = status == DC_OK ? dc_wait_allgather(r->ctx, NULL, 1, 3) : status;
+  CHECK(r, status == DC_E_DEVICE || (r->rank != 1 && status == DC_E_ABORTED));
+  status = dc_async_error(r->ctx);
+  CHECK(r, status == DC_E_DEVICE || (r->rank != 1 && status == DC_E_ABORTED));
+  CHECK(r, strstr(dc_last_error(), "ILLEGAL_ADDRESS") != NULL);
+  dc_buffer_release(buffer);
+}
+
+static void test_ranks_learn_of_a_lost_device(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 2}, lose_it, NULL);
+  assert_int_equal(cudasim_live(), 0);
+}
+
+/* ---- every call failing in turn ---- */
+
+static void note(void *args) {
+  (void)args;
+}
+
+static void host_work(void *user) {
+  (void)user;
+}
+
+/* Some of everything; statuses are whatever they are. */
+static void use_all(void) {
+  dc_device *device;
+  dc_stream *a = NULL, *b = NULL;
+  dc_event *event = NULL;
+  void *ptr[3] = {NULL, NULL, NULL};
+  int64_t total, left;
+  (void)dc_device_count("cuda");
+  if (dc_device_open("cuda", NULL, &device) != DC_OK) {
+    return;
+  }
+  for (int i = 0; i < 3; i++) {
+    if (device->ops->alloc(device, COUNT * 8, i == 2 ? DC_MEMORY_HOST : DC_MEMORY_DEVICE, &ptr[i]) != DC_OK) {
+      ptr[i] = NULL;
+    }
+  }
+  (void)device->ops->memory(device, &total, &left);
+  if (dc_stream_create(device, &a) == DC_OK && dc_stream_create(device, &b) == DC_OK &&
+      dc_event_create(device, &event) == DC_OK && ptr[0] != NULL && ptr[1] != NULL && ptr[2] != NULL) {
+    dc__stream_zero(a, ptr[0], COUNT * 8);
+    dc__stream_note(a, note, &total, sizeof total);
+    (void)dc_stream_call(a, host_work, NULL);
+    dc__stream_cast(a, ptr[1], DC_BFLOAT16, ptr[0], DC_FLOAT32, COUNT);
+    (void)dc_event_record(event, a);
+    (void)dc_event_wait(event, b, 0);
+    dc__stream_copy(b, ptr[2], ptr[1], COUNT);
+    int32_t passed;
+    (void)dc_event_query(event, &passed);
+    (void)dc_event_wait(event, NULL, INT64_C(10000000000));
+    (void)dc_stream_synchronize(b, 0);
+    (void)dc_stream_synchronize(a, 0);
+  }
+  for (int i = 0; i < 3; i++) {
+    device->ops->free(device, ptr[i], COUNT * 8, i == 2 ? DC_MEMORY_HOST : DC_MEMORY_DEVICE);
+  }
+  if (event != NULL) {
+    dc_event_destroy(event);
+  }
+  dc_stream_destroy(a);
+  dc_stream_destroy(b);
+  dc_device_destroy(device);
+}
+
+static void test_every_call_fails(void **state) {
+  (void)state;
+  static const char *const functions[] = {
+#define X(name, arguments) #name,
+      DC__CU_FUNCTIONS(X)
+#undef X
+  };
+  static const int errors[] = {1, 2, 700};
+  use_all();
+  int calls[DC__COUNT(functions)];
+  for (size_t f = 0; f < DC__COUNT(functions); f++) {
+    calls[f] = cudasim_calls(functions[f]);
+  }
+  for (size_t f = 0; f < DC__COUNT(functions); f++) {
+    int most = calls[f] < 6 ? calls[f] : 6;
+    for (int before = 0; before < most; before++) {
+      cudasim_reset();
+      cudasim_fail(functions[f], before, errors[(f + (size_t)before) % DC__COUNT(errors)]);
+      use_all();
+      if (cudasim_live() != 0 || cudasim_depth() != 0) {
+        fail_msg("%s, call %d: %d things stay behind, %d contexts pushed", functions[f], before, cudasim_live(),
+                 cudasim_depth());
+      }
+    }
+  }
+}
+
+#define TEST(name) cmocka_unit_test_setup(name, set_up)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(test_devices_that_cannot_be_opened),
+      TEST(test_an_illegal_address_is_named),
+      TEST(test_ranks_learn_of_a_lost_device),
+      TEST(test_every_call_fails),
+  };
+  setenv("DC_TEST_DEVICE", "cuda", 1); /* for run_ranks */
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,135 @@
+/* The device's kernels against the plain C ones, bit for bit: every pair of types, special values, lengths around a
+ * block. */
+#include "harness.h"
+
+#include "cudasim.h"
+#include "kernels/kernels.h"
+
+enum { COUNT = 700, SOURCES = 64 };
+
+static const int32_t dtypes[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16, DC_INT8, DC_INT32, DC_INT64};
+static dc_device *device;
+static dc_stream *stream;
+static char *blocks[SOURCES + 1]; /* of the device, 8 * COUNT bytes each */
+
+static int set_up(void **state) {
+  (void)state;
+  void *ptr;
+  if (dc_device_open("cuda", NULL, &device) != DC_OK || dc_stream_create(device, &stream) != DC_OK) {
+    fail_msg("%s", dc_last_error());
+  }
+  for (int i = 0; i <= SOURCES; i++) {
+    assert_int_equal(device->ops->alloc(device, 8 * COUNT, DC_MEMORY_DEVICE, &ptr), DC_OK);
+    blocks[i] = ptr;
+  }
+  return 0;
+}
+
+static int tear_down(void **state) {
+  (void)state;
+  for (int i = 0; i <= SOURCES; i++) {
+    device->ops->free(device, blocks[i], 8 * COUNT, DC_MEMORY_DEVICE);
+  }
+  dc_stream_destroy(stream);
+  dc_device_destroy(device);
+  assert_int_equal(cudasim_live(), 0);
+  return 0;
+}
+
+/* Values of every kind, the same for the same seed. NaNs are left out of sums: which of several comes out is not said.
+ */
+static void fill(void *data, int32_t dtype, uint64_t seed, bool nans) {
+  static const double special[] = {0.0,  -0.0,  1.0,           -1.5,   65504.0,   65520.0, 1e-8,  6e-8,      3.4e38,
+                                   1e39, 127.6, -2147483649.0, 9.3e18, 1.0 / 3.0, -1e300,  1e-45, 16777217.0};
+  double values[COUNT];
+  for (int i = 0; i < COUNT; i++) {
+    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    bool is_special = (seed >> 60) == 0 && nans;
+    values[i] = is_special ? special[(seed >> 33) % DC__COUNT(special)] : (double)(int32_t)(seed >> 32) / 65536.0;
+    if (nans && (seed >> 56) == 17) {
+      values[i] = __builtin_nan("");
+    }
+  }
+  if (dtype == DC_FLOAT64) {
+    memcpy(data, values, sizeof values);
+  } else {
+    dc__cast(data, dtype, values, DC_FLOAT64, COUNT);
+  }
+}
+
+static void to_device(int block, const void *data) {
+  dc__stream_copy(stream, blocks[block], data, 8 * COUNT);
+  assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
+}
+
+static void expect(int block, const void *expected, const char *what, int32_t dst, int32_t src) {
+  static _Alignas(64) char found[8 * COUNT];
+  dc__stream_copy(stream, found, blocks[block], sizeof found);
+  if (dc_stream_synchronize(stream, 0) != DC_OK) {
+    fail_msg("%s", dc_last_error());
+  }
+  if (memcmp(found, expected, sizeof found) != 0) {
+    fail_msg("%s: %s of %s differs from plain C", what, dc_dtype_name(dst), dc_dtype_name(src));
+  }
+}
+
+static void test_pairs(void **state) {
+  (void)state;
+  static _Alignas(64) char dst[8 * COUNT], src[8 * COUNT];
+  static const int64_t counts[] = {COUNT, 257, 1, 0};
+  for (size_t d = 0; d < DC__COUNT(dtypes); d++) {
+    for (size_t s = 0; s < DC__COUNT(dtypes); s++) {
+      int64_t count = counts[(d + s) % DC__COUNT(counts)];
+      memset(dst, 0x11, sizeof dst);
+      fill(src, dtypes[s], d * 7 + s, true);
+      to_device(0, dst);
+      to_device(1, src);
+      dc__stream_cast(stream, blocks[0], dtypes[d], blocks[1], dtypes[s], count);
+      dc__cast(dst, dtypes[d], src, dtypes[s], count);
+      expect(0, dst, "cast", dtypes[d], dtypes[s]);
+      fill(dst, dtypes[d], 99 + d, false);
+      fill(src, dtypes[s], d * 7 + s, false);
+      to_device(0, dst);
+      to_device(1, src);
+      dc__stream_accumulate(stream, blocks[0], dtypes[d], blocks[1], dtypes[s], count);
+      dc__accumulate(dst, dtypes[d], src, dtypes[s], count);
+      expect(0, dst, "accumulate", dtypes[d], dtypes[s]);
+    }
+  }
+}
+
+static void reduce_both(int32_t d, int32_t s, int32_t n, int64_t count) {
+  static _Alignas(64) char dst[8 * COUNT], src[SOURCES][8 * COUNT];
+  const void *host[SOURCES], *there[SOURCES];
+  bool mean = dc__dtype_is_float(s) && n % 2 == 0;
+  fill(dst, d, 5, false);
+  to_device(SOURCES, dst);
+  for (int32_t r = 0; r < n; r++) {
+    memset(src[r], 0, sizeof src[r]);
+    fill(src[r], s, (uint64_t)(r + n), false);
+    to_device(r, src[r]);
+    host[r] = src[r];
+    there[r] = blocks[r];
+  }
+  dc__here_reduce(stream, blocks[SOURCES], d, there, n, s, count, mean, n % 3 == 0);
+  dc__here_reduce(NULL, dst, d, host, n, s, count, mean, n % 3 == 0);
+  expect(SOURCES, dst, "reduce", d, s);
+}
+
+static void test_reductions(void **state) {
+  (void)state;
+  for (size_t d = 0; d < DC__COUNT(dtypes); d++) {
+    for (size_t s = 0; s < DC__COUNT(dtypes); s++) {
+      reduce_both(dtypes[d], dtypes[s], (int32_t)(d * 7 + s) % 8 + 1, 300);
+    }
+  }
+  for (int32_t n = 1; n <= SOURCES; n++) {
+    reduce_both(DC_FLOAT32, DC_FLOAT32, n, n == 64 ? COUNT : 65);
+    reduce_both(DC_FLOAT32, DC_BFLOAT16, n, 33);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_pairs), cmocka_unit_test(test_reductions)};
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}
