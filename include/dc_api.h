@@ -1326,7 +1326,8 @@ typedef struct dc_linalg_options {
 DC_API void dc_linalg_options_init(dc_linalg_options *options, size_t struct_size);
 
 /** Makes a handle on a device, which it keeps alive.
- *  Returns DC_OK; DC_E_INVALID (threads negative or over 1024, plain not 0 or 1), DC_E_NO_MEMORY. [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID (threads negative or over 1024, plain not 0 or 1), DC_E_NO_MEMORY, DC_E_UNSUPPORTED
+ *  (no kernels for this device). [any] Since 0.1. */
 DC_API dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
 /** Frees a handle.
  *  linalg  NULL does nothing

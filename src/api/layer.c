@@ -30,6 +30,7 @@ dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_l
   if (device == NULL || config == NULL) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, device == NULL ? "device" : "config");
   }
+  DC__TRY(dc__device_is_host(__func__, device));
   dc_layer_config c = DC_LAYER_CONFIG_INIT;
   DC__TRY(dc__read_layer_config(__func__, config, &c));
   return dc__layer_create(__func__, device, &c, layer);

@@ -114,6 +114,13 @@ void dc__here_done(dc_device *device, dc_stream *stream) {
   }
 }
 
+dc_status dc__device_is_host(const char *fn, const dc_device *device) {
+  return device->place == 0
+             ? DC_OK
+             : dc__fail(DC_E_UNSUPPORTED, "%s: there are no kernels for device \"%s\" yet, only for \"cpu\"", fn,
+                        device->name);
+}
+
 dc_status dc__device_check(dc_device *device) {
   return device->ops->check == NULL ? DC_OK : device->ops->check(device);
 }

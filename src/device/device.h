@@ -120,6 +120,8 @@ dc_status dc__stream_sync(dc_stream *stream, int64_t timeout_ns); /* NULL: nothi
 /* The stream, or where the device does what the calling thread cannot; then wait with dc__here_done(). */
 dc_stream *dc__stream_or_here(dc_device *device, dc_stream *stream);
 void dc__here_done(dc_device *device, dc_stream *stream);
+/* DC_E_UNSUPPORTED where the host cannot compute on the device's memory: for what has host code alone. */
+dc_status dc__device_is_host(const char *fn, const dc_device *device);
 /* DC_OK, or the device's first failure as this thread's last error. */
 dc_status dc__device_check(dc_device *device);
 void dc__event_record(dc_event *event, dc_stream *stream);

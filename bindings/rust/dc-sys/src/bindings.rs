@@ -41,6 +41,7 @@ pub const DC_E_ABORTED: dc_status_code = -203;
 pub const DC_E_CALLBACK: dc_status_code = -204;
 pub const DC_E_SYSTEM: dc_status_code = -205;
 pub const DC_E_CORRUPT: dc_status_code = -206;
+pub const DC_E_DEVICE: dc_status_code = -207;
 pub const DC_E_INTERNAL: dc_status_code = -900;
 pub type dc_status_code = i32;
 extern "C" {
@@ -374,6 +375,13 @@ extern "C" {
 }
 extern "C" {
     pub fn dc_stream_create(device: *mut dc_device, stream: *mut *mut dc_stream) -> dc_status;
+}
+extern "C" {
+    pub fn dc_stream_wrap(
+        device: *mut dc_device,
+        native: *mut ::std::os::raw::c_void,
+        stream: *mut *mut dc_stream,
+    ) -> dc_status;
 }
 extern "C" {
     pub fn dc_stream_destroy(stream: *mut dc_stream);
