@@ -88,7 +88,8 @@ def c_tests(suite: Suite, setup: List[str], compiler: str, wrapper: Optional[str
     folder = BUILD / suite.name
     flags = ["-Dwerror=true", "-Dtests=true", *setup]
     if not (folder / "build.ninja").exists():
-        if suite.run("meson", "setup", str(folder), *flags, CC=compiler) != 0:
+        cxx = {"gcc": "g++", "clang-14": "clang++-14"}[compiler]
+        if suite.run("meson", "setup", str(folder), *flags, CC=compiler, CXX=cxx) != 0:
             return Count(failed=1)
     if suite.run("meson", "compile", "-C", str(folder)) != 0:
         return Count(failed=1)
@@ -272,7 +273,8 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "fuzz": fuzz,
     "asan": lambda suite: c_tests(
         suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=address,undefined", "-Db_lundef=false",
-                "-Dc_args=-fno-sanitize-recover=all -fno-omit-frame-pointer"], "clang-14", ASLR_OFF),
+                "-Dc_args=-fno-sanitize-recover=all -fno-omit-frame-pointer",
+                "-Dcpp_args=-fno-sanitize-recover=all -fno-omit-frame-pointer"], "clang-14", ASLR_OFF),
     "tsan": lambda suite: c_tests(
         suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=thread", "-Db_lundef=false"], "clang-14", ASLR_OFF),
     "examples": examples_c,
