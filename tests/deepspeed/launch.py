@@ -11,7 +11,10 @@ from typing import Any, Dict, List
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build" / "deepspeed"
+BENCH = HERE.parent.parent / "bench"
 SEED, NEWEST = "0.18.9", "0.19.8"
+
+sys.path.append(str(BENCH))
 
 
 def install(version: str) -> List[str]:
@@ -22,13 +25,14 @@ def install(version: str) -> List[str]:
     if not folder.exists():
         # Its setup imports PyTorch, so it is built where that is, and compiles nothing.
         _pip(folder, "--no-build-isolation", f"deepspeed=={version}")
-    return [str(folder), str(packages), str(HERE)]
+    return [str(folder), str(packages), str(HERE), str(BENCH)]
 
 
 def _pip(folder: Path, *arguments: str) -> None:
     partial = folder.with_name(folder.name + ".part")
     subprocess.run(["rm", "-rf", str(partial)], check=True)
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(partial), *arguments],
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target",
+                    str(partial), *arguments],
                    check=True, env={**os.environ, "DS_BUILD_OPS": "0"}, stdin=subprocess.DEVNULL)
     partial.rename(folder)
 
@@ -36,20 +40,34 @@ def _pip(folder: Path, *arguments: str) -> None:
 def environment(version: str, **more: str) -> Dict[str, str]:
     variables = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "PYTHONPATH")}
     return {**variables, "PYTHONPATH": os.pathsep.join(install(version)), "DS_ACCELERATOR": "cpu",
-            "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(BUILD / "inductor"), **more}
+            "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(BUILD / "inductor"), **more}
 
 
-def run(version: str, out: Path, ranks: int = 2, timeout: int = 900, **options: Any) -> Dict[str, Any]:
-    """train.py's result; options are its arguments."""
-    command = [sys.executable, "-m", "libdc.run", "-n", str(ranks), str(HERE / "train.py"), "--out", str(out)]
+def start(version: str, out: Path, **options: Any) -> "subprocess.Popen[bytes]":
+    """Two ranks of train.py, whose result is written to `out`; options are its arguments."""
+    command = [sys.executable, "-m", "libdc.run", "-n", "2", str(HERE / "train.py"), "--out", str(out)]
     for key, value in options.items():
         command += [f"--{key}"] if value is True else [f"--{key}", str(value)]
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          stdin=subprocess.DEVNULL, timeout=timeout, env=environment(version))
-    out.with_suffix(".log").write_text(done.stdout)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}")
-    return json.loads(out.read_text())
+    with open(out.with_suffix(".log"), "wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                env=environment(version))
+
+
+def run(version: str, out: Path, timeout: int = 900, **options: Any) -> Dict[str, Any]:
+    """train.py's result."""
+    process = start(version, out, **options)
+    try:
+        return finish(process, out, timeout)
+    finally:
+        process.terminate()
+
+
+def finish(process: "subprocess.Popen[bytes]", out: Path, timeout: float) -> Dict[str, Any]:
+    if process.wait(timeout) != 0:
+        log = out.with_suffix(".log").read_text()
+        raise RuntimeError(f"{out.stem} ended with {process.returncode}:\n{log[-4000:]}")
+    return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 
 def largest_difference(one: Dict[str, Any], other: Dict[str, Any]) -> float:

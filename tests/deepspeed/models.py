@@ -32,9 +32,9 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """A GPT's block normalises before each half, a BERT's after."""
 
-    def __init__(self, width: int, heads: int, gpt: bool) -> None:
+    def __init__(self, width: int, heads: int, gpt: bool, gelu: str) -> None:
         super().__init__()
-        self.gpt = gpt
+        self.gpt, self.gelu = gpt, gelu
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = Attention(width, heads, causal=gpt)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -42,22 +42,38 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.gpt:
             x = x + self.attention(self.norm1(x))
-            return x + self.down(F.gelu(self.up(self.norm2(x))))
+            return x + self.down(self._activate(self.norm2(x)))
         x = self.norm1(x + self.attention(x))
-        return self.norm2(x + self.down(F.gelu(self.up(x))))
+        return self.norm2(x + self.down(self._activate(x)))
+
+    def _activate(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(self.up(x), approximate=self.gelu)
+
+    def as_deepspeed_layer(self) -> nn.Module:
+        """DeepSpeed's transformer layer with these weights; its GELU is "tanh"."""
+        from deepspeed.ops.transformer import DeepSpeedTransformerConfig, DeepSpeedTransformerLayer
+
+        config = DeepSpeedTransformerConfig(hidden_size=self.up.in_features, intermediate_size=self.up.out_features,
+                                            heads=self.attention.heads, attn_dropout_ratio=0.0,
+                                            hidden_dropout_ratio=0.0, layer_norm_eps=1e-5, initializer_range=0.02,
+                                            pre_layer_norm=self.gpt)
+        parts = self.attention.out, self.norm1, self.up, self.down, self.norm2
+        return DeepSpeedTransformerLayer(config, [*self.attention.qkv.weight.chunk(3), *(p.weight for p in parts)],
+                                         [*self.attention.qkv.bias.chunk(3), *(p.bias for p in parts)])
 
 
 class Model(nn.Module):
-    """kind "gpt" predicts the next token; "bert" predicts masked ones, through a head tied to its embedding. broken: with
-    a graph break half way, so that Dynamo makes two graphs of it."""
+    """kind "gpt" predicts the next token; "bert" predicts masked ones, through a head tied to its embedding. broken:
+    with a graph break half way, so that Dynamo makes two graphs of it. kernel: the blocks are DeepSpeed's layers."""
 
-    def __init__(self, kind: str, width: int = 384, layers: int = 2, heads: int = 4, broken: bool = False) -> None:
+    def __init__(self, kind: str, width: int = 384, layers: int = 2, heads: int = 4, broken: bool = False,
+                 gelu: str = "none", kernel: bool = False) -> None:
         super().__init__()
         self.kind, self.broken = kind, broken
         self.tokens = nn.Embedding(VOCAB[kind], width)
         self.positions = nn.Embedding(LENGTH[kind], width)
         half = layers // 2
-        blocks = [Block(width, heads, kind == "gpt") for _ in range(layers)]
+        blocks = [Block(width, heads, kind == "gpt", gelu) for _ in range(layers)]
         # Not one list and a break inside its loop: Dynamo gives up on such a frame.
         self.lower, self.upper = nn.Sequential(*blocks[:half]), nn.Sequential(*blocks[half:])
         self.norm = nn.LayerNorm(width)
@@ -67,6 +83,19 @@ class Model(nn.Module):
             self.bias = nn.Parameter(torch.zeros(VOCAB[kind]))
         else:
             self.head = nn.Linear(width, VOCAB[kind], bias=False)
+        self.apply(self._initialise)
+        if kernel:
+            self.lower, self.upper = (nn.Sequential(*(block.as_deepspeed_layer() for block in part))
+                                      for part in (self.lower, self.upper))
+
+    @staticmethod
+    def _initialise(module: nn.Module) -> None:
+        """As GPT-2 and BERT begin. PyTorch's own embedding, tied to the head, makes losses of 23 and gradients in which
+        Adam's first step turns a rounding into 1e-4."""
+        if isinstance(module, (nn.Embedding, nn.Linear)):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))

@@ -9,12 +9,13 @@ import collections
 import json
 import os
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import torch
 import torch.distributed as dist
 
 import deepspeed
+import machine
 from models import Model, batch
 
 STEADY = 8  # from this step on nothing is compiled any more
@@ -31,7 +32,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--steps", type=int, default=50, help="optimizer steps")
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--gelu", choices=("none", "tanh"), default="none", help="as torch.nn.functional.gelu has it")
+    parser.add_argument("--kernel", action="store_true", help="DeepSpeedTransformerLayer, with BERT")
     parser.add_argument("--broken", action="store_true", help="a graph break in the model")
+    parser.add_argument("--turns", help="FILE:PLACE:PLACES, to be measured beside others")
     parser.add_argument("--out", required=True)
     return parser.parse_args()
 
@@ -77,16 +81,58 @@ def count_persistent(ids: List[int]) -> None:
     handle.set_persistent = keep
 
 
-def peak_memory() -> int:
-    """The process's, in bytes."""
-    with open("/proc/self/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
+class Turns:
+    """Trainings that are measured side by side, so that a busy moment of the machine meets all of them: each runs a few
+    steps when its turn comes round, and sleeps in between. The turns are counted by a file's length."""
+
+    STEPS = STEADY  # of a turn: the first is all that compiles
+
+    def __init__(self, path: str, place: str, places: str) -> None:
+        self.path, self.place, self.places = path, int(place), int(places)
+
+    def begin(self) -> None:
+        while os.path.getsize(self.path) % self.places != self.place:
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        dist.barrier()  # no rank is still busy
+        if dist.get_rank() == 0:
+            with open(self.path, "a", encoding="ascii") as file:
+                file.write(".")
+        dist.barrier()
+
+
+def train(engine: Any, args: argparse.Namespace, turns: Optional[Turns]) -> Dict[str, Any]:
+    """This rank's losses, seconds, gathers up to the end of each step, and peaks of memory."""
+    losses, seconds, gathers, peak = [], [], [], 0
+    if args.backend != "none":
+        from libdc.torch import ops
+    for step in range(args.steps):
+        if turns and step % Turns.STEPS == 0:
+            turns.begin()
+        if step == STEADY:
+            peak = machine.memory_kib("VmHWM")
+            machine.reset_peak()
+        begin = time.perf_counter()
+        for micro in range(step * args.accumulate, (step + 1) * args.accumulate):
+            loss = engine(*batch(args.model, micro, dist.get_rank(), args.batch))
+            engine.backward(loss)
+            with torch.no_grad():  # DeepSpeed 0.18 gathers into views that PyTorch 2.13 otherwise protects
+                engine.step()
+            losses.append(loss.item())
+        seconds.append(time.perf_counter() - begin)
+        if args.backend != "none":
+            gathers.append(ops.context().get_memory_stats().gathers)
+        if turns and (step + 1) % Turns.STEPS == 0:
+            turns.end()
+    return {"losses": losses, "seconds": seconds, "gathers": gathers, "compile_peak_kib": peak,
+            "steady_peak_kib": machine.memory_kib("VmHWM")}
 
 
 def main() -> None:
     args = arguments()
+    turns = Turns(*args.turns.split(":")) if args.turns else None
     persistent: List[int] = []
-    gathers: List[int] = []  # up to the end of each step
     counts: List[Dict[str, int]] = []
     if args.backend != "none":
         import libdc.torch.deepspeed
@@ -97,42 +143,24 @@ def main() -> None:
     # DeepSpeed's own shared-memory collectives, which nothing here calls, would be compiled first, for a minute.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    rank = dist.get_rank()
+    before = machine.memory_kib("VmRSS")
     torch.manual_seed(3)
-    model = Model(args.model, args.width, args.layers, broken=args.broken)
+    model = Model(args.model, args.width, args.layers, broken=args.broken, gelu=args.gelu, kernel=args.kernel)
     parameters = sum(p.numel() for p in model.parameters())
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings(args))
     if args.backend != "none":
         engine.compile(backend=args.backend)
-    losses, seconds, peak = [], [], 0
-    context = None
-    if args.backend != "none":
-        from libdc.torch import ops
-
-        context = ops.context()
-    for step in range(args.steps):
-        if step == STEADY:
-            peak = peak_memory()
-            with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-                file.write("5")  # the peak starts anew
-        begin = time.perf_counter()
-        for micro in range(args.accumulate):
-            loss = engine(*batch(args.model, step * args.accumulate + micro, rank, args.batch))
-            engine.backward(loss)
-            with torch.no_grad():  # DeepSpeed 0.18 gathers into views that PyTorch 2.13 otherwise protects
-                engine.step()
-            losses.append(loss.item())
-        seconds.append(time.perf_counter() - begin)
-        if context is not None:
-            gathers.append(context.get_memory_stats().gathers)
-    mine = {"losses": losses, "seconds": seconds, "gathers": gathers, "persistent": len(persistent),
-            "steady_peak": peak_memory(), "peak": max(peak, peak_memory())}
+    mine = {**train(engine, args, turns), "before_kib": before, "persistent": len(persistent),
+            "cpu": sum(os.times()[:4])}
     everyone: List[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
-    if rank == 0:
+    if dist.get_rank() == 0:
         with open(args.out, "w", encoding="utf-8") as file:
             json.dump({"arguments": vars(args), "deepspeed": deepspeed.__version__, "torch": torch.__version__,
                        "parameters": parameters, "graphs": counts, "ranks": everyone}, file, indent=1)
+    if turns:  # nobody's end is in another's last turn
+        turns.begin()
+        turns.end()
     engine.destroy()
     dist.barrier()
     dist.destroy_process_group()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""DeepSpeed's own tests of its compile package on libdc: upstream.py CHECKOUT [PYTEST ARGUMENT…]. PyPI's archives have no
-tests, so CHECKOUT is a clone of DeepSpeed's repository. Tests and package are copied from it; in the tests, the conditions
-that skip them where there is no CUDA are lifted, and nothing else."""
+"""DeepSpeed's own tests of its compile package and of its transformer layer, on libdc: upstream.py CHECKOUT [PYTEST
+ARGUMENT…]. PyPI's archives have no tests, so CHECKOUT is a clone of DeepSpeed's repository. Tests and package are
+copied from it; in the tests, the conditions that skip them where there is no CUDA are lifted, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launch import BUILD, NEWEST, environment
+from launch import BUILD, NEWEST, environment, install
 
 FOLDERS = "tests", "deepspeed", "op_builder", "accelerator", "csrc"
-SUITES = "unit/compile", "unit/v1/compile"
+SUITES = "unit/compile", "unit/v1/compile", "unit/ops/accelerators"
 # AutoSP and AutoTP have operators of their own.
 OTHERS = "unit/v1/compile/test_compile_autosp.py", "unit/compile/test_tp_compile.py"
-CONDITIONS = 'get_accelerator().device_name() == "cpu"', "not is_deepcompile_supported()"
+CONDITIONS = ('get_accelerator().device_name() == "cpu"', "not is_deepcompile_supported()",
+              "not deepspeed.ops.__compatible_ops__[TransformerBuilder.NAME]",
+              "not get_accelerator().is_fp16_supported()", "not bf16_required_version_check()",
+              "torch.half not in get_accelerator().supported_dtypes()")
+TARGET, LOG, EXTENSIONS = BUILD / "upstream", BUILD / "upstream.log", BUILD / "extensions"
 
 
-def copy(checkout: Path, target: Path) -> None:
-    shutil.rmtree(target, ignore_errors=True)
+def copy(checkout: Path) -> None:
+    shutil.rmtree(TARGET, ignore_errors=True)
     for folder in FOLDERS:
-        shutil.copytree(checkout / folder, target / folder, symlinks=True)
+        shutil.copytree(checkout / folder, TARGET / folder, symlinks=True)
     version = (checkout / "version.txt").read_text().strip()
     installed = (BUILD / NEWEST / "deepspeed" / "git_version_info_installed.py").read_text()
-    (target / "deepspeed" / "git_version_info_installed.py").write_text(installed.replace(NEWEST, version))
-    for path in (target / "tests" / "unit" / "v1" / "compile").glob("*.py"):
+    (TARGET / "deepspeed" / "git_version_info_installed.py").write_text(installed.replace(NEWEST, version))
+    for path in (path for suite in SUITES for path in (TARGET / "tests" / suite).glob("*.py")):
         text = path.read_text()
         for condition in CONDITIONS:
             text = text.replace(condition, "False")
@@ -36,18 +40,20 @@ def copy(checkout: Path, target: Path) -> None:
 
 
 def main() -> int:
-    checkout, target = Path(sys.argv[1]).resolve(), BUILD / "upstream"
-    variables = environment(NEWEST, LIBDC_DEEPSPEED="1", LOCAL_SIZE="2")
-    copy(checkout, target)
-    variables["PYTHONPATH"] = os.pathsep.join([str(target), str(BUILD / "packages")])
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "-rs", "-W", "ignore", *SUITES,
-               *(f"--ignore={path}" for path in OTHERS), *sys.argv[2:]]
-    done = subprocess.run(command, cwd=target / "tests", env=variables, text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
-    (BUILD / "upstream.log").write_text(text)
-    for line in re.findall(r"^(?:\S+::.*(?:FAILED|ERROR|SKIPPED).*|FAILED .*|SKIPPED .*|=+ .*(?:passed|failed).*)$", text, re.M):
-        print(line)
+    install(NEWEST)
+    copy(Path(sys.argv[1]).resolve())
+    for lock in EXTENSIONS.glob("*/lock"):
+        lock.unlink()  # of a build that was ended: PyTorch would wait for it for ever
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=", "--color=no", "-rs", "-W",
+               "ignore", *SUITES, *(f"--ignore={path}" for path in OTHERS), *sys.argv[2:]]
+    variables = environment(NEWEST, LIBDC_DEEPSPEED="1", LOCAL_SIZE="2", TORCH_EXTENSIONS_DIR=str(EXTENSIONS),
+                            PYTHONPATH=os.pathsep.join([str(TARGET), str(BUILD / "packages")]))
+    with open(LOG, "wb") as log:
+        done = subprocess.run(command, cwd=TARGET / "tests", env=variables, stdout=log, stderr=subprocess.STDOUT,
+                              stdin=subprocess.DEVNULL)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", LOG.read_text())
+    print(*re.findall(r"^(?:\S+::.* (?:FAILED|ERROR)|(?:FAILED|ERROR|SKIPPED) |=+ .*(?:passed|failed)).*$", text, re.M),
+          sep="\n")
     return done.returncode
 
 
