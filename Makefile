@@ -17,6 +17,10 @@ build: .venv/package
 train: build
 	@$(PY) -m libdc.run -n $(RANKS) --grace 60 examples/gpt/train.py $(ARGS)
 
+# A small BERT with the library's transformer layer, without and with its memory flags.
+bert: build
+	@$(PY) -m libdc.run -n $(RANKS) --grace 60 examples/bert/train.py --compare $(ARGS)
+
 test:
 	@scripts/setup.sh test
 	@$(MAKE) --no-print-directory build
@@ -69,4 +73,4 @@ bench: build
 clean:
 	rm -rf .venv build
 
-.PHONY: build train test test-deepspeed abi docs wheel mutants coverage fuzz spin bench clean
+.PHONY: build train bert test test-deepspeed abi docs wheel mutants coverage fuzz spin bench clean
