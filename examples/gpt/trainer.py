@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import libdc.torch as dct
 import torch
+from libdc.optim import AdamW
 
 import checkpoint
 from data import Text
@@ -45,11 +46,7 @@ class Trainer:
         self.call: Callable[..., torch.Tensor] = self.model
         if a.compile:
             self.call = torch.compile(self.model, backend=a.compile)
-        # PyTorch's fused AdamW rounds otherwise in the last few elements of a tensor than in whole vectors of 16: where
-        # ranks cut parameters elsewhere, it would not give the same bits at every stage.
-        fused = all(count % (16 * group.size) == 0 for count in self.sizes.values())
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=a.lr, betas=(0.9, 0.95), weight_decay=0.1,
-                                           fused=fused)
+        self.optimizer = AdamW(self.model.parameters(), lr=a.lr, betas=(0.9, 0.95), weight_decay=0.1)
         if start:
             checkpoint.load_optimizer(start, self.model, self.optimizer, group)
         self.spans: List[Span] = []

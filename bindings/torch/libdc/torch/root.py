@@ -59,6 +59,14 @@ class Entry:
         self.updates = 0  # optimizer steps; fused optimizers leave no trace in the version
         self.unreduced: Optional[Tensor] = None  # whole local sum of no_sync()
 
+    @property
+    def part(self) -> Tuple[int, int]:
+        """This rank's elements, from begin to end, without the padding behind them."""
+        if self.root.stage == 0:
+            return 0, self.numel
+        begin = min(self.root.comm.rank * self.length, self.numel)
+        return begin, min(begin + self.length, self.numel)
+
     def take(self) -> Tensor:
         """The whole weights, as memory that goes back when the tensor dies."""
         root = self.root

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ def _gather(entry: Entry, part: Tensor, keep: bool) -> Optional[Tensor]:
     if root.stage == 0:
         return part.detach().clone() if keep else None
     part = part.detach().contiguous()
+    if part.numel() < entry.length:
+        part = torch.cat([part, part.new_zeros(entry.length - part.numel())])
     if root.comm.size == 1:
         whole = part.clone()
     else:
@@ -30,8 +32,7 @@ def _split(entry: Entry, whole: Tensor, part: Tensor) -> None:
     if entry.root.stage == 0:
         part.copy_(whole)
         return
-    begin = min(entry.root.comm.rank * entry.length, entry.numel)
-    end = min(begin + entry.length, entry.numel)
+    begin, end = entry.part
     part[: end - begin].copy_(whole.reshape(-1)[begin:end])
 
 
@@ -76,7 +77,8 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Any], strict: boo
 def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer,
                               rank0_only: bool = False) -> Dict[str, Any]:
     """The optimizer's state_dict() with whole tensors, and parameters by name instead of by number. Every rank must
-    call it. A state tensor as long as the shard is a part of a whole; others are the same on every rank."""
+    call it. A state tensor as long as the shard, with its padding or without, is a part of a whole; others are the same
+    on every rank."""
     root = root_of(model)
     keep = not rank0_only or root.comm.rank == 0
     packed = optimizer.state_dict()
@@ -127,6 +129,12 @@ def _is_like(shape: torch.Size, key: str, value: Any) -> bool:
     return isinstance(value, Tensor) and value.shape == shape and (value.dim() > 0 or key != "step")
 
 
+def _shapes(entry: Entry) -> Tuple[torch.Size, ...]:
+    """What state that has this rank's elements may look like."""
+    begin, end = entry.part
+    return entry.data.shape, torch.Size([end - begin])
+
+
 def _names(model: nn.Module) -> Dict[int, str]:
     return {id(param): name for name, param in model.named_parameters()}
 
@@ -135,7 +143,7 @@ def _each(values: Mapping[str, Any], param: nn.Parameter, gather: Callable[[Entr
     entry = entry_of(param)
     result = {}
     for key, value in values.items():
-        if entry is not None and _is_like(param.shape, key, value):
+        if entry is not None and any(_is_like(shape, key, value) for shape in _shapes(entry)):
             result[key] = gather(entry, value)
         else:
             result[key] = _copy(value)

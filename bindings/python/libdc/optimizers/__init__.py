@@ -1,0 +1,6 @@
+"""Optimizers on arrays of any library, whole or in parts: chapter 14 of dc_api.h. For PyTorch see libdc.optim."""
+
+from .elementwise import SGD, AdamW
+from .handle import Optimizer, OptimizerStats
+
+__all__ = ["AdamW", "Optimizer", "OptimizerStats", "SGD"]

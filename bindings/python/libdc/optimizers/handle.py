@@ -1,0 +1,149 @@
+"""What all kinds of optimizers have: groups, parameters, steps, state."""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Optional, Sequence
+
+from .._lib import ffi, lib, own, text
+from ..errors import check, closed
+from ..linalg.handle import Handle, default
+from ..tensors import Tensor, _count, fill, output, result
+from ..types import DType
+
+
+class OptimizerStats(NamedTuple):
+    """What an optimizer holds and did, on this rank; see dc_optimizer_stats."""
+
+    steps: int
+    params: int
+    blocks: int
+    owned_blocks: int
+    refreshes: int
+    warm_refreshes: int
+    failed_refreshes: int
+    state_bytes: int
+    scratch_bytes: int
+    wire_bytes: int
+    refresh_ns: int
+
+
+class Optimizer:
+    """A kind's class says how its options are called in C (`_options`), which functions make one and set a group's, and
+    which of them have -1 for a zero that is meant (`_none`)."""
+
+    _options = ""
+    _none: Sequence[str] = ()
+
+    def __init__(self, lr: float = 1e-3, handle: Optional[Handle] = None, **options: Any) -> None:
+        self._linalg = handle or default()
+        out = ffi.new("dc_optimizer **")
+        check(self._create(self._linalg._handle, self._read(options), out))
+        self._own: Any = own(out[0], lib.dc_optimizer_destroy)
+        self.params: List[int] = []  # elements of each parameter's part
+        self.set_lr(0, lr)
+
+    def _create(self, linalg: Any, options: Any, out: Any) -> int:
+        raise NotImplementedError
+
+    def _set_group(self, group: int, options: Any) -> int:
+        raise NotImplementedError
+
+    def _read(self, options: Any) -> Any:
+        """The C struct. In Python a number is what it says: a zero that is meant becomes C's -1."""
+        struct = ffi.new(f"{self._options} *")
+        struct.struct_size = ffi.sizeof(self._options)
+        known = {name for name, _ in ffi.typeof(self._options).fields} - {"struct_size", "reserved0"}
+        for name, value in options.items():
+            if name not in known:
+                raise TypeError(f"{type(self).__name__}: no option {name!r}, there are {', '.join(sorted(known))}")
+            setattr(struct, name, -1 if value == 0 and name in self._none else value)
+        return struct
+
+    @property
+    def _handle(self) -> Any:
+        if self._own is None:
+            raise closed("optimizer")
+        return self._own
+
+    def set_group(self, group: int, **options: Any) -> None:
+        """Sets all options of a group; the number of groups adds one."""
+        check(self._set_group(group, self._read(options)))
+
+    def set_lr(self, group: int, lr: float) -> None:
+        check(lib.dc_optimizer_set_lr(self._handle, group, lr))
+
+    def add_param(self, shape: Sequence[int], offset: int = 0, count: Optional[int] = None, dtype: Any = DType.FLOAT32,
+                  group: int = 0) -> int:
+        """A parameter of which this rank has the elements [offset, offset + count), flattened; count None: all from
+        offset on. Returns its index."""
+        count = _count(shape) - offset if count is None else count
+        index = ffi.new("int64_t *")
+        check(lib.dc_optimizer_add_param(self._handle, group, ffi.new("int64_t[]", [*shape] or [0]), len(shape), offset,
+                                         count, DType.of(dtype), index))
+        self.params.append(count)
+        return int(index[0])
+
+    def step(self, weights: Sequence[Any], grads: Sequence[Any], grad_scale: float = 1.0) -> None:
+        """Changes the weights in place; a gradient None leaves its parameter alone."""
+        if len(weights) != len(grads):
+            raise ValueError(f"step: {len(weights)} weights and {len(grads)} gradients, must be as many")
+        c_weights, c_grads = (ffi.new("dc_tensor[]", len(weights) or 1) for _ in range(2))
+        keep = []
+        for i, (weight, grad) in enumerate(zip(weights, grads)):
+            keep.append(fill(c_weights[i], weight, writable=True))
+            c_grads[i].struct_size = ffi.sizeof("dc_tensor")
+            if grad is not None:
+                keep.append(fill(c_grads[i], grad))
+        self._step(c_weights, c_grads, len(weights), grad_scale)
+
+    def _step(self, weights: Any, grads: Any, count: int, grad_scale: float = 1.0) -> None:
+        check(lib.dc_optimizer_step(self._handle, weights, grads, ffi.sizeof("dc_tensor"), count, grad_scale))
+
+    @property
+    def steps(self) -> int:
+        """The most steps that any parameter has made."""
+        return int(lib.dc_optimizer_steps(self._handle))
+
+    def state_names(self, index: int) -> List[str]:
+        """The pieces of a parameter's state on this rank."""
+        names: List[str] = []
+        name = ffi.new("char const **")
+        while True:
+            check(lib.dc_optimizer_state_name(self._handle, index, len(names), name))
+            if name[0] == ffi.NULL:
+                return names
+            names.append(text(name[0]))
+
+    def state(self, index: int, name: str) -> Tensor:
+        """A piece of a parameter's state, to read and write between steps."""
+        view = output()
+        check(lib.dc_optimizer_state(self._handle, index, name.encode(), view))
+        return result(view, self._handle)
+
+    def save(self) -> bytes:
+        """This rank's state."""
+        size = ffi.new("size_t *")
+        check(lib.dc_optimizer_save_size(self._handle, size))
+        memory = bytearray(size[0])
+        check(lib.dc_optimizer_save(self._handle, ffi.from_buffer(memory), len(memory)))
+        return bytes(memory)
+
+    def load(self, state: Any) -> None:
+        """What save() gave, into an optimizer with the same parameters."""
+        memory = ffi.from_buffer(state)
+        check(lib.dc_optimizer_load(self._handle, memory, len(memory)))
+
+    def stats(self) -> OptimizerStats:
+        stats = ffi.new("dc_optimizer_stats *")
+        stats.struct_size = ffi.sizeof("dc_optimizer_stats")
+        check(lib.dc_get_optimizer_stats(self._handle, stats))
+        return OptimizerStats(*(int(getattr(stats, name)) for name in OptimizerStats._fields))
+
+    def close(self) -> None:
+        self._own = None
+
+    def __enter__(self) -> "Optimizer":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()

@@ -1,0 +1,45 @@
+"""AdamW and SGD, by the names and arguments of torch.optim's."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Tuple
+
+from libdc import optimizers
+
+from .native import Native
+
+
+class AdamW(Native):
+    """torch.optim.AdamW in one pass over memory, on all of PyTorch's threads; an element's bits do not depend on its
+    place, so a model's ZeRO stages agree. 16-bit weights have a float32 copy in the state ("master"). check_finite: a
+    gradient that is not finite raises libdc.Error, and changes nothing."""
+
+    _kind = optimizers.AdamW
+
+    def __init__(self, params: Any, lr: float = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False,
+                 check_finite: bool = False) -> None:
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
+                                      maximize=maximize, check_finite=check_finite))
+
+    def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
+        return {"beta1": float(group["betas"][0]), "beta2": float(group["betas"][1]), "eps": float(group["eps"]),
+                "weight_decay": float(group["weight_decay"]), "amsgrad": bool(group["amsgrad"]),
+                "maximize": bool(group["maximize"]), "check_finite": bool(group["check_finite"])}
+
+
+class SGD(Native):
+    """torch.optim.SGD likewise."""
+
+    _kind = optimizers.SGD
+
+    def __init__(self, params: Any, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
+                 weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False,
+                 check_finite: bool = False) -> None:
+        super().__init__(params, dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
+                                      nesterov=nesterov, maximize=maximize, check_finite=check_finite))
+
+    def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
+        return {"momentum": float(group["momentum"]), "dampening": float(group["dampening"]),
+                "weight_decay": float(group["weight_decay"]), "nesterov": bool(group["nesterov"]),
+                "maximize": bool(group["maximize"]), "check_finite": bool(group["check_finite"])}

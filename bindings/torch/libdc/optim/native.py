@@ -1,0 +1,220 @@
+"""torch.optim.Optimizer over libdc's handle: PyTorch's groups, hooks, schedulers and state_dict() outside, one call of
+the library inside a step."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+
+import torch
+from libdc import DType, optimizers
+from libdc._lib import ffi
+from libdc.linalg import Handle
+from torch import Tensor
+
+from ..torch.shard import entry_of
+
+_DTYPES = {torch.float32: DType.FLOAT32, torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16}
+
+
+class Part:
+    """A parameter as the library knows it: this rank's elements of it."""
+
+    __slots__ = ("param", "shape", "offset", "count", "length")
+
+    def __init__(self, param: Tensor) -> None:
+        entry = entry_of(param)
+        self.param = param
+        self.shape = tuple(param.shape if entry is None else entry.shape)
+        self.length = param.numel()  # with the padding of a sharded parameter's last part
+        self.offset, self.count = 0, self.length
+        if entry is not None:
+            self.offset, end = entry.part
+            self.count = end - self.offset
+
+    def view(self, state: Tensor) -> Tensor:
+        """A piece of state that has the part's elements, in the parameter's shape where all of it is here."""
+        whole = self.count == self.length and state.shape == (self.count,)
+        return state.view(self.param.shape) if whole else state
+
+
+class Native(torch.optim.Optimizer):
+    """A kind's class has `_kind`, the class of libdc.optimizers, and `_options()`, from a group to that one's options.
+    Groups may change at any time, by schedulers or by hand: each step looks."""
+
+    _kind: Type[optimizers.Optimizer]
+
+    def __init__(self, params: Any, defaults: Dict[str, Any]) -> None:
+        self._start()
+        super().__init__(params, defaults)
+
+    def _start(self) -> None:
+        self._native: Optional[optimizers.Optimizer] = None  # made with the first group's options
+        self._parts: List[Part] = []
+        self._told: List[Tuple[float, Dict[str, Any]]] = []  # of each group: what the library knows
+        self._tensors: Any = None  # a step's weights and gradients, in C
+
+    def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
+        raise NotImplementedError
+
+    def _make(self, options: Dict[str, Any]) -> optimizers.Optimizer:
+        return self._kind(handle=Handle(torch.get_num_threads()), **options)
+
+    def _name(self) -> str:
+        return type(self).__name__
+
+    # ---- groups ----
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        try:
+            self._tell(len(self.param_groups) - 1)
+            for param in self.param_groups[-1]["params"]:
+                self._add(param, len(self.param_groups) - 1)
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _tell(self, index: int) -> None:
+        """Says a group's options and learning rate to the library, where they are new."""
+        group = self.param_groups[index]
+        now = float(group["lr"]), self._options(group)
+        if index < len(self._told) and self._told[index] == now:
+            return
+        if self._native is None:
+            self._native = self._make(now[1])
+        else:
+            self._native.set_group(index, **now[1])
+        self._native.set_lr(index, now[0])
+        self._told[index:index + 1] = [now]
+
+    def _add(self, param: Tensor, group: int) -> None:
+        assert self._native is not None
+        index = len(self._parts)
+        if param.dtype not in _DTYPES:
+            raise ValueError(f"{self._name()}: parameter {index} is {param.dtype}, must be float32, float16 or bfloat16")
+        if param.device.type != "cpu" or param.layout != torch.strided:
+            raise ValueError(f"{self._name()}: parameter {index} is on {param.device} and {param.layout}, must be on the "
+                             "cpu and strided")
+        part = Part(param)
+        self._native.add_param(part.shape, part.offset, part.count, _DTYPES[param.dtype], group)
+        self._parts.append(part)
+        self._tensors = None
+
+    # ---- steps ----
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+        """One step; closure: computes the loss again, and its gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for index in range(len(self.param_groups)):
+            self._tell(index)
+        self._run([self._grad_of(index, part) for index, part in enumerate(self._parts)])
+        return loss
+
+    def _grad_of(self, index: int, part: Part) -> Optional[Tensor]:
+        grad = part.param.grad
+        if grad is None:
+            return None
+        if grad.layout != torch.strided:
+            raise RuntimeError(f"{self._name()}: the gradient of parameter {index} is {grad.layout}, must be strided; "
+                               "libdc has no sparse updates")
+        if grad.dtype not in _DTYPES:
+            raise RuntimeError(f"{self._name()}: the gradient of parameter {index} is {grad.dtype}, must be float32, "
+                               "float16 or bfloat16")
+        return grad.contiguous()
+
+    def _run(self, grads: List[Optional[Tensor]]) -> None:
+        native = self._native
+        assert native is not None
+        if self._tensors is None:
+            self._shapes = ffi.new("int64_t[]", [part.count for part in self._parts] or [0])
+            self._tensors = [self._describe(), self._describe()]
+        weights = [part.param.detach() if part.param.is_contiguous() else part.param.detach().contiguous()
+                   for part in self._parts]
+        for c_weight, c_grad, weight, grad in zip(*self._tensors, weights, grads):
+            c_weight.data = ffi.cast("void *", weight.data_ptr())
+            c_grad.data = ffi.cast("void *", 0 if grad is None else grad.data_ptr())
+            c_grad.dtype = DType.NONE if grad is None else _DTYPES[grad.dtype]
+        native._step(*self._tensors, len(self._parts))
+        changed = []
+        for index, (part, weight, grad) in enumerate(zip(self._parts, weights, grads)):
+            if grad is None:
+                continue
+            if part.param.is_contiguous():
+                changed.append(part.param)
+            else:
+                part.param.copy_(weight)
+            if part.param not in self.state:
+                self.state[part.param] = self._views(index)
+        torch.autograd.graph.increment_version(changed)
+
+    def _describe(self) -> Any:
+        """One dc_tensor a parameter, without data."""
+        tensors = ffi.new("dc_tensor[]", len(self._parts) or 1)
+        for i, part in enumerate(self._parts):
+            tensors[i].struct_size = ffi.sizeof("dc_tensor")
+            tensors[i].shape, tensors[i].ndim = self._shapes + i, 1
+            tensors[i].dtype = _DTYPES[part.param.dtype]
+        return tensors
+
+    # ---- state ----
+
+    def _views(self, index: int) -> Dict[str, Tensor]:
+        """The pieces of a parameter's state: the library's own memory."""
+        native, part = self._native, self._parts[index]
+        assert native is not None
+        return {name: part.view(torch.from_dlpack(native.state(index, name))) for name in native.state_names(index)}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
+        """As PyTorch's, but that state keeps its own types beside 16-bit weights."""
+        super().load_state_dict(state_dict)
+        saved = state_dict["state"]
+        narrow = {i: saved[i] for i, part in enumerate(self._parts) if part.param.dtype != torch.float32 and i in saved}
+        self._take({self._parts[i].param: values for i, values in narrow.items()})
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """What load_state_dict() ends with; of a copy or a pickle, the library's handle is made anew."""
+        super().__setstate__(state)
+        given = self.state
+        for group in self.param_groups:  # torch.optim's own states lack what it does not know
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+        if "_native" not in self.__dict__:
+            self._start()
+            for index, group in enumerate(self.param_groups):
+                self._tell(index)
+                for param in group["params"]:
+                    self._add(param, index)
+        self.state = type(given)(dict)
+        self._clear()
+        self._take(given)
+
+    def _clear(self) -> None:
+        for index in range(len(self._parts)):
+            for piece in self._views(index).values():
+                piece.zero_()
+
+    def _take(self, given: Any) -> None:
+        """Copies a state dictionary's values into the library's memory."""
+        for index, part in enumerate(self._parts):
+            if part.param not in given:
+                continue
+            views = self._views(index)
+            for name, value in given[part.param].items():
+                if name not in views:
+                    raise ValueError(f"{self._name()}: parameter {index} has no state {name!r}, only {', '.join(views)}")
+                self._copy(index, name, views[name], torch.as_tensor(value))
+            self.state[part.param] = views
+
+    def _copy(self, index: int, name: str, view: Tensor, value: Tensor) -> None:
+        part = self._parts[index]
+        if view.shape == (part.count,) and value.shape == (part.length,):
+            value = value[: part.count]  # of a sharded parameter, with its padding
+        if value.shape != view.shape:
+            raise ValueError(f"{self._name()}: state {name!r} of parameter {index} has shape {tuple(value.shape)}, must be "
+                             f"{tuple(view.shape)}")
+        view.copy_(value)
