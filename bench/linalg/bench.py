@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Second-order operators against PyTorch, Torchium and Opacus: bench.py [--only PART…] [--rounds N] [--out FOLDER].
+"""Second-order operators against PyTorch, Torchium, Opacus and Facebook's Distributed Shampoo: bench.py [--only PART…]
+[--quick] [--save] [--shampoo FOLDER].
 
 All implementations of a row take turns, round by round, with two threads (torch also with one), so ratios within a round
 share the machine's noise; a figure is the median over rounds, and the ratio that of a round, in the median. Errors are
-against float64. Peers that are not installed are left out (requirements.txt beside this file)."""
+against float64. Peers that are not installed are left out (requirements.txt beside this file); Distributed Shampoo is on
+no package index: FOLDER is a checkout of github.com/facebookresearch/optimizers. --quick has every row, in fewer rounds;
+--save writes bench/results/linalg-DATE.md and .json."""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from fractions import Fraction
 from typing import Any, Callable, Dict, List
 
 import numpy as np
@@ -28,6 +32,7 @@ import machine  # noqa: E402
 
 Row = Dict[str, Any]
 ROUNDS = 7
+SHAMPOO = ""  # a checkout's folder
 QUIET = machine.Quiet()
 
 
@@ -71,6 +76,19 @@ def torchium() -> Any:
         return None
 
 
+def shampoo(folder: str) -> Any:
+    if not folder:
+        return None
+    sys.path.insert(0, folder)
+    try:
+        from distributed_shampoo.preconditioner import matrix_functions  # type: ignore[import-not-found]
+        from distributed_shampoo.preconditioner.matrix_functions_types import EigenConfig  # type: ignore
+    except Exception as error:
+        print(f"Distributed Shampoo is left out: {error}")
+        return None
+    return lambda a, eps: matrix_functions.matrix_inverse_root(a, Fraction(4), EigenConfig(), eps)
+
+
 # ---- roots ----
 
 
@@ -99,7 +117,7 @@ def error_of(x: Any, a: torch.Tensor, eps_rel: float) -> float:
 
 def part_roots() -> List[Row]:
     rows: List[Row] = []
-    peer = torchium()
+    peer, facebook = torchium(), shampoo(SHAMPOO)
     two, eps_rel = linalg.Handle(threads=2), 1e-6
     for batch, n in ((64, 64), (32, 128), (16, 256), (8, 512), (2, 1024)):
         a = factors(batch, n)
@@ -113,7 +131,15 @@ def part_roots() -> List[Row]:
         if peer is not None:
             root = peer.CUDAMatrixOps.matrix_sqrt_inv_eigen
             ways["Torchium, one after the other"] = with_threads(2, lambda: [root(m, -0.25, 1e-8) for m in a])
-        errors = {name: error_of(way(), a, eps_rel) for name, way in ways.items() if not name.startswith("Torchium")}
+        if facebook is not None:
+            added = [float(eps_rel * torch.linalg.eigvalsh(m)[-1]) for m in a]
+            ways["Distributed Shampoo, one after the other"] = with_threads(
+                2, lambda: torch.stack([facebook(m, eps) for m, eps in zip(a, added)]))
+        if n <= 256:
+            ways["libdc, Newton"] = lambda: linalg.inverse_root_newton(a, 4, eps_rel=eps_rel, out=out, handle=two,
+                                                                       info=[])
+        errors = {name: error_of(way(), a, eps_rel) for name, way in ways.items()
+                  if not name.startswith("Torchium") and not name.endswith("Newton")}
         rows += rows_of("roots", f"{batch} of {n}", turns(ways), "torch.linalg.eigh, 2 threads", error=errors)
     return rows
 
@@ -166,11 +192,15 @@ def opacus_way(layer: torch.nn.Linear, x: torch.Tensor, weights: torch.Tensor) -
     return run
 
 
+def product(output: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return (output * weights).sum()
+
+
 def part_samples() -> List[Row]:
     from torch.func import functional_call, grad, vmap
 
     rows: List[Row] = []
-    two = linalg.Handle(threads=2)
+    two, peer = linalg.Handle(threads=2), torchium()
     torch.set_num_threads(2)
     for n, t, i, o in ((64, 1, 512, 512), (32, 1, 1024, 1024), (8, 128, 768, 768)):
         layer = torch.nn.Linear(i, o)
@@ -192,9 +222,11 @@ def part_samples() -> List[Row]:
         way = opacus_way(layer, x, delta)
         if way is not None:
             ways["Opacus"] = way
+        if peer is not None and t == 1:
+            ways["Torchium"] = lambda: peer.CUDAGradientOps.per_sample_gradients(layer, product, x, delta)
         want = ways["einsum"]().double()
         errors = {name: float((w().double() - want).norm() / want.norm()) for name, w in ways.items()
-                  if "norms" not in name}
+                  if "norms" not in name and name != "Torchium"}
         squares = want.square().sum((1, 2))
         errors["libdc, norms alone"] = float((ways["libdc, norms alone"]().double() - squares).norm() / squares.norm())
         memory = {name: peak_mib(w) for name, w in ways.items()}
@@ -229,7 +261,7 @@ def part_bounded() -> List[Row]:
         out = np.empty((n, n), np.float32)
         ways: Dict[str, Callable[[], Any]] = {"all in memory": lambda: linalg.matmul(a, b, out=out, handle=two)}
         peaks: Dict[str, float] = {}
-        for mib in (16, 64):
+        for mib in (10, 20, 60):  # 5, 10 and 31 % of the operands
             # a handle of its own: what it keeps between calls is part of the budget
             ways[f"files, {mib} MiB"] = lambda mib=mib, h=linalg.Handle(threads=2): linalg.matmul_bounded(
                 maps[0], maps[1], mib << 20, out=maps[2], handle=h)
@@ -243,15 +275,17 @@ def part_bounded() -> List[Row]:
 
 def part_kron() -> List[Row]:
     rows: List[Row] = []
-    two = linalg.Handle(threads=2)
+    two, peer = linalg.Handle(threads=2), torchium()
     torch.set_num_threads(2)
     for m, p in ((50, 100), (96, 96)):
         a, b, x = torch.randn(m, m), torch.randn(p, p), torch.randn(m, p)
         out, whole = torch.empty(m, p), torch.empty(m * p, m * p)
-        ways = {"torch.kron(a, b) @ x": lambda: torch.kron(a, b) @ x.flatten(),
+        ways: Dict[str, Callable[[], Any]] = {"torch.kron(a, b) @ x": lambda: torch.kron(a, b) @ x.flatten(),
                 "torch.kron(a, b)": lambda: torch.kron(a, b),
                 "libdc.kron, memory given": lambda: linalg.kron(a, b, out=whole, handle=two),
                 "libdc.kron_apply": lambda: linalg.kron_apply(a, b, x, out=out, handle=two)}
+        if peer is not None:
+            ways["Torchium"] = lambda: peer.CUDAMatrixOps.kronecker_product_approx(a, b)
         rows += rows_of("kron", f"{m} and {p}", turns(ways), "torch.kron(a, b) @ x")
     return rows
 
@@ -263,7 +297,8 @@ def page(about: Row, foreign: float, rows: List[Row]) -> str:
     lines = ["# Second-order operators", "", f"`bench/linalg/bench.py` on {about['date']}, {about['cpu']}, "
              f"{about['cores']} cores, commit {about['commit']}, LAPACK {linalg.default().solver}; others used "
              f"{100 * foreign:.0f} % of the machine.", "",
-             "| part | shape | way | ms | best | times as fast | as | error | peak MiB |", "|---|---|---|---|---|---|---|---|---|"]
+             "| part | shape | way | ms | best | times as fast | as | error | peak MiB |",
+             "|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         base = next(key for key in row if key.startswith("times as fast as "))
         error, peak = row.get("error"), row.get("peak_MiB")
@@ -274,13 +309,14 @@ def page(about: Row, foreign: float, rows: List[Row]) -> str:
 
 
 def main() -> int:
-    global ROUNDS
+    global ROUNDS, SHAMPOO
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", default=os.path.join(os.path.dirname(HERE), "results"))
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--shampoo", default="")
     options = parser.parse_args()
-    ROUNDS = options.rounds
+    ROUNDS, SHAMPOO = 3 if options.quick else ROUNDS, options.shampoo
     rows: List[Row] = []
     own = time.process_time()
     QUIET.begin()
@@ -289,12 +325,14 @@ def main() -> int:
     QUIET.end()
     about, foreign = machine.describe(), QUIET.foreign(time.process_time() - own)
     text = page(about, foreign, rows)
-    stem = os.path.join(options.out, f"linalg-{about['date'][:10]}")
-    with open(stem + ".json", "w", encoding="utf-8") as file:
-        json.dump({"about": about, "foreign": foreign, "rows": rows}, file, indent=1)
-    with open(stem + ".md", "w", encoding="utf-8") as file:
-        file.write(text)
-    print(text + f"\nwritten: {stem}.json, {stem}.md")
+    print(text)
+    if options.save:
+        stem = os.path.join(os.path.dirname(HERE), "results", f"linalg-{about['date'][:10]}")
+        with open(stem + ".json", "w", encoding="utf-8") as file:
+            json.dump({"about": about, "foreign": foreign, "rows": rows}, file, indent=1)
+        with open(stem + ".md", "w", encoding="utf-8") as file:
+            file.write(text)
+        print(f"written: {stem}.json, {stem}.md")
     return 0
 
 

@@ -102,11 +102,7 @@ static void product(const orthogonal *o, double alpha, const void *a, bool turne
                 .batch = 1,
                 .alpha = alpha,
                 .beta = beta};
-  if (o->inside) {
-    dc__gemm_serial(&g, scratch);
-  } else {
-    dc__gemm_run(o->l->pool, &g);
-  }
+  dc__gemm_on(o->inside ? NULL : o->l->pool, &g, scratch);
 }
 
 static void one(void *arg, int64_t index, void *scratch) {

@@ -14,23 +14,30 @@ static const void *at(const void *data, int32_t dtype, int64_t i) {
   return (const char *)data + (size_t)i * dc_dtype_size(dtype);
 }
 
-void dc__full_product(const dc__job *job, int32_t dtype, bool trans_a, const void *a, const void *b, int64_t cols,
-                      void *c, void *scratch) {
+/* c = a b, all [n, n]. */
+static dc__gemm square(const dc__job *job, int32_t dtype, const void *a, const void *b, void *c) {
   int64_t n = job->n;
   dc__gemm g = {.dtype = dtype,
                 .out_dtype = dtype,
-                .trans_a = trans_a,
                 .m = n,
-                .n = cols,
+                .n = n,
                 .k = n,
                 .a = a,
                 .b = b,
                 .c = c,
                 .lda = n,
-                .ldb = cols,
-                .ldc = cols,
+                .ldb = n,
+                .ldc = n,
                 .batch = 1,
                 .alpha = 1};
+  return g;
+}
+
+void dc__full_product(const dc__job *job, int32_t dtype, bool trans_a, const void *a, const void *b, int64_t cols,
+                      void *c, void *scratch) {
+  dc__gemm g = square(job, dtype, a, b, c);
+  g.trans_a = trans_a;
+  g.n = g.ldb = g.ldc = cols;
   dc__gemm_on(pool_of(job), &g, scratch);
 }
 
@@ -38,19 +45,10 @@ void dc__triangular_product(const dc__job *job, int32_t dtype, const void *a, co
                             void *scratch) {
   int64_t n = job->n;
   for (int64_t j = 0; j < n; j += WIDE) { /* columns j … of c: rows above j of the triangle are zero there */
-    dc__gemm g = {.dtype = dtype,
-                  .out_dtype = dtype,
-                  .m = n,
-                  .n = n - j < WIDE ? n - j : WIDE,
-                  .k = n - j,
-                  .a = at(a, dtype, j),
-                  .b = at(lower, dtype, j * n + j),
-                  .c = (char *)c + (size_t)j * dc_dtype_size(dtype),
-                  .lda = n,
-                  .ldb = n,
-                  .ldc = n,
-                  .batch = 1,
-                  .alpha = 1};
+    dc__gemm g =
+        square(job, dtype, at(a, dtype, j), at(lower, dtype, j * n + j), (char *)c + (size_t)j * dc_dtype_size(dtype));
+    g.n = n - j < WIDE ? n - j : WIDE;
+    g.k = n - j;
     dc__gemm_on(pool_of(job), &g, scratch);
   }
 }
@@ -70,22 +68,9 @@ static void triangle(dc__pool *pool, const dc__gemm *whole, void *scratch) {
 
 void dc__half_product(const dc__job *job, int32_t dtype, bool trans_a, bool trans_b, const void *a, const void *b,
                       void *c, void *scratch) {
-  int64_t n = job->n;
-  dc__gemm g = {.dtype = dtype,
-                .out_dtype = dtype,
-                .trans_a = trans_a,
-                .trans_b = trans_b,
-                .m = n,
-                .n = n,
-                .k = n,
-                .a = a,
-                .b = b,
-                .c = c,
-                .lda = n,
-                .ldb = n,
-                .ldc = n,
-                .batch = 1,
-                .alpha = 1};
+  dc__gemm g = square(job, dtype, a, b, c);
+  g.trans_a = trans_a;
+  g.trans_b = trans_b;
   triangle(pool_of(job), &g, scratch);
 }
 

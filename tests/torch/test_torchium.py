@@ -138,6 +138,22 @@ def test_integers_are_refused() -> None:
         power(torch.eye(3, dtype=torch.int64))
 
 
+def test_complex_numbers_are_refused_and_empty_matrices_taken() -> None:
+    with pytest.raises((TypeError, ValueError, libdc.Error), match="(?i)complex|type"):
+        power(torch.eye(3, dtype=torch.complex64))
+    assert power(torch.zeros(0, 0)).shape == (0, 0)
+
+
+def test_a_stack_of_gradients_leaves_autograd_alone() -> None:
+    """The page's PerSampleGradFunction gives a stack where autograd adds it up, and none to bias and input."""
+    layer, x = nn.Linear(4, 3), torch.randn(5, 4, requires_grad=True)
+    weight, bias = CUDAGradientOps.per_sample_gradients(layer, nn.MSELoss(reduction="sum"), x.detach(), torch.zeros(5, 3))
+    layer(x).square().sum().backward()
+    assert weight.shape == (5, 3, 4) and bias.shape == (5, 3) and x.grad is not None and x.grad.any()
+    assert torch.allclose(weight.sum(0), layer.weight.grad, atol=1e-5)
+    assert torch.allclose(bias.sum(0), layer.bias.grad, atol=1e-5)
+
+
 def test_a_relative_epsilon_is_there() -> None:
     tiny = torch.eye(3, dtype=torch.float64) * 1e-30
     assert torch.allclose(linalg.matrix_power(tiny, -0.25, eps_rel=1e-6), 1e-30**-0.25 * torch.eye(3).double())
