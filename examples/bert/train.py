@@ -155,7 +155,7 @@ def summary(options: argparse.Namespace, trainers: List[Trainer]) -> List[str]:
         a, b = ([row["loss"] for row in trainer.rows] for trainer in trainers)
         far = max(abs(x - y) / x for x, y in zip(a, b))
         lines.append("the losses of every step have the same bits" if a == b else
-                     f"the losses differ by at most {far:.2%} in any step")
+                     f"the losses differ by at most {far:.1e} of their size in any step")
     return [*lines, f"plot and metrics in {options.out}"]
 
 
