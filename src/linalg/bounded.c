@@ -47,7 +47,7 @@ static size_t tile_bytes(const bounded *w, const plan *p) {
 }
 
 static int64_t pieces(int64_t length, int64_t piece) {
-  return (length + piece - 1) / piece;
+  return piece > 0 ? (length + piece - 1) / piece : 1; /* k = 0: C is still to be written */
 }
 
 /* Tiles of [rows, cols] out of a file's rows of `pitch` elements, read or written `times`. */
@@ -73,7 +73,7 @@ static double cost(const bounded *w, const plan *p) {
 /* The lengths to try for a dimension: all of it, and fractions, down to the smallest tile. */
 static int32_t choices(int64_t length, int64_t list[CHOICES]) {
   int32_t count = 0;
-  int64_t last = 0;
+  int64_t last = -1;
   for (int64_t parts = 1; count < CHOICES; parts = parts < 8 ? parts + 1 : parts * 5 / 4) {
     int64_t piece = (pieces(length, parts) + UNIT - 1) / UNIT * UNIT;
     piece = parts == 1 || piece > length ? length : piece;
@@ -127,13 +127,11 @@ typedef struct transfer {
   } failed[PIECES];
 } transfer;
 
-/* One row; false with errno, 0 at the file's end, and the place. */
-static bool move_row(const transfer *t, int64_t row, int64_t *at) {
-  char *memory = t->memory + row * t->bytes;
-  *at = t->at + row * t->pitch;
-  for (int64_t left = t->bytes; left > 0;) {
+/* One run of bytes; false with errno, 0 at the file's end, and the place in *at. */
+static bool move_run(const transfer *t, char *memory, int64_t *at, int64_t bytes) {
+  while (bytes > 0) {
     errno = 0;
-    ssize_t done = t->write ? pwrite(t->fd, memory, (size_t)left, *at) : pread(t->fd, memory, (size_t)left, *at);
+    ssize_t done = t->write ? pwrite(t->fd, memory, (size_t)bytes, *at) : pread(t->fd, memory, (size_t)bytes, *at);
     if (done < 0 && errno == EINTR) {
       continue;
     }
@@ -142,18 +140,21 @@ static bool move_row(const transfer *t, int64_t row, int64_t *at) {
     }
     memory += done;
     *at += done;
-    left -= done;
+    bytes -= done;
   }
   return true;
 }
 
+/* Some rows: at once where they are dense. */
 static void move_piece(void *arg, int64_t piece, void *scratch) {
   (void)scratch;
   transfer *t = arg;
+  int64_t end = t->rows * (piece + 1) / t->pieces;
   t->failed[piece].at = -1;
-  for (int64_t row = t->rows * piece / t->pieces; row < t->rows * (piece + 1) / t->pieces; row++) {
-    int64_t at;
-    if (!move_row(t, row, &at)) {
+  for (int64_t row = t->rows * piece / t->pieces, step; row < end; row += step) {
+    step = t->pitch == t->bytes ? end - row : 1;
+    int64_t at = t->at + row * t->pitch;
+    if (!move_run(t, t->memory + row * t->bytes, &at, step * t->bytes)) {
       t->failed[piece].error = errno;
       t->failed[piece].at = at;
       return;
@@ -164,22 +165,15 @@ static void move_piece(void *arg, int64_t piece, void *scratch) {
 /* Rows [row, row + rows) and columns [col, col + cols) of a matrix in a file, to or from a dense tile. */
 static dc_status move_tile(dc_linalg *l, const bounded *w, const char *arg, const dc__source *s, size_t size,
                            char *tile, int64_t row, int64_t rows, int64_t col, int64_t cols, bool write) {
-  enum { ENOUGH = 64 }; /* rows that are worth another thread */
+  enum { ROWS = 64, BYTES = 1 << 17 }; /* what is worth another thread: calls, or bytes of dense rows */
   int64_t pitch = s->mat.cols;
   transfer t = {.fd = s->fd, .write = write, .memory = tile, .rows = rows};
   t.at = s->offset + (row * pitch + col) * (int64_t)size;
   t.bytes = cols * (int64_t)size;
   t.pitch = pitch * (int64_t)size;
-  t.pieces = 1;
-  if (cols == pitch) { /* dense: a piece is one row */
-    t.pieces = t.bytes * rows > 1 << 18 ? 2 * dc__pool_threads(l->pool) : 1;
-    t.pieces = t.pieces < PIECES ? t.pieces : PIECES;
-    if (t.pieces >= rows) {
-      t.pieces = 1;
-    }
-  } else if (rows > ENOUGH) {
-    t.pieces = rows / ENOUGH < PIECES ? rows / ENOUGH : PIECES;
-  }
+  t.pieces = cols == pitch ? rows * t.bytes / BYTES : rows / ROWS;
+  t.pieces = t.pieces < 1 ? 1 : t.pieces < PIECES ? t.pieces : PIECES;
+  t.pieces = t.pieces < rows ? t.pieces : rows;
   dc__parallel(l->pool, t.pieces, move_piece, &t);
   for (int64_t i = 0; i < t.pieces; i++) {
     if (t.failed[i].at >= 0) {

@@ -282,6 +282,11 @@ static void test_28_bounded(void **state) {
   sa.reserved0 = 1;
   FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "reserved0");
   FAILS(dc_matmul_bounded(linalg, NULL, &sb, &so, 100000, NULL), DC_E_INVALID, "a is NULL");
+  dc_tensor no_k = matrix(NULL, DC_FLOAT64, BM, 0), no_rows = matrix(NULL, DC_FLOAT64, 0, BN);
+  sa = source_of(&no_k, fa, 24), sb = source_of(&no_rows, fb, 0), so = source_of(&dd, fo, 40);
+  OK(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL)); /* sums of nothing are written all the same */
+  assert_true(pread(fo, got, sizeof got, 40) == sizeof got && got[0] == 0 && got[BM * BN - 1] == 0);
+  sb = source_of(&mb, -1, 0), so = source_of(&mo, -1, 0);
   dc_tensor narrow = matrix(got, DC_FLOAT32, BM, BN);
   sa = source_of(&ma, -1, 0);
   so = source_of(&narrow, -1, 0);
