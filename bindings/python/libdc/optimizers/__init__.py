@@ -2,5 +2,6 @@
 
 from .elementwise import SGD, AdamW
 from .handle import Optimizer, OptimizerStats
+from .shampoo import Shampoo
 
-__all__ = ["AdamW", "Optimizer", "OptimizerStats", "SGD"]
+__all__ = ["AdamW", "Optimizer", "OptimizerStats", "SGD", "Shampoo"]

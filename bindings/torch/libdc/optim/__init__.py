@@ -2,5 +2,6 @@
 docs/optimizers.md."""
 
 from .elementwise import SGD, AdamW
+from .shampoo import Shampoo
 
-__all__ = ["AdamW", "SGD"]
+__all__ = ["AdamW", "SGD", "Shampoo"]

@@ -1,0 +1,60 @@
+"""Shampoo on plain models and on those of libdc.torch.shard()."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+from libdc import Comm, optimizers
+from libdc.linalg import Handle
+
+from ..torch.shard import entry_of
+from .native import Native
+
+_GRAFTS = {"adam": 0, "none": 1, "sgd": 2, "adagrad": 3, "rmsprop": 4}
+_DECAYS = {"decoupled": 0, "l2": 1}
+
+
+def _number(of: Dict[str, int], name: str, value: str) -> int:
+    if value not in of:
+        raise ValueError(f"Shampoo: {name} = {value!r}, must be one of {', '.join(of)}")
+    return of[value]
+
+
+class Shampoo(Native):
+    """Shampoo with blocks, grafting and amortised roots; see dc_shampoo_options for the arguments, where a number is what
+    it says: tolerance=0 decomposes afresh at every refresh, merge_below=0 merges nothing, betas[0]=0 takes the gradient
+    as it is. betas: of the filtered gradient and of the factors, whose 1.0 is the sum. On a sharded model the blocks are
+    shared out over the ranks, and a rank has the state of its own; every rank must make each step. A gradient that is
+    not finite raises libdc.Error on every rank, and changes nothing."""
+
+    _kind = optimizers.Shampoo
+
+    def __init__(self, params: Any, lr: float = 1e-2, betas: Tuple[float, float] = (0.9, 1.0), eps_abs: float = 1e-12,
+                 eps_rel: float = 1e-6, weight_decay: float = 0.0, *, precondition_frequency: int = 1,
+                 start_preconditioning_step: int = 0, max_block: int = 1024, merge_below: Optional[int] = None,
+                 root: int = 0, tolerance: float = 1e-2, graft: str = "adam", graft_beta2: float = 0.999,
+                 graft_eps: float = 1e-8, momentum: float = 0.0, nesterov: bool = False, decay: str = "decoupled",
+                 tolerated_failures: int = 3) -> None:
+        arguments = {**locals()}
+        super().__init__(params, {name: value for name, value in arguments.items()
+                                  if name not in ("self", "params", "__class__")})
+
+    def _make(self, options: Dict[str, Any]) -> optimizers.Optimizer:
+        entries = [entry_of(param) for param in self.param_groups[0]["params"]]
+        comms = {id(entry.root.comm): entry.root.comm for entry in entries if entry is not None}
+        if len(comms) > 1:
+            raise ValueError("Shampoo: the parameters belong to models that were sharded each on its own; make an optimizer "
+                             "for each")
+        comm: Optional[Comm] = next(iter(comms.values()), None)
+        return optimizers.Shampoo(comm=comm, handle=Handle(torch.get_num_threads()), **options)
+
+    def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
+        merge = group["merge_below"]
+        options = {name: group[name] for name in (
+            "eps_abs", "eps_rel", "weight_decay", "precondition_frequency", "start_preconditioning_step", "max_block",
+            "root", "tolerance", "graft_beta2", "graft_eps", "momentum", "nesterov", "tolerated_failures")}
+        return {**options, "beta1": float(group["betas"][0]), "beta2": float(group["betas"][1]),
+                "merge_below": group["max_block"] if merge is None else merge,
+                "graft": _number(_GRAFTS, "graft", group["graft"]),
+                "decay": _number(_DECAYS, "decay", group["decay"])}
