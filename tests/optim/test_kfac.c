@@ -63,8 +63,8 @@ static void direction(const double *a, int64_t ao, const double *g, int64_t go, 
   free(big);
 }
 
-/* 46: of one sample, A x G is exactly the Fisher matrix of a linear layer. */
-static void one_sample(void **state) {
+/* of one sample, A x G is exactly the Fisher matrix of a linear layer. */
+static void point_46_one_sample(void **state) {
   (void)state;
   enum { I = 5, O = 3 };
   float *x = floats(I, 1), *delta = floats(O, 2);
@@ -84,9 +84,9 @@ static void one_sample(void **state) {
   free(delta);
 }
 
-/* 46: in a deep linear net with squared error, over the net's own distribution of targets (a finite one of the same
+/* in a deep linear net with squared error, over the net's own distribution of targets (a finite one of the same
  * covariance), inputs and gradients of every layer are independent, and A x G is the Fisher matrix again. */
-static void deep_linear(void **state) {
+static void point_46_deep_linear_net(void **state) {
   (void)state;
   enum { N = 6, D0 = 4, D1 = 3, D2 = 2, SAMPLES = N * 2 * D2 };
   float *data = floats(N * D0, 3), *w1 = floats(D1 * D0, 4), *w2 = floats(D2 * D1, 5);
@@ -139,8 +139,8 @@ static void deep_linear(void **state) {
   free(w2);
 }
 
-/* 46: a bias is the weight of an input that is always one. */
-static void bias_is_homogeneous(void **state) {
+/* a bias is the weight of an input that is always one. */
+static void point_46_bias_is_homogeneous(void **state) {
   (void)state;
   enum { N = 7, I = 4, O = 3 };
   float *x = floats(N * I, 6), *delta = floats(N * O, 7), longer[N * (I + 1)];
@@ -217,8 +217,8 @@ static double trace(const double *a, int64_t n) {
   return sum;
 }
 
-/* 46: the two inversions differ by their damping, which is as it is written in the header. */
-static void damping(void **state) {
+/* the two inversions differ by their damping, which is as it is written in the header. */
+static void point_46_damping(void **state) {
   (void)state;
   one_step s;
   double want[DO * (DI + 1)], other[DO * (DI + 1)];
@@ -241,8 +241,8 @@ static void damping(void **state) {
   }
 }
 
-/* 46: nu = min(1, sqrt(kl_clip / |lr^2 sum of direction gradient|)). */
-static void kl_clip(void **state) {
+/* nu = min(1, sqrt(kl_clip / |lr^2 sum of direction gradient|)). */
+static void point_46_kl_clip(void **state) {
   (void)state;
   one_step s;
   double want[DO * (DI + 1)];
@@ -263,8 +263,8 @@ static void kl_clip(void **state) {
   }
 }
 
-/* 46: the plain mean of the first updates, then the running average. */
-static void running_average(void **state) {
+/* the plain mean of the first updates, then the running average. */
+static void point_46_running_average(void **state) {
   (void)state;
   enum { N = 5, I = 3, O = 2 };
   for (int none = 0; none < 2; none++) {
@@ -321,7 +321,7 @@ static void micro_batches(void **state) {
 
 /* Parameters without a layer, and layers of which nothing was seen yet, are SGD's to the last bit; so is weight decay,
  * and 43: lr 0 changes no weight. */
-static void without_a_layer(void **state) {
+static void point_43_without_a_layer(void **state) {
   (void)state;
   dc_kfac_options options = DC_KFAC_OPTIONS_INIT;
   dc_sgd_options plain = DC_SGD_OPTIONS_INIT;
@@ -385,9 +385,15 @@ static void frozen(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(one_sample),    cmocka_unit_test(deep_linear),     cmocka_unit_test(bias_is_homogeneous),
-      cmocka_unit_test(damping),       cmocka_unit_test(kl_clip),         cmocka_unit_test(running_average),
-      cmocka_unit_test(micro_batches), cmocka_unit_test(without_a_layer), cmocka_unit_test(frozen),
+      cmocka_unit_test(point_46_one_sample),
+      cmocka_unit_test(point_46_deep_linear_net),
+      cmocka_unit_test(point_46_bias_is_homogeneous),
+      cmocka_unit_test(point_46_damping),
+      cmocka_unit_test(point_46_kl_clip),
+      cmocka_unit_test(point_46_running_average),
+      cmocka_unit_test(micro_batches),
+      cmocka_unit_test(point_43_without_a_layer),
+      cmocka_unit_test(frozen),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

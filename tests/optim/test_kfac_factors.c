@@ -1,5 +1,5 @@
-/* K-FAC's factors of linear layers at many positions and of convolutions, against an unfolding in float64 that is
- * written out: point 46 of the second-order conformance list. */
+/* K-FAC's factors of linear layers at many positions and of point_46_convolutions, against an unfolding in float64 that
+ * is written out: point 46 of the second-order conformance list. */
 #include "kfac_test.h"
 
 enum { ROOM = 1 << 16 };
@@ -181,7 +181,7 @@ static void check_all(const scene *s) {
 #define NONE \
   { 0, 0, 0 }
 
-static void linear_positions(void **state) {
+static void point_46_linear_positions(void **state) {
   (void)state;
   const scene wide = {"linear", DC_SAMPLE_LINEAR, 0, 1, 3, 150, 140, {1, 1, 5}, {1, 1, 5}, ONES, ONES, NONE, ONES};
   const scene one = {"linear, one position", DC_SAMPLE_LINEAR, 0, 1, 9, 4, 3, ONES, ONES, ONES, ONES, NONE, ONES};
@@ -190,7 +190,7 @@ static void linear_positions(void **state) {
   check_all(&one);
 }
 
-static void convolutions(void **state) {
+static void point_46_convolutions(void **state) {
   (void)state;
   const scene scenes[] = {
       {"1-d", DC_SAMPLE_CONV, 1, 1, 3, 2, 3, {1, 1, 9}, {1, 1, 5}, {1, 1, 3}, {1, 1, 2}, {0, 0, 1}, ONES},
@@ -260,7 +260,7 @@ static void panels(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(linear_positions), cmocka_unit_test(convolutions),
-                                     cmocka_unit_test(panels)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(point_46_linear_positions),
+                                     cmocka_unit_test(point_46_convolutions), cmocka_unit_test(panels)};
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -122,7 +122,7 @@ static void *run_rank(void *arg) {
 
 /* 46, 47: one, two and three ranks. Where each has the whole batch they have one rank's bits, however parameters are
  * cut; with its share each, the same but for rounding. The owners share the layers out. */
-static void ranks(void **state) {
+static void point_47_ranks(void **state) {
   (void)state;
   static model one;
   static rank all[3];
@@ -171,7 +171,7 @@ static void ranks(void **state) {
 /* ---- when ---- */
 
 /* 40, 49: factors and decompositions change when they should, and stay in use until then. */
-static void frequencies(void **state) {
+static void point_49_frequencies(void **state) {
   (void)state;
   static model m;
   const dc_kfac_options options = usual();
@@ -214,7 +214,7 @@ static void *saved(const model *m, size_t *bytes) {
 
 /* 44: a gradient, an input or an output's gradient that is not finite is said, and changes nothing; nor does one whose
  * products would not fit. */
-static void not_finite(void **state) {
+static void point_44_not_finite(void **state) {
   (void)state;
   static model m, other;
   const dc_kfac_options options = usual();
@@ -254,7 +254,7 @@ static void not_finite(void **state) {
 
 /* 16: a factor that cannot be decomposed leaves the last decomposition in use; the fourth time in a row is an error,
  * and changes nothing. */
-static void failed_decompositions(void **state) {
+static void point_16_failed_decompositions(void **state) {
   (void)state;
   static model m;
   dc_kfac_options options = usual();
@@ -293,7 +293,7 @@ static void failed_decompositions(void **state) {
 /* ---- saved states ---- */
 
 /* 48: a run that was saved and goes on in another optimizer, in between refreshes too, has the same bits. */
-static void save_and_load(void **state) {
+static void point_48_save_and_load(void **state) {
   (void)state;
   static model m, other;
   const dc_kfac_options options = usual();
@@ -322,7 +322,7 @@ static void save_and_load(void **state) {
 
 /* ---- bad input ---- */
 
-static void bad_options(void **state) {
+static void point_43_bad_options(void **state) {
   (void)state;
   dc_optimizer *made = NULL;
   const struct {
@@ -454,10 +454,14 @@ static void bad_batches(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(ranks),         cmocka_unit_test(frequencies),
-      cmocka_unit_test(not_finite),    cmocka_unit_test(failed_decompositions),
-      cmocka_unit_test(save_and_load), cmocka_unit_test(bad_options),
-      cmocka_unit_test(bad_layers),    cmocka_unit_test(bad_batches),
+      cmocka_unit_test(point_47_ranks),
+      cmocka_unit_test(point_49_frequencies),
+      cmocka_unit_test(point_44_not_finite),
+      cmocka_unit_test(point_16_failed_decompositions),
+      cmocka_unit_test(point_48_save_and_load),
+      cmocka_unit_test(point_43_bad_options),
+      cmocka_unit_test(bad_layers),
+      cmocka_unit_test(bad_batches),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -2,6 +2,7 @@
 
 from .elementwise import SGD, AdamW
 from .handle import Optimizer, OptimizerStats
+from .kfac import KFAC
 from .shampoo import Shampoo
 
-__all__ = ["AdamW", "Optimizer", "OptimizerStats", "SGD", "Shampoo"]
+__all__ = ["KFAC", "AdamW", "Optimizer", "OptimizerStats", "SGD", "Shampoo"]

@@ -2,6 +2,7 @@
 docs/optimizers.md."""
 
 from .elementwise import SGD, AdamW
+from .kfac import KFAC, sampled_cross_entropy, sampled_mse_loss
 from .shampoo import Shampoo
 
-__all__ = ["AdamW", "SGD", "Shampoo"]
+__all__ = ["KFAC", "AdamW", "SGD", "Shampoo", "sampled_cross_entropy", "sampled_mse_loss"]

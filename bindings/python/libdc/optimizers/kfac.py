@@ -1,0 +1,58 @@
+"""K-FAC on arrays: layers know their parameters, and get a batch's inputs and output gradients before a step."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from .._lib import ffi, lib
+from ..errors import check
+from ..linalg.handle import Array, Handle
+from ..linalg.samples import SampleLayer
+from .handle import Optimizer
+
+_INVERSES = {"eigen": 0, "factored": 1}
+_APPROXIMATIONS = {"expand": 0, "reduce": 1}
+
+
+def _one_of(name: str, value: Any, choices: Any) -> int:
+    if value not in choices:
+        raise ValueError(f"{name} = {value!r}, must be one of {', '.join(map(repr, choices))}")
+    return int(choices[value])
+
+
+class KFAC(Optimizer):
+    """Options: decay, damping, kl_clip (0 or None: no clip), momentum, weight_decay, factor_frequency,
+    refresh_frequency, inverse ("eigen" or "factored"), nesterov, tolerated_failures; see dc_kfac_options. comm: the
+    ranks that share the layers out, and have parts of the parameters."""
+
+    _options = "dc_kfac_options"
+    _none = ("decay", "kl_clip", "momentum", "tolerated_failures")
+
+    def __init__(self, lr: float = 1e-3, handle: Optional[Handle] = None, *, comm: Any = None, **options: Any) -> None:
+        self.comm = comm
+        super().__init__(lr, handle, **options)
+
+    def _read(self, options: Any) -> Any:
+        known = dict(options)
+        known["inverse"] = _one_of("inverse", known.get("inverse", "eigen"), _INVERSES)
+        known["kl_clip"] = 0 if known.get("kl_clip", 1e-3) is None else known.get("kl_clip", 1e-3)
+        return super()._read(known)
+
+    def _create(self, linalg: Any, options: Any, out: Any) -> int:
+        return int(lib.dc_kfac_create(linalg, ffi.NULL if self.comm is None else self.comm._handle, options, out))
+
+    def _set_group(self, group: int, options: Any) -> int:
+        return int(lib.dc_kfac_set_group(self._handle, group, options))
+
+    def add_layer(self, layer: SampleLayer, weight: int, bias: Optional[int] = None,
+                  approximation: str = "expand") -> int:
+        """Says which parameters are a layer's, of kind "linear" or "conv". Returns its index."""
+        index, constants = ffi.new("int64_t *"), layer.c()
+        check(lib.dc_kfac_add_layer(self._handle, constants, _one_of("approximation", approximation, _APPROXIMATIONS),
+                                    weight, -1 if bias is None else bias, index))
+        return int(index[0])
+
+    def accumulate(self, layer: int, x: Any, delta: Any, loss_scale: float) -> None:
+        """Adds a batch's inputs and output gradients to what the next step updates the layer's factors with."""
+        inputs, deltas = Array(x), Array(delta)
+        check(lib.dc_kfac_accumulate(self._handle, layer, inputs.c, deltas.c, loss_scale))

@@ -1,0 +1,283 @@
+"""K-FAC for the linear layers and convolutions of a model, whose inputs and output gradients it sees by hooks."""
+
+from __future__ import annotations
+
+import math
+import re
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import libdc
+import torch
+import torch.nn.functional as F
+from libdc import optimizers
+from libdc.linalg import Handle, SampleLayer
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from ..torch.group import comm_of
+from ..torch.shard import entry_of, full_shape
+from .native import Native
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def sampled_cross_entropy(logits: Tensor, generator: Optional[torch.Generator] = None) -> Tensor:
+    """F.cross_entropy of logits [N, classes] with labels drawn from their own distribution: the mean over N, whose
+    gradients make K-FAC's factors those of the Fisher matrix."""
+    labels = torch.multinomial(logits.detach().float().softmax(-1), 1, generator=generator)[:, 0]
+    return F.cross_entropy(logits, labels)
+
+
+def sampled_mse_loss(output: Tensor, generator: Optional[torch.Generator] = None) -> Tensor:
+    """F.mse_loss of outputs [N, …] with targets drawn from the distribution that it is the likelihood of: normal around
+    the output, with half the number of elements of a sample as variance."""
+    deviation = math.sqrt(output[0].numel() / 2)
+    noise = torch.randn(output.shape, generator=generator, dtype=output.dtype)
+    return F.mse_loss(output, output.detach() + deviation * noise)
+
+
+class _Use:
+    """One forward of a layer: its input, until the gradient of its output comes."""
+
+    __slots__ = ("layer", "x", "version", "uses", "__weakref__")
+
+    def __init__(self, layer: "_Layer", x: Tensor, uses: "weakref.WeakSet[_Use]") -> None:
+        self.layer, self.x, self.version, self.uses = layer, x.detach(), x._version, uses
+        uses.add(self)
+
+
+class _Layer:
+    """A layer of the library, and the modules that have its weight."""
+
+    def __init__(self, index: int, name: str, module: nn.Module) -> None:
+        self.index, self.name = index, name
+        self.weight: Tensor = module._parameters["weight"]  # type: ignore[assignment]
+        self.bias = module._parameters.get("bias")
+        self.spatial = len(module.kernel_size) if isinstance(module, _CONVOLUTIONS) else 0
+        self.group = 0
+        self.uses: "weakref.WeakSet[_Use]" = weakref.WeakSet()  # of the forwards that have had no gradient yet
+        self.closed = False  # a backward has begun: the next forward is another batch's
+
+
+def _constants(module: nn.Module) -> SampleLayer:
+    if not isinstance(module, _CONVOLUTIONS):
+        return SampleLayer("linear")
+    # 'same' puts the smaller half in front; what other modes pad with comes with the input
+    front = [(d * (k - 1)) // 2 if module.padding == "same" else 0 for d, k in zip(module.dilation, module.kernel_size)]
+    padding = front if isinstance(module.padding, str) else list(module.padding)
+    return SampleLayer("conv", kernel=module.kernel_size, stride=module.stride, dilation=module.dilation,
+                       padding=padding if module.padding_mode == "zeros" else [0] * len(padding), groups=module.groups)
+
+
+class Choices(NamedTuple):
+    """How factors come about; see KFAC."""
+
+    fisher: str
+    approximation: str
+    loss_terms: str
+    reduction: str
+
+
+_CHOICES = {"fisher": ("empirical", "sampled"), "approximation": ("expand", "reduce"),
+            "loss_terms": ("samples", "positions"), "reduction": ("mean", "sum")}  # fmt: skip
+
+
+class KFAC(Native):
+    """K-FAC (Martens and Grosse 2015): gradients of linear layers and convolutions are multiplied by the inverse of the
+    layer's damped curvature, all others are SGD's with momentum. See docs/kfac.md.
+
+    model              whose modules are hooked; sharded models too (libdc.torch.shard comes first)
+    params             parameters or groups, as other optimizers take them; None: all of the model's
+    fisher             "empirical": the factors are those of each backward of the loss in training mode; "sampled": of
+                       the losses that accumulate() is given, with labels drawn from the model's own distribution
+    loss_terms         what has a loss of its own: "samples", the first dimension, or "positions", all but the last of a
+                       linear layer's input (a language model's tokens)
+    approximation      of layers that are used at many positions of a sample: "expand" or "reduce"
+    reduction          of the loss over its terms: "mean" or "sum"; loss_scale: another number it was multiplied by
+    grad_scaler        a torch.amp.GradScaler: its scale is taken out, and batches that overflow are left out
+    skip               patterns (re.search) of names and classes of modules that are to be left to SGD
+    comm               the ranks; None: those that the model is sharded over, else one rank
+    The others are dc_kfac_options'; kl_clip None: none."""
+
+    _kind = optimizers.KFAC
+
+    def __init__(self, model: nn.Module, params: Any = None, lr: float = 1e-3, momentum: float = 0.9,
+                 weight_decay: float = 0.0, *, damping: float = 1e-3, decay: float = 0.95,
+                 kl_clip: Optional[float] = 1e-3, factor_frequency: int = 1, refresh_frequency: int = 10,
+                 inverse: str = "eigen", nesterov: bool = False, tolerated_failures: int = 3,
+                 fisher: str = "empirical", loss_terms: str = "samples", approximation: str = "expand",
+                 reduction: str = "mean", grad_scaler: Any = None, skip: Sequence[str] = (), comm: Any = None) -> None:
+        self._choices = Choices(fisher, approximation, loss_terms, reduction)
+        for name, value in self._choices._asdict().items():
+            if value not in _CHOICES[name]:
+                raise ValueError(f"KFAC: {name} = {value!r}, must be one of {', '.join(map(repr, _CHOICES[name]))}")
+        self.loss_scale = 1.0  # what the loss is multiplied by beside its reduction: 1 / k for k micro-batches
+        self._scaler = grad_scaler
+        self._comm = _ranks(model, comm)
+        self._recorded: List[Tuple[_Use, Any]] = []  # "sampled": uses with their output's place in the graph
+        super().__init__(model.parameters() if params is None else params,
+                         dict(lr=lr, momentum=momentum, weight_decay=weight_decay, damping=damping, decay=decay,
+                              kl_clip=kl_clip, factor_frequency=factor_frequency, refresh_frequency=refresh_frequency,
+                              inverse=inverse, nesterov=nesterov, tolerated_failures=tolerated_failures))
+        self.layers: List[str] = []  # names of the modules that are preconditioned
+        self._hook(model, [re.compile(pattern) for pattern in skip])
+
+    def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
+        names = ("decay", "damping", "kl_clip", "momentum", "weight_decay", "factor_frequency", "refresh_frequency",
+                 "inverse", "nesterov", "tolerated_failures")
+        return {name: group[name] for name in names}
+
+    def _make(self, options: Dict[str, Any]) -> optimizers.Optimizer:
+        return optimizers.KFAC(handle=Handle(torch.get_num_threads()), comm=self._comm, **options)
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        if "_native" not in self.__dict__:
+            raise TypeError("KFAC cannot be copied or pickled: it has hooks in its model. Save its state_dict()")
+        super().__setstate__(state)
+
+    # ---- layers ----
+
+    def _hook(self, model: nn.Module, skip: List["re.Pattern[str]"]) -> None:
+        places = {id(part.param): i for i, part in enumerate(self._parts)}
+        groups = {id(param): i for i, group in enumerate(self.param_groups) for param in group["params"]}
+        owners: Dict[int, List[nn.Module]] = {}
+        for module in model.modules():
+            for param in module._parameters.values():
+                owners.setdefault(id(param), []).append(module)
+        layers: Dict[Tuple[int, int], _Layer] = {}
+        for name, module in model.named_modules():
+            if _skipped(name, module, skip) or not _fits(module, places, owners):
+                continue
+            weight, bias = module._parameters["weight"], module._parameters.get("bias")
+            layer = layers.get((id(weight), id(bias)))
+            if layer is None:
+                index = self._add_layer(module, places[id(weight)], None if bias is None else places[id(bias)])
+                layer = layers[id(weight), id(bias)] = _Layer(index, name, module)
+                layer.group = groups[id(weight)]
+                self.layers.append(name)
+            module.register_forward_hook(_Forward(self, layer), with_kwargs=True)
+
+    def _add_layer(self, module: nn.Module, weight: int, bias: Optional[int]) -> int:
+        assert isinstance(self._native, optimizers.KFAC)
+        return self._native.add_layer(_constants(module), weight, bias, self._choices.approximation)
+
+    def _wants(self, layer: _Layer) -> bool:
+        """Whether the next step updates the layer's factors."""
+        if not (layer.weight.requires_grad or (layer.bias is not None and layer.bias.requires_grad)):
+            return False
+        steps = [int(self.state[p]["step"]) for p in (layer.weight, layer.bias) if p is not None and p in self.state]
+        return max(steps, default=0) % int(self.param_groups[layer.group]["factor_frequency"]) == 0
+
+    def _seen(self, layer: _Layer, module: nn.Module, x: Tensor, output: Tensor) -> None:
+        """A forward is over."""
+        if not (torch.is_grad_enabled() and module.training and output.requires_grad and self._wants(layer)):
+            return
+        if self._choices.fisher == "sampled":
+            use = _Use(layer, _input(module, x), weakref.WeakSet())
+            self._recorded.append((use, get_gradient_edge(output)))
+            return
+        if _graph_task() != -1:  # checkpointing runs it again
+            uses: "weakref.WeakSet[_Use]" = weakref.WeakSet()
+        else:
+            if layer.closed:
+                layer.uses, layer.closed = weakref.WeakSet(), False
+            uses = layer.uses
+        use = _Use(layer, _input(module, x), uses)
+        output.register_hook(lambda delta: self._gradient(use, delta))
+
+    def _gradient(self, use: _Use, delta: Tensor) -> None:
+        if use.uses is use.layer.uses:
+            use.layer.closed = True
+        self._add_batch(use, delta, len(use.uses))
+
+    def accumulate(self, loss: Tensor, retain_graph: bool = False) -> None:
+        """With fisher="sampled": the gradients of `loss`, of labels drawn from the model's distribution, go into the
+        factors. Parameters get none. retain_graph=True: the same forward serves the loss of the true labels."""
+        recorded, self._recorded = self._recorded, []
+        if self._choices.fisher != "sampled":
+            raise RuntimeError('KFAC.accumulate: fisher = "empirical", must be "sampled"')
+        if not recorded:
+            return
+        deltas = torch.autograd.grad(loss, [edge for _, edge in recorded], retain_graph=retain_graph, allow_unused=True)
+        pairs = [(use, delta) for (use, _), delta in zip(recorded, deltas) if delta is not None]
+        uses = [use.layer.index for use, _ in pairs]
+        for use, delta in pairs:
+            self._add_batch(use, delta, uses.count(use.layer.index))
+
+    def _add_batch(self, use: _Use, delta: Tensor, uses: int) -> None:
+        """Uses of one weight for one sample count as positions do: gradients are summed over them, not averaged."""
+        if use.x._version != use.version:
+            raise RuntimeError(f"KFAC: the input of {use.layer.name} was changed in place after its forward")
+        x, delta = _batches(use.layer, use.x, delta.detach(), self._choices.loss_terms)
+        scale = self.loss_scale * (1.0 if self._scaler is None else float(self._scaler.get_scale()))
+        terms = x.shape[0] if self._choices.reduction == "mean" else 1
+        assert isinstance(self._native, optimizers.KFAC)
+        try:
+            self._native.accumulate(use.layer.index, x, delta, math.sqrt(uses) * terms / scale if terms else 1.0)
+        except libdc.Error as error:
+            if self._scaler is None or error.status != libdc.Status.E_NOT_FINITE:
+                raise
+
+    def _run(self, grads: List[Optional[Tensor]]) -> None:
+        self._recorded.clear()  # what no loss was given for
+        super()._run(grads)
+
+
+class _Forward:
+    """A module's hook, which does not keep the optimizer alive."""
+
+    def __init__(self, optimizer: KFAC, layer: _Layer) -> None:
+        self.optimizer, self.layer = weakref.ref(optimizer), layer
+
+    @torch.compiler.disable
+    def __call__(self, module: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Tensor) -> None:
+        optimizer = self.optimizer()
+        if optimizer is not None:
+            optimizer._seen(self.layer, module, args[0] if args else kwargs["input"], output)
+
+
+def _ranks(model: nn.Module, comm: Any) -> Optional[libdc.Comm]:
+    if comm is not None:
+        return comm_of(comm)
+    for param in model.parameters():
+        entry = entry_of(param)
+        if entry is not None:
+            return entry.root.comm
+    return None
+
+
+def _skipped(name: str, module: nn.Module, skip: Iterable["re.Pattern[str]"]) -> bool:
+    return any(pattern.search(name) or pattern.search(type(module).__name__) for pattern in skip)
+
+
+def _fits(module: nn.Module, places: Dict[int, int], owners: Dict[int, List[nn.Module]]) -> bool:
+    """Whether a module is a layer of which the optimizer has all parameters, shared with its like alone."""
+    if not isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or module._parameters.get("weight") is None:
+        return False
+    params = [param for param in module._parameters.values() if param is not None]
+    if len(params) != (1 if module._parameters.get("bias") is None else 2) or any(id(p) not in places for p in params):
+        return False
+    if any(math.prod(full_shape(p)) == 0 for p in params):
+        return False
+    mine = _constants(module), [id(p) for p in module._parameters.values()]
+    return all(isinstance(other, (nn.Linear, *_CONVOLUTIONS)) and
+               (_constants(other), [id(p) for p in other._parameters.values()]) == mine
+               for param in params for other in owners[id(param)])
+
+
+def _input(module: nn.Module, x: Tensor) -> Tensor:
+    """What the layer's products see."""
+    if isinstance(module, _CONVOLUTIONS) and module.padding_mode != "zeros":
+        return F.pad(x.detach(), module._reversed_padding_repeated_twice, module.padding_mode)
+    return x
+
+
+def _batches(layer: _Layer, x: Tensor, delta: Tensor, loss_terms: str) -> Tuple[Tensor, Tensor]:
+    """x and delta with the samples in front."""
+    if x.dim() == (layer.spatial + 1 if layer.spatial else 1):
+        x, delta = x[None], delta[None]
+    if loss_terms == "positions" and not layer.spatial:
+        x, delta = x.flatten(0, -2), delta.flatten(0, -2)
+    return x.contiguous(), delta.contiguous()
