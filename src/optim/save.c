@@ -59,7 +59,7 @@ static dc_status check_counts(const walk *w, const dc__optim_piece *piece, int64
 }
 
 static dc_status walk_piece(walk *w, dc__optim_piece *piece, int64_t index) {
-  unsigned char padding[8] = {0};
+  static const unsigned char padding[8];
   const int64_t numbers[4] = {piece->dtype, piece->ndim, piece->shape[0], piece->shape[1]};
   size_t bytes = (size_t)piece->numel * dc_dtype_size(piece->dtype);
   DC__TRY(same(w, piece->name, sizeof piece->name, DC_E_SHAPE, "list of pieces", index));
@@ -67,7 +67,10 @@ static dc_status walk_piece(walk *w, dc__optim_piece *piece, int64_t index) {
   if (w->mode == COMPARE && piece->dtype == DC_INT64 && bytes <= w->bytes - w->at) {
     DC__TRY(check_counts(w, piece, index));
   }
-  return pass(w, piece->data, bytes) && pass(w, padding, -bytes % sizeof padding) ? DC_OK : cut_off(w);
+  if (!pass(w, piece->data, bytes)) {
+    return cut_off(w);
+  }
+  return same(w, padding, -bytes % sizeof padding, DC_E_CORRUPT, "padding", index);
 }
 
 static dc_status walk_param(walk *w, dc__optim_param *p, int64_t index) {

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build" / "fuzz"
 PROGRAMS = ("sim_programs", "thread_programs")
 BATCH = 200  # random programs a process
-TARGETS = {"options": 512, "tensor": 512, "rendezvous": 512, "calls": 512, "dumps": 2048}  # and the longest input
+TARGETS = {"options": 512, "tensor": 512, "rendezvous": 512, "calls": 512, "dumps": 2048, "state": 1024}  # and the longest input
 FLAGS = "-fsanitize=fuzzer-no-link -fno-sanitize-recover=all -fno-omit-frame-pointer"
 
 
