@@ -122,6 +122,34 @@ static void matrices(dc_device *device) {
   dc_linalg_destroy(l);
 }
 
+/* A step of an optimizer with float32 and bfloat16 weights; one that failed is made again. */
+static void optimize(dc_device *device) {
+  static float weights[2][COUNT], grads[2][COUNT];
+  static const int64_t count = COUNT;
+  dc_linalg_options options = DC_LINALG_OPTIONS_INIT;
+  dc_linalg *linalg = NULL;
+  dc_optimizer *optimizer = NULL;
+  dc_tensor w[2] = {DC_TENSOR_INIT, DC_TENSOR_INIT}, g[2] = {DC_TENSOR_INIT, DC_TENSOR_INIT};
+  for (int32_t i = 0; i < 2; i++) {
+    w[i].data = weights[i], w[i].shape = &count, w[i].ndim = 1, w[i].dtype = i == 0 ? DC_FLOAT32 : DC_BFLOAT16;
+    g[i] = w[i], g[i].data = grads[i];
+  }
+  options.threads = options.plain = 1;
+  if (works(dc_linalg_create(device, &options, &linalg)) && works(dc_adamw_create(linalg, NULL, &optimizer)) &&
+      works(dc_adamw_set_group(optimizer, 1, NULL)) &&
+      works(dc_optimizer_add_param(optimizer, 0, &count, 1, 0, count, DC_FLOAT32, NULL)) &&
+      works(dc_optimizer_add_param(optimizer, 1, &count, 1, 0, count, DC_BFLOAT16, NULL)) &&
+      !works(dc_optimizer_step(optimizer, w, g, sizeof *w, 2, 1))) {
+    dc_status first = worst;
+    worst = DC_OK;
+    if (works(dc_optimizer_step(optimizer, w, g, sizeof *w, 2, 1))) {
+      worst = first;
+    }
+  }
+  dc_optimizer_destroy(optimizer);
+  dc_linalg_destroy(linalg);
+}
+
 static void run(void) {
   dc_comm *comm = NULL;
   dc_device *device = NULL;
@@ -133,6 +161,7 @@ static void run(void) {
       works(dc_init(context, comm, NULL, 4))) {
     step(context, stream);
     matrices(device);
+    optimize(device);
   }
   dc_context_destroy(context);
   dc_stream_destroy(stream);
