@@ -37,6 +37,22 @@ ifdef DEEPSPEED_SOURCE
 	@$(PY) tests/deepspeed/upstream.py $(DEEPSPEED_SOURCE)
 endif
 
+# Without a card: libdc_cuda.so is built by nvcc, which lies in PATH or CUDA_HOME, or in the wheel nvidia-cuda-nvcc; and
+# our prototypes of the driver's functions are compared with NVIDIA's.
+CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda .venv/lib/python3*/site-packages/nvidia/cu1[23]))
+cuda: check-vendor-headers
+	@scripts/setup.sh build
+	@test -f build/cuda/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH:$(CUDA_HOME)/bin" meson setup build/cuda \
+	  -Dcuda=enabled -Dtests=false >/dev/null
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" meson compile -C build/cuda
+	@build/cuda/tools/dc/dc info | grep cuda
+
+check-vendor-headers:
+	@test -f "$(CUDA_HOME)/include/cuda.h" || { echo "no cuda.h in CUDA_HOME=$(CUDA_HOME); the wheel nvidia-cuda-runtime has it" >&2; exit 1; }
+	@$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror -I"$(CUDA_HOME)/include" -Isrc -Iinclude \
+	  tests/cudasim/vendor_headers.cpp
+	@echo "the driver's functions are declared as in $(CUDA_HOME)/include/cuda.h"
+
 docs: build
 	@$(PY) scripts/make_docs.py build/docs
 	@echo "build/docs/html/index.html; man -M build/docs/man dc_api; build/docs/dc_api.json"
@@ -74,4 +90,5 @@ bench: build
 clean:
 	rm -rf .venv build
 
-.PHONY: build train bert test test-deepspeed abi docs wheel mutants coverage fuzz spin bench clean
+.PHONY: build train bert test test-deepspeed abi cuda check-vendor-headers docs wheel mutants coverage fuzz spin bench \
+  clean

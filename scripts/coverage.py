@@ -33,7 +33,8 @@ def run(*command: str, **environment: str) -> None:
 def build_and_test() -> None:
     if not (BUILD / "build.ninja").exists():
         run("meson", "setup", str(BUILD), "-Dtests=true", "-Dbuildtype=debug", "-Db_lundef=false",
-            f"-Dc_args={COUNTERS}", "-Dc_link_args=-fprofile-instr-generate", CC="clang-14")
+            f"-Dc_args={COUNTERS}", "-Dc_link_args=-fprofile-instr-generate", f"-Dcpp_args={COUNTERS}",
+            "-Dcpp_link_args=-fprofile-instr-generate", CC="clang-14", CXX="clang++-14")
     run("meson", "compile", "-C", str(BUILD))
     shutil.rmtree(PROFILES, ignore_errors=True)
     PROFILES.mkdir()

@@ -145,12 +145,6 @@ int cuMemPoolDestroy(dc__cu_pool pool) {
   return error;
 }
 
-int cuMemPoolSetAttribute(dc__cu_pool pool, int attribute, void *value) {
-  ENTER(true);
-  (void)value;
-  return pool != NULL && attribute == DC__CU_POOL_RELEASE_THRESHOLD ? 0 : INVALID_VALUE;
-}
-
 void *place_of(const void *ptr, size_t bytes, bool any_host) {
   char *at = (char *)(uintptr_t)ptr;
   bool is_devices = (uintptr_t)at - (uintptr_t)space < SPACE;

@@ -42,7 +42,7 @@ dc_status dc__cuda_driver_open(dc__cuda_driver *driver) {
 
 /* A kernel or a copy went wrong, or the device itself did. */
 bool dc__cuda_is_lost(dc__cu_result error) {
-  static const dc__cu_result sticky[] = {46, 214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719, 720, 721, 999};
+  static const dc__cu_result sticky[] = {46, 214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 999};
   for (size_t i = 0; i < DC__COUNT(sticky); i++) {
     if (sticky[i] == error) {
       return true;

@@ -33,10 +33,6 @@ typedef struct dc__cu_pool_props {
 enum { /* the numbers are the driver's */
        DC__CU_OUT_OF_MEMORY = 2,
        DC__CU_NOT_READY = 600,
-       DC__CU_NO_DEVICE = 100,
-       DC__CU_INVALID_IMAGE = 200,
-       DC__CU_NO_BINARY = 209,
-       DC__CU_SYSTEM_MISMATCH = 803,
        DC__CU_STREAM_NON_BLOCKING = 1,
        DC__CU_EVENT_BLOCKING_SYNC = 1,
        DC__CU_EVENT_NO_TIMING = 2,
@@ -45,7 +41,6 @@ enum { /* the numbers are the driver's */
        DC__CU_ATTRIBUTE_MAJOR = 75,
        DC__CU_ATTRIBUTE_MINOR = 76,
        DC__CU_ATTRIBUTE_POOLS = 115,
-       DC__CU_POOL_RELEASE_THRESHOLD = 4,
        DC__CU_OLDEST_DRIVER = 12000, /* CUDA 12.0; what is built by a newer nvcc may need a newer one still */
 };
 
@@ -66,7 +61,6 @@ enum { /* the numbers are the driver's */
   X(cuMemGetInfo_v2, (size_t * free_bytes, size_t * total))                                                           \
   X(cuMemPoolCreate, (dc__cu_pool * pool, const dc__cu_pool_props *props))                                            \
   X(cuMemPoolDestroy, (dc__cu_pool pool))                                                                             \
-  X(cuMemPoolSetAttribute, (dc__cu_pool pool, int attribute, void *value))                                            \
   X(cuMemAllocFromPoolAsync, (dc__cu_ptr * ptr, size_t bytes, dc__cu_pool pool, dc__cu_stream stream))                \
   X(cuMemFreeAsync, (dc__cu_ptr ptr, dc__cu_stream stream))                                                           \
   X(cuMemHostAlloc, (void **ptr, size_t bytes, unsigned flags))                                                       \
