@@ -122,7 +122,6 @@ static void matrices(dc_device *device) {
   dc_linalg_destroy(l);
 }
 
-<<<<<<< HEAD
 /* A step of an optimizer with float32 and bfloat16 weights; one that failed is made again. */
 static void optimize(dc_device *device) {
   static float weights[2][COUNT], grads[2][COUNT];
@@ -149,7 +148,8 @@ static void optimize(dc_device *device) {
   }
   dc_optimizer_destroy(optimizer);
   dc_linalg_destroy(linalg);
-=======
+}
+
 /* Two steps of K-FAC; the third takes no memory. */
 static void curvature(dc_device *device) {
   static float x[12], weight[9], bias[3], grads[12];
@@ -181,7 +181,6 @@ static void curvature(dc_device *device) {
   }
   dc_optimizer_destroy(o);
   dc_linalg_destroy(l);
->>>>>>> 6d1e00d (K-FAC under failed allocations, and without any from the third step on; the table of second-order checks)
 }
 
 static void run(void) {
@@ -195,11 +194,8 @@ static void run(void) {
       works(dc_init(context, comm, NULL, 4))) {
     step(context, stream);
     matrices(device);
-<<<<<<< HEAD
     optimize(device);
-=======
     curvature(device);
->>>>>>> 6d1e00d (K-FAC under failed allocations, and without any from the third step on; the table of second-order checks)
   }
   dc_context_destroy(context);
   dc_stream_destroy(stream);
