@@ -245,6 +245,13 @@ def test_what_libdc_cannot_update_is_refused_by_number() -> None:
         optim.AdamW([torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))])
     with pytest.raises(ValueError, match="parameter 0 is torch.complex64"):
         optim.SGD([torch.nn.Parameter(torch.zeros(1, dtype=torch.complex64))])
+    fine, other = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    optimizer = optim.SGD([fine], lr=1.0)
+    with pytest.raises(ValueError, match="parameter 2 is torch.float64"):  # and nothing of the group is added
+        optimizer.add_param_group({"params": [other, torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))]})
+    fine.grad, other.grad = torch.ones(1), torch.ones(1)
+    optimizer.step()
+    assert (fine.item(), other.item(), len(optimizer.param_groups)) == (-1, 0, 1)
     table = torch.nn.Embedding(4, 2, sparse=True)
     optimizer = optim.SGD(table.parameters())
     table(torch.tensor([1])).sum().backward()

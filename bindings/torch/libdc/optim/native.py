@@ -67,6 +67,8 @@ class Native(torch.optim.Optimizer):
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         super().add_param_group(param_group)
         try:
+            for index, param in enumerate(self.param_groups[-1]["params"]):  # all, before the library hears of any
+                self._check(param, len(self._parts) + index)
             self._tell(len(self.param_groups) - 1)
             for param in self.param_groups[-1]["params"]:
                 self._add(param, len(self.param_groups) - 1)
@@ -87,14 +89,15 @@ class Native(torch.optim.Optimizer):
         self._native.set_lr(index, now[0])
         self._told[index:index + 1] = [now]
 
-    def _add(self, param: Tensor, group: int) -> None:
-        assert self._native is not None
-        index = len(self._parts)
+    def _check(self, param: Tensor, index: int) -> None:
         if param.dtype not in _DTYPES:
             raise ValueError(f"{self._name()}: parameter {index} is {param.dtype}, must be float32, float16 or bfloat16")
         if param.device.type != "cpu" or param.layout != torch.strided:
             raise ValueError(f"{self._name()}: parameter {index} is on {param.device} and {param.layout}, must be on the "
                              "cpu and strided")
+
+    def _add(self, param: Tensor, group: int) -> None:
+        assert self._native is not None
         part = Part(param)
         self._native.add_param(part.shape, part.offset, part.count, _DTYPES[param.dtype], group)
         self._parts.append(part)
