@@ -50,6 +50,7 @@ mod device;
 mod error;
 mod external;
 mod operators;
+mod optim;
 mod report;
 mod tensor;
 
@@ -60,6 +61,7 @@ pub use context::{Context, Stage, Z3Options};
 pub use device::{Device, Event, Stream};
 pub use error::{Error, Result, Status};
 pub use external::{Collectives, External};
+pub use optim::{AdamW, AdamWOptions};
 pub use report::{Op, OpInfo};
 pub use sys::dc_memory_stats as MemoryStats;
 pub use sys::dc_trace_event as TraceEvent;
