@@ -21,6 +21,10 @@ train: build
 bert: build
 	@$(PY) -m libdc.run -n $(RANKS) --grace 60 examples/bert/train.py --compare $(ARGS)
 
+# The same models with SGD, AdamW, Shampoo and K-FAC in turn: a live display, and pictures of the losses.
+optimizers: build
+	@$(PY) -m libdc.run -n $(RANKS) --grace 60 examples/optimizers/train.py $(ARGS)
+
 test:
 	@scripts/setup.sh test
 	@$(MAKE) --no-print-directory build
