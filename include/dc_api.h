@@ -1596,7 +1596,8 @@ typedef struct dc_matrix_source {
 DC_API void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size);
 
 /** A product of matrices, out = a b, with at most budget_bytes of memory beside the operands' own: what is in files
- *  goes through it in tiles, chosen so that the fewest bytes are read. Source: Hong and Kung 1981, the bound on those.
+ *  goes through it in tiles, chosen so that calls, copies and packing cost least. Source: Hong and Kung 1981, the bound
+ *  on the bytes that must be read.
  *  a, b     [m, k] and [k, n], each in memory (strides as in dc_batch_matmul) or in a file; types as there
  *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32
  *  budget_bytes  >= 1. Operands in memory need nothing of it. The threads' scratch of 6 MiB each, which all products
