@@ -18,6 +18,8 @@ FOLDERS = "tests", "deepspeed", "op_builder", "accelerator", "csrc"
 SUITES = "unit/compile", "unit/v1/compile", "unit/ops/accelerators"
 # AutoSP and AutoTP have operators of their own.
 OTHERS = "unit/v1/compile/test_compile_autosp.py", "unit/compile/test_tp_compile.py"
+# Takes 20 GB.
+TOO_LARGE = "unit/ops/accelerators/test_accelerator_forward.py::TestCUDAForward::test_forward[8-8192-128-64-3-False-True]"
 CONDITIONS = ('get_accelerator().device_name() == "cpu"', "not is_deepcompile_supported()",
               "not deepspeed.ops.__compatible_ops__[TransformerBuilder.NAME]",
               "not get_accelerator().is_fp16_supported()", "not bf16_required_version_check()",
@@ -45,7 +47,7 @@ def main() -> int:
     for lock in EXTENSIONS.glob("*/lock"):
         lock.unlink()  # of a build that was ended: PyTorch would wait for it for ever
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=", "--color=no", "-rs", "-W",
-               "ignore", *SUITES, *(f"--ignore={path}" for path in OTHERS), *sys.argv[2:]]
+               "ignore", *SUITES, *(f"--ignore={path}" for path in OTHERS), f"--deselect={TOO_LARGE}", *sys.argv[2:]]
     variables = environment(NEWEST, LIBDC_DEEPSPEED="1", LOCAL_SIZE="2", TORCH_EXTENSIONS_DIR=str(EXTENSIONS),
                             PYTHONPATH=os.pathsep.join([str(TARGET), str(BUILD / "packages")]))
     with open(LOG, "wb") as log:

@@ -272,6 +272,11 @@ def test_deepspeed_configuration(tmp_path: Path) -> None:
              [torch.randn(64) for _ in range(5)] + [torch.randn(256), torch.randn(64), torch.randn(64)]]
     layer = DeepSpeedTransformerLayer(config, *parts)
     assert torch.equal(layer.attn_qkvb[64:128], parts[1][1]) and torch.equal(layer.norm_w, parts[0][7])
+    grads: List[Any] = []
+    layer(torch.randn(1, 2, 64), grads=grads)[0].square().sum().backward()
+    found = {name: grad for grad, name in grads}
+    assert len(found) == len(grads) == 12
+    assert torch.equal(found["V_W"], layer.attn_qkvw.grad[128:]) and torch.equal(found["N2_W"], layer.attn_nw.grad)
 
 
 def curve(model: nn.ModuleList, dtype: torch.dtype, x: Tensor, target: Tensor, *more: Tensor) -> Tensor:

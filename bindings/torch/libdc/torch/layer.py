@@ -299,6 +299,12 @@ class DeepSpeedTransformerConfig:
         return LayerConfig(**{**values, "batch_size": 0, "max_seq_length": 0, "layer_id": layer_id, "training": True})
 
 
+# What the original calls the weights whose gradients it hands out.
+_GRADS = {"attn_qkvw": "V_W", "attn_qkvb": "V_B", "attn_ow": "O_W", "attn_ob": "O_B", "attn_nw": "N2_W",
+          "attn_nb": "N2_B", "inter_w": "int_W", "inter_b": "int_B", "output_w": "out_W", "output_b": "out_B",
+          "norm_w": "norm_W", "norm_b": "norm_B"}  # fmt: skip
+
+
 class DeepSpeedTransformerLayer(TransformerLayer):
     """DeepSpeed's layer: DeepSpeedTransformerLayer(config), forward(hidden_states, attention_mask). Layers count
     themselves, so one configuration serves all layers of a model."""
@@ -336,5 +342,15 @@ class DeepSpeedTransformerLayer(TransformerLayer):
         for name, value in given.items():
             if value is not None:
                 raise ValueError(f"{name} is given, but this layer has no such thing")
+        if grads is not None:
+            self._hand_out(grads)
         output = super().forward(hidden_states, attention_mask)
         return (output,) if self.return_tuple else output
+
+    def _hand_out(self, grads: List[Any]) -> None:
+        """Backward appends [gradient, name] to the list for each weight; of query, key and value only the last."""
+        for name, called in _GRADS.items():
+            weight = getattr(self, name)
+            rows = slice(2 * self.config.hidden_size, None) if called.startswith("V_") else slice(None)
+            if weight.requires_grad:
+                weight.register_hook(lambda grad, rows=rows, called=called: grads.append([grad[rows], called]))
