@@ -32,6 +32,7 @@ static inline int64_t add_part(model *m, const int64_t *shape, int32_t ndim, int
     n *= shape[d];
   }
   m->parts[i] = count < 0 ? n : count;
+  assert_true(m->parts[i] <= MOST);
   OK(dc_optimizer_add_param(m->optimizer, 0, shape, ndim, offset, m->parts[i], DC_FLOAT32, &index));
   double *w = doubles(n, (uint64_t)i + 1), *g = doubles(n, (uint64_t)i + 1001);
   for (int64_t k = 0; k < m->parts[i]; k++) {
