@@ -39,7 +39,7 @@ DIGITS = {
     "sgd": Rule("SGD", (150, 150, 150), SGD, dict(_SGD, lr=2.0)),
     "adamw": Rule("AdamW", (38, 98, 190), AdamW, dict(_ADAMW, lr=0.01)),
     "shampoo": Rule("Shampoo", (214, 92, 43), Shampoo, dict(_SHAMPOO, lr=0.01)),
-    "kfac": Rule("K-FAC", (46, 140, 87), KFAC, dict(_KFAC, lr=0.3, damping=0.01)),
+    "kfac": Rule("K-FAC", (46, 140, 87), KFAC, dict(_KFAC, lr=0.3, damping=0.01, inverse="factored")),
 }
 GPT = {
     "sgd": Rule("SGD", (150, 150, 150), SGD, dict(_SGD, lr=0.1)),
