@@ -124,8 +124,8 @@ def report(results: Dict[str, Any], verdicts: List[Tuple[str, bool]], seeds: int
     lines = [f"# Steps to the digits autoencoder's target, {datetime.date.today()}", "",
              ", ".join(f"{key} {value}" for key, value in machine.describe().items()), "",
              f"Mean squared error of {TARGET:g} on all pictures, batches of {BATCH}, {seeds} seeds, {MOST} steps at "
-             "most; the best of each grid. A run ends (None) where it diverges or takes longer than the best setting so "
-             "far, a setting with most of its runs.", "",
+             "most; the best of each grid. A run ends (None) where it diverges or takes longer than the best setting "
+             "so far, a setting with most of its runs.", "",
              "| optimizer | best setting | steps of each seed | median |", "|---|---|---|---|"]
     for name, found in results.items():
         best = found["best"] or {"options": {}, "steps": [], "median": float("nan")}
