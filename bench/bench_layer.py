@@ -2,7 +2,7 @@
 """The transformer layer, forward and backward, against what PyTorch users run today, interleaved in one process:
 
     python bench/bench_layer.py --save                       every row, about 20 minutes
-    python bench/bench_layer.py --save --quick               every row with two rounds, under 8 minutes
+    python bench/bench_layer.py --save --quick               every row, two rounds without `compiled`, under 8 minutes
     python bench/bench_layer.py --models bert-large --shapes 8x128 --dtypes float32 --dropout 0.1 --threads 1
 
 Peers: `eager`, BertLayer as Hugging Face writes it; `sdpa`, the same around scaled_dot_product_attention; `compiled`,
@@ -224,12 +224,13 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=["eager", "sdpa", "compiled", "encoder"])
     parser.add_argument("--seconds", type=float, default=20, help="for a row, at least")
     parser.add_argument("--rounds", type=int, default=3, help="for a row, at least")
-    parser.add_argument("--quick", action="store_true", help="two rounds for each row, however short")
+    parser.add_argument("--quick", action="store_true", help="two rounds for each row, however short, and no compiled peer")
     parser.add_argument("--cpu", action="store_true", help="processor time; for one thread, on a machine in use")
     parser.add_argument("--save", action="store_true", help="write bench/results/layer-DATE")
     options = parser.parse_args()
     if options.quick:
         options.seconds, options.rounds = 0, 2
+        options.peers = [peer for peer in options.peers if peer != "compiled"]
     rows: List[dict] = []
     for threads in options.threads:
         for name in options.models:
