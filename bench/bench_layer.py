@@ -207,10 +207,12 @@ def summary(rows: List[dict]) -> str:
         parts = [r["of_gemm"] for r in rows if r["dtype"] == dtype]
         if parts:
             lines.append(f"- of the fastest library's products, {dtype}: {sum(x >= goal for x in parts)} of "
-                         f"{len(parts)} rows reach {goal:.0%}; median {statistics.median(parts):.1%}, least {min(parts):.1%}")
+                         f"{len(parts)} rows reach {goal:.0%}; median {statistics.median(parts):.1%}, least "
+                         f"{min(parts):.1%}")
     costs = [r["dropout_cost"] for r in rows if r["dropout"]]
     if costs:
-        lines.append(f"- dropout costs {statistics.median(costs):.1%} in the median row, at most {max(costs):.1%} (goal: 5 %)")
+        lines.append(f"- dropout costs {statistics.median(costs):.1%} in the median row, at most {max(costs):.1%} (goal: "
+                     f"5 %)")
     return "\n".join(lines)
 
 
@@ -224,7 +226,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=["eager", "sdpa", "compiled", "encoder"])
     parser.add_argument("--seconds", type=float, default=20, help="for a row, at least")
     parser.add_argument("--rounds", type=int, default=3, help="for a row, at least")
-    parser.add_argument("--quick", action="store_true", help="two rounds for each row, however short, and no compiled peer")
+    parser.add_argument("--quick", action="store_true", help="two rounds for each row and no compiled peer")
     parser.add_argument("--cpu", action="store_true", help="processor time; for one thread, on a machine in use")
     parser.add_argument("--save", action="store_true", help="write bench/results/layer-DATE")
     options = parser.parse_args()
