@@ -211,8 +211,8 @@ def summary(rows: List[dict]) -> str:
                          f"{min(parts):.1%}")
     costs = [r["dropout_cost"] for r in rows if r["dropout"]]
     if costs:
-        lines.append(f"- dropout costs {statistics.median(costs):.1%} in the median row, at most {max(costs):.1%} (goal: "
-                     f"5 %)")
+        lines.append(f"- dropout costs {statistics.median(costs):.1%} in the median row, at most {max(costs):.1%} "
+                     "(goal: 5 %)")
     return "\n".join(lines)
 
 
