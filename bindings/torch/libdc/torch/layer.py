@@ -1,8 +1,8 @@
 """The transformer layer as a PyTorch module; and under DeepSpeed's names, for code that is written for its kernel.
 
 The mathematics is libdc's (docs/transformer.md). The operators dc_layer::forward and dc_layer::backward have meta
-kernels and autograd, so torch.compile keeps them in its graphs. A forward in training draws the dropout's offset from PyTorch's
-generator: torch.manual_seed makes runs repeat, and activation checkpointing replays the same masks."""
+kernels and autograd, so torch.compile keeps them in its graphs. A forward in training draws the dropout's offset
+from PyTorch's generator: torch.manual_seed makes runs repeat, and activation checkpointing replays the same masks."""
 
 from __future__ import annotations
 
