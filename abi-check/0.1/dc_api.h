@@ -7,6 +7,7 @@
  *    3  Data types and tensors      7  Parameters              11  Memory, wire bytes, dry runs, traces
  *    4  Devices, streams, memory    8  Graphs                  12  The transformer layer
  *                                                              13  Second-order operators
+ *                                                              14  Optimizers
  *
  * The walk of a ZeRO-3 parameter: register its shard (7) and a graph that uses it (8); all-gather, wait, use,
  * release (9); reduce the gradient into the shard's gradient buffer (9), end the backward (9); update the shard
@@ -49,6 +50,7 @@
  *   timeout_ns   the longest wait in nanoseconds; 0 = no limit; negative is DC_E_INVALID
  *   user         handed to the caller's function, not touched
  *   linalg       a handle of chapter 13; not NULL. As the place for a new one: a handle, the caller's to destroy
+ *   optimizer    an optimizer; not NULL. As the place for a new one: a handle, the caller's to destroy
  *   info, info_size  NULL, or one entry a matrix, info_size = sizeof(dc_spectral_info) apart
  *
  * "ws" is the world size, "N" a parameter's number of elements, "P = ceil(N / ws)" its shard length.
@@ -129,6 +131,7 @@ enum dc_status_code {
   DC_E_CALLBACK = -204,        /**< a function of the caller's table returned an error */
   DC_E_SYSTEM = -205,          /**< the operating system refused something; the text has its reason */
   DC_E_CORRUPT = -206,         /**< what arrived from a rank is not what it sent (dc_comm_set_checksums) */
+  DC_E_DEVICE = -207,          /**< the device failed: an illegal address, a lost device; the text has its word for it */
   DC_E_INTERNAL = -900         /**< a defect of libdc; please report the text */
 };
 
@@ -248,10 +251,12 @@ typedef struct dc_device_options {
 /** DC_DEVICE_OPTIONS_INIT as a function. [any] Since 0.1. */
 DC_API void dc_device_options_init(dc_device_options *options, size_t struct_size);
 
-/** Opens a device by name. The handle is counted; contexts and streams keep the device alive.
- *  name  "cpu"
- *  Returns DC_OK; DC_E_NO_DEVICE (unknown name or not on this machine), DC_E_INVALID, DC_E_NO_MEMORY.
- *  [any] Since 0.1. */
+/** Opens a device by name. The handle is counted; contexts and streams keep the device alive. CUDA comes from
+ *  libdc_cuda.so beside this library and from the NVIDIA driver, both opened here; it shares the device's primary
+ *  context with whoever else uses CUDA in the process.
+ *  name  "cpu"; "cuda" or "cuda:N", the first or the N-th device
+ *  Returns DC_OK; DC_E_NO_DEVICE (unknown name, or not on this machine: the text says what is missing), DC_E_INVALID,
+ *  DC_E_NO_MEMORY, DC_E_DEVICE (the device or its driver refused). [any] Since 0.1. */
 DC_API dc_status dc_device_open(const char *name, const dc_device_options *options, dc_device **device);
 /** Gives the handle back.
  *  device  NULL does nothing
@@ -262,6 +267,12 @@ DC_API const char *dc_device_name(const dc_device *device);
 
 /** Makes a stream. Returns DC_OK; DC_E_NO_MEMORY, DC_E_SYSTEM (no thread to be had). [any] Since 0.1. */
 DC_API dc_status dc_stream_create(dc_device *device, dc_stream **stream);
+/** A stream that somebody else made and goes on using, as PyTorch does: a CUDA device's cudaStream_t or CUstream. A
+ *  function queued on it by dc_stream_call() runs on the calling thread, when the work before it is done.
+ *  native  the stream, of this device; NULL is CUDA's default stream. It must live until the handle is destroyed,
+ *          which waits for nothing
+ *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY, DC_E_UNSUPPORTED (the CPU has no such streams). [any] Since 0.1. */
+DC_API dc_status dc_stream_wrap(dc_device *device, void *native, dc_stream **stream);
 /** Waits for queued work, then frees.
  *  stream  NULL does nothing
  *  [any] Since 0.1. */
@@ -1210,6 +1221,81 @@ DC_API dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, c
 DC_API dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site,
                                        const dc_tensor *mask, double *scale);
 
+/** Whose activations a plan counts. */
+enum dc_layer_inventory {
+  DC_LAYER_INVENTORY_LIBDC = 0,    /**< what dc_layer_get_cost() says of this layer */
+  DC_LAYER_INVENTORY_DEEPSPEED = 1 /**< what DeepSpeed's kernel keeps by its sources; see dc_layer_plan */
+};
+
+/** What a plan is asked. */
+typedef struct dc_layer_plan_options {
+  size_t struct_size;       /**< sizeof(dc_layer_plan_options) */
+  int64_t seq_length;       /**< S, 1 to config.max_seq_length */
+  int64_t micro_batch;      /**< samples of a rank in one pass, 1 to config.batch_size; 0 = as many as fit */
+  int64_t memory_bytes;     /**< of a rank's device, >= 1 */
+  int64_t other_bytes;      /**< taken by what a plan does not count, >= 0: the head's activations, reduction buckets,
+                                 the allocator's gaps, the driver */
+  int64_t other_parameters; /**< of the model outside its layers, >= 0: embeddings, head */
+  int64_t ranks;            /**< among which ZeRO shards; 0 = 1 */
+  int32_t stage;            /**< of ZeRO, 0 to 3 */
+  int32_t moments;          /**< float32 numbers that the optimizer keeps for a parameter, 0 to 8: 2 of Adam and LAMB,
+                                 1 of momentum, 0 of plain descent */
+  int32_t inventory;        /**< enum dc_layer_inventory */
+  int32_t reserved0;        /**< 0 */
+} dc_layer_plan_options;
+
+/** A dc_layer_plan_options to be filled in. */
+#define DC_LAYER_PLAN_OPTIONS_INIT {sizeof(dc_layer_plan_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_LAYER_PLAN_OPTIONS_INIT as a function.
+ *  options      written; NULL does nothing
+ *  struct_size  the caller's sizeof(dc_layer_plan_options)
+ *  [any] Since 0.1. */
+DC_API void dc_layer_plan_options_init(dc_layer_plan_options *options, size_t struct_size);
+
+/** The memory of a rank that trains a stack of config.num_hidden_layers layers. With P parameters in all, e bytes of
+ *  dtype, R ranks, and x / R rounded up:
+ *    weights     e P;                         stage 3: e P / R
+ *    gradients   bytes of grad_dtype times P; stages 2 and 3: that / R
+ *    optimizer   4 P (moments + 1 where dtype has 16 bits: the weights in float32); stages 1 to 3: that / R
+ *    working     stages 2 and 3: one layer's gradients; stage 3: also the weights of two layers, at work and next
+ *    kept        libdc: each layer's dc_layer_cost.kept_bytes, and the last one's output. DeepSpeed, with S rounded up
+ *                to 16: layers (N H (e (8 - 2 inv) + 2) + N I e (2 - gelu) + B A S^2 (2 e + 1 - e attn) + 4 e N)
+ *    workspace   libdc: the larger of forward and backward; DeepSpeed: e (6 N H + max(N I, 2 B A S^2) + 2 N I gelu);
+ *                and the gradients that enter and leave a layer
+ *  Source: Rajbhandari et al. 2020 (arXiv 1910.02054) for the states, DeepSpeed's csrc/transformer for its layer. */
+typedef struct dc_layer_plan {
+  size_t struct_size;      /**< sizeof(dc_layer_plan) */
+  int64_t micro_batch;     /**< the options', or the most samples that fit; 0: not one does */
+  int64_t parameters;      /**< P */
+  int64_t weight_bytes;    /**< of a rank, as the following */
+  int64_t grad_bytes;      /**< gradients */
+  int64_t optimizer_bytes; /**< the optimizer's states */
+  int64_t working_bytes;   /**< what is whole for a while */
+  int64_t kept_bytes;      /**< activations of micro_batch samples between forward and backward */
+  int64_t workspace_bytes; /**< of the layer at work */
+  int64_t total_bytes;     /**< the sum, other_bytes included */
+} dc_layer_plan;
+
+/** A dc_layer_plan to be filled in. */
+#define DC_LAYER_PLAN_INIT {sizeof(dc_layer_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_LAYER_PLAN_INIT as a function.
+ *  plan         written; NULL does nothing
+ *  struct_size  the caller's sizeof(dc_layer_plan)
+ *  [any] Since 0.1. */
+DC_API void dc_layer_plan_init(dc_layer_plan *plan, size_t struct_size);
+
+/** Counts the memory of training a stack of layers, or finds the largest micro-batch that a device can hold. Nothing is
+ *  made or allocated.
+ *  config   of each layer, as in dc_layer_create; training must not be -1
+ *  options  what is asked
+ *  plan     written
+ *  Returns DC_OK, also when micro_batch does not fit or none does; DC_E_INVALID, DC_E_DTYPE, DC_E_UNSUPPORTED as
+ *  dc_layer_create; DC_E_SHAPE (a sum passes 2^63). [any] Since 0.1. */
+DC_API dc_status dc_layer_get_plan(const dc_layer_config *config, const dc_layer_plan_options *options,
+                                   dc_layer_plan *plan);
+
 /* ==== 13. Second-order operators ====================================================================================
  *
  * What Shampoo, K-FAC and differential privacy are made of: powers and roots of symmetric matrices, Kronecker
@@ -1240,7 +1326,8 @@ typedef struct dc_linalg_options {
 DC_API void dc_linalg_options_init(dc_linalg_options *options, size_t struct_size);
 
 /** Makes a handle on a device, which it keeps alive.
- *  Returns DC_OK; DC_E_INVALID (threads negative or over 1024, plain not 0 or 1), DC_E_NO_MEMORY. [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID (threads negative or over 1024, plain not 0 or 1), DC_E_NO_MEMORY, DC_E_UNSUPPORTED
+ *  (no kernels for this device). [any] Since 0.1. */
 DC_API dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
 /** Frees a handle.
  *  linalg  NULL does nothing
@@ -1363,8 +1450,9 @@ DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double p
  *  of B is that of its diagonal plus the first-order term of its off-diagonal part E (Daletskii and Krein; divided
  *  differences without cancellation). The relative error is of the second order: it is estimated as |D^-1/2 E
  *  D^-1/2|^2 by power iteration, D the regularised diagonal, and where that exceeds tolerance, or basis is not
- *  orthonormal, the matrix is decomposed afresh. info.path tells which. Four products of matrices, two of them half,
- *  against about nine for a decomposition. basis must be set (to zeros, say) before the first such call.
+ *  orthonormal, the matrix is decomposed afresh. info.path tells which. Four products of matrices, three of them half,
+ *  against about nine for a decomposition; the last two in float32 for a float32 matrix, where tolerance is at least
+ *  n * 2^-23. basis must be set (to zeros, say) before the first such call.
  *  rank_rtol and DC_NEGATIVE_FLOOR cannot be combined with tolerance. Source: Gupta, Koren and Singer 2018 (arXiv
  *  1802.09568) for the use; Higham, Functions of Matrices, theorem 3.11, for the expansion.
  *  Returns what dc_matrix_power does. DC_OK; DC_E_INVALID (root; tolerance without a basis), DC_E_DTYPE (basis is not
@@ -1372,6 +1460,70 @@ DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double p
 DC_API dc_status dc_matrix_inverse_root(dc_linalg *linalg, const dc_tensor *a, int32_t root,
                                         const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
                                         dc_spectral_info *info, size_t info_size);
+
+/** How dc_matrix_inverse_root_newton() works. */
+typedef struct dc_iteration_options {
+  size_t struct_size;     /**< sizeof(dc_iteration_options) */
+  double eps_abs;         /**< >= 0; each eigenvalue is raised by max(eps_abs, eps_rel * bound), bound the largest sum of
+                               a row's magnitudes; that must be positive */
+  double eps_rel;         /**< >= 0 */
+  double residual;        /**< the largest entry of |X^root (A + epsilon I) - I| that is allowed; 0 = default = what
+                               rounding makes of a right result, 16 * epsilon of the type * (bound + epsilon) / epsilon */
+  int32_t iterations;     /**< the most; 0 = default = 100 */
+  int32_t symmetry;       /**< enum dc_symmetry; 0 = default = DC_SYMMETRY_CHECK */
+  int32_t precision;      /**< DC_FLOAT32 or DC_FLOAT64: the type of the products; DC_DTYPE_NONE = default: the matrix's */
+  int32_t reserved0;      /**< 0 */
+} dc_iteration_options;
+
+/** A dc_iteration_options of zeros, but for its size. */
+#define DC_ITERATION_OPTIONS_INIT {sizeof(dc_iteration_options), 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_ITERATION_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_iteration_options_init(dc_iteration_options *options, size_t struct_size);
+
+/** What is known of one matrix's iteration. */
+typedef struct dc_iteration_info {
+  int32_t status;     /**< this matrix's dc_status */
+  int32_t iterations; /**< steps that were taken */
+  double residual;    /**< largest entry of |X^root (A + epsilon I) - I| */
+  double bound;       /**< on the largest eigenvalue */
+  double epsilon;     /**< what was added to each */
+  double asymmetry;   /**< largest |a_ij - a_ji| over the largest |a_ij| */
+} dc_iteration_info;
+
+/** Inverse roots by products of matrices alone, out = (A + epsilon I)^(-1/root): coupled Newton iteration, each step with
+ *  the two numbers that lift the least eigenvalue most. No LAPACK; on CPUs an eigendecomposition takes less time.
+ *  a     as in dc_eigh
+ *  root  1 to 64
+ *  out   a's shape and type
+ *  info  NULL, or one entry a matrix; info_size: sizeof(dc_iteration_info)
+ *  Returns what dc_eigh does, for the same reasons; a matrix also fails with DC_E_NOT_POSITIVE (epsilon is 0), with
+ *  DC_E_NOT_FINITE (the result does not fit its type), and with DC_E_NOT_CONVERGED: iterations ended too early, the
+ *  distance of the product from I grew by more than a fifth (A has a negative eigenvalue beyond epsilon), or residual is
+ *  above what is allowed. Then out holds the best iterate. DC_OK; DC_E_INVALID (root, options). Source: Guo and Higham
+ *  2006; the step's numbers minimise the largest distance over an interval. [handle] Since 0.1. */
+DC_API dc_status dc_matrix_inverse_root_newton(dc_linalg *linalg, const dc_tensor *a, int32_t root,
+                                               const dc_iteration_options *options, dc_tensor *out,
+                                               dc_iteration_info *info, size_t info_size);
+
+/** Polynomials of dc_orthogonalize(). Bands are those of the singular values of out, for those of a that are at least
+ *  1e-3 (DC_ORTHOGONAL_MUON: 5e-3) of its Frobenius norm; smaller ones stay below the band. */
+enum dc_orthogonal {
+  DC_ORTHOGONAL_EXPRESS = 0, /**< Polar Express, 8 steps: 1, but for rounding; after 5 steps 0.84 to 1.13. Source: Amsel
+                                  et al. 2025 (arXiv 2505.16932) */
+  DC_ORTHOGONAL_MUON = 1     /**< (3.4445, -4.7750, 2.0315) in each of 5 steps, as Muon has it: 0.68 to 1.16 */
+};
+
+/** The nearest matrix with orthonormal rows or columns, U V^T of a's singular value decomposition, by products alone
+ *  (Newton and Schulz): Muon's step. Zeros stay zeros.
+ *  a           matrices, [m, n] or [b, m, n], any strides; float32 or float64
+ *  polynomial  enum dc_orthogonal
+ *  steps       1 to 64; 0 = the polynomial's own number
+ *  out         a's shape and type; that of a transposed a has the same bits
+ *  Returns DC_OK; DC_E_NOT_FINITE (a NaN or an infinity: its place), DC_E_INVALID (polynomial, steps), DC_E_SHAPE,
+ *  DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+DC_API dc_status dc_orthogonalize(dc_linalg *linalg, const dc_tensor *a, int32_t polynomial, int32_t steps,
+                                  dc_tensor *out);
 
 /* ---- Kronecker products ----
  *
@@ -1444,7 +1596,8 @@ typedef struct dc_matrix_source {
 DC_API void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size);
 
 /** A product of matrices, out = a b, with at most budget_bytes of memory beside the operands' own: what is in files
- *  goes through it in tiles, chosen so that the fewest bytes are read. Source: Hong and Kung 1981, the bound on those.
+ *  goes through it in tiles, chosen so that calls, copies and packing cost least. Source: Hong and Kung 1981, the bound
+ *  on the bytes that must be read.
  *  a, b     [m, k] and [k, n], each in memory (strides as in dc_batch_matmul) or in a file; types as there
  *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32
  *  budget_bytes  >= 1. Operands in memory need nothing of it. The threads' scratch of 6 MiB each, which all products
@@ -1470,14 +1623,19 @@ enum dc_sample_kind {
                                  [o, c / groups, kernel], bias [o] */
   DC_SAMPLE_EMBEDDING = 3,  /**< x [N, T] int64 or int32, delta [N, T, d]; weight [rows, d]; no bias */
   DC_SAMPLE_LAYER_NORM = 4, /**< x and delta [N, T, d]; weight [d] (gamma), bias [d] (beta) */
-  DC_SAMPLE_RMS_NORM = 5    /**< as DC_SAMPLE_LAYER_NORM, without the mean and without a bias */
+  DC_SAMPLE_RMS_NORM = 5,   /**< as DC_SAMPLE_LAYER_NORM, without the mean and without a bias */
+  DC_SAMPLE_BAG_SUM = 6,    /**< x [N, T] int64 or int32, delta [N, d]: the sum of T rows of an embedding, without the
+                                 padding row; weight [rows, d]; no bias */
+  DC_SAMPLE_BAG_MEAN = 7,   /**< their mean: over those that are not the padding row */
+  DC_SAMPLE_GROUP_NORM = 8  /**< x and delta [N, c, T], normalised by groups of channels; weight and bias [c]. As many
+                                 groups as channels: instance norm */
 };
 
 /** A layer's constants. */
 typedef struct dc_sample_layer {
   size_t struct_size;  /**< sizeof(dc_sample_layer) */
   int32_t kind;        /**< enum dc_sample_kind */
-  int32_t groups;      /**< convolution; 0 = default = 1 */
+  int32_t groups;      /**< convolution, group norm; 0 = default = 1 */
   int64_t kernel[3];   /**< convolution: one length a spatial dimension, the first first */
   int64_t stride[3];   /**< 0 = default = 1 */
   int64_t padding[3];  /**< zeros in front; what lies past the end counts as zero too */
@@ -1586,6 +1744,365 @@ DC_API dc_status dc_get_device_memory(dc_device *device, dc_device_memory *memor
  *  [any] Since 0.1. */
 DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32_t ndim, int32_t dtype,
                                   dc_tensor *out);
+
+/* ==== 14. Optimizers ================================================================================================
+ *
+ * AdamW and SGD, Shampoo and K-FAC, as one kind of handle: create, add the parameters, step. A parameter is known by
+ * the order it was added in, its index; weights and gradients stay the caller's, the state is the handle's. Weights
+ * and gradients may be parts of parameters, as ZeRO leaves them on a rank: the elements [offset, offset + count) of
+ * the flattened tensor. An element's result does not depend on how the parameter is cut or on the number of threads, so
+ * all stages give the same bits from the same gradients; AdamW's and SGD's do not depend on the instruction set either.
+ *
+ * Shampoo and K-FAC take a communicator where parameters are cut: they need whole gradients, share the work of the
+ * blocks or layers out over the ranks, and communicate in steps, on a private copy. Calls are then collective: the
+ * same on all ranks, but for offsets, counts and data. AdamW and SGD never communicate.
+ *
+ * Parameters belong to groups, which have their own options and learning rate; group 0 is there from the beginning.
+ * 16-bit weights have a float32 copy in the state, which is what steps change; a weight that was changed since the last
+ * step counts as it is. A context is not known here: after a step on its shards call dc_params_updated().
+ *
+ * Zero in an option means its default. Where zero itself means something, -1 stands for it, as it says there.
+ * Source: each kind names its own. */
+
+/** An optimizer: options, parameters and state. */
+typedef struct dc_optimizer dc_optimizer;
+
+/** AdamW's options. Source: Loshchilov and Hutter 2019 (arXiv 1711.05101); amsgrad: Reddi et al. 2018 (arXiv
+ *  1904.09237). With gradient g and step t of the parameter, the lr of its group:
+ *    m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+ *    w = (1 - lr weight_decay) w - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+ *  State: "exp_avg" m, "exp_avg_sq" v, with amsgrad "max_exp_avg_sq", the largest v so far, which takes its place. */
+typedef struct dc_adamw_options {
+  size_t struct_size;   /**< sizeof(dc_adamw_options) */
+  double beta1;         /**< 0 < beta1 < 1; 0 = 0.9; -1 = none: m = g */
+  double beta2;         /**< 0 < beta2 < 1; 0 = 0.999; -1 = none: v = g^2 */
+  double eps;           /**< > 0; 0 = 1e-8; -1 = none */
+  double weight_decay;  /**< >= 0 */
+  int32_t amsgrad;      /**< 1: v never falls */
+  int32_t maximize;     /**< 1: steps go up the gradient */
+  int32_t check_finite; /**< 1: a step looks at all gradients first, and changes nothing when one is not finite */
+  int32_t reserved0;    /**< 0 */
+} dc_adamw_options;
+
+/** A dc_adamw_options with all defaults. */
+#define DC_ADAMW_OPTIONS_INIT {sizeof(dc_adamw_options), 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_ADAMW_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_adamw_options_init(dc_adamw_options *options, size_t struct_size);
+
+/** Makes an AdamW, for parameters of any kind: it looks at single elements only.
+ *  linalg     gives threads and device; may be destroyed before the optimizer
+ *  options    of group 0
+ *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
+ *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY. [any] Since 0.1. */
+DC_API dc_status dc_adamw_create(dc_linalg *linalg, const dc_adamw_options *options, dc_optimizer **optimizer);
+/** Sets the options of a group.
+ *  group    a group, or the number of groups: then this adds one
+ *  options  as in dc_adamw_create; amsgrad must stay where the group has parameters
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_adamw_set_group(dc_optimizer *optimizer, int32_t group, const dc_adamw_options *options);
+
+/** SGD's options. Source: Sutskever et al. 2013 (ICML) for momentum and Nesterov's form, as PyTorch has them:
+ *    g = g + weight_decay w;  b = g in the first step, then momentum b + (1 - dampening) g
+ *    w = w - lr b;  nesterov: w = w - lr (g + momentum b);  momentum 0: w = w - lr g
+ *  State: "momentum_buffer" b where momentum is not 0. */
+typedef struct dc_sgd_options {
+  size_t struct_size;   /**< sizeof(dc_sgd_options) */
+  double momentum;      /**< 0 <= momentum < 1 */
+  double dampening;     /**< 0 <= dampening <= 1 */
+  double weight_decay;  /**< >= 0 */
+  int32_t nesterov;     /**< 1: needs momentum > 0 and dampening = 0 */
+  int32_t maximize;     /**< 1: steps go up the gradient */
+  int32_t check_finite; /**< 1: as in dc_adamw_options */
+  int32_t reserved0;    /**< 0 */
+} dc_sgd_options;
+
+/** A dc_sgd_options with all defaults. */
+#define DC_SGD_OPTIONS_INIT {sizeof(dc_sgd_options), 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_SGD_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_sgd_options_init(dc_sgd_options *options, size_t struct_size);
+
+/** Makes an SGD, for parameters of any kind.
+ *  linalg     gives threads and device; may be destroyed before the optimizer
+ *  options    of group 0
+ *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
+ *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY. [any] Since 0.1. */
+DC_API dc_status dc_sgd_create(dc_linalg *linalg, const dc_sgd_options *options, dc_optimizer **optimizer);
+/** Sets the options of a group.
+ *  group    a group, or the number of groups: then this adds one
+ *  options  as in dc_sgd_create; momentum must not appear or vanish where the group has parameters
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_sgd_set_group(dc_optimizer *optimizer, int32_t group, const dc_sgd_options *options);
+
+/** How a step of Shampoo gets its length. */
+enum dc_graft {
+  DC_GRAFT_ADAM = 0,    /**< g / (sqrt(v / (1 - graft_beta2^t)) + graft_eps), v the mean of g^2; the default */
+  DC_GRAFT_NONE = 1,    /**< Shampoo's own */
+  DC_GRAFT_SGD = 2,     /**< g */
+  DC_GRAFT_ADAGRAD = 3, /**< g / (sqrt(sum of g^2) + graft_eps) */
+  DC_GRAFT_RMSPROP = 4  /**< as DC_GRAFT_ADAM, without the division by 1 - graft_beta2^t */
+};
+
+/** Where weight decay is applied. */
+enum dc_weight_decay {
+  DC_DECAY_DECOUPLED = 0, /**< w = (1 - lr weight_decay) w, beside the step; the default */
+  DC_DECAY_L2 = 1         /**< g = g + weight_decay w, before everything else */
+};
+
+/** Shampoo's options. Source: Gupta, Koren and Singer 2018 (arXiv 1802.09568); blocks, grafting and refreshing: Anil et
+ *  al. 2020 (arXiv 2002.09018), Shi et al. 2023 (arXiv 2309.06497).
+ *  A parameter's dimensions of 1 are dropped, small ones merged, and what is left is cut into blocks, each with a
+ *  factor L_d = beta2 L_d + (1 - beta2) G_d G_d^T (beta2 = 1: the sum) for each of its k dimensions, G_d the block's
+ *  gradient unfolded along d; a number counts as a vector of one. The direction is the filtered gradient times each
+ *  (L_d / (1 - beta2^t) + epsilon I)^(-1 / (2 k)), scaled to the length of the graft's; until
+ *  start_preconditioning_step it is the graft's. With graft DC_GRAFT_NONE these are Shampoo's own length, and the
+ *  filtered gradient. Then w = (1 - lr weight_decay) w - lr direction.
+ *  State, where a rank owns block B of a parameter: "exp_avg.B", "graft.B", "momentum.B" as far as the options need
+ *  them, and for dimension D "factor.B.D", "root.B.D", "basis.B.D" and "failures.B.D", an int64. */
+typedef struct dc_shampoo_options {
+  size_t struct_size;         /**< sizeof(dc_shampoo_options) */
+  double beta1;               /**< of the filtered gradient, bias-corrected; 0 < beta1 < 1; 0 = 0.9; -1 = none: g */
+  double beta2;               /**< of the factors; 0 < beta2 <= 1; 0 = 1: the sum. Below 1 bias-corrected */
+  double eps_abs;             /**< of the roots, as in dc_spectral_options; 0 = 1e-12; -1 = none */
+  double eps_rel;             /**< of the roots; 0 = 1e-6; -1 = none */
+  double tolerance;           /**< of the roots' reuse of a basis, as in dc_spectral_options; 0 = 1e-2; -1 = none:
+                                   every refresh decomposes afresh */
+  double graft_beta2;         /**< of the graft's v; 0 < graft_beta2 < 1; 0 = 0.999 */
+  double graft_eps;           /**< > 0; 0 = 1e-8 */
+  double weight_decay;        /**< >= 0 */
+  double momentum;            /**< 0 <= momentum < 1: b = momentum b + direction, after the graft */
+  int64_t max_block;          /**< longest side of a block, 1 to 16384; 0 = 1024 */
+  int64_t merge_below;        /**< neighbouring dimensions are merged while their product is at most this and two are
+                                   left, from the last one on; 0 = max_block; -1 = none */
+  int64_t precondition_frequency;     /**< steps from one refresh of the roots to the next, >= 1; 0 = 1 */
+  int64_t start_preconditioning_step; /**< the first step that uses the roots, >= 1; 0 = precondition_frequency */
+  int32_t root;               /**< 1 to 64: instead of 2 k; 0 = default */
+  int32_t graft;              /**< enum dc_graft */
+  int32_t decay;              /**< enum dc_weight_decay */
+  int32_t nesterov;           /**< 1: the step is direction + momentum b; needs momentum > 0 */
+  int32_t tolerated_failures; /**< refreshes of one root that may fail in a row, its last good one (at first the
+                                   identity) being used. After one more, steps fail with DC_E_NOT_CONVERGED and change
+                                   nothing. 0 = 3; -1 = none */
+  int32_t reserved0;          /**< 0 */
+} dc_shampoo_options;
+
+/** A dc_shampoo_options with all defaults. */
+#define DC_SHAMPOO_OPTIONS_INIT {sizeof(dc_shampoo_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_SHAMPOO_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_shampoo_options_init(dc_shampoo_options *options, size_t struct_size);
+
+/** Makes a Shampoo. Gradients are always looked at first: one that is not finite, or 2^50 and more, whose squares would
+ *  soon not fit float32, is DC_E_NOT_FINITE, on every rank, and changes nothing on any.
+ *  linalg     gives threads, device and solver; may be destroyed before the optimizer
+ *  comm       the ranks that have parts of the parameters; NULL = one rank. Copied as by dc_comm_dup()
+ *  options    of group 0
+ *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
+ *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, and what dc_comm_dup returns.
+ *  [any] Since 0.1. */
+DC_API dc_status dc_shampoo_create(dc_linalg *linalg, dc_comm *comm, const dc_shampoo_options *options,
+                                   dc_optimizer **optimizer);
+/** Sets the options of a group.
+ *  group    a group, or the number of groups: then this adds one
+ *  options  as in dc_shampoo_create. Where the group has parameters, what decides the shape of their state must stay:
+ *           max_block, merge_below, and whether there are beta1, momentum, tolerance, and a graft with a v
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_shampoo_set_group(dc_optimizer *optimizer, int32_t group, const dc_shampoo_options *options);
+
+/** How K-FAC inverts a layer's damped curvature. */
+enum dc_kfac_inverse {
+  DC_KFAC_EIGEN = 0,   /**< (A x G + damping I)^-1 exactly, from eigendecompositions; the default */
+  DC_KFAC_FACTORED = 1 /**< (A + pi sqrt(damping) I)^-1 x (G + sqrt(damping) / pi I)^-1, pi the square root of the
+                            ratio of the factors' mean eigenvalues */
+};
+
+/** How K-FAC treats a layer that is used at many positions of a sample. */
+enum dc_kfac_approximation {
+  DC_KFAC_EXPAND = 0, /**< each position's outer products count; the default */
+  DC_KFAC_REDUCE = 1  /**< inputs are averaged and gradients summed over a sample's positions first */
+};
+
+/** K-FAC's options. Source: Martens and Grosse 2015 (arXiv 1503.05671), section 5 for the running average; Grosse and
+ *  Martens 2016 (arXiv 1602.01407) for convolutions and the eigenvalues' damping; Eschenhagen et al. 2023 (arXiv
+ *  2311.00636) for expand and reduce; Ba et al. 2017 (ICLR) for kl_clip.
+ *  With a[n, t] the inputs of a layer for sample n at position t, a 1 appended where it has a bias and a convolution's
+ *  being its patches, and g[n, t] the gradients of its outputs by the sample's own loss, over N samples of T positions:
+ *    expand: A' = sum a a^T / (N T), G' = sum g g^T / N;  reduce: the same of the mean of a and the sum of g over t
+ *    A = c A + (1 - c) A', with c = min(decay, 1 - 1 / k) in the k-th update; G likewise
+ *    direction = nu (G x A + damping I)^-1 gradient;  nu = min(1, sqrt(kl_clip / |lr^2 sum of direction gradient|))
+ *  The groups of a convolution have factors of their own. The step is SGD's along the direction, with momentum and
+ *  weight decay; parameters without a layer take plain SGD's. Positions that have a loss of their own each, as a language
+ *  model's have, are samples: x and delta are then [N T, features].
+ *  State: "momentum_buffer" of each part; of a layer, beside its weight, on the rank that owns it: "factor_a" A and
+ *  "factor_g" G, one group's matrix below the other; "vectors_a", "values_a", "vectors_g" and "values_g" of their latest
+ *  decomposition; "counts", of updates of the factors, decompositions of A and failures since the last of them, and the
+ *  same two of G. What dc_kfac_accumulate() has gathered since the last step is not part of the state. */
+typedef struct dc_kfac_options {
+  size_t struct_size;        /**< sizeof(dc_kfac_options) */
+  double decay;              /**< of the factors, 0 < decay < 1; 0 = 0.95; -1 = none: only the newest count */
+  double damping;            /**< > 0; 0 = 1e-3 */
+  double kl_clip;            /**< > 0; 0 = 1e-3; -1 = none: nu = 1. The sum goes over the layers of the group */
+  double momentum;           /**< 0 < momentum < 1; 0 = 0.9; -1 = none */
+  double weight_decay;       /**< >= 0; times the weight added to the direction */
+  int64_t factor_frequency;  /**< steps from one update of the factors to the next, >= 1; 0 = 1 */
+  int64_t refresh_frequency; /**< steps from one decomposition to the next, >= 1; 0 = 10 */
+  int32_t inverse;           /**< enum dc_kfac_inverse */
+  int32_t nesterov;          /**< 1: as in dc_sgd_options */
+  int32_t tolerated_failures;/**< decompositions of one factor that may fail in a row, the last good one being used; the
+                                  next failure is DC_E_NOT_CONVERGED. 0 = 3; -1 = none */
+  int32_t reserved0;         /**< 0 */
+} dc_kfac_options;
+
+/** A dc_kfac_options with all defaults. */
+#define DC_KFAC_OPTIONS_INIT {sizeof(dc_kfac_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_KFAC_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_kfac_options_init(dc_kfac_options *options, size_t struct_size);
+
+/** Makes a K-FAC. Gradients are always looked at first, as Shampoo does. A layer's factors are means over the ranks'
+ *  samples, and are kept by one rank, which finds the layer's directions; the costliest layers are shared out first.
+ *  linalg     gives threads, device and solver; may be destroyed before the optimizer
+ *  comm       the ranks that have parts of the parameters; NULL = one rank. Copied as by dc_comm_dup()
+ *  options    of group 0
+ *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
+ *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, and what dc_comm_dup returns.
+ *  [any] Since 0.1. */
+DC_API dc_status dc_kfac_create(dc_linalg *linalg, dc_comm *comm, const dc_kfac_options *options,
+                                dc_optimizer **optimizer);
+/** Sets the options of a group.
+ *  group    a group, or the number of groups: then this adds one
+ *  options  as in dc_kfac_create; momentum may not appear or vanish where the group has parameters
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_kfac_set_group(dc_optimizer *optimizer, int32_t group, const dc_kfac_options *options);
+/** Says which parameters are a layer's. With a communicator, on all ranks alike.
+ *  layer          kind DC_SAMPLE_LINEAR or DC_SAMPLE_CONV, with its constants; read during the call
+ *  approximation  enum dc_kfac_approximation
+ *  weight, bias   indices of its parameters, of one group: [o, i] or [o, c / groups, kernel], and [o]; bias -1: none
+ *  index          set to the layer's: 0, 1, … in the order of the calls; may be NULL
+ *  Returns DC_OK; DC_E_NOT_FOUND (no such parameter), DC_E_EXISTS (it has a layer already), DC_E_SHAPE, DC_E_INVALID,
+ *  DC_E_STATE (optimizer is of another kind, or it has a state: it was stepped, saved, loaded or looked at),
+ *  DC_E_UNSUPPORTED (a factor would have more than 32766 rows), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_kfac_add_layer(dc_optimizer *optimizer, const dc_sample_layer *layer, int32_t approximation,
+                                   int64_t weight, int64_t bias, int64_t *index);
+/** Adds a batch to what a layer's factors are updated with in the next step. It does not communicate, so ranks may call
+ *  it as often as each needs to. Gradients for labels drawn from the model's own distribution make the factors those of
+ *  the Fisher matrix, which is what K-FAC is for; those for the true labels make the empirical one.
+ *  index       of the layer
+ *  x, delta    its input and the gradient of its output by the loss, shaped as in dc_per_sample_grads; each float32,
+ *              float16 or bfloat16. Products are summed in float32
+ *  loss_scale  finite and not 0: what delta is multiplied by so that it becomes that of each sample's own loss: the
+ *              number of samples for the mean of their losses, and one over a scale that the loss was multiplied by
+ *  A step whose group's factor_frequency is not due forgets it, so this only checks then. Nothing is added on an error.
+ *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_FINITE (x or delta has a NaN or an
+ *  infinity, or a product of theirs might), DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY.
+ *  [handle] Since 0.1. */
+DC_API dc_status dc_kfac_accumulate(dc_optimizer *optimizer, int64_t index, const dc_tensor *x, const dc_tensor *delta,
+                                    double loss_scale);
+
+/* ---- all kinds ---- */
+
+/** Frees an optimizer with its state.
+ *  optimizer  NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_optimizer_destroy(dc_optimizer *optimizer);
+/** Sets a group's learning rate, which begins as 1e-3.
+ *  group  0 to the number of groups - 1
+ *  lr     >= 0 and finite; 0: steps change the state alone
+ *  Returns DC_OK; DC_E_INVALID. [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_set_lr(dc_optimizer *optimizer, int32_t group, double lr);
+/** Adds a parameter, of which this rank has the elements [offset, offset + count). At any time: its own steps count from
+ *  the first one with a gradient.
+ *  group   that it belongs to
+ *  shape, ndim  the whole parameter's; its number of elements is N
+ *  offset, count  0 <= offset, 0 <= count, offset + count <= N; with a communicator the ranks' parts, in their order,
+ *          make up the whole, or are all of it on every rank. ZeRO-3: rank * P, and what is left of N there
+ *  dtype   of the weights: DC_FLOAT32, DC_FLOAT16 or DC_BFLOAT16; DC_DTYPE_NONE = DC_FLOAT32
+ *  index   set to 0, 1, … in the order of the calls; may be NULL
+ *  Returns DC_OK; DC_E_INVALID (group; offset or count are outside), DC_E_SHAPE, DC_E_DTYPE, DC_E_NO_MEMORY.
+ *  [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, const int64_t *shape, int32_t ndim,
+                                        int64_t offset, int64_t count, int32_t dtype, int64_t *index);
+/** Makes a step: changes weights and state, in one pass over all parameters.
+ *  weights      one tensor a parameter, this rank's part of it in any shape of its count and dtype; changed in place
+ *  grads        the gradients, as weights; float32, float16 or bfloat16, each its own choice. A tensor without a type
+ *               (DC_TENSOR_INIT) leaves its parameter and its state alone; on every rank, if there is a communicator
+ *  tensor_size  bytes from one tensor to the next in both: sizeof(dc_tensor)
+ *  count        of tensors in each: the number of parameters
+ *  grad_scale   finite; gradients are multiplied by it on the way (1 = as they are): for loss scales and clipping
+ *  On an error nothing has changed, on any rank; but after one of communication or memory under way, the step's result
+ *  is undefined. Allocates nothing from the second step on.
+ *  Returns DC_OK; DC_E_NOT_FINITE (a gradient, times grad_scale: names the parameter, and the rank; AdamW and SGD only
+ *  with check_finite), DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_CONVERGED (a root, see tolerated_failures),
+ *  DC_E_MISMATCH (a rank added other parameters, gave other gradients, or refused its own arguments),
+ *  DC_E_NO_MEMORY, and the communicator's. [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads,
+                                   size_t tensor_size, int64_t count, double grad_scale);
+/** How many steps the parameters have made: the most of any; -1 for NULL. [handle] Since 0.1. */
+DC_API int64_t dc_optimizer_steps(const dc_optimizer *optimizer);
+
+/** The name of a piece of a parameter's state on this rank. "step" (int64, no dimension) is the first one of all; 16-bit
+ *  weights have "master".
+ *  index  of the parameter
+ *  piece  0, 1, …
+ *  name   set to the name, which lives as long as the handle, or to NULL past the last piece
+ *  Returns DC_OK; DC_E_NOT_FOUND (no such parameter), DC_E_INVALID, DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_state_name(dc_optimizer *optimizer, int64_t index, int64_t piece, const char **name);
+/** A view of a piece of a parameter's state, which may be read and written between steps.
+ *  index  of the parameter
+ *  name   as dc_optimizer_state_name gives it
+ *  view   struct_size set by the caller; filled in. Its memory and shape live as long as the handle
+ *  Returns DC_OK; DC_E_NOT_FOUND (no such parameter, or no such piece), DC_E_INVALID, DC_E_NO_MEMORY.
+ *  [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_state(dc_optimizer *optimizer, int64_t index, const char *name, dc_tensor *view);
+
+/** How many bytes dc_optimizer_save() writes.
+ *  bytes  set
+ *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_save_size(dc_optimizer *optimizer, size_t *bytes);
+/** Writes this rank's state as bytes: a version, the kind, each parameter's shape and part, each piece, a checksum.
+ *  Options and learning rates are not in it.
+ *  memory  written
+ *  bytes   of memory, at least dc_optimizer_save_size()
+ *  Returns DC_OK; DC_E_INVALID, DC_E_BUFFER_TOO_SMALL (the text has the bytes), DC_E_NO_MEMORY.
+ *  [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_save(dc_optimizer *optimizer, void *memory, size_t bytes);
+/** Reads a state that an optimizer with the same parameters, on the same rank of as many, has saved. All of it is
+ *  checked before anything changes.
+ *  memory  what dc_optimizer_save() wrote; read
+ *  bytes   of it
+ *  Returns DC_OK; DC_E_CORRUPT (no saved state, cut off, or damaged), DC_E_UNSUPPORTED (a later version's), DC_E_STATE
+ *  (another kind's), DC_E_SHAPE (other parameters, parts or pieces: names the first), DC_E_INVALID, DC_E_NO_MEMORY.
+ *  [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_load(dc_optimizer *optimizer, const void *memory, size_t bytes);
+
+/** What an optimizer holds and did, on this rank. */
+typedef struct dc_optimizer_stats {
+  size_t struct_size;         /**< sizeof(dc_optimizer_stats) */
+  int64_t steps;              /**< that were made with this handle */
+  int64_t params;             /**< parameters */
+  int64_t blocks;             /**< Shampoo's blocks and K-FAC's layers */
+  int64_t owned_blocks;       /**< those of this rank */
+  int64_t refreshes;          /**< roots and inverses that were computed */
+  int64_t warm_refreshes;     /**< those without a decomposition */
+  int64_t failed_refreshes;   /**< those that failed, the last good one staying in use */
+  int64_t state_bytes;        /**< memory of the state */
+  int64_t scratch_bytes;      /**< memory between and during steps beside it */
+  int64_t wire_bytes;         /**< read from other ranks' memory or received from them */
+  int64_t refresh_ns;         /**< time in roots and inverses */
+} dc_optimizer_stats;
+
+/** A dc_optimizer_stats to be filled in. */
+#define DC_OPTIMIZER_STATS_INIT {sizeof(dc_optimizer_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_OPTIMIZER_STATS_INIT as a function.
+ *  stats  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_optimizer_stats_init(dc_optimizer_stats *stats, size_t struct_size);
+/** Counts what an optimizer holds and did.
+ *  stats  filled in; struct_size is set by the caller
+ *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_get_optimizer_stats(dc_optimizer *optimizer, dc_optimizer_stats *stats);
 
 #ifdef __cplusplus
 }

@@ -59,18 +59,16 @@ static inline const char *test_device(void) {
   return name == NULL || name[0] == '\0' ? "cpu" : name;
 }
 
-static inline void *run_rank(void *arg) {
-  rank_job *job = arg;
-  rank *r = job->r;
-  dc_status status = dc_device_open(test_device(), NULL, &r->device);
+/* One rank from its device and communicator to their end; status is how opening them went. */
+static inline void live(rank *r, const setup *s, void (*body)(rank *r), dc_status status) {
   if (status == DC_OK) {
     status = dc_context_create(r->device, NULL, &r->ctx);
   }
   if (status == DC_OK) {
-    status = dc_init(r->ctx, r->comm, &job->s->config, job->s->bucket == 0 ? 1024 : job->s->bucket);
+    status = dc_init(r->ctx, r->comm, &s->config, s->bucket == 0 ? 1024 : s->bucket);
   }
   if (status == DC_OK) {
-    job->body(r);
+    body(r);
   } else {
     snprintf(r->failure, sizeof r->failure, "set-up of rank %d: %s", r->rank, dc_last_error());
   }
@@ -80,6 +78,11 @@ static inline void *run_rank(void *arg) {
   dc_context_destroy(r->ctx);
   dc_device_destroy(r->device);
   dc_comm_destroy(r->comm);
+}
+
+static inline void *run_rank(void *arg) {
+  rank_job *job = arg;
+  live(job->r, job->s, job->body, dc_device_open(test_device(), NULL, &job->r->device));
   return NULL;
 }
 
