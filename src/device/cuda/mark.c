@@ -190,7 +190,7 @@ dc_status dc__cuda_mark_sync(dc__cuda_device *device, dc__cuda_mark *mark, int64
   if (!await_issued(device, mark, deadline)) {
     return late(timeout_ns);
   }
-  if (mark->captured && atomic_load(&mark->state) == DC__MARK_ISSUED) {
+  if (atomic_load(&mark->state) == DC__MARK_ISSUED && mark->captured) { /* in this order: issuing writes both */
     return dc__fail(DC_E_STATE, "the mark is in a CUDA graph that is being captured, so the host cannot wait for it");
   }
   if (deadline != 0) {
