@@ -201,9 +201,11 @@ dc_status dc__cuda_stream_call(dc_stream *stream, dc__task_fn fn, const void *ar
   if (dc__cuda_is_own(self->serial)) {
     return queue(self, &task, args, bytes);
   }
+  atomic_fetch_add_explicit(&self->refs, 1, memory_order_relaxed); /* the task may destroy the stream at once */
   pthread_mutex_lock(&self->mutex);
   dc_status status = need_worker(self);
   status = status != DC_OK ? status : queue(self, &task, args, bytes);
   pthread_mutex_unlock(&self->mutex);
+  release(self);
   return status;
 }
