@@ -147,14 +147,14 @@ static void use_all(void) {
     (void)dc_stream_synchronize(b, 0);
     (void)dc_stream_synchronize(a, 0);
   }
-  for (int i = 0; i < 3; i++) {
-    device->ops->free(device, ptr[i], COUNT * 8, i == 2 ? DC_MEMORY_HOST : DC_MEMORY_DEVICE);
-  }
   if (event != NULL) {
     dc_event_destroy(event);
   }
   dc_stream_destroy(a);
-  dc_stream_destroy(b);
+  dc_stream_destroy(b); /* a refused wait may have left work under way; this ends it */
+  for (int i = 0; i < 3; i++) {
+    device->ops->free(device, ptr[i], COUNT * 8, i == 2 ? DC_MEMORY_HOST : DC_MEMORY_DEVICE);
+  }
   dc_device_destroy(device);
 }
 
