@@ -43,10 +43,8 @@ def rows() -> Iterator[Row]:
     for backend in BACKENDS:
         options = {"model": "gpt", "stage": 3}
         yield row(NEWEST, f"broken-{backend}", options, backend=backend, communicator="libdc", broken=True)
-    for stage in (1, 2):
-        for backend in BACKENDS:
-            yield row(SEED, f"seed-{stage}-{backend}", {"model": "gpt", "stage": stage}, backend=backend,
-                      communicator="libdc")
+    for stage in (1, 2):  # its Inductor code does not run on this PyTorch: docs/deepspeed.md
+        yield row(SEED, f"seed-{stage}-eager", {"model": "gpt", "stage": stage}, backend="eager", communicator="libdc")
 
 
 def row(version: str, name: str, options: Dict[str, Any], **ours: Any) -> Row:
