@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """DeepSpeed's own tests of its compile package and of its transformer layer, on libdc: upstream.py CHECKOUT [PYTEST
 ARGUMENT…]. PyPI's archives have no tests, so CHECKOUT is a clone of DeepSpeed's repository. Tests and package are
-copied from it; in the tests, the conditions that skip them where there is no CUDA are lifted, and nothing else."""
+copied from it; in the tests, the conditions that skip them where there is no CUDA are lifted, and a flag that their ranks
+gather gets a dimension, without which Gloo refuses it; nothing else."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ CONDITIONS = ('get_accelerator().device_name() == "cpu"', "not is_deepcompile_su
               "not deepspeed.ops.__compatible_ops__[TransformerBuilder.NAME]",
               "not get_accelerator().is_fp16_supported()", "not bf16_required_version_check()",
               "torch.half not in get_accelerator().supported_dtypes()")
+FLAG = "torch.tensor(1 if flag else 0,"
 TARGET, LOG, EXTENSIONS = BUILD / "upstream", BUILD / "upstream.log", BUILD / "extensions"
 
 
@@ -39,6 +41,8 @@ def copy(checkout: Path) -> None:
         for condition in CONDITIONS:
             text = text.replace(condition, "False")
         path.write_text(text)
+    common = TARGET / "tests" / "unit" / "common.py"
+    common.write_text(common.read_text().replace(FLAG, FLAG.replace("1 if flag else 0", "[1 if flag else 0]")))
 
 
 def main() -> int:
