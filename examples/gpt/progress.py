@@ -56,16 +56,11 @@ def sparkline(values: List[float], width: int) -> str:
     return "".join(marks[int((m - low) / ((high - low) or 1) * (len(marks) - 1) + 0.5)] for m in means)
 
 
-class Progress:
-    """mode: "live", "lines" or "quiet"."""
+class Screen:
+    """mode: "live", a block that is drawn over itself; "lines" or "quiet"."""
 
-    def __init__(self, mode: str, first: int, last: int) -> None:
-        self.mode, self.first, self.last = mode, first, last
-        self.begin = time.monotonic()
-        self.losses: List[float] = []
-        self.seconds: List[float] = []
-        self.drawn = 0
-        self.every = max(1, (last - first) // 20)
+    def __init__(self, mode: str) -> None:
+        self.mode, self.drawn = mode, 0
 
     def say(self, text: str = "") -> None:
         """A line that stays."""
@@ -77,6 +72,27 @@ class Progress:
         if self.drawn:
             sys.stdout.write(f"\x1b[{self.drawn}F\x1b[J")
             self.drawn = 0
+
+    def draw(self, lines: List[str], width: int) -> None:
+        """The block, in the place of the last one."""
+        self._erase()
+        sys.stdout.write("".join(line[:width - 1] + "\n" for line in lines))
+        sys.stdout.flush()
+        self.drawn = len(lines)
+
+    def close(self) -> None:
+        """Leaves the last block standing."""
+        self.drawn = 0
+
+
+class Progress(Screen):
+    def __init__(self, mode: str, first: int, last: int) -> None:
+        super().__init__(mode)
+        self.first, self.last = first, last
+        self.begin = time.monotonic()
+        self.losses: List[float] = []
+        self.seconds: List[float] = []
+        self.every = max(1, (last - first) // 20)
 
     def step(self, row: Dict[str, Any]) -> None:
         """Shows one step; row is its line of metrics.jsonl."""
@@ -105,11 +121,4 @@ class Progress:
             f"gathered {size(row['gathered_bytes'])} now, {size(row['gathered_peak_bytes'])} at peak; "
             f"wire {size(moved)} a step; gradient norm {row['grad_norm']:.2f}",
         ]
-        self._erase()
-        sys.stdout.write("".join(line[:width - 1] + "\n" for line in lines))
-        sys.stdout.flush()
-        self.drawn = len(lines)
-
-    def close(self) -> None:
-        """Leaves the last block standing."""
-        self.drawn = 0
+        self.draw(lines, width)

@@ -1,10 +1,9 @@
 """The live display: a line an optimizer, drawn over itself on a terminal; plain lines elsewhere."""
 from __future__ import annotations
 
-import sys
 from typing import Dict, List
 
-from progress import columns, sparkline
+from progress import Screen, columns, sparkline
 from rules import Rule
 
 
@@ -37,32 +36,18 @@ class Course:
         return out
 
 
-class Board:
-    """mode: "live", "lines" or "quiet"."""
-
+class Board(Screen):
     def __init__(self, mode: str, steps: int) -> None:
-        self.mode, self.steps, self.drawn = mode, steps, 0
-
-    def say(self, text: str = "") -> None:
-        """A line that stays."""
-        if self.mode != "quiet":
-            self._erase()
-            print(text, flush=True)
-
-    def _erase(self) -> None:
-        if self.drawn:
-            sys.stdout.write(f"\x1b[{self.drawn}F\x1b[J")
-            self.drawn = 0
+        super().__init__(mode)
+        self.steps = steps
 
     def show(self, rules: Dict[str, Rule], courses: Dict[str, Course]) -> None:
         """After a step of all."""
         step = max(len(course.losses) for course in courses.values())
         if self.mode == "live":
-            lines = [self._line(rules[name], course, columns() or 80) for name, course in courses.items()]
-            self._erase()
-            sys.stdout.write("".join(line + "\n" for line in [f"step {step}/{self.steps}", *lines]))
-            sys.stdout.flush()
-            self.drawn = len(lines) + 1
+            width = columns() or 80
+            lines = [self._line(rules[name], course, width) for name, course in courses.items()]
+            self.draw([f"step {step}/{self.steps}", *lines], width)
         elif self.mode == "lines" and (step == self.steps or step % max(1, self.steps // 10) == 0):
             print(f"step {step:>5}/{self.steps}  " + "  ".join(
                 f"{rules[name].name} {course.smooth()[-1]:.4f}" for name, course in courses.items()), flush=True)
@@ -71,8 +56,4 @@ class Board:
     def _line(rule: Rule, course: Course, width: int) -> str:
         recent = sorted(course.seconds[-20:])
         return (f"{rule.name:<8} loss {course.smooth()[-1]:<8.4f} {recent[len(recent) // 2] * 1e3:>6.1f} ms a step  "
-                + sparkline(course.losses, max(8, min(40, width - 42))))[:width - 1]
-
-    def close(self) -> None:
-        """Leaves the last block standing."""
-        self.drawn = 0
+                + sparkline(course.losses, max(8, min(40, width - 42))))
