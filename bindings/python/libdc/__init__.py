@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from ._lib import HERE as _HERE
+from ._lib import ffi as _ffi
 from ._lib import lib as _lib
 from ._lib import mode as ffi_mode
 from ._lib import text as _text
@@ -36,6 +37,14 @@ def has_feature(name: str) -> bool:
     return bool(_lib.dc_has_feature(name.encode()))
 
 
+def nccl_version() -> int:
+    """Version of the NCCL that Comm.nccl would use: major * 10000 + minor * 100 + patch. An Error says why there is
+    none."""
+    version = _ffi.new("int32_t *")
+    check(_lib.dc_nccl_version(version))
+    return int(version[0])
+
+
 def library_dir() -> str:
     """The folder of libdc.so."""
     return _HERE
@@ -44,5 +53,5 @@ def library_dir() -> str:
 __all__ = [
     "Allocator", "Buffer", "Collectives", "Comm", "Config", "Context", "DType", "Device", "Error", "Event", "LogLevel",
     "MemoryKind", "MemoryStats", "Op", "OpInfo", "ReduceOp", "Status", "Stream", "Tensor", "TraceEvent",
-    "api_version", "check", "ffi_mode", "has_feature", "init_comm", "library_dir",
+    "api_version", "check", "ffi_mode", "has_feature", "init_comm", "library_dir", "nccl_version",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ import sys
 from typing import Any, Iterator, List, Optional, Sequence
 
 from ._lib import Registry, callback, ffi, in_callback, lib, nanoseconds, own
-from .device import Stream, handle_of
+from .device import Stream, handle_of, place_of
 from .errors import check, closed
 from .tensors import View
 from .types import DType, ReduceOp, Status
@@ -144,9 +144,10 @@ def _options(timeout: Optional[float], heap_bytes: int) -> Any:
 class Comm:
     """A rank's end of a communicator. Made by threads(), processes(), single() or external()."""
 
-    def __init__(self, pointer: Any, external: Optional[_External] = None) -> None:
+    def __init__(self, pointer: Any, external: Optional[_External] = None, takes_devices: bool = False) -> None:
         self._own = own(pointer, lib.dc_comm_destroy)
         self._external = external
+        self.takes_devices = takes_devices  # whether collectives may have tensors on a CUDA device; else: nccl()
         self._group: Optional[List[Any]] = None
 
     @classmethod
@@ -154,7 +155,7 @@ class Comm:
         """Ranks as threads of this process: one communicator for each. timeout in seconds, None: 300."""
         out = ffi.new("dc_comm *[]", max(n, 1))
         check(lib.dc_comm_create_threads(n, _options(timeout, heap_bytes), out))
-        return [cls(out[rank]) for rank in range(n)]
+        return [cls(out[rank], takes_devices=True) for rank in range(n)]
 
     @classmethod
     def single(cls) -> "Comm":
@@ -188,6 +189,13 @@ class Comm:
         check(status)
         return cls(out[0], state)
 
+    def nccl(self, device: Any) -> "Comm":
+        """The same ranks, each on a card of its own, moving a libdc.Device's memory through NVIDIA's NCCL; blocks until
+        all have come. Context.init makes one where its device wants it."""
+        out = ffi.new("dc_comm **")
+        self._check(lib.dc_comm_create_nccl(self._handle, device._handle, out))
+        return Comm(out[0], self._external, True)
+
     @property
     def _handle(self) -> Any:
         if self._own is None:
@@ -210,16 +218,20 @@ class Comm:
     def _check(self, status: int) -> None:
         check(status, cause_of(self))
 
+    def _view(self, name: str, array: Any, stream: Optional[Stream], writable: bool = False) -> View:
+        """Tensors on a CUDA device are for a stream of that device."""
+        return View(array, writable, name, (place_of(stream),))
+
     def dup(self) -> "Comm":
         """Another communicator of the same ranks, whose collectives overlap this one's."""
         out = ffi.new("dc_comm **")
         self._check(lib.dc_comm_dup(self._handle, out))
-        return Comm(out[0], self._external)
+        return Comm(out[0], self._external, self.takes_devices)
 
     def all_gather(self, send: Any, recv: Any, counts: Optional[Sequence[int]] = None,
                    stream: Optional[Stream] = None) -> Any:
         """recv = the ranks' send tensors one after the other. Returns recv."""
-        views = View(send), View(recv, writable=True)
+        views = self._view("all_gather: send", send, stream), self._view("all_gather: recv", recv, stream, True)
         self._check(lib.dc_comm_all_gather(self._handle, views[0].c, views[1].c, self._counts(counts),
                                            handle_of(stream)))
         self._pin(stream, views)
@@ -228,7 +240,7 @@ class Comm:
     def reduce_scatter(self, send: Any, recv: Any, counts: Optional[Sequence[int]] = None, op: int = ReduceOp.SUM,
                        stream: Optional[Stream] = None) -> Any:
         """recv = this rank's block of the sum (or mean) over ranks of send. Returns recv."""
-        views = View(send), View(recv, writable=True)
+        views = self._view("reduce_scatter: send", send, stream), self._view("reduce_scatter: recv", recv, stream, True)
         self._check(lib.dc_comm_reduce_scatter(self._handle, views[0].c, views[1].c, self._counts(counts), op,
                                                handle_of(stream)))
         self._pin(stream, views)
@@ -236,14 +248,14 @@ class Comm:
 
     def all_reduce(self, data: Any, op: int = ReduceOp.SUM, stream: Optional[Stream] = None) -> Any:
         """data = the sum (or mean) over ranks, in place. Returns data."""
-        view = View(data, writable=True)
+        view = self._view("all_reduce: data", data, stream, True)
         self._check(lib.dc_comm_all_reduce(self._handle, view.c, op, handle_of(stream)))
         self._pin(stream, view)
         return data
 
     def broadcast(self, data: Any, root: int = 0, stream: Optional[Stream] = None) -> Any:
         """data of rank root to every rank, in place. Returns data."""
-        view = View(data, writable=True)
+        view = self._view("broadcast: data", data, stream, True)
         self._check(lib.dc_comm_broadcast(self._handle, view.c, root, handle_of(stream)))
         self._pin(stream, view)
         return data

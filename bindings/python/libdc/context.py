@@ -11,7 +11,7 @@ from ._lib import Registry, callback, ffi, in_callback, lib, own, text
 from .comm import Comm, cause_of
 from .device import Device, Stream, handle_of
 from .errors import check, closed
-from .tensors import Buffer, Tensor, View, fill, output, result
+from .tensors import HOST, PINNED, Buffer, Tensor, View, fill, output, result
 from .types import Config, DType, MemoryKind, MemoryStats, Op, OpInfo, Status, TraceEvent
 
 _logs = Registry()
@@ -38,8 +38,9 @@ def _look(reference: "weakref.ref[Context]") -> None:
 
 class Context:
     """Arguments are those of the C function, whose comment in dc_api.h is the reference, without outputs, which are
-    returned. Tensors may be anything with __dlpack__, __array_interface__ or the buffer protocol, in host memory.
-    Registered tensors are kept alive until they are unregistered. Calls may come from any thread."""
+    returned. Tensors may be anything with __dlpack__, __array_interface__ or the buffer protocol, in host memory; of a
+    context on a CUDA device they are on that device, and weights may be in pinned host memory too. Registered tensors
+    are kept alive until they are unregistered. Calls may come from any thread."""
 
     def __init__(self, device: Optional[Device] = None, log: Optional[Callable[[int, str], None]] = None) -> None:
         """log(level, message) gets the library's log lines; it must not call the library. The environment's DC_DUMP_DIR
@@ -60,7 +61,9 @@ class Context:
         self._registered: Dict[int, List[Any]] = {}
         self._pending: Dict[Any, Any] = {}
         self._own = own(out[0], lambda pointer: _destroy(pointer, log_user), (self._registered, self._pending))
-        self._device = device
+        self.device = device
+        self._place = device.place
+        self._anywhere = (HOST,) if self._place == HOST else (self._place, HOST)
         self._comm: Optional[Comm] = None
         self._stream: Optional[Stream] = None
         if os.environ.get("DC_DUMP_DIR"):
@@ -80,6 +83,10 @@ class Context:
 
     def _check(self, status: int) -> None:
         check(status, cause_of(self._comm))
+
+    def _view(self, name: str, array: Any, writable: bool = False, pinned: bool = False) -> View:
+        """pinned: it may be in host memory that the device reads too."""
+        return View(array, writable, name, (self._place, PINNED) if pinned and self._place != HOST else (self._place,))
 
     def _reads(self, view: Any) -> None:
         # With a stream, the library reads after the call has returned.
@@ -133,24 +140,27 @@ class Context:
     def memory_alloc(self, nbytes: int, kind: int = MemoryKind.DEVICE) -> Buffer:
         out = ffi.new("dc_buffer **")
         self._check(lib.dc_memory_alloc(self._handle, nbytes, kind, out))
-        return Buffer(out[0])
+        pinned = kind == MemoryKind.HOST and self._place != HOST
+        return Buffer(out[0], PINNED if pinned else self._place)
 
     # Parameters
 
     def register_param(self, id: int, shape: Sequence[int], tensor: Any, grad_buffer: Any, offset: int = 0) -> None:
-        weights, grad = View(tensor), View(grad_buffer, writable=True)
+        weights = self._view("register_param: tensor", tensor, pinned=True)
+        grad = self._view("register_param: grad_buffer", grad_buffer, writable=True)
         self._check(lib.dc_register_param(self._handle, id, *_shape(shape), weights.c, grad.c, offset))
         self._registered[id] = [weights.keep, grad.keep]
 
     def register_z3_param(self, id: int, shape: Sequence[int], shard: Any, grad_buffer: Any, persistent: bool = False,
                           expected_grad_dtype: Any = None) -> None:
-        weights, grad = View(shard), View(grad_buffer, writable=True)
+        weights = self._view("register_z3_param: shard", shard, pinned=True)
+        grad = self._view("register_z3_param: grad_buffer", grad_buffer, writable=True)
         self._check(lib.dc_register_z3_param(self._handle, id, *_shape(shape), weights.c, grad.c, int(persistent),
                                              DType.of(expected_grad_dtype)))
         self._registered[id] = [weights.keep, grad.keep]
 
     def update_param_grad_buffer(self, id: int, grad_buffer: Any, offset: int = 0) -> None:
-        grad = View(grad_buffer, writable=True)
+        grad = self._view("update_param_grad_buffer: grad_buffer", grad_buffer, writable=True)
         self._check(lib.dc_update_param_grad_buffer(self._handle, id, grad.c, offset))
         self._registered.setdefault(id, [None, None])[1] = grad.keep
 
@@ -203,7 +213,7 @@ class Context:
         """The full parameter: readable after wait_allgather, until release_param."""
         out = output()
         self._check(lib.dc_allgather_param(self._handle, ffi.NULL, graph_id, id, DType.of(dtype), out))
-        return result(out, self)
+        return result(out, self, self._place)
 
     def prefetch_params_fused(self, graph_id: int, ids: Sequence[int], dtypes: Optional[Sequence[Any]] = None) -> None:
         if dtypes is not None and len(dtypes) != len(ids):
@@ -227,10 +237,10 @@ class Context:
         info = self.dry_run(Op.TAKE_PARAM, graph_id, id, dtype)
         out = ffi.new("dc_buffer **")
         self._check(lib.dc_take_param(self._handle, graph_id, id, DType.of(dtype), out))
-        return Buffer(out[0]).tensor(info.shape or (), info.dtype)
+        return Buffer(out[0], self._place).tensor(info.shape or (), info.dtype)
 
     def reduce_grad(self, a: Any, graph_id: int, id: int) -> None:
-        view = View(a)
+        view = self._view("reduce_grad: a", a)
         self._check(lib.dc_reduce_grad(self._handle, view.c, graph_id, id))
         self._reads(view)
 
@@ -238,14 +248,15 @@ class Context:
         """Says of each tensor whether the caller may free it."""
         count = len(tensors)
         views, freed = ffi.new("dc_tensor[]", max(count, 1)), ffi.new("int32_t[]", max(count, 1))
-        keep = [fill(views[i], tensor) for i, tensor in enumerate(tensors)]
+        keep = [fill(views[i], tensor, False, f"free_tensors: tensors[{i}]", self._anywhere)
+                for i, tensor in enumerate(tensors)]
         self._check(lib.dc_free_tensors(self._handle, views, ffi.sizeof("dc_tensor"), count, freed))
         self._reads(keep)
         return [bool(freed[i]) for i in range(count)]
 
     def offload_tensor(self, a: Any, graph_id: int, id: int) -> Tensor:
         """The host copy that the context keeps: readable after wait_offload."""
-        view, out = View(a), output()
+        view, out = self._view("offload_tensor: a", a), output()
         self._check(lib.dc_offload_tensor(self._handle, view.c, graph_id, id, out))
         if self._stream is not None:
             self._pending[graph_id, id] = view
@@ -261,13 +272,13 @@ class Context:
         """The new device copy: readable after wait_reload."""
         out = output()
         self._check(lib.dc_reload_tensor(self._handle, ffi.NULL, graph_id, id, out))
-        return result(out, self)
+        return result(out, self, self._place)
 
     def wait_reload(self, a: Any, graph_id: int, id: int) -> Any:
         """The device copy; while profiling without a reload, a."""
-        view, out = View(a), output()
+        view, out = View(a, False, "wait_reload: a", self._anywhere), output()
         self._check(lib.dc_wait_reload(self._handle, view.c, graph_id, id, out))
-        return a if view.c and out.data == view.c.data else result(out, self)
+        return a if view.c and out.data == view.c.data else result(out, self, self._place)
 
     def offload_parameter(self, a: Any, graph_id: int, id: int) -> None:
         self._check(lib.dc_offload_parameter(self._handle, ffi.NULL, graph_id, id))

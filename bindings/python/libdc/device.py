@@ -7,6 +7,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 from ._lib import Registry, callback, ffi, in_callback, lib, nanoseconds, own, text
 from .errors import check, closed
+from .tensors import HOST, Place
 from .types import Status
 
 
@@ -68,6 +69,8 @@ class Device:
             _allocators.pop(table.user)
         check(status)
         self._own = own(out[0], lib.dc_device_destroy)
+        kind, _, number = name.partition(":")
+        self.place: Place = (2, int(number or 0)) if kind == "cuda" else HOST  # where its memory is
 
     @property
     def _handle(self) -> Any:
@@ -135,9 +138,13 @@ def _run_call(user: Any) -> None:
 class Stream:
     """An in-order queue of asynchronous work. Where a call takes a stream, None is the calling thread."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, native: Optional[int] = None) -> None:
+        """native: a cudaStream_t, as a number, that somebody else made and keeps alive; the stream is then that one."""
         out = ffi.new("dc_stream **")
-        check(lib.dc_stream_create(device._handle, out))
+        if native is None:
+            check(lib.dc_stream_create(device._handle, out))
+        else:
+            check(lib.dc_stream_wrap(device._handle, ffi.cast("void *", native), out))
         self._device = device
         self._failures: List[BaseException] = []
         self._pins: List[Tuple[Event, Any]] = []
@@ -192,3 +199,8 @@ class Stream:
 
 def handle_of(stream: Optional[Stream]) -> Any:
     return ffi.NULL if stream is None else stream._handle
+
+
+def place_of(stream: Optional[Stream]) -> Place:
+    """Where what is queued on the stream may find its tensors."""
+    return HOST if stream is None else stream._device.place

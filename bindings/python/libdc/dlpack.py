@@ -35,8 +35,8 @@ class _DLManagedTensor(ctypes.Structure):
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManagedTensor))
 _DLManagedTensor._fields_ = [("dl_tensor", _DLTensor), ("manager_ctx", ctypes.c_void_p), ("deleter", _Deleter)]
 
-CPU = 1
-_HOST_DEVICES = (CPU, 3, 11)  # plain, CUDA pinned, ROCm pinned
+CPU, CUDA, PINNED = 1, 2, 3
+_HOST_DEVICES = (CPU, PINNED, 11)  # 11: ROCm's pinned memory
 _TYPES: Dict[Tuple[int, int], DType] = {
     (0, 8): DType.INT8, (0, 16): DType.INT16, (0, 32): DType.INT32, (0, 64): DType.INT64, (1, 8): DType.UINT8,
     (2, 16): DType.FLOAT16, (2, 32): DType.FLOAT32, (2, 64): DType.FLOAT64, (4, 16): DType.BFLOAT16,
@@ -56,12 +56,14 @@ _dying_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c
     ("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
-def read(array: Any) -> Tuple[int, Tuple[int, ...], Any, DType, Any]:
-    """(address, shape, strides or None, dtype, what keeps them alive) of an object with __dlpack__."""
-    device = array.__dlpack_device__()[0]
-    if device not in _HOST_DEVICES:
-        raise TypeError(f"a tensor on DLPack device {int(device)}: must be in host memory")
-    capsule = array.__dlpack__()
+def read(array: Any) -> Tuple[int, Tuple[int, ...], Any, DType, Tuple[int, int], Any]:
+    """(address, shape, strides or None, dtype, (device type, number), what keeps them alive) of an object with
+    __dlpack__. Memory of a CUDA device is read in the order of a stream that the caller sees to: nothing waits here."""
+    kind, number = array.__dlpack_device__()
+    if kind not in (*_HOST_DEVICES, CUDA):
+        raise TypeError(f"a tensor on DLPack device {int(kind)}: must be in host memory, or on a CUDA device")
+    device = (CUDA, int(number)) if kind == CUDA else (PINNED if kind == PINNED else CPU, 0)
+    capsule = array.__dlpack__(stream=-1) if kind == CUDA else array.__dlpack__()
     tensor = ctypes.cast(_pointer_of(capsule, _NAME), ctypes.POINTER(_DLManagedTensor)).contents.dl_tensor
     dtype = _TYPES.get((tensor.dtype.code, tensor.dtype.bits)) if tensor.dtype.lanes == 1 else None
     if dtype is None:
@@ -69,7 +71,7 @@ def read(array: Any) -> Tuple[int, Tuple[int, ...], Any, DType, Any]:
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
     # Never marked as used: the capsule frees the export when it dies.
-    return (tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, capsule
+    return (tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, device, capsule
 
 
 _exports: Dict[int, Any] = {}
@@ -88,8 +90,8 @@ _delete = _Deleter(_forget)
 _capsule_dies = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_forget_unused)
 
 
-def write(address: int, shape: Tuple[int, ...], dtype: DType, owner: Any) -> Any:
-    """A capsule for contiguous host memory that keeps `owner` alive."""
+def write(address: int, shape: Tuple[int, ...], dtype: DType, owner: Any, device: Tuple[int, int] = (CPU, 0)) -> Any:
+    """A capsule for contiguous memory of a device that keeps `owner` alive."""
     ndim = len(shape)
     lengths = (ctypes.c_int64 * max(ndim, 1))(*shape)
     strides = (ctypes.c_int64 * max(ndim, 1))()
@@ -99,7 +101,7 @@ def write(address: int, shape: Tuple[int, ...], dtype: DType, owner: Any) -> Any
         step *= max(shape[i], 1)
     code, bits = _CODES[dtype]
     managed = _DLManagedTensor()
-    managed.dl_tensor = _DLTensor(address, _DLDevice(CPU, 0), ndim, _DLDataType(code, bits, 1), lengths, strides, 0)
+    managed.dl_tensor = _DLTensor(address, _DLDevice(*device), ndim, _DLDataType(code, bits, 1), lengths, strides, 0)
     managed.deleter = _delete
     key = ctypes.addressof(managed)
     _exports[key] = (managed, lengths, strides, owner)

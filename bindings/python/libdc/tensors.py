@@ -20,12 +20,22 @@ _FORMAT = {
     ("h", 2): DType.INT16, ("?", 1): DType.BOOL,
 }  # fmt: skip
 
+# Where memory is, as DLPack has it: (type, number).
+Place = Tuple[int, int]
+HOST: Place = (1, 0)
+PINNED: Place = (3, 0)  # host memory that a CUDA device reads too
+
+
+def place_name(place: Place) -> str:
+    return {HOST: "in host memory", PINNED: "in pinned host memory"}.get(place) or f"on cuda:{place[1]}"
+
 
 class Buffer:
     """Counted memory of the library; see dc_buffer. Lives as long as this object or anything made from it."""
 
-    def __init__(self, pointer: Any) -> None:
+    def __init__(self, pointer: Any, place: Place = HOST) -> None:
         """Takes over one reference."""
+        self.place = place
         self._handle = own(pointer, lib.dc_buffer_release)
 
     @property
@@ -48,15 +58,18 @@ class Buffer:
         need, have = _count(shape) * dtype.itemsize, self.nbytes - offset
         if not 0 <= need <= have or offset < 0:
             raise ValueError(f"shape = {shape} of {dtype.name.lower()} needs {need} bytes, the buffer has {have}")
-        return Tensor(self.data + offset, shape, dtype, self)
+        return Tensor(self.data + offset, shape, dtype, self, self.place)
 
 
 class Tensor:
-    """A contiguous tensor in the library's memory, which it keeps alive. numpy.asarray() and from_dlpack() read it in
-    place, and so does every call of this package. The views of a gathered parameter end with release_param."""
+    """A contiguous tensor in the library's memory, which it keeps alive. from_dlpack() reads it in place, so does every
+    call of this package, and numpy.asarray() where it is in host memory. The views of a gathered parameter end with
+    release_param. Memory of a CUDA device is ready in the order of the context's stream."""
 
-    def __init__(self, address: int, shape: Tuple[int, ...], dtype: DType, buffer: Any = None) -> None:
+    def __init__(self, address: int, shape: Tuple[int, ...], dtype: DType, buffer: Any = None,
+                 place: Place = HOST) -> None:
         self._address = address
+        self.place = place
         self.shape = shape
         self.dtype = dtype
         self.buffer = buffer
@@ -74,6 +87,8 @@ class Tensor:
 
     @property
     def __array_interface__(self) -> Dict[str, Any]:
+        if self.__dlpack_device__() != HOST:
+            raise TypeError(f"this tensor is {place_name(self.place)}, where NumPy cannot read it: use from_dlpack()")
         if self.dtype is DType.BFLOAT16:
             raise TypeError("bfloat16 has no NumPy type: use from_dlpack(), or bits() for its 16-bit words")
         return {"version": 3, "shape": self.shape, "typestr": _TYPESTR_OF[self.dtype], "data": (self.data, False)}
@@ -88,17 +103,15 @@ class Tensor:
         """The same memory of 16-bit floats as int16."""
         if self.dtype.itemsize != 2:
             raise TypeError(f"bits() of {self.dtype.name.lower()}: must be a type of 16 bits")
-        return Tensor(self.data, self.shape, DType.INT16, self.buffer)
+        return Tensor(self.data, self.shape, DType.INT16, self.buffer, self.place)
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         from . import dlpack  # here and below, since `import libdc` shall be quick
 
-        return dlpack.write(self.data, self.shape, self.dtype, self.buffer)
+        return dlpack.write(self.data, self.shape, self.dtype, self.buffer, self.__dlpack_device__())
 
-    def __dlpack_device__(self) -> Tuple[int, int]:
-        from . import dlpack
-
-        return dlpack.CPU, 0
+    def __dlpack_device__(self) -> Place:
+        return HOST if self.place == PINNED else self.place  # not every array library knows the word
 
     def __repr__(self) -> str:
         return f"libdc.Tensor(shape={self.shape}, dtype={self.dtype.name.lower()})"
@@ -111,19 +124,19 @@ def _count(shape: Sequence[int]) -> int:
     return count
 
 
-def _describe(array: Any) -> Tuple[int, Sequence[int], Optional[Sequence[int]], DType, bool, Any, Any]:
-    """(address, shape, strides in elements or None, dtype, writable, buffer, what keeps it alive)."""
+def _describe(array: Any) -> Tuple[int, Sequence[int], Optional[Sequence[int]], DType, bool, Any, Place, Any]:
+    """(address, shape, strides in elements or None, dtype, writable, buffer, place, what keeps it alive)."""
     if isinstance(array, Tensor):
         buffer = array.buffer if isinstance(array.buffer, Buffer) else None
-        return array.data, array.shape, None, array.dtype, True, buffer, array
+        return array.data, array.shape, None, array.dtype, True, buffer, array.place, array
     interface = getattr(array, "__array_interface__", None)
     if interface is not None and isinstance(interface.get("data"), tuple) and not _is_scalar(array):
-        return (*_from_interface(array, interface), None, array)
+        return (*_from_interface(array, interface), None, HOST, array)
     if hasattr(array, "__dlpack__"):
         from . import dlpack
 
-        address, shape, strides, dtype, keep = dlpack.read(array)
-        return address, shape, strides, dtype, True, None, keep
+        address, shape, strides, dtype, place, keep = dlpack.read(array)
+        return address, shape, strides, dtype, True, None, place, keep
     try:
         view = memoryview(array)
     except TypeError:
@@ -135,7 +148,7 @@ def _describe(array: Any) -> Tuple[int, Sequence[int], Optional[Sequence[int]], 
     if not view.c_contiguous:
         raise TypeError("a buffer that is not contiguous: must be contiguous")
     address = int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
-    return address, view.shape or (), None, known, not view.readonly, None, view
+    return address, view.shape or (), None, known, not view.readonly, None, HOST, view
 
 
 def _is_scalar(array: Any) -> bool:
@@ -165,9 +178,12 @@ def _in_elements(strides: Sequence[int], itemsize: int) -> Tuple[int, ...]:
     return tuple(stride // itemsize for stride in strides)
 
 
-def fill(target: Any, array: Any, writable: bool = False) -> Any:
-    """Writes the view of an array into a dc_tensor; returns what must live while it is used."""
-    address, shape, strides, dtype, can_write, buffer, keep = _describe(array)
+def fill(target: Any, array: Any, writable: bool = False, name: str = "an array",
+         places: Sequence[Place] = (HOST,)) -> Any:
+    """Writes the view of an array, which may be in these places, into a dc_tensor; returns what must live with it."""
+    address, shape, strides, dtype, can_write, buffer, place, keep = _describe(array)
+    if place not in places and not (place == PINNED and HOST in places):
+        raise TypeError(f"{name} is {place_name(place)}, must be {' or '.join(map(place_name, places))}")
     if writable and not can_write:
         raise TypeError("a read-only array: must be writable")
     c_shape = ffi.new("int64_t[]", list(shape)) if len(shape) else ffi.NULL
@@ -185,12 +201,13 @@ class View:
 
     __slots__ = ("c", "keep")
 
-    def __init__(self, array: Any, writable: bool = False) -> None:
+    def __init__(self, array: Any, writable: bool = False, name: str = "an array",
+                 places: Sequence[Place] = (HOST,)) -> None:
         self.c: Any = ffi.NULL
         self.keep: Any = None
         if array is not None:
             self.c = ffi.new("dc_tensor *")
-            self.keep = fill(self.c, array, writable)
+            self.keep = fill(self.c, array, writable, name, places)
 
 
 def output() -> Any:
@@ -200,9 +217,9 @@ def output() -> Any:
     return tensor
 
 
-def result(out: Any, keep: Any = None) -> Tensor:
+def result(out: Any, keep: Any = None, place: Place = HOST) -> Tensor:
     """The library's output as a Tensor that holds a reference to its memory (`keep` where it has none)."""
     shape = tuple(out.shape[i] for i in range(out.ndim))
-    buffer = Buffer(lib.dc_buffer_retain(out.buffer)) if out.buffer else keep
-    return Tensor(int(ffi.cast("uintptr_t", out.data)), shape, DType(out.dtype), buffer)
+    buffer = Buffer(lib.dc_buffer_retain(out.buffer), place) if out.buffer else keep
+    return Tensor(int(ffi.cast("uintptr_t", out.data)), shape, DType(out.dtype), buffer, place)
 

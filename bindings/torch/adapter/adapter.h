@@ -20,4 +20,17 @@ DC_API dc_context *dct_get_context(void);
  *  keeps it alive as above. Returns 0, or -1 if there is no memory. */
 DC_API int dct_bind(int64_t graph_id, dc_context *context);
 
+/** For a context on a CUDA device, before it is bound or set: from now on its operators work on PyTorch's current
+ * stream of that device, and on its tensors alone. dc_set_stream() is then the adapter's. A second call does nothing.
+ *  device  the context's, which is PyTorch's cuda:index; it and the context live until dct_unfollow() has returned
+ *  Returns NULL, or why not; the text stays valid. */
+DC_API const char *dct_follow(dc_context *context, dc_device *device, int32_t index);
+
+/** Sets the context's stream as an operator does, for calls of the library that are none. Returns NULL, or why not, in
+ * a text that stays valid until the thread's next call; a context that does not follow stays as it is. */
+DC_API const char *dct_follow_now(dc_context *context);
+
+/** Ends that, and waits for what the context still reads of PyTorch's tensors. */
+DC_API void dct_unfollow(dc_context *context);
+
 #endif

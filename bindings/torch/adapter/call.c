@@ -100,15 +100,68 @@ static void free_args(dct_call *call) {
   free(call->dtypes);
 }
 
-void dct_run(const char *name, const char *letters, dct_body body, dct_value *stack, uint64_t outputs) {
-  dct_call call = {.context = dct_get_context()};
+/* ---- devices ---- */
+
+static const char *device_name(char text[32], int32_t device, int32_t index) {
+  if (device == dct_torch.cpu) {
+    return "the CPU";
+  }
+  snprintf(text, 32, device == dct_torch.cuda ? "cuda:%d" : "device number %d of another kind", (int)index);
+  return text;
+}
+
+static const char *check_device(const dct_call *call, dct_tensor tensor, bool token) {
+  int32_t device = 0;
+  int32_t index = 0;
+  if (dct_torch.aoti_torch_get_device_type(tensor, &device) != 0 ||
+      dct_torch.aoti_torch_get_device_index(tensor, &index) != 0) {
+    return dct_torch_reason();
+  }
+  bool here = device == call->device && (device == dct_torch.cpu || index == call->index);
+  if (here || (token && device == dct_torch.cpu)) {
+    return NULL;
+  }
+  char theirs[32];
+  char ours[32];
+  return dct_text("a tensor is on %s, must be on %s as the context's are", device_name(theirs, device, index),
+                  device_name(ours, call->device, call->index));
+}
+
+/* A PyTorch without CUDA has tensors on the CPU alone. */
+static const char *check_devices(const dct_call *call) {
+  const char *error = NULL;
+  if (dct_torch.aoti_torch_get_current_cuda_stream != NULL) {
+    error = call->a == NULL ? NULL : check_device(call, call->a, true);
+    for (size_t i = 0; error == NULL && i < call->tensor_count; ++i) {
+      error = check_device(call, dct_as_tensor(call->tensors[i]), true);
+    }
+  }
+  return error;
+}
+
+/* The body, on PyTorch's current stream where the context is on a CUDA device. */
+static const char *run_real(dct_call *call, dct_body body) {
+  const char *error = dct_follow_begin(call->context, &call->follower);
+  if (error == NULL && call->follower != NULL) {
+    call->device = dct_torch.cuda;
+    call->index = dct_follower_index(call->follower);
+  }
+  error = error != NULL ? error : check_devices(call);
+  error = error != NULL ? error : body(call);
+  dct_follow_end(call->follower);
+  return error;
+}
+
+void dct_run(const char *name, const char *letters, dct_body body, bool fake, dct_value *stack, uint64_t outputs) {
+  /* The CPU has no number. */
+  dct_call call = {.context = dct_get_context(), .device = dct_torch.cpu, .index = -1};
   decode(&call, letters, stack);
   const char *error = call.error;
   if (error == NULL && call.context == NULL) {
     error = "no default context: call libdc.torch.dc.init() first";
   }
   if (error == NULL) {
-    error = body(&call);
+    error = fake ? body(&call) : run_real(&call, body);
   }
   free_args(&call);
   if (error != NULL && error != dc_last_error()) {
@@ -150,15 +203,9 @@ const char *dct_return_clone(dct_call *call) {
 }
 
 const char *dct_return_blob(dct_call *call, const dc_tensor *out, dc_buffer *owned, bool host) {
-  int32_t device = dct_torch.cpu;
-  int32_t index = -1; /* the CPU has no number */
-  if (!host && (dct_torch.aoti_torch_get_device_type(call->a, &device) != 0 ||
-                dct_torch.aoti_torch_get_device_index(call->a, &index) != 0)) {
-    dc_buffer_release(owned);
-    return dct_torch_reason();
-  }
   const char *error = NULL;
-  call->result = dct_blob_tensor(out->data, out->shape, out->ndim, out->dtype, device, index, owned, &error);
+  call->result = dct_blob_tensor(out->data, out->shape, out->ndim, out->dtype, host ? dct_torch.cpu : call->device,
+                                 host ? -1 : call->index, owned, &error);
   return error;
 }
 
@@ -200,4 +247,9 @@ const char *dct_read_a(dct_call *call, dc_tensor *view) {
   view->shape = sizes;
   view->ndim = (int32_t)ndim;
   return call->error;
+}
+
+const char *dct_read_data(dct_call *call, dc_tensor *view) {
+  const char *error = call->follower == NULL ? NULL : check_device(call, call->a, false);
+  return error != NULL ? error : dct_read_a(call, view);
 }

@@ -2,11 +2,14 @@
 #ifndef DCT_CALL_H
 #define DCT_CALL_H
 
+#include "follow.h"
 #include "shim.h"
 
 typedef struct dct_call {
   dc_context *context;
-  dct_tensor a; /* the tensor argument, if the operator has one */
+  dct_follower *follower; /* of a real kernel's context on a CUDA device, while the body runs */
+  int32_t device, index;  /* where the context's tensors lie, in libtorch's numbers */
+  dct_tensor a;           /* the tensor argument, if the operator has one */
   int64_t graph_id, id, n_users, kind;
   int32_t dtype; /* enum dc_dtype; DC_DTYPE_NONE: not given */
   dct_value *tensors, *ints, *dtypes;
@@ -20,8 +23,9 @@ typedef struct dct_call {
 typedef const char *(*dct_body)(dct_call *call);
 
 /* Decodes the stack, one letter of `letters` an argument, runs the body, frees what the kernel owns,
- * and only then raises or stores the result. */
-void dct_run(const char *name, const char *letters, dct_body body, dct_value *stack, uint64_t outputs);
+ * and only then raises or stores the result. A fake, the body of the Meta key, has no stream to follow and looks at no
+ * device. */
+void dct_run(const char *name, const char *letters, dct_body body, bool fake, dct_value *stack, uint64_t outputs);
 
 /* Formats this thread's error text and returns it. */
 const char *dct_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -33,12 +37,14 @@ int32_t dct_decode_dtype(dct_call *call, dct_value value);
 
 /* A view of call->a, made contiguous first where it is not. */
 const char *dct_read_a(dct_call *call, dc_tensor *view);
+/* The same for what the library itself reads: a must lie on the context's device, which tokens need not. */
+const char *dct_read_data(dct_call *call, dc_tensor *view);
 
 /* Results. The argument itself: as an alias of its own, since the dispatcher's checks forbid the same object. */
 const char *dct_return_alias(dct_call *call);
 /* A copy of the argument. */
 const char *dct_return_clone(dct_call *call);
-/* Memory of libdc; takes over the reference `owned`. host: on the CPU, else on the argument's device. */
+/* Memory of libdc; takes over the reference `owned`. host: on the CPU, else on the context's device. */
 const char *dct_return_blob(dct_call *call, const dc_tensor *out, dc_buffer *owned, bool host);
 /* Uninitialised, contiguous; dtype and device are libtorch's numbers. */
 const char *dct_return_empty(dct_call *call, const int64_t *shape, int32_t ndim, int32_t dtype, int32_t device,

@@ -75,20 +75,18 @@ static const char *alias_fake(dct_call *call) {
   return dct_return_alias(call);
 }
 
+/* On a CUDA device the gradient, and the contiguous copy of it that dct_read_data() may have made, can go as soon as
+ * this returns, although the card has not read it yet: its read is on the current stream by then, and PyTorch's
+ * allocator gives memory to nobody but later work of the stream that it was taken on, which for what a backward makes
+ * is the current one. (Autograd records on other streams what goes from one to another.) */
 static const char *reduce_grad(dct_call *call) {
   static const int64_t none[1] = {0};
   dc_tensor a = DC_TENSOR_INIT;
-  const char *error = dct_read_a(call, &a);
+  const char *error = dct_read_data(call, &a);
   if (error == NULL) {
     error = dct_status_text(dc_reduce_grad(call->context, &a, call->graph_id, call->id));
   }
-  int32_t device = 0;
-  int32_t index = 0;
-  if (error == NULL && (dct_torch.aoti_torch_get_device_type(call->a, &device) != 0 ||
-                        dct_torch.aoti_torch_get_device_index(call->a, &index) != 0)) {
-    error = dct_torch_reason();
-  }
-  return error != NULL ? error : dct_return_empty(call, none, 1, dct_torch.dtypes[a.dtype], device, index);
+  return error != NULL ? error : dct_return_empty(call, none, 1, dct_torch.dtypes[a.dtype], call->device, call->index);
 }
 
 static const char *reduce_fake(dct_call *call) {
@@ -162,19 +160,34 @@ static const char *return_out(dct_call *call, dc_status status, const dc_tensor 
   return status != DC_OK ? dc_last_error() : dct_return_blob(call, out, dc_buffer_retain(out->buffer), host);
 }
 
+/* On a CUDA device the offload stream reads `a` behind PyTorch's back: so it is kept until a stream that has waited for
+ * the copy has passed. */
 static const char *offload_tensor(dct_call *call) {
   dc_tensor a = DC_TENSOR_INIT;
   dc_tensor out = DC_TENSOR_INIT;
-  const char *error = dct_read_a(call, &a);
+  dct_kept *kept = NULL;
+  const char *error = dct_read_data(call, &a);
+  if (error == NULL && call->follower != NULL) {
+    kept = dct_keep_begin(call->follower, &error);
+  }
   if (error != NULL) {
     return error;
   }
-  return return_out(call, dc_offload_tensor(call->context, &a, call->graph_id, call->id, &out), &out, true);
+  dc_status status = dc_offload_tensor(call->context, &a, call->graph_id, call->id, &out);
+  if (kept != NULL) {
+    dct_keep_end(call->follower, kept, status == DC_OK ? call->a : NULL, call->graph_id, call->id);
+    call->a = status == DC_OK ? NULL : call->a;
+  }
+  return return_out(call, status, &out, true);
 }
 
 static const char *wait_offload(dct_call *call) {
   dc_tensor out = DC_TENSOR_INIT;
-  return return_out(call, dc_wait_offload(call->context, NULL, call->graph_id, call->id, &out), &out, true);
+  dc_status status = dc_wait_offload(call->context, NULL, call->graph_id, call->id, &out);
+  if (status == DC_OK && call->follower != NULL) {
+    dct_keep_waited(call->follower, call->graph_id, call->id);
+  }
+  return return_out(call, status, &out, true);
 }
 
 static const char *reload_tensor(dct_call *call) {
@@ -231,7 +244,7 @@ static const char *alloc(dct_call *call) {
   dc_tensor out = {sizeof out, dc_buffer_data(owned),    (const int64_t *)call->ints,
                    NULL,       (int32_t)call->int_count, call->dtype,
                    NULL};
-  return dct_return_blob(call, &out, owned, true);
+  return dct_return_blob(call, &out, owned, call->kind == DC_MEMORY_HOST);
 }
 
 /* ---- the table ---- */
@@ -262,13 +275,13 @@ static const char *alloc(dct_call *call) {
 #define REAL(ns, name, schema, letters, any)                                     \
   static void name##_real(dct_value *stack, uint64_t inputs, uint64_t outputs) { \
     (void)inputs;                                                                \
-    dct_run(ns "::" #name, letters, name, stack, outputs);                       \
+    dct_run(ns "::" #name, letters, name, false, stack, outputs);                \
   }
 #define REAL_AND_META(ns, name, schema, letters, any, meta)                      \
   REAL(ns, name, schema, letters, any)                                           \
   static void name##_meta(dct_value *stack, uint64_t inputs, uint64_t outputs) { \
     (void)inputs;                                                                \
-    dct_run(ns "::" #name, letters, meta, stack, outputs);                       \
+    dct_run(ns "::" #name, letters, meta, true, stack, outputs);                 \
   }
 OPS(REAL_AND_META, REAL)
 

@@ -6,10 +6,15 @@
 #include "adapter.h"
 #include "kernels.h"
 
-/* Dispatch keys of real kernels whose arguments have a tensor. The CPU is always there; the CUDA plug-in's key belongs
- * here, and nowhere else: without the plug-in a CUDA tensor shall meet PyTorch's own "no kernel for CUDA". */
-static const char *const device_keys[] = {"CPU"};
+/* Dispatch keys of real kernels whose arguments have a tensor. The CPU is always there. CUDA's is there when this
+ * PyTorch has CUDA and tells its current stream, whether libdc has its plug-in or not: the kernels say of a tensor on
+ * another device than the context's which the two are, where PyTorch would only say that there is no kernel. */
+static const char *const device_keys[] = {"CPU", "CUDA"};
 enum { DEVICE_KEYS = sizeof device_keys / sizeof device_keys[0] };
+
+static int keys_here(void) {
+  return dct_torch.aoti_torch_get_current_cuda_stream != NULL ? DEVICE_KEYS : 1;
+}
 
 static const char *const namespaces[] = {"dc", "dc_rt"};
 enum { NAMESPACES = sizeof namespaces / sizeof namespaces[0], LIBRARIES = NAMESPACES * (DEVICE_KEYS + 3) };
@@ -83,7 +88,7 @@ static bool register_all(libraries *made) {
   for (int n = 0; n < NAMESPACES; ++n) {
     bool ok = define(made, namespaces[n]) && implement(made, namespaces[n], "Meta") &&
               implement(made, namespaces[n], "CompositeExplicitAutograd");
-    for (int k = 0; ok && k < DEVICE_KEYS; ++k) {
+    for (int k = 0; ok && k < keys_here(); ++k) {
       ok = implement(made, namespaces[n], device_keys[k]);
     }
     if (!ok) {

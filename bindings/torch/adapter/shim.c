@@ -14,6 +14,7 @@ static void *find(void *library, const char *name) {
 static void read_numbers(void) {
   dct_shim *t = &dct_torch;
   t->cpu = t->aoti_torch_device_type_cpu();
+  t->cuda = t->aoti_torch_device_type_cuda();
   t->meta = t->aoti_torch_device_type_meta();
   t->strided = t->aoti_torch_layout_strided();
   t->dtypes[DC_DTYPE_NONE] = -1;
@@ -52,6 +53,8 @@ const char *dct_shim_resolve(char *text, size_t cap) {
     snprintf(text, cap, "dct_register: neither torch_delete_stable_ivalue nor operator delete can be found");
     return text;
   }
+  void *torch_cuda = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_NOW | RTLD_LOCAL);
+  *(void **)(&dct_torch.aoti_torch_get_current_cuda_stream) = find(torch_cuda, "aoti_torch_get_current_cuda_stream");
   read_numbers();
   return NULL;
 }

@@ -52,6 +52,7 @@ typedef void (*dct_kernel)(dct_value *stack, uint64_t inputs, uint64_t outputs);
   X(dct_err, torch_list_get_item, (dct_list list, size_t index, dct_value *item))                                     \
   X(dct_err, torch_delete_list, (dct_list list))                                                                      \
   X(int32_t, aoti_torch_device_type_cpu, (void))                                                                      \
+  X(int32_t, aoti_torch_device_type_cuda, (void))                                                                     \
   X(int32_t, aoti_torch_device_type_meta, (void))                                                                     \
   X(int32_t, aoti_torch_layout_strided, (void))                                                                       \
   X(int32_t, aoti_torch_memory_format_contiguous_format, (void))                                                      \
@@ -76,9 +77,11 @@ typedef struct dct_shim {
   dct_err (*torch_delete_stable_ivalue)(dct_value *value);
   void (*operator_delete)(void *ptr);
   const char *(*torch_exception_get_what_without_backtrace)(void);
+  /* Of libtorch_cuda.so, which a PyTorch for CPUs lacks: NULL. */
+  dct_err (*aoti_torch_get_current_cuda_stream)(int32_t index, void **stream);
   /* Read once: the numbers of types and devices are libtorch's own. */
   int32_t dtypes[DC_BOOL + 1]; /* by enum dc_dtype */
-  int32_t cpu, meta, strided;
+  int32_t cpu, cuda, meta, strided;
 } dct_shim;
 
 /* Filled by dct_shim_resolve(), constant from then on. */

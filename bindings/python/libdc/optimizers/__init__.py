@@ -3,6 +3,6 @@
 from .elementwise import SGD, AdamW
 from .handle import Optimizer, OptimizerStats
 from .kfac import KFAC
-from .shampoo import Shampoo
+from .shampoo import SOAP, Blocked, Shampoo
 
-__all__ = ["KFAC", "AdamW", "Optimizer", "OptimizerStats", "SGD", "Shampoo"]
+__all__ = ["KFAC", "AdamW", "Blocked", "Optimizer", "OptimizerStats", "SGD", "SOAP", "Shampoo"]

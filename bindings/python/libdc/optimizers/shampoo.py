@@ -1,4 +1,4 @@
-"""Shampoo: preconditioned by the roots of what gradients have been."""
+"""Shampoo, preconditioned by the roots of what gradients have been, and SOAP, Adam in the basis of their eigenvectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from ..linalg.handle import Handle
 from .handle import Optimizer
 
 
-class Shampoo(Optimizer):
+class Blocked(Optimizer):
+    """comm: the ranks that have parts of the parameters; each of them then makes the same calls."""
+
+    def __init__(self, lr: float = 1e-3, comm: Optional[Comm] = None, handle: Optional[Handle] = None,
+                 **options: Any) -> None:
+        self._comm = ffi.NULL if comm is None else comm._handle
+        super().__init__(lr, handle, **options)
+
+
+class Shampoo(Blocked):
     """Options: beta1, beta2, eps_abs, eps_rel, tolerance, graft_beta2, graft_eps, weight_decay, momentum, max_block,
     merge_below, precondition_frequency, start_preconditioning_step, root, graft, decay, nesterov, tolerated_failures;
     see dc_shampoo_options. comm: the ranks that have parts of the parameters; each of them then makes the same calls."""
@@ -18,14 +27,22 @@ class Shampoo(Optimizer):
     _options = "dc_shampoo_options"
     _none = ("beta1", "eps_abs", "eps_rel", "tolerance", "merge_below", "tolerated_failures")
 
-    def __init__(self, lr: float = 1e-3, comm: Optional[Comm] = None, handle: Optional[Handle] = None,
-                 **options: Any) -> None:
-        self._comm = comm
-        super().__init__(lr, handle, **options)
-
     def _create(self, linalg: Any, options: Any, out: Any) -> int:
-        comm = ffi.NULL if self._comm is None else self._comm._handle
-        return int(lib.dc_shampoo_create(linalg, comm, options, out))
+        return int(lib.dc_shampoo_create(linalg, self._comm, options, out))
 
     def _set_group(self, group: int, options: Any) -> int:
         return int(lib.dc_shampoo_set_group(self._handle, group, options))
+
+
+class SOAP(Blocked):
+    """Options: beta1, beta2, shampoo_beta, eps, weight_decay, max_block, merge_below, max_precond_dim,
+    precondition_frequency, tolerated_failures; see dc_soap_options. comm as in Shampoo."""
+
+    _options = "dc_soap_options"
+    _none = ("beta1", "beta2", "shampoo_beta", "eps", "max_precond_dim", "tolerated_failures")
+
+    def _create(self, linalg: Any, options: Any, out: Any) -> int:
+        return int(lib.dc_soap_create(linalg, self._comm, options, out))
+
+    def _set_group(self, group: int, options: Any) -> int:
+        return int(lib.dc_soap_set_group(self._handle, group, options))

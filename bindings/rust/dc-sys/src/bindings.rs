@@ -677,6 +677,12 @@ extern "C" {
     ) -> dc_status;
 }
 extern "C" {
+    pub fn dc_comm_create_nccl(comm: *mut dc_comm, device: *mut dc_device, nccl: *mut *mut dc_comm) -> dc_status;
+}
+extern "C" {
+    pub fn dc_nccl_version(version: *mut i32) -> dc_status;
+}
+extern "C" {
     pub fn dc_comm_destroy(comm: *mut dc_comm);
 }
 extern "C" {
@@ -4441,6 +4447,189 @@ extern "C" {
         group: i32,
         options: *const dc_shampoo_options,
     ) -> dc_status;
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_soap_options {
+    pub struct_size: usize,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub shampoo_beta: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub max_block: i64,
+    pub merge_below: i64,
+    pub max_precond_dim: i64,
+    pub precondition_frequency: i64,
+    pub tolerated_failures: i32,
+    pub reserved0: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_soap_options() {
+    assert_eq!(::std::mem::size_of::<dc_soap_options>(), 88usize, concat!("Size of: ", stringify!(dc_soap_options)));
+    assert_eq!(
+        ::std::mem::align_of::<dc_soap_options>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_soap_options))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_soap_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_soap_options), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_beta1() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_soap_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).beta1) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_soap_options), "::", stringify!(beta1))
+        );
+    }
+    test_field_beta1();
+    fn test_field_beta2() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_soap_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).beta2) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_soap_options), "::", stringify!(beta2))
+        );
+    }
+    test_field_beta2();
+    fn test_field_shampoo_beta() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_soap_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).shampoo_beta) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_soap_options), "::", stringify!(shampoo_beta))
+        );
+    }
+    test_field_shampoo_beta();
+    fn test_field_eps() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_soap_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).eps) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_soap_options), "::", stringify!(eps))
+        );
+    }
+    test_field_eps();
+    fn test_field_weight_decay() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_soap_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).weight_decay) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_soap_options), "::", stringify!(weight_decay))
+        );
+    }
+    test_field_weight_decay();
+    fn test_field_max_block() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_soap_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).max_block) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_soap_options), "::", stringify!(max_block))
+        );
+    }
+    test_field_max_block();
+    fn test_field_merge_below() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_soap_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).merge_below) as usize - ptr as usize
+            },
+            56usize,
+            concat!("Offset of field: ", stringify!(dc_soap_options), "::", stringify!(merge_below))
+        );
+    }
+    test_field_merge_below();
+    fn test_field_max_precond_dim() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_soap_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).max_precond_dim) as usize - ptr as usize
+            },
+            64usize,
+            concat!("Offset of field: ", stringify!(dc_soap_options), "::", stringify!(max_precond_dim))
+        );
+    }
+    test_field_max_precond_dim();
+    fn test_field_precondition_frequency() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_soap_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).precondition_frequency) as usize - ptr as usize
+            },
+            72usize,
+            concat!("Offset of field: ", stringify!(dc_soap_options), "::", stringify!(precondition_frequency))
+        );
+    }
+    test_field_precondition_frequency();
+    fn test_field_tolerated_failures() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_soap_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).tolerated_failures) as usize - ptr as usize
+            },
+            80usize,
+            concat!("Offset of field: ", stringify!(dc_soap_options), "::", stringify!(tolerated_failures))
+        );
+    }
+    test_field_tolerated_failures();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_soap_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            84usize,
+            concat!("Offset of field: ", stringify!(dc_soap_options), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
+}
+extern "C" {
+    pub fn dc_soap_options_init(options: *mut dc_soap_options, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_soap_create(
+        linalg: *mut dc_linalg,
+        comm: *mut dc_comm,
+        options: *const dc_soap_options,
+        optimizer: *mut *mut dc_optimizer,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_soap_set_group(optimizer: *mut dc_optimizer, group: i32, options: *const dc_soap_options) -> dc_status;
 }
 pub const DC_KFAC_EIGEN: dc_kfac_inverse = 0;
 pub const DC_KFAC_FACTORED: dc_kfac_inverse = 1;

@@ -3,6 +3,6 @@ docs/optimizers.md."""
 
 from .elementwise import SGD, AdamW
 from .kfac import KFAC, sampled_cross_entropy, sampled_mse_loss
-from .shampoo import Shampoo
+from .shampoo import SOAP, Shampoo
 
-__all__ = ["KFAC", "AdamW", "SGD", "Shampoo", "sampled_cross_entropy", "sampled_mse_loss"]
+__all__ = ["KFAC", "AdamW", "SGD", "SOAP", "Shampoo", "sampled_cross_entropy", "sampled_mse_loss"]

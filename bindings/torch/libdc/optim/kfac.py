@@ -102,6 +102,7 @@ class KFAC(Native):
     The others are dc_kfac_options'; kl_clip None: none."""
 
     _kind = optimizers.KFAC
+    _owned = re.compile(r"counts$|(factor|vectors|values)_[ag]$")
 
     def __init__(self, model: nn.Module, params: Any = None, lr: float = 1e-3, momentum: float = 0.9,
                  weight_decay: float = 0.0, *, damping: float = 1e-3, decay: float = 0.95,

@@ -3,7 +3,7 @@ the library inside a step."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Pattern, Set, Tuple, Type
 
 import torch
 from libdc import DType, optimizers
@@ -42,6 +42,7 @@ class Native(torch.optim.Optimizer):
     Groups may change at any time, by schedulers or by hand: each step looks."""
 
     _kind: Type[optimizers.Optimizer]
+    _owned: Optional[Pattern[str]] = None  # names of state that one rank has for all: a block's or a layer's
 
     def __init__(self, params: Any, defaults: Dict[str, Any]) -> None:
         self._start()
@@ -172,12 +173,22 @@ class Native(torch.optim.Optimizer):
         assert native is not None
         return {name: part.view(torch.from_dlpack(native.state(index, name))) for name in native.state_names(index)}
 
+    def is_owned(self, name: str) -> bool:
+        """Whether a piece of state is of a block or a layer that one rank owns."""
+        return self._owned is not None and self._owned.match(name) is not None
+
+    def pieces(self, param: Tensor) -> Set[str]:
+        """The names of a parameter's state on this rank."""
+        assert self._native is not None
+        index = next(i for i, part in enumerate(self._parts) if part.param is param)
+        return set(self._native.state_names(index))
+
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
-        """As PyTorch's, but that state keeps its own types beside 16-bit weights."""
+        """As PyTorch's, but that state keeps its own types. Where a parameter has state, all of its blocks' and its
+        layer's must be there."""
         super().load_state_dict(state_dict)
         saved = state_dict["state"]
-        narrow = {i: saved[i] for i, part in enumerate(self._parts) if part.param.dtype != torch.float32 and i in saved}
-        self._take({self._parts[i].param: values for i, values in narrow.items()})
+        self._take({part.param: saved[i] for i, part in enumerate(self._parts) if i in saved})
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """What load_state_dict() ends with; of a copy or a pickle, the library's handle is made anew."""
@@ -198,8 +209,12 @@ class Native(torch.optim.Optimizer):
 
     def _clear(self) -> None:
         for index in range(len(self._parts)):
-            for piece in self._views(index).values():
+            for name, piece in self._views(index).items():
                 piece.zero_()
+                self._begin(name, piece)
+
+    def _begin(self, name: str, piece: Tensor) -> None:
+        """What a new piece of state holds, if not zeros."""
 
     def _take(self, given: Any) -> None:
         """Copies a state dictionary's values into the library's memory."""
@@ -207,6 +222,9 @@ class Native(torch.optim.Optimizer):
             if part.param not in given:
                 continue
             views = self._views(index)
+            for name in views:
+                if self.is_owned(name) and name not in given[part.param]:
+                    raise ValueError(f"{self._name()}: the state of parameter {index} lacks {name!r}")
             for name, value in given[part.param].items():
                 if name not in views:
                     raise ValueError(f"{self._name()}: parameter {index} has no state {name!r}, only {', '.join(views)}")

@@ -1,8 +1,9 @@
-"""Shampoo on plain models and on those of libdc.torch.shard()."""
+"""Shampoo and SOAP on plain models and on those of libdc.torch.shard()."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple
+import re
+from typing import Any, Dict, Optional, Tuple, Type
 
 import torch
 from libdc import Comm, optimizers
@@ -21,12 +22,31 @@ def _number(of: Dict[str, int], name: str, value: str) -> int:
     return of[value]
 
 
-class Shampoo(Native):
+class Blocked(Native):
+    """On a sharded model the blocks are shared out over the ranks, and a rank has the state of its own; every rank must
+    make each step. A gradient that is not finite raises libdc.Error on every rank, and changes nothing."""
+
+    _kind: Type[optimizers.Blocked]
+    _owned = re.compile(r"\w+\.\d")  # what.block, what.block.dimension
+
+    def _begin(self, name: str, piece: torch.Tensor) -> None:
+        if name.startswith(("root.", "vectors.")):
+            piece.fill_diagonal_(1)
+
+    def _make(self, options: Dict[str, Any]) -> optimizers.Optimizer:
+        entries = [entry_of(param) for param in self.param_groups[0]["params"]]
+        comms = {id(entry.root.comm): entry.root.comm for entry in entries if entry is not None}
+        if len(comms) > 1:
+            raise ValueError(f"{self._name()}: the parameters belong to models that were sharded each on its own; make an "
+                             "optimizer for each")
+        comm: Optional[Comm] = next(iter(comms.values()), None)
+        return self._kind(comm=comm, handle=Handle(torch.get_num_threads()), **options)
+
+
+class Shampoo(Blocked):
     """Shampoo with blocks, grafting and amortised roots; see dc_shampoo_options for the arguments, where a number is what
     it says: tolerance=0 decomposes afresh at every refresh, merge_below=0 merges nothing, betas[0]=0 takes the gradient
-    as it is. betas: of the filtered gradient and of the factors, whose 1.0 is the sum. On a sharded model the blocks are
-    shared out over the ranks, and a rank has the state of its own; every rank must make each step. A gradient that is
-    not finite raises libdc.Error on every rank, and changes nothing."""
+    as it is. betas: of the filtered gradient and of the factors, whose 1.0 is the sum."""
 
     _kind = optimizers.Shampoo
 
@@ -40,15 +60,6 @@ class Shampoo(Native):
         super().__init__(params, {name: value for name, value in arguments.items()
                                   if name not in ("self", "params", "__class__")})
 
-    def _make(self, options: Dict[str, Any]) -> optimizers.Optimizer:
-        entries = [entry_of(param) for param in self.param_groups[0]["params"]]
-        comms = {id(entry.root.comm): entry.root.comm for entry in entries if entry is not None}
-        if len(comms) > 1:
-            raise ValueError("Shampoo: the parameters belong to models that were sharded each on its own; make an optimizer "
-                             "for each")
-        comm: Optional[Comm] = next(iter(comms.values()), None)
-        return optimizers.Shampoo(comm=comm, handle=Handle(torch.get_num_threads()), **options)
-
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
         merge = group["merge_below"]
         options = {name: group[name] for name in (
@@ -58,3 +69,27 @@ class Shampoo(Native):
                 "merge_below": group["max_block"] if merge is None else merge,
                 "graft": _number(_GRAFTS, "graft", group["graft"]),
                 "decay": _number(_DECAYS, "decay", group["decay"])}
+
+
+class SOAP(Blocked):
+    """SOAP (Vyas et al. 2024): Adam in the eigenbasis of Shampoo's factors. The first step changes no weight. A number is
+    what it says: max_precond_dim=0 leaves Adam, betas[0]=0 takes the gradient as it is. shampoo_beta: of the factors, None
+    for betas[1]; max_block: longest side of a block, 0 for whole parameters; merge_below=0 merges no dimensions."""
+
+    _kind = optimizers.SOAP
+
+    def __init__(self, params: Any, lr: float = 3e-3, betas: Tuple[float, float] = (0.95, 0.95),
+                 shampoo_beta: Optional[float] = None, eps: float = 1e-8, weight_decay: float = 1e-2, *,
+                 precondition_frequency: int = 10, max_precond_dim: int = 10000, max_block: int = 0, merge_below: int = 0,
+                 tolerated_failures: int = 3) -> None:
+        super().__init__(params, dict(lr=lr, betas=betas, shampoo_beta=shampoo_beta, eps=eps, weight_decay=weight_decay,
+                                      precondition_frequency=precondition_frequency, max_precond_dim=max_precond_dim,
+                                      max_block=max_block, merge_below=merge_below,
+                                      tolerated_failures=tolerated_failures))
+
+    def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
+        options = {name: group[name] for name in ("eps", "weight_decay", "precondition_frequency", "max_precond_dim",
+                                                  "max_block", "merge_below", "tolerated_failures")}
+        beta = group["betas"][1] if group["shampoo_beta"] is None else group["shampoo_beta"]
+        return {**options, "beta1": float(group["betas"][0]), "beta2": float(group["betas"][1]),
+                "shampoo_beta": float(beta)}

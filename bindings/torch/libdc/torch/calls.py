@@ -8,7 +8,7 @@ import libdc
 import torch
 from torch import Tensor
 
-from . import ops
+from . import devices, ops
 
 if TYPE_CHECKING:
     from .root import Entry
@@ -19,7 +19,7 @@ take = torch.ops.dc_rt.take.default
 reduce_grad = torch.ops.dc.reduce_grad.default
 _prefetch = torch.ops.dc.prefetch_params_fused.default
 
-bind, unbind = ops.bind, ops.unbind
+bind, unbind, follow = ops.bind, ops.unbind, ops.follow
 
 
 def prefetch(graph_id: int, entries: Sequence["Entry"], ids: List[int], dtype: Optional[torch.dtype]) -> None:
@@ -34,6 +34,6 @@ def prefetch(graph_id: int, entries: Sequence["Entry"], ids: List[int], dtype: O
 def alloc(context: libdc.Context, numel: int, dtype: torch.dtype, shared: bool) -> Tensor:
     """Zeroed memory; shared: that peers can read in place."""
     if not shared or numel == 0:
-        return torch.zeros(numel, dtype=dtype)
+        return torch.zeros(numel, dtype=dtype, device=devices.of(context))
     buffer = context.memory_alloc(numel * dtype.itemsize, libdc.MemoryKind.SHARED)
     return torch.from_dlpack(buffer.tensor((numel,), libdc.DType.of(dtype)))

@@ -40,8 +40,8 @@ def clip_grad_norm_(parameters: Union[nn.Module, Tensor, Iterable[Tensor]], max_
             entries.append(entry)
     parts = _parts(entries, norm_type)
     if whole:
-        parts.append(torch.stack(whole))
-    power = torch.cat(parts)
+        parts.append(torch.stack([power.to(whole[0].device) for power in whole]))
+    power = torch.cat([part.to(parts[0].device) for part in parts])
     if math.isinf(norm_type):
         norm = power.max()
     else:
@@ -68,8 +68,8 @@ def _parts(entries: List[Entry], norm_type: float) -> List[Tensor]:
         if root.comm.size == 1:
             result.append(mine)
             continue
-        every = torch.empty(len(ranks) * len(own), dtype=torch.float64)
-        root.comm.all_gather(mine, every)
+        every = mine.new_empty(len(ranks) * len(own))
+        root.all_gather(mine, every)
         result.append(every)
     return result
 
@@ -84,7 +84,7 @@ def _part(entry: Entry, rank: int) -> Tensor:
 
 def _power(part: Tensor, norm_type: float) -> Tensor:
     """Sum of |x|^norm_type, or the largest |x|, in float64."""
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=part.device)
     for block in part.detach().split(_BLOCK):
         if math.isinf(norm_type):
             total = torch.maximum(total, block.abs().amax().double())

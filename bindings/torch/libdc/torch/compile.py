@@ -32,10 +32,14 @@ _dc, _rt = torch.ops.dc, torch.ops.dc_rt
 # Operators of the step, in Python: once a graph
 
 
-def _define(schema: str, body: Callable[..., Any], key: str, fake: Callable[..., Any]) -> Any:
+_DEVICES = ("CPU", "CUDA")
+
+
+def _define(schema: str, body: Callable[..., Any], keys: Sequence[str], fake: Callable[..., Any]) -> Any:
     name = schema.split("(")[0]
     _library.define(schema)
-    _library.impl(name, body, key)
+    for key in keys:
+        _library.impl(name, body, key)
     torch.library.register_fake(f"dc_rt::{name}", fake, lib=_library)
     op = getattr(_rt, name).default
     semantics.adopt(op)
@@ -62,12 +66,12 @@ def _keep_grad_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
     return grad.new_empty(0)
 
 
-_begin_forward = _define("begin_forward(int graph_id) -> ()", _begin_forward_body, "CompositeExplicitAutograd",
+_begin_forward = _define("begin_forward(int graph_id) -> ()", _begin_forward_body, ("CompositeExplicitAutograd",),
                          lambda graph_id: None)
 # The first gradient goes through it: compilers move, or lose, what no data flow holds in its place.
 _begin_backward = _define("begin_backward(Tensor(a) grad, int graph_id, int[] ids) -> Tensor(a)", _begin_backward_body,
-                          "CPU", lambda grad, graph_id, ids: torch.ops.aten.alias.default(grad))
-_keep_grad = _define("keep_grad(Tensor grad, int graph_id, int id) -> Tensor", _keep_grad_body, "CPU",
+                          _DEVICES, lambda grad, graph_id, ids: torch.ops.aten.alias.default(grad))
+_keep_grad = _define("keep_grad(Tensor grad, int graph_id, int id) -> Tensor", _keep_grad_body, _DEVICES,
                      lambda grad, graph_id, id: grad.new_empty(0))
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import ops
+from . import devices, ops
 
 ops.load()
 
@@ -36,7 +36,10 @@ def init(process_group: Any, config: Any, initial_reduce_bucket_size: int) -> No
     process_group  a libdc.Comm, a torch.distributed.ProcessGroup, or None: a world of one rank
     config  a mapping or an object with symmetric_memory, double_buffer, free_activation_threshold, sync_before_reduce,
             sync_after_reduce, sync_before_allgather, sync_after_allgather; further ones are not read
-    initial_reduce_bucket_size  elements"""
+    initial_reduce_bucket_size  elements
+
+    What is registered lies on PyTorch's default device: the CPU, or what torch.set_default_device() or a surrounding
+    `with torch.device("cuda:1"):` say."""
     global _comm
     current = ops.context()
     if current is not None and current in _live:
@@ -44,7 +47,12 @@ def init(process_group: Any, config: Any, initial_reduce_bucket_size: int) -> No
     table = _read_config(config)
     size = _integer("init", "initial_reduce_bucket_size", initial_reduce_bucket_size)
     comm, made = _communicator(process_group)
-    context = libdc.Context()
+    try:
+        context = libdc.Context(devices.open_device("dc.init", torch.get_default_device()))
+    except BaseException:
+        if made:
+            comm.close()
+        raise
     try:
         context.init(comm, table, size)
     except BaseException:
@@ -82,7 +90,7 @@ def register_param(ds_id: int, ds_shape: Sequence[int], ds_tensor: Optional[torc
     that this rank owns, maybe empty."""
     call = "register_param"
     _context(call).register_param(_integer(call, "ds_id", ds_id), _integers(call, "ds_shape", ds_shape),
-                                  _tensor(call, "ds_tensor", ds_tensor), _buffer(call, grad_buffer),
+                                  _tensor(call, "ds_tensor", ds_tensor, pinned=True), _buffer(call, grad_buffer),
                                   _integer(call, "offset", offset))
 
 
@@ -92,9 +100,10 @@ def register_z3_param(ds_id: int, ds_shape: Sequence[int], ds_tensor: torch.Tens
     call = "register_z3_param"
     if ds_tensor is None:
         raise TypeError("dc.register_z3_param: ds_tensor is None, must be a tensor")
-    _context(call).register_z3_param(_integer(call, "ds_id", ds_id), _integers(call, "ds_shape", ds_shape),
-                                     _flat(_tensor(call, "ds_tensor", ds_tensor)), _buffer(call, grad_buffer),
-                                     bool(persistent), _dtype(call, "expected_grad_dtype", expected_grad_dtype))
+    shard = _flat(_tensor(call, "ds_tensor", ds_tensor, pinned=True))
+    _context(call).register_z3_param(_integer(call, "ds_id", ds_id), _integers(call, "ds_shape", ds_shape), shard,
+                                     _buffer(call, grad_buffer), bool(persistent),
+                                     _dtype(call, "expected_grad_dtype", expected_grad_dtype))
 
 
 def update_param_grad_buffer(ds_id: int, grad_buffer: Optional[torch.Tensor], offset: int) -> None:
@@ -183,7 +192,7 @@ _live: List[libdc.Context] = []  # the context of the last init(), until cleanup
 def _context(call: str) -> libdc.Context:
     if not _live:
         raise RuntimeError(f"dc.{call}: not initialised, or cleaned up: call dc.init() first")
-    return _live[0]
+    return ops.follow(_live[0])
 
 
 def _read_config(config: Any) -> libdc.Config:
@@ -230,14 +239,17 @@ def _dtype(call: str, argument: str, dtype: Any) -> libdc.DType:
     return ops.DTYPES[dtype]
 
 
-def _tensor(call: str, argument: str, tensor: Any) -> Optional[torch.Tensor]:
+def _tensor(call: str, argument: str, tensor: Any, pinned: bool = False) -> Optional[torch.Tensor]:
+    """pinned: it may be in host memory that the context's device reads too."""
     if tensor is None:
         return None
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"dc.{call}: {argument} is a {type(tensor).__name__}, must be a torch.Tensor")
-    if tensor.layout is not torch.strided or tensor.device.type != ops.device().type:
+    where = devices.of(_live[0] if _live else None)
+    here = tensor.device == where or (pinned and where.type == "cuda" and tensor.is_pinned())
+    if tensor.layout is not torch.strided or not here:
         raise ValueError(f"dc.{call}: {argument} is on {tensor.device} with layout {tensor.layout}, must be a strided "
-                         f"tensor on {ops.device()}")
+                         f"tensor on {where}")
     _dtype(call, f"{argument}.dtype", tensor.dtype)
     return tensor.detach()
 

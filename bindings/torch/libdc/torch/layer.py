@@ -14,9 +14,12 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
+from libdc import DType
+from libdc import Tensor as Memory
 from libdc.transformer import WEIGHTS, Kept, Layer, LayerConfig
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_TYPES = {dtype: DType.of(dtype) for dtype in (*_DTYPES, torch.float64, torch.uint8)}
 # Layers by what they are made from, so that modules can be copied and pickled; operators name them by number.
 _numbers: Dict[Tuple[Any, ...], int] = {}
 _layers: List[Layer] = []
@@ -25,7 +28,7 @@ _layers: List[Layer] = []
 def _number(config: LayerConfig, dtype: torch.dtype) -> int:
     if dtype not in _DTYPES:
         raise TypeError(f"hidden_states are {dtype}, must be one of {', '.join(map(str, _DTYPES))}")
-    key = (*dataclasses.astuple(config), dtype)
+    key = (*vars(config).values(), dtype)
     if key not in _numbers:
         _layers.append(Layer(dataclasses.replace(config, dtype=_DTYPES[dtype])))
         _numbers[key] = len(_layers) - 1
@@ -77,27 +80,34 @@ def _offsets(cu_seqlens: Optional[Tensor]) -> Optional[List[int]]:
     return None if cu_seqlens is None else cu_seqlens.tolist()
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous()
+def _memory(tensor: Tensor) -> Memory:
+    """A tensor as the library reads and writes it. Forty of them go to a step, and DLPack's capsules would take longer
+    than a small layer's work."""
+    if not tensor.is_cpu:
+        raise TypeError(f"a tensor on {tensor.device}: must be in host memory")
+    tensor = tensor.contiguous()
+    return Memory(tensor.data_ptr(), tensor.shape, _TYPES.get(tensor.dtype) or DType.of(tensor.dtype), tensor)
 
 
-@torch.library.custom_op("dc_layer::forward", mutates_args=())
-def _forward(x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tensor], weights: Sequence[Tensor],
-             offset: Tensor, layer: int, keep: bool) -> Tuple[Tensor, Tensor]:
+# The weights one by one: PyTorch takes a tenth of a millisecond for an operator with a list of tensors and gradients.
+@torch.library.custom_op("dc_layer::forward", mutates_args=(), schema=(
+    "(Tensor x, Tensor? mask, Tensor? cu_seqlens, Tensor offset, int layer, bool keep, " +
+    ", ".join(f"Tensor {name}" for name in WEIGHTS) + ") -> (Tensor, Tensor)"))  # fmt: skip
+def _forward(x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tensor], offset: Tensor, layer: int, keep: bool,
+             *weights: Tensor) -> Tuple[Tensor, Tensor]:
     run, out = _layers[layer], _fresh(torch.empty_like(x, memory_format=torch.contiguous_format))
-    x, weights = _plain(x), [_plain(weight) for weight in weights]
-    mask = None if mask is None else _plain(mask)
+    given = [_memory(weight) for weight in weights], _memory(x), None if mask is None else _memory(mask)
     if not keep:
-        run.inference(weights, x, mask, _offsets(cu_seqlens), out=out)
+        run.inference(*given, _offsets(cu_seqlens), out=_memory(out))
         return out, x.new_empty(0, dtype=torch.uint8)
     reserve = _new_reserve(x, run.config)
-    run.forward(weights, x, mask, int(offset), _offsets(cu_seqlens), out=out, reserve=reserve)
+    run.forward(*given, int(offset), _offsets(cu_seqlens), out=_memory(out), reserve=_memory(reserve))
     return out, reserve
 
 
 @_forward.register_fake
-def _(x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tensor], weights: Sequence[Tensor], offset: Tensor,
-      layer: int, keep: bool) -> Tuple[Tensor, Tensor]:
+def _(x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tensor], offset: Tensor, layer: int, keep: bool,
+      *weights: Tensor) -> Tuple[Tensor, Tensor]:
     parts = _parts(_layers[layer].config, x.numel() // x.shape[-1], x.element_size()) if keep else []
     size = sum(map(_rounded, parts))
     return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(size, dtype=torch.uint8)
@@ -108,12 +118,13 @@ def _backward(grad: Tensor, x: Tensor, mask: Optional[Tensor], cu_seqlens: Optio
               weights: Sequence[Tensor], offset: Tensor, reserve: Tensor, out: Optional[Tensor], layer: int,
               wanted: Sequence[bool]) -> List[Tensor]:
     run = _layers[layer]
-    kept = Kept(reserve, tuple(x.shape), None, _offsets(cu_seqlens), None if mask is None else _plain(mask),
-                int(offset), None if out is None else _plain(out))
+    kept = Kept(_memory(reserve), tuple(x.shape), None, _offsets(cu_seqlens), None if mask is None else _memory(mask),
+                int(offset), None if out is None else _memory(out))
     dx = _fresh(torch.empty_like(x, memory_format=torch.contiguous_format))
     gradients = [_fresh(torch.empty_like(weight, memory_format=torch.contiguous_format)) if want else None
                  for weight, want in zip(weights, wanted)]
-    run.backward([_plain(weight) for weight in weights], _plain(x), _plain(grad), kept, dx, gradients)
+    run.backward([_memory(weight) for weight in weights], _memory(x), _memory(grad), kept, _memory(dx),
+                 [None if gradient is None else _memory(gradient) for gradient in gradients])
     return [dx, *(x.new_empty(0) if gradient is None else gradient for gradient in gradients)]
 
 
@@ -126,7 +137,7 @@ def _(grad: Tensor, x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tens
 
 
 def _keep(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:
-    x, mask, cu_seqlens, weights, offset, ctx.layer, _ = inputs
+    x, mask, cu_seqlens, offset, ctx.layer, _, *weights = inputs
     config = _layers[ctx.layer].config
     needs_output = config.normalize_invertible and not config.pre_layer_norm
     ctx.save_for_backward(x, mask, cu_seqlens, offset, output[1], output[0] if needs_output else None, *weights)
@@ -137,11 +148,10 @@ def _keep(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad: Optional[Tensor], _: Any) -> Tuple[Any, ...]:
     x, mask, cu_seqlens, offset, reserve, out, *weights = ctx.saved_tensors
     if grad is None:
-        return (None,) * 7
+        return (None,) * (6 + len(weights))
     wanted = [weight.requires_grad for weight in weights]
     dx, *gradients = _backward(grad, x, mask, cu_seqlens, weights, offset, reserve, out, ctx.layer, wanted)
-    return (dx, None, None, [gradient if want else None for gradient, want in zip(gradients, wanted)], None, None,
-            None)
+    return dx, *(None,) * 5, *(gradient if want else None for gradient, want in zip(gradients, wanted))
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)
@@ -202,7 +212,7 @@ class TransformerLayer(nn.Module):
             offset = torch.randint(1 << 62, (), dtype=torch.int64) if drops else 0
         if not isinstance(offset, Tensor):
             offset = torch.tensor(offset, dtype=torch.int64)
-        return _forward(x, attention_mask, cu_seqlens, weights, offset, number, keep)[0]
+        return _forward(x, attention_mask, cu_seqlens, offset, number, keep, *weights)[0]
 
     @staticmethod
     def _mask(mask: Tensor, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import libdc
 import torch
 from libdc._lib import ffi, lib
 
-from . import semantics
+from . import devices, semantics
 
 # libdc's element types and PyTorch's have the same names.
 TORCH_DTYPES: Dict[libdc.DType, torch.dtype] = {
@@ -26,6 +26,7 @@ _lock = threading.Lock()
 _adapter: Optional[ctypes.CDLL] = None
 _context: Optional[libdc.Context] = None
 _bound: Dict[int, libdc.Context] = {}
+_followed: Dict[int, int] = {}  # contexts on CUDA devices, by handle → how often they are bound, or the default one
 backend = ""  # "compiled" or "python" once loaded
 
 
@@ -36,12 +37,13 @@ def context(graph_id: Optional[int] = None) -> Optional[libdc.Context]:
 
 def bind(graph_id: int, value: libdc.Context) -> None:
     """Lets the operators that name this graph work on another context than the default one. It is kept alive."""
+    _attach(value)
     with _lock:
         if _adapter is not None and _adapter.dct_bind(graph_id, value.handle) != 0:
             raise MemoryError("libdc.torch.ops.bind")
         previous = _bound.get(graph_id)
         _bound[graph_id] = value
-    del previous
+    _detach(previous)
 
 
 def unbind(graph_id: int) -> None:
@@ -50,23 +52,64 @@ def unbind(graph_id: int) -> None:
         if _adapter is not None:
             _adapter.dct_bind(graph_id, None)
         previous = _bound.pop(graph_id, None)
-    del previous
+    _detach(previous)
 
 
 def set_context(value: Optional[libdc.Context]) -> None:
     """Lets the operators, which have no handle among their arguments, work on another context. It is kept alive."""
     global _context
+    _attach(value)
     with _lock:
         previous = _context
         _context = value
         if _adapter is not None:
             _adapter.dct_set_context(None if value is None else value.handle)
-    del previous  # destroyed, if it was the last reference, only after the adapter has let go of it
+    _detach(previous)  # destroyed, if it was the last reference, only after the adapter has let go of it
 
 
-def device() -> torch.device:
-    """Where the context's device memory is, for PyTorch."""
-    return torch.device("cpu")
+def device(graph_id: Optional[int] = None) -> torch.device:
+    """Where the tensors of the context are that operators which name this graph, or none, work on."""
+    return devices.of(context(graph_id))
+
+
+# Contexts on CUDA devices follow PyTorch's current stream
+
+
+def _attach(value: Optional[libdc.Context]) -> None:
+    where = devices.of(value)
+    if value is None or where.type == "cpu":
+        return
+    if _adapter is None:
+        raise RuntimeError(f"libdc.torch: a context on {where} needs the compiled operators (libdc_torch.so); those in "
+                           "Python are for the CPU")
+    with _lock:
+        times = _followed.get(value.handle, 0)
+        if times == 0:
+            error = _adapter.dct_follow(value.handle, value.device.handle, where.index)
+            if error is not None:
+                raise RuntimeError(f"libdc.torch: a context on {where}: {error.decode()}")
+        _followed[value.handle] = times + 1
+
+
+def _detach(value: Optional[libdc.Context]) -> None:
+    if value is None or devices.of(value).type == "cpu" or _adapter is None:
+        return
+    with _lock:
+        _followed[value.handle] -= 1
+        last = _followed[value.handle] == 0
+        if last:
+            del _followed[value.handle]
+    if last:
+        _adapter.dct_unfollow(value.handle)  # may wait for the device
+
+
+def follow(value: libdc.Context) -> libdc.Context:
+    """The context, its stream set to PyTorch's current one as operators do it: for calls that are none."""
+    if _followed and _adapter is not None and value.handle in _followed:
+        error = _adapter.dct_follow_now(value.handle)
+        if error is not None:
+            raise RuntimeError(error.decode())
+    return value
 
 
 def load() -> str:
@@ -112,6 +155,10 @@ def _load_adapter(path: str) -> None:
     adapter.dct_error.restype = ctypes.c_char_p
     adapter.dct_set_context.argtypes, adapter.dct_set_context.restype = [ctypes.c_void_p], None
     adapter.dct_bind.argtypes = [ctypes.c_int64, ctypes.c_void_p]
+    adapter.dct_follow.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
+    adapter.dct_follow_now.argtypes = [ctypes.c_void_p]
+    adapter.dct_follow.restype = adapter.dct_follow_now.restype = ctypes.c_char_p
+    adapter.dct_unfollow.argtypes, adapter.dct_unfollow.restype = [ctypes.c_void_p], None
     if adapter.dct_register() != 0:
         raise ImportError(f"libdc.torch: {adapter.dct_error().decode()}")
     _adapter = adapter

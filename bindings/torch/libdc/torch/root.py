@@ -19,7 +19,7 @@ import libdc
 import torch
 from torch import Tensor, nn
 
-from . import calls
+from . import calls, devices
 from .order import Order
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -114,12 +114,16 @@ def by_graph(graph_id: int) -> "Root":
 class Root:
     """Everything of one call of shard(). Used by one thread at a time, as the model itself is."""
 
-    def __init__(self, comm: libdc.Comm, options: Options) -> None:
+    def __init__(self, comm: libdc.Comm, options: Options, device: torch.device) -> None:
         self.comm = comm
+        self.device = device  # of all parameters
+        self._on_cards: Dict[torch.device, libdc.Comm] = {}
+        if comm.size > 1 and comm.takes_devices:
+            devices.check_thread_ranks("shard", device)
         self.shared = comm.size > 1 and comm._external is None  # peers read each other's shards in place
         self.options = options
         self.stage = options.stage
-        self.context = libdc.Context()
+        self._context = libdc.Context(devices.open_device("shard", device))
         self.entries: List[Entry] = []
         # Compiled graphs carry the number; in one process, ranks that are threads must differ in it.
         with _lock:
@@ -136,8 +140,25 @@ class Root:
         self.unreduced: List[Entry] = []
         # See eager.py.
         self.live: Dict[int, Tuple[Any, Entry]] = {}  # storage's address → gathered weights of the latest forward
-        self.anchor = torch.zeros(0, requires_grad=True)  # see compile.py
+        self.anchor = torch.zeros(0, requires_grad=True, device=device)  # see compile.py
         self.saving: Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+
+    @property
+    def context(self) -> libdc.Context:
+        """The library's, for calls on PyTorch's current stream."""
+        return calls.follow(self._context)
+
+    def comm_for(self, where: torch.device) -> libdc.Comm:
+        """The ranks, for collectives on tensors there. NCCL is asked for by the first, on every rank."""
+        if where.type == "cpu" or self.comm.takes_devices:
+            return self.comm
+        if where not in self._on_cards:
+            self._on_cards[where] = self.comm.nccl(devices.open_device("shard", where))
+        return self._on_cards[where]
+
+    def all_gather(self, part: Tensor, whole: Tensor) -> None:
+        """whole = the ranks' parts one after the other."""
+        self.comm_for(self.device).all_gather(part, whole, stream=devices.current_stream(self.device))
 
     # Registration
 

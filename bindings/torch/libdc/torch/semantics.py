@@ -4,9 +4,10 @@ code and common subexpression elimination, and in Inductor's schedule. The same 
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, List, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
+from libdc import MemoryKind
 from torch.utils import _pytree as pytree
 
 OPERATORS = (
@@ -27,7 +28,7 @@ _HELD = ("allgather_param", "wait_allgather", "offload_tensor", "reload_tensor",
 _libraries: List[torch.library.Library] = []
 _overloads: List[Any] = []
 on_trace: List[Callable[[], None]] = []  # called whenever an operator is traced, before the graph is worked on
-_device: Callable[[], torch.device] = lambda: torch.device("cpu")
+_device: Callable[[Optional[int]], torch.device] = lambda graph_id: torch.device("cpu")
 
 
 def overloads() -> List[Any]:
@@ -35,8 +36,9 @@ def overloads() -> List[Any]:
     return list(_overloads)
 
 
-def apply(device: Callable[[], torch.device]) -> None:
-    """Registers everything but the lowerings. device() tells where reloaded tensors go."""
+def apply(device: Callable[[Optional[int]], torch.device]) -> None:
+    """Registers everything but the lowerings. device(graph) tells where the tensors of its context are, None: of the
+    default one."""
     global _device
     _device = device
     library = torch.library.Library("dc", "FRAGMENT")
@@ -68,10 +70,10 @@ def _register_fakes(library: torch.library.Library) -> None:
         return torch.empty(a.shape, dtype=a.dtype, device="cpu")
 
     def on_device(a: torch.Tensor, graph_id: int, id: int) -> torch.Tensor:
-        return torch.empty(a.shape, dtype=a.dtype, device=_device() if a.device.type == "cpu" else a.device)
+        return torch.empty(a.shape, dtype=a.dtype, device=_device(graph_id) if a.device.type == "cpu" else a.device)
 
     def alloc(shape: Sequence[int], dtype: torch.dtype, kind: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="cpu")
+        return torch.empty(shape, dtype=dtype, device="cpu" if kind == MemoryKind.HOST else _device(None))
 
     # Without a tensor among the arguments the real kernel would run while tracing, several times.
     fakes = {

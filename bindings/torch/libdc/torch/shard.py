@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import compile as _compile
+from . import devices
 from .eager import Owner, saving_hooks
 from .group import comm_of
 from .root import Entry, Options, Root
@@ -43,7 +44,8 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
         if value < least[name]:
             raise ValueError(f"shard: {name} = {value!r}, must be >= {least[name]}")
     params = _parameters_of(model)
-    root = Root(comm_of(comm), Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype))
+    root = Root(comm_of(comm), Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype),
+                params[0][1].device if params else devices.CPU)
     entries: Dict[nn.Parameter, Entry] = {}
     for name, param in params:
         if param in entries:
@@ -51,7 +53,7 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
         else:
             entries[param] = Entry(root, len(entries), name, param)
     if broadcast:
-        _broadcast(root.comm, [*entries, *model.buffers()])
+        _broadcast(root, [*entries, *model.buffers()])
     root.adopt(list(entries.values()))
     root.saving = saving_hooks(root)
     for entry in root.entries:
@@ -77,28 +79,32 @@ def _parameters_of(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
             name = f"{prefix}.{name}" if prefix else name
             if isinstance(param, nn.parameter.UninitializedParameter):
                 raise ValueError(f"shard: {name} is not initialised yet: run the model once before")
-            if param.device.type != "cpu":
-                raise ValueError(f"shard: {name} is on {param.device}, must be on the cpu")
+            if param.device.type not in ("cpu", "cuda"):
+                raise ValueError(f"shard: {name} is on {param.device}, must be on the cpu or on a cuda device")
+            if found and param.device != found[0][1].device:
+                first, where = found[0][0], found[0][1].device
+                raise ValueError(f"shard: {name} is on {param.device}, but {first} is on {where}: all parameters must be "
+                                 "on one device")
             if not param.is_leaf or param.layout != torch.strided:
                 raise ValueError(f"shard: {name} must be a strided leaf tensor")
-            first = memory.setdefault(param.data_ptr(), (name, param)) if param.numel() else (name, param)
-            if first[1] is not param:
-                raise ValueError(f"shard: {name} shares memory with {first[0]}, but is another nn.Parameter: to tie "
+            same = memory.setdefault(param.data_ptr(), (name, param)) if param.numel() else (name, param)
+            if same[1] is not param:
+                raise ValueError(f"shard: {name} shares memory with {same[0]}, but is another nn.Parameter: to tie "
                                  "weights, assign one object to both names")
             found.append((name, param))
     return found
 
 
-def _broadcast(comm: libdc.Comm, tensors: List[Tensor]) -> None:
+def _broadcast(root: Root, tensors: List[Tensor]) -> None:
     """Every rank gets rank 0's values."""
-    if comm.size == 1:
+    if root.comm.size == 1:
         return
     with torch.no_grad():
         for tensor in tensors:
             if tensor.numel() == 0:
                 continue
             flat = tensor.detach().contiguous().view(-1).view(torch.int8)  # any type: bytes travel
-            comm.broadcast(flat, 0)
+            root.comm_for(flat.device).broadcast(flat, 0, stream=devices.current_stream(flat.device))
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 

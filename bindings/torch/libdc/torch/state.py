@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+import json
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ def _gather(entry: Entry, part: Tensor, keep: bool) -> Optional[Tensor]:
         whole = part.clone()
     else:
         whole = part.new_empty(entry.length * root.comm.size)
-        root.comm.all_gather(part, whole)
+        root.all_gather(part, whole)
     return whole[: entry.numel].clone().view(entry.shape) if keep else None
 
 
@@ -78,19 +79,21 @@ def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
                               rank0_only: bool = False) -> Dict[str, Any]:
     """The optimizer's state_dict() with whole tensors, and parameters by name instead of by number. Every rank must
     call it. A state tensor as long as the shard, with its padding or without, is a part of a whole; others are the same
-    on every rank."""
+    on every rank, but for those of blocks and layers that libdc.optim's optimizers share out: all ranks' are here."""
     root = root_of(model)
     keep = not rank0_only or root.comm.rank == 0
     packed = optimizer.state_dict()
     names = _names(model)
     state: Dict[str, Any] = {}
     groups = []
+    owned = _gather_owned(root, optimizer, keep)
     for group, shown in zip(optimizer.param_groups, packed["param_groups"]):
         groups.append({**shown, "params": [names[id(param)] for param in group["params"]]})
         for param in group["params"]:
             if param in optimizer.state:
-                values = _each(optimizer.state[param], param, lambda entry, part: _gather(entry, part, keep))
-                state[names[id(param)]] = values
+                shared = {key: value for key, value in optimizer.state[param].items() if not _is_owned(optimizer, key)}
+                values = _each(shared, param, lambda entry, part: _gather(entry, part, keep))
+                state[names[id(param)]] = {**values, **owned.get(id(param), {})}
     return {"state": state, "param_groups": groups} if keep else {}
 
 
@@ -111,17 +114,55 @@ def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Opti
         groups.append({**shown, "params": [numbers[name] for name in ours]})
 
     def cut(entry: Entry, whole: Tensor) -> Tensor:
-        part = torch.zeros(entry.data.shape, dtype=whole.dtype)
+        part = torch.zeros_like(entry.data, dtype=whole.dtype)
         _split(entry, whole, part)
         return part
 
+    def part(entry: Optional[Entry], key: str, value: Any) -> Any:
+        whole = entry is None or _is_owned(optimizer, key) or not _is_like(entry.shape, key, value)
+        return _copy(value) if whole else cut(entry, value)
+
     packed = {}
     for name, values in state["state"].items():
-        entry = entry_of(params[name])
-        packed[numbers[name]] = {
-            key: cut(entry, value) if entry is not None and _is_like(entry.shape, key, value) else _copy(value)
-            for key, value in values.items()}
+        param = params[name]
+        packed[numbers[name]] = {key: part(entry_of(param), key, value) for key, value in values.items()
+                                 if not _is_owned(optimizer, key) or key in optimizer.pieces(param)}  # type: ignore
     optimizer.load_state_dict({"state": packed, "param_groups": groups})
+
+
+def _is_owned(optimizer: torch.optim.Optimizer, key: str) -> bool:
+    """Whether a piece of state is a block's or a layer's, which one rank has for all."""
+    return bool(getattr(optimizer, "is_owned", lambda _: False)(key))
+
+
+def _gather_owned(root: Root, optimizer: torch.optim.Optimizer, keep: bool) -> Dict[int, Dict[str, Tensor]]:
+    """What the ranks own of the parameters' state, by the parameters' ids; collective."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    mine = [(i, key, value) for i, param in enumerate(params) for key, value in optimizer.state.get(param, {}).items()
+            if _is_owned(optimizer, key)]
+    listed = [(i, key, str(value.dtype)[6:], list(value.shape)) for i, key, value in mine]
+    result: Dict[int, Dict[str, Tensor]] = {}
+    for rank, pieces in enumerate(_each_ranks(root, json.dumps(listed).encode())):
+        for number, (i, key, dtype, shape) in enumerate(json.loads(pieces)):
+            own = rank == root.comm.rank
+            piece = mine[number][2].detach().clone() if own else torch.empty(shape, dtype=getattr(torch, dtype))
+            if root.comm.size > 1:
+                root.comm.broadcast(piece.view(-1), rank)
+            if keep:
+                result.setdefault(id(params[i]), {})[key] = piece
+    return result
+
+
+def _each_ranks(root: Root, mine: bytes) -> List[bytes]:
+    """Every rank's text, in ASCII; collective."""
+    if root.comm.size == 1:
+        return [mine]
+    lengths = torch.empty(root.comm.size, dtype=torch.int64)
+    root.comm.all_gather(torch.tensor([len(mine)]), lengths)
+    longest = int(lengths.max())
+    table = torch.empty(root.comm.size * longest, dtype=torch.int8)
+    root.comm.all_gather(torch.frombuffer(bytearray(mine.ljust(longest)), dtype=torch.int8), table)
+    return [bytes(row[:length].tolist()) for row, length in zip(table.view(root.comm.size, longest), lengths.tolist())]
 
 
 def _is_like(shape: torch.Size, key: str, value: Any) -> bool:

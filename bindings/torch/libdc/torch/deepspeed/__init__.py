@@ -33,8 +33,7 @@ def enable(communicator: str = "auto") -> None:
         raise ValueError(f"libdc.torch.deepspeed.enable: communicator = {communicator!r}, must be one of "
                          f"{', '.join(map(repr, COMMUNICATORS))}")
     if not _enabled:
-        _check_version()
-        _take_over()
+        _take_over(_check_version())
         _enabled = True
     handle.communicator = communicator
 
@@ -49,18 +48,21 @@ def _numbers(version: str) -> Tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else ()
 
 
-def _check_version() -> None:
+def _check_version() -> Tuple[int, ...]:
+    """DeepSpeed's."""
     try:
         import deepspeed
     except ImportError as error:
         raise RuntimeError(f"libdc.torch.deepspeed: DeepSpeed cannot be imported ({error})") from error
     oldest, newest = TESTED
-    if not _numbers(oldest) <= _numbers(deepspeed.__version__) <= _numbers(newest):
+    version = _numbers(deepspeed.__version__)
+    if not _numbers(oldest) <= version <= _numbers(newest):
         raise RuntimeError(f"libdc.torch.deepspeed: DeepSpeed is version {deepspeed.__version__}; {oldest} to {newest} "
                            "are tested, and what libdc takes the place of changes from version to version")
+    return version
 
 
-def _take_over() -> None:
+def _take_over(version: Tuple[int, ...]) -> None:
     import deepspeed.compile.util as util
     from deepspeed.ops.op_builder.builder import OpBuilder
 
@@ -72,7 +74,8 @@ def _take_over() -> None:
         handle.define_newest_form()
     else:
         handle.define_seed_form()
-    shims.apply()
+        shims.apply_to_seed_form()
+    shims.apply(version)
     transformer.replace()
     OpBuilder._loaded_ops["dc"] = handle
 

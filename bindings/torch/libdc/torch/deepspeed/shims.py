@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Iterator
+from typing import Any, Iterator, List, Tuple
 
 import torch
 
@@ -13,11 +13,22 @@ import torch
 _PROFILE_MAX_LOG2 = 24
 
 
-def apply() -> None:
-    """Applies all of them, once."""
+# The first version of DeepSpeed whose gather waits for all that it has launched.
+_GATHERS_ARE_AWAITED = 0, 19, 8
+
+
+def apply(version: Tuple[int, ...]) -> None:
+    """Applies all that this version of DeepSpeed needs, once."""
     _replace_accelerator()
     _profile_without_python_dispatcher()
     _limit_communication_profile()
+    if version < _GATHERS_ARE_AWAITED:
+        _await_gathers()
+
+
+def apply_to_seed_form() -> None:
+    """What only versions with the seed's form need, which are older than PyTorch 2.9."""
+    _let_inductor_compile()
 
 
 # The accelerator
@@ -106,3 +117,30 @@ def _limit_communication_profile() -> None:
         return run_all_gather(device, dtype, min(maxsize, _PROFILE_MAX_LOG2), *args, **kwargs)
 
     profile.run_all_gather = run
+
+
+def _let_inductor_compile() -> None:
+    """While such a version compiles a graph, its patch of AOTAutograd meets those that PyTorch's other backends make when
+    they are imported, and fails; so they are imported before. And Inductor's code has come to look at the alignment of
+    each operator's result, which fails for reduce_grad's, an undefined tensor."""
+    import torch._inductor.config
+
+    torch.compiler.list_backends()
+    torch._inductor.config.alignment_asserts = False
+
+
+# Gathers
+
+
+def _await_gathers() -> None:
+    """DeepSpeed gathers a list of parameters by one asynchronous collective each, and waits for the last alone. A CUDA
+    stream keeps their order; Gloo's threads do not, and a weight is read while it still arrives. Its own gather for
+    `stage3_allgather_sequential` waits for each."""
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    def gather(self: Any, params: List[Any], hierarchy: int = 0, quantize: bool = False) -> None:
+        self._allgather_params_sequential(params, hierarchy)
+
+    if get_accelerator().device_name() == "cpu":
+        Init._allgather_params_coalesced = gather

@@ -1,0 +1,296 @@
+/* Contexts on CUDA devices and PyTorch's current streams. A context's stream is set only when the current one is
+ * another than at the last operator, and wrapping a stream is remembered: a steady step allocates nothing, and a lock
+ * is contended only by threads that the context would keep apart itself. */
+#include "follow.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "adapter.h"
+#include "call.h"
+
+enum { STREAMS = 16 }; /* of one context; PyTorch has pools of 32, programs use a few */
+
+struct dct_kept {
+  dct_kept *next;
+  dct_tensor tensor;
+  int64_t graph_id, id;
+  dc_event *event; /* recorded when somebody has waited for the copy */
+  bool waited;
+};
+
+typedef struct wrapped {
+  void *native;
+  dc_stream *stream; /* NULL: the place is free */
+} wrapped;
+
+struct dct_follower {
+  dct_follower *next;
+  dc_context *context;
+  dc_device *device;
+  int32_t index;
+  atomic_int refs;      /* the list's, and each operator's */
+  pthread_mutex_t lock; /* all below */
+  wrapped streams[STREAMS];
+  int now, victim; /* the stream that is set, -1: none yet; the place to be used again */
+  dct_kept *kept, **last;
+  dct_kept *spare;
+};
+
+static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+static dct_follower *all;
+static atomic_int count; /* written under the lock; 0 spares the reader the lock */
+
+int32_t dct_follower_index(const dct_follower *follower) {
+  return follower->index;
+}
+
+/* ---- finding ---- */
+
+static dct_follower **find(const dc_context *context) {
+  dct_follower **at = &all;
+  while (*at != NULL && (*at)->context != context) {
+    at = &(*at)->next;
+  }
+  return at;
+}
+
+static dct_follower *acquire(const dc_context *context) {
+  if (atomic_load_explicit(&count, memory_order_acquire) == 0) {
+    return NULL;
+  }
+  pthread_rwlock_rdlock(&lock);
+  dct_follower *found = *find(context);
+  if (found != NULL) {
+    atomic_fetch_add_explicit(&found->refs, 1, memory_order_relaxed);
+  }
+  pthread_rwlock_unlock(&lock);
+  return found;
+}
+
+static void release(dct_follower *f) {
+  if (atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) != 1) {
+    return;
+  }
+  for (int i = 0; i < STREAMS; ++i) {
+    dc_stream_destroy(f->streams[i].stream);
+  }
+  while (f->spare != NULL) {
+    dct_kept *next = f->spare->next;
+    dc_event_destroy(f->spare->event);
+    free(f->spare);
+    f->spare = next;
+  }
+  pthread_mutex_destroy(&f->lock);
+  free(f);
+}
+
+/* ---- following ---- */
+
+/* The place of a stream; -1: it cannot be wrapped. */
+static int place_of(dct_follower *f, void *native) {
+  for (int i = 0; i < STREAMS; ++i) {
+    if (f->streams[i].stream != NULL && f->streams[i].native == native) {
+      return i;
+    }
+  }
+  f->victim = (f->victim + 1) % STREAMS;
+  if (f->victim == f->now) {
+    f->victim = (f->victim + 1) % STREAMS;
+  }
+  wrapped *place = &f->streams[f->victim];
+  dc_stream_destroy(place->stream); /* waits for nothing, and ends nothing of the stream's */
+  place->native = native;
+  return dc_stream_wrap(f->device, native, &place->stream) == DC_OK ? f->victim : -1;
+}
+
+static const char *follow(dct_follower *f) {
+  void *native = NULL;
+  if (dct_torch.aoti_torch_get_current_cuda_stream(f->index, &native) != 0) {
+    return dct_text("the current stream of cuda:%d: %s", (int)f->index, dct_torch_reason());
+  }
+  if (f->now >= 0 && f->streams[f->now].native == native) {
+    return NULL;
+  }
+  int place = place_of(f, native);
+  if (place < 0 || dc_set_stream(f->context, f->streams[place].stream) != DC_OK) {
+    return dc_last_error();
+  }
+  f->now = place;
+  return NULL;
+}
+
+const char *dct_follow_begin(dc_context *context, dct_follower **follower) {
+  dct_follower *f = acquire(context);
+  *follower = f;
+  if (f == NULL) {
+    return NULL;
+  }
+  pthread_mutex_lock(&f->lock);
+  const char *error = follow(f);
+  if (error != NULL) {
+    dct_follow_end(f);
+    *follower = NULL;
+  }
+  return error;
+}
+
+/* Tensors die outside of the lock, since the last owner of one may have to wait for Python. */
+static void let_go(dct_follower *f, dct_kept *done) {
+  if (done == NULL) {
+    return;
+  }
+  dct_kept *last = done;
+  for (dct_kept *k = done; k != NULL; k = k->next) {
+    dct_torch.aoti_torch_delete_tensor_object(k->tensor);
+    last = k;
+  }
+  pthread_mutex_lock(&f->lock);
+  last->next = f->spare;
+  f->spare = done;
+  pthread_mutex_unlock(&f->lock);
+}
+
+/* Those whose copies are done, as a list. They pass in the order in which they were waited for, but for programs that
+ * wait on several streams: so the first that has not passed ends the look. */
+static dct_kept *take_passed(dct_follower *f) {
+  dct_kept *done = NULL, **at = &f->kept;
+  int32_t passed = 1;
+  while (*at != NULL && passed != 0) {
+    dct_kept *k = *at;
+    if (k->waited && (dc_event_query(k->event, &passed) != DC_OK || passed != 0)) {
+      *at = k->next;
+      k->next = done;
+      done = k;
+    } else {
+      at = &k->next;
+    }
+  }
+  if (*at == NULL) {
+    f->last = at;
+  }
+  return done;
+}
+
+void dct_follow_end(dct_follower *f) {
+  if (f != NULL) {
+    dct_kept *done = take_passed(f);
+    pthread_mutex_unlock(&f->lock);
+    let_go(f, done);
+    release(f);
+  }
+}
+
+/* ---- tensors that the offload stream still reads ---- */
+
+dct_kept *dct_keep_begin(dct_follower *f, const char **error) {
+  dct_kept *kept = f->spare;
+  if (kept != NULL) {
+    f->spare = kept->next;
+    return kept;
+  }
+  kept = calloc(1, sizeof *kept);
+  if (kept == NULL) {
+    *error = "out of memory";
+  } else if (dc_event_create(f->device, &kept->event) != DC_OK) {
+    *error = dc_last_error();
+    free(kept);
+    kept = NULL;
+  }
+  return kept;
+}
+
+void dct_keep_end(dct_follower *f, dct_kept *kept, dct_tensor tensor, int64_t graph_id, int64_t id) {
+  kept->tensor = tensor;
+  kept->graph_id = graph_id;
+  kept->id = id;
+  kept->waited = false;
+  if (tensor == NULL) {
+    kept->next = f->spare;
+    f->spare = kept;
+    return;
+  }
+  kept->next = NULL;
+  *f->last = kept;
+  f->last = &kept->next;
+}
+
+void dct_keep_waited(dct_follower *f, int64_t graph_id, int64_t id) {
+  for (dct_kept *k = f->kept; k != NULL; k = k->next) {
+    if (!k->waited && k->graph_id == graph_id && k->id == id) {
+      k->waited = dc_event_record(k->event, f->streams[f->now].stream) == DC_OK;
+    }
+  }
+}
+
+/* ---- life ---- */
+
+const char *dct_follow(dc_context *context, dc_device *device, int32_t index) {
+  if (dct_torch.aoti_torch_get_current_cuda_stream == NULL) {
+    return "this PyTorch has no CUDA, or none that tells its current stream (aoti_torch_get_current_cuda_stream)";
+  }
+  dct_follower *f = calloc(1, sizeof *f);
+  if (f == NULL) {
+    return "out of memory";
+  }
+  f->context = context;
+  f->device = device;
+  f->index = index;
+  f->now = -1;
+  f->last = &f->kept;
+  atomic_init(&f->refs, 1);
+  pthread_mutex_init(&f->lock, NULL);
+  pthread_rwlock_wrlock(&lock);
+  bool known = *find(context) != NULL;
+  if (!known) {
+    f->next = all;
+    all = f;
+    atomic_fetch_add(&count, 1);
+  }
+  pthread_rwlock_unlock(&lock);
+  if (known) {
+    release(f);
+  }
+  return NULL;
+}
+
+const char *dct_follow_now(dc_context *context) {
+  dct_follower *f;
+  const char *error = dct_follow_begin(context, &f);
+  dct_follow_end(f);
+  return error;
+}
+
+/* With no stream set, waiting is the calling thread's. A context that was cleaned up refuses, and has waited already.
+ */
+static dct_kept *drain(dct_follower *f) {
+  (void)dc_set_stream(f->context, NULL);
+  for (const dct_kept *k = f->kept; k != NULL; k = k->next) {
+    dc_tensor out = DC_TENSOR_INIT;
+    (void)(k->waited ? dc_event_wait(k->event, NULL, 0) : dc_wait_offload(f->context, NULL, k->graph_id, k->id, &out));
+  }
+  dct_kept *done = f->kept;
+  f->kept = NULL;
+  f->last = &f->kept;
+  return done;
+}
+
+void dct_unfollow(dc_context *context) {
+  pthread_rwlock_wrlock(&lock);
+  dct_follower **at = find(context);
+  dct_follower *f = *at;
+  if (f != NULL) {
+    *at = f->next;
+    atomic_fetch_sub(&count, 1);
+  }
+  pthread_rwlock_unlock(&lock);
+  if (f != NULL) {
+    pthread_mutex_lock(&f->lock); /* an operator that runs ends first */
+    dct_kept *done = drain(f);
+    f->now = -1;
+    pthread_mutex_unlock(&f->lock);
+    let_go(f, done);
+    release(f);
+  }
+}

@@ -1,0 +1,69 @@
+"""Where tensors lie, for PyTorch and for libdc: CUDA devices are opened once, and streams are PyTorch's."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Optional
+
+import libdc
+import torch
+
+CPU = torch.device("cpu")
+
+_lock = threading.Lock()
+_opened: "weakref.WeakValueDictionary[int, libdc.Device]" = weakref.WeakValueDictionary()
+
+
+def numbered(where: torch.device) -> torch.device:
+    """The device with its number, where it has one."""
+    if where.type == "cuda" and where.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return where
+
+
+def open_device(call: str, where: torch.device) -> Optional[libdc.Device]:
+    """libdc's device for tensors there; None for the CPU, which contexts have without one."""
+    where = numbered(where)
+    if where.type == "cpu":
+        return None
+    if where.type != "cuda":
+        raise ValueError(f"{call}: {where} is a device that libdc does not have, must be the cpu or a cuda device")
+    with _lock:
+        device = _opened.get(where.index)
+        if device is None:
+            try:
+                device = libdc.Device(f"cuda:{where.index}")
+            except libdc.Error as error:
+                raise RuntimeError(f"{call}: tensors on {where} need libdc's CUDA device: {error}") from error
+            _opened[where.index] = device
+    return device
+
+
+def of(context: Optional[libdc.Context]) -> torch.device:
+    """Where a context's tensors lie; without one on the CPU."""
+    if context is None or context.device.place == libdc.tensors.HOST:
+        return CPU
+    return torch.device("cuda", context.device.place[1])
+
+
+def current_stream(where: torch.device) -> Optional[libdc.Stream]:
+    """PyTorch's current stream there, for collectives on tensors there; None for the CPU: the calling thread."""
+    device = open_device("libdc.torch", where)
+    if device is None:
+        return None
+    return libdc.Stream(device, torch.cuda.current_stream(where).cuda_stream)
+
+
+def check_thread_ranks(call: str, where: torch.device) -> None:
+    """Ranks that are threads wait for each other in their collectives. What is behind one rank's wait on a stream must
+    not be another rank's work, and autograd has one thread a card, in which one rank's backward would be behind the
+    other's."""
+    if where.type != "cuda":
+        return
+    if torch.cuda.current_stream(where) == torch.cuda.default_stream(where):
+        raise ValueError(f"{call}: ranks that are threads share CUDA's default stream, and would wait for each other; "
+                         "run each in a `with torch.cuda.stream(torch.cuda.Stream()):` of its own")
+    if torch._C._is_multithreading_enabled():
+        raise ValueError(f"{call}: ranks that are threads share autograd's thread of {where}, and would wait for each "
+                         "other; run each in a `with torch.autograd.set_multithreading_enabled(False):`")
