@@ -8,8 +8,9 @@
 Peers: `eager`, BertLayer as Hugging Face writes it; `sdpa`, the same around scaled_dot_product_attention; `compiled`,
 torch.compile of that; `encoder`, nn.TransformerEncoderLayer. "GEMM" are the layer's matrix products alone, forward and
 backward, by the fastest library that PyTorch has for each of them (torch.mm, torch.bmm, oneDNN by its own name): the
-limit. A time is the least of the rounds, each of which runs every variant once; on a machine that others use, compare
-variants only within a row, and with --cpu by the processor time of one thread. "p cost" is the layer's time over that
+limit. A time is the least of the rounds, each of which runs every variant once, another one first each time, and each
+after a pause in which the threads of the one before stop spinning; on a machine that others use, compare variants only
+within a row, and with --cpu by the processor time of one thread. "p cost" is the layer's time over that
 of the same layer without dropout. "kept" is what stays in memory between forward and backward, weights not counted;
 for libdc also with the flags normalize_invertible and gelu_checkpoint."""
 
@@ -36,6 +37,7 @@ from libdc.transformer import Layer, LayerConfig
 
 MODELS = {"bert-base": (768, 12, 3072), "bert-large": (1024, 16, 4096)}
 RESULTS = Path(__file__).parent / "results"
+PAUSE = 0.01  # seconds; libgomp's threads spin for a few thousandths after their last work
 
 
 class Bert(nn.Module):
@@ -162,10 +164,13 @@ def row(name: str, batch: int, seq: int, dtype_name: str, ratio: float, threads:
     end = time.monotonic() + options.seconds
     quiet.begin()
     while len(times["libdc"]) < options.rounds or time.monotonic() < end:
-        for key, run in runs.items():
+        done = len(times["libdc"]) % len(runs)
+        for key, run in [*runs.items()][done:] + [*runs.items()][:done]:
+            time.sleep(PAUSE)
             start = clock()
             run()
             times[key].append(clock() - start)
+        time.sleep(PAUSE)
         products.run(clock)
     quiet.end()
     cost = Layer(config).cost(batch, seq)

@@ -2,11 +2,12 @@
 """Second-order operators against PyTorch, Torchium, Opacus and Facebook's Distributed Shampoo: bench.py [--only PART…]
 [--quick] [--save] [--shampoo FOLDER].
 
-All implementations of a row take turns, round by round, with two threads (torch also with one), so ratios within a round
-share the machine's noise; a figure is the median over rounds, and the ratio that of a round, in the median. Errors are
-against float64. Peers that are not installed are left out (requirements.txt beside this file); Distributed Shampoo is on
-no package index: FOLDER is a checkout of github.com/facebookresearch/optimizers. --quick has every row, in fewer rounds;
---save writes bench/results/linalg-DATE.md and .json."""
+All implementations of a row take turns, round by round, with two threads (torch also with one), so ratios within a
+round share the machine's noise; a figure is the median over rounds, and the ratio that of a round, in the median.
+Between two turns is a pause, since the threads of a library that has just finished go on spinning for a while. Errors
+are against float64. Peers that are not installed are left out (requirements.txt beside this file); Distributed Shampoo
+is on no package index: FOLDER is a checkout of github.com/facebookresearch/optimizers. --quick has every row, in fewer
+rounds; --save writes bench/results/linalg-DATE.md and .json."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ import machine  # noqa: E402
 
 Row = Dict[str, Any]
 ROUNDS = 7
+PAUSE = 0.02  # seconds: PyTorch's threads look for work for some milliseconds, on the cores that the next one needs
 SHAMPOO = ""  # a checkout's folder
 QUIET = machine.Quiet()
 
@@ -41,6 +43,7 @@ def turns(ways: Dict[str, Callable[[], Any]], rounds: int = 0) -> Dict[str, List
     times: Dict[str, List[float]] = {name: [] for name in ways}
     for number in range((rounds or ROUNDS) + 1):
         for name, way in ways.items():
+            time.sleep(PAUSE)
             begin = time.perf_counter()
             way()
             if number > 0:
@@ -125,7 +128,9 @@ def part_roots() -> List[Row]:
         ways: Dict[str, Callable[[], Any]] = {
             "torch.linalg.eigh, 2 threads": with_threads(2, lambda: torch_root(a, eps_rel)),
             "torch.linalg.eigh, 1 thread": with_threads(1, lambda: torch_root(a, eps_rel)),
-            "libdc float32": lambda: linalg.inverse_root(a, 4, eps_rel=eps_rel, precision="float32", out=out, handle=two),
+            "torch.linalg.eigh, float64, 2 threads": with_threads(2, lambda: torch_root(a.double(), eps_rel).float()),
+            "libdc float32": lambda: linalg.inverse_root(a, 4, eps_rel=eps_rel, precision="float32", out=out,
+                                                         handle=two),
             "libdc": lambda: linalg.inverse_root(a, 4, eps_rel=eps_rel, out=out, handle=two),
         }
         if peer is not None:
@@ -145,6 +150,7 @@ def part_roots() -> List[Row]:
 
 
 def part_warm() -> List[Row]:
+    """A warm refresh beside a decomposition that gives a basis as well, and beside a root without one."""
     rows: List[Row] = []
     two, eps_rel = linalg.Handle(threads=2), 1e-4
     for batch, n, beta in ((16, 256, 0.999), (8, 512, 0.999), (1, 1024, 0.999)):
@@ -154,17 +160,22 @@ def part_warm() -> List[Row]:
         for precision in ("float32", "float64"):
             basis = torch.zeros(before.shape, dtype=getattr(torch, precision))
             linalg.inverse_root(before, 4, eps_rel=eps_rel, basis=basis, out=out, handle=two)
+            fresh = basis.clone()
             info: List[linalg.SpectralInfo] = []
 
             def warm() -> Any:
                 return linalg.inverse_root(after, 4, eps_rel=eps_rel, basis=basis, tolerance=1e-2, out=out, info=info,
                                            handle=two)
 
-            ways = {"fresh": lambda: linalg.inverse_root(after, 4, eps_rel=eps_rel, precision=precision, out=out,
-                                                         handle=two), "warm": warm}
+            ways = {"decomposition": lambda: linalg.inverse_root(after, 4, eps_rel=eps_rel, basis=fresh, out=out,
+                                                                 handle=two),
+                    "warm": warm,
+                    "root alone": lambda: linalg.inverse_root(after, 4, eps_rel=eps_rel, precision=precision, out=out,
+                                                              handle=two)}
             errors = {name: error_of(way(), after, eps_rel) for name, way in ways.items()}
             paths = {"warm": ", ".join(sorted({i.path.name for i in info}))}
-            rows += rows_of("warm", f"{batch} of {n}, {precision}, beta {beta}", turns(ways), "fresh", error=errors,
+            rows += rows_of("warm", f"{batch} of {n}, {precision}, beta {beta}", turns(ways), "decomposition",
+                            error=errors,
                             path=paths)
     return rows
 
@@ -245,7 +256,22 @@ def peak_mib(way: Callable[[], Any]) -> float:
 # ---- bounded products ----
 
 
+def copy_rate(file: str) -> float:
+    """Nanoseconds a byte of rows of 8 KiB, as tiles have them, from a file that is in memory, on one thread."""
+    row, buffer = 8192, bytearray(8192)
+    with open(file, "rb", buffering=0) as source:
+        best = float("inf")
+        for _ in range(ROUNDS):
+            begin = time.perf_counter()
+            for at in range(1024):
+                os.preadv(source.fileno(), [buffer], 2 * at * row)
+            best = min(best, time.perf_counter() - begin)
+    return best * 1e9 / (1024 * row)
+
+
 def part_bounded() -> List[Row]:
+    """The limit: copies take the same cores as the product, so nothing hides them; a budget of S elements wants 2 n^3 /
+    sqrt(S) of them read (Hong and Kung; Irony, Toledo and Tiskin) and n^2 written, at copy_rate() on each core."""
     rows: List[Row] = []
     two, n = linalg.Handle(threads=2), 4096
     rng = np.random.default_rng(0)
@@ -261,15 +287,22 @@ def part_bounded() -> List[Row]:
         out = np.empty((n, n), np.float32)
         ways: Dict[str, Callable[[], Any]] = {"all in memory": lambda: linalg.matmul(a, b, out=out, handle=two)}
         peaks: Dict[str, float] = {}
+        traffic: Dict[str, float] = {}  # milliseconds
+        rate = copy_rate(maps[0].file)
         for mib in (10, 20, 60):  # 5, 10 and 31 % of the operands
             # a handle of its own: what it keeps between calls is part of the budget
             ways[f"files, {mib} MiB"] = lambda mib=mib, h=linalg.Handle(threads=2): linalg.matmul_bounded(
                 maps[0], maps[1], mib << 20, out=maps[2], handle=h)
             peaks[f"files, {mib} MiB"] = peak_mib(ways[f"files, {mib} MiB"])
+            elements = 2 * n ** 3 / (mib * 2 ** 20 / 4) ** 0.5 + n ** 2
+            traffic[f"files, {mib} MiB"] = elements * 4 * rate / 2 * 1e-6
         want = a[:64].astype(np.float64) @ b
         got = np.fromfile(maps[2].file, np.float32).reshape(n, n)[:64]
         error = {name: float(np.linalg.norm(got - want) / np.linalg.norm(want)) for name in peaks}
-        rows += rows_of("bounded", f"{n}^3", turns(ways, 3), "all in memory", error=error, peak_MiB=peaks)
+        times = turns(ways, 3)
+        plain = statistics.median(times["all in memory"])
+        limits = {name: plain / (plain + extra) for name, extra in traffic.items()}
+        rows += rows_of("bounded", f"{n}^3", times, "all in memory", error=error, peak_MiB=peaks, limit=limits)
     return rows
 
 
@@ -296,15 +329,17 @@ PARTS = {"roots": part_roots, "warm": part_warm, "samples": part_samples, "bound
 def page(about: Row, foreign: float, rows: List[Row]) -> str:
     lines = ["# Second-order operators", "", f"`bench/linalg/bench.py` on {about['date']}, {about['cpu']}, "
              f"{about['cores']} cores, commit {about['commit']}, LAPACK {linalg.default().solver}; others used "
-             f"{100 * foreign:.0f} % of the machine.", "",
-             "| part | shape | way | ms | best | times as fast | as | error | peak MiB |",
-             "|---|---|---|---|---|---|---|---|---|"]
+             f"{100 * foreign:.0f} % of the machine. The limit of a bounded product: the plain one's time and the copies "
+             f"that its budget makes necessary, 2 n^3 / sqrt(budget) elements read and n^2 written, on the same cores.",
+             "",
+             "| part | shape | way | ms | best | times as fast | as | error | peak MiB | limit |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         base = next(key for key in row if key.startswith("times as fast as "))
-        error, peak = row.get("error"), row.get("peak_MiB")
+        error, peak, limit = row.get("error"), row.get("peak_MiB"), row.get("limit")
         lines.append(f"| {row['part']} | {row['shape']} | {row['way']} | {row['ms']:.2f} | {row['best_ms']:.2f} | "
                      f"{row[base]:.2f} | {base[17:]} | {'' if error is None else f'{error:.1e}'} | "
-                     f"{'' if peak is None else f'{peak:.1f}'} |")
+                     f"{'' if peak is None else f'{peak:.1f}'} | {'' if limit is None else f'{limit:.2f}'} |")
     return "\n".join(lines) + "\n"
 
 

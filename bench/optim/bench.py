@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
-"""AdamW beside PyTorch's: bench.py [--elements N] [--threads N] [--rounds N].
+"""A step of the optimizers beside others': bench.py [--elements N] [--threads N] [--rounds N] [--shampoo FOLDER]
+[--quick].
 
-One step of a model of N float32 weights (a GPT's mixture of large and small parameters). The ways take turns, round by
+AdamW: one step of a model of N float32 weights (a GPT's mixture of large and small parameters). The ways take turns, round by
 round; a figure is the fastest round, and the ratio that of a round, in the median. An element costs 28 bytes of memory,
 16 read and 12 written, which gives the bandwidth; "copy" is PyTorch's copy of one array into another on as many threads,
-8 bytes an element, what the machine can do."""
+8 bytes an element, what the machine can do.
+
+Second order: a step on matrices [W, W] and [W, 4 W], W = 512, with a refresh of roots or bases every 10 steps, as the time
+of ten steps over ten; FOLDER is a checkout of github.com/facebookresearch/optimizers, whose Distributed Shampoo takes part
+with the same blocks, frequency and graft, and its SOAP. --quick: fewer elements, layers and rounds."""
 
 from __future__ import annotations
 
@@ -22,6 +27,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import machine  # noqa: E402
 
 BYTES = 28  # an element's
+WIDTH, PERIOD = 512, 10
 
 
 def parameters(elements: int) -> List[torch.nn.Parameter]:
@@ -62,12 +68,93 @@ def measure(made: Dict[str, Callable[[], Any]], rounds: int) -> Dict[str, List[f
     return times
 
 
+# ---- second order ----
+
+
+def layers(count: int) -> List[torch.nn.Parameter]:
+    """Weights whose gradients have spectra that decay."""
+    made = []
+    for number in range(count):
+        shape = (WIDTH, 4 * WIDTH if number % 3 == 2 else WIDTH)
+        made.append(torch.nn.Parameter(torch.randn(shape) / shape[1] ** 0.5))
+        made[-1].grad = torch.empty(shape)
+    return made
+
+
+def fill(params: List[torch.nn.Parameter], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in params:
+        scale = torch.arange(1, WIDTH + 1) ** -1.0
+        assert p.grad is not None
+        p.grad.copy_(scale[:, None] * torch.randn(p.shape, generator=generator))
+
+
+def facebook(folder: str) -> Dict[str, Callable[[List[torch.nn.Parameter]], torch.optim.Optimizer]]:
+    if not folder:
+        return {}
+    sys.path.insert(0, folder)
+    try:
+        from distributed_shampoo import (AdamPreconditionerConfig, DefaultShampooConfig,  # type: ignore[import-not-found]
+                                         DefaultSOAPConfig, DistributedShampoo)
+    except Exception as error:
+        print(f"Distributed Shampoo is left out: {error}")
+        return {}
+    same: Dict[str, Any] = dict(lr=1e-3, max_preconditioner_dim=1024, precondition_frequency=PERIOD, weight_decay=0.01)
+    graft = AdamPreconditionerConfig(beta2=0.99, epsilon=1e-8)
+    return {
+        "Facebook Shampoo": lambda params: DistributedShampoo(
+            params, betas=(0.9, 0.99), epsilon=1e-8, grafting_config=graft, start_preconditioning_step=PERIOD,
+            preconditioner_config=DefaultShampooConfig, **same),
+        "Facebook SOAP": lambda params: DistributedShampoo(
+            params, betas=(0.95, 0.95), epsilon=1e-8, preconditioner_config=DefaultSOAPConfig, **same),
+    }
+
+
+def second_order(a: argparse.Namespace) -> None:
+    same: Dict[str, Any] = dict(lr=1e-3, weight_decay=0.01, precondition_frequency=PERIOD, max_block=1024)
+    shampoo: Dict[str, Any] = dict(betas=(0.9, 0.99), graft_beta2=0.99, **same)
+    kinds: Dict[str, Callable[[List[torch.nn.Parameter]], torch.optim.Optimizer]] = {
+        "libdc Shampoo": lambda params: optim.Shampoo(params, **shampoo),
+        "libdc Shampoo, cold": lambda params: optim.Shampoo(params, tolerance=0.0, **shampoo),
+        "libdc SOAP": lambda params: optim.SOAP(params, **same),
+        "libdc AdamW": lambda params: optim.AdamW(params),
+        "torch AdamW": lambda params: torch.optim.AdamW(params, fused=True),
+        **facebook(a.shampoo),
+    }
+    params = {name: layers(a.layers) for name in kinds}
+    made = {name: make(params[name]) for name, make in kinds.items()}
+    times: Dict[str, List[float]] = {name: [] for name in kinds}
+    for number in range(a.periods + 1):
+        for name, optimizer in made.items():
+            spent = 0.0
+            for step in range(PERIOD):
+                fill(params[name], number * PERIOD + step)
+                begin = time.perf_counter()
+                optimizer.step()
+                spent += time.perf_counter() - begin
+            if number > 0:  # state is made in the first, and the first bases
+                times[name].append(spent / PERIOD)
+    base = "Facebook Shampoo" if "Facebook Shampoo" in times else "libdc Shampoo"
+    elements = sum(p.numel() for p in params["libdc AdamW"])
+    print(f"\nsecond order: {elements / 1e6:.1f} million weights, a refresh every {PERIOD} steps")
+    for name, own in times.items():
+        ratio = statistics.median(b / t for b, t in zip(times[base], own))
+        print(f"{name:20} {statistics.median(own) * 1e3:8.2f} ms a step, at least {min(own) * 1e3:8.2f}; {ratio:6.2f} times "
+              f"{base}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--elements", type=int, default=40_000_000)
     parser.add_argument("--threads", type=int, default=machine.CORES)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--shampoo", default="", help="a checkout of facebookresearch/optimizers")
+    parser.add_argument("--layers", type=int, default=12, help="matrices of the second-order part")
+    parser.add_argument("--periods", type=int, default=7, help="refreshes of the second-order part")
+    parser.add_argument("--quick", action="store_true")
     a = parser.parse_args()
+    if a.quick:
+        a.elements, a.rounds, a.layers, a.periods = 8_000_000, 7, 3, 3
     torch.set_num_threads(a.threads)
     print(f"{a.threads} threads, PyTorch {torch.__version__}")
     for dtype in (torch.float32, torch.bfloat16):
@@ -79,6 +166,7 @@ def main() -> None:
             ratio = statistics.median(base / t for base, t in zip(times["torch fused"], own))
             rate_text = f"{rate:6.1f} GB/s" if dtype == torch.float32 or name == "copy" else " " * 11
             print(f"{str(dtype)[6:]:9} {name:14} {min(own) * 1e3:8.2f} ms {rate_text} {ratio:6.2f} times torch fused")
+    second_order(a)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
     python bench/optim/gates.py                    all: 5 seeds, the grids of the baselines; writes bench/results
     python bench/optim/gates.py --seeds 1 --known  one seed and the settings of examples/optimizers/rules.py
 
-The baselines get the best of a grid each, by the median over the seeds of the steps to the target; Shampoo and K-FAC
-have smaller ones. The batches of a seed are the same for all. The gates: Shampoo (roots every 10 steps) takes
-at most 0.6 times AdamW's steps, K-FAC at most 0.5 times SGD's; and two ranks under ZeRO-3, which share the blocks and
+The baselines get the best of a grid each, by the median over the seeds of the steps to the target; Shampoo, SOAP and
+K-FAC have smaller ones. The batches of a seed are the same for all. The gates: Shampoo (roots every 10 steps) takes
+at most 0.6 times AdamW's steps, SOAP (bases every 10) 0.8 times, K-FAC at most 0.5 times SGD's; and two ranks under ZeRO-3, which share the blocks and
 layers out, have the losses of one rank, bit for bit. Exit status 1 if one does not hold.
 """
 from __future__ import annotations
@@ -33,11 +33,12 @@ from digits import Autoencoder, pictures  # noqa: E402
 from rules import DIGITS, Rule, digits_step  # noqa: E402
 
 BATCH, EVERY, MOST, TARGET = 256, 5, 1200, 8 / 256
-GATES = (("shampoo", "adamw", 0.6), ("kfac", "sgd", 0.5))
+GATES = (("shampoo", "adamw", 0.6), ("soap", "adamw", 0.8), ("kfac", "sgd", 0.5))
 GRIDS: Dict[str, Dict[str, List[Any]]] = {
     "sgd": {"lr": [2.0, 4.0, 3.0, 1.0], "nesterov": [True, False]},
     "adamw": {"lr": [1e-2, 6e-3, 2e-2, 3e-3], "betas": [(0.9, 0.99), (0.9, 0.999)]},
     "shampoo": {"lr": [1e-2, 6e-3, 2e-2]},
+    "soap": {"lr": [1e-2, 6e-3, 2e-2]},
     "kfac": {"nesterov": [True, False], "inverse": ["eigen", "factored"], "damping": [0.01, 0.03]},
 }
 CURVE = 20  # steps that ranks are compared over
@@ -141,7 +142,7 @@ def report(results: Dict[str, Any], verdicts: List[Tuple[str, bool]], seeds: int
 
 def judge(a: argparse.Namespace) -> int:
     data = pictures()
-    names = [name for pair in GATES for name in pair[:2] if not a.only or name in a.only]
+    names = [name for name in GRIDS if not a.only or name in a.only]
     results = {name: tuned(name, a.seeds, a.known, data) for name in names}
     verdicts = []
     for second, first, share in GATES:
