@@ -21,7 +21,7 @@ train: build
 bert: build
 	@$(PY) -m libdc.run -n $(RANKS) --grace 60 examples/bert/train.py --compare $(ARGS)
 
-# The same models with SGD, AdamW, Shampoo and K-FAC in turn: a live display, and pictures of the losses.
+# The same models with SGD, AdamW, Shampoo, SOAP and K-FAC in turn: a live display, and pictures of the losses.
 optimizers: build
 	@$(PY) -m libdc.run -n $(RANKS) --grace 60 examples/optimizers/train.py $(ARGS)
 
@@ -44,11 +44,16 @@ endif
 # Without a card: libdc_cuda.so is built by nvcc, which lies in PATH or CUDA_HOME, or in the wheel nvidia-cuda-nvcc; and
 # our prototypes of the driver's functions are compared with NVIDIA's.
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda .venv/lib/python3*/site-packages/nvidia/cu1[23]))
+CUBLAS_INCLUDE ?= $(patsubst %/cublasLt.h,%,$(firstword $(wildcard $(CUDA_HOME)/include/cublasLt.h \
+  .venv/lib/python3*/site-packages/nvidia/*/include/cublasLt.h)))
+NCCL_INCLUDE ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/include/nccl.h \
+  .venv/lib/python3*/site-packages/nvidia/nccl/include/nccl.h)))
 cuda: check-vendor-headers
 	@scripts/setup.sh build
 	@test -f build/cuda/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH:$(CUDA_HOME)/bin" meson setup build/cuda \
 	  -Dcuda=enabled -Dtests=false >/dev/null
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" meson compile -C build/cuda
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/record_kernels.py bench/results/gpu/kernels.txt \
+	  meson compile -C build/cuda
 	@build/cuda/tools/dc/dc info | grep cuda
 
 check-vendor-headers:
@@ -56,6 +61,20 @@ check-vendor-headers:
 	@$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror -I"$(CUDA_HOME)/include" -Isrc -Iinclude \
 	  tests/cudasim/vendor_headers.cpp
 	@echo "the driver's functions are declared as in $(CUDA_HOME)/include/cuda.h"
+ifneq ($(CUBLAS_INCLUDE),)
+	@$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror -I"$(CUDA_HOME)/include" -isystem "$(CUBLAS_INCLUDE)" -Isrc \
+	  -Iinclude tests/cudasim/vendor_cublaslt.cpp
+	@echo "cuBLASLt's functions are declared as in $(CUBLAS_INCLUDE)/cublasLt.h"
+else
+	@echo "cuBLASLt's functions were not compared: no cublasLt.h; the wheel nvidia-cublas has it, CUBLAS_INCLUDE its folder"
+endif
+ifneq ($(NCCL_INCLUDE),)
+	@$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror -I"$(CUDA_HOME)/include" -isystem "$(NCCL_INCLUDE)" -Isrc \
+	  -Iinclude tests/cudasim/nccl/vendor_nccl.cpp
+	@echo "NCCL's functions are declared as in $(NCCL_INCLUDE)/nccl.h"
+else
+	@echo "NCCL's functions were not compared: no nccl.h; the wheel nvidia-nccl has it, NCCL_INCLUDE its folder"
+endif
 
 docs: build
 	@$(PY) scripts/make_docs.py build/docs

@@ -80,7 +80,7 @@ TABLES = [
     Table("conformance", CHECKS / "checks.txt", 130, DOCS / "conformance.md", RUNTIME, r"tests/conformance/", "check_",
           "test_check_", ("conformance",)),
     Table("second-order", CHECKS / "second_order.txt", 55, DOCS / "conformance-second-order.md", SECOND_ORDER,
-          r"tests/(linalg|optim|python/test_(linalg|optim))", "(?:test|point)_", "test_", ("python", "torch")),
+          r"tests/(linalg|optim|python/test_(linalg|optim|soap))", "(?:test|point)_", "test_", ("python", "torch")),
     Table("layer", CHECKS / "layer.txt", 32, DOCS / "conformance-layer.md", LAYER,
           r"tests/((python/|faults/)?test_layer|tools/test_plan|torch/test_transformer_layer)", "test_", "test_",
           ("python", "torch", "tools")),

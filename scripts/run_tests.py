@@ -229,10 +229,10 @@ def conformance(suite: Suite) -> Count:
     return pytest(suite, "tests/conformance") + one(suite.run(sys.executable, "scripts/conformance.py", "--check"))
 
 
-def blocks(suite: Suite, pages: str) -> Count:
+def blocks(suite: Suite, *pages: str) -> Count:
     """What pages show, each page one test."""
     total = Count()
-    for page in sorted(ROOT.glob(pages)):
+    for page in sorted(path for pattern in pages for path in ROOT.glob(pattern)):
         total += one(suite.run(sys.executable, "scripts/run_blocks.py", str(page.relative_to(ROOT)), timeout=900))
     return total
 
@@ -283,13 +283,14 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "python": lambda suite: pytest(suite, "tests/python"),
     "python-abi": lambda suite: pytest(suite, "tests/python", "-m", "not slow", DC_FFI="abi"),
     "torch": lambda suite: pytest(suite, "tests/torch", timeout=2400),
+    "transformers": lambda suite: pytest(suite, "tests/transformers"),
     "deepspeed": lambda suite: pytest(suite, "tests/deepspeed"),
     "wheel": wheel,
     "docs": docs,
     "tools": lambda suite: pytest(suite, "tests/tools"),
     "conformance": conformance,
     "readme": lambda suite: blocks(suite, "README.md"),
-    "guide": lambda suite: blocks(suite, "docs/guide/*.md"),
+    "guide": lambda suite: blocks(suite, "docs/guide/*.md", "docs/optimizers.md", "docs/kfac.md"),
 }
 
 
