@@ -401,6 +401,26 @@ DC_API void dc_comm_callbacks_init(dc_comm_callbacks *callbacks, size_t struct_s
 DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size,
                                          const dc_comm_options *options, dc_comm **comm);
 
+/** The same ranks, each on a card of its own: a communicator that moves a device's memory through NVIDIA's NCCL, 2.19 or
+ *  later, which is opened here: libnccl.so.2 from the folder that the environment's DC_CUDA_LIB_DIR names, else the one
+ *  that the process or the system has, else that of the wheel nvidia-nccl beside this library. The ranks meet and
+ *  compare their calls by way of a copy of comm, and the host's own data takes that way too. Collective: blocks until
+ *  all ranks have come, at most comm's timeout_ns, and so does its dc_comm_dup(). dc_init() makes one where the device
+ *  wants it. Bits are those of every other transport, since NCCL moves the data and the device adds it.
+ *  comm    the ranks, threads or processes; it stays the caller's. The caller's own collectives without dup are shared
+ *          with the new communicator, and must not be used beside it
+ *  device  "cuda" or "cuda:N", this rank's
+ *  nccl    the new handle, the caller's to destroy
+ *  Returns DC_OK; DC_E_UNSUPPORTED (a rank has no NCCL that can be used; the text says which and why, or the device is
+ *  no card), DC_E_MISMATCH (versions of NCCL differ), DC_E_INVALID, and after an abort of the group what NCCL failed
+ *  with: DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_DEVICE, DC_E_SYSTEM. [handle] Since 0.1. */
+DC_API dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl);
+/** The version of the NCCL that dc_comm_create_nccl() would use here: major * 10000 + minor * 100 + patch.
+ *  version  set to it
+ *  Returns DC_OK; DC_E_UNSUPPORTED (there is none, or it is too old; the text says so), DC_E_INVALID.
+ *  [any] Since 0.1. */
+DC_API dc_status dc_nccl_version(int32_t *version);
+
 /** Gives the handle back; contexts that use the communicator keep it alive. Not collective.
  *  comm  NULL does nothing
  *  [any] Since 0.1. */
@@ -1326,8 +1346,9 @@ typedef struct dc_linalg_options {
 DC_API void dc_linalg_options_init(dc_linalg_options *options, size_t struct_size);
 
 /** Makes a handle on a device, which it keeps alive.
- *  Returns DC_OK; DC_E_INVALID (threads negative or over 1024, plain not 0 or 1), DC_E_NO_MEMORY, DC_E_UNSUPPORTED
- *  (no kernels for this device). [any] Since 0.1. */
+ *  On a CUDA device it is for dc_adamw_create() and dc_sgd_create(): what has no kernels there, which is the rest,
+ *  returns DC_E_UNSUPPORTED.
+ *  Returns DC_OK; DC_E_INVALID (threads negative or over 1024, plain not 0 or 1), DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
 /** Frees a handle.
  *  linalg  NULL does nothing
@@ -1385,7 +1406,7 @@ typedef struct dc_spectral_options {
   int32_t precision;  /**< DC_FLOAT32 or DC_FLOAT64: the type of the decomposition. DC_DTYPE_NONE = default: float64,
                            but float32 for float32 matrices where epsilon is at least 64 * n * 2^-24 of the largest
                            eigenvalue's bound, so that the small eigenvalues' rounding hides under it; dc_eigh: the
-                           matrix's own */
+                           matrix's own. An inverse root that takes no decomposition is computed in float64 */
   int32_t descending; /**< dc_eigh: 1: the largest eigenvalue first; 0 = default: the smallest */
 } dc_spectral_options;
 
@@ -1440,6 +1461,11 @@ DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double p
                                  size_t info_size);
 
 /** Inverse roots, out = (A + epsilon I)^(-1/root): a dc_matrix_power that is cheaper for a matrix that changed little.
+ *  Roots 1 to 8 without a basis and without rank_rtol need no eigenvectors (nor does dc_matrix_power with power = -1/1
+ *  to -1/8): T = Q^T A Q is tridiagonal, Q a product of reflections; (T + epsilon I)^(-1/root) is a sum of 64 inverses
+ *  by Gauss and Jacobi's rule, and Q goes back around it. Matrices with regularised eigenvalues farther apart than
+ *  1e12, or negative ones, are decomposed, as everything is by the plain solver. Source: Hale, Higham and Trefethen
+ *  2008 (doi 10.1137/070700607) for sums of inverses after an elliptic substitution.
  *  a        as in dc_eigh
  *  root     1 to 64; Shampoo's is 4 for a matrix
  *  basis    a's shape, float32 or float64, in and out: eigenvectors of an earlier call in its columns; NULL = none.
@@ -1600,7 +1626,7 @@ DC_API void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size);
  *  on the bytes that must be read.
  *  a, b     [m, k] and [k, n], each in memory (strides as in dc_batch_matmul) or in a file; types as there
  *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32
- *  budget_bytes  >= 1. Operands in memory need nothing of it. The threads' scratch of 6 MiB each, which all products
+ *  budget_bytes  >= 1. Operands in memory need nothing of it. The threads' scratch of 7 MiB each, which all products
  *           share, is not counted
  *  needed   set to the least budget that does, when the budget is too small; may be NULL
  *  k is summed in pieces where whole rows do not fit. A file is written only where the product goes; after
@@ -1747,19 +1773,23 @@ DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32
 
 /* ==== 14. Optimizers ================================================================================================
  *
- * AdamW and SGD, Shampoo and K-FAC, as one kind of handle: create, add the parameters, step. A parameter is known by
+ * AdamW and SGD, Shampoo, SOAP and K-FAC, as one kind of handle: create, add the parameters, step. A parameter is known by
  * the order it was added in, its index; weights and gradients stay the caller's, the state is the handle's. Weights
  * and gradients may be parts of parameters, as ZeRO leaves them on a rank: the elements [offset, offset + count) of
  * the flattened tensor. An element's result does not depend on how the parameter is cut or on the number of threads, so
  * all stages give the same bits from the same gradients; AdamW's and SGD's do not depend on the instruction set either.
  *
- * Shampoo and K-FAC take a communicator where parameters are cut: they need whole gradients, share the work of the
+ * Shampoo, SOAP and K-FAC take a communicator where parameters are cut: they need whole gradients, share the work of the
  * blocks or layers out over the ranks, and communicate in steps, on a private copy. Calls are then collective: the
  * same on all ranks, but for offsets, counts and data. AdamW and SGD never communicate.
  *
  * Parameters belong to groups, which have their own options and learning rate; group 0 is there from the beginning.
  * 16-bit weights have a float32 copy in the state, which is what steps change; a weight that was changed since the last
  * step counts as it is. A context is not known here: after a step on its shards call dc_params_updated().
+ *
+ * On a CUDA device, which is AdamW's and SGD's alone, weights, gradients and state are memory of the device, but for the
+ * state "step", which is the host's. A step is done when the call returns, and has the bits of the CPU's; what the
+ * caller's streams still do to weights and gradients is the caller's to wait for.
  *
  * Zero in an option means its default. Where zero itself means something, -1 stands for it, as it says there.
  * Source: each kind names its own. */
@@ -1909,6 +1939,56 @@ DC_API dc_status dc_shampoo_create(dc_linalg *linalg, dc_comm *comm, const dc_sh
  *           max_block, merge_below, and whether there are beta1, momentum, tolerance, and a graft with a v
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_shampoo_set_group(dc_optimizer *optimizer, int32_t group, const dc_shampoo_options *options);
+
+/** SOAP's options. Source: Vyas et al. 2024 (arXiv 2409.11321): Adam in the eigenbasis of Shampoo's factors.
+ *  Blocks are Shampoo's, with a factor L_d = c L_d + (1 - c) G_d G_d^T, c = shampoo_beta, for each of their sides of at
+ *  most max_precond_dim; blocks of one dimension, and longer sides, have none. Q_d are the eigenvectors of L_d, the
+ *  largest first: those of the first step's, which changes no weight, and then, every precondition_frequency steps,
+ *  columns sorted by the diagonal of Q_d^T L_d Q_d and Q_d = the orthonormal factor of L_d Q_d. With t counting from the
+ *  second step on, and g' the gradient times each Q_d^T, the Q_d being those of the step before:
+ *    m = beta1 m + (1 - beta1) g';  v = beta2 v + (1 - beta2) g'^2
+ *    u = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps);  direction = u times each Q_d
+ *    w = (1 - lr weight_decay) w - lr direction
+ *  When Q_d changes, m is turned into the new basis, and v takes the new order of the columns. Where no side has a
+ *  factor this is AdamW without its first step.
+ *  State, where a rank owns block B of a parameter: "exp_avg.B" m and "exp_avg_sq.B" v, both in the basis, and for
+ *  dimension D with a factor "factor.B.D", "vectors.B.D" and "failures.B.D", an int64. */
+typedef struct dc_soap_options {
+  size_t struct_size;             /**< sizeof(dc_soap_options) */
+  double beta1;                   /**< 0 < beta1 < 1; 0 = 0.95; -1 = none: m = g' */
+  double beta2;                   /**< 0 < beta2 < 1; 0 = 0.95; -1 = none: v = g'^2 */
+  double shampoo_beta;            /**< of the factors, 0 < shampoo_beta < 1; 0 = beta2; -1 = none: only the newest
+                                       gradient counts */
+  double eps;                     /**< > 0; 0 = 1e-8; -1 = none */
+  double weight_decay;            /**< >= 0 */
+  int64_t max_block;              /**< longest side of a block, >= 1; 0 = none: a parameter is one block */
+  int64_t merge_below;            /**< as in dc_shampoo_options, >= 0; 0 = merge nothing */
+  int64_t max_precond_dim;        /**< longest side with a factor, 1 to 16384; 0 = 10000; -1 = none has one */
+  int64_t precondition_frequency; /**< steps from one refresh of the bases to the next, >= 1; 0 = 10 */
+  int32_t tolerated_failures;     /**< as in dc_shampoo_options, of the bases; 0 = 3; -1 = none */
+  int32_t reserved0;              /**< 0 */
+} dc_soap_options;
+
+/** A dc_soap_options with all defaults. */
+#define DC_SOAP_OPTIONS_INIT {sizeof(dc_soap_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_SOAP_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_soap_options_init(dc_soap_options *options, size_t struct_size);
+
+/** Makes a SOAP. Gradients are always looked at first, as Shampoo does.
+ *  linalg     gives threads, device and solver; may be destroyed before the optimizer
+ *  comm       the ranks that have parts of the parameters; NULL = one rank. Copied as by dc_comm_dup()
+ *  options    of group 0
+ *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
+ *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, and what dc_comm_dup returns.
+ *  [any] Since 0.1. */
+DC_API dc_status dc_soap_create(dc_linalg *linalg, dc_comm *comm, const dc_soap_options *options,
+                                dc_optimizer **optimizer);
+/** Sets the options of a group.
+ *  group    a group, or the number of groups: then this adds one
+ *  options  as in dc_soap_create; max_block, merge_below and max_precond_dim must stay where the group has parameters
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_soap_set_group(dc_optimizer *optimizer, int32_t group, const dc_soap_options *options);
 
 /** How K-FAC inverts a layer's damped curvature. */
 enum dc_kfac_inverse {
@@ -2081,15 +2161,15 @@ typedef struct dc_optimizer_stats {
   size_t struct_size;         /**< sizeof(dc_optimizer_stats) */
   int64_t steps;              /**< that were made with this handle */
   int64_t params;             /**< parameters */
-  int64_t blocks;             /**< Shampoo's blocks and K-FAC's layers */
+  int64_t blocks;             /**< Shampoo's and SOAP's blocks, and K-FAC's layers */
   int64_t owned_blocks;       /**< those of this rank */
-  int64_t refreshes;          /**< roots and inverses that were computed */
+  int64_t refreshes;          /**< roots, bases and inverses that were computed */
   int64_t warm_refreshes;     /**< those without a decomposition */
   int64_t failed_refreshes;   /**< those that failed, the last good one staying in use */
   int64_t state_bytes;        /**< memory of the state */
   int64_t scratch_bytes;      /**< memory between and during steps beside it */
   int64_t wire_bytes;         /**< read from other ranks' memory or received from them */
-  int64_t refresh_ns;         /**< time in roots and inverses */
+  int64_t refresh_ns;         /**< time in roots, bases and inverses */
 } dc_optimizer_stats;
 
 /** A dc_optimizer_stats to be filled in. */

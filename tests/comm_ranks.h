@@ -36,6 +36,8 @@
     }                                                                                                    \
   } while (0)
 
+#define MS INT64_C(1000000)
+
 typedef int (*rank_fn)(dc_comm *comm, void *arg);
 
 typedef struct rank_job {
@@ -130,6 +132,16 @@ static inline void on_all_groups(rank_fn fn, void *arg) {
   for (int32_t world = 2; world <= 3; world++) {
     assert_int_equal(on_processes(world, limit, fn, arg), 0);
   }
+}
+
+/* Says when something took another time than it should. */
+static inline bool within(int64_t begin, int64_t least_ms, int64_t most_ms) {
+  int64_t ms = (dc__now_ns() - begin) / MS;
+  if (ms < least_ms || ms > most_ms) {
+    fprintf(stderr, "took %lld ms, should take %lld to %lld\n", (long long)ms, (long long)least_ms, (long long)most_ms);
+    return false;
+  }
+  return true;
 }
 
 static inline void sleep_ms(int64_t ms) {

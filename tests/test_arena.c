@@ -1,13 +1,5 @@
-/* The arena and its buffers: reuse, merging, retirement behind events, no growth, counting from many threads. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-/* cmocka wants the four above first */
-#include <cmocka.h>
-
-#include "device/device.h"
+/* The arena: reuse, merging, retirement behind events, no growth. */
+#include "arena.h"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
@@ -17,97 +9,6 @@
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #endif
-
-enum { KIB = 1024, MIB = 1024 * 1024 };
-
-static void sleep_ms(int ms) {
-  struct timespec t = {0, ms * 1000000L};
-  nanosleep(&t, NULL);
-}
-
-/* ---- a device whose memory is counted, and an arena on it ---- */
-
-typedef struct fixture {
-  atomic_int live;
-  atomic_int calls;
-  dc_device *device;
-  dc_stream *stream;
-  dc_event *event;
-  dc_event *other;
-  dc__arena *arena;
-  atomic_bool open; /* lets wait_for_open() pass */
-} fixture;
-
-static void *counting_alloc(size_t bytes, size_t align, void *user) {
-  fixture *f = user;
-  atomic_fetch_add(&f->live, 1);
-  atomic_fetch_add(&f->calls, 1);
-  return aligned_alloc(align, bytes);
-}
-
-static void counting_free(void *ptr, size_t bytes, size_t align, void *user) {
-  fixture *f = user;
-  (void)bytes, (void)align;
-  atomic_fetch_sub(&f->live, 1);
-  free(ptr);
-}
-
-static int set_up(void **state) {
-  fixture *f = calloc(1, sizeof(*f));
-  dc_allocator allocator = {sizeof(allocator), counting_alloc, counting_free, NULL, f};
-  dc_device_options options = DC_DEVICE_OPTIONS_INIT;
-  options.allocator = &allocator;
-  assert_int_equal(dc_device_open("cpu", &options, &f->device), DC_OK);
-  assert_int_equal(dc_stream_create(f->device, &f->stream), DC_OK);
-  assert_int_equal(dc_event_create(f->device, &f->event), DC_OK);
-  assert_int_equal(dc_event_create(f->device, &f->other), DC_OK);
-  assert_int_equal(dc__arena_create(f->device, NULL, &f->arena), DC_OK);
-  *state = f;
-  return 0;
-}
-
-static int tear_down(void **state) {
-  fixture *f = *state;
-  dc__arena_release(f->arena);
-  dc_event_destroy(f->event);
-  dc_event_destroy(f->other);
-  dc_stream_destroy(f->stream);
-  dc_device_destroy(f->device);
-  assert_int_equal(f->live, 0);
-  free(f);
-  return 0;
-}
-
-static void wait_for_open(void *user) {
-  while (!atomic_load(&((fixture *)user)->open)) {
-    sleep_ms(1);
-  }
-}
-
-/* Work that stays pending until f->open, with an event behind it. */
-static void record_pending(fixture *f, dc_event *event) {
-  assert_int_equal(dc_stream_call(f->stream, wait_for_open, f), DC_OK);
-  assert_int_equal(dc_event_record(event, f->stream), DC_OK);
-}
-
-static void *take(fixture *f, size_t bytes) {
-  void *ptr = NULL;
-  assert_int_equal(dc__arena_alloc(f->arena, bytes, &ptr), DC_OK);
-  assert_non_null(ptr);
-  assert_int_equal((uintptr_t)ptr % 256, 0);
-  memset(ptr, 1, bytes);
-  return ptr;
-}
-
-static void give(fixture *f, void *ptr) {
-  dc__arena_free(f->arena, ptr, NULL, NULL);
-}
-
-static dc__arena_stats stats_of(fixture *f) {
-  dc__arena_stats stats;
-  dc__arena_get_stats(f->arena, &stats);
-  return stats;
-}
 
 /* ---- blocks ---- */
 
@@ -399,124 +300,6 @@ static void test_source(void **state) {
   assert_int_equal(p.chunks, 0);
 }
 
-/* ---- buffers ---- */
-
-static dc_buffer *make_buffer(fixture *f, size_t bytes) {
-  dc_buffer *buffer = NULL;
-  assert_int_equal(dc__buffer_create(f->arena, take(f, bytes), bytes, &buffer), DC_OK);
-  return buffer;
-}
-
-static void test_buffer(void **state) {
-  fixture *f = *state;
-  dc_buffer *buffer = make_buffer(f, 1000);
-  void *data = dc_buffer_data(buffer);
-  assert_int_equal(dc_buffer_bytes(buffer), 1000);
-  assert_ptr_equal(dc_buffer_retain(buffer), buffer);
-  dc_buffer_release(buffer);
-  assert_ptr_equal(dc_buffer_data(buffer), data);
-  assert_int_equal(stats_of(f).used_bytes, 1024);
-
-  dc__buffer_revoke(buffer, NULL, NULL);
-  dc__buffer_revoke(buffer, NULL, NULL);
-  assert_null(dc_buffer_data(buffer));
-  assert_int_equal(dc_buffer_bytes(buffer), 0);
-  assert_int_equal(stats_of(f).used_bytes, 0);
-  void *again = take(f, 1000);
-  assert_ptr_equal(again, data);
-  dc_buffer_release(buffer); /* must not free the new owner's block */
-  assert_int_equal(stats_of(f).used_bytes, 1024);
-  give(f, again);
-
-  dc_buffer *empty = make_buffer(f, 0);
-  assert_non_null(dc_buffer_data(empty));
-  assert_int_equal(dc_buffer_bytes(empty), 0);
-  dc_buffer_release(empty);
-
-  assert_null(dc_buffer_retain(NULL));
-  assert_null(dc_buffer_data(NULL));
-  assert_int_equal(dc_buffer_bytes(NULL), 0);
-  dc_buffer_release(NULL);
-}
-
-static void test_revoke_behind_an_event(void **state) {
-  fixture *f = *state;
-  dc_buffer *buffer = make_buffer(f, 4 * MIB);
-  void *data = dc_buffer_data(buffer);
-  record_pending(f, f->event);
-  dc__buffer_revoke(buffer, f->event, NULL);
-  assert_null(dc_buffer_data(buffer));
-  dc_buffer_release(buffer);
-  assert_ptr_not_equal(take(f, 4 * MIB), data);
-  atomic_store(&f->open, true);
-  assert_int_equal(dc_event_wait(f->event, NULL, 0), DC_OK);
-  assert_ptr_equal(take(f, 4 * MIB), data);
-}
-
-static void test_buffer_outlives_everything(void **state) {
-  fixture *f = *state;
-  dc__arena *arena = NULL;
-  void *ptr = NULL;
-  dc_buffer *buffer = NULL;
-  assert_int_equal(dc__arena_create(f->device, NULL, &arena), DC_OK);
-  assert_int_equal(dc__arena_alloc(arena, 100, &ptr), DC_OK);
-  assert_int_equal(dc__buffer_create(arena, ptr, 100, &buffer), DC_OK);
-  dc__arena_release(arena);
-  memset(dc_buffer_data(buffer), 5, 100);
-  assert_int_equal(f->live, 1);
-  dc_buffer_release(buffer);
-  assert_int_equal(f->live, 0);
-}
-
-typedef struct sharer {
-  fixture *f;
-  dc_buffer *shared;
-  int index;
-} sharer;
-
-static void *share(void *arg) {
-  sharer *s = arg;
-  for (int i = 0; i < 2000; i++) {
-    dc_buffer_release(dc_buffer_retain(s->shared));
-    dc_buffer *own = NULL;
-    void *ptr = NULL;
-    size_t bytes = (size_t)(1 + (i * 37 + s->index * 101) % 5000);
-    dc__arena_alloc(s->f->arena, bytes, &ptr);
-    dc__buffer_create(s->f->arena, ptr, bytes, &own);
-    memset(dc_buffer_data(own), s->index, bytes);
-    dc_event_record(s->f->event, s->f->stream);
-    if (i % 2 == 0) {
-      dc__buffer_revoke(own, s->f->event, NULL);
-    }
-    if (i == 1000 && s->index == 0) {
-      dc__buffer_revoke(s->shared, NULL, NULL);
-    }
-    dc_buffer_release(own);
-  }
-  dc_buffer_release(s->shared);
-  return NULL;
-}
-
-static void test_threads(void **state) {
-  fixture *f = *state;
-  dc_buffer *shared = make_buffer(f, 100);
-  pthread_t threads[4];
-  sharer sharers[4];
-  for (int i = 0; i < 4; i++) {
-    sharers[i] = (sharer){f, dc_buffer_retain(shared), i};
-    pthread_create(&threads[i], NULL, share, &sharers[i]);
-  }
-  dc_buffer_release(shared);
-  for (int i = 0; i < 4; i++) {
-    pthread_join(threads[i], NULL);
-  }
-  dc__arena_forget_event(f->arena, f->event);
-  assert_int_equal(stats_of(f).used_bytes, 0);
-  assert_int_equal(f->device->allocations, 1);
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
 int main(void) {
   const struct CMUnitTest tests[] = {
     TEST(test_reuse_and_sizes),
@@ -534,10 +317,6 @@ int main(void) {
     TEST(test_forget_event),
     TEST(test_release_waits_for_retired),
     TEST(test_source),
-    TEST(test_buffer),
-    TEST(test_revoke_behind_an_event),
-    TEST(test_buffer_outlives_everything),
-    TEST(test_threads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -428,215 +428,24 @@ static void test_group_errors(void **state) {
   assert_true(b == 0);
 }
 
-/* ---- streams, copies ---- */
-
-enum { DEEP = 40 };
-
-static int queue_gathers(dc_comm *comm, dc_stream *stream, int64_t *send, int64_t *recv) {
-  int64_t one = 1;
-  int64_t world = dc_comm_size(comm);
-  for (int i = 0; i < DEEP; i++) {
-    send[i] = dc_comm_rank(comm) * 1000 + i;
-    const dc_tensor from = flat(&send[i], &one, DC_INT64);
-    dc_tensor to = flat(&recv[i * world], &world, DC_INT64);
-    CHECK_OK(dc_comm_all_gather(comm, &from, &to, NULL, stream));
-  }
-  return 0;
-}
-
-static int queue_reductions(dc_comm *comm, dc_stream *stream, float *send, float *recv, float *all) {
-  static const int64_t shard = 4000; /* read in place */
-  int64_t total = shard * dc_comm_size(comm);
-  for (int64_t i = 0; i < total; i++) {
-    send[i] = all[i] = (float)(i % 100);
-  }
-  for (int i = 0; i < DEEP / 2; i++) {
-    const dc_tensor from = flat(send, &total, DC_FLOAT32);
-    dc_tensor to = flat(recv, &shard, DC_FLOAT32);
-    dc_tensor whole = flat(all, &total, DC_FLOAT32);
-    CHECK_OK(dc_comm_reduce_scatter(comm, &from, &to, NULL, DC_MEAN, stream));
-    CHECK_OK(dc_comm_all_reduce(comm, &whole, DC_MEAN, stream));
-    CHECK_OK(dc_comm_broadcast(comm, &whole, i % dc_comm_size(comm), stream));
-  }
-  return 0;
-}
-
-/* Two copies of a communicator on two streams do not wait for each other, whatever order each rank queues in. The
- * communicators go while work is queued: it keeps them. */
-static int overlap(dc_comm *comm, void *arg) {
-  (void)arg;
-  int64_t world = dc_comm_size(comm);
-  dc_device *device = NULL;
-  dc_stream *streams[2];
-  dc_comm *copies[2];
-  int64_t *send = calloc(DEEP, sizeof *send);
-  int64_t *recv = calloc((size_t)(DEEP * world), sizeof *recv);
-  float *grads = calloc((size_t)(4000 * world), sizeof *grads);
-  float *whole = calloc((size_t)(4000 * world), sizeof *whole);
-  float *grad = calloc(4000, sizeof *grad);
-  CHECK_OK(dc_device_open("cpu", NULL, &device));
-  for (int i = 0; i < 2; i++) {
-    CHECK_OK(dc_stream_create(device, &streams[i]));
-    CHECK_OK(dc_comm_dup(comm, &copies[i]));
-  }
-  if (dc_comm_rank(comm) % 2 == 0) {
-    CHECK(queue_gathers(copies[0], streams[0], send, recv) == 0);
-    CHECK(queue_reductions(copies[1], streams[1], grads, grad, whole) == 0);
-  } else {
-    CHECK(queue_reductions(copies[1], streams[1], grads, grad, whole) == 0);
-    CHECK(queue_gathers(copies[0], streams[0], send, recv) == 0);
-  }
-  for (int i = 0; i < 2; i++) {
-    dc_comm_destroy(copies[i]);
-    CHECK_OK(dc_stream_synchronize(streams[i], 0));
-    dc_stream_destroy(streams[i]);
-  }
-  dc_device_destroy(device);
-  CHECK_OK(dc_comm_check(comm));
-  for (int i = 0; i < DEEP; i++) {
-    for (int64_t r = 0; r < world; r++) {
-      CHECK(recv[i * world + r] == r * 1000 + i);
-    }
-  }
-  for (int64_t i = 0; i < 4000; i++) {
-    CHECK(grad[i] == (float)((dc_comm_rank(comm) * 4000 + i) % 100));
-    CHECK(whole[i] == (float)(i % 100));
-  }
-  free(send);
-  free(recv);
-  free(grads);
-  free(whole);
-  free(grad);
-  return 0;
-}
-
-static void test_overlap(void **state) {
-  (void)state;
-  on_all_groups(overlap, NULL);
-}
-
-/* A group of 32 can be made and given back any number of times, at different times on each rank. */
-static int many_copies(dc_comm *comm, void *arg) {
-  (void)arg;
-  dc_comm *copies[DC__COMM_MAX_DUPS];
-  for (int round = 0; round < 5; round++) {
-    for (int i = 0; i < DC__COMM_MAX_DUPS - 1; i++) {
-      CHECK_OK(dc_comm_dup(i == 0 ? comm : copies[0], &copies[i]));
-      CHECK(exchange(copies[i], NULL) == 0);
-    }
-    dc_comm *more = NULL;
-    CHECK(dc_comm_dup(comm, &more) == DC_E_INVALID && more == NULL);
-    for (int i = 0; i < DC__COMM_MAX_DUPS - 1; i++) {
-      dc_comm_destroy(copies[(i * 7 + dc_comm_rank(comm)) % (DC__COMM_MAX_DUPS - 1)]);
-    }
-    CHECK_OK(dc_comm_barrier(comm));
-  }
-  for (int i = 0; i < 100; i++) {
-    CHECK_OK(dc_comm_dup(comm, &copies[0]));
-    CHECK(exchange(copies[0], NULL) == 0);
-    dc_comm_destroy(copies[0]);
-  }
-  return 0;
-}
-
-static void test_many_copies(void **state) {
-  (void)state;
-  on_all_groups(many_copies, NULL);
-}
-
-/* ---- arguments ---- */
-
-#define EXPECT(status, call) assert_int_equal((call), (status))
-
-static void test_bad_arguments(void **state) {
-  (void)state;
-  dc_comm *comms[65];
-  dc_comm *comm = NULL;
-  dc_comm_options options = {sizeof options, -1, 0};
-  EXPECT(DC_E_INVALID, dc_comm_create_threads(0, NULL, comms));
-  EXPECT(DC_E_INVALID, dc_comm_create_threads(65, NULL, comms));
-  EXPECT(DC_E_INVALID, dc_comm_create_threads(2, NULL, NULL));
-  EXPECT(DC_E_INVALID, dc_comm_create_threads(2, &options, comms));
-  options.timeout_ns = 0;
-  options.heap_bytes = SIZE_MAX;
-  EXPECT(DC_E_INVALID, dc_comm_create_processes("x", 0, 1, &options, &comm));
-  EXPECT(DC_E_INVALID, dc_comm_create_processes(NULL, 0, 1, NULL, &comm));
-  EXPECT(DC_E_INVALID, dc_comm_create_processes("", 0, 1, NULL, &comm));
-  EXPECT(DC_E_INVALID, dc_comm_create_processes("x", 1, 1, NULL, &comm));
-  EXPECT(DC_E_INVALID, dc_comm_create_processes("x", 0, 1, NULL, NULL));
-  char long_name[100];
-  memset(long_name, 'n', sizeof long_name);
-  long_name[81] = '\0';
-  EXPECT(DC_E_INVALID, dc_comm_create_processes(long_name, 0, 1, NULL, &comm));
-  long_name[80] = '\0';
-  EXPECT(DC_OK, dc_comm_create_processes(long_name, 0, 1, NULL, &comm));
-  dc_comm_destroy(comm);
-  const dc_comm_callbacks none = {.struct_size = sizeof none};
-  EXPECT(DC_E_INVALID, dc_comm_create_external(NULL, 0, 1, NULL, &comm));
-  EXPECT(DC_E_INVALID, dc_comm_create_external(&none, 0, 1, NULL, &comm));
-  assert_null(comm);
-
-  EXPECT(DC_OK, dc_comm_create_threads(1, NULL, &comm));
-  int64_t two = 2;
-  int64_t three = 3;
-  int64_t negative = -1;
-  float a[3] = {1, 2, 3};
-  float b[3] = {0};
-  dc_tensor from = flat(a, &two, DC_FLOAT32);
-  dc_tensor to = flat(b, &three, DC_FLOAT32);
-  dc_tensor other = flat(b, &two, DC_INT32);
-  dc_tensor bytes = flat(b, &two, DC_UINT8);
-  dc_tensor shifted = flat(a + 1, &two, DC_FLOAT32);
-  EXPECT(DC_E_INVALID, dc_comm_all_gather(NULL, &from, &to, NULL, NULL));
-  EXPECT(DC_E_INVALID, dc_comm_all_gather(comm, NULL, &to, NULL, NULL));
-  EXPECT(DC_E_SHAPE, dc_comm_all_gather(comm, &from, &to, NULL, NULL));
-  EXPECT(DC_E_SHAPE, dc_comm_all_gather(comm, &from, &to, &three, NULL));
-  EXPECT(DC_E_INVALID, dc_comm_all_gather(comm, &from, &to, &negative, NULL));
-  EXPECT(DC_E_DTYPE, dc_comm_all_gather(comm, &from, &other, NULL, NULL));
-  EXPECT(DC_E_DTYPE, dc_comm_all_gather(comm, &bytes, &bytes, NULL, NULL));
-  EXPECT(DC_E_INVALID, dc_comm_all_gather(comm, &from, &shifted, NULL, NULL));
-  EXPECT(DC_E_SHAPE, dc_comm_reduce_scatter(comm, &from, &to, NULL, DC_SUM, NULL));
-  EXPECT(DC_E_INVALID, dc_comm_reduce_scatter(comm, &from, &from, NULL, DC_SUM, NULL));
-  EXPECT(DC_E_INVALID, dc_comm_reduce_scatter(comm, &from, &to, NULL, 3, NULL));
-  EXPECT(DC_E_DTYPE, dc_comm_all_reduce(comm, &other, DC_MEAN, NULL));
-  EXPECT(DC_E_INVALID, dc_comm_broadcast(comm, &from, 1, NULL));
-  EXPECT(DC_E_INVALID, dc_comm_barrier(NULL));
-  EXPECT(DC_E_INVALID, dc_comm_check(NULL));
-  EXPECT(DC_E_INVALID, dc_comm_dup(comm, NULL));
-  EXPECT(DC_OK, dc_comm_check(comm)); /* a refused call does no harm */
-  assert_int_equal(dc_comm_rank(NULL), -1);
-  assert_int_equal(dc_comm_size(NULL), -1);
-  dc_comm_abort(NULL, NULL);
-  dc_comm_destroy(NULL);
-  dc_comm_destroy(comm);
-}
+/* ---- alone ---- */
 
 static void test_self(void **state) {
   (void)state;
   dc_comm *comm = NULL;
   assert_int_equal(dc__comm_create_self(&comm), DC_OK);
   assert_int_equal(gather_and_reduce(comm, NULL), 0);
-  assert_int_equal(overlap(comm, NULL), 0);
   dc_comm_destroy(comm);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_gather_and_reduce),
-      cmocka_unit_test(test_many_rounds),
-      cmocka_unit_test(test_without_counts),
-      cmocka_unit_test(test_broadcast),
-      cmocka_unit_test(test_barrier),
-      cmocka_unit_test(test_exchange),
-      cmocka_unit_test(test_accumulate),
-      cmocka_unit_test(test_heap),
-      cmocka_unit_test(test_heap_limit),
-      cmocka_unit_test(test_group),
-      cmocka_unit_test(test_group_errors),
-      cmocka_unit_test(test_overlap),
-      cmocka_unit_test(test_many_copies),
-      cmocka_unit_test(test_bad_arguments),
-      cmocka_unit_test(test_self),
+      cmocka_unit_test(test_gather_and_reduce), cmocka_unit_test(test_many_rounds),
+      cmocka_unit_test(test_without_counts),    cmocka_unit_test(test_broadcast),
+      cmocka_unit_test(test_barrier),           cmocka_unit_test(test_exchange),
+      cmocka_unit_test(test_accumulate),        cmocka_unit_test(test_heap),
+      cmocka_unit_test(test_heap_limit),        cmocka_unit_test(test_group),
+      cmocka_unit_test(test_group_errors),      cmocka_unit_test(test_self),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,8 +7,6 @@
 
 enum { N = 12, BIG = 300000, SOON = 3000 /* ms; on a busy machine */ };
 
-#define MS INT64_C(1000000)
-
 /* The two collectives of a training step, with memory of their own. */
 static dc_status gather(dc_comm *comm, int64_t id, int64_t total, int32_t dtype) {
   int32_t world = comm->world;
@@ -41,15 +39,6 @@ static dc_status reduce(dc_comm *comm, int64_t id, int64_t total) {
   free(send);
   free(recv);
   return dc__comm_check(comm);
-}
-
-static bool within(int64_t begin, int64_t least_ms, int64_t most_ms) {
-  int64_t ms = (dc__now_ns() - begin) / MS;
-  if (ms < least_ms || ms > most_ms) {
-    fprintf(stderr, "took %lld ms, should take %lld to %lld\n", (long long)ms, (long long)least_ms, (long long)most_ms);
-    return false;
-  }
-  return true;
 }
 
 /* A failed group refuses everything at once, with the same text. */
@@ -412,122 +401,6 @@ static void test_never_came(void **state) {
   on_threads_and_processes(2, 0, never_came, NULL);
 }
 
-/* ---- meeting ---- */
-
-typedef struct meeting {
-  int32_t rank;
-  int32_t world;
-  dc_status status;
-  const char *says;
-  int64_t timeout_ns;
-} meeting;
-
-static pid_t meet(const char *name, const meeting *m) {
-  fflush(NULL);
-  pid_t child = fork();
-  if (child == 0) {
-    const dc_comm_options options = {sizeof options, m->timeout_ns, 0};
-    dc_comm *comm = NULL;
-    dc_status status = dc_comm_create_processes(name, m->rank, m->world, &options, &comm);
-    bool right = status == m->status && (status == DC_OK) == (comm != NULL) &&
-                 (m->says == NULL || strstr(dc_last_error(), m->says) != NULL);
-    if (!right) {
-      fprintf(stderr, "rank %d: status %d, must be %d; %s\n", m->rank, status, m->status, dc_last_error());
-    }
-    dc_comm_destroy(comm);
-    fflush(NULL);
-    _exit(right ? 0 : 1);
-  }
-  return child;
-}
-
-static void test_name_taken(void **state) {
-  (void)state;
-  char name[64];
-  const meeting first = {0, 2, DC_OK, NULL, 10000 * MS};
-  const meeting second = {0, 2, DC_E_EXISTS, "is taken by another group", 10000 * MS};
-  const meeting other = {1, 2, DC_OK, NULL, 10000 * MS};
-  pid_t a = meet(fresh_name(name), &first);
-  sleep_ms(200);
-  assert_int_equal(end_rank(meet(name, &second)), 0);
-  assert_int_equal(end_rank(meet(name, &other)), 0);
-  assert_int_equal(end_rank(a), 0);
-}
-
-static void test_rank_taken(void **state) {
-  (void)state;
-  char name[64];
-  const meeting zero = {0, 3, DC_OK, NULL, 10000 * MS};
-  const meeting one = {1, 3, DC_OK, NULL, 10000 * MS};
-  const meeting again = {1, 3, DC_E_EXISTS, "rank 1 is taken", 10000 * MS};
-  const meeting two = {2, 3, DC_OK, NULL, 10000 * MS};
-  pid_t a = meet(fresh_name(name), &zero);
-  pid_t b = meet(name, &one);
-  sleep_ms(200);
-  assert_int_equal(end_rank(meet(name, &again)), 0);
-  assert_int_equal(end_rank(meet(name, &two)), 0);
-  assert_int_equal(end_rank(a), 0);
-  assert_int_equal(end_rank(b), 0);
-}
-
-/* A rank that dies before the others have come may be started again. */
-static void test_rank_comes_again(void **state) {
-  (void)state;
-  char name[64];
-  const meeting zero = {0, 3, DC_OK, NULL, 10000 * MS};
-  const meeting one = {1, 3, DC_OK, NULL, 10000 * MS};
-  const meeting two = {2, 3, DC_OK, NULL, 10000 * MS};
-  pid_t a = meet(fresh_name(name), &zero);
-  pid_t b = meet(name, &one);
-  sleep_ms(200);
-  kill(b, SIGKILL);
-  assert_int_equal(end_rank(b), -SIGKILL);
-  b = meet(name, &one);
-  assert_int_equal(end_rank(meet(name, &two)), 0);
-  assert_int_equal(end_rank(a), 0);
-  assert_int_equal(end_rank(b), 0);
-}
-
-static void test_worlds_differ(void **state) {
-  (void)state;
-  char name[64];
-  const char *says = "rank 1 says world_size = 3 where rank 0 says 2";
-  const meeting zero = {0, 2, DC_E_MISMATCH, says, 10000 * MS};
-  const meeting one = {1, 3, DC_E_MISMATCH, says, 10000 * MS};
-  pid_t a = meet(fresh_name(name), &zero);
-  pid_t b = meet(name, &one);
-  assert_int_equal(end_rank(a), 0);
-  assert_int_equal(end_rank(b), 0);
-}
-
-static void test_nobody_comes(void **state) {
-  (void)state;
-  char name[64];
-  const meeting zero = {0, 4, DC_E_TIMEOUT, "ranks 2, 3 of 4 have not come after 0.3 s", 300 * MS};
-  const meeting one = {1, 4, DC_E_TIMEOUT, "ranks 2, 3 of 4 have not come after 0.3 s", 300 * MS};
-  const meeting alone = {1, 2, DC_E_TIMEOUT, "rank 0 of 2 has not come after 0.3 s", 300 * MS};
-  int64_t begin = dc__now_ns();
-  pid_t b = meet(fresh_name(name), &one);
-  pid_t a = meet(name, &zero);
-  assert_int_equal(end_rank(a), 0);
-  assert_int_equal(end_rank(b), 0);
-  assert_int_equal(end_rank(meet(fresh_name(name), &alone)), 0);
-  assert_true(within(begin, 600, 2 * SOON));
-}
-
-static void test_host_dies(void **state) {
-  (void)state;
-  char name[64];
-  const meeting zero = {0, 3, DC_OK, NULL, 10000 * MS};
-  const meeting one = {1, 3, DC_E_PEER_DEAD, "rank 0 ended", 10000 * MS};
-  pid_t a = meet(fresh_name(name), &zero);
-  pid_t b = meet(name, &one);
-  sleep_ms(200);
-  kill(a, SIGKILL);
-  assert_int_equal(end_rank(a), -SIGKILL);
-  assert_int_equal(end_rank(b), 0);
-}
-
 /* ---- nothing left behind ---- */
 
 static int group_of_one(int round) {
@@ -597,12 +470,6 @@ int main(void) {
       cmocka_unit_test(test_leaves_early),
       cmocka_unit_test(test_waits_for_left),
       cmocka_unit_test(test_never_came),
-      cmocka_unit_test(test_name_taken),
-      cmocka_unit_test(test_rank_taken),
-      cmocka_unit_test(test_rank_comes_again),
-      cmocka_unit_test(test_worlds_differ),
-      cmocka_unit_test(test_nobody_comes),
-      cmocka_unit_test(test_host_dies),
       cmocka_unit_test(test_nothing_left),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

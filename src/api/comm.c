@@ -108,6 +108,29 @@ dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t ra
   return dc__comm_create_external(&table, rank, world_size, &known, comm);
 }
 
+dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl) {
+  static const char fn[] = "dc_comm_create_nccl";
+  if (nccl == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: nccl is NULL", fn);
+  }
+  *nccl = NULL;
+  if (comm == NULL || device == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL", fn, comm == NULL ? "comm" : "device");
+  }
+  DC__TRY(dc__owner_check(fn, "communicator", &comm->owner));
+  DC__TRY(dc__owner_check(fn, "device", &device->owner));
+  DC__TRY(dc__comm_check(comm));
+  return dc__comm_create_nccl(comm, device, nccl);
+}
+
+dc_status dc_nccl_version(int32_t *version) {
+  if (version == NULL) {
+    return dc__fail(DC_E_INVALID, "dc_nccl_version: version is NULL");
+  }
+  *version = 0;
+  return dc__nccl_version(version);
+}
+
 void dc_comm_destroy(dc_comm *comm) {
   if (comm != NULL && !dc__owner_is_other(&comm->owner)) {
     dc__comm_release(comm);

@@ -12,52 +12,38 @@ void dc_kfac_options_init(dc_kfac_options *options, size_t struct_size) {
   dc__init_sized(options, struct_size, sizeof *options);
 }
 
-static dc_status check_frequency(const char *fn, const char *field, int64_t *value, int64_t fallback) {
-  *value = *value == 0 ? fallback : *value;
-  return dc__check_range(fn, field, *value, 1, INT64_MAX);
-}
-
-static dc_status read_options(const char *fn, const dc_kfac_options *options, dc_kfac_options *read) {
+static dc_status read_kfac(const char *fn, const void *options, void *to, bool *finite) {
   static const dc__number_rule decay = {.fallback = 0.95, .high = 1, .none = true};
   static const dc__number_rule damping = {.fallback = 1e-3, .high = INFINITY};
   static const dc__number_rule kl_clip = {.fallback = 1e-3, .high = INFINITY, .none = true};
   static const dc__number_rule momentum = {.fallback = 0.9, .high = 1, .none = true};
   static const dc__number_rule weight_decay = {.fallback = 0, .high = INFINITY};
+  dc_kfac_options *read = to;
   *read = (dc_kfac_options)DC_KFAC_OPTIONS_INIT;
+  *finite = true;
   DC__TRY(dc__read_options(fn, "options", read, sizeof *read, options, KFAC_OPTIONS_SIZE_0_1));
   DC__TRY(dc__check_number(fn, "decay", &read->decay, &decay));
   DC__TRY(dc__check_number(fn, "damping", &read->damping, &damping));
   DC__TRY(dc__check_number(fn, "kl_clip", &read->kl_clip, &kl_clip));
   DC__TRY(dc__check_number(fn, "momentum", &read->momentum, &momentum));
   DC__TRY(dc__check_number(fn, "weight_decay", &read->weight_decay, &weight_decay));
-  DC__TRY(check_frequency(fn, "options.factor_frequency", &read->factor_frequency, 1));
-  DC__TRY(check_frequency(fn, "options.refresh_frequency", &read->refresh_frequency, 10));
+  DC__TRY(dc__check_count(fn, "factor_frequency", &read->factor_frequency, 1, 1, INT64_MAX));
+  DC__TRY(dc__check_count(fn, "refresh_frequency", &read->refresh_frequency, 10, 1, INT64_MAX));
   DC__TRY(dc__check_range(fn, "options.inverse", read->inverse, DC_KFAC_EIGEN, DC_KFAC_FACTORED));
   DC__TRY(dc__check_flag(fn, "options.nesterov", read->nesterov));
-  DC__TRY(dc__check_range(fn, "options.tolerated_failures", read->tolerated_failures, -1, INT32_MAX));
+  DC__TRY(dc__check_failures(fn, &read->tolerated_failures));
   if (read->nesterov == 1 && read->momentum == 0) {
     return dc__fail(DC_E_INVALID, "%s: options.nesterov = 1 needs momentum > 0", fn);
   }
-  read->tolerated_failures = read->tolerated_failures == 0    ? 3
-                             : read->tolerated_failures == -1 ? 0
-                                                              : read->tolerated_failures;
   return dc__check_range(fn, "options.reserved0", read->reserved0, 0, 0);
 }
 
 dc_status dc_kfac_create(dc_linalg *linalg, dc_comm *comm, const dc_kfac_options *options, dc_optimizer **optimizer) {
-  dc_kfac_options read;
-  if (optimizer == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: optimizer is NULL", __func__);
-  }
-  *optimizer = NULL;
-  DC__TRY(read_options(__func__, options, &read));
-  return dc__make_optimizer(__func__, &dc__kfac_kind, linalg, comm, &read, true, optimizer);
+  return dc__make_optimizer(__func__, &dc__kfac_kind, read_kfac, linalg, comm, options, optimizer);
 }
 
 dc_status dc_kfac_set_group(dc_optimizer *optimizer, int32_t group, const dc_kfac_options *options) {
-  dc_kfac_options read;
-  DC__TRY(read_options(__func__, options, &read));
-  DC__WITH_OPTIMIZER(optimizer, dc__set_optimizer_group(optimizer, __func__, &dc__kfac_kind, group, &read, true));
+  return dc__set_optimizer_group(__func__, &dc__kfac_kind, read_kfac, optimizer, group, options);
 }
 
 static dc_status add_layer(const char *fn, dc_optimizer *o, const dc_sample_layer *layer, int32_t approximation,

@@ -30,9 +30,11 @@ dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_l
   if (device == NULL || config == NULL) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, device == NULL ? "device" : "config");
   }
-  DC__TRY(dc__device_is_host(__func__, device));
   dc_layer_config c = DC_LAYER_CONFIG_INIT;
   DC__TRY(dc__read_layer_config(__func__, config, &c));
+  if (device->place != 0) {
+    DC__TRY(dc__layer_check_there(__func__, device, &c));
+  }
   return dc__layer_create(__func__, device, &c, layer);
 }
 
@@ -247,49 +249,13 @@ static dc_status read_call(reader *r, const dc_layer_call *call, const dc_tensor
 
 /* ---- running ---- */
 
-/* What is queued: the job, and what to run. cu_seqlens has been read by then where the stream is another thread. */
-typedef struct queued {
-  void (*run)(const dc__layer_job *job);
-  dc__layer_job job;
-} queued;
-_Static_assert(sizeof(queued) <= DC__TASK_BYTES, "a task's arguments");
-
-static void run_queued(void *args) {
-  queued *q = args;
-  q->run(&q->job);
-  dc__free((void *)(uintptr_t)q->job.size.cu_seqlens);
-  dc__layer_release(q->job.layer);
-}
-
-/* The caller's offsets may change once the call is over, so a queued job has its own. */
 static dc_status start(const reader *r, dc_layer *layer, const dc_layer_call *call, dc__layer_job *job,
                        void (*run)(const dc__layer_job *job)) {
   DC__TRY(check_overlaps(r));
   job->layer = layer;
   job->workspace = call->workspace;
   job->reserve = call->reserve;
-  if (call->stream == NULL) {
-    run(job);
-    return DC_OK;
-  }
-  queued q = {run, *job};
-  int32_t *offsets = NULL;
-  if (call->cu_seqlens != NULL) {
-    offsets = dc__calloc((size_t)call->batch + 1, sizeof *offsets);
-    if (offsets == NULL) {
-      return DC_E_NO_MEMORY;
-    }
-    memcpy(offsets, call->cu_seqlens, ((size_t)call->batch + 1) * sizeof *offsets);
-    q.job.size.cu_seqlens = offsets;
-  }
-  dc__layer_retain(layer);
-  dc_status status = call->stream->device->ops->stream_call(call->stream, run_queued, &q, sizeof q);
-  if (status != DC_OK) {
-    dc__layer_release(layer);
-    dc__free(offsets);
-    return dc__fail(status, "%s: %s", r->fn, dc_last_error());
-  }
-  return DC_OK;
+  return dc__layer_start(r->fn, job, call->stream, run);
 }
 
 static dc_status infer(const char *fn, dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
@@ -301,8 +267,8 @@ static dc_status infer(const char *fn, dc_layer *layer, const dc_layer_call *cal
   job.dropout = false;
   int64_t numel = job.size.tokens * layer->config.hidden_size;
   DC__TRY(read_tensor(&r, "output", output, false, numel, layer->config.dtype, true, &job.output));
-  int64_t bytes = dc__layer_inference_workspace(layer, &job.size).bytes;
-  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, bytes, true));
+  job.at = dc__layer_inference_workspace(layer, &job.size);
+  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
   return start(&r, layer, &c, &job, dc__layer_inference);
 }
 
@@ -322,8 +288,8 @@ dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_
   DC__TRY(read_call(&r, call, weights, input, &c, &job));
   int64_t numel = job.size.tokens * layer->config.hidden_size;
   DC__TRY(read_tensor(&r, "output", output, false, numel, layer->config.dtype, true, &job.output));
-  int64_t workspace = dc__layer_forward_workspace(layer, &job.size).bytes;
-  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, workspace, true));
+  job.at = dc__layer_forward_workspace(layer, &job.size);
+  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
   DC__TRY(read_block(&r, "reserve", c.reserve, c.reserve_bytes, dc__layer_reserve(layer, &job.size).bytes, true));
   return start(&r, layer, &c, &job, dc__layer_forward);
 }
@@ -347,8 +313,8 @@ dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc
   DC__TRY(read_tensor(&r, "grad_input", grad_input, true, numel, config->dtype, true, &job.grad_input));
   DC__TRY(read_weights(&r, "grad_weights", grad_weights, true, config->grad_dtype, job.grad_weight));
   job.grad_output = grad_output_data;
-  int64_t workspace = dc__layer_backward_workspace(layer, &job.size).bytes;
-  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, workspace, true));
+  job.at = dc__layer_backward_workspace(layer, &job.size);
+  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
   DC__TRY(read_block(&r, "reserve", c.reserve, c.reserve_bytes, dc__layer_reserve(layer, &job.size).bytes, false));
   return start(&r, layer, &c, &job, dc__layer_backward);
 }
@@ -369,7 +335,12 @@ dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *w
   }
   DC__TRY(check_overlaps(&r));
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
-    dc__layer_initial(layer, i, data[i], dtype);
+    int64_t shape[2];
+    const size_t bytes = (size_t)dc__layer_weight_numel(layer, i, &shape[0], &shape[1]) * dc_dtype_size(dtype);
+    void *host = data[i];
+    DC__TRY(dc__layer_take_host(layer, bytes, &host));
+    dc__layer_initial(layer, i, host, dtype);
+    DC__TRY(dc__layer_give_host(layer, bytes, data[i], host));
   }
   return DC_OK;
 }
@@ -398,7 +369,10 @@ dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call
     return dc__fail(DC_E_SHAPE, "%s: mask has %" PRId64 " elements, must have %" PRId64 " times %" PRId64, __func__,
                     numel, needed, width);
   }
-  dc__layer_export_mask(layer, &size, c.offset, site, t.data);
+  void *host = t.data;
+  DC__TRY(dc__layer_take_host(layer, (size_t)numel, &host));
+  dc__layer_export_mask(layer, &size, c.offset, site, host);
+  DC__TRY(dc__layer_give_host(layer, (size_t)numel, t.data, host));
   if (scale != NULL) {
     *scale = (double)dc__layer_dropout(layer, c.offset, site, true).scale;
   }

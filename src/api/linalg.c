@@ -23,7 +23,6 @@ dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, 
     return dc__fail(DC_E_INVALID, "%s: device is NULL", __func__);
   }
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
-  DC__TRY(dc__device_is_host(__func__, device));
   dc_linalg_options read = DC_LINALG_OPTIONS_INIT;
   DC__TRY(dc__read_options(__func__, "options", &read, sizeof read, options, LINALG_OPTIONS_SIZE_0_1));
   if (read.plain != 0 && read.plain != 1) {

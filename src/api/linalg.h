@@ -11,6 +11,7 @@
       return dc__fail(DC_E_INVALID, "%s: linalg is NULL", __func__);        \
     }                                                                       \
     DC__TRY(dc__owner_check(__func__, "handle", &(linalg)->device->owner)); \
+    DC__TRY(dc__device_is_host(__func__, (linalg)->device));                \
     pthread_mutex_lock(&(linalg)->mutex);                                   \
     dc_status dc__linalg_status = (call);                                   \
     pthread_mutex_unlock(&(linalg)->mutex);                                 \

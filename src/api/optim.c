@@ -43,11 +43,30 @@ dc_status dc__check_number(const char *fn, const char *field, double *value, con
                   rule->fallback, rule->none ? ", -1 for none" : "");
 }
 
-static dc_status read_adamw(const char *fn, const dc_adamw_options *options, dc_adamw_options *read) {
+dc_status dc__check_count(const char *fn, const char *field, int64_t *value, int64_t fallback, int64_t low,
+                          int64_t high) {
+  if (*value == 0) {
+    *value = fallback;
+  }
+  return *value >= low && *value <= high
+             ? DC_OK
+             : dc__fail(DC_E_INVALID, "%s: options.%s = %" PRId64 ", must be %" PRId64 " to %" PRId64 ", or 0", fn,
+                        field, *value, low, high);
+}
+
+dc_status dc__check_failures(const char *fn, int32_t *value) {
+  int64_t failures = *value;
+  DC__TRY(dc__check_count(fn, "tolerated_failures", &failures, 3, -1, INT32_MAX));
+  *value = failures > 0 ? (int32_t)failures : 0;
+  return DC_OK;
+}
+
+static dc_status read_adamw(const char *fn, const void *options, void *to, bool *finite) {
   static const dc__number_rule beta1 = {.fallback = 0.9, .high = 1, .none = true};
   static const dc__number_rule beta2 = {.fallback = 0.999, .high = 1, .none = true};
   static const dc__number_rule eps = {.fallback = 1e-8, .high = INFINITY, .none = true};
   static const dc__number_rule decay = {.fallback = 0, .high = INFINITY};
+  dc_adamw_options *read = to;
   *read = (dc_adamw_options)DC_ADAMW_OPTIONS_INIT;
   DC__TRY(dc__read_options(fn, "options", read, sizeof *read, options, ADAMW_OPTIONS_SIZE_0_1));
   DC__TRY(dc__check_number(fn, "beta1", &read->beta1, &beta1));
@@ -57,13 +76,15 @@ static dc_status read_adamw(const char *fn, const dc_adamw_options *options, dc_
   DC__TRY(dc__check_flag(fn, "options.amsgrad", read->amsgrad));
   DC__TRY(dc__check_flag(fn, "options.maximize", read->maximize));
   DC__TRY(dc__check_flag(fn, "options.check_finite", read->check_finite));
+  *finite = read->check_finite == 1;
   return dc__check_range(fn, "options.reserved0", read->reserved0, 0, 0);
 }
 
-static dc_status read_sgd(const char *fn, const dc_sgd_options *options, dc_sgd_options *read) {
+static dc_status read_sgd(const char *fn, const void *options, void *to, bool *finite) {
   static const dc__number_rule below_one = {.fallback = 0, .high = 1};
   static const dc__number_rule dampening = {.fallback = 0, .high = 1, .closed = true};
   static const dc__number_rule decay = {.fallback = 0, .high = INFINITY};
+  dc_sgd_options *read = to;
   *read = (dc_sgd_options)DC_SGD_OPTIONS_INIT;
   DC__TRY(dc__read_options(fn, "options", read, sizeof *read, options, SGD_OPTIONS_SIZE_0_1));
   DC__TRY(dc__check_number(fn, "momentum", &read->momentum, &below_one));
@@ -72,6 +93,7 @@ static dc_status read_sgd(const char *fn, const dc_sgd_options *options, dc_sgd_
   DC__TRY(dc__check_flag(fn, "options.nesterov", read->nesterov));
   DC__TRY(dc__check_flag(fn, "options.maximize", read->maximize));
   DC__TRY(dc__check_flag(fn, "options.check_finite", read->check_finite));
+  *finite = read->check_finite == 1;
   if (read->nesterov == 1 && (read->momentum == 0 || read->dampening != 0)) {
     return dc__fail(DC_E_INVALID, "%s: options.nesterov = 1 needs momentum > 0 and dampening = 0", fn);
   }
@@ -80,8 +102,24 @@ static dc_status read_sgd(const char *fn, const dc_sgd_options *options, dc_sgd_
 
 /* ---- handles and groups ---- */
 
-dc_status dc__make_optimizer(const char *fn, const dc__optim_kind *kind, dc_linalg *linalg, dc_comm *comm,
-                             const void *options, bool check_finite, dc_optimizer **optimizer) {
+/* The largest options. */
+typedef union any_options {
+  dc_adamw_options adamw;
+  dc_kfac_options kfac;
+  dc_sgd_options sgd;
+  dc_shampoo_options shampoo;
+  dc_soap_options soap;
+} any_options;
+
+dc_status dc__make_optimizer(const char *fn, const dc__optim_kind *kind, dc__read_kind_fn read, dc_linalg *linalg,
+                             dc_comm *comm, const void *options, dc_optimizer **optimizer) {
+  any_options own;
+  bool finite = false;
+  if (optimizer == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: optimizer is NULL", fn);
+  }
+  *optimizer = NULL;
+  DC__TRY(read(fn, options, &own, &finite));
   if (linalg == NULL) {
     return dc__fail(DC_E_INVALID, "%s: linalg is NULL", fn);
   }
@@ -89,41 +127,37 @@ dc_status dc__make_optimizer(const char *fn, const dc__optim_kind *kind, dc_lina
   if (comm != NULL) {
     DC__TRY(dc__owner_check(fn, "communicator", &comm->owner));
   }
-  return dc__optim_create(kind, fn, linalg, comm, options, check_finite, optimizer);
+  return dc__optim_create(kind, fn, linalg, comm, &own, finite, optimizer);
 }
 
-dc_status dc__set_optimizer_group(dc_optimizer *o, const char *fn, const dc__optim_kind *kind, int32_t group,
-                                  const void *options, bool check_finite) {
+static dc_status set_group(const char *fn, const dc__optim_kind *kind, dc_optimizer *o, int32_t group,
+                           const any_options *options, bool finite) {
   DC__TRY(dc__optim_check_kind(o, fn, kind));
-  return dc__optim_set_group(o, fn, group, options, check_finite);
+  return dc__optim_set_group(o, fn, group, options, finite);
+}
+
+dc_status dc__set_optimizer_group(const char *fn, const dc__optim_kind *kind, dc__read_kind_fn read,
+                                  dc_optimizer *optimizer, int32_t group, const void *options) {
+  any_options own;
+  bool finite = false;
+  DC__TRY(read(fn, options, &own, &finite));
+  DC__WITH_OPTIMIZER_OF(fn, optimizer, set_group(fn, kind, optimizer, group, &own, finite));
 }
 
 dc_status dc_adamw_create(dc_linalg *linalg, const dc_adamw_options *options, dc_optimizer **optimizer) {
-  dc_adamw_options read;
-  DC__NEW_OPTIMIZER(optimizer);
-  DC__TRY(read_adamw(__func__, options, &read));
-  return dc__make_optimizer(__func__, &dc__adamw_kind, linalg, NULL, &read, read.check_finite == 1, optimizer);
+  return dc__make_optimizer(__func__, &dc__adamw_kind, read_adamw, linalg, NULL, options, optimizer);
 }
 
 dc_status dc_adamw_set_group(dc_optimizer *optimizer, int32_t group, const dc_adamw_options *options) {
-  dc_adamw_options read;
-  DC__TRY(read_adamw(__func__, options, &read));
-  DC__WITH_OPTIMIZER(
-      optimizer, dc__set_optimizer_group(optimizer, __func__, &dc__adamw_kind, group, &read, read.check_finite == 1));
+  return dc__set_optimizer_group(__func__, &dc__adamw_kind, read_adamw, optimizer, group, options);
 }
 
 dc_status dc_sgd_create(dc_linalg *linalg, const dc_sgd_options *options, dc_optimizer **optimizer) {
-  dc_sgd_options read;
-  DC__NEW_OPTIMIZER(optimizer);
-  DC__TRY(read_sgd(__func__, options, &read));
-  return dc__make_optimizer(__func__, &dc__sgd_kind, linalg, NULL, &read, read.check_finite == 1, optimizer);
+  return dc__make_optimizer(__func__, &dc__sgd_kind, read_sgd, linalg, NULL, options, optimizer);
 }
 
 dc_status dc_sgd_set_group(dc_optimizer *optimizer, int32_t group, const dc_sgd_options *options) {
-  dc_sgd_options read;
-  DC__TRY(read_sgd(__func__, options, &read));
-  DC__WITH_OPTIMIZER(optimizer,
-                     dc__set_optimizer_group(optimizer, __func__, &dc__sgd_kind, group, &read, read.check_finite == 1));
+  return dc__set_optimizer_group(__func__, &dc__sgd_kind, read_sgd, optimizer, group, options);
 }
 
 void dc_optimizer_destroy(dc_optimizer *optimizer) {

@@ -6,25 +6,17 @@
 #include "optim/optim.h"
 
 /* Locks the optimizer, runs `call` and unlocks. */
-#define DC__WITH_OPTIMIZER(optimizer, call)                                            \
-  do {                                                                                 \
-    if ((optimizer) == NULL) {                                                         \
-      return dc__fail(DC_E_INVALID, "%s: optimizer is NULL", __func__);                \
-    }                                                                                  \
-    DC__TRY(dc__owner_check(__func__, "handle", &(optimizer)->linalg->device->owner)); \
-    pthread_mutex_lock(&(optimizer)->linalg->mutex);                                   \
-    dc_status dc__optimizer_status = (call);                                           \
-    pthread_mutex_unlock(&(optimizer)->linalg->mutex);                                 \
-    return dc__optimizer_status;                                                       \
-  } while (0)
-
-/* What a create function does first. */
-#define DC__NEW_OPTIMIZER(optimizer)                                    \
-  do {                                                                  \
-    if ((optimizer) == NULL) {                                          \
-      return dc__fail(DC_E_INVALID, "%s: optimizer is NULL", __func__); \
-    }                                                                   \
-    *(optimizer) = NULL;                                                \
+#define DC__WITH_OPTIMIZER(optimizer, call) DC__WITH_OPTIMIZER_OF(__func__, optimizer, call)
+#define DC__WITH_OPTIMIZER_OF(fn, optimizer, call)                               \
+  do {                                                                           \
+    if ((optimizer) == NULL) {                                                   \
+      return dc__fail(DC_E_INVALID, "%s: optimizer is NULL", fn);                \
+    }                                                                            \
+    DC__TRY(dc__owner_check(fn, "handle", &(optimizer)->linalg->device->owner)); \
+    pthread_mutex_lock(&(optimizer)->linalg->mutex);                             \
+    dc_status dc__optimizer_status = (call);                                     \
+    pthread_mutex_unlock(&(optimizer)->linalg->mutex);                           \
+    return dc__optimizer_status;                                                 \
   } while (0)
 
 /* A number that is above 0: 0 stands for its default, and -1, where it may, for 0. */
@@ -38,11 +30,20 @@ typedef struct dc__number_rule {
 /* Replaces a field's value by what it stands for. */
 dc_status dc__check_number(const char *fn, const char *field, double *value, const dc__number_rule *rule);
 
-/* Makes an optimizer from options that were read: checks the handles. options: as dc__optim_create() wants them. */
-dc_status dc__make_optimizer(const char *fn, const dc__optim_kind *kind, dc_linalg *linalg, dc_comm *comm,
-                             const void *options, bool check_finite, dc_optimizer **optimizer);
-/* Sets a group's options that were read. The optimizer is locked. */
-dc_status dc__set_optimizer_group(dc_optimizer *o, const char *fn, const dc__optim_kind *kind, int32_t group,
-                                  const void *options, bool check_finite);
+/* A whole number; 0 stands for `fallback`. */
+dc_status dc__check_count(const char *fn, const char *field, int64_t *value, int64_t fallback, int64_t low,
+                          int64_t high);
+/* Replaces a number of failures by how many are tolerated: 0 stands for 3, -1 for none. */
+dc_status dc__check_failures(const char *fn, int32_t *value);
+
+/* Checks a kind's options and fills in defaults: into memory as large as the kind says. *finite, false before: whether
+ * gradients are looked at first. */
+typedef dc_status (*dc__read_kind_fn)(const char *fn, const void *options, void *read, bool *finite);
+
+/* What the create and set_group functions of all kinds do. */
+dc_status dc__make_optimizer(const char *fn, const dc__optim_kind *kind, dc__read_kind_fn read, dc_linalg *linalg,
+                             dc_comm *comm, const void *options, dc_optimizer **optimizer);
+dc_status dc__set_optimizer_group(const char *fn, const dc__optim_kind *kind, dc__read_kind_fn read,
+                                  dc_optimizer *optimizer, int32_t group, const void *options);
 
 #endif

@@ -1,12 +1,16 @@
-/* Chapter 14: Shampoo. */
+/* Chapter 14: Shampoo and SOAP. */
 #include <inttypes.h>
 #include <math.h>
 
 #include "api/optim.h"
 
-enum { SHAMPOO_OPTIONS_SIZE_0_1 = 136, MOST_BLOCK = 16384 };
+enum { SHAMPOO_OPTIONS_SIZE_0_1 = 136, SOAP_OPTIONS_SIZE_0_1 = 88 };
+enum { MOST_BLOCK = 16384 }; /* the longest side with a factor */
 
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_shampoo_options) >= SHAMPOO_OPTIONS_SIZE_0_1, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_soap_options) >= SOAP_OPTIONS_SIZE_0_1, "0.1");
+
+/* ---- Shampoo ---- */
 
 void dc_shampoo_options_init(dc_shampoo_options *options, size_t struct_size) {
   dc__init_sized(options, struct_size, sizeof *options);
@@ -33,35 +37,23 @@ static dc_status read_numbers(const char *fn, dc_shampoo_options *o) {
   return dc__check_number(fn, "momentum", &o->momentum, &momentum);
 }
 
-/* A whole number; 0 stands for `fallback`. */
-static dc_status read_count(const char *fn, const char *field, int64_t *value, int64_t fallback, int64_t low,
-                            int64_t high) {
-  if (*value == 0) {
-    *value = fallback;
-  }
-  return *value >= low && *value <= high
-             ? DC_OK
-             : dc__fail(DC_E_INVALID, "%s: options.%s = %" PRId64 ", must be %" PRId64 " to %" PRId64 ", or 0", fn,
-                        field, *value, low, high);
-}
-
 static dc_status read_counts(const char *fn, dc_shampoo_options *o) {
-  int64_t failures = o->tolerated_failures;
   int64_t root = o->root;
-  DC__TRY(read_count(fn, "max_block", &o->max_block, 1024, 1, MOST_BLOCK));
-  DC__TRY(read_count(fn, "merge_below", &o->merge_below, o->max_block, -1, INT64_MAX));
-  DC__TRY(read_count(fn, "precondition_frequency", &o->precondition_frequency, 1, 1, INT64_MAX));
-  DC__TRY(read_count(fn, "start_preconditioning_step", &o->start_preconditioning_step, o->precondition_frequency, 1,
-                     INT64_MAX));
-  DC__TRY(read_count(fn, "root", &root, 0, 0, 64));
-  DC__TRY(read_count(fn, "tolerated_failures", &failures, 3, -1, INT32_MAX));
+  DC__TRY(dc__check_count(fn, "max_block", &o->max_block, 1024, 1, MOST_BLOCK));
+  DC__TRY(dc__check_count(fn, "merge_below", &o->merge_below, o->max_block, -1, INT64_MAX));
+  DC__TRY(dc__check_count(fn, "precondition_frequency", &o->precondition_frequency, 1, 1, INT64_MAX));
+  DC__TRY(dc__check_count(fn, "start_preconditioning_step", &o->start_preconditioning_step, o->precondition_frequency,
+                          1, INT64_MAX));
+  DC__TRY(dc__check_count(fn, "root", &root, 0, 0, 64));
+  DC__TRY(dc__check_failures(fn, &o->tolerated_failures));
   o->merge_below = o->merge_below > 0 ? o->merge_below : 0;
-  o->tolerated_failures = failures > 0 ? (int32_t)failures : 0;
   return DC_OK;
 }
 
-static dc_status read_options(const char *fn, const dc_shampoo_options *options, dc_shampoo_options *o) {
+static dc_status read_shampoo(const char *fn, const void *options, void *to, bool *finite) {
+  dc_shampoo_options *o = to;
   *o = (dc_shampoo_options)DC_SHAMPOO_OPTIONS_INIT;
+  *finite = true;
   DC__TRY(dc__read_options(fn, "options", o, sizeof *o, options, SHAMPOO_OPTIONS_SIZE_0_1));
   DC__TRY(read_numbers(fn, o));
   DC__TRY(read_counts(fn, o));
@@ -76,14 +68,45 @@ static dc_status read_options(const char *fn, const dc_shampoo_options *options,
 
 dc_status dc_shampoo_create(dc_linalg *linalg, dc_comm *comm, const dc_shampoo_options *options,
                             dc_optimizer **optimizer) {
-  dc_shampoo_options read;
-  DC__NEW_OPTIMIZER(optimizer);
-  DC__TRY(read_options(__func__, options, &read));
-  return dc__make_optimizer(__func__, &dc__shampoo_kind, linalg, comm, &read, true, optimizer);
+  return dc__make_optimizer(__func__, &dc__shampoo_kind, read_shampoo, linalg, comm, options, optimizer);
 }
 
 dc_status dc_shampoo_set_group(dc_optimizer *optimizer, int32_t group, const dc_shampoo_options *options) {
-  dc_shampoo_options read;
-  DC__TRY(read_options(__func__, options, &read));
-  DC__WITH_OPTIMIZER(optimizer, dc__set_optimizer_group(optimizer, __func__, &dc__shampoo_kind, group, &read, true));
+  return dc__set_optimizer_group(__func__, &dc__shampoo_kind, read_shampoo, optimizer, group, options);
+}
+
+/* ---- SOAP ---- */
+
+void dc_soap_options_init(dc_soap_options *options, size_t struct_size) {
+  dc__init_sized(options, struct_size, sizeof *options);
+}
+
+static dc_status read_soap(const char *fn, const void *options, void *to, bool *finite) {
+  static const dc__number_rule beta = {.fallback = 0.95, .high = 1, .none = true};
+  static const dc__number_rule eps = {.fallback = 1e-8, .high = INFINITY, .none = true};
+  static const dc__number_rule decay = {.fallback = 0, .high = INFINITY};
+  dc_soap_options *o = to;
+  *o = (dc_soap_options)DC_SOAP_OPTIONS_INIT;
+  *finite = true;
+  DC__TRY(dc__read_options(fn, "options", o, sizeof *o, options, SOAP_OPTIONS_SIZE_0_1));
+  DC__TRY(dc__check_number(fn, "beta1", &o->beta1, &beta));
+  DC__TRY(dc__check_number(fn, "beta2", &o->beta2, &beta));
+  const dc__number_rule factors = {.fallback = o->beta2, .high = 1, .none = true};
+  DC__TRY(dc__check_number(fn, "shampoo_beta", &o->shampoo_beta, &factors));
+  DC__TRY(dc__check_number(fn, "eps", &o->eps, &eps));
+  DC__TRY(dc__check_number(fn, "weight_decay", &o->weight_decay, &decay));
+  DC__TRY(dc__check_count(fn, "max_block", &o->max_block, INT64_MAX, 1, INT64_MAX));
+  DC__TRY(dc__check_count(fn, "max_precond_dim", &o->max_precond_dim, 10000, -1, MOST_BLOCK));
+  DC__TRY(dc__check_count(fn, "precondition_frequency", &o->precondition_frequency, 10, 1, INT64_MAX));
+  DC__TRY(dc__check_range(fn, "options.merge_below", o->merge_below, 0, INT64_MAX));
+  DC__TRY(dc__check_failures(fn, &o->tolerated_failures));
+  return dc__check_range(fn, "options.reserved0", o->reserved0, 0, 0);
+}
+
+dc_status dc_soap_create(dc_linalg *linalg, dc_comm *comm, const dc_soap_options *options, dc_optimizer **optimizer) {
+  return dc__make_optimizer(__func__, &dc__soap_kind, read_soap, linalg, comm, options, optimizer);
+}
+
+dc_status dc_soap_set_group(dc_optimizer *optimizer, int32_t group, const dc_soap_options *options) {
+  return dc__set_optimizer_group(__func__, &dc__soap_kind, read_soap, optimizer, group, options);
 }

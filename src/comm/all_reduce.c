@@ -4,56 +4,79 @@
 
 typedef struct all_reduce {
   dc_comm *comm;
+  dc_device *device; /* whose memory the data is; NULL: the host's */
   void *data;
   int64_t count;
   int32_t dtype;
   int32_t op;
 } all_reduce;
 
-/* The communicator keeps one chunk; whoever needs it takes it away meanwhile. */
-static dc_status take_scratch(dc_comm *comm, size_t bytes, void **ptr, size_t *got) {
-  pthread_mutex_lock(&comm->mutex);
-  *ptr = comm->scratch;
-  *got = comm->scratch_bytes;
-  comm->scratch = NULL;
-  pthread_mutex_unlock(&comm->mutex);
-  if (*ptr != NULL && *got >= bytes) {
-    return DC_OK;
-  }
-  if (*ptr != NULL && comm->ops->heap_free != NULL) {
-    comm->ops->heap_free(comm, *ptr, *got);
+/* ---- the chunk ---- */
+
+static void free_scratch(dc_comm *comm, dc__comm_scratch scratch) {
+  if (scratch.device != NULL) {
+    scratch.device->ops->free(scratch.device, scratch.ptr, scratch.bytes, DC_MEMORY_DEVICE);
+    dc__device_release(scratch.device);
+  } else if (scratch.ptr != NULL && comm->ops->heap_free != NULL && comm->place == 0) {
+    comm->ops->heap_free(comm, scratch.ptr, scratch.bytes);
   } else {
-    dc__free(*ptr);
+    dc__free(scratch.ptr);
   }
-  *ptr = NULL;
-  *got = bytes;
-  if (comm->ops->heap_alloc != NULL) {
-    return comm->ops->heap_alloc(comm, bytes, ptr);
-  }
-  *ptr = dc__calloc(1, bytes);
-  return *ptr != NULL ? DC_OK : DC_E_NO_MEMORY;
 }
 
-static void put_scratch(dc_comm *comm, void *ptr, size_t bytes) {
+/* The communicator keeps one chunk; whoever needs it takes it away meanwhile. */
+static dc_status take_scratch(const all_reduce *a, size_t bytes, dc__comm_scratch *scratch) {
+  dc_comm *comm = a->comm;
   pthread_mutex_lock(&comm->mutex);
-  void *old = comm->scratch;
-  size_t old_bytes = comm->scratch_bytes;
-  comm->scratch = ptr;
-  comm->scratch_bytes = bytes;
+  *scratch = comm->scratch;
+  comm->scratch = (dc__comm_scratch){NULL, NULL, 0};
   pthread_mutex_unlock(&comm->mutex);
-  if (old != NULL && comm->ops->heap_free != NULL) {
-    comm->ops->heap_free(comm, old, old_bytes);
-  } else {
-    dc__free(old);
+  if (scratch->ptr != NULL && scratch->bytes >= bytes && scratch->device == a->device) {
+    return DC_OK;
   }
+  free_scratch(comm, *scratch);
+  *scratch = (dc__comm_scratch){NULL, NULL, bytes};
+  if (a->device != NULL) {
+    DC__TRY(a->device->ops->alloc(a->device, bytes, DC_MEMORY_DEVICE, &scratch->ptr));
+    scratch->device = dc__device_retain(a->device);
+    return DC_OK;
+  }
+  if (comm->ops->heap_alloc != NULL && comm->place == 0) {
+    return comm->ops->heap_alloc(comm, bytes, &scratch->ptr);
+  }
+  scratch->ptr = dc__calloc(1, bytes);
+  return scratch->ptr != NULL ? DC_OK : DC_E_NO_MEMORY;
+}
+
+static void put_scratch(dc_comm *comm, dc__comm_scratch scratch) {
+  pthread_mutex_lock(&comm->mutex);
+  dc__comm_scratch old = comm->scratch;
+  comm->scratch = scratch;
+  pthread_mutex_unlock(&comm->mutex);
+  free_scratch(comm, old);
 }
 
 void dc__comm_drop_scratch(dc_comm *comm) {
-  put_scratch(comm, NULL, 0);
+  put_scratch(comm, (dc__comm_scratch){NULL, NULL, 0});
 }
 
-/* A rank's chunk goes to memory of its own, because the others may
- * still read the data. */
+/* ---- the two collectives ---- */
+
+/* This is a host thread in a stream's turn: a card's data is ready, and moved before it goes on. */
+static void run_half(const all_reduce *a, int32_t kind, const dc__coll_item *item) {
+  const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_REDUCE, NULL};
+  if (a->device != NULL && item->total > 0 && dc__comm_check(a->comm) == DC_OK) {
+    const dc__coll coll = {
+        .comm = a->comm, .device = a->device, .tag = tag, .kind = kind, .count = 1, .items = {*item}};
+    a->comm->ops->run(a->comm, &coll);
+  } else if (kind == DC__COLL_REDUCE) {
+    dc__comm_reduce_scatter(a->comm, NULL, &tag, item, 1);
+  } else {
+    dc__comm_all_gather(a->comm, NULL, &tag, item, 1);
+  }
+}
+
+/* A rank's chunk goes to memory of its own, because the others may still read the data. */
 static void run_all_reduce(void *args) {
   const all_reduce *a = args;
   dc_comm *comm = a->comm;
@@ -63,27 +86,25 @@ static void run_all_reduce(void *args) {
     int64_t begin = r * chunk < a->count ? r * chunk : a->count;
     ranges[r] = (dc__range){begin, a->count - begin < chunk ? a->count - begin : chunk};
   }
-  void *scratch = NULL;
-  size_t bytes = 0;
-  dc_status status = take_scratch(comm, (size_t)chunk * dc_dtype_size(a->dtype), &scratch, &bytes);
+  dc__comm_scratch scratch;
+  dc_status status = take_scratch(a, (size_t)chunk * dc_dtype_size(a->dtype), &scratch);
   if (status == DC_OK) {
-    const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_REDUCE, NULL};
     dc__coll_item item = {.send = a->data,
-                          .recv = scratch,
+                          .recv = scratch.ptr,
                           .ranges = ranges,
                           .total = a->count,
                           .id = -1,
                           .dtype = a->dtype,
                           .recv_dtype = a->dtype,
                           .reduce_op = a->op};
-    dc__comm_reduce_scatter(comm, NULL, &tag, &item, 1);
-    item.send = scratch;
+    run_half(a, DC__COLL_REDUCE, &item);
+    item.send = scratch.ptr;
     item.recv = a->data;
     item.reduce_op = 0;
     if (dc__comm_check(comm) == DC_OK) {
-      dc__comm_all_gather(comm, NULL, &tag, &item, 1);
+      run_half(a, DC__COLL_GATHER, &item);
     }
-    put_scratch(comm, scratch, bytes);
+    put_scratch(comm, scratch);
   } else {
     comm->ops->abort(comm, dc_last_error()); /* first: the group's failure is that of all its communicators */
     dc__comm_fail(comm, status);
@@ -92,6 +113,7 @@ static void run_all_reduce(void *args) {
 }
 
 void dc__comm_all_reduce(dc_comm *comm, dc_stream *stream, void *data, int64_t count, int32_t dtype, int32_t op) {
-  const all_reduce a = {dc__comm_retain(comm), data, count, dtype, op};
+  dc_device *device = stream == NULL || stream->device->place == 0 ? NULL : stream->device;
+  const all_reduce a = {dc__comm_retain(comm), device, data, count, dtype, op};
   dc__stream_call(stream, run_all_reduce, &a, sizeof a);
 }

@@ -41,10 +41,7 @@ static dc_status check_comm(const char *fn, dc_comm *comm, const dc_stream *stre
   DC__TRY(dc__owner_check(fn, "communicator", &comm->owner));
   if (stream != NULL) {
     DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
-    if (stream->device->place != 0 && !comm->takes_devices) {
-      return dc__fail(DC_E_UNSUPPORTED, "%s: ranks of this communicator (%s) cannot exchange memory of device \"%s\"",
-                      fn, comm->ops->name, stream->device->name);
-    }
+    DC__TRY(dc__comm_check_device(fn, comm, stream->device));
   }
   return dc__comm_check(comm);
 }
@@ -260,12 +257,6 @@ dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stre
   DC__TRY(read_tensor(fn, "data", data, &tensor, &count));
   DC__TRY(check_reduce_op(fn, op, tensor.dtype));
   DC__TRY(check_no_group(fn, comm));
-  if (stream != NULL && stream->device->place != 0) {
-    return dc__fail(DC_E_UNSUPPORTED,
-                    "%s: there is none for memory of device \"%s\" yet; a reduce-scatter and an "
-                    "all-gather do the same",
-                    fn, stream->device->name);
-  }
   dc__comm_all_reduce(comm, stream, tensor.data, count, tensor.dtype, op);
   return stream == NULL ? dc__comm_check(comm) : DC_OK;
 }

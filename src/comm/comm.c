@@ -56,6 +56,15 @@ dc_status dc__comm_check(dc_comm *comm) {
   return status;
 }
 
+dc_status dc__comm_check_device(const char *fn, const dc_comm *comm, const dc_device *device) {
+  if (device->place == 0 || (comm->takes_devices && (comm->place == 0 || comm->place == device->place))) {
+    return DC_OK;
+  }
+  return dc__fail(comm->takes_devices ? DC_E_INVALID : DC_E_UNSUPPORTED,
+                  "%s: ranks of this communicator (%s) cannot exchange memory of device \"%s\"%s", fn, comm->ops->name,
+                  device->name, comm->takes_devices ? ", it was made for another one" : "");
+}
+
 typedef void (*group_fn)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                          int32_t count);
 

@@ -85,8 +85,13 @@ typedef struct dc__comm_ops {
   void (*abort)(dc_comm *comm, const char *reason);
   /* Transports whose work is done by a host thread: all of a collective, blocking (host.h has the four above). */
   void (*run)(dc_comm *comm, const dc__coll *coll);
+  /* For transports on top of this one: the ranks meet and compare what they are about to do, as before a collective of
+   * this one, and nothing is moved. */
+  void (*agree)(dc_comm *comm, const dc__coll *coll);
   /* Looks for a failure that others noticed; NULL = nothing to look at. */
   void (*poll)(dc_comm *comm);
+  /* As poll, and whether a rank's process has ended, which takes a system call a rank. NULL: as poll. */
+  void (*watch)(dc_comm *comm);
   /* Memory that peers read in place. NULL functions: no such memory with this transport. */
   dc_status (*heap_alloc)(dc_comm *comm, size_t bytes, void **ptr);
   void (*heap_free)(dc_comm *comm, void *ptr, size_t bytes);
@@ -95,12 +100,20 @@ typedef struct dc__comm_ops {
   void (*destroy)(dc_comm *comm);
 } dc__comm_ops;
 
+/* Memory of a device's, or of the host's: device NULL. */
+typedef struct dc__comm_scratch {
+  dc_device *device;
+  void *ptr;
+  size_t bytes;
+} dc__comm_scratch;
+
 /* The head of every transport's struct. */
 struct dc_comm {
   const dc__comm_ops *ops;
   int32_t rank;
   int32_t world;
   bool takes_devices; /* tensors may lie in memory that the host cannot touch */
+  int32_t place;      /* of the device whose memory its own heap is, and takes_devices means; 0: the host's and any */
   int64_t timeout_ns;
   dc__owner owner;
   atomic_int refs;
@@ -109,8 +122,7 @@ struct dc_comm {
   dc__failure failure;                /* the first one; sticky */
   atomic_int failed;                  /* failure.status != DC_OK, for a fast check */
   struct dc__comm_group_state *group; /* dc_comm_group_begin … end (collectives.c) */
-  void *scratch;                      /* this rank's chunk of an all-reduce (collectives.c) */
-  size_t scratch_bytes;
+  dc__comm_scratch scratch;           /* this rank's chunk of an all-reduce (all_reduce.c) */
 };
 
 /* For transports: set up and tear down the head. */
@@ -123,6 +135,9 @@ dc_comm *dc__comm_retain(dc_comm *comm);
 void dc__comm_release(dc_comm *comm);
 /* DC_OK, or the sticky failure as this thread's last error. Cheap when all is well. */
 dc_status dc__comm_check(dc_comm *comm);
+
+/* Whether the ranks can exchange memory of the device. */
+dc_status dc__comm_check_device(const char *fn, const dc_comm *comm, const dc_device *device);
 
 /* Any number of items: cut into groups of DC__COMM_GROUP. Items with total 0 are skipped. */
 void dc__comm_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
@@ -146,5 +161,10 @@ dc_status dc__comm_create_processes(const char *name, int32_t rank, int32_t worl
                                     dc_comm **comm);
 dc_status dc__comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world,
                                    const dc_comm_options *options, dc_comm **comm);
+/* Ranks on cards of their own, through NCCL; the ranks of `comm` meet by way of a copy of it. Collective. Who fails
+ * when others may wait for him in NCCL aborts the group. */
+dc_status dc__comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **copy);
+/* Of the NCCL that would be used, 22907 for 2.29.7; DC_E_UNSUPPORTED says why there is none. */
+dc_status dc__nccl_version(int32_t *version);
 
 #endif

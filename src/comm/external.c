@@ -96,7 +96,7 @@ static void describe(char text[DC__COLL_TEXT], const int64_t *print, const dc__c
   dc__coll_describe(text, &name);
 }
 
-static dc_status compare(const external *self, const dc__coll *coll) {
+static dc_status compare(external *self, const dc__coll *coll) {
   int64_t mine[PRINT_WORDS];
   int64_t all[PRINT_WORDS * DC__COMM_MAX_WORLD];
   make_print(self, coll, mine);
@@ -299,14 +299,22 @@ static dc_status run_kind(external *self, const dc__coll *coll) {
   return called(self, coll, "barrier", c->barrier(c->user));
 }
 
-static void run(dc_comm *comm, const dc__coll *coll) {
+static void in_turn(dc_comm *comm, const dc__coll *coll, dc_status (*work)(external *self, const dc__coll *coll)) {
   external *self = (external *)comm;
   pthread_mutex_lock(&self->turn);
-  dc_status status = run_kind(self, coll);
+  dc_status status = work(self, coll);
   pthread_mutex_unlock(&self->turn);
   if (status != DC_OK) {
     fail_family(self, status);
   }
+}
+
+static void run(dc_comm *comm, const dc__coll *coll) {
+  in_turn(comm, coll, run_kind);
+}
+
+static void agree(dc_comm *comm, const dc__coll *coll) {
+  in_turn(comm, coll, compare);
 }
 
 /* ---- the communicator ---- */
@@ -363,6 +371,7 @@ static const dc__comm_ops ops = {.name = "external",
                                  .broadcast = dc__host_broadcast,
                                  .barrier = dc__host_barrier,
                                  .run = run,
+                                 .agree = agree,
                                  .dup = dup,
                                  .abort = abort_family,
                                  .poll = adopt,

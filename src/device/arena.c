@@ -5,32 +5,10 @@
  * the caller has freed but queued work may still use. */
 #include "device/arena.h"
 
-#include <string.h>
+#include "device/poison.h"
+#include "device/records.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define ARENA_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define ARENA_ASAN 1
-#endif
-#endif
-/* With AddressSanitizer, reading a block that was freed is found like reading freed heap memory; the simulator's tests
- * compile this file once more, to be told where blocks begin and end to live. */
-#if defined(DC_ARENA_WATCHED)
-void dc__arena_poison(const void *ptr, size_t bytes);
-void dc__arena_unpoison(const void *ptr, size_t bytes);
-#define POISON(ptr, bytes) dc__arena_poison(ptr, bytes)
-#define UNPOISON(ptr, bytes) dc__arena_unpoison(ptr, bytes)
-#elif defined(ARENA_ASAN)
-#include <sanitizer/asan_interface.h>
-#define POISON(ptr, bytes) ASAN_POISON_MEMORY_REGION(ptr, bytes)
-#define UNPOISON(ptr, bytes) ASAN_UNPOISON_MEMORY_REGION(ptr, bytes)
-#else
-#define POISON(ptr, bytes) ((void)(ptr), (void)(bytes))
-#define UNPOISON(ptr, bytes) ((void)(ptr), (void)(bytes))
-#endif
-
-enum { ALIGNMENT = 256, BINS = 64, FIRST_SLOTS = 64, RECORDS = 64 };
+enum { ALIGNMENT = 256, BINS = 64, FIRST_SLOTS = 64 };
 static const size_t GROWTH = (size_t)4 << 20;
 static const size_t CHUNK_UNIT = (size_t)2 << 20; /* a huge page */
 
@@ -52,19 +30,7 @@ typedef struct chunk {
   size_t bytes;
 } chunk;
 
-_Static_assert(sizeof(block) <= DC__ARENA_RECORD && sizeof(chunk) <= DC__ARENA_RECORD, "records hold both");
-
-typedef struct record {
-  _Alignas(max_align_t) union {
-    struct record *next;
-    unsigned char bytes[DC__ARENA_RECORD];
-  } as;
-} record;
-
-typedef struct slab {
-  struct slab *next;
-  record records[RECORDS];
-} slab;
+_Static_assert(sizeof(block) <= DC__RECORD && sizeof(chunk) <= DC__RECORD, "records hold both");
 
 struct dc__arena {
   dc_device *device;
@@ -77,50 +43,22 @@ struct dc__arena {
   block **used; /* slot_count lists by address */
   size_t slot_count;
   size_t used_count;
-  slab *slabs;
-  record *records; /* spare ones */
+  dc__records records;
   dc__arena_stats stats;
 };
 
 /* ---- records ---- */
 
-static void *take_record(dc__arena *arena) {
-  if (arena->records == NULL) {
-    slab *fresh = dc__calloc(1, sizeof(*fresh));
-    if (fresh == NULL) {
-      return NULL;
-    }
-    fresh->next = arena->slabs;
-    arena->slabs = fresh;
-    for (int i = 0; i < RECORDS; i++) {
-      fresh->records[i].as.next = arena->records;
-      arena->records = &fresh->records[i];
-    }
-  }
-  record *taken = arena->records;
-  arena->records = taken->as.next;
-  UNPOISON(taken, sizeof(*taken));
-  return memset(taken, 0, sizeof(*taken));
-}
-
-static void give_record(dc__arena *arena, void *ptr) {
-  record *given = ptr;
-  given->as.next = arena->records;
-  arena->records = given;
-  /* All but the link, so that the use of a dead handle is found. */
-  POISON((unsigned char *)ptr + sizeof(void *), sizeof(*given) - sizeof(void *));
-}
-
 void *dc__arena_record(dc__arena *arena) {
   pthread_mutex_lock(&arena->mutex);
-  void *taken = take_record(arena);
+  void *taken = dc__records_take(&arena->records);
   pthread_mutex_unlock(&arena->mutex);
   return taken;
 }
 
 void dc__arena_record_free(dc__arena *arena, void *ptr) {
   pthread_mutex_lock(&arena->mutex);
-  give_record(arena, ptr);
+  dc__records_give(&arena->records, ptr);
   pthread_mutex_unlock(&arena->mutex);
 }
 
@@ -195,7 +133,7 @@ static void merge_right(dc__arena *arena, block *b) {
   if (b->right != NULL) {
     b->right->left = b;
   }
-  give_record(arena, right);
+  dc__records_give(&arena->records, right);
 }
 
 /* A used or retired block, in no list any more, becomes free. */
@@ -219,7 +157,7 @@ static void make_free(dc__arena *arena, block *b) {
 static void make_used(dc__arena *arena, block *b, size_t bytes) {
   list_remove(b);
   b->is_free = false;
-  block *rest = b->bytes > bytes ? take_record(arena) : NULL; /* without a header the block keeps all */
+  block *rest = b->bytes > bytes ? dc__records_take(&arena->records) : NULL; /* without a header the block keeps all */
   if (rest != NULL) {
     *rest = (block){.left = b, .right = b->right, .ptr = b->ptr + bytes, .bytes = b->bytes - bytes, .is_free = true};
     if (rest->right != NULL) {
@@ -260,18 +198,18 @@ static void poll_retired(dc__arena *arena) {
 
 static dc_status grow(dc__arena *arena, size_t bytes) {
   size_t size = ((bytes > GROWTH ? bytes : GROWTH) + CHUNK_UNIT - 1) / CHUNK_UNIT * CHUNK_UNIT;
-  chunk *fresh = take_record(arena);
-  block *whole = fresh == NULL ? NULL : take_record(arena);
+  chunk *fresh = dc__records_take(&arena->records);
+  block *whole = fresh == NULL ? NULL : dc__records_take(&arena->records);
   dc_status status = whole == NULL ? DC_E_NO_MEMORY : DC_OK;
   if (status == DC_OK) {
     status = arena->source.alloc(arena->source.user, size, &fresh->ptr);
   }
   if (status != DC_OK) {
     if (fresh != NULL) {
-      give_record(arena, fresh);
+      dc__records_give(&arena->records, fresh);
     }
     if (whole != NULL) {
-      give_record(arena, whole);
+      dc__records_give(&arena->records, whole);
     }
     return status;
   }
@@ -305,9 +243,9 @@ static bool trim(dc__arena *arena) {
     }
     *link = c->next;
     list_remove(c->first);
-    give_record(arena, c->first);
+    dc__records_give(&arena->records, c->first);
     free_chunk(arena, c);
-    give_record(arena, c);
+    dc__records_give(&arena->records, c);
     any = true;
   }
   return any;
@@ -372,12 +310,7 @@ void dc__arena_release(dc__arena *arena) {
   if (arena->source.done != NULL) {
     arena->source.done(arena->source.user);
   }
-  while (arena->slabs != NULL) {
-    slab *next = arena->slabs->next;
-    UNPOISON(arena->slabs, sizeof(slab));
-    dc__free(arena->slabs);
-    arena->slabs = next;
-  }
+  dc__records_free(&arena->records);
   dc__free(arena->used);
   pthread_mutex_destroy(&arena->mutex);
   dc__device_release(arena->device);

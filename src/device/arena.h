@@ -4,10 +4,9 @@
 #define DC_DEVICE_ARENA_H
 
 #include "device/device.h"
+#include "device/records.h"
 
-enum { DC__ARENA_RECORD = 96 };
-
-/* DC__ARENA_RECORD zeroed bytes; NULL: no memory, last error set. They live until given back or the arena dies. */
+/* DC__RECORD zeroed bytes; NULL: no memory, last error set. They live until given back or the arena dies. */
 void *dc__arena_record(dc__arena *arena);
 void dc__arena_record_free(dc__arena *arena, void *record);
 /* In a child made by fork(): the arena is its parent's. */

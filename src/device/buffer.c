@@ -9,7 +9,7 @@ struct dc_buffer {
   atomic_int refs;
 };
 
-_Static_assert(sizeof(struct dc_buffer) <= DC__ARENA_RECORD, "records hold buffers");
+_Static_assert(sizeof(struct dc_buffer) <= DC__RECORD, "records hold buffers");
 
 dc_status dc__buffer_create(dc__arena *arena, void *ptr, size_t bytes, dc_buffer **buffer) {
   dc_buffer *self = dc__arena_record(arena);

@@ -22,17 +22,54 @@ enum {
 
 /* A host function on a stream, given a copy of its arguments. Errors are reported through the arguments. */
 typedef void (*dc__task_fn)(void *args);
+/* Work of a library that takes the driver's own streams (a cudaStream_t), given a copy of its arguments. */
+typedef void (*dc__native_fn)(void *native, void *args);
 
-/* The kernels that a device with memory of its own brings along (src/kernels/cuda); a launch is a grid of blocks of
- * threads, and the kernel's one argument, a struct of at most DC__TASK_BYTES. */
-enum dc__device_kernel { DC__KERNEL_CAST, DC__KERNEL_ACCUMULATE, DC__KERNEL_REDUCE, DC__DEVICE_KERNELS };
+/* The kernels that a device with memory of its own brings along (src/kernels/cuda): images of machine code, one a
+ * family, up to the one without code. A kernel's number counts through all of them. */
+typedef struct dc__kernel_name {
+  const char *name;
+  uint32_t shared_bytes; /* most of a launch; every card has 99 KiB */
+} dc__kernel_name;
+typedef struct dc__kernel_image {
+  const void *code;
+  const dc__kernel_name *kernels;
+  int32_t count;
+} dc__kernel_image;
+
+/* A grid of blocks of threads, and the kernel's one argument, a struct of at most DC__LAUNCH_BYTES. */
+enum { DC__LAUNCH_BYTES = DC__TASK_BYTES - 128 };
 typedef struct dc__launch {
-  int32_t kernel; /* enum dc__device_kernel */
-  uint32_t blocks;
+  int32_t kernel;
+  uint32_t blocks, blocks_y, blocks_z; /* 0 in y or z: 1 */
   uint32_t threads;
+  uint32_t shared_bytes; /* beside what the kernel declares */
   const void *args;
   size_t bytes;
 } dc__launch;
+
+/* What becomes of t = alpha op(A) op(B) + beta D, element (i, j), before it is D's. */
+enum dc__product_epilogue {
+  DC__PRODUCT_NONE,     /* t */
+  DC__PRODUCT_BIAS,     /* t + with[i] */
+  DC__PRODUCT_GELU_BACK /* t * gelu'(with(i, j)), the tanh form; `with` lies as D does */
+};
+
+/* A matrix product on a device, by columns as BLAS has them: op(A) is m by k, op(B) k by n, D m by n. */
+typedef struct dc__product {
+  int32_t dtype;     /* of A, B and `with`: float32, float64, float16, bfloat16 */
+  int32_t out_dtype; /* of D: dtype, or float32 */
+  int32_t trans_a, trans_b;
+  int64_t m, n, k;
+  int64_t lda, ldb, ldd; /* elements from one column to the next */
+  const void *a, *b;
+  void *d;
+  double alpha, beta; /* in float32 unless all is float64 */
+  int32_t epilogue;   /* enum dc__product_epilogue */
+  const void *with;
+  void *workspace; /* of the device, for this product alone until it is done; may be NULL */
+  size_t workspace_bytes;
+} dc__product;
 
 typedef struct dc__device_ops {
   /* Memory of a kind (DC_MEMORY_DEVICE, DC_MEMORY_HOST), 256-byte aligned, not zeroed. */
@@ -51,6 +88,13 @@ typedef struct dc__device_ops {
   void (*stream_note)(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
   /* NULL: the host computes on the device's memory, in tasks. */
   void (*stream_launch)(dc_stream *stream, const dc__launch *launch);
+  /* fn(native stream, args) when it is the stream's turn to be issued work, with the device current; it may queue work
+   * there and must wait for none. Fails as stream_call does. NULL: streams of this device are nobody else's. */
+  dc_status (*stream_issue)(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes);
+  /* Finds what computes products, which may be missing: DC_E_UNSUPPORTED. To be called before the first one. */
+  dc_status (*product_ready)(dc_device *device);
+  /* False: there is no such product with this epilogue, and nothing was done. */
+  bool (*stream_product)(dc_stream *stream, const dc__product *product);
   /* A stream of the device's own kind that somebody else made and keeps. NULL: there are none. */
   dc_status (*stream_wrap)(dc_device *device, void *native, dc_stream **stream);
   dc_status (*event_create)(dc_device *device, dc_event **event);
@@ -106,6 +150,8 @@ dc_status dc__cpu_device_open(const dc_allocator *allocator, dc_device **device)
 bool dc__cuda_is_name(const char *name);
 dc_status dc__cuda_device_open(const char *name, const dc_allocator *allocator, dc_device **device);
 dc_status dc__cuda_device_count(int32_t *count);
+/* One of NVIDIA's libraries, as plugin.h has it. */
+dc_status dc__cuda_library_open(const char *name, const char *folder, void **library);
 
 dc_device *dc__device_retain(dc_device *device);
 void dc__device_release(dc_device *device);

@@ -75,3 +75,10 @@ dc_status dc__cuda_device_count(int32_t *count) {
   DC__TRY(open_plugin(&plugin));
   return plugin->count(count);
 }
+
+dc_status dc__cuda_library_open(const char *name, const char *folder, void **library) {
+  const dc__plugin *plugin;
+  DC__TRY(open_plugin(&plugin));
+  *library = plugin->library(name, folder);
+  return *library != NULL ? DC_OK : DC_E_UNSUPPORTED;
+}

@@ -13,7 +13,7 @@ enum { LEVELS = 4 };
 
 static dc__kernels tables[LEVELS]; /* [0]: plain C, no functions */
 static int32_t highest;
-static atomic_int level;
+static atomic_int level = -1; /* -1: the tables are not filled yet */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void fill(void) {
@@ -34,6 +34,7 @@ static void fill(void) {
     dc__gemm_avx2(&tables[1]);
     tables[1].rows = &dc__rows_avx2;
     tables[1].update = &dc__update_avx2;
+    tables[1].tridiagonal = &dc__tridiagonal_avx2;
   }
   if (highest == 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
@@ -46,6 +47,7 @@ static void fill(void) {
     dc__gemm_avx512(&tables[2]);
     tables[2].rows = &dc__rows_avx512;
     tables[2].update = &dc__update_avx512;
+    tables[2].tridiagonal = &dc__tridiagonal_avx512;
   }
   if (highest == 2 && __builtin_cpu_supports("avx512bf16")) {
     highest = 3;
@@ -57,8 +59,8 @@ static void fill(void) {
 }
 
 const dc__kernels *dc__kernels_table(void) {
-  pthread_once(&once, fill);
-  return &tables[atomic_load_explicit(&level, memory_order_acquire)];
+  int32_t use = atomic_load_explicit(&level, memory_order_acquire);
+  return &tables[use >= 0 ? use : dc__kernels_level()];
 }
 
 int32_t dc__kernels_limit(int32_t limit) {

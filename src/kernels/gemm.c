@@ -1,6 +1,7 @@
 /* Matrix products by packed panels and tiles. A task is a block of C. B's part of it is packed as a whole where it fits
- * scratch memory; then, strip by strip of the block's rows, A is packed for each slice of k, the tiles add to an
- * accumulator, and the epilogue writes the strip. What a strip uses over and over stays in the second-level cache. */
+ * scratch memory, and stays there for the thread's next block of the same columns; then, strip by strip of the block's
+ * rows, A is packed for each slice of k, the tiles add to an accumulator, and the epilogue writes the strip. What a
+ * strip uses over and over stays in the second-level cache. */
 #include "kernels/gemm.h"
 
 #include <string.h>
@@ -14,8 +15,10 @@ enum {
   MOST_M = 3 * 168, /* rows of a strip, and of a block, where B is packed again for each */
   MOST_N = 1024,    /* columns of a block, half as many for float64 */
   LEAST = 128,      /* a side is not cut into less than this for the sake of more tasks */
-  BLOCKS_EACH = 2,  /* blocks that a thread should have, so that a late one does not cost much */
-  MOST_B = 4 << 20, /* bytes of B packed as a whole */
+  BLOCKS_EACH = 8,  /* blocks that a thread has at most for the sake of more tasks */
+  LATE = 8,         /* what a late thread costs: this part of a block */
+  PACKED = 32,      /* multiplications that take as long as packing an element */
+  MOST_B = 5 << 20, /* bytes of B packed as a whole */
   AHEAD = 2,        /* rows of C that are fetched before they are finished */
   ALIGN = 64
 };
@@ -53,7 +56,6 @@ typedef struct plan {
   int32_t kind;               /* DC__TILE_* */
   int64_t steps;              /* words in k */
   bool whole;                 /* B's part of a block is packed as a whole */
-  int64_t block_m, block_n;   /* multiples of the tile */
   int64_t blocks_m, blocks_n; /* of one matrix */
   dc__operand a, b;
 } plan;
@@ -65,27 +67,49 @@ static int64_t cuts(int64_t x, int64_t most) {
   return x < 1 ? 1 : (x + most - 1) / most;
 }
 
-/* The blocks: few, so that little is packed twice, but enough for the threads. */
-static void cut(plan *p, int32_t threads) {
+/* Where part `index` of `parts` of a side begins, in whole tiles; the parts are even to one tile. */
+static int64_t begin_of(int64_t size, int64_t tile, int64_t parts, int64_t index) {
+  int64_t begin = cuts(size, tile) * index / parts * tile;
+  return begin < size ? begin : size;
+}
+static int64_t longest_of(int64_t size, int64_t tile, int64_t parts) {
+  return cuts(cuts(size, tile), parts) * tile;
+}
+
+/* What a way to cut costs all threads together, in multiplications. A is packed for every block of columns, B by every
+ * thread that has blocks of its columns; the last round may leave threads idle, and a thread may come late. */
+static double cost_of(const plan *p, int64_t threads, int64_t blocks_m, int64_t blocks_n) {
+  const dc__gemm *g = p->g;
+  const double work = (double)g->m * (double)g->n * (double)g->batch;
+  const int64_t tasks = blocks_m * blocks_n * g->batch;
+  const double late = (double)(cuts(tasks, threads) * threads) + (double)threads / LATE;
+  const int64_t times = p->whole && threads < blocks_m ? threads : blocks_m;
+  const double packed = (double)g->m * (double)blocks_n + (double)g->n * (double)times;
+  return work * late / (double)tasks + PACKED * packed * (double)g->batch;
+}
+
+/* The blocks: the cheapest way to cut for so many threads. */
+static void cut(plan *p, int64_t threads) {
+  const dc__gemm *g = p->g;
   int64_t most_n = p->kind == DC__TILE_F64 ? MOST_N / 2 : MOST_N;
   int64_t fit = MOST_B / (int64_t)dc__tile_word(p->kind) / (p->steps > 0 ? p->steps : 1) / p->tile.nr * p->tile.nr;
-  p->whole = fit >= LEAST || fit >= p->g->n;
-  p->blocks_m = p->whole ? 1 : cuts(p->g->m, MOST_M);
-  p->blocks_n = cuts(p->g->n, p->whole && fit < most_n ? fit : most_n);
-  while (threads > 1) {
-    int64_t tasks = p->blocks_m * p->blocks_n * p->g->batch;
-    if (tasks >= (int64_t)threads * BLOCKS_EACH && (tasks % threads == 0 || tasks > 8 * (int64_t)threads)) {
-      break;
+  p->whole = fit >= LEAST || fit >= g->n;
+  const int64_t least_m = p->whole ? 1 : cuts(g->m, MOST_M);
+  const int64_t least_n = cuts(g->n, p->whole && fit < most_n ? fit : most_n);
+  const int64_t most = threads > 1 ? threads * BLOCKS_EACH / g->batch : 1;
+  p->blocks_m = least_m;
+  p->blocks_n = least_n;
+  double least = cost_of(p, threads, least_m, least_n);
+  for (int64_t n = least_n; n == least_n || (n <= most && g->n / n >= LEAST); n++) {
+    for (int64_t m = least_m + 1; m * n <= most && g->m / m >= LEAST; m++) {
+      double cost = cost_of(p, threads, m, n);
+      if (cost < least) {
+        least = cost;
+        p->blocks_m = m;
+        p->blocks_n = n;
+      }
     }
-    bool wide = p->g->n / p->blocks_n >= p->g->m / p->blocks_m;
-    int64_t *side = wide ? &p->blocks_n : &p->blocks_m;
-    if ((wide ? p->g->n : p->g->m) / (*side + 1) < LEAST) {
-      break;
-    }
-    ++*side;
   }
-  p->block_m = up((p->g->m + p->blocks_m - 1) / p->blocks_m, p->tile.mr);
-  p->block_n = up((p->g->n + p->blocks_n - 1) / p->blocks_n, p->tile.nr);
 }
 
 static plan make_plan(const dc__gemm *g, int32_t threads) {
@@ -142,12 +166,24 @@ static void finish_f32(const dc__gemm *g, void *c, void *aux, float *t, int64_t 
   dc__cast(dc__at(c, g->out_dtype, at), g->out_dtype, t, DC_FLOAT32, count);
 }
 
-static void finish_f64(const dc__gemm *g, double *c, const double *t, int64_t i, int64_t j, int64_t count) {
-  double *out = c + i * g->ldc + j;
-  const double *bias = g->epilogue == DC__EPILOGUE_BIAS ? g->bias : NULL;
-  for (int64_t x = 0; x < count; x++) {
-    double sum = g->alpha * t[x] + (g->beta != 0 ? g->beta * out[x] : 0);
-    out[x] = bias != NULL ? sum + bias[j + x] : sum;
+static void finish_f64(const dc__gemm *g, double *c, const double *restrict t, int64_t i, int64_t j, int64_t count) {
+  double *restrict out = c + i * g->ldc + j;
+  const double alpha = g->alpha;
+  const double beta = g->beta;
+  if (beta != 0) {
+    for (int64_t x = 0; x < count; x++) {
+      out[x] = alpha * t[x] + beta * out[x];
+    }
+  } else {
+    for (int64_t x = 0; x < count; x++) {
+      out[x] = alpha * t[x];
+    }
+  }
+  if (g->epilogue == DC__EPILOGUE_BIAS) {
+    const double *bias = g->bias;
+    for (int64_t x = 0; x < count; x++) {
+      out[x] += bias[j + x];
+    }
   }
 }
 
@@ -158,6 +194,8 @@ typedef struct block {
   int64_t ld;     /* of acc: more than across, so that its rows do not fall on the same lines of the cache */
   dc__operand a, b;
   char *packed_a, *packed_b, *acc;
+  int64_t *kept;  /* the number of the columns whose B lies packed */
+  int64_t number; /* of these */
 } block;
 
 /* The strip's rows times a slice of k. */
@@ -212,38 +250,44 @@ static void run_strip(const plan *p, const block *at, int64_t first, int64_t row
     const int64_t part = p->g->k - k < STEPS * depth ? p->g->k - k : STEPS * depth;
     const int64_t steps = (part + depth - 1) / depth;
     char *b = at->packed_b + (p->whole ? (size_t)(begin * at->across) * word : 0);
-    if (first == 0 || !p->whole) {
+    if (*at->kept != at->number) {
       dc__pack(b, &p->tile, p->kind, p->tile.nr, &at->b, at->j, at->n, k, part);
     }
     dc__pack(at->packed_a, &p->tile, p->kind, p->tile.mr, &at->a, at->i + first, rows, k, part);
     multiply_slice(p, at, b, rows, steps, begin > 0);
   }
+  *at->kept = p->whole ? at->number : 0;
   finish_strip(p, at, at->i + first, rows);
 }
 
+/* What lies in scratch memory: 1 + the number of the columns whose B is packed, or 0; then A, the sums, B. */
 static void run_block(const plan *p, int64_t index, char *scratch) {
   const dc__gemm *g = p->g;
   const int64_t word = (int64_t)dc__tile_word(p->kind);
-  block at = {.matrix = index / (p->blocks_m * p->blocks_n), .a = p->a, .b = p->b};
-  at.i = index % p->blocks_m * p->block_m;
-  at.j = index / p->blocks_m % p->blocks_n * p->block_n;
-  at.m = g->m - at.i < p->block_m ? g->m - at.i : p->block_m;
-  at.n = g->n - at.j < p->block_n ? g->n - at.j : p->block_n;
+  const int64_t columns = index / p->blocks_m;
+  block at = {.matrix = columns / p->blocks_n, .a = p->a, .b = p->b, .kept = (int64_t *)(void *)scratch};
+  at.number = columns + 1;
+  at.i = begin_of(g->m, p->tile.mr, p->blocks_m, index % p->blocks_m);
+  at.j = begin_of(g->n, p->tile.nr, p->blocks_n, columns % p->blocks_n);
+  at.m = begin_of(g->m, p->tile.mr, p->blocks_m, index % p->blocks_m + 1) - at.i;
+  at.n = begin_of(g->n, p->tile.nr, p->blocks_n, columns % p->blocks_n + 1) - at.j;
   if (at.m <= 0 || at.n <= 0) {
     return;
   }
   const int64_t strip = p->whole ? STRIP : MOST_M;
-  const int64_t tall = up(at.m < strip ? at.m : strip, p->tile.mr);
   const int64_t slice = p->steps < STEPS ? p->steps : STEPS;
+  const int64_t widest = longest_of(g->n, p->tile.nr, p->blocks_n);
   at.across = up(at.n, p->tile.nr);
   at.ld = up(at.across, ALIGN / word) + ALIGN / word;
-  at.packed_a = scratch;
-  at.acc = at.packed_a + up(tall * slice * word, ALIGN);
-  at.packed_b = at.acc + tall * at.ld * word;
+  at.packed_a = scratch + DC__SCRATCH_MARK;
+  at.acc = at.packed_a + up(strip * slice * word, ALIGN);
+  at.packed_b = at.acc + strip * (widest + 2 * ALIGN / word) * word;
   at.a.data = dc__const_at(at.a.data, at.a.dtype, at.matrix * g->stride_a);
   at.b.data = dc__const_at(at.b.data, at.b.dtype, at.matrix * g->stride_b);
-  for (int64_t i = 0; i < at.m; i += strip) {
-    run_strip(p, &at, i, at.m - i < strip ? at.m - i : strip);
+  const int64_t strips = cuts(at.m, strip);
+  for (int64_t i = 0; i < strips; i++) {
+    const int64_t first = begin_of(at.m, p->tile.mr, strips, i);
+    run_strip(p, &at, first, begin_of(at.m, p->tile.mr, strips, i + 1) - first);
   }
 }
 
@@ -254,12 +298,14 @@ static void run_task(void *arg, int64_t index, void *scratch) {
 void dc__gemm_run(dc__pool *pool, const dc__gemm *gemm) {
   plan p = make_plan(gemm, dc__pool_threads(pool));
   /* A product's operations are cheap: eight at a time, and more. */
-  int64_t cost = gemm->k < (1 << 20) ? p.block_m * p.block_n * gemm->k / 8 : INT64_MAX;
+  const int64_t elements = cuts(gemm->m, p.blocks_m) * cuts(gemm->n, p.blocks_n);
+  int64_t cost = gemm->k < (1 << 20) ? elements * gemm->k / 8 : INT64_MAX;
   dc__parallel_sized(pool, p.blocks_m * p.blocks_n * gemm->batch, cost, run_task, &p);
 }
 
 void dc__gemm_serial(const dc__gemm *gemm, void *scratch) {
   plan p = make_plan(gemm, 1);
+  memset(scratch, 0, DC__SCRATCH_MARK);
   for (int64_t index = 0; index < p.blocks_m * p.blocks_n * gemm->batch; index++) {
     run_block(&p, index, scratch);
   }

@@ -6,9 +6,11 @@
 
 #include "device/device.h"
 #include "kernels/blas.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/gemm.h"
 #include "kernels/parallel.h"
 #include "kernels/rows.h"
+#include "kernels/tridiagonal.h"
 #include "kernels/update.h"
 
 /* cast.c: dst[i] = (dst_dtype)src[i]. The seven types of dc__dtype_moves; float to integer truncates. No overlap. */

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { WORTH = 1 << 18 }; /* about 20 microseconds of work, what waking a thread costs */
@@ -164,6 +165,7 @@ int32_t dc__pool_threads(const dc__pool *pool) {
 }
 
 static void work_on(job *j, void *block) {
+  memset(block, 0, DC__SCRATCH_MARK);
   for (;;) {
     int64_t index = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
     if (index >= j->n) {

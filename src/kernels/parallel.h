@@ -8,12 +8,14 @@
 
 #include "base/base.h"
 
-enum { DC__SCRATCH_BYTES = 6 << 20, DC__THREADS_MAX = 1024 };
+enum { DC__SCRATCH_BYTES = 7 << 20, DC__SCRATCH_MARK = 64, DC__THREADS_MAX = 1024 };
 
 typedef struct dc__pool dc__pool;
 
-/* Does index `index` of the work. scratch: DC__SCRATCH_BYTES of the running thread's own, 256-byte aligned, with
- * whatever was left there. Must not call dc__parallel() on the same pool. */
+/* Does index `index` of the work. scratch: DC__SCRATCH_BYTES of the running thread's own, 256-byte aligned. At a
+ * thread's first index of a call its first DC__SCRATCH_MARK bytes are 0 and the others whatever was left there; from
+ * index to index everything stays, so that what one made can serve the next. Must not call dc__parallel() on the same
+ * pool. */
 typedef void (*dc__work_fn)(void *arg, int64_t index, void *scratch);
 
 /* threads: the callers' thread included; 0: as many as the process may run on (its affinity). Errors: DC_E_INVALID

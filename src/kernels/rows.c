@@ -1,6 +1,8 @@
 /* The plain version of rows.h, and the choice between it and the others. */
 #include "kernels/rows.h"
 
+#include "kernels/philox.h"
+
 #define ROWS dc__rows_plain
 #include "kernels/rows_loops.h"
 
@@ -52,18 +54,5 @@ void dc__dropout_row(float *m, int64_t count, int64_t first, uint32_t row, uint3
 }
 
 void dc__philox(uint32_t out[4], const uint32_t counter[4], const uint32_t key[2]) {
-  uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
-  uint32_t k0 = key[0];
-  uint32_t k1 = key[1];
-  for (int32_t round = 0; round < 10; round++) {
-    uint64_t a = (uint64_t)c[0] * 0xD2511F53u;
-    uint64_t b = (uint64_t)c[2] * 0xCD9E8D57u;
-    c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
-    c[1] = (uint32_t)b;
-    c[2] = (uint32_t)(a >> 32) ^ c[3] ^ k1;
-    c[3] = (uint32_t)a;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  memcpy(out, c, sizeof c);
+  dc__philox_words(out, counter, key);
 }

@@ -85,6 +85,19 @@ extern const dc__update dc__update_plain;
 extern const dc__update dc__update_avx2;
 extern const dc__update dc__update_avx512;
 
+/* tridiagonal.h, for one instruction set. */
+typedef struct dc__tridiagonal {
+  void (*times)(double *y, const double *a, int64_t ld, const double *x, int64_t n);
+  void (*dots)(double *sums, const double *rows, int64_t ld, int64_t count, const double *x, int64_t n);
+  void (*combine)(double *y, const double *rows, int64_t ld, int64_t count, const double *factors, int64_t n);
+  void (*ends)(const double *d, const double *off, int64_t n, double *least, double *most);
+  void (*inverses)(double *f, const double *d, const double *off, int64_t n, const double *shifts,
+                   const double *weights, double *scratch);
+} dc__tridiagonal;
+extern const dc__tridiagonal dc__tridiagonal_plain;
+extern const dc__tridiagonal dc__tridiagonal_avx2;
+extern const dc__tridiagonal dc__tridiagonal_avx512;
+
 /* NULL: the plain C version is all there is. Pairs are [dst_dtype][src_dtype]. */
 typedef struct dc__kernels {
   dc__binary_fn cast[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
@@ -94,6 +107,7 @@ typedef struct dc__kernels {
   dc__tile tile[DC__TILES];
   const dc__rows *rows;
   const dc__update *update;
+  const dc__tridiagonal *tridiagonal;
 } dc__kernels;
 
 /* The table in use (dispatch.c). */

@@ -8,19 +8,19 @@ static void adamw(float *restrict w, float *restrict m, float *restrict v, float
   const dc__adamw_factors f = *factors;
   if (most != NULL) {
     for (int64_t i = 0; i < count; i++) {
-      m[i] = f.keep_m * m[i] + f.add_m * g[i];
-      v[i] = f.keep_v * v[i] + f.add_v * g[i] * g[i];
-      most[i] = v[i] > most[i] || v[i] != v[i] ? v[i] : most[i];
-      w[i] = f.decay * w[i] - f.step * m[i] / (__builtin_sqrtf(most[i]) * f.root + f.eps);
+      m[i] = dc__adamw_mean(m[i], g[i], &f);
+      v[i] = dc__adamw_square(v[i], g[i], &f);
+      most[i] = dc__adamw_most(most[i], v[i]);
+      w[i] = dc__adamw_weight(w[i], m[i], most[i], &f);
     }
     return;
   }
   for (int64_t i = 0; i < count; i++) {
-    float mi = f.keep_m * m[i] + f.add_m * g[i];
-    float vi = f.keep_v * v[i] + f.add_v * g[i] * g[i];
+    float mi = dc__adamw_mean(m[i], g[i], &f);
+    float vi = dc__adamw_square(v[i], g[i], &f);
     m[i] = mi;
     v[i] = vi;
-    w[i] = f.decay * w[i] - f.step * mi / (__builtin_sqrtf(vi) * f.root + f.eps);
+    w[i] = dc__adamw_weight(w[i], mi, vi, &f);
   }
 }
 
@@ -29,15 +29,15 @@ static void sgd(float *restrict w, float *restrict b, const float *restrict g, i
   const dc__sgd_factors f = *factors;
   if (b == NULL) {
     for (int64_t i = 0; i < count; i++) {
-      w[i] = w[i] - f.lr * (f.sign * g[i] + f.weight_decay * w[i]);
+      w[i] = w[i] - f.lr * dc__sgd_direction(w[i], g[i], &f);
     }
     return;
   }
   for (int64_t i = 0; i < count; i++) {
-    float d = f.sign * g[i] + f.weight_decay * w[i];
-    float bi = f.keep * b[i] + f.add * d;
+    float d = dc__sgd_direction(w[i], g[i], &f);
+    float bi = dc__sgd_momentum(b[i], d, &f);
     b[i] = bi;
-    w[i] = w[i] - f.lr * (f.look == 0.0f ? bi : d + f.look * bi);
+    w[i] = dc__sgd_weight(w[i], d, bi, &f);
   }
 }
 
@@ -48,17 +48,17 @@ static void scale_to(float *restrict y, const float *restrict x, int64_t count, 
 }
 
 static bool all_below(const float *x, int64_t count, int32_t exponent) {
-  uint32_t worst = 0; /* exponents: all ones for NaN and infinity */
+  uint32_t worst = 0;
   for (int64_t i = 0; i < count; i++) {
-    uint32_t bits = dc__bits_of_f32(x[i]) & 0x7f800000u;
+    uint32_t bits = dc__size_bits(x[i]);
     worst = bits > worst ? bits : worst;
   }
-  return worst < (uint32_t)(exponent + 127) << 23;
+  return worst < dc__size_limit(exponent);
 }
 
 static void follow(float *restrict master, const float *restrict rounded, const float *restrict w, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
-    master[i] = dc__bits_of_f32(rounded[i]) == dc__bits_of_f32(w[i]) ? master[i] : w[i];
+    master[i] = dc__followed(master[i], rounded[i], w[i]);
   }
 }
 

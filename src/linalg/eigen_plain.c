@@ -88,7 +88,7 @@ static void accumulate(double *a, int64_t n, double *d, const double *h, double 
 }
 
 /* One implicit QL step on the unreduced block [l, m] with Wilkinson's shift. */
-static void ql_step(double *a, int64_t n, double *d, double *off, int64_t l, int64_t m) {
+static void ql_step(double *rows, int64_t width, double *d, double *off, int64_t l, int64_t m) {
   double g = (d[l + 1] - d[l]) / (2 * off[l]);
   double r = hypot(g, 1);
   g = d[m] - d[l] + off[l] / (g + copysign(r, g));
@@ -112,9 +112,9 @@ static void ql_step(double *a, int64_t n, double *d, double *off, int64_t l, int
     p = s * r;
     d[i + 1] = g + p;
     g = c * r - b;
-    double *low = a + i * n;
-    double *high = low + n;
-    for (int64_t k = 0; k < n; k++) {
+    double *low = rows + i * width;
+    double *high = low + width;
+    for (int64_t k = 0; k < width; k++) {
       f = high[k];
       high[k] = s * low[k] + c * f;
       low[k] = c * low[k] - s * f;
@@ -125,7 +125,7 @@ static void ql_step(double *a, int64_t n, double *d, double *off, int64_t l, int
   off[m] = 0;
 }
 
-static bool ql(double *a, int64_t n, double *d, double *off) {
+bool dc__tridiagonal_ql(int64_t n, double *rows, int64_t width, double *d, double *off) {
   for (int64_t l = 0; l < n; l++) {
     for (int32_t sweep = 0;; sweep++) {
       int64_t m = l;
@@ -138,7 +138,7 @@ static bool ql(double *a, int64_t n, double *d, double *off) {
       if (sweep == SWEEPS) {
         return false;
       }
-      ql_step(a, n, d, off, l, m);
+      ql_step(rows, width, d, off, l, m);
     }
   }
   return true;
@@ -176,7 +176,7 @@ bool dc__eigen_plain(int64_t n, double *a, double *values, double *work) {
   if (n > 0) {
     off[n - 1] = 0;
   }
-  if (!ql(a, n, values, off)) {
+  if (!dc__tridiagonal_ql(n, a, n, values, off)) {
     return false;
   }
   sort(a, n, values, p);

@@ -12,6 +12,13 @@
 
 /* ---- handles and their scratch memory (handle.c) ---- */
 
+/* How x^(-1 / root) becomes a sum of fractions (quadrature.c): a rule's points between 0 and 1, from either side. */
+typedef struct dc__rule {
+  int32_t root; /* 0: not computed yet */
+  double from_left[DC__TRIDIAGONAL_SHIFTS], from_right[DC__TRIDIAGONAL_SHIFTS], weight[DC__TRIDIAGONAL_SHIFTS];
+} dc__rule;
+enum { DC__RULES = 8 }; /* the largest root that has one */
+
 struct dc_linalg {
   dc_device *device;
   dc__pool *pool;
@@ -22,6 +29,7 @@ struct dc_linalg {
   size_t own_bytes, lent_bytes;
   bool query;
   size_t most; /* that a call of the query would have used */
+  dc__rule rules[DC__RULES];
 };
 
 dc_status dc__linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
@@ -117,7 +125,14 @@ dc__gemm dc__mat_product(const dc__mat *a, const dc__mat *b, double alpha, doubl
 void dc__syrk(dc__pool *pool, void *scratch, bool trans, int64_t n, int64_t k, const float *a, double alpha,
               double beta, float *c);
 
-enum dc__spectral_op { DC__SPECTRAL_EIGH, DC__SPECTRAL_POWER, DC__SPECTRAL_ROOT, DC__SPECTRAL_NEWTON };
+/* BASIS: dc__spectral_each() alone. out are nearer to eigenvectors than those in `basis`, the largest first. */
+enum dc__spectral_op {
+  DC__SPECTRAL_EIGH,
+  DC__SPECTRAL_POWER,
+  DC__SPECTRAL_ROOT,
+  DC__SPECTRAL_NEWTON,
+  DC__SPECTRAL_BASIS
+};
 
 typedef struct dc__spectral {
   const char *fn;
@@ -129,7 +144,8 @@ typedef struct dc__spectral {
   double most_residual;    /* 0: by the type and epsilon */
   dc__mat a, out;          /* EIGH: out are the vectors */
   dc__mat basis;           /* data NULL: none */
-  void *values;            /* EIGH: [batch, n] of a's type */
+  int64_t *order;          /* BASIS: [n], set: which columns of the basis out's began as */
+  void *values;            /* EIGH: [batch, n] of a's type; NULL: not wanted */
   bool vectors;            /* EIGH: wanted */
   void *info;              /* NULL: not wanted. NEWTON: dc_iteration_info */
   size_t info_size;

@@ -4,7 +4,7 @@
 
 #include "linalg/spectral.h"
 
-enum { BLOCK = 128, WIDE = 128 }; /* rows, and columns, of a triangle that are computed together */
+enum { BLOCK = DC__TRIANGLE_BLOCK, WIDE = 128 }; /* rows, and columns, of a triangle that are computed together */
 
 static dc__pool *pool_of(const dc__job *job) {
   return job->inside ? NULL : job->l->pool;
@@ -53,8 +53,7 @@ void dc__triangular_product(const dc__job *job, int32_t dtype, const void *a, co
   }
 }
 
-/* The lower triangle of a square product, and what of the upper one is in the same blocks. */
-static void triangle(dc__pool *pool, const dc__gemm *whole, void *scratch) {
+void dc__triangle(dc__pool *pool, const dc__gemm *whole, void *scratch) {
   for (int64_t i = 0; i < whole->m; i += BLOCK) {
     int64_t rows = whole->m - i < BLOCK ? whole->m - i : BLOCK;
     dc__gemm g = *whole;
@@ -71,7 +70,7 @@ void dc__half_product(const dc__job *job, int32_t dtype, bool trans_a, bool tran
   dc__gemm g = square(job, dtype, a, b, c);
   g.trans_a = trans_a;
   g.trans_b = trans_b;
-  triangle(pool_of(job), &g, scratch);
+  dc__triangle(pool_of(job), &g, scratch);
 }
 
 void dc__syrk(dc__pool *pool, void *scratch, bool trans, int64_t n, int64_t k, const float *a, double alpha,
@@ -93,7 +92,7 @@ void dc__syrk(dc__pool *pool, void *scratch, bool trans, int64_t n, int64_t k, c
                 .batch = 1,
                 .alpha = alpha,
                 .beta = beta};
-  triangle(pool, &g, scratch);
+  dc__triangle(pool, &g, scratch);
   dc__mirror(c, DC_FLOAT32, n);
 }
 
@@ -145,7 +144,7 @@ static bool finish_eigh(const dc__job *job, int64_t index, dc__task *t) {
     t->status = DC_E_NOT_FINITE;
     return false;
   }
-  for (int64_t i = 0; i < n; i++) {
+  for (int64_t i = 0; i < n && r->values != NULL; i++) {
     dc__put(r->values, wide, index * n + i, t->values[descending ? n - 1 - i : i]);
   }
   if (r->vectors) {

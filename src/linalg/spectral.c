@@ -18,7 +18,12 @@ typedef struct batch {
 
 static int64_t work_size(const dc__spectral *r) {
   int64_t n = r->a.rows;
-  return r->op == DC__SPECTRAL_NEWTON ? 6 * n * n : 2 * n * n + 3 * DC__PROBES * n + 1;
+  if (r->op == DC__SPECTRAL_NEWTON) {
+    return 6 * n * n;
+  }
+  int64_t vectors = 2 * n * n + 3 * DC__PROBES * n + 1;
+  int64_t rational = dc__tridiagonal_work(n);
+  return vectors > rational ? vectors : rational;
 }
 
 /* The parts of a slot, in the order of use_slot(). */
@@ -66,8 +71,39 @@ static bool load(const batch *b, int64_t index, dc__task *t) {
   return dc__symmetric_load(&b->job, index, t);
 }
 
+static bool first_load(const batch *b, int64_t index, dc__task *t) {
+  if (dc__rational_root(b->job.l, b->job.r) == 0) {
+    return load(b, index, t);
+  }
+  t->dtype = DC_FLOAT64;
+  return dc__symmetric_load(&b->job, index, t);
+}
+
 static bool wants_warm(const dc__spectral *r) {
   return r->op == DC__SPECTRAL_ROOT && r->basis.data != NULL && r->options.tolerance > 0;
+}
+
+/* As far as one thread goes: to the root of a tridiagonal matrix, or to eigenvectors. */
+static void solve(const batch *b, int64_t index, void *scratch) {
+  const dc__job *job = &b->job;
+  dc__task *t = &job->tasks[index];
+  int32_t root = dc__rational_root(job->l, job->r);
+  if (root > 0) {
+    t->rational = dc__rational(job, t, root, scratch);
+    if (t->rational || !load(b, index, t)) {
+      return;
+    }
+  }
+  (void)dc__decompose(job, index, t);
+}
+
+static void finish(const batch *b, int64_t index, void *scratch) {
+  dc__task *t = &b->job.tasks[index];
+  if (t->rational) {
+    (void)dc__rational_finish(&b->job, index, t, scratch);
+  } else if (t->solved) {
+    (void)dc__finish(&b->job, index, t, scratch);
+  }
 }
 
 static void whole(void *arg, int64_t index, void *scratch) {
@@ -75,12 +111,14 @@ static void whole(void *arg, int64_t index, void *scratch) {
   dc__task *t = &b->job.tasks[index];
   int64_t slot = dc__slots_take(&b->slots);
   use_slot(b, t, slot);
-  bool loaded = load(b, index, t);
+  bool loaded = first_load(b, index, t);
   if (loaded && b->job.r->op == DC__SPECTRAL_NEWTON) {
     dc__newton(&b->job, index, t, scratch);
-  } else if (loaded && !(wants_warm(b->job.r) && dc__warm(&b->job, index, t, scratch)) &&
-             dc__decompose(&b->job, index, t)) {
-    (void)dc__finish(&b->job, index, t, scratch);
+  } else if (loaded && b->job.r->op == DC__SPECTRAL_BASIS) {
+    dc__basis_step(&b->job, index, t, scratch);
+  } else if (loaded && !(wants_warm(b->job.r) && dc__warm(&b->job, index, t, scratch))) {
+    solve(b, index, scratch);
+    finish(b, index, scratch);
   }
   dc__slots_give(&b->slots, slot);
 }
@@ -89,7 +127,7 @@ static void first_part(void *arg, int64_t index, void *scratch) {
   (void)scratch;
   batch *b = arg;
   use_slot(b, &b->job.tasks[index], index);
-  (void)load(b, index, &b->job.tasks[index]);
+  (void)first_load(b, index, &b->job.tasks[index]);
 }
 
 static bool waits(const dc__task *t) {
@@ -97,10 +135,9 @@ static bool waits(const dc__task *t) {
 }
 
 static void middle_part(void *arg, int64_t index, void *scratch) {
-  (void)scratch;
   batch *b = arg;
   if (waits(&b->job.tasks[index])) {
-    (void)dc__decompose(&b->job, index, &b->job.tasks[index]);
+    solve(b, index, scratch);
   }
 }
 
@@ -123,7 +160,7 @@ static void few(batch *b, int64_t count) {
   dc__parallel(pool, count, middle_part, b);
   for (int64_t i = 0; i < count; i++) {
     if (waits(&b->job.tasks[i])) {
-      (void)dc__finish(&b->job, i, &b->job.tasks[i], NULL);
+      finish(b, i, NULL);
     }
   }
 }
@@ -199,6 +236,14 @@ static dc_status report(const dc__spectral *r, const dc__task *tasks) {
   return first == DC_OK ? DC_OK : explain(r, &tasks[at], at);
 }
 
+/* The rule for a request's root, before threads want it. */
+static void prepare(dc_linalg *l, const dc__spectral *r) {
+  int32_t root = dc__rational_root(l, r);
+  if (root > 0 && l->rules[root - 1].root == 0) {
+    dc__rule_open(&l->rules[root - 1], root);
+  }
+}
+
 dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *r) {
   int64_t n = r->a.rows;
   int64_t count = r->a.batch;
@@ -222,6 +267,7 @@ dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *r) {
   b.job.tasks = dc__linalg_part(memory, &offset, count, sizeof(dc__task));
   memset(b.job.tasks, 0, offset);
   dc__slots_place(&b.slots, memory, &offset);
+  prepare(l, r);
   if (n > 0 && b.job.inside) {
     dc__parallel(l->pool, count, whole, &b);
   } else if (n > 0) {
@@ -275,6 +321,9 @@ dc_status dc__spectral_each(dc_linalg *l, const dc__spectral *requests, int64_t 
   m.tasks = dc__linalg_part(memory, &offset, count, sizeof(dc__task));
   memset(m.tasks, 0, offset);
   dc__slots_place(&m.slots, memory, &offset);
+  for (int64_t i = 0; i < count; i++) {
+    prepare(l, &requests[i]);
+  }
   dc__parallel(l->pool, count, one_of, &m);
   return DC_OK;
 }

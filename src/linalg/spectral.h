@@ -4,6 +4,8 @@
 
 #include "linalg/linalg.h"
 
+/* Rows of a triangle that are computed together: all of the block on the diagonal is. */
+enum { DC__TRIANGLE_BLOCK = 128 };
 enum { DC__PROBES = 8 }; /* columns of the power iteration that measures a change */
 
 /* One matrix of a batch under way. Its memory has room for float64: `s` n * n elements, `work` 2 n * n and
@@ -16,6 +18,7 @@ typedef struct dc__task {
   int32_t dtype;    /* of s now: the computing type */
   int exponent;     /* the matrix is s times 2^exponent */
   bool solved;      /* the rows of s are eigenvectors */
+  bool rational;    /* the root of the tridiagonal matrix is in work */
   int64_t row, col; /* where the fault is, for the error's text */
   double smallest, largest, epsilon, asymmetry, change;
   int32_t iterations; /* Newton's */
@@ -47,6 +50,23 @@ bool dc__decompose(const dc__job *job, int64_t index, dc__task *t);
 
 /* eigen_plain.c: the same in float64 without LAPACK; a n * n, both triangles. work: 3 n. False: not converged. */
 bool dc__eigen_plain(int64_t n, double *a, double *values, double *work);
+/* Of the tridiagonal matrix with diagonal d and off[i] between i and i + 1, off[n - 1] = 0: d becomes its eigenvalues,
+ * unsorted; its eigenvectors' first elements, or whatever else `rows` [n, width] begins with, turn with them. */
+bool dc__tridiagonal_ql(int64_t n, double *rows, int64_t width, double *d, double *off);
+
+/* tridiagonal.c: inverse roots without a decomposition. The root p where a power is -1 / p and what is asked for needs
+ * no eigenvectors; otherwise 0. */
+int32_t dc__rational_root(const dc_linalg *l, const dc__spectral *r);
+/* Elements of `work` that it needs. */
+int64_t dc__tridiagonal_work(int64_t n);
+/* s, in float64, becomes tridiagonal, and the root of that is there; false: the spectrum does not suit, and s is
+ * spoilt. Then dc__rational_finish() stores the root. scratch: NULL: products on the pool. */
+bool dc__rational(const dc__job *job, dc__task *t, int32_t root, void *scratch);
+bool dc__rational_finish(const dc__job *job, int64_t index, dc__task *t, void *scratch);
+
+/* quadrature.c: the rule for a root, and x^(-1 / root) = sum of weights / (shifts + x) for x in [least, 1]. */
+void dc__rule_open(dc__rule *rule, int32_t root);
+void dc__rule_fractions(const dc__rule *rule, double least, double *shifts, double *weights);
 
 /* power.c: values, in the matrix's own scale, become what the power is taken of, at least 0; -1 marks those that a
  * pseudo-inverse leaves out. Fills in smallest, largest and epsilon; false and a status where it is not allowed. */
@@ -57,9 +77,15 @@ bool dc__finish(const dc__job *job, int64_t index, dc__task *t, void *scratch);
 /* warm.c: the root from the caller's basis, stored; false: not near enough, and s is as it was. */
 bool dc__warm(const dc__job *job, int64_t index, dc__task *t, void *scratch);
 
+/* basis.c: eigenvectors from the caller's basis, stored, with their order; a status where something is not finite. */
+void dc__basis_step(const dc__job *job, int64_t index, dc__task *t, void *scratch);
+
 /* newton.c: the root by Newton's iteration, stored; the status says whether it is near enough. */
 void dc__newton(const dc__job *job, int64_t index, dc__task *t, void *scratch);
 
+/* The lower triangle of a square product, and what of the upper one is in the same blocks; scratch as for
+ * dc__gemm_on(). */
+void dc__triangle(dc__pool *pool, const dc__gemm *whole, void *scratch);
 /* The lower triangle of c [n, n] = op(a) b (or a b^T): rows of blocks, on the pool or on this thread. */
 void dc__half_product(const dc__job *job, int32_t dtype, bool trans_a, bool trans_b, const void *a, const void *b,
                       void *c, void *scratch);

@@ -1,19 +1,7 @@
-/* AdamW: one pass over weights, gradients and both moments. */
+/* AdamW: both moments, and with amsgrad the largest second one so far. */
 #include "optim/inside.h"
 
 #include <math.h>
-
-/* A parameter's state and its constants of the step under way. */
-typedef struct adamw_param {
-  float *m, *v, *most; /* most NULL: no amsgrad */
-  dc__adamw_factors factors;
-} adamw_param;
-
-typedef struct adamw {
-  dc_optimizer head;
-  adamw_param *params;
-  int64_t capacity;
-} adamw;
 
 static const char *refuse(const void *options, const void *old) {
   const dc_adamw_options *a = options;
@@ -21,67 +9,41 @@ static const char *refuse(const void *options, const void *old) {
   return a->amsgrad != b->amsgrad ? "amsgrad" : NULL;
 }
 
-static dc_status prepare(dc_optimizer *o, const char *fn, int64_t first) {
-  (void)fn;
-  adamw *self = (adamw *)(void *)o;
-  if (!dc__grow((void **)&self->params, &self->capacity, o->count, sizeof *self->params)) {
-    return DC_E_NO_MEMORY;
-  }
-  for (int64_t i = first; i < o->count; i++) {
-    dc__optim_param *p = &o->params[i];
-    const dc_adamw_options *options = dc__optim_options(o, p);
-    adamw_param *a = &self->params[i];
-    a->m = dc__optim_add_piece(o, p, "exp_avg", DC_FLOAT32, &p->count, 1);
-    a->v = dc__optim_add_piece(o, p, "exp_avg_sq", DC_FLOAT32, &p->count, 1);
-    a->most = options->amsgrad == 1 ? dc__optim_add_piece(o, p, "max_exp_avg_sq", DC_FLOAT32, &p->count, 1) : NULL;
-    if (a->m == NULL || a->v == NULL || (options->amsgrad == 1 && a->most == NULL)) {
-      return DC_E_NO_MEMORY;
-    }
-  }
-  return DC_OK;
+static bool add(dc_optimizer *o, dc__optim_param *p, float *state[3]) {
+  const dc_adamw_options *options = dc__optim_options(o, p);
+  const bool most = options->amsgrad == 1;
+  state[0] = dc__optim_add_piece(o, p, "exp_avg", DC_FLOAT32, &p->count, 1);
+  state[1] = dc__optim_add_piece(o, p, "exp_avg_sq", DC_FLOAT32, &p->count, 1);
+  state[2] = most ? dc__optim_add_piece(o, p, "max_exp_avg_sq", DC_FLOAT32, &p->count, 1) : NULL;
+  return state[0] != NULL && state[1] != NULL && (!most || state[2] != NULL);
 }
 
-static dc__adamw_factors factors_of(const dc_adamw_options *options, double lr, int64_t t) {
-  dc__adamw_factors f = {.keep_m = (float)options->beta1, .add_m = (float)(1 - options->beta1)};
-  f.keep_v = (float)options->beta2;
-  f.add_v = (float)(1 - options->beta2);
-  f.decay = (float)(1 - lr * options->weight_decay);
-  f.step = (float)(lr / (1 - pow(options->beta1, (double)t)));
-  f.root = (float)(1 / sqrt(1 - pow(options->beta2, (double)t)));
-  f.eps = (float)options->eps;
+dc__adamw_factors dc__optim_adamw_factors(double beta1, double beta2, double eps, double weight_decay, double lr,
+                                          int64_t t) {
+  return (dc__adamw_factors){.keep_m = (float)beta1,
+                             .add_m = (float)(1 - beta1),
+                             .keep_v = (float)beta2,
+                             .add_v = (float)(1 - beta2),
+                             .decay = (float)(1 - lr * weight_decay),
+                             .step = (float)(lr / (1 - pow(beta1, (double)t))),
+                             .root = (float)(1 / sqrt(1 - pow(beta2, (double)t))),
+                             .eps = (float)eps};
+}
+
+static void begin(const void *of, double lr, int64_t t, dc__update_span *to) {
+  const dc_adamw_options *options = of;
+  dc__adamw_factors *f = &to->factors.adamw;
+  *f = dc__optim_adamw_factors(options->beta1, options->beta2, options->eps, options->weight_decay, lr, t);
   if (options->maximize == 1) { /* m is that of the gradient turned round */
-    f.add_m = -f.add_m;
+    f->add_m = -f->add_m;
   }
-  return f;
 }
 
-static void update(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
-  (void)arg;
-  const adamw_param *a = &((adamw *)(void *)o)->params[tile->param - o->params];
-  dc__update_adamw(tile->weight, a->m + tile->from, a->v + tile->from, a->most == NULL ? NULL : a->most + tile->from,
-                   tile->grad, tile->count, &a->factors);
+static void update(const dc__optim_tile *tile, float *const state[3], const dc__update_span *param) {
+  dc__update_adamw(tile->weight, state[0], state[1], state[2], tile->grad, tile->count, &param->factors.adamw);
 }
 
-static dc_status step(dc_optimizer *o, const char *fn) {
-  (void)fn;
-  adamw *self = (adamw *)(void *)o;
-  for (int64_t i = 0; i < o->count; i++) {
-    const dc__optim_param *p = &o->params[i];
-    self->params[i].factors = factors_of(dc__optim_options(o, p), o->groups[p->group].lr, *p->step + 1);
-  }
-  dc__optim_each_tile(o, update, NULL);
-  return DC_OK;
-}
+static const dc__elementwise_rules rules = {.kernel = DC__UPDATE_ADAMW, .add = add, .begin = begin, .update = update};
 
-static void destroy(dc_optimizer *o) {
-  dc__free(((adamw *)(void *)o)->params);
-}
-
-const dc__optim_kind dc__adamw_kind = {.name = "adamw",
-                                       .size = sizeof(adamw),
-                                       .options_size = sizeof(dc_adamw_options),
-                                       .exponent = 128,
-                                       .refuse = refuse,
-                                       .prepare = prepare,
-                                       .step = step,
-                                       .destroy = destroy};
+const dc__optim_kind dc__adamw_kind = {DC__ELEMENTWISE_KIND, .name = "adamw", .options_size = sizeof(dc_adamw_options),
+                                       .rules = &rules, .refuse = refuse};

@@ -2,7 +2,7 @@
  * of lanes, so their bits depend on the block alone. */
 #include <math.h>
 
-#include "optim/shampoo.h"
+#include "optim/blocked.h"
 
 enum { LANES = 8 };
 
@@ -26,13 +26,13 @@ double dc__block_norm(const float *x, int64_t count) {
 
 void dc__graft_learn(const dc__block *b, const dc__block_step *s) {
   const dc_shampoo_options *o = s->options;
-  if (b->graft == NULL) {
+  if (b->squares == NULL) {
     return;
   }
   const float keep = o->graft == DC_GRAFT_ADAGRAD ? 1 : (float)o->graft_beta2;
   const float add = o->graft == DC_GRAFT_ADAGRAD ? 1 : (float)(1 - o->graft_beta2);
   for (int64_t i = 0; i < b->count; i++) {
-    b->graft[i] = keep * b->graft[i] + add * (b->data[i] * b->data[i]);
+    b->squares[i] = keep * b->squares[i] + add * (b->data[i] * b->data[i]);
   }
 }
 
@@ -40,9 +40,10 @@ void dc__graft_filter(const dc__block *b, const dc__block_step *s) {
   if (b->exp_avg == NULL) {
     return;
   }
-  const float keep = (float)s->options->beta1;
-  const float add = (float)(1 - s->options->beta1);
-  const float whole = (float)(1 / (1 - pow(s->options->beta1, (double)s->t)));
+  const dc_shampoo_options *o = s->options;
+  const float keep = (float)o->beta1;
+  const float add = (float)(1 - o->beta1);
+  const float whole = (float)(1 / (1 - pow(o->beta1, (double)s->t)));
   for (int64_t i = 0; i < b->count; i++) {
     b->exp_avg[i] = keep * b->exp_avg[i] + add * b->data[i];
     b->data[i] = whole * b->exp_avg[i];
@@ -53,13 +54,13 @@ void dc__graft_filter(const dc__block *b, const dc__block_step *s) {
 static void graft_part(const dc__block *b, const dc__block_step *s, int64_t from, int64_t count, float *out) {
   const dc_shampoo_options *o = s->options;
   const float *g = b->data + from;
-  if (b->graft == NULL) {
+  if (b->squares == NULL) {
     memmove(out, g, (size_t)count * sizeof *out);
     return;
   }
   const float eps = (float)o->graft_eps;
   const float whole = o->graft == DC_GRAFT_ADAM ? (float)(1 / (1 - pow(o->graft_beta2, (double)s->t))) : 1;
-  const float *v = b->graft + from;
+  const float *v = b->squares + from;
   for (int64_t i = 0; i < count; i++) {
     out[i] = g[i] / (sqrtf(whole * v[i]) + eps);
   }
@@ -86,8 +87,9 @@ void dc__block_momentum(const dc__block *b, const dc__block_step *s) {
   if (b->momentum == NULL) {
     return;
   }
-  const float keep = (float)s->options->momentum;
-  const bool nesterov = s->options->nesterov == 1;
+  const dc_shampoo_options *o = s->options;
+  const float keep = (float)o->momentum;
+  const bool nesterov = o->nesterov == 1;
   for (int64_t i = 0; i < b->count; i++) {
     float u = b->data[i];
     b->momentum[i] = keep * b->momentum[i] + u;

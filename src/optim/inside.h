@@ -18,6 +18,7 @@ struct dc__optim_piece {
   int32_t ndim; /* 0 to 2 */
   int64_t shape[2];
   int64_t numel;
+  bool counts; /* what the host counts, and keeps, wherever the rest lies */
   void *data;
 };
 
@@ -26,7 +27,9 @@ struct dc__optim_kind {
   const char *name;    /* in texts and saved states, at most 15 characters */
   size_t size;         /* of its struct */
   size_t options_size; /* of its options */
+  bool there;          /* can step on a device with memory of its own */
   int32_t exponent;    /* gradients that are looked at must be below 2^exponent; 128: finite */
+  const void *rules;   /* what several kinds that share functions differ in */
   /* What must stay as it is in the options of a group that has parameters, and does not; NULL: all is well. A NULL
    * function: it always is. */
   const char *(*refuse)(const void *options, const void *old);
@@ -53,6 +56,10 @@ static inline bool dc__optim_has_grad(const dc_optimizer *o, const dc__optim_par
   return o->io[p - o->params].grad_dtype != DC_DTYPE_NONE;
 }
 
+/* What AdamW's step t multiplies with. (adamw.c) */
+dc__adamw_factors dc__optim_adamw_factors(double beta1, double beta2, double eps, double weight_decay, double lr,
+                                          int64_t t);
+
 /* Everything that was added has its pieces. (optimizer.c) */
 dc_status dc__optim_prepare(dc_optimizer *o, const char *fn);
 
@@ -65,6 +72,18 @@ void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name,
 /* NULL: there is none of this name. */
 dc__optim_piece *dc__optim_find_piece(const dc__optim_param *p, const char *name);
 void dc__optim_drop_pieces(dc_optimizer *o, dc__optim_param *p);
+
+/* ---- on a device with memory of its own (there.c) ---- */
+
+bool dc__optim_is_there(const dc_optimizer *o);
+/* Kernels want elements at multiples of their size. */
+dc_status dc__optim_check_there(const dc_optimizer *o, const char *fn);
+/* Fills in state and factors of a parameter's span; false: it is left out. */
+typedef bool (*dc__optim_span_fn)(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span);
+/* A step of all parameters with gradients; kind: enum dc__update_kind. Fails only with the device. */
+dc_status dc__optim_update_there(const dc_optimizer *o, int32_t kind, dc__optim_span_fn fn);
+/* The first parameter with a gradient that the group wants looked at and is too large; o->count: none. */
+dc_status dc__optim_first_bad_there(const dc_optimizer *o, int64_t *index);
 
 /* ---- work on single elements (elements.c) ---- */
 
@@ -91,5 +110,32 @@ typedef void (*dc__optim_tile_fn)(dc_optimizer *o, const dc__optim_tile *tile, v
 void dc__optim_each_tile(dc_optimizer *o, dc__optim_tile_fn fn, void *arg);
 /* The same for one parameter, which has a gradient. */
 void dc__optim_param_tiles(dc_optimizer *o, const dc__optim_param *p, dc__optim_tile_fn fn, void *arg);
+
+/* ---- AdamW and SGD (elementwise.c) ---- */
+
+typedef struct dc__elementwise {
+  dc_optimizer head;
+  dc__update_span *params; /* state and factors of each */
+  int64_t capacity;
+} dc__elementwise;
+
+/* `rules` of their dc__optim_kind. */
+typedef struct dc__elementwise_rules {
+  int32_t kernel; /* on a device with memory of its own */
+  /* Adds the pieces; false: no memory. */
+  bool (*add)(dc_optimizer *o, dc__optim_param *p, float *state[3]);
+  /* Sets the factors of step t, from 1. */
+  void (*begin)(const void *options, double lr, int64_t t, dc__update_span *to);
+  /* A tile's step; state is the tile's. */
+  void (*update)(const dc__optim_tile *tile, float *const state[3], const dc__update_span *param);
+} dc__elementwise_rules;
+
+dc_status dc__elementwise_prepare(dc_optimizer *o, const char *fn, int64_t first);
+dc_status dc__elementwise_step(dc_optimizer *o, const char *fn);
+void dc__elementwise_destroy(dc_optimizer *o);
+
+#define DC__ELEMENTWISE_KIND                                                                           \
+  .size = sizeof(dc__elementwise), .there = true, .exponent = 128, .prepare = dc__elementwise_prepare, \
+  .step = dc__elementwise_step, .destroy = dc__elementwise_destroy
 
 #endif

@@ -78,7 +78,8 @@ static dc_status make_factors(const dc__kfac *k, const char *fn, dc__kfac_layer 
                       f->order, (int)MOST);
     }
     f->sum = dc__calloc((size_t)layer->groups * (size_t)f->order, (size_t)f->order * sizeof *f->sum);
-    if (f->sum == NULL) {
+    f->diagonal = dc__calloc((size_t)layer->groups * (size_t)f->order, sizeof *f->diagonal);
+    if (f->sum == NULL || f->diagonal == NULL) {
       return DC_E_NO_MEMORY;
     }
   }
@@ -88,6 +89,7 @@ static dc_status make_factors(const dc__kfac *k, const char *fn, dc__kfac_layer 
 static void drop_layer(dc__kfac_layer *layer) {
   for (int32_t which = 0; which < DC__FACTORS; which++) {
     dc__free(layer->factors[which].sum);
+    dc__free(layer->factors[which].diagonal);
   }
 }
 
@@ -231,7 +233,7 @@ static void stats(const dc_optimizer *o, dc_optimizer_stats *s) {
     s->owned_blocks += layer->updates != NULL ? 1 : 0;
     for (int32_t which = 0; which < DC__FACTORS; which++) {
       int64_t n = layer->factors[which].order;
-      s->scratch_bytes += layer->groups * n * n * (int64_t)sizeof(float);
+      s->scratch_bytes += layer->groups * n * (n + 1) * (int64_t)sizeof(float);
     }
   }
   s->scratch_bytes += k->scratch_bytes + (k->exchange == NULL ? 0 : dc__exchange_bytes(k->exchange));

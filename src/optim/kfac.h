@@ -12,16 +12,21 @@ enum { DC__FACTOR_A, DC__FACTOR_G, DC__FACTORS };
 typedef struct dc__factor {
   int64_t order;
   /* What was seen since the last step, the sum of v v^T over the vectors v: upper triangles without that last corner.
-   * Within a step, the factor as it will be. */
+   */
   float *sum;
+  /* Within a step, where `changed`: the factor as it will be is in the lower triangles of sum and on its diagonals,
+   * which are kept here. */
+  float *diagonal;
   int64_t count; /* what the sum is divided by; 0: nothing was seen, and sum holds anything */
   double bound;  /* no element of the sum is larger */
   /* The state, on the rank that owns the layer. */
   float *mean;             /* [groups][order][order] */
   float *vectors, *values; /* of the latest decomposition that succeeded: columns, and eigenvalues >= 0 */
   int64_t *good, *failed;  /* decompositions that succeeded; failures since the last of them */
-  bool changed;            /* sum holds what mean becomes when the step succeeds */
-  bool bad;                /* a decomposition has failed just now */
+  /* Within a step: */
+  bool changed;                        /* there is what mean becomes when the step succeeds */
+  bool tried, bad;                     /* a decomposition was made, and has failed */
+  float *fresh_vectors, *fresh_values; /* what those become if it has not */
 } dc__factor;
 
 typedef struct dc__kfac_layer {
@@ -67,13 +72,13 @@ typedef struct dc__kfac_matrices {
 /* The matrices of the layers that this rank owns. */
 dc_status dc__kfac_matrices_create(dc__kfac_layer *layers, int64_t count, dc__kfac_matrices *matrices);
 void dc__kfac_matrices_destroy(dc__kfac_matrices *matrices);
-/* Decomposes what is `due` of them. A failure is counted, and leaves the old decomposition in use; where a layer has
- * had as many in a row as it tolerates, it is an error. brink: only the factors of which a failure would be one; else
- * the others. No communication. */
-dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *matrices, bool brink,
-                             dc_optimizer_stats *stats);
-/* The factors become what was prepared. */
-void dc__kfac_commit(dc__kfac_layer *layer);
+/* Decomposes what is `due` of them. A failure leaves the old decomposition in use; where a layer has had as many in a
+ * row as it tolerates, it is an error. No communication. */
+dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *matrices, dc_optimizer_stats *stats);
+/* Factors and decompositions become what was prepared, and what was seen is used up. */
+void dc__kfac_commit(dc_linalg *l, dc__kfac_layer *layer, dc_optimizer_stats *stats);
+/* Forgets what was prepared: all is as before the step. */
+void dc__kfac_undo(dc__kfac_layer *layer);
 
 /* Turns a whole gradient into the direction in place, and tells their scalar product. weight and bias as stored; NULL:
  * none. memory: dc__kfac_direction_room() float32. Before the first decomposition the direction is the gradient, and

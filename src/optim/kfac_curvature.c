@@ -55,7 +55,7 @@ static void pack_row(void *arg, int64_t index, void *scratch) {
   }
 }
 
-/* sum = decay mean + (1 - decay) packed, in both triangles; the counts have divided packed already. */
+/* The factor as it will be: decay mean + (1 - decay) packed over its count. */
 static void average_row(void *arg, int64_t index, void *scratch) {
   (void)scratch;
   const rows_job *job = arg;
@@ -64,9 +64,21 @@ static void average_row(void *arg, int64_t index, void *scratch) {
   double *from;
   int64_t length = row_at(job, index, &at, &from);
   double count = job->packed[job->layer->groups * triangle(job->layer, job->which)];
+  f->diagonal[index] = f->sum[at];
   for (int64_t j = 0; j < length; j++) {
     double value = job->decay * (double)f->mean[at + j] + (1 - job->decay) * (from[j] / count);
-    f->sum[at + j] = f->sum[at + j * f->order] = (float)value;
+    f->sum[at + j * f->order] = (float)value;
+  }
+}
+
+static void commit_row(void *arg, int64_t index, void *scratch) {
+  (void)scratch;
+  const rows_job *job = arg;
+  const dc__factor *f = &job->layer->factors[job->which];
+  int64_t i = index % f->order;
+  int64_t at = index * f->order + i;
+  for (int64_t j = 0; j < f->order - i; j++) {
+    f->mean[at + j] = f->mean[at + j * f->order] = f->sum[at + j * f->order];
   }
 }
 
@@ -126,18 +138,49 @@ dc_status dc__kfac_update(dc_linalg *l, dc_comm *comm, dc__kfac_layer *layer, do
   return DC_OK;
 }
 
-void dc__kfac_commit(dc__kfac_layer *layer) {
+/* ---- the end of a step ---- */
+
+/* The latest decomposition, if it succeeded, becomes the one in use. */
+static void commit_vectors(dc__factor *f, int32_t groups, dc_optimizer_stats *stats) {
+  int64_t rows = groups * f->order;
+  if (f->bad) {
+    ++*f->failed;
+    stats->failed_refreshes++;
+  } else if (f->tried) {
+    memcpy(f->vectors, f->fresh_vectors, (size_t)(rows * f->order) * sizeof *f->vectors);
+    memcpy(f->values, f->fresh_values, (size_t)rows * sizeof *f->values);
+    ++*f->good;
+    *f->failed = 0;
+    stats->refreshes++;
+  }
+}
+
+void dc__kfac_commit(dc_linalg *l, dc__kfac_layer *layer, dc_optimizer_stats *stats) {
   bool changed = false;
   for (int32_t which = 0; which < DC__FACTORS; which++) {
     dc__factor *f = &layer->factors[which];
+    rows_job job = {.layer = layer, .which = which};
     if (f->changed) {
-      memcpy(f->mean, f->sum, (size_t)(layer->groups * f->order * f->order) * sizeof *f->mean);
+      each_row(l, &job, commit_row);
     }
+    commit_vectors(f, layer->groups, stats);
     changed = changed || f->changed;
-    f->changed = false;
+    f->changed = f->tried = f->bad = false;
+    f->count = 0;
+    f->bound = 0;
   }
   if (changed) {
     ++*layer->updates;
+  }
+}
+
+void dc__kfac_undo(dc__kfac_layer *layer) {
+  for (int32_t which = 0; which < DC__FACTORS; which++) {
+    dc__factor *f = &layer->factors[which];
+    for (int64_t i = 0; i < layer->groups * f->order && f->changed; i++) {
+      f->sum[i * f->order + i % f->order] = f->diagonal[i];
+    }
+    f->changed = f->tried = f->bad = false;
   }
 }
 
@@ -198,29 +241,18 @@ static dc__spectral request_of(const char *fn, const dc__kfac_matrix *x, dc_spec
                     .op = DC__SPECTRAL_EIGH,
                     .options = DC_SPECTRAL_OPTIONS_INIT,
                     .a = square(f->changed ? f->sum : f->mean, f->order, x->group),
-                    .out = square(f->vectors, f->order, x->group),
-                    .values = f->values + x->group * f->order,
+                    .out = square(f->fresh_vectors, f->order, x->group),
+                    .values = f->fresh_values + x->group * f->order,
                     .vectors = true,
                     .info = info,
                     .info_size = sizeof *info};
   r.options.precision = DC_FLOAT64;
+  r.options.symmetry = DC_SYMMETRY_LOWER;
   return r;
 }
 
 static bool at_brink(const dc__kfac_matrix *x) {
   return *x->layer->factors[x->which].failed >= x->layer->tolerated;
-}
-
-/* How a factor's matrices came out, counted once. */
-static void count_factor(dc__factor *f, int32_t groups, dc_optimizer_stats *stats) {
-  *(f->bad ? f->failed : f->good) += 1;
-  *(f->bad ? &stats->failed_refreshes : &stats->refreshes) += 1;
-  for (int64_t i = 0; i < groups * f->order && !f->bad; i++) {
-    f->values[i] = f->values[i] > 0 ? f->values[i] : 0; /* rounding */
-  }
-  if (!f->bad) {
-    *f->failed = 0;
-  }
 }
 
 static dc_status too_many(const char *fn, const dc__kfac_matrix *x, dc_status status) {
@@ -231,14 +263,12 @@ static dc_status too_many(const char *fn, const dc__kfac_matrix *x, dc_status st
                   dc_status_name(status));
 }
 
-dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *m, bool brink,
-                             dc_optimizer_stats *stats) {
+dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *m, dc_optimizer_stats *stats) {
   int64_t count = 0;
   int64_t began = dc__now_ns();
   for (int64_t i = 0; i < m->count; i++) {
     const dc__kfac_matrix *x = &m->list[i];
-    if (x->layer->due && at_brink(x) == brink) {
-      x->layer->factors[x->which].bad = false;
+    if (x->layer->due) {
       m->requests[count] = request_of(fn, x, &m->infos[count]);
       m->places[count++] = i;
     }
@@ -246,15 +276,15 @@ dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *m,
   DC__TRY(dc__spectral_each(l, m->requests, count));
   for (int64_t i = 0; i < count; i++) {
     const dc__kfac_matrix *x = &m->list[m->places[i]];
-    if (m->infos[i].status != DC_OK && brink) {
+    dc__factor *f = &x->layer->factors[x->which];
+    f->tried = true;
+    f->bad = f->bad || m->infos[i].status != DC_OK;
+    if (f->bad && at_brink(x)) {
       return too_many(fn, x, m->infos[i].status);
     }
-    x->layer->factors[x->which].bad |= m->infos[i].status != DC_OK;
-  }
-  for (int64_t i = 0; i < count; i++) {
-    const dc__kfac_matrix *x = &m->list[m->places[i]];
-    if (x->group == 0) {
-      count_factor(&x->layer->factors[x->which], x->layer->groups, stats);
+    float *values = f->fresh_values + x->group * f->order;
+    for (int64_t k = 0; k < f->order && !f->bad; k++) {
+      values[k] = values[k] > 0 ? values[k] : 0; /* rounding */
     }
   }
   stats->refresh_ns += dc__now_ns() - began;
@@ -315,6 +345,14 @@ static double store(const float *x, float *to, int64_t count) {
   return product;
 }
 
+/* A factor's latest decomposition: this step's, if there is one; false: there was none yet. */
+static bool latest(const dc__factor *f, float **vectors, float **values) {
+  bool fresh = f->tried && !f->bad;
+  *vectors = fresh ? f->fresh_vectors : f->vectors;
+  *values = fresh ? f->fresh_values : f->values;
+  return fresh || *f->good > 0;
+}
+
 dc_status dc__kfac_direction(dc_linalg *l, const char *fn, const dc__kfac_layer *layer, double damping, bool factored,
                              float *weight, float *bias, float *memory, double *product) {
   const dc__factor *fa = &layer->factors[DC__FACTOR_A];
@@ -323,12 +361,16 @@ dc_status dc__kfac_direction(dc_linalg *l, const char *fn, const dc__kfac_layer 
   int64_t g = fg->order;
   int64_t in = a - (layer->bias >= 0 ? 1 : 0);
   dc__mat x = {.data = memory, .dtype = DC_FLOAT32, .batch = 1, .rows = g, .cols = a, .row_stride = a, .col_stride = 1};
+  float *vectors[DC__FACTORS];
+  float *values[DC__FACTORS];
   *product = 0;
-  for (int32_t group = 0; group<layer->groups && * fa->good> 0 && *fg->good > 0; group++) {
-    dc__mat qa = square(fa->vectors, a, group);
-    dc__mat qg = square(fg->vectors, g, group);
-    float *values_a = fa->values + group * a;
-    float *values_g = fg->values + group * g;
+  bool some = latest(fa, &vectors[DC__FACTOR_A], &values[DC__FACTOR_A]);
+  some = latest(fg, &vectors[DC__FACTOR_G], &values[DC__FACTOR_G]) && some;
+  for (int32_t group = 0; group < layer->groups && some; group++) {
+    dc__mat qa = square(vectors[DC__FACTOR_A], a, group);
+    dc__mat qg = square(vectors[DC__FACTOR_G], g, group);
+    float *values_a = values[DC__FACTOR_A] + group * a;
+    float *values_g = values[DC__FACTOR_G] + group * g;
     if (factored) {
       shift(values_a, a, values_g, g, damping, memory + a * g, memory + a * g + a);
       values_a = memory + a * g;

@@ -15,6 +15,11 @@ void dc__kfac_release(dc__kfac *k) {
   dc__free(k->packed);
   dc__free(k->work);
   dc__free(k->directions);
+  for (int64_t i = 0; i < DC__FACTORS * k->layer_count; i++) {
+    dc__factor *f = &k->layers[i / DC__FACTORS].factors[i % DC__FACTORS];
+    dc__free(f->fresh_vectors);
+    f->fresh_vectors = NULL;
+  }
   dc__free(k->products);
   dc__free(k->table);
   k->exchange = NULL;
@@ -34,6 +39,22 @@ static void *room(dc__kfac *k, int64_t count, size_t size) {
 
 static int64_t most(int64_t a, int64_t b) {
   return a > b ? a : b;
+}
+
+/* Places for the decompositions of the layers that this rank owns. */
+static bool allocate_fresh(dc__kfac *k) {
+  bool enough = true;
+  for (int64_t i = 0; i < DC__FACTORS * k->layer_count && enough; i++) {
+    dc__kfac_layer *layer = &k->layers[i / DC__FACTORS];
+    dc__factor *f = &layer->factors[i % DC__FACTORS];
+    int64_t rows = layer->groups * f->order;
+    if (layer->updates != NULL) {
+      f->fresh_vectors = room(k, rows * (f->order + 1), sizeof *f->fresh_vectors);
+      enough = f->fresh_vectors != NULL;
+      f->fresh_values = enough ? f->fresh_vectors + rows * f->order : NULL;
+    }
+  }
+  return enough;
 }
 
 static dc_status allocate(dc__kfac *k) {
@@ -56,7 +77,7 @@ static dc_status allocate(dc__kfac *k) {
   k->products = room(k, k->layer_count, sizeof *k->products);
   k->table = room(k, world * k->layer_count, sizeof *k->table);
   return k->flows != NULL && k->cuts != NULL && k->skipped != NULL && k->packed != NULL && k->work != NULL &&
-                 k->directions != NULL && k->products != NULL && k->table != NULL
+                 k->directions != NULL && k->products != NULL && k->table != NULL && allocate_fresh(k)
              ? dc__kfac_matrices_create(k->layers, k->layer_count, &k->matrices)
              : DC_E_NO_MEMORY;
 }
@@ -130,7 +151,6 @@ static bool takes_part(const dc__kfac *k, const dc__kfac_layer *layer) {
 static dc_status update_factors(dc__kfac *k) {
   for (int64_t i = 0; i < k->layer_count; i++) {
     dc__kfac_layer *layer = &k->layers[i];
-    layer->factors[DC__FACTOR_A].changed = layer->factors[DC__FACTOR_G].changed = false;
     if (takes_part(k, layer) && dc__kfac_updates(&k->head, layer)) {
       const dc_kfac_options *options = dc__kfac_options(&k->head, layer);
       DC__TRY(dc__kfac_update(k->head.linalg, k->head.comm, layer, options->decay, k->packed));
@@ -155,9 +175,7 @@ static dc_status decompose(dc__kfac *k, const char *fn) {
     k->layers[i].due = is_due(k, &k->layers[i]);
     k->layers[i].tolerated = dc__kfac_options(&k->head, &k->layers[i])->tolerated_failures;
   }
-  dc_optimizer_stats *stats = &k->head.stats;
-  DC__TRY(dc__agree(fn, k->head.comm, dc__kfac_decompose(k->head.linalg, fn, &k->matrices, true, stats)));
-  return dc__kfac_decompose(k->head.linalg, fn, &k->matrices, false, stats);
+  return dc__agree(fn, k->head.comm, dc__kfac_decompose(k->head.linalg, fn, &k->matrices, &k->head.stats));
 }
 
 static void fill(void *user, int64_t flow, float *part) {
@@ -266,18 +284,15 @@ static dc_status precondition(dc__kfac *k, const char *fn) {
 
 dc_status dc__kfac_step(dc_optimizer *o, const char *fn) {
   dc__kfac *k = dc__kfac_of(o);
-  if (k->layer_count > 0) {
-    DC__TRY(precondition(k, fn));
-  }
+  dc_status status = k->layer_count > 0 ? precondition(k, fn) : DC_OK;
   for (int64_t i = 0; i < k->layer_count; i++) {
-    if (k->layers[i].updates != NULL) {
-      dc__kfac_commit(&k->layers[i]);
-    }
-    for (int32_t which = 0; which < DC__FACTORS; which++) {
-      k->layers[i].factors[which].count = 0;
-      k->layers[i].factors[which].bound = 0;
+    if (status == DC_OK) {
+      dc__kfac_commit(o->linalg, &k->layers[i], &o->stats);
+    } else {
+      dc__kfac_undo(&k->layers[i]);
     }
   }
+  DC__TRY(status);
   for (int64_t i = 0; i < o->count; i++) {
     const dc__optim_param *p = &o->params[i];
     k->params[i].factors = factors_of(dc__optim_options(o, p), o->groups[p->group].lr, *p->step == 0);

@@ -8,7 +8,7 @@
 
 typedef struct dc__optim_kind dc__optim_kind;
 typedef struct dc__optim_piece dc__optim_piece;
-extern const dc__optim_kind dc__adamw_kind, dc__kfac_kind, dc__sgd_kind, dc__shampoo_kind;
+extern const dc__optim_kind dc__adamw_kind, dc__kfac_kind, dc__sgd_kind, dc__shampoo_kind, dc__soap_kind;
 
 typedef struct dc__optim_param {
   int32_t group;
@@ -48,6 +48,7 @@ struct dc_optimizer {
   int64_t prepared; /* parameters whose state exists */
   dc__optim_group *groups;
   int64_t group_count, group_capacity;
+  uint64_t *found;          /* on a device with memory of its own: what its look at the gradients says */
   double grad_scale;        /* of the step under way */
   dc_optimizer_stats stats; /* counters; what is memory and bytes is filled in when asked for */
 };

@@ -23,6 +23,9 @@ void dc__optim_destroy(dc_optimizer *o) {
   if (o->arena != NULL) {
     dc__arena_release(o->arena);
   }
+  if (o->found != NULL) {
+    o->linalg->device->ops->free(o->linalg->device, o->found, sizeof *o->found, DC_MEMORY_DEVICE);
+  }
   dc_comm_destroy(o->comm);
   if (o->linalg != NULL) {
     dc__linalg_destroy(o->linalg);
@@ -39,8 +42,18 @@ static dc_status copy_linalg(const dc_linalg *linalg, dc_linalg **copy) {
   return dc__linalg_create(linalg->device, &options, copy);
 }
 
+static dc_status make_found(dc_optimizer *o) {
+  void *found;
+  DC__TRY(o->linalg->device->ops->alloc(o->linalg->device, sizeof *o->found, DC_MEMORY_DEVICE, &found));
+  o->found = found;
+  return DC_OK;
+}
+
 dc_status dc__optim_create(const dc__optim_kind *kind, const char *fn, const dc_linalg *linalg, dc_comm *comm,
                            const void *options, bool check_finite, dc_optimizer **optimizer) {
+  if (!kind->there) {
+    DC__TRY(dc__device_is_host(fn, linalg->device));
+  }
   dc_optimizer *o = dc__calloc(1, kind->size);
   if (o == NULL) {
     return DC_E_NO_MEMORY;
@@ -49,6 +62,9 @@ dc_status dc__optim_create(const dc__optim_kind *kind, const char *fn, const dc_
   dc_status status = copy_linalg(linalg, &o->linalg);
   if (status == DC_OK) {
     status = dc__arena_create(o->linalg->device, NULL, &o->arena);
+  }
+  if (status == DC_OK && dc__optim_is_there(o)) {
+    status = make_found(o);
   }
   if (status == DC_OK) {
     status = dc__optim_set_group(o, fn, 0, options, check_finite);
@@ -182,16 +198,20 @@ static void check_part(dc_optimizer *o, const dc__optim_param *p, int64_t from, 
 }
 
 /* The first parameter whose gradient is not finite; o->count: none, or nobody wants to know. */
-static int64_t first_bad(dc_optimizer *o) {
+static dc_status first_bad(dc_optimizer *o, int64_t *index) {
   atomic_llong first = o->count;
   bool wanted = false;
   for (int64_t i = 0; i < o->group_count; i++) {
     wanted = wanted || o->groups[i].check_finite;
   }
+  if (wanted && dc__optim_is_there(o)) {
+    return dc__optim_first_bad_there(o, index);
+  }
   if (wanted) {
     dc__optim_each_part(o, check_part, &first);
   }
-  return atomic_load(&first);
+  *index = atomic_load(&first);
+  return DC_OK;
 }
 
 /* A number that differs where ranks have other parameters, or other ones have gradients. */
@@ -253,13 +273,16 @@ dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, doub
   if (status == DC_OK) {
     status = dc__optim_prepare(o, fn);
   }
+  if (status == DC_OK && dc__optim_is_there(o)) {
+    status = dc__optim_check_there(o, fn);
+  }
   if (status == DC_OK && o->kind->ready != NULL) {
     status = o->kind->ready(o, fn);
   }
   if (status == DC_OK) {
     o->grad_scale = grad_scale;
-    bad = first_bad(o);
-    if (bad < o->count) {
+    status = first_bad(o, &bad);
+    if (status == DC_OK && bad < o->count) {
       status = dc__fail(DC_E_NOT_FINITE, "%s: grads[%" PRId64 "] times grad_scale is not finite", fn, bad);
     }
   }

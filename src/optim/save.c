@@ -10,6 +10,7 @@ enum mode { MEASURE, WRITE, COMPARE, RESTORE };
 typedef struct walk {
   int32_t mode;
   const char *fn;
+  dc_device *device;         /* of the pieces that are not counts */
   unsigned char *to;         /* WRITE */
   const unsigned char *from; /* COMPARE, RESTORE */
   size_t at, bytes;
@@ -25,6 +26,22 @@ static bool pass(walk *w, void *data, size_t bytes) {
   } else if (w->mode == RESTORE && bytes > 0) {
     memcpy(data, w->from + w->at, bytes);
   }
+  w->at += bytes;
+  return true;
+}
+
+/* The same for a piece's memory. */
+static bool pass_piece(walk *w, const dc__optim_piece *piece, size_t bytes) {
+  dc_stream *here = piece->counts ? NULL : w->device->here;
+  if (w->mode == COMPARE && bytes > w->bytes - w->at) {
+    return false;
+  }
+  if (w->mode == WRITE) {
+    dc__stream_copy(here, w->to + w->at, piece->data, bytes);
+  } else if (w->mode == RESTORE) {
+    dc__stream_copy(here, piece->data, w->from + w->at, bytes);
+  }
+  dc__here_done(w->device, NULL);
   w->at += bytes;
   return true;
 }
@@ -67,7 +84,7 @@ static dc_status walk_piece(walk *w, dc__optim_piece *piece, int64_t index) {
   if (w->mode == COMPARE && piece->dtype == DC_INT64 && bytes <= w->bytes - w->at) {
     DC__TRY(check_counts(w, piece, index));
   }
-  if (!pass(w, piece->data, bytes)) {
+  if (!pass_piece(w, piece, bytes)) {
     return cut_off(w);
   }
   return same(w, padding, -bytes % sizeof padding, DC_E_CORRUPT, "padding", index);
@@ -106,7 +123,7 @@ static dc_status walk_body(walk *w, dc_optimizer *o) {
 }
 
 dc_status dc__optim_save_size(dc_optimizer *o, const char *fn, size_t *bytes) {
-  walk w = {.mode = MEASURE, .fn = fn};
+  walk w = {.mode = MEASURE, .fn = fn, .device = o->linalg->device};
   DC__TRY(dc__optim_prepare(o, fn));
   DC__TRY(walk_body(&w, o));
   *bytes = w.at + sizeof(uint64_t);
@@ -119,11 +136,12 @@ dc_status dc__optim_save(dc_optimizer *o, const char *fn, void *memory, size_t b
   if (bytes < need) {
     return dc__fail(DC_E_BUFFER_TOO_SMALL, "%s: bytes = %zu, must be at least %zu", fn, bytes, need);
   }
-  walk w = {.mode = WRITE, .fn = fn, .to = memory, .bytes = need};
+  walk w = {.mode = WRITE, .fn = fn, .device = o->linalg->device, .to = memory, .bytes = need};
   const uint64_t head[2] = {VERSION, need};
   memcpy(w.to, magic, sizeof magic);
   memcpy(w.to + sizeof magic, head, sizeof head);
   DC__TRY(walk_body(&w, o));
+  DC__TRY(dc__device_check(w.device));
   uint64_t sum = dc__checksum(DC__CHECKSUM, memory, w.at);
   memcpy(w.to + w.at, &sum, sizeof sum);
   return DC_OK;
@@ -154,11 +172,14 @@ static dc_status check_block(const char *fn, const unsigned char *from, size_t b
 dc_status dc__optim_load(dc_optimizer *o, const char *fn, const void *memory, size_t bytes) {
   DC__TRY(dc__optim_prepare(o, fn));
   DC__TRY(check_block(fn, memory, bytes));
-  walk w = {.mode = COMPARE, .fn = fn, .from = memory, .bytes = bytes - sizeof(uint64_t)};
+  walk w = {.mode = COMPARE, .fn = fn, .device = o->linalg->device};
+  w.from = memory;
+  w.bytes = bytes - sizeof(uint64_t);
   DC__TRY(walk_body(&w, o));
   if (w.at != w.bytes) {
     return dc__fail(DC_E_CORRUPT, "%s: the state has %zu bytes too many", fn, w.bytes - w.at);
   }
   w.mode = RESTORE;
-  return walk_body(&w, o);
+  DC__TRY(walk_body(&w, o));
+  return dc__device_check(w.device);
 }

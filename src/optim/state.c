@@ -27,6 +27,22 @@ static dc__optim_piece *make_piece(const char *name, int32_t dtype, const int64_
   return piece;
 }
 
+/* Zeroed. On the host there is one arena for all. */
+static bool take_memory(dc_optimizer *o, dc__optim_piece *piece) {
+  const size_t bytes = (size_t)piece->numel * dc_dtype_size(piece->dtype);
+  dc_device *device = o->linalg->device;
+  if (piece->counts && dc__optim_is_there(o)) {
+    piece->data = dc__calloc(1, bytes);
+    return piece->data != NULL;
+  }
+  if (dc__arena_alloc(o->arena, bytes, &piece->data) != DC_OK) {
+    return false;
+  }
+  dc__stream_zero(device->here, piece->data, bytes);
+  dc__here_done(device, NULL);
+  return true;
+}
+
 void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name, int32_t dtype, const int64_t *shape,
                           int32_t ndim) {
   dc__optim_piece *piece = dc__optim_find_piece(p, name);
@@ -37,12 +53,11 @@ void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name,
   if (piece == NULL) {
     return NULL;
   }
-  size_t bytes = (size_t)piece->numel * dc_dtype_size(dtype);
-  if (dc__arena_alloc(o->arena, bytes, &piece->data) != DC_OK) {
+  piece->counts = dtype == DC_INT64;
+  if (!take_memory(o, piece)) {
     dc__free(piece);
     return NULL;
   }
-  memset(piece->data, 0, bytes);
   dc__optim_piece **end = &p->pieces;
   while (*end != NULL) {
     end = &(*end)->next;
@@ -54,7 +69,11 @@ void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name,
 void dc__optim_drop_pieces(dc_optimizer *o, dc__optim_param *p) {
   for (dc__optim_piece *piece = p->pieces, *next; piece != NULL; piece = next) {
     next = piece->next;
-    dc__arena_free(o->arena, piece->data, NULL, NULL);
+    if (piece->counts && dc__optim_is_there(o)) {
+      dc__free(piece->data);
+    } else {
+      dc__arena_free(o->arena, piece->data, NULL, NULL);
+    }
     dc__free(piece);
   }
 }

@@ -134,26 +134,42 @@ static void host_done(void *device) {
   dc__device_release(device);
 }
 
+/* Memory of the communicator's, if it has some on this device. */
+static dc_status make_heap_arena(dc_context *ctx, bool wanted, dc__arena **arena) {
+  dc_comm *comm = ctx->gather_comm;
+  if (!wanted || comm->ops->heap_alloc == NULL || comm->place != ctx->device->place) {
+    return dc__arena_create(ctx->device, NULL, arena);
+  }
+  dc__arena_source heap = {heap_alloc, heap_free, heap_done, comm};
+  DC__TRY(dc__arena_create(ctx->device, &heap, arena));
+  dc__comm_retain(comm); /* until heap_done */
+  return DC_OK;
+}
+
+/* On the host peers read the heap alone. Cards exchange any memory of theirs, and what is registered in place. */
 static dc_status make_arenas(dc_context *ctx) {
-  DC__TRY(dc__arena_create(ctx->device, NULL, &ctx->gathered));
+  bool on_card = ctx->device->place != 0;
+  bool registered = on_card && ctx->config.symmetric_memory == 1;
+  DC__TRY(make_heap_arena(ctx, registered, &ctx->gathered));
+  DC__TRY(make_heap_arena(ctx, registered || !on_card, &ctx->shared));
   DC__TRY(dc__arena_create(ctx->device, NULL, &ctx->working));
   dc__arena_source host = {host_alloc, host_free, host_done, ctx->device};
   DC__TRY(dc__arena_create(ctx->device, &host, &ctx->host));
   dc__device_retain(ctx->device); /* until host_done */
-  if (ctx->gather_comm->ops->heap_alloc == NULL || ctx->device->place != 0) {
-    return dc__arena_create(ctx->device, NULL, &ctx->shared); /* peers read any memory of the device, or none */
-  }
-  dc__arena_source heap = {heap_alloc, heap_free, heap_done, ctx->gather_comm};
-  DC__TRY(dc__arena_create(ctx->device, &heap, &ctx->shared));
-  dc__comm_retain(ctx->gather_comm); /* until heap_done */
   return DC_OK;
 }
 
 /* ---- life ---- */
 
-static dc_status make_comms(dc_context *ctx, dc_comm *comm) {
+static dc_status make_comms(dc_context *ctx, const char *fn, dc_comm *comm) {
   if (comm == NULL) {
     DC__TRY(dc__comm_create_self(&ctx->gather_comm));
+  } else if (ctx->device->place != 0 && !comm->takes_devices) {
+    dc_status status = dc__comm_create_nccl(comm, ctx->device, &ctx->gather_comm);
+    if (status != DC_OK) {
+      return dc__fail(status, "%s: ranks of this communicator (%s) exchange memory of device \"%s\" through NCCL: %s",
+                      fn, comm->ops->name, ctx->device->name, dc_last_error());
+    }
   } else {
     dc_status status = comm->ops->dup(comm, &ctx->gather_comm);
     if (status == DC_E_UNSUPPORTED) { /* one group of the caller's: he must not use it beside us */
@@ -239,11 +255,8 @@ static void free_resources(dc_context *ctx) {
 }
 
 static dc_status start(dc_context *ctx, const char *fn, dc_comm *comm) {
-  DC__TRY(make_comms(ctx, comm));
-  if (ctx->device->place != 0 && !ctx->gather_comm->takes_devices) {
-    return dc__fail(DC_E_UNSUPPORTED, "%s: ranks of this communicator (%s) cannot exchange memory of device \"%s\"", fn,
-                    ctx->gather_comm->ops->name, ctx->device->name);
-  }
+  DC__TRY(make_comms(ctx, fn, comm));
+  DC__TRY(dc__comm_check_device(fn, ctx->gather_comm, ctx->device));
   DC__TRY(make_arenas(ctx));
   DC__TRY(dc__need_event(ctx, &ctx->caller_mark));
   DC__TRY(agree_on_config(ctx, fn));

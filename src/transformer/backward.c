@@ -1,7 +1,5 @@
 /* The layer's backward pass. Buffers of the workspace serve several tensors in turn (dc__workspace); what the memory
  * flags did not keep is computed again, bit for bit as the forward had it. */
-#include <math.h>
-
 #include "transformer/inside.h"
 
 typedef struct back {
@@ -26,35 +24,12 @@ static const void *weight(const back *b, int32_t index) {
 }
 
 /* f, kept or computed again from h. */
-typedef struct gelu_task {
-  const char *h;
-  char *f;
-  int64_t count;
-  int32_t dtype, form;
-} gelu_task;
-
-enum { GELU_PIECE = 1 << 14 };
-
-static void gelu_piece(void *arg, int64_t index, void *scratch) {
-  const gelu_task *t = arg;
-  int64_t first = index * GELU_PIECE;
-  int64_t count = t->count - first < GELU_PIECE ? t->count - first : GELU_PIECE;
-  size_t skip = (size_t)first * dc_dtype_size(t->dtype);
-  float *x = scratch;
-  dc__cast(x, DC_FLOAT32, t->h + skip, t->dtype, count);
-  dc__gelu(x, x, count, t->form);
-  dc__cast(t->f + skip, t->dtype, x, DC_FLOAT32, count);
-}
-
 static const void *activation(const back *b) {
   if (b->at.f >= 0) {
     return kept(b, b->at.f);
   }
-  gelu_task t = {.h = kept(b, b->at.h), .f = space(b, b->w.wide), .dtype = b->c->dtype};
-  t.count = b->job->size.tokens * b->c->intermediate_size;
-  t.form = b->c->gelu == DC_GELU_ERF ? DC__GELU_ERF : DC__GELU_TANH;
-  dc__parallel(b->job->layer->pool, (t.count + GELU_PIECE - 1) / GELU_PIECE, gelu_piece, &t);
-  return t.f;
+  b->job->layer->work->gelu(b->job, space(b, b->w.wide), kept(b, b->at.h));
+  return space(b, b->w.wide);
 }
 
 /* y1, kept or computed again into buffer d. */
@@ -63,27 +38,9 @@ static const void *second_input(const back *b) {
     return kept(b, b->at.y1);
   }
   void *y1 = space(b, b->w.d);
-  dc__normalize_again(b->job, y1, kept(b, b->at.z), weight(b, DC_LAYER_ATTN_NW), weight(b, DC_LAYER_ATTN_NB),
-                      stats(b, 1));
+  b->job->layer->work->normalize_again(b->job, y1, kept(b, b->at.z), weight(b, DC_LAYER_ATTN_NW),
+                                       weight(b, DC_LAYER_ATTN_NB), stats(b, 1));
   return y1;
-}
-
-/* Whether the last normalisation's input can be had from its output to the accuracy of the type: the error of
- * (y - beta) / gamma is the rounding of y, times 1 + |beta / gamma|. */
-static bool invertible(const back *b) {
-  int32_t dtype = b->c->dtype;
-  double most = dtype == DC_FLOAT32 ? 64 : 4;
-  double least = dtype == DC_FLOAT16 ? 0x1p-10 : 0x1p-100;
-  for (int64_t j = 0; j < b->c->hidden_size; j++) {
-    float gamma;
-    float beta;
-    dc__cast(&gamma, DC_FLOAT32, (const char *)weight(b, DC_LAYER_NORM_W) + (size_t)j * dc_dtype_size(dtype), dtype, 1);
-    dc__cast(&beta, DC_FLOAT32, (const char *)weight(b, DC_LAYER_NORM_B) + (size_t)j * dc_dtype_size(dtype), dtype, 1);
-    if (!(fabs((double)gamma) >= least && fabs((double)beta) <= most * fabs((double)gamma))) {
-      return false;
-    }
-  }
-  return true;
 }
 
 /* Post-LN: the sum before the last normalisation; NULL: its output serves. */
@@ -91,7 +48,7 @@ static const void *last_sum(const back *b, const void *f) {
   if (b->at.t >= 0) {
     return kept(b, b->at.t);
   }
-  if (invertible(b)) {
+  if (b->job->layer->work->invertible(b->job)) {
     return NULL;
   }
   void *t = space(b, b->w.c);
@@ -99,7 +56,7 @@ static const void *last_sum(const back *b, const void *f) {
                                            b->c->hidden_size, DC__EPILOGUE_NONE});
   dc__residual r = {.u = t, .bias = weight(b, DC_LAYER_OUTPUT_B), .residual = second_input(b), .out = t};
   r.dropout = b->drop3;
-  dc__residual_forward(b->job, &r);
+  b->job->layer->work->residual_forward(b->job, &r);
   return t;
 }
 
@@ -111,7 +68,7 @@ static const void *back_output(const back *b, const void *f) {
     if (b->drop3.threshold == 0) {
       return job->grad_output;
     }
-    dc__drop(job, dw, job->grad_output, &b->drop3);
+    job->layer->work->drop(job, dw, job->grad_output, &b->drop3);
     return dw;
   }
   dc__normal_back n = {.dy = job->grad_output, .x = last_sum(b, f), .y = job->output, .stats = stats(b, 0)};
@@ -121,7 +78,7 @@ static const void *back_output(const back *b, const void *f) {
   n.dropped = b->drop3.threshold != 0 ? dw : n.dx;
   n.dropout = b->drop3;
   n.gamma_index = DC_LAYER_NORM_W;
-  dc__normalize_back(job, &n);
+  job->layer->work->normalize_back(job, &n);
   return n.dropped;
 }
 
@@ -153,7 +110,7 @@ static const void *back_attention(const back *b) {
   n.dropped = b->drop2.threshold != 0 ? space(b, b->w.d) : n.dx;
   n.dropout = b->drop2;
   n.gamma_index = DC_LAYER_ATTN_NW;
-  dc__normalize_back(job, &n);
+  job->layer->work->normalize_back(job, &n);
   dc__linear_back_weight(job, n.dropped, kept(b, b->at.c), DC_LAYER_ATTN_OW, DC_LAYER_ATTN_OB);
   dc__linear_back_input(job, n.dropped, weight(b, DC_LAYER_ATTN_OW), space(b, b->w.a), h, h, false, NULL);
   dc__attention a = {.qkv = kept(b, b->at.qkv), .c = kept(b, b->at.c), .dc = space(b, b->w.a)};
@@ -162,7 +119,7 @@ static const void *back_attention(const back *b) {
   a.dqkv = space(b, b->w.wide);
   a.delta = (float *)(void *)space(b, b->w.delta);
   a.dq = b->w.dq >= 0 ? (float *)(void *)space(b, b->w.dq) : NULL;
-  dc__attention_backward(job, &a);
+  job->layer->work->attention_backward(job, &a);
   return n.dx;
 }
 
@@ -177,8 +134,8 @@ static void back_input(const back *b, const void *dz) {
   }
   if (x == NULL) {
     x = space(b, b->w.d);
-    dc__normalize_again(job, space(b, b->w.d), job->input, weight(b, DC_LAYER_NORM_W), weight(b, DC_LAYER_NORM_B),
-                        stats(b, 0));
+    job->layer->work->normalize_again(job, space(b, b->w.d), job->input, weight(b, DC_LAYER_NORM_W),
+                                      weight(b, DC_LAYER_NORM_B), stats(b, 0));
   }
   dc__linear_back_weight(job, dqkv, x, DC_LAYER_ATTN_QKVW, DC_LAYER_ATTN_QKVB);
   if (!b->c->pre_layer_norm) {
@@ -193,13 +150,13 @@ static void back_input(const back *b, const void *dz) {
   n.gamma = weight(b, DC_LAYER_NORM_W);
   n.beta = weight(b, DC_LAYER_NORM_B);
   n.gamma_index = DC_LAYER_NORM_W;
-  dc__normalize_back(job, &n);
+  job->layer->work->normalize_back(job, &n);
 }
 
 void dc__layer_backward(const dc__layer_job *job) {
   back b = {.job = job, .c = &job->layer->config};
   b.at = dc__layer_reserve(job->layer, &job->size);
-  b.w = dc__layer_backward_workspace(job->layer, &job->size);
+  b.w = job->at;
   b.drop2 = dc__layer_dropout(job->layer, job->offset, DC_DROPOUT_PROJECTION, job->dropout);
   b.drop3 = dc__layer_dropout(job->layer, job->offset, DC_DROPOUT_OUTPUT, job->dropout);
   back_feed(&b);

@@ -13,7 +13,7 @@ static void normalize_input(const dc__layer_job *job, const places *p) {
   dc__residual r = {.u = job->input, .y = p->y0, .stats = p->stats[0]};
   r.gamma = job->weight[DC_LAYER_NORM_W];
   r.beta = job->weight[DC_LAYER_NORM_B];
-  dc__residual_forward(job, &r);
+  job->layer->work->residual_forward(job, &r);
 }
 
 static void attend(const dc__layer_job *job, const places *p) {
@@ -24,7 +24,7 @@ static void attend(const dc__layer_job *job, const places *p) {
                                         NULL, h, 3 * h, DC__EPILOGUE_BIAS});
   dc__attention attention = {.qkv = p->qkv, .c = p->c, .lse = p->lse};
   attention.dropout = dc__layer_dropout(job->layer, job->offset, DC_DROPOUT_ATTENTION, job->dropout);
-  dc__attention_forward(job, &attention);
+  job->layer->work->attention_forward(job, &attention);
   dc__linear_forward(job,
                      &(dc__linear){p->c, job->weight[DC_LAYER_ATTN_OW], NULL, p->u, NULL, h, h, DC__EPILOGUE_NONE});
   dc__residual r = {.u = p->u, .residual = job->input, .out = p->z, .y = p->y1, .stats = p->stats[1]};
@@ -32,7 +32,7 @@ static void attend(const dc__layer_job *job, const places *p) {
   r.gamma = job->weight[DC_LAYER_ATTN_NW];
   r.beta = job->weight[DC_LAYER_ATTN_NB];
   r.dropout = dc__layer_dropout(job->layer, job->offset, DC_DROPOUT_PROJECTION, job->dropout);
-  dc__residual_forward(job, &r);
+  job->layer->work->residual_forward(job, &r);
 }
 
 static void feed(const dc__layer_job *job, const places *p) {
@@ -56,7 +56,7 @@ static void feed(const dc__layer_job *job, const places *p) {
     r.beta = job->weight[DC_LAYER_NORM_B];
     r.stats = p->stats[0];
   }
-  dc__residual_forward(job, &r);
+  job->layer->work->residual_forward(job, &r);
 }
 
 static void run(const dc__layer_job *job, const places *p) {
@@ -73,7 +73,7 @@ static void *at(char *base, int64_t offset, char *other_base, int64_t other) {
 
 void dc__layer_forward(const dc__layer_job *job) {
   dc__reserve r = dc__layer_reserve(job->layer, &job->size);
-  dc__workspace w = dc__layer_forward_workspace(job->layer, &job->size);
+  const dc__workspace w = job->at;
   char *in = job->reserve;
   char *ws = job->workspace;
   places p = {
@@ -93,7 +93,7 @@ void dc__layer_forward(const dc__layer_job *job) {
 }
 
 void dc__layer_inference(const dc__layer_job *job) {
-  dc__workspace w = dc__layer_inference_workspace(job->layer, &job->size);
+  const dc__workspace w = job->at;
   char *ws = job->workspace;
   places p = {.y0 = ws + w.a,
               .qkv = ws + w.wide,

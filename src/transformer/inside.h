@@ -9,6 +9,9 @@
 /* Rows of tokens are cut into pieces of this many for the threads. */
 enum { DC__ROWS = 16 };
 
+/* What a device's products may use: as much as the library's own default on Hopper. */
+enum { DC__LAYER_PRODUCT_BYTES = 32 << 20 };
+
 /* Where a sample's tokens are. */
 static inline int64_t dc__first_token(const dc__layer_size *size, int64_t sample) {
   return size->cu_seqlens != NULL ? size->cu_seqlens[sample] : sample * size->longest;
@@ -111,5 +114,30 @@ void dc__attention_backward(const dc__layer_job *job, const dc__attention *atten
 /* The tiles: queries and keys of a block, for heads of d features. */
 int64_t dc__attention_queries(int64_t d);
 int64_t dc__attention_keys(int64_t d);
+
+/* ---- where a layer's work is done ----
+ *
+ * The order of the calls is written once, in forward.c and backward.c; what they call is the layer's table: the
+ * functions above, which compute on the calling thread and the pool, or those of there.c, which queue kernels of the
+ * device on the job's stream. */
+typedef struct dc__layer_work {
+  void (*gemm)(const dc__layer_job *job, const dc__gemm *gemm);
+  /* f = GELU(h). */
+  void (*gelu)(const dc__layer_job *job, void *f, const void *h);
+  void (*residual_forward)(const dc__layer_job *job, const dc__residual *residual);
+  void (*normalize_again)(const dc__layer_job *job, void *y, const void *x, const void *gamma, const void *beta,
+                          const float *stats);
+  void (*normalize_back)(const dc__layer_job *job, const dc__normal_back *back);
+  void (*drop)(const dc__layer_job *job, void *out, const void *x, const dc__dropout *dropout);
+  void (*column_sums)(const dc__layer_job *job, const void *x, int64_t columns, int32_t index);
+  void (*attention_forward)(const dc__layer_job *job, const dc__attention *attention);
+  void (*attention_backward)(const dc__layer_job *job, const dc__attention *attention);
+  /* Whether the last normalisation's input is had from its output, to the accuracy of the type. */
+  bool (*invertible)(const dc__layer_job *job);
+} dc__layer_work;
+extern const dc__layer_work dc__layer_here;
+extern const dc__layer_work dc__layer_there;
+/* Before a job is queued on such a device: what it reads of the host's comes into its workspace. */
+void dc__layer_begin_there(const dc__layer_job *job);
 
 #endif

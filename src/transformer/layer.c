@@ -17,6 +17,7 @@ dc_status dc__layer_create(const char *fn, dc_device *device, const dc_layer_con
   atomic_init(&l->refs, 1);
   l->device = dc__device_retain(device);
   l->config = *config;
+  l->work = dc__layer_is_there(l) ? &dc__layer_there : &dc__layer_here;
   *layer = l;
   return DC_OK;
 }

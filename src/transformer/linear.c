@@ -22,7 +22,7 @@ void dc__linear_forward(const dc__layer_job *job, const dc__linear *linear) {
   g.epilogue = linear->epilogue;
   g.bias = linear->bias;
   g.aux = linear->aux;
-  dc__gemm_run(job->layer->pool, &g);
+  job->layer->work->gemm(job, &g);
 }
 
 void dc__linear_back_input(const dc__layer_job *job, const void *dy, const void *w, void *dx, int64_t in, int64_t out,
@@ -39,7 +39,7 @@ void dc__linear_back_input(const dc__layer_job *job, const void *dy, const void 
   g.beta = add ? 1 : 0;
   g.epilogue = aux != NULL ? DC__EPILOGUE_GELU_BACK : DC__EPILOGUE_NONE;
   g.aux = (void *)(uintptr_t)aux; /* only read by this epilogue */
-  dc__gemm_run(job->layer->pool, &g);
+  job->layer->work->gemm(job, &g);
 }
 
 void dc__linear_back_weight(const dc__layer_job *job, const void *dy, const void *x, int32_t w, int32_t bias) {
@@ -59,9 +59,9 @@ void dc__linear_back_weight(const dc__layer_job *job, const void *dy, const void
     g.lda = out;
     g.ldb = g.ldc = in;
     g.beta = job->accumulate ? 1 : 0;
-    dc__gemm_run(job->layer->pool, &g);
+    job->layer->work->gemm(job, &g);
   }
   if (job->grad_weight[bias] != NULL) {
-    dc__column_sums(job, dy, out, bias);
+    job->layer->work->column_sums(job, dy, out, bias);
   }
 }

@@ -1,9 +1,9 @@
 /* Work on rows of tokens: sums with the residual, normalisation, dropout, and sums over tokens. */
 #include "transformer/inside.h"
 
-/* Columns whose sums over tokens one task makes: enough that reading a row's piece is worth the jump to it. Tokens
- * whose sum is made first: that keeps rounding small. */
-enum { COLUMNS = 512, CHUNK = 128 };
+/* Columns whose sums over tokens one task makes at most and, rather than leave a thread idle, at least: enough that
+ * reading a row's piece is worth the jump to it. Tokens whose sum is made first: that keeps rounding small. */
+enum { COLUMNS = 512, LEAST_COLUMNS = 128, CHUNK = 128 };
 
 static int64_t pieces(int64_t count, int64_t of) {
   return (count + of - 1) / of;
@@ -17,6 +17,14 @@ static int64_t row_cost(const dc__layer_job *job) {
 static int64_t last_row(const dc__layer_job *job, int64_t index) {
   int64_t end = (index + 1) * DC__ROWS;
   return end < job->size.tokens ? end : job->size.tokens;
+}
+
+/* Columns of a task: the same for each, and as many tasks for each thread. */
+static int64_t width_of(const dc__layer_job *job, int64_t columns) {
+  const int64_t threads = dc__pool_threads(job->layer->pool);
+  const int64_t tasks = pieces(pieces(columns, COLUMNS), threads) * threads;
+  const int64_t width = pieces(pieces(columns, tasks), DC__ROWS) * DC__ROWS;
+  return width > LEAST_COLUMNS ? width : LEAST_COLUMNS;
 }
 
 /* ---- bias, dropout, residual, normalisation ---- */
@@ -125,6 +133,7 @@ void dc__normalize_again(const dc__layer_job *job, void *y, const void *x, const
 typedef struct normal_task {
   const dc__layer_job *job;
   const dc__normal_back *b;
+  int64_t width; /* of a task over columns */
 } normal_task;
 
 static const char *cell(const void *array, int32_t dtype, int64_t i) {
@@ -196,8 +205,8 @@ static void normal_columns(void *arg, int64_t index, void *scratch) {
   const dc__layer_job *job = task->job;
   const dc__normal_back *b = task->b;
   const dc_layer_config *c = &job->layer->config;
-  int64_t first = index * COLUMNS;
-  int64_t count = c->hidden_size - first < COLUMNS ? c->hidden_size - first : COLUMNS;
+  int64_t first = index * task->width;
+  int64_t count = c->hidden_size - first < task->width ? c->hidden_size - first : task->width;
   float gamma[COLUMNS];
   float beta[COLUMNS];
   dc__cast(gamma, DC_FLOAT32, cell(b->gamma, c->dtype, first), c->dtype, count);
@@ -225,11 +234,12 @@ static void normal_columns(void *arg, int64_t index, void *scratch) {
 }
 
 void dc__normalize_back(const dc__layer_job *job, const dc__normal_back *back) {
-  normal_task task = {job, back};
+  const int64_t hidden = job->layer->config.hidden_size;
+  normal_task task = {job, back, width_of(job, hidden)};
   /* First the columns: dx may lie where dy does. */
   if (job->grad_weight[back->gamma_index] != NULL || job->grad_weight[back->gamma_index + 1] != NULL) {
-    dc__parallel_sized(job->layer->pool, pieces(job->layer->config.hidden_size, COLUMNS), job->size.tokens * COLUMNS,
-                       normal_columns, &task);
+    dc__parallel_sized(job->layer->pool, pieces(hidden, task.width), job->size.tokens * task.width, normal_columns,
+                       &task);
   }
   if (back->dx != NULL) {
     dc__parallel_sized(job->layer->pool, pieces(job->size.tokens, DC__ROWS), row_cost(job), normal_rows, &task);
@@ -270,7 +280,7 @@ void dc__drop(const dc__layer_job *job, void *out, const void *x, const dc__drop
 typedef struct sum_task {
   const dc__layer_job *job;
   const void *x;
-  int64_t columns;
+  int64_t columns, width;
   int32_t index;
 } sum_task;
 
@@ -278,8 +288,8 @@ static void sum_columns(void *arg, int64_t index, void *scratch) {
   (void)scratch;
   const sum_task *task = arg;
   int32_t dtype = task->job->layer->config.dtype;
-  int64_t first = index * COLUMNS;
-  int64_t count = task->columns - first < COLUMNS ? task->columns - first : COLUMNS;
+  int64_t first = index * task->width;
+  int64_t count = task->columns - first < task->width ? task->columns - first : task->width;
   float sum[COLUMNS] = {0};
   for (int64_t begin = 0; begin < task->job->size.tokens; begin += CHUNK) {
     float part[COLUMNS] = {0};
@@ -292,6 +302,6 @@ static void sum_columns(void *arg, int64_t index, void *scratch) {
 }
 
 void dc__column_sums(const dc__layer_job *job, const void *x, int64_t columns, int32_t index) {
-  sum_task task = {job, x, columns, index};
-  dc__parallel_sized(job->layer->pool, pieces(columns, COLUMNS), job->size.tokens * COLUMNS, sum_columns, &task);
+  sum_task task = {job, x, columns, width_of(job, columns), index};
+  dc__parallel_sized(job->layer->pool, pieces(columns, task.width), job->size.tokens * task.width, sum_columns, &task);
 }

@@ -12,6 +12,20 @@ static int64_t element(const dc_layer *layer) {
   return (int64_t)dc_dtype_size(layer->config.dtype);
 }
 
+bool dc__layer_is_there(const dc_layer *layer) {
+  return layer->device != NULL && layer->device->place != 0;
+}
+
+/* What every call on such a device has beside the rest. */
+static void part_there(const dc_layer *layer, const dc__layer_size *size, dc__workspace *w) {
+  if (dc__layer_is_there(layer)) {
+    w->product = part(&w->bytes, DC__LAYER_PRODUCT_BYTES);
+    if (size->cu_seqlens != NULL) {
+      w->offsets = part(&w->bytes, (size->batch + 1) * (int64_t)sizeof(int32_t));
+    }
+  }
+}
+
 dc__reserve dc__layer_reserve(const dc_layer *layer, const dc__layer_size *size) {
   const dc_layer_config *c = &layer->config;
   int64_t row = size->tokens * c->hidden_size * element(layer);
@@ -37,10 +51,11 @@ dc__reserve dc__layer_reserve(const dc_layer *layer, const dc__layer_size *size)
 dc__workspace dc__layer_forward_workspace(const dc_layer *layer, const dc__layer_size *size) {
   const dc_layer_config *c = &layer->config;
   int64_t row = size->tokens * c->hidden_size * element(layer);
-  dc__workspace w = {-1, -1, -1, -1, -1, -1, -1, 0};
+  dc__workspace w = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0};
   w.a = part(&w.bytes, row);
   w.b = c->normalize_invertible ? part(&w.bytes, row) : -1; /* y0, then y1 */
   w.wide = c->gelu_checkpoint ? part(&w.bytes, size->tokens * c->intermediate_size * element(layer)) : -1; /* f */
+  part_there(layer, size, &w);
   return w;
 }
 
@@ -48,11 +63,12 @@ dc__workspace dc__layer_inference_workspace(const dc_layer *layer, const dc__lay
   const dc_layer_config *c = &layer->config;
   int64_t row = size->tokens * c->hidden_size * element(layer);
   int64_t wide = size->tokens * c->intermediate_size * element(layer);
-  dc__workspace w = {-1, -1, -1, -1, -1, -1, -1, 0};
+  dc__workspace w = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0};
   w.wide = part(&w.bytes, wide > 3 * row ? wide : 3 * row);
   w.a = part(&w.bytes, row);
   w.b = part(&w.bytes, row);
   w.c = part(&w.bytes, row);
+  part_there(layer, size, &w);
   return w;
 }
 
@@ -61,7 +77,10 @@ dc__workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__laye
   dc__workspace w = dc__layer_inference_workspace(layer, size);
   w.d = part(&w.bytes, size->tokens * c->hidden_size * element(layer));
   w.delta = part(&w.bytes, size->tokens * c->heads * (int64_t)sizeof(float));
-  if (c->dtype != DC_FLOAT32 && size->longest > dc__attention_keys(c->hidden_size / c->heads)) {
+  if (dc__layer_is_there(layer)) {
+    int64_t widest = c->intermediate_size > 3 * c->hidden_size ? c->intermediate_size : 3 * c->hidden_size;
+    w.sums = part(&w.bytes, 2 * dc__cuda_sum_parts(size->tokens) * widest * (int64_t)sizeof(float));
+  } else if (c->dtype != DC_FLOAT32 && size->longest > dc__attention_keys(c->hidden_size / c->heads)) {
     w.dq = part(&w.bytes, size->tokens * c->hidden_size * (int64_t)sizeof(float));
   }
   return w;

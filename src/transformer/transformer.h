@@ -22,7 +22,8 @@ struct dc_layer {
   atomic_int refs; /* the handle's and each queued call's */
   dc_device *device;
   dc__pool *pool;
-  dc_layer_config config; /* defaults filled in; flags that may be -1 are 0 or 1 */
+  const struct dc__layer_work *work; /* of the device */
+  dc_layer_config config;            /* defaults filled in; flags that may be -1 are 0 or 1 */
 };
 
 /* A call's sizes. */
@@ -33,6 +34,21 @@ typedef struct dc__layer_size {
   const int32_t *cu_seqlens; /* NULL: dense */
 } dc__layer_size;
 
+/* Byte offsets in one of the three workspaces; -1: not there. Each part begins at a multiple of DC__LAYER_ALIGN. */
+typedef struct dc__workspace {
+  int64_t wide;  /* backward: f, then dh, then dqkv; inference: qkv, then f */
+  int64_t a;     /* [N, H] forward: products before their residual sum; backward: dw, then dc */
+  int64_t b;     /* [N, H] backward: dt or dy1, then dy0; inference: c, then y1 */
+  int64_t c;     /* [N, H] backward: dz, before that the sum t if it is computed again; inference: z */
+  int64_t d;     /* [N, H] backward: du, and activations that are computed again */
+  int64_t delta; /* [A, N] float32: backward of the attention */
+  int64_t dq;    /* [N, H] float32: the gradient of q, where it is summed over key blocks and has 16 bits */
+  /* Where the host cannot touch the memory (there.c): */
+  int64_t product; /* of a matrix product */
+  int64_t offsets; /* packed: [B + 1] int32, cu_seqlens */
+  int64_t sums;    /* backward: [2, chunks of tokens, the widest] float32, of a gradient's column */
+  int64_t bytes;
+} dc__workspace;
 /* One call, as it is queued. Pointers are to elements of the layer's dtype unless said. */
 typedef struct dc__layer_job {
   dc_layer *layer;
@@ -42,6 +58,8 @@ typedef struct dc__layer_job {
   int32_t accumulate;
   int64_t offset;
   bool dropout;
+  dc_stream *stream; /* of a device whose memory the host cannot touch; else NULL: the calling thread */
+  dc__workspace at;
   char *workspace;
   char *reserve;
   const void *weight[DC_LAYER_WEIGHTS];
@@ -79,17 +97,7 @@ typedef struct dc__reserve {
 } dc__reserve;
 dc__reserve dc__layer_reserve(const dc_layer *layer, const dc__layer_size *size);
 
-/* Of the three workspaces; the same rules. */
-typedef struct dc__workspace {
-  int64_t wide;  /* backward: f, then dh, then dqkv; inference: qkv, then f */
-  int64_t a;     /* [N, H] forward: products before their residual sum; backward: dw, then dc */
-  int64_t b;     /* [N, H] backward: dt or dy1, then dy0; inference: c, then y1 */
-  int64_t c;     /* [N, H] backward: dz, before that the sum t if it is computed again; inference: z */
-  int64_t d;     /* [N, H] backward: du, and activations that are computed again */
-  int64_t delta; /* [A, N] float32: backward of the attention */
-  int64_t dq;    /* [N, H] float32: the gradient of q, where it is summed over key blocks and has 16 bits */
-  int64_t bytes;
-} dc__workspace;
+/* Of the three workspaces. */
 dc__workspace dc__layer_forward_workspace(const dc_layer *layer, const dc__layer_size *size);
 dc__workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__layer_size *size);
 dc__workspace dc__layer_inference_workspace(const dc_layer *layer, const dc__layer_size *size);
@@ -97,11 +105,24 @@ dc__workspace dc__layer_inference_workspace(const dc_layer *layer, const dc__lay
 bool dc__layer_countable(const dc_layer *layer, const dc__layer_size *size);
 void dc__layer_cost(const dc_layer *layer, const dc__layer_size *size, dc_layer_cost *cost);
 
-/* ---- forward.c, backward.c: run a job on the calling thread and the pool ---- */
+/* Whether the layer's memory is one that the host cannot touch. */
+bool dc__layer_is_there(const dc_layer *layer);
+/* there.c: DC_E_UNSUPPORTED where the device has no kernels for the layer. */
+dc_status dc__layer_check_there(const char *fn, dc_device *device, const dc_layer_config *config);
+
+/* ---- forward.c, backward.c: run a job on the calling thread and the pool, or queue it on the job's stream ---- */
 
 void dc__layer_forward(const dc__layer_job *job);
 void dc__layer_inference(const dc__layer_job *job);
 void dc__layer_backward(const dc__layer_job *job);
+
+/* ---- start.c ---- */
+
+/* Runs the job on the stream; NULL: now. */
+dc_status dc__layer_start(const char *fn, dc__layer_job *job, dc_stream *stream, void (*run)(const dc__layer_job *job));
+/* Where the host makes what is to lie at *data, and at the end of it. */
+dc_status dc__layer_take_host(const dc_layer *layer, size_t bytes, void **data);
+dc_status dc__layer_give_host(const dc_layer *layer, size_t bytes, void *data, void *host);
 
 /* ---- dropout.c ---- */
 

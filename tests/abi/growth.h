@@ -195,34 +195,48 @@ static dc_tensor small_matrix(float *data) {
   return t;
 }
 
+/* The identity, and where to. */
+typedef struct pair {
+  dc_tensor a, to;
+} pair;
+
+static pair *eye_pair(void) {
+  static float eye[4] = {1, 0, 0, 1}, out[4];
+  static pair p;
+  p = (pair){small_matrix(eye), small_matrix(out)};
+  return &p;
+}
+
+static dc_status call_power(const void *options, void *info, size_t size) {
+  pair *p = eye_pair();
+  return dc_matrix_power(linalg, &p->a, 1, options, &p->to, info, size);
+}
+
 static dc_status call_spectral_options(void *at) {
-  float eye[4] = {1, 0, 0, 1}, out[4];
-  dc_tensor a = small_matrix(eye), to = small_matrix(out);
-  return dc_matrix_power(linalg, &a, 1, at, &to, NULL, 0);
+  return call_power(at, NULL, 0);
 }
 
 static dc_status call_spectral_info(void *at, size_t size) {
-  float eye[4] = {1, 0, 0, 1}, out[4];
-  dc_tensor a = small_matrix(eye), to = small_matrix(out);
-  return dc_matrix_power(linalg, &a, 1, NULL, &to, at, size);
+  return call_power(NULL, at, size);
 }
 
 static void fill_iteration(void *at) {
   ((dc_iteration_options *)at)->eps_abs = 1;
 }
 
+static dc_status call_newton(const void *options, void *info, size_t size) {
+  pair *p = eye_pair();
+  return dc_matrix_inverse_root_newton(linalg, &p->a, 1, options, &p->to, info, size);
+}
+
 static dc_status call_iteration_options(void *at) {
-  float eye[4] = {1, 0, 0, 1}, out[4];
-  dc_tensor a = small_matrix(eye), to = small_matrix(out);
-  return dc_matrix_inverse_root_newton(linalg, &a, 1, at, &to, NULL, 0);
+  return call_newton(at, NULL, 0);
 }
 
 static dc_status call_iteration_info(void *at, size_t size) {
-  float eye[4] = {1, 0, 0, 1}, out[4];
-  dc_tensor a = small_matrix(eye), to = small_matrix(out);
   dc_iteration_options options = DC_ITERATION_OPTIONS_INIT;
   fill_iteration(&options);
-  return dc_matrix_inverse_root_newton(linalg, &a, 1, &options, &to, at, size);
+  return call_newton(&options, at, size);
 }
 
 static float factor[4] = {1, 2, 3, 4};
@@ -272,6 +286,7 @@ static dc_status made(dc_status status, dc_optimizer *optimizer) {
 CALL_OPTIMIZER(adamw, linalg, at, &optimizer)
 CALL_OPTIMIZER(sgd, linalg, at, &optimizer)
 CALL_OPTIMIZER(shampoo, linalg, NULL, at, &optimizer)
+CALL_OPTIMIZER(soap, linalg, NULL, at, &optimizer)
 CALL_OPTIMIZER(kfac, linalg, NULL, at, &optimizer)
 
 static dc_status call_optimizer_stats(void *at) {

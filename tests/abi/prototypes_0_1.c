@@ -37,6 +37,8 @@ dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_options *opti
 dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world_size, const dc_comm_options *options, dc_comm **comm);
 void dc_comm_callbacks_init(dc_comm_callbacks *callbacks, size_t struct_size);
 dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size, const dc_comm_options *options, dc_comm **comm);
+dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl);
+dc_status dc_nccl_version(int32_t *version);
 void dc_comm_destroy(dc_comm *comm);
 int32_t dc_comm_rank(const dc_comm *comm);
 int32_t dc_comm_size(const dc_comm *comm);
@@ -162,6 +164,9 @@ dc_status dc_sgd_set_group(dc_optimizer *optimizer, int32_t group, const dc_sgd_
 void dc_shampoo_options_init(dc_shampoo_options *options, size_t struct_size);
 dc_status dc_shampoo_create(dc_linalg *linalg, dc_comm *comm, const dc_shampoo_options *options, dc_optimizer **optimizer);
 dc_status dc_shampoo_set_group(dc_optimizer *optimizer, int32_t group, const dc_shampoo_options *options);
+void dc_soap_options_init(dc_soap_options *options, size_t struct_size);
+dc_status dc_soap_create(dc_linalg *linalg, dc_comm *comm, const dc_soap_options *options, dc_optimizer **optimizer);
+dc_status dc_soap_set_group(dc_optimizer *optimizer, int32_t group, const dc_soap_options *options);
 void dc_kfac_options_init(dc_kfac_options *options, size_t struct_size);
 dc_status dc_kfac_create(dc_linalg *linalg, dc_comm *comm, const dc_kfac_options *options, dc_optimizer **optimizer);
 dc_status dc_kfac_set_group(dc_optimizer *optimizer, int32_t group, const dc_kfac_options *options);

@@ -136,8 +136,8 @@ typedef struct echo {
   atomic_int fail;                                      /* not 0: what the next calls return */
 } echo;
 dc_status echo_comm(echo *e, dc_comm **comm);
-/* A device whose memory the caller's collectives cannot touch: a context on both is refused, which is checked here. */
-bool echo_is_refused(rank *r);
+/* A card, on which NCCL would look for the other rank. */
+bool echo_has_no_card(const rank *r);
 #endif
 
 #endif

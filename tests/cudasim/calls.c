@@ -5,7 +5,7 @@
 
 #include "inside.h"
 
-enum { FUNCTIONS = 64 };
+enum { FUNCTIONS = 128 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* all below */
 static struct {
@@ -162,6 +162,7 @@ static const struct {
     {600, "CUDA_ERROR_NOT_READY", "device not ready"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };

@@ -4,9 +4,10 @@
  *
  *   streams   queues with a thread each, so that what nothing orders happens in any order
  *   memory    addresses that the host cannot touch: the host's stray access is a segmentation fault, and a kernel's or
- * a copy's access outside of what is allocated is the driver's illegal address, after which all calls fail kernels
- * their threads one after the other; none of them has a barrier yet graphs    of one stream: what is captured runs when
- * the graph is launched
+ *             a copy's access outside of what is allocated is the driver's illegal address, after which all calls fail
+ *   kernels   their threads one after the other; those of a block that meet as fibers, which always run in the same
+ *             order, or under the thread sanitizer as threads of the system, where a missing barrier is a race
+ *   graphs    of one stream: what is captured runs when the graph is launched
  *
  * Any function can be made to fail (cudasim_fail). What a card alone can show is in docs/gpu-status.md. */
 #ifndef TESTS_CUDASIM_H
@@ -25,21 +26,33 @@ extern "C" {
 
 /* The thread that runs. */
 typedef struct cudasim_thread {
-  uint32_t block, blocks, thread, threads;
+  uint32_t block[3], blocks[3];
+  uint32_t thread, threads;
 } cudasim_thread;
 CUDASIM_API const cudasim_thread *cudasim_me(void);
 /* Where bytes of the device's or of pinned memory lie; ends the kernel where they do not. */
 CUDASIM_API void *cudasim_memory(const void *ptr, size_t bytes, size_t alignment);
 
-/* What stands for a fat binary. */
-enum { CUDASIM_KERNELS = 3 };
-typedef struct cudasim_image {
-  struct {
-    const char *name;
-    void (*run)(const void *args);
-    size_t bytes; /* of its argument */
-  } kernels[CUDASIM_KERNELS];
-} cudasim_image;
+/* For kernels whose threads meet. Memory of the block, the same for each of its threads that comes to the site; memory
+ * that the launch asked for. */
+CUDASIM_API void *cudasim_shared(const void *site, size_t bytes);
+CUDASIM_API void *cudasim_launch_shared(void);
+/* Waits for the threads of the warp or the block. A thread that does not come is an error (719). */
+CUDASIM_API void cudasim_sync(int warp);
+/* What each of the warp's threads gives, at most a slot, one after the other; until the thread's next exchange but one.
+ * It orders nothing else. */
+enum { CUDASIM_WARP = 32, CUDASIM_SLOT = 64 };
+CUDASIM_API const unsigned char *cudasim_exchange(const void *mine, size_t bytes);
+
+/* What stands for a fat binary: its kernels, and NULL. */
+typedef struct cudasim_kernel {
+  const char *name;
+  void (*run)(const void *args);
+  size_t bytes;     /* of its argument */
+  uint32_t threads; /* most of a block */
+  int meet;
+} cudasim_kernel;
+typedef const cudasim_kernel *cudasim_image[];
 
 /* ---- for tests ---- */
 

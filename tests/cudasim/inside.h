@@ -13,18 +13,25 @@
 DC__CU_FUNCTIONS(X)
 #undef X
 
-enum { ILLEGAL_ADDRESS = 700, MISALIGNED = 716, INVALID_VALUE = 1, INVALID_CONTEXT = 201, CAPTURE_UNSUPPORTED = 900 };
+enum {
+  INVALID_VALUE = 1,
+  INVALID_CONTEXT = 201,
+  ILLEGAL_ADDRESS = 700,
+  MISALIGNED = 716,
+  LAUNCH_FAILED = 719,
+  CAPTURE_UNSUPPORTED = 900
+};
 
 /* ---- calls.c: what every function begins with ---- */
 
 /* The error that a call of this function returns before it does anything; 0: none. */
-int enter(const char *function, bool needs_context);
+CUDASIM_API int enter(const char *function, bool needs_context);
 /* A call that no capture allows, unless the thread has relaxed it. */
 int unsafe(void);
 /* All calls fail from now on. */
-void lose_device(int error);
-int lost(void);
-void count_live(int change);
+CUDASIM_API void lose_device(int error);
+CUDASIM_API int lost(void);
+CUDASIM_API void count_live(int change);
 void calls_reset(void);
 
 #define ENTER(needs_context)                       \
@@ -38,8 +45,51 @@ void calls_reset(void);
 /* ---- memory.c ---- */
 
 /* Where the bytes lie: in the device's memory, or for a copy anywhere. NULL: an illegal address. */
-void *place_of(const void *ptr, size_t bytes, bool any_host);
+CUDASIM_API void *place_of(const void *ptr, size_t bytes, bool any_host);
 void memory_reset(void);
+
+/* ---- kernels.c ---- */
+
+enum { CUDASIM_THREADS = 1024, CUDASIM_SHARED = 99 << 10 }; /* most of a block */
+
+typedef struct grid {
+  const cudasim_kernel *kernel;
+  uint32_t blocks[3], threads, shared_bytes;
+  _Alignas(16) unsigned char args[896];
+} grid;
+
+/* Of the system's thread: what cudasim_me() returns, and the grid whose threads meet. */
+extern _Thread_local const cudasim_thread *current;
+extern _Thread_local const grid *meeting;
+
+cudasim_thread thread_of(const grid *g, uint32_t block, uint32_t thread);
+static inline uint32_t blocks_of(const grid *g) {
+  return g->blocks[0] * g->blocks[1] * g->blocks[2];
+}
+/* The kernel is over because of an error, which is the device's. */
+_Noreturn void fault(int error, const char *text);
+/* Threads wait for one that does not come; who notices it ends the grid. */
+void report_stuck(void);
+
+/* ---- shared.c: memory of a block, and what warps exchange ---- */
+
+typedef struct shared shared;
+extern _Thread_local shared *block_memory;
+shared *shared_create(const grid *g);
+void shared_clear(shared *b); /* before the next block */
+void shared_destroy(shared *b);
+
+/* ---- fibers.c, or threads.c under the thread sanitizer ---- */
+
+/* Runs a grid whose threads meet. */
+void run_meeting(const grid *g);
+/* Of a thread of such a grid: waits for the others of its warp, or of its block. orders: what they did before is seen
+ * after. */
+void meet(bool warp, bool orders);
+/* All threads of the grid end. */
+_Noreturn void leave_meeting(void);
+/* What the simulator does between the calls orders nothing. */
+void quiet(bool on);
 
 /* ---- queue.c: streams and events ---- */
 
@@ -49,7 +99,7 @@ typedef struct operation {
   _Alignas(16) unsigned char args[960];
 } operation;
 
-void push(dc__cu_stream stream, void (*run)(void *args), const void *args, size_t bytes);
+CUDASIM_API void push(dc__cu_stream stream, void (*run)(void *args), const void *args, size_t bytes);
 void queue_reset(void);
 bool captures(void); /* some stream does */
 void spoil_capture(void);

@@ -56,16 +56,6 @@ static void append(operation ***tail, operation *op) {
   *tail = &op->next;
 }
 
-void push(dc__cu_stream stream, void (*run)(void *args), const void *args, size_t bytes) {
-  operation *op = calloc(1, sizeof *op);
-  op->run = run;
-  memcpy(op->args, args, bytes);
-  pthread_mutex_lock(&mutex);
-  append(stream->captures ? &graph_tail : &stream->tail, op);
-  pthread_cond_broadcast(&progress);
-  pthread_mutex_unlock(&mutex);
-}
-
 static dc__cu_stream open_stream(void) {
   dc__cu_stream stream = calloc(1, sizeof *stream);
   stream->tail = &stream->head;
@@ -84,6 +74,40 @@ static void close_stream(dc__cu_stream stream) {
   count_live(-1);
 }
 
+/* ---- the default stream, which is NULL and always there ---- */
+
+static dc__cu_stream default_stream;
+static pthread_once_t default_once = PTHREAD_ONCE_INIT;
+
+static void open_default(void) {
+  default_stream = open_stream();
+  count_live(-1); /* nobody has to give it back */
+}
+
+__attribute__((destructor)) static void close_default(void) {
+  if (default_stream != NULL) {
+    close_stream(default_stream);
+  }
+}
+
+static dc__cu_stream true_stream(dc__cu_stream stream) {
+  if (stream == NULL) {
+    pthread_once(&default_once, open_default);
+  }
+  return stream == NULL ? default_stream : stream;
+}
+
+void push(dc__cu_stream to, void (*run)(void *args), const void *args, size_t bytes) {
+  dc__cu_stream stream = true_stream(to);
+  operation *op = calloc(1, sizeof *op);
+  op->run = run;
+  memcpy(op->args, args, bytes);
+  pthread_mutex_lock(&mutex);
+  append(stream->captures ? &graph_tail : &stream->tail, op);
+  pthread_cond_broadcast(&progress);
+  pthread_mutex_unlock(&mutex);
+}
+
 int cuStreamCreate(dc__cu_stream *stream, unsigned flags) {
   ENTER(true);
   *stream = open_stream();
@@ -96,8 +120,9 @@ int cuStreamDestroy_v2(dc__cu_stream stream) {
   return error;
 }
 
-int cuStreamSynchronize(dc__cu_stream stream) {
+int cuStreamSynchronize(dc__cu_stream of) {
   ENTER(true);
+  dc__cu_stream stream = true_stream(of);
   int error = unsafe();
   pthread_mutex_lock(&mutex);
   if (stream->captures) {
@@ -111,8 +136,9 @@ int cuStreamSynchronize(dc__cu_stream stream) {
   return error != 0 ? error : lost();
 }
 
-int cuStreamIsCapturing(dc__cu_stream stream, int *status) {
+int cuStreamIsCapturing(dc__cu_stream of, int *status) {
   ENTER(true);
+  dc__cu_stream stream = true_stream(of);
   pthread_mutex_lock(&mutex);
   *status = stream->captures;
   pthread_mutex_unlock(&mutex);
@@ -159,8 +185,9 @@ static void run_record(void *args) {
   pthread_mutex_unlock(&mutex);
 }
 
-int cuEventRecord(dc__cu_event event, dc__cu_stream stream) {
+int cuEventRecord(dc__cu_event event, dc__cu_stream on) {
   ENTER(true);
+  dc__cu_stream stream = true_stream(on);
   pthread_mutex_lock(&mutex);
   event->captured = stream->captures;
   const mark m = {event, event->captured ? 0 : ++event->recorded};
@@ -182,8 +209,9 @@ static void run_wait(void *args) {
   pthread_mutex_unlock(&mutex);
 }
 
-int cuStreamWaitEvent(dc__cu_stream stream, dc__cu_event event, unsigned flags) {
+int cuStreamWaitEvent(dc__cu_stream of, dc__cu_event event, unsigned flags) {
   ENTER(true);
+  dc__cu_stream stream = true_stream(of);
   (void)flags;
   pthread_mutex_lock(&mutex);
   const mark m = {event, event->recorded};

@@ -77,10 +77,14 @@ static void expect(int block, const void *expected, const char *what, int32_t ds
   }
 }
 
+static char *from(char *block, int32_t dtype, int64_t element) {
+  return block + (size_t)element * dc_dtype_size(dtype);
+}
+
 static void test_pairs(void **state) {
   (void)state;
   static _Alignas(64) char dst[8 * COUNT], src[8 * COUNT];
-  static const int64_t counts[] = {COUNT, 257, 1, 0};
+  static const int64_t counts[] = {COUNT, 257, 1, 0, 699};
   for (size_t d = 0; d < DC__COUNT(dtypes); d++) {
     for (size_t s = 0; s < DC__COUNT(dtypes); s++) {
       int64_t count = counts[(d + s) % DC__COUNT(counts)];
@@ -88,15 +92,19 @@ static void test_pairs(void **state) {
       fill(src, dtypes[s], d * 7 + s, true);
       to_device(0, dst);
       to_device(1, src);
-      dc__stream_cast(stream, blocks[0], dtypes[d], blocks[1], dtypes[s], count);
-      dc__cast(dst, dtypes[d], src, dtypes[s], count);
+      /* From the second element on, what moves several at once cannot. */
+      int64_t at = (d + 2 * s) % 3 == 0 && count > 1;
+      dc__stream_cast(stream, from(blocks[0], dtypes[d], at), dtypes[d], from(blocks[1], dtypes[s], at), dtypes[s],
+                      count - at);
+      dc__cast(from(dst, dtypes[d], at), dtypes[d], from(src, dtypes[s], at), dtypes[s], count - at);
       expect(0, dst, "cast", dtypes[d], dtypes[s]);
       fill(dst, dtypes[d], 99 + d, false);
       fill(src, dtypes[s], d * 7 + s, false);
       to_device(0, dst);
       to_device(1, src);
-      dc__stream_accumulate(stream, blocks[0], dtypes[d], blocks[1], dtypes[s], count);
-      dc__accumulate(dst, dtypes[d], src, dtypes[s], count);
+      dc__stream_accumulate(stream, from(blocks[0], dtypes[d], at), dtypes[d], from(blocks[1], dtypes[s], at),
+                            dtypes[s], count - at);
+      dc__accumulate(from(dst, dtypes[d], at), dtypes[d], from(src, dtypes[s], at), dtypes[s], count - at);
       expect(0, dst, "accumulate", dtypes[d], dtypes[s]);
     }
   }
@@ -130,6 +138,7 @@ static void test_reductions(void **state) {
   for (int32_t n = 1; n <= SOURCES; n++) {
     reduce_both(DC_FLOAT32, DC_FLOAT32, n, n == 64 ? COUNT : 65);
     reduce_both(DC_FLOAT32, DC_BFLOAT16, n, 33);
+    reduce_both(DC_BFLOAT16, DC_FLOAT16, n, 64 + n % 8);
   }
 }
 

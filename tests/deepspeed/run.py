@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple
 
-from launch import BENCH, BUILD, NEWEST, SEED, largest_difference, operators, run
+from launch import BENCH, BUILD, NEWEST, SEED, install, largest_difference, operators, run
 import bench  # isort: skip, launch knows where what it needs is
 
 RESULTS = BUILD / "results"
@@ -43,8 +43,10 @@ def rows() -> Iterator[Row]:
     for backend in BACKENDS:
         options = {"model": "gpt", "stage": 3}
         yield row(NEWEST, f"broken-{backend}", options, backend=backend, communicator="libdc", broken=True)
-    for stage in (1, 2):  # its Inductor code does not run on this PyTorch: docs/deepspeed.md
-        yield row(SEED, f"seed-{stage}-eager", {"model": "gpt", "stage": stage}, backend="eager", communicator="libdc")
+    for stage in (1, 2, 3):
+        for backend in BACKENDS:
+            yield row(SEED, f"seed-{stage}-{backend}", {"model": "gpt", "stage": stage}, backend=backend,
+                      communicator="libdc")
 
 
 def row(version: str, name: str, options: Dict[str, Any], **ours: Any) -> Row:
@@ -129,6 +131,7 @@ def report() -> int:
 def main() -> int:
     RESULTS.mkdir(parents=True, exist_ok=True)
     names = sys.argv[1:]
+    install(NEWEST)  # seed.py takes from it
     for one in rows():
         if not names or any(one.name.startswith(name) for name in names):
             result(one.version, one.base, one.base_options)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, List
 
-from launch import NEWEST, environment, largest_difference, operators, run
+from launch import HERE, NEWEST, SEED, environment, largest_difference, operators, run
 
 SMALL = {"width": 64, "layers": 2}
 ROUNDING = 4e-6  # of float32, in a loss of about 6
@@ -44,6 +44,23 @@ def test_stage_1_with_deepspeeds_layers_accumulating_over_gloo(tmp_path: Path) -
     ours = run(NEWEST, tmp_path / "ours.json", kernel=True, backend="eager", communicator="torch", **options)
     assert largest_difference(plain, ours) < ROUNDING
     assert operators(ours, "reduce_grad") == [0, 32]
+
+
+def test_the_seeds_form(tmp_path: Path) -> None:
+    """The oldest version, whose operators have the form of the seed's."""
+    options: Any = {"stage": 2, "steps": 3, **SMALL}
+    eager = run(SEED, tmp_path / "eager.json", **options)
+    ours = run(SEED, tmp_path / "ours.json", backend="eager", communicator="libdc", **options)
+    assert largest_difference(eager, ours) == 0.0
+    assert operators(ours, "reduce_grad") == [0, 29] and operators(ours, "end_backward") == [0, 1]
+
+
+def test_gathered_weights_are_whole() -> None:
+    """DeepSpeed before 0.19.8 waits for the last gather of a list alone."""
+    done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", "2", str(HERE / "gather.py")], text=True,
+                          capture_output=True, stdin=subprocess.DEVNULL, timeout=120,
+                          env=environment(SEED, LIBDC_DEEPSPEED="1"))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_environment_switch() -> None:

@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 import deepspeed
 import machine
+import seed
+from launch import SEED
 from models import Model, batch
 
 STEADY = 8  # from this step on nothing is compiled any more
@@ -140,6 +142,8 @@ def main() -> None:
         libdc.torch.deepspeed.enable(args.communicator)
         count_operators(counts)
         count_persistent(persistent)
+        if deepspeed.__version__ == SEED and args.stage == 3:
+            seed.allow_stage_3()
     # DeepSpeed's own shared-memory collectives, which nothing here calls, would be compiled first, for a minute.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """DeepSpeed's own tests of its compile package and of its transformer layer, on libdc: upstream.py CHECKOUT [PYTEST
 ARGUMENT…]. PyPI's archives have no tests, so CHECKOUT is a clone of DeepSpeed's repository. Tests and package are
-copied from it; in the tests, the conditions that skip them where there is no CUDA are lifted, and a flag that their ranks
-gather gets a dimension, without which Gloo refuses it; nothing else."""
+copied from it. In the tests, the conditions that skip them where there is no CUDA are lifted, and a flag that their
+ranks gather gets a dimension, without which Gloo refuses it; in the package, float16 is not refused to a processor
+without instructions for it, which PyTorch does not need; nothing else."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ CONDITIONS = ('get_accelerator().device_name() == "cpu"', "not is_deepcompile_su
               "not get_accelerator().is_fp16_supported()", "not bf16_required_version_check()",
               "torch.half not in get_accelerator().supported_dtypes()")
 FLAG = "torch.tensor(1 if flag else 0,"
+FLOAT16 = "torch.ops.mkldnn._is_mkldnn_fp16_supported()"
 TARGET, LOG, EXTENSIONS = BUILD / "upstream", BUILD / "upstream.log", BUILD / "extensions"
 
 
@@ -37,12 +39,14 @@ def copy(checkout: Path) -> None:
     installed = (BUILD / NEWEST / "deepspeed" / "git_version_info_installed.py").read_text()
     (TARGET / "deepspeed" / "git_version_info_installed.py").write_text(installed.replace(NEWEST, version))
     for path in (path for suite in SUITES for path in (TARGET / "tests" / suite).glob("*.py")):
-        text = path.read_text()
         for condition in CONDITIONS:
-            text = text.replace(condition, "False")
-        path.write_text(text)
-    common = TARGET / "tests" / "unit" / "common.py"
-    common.write_text(common.read_text().replace(FLAG, FLAG.replace("1 if flag else 0", "[1 if flag else 0]")))
+            replace(path, condition, "False")
+    replace(TARGET / "tests" / "unit" / "common.py", FLAG, FLAG.replace("1 if flag else 0", "[1 if flag else 0]"))
+    replace(TARGET / "accelerator" / "cpu_accelerator.py", FLOAT16, "True")
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new))
 
 
 def main() -> int:

@@ -2,17 +2,9 @@
 #ifndef KFAC_TEST_H
 #define KFAC_TEST_H
 
-#include "../linalg/linalg_test.h"
+#include "optim_test.h"
 
-enum { PARAMS = 8, MOST = 4096 };
-
-typedef struct model {
-  dc_optimizer *optimizer;
-  int64_t count;
-  int64_t parts[PARAMS];
-  dc_tensor weights[PARAMS], grads[PARAMS];
-  float weight[PARAMS][MOST], grad[PARAMS][MOST];
-} model;
+typedef bundle model;
 
 static inline void open_model(model *m, dc_comm *comm, const dc_kfac_options *options) {
   memset(m, 0, sizeof *m);
@@ -24,41 +16,13 @@ static inline void close_model(model *m) {
   m->optimizer = NULL;
 }
 
-/* Adds a float32 parameter of which [offset, offset + count) is here; count -1: all. Weights and gradients are
- * functions of the place. */
-static inline int64_t add_part(model *m, const int64_t *shape, int32_t ndim, int64_t offset, int64_t count) {
-  int64_t i = m->count++, n = 1, index;
-  for (int32_t d = 0; d < ndim; d++) {
-    n *= shape[d];
-  }
-  m->parts[i] = count < 0 ? n : count;
-  assert_true(m->parts[i] <= MOST);
-  OK(dc_optimizer_add_param(m->optimizer, 0, shape, ndim, offset, m->parts[i], DC_FLOAT32, &index));
-  double *w = doubles(n, (uint64_t)i + 1), *g = doubles(n, (uint64_t)i + 1001);
-  for (int64_t k = 0; k < m->parts[i]; k++) {
-    m->weight[i][k] = (float)w[offset + k];
-    m->grad[i][k] = (float)g[offset + k];
-  }
-  free(w);
-  free(g);
-  dc_tensor t = DC_TENSOR_INIT;
-  t.shape = &m->parts[i];
-  t.ndim = 1;
-  t.dtype = DC_FLOAT32;
-  t.data = m->weight[i];
-  m->weights[i] = t;
-  t.data = m->grad[i];
-  m->grads[i] = t;
-  return index;
-}
-
 static inline int64_t add_matrix(model *m, int64_t rows, int64_t cols) {
   const int64_t shape[2] = {rows, cols};
-  return add_part(m, shape, 2, 0, -1);
+  return add_part(m, 0, shape, 2, 0, -1);
 }
 
 static inline int64_t add_vector(model *m, int64_t n) {
-  return add_part(m, &n, 1, 0, -1);
+  return add_part(m, 0, &n, 1, 0, -1);
 }
 
 static inline int64_t add_linear(model *m, int32_t approximation, int64_t weight, int64_t bias) {
@@ -67,16 +31,6 @@ static inline int64_t add_linear(model *m, int32_t approximation, int64_t weight
   layer.kind = DC_SAMPLE_LINEAR;
   OK(dc_kfac_add_layer(m->optimizer, &layer, approximation, weight, bias, &index));
   return index;
-}
-
-static inline dc_status step(model *m) {
-  return dc_optimizer_step(m->optimizer, m->weights, m->grads, sizeof(dc_tensor), m->count, 1);
-}
-
-static inline float *piece(const model *m, int64_t index, const char *name) {
-  dc_tensor view = DC_TENSOR_INIT;
-  OK(dc_optimizer_state(m->optimizer, index, name, &view));
-  return view.data;
 }
 
 static inline float *floats(int64_t count, uint64_t seed) {

@@ -10,38 +10,52 @@ enum { PARAMS = 8, MOST = 40000 };
 typedef struct bundle {
   dc_optimizer *optimizer;
   int64_t count;
-  int64_t shapes[PARAMS];
+  int64_t parts[PARAMS]; /* elements */
   dc_tensor weights[PARAMS], grads[PARAMS];
   float weight[PARAMS][MOST], grad[PARAMS][MOST]; /* room for any type */
 } bundle;
 
-/* Adds a float32 parameter of n elements whose part begins at offset, with weights that are a function of the place. */
-static inline void add(bundle *b, int32_t group, int64_t n, int64_t offset, int64_t count) {
-  int64_t i = b->count++;
-  int64_t index;
-  double *w = doubles(n, (uint64_t)i + 1);
-  OK(dc_optimizer_add_param(b->optimizer, group, &n, 1, offset, count, DC_FLOAT32, &index));
+/* Adds a float32 parameter of which [offset, offset + count) is here; count -1: all. Weights and gradients are
+ * functions of the place. */
+static inline int64_t add_part(bundle *b, int32_t group, const int64_t *shape, int32_t ndim, int64_t offset,
+                               int64_t count) {
+  int64_t i = b->count++, n = 1, index;
+  for (int32_t d = 0; d < ndim; d++) {
+    n *= shape[d];
+  }
+  count = count < 0 ? n : count;
+  assert_true(count <= MOST);
+  b->parts[i] = count;
+  OK(dc_optimizer_add_param(b->optimizer, group, shape, ndim, offset, count, DC_FLOAT32, &index));
   assert_int_equal(index, i);
+  double *w = doubles(n, (uint64_t)i + 1), *g = doubles(n, (uint64_t)i + 1001);
   for (int64_t k = 0; k < count; k++) {
     b->weight[i][k] = (float)w[offset + k];
+    b->grad[i][k] = (float)g[offset + k];
   }
   free(w);
-  b->shapes[i] = count;
+  free(g);
   dc_tensor t = DC_TENSOR_INIT;
-  t.shape = &b->shapes[i];
+  t.shape = &b->parts[i];
   t.ndim = 1;
   t.dtype = DC_FLOAT32;
   t.data = b->weight[i];
   b->weights[i] = t;
   t.data = b->grad[i];
   b->grads[i] = t;
+  return index;
+}
+
+/* A vector of n elements. */
+static inline void add(bundle *b, int32_t group, int64_t n, int64_t offset, int64_t count) {
+  add_part(b, group, &n, 1, offset, count);
 }
 
 /* Gradients of a step, a function of parameter, place and step. */
 static inline void fill_grads(bundle *b, int64_t step, int64_t offset) {
   for (int64_t i = 0; i < b->count; i++) {
-    double *g = doubles(offset + b->shapes[i], (uint64_t)(100 * step + i + 7));
-    for (int64_t k = 0; k < b->shapes[i]; k++) {
+    double *g = doubles(offset + b->parts[i], (uint64_t)(100 * step + i + 7));
+    for (int64_t k = 0; k < b->parts[i]; k++) {
       b->grad[i][k] = (float)g[offset + k];
     }
     free(g);

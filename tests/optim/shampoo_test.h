@@ -1,4 +1,5 @@
-/* A small model for the tests of Shampoo: parameters of all orders, gradients that are the same on every rank. */
+/* A small model for the tests of Shampoo and SOAP: parameters of all orders, gradients that are the same on every rank.
+ */
 #ifndef DC_TESTS_SHAMPOO_H
 #define DC_TESTS_SHAMPOO_H
 
@@ -67,11 +68,22 @@ typedef struct model {
   int64_t offset[PARAMS], count[PARAMS], numel[PARAMS];
 } model;
 
+static inline dc_optimizer *shampoo(dc_linalg *l, dc_comm *comm, const dc_shampoo_options *options) {
+  dc_optimizer *optimizer;
+  OK(dc_shampoo_create(l, comm, options, &optimizer));
+  return optimizer;
+}
+
+static inline dc_optimizer *soap(dc_linalg *l, dc_comm *comm, const dc_soap_options *options) {
+  dc_optimizer *optimizer;
+  OK(dc_soap_create(l, comm, options, &optimizer));
+  return optimizer;
+}
+
 /* rank of world: with `split`, each rank has a part of each parameter, in no even cut. */
-static inline void open_model(model *m, dc_linalg *l, dc_comm *comm, const dc_shampoo_options *options, int32_t rank,
-                              int32_t world, bool split) {
+static inline void open_model(model *m, dc_optimizer *optimizer, int32_t rank, int32_t world, bool split) {
   memset(m, 0, sizeof *m);
-  OK(dc_shampoo_create(l, comm, options, &m->optimizer));
+  m->optimizer = optimizer;
   OK(dc_optimizer_set_lr(m->optimizer, 0, 0.1));
   for (int64_t p = 0; p < PARAMS; p++) {
     int64_t numel = m->numel[p] = numel_of(&shapes[p]);
@@ -134,9 +146,7 @@ static inline void one_step(dc_optimizer *optimizer, float *weight, const float 
   OK(dc_optimizer_step(optimizer, &w, &g, sizeof w, 1, 1));
 }
 
-static inline dc_optimizer *one_param(const dc_shampoo_options *o, int64_t rows, int64_t cols) {
-  dc_optimizer *optimizer;
-  OK(dc_shampoo_create(linalg, NULL, o, &optimizer));
+static inline dc_optimizer *one_param(dc_optimizer *optimizer, int64_t rows, int64_t cols) {
   OK(dc_optimizer_set_lr(optimizer, 0, 1));
   OK(dc_optimizer_add_param(optimizer, 0, (int64_t[]){rows, cols}, 2, 0, rows * cols, DC_DTYPE_NONE, NULL));
   return optimizer;

@@ -127,7 +127,7 @@ static int64_t add_scene_layer(const scene *s, int32_t approximation, bool bias,
     layer.padding[d] = s->padding[from];
     layer.dilation[d] = s->dilation[from];
   }
-  *weight = add_part(&m, shape, 2 + s->spatial, 0, -1);
+  *weight = add_part(&m, 0, shape, 2 + s->spatial, 0, -1);
   int64_t b = bias ? add_vector(&m, s->out) : -1;
   OK(dc_kfac_add_layer(m.optimizer, &layer, approximation, *weight, b, &index));
   return index;
@@ -235,7 +235,7 @@ static void panels(void **state) {
   static model models[2];
   for (int way = 0; way < 2; way++) { /* at once, and one sample at a time */
     open_model(&models[way], NULL, &options);
-    add_part(&models[way], shape, 4, 0, -1);
+    add_part(&models[way], 0, shape, 4, 0, -1);
     OK(dc_kfac_add_layer(models[way].optimizer, &layer, DC_KFAC_EXPAND, 0, -1, NULL));
     int64_t each = way == 0 ? N : 1;
     for (int64_t n = 0; n < N; n += each) {

@@ -62,8 +62,8 @@ static void bad_layers(void **state) {
   conv.kernel[0] = conv.kernel[1] = 3;
   open_model(&m, NULL, NULL);
   int64_t w = add_matrix(&m, 3, 4), b = add_vector(&m, 3), wrong = add_vector(&m, 4),
-          c = add_part(&m, kernel, 4, 0, -1);
-  int64_t nothing = add_part(&m, empty, 2, 0, -1);
+          c = add_part(&m, 0, kernel, 4, 0, -1);
+  int64_t nothing = add_part(&m, 0, empty, 2, 0, -1);
 #define ADD(layer, how, weight, bias) dc_kfac_add_layer(m.optimizer, layer, how, weight, bias, &index)
   FAILS(ADD(NULL, 0, w, b), DC_E_INVALID, "layer is NULL");
   FAILS(ADD(&layer, 2, w, b), DC_E_INVALID, "approximation");

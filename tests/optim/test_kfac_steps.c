@@ -37,7 +37,7 @@ static void add_cut(model *m, cut c, const int64_t *shape, int32_t ndim) {
   }
   int64_t each = (n + c.world - 1) / c.world, begin = c.rank * each < n ? c.rank * each : n;
   int64_t end = begin + each < n ? begin + each : n;
-  add_part(m, shape, ndim, c.parts ? begin : 0, c.parts ? end - begin : n);
+  add_part(m, 0, shape, ndim, c.parts ? begin : 0, c.parts ? end - begin : n);
 }
 
 static void build(model *m, dc_comm *comm, const dc_kfac_options *options, cut c) {
@@ -290,6 +290,46 @@ static void point_16_failed_decompositions(void **state) {
   close_model(&m);
 }
 
+/* 16, 44: several factors at once, some of which succeed: then none is changed, nor what was gathered; and the step can
+ * be made again. */
+static void point_16_44_all_or_none(void **state) {
+  (void)state;
+  static model m, other;
+  dc_kfac_options options = usual();
+  size_t bytes;
+  options.refresh_frequency = options.factor_frequency = 1;
+  options.tolerated_failures = -1;
+  build(&m, NULL, &options, alone);
+  build(&other, NULL, &options, alone);
+  OK(train(&m, 0, 3, 0, N));
+  OK(train(&other, 0, 3, 0, N));
+  float *factor = piece(&m, 3, "factor_g"), kept = factor[1];
+  data d = data_of(900);
+  OK(feed(&m, &d, 0, N));
+  OK(feed(&other, &d, 0, N));
+  factor[1] = factor[2] = NAN; /* whichever triangle */
+  void *before = saved(&m, &bytes);
+  for (int k = 0; k < 2; k++) {
+    FAILS(step(&m), DC_E_NOT_CONVERGED, "factor_g of parameter 3");
+    void *after = saved(&m, &bytes);
+    assert_memory_equal(before, after, bytes);
+    assert_memory_equal(m.weight, other.weight, sizeof m.weight);
+    free(after);
+  }
+  factor[1] = factor[2] = kept;
+  OK(step(&m));
+  OK(step(&other));
+  assert_memory_equal(m.weight, other.weight, sizeof m.weight);
+  void *one = saved(&m, &bytes), *two = saved(&other, &bytes);
+  assert_memory_equal(one, two, bytes);
+  free(one);
+  free(two);
+  free(before);
+  free_data(&d);
+  close_model(&m);
+  close_model(&other);
+}
+
 /* ---- saved states ---- */
 
 /* 48: a run that was saved and goes on in another optimizer, in between refreshes too, has the same bits. */
@@ -322,9 +362,9 @@ static void point_48_save_and_load(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(point_47_ranks),         cmocka_unit_test(point_49_frequencies),
-      cmocka_unit_test(point_44_not_finite),    cmocka_unit_test(point_16_failed_decompositions),
-      cmocka_unit_test(point_48_save_and_load),
+      cmocka_unit_test(point_47_ranks),          cmocka_unit_test(point_49_frequencies),
+      cmocka_unit_test(point_44_not_finite),     cmocka_unit_test(point_16_failed_decompositions),
+      cmocka_unit_test(point_16_44_all_or_none), cmocka_unit_test(point_48_save_and_load),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -9,7 +9,7 @@ static void compare_with_reference(dc_shampoo_options options) {
   model m;
   reference r[PARAMS];
   float grads[PARAMS][MOST];
-  open_model(&m, linalg, NULL, &options, 0, 1, false);
+  open_model(&m, shampoo(linalg, NULL, &options), 0, 1, false);
   for (int64_t p = 0; p < PARAMS; p++) {
     reference_open(&r[p], &options, shapes[p].sizes, shapes[p].ndim, m.weights[p]);
   }
@@ -115,7 +115,7 @@ static void point_40_two_by_two_by_hand(void **state) {
   o.beta1 = -1;
   o.graft = DC_GRAFT_NONE;
   o.eps_rel = -1;
-  dc_optimizer *optimizer = one_param(&o, 2, 2);
+  dc_optimizer *optimizer = one_param(shampoo(linalg, NULL, &o), 2, 2);
   const float grad[4] = {1, 2, 3, 4};
   float weight[4] = {0};
   one_step(optimizer, weight, grad, 4);
@@ -139,7 +139,7 @@ static void point_40_roots_persist_between_refreshes(void **state) {
   o.graft = DC_GRAFT_NONE;
   o.precondition_frequency = 3;
   o.start_preconditioning_step = 1;
-  dc_optimizer *optimizer = one_param(&o, 2, 2);
+  dc_optimizer *optimizer = one_param(shampoo(linalg, NULL, &o), 2, 2);
   const float grad[4] = {1, 2, 3, 4};
   float weight[4] = {0}, before[4], first[4];
   const float *root = NULL;
@@ -172,7 +172,7 @@ static void point_41_blocks_are_independent(void **state) {
   enum { ROWS = 5, COLS = 8, SIDE = 3 }; /* no rest of 1, which as a parameter is a vector */
   dc_shampoo_options o = plain_options();
   o.max_block = SIDE;
-  dc_optimizer *whole = one_param(&o, ROWS, COLS);
+  dc_optimizer *whole = one_param(shampoo(linalg, NULL, &o), ROWS, COLS);
   float weight[ROWS * COLS] = {0}, grad[ROWS * COLS];
   float want[ROWS * COLS] = {0};
   for (int64_t step = 1; step <= 3; step++) {
@@ -182,7 +182,7 @@ static void point_41_blocks_are_independent(void **state) {
   for (int64_t r = 0; r < ROWS; r += SIDE) {
     for (int64_t c = 0; c < COLS; c += SIDE) {
       int64_t rows = ROWS - r < SIDE ? ROWS - r : SIDE, cols = COLS - c < SIDE ? COLS - c : SIDE;
-      dc_optimizer *one = one_param(&o, rows, cols);
+      dc_optimizer *one = one_param(shampoo(linalg, NULL, &o), rows, cols);
       float part[SIDE * SIDE] = {0}, g[SIDE * SIDE];
       for (int64_t step = 1; step <= 3; step++) {
         gradient(step, 0, ROWS * COLS, grad);
@@ -214,7 +214,7 @@ static void point_42_the_grafts_length_is_kept(void **state) {
   dc_shampoo_options o = plain_options();
   o.beta1 = -1;
   o.graft = DC_GRAFT_SGD;
-  dc_optimizer *optimizer = one_param(&o, 6, 4);
+  dc_optimizer *optimizer = one_param(shampoo(linalg, NULL, &o), 6, 4);
   float grad[24];
   for (int64_t step = 1; step <= 4; step++) {
     float weight[24] = {0};
@@ -230,7 +230,7 @@ static void point_42_zero_gradients_move_nothing(void **state) {
   for (int32_t graft = DC_GRAFT_ADAM; graft <= DC_GRAFT_RMSPROP; graft++) {
     dc_shampoo_options o = plain_options();
     o.graft = graft;
-    dc_optimizer *optimizer = one_param(&o, 3, 4);
+    dc_optimizer *optimizer = one_param(shampoo(linalg, NULL, &o), 3, 4);
     float weight[12] = {1, 2, 3}, before[12], grad[12] = {0};
     memcpy(before, weight, sizeof before);
     for (int step = 0; step < 3; step++) {
@@ -252,7 +252,7 @@ static void point_43_a_rate_of_zero_moves_no_weight(void **state) {
   dc_shampoo_options o = plain_options();
   o.weight_decay = 0.1;
   model m, before;
-  open_model(&m, linalg, NULL, &o, 0, 1, false);
+  open_model(&m, shampoo(linalg, NULL, &o), 0, 1, false);
   OK(dc_optimizer_set_lr(m.optimizer, 0, 0));
   before = m;
   steps(&m, 1, 3);

@@ -1,6 +1,6 @@
 /* What Shampoo refuses and what it survives, its ranks, threads and state (points 43, 44, 47 and 48 of the conformance
  * list). */
-#include "shampoo_test.h"
+#include "ranks_test.h"
 
 /* ---- what is refused ---- */
 
@@ -53,7 +53,7 @@ static void point_43_options_out_of_range(void **state) {
 static void point_43_what_shapes_the_state_stays(void **state) {
   (void)state;
   dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT, other = o;
-  dc_optimizer *optimizer = one_param(&o, 2, 3);
+  dc_optimizer *optimizer = one_param(shampoo(linalg, NULL, &o), 2, 3);
   const char *text = "group 0 has parameters: max_block must stay as it is";
   other.max_block = 512;
   assert_int_equal(dc_shampoo_set_group(optimizer, 0, &other), DC_E_INVALID);
@@ -91,7 +91,7 @@ static void point_44_gradients_that_are_not_finite(void **state) {
   dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT;
   o.momentum = 0.9;
   model m;
-  open_model(&m, linalg, NULL, &o, 0, 1, false);
+  open_model(&m, shampoo(linalg, NULL, &o), 0, 1, false);
   steps(&m, 1, 3);
   size_t bytes, again;
   void *before = saved(m.optimizer, &bytes);
@@ -115,53 +115,15 @@ static void point_44_gradients_that_are_not_finite(void **state) {
 
 /* ---- roots that fail ---- */
 
-static void failed_roots_keep_the_last_good_one(void **state) {
+static void point_16_failed_roots(void **state) {
   (void)state;
   dc_shampoo_options o = plain_options();
   o.tolerated_failures = 2;
-  dc_optimizer *optimizer = one_param(&o, 3, 2);
-  float weight[6] = {0}, grad[6], good[9];
-  gradient(1, 0, 6, grad);
-  one_step(optimizer, weight, grad, 6);
-  float *factor = state_of(optimizer, "factor.0.0");
-  float *root = state_of(optimizer, "root.0.0");
-  size_t bytes;
-  void *healthy = saved(optimizer, &bytes);
-  memcpy(good, root, sizeof good);
-  factor[4] = NAN;
-  for (int step = 0; step < 3; step++) {
-    one_step(optimizer, weight, grad, 6);
-    assert_memory_equal(root, good, sizeof good);
-    assert_true(isfinite(weight[0]));
-  }
-  dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
-  OK(dc_get_optimizer_stats(optimizer, &stats));
-  assert_int_equal(stats.failed_refreshes, 3);
-  assert_int_equal(*(int64_t *)(void *)state_of(optimizer, "failures.0.0"), 3);
-  int64_t count = 6;
-  float before[6];
-  memcpy(before, weight, sizeof before);
-  const dc_tensor w = {sizeof w, weight, &count, NULL, 1, DC_FLOAT32, NULL};
-  const dc_tensor g = {sizeof g, grad, &count, NULL, 1, DC_FLOAT32, NULL};
-  assert_int_equal(dc_optimizer_step(optimizer, &w, &g, sizeof w, 1, 1), DC_E_NOT_CONVERGED);
-  SAYS("the root of factor.0.0 of parameter 0 failed 3 times in a row");
-  assert_memory_equal(weight, before, sizeof before);
-  OK(dc_optimizer_load(optimizer, healthy, bytes));
-  one_step(optimizer, weight, grad, 6);
-  assert_true(memcmp(root, good, sizeof good) != 0);
-  free(healthy);
-  dc_optimizer_destroy(optimizer);
+  the_last_good_one_stays(one_param(shampoo(linalg, NULL, &o), 3, 2), "root.0.0",
+                          "the root of factor.0.0 of parameter 0 failed 3 times in a row");
 }
 
 /* ---- ranks ---- */
-
-typedef struct rank {
-  pthread_t thread;
-  dc_comm *comm;
-  int32_t rank, world;
-  bool split;
-  model m;
-} rank;
 
 static dc_shampoo_options rank_options(void) {
   dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT;
@@ -174,51 +136,14 @@ static dc_shampoo_options rank_options(void) {
   return o;
 }
 
-static void *run_rank(void *arg) {
-  rank *r = arg;
-  dc_shampoo_options o = rank_options();
-  open_model(&r->m, linalg, r->comm, &o, r->rank, r->world, r->split);
-  steps(&r->m, 1, 4);
-  size_t bytes;
-  void *memory = saved(r->m.optimizer, &bytes); /* and another handle goes on with it */
-  dc_optimizer_destroy(r->m.optimizer);
-  float weights[PARAMS][MOST];
-  memcpy(weights, r->m.weights, sizeof weights);
-  open_model(&r->m, linalg, r->comm, &o, r->rank, r->world, r->split);
-  memcpy(r->m.weights, weights, sizeof weights);
-  OK(dc_optimizer_load(r->m.optimizer, memory, bytes));
-  free(memory);
-  steps(&r->m, 4, STEPS + 1);
-  dc_optimizer_destroy(r->m.optimizer);
-  dc_comm_destroy(r->comm);
-  return NULL;
+static dc_optimizer *make(dc_linalg *l, dc_comm *comm) {
+  const dc_shampoo_options o = rank_options();
+  return shampoo(l, comm, &o);
 }
 
-static void point_47_and_48_ranks_agree_with_one(void **state) {
+static void point_47_48_ranks_agree_with_one(void **state) {
   (void)state;
-  static model one;
-  static rank ranks[4];
-  dc_shampoo_options o = rank_options();
-  open_model(&one, linalg, NULL, &o, 0, 1, false);
-  steps(&one, 1, STEPS + 1);
-  for (int32_t world = 1; world <= 4; world++) {
-    for (int split = 0; split <= 1; split++) {
-      dc_comm *comms[4];
-      OK(dc_comm_create_threads(world, NULL, comms));
-      for (int32_t r = 0; r < world; r++) {
-        ranks[r] = (rank){.comm = comms[r], .rank = r, .world = world, .split = split == 1};
-        assert_int_equal(pthread_create(&ranks[r].thread, NULL, run_rank, &ranks[r]), 0);
-      }
-      for (int32_t r = 0; r < world; r++) {
-        pthread_join(ranks[r].thread, NULL);
-        for (int64_t p = 0; p < PARAMS; p++) {
-          assert_memory_equal(ranks[r].m.weights[p], one.weights[p] + ranks[r].m.offset[p],
-                              (size_t)ranks[r].m.count[p] * sizeof(float));
-        }
-      }
-    }
-  }
-  dc_optimizer_destroy(one.optimizer);
+  ranks_agree_with_one(make);
 }
 
 static void *failing_rank(void *arg) {
@@ -226,7 +151,7 @@ static void *failing_rank(void *arg) {
   dc_shampoo_options o = rank_options();
   float grads[PARAMS][MOST];
   o.tolerated_failures = -1;
-  open_model(&r->m, linalg, r->comm, &o, r->rank, r->world, true);
+  open_model(&r->m, shampoo(linalg, r->comm, &o), r->rank, r->world, true);
   gradients_of(1, grads);
   if (r->rank == 1) { /* flattened, the last element is the last rank's */
     grads[0][34] = NAN;
@@ -272,22 +197,9 @@ static void point_44_one_rank_fails_and_none_steps(void **state) {
 
 /* ---- threads, state, growth ---- */
 
-static void threads_do_not_change_bits(void **state) {
+static void point_53_threads(void **state) {
   (void)state;
-  dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT;
-  o.max_block = 4;
-  model runs[3];
-  for (int32_t threads = 1; threads <= 3; threads++) {
-    dc_linalg_options options = DC_LINALG_OPTIONS_INIT;
-    dc_linalg *l;
-    options.threads = threads;
-    OK(dc_linalg_create(device, &options, &l));
-    open_model(&runs[threads - 1], l, NULL, &o, 0, 1, false);
-    dc_linalg_destroy(l); /* the optimizer has what it needs */
-    steps(&runs[threads - 1], 1, STEPS);
-    dc_optimizer_destroy(runs[threads - 1].optimizer);
-    assert_memory_equal(runs[0].weights, runs[threads - 1].weights, sizeof runs[0].weights);
-  }
+  threads_do_not_change_bits(make);
 }
 
 static void point_48_a_saved_state_goes_on_bit_for_bit(void **state) {
@@ -295,11 +207,11 @@ static void point_48_a_saved_state_goes_on_bit_for_bit(void **state) {
   dc_shampoo_options o = rank_options();
   o.beta2 = 0.9;
   model through, resumed;
-  open_model(&through, linalg, NULL, &o, 0, 1, false);
+  open_model(&through, shampoo(linalg, NULL, &o), 0, 1, false);
   steps(&through, 1, 4);
   size_t bytes;
   void *memory = saved(through.optimizer, &bytes);
-  open_model(&resumed, linalg, NULL, &o, 0, 1, false);
+  open_model(&resumed, shampoo(linalg, NULL, &o), 0, 1, false);
   memcpy(resumed.weights, through.weights, sizeof through.weights);
   OK(dc_optimizer_load(resumed.optimizer, memory, bytes));
   steps(&through, 4, STEPS);
@@ -312,7 +224,7 @@ static void point_48_a_saved_state_goes_on_bit_for_bit(void **state) {
   dc_optimizer_destroy(resumed.optimizer);
 
   o.max_block = 5; /* other blocks */
-  open_model(&resumed, linalg, NULL, &o, 0, 1, false);
+  open_model(&resumed, shampoo(linalg, NULL, &o), 0, 1, false);
   assert_int_equal(dc_optimizer_load(resumed.optimizer, memory, bytes), DC_E_SHAPE);
   free(a);
   free(b);
@@ -324,7 +236,7 @@ static void point_48_a_saved_state_goes_on_bit_for_bit(void **state) {
 static void parameters_may_come_later(void **state) {
   (void)state;
   dc_shampoo_options o = plain_options();
-  dc_optimizer *optimizer = one_param(&o, 3, 2);
+  dc_optimizer *optimizer = one_param(shampoo(linalg, NULL, &o), 3, 2);
   float first[6] = {0}, second[8] = {0}, grad[8];
   gradient(1, 0, 8, grad);
   one_step(optimizer, first, grad, 6);
@@ -335,7 +247,7 @@ static void parameters_may_come_later(void **state) {
   const dc_tensor g[2] = {{sizeof *g, grad, &counts[0], NULL, 1, DC_FLOAT32, NULL},
                           {sizeof *g, grad, &counts[1], NULL, 1, DC_FLOAT32, NULL}};
   OK(dc_optimizer_step(optimizer, w, g, sizeof *w, 2, 1));
-  dc_optimizer *alone = one_param(&o, 2, 4);
+  dc_optimizer *alone = one_param(shampoo(linalg, NULL, &o), 2, 4);
   float want[8] = {0};
   one_step(alone, want, grad, 8);
   assert_memory_equal(second, want, sizeof want);
@@ -369,7 +281,7 @@ static void refused_memory_leaves_all_as_it_was(void **state) {
   OK(dc_linalg_create(scarce, NULL, &l));
   dc_shampoo_options o = plain_options();
   model m, before;
-  open_model(&m, l, NULL, &o, 0, 1, false);
+  open_model(&m, shampoo(l, NULL, &o), 0, 1, false);
   float grads[PARAMS][MOST];
   gradients_of(1, grads);
   before = m;
@@ -383,7 +295,7 @@ static void refused_memory_leaves_all_as_it_was(void **state) {
   allowed = 0;                 /* and a steady step wants none */
   steps(&m, 2, 5);
   model plenty;
-  open_model(&plenty, linalg, NULL, &o, 0, 1, false);
+  open_model(&plenty, shampoo(linalg, NULL, &o), 0, 1, false);
   steps(&plenty, 1, 5);
   assert_memory_equal(m.weights, plenty.weights, sizeof m.weights);
   dc_optimizer_destroy(plenty.optimizer);
@@ -398,10 +310,10 @@ int main(void) {
       cmocka_unit_test(point_43_what_shapes_the_state_stays),
       cmocka_unit_test(point_44_gradients_that_are_not_finite),
       cmocka_unit_test(point_44_one_rank_fails_and_none_steps),
-      cmocka_unit_test(point_47_and_48_ranks_agree_with_one),
+      cmocka_unit_test(point_47_48_ranks_agree_with_one),
       cmocka_unit_test(point_48_a_saved_state_goes_on_bit_for_bit),
-      cmocka_unit_test(failed_roots_keep_the_last_good_one),
-      cmocka_unit_test(threads_do_not_change_bits),
+      cmocka_unit_test(point_16_failed_roots),
+      cmocka_unit_test(point_53_threads),
       cmocka_unit_test(parameters_may_come_later),
       cmocka_unit_test(refused_memory_leaves_all_as_it_was),
   };

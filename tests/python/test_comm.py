@@ -117,3 +117,12 @@ def test_init_comm_needs_a_group(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with pytest.raises(RuntimeError, match="several machines"):
         libdc.init_comm()
+
+
+def test_nccl_or_why_not():
+    try:
+        assert libdc.nccl_version() >= 21900
+    except Error as error:
+        assert error.status == Status.E_UNSUPPORTED and "NCCL: " in str(error)
+    with libdc.Device() as device, pytest.raises(Error, match='device "cpu" is no card'):
+        Comm.single().nccl(device)

@@ -103,6 +103,5 @@ void dc__arena_unpoison(const void *ptr, size_t bytes);
 
 /* world.c */
 void *sim_map(size_t bytes); /* memory under the checker's eye, until the world ends */
-bool sim_mapped(const void *ptr);
 
 #endif

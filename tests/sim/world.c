@@ -140,15 +140,6 @@ void *sim_map(size_t bytes) {
   return m->ptr;
 }
 
-bool sim_mapped(const void *ptr) {
-  for (const mapping *m = world.mappings; m != NULL; m = m->next) {
-    if ((uintptr_t)ptr - (uintptr_t)m->ptr < m->bytes) {
-      return true;
-    }
-  }
-  return false;
-}
-
 void *sim_new(size_t bytes) {
   size_t size = (bytes + 63) / 64 * 64 + 64; /* a gap, so that a slip past the end shows */
   if (world.bump == NULL || world.bump->bytes - world.bump->used < size) {

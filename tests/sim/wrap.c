@@ -104,20 +104,16 @@ void __wrap_dc__arena_free(dc__arena *arena, void *ptr, dc_event *after_a, dc_ev
 }
 
 void dc__arena_poison(const void *ptr, size_t bytes) {
-  if (sim_mapped(ptr)) { /* the arena poisons headers too */
-    sim_note(SIM_FREE, ptr, bytes, "arena");
-  }
+  sim_note(SIM_FREE, ptr, bytes, "arena");
 }
 
 void dc__arena_unpoison(const void *ptr, size_t bytes) {
-  if (sim_mapped(ptr)) {
-    (void)forget_block(ptr);
-    if (block_count < BLOCKS) {
-      blocks[block_count].ptr = ptr;
-      blocks[block_count++].bytes = bytes;
-    }
-    sim_note(SIM_ALLOC, ptr, bytes, "arena");
+  (void)forget_block(ptr);
+  if (block_count < BLOCKS) {
+    blocks[block_count].ptr = ptr;
+    blocks[block_count++].bytes = bytes;
   }
+  sim_note(SIM_ALLOC, ptr, bytes, "arena");
 }
 
 /* ---- names for reports ---- */

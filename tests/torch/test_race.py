@@ -19,13 +19,13 @@ def run(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_49_all_four_train_both_models(tmp_path: Path) -> None:
+def test_49_all_train_both_models(tmp_path: Path) -> None:
     out = run(tmp_path, "-m", "libdc.run", "-n", "2", str(ROOT / "examples/optimizers/train.py"), "--plain",
               "--digits-steps", "12", "--gpt-steps", "4", "--out", "run")
     assert "step    12/12  SGD" in out and "step     4/4  SGD" in out and "AdamW" in out and "K-FAC" in out
     for task in ("digits", "gpt"):
         courses = json.loads((tmp_path / "run" / f"{task}.json").read_text())
-        assert list(courses) == ["sgd", "adamw", "shampoo", "kfac"]
+        assert list(courses) == ["sgd", "adamw", "shampoo", "soap", "kfac"]
         assert len({course["loss"][0] for course in courses.values()}) == 1  # the same weights, the same batch
         assert all(course["loss"][-1] < course["loss"][0] for course in courses.values())
         for picture in ("steps", "seconds"):

@@ -1,5 +1,5 @@
-"""libdc.optim.Shampoo: plain and sharded models, state, groups and refusals. Its mathematics is tested in C
-(tests/optim/test_shampoo.c). Numbers are the points of the second-order conformance list."""
+"""libdc.optim.Shampoo and SOAP: plain and sharded models, state, groups and refusals. Their mathematics is tested in
+tests/optim/test_shampoo.c and tests/python/test_soap.py. Numbers are the points of the second-order conformance list."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import torch
 from libdc import optim
 
 SETTINGS: Dict[str, Any] = {"lr": 0.02, "betas": (0.9, 0.99), "precondition_frequency": 3, "max_block": 8}
+KINDS = [(optim.Shampoo, {"weight_decay": 0.1, "decay": "l2", "momentum": 0.5}, {"graft.0", "momentum.0", "root.0.0", "basis.0.0"}),
+         (optim.SOAP, {"weight_decay": 0.1}, {"exp_avg_sq.0", "vectors.0.0"})]  # fmt: skip
+each_kind = pytest.mark.parametrize("kind, options, pieces", KINDS)
 
 
 def model() -> torch.nn.Sequential:
@@ -38,40 +41,43 @@ def learn(net: torch.nn.Module, optimizer: torch.optim.Optimizer, first: int, la
     return losses
 
 
-def test_49_it_learns_and_does_not_jump_at_a_refresh() -> None:
+@each_kind
+def test_49_it_learns_and_does_not_jump_at_a_refresh(kind: Any, options: Any, pieces: Any) -> None:
     net = model()
-    optimizer = optim.Shampoo(net.parameters(), **SETTINGS)
+    optimizer = kind(net.parameters(), **SETTINGS)
     losses = [learn(net, optimizer, 0, 1)[0] for _ in range(60)]
     assert losses[-1] < 0.05 * losses[0]
     assert all(after < 2 * before for before, after in zip(losses, losses[1:]))
 
 
-def test_48_state_dict_goes_on_bit_for_bit() -> None:
+@each_kind
+def test_48_state_dict_goes_on_bit_for_bit(kind: Any, options: Any, pieces: Any) -> None:
     one, two = model(), model()
-    ours = optim.Shampoo(one.parameters(), momentum=0.5, **SETTINGS)
+    ours = kind(one.parameters(), **options, **SETTINGS)
     learn(one, ours, 0, 4)
     two.load_state_dict(one.state_dict())
-    theirs = optim.Shampoo(two.parameters(), momentum=0.5, **SETTINGS)
+    theirs = kind(two.parameters(), **options, **SETTINGS)
     theirs.load_state_dict(ours.state_dict())
     assert learn(one, ours, 4, 10) == learn(two, theirs, 4, 10)
     state = ours.state[next(iter(one.parameters()))]
-    assert {"step", "exp_avg.0", "graft.0", "momentum.0", "factor.0.0", "root.0.0", "basis.0.0", "failures.0.0"} <= set(state)
-    other = optim.Shampoo(model().parameters(), **{**SETTINGS, "max_block": 4})
+    assert {"step", "exp_avg.0", "factor.0.0", "failures.0.0", *pieces} <= set(state)
+    other = kind(model().parameters(), **{**SETTINGS, "max_block": 4})
     with pytest.raises(ValueError, match="state"):
         other.load_state_dict(ours.state_dict())
 
 
+@each_kind
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_47_ranks_have_the_losses_of_one(stage: int) -> None:
+def test_47_ranks_have_the_losses_of_one(kind: Any, options: Any, pieces: Any, stage: int) -> None:
     alone = model()
-    want = learn(alone, optim.Shampoo(alone.parameters(), weight_decay=0.1, decay="l2", **SETTINGS), 0, 8)
+    want = learn(alone, kind(alone.parameters(), **options, **SETTINGS), 0, 8)
 
     def rank(comm: libdc.Comm) -> List[float]:
         net = models[comm.rank]
         dct.shard(net, stage=stage, comm=comm)
-        return learn(net, optim.Shampoo(net.parameters(), weight_decay=0.1, decay="l2", **SETTINGS), 0, 8)
+        return learn(net, kind(net.parameters(), **options, **SETTINGS), 0, 8)
 
-    for world in (1, 2, 3):
+    for world in (1, 2) if kind is optim.SOAP else (1, 2, 3):  # SOAP's bases are any where a factor has no rank yet
         models = [model() for _ in range(world)]
         for got in libdc.run.threads(world, rank):
             if world == 3:  # the mean of three equal gradients is rounded
@@ -96,11 +102,15 @@ def test_43_groups_schedules_and_refusals() -> None:
     for name, value in {"betas": (0.9, 1.5), "max_block": -3, "eps_rel": -1.5, "tolerated_failures": -2}.items():
         with pytest.raises(libdc.Error, match="options"):
             optim.Shampoo(model().parameters(), **{name: value})
+    for name, value in {"betas": (0.9, 1.5), "max_block": -3, "shampoo_beta": 1.0, "max_precond_dim": -2}.items():
+        with pytest.raises(libdc.Error, match="options"):
+            optim.SOAP(model().parameters(), **{name: value})
 
 
-def test_44_a_gradient_that_is_not_finite_changes_nothing() -> None:
+@each_kind
+def test_44_a_gradient_that_is_not_finite_changes_nothing(kind: Any, options: Any, pieces: Any) -> None:
     net = model()
-    optimizer = optim.Shampoo(net.parameters(), **SETTINGS)
+    optimizer = kind(net.parameters(), **options, **SETTINGS)
     learn(net, optimizer, 0, 2)
     before = [p.detach().clone() for p in net.parameters()]
     next(iter(net.parameters())).grad[0, 0, 0] = float("inf")  # type: ignore[index]

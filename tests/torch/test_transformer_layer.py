@@ -125,7 +125,7 @@ def arguments(layer: TransformerLayer, keep: bool = True, packed: bool = False) 
     cu = torch.tensor([0, 7, 10], dtype=torch.int32) if packed else None
     number = layer_module._number(layer.config, x.dtype)
     weights = [weight.detach().clone().requires_grad_() for weight in layer.weights]
-    return x.requires_grad_(), mask, cu, weights, torch.tensor(7), number, keep
+    return x.requires_grad_(), mask, cu, torch.tensor(7), number, keep, *weights
 
 
 @pytest.mark.parametrize("flag", [False, True])
@@ -134,10 +134,11 @@ def test_opcheck(packed: bool, flag: bool) -> None:
     layer = TransformerLayer(config(ratio=0.1, pre_layer_norm=False, normalize_invertible=flag, gelu_checkpoint=flag))
     given = arguments(layer, True, packed)
     torch.library.opcheck(OPS.forward.default, given)
-    torch.library.opcheck(OPS.forward.default, (*given[:-1], False), test_utils=("test_schema", "test_faketensor"))
-    x, mask, cu, weights, offset, number, _ = given
+    x, mask, cu, offset, number, _, *weights = given
+    torch.library.opcheck(OPS.forward.default, (x, mask, cu, offset, number, False, *weights),
+                          test_utils=("test_schema", "test_faketensor"))
     weights = [weight.detach() for weight in weights]
-    out, reserve = OPS.forward.default(x.detach(), mask, cu, weights, offset, number, True)
+    out, reserve = OPS.forward.default(x.detach(), mask, cu, offset, number, True, *weights)
     torch.library.opcheck(OPS.backward.default, (torch.randn_like(out), x.detach(), mask, cu, weights, offset, reserve,
                                                  out, number, [True, False] * 6))
 
@@ -168,6 +169,22 @@ def test_compiled_without_a_break(backend: str) -> None:
     layer.eval()
     assert torch.equal(compiled(x, mask), layer(x, mask))
     assert torch.equal(compiled(torch.cat([x, x], 1)), layer(torch.cat([x, x], 1)))
+
+
+def test_slices_of_a_batch() -> None:
+    """Rows that are strided, input, mask and gradient: the same bits as from a copy."""
+    layer = TransformerLayer(config())
+    whole, masks, dys = torch.randn(4, 20, 80), torch.randn(4, 1, 1, 20), torch.randn(4, 64, 20)
+    x, mask, dy = whole[1:3, 4:15, 8:72], masks[1:3, ..., 4:15], dys[1:3, :, 4:15].mT
+    assert not x.is_contiguous() and not mask.is_contiguous() and not dy.is_contiguous()
+    results = []
+    for copy in (Tensor.detach, Tensor.contiguous):
+        layer.zero_grad()
+        leaf = copy(x).detach().requires_grad_()
+        y = layer(leaf, copy(mask))
+        y.backward(copy(dy))
+        results.append([y.detach(), leaf.grad, *(parameter.grad.clone() for parameter in layer.parameters())])
+    assert same(*results)
 
 
 def test_checkpointing_replays_the_masks() -> None:

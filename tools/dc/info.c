@@ -110,8 +110,15 @@ static void communicator(report *r, const char *name, bool processes) {
   dc_comm_destroy(comm);
 }
 
+static void nccl(report *r) {
+  char text[40];
+  int32_t version = 0;
+  dc_status status = dc_nccl_version(&version);
+  snprintf(text, sizeof text, "NCCL %d.%d.%d, between cards", version / 10000, version / 100 % 100, version % 100);
+  say_found(r, "nccl", status == DC_OK, status == DC_OK ? text : dc_last_error());
+}
+
 static void backends(report *r) {
-  static const char *const others[][2] = {{"mpi", "comm.mpi"}, {"nccl", "comm.nccl"}};
   section(r, "devices");
   device(r, "cpu");
   device(r, "cuda");
@@ -121,11 +128,8 @@ static void backends(report *r) {
   communicator(r, "processes", true);
   bool external = dc_has_feature("comm.external") == 1;
   say_found(r, "external", external, external ? "the caller's own collectives" : "this build has none");
-  for (size_t i = 0; i < COUNT(others); i++) {
-    bool found = dc_has_feature(others[i][1]) == 1;
-    say_found(r, others[i][0], found,
-              found ? "in this build" : "this build has none; dc_comm_create_external takes it");
-  }
+  nccl(r);
+  say_found(r, "mpi", dc_has_feature("comm.mpi") == 1, "this build has none; dc_comm_create_external takes it");
   end_section(r);
 }
 

@@ -59,8 +59,33 @@ static inline const char *test_device(void) {
   return name == NULL || name[0] == '\0' ? "cpu" : name;
 }
 
+/* The communicator under test: with DC_TEST_COMM=nccl one through NCCL, on top of the one given. */
+static inline dc_status test_comm(rank *r) {
+  const char *name = getenv("DC_TEST_COMM");
+  dc_comm *base = r->comm;
+  if (name == NULL || strcmp(name, "nccl") != 0) {
+    return DC_OK;
+  }
+  dc_status status = dc_comm_create_nccl(base, r->device, &r->comm);
+  if (status == DC_OK) {
+    dc_comm_destroy(base);
+  } else {
+    r->comm = base;
+  }
+  return status;
+}
+
+/* Of a test's ranks no more than DC_TEST_RANKS: NCCL wants a card for each. */
+static inline int32_t test_world(int32_t world) {
+  const char *most = getenv("DC_TEST_RANKS");
+  return most != NULL && atoi(most) > 0 && atoi(most) < world ? atoi(most) : world;
+}
+
 /* One rank from its device and communicator to their end; status is how opening them went. */
 static inline void live(rank *r, const setup *s, void (*body)(rank *r), dc_status status) {
+  if (status == DC_OK) {
+    status = test_comm(r);
+  }
   if (status == DC_OK) {
     status = dc_context_create(r->device, NULL, &r->ctx);
   }
@@ -96,6 +121,7 @@ static inline void run_ranks(setup s, void (*body)(rank *r), const void *user) {
   dc_comm_options options = DC_COMM_OPTIONS_INIT;
   options.timeout_ns = s.timeout_ns == 0 ? INT64_C(10000000000) : s.timeout_ns;
   s.config.struct_size = sizeof s.config;
+  s.world = test_world(s.world);
   assert_int_equal(dc_comm_create_threads(s.world, &options, comms), DC_OK);
   memset(ranks, 0, sizeof ranks);
   for (int32_t i = 0; i < s.world; i++) {

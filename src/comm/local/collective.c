@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "comm/local/local.h"
+#include "comm/parts.h"
 #include "kernels/kernels.h"
 
-/* A rank's part of a group is its ranges one after the other, each begun on a cache line; rounds cut it by bytes. */
 typedef struct plan {
   dc__local *self;
   dc__coll coll;   /* with ranges on every item */
@@ -21,41 +21,6 @@ typedef struct plan {
   int64_t largest; /* bytes of the largest part */
   int64_t window;  /* bytes of a part that one staging buffer holds */
 } plan;
-
-typedef struct piece {
-  int64_t begin; /* elements from the beginning of the range */
-  int64_t count;
-  int64_t at; /* bytes from the beginning of the window */
-} piece;
-
-static int64_t padded(int64_t bytes) {
-  return (bytes + 63) & ~INT64_C(63);
-}
-
-static int64_t item_bytes(const dc__coll_item *item, int32_t rank) {
-  return item->ranges[rank].count * (int64_t)dc_dtype_size(item->dtype);
-}
-
-static int64_t part_bytes(const plan *p, int32_t rank) {
-  int64_t bytes = 0;
-  for (int32_t i = 0; i < p->coll.count; i++) {
-    bytes += padded(item_bytes(&p->coll.items[i], rank));
-  }
-  return bytes;
-}
-
-/* What of an item that lies `pos` bytes into its part falls into the window [lo, lo + size). */
-static piece cut(const dc__coll_item *item, int32_t rank, int64_t pos, int64_t lo, int64_t size) {
-  int64_t element = (int64_t)dc_dtype_size(item->dtype);
-  int64_t bytes = item_bytes(item, rank);
-  int64_t from = lo > pos ? lo - pos : 0;
-  int64_t to = lo + size - pos < bytes ? lo + size - pos : bytes;
-  return from < to ? (piece){from / element, (to - from) / element, pos + from - lo} : (piece){0, 0, 0};
-}
-
-static const char *bytes_at(const void *base, int64_t elements, int32_t dtype) {
-  return (const char *)base + elements * (int64_t)dc_dtype_size(dtype);
-}
 
 /* ---- before: what to offer, and how ---- */
 
@@ -91,11 +56,7 @@ static dc_status make_plan(plan *p, dc__local *self, const dc__coll *coll) {
     p->broadcast[coll->root].count = coll->items[0].total;
     p->coll.items[0].ranges = p->broadcast;
   }
-  p->largest = 0;
-  for (int32_t r = 0; r < world; r++) {
-    int64_t bytes = part_bytes(p, r);
-    p->largest = bytes > p->largest ? bytes : p->largest;
-  }
+  p->largest = dc__largest_part(&p->coll, world);
   bool any;
   bool shared;
   classify(p, &any, &shared);
@@ -117,10 +78,10 @@ static dc_status make_plan(plan *p, dc__local *self, const dc__coll *coll) {
 }
 
 static void stage_item(const plan *p, char *buffer, const dc__coll_item *item, int32_t rank, int64_t pos, int64_t lo) {
-  piece s = cut(item, rank, pos, lo, p->window);
+  dc__piece s = dc__piece_cut(item, rank, pos, lo, p->window);
   if (s.count > 0) {
     int64_t begin = s.begin + (p->reduce ? item->ranges[rank].begin : 0);
-    memcpy(buffer + s.at, bytes_at(item->send, begin, item->dtype), (size_t)s.count * dc_dtype_size(item->dtype));
+    memcpy(buffer + s.at, dc__bytes_at(item->send, begin, item->dtype), (size_t)s.count * dc_dtype_size(item->dtype));
   }
 }
 
@@ -135,14 +96,15 @@ static void stage(const plan *p, int64_t lo) {
     int64_t pos = 0;
     for (int32_t i = 0; i < p->coll.count; i++) {
       stage_item(p, buffer + (p->reduce ? r * p->window : 0), &p->coll.items[i], r, pos, lo);
-      pos += padded(item_bytes(&p->coll.items[i], r));
+      pos += dc__item_step(&p->coll.items[i], r);
     }
   }
 }
 
 /* An item's part for or from a rank, as far as one round moves it: data that is read in place is one piece. */
-static piece signed_piece(const dc__coll_item *item, int32_t rank, bool staged, int64_t pos, int64_t lo, int64_t size) {
-  return staged ? cut(item, rank, pos, lo, size) : (piece){0, item->ranges[rank].count, 0};
+static dc__piece signed_piece(const dc__coll_item *item, int32_t rank, bool staged, int64_t pos, int64_t lo,
+                              int64_t size) {
+  return staged ? dc__piece_cut(item, rank, pos, lo, size) : (dc__piece){0, item->ranges[rank].count, 0};
 }
 
 /* Checksums of what the next round offers, beside the staging buffers. */
@@ -153,13 +115,13 @@ static void sign(const plan *p, int64_t lo) {
     int64_t pos = 0;
     for (int32_t i = 0; i < p->coll.count && (r == self->head.rank) != p->reduce; i++) {
       const dc__coll_item *item = &p->coll.items[i];
-      piece s = signed_piece(item, r, p->staged, pos, lo, p->window);
+      dc__piece s = signed_piece(item, r, p->staged, pos, lo, p->window);
       int64_t begin = s.begin + (p->reduce ? item->ranges[r].begin : 0);
       if (s.count > 0) {
-        sums[r * DC__COMM_GROUP + i] = dc__checksum(DC__CHECKSUM, bytes_at(item->send, begin, item->dtype),
+        sums[r * DC__COMM_GROUP + i] = dc__checksum(DC__CHECKSUM, dc__bytes_at(item->send, begin, item->dtype),
                                                     (size_t)s.count * dc_dtype_size(item->dtype));
       }
-      pos += padded(item_bytes(item, r));
+      pos += dc__item_step(item, r);
     }
   }
 }
@@ -209,12 +171,12 @@ static dc_status post_and_wait(const plan *p) {
 /* ---- the move ---- */
 
 /* Where piece s of rank `part`'s part of an item lies in the memory of rank `from`. */
-static const void *source(const plan *p, int32_t from, int32_t item, int32_t part, const piece *s) {
+static const void *source(const plan *p, int32_t from, int32_t item, int32_t part, const dc__piece *s) {
   const dc__local *self = p->self;
   const dc__coll_item *own = &p->coll.items[item];
   int64_t begin = s->begin + (p->reduce ? own->ranges[part].begin : 0);
   if (from == self->head.rank) {
-    return bytes_at(own->send, begin, own->dtype);
+    return dc__bytes_at(own->send, begin, own->dtype);
   }
   const dc__local_call *call = p->calls[from];
   uintptr_t base = self->group->bases[from];
@@ -222,7 +184,7 @@ static const void *source(const plan *p, int32_t from, int32_t item, int32_t par
     uintptr_t buffer = base + call->stage + (self->seq & 1) * self->stage_bytes;
     return (const char *)buffer + (p->reduce ? part * p->window : 0) + s->at;
   }
-  return bytes_at((const void *)(base + call->items[item].address), begin, own->dtype);
+  return dc__bytes_at((const void *)(base + call->items[item].address), begin, own->dtype);
 }
 
 /* Returns the bytes read from other ranks. */
@@ -231,8 +193,8 @@ static int64_t gather_part(const plan *p, int32_t from, int64_t lo, int64_t size
   int64_t pos = 0;
   for (int32_t i = 0; i < p->coll.count; i++) {
     const dc__coll_item *item = &p->coll.items[i];
-    piece s = cut(item, from, pos, lo, size);
-    pos += padded(item_bytes(item, from));
+    dc__piece s = dc__piece_cut(item, from, pos, lo, size);
+    pos += dc__item_step(item, from);
     if (s.count > 0) {
       const void *src = source(p, from, i, from, &s);
       char *dst = (char *)item->recv + (item->ranges[from].begin + s.begin) * (int64_t)dc_dtype_size(item->dtype);
@@ -252,8 +214,8 @@ static int64_t reduce_own_part(const plan *p, int64_t lo, int64_t size) {
   int64_t pos = 0;
   for (int32_t i = 0; i < p->coll.count; i++) {
     const dc__coll_item *item = &p->coll.items[i];
-    piece s = cut(item, head->rank, pos, lo, size);
-    pos += padded(item_bytes(item, head->rank));
+    dc__piece s = dc__piece_cut(item, head->rank, pos, lo, size);
+    pos += dc__item_step(item, head->rank);
     if (s.count > 0) {
       const void *src[DC__COMM_MAX_WORLD];
       for (int32_t r = 0; r < head->world; r++) {
@@ -279,7 +241,7 @@ static dc_status verify_part(const plan *p, int32_t from, int64_t lo, int64_t si
   int64_t pos = 0;
   for (int32_t i = 0; i < p->coll.count && (call->staged || lo + size >= p->largest); i++) {
     const dc__coll_item *item = &p->coll.items[i];
-    piece s = signed_piece(item, part, call->staged, pos, lo, size);
+    dc__piece s = signed_piece(item, part, call->staged, pos, lo, size);
     size_t bytes = (size_t)s.count * dc_dtype_size(item->dtype);
     if (bytes > 0 && dc__checksum(DC__CHECKSUM, source(p, from, i, part, &s), bytes) != sums[i]) {
       char name[DC__COLL_TEXT];
@@ -290,7 +252,7 @@ static dc_status verify_part(const plan *p, int32_t from, int64_t lo, int64_t si
                       " is not what that rank offered: elements %" PRId64 " to %" PRId64 " (%s) have another checksum",
                       name, self->head.rank, from, begin, begin + s.count, dc_dtype_name(item->dtype));
     }
-    pos += padded(item_bytes(item, part));
+    pos += dc__item_step(item, part);
   }
   return DC_OK;
 }
@@ -329,19 +291,27 @@ static dc_status move(const plan *p, int64_t lo, int64_t size) {
   return status;
 }
 
+/* The handshake of all ranks' calls. */
+static dc_status meet(plan *p) {
+  dc__local *self = p->self;
+  self->calls++;
+  offer(p, 0);
+  publish(p);
+  DC__TRY(post_and_wait(p));
+  for (int32_t r = 0; r < self->head.world; r++) {
+    p->calls[r] = &dc__local_slot_of(self->group, self->channel, r)->calls[self->calls & 1];
+  }
+  return dc__local_compare(self, p->calls);
+}
+
 static dc_status run(dc__local *self, const dc__coll *coll) {
   plan p;
   DC__TRY(make_plan(&p, self, coll));
-  self->calls++;
-  offer(&p, 0);
-  publish(&p);
-  DC__TRY(post_and_wait(&p));
+  DC__TRY(meet(&p));
   bool any_staged = false;
   for (int32_t r = 0; r < self->head.world; r++) {
-    p.calls[r] = &dc__local_slot_of(self->group, self->channel, r)->calls[self->calls & 1];
     any_staged = any_staged || p.calls[r]->staged;
   }
-  DC__TRY(dc__local_compare(self, p.calls));
   int64_t size = any_staged ? p.window : INT64_MAX / 2;
   for (int64_t lo = 0; lo < p.largest; lo += size) {
     if (lo > 0) {
@@ -355,14 +325,32 @@ static dc_status run(dc__local *self, const dc__coll *coll) {
   return p.offers ? dc__local_await_done(self, coll, self->seq) : DC_OK;
 }
 
-void dc__local_run(dc_comm *comm, const dc__coll *coll) {
+/* Nothing is moved, so nothing is offered. */
+static dc_status agree(dc__local *self, const dc__coll *coll) {
+  plan p = {.self = self};
+  memcpy(&p.coll, coll, offsetof(dc__coll, items) + (size_t)coll->count * sizeof coll->items[0]);
+  p.coll.device = NULL; /* each rank's data lies on a card of its own */
+  DC__TRY(meet(&p));
+  dc__local_raise(self->group, &dc__local_slot_of(self->group, self->channel, self->head.rank)->done, self->seq);
+  return DC_OK;
+}
+
+static void in_turn(dc_comm *comm, const dc__coll *coll, dc_status (*work)(dc__local *self, const dc__coll *coll)) {
   dc__local *self = (dc__local *)comm;
   pthread_mutex_lock(&self->turn);
-  dc_status status = run(self, coll);
+  dc_status status = work(self, coll);
   if (status != DC_OK) {
     dc__local_group_fail(self->group, status);
     dc__local_await_readers(self);
     dc__comm_fail(comm, dc__local_group_check(self->group)); /* the same error on every rank */
   }
   pthread_mutex_unlock(&self->turn);
+}
+
+void dc__local_run(dc_comm *comm, const dc__coll *coll) {
+  in_turn(comm, coll, run);
+}
+
+void dc__local_agree(dc_comm *comm, const dc__coll *coll) {
+  in_turn(comm, coll, agree);
 }

@@ -22,6 +22,11 @@ static void poll_failure(dc_comm *comm) {
   }
 }
 
+static void watch(dc_comm *comm) {
+  dc__local_watch((dc__local *)comm);
+  poll_failure(comm);
+}
+
 static void abort_group(dc_comm *comm, const char *reason) {
   dc__local_group *group = ((dc__local *)comm)->group;
   dc_status status = dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group%s%.300s", comm->rank,
@@ -54,6 +59,8 @@ static const dc__comm_ops ops = {.name = "local",
                                  .broadcast = dc__host_broadcast,
                                  .barrier = dc__host_barrier,
                                  .run = dc__local_run,
+                                 .agree = dc__local_agree,
+                                 .watch = watch,
                                  .dup = dup_channel,
                                  .abort = abort_group,
                                  .poll = poll_failure,

@@ -191,6 +191,7 @@ typedef struct dc__local {
 
 /* collective.c */
 void dc__local_run(dc_comm *comm, const dc__coll *coll);
+void dc__local_agree(dc_comm *comm, const dc__coll *coll);
 
 /* compare.c: calls is one a rank */
 dc_status dc__local_compare(const dc__local *self, const dc__local_call *const *calls);
@@ -214,6 +215,8 @@ dc_status dc__local_await_done(dc__local *self, const dc__coll *coll, uint32_t s
 void dc__local_group_fail(const dc__local_group *group, dc_status status);
 /* After a failure: until no other thread reads this rank's memory any more, which its owner may free next. */
 void dc__local_await_readers(const dc__local *self);
+/* Fails the group if a rank's process has ended. */
+void dc__local_watch(const dc__local *self);
 /* The group's failure as this thread's last error. */
 dc_status dc__local_group_check(const dc__local_group *group);
 

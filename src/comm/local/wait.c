@@ -183,6 +183,18 @@ static dc_status look(const waiting *w, int32_t rank, bool quiet) {
   return dc__now_ns() < w->deadline ? DC_OK : fail_late(w);
 }
 
+void dc__local_watch(const dc__local *self) {
+  const dc__local_group *group = self->group;
+  for (int32_t r = 0; r < group->world; r++) {
+    if (r != group->rank && atomic_load(&group->control->gone[r]) == 0 && has_died(group, r)) {
+      dc__local_group_fail(group, dc__fail(DC_E_PEER_DEAD,
+                                           "rank %" PRId32 " died (its process ended) while rank %" PRId32
+                                           " waited for a collective of all",
+                                           r, group->rank));
+    }
+  }
+}
+
 static dc_status sleep_until(const waiting *w, int32_t rank) {
   dc__local_word *word = word_of(w, rank);
   dc_status status = DC_OK;

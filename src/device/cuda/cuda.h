@@ -11,6 +11,7 @@
 #ifndef DC_DEVICE_CUDA_H
 #define DC_DEVICE_CUDA_H
 
+#include "device/cuda/cublaslt.h"
 #include "device/cuda/driver.h"
 #include "device/device.h"
 
@@ -42,10 +43,11 @@ typedef struct dc__cuda_device {
   char model[64];
   dc__cu_context context; /* the primary one, so that other users of the process see the same memory */
   dc__cu_pool pool;
-  dc__cu_stream memory; /* on which memory is taken and given back; nothing else */
-  dc__cu_module module;
-  dc__cu_function kernels[DC__DEVICE_KERNELS];
-  atomic_llong pinned; /* bytes of host memory */
+  dc__cu_stream memory;   /* on which memory is taken and given back; nothing else */
+  dc__cu_module *modules; /* of dc__kernel_images */
+  dc__cu_function *kernels;
+  struct dc__cuda_products *_Atomic products; /* NULL: none was asked for yet */
+  atomic_llong pinned;                        /* bytes of host memory */
   int64_t pinned_most;
   atomic_ullong serials;
   pthread_mutex_t mutex; /* all below */
@@ -69,8 +71,8 @@ typedef struct dc__cuda_stream {
   atomic_int queued;     /* tasks that the worker has not done */
 } dc__cuda_stream;
 
-/* The kernels' image: a fat binary of nvcc's, or what the simulated driver takes (build). */
-extern const unsigned char dc__cuda_image[];
+/* Fat binaries of nvcc's, or what the simulated driver takes. */
+extern const dc__kernel_image dc__kernel_images[];
 
 /* driver.c */
 dc_status dc__cuda_driver_open(dc__cuda_driver *driver);
@@ -90,6 +92,19 @@ void dc__cuda_keep_status(dc__cuda_device *device, dc_status status); /* with th
 dc_status dc__cuda_check(dc_device *device);
 
 #define DC__CUDA_KEEP(device, function, ...) dc__cuda_keep((device), #function, (device)->driver.function(__VA_ARGS__))
+
+/* What opening calls of the driver; the caller is told of its failures, and nothing is kept. */
+#define DC__CUDA_CALL(self, function, ...)                                                                          \
+  do {                                                                                                              \
+    dc__cu_result error_ = (self)->driver.function(__VA_ARGS__);                                                    \
+    if (error_ != 0) {                                                                                              \
+      return dc__cuda_error(&(self)->driver, (self)->model[0] != '\0' ? (self)->model : "CUDA", #function, error_); \
+    }                                                                                                               \
+  } while (0)
+
+/* kernels.c: after the context */
+dc_status dc__cuda_kernels_load(dc__cuda_device *device);
+void dc__cuda_kernels_unload(dc__cuda_device *device);
 
 /* memory.c */
 dc_status dc__cuda_alloc(dc_device *device, size_t bytes, int32_t kind, void **ptr);
@@ -115,6 +130,12 @@ void dc__cuda_stream_copy(dc_stream *stream, void *dst, const void *src, size_t 
 void dc__cuda_stream_zero(dc_stream *stream, void *dst, size_t bytes);
 void dc__cuda_stream_note(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *launch);
+dc_status dc__cuda_stream_issue(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes);
+
+/* products.c */
+dc_status dc__cuda_product_ready(dc_device *device);
+bool dc__cuda_stream_product(dc_stream *stream, const dc__product *product);
+void dc__cuda_products_close(dc__cuda_device *device);
 
 /* mark.c */
 dc_status dc__cuda_mark_record(dc__cuda_stream *stream, dc__cuda_mark **mark); /* one reference for the caller */

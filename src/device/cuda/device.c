@@ -4,6 +4,7 @@
 
 #include "device/cuda/cuda.h"
 #include "device/cuda/host.h"
+#include "device/cuda/library.h"
 
 enum { NOT_ENTERED = -1 };
 
@@ -90,11 +91,10 @@ static void destroy(dc_device *device) {
       (void)driver->cuStreamSynchronize(self->memory);
       (void)driver->cuStreamDestroy_v2(self->memory);
     }
+    dc__cuda_products_close(self);
     dc__cuda_marks_free(self);
     free_notes(self);
-    if (self->module != NULL) {
-      (void)driver->cuModuleUnload(self->module);
-    }
+    dc__cuda_kernels_unload(self);
     if (self->pool != NULL) {
       (void)driver->cuMemPoolDestroy(self->pool);
     }
@@ -120,6 +120,9 @@ static const dc__device_ops ops = {
     .stream_zero = dc__cuda_stream_zero,
     .stream_note = dc__cuda_stream_note,
     .stream_launch = dc__cuda_stream_launch,
+    .stream_issue = dc__cuda_stream_issue,
+    .product_ready = dc__cuda_product_ready,
+    .stream_product = dc__cuda_stream_product,
     .stream_wrap = dc__cuda_stream_wrap,
     .event_create = dc__cuda_event_create,
     .event_destroy = dc__cuda_event_destroy,
@@ -133,28 +136,19 @@ static const dc__device_ops ops = {
     .destroy = destroy,
 };
 
-/* What opening calls of the driver; the caller is told of its failures, and nothing is kept. */
-#define CALL(self, function, ...)                                                                                   \
-  do {                                                                                                              \
-    dc__cu_result error_ = (self)->driver.function(__VA_ARGS__);                                                    \
-    if (error_ != 0) {                                                                                              \
-      return dc__cuda_error(&(self)->driver, (self)->model[0] != '\0' ? (self)->model : "CUDA", #function, error_); \
-    }                                                                                                               \
-  } while (0)
-
 /* The device is there, and can do what is asked of it. */
 static dc_status identify(dc__cuda_device *self, int32_t number) {
   int count = 0, major = 0, minor = 0, pools = 0;
-  CALL(self, cuDeviceGetCount, &count);
+  DC__CUDA_CALL(self, cuDeviceGetCount, &count);
   if (number >= count) {
     return dc__fail(DC_E_NO_DEVICE, "CUDA: name = \"%s\", but the machine has %d device%s", self->head.name, count,
                     count == 1 ? "" : "s");
   }
-  CALL(self, cuDeviceGet, &self->number, number);
-  CALL(self, cuDeviceGetName, self->model, (int)sizeof self->model, self->number);
-  CALL(self, cuDeviceGetAttribute, &major, DC__CU_ATTRIBUTE_MAJOR, self->number);
-  CALL(self, cuDeviceGetAttribute, &minor, DC__CU_ATTRIBUTE_MINOR, self->number);
-  CALL(self, cuDeviceGetAttribute, &pools, DC__CU_ATTRIBUTE_POOLS, self->number);
+  DC__CUDA_CALL(self, cuDeviceGet, &self->number, number);
+  DC__CUDA_CALL(self, cuDeviceGetName, self->model, (int)sizeof self->model, self->number);
+  DC__CUDA_CALL(self, cuDeviceGetAttribute, &major, DC__CU_ATTRIBUTE_MAJOR, self->number);
+  DC__CUDA_CALL(self, cuDeviceGetAttribute, &minor, DC__CU_ATTRIBUTE_MINOR, self->number);
+  DC__CUDA_CALL(self, cuDeviceGetAttribute, &pools, DC__CU_ATTRIBUTE_POOLS, self->number);
   if (major < 8) {
     return dc__fail(DC_E_NO_DEVICE, "CUDA: %s has compute capability %d.%d, must be 8.0 or more", self->model, major,
                     minor);
@@ -162,30 +156,17 @@ static dc_status identify(dc__cuda_device *self, int32_t number) {
   return pools != 0 ? DC_OK : dc__fail(DC_E_NO_DEVICE, "CUDA: %s has no stream-ordered memory", self->model);
 }
 
-static dc_status load_kernels(dc__cuda_device *self) {
-  static const char *const names[DC__DEVICE_KERNELS] = {
-      [DC__KERNEL_CAST] = "dc__cast_kernel",
-      [DC__KERNEL_ACCUMULATE] = "dc__accumulate_kernel",
-      [DC__KERNEL_REDUCE] = "dc__reduce_kernel",
-  };
-  CALL(self, cuModuleLoadData, &self->module, dc__cuda_image);
-  for (size_t i = 0; i < DC__COUNT(names); i++) {
-    CALL(self, cuModuleGetFunction, &self->kernels[i], self->module, names[i]);
-  }
-  return DC_OK;
-}
-
 static dc_status open_inside(dc__cuda_device *self) {
-  CALL(self, cuStreamCreate, &self->memory, DC__CU_STREAM_NON_BLOCKING);
+  DC__CUDA_CALL(self, cuStreamCreate, &self->memory, DC__CU_STREAM_NON_BLOCKING);
   DC__TRY(dc__cuda_pool_open(self));
-  DC__TRY(load_kernels(self));
+  DC__TRY(dc__cuda_kernels_load(self));
   return dc__cuda_here_create(self);
 }
 
 static dc_status open_context(dc__cuda_device *self, int32_t number) {
   DC__TRY(dc__cuda_driver_open(&self->driver));
   DC__TRY(identify(self, number));
-  CALL(self, cuDevicePrimaryCtxRetain, &self->context, self->number);
+  DC__CUDA_CALL(self, cuDevicePrimaryCtxRetain, &self->context, self->number);
   int mode = dc__cuda_enter(self);
   dc_status status = open_inside(self);
   dc__cuda_leave(self, mode);
@@ -229,9 +210,14 @@ static dc_status count_devices(int32_t *count) {
   return error == 0 ? DC_OK : dc__cuda_error(&driver, "CUDA", "cuDeviceGetCount", error);
 }
 
+static void *open_library(const char *name, const char *folder) {
+  const dc__library library = {name, folder, 0};
+  return dc__library_open(&library, 1, 0);
+}
+
 __attribute__((visibility("default"))) const dc__plugin *dc_plugin_entry(const dc__plugin_host *host);
 const dc__plugin *dc_plugin_entry(const dc__plugin_host *host) {
-  static const dc__plugin plugin = {DC_API_VERSION, sizeof(dc__device_ops), count_devices, open_device};
+  static const dc__plugin plugin = {DC_API_VERSION, sizeof(dc__device_ops), count_devices, open_library, open_device};
   dc__cuda_set_host(host);
   return &plugin;
 }

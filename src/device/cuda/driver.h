@@ -41,7 +41,8 @@ enum { /* the numbers are the driver's */
        DC__CU_ATTRIBUTE_MAJOR = 75,
        DC__CU_ATTRIBUTE_MINOR = 76,
        DC__CU_ATTRIBUTE_POOLS = 115,
-       DC__CU_OLDEST_DRIVER = 12000, /* CUDA 12.0; what is built by a newer nvcc may need a newer one still */
+       DC__CU_FUNCTION_SHARED_BYTES = 8, /* a function's attribute: most dynamic shared memory */
+       DC__CU_OLDEST_DRIVER = 12000,     /* CUDA 12.0; what is built by a newer nvcc may need a newer one still */
 };
 
 #define DC__CU_FUNCTIONS(X)                                                                                           \
@@ -81,6 +82,7 @@ enum { /* the numbers are the driver's */
   X(cuModuleLoadData, (dc__cu_module * module, const void *image))                                                    \
   X(cuModuleUnload, (dc__cu_module module))                                                                           \
   X(cuModuleGetFunction, (dc__cu_function * function, dc__cu_module module, const char *name))                        \
+  X(cuFuncSetAttribute, (dc__cu_function function, int attribute, int value))                                         \
   X(cuLaunchKernel,                                                                                                   \
     (dc__cu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, \
      unsigned block_z, unsigned shared_bytes, dc__cu_stream stream, void **args, void **extra))

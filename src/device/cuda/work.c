@@ -88,25 +88,46 @@ void dc__cuda_stream_note(dc_stream *stream, dc__task_fn fn, const void *args, s
 
 /* ---- kernels ---- */
 
-enum { LAUNCH_ARGS = DC__TASK_BYTES - 32 };
-
 typedef struct launch {
   int32_t kernel;
-  uint32_t blocks;
+  uint32_t blocks[3];
   uint32_t threads;
-  _Alignas(max_align_t) unsigned char args[LAUNCH_ARGS];
+  uint32_t shared_bytes;
+  _Alignas(max_align_t) unsigned char args[DC__LAUNCH_BYTES];
 } launch;
+_Static_assert(sizeof(launch) <= DC__TASK_BYTES, "a launch must fit into a worker's task");
 
 static void issue_launch(dc__cuda_stream *stream, void *args) {
   launch *l = args;
   dc__cuda_device *device = device_of(stream);
   void *params[] = {l->args};
-  (void)DC__CUDA_KEEP(device, cuLaunchKernel, device->kernels[l->kernel], l->blocks, 1, 1, l->threads, 1, 1, 0,
-                      stream->native, params, NULL);
+  (void)DC__CUDA_KEEP(device, cuLaunchKernel, device->kernels[l->kernel], l->blocks[0], l->blocks[1], l->blocks[2],
+                      l->threads, 1, 1, l->shared_bytes, stream->native, params, NULL);
 }
 
 void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *given) {
-  launch l = {.kernel = given->kernel, .blocks = given->blocks, .threads = given->threads};
+  launch l = {.kernel = given->kernel, .threads = given->threads, .shared_bytes = given->shared_bytes};
+  l.blocks[0] = given->blocks;
+  l.blocks[1] = given->blocks_y != 0 ? given->blocks_y : 1;
+  l.blocks[2] = given->blocks_z != 0 ? given->blocks_z : 1;
   memcpy(l.args, given->args, given->bytes);
   (void)dc__cuda_submit((dc__cuda_stream *)stream, issue_launch, &l, offsetof(launch, args) + given->bytes, false);
+}
+
+/* ---- other libraries ---- */
+
+typedef struct foreign {
+  dc__native_fn fn;
+  _Alignas(max_align_t) unsigned char args[DC__LAUNCH_BYTES];
+} foreign;
+
+static void issue_foreign(dc__cuda_stream *stream, void *args) {
+  foreign *f = args;
+  f->fn(stream->native, f->args);
+}
+
+dc_status dc__cuda_stream_issue(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes) {
+  foreign f = {.fn = fn};
+  memcpy(f.args, args, bytes);
+  return dc__cuda_submit((dc__cuda_stream *)stream, issue_foreign, &f, offsetof(foreign, args) + bytes, false);
 }

@@ -1,8 +1,10 @@
-/* The arguments of the CUDA kernels, as the host (launch.c) and the device (elementwise.cu) see them. */
+/* The arguments of the CUDA kernels, as the host (launch.c) and the device see them. */
 #ifndef DC_KERNELS_CUDA_ARGS_H
 #define DC_KERNELS_CUDA_ARGS_H
 
 #include <stdint.h>
+
+#include "kernels/update_element.h"
 
 enum { DC__CUDA_THREADS = 256, DC__CUDA_SOURCES = 64 };
 
@@ -26,5 +28,25 @@ typedef struct dc__cuda_reduce_args {
   int32_t accumulate;
   const void *src[DC__CUDA_SOURCES];
 } dc__cuda_reduce_args;
+
+/* Attention of a whole batch (attention.cu). N tokens, A heads of d features; elements of one type but for what is
+ * said. */
+enum { DC__CUDA_ATTENTION_THREADS = 128, DC__CUDA_ATTENTION_ROWS = 64, DC__CUDA_ATTENTION_MOST_HEAD = 128 };
+typedef struct dc__cuda_attention_args {
+  const void *qkv;        /* [N, 3 A d] */
+  void *c;                /* [N, A d]; backward: read */
+  float *lse;             /* [A, N]; NULL: not kept */
+  const void *dc;         /* backward: [N, A d] */
+  void *dqkv;             /* backward: [N, 3 A d] */
+  float *delta;           /* backward: [A, N] */
+  const void *mask;       /* [B, S] or NULL */
+  const int32_t *offsets; /* [B + 1], the samples' first tokens; NULL: each has `longest` */
+  int64_t tokens, longest, batch;
+  int32_t heads, d;
+  int32_t wide_mask;          /* it is float32 whatever the type */
+  float factor;               /* 1 / sqrt d */
+  uint32_t key[2], threshold; /* of dropout */
+  float scale;
+} dc__cuda_attention_args;
 
 #endif

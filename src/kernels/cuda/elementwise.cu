@@ -5,19 +5,43 @@
 #include "dc_api.h"
 #include "kernels/convert.h"
 #include "kernels/cuda/args.h"
+#include "kernels/cuda/pack.h"
 
 namespace {
 
-template <int DTYPE> struct stored;
-template <> struct stored<DC_FLOAT32> { typedef float type; };
-template <> struct stored<DC_FLOAT64> { typedef double type; };
-template <> struct stored<DC_FLOAT16> { typedef uint16_t type; };
-template <> struct stored<DC_BFLOAT16> { typedef uint16_t type; };
-template <> struct stored<DC_INT8> { typedef int8_t type; };
-template <> struct stored<DC_INT32> { typedef int32_t type; };
-template <> struct stored<DC_INT64> { typedef int64_t type; };
+template <int DTYPE>
+struct stored;
+template <>
+struct stored<DC_FLOAT32> {
+  typedef float type;
+};
+template <>
+struct stored<DC_FLOAT64> {
+  typedef double type;
+};
+template <>
+struct stored<DC_FLOAT16> {
+  typedef uint16_t type;
+};
+template <>
+struct stored<DC_BFLOAT16> {
+  typedef uint16_t type;
+};
+template <>
+struct stored<DC_INT8> {
+  typedef int8_t type;
+};
+template <>
+struct stored<DC_INT32> {
+  typedef int32_t type;
+};
+template <>
+struct stored<DC_INT64> {
+  typedef int64_t type;
+};
 
-template <int DTYPE> using stored_t = typename stored<DTYPE>::type;
+template <int DTYPE>
+using stored_t = typename stored<DTYPE>::type;
 
 DC_CONSTANT bool is_float(int dtype) {
   return dtype == DC_FLOAT32 || dtype == DC_FLOAT64 || dtype == DC_FLOAT16 || dtype == DC_BFLOAT16;
@@ -29,7 +53,8 @@ DC_CONSTANT int middle(int a, int b) {
 }
 
 /* Into a middle type, and out of one. */
-template <int M, int FROM> DC_DEVICE stored_t<M> widen(stored_t<FROM> x) {
+template <int M, int FROM>
+DC_DEVICE stored_t<M> widen(stored_t<FROM> x) {
   if constexpr (FROM == DC_FLOAT16) {
     return dc__f32_of_f16(x);
   } else if constexpr (FROM == DC_BFLOAT16) {
@@ -39,7 +64,8 @@ template <int M, int FROM> DC_DEVICE stored_t<M> widen(stored_t<FROM> x) {
   }
 }
 
-template <int TO, int M> DC_DEVICE stored_t<TO> narrow(stored_t<M> x) {
+template <int TO, int M>
+DC_DEVICE stored_t<TO> narrow(stored_t<M> x) {
   if constexpr (TO == M) {
     return x;
   } else if constexpr (TO == DC_FLOAT16) {
@@ -54,7 +80,8 @@ template <int TO, int M> DC_DEVICE stored_t<TO> narrow(stored_t<M> x) {
   }
 }
 
-template <int TO, int FROM> DC_DEVICE stored_t<TO> cast(stored_t<FROM> x) {
+template <int TO, int FROM>
+DC_DEVICE stored_t<TO> cast(stored_t<FROM> x) {
   if constexpr (TO == FROM) {
     return x;
   } else {
@@ -72,24 +99,58 @@ DC_DEVICE int64_t sum(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); /* wraps */
 }
 
-template <int TO, int FROM> DC_DEVICE stored_t<TO> added(stored_t<TO> to, stored_t<FROM> from) {
+template <int TO, int FROM>
+DC_DEVICE stored_t<TO> added(stored_t<TO> to, stored_t<FROM> from) {
   constexpr int m = middle(TO, FROM);
   return narrow<TO, m>(sum(widen<m, TO>(to), widen<m, FROM>(from)));
 }
 
-template <int DTYPE, typename T> DC_DEVICE auto array(T *data, int64_t count) {
+template <int DTYPE, typename T>
+DC_DEVICE auto array(T *data, int64_t count) {
   return DC_MEMORY(data, count * static_cast<int64_t>(sizeof(stored_t<DTYPE>)), sizeof(stored_t<DTYPE>));
 }
 
-template <int D, int S, bool ADD> DC_DEVICE void binary(const dc__cuda_binary_args &args) {
-  auto *dst = static_cast<stored_t<D> *>(array<D>(args.dst, args.count));
-  const auto *src = static_cast<const stored_t<S> *>(array<S>(args.src, args.count));
-  for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
+/* Elements that a thread takes together, so that it moves 16 bytes of the widest type at once: between the floating
+ * types that weights and gradients have. */
+DC_CONSTANT int64_t together(int dst, int src, size_t widest) {
+  return widest > 4 || !is_float(dst) || !is_float(src) ? 1 : 16 / static_cast<int64_t>(widest);
+}
+
+template <int DTYPE, int64_t N>
+using pack = dc_pack<stored_t<DTYPE>, N>;
+
+/* Elements i to i + N - 1. */
+template <int D, int S, bool ADD, int64_t N>
+DC_DEVICE void binary_at(void *dst, const void *src, int64_t i) {
+  const pack<S, N> from = dc_load<stored_t<S>, N>(src, i);
+  pack<D, N> to = {};
+  if constexpr (ADD) {
+    to = dc_load<stored_t<D>, N>(dst, i);
+  }
+  DC_UNROLL
+  for (int64_t j = 0; j < N; j++) {
     if constexpr (ADD) {
-      dst[i] = added<D, S>(dst[i], src[i]);
+      to.at[j] = added<D, S>(to.at[j], from.at[j]);
     } else {
-      dst[i] = cast<D, S>(src[i]);
+      to.at[j] = cast<D, S>(from.at[j]);
     }
+  }
+  dc_store(dst, i, to);
+}
+
+template <int D, int S, bool ADD>
+DC_DEVICE void binary(const dc__cuda_binary_args &args) {
+  constexpr size_t widest = sizeof(stored_t<D>) > sizeof(stored_t<S>) ? sizeof(stored_t<D>) : sizeof(stored_t<S>);
+  constexpr int64_t n = together(D, S, widest);
+  void *dst = array<D>(args.dst, args.count);
+  const void *src = array<S>(args.src, args.count);
+  const int64_t whole =
+      dc_is_aligned<stored_t<D>, n>(dst) && dc_is_aligned<stored_t<S>, n>(src) ? args.count / n * n : 0;
+  for (int64_t i = dc_first() * n; i < whole; i += dc_step() * n) {
+    binary_at<D, S, ADD, n>(dst, src, i);
+  }
+  for (int64_t i = whole + dc_first(); i < args.count; i += dc_step()) {
+    binary_at<D, S, ADD, 1>(dst, src, i);
   }
 }
 
@@ -97,85 +158,146 @@ enum { LEVELS = 7 }; /* 64 sources */
 
 /* ((0+1)+(2+3))+…, a lone last one moves up: level l holds a whole tree of 2^l sources, like the digits of a number to
  * which one is added for each source. */
-template <int S> DC_DEVICE stored_t<middle(S, S)> tree(const dc__cuda_reduce_args &args, int64_t i) {
-  typedef stored_t<middle(S, S)> wide;
+template <int S, int64_t N>
+DC_DEVICE pack<middle(S, S), N> tree(const dc__cuda_reduce_args &args, int64_t i) {
+  constexpr int m = middle(S, S);
   const int32_t n = args.n;
-  wide level[LEVELS] = {};
+  pack<m, N> level[LEVELS] = {};
   for (int32_t r = 0; r < n; r++) {
-    wide carry = widen<middle(S, S), S>(static_cast<const stored_t<S> *>(array<S>(args.src[r], args.count))[i]);
+    const pack<S, N> from = dc_load<stored_t<S>, N>(array<S>(args.src[r], args.count), i);
+    pack<m, N> carry;
+    DC_UNROLL
+    for (int64_t j = 0; j < N; j++) {
+      carry.at[j] = widen<m, S>(from.at[j]);
+    }
     bool placed = false; /* no break: the levels are registers only when the loop is unrolled */
-DC_UNROLL
+    DC_UNROLL
     for (int l = 0; l < LEVELS; l++) {
       if (!placed && (r >> l & 1) == 0) {
         level[l] = carry;
         placed = true;
       } else if (!placed) {
-        carry = sum(level[l], carry);
+        DC_UNROLL
+        for (int64_t j = 0; j < N; j++) {
+          carry.at[j] = sum(level[l].at[j], carry.at[j]);
+        }
       }
     }
   }
-  wide total = {};
+  pack<m, N> total = {};
   bool any = false;
-DC_UNROLL
+  DC_UNROLL
   for (int l = 0; l < LEVELS; l++) {
     if ((n >> l & 1) != 0) {
-      total = any ? sum(level[l], total) : level[l];
+      DC_UNROLL
+      for (int64_t j = 0; j < N; j++) {
+        total.at[j] = any ? sum(level[l].at[j], total.at[j]) : level[l].at[j];
+      }
       any = true;
     }
   }
   return total;
 }
 
-template <int D, int S> DC_DEVICE void reduce(const dc__cuda_reduce_args &args) {
+template <int D, int S, int64_t N>
+DC_DEVICE void reduce_at(const dc__cuda_reduce_args &args, void *dst, int64_t i) {
   constexpr int m = middle(S, S);
-  auto *dst = static_cast<stored_t<D> *>(array<D>(args.dst, args.count));
-  for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
-    stored_t<m> total = tree<S>(args, i);
+  const pack<m, N> totals = tree<S, N>(args, i);
+  pack<D, N> to = {};
+  if (args.accumulate != 0) {
+    to = dc_load<stored_t<D>, N>(dst, i);
+  }
+  DC_UNROLL
+  for (int64_t j = 0; j < N; j++) {
+    stored_t<m> total = totals.at[j];
     if constexpr (is_float(m)) {
       total = args.mean != 0 ? total / static_cast<stored_t<m>>(args.n) : total;
     } else {
       total = cast<m, S>(cast<S, m>(total)); /* integers wrap in their own type */
     }
     const stored_t<D> result = cast<D, m>(total);
-    dst[i] = args.accumulate != 0 ? added<D, D>(dst[i], result) : result;
+    to.at[j] = args.accumulate != 0 ? added<D, D>(to.at[j], result) : result;
+  }
+  dc_store(dst, i, to);
+}
+
+template <int D, int S>
+DC_DEVICE void reduce(const dc__cuda_reduce_args &args) {
+  constexpr int64_t n = together(D, S, sizeof(stored_t<D>) > 4 || sizeof(stored_t<S>) > 4 ? 8 : 4); /* the sums' */
+  void *dst = array<D>(args.dst, args.count);
+  bool aligned = dc_is_aligned<stored_t<D>, n>(dst);
+  for (int32_t r = 0; r < args.n; r++) {
+    aligned = aligned && dc_is_aligned<stored_t<S>, n>(args.src[r]);
+  }
+  const int64_t whole = aligned ? args.count / n * n : 0;
+  for (int64_t i = dc_first() * n; i < whole; i += dc_step() * n) {
+    reduce_at<D, S, n>(args, dst, i);
+  }
+  for (int64_t i = whole + dc_first(); i < args.count; i += dc_step()) {
+    reduce_at<D, S, 1>(args, dst, i);
   }
 }
 
-} // namespace
+}  // namespace
 
 /* Every pair of the seven types: PAIRS(dst, src, X) calls X(D, S). */
-#define SOURCES(D, src, X)                                                                                   \
-  switch (src) {                                                                                             \
-    case DC_FLOAT32: X(D, DC_FLOAT32); break;                                                                \
-    case DC_FLOAT64: X(D, DC_FLOAT64); break;                                                                \
-    case DC_FLOAT16: X(D, DC_FLOAT16); break;                                                                \
-    case DC_BFLOAT16: X(D, DC_BFLOAT16); break;                                                              \
-    case DC_INT8: X(D, DC_INT8); break;                                                                      \
-    case DC_INT32: X(D, DC_INT32); break;                                                                    \
-    default: X(D, DC_INT64); break;                                                                          \
+#define SOURCES(D, src, X) \
+  switch (src) {           \
+    case DC_FLOAT32:       \
+      X(D, DC_FLOAT32);    \
+      break;               \
+    case DC_FLOAT64:       \
+      X(D, DC_FLOAT64);    \
+      break;               \
+    case DC_FLOAT16:       \
+      X(D, DC_FLOAT16);    \
+      break;               \
+    case DC_BFLOAT16:      \
+      X(D, DC_BFLOAT16);   \
+      break;               \
+    case DC_INT8:          \
+      X(D, DC_INT8);       \
+      break;               \
+    case DC_INT32:         \
+      X(D, DC_INT32);      \
+      break;               \
+    default:               \
+      X(D, DC_INT64);      \
+      break;               \
   }
-#define PAIRS(dst, src, X)                                 \
-  switch (dst) {                                           \
-    case DC_FLOAT32: SOURCES(DC_FLOAT32, src, X); break;   \
-    case DC_FLOAT64: SOURCES(DC_FLOAT64, src, X); break;   \
-    case DC_FLOAT16: SOURCES(DC_FLOAT16, src, X); break;   \
-    case DC_BFLOAT16: SOURCES(DC_BFLOAT16, src, X); break; \
-    case DC_INT8: SOURCES(DC_INT8, src, X); break;         \
-    case DC_INT32: SOURCES(DC_INT32, src, X); break;       \
-    default: SOURCES(DC_INT64, src, X); break;             \
+#define PAIRS(dst, src, X)          \
+  switch (dst) {                    \
+    case DC_FLOAT32:                \
+      SOURCES(DC_FLOAT32, src, X);  \
+      break;                        \
+    case DC_FLOAT64:                \
+      SOURCES(DC_FLOAT64, src, X);  \
+      break;                        \
+    case DC_FLOAT16:                \
+      SOURCES(DC_FLOAT16, src, X);  \
+      break;                        \
+    case DC_BFLOAT16:               \
+      SOURCES(DC_BFLOAT16, src, X); \
+      break;                        \
+    case DC_INT8:                   \
+      SOURCES(DC_INT8, src, X);     \
+      break;                        \
+    case DC_INT32:                  \
+      SOURCES(DC_INT32, src, X);    \
+      break;                        \
+    default:                        \
+      SOURCES(DC_INT64, src, X);    \
+      break;                        \
   }
 
 #define CAST(D, S) binary<D, S, false>(args)
 #define ACCUMULATE(D, S) binary<D, S, true>(args)
 #define REDUCE(D, S) reduce<D, S>(args)
 
-DC_KERNEL(dc__cast_kernel, dc__cuda_binary_args, DC__CUDA_THREADS) {
-  PAIRS(args.dst_dtype, args.src_dtype, CAST)
-}
+DC_KERNEL(dc__cast_kernel, dc__cuda_binary_args, DC__CUDA_THREADS){PAIRS(args.dst_dtype, args.src_dtype, CAST)}
 
-DC_KERNEL(dc__accumulate_kernel, dc__cuda_binary_args, DC__CUDA_THREADS) {
-  PAIRS(args.dst_dtype, args.src_dtype, ACCUMULATE)
-}
+DC_KERNEL(dc__accumulate_kernel, dc__cuda_binary_args,
+          DC__CUDA_THREADS){PAIRS(args.dst_dtype, args.src_dtype, ACCUMULATE)}
 
 DC_KERNEL(dc__reduce_kernel, dc__cuda_reduce_args, DC__CUDA_THREADS) {
   PAIRS(args.dst_dtype, args.src_dtype, REDUCE)

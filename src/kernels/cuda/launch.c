@@ -2,6 +2,8 @@
 #include "kernels/cuda/launch.h"
 
 #include "kernels/cuda/args.h"
+#include "kernels/cuda/list.h"
+#include "kernels/update.h"
 
 /* A thread does several elements where there are more than the device runs threads at once. */
 static uint32_t blocks_for(int64_t count) {
@@ -37,4 +39,20 @@ void dc__cuda_reduce(dc_stream *stream, void *dst, int32_t dst_dtype, const void
     args.src[i] = src[i];
   }
   launch(stream, DC__KERNEL_REDUCE, count, &args, sizeof args);
+}
+
+_Static_assert(sizeof(dc__update_batch) <= DC__LAUNCH_BYTES, "a batch must fit into a launch");
+
+void dc__update_there(dc_stream *here, int32_t kind, const dc__update_batch *batch) {
+  int64_t most = 0;
+  for (int32_t i = 0; i < batch->spans_used; i++) {
+    most = batch->spans[i].count > most ? batch->spans[i].count : most;
+  }
+  const dc__launch update = {.kernel = DC__KERNEL_ADAMW + kind,
+                             .blocks = blocks_for(most),
+                             .blocks_y = (uint32_t)batch->spans_used,
+                             .threads = DC__CUDA_THREADS,
+                             .args = batch,
+                             .bytes = sizeof *batch};
+  here->device->ops->stream_launch(here, &update);
 }

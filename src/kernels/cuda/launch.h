@@ -3,11 +3,32 @@
 #define DC_KERNELS_CUDA_LAUNCH_H
 
 #include "device/device.h"
+#include "kernels/cuda/args.h"
+#include "kernels/cuda/rows.h"
 
 void dc__cuda_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void dc__cuda_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                          int64_t count);
 void dc__cuda_reduce(dc_stream *stream, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
                      int32_t src_dtype, int64_t count, bool mean, bool accumulate);
+
+/* launch_attention.c: heads of at most DC__CUDA_ATTENTION_MOST_HEAD features, and batch * heads * (longest / 64 + 1)
+ * below 2^31. */
+void dc__cuda_attention_forward(dc_stream *stream, const dc__cuda_attention_args *args, int32_t dtype);
+void dc__cuda_attention_backward(dc_stream *stream, const dc__cuda_attention_args *args, int32_t dtype);
+
+/* launch_rows.c */
+void dc__cuda_residual(dc_stream *stream, const dc__cuda_residual_args *args);
+void dc__cuda_normalize(dc_stream *stream, const dc__cuda_normalize_args *args);
+void dc__cuda_normal_back(dc_stream *stream, const dc__cuda_normal_back_args *args);
+void dc__cuda_drop_rows(dc_stream *stream, const dc__cuda_drop_args *args);
+void dc__cuda_epilogue(dc_stream *stream, const dc__cuda_epilogue_args *args);
+int64_t dc__cuda_sum_parts(int64_t rows); /* chunks */
+void dc__cuda_sums(dc_stream *stream, const dc__cuda_sum_args *args);
+void dc__cuda_offsets(dc_stream *stream, int32_t *to, const int32_t *offsets, int64_t count);
+/* dc__gemm_run() of one matrix whose rows of C, and of aux, follow each other without a gap where there is an epilogue;
+ * workspace of the device, for this product alone. */
+struct dc__gemm;
+void dc__cuda_gemm(dc_stream *stream, const struct dc__gemm *gemm, void *workspace, size_t bytes);
 
 #endif

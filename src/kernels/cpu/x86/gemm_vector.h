@@ -70,7 +70,7 @@ TILE(tile_f64, double, vector_f64, LANES / 2, F(setzero_pd), F(load_pd), F(store
 
 void INIT(dc__kernels *table) {
   table->tile[DC__TILE_F32] = (dc__tile){tile_f32, pack_rows, pack_columns, MR, 2 * LANES};
-  table->tile[DC__TILE_F64] = (dc__tile){tile_f64, dc__pack_rows_f64, dc__pack_columns_f64, MR, LANES};
+  table->tile[DC__TILE_F64] = (dc__tile){tile_f64, pack_rows_wide, dc__pack_columns_f64, MR, LANES};
 }
 
 #endif

@@ -88,6 +88,83 @@ PACK_INLINE void transpose(lanes r[LANES]) {
 
 #endif
 
+#ifndef __AVX512BF16__
+
+/* SQUARE x SQUARE float64. */
+#ifdef __AVX512F__
+enum { SQUARE = 8 };
+typedef __m512d wide;
+PACK_INLINE wide load_wide(const char *from, int64_t count) {
+  return _mm512_maskz_loadu_pd((__mmask8)first_lanes(count < SQUARE ? count : SQUARE), from);
+}
+PACK_INLINE void store_wide(double *to, int64_t count, wide x) {
+  _mm512_mask_storeu_pd(to, (__mmask8)first_lanes(count < SQUARE ? count : SQUARE), x);
+}
+PACK_INLINE void transpose_wide(wide r[SQUARE]) {
+  wide t[SQUARE];
+  _Pragma("GCC unroll 4") for (int i = 0; i < SQUARE; i += 2) {
+    t[i] = _mm512_unpacklo_pd(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_pd(r[i], r[i + 1]);
+  }
+  _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++) { /* columns 0 and 4, or 1 and 5; then 2 and 6, or 3 and 7 */
+    r[i] = _mm512_shuffle_f64x2(t[i], t[i + 2], 0x88);
+    r[i + 2] = _mm512_shuffle_f64x2(t[i], t[i + 2], 0xdd);
+    r[i + 4] = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0x88);
+    r[i + 6] = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0xdd);
+  }
+  _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+    t[i] = _mm512_shuffle_f64x2(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_f64x2(r[i], r[i + 4], 0xdd);
+  }
+  _Pragma("GCC unroll 8") for (int i = 0; i < SQUARE; i++) {
+    r[i] = t[i];
+  }
+}
+#else
+enum { SQUARE = 4 };
+typedef __m256d wide;
+PACK_INLINE __m256i first_wide(int64_t count) {
+  return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
+}
+PACK_INLINE wide load_wide(const char *from, int64_t count) {
+  return _mm256_maskload_pd((const double *)(const void *)from, first_wide(count));
+}
+PACK_INLINE void store_wide(double *to, int64_t count, wide x) {
+  _mm256_maskstore_pd(to, first_wide(count), x);
+}
+PACK_INLINE void transpose_wide(wide r[SQUARE]) {
+  const wide a = _mm256_unpacklo_pd(r[0], r[1]);
+  const wide b = _mm256_unpackhi_pd(r[0], r[1]);
+  const wide c = _mm256_unpacklo_pd(r[2], r[3]);
+  const wide d = _mm256_unpackhi_pd(r[2], r[3]);
+  r[0] = _mm256_permute2f128_pd(a, c, 0x20);
+  r[1] = _mm256_permute2f128_pd(b, d, 0x20);
+  r[2] = _mm256_permute2f128_pd(a, c, 0x31);
+  r[3] = _mm256_permute2f128_pd(b, d, 0x31);
+}
+#endif
+
+static void pack_rows_wide(void *dst, int64_t panel, const void *src, int64_t ld, int64_t rows, int64_t steps) {
+  for (int64_t p = 0; p < steps; p += SQUARE) {
+    for (int64_t i = 0; i < panel; i += SQUARE) {
+      wide r[SQUARE];
+      _Pragma("GCC unroll 8") for (int j = 0; j < SQUARE; j++) {
+        const char *at = (const char *)src + (i + j) * ld + p * 8;
+        r[j] = load_wide(at, i + j < rows ? steps - p : 0);
+        __builtin_prefetch(at + panel * ld);
+      }
+      transpose_wide(r);
+      _Pragma("GCC unroll 8") for (int j = 0; j < SQUARE; j++) {
+        if (p + j < steps) {
+          store_wide((double *)dst + (p + j) * panel + i, panel - i, r[j]);
+        }
+      }
+    }
+  }
+}
+
+#endif
+
 /* dst[p * panel + i] = src[i][p], of rows that lie `ld` bytes apart. */
 PACK_INLINE void panel_of_rows(uint32_t *dst, int64_t panel, const char *src, int64_t ld, int64_t rows, int64_t steps) {
   for (int64_t p = 0; p < steps; p += LANES) {

@@ -1,0 +1,232 @@
+/* One collective: meet at the base, let NCCL queue its work, wait for it. */
+#include <inttypes.h>
+
+#include "comm/nccl/nccl.h"
+#include "comm/parts.h"
+#include "kernels/kernels.h"
+
+enum { STAGING = 64 << 20 }; /* bytes, for what one round brings from all other ranks */
+
+/* A round of a reduction: of every rank's part, the window [lo, lo + size). */
+typedef struct round {
+  const dc__coll *coll;
+  int64_t lo;
+  int64_t size;
+} round;
+
+static size_t bytes_of(int64_t count, int32_t dtype) {
+  return (size_t)count * dc_dtype_size(dtype);
+}
+
+/* ---- NCCL's groups ---- */
+
+/* Equal ranges in rank order are what NCCL's all-gather knows. */
+static bool is_even(const dc__coll_item *item, int32_t world) {
+  for (int32_t r = 0; r < world; r++) {
+    if (item->ranges[r].count != item->ranges[0].count || item->ranges[r].begin != r * item->ranges[0].count) {
+      return false;
+    }
+  }
+  return true;
+}
+
+static dc_status gather_ragged(dc__nccl *self, void *native, const dc__coll_item *item) {
+  for (int32_t r = 0; r < self->head.world; r++) {
+    size_t bytes = bytes_of(item->ranges[r].count, item->dtype);
+    char *place = (char *)item->recv + bytes_of(item->ranges[r].begin, item->dtype);
+    if (bytes > 0) {
+      const void *from = r == self->head.rank ? item->send : place;
+      DC__TRY(dc__nccl_error(self, "ncclBroadcast",
+                             self->library.ncclBroadcast(from, place, bytes, DC__NCCL_INT8, r, self->handle, native)));
+    }
+  }
+  return DC_OK;
+}
+
+static dc_status gather(dc__nccl *self, void *native, const round *r) {
+  for (int32_t i = 0; i < r->coll->count; i++) {
+    const dc__coll_item *item = &r->coll->items[i];
+    if (!is_even(item, self->head.world)) {
+      DC__TRY(gather_ragged(self, native, item));
+    } else {
+      size_t bytes = bytes_of(item->ranges[0].count, item->dtype);
+      DC__TRY(dc__nccl_error(
+          self, "ncclAllGather",
+          self->library.ncclAllGather(item->send, item->recv, bytes, DC__NCCL_INT8, self->handle, native)));
+    }
+  }
+  return DC_OK;
+}
+
+static dc_status broadcast(dc__nccl *self, void *native, const round *r) {
+  const dc__coll_item *item = &r->coll->items[0];
+  return dc__nccl_error(self, "ncclBroadcast",
+                        self->library.ncclBroadcast(item->recv, item->recv, (size_t)item->total, DC__NCCL_INT8,
+                                                    r->coll->root, self->handle, native));
+}
+
+/* A rank's pieces of the window to it, and its pieces of ours from it. */
+static dc_status swap(dc__nccl *self, void *native, const round *r, int32_t peer) {
+  int64_t to = 0;
+  int64_t from = 0;
+  for (int32_t i = 0; i < r->coll->count; i++) {
+    const dc__coll_item *item = &r->coll->items[i];
+    dc__piece out = dc__piece_cut(item, peer, to, r->lo, r->size);
+    dc__piece in = dc__piece_cut(item, self->head.rank, from, r->lo, r->size);
+    if (out.count > 0) {
+      const void *data = dc__bytes_at(item->send, item->ranges[peer].begin + out.begin, item->dtype);
+      DC__TRY(dc__nccl_error(
+          self, "ncclSend",
+          self->library.ncclSend(data, bytes_of(out.count, item->dtype), DC__NCCL_INT8, peer, self->handle, native)));
+    }
+    if (in.count > 0) {
+      DC__TRY(
+          dc__nccl_error(self, "ncclRecv",
+                         self->library.ncclRecv(self->staging + peer * r->size + in.at, bytes_of(in.count, item->dtype),
+                                                DC__NCCL_INT8, peer, self->handle, native)));
+    }
+    to += dc__item_step(item, peer);
+    from += dc__item_step(item, self->head.rank);
+  }
+  return DC_OK;
+}
+
+static dc_status exchange(dc__nccl *self, void *native, const round *r) {
+  for (int32_t i = 1; i < self->head.world; i++) { /* every rank begins with its neighbour */
+    DC__TRY(swap(self, native, r, (self->head.rank + i) % self->head.world));
+  }
+  return DC_OK;
+}
+
+/* The round's calls as one group, which is ended also when one of them fails. */
+static dc_status queue_group(dc__nccl *self, void *native, void *args) {
+  const round *r = args;
+  DC__TRY(dc__nccl_error(self, "ncclGroupStart", self->library.ncclGroupStart()));
+  dc_status status = r->coll->kind == DC__COLL_GATHER   ? gather(self, native, r)
+                     : r->coll->kind == DC__COLL_REDUCE ? exchange(self, native, r)
+                                                        : broadcast(self, native, r);
+  dc__nccl_result ended = self->library.ncclGroupEnd();
+  return status != DC_OK ? status : dc__nccl_error(self, "ncclGroupEnd", ended);
+}
+
+static dc_status start(dc__nccl *self, round *r, const char *name) {
+  pthread_mutex_lock(&self->calls);
+  dc_status status = dc__nccl_issue(self, queue_group, r);
+  pthread_mutex_unlock(&self->calls);
+  DC__TRY(status);
+  return dc__nccl_settle(self, "ncclGroupEnd", name, self->head.timeout_ns); /* a first one connects the ranks */
+}
+
+/* ---- reductions ---- */
+
+void dc__nccl_drop_staging(dc__nccl *self) {
+  if (self->staging != NULL) {
+    self->device->ops->free(self->device, self->staging, self->staging_bytes, DC_MEMORY_DEVICE);
+  }
+  self->staging = NULL;
+  self->staging_bytes = 0;
+}
+
+static dc_status need_staging(dc__nccl *self, size_t bytes) {
+  if (self->staging_bytes >= bytes) {
+    return DC_OK;
+  }
+  dc__nccl_drop_staging(self);
+  void *fresh;
+  DC__TRY(self->device->ops->alloc(self->device, bytes, DC_MEMORY_DEVICE, &fresh));
+  self->staging = fresh;
+  self->staging_bytes = bytes;
+  return DC_OK;
+}
+
+/* Adds what the round brought to this rank's own, in the order of dc__reduce. */
+static void add(dc__nccl *self, const round *r) {
+  int32_t rank = self->head.rank;
+  int64_t pos = 0;
+  for (int32_t i = 0; i < r->coll->count; i++) {
+    const dc__coll_item *item = &r->coll->items[i];
+    dc__piece piece = dc__piece_cut(item, rank, pos, r->lo, r->size);
+    pos += dc__item_step(item, rank);
+    if (piece.count > 0) {
+      const void *src[DC__COMM_MAX_WORLD];
+      for (int32_t peer = 0; peer < self->head.world; peer++) {
+        src[peer] = peer == rank ? dc__bytes_at(item->send, item->ranges[rank].begin + piece.begin, item->dtype)
+                                 : self->staging + peer * r->size + piece.at;
+      }
+      char *dst = (char *)item->recv + bytes_of(piece.begin, item->recv_dtype);
+      dc__here_reduce(self->stream, dst, item->recv_dtype, src, self->head.world, item->dtype, piece.count,
+                      item->reduce_op == DC_MEAN, item->accumulate != 0);
+    }
+  }
+}
+
+/* The rounds follow each other on the stream, and so does the use of the staging memory. */
+static dc_status reduce(dc__nccl *self, const dc__coll *coll, const char *name) {
+  int32_t world = self->head.world;
+  int64_t largest = dc__largest_part(coll, world);
+  int64_t most = (STAGING / world) & ~(int64_t)(DC__PART_LINE - 1);
+  round r = {coll, 0, largest < most ? largest : most};
+  if (world > 1) {
+    DC__TRY(need_staging(self, (size_t)(r.size * world)));
+  }
+  for (; r.lo < largest; r.lo += r.size) {
+    if (world > 1) {
+      DC__TRY(start(self, &r, name));
+    }
+    add(self, &r);
+  }
+  return DC_OK;
+}
+
+/* ---- the collective ---- */
+
+/* Bytes that come from other ranks. */
+static int64_t moved(const dc__nccl *self, const dc__coll *coll) {
+  int64_t bytes = 0;
+  for (int32_t i = 0; i < coll->count; i++) {
+    const dc__coll_item *item = &coll->items[i];
+    int64_t own = coll->kind == DC__COLL_BROADCAST ? (coll->root == self->head.rank ? item->total : 0)
+                                                   : item->ranges[self->head.rank].count;
+    int64_t count = coll->kind == DC__COLL_REDUCE ? own * (self->head.world - 1) : item->total - own;
+    bytes += count * (int64_t)dc_dtype_size(item->dtype);
+  }
+  return bytes;
+}
+
+static dc_status run_on_cards(dc__nccl *self, const dc__coll *coll) {
+  char name[DC__COLL_TEXT];
+  dc__coll_describe_tag(name, coll->tag.op, coll->tag.id);
+  self->base->ops->agree(self->base, coll);
+  DC__TRY(dc__comm_check(self->base));
+  if (coll->kind == DC__COLL_REDUCE) {
+    DC__TRY(reduce(self, coll, name));
+  } else {
+    round r = {.coll = coll};
+    DC__TRY(start(self, &r, name));
+  }
+  DC__TRY(dc__nccl_await(self, name));
+  atomic_fetch_add_explicit(&self->head.wire_bytes, moved(self, coll), memory_order_relaxed);
+  return DC_OK;
+}
+
+static dc_status run_on_hosts(dc__nccl *self, const dc__coll *coll) {
+  int64_t before = atomic_load(&self->base->wire_bytes);
+  self->base->ops->run(self->base, coll);
+  atomic_fetch_add_explicit(&self->head.wire_bytes, atomic_load(&self->base->wire_bytes) - before,
+                            memory_order_relaxed);
+  return dc__comm_check(self->base);
+}
+
+void dc__nccl_run(dc_comm *comm, const dc__coll *coll) {
+  dc__nccl *self = (dc__nccl *)comm;
+  pthread_mutex_lock(&self->turn);
+  bool on_cards = coll->device != NULL && coll->device->place != 0;
+  dc_status status = dc__comm_check(comm);
+  if (status == DC_OK) {
+    status = on_cards ? run_on_cards(self, coll) : run_on_hosts(self, coll);
+    if (status != DC_OK) {
+      dc__nccl_give_up(self, status);
+    }
+  }
+  pthread_mutex_unlock(&self->turn);
+}

@@ -1,0 +1,79 @@
+/* NCCL, libnccl.so.2, as a table that is filled at run time: prototypes of our own, so that no header of NVIDIA's is
+ * needed to build, and no library of it to load. `make check-vendor-headers` compares them with nccl.h. All functions
+ * are those of NCCL 2.19, whose names carry no versions; the config's fields end where 2.19's do, and its number says
+ * so, which is how newer ones know. */
+#ifndef DC_COMM_NCCL_LIBRARY_H
+#define DC_COMM_NCCL_LIBRARY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "dc_api.h"
+
+typedef int dc__nccl_result;
+typedef struct ncclComm *dc__nccl_handle;
+typedef struct dc__nccl_id {
+  char bytes[128];
+} dc__nccl_id;
+
+typedef struct dc__nccl_config {
+  size_t size;
+  unsigned magic;
+  unsigned version;
+  int blocking;
+  int cga_cluster_size;
+  int min_ctas;
+  int max_ctas;
+  const char *net_name;
+  int split_share;
+} dc__nccl_config;
+
+enum { /* the numbers are NCCL's */
+       DC__NCCL_OK = 0,
+       DC__NCCL_CUDA_ERROR = 1,
+       DC__NCCL_INVALID_ARGUMENT = 4,
+       DC__NCCL_INVALID_USAGE = 5,
+       DC__NCCL_REMOTE_ERROR = 6,
+       DC__NCCL_IN_PROGRESS = 7,
+       DC__NCCL_INT8 = 0,
+       DC__NCCL_OLDEST = 21900, /* 2.19.0 */
+};
+#define DC__NCCL_MAGIC 0xcafebeefU
+#define DC__NCCL_UNSET INT32_MIN
+
+#define DC__NCCL_FUNCTIONS(X)                                                                                       \
+  X(ncclGetVersion, dc__nccl_result, (int *version))                                                                \
+  X(ncclGetUniqueId, dc__nccl_result, (dc__nccl_id * id))                                                           \
+  X(ncclCommInitRankConfig, dc__nccl_result,                                                                        \
+    (dc__nccl_handle * comm, int ranks, dc__nccl_id id, int rank, dc__nccl_config *config))                         \
+  X(ncclCommFinalize, dc__nccl_result, (dc__nccl_handle comm))                                                      \
+  X(ncclCommDestroy, dc__nccl_result, (dc__nccl_handle comm))                                                       \
+  X(ncclCommAbort, dc__nccl_result, (dc__nccl_handle comm))                                                         \
+  X(ncclCommGetAsyncError, dc__nccl_result, (dc__nccl_handle comm, dc__nccl_result * error))                        \
+  X(ncclGetErrorString, const char *, (dc__nccl_result error))                                                      \
+  X(ncclGetLastError, const char *, (dc__nccl_handle comm))                                                         \
+  X(ncclGroupStart, dc__nccl_result, (void))                                                                        \
+  X(ncclGroupEnd, dc__nccl_result, (void))                                                                          \
+  X(ncclAllGather, dc__nccl_result,                                                                                 \
+    (const void *send, void *recv, size_t count, int dtype, dc__nccl_handle comm, void *stream))                    \
+  X(ncclBroadcast, dc__nccl_result,                                                                                 \
+    (const void *send, void *recv, size_t count, int dtype, int root, dc__nccl_handle comm, void *stream))          \
+  X(ncclSend, dc__nccl_result,                                                                                      \
+    (const void *data, size_t count, int dtype, int peer, dc__nccl_handle comm, void *stream))                      \
+  X(ncclRecv, dc__nccl_result, (void *data, size_t count, int dtype, int peer, dc__nccl_handle comm, void *stream)) \
+  X(ncclMemAlloc, dc__nccl_result, (void **ptr, size_t bytes))                                                      \
+  X(ncclMemFree, dc__nccl_result, (void *ptr))                                                                      \
+  X(ncclCommRegister, dc__nccl_result, (const dc__nccl_handle comm, void *data, size_t bytes, void **handle))       \
+  X(ncclCommDeregister, dc__nccl_result, (const dc__nccl_handle comm, void *handle))
+
+typedef struct dc__nccl_library {
+  int version; /* 22907 is 2.29.7 */
+#define X(name, result, arguments) result(*name) arguments;
+  DC__NCCL_FUNCTIONS(X)
+#undef X
+} dc__nccl_library;
+
+/* DC_E_UNSUPPORTED says why there is none that can be used. */
+dc_status dc__nccl_open(dc__nccl_library *library);
+
+#endif

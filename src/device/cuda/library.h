@@ -1,0 +1,18 @@
+/* NVIDIA's libraries beside the driver, which are looked for when they are needed. */
+#ifndef DC_CUDA_LIBRARY_H
+#define DC_CUDA_LIBRARY_H
+
+#include <stddef.h>
+
+typedef struct dc__library {
+  const char *name;   /* libfoo.so.13 */
+  const char *folder; /* of its wheel, in the folder of Python's packages */
+  int driver;         /* the oldest driver on which it runs */
+} dc__library;
+
+/* The first of `count` libraries that the driver runs and that loads: from the folder DC_CUDA_LIB_DIR names, if it is
+ * set; else the one that the process has already, the system's, or the wheel's beside the package libdc. It stays
+ * open whatever dlclose says. NULL: last error says why. */
+void *dc__library_open(const dc__library *libraries, size_t count, int driver);
+
+#endif

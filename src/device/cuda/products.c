@@ -1,0 +1,321 @@
+/* Matrix products by cuBLASLt. What the library found best for a shape is kept, with the descriptors that say the
+ * shape, so that a step that has been there before looks for nothing and allocates nothing. Sums of split products are
+ * made in the type in which they are computed, in one order. */
+#include <dlfcn.h>
+#include <string.h>
+
+#include "device/cuda/cuda.h"
+#include "device/cuda/library.h"
+
+enum { SETS = 64, WAYS = 8 }; /* of the table of shapes: the one of a set that was used longest ago makes room */
+
+/* What an algorithm depends on. */
+typedef struct shape {
+  int32_t dtype, out_dtype, trans_a, trans_b, epilogue, alignment;
+  int64_t m, n, k, lda, ldb, ldd;
+  size_t workspace;
+} shape;
+
+typedef struct plan {
+  shape of;
+  uint64_t used; /* 0: free */
+  bool works;    /* false: the library has nothing for it */
+  dc__lt_desc desc;
+  dc__lt_layout a, b, d;
+  dc__lt_algo algo;
+} plan;
+
+struct dc__cuda_products {
+  dc__lt lt;
+  dc__lt_handle handle;
+  pthread_mutex_t mutex; /* all below */
+  uint64_t clock;
+  plan plans[SETS][WAYS];
+};
+
+/* ---- opening ---- */
+
+static dc_status refuse(const char *name, const char *call, int error) {
+  return dc__fail(error == DC__LT_ALLOC_FAILED ? DC_E_NO_MEMORY : DC_E_DEVICE,
+                  "device \"%s\": %s: cuBLASLt's status %d", name, call, error);
+}
+
+static dc_status look_up(dc__lt *lt, int driver_version) {
+  static const dc__library of[] = {{"libcublasLt.so.13", "nvidia/cu13/lib", 13000},
+                                   {"libcublasLt.so.12", "nvidia/cublas/lib", DC__CU_OLDEST_DRIVER}};
+  void *library = dc__library_open(of, DC__COUNT(of), driver_version);
+  if (library == NULL) {
+    return dc__fail(
+        DC_E_UNSUPPORTED,
+        "CUDA: matrix products need cuBLASLt, and it was not found (%s); install the package nvidia-cublas, "
+        "or name its folder in DC_CUDA_LIB_DIR",
+        dc_last_error());
+  }
+  const char *missing = NULL;
+#define X(name, arguments)                     \
+  *(void **)&lt->name = dlsym(library, #name); \
+  missing = lt->name == NULL ? #name : missing;
+  DC__LT_FUNCTIONS(X)
+#undef X
+  dlclose(library);
+  int major = 0;
+  if (missing == NULL && (lt->cublasLtGetProperty(DC__LT_MAJOR_VERSION, &major) != 0 || major < DC__LT_OLDEST)) {
+    missing = "version";
+  }
+  return missing == NULL ? DC_OK
+                         : dc__fail(DC_E_UNSUPPORTED, "CUDA: cuBLASLt is too old (%s); that of CUDA %d.0 is needed",
+                                    missing, DC__LT_OLDEST);
+}
+
+static void drop_plan(const dc__lt *lt, plan *p) {
+  if (p->a != NULL) {
+    (void)lt->cublasLtMatrixLayoutDestroy(p->a);
+  }
+  if (p->b != NULL) {
+    (void)lt->cublasLtMatrixLayoutDestroy(p->b);
+  }
+  if (p->d != NULL) {
+    (void)lt->cublasLtMatrixLayoutDestroy(p->d);
+  }
+  if (p->desc != NULL) {
+    (void)lt->cublasLtMatmulDescDestroy(p->desc);
+  }
+  memset(p, 0, sizeof *p);
+}
+
+static void close_products(struct dc__cuda_products *products) {
+  for (int32_t i = 0; i < SETS * WAYS; i++) {
+    drop_plan(&products->lt, &products->plans[i / WAYS][i % WAYS]);
+  }
+  if (products->handle != NULL) {
+    (void)products->lt.cublasLtDestroy(products->handle);
+  }
+  pthread_mutex_destroy(&products->mutex);
+  dc__free(products);
+}
+
+/* Two threads may come at once: one of them was too late. */
+dc_status dc__cuda_product_ready(dc_device *device) {
+  dc__cuda_device *self = (dc__cuda_device *)device;
+  if (atomic_load(&self->products) != NULL) {
+    return DC_OK;
+  }
+  struct dc__cuda_products *fresh = dc__calloc(1, sizeof *fresh);
+  if (fresh == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  pthread_mutex_init(&fresh->mutex, NULL);
+  int version = 0;
+  dc__cu_result error = self->driver.cuDriverGetVersion(&version);
+  dc_status status = error != 0 ? dc__cuda_refused(self, "cuDriverGetVersion", error) : look_up(&fresh->lt, version);
+  if (status == DC_OK) {
+    int mode = dc__cuda_enter(self);
+    int refused = fresh->lt.cublasLtCreate(&fresh->handle);
+    dc__cuda_leave(self, mode);
+    status = refused == 0 ? DC_OK : refuse(device->name, "cublasLtCreate", refused);
+  }
+  struct dc__cuda_products *none = NULL;
+  if (status != DC_OK || !atomic_compare_exchange_strong(&self->products, &none, fresh)) {
+    close_products(fresh);
+  }
+  return status;
+}
+
+/* The device is entered. */
+void dc__cuda_products_close(dc__cuda_device *device) {
+  if (device->products != NULL) {
+    close_products(device->products);
+  }
+}
+
+/* ---- plans ---- */
+
+static int type_of(int32_t dtype) {
+  return dtype == DC_FLOAT64    ? DC__LT_R_64F
+         : dtype == DC_FLOAT16  ? DC__LT_R_16F
+         : dtype == DC_BFLOAT16 ? DC__LT_R_16BF
+                                : DC__LT_R_32F;
+}
+
+/* Of all operands, in bytes; 16 is the most that algorithms ask for, and more would make places of one tensor differ.
+ */
+static int32_t alignment_of(const dc__product *product) {
+  uintptr_t all = (uintptr_t)product->a | (uintptr_t)product->b | (uintptr_t)product->d | (uintptr_t)product->with | 16;
+  return (int32_t)(all & (0 - all));
+}
+
+static shape shape_of(const dc__product *p) {
+  shape s;
+  memset(&s, 0, sizeof s); /* shapes are compared as bytes */
+  s.dtype = p->dtype;
+  s.out_dtype = p->out_dtype;
+  s.trans_a = p->trans_a;
+  s.trans_b = p->trans_b;
+  s.epilogue = p->epilogue;
+  s.alignment = alignment_of(p);
+  s.m = p->m;
+  s.n = p->n;
+  s.k = p->k;
+  s.lda = p->lda;
+  s.ldb = p->ldb;
+  s.ldd = p->ldd;
+  s.workspace = p->workspace_bytes;
+  return s;
+}
+
+/* What the epilogue takes is part of a description, and changes from one product to the next. */
+static int set_with(const dc__lt *lt, const plan *p, const dc__product *product) {
+  if (product->epilogue == DC__PRODUCT_NONE) {
+    return 0;
+  }
+  const int attribute = product->epilogue == DC__PRODUCT_BIAS ? DC__LT_DESC_BIAS : DC__LT_DESC_AUX;
+  return lt->cublasLtMatmulDescSetAttribute(p->desc, attribute, &product->with, sizeof product->with);
+}
+
+/* Returns the library's status. */
+static int describe(const dc__lt *lt, plan *p, const dc__product *product) {
+  static const int epilogues[] = {DC__LT_EPILOGUE_NONE, DC__LT_EPILOGUE_BIAS, DC__LT_EPILOGUE_GELU_BACK};
+  const shape *of = &p->of;
+  const bool wide = of->dtype == DC_FLOAT64;
+  const int type = type_of(of->dtype);
+  const int transposed[] = {of->trans_a, of->trans_b};
+  int error = lt->cublasLtMatmulDescCreate(&p->desc, wide ? DC__LT_COMPUTE_64F : DC__LT_COMPUTE_32F,
+                                           wide ? DC__LT_R_64F : DC__LT_R_32F);
+#define NEXT(call) error = error != 0 ? error : lt->call
+#define SET(attribute, value) NEXT(cublasLtMatmulDescSetAttribute)(p->desc, attribute, &(value), sizeof(value))
+  SET(DC__LT_DESC_TRANSA, transposed[0]);
+  SET(DC__LT_DESC_TRANSB, transposed[1]);
+  SET(DC__LT_DESC_EPILOGUE, epilogues[of->epilogue]);
+  if (of->epilogue == DC__PRODUCT_GELU_BACK) {
+    SET(DC__LT_DESC_AUX_LD, of->ldd);
+  }
+#undef SET
+  error = error != 0 ? error : set_with(lt, p, product);
+  NEXT(cublasLtMatrixLayoutCreate)
+  (&p->a, type, (uint64_t)(of->trans_a ? of->k : of->m), (uint64_t)(of->trans_a ? of->m : of->k), of->lda);
+  NEXT(cublasLtMatrixLayoutCreate)
+  (&p->b, type, (uint64_t)(of->trans_b ? of->n : of->k), (uint64_t)(of->trans_b ? of->k : of->n), of->ldb);
+  NEXT(cublasLtMatrixLayoutCreate)(&p->d, type_of(of->out_dtype), (uint64_t)of->m, (uint64_t)of->n, of->ldd);
+  return error;
+}
+
+/* The best algorithm; `works` says whether there is one. Returns the library's status. */
+static int search(const struct dc__cuda_products *products, plan *p) {
+  const dc__lt *lt = &products->lt;
+  const uint64_t workspace = p->of.workspace;
+  const uint32_t alignment = (uint32_t)p->of.alignment, reduction = DC__LT_REDUCTION_COMPUTE_TYPE;
+  dc__lt_preference preference = NULL;
+  dc__lt_found found = {.state = DC__LT_NOT_SUPPORTED};
+  int count = 0;
+  int error = lt->cublasLtMatmulPreferenceCreate(&preference);
+#define SET(attribute, value) NEXT(cublasLtMatmulPreferenceSetAttribute)(preference, attribute, &(value), sizeof(value))
+  SET(DC__LT_PREFER_WORKSPACE, workspace);
+  SET(DC__LT_PREFER_REDUCTION, reduction);
+  for (int i = 0; i < 4; i++) {
+    SET(DC__LT_PREFER_ALIGN_A + i, alignment);
+  }
+#undef SET
+#undef NEXT
+  if (error == 0) {
+    error = lt->cublasLtMatmulAlgoGetHeuristic(products->handle, p->desc, p->a, p->b, p->d, p->d, preference, 1, &found,
+                                               &count);
+    p->works = error == 0 && count > 0 && found.state == 0;
+    p->algo = found.algo;
+    error = error == DC__LT_NOT_SUPPORTED ? 0 : error;
+  }
+  if (preference != NULL) {
+    (void)lt->cublasLtMatmulPreferenceDestroy(preference);
+  }
+  return error;
+}
+
+/* The mutex is held and the device entered. Returns the library's status. */
+static int find(struct dc__cuda_products *products, const dc__product *product, plan **found) {
+  const shape of = shape_of(product);
+  uint64_t hash = UINT64_C(1469598103934665603);
+  for (size_t i = 0; i < sizeof of; i++) {
+    hash = (hash ^ ((const unsigned char *)&of)[i]) * UINT64_C(1099511628211);
+  }
+  plan *set = products->plans[(hash >> 32) % SETS];
+  plan *oldest = set;
+  for (int32_t i = 0; i < WAYS; i++) {
+    if (set[i].used != 0 && memcmp(&set[i].of, &of, sizeof of) == 0) {
+      oldest = &set[i];
+      break;
+    }
+    oldest = set[i].used < oldest->used ? &set[i] : oldest;
+  }
+  *found = oldest;
+  if (oldest->used == 0 || memcmp(&oldest->of, &of, sizeof of) != 0) {
+    drop_plan(&products->lt, oldest);
+    oldest->of = of;
+    int error = describe(&products->lt, oldest, product);
+    error = error != 0 ? error : search(products, oldest);
+    if (error != 0) {
+      drop_plan(&products->lt, oldest);
+      return error;
+    }
+  }
+  oldest->used = ++products->clock;
+  return 0;
+}
+
+/* ---- products ---- */
+
+static int multiply(struct dc__cuda_products *products, const plan *p, const dc__product *product,
+                    dc__cu_stream stream) {
+  const dc__lt *lt = &products->lt;
+  const float factors[2] = {(float)product->alpha, (float)product->beta};
+  const bool wide = product->dtype == DC_FLOAT64;
+  const void *alpha = wide ? (const void *)&product->alpha : &factors[0];
+  const void *beta = wide ? (const void *)&product->beta : &factors[1];
+  int error = set_with(lt, p, product);
+  if (error != 0) {
+    return error;
+  }
+  return lt->cublasLtMatmul(products->handle, p->desc, alpha, product->a, p->a, product->b, p->b, beta, product->d,
+                            p->d, product->d, p->d, &p->algo, product->workspace, product->workspace_bytes, stream);
+}
+
+static void keep(dc__cuda_device *device, const char *call, int error) {
+  dc__cuda_keep_status(device, refuse(device->head.name, call, error));
+}
+
+/* When the worker comes to it, others may have pushed the plan out of the table: then it is made once more. */
+static void issue_product(dc__cuda_stream *stream, void *args) {
+  const dc__product *product = args;
+  dc__cuda_device *device = (dc__cuda_device *)stream->head.device;
+  struct dc__cuda_products *products = device->products;
+  plan *p;
+  pthread_mutex_lock(&products->mutex);
+  const char *call = "cublasLtMatmulAlgoGetHeuristic";
+  int error = find(products, product, &p);
+  if (error == 0) {
+    call = "cublasLtMatmul";
+    error = multiply(products, p, product, stream->native);
+  }
+  pthread_mutex_unlock(&products->mutex);
+  if (error != 0) {
+    keep(device, call, error);
+  }
+}
+
+bool dc__cuda_stream_product(dc_stream *stream, const dc__product *product) {
+  dc__cuda_device *device = (dc__cuda_device *)stream->device;
+  struct dc__cuda_products *products = device->products;
+  plan *p;
+  int mode = dc__cuda_enter(device);
+  pthread_mutex_lock(&products->mutex);
+  int error = find(products, product, &p);
+  const bool works = error == 0 && p->works;
+  pthread_mutex_unlock(&products->mutex);
+  dc__cuda_leave(device, mode);
+  if (error != 0) {
+    keep(device, "cublasLtMatmulAlgoGetHeuristic", error);
+  } else if (works) {
+    (void)dc__cuda_submit((dc__cuda_stream *)stream, issue_product, product, sizeof *product, false);
+  } else if (product->epilogue == DC__PRODUCT_NONE) {
+    keep(device, "cublasLtMatmulAlgoGetHeuristic", DC__LT_NOT_SUPPORTED);
+  }
+  return works || error != 0 || product->epilogue == DC__PRODUCT_NONE;
+}

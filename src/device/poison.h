@@ -1,0 +1,29 @@
+/* With AddressSanitizer, reading memory of an arena that was freed is found like reading freed heap memory; the
+ * simulator's tests compile the arena once more, to be told where blocks begin and end to live. */
+#ifndef DC_DEVICE_POISON_H
+#define DC_DEVICE_POISON_H
+
+#include <stddef.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define DC_POISON_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define DC_POISON_ASAN 1
+#endif
+#endif
+#if defined(DC_ARENA_WATCHED)
+void dc__arena_poison(const void *ptr, size_t bytes);
+void dc__arena_unpoison(const void *ptr, size_t bytes);
+#define POISON(ptr, bytes) dc__arena_poison(ptr, bytes)
+#define UNPOISON(ptr, bytes) dc__arena_unpoison(ptr, bytes)
+#elif defined(DC_POISON_ASAN)
+#include <sanitizer/asan_interface.h>
+#define POISON(ptr, bytes) ASAN_POISON_MEMORY_REGION(ptr, bytes)
+#define UNPOISON(ptr, bytes) ASAN_UNPOISON_MEMORY_REGION(ptr, bytes)
+#else
+#define POISON(ptr, bytes) ((void)(ptr), (void)(bytes))
+#define UNPOISON(ptr, bytes) ((void)(ptr), (void)(bytes))
+#endif
+
+#endif

@@ -1,0 +1,118 @@
+/* Attention on a device, forward, in tiles: keys come block by block, and the softmax is kept up to a factor (Milakov and
+ * Gimelshein 2018; Dao et al. 2022). */
+#include "kernels/cuda/attention.h"
+
+namespace {
+
+/* Over the four lanes of a row. */
+DC_DEVICE float most_of_row(float x) {
+  x = fmaxf(x, dc_shuffle_xor(x, 1));
+  return fmaxf(x, dc_shuffle_xor(x, 2));
+}
+
+/* A row's state: the scores' maximum so far, and this lane's part of the sum. */
+struct softmax {
+  float most[2], sum[2];
+};
+
+/* Scores become probabilities up to a factor, and what was summed before is brought to the same factor. */
+template <int N, int D> DC_DEVICE void soften(float (&s)[N][4], float (&out)[D / 8][4], softmax &state) {
+DC_UNROLL
+  for (int half = 0; half < 2; half++) {
+    float found = -INFINITY;
+DC_UNROLL
+    for (int n = 0; n < N; n++) {
+      found = fmaxf(found, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+    }
+    const float next = fmaxf(most_of_row(found), state.most[half]);
+    const bool none = next == -INFINITY; /* no key so far */
+    const float factor = none ? 1.0f : expf(state.most[half] - next);
+    state.sum[half] *= factor;
+DC_UNROLL
+    for (int n = 0; n < N; n++) {
+DC_UNROLL
+      for (int i = 2 * half; i < 2 * half + 2; i++) {
+        s[n][i] = none ? 0.0f : expf(s[n][i] - next);
+        state.sum[half] += s[n][i];
+      }
+    }
+DC_UNROLL
+    for (int n = 0; n < D / 8; n++) {
+      out[n][2 * half] *= factor;
+      out[n][2 * half + 1] *= factor;
+    }
+    state.most[half] = next;
+  }
+}
+
+template <int DTYPE, int D> DC_DEVICE void forward(const arguments &args) {
+  typedef warp_math<DTYPE> math;
+  typedef typename math::element T;
+  enum { ROWS = tile_rows<DTYPE>(), LD = D + math::PAD };
+  DC_SHARED(T, keys, [ROWS][LD]);
+  DC_SHARED(T, values, [ROWS][LD]);
+  DC_SHARED(float, mask, [ROWS]);
+  DC_SHARED(draws, drawn, [WARPS]);
+  head<T> h;
+  int64_t first;
+  if (!place(args, h, first)) {
+    return;
+  }
+  const int64_t hidden = static_cast<int64_t>(args.heads) * args.d, stride = 3 * hidden;
+  const int warp = static_cast<int>(dc_thread() / DC_WARP);
+  const int64_t row = first + warp * OWN;
+  const own_rows<DTYPE, D, true> q(h.q + row * stride, stride, h.length - row, args.d);
+  float out[D / 8][4] = {};
+  softmax state = {{-INFINITY, -INFINITY}, {0, 0}};
+  for (int64_t key = 0; key < h.length; key += ROWS) {
+    load_keys<DTYPE, D, ROWS>(args, h, key, &keys[0][0], &values[0][0], mask);
+    float s[ROWS / 8][4] = {};
+DC_UNROLL
+    for (int k = 0; k < D / 16; k++) {
+      const typename math::ready left = math::prepare(q[k]);
+DC_UNROLL
+      for (int n = 0; n < ROWS / 8; n++) {
+        math::multiply_columns(s[n], left, &keys[8 * n][16 * k], LD);
+      }
+    }
+DC_UNROLL
+    for (int n = 0; n < ROWS / 8; n++) {
+DC_UNROLL
+      for (int i = 0; i < 4; i++) {
+        s[n][i] = s[n][i] * args.factor + mask[8 * n + lane_pair() + i % 2];
+      }
+    }
+    soften<ROWS / 8, D>(s, out, state);
+DC_UNROLL
+    for (int k = 0; k < ROWS / 16; k++) {
+      if (args.threshold != 0) {
+        draw(drawn[warp], args, row, key + 16 * k, h.plane);
+DC_UNROLL
+        for (int i = 0; i < 8; i++) {
+          s[2 * k + i / 4][i % 4] *=
+              kept(drawn[warp], args, lane_row() + i % 4 / 2 * 8, i / 4 * 8 + lane_pair() + i % 2);
+        }
+      }
+      const typename math::ready left = math::prepare(fragment_of<DTYPE>(s[2 * k], s[2 * k + 1]));
+DC_UNROLL
+      for (int n = 0; n < D / 8; n++) {
+        math::multiply_rows(out[n], left, &values[16 * k][8 * n], LD);
+      }
+    }
+  }
+  float inverse[2];
+  for (int half = 0; half < 2; half++) {
+    const float sum = sum_of_row(state.sum[half]);
+    const int64_t at = row + lane_row() + 8 * half;
+    inverse[half] = sum != 0 ? 1 / sum : 1.0f; /* NaN is divided by, too */
+    if (args.lse != nullptr && lane_pair() == 0 && at < h.length) { /* without any key: +infinity, then zeros */
+      whole(args.lse, args, args.heads)[h.statistics + at] = sum != 0 ? state.most[half] + logf(sum) : INFINITY;
+    }
+  }
+  store_own<DTYPE, D>(whole(static_cast<T *>(args.c), args, hidden) + h.out + row * hidden, hidden, h.length - row,
+                      args.d, out, inverse);
+}
+
+} // namespace
+
+DC_ATTENTION_KERNELS(forward)

@@ -1,0 +1,239 @@
+/* What attention's kernels share: the heads of a batch, tiles in the block's memory, a warp's own rows, dropout. Each
+ * of a block's warps has 16 rows, of queries or of keys, whose products with the other side's tiles it sums in
+ * registers. Nothing is added to memory by two blocks, so that the bits are the same in every run. */
+#ifndef DC_KERNELS_CUDA_ATTENTION_H
+#define DC_KERNELS_CUDA_ATTENTION_H
+
+#include <math.h>
+
+#include "kernels/cuda/args.h"
+#include "kernels/cuda/mma.h"
+#include "kernels/philox.h"
+
+namespace {
+
+typedef dc__cuda_attention_args arguments;
+
+enum { WARPS = DC__CUDA_ATTENTION_THREADS / DC_WARP, OWN = 16, BLOCK = DC__CUDA_ATTENTION_ROWS };
+
+/* Of the other side: as much as fits a block's memory in all types. */
+template <int DTYPE>
+DC_CONSTANT int tile_rows() {
+  return DTYPE == DC_FLOAT32 ? 32 : 64;
+}
+
+/* One head of one sample. */
+template <typename T>
+struct head {
+  const T *q, *k, *v; /* of the first token; the next is `stride` elements further */
+  int64_t length;     /* tokens */
+  int64_t out;        /* the first token's place in [N, H] */
+  int64_t statistics; /* and in [A, N] */
+  int64_t mask;       /* the sample's row in [B, S] */
+  uint32_t plane;     /* sample * A + head, for dropout */
+};
+
+/* An array of the device's memory. */
+template <typename T>
+DC_DEVICE T *there(T *data, int64_t count) {
+  (void)count;
+  return static_cast<T *>(DC_MEMORY(data, count * static_cast<int64_t>(sizeof(T)), alignof(T)));
+}
+template <typename T>
+DC_DEVICE T *whole(T *data, const arguments &args, int64_t columns) {
+  return there(data, args.tokens * columns);
+}
+
+template <typename T>
+DC_DEVICE head<T> head_of(const arguments &args, uint32_t plane) {
+  head<T> h;
+  const int64_t sample = plane / static_cast<uint32_t>(args.heads), number = plane % static_cast<uint32_t>(args.heads);
+  int64_t first = sample * args.longest;
+  h.length = args.longest;
+  if (args.offsets != nullptr) {
+    const int32_t *offsets = there(args.offsets, args.batch + 1) + sample;
+    first = offsets[0];
+    h.length = offsets[1] - first;
+  }
+  const int64_t hidden = static_cast<int64_t>(args.heads) * args.d;
+  const T *qkv = whole(static_cast<const T *>(args.qkv), args, 3 * hidden);
+  h.q = qkv + first * 3 * hidden + number * args.d;
+  h.k = h.q + hidden;
+  h.v = h.k + hidden;
+  h.out = first * hidden + number * args.d;
+  h.statistics = number * args.tokens + first;
+  h.mask = sample * args.longest;
+  h.plane = plane;
+  return h;
+}
+
+/* ---- into the block's memory, and into registers ---- */
+
+struct alignas(16) quad {
+  uint32_t words[4];
+} __attribute__((may_alias));
+
+/* ROWS rows of a tile, `stride` elements apart, of which `rows` are there; beyond them, and beyond feature d, zeros. */
+template <int DTYPE, int D, int ROWS, typename T>
+DC_DEVICE void load_tile(T *tile, const T *from, int64_t stride, int64_t rows, int d) {
+  typedef warp_math<DTYPE> math;
+  enum { LD = D + math::PAD, STEP = math::VECTOR, ACROSS = D / STEP };
+  for (int i = static_cast<int>(dc_thread()); i < ROWS * ACROSS; i += DC__CUDA_ATTENTION_THREADS) {
+    const int row = i / ACROSS, column = i % ACROSS * STEP;
+    T *to = tile + row * LD + column;
+    const T *at = from + row * stride + column;
+    if (row < rows && column + STEP <= d && d % STEP == 0) {
+      *reinterpret_cast<quad *>(to) = *reinterpret_cast<const quad *>(at);
+      continue;
+    }
+    for (int j = 0; j < STEP; j++) {
+      to[j] = row < rows && column + j < d ? at[j] : T(0);
+    }
+  }
+}
+
+/* Columns 16 k to 16 k + 15 of a warp's own rows as a left operand. */
+template <int DTYPE, typename T>
+DC_DEVICE typename warp_math<DTYPE>::fragment load_own(const T *from, int64_t stride, int64_t rows, int d, int k) {
+  typename warp_math<DTYPE>::fragment f;
+  DC_UNROLL
+  for (int i = 0; i < 4; i++) {
+    const int row = lane_row() + i / 2 * 8, column = 16 * k + lane_pair() + i % 2 * 8;
+    T pair[2] = {0, 0};
+    if (row < rows && column < d) {
+      warp_math<DTYPE>::look_up(pair, from + row * stride + column, d - column);
+    }
+    warp_math<DTYPE>::put(f, i / 2, i % 2, pair[0], pair[1]);
+  }
+  return f;
+}
+
+/* All of them: in registers, or, where those are too few, looked up each time. */
+template <int DTYPE, int D, bool IN_REGISTERS>
+struct own_rows {
+  typedef typename warp_math<DTYPE>::element T;
+  typedef typename warp_math<DTYPE>::fragment fragment;
+  fragment f[IN_REGISTERS ? D / 16 : 1];
+  const T *from;
+  int64_t stride, rows;
+  int d;
+
+  DC_MEMBER own_rows(const T *first, int64_t step, int64_t count, int features)
+      : from(first), stride(step), rows(count), d(features) {
+    if constexpr (IN_REGISTERS) {
+      DC_UNROLL
+      for (int k = 0; k < D / 16; k++) {
+        f[k] = load_own<DTYPE>(from, stride, rows, d, k);
+      }
+    }
+  }
+  DC_MEMBER fragment operator[](int k) const {
+    if constexpr (IN_REGISTERS) {
+      return f[k];
+    } else {
+      return load_own<DTYPE>(from, stride, rows, d, k);
+    }
+  }
+};
+
+/* Its sums times `factor`, into rows of [.., d]. */
+template <int DTYPE, int D, typename T>
+DC_DEVICE void store_own(T *to, int64_t stride, int64_t rows, int d, const float (&sums)[D / 8][4],
+                         const float (&factor)[2]) {
+  DC_UNROLL
+  for (int n = 0; n < D / 8; n++) {
+    DC_UNROLL
+    for (int i = 0; i < 4; i++) {
+      const int row = lane_row() + i / 2 * 8, column = 8 * n + lane_pair() + i % 2;
+      if (row < rows && column < d) {
+        to[row * stride + column] = warp_math<DTYPE>::narrow(sums[n][i] * factor[i / 2]);
+      }
+    }
+  }
+}
+
+/* What is added to the scores of keys [first, first + count); -infinity where there is no key. */
+template <int DTYPE>
+DC_DEVICE float mask_at(const arguments &args, int64_t row, int64_t key, int64_t length) {
+  if (key >= length) {
+    return -INFINITY;
+  }
+  if (args.mask == nullptr) {
+    return 0;
+  }
+  const int64_t count = args.batch * args.longest;
+  if (args.wide_mask != 0) {
+    return there(static_cast<const float *>(args.mask), count)[row + key];
+  }
+  typedef warp_math<DTYPE> math;
+  return math::wide(there(static_cast<const typename math::element *>(args.mask), count)[row + key]);
+}
+
+/* The tile of keys from `key` on: they, their values, and what is added to their scores. */
+template <int DTYPE, int D, int ROWS, typename T>
+DC_DEVICE void load_keys(const arguments &args, const head<T> &h, int64_t key, T *keys, T *values, float *mask) {
+  const int64_t stride = 3 * static_cast<int64_t>(args.heads) * args.d;
+  dc_sync(); /* the last tile has been read */
+  load_tile<DTYPE, D, ROWS>(keys, h.k + key * stride, stride, h.length - key, args.d);
+  load_tile<DTYPE, D, ROWS>(values, h.v + key * stride, stride, h.length - key, args.d);
+  if (dc_thread() < ROWS) {
+    mask[dc_thread()] = mask_at<DTYPE>(args, h.mask, key + dc_thread(), h.length);
+  }
+  dc_sync();
+}
+
+/* ---- dropout ---- */
+
+/* Draws for 16 queries and 16 keys: one call of Philox a lane, for a query and 8 keys. */
+struct draws {
+  uint32_t words[2][OWN][4];
+};
+
+DC_DEVICE void draw(draws &d, const arguments &args, int64_t first_query, int64_t first_key, uint32_t plane) {
+  const uint32_t lane = dc_thread() % DC_WARP, keys = lane / OWN, query = lane % OWN;
+  const uint32_t counter[4] = {static_cast<uint32_t>(first_key / 8) + keys, static_cast<uint32_t>(first_query) + query,
+                               plane, 0};
+  dc_sync_warp(); /* the last ones have been read */
+  dc__philox_words(d.words[keys][query], counter, args.key);
+  dc_sync_warp();
+}
+
+/* 0, or what a kept element is multiplied by. */
+DC_DEVICE float kept(const draws &d, const arguments &args, int query, int key) {
+  const uint32_t bits = d.words[key / 8][query][key % 8 / 2] >> (key % 2 * 16) & 0xffffu;
+  return bits < args.threshold ? 0.0f : args.scale;
+}
+
+/* ---- rows ---- */
+
+/* Each block has BLOCK rows of one head: false where a sample is so short that there are none. */
+template <typename T>
+DC_DEVICE bool place(const arguments &args, head<T> &h, int64_t &first) {
+  const uint32_t blocks = static_cast<uint32_t>((args.longest + BLOCK - 1) / BLOCK);
+  h = head_of<T>(args, dc_block() / blocks);
+  first = static_cast<int64_t>(dc_block() % blocks) * BLOCK;
+  return first < h.length;
+}
+
+/* A sum over the four lanes of a row. */
+DC_DEVICE float sum_of_row(float x) {
+  x += dc_shuffle_xor(x, 1);
+  return x + dc_shuffle_xor(x, 2);
+}
+
+}  // namespace
+
+#define DC_ATTENTION_KERNEL(pass, DTYPE, type, D)                                                             \
+  DC_BLOCK_KERNEL(dc__attention_##pass##_##type##_##D, dc__cuda_attention_args, DC__CUDA_ATTENTION_THREADS) { \
+    pass<DTYPE, D>(args);                                                                                     \
+  }
+/* For all types and widths of a head. */
+#define DC_ATTENTION_KERNELS(pass)                     \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32, 64)   \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32, 128)  \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT16, float16, 64)   \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT16, float16, 128)  \
+  DC_ATTENTION_KERNEL(pass, DC_BFLOAT16, bfloat16, 64) \
+  DC_ATTENTION_KERNEL(pass, DC_BFLOAT16, bfloat16, 128)
+
+#endif

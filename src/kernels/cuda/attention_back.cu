@@ -1,0 +1,185 @@
+/* Attention on a device, backward: probabilities come again from the scores and the kept log-sum-exp. The gradients of
+ * queries and those of keys and values are two kernels, each of which computes the probabilities, so that no sum is
+ * shared between blocks. */
+#include "kernels/cuda/attention.h"
+
+namespace {
+
+/* A probability times its dropout, and the score's gradient, from a score and from the gradient of the probability. */
+DC_DEVICE void differentiate(float &s, float &dp, float lse, float delta, float m) {
+  const float p = expf(s - lse);
+  dp = p * (dp * m - delta);
+  s = p * m;
+}
+
+/* The scores, and the gradients of the probabilities: products of a warp's own rows with 16 rows of two tiles. */
+template <int DTYPE, int D, typename OWN_ROWS, typename T>
+DC_DEVICE void multiply_both(float (&s)[2][4], const OWN_ROWS &a, const T *with_a, float (&dp)[2][4], const OWN_ROWS &b,
+                             const T *with_b) {
+  typedef warp_math<DTYPE> math;
+  enum { LD = D + math::PAD };
+DC_UNROLL
+  for (int k = 0; k < D / 16; k++) {
+    const typename math::ready left_a = math::prepare(a[k]), left_b = math::prepare(b[k]);
+DC_UNROLL
+    for (int n = 0; n < 2; n++) {
+      math::multiply_columns(s[n], left_a, with_a + 8 * n * LD + 16 * k, LD);
+      math::multiply_columns(dp[n], left_b, with_b + 8 * n * LD + 16 * k, LD);
+    }
+  }
+}
+
+/* The gradient of the queries; and delta, the sum of a row's output times its gradient, which the other kernel reads. */
+template <int DTYPE, int D> DC_DEVICE void back_queries(const arguments &args) {
+  typedef warp_math<DTYPE> math;
+  typedef typename math::element T;
+  enum { ROWS = tile_rows<DTYPE>(), LD = D + math::PAD };
+  DC_SHARED(T, keys, [ROWS][LD]);
+  DC_SHARED(T, values, [ROWS][LD]);
+  DC_SHARED(float, mask, [ROWS]);
+  DC_SHARED(draws, drawn, [WARPS]);
+  head<T> h;
+  int64_t first;
+  if (!place(args, h, first)) {
+    return;
+  }
+  const int64_t hidden = static_cast<int64_t>(args.heads) * args.d, stride = 3 * hidden;
+  const int warp = static_cast<int>(dc_thread() / DC_WARP);
+  const int64_t row = first + warp * OWN, left_rows = h.length - row;
+  const T *dc = whole(static_cast<const T *>(args.dc), args, hidden) + h.out + row * hidden;
+  const T *out = whole(static_cast<const T *>(args.c), args, hidden) + h.out + row * hidden;
+  const own_rows<DTYPE, D, DTYPE != DC_FLOAT32> q(h.q + row * stride, stride, left_rows, args.d);
+  const own_rows<DTYPE, D, DTYPE != DC_FLOAT32> dout(dc, hidden, left_rows, args.d);
+  float lse[2], delta[2] = {};
+DC_UNROLL
+  for (int k = 0; k < D / 16; k++) {
+    const typename math::fragment x = load_own<DTYPE>(out, hidden, left_rows, args.d, k), dx = dout[k];
+DC_UNROLL
+    for (int i = 0; i < 4; i++) {
+      float a, b, da, db;
+      math::get(x, i / 2, i % 2, a, b);
+      math::get(dx, i / 2, i % 2, da, db);
+      delta[i / 2] += a * da + b * db;
+    }
+  }
+DC_UNROLL
+  for (int half = 0; half < 2; half++) {
+    delta[half] = sum_of_row(delta[half]);
+    const int64_t at = row + lane_row() + 8 * half;
+    lse[half] = at < h.length ? whole(args.lse, args, args.heads)[h.statistics + at] : INFINITY;
+    if (lane_pair() == 0 && at < h.length) {
+      whole(args.delta, args, args.heads)[h.statistics + at] = delta[half];
+    }
+  }
+  float dq[D / 8][4] = {};
+  for (int64_t key = 0; key < h.length; key += ROWS) {
+    load_keys<DTYPE, D, ROWS>(args, h, key, &keys[0][0], &values[0][0], mask);
+DC_ROLLED
+    for (int k16 = 0; k16 < ROWS; k16 += 16) {
+      float s[2][4] = {}, dp[2][4] = {};
+      multiply_both<DTYPE, D>(s, q, &keys[k16][0], dp, dout, &values[k16][0]);
+      if (args.threshold != 0) {
+        draw(drawn[warp], args, row, key + k16, h.plane);
+      }
+DC_UNROLL
+      for (int i = 0; i < 8; i++) {
+        const int half = i % 4 / 2, column = i / 4 * 8 + lane_pair() + i % 2;
+        float &score = s[i / 4][i % 4];
+        score = score * args.factor + mask[k16 + column];
+        const float m = args.threshold != 0 ? kept(drawn[warp], args, lane_row() + 8 * half, column) : 1.0f;
+        differentiate(score, dp[i / 4][i % 4], lse[half], delta[half], m);
+      }
+      const typename math::ready left = math::prepare(fragment_of<DTYPE>(dp[0], dp[1]));
+DC_UNROLL
+      for (int n = 0; n < D / 8; n++) {
+        math::multiply_rows(dq[n], left, &keys[k16][8 * n], LD);
+      }
+    }
+  }
+  const float factor[2] = {args.factor, args.factor};
+  const int64_t to = h.q - whole(static_cast<const T *>(args.qkv), args, stride);
+  store_own<DTYPE, D>(whole(static_cast<T *>(args.dqkv), args, stride) + to + row * stride, stride, left_rows, args.d, dq,
+                      factor);
+}
+
+/* The gradients of keys and values: rows are keys, columns queries. */
+template <int DTYPE, int D> DC_DEVICE void back_keys(const arguments &args) {
+  typedef warp_math<DTYPE> math;
+  typedef typename math::element T;
+  constexpr bool IN_BLOCK = DTYPE != DC_FLOAT32 && D > 64;
+  enum { ROWS = IN_BLOCK ? 16 : tile_rows<DTYPE>(), LD = D + math::PAD };
+  enum { COPIES = IN_BLOCK ? 2 : 1, KEPT = IN_BLOCK ? BLOCK : 1 };
+  DC_SHARED(T, own, [COPIES][KEPT][LD]);
+  DC_SHARED(T, queries, [ROWS][LD]);
+  DC_SHARED(T, douts, [ROWS][LD]);
+  DC_SHARED(float, lse, [ROWS]);
+  DC_SHARED(float, delta, [ROWS]);
+  DC_SHARED(draws, drawn, [WARPS]);
+  head<T> h;
+  int64_t first;
+  if (!place(args, h, first)) {
+    return;
+  }
+  const int64_t hidden = static_cast<int64_t>(args.heads) * args.d, stride = 3 * hidden;
+  const int warp = static_cast<int>(dc_thread() / DC_WARP);
+  const int64_t row = first + warp * OWN, left_rows = h.length - row;
+  const T *dc = whole(static_cast<const T *>(args.dc), args, hidden) + h.out;
+  /* The sums of wide heads leave no registers for the rows: float32's come from the caches. */
+  if constexpr (IN_BLOCK) {
+    load_tile<DTYPE, D, BLOCK>(&own[0][0][0], h.k + first * stride, stride, h.length - first, args.d);
+    load_tile<DTYPE, D, BLOCK>(&own[COPIES - 1][0][0], h.v + first * stride, stride, h.length - first, args.d);
+    dc_sync();
+  }
+  typedef own_rows<DTYPE, D, DTYPE != DC_FLOAT32 && D == 64> rows;
+  const rows k_own = IN_BLOCK ? rows(&own[0][warp * OWN % KEPT][0], LD, OWN, D)
+                              : rows(h.k + row * stride, stride, left_rows, args.d);
+  const rows v_own = IN_BLOCK ? rows(&own[COPIES - 1][warp * OWN % KEPT][0], LD, OWN, D)
+                              : rows(h.v + row * stride, stride, left_rows, args.d);
+  const float mask[2] = {mask_at<DTYPE>(args, h.mask, row + lane_row(), h.length),
+                         mask_at<DTYPE>(args, h.mask, row + lane_row() + 8, h.length)};
+  float dk[D / 8][4] = {}, dv[D / 8][4] = {};
+  for (int64_t query = 0; query < h.length; query += ROWS) {
+    dc_sync();
+    load_tile<DTYPE, D, ROWS>(&queries[0][0], h.q + query * stride, stride, h.length - query, args.d);
+    load_tile<DTYPE, D, ROWS>(&douts[0][0], dc + query * hidden, hidden, h.length - query, args.d);
+    if (dc_thread() < ROWS) {
+      const int64_t at = query + dc_thread();
+      lse[dc_thread()] = at < h.length ? whole(args.lse, args, args.heads)[h.statistics + at] : INFINITY;
+      delta[dc_thread()] = at < h.length ? whole(args.delta, args, args.heads)[h.statistics + at] : 0;
+    }
+    dc_sync();
+DC_ROLLED
+    for (int q16 = 0; q16 < ROWS; q16 += 16) {
+      float s[2][4] = {}, dp[2][4] = {};
+      multiply_both<DTYPE, D>(s, k_own, &queries[q16][0], dp, v_own, &douts[q16][0]);
+      if (args.threshold != 0) {
+        draw(drawn[warp], args, query + q16, row, h.plane);
+      }
+DC_UNROLL
+      for (int i = 0; i < 8; i++) {
+        const int half = i % 4 / 2, column = i / 4 * 8 + lane_pair() + i % 2;
+        float &score = s[i / 4][i % 4];
+        score = score * args.factor + mask[half];
+        const float m = args.threshold != 0 ? kept(drawn[warp], args, column, lane_row() + 8 * half) : 1.0f;
+        differentiate(score, dp[i / 4][i % 4], lse[q16 + column], delta[q16 + column], m);
+      }
+      const typename math::ready left_p = math::prepare(fragment_of<DTYPE>(s[0], s[1]));
+      const typename math::ready left_s = math::prepare(fragment_of<DTYPE>(dp[0], dp[1]));
+DC_UNROLL
+      for (int n = 0; n < D / 8; n++) {
+        math::multiply_rows(dv[n], left_p, &douts[q16][8 * n], LD);
+        math::multiply_rows(dk[n], left_s, &queries[q16][8 * n], LD);
+      }
+    }
+  }
+  const float factor[2] = {args.factor, args.factor}, one[2] = {1, 1};
+  T *to = whole(static_cast<T *>(args.dqkv), args, stride) + row * stride +
+          (h.k - whole(static_cast<const T *>(args.qkv), args, stride));
+  store_own<DTYPE, D>(to, stride, left_rows, args.d, dk, factor);
+  store_own<DTYPE, D>(to + hidden, stride, left_rows, args.d, dv, one);
+}
+
+} // namespace
+
+DC_ATTENTION_KERNELS(back_queries)
+DC_ATTENTION_KERNELS(back_keys)

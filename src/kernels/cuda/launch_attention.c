@@ -1,0 +1,25 @@
+/* Attention in stream order, on devices that have kernels of their own. */
+#include "kernels/cuda/args.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/list.h"
+
+/* `first`: the pass for float32 and narrow heads; the others follow by type, then by width. */
+static void launch(dc_stream *stream, const dc__cuda_attention_args *args, int32_t dtype, int32_t first) {
+  const int32_t type = dtype == DC_FLOAT32 ? 0 : dtype == DC_FLOAT16 ? 1 : 2;
+  const int32_t width = args->d <= 64 ? 0 : 1;
+  const int64_t rows = (args->longest + DC__CUDA_ATTENTION_ROWS - 1) / DC__CUDA_ATTENTION_ROWS;
+  stream->device->ops->stream_launch(stream, &(dc__launch){.kernel = first + 2 * type + width,
+                                                           .blocks = (uint32_t)(args->batch * args->heads * rows),
+                                                           .threads = DC__CUDA_ATTENTION_THREADS,
+                                                           .args = args,
+                                                           .bytes = sizeof *args});
+}
+
+void dc__cuda_attention_forward(dc_stream *stream, const dc__cuda_attention_args *args, int32_t dtype) {
+  launch(stream, args, dtype, DC__KERNEL_ATTENTION_float32_64);
+}
+
+void dc__cuda_attention_backward(dc_stream *stream, const dc__cuda_attention_args *args, int32_t dtype) {
+  launch(stream, args, dtype, DC__KERNEL_ATTENTION_QUERIES_float32_64); /* leaves delta */
+  launch(stream, args, dtype, DC__KERNEL_ATTENTION_KEYS_float32_64);
+}

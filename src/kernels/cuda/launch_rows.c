@@ -1,0 +1,106 @@
+/* The layer's rows and its matrix products in stream order, on devices that have kernels of their own. */
+#include <string.h>
+
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/list.h"
+#include "kernels/gemm.h"
+
+static void launch(dc_stream *stream, int32_t kernel, int64_t blocks, int64_t blocks_y, const void *args,
+                   size_t bytes) {
+  enum { MOST = 1 << 20 };
+  stream->device->ops->stream_launch(stream, &(dc__launch){.kernel = kernel,
+                                                           .blocks = (uint32_t)(blocks < MOST ? blocks : MOST),
+                                                           .blocks_y = (uint32_t)blocks_y,
+                                                           .threads = DC__CUDA_ROW_THREADS,
+                                                           .args = args,
+                                                           .bytes = bytes});
+}
+
+void dc__cuda_residual(dc_stream *stream, const dc__cuda_residual_args *args) {
+  launch(stream, DC__KERNEL_RESIDUAL, args->rows, 1, args, sizeof *args);
+}
+
+void dc__cuda_normalize(dc_stream *stream, const dc__cuda_normalize_args *args) {
+  launch(stream, DC__KERNEL_NORMALIZE, args->rows, 1, args, sizeof *args);
+}
+
+void dc__cuda_normal_back(dc_stream *stream, const dc__cuda_normal_back_args *args) {
+  launch(stream, DC__KERNEL_NORMAL_BACK, args->rows, 1, args, sizeof *args);
+}
+
+void dc__cuda_drop_rows(dc_stream *stream, const dc__cuda_drop_args *args) {
+  launch(stream, DC__KERNEL_DROP, args->rows, 1, args, sizeof *args);
+}
+
+void dc__cuda_epilogue(dc_stream *stream, const dc__cuda_epilogue_args *args) {
+  launch(stream, DC__KERNEL_EPILOGUE, args->rows, 1, args, sizeof *args);
+}
+
+int64_t dc__cuda_sum_parts(int64_t rows) {
+  return (rows + DC__CUDA_CHUNK - 1) / DC__CUDA_CHUNK;
+}
+
+void dc__cuda_sums(dc_stream *stream, const dc__cuda_sum_args *args) {
+  const int64_t wide = (args->columns + DC__CUDA_ROW_THREADS - 1) / DC__CUDA_ROW_THREADS;
+  launch(stream, DC__KERNEL_SUM_CHUNKS, dc__cuda_sum_parts(args->rows), wide, args, sizeof *args);
+  launch(stream, DC__KERNEL_SUM_PARTS, wide, 1, args, sizeof *args);
+}
+
+void dc__cuda_offsets(dc_stream *stream, int32_t *to, const int32_t *offsets, int64_t count) {
+  for (int64_t at = 0; at < count; at += DC__CUDA_OFFSETS) {
+    dc__cuda_offsets_args args = {.to = to + at};
+    args.count = (int32_t)(count - at < DC__CUDA_OFFSETS ? count - at : DC__CUDA_OFFSETS);
+    memcpy(args.values, offsets + at, (size_t)args.count * sizeof *offsets);
+    launch(stream, DC__KERNEL_OFFSETS, 1, 1, &args, sizeof args);
+  }
+}
+
+/* ---- products ---- */
+
+/* What is D = B' A' by columns is C = A B by rows. */
+static dc__product product_of(const dc__gemm *g, void *workspace, size_t bytes) {
+  dc__product p = {.dtype = g->dtype, .out_dtype = g->out_dtype, .trans_a = g->trans_b, .trans_b = g->trans_a};
+  p.m = g->n;
+  p.n = g->m;
+  p.k = g->k;
+  p.a = g->b;
+  p.b = g->a;
+  p.d = g->c;
+  p.lda = g->ldb;
+  p.ldb = g->lda;
+  p.ldd = g->ldc;
+  p.alpha = g->alpha;
+  p.beta = g->beta;
+  p.workspace = workspace;
+  p.workspace_bytes = bytes;
+  return p;
+}
+
+/* GELU is not left to the library: its input would not be rounded first, so that GELU of what is kept would differ from
+ * the GELU of the forward. Its derivative is: it is that of what was kept. */
+void dc__cuda_gemm(dc_stream *stream, const dc__gemm *g, void *workspace, size_t bytes) {
+  bool (*multiply)(dc_stream *, const dc__product *) = stream->device->ops->stream_product;
+  dc__product p = product_of(g, workspace, bytes);
+  dc__cuda_epilogue_args e = {.x = g->c, .out = g->c, .bias = g->bias, .aux = g->aux, .rows = g->m, .columns = g->n};
+  e.dtype = g->out_dtype;
+  e.epilogue = g->epilogue;
+  e.gelu = g->gelu;
+  if (g->epilogue == DC__EPILOGUE_GELU_BACK) {
+    p.epilogue = g->gelu == DC__GELU_TANH ? DC__PRODUCT_GELU_BACK : DC__PRODUCT_NONE;
+    p.with = g->aux;
+  } else if (g->bias != NULL) {
+    p.epilogue = DC__PRODUCT_BIAS;
+    p.with = g->bias;
+  }
+  bool done = p.epilogue != DC__PRODUCT_NONE && multiply(stream, &p);
+  if (!done) {
+    p.epilogue = DC__PRODUCT_NONE;
+    p.with = NULL;
+    (void)multiply(stream, &p);
+  } else {
+    e.bias = NULL; /* it is in the product */
+  }
+  if (g->epilogue == DC__EPILOGUE_GELU || (g->epilogue != DC__EPILOGUE_NONE && !done)) {
+    dc__cuda_epilogue(stream, &e);
+  }
+}

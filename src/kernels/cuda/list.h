@@ -1,0 +1,51 @@
+/* All kernels. A family is one source of that name and one image; X(number, name, most dynamic shared memory). */
+#ifndef DC_KERNELS_CUDA_LIST_H
+#define DC_KERNELS_CUDA_LIST_H
+
+#define DC__CUDA_FAMILIES(FAMILY) \
+  FAMILY(elementwise) FAMILY(update) FAMILY(attention) FAMILY(attention_back) FAMILY(rows)
+
+#define DC__CUDA_elementwise(X)                      \
+  X(DC__KERNEL_CAST, dc__cast_kernel, 0)             \
+  X(DC__KERNEL_ACCUMULATE, dc__accumulate_kernel, 0) \
+  X(DC__KERNEL_REDUCE, dc__reduce_kernel, 0)
+
+/* In the order of enum dc__update_kind. */
+#define DC__CUDA_update(X)                 \
+  X(DC__KERNEL_ADAMW, dc__adamw_kernel, 0) \
+  X(DC__KERNEL_SGD, dc__sgd_kernel, 0)     \
+  X(DC__KERNEL_BELOW, dc__below_kernel, 0)
+
+/* A pass for all types and widths of a head; its first number is PASS_float32_64. */
+#define DC__CUDA_ATTENTION(X, PASS, pass)                      \
+  X(PASS##_float32_64, dc__attention_##pass##_float32_64, 0)   \
+  X(PASS##_float32_128, dc__attention_##pass##_float32_128, 0) \
+  X(PASS##_float16_64, dc__attention_##pass##_float16_64, 0)   \
+  X(PASS##_float16_128, dc__attention_##pass##_float16_128, 0) \
+  X(PASS##_bfloat16_64, dc__attention_##pass##_bfloat16_64, 0) \
+  X(PASS##_bfloat16_128, dc__attention_##pass##_bfloat16_128, 0)
+#define DC__CUDA_attention(X) DC__CUDA_ATTENTION(X, DC__KERNEL_ATTENTION, forward)
+#define DC__CUDA_attention_back(X)                                  \
+  DC__CUDA_ATTENTION(X, DC__KERNEL_ATTENTION_QUERIES, back_queries) \
+  DC__CUDA_ATTENTION(X, DC__KERNEL_ATTENTION_KEYS, back_keys)
+
+#define DC__CUDA_rows(X)                               \
+  X(DC__KERNEL_RESIDUAL, dc__residual_kernel, 0)       \
+  X(DC__KERNEL_NORMALIZE, dc__normalize_kernel, 0)     \
+  X(DC__KERNEL_NORMAL_BACK, dc__normal_back_kernel, 0) \
+  X(DC__KERNEL_DROP, dc__drop_kernel, 0)               \
+  X(DC__KERNEL_EPILOGUE, dc__epilogue_kernel, 0)       \
+  X(DC__KERNEL_SUM_CHUNKS, dc__sum_chunks_kernel, 0)   \
+  X(DC__KERNEL_SUM_PARTS, dc__sum_parts_kernel, 0)     \
+  X(DC__KERNEL_OFFSETS, dc__offsets_kernel, 0)
+
+/* The numbers, in the order of the images and of their kernels. */
+enum dc__cuda_kernel {
+#define X(number, name, shared) number,
+#define FAMILY(family) DC__CUDA_##family(X)
+  DC__CUDA_FAMILIES(FAMILY)
+#undef FAMILY
+#undef X
+};
+
+#endif

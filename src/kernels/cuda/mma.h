@@ -1,0 +1,246 @@
+/* Products of 16 x 16 by 16 x 8 tiles by a warp, as tensor cores make them: each of the 32 lanes has some elements of
+ * every matrix. With row = lane / 4 and pair = 2 (lane % 4), the sums c of lane are (row, pair), (row, pair + 1),
+ * (row + 8, pair), (row + 8, pair + 1). A fragment is a left operand, 16 x 16, that two neighbouring tiles of sums
+ * become without a shuffle; the right operand lies in memory of the block, by rows or by columns.
+ *
+ * 16-bit types: mma.m16n8k16 with sums in float32; on the CPU, the same sums from all lanes' elements. float32: plain
+ * products, since tensor cores would round the operands. */
+#ifndef DC_KERNELS_CUDA_MMA_H
+#define DC_KERNELS_CUDA_MMA_H
+
+#include "kernels/cuda/gpu.h"
+
+#include "dc_api.h"
+#include "kernels/convert.h"
+
+namespace {
+
+DC_DEVICE int lane_row() {
+  return static_cast<int>(dc_thread() % DC_WARP / 4);
+}
+DC_DEVICE int lane_pair() {
+  return static_cast<int>(2 * (dc_thread() % 4));
+}
+
+DC_DEVICE uint32_t two_halves(uint16_t low, uint16_t high) {
+  return low | static_cast<uint32_t>(high) << 16;
+}
+
+template <int DTYPE>
+DC_DEVICE float f32_of(uint16_t x) {
+  return DTYPE == DC_FLOAT16 ? dc__f32_of_f16(x) : dc__f32_of_bf16(x);
+}
+template <int DTYPE>
+DC_DEVICE uint16_t half_of(float x) {
+  return DTYPE == DC_FLOAT16 ? dc__f16_of_f32(x) : dc__bf16_of_f32(x);
+}
+
+typedef uint32_t dc_word __attribute__((may_alias)); /* two halves that lie at a multiple of 4 bytes */
+
+#ifdef __CUDACC__
+
+template <int DTYPE>
+DC_DEVICE void dc_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  if constexpr (DTYPE == DC_FLOAT16) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+
+/* Both rounded to nearest even. */
+template <int DTYPE>
+DC_DEVICE uint32_t halves_of(float low, float high) {
+  uint32_t halves;
+  if constexpr (DTYPE == DC_FLOAT16) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
+  }
+  return halves;
+}
+
+/* The right operand's elements from its 16 rows of 8, which lie `ld` elements apart. */
+DC_DEVICE void right_by_rows(uint32_t (&b)[2], const uint16_t *tile, int ld) {
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(tile + dc_thread() % 16 * ld));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(b[0]), "=r"(b[1]) : "r"(at));
+}
+
+#else
+
+template <int DTYPE>
+DC_DEVICE void dc_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  const unsigned char *all = cudasim_exchange(mine, sizeof mine);
+  const auto element = [&](int lane, int index) { /* half `index` of a lane's words */
+                                                  uint16_t half;
+                                                  std::memcpy(&half, all + CUDASIM_SLOT * lane + 2 * index,
+                                                              sizeof half);
+                                                  return f32_of<DTYPE>(half);
+  };
+  for (int i = 0; i < 4; i++) {
+    const int m = lane_row() + i / 2 * 8, n = lane_pair() + i % 2;
+    for (int k = 0; k < 16; k++) { /* element k of a row lies at the lane of its pair; beyond 8, in the next words */
+      c[i] += element(m % 8 * 4 + k % 8 / 2, m / 8 * 2 + k / 8 * 4 + k % 2) *
+              element(n * 4 + k % 8 / 2, 8 + k / 8 * 2 + k % 2);
+    }
+  }
+}
+
+template <int DTYPE>
+DC_DEVICE uint32_t halves_of(float low, float high) {
+  return two_halves(half_of<DTYPE>(low), half_of<DTYPE>(high));
+}
+
+DC_DEVICE void right_by_rows(uint32_t (&b)[2], const uint16_t *tile, int ld) {
+  const uint16_t *at = tile + lane_pair() * ld + lane_row();
+  b[0] = two_halves(at[0], at[ld]);
+  b[1] = two_halves(at[8 * ld], at[9 * ld]);
+}
+
+#endif
+
+/* Of a type: what an element is, a fragment, and one that is ready to be multiplied. PAD elements after each row of a
+ * tile keep the lanes' reads in different banks. */
+template <int DTYPE>
+struct warp_math {
+  typedef uint16_t element;
+  struct fragment {
+    uint32_t a[4];
+  };
+  typedef fragment ready;
+  enum { PAD = 8, VECTOR = 8 };
+
+  DC_DEVICE float wide(element x) {
+    return f32_of<DTYPE>(x);
+  }
+  DC_DEVICE element narrow(float x) {
+    return half_of<DTYPE>(x);
+  }
+  /* Two neighbours of a row of which `left` elements are left: at once where rows begin at multiples of two. */
+  DC_DEVICE void look_up(element (&pair)[2], const element *from, int left) {
+    if (left % 2 == 0) {
+      const uint32_t halves = *reinterpret_cast<const dc_word *>(from);
+      pair[0] = static_cast<element>(halves);
+      pair[1] = static_cast<element>(halves >> 16);
+    } else {
+      pair[0] = from[0];
+      pair[1] = left > 1 ? from[1] : 0;
+    }
+  }
+  /* Elements 0 and 1 of row `row + 8 half` at columns pair and pair + 1, or 8 further. */
+  DC_DEVICE void put(fragment &f, int half, int further, element x, element y) {
+    f.a[half + 2 * further] = two_halves(x, y);
+  }
+  DC_DEVICE void put_sums(fragment &f, int half, int further, float x, float y) {
+    f.a[half + 2 * further] = halves_of<DTYPE>(x, y);
+  }
+  DC_DEVICE void get(const fragment &f, int half, int further, float &x, float &y) {
+    x = wide(static_cast<element>(f.a[half + 2 * further]));
+    y = wide(static_cast<element>(f.a[half + 2 * further] >> 16));
+  }
+  DC_DEVICE const ready &prepare(const fragment &f) {
+    return f;
+  }
+  /* c += left right. By columns: element (k, n) of the right operand lies at tile[n ld + k]; by rows at tile[k ld + n].
+   */
+  DC_DEVICE void multiply_columns(float (&c)[4], const ready &left, const element *tile, int ld) {
+    const dc_word *at = reinterpret_cast<const dc_word *>(tile + lane_row() * ld + lane_pair());
+    const uint32_t b[2] = {at[0], at[4]};
+    dc_mma<DTYPE>(c, left.a, b);
+  }
+  DC_DEVICE void multiply_rows(float (&c)[4], const ready &left, const element *tile, int ld) {
+    uint32_t b[2];
+    right_by_rows(b, tile, ld);
+    dc_mma<DTYPE>(c, left.a, b);
+  }
+};
+
+template <>
+struct warp_math<DC_FLOAT32> {
+  typedef float element;
+  struct fragment {
+    float c[2][4];
+  };
+  struct ready { /* both whole rows */
+    float row[2][16];
+  };
+  enum { PAD = 4, VECTOR = 4 };
+
+  DC_DEVICE float wide(element x) {
+    return x;
+  }
+  DC_DEVICE element narrow(float x) {
+    return x;
+  }
+  DC_DEVICE void look_up(element (&pair)[2], const element *from, int left) {
+    pair[0] = from[0];
+    pair[1] = left > 1 ? from[1] : 0;
+  }
+  DC_DEVICE void put(fragment &f, int half, int further, element x, element y) {
+    f.c[further][2 * half] = x;
+    f.c[further][2 * half + 1] = y;
+  }
+  DC_DEVICE void put_sums(fragment &f, int half, int further, float x, float y) {
+    put(f, half, further, x, y);
+  }
+  DC_DEVICE void get(const fragment &f, int half, int further, float &x, float &y) {
+    x = f.c[further][2 * half];
+    y = f.c[further][2 * half + 1];
+  }
+  DC_DEVICE ready prepare(const fragment &f) {
+    ready r;
+    const uint32_t first = dc_thread() % DC_WARP / 4 * 4;
+    DC_UNROLL
+    for (int k = 0; k < 16; k++) {
+      DC_UNROLL
+      for (int half = 0; half < 2; half++) {
+        r.row[half][k] = dc_shuffle(f.c[k / 8][2 * half + k % 2], first + static_cast<uint32_t>(k % 8 / 2));
+      }
+    }
+    return r;
+  }
+  DC_DEVICE void add(float (&c)[4], const ready &left, int k, float x, float y) {
+    c[0] = fmaf(left.row[0][k], x, c[0]);
+    c[1] = fmaf(left.row[0][k], y, c[1]);
+    c[2] = fmaf(left.row[1][k], x, c[2]);
+    c[3] = fmaf(left.row[1][k], y, c[3]);
+  }
+  DC_DEVICE void multiply_columns(float (&c)[4], const ready &left, const element *tile, int ld) {
+    const element *at = tile + lane_pair() * ld;
+    DC_UNROLL
+    for (int k = 0; k < 16; k++) {
+      add(c, left, k, at[k], at[ld + k]);
+    }
+  }
+  DC_DEVICE void multiply_rows(float (&c)[4], const ready &left, const element *tile, int ld) {
+    const element *at = tile + lane_pair();
+    DC_UNROLL
+    for (int k = 0; k < 16; k++) {
+      add(c, left, k, at[k * ld], at[k * ld + 1]);
+    }
+  }
+};
+
+/* The left operand that two neighbouring tiles of sums are. */
+template <int DTYPE>
+DC_DEVICE typename warp_math<DTYPE>::fragment fragment_of(const float (&first)[4], const float (&second)[4]) {
+  typedef warp_math<DTYPE> math;
+  typename math::fragment f;
+  DC_UNROLL
+  for (int half = 0; half < 2; half++) {
+    math::put_sums(f, half, 0, first[2 * half], first[2 * half + 1]);
+    math::put_sums(f, half, 1, second[2 * half], second[2 * half + 1]);
+  }
+  return f;
+}
+
+}  // namespace
+
+#endif

@@ -1,0 +1,91 @@
+/* The arguments of the kernels for the layer's rows, and their launches (launch_rows.c). [rows, columns] arrays of one
+ * type of float32, float16 and bfloat16; statistics and partial sums are float32, [2, rows] as transformer/inside.h has
+ * them. Pointers that may be NULL are said. */
+#ifndef DC_KERNELS_CUDA_ROWS_H
+#define DC_KERNELS_CUDA_ROWS_H
+
+#include <stdint.h>
+
+enum {
+  DC__CUDA_ROW_THREADS = 128,
+  DC__CUDA_CHUNK = 128, /* tokens whose sum is made first */
+  DC__CUDA_OFFSETS = 192
+};
+
+/* Where rows are in their samples: what dropout's draws are counted by. threshold 0: no dropout. */
+typedef struct dc__cuda_drop {
+  const int32_t *offsets; /* [batch + 1], the samples' first rows; NULL: each has `longest` */
+  int64_t longest, batch;
+  uint32_t key[2], threshold;
+  float scale;
+} dc__cuda_drop;
+
+/* out = residual + (u + bias) times dropout; y = LN(out). */
+typedef struct dc__cuda_residual_args {
+  const void *u, *bias, *residual; /* bias and residual may be NULL */
+  void *out, *y;                   /* one of them may be NULL */
+  const void *gamma, *beta;
+  float *stats; /* may be NULL */
+  int64_t rows, columns;
+  float eps;
+  int32_t dtype;
+  dc__cuda_drop drop;
+} dc__cuda_residual_args;
+
+/* y = LN(x) from its statistics. */
+typedef struct dc__cuda_normalize_args {
+  void *y;
+  const void *x, *gamma, *beta;
+  const float *stats;
+  int64_t rows, columns;
+  int32_t dtype;
+} dc__cuda_normalize_args;
+
+/* dx = the gradient by LN's input, plus `add`; dropped = dx times dropout. */
+typedef struct dc__cuda_normal_back_args {
+  const void *dy, *x, *gamma, *add; /* add may be NULL */
+  const float *stats;
+  void *dx, *dropped; /* may be NULL: dropped */
+  int64_t rows, columns;
+  int32_t dtype;
+  dc__cuda_drop drop;
+} dc__cuda_normal_back_args;
+
+/* out = x times dropout. */
+typedef struct dc__cuda_drop_args {
+  void *out;
+  const void *x;
+  int64_t rows, columns;
+  int32_t dtype;
+  dc__cuda_drop drop;
+} dc__cuda_drop_args;
+
+/* An epilogue of a product: enum dc__epilogue, on x. */
+typedef struct dc__cuda_epilogue_args {
+  const void *x;
+  void *out;
+  const void *bias; /* may be NULL */
+  void *aux;        /* GELU: written, may be NULL; its backward: read */
+  int64_t rows, columns;
+  int32_t dtype, epilogue, gelu;
+} dc__cuda_epilogue_args;
+
+/* Sums over rows of x, or with `stats` of x and of x times the normalised rows of `normal`: first those of each chunk
+ * of DC__CUDA_CHUNK rows, into `parts` [sums, chunks, columns], then those of the chunks, in order, into `to`. */
+typedef struct dc__cuda_sum_args {
+  const void *x, *normal;
+  const float *stats;
+  float *parts;
+  void *to[2]; /* of xhat x, and of x; may be NULL */
+  int64_t rows, columns;
+  int32_t dtype, to_dtype, accumulate;
+} dc__cuda_sum_args;
+
+/* The offsets of a packed batch, a few at a time, without a copy from the host. */
+typedef struct dc__cuda_offsets_args {
+  int32_t *to;
+  int32_t count;
+  int32_t values[DC__CUDA_OFFSETS];
+} dc__cuda_offsets_args;
+
+#endif

@@ -1,0 +1,331 @@
+/* A step over blocks, in phases: gradients go to the owners of blocks; there each block does what its kind does before
+ * and after what is due is refreshed; and directions go to every rank's part of the weights. In each phase blocks run
+ * side by side, each on one thread; a block that is more than a thread's share of all the work is cut up over the
+ * threads instead. */
+#include <stdatomic.h>
+
+#include "optim/blocked.h"
+
+/* ---- what a step needs ---- */
+
+static void unsettle(dc__blocked *self) {
+  dc__exchange_destroy(self->exchange);
+  dc__free(self->flows);
+  dc__free(self->now);
+  dc__free(self->skip);
+  dc__free(self->by_cost);
+  dc__free(self->by_size);
+  dc__free(self->orders);
+  dc__free(self->requests);
+  self->exchange = NULL;
+  self->flows = NULL;
+  self->now = NULL;
+  self->skip = NULL;
+  self->by_cost = NULL;
+  self->by_size = NULL;
+  self->orders = NULL;
+  self->requests = NULL;
+  self->settled = 0;
+}
+
+/* Blocks by cost, and which are too large for one thread: more than their share of the work. */
+static dc_status sort_blocks(dc__blocked *self) {
+  size_t count = (size_t)self->block_count;
+  double *costs = dc__calloc(count + 1, sizeof *costs);
+  int64_t *order = dc__calloc(count + 1, sizeof *order);
+  int32_t *owners = dc__calloc(count + 1, sizeof *owners);
+  bool enough = costs != NULL && order != NULL && owners != NULL;
+  if (enough) {
+    double sum = 0;
+    for (int64_t i = 0; i < self->block_count; i++) {
+      const dc__block *b = &self->blocks[i];
+      const dc__block_options options = dc__block_options_of(&self->head, &self->head.params[b->param]);
+      costs[i] = dc__block_cost(&options, &self->plans[b->param].cut, b->index);
+    }
+    dc__assign(costs, self->block_count, 1, &sum, order, owners);
+    self->large = 0;
+    for (int64_t i = 0; i < self->block_count; i++) {
+      self->by_cost[i] = &self->blocks[order[i]];
+      self->large += costs[order[i]] * dc__pool_threads(self->head.linalg->pool) > sum && self->block_count > 0;
+    }
+  }
+  dc__free(costs);
+  dc__free(order);
+  dc__free(owners);
+  return enough ? DC_OK : DC_E_NO_MEMORY;
+}
+
+/* Sides by size; an insertion for each is cheap enough for what happens once. */
+static void sort_sides(dc__blocked *self) {
+  int64_t *order = self->orders;
+  self->side_count = 0;
+  for (int64_t i = 0; i < self->block_count; i++) {
+    for (int32_t d = 0; d < self->blocks[i].order; d++) {
+      dc__side *side = &self->blocks[i].sides[d];
+      if (side->factor == NULL) {
+        continue;
+      }
+      side->order = order;
+      order += dc__block_rules_of(&self->head)->sorts ? side->n : 0;
+      int64_t at = self->side_count++;
+      for (; at > 0 && self->by_size[at - 1].side->n < side->n; at--) {
+        self->by_size[at] = self->by_size[at - 1];
+      }
+      self->by_size[at] = (dc__side_of){side, &self->blocks[i]};
+    }
+  }
+}
+
+/* The requests of the sides that are due, or of all. */
+static int64_t list_requests(dc__blocked *self, const char *fn, bool all) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < self->side_count; i++) {
+    const dc__side_of *at = &self->by_size[i];
+    const dc__block_step *s = &self->now[at->block->param];
+    if (all || (s->due && !self->skip[at->block->param])) {
+      self->requests[count++] = dc__block_rules_of(&self->head)->request(fn, at->side, at->block, s);
+    }
+  }
+  return count;
+}
+
+static void begin(dc__blocked *self) {
+  for (int64_t i = 0; i < self->head.count; i++) {
+    const dc__optim_param *p = &self->head.params[i];
+    self->now[i] = (dc__block_step){.options = dc__optim_options(&self->head, p), .t = *p->step + 1};
+    dc__block_rules_of(&self->head)->begin(&self->now[i]);
+    self->skip[i] = self->head.io[i].grad_dtype == DC_DTYPE_NONE;
+  }
+}
+
+/* The handle's scratch memory grows now to what any step may want. */
+static dc_status reserve(dc__blocked *self, const char *fn) {
+  dc_linalg *l = self->head.linalg;
+  int64_t most = 0;
+  void *memory;
+  for (int64_t i = 0; i < self->block_count; i++) {
+    most = self->blocks[i].count > most ? self->blocks[i].count : most;
+  }
+  self->slots_bytes = 0;
+  if (!dc__slots_plan(&self->slots, l, self->block_count, 2 * (size_t)most * sizeof(float), &self->slots_bytes)) {
+    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold a block of %" PRId64 " elements", fn, most);
+  }
+  l->query = true;
+  l->most = 0;
+  dc_status status = dc__spectral_each(l, self->requests, list_requests(self, fn, true));
+  (void)dc__linalg_scratch(l, fn, self->slots_bytes, &memory);
+  l->query = false;
+  return status == DC_OK ? dc__linalg_scratch(l, fn, l->most, &memory) : status;
+}
+
+static dc_status settle_here(dc__blocked *self, const char *fn) {
+  size_t params = (size_t)self->head.count;
+  size_t sides = 0;
+  size_t rows = 0;
+  for (int64_t i = 0; i < self->block_count; i++) {
+    for (int32_t d = 0; d < self->blocks[i].order; d++) {
+      sides++;
+      rows += dc__block_rules_of(&self->head)->sorts ? (size_t)self->blocks[i].sides[d].n : 0;
+    }
+  }
+  self->flows = dc__calloc(params + 1, sizeof *self->flows);
+  self->now = dc__calloc(params + 1, sizeof *self->now);
+  self->skip = dc__calloc(params + 1, sizeof *self->skip);
+  self->by_cost = dc__calloc((size_t)self->block_count + 1, sizeof *self->by_cost);
+  self->by_size = dc__calloc(sides + 1, sizeof *self->by_size);
+  self->orders = dc__calloc(rows + 1, sizeof *self->orders);
+  self->requests = dc__calloc(sides + 1, sizeof *self->requests);
+  if (self->flows == NULL || self->now == NULL || self->skip == NULL || self->by_cost == NULL ||
+      self->by_size == NULL || self->orders == NULL || self->requests == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  for (int64_t i = 0; i < self->head.count; i++) {
+    const dc__optim_param *p = &self->head.params[i];
+    self->flows[i] = (dc__flow){i, &self->plans[i].cut, self->plans[i].owners, p->offset, p->count};
+  }
+  DC__TRY(sort_blocks(self));
+  sort_sides(self);
+  begin(self);
+  return reserve(self, fn);
+}
+
+/* Collective where parameters have come since the last step. */
+static dc_status settle(dc__blocked *self, const char *fn) {
+  dc_optimizer *o = &self->head;
+  if (self->settled == o->count && self->exchange != NULL) {
+    return DC_OK;
+  }
+  unsettle(self);
+  dc_status status = dc__agree(fn, o->comm, settle_here(self, fn));
+  if (status == DC_OK) {
+    status = dc__exchange_create(fn, o->linalg->device, o->comm, self->flows, o->count, &self->exchange);
+  }
+  if (status != DC_OK) {
+    unsettle(self);
+    return status;
+  }
+  for (int64_t i = 0; i < self->block_count; i++) {
+    self->blocks[i].data = dc__exchange_block(self->exchange, self->blocks[i].param, self->blocks[i].index);
+  }
+  self->settled = o->count;
+  return DC_OK;
+}
+
+/* ---- phases ---- */
+
+typedef void (*block_fn)(const dc__block *b, const dc__block_step *s, const dc__block_place *place);
+
+typedef struct phase {
+  dc__blocked *self;
+  block_fn fn;
+} phase;
+
+static void run_block(const phase *p, int64_t index, dc__pool *pool, void *scratch) {
+  dc__blocked *self = p->self;
+  const dc__block *b = self->by_cost[index];
+  if (self->skip[b->param]) {
+    return;
+  }
+  int64_t slot = dc__slots_take(&self->slots);
+  const dc__block_place place = {pool, scratch, dc__slots_memory(&self->slots, slot)};
+  p->fn(b, &self->now[b->param], &place);
+  dc__slots_give(&self->slots, slot);
+}
+
+static void run_small(void *arg, int64_t index, void *scratch) {
+  const phase *p = arg;
+  run_block(p, p->self->large + index, NULL, scratch);
+}
+
+static dc_status each_block(dc__blocked *self, const char *fn, block_fn work) {
+  phase p = {self, work};
+  dc_linalg *l = self->head.linalg;
+  void *memory;
+  size_t offset = 0;
+  DC__TRY(dc__linalg_scratch(l, fn, self->slots_bytes, &memory));
+  dc__slots_place(&self->slots, memory, &offset);
+  for (int64_t i = 0; i < self->large; i++) {
+    run_block(&p, i, l->pool, NULL);
+  }
+  dc__parallel(l->pool, self->block_count - self->large, run_small, &p);
+  return DC_OK;
+}
+
+/* The matrices that are due. One that fails stays what it was. */
+static dc_status refresh(dc__blocked *self, const char *fn) {
+  dc_optimizer_stats *stats = &self->head.stats;
+  int64_t started = dc__now_ns();
+  DC__TRY(dc__spectral_each(self->head.linalg, self->requests, list_requests(self, fn, false)));
+  for (int64_t i = 0; i < self->side_count; i++) {
+    const dc__side_of *at = &self->by_size[i];
+    if (self->now[at->block->param].due && !self->skip[at->block->param]) {
+      bool good = at->side->info.status == DC_OK;
+      *at->side->failures = good ? 0 : *at->side->failures + 1;
+      stats->refreshes++;
+      stats->failed_refreshes += !good;
+      stats->warm_refreshes += at->side->info.path == DC_PATH_WARM;
+    }
+  }
+  stats->refresh_ns += dc__now_ns() - started;
+  return DC_OK;
+}
+
+/* ---- weights ---- */
+
+typedef struct part_job {
+  float *in;
+  const float *out;
+  float keep, add; /* of the weight */
+} part_job;
+
+static void fill_tile(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
+  (void)o;
+  const part_job *job = arg;
+  float *to = job->in + tile->from;
+  for (int64_t i = 0; i < tile->count; i++) {
+    to[i] = job->add != 0 ? tile->grad[i] + job->add * tile->weight[i] : tile->grad[i];
+  }
+}
+
+static void fill(void *user, int64_t flow, float *part) {
+  dc__blocked *self = user;
+  const dc__optim_param *p = &self->head.params[flow];
+  const dc__block_options options = dc__block_options_of(&self->head, p);
+  part_job job = {.in = part, .add = options.l2 ? (float)options.weight_decay : 0};
+  dc__optim_param_tiles(&self->head, p, fill_tile, &job);
+}
+
+static void apply_tile(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
+  (void)o;
+  const part_job *job = arg;
+  const float *direction = job->out + tile->from;
+  for (int64_t i = 0; i < tile->count; i++) {
+    tile->weight[i] = job->keep * tile->weight[i] + job->add * direction[i];
+  }
+}
+
+static void apply(void *user, int64_t flow, const float *part) {
+  dc__blocked *self = user;
+  const dc__optim_param *p = &self->head.params[flow];
+  const dc__block_options options = dc__block_options_of(&self->head, p);
+  double lr = self->head.groups[p->group].lr;
+  part_job job = {.out = part, .keep = options.l2 ? 1 : (float)(1 - lr * options.weight_decay), .add = (float)-lr};
+  dc__optim_param_tiles(&self->head, p, apply_tile, &job);
+}
+
+/* ---- the kinds' functions ---- */
+
+dc_status dc__blocked_step(dc_optimizer *o, const char *fn) {
+  dc__blocked *self = dc__blocked_of(o);
+  const dc__block_rules *rules = dc__block_rules_of(o);
+  DC__TRY(settle(self, fn));
+  begin(self);
+  DC__TRY(dc__exchange_in(self->exchange, self->skip, fill, self));
+  DC__TRY(each_block(self, fn, rules->before));
+  DC__TRY(refresh(self, fn));
+  DC__TRY(each_block(self, fn, rules->after));
+  for (int64_t i = 0; i < o->count; i++) {
+    self->skip[i] = self->skip[i] || self->now[i].still;
+  }
+  return dc__exchange_out(self->exchange, self->skip, apply, self);
+}
+
+/* A matrix that has failed too often ends the steps of its parameter before anything changes. */
+dc_status dc__blocked_ready(dc_optimizer *o, const char *fn) {
+  const dc__blocked *self = dc__blocked_of(o);
+  for (int64_t i = 0; i < self->block_count; i++) {
+    const dc__block *b = &self->blocks[i];
+    int32_t tolerated = dc__block_options_of(o, &o->params[b->param]).tolerated_failures;
+    for (int32_t d = 0; d < b->order && o->io[b->param].grad_dtype != DC_DTYPE_NONE; d++) {
+      if (b->sides[d].factor != NULL && *b->sides[d].failures > tolerated) {
+        return dc__fail(DC_E_NOT_CONVERGED,
+                        "%s: the %s of factor.%" PRId64 ".%" PRId32 " of parameter %" PRId64 " failed %" PRId64
+                        " times in a row; options.tolerated_failures = %" PRId32,
+                        fn, dc__block_rules_of(o)->matrix, b->index, d, b->param, *b->sides[d].failures, tolerated);
+      }
+    }
+  }
+  return DC_OK;
+}
+
+void dc__blocked_stats(const dc_optimizer *o, dc_optimizer_stats *stats) {
+  const dc__blocked *self = (const dc__blocked *)(const void *)o;
+  for (int64_t i = 0; i < self->planned; i++) {
+    stats->blocks += self->plans[i].cut.blocks;
+  }
+  stats->owned_blocks = self->block_count;
+  stats->scratch_bytes += self->exchange != NULL ? dc__exchange_bytes(self->exchange) : 0;
+}
+
+void dc__blocked_destroy(dc_optimizer *o) {
+  dc__blocked *self = dc__blocked_of(o);
+  unsettle(self);
+  for (int64_t i = 0; i < self->planned; i++) {
+    dc__free(self->plans[i].owners);
+  }
+  for (int64_t i = 0; i < self->block_count; i++) {
+    dc__free(self->blocks[i].sides);
+  }
+  dc__free(self->plans);
+  dc__free(self->blocks);
+}

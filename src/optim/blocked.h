@@ -1,0 +1,159 @@
+/* Shampoo and SOAP, inside the room: a parameter is cut into blocks, each block has one owner, and a factor for each of
+ * its sides. The frame in blocked.c brings gradients to the owners, refreshes what comes of the factors when it is due,
+ * and takes the directions to every rank's part of the weights; a kind's rules say what a block does in between. */
+#ifndef DC_OPTIM_BLOCKED_H
+#define DC_OPTIM_BLOCKED_H
+
+#include "optim/exchange.h"
+#include "optim/inside.h"
+
+/* One dimension of a block. */
+typedef struct dc__side {
+  int64_t n;
+  float *factor;         /* [n, n]; NULL: the side is left as it is, and there is nothing but n */
+  float *matrix;         /* [n, n]: Shampoo's root, or SOAP's eigenvectors in columns */
+  double *basis;         /* Shampoo's [n, n]; NULL: every root is computed afresh */
+  int64_t *order;        /* SOAP's [n]: where the latest refresh had the matrix' columns from; not kept */
+  int64_t *failures;     /* refreshes that failed since the last good one */
+  dc_spectral_info info; /* of the latest refresh */
+} dc__side;
+
+/* A block that this rank owns. What it points to is in pieces of state, but for data. */
+typedef struct dc__block {
+  int64_t param, index;
+  int64_t count; /* elements */
+  int32_t order;
+  dc__side *sides;
+  float *exp_avg;  /* NULL: gradients are not filtered */
+  float *squares;  /* sum or mean of squares; NULL: none */
+  float *momentum; /* NULL: none */
+  float *data;     /* gradient, then what the kind makes of it, then direction; another's in the exchange */
+} dc__block;
+
+/* What a block's parameter and its group say of the step under way. */
+typedef struct dc__block_step {
+  const void *options; /* the kind's */
+  int64_t t;           /* from 1 */
+  bool due;            /* what comes of the factors is refreshed */
+  bool still;          /* the weights stay as they are */
+} dc__block_step;
+
+/* Where a block's work runs: on the pool, or with pool NULL on this thread. */
+typedef struct dc__block_place {
+  dc__pool *pool;
+  void *scratch; /* DC__SCRATCH_BYTES; pool NULL */
+  float *temp;   /* twice the block's elements */
+} dc__block_place;
+
+/* What the frame wants to know of a kind's options. */
+typedef struct dc__block_options {
+  int64_t max_block, merge_below;
+  int64_t longest; /* side that has a factor */
+  bool vectors;    /* the side of a block of one dimension has one */
+  double weight_decay;
+  bool l2; /* else decoupled */
+  int32_t tolerated_failures;
+} dc__block_options;
+
+/* What a kind is: `rules` of its dc__optim_kind. */
+typedef struct dc__block_rules {
+  const char *matrix; /* its name, as a piece and in texts */
+  bool sorts;         /* a refresh may change the order of its columns */
+  dc__block_options (*read)(const void *options);
+  /* Adds the pieces that a block has beside its sides', and a side has beside factor, matrix and failures. NULL: none.
+   */
+  bool (*add_elements)(dc_optimizer *o, dc__optim_param *p, dc__block *b, const int64_t *shape, int32_t ndim);
+  bool (*add_side)(dc_optimizer *o, dc__optim_param *p, dc__block *b, int32_t d);
+  /* Sets due and still from options and t. */
+  void (*begin)(dc__block_step *s);
+  /* A block's work before and after what is due is refreshed. */
+  void (*before)(const dc__block *b, const dc__block_step *s, const dc__block_place *place);
+  void (*after)(const dc__block *b, const dc__block_step *s, const dc__block_place *place);
+  /* How a side's matrix comes of its factor. */
+  dc__spectral (*request)(const char *fn, dc__side *side, const dc__block *b, const dc__block_step *s);
+} dc__block_rules;
+
+/* A side and its block. */
+typedef struct dc__side_of {
+  dc__side *side;
+  const dc__block *block;
+} dc__side_of;
+
+/* How a parameter is cut, and whose its blocks are. */
+typedef struct dc__block_plan {
+  dc__cut cut;
+  int32_t *owners;
+} dc__block_plan;
+
+typedef struct dc__blocked {
+  dc_optimizer head;
+  dc__block_plan *plans; /* one a parameter */
+  int64_t plan_capacity;
+  int64_t planned; /* parameters that have a plan */
+  double load[DC__COMM_MAX_WORLD];
+  dc__block *blocks; /* this rank's, by parameter and index */
+  int64_t block_count, block_capacity;
+  /* What a step needs; made again when parameters have come. */
+  int64_t settled; /* parameters that it knows */
+  dc__exchange *exchange;
+  dc__flow *flows;      /* one a parameter */
+  dc__block_step *now;  /* of each parameter */
+  bool *skip;           /* parameters without a gradient */
+  dc__block **by_cost;  /* the costliest first */
+  int64_t large;        /* how many of them are cut up over the threads */
+  dc__side_of *by_size; /* those with a factor, the largest first */
+  int64_t side_count;
+  int64_t *orders; /* the sides', where the kind sorts */
+  dc__spectral *requests;
+  dc__slots slots;
+  size_t slots_bytes;
+} dc__blocked;
+
+static inline dc__blocked *dc__blocked_of(dc_optimizer *o) {
+  return (dc__blocked *)(void *)o;
+}
+static inline const dc__block_rules *dc__block_rules_of(const dc_optimizer *o) {
+  return o->kind->rules;
+}
+static inline dc__block_options dc__block_options_of(const dc_optimizer *o, const dc__optim_param *p) {
+  return dc__block_rules_of(o)->read(dc__optim_options(o, p));
+}
+
+/* blocked.c: functions of a kind. */
+dc_status dc__blocked_ready(dc_optimizer *o, const char *fn);
+dc_status dc__blocked_step(dc_optimizer *o, const char *fn);
+void dc__blocked_stats(const dc_optimizer *o, dc_optimizer_stats *stats);
+void dc__blocked_destroy(dc_optimizer *o);
+
+/* What the kinds have in common. Squares of gradients, and sums of them, fit float32. */
+#define DC__BLOCKED_KIND                                                                                   \
+  .size = sizeof(dc__blocked), .exponent = 50, .prepare = dc__blocked_prepare, .ready = dc__blocked_ready, \
+  .step = dc__blocked_step, .stats = dc__blocked_stats, .destroy = dc__blocked_destroy
+
+/* blocked_plan.c */
+dc_status dc__blocked_prepare(dc_optimizer *o, const char *fn, int64_t first);
+/* What a block's decompositions and products cost. */
+double dc__block_cost(const dc__block_options *options, const dc__cut *cut, int64_t block);
+/* A piece of a block, or with dimension >= 0 of a side. NULL: no memory. */
+void *dc__block_piece(dc_optimizer *o, dc__optim_param *p, const char *what, int64_t block, int32_t dimension,
+                      int32_t dtype, const int64_t shape[2], int32_t ndim);
+
+/* blocked_work.c: what Shampoo and SOAP have in common. */
+
+/* The factors take data in: keep of themselves and add of its products with itself. */
+void dc__block_learn(const dc__block *b, double keep, double add, const dc__block_place *place);
+/* x times the matrix of each side that has one, along that side; back: times its transpose. */
+void dc__block_multiply(const dc__block *b, float *x, bool back, const dc__block_place *place);
+/* A side's matrix as a request of it has it. */
+dc__mat dc__side_mat(void *data, int32_t dtype, int64_t n);
+
+/* graft.c: Shampoo's work on all elements of a block. */
+void dc__graft_learn(const dc__block *b, const dc__block_step *s);
+void dc__graft_filter(const dc__block *b, const dc__block_step *s);
+double dc__graft_norm(const dc__block *b, const dc__block_step *s);
+/* data becomes the graft's direction. */
+void dc__graft_take(const dc__block *b, const dc__block_step *s);
+double dc__block_norm(const float *x, int64_t count);
+void dc__block_momentum(const dc__block *b, const dc__block_step *s);
+
+#endif

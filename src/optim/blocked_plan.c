@@ -1,0 +1,132 @@
+/* Which blocks parameters have, which rank owns them, and their state. */
+#include <stdio.h>
+
+#include "optim/blocked.h"
+
+static int32_t world_of(const dc_optimizer *o) {
+  return o->comm != NULL ? o->comm->world : 1;
+}
+
+static int32_t rank_of(const dc_optimizer *o) {
+  return o->comm != NULL ? o->comm->rank : 0;
+}
+
+static bool has_factor(const dc__block_options *options, const dc__cut *cut, int64_t n) {
+  return n <= options->longest && (cut->order > 1 || options->vectors);
+}
+
+double dc__block_cost(const dc__block_options *options, const dc__cut *cut, int64_t block) {
+  dc__box box;
+  dc__cut_box(cut, block, &box);
+  double cost = (double)box.count;
+  for (int32_t d = 0; d < cut->order; d++) {
+    double n = (double)box.size[d];
+    cost += has_factor(options, cut, box.size[d]) ? n * n * n + n * (double)box.count : 0;
+  }
+  return cost;
+}
+
+/* Cuts a parameter and gives its blocks to ranks. Parameters get their owners one by one, in their order: so it does
+ * not matter when a rank first asks for some of them. */
+static dc_status plan_param(dc__blocked *self, const char *fn, int64_t i) {
+  const dc__optim_param *p = &self->head.params[i];
+  const dc__block_options options = dc__block_options_of(&self->head, p);
+  dc__block_plan made = {.owners = NULL};
+  DC__TRY(dc__cut_make(fn, p->shape, p->ndim, options.merge_below, options.max_block, &made.cut));
+  size_t count = (size_t)made.cut.blocks;
+  double *costs = dc__calloc(count + 1, sizeof *costs);
+  int64_t *order = dc__calloc(count + 1, sizeof *order);
+  made.owners = dc__calloc(count + 1, sizeof *made.owners);
+  bool enough = costs != NULL && order != NULL && made.owners != NULL;
+  if (enough) {
+    for (int64_t b = 0; b < made.cut.blocks; b++) {
+      costs[b] = dc__block_cost(&options, &made.cut, b);
+    }
+    dc__assign(costs, made.cut.blocks, world_of(&self->head), self->load, order, made.owners);
+    self->plans[i] = made;
+    self->planned = i + 1;
+  } else {
+    dc__free(made.owners);
+  }
+  dc__free(costs);
+  dc__free(order);
+  return enough ? DC_OK : DC_E_NO_MEMORY;
+}
+
+void *dc__block_piece(dc_optimizer *o, dc__optim_param *p, const char *what, int64_t block, int32_t dimension,
+                      int32_t dtype, const int64_t shape[2], int32_t ndim) {
+  char name[48];
+  int used = snprintf(name, sizeof name, "%s.%" PRId64, what, block);
+  if (dimension >= 0) {
+    (void)snprintf(name + used, sizeof name - (size_t)used, ".%" PRId32, dimension);
+  }
+  return dc__optim_add_piece(o, p, name, dtype, shape, ndim);
+}
+
+/* The identity is as good as any matrix until there is one. */
+static bool add_side(dc_optimizer *o, dc__optim_param *p, dc__block *b, int32_t d) {
+  const dc__block_rules *rules = dc__block_rules_of(o);
+  dc__side *side = &b->sides[d];
+  const int64_t shape[2] = {side->n, side->n};
+  side->factor = dc__block_piece(o, p, "factor", b->index, d, DC_FLOAT32, shape, 2);
+  side->matrix = dc__block_piece(o, p, rules->matrix, b->index, d, DC_FLOAT32, shape, 2);
+  side->failures = dc__block_piece(o, p, "failures", b->index, d, DC_INT64, NULL, 0);
+  for (int64_t i = 0; i < side->n && side->matrix != NULL; i++) {
+    side->matrix[i * side->n + i] = 1;
+  }
+  return side->factor != NULL && side->matrix != NULL && side->failures != NULL &&
+         (rules->add_side == NULL || rules->add_side(o, p, b, d));
+}
+
+static bool add_pieces(dc_optimizer *o, const dc__cut *cut, const dc__box *box, dc__block *b) {
+  dc__optim_param *p = &o->params[b->param];
+  const dc__block_options options = dc__block_options_of(o, p);
+  const int64_t shape[2] = {box->size[0], box->count / box->size[0]};
+  bool enough = dc__block_rules_of(o)->add_elements(o, p, b, shape, b->order > 1 ? 2 : 1);
+  for (int32_t d = 0; d < b->order && enough; d++) {
+    b->sides[d].n = box->size[d];
+    enough = !has_factor(&options, cut, box->size[d]) || add_side(o, p, b, d);
+  }
+  return enough;
+}
+
+static dc_status add_block(dc__blocked *self, int64_t param, int64_t index) {
+  const dc__cut *cut = &self->plans[param].cut;
+  dc__box box;
+  dc__cut_box(cut, index, &box);
+  if (!dc__grow((void **)&self->blocks, &self->block_capacity, self->block_count + 1, sizeof *self->blocks)) {
+    return DC_E_NO_MEMORY;
+  }
+  dc__block b = {.param = param, .index = index, .count = box.count, .order = cut->order};
+  b.sides = dc__calloc((size_t)cut->order, sizeof *b.sides);
+  if (b.sides == NULL || !add_pieces(&self->head, cut, &box, &b)) {
+    dc__free(b.sides);
+    return DC_E_NO_MEMORY;
+  }
+  self->blocks[self->block_count++] = b;
+  return DC_OK;
+}
+
+static bool has_block(const dc__blocked *self, int64_t param, int64_t index) {
+  const dc__block *last = self->block_count > 0 ? &self->blocks[self->block_count - 1] : NULL;
+  return last != NULL && (last->param > param || (last->param == param && last->index >= index));
+}
+
+dc_status dc__blocked_prepare(dc_optimizer *o, const char *fn, int64_t first) {
+  dc__blocked *self = dc__blocked_of(o);
+  if (!dc__grow((void **)&self->plans, &self->plan_capacity, o->count, sizeof *self->plans)) {
+    return DC_E_NO_MEMORY;
+  }
+  for (int64_t i = first; i < o->count; i++) {
+    if (i >= self->planned) {
+      DC__TRY(plan_param(self, fn, i));
+    }
+    const dc__block_plan *made = &self->plans[i];
+    for (int64_t b = 0; b < made->cut.blocks; b++) {
+      if (made->owners[b] == rank_of(o) && !has_block(self, i, b)) {
+        DC__TRY(add_block(self, i, b));
+      }
+    }
+  }
+  return DC_OK;
+}

@@ -1,0 +1,83 @@
+/* A block and its sides' matrices. A block is seen as [n, rest], its first dimension and all others; turning it round,
+ * [rest, n], brings the next dimension to the front. A product with a matrix turns it too, so that after one product
+ * for each dimension everything is where it was. */
+#include "optim/blocked.h"
+
+/* to [cols, rows] = from [rows, cols], transposed, in tiles that fit the first-level cache. */
+static void turn(const float *from, int64_t rows, int64_t cols, float *to) {
+  enum { TILE = 32 };
+  for (int64_t i0 = 0; i0 < rows; i0 += TILE) {
+    for (int64_t j0 = 0; j0 < cols; j0 += TILE) {
+      for (int64_t i = i0; i < rows && i < i0 + TILE; i++) {
+        for (int64_t j = j0; j < cols && j < j0 + TILE; j++) {
+          to[j * rows + i] = from[i * cols + j];
+        }
+      }
+    }
+  }
+}
+
+void dc__block_learn(const dc__block *b, double keep, double add, const dc__block_place *place) {
+  const float *turned = b->data;
+  for (int32_t d = 0; d < b->order; d++) {
+    const dc__side *side = &b->sides[d];
+    int64_t rest = b->count / side->n;
+    bool last = d > 0 && d == b->order - 1; /* the last dimension is the columns of what came */
+    if (side->factor != NULL) {
+      dc__syrk(place->pool, place->scratch, last, side->n, rest, last ? b->data : turned, add, keep, side->factor);
+    }
+    if (d + 2 < b->order) {
+      float *next = place->temp + (d % 2) * b->count;
+      turn(turned, side->n, rest, next);
+      turned = next;
+    }
+  }
+}
+
+/* to [rest, n] = from [n, rest]^T times the side's matrix, or its transpose. */
+static void multiply_side(const dc__side *side, int64_t rest, const float *from, bool back,
+                          const dc__block_place *place, float *to) {
+  const dc__gemm g = {.dtype = DC_FLOAT32,
+                      .out_dtype = DC_FLOAT32,
+                      .trans_a = true,
+                      .trans_b = back,
+                      .m = rest,
+                      .n = side->n,
+                      .k = side->n,
+                      .a = from,
+                      .b = side->matrix,
+                      .c = to,
+                      .lda = rest,
+                      .ldb = side->n,
+                      .ldc = side->n,
+                      .batch = 1,
+                      .alpha = 1};
+  dc__gemm_on(place->pool, &g, place->scratch);
+}
+
+void dc__block_multiply(const dc__block *b, float *x, bool back, const dc__block_place *place) {
+  float *from = x;
+  float *to = place->temp;
+  bool some = false;
+  for (int32_t d = 0; d < b->order; d++) {
+    some = some || b->sides[d].factor != NULL;
+  }
+  for (int32_t d = 0; d < b->order && some; d++) {
+    int64_t rest = b->count / b->sides[d].n;
+    if (b->sides[d].factor != NULL) {
+      multiply_side(&b->sides[d], rest, from, back, place, to);
+    } else {
+      turn(from, b->sides[d].n, rest, to);
+    }
+    float *swap = from;
+    from = to;
+    to = swap;
+  }
+  if (from != x) {
+    memcpy(x, from, (size_t)b->count * sizeof *from);
+  }
+}
+
+dc__mat dc__side_mat(void *data, int32_t dtype, int64_t n) {
+  return (dc__mat){.data = data, .dtype = dtype, .batch = 1, .rows = n, .cols = n, .row_stride = n, .col_stride = 1};
+}

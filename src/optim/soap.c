@@ -1,0 +1,133 @@
+/* SOAP: Adam in the eigenbasis of Shampoo's factors. The first moment is kept in the basis, and taken along when it
+ * changes; the second one is in the basis by its nature, and only follows the order of its columns. */
+#include <math.h>
+
+#include "optim/blocked.h"
+
+/* ---- options and state ---- */
+
+static dc__block_options read(const void *options) {
+  const dc_soap_options *o = options;
+  return (dc__block_options){.max_block = o->max_block,
+                             .merge_below = o->merge_below,
+                             .longest = o->max_precond_dim,
+                             .weight_decay = o->weight_decay,
+                             .tolerated_failures = o->tolerated_failures};
+}
+
+static const char *refuse(const void *options, const void *old) {
+  const dc_soap_options *a = options;
+  const dc_soap_options *b = old;
+  return a->max_block != b->max_block               ? "max_block"
+         : a->merge_below != b->merge_below         ? "merge_below"
+         : a->max_precond_dim != b->max_precond_dim ? "max_precond_dim"
+                                                    : NULL;
+}
+
+static bool add_elements(dc_optimizer *o, dc__optim_param *p, dc__block *b, const int64_t *shape, int32_t ndim) {
+  b->exp_avg = dc__block_piece(o, p, "exp_avg", b->index, -1, DC_FLOAT32, shape, ndim);
+  b->squares = dc__block_piece(o, p, "exp_avg_sq", b->index, -1, DC_FLOAT32, shape, ndim);
+  return b->exp_avg != NULL && b->squares != NULL;
+}
+
+/* ---- a step ---- */
+
+/* The first step finds a basis, and nothing has been seen in it yet. */
+static void begin(dc__block_step *s) {
+  const dc_soap_options *o = s->options;
+  s->still = s->t == 1;
+  s->due = (s->t - 1) % o->precondition_frequency == 0;
+}
+
+/* data becomes Adam's direction: what its step takes a weight of zero to, at a learning rate of -1. */
+static void adam(const dc__block *b, const dc__block_step *s) {
+  const dc_soap_options *o = s->options;
+  const dc__adamw_factors factors = dc__optim_adamw_factors(o->beta1, o->beta2, o->eps, 0, -1, s->t - 1);
+  float tile[DC__OPTIM_TILE];
+  for (int64_t from = 0; from < b->count; from += DC__OPTIM_TILE) {
+    int64_t count = b->count - from < DC__OPTIM_TILE ? b->count - from : DC__OPTIM_TILE;
+    memset(tile, 0, sizeof tile);
+    dc__update_adamw(tile, b->exp_avg + from, b->squares + from, NULL, b->data + from, count, &factors);
+    memcpy(b->data + from, tile, (size_t)count * sizeof *tile);
+  }
+}
+
+/* Adam in the basis of the steps before, so that a gradient has no part in the basis it is seen in. */
+static void before(const dc__block *b, const dc__block_step *s, const dc__block_place *place) {
+  const dc_soap_options *o = s->options;
+  dc__block_learn(b, o->shampoo_beta, 1 - o->shampoo_beta, place);
+  if (s->still) {
+    return;
+  }
+  dc__block_multiply(b, b->data, false, place);
+  adam(b, s);
+  dc__block_multiply(b, b->data, true, place);
+  if (s->due) {
+    dc__block_multiply(b, b->exp_avg, true, place);
+  }
+}
+
+/* Eigenvectors at first, and one step of an orthogonal iteration from them later. */
+static dc__spectral request(const char *fn, dc__side *side, const dc__block *b, const dc__block_step *s) {
+  (void)b;
+  dc__spectral r = {.fn = fn, .op = DC__SPECTRAL_BASIS, .options = DC_SPECTRAL_OPTIONS_INIT};
+  r.a = dc__side_mat(side->factor, DC_FLOAT32, side->n);
+  r.out = dc__side_mat(side->matrix, DC_FLOAT32, side->n);
+  r.options.symmetry = DC_SYMMETRY_LOWER;
+  if (s->still) {
+    r.op = DC__SPECTRAL_EIGH;
+    r.vectors = true;
+    r.options.descending = 1;
+    r.options.precision = DC_FLOAT64;
+  } else {
+    r.basis = r.out;
+    r.order = side->order;
+  }
+  r.info = &side->info;
+  r.info_size = sizeof side->info;
+  return r;
+}
+
+/* x's parts along a dimension of n, `inner` elements each, in the order of the columns. */
+static void sort(const dc__block *b, const dc__side *side, int64_t inner, float *x, float *temp) {
+  size_t bytes = (size_t)inner * sizeof *x;
+  bool moves = false;
+  for (int64_t j = 0; j < side->n; j++) {
+    moves = moves || side->order[j] != j;
+  }
+  for (int64_t from = 0; from < b->count && moves; from += side->n * inner) {
+    for (int64_t j = 0; j < side->n; j++) {
+      memcpy(temp + j * inner, x + from + side->order[j] * inner, bytes);
+    }
+    memcpy(x + from, temp, (size_t)side->n * bytes);
+  }
+}
+
+static void after(const dc__block *b, const dc__block_step *s, const dc__block_place *place) {
+  if (s->still || !s->due) {
+    return;
+  }
+  int64_t inner = b->count;
+  for (int32_t d = 0; d < b->order; d++) {
+    const dc__side *side = &b->sides[d];
+    inner /= side->n;
+    if (side->factor != NULL && side->info.status == DC_OK) {
+      sort(b, side, inner, b->squares, place->temp);
+    }
+  }
+  dc__block_multiply(b, b->exp_avg, false, place);
+}
+
+/* ---- the kind ---- */
+
+static const dc__block_rules rules = {.matrix = "vectors",
+                                      .sorts = true,
+                                      .read = read,
+                                      .add_elements = add_elements,
+                                      .begin = begin,
+                                      .before = before,
+                                      .after = after,
+                                      .request = request};
+
+const dc__optim_kind dc__soap_kind = {DC__BLOCKED_KIND, .name = "soap", .options_size = sizeof(dc_soap_options),
+                                      .rules = &rules, .refuse = refuse};

@@ -1,0 +1,75 @@
+/* Steps on a device with memory of its own: what the host computes in tiles, the device's kernels compute of whole
+ * parameters, a few to a launch. The work is done when the call returns, as it is on the host. */
+#include "optim/inside.h"
+
+bool dc__optim_is_there(const dc_optimizer *o) {
+  return o->linalg->device->place != 0;
+}
+
+dc_status dc__optim_check_there(const dc_optimizer *o, const char *fn) {
+  for (int64_t i = 0; i < o->count; i++) {
+    const dc__optim_io *io = &o->io[i];
+    const bool has_grad = io->grad_dtype != DC_DTYPE_NONE && o->params[i].count > 0;
+    if (has_grad && ((uintptr_t)io->weight % dc_dtype_size(o->params[i].dtype) != 0 ||
+                     (uintptr_t)io->grad % dc_dtype_size(io->grad_dtype) != 0)) {
+      return dc__fail(DC_E_INVALID,
+                      "%s: weights[%" PRId64 "] or grads[%" PRId64
+                      "] does not begin at a multiple of its element's size",
+                      fn, i, i);
+    }
+  }
+  return DC_OK;
+}
+
+static void launch(const dc_optimizer *o, int32_t kind, dc__update_batch *batch) {
+  if (batch->spans_used > 0) {
+    dc__update_there(o->linalg->device->here, kind, batch);
+    batch->spans_used = 0;
+  }
+}
+
+/* All parameters with gradients, as the batch says for the rest. */
+static void each_span(const dc_optimizer *o, int32_t kind, dc__update_batch *batch, dc__optim_span_fn fn) {
+  batch->spans_used = 0;
+  batch->grad_scale = (float)o->grad_scale;
+  for (int64_t i = 0; i < o->count; i++) {
+    const dc__optim_param *p = &o->params[i];
+    const dc__optim_io *io = &o->io[i];
+    dc__update_span span = {.weight = io->weight, .grad = io->grad, .master = p->master, .count = p->count};
+    span.index = i;
+    span.dtype = p->dtype;
+    span.grad_dtype = io->grad_dtype;
+    if (io->grad_dtype != DC_DTYPE_NONE && p->count > 0 && fn(o, p, &span)) {
+      batch->spans[batch->spans_used++] = span;
+    }
+    if (batch->spans_used == DC__UPDATE_SPANS) {
+      launch(o, kind, batch);
+    }
+  }
+  launch(o, kind, batch);
+}
+
+dc_status dc__optim_update_there(const dc_optimizer *o, int32_t kind, dc__optim_span_fn fn) {
+  dc__update_batch batch;
+  dc_device *device = o->linalg->device;
+  each_span(o, kind, &batch, fn);
+  dc__here_done(device, NULL);
+  return dc__device_check(device);
+}
+
+static bool is_looked_at(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span) {
+  (void)span;
+  return o->groups[p->group].check_finite;
+}
+
+dc_status dc__optim_first_bad_there(const dc_optimizer *o, int64_t *index) {
+  dc__update_batch batch = {.exponent = o->kind->exponent, .indices = o->count, .found = o->found};
+  dc_device *device = o->linalg->device;
+  uint64_t found = 0;
+  dc__stream_zero(device->here, o->found, sizeof found);
+  each_span(o, DC__UPDATE_BELOW, &batch, is_looked_at);
+  dc__stream_copy(device->here, &found, o->found, sizeof found);
+  dc__here_done(device, NULL);
+  *index = o->count - (int64_t)found;
+  return dc__device_check(device);
+}

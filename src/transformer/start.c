@@ -1,0 +1,91 @@
+/* Starts a call of the layer: on the calling thread, as a task of the stream, or kernel by kernel where a device has
+ * kernels. */
+#include <inttypes.h>
+
+#include "transformer/inside.h"
+
+/* What is queued: the job, and what to run. cu_seqlens has been read by then where the stream is another thread. */
+typedef struct queued {
+  void (*run)(const dc__layer_job *job);
+  dc__layer_job job;
+} queued;
+_Static_assert(sizeof(queued) <= DC__TASK_BYTES, "a task's arguments");
+
+static void run_queued(void *args) {
+  queued *q = args;
+  q->run(&q->job);
+  dc__free((void *)(uintptr_t)q->job.size.cu_seqlens);
+  dc__layer_release(q->job.layer);
+}
+
+/* Kernels are queued by this thread, on a NULL stream on the device's own, which is waited for. */
+static dc_status start_there(const char *fn, dc__layer_job *job, dc_stream *stream,
+                             void (*run)(const dc__layer_job *job)) {
+  dc_device *device = job->layer->device;
+  if (job->size.batch * job->layer->config.heads * (job->size.longest / DC__CUDA_ATTENTION_ROWS + 1) > INT32_MAX) {
+    return dc__fail(DC_E_SHAPE, "%s: call->batch = %" PRId64 " times seq_length = %" PRId64 " is too large", fn,
+                    job->size.batch, job->size.longest);
+  }
+  job->stream = dc__stream_or_here(device, stream);
+  dc__layer_begin_there(job);
+  run(job);
+  dc__here_done(device, stream);
+  return dc__device_check(device);
+}
+
+/* The caller's offsets may change once the call is over, so a queued job has its own. */
+static dc_status start_task(const char *fn, const dc__layer_job *job, dc_stream *stream,
+                            void (*run)(const dc__layer_job *job)) {
+  queued q = {run, *job};
+  int32_t *offsets = NULL;
+  if (job->size.cu_seqlens != NULL) {
+    const size_t count = (size_t)job->size.batch + 1;
+    offsets = dc__calloc(count, sizeof *offsets);
+    if (offsets == NULL) {
+      return DC_E_NO_MEMORY;
+    }
+    memcpy(offsets, job->size.cu_seqlens, count * sizeof *offsets);
+    q.job.size.cu_seqlens = offsets;
+  }
+  dc__layer_retain(job->layer);
+  dc_status status = stream->device->ops->stream_call(stream, run_queued, &q, sizeof q);
+  if (status != DC_OK) {
+    dc__layer_release(job->layer);
+    dc__free(offsets);
+    return dc__fail(status, "%s: %s", fn, dc_last_error());
+  }
+  return DC_OK;
+}
+
+dc_status dc__layer_start(const char *fn, dc__layer_job *job, dc_stream *stream,
+                          void (*run)(const dc__layer_job *job)) {
+  if (dc__layer_is_there(job->layer)) {
+    return start_there(fn, job, stream, run);
+  }
+  if (stream != NULL) {
+    return start_task(fn, job, stream, run);
+  }
+  run(job);
+  return DC_OK;
+}
+
+/* ---- what the host makes ---- */
+
+/* What the host makes in a device's memory is made beside it, and copied. */
+dc_status dc__layer_take_host(const dc_layer *layer, size_t bytes, void **data) {
+  if (dc__layer_is_there(layer)) {
+    *data = dc__calloc(1, bytes);
+    return *data != NULL ? DC_OK : DC_E_NO_MEMORY;
+  }
+  return DC_OK;
+}
+
+dc_status dc__layer_give_host(const dc_layer *layer, size_t bytes, void *data, void *host) {
+  if (host == data) {
+    return DC_OK;
+  }
+  dc__stream_copy(dc__stream_or_here(layer->device, NULL), data, host, bytes);
+  dc__here_done(layer->device, NULL);
+  dc__free(host);
+  return dc__device_check(layer->device);
+}

@@ -1,0 +1,169 @@
+/* The layer's work on a device whose memory the host cannot touch: its kernels and products, queued on the job's
+ * stream. Nothing waits for the device, so nothing is decided by what lies in its memory. */
+#include <inttypes.h>
+#include <math.h>
+
+#include "transformer/inside.h"
+
+dc_status dc__layer_check_there(const char *fn, dc_device *device, const dc_layer_config *config) {
+  if (device->ops->product_ready == NULL) {
+    return dc__device_is_host(fn, device);
+  }
+  const int64_t d = config->hidden_size / config->heads;
+  if (d > DC__CUDA_ATTENTION_MOST_HEAD) {
+    return dc__fail(DC_E_UNSUPPORTED,
+                    "%s: config->hidden_size / heads = %" PRId64 ", must be at most %d on device \"%s\"", fn, d,
+                    (int)DC__CUDA_ATTENTION_MOST_HEAD, device->name);
+  }
+  const dc_status status = device->ops->product_ready(device);
+  return status == DC_OK ? DC_OK : dc__fail(status, "%s: %s", fn, dc_last_error());
+}
+
+void dc__layer_begin_there(const dc__layer_job *job) {
+  if (job->size.cu_seqlens != NULL) {
+    int32_t *to = (int32_t *)(void *)(job->workspace + job->at.offsets);
+    dc__cuda_offsets(job->stream, to, job->size.cu_seqlens, job->size.batch + 1);
+  }
+}
+
+static const int32_t *offsets(const dc__layer_job *job) {
+  return job->size.cu_seqlens != NULL ? (const int32_t *)(const void *)(job->workspace + job->at.offsets) : NULL;
+}
+
+static dc__cuda_drop drop_of(const dc__layer_job *job, const dc__dropout *dropout) {
+  dc__cuda_drop d = {.offsets = offsets(job), .longest = job->size.longest, .batch = job->size.batch};
+  memcpy(d.key, dropout->key, sizeof d.key);
+  d.threshold = dropout->threshold;
+  d.scale = dropout->scale;
+  return d;
+}
+
+static void gemm(const dc__layer_job *job, const dc__gemm *g) {
+  dc__cuda_gemm(job->stream, g, job->workspace + job->at.product, DC__LAYER_PRODUCT_BYTES);
+}
+
+static void gelu(const dc__layer_job *job, void *f, const void *h) {
+  const dc_layer_config *c = &job->layer->config;
+  dc__cuda_epilogue_args e = {.x = h, .out = f, .rows = job->size.tokens, .columns = c->intermediate_size};
+  e.dtype = c->dtype;
+  e.epilogue = DC__EPILOGUE_GELU;
+  e.gelu = c->gelu == DC_GELU_ERF ? DC__GELU_ERF : DC__GELU_TANH;
+  dc__cuda_epilogue(job->stream, &e);
+}
+
+static void residual_forward(const dc__layer_job *job, const dc__residual *r) {
+  const dc_layer_config *c = &job->layer->config;
+  dc__cuda_residual_args a = {.u = r->u, .bias = r->bias, .residual = r->residual, .out = r->out, .y = r->y};
+  a.gamma = r->gamma;
+  a.beta = r->beta;
+  a.stats = r->stats;
+  a.rows = job->size.tokens;
+  a.columns = c->hidden_size;
+  a.eps = (float)c->layer_norm_eps;
+  a.dtype = c->dtype;
+  a.drop = drop_of(job, &r->dropout);
+  dc__cuda_residual(job->stream, &a);
+}
+
+static void normalize_again(const dc__layer_job *job, void *y, const void *x, const void *gamma, const void *beta,
+                            const float *stats) {
+  const dc_layer_config *c = &job->layer->config;
+  dc__cuda_normalize_args a = {.y = y, .x = x, .gamma = gamma, .beta = beta, .stats = stats, .dtype = c->dtype};
+  a.rows = job->size.tokens;
+  a.columns = c->hidden_size;
+  dc__cuda_normalize(job->stream, &a);
+}
+
+/* The sums over tokens of x and, with `normal` and its statistics, of xhat x: gradients number `index` and the next;
+ * without, of the one of x. */
+static void sums(const dc__layer_job *job, const void *x, const void *normal, const float *stats, int64_t columns,
+                 int32_t index) {
+  const dc_layer_config *c = &job->layer->config;
+  dc__cuda_sum_args a = {.x = x, .normal = normal, .stats = stats, .rows = job->size.tokens, .columns = columns};
+  a.parts = (float *)(void *)(job->workspace + job->at.sums);
+  a.to[0] = stats != NULL ? job->grad_weight[index] : NULL;
+  a.to[1] = job->grad_weight[stats != NULL ? index + 1 : index];
+  a.dtype = c->dtype;
+  a.to_dtype = c->grad_dtype;
+  a.accumulate = job->accumulate;
+  dc__cuda_sums(job->stream, &a);
+}
+
+static void normalize_back(const dc__layer_job *job, const dc__normal_back *b) {
+  const dc_layer_config *c = &job->layer->config;
+  if (job->grad_weight[b->gamma_index] != NULL || job->grad_weight[b->gamma_index + 1] != NULL) {
+    sums(job, b->dy, b->x, b->stats, c->hidden_size, b->gamma_index); /* first: dx may lie where dy does */
+  }
+  if (b->dx == NULL) {
+    return;
+  }
+  dc__cuda_normal_back_args a = {.dy = b->dy, .x = b->x, .gamma = b->gamma, .add = b->add, .stats = b->stats};
+  a.dx = b->dx;
+  a.dropped = b->dropped != b->dx ? b->dropped : NULL;
+  a.rows = job->size.tokens;
+  a.columns = c->hidden_size;
+  a.dtype = c->dtype;
+  a.drop = drop_of(job, &b->dropout);
+  dc__cuda_normal_back(job->stream, &a);
+}
+
+static void drop(const dc__layer_job *job, void *out, const void *x, const dc__dropout *dropout) {
+  const dc_layer_config *c = &job->layer->config;
+  dc__cuda_drop_args a = {.out = out, .x = x, .rows = job->size.tokens, .columns = c->hidden_size, .dtype = c->dtype};
+  a.drop = drop_of(job, dropout);
+  dc__cuda_drop_rows(job->stream, &a);
+}
+
+static void column_sums(const dc__layer_job *job, const void *x, int64_t columns, int32_t index) {
+  sums(job, x, NULL, NULL, columns, index);
+}
+
+static dc__cuda_attention_args attention_args(const dc__layer_job *job, const dc__attention *attention) {
+  const dc_layer_config *c = &job->layer->config;
+  dc__cuda_attention_args a = {.qkv = attention->qkv, .c = attention->c, .lse = attention->lse, .dc = attention->dc};
+  a.dqkv = attention->dqkv;
+  a.delta = attention->delta;
+  a.mask = job->mask;
+  a.offsets = offsets(job);
+  a.tokens = job->size.tokens;
+  a.longest = job->size.longest;
+  a.batch = job->size.batch;
+  a.heads = (int32_t)c->heads;
+  a.d = (int32_t)(c->hidden_size / c->heads);
+  a.wide_mask = job->mask_dtype == DC_FLOAT32;
+  a.factor = (float)(1 / sqrt((double)a.d));
+  memcpy(a.key, attention->dropout.key, sizeof a.key);
+  a.threshold = attention->dropout.threshold;
+  a.scale = attention->dropout.scale;
+  return a;
+}
+
+static void attention_forward(const dc__layer_job *job, const dc__attention *attention) {
+  const dc__cuda_attention_args a = attention_args(job, attention);
+  dc__cuda_attention_forward(job->stream, &a, job->layer->config.dtype);
+}
+
+static void attention_backward(const dc__layer_job *job, const dc__attention *attention) {
+  const dc__cuda_attention_args a = attention_args(job, attention);
+  dc__cuda_attention_backward(job->stream, &a, job->layer->config.dtype);
+}
+
+/* That depends on what the weights are, and asking the device would wait for it: the input is computed again instead.
+ */
+static bool invertible(const dc__layer_job *job) {
+  (void)job;
+  return false;
+}
+
+const dc__layer_work dc__layer_there = {
+    .gemm = gemm,
+    .gelu = gelu,
+    .residual_forward = residual_forward,
+    .normalize_again = normalize_again,
+    .normalize_back = normalize_back,
+    .drop = drop,
+    .column_sums = column_sums,
+    .attention_forward = attention_forward,
+    .attention_backward = attention_backward,
+    .invertible = invertible,
+};

@@ -1,0 +1,62 @@
+/* Ranks for the tests of the adapter's CUDA key, and operators as the dispatcher calls them. */
+#ifndef TESTS_ADAPTER_RUN_H
+#define TESTS_ADAPTER_RUN_H
+
+#include "harness.h"
+#include "torchsim.h"
+
+enum { GRAPH = 5, NUMEL = 15, LARGE = 40, FLOATS = 160 };
+extern const int64_t SHAPE[2], NONE[1], MANY[1];
+
+/* Its context with two parameters, on the CPU or following this thread's current stream. */
+typedef struct run {
+  const char *key;
+  int32_t on;
+  dc_device *device;
+  dc_context *context;
+  void *native;
+  dct_tensor shard[2], grad[2];
+  int64_t graph;
+  const char *error; /* the first */
+} run;
+
+/* A world of one without comm. dc_free_tensors() names no graph, and is called for the default context alone. */
+dc_status open_run(run *r, const char *key, dc_comm *comm, int64_t graph);
+void close_run(run *r);
+/* This thread's current stream, which the run's values are written and read on. */
+void set_stream(run *r, void *native);
+
+dct_tensor tensor_of(const run *r, int32_t ndim, const int64_t *sizes);
+dct_tensor token(const run *r); /* an empty tensor */
+/* first, first + 1, …, in the order of the current stream; waits for it. */
+void write_values(const run *r, dct_tensor t, float first);
+void read_values(const run *r, dct_tensor t, float *values);
+
+/* Operators take the tensors they are given. Once one has failed nothing more is called, and NULL comes back. */
+dct_value call(run *r, const char *ns, const char *name, const char *key, dct_value *stack, uint64_t inputs,
+               uint64_t outputs);
+dct_tensor op(run *r, const char *name, dct_tensor a, int64_t id); /* of dc, with a result, by the key of a */
+void free_one(run *r, dct_tensor t);
+void end_backward(run *r);
+/* What a result holds; it goes. */
+void keep(run *r, dct_tensor t, float *values);
+
+void gather_steps(run *r, float *to);  /* 2 NUMEL: both parameters' weights */
+void offload_steps(run *r, float *to); /* 2 LARGE: the host's copy and the reloaded one */
+/* All thirteen; what can be read of their results, in FLOATS values: weights, gradients, copies. */
+void operators(run *r, float *values);
+
+/* ---- around a test ---- */
+
+extern dc_device *memory; /* what PyTorch's memory is of */
+extern void *streams[3];  /* of others'; the first is the default one, NULL, and the current one */
+extern int registered;    /* libraries, which stay */
+int set_up(void **state);
+int tear_down(void **state);
+run opened(const char *key);
+void fine(const run *r); /* no operator has failed */
+void drained(void *native);
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+#endif

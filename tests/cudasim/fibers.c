@@ -1,0 +1,201 @@
+/* Threads of a block that meet, as fibers of the stream's thread: each runs until it has to wait, in the same order
+ * every time; up in one block and down in the next, so that what hangs on it gives different results. */
+#define _GNU_SOURCE /* MAP_ANONYMOUS */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "inside.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define WITH_ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define WITH_ASAN
+#endif
+#endif
+#ifdef WITH_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+/* ---- one side to the other ---- */
+
+#ifdef __x86_64__
+
+typedef void *place; /* a stack pointer, on top of what a call keeps */
+
+/* Keeps the caller's place, and goes on at the other. */
+void cudasim_switch(place *from, const place *to);
+__asm__(
+    ".text\n.hidden cudasim_switch\n.globl cudasim_switch\n.type cudasim_switch,@function\ncudasim_switch:\n"
+    " push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n mov %rsp,(%rdi)\n mov (%rsi),%rsp\n"
+    " pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n"
+    ".size cudasim_switch,.-cudasim_switch\n");
+
+static void place_at(place *p, char *stack, size_t bytes, void (*first)(void)) {
+  void **top = (void **)(void *)(stack + bytes) - 1; /* what first() is called from: 8 beyond a multiple of 16 */
+  *top = NULL;
+  memcpy(top - 1, &first, sizeof first);
+  memset(top - 7, 0, 6 * sizeof *top);
+  *p = top - 7;
+}
+
+#else
+
+#include <ucontext.h>
+
+typedef ucontext_t place;
+
+static void cudasim_switch(place *from, const place *to) {
+  (void)swapcontext(from, to);
+}
+
+static void place_at(place *p, char *stack, size_t bytes, void (*first)(void)) {
+  (void)getcontext(p);
+  p->uc_stack.ss_sp = stack;
+  p->uc_stack.ss_size = bytes;
+  p->uc_link = NULL;
+  makecontext(p, first, 0);
+}
+
+#endif
+
+/* ---- fibers ---- */
+
+enum { STACK = 256 << 10 };
+enum { READY, AT_WARP, AT_BLOCK, ENDED };
+
+typedef struct fiber {
+  cudasim_thread me;
+  int state;
+  place at;
+  void *shadow; /* the address sanitizer's */
+} fiber;
+
+typedef struct scheduler {
+  const grid *g;
+  fiber *fibers, *running;
+  char *stacks;
+  place at;
+  void *shadow;
+  const void *stack; /* its own */
+  size_t stack_bytes;
+  bool over; /* the grid is */
+} scheduler;
+
+static _Thread_local scheduler *here;
+
+static void to_scheduler(int state) {
+  fiber *self = here->running;
+  self->state = state;
+#ifdef WITH_ASAN
+  __sanitizer_start_switch_fiber(state == ENDED ? NULL : &self->shadow, here->stack, here->stack_bytes);
+#endif
+  cudasim_switch(&self->at, &here->at);
+#ifdef WITH_ASAN
+  __sanitizer_finish_switch_fiber(self->shadow, NULL, NULL);
+#endif
+}
+
+static void begin(void) {
+#ifdef WITH_ASAN
+  __sanitizer_finish_switch_fiber(NULL, &here->stack, &here->stack_bytes);
+#endif
+  here->g->kernel->run(here->g->args);
+  to_scheduler(ENDED);
+}
+
+static void run_fiber(scheduler *s, uint32_t number) {
+  fiber *f = &s->fibers[number];
+  s->running = f;
+  current = &f->me;
+#ifdef WITH_ASAN
+  __sanitizer_start_switch_fiber(&s->shadow, s->stacks + (size_t)number * STACK, STACK);
+#endif
+  cudasim_switch(&s->at, &f->at);
+#ifdef WITH_ASAN
+  __sanitizer_finish_switch_fiber(s->shadow, NULL, NULL);
+#endif
+}
+
+void meet(bool warp, bool orders) {
+  (void)orders;
+  to_scheduler(warp ? AT_WARP : AT_BLOCK);
+}
+
+_Noreturn void leave_meeting(void) {
+  here->over = true;
+  to_scheduler(ENDED);
+  abort();
+}
+
+void quiet(bool on) {
+  (void)on;
+}
+
+/* Lets the threads from `first` on go on, if all of them are where they meet. */
+static bool release(scheduler *s, uint32_t first, uint32_t count, int state) {
+  for (uint32_t i = first; i < first + count; i++) {
+    if (s->fibers[i].state != state) {
+      return false;
+    }
+  }
+  for (uint32_t i = first; i < first + count; i++) {
+    s->fibers[i].state = READY;
+  }
+  return true;
+}
+
+static bool release_some(scheduler *s) {
+  bool any = release(s, 0, s->g->threads, AT_BLOCK);
+  for (uint32_t first = 0; first < s->g->threads; first += CUDASIM_WARP) {
+    any = release(s, first, CUDASIM_WARP, AT_WARP) || any;
+  }
+  return any;
+}
+
+static void run_block(scheduler *s, uint32_t number) {
+  const uint32_t threads = s->g->threads;
+  uint32_t ended = 0;
+  for (uint32_t i = 0; i < threads; i++) {
+    s->fibers[i].me = thread_of(s->g, number, i);
+    s->fibers[i].state = READY;
+    place_at(&s->fibers[i].at, s->stacks + (size_t)i * STACK, STACK, begin);
+  }
+  while (ended < threads && !s->over) {
+    for (uint32_t i = 0; i < threads && !s->over; i++) {
+      const uint32_t next = number % 2 == 0 ? i : threads - 1 - i;
+      if (s->fibers[next].state == READY) {
+        run_fiber(s, next);
+        ended += s->fibers[next].state == ENDED;
+      }
+    }
+    if (ended < threads && !s->over && !release_some(s)) {
+      s->over = true;
+      report_stuck();
+    }
+  }
+}
+
+void run_meeting(const grid *g) {
+  const size_t bytes = (size_t)g->threads * STACK;
+  scheduler s = {.g = g, .fibers = calloc(g->threads, sizeof(fiber))};
+  s.stacks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  here = &s;
+  meeting = g;
+  block_memory = shared_create(g);
+  for (uint32_t i = 0; i < blocks_of(g) && !s.over; i++) {
+    run_block(&s, i);
+    shared_clear(block_memory);
+  }
+#ifdef WITH_ASAN
+  if (s.over) { /* frames that were never left */
+    __asan_unpoison_memory_region(s.stacks, bytes);
+  }
+#endif
+  shared_destroy(block_memory);
+  meeting = NULL;
+  (void)munmap(s.stacks, bytes);
+  free(s.fibers);
+}

@@ -1,0 +1,299 @@
+/* What goes wrong between ranks on NCCL: versions, ranks that stay away, errors that arrive later, aborts, and every
+ * call failing in turn. Each is a status and a sentence on every rank, and nothing is left behind. */
+#include "ranks.h"
+
+static const int64_t second = INT64_C(1000000000);
+static const int64_t brief = INT64_C(300000000);
+
+enum { COUNT = 64 };
+
+static void nothing_left(void) {
+  assert_int_equal(cudasim_live(), 0);
+}
+
+static bool says(const char *text) {
+  return strstr(dc_last_error(), text) != NULL;
+}
+
+/* ---- before there is a communicator ---- */
+
+static void refuses_arguments(card_rank *c) {
+  dc_device *cpu, *other;
+  dc_stream *stream;
+  int64_t count = COUNT;
+  FAILS(&c->r, dc_comm_create_nccl(NULL, c->r.device, &c->nccl), DC_E_INVALID, "comm is NULL");
+  FAILS(&c->r, dc_comm_create_nccl(c->r.comm, NULL, &c->nccl), DC_E_INVALID, "device is NULL");
+  FAILS(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, NULL), DC_E_INVALID, "nccl is NULL");
+  FAILS(&c->r, dc_nccl_version(NULL), DC_E_INVALID, "version is NULL");
+  OK(&c->r, dc_device_open("cpu", NULL, &cpu));
+  dc_status status = dc_comm_create_nccl(c->r.comm, cpu, &c->nccl);
+  dc_device_destroy(cpu);
+  CHECK(&c->r, status == DC_E_UNSUPPORTED && says("device \"cpu\" is no card"));
+  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+  OK(&c->r, dc_device_open("cuda:5", NULL, &other));
+  status = dc_stream_create(other, &stream);
+  dc_tensor t = flat(&status, &count, DC_FLOAT32); /* never read */
+  if (status == DC_OK) {
+    status = dc_comm_all_reduce(c->nccl, &t, DC_SUM, stream);
+    dc_stream_destroy(stream);
+  }
+  dc_device_destroy(other);
+  CHECK(&c->r, status == DC_E_INVALID && says("cannot exchange memory of device \"cuda:5\", it was made for another"));
+}
+
+static void test_arguments(void **state) {
+  (void)state;
+  on_cards(1, false, second, refuses_arguments);
+  nothing_left();
+}
+
+static void finds_none(card_rank *c) {
+  CHECK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl) == DC_E_UNSUPPORTED);
+  CHECK(&c->r, says("is version 2.18.5, 2.19 or later is needed"));
+  OK(&c->r, dc_comm_check(c->r.comm)); /* nobody waits for anybody: the ranks go on without */
+  OK(&c->r, dc_comm_barrier(c->r.comm));
+}
+
+static void test_versions(void **state) {
+  (void)state;
+  int32_t version = 0;
+  assert_int_equal(dc_nccl_version(&version), DC_OK);
+  assert_int_equal(version, 22907);
+  ncclsim_set_version(21805);
+  on_cards(2, true, 10 * second, finds_none);
+  ncclsim_set_version(2804);
+  assert_int_equal(dc_nccl_version(&version), DC_E_UNSUPPORTED);
+  assert_true(says("is version 2.8.4, 2.19 or later is needed"));
+  ncclsim_reset();
+  assert_int_equal(setenv("DC_CUDA_LIB_DIR", "/nowhere", 1), 0);
+  assert_int_equal(dc_nccl_version(&version), DC_E_UNSUPPORTED);
+  assert_true(says("NCCL: there is none: /nowhere/libnccl.so.2: cannot open"));
+  unsetenv("DC_CUDA_LIB_DIR");
+  nothing_left();
+}
+
+/* One of two ranks has none; which of them, nobody knows. */
+static void one_has_none(card_rank *c) {
+  CHECK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl) == DC_E_UNSUPPORTED);
+  CHECK(&c->r, says("ncclGetVersion of") || says("has none that can be used"));
+  OK(&c->r, dc_comm_barrier(c->r.comm));
+}
+
+static void test_one_rank_without(void **state) {
+  (void)state;
+  cudasim_fail("ncclGetVersion", 1, 2);
+  on_cards(2, true, 10 * second, one_has_none);
+  nothing_left();
+}
+
+/* ---- ranks that stay away ---- */
+
+/* Whose deadline is over first says so to all. */
+static bool is_late(dc_status status) {
+  return (status == DC_E_TIMEOUT || status == DC_E_ABORTED) && says("s at ") &&
+         says("a card or a rank does not answer");
+}
+
+static void starts_alone(card_rank *c) {
+  CHECK(&c->r, is_late(dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl)));
+  CHECK(&c->r, says("the start of NCCL"));
+  CHECK(&c->r, dc_comm_check(c->r.comm) != DC_OK); /* and the group is over */
+}
+
+static void test_a_rank_never_starts(void **state) {
+  (void)state;
+  ncclsim_stall(1);
+  on_cards(2, true, brief, starts_alone);
+  nothing_left();
+}
+
+/* An all-gather on the rank's stream; the status is the communicator's afterwards. */
+static dc_status gather(card_rank *c, int64_t count, float *block) {
+  int64_t all = count * c->r.world;
+  dc_tensor from = flat(block, &count, DC_FLOAT32), to = flat(block + COUNT, &all, DC_FLOAT32);
+  dc_status status = dc_comm_all_gather(c->nccl, &from, &to, NULL, c->stream);
+  status = status != DC_OK ? status : dc_stream_synchronize(c->stream, 0);
+  return status != DC_OK ? status : dc_comm_check(c->nccl);
+}
+
+/* Runs a gather with `before` done once all ranks have their communicators. */
+static dc_status gather_after(card_rank *c, void (*before)(void), int64_t count) {
+  enum { BYTES = 16 * COUNT * sizeof(float) };
+  float *block = on_card(c, BYTES);
+  dc_status status = dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl);
+  status = status != DC_OK ? status : dc_comm_barrier(c->nccl);
+  if (c->r.rank == 0) {
+    before();
+  }
+  status = status != DC_OK ? status : dc_comm_barrier(c->nccl);
+  status = status != DC_OK ? status : gather(c, count, block);
+  off_card(c, block, BYTES);
+  return status;
+}
+
+static void stall_one(void) {
+  ncclsim_stall(1);
+}
+
+static void gathers_alone(card_rank *c) {
+  CHECK(&c->r, is_late(gather_after(c, stall_one, COUNT)));
+  CHECK(&c->r, says("all_gather"));
+  dc_status first = dc_comm_check(c->nccl);
+  CHECK(&c->r, first != DC_OK && dc_comm_barrier(c->nccl) == first); /* sticky */
+  CHECK(&c->r, dc_comm_check(c->r.comm) != DC_OK);
+}
+
+static void test_a_rank_hangs(void **state) {
+  (void)state;
+  on_cards(3, true, brief, gathers_alone);
+  nothing_left();
+}
+
+static void aborts(card_rank *c) {
+  if (c->r.rank == 0) {
+    CHECK(&c->r, gather_after(c, stall_one, COUNT) == DC_E_ABORTED);
+  } else {
+    enum { BYTES = 16 * COUNT * sizeof(float) };
+    float *block = on_card(c, BYTES);
+    int64_t count = COUNT, all = COUNT * c->r.world;
+    dc_tensor from = flat(block, &count, DC_FLOAT32), to = flat(block + COUNT, &all, DC_FLOAT32);
+    OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+    OK(&c->r, dc_comm_barrier(c->nccl));
+    OK(&c->r, dc_comm_barrier(c->nccl));
+    OK(&c->r, dc_comm_all_gather(c->nccl, &from, &to, NULL, c->stream));
+    dc_comm_abort(c->nccl, "seen enough");
+    OK(&c->r, dc_stream_synchronize(c->stream, 0));
+    off_card(c, block, BYTES);
+    CHECK(&c->r, dc_comm_check(c->nccl) == DC_E_ABORTED);
+  }
+  CHECK(&c->r, says("rank 1 aborted the group: seen enough"));
+}
+
+static void test_an_abort_ends_nccl(void **state) {
+  (void)state;
+  on_cards(2, true, 100 * second, aborts); /* far from any deadline */
+  assert_int_equal(cudasim_calls("ncclCommAbort"), 2);
+  nothing_left();
+}
+
+/* ---- what arrives later ---- */
+
+static void break_one(void) {
+  ncclsim_break(1, DC__NCCL_REMOTE_ERROR);
+}
+
+static void breaks(card_rank *c) {
+  dc_status status = gather_after(c, break_one, COUNT);
+  CHECK(&c->r, status == (c->r.rank == 1 ? DC_E_PEER_DEAD : DC_E_ABORTED));
+  CHECK(&c->r, says("NCCL 2.29.7 on rank 1: ") && says("remote process exited or there was a network error (6)"));
+}
+
+static void test_an_asynchronous_error(void **state) {
+  (void)state;
+  on_cards(3, false, 100 * second, breaks);
+  nothing_left();
+}
+
+static void do_nothing(void) {}
+
+static void mismatches(card_rank *c) {
+  int groups = cudasim_calls("ncclGroupStart");
+  CHECK(&c->r, gather_after(c, do_nothing, COUNT - c->r.rank) == DC_E_MISMATCH);
+  CHECK(&c->r, says("rank 1 called all_gather (126 elements") && cudasim_calls("ncclGroupStart") == groups);
+}
+
+static void test_a_mismatch_is_found_first(void **state) {
+  (void)state;
+  on_cards(2, true, 100 * second, mismatches);
+  nothing_left();
+}
+
+/* A lost device's groups never run; the other rank hears of it. */
+static void loses_card(card_rank *c) {
+  dc_status status = gather_after(c, do_nothing, COUNT);
+  CHECK(&c->r, status == DC_OK);
+  int64_t count = COUNT;
+  float *block = on_card(c, COUNT * sizeof *block);
+  dc_tensor data = flat(block, &count, DC_FLOAT32);
+  if (c->r.rank == 0) {
+    cudasim_fail("cuLaunchKernel", 0, 700);
+  }
+  status = dc_comm_all_reduce(c->nccl, &data, DC_SUM, c->stream);
+  status = status != DC_OK ? status : dc_stream_synchronize(c->stream, 0);
+  status = status != DC_OK ? status : dc_comm_check(c->nccl);
+  bool named = says("CUDA_ERROR_ILLEGAL_ADDRESS");
+  off_card(c, block, COUNT * sizeof *block);
+  CHECK(&c->r, (status == DC_E_DEVICE || status == DC_E_ABORTED) && named);
+}
+
+static void test_a_lost_device(void **state) {
+  (void)state;
+  on_cards(2, true, 100 * second, loses_card);
+}
+
+/* ---- every call failing in turn ---- */
+
+static void use_all(card_rank *c) {
+  enum { BYTES = 16 * COUNT * sizeof(float) };
+  float *block = on_card(c, BYTES);
+  int64_t count = COUNT, all = COUNT * c->r.world;
+  dc_comm *copy = NULL;
+  if (dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl) == DC_OK && dc_comm_dup(c->nccl, &copy) == DC_OK) {
+    dc_tensor from = flat(block, &count, DC_FLOAT32), to = flat(block + COUNT, &all, DC_FLOAT32);
+    void *heap = NULL;
+    if (copy->ops->heap_alloc(copy, BYTES, &heap) == DC_OK) {
+      copy->ops->heap_free(copy, heap, BYTES);
+    }
+    (void)dc_comm_all_gather(c->nccl, &from, &to, NULL, c->stream);
+    (void)dc_comm_broadcast(copy, &to, 0, c->stream);
+    (void)dc_comm_all_reduce(copy, &to, DC_MEAN, c->stream);
+    (void)dc_stream_synchronize(c->stream, 0);
+  }
+  dc_comm_destroy(copy);
+  off_card(c, block, BYTES);
+}
+
+static void test_every_call_fails(void **state) {
+  (void)state;
+  static const char *const functions[] = {
+#define X(name, result, arguments) #name,
+      DC__NCCL_FUNCTIONS(X)
+#undef X
+  };
+  static const int errors[] = {1, 2, 3, 4, 5, 6};
+  int calls[DC__COUNT(functions)];
+  on_cards(2, true, 100 * second, use_all);
+  nothing_left();
+  for (size_t f = 0; f < DC__COUNT(functions); f++) {
+    calls[f] = cudasim_calls(functions[f]);
+  }
+  for (size_t f = 0; f < DC__COUNT(functions); f++) {
+    int most = calls[f] < 5 ? calls[f] : 5;
+    for (int before = 0; before < most; before++) {
+      clean_state(state);
+      cudasim_fail(functions[f], before, errors[(f + (size_t)before) % DC__COUNT(errors)]);
+      on_cards(2, true, 100 * second, use_all);
+      if (cudasim_live() != 0 || cudasim_depth() != 0) {
+        fail_msg("%s, call %d: %d things stay behind", functions[f], before, cudasim_live());
+      }
+    }
+  }
+}
+
+#define TEST(name) cmocka_unit_test_setup(name, clean_state)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(test_arguments),
+      TEST(test_versions),
+      TEST(test_one_rank_without),
+      TEST(test_a_rank_never_starts),
+      TEST(test_a_rank_hangs),
+      TEST(test_an_abort_ends_nccl),
+      TEST(test_an_asynchronous_error),
+      TEST(test_a_mismatch_is_found_first),
+      TEST(test_a_lost_device),
+      TEST(test_every_call_fails),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

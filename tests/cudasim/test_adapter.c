@@ -1,0 +1,281 @@
+/* The PyTorch adapter's CUDA key: its own sources, on a PyTorch without PyTorch (torchsim.h), on a driver without a
+ * card (cudasim.h). Every operator as the dispatcher calls it. */
+#include "adapter_run.h"
+
+#include <time.h>
+
+#include "adapter.h"
+#include "cudasim.h"
+#include "device/device.h"
+
+/* Stops a stream until the gate is open. */
+static void wait_at_gate(void *user) {
+  while (atomic_load(*(atomic_int **)user) == 0) {
+    nanosleep(&(struct timespec){0, 100000}, NULL);
+  }
+}
+
+static void stop(void *native, atomic_int *gate) {
+  dc_stream *stream;
+  assert_int_equal(dc_stream_wrap(memory, native, &stream), DC_OK);
+  dc__stream_note(stream, wait_at_gate, &gate, sizeof gate);
+  dc_stream_destroy(stream);
+}
+
+/* ---- what the operators do ---- */
+
+static void test_values_are_the_cpus(void **state) {
+  (void)state;
+  float on_cpu[FLOATS], on_cuda[FLOATS];
+  run r = opened("CPU");
+  operators(&r, on_cpu);
+  fine(&r);
+  close_run(&r);
+  r = opened("CUDA");
+  for (int round = 0; round < 3; round++) {
+    operators(&r, on_cuda);
+    fine(&r);
+    assert_memory_equal(on_cpu, on_cuda, sizeof on_cpu);
+  }
+  close_run(&r);
+  assert_true(on_cpu[0] == 1 && on_cpu[2 * NUMEL] == 7 && on_cpu[4 * NUMEL] == 50 && on_cpu[4 * NUMEL + LARGE] == 50);
+}
+
+static void test_alloc_and_fakes(void **state) {
+  (void)state;
+  run r = opened("CUDA");
+  for (int32_t kind = DC_MEMORY_DEVICE; kind <= DC_MEMORY_HOST; kind++) {
+    const dct_value shape[2] = {3, 5};
+    float values[NUMEL];
+    int32_t index = 0;
+    dct_value stack[3] = {torchsim_list(shape, 2, false), SIM_FLOAT32, (dct_value)kind};
+    dct_tensor t = dct_as_tensor(call(&r, "dc_rt", "alloc", "CompositeExplicitAutograd", stack, 3, 1));
+    fine(&r);
+    assert_int_equal(torchsim_device(t, &index), kind == DC_MEMORY_HOST ? SIM_CPU : SIM_CUDA);
+    keep(&r, t, values);
+    assert_true(values[0] == 0 && values[NUMEL - 1] == 0);
+  }
+  dct_value stack[4] = {dct_as_value(torchsim_tensor(SIM_META, 0, SIM_FLOAT32, 1, NONE)), GRAPH, 0, 0};
+  dct_tensor fake = dct_as_tensor(call(&r, "dc", "allgather_param", "Meta", stack, 4, 1));
+  int32_t index = 0;
+  fine(&r);
+  assert_int_equal(torchsim_device(fake, &index), SIM_META);
+  torchsim_drop(fake);
+  close_run(&r);
+}
+
+/* A gradient that its stream has not come to writing yet is read when it has, whatever stream is current by then. */
+static void test_the_current_stream_is_followed(void **state) {
+  (void)state;
+  static float values[2][NUMEL];
+  atomic_int gate = 0;
+  run r = opened("CUDA");
+  for (int i = 0; i < 2; i++) {
+    dc_stream *theirs;
+    set_stream(&r, streams[1 + i]);
+    dct_tensor grad = tensor_of(&r, 2, SHAPE);
+    for (int k = 0; k < NUMEL; k++) {
+      values[i][k] = (float)(1 + k + 20 * i);
+    }
+    if (i == 0) {
+      stop(streams[1], &gate);
+    }
+    assert_int_equal(dc_stream_wrap(memory, streams[1 + i], &theirs), DC_OK);
+    dc__stream_copy(theirs, torchsim_data(grad), values[i], sizeof values[i]);
+    dc_stream_destroy(theirs);
+    dct_tensor nothing = op(&r, "reduce_grad", grad, i);
+    fine(&r);
+    torchsim_drop(nothing);
+  }
+  atomic_store(&gate, 1);
+  set_stream(&r, streams[0]);
+  end_backward(&r);
+  fine(&r);
+  for (int i = 0; i < 2; i++) {
+    float found[NUMEL];
+    read_values(&r, r.grad[i], found);
+    assert_memory_equal(found, values[i], sizeof found);
+  }
+  close_run(&r);
+}
+
+/* More than are remembered; and calls of the library that are no operators. */
+static void test_many_streams(void **state) {
+  (void)state;
+  enum { MOST = 40 };
+  void *native[MOST];
+  run r = opened("CUDA");
+  for (int i = 0; i < MOST; i++) {
+    native[i] = cudasim_stream();
+  }
+  for (int i = 0; i < 3 * MOST && r.error == NULL; i++) {
+    float values[FLOATS] = {0};
+    set_stream(&r, native[i % 2 == 0 ? i % MOST : 0]);
+    assert_null(dct_follow_now(r.context));
+    gather_steps(&r, values);
+    assert_true(r.error != NULL || (values[0] == 1 && values[NUMEL] == 101));
+  }
+  fine(&r);
+  set_stream(&r, streams[0]);
+  close_run(&r);
+  for (int i = 0; i < MOST; i++) {
+    cudasim_stream_end(native[i]);
+  }
+}
+
+/* The offload stream reads behind PyTorch's back, so the tensor outlives its last owner. */
+static void test_an_offloaded_tensor_is_kept(void **state) {
+  (void)state;
+  float found[LARGE];
+  atomic_int gate = 0;
+  run r = opened("CUDA");
+  set_stream(&r, streams[1]);
+  dct_tensor x = tensor_of(&r, 1, MANY);
+  write_values(&r, x, 50);
+  int before = torchsim_live();
+  set_stream(&r, streams[2]);
+  stop(streams[2], &gate);
+  torchsim_drop(op(&r, "offload_tensor", x, 3));
+  dct_tensor host = op(&r, "wait_offload", token(&r), 3);
+  fine(&r);
+  drained(streams[1]);                           /* where its memory would be used again */
+  assert_int_equal(torchsim_live(), before + 1); /* x, and the host copy */
+  atomic_store(&gate, 1);
+  drained(streams[2]);
+  keep(&r, host, found);
+  assert_true(found[0] == 50 && found[LARGE - 1] == 50 + LARGE - 1);
+  assert_null(dct_follow_now(r.context));
+  assert_int_equal(torchsim_live(), before - 1);
+  x = tensor_of(&r, 1, MANY);
+  torchsim_drop(op(&r, "offload_tensor", x, 4)); /* and nobody waits */
+  close_run(&r);
+}
+
+static void test_a_steady_step_makes_nothing(void **state) {
+  (void)state;
+  float values[FLOATS];
+  run r = opened("CUDA");
+  int events = 0, blocks = 0;
+  for (int round = 0; round < 40; round++) {
+    set_stream(&r, streams[round % 3]);
+    offload_steps(&r, values);
+    drained(streams[round % 3]);
+    if (round == 10) {
+      events = cudasim_calls("cuEventCreate");
+      blocks = cudasim_calls("cuStreamCreate");
+    }
+  }
+  fine(&r);
+  assert_int_equal(cudasim_calls("cuEventCreate"), events);
+  assert_int_equal(cudasim_calls("cuStreamCreate"), blocks);
+  close_run(&r);
+}
+
+/* ---- threads ---- */
+
+typedef struct job {
+  dc_comm *comm;
+  int number;
+  run *shared;
+  float values[FLOATS];
+  const char *error;
+} job;
+
+static void *rank_thread(void *arg) {
+  job *j = arg;
+  run r;
+  torchsim_set_stream(streams[j->number]);
+  if (open_run(&r, "CUDA", j->comm, GRAPH + j->number) != DC_OK) {
+    j->error = "set-up";
+    return NULL;
+  }
+  set_stream(&r, streams[j->number]);
+  for (int round = 0; round < 3; round++) {
+    set_stream(&r, streams[(j->number + round % 2) % 3]);
+    operators(&r, j->values);
+  }
+  j->error = r.error;
+  close_run(&r);
+  dc_comm_destroy(j->comm);
+  return NULL;
+}
+
+/* Threads of one context, each with a current stream of its own. */
+static void *stream_thread(void *arg) {
+  job *j = arg;
+  run r = *j->shared;
+  set_stream(&r, streams[j->number]);
+  for (int round = 0; round < 30 && r.error == NULL; round++) {
+    float found[LARGE];
+    dct_tensor x = tensor_of(&r, 1, MANY);
+    write_values(&r, x, (float)(1 + j->number + 2 * round));
+    dct_tensor host = op(&r, "offload_tensor", x, 10 + j->number);
+    host = host == NULL ? NULL : op(&r, "wait_offload", host, 10 + j->number);
+    drained(r.native);
+    keep(&r, host, found);
+    if (r.error == NULL && found[0] != (float)(1 + j->number + 2 * round)) {
+      r.error = "wrong values";
+    }
+  }
+  j->error = r.error;
+  return NULL;
+}
+
+static void in_two_threads(void *(*body)(void *arg), job jobs[2]) {
+  pthread_t threads[2];
+  for (int i = 0; i < 2; i++) {
+    jobs[i].number = i;
+    assert_int_equal(pthread_create(&threads[i], NULL, body, &jobs[i]), 0);
+  }
+  for (int i = 0; i < 2; i++) {
+    pthread_join(threads[i], NULL);
+  }
+  for (int i = 0; i < 2; i++) {
+    if (jobs[i].error != NULL) {
+      fail_msg("thread %d: %s", i, jobs[i].error);
+    }
+  }
+}
+
+static void test_ranks_as_threads(void **state) {
+  (void)state;
+  static job jobs[2];
+  dc_comm *comms[2];
+  memset(jobs, 0, sizeof jobs);
+  assert_int_equal(dc_comm_create_threads(2, NULL, comms), DC_OK);
+  jobs[0].comm = comms[0];
+  jobs[1].comm = comms[1];
+  in_two_threads(rank_thread, jobs);
+  assert_memory_equal(jobs[0].values, jobs[1].values, 2 * NUMEL * sizeof(float)); /* the gathered weights */
+}
+
+static void test_threads_of_one_context(void **state) {
+  (void)state;
+  job jobs[2];
+  memset(jobs, 0, sizeof jobs);
+  run r = opened("CUDA");
+  jobs[0].shared = jobs[1].shared = &r;
+  in_two_threads(stream_thread, jobs);
+  close_run(&r);
+}
+
+static int begin(void **state) {
+  (void)state;
+  int status = dct_register();
+  registered = torchsim_live();
+  return status;
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(test_values_are_the_cpus),
+      TEST(test_alloc_and_fakes),
+      TEST(test_the_current_stream_is_followed),
+      TEST(test_many_streams),
+      TEST(test_an_offloaded_tensor_is_kept),
+      TEST(test_a_steady_step_makes_nothing),
+      TEST(test_ranks_as_threads),
+      TEST(test_threads_of_one_context),
+  };
+  return cmocka_run_group_tests(tests, begin, NULL);
+}

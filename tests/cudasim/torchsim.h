@@ -1,0 +1,49 @@
+/* A PyTorch with CUDA, without PyTorch and without CUDA: libtorch's C shim as the adapter finds it in a process, over
+ * the simulated driver. The adapter's sources run on it unchanged.
+ *
+ *   tensors     counted storages on the CPU or on the device; memory of a tensor on the device that dies is overwritten
+ *               in the order of the stream that it was taken on, as it may be by who gets it next from PyTorch
+ *   streams     a current one for each thread
+ *   operators   what the adapter registered, by name and key, to be called as the dispatcher calls
+ *
+ * Any function can be made to fail, and any symbol to be missing. The adapter is compiled with -Ddlopen=torchsim_dlopen
+ * and -Ddlsym=torchsim_dlsym. */
+#ifndef TESTS_TORCHSIM_H
+#define TESTS_TORCHSIM_H
+
+#include "shim.h"
+
+enum { SIM_CPU = 0, SIM_CUDA = 1, SIM_META = 14, SIM_FLOAT32 = 6, SIM_BFLOAT16 = 15 };
+
+/* Memory on the device comes from this one; NULL waits until all of it is given back. */
+void torchsim_use(dc_device *device);
+/* Tensors, lists, optional values and libraries that exist. */
+int torchsim_live(void);
+
+/* The function's call after `before` others from now on fails, once. */
+void torchsim_fail(const char *function, int before);
+/* Whether it has come to that since; no call fails from now on. */
+bool torchsim_failed(void);
+/* A symbol, or a library, that the process does not have; NULL: it has all. */
+void torchsim_hide(const char *name);
+
+/* This thread's current stream, of the simulated driver. */
+void torchsim_set_stream(void *native);
+
+/* What a stack is made of. Tensors are new and uninitialised; index 1 has no memory. */
+dct_tensor torchsim_tensor(int32_t device, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes);
+dct_tensor torchsim_again(dct_tensor tensor);      /* another handle */
+dct_tensor torchsim_transposed(dct_tensor tensor); /* a view of a matrix */
+void torchsim_drop(dct_tensor tensor);
+dct_value torchsim_list(const dct_value *items, size_t count, bool tensors); /* takes the tensors */
+dct_value torchsim_some(dct_value value);                                    /* of an optional */
+void *torchsim_data(dct_tensor tensor);
+int64_t torchsim_numel(dct_tensor tensor);
+int32_t torchsim_device(dct_tensor tensor, int32_t *index);
+
+/* Calls an operator by the kernel of a key. NULL, or the error that it raised; its arguments are gone in both cases. */
+const char *torchsim_call(const char *ns, const char *name, const char *key, dct_value *stack, uint64_t inputs,
+                          uint64_t outputs);
+bool torchsim_has(const char *ns, const char *name, const char *key);
+
+#endif

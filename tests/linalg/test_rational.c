@@ -1,0 +1,171 @@
+/* Inverse roots without a decomposition: the sum of fractions behind them, the result on spectra of all kinds and at
+ * all sizes around a panel's, and what they leave to eigenvectors. */
+#include "linalg/spectral.h"
+#include "linalg_test.h"
+
+/* second-order: 18 */
+static void test_fractions(void **state) {
+  (void)state;
+  double shifts[DC__TRIDIAGONAL_SHIFTS], weights[DC__TRIDIAGONAL_SHIFTS];
+  for (int32_t root = 1; root <= DC__RULES; root++) {
+    dc__rule rule = {0};
+    dc__rule_open(&rule, root);
+    for (double least = 1; least >= 1e-12; least /= 8) {
+      dc__rule_fractions(&rule, least, shifts, weights);
+      for (int step = 0; step <= 50; step++) {
+        double x = pow(least, step / 50.0);
+        double sum = 0;
+        for (int64_t k = 0; k < DC__TRIDIAGONAL_SHIFTS; k++) {
+          assert_true(weights[k] >= 0 && shifts[k] >= 0);
+          sum += weights[k] / (shifts[k] + x);
+        }
+        double error = fabs(sum * pow(x, 1.0 / root) - 1);
+        if (!(error <= (least >= 1e-10 ? 1e-12 : 2e-11))) {
+          fail_msg("root %d, least %g, x %g: relative error %g", (int)root, least, x, error);
+        }
+      }
+    }
+  }
+}
+
+/* |X^p A - I| for the root of A, whose spectrum is values' n. */
+static void check_root(int64_t n, const double *values, int32_t root, double tolerance) {
+  size_t bytes = (size_t)(n * n) * sizeof(double);
+  double *a = malloc(bytes), *x = malloc(bytes), *power = malloc(bytes), *next = malloc(bytes);
+  with_spectrum(a, n, values, (uint64_t)n);
+  dc_tensor ta = matrix(a, DC_FLOAT64, n, n), tx = matrix(x, DC_FLOAT64, n, n);
+  dc_spectral_options o = DC_SPECTRAL_OPTIONS_INIT;
+  dc_spectral_info info;
+  OK(dc_matrix_inverse_root(linalg, &ta, root, &o, NULL, &tx, &info, sizeof info));
+  assert_int_equal(info.path, DC_PATH_FRESH);
+  double least = INFINITY, most = 0;
+  for (int64_t i = 0; i < n; i++) {
+    least = fmin(least, values[i]);
+    most = fmax(most, values[i]);
+  }
+  assert_true(fabs(info.smallest - least) <= 1e-13 * most && fabs(info.largest - most) <= 1e-13 * most);
+  memcpy(power, a, bytes);
+  for (int32_t p = 0; p < root; p++) {
+    multiply(x, power, next, n, n, n);
+    double *swap = power;
+    power = next;
+    next = swap;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    power[i * n + i] -= 1;
+    for (int64_t j = 0; j < n; j++) {
+      assert_true(x[i * n + j] == x[j * n + i]);
+    }
+  }
+  memset(next, 0, bytes);
+  double gap = largest_gap(power, next, n * n);
+  if (!(gap <= tolerance * most / least)) {
+    fail_msg("n %d, root %d: |X^p A - I| is %g", (int)n, (int)root, gap);
+  }
+  free(a);
+  free(x);
+  free(power);
+  free(next);
+}
+
+/* second-order: 1, 18 */
+static void test_sizes(void **state) {
+  (void)state;
+  const int64_t sizes[] = {1, 2, 3, 7, 8, 9, 16, 17, 18, 33, 48, 49, 50, 97, 129, 130, 200, 257};
+  for (size_t s = 0; s < DC__COUNT(sizes); s++) {
+    int64_t n = sizes[s];
+    double values[300];
+    for (int64_t i = 0; i < n; i++) {
+      values[i] = pow(10, -3.0 * (double)i / (double)n);
+    }
+    check_root(n, values, 4, 1e-13);
+  }
+}
+
+/* second-order: 1, 18 */
+static void test_spectra(void **state) {
+  (void)state;
+  enum { N = 60 };
+  for (int kind = 0; kind < 6; kind++) {
+    double values[N];
+    for (int64_t i = 0; i < N; i++) {
+      const double all[] = {1,     (double)(1 + i / 8),     i == 0 ? 1e6 : 1, i < 5 ? 1 : 1e-6,
+                            1e200, 1e-200 * (double)(1 + i)};
+      values[i] = all[kind];
+    }
+    for (int32_t root = 1; root <= 8; root++) {
+      check_root(N, values, root, 1e-13);
+    }
+  }
+}
+
+/* Rank 3, and what rounding to float32 has made negative: taken for zero, as the definition says. */
+static void test_negative_rounding(void **state) {
+  (void)state;
+  enum { N = 50 };
+  double values[N] = {0}, wide[N * N], want[N * N], x[N * N];
+  float a[N * N];
+  values[0] = 1;
+  values[1] = 0.5;
+  values[2] = 0.25;
+  with_spectrum(wide, N, values, 3);
+  for (int64_t i = 0; i < N * N; i++) {
+    a[i] = (float)wide[i];
+    wide[i] = (double)a[i];
+  }
+  double vectors[N * N], scaled[N * N];
+  dc_tensor ta = matrix(wide, DC_FLOAT64, N, N), tw = vector(values, DC_FLOAT64, N);
+  dc_tensor tv = matrix(vectors, DC_FLOAT64, N, N);
+  OK(dc_eigh(linalg, &ta, NULL, &tw, &tv, NULL, 0));
+  assert_true(values[0] < -1e-10);
+  for (int64_t i = 0; i < N; i++) {
+    for (int64_t j = 0; j < N; j++) {
+      scaled[j * N + i] = vectors[i * N + j] * pow(fmax(values[j], 0) + 1e-8, -0.25);
+    }
+  }
+  multiply(vectors, scaled, want, N, N, N);
+  dc_spectral_options o = DC_SPECTRAL_OPTIONS_INIT;
+  o.eps_abs = 1e-8;
+  o.precision = DC_FLOAT64;
+  float narrow[N * N];
+  dc_tensor tf = matrix(a, DC_FLOAT32, N, N), tx = matrix(narrow, DC_FLOAT32, N, N);
+  OK(dc_matrix_inverse_root(linalg, &tf, 4, &o, NULL, &tx, NULL, 0));
+  for (int64_t i = 0; i < N * N; i++) {
+    x[i] = (double)narrow[i];
+  }
+  assert_true(largest_gap(x, want, N * N) <= 1e-5);
+}
+
+/* One matrix at a time on two threads, several at once, and one thread: the same bits. */
+static void test_threads(void **state) {
+  (void)state;
+  enum { N = 150, COUNT = 3 };
+  double *a = malloc(COUNT * N * N * sizeof *a), *x = malloc(2 * COUNT * N * N * sizeof *x);
+  double values[N];
+  for (int64_t m = 0; m < COUNT; m++) {
+    for (int64_t i = 0; i < N; i++) {
+      values[i] = (double)(1 + (i + m) % 7);
+    }
+    with_spectrum(a + m * N * N, N, values, (uint64_t)m);
+  }
+  dc_linalg *one = open_linalg(1, 0);
+  dc_tensor ta = batch(a, DC_FLOAT64, COUNT, N, N), tx = batch(x, DC_FLOAT64, COUNT, N, N);
+  OK(dc_matrix_inverse_root(linalg, &ta, 2, NULL, NULL, &tx, NULL, 0));
+  for (int64_t m = 0; m < COUNT; m++) {
+    dc_tensor tm = matrix(a + m * N * N, DC_FLOAT64, N, N);
+    dc_tensor to = matrix(x + (COUNT + m) * N * N, DC_FLOAT64, N, N);
+    OK(dc_matrix_inverse_root(m == 0 ? one : linalg, &tm, 2, NULL, NULL, &to, NULL, 0));
+  }
+  assert_memory_equal(x, x + COUNT * N * N, COUNT * N * N * sizeof *x);
+  dc_linalg_destroy(one);
+  free(a);
+  free(x);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_fractions),         cmocka_unit_test(test_sizes),   cmocka_unit_test(test_spectra),
+      cmocka_unit_test(test_negative_rounding), cmocka_unit_test(test_threads),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}

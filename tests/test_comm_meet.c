@@ -1,0 +1,161 @@
+/* How processes meet: names and ranks that are taken, worlds that differ, ranks that never come or die on the way. */
+#include "comm_ranks.h"
+
+#include <signal.h>
+
+typedef struct meeting {
+  int32_t rank;
+  int32_t world;
+  dc_status status;
+  const char *says;
+  int64_t timeout_ns;
+} meeting;
+
+static pid_t meet(const char *name, const meeting *m) {
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    const dc_comm_options options = {sizeof options, m->timeout_ns, 0};
+    dc_comm *comm = NULL;
+    dc_status status = dc_comm_create_processes(name, m->rank, m->world, &options, &comm);
+    bool right = status == m->status && (status == DC_OK) == (comm != NULL) &&
+                 (m->says == NULL || strstr(dc_last_error(), m->says) != NULL);
+    if (!right) {
+      fprintf(stderr, "rank %d: status %d, must be %d; %s\n", m->rank, status, m->status, dc_last_error());
+    }
+    dc_comm_destroy(comm);
+    fflush(NULL);
+    _exit(right ? 0 : 1);
+  }
+  return child;
+}
+
+static void test_name_taken(void **state) {
+  (void)state;
+  char name[64];
+  const meeting first = {0, 2, DC_OK, NULL, 10000 * MS};
+  const meeting second = {0, 2, DC_E_EXISTS, "is taken by another group", 10000 * MS};
+  const meeting other = {1, 2, DC_OK, NULL, 10000 * MS};
+  pid_t a = meet(fresh_name(name), &first);
+  sleep_ms(200);
+  assert_int_equal(end_rank(meet(name, &second)), 0);
+  assert_int_equal(end_rank(meet(name, &other)), 0);
+  assert_int_equal(end_rank(a), 0);
+}
+
+static void test_rank_taken(void **state) {
+  (void)state;
+  char name[64];
+  const meeting zero = {0, 3, DC_OK, NULL, 10000 * MS};
+  const meeting one = {1, 3, DC_OK, NULL, 10000 * MS};
+  const meeting again = {1, 3, DC_E_EXISTS, "rank 1 is taken", 10000 * MS};
+  const meeting two = {2, 3, DC_OK, NULL, 10000 * MS};
+  pid_t a = meet(fresh_name(name), &zero);
+  pid_t b = meet(name, &one);
+  sleep_ms(200);
+  assert_int_equal(end_rank(meet(name, &again)), 0);
+  assert_int_equal(end_rank(meet(name, &two)), 0);
+  assert_int_equal(end_rank(a), 0);
+  assert_int_equal(end_rank(b), 0);
+}
+
+/* A rank that dies before the others have come may be started again. */
+static void test_rank_comes_again(void **state) {
+  (void)state;
+  char name[64];
+  const meeting zero = {0, 3, DC_OK, NULL, 10000 * MS};
+  const meeting one = {1, 3, DC_OK, NULL, 10000 * MS};
+  const meeting two = {2, 3, DC_OK, NULL, 10000 * MS};
+  pid_t a = meet(fresh_name(name), &zero);
+  pid_t b = meet(name, &one);
+  sleep_ms(200);
+  kill(b, SIGKILL);
+  assert_int_equal(end_rank(b), -SIGKILL);
+  b = meet(name, &one);
+  assert_int_equal(end_rank(meet(name, &two)), 0);
+  assert_int_equal(end_rank(a), 0);
+  assert_int_equal(end_rank(b), 0);
+}
+
+static void test_worlds_differ(void **state) {
+  (void)state;
+  char name[64];
+  const char *says = "rank 1 says world_size = 3 where rank 0 says 2";
+  const meeting zero = {0, 2, DC_E_MISMATCH, says, 10000 * MS};
+  const meeting one = {1, 3, DC_E_MISMATCH, says, 10000 * MS};
+  pid_t a = meet(fresh_name(name), &zero);
+  pid_t b = meet(name, &one);
+  assert_int_equal(end_rank(a), 0);
+  assert_int_equal(end_rank(b), 0);
+}
+
+static void test_nobody_comes(void **state) {
+  (void)state;
+  char name[64];
+  const meeting zero = {0, 4, DC_E_TIMEOUT, "ranks 2, 3 of 4 have not come after 0.3 s", 300 * MS};
+  const meeting one = {1, 4, DC_E_TIMEOUT, "ranks 2, 3 of 4 have not come after 0.3 s", 300 * MS};
+  const meeting alone = {1, 2, DC_E_TIMEOUT, "rank 0 of 2 has not come after 0.3 s", 300 * MS};
+  int64_t begin = dc__now_ns();
+  pid_t b = meet(fresh_name(name), &one);
+  pid_t a = meet(name, &zero);
+  assert_int_equal(end_rank(a), 0);
+  assert_int_equal(end_rank(b), 0);
+  assert_int_equal(end_rank(meet(fresh_name(name), &alone)), 0);
+  assert_true(within(begin, 600, 6000));
+}
+
+static void test_host_dies(void **state) {
+  (void)state;
+  char name[64];
+  const meeting zero = {0, 3, DC_OK, NULL, 10000 * MS};
+  const meeting one = {1, 3, DC_E_PEER_DEAD, "rank 0 ended", 10000 * MS};
+  pid_t a = meet(fresh_name(name), &zero);
+  pid_t b = meet(name, &one);
+  sleep_ms(200);
+  kill(a, SIGKILL);
+  assert_int_equal(end_rank(a), -SIGKILL);
+  assert_int_equal(end_rank(b), 0);
+}
+
+/* ---- and part ---- */
+
+/* Who waits for something else than a collective can look whether the others live. */
+static int watched(dc_comm *comm, void *arg) {
+  (void)arg;
+  CHECK_OK(dc_comm_barrier(comm));
+  if (comm->rank == 1) {
+    raise(SIGKILL);
+  }
+  while (dc__comm_check(comm) == DC_OK) { /* the test's own limit is the deadline */
+    sleep_ms(1);
+    comm->ops->watch(comm);
+  }
+  CHECK(dc__comm_check(comm) == DC_E_PEER_DEAD);
+  CHECK_SAYS("rank 1 died (its process ended)");
+  return 0;
+}
+
+static void test_a_death_is_seen_without_a_collective(void **state) {
+  (void)state;
+  char name[64];
+  pid_t children[2];
+  fresh_name(name);
+  for (int32_t r = 0; r < 2; r++) {
+    children[r] = start_rank(name, r, 2, NULL, watched, NULL);
+  }
+  assert_int_equal(end_rank(children[1]), -SIGKILL);
+  assert_int_equal(end_rank(children[0]), 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_name_taken),
+      cmocka_unit_test(test_rank_taken),
+      cmocka_unit_test(test_rank_comes_again),
+      cmocka_unit_test(test_worlds_differ),
+      cmocka_unit_test(test_nobody_comes),
+      cmocka_unit_test(test_host_dies),
+      cmocka_unit_test(test_a_death_is_seen_without_a_collective),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

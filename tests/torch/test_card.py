@@ -1,0 +1,123 @@
+"""What scripts/gpu-check runs on a card, and `make test` in small on the CPU: the operators by PyTorch's own checks,
+and the byte GPT at every stage, on one rank and on two that are threads, in eager mode and compiled. DC_TEST_DEVICE names
+the device."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Iterator, List
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # sums in one order
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+import libdc  # noqa: E402
+import libdc.torch as dct  # noqa: E402
+from libdc.run import threads  # noqa: E402
+from libdc.torch import dc  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "gpt"))
+from model import CONFIGS, GPT  # noqa: E402
+from test_ops import GRAPH, KEPT, PLAIN, SAMPLES, SHAPE, D, Run, opcheck  # noqa: E402
+
+DEVICE = torch.device(os.environ.get("DC_TEST_DEVICE") or "cpu")
+ON_CARD = DEVICE.type == "cuda"
+STEPS = 200 if ON_CARD else 4
+_seeded = threading.Lock()  # threads share PyTorch's generator
+NAMES = list(SAMPLES) if ON_CARD else ["reduce_grad", "reload_tensor"]  # test_ops.py has all of them on the CPU
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    with DEVICE:
+        run = Run()
+        run.gather(PLAIN)
+        run.gather(KEPT)
+        x = torch.randn(SHAPE)
+        D.offload_tensor(x, GRAPH, 1)
+        D.wait_reload(D.reload_tensor(x, GRAPH, 1), GRAPH, 1)
+        yield run
+        dc.cleanup()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operators(run: Run, name: str) -> None:
+    for args in SAMPLES[name](run, torch.randn(SHAPE)):
+        opcheck(name, args)
+
+
+def losses(stage: int, comm: libdc.Comm, steps: int = STEPS, backend: str = "") -> List[float]:
+    """The bits of a training's losses, of one rank."""
+    config = CONFIGS["tiny"]
+    generator = torch.Generator().manual_seed(1 + comm.rank)
+    batches = torch.randint(256, (steps, config.batch, config.seq + 1), generator=generator).to(DEVICE)
+    with _seeded, DEVICE:
+        torch.manual_seed(0)
+        model = GPT(config)
+    dct.shard(model, stage=stage, comm=comm)
+    call = torch.compile(model, backend=backend) if backend else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    found = []
+    for batch in batches:
+        loss = call(batch[:, :-1], batch[:, 1:])
+        loss.backward()
+        dct.clip_grad_norm_(model, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.detach())
+    return torch.stack(found).tolist()
+
+
+@contextlib.contextmanager
+def one_order() -> Iterator[None]:
+    """The same sums in the same order in each run, by this thread's backward too."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def rank_thread(comm: libdc.Comm, stage: int) -> List[float]:
+    """On a card, ranks that are threads have a stream each, and do their backwards themselves."""
+    with contextlib.ExitStack() as stack:
+        if ON_CARD:
+            stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        return losses(stage, comm)
+
+
+def test_stages_have_the_same_losses() -> None:
+    with one_order():
+        of_stage = [losses(stage, libdc.Comm.single()) for stage in range(4)]
+    assert of_stage[1:] == of_stage[:1] * 3 and of_stage[0][-1] < of_stage[0][0]
+
+
+def test_stages_have_the_same_losses_on_two_ranks() -> None:
+    with one_order():
+        of_stage = [threads(2, lambda comm: rank_thread(comm, stage)) for stage in range(4)]
+    assert of_stage[1:] == of_stage[:1] * 3
+
+
+@pytest.mark.skipif(not ON_CARD, reason="needs a card; test_compile.py has it on the CPU")
+def test_a_compiled_step_has_the_bits_of_eager_mode() -> None:
+    with one_order():
+        comm = libdc.Comm.single()
+        assert losses(3, comm, 3, "libdc") == losses(3, comm, 3)
+
+
+@pytest.mark.skipif(not ON_CARD, reason="needs a card, for its streams")
+def test_ranks_that_share_a_stream_are_refused() -> None:
+    def rank(comm: Any) -> None:
+        with pytest.raises(ValueError, match="share CUDA's default stream"):
+            dct.shard(torch.nn.Linear(3, 3, device=DEVICE), comm=comm)
+
+    threads(2, rank)

@@ -1,0 +1,104 @@
+"""Where a model's and a context's tensors are: what is chosen by them, and what is refused. PyTorch's fake tensors are
+on CUDA devices that no machine need have."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+import libdc
+import libdc.torch as dct
+from libdc.torch import dc, devices, ops
+
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+D, RT = torch.ops.dc, torch.ops.dc_rt
+CONFIG = {key: 0 for key in libdc.Config._fields}
+GRAPH = 1 << 40
+
+
+class Params(nn.Module):
+    def __init__(self, *where: str) -> None:
+        super().__init__()
+        for i, device in enumerate(where):
+            self.register_parameter(f"p{i}", nn.Parameter(torch.empty(4, device=device)))
+
+
+@pytest.fixture
+def fakes() -> Iterator[None]:
+    with FakeTensorMode():
+        yield
+
+
+@pytest.fixture
+def graph_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What stands for a context on cuda:1 that a graph is bound to."""
+    context = SimpleNamespace(handle=8, device=SimpleNamespace(place=(2, 1), handle=16))
+    monkeypatch.setitem(ops._bound, GRAPH, context)
+    return context
+
+
+def refused(kind: Any, text: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    with pytest.raises(kind) as caught:
+        call(*args, **kwargs)
+    assert str(caught.value).startswith(text), caught.value
+
+
+def test_shard_wants_one_device(fakes: None) -> None:
+    refused(ValueError, "shard: p1 is on cuda:0, but p0 is on cpu: all parameters must be on one device",
+            dct.shard, Params("cpu", "cuda:0"))
+    refused(ValueError, "shard: p1 is on cuda:1, but p0 is on cuda:0: all", dct.shard, Params("cuda:0", "cuda:1"))
+    refused(ValueError, "shard: p0 is on meta, must be on the cpu or on a cuda device", dct.shard, Params("meta"))
+
+
+def test_without_a_cuda_device_it_says_what_is_missing(fakes: None) -> None:
+    if libdc.has_feature("cuda") and torch.cuda.is_available():
+        pytest.skip("here is one")
+    text = "tensors on cuda:0 need libdc's CUDA device: dc_device_open: "
+    refused(RuntimeError, "shard: " + text, dct.shard, Params("cuda:0"))
+    with torch.device("cuda:0"):
+        refused(RuntimeError, "dc.init: " + text, dc.init, None, CONFIG, 64)
+    with torch.device("meta"):
+        refused(ValueError, "dc.init: meta is a device that libdc does not have", dc.init, None, CONFIG, 64)
+
+
+def test_the_default_context_takes_tensors_of_its_device(fakes: None) -> None:
+    with _disable_current_modes():
+        dc.init(None, CONFIG, 64)
+    try:
+        assert ops.device() == devices.of(ops.context()) == torch.device("cpu")
+        refused(ValueError, "dc.register_z3_param: ds_tensor is on cuda:0 with layout torch.strided, must be a strided "
+                "tensor on cpu", dc.register_z3_param, 1, (4,), torch.empty(4, device="cuda:0"), None, False)
+    finally:
+        dc.cleanup()
+
+
+def test_fakes_are_on_the_graphs_device(fakes: None, graph_on_cuda: Any) -> None:
+    assert ops.device(GRAPH) == torch.device("cuda", 1)
+    x = torch.empty(3, 2, device="cuda:1")
+    host = D.offload_tensor(x, GRAPH, 1)
+    assert host.device == D.wait_offload(host, GRAPH, 1).device == torch.device("cpu")
+    for back in (D.reload_tensor(host, GRAPH, 1), D.wait_reload(host, GRAPH, 1), D.wait_allgather(x, GRAPH, 1),
+                 D.release_param(x, GRAPH, 1, 1), D.reduce_grad(x, GRAPH, 1)):
+        assert back.device == x.device
+    assert D.reload_tensor(host, 3, 1).device == torch.device("cpu"), "another graph's context is on the CPU"
+    assert RT.alloc([2], torch.float32, libdc.MemoryKind.DEVICE).device == ops.device()
+
+
+def test_a_context_on_cuda_wants_a_pytorch_with_cuda(graph_on_cuda: Any) -> None:
+    if torch.version.cuda is not None:
+        pytest.skip("here is one")
+    text = {"compiled": "libdc.torch: a context on cuda:1: this PyTorch has no CUDA",
+            "python": "libdc.torch: a context on cuda:1 needs the compiled operators"}[ops.backend]
+    refused(RuntimeError, text, ops.bind, GRAPH + 1, graph_on_cuda)
+    refused(RuntimeError, text, ops.set_context, graph_on_cuda)
+    assert GRAPH + 1 not in ops._bound and ops.context() is not graph_on_cuda and not ops._followed
+
+
+def test_streams_and_devices_of_the_cpu_are_none() -> None:
+    assert devices.current_stream(torch.device("cpu")) is None and devices.open_device("test", devices.CPU) is None
