@@ -12,6 +12,11 @@
 #define DC__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define DC__COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
+/* One function of a table that an open library fills; `missing` is its name if the library has none, else as it was. */
+#define DC__LOOK_UP(library, table, name, missing)  \
+  *(void **)&(table)->name = dlsym(library, #name); \
+  (missing) = (table)->name == NULL ? #name : (missing);
+
 /* ---- errors (status.c) ---- */
 
 /* Sets this thread's last error and returns status, so that a check reads

@@ -8,9 +8,7 @@
 
 static dc_status look_up(void *found, dc__nccl_library *library) {
   const char *missing = NULL;
-#define X(name, result, arguments)                \
-  *(void **)&library->name = dlsym(found, #name); \
-  missing = library->name == NULL ? #name : missing;
+#define X(name, result, arguments) DC__LOOK_UP(found, library, name, missing)
   DC__NCCL_FUNCTIONS(X)
 #undef X
   Dl_info where = {.dli_fname = "libnccl.so.2"};

@@ -11,9 +11,7 @@ static dc_status look_up(dc__cuda_driver *driver) {
     return dc__fail(DC_E_NO_DEVICE, "CUDA: no NVIDIA driver on this machine: %s", dlerror());
   }
   const char *missing = NULL;
-#define X(name, arguments)                         \
-  *(void **)&driver->name = dlsym(library, #name); \
-  missing = driver->name == NULL ? #name : missing;
+#define X(name, arguments) DC__LOOK_UP(library, driver, name, missing)
   DC__CU_FUNCTIONS(X)
 #undef X
   dlclose(library);

@@ -52,9 +52,7 @@ static dc_status look_up(dc__lt *lt, int driver_version) {
         dc_last_error());
   }
   const char *missing = NULL;
-#define X(name, arguments)                     \
-  *(void **)&lt->name = dlsym(library, #name); \
-  missing = lt->name == NULL ? #name : missing;
+#define X(name, arguments) DC__LOOK_UP(library, lt, name, missing)
   DC__LT_FUNCTIONS(X)
 #undef X
   dlclose(library);
