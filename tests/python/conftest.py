@@ -39,6 +39,28 @@ def launch(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     return run
 
 
+@pytest.fixture
+def on_the_simulated_driver(tmp_path: Path) -> Callable[[str], str]:
+    """Runs a script's text with the library that suite gcc built and a CUDA device on the simulated driver
+    (tests/cudasim), whose memory simulated.py reads and writes; returns what it printed."""
+    here = Path(__file__).resolve().parent
+    built = here.parents[1] / "build" / "gcc"
+    simulated = built / "tests" / "cudasim"
+    if not (simulated / "libdc_cuda.so").exists():
+        pytest.skip("suite gcc has not run")
+    (tmp_path / "libdc.so").symlink_to(built / "libdc.so")  # the plug-in is looked for beside it
+    (tmp_path / "libdc_cuda.so").symlink_to(simulated / "libdc_cuda.so")
+    environment = {**os.environ, "DC_LIBRARY": str(tmp_path / "libdc.so"), "LD_LIBRARY_PATH": str(simulated),
+                   "PYTHONPATH": os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))}
+
+    def run(text: str) -> str:
+        done = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, timeout=120, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
 def on_ranks(n: int, function: Callable[..., Any], *args: Any) -> list:
     """function(context, comm, *args) on n thread ranks, each with its own initialised context."""
 

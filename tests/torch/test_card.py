@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 import libdc  # noqa: E402
 import libdc.torch as dct  # noqa: E402
+from libdc import optim  # noqa: E402
 from libdc.run import threads  # noqa: E402
 from libdc.torch import dc  # noqa: E402
 
@@ -52,7 +53,7 @@ def test_operators(run: Run, name: str) -> None:
         opcheck(name, args)
 
 
-def losses(stage: int, comm: libdc.Comm, steps: int = STEPS, backend: str = "") -> List[float]:
+def losses(stage: int, comm: libdc.Comm, steps: int = STEPS, backend: str = "", ours: bool = False) -> List[float]:
     """The bits of a training's losses, of one rank."""
     config = CONFIGS["tiny"]
     generator = torch.Generator().manual_seed(1 + comm.rank)
@@ -62,7 +63,8 @@ def losses(stage: int, comm: libdc.Comm, steps: int = STEPS, backend: str = "") 
         model = GPT(config)
     dct.shard(model, stage=stage, comm=comm)
     call = torch.compile(model, backend=backend) if backend else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    optimizer = (optim.AdamW(model.parameters(), lr=1e-3) if ours
+                 else torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False))
     found = []
     for batch in batches:
         loss = call(batch[:, :-1], batch[:, 1:])
@@ -105,6 +107,39 @@ def test_stages_have_the_same_losses_on_two_ranks() -> None:
     with one_order():
         of_stage = [threads(2, lambda comm: rank_thread(comm, stage)) for stage in range(4)]
     assert of_stage[1:] == of_stage[:1] * 3
+
+
+def test_stages_have_the_same_losses_with_our_optimizer() -> None:
+    with one_order():
+        of_stage = [losses(stage, libdc.Comm.single(), ours=True) for stage in (0, 3)]
+    assert of_stage[0] == of_stage[1] and of_stage[0][-1] < of_stage[0][0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind, options", [(optim.AdamW, {"amsgrad": True}), (optim.SGD, {"momentum": 0.9})])
+def test_optimizers_have_the_bits_of_the_cpu(kind: Any, options: Any, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(7)
+    start = [torch.randn(shape, generator=generator).to(dtype) for shape in [(33, 17), (1,), (0, 3), (1000,)]]
+    here, there = ([torch.nn.Parameter(value.clone().to(device)) for value in start] for device in ("cpu", DEVICE))
+    sides = [(here, kind(here, lr=1e-2, **options)), (there, kind(there, lr=1e-2, **options))]
+    for step in range(6):
+        if step == 3:  # a state goes from one to the other
+            saved = [optimizer.state_dict() for _, optimizer in sides]
+            sides = [(params, kind(params, lr=1e-2, **options)) for params, _ in sides]
+            for (_, optimizer), state in zip(sides, saved[::-1]):
+                optimizer.load_state_dict(state)
+        grads = [torch.randn(value.shape, generator=generator).to(dtype) for value in start]
+        for params, optimizer in sides:
+            for param, grad in zip(params, grads):
+                param.grad = grad.to(param.device) * 0.5  # work of the current stream that the step must see
+            optimizer.step()
+    for p, q in zip(here, there):
+        assert torch.equal(p.detach(), q.detach().cpu())
+        states = [optimizer.state[param] for param, (_, optimizer) in zip((p, q), sides)]
+        assert states[0].keys() == states[1].keys()
+        for name, value in states[0].items():
+            assert states[1][name].device == (value.device if name == "step" else q.device), name
+            assert torch.equal(value, states[1][name].cpu()), name
 
 
 @pytest.mark.skipif(not ON_CARD, reason="needs a card; test_compile.py has it on the CPU")

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import libdc
 import libdc.torch as dct
+from libdc import optim
 from libdc.torch import dc, devices, ops
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer")
@@ -61,10 +62,39 @@ def test_without_a_cuda_device_it_says_what_is_missing(fakes: None) -> None:
         pytest.skip("here is one")
     text = "tensors on cuda:0 need libdc's CUDA device: dc_device_open: "
     refused(RuntimeError, "shard: " + text, dct.shard, Params("cuda:0"))
+    refused(RuntimeError, "AdamW: " + text, optim.AdamW, Params("cuda:0").parameters())
     with torch.device("cuda:0"):
         refused(RuntimeError, "dc.init: " + text, dc.init, None, CONFIG, 64)
     with torch.device("meta"):
         refused(ValueError, "dc.init: meta is a device that libdc does not have", dc.init, None, CONFIG, 64)
+
+
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD])
+def test_an_optimizer_wants_one_device(fakes: None, kind: Any) -> None:
+    name = kind.__name__
+    mixed = [nn.Parameter(torch.empty(4, device=where)) for where in ("cpu", "cuda:0")]
+    refused(ValueError, f"{name}: parameter 1 is on cuda:0, but the first is on cpu: all must be on one device", kind, mixed)
+    with _disable_current_modes():
+        here = nn.Parameter(torch.ones(4))
+        optimizer = kind([here])
+    refused(ValueError, f"{name}: parameter 1 is on cuda:0, but the first is on cpu: all", optimizer.add_param_group,
+            {"params": mixed[1:]})
+    assert len(optimizer.param_groups) == 1
+    refused(ValueError, f"{name}: parameter 0 is on meta and torch.strided, must be on the cpu or on a cuda device and",
+            kind, [nn.Parameter(torch.empty(4, device="meta"))])
+    refused(ValueError, "Shampoo: parameter 0 is on cuda:0 and torch.strided, must be on the cpu and strided",
+            optim.Shampoo, mixed[1:])
+
+
+def test_an_optimizer_of_moved_parameters_says_so() -> None:
+    param = nn.Parameter(torch.ones(4))
+    optimizer = optim.AdamW([param])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        moved = nn.Parameter(torch.empty(4, device="cuda:0"))
+        moved.grad = torch.empty(4, device="cuda:0")
+        optimizer._parts[0].param = moved  # what model.to() does to a parameter
+        refused(RuntimeError, "AdamW: parameter 0 is on cuda:0, but was on cpu when the optimizer was made: move",
+                optimizer.step)
 
 
 def test_the_default_context_takes_tensors_of_its_device(fakes: None) -> None:

@@ -117,7 +117,8 @@ def make(device: Device, shape: Sequence[int], dtype: DType) -> Tensor:
     c_shape = ffi.new("int64_t[]", list(shape) or [0])
     out = output()
     check(lib.dc_tensor_create(device._handle, c_shape, len(shape), dtype, out))
-    return Tensor(int(ffi.cast("uintptr_t", out.data)), tuple(shape), dtype, Buffer(out.buffer))
+    buffer = Buffer(out.buffer, device.place)
+    return Tensor(int(ffi.cast("uintptr_t", out.data)), tuple(shape), dtype, buffer, device.place)
 
 
 def target(out: Any, like: Any, shape: Sequence[int], dtype: DType) -> Array:

@@ -7,7 +7,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence
 from .._lib import ffi, lib, own, text
 from ..errors import check, closed
 from ..linalg.handle import Handle, default
-from ..tensors import Tensor, _count, fill, output, result
+from ..tensors import HOST, Place, Tensor, _count, fill, output, result
 from ..types import DType
 
 
@@ -65,6 +65,11 @@ class Optimizer:
             raise closed("optimizer")
         return self._own
 
+    @property
+    def place(self) -> Place:
+        """Where weights, gradients and state lie."""
+        return self._linalg.device.place
+
     def set_group(self, group: int, **options: Any) -> None:
         """Sets all options of a group; the number of groups adds one."""
         check(self._set_group(group, self._read(options)))
@@ -84,16 +89,17 @@ class Optimizer:
         return int(index[0])
 
     def step(self, weights: Sequence[Any], grads: Sequence[Any], grad_scale: float = 1.0) -> None:
-        """Changes the weights in place; a gradient None leaves its parameter alone."""
+        """Changes the weights in place; a gradient None leaves its parameter alone. All lie on the handle's device,
+        where what streams still do to them is the caller's to wait for; the step is done when the call returns."""
         if len(weights) != len(grads):
             raise ValueError(f"step: {len(weights)} weights and {len(grads)} gradients, must be as many")
         c_weights, c_grads = (ffi.new("dc_tensor[]", len(weights) or 1) for _ in range(2))
         keep = []
         for i, (weight, grad) in enumerate(zip(weights, grads)):
-            keep.append(fill(c_weights[i], weight, writable=True))
+            keep.append(fill(c_weights[i], weight, True, f"step: weights[{i}]", (self.place,)))
             c_grads[i].struct_size = ffi.sizeof("dc_tensor")
             if grad is not None:
-                keep.append(fill(c_grads[i], grad))
+                keep.append(fill(c_grads[i], grad, False, f"step: grads[{i}]", (self.place,)))
         self._step(c_weights, c_grads, len(weights), grad_scale)
 
     def _step(self, weights: Any, grads: Any, count: int, grad_scale: float = 1.0) -> None:
@@ -115,10 +121,11 @@ class Optimizer:
             names.append(text(name[0]))
 
     def state(self, index: int, name: str) -> Tensor:
-        """A piece of a parameter's state, to read and write between steps."""
+        """A piece of a parameter's state, to read and write between steps: memory of the handle's device, but for
+        "step", which is the host's."""
         view = output()
         check(lib.dc_optimizer_state(self._handle, index, name.encode(), view))
-        return result(view, self._handle)
+        return result(view, self._handle, HOST if name == "step" else self.place)
 
     def save(self) -> bytes:
         """This rank's state."""

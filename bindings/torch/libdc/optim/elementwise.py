@@ -9,7 +9,13 @@ from libdc import optimizers
 from .native import Native
 
 
-class AdamW(Native):
+class Elementwise(Native):
+    """On the CPU, or on one CUDA device."""
+
+    _devices = ("cpu", "cuda")
+
+
+class AdamW(Elementwise):
     """torch.optim.AdamW in one pass over memory, on all of PyTorch's threads; an element's bits do not depend on its
     place, so a model's ZeRO stages agree. 16-bit weights have a float32 copy in the state ("master"). check_finite: a
     gradient that is not finite raises libdc.Error, and changes nothing."""
@@ -28,7 +34,7 @@ class AdamW(Native):
                 "maximize": bool(group["maximize"]), "check_finite": bool(group["check_finite"])}
 
 
-class SGD(Native):
+class SGD(Elementwise):
     """torch.optim.SGD likewise."""
 
     _kind = optimizers.SGD

@@ -11,6 +11,7 @@ from libdc._lib import ffi
 from libdc.linalg import Handle
 from torch import Tensor
 
+from ..torch import devices
 from ..torch.shard import entry_of
 
 _DTYPES = {torch.float32: DType.FLOAT32, torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16}
@@ -43,6 +44,7 @@ class Native(torch.optim.Optimizer):
 
     _kind: Type[optimizers.Optimizer]
     _owned: Optional[Pattern[str]] = None  # names of state that one rank has for all: a block's or a layer's
+    _devices: Tuple[str, ...] = ("cpu",)  # types of devices on which parameters may be
 
     def __init__(self, params: Any, defaults: Dict[str, Any]) -> None:
         self._start()
@@ -50,6 +52,7 @@ class Native(torch.optim.Optimizer):
 
     def _start(self) -> None:
         self._native: Optional[optimizers.Optimizer] = None  # made with the first group's options
+        self._where = devices.CPU  # of all parameters: what the first one's is
         self._parts: List[Part] = []
         self._told: List[Tuple[float, Dict[str, Any]]] = []  # of each group: what the library knows
         self._tensors: Any = None  # a step's weights and gradients, in C
@@ -58,7 +61,8 @@ class Native(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _make(self, options: Dict[str, Any]) -> optimizers.Optimizer:
-        return self._kind(handle=Handle(torch.get_num_threads()), **options)
+        device = devices.open_device(self._name(), self._where)
+        return self._kind(handle=Handle(torch.get_num_threads(), device=device), **options)
 
     def _name(self) -> str:
         return type(self).__name__
@@ -67,6 +71,7 @@ class Native(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         super().add_param_group(param_group)
+        self._find()
         try:
             for index, param in enumerate(self.param_groups[-1]["params"]):  # all, before the library hears of any
                 self._check(param, len(self._parts) + index)
@@ -76,6 +81,12 @@ class Native(torch.optim.Optimizer):
         except Exception:
             self.param_groups.pop()
             raise
+
+    def _find(self) -> None:
+        """Sets the device, while the library does not know it yet."""
+        params = self.param_groups[0]["params"]
+        if self._native is None and params:
+            self._where = params[0].device
 
     def _tell(self, index: int) -> None:
         """Says a group's options and learning rate to the library, where they are new."""
@@ -93,9 +104,13 @@ class Native(torch.optim.Optimizer):
     def _check(self, param: Tensor, index: int) -> None:
         if param.dtype not in _DTYPES:
             raise ValueError(f"{self._name()}: parameter {index} is {param.dtype}, must be float32, float16 or bfloat16")
-        if param.device.type != "cpu" or param.layout != torch.strided:
-            raise ValueError(f"{self._name()}: parameter {index} is on {param.device} and {param.layout}, must be on the "
-                             "cpu and strided")
+        if param.device.type not in self._devices or param.layout != torch.strided:
+            allowed = "the cpu" if "cuda" not in self._devices else "the cpu or on a cuda device"
+            raise ValueError(f"{self._name()}: parameter {index} is on {param.device} and {param.layout}, must be on "
+                             f"{allowed} and strided")
+        if param.device != self._where:
+            raise ValueError(f"{self._name()}: parameter {index} is on {param.device}, but the first is on {self._where}: "
+                             "all must be on one device")
 
     def _add(self, param: Tensor, group: int) -> None:
         assert self._native is not None
@@ -123,6 +138,9 @@ class Native(torch.optim.Optimizer):
         grad = part.param.grad
         if grad is None:
             return None
+        if part.param.device != self._where:
+            raise RuntimeError(f"{self._name()}: parameter {index} is on {part.param.device}, but was on {self._where} "
+                               "when the optimizer was made: move the model before that")
         if grad.layout != torch.strided:
             raise RuntimeError(f"{self._name()}: the gradient of parameter {index} is {grad.layout}, must be strided; "
                                "libdc has no sparse updates")
@@ -143,6 +161,7 @@ class Native(torch.optim.Optimizer):
             c_weight.data = ffi.cast("void *", weight.data_ptr())
             c_grad.data = ffi.cast("void *", 0 if grad is None else grad.data_ptr())
             c_grad.dtype = DType.NONE if grad is None else _DTYPES[grad.dtype]
+        devices.synchronize(self._where)  # the step runs beside PyTorch's stream, and is done when it returns
         native._step(*self._tensors, len(self._parts))
         changed = []
         for index, (part, weight, grad) in enumerate(zip(self._parts, weights, grads)):
@@ -199,6 +218,7 @@ class Native(torch.optim.Optimizer):
                 group.setdefault(name, value)
         if "_native" not in self.__dict__:
             self._start()
+            self._find()
             for index, group in enumerate(self.param_groups):
                 self._tell(index)
                 for param in group["params"]:

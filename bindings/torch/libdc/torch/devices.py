@@ -55,6 +55,12 @@ def current_stream(where: torch.device) -> Optional[libdc.Stream]:
     return libdc.Stream(device, torch.cuda.current_stream(where).cuda_stream)
 
 
+def synchronize(where: torch.device) -> None:
+    """Waits for PyTorch's current stream there, before a call that does its work on another one, or none."""
+    if where.type == "cuda":
+        torch.cuda.current_stream(where).synchronize()
+
+
 def check_thread_ranks(call: str, where: torch.device) -> None:
     """Ranks that are threads wait for each other in their collectives. What is behind one rank's wait on a stream must
     not be another rank's work, and autograd has one thread a card, in which one rank's backward would be behind the
