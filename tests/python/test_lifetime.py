@@ -6,6 +6,8 @@ import ctypes
 import gc
 import itertools
 import mmap
+import subprocess
+import sys
 import threading
 import time
 from typing import Dict
@@ -188,3 +190,19 @@ def test_a_devices_memory_may_be_the_callers() -> None:
     with pytest.raises(libdc.Error, match='must be "cpu"'):
         libdc.Device("none", allocator=pages)
     assert pages.closed == 1
+
+
+def test_the_end_waits_for_running_callbacks() -> None:
+    text = """
+import threading, time, libdc
+begun = threading.Event()
+def call():
+    begun.set()
+    time.sleep(0.3)
+    print("done")
+stream = libdc.Stream(libdc.Device())
+stream.call(call)
+begun.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -5,13 +5,16 @@ libdc.so, uses dlopen with the same declarations."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import itertools
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict, Tuple, TypeVar, cast
+import time
+import weakref
+from typing import Any, Callable, Dict, Set, Tuple, TypeVar, cast
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -60,12 +63,17 @@ def callback(kind: Any, **options: Any) -> Callable[[Function], Function]:
 
 _pid = os.getpid()
 _callback = threading.local()
+_LAST_SECONDS = 2.0
+_busy: Set[int] = set()  # threads that are in a callback
+_ends: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()  # threads that end a handle
 
 
 def _forked() -> None:
     # A child made by fork() must not call the library, not even to free what it inherited.
     global _pid
     _pid = -1
+    _busy.clear()
+    _ends.clear()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -77,9 +85,25 @@ class in_callback:
 
     def __enter__(self) -> None:
         _callback.depth = getattr(_callback, "depth", 0) + 1
+        _busy.add(threading.get_ident())
 
     def __exit__(self, *_: Any) -> None:
         _callback.depth -= 1
+        if not _callback.depth:
+            _busy.discard(threading.get_ident())
+
+
+def _last() -> None:
+    """Lets threads that run Python come back before the interpreter ends: one that waits in another library's C++ then
+    ends the process by SIGABRT when it asks for the GIL. Not for long, as their peers may never answer."""
+    deadline = time.monotonic() + _LAST_SECONDS
+    for thread in list(_ends):
+        thread.join(max(0.0, deadline - time.monotonic()))
+    while _busy - {threading.get_ident()} and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+atexit.register(_last)
 
 
 def _destroy(function: Callable[[Any], None], keep: Any, pointer: Any) -> None:
@@ -87,7 +111,9 @@ def _destroy(function: Callable[[Any], None], keep: Any, pointer: Any) -> None:
     if _pid == -1 or sys.is_finalizing():
         return
     if getattr(_callback, "depth", 0):
-        threading.Thread(target=lambda *_: function(pointer), args=(keep,), daemon=True).start()
+        thread = threading.Thread(target=lambda *_: function(pointer), args=(keep,), daemon=True)
+        thread.start()
+        _ends.add(thread)
     else:
         function(pointer)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from . import dc
 from .clip import clip_grad_norm_
-from .dc import comm_from_process_group
 from .group import init
 from .layer import (DeepSpeedTransformerConfig, DeepSpeedTransformerLayer, TransformerLayer, bert_layer_state,
                     load_bert_layer)
+from .process_group import comm_from_process_group
 from .shard import full_shape, gathered, no_sync, shard, stats, trace_read, trace_start
 from .state import (full_optimizer_state_dict, full_state_dict, load_full_optimizer_state_dict,
                     load_full_state_dict)

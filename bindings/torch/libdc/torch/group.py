@@ -8,7 +8,7 @@ from typing import Any, Optional
 import libdc
 import torch
 
-from . import dc
+from .process_group import comm_from_process_group
 
 _lock = threading.Lock()
 _default: Optional[libdc.Comm] = None
@@ -36,5 +36,5 @@ def _wrap(comm: Any) -> libdc.Comm:
     if isinstance(comm, libdc.Comm):
         return comm
     if torch.distributed.is_available() and isinstance(comm, torch.distributed.ProcessGroup):
-        return dc.comm_from_process_group(comm)
+        return comm_from_process_group(comm)
     raise TypeError(f"comm = {comm!r}, must be a libdc.Comm, a torch.distributed ProcessGroup or None")

@@ -19,6 +19,7 @@ from .. import dc, ops, semantics
 from ..dc import (clear_all_gathered_params, enable_profiling, end_forward, invalidate_gathered_param, is_profiling,
                   register_graph_z2, register_graph_z3, register_param, register_z3_param, reset, set_persistent,
                   start_backward, start_forward, update_param_grad_buffer)
+from ..process_group import comm_from_process_group
 
 __all__ = [
     "cleanup", "clear_all_gathered_params", "enable_profiling", "end_forward", "init", "invalidate_gathered_param",
@@ -64,7 +65,7 @@ def cleanup() -> None:
 def _make_comm(group: "dist.ProcessGroup") -> libdc.Comm:
     name = _common_name(group)
     if name is None:
-        return dc.comm_from_process_group(group)
+        return comm_from_process_group(group)
     return libdc.Comm.processes(name, dist.get_rank(group), dist.get_world_size(group))
 
 

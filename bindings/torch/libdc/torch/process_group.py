@@ -1,0 +1,109 @@
+"""Communicators whose collectives are those of a torch.distributed process group."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Iterator, Tuple
+
+import libdc
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import ops
+
+
+def comm_from_process_group(group: "dist.ProcessGroup") -> libdc.Comm:
+    """A communicator whose collectives are the group's. Ranks of one machine communicate several times faster by
+    libdc's own: libdc.init_comm()."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError("dc.init: this process is not a member of process_group")
+    try:
+        group._get_backend(torch.device("cpu"))
+    except RuntimeError as error:
+        raise ValueError(f"dc.init: process_group has no backend for CPU tensors ({error}); use 'gloo', or "
+                         "'cpu:gloo,cuda:nccl'") from None
+    return libdc.Comm.external(_Collectives(group, owned=False), rank, size)
+
+
+@contextlib.contextmanager
+def _outside_compilation() -> Iterator[None]:
+    """While PyTorch compiles on the caller's thread, its modes give fake tensors for real ones, and its Python dispatcher
+    holds the GIL around c10d's operators, for which Gloo's threads wait in turn."""
+    with _disable_current_modes(), torch._C._DisablePythonDispatcher():
+        yield
+
+
+_SETTLE_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def _settled(*tensors: torch.Tensor) -> Iterator[Tuple[torch.Tensor, ...]]:
+    """Returns once nobody else holds the tensors any more. Gloo's thread wakes its caller first and lets go of a work's
+    tensors then; the last to let go of Python's memory takes the GIL, and where the interpreter has begun to end by
+    then, that ends the process by SIGABRT. Nothing promises that a backend lets go, so not without a bound."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    before = [_holders(*pair) for pair in zip(tensors, storages)]
+    try:
+        yield tensors
+    finally:
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while [_holders(*pair) for pair in zip(tensors, storages)] != before and time.monotonic() < deadline:
+            time.sleep(0)
+
+
+def _holders(tensor: torch.Tensor, storage: torch.UntypedStorage) -> Tuple[int, int]:
+    return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)
+
+
+class _Collectives(libdc.Collectives):
+    """A process group as libdc's transport. Called on the library's threads and, in init, on the caller's."""
+
+    def __init__(self, group: "dist.ProcessGroup", owned: bool) -> None:
+        self.group = group
+        self.owned = owned
+
+    @_outside_compilation()
+    def all_gather(self, send: memoryview, recv: memoryview, dtype: libdc.DType) -> None:
+        with _settled(_wrap(recv, dtype), _wrap(send, dtype)) as (got, mine):
+            dist.all_gather_into_tensor(got, mine, group=self.group)
+
+    @_outside_compilation()
+    def reduce_scatter(self, send: memoryview, recv: memoryview, dtype: libdc.DType) -> None:
+        # Not every backend has a reduce-scatter, and none promises an order: exchange, then add as libdc's own
+        # communicators do, so that the results have the same bits.
+        whole = _wrap(send, dtype)
+        with _settled(torch.empty_like(whole), whole) as (got, _):
+            dist.all_to_all_single(got, whole, group=self.group)
+        blocks = list(got.chunk(dist.get_world_size(self.group)))
+        while len(blocks) > 1:
+            pairs = [a + b for a, b in zip(blocks[::2], blocks[1::2])]
+            blocks = pairs + blocks[2 * len(pairs) :]
+        _wrap(recv, dtype).copy_(blocks[0])
+
+    @_outside_compilation()
+    def broadcast(self, data: memoryview, root: int) -> None:
+        with _settled(_wrap(data, libdc.DType.UINT8)) as (whole,):
+            dist.broadcast(whole, group=self.group, group_src=root)
+
+    @_outside_compilation()
+    def barrier(self) -> None:
+        dist.barrier(self.group)
+
+    @_outside_compilation()
+    def dup(self) -> "_Collectives":
+        # Only the members take part, in the same order.
+        ranks = dist.get_process_group_ranks(self.group)
+        return _Collectives(dist.new_group(ranks, backend="gloo", use_local_synchronization=True), owned=True)
+
+    def close(self) -> None:
+        if self.owned and dist.is_initialized():
+            dist.destroy_process_group(self.group)
+
+
+def _wrap(view: memoryview, dtype: libdc.DType) -> torch.Tensor:
+    if not len(view):
+        return torch.empty(0, dtype=ops.TORCH_DTYPES[dtype])
+    return torch.frombuffer(view, dtype=ops.TORCH_DTYPES[dtype])
