@@ -54,3 +54,69 @@ print("fine")
 
 def test_optimizers_have_the_bits_of_the_cpu(on_the_simulated_driver: Callable[[str], str]) -> None:
     assert on_the_simulated_driver(OPTIMIZERS) == "fine\n"
+
+
+LAYER = """
+import libdc, numpy as np
+from libdc.transformer import Layer, LayerConfig
+from simulated import memory, refused, there
+
+device = libdc.Device("cuda:0")
+stream = libdc.Stream(device)
+generator = np.random.default_rng(5)
+gates = {"float32": 2e-5, "float16": 4e-3}
+
+def copy(tensor):
+    return memory(tensor).view(tensor.dtype.name.lower()).reshape(tensor.shape)
+
+def close(what, ours, theirs):
+    error = np.abs(copy(ours).astype(np.float64) - np.asarray(theirs).astype(np.float64)).max()
+    assert error <= gates[ours.dtype.name.lower()] * np.abs(np.asarray(theirs)).max(), (what, error)
+
+def run(packed=False, masked=False, on=None, **options):
+    config = LayerConfig(32, 2, 48, threads=1, seed=3, initializer_range=0.2, attn_dropout_ratio=0.1,
+                         hidden_dropout_ratio=0.1, **options)
+    here, away = Layer(config), Layer(config, device)
+    assert away.place == (2, 0)
+    dtype = here.dtype.name.lower()
+    weights, copies = here.initial_weights(), away.initial_weights()
+    for w, c in zip(weights, copies):
+        assert w.numpy().tobytes() == memory(c).tobytes(), "initial weights"
+    shape = (9, 32) if packed else (2, 7, 32)
+    x, dy = (generator.standard_normal(shape).astype(dtype) for _ in range(2))
+    given = {"cu_seqlens": [0, 6, 6, 9]} if packed else {}
+    mask = np.where(generator.random((2, 7)) < 0.3, -10000, 0).astype(np.float32) if masked else None
+    tx, tdy, tmask = there(x, device), there(dy, device), None if mask is None else there(mask, device)
+    y, kept = here.forward(weights, x, mask, offset=11, **given)
+    dx, dw = here.backward(weights, x, dy, kept)
+    ty, tkept = away.forward(copies, tx, tmask, offset=11, stream=on, **given)
+    tdx, tdw = away.backward(copies, tx, tdy, tkept, stream=on)
+    ti = away.inference(copies, tx, tmask, stream=on, **given)
+    if on is not None:
+        on.synchronize()
+        assert not on._pins
+    close("y", ty, y)
+    close("dx", tdx, dx)
+    close("inference", ti, here.inference(weights, x, mask, **given))
+    for i, (ours, theirs) in enumerate(zip(tdw, dw)):
+        close(i, ours, theirs)
+    site = here.dropout_mask("output", 2, 7, 4), away.dropout_mask("output", 2, 7, 4)
+    assert site[0][0].numpy().tobytes() == memory(site[1][0]).tobytes() and site[0][1] == site[1][1]
+    return away, copies, weights, x, tx
+
+run(dtype="float32")
+run(dtype="float16", masked=True, pre_layer_norm=False, on=stream)
+away, copies, weights, x, tx = run(dtype="float32", packed=True, on=stream, gelu="erf")
+refused("x is in host memory, must be on cuda:0", TypeError, away.forward, copies, x)
+refused("weights[inter_w] is in host memory, must be on cuda:0", TypeError,
+        away.inference, [*copies[:6], weights[6], *copies[7:]], tx, cu_seqlens=[0, 9])
+refused("workspace is in host memory, must be on cuda:0", TypeError,
+        away.forward, copies, tx, cu_seqlens=[0, 9], workspace=np.empty(10, np.uint8))
+refused("reserve is in host memory, must be on cuda:0", TypeError,
+        away.forward, copies, tx, cu_seqlens=[0, 9], reserve=np.empty(10, np.uint8))
+print("fine")
+"""
+
+
+def test_the_layer_is_the_cpus_within_rounding(on_the_simulated_driver: Callable[[str], str]) -> None:
+    assert on_the_simulated_driver(LAYER) == "fine\n"

@@ -22,6 +22,7 @@ import libdc.torch as dct  # noqa: E402
 from libdc import optim  # noqa: E402
 from libdc.run import threads  # noqa: E402
 from libdc.torch import dc  # noqa: E402
+from libdc.transformer import LayerConfig  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "gpt"))
 from model import CONFIGS, GPT  # noqa: E402
@@ -140,6 +141,33 @@ def test_optimizers_have_the_bits_of_the_cpu(kind: Any, options: Any, dtype: tor
         for name, value in states[0].items():
             assert states[1][name].device == (value.device if name == "step" else q.device), name
             assert torch.equal(value, states[1][name].cpu()), name
+
+
+# Greatest error in units of the greatest value.
+@pytest.mark.parametrize("dtype, gate", [(torch.float32, 2e-5), (torch.bfloat16, 2.5e-2)])
+@pytest.mark.parametrize("how", ["plain", "masked", "packed", "compiled"])
+def test_the_layer_is_the_cpus_within_rounding(how: str, dtype: torch.dtype, gate: float) -> None:
+    hidden, heads, batch, seq = (256, 4, 3, 130) if ON_CARD else (64, 2, 2, 9)
+    config = LayerConfig(hidden, heads, attn_dropout_ratio=0.1, hidden_dropout_ratio=0.1, seed=2, dtype=dtype)
+    generator = torch.Generator().manual_seed(3)
+    shape = (batch * seq, hidden) if how == "packed" else (batch, seq, hidden)
+    start, grad = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    given = {}
+    if how == "packed":
+        given = {"cu_seqlens": torch.tensor([0, seq - 2, seq - 2, batch * seq], dtype=torch.int32)}
+    elif how == "masked":
+        given = {"attention_mask": -1e4 * (torch.rand(batch, seq, generator=generator) < 0.2).float()}
+    found = []
+    for device in ("cpu", DEVICE):
+        module = dct.TransformerLayer(config, device=device)
+        call = torch.compile(module, backend="aot_eager") if how == "compiled" and device == DEVICE else module
+        x = start.clone().to(device).requires_grad_()  # work of the current stream that the layer must see
+        out = call(x, **{key: value if key == "cu_seqlens" else value.to(device) for key, value in given.items()}, offset=5)
+        out.backward(grad.to(device))
+        found.append([value.detach().cpu() for value in (out, x.grad, *(p.grad for p in module.parameters()))])
+        assert out.device == x.grad.device == module.attn_ow.grad.device == x.device
+    for here, there in zip(*found):
+        assert (here - there).float().abs().max() <= gate * here.float().abs().max()
 
 
 @pytest.mark.skipif(not ON_CARD, reason="needs a card; test_compile.py has it on the CPU")

@@ -14,8 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import libdc
 import libdc.torch as dct
+import libdc.transformer
 from libdc import optim
-from libdc.torch import dc, devices, ops
+from libdc.torch import dc, devices, layer, ops
+from libdc.transformer import WEIGHTS, LayerConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer")
 D, RT = torch.ops.dc, torch.ops.dc_rt
@@ -95,6 +97,36 @@ def test_an_optimizer_of_moved_parameters_says_so() -> None:
         optimizer._parts[0].param = moved  # what model.to() does to a parameter
         refused(RuntimeError, "AdamW: parameter 0 is on cuda:0, but was on cpu when the optimizer was made: move",
                 optimizer.step)
+
+
+@pytest.mark.parametrize("where", ["cuda:1", "meta"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_layers_results_are_where_its_input_is(fakes: None, where: str, packed: bool) -> None:
+    config, dtype = LayerConfig(64, 4, 96, hidden_dropout_ratio=0.1, dtype="bfloat16"), torch.bfloat16
+    module, device = layer.TransformerLayer(config, device=where), torch.device(where)
+    x = torch.empty((9, 64) if packed else (2, 5, 64), dtype=dtype, device=where)
+    given = {"cu_seqlens": torch.tensor([0, 4, 9])} if packed else {"attention_mask": torch.empty(2, 5, device=where)}
+    with torch.no_grad():  # autograd on CUDA devices wants a PyTorch that has them: backward's operator by itself
+        out = module.eval()(x, **given)
+        rest = given.get("attention_mask"), given.get("cu_seqlens")
+        offset, number, weights = torch.tensor(0, device="cpu"), layer._number(config, dtype), module.weights
+        kept, reserve = torch.ops.dc_layer.forward(x, *rest, offset, number, True, *weights)
+        grads = torch.ops.dc_layer.backward(kept, x, *rest, weights, offset, reserve, None, number, [True] * 12)
+    for ours, like in zip((out, kept, *grads), (x, x, x, *weights)):
+        assert (ours.device, ours.shape, ours.dtype) == (device, like.shape, dtype)
+    assert reserve.device == device and x.nbytes + reserve.nbytes == libdc.transformer.Layer(config).cost(
+        1, 9 if packed else 10).kept_bytes
+
+
+def test_a_layer_wants_one_device(fakes: None) -> None:
+    where, x = torch.device("cuda:0"), torch.empty(1, 2, 64, device="cuda:0")
+    refused(TypeError, "attn_ow is on cpu, but hidden_states are on cuda:0: all must be on one device",
+            layer._memories, [*[x] * 2, torch.empty(1), *[x] * 9], where, WEIGHTS)
+    memory = layer._memory(x, where, "hidden_states")
+    assert memory.place == (2, 0) and memory.shape == x.shape
+    if not (libdc.has_feature("cuda") and torch.cuda.is_available()):
+        number = layer._number(LayerConfig(64, 4), torch.float32)
+        refused(RuntimeError, "TransformerLayer: tensors on cuda:0 need libdc's CUDA device", layer._on, where, number)
 
 
 def test_the_default_context_takes_tensors_of_its_device(fakes: None) -> None:

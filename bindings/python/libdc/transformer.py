@@ -18,7 +18,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from ._lib import ffi, lib, own
 from .device import Device, Stream, handle_of
 from .errors import check
-from .tensors import Tensor, View, _count
+from .linalg.handle import make
+from .tensors import HOST, Place, Tensor, View, _count
 from .types import DType
 
 WEIGHTS = ("attn_qkvw", "attn_qkvb", "attn_ow", "attn_ob", "attn_nw", "attn_nb", "inter_w", "inter_b", "output_w",
@@ -158,16 +159,16 @@ def empty(shape: Sequence[int], dtype: Any) -> Tensor:
 class _Arrays:
     """An array of dc_tensor pointers; None is NULL."""
 
-    def __init__(self, arrays: Sequence[Any], writable: bool = False) -> None:
+    def __init__(self, arrays: Sequence[Any], name: str, place: Place, writable: bool) -> None:
         if len(arrays) != len(WEIGHTS):
             raise ValueError(f"{len(arrays)} weights, must be {len(WEIGHTS)}: {', '.join(WEIGHTS)}")
-        self._views = [View(array, writable) for array in arrays]
+        self._views = [View(array, writable, f"{name}[{weight}]", (place,)) for array, weight in zip(arrays, WEIGHTS)]
         self.c = ffi.new("dc_tensor *[]", [view.c for view in self._views])
 
 
 class Layer:
-    """One layer; see dc_layer. It owns no weights: the same twelve arrays go to every call, in the order WEIGHTS.
-    Calls may come from any thread."""
+    """One layer; see dc_layer. It owns no weights: the same twelve arrays go to every call, in the order WEIGHTS, in
+    memory of the device. Calls may come from any thread."""
 
     def __init__(self, config: LayerConfig, device: Optional[Device] = None) -> None:
         self.config = config
@@ -176,6 +177,7 @@ class Layer:
         c_config, out = ffi.new("dc_layer_config *"), ffi.new("dc_layer **")
         config._fill(c_config)
         self._device = device or Device()
+        self.place = self._device.place  # where all arrays are
         check(lib.dc_layer_create(self._device._handle, c_config, out))
         self._own = own(out[0], lib.dc_layer_destroy)
         self._local = threading.local()
@@ -191,17 +193,16 @@ class Layer:
 
     def initial_weights(self, dtype: Any = None) -> List[Tensor]:
         """Initial weights, in the layer's dtype or in float32."""
-        weights = [empty(shape, dtype or self.dtype) for shape in self.weight_shapes.values()]
+        weights = [self._empty(shape, dtype or self.dtype) for shape in self.weight_shapes.values()]
         self.initialize(weights)
         return weights
 
     def initialize(self, weights: Sequence[Any]) -> None:
         """Writes initial weights into arrays."""
-        arrays = _Arrays(weights, writable=True)
-        check(lib.dc_layer_init_weights(self._own, arrays.c))
+        check(lib.dc_layer_init_weights(self._own, self._views(weights, "weights", True).c))
 
     def _call(self, shape: Sequence[int], seq_length: Optional[int], cu_seqlens: Optional[Sequence[int]],
-              mask: Any = None, offset: int = 0) -> Tuple[Any, Any]:
+              mask: Any = None, offset: int = 0) -> Tuple[Any, List[Any]]:
         call = ffi.new("dc_layer_call *")
         lib.dc_layer_call_init(call, ffi.sizeof("dc_layer_call"))
         keep: List[Any] = []
@@ -217,21 +218,40 @@ class Layer:
             keep.append(ffi.new("int32_t[]", offsets))
             call.cu_seqlens = keep[-1]
         if mask is not None:
-            keep.append(View(mask))
+            keep.append(self._view(mask, "mask"))
             call.mask = keep[-1].c
         call.offset = offset
         return call, keep
 
-    def _workspace(self, call: Any, nbytes: int, stream: Optional[Stream]) -> Block:
-        # One for each thread; queued work has its own, since the next call may come before it is done.
-        block = getattr(self._local, "workspace", None) if stream is None else None
+    def _view(self, array: Any, name: str, writable: bool = False) -> View:
+        return View(array, writable, name, (self.place,))
+
+    def _views(self, arrays: Sequence[Any], name: str, writable: bool = False) -> _Arrays:
+        return _Arrays(arrays, name, self.place, writable)
+
+    def _empty(self, shape: Sequence[int], dtype: Any) -> Tensor:
+        return empty(shape, dtype) if self.place == HOST else make(self._device, shape, DType.of(dtype))
+
+    def _workspace(self, nbytes: int, cached: bool) -> Tensor:
+        """One for each thread; queued work has its own, since the next call may come before it is done."""
+        block: Optional[Tensor] = getattr(self._local, "workspace", None) if cached else None
         if block is None or block.nbytes < nbytes:
-            block = Block(nbytes)
-            if stream is None:
+            block = self._empty((nbytes,), DType.UINT8)
+            if cached:
                 self._local.workspace = block
-        call.workspace, call.workspace_bytes = ffi.cast("void *", block.address), block.nbytes
-        call.stream = handle_of(stream)
         return block
+
+    def _run(self, function: Any, call: Any, nbytes: int, where: Tuple[Optional[Stream], Any], keep: List[Any],
+             *arguments: Any) -> None:
+        """Calls the function with nbytes of workspace, and keeps all alive until the stream has passed it. where: the
+        stream, and the caller's workspace if there is one."""
+        stream, workspace = where
+        block = self._view(self._workspace(nbytes, stream is None) if workspace is None else workspace, "workspace", True)
+        call.workspace, call.workspace_bytes = block.c.data, block.c.shape[0]
+        call.stream = handle_of(stream)
+        check(function(self._own, call, *(argument.c for argument in arguments)))
+        if stream is not None and workspace is None:
+            stream.pin(block, keep, arguments)
 
     def _cost(self, call: Any) -> Cost:
         cost = ffi.new("dc_layer_cost *")
@@ -246,56 +266,59 @@ class Layer:
 
     def forward(self, weights: Sequence[Any], x: Any, mask: Any = None, offset: int = 0,
                 cu_seqlens: Optional[Sequence[int]] = None, seq_length: Optional[int] = None, out: Any = None,
-                reserve: Any = None) -> Tuple[Any, Kept]:
+                reserve: Any = None, stream: Optional[Stream] = None, workspace: Any = None) -> Tuple[Any, Kept]:
         """The layer's output, and what backward() needs. x: [batch, sequence, hidden], or [tokens, hidden] with the
         offsets of the samples in cu_seqlens. mask is added to the scores of the keys. offset: another one for each
-        step, for another dropout mask. out, reserve: the caller's memory, if there is any."""
-        view = View(x)
+        step, for another dropout mask. out, reserve: the caller's memory, if there is any.
+        stream: where the work runs; None is the calling thread, which waits for a CUDA device. workspace: uint8 memory
+        of at least the cost's bytes; with it all memory of a call on a stream is the caller's to keep until the stream
+        has passed, without it the stream keeps it."""
+        view = self._view(x, "x")
         shape = tuple(view.c.shape[i] for i in range(view.c.ndim))
         call, keep = self._call(shape, seq_length, cu_seqlens, mask, offset)
         cost = self._cost(call)
-        out = empty(shape, self.dtype) if out is None else out
-        reserve = empty((cost.reserve_bytes,), DType.UINT8) if reserve is None else reserve
-        kept, block = View(reserve, writable=True), self._workspace(
-            call, cost.forward_workspace_bytes if self.config.training else cost.inference_workspace_bytes, None)
+        out = self._empty(shape, self.dtype) if out is None else out
+        reserve = self._empty((cost.reserve_bytes,), DType.UINT8) if reserve is None else reserve
+        kept = self._view(reserve, "reserve", True)
         call.reserve, call.reserve_bytes = kept.c.data, kept.c.shape[0]
-        arrays, result = _Arrays(weights), View(out, writable=True)
-        check(lib.dc_layer_forward(self._own, call, arrays.c, view.c, result.c))
-        del block, keep
+        nbytes = cost.forward_workspace_bytes if self.config.training else cost.inference_workspace_bytes
+        self._run(lib.dc_layer_forward, call, nbytes, (stream, workspace), [keep, kept], self._views(weights, "weights"),
+                  view, self._view(out, "out", True))
         return out, Kept(reserve, shape, seq_length, cu_seqlens, mask, offset, out)
 
     def inference(self, weights: Sequence[Any], x: Any, mask: Any = None, cu_seqlens: Optional[Sequence[int]] = None,
-                  seq_length: Optional[int] = None, out: Any = None) -> Any:
+                  seq_length: Optional[int] = None, out: Any = None, stream: Optional[Stream] = None,
+                  workspace: Any = None) -> Any:
         """The layer's output without dropout; nothing is kept."""
-        view = View(x)
+        view = self._view(x, "x")
         shape = tuple(view.c.shape[i] for i in range(view.c.ndim))
         call, keep = self._call(shape, seq_length, cu_seqlens, mask)
-        block = self._workspace(call, self._cost(call).inference_workspace_bytes, None)
-        out = empty(shape, self.dtype) if out is None else out
-        arrays, result = _Arrays(weights), View(out, writable=True)
-        check(lib.dc_layer_inference(self._own, call, arrays.c, view.c, result.c))
-        del block, keep
+        out = self._empty(shape, self.dtype) if out is None else out
+        self._run(lib.dc_layer_inference, call, self._cost(call).inference_workspace_bytes, (stream, workspace), keep,
+                  self._views(weights, "weights"), view, self._view(out, "out", True))
         return out
 
     def backward(self, weights: Sequence[Any], x: Any, grad_output: Any, kept: Kept, grad_input: Any = None,
                  grad_weights: Optional[Sequence[Any]] = None, accumulate: bool = False,
-                 wanted: Optional[Sequence[bool]] = None) -> Tuple[Any, List[Any]]:
+                 wanted: Optional[Sequence[bool]] = None, stream: Optional[Stream] = None,
+                 workspace: Any = None) -> Tuple[Any, List[Any]]:
         """(gradient of x, gradients of the twelve weights). They are written, or with accumulate added, into
-        grad_input and grad_weights where those are given. wanted: which weights' gradients are; the others are None."""
+        grad_input and grad_weights where those are given. wanted: which weights' gradients are; the others are None.
+        stream, workspace: as in forward()."""
         call, keep = self._call(kept.shape, kept.seq_length, kept.cu_seqlens, kept.mask, kept.offset)
-        block = self._workspace(call, self._cost(call).backward_workspace_bytes, None)
+        nbytes = self._cost(call).backward_workspace_bytes
         call.accumulate = int(accumulate)
-        reserve = View(kept.reserve)
+        reserve = self._view(kept.reserve, "kept.reserve")
         call.reserve, call.reserve_bytes = reserve.c.data, reserve.c.shape[0]
-        grad_input = empty(kept.shape, self.dtype) if grad_input is None else grad_input
+        grad_input = self._empty(kept.shape, self.dtype) if grad_input is None else grad_input
         if grad_weights is None:
             shapes = self.weight_shapes.values()
-            grad_weights = [empty(shape, self.grad_dtype) if want else None
+            grad_weights = [self._empty(shape, self.grad_dtype) if want else None
                             for shape, want in zip(shapes, wanted or [True] * len(WEIGHTS))]
-        arrays, gradients = _Arrays(weights), _Arrays(grad_weights, writable=True)
-        views = [View(x), View(kept.output), View(grad_output), View(grad_input, writable=True)]
-        check(lib.dc_layer_backward(self._own, call, arrays.c, *(view.c for view in views), gradients.c))
-        del block, keep
+        self._run(lib.dc_layer_backward, call, nbytes, (stream, workspace), [keep, reserve],
+                  self._views(weights, "weights"), self._view(x, "x"), self._view(kept.output, "kept.output"),
+                  self._view(grad_output, "grad_output"), self._view(grad_input, "grad_input", True),
+                  self._views(grad_weights, "grad_weights", True))
         return grad_input, list(grad_weights)
 
     def dropout_mask(self, site: str, batch: int, seq_length: int, offset: int = 0) -> Tuple[Tensor, float]:
@@ -307,7 +330,6 @@ class Layer:
         config = self.config
         shape = ((batch, config.heads, seq_length, seq_length) if site == "attention"
                  else (batch, seq_length, config.hidden_size))
-        mask, scale = empty(shape, DType.UINT8), ffi.new("double *")
-        view = View(mask)
-        check(lib.dc_layer_dropout_mask(self._own, call, SITES[site], view.c, scale))
+        mask, scale = self._empty(shape, DType.UINT8), ffi.new("double *")
+        check(lib.dc_layer_dropout_mask(self._own, call, SITES[site], self._view(mask, "mask", True).c, scale))
         return mask, scale[0]

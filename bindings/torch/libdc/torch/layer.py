@@ -16,13 +16,19 @@ from torch import Tensor, nn
 
 from libdc import DType
 from libdc import Tensor as Memory
+from libdc.tensors import HOST
 from libdc.transformer import WEIGHTS, Kept, Layer, LayerConfig
+from torch._subclasses.fake_tensor import FakeTensor
+
+from . import devices
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _TYPES = {dtype: DType.of(dtype) for dtype in (*_DTYPES, torch.float64, torch.uint8)}
-# Layers by what they are made from, so that modules can be copied and pickled; operators name them by number.
+# Layers by what they are made from, so that modules can be copied and pickled; operators name them by number. Those on
+# CUDA devices are made when they are first needed.
 _numbers: Dict[Tuple[Any, ...], int] = {}
 _layers: List[Layer] = []
+_there: Dict[Tuple[int, torch.device], Layer] = {}
 
 
 def _number(config: LayerConfig, dtype: torch.dtype) -> int:
@@ -35,6 +41,15 @@ def _number(config: LayerConfig, dtype: torch.dtype) -> int:
     return _numbers[key]
 
 
+def _on(where: torch.device, number: int) -> Layer:
+    """The layer for tensors there."""
+    if where.type == "cpu":
+        return _layers[number]
+    if (number, where) not in _there:
+        _there[number, where] = Layer(_layers[number].config, devices.open_device("TransformerLayer", where))
+    return _there[number, where]
+
+
 # ---- the operators
 
 _HUGE_PAGE, _MADV_HUGEPAGE = 2 << 20, 14
@@ -45,6 +60,8 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 def _fresh(tensor: Tensor) -> Tensor:
     """Asks for huge pages under a tensor that was just made: each step makes large ones anew, and to touch them first
     in pages of 4 KiB takes up to a seventh of the layer's time."""
+    if not tensor.is_cpu:
+        return tensor
     begin = -(-tensor.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
     end = (tensor.data_ptr() + tensor.nbytes) // _HUGE_PAGE * _HUGE_PAGE
     if begin < end:
@@ -80,13 +97,29 @@ def _offsets(cu_seqlens: Optional[Tensor]) -> Optional[List[int]]:
     return None if cu_seqlens is None else cu_seqlens.tolist()
 
 
-def _memory(tensor: Tensor) -> Memory:
+def _memory(tensor: Tensor, where: torch.device, name: str) -> Memory:
     """A tensor as the library reads and writes it. Forty of them go to a step, and DLPack's capsules would take longer
     than a small layer's work."""
-    if not tensor.is_cpu:
-        raise TypeError(f"a tensor on {tensor.device}: must be in host memory")
+    if tensor.device != where:
+        raise TypeError(f"{name} is on {tensor.device}, but hidden_states are on {where}: all must be on one device")
     tensor = tensor.contiguous()
-    return Memory(tensor.data_ptr(), tensor.shape, _TYPES.get(tensor.dtype) or DType.of(tensor.dtype), tensor)
+    place = HOST if where.type == "cpu" else (2, where.index)
+    return Memory(tensor.data_ptr(), tensor.shape, _TYPES.get(tensor.dtype) or DType.of(tensor.dtype), tensor, place)
+
+
+def _memories(tensors: Sequence[Optional[Tensor]], where: torch.device, names: Sequence[str]) -> List[Optional[Memory]]:
+    return [None if tensor is None else _memory(tensor, where, name) for tensor, name in zip(tensors, names)]
+
+
+def _how(run: Layer, call: str, x: Tensor, offsets: Optional[List[int]]) -> Dict[str, Any]:
+    """On a card a call's work is on PyTorch's current stream, and its workspace PyTorch's, which goes back to its
+    allocator in that stream's order. On the CPU the calling thread works, and keeps one."""
+    if x.is_cpu:
+        return {}
+    batch, seq = (0, 0) if offsets is not None else x.shape[:2]
+    nbytes = getattr(run.cost(batch, seq, offsets), f"{call}_workspace_bytes")
+    return {"stream": devices.current_stream(x.device),
+            "workspace": _memory(x.new_empty(nbytes, dtype=torch.uint8), x.device, "workspace")}
 
 
 # The weights one by one: PyTorch takes a tenth of a millisecond for an operator with a list of tensors and gradients.
@@ -95,13 +128,17 @@ def _memory(tensor: Tensor) -> Memory:
     ", ".join(f"Tensor {name}" for name in WEIGHTS) + ") -> (Tensor, Tensor)"))  # fmt: skip
 def _forward(x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tensor], offset: Tensor, layer: int, keep: bool,
              *weights: Tensor) -> Tuple[Tensor, Tensor]:
-    run, out = _layers[layer], _fresh(torch.empty_like(x, memory_format=torch.contiguous_format))
-    given = [_memory(weight) for weight in weights], _memory(x), None if mask is None else _memory(mask)
+    where, run = x.device, _on(x.device, layer)
+    out = _fresh(torch.empty_like(x, memory_format=torch.contiguous_format))
+    given = (_memories(weights, where, WEIGHTS), _memory(x, where, "hidden_states"),
+             *_memories([mask], where, ["attention_mask"]))
+    offsets = _offsets(cu_seqlens)
     if not keep:
-        run.inference(*given, _offsets(cu_seqlens), out=_memory(out))
+        run.inference(*given, offsets, out=_memory(out, where, "out"), **_how(run, "inference", x, offsets))
         return out, x.new_empty(0, dtype=torch.uint8)
     reserve = _new_reserve(x, run.config)
-    run.forward(*given, int(offset), _offsets(cu_seqlens), out=_memory(out), reserve=_memory(reserve))
+    run.forward(*given, int(offset), offsets, out=_memory(out, where, "out"),
+                reserve=_memory(reserve, where, "reserve"), **_how(run, "forward", x, offsets))
     return out, reserve
 
 
@@ -117,14 +154,14 @@ def _(x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tensor], offset: T
 def _backward(grad: Tensor, x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tensor],
               weights: Sequence[Tensor], offset: Tensor, reserve: Tensor, out: Optional[Tensor], layer: int,
               wanted: Sequence[bool]) -> List[Tensor]:
-    run = _layers[layer]
-    kept = Kept(_memory(reserve), tuple(x.shape), None, _offsets(cu_seqlens), None if mask is None else _memory(mask),
-                int(offset), None if out is None else _memory(out))
+    where, run, offsets = x.device, _on(x.device, layer), _offsets(cu_seqlens)
+    keys, result = _memories([mask, out], where, ["attention_mask", "out"])
+    kept = Kept(_memory(reserve, where, "reserve"), tuple(x.shape), None, offsets, keys, int(offset), result)
     dx = _fresh(torch.empty_like(x, memory_format=torch.contiguous_format))
     gradients = [_fresh(torch.empty_like(weight, memory_format=torch.contiguous_format)) if want else None
                  for weight, want in zip(weights, wanted)]
-    run.backward([_memory(weight) for weight in weights], _memory(x), _memory(grad), kept, _memory(dx),
-                 [None if gradient is None else _memory(gradient) for gradient in gradients])
+    run.backward(_memories(weights, where, WEIGHTS), _memory(x, where, "hidden_states"), _memory(grad, where, "grad"), kept,
+                 _memory(dx, where, "dx"), _memories(gradients, where, WEIGHTS), **_how(run, "backward", x, offsets))
     return [dx, *(x.new_empty(0) if gradient is None else gradient for gradient in gradients)]
 
 
@@ -162,7 +199,8 @@ _forward.register_autograd(_differentiate, setup_context=_keep)
 
 class TransformerLayer(nn.Module):
     """One encoder layer of BERT. config: see libdc.transformer.LayerConfig; its dtype is that of the parameters, and
-    `module.to(torch.bfloat16)` changes both. Weights have DeepSpeed's names and shapes: attn_qkvw, attn_qkvb, …"""
+    `module.to(torch.bfloat16)` changes both. Weights have DeepSpeed's names and shapes: attn_qkvw, attn_qkvb, …
+    It computes where its input is, on the CPU or on a CUDA device, and its parameters must be there too."""
 
     def __init__(self, config: LayerConfig, device: Any = None) -> None:
         super().__init__()
@@ -172,7 +210,7 @@ class TransformerLayer(nn.Module):
         layer = _layers[_number(config, dtype)]
         for name, shape in layer.weight_shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype, device=device)))
-        if not self.attn_qkvw.is_meta:
+        if not self.attn_qkvw.is_meta and not isinstance(self.attn_qkvw, FakeTensor):
             self.reset_parameters()
 
     @property
@@ -186,13 +224,17 @@ class TransformerLayer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initial weights: a function of the configuration's seed and layer_id."""
-        _layers[_number(self.config, self.attn_qkvw.dtype)].initialize([weight.detach() for weight in self.weights])
+        where = self.attn_qkvw.device
+        layer = _on(where, _number(self.config, self.attn_qkvw.dtype))
+        devices.synchronize(where)
+        layer.initialize(_memories([weight.detach() for weight in self.weights], where, WEIGHTS))
 
     def forward(self, hidden_states: Tensor, attention_mask: Optional[Tensor] = None,
                 cu_seqlens: Optional[Tensor] = None, offset: Union[int, Tensor, None] = None) -> Tensor:
         """hidden_states: [batch, sequence, hidden]; or packed [tokens, hidden], with the samples' offsets in
-        cu_seqlens. attention_mask: added to the scores of the keys, [batch, sequence] with any 1s between. offset:
-        of the dropout; by default PyTorch's generator gives one."""
+        cu_seqlens, which on a card are waited for unless they are in host memory. attention_mask: added to the scores
+        of the keys, [batch, sequence] with any 1s between. offset: of the dropout, in host memory; by default
+        PyTorch's generator gives one."""
         x, config = hidden_states, self.config
         if cu_seqlens is None and x.dim() != 3:
             raise ValueError(f"hidden_states have shape {tuple(x.shape)}, must be [batch, sequence, hidden]")
@@ -209,9 +251,9 @@ class TransformerLayer(nn.Module):
             drops = False
             number = _number(dataclasses.replace(config, attn_dropout_ratio=0.0, hidden_dropout_ratio=0.0), x.dtype)
         if offset is None:
-            offset = torch.randint(1 << 62, (), dtype=torch.int64) if drops else 0
+            offset = torch.randint(1 << 62, (), dtype=torch.int64, device="cpu") if drops else 0
         if not isinstance(offset, Tensor):
-            offset = torch.tensor(offset, dtype=torch.int64)
+            offset = torch.tensor(offset, dtype=torch.int64, device="cpu")
         return _forward(x, attention_mask, cu_seqlens, offset, number, keep, *weights)[0]
 
     @staticmethod
