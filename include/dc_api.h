@@ -1406,7 +1406,7 @@ typedef struct dc_spectral_options {
   int32_t precision;  /**< DC_FLOAT32 or DC_FLOAT64: the type of the decomposition. DC_DTYPE_NONE = default: float64,
                            but float32 for float32 matrices where epsilon is at least 64 * n * 2^-24 of the largest
                            eigenvalue's bound, so that the small eigenvalues' rounding hides under it; dc_eigh: the
-                           matrix's own. An inverse root that takes no decomposition is computed in float64 */
+                           matrix's own. For an inverse root that takes no decomposition, see there */
   int32_t descending; /**< dc_eigh: 1: the largest eigenvalue first; 0 = default: the smallest */
 } dc_spectral_options;
 
@@ -1463,7 +1463,9 @@ DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double p
 /** Inverse roots, out = (A + epsilon I)^(-1/root): a dc_matrix_power that is cheaper for a matrix that changed little.
  *  Roots 1 to 8 without a basis and without rank_rtol need no eigenvectors (nor does dc_matrix_power with power = -1/1
  *  to -1/8): T = Q^T A Q is tridiagonal, Q a product of reflections; (T + epsilon I)^(-1/root) is a sum of 64 inverses
- *  by Gauss and Jacobi's rule, and Q goes back around it. Matrices with regularised eigenvalues farther apart than
+ *  by Gauss and Jacobi's rule, and Q goes back around it: all in float64, but the last for a float32 matrix in float32
+ *  where the root's own eigenvalues are at most 64 times apart, so that 1e-6 of its norm is lost; options.precision =
+ *  DC_FLOAT64 keeps that. Matrices with regularised eigenvalues farther apart than
  *  1e12, or negative ones, are decomposed, as everything is by the plain solver. Source: Hale, Higham and Trefethen
  *  2008 (doi 10.1137/070700607) for sums of inverses after an elliptic substitution.
  *  a        as in dc_eigh

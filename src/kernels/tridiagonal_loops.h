@@ -231,22 +231,57 @@ static void pivots(const double *d, const double *off, int64_t n, const double *
   }
 }
 
-/* One column of the result in each lane, from its diagonal entry down; `column` has an inverse's entries in the row
- * above for all the shifts. What is too small to matter becomes zero, before it is so small that the processor is
- * slow. */
-static inline lanes next_row(lanes *restrict column, const double *restrict ratio) {
+/* GROUP shifts' entries fit the registers; SOME rows farther down, what is too small to matter becomes zero, before it
+ * is so small that the processor is slow. */
+enum { GROUP = LANES == 8 ? 16 : 8, SOME = 8 };
+
+static inline lanes without_tiny(lanes x) {
   const lanes tiny = spread(1e-200);
-  lanes sum[4] = {spread(0), spread(0), spread(0), spread(0)};
-  for (int k = 0; k < SHIFTS; k += 4) {
-    for (int l = 0; l < 4; l++) {
-      const lanes entry = column[k + l] * spread(ratio[k + l]);
-      const lanes kept = (lanes)((entry > tiny) | (entry < -tiny));
-      typedef __typeof__(entry > tiny) mask;
-      column[k + l] = (lanes)((mask)entry & (mask)kept);
-      sum[l] += column[k + l];
+  typedef __typeof__(x > tiny) mask;
+  return (lanes)((mask)x & ((x > tiny) | (x < -tiny)));
+}
+
+/* The first rows of LANES columns, one in each lane, where each column begins: at its diagonal entry. `column` is left
+ * with the last row's entries for all the shifts. */
+static void head(double *restrict f, int64_t n, int64_t j, const double *restrict diagonal,
+                 const double *restrict ratio, lanes *restrict column) {
+  const int64_t across = n - j < LANES ? n - j : LANES;
+  memset(column, 0, SHIFTS * sizeof *column);
+  for (int64_t i = 0; i < across; i++) {
+    lanes own = spread(0); /* this row's own column begins */
+    lanes sum[4] = {spread(0), spread(0), spread(0), spread(0)};
+    own[i] = 1;
+    for (int k = 0; k < SHIFTS; k++) {
+      column[k] = fused(own, spread(diagonal[i * SHIFTS + k]), column[k] * spread(ratio[i * SHIFTS + k]));
+      sum[k % 4] += column[k];
+    }
+    sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    memcpy(f + i * n, &sum[0], (size_t)across * sizeof *f);
+  }
+}
+
+/* What GROUP shifts have in the `rows` rows that follow those of `column`; from the second group on, beside what is
+ * there. */
+static inline void tail(double *restrict f, int64_t n, int64_t rows, const double *restrict ratio,
+                        const lanes *restrict column, bool first) {
+  lanes entry[GROUP];
+  _Pragma("GCC unroll 16") for (int k = 0; k < GROUP; k++) {
+    entry[k] = column[k];
+  }
+  for (int64_t i = 0; i < rows; i++) {
+    lanes *const row = (lanes *)(f + i * n);
+    lanes sum[2] = {first ? spread(0) : *row, spread(0)};
+    _Pragma("GCC unroll 16") for (int k = 0; k < GROUP; k++) {
+      entry[k] *= spread(ratio[i * SHIFTS + k]);
+      sum[k % 2] += entry[k];
+    }
+    *row = sum[0] + sum[1];
+    if (i % SOME == SOME - 1) {
+      _Pragma("GCC unroll 16") for (int k = 0; k < GROUP; k++) {
+        entry[k] = without_tiny(entry[k]);
+      }
     }
   }
-  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 static void inverses(double *f, const double *d, const double *off, int64_t n, const double *shifts,
@@ -256,19 +291,10 @@ static void inverses(double *f, const double *d, const double *off, int64_t n, c
   lanes *column = (lanes *)(ratio + SHIFTS * n);
   pivots(d, off, n, shifts, weights, ratio + SHIFTS * (n + BLOCK), diagonal, ratio);
   for (int64_t j = 0; j < n; j += LANES) {
-    const int64_t across = n - j < LANES ? n - j : LANES;
-    memset(column, 0, SHIFTS * sizeof *column);
-    for (int64_t i = j; i < n; i++) {
-      lanes row = next_row(column, ratio + i * SHIFTS);
-      if (i - j < LANES) { /* this row's own column begins */
-        double sum = 0;
-        for (int k = 0; k < SHIFTS; k++) {
-          column[k][i - j] = diagonal[i * SHIFTS + k];
-          sum += diagonal[i * SHIFTS + k];
-        }
-        row[i - j] = sum;
-      }
-      memcpy(f + i * n + j, &row, (size_t)across * sizeof *f);
+    head(f + j * n + j, n, j, diagonal + j * SHIFTS, ratio + j * SHIFTS, column);
+    const int64_t below = j + LANES;
+    for (int k = 0; k < SHIFTS && below < n; k += GROUP) {
+      tail(f + below * n + j, n, n - below, ratio + below * SHIFTS + k, column + k, k == 0);
     }
   }
 }

@@ -6,44 +6,29 @@
 #include <math.h>
 #include <string.h>
 
-#include "linalg/spectral.h"
+#include "linalg/tridiagonal.h"
 
-enum { MOST_PANEL = 32, WIDE = 48 }; /* rows that are reduced, and reflections that are applied, together */
-
-/* Memory of one matrix on its way. P and Q are a panel's [2 WIDE, n] each. */
-typedef struct way {
-  const dc__job *job;
-  dc__task *t;
-  void *scratch; /* of this thread; NULL: on the pool */
-  double *a;     /* the matrix, and then the reflections in its rows */
-  double *f;     /* the result, in place of the working memory's beginning */
-  double *p, *q;
-  double *d, *off, *tau;
-  double *rest;
-  int64_t n;
-} way;
-
-static dc__pool *pool_of(const way *w) {
-  return w->scratch != NULL ? NULL : w->job->l->pool;
-}
+enum { MOST_PANEL = 32 }; /* rows that are reduced together */
 
 static int64_t panel_of(int64_t n) {
   return n < 256 ? 16 : MOST_PANEL;
 }
 
 int64_t dc__tridiagonal_work(int64_t n) {
-  return n * n + 4 * WIDE * n + 3 * n + 4 * WIDE * WIDE + DC__TRIDIAGONAL_SCRATCH(n);
+  return n * n + 4 * DC__WIDE * n + 3 * n + 5 * DC__WIDE * DC__WIDE + DC__TRIDIAGONAL_SCRATCH(n);
 }
 
-static way way_of(const dc__job *job, dc__task *t, void *scratch) {
+/* Its type is the task's. */
+static dc__way way_of(const dc__job *job, dc__task *t, void *scratch) {
   int64_t n = job->n;
-  way w = {.job = job, .t = t, .scratch = scratch, .n = n, .a = t->s, .f = t->work};
-  w.p = w.f + n * n;
-  w.q = w.p + 2 * WIDE * n;
-  w.d = w.q + 2 * WIDE * n;
-  w.off = w.d + n;
-  w.tau = w.off + n;
-  w.rest = w.tau + n;
+  dc__way w = {.job = job, .t = t, .scratch = scratch, .n = n, .dtype = t->dtype, .a = t->s, .f = t->work};
+  double *part = (double *)t->work + n * n;
+  w.p = part;
+  w.q = part += 2 * DC__WIDE * n;
+  w.d = part += 2 * DC__WIDE * n;
+  w.off = part += n;
+  w.tau = part += n;
+  w.rest = part + n;
   return w;
 }
 
@@ -83,7 +68,7 @@ static void take_off(double *y, const double *x_rows, const double *z_rows, int6
 
 /* Row `row` of the matrix as the panel's rows below it, up to `end`, have made it. w: theirs, beside the reflections.
  */
-static void catch_up(const way *w, int64_t row, int64_t end, const double *rows) {
+static void catch_up(const dc__way *w, int64_t row, int64_t end, const double *rows) {
   int64_t n = w->n;
   int64_t count = end - row - 1;
   double *v = w->a + row * n;
@@ -97,7 +82,7 @@ static void catch_up(const way *w, int64_t row, int64_t end, const double *rows)
 }
 
 /* Row `row`: its reflection v, and the w with which the matrix becomes A - v w^T - w v^T. */
-static void reduce_row(const way *w, int64_t row, int64_t end, double *rows) {
+static void reduce_row(const dc__way *w, int64_t row, int64_t end, double *rows) {
   int64_t n = w->n;
   int64_t count = end - row - 1;
   double *v = w->a + row * n;
@@ -117,10 +102,9 @@ static void reduce_row(const way *w, int64_t row, int64_t end, double *rows) {
   }
 }
 
-/* The lower triangle of c [m, m] -= P^T Q, `depth` rows of each. */
-static void subtract(const way *w, int64_t m, int64_t depth, double *c) {
-  dc__gemm g = {.dtype = DC_FLOAT64,
-                .out_dtype = DC_FLOAT64,
+void dc__way_subtract(const dc__way *w, int64_t m, int64_t depth, void *c) {
+  dc__gemm g = {.dtype = w->dtype,
+                .out_dtype = w->dtype,
                 .trans_a = true,
                 .m = m,
                 .n = m,
@@ -134,172 +118,36 @@ static void subtract(const way *w, int64_t m, int64_t depth, double *c) {
                 .batch = 1,
                 .alpha = -1,
                 .beta = 1};
-  dc__triangle(pool_of(w), &g, w->scratch);
+  dc__triangle(dc__way_pool(w), &g, w->scratch);
 }
 
 /* A becomes T and the reflections, whose rows are in a panel's own places. */
-static void reduce(const way *w) {
+static void reduce(const dc__way *w) {
   int64_t n = w->n;
   int64_t panel = panel_of(n);
   for (int64_t end = n; end > 1; end -= panel) {
     int64_t begin = end > panel + 1 ? end - panel : 1;
     int64_t count = end - begin;
-    double *rows = w->p + count * n; /* of w; those of v go in front of them */
+    double *p = w->p, *q = w->q;
+    double *rows = p + count * n; /* of w; those of v go in front of them */
     for (int64_t row = end - 1; row >= begin; row--) {
       reduce_row(w, row, end, rows + (row - begin) * n);
     }
     size_t bytes = (size_t)(count * n) * sizeof(double);
-    memcpy(w->p, w->a + begin * n, bytes);
-    memcpy(w->q, rows, bytes);
-    memcpy(w->q + count * n, w->p, bytes);
-    subtract(w, begin, 2 * count, w->a);
+    memcpy(p, w->a + begin * n, bytes);
+    memcpy(q, rows, bytes);
+    memcpy(q + count * n, p, bytes);
+    dc__way_subtract(w, begin, 2 * count, w->a);
   }
   w->d[0] = w->a[0];
   w->off[0] = w->tau[0] = 0;
-}
-
-/* ---- the way back ---- */
-
-/* c [count, cols] = alpha x b, or with `turned` x b^T, + beta c; x has lines of ld, b of n, c of ldc. */
-static void product(const way *w, int64_t count, int64_t cols, int64_t depth, double alpha, const double *x, int64_t ld,
-                    const double *b, bool turned, double beta, double *c, int64_t ldc) {
-  dc__gemm g = {.dtype = DC_FLOAT64,
-                .out_dtype = DC_FLOAT64,
-                .trans_b = turned,
-                .m = count,
-                .n = cols,
-                .k = depth,
-                .a = x,
-                .b = b,
-                .c = c,
-                .lda = ld,
-                .ldb = w->n,
-                .ldc = ldc,
-                .batch = 1,
-                .alpha = alpha,
-                .beta = beta};
-  dc__gemm_on(pool_of(w), &g, w->scratch);
-}
-
-/* A panel's reflections together are I - V^T T V, the last row's applied last: T lower triangular; t has room
- * for one more. */
-static void triangular_factor(const way *w, const double *v, int64_t count, int64_t across, const double *tau,
-                              double *t) {
-  double *gram = t + WIDE * WIDE;
-  double sums[WIDE];
-  memset(t, 0, sizeof(double) * WIDE * WIDE);
-  product(w, count, count, across, 1, v, w->n, v, true, 0, gram, WIDE);
-  for (int64_t i = count - 1; i >= 0; i--) {
-    int64_t later = count - i - 1;
-    double *below = t + (i + 1) * WIDE + i;
-    t[i * WIDE + i] = tau[i];
-    dc__tridiagonal_dots(sums, below + 1, WIDE, later, gram + i * WIDE + i + 1, later);
-    for (int64_t j = 0; j < later; j++) {
-      below[j * WIDE] = -tau[i] * sums[j];
-    }
-  }
-}
-
-/* z [count, n] = V F, where V's columns end at `across` and F is its lower triangle. */
-static void times_result(const way *w, const double *v, int64_t count, int64_t across, double *z) {
-  enum { BLOCK = DC__TRIANGLE_BLOCK };
-  int64_t n = w->n;
-  for (int64_t i = 0; i < across; i += BLOCK) {
-    int64_t rows = across - i < BLOCK ? across - i : BLOCK;
-    const double *f = w->f + i * n;
-    product(w, count, rows, i + rows, 1, v, n, f, true, 0, z + i, n);
-    if (i > 0) {
-      product(w, count, i, rows, 1, v + i, n, f, false, 1, z, n);
-    }
-  }
-  if (across < n) {
-    product(w, count, n - across, across, 1, v, n, w->f + across * n, true, 0, z + across, n);
-  }
-}
-
-/* s = T M T^T / 2 for M = Z V^T; s has room for two more. */
-static void inner(const way *w, const double *z, const double *v, int64_t count, int64_t across, const double *t,
-                  double *s) {
-  double *m = s + WIDE * WIDE;
-  double *tm = m + WIDE * WIDE;
-  product(w, count, count, across, 1, z, w->n, v, true, 0, m, WIDE);
-  memset(tm, 0, sizeof(double) * WIDE * WIDE);
-  for (int64_t i = 0; i < count; i++) {
-    dc__tridiagonal_combine(tm + i * WIDE, m, WIDE, i + 1, t + i * WIDE, count);
-    dc__tridiagonal_dots(s + i * WIDE, t, WIDE, count, tm + i * WIDE, count);
-    for (int64_t j = 0; j < count; j++) {
-      s[i * WIDE + j] /= 2;
-    }
-  }
-}
-
-/* The block that column `across` cuts is whole again after its lower left part has changed. */
-static void mirror_cut(const way *w, int64_t across) {
-  int64_t begin = across - across % DC__TRIANGLE_BLOCK;
-  int64_t end = begin + DC__TRIANGLE_BLOCK < w->n ? begin + DC__TRIANGLE_BLOCK : w->n;
-  for (int64_t i = across; i < end; i++) {
-    for (int64_t j = begin; j < across; j++) {
-      w->f[j * w->n + i] = w->f[i * w->n + j];
-    }
-  }
-}
-
-/* F = P F P^T with P = I - V^T T V: rows [begin, end) are V. With Y = T V F and S as above, U = Y - S V: the leading
- * block loses U^T V + V^T U, the rows below it Y^T V. */
-static void expand_panel(const way *w, int64_t begin, int64_t end) {
-  int64_t n = w->n;
-  int64_t count = end - begin;
-  int64_t across = end - 1;
-  double *v = w->a + begin * n;
-  double *t = w->rest;
-  double *s = t + WIDE * WIDE;
-  double *z = w->q;
-  double *y = w->p;
-  for (int64_t k = 0; k < count; k++) { /* what a narrower panel left there */
-    memset(v + k * n + begin + k, 0, (size_t)(count - k) * sizeof *v);
-  }
-  triangular_factor(w, v, count, across, w->tau + begin, t);
-  times_result(w, v, count, across, z);
-  inner(w, z, v, count, across, t, s);
-  product(w, count, n, count, 1, t, WIDE, z, false, 0, y, n);
-  if (across < n) {
-    dc__gemm g = {.dtype = DC_FLOAT64,
-                  .out_dtype = DC_FLOAT64,
-                  .trans_a = true,
-                  .m = n - across,
-                  .n = across,
-                  .k = count,
-                  .a = y + across,
-                  .b = v,
-                  .c = w->f + across * n,
-                  .lda = n,
-                  .ldb = n,
-                  .ldc = n,
-                  .batch = 1,
-                  .alpha = -1,
-                  .beta = 1};
-    dc__gemm_on(pool_of(w), &g, w->scratch);
-    mirror_cut(w, across);
-  }
-  product(w, count, across, count, -1, s, WIDE, v, false, 1, y, n);
-  size_t bytes = (size_t)(count * n) * sizeof(double);
-  memcpy(w->p + count * n, v, bytes);
-  memcpy(w->q, v, bytes);
-  memcpy(w->q + count * n, w->p, bytes);
-  subtract(w, across, 2 * count, w->f);
-}
-
-/* The first rows' reflections were the last ones. */
-static void expand(const way *w) {
-  for (int64_t begin = 1; begin < w->n; begin += WIDE) {
-    expand_panel(w, begin, begin + WIDE < w->n ? begin + WIDE : w->n);
-  }
 }
 
 /* ---- roots ---- */
 
 static const double RANGE = 1e-12; /* of the regularised eigenvalues: quadrature.c */
 static const double FAR = 1e100;   /* their size beside the matrix's entries */
+static const double NEAR = 64;     /* of the root's own eigenvalues, where float32 is enough */
 
 int32_t dc__rational_root(const dc_linalg *l, const dc__spectral *r) {
   double root = r->op == DC__SPECTRAL_ROOT || r->op == DC__SPECTRAL_POWER ? -1 / r->power : 0;
@@ -308,8 +156,25 @@ int32_t dc__rational_root(const dc_linalg *l, const dc__spectral *r) {
   return whole && !plain ? (int32_t)root : 0;
 }
 
+/* Whether the way back may lose what rounding the result to float32 loses. */
+static bool may_narrow(const dc__job *job) {
+  return job->r->out.dtype == DC_FLOAT32 && job->r->options.precision != DC_FLOAT64;
+}
+
+/* The lower triangle of F in float32, in the same memory. */
+static void narrow(const dc__way *w) {
+  const double *f = w->f;
+  float *narrowed = w->f;
+  float *row = w->p;
+  for (int64_t i = 0; i < w->n; i++) {
+    dc__cast(row, DC_FLOAT32, f + i * w->n, DC_FLOAT64, i + 1);
+    memcpy(narrowed + i * w->n, row, (size_t)(i + 1) * sizeof *row);
+  }
+  w->t->dtype = DC_FLOAT32;
+}
+
 bool dc__rational(const dc__job *job, dc__task *t, int32_t root, void *scratch) {
-  way w = way_of(job, t, scratch);
+  dc__way w = way_of(job, t, scratch);
   int64_t n = job->n;
   reduce(&w);
   double least, most;
@@ -337,13 +202,16 @@ bool dc__rational(const dc__job *job, dc__task *t, int32_t root, void *scratch) 
     w.d[i] += epsilon;
   }
   dc__tridiagonal_inverses(w.f, w.d, w.off, n, shifts, weights, w.rest);
+  if (pow(high / low, 1 / (double)root) <= NEAR && may_narrow(job)) {
+    narrow(&w);
+  }
   return true;
 }
 
 bool dc__rational_finish(const dc__job *job, int64_t index, dc__task *t, void *scratch) {
-  way w = way_of(job, t, scratch);
-  dc__mirror(w.f, DC_FLOAT64, job->n);
-  expand(&w);
+  dc__way w = way_of(job, t, scratch);
+  dc__mirror(w.f, w.dtype, job->n);
+  dc__way_back(&w);
   t->path = DC_PATH_FRESH;
   if (!dc__symmetric_store(job, index, t, w.f)) {
     t->status = DC_E_NOT_FINITE;

@@ -137,35 +137,81 @@ static void test_negative_rounding(void **state) {
 }
 
 /* One matrix at a time on two threads, several at once, and one thread: the same bits. */
-static void test_threads(void **state) {
-  (void)state;
+static void check_threads(int32_t dtype) {
   enum { N = 150, COUNT = 3 };
-  double *a = malloc(COUNT * N * N * sizeof *a), *x = malloc(2 * COUNT * N * N * sizeof *x);
+  size_t bytes = N * N * dc_dtype_size(dtype);
+  double *wide = malloc(N * N * sizeof *wide);
+  char *a = malloc(COUNT * bytes), *x = malloc(2 * COUNT * bytes);
   double values[N];
   for (int64_t m = 0; m < COUNT; m++) {
     for (int64_t i = 0; i < N; i++) {
       values[i] = (double)(1 + (i + m) % 7);
     }
-    with_spectrum(a + m * N * N, N, values, (uint64_t)m);
+    with_spectrum(wide, N, values, (uint64_t)m);
+    dc__cast(a + (size_t)m * bytes, dtype, wide, DC_FLOAT64, N * N);
   }
   dc_linalg *one = open_linalg(1, 0);
-  dc_tensor ta = batch(a, DC_FLOAT64, COUNT, N, N), tx = batch(x, DC_FLOAT64, COUNT, N, N);
+  dc_tensor ta = batch(a, dtype, COUNT, N, N), tx = batch(x, dtype, COUNT, N, N);
   OK(dc_matrix_inverse_root(linalg, &ta, 2, NULL, NULL, &tx, NULL, 0));
   for (int64_t m = 0; m < COUNT; m++) {
-    dc_tensor tm = matrix(a + m * N * N, DC_FLOAT64, N, N);
-    dc_tensor to = matrix(x + (COUNT + m) * N * N, DC_FLOAT64, N, N);
+    dc_tensor tm = matrix(a + (size_t)m * bytes, dtype, N, N);
+    dc_tensor to = matrix(x + (size_t)(COUNT + m) * bytes, dtype, N, N);
     OK(dc_matrix_inverse_root(m == 0 ? one : linalg, &tm, 2, NULL, NULL, &to, NULL, 0));
   }
-  assert_memory_equal(x, x + COUNT * N * N, COUNT * N * N * sizeof *x);
+  assert_memory_equal(x, x + COUNT * bytes, COUNT * bytes);
   dc_linalg_destroy(one);
+  free(wide);
   free(a);
   free(x);
+}
+
+static void test_threads(void **state) {
+  (void)state;
+  check_threads(DC_FLOAT64);
+  check_threads(DC_FLOAT32);
+}
+
+/* second-order: 18 */
+/* The way back in float32 loses little, and nothing where float64 is asked for, or the root's eigenvalues are far
+ * apart. */
+static void test_narrow(void **state) {
+  (void)state;
+  enum { N = 130 };
+  double values[N], wide[N * N], want[N * N];
+  float a[N * N], x[N * N];
+  for (int far = 0; far < 2; far++) {
+    for (int64_t i = 0; i < N; i++) {
+      values[i] = pow(far ? 1e-4 : 1e-3, (double)i / (N - 1));
+    }
+    with_spectrum(wide, N, values, 9);
+    dc__cast(a, DC_FLOAT32, wide, DC_FLOAT64, N * N);
+    dc__cast(wide, DC_FLOAT64, a, DC_FLOAT32, N * N);
+    dc_tensor tw = matrix(wide, DC_FLOAT64, N, N), twant = matrix(want, DC_FLOAT64, N, N);
+    dc_tensor ta = matrix(a, DC_FLOAT32, N, N), tx = matrix(x, DC_FLOAT32, N, N);
+    dc_spectral_options o = DC_SPECTRAL_OPTIONS_INIT;
+    o.symmetry = DC_SYMMETRY_LOWER;
+    OK(dc_matrix_inverse_root(linalg, &tw, 2, &o, NULL, &twant, NULL, 0));
+    for (o.precision = DC_DTYPE_NONE;; o.precision = DC_FLOAT64) {
+      OK(dc_matrix_inverse_root(linalg, &ta, 2, &o, NULL, &tx, NULL, 0));
+      double apart = 0, norm = 0;
+      for (int64_t i = 0; i < N * N; i++) {
+        apart += pow((double)x[i] - want[i], 2);
+        norm += pow(want[i], 2);
+      }
+      double error = sqrt(apart / norm);
+      bool narrow = o.precision == DC_DTYPE_NONE && far == 0;
+      assert_true(narrow ? error > 1e-7 && error < 1.5e-6 : error < 6e-8);
+      if (o.precision == DC_FLOAT64) {
+        break;
+      }
+    }
+  }
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_fractions),         cmocka_unit_test(test_sizes),   cmocka_unit_test(test_spectra),
-      cmocka_unit_test(test_negative_rounding), cmocka_unit_test(test_threads),
+      cmocka_unit_test(test_negative_rounding), cmocka_unit_test(test_threads), cmocka_unit_test(test_narrow),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -1,0 +1,34 @@
+/* A matrix's way to tridiagonal form and back, inside the room. */
+#ifndef DC_LINALG_TRIDIAGONAL_H
+#define DC_LINALG_TRIDIAGONAL_H
+
+#include "linalg/spectral.h"
+
+enum { DC__WIDE = 48 }; /* reflections that are applied together, and at most as many rows are reduced together */
+
+/* Memory of one matrix on its way. P and Q are a panel's [2 DC__WIDE, n] each. */
+typedef struct dc__way {
+  const dc__job *job;
+  dc__task *t;
+  void *scratch; /* of this thread; NULL: on the pool */
+  double *a;     /* the matrix, and then the reflections in its rows */
+  void *f;       /* the result, in place of the working memory's beginning */
+  void *p, *q;
+  double *d, *off, *tau;
+  double *rest;
+  int64_t n;
+  int32_t dtype; /* of f, p and q now */
+} dc__way;
+
+static inline dc__pool *dc__way_pool(const dc__way *w) {
+  return w->scratch != NULL ? NULL : w->job->l->pool;
+}
+
+/* tridiagonal.c: the lower triangle of c [m, m] -= P^T Q, `depth` rows of each. */
+void dc__way_subtract(const dc__way *w, int64_t m, int64_t depth, void *c);
+
+/* tridiagonal_back.c: F, of w's type and whole, becomes Q F Q^T with the reflections Q of the reduction: its lower
+ * triangle, and what of the upper one is in the same blocks. */
+void dc__way_back(const dc__way *w);
+
+#endif
