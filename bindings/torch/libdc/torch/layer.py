@@ -6,7 +6,6 @@ from PyTorch's generator: torch.manual_seed makes runs repeat, and activation ch
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -20,7 +19,7 @@ from libdc.tensors import HOST
 from libdc.transformer import WEIGHTS, Kept, Layer, LayerConfig
 from torch._subclasses.fake_tensor import FakeTensor
 
-from . import devices
+from . import devices, pages
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _TYPES = {dtype: DType.of(dtype) for dtype in (*_DTYPES, torch.float64, torch.uint8)}
@@ -52,23 +51,6 @@ def _on(where: torch.device, number: int) -> Layer:
 
 # ---- the operators
 
-_HUGE_PAGE, _MADV_HUGEPAGE = 2 << 20, 14
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-
-
-def _fresh(tensor: Tensor) -> Tensor:
-    """Asks for huge pages under a tensor that was just made: each step makes large ones anew, and to touch them first
-    in pages of 4 KiB takes up to a seventh of the layer's time."""
-    if not tensor.is_cpu:
-        return tensor
-    begin = -(-tensor.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
-    end = (tensor.data_ptr() + tensor.nbytes) // _HUGE_PAGE * _HUGE_PAGE
-    if begin < end:
-        _madvise(begin, end - begin, _MADV_HUGEPAGE)  # advice: what comes of it does not matter
-    return tensor
-
-
 def _parts(config: LayerConfig, tokens: Any, itemsize: int) -> List[Any]:
     """The parts of the reserve, in order, by the formula of docs/transformer.md; on symbolic sizes too."""
     intermediate = config.intermediate_size or 4 * config.hidden_size
@@ -85,7 +67,7 @@ def _rounded(part: Any) -> Any:
 
 def _new_reserve(x: Tensor, config: LayerConfig) -> Tensor:
     parts = _parts(config, x.numel() // x.shape[-1], x.element_size())
-    reserve, end = _fresh(x.new_empty(sum(map(_rounded, parts)), dtype=torch.uint8)), 0
+    reserve, end = pages.empty(torch.Size([sum(map(_rounded, parts))]), torch.uint8, x.device), 0
     for part in parts:
         if part % 64:  # what lies between the parts is nobody's, but a result has the same bytes each time
             reserve[end + part : end + _rounded(part)] = 0
@@ -129,7 +111,7 @@ def _how(run: Layer, call: str, x: Tensor, offsets: Optional[List[int]]) -> Dict
 def _forward(x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tensor], offset: Tensor, layer: int, keep: bool,
              *weights: Tensor) -> Tuple[Tensor, Tensor]:
     where, run = x.device, _on(x.device, layer)
-    out = _fresh(torch.empty_like(x, memory_format=torch.contiguous_format))
+    out = pages.empty(x.shape, x.dtype, where)
     given = (_memories(weights, where, WEIGHTS), _memory(x, where, "hidden_states"),
              *_memories([mask], where, ["attention_mask"]))
     offsets = _offsets(cu_seqlens)
@@ -157,8 +139,8 @@ def _backward(grad: Tensor, x: Tensor, mask: Optional[Tensor], cu_seqlens: Optio
     where, run, offsets = x.device, _on(x.device, layer), _offsets(cu_seqlens)
     keys, result = _memories([mask, out], where, ["attention_mask", "out"])
     kept = Kept(_memory(reserve, where, "reserve"), tuple(x.shape), None, offsets, keys, int(offset), result)
-    dx = _fresh(torch.empty_like(x, memory_format=torch.contiguous_format))
-    gradients = [_fresh(torch.empty_like(weight, memory_format=torch.contiguous_format)) if want else None
+    dx = pages.empty(x.shape, x.dtype, where)
+    gradients = [pages.empty(weight.shape, weight.dtype, where) if want else None
                  for weight, want in zip(weights, wanted)]
     run.backward(_memories(weights, where, WEIGHTS), _memory(x, where, "hidden_states"), _memory(grad, where, "grad"), kept,
                  _memory(dx, where, "dx"), _memories(gradients, where, WEIGHTS), **_how(run, "backward", x, offsets))
