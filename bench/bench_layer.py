@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 """The transformer layer, forward and backward, against what PyTorch users run today, interleaved in one process:
 
-    python bench/bench_layer.py --save                       every row, about 20 minutes
-    python bench/bench_layer.py --save --quick               every row, two rounds without `compiled`, under 8 minutes
+    python bench/bench_layer.py --save                       every row
+    python bench/bench_layer.py --save --quick               every row, three rounds without `compiled`
     python bench/bench_layer.py --models bert-large --shapes 8x128 --dtypes float32 --dropout 0.1 --threads 1
 
 Peers: `eager`, BertLayer as Hugging Face writes it; `sdpa`, the same around scaled_dot_product_attention; `compiled`,
 torch.compile of that; `encoder`, nn.TransformerEncoderLayer. "GEMM" are the layer's matrix products alone, forward and
 backward, by the fastest library that PyTorch has for each of them (torch.mm, torch.bmm, oneDNN by its own name): the
-limit. A time is the least of the rounds, each of which runs every variant once, another one first each time, and each
-after a pause in which the threads of the one before stop spinning; on a machine that others use, compare variants only
-within a row, and with --cpu by the processor time of one thread. "p cost" is the layer's time over that
-of the same layer without dropout. "kept" is what stays in memory between forward and backward, weights not counted;
-for libdc also with the flags normalize_invertible and gelu_checkpoint."""
+limit. A round runs the products, the layer without dropout and the layer, then each peer, then the first three again in
+reverse, each after a pause in which the threads of the one before stop spinning. So what compares variants is made of
+times that lie close together: "of GEMM", "p cost" (the layer's time over that of the same layer without dropout) and
+"fastest peer" are medians over the rounds of ratios within a round; times and rates are the least of all. On a machine
+that others use, take the ratios of one thread, and with --cpu of its processor time. "kept" is what stays in memory
+between forward and backward, weights not counted; for libdc also with the flags normalize_invertible and
+gelu_checkpoint."""
 
 from __future__ import annotations
 
@@ -67,14 +69,16 @@ class Encoder(nn.TransformerEncoderLayer):
         return super().forward(x)
 
 
-def step_of(model: nn.Module, x: Tensor, mask: Tensor, dy: Tensor) -> Callable[[], None]:
+def step_of(model: nn.Module, x: Tensor, mask: Tensor, dy: Tensor, clock: Callable[[], float]) -> Callable[[], float]:
     parameters = list(model.parameters())
 
-    def step() -> None:
+    def step() -> float:
+        start = clock()
         model(x, mask).backward(dy)
         for parameter in parameters:
             parameter.grad = None
         x.grad = None
+        return clock() - start
 
     return step
 
@@ -119,17 +123,23 @@ class Products:
         for _ in range(3):
             add(random(batch * heads, seq, d), random(batch * heads, d, seq))
             add(random(batch * heads, seq, seq), random(batch * heads, seq, d))
-        self.best = [math.inf] * len(self.jobs)
+        self.best = [[math.inf] * len(job) for job in self.jobs]
 
-    def run(self, clock: Callable[[], float]) -> None:
-        for i, job in enumerate(self.jobs):
-            for function in job:
+    def run(self, clock: Callable[[], float]) -> float:
+        """Seconds of all products, each by the library that has been the fastest for it so far."""
+        total = 0.0
+        for job, best in zip(self.jobs, self.best):
+            times = []
+            for i, function in enumerate(job):
                 start = clock()
                 function()
-                self.best[i] = min(self.best[i], clock() - start)
+                times.append(clock() - start)
+                best[i] = min(best[i], times[i])
+            total += times[best.index(min(best))]
+        return total
 
 
-def row(name: str, batch: int, seq: int, dtype_name: str, ratio: float, threads: int, options: argparse.Namespace
+def row(name: str, batch: int, seq: int, dtype_name: str, dropout: float, threads: int, options: argparse.Namespace
         ) -> dict:
     torch.set_num_threads(threads)
     torch._dynamo.reset()
@@ -138,49 +148,50 @@ def row(name: str, batch: int, seq: int, dtype_name: str, ratio: float, threads:
     clock = time.process_time if options.cpu else time.perf_counter
     x = torch.randn(batch, seq, sizes[0], dtype=dtype, requires_grad=True)
     dy, mask = torch.randn(batch, seq, sizes[0], dtype=dtype), torch.zeros(batch, 1, 1, seq, dtype=dtype)
-    config = LayerConfig(*sizes, attn_dropout_ratio=ratio, hidden_dropout_ratio=ratio, gelu="erf", dtype=dtype_name,
+    config = LayerConfig(*sizes, attn_dropout_ratio=dropout, hidden_dropout_ratio=dropout, gelu="erf", dtype=dtype_name,
                          pre_layer_norm=False, threads=threads)
     lean = LayerConfig(**{**config.__dict__, "normalize_invertible": True, "gelu_checkpoint": True})
     dry = LayerConfig(**{**config.__dict__, "attn_dropout_ratio": 0.0, "hidden_dropout_ratio": 0.0})
     models: Dict[str, nn.Module] = {
         "libdc": dct.TransformerLayer(config), "libdc, p=0": dct.TransformerLayer(dry),
-        "eager": Bert(*sizes, ratio, "eager"), "sdpa": Bert(*sizes, ratio, "sdpa"),
-        "compiled": Bert(*sizes, ratio, "sdpa"),
-        "encoder": Encoder(sizes[0], sizes[1], sizes[2], ratio, "gelu", layer_norm_eps=1e-12, batch_first=True),
+        "eager": Bert(*sizes, dropout, "eager"), "sdpa": Bert(*sizes, dropout, "sdpa"),
+        "compiled": Bert(*sizes, dropout, "sdpa"),
+        "encoder": Encoder(sizes[0], sizes[1], sizes[2], dropout, "gelu", layer_norm_eps=1e-12, batch_first=True),
     }  # fmt: skip
-    unwanted = {"eager", "sdpa", "compiled", "encoder"} - set(options.peers) | (set() if ratio else {"libdc, p=0"})
+    unwanted = {"eager", "sdpa", "compiled", "encoder"} - set(options.peers) | (set() if dropout else {"libdc, p=0"})
     models = {key: model.to(dtype) for key, model in models.items() if key not in unwanted}
     kept = {key: kept_bytes(model, x, mask) for key, model in models.items()}
     kept["libdc, flags"] = kept_bytes(dct.TransformerLayer(lean).to(dtype), x, mask)
     if "compiled" in models:
         models["compiled"].compile()
-    runs = {key: step_of(model, x, mask, dy) for key, model in models.items()}
     products = Products(batch, seq, sizes, dtype)
-    times: Dict[str, List[float]] = {key: [] for key in runs}
-    for run in runs.values():
+    runs = {key: step_of(model, x, mask, dy, clock) for key, model in models.items()}
+    near = {"GEMM": lambda: products.run(clock), **{key: runs.pop(key) for key in ("libdc, p=0", "libdc") if key in runs}}
+    times: Dict[str, List[List[float]]] = {key: [] for key in (*near, *runs)}
+    for run in (*near.values(), *runs.values()):
         run()
-    products.run(clock)
     quiet, cpu = machine.Quiet(), time.process_time()
     end = time.monotonic() + options.seconds
     quiet.begin()
     while len(times["libdc"]) < options.rounds or time.monotonic() < end:
-        done = len(times["libdc"]) % len(runs)
-        for key, run in [*runs.items()][done:] + [*runs.items()][:done]:
+        for found in times.values():
+            found.append([])
+        for key, run in (*near.items(), *runs.items(), *reversed(near.items())):
             time.sleep(PAUSE)
-            start = clock()
-            run()
-            times[key].append(clock() - start)
-        time.sleep(PAUSE)
-        products.run(clock)
+            times[key][-1].append(run())
     quiet.end()
+
+    def ratio(over: str, under: str) -> float:
+        return statistics.median(statistics.mean(a) / statistics.mean(b) for a, b in zip(times[over], times[under]))
+
     cost = Layer(config).cost(batch, seq)
-    best = {key: min(values) for key, values in times.items()}
-    best["GEMM"] = sum(products.best)
-    return {"model": name, "batch": batch, "seq": seq, "dtype": dtype_name, "dropout": ratio, "threads": threads,
+    best = {key: min(map(min, found)) for key, found in times.items()}
+    best["GEMM"] = sum(map(min, products.best))
+    return {"model": name, "batch": batch, "seq": seq, "dtype": dtype_name, "dropout": dropout, "threads": threads,
             "flops": cost.forward_flops + cost.backward_flops, "seconds": best, "rounds": len(times["libdc"]),
-            "kept": kept, "foreign": quiet.foreign(time.process_time() - cpu), "of_gemm": best["GEMM"] / best["libdc"],
-            "dropout_cost": best["libdc"] / best["libdc, p=0"] - 1 if ratio else 0.0,
-            "faster": min((best[key] for key in options.peers), default=0) / best["libdc"]}
+            "kept": kept, "foreign": quiet.foreign(time.process_time() - cpu), "of_gemm": ratio("GEMM", "libdc"),
+            "dropout_cost": ratio("libdc", "libdc, p=0") - 1 if dropout else 0.0,
+            "faster": min((ratio(key, "libdc") for key in options.peers), default=0.0)}
 
 
 def table(rows: List[dict]) -> str:
@@ -231,12 +242,12 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=["eager", "sdpa", "compiled", "encoder"])
     parser.add_argument("--seconds", type=float, default=20, help="for a row, at least")
     parser.add_argument("--rounds", type=int, default=3, help="for a row, at least")
-    parser.add_argument("--quick", action="store_true", help="two rounds for each row and no compiled peer")
+    parser.add_argument("--quick", action="store_true", help="three rounds for each row and no compiled peer")
     parser.add_argument("--cpu", action="store_true", help="processor time; for one thread, on a machine in use")
     parser.add_argument("--save", action="store_true", help="write bench/results/layer-DATE")
     options = parser.parse_args()
     if options.quick:
-        options.seconds, options.rounds = 0, 2
+        options.seconds, options.rounds = 0, 3
         options.peers = [peer for peer in options.peers if peer != "compiled"]
     rows: List[dict] = []
     for threads in options.threads:
