@@ -105,17 +105,32 @@ static void tell_failure(const host *h, int fd, dc_status status) {
   tell(h, fd, &message);
 }
 
-static void forget_guest(host *h, int32_t at) {
-  guest *g = &h->guests[at];
-  close(g->fd);
+static void free_rank(host *h, guest *g) {
   if (g->rank >= 0) {
     dc__local_close_all(&h->heaps[g->rank], 1);
     dc__local_close_all(&h->group->pidfds[g->rank], 1);
     h->heaps[g->rank] = -1;
     h->group->pidfds[g->rank] = -1;
     h->joined--;
+    g->rank = -1;
   }
+}
+
+static void forget_guest(host *h, int32_t at) {
+  guest *g = &h->guests[at];
+  free_rank(h, g);
+  close(g->fd);
   *g = h->guests[--h->guest_count];
+}
+
+/* A rank that died may be started again, and its second process may be heard before the end of its first. */
+static void free_rank_of_the_dead(host *h, int32_t rank) {
+  for (int32_t i = 0; i < h->guest_count; i++) {
+    struct pollfd end = {.fd = h->guests[i].fd};
+    if (h->guests[i].rank == rank && poll(&end, 1, 0) == 1 && (end.revents & POLLHUP) != 0) {
+      free_rank(h, &h->guests[i]);
+    }
+  }
 }
 
 /* Whether the one who said hello may come in: DC_OK; DC_E_EXISTS, DC_E_INVALID are its affair; DC_E_MISMATCH is the
@@ -152,6 +167,9 @@ static dc_status hear_guest(host *h, int32_t at) {
     dc__local_close_all(fds, count);
     forget_guest(h, at);
     return DC_OK;
+  }
+  if (got == (ssize_t)sizeof said) {
+    free_rank_of_the_dead(h, said.rank);
   }
   dc_status status = examine(h, &said, got, count);
   if (status != DC_OK) {
