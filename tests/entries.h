@@ -4,17 +4,24 @@
 
 #include <dirent.h>
 #include <stddef.h>
+#include <string.h>
 
-static inline int entries(const char *path) {
+/* Those whose names have this part: other processes of the machine have theirs in folders that are everybody's. */
+static inline int entries_with(const char *path, const char *part) {
   int count = 0;
   DIR *directory = opendir(path);
-  while (directory != NULL && readdir(directory) != NULL) {
-    count++;
+  const struct dirent *entry;
+  while (directory != NULL && (entry = readdir(directory)) != NULL) {
+    count += strstr(entry->d_name, part) != NULL;
   }
   if (directory != NULL) {
     closedir(directory);
   }
   return count;
+}
+
+static inline int entries(const char *path) {
+  return entries_with(path, "");
 }
 
 #endif

@@ -126,7 +126,7 @@ static void dump_while_blocked(rank *r) {
     OK(r, gather(r, id)); /* holds the context's mutex until the other comes */
   } else {
     bool found = false;
-    for (int i = 0; i < 2000 && !found; i++) {
+    for (int i = 0; i < 60000 && !found; i++) {
       usleep(1000);
       if (atomic_load(&seen) == 1) {
         OK(r, dc_trace_dump(waiting->ctx, folder));

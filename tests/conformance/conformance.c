@@ -148,7 +148,7 @@ void close_gate(rank *r, dc_stream *stream) {
 /* A test that fails leaves its gate closed and its flag down, but not for ever. */
 static dc_status await_number(atomic_int *at, int number) {
   for (int ms = 0; atomic_load(at) != number; ms++) {
-    if (ms == 20000) {
+    if (ms == 60000) {
       return DC_E_TIMEOUT;
     }
     nanosleep(&(struct timespec){0, 1000000}, NULL);
@@ -218,7 +218,7 @@ static dc_status copy(rank *r, void *to, const void *from, size_t bytes) {
   dc_status status = *stream != NULL ? DC_OK : dc_stream_create(r->device, stream);
   if (status == DC_OK) {
     dc__stream_copy(*stream, to, from, bytes);
-    status = dc_stream_synchronize(*stream, INT64_C(20000000000));
+    status = dc_stream_synchronize(*stream, INT64_C(60000000000));
   }
   return status;
 }

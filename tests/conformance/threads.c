@@ -296,7 +296,7 @@ static void other_operators(rank *r) {
   FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, r->rank == 1 ? 2 : 1), DC_E_MISMATCH, "rank 1");
   CHECK(r, strstr(dc_last_error(), "allgather_param") != NULL);
   CHECK(r, strstr(dc_last_error(), "prefetch_params_fused") != NULL);
-  CHECK(r, seconds() - begin < 8); /* and not at the deadline */
+  CHECK(r, seconds() - begin < 30); /* and not at the deadline */
 }
 
 static void check_126_ranks_that_disagree_are_told_both_operators(void **state) {

@@ -3,7 +3,7 @@
 #include "ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
-static const int64_t brief = INT64_C(300000000);
+static const int64_t brief = INT64_C(500000000); /* once the group is there, which takes what it takes */
 
 enum { COUNT = 64 };
 
@@ -43,7 +43,7 @@ static void refuses_arguments(card_rank *c) {
 
 static void test_arguments(void **state) {
   (void)state;
-  on_cards(1, false, second, refuses_arguments);
+  on_cards(1, false, 100 * second, refuses_arguments);
   nothing_left();
 }
 
@@ -60,7 +60,7 @@ static void test_versions(void **state) {
   assert_int_equal(dc_nccl_version(&version), DC_OK);
   assert_int_equal(version, 22907);
   ncclsim_set_version(21805);
-  on_cards(2, true, 10 * second, finds_none);
+  on_cards(2, true, 100 * second, finds_none);
   ncclsim_set_version(2804);
   assert_int_equal(dc_nccl_version(&version), DC_E_UNSUPPORTED);
   assert_true(says("is version 2.8.4, 2.19 or later is needed"));
@@ -82,7 +82,7 @@ static void one_has_none(card_rank *c) {
 static void test_one_rank_without(void **state) {
   (void)state;
   cudasim_fail("ncclGetVersion", 1, 2);
-  on_cards(2, true, 10 * second, one_has_none);
+  on_cards(2, true, 100 * second, one_has_none);
   nothing_left();
 }
 
@@ -95,6 +95,7 @@ static bool is_late(dc_status status) {
 }
 
 static void starts_alone(card_rank *c) {
+  c->r.comm->timeout_ns = brief;
   CHECK(&c->r, is_late(dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl)));
   CHECK(&c->r, says("the start of NCCL"));
   CHECK(&c->r, dc_comm_check(c->r.comm) != DC_OK); /* and the group is over */
@@ -103,7 +104,7 @@ static void starts_alone(card_rank *c) {
 static void test_a_rank_never_starts(void **state) {
   (void)state;
   ncclsim_stall(1);
-  on_cards(2, true, brief, starts_alone);
+  on_cards(2, true, 100 * second, starts_alone);
   nothing_left();
 }
 
@@ -116,8 +117,8 @@ static dc_status gather(card_rank *c, int64_t count, float *block) {
   return status != DC_OK ? status : dc_comm_check(c->nccl);
 }
 
-/* Runs a gather with `before` done once all ranks have their communicators. */
-static dc_status gather_after(card_rank *c, void (*before)(void), int64_t count) {
+/* Runs a gather with `before` done once all ranks have their communicators, and this deadline for NCCL. */
+static dc_status gather_after(card_rank *c, void (*before)(void), int64_t count, int64_t timeout_ns) {
   enum { BYTES = 16 * COUNT * sizeof(float) };
   float *block = on_card(c, BYTES);
   dc_status status = dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl);
@@ -126,7 +127,10 @@ static dc_status gather_after(card_rank *c, void (*before)(void), int64_t count)
     before();
   }
   status = status != DC_OK ? status : dc_comm_barrier(c->nccl);
-  status = status != DC_OK ? status : gather(c, count, block);
+  if (status == DC_OK) {
+    c->nccl->timeout_ns = timeout_ns;
+    status = gather(c, count, block);
+  }
   off_card(c, block, BYTES);
   return status;
 }
@@ -136,7 +140,7 @@ static void stall_one(void) {
 }
 
 static void gathers_alone(card_rank *c) {
-  CHECK(&c->r, is_late(gather_after(c, stall_one, COUNT)));
+  CHECK(&c->r, is_late(gather_after(c, stall_one, COUNT, brief)));
   CHECK(&c->r, says("all_gather"));
   dc_status first = dc_comm_check(c->nccl);
   CHECK(&c->r, first != DC_OK && dc_comm_barrier(c->nccl) == first); /* sticky */
@@ -145,13 +149,13 @@ static void gathers_alone(card_rank *c) {
 
 static void test_a_rank_hangs(void **state) {
   (void)state;
-  on_cards(3, true, brief, gathers_alone);
+  on_cards(3, true, 100 * second, gathers_alone);
   nothing_left();
 }
 
 static void aborts(card_rank *c) {
   if (c->r.rank == 0) {
-    CHECK(&c->r, gather_after(c, stall_one, COUNT) == DC_E_ABORTED);
+    CHECK(&c->r, gather_after(c, stall_one, COUNT, 100 * second) == DC_E_ABORTED);
   } else {
     enum { BYTES = 16 * COUNT * sizeof(float) };
     float *block = on_card(c, BYTES);
@@ -183,7 +187,7 @@ static void break_one(void) {
 }
 
 static void breaks(card_rank *c) {
-  dc_status status = gather_after(c, break_one, COUNT);
+  dc_status status = gather_after(c, break_one, COUNT, 100 * second);
   CHECK(&c->r, status == (c->r.rank == 1 ? DC_E_PEER_DEAD : DC_E_ABORTED));
   CHECK(&c->r, says("NCCL 2.29.7 on rank 1: ") && says("remote process exited or there was a network error (6)"));
 }
@@ -198,7 +202,7 @@ static void do_nothing(void) {}
 
 static void mismatches(card_rank *c) {
   int groups = cudasim_calls("ncclGroupStart");
-  CHECK(&c->r, gather_after(c, do_nothing, COUNT - c->r.rank) == DC_E_MISMATCH);
+  CHECK(&c->r, gather_after(c, do_nothing, COUNT - c->r.rank, 100 * second) == DC_E_MISMATCH);
   CHECK(&c->r, says("rank 1 called all_gather (126 elements") && cudasim_calls("ncclGroupStart") == groups);
 }
 
@@ -210,7 +214,7 @@ static void test_a_mismatch_is_found_first(void **state) {
 
 /* A lost device's groups never run; the other rank hears of it. */
 static void loses_card(card_rank *c) {
-  dc_status status = gather_after(c, do_nothing, COUNT);
+  dc_status status = gather_after(c, do_nothing, COUNT, 100 * second);
   CHECK(&c->r, status == DC_OK);
   int64_t count = COUNT;
   float *block = on_card(c, COUNT * sizeof *block);
