@@ -34,7 +34,7 @@ def launch(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
         script.write_text(text)
         environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
         return subprocess.run([sys.executable, "-m", "libdc.run", "-n", str(n), *arguments, str(script)], text=True,
-                              capture_output=True, stdin=subprocess.DEVNULL, timeout=60, env=environment, **kwargs)
+                              capture_output=True, stdin=subprocess.DEVNULL, timeout=120, env=environment, **kwargs)
 
     return run
 
@@ -69,4 +69,4 @@ def on_ranks(n: int, function: Callable[..., Any], *args: Any) -> list:
             context.init(comm, initial_reduce_bucket_size=4096)
             return function(context, comm, *args)
 
-    return libdc.run.threads(n, rank, timeout=30)
+    return libdc.run.threads(n, rank, timeout=60)

@@ -27,7 +27,7 @@ def test_collectives():
         assert (copy.rank, copy.size) == (r, 3)
         copy.barrier()
 
-    libdc.run.threads(3, rank, timeout=30)
+    libdc.run.threads(3, rank, timeout=60)
 
 
 def test_groups_and_streams_keep_their_arrays():
@@ -40,7 +40,7 @@ def test_groups_and_streams_keep_their_arrays():
             stream.synchronize(30)
             assert [part[0] for part in out] == [0, 10, 20] and [part[-1] for part in out] == [1, 11, 21]
 
-    libdc.run.threads(2, rank, timeout=30)
+    libdc.run.threads(2, rank, timeout=60)
 
 
 def test_wrong_counts_are_refused():
@@ -62,7 +62,7 @@ def test_a_late_rank_is_a_timeout():
 
     begin = time.monotonic()
     libdc.run.threads(2, rank, timeout=0.3)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
 
 
 def test_different_calls_are_a_mismatch():
@@ -71,7 +71,7 @@ def test_different_calls_are_a_mismatch():
             comm.all_reduce(np.zeros(4 + comm.rank, np.float32))
         return caught.value.status
 
-    assert libdc.run.threads(2, rank, timeout=20) == [Status.E_MISMATCH] * 2
+    assert libdc.run.threads(2, rank, timeout=60) == [Status.E_MISMATCH] * 2
 
 
 def test_the_first_exception_ends_all_ranks():
@@ -83,7 +83,7 @@ def test_the_first_exception_ends_all_ranks():
     begin = time.monotonic()
     with pytest.raises(KeyError, match="the cause"):
         libdc.run.threads(3, rank)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
 
 
 class Broken(libdc.Collectives):

@@ -19,7 +19,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pids, seconds: float = 10) -> bool:
+def gone(pids, seconds: float = 60) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if not any(alive(pid) for pid in pids):
@@ -40,7 +40,7 @@ def test_environment_output_and_arguments(launch):
 
 def test_modules_and_their_arguments():
     done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", "2", "-m", "platform", "--terse"], text=True,
-                          capture_output=True, timeout=30)
+                          capture_output=True, timeout=120)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
 
 
@@ -53,14 +53,14 @@ def test_a_failing_rank_ends_the_others(launch):
     begin = time.monotonic()
     done = launch("import os, sys, time\nprint(os.getpid(), flush=True)\n"
                   "if os.environ['RANK'] == '1': time.sleep(0.5); sys.exit(3)\ntime.sleep(60)", n=3)
-    assert done.returncode == 3 and time.monotonic() - begin < 20
+    assert done.returncode == 3 and time.monotonic() - begin < 50
     assert "rank 1 (pid " in done.stderr and "failed with exit code 3" in done.stderr
     assert gone([int(pid) for pid in done.stdout.split()])
 
 
 def test_ranks_that_fail_together_all_have_their_say(launch):
-    done = launch("import os, sys, time\ntime.sleep(1 - int(os.environ['RANK']))\n"
-                  "sys.exit('no such file' if os.environ['RANK'] == '0' else 2)")
+    done = launch("import libdc, sys, time\ncomm = libdc.init_comm(timeout=100)\ncomm.barrier()\n"
+                  "time.sleep(1 - comm.rank)\nsys.exit('no such file' if comm.rank == 0 else 2)")
     assert done.returncode == 2 and "no such file" in done.stderr
 
 
@@ -80,7 +80,7 @@ def test_ranks_that_ignore_the_request_are_killed_with_their_children(launch):
 
 def test_a_dead_rank_is_an_error_for_those_who_wait(launch):
     """The library tells the others, before the launcher has to."""
-    done = launch("import libdc, os, signal\ncomm = libdc.init_comm(timeout=30)\n"
+    done = launch("import libdc, os, signal\ncomm = libdc.init_comm(timeout=120)\n"
                   "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
                   "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
                   "try: comm.barrier()\nexcept libdc.Error as error: print(error.name)")
@@ -104,7 +104,7 @@ def sleepers(tmp_path):
 def test_interrupts_are_forwarded_once_and_waited_for(sleepers):
     process, pids = sleepers
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 130 and out.count("interrupted") == 2 and gone(pids)
     assert "rank" not in err.replace("libdc.run", "")
 
@@ -112,7 +112,7 @@ def test_interrupts_are_forwarded_once_and_waited_for(sleepers):
 def test_termination_is_forwarded(sleepers):
     process, pids = sleepers
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == 143 and gone(pids)
 
 
@@ -124,22 +124,22 @@ def test_ranks_end_with_a_killed_launcher(sleepers):
 
 @pytest.mark.parametrize("arguments", [["-n", "0", "x.py"], ["-n", "65", "x.py"], ["-n", "2"]])
 def test_bad_command_lines(arguments):
-    done = subprocess.run([sys.executable, "-m", "libdc.run", *arguments], text=True, capture_output=True, timeout=30)
+    done = subprocess.run([sys.executable, "-m", "libdc.run", *arguments], text=True, capture_output=True, timeout=120)
     assert done.returncode == 2 and "usage:" in done.stderr
 
 
 def test_a_missing_script_fails():
     done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", "2", "/nowhere.py"], text=True, capture_output=True,
-                          timeout=30)
+                          timeout=120)
     assert done.returncode == 2 and "failed with exit code 2" in done.stderr
 
 
 def test_torchrun_s_variables_make_a_group():
-    script = "import libdc; comm = libdc.init_comm(timeout=20); comm.barrier(); print(comm.rank, comm.size)"
+    script = "import libdc; comm = libdc.init_comm(timeout=100); comm.barrier(); print(comm.rank, comm.size)"
     base = {key: value for key, value in os.environ.items() if key != "LIBDC_GROUP"}
     base.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 20000),
                 TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT="0")
     ranks = [subprocess.Popen([sys.executable, "-c", script], text=True, env={**base, "RANK": str(r)},
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for r in range(2)]
-    outputs = [rank.communicate(timeout=30) for rank in ranks]
+    outputs = [rank.communicate(timeout=120) for rank in ranks]
     assert [out for out, _ in outputs] == ["0 2\n", "1 2\n"], outputs

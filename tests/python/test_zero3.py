@@ -77,7 +77,7 @@ import sys
 sys.path[:0] = {path!r}
 import libdc
 from test_zero3 import train_step
-comm = libdc.init_comm(timeout=30)
+comm = libdc.init_comm(timeout=60)
 with libdc.Context() as context:
     context.init(comm, initial_reduce_bucket_size=4096)
     print("digest", train_step(context, comm.rank, comm.size))
@@ -139,7 +139,7 @@ def test_over_the_caller_s_own_transport():
         shared[f"copy {key}"] = {"barrier": threading.Barrier(2)}
 
     def rank(placeholder: libdc.Comm) -> str:
-        comm = libdc.Comm.external(Barrier(2, placeholder.rank, shared, log), placeholder.rank, 2, timeout=20)
+        comm = libdc.Comm.external(Barrier(2, placeholder.rank, shared, log), placeholder.rank, 2, timeout=60)
         with comm, libdc.Context() as context:
             context.init(comm, initial_reduce_bucket_size=4096)
             return train_step(context, comm.rank, comm.size)

@@ -41,7 +41,7 @@ def run_group(how: str, world: int, folder: Path) -> Dict[int, str]:
     for rank in sorted(range(world), key=lambda rank: rank == 1):  # the culprit comes last: it may be stopped
         if how == "stopped" and rank == 1:
             ranks[rank].send_signal(signal.SIGKILL)
-        words[rank] = ranks[rank].communicate(timeout=60)[1]
+        words[rank] = ranks[rank].communicate(timeout=120)[1]
     return words
 
 

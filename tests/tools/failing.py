@@ -52,7 +52,8 @@ def fail(context: libdc.Context, how: str) -> None:
 
 def main() -> int:
     how, group, rank, world = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    comm = libdc.Comm.processes(group, rank, world, TIMEOUT)
+    libdc.Comm.processes(group, rank, world, 100).barrier()  # an interpreter may take its time to start
+    comm = libdc.Comm.processes(group + ".now", rank, world, TIMEOUT)
     context = libdc.Context()
     if how == "at the end":
         KEPT.append(context)

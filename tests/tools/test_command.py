@@ -99,7 +99,7 @@ def complete(shell: str, script: str, words: List[str]) -> List[str]:
         command = ["bash", "-c", program]
     else:
         command = ["fish", "--no-config", "-c", f"{script}\ncomplete -C '{' '.join(words)}'"]
-    done = subprocess.run(command, text=True, capture_output=True, timeout=30)
+    done = subprocess.run(command, text=True, capture_output=True, timeout=120)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     return [line.split("\t")[0] for line in done.stdout.splitlines() if line]
 
@@ -122,11 +122,11 @@ def test_completion_of_zsh_is_right(dc: Run) -> None:
     program = "compdef() { :; }\n_describe() { print -l ${(P)2}; }\n_arguments() { print -l -- \"$@\"; }\n" + script
     for command in COMMANDS:
         line = f"\nwords=(dc {command} ''); CURRENT=3; _dc"
-        done = subprocess.run(["zsh", "-f", "-c", program + line], text=True, capture_output=True, timeout=30)
+        done = subprocess.run(["zsh", "-f", "-c", program + line], text=True, capture_output=True, timeout=120)
         assert done.returncode == 0 and done.stderr == "", done.stderr
         assert set(options_of(dc(command, "--help").stdout)) <= set(re.findall(r"^(--[a-z]+)\[", done.stdout, re.M))
     done = subprocess.run(["zsh", "-f", "-c", program + "\nwords=(dc ''); CURRENT=2; _dc"], text=True,
-                          capture_output=True, timeout=30)
+                          capture_output=True, timeout=120)
     assert re.findall(r"^(\w+):", done.stdout, re.M) == COMMANDS, done.stderr
 
 

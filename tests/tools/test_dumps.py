@@ -139,7 +139,7 @@ def test_numbers_far_apart_take_no_time(dc: Run, groups: Groups, tmp_path: Path)
     (tmp_path / "rank-1.json").write_text((groups("well", 2) / "rank-1.json").read_text())
     begin = time.monotonic()
     dc("doctor", "--dump", tmp_path)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
 
 
 def test_no_file_makes_it_crash(dc: Run, groups: Groups, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_no_file_makes_it_crash(dc: Run, groups: Groups, tmp_path: Path) -> None
             cut[chance.randrange(len(cut))] = chance.choice('{}[]",:0-9\\u\0né')
         (tmp_path / "rank-0.json").write_text("".join(cut), encoding="utf-8")
         for line in (["doctor", "--dump", str(tmp_path)], ["trace", str(tmp_path)]):
-            done = subprocess.run([str(TOOL), *line], capture_output=True, timeout=20)
+            done = subprocess.run([str(TOOL), *line], capture_output=True, timeout=60)
             assert done.returncode in (0, 1, 3), (done.returncode, "".join(cut)[:200])
 
 

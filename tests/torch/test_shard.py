@@ -208,5 +208,5 @@ for comm in (ours, dct.comm_from_process_group(group)):
 assert len({tuple(run.losses) for run in runs}) == 1 and len({run.weights for run in runs}) == 1
 print("equal", dist.get_rank())
 """
-    for launcher in (["libdc.run", "-n", "2"], ["torch.distributed.run", "--nproc-per-node=2", "--master-port=29655"]):
+    for launcher in (["libdc.run", "-n", "2"], ["torch.distributed.run", "--nproc-per-node=2", "--standalone"]):
         assert launch(text, launcher=launcher).count("equal") == 2

@@ -130,7 +130,7 @@ def test_resume_gives_the_same_bits(run: Path, stage: str) -> None:
 def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(run: Path) -> None:
     cwd, folder = run.parent, run.parent / "stopped"
     process = start(command(*TINY, "--steps", "100000", "--warmup", "0", "--out", "stopped"), cwd)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (folder / "metrics.jsonl").exists() or len(metrics(folder)) < 3:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
