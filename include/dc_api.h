@@ -1327,6 +1327,12 @@ DC_API dc_status dc_layer_get_plan(const dc_layer_config *config, const dc_layer
  * Inputs are read through their strides, so a transposed view, a slice of rows or a batch that repeats one matrix
  * (stride 0) needs no copy where it says "any strides". Outputs are contiguous, and may not overlap inputs unless it
  * says so. Arguments are all checked before anything is written.
+ *
+ * Functions that say "CPU and CUDA" also compute on a handle's CUDA device, of tensors in its memory, whose elements lie
+ * at multiples of their size (DC_E_INVALID): products by cuBLASLt, float32 not through TF32, the rest by kernels; the
+ * call blocks all the same. Results agree with the CPU's within rounding, the bits are those of every run with the same
+ * shapes. There DC_E_UNSUPPORTED means that cuBLASLt is missing, and DC_E_DEVICE that the device failed. All others
+ * return DC_E_UNSUPPORTED on a CUDA device.
  * Source: Golub and Van Loan, Matrix Computations, 4th edition; single functions name theirs. */
 
 /** The threads, the scratch memory and the LAPACK of second-order calls, which it serialises. */
@@ -1346,8 +1352,7 @@ typedef struct dc_linalg_options {
 DC_API void dc_linalg_options_init(dc_linalg_options *options, size_t struct_size);
 
 /** Makes a handle on a device, which it keeps alive.
- *  On a CUDA device it is for dc_adamw_create() and dc_sgd_create(): what has no kernels there, which is the rest,
- *  returns DC_E_UNSUPPORTED.
+ *  On a CUDA device it is for dc_adamw_create(), dc_sgd_create() and what says "CPU and CUDA" below.
  *  Returns DC_OK; DC_E_INVALID (threads negative or over 1024, plain not 0 or 1), DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
 /** Frees a handle.
@@ -1368,8 +1373,8 @@ DC_API dc_status dc_linalg_begin_query(dc_linalg *linalg);
 DC_API dc_status dc_linalg_end_query(dc_linalg *linalg, size_t *bytes);
 /** Gives the handle scratch memory of the caller's: calls allocate nothing from then on, and one that needs more fails
  *  with DC_E_BUFFER_TOO_SMALL.
- *  memory  64-byte aligned, the caller's until replaced or the handle is destroyed; NULL: the handle's own again, which
- *          grows to what the largest call needed and stays until the handle is destroyed
+ *  memory  64-byte aligned, on the handle's device, the caller's until replaced or the handle is destroyed; NULL: the
+ *          handle's own again, which grows to what the largest call needed and stays until the handle is destroyed
  *  bytes   of memory; 0 for NULL
  *  Returns DC_OK; DC_E_INVALID (one of the two is 0, or memory is not 64-byte aligned). [handle] Since 0.1. */
 DC_API dc_status dc_linalg_set_workspace(dc_linalg *linalg, void *memory, size_t bytes);
@@ -1529,7 +1534,7 @@ typedef struct dc_iteration_info {
  *  DC_E_NOT_FINITE (the result does not fit its type), and with DC_E_NOT_CONVERGED: iterations ended too early, the
  *  distance of the product from I grew by more than a fifth (A has a negative eigenvalue beyond epsilon), or residual is
  *  above what is allowed. Then out holds the best iterate. DC_OK; DC_E_INVALID (root, options). Source: Guo and Higham
- *  2006; the step's numbers minimise the largest distance over an interval. [handle] Since 0.1. */
+ *  2006; the step's numbers minimise the largest distance over an interval. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_matrix_inverse_root_newton(dc_linalg *linalg, const dc_tensor *a, int32_t root,
                                                const dc_iteration_options *options, dc_tensor *out,
                                                dc_iteration_info *info, size_t info_size);
@@ -1549,7 +1554,7 @@ enum dc_orthogonal {
  *  steps       1 to 64; 0 = the polynomial's own number
  *  out         a's shape and type; that of a transposed a has the same bits
  *  Returns DC_OK; DC_E_NOT_FINITE (a NaN or an infinity: its place), DC_E_INVALID (polynomial, steps), DC_E_SHAPE,
- *  DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+ *  DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_orthogonalize(dc_linalg *linalg, const dc_tensor *a, int32_t polynomial, int32_t steps,
                                   dc_tensor *out);
 
@@ -1561,7 +1566,7 @@ DC_API dc_status dc_orthogonalize(dc_linalg *linalg, const dc_tensor *a, int32_t
 /** The Kronecker product, written out.
  *  a, b   [m, n] and [p, q], any strides; float32 or float64, one type
  *  out    [m * p, n * q]
- *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_kron(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, dc_tensor *out);
 
 /** A Kronecker product applied without being written out: out = A X B^T is kron(a, b) times x, taken row by row. The
@@ -1569,7 +1574,7 @@ DC_API dc_status dc_kron(dc_linalg *linalg, const dc_tensor *a, const dc_tensor 
  *  a, b   [m, n] and [p, q]; strides as in dc_batch_matmul; float32 or float64, one type
  *  x      [n, q] or [b, n, q], strides as in dc_batch_matmul
  *  out    [m, p] or [b, m, p]; may be x where the shapes agree
- *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_kron_apply(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, const dc_tensor *x,
                                dc_tensor *out);
 
@@ -1581,7 +1586,7 @@ DC_API dc_status dc_kron_apply(dc_linalg *linalg, const dc_tensor *a, const dc_t
  *  x        [m, p]; float32 or float64, the type of all
  *  out      [m, p]; may be x
  *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_POSITIVE (a product plus damping is not positive),
- *  DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+ *  DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, const dc_tensor *a_values,
                                const dc_tensor *b_vectors, const dc_tensor *b_values, double damping,
                                const dc_tensor *x, dc_tensor *out);
@@ -1602,7 +1607,7 @@ DC_API dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tenso
  *           16-bit types are summed in float32
  *  alpha, beta  finite; beta 0: out is not read
  *  out      [b, m, n] of the inputs' type, or float32 for 16-bit ones. k = 0: beta out
- *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (alpha or beta not finite). [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (alpha or beta not finite). CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, double alpha, double beta,
                                  dc_tensor *out);
 

@@ -52,7 +52,7 @@ static dc_status begin_query(const char *fn, dc_linalg *l) {
 }
 
 dc_status dc_linalg_begin_query(dc_linalg *linalg) {
-  DC__WITH_LINALG(linalg, begin_query(__func__, linalg));
+  DC__WITH_READY_LINALG(linalg, DC_OK, begin_query(__func__, linalg));
 }
 
 static dc_status end_query(const char *fn, dc_linalg *l, size_t *bytes) {
@@ -68,7 +68,7 @@ static dc_status end_query(const char *fn, dc_linalg *l, size_t *bytes) {
 }
 
 dc_status dc_linalg_end_query(dc_linalg *linalg, size_t *bytes) {
-  DC__WITH_LINALG(linalg, end_query(__func__, linalg, bytes));
+  DC__WITH_READY_LINALG(linalg, DC_OK, end_query(__func__, linalg, bytes));
 }
 
 static dc_status set_workspace(const char *fn, dc_linalg *l, void *memory, size_t bytes) {
@@ -82,7 +82,7 @@ static dc_status set_workspace(const char *fn, dc_linalg *l, void *memory, size_
 }
 
 dc_status dc_linalg_set_workspace(dc_linalg *linalg, void *memory, size_t bytes) {
-  DC__WITH_LINALG(linalg, set_workspace(__func__, linalg, memory, bytes));
+  DC__WITH_READY_LINALG(linalg, DC_OK, set_workspace(__func__, linalg, memory, bytes));
 }
 
 /* ---- what all entry points of the chapter check ---- */
@@ -103,9 +103,15 @@ dc_status dc__check_matrix(const char *fn, const char *arg, const dc__mat *mat, 
   return dc__check_length(fn, arg, "matrices", mat->batch, batch);
 }
 
-dc_status dc__read_output(const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype, const dc__mat *like,
-                          dc__mat *out) {
-  DC__TRY(dc__mat_read(fn, arg, tensor, DC__MAT_OUT, out));
+dc_status dc__read_matrix(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t layout,
+                          dc__mat *mat) {
+  DC__TRY(dc__mat_read(fn, arg, tensor, layout, mat));
+  return dc__linalg_lies(l, fn, arg, mat);
+}
+
+dc_status dc__read_output(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype,
+                          const dc__mat *like, dc__mat *out) {
+  DC__TRY(dc__read_matrix(l, fn, arg, tensor, DC__MAT_OUT, out));
   DC__TRY(dc__mat_same_type(fn, arg, out->dtype, "a", dtype));
   if (out->batched != like->batched) {
     return dc__fail(DC_E_SHAPE, "%s: %s has %d dimensions, must have %d", fn, arg, out->batched ? 3 : 2,

@@ -4,27 +4,35 @@
 
 #include "linalg/linalg.h"
 
-/* Locks the handle, runs `call` and unlocks. */
-#define DC__WITH_LINALG(linalg, call)                                       \
+/* Locks the handle, runs `call` and unlocks, if `ready` is DC_OK. */
+#define DC__WITH_READY_LINALG(linalg, ready, call)                          \
   do {                                                                      \
     if ((linalg) == NULL) {                                                 \
       return dc__fail(DC_E_INVALID, "%s: linalg is NULL", __func__);        \
     }                                                                       \
     DC__TRY(dc__owner_check(__func__, "handle", &(linalg)->device->owner)); \
-    DC__TRY(dc__device_is_host(__func__, (linalg)->device));                \
+    DC__TRY(ready);                                                         \
     pthread_mutex_lock(&(linalg)->mutex);                                   \
     dc_status dc__linalg_status = (call);                                   \
     pthread_mutex_unlock(&(linalg)->mutex);                                 \
     return dc__linalg_status;                                               \
   } while (0)
 
+/* For what the host alone computes, and for what a device may compute too. */
+#define DC__WITH_LINALG(linalg, call) \
+  DC__WITH_READY_LINALG(linalg, dc__device_is_host(__func__, (linalg)->device), call)
+#define DC__WITH_LINALG_ANYWHERE(linalg, call) DC__WITH_READY_LINALG(linalg, dc__linalg_ready(linalg, __func__), call)
+
 /* DC_E_SHAPE unless the length is what it must be. */
 dc_status dc__check_length(const char *fn, const char *arg, const char *what, int64_t length, int64_t wanted);
 /* DC_E_SHAPE unless the matrix is as large, and in as large a batch, as wanted. batch -1: none at all. */
 dc_status dc__check_matrix(const char *fn, const char *arg, const dc__mat *mat, int64_t batch, int64_t rows,
                            int64_t cols);
+/* dc__mat_read(), which also refuses what the handle's device cannot read. */
+dc_status dc__read_matrix(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t layout,
+                          dc__mat *mat);
 /* Reads a contiguous output of two or three dimensions. */
-dc_status dc__read_output(const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype, const dc__mat *like,
-                          dc__mat *out);
+dc_status dc__read_output(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype,
+                          const dc__mat *like, dc__mat *out);
 
 #endif

@@ -13,9 +13,9 @@ void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size) {
 }
 
 /* A float32 or float64 input; of `dtype` unless that is DC_DTYPE_NONE. */
-static dc_status read_real(const char *fn, const char *arg, const dc_tensor *tensor, int32_t layout, int32_t dtype,
-                           dc__mat *mat) {
-  DC__TRY(dc__mat_read(fn, arg, tensor, layout, mat));
+static dc_status read_real(const char *fn, const dc_linalg *l, const char *arg, const dc_tensor *tensor, int32_t layout,
+                           int32_t dtype, dc__mat *mat) {
+  DC__TRY(dc__read_matrix(l, fn, arg, tensor, layout, mat));
   DC__TRY(dc__mat_real(fn, arg, mat->dtype));
   return dtype == DC_DTYPE_NONE ? DC_OK : dc__mat_same_type(fn, arg, mat->dtype, "a", dtype);
 }
@@ -46,36 +46,35 @@ static dc_status check_product(const char *fn, const char *arg, const dc__mat *x
 
 static dc_status kron(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_tensor *b, dc_tensor *out) {
   dc__mat ma, mb, mo;
-  DC__TRY(read_real(fn, "a", a, DC__MAT_ANY, DC_DTYPE_NONE, &ma));
-  DC__TRY(read_real(fn, "b", b, DC__MAT_ANY, ma.dtype, &mb));
-  DC__TRY(read_real(fn, "out", out, DC__MAT_OUT, ma.dtype, &mo));
+  DC__TRY(read_real(fn, l, "a", a, DC__MAT_ANY, DC_DTYPE_NONE, &ma));
+  DC__TRY(read_real(fn, l, "b", b, DC__MAT_ANY, ma.dtype, &mb));
+  DC__TRY(read_real(fn, l, "out", out, DC__MAT_OUT, ma.dtype, &mo));
   DC__TRY(check_product(fn, "out", &mo, &ma, &mb));
-  dc__kron(l, &ma, &mb, &mo);
-  return DC_OK;
+  return dc__kron(l, &ma, &mb, &mo);
 }
 
 dc_status dc_kron(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, dc_tensor *out) {
-  DC__WITH_LINALG(linalg, kron(__func__, linalg, a, b, out));
+  DC__WITH_LINALG_ANYWHERE(linalg, kron(__func__, linalg, a, b, out));
 }
 
 static dc_status kron_apply(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_tensor *b, const dc_tensor *x,
                             dc_tensor *out) {
   dc__mat ma, mb, mx, mo;
-  DC__TRY(read_real(fn, "a", a, DC__MAT_GEMM, DC_DTYPE_NONE, &ma));
-  DC__TRY(read_real(fn, "b", b, DC__MAT_GEMM, ma.dtype, &mb));
-  DC__TRY(read_real(fn, "x", x, DC__MAT_GEMM, ma.dtype, &mx));
+  DC__TRY(read_real(fn, l, "a", a, DC__MAT_GEMM, DC_DTYPE_NONE, &ma));
+  DC__TRY(read_real(fn, l, "b", b, DC__MAT_GEMM, ma.dtype, &mb));
+  DC__TRY(read_real(fn, l, "x", x, DC__MAT_GEMM, ma.dtype, &mx));
   DC__TRY(no_batch(fn, "a", &ma));
   DC__TRY(no_batch(fn, "b", &mb));
   DC__TRY(dc__check_matrix(fn, "x", &mx, mx.batch, ma.cols, mb.cols));
   dc__mat like = mx;
   like.rows = ma.rows;
   like.cols = mb.rows;
-  DC__TRY(dc__read_output(fn, "out", out, ma.dtype, &like, &mo));
+  DC__TRY(dc__read_output(l, fn, "out", out, ma.dtype, &like, &mo));
   return dc__kron_apply(l, fn, &ma, &mb, &mx, &mo);
 }
 
 dc_status dc_kron_apply(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, const dc_tensor *x, dc_tensor *out) {
-  DC__WITH_LINALG(linalg, kron_apply(__func__, linalg, a, b, x, out));
+  DC__WITH_LINALG_ANYWHERE(linalg, kron_apply(__func__, linalg, a, b, x, out));
 }
 
 static dc_status kron_solve(const char *fn, dc_linalg *l, const dc_tensor *a_vectors, const dc_tensor *a_values,
@@ -86,30 +85,31 @@ static dc_status kron_solve(const char *fn, dc_linalg *l, const dc_tensor *a_vec
   if (!(damping >= 0) || isinf(damping)) {
     return dc__fail(DC_E_INVALID, "%s: damping = %g, must be finite and >= 0", fn, damping);
   }
-  DC__TRY(read_real(fn, "x", x, DC__MAT_GEMM, DC_DTYPE_NONE, &mx));
+  DC__TRY(read_real(fn, l, "x", x, DC__MAT_GEMM, DC_DTYPE_NONE, &mx));
   DC__TRY(no_batch(fn, "x", &mx));
-  DC__TRY(read_real(fn, "a_vectors", a_vectors, DC__MAT_GEMM, mx.dtype, &qa));
-  DC__TRY(read_real(fn, "b_vectors", b_vectors, DC__MAT_GEMM, mx.dtype, &qb));
+  DC__TRY(read_real(fn, l, "a_vectors", a_vectors, DC__MAT_GEMM, mx.dtype, &qa));
+  DC__TRY(read_real(fn, l, "b_vectors", b_vectors, DC__MAT_GEMM, mx.dtype, &qb));
   DC__TRY(dc__check_matrix(fn, "a_vectors", &qa, -1, mx.rows, mx.rows));
   DC__TRY(dc__check_matrix(fn, "b_vectors", &qb, -1, mx.cols, mx.cols));
   DC__TRY(dc__mat_read_as(fn, "a_values", a_values, mx.dtype, &mx.rows, 1, &va));
   DC__TRY(dc__mat_read_as(fn, "b_values", b_values, mx.dtype, &mx.cols, 1, &vb));
-  DC__TRY(dc__read_output(fn, "out", out, mx.dtype, &mx, &mo));
+  DC__TRY(dc__read_output(l, fn, "out", out, mx.dtype, &mx, &mo));
   return dc__kron_solve(l, fn, &qa, va.data, &qb, vb.data, damping, &mx, &mo);
 }
 
 dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, const dc_tensor *a_values,
                         const dc_tensor *b_vectors, const dc_tensor *b_values, double damping, const dc_tensor *x,
                         dc_tensor *out) {
-  DC__WITH_LINALG(linalg, kron_solve(__func__, linalg, a_vectors, a_values, b_vectors, b_values, damping, x, out));
+  DC__WITH_LINALG_ANYWHERE(linalg,
+                           kron_solve(__func__, linalg, a_vectors, a_values, b_vectors, b_values, damping, x, out));
 }
 
 static dc_status kron_nearest(const char *fn, dc_linalg *l, const dc_tensor *x, dc_tensor *a, dc_tensor *b,
                               double *residual) {
   dc__mat mx, ma, mb;
-  DC__TRY(read_real(fn, "x", x, DC__MAT_ANY, DC_DTYPE_NONE, &mx));
-  DC__TRY(read_real(fn, "a", a, DC__MAT_OUT, DC_DTYPE_NONE, &ma));
-  DC__TRY(read_real(fn, "b", b, DC__MAT_OUT, ma.dtype, &mb));
+  DC__TRY(read_real(fn, l, "x", x, DC__MAT_ANY, DC_DTYPE_NONE, &mx));
+  DC__TRY(read_real(fn, l, "a", a, DC__MAT_OUT, DC_DTYPE_NONE, &ma));
+  DC__TRY(read_real(fn, l, "b", b, DC__MAT_OUT, ma.dtype, &mb));
   DC__TRY(dc__mat_same_type(fn, "x", mx.dtype, "a", ma.dtype));
   DC__TRY(check_product(fn, "x", &mx, &ma, &mb));
   return dc__kron_nearest(l, fn, &mx, &ma, &mb, residual);
@@ -137,9 +137,9 @@ static dc_status check_batch(const char *fn, const char *arg, const dc__mat *mat
 static dc_status batch_matmul(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_tensor *b, double alpha,
                               double beta, dc_tensor *out) {
   dc__mat ma, mb, mo;
-  DC__TRY(dc__mat_read(fn, "a", a, DC__MAT_GEMM, &ma));
-  DC__TRY(dc__mat_read(fn, "b", b, DC__MAT_GEMM, &mb));
-  DC__TRY(dc__mat_read(fn, "out", out, DC__MAT_OUT, &mo));
+  DC__TRY(dc__read_matrix(l, fn, "a", a, DC__MAT_GEMM, &ma));
+  DC__TRY(dc__read_matrix(l, fn, "b", b, DC__MAT_GEMM, &mb));
+  DC__TRY(dc__read_matrix(l, fn, "out", out, DC__MAT_OUT, &mo));
   DC__TRY(check_factors(fn, &ma, &mb, &mo));
   DC__TRY(check_batch(fn, "a", &ma, mo.batch));
   DC__TRY(check_batch(fn, "b", &mb, mo.batch));
@@ -150,16 +150,12 @@ static dc_status batch_matmul(const char *fn, dc_linalg *l, const dc_tensor *a, 
   if (!isfinite(alpha) || !isfinite(beta)) {
     return dc__fail(DC_E_INVALID, "%s: alpha = %g and beta = %g, must be finite", fn, alpha, beta);
   }
-  dc__gemm g = dc__mat_product(&ma, &mb, alpha, beta, &mo);
-  if (!l->query && mo.batch > 0 && mo.rows > 0 && mo.cols > 0) {
-    dc__gemm_run(l->pool, &g);
-  }
-  return DC_OK;
+  return dc__batch_matmul(l, fn, &ma, &mb, alpha, beta, &mo);
 }
 
 dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, double alpha, double beta,
                           dc_tensor *out) {
-  DC__WITH_LINALG(linalg, batch_matmul(__func__, linalg, a, b, alpha, beta, out));
+  DC__WITH_LINALG_ANYWHERE(linalg, batch_matmul(__func__, linalg, a, b, alpha, beta, out));
 }
 
 /* A source's tensor with data NULL is a matrix in a file; the reader of tensors would call that a mistake. */

@@ -72,12 +72,12 @@ static dc_status check_options(const char *fn, const dc_spectral_options *o) {
 }
 
 /* The matrices, and the reports' size. */
-static dc_status read_matrices(const char *fn, const dc_tensor *a, void *info, size_t info_size, size_t least,
-                               dc__spectral *r) {
+static dc_status read_matrices(const char *fn, const dc_linalg *l, const dc_tensor *a, void *info, size_t info_size,
+                               size_t least, dc__spectral *r) {
   r->fn = fn;
   r->info = info;
   r->info_size = info_size;
-  DC__TRY(dc__mat_read(fn, "a", a, DC__MAT_ANY, &r->a));
+  DC__TRY(dc__read_matrix(l, fn, "a", a, DC__MAT_ANY, &r->a));
   DC__TRY(dc__mat_real(fn, "a", r->a.dtype));
   if (r->a.rows != r->a.cols) {
     return dc__fail(DC_E_SHAPE, "%s: a is %" PRId64 " by %" PRId64 ", must be square", fn, r->a.rows, r->a.cols);
@@ -89,27 +89,27 @@ static dc_status read_matrices(const char *fn, const dc_tensor *a, void *info, s
   return DC_OK;
 }
 
-static dc_status begin(const char *fn, const dc_tensor *a, const dc_spectral_options *options, dc_spectral_info *info,
-                       size_t info_size, dc__spectral *r) {
+static dc_status begin(const char *fn, const dc_linalg *l, const dc_tensor *a, const dc_spectral_options *options,
+                       dc_spectral_info *info, size_t info_size, dc__spectral *r) {
   memset(r, 0, sizeof *r);
   r->options.struct_size = sizeof r->options;
   DC__TRY(dc__read_options(fn, "options", &r->options, sizeof r->options, options, SPECTRAL_OPTIONS_SIZE_0_1));
   DC__TRY(check_options(fn, &r->options));
-  return read_matrices(fn, a, info, info_size, SPECTRAL_INFO_SIZE_0_1, r);
+  return read_matrices(fn, l, a, info, info_size, SPECTRAL_INFO_SIZE_0_1, r);
 }
 
 static dc_status eigh(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_spectral_options *options,
                       dc_tensor *values, dc_tensor *vectors, dc_spectral_info *info, size_t info_size) {
   dc__spectral r;
   dc_tensor read;
-  DC__TRY(begin(fn, a, options, info, info_size, &r));
+  DC__TRY(begin(fn, l, a, options, info, info_size, &r));
   r.op = DC__SPECTRAL_EIGH;
   const int64_t shape[2] = {r.a.batch, r.a.rows};
   DC__TRY(
       dc__mat_read_as(fn, "values", values, r.a.dtype, r.a.batched ? shape : shape + 1, r.a.batched ? 2 : 1, &read));
   r.values = read.data;
   if (vectors != NULL) {
-    DC__TRY(dc__read_output(fn, "vectors", vectors, r.a.dtype, &r.a, &r.out));
+    DC__TRY(dc__read_output(l, fn, "vectors", vectors, r.a.dtype, &r.a, &r.out));
     r.vectors = true;
   }
   return dc__spectral_run(l, &r);
@@ -123,13 +123,13 @@ dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectral_optio
 static dc_status power(const char *fn, dc_linalg *l, const dc_tensor *a, double exponent,
                        const dc_spectral_options *options, dc_tensor *out, dc_spectral_info *info, size_t info_size) {
   dc__spectral r;
-  DC__TRY(begin(fn, a, options, info, info_size, &r));
+  DC__TRY(begin(fn, l, a, options, info, info_size, &r));
   if (!isfinite(exponent)) {
     return dc__fail(DC_E_INVALID, "%s: power = %g, must be finite", fn, exponent);
   }
   r.op = DC__SPECTRAL_POWER;
   r.power = exponent;
-  DC__TRY(dc__read_output(fn, "out", out, r.a.dtype, &r.a, &r.out));
+  DC__TRY(dc__read_output(l, fn, "out", out, r.a.dtype, &r.a, &r.out));
   return dc__spectral_run(l, &r);
 }
 
@@ -138,15 +138,15 @@ dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double power_, 
   DC__WITH_LINALG(linalg, power(__func__, linalg, a, power_, options, out, info, info_size));
 }
 
-static dc_status read_basis(const char *fn, const dc_tensor *basis, dc__spectral *r) {
-  DC__TRY(dc__mat_read(fn, "basis", basis, DC__MAT_OUT, &r->basis));
+static dc_status read_basis(const char *fn, const dc_linalg *l, const dc_tensor *basis, dc__spectral *r) {
+  DC__TRY(dc__read_matrix(l, fn, "basis", basis, DC__MAT_OUT, &r->basis));
   DC__TRY(dc__mat_real(fn, "basis", r->basis.dtype));
   int32_t precision = r->options.precision;
   if (precision != DC_DTYPE_NONE && precision != r->basis.dtype) {
     return dc__fail(DC_E_DTYPE, "%s: basis is %s, must be of options.precision, %s", fn, dc_dtype_name(r->basis.dtype),
                     dc_dtype_name(precision));
   }
-  return dc__read_output(fn, "basis", basis, r->basis.dtype, &r->a, &r->basis);
+  return dc__read_output(l, fn, "basis", basis, r->basis.dtype, &r->a, &r->basis);
 }
 
 static dc_status check_root(const char *fn, int32_t root) {
@@ -159,13 +159,13 @@ static dc_status inverse_root(const char *fn, dc_linalg *l, const dc_tensor *a, 
                               const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
                               dc_spectral_info *info, size_t info_size) {
   dc__spectral r;
-  DC__TRY(begin(fn, a, options, info, info_size, &r));
+  DC__TRY(begin(fn, l, a, options, info, info_size, &r));
   DC__TRY(check_root(fn, root));
   r.op = DC__SPECTRAL_ROOT;
   r.root = root;
   r.power = -1 / (double)root;
   if (basis != NULL) {
-    DC__TRY(read_basis(fn, basis, &r));
+    DC__TRY(read_basis(fn, l, basis, &r));
   }
   if (r.options.tolerance > 0 &&
       (basis == NULL || r.options.rank_rtol != 0 || r.options.negative == DC_NEGATIVE_FLOOR)) {
@@ -173,7 +173,7 @@ static dc_status inverse_root(const char *fn, dc_linalg *l, const dc_tensor *a, 
                     "%s: options.tolerance = %g needs a basis, and neither rank_rtol nor DC_NEGATIVE_FLOOR", fn,
                     r.options.tolerance);
   }
-  DC__TRY(dc__read_output(fn, "out", out, r.a.dtype, &r.a, &r.out));
+  DC__TRY(dc__read_output(l, fn, "out", out, r.a.dtype, &r.a, &r.out));
   return dc__spectral_run(l, &r);
 }
 
@@ -202,8 +202,8 @@ static dc_status newton(const char *fn, dc_linalg *l, const dc_tensor *a, int32_
     return dc__fail(DC_E_INVALID, "%s: options.eps_abs = options.eps_rel = 0, one must be > 0", fn);
   }
   DC__TRY(check_root(fn, root));
-  DC__TRY(read_matrices(fn, a, info, info_size, ITERATION_INFO_SIZE_0_1, &r));
-  DC__TRY(dc__read_output(fn, "out", out, r.a.dtype, &r.a, &r.out));
+  DC__TRY(read_matrices(fn, l, a, info, info_size, ITERATION_INFO_SIZE_0_1, &r));
+  DC__TRY(dc__read_output(l, fn, "out", out, r.a.dtype, &r.a, &r.out));
   r.options.eps_abs = o.eps_abs;
   r.options.eps_rel = o.eps_rel;
   r.options.symmetry = o.symmetry;
@@ -216,7 +216,7 @@ static dc_status newton(const char *fn, dc_linalg *l, const dc_tensor *a, int32_
 dc_status dc_matrix_inverse_root_newton(dc_linalg *linalg, const dc_tensor *a, int32_t root,
                                         const dc_iteration_options *options, dc_tensor *out, dc_iteration_info *info,
                                         size_t info_size) {
-  DC__WITH_LINALG(linalg, newton(__func__, linalg, a, root, options, out, info, info_size));
+  DC__WITH_LINALG_ANYWHERE(linalg, newton(__func__, linalg, a, root, options, out, info, info_size));
 }
 
 static dc_status orthogonalize(const char *fn, dc_linalg *l, const dc_tensor *a, int32_t polynomial, int32_t steps,
@@ -224,7 +224,7 @@ static dc_status orthogonalize(const char *fn, dc_linalg *l, const dc_tensor *a,
   enum { MOST_STEPS = 64, EXPRESS_STEPS = 8, MUON_STEPS = 5 };
   dc__mat from, to;
   bool express = polynomial == DC_ORTHOGONAL_EXPRESS;
-  DC__TRY(dc__mat_read(fn, "a", a, DC__MAT_ANY, &from));
+  DC__TRY(dc__read_matrix(l, fn, "a", a, DC__MAT_ANY, &from));
   DC__TRY(dc__mat_real(fn, "a", from.dtype));
   if (!express && polynomial != DC_ORTHOGONAL_MUON) {
     return dc__fail(DC_E_INVALID, "%s: polynomial = %" PRId32 ", must be one of enum dc_orthogonal", fn, polynomial);
@@ -232,10 +232,10 @@ static dc_status orthogonalize(const char *fn, dc_linalg *l, const dc_tensor *a,
   if (steps < 0 || steps > MOST_STEPS) {
     return dc__fail(DC_E_INVALID, "%s: steps = %" PRId32 ", must be 0 to %d", fn, steps, (int)MOST_STEPS);
   }
-  DC__TRY(dc__read_output(fn, "out", out, from.dtype, &from, &to));
+  DC__TRY(dc__read_output(l, fn, "out", out, from.dtype, &from, &to));
   return dc__orthogonalize(l, fn, &from, express, steps > 0 ? steps : express ? EXPRESS_STEPS : MUON_STEPS, &to);
 }
 
 dc_status dc_orthogonalize(dc_linalg *linalg, const dc_tensor *a, int32_t polynomial, int32_t steps, dc_tensor *out) {
-  DC__WITH_LINALG(linalg, orthogonalize(__func__, linalg, a, polynomial, steps, out));
+  DC__WITH_LINALG_ANYWHERE(linalg, orthogonalize(__func__, linalg, a, polynomial, steps, out));
 }

@@ -62,6 +62,8 @@ typedef struct dc__product {
   int32_t trans_a, trans_b;
   int64_t m, n, k;
   int64_t lda, ldb, ldd; /* elements from one column to the next */
+  int64_t batch;         /* 0 is 1; more have no epilogue. Elements from one matrix to the next: */
+  int64_t stride_a, stride_b, stride_d;
   const void *a, *b;
   void *d;
   double alpha, beta; /* in float32 unless all is float64 */

@@ -27,8 +27,12 @@ dc_status dc__linalg_create(dc_device *device, const dc_linalg_options *options,
   return DC_OK;
 }
 
+static int32_t scratch_kind(const dc_linalg *l) {
+  return dc__linalg_is_there(l) ? DC_MEMORY_DEVICE : DC_MEMORY_HOST;
+}
+
 static void drop(dc_linalg *l) {
-  l->device->ops->free(l->device, l->own, l->own_bytes, DC_MEMORY_HOST);
+  l->device->ops->free(l->device, l->own, l->own_bytes, scratch_kind(l));
   l->own = NULL;
   l->own_bytes = 0;
 }
@@ -98,7 +102,7 @@ dc_status dc__linalg_scratch(dc_linalg *l, const char *fn, size_t bytes, void **
   if (bytes > l->own_bytes || l->own == NULL) {
     void *grown;
     drop(l);
-    dc_status status = l->device->ops->alloc(l->device, bytes, DC_MEMORY_HOST, &grown);
+    dc_status status = l->device->ops->alloc(l->device, bytes, scratch_kind(l), &grown);
     if (status != DC_OK) {
       return dc__fail(status, "%s: scratch memory: %s", fn, dc_last_error());
     }

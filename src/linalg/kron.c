@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include "linalg/linalg.h"
+#include "linalg/there.h"
 
 /* ---- written out ---- */
 
@@ -46,11 +46,22 @@ static void kron_row(void *arg, int64_t index, void *scratch) {
   }
 }
 
-void dc__kron(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out) {
+static void kron_there(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out) {
+  const dc__cuda_kron_args args = {dc__matrices_of(a), dc__matrices_of(b), dc__matrices_of(out)};
+  dc__cuda_kron(l->device->here, &args);
+}
+
+dc_status dc__kron(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out) {
   kron_job job = {a, b, out};
-  if (!l->query && out->cols > 0) {
+  if (l->query || out->rows == 0 || out->cols == 0) {
+    return DC_OK;
+  }
+  if (dc__linalg_is_there(l)) {
+    kron_there(l, a, b, out);
+  } else {
     dc__parallel(l->pool, out->rows, kron_row, &job);
   }
+  return dc__linalg_done(l);
 }
 
 /* ---- applied ---- */
@@ -76,26 +87,30 @@ static dc__mat plain(void *data, int32_t dtype, int64_t batch, int64_t rows, int
   return m;
 }
 
-static void multiply(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out) {
-  dc__gemm g = dc__mat_product(a, b, 1, 0, out);
-  if (out->batch > 0 && out->rows > 0 && out->cols > 0) {
-    dc__gemm_run(l->pool, &g);
-  }
+/* Where a sandwich is made: its middle, and what products may use. */
+typedef struct kitchen {
+  dc_linalg *l;
+  void *t, *product;
+} kitchen;
+
+static void multiply(const kitchen *k, const dc__mat *a, const dc__mat *b, const dc__mat *out) {
+  const dc__gemm g = dc__mat_product(a, b, 1, 0, out);
+  dc__linalg_gemm(k->l, &g, k->product);
 }
 
 /* out = A X B^T through t; out may be x. */
-static void sandwich(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *x, void *t, const dc__mat *out) {
+static void sandwich(const kitchen *k, const dc__mat *a, const dc__mat *b, const dc__mat *x, const dc__mat *out) {
   dc__mat bt = transposed(b);
   double left = (double)a->rows * (double)b->cols * (double)(a->cols + b->rows);
   double right = (double)a->cols * (double)b->rows * (double)(b->cols + a->rows);
   if (left <= right) {
-    dc__mat middle = plain(t, out->dtype, out->batch, a->rows, b->cols);
-    multiply(l, a, x, &middle);
-    multiply(l, &middle, &bt, out);
+    dc__mat middle = plain(k->t, out->dtype, out->batch, a->rows, b->cols);
+    multiply(k, a, x, &middle);
+    multiply(k, &middle, &bt, out);
   } else {
-    dc__mat middle = plain(t, out->dtype, out->batch, a->cols, b->rows);
-    multiply(l, x, &bt, &middle);
-    multiply(l, a, &middle, out);
+    dc__mat middle = plain(k->t, out->dtype, out->batch, a->cols, b->rows);
+    multiply(k, x, &bt, &middle);
+    multiply(k, a, &middle, out);
   }
 }
 
@@ -108,59 +123,110 @@ dc_status dc__kron_apply(dc_linalg *l, const char *fn, const dc__mat *a, const d
   int64_t left = a->rows * b->cols;
   int64_t right = a->cols * b->rows;
   size_t bytes = 0;
-  void *t;
-  int64_t count;
-  if (__builtin_mul_overflow(left > right ? left : right, out->batch, &count) ||
-      !dc__linalg_add(&bytes, count, dc_dtype_size(out->dtype))) {
-    return too_large(fn);
-  }
-  DC__TRY(dc__linalg_scratch(l, fn, bytes, &t));
-  if (t != NULL) {
-    sandwich(l, a, b, x, t, out);
-  }
-  return DC_OK;
-}
-
-/* ---- inverted ---- */
-
-dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__mat *qa, const void *va, const dc__mat *qb,
-                         const void *vb, double damping, const dc__mat *x, const dc__mat *out) {
-  bool wide = out->dtype == DC_FLOAT64;
-  int64_t m = out->rows;
-  int64_t p = out->cols;
-  for (int64_t i = 0; i < m; i++) {
-    for (int64_t j = 0; j < p; j++) {
-      double sum = dc__get(va, wide, i) * dc__get(vb, wide, j) + damping;
-      if (!(sum > 0)) {
-        return dc__fail(DC_E_NOT_POSITIVE,
-                        "%s: a_values[%" PRId64 "] * b_values[%" PRId64 "] + damping = %g, must be > 0", fn, i, j, sum);
-      }
-    }
-  }
-  size_t bytes = 0;
+  size_t offset = 0;
   void *memory;
-  if (!dc__linalg_add(&bytes, m * p, dc_dtype_size(out->dtype)) ||
-      !dc__linalg_add(&bytes, m * p, dc_dtype_size(out->dtype))) {
+  int64_t count;
+  if (__builtin_mul_overflow(left > right ? left : right, out->batch, &count) || !dc__linalg_add_product(&bytes, l) ||
+      !dc__linalg_add(&bytes, count, dc_dtype_size(out->dtype))) {
     return too_large(fn);
   }
   DC__TRY(dc__linalg_scratch(l, fn, bytes, &memory));
   if (memory == NULL) {
     return DC_OK;
   }
+  kitchen k = {.l = l, .product = dc__linalg_product(l, memory, &offset)};
+  k.t = dc__linalg_part(memory, &offset, count, dc_dtype_size(out->dtype));
+  sandwich(&k, a, b, x, out);
+  return dc__linalg_done(l);
+}
+
+/* ---- inverted ---- */
+
+/* Factors' eigenvalues, and what is added to their products. */
+typedef struct damped {
+  const char *fn;
+  const void *a, *b;
+  int64_t rows, cols;
+  double damping;
+  bool wide;
+} damped;
+
+static double damped_at(const damped *d, int64_t i, int64_t j) {
+  return dc__get(d->a, d->wide, i) * dc__get(d->b, d->wide, j) + d->damping;
+}
+
+static dc_status check_damped(const damped *d) {
+  for (int64_t i = 0; i < d->rows; i++) {
+    for (int64_t j = 0; j < d->cols; j++) {
+      double sum = damped_at(d, i, j);
+      if (!(sum > 0)) {
+        return dc__fail(DC_E_NOT_POSITIVE,
+                        "%s: a_values[%" PRId64 "] * b_values[%" PRId64 "] + damping = %g, must be > 0", d->fn, i, j,
+                        sum);
+      }
+    }
+  }
+  return DC_OK;
+}
+
+/* Eigenvalues are few: they are brought here. */
+static dc_status check_damped_there(dc_linalg *l, const damped *d) {
+  const size_t size = d->wide ? sizeof(double) : sizeof(float);
+  const size_t bytes[2] = {(size_t)d->rows * size, (size_t)d->cols * size};
+  char *here = dc__calloc(1, bytes[0] + bytes[1] + 1);
+  damped brought = *d;
+  if (here == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  brought.a = here;
+  brought.b = here + bytes[0];
+  dc__stream_copy(l->device->here, here, d->a, bytes[0]);
+  dc__stream_copy(l->device->here, here + bytes[0], d->b, bytes[1]);
+  dc_status status = dc__linalg_done(l);
+  status = status == DC_OK ? check_damped(&brought) : status;
+  dc__free(here);
+  return status;
+}
+
+static void divide(dc_linalg *l, const damped *d, void *x) {
+  if (dc__linalg_is_there(l)) {
+    const dc__cuda_damp_args args = {x, d->a, d->b, d->rows, d->cols, d->damping, d->wide};
+    dc__cuda_damp(l->device->here, &args);
+    return;
+  }
+  for (int64_t i = 0; i < d->rows; i++) {
+    for (int64_t j = 0; j < d->cols; j++) {
+      dc__put(x, d->wide, i * d->cols + j, dc__get(x, d->wide, i * d->cols + j) / damped_at(d, i, j));
+    }
+  }
+}
+
+dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__mat *qa, const void *va, const dc__mat *qb,
+                         const void *vb, double damping, const dc__mat *x, const dc__mat *out) {
+  int64_t m = out->rows;
+  int64_t p = out->cols;
+  const damped d = {fn, va, vb, m, p, damping, out->dtype == DC_FLOAT64};
+  size_t bytes = 0;
   size_t offset = 0;
-  void *t = dc__linalg_part(memory, &offset, m * p, dc_dtype_size(out->dtype));
+  void *memory;
+  DC__TRY(dc__linalg_is_there(l) ? check_damped_there(l, &d) : check_damped(&d));
+  if (!dc__linalg_add_product(&bytes, l) || !dc__linalg_add(&bytes, m * p, dc_dtype_size(out->dtype)) ||
+      !dc__linalg_add(&bytes, m * p, dc_dtype_size(out->dtype))) {
+    return too_large(fn);
+  }
+  DC__TRY(dc__linalg_scratch(l, fn, bytes, &memory));
+  if (memory == NULL || m * p == 0) {
+    return DC_OK;
+  }
+  kitchen k = {.l = l, .product = dc__linalg_product(l, memory, &offset)};
+  k.t = dc__linalg_part(memory, &offset, m * p, dc_dtype_size(out->dtype));
   dc__mat inner = plain(dc__linalg_part(memory, &offset, m * p, dc_dtype_size(out->dtype)), out->dtype, 1, m, p);
   dc__mat qat = transposed(qa);
   dc__mat qbt = transposed(qb);
-  sandwich(l, &qat, &qbt, x, t, &inner);
-  for (int64_t i = 0; i < m; i++) {
-    for (int64_t j = 0; j < p; j++) {
-      double sum = dc__get(va, wide, i) * dc__get(vb, wide, j) + damping;
-      dc__put(inner.data, wide, i * p + j, dc__get(inner.data, wide, i * p + j) / sum);
-    }
-  }
-  sandwich(l, qa, qb, &inner, t, out);
-  return DC_OK;
+  sandwich(&k, &qat, &qbt, x, &inner);
+  divide(l, &d, inner.data);
+  sandwich(&k, qa, qb, &inner, out);
+  return dc__linalg_done(l);
 }
 
 /* ---- the nearest ---- */

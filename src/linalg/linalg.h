@@ -35,8 +35,13 @@ struct dc_linalg {
 dc_status dc__linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
 void dc__linalg_destroy(dc_linalg *linalg);
 
-/* `bytes` of scratch, 64-byte aligned and not zeroed, until the next call. In a query *memory is NULL and the caller
- * is done: there is nothing to compute. */
+/* Whether the handle's device computes, in memory that the host cannot touch. */
+static inline bool dc__linalg_is_there(const dc_linalg *l) {
+  return l->device->place != 0;
+}
+
+/* `bytes` of scratch, in memory of whoever computes, 64-byte aligned and not zeroed, until the next call. In a query
+ * *memory is NULL and the caller is done: there is nothing to compute. */
 dc_status dc__linalg_scratch(dc_linalg *l, const char *fn, size_t bytes, void **memory);
 
 /* Adds count elements of a size, rounded to a cache line, to *total; false if that is beyond any memory. */
@@ -87,6 +92,11 @@ dc_status dc__mat_real(const char *fn, const char *arg, int32_t dtype);
 /* DC_E_DTYPE unless the same. */
 dc_status dc__mat_same_type(const char *fn, const char *arg, int32_t dtype, const char *other, int32_t wanted);
 
+/* A place of the caller's matrix `index`. */
+static inline int64_t dc__place(const dc__mat *m, int64_t index, int64_t i, int64_t j) {
+  return index * m->batch_stride + i * m->row_stride + j * m->col_stride;
+}
+
 static inline double dc__get(const void *data, bool wide, int64_t i) {
   return wide ? ((const double *)data)[i] : (double)((const float *)data)[i];
 }
@@ -115,8 +125,26 @@ static inline double dc__scaled(double x, dc__scale scale) {
 /* The type's distance from 1 to the next number. */
 double dc__epsilon(int32_t dtype);
 
+/* DC_E_INVALID where a device cannot read elements: not at a multiple of their size (there.c). */
+dc_status dc__linalg_lies(const dc_linalg *l, const char *fn, const char *arg, const dc__mat *mat);
+
 /* out = alpha op a b + beta out for matrices whose rows or columns are dense: fills in what a product needs. */
 dc__gemm dc__mat_product(const dc__mat *a, const dc__mat *b, double alpha, double beta, const dc__mat *out);
+
+/* ---- products wherever they are computed (there.c) ---- */
+
+/* Before the first product: DC_E_UNSUPPORTED on a device without what computes them. */
+dc_status dc__linalg_ready(dc_linalg *l, const char *fn);
+/* What products may use beside their operands, which is nothing on the host: added to *total, and placed. */
+bool dc__linalg_add_product(size_t *total, const dc_linalg *l);
+void *dc__linalg_product(const dc_linalg *l, void *memory, size_t *offset);
+/* On the handle's threads, or queued on its device. Empty matrices are fine. */
+void dc__linalg_gemm(dc_linalg *l, const dc__gemm *gemm, void *product);
+/* out = alpha a b + beta out. */
+dc_status dc__batch_matmul(dc_linalg *l, const char *fn, const dc__mat *a, const dc__mat *b, double alpha, double beta,
+                           const dc__mat *out);
+/* Waits for what was queued. */
+dc_status dc__linalg_done(dc_linalg *l);
 
 /* ---- symmetric matrices (spectral.c, power.c) ---- */
 
@@ -162,7 +190,7 @@ dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool
 
 /* ---- Kronecker products (kron.c) and products of matrices (bounded.c) ---- */
 
-void dc__kron(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out);
+dc_status dc__kron(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out);
 dc_status dc__kron_apply(dc_linalg *l, const char *fn, const dc__mat *a, const dc__mat *b, const dc__mat *x,
                          const dc__mat *out);
 dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__mat *qa, const void *va, const dc__mat *qb,

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "linalg/linalg.h"
+#include "linalg/orthogonal.h"
 
 typedef struct polynomial {
   double a, b, c;
@@ -35,15 +35,22 @@ static polynomial step_of(bool is_express, int32_t step) {
   return with_room;
 }
 
-typedef struct orthogonal {
-  dc_linalg *l;
-  dc__mat a, out; /* turned, where they are taller than wide */
-  bool express, inside;
-  int32_t steps;
-  dc__slots slots;
-} orthogonal;
+void dc__polynomials(dc__orthogonal *o, bool is_express, int32_t steps) {
+  const int64_t rows = o->rows;
+  for (int32_t step = 0; step < steps; step++) {
+    polynomial p = step_of(is_express, step);
+    o->work->product(o, 1, o->x, true, o->x, 0, o->gram, rows, o->cols);
+    o->work->copy(o, o->both, o->gram, rows);
+    o->work->product(o, p.c, o->gram, false, o->gram, p.b, o->both, rows, rows);
+    o->work->copy(o, o->next, o->x, o->cols);
+    o->work->product(o, 1, o->both, false, o->x, p.a, o->next, o->cols, rows);
+    void *swap = o->x;
+    o->x = o->next;
+    o->next = swap;
+  }
+}
 
-static dc__mat lying(const dc__mat *m) {
+dc__mat dc__lying(const dc__mat *m) {
   dc__mat t = *m;
   if (m->rows > m->cols) {
     t.rows = m->cols;
@@ -54,9 +61,67 @@ static dc__mat lying(const dc__mat *m) {
   return t;
 }
 
-static int64_t place(const dc__mat *m, int64_t index, int64_t i, int64_t j) {
-  return index * m->batch_stride + i * m->row_stride + j * m->col_stride;
+void dc__orthogonal_place(dc__orthogonal *o, void *memory, int64_t count) {
+  const size_t rectangle = (size_t)(count * o->rows * o->cols) * dc_dtype_size(o->dtype);
+  const size_t square = (size_t)(count * o->rows * o->rows) * dc_dtype_size(o->dtype);
+  o->x = memory;
+  o->next = (char *)memory + rectangle;
+  o->gram = (char *)memory + 2 * rectangle;
+  o->both = (char *)memory + 2 * rectangle + square;
 }
+
+dc_status dc__orthogonal_check(const char *fn, const dc__mat *a, int64_t first) {
+  bool wide = a->dtype == DC_FLOAT64;
+  for (int64_t i = 0; i < a->batch * a->rows * a->cols; i++) {
+    int64_t index = i / (a->rows * a->cols);
+    int64_t row = i / a->cols % a->rows;
+    if (!isfinite(dc__get(a->data, wide, dc__place(a, index, row, i % a->cols)))) {
+      return dc__fail(DC_E_NOT_FINITE,
+                      "%s: a has a NaN or an infinity at [%" PRId64 ", %" PRId64 "] of matrix %" PRId64, fn, row,
+                      i % a->cols, first + index);
+    }
+  }
+  return DC_OK;
+}
+
+dc__gemm dc__orthogonal_product(const dc__orthogonal *o, double alpha, const void *a, bool turned, const void *b,
+                                double beta, void *c, int64_t n, int64_t k) {
+  dc__gemm g = {.dtype = o->dtype,
+                .out_dtype = o->dtype,
+                .trans_b = turned,
+                .m = o->rows,
+                .n = n,
+                .k = k,
+                .a = a,
+                .b = b,
+                .c = c,
+                .lda = k,
+                .ldb = turned ? k : n,
+                .ldc = n,
+                .batch = o->count,
+                .stride_a = o->rows * k,
+                .stride_b = k * n,
+                .stride_c = o->rows * n,
+                .alpha = alpha,
+                .beta = beta};
+  return g;
+}
+
+/* ---- here: a matrix on a thread, or few that share the threads ---- */
+
+typedef struct orthogonal {
+  dc_linalg *l;
+  dc__mat a, out; /* turned, where they are taller than wide */
+  bool express, inside;
+  int32_t steps;
+  dc__slots slots;
+} orthogonal;
+
+/* What the table's functions need. */
+typedef struct bench {
+  dc__pool *pool; /* NULL: this thread, with scratch */
+  void *scratch;
+} bench;
 
 /* x = the matrix over its Frobenius norm, by way of a power of two, so that no square overflows; false: it is zero. */
 static bool load(const orthogonal *o, int64_t index, void *x) {
@@ -65,14 +130,14 @@ static bool load(const orthogonal *o, int64_t index, void *x) {
   double most = 0;
   for (int64_t i = 0; i < a->rows; i++) {
     for (int64_t j = 0; j < a->cols; j++) {
-      most = fmax(most, fabs(dc__get(a->data, wide, place(a, index, i, j))));
+      most = fmax(most, fabs(dc__get(a->data, wide, dc__place(a, index, i, j))));
     }
   }
   dc__scale scale = dc__scale_of(most > 0 ? -ilogb(most) : 0);
   double sum = 0;
   for (int64_t i = 0; i < a->rows; i++) {
     for (int64_t j = 0; j < a->cols; j++) {
-      double value = dc__scaled(dc__get(a->data, wide, place(a, index, i, j)), scale);
+      double value = dc__scaled(dc__get(a->data, wide, dc__place(a, index, i, j)), scale);
       dc__put(x, wide, i * a->cols + j, value);
       sum += value * value;
     }
@@ -84,75 +149,44 @@ static bool load(const orthogonal *o, int64_t index, void *x) {
   return most > 0;
 }
 
-/* c [m, n] = alpha a op(b) + beta c */
-static void product(const orthogonal *o, double alpha, const void *a, bool turned, const void *b, double beta, void *c,
-                    int64_t n, int64_t k, void *scratch) {
-  dc__gemm g = {.dtype = o->a.dtype,
-                .out_dtype = o->a.dtype,
-                .trans_b = turned,
-                .m = o->a.rows,
-                .n = n,
-                .k = k,
-                .a = a,
-                .b = b,
-                .c = c,
-                .lda = k,
-                .ldb = turned ? k : n,
-                .ldc = n,
-                .batch = 1,
-                .alpha = alpha,
-                .beta = beta};
-  dc__gemm_on(o->inside ? NULL : o->l->pool, &g, scratch);
+static void product_here(const dc__orthogonal *o, double alpha, const void *a, bool turned, const void *b, double beta,
+                         void *c, int64_t n, int64_t k) {
+  const bench *here = o->place;
+  const dc__gemm g = dc__orthogonal_product(o, alpha, a, turned, b, beta, c, n, k);
+  dc__gemm_on(here->pool, &g, here->scratch);
 }
+
+static void copy_here(const dc__orthogonal *o, void *to, const void *from, int64_t cols) {
+  memcpy(to, from, (size_t)(o->rows * cols) * dc_dtype_size(o->dtype));
+}
+
+static const dc__orthogonal_work here = {product_here, copy_here};
 
 static void one(void *arg, int64_t index, void *scratch) {
-  orthogonal *o = arg;
-  int64_t rows = o->a.rows;
-  int64_t cols = o->a.cols;
-  size_t size = dc_dtype_size(o->a.dtype);
-  int64_t slot = dc__slots_take(&o->slots);
-  char *x = dc__slots_memory(&o->slots, slot);
-  char *next = x + (size_t)(rows * cols) * size;
-  char *gram = next + (size_t)(rows * cols) * size;
-  char *both = gram + (size_t)(rows * rows) * size;
-  bool some = load(o, index, x);
-  for (int32_t step = 0; step < o->steps && some; step++) {
-    polynomial p = step_of(o->express, step);
-    product(o, 1, x, true, x, 0, gram, rows, cols, scratch);
-    memcpy(both, gram, (size_t)(rows * rows) * size);
-    product(o, p.c, gram, false, gram, p.b, both, rows, rows, scratch);
-    memcpy(next, x, (size_t)(rows * cols) * size);
-    product(o, 1, both, false, x, p.a, next, cols, rows, scratch);
-    char *swap = x;
-    x = next;
-    next = swap;
+  orthogonal *job = arg;
+  int64_t slot = dc__slots_take(&job->slots);
+  bench place = {job->inside ? NULL : job->l->pool, scratch};
+  dc__orthogonal o = {.work = &here, .place = &place, .rows = job->a.rows, .cols = job->a.cols, .count = 1};
+  o.dtype = job->a.dtype;
+  dc__orthogonal_place(&o, dc__slots_memory(&job->slots, slot), 1);
+  if (load(job, index, o.x)) {
+    dc__polynomials(&o, job->express, job->steps);
   }
-  bool wide = o->a.dtype == DC_FLOAT64;
-  for (int64_t i = 0; i < rows; i++) {
-    for (int64_t j = 0; j < cols; j++) {
-      dc__put(o->out.data, wide, place(&o->out, index, i, j), dc__get(x, wide, i * cols + j));
+  bool wide = o.dtype == DC_FLOAT64;
+  for (int64_t i = 0; i < o.rows; i++) {
+    for (int64_t j = 0; j < o.cols; j++) {
+      dc__put(job->out.data, wide, dc__place(&job->out, index, i, j), dc__get(o.x, wide, i * o.cols + j));
     }
   }
-  dc__slots_give(&o->slots, slot);
-}
-
-static dc_status check_finite(const char *fn, const dc__mat *a) {
-  bool wide = a->dtype == DC_FLOAT64;
-  for (int64_t i = 0; i < a->batch * a->rows * a->cols; i++) {
-    int64_t index = i / (a->rows * a->cols);
-    int64_t row = i / a->cols % a->rows;
-    if (!isfinite(dc__get(a->data, wide, place(a, index, row, i % a->cols)))) {
-      return dc__fail(DC_E_NOT_FINITE,
-                      "%s: a has a NaN or an infinity at [%" PRId64 ", %" PRId64 "] of matrix %" PRId64, fn, row,
-                      i % a->cols, index);
-    }
-  }
-  return DC_OK;
+  dc__slots_give(&job->slots, slot);
 }
 
 dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool is_express, int32_t steps,
                             const dc__mat *out) {
-  orthogonal o = {.l = l, .a = lying(a), .out = lying(out), .express = is_express, .steps = steps};
+  orthogonal o = {.l = l, .a = dc__lying(a), .out = dc__lying(out), .express = is_express, .steps = steps};
+  if (dc__linalg_is_there(l)) {
+    return dc__orthogonalize_there(l, fn, a, is_express, steps, out);
+  }
   o.inside = a->batch >= dc__pool_threads(l->pool);
   size_t size = dc_dtype_size(a->dtype);
   size_t slot = 0;
@@ -166,7 +200,7 @@ dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool
   if (memory == NULL || a->batch * a->rows * a->cols == 0) {
     return DC_OK;
   }
-  DC__TRY(check_finite(fn, a));
+  DC__TRY(dc__orthogonal_check(fn, a, 0));
   size_t offset = 0;
   dc__slots_place(&o.slots, memory, &offset);
   if (o.inside) {

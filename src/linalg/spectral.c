@@ -113,7 +113,7 @@ static void whole(void *arg, int64_t index, void *scratch) {
   use_slot(b, t, slot);
   bool loaded = first_load(b, index, t);
   if (loaded && b->job.r->op == DC__SPECTRAL_NEWTON) {
-    dc__newton(&b->job, index, t, scratch);
+    dc__newton_here(&b->job, index, t, scratch);
   } else if (loaded && b->job.r->op == DC__SPECTRAL_BASIS) {
     dc__basis_step(&b->job, index, t, scratch);
   } else if (loaded && !(wants_warm(b->job.r) && dc__warm(&b->job, index, t, scratch))) {
@@ -147,7 +147,7 @@ static void few(batch *b, int64_t count) {
   if (b->job.r->op == DC__SPECTRAL_NEWTON) {
     for (int64_t i = 0; i < count; i++) {
       if (b->job.tasks[i].status == DC_OK) {
-        dc__newton(&b->job, i, &b->job.tasks[i], NULL);
+        dc__newton_here(&b->job, i, &b->job.tasks[i], NULL);
       }
     }
     return;
@@ -167,7 +167,7 @@ static void few(batch *b, int64_t count) {
 
 /* ---- reports ---- */
 
-static dc_status explain(const dc__spectral *r, const dc__task *t, int64_t index) {
+dc_status dc__spectral_explain(const dc__spectral *r, const dc__task *t, int64_t index) {
   char place[32] = "a";
   if (r->a.batched) {
     snprintf(place, sizeof place, "a[%" PRId64 "]", index);
@@ -207,8 +207,7 @@ static dc_status explain(const dc__spectral *r, const dc__task *t, int64_t index
   }
 }
 
-/* One matrix's report in the caller's struct, as far as that goes. */
-static void write_info(const dc__spectral *r, const dc__task *t, int64_t index) {
+void dc__spectral_write_info(const dc__spectral *r, const dc__task *t, int64_t index) {
   if (r->info == NULL) {
     return;
   }
@@ -227,13 +226,13 @@ static dc_status report(const dc__spectral *r, const dc__task *tasks) {
   int64_t at = 0;
   for (int64_t i = 0; i < r->a.batch; i++) {
     const dc__task *t = &tasks[i];
-    write_info(r, t, i);
+    dc__spectral_write_info(r, t, i);
     if (first == DC_OK && t->status != DC_OK) {
       first = t->status;
       at = i;
     }
   }
-  return first == DC_OK ? DC_OK : explain(r, &tasks[at], at);
+  return first == DC_OK ? DC_OK : dc__spectral_explain(r, &tasks[at], at);
 }
 
 /* The rule for a request's root, before threads want it. */
@@ -245,6 +244,9 @@ static void prepare(dc_linalg *l, const dc__spectral *r) {
 }
 
 dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *r) {
+  if (dc__linalg_is_there(l)) {
+    return dc__newton_there(l, r);
+  }
   int64_t n = r->a.rows;
   int64_t count = r->a.batch;
   if (n > MOST_LAPACK && l->blas != NULL && r->op != DC__SPECTRAL_NEWTON) {
@@ -290,7 +292,7 @@ static void one_of(void *arg, int64_t index, void *scratch) {
   const dc__spectral *r = &m->requests[index];
   batch b = {.job = {.l = m->l, .r = r, .n = r->a.rows, .tasks = &m->tasks[index], .inside = true}, .slots = m->slots};
   whole(&b, 0, scratch);
-  write_info(r, b.job.tasks, 0);
+  dc__spectral_write_info(r, b.job.tasks, 0);
 }
 
 dc_status dc__spectral_each(dc_linalg *l, const dc__spectral *requests, int64_t count) {

@@ -37,6 +37,10 @@ typedef struct dc__job {
 /* symmetric.c: matrix `index` into s, scaled by a power of two so that its largest entry is near 1; false and a status
  * when it is not finite or not symmetric. */
 bool dc__symmetric_load(const dc__job *job, int64_t index, dc__task *t);
+/* From what was measured of a matrix, whether it can be loaded: sets exponent and asymmetry, or a status. */
+bool dc__symmetric_check(const dc__job *job, dc__task *t, bool finite, double most, double apart);
+/* Where the fault is that was found. */
+void dc__symmetric_locate(const dc__job *job, int64_t index, dc__task *t);
 /* Writes row-major `from` (lower triangle) to the caller's matrix, both triangles; false if a value does not fit. */
 bool dc__symmetric_store(const dc__job *job, int64_t index, const dc__task *t, const void *from);
 /* Copies the lower triangle of a dense matrix to the upper one. */
@@ -81,7 +85,14 @@ bool dc__warm(const dc__job *job, int64_t index, dc__task *t, void *scratch);
 void dc__basis_step(const dc__job *job, int64_t index, dc__task *t, void *scratch);
 
 /* newton.c: the root by Newton's iteration, stored; the status says whether it is near enough. */
-void dc__newton(const dc__job *job, int64_t index, dc__task *t, void *scratch);
+void dc__newton_here(const dc__job *job, int64_t index, dc__task *t, void *scratch);
+
+/* newton_there.c: a whole request, on a device. */
+dc_status dc__newton_there(dc_linalg *l, const dc__spectral *r);
+
+/* spectral.c: one matrix's report in the caller's struct, as far as that goes; the error of one that failed. */
+void dc__spectral_write_info(const dc__spectral *r, const dc__task *t, int64_t index);
+dc_status dc__spectral_explain(const dc__spectral *r, const dc__task *t, int64_t index);
 
 /* The lower triangle of a square product, and what of the upper one is in the same blocks; scratch as for
  * dc__gemm_on(). */
@@ -95,10 +106,5 @@ void dc__triangular_product(const dc__job *job, int32_t dtype, const void *a, co
 /* All of it. cols: columns of b and c, which are dense. */
 void dc__full_product(const dc__job *job, int32_t dtype, bool trans_a, const void *a, const void *b, int64_t cols,
                       void *c, void *scratch);
-
-/* A place of the caller's matrix `index`. */
-static inline int64_t dc__place(const dc__mat *m, int64_t index, int64_t i, int64_t j) {
-  return index * m->batch_stride + i * m->row_stride + j * m->col_stride;
-}
 
 #endif

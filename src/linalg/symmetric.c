@@ -64,22 +64,20 @@ static const void *data_of(const dc__mat *m, int64_t index) {
 }
 
 /* Largest entry and largest asymmetry; false if something is not finite, in either triangle. */
-static bool scan(const dc__job *job, int64_t index, dc__task *t, double *most) {
+static bool scan(const dc__job *job, int64_t index, double *most, double *apart) {
   const dc__mat *a = &job->r->a;
   const void *data = data_of(a, index);
-  double apart = 0;
   bool finite = true;
-  *most = 0;
+  *most = *apart = 0;
   FOR_TILES(job->n, i0, j0) {
-    finite &= a->dtype == DC_FLOAT64 ? measure_double(data, a, i0, j0, job->n, most, &apart)
-                                     : measure_float(data, a, i0, j0, job->n, most, &apart);
+    finite &= a->dtype == DC_FLOAT64 ? measure_double(data, a, i0, j0, job->n, most, apart)
+                                     : measure_float(data, a, i0, j0, job->n, most, apart);
   }
-  t->asymmetry = finite && *most > 0 ? 2 * (apart / *most) : 0;
   return finite;
 }
 
-/* Where the first value is that is not finite, or else the largest asymmetry. */
-static void locate(const dc__job *job, int64_t index, dc__task *t) {
+/* The first value that is not finite, or else the largest asymmetry. */
+void dc__symmetric_locate(const dc__job *job, int64_t index, dc__task *t) {
   const dc__mat *a = &job->r->a;
   bool wide = a->dtype == DC_FLOAT64;
   double apart = 0;
@@ -146,20 +144,28 @@ static void load_tile(const dc__job *job, const void *data, const dc__task *t, w
   }
 }
 
-bool dc__symmetric_load(const dc__job *job, int64_t index, dc__task *t) {
-  double most;
-  if (!scan(job, index, t, &most)) {
+bool dc__symmetric_check(const dc__job *job, dc__task *t, bool finite, double most, double apart) {
+  if (!finite) {
     t->status = DC_E_NOT_FINITE;
-    locate(job, index, t);
     return false;
   }
+  t->asymmetry = most > 0 ? 2 * (apart / most) : 0;
   if (job->r->options.symmetry == DC_SYMMETRY_CHECK &&
       t->asymmetry > 64 * (double)job->n * dc__epsilon(job->r->a.dtype)) {
     t->status = DC_E_NOT_SYMMETRIC;
-    locate(job, index, t);
     return false;
   }
   t->exponent = most > 0 ? ilogb(most) : 0;
+  return true;
+}
+
+bool dc__symmetric_load(const dc__job *job, int64_t index, dc__task *t) {
+  double most, apart;
+  const bool finite = scan(job, index, &most, &apart);
+  if (!dc__symmetric_check(job, t, finite, most, apart)) {
+    dc__symmetric_locate(job, index, t);
+    return false;
+  }
   weights w = weights_of(job->r->options.symmetry, dc__scale_of(-t->exponent));
   FOR_TILES(job->n, i0, j0) {
     load_tile(job, data_of(&job->r->a, index), t, w, i0, j0);

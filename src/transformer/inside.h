@@ -9,9 +9,6 @@
 /* Rows of tokens are cut into pieces of this many for the threads. */
 enum { DC__ROWS = 16 };
 
-/* What a device's products may use: as much as the library's own default on Hopper. */
-enum { DC__LAYER_PRODUCT_BYTES = 32 << 20 };
-
 /* Where a sample's tokens are. */
 static inline int64_t dc__first_token(const dc__layer_size *size, int64_t sample) {
   return size->cu_seqlens != NULL ? size->cu_seqlens[sample] : sample * size->longest;

@@ -19,7 +19,7 @@ bool dc__layer_is_there(const dc_layer *layer) {
 /* What every call on such a device has beside the rest. */
 static void part_there(const dc_layer *layer, const dc__layer_size *size, dc__workspace *w) {
   if (dc__layer_is_there(layer)) {
-    w->product = part(&w->bytes, DC__LAYER_PRODUCT_BYTES);
+    w->product = part(&w->bytes, DC__CUDA_PRODUCT_BYTES);
     if (size->cu_seqlens != NULL) {
       w->offsets = part(&w->bytes, (size->batch + 1) * (int64_t)sizeof(int32_t));
     }

@@ -39,7 +39,7 @@ static dc__cuda_drop drop_of(const dc__layer_job *job, const dc__dropout *dropou
 }
 
 static void gemm(const dc__layer_job *job, const dc__gemm *g) {
-  dc__cuda_gemm(job->stream, g, job->workspace + job->at.product, DC__LAYER_PRODUCT_BYTES);
+  dc__cuda_gemm(job->stream, g, job->workspace + job->at.product, DC__CUDA_PRODUCT_BYTES);
 }
 
 static void gelu(const dc__layer_job *job, void *f, const void *h) {

@@ -22,6 +22,8 @@ struct dc__lt_desc_st {
 struct dc__lt_layout_st {
   int type;
   int64_t rows, columns, ld;
+  int64_t stride;
+  int32_t batch;
 };
 struct dc__lt_preference_st {
   uint64_t workspace;
@@ -97,8 +99,15 @@ int cublasLtMatmulDescSetAttribute(dc__lt_desc desc, int attribute, const void *
 
 int cublasLtMatrixLayoutCreate(dc__lt_layout *layout, int type, uint64_t rows, uint64_t columns, int64_t ld) {
   ENTER(false);
-  const struct dc__lt_layout_st fresh = {type, (int64_t)rows, (int64_t)columns, ld};
+  const struct dc__lt_layout_st fresh = {type, (int64_t)rows, (int64_t)columns, ld, 0, 1};
   return ld < fresh.rows ? INVALID : make((void **)layout, &fresh, sizeof fresh);
+}
+
+int cublasLtMatrixLayoutSetAttribute(dc__lt_layout layout, int attribute, const void *value, size_t bytes) {
+  ENTER(false);
+  return attribute == DC__LT_LAYOUT_BATCH    ? put(&layout->batch, sizeof layout->batch, value, bytes)
+         : attribute == DC__LT_LAYOUT_STRIDE ? put(&layout->stride, sizeof layout->stride, value, bytes)
+                                             : INVALID;
 }
 
 int cublasLtMatrixLayoutDestroy(dc__lt_layout layout) {
@@ -138,7 +147,8 @@ static int32_t dtype_of(int type) {
 }
 
 static size_t bytes_of(const struct dc__lt_layout_st *layout) {
-  return (size_t)((layout->columns - 1) * layout->ld + layout->rows) * dc_dtype_size(dtype_of(layout->type));
+  const int64_t before = (layout->batch - 1) * layout->stride + (layout->columns - 1) * layout->ld;
+  return (size_t)(before + layout->rows) * dc_dtype_size(dtype_of(layout->type));
 }
 
 static bool shapes_fit(const struct dc__lt_desc_st *desc, const struct dc__lt_layout_st *a,
@@ -149,6 +159,8 @@ static bool shapes_fit(const struct dc__lt_desc_st *desc, const struct dc__lt_la
   bool wide = a->type == DC__LT_R_64F;
   types = types && desc->compute == (wide ? DC__LT_COMPUTE_64F : DC__LT_COMPUTE_32F) &&
           desc->scale == (wide ? DC__LT_R_64F : DC__LT_R_32F);
+  types = types && a->batch == d->batch && b->batch == d->batch &&
+          (d->batch == 1 || desc->epilogue == DC__LT_EPILOGUE_NONE);
   return types && d->rows == m && d->columns == n && (desc->trans[1] != 0 ? b->columns : b->rows) == k;
 }
 
@@ -232,8 +244,12 @@ int cublasLtMatmul(dc__lt_handle handle, dc__lt_desc desc, const void *alpha, co
   const bool wide = desc->scale == DC__LT_R_64F;
   task t = {.bytes = {bytes_of(b_layout), bytes_of(a_layout), bytes_of(d_layout)}, .workspace = workspace};
   t.workspace_bytes = workspace_bytes;
-  t.gemm = (dc__gemm){.dtype = dtype_of(a_layout->type), .out_dtype = dtype_of(d_layout->type), .batch = 1};
+  t.gemm = (dc__gemm){.dtype = dtype_of(a_layout->type), .out_dtype = dtype_of(d_layout->type)};
   dc__gemm *g = &t.gemm;
+  g->batch = d_layout->batch;
+  g->stride_a = b_layout->stride;
+  g->stride_b = a_layout->stride;
+  g->stride_c = d_layout->stride;
   g->trans_a = desc->trans[1] != 0;
   g->trans_b = desc->trans[0] != 0;
   g->m = d_layout->columns;

@@ -283,7 +283,7 @@ static void test_what_is_refused(void **state) {
   assert_int_equal(dc_shampoo_create(sides[1].linalg, NULL, NULL, &optimizer), DC_E_UNSUPPORTED);
   assert_null(optimizer);
   assert_int_equal(dc_kfac_create(sides[1].linalg, NULL, NULL, &optimizer), DC_E_UNSUPPORTED);
-  assert_int_equal(dc_kron(sides[1].linalg, &t, &t, &t), DC_E_UNSUPPORTED);
+  assert_int_equal(dc_eigh(sides[1].linalg, &t, NULL, &t, &t, NULL, 0), DC_E_UNSUPPORTED);
   assert_non_null(strstr(dc_last_error(), "no kernels for device \"cuda\""));
 }
 

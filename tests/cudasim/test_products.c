@@ -242,6 +242,10 @@ static void use_all(const char *failing, int before, int error) {
     p.epilogue = epilogue;
     (void)device->ops->stream_product(stream, &p);
   }
+  p.epilogue = DC__PRODUCT_NONE;
+  p.batch = 2;
+  p.stride_a = p.stride_b = p.stride_d = 256;
+  (void)device->ops->stream_product(stream, &p);
   dc_status status = dc_stream_synchronize(stream, 0);
   status = status != DC_OK ? status : dc__device_check(device);
   if (status == DC_OK && failing != NULL && strstr(failing, "Destroy") == NULL &&

@@ -41,6 +41,8 @@ enum { /* the numbers are the library's */
        DC__LT_EPILOGUE_NONE = 1,
        DC__LT_EPILOGUE_BIAS = 4,
        DC__LT_EPILOGUE_GELU_BACK = 192,
+       DC__LT_LAYOUT_BATCH = 5, /* attributes of a matrix */
+       DC__LT_LAYOUT_STRIDE = 6,
        DC__LT_PREFER_WORKSPACE = 1, /* attributes of what is looked for */
        DC__LT_PREFER_REDUCTION = 3,
        DC__LT_PREFER_ALIGN_A = 5, /* and B, C, D */
@@ -56,6 +58,7 @@ enum { /* the numbers are the library's */
   X(cublasLtMatmulDescDestroy, (dc__lt_desc desc))                                                                     \
   X(cublasLtMatmulDescSetAttribute, (dc__lt_desc desc, int attribute, const void *value, size_t bytes))                \
   X(cublasLtMatrixLayoutCreate, (dc__lt_layout * layout, int type, uint64_t rows, uint64_t columns, int64_t ld))       \
+  X(cublasLtMatrixLayoutSetAttribute, (dc__lt_layout layout, int attribute, const void *value, size_t bytes))          \
   X(cublasLtMatrixLayoutDestroy, (dc__lt_layout layout))                                                               \
   X(cublasLtMatmulPreferenceCreate, (dc__lt_preference * preference))                                                  \
   X(cublasLtMatmulPreferenceDestroy, (dc__lt_preference preference))                                                   \

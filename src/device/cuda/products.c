@@ -13,6 +13,7 @@ enum { SETS = 64, WAYS = 8 }; /* of the table of shapes: the one of a set that w
 typedef struct shape {
   int32_t dtype, out_dtype, trans_a, trans_b, epilogue, alignment;
   int64_t m, n, k, lda, ldb, ldd;
+  int64_t batch, stride_a, stride_b, stride_d; /* batch 1: without strides */
   size_t workspace;
 } shape;
 
@@ -157,6 +158,12 @@ static shape shape_of(const dc__product *p) {
   s.lda = p->lda;
   s.ldb = p->ldb;
   s.ldd = p->ldd;
+  s.batch = p->batch > 1 ? p->batch : 1;
+  if (s.batch > 1) {
+    s.stride_a = p->stride_a;
+    s.stride_b = p->stride_b;
+    s.stride_d = p->stride_d;
+  }
   s.workspace = p->workspace_bytes;
   return s;
 }
@@ -168,6 +175,19 @@ static int set_with(const dc__lt *lt, const plan *p, const dc__product *product)
   }
   const int attribute = product->epilogue == DC__PRODUCT_BIAS ? DC__LT_DESC_BIAS : DC__LT_DESC_AUX;
   return lt->cublasLtMatmulDescSetAttribute(p->desc, attribute, &product->with, sizeof product->with);
+}
+
+/* A matrix, or a batch of them. Returns the library's status. */
+static int lay_out(const dc__lt *lt, dc__lt_layout *layout, int type, int64_t rows, int64_t columns, int64_t ld,
+                   int64_t batch, int64_t stride) {
+  const int32_t count = (int32_t)batch;
+  int error = lt->cublasLtMatrixLayoutCreate(layout, type, (uint64_t)rows, (uint64_t)columns, ld);
+  if (error == 0 && batch > 1) {
+    error = lt->cublasLtMatrixLayoutSetAttribute(*layout, DC__LT_LAYOUT_BATCH, &count, sizeof count);
+    error = error != 0 ? error
+                       : lt->cublasLtMatrixLayoutSetAttribute(*layout, DC__LT_LAYOUT_STRIDE, &stride, sizeof stride);
+  }
+  return error;
 }
 
 /* Returns the library's status. */
@@ -189,12 +209,12 @@ static int describe(const dc__lt *lt, plan *p, const dc__product *product) {
   }
 #undef SET
   error = error != 0 ? error : set_with(lt, p, product);
-  NEXT(cublasLtMatrixLayoutCreate)
-  (&p->a, type, (uint64_t)(of->trans_a ? of->k : of->m), (uint64_t)(of->trans_a ? of->m : of->k), of->lda);
-  NEXT(cublasLtMatrixLayoutCreate)
-  (&p->b, type, (uint64_t)(of->trans_b ? of->n : of->k), (uint64_t)(of->trans_b ? of->k : of->n), of->ldb);
-  NEXT(cublasLtMatrixLayoutCreate)(&p->d, type_of(of->out_dtype), (uint64_t)of->m, (uint64_t)of->n, of->ldd);
-  return error;
+  const int64_t a[] = {of->trans_a ? of->k : of->m, of->trans_a ? of->m : of->k};
+  const int64_t b[] = {of->trans_b ? of->n : of->k, of->trans_b ? of->k : of->n};
+  error = error != 0 ? error : lay_out(lt, &p->a, type, a[0], a[1], of->lda, of->batch, of->stride_a);
+  error = error != 0 ? error : lay_out(lt, &p->b, type, b[0], b[1], of->ldb, of->batch, of->stride_b);
+  return error != 0 ? error
+                    : lay_out(lt, &p->d, type_of(of->out_dtype), of->m, of->n, of->ldd, of->batch, of->stride_d);
 }
 
 /* The best algorithm; `works` says whether there is one. Returns the library's status. */

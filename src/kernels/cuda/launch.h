@@ -4,6 +4,7 @@
 
 #include "device/device.h"
 #include "kernels/cuda/args.h"
+#include "kernels/cuda/matrix.h"
 #include "kernels/cuda/rows.h"
 
 void dc__cuda_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
@@ -26,9 +27,20 @@ void dc__cuda_epilogue(dc_stream *stream, const dc__cuda_epilogue_args *args);
 int64_t dc__cuda_sum_parts(int64_t rows); /* chunks */
 void dc__cuda_sums(dc_stream *stream, const dc__cuda_sum_args *args);
 void dc__cuda_offsets(dc_stream *stream, int32_t *to, const int32_t *offsets, int64_t count);
-/* dc__gemm_run() of one matrix whose rows of C, and of aux, follow each other without a gap where there is an epilogue;
+/* dc__gemm_run(): with an epilogue of one matrix, in which rows of C, and of aux, follow each other without a gap;
  * workspace of the device, for this product alone. */
+enum { DC__CUDA_PRODUCT_BYTES = 32 << 20 }; /* as much of it as the library's own default on Hopper */
 struct dc__gemm;
 void dc__cuda_gemm(dc_stream *stream, const struct dc__gemm *gemm, void *workspace, size_t bytes);
+
+/* launch_matrix.c: flights of at most DC__CUDA_FLIGHT matrices, none of them empty. */
+void dc__cuda_measure(dc_stream *stream, const dc__cuda_measure_args *args);
+void dc__cuda_load(dc_stream *stream, const dc__cuda_load_args *args);
+void dc__cuda_fold(dc_stream *stream, const dc__cuda_fold_args *args);
+void dc__cuda_affine(dc_stream *stream, const dc__cuda_affine_args *args);
+void dc__cuda_newton_distance(dc_stream *stream, const dc__cuda_newton_args *args);
+void dc__cuda_newton_judge(dc_stream *stream, const dc__cuda_newton_args *args);
+void dc__cuda_kron(dc_stream *stream, const dc__cuda_kron_args *args);
+void dc__cuda_damp(dc_stream *stream, const dc__cuda_damp_args *args);
 
 #endif

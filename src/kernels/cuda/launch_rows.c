@@ -69,6 +69,10 @@ static dc__product product_of(const dc__gemm *g, void *workspace, size_t bytes) 
   p.lda = g->ldb;
   p.ldb = g->lda;
   p.ldd = g->ldc;
+  p.batch = g->batch;
+  p.stride_a = g->stride_b;
+  p.stride_b = g->stride_a;
+  p.stride_d = g->stride_c;
   p.alpha = g->alpha;
   p.beta = g->beta;
   p.workspace = workspace;

@@ -3,7 +3,7 @@
 #define DC_KERNELS_CUDA_LIST_H
 
 #define DC__CUDA_FAMILIES(FAMILY) \
-  FAMILY(elementwise) FAMILY(update) FAMILY(attention) FAMILY(attention_back) FAMILY(rows)
+  FAMILY(elementwise) FAMILY(update) FAMILY(attention) FAMILY(attention_back) FAMILY(rows) FAMILY(matrix)
 
 #define DC__CUDA_elementwise(X)                      \
   X(DC__KERNEL_CAST, dc__cast_kernel, 0)             \
@@ -38,6 +38,18 @@
   X(DC__KERNEL_SUM_CHUNKS, dc__sum_chunks_kernel, 0)   \
   X(DC__KERNEL_SUM_PARTS, dc__sum_parts_kernel, 0)     \
   X(DC__KERNEL_OFFSETS, dc__offsets_kernel, 0)
+
+#define DC__CUDA_matrix(X)                                     \
+  X(DC__KERNEL_MEASURE, dc__measure_kernel, 0)                 \
+  X(DC__KERNEL_LOAD, dc__load_kernel, 0)                       \
+  X(DC__KERNEL_ROW_SUMS, dc__row_sums_kernel, 0)               \
+  X(DC__KERNEL_FOLD, dc__fold_kernel, 0)                       \
+  X(DC__KERNEL_AFFINE, dc__affine_kernel, 0)                   \
+  X(DC__KERNEL_NEWTON_DISTANCE, dc__newton_distance_kernel, 0) \
+  X(DC__KERNEL_NEWTON_JUDGE, dc__newton_judge_kernel, 0)       \
+  X(DC__KERNEL_NEWTON_KEEP, dc__newton_keep_kernel, 0)         \
+  X(DC__KERNEL_KRON, dc__kron_kernel, 0)                       \
+  X(DC__KERNEL_DAMP, dc__damp_kernel, 0)
 
 /* The numbers, in the order of the images and of their kernels. */
 enum dc__cuda_kernel {

@@ -1,0 +1,282 @@
+/* What the matrix operators do beside products, on a device: matrices read through their strides, measured, scaled and
+ * written; the steps of Newton's iteration; Kronecker products. Numbers are computed in float64 and rounded to the
+ * matrix's type, without contraction. A warp or a block has a row at a time. */
+#include <math.h>
+
+#include "kernels/cuda/gpu.h"
+
+#include "kernels/cuda/matrix.h"
+
+namespace {
+
+enum { TILE = DC__CUDA_MATRIX_TILE };
+
+DC_DEVICE double get(const void *data, int32_t wide, int64_t i) {
+  return wide ? static_cast<const double *>(data)[i] : static_cast<double>(static_cast<const float *>(data)[i]);
+}
+DC_DEVICE void put(void *data, int32_t wide, int64_t i, double value) {
+  if (wide) {
+    static_cast<double *>(data)[i] = value;
+  } else {
+    static_cast<float *>(data)[i] = static_cast<float>(value);
+  }
+}
+
+/* `count` elements of the device. */
+template <typename T>
+DC_DEVICE T *there(T *data, int32_t wide, int64_t count) {
+  const int64_t size = wide ? 8 : 4;
+  (void)size;
+  (void)count;
+  return static_cast<T *>(DC_MEMORY(data, count * size, static_cast<size_t>(size)));
+}
+DC_DEVICE dc__cuda_report *report(dc__cuda_report *reports, int32_t matrix) {
+  return DC_MEMORY(reports + matrix, sizeof *reports, alignof(dc__cuda_report));
+}
+DC_DEVICE const dc__cuda_report *report(const dc__cuda_report *reports, int32_t matrix) {
+  return DC_MEMORY(reports + matrix, sizeof *reports, alignof(dc__cuda_report));
+}
+
+/* One matrix through its strides, of any sign. */
+struct view {
+  const void *data;
+  int64_t row_stride, col_stride;
+  int32_t wide;
+  DC_MEMBER double at(int64_t i, int64_t j) const {
+    return get(data, wide, i * row_stride + j * col_stride);
+  }
+};
+DC_DEVICE view view_of(const dc__cuda_matrices &m, int32_t matrix) {
+  const int64_t size = m.wide ? 8 : 4, down = (m.rows - 1) * m.row_stride, right = (m.cols - 1) * m.col_stride;
+  const int64_t below = (down < 0 ? down : 0) + (right < 0 ? right : 0);
+  const int64_t above = (down > 0 ? down : 0) + (right > 0 ? right : 0);
+  (void)above;
+  char *lowest = static_cast<char *>(m.data) + (matrix * m.batch_stride + below) * size;
+  lowest = DC_MEMORY(lowest, (above - below + 1) * size, static_cast<size_t>(size));
+  return {lowest - below * size, m.row_stride, m.col_stride, m.wide};
+}
+
+DC_DEVICE uint64_t bits_of(double x) {
+  union {
+    double value;
+    uint64_t bits;
+  } both = {fabs(x)};
+  return both.bits;
+}
+DC_DEVICE double of_bits(uint64_t bits) {
+  union {
+    uint64_t bits;
+    double value;
+  } both = {bits};
+  return both.value;
+}
+
+DC_DEVICE uint64_t larger(uint64_t a, uint64_t b) {
+  return a > b ? a : b;
+}
+
+/* The largest of a warp, to *at. */
+DC_DEVICE void raise(uint64_t *at, uint64_t value) {
+  for (uint32_t step = DC_WARP / 2; step > 0; step /= 2) {
+    value = larger(value, dc_shuffle_xor(value, step));
+  }
+  if (dc_thread() % DC_WARP == 0) {
+    dc_atomic_max(at, value);
+  }
+}
+
+/* Rows of this block, or of its warps: first, and how far to the next. */
+DC_DEVICE int64_t first_row() {
+  return static_cast<int64_t>(dc_block());
+}
+DC_DEVICE int64_t next_row() {
+  return static_cast<int64_t>(dc_blocks());
+}
+
+}  // namespace
+
+DC_BLOCK_KERNEL(dc__measure_kernel, dc__cuda_measure_args, DC__CUDA_MATRIX_THREADS) {
+  const int32_t matrix = static_cast<int32_t>(dc_block(1));
+  const view a = view_of(args.from, matrix);
+  dc__cuda_report *r = report(args.reports, matrix);
+  uint64_t most = 0, apart = 0;
+  for (int64_t i = first_row(); i < args.from.rows; i += next_row()) {
+    for (int64_t j = dc_thread(); j < args.from.cols; j += dc_threads()) {
+      const double low = a.at(i, j);
+      most = larger(most, bits_of(low));
+      if (args.mirrored && j < i) {
+        const double high = a.at(j, i);
+        apart = larger(apart, bits_of(low / 2 - high / 2));
+      }
+    }
+  }
+  raise(&r->most, most);
+  raise(&r->apart, apart);
+}
+
+DC_KERNEL(dc__load_kernel, dc__cuda_load_args, DC__CUDA_MATRIX_THREADS) {
+  const int32_t matrix = static_cast<int32_t>(dc_block(1));
+  if ((args.mask >> matrix & 1u) == 0) {
+    return;
+  }
+  const view a = view_of(args.from, matrix), to = view_of(args.to, matrix);
+  double first = 1, second = args.factor[matrix];
+  if (args.reports != nullptr) {
+    const double most = of_bits(report(args.reports, matrix)->most);
+    const int exponent = most > 0 && most <= 1.7976931348623157e308 ? -ilogb(most) : 0;
+    first = ldexp(1.0, exponent / 2);
+    second = ldexp(1.0, exponent - exponent / 2);
+  }
+  const bool symmetric = args.low + args.high != 0;
+  const double low = args.low * first, high = args.high * first;
+  for (int64_t i = first_row(); i < args.to.rows; i += next_row()) {
+    for (int64_t j = dc_thread(); j < args.to.cols; j += dc_threads()) {
+      double x;
+      if (symmetric) {
+        const int64_t down = i > j ? i : j, across = i > j ? j : i;
+        x = a.at(down, across) * low + (high != 0 ? a.at(across, down) * high : 0);
+      } else {
+        x = a.at(i, j) * first;
+      }
+      put(const_cast<void *>(to.data), to.wide, i * to.row_stride + j * to.col_stride, x * second);
+    }
+  }
+}
+
+/* Of each row, by a warp. */
+DC_BLOCK_KERNEL(dc__row_sums_kernel, dc__cuda_fold_args, DC__CUDA_MATRIX_THREADS) {
+  const int32_t matrix = static_cast<int32_t>(dc_block(1));
+  const view a = view_of(args.from, matrix);
+  double *sums = there(args.sums + matrix * args.from.rows, 1, args.from.rows);
+  const int64_t warps = dc_threads() / DC_WARP;
+  for (int64_t i = first_row() * warps + dc_thread() / DC_WARP; i < args.from.rows; i += next_row() * warps) {
+    double sum = 0;
+    for (int64_t j = dc_thread() % DC_WARP; j < args.from.cols; j += DC_WARP) {
+      const double x = a.at(i, j);
+      sum += args.squares ? x * x : fabs(x);
+    }
+    for (uint32_t step = DC_WARP / 2; step > 0; step /= 2) {
+      sum += dc_shuffle_xor(sum, step);
+    }
+    if (dc_thread() % DC_WARP == 0) {
+      sums[i] = sum;
+    }
+  }
+}
+
+/* Of each matrix, by one warp. */
+DC_BLOCK_KERNEL(dc__fold_kernel, dc__cuda_fold_args, DC_WARP) {
+  const int32_t matrix = static_cast<int32_t>(dc_block());
+  const double *sums = there(args.sums + matrix * args.from.rows, 1, args.from.rows);
+  double all = 0;
+  for (int64_t i = dc_thread(); i < args.from.rows; i += DC_WARP) {
+    all = args.squares ? all + sums[i] : fmax(all, sums[i]);
+  }
+  for (uint32_t step = DC_WARP / 2; step > 0; step /= 2) {
+    const double other = dc_shuffle_xor(all, step);
+    all = args.squares ? all + other : fmax(all, other);
+  }
+  if (dc_thread() == 0) {
+    report(args.reports, matrix)->fold = all;
+  }
+}
+
+DC_KERNEL(dc__affine_kernel, dc__cuda_affine_args, DC__CUDA_MATRIX_THREADS) {
+  const int32_t matrix = static_cast<int32_t>(dc_block(1));
+  const bool ended = args.reports != nullptr && report(args.reports, matrix)->newton.end != DC__NEWTON_GOES_ON;
+  const double factor = args.factor[matrix], shift = ended ? 1 : args.shift[matrix];
+  const int64_t count = args.count * args.rows * args.cols, base = matrix * args.rows * args.cols;
+  const void *from = there(args.from, args.wide, count);
+  void *to = there(args.to, args.wide, count);
+  for (int64_t i = first_row(); i < args.rows; i += next_row()) {
+    for (int64_t j = dc_thread(); j < args.cols; j += dc_threads()) {
+      const int64_t at = base + i * args.cols + j;
+      put(to, args.wide, at, ended ? 0 : factor * get(from, args.wide, at));
+      if (i == j) {
+        put(to, args.wide, at, get(to, args.wide, at) + shift);
+      }
+    }
+  }
+}
+
+/* A tile of m's lower triangle. */
+DC_BLOCK_KERNEL(dc__newton_distance_kernel, dc__cuda_newton_args, DC__CUDA_TILE_THREADS) {
+  DC_SHARED(double, tile, [TILE][TILE + 1]);
+  const int32_t matrix = static_cast<int32_t>(dc_block(2));
+  const int64_t j0 = static_cast<int64_t>(dc_block(0)) * TILE, i0 = static_cast<int64_t>(dc_block(1)) * TILE;
+  dc__cuda_report *r = report(args.reports, matrix);
+  if (j0 > i0 || (r->newton.end != DC__NEWTON_GOES_ON && !args.ended)) {
+    return;
+  }
+  const int64_t n = args.n, column = dc_thread() % TILE;
+  char *matrices = static_cast<char *>(args.m);
+  void *m = there(static_cast<void *>(matrices + matrix * n * n * (args.wide ? 8 : 4)), args.wide, n * n);
+  uint64_t most = 0;
+  for (int64_t row = dc_thread() / TILE; row < TILE; row += dc_threads() / TILE) {
+    const int64_t i = i0 + row, j = j0 + column;
+    if (i < n && j <= i) {
+      const double x = get(m, args.wide, i * n + j);
+      most = larger(most, bits_of(x - (i == j ? 1 : 0)));
+      tile[row][column] = x;
+    }
+  }
+  raise(&r->distance, most);
+  dc_sync();
+  for (int64_t row = dc_thread() / TILE; row < TILE; row += dc_threads() / TILE) {
+    const int64_t i = i0 + column, j = j0 + row; /* where it came from */
+    if (i < n && j < i) {
+      put(m, args.wide, j * n + i, tile[column][row]);
+    }
+  }
+}
+
+DC_KERNEL(dc__newton_judge_kernel, dc__cuda_newton_args, DC_WARP) {
+  const int32_t matrix = static_cast<int32_t>(dc_thread());
+  if (matrix >= args.count) {
+    return;
+  }
+  dc__cuda_report *r = report(args.reports, matrix);
+  r->refused = 0;
+  if (r->newton.end == DC__NEWTON_GOES_ON) {
+    r->refused = !dc__newton_judge(&r->newton, of_bits(r->distance), static_cast<int32_t>(args.rough >> matrix & 1u));
+  }
+  r->distance = 0;
+}
+
+DC_KERNEL(dc__newton_keep_kernel, dc__cuda_newton_args, DC__CUDA_MATRIX_THREADS) {
+  const int32_t matrix = static_cast<int32_t>(dc_block(1));
+  if (!report(args.reports, matrix)->refused) {
+    return;
+  }
+  const int64_t n = args.n, count = args.count * n * n;
+  const void *x = there(args.x, args.wide, count);
+  void *next = there(args.next, args.wide, count);
+  for (int64_t i = first_row(); i < n; i += next_row()) {
+    for (int64_t j = dc_thread(); j < n; j += dc_threads()) {
+      const int64_t at = (matrix * n + i) * n + j;
+      put(next, args.wide, at, get(x, args.wide, at));
+    }
+  }
+}
+
+DC_KERNEL(dc__kron_kernel, dc__cuda_kron_args, DC__CUDA_MATRIX_THREADS) {
+  const view a = view_of(args.a, 0), b = view_of(args.b, 0), to = view_of(args.to, 0);
+  for (int64_t i = first_row(); i < args.to.rows; i += next_row()) {
+    const int64_t up = i / args.b.rows, down = i % args.b.rows;
+    for (int64_t j = dc_thread(); j < args.to.cols; j += dc_threads()) {
+      const double left = a.at(up, j / args.b.cols), right = b.at(down, j % args.b.cols);
+      put(const_cast<void *>(to.data), to.wide, i * to.row_stride + j, left * right);
+    }
+  }
+}
+
+DC_KERNEL(dc__damp_kernel, dc__cuda_damp_args, DC__CUDA_MATRIX_THREADS) {
+  void *x = there(args.x, args.wide, args.rows * args.cols);
+  const void *a = there(args.a, args.wide, args.rows), *b = there(args.b, args.wide, args.cols);
+  for (int64_t i = first_row(); i < args.rows; i += next_row()) {
+    for (int64_t j = dc_thread(); j < args.cols; j += dc_threads()) {
+      const double sum = get(a, args.wide, i) * get(b, args.wide, j) + args.damping;
+      put(x, args.wide, i * args.cols + j, get(x, args.wide, i * args.cols + j) / sum);
+    }
+  }
+}

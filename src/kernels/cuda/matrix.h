@@ -1,0 +1,93 @@
+/* The arguments of the kernels for matrices (matrix.cu), as the host and the device see them. A flight is a few
+ * matrices of a batch that go through the operators together; a grid's second axis, or its third, is the matrix. */
+#ifndef DC_KERNELS_CUDA_MATRIX_H
+#define DC_KERNELS_CUDA_MATRIX_H
+
+#include "kernels/newton.h"
+
+enum { DC__CUDA_MATRIX_THREADS = 256, DC__CUDA_TILE_THREADS = 128, DC__CUDA_MATRIX_TILE = 32, DC__CUDA_FLIGHT = 32 };
+
+/* A batch of matrices as strides in elements, float32 or float64. */
+typedef struct dc__cuda_matrices {
+  void *data;
+  int64_t batch_stride, row_stride, col_stride;
+  int64_t rows, cols;
+  int32_t count, wide; /* wide: float64 */
+} dc__cuda_matrices;
+
+/* What the device knows of a matrix. Magnitudes are the bits of a double, which lie in the order of the numbers, and
+ * NaN after all of them: whatever the order of threads, the largest is the same. */
+typedef struct dc__cuda_report {
+  uint64_t most;     /* the largest entry */
+  uint64_t apart;    /* half the largest difference of two entries that mirror each other */
+  uint64_t distance; /* from I */
+  double fold;       /* of the sums of rows */
+  int32_t refused;   /* the last step */
+  int32_t reserved;
+  dc__newton_state newton;
+} dc__cuda_report;
+
+/* `most` of each matrix and, where `mirrored`, which needs square ones, `apart`. */
+typedef struct dc__cuda_measure_args {
+  dc__cuda_matrices from;
+  dc__cuda_report *reports;
+  int32_t mirrored;
+} dc__cuda_measure_args;
+
+/* to = from times factor; from square ones' entries on both sides of the diagonal, so that `to` is symmetric, where low
+ * + high is not 0: low of the lower triangle and high of the upper one. With reports, the factor is the power of two
+ * that brings `most` near 1. Only matrices with their bit in `mask` are written. */
+typedef struct dc__cuda_load_args {
+  dc__cuda_matrices from, to;
+  const dc__cuda_report *reports; /* NULL: factors */
+  double low, high;
+  uint32_t mask;
+  double factor[DC__CUDA_FLIGHT];
+} dc__cuda_load_args;
+
+/* `fold`: the largest sum of a row's magnitudes, or with `squares` the sum of all squares. sums [count, rows]. */
+typedef struct dc__cuda_fold_args {
+  dc__cuda_matrices from;
+  double *sums;
+  dc__cuda_report *reports;
+  int32_t squares;
+} dc__cuda_fold_args;
+
+/* to = factor from + shift I, both dense; with reports, to = I where Newton's iteration has ended. */
+typedef struct dc__cuda_affine_args {
+  const void *from;
+  void *to;
+  const dc__cuda_report *reports;
+  int64_t rows, cols;
+  int32_t count, wide;
+  double factor[DC__CUDA_FLIGHT], shift[DC__CUDA_FLIGHT];
+} dc__cuda_affine_args;
+
+/* A step of Newton's iteration: the distance of m from I, m's lower triangle mirrored; what becomes of the step; and,
+ * where it is refused, next = x. All dense [count, n, n]. */
+typedef struct dc__cuda_newton_args {
+  void *m;
+  const void *x;
+  void *next;
+  dc__cuda_report *reports;
+  int64_t n;
+  uint32_t rough; /* a bit a matrix */
+  int32_t count, wide;
+  int32_t ended; /* 1: those that have ended too */
+} dc__cuda_newton_args;
+
+/* to = a kron b. */
+typedef struct dc__cuda_kron_args {
+  dc__cuda_matrices a, b, to;
+} dc__cuda_kron_args;
+
+/* x[i][j] /= a[i] b[j] + damping, x dense. */
+typedef struct dc__cuda_damp_args {
+  void *x;
+  const void *a, *b;
+  int64_t rows, cols;
+  double damping;
+  int32_t wide;
+} dc__cuda_damp_args;
+
+#endif
