@@ -131,8 +131,14 @@ static plan make_plan(const dc__gemm *g, int32_t threads) {
   return p;
 }
 
-static void load_row(float *row, const void *src, int32_t dtype, int64_t i, int64_t count) {
-  dc__cast(row, DC_FLOAT32, dc__const_at(src, dtype, i), dtype, count);
+/* Elements from i on in float32: where they lie, or in `row`, which becomes their copy. */
+static const float *row_of(float *row, const void *src, int32_t dtype, int64_t i, int64_t count) {
+  const void *at = dc__const_at(src, dtype, i);
+  if (dtype == DC_FLOAT32) {
+    return at;
+  }
+  dc__cast(row, DC_FLOAT32, at, dtype, count);
+  return row;
 }
 
 /* Row i of C from column j on: `count` sums t in float32. */
@@ -143,25 +149,24 @@ static void finish_f32(const dc__gemm *g, void *c, void *aux, float *t, int64_t 
     dc__row_scale(t, count, (float)g->alpha);
   }
   if (g->beta != 0) {
-    load_row(row, c, g->out_dtype, at, count);
+    const float *old = row_of(row, c, g->out_dtype, at, count);
     if (g->beta != 1) {
+      memmove(row, old, (size_t)count * sizeof(float));
       dc__row_scale(row, count, (float)g->beta);
+      old = row;
     }
-    dc__row_add(t, row, count);
+    dc__row_add(t, old, count);
   }
   if (g->bias != NULL && (g->epilogue == DC__EPILOGUE_BIAS || g->epilogue == DC__EPILOGUE_GELU)) {
-    load_row(row, g->bias, g->dtype, j, count);
-    dc__row_add(t, row, count);
+    dc__row_add(t, row_of(row, g->bias, g->dtype, j, count), count);
   }
   if (g->epilogue == DC__EPILOGUE_GELU) {
     char rounded[MOST_N * sizeof(float)];
     void *kept = aux != NULL ? dc__at(aux, g->out_dtype, at) : rounded;
     dc__cast(kept, g->out_dtype, t, DC_FLOAT32, count);
-    load_row(t, kept, g->out_dtype, 0, count);
-    dc__gelu(t, t, count, g->gelu);
+    dc__gelu(t, row_of(row, kept, g->out_dtype, 0, count), count, g->gelu);
   } else if (g->epilogue == DC__EPILOGUE_GELU_BACK) {
-    load_row(row, aux, g->out_dtype, at, count);
-    dc__gelu_back(t, row, count, g->gelu);
+    dc__gelu_back(t, row_of(row, aux, g->out_dtype, at, count), count, g->gelu);
   }
   dc__cast(dc__at(c, g->out_dtype, at), g->out_dtype, t, DC_FLOAT32, count);
 }
@@ -209,13 +214,6 @@ static void multiply_slice(const plan *p, const block *at, const char *b, int64_
   }
 }
 
-/* A row's lines, some rows before they are used. */
-static void prefetch(const void *row, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += ALIGN) {
-    __builtin_prefetch((const char *)row + at);
-  }
-}
-
 /* The epilogue of the strip's rows, from row `first` of C on. */
 static void finish_strip(const plan *p, const block *at, int64_t first, int64_t rows) {
   const dc__gemm *g = p->g;
@@ -224,9 +222,9 @@ static void finish_strip(const plan *p, const block *at, int64_t first, int64_t 
   for (int64_t i = 0; i < rows; i++) {
     if (i + AHEAD < rows) {
       const int64_t later = (first + i + AHEAD) * g->ldc + at->j;
-      prefetch(dc__at(c, g->out_dtype, later), (size_t)at->n * dc_dtype_size(g->out_dtype));
+      dc__prefetch(dc__at(c, g->out_dtype, later), (size_t)at->n * dc_dtype_size(g->out_dtype));
       if (aux != NULL) {
-        prefetch(dc__at(aux, g->out_dtype, later), (size_t)at->n * dc_dtype_size(g->out_dtype));
+        dc__prefetch(dc__at(aux, g->out_dtype, later), (size_t)at->n * dc_dtype_size(g->out_dtype));
       }
     }
     void *sums = at->acc + (size_t)(i * at->ld) * dc__tile_word(p->kind);

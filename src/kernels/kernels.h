@@ -33,6 +33,13 @@ void dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
  * caller computes with. */
 void dc__copy(void *dst, const void *src, size_t bytes);
 
+/* Fetches the lines of memory that is read or written soon, where it is too far apart for processors to foresee. */
+static inline void dc__prefetch(const void *memory, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) {
+    __builtin_prefetch((const char *)memory + at);
+  }
+}
+
 /* stream.c: cast and accumulate in stream order; a NULL stream is the calling thread. A device with memory of its own
  * has kernels of its own (cuda/), which want elements at multiples of their size. */
 void dc__stream_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,

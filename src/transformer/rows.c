@@ -4,6 +4,8 @@
 /* Columns whose sums over tokens one task makes at most and, rather than leave a thread idle, at least: enough that
  * reading a row's piece is worth the jump to it. Tokens whose sum is made first: that keeps rounding small. */
 enum { COLUMNS = 512, LEAST_COLUMNS = 128, CHUNK = 128 };
+/* Rows that are fetched ahead where a task reads a piece of each. */
+enum { AHEAD = 4 };
 
 static int64_t pieces(int64_t count, int64_t of) {
   return (count + of - 1) / of;
@@ -140,6 +142,15 @@ static const char *cell(const void *array, int32_t dtype, int64_t i) {
   return (const char *)array + (size_t)i * dc_dtype_size(dtype);
 }
 
+/* The columns [first, first + count) of the row that comes AHEAD rows after i. */
+static void fetch_ahead(const dc__layer_job *job, const void *x, int64_t columns, int64_t i, int64_t first,
+                        int64_t count) {
+  int32_t dtype = job->layer->config.dtype;
+  if (i + AHEAD < job->size.tokens) {
+    dc__prefetch(cell(x, dtype, (i + AHEAD) * columns + first), (size_t)count * dc_dtype_size(dtype));
+  }
+}
+
 /* The normalised columns [first, first + count) of token i, before scale and shift. */
 static void load_xhat(const normal_task *task, float *xhat, const float *gamma, const float *beta, int64_t i,
                       int64_t first, int64_t count) {
@@ -217,6 +228,8 @@ static void normal_columns(void *arg, int64_t index, void *scratch) {
     for (int64_t i = begin; i < begin + CHUNK && i < job->size.tokens; i++) {
       float dy[COLUMNS];
       float xhat[COLUMNS];
+      fetch_ahead(job, b->dy, c->hidden_size, i, first, count);
+      fetch_ahead(job, b->x != NULL ? b->x : b->y, c->hidden_size, i, first, count);
       dc__cast(dy, DC_FLOAT32, cell(b->dy, c->dtype, i * c->hidden_size + first), c->dtype, count);
       load_xhat(task, xhat, gamma, beta, i, first, count);
       dc__row_multiply(xhat, dy, count);
@@ -294,6 +307,7 @@ static void sum_columns(void *arg, int64_t index, void *scratch) {
   for (int64_t begin = 0; begin < task->job->size.tokens; begin += CHUNK) {
     float part[COLUMNS] = {0};
     for (int64_t i = begin; i < begin + CHUNK && i < task->job->size.tokens; i++) {
+      fetch_ahead(task->job, task->x, task->columns, i, first, count);
       dc__accumulate(part, DC_FLOAT32, cell(task->x, dtype, i * task->columns + first), dtype, count);
     }
     dc__row_add(sum, part, count);
