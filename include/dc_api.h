@@ -1633,8 +1633,8 @@ DC_API void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size);
  *  on the bytes that must be read.
  *  a, b     [m, k] and [k, n], each in memory (strides as in dc_batch_matmul) or in a file; types as there
  *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32
- *  budget_bytes  >= 1. Operands in memory need nothing of it. The threads' scratch of 7 MiB each, which all products
- *           share, is not counted
+ *  budget_bytes  >= 1; nothing of it is needed where all three are in memory. The threads' scratch of 7 MiB each, which
+ *           all products share, is not counted
  *  needed   set to the least budget that does, when the budget is too small; may be NULL
  *  k is summed in pieces where whole rows do not fit. A file is written only where the product goes; after
  *  DC_E_SYSTEM (a read or write failed) out's contents are undefined.

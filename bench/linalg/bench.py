@@ -33,6 +33,7 @@ import machine  # noqa: E402
 
 Row = Dict[str, Any]
 ROUNDS = 7
+SCRATCH = 2 * 7  # MiB of the library's two threads
 PAUSE = 0.02  # seconds: PyTorch's threads look for work for some milliseconds, on the cores that the next one needs
 SHAMPOO = ""  # a checkout's folder
 QUIET = machine.Quiet()
@@ -207,6 +208,14 @@ def product(output: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return (output * weights).sum()
 
 
+def sample_limit(two: linalg.Handle, out: torch.Tensor, multiplications: int) -> float:
+    """Milliseconds that nothing on these cores goes below: those of the multiplications, two operations each, at a large
+    product's rate, or of filling the gradients' memory, whichever is more."""
+    a, c = torch.randn(2048, 2048), torch.empty(2048, 2048)
+    times = turns({"product": lambda: linalg.matmul(a, a, out=c, handle=two), "fill": lambda: out.zero_()})
+    return max(min(times["product"]) * multiplications / 2048 ** 3, min(times["fill"]))
+
+
 def part_samples() -> List[Row]:
     from torch.func import functional_call, grad, vmap
 
@@ -241,7 +250,10 @@ def part_samples() -> List[Row]:
         squares = want.square().sum((1, 2))
         errors["libdc, norms alone"] = float((ways["libdc, norms alone"]().double() - squares).norm() / squares.norm())
         memory = {name: peak_mib(w) for name, w in ways.items()}
-        rows += rows_of("samples", f"{n} x {t}, {i} to {o}", turns(ways), "vmap(grad)", error=errors, peak_MiB=memory)
+        times = turns(ways)
+        limit = {"libdc": statistics.median(times["vmap(grad)"]) / sample_limit(two, out, n * t * i * o)}
+        rows += rows_of("samples", f"{n} x {t}, {i} to {o}", times, "vmap(grad)", error=errors, peak_MiB=memory,
+                        limit=limit)
     return rows
 
 
@@ -257,21 +269,22 @@ def peak_mib(way: Callable[[], Any]) -> float:
 
 
 def copy_rate(file: str) -> float:
-    """Nanoseconds a byte of rows of 8 KiB, as tiles have them, from a file that is in memory, on one thread."""
-    row, buffer = 8192, bytearray(8192)
+    """Nanoseconds a byte of runs of 1 MiB, which calls cost nothing, from a file that is in memory, on one thread."""
+    buffer = bytearray(1 << 20)
     with open(file, "rb", buffering=0) as source:
         best = float("inf")
         for _ in range(ROUNDS):
             begin = time.perf_counter()
-            for at in range(1024):
-                os.preadv(source.fileno(), [buffer], 2 * at * row)
+            for at in range(0, 64 << 20, len(buffer)):
+                os.preadv(source.fileno(), [buffer], at)
             best = min(best, time.perf_counter() - begin)
-    return best * 1e9 / (1024 * row)
+    return best * 1e9 / (64 << 20)
 
 
 def part_bounded() -> List[Row]:
-    """The limit: copies take the same cores as the product, so nothing hides them; a budget of S elements wants 2 n^3 /
-    sqrt(S) of them read (Hong and Kung; Irony, Toledo and Tiskin) and n^2 written, at copy_rate() on each core."""
+    """The limit: copies take the same cores as the product, so nothing hides them; a memory of S elements wants 2 n^3 /
+    sqrt(S) of them read (Hong and Kung; Irony, Toledo and Tiskin) and n^2 written, at copy_rate() on each core. S is
+    the budget and the threads' scratch memory, through which operands go as well."""
     rows: List[Row] = []
     two, n = linalg.Handle(threads=2), 4096
     rng = np.random.default_rng(0)
@@ -289,12 +302,13 @@ def part_bounded() -> List[Row]:
         peaks: Dict[str, float] = {}
         traffic: Dict[str, float] = {}  # milliseconds
         rate = copy_rate(maps[0].file)
+        ways["all in memory"]()  # touches the threads' scratch memory, which the peaks are not to count
         for mib in (10, 20, 60):  # 5, 10 and 31 % of the operands
             # a handle of its own: what it keeps between calls is part of the budget
             ways[f"files, {mib} MiB"] = lambda mib=mib, h=linalg.Handle(threads=2): linalg.matmul_bounded(
                 maps[0], maps[1], mib << 20, out=maps[2], handle=h)
             peaks[f"files, {mib} MiB"] = peak_mib(ways[f"files, {mib} MiB"])
-            elements = 2 * n ** 3 / (mib * 2 ** 20 / 4) ** 0.5 + n ** 2
+            elements = 2 * n ** 3 / ((mib + SCRATCH) * 2 ** 20 / 4) ** 0.5 + n ** 2
             traffic[f"files, {mib} MiB"] = elements * 4 * rate / 2 * 1e-6
         want = a[:64].astype(np.float64) @ b
         got = np.fromfile(maps[2].file, np.float32).reshape(n, n)[:64]
@@ -329,17 +343,20 @@ PARTS = {"roots": part_roots, "warm": part_warm, "samples": part_samples, "bound
 def page(about: Row, foreign: float, rows: List[Row]) -> str:
     lines = ["# Second-order operators", "", f"`bench/linalg/bench.py` on {about['date']}, {about['cpu']}, "
              f"{about['cores']} cores, commit {about['commit']}, LAPACK {linalg.default().solver}; others used "
-             f"{100 * foreign:.0f} % of the machine. The limit of a bounded product: the plain one's time and the copies "
-             f"that its budget makes necessary, 2 n^3 / sqrt(budget) elements read and n^2 written, on the same cores.",
+             f"{100 * foreign:.0f} % of the machine. Limits are times as fast as the same way, by what the cores can do: of "
+             f"a bounded product, the plain one's time and the copies that its memory makes necessary, 2 n^3 / "
+             f"sqrt(budget and {SCRATCH} MiB of scratch memory) elements read and n^2 written; of gradients per sample, "
+             f"their multiplications at a large product's rate, or filling their memory. Reached is the part of it.",
              "",
-             "| part | shape | way | ms | best | times as fast | as | error | peak MiB | limit |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
+             "| part | shape | way | ms | best | times as fast | as | error | peak MiB | limit | reached |",
+             "|---|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         base = next(key for key in row if key.startswith("times as fast as "))
         error, peak, limit = row.get("error"), row.get("peak_MiB"), row.get("limit")
         lines.append(f"| {row['part']} | {row['shape']} | {row['way']} | {row['ms']:.2f} | {row['best_ms']:.2f} | "
                      f"{row[base]:.2f} | {base[17:]} | {'' if error is None else f'{error:.1e}'} | "
-                     f"{'' if peak is None else f'{peak:.1f}'} | {'' if limit is None else f'{limit:.2f}'} |")
+                     f"{'' if peak is None else f'{peak:.1f}'} | "
+                     f"{' | ' if limit is None else f'{limit:.2f} | {100 * row[base] / limit:.0f} %'} |")
     return "\n".join(lines) + "\n"
 
 

@@ -23,6 +23,9 @@ enum {
   ALIGN = 64
 };
 
+_Static_assert(DC__SCRATCH_MARK + STRIP * STEPS * 8 + STRIP * (MOST_N * 4 + 2 * ALIGN) <= DC__GEMM_PACKED_SCRATCH,
+               "A packed, and the sums, of a product with a packed B");
+
 /* The plain tiles. */
 enum { MR_PLAIN = 4, NR_PLAIN = 8 };
 
@@ -93,9 +96,9 @@ static void cut(plan *p, int64_t threads) {
   const dc__gemm *g = p->g;
   int64_t most_n = p->kind == DC__TILE_F64 ? MOST_N / 2 : MOST_N;
   int64_t fit = MOST_B / (int64_t)dc__tile_word(p->kind) / (p->steps > 0 ? p->steps : 1) / p->tile.nr * p->tile.nr;
-  p->whole = fit >= LEAST || fit >= g->n;
+  p->whole = g->packed != NULL || fit >= LEAST || fit >= g->n;
   const int64_t least_m = p->whole ? 1 : cuts(g->m, MOST_M);
-  const int64_t least_n = cuts(g->n, p->whole && fit < most_n ? fit : most_n);
+  const int64_t least_n = cuts(g->n, p->whole && g->packed == NULL && fit < most_n ? fit : most_n);
   const int64_t most = threads > 1 ? threads * BLOCKS_EACH / g->batch : 1;
   p->blocks_m = least_m;
   p->blocks_n = least_n;
@@ -112,18 +115,23 @@ static void cut(plan *p, int64_t threads) {
   }
 }
 
-static plan make_plan(const dc__gemm *g, int32_t threads) {
+static dc__tile tile_of(int32_t dtype, int32_t *kind) {
   const dc__kernels *table = dc__kernels_table();
+  *kind = dtype == DC_FLOAT64 ? DC__TILE_F64 : DC__TILE_F32;
+  if (dtype == DC_BFLOAT16 && table->tile[DC__TILE_BF16].fn != NULL) {
+    *kind = DC__TILE_BF16;
+  }
+  dc__tile tile = table->tile[*kind];
+  if (tile.fn == NULL) {
+    tile = *kind == DC__TILE_F64 ? (dc__tile){tile_f64, dc__pack_rows_f64, dc__pack_columns_f64, MR_PLAIN, NR_PLAIN}
+                                 : (dc__tile){tile_f32, dc__pack_rows_f32, dc__pack_columns_f32, MR_PLAIN, NR_PLAIN};
+  }
+  return tile;
+}
+
+static plan make_plan(const dc__gemm *g, int32_t threads) {
   plan p = {.g = g};
-  p.kind = g->dtype == DC_FLOAT64 ? DC__TILE_F64 : DC__TILE_F32;
-  if (g->dtype == DC_BFLOAT16 && table->tile[DC__TILE_BF16].fn != NULL) {
-    p.kind = DC__TILE_BF16;
-  }
-  p.tile = table->tile[p.kind];
-  if (p.tile.fn == NULL) {
-    p.tile = p.kind == DC__TILE_F64 ? (dc__tile){tile_f64, dc__pack_rows_f64, dc__pack_columns_f64, MR_PLAIN, NR_PLAIN}
-                                    : (dc__tile){tile_f32, dc__pack_rows_f32, dc__pack_columns_f32, MR_PLAIN, NR_PLAIN};
-  }
+  p.tile = tile_of(g->dtype, &p.kind);
   p.steps = cuts(g->k, dc__tile_depth(p.kind));
   p.a = (dc__operand){g->a, g->lda, g->dtype, !g->trans_a};
   p.b = (dc__operand){g->b, g->ldb, g->dtype, g->trans_b};
@@ -198,7 +206,8 @@ typedef struct block {
   int64_t across; /* n, as a multiple of the tile */
   int64_t ld;     /* of acc: more than across, so that its rows do not fall on the same lines of the cache */
   dc__operand a, b;
-  char *packed_a, *packed_b, *acc;
+  char *packed_a, *acc;
+  char *packed_b; /* this block's alone; NULL: all of B is packed */
   int64_t *kept;  /* the number of the columns whose B lies packed */
   int64_t number; /* of these */
 } block;
@@ -236,6 +245,19 @@ static void finish_strip(const plan *p, const block *at, int64_t first, int64_t 
   }
 }
 
+/* The block's part of a slice of k, packed. */
+static const char *slice_of_b(const plan *p, const block *at, int64_t begin, int64_t k, int64_t part, int64_t steps) {
+  const size_t word = dc__tile_word(p->kind);
+  if (at->packed_b == NULL) {
+    return (const char *)p->g->packed + (size_t)(begin * up(p->g->n, p->tile.nr) + at->j * steps) * word;
+  }
+  char *b = at->packed_b + (p->whole ? (size_t)(begin * at->across) * word : 0);
+  if (*at->kept != at->number) {
+    dc__pack(b, &p->tile, p->kind, p->tile.nr, &at->b, at->j, at->n, k, part);
+  }
+  return b;
+}
+
 /* `rows` rows of the block from its row `first` on. */
 static void run_strip(const plan *p, const block *at, int64_t first, int64_t rows) {
   const int64_t depth = dc__tile_depth(p->kind);
@@ -247,10 +269,7 @@ static void run_strip(const plan *p, const block *at, int64_t first, int64_t row
     const int64_t k = begin * depth;
     const int64_t part = p->g->k - k < STEPS * depth ? p->g->k - k : STEPS * depth;
     const int64_t steps = (part + depth - 1) / depth;
-    char *b = at->packed_b + (p->whole ? (size_t)(begin * at->across) * word : 0);
-    if (*at->kept != at->number) {
-      dc__pack(b, &p->tile, p->kind, p->tile.nr, &at->b, at->j, at->n, k, part);
-    }
+    const char *b = slice_of_b(p, at, begin, k, part, steps);
     dc__pack(at->packed_a, &p->tile, p->kind, p->tile.mr, &at->a, at->i + first, rows, k, part);
     multiply_slice(p, at, b, rows, steps, begin > 0);
   }
@@ -279,9 +298,11 @@ static void run_block(const plan *p, int64_t index, char *scratch) {
   at.ld = up(at.across, ALIGN / word) + ALIGN / word;
   at.packed_a = scratch + DC__SCRATCH_MARK;
   at.acc = at.packed_a + up(strip * slice * word, ALIGN);
-  at.packed_b = at.acc + strip * (widest + 2 * ALIGN / word) * word;
   at.a.data = dc__const_at(at.a.data, at.a.dtype, at.matrix * g->stride_a);
-  at.b.data = dc__const_at(at.b.data, at.b.dtype, at.matrix * g->stride_b);
+  if (g->packed == NULL) {
+    at.packed_b = at.acc + strip * (widest + 2 * ALIGN / word) * word;
+    at.b.data = dc__const_at(at.b.data, at.b.dtype, at.matrix * g->stride_b);
+  }
   const int64_t strips = cuts(at.m, strip);
   for (int64_t i = 0; i < strips; i++) {
     const int64_t first = begin_of(at.m, p->tile.mr, strips, i);
@@ -314,5 +335,33 @@ void dc__gemm_on(dc__pool *pool, const dc__gemm *gemm, void *scratch) {
     dc__gemm_serial(gemm, scratch);
   } else {
     dc__gemm_run(pool, gemm);
+  }
+}
+
+dc__gemm_shape dc__gemm_shape_of(int32_t dtype) {
+  int32_t kind;
+  const dc__tile tile = tile_of(dtype, &kind);
+  return (dc__gemm_shape){tile.mr, tile.nr, STEPS * dc__tile_depth(kind)};
+}
+
+size_t dc__gemm_packed_bytes(int32_t dtype, int64_t n, int64_t k) {
+  int32_t kind;
+  const dc__tile tile = tile_of(dtype, &kind);
+  const int64_t steps = k / dc__tile_depth(kind) + k % dc__tile_depth(kind);
+  size_t bytes;
+  return __builtin_mul_overflow((size_t)up(n, tile.nr), (size_t)steps, &bytes) ||
+                 __builtin_mul_overflow(bytes, dc__tile_word(kind), &bytes)
+             ? SIZE_MAX
+             : bytes;
+}
+
+void dc__gemm_pack(const dc__gemm *g, void *packed) {
+  int32_t kind;
+  const dc__tile tile = tile_of(g->dtype, &kind);
+  const dc__operand b = {g->b, g->ldb, g->dtype, g->trans_b};
+  const int64_t slice = STEPS * dc__tile_depth(kind);
+  for (int64_t k = 0; k < g->k; k += slice) {
+    const int64_t part = g->k - k < slice ? g->k - k : slice;
+    dc__pack((char *)packed + dc__gemm_packed_bytes(g->dtype, g->n, k), &tile, kind, tile.nr, &b, 0, g->n, k, part);
   }
 }

@@ -37,6 +37,7 @@ typedef struct dc__gemm {
   int32_t gelu;       /* enum dc__gelu_form */
   const void *bias;   /* [n]; NULL: zeros */
   void *aux;          /* [m][n] with C's strides; in C's type */
+  const void *packed; /* op(B) by dc__gemm_pack(), instead of b; batch 1. NULL: b */
 } dc__gemm;
 
 /* Cuts C into blocks for the pool's threads. */
@@ -45,5 +46,17 @@ void dc__gemm_run(dc__pool *pool, const dc__gemm *gemm);
 void dc__gemm_serial(const dc__gemm *gemm, void *scratch);
 /* dc__gemm_run(), or with pool NULL dc__gemm_serial(). */
 void dc__gemm_on(dc__pool *pool, const dc__gemm *gemm, void *scratch);
+
+/* op(B) packed once, for products that follow each other or run side by side. The type's slices of k lie one after the
+ * other: what begins at a multiple of a slice may be packed as a product of its own, at the bytes of what is before. */
+enum { DC__GEMM_PACKED_SCRATCH = 5 << 18 }; /* all that dc__gemm_serial() needs of its scratch then */
+typedef struct dc__gemm_shape {
+  int64_t rows, columns; /* of a tile: blocks in multiples of these waste nothing */
+  int64_t slice;         /* elements in k */
+} dc__gemm_shape;
+dc__gemm_shape dc__gemm_shape_of(int32_t dtype);
+size_t dc__gemm_packed_bytes(int32_t dtype, int64_t n, int64_t k); /* SIZE_MAX: they are more than that */
+/* Packs b (n, k, ldb, trans_b and dtype; m and what belongs to A and C are not read) at 64-byte aligned memory. */
+void dc__gemm_pack(const dc__gemm *gemm, void *packed);
 
 #endif

@@ -1,137 +1,41 @@
-/* Matrix products whose operands may lie in files, with a bound on the memory in between. Tiles of A [mb, kb] and B
- * [kb, nb] are read, tiles of C [mb, nb] are kept until k is summed up; what lies in memory needs no tile. The threads
- * share the reading; what comes next is asked for ahead, so that a disk works while the product does. */
+/* Matrix products whose operands may lie in files, with a bound on the memory in between. A piece of B is read and
+ * packed once, for all threads. Then each takes strips of rows: reads A's, multiplies, writes C's, so that one reads
+ * while another multiplies. What lies in memory is used where it is. What comes next is asked for ahead, so that a disk
+ * works meanwhile. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "linalg/linalg.h"
+#include "linalg/bounded.h"
 
-enum {
-  UNIT = 16,
-  CHOICES = 64,
-  PIECES = 64
-}; /* the smallest tile; lengths tried for a dimension; parts of a transfer */
-
-/* What tiles cost beside the multiplications, in nanoseconds, for the choice between them alone: a system call, a byte
- * that is copied, an element that is packed for a product, one of C that is read and written again. */
-static const double CALL = 550, BYTE = 0.06, PACKED = 0.25, AGAIN = 0.3;
-
-typedef struct plan {
-  int64_t mb, nb, kb;
-  double cost;
-} plan;
-
-typedef struct bounded {
-  const char *fn;
-  const dc__source *a, *b, *out;
-  int64_t m, n, k;
-  size_t in_size, out_size;
-  plan tiles;
-  char *ta, *tb, *tc;
-} bounded;
-
-static bool in_file(const dc__source *s) {
-  return s->mat.data == NULL;
-}
-
-static size_t tile_bytes(const bounded *w, const plan *p) {
-  size_t total = 0;
-  bool fits = (!in_file(w->a) || dc__linalg_add(&total, p->mb * p->kb, w->in_size)) &&
-              (!in_file(w->b) || dc__linalg_add(&total, p->kb * p->nb, w->in_size)) &&
-              (!in_file(w->out) || dc__linalg_add(&total, p->mb * p->nb, w->out_size));
-  return fits ? total : SIZE_MAX;
-}
-
-static int64_t pieces(int64_t length, int64_t piece) {
-  return piece > 0 ? (length + piece - 1) / piece : 1; /* k = 0: C is still to be written */
-}
-
-/* Tiles of [rows, cols] out of a file's rows of `pitch` elements, read or written `times`. */
-static double transfers(double times, int64_t rows, int64_t cols, int64_t pitch, size_t size) {
-  return times * (CALL * (cols == pitch ? 1 : (double)rows) + BYTE * (double)(rows * cols) * (double)size);
-}
-
-/* A is read once for each column of tiles, or once if whole rows of it fit; B for each row of tiles, or once if all of
- * it fits. */
-static double cost(const bounded *w, const plan *p) {
-  double i = (double)pieces(w->m, p->mb);
-  double j = (double)pieces(w->n, p->nb);
-  double k = (double)pieces(w->k, p->kb);
-  bool whole_k = p->kb == w->k;
-  bool whole_b = whole_k && p->nb == w->n;
-  double sum = PACKED * ((double)w->m * (double)w->k * j + (double)w->k * (double)w->n * i);
-  sum += AGAIN * (double)w->m * (double)w->n * k;
-  sum += in_file(w->a) ? transfers(i * k * (whole_k ? 1 : j), p->mb, p->kb, w->k, w->in_size) : 0;
-  sum += in_file(w->b) ? transfers(j * k * (whole_b ? 1 : i), p->kb, p->nb, w->n, w->in_size) : 0;
-  return sum + (in_file(w->out) ? transfers(i * j, p->mb, p->nb, w->n, w->out_size) : 0);
-}
-
-/* The lengths to try for a dimension: all of it, and fractions, down to the smallest tile. */
-static int32_t choices(int64_t length, int64_t list[CHOICES]) {
-  int32_t count = 0;
-  int64_t last = -1;
-  for (int64_t parts = 1; count < CHOICES; parts = parts < 8 ? parts + 1 : parts * 5 / 4) {
-    int64_t piece = (pieces(length, parts) + UNIT - 1) / UNIT * UNIT;
-    piece = parts == 1 || piece > length ? length : piece;
-    if (piece != last) {
-      list[count++] = piece;
-      last = piece;
-    }
-    if (piece <= UNIT) {
-      break;
-    }
-  }
-  return count;
-}
-
-static dc_status choose(bounded *w, int64_t budget, int64_t *needed) {
-  int64_t ms[CHOICES], ns[CHOICES], ks[CHOICES];
-  int32_t m = choices(w->m, ms);
-  int32_t n = choices(w->n, ns);
-  int32_t k = choices(w->k, ks);
-  plan best = {0};
-  for (int32_t i = 0; i < m * n * k; i++) {
-    plan p = {ms[i / (n * k)], ns[i / k % n], ks[i % k], 0};
-    p.cost = cost(w, &p);
-    if ((best.mb == 0 || p.cost < best.cost) && tile_bytes(w, &p) <= (size_t)budget) {
-      best = p;
-    }
-  }
-  if (best.mb == 0) {
-    plan least = {ms[m - 1], ns[n - 1], ks[k - 1], 0};
-    size_t bytes = tile_bytes(w, &least);
-    if (needed != NULL) {
-      *needed = (int64_t)bytes;
-    }
-    return dc__fail(DC_E_BUFFER_TOO_SMALL, "%s: budget_bytes = %" PRId64 ", must be >= %zu", w->fn, budget, bytes);
-  }
-  w->tiles = best;
-  return DC_OK;
-}
+/* One piece of B, k from p on, and C's tile that it adds to. Threads take slices of the piece, then strips of the
+ * tile's rows, until there are no more. */
+typedef struct pass {
+  const dc__bounded *w;
+  char *packed, *tile;
+  int64_t i, rows, j, cols, p, depth;
+  int64_t length, unit, parts,
+      longest;        /* the rows that are shared out, even to one unit; a part has `longest` at most */
+  atomic_llong next;  /* the first part that nobody took */
+  atomic_bool failed; /* set by who fails first, and then tells about it: */
+  struct {
+    const char *arg;
+    int64_t at; /* in the file, in bytes */
+    int error;  /* 0: the file ends */
+  } failure;
+} pass;
 
 /* ---- files ---- */
 
-/* A tile on its way: rows of `bytes` from `at` on, `pitch` apart in the file, dense in memory. */
-typedef struct transfer {
-  int32_t fd;
-  bool write;
-  char *memory;
-  int64_t at, pitch, rows, bytes, pieces;
-  struct {
-    int64_t at; /* where it failed; -1: it did not */
-    int error;  /* 0: the file ends */
-  } failed[PIECES];
-} transfer;
-
 /* One run of bytes; false with errno, 0 at the file's end, and the place in *at. */
-static bool move_run(const transfer *t, char *memory, int64_t *at, int64_t bytes) {
+static bool move_run(const dc__source *s, char *memory, int64_t *at, int64_t bytes, bool write) {
   while (bytes > 0) {
     errno = 0;
-    ssize_t done = t->write ? pwrite(t->fd, memory, (size_t)bytes, *at) : pread(t->fd, memory, (size_t)bytes, *at);
+    ssize_t done = write ? pwrite(s->fd, memory, (size_t)bytes, *at) : pread(s->fd, memory, (size_t)bytes, *at);
     if (done < 0 && errno == EINTR) {
       continue;
     }
@@ -145,58 +49,41 @@ static bool move_run(const transfer *t, char *memory, int64_t *at, int64_t bytes
   return true;
 }
 
-/* Some rows: at once where they are dense. */
-static void move_piece(void *arg, int64_t piece, void *scratch) {
-  (void)scratch;
-  transfer *t = arg;
-  int64_t end = t->rows * (piece + 1) / t->pieces;
-  t->failed[piece].at = -1;
-  for (int64_t row = t->rows * piece / t->pieces, step; row < end; row += step) {
-    step = t->pitch == t->bytes ? end - row : 1;
-    int64_t at = t->at + row * t->pitch;
-    if (!move_run(t, t->memory + row * t->bytes, &at, step * t->bytes)) {
-      t->failed[piece].error = errno;
-      t->failed[piece].at = at;
-      return;
+/* Rows [row, row + rows) and columns [col, col + cols) of a matrix in a file, to or from dense memory: at once where
+ * they are whole. */
+static bool move_block(pass *x, const char *arg, const dc__source *s, size_t size, char *memory, int64_t row,
+                       int64_t rows, int64_t col, int64_t cols) {
+  const int64_t step = cols == s->mat.cols ? rows : 1;
+  const int64_t bytes = step * cols * (int64_t)size;
+  for (int64_t i = 0; i < rows; i += step, memory += bytes) {
+    int64_t at = s->offset + ((row + i) * s->mat.cols + col) * (int64_t)size;
+    if (!move_run(s, memory, &at, bytes, s == x->w->out)) {
+      const int error = errno;
+      if (!atomic_exchange(&x->failed, true)) {
+        x->failure.arg = arg;
+        x->failure.at = at;
+        x->failure.error = error;
+      }
+      return false;
     }
   }
+  return true;
 }
 
-/* Rows [row, row + rows) and columns [col, col + cols) of a matrix in a file, to or from a dense tile. */
-static dc_status move_tile(dc_linalg *l, const bounded *w, const char *arg, const dc__source *s, size_t size,
-                           char *tile, int64_t row, int64_t rows, int64_t col, int64_t cols, bool write) {
-  enum { ROWS = 64, BYTES = 1 << 17 }; /* what is worth another thread: calls, or bytes of dense rows */
-  int64_t pitch = s->mat.cols;
-  transfer t = {.fd = s->fd, .write = write, .memory = tile, .rows = rows};
-  t.at = s->offset + (row * pitch + col) * (int64_t)size;
-  t.bytes = cols * (int64_t)size;
-  t.pitch = pitch * (int64_t)size;
-  t.pieces = cols == pitch ? rows * t.bytes / BYTES : rows / ROWS;
-  t.pieces = t.pieces < 1 ? 1 : t.pieces < PIECES ? t.pieces : PIECES;
-  t.pieces = t.pieces < rows ? t.pieces : rows;
-  dc__parallel(l->pool, t.pieces, move_piece, &t);
-  for (int64_t i = 0; i < t.pieces; i++) {
-    if (t.failed[i].at >= 0) {
-      return dc__fail(DC_E_SYSTEM, "%s: %s's file, byte %" PRId64 ": %s", w->fn, arg, t.failed[i].at,
-                      t.failed[i].error != 0 ? strerror(t.failed[i].error) : "the file ends");
-    }
-  }
-  return DC_OK;
-}
-
-/* Asks the system for rows that come next; that it may not is no matter. */
+/* Asks the system for whole rows that come later; that it may not is no matter. */
 static void expect(const dc__source *s, size_t size, int64_t row, int64_t rows) {
-  int64_t line = s->mat.cols * (int64_t)size;
-  rows = row + rows < s->mat.rows ? rows : s->mat.rows - row;
-  if (in_file(s) && rows > 0) {
+  enum { MOST = 8 << 20 };
+  const int64_t line = s->mat.cols * (int64_t)size;
+  rows = dc__least(rows, s->mat.rows - row);
+  if (dc__in_file(s) && rows > 0 && line <= MOST / rows) {
     (void)posix_fadvise(s->fd, s->offset + row * line, rows * line, POSIX_FADV_WILLNEED);
   }
 }
 
-static dc_status check_file(const bounded *w, const char *arg, const dc__source *s, size_t size, bool input) {
+static dc_status check_file(const dc__bounded *w, const char *arg, const dc__source *s, size_t size, bool input) {
   struct stat status;
   int64_t end;
-  if (!in_file(s)) {
+  if (!dc__in_file(s)) {
     return DC_OK;
   }
   if (s->fd < 0 || fstat(s->fd, &status) != 0) {
@@ -217,14 +104,14 @@ static dc_status check_file(const bounded *w, const char *arg, const dc__source 
 
 /* ---- products ---- */
 
-/* An operand of a tile's product: the tile, or the place in memory. */
-static dc__mat operand(const dc__source *s, char *tile, size_t size, int64_t row, int64_t rows, int64_t col,
+/* A part of an operand: what was read of it, dense, or the place in memory. */
+static dc__mat part_of(const dc__source *s, void *read, size_t size, int64_t row, int64_t rows, int64_t col,
                        int64_t cols) {
   dc__mat m = s->mat;
   m.rows = rows;
   m.cols = cols;
-  if (in_file(s)) {
-    m.data = tile;
+  if (dc__in_file(s)) {
+    m.data = read;
     m.row_stride = cols;
     m.col_stride = 1;
   } else {
@@ -233,43 +120,97 @@ static dc__mat operand(const dc__source *s, char *tile, size_t size, int64_t row
   return m;
 }
 
-static int64_t part(int64_t length, int64_t piece, int64_t begin) {
-  return length - begin < piece ? length - begin : piece;
+/* The next part's first row, and how many there are; false: no more. */
+static bool take(pass *x, int64_t *row, int64_t *rows) {
+  const int64_t index = atomic_fetch_add(&x->next, 1);
+  const int64_t units = dc__pieces(x->length, x->unit);
+  if (index >= x->parts || atomic_load(&x->failed)) {
+    return false;
+  }
+  *row = units * index / x->parts * x->unit;
+  *rows = dc__least(units * (index + 1) / x->parts * x->unit, x->length) - *row;
+  return true;
 }
 
-/* One tile of C. fresh_a, fresh_b: their tiles must be read. */
-static dc_status tile_of_c(dc_linalg *l, const bounded *w, int64_t i, int64_t j, bool fresh_a, bool fresh_b) {
-  int64_t rows = part(w->m, w->tiles.mb, i);
-  int64_t cols = part(w->n, w->tiles.nb, j);
-  dc__mat c = operand(w->out, w->tc, w->out_size, i, rows, j, cols);
-  int64_t p = 0;
-  do {
-    int64_t depth = part(w->k, w->tiles.kb, p);
-    if (in_file(w->a) && fresh_a) {
-      DC__TRY(move_tile(l, w, "a", w->a, w->in_size, w->ta, i, rows, p, depth, false));
+/* scratch + DC__GEMM_PACKED_SCRATCH on is what products with a packed B leave alone. */
+static void pack_slices(void *arg, int64_t index, void *scratch) {
+  (void)index;
+  pass *x = arg;
+  const dc__bounded *w = x->w;
+  char *read = (char *)scratch + DC__GEMM_PACKED_SCRATCH;
+  for (int64_t row, rows; take(x, &row, &rows);) {
+    expect(w->b, w->in_size, x->p + row + rows, x->longest);
+    if (dc__in_file(w->b) && !move_block(x, "b", w->b, w->in_size, read, x->p + row, rows, x->j, x->cols)) {
+      return;
     }
-    if (in_file(w->b) && fresh_b) {
-      DC__TRY(move_tile(l, w, "b", w->b, w->in_size, w->tb, p, depth, j, cols, false));
-    }
-    if (fresh_b) {
-      expect(w->b, w->in_size, p + depth, w->tiles.kb);
-    }
-    dc__mat a = operand(w->a, w->ta, w->in_size, i, rows, p, depth);
-    dc__mat b = operand(w->b, w->tb, w->in_size, p, depth, j, cols);
-    dc__gemm g = dc__mat_product(&a, &b, 1, p == 0 ? 0 : 1, &c);
-    dc__gemm_run(l->pool, &g);
-    p += w->tiles.kb;
-  } while (p < w->k);
-  return in_file(w->out) ? move_tile(l, w, "out", w->out, w->out_size, w->tc, i, rows, j, cols, true) : DC_OK;
+    const dc__mat b = part_of(w->b, read, w->in_size, x->p + row, rows, x->j, x->cols);
+    dc__gemm g = dc__mat_product(&b, &b, 1, 0, &b);
+    g.k = rows;
+    dc__gemm_pack(&g, x->packed + dc__gemm_packed_bytes(g.dtype, x->cols, row));
+  }
 }
 
-static dc_status all_tiles(dc_linalg *l, const bounded *w) {
-  bool whole_k = w->tiles.kb >= w->k;
-  bool whole_b = whole_k && w->tiles.nb >= w->n;
-  for (int64_t i = 0; i < w->m; i += w->tiles.mb) {
-    expect(w->a, w->in_size, i + w->tiles.mb, w->tiles.mb);
-    for (int64_t j = 0; j < w->n; j += w->tiles.nb) {
-      DC__TRY(tile_of_c(l, w, i, j, !whole_k || j == 0, !whole_b || i == 0));
+static void multiply_strips(void *arg, int64_t index, void *scratch) {
+  (void)index;
+  pass *x = arg;
+  const dc__bounded *w = x->w;
+  const bool whole = x->depth == w->k;
+  const bool last = x->p + x->depth == w->k;
+  char *own = (char *)scratch + DC__GEMM_PACKED_SCRATCH;
+  char *read = own + (whole ? (size_t)(x->longest * x->cols) * w->out_size : 0);
+  for (int64_t row, rows; take(x, &row, &rows);) {
+    const int64_t i = x->i + row;
+    char *sums = whole ? own : x->tile + (size_t)(row * x->cols) * w->out_size;
+    if (whole) {
+      expect(w->a, w->in_size, i + rows, x->longest);
+    }
+    if (dc__in_file(w->a) && !move_block(x, "a", w->a, w->in_size, read, i, rows, x->p, x->depth)) {
+      return;
+    }
+    const dc__mat a = part_of(w->a, read, w->in_size, i, rows, x->p, x->depth);
+    const dc__mat b = part_of(w->b, x->packed, w->in_size, x->p, x->depth, x->j, x->cols);
+    const dc__mat c = part_of(w->out, sums, w->out_size, i, rows, x->j, x->cols);
+    dc__gemm g = dc__mat_product(&a, &b, 1, x->p == 0 ? 0 : 1, &c);
+    g.packed = x->packed;
+    dc__gemm_serial(&g, scratch);
+    if (dc__in_file(w->out) && last && !move_block(x, "out", w->out, w->out_size, sums, i, rows, x->j, x->cols)) {
+      return;
+    }
+  }
+}
+
+/* Shares out rows between the threads, in parts of at most `longest`, a multiple of the unit where it is longer. */
+static dc_status share(dc_linalg *l, pass *x, dc__work_fn fn, int64_t length, int64_t longest, int64_t unit) {
+  const int64_t threads = dc__pool_threads(l->pool);
+  x->length = length;
+  x->longest = longest;
+  x->unit = dc__least(unit, longest);
+  x->parts = dc__least(dc__pieces(dc__pieces(length, longest), threads) * threads, dc__pieces(length, x->unit));
+  atomic_init(&x->next, 0);
+  atomic_init(&x->failed, false);
+  dc__parallel(l->pool, dc__least(threads, x->parts), fn, x);
+  return !atomic_load(&x->failed)
+             ? DC_OK
+             : dc__fail(DC_E_SYSTEM, "%s: %s's file, byte %" PRId64 ": %s", x->w->fn, x->failure.arg, x->failure.at,
+                        x->failure.error != 0 ? strerror(x->failure.error) : "the file ends");
+}
+
+static dc_status all_passes(dc_linalg *l, const dc__bounded *w, char *packed, char *tile) {
+  const dc__bounded_plan *s = &w->plan;
+  for (int64_t j = 0; j < w->n; j += s->nb) {
+    for (int64_t i = 0; i < w->m; i += s->mb) {
+      int64_t p = 0;
+      do {
+        pass x = {.w = w, .packed = packed, .tile = tile, .i = i, .j = j, .p = p};
+        x.rows = dc__least(s->mb, w->m - i);
+        x.cols = dc__least(s->nb, w->n - j);
+        x.depth = dc__least(s->kb, w->k - p);
+        if (x.depth > 0) {
+          DC__TRY(share(l, &x, pack_slices, x.depth, dc__least(w->shape.slice, x.depth), w->shape.slice));
+        }
+        DC__TRY(share(l, &x, multiply_strips, x.rows, s->strip, w->shape.rows));
+        p += s->kb;
+      } while (p < w->k);
     }
   }
   return DC_OK;
@@ -277,33 +218,32 @@ static dc_status all_tiles(dc_linalg *l, const bounded *w) {
 
 dc_status dc__matmul_bounded(dc_linalg *l, const char *fn, const dc__source *a, const dc__source *b,
                              const dc__source *out, int64_t budget, int64_t *needed) {
-  bounded w = {.fn = fn,
-               .a = a,
-               .b = b,
-               .out = out,
-               .m = out->mat.rows,
-               .n = out->mat.cols,
-               .k = a->mat.cols,
-               .in_size = dc_dtype_size(a->mat.dtype),
-               .out_size = dc_dtype_size(out->mat.dtype)};
+  dc__bounded w = {.fn = fn,
+                   .a = a,
+                   .b = b,
+                   .out = out,
+                   .m = out->mat.rows,
+                   .n = out->mat.cols,
+                   .k = a->mat.cols,
+                   .in_size = dc_dtype_size(a->mat.dtype),
+                   .out_size = dc_dtype_size(out->mat.dtype),
+                   .shape = dc__gemm_shape_of(a->mat.dtype)};
   DC__TRY(check_file(&w, "a", a, w.in_size, true));
   DC__TRY(check_file(&w, "b", b, w.in_size, true));
   DC__TRY(check_file(&w, "out", out, w.out_size, false));
   if (w.m == 0 || w.n == 0) {
     return DC_OK;
   }
-  DC__TRY(choose(&w, budget, needed));
-  size_t bytes = tile_bytes(&w, &w.tiles);
-  void *memory = NULL;
-  if (bytes > 0 || l->query) {
-    DC__TRY(dc__linalg_scratch(l, fn, bytes, &memory));
-    if (memory == NULL) {
-      return DC_OK;
+  if (!dc__in_file(a) && !dc__in_file(b) && !dc__in_file(out)) {
+    const dc__gemm g = dc__mat_product(&a->mat, &b->mat, 1, 0, &out->mat);
+    if (!l->query) {
+      dc__gemm_run(l->pool, &g);
     }
+    return DC_OK;
   }
-  size_t offset = 0;
-  w.ta = in_file(a) ? dc__linalg_part(memory, &offset, w.tiles.mb * w.tiles.kb, w.in_size) : NULL;
-  w.tb = in_file(b) ? dc__linalg_part(memory, &offset, w.tiles.kb * w.tiles.nb, w.in_size) : NULL;
-  w.tc = in_file(out) ? dc__linalg_part(memory, &offset, w.tiles.mb * w.tiles.nb, w.out_size) : NULL;
-  return all_tiles(l, &w);
+  void *memory = NULL;
+  size_t tile;
+  DC__TRY(dc__bounded_choose(&w, budget, needed));
+  DC__TRY(dc__linalg_scratch(l, fn, dc__bounded_bytes(&w, &w.plan, &tile), &memory));
+  return memory != NULL ? all_passes(l, &w, memory, (char *)memory + tile) : DC_OK;
 }

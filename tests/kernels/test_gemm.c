@@ -193,6 +193,44 @@ static void test_same_bits(void **state) {
   }
 }
 
+/* B packed beforehand, slice by slice: the same bits as without, for all rows and for some. */
+static void test_packed(void **state) {
+  (void)state;
+  static char scratch[DC__GEMM_PACKED_SCRATCH] __attribute__((aligned(256)));
+  static char packed[608 * 540 * 8] __attribute__((aligned(64)));
+  dc__pool *pool;
+  assert_int_equal(dc__pool_open(2, &pool), DC_OK);
+  for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
+    dc__kernels_limit(level);
+    for (int32_t variant = 0; variant < 8; variant++) {
+      dc__gemm g = make(DTYPES[variant / 2], DTYPES[variant / 2], 331, 600, 540, variant % 2 * 2);
+      const dc__gemm_shape shape = dc__gemm_shape_of(g.dtype);
+      fill(a, a64, g.dtype, g.m * g.lda, 1);
+      fill(b, b64, g.dtype, g.n * g.k, 2);
+      assert_true(dc__gemm_packed_bytes(g.dtype, g.n, g.k) <= sizeof packed);
+      for (int64_t k = 0; k < g.k; k += shape.slice) {
+        dc__gemm part = g;
+        part.k = g.k - k < shape.slice ? g.k - k : shape.slice;
+        part.b = b + (size_t)(k * (g.trans_b ? 1 : g.ldb)) * dc_dtype_size(g.dtype);
+        dc__gemm_pack(&part, packed + dc__gemm_packed_bytes(g.dtype, g.n, k));
+      }
+      memset(c, 0, sizeof c);
+      memset(c2, 0, sizeof c2);
+      dc__gemm_run(pool, &g);
+      g.packed = packed;
+      g.c = c2;
+      dc__gemm_serial(&g, scratch);
+      assert_memory_equal(c, c2, (size_t)(g.m * g.ldc) * dc_dtype_size(g.dtype));
+      g.m = 29;
+      memset(c2, 0, sizeof c2);
+      dc__gemm_run(pool, &g);
+      assert_memory_equal(c, c2, (size_t)(g.m * g.ldc) * dc_dtype_size(g.dtype));
+    }
+  }
+  assert_true(dc__gemm_packed_bytes(DC_FLOAT32, 1, INT64_MAX) == SIZE_MAX);
+  dc__pool_close(pool);
+}
+
 /* So long in k that B is not packed as a whole; small integers, whose sums are exact in any order. */
 static void test_long(void **state) {
   (void)state;
@@ -242,8 +280,8 @@ static void test_batch(void **state) {
   assert_int_equal(dc__pool_open(3, &pool), DC_OK);
   fill(a, a64, DC_FLOAT32, 5 * 20 * 30, 1);
   fill(b, b64, DC_FLOAT32, 5 * 30 * 40, 2);
-  dc__gemm g = {DC_FLOAT32, DC_FLOAT32, false, false, 20,  40, 30, a, b, c,    30,  40,
-                40,         5,          600,   1200,  800, 1,  0,  0, 0, NULL, NULL};
+  dc__gemm g = {DC_FLOAT32, DC_FLOAT32, false, false, 20,  40, 30, a, b, c,    30,   40,
+                40,         5,          600,   1200,  800, 1,  0,  0, 0, NULL, NULL, NULL};
   dc__gemm_run(pool, &g);
   for (int64_t matrix = 0; matrix < 5; matrix++) {
     for (int64_t i = 0; i < 20; i++) {
@@ -312,8 +350,9 @@ static void test_pool(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_shapes), cmocka_unit_test(test_gelu),  cmocka_unit_test(test_same_bits),
-      cmocka_unit_test(test_long),   cmocka_unit_test(test_batch), cmocka_unit_test(test_pool),
+      cmocka_unit_test(test_shapes), cmocka_unit_test(test_gelu), cmocka_unit_test(test_same_bits),
+      cmocka_unit_test(test_packed), cmocka_unit_test(test_long), cmocka_unit_test(test_batch),
+      cmocka_unit_test(test_pool),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
 /* Kronecker products and products of matrices: points 23 to 29 of the second-order conformance list, by number. */
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "linalg_test.h"
@@ -298,11 +299,118 @@ static void test_28_bounded(void **state) {
   free(b);
 }
 
+/* A matrix of small integers in a type that holds them; sums of their products are exact in any order. */
+static void *integers(int32_t dtype, int64_t count, uint64_t seed, double *values) {
+  uint8_t *data = malloc((size_t)count * 8 + 1);
+  for (int64_t i = 0; i < count; i++) {
+    values[i] = floor(number(&seed) * 4);
+    const float narrow = (float)values[i];
+    if (dtype == DC_FLOAT64) {
+      memcpy(data + i * 8, &values[i], 8);
+    } else if (dtype == DC_FLOAT32) {
+      memcpy(data + i * 4, &narrow, 4);
+    } else { /* bfloat16: the upper half */
+      memcpy(data + i * 2, (const char *)&narrow + 2, 2);
+    }
+  }
+  return data;
+}
+
+/* Random shapes, among them single rows and columns and what is longer than a slice of k; types, places and budgets. */
+static void test_28_random(void **state) {
+  (void)state;
+  enum { MOST = 600 * 41 };
+  static const int64_t LENGTHS[] = {1, 2, 15, 16, 33, 41};
+  static const int32_t TYPES[] = {DC_FLOAT32, DC_FLOAT64, DC_BFLOAT16};
+  static double x[MOST], y[MOST], want[MOST], got[MOST];
+  uint64_t seed = 28;
+  dc_linalg *other = open_linalg(3, 0);
+  for (int round = 0; round < 60; round++) {
+    int64_t s[3];
+    for (int i = 0; i < 3; i++) {
+      s[i] = LENGTHS[(int)((number(&seed) + 1) * 3)];
+    }
+    s[round % 3] = 250 + (int64_t)((number(&seed) + 1) * 170);
+    const int64_t m = s[0], k = s[1], n = s[2], offset = round % 5;
+    const int32_t type = TYPES[round % 4 % 3], out = type == DC_FLOAT64 ? type : DC_FLOAT32;
+    const int files = 1 + round % 7;
+    const int64_t back[2] = {1, m};
+    void *a = integers(type, m * k, (uint64_t)round, x), *b = integers(type, k * n, (uint64_t)round + 99, y);
+    multiply(x, y, want, m, k, n);
+    const int32_t fa = file_of(a, (size_t)(m * k) * dc_dtype_size(type), offset),
+                  fb = file_of(b, (size_t)(k * n) * dc_dtype_size(type), offset), fo = file_of(a, 1, 0);
+    if ((files & 1) == 0 && round % 2 == 0) { /* a as the transposed view of its columns */
+      char *columns = malloc((size_t)(m * k) * dc_dtype_size(type));
+      for (int64_t i = 0; i < m * k; i++) {
+        memcpy(columns + (size_t)(i % k * m + i / k) * dc_dtype_size(type), (char *)a + (size_t)i * dc_dtype_size(type),
+               dc_dtype_size(type));
+      }
+      free(a);
+      a = columns;
+    }
+    dc_tensor ma = matrix((files & 1) != 0 ? NULL : a, type, m, k),
+              mb = matrix((files & 2) != 0 ? NULL : b, type, k, n),
+              mo = matrix((files & 4) != 0 ? NULL : got, out, m, n);
+    ma.strides = (files & 1) == 0 && round % 2 == 0 ? back : NULL;
+    dc_matrix_source sa = source_of(&ma, fa, offset), sb = source_of(&mb, fb, offset), so = source_of(&mo, fo, offset);
+    int64_t needed = 0;
+    FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 1, &needed), DC_E_BUFFER_TOO_SMALL, "budget_bytes = 1");
+    FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, needed - 1, NULL), DC_E_BUFFER_TOO_SMALL, "must be");
+    for (int64_t budget = needed; budget < 1000000; budget *= 5) {
+      memset(got, 1, sizeof got);
+      OK(dc_matmul_bounded(budget % 2 == 0 ? linalg : other, &sa, &sb, &so, budget, NULL));
+      if ((files & 4) != 0) {
+        assert_true(pread(fo, got, (size_t)(m * n) * dc_dtype_size(out), offset) > 0);
+      }
+      for (int64_t i = 0; i < m * n; i++) {
+        assert_true(want[i] == (out == DC_FLOAT64 ? got[i] : (double)((const float *)(const void *)got)[i]));
+      }
+    }
+    close(fa);
+    close(fb);
+    close(fo);
+    free(a);
+    free(b);
+  }
+  dc_linalg_destroy(other);
+}
+
+/* Any number of threads gives the same bits, for each budget; and a file that fails is named, whoever finds out. */
+static void test_28_threads(void **state) {
+  (void)state;
+  enum { N = 300 };
+  static float out[3][N * N], values[N * N];
+  double *x = doubles(N * N, 3);
+  for (int i = 0; i < N * N; i++) {
+    values[i] = (float)x[i];
+  }
+  const int32_t fa = file_of(values, sizeof values, 0), fo = file_of(values, 8, 0), bad = open("/dev/null", O_RDONLY);
+  dc_tensor m = matrix(NULL, DC_FLOAT32, N, N);
+  dc_matrix_source sa = source_of(&m, fa, 0), so = source_of(&m, fo, 0), sb = source_of(&m, bad, 0);
+  for (int64_t budget = 16384; budget < 1000000; budget *= 4) {
+    for (int32_t threads = 1; threads < 4; threads++) {
+      dc_linalg *own = open_linalg(threads, 0);
+      OK(dc_matmul_bounded(own, &sa, &sa, &so, budget, NULL));
+      dc_linalg_destroy(own);
+      assert_true(pread(fo, out[threads - 1], sizeof values, 0) == sizeof values);
+    }
+    assert_memory_equal(out[0], out[1], sizeof values);
+    assert_memory_equal(out[0], out[2], sizeof values);
+  }
+  FAILS(dc_matmul_bounded(linalg, &sb, &sa, &so, 100000, NULL), DC_E_SYSTEM, "a's file, byte 0: the file ends");
+  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_SYSTEM, "b's file, byte ");
+  FAILS(dc_matmul_bounded(linalg, &sa, &sa, &sb, 100000, NULL), DC_E_SYSTEM, "Bad file descriptor");
+  close(fa);
+  close(fo);
+  close(bad);
+  free(x);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_23_kron),         cmocka_unit_test(test_24_kron_apply), cmocka_unit_test(test_25_nearest),
       cmocka_unit_test(test_26_damped_solve), cmocka_unit_test(test_27_batches),    cmocka_unit_test(test_28_bounded),
-      cmocka_unit_test(test_29_types),
+      cmocka_unit_test(test_28_random),       cmocka_unit_test(test_28_threads),    cmocka_unit_test(test_29_types),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

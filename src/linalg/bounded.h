@@ -1,0 +1,40 @@
+/* Bounded products, inside the room: what is multiplied, and in which pieces. */
+#ifndef DC_LINALG_BOUNDED_H
+#define DC_LINALG_BOUNDED_H
+
+#include "linalg/linalg.h"
+
+/* A piece of B [kb, nb] is packed for all threads, and strips of A's and C's rows go by it, each through the scratch
+ * memory of the thread that works on it. Where kb < k, C's tile [mb, nb] is kept until k is summed; else mb is m. The
+ * number of threads has no part in the choice, so it has none in the bits. */
+typedef struct dc__bounded_plan {
+  int64_t mb, nb, kb;
+  int64_t strip; /* rows at a time */
+  double cost;
+} dc__bounded_plan;
+
+typedef struct dc__bounded {
+  const char *fn;
+  const dc__source *a, *b, *out;
+  int64_t m, n, k;
+  size_t in_size, out_size;
+  dc__gemm_shape shape;
+  dc__bounded_plan plan;
+} dc__bounded;
+
+static inline bool dc__in_file(const dc__source *s) {
+  return s->mat.data == NULL;
+}
+static inline int64_t dc__least(int64_t x, int64_t y) {
+  return x < y ? x : y;
+}
+static inline int64_t dc__pieces(int64_t length, int64_t piece) {
+  return piece > 0 ? (length + piece - 1) / piece : 1; /* k = 0: C is still to be written */
+}
+
+/* Chooses w->plan, the cheapest within the budget. DC_E_BUFFER_TOO_SMALL: *needed is set, if there. */
+dc_status dc__bounded_choose(dc__bounded *w, int64_t budget, int64_t *needed);
+/* The plan's memory: the packed piece, and, from *tile on, C's tile. SIZE_MAX: more than there can be. */
+size_t dc__bounded_bytes(const dc__bounded *w, const dc__bounded_plan *plan, size_t *tile);
+
+#endif

@@ -1,0 +1,108 @@
+/* In which pieces a bounded product goes through its memory. */
+#include <inttypes.h>
+
+#include "linalg/bounded.h"
+
+enum {
+  UNIT = 16,    /* the least of k's pieces */
+  CHOICES = 64, /* lengths tried for a dimension */
+  STRIP = 168,  /* rows from which on it does not matter that each strip goes through the packed piece */
+  ROOM = DC__SCRATCH_BYTES - DC__GEMM_PACKED_SCRATCH
+};
+
+/* What costs time beside the multiplications, in nanoseconds, for the choice alone: calls that read and write, a byte
+ * that they copy, an element that is packed, one of C that is read and added to, one of B that a strip goes by. */
+static const double READ = 430, WRITE = 2000, BYTE = 0.06, PACKED = 0.25, AGAIN = 0.3, STREAMED = 0.07;
+
+typedef dc__bounded_plan plan;
+
+size_t dc__bounded_bytes(const dc__bounded *w, const plan *p, size_t *tile) {
+  size_t total = 0;
+  bool fits = dc__linalg_add(&total, 1, dc__gemm_packed_bytes(w->a->mat.dtype, p->nb, p->kb));
+  *tile = total;
+  if (dc__in_file(w->out) && p->kb < w->k) {
+    fits = fits && dc__linalg_add(&total, p->mb * p->nb, w->out_size);
+  }
+  return fits ? total : SIZE_MAX;
+}
+
+/* Rows of a strip that fit a thread's scratch memory, at most STRIP; 0: none, or no slice of B does. */
+static int64_t strip_of(const dc__bounded *w, const plan *p) {
+  const double a = dc__in_file(w->a) ? (double)p->kb * (double)w->in_size : 0;
+  const double c = dc__in_file(w->out) && p->kb == w->k ? (double)p->nb * (double)w->out_size : 0;
+  const double slice = (double)dc__least(w->shape.slice, p->kb) * (double)p->nb * (double)w->in_size;
+  const double rows = ROOM / (a + c > 1 ? a + c : 1);
+  const int64_t strip = rows < STRIP ? (int64_t)rows : STRIP;
+  return dc__in_file(w->b) && slice > ROOM ? 0 : strip > w->shape.rows ? strip / w->shape.rows * w->shape.rows : strip;
+}
+
+/* A part of a file's rows of `pitch` elements, read or written `times`; whole rows go in one call. */
+static double transfers(double call, double times, double rows, double cols, double pitch, size_t size) {
+  return times * (call * (cols < pitch ? rows : 1) + BYTE * rows * cols * (double)size);
+}
+
+/* A is read for each column of C's tiles, B for each row of them. */
+static double cost_of(const dc__bounded *w, const plan *p) {
+  const double m = (double)w->m;
+  const double n = (double)w->n;
+  const double k = (double)w->k;
+  const double nb = (double)p->nb;
+  const double kb = (double)p->kb;
+  const double i = (double)dc__pieces(w->m, p->mb);
+  const double j = (double)dc__pieces(w->n, p->nb);
+  const double t = (double)dc__pieces(w->k, p->kb);
+  double sum = PACKED * (m * k * j + k * n * i) + STREAMED * k * n * m / (double)p->strip + AGAIN * m * n * (t - 1);
+  sum += dc__in_file(w->a) ? transfers(READ, j * t, m, kb, k, w->in_size) : 0;
+  sum += dc__in_file(w->b) ? transfers(READ, i * j, k, nb, n, w->in_size) : 0;
+  return sum + (dc__in_file(w->out) ? transfers(WRITE, j, m, nb, n, w->out_size) : 0);
+}
+
+/* The lengths to try for a dimension: all of it, and fractions in whole units, where they are longer in `coarse` ones.
+ */
+static int32_t choices(int64_t length, int64_t unit, int64_t coarse, int64_t list[CHOICES]) {
+  int32_t count = 0;
+  int64_t last = -1;
+  for (int64_t parts = 1; count < CHOICES; parts = parts < 8 ? parts + 1 : parts * 5 / 4) {
+    int64_t piece = dc__pieces(length, parts);
+    const int64_t to = piece < coarse ? unit : coarse;
+    piece = parts == 1 ? length : dc__least(length, dc__pieces(piece, to) * to);
+    if (piece != last) {
+      list[count++] = piece;
+      last = piece;
+    }
+    if (piece <= unit) {
+      break;
+    }
+  }
+  return count;
+}
+
+dc_status dc__bounded_choose(dc__bounded *w, int64_t budget, int64_t *needed) {
+  int64_t ms[CHOICES], ns[CHOICES], ks[CHOICES];
+  const int32_t m = choices(w->m, w->shape.rows, w->shape.rows, ms);
+  const int32_t n = choices(w->n, w->shape.columns, w->shape.columns, ns);
+  const int32_t k = choices(w->k, UNIT, w->shape.slice, ks);
+  plan best = {0};
+  size_t smallest = SIZE_MAX, tile;
+  for (int32_t index = 0; index < m * n * k; index++) {
+    plan p = {.mb = ms[index / (n * k)], .nb = ns[index / k % n], .kb = ks[index % k]};
+    p.strip = strip_of(w, &p);
+    if (p.strip == 0 || (p.kb == w->k && p.mb < w->m)) {
+      continue;
+    }
+    const size_t bytes = dc__bounded_bytes(w, &p, &tile);
+    smallest = bytes < smallest ? bytes : smallest;
+    p.cost = cost_of(w, &p);
+    if (bytes <= (size_t)budget && (best.mb == 0 || p.cost < best.cost)) {
+      best = p;
+    }
+  }
+  if (best.mb > 0) {
+    w->plan = best;
+    return DC_OK;
+  }
+  if (needed != NULL) {
+    *needed = (int64_t)smallest;
+  }
+  return dc__fail(DC_E_BUFFER_TOO_SMALL, "%s: budget_bytes = %" PRId64 ", must be >= %zu", w->fn, budget, smallest);
+}
