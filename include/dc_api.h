@@ -602,8 +602,14 @@ DC_API dc_status dc_step_abort(dc_context *context);
 
 /** Sets the stream on which the caller's own work runs: operators order themselves against it. Later work waits for
  *  what the stream set before has queued.
+ *  A CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, in a context of one rank without NCCL: whole steps,
+ *  so that nothing is gathered and no gradient pending when the capture begins and ends (else DC_E_STATE, from every
+ *  call while it cannot begin, once after it ended). All work is on that stream then, dc_end_backward does not block,
+ *  and no parameter is persistent. A launch does what was captured, in memory of captures alone: launches and other work
+ *  of the context must follow each other, and what the graph uses must stay registered.
  *  stream  kept alive by the caller until replaced; NULL (the default): the calling thread
- *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (also: the stream set before is being captured), DC_E_UNSUPPORTED (the stream
+ *  is being captured, and the context's ranks meet). [handle] Since 0.1. */
 DC_API dc_status dc_set_stream(dc_context *context, dc_stream *stream);
 
 /** The first failure of the context's asynchronous work, which every later call returns too; its text is in
@@ -830,7 +836,7 @@ DC_API dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, in
 /** Reduces what the buckets still hold, of every graph, and blocks until all gradients of the context have arrived in
  *  their buffers. May be called more than once in a backward, and with nothing pending.
  *  graph_id         a registered graph of the context; all graphs' gradients are reduced
- *  release_buckets  1 gives the buckets' memory back too, 0 keeps it
+ *  release_buckets  1 gives the buckets' memory back too, 0 keeps it, as it must be within a capture (dc_set_stream)
  *  Also DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK. [handle] Since 0.1. */
 DC_API dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release_buckets);
 

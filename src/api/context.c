@@ -150,6 +150,16 @@ static dc_status set_stream(dc_context *ctx, const char *fn, dc_stream *stream) 
   if (stream != NULL) {
     DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
   }
+  if (ctx->captures && stream != ctx->lanes[DC__LANE_CALLER]) {
+    return dc__fail(DC_E_STATE, "%s: the stream set before is captured into a CUDA graph; end the capture first", fn);
+  }
+  dc_stream *old = ctx->lanes[DC__LANE_CALLER];
+  if (stream != old && dc__stream_captures(stream)) {
+    ctx->lanes[DC__LANE_CALLER] = stream;
+    dc_status status = dc__capture_follow(ctx, fn); /* the host waits, since a graph cannot */
+    ctx->lanes[DC__LANE_CALLER] = status == DC_OK ? stream : old;
+    return status;
+  }
   /* What the old stream still reads stays ordered before what is released on the new one. */
   dc__after_caller(ctx, stream);
   ctx->lanes[DC__LANE_CALLER] = stream;
@@ -165,8 +175,9 @@ dc_status dc_async_error(dc_context *context) {
 }
 
 static dc_status alloc(dc_context *ctx, const char *fn, size_t bytes, int32_t kind, dc_buffer **buffer) {
-  dc__arena *arena = kind == DC_MEMORY_DEVICE   ? ctx->working
-                     : kind == DC_MEMORY_SHARED ? ctx->shared
+  const dc__arenas *arenas = ctx->captures ? &ctx->aside : &ctx->arenas; /* what the caller keeps no graph may take */
+  dc__arena *arena = kind == DC_MEMORY_DEVICE   ? arenas->working
+                     : kind == DC_MEMORY_SHARED ? arenas->shared
                      : kind == DC_MEMORY_HOST   ? ctx->host
                                                 : NULL;
   if (arena == NULL) {

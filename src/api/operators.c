@@ -148,6 +148,9 @@ static dc_status end_backward(dc_context *ctx, const char *fn, int64_t graph_id,
   dc__graph *graph;
   DC__TRY(dc__check_flag(fn, "release_buckets", release_buckets));
   DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
+  if (release_buckets == 1 && ctx->captures) {
+    return dc__fail(DC_E_STATE, "%s: release_buckets = 1, but the CUDA graph that is captured needs the buckets", fn);
+  }
   dc__tag tag = {graph->ordinal, -1, DC_OP_END_BACKWARD, NULL};
   dc__span *span = dc__record_call(ctx, &tag, 0);
   DC__TRY(dc__record_done(span, dc__reduce_finish(ctx)));
@@ -157,7 +160,7 @@ static dc_status end_backward(dc_context *ctx, const char *fn, int64_t graph_id,
   }
   if (release_buckets == 1) {
     dc__buckets_free(ctx);
-    dc__arena_trim(ctx->shared);
+    dc__arena_trim(ctx->arenas.shared);
   }
   return DC_OK;
 }

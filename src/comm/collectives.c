@@ -34,7 +34,7 @@ void dc__comm_drop_group(dc_comm *comm) {
   }
 }
 
-static dc_status check_comm(const char *fn, dc_comm *comm, const dc_stream *stream) {
+static dc_status check_comm(const char *fn, dc_comm *comm, dc_stream *stream) {
   if (comm == NULL) {
     return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
   }
@@ -42,6 +42,10 @@ static dc_status check_comm(const char *fn, dc_comm *comm, const dc_stream *stre
   if (stream != NULL) {
     DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
     DC__TRY(dc__comm_check_device(fn, comm, stream->device));
+  }
+  if (dc__stream_captures(stream)) {
+    return dc__fail(DC_E_UNSUPPORTED, "%s: the stream is captured into a CUDA graph, which cannot hold a collective",
+                    fn);
   }
   return dc__comm_check(comm);
 }

@@ -50,6 +50,10 @@ static inline void dc__span_end(dc__span *span, bool failed) {
   }
 }
 
+/* Begin and end of a piece of work on a stream that does not know of spans (host.c). */
+void dc__span_begin_on(dc__span *span, dc_stream *stream);
+void dc__span_end_on(dc__span *span, dc_stream *stream);
+
 /* For error texts and traces: which operator, graph and parameter a collective serves. */
 typedef struct dc__tag {
   int64_t graph_id; /* -1: none */
@@ -112,6 +116,7 @@ struct dc_comm {
   const dc__comm_ops *ops;
   int32_t rank;
   int32_t world;
+  bool alone;         /* one rank, whose collectives on a device's stream are work of that stream and nothing else */
   bool takes_devices; /* tensors may lie in memory that the host cannot touch */
   int32_t place;      /* of the device whose memory its own heap is, and takes_devices means; 0: the host's and any */
   int64_t timeout_ns;

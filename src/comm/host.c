@@ -7,6 +7,27 @@
 
 _Static_assert(sizeof(dc__coll) <= DC__TASK_BYTES, "a group of collectives must fit into a stream's task");
 
+static void begin_task(void *arg) {
+  dc__span *span;
+  memcpy(&span, arg, sizeof span);
+  dc__span_begin(span);
+}
+
+static void end_task(void *arg) {
+  dc__span *span;
+  memcpy(&span, arg, sizeof span);
+  dc__span_end(span, false);
+}
+
+void dc__span_begin_on(dc__span *span, dc_stream *stream) {
+  dc__span_expect(span);
+  dc__stream_note(stream, begin_task, &span, sizeof span);
+}
+
+void dc__span_end_on(dc__span *span, dc_stream *stream) {
+  dc__stream_note(stream, end_task, &span, sizeof span);
+}
+
 /* Ends the reference that submit() took: a queued collective keeps its communicator alive. */
 static void run_task(void *args) {
   const dc__coll *coll = args;

@@ -129,6 +129,10 @@ dc_status dc__stream_sync(dc_stream *stream, int64_t timeout_ns) {
   return stream == NULL ? DC_OK : stream->device->ops->stream_sync(stream, timeout_ns);
 }
 
+bool dc__stream_captures(dc_stream *stream) {
+  return stream != NULL && stream->device->ops->stream_captures != NULL && stream->device->ops->stream_captures(stream);
+}
+
 void dc__event_record(dc_event *event, dc_stream *stream) {
   if (stream != NULL) {
     event->device->ops->event_record(event, stream);

@@ -99,6 +99,9 @@ typedef struct dc__device_ops {
   bool (*stream_product)(dc_stream *stream, const dc__product *product);
   /* A stream of the device's own kind that somebody else made and keeps. NULL: there are none. */
   dc_status (*stream_wrap)(dc_device *device, void *native, dc_stream **stream);
+  /* Whether what is queued is kept for a graph instead of run: then no host function can be queued, and the host cannot
+   * wait. NULL: there are no graphs. */
+  bool (*stream_captures)(dc_stream *stream);
   dc_status (*event_create)(dc_device *device, dc_event **event);
   void (*event_destroy)(dc_event *event);
   void (*event_record)(dc_event *event, dc_stream *stream);
@@ -165,6 +168,7 @@ void dc__stream_zero(dc_stream *stream, void *dst, size_t bytes);
 /* dc__stream_call of a function that neither blocks nor touches the device; at most DC__NOTE_BYTES of arguments. */
 void dc__stream_note(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 dc_status dc__stream_sync(dc_stream *stream, int64_t timeout_ns); /* NULL: nothing to wait for */
+bool dc__stream_captures(dc_stream *stream);                      /* NULL: no */
 /* The stream, or where the device does what the calling thread cannot; then wait with dc__here_done(). */
 dc_stream *dc__stream_or_here(dc_device *device, dc_stream *stream);
 void dc__here_done(dc_device *device, dc_stream *stream);

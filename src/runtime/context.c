@@ -20,6 +20,7 @@ dc_status dc__enter(dc_context *ctx, const char *fn) {
     status = dc__fail(DC_E_STATE, "%s: the context was cleaned up; only dc_context_destroy is left", fn);
   } else {
     status = dc__context_check(ctx);
+    status = status != DC_OK ? status : dc__capture_follow(ctx, fn);
   }
   if (status != DC_OK) {
     (void)dc__leave(ctx, status);
@@ -57,6 +58,10 @@ void dc__logf(dc_context *ctx, int32_t level, const char *format, ...) {
 /* ---- streams and events ---- */
 
 dc_status dc__lane(dc_context *ctx, int32_t lane, dc_stream **stream) {
+  if (ctx->captures) {
+    *stream = ctx->lanes[DC__LANE_CALLER];
+    return DC_OK;
+  }
   if (lane == DC__LANE_REDUCE && ctx->reduce_comm == ctx->gather_comm) {
     lane = DC__LANE_GATHER; /* one communicator: its collectives must run in the order in which they were called */
   }
@@ -67,9 +72,13 @@ dc_status dc__lane(dc_context *ctx, int32_t lane, dc_stream **stream) {
   return DC_OK;
 }
 
+void dc__note_event(dc_context *ctx, dc_event *event, dc_stream *stream) {
+  dc__event_record(event, ctx->captures ? NULL : stream);
+}
+
 void dc__mark_caller(dc_context *ctx) {
   if (ctx->lanes[DC__LANE_CALLER] != NULL) {
-    dc__event_record(ctx->caller_mark, ctx->lanes[DC__LANE_CALLER]);
+    dc__note_event(ctx, ctx->caller_mark, ctx->lanes[DC__LANE_CALLER]);
   }
 }
 
@@ -86,10 +95,11 @@ dc_status dc__need_event(dc_context *ctx, dc_event **event) {
 
 void dc__drop_event(dc_context *ctx, dc_event **event) {
   if (*event != NULL) {
-    dc__arena_forget_event(ctx->gathered, *event);
-    dc__arena_forget_event(ctx->working, *event);
-    dc__arena_forget_event(ctx->shared, *event);
-    dc__arena_forget_event(ctx->host, *event);
+    dc__arena *arenas[] = {ctx->arenas.gathered, ctx->arenas.working, ctx->arenas.shared, ctx->host,
+                           ctx->aside.gathered,  ctx->aside.working,  ctx->aside.shared};
+    for (size_t i = 0; i < DC__COUNT(arenas); i++) {
+      dc__arena_forget_event(arenas[i], *event);
+    }
     ctx->device->ops->event_destroy(*event);
     *event = NULL;
   }
@@ -147,12 +157,15 @@ static dc_status make_heap_arena(dc_context *ctx, bool wanted, dc__arena **arena
 }
 
 /* On the host peers read the heap alone. Cards exchange any memory of theirs, and what is registered in place. */
-static dc_status make_arenas(dc_context *ctx) {
+dc_status dc__arenas_make(dc_context *ctx, dc__arenas *arenas) {
   bool on_card = ctx->device->place != 0;
   bool registered = on_card && ctx->config.symmetric_memory == 1;
-  DC__TRY(make_heap_arena(ctx, registered, &ctx->gathered));
-  DC__TRY(make_heap_arena(ctx, registered || !on_card, &ctx->shared));
-  DC__TRY(dc__arena_create(ctx->device, NULL, &ctx->working));
+  DC__TRY(make_heap_arena(ctx, registered, &arenas->gathered));
+  DC__TRY(make_heap_arena(ctx, registered || !on_card, &arenas->shared));
+  return dc__arena_create(ctx->device, NULL, &arenas->working);
+}
+
+static dc_status make_host_arena(dc_context *ctx) {
   dc__arena_source host = {host_alloc, host_free, host_done, ctx->device};
   DC__TRY(dc__arena_create(ctx->device, &host, &ctx->host));
   dc__device_retain(ctx->device); /* until host_done */
@@ -239,7 +252,8 @@ static void free_resources(dc_context *ctx) {
       ctx->lanes[lane] = NULL;
     }
   }
-  dc__arena **arenas[] = {&ctx->gathered, &ctx->working, &ctx->shared, &ctx->host};
+  dc__arena **arenas[] = {&ctx->arenas.gathered, &ctx->arenas.working, &ctx->arenas.shared, &ctx->host,
+                          &ctx->aside.gathered,  &ctx->aside.working,  &ctx->aside.shared};
   for (size_t i = 0; i < DC__COUNT(arenas); i++) {
     dc__arena_release(*arenas[i]);
     *arenas[i] = NULL;
@@ -257,7 +271,8 @@ static void free_resources(dc_context *ctx) {
 static dc_status start(dc_context *ctx, const char *fn, dc_comm *comm) {
   DC__TRY(make_comms(ctx, fn, comm));
   DC__TRY(dc__comm_check_device(fn, ctx->gather_comm, ctx->device));
-  DC__TRY(make_arenas(ctx));
+  DC__TRY(dc__arenas_make(ctx, &ctx->arenas));
+  DC__TRY(make_host_arena(ctx));
   DC__TRY(dc__need_event(ctx, &ctx->caller_mark));
   DC__TRY(agree_on_config(ctx, fn));
   if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && ctx->gather_comm->ops->shares == NULL) {

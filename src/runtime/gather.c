@@ -54,7 +54,7 @@ void dc__gather_drop(dc_context *ctx, dc__param *param) {
   dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
   if (caller != NULL && has_copy(param)) { /* it may still read */
     if (dc__need_event(ctx, &param->last_read) == DC_OK) {
-      dc__event_record(param->last_read, caller);
+      dc__note_event(ctx, param->last_read, caller);
     } else {
       (void)dc__stream_sync(caller, 0);
     }
@@ -99,12 +99,12 @@ static dc_status open_copy(dc_context *ctx, const char *fn, dc__param *param, in
   DC__TRY(dc__need_event(ctx, &(*copy)->ready));
   size_t bytes = (size_t)param->numel * dc_dtype_size(dtype);
   void *data;
-  DC__TRY(dc__arena_alloc(ctx->gathered, bytes, &data));
-  DC__TRY(dc__buffer_create(ctx->gathered, data, bytes, &(*copy)->buffer));
+  DC__TRY(dc__arena_alloc(ctx->arenas.gathered, bytes, &data));
+  DC__TRY(dc__buffer_create(ctx->arenas.gathered, data, bytes, &(*copy)->buffer));
   (*copy)->dtype = dtype;
   (*copy)->version = -1; /* holds nothing yet */
   dc__arena_stats stats;
-  dc__arena_get_stats(ctx->gathered, &stats);
+  dc__arena_get_stats(ctx->arenas.gathered, &stats);
   if (stats.used_bytes > ctx->counters.gathered_peak) {
     ctx->counters.gathered_peak = stats.used_bytes;
   }
@@ -142,14 +142,14 @@ static dc_status plan_one(dc_context *ctx, const char *fn, dc__param *param, int
   DC__TRY(open_copy(ctx, fn, param, dtype, &p->copy, &p->made));
   size_t bytes = (size_t)param->chunks[ctx->rank].count * dc_dtype_size(dtype);
   if (p->from == NULL && bytes > 0 && needs_staging(ctx, param, dtype)) {
-    return dc__arena_alloc(ctx->shared, bytes, &p->staged);
+    return dc__arena_alloc(ctx->arenas.shared, bytes, &p->staged);
   }
   return DC_OK;
 }
 
 static void unplan(dc_context *ctx, plan *p) {
   if (p->staged != NULL) {
-    dc__arena_free(ctx->shared, p->staged, NULL, NULL);
+    dc__arena_free(ctx->arenas.shared, p->staged, NULL, NULL);
   }
   if (p->made && p->copy != NULL && p->copy->buffer != NULL) {
     drop_copy(p->param, p->copy);
@@ -163,9 +163,9 @@ static bool start_one(dc_context *ctx, dc_stream *stream, dc__span *span, plan *
   void *full = dc_buffer_data(p->copy->buffer);
   p->copy->version = param->version;
   if (p->from != NULL) {
-    dc__record_begin(span, stream);
+    dc__span_begin_on(span, stream);
     dc__stream_cast(stream, full, dtype, dc_buffer_data(p->from->buffer), p->from->dtype, param->numel);
-    dc__record_end(span, stream);
+    dc__span_end_on(span, stream);
     return false;
   }
   const void *shard = param->shard;
@@ -216,12 +216,12 @@ static void start(dc_context *ctx, dc_stream *stream, const dc__tag *named, plan
   dc__comm_all_gather(ctx->gather_comm, stream, &tag, ctx->items, items);
   dc__record_queued(tag.span);
   for (int64_t i = 0; i < count; i++) {
-    dc__event_record(plans[i].copy->ready, stream);
+    dc__note_event(ctx, plans[i].copy->ready, stream);
     if (plans[i].from != NULL) {
-      dc__event_record(plans[i].from->ready, stream); /* its memory must stay until it is cast */
+      dc__note_event(ctx, plans[i].from->ready, stream); /* its memory must stay until it is cast */
     }
     if (plans[i].staged != NULL) {
-      dc__arena_free(ctx->shared, plans[i].staged, plans[i].copy->ready, NULL);
+      dc__arena_free(ctx->arenas.shared, plans[i].staged, plans[i].copy->ready, NULL);
     }
   }
 }
@@ -354,7 +354,7 @@ dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, 
     return DC_OK;
   }
   param->users = param->released = 0;
-  if (!param->persistent) {
+  if (!param->persistent || ctx->captures) {
     dc__gather_drop(ctx, param);
   }
   return DC_OK;
@@ -376,7 +376,7 @@ dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int
   }
   DC__TRY(dc__gather_wait(ctx, fn, param));
   *buffer = copy->buffer;
-  if (param->persistent) {
+  if (param->persistent && !ctx->captures) {
     dc_buffer_retain(copy->buffer);
   } else {
     copy->buffer = NULL; /* the context's reference is the caller's now */

@@ -18,7 +18,7 @@ static void mark_last_read(dc_context *ctx, dc__value *value) {
   dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
   if (caller != NULL) {
     dc__event_wait(value->reloaded, caller);
-    dc__event_record(value->reloaded, caller);
+    dc__note_event(ctx, value->reloaded, caller);
   }
 }
 
@@ -136,7 +136,7 @@ dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, 
   const dc__tag tag = {graph->ordinal, id, DC_OP_OFFLOAD_TENSOR, NULL};
   dc__record_copy(ctx, &tag, stream == NULL ? DC__LANE_CALLER : DC__LANE_OFFLOAD, dc_buffer_data(value->host), t.data,
                   value->bytes);
-  dc__event_record(value->offloaded, stream);
+  dc__note_event(ctx, value->offloaded, stream);
   ctx->counters.d2h_bytes += (int64_t)value->bytes;
   return write_value(fn, value, value->host, out);
 }
@@ -163,13 +163,13 @@ dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, i
     dc_stream *stream;
     void *data;
     DC__TRY(dc__lane(ctx, DC__LANE_RELOAD, &stream));
-    DC__TRY(dc__arena_alloc(ctx->working, value->bytes, &data));
-    DC__TRY(dc__buffer_create(ctx->working, data, value->bytes, &value->device));
+    DC__TRY(dc__arena_alloc(ctx->arenas.working, value->bytes, &data));
+    DC__TRY(dc__buffer_create(ctx->arenas.working, data, value->bytes, &value->device));
     dc__after_caller(ctx, stream);
     dc__event_wait(value->offloaded, stream);
     const dc__tag tag = {graph->ordinal, id, DC_OP_RELOAD_TENSOR, NULL};
     dc__record_copy(ctx, &tag, DC__LANE_RELOAD, data, dc_buffer_data(value->host), value->bytes);
-    dc__event_record(value->reloaded, stream);
+    dc__note_event(ctx, value->reloaded, stream);
     ctx->reload_bytes += (int64_t)value->bytes;
     ctx->counters.h2d_bytes += (int64_t)value->bytes;
   }
@@ -224,11 +224,11 @@ dc_status dc__reload_shard(dc_context *ctx, const dc__graph *graph, dc__param *p
   DC__TRY(dc__need_event(ctx, &param->shard_read));
   size_t bytes = (size_t)param->chunks[ctx->rank].count * dc_dtype_size(param->dtype);
   dc__drop_shard(ctx, param); /* the weights changed since */
-  DC__TRY(dc__arena_alloc(ctx->shared, bytes, &param->device_shard));
+  DC__TRY(dc__arena_alloc(ctx->arenas.shared, bytes, &param->device_shard));
   dc__after_caller(ctx, stream);
   const dc__tag tag = {graph->ordinal, param->id, DC_OP_RELOAD_PARAMETER, NULL};
   dc__record_copy(ctx, &tag, DC__LANE_RELOAD, param->device_shard, param->shard, bytes);
-  dc__event_record(param->reloaded, stream);
+  dc__note_event(ctx, param->reloaded, stream);
   param->device_shard_version = param->version;
   ctx->reload_bytes += (int64_t)bytes;
   ctx->counters.h2d_bytes += (int64_t)bytes;
@@ -240,9 +240,9 @@ void dc__drop_shard(dc_context *ctx, dc__param *param) {
     return;
   }
   if (ctx->lanes[DC__LANE_GATHER] != NULL) { /* gathers under way read it, and peers do */
-    dc__event_record(param->shard_read, ctx->lanes[DC__LANE_GATHER]);
+    dc__note_event(ctx, param->shard_read, ctx->lanes[DC__LANE_GATHER]);
   }
-  dc__arena_free(ctx->shared, param->device_shard, dc__unless_passed(param->reloaded),
+  dc__arena_free(ctx->arenas.shared, param->device_shard, dc__unless_passed(param->reloaded),
                  dc__unless_passed(param->shard_read));
   param->device_shard = NULL;
   ctx->reload_bytes -= (int64_t)((size_t)param->chunks[ctx->rank].count * dc_dtype_size(param->dtype));

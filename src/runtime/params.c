@@ -26,7 +26,7 @@ static void param_free(dc_context *ctx, dc__param *param) {
   dc__gather_drop(ctx, param);
   dc__drop_shard(ctx, param);
   if (param->local_sum != NULL) {
-    dc__arena_free(ctx->working, param->local_sum, NULL, NULL);
+    dc__arena_free(ctx->arenas.working, param->local_sum, NULL, NULL);
   }
   for (int32_t i = 0; i < DC__COPIES; i++) {
     dc__drop_event(ctx, &param->copies[i].ready);

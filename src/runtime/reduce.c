@@ -23,7 +23,7 @@ static dc__buckets *find_buckets(dc_context *ctx, int32_t dtype) {
 
 static void free_data(dc_context *ctx, dc__bucket *bucket) {
   if (bucket->data != NULL) {
-    dc__arena_free(ctx->shared, bucket->data, dc__unless_passed(bucket->done), NULL);
+    dc__arena_free(ctx->arenas.shared, bucket->data, dc__unless_passed(bucket->done), NULL);
     bucket->data = NULL;
     bucket->capacity = 0;
   }
@@ -38,7 +38,7 @@ static dc_status size_bucket(dc_context *ctx, dc__bucket *bucket, int32_t dtype,
   int64_t capacity = elements > ctx->bucket_elements ? elements : ctx->bucket_elements;
   void *data;
   free_data(ctx, bucket);
-  DC__TRY(dc__arena_alloc(ctx->shared, (size_t)capacity * dc_dtype_size(dtype), &data));
+  DC__TRY(dc__arena_alloc(ctx->arenas.shared, (size_t)capacity * dc_dtype_size(dtype), &data));
   bucket->data = data;
   bucket->capacity = capacity;
   return DC_OK;
@@ -104,7 +104,7 @@ static dc_status flush(dc_context *ctx, dc__buckets *buckets) {
   dc__comm_reduce_scatter(ctx->reduce_comm, stream, &tag, buckets->items, buckets->item_count);
   gather_whole(ctx, stream, &tag, buckets);
   dc__record_queued(tag.span);
-  dc__event_record(bucket->done, stream);
+  dc__note_event(ctx, bucket->done, stream);
   ctx->counters.flushes++;
   bucket->used = 0;
   buckets->item_count = 0;
@@ -129,7 +129,9 @@ dc_status dc__reduce_finish(dc_context *ctx) {
   DC__TRY(dc__reduce_flush(ctx));
   dc_stream *stream;
   DC__TRY(dc__lane(ctx, DC__LANE_REDUCE, &stream));
-  DC__TRY(dc__stream_sync(stream, 0)); /* its collectives have deadlines */
+  if (!ctx->captures) {                  /* then the gradients are complete where the caller's stream is */
+    DC__TRY(dc__stream_sync(stream, 0)); /* its collectives have deadlines */
+  }
   for (int64_t i = 0; i < ctx->params.count; i++) {
     ((dc__param *)ctx->params.values[i])->pending = 0;
   }
@@ -157,7 +159,7 @@ void dc__reduce_drop(dc_context *ctx) {
     param->pending = 0;
     param->has_grad = false;
     if (param->local_sum != NULL) {
-      dc__arena_free(ctx->working, param->local_sum, NULL, NULL);
+      dc__arena_free(ctx->arenas.working, param->local_sum, NULL, NULL);
       param->local_sum = NULL;
     }
   }
@@ -186,7 +188,7 @@ static dc_status add_locally(dc_context *ctx, dc__param *param, const dc_tensor 
   bool first = param->local_sum == NULL;
   if (first) {
     size_t bytes = (size_t)param->numel * dc_dtype_size(dtype);
-    DC__TRY(dc__arena_alloc(ctx->working, bytes, &param->local_sum));
+    DC__TRY(dc__arena_alloc(ctx->arenas.working, bytes, &param->local_sum));
     param->local_sum_dtype = dtype;
   }
   combine(ctx, param->local_sum, dtype, grad->data, grad->dtype, param->numel, !first);
@@ -265,9 +267,9 @@ dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc_
     combine(ctx, slot, dtype, param->local_sum, dtype, param->numel, false);
     combine(ctx, slot, dtype, grad->data, grad->dtype, param->numel, true);
     if (ctx->lanes[DC__LANE_CALLER] != NULL) {
-      dc__event_record(param->last_read, ctx->lanes[DC__LANE_CALLER]);
+      dc__note_event(ctx, param->last_read, ctx->lanes[DC__LANE_CALLER]);
     }
-    dc__arena_free(ctx->working, param->local_sum, dc__unless_passed(param->last_read), NULL);
+    dc__arena_free(ctx->arenas.working, param->local_sum, dc__unless_passed(param->last_read), NULL);
     param->local_sum = NULL;
   } else {
     combine(ctx, slot, dtype, grad->data, grad->dtype, param->numel, false);

@@ -9,14 +9,22 @@ int64_t dc__wire_elements(const dc_context *ctx, const dc__range *ranges, int64_
 }
 
 static int64_t arena_allocations(dc_context *ctx, int64_t *device_bytes) {
-  dc__arena *arenas[] = {ctx->gathered, ctx->working, ctx->shared, ctx->host};
+  dc__arena *arenas[] = {ctx->arenas.gathered,
+                         ctx->arenas.working,
+                         ctx->aside.gathered,
+                         ctx->aside.working,
+                         ctx->arenas.shared,
+                         ctx->aside.shared,
+                         ctx->host};
   int64_t allocations = 0;
   *device_bytes = 0;
   for (size_t i = 0; i < DC__COUNT(arenas); i++) {
-    dc__arena_stats stats;
-    dc__arena_get_stats(arenas[i], &stats);
+    dc__arena_stats stats = {0};
+    if (arenas[i] != NULL) {
+      dc__arena_get_stats(arenas[i], &stats);
+    }
     allocations += stats.chunk_allocations;
-    *device_bytes += i < 2 ? stats.chunk_bytes : 0;
+    *device_bytes += i < 4 ? stats.chunk_bytes : 0;
   }
   return allocations;
 }
@@ -32,7 +40,7 @@ static int64_t bucket_bytes(const dc_context *ctx) {
 
 void dc__stats(dc_context *ctx, dc_memory_stats *stats) {
   dc__arena_stats gathered;
-  dc__arena_get_stats(ctx->gathered, &gathered);
+  dc__arena_get_stats(ctx->arenas.gathered, &gathered);
   const dc__counters *c = &ctx->counters;
   *stats = (dc_memory_stats){
       .struct_size = sizeof *stats,
@@ -57,7 +65,7 @@ void dc__stats(dc_context *ctx, dc_memory_stats *stats) {
 
 void dc__stats_reset(dc_context *ctx) {
   dc__arena_stats gathered;
-  dc__arena_get_stats(ctx->gathered, &gathered);
+  dc__arena_get_stats(ctx->arenas.gathered, &gathered);
   int64_t device_bytes;
   ctx->counters =
       (dc__counters){.gathered_peak = gathered.used_bytes, .allocations_base = arena_allocations(ctx, &device_bytes)};

@@ -10,6 +10,7 @@
  *   reduce.c    gradient buckets and their reductions
  *   offload.c   tensors and shards between device and host memory
  *   report.c    statistics, dry runs
+ *   capture.c   steps captured into CUDA graphs
  *   trace.c     the flight recorder: what ran when
  *   dump.c      what it holds, as a file */
 #ifndef DC_RUNTIME_H
@@ -123,6 +124,13 @@ typedef struct dc__counters {
 
 typedef struct dc__recorder dc__recorder; /* trace.c */
 
+/* Memory of the device. */
+typedef struct dc__arenas {
+  dc__arena *gathered; /* full weights */
+  dc__arena *working;  /* reloaded tensors, local sums, the caller's device memory */
+  dc__arena *shared;   /* what peers read: buckets, staged shards, the caller's shared memory */
+} dc__arenas;
+
 typedef enum dc__state { DC__NEW, DC__READY, DC__CLEANED } dc__state;
 
 struct dc_context {
@@ -139,9 +147,9 @@ struct dc_context {
   dc_comm *reduce_comm;        /* the same as gather_comm where there can be only one */
   dc_stream *lanes[DC__LANES]; /* [DC__LANE_CALLER] is the caller's; the others are made when first used */
   dc_event *caller_mark;       /* the caller's stream, when work of ours is queued */
-  dc__arena *gathered;         /* full weights */
-  dc__arena *working;          /* reloaded tensors, local sums, the caller's device memory */
-  dc__arena *shared;           /* what peers read: buckets, staged shards, the caller's shared memory */
+  dc__arenas arenas;           /* in use */
+  dc__arenas aside;            /* of captures; within one, those of the time outside. NULL: there was none yet */
+  bool captures;               /* the caller's stream is captured into a graph (capture.c) */
   dc__arena *host;             /* offloaded tensors, the caller's host memory */
 
   dc__map params;
@@ -176,12 +184,15 @@ dc_status dc__context_cleanup(dc_context *ctx);
 dc_status dc__exchange(dc_context *ctx, dc__tag *tag, const int64_t *mine, int64_t count, int64_t *table);
 /* The first failure of the asynchronous work, or DC_OK. */
 dc_status dc__context_check(dc_context *ctx);
-/* A stream of the context, made on first use. */
+dc_status dc__arenas_make(dc_context *ctx, dc__arenas *arenas);
+/* A stream of the context, made on first use; within a capture the caller's, on which all work is. */
 dc_status dc__lane(dc_context *ctx, int32_t lane, dc_stream **stream);
 /* Notes that work of ours was queued on the caller's stream; dc__drain waits for it. */
 void dc__mark_caller(dc_context *ctx);
 /* Lets a stream of the context wait for what the caller has queued so far. */
 void dc__after_caller(dc_context *ctx, dc_stream *stream);
+/* Records the event where the stream is; within a capture, whose order is that of the calls, it passes at once. */
+void dc__note_event(dc_context *ctx, dc_event *event, dc_stream *stream);
 /* Makes *event unless it is there. */
 dc_status dc__need_event(dc_context *ctx, dc_event **event);
 void dc__drop_event(dc_context *ctx, dc_event **event);
@@ -280,6 +291,12 @@ dc_status dc__dry_run(dc_context *ctx, const char *fn, int32_t op, int64_t graph
 /* Elements that a collective brings to this rank from others. */
 int64_t dc__wire_elements(const dc_context *ctx, const dc__range *ranges, int64_t total, bool reduce);
 
+/* ---- capture.c ---- */
+
+/* Looks whether the caller's stream is captured now. Fails where a capture cannot begin, and once after one that ended
+ * in the middle of a step. */
+dc_status dc__capture_follow(dc_context *ctx, const char *fn);
+
 /* ---- trace.c: the flight recorder, and traces out of it ---- */
 
 /* Whose collectives an entry counts with: ranks that do the same have the same number for each. */
@@ -306,9 +323,6 @@ void dc__record_queued(dc__span *span);
 /* An operation that is the calling thread's own work, and its end. Returns status. */
 dc__span *dc__record_call(dc_context *ctx, const dc__tag *tag, int64_t bytes);
 dc_status dc__record_done(dc__span *span, dc_status status);
-/* Around a piece of work on a stream that does not know of spans. */
-void dc__record_begin(dc__span *span, dc_stream *stream);
-void dc__record_end(dc__span *span, dc_stream *stream);
 /* dc__stream_copy() on the stream of a lane that was made, as an operation. */
 void dc__record_copy(dc_context *ctx, const dc__tag *tag, int32_t lane, void *dst, const void *src, size_t bytes);
 dc_status dc__trace_start(dc_context *ctx, int64_t capacity);

@@ -114,35 +114,14 @@ void dc__record_queued(dc__span *span) {
   }
 }
 
-static void begin_task(void *arg) {
-  dc__span *span;
-  memcpy(&span, arg, sizeof span);
-  dc__span_begin(span);
-}
-
-static void end_task(void *arg) {
-  dc__span *span;
-  memcpy(&span, arg, sizeof span);
-  dc__span_end(span, false);
-}
-
-void dc__record_begin(dc__span *span, dc_stream *stream) {
-  dc__span_expect(span);
-  dc__stream_note(stream, begin_task, &span, sizeof span);
-}
-
-void dc__record_end(dc__span *span, dc_stream *stream) {
-  dc__stream_note(stream, end_task, &span, sizeof span);
-}
-
 void dc__record_copy(dc_context *ctx, const dc__tag *tag, int32_t lane, void *dst, const void *src, size_t bytes) {
   const dc__note note = {.tag = tag, .lane = lane, .count = 1, .bytes = (int64_t)bytes, .moved = (int64_t)bytes};
-  dc_stream *stream = lane == DC__LANE_CALLER ? NULL : ctx->lanes[lane];
+  dc_stream *stream = lane == DC__LANE_CALLER ? NULL : ctx->captures ? ctx->lanes[DC__LANE_CALLER] : ctx->lanes[lane];
   dc__span *span = dc__record(ctx, &note);
-  dc__record_begin(span, stream);
+  dc__span_begin_on(span, stream);
   dc__stream_copy(dc__stream_or_here(ctx->device, stream), dst, src, bytes);
   dc__here_done(ctx->device, stream);
-  dc__record_end(span, stream);
+  dc__span_end_on(span, stream);
 }
 
 /* ---- traces ---- */

@@ -74,7 +74,7 @@ CUDASIM_API int cudasim_depth(void);
 CUDASIM_API void *cudasim_stream(void);
 CUDASIM_API void cudasim_stream_end(void *stream);
 CUDASIM_API void cudasim_capture(void *stream);
-/* Ends the capture; 0: somebody called what no capture allows. The graph is kept until the reset. */
+/* Ends the capture; 0: somebody called what no capture allows. The graph is kept until the next one, or the reset. */
 CUDASIM_API int cudasim_capture_end(void *stream);
 CUDASIM_API void cudasim_launch(void *stream); /* the captured graph */
 /* Reads and writes memory of the device, for tests; waits for nothing. */

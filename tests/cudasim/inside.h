@@ -19,7 +19,8 @@ enum {
   ILLEGAL_ADDRESS = 700,
   MISALIGNED = 716,
   LAUNCH_FAILED = 719,
-  CAPTURE_UNSUPPORTED = 900
+  CAPTURE_UNSUPPORTED = 900,
+  CAPTURE_ISOLATION = 905
 };
 
 /* ---- calls.c: what every function begins with ---- */

@@ -215,13 +215,16 @@ int cuStreamWaitEvent(dc__cu_stream of, dc__cu_event event, unsigned flags) {
   (void)flags;
   pthread_mutex_lock(&mutex);
   const mark m = {event, event->recorded};
+  bool outside =
+      event->captured != stream->captures; /* what is captured knows nothing of the rest, and is one stream */
   bool waits = !event->captured && !stream->captures;
+  spoiled = spoiled || outside;
   event->refs += waits;
   pthread_mutex_unlock(&mutex);
   if (waits) {
     push(stream, run_wait, &m, sizeof m);
   }
-  return 0;
+  return outside ? CAPTURE_ISOLATION : 0;
 }
 
 static int look_at(dc__cu_event event, bool wait) {
@@ -334,8 +337,18 @@ void spoil_capture(void) {
   pthread_mutex_unlock(&mutex);
 }
 
+static void clear_graph(void) {
+  while (graph != NULL) {
+    operation *next = graph->next;
+    free(graph);
+    graph = next;
+  }
+  graph_tail = &graph;
+}
+
 void cudasim_capture(void *stream) {
   pthread_mutex_lock(&mutex);
+  clear_graph();
   ((dc__cu_stream)stream)->captures = true;
   capturing++;
   pthread_mutex_unlock(&mutex);
@@ -363,12 +376,7 @@ void cudasim_launch(void *stream) {
 
 void queue_reset(void) {
   pthread_mutex_lock(&mutex);
-  while (graph != NULL) {
-    operation *next = graph->next;
-    free(graph);
-    graph = next;
-  }
-  graph_tail = &graph;
+  clear_graph();
   spoiled = false;
   pthread_mutex_unlock(&mutex);
 }

@@ -319,6 +319,11 @@ static void test_captured_into_a_graph(void **state) {
   assert_int_equal(dc_event_query(event, &passed), DC_OK);
   assert_int_equal(passed, 0);
   assert_int_equal(dc_event_wait(event, NULL, 0), DC_E_STATE);
+  /* Work outside of the graph is waited for by the host; a host function would have no place in it. */
+  assert_int_equal(dc_event_wait(other, theirs, 0), DC_OK);
+  assert_int_equal(dc_event_query(other, &passed), DC_OK);
+  assert_int_equal(passed, 1);
+  assert_int_equal(dc_stream_call(theirs, pass_gate, NULL), DC_E_STATE);
   /* Calls for other streams and memory, while the capture is under way. */
   assert_int_equal(dc_event_wait(other, NULL, 0), DC_OK);
   assert_int_equal(f->device->ops->alloc(f->device, 100, DC_MEMORY_HOST, &ptr), DC_OK);

@@ -54,8 +54,8 @@ static void set_checksums(dc_comm *comm, bool enable) {
 static dc_status dup_channel(dc_comm *comm, dc_comm **copy);
 
 static const dc__comm_ops ops = {.name = "local",
-                                 .all_gather = dc__host_all_gather,
-                                 .reduce_scatter = dc__host_reduce_scatter,
+                                 .all_gather = dc__local_all_gather,
+                                 .reduce_scatter = dc__local_reduce_scatter,
                                  .broadcast = dc__host_broadcast,
                                  .barrier = dc__host_barrier,
                                  .run = dc__local_run,
@@ -82,6 +82,7 @@ static dc_status open_channel(dc__local_group *group, dc_comm **comm) {
     return status;
   }
   self->head.takes_devices = !group->processes; /* addresses of a device mean something in one process alone */
+  self->head.alone = self->head.takes_devices && self->head.world == 1;
   pthread_mutex_init(&self->turn, NULL);
   self->group = group;
   self->stage_bytes = group->processes ? DC__LOCAL_STAGE : DC__LOCAL_EAGER;

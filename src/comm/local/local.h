@@ -191,6 +191,12 @@ typedef struct dc__local {
 
 /* collective.c */
 void dc__local_run(dc_comm *comm, const dc__coll *coll);
+
+/* alone.c: collectives on streams, which with one rank alone are work of the device. */
+void dc__local_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                          int32_t count);
+void dc__local_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                              int32_t count);
 void dc__local_agree(dc_comm *comm, const dc__coll *coll);
 
 /* compare.c: calls is one a rank */

@@ -117,6 +117,8 @@ dc_status dc__cuda_stream_create(dc_device *device, dc_stream **stream);
 dc_status dc__cuda_stream_wrap(dc_device *device, void *native, dc_stream **stream);
 dc_status dc__cuda_here_create(dc__cuda_device *device);
 void dc__cuda_stream_destroy(dc_stream *stream);
+bool dc__cuda_stream_captures(dc_stream *stream);
+bool dc__cuda_is_capturing(dc__cuda_stream *stream); /* with the device entered */
 dc_status dc__cuda_stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 /* Issues now, or when the worker comes to it; issue(args) is called with the device entered. `later`: not by this
  * thread in any case, unless the stream is wrapped. */

@@ -124,6 +124,7 @@ static const dc__device_ops ops = {
     .product_ready = dc__cuda_product_ready,
     .stream_product = dc__cuda_stream_product,
     .stream_wrap = dc__cuda_stream_wrap,
+    .stream_captures = dc__cuda_stream_captures,
     .event_create = dc__cuda_event_create,
     .event_destroy = dc__cuda_event_destroy,
     .event_record = dc__cuda_event_record,

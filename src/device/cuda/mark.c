@@ -60,9 +60,7 @@ void dc__cuda_marks_free(dc__cuda_device *device) {
 static void issue_record(dc__cuda_stream *stream, void *args) {
   dc__cuda_mark *mark = *(dc__cuda_mark **)args;
   dc__cuda_device *device = device_of(stream);
-  int capturing = 0;
-  (void)DC__CUDA_KEEP(device, cuStreamIsCapturing, stream->native, &capturing);
-  mark->captured = capturing != 0;
+  mark->captured = dc__cuda_is_capturing(stream);
   dc_status status = DC__CUDA_KEEP(device, cuEventRecord, mark->native, stream->native);
   pthread_mutex_lock(&device->mutex);
   atomic_store(&mark->state, status == DC_OK ? DC__MARK_ISSUED : DC__MARK_PASSED);
@@ -105,11 +103,14 @@ static bool await_issued(dc__cuda_device *device, dc__cuda_mark *mark, int64_t d
   return !late;
 }
 
+/* A graph cannot wait for work outside of it: that the host waits for, while the graph is captured. */
 static void issue_wait(dc__cuda_stream *stream, void *args) {
   dc__cuda_mark *mark = *(dc__cuda_mark **)args;
   dc__cuda_device *device = device_of(stream);
   (void)await_issued(device, mark, 0);
-  if (atomic_load(&mark->state) == DC__MARK_ISSUED) {
+  if (atomic_load(&mark->state) == DC__MARK_ISSUED && !mark->captured && dc__cuda_is_capturing(stream)) {
+    (void)DC__CUDA_KEEP(device, cuEventSynchronize, mark->native);
+  } else if (atomic_load(&mark->state) == DC__MARK_ISSUED) {
     (void)DC__CUDA_KEEP(device, cuStreamWaitEvent, stream->native, mark->native, 0);
   }
   dc__cuda_mark_drop(device, mark);

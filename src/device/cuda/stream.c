@@ -100,6 +100,26 @@ dc_status dc__cuda_stream_wrap(dc_device *device, void *native, dc_stream **stre
   return DC_OK;
 }
 
+bool dc__cuda_is_capturing(dc__cuda_stream *stream) {
+  int capturing = 0;
+  if (stream->native != NULL) { /* no graph can be captured on the default stream, and asking it may be an error */
+    (void)DC__CUDA_KEEP((dc__cuda_device *)stream->head.device, cuStreamIsCapturing, stream->native, &capturing);
+  }
+  return capturing != 0;
+}
+
+bool dc__cuda_stream_captures(dc_stream *stream) {
+  dc__cuda_stream *self = (dc__cuda_stream *)stream;
+  dc__cuda_device *device = (dc__cuda_device *)stream->device;
+  if (!self->wrapped) { /* nobody else knows it */
+    return false;
+  }
+  int mode = dc__cuda_enter(device);
+  bool captures = dc__cuda_is_capturing(self);
+  dc__cuda_leave(device, mode);
+  return captures;
+}
+
 void dc__cuda_stream_destroy(dc_stream *stream) {
   dc__cuda_stream *self = (dc__cuda_stream *)stream;
   if (self->worker != NULL) {
@@ -184,6 +204,9 @@ dc_status dc__cuda_submit(dc__cuda_stream *stream, dc__cuda_issue_fn issue, cons
  * the calling thread's. */
 static dc_status call_here(dc__cuda_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
   _Alignas(max_align_t) unsigned char copy[DC__TASK_BYTES];
+  if (dc__cuda_stream_captures(&stream->head)) {
+    return dc__fail(DC_E_STATE, "the stream is captured into a CUDA graph, which cannot hold a host function");
+  }
   if (bytes > 0) {
     memcpy(copy, args, bytes);
   }

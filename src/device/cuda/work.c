@@ -65,9 +65,8 @@ static void run_note(void *arg) {
 static void issue_note(dc__cuda_stream *stream, void *args) {
   dc__cuda_device *device = device_of(stream);
   dc__cuda_note *note = *(dc__cuda_note **)args;
-  int capturing = 0;
-  (void)DC__CUDA_KEEP(device, cuStreamIsCapturing, stream->native, &capturing);
-  if (capturing != 0 || DC__CUDA_KEEP(device, cuLaunchHostFunc, stream->native, run_note, note) != DC_OK) {
+  if (dc__cuda_is_capturing(stream) ||
+      DC__CUDA_KEEP(device, cuLaunchHostFunc, stream->native, run_note, note) != DC_OK) {
     run_note(note);
   }
 }

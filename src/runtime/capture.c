@@ -1,0 +1,82 @@
+/* A step that is captured into a CUDA graph. The host's part of a call is done once, when it is captured; the device's
+ * part each time the graph is launched. So a graph must hold all that a step needs, and launch after launch write to
+ * nothing that has become somebody else's:
+ *
+ *   order   all work is put on the caller's stream, one behind the other. Nothing waits, and no event is recorded:
+ *           memory that is given back is used again at once
+ *   memory  what a step takes comes from arenas that serve captures alone
+ *   state   nothing comes in from before the capture and nothing goes out of it: it begins and ends between steps, and
+ *           in it a parameter is gathered again after its last release, also if it is persistent
+ *
+ * Only a context of one rank can be captured, since what ranks do with each other is done by their hosts each time. */
+#include "runtime/runtime.h"
+
+/* What is under way, as DC_E_STATE; `what` the caller does. */
+static dc_status between_steps(const dc_context *ctx, const char *fn, const char *what) {
+  for (int64_t i = 0; i < ctx->params.count; i++) {
+    const dc__param *param = ctx->params.values[i];
+    bool gathered = param->users > 0;
+    for (int32_t k = 0; k < DC__COPIES; k++) {
+      gathered = gathered || (param->copies[k].buffer != NULL && (ctx->captures || !param->persistent));
+    }
+    if (gathered || param->pending > 0 || param->local_sum != NULL) {
+      return dc__fail(
+          DC_E_STATE, "%s: a capture into a CUDA graph %s, but parameter %" PRId64 " %s", fn, what, param->id,
+          gathered ? "is still gathered: release it before" : "has a gradient pending: end the backward before");
+    }
+  }
+  return DC_OK;
+}
+
+/* All that one step leaves for the next one, but for what callers gave and hold. */
+static void drop_all(dc_context *ctx) {
+  dc__reduce_drop(ctx);
+  dc__buckets_free(ctx);
+  for (int64_t i = 0; i < ctx->params.count; i++) {
+    dc__gather_drop(ctx, ctx->params.values[i]);
+    dc__drop_shard(ctx, ctx->params.values[i]);
+  }
+  for (int64_t i = 0; i < ctx->graphs.count; i++) {
+    dc__values_drop_device(ctx, ctx->graphs.values[i]);
+  }
+}
+
+static void swap_arenas(dc_context *ctx) {
+  const dc__arenas own = ctx->arenas;
+  ctx->arenas = ctx->aside;
+  ctx->aside = own;
+}
+
+static dc_status begin(dc_context *ctx, const char *fn) {
+  if (!ctx->gather_comm->alone) {
+    return dc__fail(DC_E_UNSUPPORTED,
+                    "%s: the stream is captured into a CUDA graph, but the context has ranks that meet (%s, %" PRId32
+                    " of them): only a context of one rank, without NCCL, can be captured",
+                    fn, ctx->gather_comm->ops->name, ctx->world);
+  }
+  DC__TRY(between_steps(ctx, fn, "begins"));
+  DC__TRY(dc__drain(ctx));
+  if (ctx->aside.gathered == NULL) {
+    DC__TRY(dc__arenas_make(ctx, &ctx->aside));
+  }
+  ctx->captures = true; /* first: what is dropped must not wait for the stream */
+  drop_all(ctx);
+  swap_arenas(ctx);
+  return DC_OK;
+}
+
+static dc_status end(dc_context *ctx, const char *fn) {
+  dc_status status = between_steps(ctx, fn, "has ended");
+  drop_all(ctx);
+  swap_arenas(ctx);
+  ctx->captures = false;
+  return status;
+}
+
+dc_status dc__capture_follow(dc_context *ctx, const char *fn) {
+  bool captures = dc__stream_captures(ctx->lanes[DC__LANE_CALLER]);
+  if (captures == ctx->captures) {
+    return DC_OK;
+  }
+  return captures ? begin(ctx, fn) : end(ctx, fn);
+}
