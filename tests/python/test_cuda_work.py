@@ -1,4 +1,5 @@
-"""Optimizers and the layer on arrays of a CUDA device, against the CPU; on the simulated driver of the C tests."""
+"""Optimizers, the layer and matrix operators on arrays of a CUDA device, against the CPU; on the simulated driver of the
+C tests."""
 
 from __future__ import annotations
 
@@ -120,3 +121,35 @@ print("fine")
 
 def test_the_layer_is_the_cpus_within_rounding(on_the_simulated_driver: Callable[[str], str]) -> None:
     assert on_the_simulated_driver(LAYER) == "fine\n"
+
+
+MATRICES = """
+import libdc, numpy as np
+from libdc import linalg
+from simulated import memory, refused, there
+
+device = libdc.Device("cuda:0")
+away = linalg.Handle(device=device)
+random = np.random.default_rng(7).standard_normal
+
+def agree(fn, *arrays, **options):
+    here = fn(*arrays, **options)
+    ours = fn(*(there(array, device) for array in arrays), handle=away, **options)
+    brought = memory(ours).view(here.dtype).reshape(ours.shape)
+    assert brought.shape == here.shape and np.abs(brought - here).max() <= 1e-11 * np.abs(here).max(), fn
+
+a, b, x = random((5, 5)), random((3, 3)), random((2, 5, 3))
+agree(linalg.inverse_root_newton, a @ a.T, root=4, eps_rel=1e-3)
+agree(linalg.orthogonalize, x)
+agree(linalg.kron, a, b)
+agree(linalg.kron_apply, a, b, x)
+agree(lambda *arrays, **at: linalg.kron_solve(*arrays[:4], 0.5, arrays[4], **at), a, np.ones(5), b, np.ones(3), x[0])
+agree(linalg.matmul, x, b, alpha=2)
+refused("an array is in host memory, must be on cuda:0", TypeError, linalg.kron, a, b, handle=away)
+refused("an array is on cuda:0, must be in host memory", TypeError, linalg.kron, there(a, device), b)
+print("fine")
+"""
+
+
+def test_matrix_operators_are_the_cpus_within_rounding(on_the_simulated_driver: Callable[[str], str]) -> None:
+    assert on_the_simulated_driver(MATRICES) == "fine\n"

@@ -9,13 +9,13 @@ from typing import Any, Optional, Sequence, Tuple
 from .._lib import ffi, lib, own, text
 from ..device import Device
 from ..errors import check, closed
-from ..tensors import Buffer, Tensor, View, _count, output
+from ..tensors import HOST, Buffer, Tensor, View, _count, output
 from ..types import DType
 
 
 class Handle:
     """Threads, scratch memory and a LAPACK. threads: 0 = as many as the process may run on; plain: libdc's own
-    eigensolver even where a LAPACK is found."""
+    eigensolver even where a LAPACK is found; device: whose arrays calls take."""
 
     def __init__(self, threads: int = 0, plain: bool = False, device: Optional[Device] = None) -> None:
         options = ffi.new("dc_linalg_options *")
@@ -49,7 +49,7 @@ class Handle:
 
     def set_workspace(self, memory: Any = None) -> None:
         """Scratch memory for all later calls, a 64-byte aligned array; None: the handle's own."""
-        view = View(memory, writable=True)
+        view = View(memory, True, "set_workspace: memory", (self.device.place,))
         nbytes = 0 if memory is None else _count([view.c.shape[i] for i in range(view.c.ndim)])
         nbytes *= 0 if memory is None else lib.dc_dtype_size(view.c.dtype)
         check(lib.dc_linalg_set_workspace(self._handle, ffi.NULL if memory is None else view.c.data, nbytes))
@@ -87,12 +87,14 @@ class Array:
 
     __slots__ = ("array", "view", "shape", "dtype")
 
-    def __init__(self, array: Any, writable: bool = False) -> None:
+    def __init__(self, array: Any, writable: bool = False, handle: Optional[Handle] = None) -> None:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(array, torch.Tensor):
             array = array.detach()  # DLPack refuses what autograd follows
+            if array.is_cuda:  # calls work on a stream of the device's own
+                torch.cuda.current_stream(array.device).synchronize()
         self.array = array
-        self.view = View(array, writable)
+        self.view = View(array, writable, places=(HOST if handle is None else handle.device.place,))
         tensor = self.view.c
         self.shape: Tuple[int, ...] = tuple(tensor.shape[i] for i in range(tensor.ndim))
         self.dtype = DType(tensor.dtype)
@@ -106,7 +108,7 @@ def empty(like: Any, shape: Sequence[int], dtype: DType, device: Optional[Device
     """A contiguous array of `like`'s kind, not initialised (libdc's own are zeros)."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(like, torch.Tensor):
-        return torch.empty(tuple(shape), dtype=getattr(torch, dtype.name.lower()))
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype.name.lower()), device=like.device)
     if numpy is not None and isinstance(like, (numpy.ndarray, numpy.generic)) and dtype is not DType.BFLOAT16:
         return numpy.empty(tuple(shape), dtype.name.lower())
     return make(device or default().device, shape, dtype)
@@ -121,6 +123,7 @@ def make(device: Device, shape: Sequence[int], dtype: DType) -> Tensor:
     return Tensor(int(ffi.cast("uintptr_t", out.data)), tuple(shape), dtype, buffer, device.place)
 
 
-def target(out: Any, like: Any, shape: Sequence[int], dtype: DType) -> Array:
+def target(out: Any, like: Any, shape: Sequence[int], dtype: DType, handle: Optional[Handle] = None) -> Array:
     """Where a result goes: `out`, or a new array."""
-    return Array(empty(like, shape, dtype) if out is None else out, writable=True)
+    device = None if handle is None else handle.device
+    return Array(empty(like, shape, dtype, device) if out is None else out, True, handle)

@@ -14,22 +14,22 @@ from .handle import Array, Handle, empty, raw, target
 
 def kron(a: Any, b: Any, *, out: Any = None, max_bytes: Optional[int] = None, handle: Optional[Handle] = None) -> Any:
     """The whole Kronecker product. max_bytes: refuses one that is larger."""
-    left, right = Array(a), Array(b)
+    left, right = Array(a, handle=handle), Array(b, handle=handle)
     shape = tuple(m * n for m, n in zip(left.shape, right.shape))
     nbytes = left.dtype.itemsize
     for length in shape:
         nbytes *= length
     if max_bytes is not None and nbytes > max_bytes:
         raise Error(Status.E_NO_MEMORY, f"kron: the product has {nbytes} bytes, max_bytes = {max_bytes} allows less")
-    result = target(out, a, shape, left.dtype)
+    result = target(out, a, shape, left.dtype, handle)
     check(lib.dc_kron(raw(handle), left.c, right.c, result.c))
     return result.array
 
 
 def kron_apply(a: Any, b: Any, x: Any, *, out: Any = None, handle: Optional[Handle] = None) -> Any:
     """A X B^T: kron(a, b) times x, taken row by row, without the product."""
-    left, right, given = Array(a), Array(b), Array(x)
-    result = target(out, x, (*given.shape[:-2], *left.shape[:1], *right.shape[:1]), given.dtype)
+    left, right, given = (Array(array, handle=handle) for array in (a, b, x))
+    result = target(out, x, (*given.shape[:-2], *left.shape[:1], *right.shape[:1]), given.dtype, handle)
     check(lib.dc_kron_apply(raw(handle), left.c, right.c, given.c, result.c))
     return result.array
 
@@ -37,9 +37,9 @@ def kron_apply(a: Any, b: Any, x: Any, *, out: Any = None, handle: Optional[Hand
 def kron_solve(a_vectors: Any, a_values: Any, b_vectors: Any, b_values: Any, damping: float, x: Any, *,
                out: Any = None, handle: Optional[Handle] = None) -> Any:
     """(kron(A, B) + damping I)^-1 x from the eigendecompositions of A and B."""
-    arrays = [Array(array) for array in (a_vectors, a_values, b_vectors, b_values)]
-    given = Array(x)
-    result = target(out, x, given.shape, given.dtype)
+    arrays = [Array(array, handle=handle) for array in (a_vectors, a_values, b_vectors, b_values)]
+    given = Array(x, handle=handle)
+    result = target(out, x, given.shape, given.dtype, handle)
     check(lib.dc_kron_solve(raw(handle), *(array.c for array in arrays), damping, given.c, result.c))
     return result.array
 
@@ -57,12 +57,12 @@ def kron_nearest(x: Any, a_shape: Sequence[int], b_shape: Sequence[int], *,
 def matmul(a: Any, b: Any, *, alpha: float = 1, beta: float = 0, out: Any = None, out_dtype: Any = None,
            handle: Optional[Handle] = None) -> Any:
     """alpha A B + beta out for matrices or batches of them; one without a batch serves all."""
-    left, right = Array(a), Array(b)
+    left, right = Array(a, handle=handle), Array(b, handle=handle)
     if out is None and beta != 0:
         raise ValueError(f"beta = {beta}, but there is no out that it could scale")
     batch = left.shape[:-2] or right.shape[:-2]
     dtype = DType.of(out_dtype) or left.dtype
-    result = target(out, a, (*batch, *left.shape[-2:-1], *right.shape[-1:]), dtype)
+    result = target(out, a, (*batch, *left.shape[-2:-1], *right.shape[-1:]), dtype, handle)
     check(lib.dc_batch_matmul(raw(handle), left.c, right.c, alpha, beta, result.c))
     return result.array
 

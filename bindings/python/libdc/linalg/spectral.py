@@ -143,12 +143,12 @@ def inverse_root_newton(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float
                         info: Optional[List[IterationInfo]] = None, handle: Optional[Handle] = None) -> Any:
     """(A + epsilon I)^(-1/root) by products of matrices alone. info: a list for the reports; then what does not converge
     is in it, and not raised, and its result is the best iterate."""
-    given = Array(a)
+    given = Array(a, handle=handle)
     options = ffi.new("dc_iteration_options *")
     options.struct_size = ffi.sizeof("dc_iteration_options")
     options.eps_abs, options.eps_rel, options.residual, options.iterations = eps_abs, eps_rel, residual, iterations
     options.symmetry, options.precision = _choice("symmetry", symmetry, _SYMMETRY), DType.of(precision)
-    result, infos = target(out, a, given.shape, given.dtype), _Infos(given, IterationInfo)
+    result, infos = target(out, a, given.shape, given.dtype, handle), _Infos(given, IterationInfo)
     status = lib.dc_matrix_inverse_root_newton(raw(handle), given.c, root, options, result.c, infos.c, infos.size)
     infos.settle(status, info)
     return result.array
@@ -158,7 +158,7 @@ def orthogonalize(a: Any, *, polynomial: str = "express", steps: int = 0, out: A
                   handle: Optional[Handle] = None) -> Any:
     """The nearest matrix with orthonormal rows or columns. polynomial: "express" (Polar Express) or "muon"; steps: 0 =
     the polynomial's own number."""
-    given = Array(a)
-    result = target(out, a, given.shape, given.dtype)
+    given = Array(a, handle=handle)
+    result = target(out, a, given.shape, given.dtype, handle)
     check(lib.dc_orthogonalize(raw(handle), given.c, _choice("polynomial", polynomial, _POLYNOMIALS), steps, result.c))
     return result.array
