@@ -3,6 +3,7 @@ tests/optim/test_shampoo.c and tests/python/test_soap.py. Numbers are the points
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Dict, List
 
 import libdc
@@ -64,6 +65,37 @@ def test_48_state_dict_goes_on_bit_for_bit(kind: Any, options: Any, pieces: Any)
     other = kind(model().parameters(), **{**SETTINGS, "max_block": 4})
     with pytest.raises(ValueError, match="state"):
         other.load_state_dict(ours.state_dict())
+
+
+@each_kind
+def test_48_a_state_that_does_not_fit_changes_nothing(kind: Any, options: Any, pieces: Any) -> None:
+    """Of the last matrix, when the first parameters' state would be in place already."""
+    one, two = model(), model()
+    ours, same = (kind(net.parameters(), **options, **SETTINGS) for net in (one, two))
+    learn(one, ours, 0, 4)
+    learn(two, same, 0, 4)
+    last = len(list(one.parameters())) - 2
+
+    def lacks(state: Any) -> None:
+        del state["factor.0.0"]
+
+    def has_more(state: Any) -> None:
+        state["factor.9.9"] = torch.zeros(1)
+
+    def has_another_shape(state: Any) -> None:
+        state["exp_avg.0"] = torch.zeros(3, 3, 3)
+
+    for spoil, text in ((lacks, "lacks 'factor.0.0'"), (has_more, "no state 'factor.9.9'"),
+                        (has_another_shape, "shape")):
+        state = copy.deepcopy(ours.state_dict())
+        state["param_groups"][0]["lr"] = 7.0
+        state["state"][0]["step"].fill_(77)
+        spoil(state["state"][last])
+        with pytest.raises(ValueError, match=f"parameter {last}.*{text}|{text}.*parameter {last}"):
+            ours.load_state_dict(state)
+        assert ours.param_groups[0]["lr"] == SETTINGS["lr"] and len(ours.state) == last + 2
+        assert ours.state[next(one.parameters())]["step"] == 4
+    assert learn(one, ours, 4, 10) == learn(two, same, 4, 10)
 
 
 @each_kind

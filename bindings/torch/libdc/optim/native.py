@@ -204,13 +204,15 @@ class Native(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
         """As PyTorch's, but that state keeps its own types. Where a parameter has state, all of its blocks' and its
-        layer's must be there."""
+        layer's must be there. What does not fit is an error, and changes nothing."""
         super().load_state_dict(state_dict)
         saved = state_dict["state"]
         self._take({part.param: saved[i] for i, part in enumerate(self._parts) if i in saved})
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """What load_state_dict() ends with; of a copy or a pickle, the library's handle is made anew."""
+        if "_native" in self.__dict__:
+            self._fit(state["state"])  # refused before the groups and the old state go
         super().__setstate__(state)
         given = self.state
         for group in self.param_groups:  # torch.optim's own states lack what it does not know
@@ -238,6 +240,14 @@ class Native(torch.optim.Optimizer):
 
     def _take(self, given: Any) -> None:
         """Copies a state dictionary's values into the library's memory."""
+        for param, views, values in self._fit(given):
+            for name, value in values.items():
+                views[name].copy_(value)
+            self.state[param] = views
+
+    def _fit(self, given: Any) -> List[Tuple[Tensor, Dict[str, Tensor], Dict[str, Tensor]]]:
+        """Parameters that have state in a dictionary, with the library's pieces and the values for them."""
+        fitted = []
         for index, part in enumerate(self._parts):
             if part.param not in given:
                 continue
@@ -245,17 +255,19 @@ class Native(torch.optim.Optimizer):
             for name in views:
                 if self.is_owned(name) and name not in given[part.param]:
                     raise ValueError(f"{self._name()}: the state of parameter {index} lacks {name!r}")
+            values = {}
             for name, value in given[part.param].items():
                 if name not in views:
                     raise ValueError(f"{self._name()}: parameter {index} has no state {name!r}, only {', '.join(views)}")
-                self._copy(index, name, views[name], torch.as_tensor(value))
-            self.state[part.param] = views
+                values[name] = self._cut(index, name, views[name], torch.as_tensor(value))
+            fitted.append((part.param, views, values))
+        return fitted
 
-    def _copy(self, index: int, name: str, view: Tensor, value: Tensor) -> None:
+    def _cut(self, index: int, name: str, view: Tensor, value: Tensor) -> Tensor:
         part = self._parts[index]
         if view.shape == (part.count,) and value.shape == (part.length,):
             value = value[: part.count]  # of a sharded parameter, with its padding
         if value.shape != view.shape:
             raise ValueError(f"{self._name()}: state {name!r} of parameter {index} has shape {tuple(value.shape)}, must be "
                              f"{tuple(view.shape)}")
-        view.copy_(value)
+        return value
