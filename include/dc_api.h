@@ -1455,8 +1455,9 @@ typedef struct dc_spectral_info {
  *  Returns DC_OK, or the status of the first matrix that failed; the others of the batch are computed all the same.
  *  A matrix fails with DC_E_NOT_FINITE (NaN or infinity in either triangle), DC_E_NOT_SYMMETRIC, DC_E_NOT_CONVERGED.
  *  For the call: DC_E_SHAPE (not square, or shapes disagree), DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY,
- *  DC_E_BUFFER_TOO_SMALL. n = 0 and b = 0 are fine. A float32 decomposition that fails is retried in float64. The
- *  solver is LAPACK's syevd. Golub and Van Loan, Matrix Computations, chapter 8. [handle] Since 0.1. */
+ *  DC_E_BUFFER_TOO_SMALL. n = 0 and b = 0 are fine. A float32 decomposition that fails is retried in float64. A
+ *  is brought to tridiagonal form in float64; the solver of that is LAPACK's stedc. Golub and Van Loan, Matrix
+ *  Computations, chapter 8. [handle] Since 0.1. */
 DC_API dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectral_options *options, dc_tensor *values,
                          dc_tensor *vectors, dc_spectral_info *info, size_t info_size);
 
@@ -1477,7 +1478,7 @@ DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double p
  *  by Gauss and Jacobi's rule, and Q goes back around it: all in float64, but the last for a float32 matrix in float32
  *  where the root's own eigenvalues are at most 64 times apart, so that 1e-6 of its norm is lost; options.precision =
  *  DC_FLOAT64 keeps that. Matrices with regularised eigenvalues farther apart than
- *  1e12, or negative ones, are decomposed, as everything is by the plain solver. Source: Hale, Higham and Trefethen
+ *  1e12, or negative ones, are decomposed from T on, and everything is by the plain solver. Source: Hale, Higham and Trefethen
  *  2008 (doi 10.1137/070700607) for sums of inverses after an elliptic substitution.
  *  a        as in dc_eigh
  *  root     1 to 64; Shampoo's is 4 for a matrix

@@ -13,9 +13,9 @@
   void (*s##name)(DC__BLAS_ARGS_##name(float)); \
   void (*d##name)(DC__BLAS_ARGS_##name(double));
 
-#define DC__BLAS_ARGS_syevd(T)                                                                                         \
-  const char *jobz, const char *uplo, const int32_t *n, T *a, const int32_t *lda, T *w, T *work, const int32_t *lwork, \
-      int32_t *iwork, const int32_t *liwork, int32_t *info, size_t jobz_length, size_t uplo_length
+#define DC__BLAS_ARGS_stedc(T)                                                                              \
+  const char *compz, const int32_t *n, T *d, T *e, T *z, const int32_t *ldz, T *work, const int32_t *lwork, \
+      int32_t *iwork, const int32_t *liwork, int32_t *info, size_t compz_length
 #define DC__BLAS_ARGS_syevr(T)                                                                                        \
   const char *jobz, const char *range, const char *uplo, const int32_t *n, T *a, const int32_t *lda, const T *vl,     \
       const T *vu, const int32_t *il, const int32_t *iu, const T *abstol, int32_t *m, T *w, T *z, const int32_t *ldz, \
@@ -49,7 +49,7 @@
 
 /* X(name) for each routine. */
 #define DC__BLAS_EACH(X) \
-  X(syevd) X(syevr) X(potrf) X(potri) X(potrs) X(getrf) X(getri) X(getrs) X(geqrf) X(orgqr) X(gesdd) X(trsm)
+  X(stedc) X(syevr) X(potrf) X(potri) X(potrs) X(getrf) X(getri) X(getrs) X(geqrf) X(orgqr) X(gesdd) X(trsm)
 
 typedef struct dc__blas {
   char path[256]; /* as it was opened */

@@ -66,35 +66,23 @@ static int32_t computing_type(const dc__spectral *r, int64_t index) {
   return relative >= 32 * (double)a->rows * dc__epsilon(DC_FLOAT32) ? DC_FLOAT32 : DC_FLOAT64;
 }
 
-static bool load(const batch *b, int64_t index, dc__task *t) {
-  t->dtype = computing_type(b->job.r, index);
-  return dc__symmetric_load(&b->job, index, t);
-}
-
-static bool first_load(const batch *b, int64_t index, dc__task *t) {
-  if (dc__rational_root(b->job.l, b->job.r) == 0) {
-    return load(b, index, t);
-  }
-  t->dtype = DC_FLOAT64;
-  return dc__symmetric_load(&b->job, index, t);
-}
-
 static bool wants_warm(const dc__spectral *r) {
   return r->op == DC__SPECTRAL_ROOT && r->basis.data != NULL && r->options.tolerance > 0;
+}
+
+/* In the type that is computed in, or for the way to tridiagonal form in float64. */
+static bool load(const batch *b, int64_t index, dc__task *t) {
+  const dc__spectral *r = b->job.r;
+  bool typed = r->op == DC__SPECTRAL_NEWTON || r->op == DC__SPECTRAL_BASIS || wants_warm(r);
+  t->dtype = typed ? computing_type(r, index) : DC_FLOAT64;
+  return dc__symmetric_load(&b->job, index, t);
 }
 
 /* As far as one thread goes: to the root of a tridiagonal matrix, or to eigenvectors. */
 static void solve(const batch *b, int64_t index, void *scratch) {
   const dc__job *job = &b->job;
-  dc__task *t = &job->tasks[index];
   int32_t root = dc__rational_root(job->l, job->r);
-  if (root > 0) {
-    t->rational = dc__rational(job, t, root, scratch);
-    if (t->rational || !load(b, index, t)) {
-      return;
-    }
-  }
-  (void)dc__decompose(job, index, t);
+  (void)dc__decompose(job, index, &job->tasks[index], root, computing_type(job->r, index), scratch);
 }
 
 static void finish(const batch *b, int64_t index, void *scratch) {
@@ -111,7 +99,7 @@ static void whole(void *arg, int64_t index, void *scratch) {
   dc__task *t = &b->job.tasks[index];
   int64_t slot = dc__slots_take(&b->slots);
   use_slot(b, t, slot);
-  bool loaded = first_load(b, index, t);
+  bool loaded = load(b, index, t);
   if (loaded && b->job.r->op == DC__SPECTRAL_NEWTON) {
     dc__newton_here(&b->job, index, t, scratch);
   } else if (loaded && b->job.r->op == DC__SPECTRAL_BASIS) {
@@ -127,7 +115,7 @@ static void first_part(void *arg, int64_t index, void *scratch) {
   (void)scratch;
   batch *b = arg;
   use_slot(b, &b->job.tasks[index], index);
-  (void)first_load(b, index, &b->job.tasks[index]);
+  (void)load(b, index, &b->job.tasks[index]);
 }
 
 static bool waits(const dc__task *t) {

@@ -9,7 +9,8 @@ enum { DC__TRIANGLE_BLOCK = 128 };
 enum { DC__PROBES = 8 }; /* columns of the power iteration that measures a change */
 
 /* One matrix of a batch under way. Its memory has room for float64: `s` n * n elements, `work` 2 n * n and
- * 3 * DC__PROBES * n more (LAPACK wants 6 n + 1; Newton's iteration 6 n * n in all), `values` 2 n, `iwork` 5 n + 3. */
+ * 3 * DC__PROBES * n more (Newton's iteration 6 n * n, the tridiagonal form dc__tridiagonal_work(n), in all), `values`
+ * 2 n, `iwork` 5 n + 3. */
 typedef struct dc__task {
   double *values; /* eigenvalues of the scaled matrix; after finishing, whatever was needed */
   void *s, *work;
@@ -48,9 +49,10 @@ void dc__mirror(void *a, int32_t dtype, int64_t n);
 /* The rows of s into the columns of the caller's matrix `to`. */
 void dc__vectors_store(const dc__job *job, int64_t index, const dc__task *t, const dc__mat *to, bool descending);
 
-/* decompose.c: s becomes its eigenvectors, in its rows, and values theirs, ascending. Retries in float64, then with the
- * plain solver; false and a status if nothing converges. */
-bool dc__decompose(const dc__job *job, int64_t index, dc__task *t);
+/* decompose.c: s becomes its eigenvectors of a type, in its rows, and values theirs, ascending; or with root > 0, if
+ * the spectrum suits, work the root, which dc__rational_finish() then stores. Retries in float64, then with the plain
+ * solver; false and a status if nothing converges. */
+bool dc__decompose(const dc__job *job, int64_t index, dc__task *t, int32_t root, int32_t dtype, void *scratch);
 
 /* eigen_plain.c: the same in float64 without LAPACK; a n * n, both triangles. work: 3 n. False: not converged. */
 bool dc__eigen_plain(int64_t n, double *a, double *values, double *work);
@@ -61,11 +63,11 @@ bool dc__tridiagonal_ql(int64_t n, double *rows, int64_t width, double *d, doubl
 /* tridiagonal.c: inverse roots without a decomposition. The root p where a power is -1 / p and what is asked for needs
  * no eigenvectors; otherwise 0. */
 int32_t dc__rational_root(const dc_linalg *l, const dc__spectral *r);
-/* Elements of `work` that it needs. */
+/* Elements of `work` that the way there and back needs. */
 int64_t dc__tridiagonal_work(int64_t n);
-/* s, in float64, becomes tridiagonal, and the root of that is there; false: the spectrum does not suit, and s is
- * spoilt. Then dc__rational_finish() stores the root. scratch: NULL: products on the pool. */
-bool dc__rational(const dc__job *job, dc__task *t, int32_t root, void *scratch);
+/* dc__decompose() of s in float64, with LAPACK; false: that failed, and s is spoilt. scratch: NULL: products on the
+ * pool. */
+bool dc__tridiagonal_solve(const dc__job *job, dc__task *t, int32_t root, int32_t dtype, void *scratch);
 bool dc__rational_finish(const dc__job *job, int64_t index, dc__task *t, void *scratch);
 
 /* quadrature.c: the rule for a root, and x^(-1 / root) = sum of weights / (shifts + x) for x in [least, 1]. */

@@ -1,8 +1,9 @@
-/* Inverse roots without eigenvectors. Householder's reflections bring A to a tridiagonal T = Q^T A Q; the root of that
- * is a sum of inverses (quadrature.c), each of which takes a multiplication an entry; the reflections, applied from
- * both sides, give Q f(T) Q^T. Rows are reduced from the last one up, so that what is left is the leading block, and
- * each row's reflection stays in its place. A panel of rows is reduced before the rest of the matrix sees it, as LAPACK
- * does (Dongarra, Hammarling and Sorensen, 1989); both ways end in products of matrices. */
+/* Symmetric matrices by way of tridiagonal ones. Householder's reflections bring A to a tridiagonal T = Q^T A Q; an
+ * inverse root of that is a sum of inverses (quadrature.c), each of which takes a multiplication an entry, and the
+ * reflections, applied from both sides, give Q f(T) Q^T. Where that will not do, LAPACK divides and conquers T, and the
+ * reflections turn its eigenvectors to those of A. Rows are reduced from the last one up, so that what is left is the
+ * leading block, and each row's reflection stays in its place. A panel of rows is reduced before the rest of the matrix
+ * sees it, as LAPACK does (Dongarra, Hammarling and Sorensen, 1989); both ways end in products of matrices. */
 #include <math.h>
 #include <string.h>
 
@@ -14,21 +15,27 @@ static int64_t panel_of(int64_t n) {
   return n < 256 ? 16 : MOST_PANEL;
 }
 
+/* What LAPACK wants for eigenvectors of T. */
+static int64_t stedc_work(int64_t n) {
+  return n * n + 4 * n + 1;
+}
+
 int64_t dc__tridiagonal_work(int64_t n) {
-  return n * n + 4 * DC__WIDE * n + 3 * n + 5 * DC__WIDE * DC__WIDE + DC__TRIDIAGONAL_SCRATCH(n);
+  int64_t panels = 4 * DC__WIDE * n + 5 * DC__WIDE * DC__WIDE + DC__TRIDIAGONAL_SCRATCH(n);
+  return n * n + 3 * n + (panels > stedc_work(n) ? panels : stedc_work(n));
 }
 
 /* Its type is the task's. */
 static dc__way way_of(const dc__job *job, dc__task *t, void *scratch) {
   int64_t n = job->n;
   dc__way w = {.job = job, .t = t, .scratch = scratch, .n = n, .dtype = t->dtype, .a = t->s, .f = t->work};
-  double *part = (double *)t->work + n * n;
-  w.p = part;
-  w.q = part += 2 * DC__WIDE * n;
-  w.d = part += 2 * DC__WIDE * n;
-  w.off = part += n;
-  w.tau = part += n;
-  w.rest = part + n;
+  w.d = (double *)t->work + n * n;
+  w.off = w.d + n;
+  w.tau = w.off + n;
+  double *panels = w.tau + n;
+  w.p = panels;
+  w.q = panels + 2 * DC__WIDE * n;
+  w.rest = panels + 4 * DC__WIDE * n;
   return w;
 }
 
@@ -173,12 +180,13 @@ static void narrow(const dc__way *w) {
   w->t->dtype = DC_FLOAT32;
 }
 
-bool dc__rational(const dc__job *job, dc__task *t, int32_t root, void *scratch) {
-  dc__way w = way_of(job, t, scratch);
-  int64_t n = job->n;
-  reduce(&w);
+/* The root of T in F; false: its spectrum does not suit. */
+static bool rational(const dc__way *w, int32_t root) {
+  const dc__job *job = w->job;
+  dc__task *t = w->t;
+  int64_t n = w->n;
   double least, most;
-  dc__tridiagonal_ends(w.d, w.off, n, &least, &most);
+  dc__tridiagonal_ends(w->d, w->off, n, &least, &most);
   double unit = ldexp(1, -t->exponent);
   double epsilon = fmax(job->r->options.eps_abs * unit, job->r->options.eps_rel * fmax(most, 0));
   double low = fmax(least, 0) + epsilon;
@@ -199,11 +207,11 @@ bool dc__rational(const dc__job *job, dc__task *t, int32_t root, void *scratch) 
     weights[k] *= scale;
   }
   for (int64_t i = 0; i < n; i++) {
-    w.d[i] += epsilon;
+    w->d[i] += epsilon;
   }
-  dc__tridiagonal_inverses(w.f, w.d, w.off, n, shifts, weights, w.rest);
+  dc__tridiagonal_inverses(w->f, w->d, w->off, n, shifts, weights, w->rest);
   if (pow(high / low, 1 / (double)root) <= NEAR && may_narrow(job)) {
-    narrow(&w);
+    narrow(w);
   }
   return true;
 }
@@ -218,4 +226,68 @@ bool dc__rational_finish(const dc__job *job, int64_t index, dc__task *t, void *s
     return false;
   }
   return true;
+}
+
+/* ---- eigenvectors ---- */
+
+static bool finite_values(const dc__task *t, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    if (!isfinite(t->values[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* T's eigenvalues in the task's, and its eigenvectors in the rows of F, of a type. LAPACK's info is not enough:
+ * OpenBLAS has been seen to return 0 with values that are not finite. */
+static bool lapack(const dc__way *w, int32_t dtype, bool vectors) {
+  dc__task *t = w->t;
+  const dc__blas *blas = w->job->l->blas;
+  int64_t n = w->n;
+  const char *what = vectors ? "I" : "N";
+  int32_t order = (int32_t)n;
+  int32_t size = (int32_t)stedc_work(n);
+  int32_t isize = (int32_t)(3 + 5 * n);
+  int32_t info = 0;
+  void *off = t->values + n;
+  if (dtype == DC_FLOAT64) {
+    memcpy(t->values, w->d, (size_t)n * sizeof(double));
+    memcpy(off, w->off + 1, (size_t)(n - 1) * sizeof(double));
+    blas->dstedc(what, &order, t->values, off, w->f, &order, w->p, &size, t->iwork, &isize, &info, 1);
+  } else {
+    float *d = (float *)off + n; /* both fit behind the place of the wide ones */
+    dc__cast(d, DC_FLOAT32, w->d, DC_FLOAT64, n);
+    dc__cast(off, DC_FLOAT32, w->off + 1, DC_FLOAT64, n - 1);
+    blas->sstedc(what, &order, d, off, w->f, &order, w->p, &size, t->iwork, &isize, &info, 1);
+    dc__cast(t->values, DC_FLOAT64, d, DC_FLOAT32, n);
+  }
+  return info == 0 && finite_values(t, n);
+}
+
+/* The rows of s become the eigenvectors of A; in float32 first, if that is asked for. */
+static bool decompose(dc__way *w, int32_t dtype) {
+  dc__task *t = w->t;
+  bool vectors = w->job->r->op != DC__SPECTRAL_EIGH || w->job->r->vectors;
+  t->path = DC_PATH_FRESH;
+  bool done = lapack(w, dtype, vectors);
+  if (!done && dtype == DC_FLOAT32) {
+    t->path = DC_PATH_RETRIED;
+    dtype = DC_FLOAT64;
+    done = lapack(w, dtype, vectors);
+  }
+  if (done && vectors) {
+    w->dtype = t->dtype = dtype;
+    dc__way_vectors(w);
+    memcpy(t->s, w->f, (size_t)(w->n * w->n) * dc_dtype_size(dtype));
+  }
+  return done;
+}
+
+bool dc__tridiagonal_solve(const dc__job *job, dc__task *t, int32_t root, int32_t dtype, void *scratch) {
+  dc__way w = way_of(job, t, scratch);
+  reduce(&w);
+  t->rational = root > 0 && rational(&w, root);
+  t->solved = !t->rational && decompose(&w, dtype);
+  return t->rational || t->solved;
 }

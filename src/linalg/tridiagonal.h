@@ -13,8 +13,8 @@ typedef struct dc__way {
   void *scratch; /* of this thread; NULL: on the pool */
   double *a;     /* the matrix, and then the reflections in its rows */
   void *f;       /* the result, in place of the working memory's beginning */
-  void *p, *q;
   double *d, *off, *tau;
+  void *p, *q; /* from p on everything is free between the way there and the way back */
   double *rest;
   int64_t n;
   int32_t dtype; /* of f, p and q now */
@@ -27,8 +27,10 @@ static inline dc__pool *dc__way_pool(const dc__way *w) {
 /* tridiagonal.c: the lower triangle of c [m, m] -= P^T Q, `depth` rows of each. */
 void dc__way_subtract(const dc__way *w, int64_t m, int64_t depth, void *c);
 
-/* tridiagonal_back.c: F, of w's type and whole, becomes Q F Q^T with the reflections Q of the reduction: its lower
+/* tridiagonal_back.c, with the reflections Q of the reduction. F, of w's type and whole, becomes Q F Q^T: its lower
  * triangle, and what of the upper one is in the same blocks. */
 void dc__way_back(const dc__way *w);
+/* Each row of F, an eigenvector of T, becomes one of A, F Q^T. */
+void dc__way_vectors(const dc__way *w);
 
 #endif

@@ -1,5 +1,5 @@
 /* The way back from tridiagonal form: a panel's reflections together are a product of matrices (Schreiber and Van Loan,
- * 1989), which is applied from both sides at once to what is symmetric and stays so. */
+ * 1989), which is applied to eigenvectors from one side, and to what is symmetric and stays so from both at once. */
 #include <string.h>
 
 #include "linalg/tridiagonal.h"
@@ -170,5 +170,35 @@ static void expand_panel(const dc__way *w, int64_t begin, int64_t end) {
 void dc__way_back(const dc__way *w) {
   for (int64_t begin = 1; begin < w->n; begin += DC__WIDE) {
     expand_panel(w, begin, begin + DC__WIDE < w->n ? begin + DC__WIDE : w->n);
+  }
+}
+
+/* ---- eigenvectors ---- */
+
+/* F = F P^T = F - (F V^T) T^T V */
+static void turn_panel(const dc__way *w, int64_t begin, int64_t end) {
+  int64_t n = w->n;
+  int64_t count = end - begin;
+  int64_t across = end - 1;
+  double *t = w->rest;
+  double *m = t + SMALL;
+  void *v = w->p;
+  void *tv = at(w, v, DC__WIDE * n);
+  read_panel(w, begin, count, across, v);
+  gram(w, count, across, v, v, m);
+  triangular_factor(m, count, w->tau + begin, t);
+  for (int64_t i = 0; i < count; i++) {
+    for (int64_t j = 0; j < count; j++) {
+      m[j * DC__WIDE + i] = t[i * DC__WIDE + j];
+    }
+  }
+  times_small(w, count, across, 1, m, v, 0, tv);
+  product(w, n, count, across, 1, w->f, n, v, true, 0, w->q, DC__WIDE);
+  product(w, n, across, count, -1, w->q, DC__WIDE, tv, false, 1, w->f, n);
+}
+
+void dc__way_vectors(const dc__way *w) {
+  for (int64_t begin = 1; begin < w->n; begin += DC__WIDE) {
+    turn_panel(w, begin, begin + DC__WIDE < w->n ? begin + DC__WIDE : w->n);
   }
 }
