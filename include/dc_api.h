@@ -1903,15 +1903,16 @@ enum dc_weight_decay {
  *  start_preconditioning_step it is the graft's. With graft DC_GRAFT_NONE these are Shampoo's own length, and the
  *  filtered gradient. Then w = (1 - lr weight_decay) w - lr direction.
  *  State, where a rank owns block B of a parameter: "exp_avg.B", "graft.B", "momentum.B" as far as the options need
- *  them, and for dimension D "factor.B.D", "root.B.D", "basis.B.D" and "failures.B.D", an int64. */
+ *  them, and for dimension D "factor.B.D", "root.B.D", "failures.B.D", an int64, and with a
+ *  tolerance "basis.B.D". */
 typedef struct dc_shampoo_options {
   size_t struct_size;         /**< sizeof(dc_shampoo_options) */
   double beta1;               /**< of the filtered gradient, bias-corrected; 0 < beta1 < 1; 0 = 0.9; -1 = none: g */
   double beta2;               /**< of the factors; 0 < beta2 <= 1; 0 = 1: the sum. Below 1 bias-corrected */
   double eps_abs;             /**< of the roots, as in dc_spectral_options; 0 = 1e-12; -1 = none */
   double eps_rel;             /**< of the roots; 0 = 1e-6; -1 = none */
-  double tolerance;           /**< of the roots' reuse of a basis, as in dc_spectral_options; 0 = 1e-2; -1 = none:
-                                   every refresh decomposes afresh */
+  double tolerance;           /**< > 0: roots reuse a basis, as in dc_spectral_options, which is kept in float64;
+                                   0 = default = none: each root is computed alone, from 256 rows on as fast */
   double graft_beta2;         /**< of the graft's v; 0 < graft_beta2 < 1; 0 = 0.999 */
   double graft_eps;           /**< > 0; 0 = 1e-8 */
   double weight_decay;        /**< >= 0 */

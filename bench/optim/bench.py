@@ -115,7 +115,7 @@ def second_order(a: argparse.Namespace) -> None:
     shampoo: Dict[str, Any] = dict(betas=(0.9, 0.99), graft_beta2=0.99, **same)
     kinds: Dict[str, Callable[[List[torch.nn.Parameter]], torch.optim.Optimizer]] = {
         "libdc Shampoo": lambda params: optim.Shampoo(params, **shampoo),
-        "libdc Shampoo, cold": lambda params: optim.Shampoo(params, tolerance=0.0, **shampoo),
+        "libdc Shampoo, warm": lambda params: optim.Shampoo(params, tolerance=1e-2, **shampoo),
         "libdc SOAP": lambda params: optim.SOAP(params, **same),
         "libdc AdamW": lambda params: optim.AdamW(params),
         "torch AdamW": lambda params: torch.optim.AdamW(params, fused=True),

@@ -21,7 +21,7 @@ static dc_status read_numbers(const char *fn, dc_shampoo_options *o) {
   static const dc__number_rule beta2 = {.fallback = 1, .high = 1, .closed = true};
   static const dc__number_rule eps_abs = {.fallback = 1e-12, .high = INFINITY, .none = true};
   static const dc__number_rule eps_rel = {.fallback = 1e-6, .high = INFINITY, .none = true};
-  static const dc__number_rule tolerance = {.fallback = 1e-2, .high = INFINITY, .none = true};
+  static const dc__number_rule tolerance = {.fallback = 0, .high = INFINITY};
   static const dc__number_rule graft_beta2 = {.fallback = 0.999, .high = 1};
   static const dc__number_rule graft_eps = {.fallback = 1e-8, .high = INFINITY};
   static const dc__number_rule decay = {.fallback = 0, .high = INFINITY};

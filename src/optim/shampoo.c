@@ -27,7 +27,7 @@ static const char *refuse(const void *options, const void *old) {
          : a->merge_below != b->merge_below               ? "merge_below"
          : (a->beta1 > 0) != (b->beta1 > 0)               ? "beta1 = -1"
          : (a->momentum > 0) != (b->momentum > 0)         ? "momentum = 0"
-         : (a->tolerance > 0) != (b->tolerance > 0)       ? "tolerance = -1"
+         : (a->tolerance > 0) != (b->tolerance > 0)       ? "tolerance = 0"
          : has_squares(a->graft) != has_squares(b->graft) ? "whether graft has squares"
                                                           : NULL;
 }

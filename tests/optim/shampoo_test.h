@@ -126,7 +126,6 @@ static inline void steps(model *m, int64_t from, int64_t to) {
 
 static inline dc_shampoo_options plain_options(void) {
   dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT;
-  o.tolerance = -1;
   o.eps_rel = 1e-3; /* a few steps' factors have not full rank; float32's rounding must not show */
   return o;
 }

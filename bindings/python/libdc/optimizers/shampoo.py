@@ -25,7 +25,7 @@ class Shampoo(Blocked):
     see dc_shampoo_options. comm: the ranks that have parts of the parameters; each of them then makes the same calls."""
 
     _options = "dc_shampoo_options"
-    _none = ("beta1", "eps_abs", "eps_rel", "tolerance", "merge_below", "tolerated_failures")
+    _none = ("beta1", "eps_abs", "eps_rel", "merge_below", "tolerated_failures")
 
     def _create(self, linalg: Any, options: Any, out: Any) -> int:
         return int(lib.dc_shampoo_create(linalg, self._comm, options, out))

@@ -45,15 +45,14 @@ class Blocked(Native):
 
 class Shampoo(Blocked):
     """Shampoo with blocks, grafting and amortised roots; see dc_shampoo_options for the arguments, where a number is what
-    it says: tolerance=0 decomposes afresh at every refresh, merge_below=0 merges nothing, betas[0]=0 takes the gradient
-    as it is. betas: of the filtered gradient and of the factors, whose 1.0 is the sum."""
+    it says: merge_below=0 merges nothing, betas[0]=0 takes the gradient as it is. betas: of the filtered gradient and of the factors, whose 1.0 is the sum."""
 
     _kind = optimizers.Shampoo
 
     def __init__(self, params: Any, lr: float = 1e-2, betas: Tuple[float, float] = (0.9, 1.0), eps_abs: float = 1e-12,
                  eps_rel: float = 1e-6, weight_decay: float = 0.0, *, precondition_frequency: int = 1,
                  start_preconditioning_step: int = 0, max_block: int = 1024, merge_below: Optional[int] = None,
-                 root: int = 0, tolerance: float = 1e-2, graft: str = "adam", graft_beta2: float = 0.999,
+                 root: int = 0, tolerance: float = 0.0, graft: str = "adam", graft_beta2: float = 0.999,
                  graft_eps: float = 1e-8, momentum: float = 0.0, nesterov: bool = False, decay: str = "decoupled",
                  tolerated_failures: int = 3) -> None:
         arguments = {**locals()}
