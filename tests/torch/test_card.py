@@ -170,6 +170,26 @@ def test_the_layer_is_the_cpus_within_rounding(how: str, dtype: torch.dtype, gat
         assert (here - there).float().abs().max() <= gate * here.float().abs().max()
 
 
+@pytest.mark.skipif(ON_CARD, reason="scripts/gpu-check runs it whole")
+def test_the_speed_rows_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "bench"))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: None)  # it would take longer than all of this
+    import bench_card_layer as bench
+
+    options = "--device cpu --hidden 64 --heads 2 --seq 16 --tokens 32 --rounds 3 --steps 1 --peak 2".split()
+    found = bench.measure(bench.parse(options))
+    assert found["flops"] == 3 * 32 * (8 * 64 * 64 + 4 * 64 * 256 + 4 * 64 * 16) and found["card"] == "cpu"
+    for name in ("libdc", "compiled"):
+        row = found[name]
+        assert row["tflops"] == pytest.approx(found["flops"] / row["ms"] / 1e9)
+        assert row["share"] == pytest.approx(row["tflops"] / 2)
+    assert found["libdc"]["kept"] == found["kept_formula"] + 8  # the dropout's offset
+    assert bench.peak_of("NVIDIA H100 80GB HBM3") == 989.4 and bench.peak_of("NVIDIA H100 PCIe") == 756.0
+    assert bench.peak_of("NVIDIA A100-SXM4-80GB") == 312.0 and bench.peak_of("a toaster") is None
+    with pytest.raises(SystemExit):
+        bench.parse(["--tokens", "100"])
+
+
 @pytest.mark.skipif(not ON_CARD, reason="needs a card; test_compile.py has it on the CPU")
 def test_a_compiled_step_has_the_bits_of_eager_mode() -> None:
     with one_order():
