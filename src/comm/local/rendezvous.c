@@ -1,64 +1,25 @@
 /* How processes find each other: rank 0 listens on an abstract socket that is named after the group, the others
  * connect and hand over descriptors of their heap and of their process, and rank 0 gives everybody everything.
  * Abstract sockets and memory files have no name in the file system and end with their processes. */
-#define _GNU_SOURCE /* accept4, ucred */
+#define _GNU_SOURCE /* ucred */
+#include "comm/local/rendezvous.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "comm/local/local.h"
-
 enum {
-  PROTOCOL = 2, /* raise it when the messages or the control block change */
-  MAX_GUESTS = DC__COMM_MAX_WORLD + 16,
   RETRY_NS = 5000000,
   GRACE_NS = 1000000000 /* rank 0 knows best who is missing: its word has this much longer to arrive */
 };
 
-typedef struct hello {
-  char magic[8];
-  uint32_t protocol;
-  int32_t rank;
-  int32_t world;
-  int32_t has_pidfd;
-  uint64_t reserve;
-} hello;
-
-typedef struct welcome {
-  int32_t status;
-  int32_t reserved;
-  int32_t has_pidfd[DC__COMM_MAX_WORLD];
-  uint64_t reserves[DC__COMM_MAX_WORLD];
-  char text[512];
-} welcome;
-
-/* What rank 0 knows of who connected. */
-typedef struct guest {
-  int fd;
-  int32_t rank; /* -1: has not said */
-} guest;
-
-typedef struct host {
-  const char *name;
-  dc__local_group *group;
-  int listener;
-  int control;
-  int heaps[DC__COMM_MAX_WORLD]; /* -1: the rank has not come */
-  guest guests[MAX_GUESTS];
-  int32_t guest_count;
-  int32_t joined;
-  int64_t deadline;
-} host;
-
-static socklen_t address_of(const char *name, struct sockaddr_un *address) {
+socklen_t dc__local_address_of(const char *name, struct sockaddr_un *address) {
   memset(address, 0, sizeof *address);
   address->sun_family = AF_UNIX;
   /* The leading zero byte makes it abstract. */
@@ -66,7 +27,7 @@ static socklen_t address_of(const char *name, struct sockaddr_un *address) {
   return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
-static bool same_user(int fd) {
+bool dc__local_same_user(int fd) {
   struct ucred peer;
   socklen_t length = sizeof peer;
   return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
@@ -76,204 +37,12 @@ static int own_pidfd(void) {
   return (int)syscall(SYS_pidfd_open, getpid(), 0); /* -1 on kernels and in sandboxes without: deaths show late then */
 }
 
-static int milliseconds_to(int64_t deadline) {
+int dc__local_milliseconds_to(int64_t deadline) {
   int64_t rest = (deadline - dc__now_ns() + 999999) / 1000000;
   return rest < 0 ? 0 : rest > 1000000 ? 1000000 : (int)rest;
 }
 
-/* ---- rank 0 ---- */
-
-static void tell(const host *h, int fd, const welcome *message) {
-  int fds[DC__LOCAL_FDS];
-  int32_t count = 0;
-  if (message->status == DC_OK) {
-    fds[count++] = h->control;
-    for (int32_t r = 0; r < h->group->world; r++) {
-      fds[count++] = h->heaps[r];
-      if (message->has_pidfd[r]) {
-        fds[count++] = h->group->pidfds[r];
-      }
-    }
-  }
-  (void)dc__local_send_fds(fd, message, sizeof *message, fds,
-                           count); /* who died meanwhile will be noticed by its pidfd */
-}
-
-static void tell_failure(const host *h, int fd, dc_status status) {
-  welcome message = {.status = status};
-  snprintf(message.text, sizeof message.text, "%s", dc_last_error());
-  tell(h, fd, &message);
-}
-
-static void free_rank(host *h, guest *g) {
-  if (g->rank >= 0) {
-    dc__local_close_all(&h->heaps[g->rank], 1);
-    dc__local_close_all(&h->group->pidfds[g->rank], 1);
-    h->heaps[g->rank] = -1;
-    h->group->pidfds[g->rank] = -1;
-    h->joined--;
-    g->rank = -1;
-  }
-}
-
-static void forget_guest(host *h, int32_t at) {
-  guest *g = &h->guests[at];
-  free_rank(h, g);
-  close(g->fd);
-  *g = h->guests[--h->guest_count];
-}
-
-/* A rank that died may be started again, and its second process may be heard before the end of its first. */
-static void free_rank_of_the_dead(host *h, int32_t rank) {
-  for (int32_t i = 0; i < h->guest_count; i++) {
-    struct pollfd end = {.fd = h->guests[i].fd};
-    if (h->guests[i].rank == rank && poll(&end, 1, 0) == 1 && (end.revents & POLLHUP) != 0) {
-      free_rank(h, &h->guests[i]);
-    }
-  }
-}
-
-/* Whether the one who said hello may come in: DC_OK; DC_E_EXISTS, DC_E_INVALID are its affair; DC_E_MISMATCH is the
- * whole group's. */
-static dc_status examine(const host *h, const hello *said, ssize_t got, int32_t fds) {
-  if (got != (ssize_t)sizeof *said || memcmp(said->magic, "libdc\0\0", 8) != 0 || said->protocol != PROTOCOL) {
-    return dc__fail(DC_E_MISMATCH,
-                    "dc_comm_create_processes: group \"%s\": a rank uses another version of libdc than rank 0",
-                    h->name);
-  }
-  if (said->world != h->group->world) {
-    return dc__fail(DC_E_MISMATCH,
-                    "dc_comm_create_processes: group \"%s\": rank %" PRId32 " says world_size = %" PRId32
-                    " where rank 0 says %" PRId32,
-                    h->name, said->rank, said->world, h->group->world);
-  }
-  if (said->rank < 1 || said->rank >= said->world || fds != 1 + (said->has_pidfd != 0)) {
-    return dc__fail(DC_E_INVALID, "dc_comm_create_processes: group \"%s\": a malformed greeting", h->name);
-  }
-  if (h->heaps[said->rank] >= 0) {
-    return dc__fail(DC_E_EXISTS, "dc_comm_create_processes: group \"%s\": rank %" PRId32 " is taken by another process",
-                    h->name, said->rank);
-  }
-  return DC_OK;
-}
-
-static dc_status hear_guest(host *h, int32_t at) {
-  guest *g = &h->guests[at];
-  hello said;
-  int fds[DC__LOCAL_FDS];
-  int32_t count;
-  ssize_t got = dc__local_receive_fds(g->fd, &said, sizeof said, fds, &count);
-  if (got <= 0 || g->rank >= 0) { /* it ended, or talks out of turn */
-    dc__local_close_all(fds, count);
-    forget_guest(h, at);
-    return DC_OK;
-  }
-  if (got == (ssize_t)sizeof said) {
-    free_rank_of_the_dead(h, said.rank);
-  }
-  dc_status status = examine(h, &said, got, count);
-  if (status != DC_OK) {
-    tell_failure(h, g->fd, status);
-    dc__local_close_all(fds, count);
-    forget_guest(h, at);
-    return status == DC_E_MISMATCH ? status : DC_OK;
-  }
-  g->rank = said.rank;
-  h->heaps[said.rank] = fds[0];
-  h->group->pidfds[said.rank] = said.has_pidfd ? fds[1] : -1;
-  h->group->reserves[said.rank] = (size_t)said.reserve;
-  h->joined++;
-  return DC_OK;
-}
-
-static void let_in(host *h) {
-  int fd = accept4(h->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (fd < 0) {
-    return;
-  }
-  if (h->guest_count == MAX_GUESTS || !same_user(fd)) {
-    close(fd);
-    return;
-  }
-  h->guests[h->guest_count++] = (guest){fd, -1};
-}
-
-static dc_status fail_missing(const host *h) {
-  char ranks[160] = "";
-  size_t used = 0;
-  int32_t missing = 0;
-  for (int32_t r = 1; r < h->group->world; r++) {
-    if (h->heaps[r] < 0) {
-      missing++;
-      if (used < sizeof ranks - 8) {
-        used += (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%" PRId32, used > 0 ? ", " : "", r);
-      }
-    }
-  }
-  return dc__fail(DC_E_TIMEOUT,
-                  "dc_comm_create_processes: group \"%s\": rank%s %s of %" PRId32 " %s not come after %.1f s", h->name,
-                  missing > 1 ? "s" : "", ranks, h->group->world, missing > 1 ? "have" : "has",
-                  (double)h->group->timeout_ns / 1e9);
-}
-
-static dc_status receive_guests(host *h) {
-  while (h->joined < h->group->world - 1) {
-    struct pollfd polls[MAX_GUESTS + 1];
-    polls[0] = (struct pollfd){.fd = h->listener, .events = POLLIN};
-    int32_t count = h->guest_count;
-    for (int32_t i = 0; i < count; i++) {
-      polls[i + 1] = (struct pollfd){.fd = h->guests[i].fd, .events = POLLIN};
-    }
-    int ready = poll(polls, (nfds_t)count + 1, milliseconds_to(h->deadline));
-    if (ready < 0 && errno != EINTR) {
-      return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: poll: %s", strerror(errno));
-    }
-    if (ready > 0) {
-      for (int32_t i = count - 1; i >= 0; i--) { /* backwards: a guest that goes is replaced by the last */
-        if (polls[i + 1].revents != 0) {
-          DC__TRY(hear_guest(h, i));
-        }
-      }
-      if (polls[0].revents != 0) {
-        let_in(h);
-      }
-    } else if (dc__now_ns() >= h->deadline) {
-      return fail_missing(h);
-    }
-  }
-  return DC_OK;
-}
-
-static dc_status listen_as(host *h) {
-  struct sockaddr_un address;
-  socklen_t length = address_of(h->name, &address);
-  h->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (h->listener < 0) {
-    return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: no socket: %s", strerror(errno));
-  }
-  if (bind(h->listener, (struct sockaddr *)&address, length) != 0) {
-    return errno == EADDRINUSE
-               ? dc__fail(DC_E_EXISTS, "dc_comm_create_processes: the name \"%s\" is taken by another group that forms",
-                          h->name)
-               : dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: group \"%s\": bind: %s", h->name, strerror(errno));
-  }
-  if (listen(h->listener, MAX_GUESTS) != 0) {
-    return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: group \"%s\": listen: %s", h->name, strerror(errno));
-  }
-  return DC_OK;
-}
-
-static dc_status make_control(host *h) {
-  size_t bytes = dc__local_control_bytes(h->group->world);
-  DC__TRY(dc__local_file_create("libdc-control", bytes, &h->control));
-  void *map = NULL;
-  DC__TRY(dc__local_file_map(h->control, bytes, true, &map));
-  h->group->control = map;
-  h->group->control->world = h->group->world;
-  return DC_OK;
-}
-
-static dc_status map_peers(dc__local_group *group, const int *heaps) {
+dc_status dc__local_map_peers(dc__local_group *group, const int *heaps) {
   for (int32_t r = 0; r < group->world; r++) {
     if (r != group->rank) {
       void *base = NULL;
@@ -285,47 +54,7 @@ static dc_status map_peers(dc__local_group *group, const int *heaps) {
   return DC_OK;
 }
 
-static dc_status host_group(host *h) {
-  dc__local_group *group = h->group;
-  DC__TRY(listen_as(h));
-  DC__TRY(make_control(h));
-  dc_status status = receive_guests(h);
-  if (status == DC_OK) {
-    status = map_peers(group, h->heaps);
-  }
-  welcome message = {.status = status};
-  if (status != DC_OK) {
-    snprintf(message.text, sizeof message.text, "%s", dc_last_error());
-  }
-  for (int32_t r = 0; r < group->world; r++) {
-    message.reserves[r] = group->reserves[r];
-    message.has_pidfd[r] = group->pidfds[r] >= 0;
-  }
-  for (int32_t i = 0; i < h->guest_count; i++) {
-    if (h->guests[i].rank >= 0) {
-      tell(h, h->guests[i].fd, &message);
-    }
-  }
-  return status;
-}
-
-static dc_status rendezvous_as_host(const char *name, dc__local_group *group, int64_t deadline) {
-  host h = {.name = name, .group = group, .listener = -1, .control = -1, .deadline = deadline};
-  for (int32_t r = 0; r < DC__COMM_MAX_WORLD; r++) {
-    h.heaps[r] = r == 0 ? group->heap.fd : -1;
-  }
-  dc_status status = host_group(&h);
-  /* The listener first: a late comer is then refused, and may wait for another group of this name. */
-  dc__local_close_all(&h.listener, 1);
-  dc__local_close_all(&h.control, 1);
-  dc__local_close_all(h.heaps + 1, DC__COMM_MAX_WORLD - 1);
-  for (int32_t i = 0; i < h.guest_count; i++) {
-    close(h.guests[i].fd);
-  }
-  return status;
-}
-
-/* ---- the others ---- */
+/* ---- the guests ---- */
 
 static dc_status fail_alone(const char *name, const dc__local_group *group) {
   return dc__fail(DC_E_TIMEOUT,
@@ -335,7 +64,7 @@ static dc_status fail_alone(const char *name, const dc__local_group *group) {
 
 static dc_status connect_to_host(const char *name, const dc__local_group *group, int64_t deadline, int *fd) {
   struct sockaddr_un address;
-  socklen_t length = address_of(name, &address);
+  socklen_t length = dc__local_address_of(name, &address);
   *fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (*fd < 0) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: no socket: %s", strerror(errno));
@@ -350,7 +79,7 @@ static dc_status connect_to_host(const char *name, const dc__local_group *group,
     const struct timespec pause = {0, RETRY_NS};
     nanosleep(&pause, NULL);
   }
-  if (!same_user(*fd)) {
+  if (!dc__local_same_user(*fd)) {
     return dc__fail(DC_E_EXISTS, "dc_comm_create_processes: the name \"%s\" is taken by another user", name);
   }
   return DC_OK;
@@ -358,12 +87,12 @@ static dc_status connect_to_host(const char *name, const dc__local_group *group,
 
 static dc_status greet(const dc__local_group *group, int fd) {
   int pidfd = group->pidfds[group->rank];
-  const hello message = {.magic = "libdc\0\0",
-                         .protocol = PROTOCOL,
-                         .rank = group->rank,
-                         .world = group->world,
-                         .has_pidfd = pidfd >= 0,
-                         .reserve = group->heap.reserve};
+  const dc__local_hello message = {.magic = "libdc\0\0",
+                                   .protocol = DC__LOCAL_PROTOCOL,
+                                   .rank = group->rank,
+                                   .world = group->world,
+                                   .has_pidfd = pidfd >= 0,
+                                   .reserve = group->heap.reserve};
   const int fds[2] = {group->heap.fd, pidfd};
   if (dc__local_send_fds(fd, &message, sizeof message, fds, 1 + (pidfd >= 0)) < 0) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: no word to rank 0: %s", strerror(errno));
@@ -371,12 +100,12 @@ static dc_status greet(const dc__local_group *group, int fd) {
   return DC_OK;
 }
 
-static dc_status hear_host(const char *name, const dc__local_group *group, int fd, int64_t deadline, welcome *message,
-                           int *fds, int32_t *count) {
+static dc_status hear_host(const char *name, const dc__local_group *group, int fd, int64_t deadline,
+                           dc__local_welcome *message, int *fds, int32_t *count) {
   struct pollfd wait = {.fd = fd, .events = POLLIN};
   int ready;
   do {
-    ready = poll(&wait, 1, milliseconds_to(deadline + GRACE_NS));
+    ready = poll(&wait, 1, dc__local_milliseconds_to(deadline + GRACE_NS));
   } while (ready < 0 && errno == EINTR);
   if (ready == 0) {
     return dc__fail(DC_E_TIMEOUT,
@@ -403,7 +132,7 @@ static dc_status hear_host(const char *name, const dc__local_group *group, int f
 }
 
 /* Takes the descriptors apart: control, then each rank's heap and, if it has one, pidfd. */
-static dc_status unpack(dc__local_group *group, const welcome *message, int *fds, int32_t count) {
+static dc_status unpack(dc__local_group *group, const dc__local_welcome *message, int *fds, int32_t count) {
   int heaps[DC__COMM_MAX_WORLD];
   int32_t at = 1;
   for (int32_t r = 0; r < group->world; r++) {
@@ -424,14 +153,14 @@ static dc_status unpack(dc__local_group *group, const welcome *message, int *fds
   void *map = NULL;
   DC__TRY(dc__local_file_map(fds[0], dc__local_control_bytes(group->world), false, &map));
   group->control = map;
-  return map_peers(group, heaps);
+  return dc__local_map_peers(group, heaps);
 }
 
 static dc_status rendezvous_as_guest(const char *name, dc__local_group *group, int64_t deadline) {
   int fd = -1;
   int fds[DC__LOCAL_FDS];
   int32_t count = 0;
-  welcome message;
+  dc__local_welcome message;
   dc_status status = connect_to_host(name, group, deadline, &fd);
   if (status == DC_OK) {
     status = greet(group, fd);
@@ -452,5 +181,6 @@ dc_status dc__local_rendezvous(const char *name, dc__local_group *group) {
   group->bases[group->rank] = (uintptr_t)group->heap.base;
   group->reserves[group->rank] = group->heap.reserve;
   group->pidfds[group->rank] = own_pidfd();
-  return group->rank == 0 ? rendezvous_as_host(name, group, deadline) : rendezvous_as_guest(name, group, deadline);
+  return group->rank == 0 ? dc__local_rendezvous_as_host(name, group, deadline)
+                          : rendezvous_as_guest(name, group, deadline);
 }
