@@ -1,6 +1,6 @@
 /* Communicators behind one table. The rooms above queue collectives on a stream of theirs and learn of failures from
  * dc__comm_check(); a transport implements the table. local/ is built in (threads or processes of one machine, over
- * shared memory); external.c wraps the caller's own functions.
+ * shared memory); external/ wraps the caller's own functions.
  *
  * A collective is a group of 1 to DC__COMM_GROUP items, one handshake for all. Every rank calls with the same tag,
  * totals, dtypes and ranges; transports compare them, and a difference is DC_E_MISMATCH on every rank. Items that
