@@ -145,6 +145,7 @@ static void arm(training *t) {
 }
 
 static dc_status train(training *t) {
+  DC__TRY(dc_comm_barrier(t->r.comm)); /* who ends at REGISTER finds nobody in dc_init */
   if (here->phase == REGISTER) {
     arm(t);
   }
