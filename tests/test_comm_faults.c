@@ -278,8 +278,9 @@ static void *abort_later(void *arg) {
 static int aborted(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copy = NULL;
-  int64_t begin = dc__now_ns(); /* on every rank before any has its copy */
-  CHECK_OK(dc_comm_dup(comm, &copy));
+  CHECK_OK(dc_comm_dup(comm, &copy)); /* which waits for nobody */
+  int64_t begin = dc__now_ns();       /* on every rank before any has passed the barrier */
+  CHECK_OK(dc_comm_barrier(comm));
   if (comm->rank == 1) {
     pthread_t thread;
     pthread_create(&thread, NULL, abort_later, copy);
