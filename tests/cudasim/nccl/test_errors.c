@@ -1,5 +1,6 @@
 /* What goes wrong between ranks on NCCL: versions, ranks that stay away, errors that arrive later, aborts, and every
  * call failing in turn. Each is a status and a sentence on every rank, and nothing is left behind. */
+#include "comm/local/local.h"
 #include "ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
@@ -95,7 +96,7 @@ static bool is_late(dc_status status) {
 }
 
 static void starts_alone(card_rank *c) {
-  c->r.comm->timeout_ns = brief;
+  ((dc__local *)c->r.comm)->group->timeout_ns = brief; /* of the copy that NCCL's stands on */
   CHECK(&c->r, is_late(dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl)));
   CHECK(&c->r, says("the start of NCCL"));
   CHECK(&c->r, dc_comm_check(c->r.comm) != DC_OK); /* and the group is over */
