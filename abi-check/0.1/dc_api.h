@@ -602,8 +602,14 @@ DC_API dc_status dc_step_abort(dc_context *context);
 
 /** Sets the stream on which the caller's own work runs: operators order themselves against it. Later work waits for
  *  what the stream set before has queued.
+ *  A CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, in a context of one rank without NCCL: whole steps,
+ *  so that nothing is gathered and no gradient pending when the capture begins and ends (else DC_E_STATE, from every
+ *  call while it cannot begin, once after it ended). All work is on that stream then, dc_end_backward does not block,
+ *  and no parameter is persistent. A launch does what was captured, in memory of captures alone: launches and other work
+ *  of the context must follow each other, and what the graph uses must stay registered.
  *  stream  kept alive by the caller until replaced; NULL (the default): the calling thread
- *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (also: the stream set before is being captured), DC_E_UNSUPPORTED (the stream
+ *  is being captured, and the context's ranks meet). [handle] Since 0.1. */
 DC_API dc_status dc_set_stream(dc_context *context, dc_stream *stream);
 
 /** The first failure of the context's asynchronous work, which every later call returns too; its text is in
@@ -830,7 +836,7 @@ DC_API dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, in
 /** Reduces what the buckets still hold, of every graph, and blocks until all gradients of the context have arrived in
  *  their buffers. May be called more than once in a backward, and with nothing pending.
  *  graph_id         a registered graph of the context; all graphs' gradients are reduced
- *  release_buckets  1 gives the buckets' memory back too, 0 keeps it
+ *  release_buckets  1 gives the buckets' memory back too, 0 keeps it, as it must be within a capture (dc_set_stream)
  *  Also DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK. [handle] Since 0.1. */
 DC_API dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release_buckets);
 
@@ -1327,6 +1333,12 @@ DC_API dc_status dc_layer_get_plan(const dc_layer_config *config, const dc_layer
  * Inputs are read through their strides, so a transposed view, a slice of rows or a batch that repeats one matrix
  * (stride 0) needs no copy where it says "any strides". Outputs are contiguous, and may not overlap inputs unless it
  * says so. Arguments are all checked before anything is written.
+ *
+ * Functions that say "CPU and CUDA" also compute on a handle's CUDA device, of tensors in its memory, whose elements lie
+ * at multiples of their size (DC_E_INVALID): products by cuBLASLt, float32 not through TF32, the rest by kernels; the
+ * call blocks all the same. Results agree with the CPU's within rounding, the bits are those of every run with the same
+ * shapes. There DC_E_UNSUPPORTED means that cuBLASLt is missing, and DC_E_DEVICE that the device failed. All others
+ * return DC_E_UNSUPPORTED on a CUDA device.
  * Source: Golub and Van Loan, Matrix Computations, 4th edition; single functions name theirs. */
 
 /** The threads, the scratch memory and the LAPACK of second-order calls, which it serialises. */
@@ -1346,8 +1358,7 @@ typedef struct dc_linalg_options {
 DC_API void dc_linalg_options_init(dc_linalg_options *options, size_t struct_size);
 
 /** Makes a handle on a device, which it keeps alive.
- *  On a CUDA device it is for dc_adamw_create() and dc_sgd_create(): what has no kernels there, which is the rest,
- *  returns DC_E_UNSUPPORTED.
+ *  On a CUDA device it is for dc_adamw_create(), dc_sgd_create() and what says "CPU and CUDA" below.
  *  Returns DC_OK; DC_E_INVALID (threads negative or over 1024, plain not 0 or 1), DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
 /** Frees a handle.
@@ -1368,8 +1379,8 @@ DC_API dc_status dc_linalg_begin_query(dc_linalg *linalg);
 DC_API dc_status dc_linalg_end_query(dc_linalg *linalg, size_t *bytes);
 /** Gives the handle scratch memory of the caller's: calls allocate nothing from then on, and one that needs more fails
  *  with DC_E_BUFFER_TOO_SMALL.
- *  memory  64-byte aligned, the caller's until replaced or the handle is destroyed; NULL: the handle's own again, which
- *          grows to what the largest call needed and stays until the handle is destroyed
+ *  memory  64-byte aligned, on the handle's device, the caller's until replaced or the handle is destroyed; NULL: the
+ *          handle's own again, which grows to what the largest call needed and stays until the handle is destroyed
  *  bytes   of memory; 0 for NULL
  *  Returns DC_OK; DC_E_INVALID (one of the two is 0, or memory is not 64-byte aligned). [handle] Since 0.1. */
 DC_API dc_status dc_linalg_set_workspace(dc_linalg *linalg, void *memory, size_t bytes);
@@ -1406,7 +1417,7 @@ typedef struct dc_spectral_options {
   int32_t precision;  /**< DC_FLOAT32 or DC_FLOAT64: the type of the decomposition. DC_DTYPE_NONE = default: float64,
                            but float32 for float32 matrices where epsilon is at least 64 * n * 2^-24 of the largest
                            eigenvalue's bound, so that the small eigenvalues' rounding hides under it; dc_eigh: the
-                           matrix's own. An inverse root that takes no decomposition is computed in float64 */
+                           matrix's own. For an inverse root that takes no decomposition, see there */
   int32_t descending; /**< dc_eigh: 1: the largest eigenvalue first; 0 = default: the smallest */
 } dc_spectral_options;
 
@@ -1444,8 +1455,9 @@ typedef struct dc_spectral_info {
  *  Returns DC_OK, or the status of the first matrix that failed; the others of the batch are computed all the same.
  *  A matrix fails with DC_E_NOT_FINITE (NaN or infinity in either triangle), DC_E_NOT_SYMMETRIC, DC_E_NOT_CONVERGED.
  *  For the call: DC_E_SHAPE (not square, or shapes disagree), DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY,
- *  DC_E_BUFFER_TOO_SMALL. n = 0 and b = 0 are fine. A float32 decomposition that fails is retried in float64. The
- *  solver is LAPACK's syevd. Golub and Van Loan, Matrix Computations, chapter 8. [handle] Since 0.1. */
+ *  DC_E_BUFFER_TOO_SMALL. n = 0 and b = 0 are fine. A float32 decomposition that fails is retried in float64. A
+ *  is brought to tridiagonal form in float64; the solver of that is LAPACK's stedc. Golub and Van Loan, Matrix
+ *  Computations, chapter 8. [handle] Since 0.1. */
 DC_API dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectral_options *options, dc_tensor *values,
                          dc_tensor *vectors, dc_spectral_info *info, size_t info_size);
 
@@ -1463,8 +1475,10 @@ DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double p
 /** Inverse roots, out = (A + epsilon I)^(-1/root): a dc_matrix_power that is cheaper for a matrix that changed little.
  *  Roots 1 to 8 without a basis and without rank_rtol need no eigenvectors (nor does dc_matrix_power with power = -1/1
  *  to -1/8): T = Q^T A Q is tridiagonal, Q a product of reflections; (T + epsilon I)^(-1/root) is a sum of 64 inverses
- *  by Gauss and Jacobi's rule, and Q goes back around it. Matrices with regularised eigenvalues farther apart than
- *  1e12, or negative ones, are decomposed, as everything is by the plain solver. Source: Hale, Higham and Trefethen
+ *  by Gauss and Jacobi's rule, and Q goes back around it: all in float64, but the last for a float32 matrix in float32
+ *  where the root's own eigenvalues are at most 64 times apart, so that 1e-6 of its norm is lost; options.precision =
+ *  DC_FLOAT64 keeps that. Matrices with regularised eigenvalues farther apart than
+ *  1e12, or negative ones, are decomposed from T on, and everything is by the plain solver. Source: Hale, Higham and Trefethen
  *  2008 (doi 10.1137/070700607) for sums of inverses after an elliptic substitution.
  *  a        as in dc_eigh
  *  root     1 to 64; Shampoo's is 4 for a matrix
@@ -1527,7 +1541,7 @@ typedef struct dc_iteration_info {
  *  DC_E_NOT_FINITE (the result does not fit its type), and with DC_E_NOT_CONVERGED: iterations ended too early, the
  *  distance of the product from I grew by more than a fifth (A has a negative eigenvalue beyond epsilon), or residual is
  *  above what is allowed. Then out holds the best iterate. DC_OK; DC_E_INVALID (root, options). Source: Guo and Higham
- *  2006; the step's numbers minimise the largest distance over an interval. [handle] Since 0.1. */
+ *  2006; the step's numbers minimise the largest distance over an interval. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_matrix_inverse_root_newton(dc_linalg *linalg, const dc_tensor *a, int32_t root,
                                                const dc_iteration_options *options, dc_tensor *out,
                                                dc_iteration_info *info, size_t info_size);
@@ -1547,7 +1561,7 @@ enum dc_orthogonal {
  *  steps       1 to 64; 0 = the polynomial's own number
  *  out         a's shape and type; that of a transposed a has the same bits
  *  Returns DC_OK; DC_E_NOT_FINITE (a NaN or an infinity: its place), DC_E_INVALID (polynomial, steps), DC_E_SHAPE,
- *  DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+ *  DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_orthogonalize(dc_linalg *linalg, const dc_tensor *a, int32_t polynomial, int32_t steps,
                                   dc_tensor *out);
 
@@ -1559,7 +1573,7 @@ DC_API dc_status dc_orthogonalize(dc_linalg *linalg, const dc_tensor *a, int32_t
 /** The Kronecker product, written out.
  *  a, b   [m, n] and [p, q], any strides; float32 or float64, one type
  *  out    [m * p, n * q]
- *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_kron(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, dc_tensor *out);
 
 /** A Kronecker product applied without being written out: out = A X B^T is kron(a, b) times x, taken row by row. The
@@ -1567,7 +1581,7 @@ DC_API dc_status dc_kron(dc_linalg *linalg, const dc_tensor *a, const dc_tensor 
  *  a, b   [m, n] and [p, q]; strides as in dc_batch_matmul; float32 or float64, one type
  *  x      [n, q] or [b, n, q], strides as in dc_batch_matmul
  *  out    [m, p] or [b, m, p]; may be x where the shapes agree
- *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_kron_apply(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, const dc_tensor *x,
                                dc_tensor *out);
 
@@ -1579,7 +1593,7 @@ DC_API dc_status dc_kron_apply(dc_linalg *linalg, const dc_tensor *a, const dc_t
  *  x        [m, p]; float32 or float64, the type of all
  *  out      [m, p]; may be x
  *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_POSITIVE (a product plus damping is not positive),
- *  DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+ *  DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, const dc_tensor *a_values,
                                const dc_tensor *b_vectors, const dc_tensor *b_values, double damping,
                                const dc_tensor *x, dc_tensor *out);
@@ -1600,7 +1614,7 @@ DC_API dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tenso
  *           16-bit types are summed in float32
  *  alpha, beta  finite; beta 0: out is not read
  *  out      [b, m, n] of the inputs' type, or float32 for 16-bit ones. k = 0: beta out
- *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (alpha or beta not finite). [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (alpha or beta not finite). CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, double alpha, double beta,
                                  dc_tensor *out);
 
@@ -1626,8 +1640,8 @@ DC_API void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size);
  *  on the bytes that must be read.
  *  a, b     [m, k] and [k, n], each in memory (strides as in dc_batch_matmul) or in a file; types as there
  *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32
- *  budget_bytes  >= 1. Operands in memory need nothing of it. The threads' scratch of 7 MiB each, which all products
- *           share, is not counted
+ *  budget_bytes  >= 1; nothing of it is needed where all three are in memory. The threads' scratch of 7 MiB each, which
+ *           all products share, is not counted
  *  needed   set to the least budget that does, when the budget is too small; may be NULL
  *  k is summed in pieces where whole rows do not fit. A file is written only where the product goes; after
  *  DC_E_SYSTEM (a read or write failed) out's contents are undefined.
@@ -1889,15 +1903,16 @@ enum dc_weight_decay {
  *  start_preconditioning_step it is the graft's. With graft DC_GRAFT_NONE these are Shampoo's own length, and the
  *  filtered gradient. Then w = (1 - lr weight_decay) w - lr direction.
  *  State, where a rank owns block B of a parameter: "exp_avg.B", "graft.B", "momentum.B" as far as the options need
- *  them, and for dimension D "factor.B.D", "root.B.D", "basis.B.D" and "failures.B.D", an int64. */
+ *  them, and for dimension D "factor.B.D", "root.B.D", "failures.B.D", an int64, and with a
+ *  tolerance "basis.B.D". */
 typedef struct dc_shampoo_options {
   size_t struct_size;         /**< sizeof(dc_shampoo_options) */
   double beta1;               /**< of the filtered gradient, bias-corrected; 0 < beta1 < 1; 0 = 0.9; -1 = none: g */
   double beta2;               /**< of the factors; 0 < beta2 <= 1; 0 = 1: the sum. Below 1 bias-corrected */
   double eps_abs;             /**< of the roots, as in dc_spectral_options; 0 = 1e-12; -1 = none */
   double eps_rel;             /**< of the roots; 0 = 1e-6; -1 = none */
-  double tolerance;           /**< of the roots' reuse of a basis, as in dc_spectral_options; 0 = 1e-2; -1 = none:
-                                   every refresh decomposes afresh */
+  double tolerance;           /**< > 0: roots reuse a basis, as in dc_spectral_options, which is kept in float64;
+                                   0 = default = none: each root is computed alone, from 256 rows on as fast */
   double graft_beta2;         /**< of the graft's v; 0 < graft_beta2 < 1; 0 = 0.999 */
   double graft_eps;           /**< > 0; 0 = 1e-8 */
   double weight_decay;        /**< >= 0 */
