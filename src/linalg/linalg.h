@@ -188,8 +188,9 @@ dc_status dc__spectral_each(dc_linalg *l, const dc__spectral *requests, int64_t 
 dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool express, int32_t steps,
                             const dc__mat *out);
 
-/* ---- Kronecker products (kron.c) and products of matrices (bounded.c) ---- */
+/* ---- Kronecker products (kron.c, kron_nearest.c) and products of matrices (bounded.c) ---- */
 
+dc_status dc__kron_too_large(const char *fn);
 dc_status dc__kron(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out);
 dc_status dc__kron_apply(dc_linalg *l, const char *fn, const dc__mat *a, const dc__mat *b, const dc__mat *x,
                          const dc__mat *out);

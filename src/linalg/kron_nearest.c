@@ -1,0 +1,210 @@
+/* The nearest Kronecker product: the largest singular value of the matrix of blocks (Van Loan and Pitsianis, 1993), by
+ * power iteration. */
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+
+#include "linalg/linalg.h"
+
+enum { ITERATIONS = 2000, STILL = 30 };
+
+/* x as a matrix of blocks: u [m, n] and v [p, q] are the vectors of its largest singular value. */
+typedef struct nearest {
+  const dc__mat *x, *a, *b;
+  bool wide;
+  int exponent; /* of x's largest entry */
+  dc__scale scale;
+  double *u, *v, *old, *rows;
+} nearest;
+
+static double entry(const nearest *s, int64_t row, int64_t col) {
+  return dc__scaled(dc__get(s->x->data, s->wide, row * s->x->row_stride + col * s->x->col_stride), s->scale);
+}
+
+/* Row i of u from v, or row k of v from u. */
+static void block_rows(void *arg, int64_t i, void *scratch) {
+  (void)scratch;
+  nearest *s = arg;
+  int64_t p = s->b->rows;
+  int64_t q = s->b->cols;
+  for (int64_t j = 0; j < s->a->cols; j++) {
+    double sum = 0;
+    for (int64_t k = 0; k < p; k++) {
+      for (int64_t l = 0; l < q; l++) {
+        sum += entry(s, i * p + k, j * q + l) * s->v[k * q + l];
+      }
+    }
+    s->u[i * s->a->cols + j] = sum;
+  }
+}
+
+static void inner_rows(void *arg, int64_t k, void *scratch) {
+  (void)scratch;
+  nearest *s = arg;
+  int64_t p = s->b->rows;
+  int64_t q = s->b->cols;
+  for (int64_t l = 0; l < q; l++) {
+    s->v[k * q + l] = 0;
+  }
+  for (int64_t i = 0; i < s->a->rows; i++) {
+    for (int64_t j = 0; j < s->a->cols; j++) {
+      double factor = s->u[i * s->a->cols + j];
+      for (int64_t l = 0; l < q; l++) {
+        s->v[k * q + l] += factor * entry(s, i * p + k, j * q + l);
+      }
+    }
+  }
+}
+
+static void residual_row(void *arg, int64_t row, void *scratch) {
+  (void)scratch;
+  nearest *s = arg;
+  int64_t p = s->b->rows;
+  int64_t q = s->b->cols;
+  double apart = 0;
+  double whole = 0;
+  for (int64_t col = 0; col < s->x->cols; col++) {
+    double x = entry(s, row, col);
+    double product = s->u[row / p * s->a->cols + col / q] * s->v[row % p * q + col % q];
+    apart += (x - product) * (x - product);
+    whole += x * x;
+  }
+  s->rows[2 * row] = apart;
+  s->rows[2 * row + 1] = whole;
+}
+
+static double normalise(double *x, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; i++) {
+    sum += x[i] * x[i];
+  }
+  double norm = sqrt(sum);
+  for (int64_t i = 0; i < count; i++) {
+    x[i] = norm > 0 ? x[i] / norm : 0;
+  }
+  return norm;
+}
+
+/* A first u that no leading vector is at right angles to, but by chance. Where x is symmetric positive semidefinite, so
+ * must every u and v be: the identity plus a little noise that is symmetric and diagonally dominated. */
+static void first_guess(nearest *s) {
+  int64_t m = s->a->rows;
+  int64_t n = s->a->cols;
+  for (int64_t i = 0; i < m; i++) {
+    for (int64_t j = 0; j < n; j++) {
+      uint64_t low = (uint64_t)(i < j ? i : j);
+      uint64_t high = (uint64_t)(i < j ? j : i);
+      uint64_t hash = (low * UINT64_C(0x9E3779B97F4A7C15) ^ (high + 1) * UINT64_C(0xD6E8FEB86659FD93)) >> 40;
+      double noise = (double)hash / (double)(1 << 24) - 0.5;
+      s->u[i * n + j] = (i == j ? 1 : 0) + noise / (double)(m + n);
+    }
+  }
+}
+
+static bool iterate(dc_linalg *l, nearest *s) {
+  int64_t inner = s->b->rows * s->b->cols;
+  int64_t outer = s->a->rows * s->a->cols;
+  double enough = 8 * dc__epsilon(s->x->dtype);
+  double sigma = 0;
+  int32_t still = 0;
+  first_guess(s);
+  for (int64_t i = 0; i < inner; i++) {
+    s->v[i] = 0;
+  }
+  for (int32_t iteration = 0; iteration < ITERATIONS && still < STILL; iteration++) {
+    for (int64_t i = 0; i < inner; i++) {
+      s->old[i] = s->v[i];
+    }
+    dc__parallel(l->pool, s->b->rows, inner_rows, s);
+    (void)normalise(s->v, inner);
+    dc__parallel(l->pool, s->a->rows, block_rows, s);
+    double now = normalise(s->u, outer);
+    double moved = 0;
+    for (int64_t i = 0; i < inner; i++) {
+      moved = fmax(moved, fabs(s->v[i] - s->old[i]));
+    }
+    /* Two equal singular values: v may wander, but the distance stays what it is. */
+    still = fabs(now - sigma) <= 4 * DBL_EPSILON * now ? still + 1 : 0;
+    sigma = now;
+    if (iteration > 0 && moved <= enough) {
+      still = STILL;
+    }
+  }
+  double trace = 0;
+  for (int64_t i = 0; i < inner; i++) {
+    trace += s->v[i];
+  }
+  double scale = copysign(sqrt(sigma), trace);
+  for (int64_t i = 0; i < inner; i++) {
+    s->v[i] *= scale;
+  }
+  for (int64_t i = 0; i < outer; i++) {
+    s->u[i] *= scale;
+  }
+  return still >= STILL;
+}
+
+static dc_status measure(const char *fn, nearest *s) {
+  double most = 0;
+  for (int64_t i = 0; i < s->x->rows; i++) {
+    for (int64_t j = 0; j < s->x->cols; j++) {
+      double x = entry(s, i, j);
+      if (!isfinite(x)) {
+        return dc__fail(DC_E_NOT_FINITE, "%s: x has a NaN or an infinity at [%" PRId64 ", %" PRId64 "]", fn, i, j);
+      }
+      most = fmax(most, fabs(x));
+    }
+  }
+  s->exponent = most > 0 ? ilogb(most) : 0;
+  s->scale = dc__scale_of(-s->exponent);
+  return DC_OK;
+}
+
+/* a and b each get half of the power of two that was taken out. */
+static void store(const nearest *s) {
+  int half = s->exponent / 2;
+  for (int64_t i = 0; i < s->a->rows * s->a->cols; i++) {
+    dc__put(s->a->data, s->wide, i, ldexp(s->u[i], half));
+  }
+  for (int64_t i = 0; i < s->b->rows * s->b->cols; i++) {
+    dc__put(s->b->data, s->wide, i, ldexp(s->v[i], s->exponent - half));
+  }
+}
+
+dc_status dc__kron_nearest(dc_linalg *l, const char *fn, const dc__mat *x, const dc__mat *a, const dc__mat *b,
+                           double *residual) {
+  int64_t outer = a->rows * a->cols;
+  int64_t inner = b->rows * b->cols;
+  size_t bytes = 0;
+  void *memory;
+  if (!dc__linalg_add(&bytes, outer, sizeof(double)) || !dc__linalg_add(&bytes, 2 * inner, sizeof(double)) ||
+      !dc__linalg_add(&bytes, 2 * x->rows, sizeof(double))) {
+    return dc__kron_too_large(fn);
+  }
+  DC__TRY(dc__linalg_scratch(l, fn, bytes, &memory));
+  if (memory == NULL) {
+    return DC_OK;
+  }
+  size_t offset = 0;
+  nearest s = {.x = x, .a = a, .b = b, .wide = x->dtype == DC_FLOAT64, .scale = {1, 1}};
+  s.u = dc__linalg_part(memory, &offset, outer, sizeof(double));
+  s.v = dc__linalg_part(memory, &offset, 2 * inner, sizeof(double));
+  s.old = s.v + inner;
+  s.rows = dc__linalg_part(memory, &offset, 2 * x->rows, sizeof(double));
+  DC__TRY(measure(fn, &s));
+  if (!iterate(l, &s)) {
+    return dc__fail(DC_E_NOT_CONVERGED, "%s: the power iteration did not converge in %d steps", fn, (int)ITERATIONS);
+  }
+  dc__parallel(l->pool, x->rows, residual_row, &s);
+  double apart = 0;
+  double whole = 0;
+  for (int64_t row = 0; row < x->rows; row++) {
+    apart += s.rows[2 * row];
+    whole += s.rows[2 * row + 1];
+  }
+  store(&s);
+  if (residual != NULL) {
+    *residual = whole > 0 ? sqrt(apart / whole) : 0;
+  }
+  return DC_OK;
+}
