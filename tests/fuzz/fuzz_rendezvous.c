@@ -1,7 +1,8 @@
 /* What processes say when they meet: rank 0 hears a greeting of any bytes with any number of descriptors, another rank
- * hears any welcome. Neither may crash, hang, take a rank twice, or keep a descriptor open. Includes the file, whose
+ * hears any welcome. Neither may crash, hang, take a rank twice, or keep a descriptor open. Includes both sides, whose
  * functions are its own. */
-#include "comm/local/rendezvous.c" /* NOLINT: it looks inside */
+#include "comm/local/rendezvous.c"      /* NOLINT: it looks inside */
+#include "comm/local/rendezvous_host.c" /* NOLINT */
 
 #include <dirent.h>
 
@@ -52,12 +53,12 @@ static void as_host(bytes *b) {
   }
   for (int32_t i = 0; i < guests; i++) {
     uint8_t how = take_u8(b);
-    hello word = {.magic = "libdc\0\0",
-                  .protocol = PROTOCOL,
-                  .rank = (int32_t)take_count(b),
-                  .world = how & 1 ? (int32_t)take_count(b) : WORLD,
-                  .has_pidfd = how & 2 ? (int32_t)take_count(b) : 0,
-                  .reserve = how & 4 ? (uint64_t)take_i64(b) : DC__LOCAL_PAGE};
+    dc__local_hello word = {.magic = "libdc\0\0",
+                            .protocol = DC__LOCAL_PROTOCOL,
+                            .rank = (int32_t)take_count(b),
+                            .world = how & 1 ? (int32_t)take_count(b) : WORLD,
+                            .has_pidfd = how & 2 ? (int32_t)take_count(b) : 0,
+                            .reserve = how & 4 ? (uint64_t)take_i64(b) : DC__LOCAL_PAGE};
     size_t size = how & 8 ? take_u8(b) % (sizeof word + 8) : sizeof word;
     unsigned char raw[sizeof word + 8] = {0};
     memcpy(raw, &word, sizeof word);
@@ -75,7 +76,7 @@ static void as_host(bytes *b) {
   }
   PROMISE(joined == h.joined);
   if (h.joined == WORLD - 1) {
-    (void)map_peers(h.group, h.heaps);
+    (void)dc__local_map_peers(h.group, h.heaps);
   }
   dc__local_close_all(h.heaps + 1, DC__COMM_MAX_WORLD - 1);
   for (int32_t i = 0; i < h.guest_count; i++) {
@@ -90,7 +91,7 @@ static void as_guest(bytes *b) {
   int pair[2], fds[DC__LOCAL_FDS];
   int32_t count = 0;
   uint8_t how = take_u8(b);
-  welcome said = {.status = how & 1 ? (int32_t)take_count(b) : DC_OK}, message;
+  dc__local_welcome said = {.status = how & 1 ? (int32_t)take_count(b) : DC_OK}, message;
   for (int32_t r = 0; r < WORLD; r++) {
     said.has_pidfd[r] = how & 2 ? (int32_t)take_count(b) : 0;
     said.reserves[r] = how & 4 ? (uint64_t)take_i64(b) : DC__LOCAL_PAGE;
