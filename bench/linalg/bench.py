@@ -151,7 +151,7 @@ def part_roots() -> List[Row]:
 
 
 def part_warm() -> List[Row]:
-    """A warm refresh beside a decomposition that gives a basis as well, and beside a root without one."""
+    """A warm refresh beside PyTorch's decomposition, libdc's, which gives a basis as well, and a root without one."""
     rows: List[Row] = []
     two, eps_rel = linalg.Handle(threads=2), 1e-4
     for batch, n, beta in ((16, 256, 0.999), (8, 512, 0.999), (1, 1024, 0.999)):
@@ -172,12 +172,13 @@ def part_warm() -> List[Row]:
                                                                  handle=two),
                     "warm": warm,
                     "root alone": lambda: linalg.inverse_root(after, 4, eps_rel=eps_rel, precision=precision, out=out,
-                                                              handle=two)}
+                                                              handle=two),
+                    "torch.linalg.eigh, 2 threads": with_threads(
+                        2, lambda: torch_root(after.to(getattr(torch, precision)), eps_rel).float())}
             errors = {name: error_of(way(), after, eps_rel) for name, way in ways.items()}
             paths = {"warm": ", ".join(sorted({i.path.name for i in info}))}
-            rows += rows_of("warm", f"{batch} of {n}, {precision}, beta {beta}", turns(ways), "decomposition",
-                            error=errors,
-                            path=paths)
+            rows += rows_of("warm", f"{batch} of {n}, {precision}, beta {beta}", turns(ways),
+                            "torch.linalg.eigh, 2 threads", error=errors, path=paths)
     return rows
 
 

@@ -1,6 +1,6 @@
 /* The kernels' threads. A call hangs a job, which lies on its stack, into the pool's list; workers help whatever job
  * has work left; the caller works too, then waits for its helpers. */
-#define _GNU_SOURCE /* sched_getaffinity */
+#define _GNU_SOURCE /* sched_getaffinity, sched_getcpu */
 #include "kernels/parallel.h"
 
 #include <inttypes.h>
@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { WORTH = 1 << 18 }; /* about 20 microseconds of work, what waking a thread costs */
@@ -25,6 +26,14 @@ typedef struct job {
   atomic_int helpers; /* workers inside; changes under the pool's mutex */
   struct job *link;
 } job;
+
+/* A worker, under the pool's mutex. */
+typedef struct seat {
+  pid_t thread;
+  int processor; /* that it fell asleep on; AWAKE */
+} seat;
+
+enum { AWAKE = -1 };
 
 /* A block of scratch memory; free ones are chained through themselves. */
 typedef union scratch {
@@ -46,6 +55,9 @@ struct dc__pool {
   bool started;
   int32_t workers; /* that could be started */
   pthread_t *ids;
+  seat *seats;
+  int32_t seated;
+  cpu_set_t processors; /* that the workers began with */
   scratch *free;
 };
 
@@ -76,6 +88,7 @@ static void pool_free(dc__pool *pool) {
   pthread_cond_destroy(&pool->work);
   pthread_cond_destroy(&pool->done);
   dc__free(pool->ids);
+  dc__free(pool->seats);
   dc__free(pool);
 }
 
@@ -91,7 +104,9 @@ static dc__pool *pool_create(int32_t threads) {
   pthread_cond_init(&pool->work, NULL);
   pthread_cond_init(&pool->done, NULL);
   pool->ids = dc__calloc((size_t)threads, sizeof *pool->ids);
-  for (int32_t i = 0; i < threads && pool->ids != NULL; i++) {
+  pool->seats = dc__calloc((size_t)threads, sizeof *pool->seats);
+  const bool there = pool->ids != NULL && pool->seats != NULL;
+  for (int32_t i = 0; i < threads && there; i++) {
     scratch *block = scratch_create();
     if (block == NULL) {
       dc__fail(DC_E_NO_MEMORY, "out of host memory: %d bytes for a thread", (int)DC__SCRATCH_BYTES);
@@ -101,7 +116,7 @@ static dc__pool *pool_create(int32_t threads) {
     block->link = pool->free;
     pool->free = block;
   }
-  if (pool->ids == NULL) {
+  if (!there) {
     pool_free(pool);
     return NULL;
   }
@@ -232,6 +247,8 @@ static void *worker(void *arg) {
   dc__pool *pool = arg;
   scratch *block = scratch_take(pool);
   pthread_mutex_lock(&pool->mutex);
+  seat *own = &pool->seats[pool->seated++];
+  *own = (seat){(pid_t)syscall(SYS_gettid), AWAKE};
   while (!atomic_load(&pool->ending)) {
     job *j = find_job(pool);
     if (j != NULL) {
@@ -247,9 +264,11 @@ static void *worker(void *arg) {
     pthread_mutex_unlock(&pool->mutex);
     spin_for_work(pool, seen);
     pthread_mutex_lock(&pool->mutex);
+    own->processor = sched_getcpu();
     while (!atomic_load(&pool->ending) && atomic_load(&pool->posted) == seen) {
       pthread_cond_wait(&pool->work, &pool->mutex);
     }
+    own->processor = AWAKE;
   }
   pthread_mutex_unlock(&pool->mutex);
   scratch_give(pool, block);
@@ -261,12 +280,31 @@ static void start(dc__pool *pool) {
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
+  sched_getaffinity(0, sizeof pool->processors, &pool->processors);
   pthread_sigmask(SIG_BLOCK, &all, &before);
   while (pool->workers < pool->threads - 1 && pthread_create(&pool->ids[pool->workers], NULL, worker, pool) == 0) {
     pool->workers++;
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   pool->started = true;
+}
+
+/* A worker is woken where it fell asleep. Where that is the caller's processor by now, and no other one is said to
+ * share its cache, as in many virtual machines, it would stay and share the time with the caller for milliseconds.
+ * Under the mutex. */
+static void make_room(dc__pool *pool) {
+  int here = sched_getcpu();
+  for (int32_t i = 0; i < pool->seated && here >= 0; i++) {
+    cpu_set_t others;
+    if (pool->seats[i].processor != here || sched_getaffinity(0, sizeof others, &others) != 0) {
+      continue;
+    }
+    CPU_AND(&others, &others, &pool->processors);
+    CPU_CLR((size_t)here, &others);
+    if (CPU_COUNT(&others) > 0) {
+      sched_setaffinity(pool->seats[i].thread, sizeof others, &others);
+    }
+  }
 }
 
 static void with_helpers(dc__pool *pool, job *j, void *block) {
@@ -277,6 +315,7 @@ static void with_helpers(dc__pool *pool, job *j, void *block) {
   j->link = pool->jobs;
   pool->jobs = j;
   atomic_fetch_add(&pool->posted, 1);
+  make_room(pool);
   pthread_cond_broadcast(&pool->work);
   pthread_mutex_unlock(&pool->mutex);
   work_on(j, block);

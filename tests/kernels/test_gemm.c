@@ -1,9 +1,7 @@
-/* Matrix products at each level against float64, the epilogues, the bits over block cuts and threads, and the pool. */
+/* Matrix products at each level against float64, the epilogues, and the bits over block cuts and threads. */
 #include <math.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -297,62 +295,10 @@ static void test_batch(void **state) {
   dc__pool_close(pool);
 }
 
-/* ---- the pool ---- */
-
-static atomic_int counts[1000];
-
-static void count_up(void *arg, int64_t index, void *scratch) {
-  atomic_int *array = arg;
-  atomic_fetch_add(&array[index], 1);
-  ((volatile char *)scratch)[DC__SCRATCH_BYTES - 1] = 1;
-}
-
-static void *hammer(void *arg) {
-  atomic_int own[50] = {0};
-  for (int32_t i = 0; i < 100; i++) {
-    dc__parallel(arg, 50, count_up, own);
-  }
-  for (int32_t i = 0; i < 50; i++) {
-    assert_int_equal(own[i], 100);
-  }
-  return NULL;
-}
-
-static void test_pool(void **state) {
-  (void)state;
-  dc__pool *pool;
-  dc__pool *same;
-  assert_int_equal(dc__pool_open(-1, &pool), DC_E_INVALID);
-  assert_int_equal(dc__pool_open(DC__THREADS_MAX + 1, &pool), DC_E_INVALID);
-  assert_int_equal(dc__pool_open(3, &pool), DC_OK);
-  assert_int_equal(dc__pool_open(3, &same), DC_OK);
-  assert_ptr_equal(pool, same);
-  dc__pool_close(same);
-  assert_int_equal(dc__pool_threads(pool), 3);
-  dc__parallel(pool, 0, count_up, counts);
-  dc__parallel(pool, 1000, count_up, counts);
-  for (int32_t i = 0; i < 1000; i++) {
-    assert_int_equal(counts[i], 1);
-  }
-  pthread_t callers[4];
-  for (int32_t i = 0; i < 4; i++) {
-    assert_int_equal(pthread_create(&callers[i], NULL, hammer, pool), 0);
-  }
-  for (int32_t i = 0; i < 4; i++) {
-    pthread_join(callers[i], NULL);
-  }
-  dc__pool_close(pool);
-  dc__pool_close(NULL);
-  assert_int_equal(dc__pool_open(0, &pool), DC_OK);
-  assert_true(dc__pool_threads(pool) >= 1);
-  dc__pool_close(pool);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_shapes), cmocka_unit_test(test_gelu), cmocka_unit_test(test_same_bits),
       cmocka_unit_test(test_packed), cmocka_unit_test(test_long), cmocka_unit_test(test_batch),
-      cmocka_unit_test(test_pool),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,113 @@
+/* The pool of threads: who works, who shares one, and on which processors. */
+#define _GNU_SOURCE /* sched_getaffinity */
+#include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "kernels/kernels.h"
+
+static atomic_int counts[1000];
+
+static void count_up(void *arg, int64_t index, void *scratch) {
+  atomic_int *array = arg;
+  atomic_fetch_add(&array[index], 1);
+  ((volatile char *)scratch)[DC__SCRATCH_BYTES - 1] = 1;
+}
+
+static void *hammer(void *arg) {
+  atomic_int own[50] = {0};
+  for (int32_t i = 0; i < 100; i++) {
+    dc__parallel(arg, 50, count_up, own);
+  }
+  for (int32_t i = 0; i < 50; i++) {
+    assert_int_equal(own[i], 100);
+  }
+  return NULL;
+}
+
+static void test_pool(void **state) {
+  (void)state;
+  dc__pool *pool;
+  dc__pool *same;
+  assert_int_equal(dc__pool_open(-1, &pool), DC_E_INVALID);
+  assert_int_equal(dc__pool_open(DC__THREADS_MAX + 1, &pool), DC_E_INVALID);
+  assert_int_equal(dc__pool_open(3, &pool), DC_OK);
+  assert_int_equal(dc__pool_open(3, &same), DC_OK);
+  assert_ptr_equal(pool, same);
+  dc__pool_close(same);
+  assert_int_equal(dc__pool_threads(pool), 3);
+  dc__parallel(pool, 0, count_up, counts);
+  dc__parallel(pool, 1000, count_up, counts);
+  for (int32_t i = 0; i < 1000; i++) {
+    assert_int_equal(counts[i], 1);
+  }
+  pthread_t callers[4];
+  for (int32_t i = 0; i < 4; i++) {
+    assert_int_equal(pthread_create(&callers[i], NULL, hammer, pool), 0);
+  }
+  for (int32_t i = 0; i < 4; i++) {
+    pthread_join(callers[i], NULL);
+  }
+  dc__pool_close(pool);
+  dc__pool_close(NULL);
+  assert_int_equal(dc__pool_open(0, &pool), DC_OK);
+  assert_true(dc__pool_threads(pool) >= 1);
+  dc__pool_close(pool);
+}
+
+static cpu_set_t processors(void) {
+  cpu_set_t set;
+  assert_int_equal(sched_getaffinity(0, sizeof set, &set), 0);
+  return set;
+}
+
+static cpu_set_t allowed;
+
+static void check_processors(void *arg, int64_t index, void *scratch) {
+  (void)index;
+  (void)scratch;
+  cpu_set_t mine = processors();
+  CPU_AND(&mine, &mine, &allowed);
+  cpu_set_t all = processors();
+  atomic_fetch_add((atomic_int *)arg, CPU_EQUAL(&mine, &all) && CPU_COUNT(&all) > 0);
+}
+
+/* Ten calls to workers that have fallen asleep, each of them long enough to be shared. */
+static void call_sleepers(dc__pool *pool) {
+  const cpu_set_t before = processors();
+  for (int32_t i = 0; i < 10; i++) {
+    nanosleep(&(struct timespec){0, 3000000}, NULL);
+    atomic_int right = 0;
+    dc__parallel(pool, 1000, check_processors, &right);
+    assert_int_equal(right, 1000);
+  }
+  const cpu_set_t after = processors();
+  assert_true(CPU_EQUAL(&before, &after));
+}
+
+/* Workers make room for their caller, but go nowhere where they were not let before; the caller stays where it is. */
+static void test_processors(void **state) {
+  (void)state;
+  dc__pool *pool;
+  assert_int_equal(dc__pool_open(4, &pool), DC_OK);
+  allowed = processors();
+  call_sleepers(pool);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET((size_t)sched_getcpu(), &one);
+  assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+  call_sleepers(pool);
+  assert_int_equal(sched_setaffinity(0, sizeof allowed, &allowed), 0);
+  call_sleepers(pool);
+  dc__pool_close(pool);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_pool), cmocka_unit_test(test_processors)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
