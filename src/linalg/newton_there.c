@@ -11,22 +11,9 @@
 static void multiply(const dc__newton *w, const void *a, const void *b, void *c) {
   dc__flight *f = w->place;
   const int64_t n = w->job->n;
-  const dc__gemm g = {.dtype = w->dtype,
-                      .out_dtype = w->dtype,
-                      .m = n,
-                      .n = n,
-                      .k = n,
-                      .a = a,
-                      .b = b,
-                      .c = c,
-                      .lda = n,
-                      .ldb = n,
-                      .ldc = n,
-                      .batch = f->count,
-                      .stride_a = n * n,
-                      .stride_b = n * n,
-                      .stride_c = n * n,
-                      .alpha = 1};
+  dc__gemm g = dc__square_product(w->dtype, n, a, b, c);
+  g.batch = f->count;
+  g.stride_a = g.stride_b = g.stride_c = n * n;
   dc__linalg_gemm(f->l, &g, f->product);
 }
 

@@ -10,32 +10,26 @@ static dc__pool *pool_of(const dc__job *job) {
   return job->inside ? NULL : job->l->pool;
 }
 
-static const void *at(const void *data, int32_t dtype, int64_t i) {
-  return (const char *)data + (size_t)i * dc_dtype_size(dtype);
-}
-
-/* c = a b, all [n, n]. */
-static dc__gemm square(const dc__job *job, int32_t dtype, const void *a, const void *b, void *c) {
-  int64_t n = job->n;
-  dc__gemm g = {.dtype = dtype,
-                .out_dtype = dtype,
-                .m = n,
-                .n = n,
-                .k = n,
-                .a = a,
-                .b = b,
-                .c = c,
-                .lda = n,
-                .ldb = n,
-                .ldc = n,
-                .batch = 1,
-                .alpha = 1};
+dc__gemm dc__square_product(int32_t dtype, int64_t n, const void *a, const void *b, void *c) {
+  const dc__gemm g = {.dtype = dtype,
+                      .out_dtype = dtype,
+                      .m = n,
+                      .n = n,
+                      .k = n,
+                      .a = a,
+                      .b = b,
+                      .c = c,
+                      .lda = n,
+                      .ldb = n,
+                      .ldc = n,
+                      .batch = 1,
+                      .alpha = 1};
   return g;
 }
 
 void dc__full_product(const dc__job *job, int32_t dtype, bool trans_a, const void *a, const void *b, int64_t cols,
                       void *c, void *scratch) {
-  dc__gemm g = square(job, dtype, a, b, c);
+  dc__gemm g = dc__square_product(dtype, job->n, a, b, c);
   g.trans_a = trans_a;
   g.n = g.ldb = g.ldc = cols;
   dc__gemm_on(pool_of(job), &g, scratch);
@@ -45,8 +39,8 @@ void dc__triangular_product(const dc__job *job, int32_t dtype, const void *a, co
                             void *scratch) {
   int64_t n = job->n;
   for (int64_t j = 0; j < n; j += WIDE) { /* columns j … of c: rows above j of the triangle are zero there */
-    dc__gemm g =
-        square(job, dtype, at(a, dtype, j), at(lower, dtype, j * n + j), (char *)c + (size_t)j * dc_dtype_size(dtype));
+    dc__gemm g = dc__square_product(dtype, n, dc__element(a, dtype, j), dc__element(lower, dtype, j * n + j),
+                                    dc__element(c, dtype, j));
     g.n = n - j < WIDE ? n - j : WIDE;
     g.k = n - j;
     dc__gemm_on(pool_of(job), &g, scratch);
@@ -59,15 +53,15 @@ void dc__triangle(dc__pool *pool, const dc__gemm *whole, void *scratch) {
     dc__gemm g = *whole;
     g.m = rows;
     g.n = i + rows;
-    g.a = at(whole->a, whole->dtype, whole->trans_a ? i : i * whole->lda);
-    g.c = (char *)whole->c + (size_t)(i * whole->ldc) * dc_dtype_size(whole->dtype);
+    g.a = dc__element(whole->a, whole->dtype, whole->trans_a ? i : i * whole->lda);
+    g.c = dc__element(whole->c, whole->dtype, i * whole->ldc);
     dc__gemm_on(pool, &g, scratch);
   }
 }
 
 void dc__half_product(const dc__job *job, int32_t dtype, bool trans_a, bool trans_b, const void *a, const void *b,
                       void *c, void *scratch) {
-  dc__gemm g = square(job, dtype, a, b, c);
+  dc__gemm g = dc__square_product(dtype, job->n, a, b, c);
   g.trans_a = trans_a;
   g.trans_b = trans_b;
   dc__triangle(pool_of(job), &g, scratch);

@@ -96,6 +96,8 @@ dc_status dc__newton_there(dc_linalg *l, const dc__spectral *r);
 void dc__spectral_write_info(const dc__spectral *r, const dc__task *t, int64_t index);
 dc_status dc__spectral_explain(const dc__spectral *r, const dc__task *t, int64_t index);
 
+/* c = a b, all [n, n]. */
+dc__gemm dc__square_product(int32_t dtype, int64_t n, const void *a, const void *b, void *c);
 /* The lower triangle of a square product, and what of the upper one is in the same blocks; scratch as for
  * dc__gemm_on(). */
 void dc__triangle(dc__pool *pool, const dc__gemm *whole, void *scratch);
