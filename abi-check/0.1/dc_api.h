@@ -1912,7 +1912,8 @@ typedef struct dc_shampoo_options {
   double eps_abs;             /**< of the roots, as in dc_spectral_options; 0 = 1e-12; -1 = none */
   double eps_rel;             /**< of the roots; 0 = 1e-6; -1 = none */
   double tolerance;           /**< > 0: roots reuse a basis, as in dc_spectral_options, which is kept in float64;
-                                   0 = default = none: each root is computed alone, from 256 rows on as fast */
+                                   0 = default = none: each root is computed alone, which costs less unless
+                                   factors change slowly */
   double graft_beta2;         /**< of the graft's v; 0 < graft_beta2 < 1; 0 = 0.999 */
   double graft_eps;           /**< > 0; 0 = 1e-8 */
   double weight_decay;        /**< >= 0 */
