@@ -214,6 +214,8 @@ static void test_groups(void **state) {
   OK(dc_optimizer_set_lr(a.optimizer, 1, 0.5));
   add(&a, 0, 5, 0, 5);
   add(&a, 1, 5, 0, 5);
+  o.amsgrad = 1; /* would need state that the parameters of this group do not have */
+  FAILS(dc_adamw_set_group(a.optimizer, 1, &o), DC_E_INVALID, "group 1 has parameters: amsgrad must stay as it is");
   float before[5];
   memcpy(before, a.weight[0], sizeof before);
   float second = a.weight[1][0];

@@ -182,18 +182,47 @@ static void *failing_rank(void *arg) {
   return NULL;
 }
 
-static void point_44_one_rank_fails_and_none_steps(void **state) {
-  (void)state;
+static void on_two_ranks(void *(*body)(void *)) {
   static rank ranks[2];
   dc_comm *comms[2];
   OK(dc_comm_create_threads(2, NULL, comms));
   for (int32_t r = 0; r < 2; r++) {
     ranks[r] = (rank){.comm = comms[r], .rank = r, .world = 2};
-    assert_int_equal(pthread_create(&ranks[r].thread, NULL, failing_rank, &ranks[r]), 0);
+    assert_int_equal(pthread_create(&ranks[r].thread, NULL, body, &ranks[r]), 0);
   }
   for (int32_t r = 0; r < 2; r++) {
     pthread_join(ranks[r].thread, NULL);
   }
+}
+
+static void point_44_one_rank_fails_and_none_steps(void **state) {
+  (void)state;
+  on_two_ranks(failing_rank);
+}
+
+/* One rank has a gradient less than the other: who steps would wait for what never comes. */
+static void *rank_without_a_gradient(void *arg) {
+  rank *r = arg;
+  dc_shampoo_options o = rank_options();
+  float grads[PARAMS][MOST], before[PARAMS][MOST];
+  bool skip[PARAMS] = {r->rank == 1};
+  open_model(&r->m, shampoo(linalg, r->comm, &o), r->rank, r->world, true);
+  gradients_of(1, grads);
+  memcpy(before, r->m.weights, sizeof before);
+  if (step_with(&r->m, grads, skip) != DC_E_MISMATCH || memcmp(before, r->m.weights, sizeof before) != 0 ||
+      strstr(dc_last_error(), "has other parameters, or gradients of other parameters") == NULL) {
+    fprintf(stderr, "%s\n", dc_last_error());
+    abort();
+  }
+  steps(&r->m, 1, 2);
+  dc_optimizer_destroy(r->m.optimizer);
+  dc_comm_destroy(r->comm);
+  return NULL;
+}
+
+static void point_44_ranks_with_other_gradients_do_not_step(void **state) {
+  (void)state;
+  on_two_ranks(rank_without_a_gradient);
 }
 
 /* ---- threads, state, growth ---- */
@@ -311,6 +340,7 @@ int main(void) {
       cmocka_unit_test(point_43_what_shapes_the_state_stays),
       cmocka_unit_test(point_44_gradients_that_are_not_finite),
       cmocka_unit_test(point_44_one_rank_fails_and_none_steps),
+      cmocka_unit_test(point_44_ranks_with_other_gradients_do_not_step),
       cmocka_unit_test(point_47_48_ranks_agree_with_one),
       cmocka_unit_test(point_48_a_saved_state_goes_on_bit_for_bit),
       cmocka_unit_test(point_16_failed_roots),
