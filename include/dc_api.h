@@ -1699,7 +1699,7 @@ DC_API void dc_sample_layer_init(dc_sample_layer *layer, size_t struct_size);
  *  x, delta  the layer's input and the gradient of its output; contiguous, one type, float32 or float64
  *  weight, bias  outputs, [N, and the weight's or bias' own shape]; NULL = not wanted. Old contents are not read
  *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (a number out of its range; an embedding's index outside rows:
- *  names its place). [handle] Since 0.1. */
+ *  names its place), DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_per_sample_grads(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
                                      const dc_tensor *delta, dc_tensor *weight, dc_tensor *bias);
 
@@ -1716,7 +1716,8 @@ enum dc_sample_part {
  *  parts       sum of enum dc_sample_part: which parts count
  *  accumulate  1: adds to squares, so that many layers make one norm; 0: replaces them
  *  squares     [N] of delta's type; never negative, and NaN for a sample that has one, without touching others
- *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle]
+ *  Since 0.1. */
 DC_API dc_status dc_per_sample_norms(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
                                      const dc_tensor *delta, int32_t parts, int32_t accumulate, dc_tensor *squares);
 
@@ -1724,7 +1725,7 @@ DC_API dc_status dc_per_sample_norms(dc_linalg *linalg, const dc_sample_layer *l
  *  (sqrt(squares[n]) + 1e-6)), and 0 where squares[n] is NaN or infinite. Source: Abadi et al. 2016 (arXiv 1607.00133).
  *  squares, factors  [N], float32 or float64, one type; may be the same memory
  *  max_norm  > 0; infinity is allowed, and clips nothing
- *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_clip_factors(dc_linalg *linalg, const dc_tensor *squares, double max_norm, dc_tensor *factors);
 
 /** The sum over samples of factors[n] times the sample's gradient, without the gradients. Source: Bu et al. 2022 (arXiv
@@ -1734,7 +1735,8 @@ DC_API dc_status dc_clip_factors(dc_linalg *linalg, const dc_tensor *squares, do
  *           not read at all, so what is not finite there does no harm
  *  accumulate  1: adds to weight and bias; 0: replaces them
  *  weight, bias  outputs in their own shapes; NULL = not wanted
- *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle]
+ *  Since 0.1. */
 DC_API dc_status dc_clipped_grad_sum(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
                                      const dc_tensor *delta, const dc_tensor *factors, int32_t accumulate,
                                      dc_tensor *weight, dc_tensor *bias);

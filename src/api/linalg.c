@@ -106,7 +106,15 @@ dc_status dc__check_matrix(const char *fn, const char *arg, const dc__mat *mat, 
 dc_status dc__read_matrix(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t layout,
                           dc__mat *mat) {
   DC__TRY(dc__mat_read(fn, arg, tensor, layout, mat));
-  return dc__linalg_lies(l, fn, arg, mat);
+  return dc__linalg_lies(l, fn, arg, mat->data, mat->dtype);
+}
+
+dc_status dc__read_vector(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype,
+                          const int64_t *shape, int32_t ndim, void **data) {
+  dc_tensor read;
+  DC__TRY(dc__mat_read_as(fn, arg, tensor, dtype, shape, ndim, &read));
+  *data = read.data;
+  return dc__linalg_lies(l, fn, arg, read.data, dtype);
 }
 
 dc_status dc__read_output(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype,

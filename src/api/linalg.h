@@ -31,6 +31,9 @@ dc_status dc__check_matrix(const char *fn, const char *arg, const dc__mat *mat, 
 /* dc__mat_read(), which also refuses what the handle's device cannot read. */
 dc_status dc__read_matrix(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t layout,
                           dc__mat *mat);
+/* dc__mat_read_as() for the data alone, with the same refusal. */
+dc_status dc__read_vector(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype,
+                          const int64_t *shape, int32_t ndim, void **data);
 /* Reads a contiguous output of two or three dimensions. */
 dc_status dc__read_output(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype,
                           const dc__mat *like, dc__mat *out);

@@ -81,7 +81,7 @@ static dc_status kron_solve(const char *fn, dc_linalg *l, const dc_tensor *a_vec
                             const dc_tensor *b_vectors, const dc_tensor *b_values, double damping, const dc_tensor *x,
                             dc_tensor *out) {
   dc__mat qa, qb, mx, mo;
-  dc_tensor va, vb;
+  void *va, *vb;
   if (!(damping >= 0) || isinf(damping)) {
     return dc__fail(DC_E_INVALID, "%s: damping = %g, must be finite and >= 0", fn, damping);
   }
@@ -91,10 +91,10 @@ static dc_status kron_solve(const char *fn, dc_linalg *l, const dc_tensor *a_vec
   DC__TRY(read_real(fn, l, "b_vectors", b_vectors, DC__MAT_GEMM, mx.dtype, &qb));
   DC__TRY(dc__check_matrix(fn, "a_vectors", &qa, -1, mx.rows, mx.rows));
   DC__TRY(dc__check_matrix(fn, "b_vectors", &qb, -1, mx.cols, mx.cols));
-  DC__TRY(dc__mat_read_as(fn, "a_values", a_values, mx.dtype, &mx.rows, 1, &va));
-  DC__TRY(dc__mat_read_as(fn, "b_values", b_values, mx.dtype, &mx.cols, 1, &vb));
+  DC__TRY(dc__read_vector(l, fn, "a_values", a_values, mx.dtype, &mx.rows, 1, &va));
+  DC__TRY(dc__read_vector(l, fn, "b_values", b_values, mx.dtype, &mx.cols, 1, &vb));
   DC__TRY(dc__read_output(l, fn, "out", out, mx.dtype, &mx, &mo));
-  return dc__kron_solve(l, fn, &qa, va.data, &qb, vb.data, damping, &mx, &mo);
+  return dc__kron_solve(l, fn, &qa, va, &qb, vb, damping, &mx, &mo);
 }
 
 dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, const dc_tensor *a_values,

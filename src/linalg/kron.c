@@ -178,9 +178,8 @@ static dc_status check_damped_there(dc_linalg *l, const damped *d) {
   }
   brought.a = here;
   brought.b = here + bytes[0];
-  dc__stream_copy(l->device->here, here, d->a, bytes[0]);
-  dc__stream_copy(l->device->here, here + bytes[0], d->b, bytes[1]);
-  dc_status status = dc__linalg_done(l);
+  dc_status status = dc__linalg_bring(l, here, d->a, bytes[0]);
+  status = status == DC_OK ? dc__linalg_bring(l, here + bytes[0], d->b, bytes[1]) : status;
   status = status == DC_OK ? check_damped(&brought) : status;
   dc__free(here);
   return status;

@@ -126,7 +126,7 @@ static inline double dc__scaled(double x, dc__scale scale) {
 double dc__epsilon(int32_t dtype);
 
 /* DC_E_INVALID where a device cannot read elements: not at a multiple of their size (there.c). */
-dc_status dc__linalg_lies(const dc_linalg *l, const char *fn, const char *arg, const dc__mat *mat);
+dc_status dc__linalg_lies(const dc_linalg *l, const char *fn, const char *arg, const void *data, int32_t dtype);
 
 /* out = alpha op a b + beta out for matrices whose rows or columns are dense: fills in what a product needs. */
 dc__gemm dc__mat_product(const dc__mat *a, const dc__mat *b, double alpha, double beta, const dc__mat *out);
@@ -145,6 +145,8 @@ dc_status dc__batch_matmul(dc_linalg *l, const char *fn, const dc__mat *a, const
                            const dc__mat *out);
 /* Waits for what was queued. */
 dc_status dc__linalg_done(dc_linalg *l);
+/* Bytes of the device's memory, to here. */
+dc_status dc__linalg_bring(dc_linalg *l, void *to, const void *from, size_t bytes);
 
 /* ---- symmetric matrices (spectral.c, power.c) ---- */
 
@@ -224,9 +226,9 @@ typedef struct dc__sample {
   int64_t size[3], size_out[3];
 } dc__sample;
 
-/* Checks everything that x and delta say: float32 or float64, of one type. */
-dc_status dc__sample_read(const char *fn, const dc_sample_layer *layer, const dc_tensor *x, const dc_tensor *delta,
-                          dc__sample *sample);
+/* Checks everything that x and delta say: float32 or float64, of one type; an embedding's indices too. */
+dc_status dc__sample_read(dc_linalg *l, const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
+                          const dc_tensor *delta, dc__sample *sample);
 /* The same for a linear layer or a convolution in float32, float16 or bfloat16, x and delta each in its own. */
 dc_status dc__sample_read_short(const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
                                 const dc_tensor *delta, dc__sample *sample);
@@ -240,6 +242,9 @@ dc_status dc__sample_grads(dc_linalg *l, const dc__sample *sample, void *weight,
 dc_status dc__sample_norms(dc_linalg *l, const dc__sample *sample, int32_t parts, bool accumulate, void *squares);
 dc_status dc__sample_sum(dc_linalg *l, const dc__sample *sample, const void *factors, bool accumulate, void *weight,
                          void *bias);
+
+/* factors[i] = min(1, most / (sqrt(squares[i]) + 1e-6)), 0 where that square is not finite. */
+dc_status dc__clip_factors(dc_linalg *l, int32_t dtype, int64_t count, const void *squares, double most, void *factors);
 
 /* A convolution's patches of one sample and group, [in][positions], `row` elements from one row to the next
  * (sample_conv.c). */

@@ -1,5 +1,5 @@
 /* Which file knows what of a kind of layer. */
-#include "linalg/sample.h"
+#include "linalg/sample_there.h"
 
 bool dc__sample_has_bias(const dc__sample *s) {
   return !dc__is_embedding(s->layer.kind) && s->layer.kind != DC_SAMPLE_RMS_NORM;
@@ -26,6 +26,11 @@ int32_t dc__sample_shape(const dc__sample *s, bool bias, bool per_sample, int64_
 }
 
 dc_status dc__sample_grads(dc_linalg *l, const dc__sample *s, void *weight, void *bias) {
+  if (dc__linalg_is_there(l)) {
+    const dc__sample_call call = {
+        .use = DC__SAMPLE_GRADS, .weight = weight != NULL, .bias = bias != NULL, .to_weight = weight, .to_bias = bias};
+    return dc__sample_there_run(l, s, &call);
+  }
   if (dc__is_embedding(s->layer.kind)) {
     return dc__embedding_grads(l, s, weight);
   }
@@ -33,6 +38,14 @@ dc_status dc__sample_grads(dc_linalg *l, const dc__sample *s, void *weight, void
 }
 
 dc_status dc__sample_norms(dc_linalg *l, const dc__sample *s, int32_t parts, bool accumulate, void *squares) {
+  if (dc__linalg_is_there(l)) {
+    const dc__sample_call call = {.use = DC__SAMPLE_SQUARES,
+                                  .weight = (parts & DC_PART_WEIGHT) != 0,
+                                  .bias = (parts & DC_PART_BIAS) != 0,
+                                  .accumulate = accumulate,
+                                  .squares = squares};
+    return dc__sample_there_run(l, s, &call);
+  }
   if (dc__is_embedding(s->layer.kind)) {
     return dc__embedding_norms(l, s, accumulate, squares);
   }
@@ -42,9 +55,37 @@ dc_status dc__sample_norms(dc_linalg *l, const dc__sample *s, int32_t parts, boo
 
 dc_status dc__sample_sum(dc_linalg *l, const dc__sample *s, const void *factors, bool accumulate, void *weight,
                          void *bias) {
+  if (dc__linalg_is_there(l)) {
+    const dc__sample_call call = {.use = DC__SAMPLE_SUM,
+                                  .weight = weight != NULL,
+                                  .bias = bias != NULL,
+                                  .accumulate = accumulate,
+                                  .factors = factors,
+                                  .to_weight = weight,
+                                  .to_bias = bias};
+    return dc__sample_there_run(l, s, &call);
+  }
   if (dc__is_embedding(s->layer.kind)) {
     return dc__embedding_sum(l, s, factors, accumulate, weight);
   }
   return dc__is_norm(s->layer.kind) ? dc__norm_sum(l, s, factors, accumulate, weight, bias)
                                     : dc__pair_sum(l, s, factors, accumulate, weight, bias);
+}
+
+dc_status dc__clip_factors(dc_linalg *l, int32_t dtype, int64_t count, const void *squares, double most,
+                           void *factors) {
+  const bool wide = dtype == DC_FLOAT64;
+  if (l->query) {
+    return DC_OK;
+  }
+  if (dc__linalg_is_there(l)) {
+    const dc__cuda_clip_args args = {squares, factors, count, most, wide};
+    dc__cuda_clip(l->device->here, &args);
+    return dc__linalg_done(l);
+  }
+  for (int64_t i = 0; i < count; i++) {
+    const double square = dc__get(squares, wide, i);
+    dc__put(factors, wide, i, isfinite(square) ? fmin(1, most / (sqrt(square) + 1e-6)) : 0);
+  }
+  return DC_OK;
 }

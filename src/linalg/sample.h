@@ -30,7 +30,7 @@ dc_status dc__pair_sum(dc_linalg *l, const dc__sample *s, const void *factors, b
                        void *bias);
 
 /* sample_embedding.c */
-dc_status dc__embedding_check(const dc__sample *s);
+dc_status dc__embedding_check(dc_linalg *l, const dc__sample *s); /* brings indices here from a device */
 dc_status dc__embedding_grads(dc_linalg *l, const dc__sample *s, void *weight);
 dc_status dc__embedding_norms(dc_linalg *l, const dc__sample *s, bool accumulate, void *squares);
 dc_status dc__embedding_sum(dc_linalg *l, const dc__sample *s, const void *factors, bool accumulate, void *weight);

@@ -28,7 +28,7 @@ static double share_of(const dc__sample *s, int64_t sample) {
   return count > 0 ? 1 / (double)count : 1;
 }
 
-dc_status dc__embedding_check(const dc__sample *s) {
+static dc_status check_here(const dc__sample *s) {
   for (int64_t i = 0; i < s->samples * s->positions; i++) {
     int64_t id = id_of(s, i);
     if (id < 0 || id >= s->in) {
@@ -37,6 +37,23 @@ dc_status dc__embedding_check(const dc__sample *s) {
     }
   }
   return DC_OK;
+}
+
+dc_status dc__embedding_check(dc_linalg *l, const dc__sample *s) {
+  const size_t bytes = (size_t)(s->samples * s->positions) * dc_dtype_size(s->x_dtype);
+  dc__sample brought = *s;
+  if (!dc__linalg_is_there(l) || bytes == 0) {
+    return check_here(s);
+  }
+  void *here = dc__calloc(1, bytes);
+  if (here == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  brought.x = here;
+  dc_status status = dc__linalg_bring(l, here, s->x, bytes);
+  status = status == DC_OK ? check_here(&brought) : status;
+  dc__free(here);
+  return status;
 }
 
 /* row += factor * delta's row, columns [begin, end). */

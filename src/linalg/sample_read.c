@@ -67,7 +67,7 @@ static dc_status read_embedding(dc__sample *s, const dc_tensor *x, const dc_tens
   if (!bag) {
     DC__TRY(read_positions(s, x, delta, x->ndim));
   }
-  return dc__embedding_check(s);
+  return DC_OK;
 }
 
 static dc_status check_eps(const dc__sample *s) {
@@ -188,8 +188,8 @@ static dc_status read_tensors(const dc_sample_layer *layer, const dc_tensor *x, 
   return DC_OK;
 }
 
-dc_status dc__sample_read(const char *fn, const dc_sample_layer *layer, const dc_tensor *x, const dc_tensor *delta,
-                          dc__sample *sample) {
+dc_status dc__sample_read(dc_linalg *l, const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
+                          const dc_tensor *delta, dc__sample *sample) {
   dc_tensor input, gradient;
   dc__sample s = {.fn = fn, .layer = DC_SAMPLE_LAYER_INIT};
   DC__TRY(read_tensors(layer, x, delta, &input, &gradient, &s));
@@ -224,8 +224,11 @@ dc_status dc__sample_read(const char *fn, const dc_sample_layer *layer, const dc
     default:
       return bad(&s, "kind", s.layer.kind, "one of enum dc_sample_kind");
   }
+  DC__TRY(status);
+  DC__TRY(dc__linalg_lies(l, fn, "x", s.x, s.x_dtype));
+  DC__TRY(dc__linalg_lies(l, fn, "delta", s.delta, s.dtype));
   *sample = s;
-  return status;
+  return embedding ? dc__embedding_check(l, &s) : DC_OK;
 }
 
 static dc_status check_pair_kind(const dc__sample *s) {

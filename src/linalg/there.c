@@ -4,8 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { PLACE = 256 };                                 /* what cuBLASLt wants of its workspace's address */
-static const size_t FLIGHT_BYTES = (size_t)256 << 20; /* beyond that one matrix more hides no launch */
+enum { PLACE = 256 }; /* what cuBLASLt wants of its workspace's address */
 
 /* ---- products ---- */
 
@@ -26,6 +25,12 @@ dc_status dc__linalg_done(dc_linalg *l) {
   }
   dc__here_done(l->device, NULL);
   return dc__device_check(l->device);
+}
+
+dc_status dc__linalg_bring(dc_linalg *l, void *to, const void *from, size_t bytes) {
+  DC__TRY(dc__device_check(l->device)); /* one that failed is waited for no more */
+  dc__stream_copy(l->device->here, to, from, bytes);
+  return dc__linalg_done(l);
 }
 
 bool dc__linalg_add_product(size_t *total, const dc_linalg *l) {
@@ -73,12 +78,12 @@ void dc__linalg_gemm(dc_linalg *l, const dc__gemm *g, void *product) {
   }
 }
 
-dc_status dc__linalg_lies(const dc_linalg *l, const char *fn, const char *arg, const dc__mat *mat) {
-  const size_t size = dc_dtype_size(mat->dtype);
-  return !dc__linalg_is_there(l) || (uintptr_t)mat->data % size == 0
+dc_status dc__linalg_lies(const dc_linalg *l, const char *fn, const char *arg, const void *data, int32_t dtype) {
+  const size_t size = dc_dtype_size(dtype);
+  return !dc__linalg_is_there(l) || (uintptr_t)data % size == 0
              ? DC_OK
-             : dc__fail(DC_E_INVALID, "%s: %s->data = %p, must be a multiple of %zu on device \"%s\"", fn, arg,
-                        mat->data, size, l->device->name);
+             : dc__fail(DC_E_INVALID, "%s: %s->data = %p, must be a multiple of %zu on device \"%s\"", fn, arg, data,
+                        size, l->device->name);
 }
 
 dc_status dc__batch_matmul(dc_linalg *l, const char *fn, const dc__mat *a, const dc__mat *b, double alpha, double beta,
@@ -101,7 +106,7 @@ dc_status dc__batch_matmul(dc_linalg *l, const char *fn, const dc__mat *a, const
 /* ---- flights ---- */
 
 dc_status dc__flight_open(dc__flight *f, dc_linalg *l, const char *fn, int64_t batch, int64_t rows, size_t bytes) {
-  const size_t fits = bytes > 0 ? FLIGHT_BYTES / bytes : DC__CUDA_FLIGHT;
+  const size_t fits = bytes > 0 ? DC__FLIGHT_BYTES / bytes : DC__CUDA_FLIGHT;
   const int64_t most = fits == 0 ? 1 : fits < DC__CUDA_FLIGHT ? (int64_t)fits : DC__CUDA_FLIGHT;
   size_t total = 0;
   size_t all;

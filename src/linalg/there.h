@@ -5,6 +5,8 @@
 
 #include "linalg/linalg.h"
 
+enum { DC__FLIGHT_BYTES = 256 << 20 }; /* beyond that one matrix or sample more hides no launch */
+
 /* A few matrices of a batch that go through an operator together, in memory of the device. */
 typedef struct dc__flight {
   dc_linalg *l;

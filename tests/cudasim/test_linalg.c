@@ -1,15 +1,7 @@
 /* The matrix operators on the device against the CPU's: types, strides, batches of more than a flight, matrices that
  * fail beside others that do not, the texts of errors, scratch memory; and every call failing in turn. On the simulated
  * driver, or on a card (tests/card). */
-#include "linalg/linalg_test.h"
-
-#ifndef ON_CARD
-#include "cudasim.h"
-#include "device/cuda/cublaslt.h"
-#include "device/cuda/driver.h"
-#endif
-#include "device/device.h"
-#include "kernels/kernels.h"
+#include "cudasim/twins.h"
 
 /* Threads of a block are threads of the system under the thread sanitizer, which are slow: fewer cases show the same
  * barriers. */
@@ -18,117 +10,6 @@ enum { EVERY = 3, SIZE = 12, FAILING = 24 };
 #else
 enum { EVERY = 1, SIZE = 35, FAILING = 5 };
 #endif
-
-static dc_device *card;
-static dc_linalg *there; /* on it */
-
-static int open_both(void **state) {
-#ifndef ON_CARD
-  cudasim_reset();
-#endif
-  if (set_up(state) != 0 || dc_device_open("cuda", NULL, &card) != DC_OK ||
-      dc_linalg_create(card, NULL, &there) != DC_OK) {
-    fail_msg("%s", dc_last_error());
-  }
-  return 0;
-}
-
-static int close_both(void **state) {
-  dc_linalg_destroy(there);
-  dc_device_destroy(card);
-#ifndef ON_CARD
-  assert_int_equal(cudasim_live(), 0);
-#endif
-  return tear_down(state);
-}
-
-/* ---- tensors here and there ---- */
-
-/* The same elements in both memories, and tensors of a shape over them. */
-typedef struct twin {
-  void *data[2];
-  dc_tensor t[2];
-  int64_t count;
-  size_t bytes;
-} twin;
-
-static void copy(void *to, const void *from, size_t bytes) {
-  dc__stream_copy(card->here, to, from, bytes);
-  dc__here_done(card, NULL);
-}
-
-/* A batch of `b` matrices; b -1: one. values NULL: all are -7. */
-static twin twins(const double *values, int32_t dtype, int64_t b, int64_t rows, int64_t cols) {
-  twin w = {.count = (b < 0 ? 1 : b) * rows * cols};
-  w.bytes = (size_t)w.count * dc_dtype_size(dtype);
-  double *filled = calloc((size_t)w.count + 1, sizeof *filled);
-  for (int64_t i = 0; i < w.count; i++) {
-    filled[i] = values != NULL ? values[i] : -7;
-  }
-  w.data[0] = calloc(1, w.bytes + 1);
-  if (dtype == DC_FLOAT64) {
-    memcpy(w.data[0], filled, w.bytes);
-  } else {
-    dc__cast(w.data[0], dtype, filled, DC_FLOAT64, w.count);
-  }
-  free(filled);
-  assert_int_equal(card->ops->alloc(card, w.bytes + 1, DC_MEMORY_DEVICE, &w.data[1]), DC_OK);
-  copy(w.data[1], w.data[0], w.bytes);
-  for (int k = 0; k < 2; k++) {
-    w.t[k] = b < 0 ? matrix(w.data[k], dtype, rows, cols) : batch(w.data[k], dtype, b, rows, cols);
-  }
-  return w;
-}
-
-static void end(twin *w) {
-  free(w->data[0]);
-  card->ops->free(card, w->data[1], w->bytes + 1, DC_MEMORY_DEVICE);
-}
-
-/* The largest difference over the largest element. */
-static double apart(const twin *w) {
-  void *brought = calloc(1, w->bytes + 1);
-  double *values[2] = {calloc((size_t)w->count + 1, sizeof(double)), calloc((size_t)w->count + 1, sizeof(double))};
-  double most = 0, gap = 0;
-  copy(brought, w->data[1], w->bytes);
-  for (int k = 0; k < 2; k++) {
-    const void *from = k == 0 ? w->data[0] : brought;
-    if (w->t[0].dtype == DC_FLOAT64) {
-      memcpy(values[k], from, w->bytes);
-    } else {
-      dc__cast(values[k], DC_FLOAT64, from, w->t[0].dtype, w->count);
-    }
-  }
-  for (int64_t i = 0; i < w->count; i++) {
-    most = fmax(most, fabs(values[0][i]));
-  }
-  gap = largest_gap(values[0], values[1], w->count);
-  free(values[0]);
-  free(values[1]);
-  free(brought);
-  return gap / (most > 0 ? most : 1);
-}
-
-/* The call on both sides, whose status and text must agree. */
-static char text_here[512];
-static dc_linalg *side(int k) {
-  return k == 0 ? linalg : there;
-}
-static void agree(int k, dc_status status, dc_status *first) {
-  if (k == 0) {
-    *first = status;
-    snprintf(text_here, sizeof text_here, "%s", status == DC_OK ? "" : dc_last_error());
-  } else if (status != *first || (status != DC_OK && strcmp(text_here, dc_last_error()) != 0)) {
-    fail_msg("there %d: %s; here %d: %s", (int)status, dc_last_error(), (int)*first, text_here);
-  }
-}
-#define BOTH(call)                \
-  do {                            \
-    dc_status first_ = DC_OK;     \
-    for (int k = 0; k < 2; k++) { \
-      agree(k, (call), &first_);  \
-    }                             \
-  } while (0)
 
 /* ---- products ---- */
 
@@ -433,8 +314,6 @@ static void test_every_call_fails(void **state) {
   (void)open_both(state);
 }
 #endif
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, open_both, close_both)
 
 int main(void) {
   const struct CMUnitTest tests[] = {

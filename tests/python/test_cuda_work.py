@@ -153,3 +153,43 @@ print("fine")
 
 def test_matrix_operators_are_the_cpus_within_rounding(on_the_simulated_driver: Callable[[str], str]) -> None:
     assert on_the_simulated_driver(MATRICES) == "fine\n"
+
+
+SAMPLES = """
+import libdc, numpy as np
+from libdc import linalg
+from simulated import memory, refused, there
+
+device = libdc.Device("cuda:0")
+away = linalg.Handle(device=device)
+random = np.random.default_rng(8)
+
+def agree(fn, layer, *arrays, **options):
+    here = fn(layer, *arrays, **options)
+    ours = fn(layer, *(there(array, device) for array in arrays), handle=away, **options)
+    for a, b in zip(*(found if isinstance(found, tuple) else (found,) for found in (here, ours))):
+        assert (a is None) == (b is None)
+        if a is not None:
+            brought = memory(b).view(a.dtype).reshape(a.shape)
+            assert np.abs(brought - a).max() <= 1e-11 * np.abs(a).max(), (fn, layer)
+    return here
+
+shapes = {"linear": ((3, 4, 5), (3, 4, 6)), "conv": ((3, 4, 5, 5), (3, 6, 4, 4)), "layer_norm": ((3, 4, 5), (3, 4, 5)),
+          "rms_norm": ((3, 4, 5), (3, 4, 5)), "group_norm": ((3, 4, 5), (3, 4, 5)), "embedding": ((3, 4), (3, 4, 6)),
+          "bag_mean": ((3, 4), (3, 6))}
+for kind, (x, delta) in shapes.items():
+    layer = linalg.SampleLayer(kind, kernel=(2, 2) if kind == "conv" else (), eps=1e-3,
+                               rows=5 if len(x) == 2 else 0, groups=2 if kind in ("conv", "group_norm") else 0)
+    x = random.integers(0, 5, x) if layer.rows else random.standard_normal(x)
+    delta = random.standard_normal(delta)
+    agree(linalg.per_sample_grads, layer, x, delta)
+    squares = agree(linalg.per_sample_norms, layer, x, delta)
+    factors = agree(lambda _, given, **at: linalg.clip_factors(given, 1.0, **at), layer, squares)
+    agree(linalg.clipped_grad_sum, layer, x, delta, factors)
+refused("an array is in host memory, must be on cuda:0", TypeError, linalg.per_sample_norms, layer, x, delta, handle=away)
+print("fine")
+"""
+
+
+def test_gradients_per_sample_are_the_cpus_within_rounding(on_the_simulated_driver: Callable[[str], str]) -> None:
+    assert on_the_simulated_driver(SAMPLES) == "fine\n"

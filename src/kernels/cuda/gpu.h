@@ -57,6 +57,9 @@ DC_DEVICE T dc_shuffle(T value, uint32_t lane) {
 DC_DEVICE uint32_t dc_ballot(bool value) {
   return __ballot_sync(~0u, value);
 }
+DC_DEVICE uint32_t dc_ones(uint32_t bits) {
+  return static_cast<uint32_t>(__popc(bits));
+}
 /* *at becomes at least `value`. */
 DC_DEVICE void dc_atomic_max(uint64_t *at, uint64_t value) {
   atomicMax(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(value));
@@ -123,6 +126,9 @@ DC_DEVICE uint32_t dc_ballot(bool value) {
     bits |= static_cast<uint32_t>(all[CUDASIM_SLOT * lane] != 0) << lane;
   }
   return bits;
+}
+DC_DEVICE uint32_t dc_ones(uint32_t bits) {
+  return static_cast<uint32_t>(__builtin_popcount(bits));
 }
 DC_DEVICE void dc_atomic_max(uint64_t *at, uint64_t value) {
   uint64_t old = __atomic_load_n(at, __ATOMIC_RELAXED);

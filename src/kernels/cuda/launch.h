@@ -6,6 +6,7 @@
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/matrix.h"
 #include "kernels/cuda/rows.h"
+#include "kernels/cuda/sample.h"
 
 void dc__cuda_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void dc__cuda_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
@@ -42,5 +43,18 @@ void dc__cuda_newton_distance(dc_stream *stream, const dc__cuda_newton_args *arg
 void dc__cuda_newton_judge(dc_stream *stream, const dc__cuda_newton_args *args);
 void dc__cuda_kron(dc_stream *stream, const dc__cuda_kron_args *args);
 void dc__cuda_damp(dc_stream *stream, const dc__cuda_damp_args *args);
+
+/* launch_sample.c: what has no elements is nothing to do. */
+void dc__cuda_statistics(dc_stream *stream, const dc__cuda_statistics_args *args);
+void dc__cuda_columns(dc_stream *stream, const dc__cuda_columns_args *args);
+void dc__cuda_dots(dc_stream *stream, const dc__cuda_dots_args *args);
+void dc__cuda_totals(dc_stream *stream, const dc__cuda_totals_args *args);
+void dc__cuda_squares(dc_stream *stream, const dc__cuda_squares_args *args);
+void dc__cuda_weigh(dc_stream *stream, const dc__cuda_weigh_args *args);
+void dc__cuda_clip(dc_stream *stream, const dc__cuda_clip_args *args);
+void dc__cuda_patches(dc_stream *stream, const dc__cuda_patches_args *args);
+void dc__cuda_shares(dc_stream *stream, const dc__cuda_shares_args *args);
+void dc__cuda_scatter(dc_stream *stream, const dc__cuda_scatter_args *args);
+void dc__cuda_rows_squared(dc_stream *stream, const dc__cuda_rows_squared_args *args);
 
 #endif

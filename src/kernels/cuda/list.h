@@ -3,7 +3,8 @@
 #define DC_KERNELS_CUDA_LIST_H
 
 #define DC__CUDA_FAMILIES(FAMILY) \
-  FAMILY(elementwise) FAMILY(update) FAMILY(attention) FAMILY(attention_back) FAMILY(rows) FAMILY(matrix)
+  FAMILY(elementwise)             \
+  FAMILY(update) FAMILY(attention) FAMILY(attention_back) FAMILY(rows) FAMILY(matrix) FAMILY(sample) FAMILY(embedding)
 
 #define DC__CUDA_elementwise(X)                      \
   X(DC__KERNEL_CAST, dc__cast_kernel, 0)             \
@@ -50,6 +51,22 @@
   X(DC__KERNEL_NEWTON_KEEP, dc__newton_keep_kernel, 0)         \
   X(DC__KERNEL_KRON, dc__kron_kernel, 0)                       \
   X(DC__KERNEL_DAMP, dc__damp_kernel, 0)
+
+#define DC__CUDA_sample(X)                           \
+  X(DC__KERNEL_STATISTICS, dc__statistics_kernel, 0) \
+  X(DC__KERNEL_COLUMNS, dc__columns_kernel, 0)       \
+  X(DC__KERNEL_CHANNELS, dc__channels_kernel, 0)     \
+  X(DC__KERNEL_DOTS, dc__dots_kernel, 0)             \
+  X(DC__KERNEL_TOTALS, dc__totals_kernel, 0)         \
+  X(DC__KERNEL_SQUARES, dc__squares_kernel, 0)       \
+  X(DC__KERNEL_WEIGH, dc__weigh_kernel, 0)           \
+  X(DC__KERNEL_CLIP, dc__clip_kernel, 0)             \
+  X(DC__KERNEL_PATCHES, dc__patches_kernel, 0)
+
+#define DC__CUDA_embedding(X)                  \
+  X(DC__KERNEL_SHARES, dc__shares_kernel, 0)   \
+  X(DC__KERNEL_SCATTER, dc__scatter_kernel, 0) \
+  X(DC__KERNEL_ROWS_SQUARED, dc__rows_squared_kernel, 0)
 
 /* The numbers, in the order of the images and of their kernels. */
 enum dc__cuda_kernel {

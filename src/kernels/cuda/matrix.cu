@@ -6,30 +6,12 @@
 #include "kernels/cuda/gpu.h"
 
 #include "kernels/cuda/matrix.h"
+#include "kernels/cuda/real.h"
 
 namespace {
 
 enum { TILE = DC__CUDA_MATRIX_TILE };
 
-DC_DEVICE double get(const void *data, int32_t wide, int64_t i) {
-  return wide ? static_cast<const double *>(data)[i] : static_cast<double>(static_cast<const float *>(data)[i]);
-}
-DC_DEVICE void put(void *data, int32_t wide, int64_t i, double value) {
-  if (wide) {
-    static_cast<double *>(data)[i] = value;
-  } else {
-    static_cast<float *>(data)[i] = static_cast<float>(value);
-  }
-}
-
-/* `count` elements of the device. */
-template <typename T>
-DC_DEVICE T *there(T *data, int32_t wide, int64_t count) {
-  const int64_t size = wide ? 8 : 4;
-  (void)size;
-  (void)count;
-  return static_cast<T *>(DC_MEMORY(data, count * size, static_cast<size_t>(size)));
-}
 DC_DEVICE dc__cuda_report *report(dc__cuda_report *reports, int32_t matrix) {
   return DC_MEMORY(reports + matrix, sizeof *reports, alignof(dc__cuda_report));
 }
@@ -155,9 +137,7 @@ DC_BLOCK_KERNEL(dc__row_sums_kernel, dc__cuda_fold_args, DC__CUDA_MATRIX_THREADS
       const double x = a.at(i, j);
       sum += args.squares ? x * x : fabs(x);
     }
-    for (uint32_t step = DC_WARP / 2; step > 0; step /= 2) {
-      sum += dc_shuffle_xor(sum, step);
-    }
+    sum = sum_of_warp(sum);
     if (dc_thread() % DC_WARP == 0) {
       sums[i] = sum;
     }
