@@ -46,6 +46,8 @@ endif
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda .venv/lib/python3*/site-packages/nvidia/cu1[23]))
 CUBLAS_INCLUDE ?= $(patsubst %/cublasLt.h,%,$(firstword $(wildcard $(CUDA_HOME)/include/cublasLt.h \
   .venv/lib/python3*/site-packages/nvidia/*/include/cublasLt.h)))
+CUSOLVER_INCLUDE ?= $(patsubst %/cusolverDn.h,%,$(firstword $(wildcard $(CUDA_HOME)/include/cusolverDn.h \
+  .venv/lib/python3*/site-packages/nvidia/*/include/cusolverDn.h)))
 NCCL_INCLUDE ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/include/nccl.h \
   .venv/lib/python3*/site-packages/nvidia/nccl/include/nccl.h)))
 cuda: check-vendor-headers
@@ -67,6 +69,14 @@ ifneq ($(CUBLAS_INCLUDE),)
 	@echo "cuBLASLt's functions are declared as in $(CUBLAS_INCLUDE)/cublasLt.h"
 else
 	@echo "cuBLASLt's functions were not compared: no cublasLt.h; the wheel nvidia-cublas has it, CUBLAS_INCLUDE its folder"
+endif
+ifneq ($(and $(CUBLAS_INCLUDE),$(CUSOLVER_INCLUDE)),)
+	@$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror -I"$(CUDA_HOME)/include" -isystem "$(CUBLAS_INCLUDE)" \
+	  -isystem "$(CUSOLVER_INCLUDE)" -Isrc -Iinclude tests/cudasim/vendor_cusolver.cpp
+	@echo "cuSOLVER's functions are declared as in $(CUSOLVER_INCLUDE)/cusolverDn.h"
+else
+	@echo "cuSOLVER's functions were not compared: no cusolverDn.h, or no cublasLt.h beside it; the wheels nvidia-cusolver and" \
+	  "nvidia-cublas have them, CUSOLVER_INCLUDE and CUBLAS_INCLUDE their folders"
 endif
 ifneq ($(NCCL_INCLUDE),)
 	@$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror -I"$(CUDA_HOME)/include" -isystem "$(NCCL_INCLUDE)" -Isrc \

@@ -1337,7 +1337,8 @@ DC_API dc_status dc_layer_get_plan(const dc_layer_config *config, const dc_layer
  * Functions that say "CPU and CUDA" also compute on a handle's CUDA device, of tensors in its memory, whose elements lie
  * at multiples of their size (DC_E_INVALID): products by cuBLASLt, float32 not through TF32, the rest by kernels; the
  * call blocks all the same. Results agree with the CPU's within rounding, the bits are those of every run with the same
- * shapes. There DC_E_UNSUPPORTED means that cuBLASLt is missing, and DC_E_DEVICE that the device failed. All others
+ * shapes. Eigendecompositions are cuSOLVER's there: those of a batch together from CUDA 12.8 on, else one after the other.
+ * There DC_E_UNSUPPORTED means that cuBLASLt or cuSOLVER is missing, and DC_E_DEVICE that the device failed. All others
  * return DC_E_UNSUPPORTED on a CUDA device.
  * Source: Golub and Van Loan, Matrix Computations, 4th edition; single functions name theirs. */
 
@@ -1348,7 +1349,7 @@ typedef struct dc_linalg dc_linalg;
 typedef struct dc_linalg_options {
   size_t struct_size; /**< sizeof(dc_linalg_options) */
   int32_t threads;    /**< the caller's included; 0 = as many as the process may run on */
-  int32_t plain;      /**< 1: libdc's own eigensolver even where a LAPACK is found; 0 = default */
+  int32_t plain;      /**< 1: libdc's own eigensolver even where a LAPACK is found; 0 = default. CUDA: not read */
 } dc_linalg_options;
 
 /** A dc_linalg_options of zeros, but for its size. */
@@ -1365,7 +1366,7 @@ DC_API dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *op
  *  linalg  NULL does nothing
  *  [any] Since 0.1. */
 DC_API void dc_linalg_destroy(dc_linalg *linalg);
-/** Where eigendecompositions come from: the file name of the LAPACK library, or "libdc".
+/** Where eigendecompositions come from: the file name of the LAPACK library, "libdc", or on a CUDA device "cuSOLVER".
  *  linalg  a handle; NULL gives ""
  *  Lives as long as the handle. [any] Since 0.1. */
 DC_API const char *dc_linalg_solver(const dc_linalg *linalg);
@@ -1377,8 +1378,8 @@ DC_API dc_status dc_linalg_begin_query(dc_linalg *linalg);
  *  bytes  set to the most scratch memory that any of the calls would have used
  *  Returns DC_OK; DC_E_STATE (none has begun), DC_E_INVALID. [handle] Since 0.1. */
 DC_API dc_status dc_linalg_end_query(dc_linalg *linalg, size_t *bytes);
-/** Gives the handle scratch memory of the caller's: calls allocate nothing from then on, and one that needs more fails
- *  with DC_E_BUFFER_TOO_SMALL.
+/** Gives the handle scratch memory of the caller's: calls allocate nothing on its device from then on, and one that needs
+ *  more fails with DC_E_BUFFER_TOO_SMALL.
  *  memory  64-byte aligned, on the handle's device, the caller's until replaced or the handle is destroyed; NULL: the
  *          handle's own again, which grows to what the largest call needed and stays until the handle is destroyed
  *  bytes   of memory; 0 for NULL
@@ -1432,7 +1433,8 @@ enum dc_spectral_path {
   DC_PATH_NONE = 0,    /**< nothing was computed: see status */
   DC_PATH_FRESH = 1,   /**< a decomposition in the type asked for */
   DC_PATH_RETRIED = 2, /**< it failed in float32 and was repeated in float64 */
-  DC_PATH_PLAIN = 3,   /**< libdc's own solver: asked for, or no LAPACK was found, or LAPACK failed in float64 too */
+  DC_PATH_PLAIN = 3,   /**< libdc's own solver: asked for, or no LAPACK was found, or LAPACK failed in float64 too; CUDA:
+                            never */
   DC_PATH_WARM = 4     /**< from the basis given, without a decomposition */
 };
 
@@ -1457,7 +1459,7 @@ typedef struct dc_spectral_info {
  *  For the call: DC_E_SHAPE (not square, or shapes disagree), DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY,
  *  DC_E_BUFFER_TOO_SMALL. n = 0 and b = 0 are fine. A float32 decomposition that fails is retried in float64. A
  *  is brought to tridiagonal form in float64; the solver of that is LAPACK's stedc. Golub and Van Loan, Matrix
- *  Computations, chapter 8. [handle] Since 0.1. */
+ *  Computations, chapter 8. CPU and CUDA, where cuSOLVER does all of it in options.precision. [handle] Since 0.1. */
 DC_API dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectral_options *options, dc_tensor *values,
                          dc_tensor *vectors, dc_spectral_info *info, size_t info_size);
 
@@ -1467,7 +1469,7 @@ DC_API dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectra
  *  out      a's shape and type
  *  Returns what dc_eigh does, for the same reasons; a matrix also fails with DC_E_NOT_POSITIVE (a negative eigenvalue
  *  beyond rounding, or a negative power of an eigenvalue that is zero with no epsilon) and with DC_E_NOT_FINITE (the
- *  result does not fit its type). DC_E_INVALID (power is NaN or infinite). DC_OK. [handle] Since 0.1. */
+ *  result does not fit its type). DC_E_INVALID (power is NaN or infinite). DC_OK. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double power,
                                  const dc_spectral_options *options, dc_tensor *out, dc_spectral_info *info,
                                  size_t info_size);
@@ -1478,7 +1480,7 @@ DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double p
  *  by Gauss and Jacobi's rule, and Q goes back around it: all in float64, but the last for a float32 matrix in float32
  *  where the root's own eigenvalues are at most 64 times apart, so that 1e-6 of its norm is lost; options.precision =
  *  DC_FLOAT64 keeps that. Matrices with regularised eigenvalues farther apart than
- *  1e12, or negative ones, are decomposed from T on, and everything is by the plain solver. Source: Hale, Higham and Trefethen
+ *  1e12, or negative ones, are decomposed from T on, and everything is by the plain solver, and on a CUDA device. Source: Hale, Higham and Trefethen
  *  2008 (doi 10.1137/070700607) for sums of inverses after an elliptic substitution.
  *  a        as in dc_eigh
  *  root     1 to 64; Shampoo's is 4 for a matrix
@@ -1496,7 +1498,8 @@ DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double p
  *  rank_rtol and DC_NEGATIVE_FLOOR cannot be combined with tolerance. Source: Gupta, Koren and Singer 2018 (arXiv
  *  1802.09568) for the use; Higham, Functions of Matrices, theorem 3.11, for the expansion.
  *  Returns what dc_matrix_power does. DC_OK; DC_E_INVALID (root; tolerance without a basis), DC_E_DTYPE (basis is not
- *  of options.precision). [handle] Since 0.1. */
+ *  of options.precision). CPU and CUDA, where there is no first-order root yet: every matrix is decomposed. [handle] Since
+ *  0.1. */
 DC_API dc_status dc_matrix_inverse_root(dc_linalg *linalg, const dc_tensor *a, int32_t root,
                                         const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
                                         dc_spectral_info *info, size_t info_size);

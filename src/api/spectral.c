@@ -101,13 +101,11 @@ static dc_status begin(const char *fn, const dc_linalg *l, const dc_tensor *a, c
 static dc_status eigh(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_spectral_options *options,
                       dc_tensor *values, dc_tensor *vectors, dc_spectral_info *info, size_t info_size) {
   dc__spectral r;
-  dc_tensor read;
   DC__TRY(begin(fn, l, a, options, info, info_size, &r));
   r.op = DC__SPECTRAL_EIGH;
   const int64_t shape[2] = {r.a.batch, r.a.rows};
-  DC__TRY(
-      dc__mat_read_as(fn, "values", values, r.a.dtype, r.a.batched ? shape : shape + 1, r.a.batched ? 2 : 1, &read));
-  r.values = read.data;
+  DC__TRY(dc__read_vector(l, fn, "values", values, r.a.dtype, r.a.batched ? shape : shape + 1, r.a.batched ? 2 : 1,
+                          &r.values));
   if (vectors != NULL) {
     DC__TRY(dc__read_output(l, fn, "vectors", vectors, r.a.dtype, &r.a, &r.out));
     r.vectors = true;
@@ -117,7 +115,7 @@ static dc_status eigh(const char *fn, dc_linalg *l, const dc_tensor *a, const dc
 
 dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectral_options *options, dc_tensor *values,
                   dc_tensor *vectors, dc_spectral_info *info, size_t info_size) {
-  DC__WITH_LINALG(linalg, eigh(__func__, linalg, a, options, values, vectors, info, info_size));
+  DC__WITH_LINALG_ANYWHERE(linalg, eigh(__func__, linalg, a, options, values, vectors, info, info_size));
 }
 
 static dc_status power(const char *fn, dc_linalg *l, const dc_tensor *a, double exponent,
@@ -135,7 +133,7 @@ static dc_status power(const char *fn, dc_linalg *l, const dc_tensor *a, double 
 
 dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double power_, const dc_spectral_options *options,
                           dc_tensor *out, dc_spectral_info *info, size_t info_size) {
-  DC__WITH_LINALG(linalg, power(__func__, linalg, a, power_, options, out, info, info_size));
+  DC__WITH_LINALG_ANYWHERE(linalg, power(__func__, linalg, a, power_, options, out, info, info_size));
 }
 
 static dc_status read_basis(const char *fn, const dc_linalg *l, const dc_tensor *basis, dc__spectral *r) {
@@ -180,7 +178,7 @@ static dc_status inverse_root(const char *fn, dc_linalg *l, const dc_tensor *a, 
 dc_status dc_matrix_inverse_root(dc_linalg *linalg, const dc_tensor *a, int32_t root,
                                  const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
                                  dc_spectral_info *info, size_t info_size) {
-  DC__WITH_LINALG(linalg, inverse_root(__func__, linalg, a, root, options, basis, out, info, info_size));
+  DC__WITH_LINALG_ANYWHERE(linalg, inverse_root(__func__, linalg, a, root, options, basis, out, info, info_size));
 }
 
 static dc_status newton(const char *fn, dc_linalg *l, const dc_tensor *a, int32_t root,

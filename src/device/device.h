@@ -73,6 +73,20 @@ typedef struct dc__product {
   size_t workspace_bytes;
 } dc__product;
 
+/* Symmetric matrices to be decomposed on a device: [count, n, n], dense, of which the triangle on and above the
+ * diagonal counts. With `vectors` each becomes its eigenvectors, one a row; else it is spoilt. */
+typedef struct dc__eigen {
+  int32_t dtype;   /* float32 or float64 */
+  int32_t vectors; /* 0 or 1 */
+  int64_t n, count;
+  void *a, *values; /* values [count, n], ascending */
+  int32_t *found;   /* [count]: 0, or not converged */
+  void *workspace;  /* of the device and of the host, for this call alone until it is done; 256-byte aligned */
+  void *host;
+  size_t workspace_bytes, host_bytes;
+  dc__failure *failure; /* kept here until the work is done, if it could not be begun */
+} dc__eigen;
+
 typedef struct dc__device_ops {
   /* Memory of a kind (DC_MEMORY_DEVICE, DC_MEMORY_HOST), 256-byte aligned, not zeroed. */
   dc_status (*alloc)(dc_device *device, size_t bytes, int32_t kind, void **ptr);
@@ -97,6 +111,10 @@ typedef struct dc__device_ops {
   dc_status (*product_ready)(dc_device *device);
   /* False: there is no such product with this epilogue, and nothing was done. */
   bool (*stream_product)(dc_stream *stream, const dc__product *product);
+  /* Finds what decomposes, which may be missing: DC_E_UNSUPPORTED; then sets the bytes that `count` matrices want. */
+  dc_status (*eigen_room)(dc_device *device, dc__eigen *eigen);
+  /* In order on the stream, after eigen_room(); may also wait for it. Fails as stream_call does. */
+  dc_status (*stream_eigen)(dc_stream *stream, const dc__eigen *eigen);
   /* A stream of the device's own kind that somebody else made and keeps. NULL: there are none. */
   dc_status (*stream_wrap)(dc_device *device, void *native, dc_stream **stream);
   /* Whether what is queued is kept for a graph instead of run: then no host function can be queued, and the host cannot

@@ -21,6 +21,7 @@ dc_status dc__linalg_create(dc_device *device, const dc_linalg_options *options,
     const char *slash = strrchr(l->blas->path, '/');
     l->solver = slash != NULL ? slash + 1 : l->blas->path;
   }
+  l->solver = device->place != 0 ? "cuSOLVER" : l->solver;
   pthread_mutex_init(&l->mutex, NULL);
   l->device = dc__device_retain(device);
   *linalg = l;

@@ -1,8 +1,6 @@
 /* Newton's iteration on a device, a few matrices at a time. The kernels decide themselves which steps are taken and
  * when a matrix has ended; the host looks when no step is rough any more, and once before and once after the iteration.
  */
-#include <float.h>
-#include <math.h>
 #include <string.h>
 
 #include "linalg/newton.h"
@@ -64,22 +62,11 @@ static void distance(dc__newton *w, double *distances) {
 }
 
 static void store(dc__newton *w) {
-  dc__flight *f = w->place;
-  const dc__spectral *r = w->job->r;
-  const double limit = r->out.dtype == DC_FLOAT64 ? DBL_MAX : (double)FLT_MAX;
-  const dc__cuda_matrices next = dc__flight_dense(f, w->next, w->dtype, w->job->n, w->job->n);
-  dc__cuda_load_args args = {.from = next, .to = dc__flight_part(f, &r->out), .low = 1};
-  dc__flight_forget(f);
-  dc__flight_measure(f, &next, false);
-  dc__flight_look(f);
-  for (int32_t i = 0; i < f->count; i++) {
-    dc__task *t = &w->tasks[i];
-    const bool fits = dc__flight_number(f->seen[i].most) <= limit; /* false for NaN */
-    t->status = t->status == DC_OK && !fits ? DC_E_NOT_FINITE : t->status;
-    args.mask |= (uint32_t)(t->status == DC_OK) << i;
-    args.factor[i] = 1;
+  uint32_t mask = 0;
+  for (int32_t i = 0; i < w->count; i++) {
+    mask |= (uint32_t)(w->tasks[i].status == DC_OK) << i;
   }
-  dc__cuda_load(f->stream, &args);
+  dc__symmetric_give(w->place, w->job, w->dtype, w->next, mask, w->tasks);
 }
 
 static const dc__newton_work there = {
@@ -87,39 +74,17 @@ static const dc__newton_work there = {
 
 /* ---- flights ---- */
 
-/* Where the fault of a matrix is: it is brought here, to be looked through. */
-static void locate(const dc__newton *w, int32_t i) {
-  dc__spectral r = *w->job->r;
-  const dc__job job = {.l = w->job->l, .r = &r, .n = w->job->n};
-  /* Six matrices of at least half the size lie behind x; without memory here the text says [0, 0]. */
-  if (dc__flight_bring(w->place, &w->job->r->a, i, w->x, &r.a)) {
-    dc__symmetric_locate(&job, 0, &w->tasks[i]);
-    dc__free(r.a.data);
-  }
-}
-
-/* Matrices into s, as dc__symmetric_load() does it, and bounds of their eigenvalues. */
+/* Matrices into s, and bounds of their eigenvalues. */
 static void load(dc__newton *w, double *bounds) {
   dc__flight *f = w->place;
-  const dc__spectral *r = w->job->r;
-  const dc__cuda_matrices a = dc__flight_part(f, &r->a);
   const dc__cuda_matrices s = dc__flight_dense(f, w->s, w->dtype, w->job->n, w->job->n);
-  dc__cuda_load_args args = {.from = a, .to = s, .reports = f->reports, .mask = UINT32_MAX};
-  args.low = r->options.symmetry == DC_SYMMETRY_LOWER ? 1 : r->options.symmetry == DC_SYMMETRY_UPPER ? 0 : 0.5;
-  args.high = 1 - args.low;
-  dc__flight_measure(f, &a, true);
-  dc__cuda_load(f->stream, &args);
+  dc__symmetric_bring(f, w->job, w->dtype, w->s);
   dc__flight_fold(f, &s, false);
   dc__flight_look(f);
+  dc__symmetric_seen(f, w->job, w->x, w->tasks); /* six matrices of at least half the size lie behind x */
   for (int32_t i = 0; i < f->count; i++) {
-    dc__task *t = &w->tasks[i];
-    const double most = dc__flight_number(f->seen[i].most);
-    memset(t, 0, sizeof *t);
-    t->dtype = w->dtype;
+    w->tasks[i].dtype = w->dtype;
     bounds[i] = f->seen[i].fold;
-    if (!dc__symmetric_check(w->job, t, isfinite(most), most, dc__flight_number(f->seen[i].apart))) {
-      locate(w, i);
-    }
   }
 }
 
@@ -146,7 +111,7 @@ dc_status dc__newton_there(dc_linalg *l, const dc__spectral *r) {
   if (__builtin_mul_overflow(n, n, &bytes) || __builtin_mul_overflow(bytes, (DC__NEWTON_SQUARES + 1) * 8, &bytes)) {
     return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold matrices of this size", r->fn);
   }
-  DC__TRY(dc__flight_open(&f, l, r->fn, batch, n, (size_t)bytes / 8 * dc_dtype_size(dtype)));
+  DC__TRY(dc__flight_open(&f, l, r->fn, batch, n, (size_t)bytes / 8 * dc_dtype_size(dtype), 0));
   for (int64_t first = 0; dc__flight_next(&f, first, batch); first += f.count) {
     double bounds[DC__CUDA_FLIGHT];
     dc__newton w = {.job = &job, .work = &there, .place = &f, .tasks = tasks, .dtype = dtype};
@@ -154,13 +119,7 @@ dc_status dc__newton_there(dc_linalg *l, const dc__spectral *r) {
     load(&w, bounds);
     dc__newton_run(&w, bounds);
     DC__TRY(dc__linalg_done(l));
-    for (int32_t i = 0; i < f.count; i++) {
-      dc__spectral_write_info(r, &tasks[i], first + i);
-      if (failed.status == DC_OK && tasks[i].status != DC_OK) {
-        failed = tasks[i];
-        at = first + i;
-      }
-    }
+    dc__flight_report(&f, r, tasks, &failed, &at);
   }
   return failed.status == DC_OK ? DC_OK : dc__spectral_explain(r, &failed, at);
 }

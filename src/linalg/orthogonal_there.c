@@ -78,7 +78,7 @@ dc_status dc__orthogonalize_there(dc_linalg *l, const char *fn, const dc__mat *a
       __builtin_mul_overflow(2 * elements, from.rows, &elements) || elements > INT64_MAX / 64) {
     return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold matrices of this size", fn);
   }
-  DC__TRY(dc__flight_open(&f, l, fn, batch, from.rows, (size_t)elements * dc_dtype_size(a->dtype)));
+  DC__TRY(dc__flight_open(&f, l, fn, batch, from.rows, (size_t)elements * dc_dtype_size(a->dtype), 0));
   o.place = &f;
   for (int64_t first = 0; dc__flight_next(&f, first, batch); first += f.count) {
     DC__TRY(check(&f, fn, a, f.squares));

@@ -127,15 +127,21 @@ bool dc__regularise(const dc__job *job, dc__task *t) {
   return true;
 }
 
+bool dc__eigh_fits(const dc__job *job, dc__task *t) {
+  const double limit = job->r->a.dtype == DC_FLOAT64 ? DBL_MAX : (double)FLT_MAX;
+  t->smallest = t->values[0];
+  t->largest = t->values[job->n - 1];
+  const bool fits = fmax(fabs(t->smallest), fabs(t->largest)) <= limit;
+  t->status = fits ? t->status : DC_E_NOT_FINITE;
+  return fits;
+}
+
 static bool finish_eigh(const dc__job *job, int64_t index, dc__task *t) {
   const dc__spectral *r = job->r;
   int64_t n = job->n;
   bool wide = r->a.dtype == DC_FLOAT64;
   bool descending = r->options.descending == 1;
-  t->smallest = t->values[0];
-  t->largest = t->values[n - 1];
-  if (!(fmax(fabs(t->smallest), fabs(t->largest)) <= (wide ? DBL_MAX : (double)FLT_MAX))) {
-    t->status = DC_E_NOT_FINITE;
+  if (!dc__eigh_fits(job, t)) {
     return false;
   }
   for (int64_t i = 0; i < n && r->values != NULL; i++) {

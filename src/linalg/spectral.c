@@ -47,7 +47,7 @@ static void use_slot(const batch *b, dc__task *t, int64_t slot) {
 }
 
 /* float32 is enough where epsilon hides what its decomposition does to small eigenvalues. */
-static int32_t computing_type(const dc__spectral *r, int64_t index) {
+int32_t dc__computing_type(const dc__spectral *r, double bound) {
   const dc__mat *a = &r->a;
   if (r->basis.data != NULL) {
     return r->basis.dtype;
@@ -58,12 +58,18 @@ static int32_t computing_type(const dc__spectral *r, int64_t index) {
   if (r->op == DC__SPECTRAL_EIGH || r->op == DC__SPECTRAL_NEWTON || a->dtype == DC_FLOAT64) {
     return a->dtype;
   }
-  double trace = 0; /* at least the largest eigenvalue */
-  for (int64_t i = 0; i < a->rows; i++) {
-    trace += fabs(dc__get(a->data, false, dc__place(a, index, i, i)));
-  }
-  double relative = fmax(r->options.eps_rel, trace > 0 ? r->options.eps_abs / trace : 1);
+  double relative = fmax(r->options.eps_rel, bound > 0 ? r->options.eps_abs / bound : 1);
   return relative >= 32 * (double)a->rows * dc__epsilon(DC_FLOAT32) ? DC_FLOAT32 : DC_FLOAT64;
+}
+
+/* By the trace, which is at least the largest eigenvalue. */
+static int32_t computing_type(const dc__spectral *r, int64_t index) {
+  const dc__mat *a = &r->a;
+  double trace = 0;
+  for (int64_t i = 0; i < a->rows; i++) {
+    trace += fabs(dc__get(a->data, a->dtype == DC_FLOAT64, dc__place(a, index, i, i)));
+  }
+  return dc__computing_type(r, trace);
 }
 
 static bool wants_warm(const dc__spectral *r) {
@@ -233,7 +239,7 @@ static void prepare(dc_linalg *l, const dc__spectral *r) {
 
 dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *r) {
   if (dc__linalg_is_there(l)) {
-    return dc__newton_there(l, r);
+    return r->op == DC__SPECTRAL_NEWTON ? dc__newton_there(l, r) : dc__spectral_there(l, r);
   }
   int64_t n = r->a.rows;
   int64_t count = r->a.batch;

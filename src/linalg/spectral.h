@@ -77,6 +77,8 @@ void dc__rule_fractions(const dc__rule *rule, double least, double *shifts, doub
 /* power.c: values, in the matrix's own scale, become what the power is taken of, at least 0; -1 marks those that a
  * pseudo-inverse leaves out. Fills in smallest, largest and epsilon; false and a status where it is not allowed. */
 bool dc__regularise(const dc__job *job, dc__task *t);
+/* Fills in smallest and largest; false and a status where eigenvalues do not fit the caller's type. */
+bool dc__eigh_fits(const dc__job *job, dc__task *t);
 /* From eigenvectors and eigenvalues to the caller's result; false and a status where it does not fit. */
 bool dc__finish(const dc__job *job, int64_t index, dc__task *t, void *scratch);
 
@@ -89,10 +91,27 @@ void dc__basis_step(const dc__job *job, int64_t index, dc__task *t, void *scratc
 /* newton.c: the root by Newton's iteration, stored; the status says whether it is near enough. */
 void dc__newton_here(const dc__job *job, int64_t index, dc__task *t, void *scratch);
 
-/* newton_there.c: a whole request, on a device. */
+/* newton_there.c, spectral_there.c: a whole request, on a device. */
 dc_status dc__newton_there(dc_linalg *l, const dc__spectral *r);
+dc_status dc__spectral_there(dc_linalg *l, const dc__spectral *r);
 
-/* spectral.c: one matrix's report in the caller's struct, as far as that goes; the error of one that failed. */
+/* symmetric_there.c: tasks of a flight begin by what was measured of the caller's matrices, as dc__symmetric_check()
+ * has it. through: memory of the device for one of them. */
+struct dc__flight;
+void dc__symmetric_seen(struct dc__flight *f, const dc__job *job, void *through, dc__task *tasks);
+/* The matrices into s [count, n, n] of a type, measured and scaled as dc__symmetric_load() does it. */
+void dc__symmetric_bring(struct dc__flight *f, const dc__job *job, int32_t dtype, void *s);
+/* What has its bit in `mask`, of `from` [count, n, n], to the caller's `out`, as dc__symmetric_store() does it;
+ * DC_E_NOT_FINITE where a value does not fit. Waits. */
+void dc__symmetric_give(struct dc__flight *f, const dc__job *job, int32_t dtype, void *from, uint32_t mask,
+                        dc__task *tasks);
+/* The reports of a flight; the batch's first task that failed, and where it is, are kept. */
+void dc__flight_report(const struct dc__flight *f, const dc__spectral *r, const dc__task *tasks, dc__task *failed,
+                       int64_t *at);
+
+/* spectral.c: in which type a matrix is decomposed whose largest eigenvalue is at most `bound`. */
+int32_t dc__computing_type(const dc__spectral *r, double bound);
+/* One matrix's report in the caller's struct, as far as that goes; the error of one that failed. */
 void dc__spectral_write_info(const dc__spectral *r, const dc__task *t, int64_t index);
 dc_status dc__spectral_explain(const dc__spectral *r, const dc__task *t, int64_t index);
 

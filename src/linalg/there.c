@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { PLACE = 256 }; /* what cuBLASLt wants of its workspace's address */
+enum { PLACE = 256 }; /* what NVIDIA's libraries want of a workspace's address */
 
 /* ---- products ---- */
 
@@ -33,16 +33,18 @@ dc_status dc__linalg_bring(dc_linalg *l, void *to, const void *from, size_t byte
   return dc__linalg_done(l);
 }
 
+/* dc__linalg_part() of bytes that were added with PLACE more. */
+static void *placed(void *memory, size_t *offset, int64_t bytes) {
+  const uintptr_t part = (uintptr_t)dc__linalg_part(memory, offset, bytes + PLACE, 1);
+  return (void *)((part + PLACE - 1) / PLACE * PLACE);
+}
+
 bool dc__linalg_add_product(size_t *total, const dc_linalg *l) {
   return !dc__linalg_is_there(l) || dc__linalg_add(total, DC__CUDA_PRODUCT_BYTES + PLACE, 1);
 }
 
 void *dc__linalg_product(const dc_linalg *l, void *memory, size_t *offset) {
-  if (!dc__linalg_is_there(l)) {
-    return NULL;
-  }
-  const uintptr_t part = (uintptr_t)dc__linalg_part(memory, offset, DC__CUDA_PRODUCT_BYTES + PLACE, 1);
-  return (void *)((part + PLACE - 1) / PLACE * PLACE);
+  return dc__linalg_is_there(l) ? placed(memory, offset, DC__CUDA_PRODUCT_BYTES) : NULL;
 }
 
 /* c = beta c, as a product of a column and a row of zeros, a piece of c at a time. */
@@ -105,9 +107,15 @@ dc_status dc__batch_matmul(dc_linalg *l, const char *fn, const dc__mat *a, const
 
 /* ---- flights ---- */
 
-dc_status dc__flight_open(dc__flight *f, dc_linalg *l, const char *fn, int64_t batch, int64_t rows, size_t bytes) {
+int32_t dc__flight_most(int64_t batch, size_t bytes) {
   const size_t fits = bytes > 0 ? DC__FLIGHT_BYTES / bytes : DC__CUDA_FLIGHT;
   const int64_t most = fits == 0 ? 1 : fits < DC__CUDA_FLIGHT ? (int64_t)fits : DC__CUDA_FLIGHT;
+  return (int32_t)(batch < most ? batch : most);
+}
+
+dc_status dc__flight_open(dc__flight *f, dc_linalg *l, const char *fn, int64_t batch, int64_t rows, size_t bytes,
+                          size_t more) {
+  const int64_t count = dc__flight_most(batch, bytes);
   size_t total = 0;
   size_t all;
   size_t offset = 0;
@@ -115,10 +123,9 @@ dc_status dc__flight_open(dc__flight *f, dc_linalg *l, const char *fn, int64_t b
   memset(f, 0, sizeof *f);
   f->l = l;
   f->stream = l->device->here;
-  const int64_t count = batch < most ? batch : most;
-  if (__builtin_mul_overflow(bytes, (size_t)count, &all) || all > INT64_MAX / 4 || !dc__linalg_add_product(&total, l) ||
-      !dc__linalg_add(&total, count, sizeof *f->reports) || !dc__linalg_add(&total, count * rows, sizeof(double)) ||
-      !dc__linalg_add(&total, (int64_t)all, 1)) {
+  if (__builtin_mul_overflow(bytes, (size_t)count, &all) || __builtin_add_overflow(all, more, &all) ||
+      all > INT64_MAX / 4 || !dc__linalg_add_product(&total, l) || !dc__linalg_add(&total, count, sizeof *f->reports) ||
+      !dc__linalg_add(&total, count * rows, sizeof(double)) || !dc__linalg_add(&total, (int64_t)all + PLACE, 1)) {
     return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold matrices of %" PRId64 " rows", fn, rows);
   }
   DC__TRY(dc__linalg_scratch(l, fn, total, &memory));
@@ -129,8 +136,15 @@ dc_status dc__flight_open(dc__flight *f, dc_linalg *l, const char *fn, int64_t b
   f->product = dc__linalg_product(l, memory, &offset);
   f->reports = dc__linalg_part(memory, &offset, count, sizeof *f->reports);
   f->sums = dc__linalg_part(memory, &offset, count * rows, sizeof(double));
-  f->squares = dc__linalg_part(memory, &offset, (int64_t)all, 1);
+  f->squares = placed(memory, &offset, (int64_t)all);
   return DC_OK;
+}
+
+dc__flight dc__flight_some(const dc__flight *f, int32_t begin, int32_t count) {
+  dc__flight some = *f;
+  some.first += begin;
+  some.count = count;
+  return some;
 }
 
 bool dc__flight_next(dc__flight *f, int64_t first, int64_t batch) {

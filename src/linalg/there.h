@@ -15,14 +15,19 @@ typedef struct dc__flight {
   dc__cuda_report *reports;
   dc__cuda_report seen[DC__CUDA_FLIGHT]; /* reports, as they came last */
   double *sums;                          /* [count, rows] */
-  char *squares;                         /* the operator's own */
+  char *squares;                         /* the operator's own, 256-byte aligned */
   int64_t first;                         /* matrix of the batch */
   int32_t count, most;                   /* matrices now; in any flight of the batch */
 } dc__flight;
 
-/* Takes scratch for flights through a batch: `bytes` of squares and `rows` sums a matrix. most 0: nothing to compute.
- */
-dc_status dc__flight_open(dc__flight *f, dc_linalg *l, const char *fn, int64_t batch, int64_t rows, size_t bytes);
+/* Matrices of a flight, of which each has `bytes` of squares. */
+int32_t dc__flight_most(int64_t batch, size_t bytes);
+/* Takes scratch for flights through a batch: `bytes` of squares and `rows` sums a matrix, and `more` behind all of the
+ * squares. most 0: nothing to compute. */
+dc_status dc__flight_open(dc__flight *f, dc_linalg *l, const char *fn, int64_t batch, int64_t rows, size_t bytes,
+                          size_t more);
+/* `count` matrices of the flight, from its matrix `begin` on, as a flight. */
+dc__flight dc__flight_some(const dc__flight *f, int32_t begin, int32_t count);
 /* On to the matrices from `first`; false: there are none. Reports become zeros. */
 bool dc__flight_next(dc__flight *f, int64_t first, int64_t batch);
 /* Waits, and brings the reports here. */

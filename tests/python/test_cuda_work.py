@@ -140,6 +140,9 @@ def agree(fn, *arrays, **options):
 
 a, b, x = random((5, 5)), random((3, 3)), random((2, 5, 3))
 agree(linalg.inverse_root_newton, a @ a.T, root=4, eps_rel=1e-3)
+agree(linalg.inverse_root, a @ a.T, root=4, eps_rel=1e-3)
+agree(linalg.matrix_power, a @ a.T, power=0.5)
+agree(lambda given, **at: linalg.eigh(given, **at)[0], a @ a.T)
 agree(linalg.orthogonalize, x)
 agree(linalg.kron, a, b)
 agree(linalg.kron_apply, a, b, x)

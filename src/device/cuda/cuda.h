@@ -47,6 +47,7 @@ typedef struct dc__cuda_device {
   dc__cu_module *modules; /* of dc__kernel_images */
   dc__cu_function *kernels;
   struct dc__cuda_products *_Atomic products; /* NULL: none was asked for yet */
+  struct dc__cuda_solver *_Atomic solver;     /* the same */
   atomic_llong pinned;                        /* bytes of host memory */
   int64_t pinned_most;
   atomic_ullong serials;
@@ -138,6 +139,11 @@ dc_status dc__cuda_stream_issue(dc_stream *stream, dc__native_fn fn, const void 
 dc_status dc__cuda_product_ready(dc_device *device);
 bool dc__cuda_stream_product(dc_stream *stream, const dc__product *product);
 void dc__cuda_products_close(dc__cuda_device *device);
+
+/* solver.c */
+dc_status dc__cuda_eigen_room(dc_device *device, dc__eigen *eigen);
+dc_status dc__cuda_stream_eigen(dc_stream *stream, const dc__eigen *eigen);
+void dc__cuda_solver_close(dc__cuda_device *device);
 
 /* mark.c */
 dc_status dc__cuda_mark_record(dc__cuda_stream *stream, dc__cuda_mark **mark); /* one reference for the caller */

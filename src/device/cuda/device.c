@@ -92,6 +92,7 @@ static void destroy(dc_device *device) {
       (void)driver->cuStreamDestroy_v2(self->memory);
     }
     dc__cuda_products_close(self);
+    dc__cuda_solver_close(self);
     dc__cuda_marks_free(self);
     free_notes(self);
     dc__cuda_kernels_unload(self);
@@ -123,6 +124,8 @@ static const dc__device_ops ops = {
     .stream_issue = dc__cuda_stream_issue,
     .product_ready = dc__cuda_product_ready,
     .stream_product = dc__cuda_stream_product,
+    .eigen_room = dc__cuda_eigen_room,
+    .stream_eigen = dc__cuda_stream_eigen,
     .stream_wrap = dc__cuda_stream_wrap,
     .stream_captures = dc__cuda_stream_captures,
     .event_create = dc__cuda_event_create,

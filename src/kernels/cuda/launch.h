@@ -41,6 +41,7 @@ void dc__cuda_fold(dc_stream *stream, const dc__cuda_fold_args *args);
 void dc__cuda_affine(dc_stream *stream, const dc__cuda_affine_args *args);
 void dc__cuda_newton_distance(dc_stream *stream, const dc__cuda_newton_args *args);
 void dc__cuda_newton_judge(dc_stream *stream, const dc__cuda_newton_args *args);
+void dc__cuda_scale(dc_stream *stream, const dc__cuda_scale_args *args);
 void dc__cuda_kron(dc_stream *stream, const dc__cuda_kron_args *args);
 void dc__cuda_damp(dc_stream *stream, const dc__cuda_damp_args *args);
 

@@ -239,6 +239,18 @@ DC_KERNEL(dc__newton_keep_kernel, dc__cuda_newton_args, DC__CUDA_MATRIX_THREADS)
   }
 }
 
+DC_KERNEL(dc__scale_kernel, dc__cuda_scale_args, DC__CUDA_MATRIX_THREADS) {
+  const int64_t matrix = static_cast<int64_t>(dc_block(1)) * args.rows;
+  void *x = there(args.x, args.wide, args.count * args.rows * args.cols);
+  const double *factors = there(args.factors, 1, args.count * args.rows);
+  for (int64_t i = first_row(); i < args.rows; i += next_row()) {
+    for (int64_t j = dc_thread(); j < args.cols; j += dc_threads()) {
+      const int64_t at = (matrix + i) * args.cols + j;
+      put(x, args.wide, at, factors[matrix + i] * get(x, args.wide, at));
+    }
+  }
+}
+
 DC_KERNEL(dc__kron_kernel, dc__cuda_kron_args, DC__CUDA_MATRIX_THREADS) {
   const view a = view_of(args.a, 0), b = view_of(args.b, 0), to = view_of(args.to, 0);
   for (int64_t i = first_row(); i < args.to.rows; i += next_row()) {

@@ -76,6 +76,14 @@ typedef struct dc__cuda_newton_args {
   int32_t ended; /* 1: those that have ended too */
 } dc__cuda_newton_args;
 
+/* x[i][j] *= factors[i], x [count, rows, cols] and dense, factors [count, rows]. */
+typedef struct dc__cuda_scale_args {
+  void *x;
+  const double *factors;
+  int64_t rows, cols;
+  int32_t count, wide;
+} dc__cuda_scale_args;
+
 /* to = a kron b. */
 typedef struct dc__cuda_kron_args {
   dc__cuda_matrices a, b, to;

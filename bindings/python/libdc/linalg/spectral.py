@@ -99,10 +99,10 @@ def eigh(a: Any, *, descending: bool = False, symmetry: str = "check", precision
          info: Optional[List[SpectralInfo]] = None, handle: Optional[Handle] = None) -> Tuple[Any, Any]:
     """(values, vectors) of symmetric matrices [n, n] or [b, n, n]; column j of vectors belongs to value j. vectors is
     None if they are not wanted. info: a list for the reports; then a matrix that fails is in it, and not raised."""
-    given = Array(a)
+    given = Array(a, handle=handle)
     options = _options(symmetry=symmetry, precision=precision, descending=int(descending))
-    values = target(None, a, given.shape[:-1], given.dtype)
-    basis = target(None, a, given.shape, given.dtype) if vectors else None
+    values = target(None, a, given.shape[:-1], given.dtype, handle)
+    basis = target(None, a, given.shape, given.dtype, handle) if vectors else None
     infos = _Infos(given)
     status = lib.dc_eigh(raw(handle), given.c, options, values.c, basis.c if basis else ffi.NULL, infos.c, infos.size)
     infos.settle(status, info)
@@ -113,10 +113,10 @@ def matrix_power(a: Any, power: float, *, eps_abs: float = 0, eps_rel: float = 0
                  negative: str = "refuse", symmetry: str = "check", precision: Any = None, out: Any = None,
                  info: Optional[List[SpectralInfo]] = None, handle: Optional[Handle] = None) -> Any:
     """(A + epsilon I) to any real power, for symmetric positive semidefinite A."""
-    given = Array(a)
+    given = Array(a, handle=handle)
     options = _options(symmetry=symmetry, precision=precision, negative=negative, eps_abs=eps_abs, eps_rel=eps_rel,
                        rank_rtol=rank_rtol)
-    result, infos = target(out, a, given.shape, given.dtype), _Infos(given)
+    result, infos = target(out, a, given.shape, given.dtype, handle), _Infos(given)
     status = lib.dc_matrix_power(raw(handle), given.c, power, options, result.c, infos.c, infos.size)
     infos.settle(status, info)
     return result.array
@@ -128,10 +128,10 @@ def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, r
                  handle: Optional[Handle] = None) -> Any:
     """(A + epsilon I)^(-1/root). basis: an array that a decomposition leaves its eigenvectors in; with tolerance > 0
     it is used again as long as the matrix has changed little."""
-    given, kept = Array(a), None if basis is None else Array(basis, writable=True)
+    given, kept = Array(a, handle=handle), None if basis is None else Array(basis, writable=True, handle=handle)
     options = _options(symmetry=symmetry, precision=precision, negative=negative, eps_abs=eps_abs, eps_rel=eps_rel,
                        rank_rtol=rank_rtol, tolerance=tolerance)
-    result, infos = target(out, a, given.shape, given.dtype), _Infos(given)
+    result, infos = target(out, a, given.shape, given.dtype, handle), _Infos(given)
     status = lib.dc_matrix_inverse_root(raw(handle), given.c, root, options, kept.c if kept else ffi.NULL, result.c,
                                         infos.c, infos.size)
     infos.settle(status, info)

@@ -1,0 +1,195 @@
+/* Eigendecompositions by cuSOLVER: one matrix by divide and conquer, more by the library's way with batches where it
+ * has one, else one after the other. */
+#include <dlfcn.h>
+
+#include "device/cuda/cuda.h"
+#include "device/cuda/cusolver.h"
+#include "device/cuda/library.h"
+
+struct dc__cuda_solver {
+  dc__solver api;
+  dc__solver_handle handle;
+  dc__solver_params params;
+  pthread_mutex_t mutex; /* the handle's stream, and what is called with it */
+  bool batches;
+};
+
+/* What a call of the library needs beside its matrices. */
+typedef struct room {
+  size_t device, host;
+} room;
+
+/* ---- opening ---- */
+
+static dc_status refuse(const char *name, const char *call, int error) {
+  return dc__fail(error == DC__SOLVER_ALLOC_FAILED ? DC_E_NO_MEMORY : DC_E_DEVICE,
+                  "device \"%s\": %s: cuSOLVER's status %d", name, call, error);
+}
+
+static dc_status look_up(struct dc__cuda_solver *solver, int driver_version) {
+  static const dc__library of[] = {{"libcusolver.so.12", "nvidia/cu13/lib", 13000},
+                                   {"libcusolver.so.11", "nvidia/cusolver/lib", DC__CU_OLDEST_DRIVER}};
+  dc__solver *api = &solver->api;
+  void *library = dc__library_open(of, DC__COUNT(of), driver_version);
+  if (library == NULL) {
+    return dc__fail(
+        DC_E_UNSUPPORTED,
+        "CUDA: eigendecompositions need cuSOLVER, and it was not found (%s); install the package nvidia-cusolver, "
+        "or name its folder in DC_CUDA_LIB_DIR",
+        dc_last_error());
+  }
+  const char *missing = NULL;
+  const char *no_batches = NULL;
+  int version = 0;
+#define X(name, arguments) DC__LOOK_UP(library, api, name, missing)
+  DC__SOLVER_FUNCTIONS(X)
+#undef X
+#define X(name, arguments) DC__LOOK_UP(library, api, name, no_batches)
+  DC__SOLVER_BATCH_FUNCTIONS(X)
+#undef X
+  dlclose(library);
+  if (missing == NULL && (api->cusolverGetVersion(&version) != 0 || version < DC__SOLVER_OLDEST)) {
+    missing = "version";
+  }
+  solver->batches = no_batches == NULL && version >= DC__SOLVER_BATCHES;
+  return missing == NULL
+             ? DC_OK
+             : dc__fail(DC_E_UNSUPPORTED, "CUDA: cuSOLVER is too old (%s); that of CUDA 12.0 is needed", missing);
+}
+
+static void close_solver(struct dc__cuda_solver *solver) {
+  if (solver->params != NULL) {
+    (void)solver->api.cusolverDnDestroyParams(solver->params);
+  }
+  if (solver->handle != NULL) {
+    (void)solver->api.cusolverDnDestroy(solver->handle);
+  }
+  pthread_mutex_destroy(&solver->mutex);
+  dc__free(solver);
+}
+
+static dc_status open_handle(dc__cuda_device *device, struct dc__cuda_solver *solver) {
+  const char *call = "cusolverDnCreate";
+  int mode = dc__cuda_enter(device);
+  int error = solver->api.cusolverDnCreate(&solver->handle);
+  if (error == 0) {
+    call = "cusolverDnCreateParams";
+    error = solver->api.cusolverDnCreateParams(&solver->params);
+  }
+  dc__cuda_leave(device, mode);
+  return error == 0 ? DC_OK : refuse(device->head.name, call, error);
+}
+
+/* Two threads may come at once: one of them was too late. */
+static dc_status ready(dc__cuda_device *device) {
+  if (atomic_load(&device->solver) != NULL) {
+    return DC_OK;
+  }
+  struct dc__cuda_solver *fresh = dc__calloc(1, sizeof *fresh);
+  if (fresh == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  pthread_mutex_init(&fresh->mutex, NULL);
+  int version = 0;
+  dc__cu_result error = device->driver.cuDriverGetVersion(&version);
+  dc_status status = error != 0 ? dc__cuda_refused(device, "cuDriverGetVersion", error) : look_up(fresh, version);
+  status = status != DC_OK ? status : open_handle(device, fresh);
+  struct dc__cuda_solver *none = NULL;
+  if (status != DC_OK || !atomic_compare_exchange_strong(&device->solver, &none, fresh)) {
+    close_solver(fresh);
+  }
+  return status;
+}
+
+/* The device is entered. */
+void dc__cuda_solver_close(dc__cuda_device *device) {
+  if (device->solver != NULL) {
+    close_solver(device->solver);
+  }
+}
+
+/* ---- decompositions ---- */
+
+static int type_of(const dc__eigen *e) {
+  return e->dtype == DC_FLOAT64 ? DC__SOLVER_R_64F : DC__SOLVER_R_32F;
+}
+
+/* The `count` matrices from the first one on, or their number alone while a is NULL. The mutex is held and the device
+ * entered. Returns the library's status. */
+static int room_of(const struct dc__cuda_solver *s, const dc__eigen *e, int64_t count, room *bytes) {
+  const int type = type_of(e);
+  return count > 1
+             ? s->api.cusolverDnXsyevBatched_bufferSize(s->handle, s->params, e->vectors, DC__SOLVER_LOWER, e->n, type,
+                                                        e->a, e->n, type, e->values, type, &bytes->device, &bytes->host,
+                                                        count)
+             : s->api.cusolverDnXsyevd_bufferSize(s->handle, s->params, e->vectors, DC__SOLVER_LOWER, e->n, type, e->a,
+                                                  e->n, type, e->values, type, &bytes->device, &bytes->host);
+}
+
+static int decompose(const struct dc__cuda_solver *s, const dc__eigen *e, int64_t count, const room *bytes) {
+  const int type = type_of(e);
+  return count > 1
+             ? s->api.cusolverDnXsyevBatched(s->handle, s->params, e->vectors, DC__SOLVER_LOWER, e->n, type, e->a, e->n,
+                                             type, e->values, type, e->workspace, bytes->device, e->host, bytes->host,
+                                             e->found, count)
+             : s->api.cusolverDnXsyevd(s->handle, s->params, e->vectors, DC__SOLVER_LOWER, e->n, type, e->a, e->n, type,
+                                       e->values, type, e->workspace, bytes->device, e->host, bytes->host, e->found);
+}
+
+/* As many at once as there is room for: what a smaller batch wants is the library's secret. */
+static int next(const struct dc__cuda_solver *s, const dc__eigen *e, int64_t *count) {
+  room bytes;
+  int error;
+  *count = s->batches ? e->count : 1;
+  for (;; *count /= 2) {
+    error = room_of(s, e, *count, &bytes);
+    if (error != 0 || *count == 1 || (bytes.device <= e->workspace_bytes && bytes.host <= e->host_bytes)) {
+      break;
+    }
+  }
+  return error != 0 ? error : decompose(s, e, *count, &bytes);
+}
+
+dc_status dc__cuda_eigen_room(dc_device *device, dc__eigen *e) {
+  dc__cuda_device *self = (dc__cuda_device *)device;
+  DC__TRY(ready(self));
+  struct dc__cuda_solver *s = self->solver;
+  room one = {0}, all = {0};
+  int error = 0;
+  if (e->n > 0 && e->count > 0) {
+    int mode = dc__cuda_enter(self);
+    pthread_mutex_lock(&s->mutex);
+    error = room_of(s, e, 1, &one);
+    error = error != 0 || !s->batches ? error : room_of(s, e, e->count, &all);
+    pthread_mutex_unlock(&s->mutex);
+    dc__cuda_leave(self, mode);
+  }
+  e->workspace_bytes = one.device > all.device ? one.device : all.device;
+  e->host_bytes = one.host > all.host ? one.host : all.host;
+  return error == 0 ? DC_OK : refuse(device->name, "cusolverDnXsyevd_bufferSize", error);
+}
+
+static void issue_eigen(dc__cuda_stream *stream, void *args) {
+  dc__eigen e = *(const dc__eigen *)args;
+  const dc__cuda_device *device = (dc__cuda_device *)stream->head.device;
+  struct dc__cuda_solver *s = device->solver;
+  const int64_t size = e.dtype == DC_FLOAT64 ? 8 : 4;
+  pthread_mutex_lock(&s->mutex);
+  int error = s->api.cusolverDnSetStream(s->handle, stream->native);
+  while (error == 0 && e.count > 0) {
+    int64_t count = 0;
+    error = next(s, &e, &count);
+    e.a = (char *)e.a + count * e.n * e.n * size;
+    e.values = (char *)e.values + count * e.n * size;
+    e.found += count;
+    e.count -= count;
+  }
+  pthread_mutex_unlock(&s->mutex);
+  if (error != 0) {
+    dc__failure_keep(e.failure, refuse(device->head.name, "cusolverDnXsyevd", error));
+  }
+}
+
+dc_status dc__cuda_stream_eigen(dc_stream *stream, const dc__eigen *eigen) {
+  return dc__cuda_submit((dc__cuda_stream *)stream, issue_eigen, eigen, sizeof *eigen, false);
+}
