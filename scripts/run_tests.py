@@ -244,6 +244,14 @@ def clang_format(suite: Suite) -> Count:
     return one(suite.run("clang-format-14", "--dry-run", "--Werror", *files))
 
 
+def clang_tidy(suite: Suite) -> Count:
+    """The checks of .clang-tidy, on what suite gcc compiles of the library, its plug-in and the command."""
+    status = suite.run("run-clang-tidy-14", "-quiet", "-p", str(BUILD / "gcc"), "-j2", "-extra-arg=-w",
+                       f"{ROOT}/(src|tools)/.*[.]c$")
+    suite.write("\n".join(sorted(set(re.findall(r"^.*error: .*$", suite.text(), re.M)))))
+    return one(status)
+
+
 def examples_c(suite: Suite) -> Count:
     """The C examples as a user builds them, against an installed library."""
     prefix = BUILD / "prefix"
@@ -267,6 +275,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "checks": checks,
     "format": clang_format,
     "gcc": lambda suite: c_tests(suite, ["-Ddebug=true", "-Doptimization=g"], "gcc"),
+    "tidy": clang_tidy,
     "abi": abi,
     "valgrind": valgrind,
     "spin": spin,

@@ -26,6 +26,7 @@ if [ "${1:-build}" = test ]; then
   want clang-14 command -v clang-14
   want libclang-rt-14-dev sh -c 'test -e "$(clang-14 -print-file-name=libclang_rt.asan-x86_64.a)"'
   want clang-format-14 command -v clang-format-14
+  want clang-tidy-14 command -v run-clang-tidy-14
   want llvm-14 command -v llvm-cov-14
   want spin command -v spin
   want valgrind command -v valgrind

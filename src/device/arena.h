@@ -8,7 +8,7 @@
 
 /* DC__RECORD zeroed bytes; NULL: no memory, last error set. They live until given back or the arena dies. */
 void *dc__arena_record(dc__arena *arena);
-void dc__arena_record_free(dc__arena *arena, void *record);
+void dc__arena_record_free(dc__arena *arena, void *ptr);
 /* In a child made by fork(): the arena is its parent's. */
 bool dc__arena_is_others(const dc__arena *arena);
 

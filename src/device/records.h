@@ -11,7 +11,7 @@ typedef struct dc__records {
 
 /* DC__RECORD zeroed bytes, aligned for anything; NULL: no memory, last error set. */
 void *dc__records_take(dc__records *records);
-void dc__records_give(dc__records *records, void *record);
+void dc__records_give(dc__records *records, void *ptr);
 /* All of them at once, also those that were not given back. */
 void dc__records_free(dc__records *records);
 

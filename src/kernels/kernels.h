@@ -55,7 +55,7 @@ void dc__here_copy(dc_stream *here, void *dst, const void *src, size_t bytes);
 
 /* Limits the instruction sets that may be used, for tests: 0 plain C, 1 AVX2, 2 AVX-512, 3 AVX-512 with
  * bfloat16 products. Returns the level in use. */
-int32_t dc__kernels_limit(int32_t level);
+int32_t dc__kernels_limit(int32_t limit);
 int32_t dc__kernels_level(void);
 
 #endif

@@ -242,8 +242,8 @@ dc_status dc__exchange_create(const char *fn, dc_device *device, dc_comm *comm, 
 
 /* ---- steps ---- */
 
-float *dc__exchange_block(const dc__exchange *x, int64_t i, int64_t block) {
-  int64_t own = x->flows[i].places[block].own;
+float *dc__exchange_block(const dc__exchange *x, int64_t of_flow, int64_t block) {
+  int64_t own = x->flows[of_flow].places[block].own;
   return own >= 0 ? x->owned + own : NULL;
 }
 

@@ -66,11 +66,11 @@ dc_status dc__agree(const char *fn, dc_comm *comm, dc_status mine);
  * one rank; else it must outlive the exchange. */
 dc_status dc__exchange_create(const char *fn, dc_device *device, dc_comm *comm, const dc__flow *flows, int64_t count,
                               dc__exchange **exchange);
-void dc__exchange_destroy(dc__exchange *exchange); /* NULL does nothing */
+void dc__exchange_destroy(dc__exchange *x); /* NULL does nothing */
 
 /* This rank's copy of a block that it owns, dense: the gradient after dc__exchange_in(), the place for the direction
  * before dc__exchange_out(). The blocks of a flow lie one after the other. NULL: another rank's. */
-float *dc__exchange_block(const dc__exchange *exchange, int64_t flow, int64_t block);
+float *dc__exchange_block(const dc__exchange *x, int64_t of_flow, int64_t block);
 
 /* Writes this rank's part of a flow's gradient. */
 typedef void (*dc__exchange_fill)(void *user, int64_t flow, float *part);
@@ -79,11 +79,11 @@ typedef void (*dc__exchange_apply)(void *user, int64_t flow, const float *part);
 
 /* Brings the gradients to the owners of their blocks. skip: NULL, or which flows are left out, the same on every rank.
  * Collective; a few flows at a time, so that no rank holds a whole model. Errors are the communicator's. */
-dc_status dc__exchange_in(dc__exchange *exchange, const bool *skip, dc__exchange_fill fill, void *user);
+dc_status dc__exchange_in(dc__exchange *x, const bool *skip, dc__exchange_fill fill, void *user);
 /* Brings the directions from the owners to every rank's part. Collective. */
-dc_status dc__exchange_out(dc__exchange *exchange, const bool *skip, dc__exchange_apply apply, void *user);
+dc_status dc__exchange_out(dc__exchange *x, const bool *skip, dc__exchange_apply apply, void *user);
 
 /* Bytes of the buffers. */
-int64_t dc__exchange_bytes(const dc__exchange *exchange);
+int64_t dc__exchange_bytes(const dc__exchange *x);
 
 #endif

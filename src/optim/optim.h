@@ -76,7 +76,7 @@ dc_status dc__optim_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *s
 /* ---- K-FAC's layers (kfac.c) ---- */
 
 /* approximation: enum dc_kfac_approximation. */
-dc_status dc__kfac_add_layer(dc_optimizer *o, const char *fn, const dc_sample_layer *layer, int32_t approximation,
+dc_status dc__kfac_add_layer(dc_optimizer *o, const char *fn, const dc_sample_layer *constants, int32_t approximation,
                              int64_t weight, int64_t bias, int64_t *index);
 dc_status dc__kfac_add_batch(dc_optimizer *o, const char *fn, int64_t index, const dc_tensor *x, const dc_tensor *delta,
                              double loss_scale);

@@ -61,7 +61,7 @@ extern const int command_count;
 
 /* Reads a command's arguments; an exit code, or -1: go on. */
 int read_args(const command *c, int argc, char **argv, args *a);
-const char *value_of(const args *a, const char *option);
+const char *value_of(const args *a, const char *name);
 bool given(const args *a, const char *option);
 /* A whole number within bounds; false: told why not. */
 bool number_of(const args *a, const char *option, int64_t fallback, int64_t least, int64_t most, int64_t *number);

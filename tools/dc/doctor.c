@@ -46,7 +46,6 @@ static void zero3_processes(finding *f, int ranks) {
 
 /* Runs a program; its standard output, without what stands beyond `bytes`. The exit status, or -1: it did not run. */
 static int capture(const char *const *argv, int64_t limit_ns, char *text, size_t bytes) {
-  extern char **environ;
   int fds[2];
   pid_t pid;
   size_t used = 0;

@@ -142,7 +142,6 @@ static int start_process(process *p, const job *j, const char *group, int number
   snprintf(rank_text, sizeof rank_text, "%d", number);
   snprintf(world_text, sizeof world_text, "%d", world);
   const char *argv[] = {"dc", "@rank", j->name, group, rank_text, world_text, argument, NULL};
-  extern char **environ;
   if (pipe2(pipe_fds, O_CLOEXEC) != 0) { /* a later rank must not hold it open */
     return errno;
   }

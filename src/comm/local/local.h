@@ -151,7 +151,7 @@ typedef struct dc__local_group {
 
 /* A group without control block and peers yet; reserve 0: threads. */
 dc_status dc__local_group_create(int32_t rank, int32_t world, size_t reserve, int64_t timeout_ns,
-                                 dc__local_group **group);
+                                 dc__local_group **out);
 void dc__local_group_release(dc__local_group *group);
 /* Two staging buffers of `bytes` for a channel of this rank. */
 dc_status dc__local_stage(dc__local_group *group, int32_t channel, size_t bytes, char **stage);

@@ -132,7 +132,7 @@ bool dc__cuda_is_own(uint64_t serial);
 void dc__cuda_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
 void dc__cuda_stream_zero(dc_stream *stream, void *dst, size_t bytes);
 void dc__cuda_stream_note(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
-void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *launch);
+void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *given);
 dc_status dc__cuda_stream_issue(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes);
 
 /* products.c */
