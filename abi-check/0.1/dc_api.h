@@ -21,8 +21,8 @@
  *     Set them by DC_X_INIT in C or dc_x_init() from another language. Output structs are sized the same way.
  *   - Handles are opaque, made by a create function and freed by one destroy function that takes NULL, returns
  *     nothing, and may be called in any order: children keep what they need alive.
- *   - The library never prints, aborts, reads environment variables, installs signal handlers or keeps global
- *     state. It never frees the caller's memory, and the caller never calls free() on the library's.
+ *   - The library never prints, aborts, installs signal handlers or keeps global state, and reads no environment
+ *     variable but DC_CPU, which bounds the instructions it uses (dc_device_open()). It never frees the caller's memory, and the caller never calls free() on the library's.
  *   - Thread classes: [any] from any thread at any time; [handle] one thread at a time for one handle (calls on
  *     one context are serialised by the library itself, so autograd threads may call); [init] before other
  *     threads use the object.
@@ -93,8 +93,8 @@ DC_API uint32_t dc_api_version(void);
 DC_API const char *dc_version_string(void);
 
 /** 1 if the library has a feature, else 0.
- *  name  "cpu", "comm.threads", "comm.processes", "comm.external", "avx2", "avx512" (the processor and the build have
- *        it); other names and NULL give 0
+ *  name  "cpu", "comm.threads", "comm.processes", "comm.external", "avx2", "avx512", "avx512bf16" (in use: the processor
+ *        and the build have it, and DC_CPU allows it; see dc_device_open()); other names and NULL give 0
  *  [any] Since 0.1. */
 DC_API int32_t dc_has_feature(const char *name);
 
@@ -253,10 +253,12 @@ DC_API void dc_device_options_init(dc_device_options *options, size_t struct_siz
 
 /** Opens a device by name. The handle is counted; contexts and streams keep the device alive. CUDA comes from
  *  libdc_cuda.so beside this library and from the NVIDIA driver, both opened here; it shares the device's primary
- *  context with whoever else uses CUDA in the process.
+ *  context with whoever else uses CUDA in the process. On the CPU the process uses the widest instructions that there
+ *  are, at most those that the environment's DC_CPU names, which is read once: generic (plain C), avx2, avx512 or
+ *  avx512bf16.
  *  name  "cpu"; "cuda" or "cuda:N", the first or the N-th device
- *  Returns DC_OK; DC_E_NO_DEVICE (unknown name, or not on this machine: the text says what is missing), DC_E_INVALID,
- *  DC_E_NO_MEMORY, DC_E_DEVICE (the device or its driver refused). [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_NO_DEVICE (unknown name, or not on this machine: the text says what is missing), DC_E_INVALID
+ *  (also: DC_CPU is none of those), DC_E_NO_MEMORY, DC_E_DEVICE (the device or its driver refused). [any] Since 0.1. */
 DC_API dc_status dc_device_open(const char *name, const dc_device_options *options, dc_device **device);
 /** Gives the handle back.
  *  device  NULL does nothing

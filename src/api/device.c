@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "device/device.h"
+#include "kernels/kernels.h"
 
 /* Sizes of the structs in the version that introduced them; frozen from then on. */
 enum { DC__DEVICE_OPTIONS_SIZE_0_1 = 16, DC__ALLOCATOR_SIZE_0_1 = 40 };
@@ -53,6 +54,7 @@ dc_status dc_device_open(const char *name, const dc_device_options *options, dc_
     }
   }
   if (strcmp(name, "cpu") == 0) {
+    DC__TRY(dc__kernels_check(__func__));
     return named(__func__, dc__cpu_device_open(&allocator, device));
   }
   if (dc__cuda_is_name(name)) {

@@ -22,8 +22,11 @@ int32_t dc_has_feature(const char *name) {
       return 1;
     }
   }
-  if (strcmp(name, "avx2") == 0) {
-    return dc__kernels_level() >= 1;
+  static const char *const levels[] = {"avx2", "avx512", "avx512bf16"};
+  for (int32_t i = 0; i < (int32_t)DC__COUNT(levels); i++) {
+    if (strcmp(name, levels[i]) == 0) {
+      return dc__kernels_level() > i;
+    }
   }
-  return strcmp(name, "avx512") == 0 && dc__kernels_level() >= 2;
+  return 0;
 }

@@ -1,7 +1,11 @@
-/* Chooses the kernels by what the processor and the operating system have. The tables are filled once, each from the
- * one below, and only read from then on. */
+/* Chooses the kernels by what the processor and the operating system have, and the environment's DC_CPU allows. The
+ * tables are filled once, each from the one below, and only read from then on. */
+#define _GNU_SOURCE /* secure_getenv */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "kernels/table.h"
 
@@ -15,6 +19,23 @@ static dc__kernels tables[LEVELS]; /* [0]: plain C, no functions */
 static int32_t highest;
 static atomic_int level = -1; /* -1: the tables are not filled yet */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static char unknown[32]; /* what DC_CPU says, where it is no level's name */
+
+/* The highest level that DC_CPU allows. */
+static int32_t allowed(void) {
+  static const char *const names[LEVELS] = {"generic", "avx2", "avx512", "avx512bf16"};
+  const char *value = secure_getenv("DC_CPU");
+  if (value == NULL || value[0] == '\0') {
+    return LEVELS - 1;
+  }
+  for (int32_t i = 0; i < LEVELS; i++) {
+    if (strcmp(value, names[i]) == 0) {
+      return i;
+    }
+  }
+  snprintf(unknown, sizeof unknown, "%s", value);
+  return LEVELS - 1;
+}
 
 static void fill(void) {
 #ifdef __x86_64__
@@ -55,7 +76,8 @@ static void fill(void) {
     dc__gemm_avx512bf16(&tables[3]);
   }
 #endif
-  atomic_store_explicit(&level, highest, memory_order_release);
+  int32_t most = allowed();
+  atomic_store_explicit(&level, highest < most ? highest : most, memory_order_release);
 }
 
 const dc__kernels *dc__kernels_table(void) {
@@ -73,4 +95,13 @@ int32_t dc__kernels_limit(int32_t limit) {
 int32_t dc__kernels_level(void) {
   pthread_once(&once, fill);
   return (int32_t)atomic_load_explicit(&level, memory_order_acquire);
+}
+
+dc_status dc__kernels_check(const char *fn) {
+  pthread_once(&once, fill);
+  return unknown[0] == '\0' ? DC_OK
+                            : dc__fail(DC_E_INVALID,
+                                       "%s: the environment's DC_CPU = \"%s\", must be generic, avx2, avx512 or "
+                                       "avx512bf16",
+                                       fn, unknown);
 }

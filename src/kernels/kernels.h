@@ -57,5 +57,7 @@ void dc__here_copy(dc_stream *here, void *dst, const void *src, size_t bytes);
  * bfloat16 products. Returns the level in use. */
 int32_t dc__kernels_limit(int32_t limit);
 int32_t dc__kernels_level(void);
+/* DC_E_INVALID where the environment's DC_CPU is no level's name. */
+dc_status dc__kernels_check(const char *fn);
 
 #endif

@@ -107,21 +107,12 @@ static void test_out_of_range(void **state) {
   assert_memory_equal(got8, low, 3);
 }
 
-static void test_levels(void **state) {
-  (void)state;
-  int32_t highest = dc__kernels_limit(HIGHEST_LEVEL);
-  assert_in_range(highest, 0, HIGHEST_LEVEL);
-  assert_int_equal(dc__kernels_limit(0), 0);
-  assert_int_equal(dc__kernels_level(), 0);
-  assert_int_equal(dc__kernels_limit(-1), 0);
-  assert_int_equal(dc__kernels_limit(99), highest);
-  print_message("highest level here: %d\n", (int)highest);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_levels), cmocka_unit_test(test_all_halves),   cmocka_unit_test(test_all_ties),
-      cmocka_unit_test(test_pairs),  cmocka_unit_test(test_out_of_range),
+      cmocka_unit_test(test_all_halves),
+      cmocka_unit_test(test_all_ties),
+      cmocka_unit_test(test_pairs),
+      cmocka_unit_test(test_out_of_range),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

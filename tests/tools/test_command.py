@@ -134,7 +134,7 @@ def test_info(dc: Run) -> None:
     info = json.loads(dc("info", "--json").stdout)
     assert info["library"]["version"] == libdc.__version__
     assert os.path.samefile(info["library"]["path"], Path(libdc.library_dir()) / "libdc.so")
-    assert info["library"]["simd"] in ("avx512", "avx2", "plain C")
+    assert info["library"]["simd"] in SIMD
     assert info["devices"]["cpu"]["found"] and info["communicators"]["processes"]["found"]
     assert not info["devices"]["cuda"]["found"] and "cuda" in info["devices"]["cuda"]["text"]
     assert info["limits"]["open files"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -142,6 +142,18 @@ def test_info(dc: Run) -> None:
     for section, rows in info.items():
         assert re.search(rf"^{section}$", text, re.M)
         assert all(f"  {name} " in text for name in rows)
+
+
+SIMD = {"plain C": "generic", "avx2": "avx2", "avx512": "avx512", "avx512bf16": "avx512bf16"}
+
+
+def test_info_says_what_dc_cpu_leaves(dc: Run) -> None:
+    best = list(SIMD).index(json.loads(dc("info", "--json").stdout)["library"]["simd"])
+    for at, (shown, value) in enumerate(SIMD.items()):
+        library = json.loads(dc("info", "--json", environment={"DC_CPU": value}).stdout)["library"]
+        assert library["simd"] == (shown if at < best else list(SIMD)[best])
+    cpu = json.loads(dc("info", "--json", environment={"DC_CPU": "sse2"}).stdout)["devices"]["cpu"]
+    assert not cpu["found"] and "DC_CPU = \"sse2\", must be generic" in cpu["text"]
 
 
 def checks_of(text: str) -> Dict[str, Dict[str, Any]]:
