@@ -7,6 +7,7 @@ from .clip import clip_grad_norm_
 from .group import init
 from .layer import (DeepSpeedTransformerConfig, DeepSpeedTransformerLayer, TransformerLayer, bert_layer_state,
                     load_bert_layer)
+from .pages import keep_memory
 from .process_group import comm_from_process_group
 from .shard import full_shape, gathered, no_sync, shard, stats, trace_read, trace_start
 from .state import (full_optimizer_state_dict, full_state_dict, load_full_optimizer_state_dict,
@@ -15,6 +16,6 @@ from .state import (full_optimizer_state_dict, full_state_dict, load_full_optimi
 __all__ = [
     "DeepSpeedTransformerConfig", "DeepSpeedTransformerLayer", "TransformerLayer", "bert_layer_state",
     "clip_grad_norm_", "comm_from_process_group", "dc", "full_optimizer_state_dict", "full_shape", "full_state_dict",
-    "gathered", "init", "load_bert_layer", "load_full_optimizer_state_dict", "load_full_state_dict", "no_sync",
-    "shard", "stats", "trace_read", "trace_start",
+    "gathered", "init", "keep_memory", "load_bert_layer", "load_full_optimizer_state_dict", "load_full_state_dict",
+    "no_sync", "shard", "stats", "trace_read", "trace_start",
 ]  # fmt: skip

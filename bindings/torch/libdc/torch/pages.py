@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 LEAST = 1 << 20  # bytes; smaller memory stays with the C library anyway
-MOST = 1 << 30  # bytes that wait to be used again
 
 _HUGE_PAGE = 2 << 20
+_most = 1 << 30  # bytes that wait to be used again
 _free: List[mmap.mmap] = []  # the newest last
 
 
@@ -34,11 +34,31 @@ def _take(nbytes: int) -> mmap.mmap:
     return block
 
 
+def _shrink() -> None:
+    """Gives the oldest back, until no more than the limit waits."""
+    excess = sum(map(len, tuple(_free))) - _most
+    while excess > 0:
+        try:
+            excess -= len(_free.pop(0))
+        except IndexError:  # somebody else took the last one
+            return
+
+
 def _give(block: mmap.mmap) -> None:
     _free.append(block)
-    excess = sum(map(len, tuple(_free))) - MOST
-    while excess > 0 and _free:
-        excess -= len(_free.pop(0))
+    _shrink()
+
+
+def keep_memory(nbytes: int) -> int:
+    """How much host memory of dropped tensors may wait for the next step of a TransformerLayer: what is more goes back
+    to the system, now and from now on; 0 keeps nothing. The limit of the whole process, 1 GiB to begin with; the old
+    one is returned. What tensors still hold does not count."""
+    global _most
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
+        raise ValueError(f"nbytes = {nbytes!r}, must be a number of bytes, 0 or more")
+    before, _most = _most, nbytes
+    _shrink()
+    return before
 
 
 def empty(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
