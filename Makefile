@@ -93,6 +93,14 @@ docs: build
 wheel: build
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/make_wheel.py build/wheel
 
+# The sources as a tarball, which needs no git and no network to be built and tested.
+VERSION := $(shell sed -n "s/^project.* version: '\([0-9.]*\)'.*/\1/p" meson.build)
+dist:
+	@mkdir -p build
+	@git ls-files -co --exclude-standard --deduplicate | while read -r name; do test ! -f "$$name" || echo "$$name"; done | \
+	  tar -czf build/libdc-$(VERSION).tar.gz --transform 's,^,libdc-$(VERSION)/,' --owner=0 --group=0 --numeric-owner -T -
+	@echo build/libdc-$(VERSION).tar.gz
+
 mutants:
 	@scripts/setup.sh test
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/mutants.py
@@ -123,5 +131,5 @@ bench: build
 clean:
 	rm -rf .venv build
 
-.PHONY: build train bert test test-deepspeed abi cuda check-vendor-headers docs wheel mutants coverage fuzz spin bench \
-  clean
+.PHONY: build train bert test test-deepspeed abi cuda check-vendor-headers docs wheel dist mutants coverage fuzz spin \
+  bench clean

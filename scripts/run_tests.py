@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -187,20 +188,35 @@ def fuzz(suite: Suite) -> Count:
     return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
 
 
-# Those that meet every room and end soon where one thread runs at a time. Deadlines and killed processes are for the
-# sanitizers: here a second is long.
-UNDER_VALGRIND = ("base", "arena", "device", "kernels_accumulate", "comm_external", "bad_input", "gather", "offload",
+# Those that meet every room and end soon, also where one thread runs at a time. Deadlines and killed processes are for
+# others: under valgrind a second is long.
+EVERY_ROOM = ("base", "arena", "device", "kernels_accumulate", "comm_external", "bad_input", "gather", "offload",
                   "reduce", "growth", "param_table", "corners", "sim_offload")
 
 
 def valgrind(suite: Suite) -> Count:
     """What no sanitizer sees: undefined values, in any code. On the programs of suite gcc."""
     total = Count()
-    for name in UNDER_VALGRIND:
+    for name in EVERY_ROOM:
         status = suite.run("valgrind", "--quiet", "--fair-sched=yes", "--leak-check=full",
                            "--errors-for-leak-kinds=definite", "--show-leak-kinds=definite", "--error-exitcode=99",
                            str(BUILD / "gcc" / "tests" / f"test_{name}"), timeout=120)
         total += one(status)
+    return total
+
+
+def dist(suite: Suite) -> Count:
+    """The tarball of `make dist`, where there is no git, and meson may fetch nothing."""
+    if suite.run("make", "dist") != 0:
+        return Count(failed=1)
+    tarball = max(BUILD.glob("libdc-*.tar.gz"), key=lambda path: path.stat().st_mtime)
+    with tempfile.TemporaryDirectory(prefix="libdc-dist-") as folder:
+        out, programs = f"{folder}/build", [f"tests/test_{name}" for name in EVERY_ROOM]
+        total = one(suite.run("tar", "-xzf", str(tarball), "-C", folder, "--strip-components=1") or
+                    suite.run("meson", "setup", out, folder, "--wrap-mode=nodownload", "-Doptimization=0", "-Ddebug=false")
+                    or suite.run("ninja", "-C", out, "tools/dc/dc", *programs))
+        for name in ("tools/dc/dc", *programs) if total.passed else ():
+            total += one(suite.run(f"{out}/{name}", *(["info"] if name.endswith("/dc") else []), timeout=120))
     return total
 
 
@@ -294,6 +310,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "torch": lambda suite: pytest(suite, "tests/torch", timeout=2400),
     "transformers": lambda suite: pytest(suite, "tests/transformers"),
     "deepspeed": lambda suite: pytest(suite, "tests/deepspeed"),
+    "dist": dist,
     "wheel": wheel,
     "docs": docs,
     "tools": lambda suite: pytest(suite, "tests/tools"),
