@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MUTANTS = ROOT / "tests" / "mutants"
 # Those that find most of them come first; what comes before is not asked again.
 TESTS = ["sim_programs", "sim_gather", "sim_reduce", "sim_offload", "gather", "reduce", "offload", "bad_input", "base",
-         "device", "device_memory", "kernels_reduce", "arena", "buffer", "fork", "corrupt", "refused", "faults",
-         "comm", "comm_streams", "comm_meet", "comm_faults"]
+         "device", "events", "device_memory", "kernels_reduce", "arena", "buffer", "fork", "corrupt", "refused", "faults",
+         "comm", "comm_inside", "comm_streams", "comm_meet", "comm_mismatch", "comm_faults"]
 LIMIT_S = 120
 
 

@@ -1,4 +1,4 @@
-"""The conformance tests of the PyTorch adapter stand on the world of one of tests/torch/test_ops.py."""
+"""The conformance tests of the PyTorch adapter stand on the world of one of tests/torch/operators.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ for folder in ("tests/torch", "tests/ffi", "abi-check"):
     sys.path.insert(0, str(ROOT / folder))
 
 from libdc.torch import dc  # noqa: E402
-from test_ops import Run  # noqa: E402
+from operators import Run  # noqa: E402
 
 
 @pytest.fixture

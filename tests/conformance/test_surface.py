@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT
 from libdc.torch import dc, ops
-from test_ops import CONFIG, FROZEN, GRAPH, GRAPH_Z2, KEPT, PLAIN, SHAPE, WHOLE, D, Run, raises
+from operators import CONFIG, FROZEN, GRAPH, GRAPH_Z2, KEPT, PLAIN, SHAPE, WHOLE, D, Run, raises
 
 # The original's schemas, at the state of its first description; it calls the graph of some operators id as well.
 ORIGINAL = {
@@ -88,7 +88,7 @@ BOTH_FORMS = """
 import torch
 from libdc.torch import dc
 from libdc.torch.deepspeed import handle
-from test_ops import GRAPH, PLAIN, SHAPE, D, Run
+from operators import GRAPH, PLAIN, SHAPE, D, Run
 handle.define_newest_form()
 run = Run()
 for name, end in (("old", lambda grad: D.end_backward(GRAPH)),

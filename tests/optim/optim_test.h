@@ -15,6 +15,16 @@ typedef struct bundle {
   float weight[PARAMS][MOST], grad[PARAMS][MOST]; /* room for any type */
 } bundle;
 
+static inline void make_adamw(bundle *to, const dc_adamw_options *options) {
+  memset(to, 0, sizeof *to);
+  OK(dc_adamw_create(linalg, options, &to->optimizer));
+}
+
+static inline void make_sgd(bundle *to, const dc_sgd_options *options) {
+  memset(to, 0, sizeof *to);
+  OK(dc_sgd_create(linalg, options, &to->optimizer));
+}
+
 /* Adds a float32 parameter of which [offset, offset + count) is here; count -1: all. Weights and gradients are
  * functions of the place. */
 static inline int64_t add_part(bundle *b, int32_t group, const int64_t *shape, int32_t ndim, int64_t offset,

@@ -26,13 +26,13 @@ from libdc.transformer import LayerConfig  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "gpt"))
 from model import CONFIGS, GPT  # noqa: E402
-from test_ops import GRAPH, KEPT, PLAIN, SAMPLES, SHAPE, D, Run, opcheck  # noqa: E402
+from operators import GRAPH, KEPT, PLAIN, SAMPLES, SHAPE, D, Run, opcheck  # noqa: E402
 
 DEVICE = torch.device(os.environ.get("DC_TEST_DEVICE") or "cpu")
 ON_CARD = DEVICE.type == "cuda"
 STEPS = 200 if ON_CARD else 4
 _seeded = threading.Lock()  # threads share PyTorch's generator
-NAMES = list(SAMPLES) if ON_CARD else ["reduce_grad", "reload_tensor"]  # test_ops.py has all of them on the CPU
+NAMES = list(SAMPLES) if ON_CARD else ["reduce_grad", "reload_tensor"]  # test_ops_fakes.py has all of them on the CPU
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import torch
 import libdc
 
 from libdc.torch import dc, ops  # noqa: E402
-from test_ops import CONFIG, D  # noqa: E402
+from operators import CONFIG, D  # noqa: E402
 
 BINDINGS = {
     "init": ["process_group", "config", "initial_reduce_bucket_size"],

@@ -1,5 +1,5 @@
-"""The operators torch.ops.dc.*: schemas, results, errors, and how they behave under compilers. test_ops_python.py runs
-this file once more over the Python kernels."""
+"""The operators torch.ops.dc.*: schemas, results and errors. test_ops_python.py runs this file and test_ops_fakes.py once
+more over the Python kernels."""
 
 from __future__ import annotations
 
@@ -7,24 +7,15 @@ import gc
 import resource
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, List
 
 import pytest
 
 import torch
-from torch.testing._internal.optests.generate_tests import DEFAULT_TEST_UTILS, safe_aot_autograd_check
 import libdc
 
 from libdc.torch import dc, ops, semantics  # noqa: E402
-
-D, RT = torch.ops.dc, torch.ops.dc_rt
-CONFIG = {"symmetric_memory": False, "double_buffer": True, "free_activation_threshold": 16,
-          "sync_before_reduce": False, "sync_after_reduce": False, "sync_before_allgather": False,
-          "sync_after_allgather": False}
-GRAPH = (1 << 63) - 1  # what id(graph) may be at most
-GRAPH_Z2 = 2
-SHAPE = (3, 5)
-PLAIN, KEPT, FROZEN, WHOLE = 10, 11, 12, 13
+from operators import FROZEN, GRAPH, GRAPH_Z2, KEPT, PLAIN, SHAPE, WHOLE, D, RT, Run, raises, run  # noqa: E402
 
 SCHEMAS = """
 allgather_param(Tensor a, int graph_id, int id, ScalarType? dtype=None) -> Tensor
@@ -41,44 +32,6 @@ offload_parameter(Tensor a, int graph_id, int id) -> ()
 reload_parameter(Tensor a, int graph_id, int id) -> ()
 end_backward(int graph_id) -> ()
 """.split("\n")[1:-1]
-
-
-class Run:
-    """A world of one: three sharded parameters in a stage-3 graph, a whole one in a stage-2 graph."""
-
-    def __init__(self) -> None:
-        dc.init(None, CONFIG, 64)
-        self.token = torch.empty(0)
-        self.shards = {id: torch.randn(15) for id in (PLAIN, KEPT, FROZEN)}
-        self.grads = {id: torch.zeros(15) for id in (PLAIN, KEPT)}
-        self.grads[FROZEN] = torch.empty(0)
-        for id, shard in self.shards.items():
-            dc.register_z3_param(id, SHAPE, shard, self.grads[id], persistent=id == KEPT)
-        self.whole, self.whole_grad = torch.randn(15), torch.zeros(15)
-        dc.register_param(WHOLE, SHAPE, self.whole, self.whole_grad, 0)
-        dc.register_graph_z3(GRAPH, list(self.shards))
-        dc.register_graph_z2(GRAPH_Z2, [WHOLE])
-
-    def full(self, id: int) -> Any:
-        return self.shards[id].view(SHAPE)
-
-    def gather(self, id: int = PLAIN, dtype: Any = None) -> Any:
-        return D.wait_allgather(D.allgather_param(self.token, GRAPH, id, dtype=dtype), GRAPH, id)
-
-    def stats(self) -> Any:
-        return ops.context().get_memory_stats()
-
-
-@pytest.fixture
-def run() -> Iterator[Run]:
-    run = Run()
-    yield run
-    dc.cleanup()
-
-
-def raises(text: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    with pytest.raises(RuntimeError, match=text):
-        call(*args, **kwargs)
 
 
 # Surface
@@ -407,136 +360,3 @@ def test_graphs_bound_to_other_contexts() -> None:
     from libdc.run import threads
 
     threads(2, rank)
-
-
-# Autograd
-
-
-def test_gradients_pass_through(run: Run) -> None:
-    run.gather(KEPT)
-    x = torch.randn(SHAPE, requires_grad=True)
-    y = D.release_param(D.wait_allgather(x, GRAPH, KEPT), GRAPH, KEPT, 1)
-    y = D.wait_reload(D.reload_tensor(D.wait_offload(D.offload_tensor(y, GRAPH, 8), GRAPH, 8), GRAPH, 8), GRAPH, 8)
-    (y * 3).sum().backward()
-    assert torch.equal(x.grad, torch.full(SHAPE, 3.0))
-    shard = run.shards[PLAIN].requires_grad_()
-    assert not D.allgather_param(shard, GRAPH, PLAIN).requires_grad
-    assert not D.reduce_grad(x, GRAPH, PLAIN).requires_grad
-    assert not RT.take(shard, GRAPH, PLAIN).requires_grad
-
-
-def test_calls_from_autograd_threads(run: Run) -> None:
-    class Reduce(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: Any) -> Any:
-            D.reduce_grad(grad, GRAPH, PLAIN)
-            return grad
-
-    x = torch.ones(SHAPE, requires_grad=True)
-    failures: List[BaseException] = []
-
-    def backward() -> None:
-        try:
-            for _ in range(20):
-                Reduce.apply(x).sum().backward()
-                D.release_param(run.gather(), GRAPH, PLAIN, 1)
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=backward)
-    thread.start()
-    thread.join()
-    D.end_backward(GRAPH)
-    assert not failures
-    assert torch.equal(run.grads[PLAIN], torch.full((15,), 20.0))
-
-
-# Fakes
-
-
-def test_meta(run: Run) -> None:
-    meta, before = torch.empty(0, device="meta"), run.stats()
-    w = D.allgather_param(meta, GRAPH, PLAIN)
-    assert (w.shape, w.dtype, w.device.type) == (SHAPE, torch.float32, "meta")
-    assert D.allgather_param(meta, GRAPH, PLAIN, dtype=torch.bfloat16).dtype is torch.bfloat16
-    assert RT.take(meta, GRAPH, PLAIN, torch.float16).shape == SHAPE
-    x = torch.empty(4, 3, dtype=torch.float16, device="meta").t()
-    for out in (D.wait_allgather(x, GRAPH, PLAIN), D.release_param(x, GRAPH, PLAIN, 1)):
-        assert (out.shape, out.stride(), out.dtype) == (x.shape, x.stride(), x.dtype)
-    grad = D.reduce_grad(x, GRAPH, PLAIN)
-    assert (grad.shape, grad.dtype, grad.device.type) == ((0,), torch.float16, "meta")
-    for op in (D.offload_tensor, D.wait_offload):
-        out = op(x, GRAPH, 4)
-        assert (out.shape, out.dtype, out.device.type) == (x.shape, x.dtype, "cpu")
-    for op in (D.reload_tensor, D.wait_reload):
-        assert op(x, GRAPH, 4).shape == x.shape
-    assert D.prefetch_params_fused(GRAPH, [meta], [PLAIN]) is None
-    assert D.free_tensors([x]) is None
-    assert D.offload_parameter(meta, GRAPH, PLAIN) is None and D.reload_parameter(meta, GRAPH, PLAIN) is None
-    raises("id = 77 is not a registered parameter", D.allgather_param, meta, GRAPH, 77)
-    assert run.stats() == before
-
-
-def test_fake_tensors(run: Run) -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    before = run.stats()
-    with FakeTensorMode():
-        token = torch.empty(0)
-        w = D.wait_allgather(D.allgather_param(token, GRAPH, PLAIN), GRAPH, PLAIN)
-        assert w.shape == SHAPE and w.device.type == "cpu"
-        D.prefetch_params_fused(GRAPH, [], [])
-        D.free_tensors([])
-        D.end_backward(GRAPH)
-        assert RT.alloc([2, 3], torch.float32, 1).shape == (2, 3)
-        assert D.reduce_grad(w, GRAPH, PLAIN).device.type == "cpu"
-    assert run.stats() == before
-
-
-SAMPLES: Dict[str, Callable[[Run, Any], List[Any]]] = {
-    "allgather_param": lambda run, x: [(x, GRAPH, PLAIN), (x, GRAPH, PLAIN, torch.bfloat16)],
-    "prefetch_params_fused": lambda run, x: [(GRAPH, [x], [PLAIN], None), (GRAPH, [x], [PLAIN], [torch.float16])],
-    "wait_allgather": lambda run, x: [(x, GRAPH, PLAIN)],
-    "release_param": lambda run, x: [(x, GRAPH, KEPT, 1)],
-    "reduce_grad": lambda run, x: [(x, GRAPH, PLAIN)],
-    "free_tensors": lambda run, x: [([x],)],
-    "offload_tensor": lambda run, x: [(x, GRAPH, 1)],
-    "reload_tensor": lambda run, x: [(x, GRAPH, 1)],
-    "wait_offload": lambda run, x: [(x, GRAPH, 1)],
-    "wait_reload": lambda run, x: [(x, GRAPH, 1)],
-    "offload_parameter": lambda run, x: [(x, GRAPH, PLAIN)],
-    "reload_parameter": lambda run, x: [(x, GRAPH, PLAIN)],
-    "end_backward": lambda run, x: [(GRAPH,)],
-    "take": lambda run, x: [(x, GRAPH, FROZEN), (x, GRAPH, FROZEN, torch.float16)],
-}
-
-
-# Operators whose result is on its way when they return: it may be read only after the wait, which takes the same ids.
-PENDING = {"allgather_param": "wait_allgather", "offload_tensor": "wait_offload", "reload_tensor": "wait_reload"}
-
-
-def opcheck(name: str, args: Any) -> None:
-    """PyTorch's own four tests of an operator. The fourth reads the results, so it gets a pending one with its wait."""
-    op, checks = getattr(RT if name == "take" else D, name).default, list(DEFAULT_TEST_UTILS)
-    if name in PENDING:
-        checks.remove("test_aot_dispatch_dynamic")
-        wait = getattr(D, PENDING[name])
-        safe_aot_autograd_check(lambda x, graph, id, *dtype: wait(op(x, graph, id, *dtype), graph, id), args, {}, True)
-    torch.library.opcheck(op, args, test_utils=checks)
-
-
-@pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
-@pytest.mark.parametrize("name", list(SAMPLES))
-def test_opcheck(run: Run, name: str, grad: bool) -> None:
-    """free_tensors is checked only below its threshold: PyTorch's tests read what it frees."""
-    run.gather(PLAIN)
-    run.gather(KEPT)
-    x = torch.randn(SHAPE)
-    D.offload_tensor(x, GRAPH, 1)
-    D.wait_reload(D.reload_tensor(x, GRAPH, 1), GRAPH, 1)
-    for args in SAMPLES[name](run, x.requires_grad_(grad)):
-        opcheck(name, args)

@@ -15,7 +15,7 @@ import torch
 import libdc
 
 from libdc.torch import dc, ops, semantics  # noqa: E402
-from test_ops import CONFIG, FROZEN, GRAPH, KEPT, PLAIN, SHAPE, D, Run  # noqa: E402
+from operators import CONFIG, FROZEN, GRAPH, KEPT, PLAIN, SHAPE, D, Run  # noqa: E402
 
 BACKENDS = ["aot_eager", "inductor"]
 

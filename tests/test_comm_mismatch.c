@@ -1,0 +1,121 @@
+/* Ranks that call different things, or too late: an error on every rank, which names what they called. */
+#include "comm_failing.h"
+
+/* ---- different calls ---- */
+
+static int other_operator(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_status status = comm->rank == 1 ? reduce(comm, 3, BIG) : gather(comm, 5, N, DC_FLOAT32);
+  CHECK(status == DC_E_MISMATCH);
+  CHECK_SAYS("reduce_grad of parameter 3 (300000 elements, float32, mean)");
+  CHECK_SAYS("allgather_param of parameter 5 (12 elements, float32)");
+  CHECK_SAYS("rank 1 called");
+  return check_dead(comm, DC_E_MISMATCH);
+}
+
+static void test_other_operator(void **state) {
+  (void)state;
+  on_threads_and_processes(2, other_operator, NULL);
+  on_threads_and_processes(3, other_operator, NULL);
+}
+
+static int other_size(dc_comm *comm, void *arg) {
+  (void)arg;
+  CHECK_OK(gather(comm, 5, N, DC_FLOAT32));
+  CHECK(gather(comm, 6, N + (comm->rank == 1), DC_FLOAT32) == DC_E_MISMATCH);
+  CHECK_SAYS(
+      "rank 1 called allgather_param of parameter 6 (13 elements, float32) where rank 0 called "
+      "allgather_param of parameter 6 (12 elements, float32)");
+  return check_dead(comm, DC_E_MISMATCH);
+}
+
+static void test_other_size(void **state) {
+  (void)state;
+  on_threads_and_processes(2, other_size, NULL);
+}
+
+static int other_dtype(dc_comm *comm, void *arg) {
+  (void)arg;
+  CHECK(gather(comm, 6, N, comm->rank == 1 ? DC_BFLOAT16 : DC_FLOAT32) == DC_E_MISMATCH);
+  CHECK_SAYS("bfloat16");
+  return check_dead(comm, DC_E_MISMATCH);
+}
+
+static void test_other_dtype(void **state) {
+  (void)state;
+  on_threads_and_processes(2, other_dtype, NULL);
+}
+
+static int other_split(dc_comm *comm, void *arg) {
+  (void)arg;
+  int64_t counts[2] = {3, 5};
+  int64_t own = comm->rank == 0 ? 3 : 4;
+  int64_t total = 8;
+  if (comm->rank == 1) {
+    counts[0] = counts[1] = 4;
+  }
+  float send[8] = {0};
+  float recv[8];
+  const dc_tensor from = flat(send, &own, DC_FLOAT32);
+  dc_tensor to = flat(recv, &total, DC_FLOAT32);
+  CHECK(dc_comm_all_gather(comm, &from, &to, counts, NULL) == DC_E_MISMATCH);
+  CHECK_SAYS("all_gather (8 elements, float32), split differently");
+  return check_dead(comm, DC_E_MISMATCH);
+}
+
+static void test_other_split(void **state) {
+  (void)state;
+  on_threads_and_processes(2, other_split, NULL);
+}
+
+static int other_root(dc_comm *comm, void *arg) {
+  (void)arg;
+  int64_t count = 3;
+  float data[3] = {0};
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  CHECK(dc_comm_broadcast(comm, &tensor, comm->rank, NULL) == DC_E_MISMATCH);
+  CHECK_SAYS("12 bytes from rank 1");
+  return check_dead(comm, DC_E_MISMATCH);
+}
+
+static void test_other_root(void **state) {
+  (void)state;
+  on_threads_and_processes(2, other_root, NULL);
+}
+
+/* ---- too late ---- */
+
+static int late(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_comm *copy = NULL;
+  CHECK_OK(dc_comm_dup(comm, &copy));
+  CHECK_OK(reduce(comm, 2, N));
+  int64_t begin = dc__now_ns(); /* on every rank before the first of those that wait begins, who ends it for all */
+  CHECK_OK(gather(copy, 9, N, DC_FLOAT32));
+  comm->timeout_ns = 500 * MS;
+  if (comm->rank == 1) {
+    await_failure(comm);
+  }
+  CHECK(gather(comm, 5, BIG, DC_FLOAT32) == DC_E_TIMEOUT);
+  CHECK(within(begin, 500, SOON));
+  CHECK_SAYS("waited 0.5 s at allgather_param of parameter 5");
+  CHECK_SAYS("for rank 1 of 3 to come");
+  CHECK_SAYS(
+      "rank 1 last started reduce_grad of parameter 2 on channel 0, allgather_param of parameter 9 on channel 1");
+  CHECK(dc_comm_check(copy) == DC_E_TIMEOUT); /* the group's failure */
+  dc_comm_destroy(copy);
+  return check_dead(comm, DC_E_TIMEOUT);
+}
+
+static void test_late(void **state) {
+  (void)state;
+  on_threads_and_processes(3, late, NULL);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_other_operator), cmocka_unit_test(test_other_size), cmocka_unit_test(test_other_dtype),
+      cmocka_unit_test(test_other_split),    cmocka_unit_test(test_other_root), cmocka_unit_test(test_late),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

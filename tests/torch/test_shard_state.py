@@ -1,0 +1,162 @@
+"""Precision, saved state and figures of sharded models."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import libdc.run
+import libdc.torch as dct
+import pytest
+import torch
+import torch.nn as nn
+from models import Odd, Plain, adamw, bits, data, make
+from sharded import alone, on, one_thread, sharded  # noqa: F401
+
+
+# Precision
+
+
+def test_autocast() -> None:
+    def rank(comm: Any, stage: int) -> Any:
+        model = make()
+        dct.shard(model, stage, comm=comm)
+        optimizer = adamw(model)
+        losses = []
+        for step in range(4):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(*data(step, comm.rank))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses, bits(dct.full_state_dict(model))
+
+    expected = libdc.run.threads(2, rank, 0, timeout=60)
+    for stage in (1, 3):
+        assert libdc.run.threads(2, rank, stage, timeout=60) == expected
+
+
+@pytest.mark.parametrize("options", [{"param_dtype": torch.bfloat16}, {"reduce_dtype": torch.float64},
+                                     {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}])
+def test_types(options: Any) -> None:
+    class Cast(Plain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.to(self.layers[0].weight.dtype)).float()
+
+    def rank(comm: Any) -> Any:
+        model = make(Cast)
+        dct.shard(model, 3, comm=comm, group_size=1, **options)
+        optimizer = adamw(model)
+        losses = []
+        for step in range(5):
+            loss = model(torch.ones(2, 16) * (comm.rank + 1))
+            loss.backward()
+            assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    for losses in on(2, rank):
+        assert losses[-1] < losses[0]
+
+
+# State
+
+
+def test_state_round_trips() -> None:
+    """Whole weights and optimizer states move between stages and numbers of ranks; flat ones between equal runs."""
+    saved: Dict[str, Any] = {}
+
+    def first(comm: Any) -> Any:
+        model = sharded(comm)
+        optimizer = adamw(model)
+        for step in range(3):
+            model(*data(step, 0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        whole, states = dct.full_state_dict(model), dct.full_optimizer_state_dict(model, optimizer)
+        only = dct.full_state_dict(model, rank0_only=True)
+        assert bits(only) == bits(whole) if comm.rank == 0 else only == {}
+        again = sharded(comm)
+        again.load_state_dict(model.state_dict())
+        assert bits(dct.full_state_dict(again)) == bits(whole)
+        if comm.rank == 0:
+            saved.update(weights=whole, states=states)
+        return further(model, optimizer)
+
+    def further(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        losses = []
+        for step in range(3, 6):
+            loss = model(*data(step, 0))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    expected = on(2, first)[0]
+    assert {name: value.shape for name, value in saved["weights"].items()} == {
+        name: value.shape for name, value in make().state_dict().items()}
+    plain = make()
+    plain.load_state_dict(saved["weights"])
+    assert saved["states"]["state"]["emb.weight"]["exp_avg"].shape == (37, 13)
+
+    def second(comm: Any, stage: int) -> Any:
+        model = sharded(comm, stage)
+        model(*data(9, 0)).backward()  # gathers the old weights
+        model.zero_grad()
+        optimizer = adamw(model)
+        dct.load_full_state_dict(model, saved["weights"])
+        dct.load_full_optimizer_state_dict(model, optimizer, saved["states"])
+        return further(model, optimizer)
+
+    # Ranks have the same data, so that their number matters for rounding alone, and here not even for that.
+    for world, stage in ((1, 3), (1, 0), (2, 1), (2, 3)):
+        for losses in libdc.run.threads(world, second, stage, timeout=60):
+            assert losses == expected
+
+    def wrong(model: Odd) -> None:
+        with pytest.raises(ValueError, match="scale has shape"):
+            dct.load_full_state_dict(model, {**saved["weights"], "scale": torch.zeros(3)})
+
+    alone(wrong)
+
+
+def test_ranks_start_with_rank_0s_weights() -> None:
+    def rank(comm: Any) -> Any:
+        model = make()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(comm.rank)
+        dct.shard(model, 3, comm=comm)
+        return bits(dct.full_state_dict(model))
+
+    assert set(on(3, rank)) == {bits(make().state_dict())}
+
+
+def test_trace_and_stats() -> None:
+    def rank(comm: Any) -> None:
+        model = sharded(comm)
+        dct.trace_start(model, 1000)
+        model(*data(0, 0)).backward()
+        events = dct.trace_read(model)
+        assert {"allgather_param", "reduce_grad"} & {event.op for event in events}
+        assert dct.stats(model).registered_params == len(list(model.parameters()))
+
+    on(2, rank)
+
+
+def test_ends_of_models_free_the_library() -> None:
+    def rank(comm: Any) -> None:
+        import gc
+        import weakref
+
+        model = sharded(comm)
+        model(*data(0, 0)).backward()
+        root = weakref.ref(model.__dict__["_dc"].root)
+        del model
+        gc.collect()
+        assert root() is None
+
+    on(1, rank)
