@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List, Optional, Sequence
-
 import libdc
 import torch
 from torch import Tensor
 
 from . import devices, ops
 
-if TYPE_CHECKING:
-    from .root import Entry
-
 ops.load()
 
 take = torch.ops.dc_rt.take.default
 reduce_grad = torch.ops.dc.reduce_grad.default
-_prefetch = torch.ops.dc.prefetch_params_fused.default
+prefetch = torch.ops.dc.prefetch_params_fused.default
 
 bind, unbind, follow = ops.bind, ops.unbind, ops.follow
-
-
-def prefetch(graph_id: int, entries: Sequence["Entry"], ids: List[int], dtype: Optional[torch.dtype]) -> None:
-    """Starts to gather these parameters, in one handshake."""
-    params = [entries[id].data for id in ids]
-    if dtype is None:
-        _prefetch(graph_id, params, ids)
-    else:
-        _prefetch(graph_id, params, ids, [entries[id].dtype or entries[id].data.dtype for id in ids])
 
 
 def alloc(context: libdc.Context, numel: int, dtype: torch.dtype, shared: bool) -> Tensor:

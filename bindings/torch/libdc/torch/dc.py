@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from . import devices, ops
+from .dtypes import DTYPES
 from .process_group import comm_from_process_group
 
 ops.load()
@@ -232,10 +233,10 @@ def _integers(call: str, argument: str, values: Any) -> List[int]:
 def _dtype(call: str, argument: str, dtype: Any) -> libdc.DType:
     if dtype is None:
         return libdc.DType.NONE
-    if dtype not in ops.DTYPES:
-        allowed = ", ".join(str(known) for known in ops.DTYPES)
+    if dtype not in DTYPES:
+        allowed = ", ".join(str(known) for known in DTYPES)
         raise TypeError(f"dc.{call}: {argument} = {dtype!r}, must be None or one of {allowed}")
-    return ops.DTYPES[dtype]
+    return DTYPES[dtype]
 
 
 def _tensor(call: str, argument: str, tensor: Any, pinned: bool = False) -> Optional[torch.Tensor]:

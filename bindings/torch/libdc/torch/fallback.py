@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Optional, Sequence
 import libdc
 import torch
 
-from . import ops
+from .dtypes import DTYPES, TORCH_DTYPES
 
 _SCHEMAS = {
     "dc": (
@@ -47,8 +47,11 @@ _libraries: List[torch.library.Library] = []
 _buffers: "weakref.WeakValueDictionary[int, libdc.Buffer]" = weakref.WeakValueDictionary()
 
 
-def register() -> None:
-    """Defines the operators and their CPU and Meta kernels."""
+_ContextOf = Callable[[Optional[int]], Optional[libdc.Context]]
+
+
+def register(context_of: _ContextOf) -> None:
+    """Defines the operators and their CPU and Meta kernels, for the contexts of graphs and that of None."""
     for namespace, schemas in _SCHEMAS.items():
         try:
             library = torch.library.Library(namespace, "DEF")
@@ -63,13 +66,13 @@ def register() -> None:
             library.define(schema)
             name = schema.split("(")[0]
             key = "CompositeExplicitAutograd" if name in _ANY_DEVICE else "CPU"
-            library.impl(name, _kernel(namespace, schema, globals()[f"_{name}"]), key)
+            library.impl(name, _kernel(context_of, namespace, schema, globals()[f"_{name}"]), key)
             fake = globals().get(f"_{name}_fake")
             if fake is not None:
-                library.impl(name, _kernel(namespace, schema, fake), "Meta")
+                library.impl(name, _kernel(context_of, namespace, schema, fake), "Meta")
 
 
-def _kernel(namespace: str, schema: str, body: Callable[..., Any]) -> Callable[..., Any]:
+def _kernel(context_of: _ContextOf, namespace: str, schema: str, body: Callable[..., Any]) -> Callable[..., Any]:
     name, _, rest = schema.partition("(")
     name = f"{namespace}::{name}"
     arguments = [argument.split()[1] for argument in rest.partition(") ->")[0].split(", ")]
@@ -77,7 +80,7 @@ def _kernel(namespace: str, schema: str, body: Callable[..., Any]) -> Callable[.
 
     @functools.wraps(body)
     def kernel(*args: Any) -> Any:
-        context = ops.context(None if graph is None else args[graph])
+        context = context_of(None if graph is None else args[graph])
         if context is None:
             raise RuntimeError(f"{name}: no default context: call libdc.torch.dc.init() first")
         try:
@@ -97,9 +100,9 @@ class _Wrong(Exception):
 def _dtype(dtype: Any) -> libdc.DType:
     if dtype is None:
         return libdc.DType.NONE
-    if dtype not in ops.DTYPES:
-        raise _Wrong(f"dtype: {dtype} is not one of libdc's ({', '.join(d.name.lower() for d in ops.TORCH_DTYPES)})")
-    return ops.DTYPES[dtype]
+    if dtype not in DTYPES:
+        raise _Wrong(f"dtype: {dtype} is not one of libdc's ({', '.join(d.name.lower() for d in TORCH_DTYPES)})")
+    return DTYPES[dtype]
 
 
 def _read(a: torch.Tensor) -> torch.Tensor:
@@ -126,7 +129,7 @@ def _allgather_param(context: libdc.Context, a: torch.Tensor, graph_id: int, id:
 
 def _gather_fake(context: libdc.Context, a: torch.Tensor, graph_id: int, id: int, dtype: Any = None) -> torch.Tensor:
     info = context.dry_run(libdc.Op.ALLGATHER_PARAM, graph_id, id, _dtype(dtype))
-    return torch.empty(info.shape or (), dtype=ops.TORCH_DTYPES[info.dtype], device="meta")
+    return torch.empty(info.shape or (), dtype=TORCH_DTYPES[info.dtype], device="meta")
 
 
 _allgather_param_fake = _take_fake = _gather_fake
@@ -176,7 +179,7 @@ def _free_tensors(context: libdc.Context, a: Sequence[torch.Tensor]) -> None:
     for tensor in a:
         address = tensor.data_ptr()
         count = tensor.numel() if address else 0  # no address: freed already
-        dtype = ops.DTYPES.get(tensor.dtype, libdc.DType.UINT8)
+        dtype = DTYPES.get(tensor.dtype, libdc.DType.UINT8)
         views.append(libdc.Tensor(address, (count,), dtype, _buffers.get(address)))
     for tensor, view, freed in zip(a, views, context.free_tensors(views)):
         storage = tensor.untyped_storage()

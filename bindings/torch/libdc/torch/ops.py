@@ -16,12 +16,6 @@ from libdc._lib import ffi, lib
 
 from . import devices, semantics
 
-# libdc's element types and PyTorch's have the same names.
-TORCH_DTYPES: Dict[libdc.DType, torch.dtype] = {
-    dtype: getattr(torch, dtype.name.lower()) for dtype in libdc.DType if dtype is not libdc.DType.NONE
-}
-DTYPES: Dict[torch.dtype, libdc.DType] = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
-
 _lock = threading.Lock()
 _adapter: Optional[ctypes.CDLL] = None
 _context: Optional[libdc.Context] = None
@@ -123,7 +117,7 @@ def load() -> str:
             else:
                 from . import fallback
 
-                fallback.register()
+                fallback.register(context)
             semantics.apply(device)
             backend = kind
     return backend

@@ -7,12 +7,7 @@ collectives match."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List, Sequence, Tuple
-
-from . import calls
-
-if TYPE_CHECKING:
-    from .root import Root
+from typing import Callable, List, Sequence, Tuple
 
 
 def groups_of(sizes: Sequence[int], full: int) -> List[Tuple[int, int]]:
@@ -28,10 +23,15 @@ def groups_of(sizes: Sequence[int], full: int) -> List[Tuple[int, int]]:
 
 
 class Order:
-    """One phase's order. begin(), advance() at each gather, end()."""
+    """One phase's order. begin(), advance() at each gather, end().
 
-    def __init__(self, root: "Root") -> None:
-        self.root = root
+    ahead, full      how many groups are under way, and when one is full (groups_of)
+    sizes            of the parameters, by their numbers
+    prefetch, drop   start to gather some parameters, in one handshake; give one back that nobody used"""
+
+    def __init__(self, ahead: int, full: int, sizes: Sequence[int], prefetch: Callable[[List[int]], None],
+                 drop: Callable[[int], None]) -> None:
+        self.ahead, self.full, self.sizes, self.prefetch, self.drop = ahead, full, sizes, prefetch, drop
         self.known: List[int] = []  # the last phase's gathers
         self.groups: List[Tuple[int, int]] = []  # of them
         self.at = 0  # how many of them this phase has repeated
@@ -61,12 +61,12 @@ class Order:
 
     def _ask(self) -> None:
         """The first parameter of a group is needed: from here on the groups behind it are under way too."""
-        root, groups = self.root, self.groups
+        groups = self.groups
         self.group += 1
-        until = min(self.group + root.options.prefetch, len(groups))
+        until = min(self.group + self.ahead, len(groups))
         for k in range(self.asked, until):
             begin, end = groups[k]
-            calls.prefetch(root.graph_id, root.entries, self.known[begin:end], root.options.param_dtype)
+            self.prefetch(self.known[begin:end])
         self.asked = until
         self.ask_at = groups[self.group][0] if self.group < len(groups) else -1
 
@@ -79,10 +79,9 @@ class Order:
             used = set(self.seen[self.at :])
             unused = [id for id in fetched if id not in used]
             self.known = self.seen
-            self.groups = groups_of([self.root.entries[id].numel for id in self.known],
-                                    self.root.options.group_size)
+            self.groups = groups_of([self.sizes[id] for id in self.known], self.full)
         for id in dict.fromkeys(unused):
-            self.root.context.invalidate_gathered_param(id)
+            self.drop(id)
         self.at = self.asked = 0
         self.following = False
         self.seen = []

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import ops
+from .dtypes import TORCH_DTYPES
 
 
 def comm_from_process_group(group: "dist.ProcessGroup") -> libdc.Comm:
@@ -105,5 +105,5 @@ class _Collectives(libdc.Collectives):
 
 def _wrap(view: memoryview, dtype: libdc.DType) -> torch.Tensor:
     if not len(view):
-        return torch.empty(0, dtype=ops.TORCH_DTYPES[dtype])
-    return torch.frombuffer(view, dtype=ops.TORCH_DTYPES[dtype])
+        return torch.empty(0, dtype=TORCH_DTYPES[dtype])
+    return torch.frombuffer(view, dtype=TORCH_DTYPES[dtype])

@@ -227,11 +227,23 @@ class Root:
         self._look_for_edits()
         self.live.clear()
         if self.options.prefetch and (self.stage == 3 or (self.stage and self.stale)):
-            order = self.orders.get(key)
-            if order is None:
-                order = self.orders[key] = Order(self)
-            self.order = order
-            order.begin()
+            self._begin_order(key)
+
+    def _begin_order(self, key: Any) -> None:
+        order = self.orders.get(key)
+        if order is None:
+            order = self.orders[key] = Order(self.options.prefetch, self.options.group_size,
+                                             [entry.numel for entry in self.entries], self._prefetch, self._drop)
+        self.order = order
+        order.begin()
+
+    def _prefetch(self, ids: List[int]) -> None:
+        entries = [self.entries[id] for id in ids]
+        dtypes = None if self.options.param_dtype is None else [entry.dtype or entry.data.dtype for entry in entries]
+        calls.prefetch(self.graph_id, [entry.data for entry in entries], ids, dtypes)
+
+    def _drop(self, id: int) -> None:
+        self.context.invalidate_gathered_param(id)
 
     def enter_compiled(self) -> None:
         """The same from inside a compiled graph, which brings its own prefetches."""
@@ -255,11 +267,7 @@ class Root:
         self._end_order()
         self.backward = True
         if self.options.prefetch and self.stage == 3:
-            order = self.orders.get("backward")
-            if order is None:
-                order = self.orders["backward"] = Order(self)
-            self.order = order
-            order.begin()
+            self._begin_order("backward")
         _queue_callback(self._end_backward)
 
     def begin_reductions(self) -> None:

@@ -1,0 +1,13 @@
+"""libdc's element types and PyTorch's, which have the same names."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+import libdc
+import torch
+
+TORCH_DTYPES: Dict[libdc.DType, torch.dtype] = {
+    dtype: getattr(torch, dtype.name.lower()) for dtype in libdc.DType if dtype is not libdc.DType.NONE
+}
+DTYPES: Dict[torch.dtype, libdc.DType] = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
