@@ -313,7 +313,8 @@ DC_API dc_status dc_event_record(dc_event *event, dc_stream *stream);
 DC_API dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns);
 /** Stores whether the event's latest mark has passed.
  *  passed  set to 1 or 0
- *  Returns DC_OK; DC_E_INVALID. [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID; DC_E_DEVICE (the device failed before the mark passed, which it may still do). [any]
+ *  Since 0.1. */
 DC_API dc_status dc_event_query(dc_event *event, int32_t *passed);
 
 /** One more reference to a buffer. Returns its argument.

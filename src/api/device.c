@@ -162,5 +162,5 @@ dc_status dc_event_query(dc_event *event, int32_t *passed) {
   REQUIRE(passed);
   DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
   *passed = dc__event_passed(event) ? 1 : 0;
-  return DC_OK;
+  return *passed != 0 ? DC_OK : named(__func__, dc__device_check(event->device));
 }

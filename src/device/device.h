@@ -128,8 +128,12 @@ typedef struct dc__device_ops {
   dc_status (*event_sync)(dc_event *event, int64_t timeout_ns);
   void (*event_set)(dc_event *event); /* as if recorded on an empty stream: passed */
   dc_status (*memory)(dc_device *device, int64_t *total, int64_t *free_bytes); /* as the driver or system says */
-  /* The first failure that no call could return; from then on nothing waits any more. NULL: there are none. */
+  /* The first failure that no call could return. What waits goes on to wait for what was queued, since memory must not
+   * go back under it. NULL: there are none. */
   dc_status (*check)(dc_device *device);
+  /* Whether memory of the device that did not come from alloc() may go back now; waits on a device that failed. NULL:
+   * it may. */
+  bool (*is_quiet)(dc_device *device);
   void (*destroy)(dc_device *device);
 } dc__device_ops;
 

@@ -105,12 +105,15 @@ void dc__drop_event(dc_context *ctx, dc_event **event) {
   }
 }
 
+/* All of them, whatever fails: afterwards memory may be freed. */
 dc_status dc__drain(dc_context *ctx) {
-  dc__event_wait(ctx->caller_mark, NULL); /* our work on the caller's stream, which he may have destroyed by now */
+  dc_status status = dc__context_check(ctx); /* a rank that failed lets nobody wait for it, nor itself for them */
+  dc__event_wait(ctx->caller_mark, NULL);    /* our work on the caller's stream, which he may have destroyed by now */
   for (int32_t lane = DC__LANE_GATHER; lane < DC__LANES; lane++) {
-    DC__TRY(dc__stream_sync(ctx->lanes[lane], 0)); /* every task that waits for others has its own deadline */
+    dc_status done = dc__stream_sync(ctx->lanes[lane], 0); /* every task that waits for others has its own deadline */
+    status = status != DC_OK ? status : done;
   }
-  return dc__context_check(ctx);
+  return status != DC_OK ? status : dc__context_check(ctx);
 }
 
 dc_event *dc__unless_passed(dc_event *event) {

@@ -85,6 +85,10 @@ int cudasim_live(void) {
   return now;
 }
 
+int cudasim_lost(void) {
+  return lost();
+}
+
 int cudasim_depth(void) {
   return depth;
 }

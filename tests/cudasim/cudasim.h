@@ -67,6 +67,11 @@ CUDASIM_API void cudasim_fail(const char *function, int before, int error);
 CUDASIM_API int cudasim_calls(const char *function);
 /* Streams, events, modules and blocks of memory that exist: 0 when all was given back. */
 CUDASIM_API int cudasim_live(void);
+/* The error by which the device was lost, an access outside of what is allocated, say; 0: it is there. */
+CUDASIM_API int cudasim_lost(void);
+/* From now on, until the reset, streams work only while somebody waits for one on the host: all that nobody waits for
+ * is held back, so that what is freed too early is found. */
+CUDASIM_API void cudasim_hold(void);
 /* Contexts that this thread has pushed and not popped. */
 CUDASIM_API int cudasim_depth(void);
 

@@ -5,24 +5,75 @@
 #include "inside.h"
 
 struct CUstream_st {
+  dc__cu_stream next; /* all */
   operation *head, **tail;
   bool busy, ends, captures;
   pthread_t thread;
 };
 
-struct CUevent_st {
+/* A record: where it is, until it is done. */
+typedef struct moment {
   int refs;
-  uint64_t recorded, done; /* marks */
+  dc__cu_stream on; /* NULL: done */
+} moment;
+
+struct CUevent_st {
+  moment *latest; /* NULL: none */
   bool captured;
 };
 
+/* Somebody waits for a stream or a moment, or with neither for all streams. */
+typedef struct waiter {
+  struct waiter *next;
+  dc__cu_stream stream;
+  const moment *moment;
+} waiter;
+
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* all of all streams and events */
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
+static dc__cu_stream streams;
+static waiter *waiters;
+static bool held; /* streams work only for who waits */
 static operation *graph, **graph_tail = &graph;
 static int capturing;
 static bool spoiled;
 
 /* ---- streams ---- */
+
+static bool is_wanted(dc__cu_stream stream) {
+  bool wanted = stream->ends;
+  for (const waiter *w = waiters; w != NULL; w = w->next) {
+    wanted = wanted || w->stream == stream || (w->stream == NULL && (w->moment == NULL || w->moment->on == stream));
+  }
+  return wanted;
+}
+
+static bool works(dc__cu_stream stream) {
+  return stream->head != NULL || stream->busy;
+}
+
+static bool any_works(void) {
+  dc__cu_stream stream = streams;
+  while (stream != NULL && !works(stream)) {
+    stream = stream->next;
+  }
+  return stream != NULL;
+}
+
+/* With the mutex held. What is waited for runs also while streams are held. */
+static void await(dc__cu_stream stream, const moment *m) {
+  waiter w = {waiters, stream, m};
+  waiters = &w;
+  pthread_cond_broadcast(&progress);
+  while (stream != NULL ? works(stream) : m != NULL ? m->on != NULL : any_works()) {
+    pthread_cond_wait(&progress, &mutex);
+  }
+  waiter **link = &waiters;
+  while (*link != &w) {
+    link = &(*link)->next;
+  }
+  *link = w.next;
+}
 
 static void *work(void *arg) {
   dc__cu_stream stream = arg;
@@ -32,7 +83,7 @@ static void *work(void *arg) {
     if (op == NULL && stream->ends) {
       break;
     }
-    if (op == NULL) {
+    if (op == NULL || (held && !is_wanted(stream))) {
       pthread_cond_wait(&progress, &mutex);
       continue;
     }
@@ -59,6 +110,10 @@ static void append(operation ***tail, operation *op) {
 static dc__cu_stream open_stream(void) {
   dc__cu_stream stream = calloc(1, sizeof *stream);
   stream->tail = &stream->head;
+  pthread_mutex_lock(&mutex);
+  stream->next = streams;
+  streams = stream;
+  pthread_mutex_unlock(&mutex);
   pthread_create(&stream->thread, NULL, work, stream);
   count_live(1);
   return stream;
@@ -70,6 +125,13 @@ static void close_stream(dc__cu_stream stream) {
   pthread_cond_broadcast(&progress);
   pthread_mutex_unlock(&mutex);
   pthread_join(stream->thread, NULL);
+  pthread_mutex_lock(&mutex);
+  dc__cu_stream *link = &streams;
+  while (*link != stream) {
+    link = &(*link)->next;
+  }
+  *link = stream->next;
+  pthread_mutex_unlock(&mutex);
   free(stream);
   count_live(-1);
 }
@@ -129,8 +191,19 @@ int cuStreamSynchronize(dc__cu_stream of) {
     spoiled = true;
     error = CAPTURE_UNSUPPORTED;
   }
-  while (error == 0 && (stream->head != NULL || stream->busy)) {
-    pthread_cond_wait(&progress, &mutex);
+  if (error == 0) {
+    await(stream, NULL);
+  }
+  pthread_mutex_unlock(&mutex);
+  return error != 0 ? error : lost();
+}
+
+int cuCtxSynchronize(void) {
+  ENTER(true);
+  int error = unsafe();
+  pthread_mutex_lock(&mutex);
+  if (error == 0) {
+    await(NULL, NULL);
   }
   pthread_mutex_unlock(&mutex);
   return error != 0 ? error : lost();
@@ -147,14 +220,9 @@ int cuStreamIsCapturing(dc__cu_stream of, int *status) {
 
 /* ---- events ---- */
 
-typedef struct mark {
-  dc__cu_event event;
-  uint64_t count;
-} mark;
-
-static void drop(dc__cu_event event) {
-  if (--event->refs == 0) {
-    free(event);
+static void drop(moment *m) {
+  if (m != NULL && --m->refs == 0) {
+    free(m);
   }
 }
 
@@ -162,7 +230,6 @@ int cuEventCreate(dc__cu_event *event, unsigned flags) {
   ENTER(true);
   (void)flags;
   *event = calloc(1, sizeof **event);
-  (*event)->refs = 1;
   count_live(1);
   return 0;
 }
@@ -170,17 +237,18 @@ int cuEventCreate(dc__cu_event *event, unsigned flags) {
 int cuEventDestroy_v2(dc__cu_event event) {
   int error = enter(__func__, true);
   pthread_mutex_lock(&mutex);
-  drop(event);
+  drop(event->latest);
+  free(event);
   pthread_mutex_unlock(&mutex);
   count_live(-1);
   return error;
 }
 
 static void run_record(void *args) {
-  const mark *m = args;
+  moment *m = *(moment **)args;
   pthread_mutex_lock(&mutex);
-  m->event->done = m->count > m->event->done ? m->count : m->event->done;
-  drop(m->event);
+  m->on = NULL;
+  drop(m);
   pthread_cond_broadcast(&progress);
   pthread_mutex_unlock(&mutex);
 }
@@ -189,23 +257,26 @@ int cuEventRecord(dc__cu_event event, dc__cu_stream on) {
   ENTER(true);
   dc__cu_stream stream = true_stream(on);
   pthread_mutex_lock(&mutex);
+  drop(event->latest);
+  event->latest = NULL;
   event->captured = stream->captures;
-  const mark m = {event, event->captured ? 0 : ++event->recorded};
-  event->refs += !event->captured;
+  moment *m = event->captured ? NULL : calloc(1, sizeof *m);
+  if (m != NULL) {
+    *m = (moment){2, stream}; /* the event's and the record's */
+    event->latest = m;
+  }
   pthread_mutex_unlock(&mutex);
-  if (!event->captured) {
+  if (m != NULL) {
     push(stream, run_record, &m, sizeof m);
   }
   return 0;
 }
 
 static void run_wait(void *args) {
-  const mark *m = args;
+  moment *m = *(moment **)args;
   pthread_mutex_lock(&mutex);
-  while (m->event->done < m->count) {
-    pthread_cond_wait(&progress, &mutex);
-  }
-  drop(m->event);
+  await(NULL, m);
+  drop(m);
   pthread_mutex_unlock(&mutex);
 }
 
@@ -214,12 +285,14 @@ int cuStreamWaitEvent(dc__cu_stream of, dc__cu_event event, unsigned flags) {
   dc__cu_stream stream = true_stream(of);
   (void)flags;
   pthread_mutex_lock(&mutex);
-  const mark m = {event, event->recorded};
+  moment *m = event->latest;
   bool outside =
       event->captured != stream->captures; /* what is captured knows nothing of the rest, and is one stream */
-  bool waits = !event->captured && !stream->captures;
+  bool waits = m != NULL && !stream->captures;
   spoiled = spoiled || outside;
-  event->refs += waits;
+  if (waits) {
+    m->refs++;
+  }
   pthread_mutex_unlock(&mutex);
   if (waits) {
     push(stream, run_wait, &m, sizeof m);
@@ -234,11 +307,14 @@ static int look_at(dc__cu_event event, bool wait) {
     spoiled = true;
     error = CAPTURE_UNSUPPORTED;
   }
-  while (wait && error == 0 && event->done < event->recorded) {
-    pthread_cond_wait(&progress, &mutex);
-  }
-  if (error == 0 && event->done < event->recorded) {
-    error = DC__CU_NOT_READY;
+  moment *m = event->latest;
+  if (m != NULL && error == 0) {
+    m->refs++;
+    if (wait) {
+      await(NULL, m);
+    }
+    error = m->on != NULL ? DC__CU_NOT_READY : 0;
+    drop(m);
   }
   pthread_mutex_unlock(&mutex);
   return error != 0 ? error : lost();
@@ -337,6 +413,12 @@ void spoil_capture(void) {
   pthread_mutex_unlock(&mutex);
 }
 
+void cudasim_hold(void) {
+  pthread_mutex_lock(&mutex);
+  held = true;
+  pthread_mutex_unlock(&mutex);
+}
+
 static void clear_graph(void) {
   while (graph != NULL) {
     operation *next = graph->next;
@@ -377,6 +459,7 @@ void cudasim_launch(void *stream) {
 void queue_reset(void) {
   pthread_mutex_lock(&mutex);
   clear_graph();
-  spoiled = false;
+  spoiled = held = false;
+  pthread_cond_broadcast(&progress);
   pthread_mutex_unlock(&mutex);
 }

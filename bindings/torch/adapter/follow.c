@@ -153,13 +153,16 @@ static void let_go(dct_follower *f, dct_kept *done) {
 }
 
 /* Those whose copies are done, as a list. They pass in the order in which they were waited for, but for programs that
- * wait on several streams: so the first that has not passed ends the look. */
+ * wait on several streams: so the first that has not passed ends the look. On a device that failed as well. */
 static dct_kept *take_passed(dct_follower *f) {
   dct_kept *done = NULL, **at = &f->kept;
   int32_t passed = 1;
   while (*at != NULL && passed != 0) {
     dct_kept *k = *at;
-    if (k->waited && (dc_event_query(k->event, &passed) != DC_OK || passed != 0)) {
+    if (k->waited) {
+      (void)dc_event_query(k->event, &passed);
+    }
+    if (k->waited && passed != 0) {
       *at = k->next;
       k->next = done;
       done = k;
@@ -262,10 +265,13 @@ const char *dct_follow_now(dc_context *context) {
   return error;
 }
 
-/* With no stream set, waiting is the calling thread's. A context that was cleaned up refuses, and has waited already.
- */
+/* With no stream set, waiting is the calling thread's. A context that was cleaned up refuses, and has waited already;
+ * one that failed refuses too, and nothing but its end is left, which waits for all. */
 static dct_kept *drain(dct_follower *f) {
-  (void)dc_set_stream(f->context, NULL);
+  dc_status status = dc_set_stream(f->context, NULL);
+  if (status != DC_OK && status != DC_E_STATE) {
+    (void)dc_cleanup(f->context);
+  }
   for (const dct_kept *k = f->kept; k != NULL; k = k->next) {
     dc_tensor out = DC_TENSOR_INIT;
     (void)(k->waited ? dc_event_wait(k->event, NULL, 0) : dc_wait_offload(f->context, NULL, k->graph_id, k->id, &out));

@@ -6,6 +6,9 @@
 static dc_status release(dc__nccl *self, void *native, void *args) {
   const dc__nccl_block *block = args;
   (void)native;
+  if (!self->device->ops->is_quiet(self->device)) {
+    return DC_OK;
+  }
   if (self->handle != NULL) {
     (void)self->library.ncclCommDeregister(self->handle, block->registered);
   }

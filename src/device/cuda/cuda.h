@@ -7,7 +7,12 @@
  * of the device waits for nothing but work that the driver knows, and cannot be in its own way.
  *
  * An event's mark is an object, because work that waits for it may be issued later than the next record: a mark is
- * queued until its record has been issued to the driver, and passes after that. */
+ * queued until its record has been issued to the driver, and passes after that.
+ *
+ * The device's first failure changes what calls return, not what they wait for: work that was issued before goes on,
+ * and nothing of its memory may go to somebody else under it. So a mark passes when the driver says so, also then; one
+ * that the driver would not record is lost, and passes when the card has done all that it was given; and memory of a
+ * device that failed goes back after that. On a device that is lost nothing runs any more. */
 #ifndef DC_DEVICE_CUDA_H
 #define DC_DEVICE_CUDA_H
 
@@ -15,11 +20,11 @@
 #include "device/cuda/driver.h"
 #include "device/device.h"
 
-enum { DC__MARK_QUEUED, DC__MARK_ISSUED, DC__MARK_PASSED };
+enum { DC__MARK_QUEUED, DC__MARK_ISSUED, DC__MARK_LOST, DC__MARK_PASSED };
 
 typedef struct dc__cuda_mark {
   struct dc__cuda_mark *next; /* spare ones */
-  dc__cu_event native;
+  dc__cu_event native;        /* NULL: the driver gave none, and the mark will be lost */
   atomic_int refs;
   atomic_int state;
   uint64_t stream; /* its serial */
@@ -52,7 +57,7 @@ typedef struct dc__cuda_device {
   int64_t pinned_most;
   atomic_ullong serials;
   pthread_mutex_t mutex; /* all below */
-  pthread_cond_t issued; /* a mark's record was issued, or the device failed */
+  pthread_cond_t issued; /* a mark's record was issued */
   dc__cuda_mark *marks;
   dc__cuda_note *notes;
   dc__cuda_note *youngest;
@@ -90,6 +95,8 @@ dc_status dc__cuda_keep(dc__cuda_device *device, const char *call, dc__cu_result
 /* Of a call whose caller is told; the device has failed only if it is lost. */
 dc_status dc__cuda_refused(dc__cuda_device *device, const char *call, dc__cu_result error);
 void dc__cuda_keep_status(dc__cuda_device *device, dc_status status); /* with this thread's last error */
+/* Until the card has done all that it was given. False: that cannot be known. */
+bool dc__cuda_settle(dc__cuda_device *device);
 dc_status dc__cuda_check(dc_device *device);
 
 #define DC__CUDA_KEEP(device, function, ...) dc__cuda_keep((device), #function, (device)->driver.function(__VA_ARGS__))
@@ -108,6 +115,9 @@ dc_status dc__cuda_kernels_load(dc__cuda_device *device);
 void dc__cuda_kernels_unload(dc__cuda_device *device);
 
 /* memory.c */
+/* Whether memory may go back: on a device that failed the card must do first what it was given. False: nobody can tell,
+ * and the memory stays where it is until the process ends. */
+bool dc__cuda_is_quiet(dc_device *device);
 dc_status dc__cuda_alloc(dc_device *device, size_t bytes, int32_t kind, void **ptr);
 void dc__cuda_free(dc_device *device, void *ptr, size_t bytes, int32_t kind);
 dc_status dc__cuda_memory(dc_device *device, int64_t *total, int64_t *free_bytes);
@@ -125,6 +135,8 @@ dc_status dc__cuda_stream_call(dc_stream *stream, dc__task_fn fn, const void *ar
  * thread in any case, unless the stream is wrapped. */
 typedef void (*dc__cuda_issue_fn)(dc__cuda_stream *stream, void *args);
 dc_status dc__cuda_submit(dc__cuda_stream *stream, dc__cuda_issue_fn issue, const void *args, size_t bytes, bool later);
+/* Until what the stream was asked for is done, without a mark. Fails as dc__cuda_submit does. */
+dc_status dc__cuda_stream_drain(dc__cuda_stream *stream);
 /* Whether this thread is the stream's worker, in a task: it must not wait for what the stream has queued. */
 bool dc__cuda_is_own(uint64_t serial);
 

@@ -30,7 +30,6 @@ void dc__cuda_keep_status(dc__cuda_device *device, dc_status status) {
   pthread_mutex_lock(&device->mutex);
   dc__failure_keep(&device->failure, status);
   atomic_store(&device->failed, 1);
-  pthread_cond_broadcast(&device->issued); /* nothing is waited for any more */
   pthread_mutex_unlock(&device->mutex);
 }
 
@@ -55,6 +54,14 @@ dc_status dc__cuda_refused(dc__cuda_device *device, const char *call, dc__cu_res
     dc__cuda_keep_status(device, status);
   }
   return status;
+}
+
+bool dc__cuda_settle(dc__cuda_device *device) {
+  int mode = dc__cuda_enter(device);
+  dc__cu_result error = device->driver.cuCtxSynchronize();
+  dc__cuda_leave(device, mode);
+  (void)dc__cuda_keep(device, "cuCtxSynchronize", error);
+  return error == 0 || dc__cuda_is_lost(error);
 }
 
 dc_status dc__cuda_check(dc_device *device) {
@@ -88,7 +95,7 @@ static void destroy(dc_device *device) {
     }
     int mode = dc__cuda_enter(self);
     if (self->memory != NULL) {
-      (void)driver->cuStreamSynchronize(self->memory);
+      (void)driver->cuCtxSynchronize(); /* others' streams may still run our kernels */
       (void)driver->cuStreamDestroy_v2(self->memory);
     }
     dc__cuda_products_close(self);
@@ -137,6 +144,7 @@ static const dc__device_ops ops = {
     .event_set = dc__cuda_event_set,
     .memory = dc__cuda_memory,
     .check = dc__cuda_check,
+    .is_quiet = dc__cuda_is_quiet,
     .destroy = destroy,
 };
 

@@ -58,6 +58,7 @@ enum { /* the numbers are the driver's */
   X(cuDevicePrimaryCtxRelease_v2, (dc__cu_device device))                                                             \
   X(cuCtxPushCurrent_v2, (dc__cu_context context))                                                                    \
   X(cuCtxPopCurrent_v2, (dc__cu_context * context))                                                                   \
+  X(cuCtxSynchronize, (void))                                                                                         \
   X(cuThreadExchangeStreamCaptureMode, (int *mode))                                                                   \
   X(cuMemGetInfo_v2, (size_t * free_bytes, size_t * total))                                                           \
   X(cuMemPoolCreate, (dc__cu_pool * pool, const dc__cu_pool_props *props))                                            \

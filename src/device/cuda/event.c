@@ -52,12 +52,12 @@ static dc__cuda_mark *get_mark(dc_event *event) {
   return mark;
 }
 
-/* Without a mark nobody would wait for the work: then the device has failed. */
+/* Without a mark the work is waited for at once; what cannot wait for itself has failed. */
 void dc__cuda_event_record(dc_event *event, dc_stream *stream) {
+  dc__cuda_stream *on = (dc__cuda_stream *)stream;
   dc__cuda_mark *mark = NULL;
-  dc_status status = dc__cuda_mark_record((dc__cuda_stream *)stream, &mark);
-  if (status != DC_OK) {
-    dc__cuda_keep_status(device_of(event), status);
+  if (dc__cuda_mark_record(on, &mark) != DC_OK && dc__cuda_stream_drain(on) != DC_OK) {
+    dc__cuda_keep_status(device_of(event), DC_E_NO_MEMORY);
   }
   set_mark(event, mark);
 }

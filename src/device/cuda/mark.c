@@ -12,8 +12,8 @@ static dc__cuda_device *device_of(const dc__cuda_stream *stream) {
 
 /* ---- where they come from ---- */
 
+/* A device that has failed makes them too. */
 static dc_status take(dc__cuda_device *device, dc__cuda_mark **mark) {
-  DC__TRY(dc__cuda_check(&device->head));
   pthread_mutex_lock(&device->mutex);
   dc__cuda_mark *m = device->marks;
   if (m != NULL) {
@@ -26,19 +26,23 @@ static dc_status take(dc__cuda_device *device, dc__cuda_mark **mark) {
       return DC_E_NO_MEMORY;
     }
     int mode = dc__cuda_enter(device);
-    dc__cu_result error = device->driver.cuEventCreate(&m->native, DC__CU_EVENT_BLOCKING_SYNC | DC__CU_EVENT_NO_TIMING);
-    dc__cuda_leave(device, mode);
-    if (error != 0) {
-      dc__free(m);
-      return dc__cuda_refused(device, "cuEventCreate", error);
+    if (DC__CUDA_KEEP(device, cuEventCreate, &m->native, DC__CU_EVENT_BLOCKING_SYNC | DC__CU_EVENT_NO_TIMING) !=
+        DC_OK) {
+      m->native = NULL;
     }
+    dc__cuda_leave(device, mode);
   }
   *mark = m;
   return DC_OK;
 }
 
 void dc__cuda_mark_drop(dc__cuda_device *device, dc__cuda_mark *mark) {
-  if (mark != NULL && atomic_fetch_sub_explicit(&mark->refs, 1, memory_order_acq_rel) == 1) {
+  if (mark == NULL || atomic_fetch_sub_explicit(&mark->refs, 1, memory_order_acq_rel) != 1) {
+    return;
+  }
+  if (mark->native == NULL) {
+    dc__free(mark);
+  } else {
     pthread_mutex_lock(&device->mutex);
     mark->next = device->marks;
     device->marks = mark;
@@ -61,9 +65,9 @@ static void issue_record(dc__cuda_stream *stream, void *args) {
   dc__cuda_mark *mark = *(dc__cuda_mark **)args;
   dc__cuda_device *device = device_of(stream);
   mark->captured = dc__cuda_is_capturing(stream);
-  dc_status status = DC__CUDA_KEEP(device, cuEventRecord, mark->native, stream->native);
+  bool recorded = mark->native != NULL && DC__CUDA_KEEP(device, cuEventRecord, mark->native, stream->native) == DC_OK;
   pthread_mutex_lock(&device->mutex);
-  atomic_store(&mark->state, status == DC_OK ? DC__MARK_ISSUED : DC__MARK_PASSED);
+  atomic_store(&mark->state, recorded ? DC__MARK_ISSUED : DC__MARK_LOST);
   pthread_cond_broadcast(&device->issued);
   pthread_mutex_unlock(&device->mutex);
   dc__cuda_mark_drop(device, mark);
@@ -86,12 +90,12 @@ dc_status dc__cuda_mark_record(dc__cuda_stream *stream, dc__cuda_mark **mark) {
   return DC_OK;
 }
 
-/* Until the mark's record was issued, or the device failed. deadline 0: none. False: it was over first. */
+/* Until the mark's record was issued. deadline 0: none. False: it was over first. */
 static bool await_issued(dc__cuda_device *device, dc__cuda_mark *mark, int64_t deadline) {
   const struct timespec end = {.tv_sec = (time_t)(deadline / 1000000000), .tv_nsec = (long)(deadline % 1000000000)};
   bool late = false;
   pthread_mutex_lock(&device->mutex);
-  while (atomic_load(&mark->state) == DC__MARK_QUEUED && atomic_load(&device->failed) == 0 && !late) {
+  while (atomic_load(&mark->state) == DC__MARK_QUEUED && !late) {
     if (deadline == 0) {
       pthread_cond_wait(&device->issued, &device->mutex);
     } else {
@@ -103,15 +107,32 @@ static bool await_issued(dc__cuda_device *device, dc__cuda_mark *mark, int64_t d
   return !late;
 }
 
-/* A graph cannot wait for work outside of it: that the host waits for, while the graph is captured. */
+/* Until what an issued mark stands for is done. Then it has passed, unless nobody can tell. */
+static void await_passed(dc__cuda_device *device, dc__cuda_mark *mark) {
+  bool passed = false;
+  if (atomic_load(&mark->state) == DC__MARK_ISSUED) {
+    int mode = dc__cuda_enter(device);
+    dc__cu_result error = device->driver.cuEventSynchronize(mark->native);
+    dc__cuda_leave(device, mode);
+    (void)dc__cuda_keep(device, "cuEventSynchronize", error);
+    passed = error == 0 || dc__cuda_is_lost(error);
+  }
+  if (passed || dc__cuda_settle(device)) {
+    atomic_store(&mark->state, DC__MARK_PASSED);
+  }
+}
+
+/* A graph cannot wait for work outside of it: that the host waits for, while the graph is captured. And so it does
+ * where the driver lets no stream wait. */
 static void issue_wait(dc__cuda_stream *stream, void *args) {
   dc__cuda_mark *mark = *(dc__cuda_mark **)args;
   dc__cuda_device *device = device_of(stream);
   (void)await_issued(device, mark, 0);
-  if (atomic_load(&mark->state) == DC__MARK_ISSUED && !mark->captured && dc__cuda_is_capturing(stream)) {
-    (void)DC__CUDA_KEEP(device, cuEventSynchronize, mark->native);
-  } else if (atomic_load(&mark->state) == DC__MARK_ISSUED) {
-    (void)DC__CUDA_KEEP(device, cuStreamWaitEvent, stream->native, mark->native, 0);
+  int state = atomic_load(&mark->state);
+  bool by_host = state == DC__MARK_LOST || (!mark->captured && dc__cuda_is_capturing(stream));
+  if (state != DC__MARK_PASSED &&
+      (by_host || DC__CUDA_KEEP(device, cuStreamWaitEvent, stream->native, mark->native, 0) != DC_OK)) {
+    await_passed(device, mark);
   }
   dc__cuda_mark_drop(device, mark);
 }
@@ -143,8 +164,8 @@ dc_status dc__cuda_mark_wait(dc__cuda_mark *mark, dc__cuda_stream *stream) {
 
 bool dc__cuda_mark_passed(dc__cuda_device *device, dc__cuda_mark *mark) {
   int state = atomic_load(&mark->state);
-  if (state != DC__MARK_ISSUED || atomic_load(&device->failed) != 0) {
-    return state == DC__MARK_PASSED || atomic_load(&device->failed) != 0;
+  if (state != DC__MARK_ISSUED) {
+    return state == DC__MARK_PASSED;
   }
   if (mark->captured) {
     return false; /* it passes when the graph runs, each time, and nobody says so */
@@ -155,15 +176,18 @@ bool dc__cuda_mark_passed(dc__cuda_device *device, dc__cuda_mark *mark) {
   if (error == DC__CU_NOT_READY) {
     return false;
   }
-  if (dc__cuda_keep(device, "cuEventQuery", error) == DC_OK) {
+  (void)dc__cuda_keep(device, "cuEventQuery", error);
+  bool passed = error == 0 || dc__cuda_is_lost(error);
+  if (passed) {
     atomic_store(&mark->state, DC__MARK_PASSED);
   }
-  return true;
+  return passed;
 }
 
-/* The driver has no wait with a deadline: looks at longer and longer intervals, at most a millisecond. */
+/* The driver has no wait with a deadline: looks at longer and longer intervals, at most a millisecond. Without the
+ * driver's word there is nothing to wait for: the device has failed. */
 static bool poll_until(dc__cuda_device *device, dc__cuda_mark *mark, int64_t deadline) {
-  for (int64_t pause = 0; !dc__cuda_mark_passed(device, mark);) {
+  for (int64_t pause = 0; atomic_load(&mark->state) != DC__MARK_LOST && !dc__cuda_mark_passed(device, mark);) {
     if (dc__now_ns() >= deadline) {
       return false;
     }
@@ -197,13 +221,8 @@ dc_status dc__cuda_mark_sync(dc__cuda_device *device, dc__cuda_mark *mark, int64
   if (deadline != 0) {
     return poll_until(device, mark, deadline) ? dc__cuda_check(&device->head) : late(timeout_ns);
   }
-  if (atomic_load(&mark->state) == DC__MARK_ISSUED && atomic_load(&device->failed) == 0) {
-    int mode = dc__cuda_enter(device);
-    dc_status status = DC__CUDA_KEEP(device, cuEventSynchronize, mark->native);
-    dc__cuda_leave(device, mode);
-    if (status == DC_OK) {
-      atomic_store(&mark->state, DC__MARK_PASSED);
-    }
+  if (atomic_load(&mark->state) != DC__MARK_PASSED) {
+    await_passed(device, mark);
   }
   return dc__cuda_check(&device->head);
 }
@@ -214,8 +233,11 @@ dc_status dc__cuda_stream_sync(dc_stream *stream, int64_t timeout_ns) {
     return refuse_own();
   }
   dc__cuda_mark *mark;
-  DC__TRY(dc__cuda_mark_record(self, &mark));
-  dc_status status = dc__cuda_mark_sync(device_of(self), mark, timeout_ns);
+  dc_status status = dc__cuda_mark_record(self, &mark);
+  if (status != DC_OK) {
+    return timeout_ns == 0 ? dc__cuda_stream_drain(self) : status;
+  }
+  status = dc__cuda_mark_sync(device_of(self), mark, timeout_ns);
   dc__cuda_mark_drop(device_of(self), mark);
   return status;
 }

@@ -79,10 +79,15 @@ dc_status dc__cuda_alloc(dc_device *device, size_t bytes, int32_t kind, void **p
   return DC_OK;
 }
 
+bool dc__cuda_is_quiet(dc_device *device) {
+  dc__cuda_device *self = (dc__cuda_device *)device;
+  return atomic_load(&self->failed) == 0 || dc__cuda_settle(self);
+}
+
 void dc__cuda_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
   dc__cuda_device *self = (dc__cuda_device *)device;
   size_t size = true_size(bytes);
-  if (ptr == NULL) {
+  if (ptr == NULL || !dc__cuda_is_quiet(device)) {
     return;
   }
   if (kind != DC_MEMORY_HOST) {

@@ -156,6 +156,14 @@ static void run_queued(void *args) {
   release(stream);
 }
 
+dc_status dc__cuda_stream_drain(dc__cuda_stream *stream) {
+  DC__TRY(dc__cuda_submit(stream, issue_drain, NULL, 0, false));
+  pthread_mutex_lock(&stream->mutex);
+  dc_stream *worker = stream->worker;
+  pthread_mutex_unlock(&stream->mutex);
+  return dc__stream_sync(worker, 0);
+}
+
 static dc_status need_worker(dc__cuda_stream *stream) {
   const dc__cuda_device *device = (dc__cuda_device *)stream->head.device;
   return stream->worker != NULL ? DC_OK : device->cpu->ops->stream_create(device->cpu, &stream->worker);
