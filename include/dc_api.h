@@ -1609,7 +1609,8 @@ DC_API dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, co
  *  x      [m * p, n * q], any strides; float32 or float64
  *  a, b   outputs, [m, n] and [p, q]: their shapes say how x is cut; both get the same norm
  *  residual  |x - kron(a, b)| / |x|; 0 for x = 0; may be NULL
- *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NOT_FINITE, DC_E_NOT_CONVERGED. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NOT_FINITE, DC_E_NOT_CONVERGED, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL.
+ *  CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tensor *a, dc_tensor *b, double *residual);
 
 /* ---- products of matrices ---- */

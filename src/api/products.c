@@ -116,7 +116,7 @@ static dc_status kron_nearest(const char *fn, dc_linalg *l, const dc_tensor *x, 
 }
 
 dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tensor *a, dc_tensor *b, double *residual) {
-  DC__WITH_LINALG(linalg, kron_nearest(__func__, linalg, x, a, b, residual));
+  DC__WITH_LINALG_ANYWHERE(linalg, kron_nearest(__func__, linalg, x, a, b, residual));
 }
 
 /* ---- products ---- */

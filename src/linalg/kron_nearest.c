@@ -1,12 +1,9 @@
 /* The nearest Kronecker product: the largest singular value of the matrix of blocks (Van Loan and Pitsianis, 1993), by
  * power iteration. */
-#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 
-#include "linalg/linalg.h"
-
-enum { ITERATIONS = 2000, STILL = 30 };
+#include "linalg/nearest.h"
 
 /* x as a matrix of blocks: u [m, n] and v [p, q] are the vectors of its largest singular value. */
 typedef struct nearest {
@@ -85,33 +82,18 @@ static double normalise(double *x, int64_t count) {
   return norm;
 }
 
-/* A first u that no leading vector is at right angles to, but by chance. Where x is symmetric positive semidefinite, so
- * must every u and v be: the identity plus a little noise that is symmetric and diagonally dominated. */
-static void first_guess(nearest *s) {
-  int64_t m = s->a->rows;
-  int64_t n = s->a->cols;
-  for (int64_t i = 0; i < m; i++) {
-    for (int64_t j = 0; j < n; j++) {
-      uint64_t low = (uint64_t)(i < j ? i : j);
-      uint64_t high = (uint64_t)(i < j ? j : i);
-      uint64_t hash = (low * UINT64_C(0x9E3779B97F4A7C15) ^ (high + 1) * UINT64_C(0xD6E8FEB86659FD93)) >> 40;
-      double noise = (double)hash / (double)(1 << 24) - 0.5;
-      s->u[i * n + j] = (i == j ? 1 : 0) + noise / (double)(m + n);
-    }
-  }
-}
-
 static bool iterate(dc_linalg *l, nearest *s) {
   int64_t inner = s->b->rows * s->b->cols;
   int64_t outer = s->a->rows * s->a->cols;
-  double enough = 8 * dc__epsilon(s->x->dtype);
-  double sigma = 0;
-  int32_t still = 0;
-  first_guess(s);
+  const double enough = dc__nearest_enough(s->x->dtype);
+  dc__nearest_state state = {0};
+  for (int64_t i = 0; i < outer; i++) {
+    s->u[i] = dc__nearest_guess(i / s->a->cols, i % s->a->cols, s->a->rows, s->a->cols);
+  }
   for (int64_t i = 0; i < inner; i++) {
     s->v[i] = 0;
   }
-  for (int32_t iteration = 0; iteration < ITERATIONS && still < STILL; iteration++) {
+  while (dc__nearest_goes_on(&state)) {
     for (int64_t i = 0; i < inner; i++) {
       s->old[i] = s->v[i];
     }
@@ -123,38 +105,44 @@ static bool iterate(dc_linalg *l, nearest *s) {
     for (int64_t i = 0; i < inner; i++) {
       moved = fmax(moved, fabs(s->v[i] - s->old[i]));
     }
-    /* Two equal singular values: v may wander, but the distance stays what it is. */
-    still = fabs(now - sigma) <= 4 * DBL_EPSILON * now ? still + 1 : 0;
-    sigma = now;
-    if (iteration > 0 && moved <= enough) {
-      still = STILL;
-    }
+    dc__nearest_judge(&state, now, moved, enough);
   }
   double trace = 0;
   for (int64_t i = 0; i < inner; i++) {
     trace += s->v[i];
   }
-  double scale = copysign(sqrt(sigma), trace);
+  double scale = copysign(sqrt(state.sigma), trace);
   for (int64_t i = 0; i < inner; i++) {
     s->v[i] *= scale;
   }
   for (int64_t i = 0; i < outer; i++) {
     s->u[i] *= scale;
   }
-  return still >= STILL;
+  return state.still >= DC__NEAREST_STILL;
+}
+
+dc_status dc__nearest_check(const char *fn, const dc__mat *x, int64_t first, double *most) {
+  for (int64_t i = 0; i < x->rows; i++) {
+    for (int64_t j = 0; j < x->cols; j++) {
+      double value = dc__get(x->data, x->dtype == DC_FLOAT64, i * x->row_stride + j * x->col_stride);
+      if (!isfinite(value)) {
+        return dc__fail(DC_E_NOT_FINITE, "%s: x has a NaN or an infinity at [%" PRId64 ", %" PRId64 "]", fn, first + i,
+                        j);
+      }
+      *most = fmax(*most, fabs(value));
+    }
+  }
+  return DC_OK;
+}
+
+dc_status dc__nearest_lost(const char *fn) {
+  return dc__fail(DC_E_NOT_CONVERGED, "%s: the power iteration did not converge in %d steps", fn,
+                  (int)DC__NEAREST_STEPS);
 }
 
 static dc_status measure(const char *fn, nearest *s) {
   double most = 0;
-  for (int64_t i = 0; i < s->x->rows; i++) {
-    for (int64_t j = 0; j < s->x->cols; j++) {
-      double x = entry(s, i, j);
-      if (!isfinite(x)) {
-        return dc__fail(DC_E_NOT_FINITE, "%s: x has a NaN or an infinity at [%" PRId64 ", %" PRId64 "]", fn, i, j);
-      }
-      most = fmax(most, fabs(x));
-    }
-  }
+  DC__TRY(dc__nearest_check(fn, s->x, 0, &most));
   s->exponent = most > 0 ? ilogb(most) : 0;
   s->scale = dc__scale_of(-s->exponent);
   return DC_OK;
@@ -177,6 +165,9 @@ dc_status dc__kron_nearest(dc_linalg *l, const char *fn, const dc__mat *x, const
   int64_t inner = b->rows * b->cols;
   size_t bytes = 0;
   void *memory;
+  if (dc__linalg_is_there(l)) {
+    return dc__nearest_there(l, fn, x, a, b, residual);
+  }
   if (!dc__linalg_add(&bytes, outer, sizeof(double)) || !dc__linalg_add(&bytes, 2 * inner, sizeof(double)) ||
       !dc__linalg_add(&bytes, 2 * x->rows, sizeof(double))) {
     return dc__kron_too_large(fn);
@@ -193,7 +184,7 @@ dc_status dc__kron_nearest(dc_linalg *l, const char *fn, const dc__mat *x, const
   s.rows = dc__linalg_part(memory, &offset, 2 * x->rows, sizeof(double));
   DC__TRY(measure(fn, &s));
   if (!iterate(l, &s)) {
-    return dc__fail(DC_E_NOT_CONVERGED, "%s: the power iteration did not converge in %d steps", fn, (int)ITERATIONS);
+    return dc__nearest_lost(fn);
   }
   dc__parallel(l->pool, x->rows, residual_row, &s);
   double apart = 0;

@@ -90,6 +90,57 @@ static void test_kronecker_products(void **state) {
   free(values);
 }
 
+static void test_nearest_kronecker_product(void **state) {
+  (void)state;
+  static const int64_t shapes[][4] = {{3, 5, 4, 2},    {1, 1, 3, 4}, {SIZE, 2, 1, 1},
+                                      {2, 2, 3, SIZE}, {2, 3, 0, 2}, {0, 2, 3, 3}};
+  double *values = doubles(9000, 12);
+  for (size_t s = 0; s < DC__COUNT(shapes); s += EVERY) {
+    const int64_t m = shapes[s][0], n = shapes[s][1], p = shapes[s][2], q = shapes[s][3];
+    for (int form = 0; form < 4; form += EVERY) { /* wide, turned */
+      const int32_t dtype = form & 1 ? DC_FLOAT64 : DC_FLOAT32;
+      const int64_t rows = m * p, cols = n * q;
+      double *scaled = calloc((size_t)(rows * cols) + 1, sizeof *scaled), residual[2] = {7, 7};
+      for (int64_t i = 0; i < rows * cols;
+           i++) { /* one product far larger than what else there is, and beyond squares */
+        const int64_t row = i / cols, col = i % cols;
+        const double part = values[row / p * n + col / q] * values[4000 + row % p * q + col % q];
+        scaled[i] = (part + 0.01 * values[i % 9000]) * (form & 1 ? 1e200 : 1e30);
+      }
+      twin x = twins(scaled, dtype, -1, form & 2 ? cols : rows, form & 2 ? rows : cols);
+      twin a = twins(NULL, dtype, -1, m, n), b = twins(NULL, dtype, -1, p, q);
+      const int64_t shape[] = {rows, cols}, strides[] = {1, rows};
+      for (int k = 0; k < 2 && (form & 2); k++) {
+        x.t[k].shape = shape;
+        x.t[k].strides = strides;
+      }
+      BOTH(dc_kron_nearest(side(k), &x.t[k], &a.t[k], &b.t[k], &residual[k]));
+      assert_int_equal(text_here[0], 0);
+      assert_true(apart(&a) <= (form & 1 ? 1e-12 : 1e-5) && apart(&b) <= (form & 1 ? 1e-12 : 1e-5));
+      assert_true(fabs(residual[0] - residual[1]) <= 1e-9);
+      end(&x), end(&a), end(&b);
+      free(scaled);
+    }
+  }
+  /* Zeros; a NaN by its place; two equal singular values; and two that are too near to tell them apart. */
+  static const double equal[16] = {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1};
+  for (int form = 0; form < 4 - (EVERY > 1); form++) {
+    double x[16], residual[2] = {7, 7};
+    memcpy(x, equal, sizeof x);
+    x[0] = form == 0 ? 0 : 1;
+    x[15] = form == 0 ? 0 : form == 3 ? 0.999 : 1;
+    x[6] = form == 1 ? NAN : 0;
+    twin tx = twins(x, DC_FLOAT64, -1, 4, 4), a = twins(NULL, DC_FLOAT64, -1, 2, 2),
+         b = twins(NULL, DC_FLOAT64, -1, 2, 2);
+    BOTH(dc_kron_nearest(side(k), &tx.t[k], &a.t[k], &b.t[k], &residual[k]));
+    assert_true(form != 1 || strstr(text_here, "at [1, 2]") != NULL);
+    assert_true(fabs(residual[0] - residual[1]) <= 1e-9);
+    assert_true(form == 2 || (apart(&a) <= 1e-9 && apart(&b) <= 1e-9));
+    end(&tx), end(&a), end(&b);
+  }
+  free(values);
+}
+
 /* ---- polar factors ---- */
 
 static void test_orthogonalize(void **state) {
@@ -274,14 +325,15 @@ static int use_all(void **state, const char *counted, const char *failing, int b
   assert_int_equal(open_both(state), 0);
   twin ta = twins(a, DC_FLOAT32, 2, 2, 2), tx = twins(NULL, DC_FLOAT32, 2, 2, 2);
   twin one = twins(a, DC_FLOAT32, -1, 1, 1), two = twins(a, DC_FLOAT32, -1, 1, 1);
+  twin three = twins(a, DC_FLOAT32, -1, 1, 1);
   if (failing != NULL) {
     cudasim_fail(failing, before, strncmp(failing, "cublas", 6) == 0 ? DC__LT_ALLOC_FAILED : 2);
   }
   const int begun = cudasim_calls(counted);
-  dc_status status[] = {dc_matrix_inverse_root_newton(there, &ta.t[1], 4, &o, &tx.t[1], NULL, 0),
-                        dc_orthogonalize(there, &ta.t[1], 0, 0, &tx.t[1]),
-                        dc_batch_matmul(there, &ta.t[1], &ta.t[1], 1, 0, &tx.t[1]),
-                        dc_kron(there, &one.t[1], &one.t[1], &two.t[1])};
+  dc_status status[] = {
+      dc_matrix_inverse_root_newton(there, &ta.t[1], 4, &o, &tx.t[1], NULL, 0),
+      dc_orthogonalize(there, &ta.t[1], 0, 0, &tx.t[1]), dc_batch_matmul(there, &ta.t[1], &ta.t[1], 1, 0, &tx.t[1]),
+      dc_kron(there, &one.t[1], &one.t[1], &two.t[1]), dc_kron_nearest(there, &one.t[1], &two.t[1], &three.t[1], NULL)};
   const int calls = cudasim_calls(counted) - begun;
   bool told = false;
   for (size_t i = 0; i < DC__COUNT(status); i++) {
@@ -290,7 +342,7 @@ static int use_all(void **state, const char *counted, const char *failing, int b
   if (told != (failing != NULL)) {
     fail_msg("%s, call %d: %s", failing == NULL ? "nothing" : failing, before, dc_last_error());
   }
-  end(&ta), end(&tx), end(&one), end(&two);
+  end(&ta), end(&tx), end(&one), end(&two), end(&three);
   assert_int_equal(close_both(state), 0);
   return calls;
 }
@@ -316,8 +368,13 @@ static void test_every_call_fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_batch_matmul),     TEST(test_kronecker_products),    TEST(test_orthogonalize),
-      TEST(test_newton),           TEST(test_newton_and_what_fails), TEST(test_scratch_and_refusals),
+      TEST(test_batch_matmul),
+      TEST(test_kronecker_products),
+      TEST(test_nearest_kronecker_product),
+      TEST(test_orthogonalize),
+      TEST(test_newton),
+      TEST(test_newton_and_what_fails),
+      TEST(test_scratch_and_refusals),
 #ifndef ON_CARD
       TEST(test_every_call_fails),
 #endif

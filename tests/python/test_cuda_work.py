@@ -148,6 +148,8 @@ agree(linalg.kron, a, b)
 agree(linalg.kron_apply, a, b, x)
 agree(lambda *arrays, **at: linalg.kron_solve(*arrays[:4], 0.5, arrays[4], **at), a, np.ones(5), b, np.ones(3), x[0])
 agree(linalg.matmul, x, b, alpha=2)
+for part in range(2):
+    agree(lambda array, **at: linalg.kron_nearest(array, (5, 5), (3, 3), **at)[part], np.kron(a, b) + 0.01 * random((15, 15)))
 refused("an array is in host memory, must be on cuda:0", TypeError, linalg.kron, a, b, handle=away)
 refused("an array is on cuda:0, must be in host memory", TypeError, linalg.kron, there(a, device), b)
 print("fine")

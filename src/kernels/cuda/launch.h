@@ -45,6 +45,12 @@ void dc__cuda_scale(dc_stream *stream, const dc__cuda_scale_args *args);
 void dc__cuda_kron(dc_stream *stream, const dc__cuda_kron_args *args);
 void dc__cuda_damp(dc_stream *stream, const dc__cuda_damp_args *args);
 
+/* The nearest Kronecker product, none of whose matrices is empty: the first u, steps, and [rows] squares of the
+ * residual and of x. */
+void dc__cuda_nearest_begin(dc_stream *stream, const dc__cuda_nearest_args *args);
+void dc__cuda_nearest_step(dc_stream *stream, const dc__cuda_nearest_args *args);
+void dc__cuda_nearest_apart(dc_stream *stream, const dc__cuda_nearest_args *args);
+
 /* launch_sample.c: what has no elements is nothing to do. */
 void dc__cuda_statistics(dc_stream *stream, const dc__cuda_statistics_args *args);
 void dc__cuda_columns(dc_stream *stream, const dc__cuda_columns_args *args);

@@ -73,3 +73,41 @@ void dc__cuda_kron(dc_stream *stream, const dc__cuda_kron_args *args) {
 void dc__cuda_damp(dc_stream *stream, const dc__cuda_damp_args *args) {
   launch(stream, DC__KERNEL_DAMP, args->rows, args->cols, 1, args, sizeof *args);
 }
+
+/* ---- the nearest Kronecker product ---- */
+
+/* Blocks for `count` threads, and as many times that as there are chunks. */
+static void launch_nearest(dc_stream *stream, int32_t kernel, int64_t count, int32_t chunks,
+                           const dc__cuda_nearest_args *args) {
+  const int64_t blocks = (count + DC__CUDA_MATRIX_THREADS - 1) / DC__CUDA_MATRIX_THREADS;
+  const dc__launch one = {.kernel = kernel,
+                          .blocks = (uint32_t)(blocks < DC__CUDA_NEAREST_BLOCKS ? blocks : DC__CUDA_NEAREST_BLOCKS),
+                          .blocks_y = (uint32_t)chunks,
+                          .threads = DC__CUDA_MATRIX_THREADS,
+                          .args = args,
+                          .bytes = sizeof *args};
+  stream->device->ops->stream_launch(stream, &one);
+}
+
+void dc__cuda_nearest_begin(dc_stream *stream, const dc__cuda_nearest_args *args) {
+  launch_nearest(stream, DC__KERNEL_NEAREST_GUESS, args->m * args->n, 1, args);
+}
+
+void dc__cuda_nearest_step(dc_stream *stream, const dc__cuda_nearest_args *args) {
+  const int64_t inner = args->p * args->q;
+  const int64_t outer = args->m * args->n;
+  dc__cuda_nearest_args now = *args;
+  now.inner = 1;
+  launch_nearest(stream, DC__KERNEL_NEAREST_INNER, inner, args->chunks[0], &now);
+  launch_nearest(stream, DC__KERNEL_NEAREST_FOLD, inner, 1, &now);
+  launch_nearest(stream, DC__KERNEL_NEAREST_NORMALISE, inner, 1, &now);
+  now.inner = 0;
+  launch_nearest(stream, DC__KERNEL_NEAREST_OUTER, outer * WARP, args->chunks[1], &now);
+  launch_nearest(stream, DC__KERNEL_NEAREST_FOLD, outer, 1, &now);
+  launch_nearest(stream, DC__KERNEL_NEAREST_NORMALISE, outer, 1, &now);
+  launch_warps(stream, DC__KERNEL_NEAREST_JUDGE, 1, &now, sizeof now);
+}
+
+void dc__cuda_nearest_apart(dc_stream *stream, const dc__cuda_nearest_args *args) {
+  launch_nearest(stream, DC__KERNEL_NEAREST_APART, args->x.rows * WARP, 1, args);
+}

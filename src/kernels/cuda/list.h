@@ -2,9 +2,10 @@
 #ifndef DC_KERNELS_CUDA_LIST_H
 #define DC_KERNELS_CUDA_LIST_H
 
-#define DC__CUDA_FAMILIES(FAMILY) \
-  FAMILY(elementwise)             \
-  FAMILY(update) FAMILY(attention) FAMILY(attention_back) FAMILY(rows) FAMILY(matrix) FAMILY(sample) FAMILY(embedding)
+#define DC__CUDA_FAMILIES(FAMILY)                                                                                    \
+  FAMILY(elementwise)                                                                                                \
+  FAMILY(update) FAMILY(attention) FAMILY(attention_back) FAMILY(rows) FAMILY(matrix) FAMILY(nearest) FAMILY(sample) \
+      FAMILY(embedding)
 
 #define DC__CUDA_elementwise(X)                      \
   X(DC__KERNEL_CAST, dc__cast_kernel, 0)             \
@@ -52,6 +53,15 @@
   X(DC__KERNEL_SCALE, dc__scale_kernel, 0)                     \
   X(DC__KERNEL_KRON, dc__kron_kernel, 0)                       \
   X(DC__KERNEL_DAMP, dc__damp_kernel, 0)
+
+#define DC__CUDA_nearest(X)                                        \
+  X(DC__KERNEL_NEAREST_GUESS, dc__nearest_guess_kernel, 0)         \
+  X(DC__KERNEL_NEAREST_INNER, dc__nearest_inner_kernel, 0)         \
+  X(DC__KERNEL_NEAREST_OUTER, dc__nearest_outer_kernel, 0)         \
+  X(DC__KERNEL_NEAREST_FOLD, dc__nearest_fold_kernel, 0)           \
+  X(DC__KERNEL_NEAREST_NORMALISE, dc__nearest_normalise_kernel, 0) \
+  X(DC__KERNEL_NEAREST_JUDGE, dc__nearest_judge_kernel, 0)         \
+  X(DC__KERNEL_NEAREST_APART, dc__nearest_apart_kernel, 0)
 
 #define DC__CUDA_sample(X)                           \
   X(DC__KERNEL_STATISTICS, dc__statistics_kernel, 0) \

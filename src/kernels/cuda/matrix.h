@@ -3,6 +3,7 @@
 #ifndef DC_KERNELS_CUDA_MATRIX_H
 #define DC_KERNELS_CUDA_MATRIX_H
 
+#include "kernels/nearest.h"
 #include "kernels/newton.h"
 
 enum { DC__CUDA_MATRIX_THREADS = 256, DC__CUDA_TILE_THREADS = 128, DC__CUDA_MATRIX_TILE = 32, DC__CUDA_FLIGHT = 32 };
@@ -88,6 +89,27 @@ typedef struct dc__cuda_scale_args {
 typedef struct dc__cuda_kron_args {
   dc__cuda_matrices a, b, to;
 } dc__cuda_kron_args;
+
+/* The power iteration for the nearest Kronecker product. x times `first` times `second` as a matrix of blocks, with u
+ * [m, n] on the left and v [p, q] on the right; all float64 but x. A vector is made in chunks of the blocks' rows, each
+ * chunk of `parts` [chunks, elements]; then `fresh`, with its squares by blocks of threads; then normalised. */
+enum { DC__CUDA_NEAREST_BLOCKS = 256 };
+typedef struct dc__cuda_nearest_found {
+  dc__nearest_state state;
+  uint64_t moved; /* the bits of how far v moved */
+  double trace;   /* of v */
+} dc__cuda_nearest_found;
+typedef struct dc__cuda_nearest_args {
+  dc__cuda_matrices x;
+  double first, second;
+  int64_t m, n, p, q;
+  double *u, *v, *parts, *fresh, *squares, *traces; /* the last two [DC__CUDA_NEAREST_BLOCKS] */
+  double *apart;                                    /* [2, m p] */
+  dc__cuda_nearest_found *found;
+  double enough;
+  int32_t chunks[2]; /* of v and of u */
+  int32_t inner;     /* 1: v is made, 0: u */
+} dc__cuda_nearest_args;
 
 /* x[i][j] /= a[i] b[j] + damping, x dense. */
 typedef struct dc__cuda_damp_args {

@@ -47,8 +47,8 @@ def kron_solve(a_vectors: Any, a_values: Any, b_vectors: Any, b_values: Any, dam
 def kron_nearest(x: Any, a_shape: Sequence[int], b_shape: Sequence[int], *,
                  handle: Optional[Handle] = None) -> Tuple[Any, Any, float]:
     """(a, b, residual): the Kronecker product nearest to x, and |x - kron(a, b)| / |x|."""
-    given = Array(x)
-    a, b = (target(None, x, tuple(shape), given.dtype) for shape in (a_shape, b_shape))
+    given = Array(x, handle=handle)
+    a, b = (target(None, x, tuple(shape), given.dtype, handle) for shape in (a_shape, b_shape))
     residual = ffi.new("double *")
     check(lib.dc_kron_nearest(raw(handle), given.c, a.c, b.c, residual))
     return a.array, b.array, float(residual[0])

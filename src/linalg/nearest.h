@@ -1,0 +1,20 @@
+/* The nearest Kronecker product, inside the room: what the CPU (kron_nearest.c) and a device (nearest_there.c) share.
+ */
+#ifndef DC_LINALG_NEAREST_H
+#define DC_LINALG_NEAREST_H
+
+#include "linalg/linalg.h"
+
+/* How far v may move in the last step. */
+static inline double dc__nearest_enough(int32_t dtype) {
+  return 8 * dc__epsilon(dtype);
+}
+
+/* *most becomes the largest entry of x, at least what it was; DC_E_NOT_FINITE with the place: `first` is row 0. */
+dc_status dc__nearest_check(const char *fn, const dc__mat *x, int64_t first, double *most);
+dc_status dc__nearest_lost(const char *fn); /* DC_E_NOT_CONVERGED */
+
+dc_status dc__nearest_there(dc_linalg *l, const char *fn, const dc__mat *x, const dc__mat *a, const dc__mat *b,
+                            double *residual);
+
+#endif
