@@ -1,19 +1,12 @@
 /* The layer's work on a device whose memory the host cannot touch: its kernels and products, queued on the job's
  * stream. Nothing waits for the device, so nothing is decided by what lies in its memory. */
-#include <inttypes.h>
 #include <math.h>
 
 #include "transformer/inside.h"
 
-dc_status dc__layer_check_there(const char *fn, dc_device *device, const dc_layer_config *config) {
+dc_status dc__layer_check_there(const char *fn, dc_device *device) {
   if (device->ops->product_ready == NULL) {
     return dc__device_is_host(fn, device);
-  }
-  const int64_t d = config->hidden_size / config->heads;
-  if (d > DC__CUDA_ATTENTION_MOST_HEAD) {
-    return dc__fail(DC_E_UNSUPPORTED,
-                    "%s: config->hidden_size / heads = %" PRId64 ", must be at most %d on device \"%s\"", fn, d,
-                    (int)DC__CUDA_ATTENTION_MOST_HEAD, device->name);
   }
   const dc_status status = device->ops->product_ready(device);
   return status == DC_OK ? DC_OK : dc__fail(status, "%s: %s", fn, dc_last_error());

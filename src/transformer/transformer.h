@@ -108,7 +108,7 @@ void dc__layer_cost(const dc_layer *layer, const dc__layer_size *size, dc_layer_
 /* Whether the layer's memory is one that the host cannot touch. */
 bool dc__layer_is_there(const dc_layer *layer);
 /* there.c: DC_E_UNSUPPORTED where the device has no kernels for the layer. */
-dc_status dc__layer_check_there(const char *fn, dc_device *device, const dc_layer_config *config);
+dc_status dc__layer_check_there(const char *fn, dc_device *device);
 
 /* ---- forward.c, backward.c: run a job on the calling thread and the pool, or queue it on the job's stream ---- */
 

@@ -30,8 +30,14 @@ typedef struct dc__cuda_reduce_args {
 } dc__cuda_reduce_args;
 
 /* Attention of a whole batch (attention.cu). N tokens, A heads of d features; elements of one type but for what is
- * said. */
-enum { DC__CUDA_ATTENTION_THREADS = 128, DC__CUDA_ATTENTION_ROWS = 64, DC__CUDA_ATTENTION_MOST_HEAD = 128 };
+ * said. Heads of more than WIDE features go in parts. */
+enum {
+  DC__CUDA_ATTENTION_THREADS = 128,
+  DC__CUDA_ATTENTION_ROWS = 64,
+  DC__CUDA_ATTENTION_WIDE = 128,
+  DC__CUDA_ATTENTION_PART_OF_FLOATS = 64,
+  DC__CUDA_ATTENTION_PART_OF_HALVES = 128
+};
 typedef struct dc__cuda_attention_args {
   const void *qkv;        /* [N, 3 A d] */
   void *c;                /* [N, A d]; backward: read */

@@ -45,7 +45,7 @@ DC_UNROLL
   }
 }
 
-template <int DTYPE, int D> DC_DEVICE void forward(const arguments &args) {
+template <int DTYPE, int D, bool WIDE> DC_DEVICE void forward(const arguments &args) {
   typedef warp_math<DTYPE> math;
   typedef typename math::element T;
   enum { ROWS = tile_rows<DTYPE>(), LD = D + math::PAD };
@@ -61,18 +61,21 @@ template <int DTYPE, int D> DC_DEVICE void forward(const arguments &args) {
   const int64_t hidden = static_cast<int64_t>(args.heads) * args.d, stride = 3 * hidden;
   const int warp = static_cast<int>(dc_thread() / DC_WARP);
   const int64_t row = first + warp * OWN;
-  const own_rows<DTYPE, D, true> q(h.q + row * stride, stride, h.length - row, args.d);
+  const int parts = parts_of<D, WIDE>(args), part = own_part<WIDE>();
+  const own_rows<DTYPE, D, !WIDE> q(h.q + row * stride, stride, h.length - row, args.d);
   float out[D / 8][4] = {};
   softmax state = {{-INFINITY, -INFINITY}, {0, 0}};
   for (int64_t key = 0; key < h.length; key += ROWS) {
-    load_keys<DTYPE, D, ROWS>(args, h, key, &keys[0][0], &values[0][0], mask);
     float s[ROWS / 8][4] = {};
+    for (int c = 0; c < parts; c++) {
+      load_keys<DTYPE, D, ROWS>(args, h, key, c, part, &keys[0][0], &values[0][0], mask);
 DC_UNROLL
-    for (int k = 0; k < D / 16; k++) {
-      const typename math::ready left = math::prepare(q[k]);
+      for (int k = 0; k < D / 16; k++) {
+        const typename math::ready left = math::prepare(q.at(c, k));
 DC_UNROLL
-      for (int n = 0; n < ROWS / 8; n++) {
-        math::multiply_columns(s[n], left, &keys[8 * n][16 * k], LD);
+        for (int n = 0; n < ROWS / 8; n++) {
+          math::multiply_columns(s[n], left, &keys[8 * n][16 * k], LD);
+        }
       }
     }
 DC_UNROLL
@@ -105,12 +108,12 @@ DC_UNROLL
     const float sum = sum_of_row(state.sum[half]);
     const int64_t at = row + lane_row() + 8 * half;
     inverse[half] = sum != 0 ? 1 / sum : 1.0f; /* NaN is divided by, too */
-    if (args.lse != nullptr && lane_pair() == 0 && at < h.length) { /* without any key: +infinity, then zeros */
+    if (args.lse != nullptr && part == 0 && lane_pair() == 0 && at < h.length) { /* without any key: +infinity, then zeros */
       whole(args.lse, args, args.heads)[h.statistics + at] = sum != 0 ? state.most[half] + logf(sum) : INFINITY;
     }
   }
-  store_own<DTYPE, D>(whole(static_cast<T *>(args.c), args, hidden) + h.out + row * hidden, hidden, h.length - row,
-                      args.d, out, inverse);
+  store_own<DTYPE, D>(whole(static_cast<T *>(args.c), args, hidden) + h.out + row * hidden + part * D, hidden,
+                      h.length - row, args.d - part * D, out, inverse);
 }
 
 } // namespace

@@ -22,6 +22,17 @@ DC_CONSTANT int tile_rows() {
   return DTYPE == DC_FLOAT32 ? 32 : 64;
 }
 
+/* A head has parts of D features: one, or, if it is wide, as many as it needs. Then the second axis of the grid says
+ * whose sums a block makes, and all of a head's blocks make the scores, part by part. */
+template <int D, bool WIDE>
+DC_DEVICE int parts_of(const arguments &args) {
+  return WIDE ? (args.d + D - 1) / D : 1;
+}
+template <bool WIDE>
+DC_DEVICE int own_part() {
+  return WIDE ? static_cast<int>(dc_block(1)) : 0;
+}
+
 /* One head of one sample. */
 template <typename T>
 struct head {
@@ -127,11 +138,12 @@ struct own_rows {
       }
     }
   }
-  DC_MEMBER fragment operator[](int k) const {
+  /* Of a part; in registers there is one. */
+  DC_MEMBER fragment at(int part, int k) const {
     if constexpr (IN_REGISTERS) {
       return f[k];
     } else {
-      return load_own<DTYPE>(from, stride, rows, d, k);
+      return load_own<DTYPE>(from + part * D, stride, rows, d - part * D, k);
     }
   }
 };
@@ -169,13 +181,14 @@ DC_DEVICE float mask_at(const arguments &args, int64_t row, int64_t key, int64_t
   return math::wide(there(static_cast<const typename math::element *>(args.mask), count)[row + key]);
 }
 
-/* The tile of keys from `key` on: they, their values, and what is added to their scores. */
+/* The tile of keys from `key` on: a part of them and one of their values, and what is added to their scores. */
 template <int DTYPE, int D, int ROWS, typename T>
-DC_DEVICE void load_keys(const arguments &args, const head<T> &h, int64_t key, T *keys, T *values, float *mask) {
+DC_DEVICE void load_keys(const arguments &args, const head<T> &h, int64_t key, int part, int of_values, T *keys,
+                         T *values, float *mask) {
   const int64_t stride = 3 * static_cast<int64_t>(args.heads) * args.d;
   dc_sync(); /* the last tile has been read */
-  load_tile<DTYPE, D, ROWS>(keys, h.k + key * stride, stride, h.length - key, args.d);
-  load_tile<DTYPE, D, ROWS>(values, h.v + key * stride, stride, h.length - key, args.d);
+  load_tile<DTYPE, D, ROWS>(keys, h.k + key * stride + part * D, stride, h.length - key, args.d - part * D);
+  load_tile<DTYPE, D, ROWS>(values, h.v + key * stride + of_values * D, stride, h.length - key, args.d - of_values * D);
   if (dc_thread() < ROWS) {
     mask[dc_thread()] = mask_at<DTYPE>(args, h.mask, key + dc_thread(), h.length);
   }
@@ -223,17 +236,20 @@ DC_DEVICE float sum_of_row(float x) {
 
 }  // namespace
 
-#define DC_ATTENTION_KERNEL(pass, DTYPE, type, D)                                                             \
-  DC_BLOCK_KERNEL(dc__attention_##pass##_##type##_##D, dc__cuda_attention_args, DC__CUDA_ATTENTION_THREADS) { \
-    pass<DTYPE, D>(args);                                                                                     \
+#define DC_ATTENTION_KERNEL(pass, DTYPE, name, D, WIDE)                                                 \
+  DC_BLOCK_KERNEL(dc__attention_##pass##_##name, dc__cuda_attention_args, DC__CUDA_ATTENTION_THREADS) { \
+    pass<DTYPE, D, WIDE>(args);                                                                         \
   }
 /* For all types and widths of a head. */
-#define DC_ATTENTION_KERNELS(pass)                     \
-  DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32, 64)   \
-  DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32, 128)  \
-  DC_ATTENTION_KERNEL(pass, DC_FLOAT16, float16, 64)   \
-  DC_ATTENTION_KERNEL(pass, DC_FLOAT16, float16, 128)  \
-  DC_ATTENTION_KERNEL(pass, DC_BFLOAT16, bfloat16, 64) \
-  DC_ATTENTION_KERNEL(pass, DC_BFLOAT16, bfloat16, 128)
+#define DC_ATTENTION_KERNELS(pass)                                                             \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32_64, 64, false)                                 \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32_128, 128, false)                               \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32_wide, DC__CUDA_ATTENTION_PART_OF_FLOATS, true) \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT16, float16_64, 64, false)                                 \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT16, float16_128, 128, false)                               \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT16, float16_wide, DC__CUDA_ATTENTION_PART_OF_HALVES, true) \
+  DC_ATTENTION_KERNEL(pass, DC_BFLOAT16, bfloat16_64, 64, false)                               \
+  DC_ATTENTION_KERNEL(pass, DC_BFLOAT16, bfloat16_128, 128, false)                             \
+  DC_ATTENTION_KERNEL(pass, DC_BFLOAT16, bfloat16_wide, DC__CUDA_ATTENTION_PART_OF_HALVES, true)
 
 #endif

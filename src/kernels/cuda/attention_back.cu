@@ -12,15 +12,17 @@ DC_DEVICE void differentiate(float &s, float &dp, float lse, float delta, float 
   s = p * m;
 }
 
-/* The scores, and the gradients of the probabilities: products of a warp's own rows with 16 rows of two tiles. */
-template <int DTYPE, int D, typename OWN_ROWS, typename T>
-DC_DEVICE void multiply_both(float (&s)[2][4], const OWN_ROWS &a, const T *with_a, float (&dp)[2][4], const OWN_ROWS &b,
-                             const T *with_b) {
+/* The scores, and the gradients of the probabilities: products of a warp's own rows with 16 rows of two tiles. A wide
+ * head's loop is not unrolled, which would take more registers than there are. */
+template <int DTYPE, int D, bool WIDE, typename OWN_ROWS, typename T>
+DC_DEVICE void multiply_both(int part, float (&s)[2][4], const OWN_ROWS &a, const T *with_a, float (&dp)[2][4],
+                             const OWN_ROWS &b, const T *with_b) {
   typedef warp_math<DTYPE> math;
   enum { LD = D + math::PAD };
+  const int left = a.d - part * D, steps = WIDE && left < D ? (left + 15) / 16 : D / 16;
 DC_UNROLL
-  for (int k = 0; k < D / 16; k++) {
-    const typename math::ready left_a = math::prepare(a[k]), left_b = math::prepare(b[k]);
+  for (int k = 0; k < steps; k++) {
+    const typename math::ready left_a = math::prepare(a.at(part, k)), left_b = math::prepare(b.at(part, k));
 DC_UNROLL
     for (int n = 0; n < 2; n++) {
       math::multiply_columns(s[n], left_a, with_a + 8 * n * LD + 16 * k, LD);
@@ -30,10 +32,10 @@ DC_UNROLL
 }
 
 /* The gradient of the queries; and delta, the sum of a row's output times its gradient, which the other kernel reads. */
-template <int DTYPE, int D> DC_DEVICE void back_queries(const arguments &args) {
+template <int DTYPE, int D, bool WIDE> DC_DEVICE void back_queries(const arguments &args) {
   typedef warp_math<DTYPE> math;
   typedef typename math::element T;
-  enum { ROWS = tile_rows<DTYPE>(), LD = D + math::PAD };
+  enum { ROWS = WIDE ? 16 : tile_rows<DTYPE>(), LD = D + math::PAD };
   DC_SHARED(T, keys, [ROWS][LD]);
   DC_SHARED(T, values, [ROWS][LD]);
   DC_SHARED(float, mask, [ROWS]);
@@ -48,18 +50,22 @@ template <int DTYPE, int D> DC_DEVICE void back_queries(const arguments &args) {
   const int64_t row = first + warp * OWN, left_rows = h.length - row;
   const T *dc = whole(static_cast<const T *>(args.dc), args, hidden) + h.out + row * hidden;
   const T *out = whole(static_cast<const T *>(args.c), args, hidden) + h.out + row * hidden;
-  const own_rows<DTYPE, D, DTYPE != DC_FLOAT32> q(h.q + row * stride, stride, left_rows, args.d);
-  const own_rows<DTYPE, D, DTYPE != DC_FLOAT32> dout(dc, hidden, left_rows, args.d);
+  const int parts = parts_of<D, WIDE>(args), part = own_part<WIDE>();
+  const own_rows<DTYPE, D, DTYPE != DC_FLOAT32 && !WIDE> q(h.q + row * stride, stride, left_rows, args.d);
+  const own_rows<DTYPE, D, DTYPE != DC_FLOAT32 && !WIDE> dout(dc, hidden, left_rows, args.d);
   float lse[2], delta[2] = {};
+  for (int c = 0; c < parts; c++) {
 DC_UNROLL
-  for (int k = 0; k < D / 16; k++) {
-    const typename math::fragment x = load_own<DTYPE>(out, hidden, left_rows, args.d, k), dx = dout[k];
+    for (int k = 0; k < D / 16; k++) {
+      const typename math::fragment dx = dout.at(c, k);
+      const typename math::fragment x = load_own<DTYPE>(out + c * D, hidden, left_rows, args.d - c * D, k);
 DC_UNROLL
-    for (int i = 0; i < 4; i++) {
-      float a, b, da, db;
-      math::get(x, i / 2, i % 2, a, b);
-      math::get(dx, i / 2, i % 2, da, db);
-      delta[i / 2] += a * da + b * db;
+      for (int i = 0; i < 4; i++) {
+        float a, b, da, db;
+        math::get(x, i / 2, i % 2, a, b);
+        math::get(dx, i / 2, i % 2, da, db);
+        delta[i / 2] += a * da + b * db;
+      }
     }
   }
 DC_UNROLL
@@ -67,17 +73,25 @@ DC_UNROLL
     delta[half] = sum_of_row(delta[half]);
     const int64_t at = row + lane_row() + 8 * half;
     lse[half] = at < h.length ? whole(args.lse, args, args.heads)[h.statistics + at] : INFINITY;
-    if (lane_pair() == 0 && at < h.length) {
+    if (part == 0 && lane_pair() == 0 && at < h.length) {
       whole(args.delta, args, args.heads)[h.statistics + at] = delta[half];
     }
   }
   float dq[D / 8][4] = {};
   for (int64_t key = 0; key < h.length; key += ROWS) {
-    load_keys<DTYPE, D, ROWS>(args, h, key, &keys[0][0], &values[0][0], mask);
+    if constexpr (!WIDE) {
+      load_keys<DTYPE, D, ROWS>(args, h, key, 0, 0, &keys[0][0], &values[0][0], mask);
+    }
 DC_ROLLED
     for (int k16 = 0; k16 < ROWS; k16 += 16) {
       float s[2][4] = {}, dp[2][4] = {};
-      multiply_both<DTYPE, D>(s, q, &keys[k16][0], dp, dout, &values[k16][0]);
+      for (int i = 1; i <= parts; i++) {
+        const int c = WIDE ? (part + i) % parts : 0; /* its own is the last, and stays */
+        if constexpr (WIDE) {
+          load_keys<DTYPE, D, ROWS>(args, h, key, c, c, &keys[0][0], &values[0][0], mask);
+        }
+        multiply_both<DTYPE, D, WIDE>(c, s, q, &keys[k16][0], dp, dout, &values[k16][0]);
+      }
       if (args.threshold != 0) {
         draw(drawn[warp], args, row, key + k16, h.plane);
       }
@@ -98,16 +112,33 @@ DC_UNROLL
   }
   const float factor[2] = {args.factor, args.factor};
   const int64_t to = h.q - whole(static_cast<const T *>(args.qkv), args, stride);
-  store_own<DTYPE, D>(whole(static_cast<T *>(args.dqkv), args, stride) + to + row * stride, stride, left_rows, args.d, dq,
-                      factor);
+  store_own<DTYPE, D>(whole(static_cast<T *>(args.dqkv), args, stride) + to + row * stride + part * D, stride, left_rows,
+                      args.d - part * D, dq, factor);
+}
+
+/* The tile of queries from `query` on: a part of them and of the gradients of their outputs, and their statistics. */
+template <int DTYPE, int D, int ROWS, typename T>
+DC_DEVICE void load_queries(const arguments &args, const head<T> &h, int64_t query, int part, T *queries, T *douts,
+                            float *lse, float *delta) {
+  const int64_t hidden = static_cast<int64_t>(args.heads) * args.d, stride = 3 * hidden, left = h.length - query;
+  const T *dc = whole(static_cast<const T *>(args.dc), args, hidden) + h.out;
+  dc_sync(); /* the last tile has been read */
+  load_tile<DTYPE, D, ROWS>(queries, h.q + query * stride + part * D, stride, left, args.d - part * D);
+  load_tile<DTYPE, D, ROWS>(douts, dc + query * hidden + part * D, hidden, left, args.d - part * D);
+  if (dc_thread() < ROWS) {
+    const int64_t at = query + dc_thread();
+    lse[dc_thread()] = at < h.length ? whole(args.lse, args, args.heads)[h.statistics + at] : INFINITY;
+    delta[dc_thread()] = at < h.length ? whole(args.delta, args, args.heads)[h.statistics + at] : 0;
+  }
+  dc_sync();
 }
 
 /* The gradients of keys and values: rows are keys, columns queries. */
-template <int DTYPE, int D> DC_DEVICE void back_keys(const arguments &args) {
+template <int DTYPE, int D, bool WIDE> DC_DEVICE void back_keys(const arguments &args) {
   typedef warp_math<DTYPE> math;
   typedef typename math::element T;
-  constexpr bool IN_BLOCK = DTYPE != DC_FLOAT32 && D > 64;
-  enum { ROWS = IN_BLOCK ? 16 : tile_rows<DTYPE>(), LD = D + math::PAD };
+  constexpr bool IN_BLOCK = DTYPE != DC_FLOAT32 && D > 64 && !WIDE;
+  enum { ROWS = IN_BLOCK || WIDE ? 16 : tile_rows<DTYPE>(), LD = D + math::PAD };
   enum { COPIES = IN_BLOCK ? 2 : 1, KEPT = IN_BLOCK ? BLOCK : 1 };
   DC_SHARED(T, own, [COPIES][KEPT][LD]);
   DC_SHARED(T, queries, [ROWS][LD]);
@@ -123,14 +154,15 @@ template <int DTYPE, int D> DC_DEVICE void back_keys(const arguments &args) {
   const int64_t hidden = static_cast<int64_t>(args.heads) * args.d, stride = 3 * hidden;
   const int warp = static_cast<int>(dc_thread() / DC_WARP);
   const int64_t row = first + warp * OWN, left_rows = h.length - row;
-  const T *dc = whole(static_cast<const T *>(args.dc), args, hidden) + h.out;
-  /* The sums of wide heads leave no registers for the rows: float32's come from the caches. */
+  const int parts = parts_of<D, WIDE>(args), part = own_part<WIDE>();
+  /* The sums of 128 features leave no registers for the rows: float32's, and those of wide heads, come from the caches.
+   */
   if constexpr (IN_BLOCK) {
     load_tile<DTYPE, D, BLOCK>(&own[0][0][0], h.k + first * stride, stride, h.length - first, args.d);
     load_tile<DTYPE, D, BLOCK>(&own[COPIES - 1][0][0], h.v + first * stride, stride, h.length - first, args.d);
     dc_sync();
   }
-  typedef own_rows<DTYPE, D, DTYPE != DC_FLOAT32 && D == 64> rows;
+  typedef own_rows<DTYPE, D, DTYPE != DC_FLOAT32 && D == 64 && !WIDE> rows;
   const rows k_own = IN_BLOCK ? rows(&own[0][warp * OWN % KEPT][0], LD, OWN, D)
                               : rows(h.k + row * stride, stride, left_rows, args.d);
   const rows v_own = IN_BLOCK ? rows(&own[COPIES - 1][warp * OWN % KEPT][0], LD, OWN, D)
@@ -139,19 +171,19 @@ template <int DTYPE, int D> DC_DEVICE void back_keys(const arguments &args) {
                          mask_at<DTYPE>(args, h.mask, row + lane_row() + 8, h.length)};
   float dk[D / 8][4] = {}, dv[D / 8][4] = {};
   for (int64_t query = 0; query < h.length; query += ROWS) {
-    dc_sync();
-    load_tile<DTYPE, D, ROWS>(&queries[0][0], h.q + query * stride, stride, h.length - query, args.d);
-    load_tile<DTYPE, D, ROWS>(&douts[0][0], dc + query * hidden, hidden, h.length - query, args.d);
-    if (dc_thread() < ROWS) {
-      const int64_t at = query + dc_thread();
-      lse[dc_thread()] = at < h.length ? whole(args.lse, args, args.heads)[h.statistics + at] : INFINITY;
-      delta[dc_thread()] = at < h.length ? whole(args.delta, args, args.heads)[h.statistics + at] : 0;
+    if constexpr (!WIDE) {
+      load_queries<DTYPE, D, ROWS>(args, h, query, 0, &queries[0][0], &douts[0][0], lse, delta);
     }
-    dc_sync();
 DC_ROLLED
     for (int q16 = 0; q16 < ROWS; q16 += 16) {
       float s[2][4] = {}, dp[2][4] = {};
-      multiply_both<DTYPE, D>(s, k_own, &queries[q16][0], dp, v_own, &douts[q16][0]);
+      for (int i = 1; i <= parts; i++) {
+        const int c = WIDE ? (part + i) % parts : 0;
+        if constexpr (WIDE) {
+          load_queries<DTYPE, D, ROWS>(args, h, query, c, &queries[0][0], &douts[0][0], lse, delta);
+        }
+        multiply_both<DTYPE, D, WIDE>(c, s, k_own, &queries[q16][0], dp, v_own, &douts[q16][0]);
+      }
       if (args.threshold != 0) {
         draw(drawn[warp], args, query + q16, row, h.plane);
       }
@@ -173,10 +205,10 @@ DC_UNROLL
     }
   }
   const float factor[2] = {args.factor, args.factor}, one[2] = {1, 1};
-  T *to = whole(static_cast<T *>(args.dqkv), args, stride) + row * stride +
+  T *to = whole(static_cast<T *>(args.dqkv), args, stride) + row * stride + part * D +
           (h.k - whole(static_cast<const T *>(args.qkv), args, stride));
-  store_own<DTYPE, D>(to, stride, left_rows, args.d, dk, factor);
-  store_own<DTYPE, D>(to + hidden, stride, left_rows, args.d, dv, one);
+  store_own<DTYPE, D>(to, stride, left_rows, args.d - part * D, dk, factor);
+  store_own<DTYPE, D>(to + hidden, stride, left_rows, args.d - part * D, dv, one);
 }
 
 } // namespace

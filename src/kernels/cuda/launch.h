@@ -14,7 +14,7 @@ void dc__cuda_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const 
 void dc__cuda_reduce(dc_stream *stream, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
                      int32_t src_dtype, int64_t count, bool mean, bool accumulate);
 
-/* launch_attention.c: heads of at most DC__CUDA_ATTENTION_MOST_HEAD features, and batch * heads * (longest / 64 + 1)
+/* launch_attention.c: batch * heads * (longest / 64 + 1)
  * below 2^31. */
 void dc__cuda_attention_forward(dc_stream *stream, const dc__cuda_attention_args *args, int32_t dtype);
 void dc__cuda_attention_backward(dc_stream *stream, const dc__cuda_attention_args *args, int32_t dtype);

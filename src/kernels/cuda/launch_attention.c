@@ -6,13 +6,16 @@
 /* `first`: the pass for float32 and narrow heads; the others follow by type, then by width. */
 static void launch(dc_stream *stream, const dc__cuda_attention_args *args, int32_t dtype, int32_t first) {
   const int32_t type = dtype == DC_FLOAT32 ? 0 : dtype == DC_FLOAT16 ? 1 : 2;
-  const int32_t width = args->d <= 64 ? 0 : 1;
+  const int32_t width = args->d <= 64 ? 0 : args->d <= DC__CUDA_ATTENTION_WIDE ? 1 : 2;
+  const int32_t part = type == 0 ? DC__CUDA_ATTENTION_PART_OF_FLOATS : DC__CUDA_ATTENTION_PART_OF_HALVES;
   const int64_t rows = (args->longest + DC__CUDA_ATTENTION_ROWS - 1) / DC__CUDA_ATTENTION_ROWS;
-  stream->device->ops->stream_launch(stream, &(dc__launch){.kernel = first + 2 * type + width,
-                                                           .blocks = (uint32_t)(args->batch * args->heads * rows),
-                                                           .threads = DC__CUDA_ATTENTION_THREADS,
-                                                           .args = args,
-                                                           .bytes = sizeof *args});
+  stream->device->ops->stream_launch(stream,
+                                     &(dc__launch){.kernel = first + 3 * type + width,
+                                                   .blocks = (uint32_t)(args->batch * args->heads * rows),
+                                                   .blocks_y = (uint32_t)(width < 2 ? 1 : (args->d + part - 1) / part),
+                                                   .threads = DC__CUDA_ATTENTION_THREADS,
+                                                   .args = args,
+                                                   .bytes = sizeof *args});
 }
 
 void dc__cuda_attention_forward(dc_stream *stream, const dc__cuda_attention_args *args, int32_t dtype) {

@@ -2,10 +2,10 @@
 #ifndef DC_KERNELS_CUDA_LIST_H
 #define DC_KERNELS_CUDA_LIST_H
 
-#define DC__CUDA_FAMILIES(FAMILY)                                                                                    \
-  FAMILY(elementwise)                                                                                                \
-  FAMILY(update) FAMILY(attention) FAMILY(attention_back) FAMILY(rows) FAMILY(matrix) FAMILY(nearest) FAMILY(sample) \
-      FAMILY(embedding)
+#define DC__CUDA_FAMILIES(FAMILY) \
+  FAMILY(elementwise)             \
+  FAMILY(update)                  \
+  FAMILY(attention) FAMILY(attention_back) FAMILY(rows) FAMILY(matrix) FAMILY(nearest) FAMILY(sample) FAMILY(embedding)
 
 #define DC__CUDA_elementwise(X)                      \
   X(DC__KERNEL_CAST, dc__cast_kernel, 0)             \
@@ -19,13 +19,16 @@
   X(DC__KERNEL_BELOW, dc__below_kernel, 0)
 
 /* A pass for all types and widths of a head; its first number is PASS_float32_64. */
-#define DC__CUDA_ATTENTION(X, PASS, pass)                      \
-  X(PASS##_float32_64, dc__attention_##pass##_float32_64, 0)   \
-  X(PASS##_float32_128, dc__attention_##pass##_float32_128, 0) \
-  X(PASS##_float16_64, dc__attention_##pass##_float16_64, 0)   \
-  X(PASS##_float16_128, dc__attention_##pass##_float16_128, 0) \
-  X(PASS##_bfloat16_64, dc__attention_##pass##_bfloat16_64, 0) \
-  X(PASS##_bfloat16_128, dc__attention_##pass##_bfloat16_128, 0)
+#define DC__CUDA_ATTENTION(X, PASS, pass)                        \
+  X(PASS##_float32_64, dc__attention_##pass##_float32_64, 0)     \
+  X(PASS##_float32_128, dc__attention_##pass##_float32_128, 0)   \
+  X(PASS##_float32_wide, dc__attention_##pass##_float32_wide, 0) \
+  X(PASS##_float16_64, dc__attention_##pass##_float16_64, 0)     \
+  X(PASS##_float16_128, dc__attention_##pass##_float16_128, 0)   \
+  X(PASS##_float16_wide, dc__attention_##pass##_float16_wide, 0) \
+  X(PASS##_bfloat16_64, dc__attention_##pass##_bfloat16_64, 0)   \
+  X(PASS##_bfloat16_128, dc__attention_##pass##_bfloat16_128, 0) \
+  X(PASS##_bfloat16_wide, dc__attention_##pass##_bfloat16_wide, 0)
 #define DC__CUDA_attention(X) DC__CUDA_ATTENTION(X, DC__KERNEL_ATTENTION, forward)
 #define DC__CUDA_attention_back(X)                                  \
   DC__CUDA_ATTENTION(X, DC__KERNEL_ATTENTION_QUERIES, back_queries) \
