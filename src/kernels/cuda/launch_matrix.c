@@ -80,10 +80,11 @@ void dc__cuda_damp(dc_stream *stream, const dc__cuda_damp_args *args) {
 static void launch_nearest(dc_stream *stream, int32_t kernel, int64_t count, int32_t chunks,
                            const dc__cuda_nearest_args *args) {
   const int64_t blocks = (count + DC__CUDA_MATRIX_THREADS - 1) / DC__CUDA_MATRIX_THREADS;
+  const int64_t threads = (count + WARP - 1) / WARP * WARP;
   const dc__launch one = {.kernel = kernel,
                           .blocks = (uint32_t)(blocks < DC__CUDA_NEAREST_BLOCKS ? blocks : DC__CUDA_NEAREST_BLOCKS),
                           .blocks_y = (uint32_t)chunks,
-                          .threads = DC__CUDA_MATRIX_THREADS,
+                          .threads = threads < DC__CUDA_MATRIX_THREADS ? (uint32_t)threads : DC__CUDA_MATRIX_THREADS,
                           .args = args,
                           .bytes = sizeof *args};
   stream->device->ops->stream_launch(stream, &one);

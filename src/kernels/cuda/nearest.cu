@@ -38,7 +38,7 @@ DC_DEVICE double sum_of_block(double x, double (&sums)[THREADS / DC_WARP]) {
   }
   dc_sync();
   double all = 0;
-  for (int w = 0; w < THREADS / DC_WARP; w++) {
+  for (uint32_t w = 0; w < dc_threads() / DC_WARP; w++) {
     all += sums[w];
   }
   return all;
