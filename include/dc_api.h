@@ -1501,8 +1501,7 @@ DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double p
  *  rank_rtol and DC_NEGATIVE_FLOOR cannot be combined with tolerance. Source: Gupta, Koren and Singer 2018 (arXiv
  *  1802.09568) for the use; Higham, Functions of Matrices, theorem 3.11, for the expansion.
  *  Returns what dc_matrix_power does. DC_OK; DC_E_INVALID (root; tolerance without a basis), DC_E_DTYPE (basis is not
- *  of options.precision). CPU and CUDA, where there is no first-order root yet: every matrix is decomposed. [handle] Since
- *  0.1. */
+ *  of options.precision). CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_matrix_inverse_root(dc_linalg *linalg, const dc_tensor *a, int32_t root,
                                         const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
                                         dc_spectral_info *info, size_t info_size);

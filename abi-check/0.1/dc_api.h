@@ -313,7 +313,8 @@ DC_API dc_status dc_event_record(dc_event *event, dc_stream *stream);
 DC_API dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns);
 /** Stores whether the event's latest mark has passed.
  *  passed  set to 1 or 0
- *  Returns DC_OK; DC_E_INVALID. [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID; DC_E_DEVICE (the device failed before the mark passed, which it may still do). [any]
+ *  Since 0.1. */
 DC_API dc_status dc_event_query(dc_event *event, int32_t *passed);
 
 /** One more reference to a buffer. Returns its argument.
@@ -1500,8 +1501,7 @@ DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double p
  *  rank_rtol and DC_NEGATIVE_FLOOR cannot be combined with tolerance. Source: Gupta, Koren and Singer 2018 (arXiv
  *  1802.09568) for the use; Higham, Functions of Matrices, theorem 3.11, for the expansion.
  *  Returns what dc_matrix_power does. DC_OK; DC_E_INVALID (root; tolerance without a basis), DC_E_DTYPE (basis is not
- *  of options.precision). CPU and CUDA, where there is no first-order root yet: every matrix is decomposed. [handle] Since
- *  0.1. */
+ *  of options.precision). CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_matrix_inverse_root(dc_linalg *linalg, const dc_tensor *a, int32_t root,
                                         const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
                                         dc_spectral_info *info, size_t info_size);
@@ -1608,7 +1608,8 @@ DC_API dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, co
  *  x      [m * p, n * q], any strides; float32 or float64
  *  a, b   outputs, [m, n] and [p, q]: their shapes say how x is cut; both get the same norm
  *  residual  |x - kron(a, b)| / |x|; 0 for x = 0; may be NULL
- *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NOT_FINITE, DC_E_NOT_CONVERGED. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NOT_FINITE, DC_E_NOT_CONVERGED, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL.
+ *  CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tensor *a, dc_tensor *b, double *residual);
 
 /* ---- products of matrices ---- */

@@ -72,14 +72,10 @@ static int32_t computing_type(const dc__spectral *r, int64_t index) {
   return dc__computing_type(r, trace);
 }
 
-static bool wants_warm(const dc__spectral *r) {
-  return r->op == DC__SPECTRAL_ROOT && r->basis.data != NULL && r->options.tolerance > 0;
-}
-
 /* In the type that is computed in, or for the way to tridiagonal form in float64. */
 static bool load(const batch *b, int64_t index, dc__task *t) {
   const dc__spectral *r = b->job.r;
-  bool typed = r->op == DC__SPECTRAL_NEWTON || r->op == DC__SPECTRAL_BASIS || wants_warm(r);
+  bool typed = r->op == DC__SPECTRAL_NEWTON || r->op == DC__SPECTRAL_BASIS || dc__wants_warm(r);
   t->dtype = typed ? computing_type(r, index) : DC_FLOAT64;
   return dc__symmetric_load(&b->job, index, t);
 }
@@ -110,7 +106,7 @@ static void whole(void *arg, int64_t index, void *scratch) {
     dc__newton_here(&b->job, index, t, scratch);
   } else if (loaded && b->job.r->op == DC__SPECTRAL_BASIS) {
     dc__basis_step(&b->job, index, t, scratch);
-  } else if (loaded && !(wants_warm(b->job.r) && dc__warm(&b->job, index, t, scratch))) {
+  } else if (loaded && !(dc__wants_warm(b->job.r) && dc__warm(&b->job, index, t, scratch))) {
     solve(b, index, scratch);
     finish(b, index, scratch);
   }
@@ -146,7 +142,7 @@ static void few(batch *b, int64_t count) {
     }
     return;
   }
-  for (int64_t i = 0; i < count && wants_warm(b->job.r); i++) {
+  for (int64_t i = 0; i < count && dc__wants_warm(b->job.r); i++) {
     if (b->job.tasks[i].status == DC_OK) {
       (void)dc__warm(&b->job, i, &b->job.tasks[i], NULL);
     }

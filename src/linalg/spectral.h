@@ -84,6 +84,14 @@ bool dc__finish(const dc__job *job, int64_t index, dc__task *t, void *scratch);
 
 /* warm.c: the root from the caller's basis, stored; false: not near enough, and s is as it was. */
 bool dc__warm(const dc__job *job, int64_t index, dc__task *t, void *scratch);
+static inline bool dc__wants_warm(const dc__spectral *r) {
+  return r->op == DC__SPECTRAL_ROOT && r->basis.data != NULL && r->options.tolerance > 0;
+}
+/* n times DC__PROBES numbers v that look random and are the same in every run; how far Q^T Q v may be from them. */
+void dc__warm_noise(void *v, int32_t dtype, int64_t n);
+double dc__warm_limit(int32_t dtype);
+/* In which type what is left is computed, once the basis is near enough. */
+int32_t dc__warm_finishing_type(const dc__spectral *r, int32_t dtype);
 
 /* basis.c: eigenvectors from the caller's basis, stored, with their order; a status where something is not finite. */
 void dc__basis_step(const dc__job *job, int64_t index, dc__task *t, void *scratch);

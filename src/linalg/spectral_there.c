@@ -4,29 +4,14 @@
 #include <math.h>
 #include <string.h>
 
-#include "linalg/spectral.h"
-#include "linalg/there.h"
-
-/* A flight under way. Neighbours that are decomposed in one type go together. */
-typedef struct spectral {
-  dc__job job;
-  dc__flight flight;
-  dc__task tasks[DC__CUDA_FLIGHT];
-  dc__eigen eigen;  /* with what the solver may use */
-  void *s, *result; /* of the device: [most, n, n], */
-  void *values;     /* [most, n], */
-  double *factors;  /* the same, */
-  int32_t *found;   /* [most] */
-  double *numbers;  /* here: [most, n] */
-  int32_t *said;    /* what was found */
-} spectral;
+#include "linalg/spectral_there.h"
 
 enum { PLACE = 256 }; /* arrays lie at multiples of it */
 
 /* ---- in ---- */
 
 /* In which type each matrix is decomposed, where it can be. */
-static void look(spectral *w) {
+static void look(dc__decomposing *w) {
   dc__flight *f = &w->flight;
   const dc__cuda_matrices a = dc__flight_part(f, &w->job.r->a);
   dc__flight_measure(f, &a, true);
@@ -35,7 +20,7 @@ static void look(spectral *w) {
   dc__symmetric_seen(f, &w->job, w->s, w->tasks);
   for (int32_t i = 0; i < f->count; i++) {
     w->tasks[i].dtype = dc__computing_type(w->job.r, f->seen[i].fold);
-    w->tasks[i].values = w->numbers + (w->flight.most + i) * w->job.n;
+    w->tasks[i].values = w->eigenvalues + i * w->job.n;
   }
 }
 
@@ -44,7 +29,7 @@ static bool waits(const dc__task *t) {
 }
 
 /* The number of the first matrices that wait for a decomposition of one type, from *begin on. */
-static int32_t together(const spectral *w, int32_t *begin) {
+static int32_t together(const dc__decomposing *w, int32_t *begin) {
   const int32_t count = w->flight.count;
   while (*begin < count && !waits(&w->tasks[*begin])) {
     (*begin)++;
@@ -68,7 +53,7 @@ static uint32_t solved(const dc__flight *f, const dc__task *tasks) {
 }
 
 /* The rows of s into the columns of the caller's matrices. */
-static void give_vectors(const spectral *w, const dc__flight *f, int32_t dtype, uint32_t mask, const dc__mat *to,
+static void give_vectors(const dc__decomposing *w, const dc__flight *f, int32_t dtype, uint32_t mask, const dc__mat *to,
                          bool descending) {
   const int64_t n = w->job.n;
   dc__cuda_load_args args = {
@@ -82,7 +67,7 @@ static void give_vectors(const spectral *w, const dc__flight *f, int32_t dtype, 
   dc__cuda_load(f->stream, &args);
 }
 
-static void give_eigh(const spectral *w, const dc__flight *f, int32_t dtype, dc__task *tasks) {
+static void give_eigh(const dc__decomposing *w, const dc__flight *f, int32_t dtype, dc__task *tasks) {
   const dc__spectral *r = w->job.r;
   const int64_t n = w->job.n;
   const bool descending = r->options.descending == 1;
@@ -105,7 +90,7 @@ static void give_eigh(const spectral *w, const dc__flight *f, int32_t dtype, dc_
 }
 
 /* As finish_power() of power.c: V diag(f) V^T = Y^T Y, with rows of Y = sqrt(f) times the eigenvectors. */
-static void give_power(const spectral *w, dc__flight *f, int32_t dtype, dc__task *tasks) {
+static void give_power(const dc__decomposing *w, dc__flight *f, int32_t dtype, dc__task *tasks) {
   const dc__spectral *r = w->job.r;
   const int64_t n = w->job.n;
   const dc__cuda_scale_args scale = {w->s, w->factors, n, n, f->count, dtype == DC_FLOAT64};
@@ -133,7 +118,7 @@ static void give_power(const spectral *w, dc__flight *f, int32_t dtype, dc__task
 /* ---- between ---- */
 
 /* What the solver says of a matrix. One that failed in float32 waits for another time. */
-static void judge(const spectral *w, int32_t dtype, int32_t i, dc__task *t) {
+static void judge(const dc__decomposing *w, int32_t dtype, int32_t i, dc__task *t) {
   const int64_t n = w->job.n;
   bool good = w->said[i] == 0;
   for (int64_t j = 0; j < n; j++) {
@@ -153,7 +138,7 @@ static void judge(const spectral *w, int32_t dtype, int32_t i, dc__task *t) {
 }
 
 /* Matrices that go together, from the caller's memory and back to it. */
-static dc_status decompose(spectral *w, dc__flight *f, dc__task *tasks) {
+static dc_status decompose(dc__decomposing *w, dc__flight *f, dc__task *tasks) {
   const int32_t dtype = tasks[0].dtype;
   const size_t bytes = (size_t)(f->count * w->job.n) * dc_dtype_size(dtype);
   dc__failure failure = {.status = DC_OK};
@@ -180,14 +165,19 @@ static dc_status decompose(spectral *w, dc__flight *f, dc__task *tasks) {
   return dc__linalg_done(f->l);
 }
 
-static dc_status run(spectral *w) {
+static dc_status run(dc__decomposing *w) {
   const dc__spectral *r = w->job.r;
   dc__task failed = {.status = DC_OK};
   int64_t at = 0;
   for (int64_t first = 0; dc__flight_next(&w->flight, first, r->a.batch); first += w->flight.count) {
     int32_t begin = 0;
     look(w);
-    for (int32_t count = together(w, &begin); count > 0; count = together(w, &begin)) {
+    for (int32_t count; dc__wants_warm(r) && (count = together(w, &begin)) > 0; begin += count) {
+      dc__flight some = dc__flight_some(&w->flight, begin, count);
+      DC__TRY(dc__warm_there(w, &some, w->tasks + begin));
+    }
+    begin = 0; /* those that are to be repeated stay where they are */
+    for (int32_t count; (count = together(w, &begin)) > 0;) {
       dc__flight some = dc__flight_some(&w->flight, begin, count);
       DC__TRY(decompose(w, &some, w->tasks + begin));
     }
@@ -199,11 +189,18 @@ static dc_status run(spectral *w) {
 /* ---- memory ---- */
 
 /* A flight's arrays on the device: how many bytes of each are a matrix's. In the order of place(). */
-enum { ARRAYS = 5 };
+enum { ARRAYS = 8, NORMS = DC__WARM_STEPS * DC__PROBES };
 
-static size_t array_bytes(int64_t n, size_t arrays[ARRAYS]) {
-  const size_t row = (size_t)n * sizeof(double);
-  const size_t wanted[ARRAYS] = {(size_t)n * row, (size_t)n * row, row, row, sizeof(int32_t)};
+static size_t array_bytes(int64_t n, bool warm, size_t arrays[ARRAYS]) {
+  const size_t row = (size_t)n * sizeof(double), square = (size_t)n * row;
+  const size_t wanted[ARRAYS] = {square,
+                                 square,
+                                 row,
+                                 row,
+                                 sizeof(int32_t),
+                                 warm ? square : 0,
+                                 warm ? NORMS * row : 0,
+                                 warm ? NORMS * sizeof(double) : 0};
   size_t total = 0;
   for (int32_t i = 0; i < ARRAYS; i++) {
     arrays[i] = (wanted[i] + PLACE - 1) / PLACE * PLACE;
@@ -213,7 +210,7 @@ static size_t array_bytes(int64_t n, size_t arrays[ARRAYS]) {
 }
 
 /* The most that the solver wants in either type. */
-static dc_status ask(spectral *w) {
+static dc_status ask(dc__decomposing *w) {
   dc_device *device = w->job.l->device;
   dc__eigen narrow = w->eigen;
   narrow.dtype = DC_FLOAT32;
@@ -229,15 +226,40 @@ static dc_status ask(spectral *w) {
   return DC_OK;
 }
 
+static dc_status open_here(dc__decomposing *w, bool warm, void **host) {
+  const int64_t most = w->flight.most, n = w->job.n;
+  size_t bytes = 0, offset = 0;
+  (void)(dc__linalg_add(&bytes, (int64_t)w->eigen.host_bytes, 1) &&
+         dc__linalg_add(&bytes, most * (n > NORMS ? n : NORMS), sizeof(double)) &&
+         dc__linalg_add(&bytes, most * n, sizeof(double)) && dc__linalg_add(&bytes, most, sizeof(int32_t)) &&
+         dc__linalg_add(&bytes, warm ? n * DC__PROBES : 0, sizeof(double)));
+  *host = dc__calloc(1, bytes + 1);
+  if (*host == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  w->eigen.host = dc__linalg_part(*host, &offset, (int64_t)w->eigen.host_bytes, 1);
+  w->numbers = dc__linalg_part(*host, &offset, most * (n > NORMS ? n : NORMS), sizeof(double));
+  w->eigenvalues = dc__linalg_part(*host, &offset, most * n, sizeof(double));
+  w->said = dc__linalg_part(*host, &offset, most, sizeof(int32_t));
+  w->noise = dc__linalg_part(*host, &offset, warm ? n * DC__PROBES : 0, sizeof(double));
+  if (warm) {
+    dc__warm_noise(w->noise, w->job.r->basis.dtype, n);
+  }
+  return DC_OK;
+}
+
 /* Memory of the device for the solver and the arrays, and of the host, which is the caller's to free. */
-static dc_status open(spectral *w, int64_t batch, void **host) {
+static dc_status open(dc__decomposing *w, int64_t batch, void **host) {
   size_t arrays[ARRAYS];
-  const size_t bytes = array_bytes(w->job.n, arrays);
+  const bool warm = dc__wants_warm(w->job.r);
+  const size_t bytes = array_bytes(w->job.n, warm, arrays);
   w->eigen.count = dc__flight_most(batch, bytes);
   DC__TRY(ask(w));
   DC__TRY(dc__flight_open(&w->flight, w->job.l, w->job.r->fn, batch, w->job.n, bytes, w->eigen.workspace_bytes));
   const size_t most = (size_t)w->flight.most;
-  void **const to[ARRAYS] = {&w->s, &w->result, &w->values, (void **)&w->factors, (void **)&w->found};
+  void **const to[ARRAYS] = {
+      &w->s,      &w->result,          &w->values,        (void **)&w->factors, (void **)&w->found,
+      &w->turned, (void **)&w->probes, (void **)&w->norms};
   char *at = w->flight.squares;
   for (int32_t i = 0; i < ARRAYS; i++) {
     *to[i] = at;
@@ -247,19 +269,13 @@ static dc_status open(spectral *w, int64_t batch, void **host) {
   w->eigen.a = w->s;
   w->eigen.values = w->values;
   w->eigen.found = w->found;
-  const size_t solvers = (w->eigen.host_bytes + PLACE - 1) / PLACE * PLACE;
-  const size_t numbers = 2 * most * (size_t)w->job.n * sizeof *w->numbers;
-  *host = dc__calloc(1, solvers + numbers + most * sizeof *w->said + 1);
-  w->eigen.host = *host;
-  w->numbers = (double *)(void *)((char *)*host + solvers);
-  w->said = (int32_t *)(void *)((char *)*host + solvers + numbers);
-  return *host != NULL ? DC_OK : DC_E_NO_MEMORY;
+  return open_here(w, warm, host);
 }
 
 dc_status dc__spectral_there(dc_linalg *l, const dc__spectral *r) {
   const int64_t n = r->a.rows;
-  spectral w = {.job = {.l = l, .r = r, .n = n},
-                .eigen = {.n = n, .vectors = r->op != DC__SPECTRAL_EIGH || r->vectors}};
+  dc__decomposing w = {.job = {.l = l, .r = r, .n = n},
+                       .eigen = {.n = n, .vectors = r->op != DC__SPECTRAL_EIGH || r->vectors}};
   void *host = NULL;
   int64_t bytes;
   if (__builtin_mul_overflow(n, n, &bytes) || __builtin_mul_overflow(bytes, 64, &bytes)) {

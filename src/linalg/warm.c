@@ -18,6 +18,16 @@ static double noise(int64_t i) {
   return (double)(int64_t)((x ^ (x >> 32)) & 0xffffffff) / 2147483648.0 - 1;
 }
 
+void dc__warm_noise(void *v, int32_t dtype, int64_t n) {
+  for (int64_t i = 0; i < n * DC__PROBES; i++) {
+    dc__put(v, dtype == DC_FLOAT64, i, noise(i));
+  }
+}
+
+double dc__warm_limit(int32_t dtype) {
+  return dtype == DC_FLOAT64 ? 1e-9 : 1e-3;
+}
+
 static double column_norm(const void *v, bool wide, int64_t n, int64_t column) {
   double sum = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -32,10 +42,8 @@ static bool orthonormal(const dc__job *job, const dc__task *t, const void *q, vo
                         void *scratch) {
   int64_t n = job->n;
   bool wide = t->dtype == DC_FLOAT64;
-  double limit = wide ? 1e-9 : 1e-3;
-  for (int64_t i = 0; i < n * DC__PROBES; i++) {
-    dc__put(v, wide, i, noise(i));
-  }
+  double limit = dc__warm_limit(t->dtype);
+  dc__warm_noise(v, t->dtype, n);
   dc__full_product(job, t->dtype, false, q, v, DC__PROBES, qv, scratch);
   dc__full_product(job, t->dtype, true, q, qv, DC__PROBES, back, scratch);
   for (int64_t i = 0; i < n * DC__PROBES; i++) {
@@ -138,16 +146,15 @@ static void narrow(const double *from, float *to, int64_t count) {
 
 /* float32 for what is left, where the error that is allowed hides its rounding: the root's entries spread over fewer
  * powers of ten than the matrix's. */
-static int32_t finishing_type(const dc__job *job, const dc__task *t) {
-  bool enough =
-      job->r->out.dtype == DC_FLOAT32 && job->r->options.tolerance >= (double)job->n * dc__epsilon(DC_FLOAT32);
-  return enough ? DC_FLOAT32 : t->dtype;
+int32_t dc__warm_finishing_type(const dc__spectral *r, int32_t dtype) {
+  bool enough = r->out.dtype == DC_FLOAT32 && r->options.tolerance >= (double)r->a.rows * dc__epsilon(DC_FLOAT32);
+  return enough ? DC_FLOAT32 : dtype;
 }
 
 /* out = (Q G) (Q G)^T: its lower triangle in p. b has B, and room as p has. */
 static void finish(const dc__job *job, dc__task *t, const void *q, void *p, void *b, double *rows, void *scratch) {
   int64_t n = job->n;
-  int32_t dtype = finishing_type(job, t);
+  int32_t dtype = dc__warm_finishing_type(job->r, t->dtype);
   first_order(job, t, b, dtype, p, rows);
   if (dtype != t->dtype) {
     float *narrowed = (float *)b + n * n; /* the second half of its room */

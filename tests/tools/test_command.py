@@ -136,6 +136,7 @@ def test_info(dc: Run) -> None:
     assert os.path.samefile(info["library"]["path"], Path(libdc.library_dir()) / "libdc.so")
     assert info["library"]["simd"] in SIMD
     assert info["devices"]["cpu"]["found"] and info["communicators"]["processes"]["found"]
+    assert info["devices"]["cpu solver"]["found"] and "cuda solver" not in info["devices"]
     assert not info["devices"]["cuda"]["found"] and "cuda" in info["devices"]["cuda"]["text"]
     assert info["limits"]["open files"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     text = dc("info").stdout

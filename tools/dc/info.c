@@ -90,10 +90,31 @@ static void library(report *r) {
   end_section(r);
 }
 
+/* Where a device's eigendecompositions come from, found by one of a matrix without rows. */
+static void solver(report *r, const char *name, dc_device *d) {
+  char title[32];
+  dc_linalg *linalg = NULL;
+  const int64_t shape[2] = {0, 0};
+  dc_tensor none = DC_TENSOR_INIT;
+  none.dtype = DC_FLOAT64;
+  none.shape = shape;
+  none.ndim = 2;
+  dc_tensor values = none;
+  values.ndim = 1;
+  dc_status status = dc_linalg_create(d, NULL, &linalg);
+  status = status != DC_OK ? status : dc_eigh(linalg, &none, NULL, &values, NULL, NULL, 0);
+  snprintf(title, sizeof title, "%s solver", name);
+  say_found(r, title, status == DC_OK, status == DC_OK ? dc_linalg_solver(linalg) : dc_last_error());
+  dc_linalg_destroy(linalg);
+}
+
 static void device(report *r, const char *name) {
   dc_device *d = NULL;
   dc_status status = dc_device_open(name, NULL, &d);
   say_found(r, name, status == DC_OK, status == DC_OK ? dc_device_name(d) : dc_last_error());
+  if (status == DC_OK) {
+    solver(r, name, d);
+  }
   dc_device_destroy(d);
 }
 

@@ -66,6 +66,14 @@ void dc__cuda_scale(dc_stream *stream, const dc__cuda_scale_args *args) {
   launch(stream, DC__KERNEL_SCALE, args->rows, args->cols, args->count, args, sizeof *args);
 }
 
+void dc__cuda_warm_rest(dc_stream *stream, const dc__cuda_warm_args *args) {
+  launch(stream, DC__KERNEL_WARM_REST, args->n, args->n, args->count, args, sizeof *args);
+}
+
+void dc__cuda_warm_root(dc_stream *stream, const dc__cuda_warm_args *args) {
+  launch(stream, DC__KERNEL_WARM_ROOT, args->n, args->n, args->count, args, sizeof *args);
+}
+
 void dc__cuda_kron(dc_stream *stream, const dc__cuda_kron_args *args) {
   launch(stream, DC__KERNEL_KRON, args->to.rows, args->to.cols, 1, args, sizeof *args);
 }

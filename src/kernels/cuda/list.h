@@ -54,6 +54,8 @@
   X(DC__KERNEL_NEWTON_JUDGE, dc__newton_judge_kernel, 0)       \
   X(DC__KERNEL_NEWTON_KEEP, dc__newton_keep_kernel, 0)         \
   X(DC__KERNEL_SCALE, dc__scale_kernel, 0)                     \
+  X(DC__KERNEL_WARM_REST, dc__warm_rest_kernel, 0)             \
+  X(DC__KERNEL_WARM_ROOT, dc__warm_root_kernel, 0)             \
   X(DC__KERNEL_KRON, dc__kron_kernel, 0)                       \
   X(DC__KERNEL_DAMP, dc__damp_kernel, 0)
 

@@ -85,6 +85,19 @@ typedef struct dc__cuda_scale_args {
   int32_t count, wide;
 } dc__cuda_scale_args;
 
+/* Of B = Q^T A Q, whose lower triangle `from` has, times 2^exponent, to an array of its own, both [count, n, n] and dense:
+ * REST: D^-1/2 E D^-1/2, E what is beside the diagonal and factors [count, n] D^-1/2; ROOT: the lower triangular G of
+ * linalg/warm.c, factors D^(1/root). */
+typedef struct dc__cuda_warm_args {
+  const void *from;
+  void *to;
+  const double *factors;
+  int64_t n;
+  int32_t count, wide, to_wide;
+  int32_t root;
+  double first[DC__CUDA_FLIGHT], second[DC__CUDA_FLIGHT]; /* 2^exponent as a product */
+} dc__cuda_warm_args;
+
 /* to = a kron b. */
 typedef struct dc__cuda_kron_args {
   dc__cuda_matrices a, b, to;
