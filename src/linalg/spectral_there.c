@@ -188,21 +188,16 @@ static dc_status run(dc__decomposing *w) {
 
 /* ---- memory ---- */
 
-/* A flight's arrays on the device: how many bytes of each are a matrix's. In the order of place(). */
-enum { ARRAYS = 8, NORMS = DC__WARM_STEPS * DC__PROBES };
+/* A flight's arrays on the device, in the order of open(): how many bytes of each are a matrix's. */
+enum { ARRAYS = 8, ALWAYS = 5, NORMS = DC__WARM_STEPS * DC__PROBES };
 
 static size_t array_bytes(int64_t n, bool warm, size_t arrays[ARRAYS]) {
   const size_t row = (size_t)n * sizeof(double), square = (size_t)n * row;
-  const size_t wanted[ARRAYS] = {square,
-                                 square,
-                                 row,
-                                 row,
-                                 sizeof(int32_t),
-                                 warm ? square : 0,
-                                 warm ? NORMS * row : 0,
-                                 warm ? NORMS * sizeof(double) : 0};
+  const size_t wanted[ARRAYS] = {square,          square, row,         row,
+                                 sizeof(int32_t), square, NORMS * row, NORMS * sizeof(double)};
   size_t total = 0;
-  for (int32_t i = 0; i < ARRAYS; i++) {
+  memset(arrays, 0, ARRAYS * sizeof *arrays);
+  for (int32_t i = 0; i < (warm ? ARRAYS : ALWAYS); i++) {
     arrays[i] = (wanted[i] + PLACE - 1) / PLACE * PLACE;
     total += arrays[i];
   }
@@ -226,29 +221,31 @@ static dc_status ask(dc__decomposing *w) {
   return DC_OK;
 }
 
+/* What is here; the caller's to free. */
 static dc_status open_here(dc__decomposing *w, bool warm, void **host) {
   const int64_t most = w->flight.most, n = w->job.n;
+  const int64_t row = n > NORMS ? n : NORMS;
   size_t bytes = 0, offset = 0;
-  (void)(dc__linalg_add(&bytes, (int64_t)w->eigen.host_bytes, 1) &&
-         dc__linalg_add(&bytes, most * (n > NORMS ? n : NORMS), sizeof(double)) &&
-         dc__linalg_add(&bytes, most * n, sizeof(double)) && dc__linalg_add(&bytes, most, sizeof(int32_t)) &&
-         dc__linalg_add(&bytes, warm ? n * DC__PROBES : 0, sizeof(double)));
-  *host = dc__calloc(1, bytes + 1);
+  const bool fits = dc__linalg_add(&bytes, (int64_t)w->eigen.host_bytes, 1) &&
+                    dc__linalg_add(&bytes, most * (row + n), sizeof(double)) &&
+                    dc__linalg_add(&bytes, most, sizeof(int32_t)) &&
+                    dc__linalg_add(&bytes, n * DC__PROBES, sizeof(double));
+  *host = fits ? dc__calloc(1, bytes) : NULL;
   if (*host == NULL) {
     return DC_E_NO_MEMORY;
   }
   w->eigen.host = dc__linalg_part(*host, &offset, (int64_t)w->eigen.host_bytes, 1);
-  w->numbers = dc__linalg_part(*host, &offset, most * (n > NORMS ? n : NORMS), sizeof(double));
-  w->eigenvalues = dc__linalg_part(*host, &offset, most * n, sizeof(double));
+  w->numbers = dc__linalg_part(*host, &offset, most * (row + n), sizeof(double));
+  w->eigenvalues = w->numbers + most * row;
   w->said = dc__linalg_part(*host, &offset, most, sizeof(int32_t));
-  w->noise = dc__linalg_part(*host, &offset, warm ? n * DC__PROBES : 0, sizeof(double));
+  w->noise = dc__linalg_part(*host, &offset, n * DC__PROBES, sizeof(double));
   if (warm) {
     dc__warm_noise(w->noise, w->job.r->basis.dtype, n);
   }
   return DC_OK;
 }
 
-/* Memory of the device for the solver and the arrays, and of the host, which is the caller's to free. */
+/* Memory of the device, for the solver and the arrays, and here. */
 static dc_status open(dc__decomposing *w, int64_t batch, void **host) {
   size_t arrays[ARRAYS];
   const bool warm = dc__wants_warm(w->job.r);
@@ -256,14 +253,16 @@ static dc_status open(dc__decomposing *w, int64_t batch, void **host) {
   w->eigen.count = dc__flight_most(batch, bytes);
   DC__TRY(ask(w));
   DC__TRY(dc__flight_open(&w->flight, w->job.l, w->job.r->fn, batch, w->job.n, bytes, w->eigen.workspace_bytes));
-  const size_t most = (size_t)w->flight.most;
+  if (w->flight.most == 0) {
+    return DC_OK;
+  }
   void **const to[ARRAYS] = {
       &w->s,      &w->result,          &w->values,        (void **)&w->factors, (void **)&w->found,
       &w->turned, (void **)&w->probes, (void **)&w->norms};
   char *at = w->flight.squares;
   for (int32_t i = 0; i < ARRAYS; i++) {
     *to[i] = at;
-    at += most * arrays[i];
+    at += (size_t)w->flight.most * arrays[i];
   }
   w->eigen.workspace = at;
   w->eigen.a = w->s;

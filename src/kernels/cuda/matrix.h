@@ -85,9 +85,9 @@ typedef struct dc__cuda_scale_args {
   int32_t count, wide;
 } dc__cuda_scale_args;
 
-/* Of B = Q^T A Q, whose lower triangle `from` has, times 2^exponent, to an array of its own, both [count, n, n] and dense:
- * REST: D^-1/2 E D^-1/2, E what is beside the diagonal and factors [count, n] D^-1/2; ROOT: the lower triangular G of
- * linalg/warm.c, factors D^(1/root). */
+/* Of B = Q^T A Q, whose lower triangle `from` has, times 2^exponent, to an array of its own, both [count, n, n] and
+ * dense: REST: D^-1/2 E D^-1/2, E what is beside the diagonal and factors [count, n] D^-1/2; ROOT: the lower triangular
+ * G of linalg/warm.c, factors D^(1/root). */
 typedef struct dc__cuda_warm_args {
   const void *from;
   void *to;
