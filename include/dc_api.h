@@ -1362,7 +1362,7 @@ typedef struct dc_linalg_options {
 DC_API void dc_linalg_options_init(dc_linalg_options *options, size_t struct_size);
 
 /** Makes a handle on a device, which it keeps alive.
- *  On a CUDA device it is for dc_adamw_create(), dc_sgd_create() and what says "CPU and CUDA" below.
+ *  On a CUDA device it is for what says "CPU and CUDA" below, and for all optimizers but K-FAC.
  *  Returns DC_OK; DC_E_INVALID (threads negative or over 1024, plain not 0 or 1), DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
 /** Frees a handle.
@@ -1809,9 +1809,13 @@ DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32
  * 16-bit weights have a float32 copy in the state, which is what steps change; a weight that was changed since the last
  * step counts as it is. A context is not known here: after a step on its shards call dc_params_updated().
  *
- * On a CUDA device, which is AdamW's and SGD's alone, weights, gradients and state are memory of the device, but for the
- * state "step", which is the host's. A step is done when the call returns, and has the bits of the CPU's; what the
- * caller's streams still do to weights and gradients is the caller's to wait for.
+ * On a CUDA device, where all but K-FAC work, weights, gradients and state are memory of the device, but for what counts,
+ * "step" and "failures.B.D", which is the host's. A step is done when the call returns; what the caller's streams still do
+ * to weights and gradients is the caller's to wait for. AdamW's and SGD's steps have the bits of the CPU's. Shampoo's and
+ * SOAP's are the CPU's within rounding, and the same bits for any number of ranks, whose comm must be able to move the
+ * device's memory. There SOAP's bases are the host's work: factors and bases come and go when they are due.
+ * DC_E_UNSUPPORTED: K-FAC; cuBLASLt is missing; in Shampoo's first step cuSOLVER is. A CPU's saved state can be loaded
+ * there, and the other way round.
  *
  * Zero in an option means its default. Where zero itself means something, -1 stands for it, as it says there.
  * Source: each kind names its own. */
@@ -1953,8 +1957,8 @@ DC_API void dc_shampoo_options_init(dc_shampoo_options *options, size_t struct_s
  *  comm       the ranks that have parts of the parameters; NULL = one rank. Copied as by dc_comm_dup()
  *  options    of group 0
  *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
- *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, and what dc_comm_dup returns.
- *  [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, DC_E_UNSUPPORTED (a CUDA device without
+ *  cuBLASLt, or whose memory comm cannot move), and what dc_comm_dup returns. [any] Since 0.1. */
 DC_API dc_status dc_shampoo_create(dc_linalg *linalg, dc_comm *comm, const dc_shampoo_options *options,
                                    dc_optimizer **optimizer);
 /** Sets the options of a group.
@@ -2004,8 +2008,8 @@ DC_API void dc_soap_options_init(dc_soap_options *options, size_t struct_size);
  *  comm       the ranks that have parts of the parameters; NULL = one rank. Copied as by dc_comm_dup()
  *  options    of group 0
  *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
- *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, and what dc_comm_dup returns.
- *  [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, DC_E_UNSUPPORTED as in
+ *  dc_shampoo_create, and what dc_comm_dup returns. [any] Since 0.1. */
 DC_API dc_status dc_soap_create(dc_linalg *linalg, dc_comm *comm, const dc_soap_options *options,
                                 dc_optimizer **optimizer);
 /** Sets the options of a group.

@@ -54,6 +54,43 @@ DC__CONVERT float dc__sgd_weight(float w, float d, float b, const dc__sgd_factor
   return w - f->lr * (f->look == 0.0f ? b : d + f->look * b);
 }
 
+/* What Shampoo does with single elements of a block: its graft's squares v = keep_v v + add_v g^2, the filtered
+ * gradient g = whole_m m of m = keep_m m + add_m g, the graft's direction g / (sqrt(whole_v v) + eps), and momentum. */
+typedef struct dc__graft_factors {
+  float keep_v, add_v, whole_v, eps;
+  float keep_m, add_m, whole_m;
+  float momentum;
+  int32_t nesterov;
+} dc__graft_factors;
+
+DC__CONVERT float dc__graft_square(float v, float g, const dc__graft_factors *f) {
+  return f->keep_v * v + f->add_v * (g * g);
+}
+DC__CONVERT float dc__graft_mean(float m, float g, const dc__graft_factors *f) {
+  return f->keep_m * m + f->add_m * g;
+}
+DC__CONVERT float dc__graft_direction(float g, float v, const dc__graft_factors *f) {
+  return g / (DC__SQRT(f->whole_v * v) + f->eps);
+}
+DC__CONVERT float dc__graft_momentum(float b, float u, const dc__graft_factors *f) {
+  return f->momentum * b + u;
+}
+DC__CONVERT float dc__graft_step(float b, float u, const dc__graft_factors *f) {
+  return f->nesterov ? u + f->momentum * b : b;
+}
+
+/* The way into blocks and back: x = g + add w; w = keep w + add x. */
+typedef struct dc__part_factors {
+  float keep, add;
+} dc__part_factors;
+
+DC__CONVERT float dc__part_of_gradient(float g, float w, const dc__part_factors *f) {
+  return f->add != 0.0f ? g + f->add * w : g;
+}
+DC__CONVERT float dc__part_to_weight(float w, float x, const dc__part_factors *f) {
+  return f->keep * w + f->add * x;
+}
+
 /* What of an element says how large it is: all ones for NaN and infinity; below 2^exponent where it is below the
  * second. */
 DC__CONVERT uint32_t dc__size_bits(float x) {
@@ -73,17 +110,19 @@ typedef struct dc__update_span {
   void *weight;
   const void *grad;
   float *master;   /* NULL: float32 weights */
-  float *state[3]; /* AdamW: m, v, the largest v or NULL; SGD: b or NULL */
+  float *state[3]; /* AdamW: m, v, the largest v or NULL; SGD: b or NULL; TAKE: set; GIVE: read */
   int64_t count;
   int64_t index; /* of the parameter */
   int32_t dtype, grad_dtype;
   union {
     dc__adamw_factors adamw;
     dc__sgd_factors sgd;
+    dc__part_factors part;
   } factors;
 } dc__update_span;
 
-enum dc__update_kind { DC__UPDATE_ADAMW, DC__UPDATE_SGD, DC__UPDATE_BELOW };
+/* TAKE: of the gradient, and GIVE: to the weight, by way of blocks. */
+enum dc__update_kind { DC__UPDATE_ADAMW, DC__UPDATE_SGD, DC__UPDATE_BELOW, DC__UPDATE_TAKE, DC__UPDATE_GIVE };
 enum { DC__UPDATE_SPANS = 8 };
 
 typedef struct dc__update_batch {

@@ -285,7 +285,26 @@ static void one_of(void *arg, int64_t index, void *scratch) {
   dc__spectral_write_info(r, b.job.tasks, 0);
 }
 
+/* One after the other. That a matrix could not be computed for want of memory is its own failure too: the others need
+ * not wait for it. */
+static dc_status each_there(dc_linalg *l, const dc__spectral *requests, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    dc_spectral_info *info = requests[i].info;
+    const dc_status status = dc__spectral_run(l, &requests[i]);
+    if (l->query) {
+      DC__TRY(status);
+    } else {
+      DC__TRY(dc__device_check(l->device));
+      info->status = status;
+    }
+  }
+  return DC_OK;
+}
+
 dc_status dc__spectral_each(dc_linalg *l, const dc__spectral *requests, int64_t count) {
+  if (dc__linalg_is_there(l)) {
+    return each_there(l, requests, count);
+  }
   mixture m = {.l = l, .requests = requests};
   size_t bytes = 0;
   size_t most = 0;

@@ -1,7 +1,7 @@
 /* A step over blocks, in phases: gradients go to the owners of blocks; there each block does what its kind does before
  * and after what is due is refreshed; and directions go to every rank's part of the weights. In each phase blocks run
  * side by side, each on one thread; a block that is more than a thread's share of all the work is cut up over the
- * threads instead. */
+ * threads instead. On a device with memory of its own one follows the other. */
 #include <stdatomic.h>
 
 #include "optim/blocked.h"
@@ -17,6 +17,7 @@ static void unsettle(dc__blocked *self) {
   dc__free(self->by_size);
   dc__free(self->orders);
   dc__free(self->requests);
+  dc__bases_close(&self->bases);
   self->exchange = NULL;
   self->flows = NULL;
   self->now = NULL;
@@ -98,21 +99,45 @@ static void begin(dc__blocked *self) {
   }
 }
 
+/* Memory of what blocks run in: slots, or the one place on a device, where sums or orders are of rows. */
+static bool plan_places(dc__blocked *self) {
+  const dc_linalg *l = self->head.linalg;
+  self->most_elements = 0;
+  self->most_rows = 0;
+  for (int64_t i = 0; i < self->block_count; i++) {
+    const dc__block *b = &self->blocks[i];
+    self->most_elements = b->count > self->most_elements ? b->count : self->most_elements;
+    for (int32_t d = 0; d < b->order; d++) {
+      const bool counts = dc__block_rules_of(&self->head)->sorts ? b->sides[d].factor != NULL : d == 0;
+      self->most_rows = counts && b->sides[d].n > self->most_rows ? b->sides[d].n : self->most_rows;
+    }
+  }
+  self->slots_bytes = 0;
+  return dc__optim_is_there(&self->head)
+             ? dc__block_there_add(&self->slots_bytes, l, self->most_elements, self->most_rows)
+             : dc__slots_plan(&self->slots, l, self->block_count, 2 * (size_t)self->most_elements * sizeof(float),
+                              &self->slots_bytes);
+}
+
+/* Whether eigenvectors come from the host though the factors lie on a device. */
+static bool are_bases_here(const dc__blocked *self) {
+  return dc__block_rules_of(&self->head)->sorts && dc__optim_is_there(&self->head);
+}
+
 /* The handle's scratch memory grows now to what any step may want. */
 static dc_status reserve(dc__blocked *self, const char *fn) {
   dc_linalg *l = self->head.linalg;
-  int64_t most = 0;
   void *memory;
-  for (int64_t i = 0; i < self->block_count; i++) {
-    most = self->blocks[i].count > most ? self->blocks[i].count : most;
+  if (!plan_places(self)) {
+    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold a block of %" PRId64 " elements", fn, self->most_elements);
   }
-  self->slots_bytes = 0;
-  if (!dc__slots_plan(&self->slots, l, self->block_count, 2 * (size_t)most * sizeof(float), &self->slots_bytes)) {
-    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold a block of %" PRId64 " elements", fn, most);
+  const int64_t count = list_requests(self, fn, true);
+  if (are_bases_here(self)) {
+    DC__TRY(dc__bases_open(&self->bases, l, fn, self->requests, count));
   }
   l->query = true;
   l->most = 0;
-  dc_status status = dc__spectral_each(l, self->requests, list_requests(self, fn, true));
+  dc_status status = are_bases_here(self) ? DC_OK : dc__spectral_each(l, self->requests, count);
   (void)dc__linalg_scratch(l, fn, self->slots_bytes, &memory);
   l->query = false;
   return status == DC_OK ? dc__linalg_scratch(l, fn, l->most, &memory) : status;
@@ -173,7 +198,7 @@ static dc_status settle(dc__blocked *self, const char *fn) {
 
 /* ---- phases ---- */
 
-typedef void (*block_fn)(const dc__block *b, const dc__block_step *s, const dc__block_place *place);
+typedef void (*block_fn)(const dc__block *b, const dc__block_step *s, dc__block_place *place);
 
 typedef struct phase {
   dc__blocked *self;
@@ -187,7 +212,8 @@ static void run_block(const phase *p, int64_t index, dc__pool *pool, void *scrat
     return;
   }
   int64_t slot = dc__slots_take(&self->slots);
-  const dc__block_place place = {pool, scratch, dc__slots_memory(&self->slots, slot)};
+  dc__block_place place = {.work = &dc__block_here, .pool = pool, .scratch = scratch};
+  place.temp = dc__slots_memory(&self->slots, slot);
   p->fn(b, &self->now[b->param], &place);
   dc__slots_give(&self->slots, slot);
 }
@@ -197,12 +223,26 @@ static void run_small(void *arg, int64_t index, void *scratch) {
   run_block(p, p->self->large + index, NULL, scratch);
 }
 
+static void queue_blocks(dc__blocked *self, void *memory, block_fn work) {
+  dc__block_place place = dc__block_there_place(self->head.linalg, memory, self->most_elements, self->most_rows);
+  for (int64_t i = 0; i < self->block_count; i++) {
+    const dc__block *b = &self->blocks[i];
+    if (!self->skip[b->param]) {
+      work(b, &self->now[b->param], &place);
+    }
+  }
+}
+
 static dc_status each_block(dc__blocked *self, const char *fn, block_fn work) {
   phase p = {self, work};
   dc_linalg *l = self->head.linalg;
   void *memory;
   size_t offset = 0;
   DC__TRY(dc__linalg_scratch(l, fn, self->slots_bytes, &memory));
+  if (dc__optim_is_there(&self->head)) {
+    queue_blocks(self, memory, work);
+    return DC_OK;
+  }
   dc__slots_place(&self->slots, memory, &offset);
   for (int64_t i = 0; i < self->large; i++) {
     run_block(&p, i, l->pool, NULL);
@@ -215,7 +255,10 @@ static dc_status each_block(dc__blocked *self, const char *fn, block_fn work) {
 static dc_status refresh(dc__blocked *self, const char *fn) {
   dc_optimizer_stats *stats = &self->head.stats;
   int64_t started = dc__now_ns();
-  DC__TRY(dc__spectral_each(self->head.linalg, self->requests, list_requests(self, fn, false)));
+  dc_linalg *l = self->head.linalg;
+  const int64_t count = list_requests(self, fn, false);
+  DC__TRY(are_bases_here(self) ? dc__bases_run(&self->bases, l, self->requests, count)
+                               : dc__spectral_each(l, self->requests, count));
   for (int64_t i = 0; i < self->side_count; i++) {
     const dc__side_of *at = &self->by_size[i];
     if (self->now[at->block->param].due && !self->skip[at->block->param]) {
@@ -232,18 +275,28 @@ static dc_status refresh(dc__blocked *self, const char *fn) {
 
 /* ---- weights ---- */
 
+/* What takes a part of the gradient, or gives the direction to the weight. */
 typedef struct part_job {
-  float *in;
-  const float *out;
-  float keep, add; /* of the weight */
+  float *part;
+  dc__part_factors factors;
 } part_job;
+
+static void run_part(dc__blocked *self, const dc__optim_param *p, int32_t kind, dc__optim_tile_fn fn, part_job *job) {
+  if (dc__optim_is_there(&self->head)) {
+    const dc__update_span span = {.state = {job->part}, .factors = {.part = job->factors}};
+    dc__optim_param_there(&self->head, kind, p, span);
+  } else {
+    dc__optim_param_tiles(&self->head, p, fn, job);
+  }
+}
 
 static void fill_tile(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
   (void)o;
   const part_job *job = arg;
-  float *to = job->in + tile->from;
+  const dc__part_factors f = job->factors;
+  float *to = job->part + tile->from;
   for (int64_t i = 0; i < tile->count; i++) {
-    to[i] = job->add != 0 ? tile->grad[i] + job->add * tile->weight[i] : tile->grad[i];
+    to[i] = dc__part_of_gradient(tile->grad[i], tile->weight[i], &f);
   }
 }
 
@@ -251,16 +304,17 @@ static void fill(void *user, int64_t flow, float *part) {
   dc__blocked *self = user;
   const dc__optim_param *p = &self->head.params[flow];
   const dc__block_options options = dc__block_options_of(&self->head, p);
-  part_job job = {.in = part, .add = options.l2 ? (float)options.weight_decay : 0};
-  dc__optim_param_tiles(&self->head, p, fill_tile, &job);
+  part_job job = {.part = part, .factors = {.add = options.l2 ? (float)options.weight_decay : 0}};
+  run_part(self, p, DC__UPDATE_TAKE, fill_tile, &job);
 }
 
 static void apply_tile(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
   (void)o;
   const part_job *job = arg;
-  const float *direction = job->out + tile->from;
+  const dc__part_factors f = job->factors;
+  const float *direction = job->part + tile->from;
   for (int64_t i = 0; i < tile->count; i++) {
-    tile->weight[i] = job->keep * tile->weight[i] + job->add * direction[i];
+    tile->weight[i] = dc__part_to_weight(tile->weight[i], direction[i], &f);
   }
 }
 
@@ -269,8 +323,9 @@ static void apply(void *user, int64_t flow, const float *part) {
   const dc__optim_param *p = &self->head.params[flow];
   const dc__block_options options = dc__block_options_of(&self->head, p);
   double lr = self->head.groups[p->group].lr;
-  part_job job = {.out = part, .keep = options.l2 ? 1 : (float)(1 - lr * options.weight_decay), .add = (float)-lr};
-  dc__optim_param_tiles(&self->head, p, apply_tile, &job);
+  part_job job = {.part = (float *)(uintptr_t)part, /* is only read */
+                  .factors = {options.l2 ? 1 : (float)(1 - lr * options.weight_decay), (float)-lr}};
+  run_part(self, p, DC__UPDATE_GIVE, apply_tile, &job);
 }
 
 /* ---- the kinds' functions ---- */
@@ -287,7 +342,8 @@ dc_status dc__blocked_step(dc_optimizer *o, const char *fn) {
   for (int64_t i = 0; i < o->count; i++) {
     self->skip[i] = self->skip[i] || self->now[i].still;
   }
-  return dc__exchange_out(self->exchange, self->skip, apply, self);
+  DC__TRY(dc__exchange_out(self->exchange, self->skip, apply, self));
+  return dc__linalg_done(o->linalg);
 }
 
 /* A matrix that has failed too often ends the steps of its parameter before anything changes. */
@@ -315,6 +371,7 @@ void dc__blocked_stats(const dc_optimizer *o, dc_optimizer_stats *stats) {
   }
   stats->owned_blocks = self->block_count;
   stats->scratch_bytes += self->exchange != NULL ? dc__exchange_bytes(self->exchange) : 0;
+  stats->scratch_bytes += self->bases.host != NULL ? (int64_t)(self->bases.bytes + self->bases.host->own_bytes) : 0;
 }
 
 void dc__blocked_destroy(dc_optimizer *o) {

@@ -30,6 +30,14 @@ typedef struct dc__block {
   float *data;     /* gradient, then what the kind makes of it, then direction; another's in the exchange */
 } dc__block;
 
+/* A block as Shampoo's work on its elements sees it. */
+typedef struct dc__graft {
+  float *data;
+  float *exp_avg, *squares, *momentum; /* NULL: none */
+  int64_t rows, count;
+  dc__graft_factors factors;
+} dc__graft;
+
 /* What a block's parameter and its group say of the step under way. */
 typedef struct dc__block_step {
   const void *options; /* the kind's */
@@ -38,12 +46,51 @@ typedef struct dc__block_step {
   bool still;          /* the weights stay as they are */
 } dc__block_step;
 
-/* Where a block's work runs: on the pool, or with pool NULL on this thread. */
+typedef struct dc__block_work dc__block_work;
+
+/* Where a block's work runs: on the pool, or with pool NULL on this thread; or queued on a device. */
 typedef struct dc__block_place {
+  const dc__block_work *work;
   dc__pool *pool;
   void *scratch; /* DC__SCRATCH_BYTES; pool NULL */
   float *temp;   /* twice the block's elements */
+  double length; /* that a graft has */
+  /* On a device: */
+  dc_linalg *there;         /* NULL: the host computes */
+  void *product;            /* what products may use */
+  dc__cuda_report *lengths; /* [2] */
+  double *sums;             /* one for each row of a block; a kind uses these, */
+  int64_t *order;           /* or in the same place one for each row of a matrix */
 } dc__block_place;
+
+/* What a block's work is made of, on the host (blocked_here.c) and on a device (blocked_there.c). Matrices are dense,
+ * by rows. */
+struct dc__block_work {
+  /* c = add a a^T + keep c, [n, n]; a is [n, k], or with trans stored as [k, n]. */
+  void (*square)(const dc__block_place *place, bool trans, int64_t n, int64_t k, const float *a, double add,
+                 double keep, float *c);
+  void (*multiply)(const dc__block_place *place, const dc__gemm *g);
+  /* to [cols, rows] = from [rows, cols], transposed. */
+  void (*turn)(const dc__block_place *place, const float *from, int64_t rows, int64_t cols, float *to);
+  void (*copy)(const dc__block_place *place, float *to, const float *from, int64_t count);
+  /* a [n, n] times factor */
+  void (*scale)(const dc__block_place *place, float *a, int64_t n, float factor);
+  /* Shampoo's: the graft's squares and the filtered gradient; the graft's direction, to data, or its length alone; that
+   * length given to data where `scaled`, and momentum. */
+  void (*graft_learn)(const dc__block_place *place, const dc__graft *g);
+  void (*graft_take)(const dc__block_place *place, const dc__graft *g);
+  void (*graft_measure)(dc__block_place *place, const dc__graft *g);
+  void (*graft_finish)(const dc__block_place *place, const dc__graft *g, bool scaled);
+  /* SOAP's: data becomes what a step of AdamW takes a weight of zero to; and the n parts of x along a dimension,
+   * `inner` elements each, come in another order. */
+  void (*adam)(const dc__block_place *place, const dc__block *b, const dc__adamw_factors *factors);
+  void (*sort)(const dc__block_place *place, const dc__side *side, int64_t inner, float *x, int64_t count);
+};
+extern const dc__block_work dc__block_here, dc__block_there;
+/* What a place on a device has of scratch memory, for blocks of at most so many elements and rows: added to *total, and
+ * placed. False: no memory is that large. */
+bool dc__block_there_add(size_t *total, const dc_linalg *l, int64_t elements, int64_t rows);
+dc__block_place dc__block_there_place(dc_linalg *l, void *memory, int64_t elements, int64_t rows);
 
 /* What the frame wants to know of a kind's options. */
 typedef struct dc__block_options {
@@ -67,11 +114,24 @@ typedef struct dc__block_rules {
   /* Sets due and still from options and t. */
   void (*begin)(dc__block_step *s);
   /* A block's work before and after what is due is refreshed. */
-  void (*before)(const dc__block *b, const dc__block_step *s, const dc__block_place *place);
-  void (*after)(const dc__block *b, const dc__block_step *s, const dc__block_place *place);
+  void (*before)(const dc__block *b, const dc__block_step *s, dc__block_place *place);
+  void (*after)(const dc__block *b, const dc__block_step *s, dc__block_place *place);
   /* How a side's matrix comes of its factor. */
   dc__spectral (*request)(const char *fn, dc__side *side, const dc__block *b, const dc__block_step *s);
 } dc__block_rules;
+
+/* Eigenvectors of a device's matrices, computed here (bases.c): zeros until dc__bases_open(). */
+typedef struct dc__bases {
+  dc_linalg *host;
+  dc__spectral *requests;
+  char *memory;
+  size_t bytes; /* of memory */
+} dc__bases;
+/* All that requests of the sides, which are all of them that there can be, want. */
+dc_status dc__bases_open(dc__bases *b, const dc_linalg *l, const char *fn, const dc__spectral *requests, int64_t count);
+/* As dc__spectral_each(); results are queued. */
+dc_status dc__bases_run(dc__bases *b, dc_linalg *l, const dc__spectral *requests, int64_t count);
+void dc__bases_close(dc__bases *b);
 
 /* A side and its block. */
 typedef struct dc__side_of {
@@ -105,8 +165,10 @@ typedef struct dc__blocked {
   int64_t side_count;
   int64_t *orders; /* the sides', where the kind sorts */
   dc__spectral *requests;
+  dc__bases bases; /* on a device, where the kind sorts */
   dc__slots slots;
   size_t slots_bytes;
+  int64_t most_elements, most_rows; /* of a block; of what a place's sums or order are of */
 } dc__blocked;
 
 static inline dc__blocked *dc__blocked_of(dc_optimizer *o) {
@@ -126,9 +188,9 @@ void dc__blocked_stats(const dc_optimizer *o, dc_optimizer_stats *stats);
 void dc__blocked_destroy(dc_optimizer *o);
 
 /* What the kinds have in common. Squares of gradients, and sums of them, fit float32. */
-#define DC__BLOCKED_KIND                                                                                   \
-  .size = sizeof(dc__blocked), .exponent = 50, .prepare = dc__blocked_prepare, .ready = dc__blocked_ready, \
-  .step = dc__blocked_step, .stats = dc__blocked_stats, .destroy = dc__blocked_destroy
+#define DC__BLOCKED_KIND                                                                         \
+  .size = sizeof(dc__blocked), .matrices = true, .exponent = 50, .prepare = dc__blocked_prepare, \
+  .ready = dc__blocked_ready, .step = dc__blocked_step, .stats = dc__blocked_stats, .destroy = dc__blocked_destroy
 
 /* blocked_plan.c */
 dc_status dc__blocked_prepare(dc_optimizer *o, const char *fn, int64_t first);
@@ -147,13 +209,10 @@ void dc__block_multiply(const dc__block *b, float *x, bool back, const dc__block
 /* A side's matrix as a request of it has it. */
 dc__mat dc__side_mat(void *data, int32_t dtype, int64_t n);
 
-/* graft.c: Shampoo's work on all elements of a block. */
-void dc__graft_learn(const dc__block *b, const dc__block_step *s);
-void dc__graft_filter(const dc__block *b, const dc__block_step *s);
-double dc__graft_norm(const dc__block *b, const dc__block_step *s);
-/* data becomes the graft's direction. */
-void dc__graft_take(const dc__block *b, const dc__block_step *s);
-double dc__block_norm(const float *x, int64_t count);
-void dc__block_momentum(const dc__block *b, const dc__block_step *s);
+/* graft.c: Shampoo's work on all elements of a block, on the host. */
+void dc__graft_learn(const dc__block_place *place, const dc__graft *g);
+void dc__graft_take(const dc__block_place *place, const dc__graft *g);
+void dc__graft_measure(dc__block_place *place, const dc__graft *g);
+void dc__graft_finish(const dc__block_place *place, const dc__graft *g, bool scaled);
 
 #endif

@@ -63,6 +63,17 @@ void *dc__block_piece(dc_optimizer *o, dc__optim_param *p, const char *what, int
   return dc__optim_add_piece(o, p, name, dtype, shape, ndim);
 }
 
+static void set_identity(const dc_optimizer *o, float *a, int64_t n) {
+  if (dc__optim_is_there(o)) {
+    const dc__cuda_affine_args args = {.from = a, .to = a, .rows = n, .cols = n, .count = 1, .shift = {1}};
+    dc__cuda_affine(o->linalg->device->here, &args);
+    return;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    a[i * n + i] = 1;
+  }
+}
+
 /* The identity is as good as any matrix until there is one. */
 static bool add_side(dc_optimizer *o, dc__optim_param *p, dc__block *b, int32_t d) {
   const dc__block_rules *rules = dc__block_rules_of(o);
@@ -71,8 +82,8 @@ static bool add_side(dc_optimizer *o, dc__optim_param *p, dc__block *b, int32_t 
   side->factor = dc__block_piece(o, p, "factor", b->index, d, DC_FLOAT32, shape, 2);
   side->matrix = dc__block_piece(o, p, rules->matrix, b->index, d, DC_FLOAT32, shape, 2);
   side->failures = dc__block_piece(o, p, "failures", b->index, d, DC_INT64, NULL, 0);
-  for (int64_t i = 0; i < side->n && side->matrix != NULL; i++) {
-    side->matrix[i * side->n + i] = 1;
+  if (side->matrix != NULL) {
+    set_identity(o, side->matrix, side->n);
   }
   return side->factor != NULL && side->matrix != NULL && side->failures != NULL &&
          (rules->add_side == NULL || rules->add_side(o, p, b, d));

@@ -3,20 +3,6 @@
  * for each dimension everything is where it was. */
 #include "optim/blocked.h"
 
-/* to [cols, rows] = from [rows, cols], transposed, in tiles that fit the first-level cache. */
-static void turn(const float *from, int64_t rows, int64_t cols, float *to) {
-  enum { TILE = 32 };
-  for (int64_t i0 = 0; i0 < rows; i0 += TILE) {
-    for (int64_t j0 = 0; j0 < cols; j0 += TILE) {
-      for (int64_t i = i0; i < rows && i < i0 + TILE; i++) {
-        for (int64_t j = j0; j < cols && j < j0 + TILE; j++) {
-          to[j * rows + i] = from[i * cols + j];
-        }
-      }
-    }
-  }
-}
-
 void dc__block_learn(const dc__block *b, double keep, double add, const dc__block_place *place) {
   const float *turned = b->data;
   for (int32_t d = 0; d < b->order; d++) {
@@ -24,11 +10,11 @@ void dc__block_learn(const dc__block *b, double keep, double add, const dc__bloc
     int64_t rest = b->count / side->n;
     bool last = d > 0 && d == b->order - 1; /* the last dimension is the columns of what came */
     if (side->factor != NULL) {
-      dc__syrk(place->pool, place->scratch, last, side->n, rest, last ? b->data : turned, add, keep, side->factor);
+      place->work->square(place, last, side->n, rest, last ? b->data : turned, add, keep, side->factor);
     }
     if (d + 2 < b->order) {
       float *next = place->temp + (d % 2) * b->count;
-      turn(turned, side->n, rest, next);
+      place->work->turn(place, turned, side->n, rest, next);
       turned = next;
     }
   }
@@ -52,7 +38,7 @@ static void multiply_side(const dc__side *side, int64_t rest, const float *from,
                       .ldc = side->n,
                       .batch = 1,
                       .alpha = 1};
-  dc__gemm_on(place->pool, &g, place->scratch);
+  place->work->multiply(place, &g);
 }
 
 void dc__block_multiply(const dc__block *b, float *x, bool back, const dc__block_place *place) {
@@ -67,14 +53,14 @@ void dc__block_multiply(const dc__block *b, float *x, bool back, const dc__block
     if (b->sides[d].factor != NULL) {
       multiply_side(&b->sides[d], rest, from, back, place, to);
     } else {
-      turn(from, b->sides[d].n, rest, to);
+      place->work->turn(place, from, b->sides[d].n, rest, to);
     }
     float *swap = from;
     from = to;
     to = swap;
   }
   if (from != x) {
-    memcpy(x, from, (size_t)b->count * sizeof *from);
+    place->work->copy(place, x, from, b->count);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "kernels/kernels.h"
 #include "optim/exchange.h"
 
 /* ---- cutting ---- */
@@ -71,6 +72,8 @@ void dc__cut_box(const dc__cut *cut, int64_t block, dc__box *box) {
 
 /* ---- moving ---- */
 
+_Static_assert((int)DC__ORDER_MAX <= (int)DC__CUDA_BOX_DIMS, "a box must fit a kernel's argument");
+
 /* A block's runs: what lies side by side in the whole parameter too. */
 typedef struct runs {
   const dc__cut *cut;
@@ -109,7 +112,29 @@ static void run_next(runs *r) {
   }
 }
 
-void dc__box_take(const dc__cut *cut, const dc__box *box, const float *whole, float *block) {
+/* By a kernel, whose threads find the places of elements; moves elements [first, first + length). */
+static void box_there(dc_stream *here, const dc__cut *cut, const dc__box *box, const float *block, int64_t first,
+                      int64_t length, const float *part, bool give) {
+  dc__cuda_box_args args = {.count = box->count, .first = first, .length = length};
+  args.block = (float *)(uintptr_t)block; /* one of the two is written */
+  args.part = (float *)(uintptr_t)part;
+  int64_t stride = 1;
+  args.dims = cut->order;
+  args.give = give;
+  for (int32_t d = cut->order - 1; d >= 0; d--) {
+    args.begin += box->begin[d] * stride;
+    args.size[d] = box->size[d];
+    args.stride[d] = stride;
+    stride *= cut->shape[d];
+  }
+  dc__cuda_box(here, &args);
+}
+
+void dc__box_take(dc_stream *here, const dc__cut *cut, const dc__box *box, const float *whole, float *block) {
+  if (here != NULL) {
+    box_there(here, cut, box, block, 0, cut->numel, whole, false);
+    return;
+  }
   runs r = runs_of(cut, box);
   for (int64_t done = 0; done < box->count; done += r.length) {
     memcpy(block + done, whole + run_begin(&r), (size_t)r.length * sizeof *block);
@@ -117,8 +142,12 @@ void dc__box_take(const dc__cut *cut, const dc__box *box, const float *whole, fl
   }
 }
 
-void dc__box_give(const dc__cut *cut, const dc__box *box, const float *block, int64_t first, int64_t count,
-                  float *part) {
+void dc__box_give(dc_stream *here, const dc__cut *cut, const dc__box *box, const float *block, int64_t first,
+                  int64_t count, float *part) {
+  if (here != NULL) {
+    box_there(here, cut, box, block, first, count, part, true);
+    return;
+  }
   runs r = runs_of(cut, box);
   for (int64_t done = 0; done < box->count; done += r.length) {
     int64_t begin = run_begin(&r);

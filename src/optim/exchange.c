@@ -9,6 +9,10 @@
 
 enum { WINDOW = 1 << 22 }; /* elements that are worth one round */
 
+/* Products on a device read 16 bytes at a time where all operands begin at such a place, and may add in another order
+ * then: so that a block's bits do not depend on where it lies, it begins at one. */
+enum { DEVICE_GRAIN = 4 };
+
 /* A block: where it is among those of its owner, and among all of its flow sorted by owner. */
 typedef struct place {
   int64_t own;    /* in `owned`; -1: another rank's */
@@ -20,6 +24,7 @@ typedef struct flow {
   place *places;
   dc__range *parts;  /* of each rank, in the parameter */
   dc__range *packed; /* of each rank, in the order of owners */
+  int64_t room;      /* elements in a window: as many as are packed */
   int64_t own;       /* where this rank's blocks begin in `owned` */
   bool whole;        /* every rank has all of it */
 } flow;
@@ -27,7 +32,10 @@ typedef struct flow {
 struct dc__exchange {
   const char *fn;
   dc_device *device;
-  dc_comm *comm; /* NULL: one rank */
+  int32_t kind;     /* of memory: that of whoever computes */
+  int64_t grain;    /* packed blocks begin at multiples of so many elements */
+  dc_comm *comm;    /* NULL: one rank */
+  dc_stream *moves; /* NULL: this thread. Ranks that share a device would wait for each other on its own stream */
   int32_t rank, world;
   flow *flows;
   int64_t count;
@@ -78,11 +86,12 @@ static void place_blocks(dc__exchange *x, flow *f, int64_t *owned) {
       if (f->in.owners[b] == r) {
         f->places[b].packed = packed;
         f->places[b].own = r == x->rank ? *owned + packed - f->packed[r].begin : -1;
-        packed += block_count(f->in.cut, b);
+        packed += (block_count(f->in.cut, b) + x->grain - 1) / x->grain * x->grain;
       }
     }
     f->packed[r].count = packed - f->packed[r].begin;
   }
+  f->room = packed;
   *owned += f->packed[x->rank].count;
 }
 
@@ -134,8 +143,8 @@ static dc_status learn_parts(dc__exchange *x, int64_t *mine, int64_t *table) {
 static int64_t window_end(const dc__exchange *x, int64_t first, int64_t *elements) {
   *elements = 0;
   int64_t end = first;
-  while (end < x->count && (end == first || *elements + x->flows[end].in.cut->numel <= WINDOW)) {
-    *elements += x->flows[end++].in.cut->numel;
+  while (end < x->count && (end == first || *elements + x->flows[end].room <= WINDOW)) {
+    *elements += x->flows[end++].room;
   }
   return end;
 }
@@ -172,9 +181,15 @@ static dc_status allocate(dc__exchange *x) {
   }
   x->bytes = (size_t)(owned + window + part + 1) * sizeof(float);
   void *memory;
-  dc_status status = x->device->ops->alloc(x->device, x->bytes, DC_MEMORY_HOST, &memory);
+  if (x->device->place != 0 && x->world > 1) {
+    DC__TRY(x->device->ops->stream_create(x->device, &x->moves));
+  }
+  dc_status status = x->device->ops->alloc(x->device, x->bytes, x->kind, &memory);
   if (status != DC_OK) {
     return dc__fail(status, "%s: %zu bytes for blocks: %s", x->fn, x->bytes, dc_last_error());
+  }
+  if (x->grain > 1) { /* what lies between blocks is gathered with them */
+    dc__stream_zero(x->device->here, memory, x->bytes);
   }
   x->memory = memory;
   x->owned = memory;
@@ -188,7 +203,10 @@ void dc__exchange_destroy(dc__exchange *x) {
     return;
   }
   if (x->memory != NULL) {
-    x->device->ops->free(x->device, x->memory, x->bytes, DC_MEMORY_HOST);
+    x->device->ops->free(x->device, x->memory, x->bytes, x->kind);
+  }
+  if (x->moves != NULL) {
+    x->device->ops->stream_destroy(x->moves);
   }
   dc__free(x->places);
   dc__free(x->ranges);
@@ -211,6 +229,8 @@ static dc__exchange *new_exchange(const char *fn, dc_device *device, dc_comm *co
   }
   *x = (dc__exchange){.fn = fn,
                       .device = device,
+                      .grain = device->place != 0 ? DEVICE_GRAIN : 1,
+                      .kind = device->place != 0 ? DC_MEMORY_DEVICE : DC_MEMORY_HOST,
                       .comm = comm,
                       .rank = comm != NULL ? comm->rank : 0,
                       .world = comm != NULL ? comm->world : 1,
@@ -256,14 +276,26 @@ static bool direct(const flow *f) {
   return f->whole && f->in.cut->blocks == 1;
 }
 
-static dc__coll_item gather_item(const flow *f, const dc__range *ranges, const float *send, float *recv) {
+static dc__coll_item gather_item(const flow *f, const dc__range *ranges, int64_t total, const float *send,
+                                 float *recv) {
   dc__coll_item item = {
-      .send = send, .recv = recv, .ranges = ranges, .total = f->in.cut->numel, .id = f->in.id, .dtype = DC_FLOAT32};
+      .send = send, .recv = recv, .ranges = ranges, .total = total, .id = f->in.id, .dtype = DC_FLOAT32};
   return item;
 }
 
 static bool left_out(const bool *skip, int64_t i) {
   return skip != NULL && skip[i];
+}
+
+/* What was queued before is done first, and the items are there after. */
+static dc_status gather(dc__exchange *x, int64_t items) {
+  if (items == 0) {
+    return DC_OK;
+  }
+  dc__here_done(x->device, NULL);
+  dc__comm_all_gather(x->comm, x->moves, &gather_tag, x->items, items);
+  DC__TRY(dc__stream_sync(x->moves, 0));
+  return dc__comm_check(x->comm);
 }
 
 static void take_blocks(const dc__exchange *x, int64_t i, const float *whole) {
@@ -272,7 +304,7 @@ static void take_blocks(const dc__exchange *x, int64_t i, const float *whole) {
     if (f->places[b].own >= 0) {
       dc__box box;
       dc__cut_box(f->in.cut, b, &box);
-      dc__box_take(f->in.cut, &box, whole, x->owned + f->places[b].own);
+      dc__box_take(x->device->here, f->in.cut, &box, whole, x->owned + f->places[b].own);
     }
   }
 }
@@ -281,7 +313,7 @@ static dc_status window_in(dc__exchange *x, int64_t first, int64_t end, const bo
                            void *user) {
   int64_t items = 0;
   float *whole = x->whole;
-  for (int64_t i = first; i < end; whole += x->flows[i++].in.cut->numel) {
+  for (int64_t i = first; i < end; whole += x->flows[i++].room) {
     const flow *f = &x->flows[i];
     if (left_out(skip, i)) {
       continue;
@@ -291,17 +323,14 @@ static dc_status window_in(dc__exchange *x, int64_t first, int64_t end, const bo
       if (f->in.count > 0) {
         fill(user, i, part);
       }
-      x->items[items++] = gather_item(f, f->parts, part, whole);
+      x->items[items++] = gather_item(f, f->parts, f->in.cut->numel, part, whole);
     } else if (f->packed[x->rank].count > 0) {
       fill(user, i, direct(f) ? dc__exchange_block(x, i, 0) : whole);
     }
   }
-  if (items > 0) {
-    dc__comm_all_gather(x->comm, NULL, &gather_tag, x->items, items);
-    DC__TRY(dc__comm_check(x->comm));
-  }
+  DC__TRY(gather(x, items));
   whole = x->whole;
-  for (int64_t i = first; i < end; whole += x->flows[i++].in.cut->numel) {
+  for (int64_t i = first; i < end; whole += x->flows[i++].room) {
     if (!left_out(skip, i) && !direct(&x->flows[i])) {
       take_blocks(x, i, whole);
     }
@@ -326,7 +355,7 @@ static void give_part(const dc__exchange *x, int64_t i, const float *packed, dc_
   for (int64_t b = 0; b < f->in.cut->blocks && !direct(f); b++) {
     dc__box box;
     dc__cut_box(f->in.cut, b, &box);
-    dc__box_give(f->in.cut, &box, packed + f->places[b].packed, f->in.offset, f->in.count, x->part);
+    dc__box_give(x->device->here, f->in.cut, &box, packed + f->places[b].packed, f->in.offset, f->in.count, x->part);
   }
   apply(user, i, direct(f) ? packed : x->part);
 }
@@ -335,18 +364,15 @@ static dc_status window_out(dc__exchange *x, int64_t first, int64_t end, const b
                             void *user) {
   int64_t items = 0;
   float *whole = x->whole;
-  for (int64_t i = first; i < end; whole += x->flows[i++].in.cut->numel) {
+  for (int64_t i = first; i < end; whole += x->flows[i++].room) {
     const flow *f = &x->flows[i];
     if (x->world > 1 && !left_out(skip, i)) {
-      x->items[items++] = gather_item(f, f->packed, x->owned + f->own, whole);
+      x->items[items++] = gather_item(f, f->packed, f->room, x->owned + f->own, whole);
     }
   }
-  if (items > 0) {
-    dc__comm_all_gather(x->comm, NULL, &gather_tag, x->items, items);
-    DC__TRY(dc__comm_check(x->comm));
-  }
+  DC__TRY(gather(x, items));
   whole = x->whole;
-  for (int64_t i = first; i < end; whole += x->flows[i++].in.cut->numel) {
+  for (int64_t i = first; i < end; whole += x->flows[i++].room) {
     if (!left_out(skip, i)) {
       give_part(x, i, x->world > 1 ? whole : x->owned + x->flows[i].own, apply, user);
     }

@@ -34,11 +34,11 @@ typedef struct dc__box {
 } dc__box;
 
 void dc__cut_box(const dc__cut *cut, int64_t block, dc__box *box);
-/* From the whole parameter to the dense block. */
-void dc__box_take(const dc__cut *cut, const dc__box *box, const float *whole, float *block);
+/* From the whole parameter to the dense block. here: NULL, or what does the work on the device of the memory. */
+void dc__box_take(dc_stream *here, const dc__cut *cut, const dc__box *box, const float *whole, float *block);
 /* What of the dense block lies in elements [first, first + count) of the parameter, to its place in that part. */
-void dc__box_give(const dc__cut *cut, const dc__box *box, const float *block, int64_t first, int64_t count,
-                  float *part);
+void dc__box_give(dc_stream *here, const dc__cut *cut, const dc__box *box, const float *block, int64_t first,
+                  int64_t count, float *part);
 
 /* Longest processing time first: each item, the costliest first, goes to the rank with the least load so far, which
  * grows by its cost. Ties go to the lower index and the lower rank, so that every rank finds the same. load: of each
@@ -61,9 +61,9 @@ typedef struct dc__exchange dc__exchange;
  * it and its text; the others get DC_E_ABORTED, which names the rank and its status. comm NULL: one rank. */
 dc_status dc__agree(const char *fn, dc_comm *comm, dc_status mine);
 
-/* Learns the ranks' parts and allocates everything; collective. The parts of a parameter are whole on every rank, or
- * lie one after the other in any order of ranks without gap or overlap: else DC_E_MISMATCH on every rank. comm: NULL:
- * one rank; else it must outlive the exchange. */
+/* Learns the ranks' parts and allocates everything, in memory of whoever computes for the device; collective. The parts
+ * of a parameter are whole on every rank, or lie one after the other in any order of ranks without gap or overlap: else
+ * DC_E_MISMATCH on every rank. comm: NULL: one rank; else it must outlive the exchange. */
 dc_status dc__exchange_create(const char *fn, dc_device *device, dc_comm *comm, const dc__flow *flows, int64_t count,
                               dc__exchange **exchange);
 void dc__exchange_destroy(dc__exchange *x); /* NULL does nothing */
@@ -72,9 +72,9 @@ void dc__exchange_destroy(dc__exchange *x); /* NULL does nothing */
  * before dc__exchange_out(). The blocks of a flow lie one after the other. NULL: another rank's. */
 float *dc__exchange_block(const dc__exchange *x, int64_t of_flow, int64_t block);
 
-/* Writes this rank's part of a flow's gradient. */
+/* Writes this rank's part of a flow's gradient, or queues that where dc_device.here does the work. */
 typedef void (*dc__exchange_fill)(void *user, int64_t flow, float *part);
-/* Reads this rank's part of a flow's direction. */
+/* Reads this rank's part of a flow's direction, or queues that. */
 typedef void (*dc__exchange_apply)(void *user, int64_t flow, const float *part);
 
 /* Brings the gradients to the owners of their blocks. skip: NULL, or which flows are left out, the same on every rank.

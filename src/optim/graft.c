@@ -6,7 +6,7 @@
 
 enum { LANES = 8 };
 
-double dc__block_norm(const float *x, int64_t count) {
+static double norm(const float *x, int64_t count) {
   double lanes[LANES] = {0};
   int64_t i = 0;
   for (; i + LANES <= count; i += LANES) {
@@ -24,75 +24,72 @@ double dc__block_norm(const float *x, int64_t count) {
   return sqrt(sum);
 }
 
-void dc__graft_learn(const dc__block *b, const dc__block_step *s) {
-  const dc_shampoo_options *o = s->options;
-  if (b->squares == NULL) {
-    return;
-  }
-  const float keep = o->graft == DC_GRAFT_ADAGRAD ? 1 : (float)o->graft_beta2;
-  const float add = o->graft == DC_GRAFT_ADAGRAD ? 1 : (float)(1 - o->graft_beta2);
-  for (int64_t i = 0; i < b->count; i++) {
-    b->squares[i] = keep * b->squares[i] + add * (b->data[i] * b->data[i]);
+static void learn_squares(const dc__graft *g) {
+  const dc__graft_factors f = g->factors;
+  for (int64_t i = 0; i < g->count; i++) {
+    g->squares[i] = dc__graft_square(g->squares[i], g->data[i], &f);
   }
 }
 
-void dc__graft_filter(const dc__block *b, const dc__block_step *s) {
-  if (b->exp_avg == NULL) {
-    return;
+static void filter(const dc__graft *g) {
+  const dc__graft_factors f = g->factors;
+  for (int64_t i = 0; i < g->count; i++) {
+    g->exp_avg[i] = dc__graft_mean(g->exp_avg[i], g->data[i], &f);
+    g->data[i] = f.whole_m * g->exp_avg[i];
   }
-  const dc_shampoo_options *o = s->options;
-  const float keep = (float)o->beta1;
-  const float add = (float)(1 - o->beta1);
-  const float whole = (float)(1 / (1 - pow(o->beta1, (double)s->t)));
-  for (int64_t i = 0; i < b->count; i++) {
-    b->exp_avg[i] = keep * b->exp_avg[i] + add * b->data[i];
-    b->data[i] = whole * b->exp_avg[i];
+}
+
+void dc__graft_learn(const dc__block_place *place, const dc__graft *g) {
+  (void)place;
+  if (g->squares != NULL) {
+    learn_squares(g);
+  }
+  if (g->exp_avg != NULL) {
+    filter(g);
   }
 }
 
 /* What a graft makes of the filtered gradient, elements [from, from + count). */
-static void graft_part(const dc__block *b, const dc__block_step *s, int64_t from, int64_t count, float *out) {
-  const dc_shampoo_options *o = s->options;
-  const float *g = b->data + from;
-  if (b->squares == NULL) {
-    memmove(out, g, (size_t)count * sizeof *out);
+static void take_part(const dc__graft *g, int64_t from, int64_t count, float *out) {
+  const dc__graft_factors f = g->factors;
+  const float *data = g->data + from;
+  if (g->squares == NULL) {
+    memmove(out, data, (size_t)count * sizeof *out);
     return;
   }
-  const float eps = (float)o->graft_eps;
-  const float whole = o->graft == DC_GRAFT_ADAM ? (float)(1 / (1 - pow(o->graft_beta2, (double)s->t))) : 1;
-  const float *v = b->squares + from;
+  const float *squares = g->squares + from;
   for (int64_t i = 0; i < count; i++) {
-    out[i] = g[i] / (sqrtf(whole * v[i]) + eps);
+    out[i] = dc__graft_direction(data[i], squares[i], &f);
   }
 }
 
-double dc__graft_norm(const dc__block *b, const dc__block_step *s) {
+void dc__graft_take(const dc__block_place *place, const dc__graft *g) {
+  (void)place;
+  take_part(g, 0, g->count, g->data);
+}
+
+void dc__graft_measure(dc__block_place *place, const dc__graft *g) {
   enum { PART = 64 * LANES };
   float part[PART];
   double squares = 0;
-  for (int64_t from = 0; from < b->count; from += PART) {
-    int64_t count = b->count - from < PART ? b->count - from : PART;
-    graft_part(b, s, from, count, part);
-    double norm = dc__block_norm(part, count);
-    squares += norm * norm;
+  for (int64_t from = 0; from < g->count; from += PART) {
+    int64_t count = g->count - from < PART ? g->count - from : PART;
+    take_part(g, from, count, part);
+    double length = norm(part, count);
+    squares += length * length;
   }
-  return sqrt(squares);
+  place->length = sqrt(squares);
 }
 
-void dc__graft_take(const dc__block *b, const dc__block_step *s) {
-  graft_part(b, s, 0, b->count, b->data);
-}
-
-void dc__block_momentum(const dc__block *b, const dc__block_step *s) {
-  if (b->momentum == NULL) {
-    return;
+void dc__graft_finish(const dc__block_place *place, const dc__graft *g, bool scaled) {
+  const dc__graft_factors f = g->factors;
+  if (scaled) {
+    double own = norm(g->data, g->count);
+    dc__update_scale(g->data, g->data, g->count, own > 0 ? (float)(place->length / own) : 0);
   }
-  const dc_shampoo_options *o = s->options;
-  const float keep = (float)o->momentum;
-  const bool nesterov = o->nesterov == 1;
-  for (int64_t i = 0; i < b->count; i++) {
-    float u = b->data[i];
-    b->momentum[i] = keep * b->momentum[i] + u;
-    b->data[i] = nesterov ? u + keep * b->momentum[i] : b->momentum[i];
+  for (int64_t i = 0; i < g->count && g->momentum != NULL; i++) {
+    float u = g->data[i];
+    g->momentum[i] = dc__graft_momentum(g->momentum[i], u, &f);
+    g->data[i] = dc__graft_step(g->momentum[i], u, &f);
   }
 }

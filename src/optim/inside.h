@@ -28,6 +28,7 @@ struct dc__optim_kind {
   size_t size;         /* of its struct */
   size_t options_size; /* of its options */
   bool there;          /* can step on a device with memory of its own */
+  bool matrices;       /* and multiplies and decomposes matrices there */
   int32_t exponent;    /* gradients that are looked at must be below 2^exponent; 128: finite */
   const void *rules;   /* what several kinds that share functions differ in */
   /* What must stay as it is in the options of a group that has parameters, and does not; NULL: all is well. A NULL
@@ -82,6 +83,8 @@ dc_status dc__optim_check_there(const dc_optimizer *o, const char *fn);
 typedef bool (*dc__optim_span_fn)(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span);
 /* A step of all parameters with gradients; kind: enum dc__update_kind. Fails only with the device. */
 dc_status dc__optim_update_there(const dc_optimizer *o, int32_t kind, dc__optim_span_fn fn);
+/* The same of one parameter that has a gradient, queued: its state and factors are the caller's. */
+void dc__optim_param_there(const dc_optimizer *o, int32_t kind, const dc__optim_param *p, dc__update_span span);
 /* The first parameter with a gradient that the group wants looked at and is too large; o->count: none. */
 dc_status dc__optim_first_bad_there(const dc_optimizer *o, int64_t *index);
 

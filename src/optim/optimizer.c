@@ -54,12 +54,18 @@ dc_status dc__optim_create(const dc__optim_kind *kind, const char *fn, const dc_
   if (!kind->there) {
     DC__TRY(dc__device_is_host(fn, linalg->device));
   }
+  if (comm != NULL) {
+    DC__TRY(dc__comm_check_device(fn, comm, linalg->device));
+  }
   dc_optimizer *o = dc__calloc(1, kind->size);
   if (o == NULL) {
     return DC_E_NO_MEMORY;
   }
   o->kind = kind;
   dc_status status = copy_linalg(linalg, &o->linalg);
+  if (status == DC_OK && kind->matrices) {
+    status = dc__linalg_ready(o->linalg, fn);
+  }
   if (status == DC_OK) {
     status = dc__arena_create(o->linalg->device, NULL, &o->arena);
   }

@@ -74,12 +74,30 @@ static int32_t root_of(const dc_shampoo_options *o, const dc__block *b) {
   return o->root > 0 ? o->root : 2 * b->order;
 }
 
-/* The factors take the gradient in; then data becomes the filtered gradient. */
-static void before(const dc__block *b, const dc__block_step *s, const dc__block_place *place) {
+static dc__graft graft_of(const dc__block *b, const dc__block_step *s) {
   const dc_shampoo_options *o = s->options;
+  const bool sum = o->graft == DC_GRAFT_ADAGRAD;
+  dc__graft g = {.data = b->data, .exp_avg = b->exp_avg, .squares = b->squares, .momentum = b->momentum};
+  g.rows = b->sides[0].n;
+  g.count = b->count;
+  g.factors.keep_v = sum ? 1 : (float)o->graft_beta2;
+  g.factors.add_v = sum ? 1 : (float)(1 - o->graft_beta2);
+  g.factors.whole_v = o->graft == DC_GRAFT_ADAM ? (float)(1 / (1 - pow(o->graft_beta2, (double)s->t))) : 1;
+  g.factors.eps = (float)o->graft_eps;
+  g.factors.keep_m = (float)o->beta1;
+  g.factors.add_m = (float)(1 - o->beta1);
+  g.factors.whole_m = (float)(1 / (1 - pow(o->beta1, (double)s->t)));
+  g.factors.momentum = (float)o->momentum;
+  g.factors.nesterov = o->nesterov;
+  return g;
+}
+
+/* The factors take the gradient in; then data becomes the filtered gradient. */
+static void before(const dc__block *b, const dc__block_step *s, dc__block_place *place) {
+  const dc_shampoo_options *o = s->options;
+  const dc__graft g = graft_of(b, s);
   dc__block_learn(b, o->beta2, o->beta2 < 1 ? 1 - o->beta2 : 1, place);
-  dc__graft_learn(b, s);
-  dc__graft_filter(b, s);
+  place->work->graft_learn(place, &g);
 }
 
 /* The root of L / share + epsilon I is share^(1 / root) times that of L + share epsilon I: scale_root() does the
@@ -104,34 +122,32 @@ static dc__spectral request(const char *fn, dc__side *side, const dc__block *b, 
   return r;
 }
 
-static void scale_root(const dc__side *side, const dc__block *b, const dc__block_step *s) {
+static void scale_root(const dc__side *side, const dc__block *b, const dc__block_step *s,
+                       const dc__block_place *place) {
   double share = share_of(s->options, s->t);
-  if (share == 1 || side->info.status != DC_OK) {
-    return;
-  }
-  const float scale = (float)pow(share, 1 / (double)root_of(s->options, b));
-  for (int64_t i = 0; i < side->n * side->n; i++) {
-    side->matrix[i] *= scale;
+  if (side->factor != NULL && share != 1 && side->info.status == DC_OK) {
+    place->work->scale(place, side->matrix, side->n, (float)pow(share, 1 / (double)root_of(s->options, b)));
   }
 }
 
 /* From the filtered gradient to the direction. */
-static void after(const dc__block *b, const dc__block_step *s, const dc__block_place *place) {
+static void after(const dc__block *b, const dc__block_step *s, dc__block_place *place) {
   const dc_shampoo_options *o = s->options;
+  const dc__graft g = graft_of(b, s);
+  const bool uses_roots = s->t >= o->start_preconditioning_step;
+  const bool scaled = uses_roots && o->graft != DC_GRAFT_NONE;
   for (int32_t d = 0; d < b->order && s->due; d++) {
-    scale_root(&b->sides[d], b, s);
+    scale_root(&b->sides[d], b, s, place);
   }
-  if (s->t < o->start_preconditioning_step) {
-    dc__graft_take(b, s);
-  } else if (o->graft == DC_GRAFT_NONE) {
+  if (scaled) {
+    place->work->graft_measure(place, &g);
+  }
+  if (uses_roots) {
     dc__block_multiply(b, b->data, false, place);
   } else {
-    double length = dc__graft_norm(b, s);
-    dc__block_multiply(b, b->data, false, place);
-    double own = dc__block_norm(b->data, b->count);
-    dc__update_scale(b->data, b->data, b->count, own > 0 ? (float)(length / own) : 0);
+    place->work->graft_take(place, &g);
   }
-  dc__block_momentum(b, s);
+  place->work->graft_finish(place, &g, scaled);
 }
 
 /* ---- the kind ---- */
@@ -146,4 +162,5 @@ static const dc__block_rules rules = {.matrix = "root",
                                       .request = request};
 
 const dc__optim_kind dc__shampoo_kind = {DC__BLOCKED_KIND, .name = "shampoo",
-                                         .options_size = sizeof(dc_shampoo_options), .rules = &rules, .refuse = refuse};
+                                         .there = true,    .options_size = sizeof(dc_shampoo_options),
+                                         .rules = &rules,  .refuse = refuse};

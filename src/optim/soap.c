@@ -40,27 +40,21 @@ static void begin(dc__block_step *s) {
 }
 
 /* data becomes Adam's direction: what its step takes a weight of zero to, at a learning rate of -1. */
-static void adam(const dc__block *b, const dc__block_step *s) {
+static void adam(const dc__block *b, const dc__block_step *s, const dc__block_place *place) {
   const dc_soap_options *o = s->options;
   const dc__adamw_factors factors = dc__optim_adamw_factors(o->beta1, o->beta2, o->eps, 0, -1, s->t - 1);
-  float tile[DC__OPTIM_TILE];
-  for (int64_t from = 0; from < b->count; from += DC__OPTIM_TILE) {
-    int64_t count = b->count - from < DC__OPTIM_TILE ? b->count - from : DC__OPTIM_TILE;
-    memset(tile, 0, sizeof tile);
-    dc__update_adamw(tile, b->exp_avg + from, b->squares + from, NULL, b->data + from, count, &factors);
-    memcpy(b->data + from, tile, (size_t)count * sizeof *tile);
-  }
+  place->work->adam(place, b, &factors);
 }
 
 /* Adam in the basis of the steps before, so that a gradient has no part in the basis it is seen in. */
-static void before(const dc__block *b, const dc__block_step *s, const dc__block_place *place) {
+static void before(const dc__block *b, const dc__block_step *s, dc__block_place *place) {
   const dc_soap_options *o = s->options;
   dc__block_learn(b, o->shampoo_beta, 1 - o->shampoo_beta, place);
   if (s->still) {
     return;
   }
   dc__block_multiply(b, b->data, false, place);
-  adam(b, s);
+  adam(b, s, place);
   dc__block_multiply(b, b->data, true, place);
   if (s->due) {
     dc__block_multiply(b, b->exp_avg, true, place);
@@ -88,22 +82,16 @@ static dc__spectral request(const char *fn, dc__side *side, const dc__block *b, 
   return r;
 }
 
-/* x's parts along a dimension of n, `inner` elements each, in the order of the columns. */
-static void sort(const dc__block *b, const dc__side *side, int64_t inner, float *x, float *temp) {
-  size_t bytes = (size_t)inner * sizeof *x;
+/* Whether the refresh changed the order of the columns. */
+static bool moved(const dc__side *side) {
   bool moves = false;
-  for (int64_t j = 0; j < side->n; j++) {
+  for (int64_t j = 0; j < side->n && side->factor != NULL && side->info.status == DC_OK; j++) {
     moves = moves || side->order[j] != j;
   }
-  for (int64_t from = 0; from < b->count && moves; from += side->n * inner) {
-    for (int64_t j = 0; j < side->n; j++) {
-      memcpy(temp + j * inner, x + from + side->order[j] * inner, bytes);
-    }
-    memcpy(x + from, temp, (size_t)side->n * bytes);
-  }
+  return moves;
 }
 
-static void after(const dc__block *b, const dc__block_step *s, const dc__block_place *place) {
+static void after(const dc__block *b, const dc__block_step *s, dc__block_place *place) {
   if (s->still || !s->due) {
     return;
   }
@@ -111,8 +99,8 @@ static void after(const dc__block *b, const dc__block_step *s, const dc__block_p
   for (int32_t d = 0; d < b->order; d++) {
     const dc__side *side = &b->sides[d];
     inner /= side->n;
-    if (side->factor != NULL && side->info.status == DC_OK) {
-      sort(b, side, inner, b->squares, place->temp);
+    if (moved(side)) {
+      place->work->sort(place, side, inner, b->squares, b->count);
     }
   }
   dc__block_multiply(b, b->exp_avg, false, place);
@@ -129,5 +117,6 @@ static const dc__block_rules rules = {.matrix = "vectors",
                                       .after = after,
                                       .request = request};
 
-const dc__optim_kind dc__soap_kind = {DC__BLOCKED_KIND, .name = "soap", .options_size = sizeof(dc_soap_options),
-                                      .rules = &rules, .refuse = refuse};
+const dc__optim_kind dc__soap_kind = {DC__BLOCKED_KIND, .name = "soap",
+                                      .there = true,    .options_size = sizeof(dc_soap_options),
+                                      .rules = &rules,  .refuse = refuse};

@@ -28,18 +28,33 @@ static void launch(const dc_optimizer *o, int32_t kind, dc__update_batch *batch)
   }
 }
 
+static void fill_span(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span) {
+  const dc__optim_io *io = &o->io[p - o->params];
+  span->weight = io->weight;
+  span->grad = io->grad;
+  span->master = p->master;
+  span->count = p->count;
+  span->index = p - o->params;
+  span->dtype = p->dtype;
+  span->grad_dtype = io->grad_dtype;
+}
+
+void dc__optim_param_there(const dc_optimizer *o, int32_t kind, const dc__optim_param *p, dc__update_span span) {
+  dc__update_batch batch = {.spans_used = 1, .grad_scale = (float)o->grad_scale};
+  fill_span(o, p, &span);
+  batch.spans[0] = span;
+  launch(o, kind, &batch);
+}
+
 /* All parameters with gradients, as the batch says for the rest. */
 static void each_span(const dc_optimizer *o, int32_t kind, dc__update_batch *batch, dc__optim_span_fn fn) {
   batch->spans_used = 0;
   batch->grad_scale = (float)o->grad_scale;
   for (int64_t i = 0; i < o->count; i++) {
     const dc__optim_param *p = &o->params[i];
-    const dc__optim_io *io = &o->io[i];
-    dc__update_span span = {.weight = io->weight, .grad = io->grad, .master = p->master, .count = p->count};
-    span.index = i;
-    span.dtype = p->dtype;
-    span.grad_dtype = io->grad_dtype;
-    if (io->grad_dtype != DC_DTYPE_NONE && p->count > 0 && fn(o, p, &span)) {
+    dc__update_span span = {0};
+    fill_span(o, p, &span);
+    if (span.grad_dtype != DC_DTYPE_NONE && p->count > 0 && fn(o, p, &span)) {
       batch->spans[batch->spans_used++] = span;
     }
     if (batch->spans_used == DC__UPDATE_SPANS) {

@@ -68,12 +68,12 @@ static void point_41_blocks_cover_a_tensor_once(void **state) {
       for (int64_t b = 0; b < cut.blocks; b++) {
         dc__box box;
         dc__cut_box(&cut, b, &box);
-        dc__box_take(&cut, &box, whole, block);
+        dc__box_take(NULL, &cut, &box, whole, block);
         for (int64_t i = 0; i < box.count; i++) {
           seen[(int64_t)block[i]]++;
           assert_true(i == 0 || block[i] > block[i - 1]);
         }
-        dc__box_give(&cut, &box, block, cut.numel / 3, cut.numel - cut.numel / 3 * 2, part);
+        dc__box_give(NULL, &cut, &box, block, cut.numel / 3, cut.numel - cut.numel / 3 * 2, part);
       }
       for (int64_t i = 0; i < cut.numel; i++) {
         assert_int_equal(seen[i], 1);
@@ -167,7 +167,7 @@ static int check_round(dc__exchange *x, tensors *t, const bool *skip, int32_t ra
       for (int64_t i = 0; i < t->cuts[f].numel; i++) {
         whole[i] = value(f, i);
       }
-      dc__box_take(&t->cuts[f], &box, whole, want);
+      dc__box_take(NULL, &t->cuts[f], &box, whole, want);
       float *block = dc__exchange_block(x, f, b);
       CHECK((block != NULL) == (t->owners[f][b] == rank));
       for (int64_t i = 0; i < box.count && block != NULL && !(skip != NULL && skip[f]); i++) {

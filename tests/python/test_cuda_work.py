@@ -8,7 +8,7 @@ from typing import Callable
 OPTIMIZERS = """
 import libdc, numpy as np
 from libdc.linalg import Handle
-from libdc.optimizers import SGD, AdamW, Shampoo
+from libdc.optimizers import KFAC, SGD, SOAP, AdamW, Shampoo
 from simulated import memory, refused, there
 
 device = libdc.Device("cuda:0")
@@ -43,12 +43,36 @@ for kind, options in (AdamW, {"weight_decay": 0.1, "amsgrad": True}), (SGD, {"mo
             away.step, copies, [None, None, None, weights[3]])
     refused("step: weights[0] is on cuda:0, must be in host memory", TypeError, here.step, copies, [None] * 4)
 
+def near(what, ours, theirs):
+    error = np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).max(initial=0)
+    assert error <= 1e-3 * np.abs(theirs.astype(np.float64)).max(initial=0), (what, error)
+
+shapes = [(8, 8), (11,), (0, 4), (3, 4, 5)]
+for kind, options in (Shampoo, {"eps_rel": 1e-3, "max_block": 5}), (SOAP, {"precondition_frequency": 2}):
+    here, away = kind(1e-2, **options), kind(1e-2, handle=Handle(1, device=device), **options)
+    for shape in shapes:
+        here.add_param(shape), away.add_param(shape)
+    weights = [random(shape, "float32") for shape in shapes]
+    copies = [there(w, device) for w in weights]
+    for step in range(4):
+        grads = [random(shape, "float32") for shape in shapes]
+        here.step(weights, grads)
+        away.step(copies, [there(g, device) for g in grads])
+        if step == 1:
+            away.load(here.save())
+            for w, copy in zip(weights, copies):
+                memory(copy)[:] = w.reshape(-1).view(memory(copy).dtype)
+    for i, (w, copy) in enumerate(zip(weights, copies)):
+        near((kind, i), memory(copy).view(np.float32).reshape(w.shape), w)
+        assert here.state_names(i) == away.state_names(i)
+    assert away.state(0, "failures.0.0").numpy() == 0 and away.state(0, "factor.0.0").place == (2, 0)
+
 try:
-    Shampoo(handle=Handle(1, device=device))
+    KFAC(handle=Handle(1, device=device))
 except libdc.Error as error:
     assert error.status == libdc.Status.E_UNSUPPORTED
 else:
-    raise AssertionError("Shampoo has no kernels there")
+    raise AssertionError("K-FAC has no kernels there")
 print("fine")
 """
 

@@ -116,6 +116,26 @@ def test_stages_have_the_same_losses_with_our_optimizer() -> None:
     assert of_stage[0] == of_stage[1] and of_stage[0][-1] < of_stage[0][0]
 
 
+@pytest.mark.parametrize("kind, options", [(optim.Shampoo, {"eps_rel": 1e-3}), (optim.SOAP, {})])
+def test_optimizers_of_blocks_are_near_the_cpus(kind: Any, options: Any) -> None:
+    generator = torch.Generator().manual_seed(7)
+    start = [torch.randn(shape, generator=generator) for shape in [(16, 16), (5,), (0, 3), (4, 3, 5)]]
+    here, there = ([torch.nn.Parameter(value.clone().to(device)) for value in start] for device in ("cpu", DEVICE))
+    optimizers = [kind(params, lr=1e-2, **options) for params in (here, there)]
+    for _ in range(4):
+        grads = [torch.randn(value.shape, generator=generator) for value in start]
+        for params, optimizer in zip((here, there), optimizers):
+            for param, grad in zip(params, grads):
+                param.grad = grad.to(param.device)
+            optimizer.step()
+    for p, q in zip(here, there):
+        assert torch.allclose(p.detach(), q.detach().cpu(), rtol=1e-3, atol=1e-3)
+        assert optimizers[0].state[p].keys() == optimizers[1].state[q].keys()
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    factors = [optimizer.state[params[0]]["factor.0.0"] for params, optimizer in zip((here, there), optimizers)]
+    assert factors[1].device == there[0].device and torch.equal(factors[0], factors[1].cpu())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind, options", [(optim.AdamW, {"amsgrad": True}), (optim.SGD, {"momentum": 0.9})])
 def test_optimizers_have_the_bits_of_the_cpu(kind: Any, options: Any, dtype: torch.dtype) -> None:

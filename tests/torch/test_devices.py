@@ -71,7 +71,7 @@ def test_without_a_cuda_device_it_says_what_is_missing(fakes: None) -> None:
         refused(ValueError, "dc.init: meta is a device that libdc does not have", dc.init, None, CONFIG, 64)
 
 
-@pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD])
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD, optim.Shampoo, optim.SOAP])
 def test_an_optimizer_wants_one_device(fakes: None, kind: Any) -> None:
     name = kind.__name__
     mixed = [nn.Parameter(torch.empty(4, device=where)) for where in ("cpu", "cuda:0")]
@@ -84,8 +84,10 @@ def test_an_optimizer_wants_one_device(fakes: None, kind: Any) -> None:
     assert len(optimizer.param_groups) == 1
     refused(ValueError, f"{name}: parameter 0 is on meta and torch.strided, must be on the cpu or on a cuda device and",
             kind, [nn.Parameter(torch.empty(4, device="meta"))])
-    refused(ValueError, "Shampoo: parameter 0 is on cuda:0 and torch.strided, must be on the cpu and strided",
-            optim.Shampoo, mixed[1:])
+    layer = nn.Linear(2, 2, bias=False, device="meta")
+    layer.weight = nn.Parameter(torch.empty(2, 2, device="cuda:0"))
+    refused(ValueError, "KFAC: parameter 0 is on cuda:0 and torch.strided, must be on the cpu and strided", optim.KFAC,
+            layer)
 
 
 def test_an_optimizer_of_moved_parameters_says_so() -> None:

@@ -41,6 +41,28 @@ void dc__cuda_reduce(dc_stream *stream, void *dst, int32_t dst_dtype, const void
   launch(stream, DC__KERNEL_REDUCE, count, &args, sizeof args);
 }
 
+_Static_assert(sizeof(dc__cuda_box_args) <= DC__LAUNCH_BYTES, "a box must fit into a launch");
+
+void dc__cuda_box(dc_stream *stream, const dc__cuda_box_args *args) {
+  launch(stream, DC__KERNEL_BOX, args->count, args, sizeof *args);
+}
+
+void dc__cuda_graft_learn(dc_stream *stream, const dc__cuda_graft_args *args) {
+  launch(stream, DC__KERNEL_GRAFT_LEARN, args->count, args, sizeof *args);
+}
+
+void dc__cuda_graft_take(dc_stream *stream, const dc__cuda_graft_args *args) {
+  launch(stream, DC__KERNEL_GRAFT_TAKE, args->count, args, sizeof *args);
+}
+
+void dc__cuda_graft_finish(dc_stream *stream, const dc__cuda_graft_args *args) {
+  launch(stream, DC__KERNEL_GRAFT_FINISH, args->count, args, sizeof *args);
+}
+
+void dc__cuda_sort(dc_stream *stream, const dc__cuda_sort_args *args) {
+  launch(stream, DC__KERNEL_SORT, args->count, args, sizeof *args);
+}
+
 _Static_assert(sizeof(dc__update_batch) <= DC__LAUNCH_BYTES, "a batch must fit into a launch");
 
 void dc__update_there(dc_stream *here, int32_t kind, const dc__update_batch *batch) {

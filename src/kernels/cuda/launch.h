@@ -4,6 +4,7 @@
 
 #include "device/device.h"
 #include "kernels/cuda/args.h"
+#include "kernels/cuda/blocks.h"
 #include "kernels/cuda/matrix.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/sample.h"
@@ -13,6 +14,13 @@ void dc__cuda_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const 
                          int64_t count);
 void dc__cuda_reduce(dc_stream *stream, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
                      int32_t src_dtype, int64_t count, bool mean, bool accumulate);
+
+/* Blocks of parameters, and Shampoo's and SOAP's work on their elements. */
+void dc__cuda_box(dc_stream *stream, const dc__cuda_box_args *args);
+void dc__cuda_graft_learn(dc_stream *stream, const dc__cuda_graft_args *args);
+void dc__cuda_graft_take(dc_stream *stream, const dc__cuda_graft_args *args);
+void dc__cuda_graft_finish(dc_stream *stream, const dc__cuda_graft_args *args);
+void dc__cuda_sort(dc_stream *stream, const dc__cuda_sort_args *args);
 
 /* launch_attention.c: batch * heads * (longest / 64 + 1)
  * below 2^31. */

@@ -5,7 +5,8 @@
 #define DC__CUDA_FAMILIES(FAMILY) \
   FAMILY(elementwise)             \
   FAMILY(update)                  \
-  FAMILY(attention) FAMILY(attention_back) FAMILY(rows) FAMILY(matrix) FAMILY(nearest) FAMILY(sample) FAMILY(embedding)
+  FAMILY(attention)               \
+  FAMILY(attention_back) FAMILY(rows) FAMILY(matrix) FAMILY(nearest) FAMILY(sample) FAMILY(embedding) FAMILY(blocks)
 
 #define DC__CUDA_elementwise(X)                      \
   X(DC__KERNEL_CAST, dc__cast_kernel, 0)             \
@@ -16,7 +17,9 @@
 #define DC__CUDA_update(X)                 \
   X(DC__KERNEL_ADAMW, dc__adamw_kernel, 0) \
   X(DC__KERNEL_SGD, dc__sgd_kernel, 0)     \
-  X(DC__KERNEL_BELOW, dc__below_kernel, 0)
+  X(DC__KERNEL_BELOW, dc__below_kernel, 0) \
+  X(DC__KERNEL_TAKE, dc__take_kernel, 0)   \
+  X(DC__KERNEL_GIVE, dc__give_kernel, 0)
 
 /* A pass for all types and widths of a head; its first number is PASS_float32_64. */
 #define DC__CUDA_ATTENTION(X, PASS, pass)                        \
@@ -83,6 +86,13 @@
   X(DC__KERNEL_SHARES, dc__shares_kernel, 0)   \
   X(DC__KERNEL_SCATTER, dc__scatter_kernel, 0) \
   X(DC__KERNEL_ROWS_SQUARED, dc__rows_squared_kernel, 0)
+
+#define DC__CUDA_blocks(X)                               \
+  X(DC__KERNEL_BOX, dc__box_kernel, 0)                   \
+  X(DC__KERNEL_GRAFT_LEARN, dc__graft_learn_kernel, 0)   \
+  X(DC__KERNEL_GRAFT_TAKE, dc__graft_take_kernel, 0)     \
+  X(DC__KERNEL_GRAFT_FINISH, dc__graft_finish_kernel, 0) \
+  X(DC__KERNEL_SORT, dc__sort_kernel, 0)
 
 /* The numbers, in the order of the images and of their kernels. */
 enum dc__cuda_kernel {

@@ -1,5 +1,6 @@
-/* Steps of AdamW and SGD, and the look at gradients before them: a block's second number is the parameter, of a few in
- * a launch. Bit for bit what update.c computes, compiled without contraction. */
+/* Steps of AdamW and SGD, the look at gradients before them, and the ways of Shampoo's gradients into blocks and back:
+ * a block's second number is the parameter, of a few in a launch. Bit for bit what update.c computes, compiled without
+ * contraction. */
 #include "dc_api.h"
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/pack.h"
@@ -65,6 +66,7 @@ DC_DEVICE void write_weight(const dc__update_span &s, int64_t i, const dc_pack<f
 }
 
 struct adamw {
+  static constexpr bool has_gradient = true;
   template <int64_t N>
   static DC_MEMBER void at(const dc__update_batch &, const dc__update_span &s, int64_t i, const dc_pack<float, N> &g) {
     const dc__adamw_factors *f = &s.factors.adamw;
@@ -95,6 +97,7 @@ struct adamw {
 };
 
 struct sgd {
+  static constexpr bool has_gradient = true;
   template <int64_t N>
   static DC_MEMBER void at(const dc__update_batch &, const dc__update_span &s, int64_t i, const dc_pack<float, N> &g) {
     const dc__sgd_factors *f = &s.factors.sgd;
@@ -118,6 +121,7 @@ struct sgd {
 };
 
 struct below {
+  static constexpr bool has_gradient = true;
   template <int64_t N>
   static DC_MEMBER void at(const dc__update_batch &args, const dc__update_span &s, int64_t,
                            const dc_pack<float, N> &g) {
@@ -130,6 +134,38 @@ struct below {
     if (worst >= dc__size_limit(args.exponent)) {
       dc_atomic_max(DC_MEMORY(args.found, 8, 8), static_cast<uint64_t>(args.indices - s.index));
     }
+  }
+};
+
+struct take {
+  static constexpr bool has_gradient = true;
+  template <int64_t N>
+  static DC_MEMBER void at(const dc__update_batch &, const dc__update_span &s, int64_t i, dc_pack<float, N> g) {
+    if (s.factors.part.add != 0.0f || s.master != nullptr) {
+      const dc_pack<float, N> w = read_weight<N>(s, i);
+      DC_UNROLL
+      for (int64_t j = 0; j < N; j++) {
+        g.at[j] = dc__part_of_gradient(g.at[j], w.at[j], &s.factors.part);
+      }
+      if (s.master != nullptr) {
+        dc_store(s.master, i, w);
+      }
+    }
+    dc_store(s.state[0], i, g);
+  }
+};
+
+struct give {
+  static constexpr bool has_gradient = false;
+  template <int64_t N>
+  static DC_MEMBER void at(const dc__update_batch &, const dc__update_span &s, int64_t i, const dc_pack<float, N> &) {
+    const dc_pack<float, N> x = dc_load<float, N>(s.state[0], i);
+    dc_pack<float, N> w = read_weight<N>(s, i);
+    DC_UNROLL
+    for (int64_t j = 0; j < N; j++) {
+      w.at[j] = dc__part_to_weight(w.at[j], x.at[j], &s.factors.part);
+    }
+    write_weight(s, i, w);
   }
 };
 
@@ -150,17 +186,20 @@ DC_DEVICE dc__update_span span_of(const dc__update_batch &args) {
   return s;
 }
 
-/* The state is aligned, being the library's own. */
+/* State that the optimizer keeps is aligned; what goes to blocks or comes from them need not be. */
 DC_DEVICE bool is_aligned(const void *data, int32_t dtype) {
   return dtype == DC_FLOAT32 ? dc_is_aligned<float, TOGETHER>(data) : dc_is_aligned<uint16_t, TOGETHER>(data);
 }
 
 template <typename KIND, int64_t N>
 DC_DEVICE void run_at(const dc__update_batch &args, const dc__update_span &s, int64_t i) {
-  dc_pack<float, N> g = read<N>(s.grad, s.grad_dtype, i);
-  DC_UNROLL
-  for (int64_t j = 0; j < N; j++) {
-    g.at[j] = g.at[j] * args.grad_scale;
+  dc_pack<float, N> g = {};
+  if (KIND::has_gradient) {
+    g = read<N>(s.grad, s.grad_dtype, i);
+    DC_UNROLL
+    for (int64_t j = 0; j < N; j++) {
+      g.at[j] = g.at[j] * args.grad_scale;
+    }
   }
   KIND::template at<N>(args, s, i, g);
 }
@@ -168,7 +207,8 @@ DC_DEVICE void run_at(const dc__update_batch &args, const dc__update_span &s, in
 template <typename KIND>
 DC_DEVICE void run(const dc__update_batch &args) {
   const dc__update_span s = span_of(args);
-  const bool aligned = is_aligned(s.weight, s.dtype) && is_aligned(s.grad, s.grad_dtype);
+  const bool aligned =
+      is_aligned(s.weight, s.dtype) && is_aligned(s.grad, s.grad_dtype) && is_aligned(s.state[0], DC_FLOAT32);
   const int64_t whole = aligned ? s.count / TOGETHER * TOGETHER : 0;
   for (int64_t i = dc_first() * TOGETHER; i < whole; i += dc_step() * TOGETHER) {
     run_at<KIND, TOGETHER>(args, s, i);
@@ -190,4 +230,12 @@ DC_KERNEL(dc__sgd_kernel, dc__update_batch, DC__CUDA_THREADS) {
 
 DC_KERNEL(dc__below_kernel, dc__update_batch, DC__CUDA_THREADS) {
   run<below>(args);
+}
+
+DC_KERNEL(dc__take_kernel, dc__update_batch, DC__CUDA_THREADS) {
+  run<take>(args);
+}
+
+DC_KERNEL(dc__give_kernel, dc__update_batch, DC__CUDA_THREADS) {
+  run<give>(args);
 }

@@ -122,10 +122,10 @@ class Optimizer:
 
     def state(self, index: int, name: str) -> Tensor:
         """A piece of a parameter's state, to read and write between steps: memory of the handle's device, but for
-        "step", which is the host's."""
+        what counts ("step", "failures"), which is the host's."""
         view = output()
         check(lib.dc_optimizer_state(self._handle, index, name.encode(), view))
-        return result(view, self._handle, HOST if name == "step" else self.place)
+        return result(view, self._handle, HOST if view.dtype == DType.INT64 else self.place)
 
     def save(self) -> bytes:
         """This rank's state."""

@@ -61,8 +61,10 @@ class Native(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _make(self, options: Dict[str, Any]) -> optimizers.Optimizer:
-        device = devices.open_device(self._name(), self._where)
-        return self._kind(handle=Handle(torch.get_num_threads(), device=device), **options)
+        return self._kind(handle=self._handle(), **options)
+
+    def _handle(self) -> Handle:
+        return Handle(torch.get_num_threads(), device=devices.open_device(self._name(), self._where))
 
     def _name(self) -> str:
         return type(self).__name__

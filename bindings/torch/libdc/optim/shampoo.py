@@ -7,7 +7,6 @@ from typing import Any, Dict, Optional, Tuple, Type
 
 import torch
 from libdc import Comm, optimizers
-from libdc.linalg import Handle
 
 from ..torch.shard import entry_of
 from .native import Native
@@ -23,11 +22,12 @@ def _number(of: Dict[str, int], name: str, value: str) -> int:
 
 
 class Blocked(Native):
-    """On a sharded model the blocks are shared out over the ranks, and a rank has the state of its own; every rank must
+    """On the CPU, or on one CUDA device. On a sharded model the blocks are shared out over the ranks, and a rank has the state of its own; every rank must
     make each step. A gradient that is not finite raises libdc.Error on every rank, and changes nothing."""
 
     _kind: Type[optimizers.Blocked]
     _owned = re.compile(r"\w+\.\d")  # what.block, what.block.dimension
+    _devices = ("cpu", "cuda")
 
     def _begin(self, name: str, piece: torch.Tensor) -> None:
         if name.startswith(("root.", "vectors.")):
@@ -40,7 +40,7 @@ class Blocked(Native):
             raise ValueError(f"{self._name()}: the parameters belong to models that were sharded each on its own; make an "
                              "optimizer for each")
         comm: Optional[Comm] = next(iter(comms.values()), None)
-        return self._kind(comm=comm, handle=Handle(torch.get_num_threads()), **options)
+        return self._kind(comm=comm, handle=self._handle(), **options)
 
 
 class Shampoo(Blocked):

@@ -145,7 +145,7 @@ def _gather_owned(root: Root, optimizer: torch.optim.Optimizer, keep: bool) -> D
     for rank, pieces in enumerate(_each_ranks(root, json.dumps(listed).encode())):
         for number, (i, key, dtype, shape) in enumerate(json.loads(pieces)):
             own = rank == root.comm.rank
-            piece = mine[number][2].detach().clone() if own else torch.empty(shape, dtype=getattr(torch, dtype))
+            piece = mine[number][2].detach().to("cpu", copy=True) if own else torch.empty(shape, dtype=getattr(torch, dtype))
             if root.comm.size > 1:
                 root.comm.broadcast(piece.view(-1), rank)
             if keep:

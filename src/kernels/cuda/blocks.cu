@@ -1,0 +1,91 @@
+/* Blocks of parameters on a device: cut out and put back, and Shampoo's work on their elements, bit for bit what the
+ * CPU computes but for the ratio of two lengths; compiled without contraction. */
+#include <math.h>
+
+#include "kernels/cuda/gpu.h"
+
+#include "kernels/cuda/args.h"
+#include "kernels/cuda/blocks.h"
+
+namespace {
+
+/* `count` floats of the device; nullptr stays that. */
+template <typename T>
+DC_DEVICE T *floats(T *data, int64_t count) {
+  (void)count;
+  return data == nullptr ? data : DC_MEMORY(data, count * 4, 4);
+}
+
+}  // namespace
+
+DC_KERNEL(dc__box_kernel, dc__cuda_box_args, DC__CUDA_THREADS) {
+  float *block = floats(args.block, args.count), *part = floats(args.part, args.length);
+  for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
+    int64_t at = args.begin - args.first, rest = i;
+    for (int32_t d = args.dims - 1; d > 0; d--) {
+      const int64_t above = rest / args.size[d];
+      at += (rest - above * args.size[d]) * args.stride[d];
+      rest = above;
+    }
+    at += rest * args.stride[0];
+    if (!args.give) {
+      block[i] = part[at];
+    } else if (at >= 0 && at < args.length) {
+      part[at] = block[i];
+    }
+  }
+}
+
+DC_KERNEL(dc__graft_learn_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
+  const dc__graft_factors *f = &args.factors;
+  float *data = floats(args.data, args.count);
+  float *exp_avg = floats(args.exp_avg, args.count), *squares = floats(args.squares, args.count);
+  for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
+    const float g = data[i];
+    if (squares != nullptr) {
+      squares[i] = dc__graft_square(squares[i], g, f);
+    }
+    if (exp_avg != nullptr) {
+      const float m = dc__graft_mean(exp_avg[i], g, f);
+      exp_avg[i] = m;
+      data[i] = f->whole_m * m;
+    }
+  }
+}
+
+DC_KERNEL(dc__graft_take_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
+  const float *data = floats(args.data, args.count), *squares = floats(args.squares, args.count);
+  float *to = floats(args.to, args.count);
+  for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
+    to[i] = squares == nullptr ? data[i] : dc__graft_direction(data[i], squares[i], &args.factors);
+  }
+}
+
+DC_KERNEL(dc__graft_finish_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
+  const dc__graft_factors *f = &args.factors;
+  float *data = floats(args.data, args.count), *momentum = floats(args.momentum, args.count);
+  float ratio = 1;
+  if (args.lengths != nullptr) {
+    const dc__cuda_report *lengths = DC_MEMORY(args.lengths, 2 * sizeof *lengths, alignof(dc__cuda_report));
+    const double own = sqrt(lengths[1].fold);
+    ratio = own > 0 ? static_cast<float>(sqrt(lengths[0].fold) / own) : 0;
+  }
+  for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
+    float u = data[i] * ratio;
+    if (momentum != nullptr) {
+      momentum[i] = dc__graft_momentum(momentum[i], u, f);
+      u = dc__graft_step(momentum[i], u, f);
+    }
+    data[i] = u;
+  }
+}
+
+DC_KERNEL(dc__sort_kernel, dc__cuda_sort_args, DC__CUDA_THREADS) {
+  const float *x = floats(args.x, args.count);
+  float *to = floats(args.to, args.count);
+  const int64_t *order = DC_MEMORY(args.order, args.n * 8, 8);
+  for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
+    const int64_t part = i / args.inner, j = part % args.n;
+    to[i] = x[i + (order[j] - j) * args.inner];
+  }
+}

@@ -1,0 +1,41 @@
+/* The arguments of the kernels for blocks of parameters (blocks.cu), as the host and the device see them. */
+#ifndef DC_KERNELS_CUDA_BLOCKS_H
+#define DC_KERNELS_CUDA_BLOCKS_H
+
+#include "kernels/cuda/matrix.h"
+#include "kernels/update_element.h"
+
+enum { DC__CUDA_BOX_DIMS = 32 };
+
+/* A dense block and elements [first, first + length) of the parameter that it is cut out of: the block from all of it,
+ * or with `give` what of the block lies there. */
+typedef struct dc__cuda_box_args {
+  float *block, *part;
+  int64_t count; /* of the block */
+  int64_t first, length;
+  int64_t begin;                                              /* of the block, in the parameter */
+  int64_t size[DC__CUDA_BOX_DIMS], stride[DC__CUDA_BOX_DIMS]; /* of the block, and from one to the next outside of it */
+  int32_t dims, give;
+} dc__cuda_box_args;
+
+/* A block of Shampoo's. LEARN: squares, exp_avg, and data the filtered gradient; TAKE: to = what the graft makes of
+ * data; FINISH: data times the ratio of two lengths, whose squares are folds of reports, and momentum. */
+typedef struct dc__cuda_graft_args {
+  float *data;
+  float *exp_avg, *squares, *momentum; /* NULL: none */
+  float *to;                           /* TAKE: may be data */
+  const dc__cuda_report *lengths;      /* FINISH: [2], wanted and of data; NULL: as it is */
+  int64_t count;
+  dc__graft_factors factors;
+} dc__cuda_graft_args;
+
+/* to = x with its parts along a dimension of n, `inner` elements each, in an order: the j-th from where order[j] was.
+ */
+typedef struct dc__cuda_sort_args {
+  const float *x;
+  float *to;
+  const int64_t *order;
+  int64_t n, inner, count;
+} dc__cuda_sort_args;
+
+#endif

@@ -1,0 +1,72 @@
+/* What a block's work is made of, on the host. */
+#include "optim/blocked.h"
+
+static void square(const dc__block_place *place, bool trans, int64_t n, int64_t k, const float *a, double add,
+                   double keep, float *c) {
+  dc__syrk(place->pool, place->scratch, trans, n, k, a, add, keep, c);
+}
+
+static void multiply(const dc__block_place *place, const dc__gemm *g) {
+  dc__gemm_on(place->pool, g, place->scratch);
+}
+
+/* In tiles that fit the first-level cache. */
+static void turn(const dc__block_place *place, const float *from, int64_t rows, int64_t cols, float *to) {
+  enum { TILE = 32 };
+  (void)place;
+  for (int64_t i0 = 0; i0 < rows; i0 += TILE) {
+    for (int64_t j0 = 0; j0 < cols; j0 += TILE) {
+      for (int64_t i = i0; i < rows && i < i0 + TILE; i++) {
+        for (int64_t j = j0; j < cols && j < j0 + TILE; j++) {
+          to[j * rows + i] = from[i * cols + j];
+        }
+      }
+    }
+  }
+}
+
+static void copy(const dc__block_place *place, float *to, const float *from, int64_t count) {
+  (void)place;
+  memcpy(to, from, (size_t)count * sizeof *to);
+}
+
+static void scale(const dc__block_place *place, float *a, int64_t n, float factor) {
+  (void)place;
+  for (int64_t i = 0; i < n * n; i++) {
+    a[i] *= factor;
+  }
+}
+
+static void adam(const dc__block_place *place, const dc__block *b, const dc__adamw_factors *factors) {
+  float tile[DC__OPTIM_TILE];
+  (void)place;
+  for (int64_t from = 0; from < b->count; from += DC__OPTIM_TILE) {
+    int64_t count = b->count - from < DC__OPTIM_TILE ? b->count - from : DC__OPTIM_TILE;
+    memset(tile, 0, sizeof tile);
+    dc__update_adamw(tile, b->exp_avg + from, b->squares + from, NULL, b->data + from, count, factors);
+    memcpy(b->data + from, tile, (size_t)count * sizeof *tile);
+  }
+}
+
+static void sort(const dc__block_place *place, const dc__side *side, int64_t inner, float *x, int64_t count) {
+  float *temp = place->temp;
+  size_t bytes = (size_t)inner * sizeof *x;
+  for (int64_t from = 0; from < count; from += side->n * inner) {
+    for (int64_t j = 0; j < side->n; j++) {
+      memcpy(temp + j * inner, x + from + side->order[j] * inner, bytes);
+    }
+    memcpy(x + from, temp, (size_t)side->n * bytes);
+  }
+}
+
+const dc__block_work dc__block_here = {.square = square,
+                                       .multiply = multiply,
+                                       .turn = turn,
+                                       .copy = copy,
+                                       .scale = scale,
+                                       .graft_learn = dc__graft_learn,
+                                       .graft_take = dc__graft_take,
+                                       .graft_measure = dc__graft_measure,
+                                       .graft_finish = dc__graft_finish,
+                                       .adam = adam,
+                                       .sort = sort};
