@@ -28,12 +28,24 @@ void dc__span_end_on(dc__span *span, dc_stream *stream) {
   dc__stream_note(stream, end_task, &span, sizeof span);
 }
 
+/* A rank whose device failed offers nothing, since nobody could tell whether it was computed: it ends the group. */
+static bool may_run(dc_comm *comm, const dc__coll *coll) {
+  if (dc__comm_check(comm) != DC_OK) {
+    return false;
+  }
+  if (coll->device == NULL || dc__device_check(coll->device) == DC_OK) {
+    return true;
+  }
+  comm->ops->abort(comm, dc_last_error());
+  return false;
+}
+
 /* Ends the reference that submit() took: a queued collective keeps its communicator alive. */
 static void run_task(void *args) {
   const dc__coll *coll = args;
   dc_comm *comm = coll->comm;
   dc__span_begin(coll->tag.span);
-  if (dc__comm_check(comm) == DC_OK) {
+  if (may_run(comm, coll)) {
     comm->ops->run(comm, coll);
   }
   dc__span_end(coll->tag.span, atomic_load_explicit(&comm->failed, memory_order_acquire) != 0);

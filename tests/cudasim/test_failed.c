@@ -237,13 +237,45 @@ static void test_a_context_frees_nothing_under_queued_work(void **state) {
   }
 }
 
+/* ---- other ranks ---- */
+
+/* Rank 1's kernel is refused between its last call and its collective. Rank 0 would take what was never computed. */
+static void offer_nothing(rank *r) {
+  const int64_t all = 2 * COUNT;
+  dc_buffer *buffer;
+  dc_stream *stream;
+  OK(r, dc_memory_alloc(r->ctx, 2 * COUNT * sizeof(float), DC_MEMORY_DEVICE, &buffer));
+  OK(r, dc_stream_create(r->device, &stream));
+  float *x = dc_buffer_data(buffer);
+  dc_tensor full = flat(x, &all, DC_FLOAT32);
+  dc_tensor part = flat(x + r->rank * COUNT, &count, DC_FLOAT32);
+  if (r->rank == 1) {
+    r->device->ops->stream_launch(stream, &(dc__launch){.threads = 1 << 20, .blocks = 1, .args = &count, .bytes = 8});
+  }
+  dc_status status = dc_comm_all_gather(r->comm, &part, &full, NULL, stream);
+  CHECK(r, status == DC_OK || status == DC_E_ABORTED); /* the other rank may be there first */
+  status = dc_stream_synchronize(stream, 0);
+  CHECK(r, status == (r->rank == 1 ? DC_E_DEVICE : DC_OK));
+  CHECK(r, dc_comm_check(r->comm) == DC_E_ABORTED);
+  CHECK(r, strstr(dc_last_error(), "rank 1") != NULL && strstr(dc_last_error(), "cuLaunchKernel") != NULL);
+  dc_stream_destroy(stream);
+  dc_buffer_release(buffer);
+}
+
+static void test_a_failed_rank_offers_nothing(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 2}, offer_nothing, NULL);
+  assert_int_equal(cudasim_live(), 0);
+}
+
 #define TEST(name) cmocka_unit_test_setup(name, set_up)
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_an_event_passes_when_its_work_is_done),     TEST(test_what_the_driver_refuses_is_waited_for),
       TEST(test_memory_of_a_failed_device_goes_back_last),  TEST(test_memory_stays_where_nobody_can_tell),
-      TEST(test_a_context_frees_nothing_under_queued_work),
+      TEST(test_a_context_frees_nothing_under_queued_work), TEST(test_a_failed_rank_offers_nothing),
   };
+  setenv("DC_TEST_DEVICE", "cuda", 1); /* for run_ranks */
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
