@@ -148,11 +148,9 @@ DC_BLOCK_KERNEL(dc__nearest_normalise_kernel, dc__cuda_nearest_args, THREADS) {
   }
 }
 
-/* By one warp. squares are u's, traces v's, and each has as many as blocks made it. */
+/* By one warp, of which one thread alone reads the state that it writes. squares are u's, traces v's, and each has as many
+ * as blocks made it. */
 DC_BLOCK_KERNEL(dc__nearest_judge_kernel, dc__cuda_nearest_args, DC_WARP) {
-  if (!goes_on(args)) {
-    return;
-  }
   const double *squares = there(args.squares, 1, BLOCKS), *traces = there(args.traces, 1, BLOCKS);
   dc__cuda_nearest_found *found = found_of(args);
   double square = 0, trace = 0;
@@ -162,7 +160,7 @@ DC_BLOCK_KERNEL(dc__nearest_judge_kernel, dc__cuda_nearest_args, DC_WARP) {
   }
   square = sum_of_warp(square);
   trace = sum_of_warp(trace);
-  if (dc_thread() == 0) {
+  if (dc_thread() == 0 && goes_on(args)) {
     dc__nearest_judge(&found->state, sqrt(square), of_bits(found->moved), args.enough);
     found->trace = trace;
     found->moved = 0;
