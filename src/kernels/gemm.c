@@ -1,25 +1,28 @@
 /* Matrix products by packed panels and tiles. A task is a block of C. B's part of it is packed as a whole where it fits
- * scratch memory, and stays there for the thread's next block of the same columns; then, strip by strip of the block's
- * rows, A is packed for each slice of k, the tiles add to an accumulator, and the epilogue writes the strip. What a
- * strip uses over and over stays in the second-level cache. */
+ * scratch memory, and stays there for the thread's next block of the same columns; where several threads would pack the
+ * same, all pack together first. Then, strip by strip of the block's rows, A is packed for each slice of k, the tiles
+ * add to an accumulator, and the epilogue writes the strip. What a strip uses over and over stays in the second-level
+ * cache. */
 #include "kernels/gemm.h"
 
 #include <string.h>
 
+#include "kernels/gemm_finish.h"
 #include "kernels/kernels.h"
 #include "kernels/pack.h"
 
 enum {
-  STEPS = 256,      /* words in k of a slice: a panel of B stays in the first-level cache */
-  STRIP = 168,      /* rows of a strip, a multiple of each tile's */
-  MOST_M = 3 * 168, /* rows of a strip, and of a block, where B is packed again for each */
-  MOST_N = 1024,    /* columns of a block, half as many for float64 */
-  LEAST = 128,      /* a side is not cut into less than this for the sake of more tasks */
-  BLOCKS_EACH = 8,  /* blocks that a thread has at most for the sake of more tasks */
-  LATE = 8,         /* what a late thread costs: this part of a block */
-  PACKED = 32,      /* multiplications that take as long as packing an element */
-  MOST_B = 5 << 20, /* bytes of B packed as a whole */
-  AHEAD = 2,        /* rows of C that are fetched before they are finished */
+  STEPS = 256,              /* words in k of a slice: a panel of B stays in the first-level cache */
+  STRIP = 168,              /* rows of a strip, a multiple of each tile's */
+  MOST_M = 3 * 168,         /* rows of a strip, and of a block, where B is packed again for each */
+  MOST_N = DC__GEMM_FINISH, /* columns of a block, half as many for float64 */
+  LEAST = 128,              /* a side is not cut into less than this for the sake of more tasks */
+  BLOCKS_EACH = 8,          /* blocks that a thread has at most for the sake of more tasks */
+  LATE = 8,                 /* what a late thread costs: this part of a block */
+  PACKED = 32,              /* multiplications that take as long as packing an element */
+  MOST_B = 5 << 20,         /* bytes of B packed as a whole */
+  GROUP = 256,              /* columns of B that a thread packs at a time for all of them */
+  AHEAD = 2,                /* rows of C that are fetched before they are finished */
   ALIGN = 64
 };
 
@@ -79,14 +82,15 @@ static int64_t longest_of(int64_t size, int64_t tile, int64_t parts) {
   return cuts(cuts(size, tile), parts) * tile;
 }
 
-/* What a way to cut costs all threads together, in multiplications. A is packed for every block of columns, B by every
- * thread that has blocks of its columns; the last round may leave threads idle, and a thread may come late. */
+/* What a way to cut costs all threads together, in multiplications. A is packed for every block of columns, B, unless
+ * it is packed, by every thread that has blocks of its columns; the last round may leave threads idle, and a thread may
+ * come late. */
 static double cost_of(const plan *p, int64_t threads, int64_t blocks_m, int64_t blocks_n) {
   const dc__gemm *g = p->g;
   const double work = (double)g->m * (double)g->n * (double)g->batch;
   const int64_t tasks = blocks_m * blocks_n * g->batch;
   const double late = (double)(cuts(tasks, threads) * threads) + (double)threads / LATE;
-  const int64_t times = p->whole && threads < blocks_m ? threads : blocks_m;
+  const int64_t times = g->packed != NULL ? 0 : p->whole && threads < blocks_m ? threads : blocks_m;
   const double packed = (double)g->m * (double)blocks_n + (double)g->n * (double)times;
   return work * late / (double)tasks + PACKED * packed * (double)g->batch;
 }
@@ -139,67 +143,6 @@ static plan make_plan(const dc__gemm *g, int32_t threads) {
   return p;
 }
 
-/* Elements from i on in float32: where they lie, or in `row`, which becomes their copy. */
-static const float *row_of(float *row, const void *src, int32_t dtype, int64_t i, int64_t count) {
-  const void *at = dc__const_at(src, dtype, i);
-  if (dtype == DC_FLOAT32) {
-    return at;
-  }
-  dc__cast(row, DC_FLOAT32, at, dtype, count);
-  return row;
-}
-
-/* Row i of C from column j on: `count` sums t in float32. */
-static void finish_f32(const dc__gemm *g, void *c, void *aux, float *t, int64_t i, int64_t j, int64_t count) {
-  int64_t at = i * g->ldc + j;
-  float row[MOST_N];
-  if (g->alpha != 1) {
-    dc__row_scale(t, count, (float)g->alpha);
-  }
-  if (g->beta != 0) {
-    const float *old = row_of(row, c, g->out_dtype, at, count);
-    if (g->beta != 1) {
-      memmove(row, old, (size_t)count * sizeof(float));
-      dc__row_scale(row, count, (float)g->beta);
-      old = row;
-    }
-    dc__row_add(t, old, count);
-  }
-  if (g->bias != NULL && (g->epilogue == DC__EPILOGUE_BIAS || g->epilogue == DC__EPILOGUE_GELU)) {
-    dc__row_add(t, row_of(row, g->bias, g->dtype, j, count), count);
-  }
-  if (g->epilogue == DC__EPILOGUE_GELU) {
-    char rounded[MOST_N * sizeof(float)];
-    void *kept = aux != NULL ? dc__at(aux, g->out_dtype, at) : rounded;
-    dc__cast(kept, g->out_dtype, t, DC_FLOAT32, count);
-    dc__gelu(t, row_of(row, kept, g->out_dtype, 0, count), count, g->gelu);
-  } else if (g->epilogue == DC__EPILOGUE_GELU_BACK) {
-    dc__gelu_back(t, row_of(row, aux, g->out_dtype, at, count), count, g->gelu);
-  }
-  dc__cast(dc__at(c, g->out_dtype, at), g->out_dtype, t, DC_FLOAT32, count);
-}
-
-static void finish_f64(const dc__gemm *g, double *c, const double *restrict t, int64_t i, int64_t j, int64_t count) {
-  double *restrict out = c + i * g->ldc + j;
-  const double alpha = g->alpha;
-  const double beta = g->beta;
-  if (beta != 0) {
-    for (int64_t x = 0; x < count; x++) {
-      out[x] = alpha * t[x] + beta * out[x];
-    }
-  } else {
-    for (int64_t x = 0; x < count; x++) {
-      out[x] = alpha * t[x];
-    }
-  }
-  if (g->epilogue == DC__EPILOGUE_BIAS) {
-    const double *bias = g->bias;
-    for (int64_t x = 0; x < count; x++) {
-      out[x] += bias[j + x];
-    }
-  }
-}
-
 /* What one task computes, and where in scratch memory. */
 typedef struct block {
   int64_t matrix, i, j, m, n;
@@ -238,9 +181,9 @@ static void finish_strip(const plan *p, const block *at, int64_t first, int64_t 
     }
     void *sums = at->acc + (size_t)(i * at->ld) * dc__tile_word(p->kind);
     if (p->kind == DC__TILE_F64) {
-      finish_f64(g, c, sums, first + i, at->j, at->n);
+      dc__gemm_finish_f64(g, c, sums, first + i, at->j, at->n);
     } else {
-      finish_f32(g, c, aux, sums, first + i, at->j, at->n);
+      dc__gemm_finish_f32(g, c, aux, sums, first + i, at->j, at->n);
     }
   }
 }
@@ -281,12 +224,14 @@ static void run_strip(const plan *p, const block *at, int64_t first, int64_t row
 static void run_block(const plan *p, int64_t index, char *scratch) {
   const dc__gemm *g = p->g;
   const int64_t word = (int64_t)dc__tile_word(p->kind);
-  const int64_t columns = index / p->blocks_m;
+  /* Where B is packed, blocks of the same rows follow each other. */
+  const int64_t columns = g->packed != NULL ? index % p->blocks_n : index / p->blocks_m;
+  const int64_t rows = g->packed != NULL ? index / p->blocks_n : index % p->blocks_m;
   block at = {.matrix = columns / p->blocks_n, .a = p->a, .b = p->b, .kept = (int64_t *)(void *)scratch};
   at.number = columns + 1;
-  at.i = begin_of(g->m, p->tile.mr, p->blocks_m, index % p->blocks_m);
+  at.i = begin_of(g->m, p->tile.mr, p->blocks_m, rows);
   at.j = begin_of(g->n, p->tile.nr, p->blocks_n, columns % p->blocks_n);
-  at.m = begin_of(g->m, p->tile.mr, p->blocks_m, index % p->blocks_m + 1) - at.i;
+  at.m = begin_of(g->m, p->tile.mr, p->blocks_m, rows + 1) - at.i;
   at.n = begin_of(g->n, p->tile.nr, p->blocks_n, columns % p->blocks_n + 1) - at.j;
   if (at.m <= 0 || at.n <= 0) {
     return;
@@ -314,12 +259,91 @@ static void run_task(void *arg, int64_t index, void *scratch) {
   run_block(arg, index, scratch);
 }
 
-void dc__gemm_run(dc__pool *pool, const dc__gemm *gemm) {
+static void run_blocks(dc__pool *pool, const dc__gemm *gemm, void *scratch) {
   plan p = make_plan(gemm, dc__pool_threads(pool));
   /* A product's operations are cheap: eight at a time, and more. */
   const int64_t elements = cuts(gemm->m, p.blocks_m) * cuts(gemm->n, p.blocks_n);
   int64_t cost = gemm->k < (1 << 20) ? elements * gemm->k / 8 : INT64_MAX;
-  dc__parallel_sized(pool, p.blocks_m * p.blocks_n * gemm->batch, cost, run_task, &p);
+  dc__parallel_with(pool, scratch, p.blocks_m * p.blocks_n * gemm->batch, cost, run_task, &p);
+}
+
+/* ---- B packed beforehand: by the caller, or by all threads for all of them ---- */
+
+typedef struct packing {
+  const dc__gemm *g;
+  dc__tile tile;
+  int32_t kind;
+  int64_t slice, groups; /* elements in k of a piece; pieces of a slice */
+  char *packed;
+} packing;
+
+static packing packing_of(const dc__gemm *g, int64_t groups, void *packed) {
+  packing p = {.g = g, .groups = groups, .packed = packed};
+  p.tile = tile_of(g->dtype, &p.kind);
+  p.slice = STEPS * dc__tile_depth(p.kind);
+  return p;
+}
+
+static int64_t pieces_of(const packing *p) {
+  return cuts(p->g->k, p->slice) * p->groups;
+}
+
+static void pack_piece(void *arg, int64_t index, void *scratch) {
+  (void)scratch;
+  const packing *p = arg;
+  const dc__gemm *g = p->g;
+  const int64_t k = index / p->groups * p->slice;
+  const int64_t j = begin_of(g->n, p->tile.nr, p->groups, index % p->groups);
+  const int64_t columns = begin_of(g->n, p->tile.nr, p->groups, index % p->groups + 1) - j;
+  const int64_t part = g->k - k < p->slice ? g->k - k : p->slice;
+  const int64_t steps = (part + dc__tile_depth(p->kind) - 1) / dc__tile_depth(p->kind);
+  const dc__operand b = {g->b, g->ldb, g->dtype, g->trans_b};
+  char *to = p->packed + dc__gemm_packed_bytes(g->dtype, g->n, k) + (size_t)(j * steps) * dc__tile_word(p->kind);
+  dc__pack(to, &p->tile, p->kind, p->tile.nr, &b, j, columns, k, part);
+}
+
+/* As many columns of B at a time as fit the caller's scratch memory beside its own work. */
+static void run_shared(dc__pool *pool, const dc__gemm *gemm, int64_t columns, char *scratch) {
+  char *packed = scratch + DC__GEMM_PACKED_SCRATCH;
+  const int64_t tile = dc__gemm_shape_of(gemm->dtype).columns;
+  const int64_t parts = cuts(gemm->n, columns);
+  for (int64_t i = 0; i < parts; i++) {
+    const int64_t j = begin_of(gemm->n, tile, parts, i);
+    dc__gemm g = *gemm;
+    g.n = begin_of(gemm->n, tile, parts, i + 1) - j;
+    g.b = dc__const_at(g.b, g.dtype, g.trans_b ? j * g.ldb : j);
+    g.c = dc__at(g.c, g.out_dtype, j);
+    g.aux = g.aux != NULL ? dc__at(g.aux, g.out_dtype, j) : NULL;
+    g.bias = g.bias != NULL ? dc__const_at(g.bias, g.dtype, j) : NULL;
+    packing task = packing_of(&g, cuts(g.n, GROUP), packed);
+    dc__parallel_with(pool, scratch, pieces_of(&task), GROUP * task.slice, pack_piece, &task);
+    g.packed = packed;
+    run_blocks(pool, &g, scratch);
+  }
+}
+
+/* Columns of B that are packed for all threads at a time; 0: each thread packs for itself, as there are enough
+ * matrices, or only one block of rows, or k is long. */
+static int64_t shared_columns(dc__pool *pool, const dc__gemm *g) {
+  if (dc__pool_threads(pool) == 1 || g->batch > 1 || g->packed != NULL || g->m < 2 * LEAST || g->k == 0) {
+    return 0;
+  }
+  int32_t kind;
+  const dc__tile tile = tile_of(g->dtype, &kind);
+  const int64_t steps = cuts(g->k, dc__tile_depth(kind));
+  const int64_t columns = MOST_B / (int64_t)dc__tile_word(kind) / steps / tile.nr * tile.nr;
+  return columns >= LEAST || columns >= g->n ? columns : 0;
+}
+
+void dc__gemm_run(dc__pool *pool, const dc__gemm *gemm) {
+  void *scratch = dc__scratch_take(pool);
+  const int64_t columns = shared_columns(pool, gemm);
+  if (columns > 0) {
+    run_shared(pool, gemm, columns, scratch);
+  } else {
+    run_blocks(pool, gemm, scratch);
+  }
+  dc__scratch_give(pool, scratch);
 }
 
 void dc__gemm_serial(const dc__gemm *gemm, void *scratch) {
@@ -356,12 +380,8 @@ size_t dc__gemm_packed_bytes(int32_t dtype, int64_t n, int64_t k) {
 }
 
 void dc__gemm_pack(const dc__gemm *g, void *packed) {
-  int32_t kind;
-  const dc__tile tile = tile_of(g->dtype, &kind);
-  const dc__operand b = {g->b, g->ldb, g->dtype, g->trans_b};
-  const int64_t slice = STEPS * dc__tile_depth(kind);
-  for (int64_t k = 0; k < g->k; k += slice) {
-    const int64_t part = g->k - k < slice ? g->k - k : slice;
-    dc__pack((char *)packed + dc__gemm_packed_bytes(g->dtype, g->n, k), &tile, kind, tile.nr, &b, 0, g->n, k, part);
+  packing p = packing_of(g, 1, packed);
+  for (int64_t i = 0; g->k > 0 && i < pieces_of(&p); i++) {
+    pack_piece(&p, i, NULL);
   }
 }

@@ -22,7 +22,9 @@ typedef struct job {
   dc__work_fn fn;
   void *arg;
   int64_t n;
-  atomic_llong next;  /* first index nobody took */
+  atomic_llong taken; /* indices that somebody took: the caller from the first on, helpers from the last on down */
+  int64_t front;      /* the caller's next */
+  atomic_llong back;  /* taken by helpers */
   atomic_int helpers; /* workers inside; changes under the pool's mutex */
   struct job *link;
 } job;
@@ -179,14 +181,12 @@ int32_t dc__pool_threads(const dc__pool *pool) {
   return pool->threads;
 }
 
-static void work_on(job *j, void *block) {
+/* From both ends, so that a thread finds more of what it made itself in its caches: kernels that follow each other cut
+ * the same rows. */
+static void work_on(job *j, bool helper, void *block) {
   memset(block, 0, DC__SCRATCH_MARK);
-  for (;;) {
-    int64_t index = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
-    if (index >= j->n) {
-      return;
-    }
-    j->fn(j->arg, index, block);
+  while (atomic_fetch_add_explicit(&j->taken, 1, memory_order_relaxed) < j->n) {
+    j->fn(j->arg, helper ? j->n - 1 - atomic_fetch_add_explicit(&j->back, 1, memory_order_relaxed) : j->front++, block);
   }
 }
 
@@ -217,7 +217,7 @@ static void scratch_give(dc__pool *pool, scratch *block) {
 
 static job *find_job(dc__pool *pool) {
   job *j = pool->jobs;
-  while (j != NULL && atomic_load_explicit(&j->next, memory_order_relaxed) >= j->n) {
+  while (j != NULL && atomic_load_explicit(&j->taken, memory_order_relaxed) >= j->n) {
     j = j->link;
   }
   return j;
@@ -254,7 +254,7 @@ static void *worker(void *arg) {
     if (j != NULL) {
       atomic_fetch_add_explicit(&j->helpers, 1, memory_order_relaxed);
       pthread_mutex_unlock(&pool->mutex);
-      work_on(j, block);
+      work_on(j, true, block);
       pthread_mutex_lock(&pool->mutex);
       atomic_fetch_sub_explicit(&j->helpers, 1, memory_order_relaxed);
       pthread_cond_broadcast(&pool->done);
@@ -318,7 +318,7 @@ static void with_helpers(dc__pool *pool, job *j, void *block) {
   make_room(pool);
   pthread_cond_broadcast(&pool->work);
   pthread_mutex_unlock(&pool->mutex);
-  work_on(j, block);
+  work_on(j, false, block);
   spin_for_helpers(j);
   pthread_mutex_lock(&pool->mutex);
   job **at = &pool->jobs;
@@ -332,34 +332,45 @@ static void with_helpers(dc__pool *pool, job *j, void *block) {
   pthread_mutex_unlock(&pool->mutex);
 }
 
-static void run(dc__pool *pool, int64_t n, bool alone, dc__work_fn fn, void *arg) {
-  if (n <= 0) {
-    return;
+void *dc__scratch_take(dc__pool *pool) {
+  if (pool->process == getpid()) {
+    return scratch_take(pool);
   }
+  /* In a child of fork() the mutex may have been taken by a thread that is not there. */
+  scratch *own = scratch_create();
+  while (own == NULL) {
+    sched_yield();
+    own = scratch_create();
+  }
+  return own;
+}
+
+void dc__scratch_give(dc__pool *pool, void *block) {
+  if (pool->process == getpid()) {
+    scratch_give(pool, block);
+  } else {
+    free(block);
+  }
+}
+
+void dc__parallel_with(dc__pool *pool, void *block, int64_t n, int64_t cost, dc__work_fn fn, void *arg) {
   job j = {.fn = fn, .arg = arg, .n = n};
-  if (pool->process != getpid()) { /* the mutex may have been taken by a thread that is not in this child */
-    scratch *own = scratch_create();
-    while (own == NULL) {
-      sched_yield();
-      own = scratch_create();
-    }
-    work_on(&j, own);
-    free(own);
-    return;
-  }
-  scratch *block = scratch_take(pool);
-  if (alone || n == 1 || pool->threads == 1) {
-    work_on(&j, block);
+  const bool small = n < WORTH && cost < WORTH && n * cost < WORTH;
+  if (small || n <= 1 || pool->threads == 1 || pool->process != getpid()) {
+    work_on(&j, false, block);
   } else {
     with_helpers(pool, &j, block);
   }
-  scratch_give(pool, block);
-}
-
-void dc__parallel(dc__pool *pool, int64_t n, dc__work_fn fn, void *arg) {
-  run(pool, n, false, fn, arg);
 }
 
 void dc__parallel_sized(dc__pool *pool, int64_t n, int64_t cost, dc__work_fn fn, void *arg) {
-  run(pool, n, n < WORTH && cost < WORTH && n * cost < WORTH, fn, arg);
+  if (n > 0) {
+    void *block = dc__scratch_take(pool);
+    dc__parallel_with(pool, block, n, cost, fn, arg);
+    dc__scratch_give(pool, block);
+  }
+}
+
+void dc__parallel(dc__pool *pool, int64_t n, dc__work_fn fn, void *arg) {
+  dc__parallel_sized(pool, n, WORTH, fn, arg);
 }

@@ -32,5 +32,13 @@ void dc__parallel(dc__pool *pool, int64_t n, dc__work_fn fn, void *arg);
 /* The same, where an index is about `cost` multiplications or loads: what is too small to be worth waking others is
  * done by the caller alone. */
 void dc__parallel_sized(dc__pool *pool, int64_t n, int64_t cost, dc__work_fn fn, void *arg);
+/* The same, where the caller's scratch is `block`. Work of several calls can share what lies there beyond what the
+ * threads use as their own: it stays from call to call, but for the first DC__SCRATCH_MARK bytes. */
+void dc__parallel_with(dc__pool *pool, void *block, int64_t n, int64_t cost, dc__work_fn fn, void *arg);
+
+/* A block for dc__parallel_with(), to be given back. Never fails: where memory is short, it waits for other callers'.
+ */
+void *dc__scratch_take(dc__pool *pool);
+void dc__scratch_give(dc__pool *pool, void *block);
 
 #endif

@@ -22,10 +22,19 @@ static const char *row_of(const char *base, int64_t token, int64_t stride, int32
   return base + (size_t)(token * stride) * dc_dtype_size(dtype);
 }
 
+/* Rows that are fetched ahead: a head's piece of a row is too short for processors to see where the next one lies. */
+enum { AHEAD = 8 };
+
 /* delta = rowsum(dout out), which is rowsum(dP P) (Dao et al.). */
 static void sum_delta(const dc__head *head, const gradients *g, const void *c, float *a, float *b) {
+  const size_t bytes = (size_t)head->d * dc_dtype_size(head->dtype);
+  const char *first = row_of(c, head->out, 1, head->dtype);
   for (int64_t i = 0; i < head->length; i++) {
-    const char *out = (const char *)c + (size_t)(head->out + i * g->hidden) * dc_dtype_size(head->dtype);
+    const char *out = row_of(first, i, g->hidden, head->dtype);
+    if (i + AHEAD < head->length) {
+      dc__prefetch(row_of(g->dc, i + AHEAD, g->hidden, head->dtype), bytes);
+      dc__prefetch(row_of(first, i + AHEAD, g->hidden, head->dtype), bytes);
+    }
     dc__cast(a, DC_FLOAT32, row_of(g->dc, i, g->hidden, head->dtype), head->dtype, head->d);
     dc__cast(b, DC_FLOAT32, out, head->dtype, head->d);
     g->delta[i] = dc__row_dot(a, b, head->d);

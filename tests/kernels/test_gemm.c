@@ -159,28 +159,38 @@ static void test_gelu(void **state) {
   dc__pool_close(pool);
 }
 
-/* Large enough for several blocks and slices: serial, 1, 2 and 5 threads, and a part of the rows, give the same bits.
- */
+/* Large enough for several blocks and slices: serial, 1, 2 and 4 threads, and a part of the rows, give the same bits,
+ * in aux, too. From 2 threads on all of them pack B together. */
 static void test_same_bits(void **state) {
   (void)state;
   static char scratch[DC__SCRATCH_BYTES] __attribute__((aligned(256)));
+  static char aux2[MOST * 8];
   for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
     dc__kernels_limit(level);
-    for (size_t t = 0; t < 4; t++) {
-      dc__gemm g = make(DTYPES[t], DTYPES[t], 531, 600, 540, 2);
+    for (int32_t variant = 0; variant < 8; variant++) {
+      const int32_t dtype = DTYPES[variant / 2];
+      dc__gemm g = make(dtype, dtype, 531, 600, 540, variant % 2 == 0 ? 2 : variant / 2 % 2);
       size_t bytes = (size_t)(g.m * g.ldc) * dc_dtype_size(g.dtype);
-      fill(a, a64, g.dtype, g.m * g.lda, 1);
-      fill(b, b64, g.dtype, g.n * g.ldb, 2);
+      fill(a, a64, g.dtype, (g.trans_a ? g.k : g.m) * g.lda, 1);
+      fill(b, b64, g.dtype, (g.trans_b ? g.n : g.k) * g.ldb, 2);
+      fill(bias, bias64, g.dtype, g.n, 3);
+      g.bias = bias;
+      g.epilogue = dtype == DC_FLOAT64 ? DC__EPILOGUE_BIAS : DC__EPILOGUE_GELU;
       memset(c, 0, sizeof c);
       memset(c2, 0, sizeof c2);
+      memset(aux, 0, sizeof aux);
+      memset(aux2, 0, sizeof aux2);
       g.c = c2;
+      g.aux = aux2;
       dc__gemm_serial(&g, scratch);
       g.c = c;
+      g.aux = aux;
       for (int32_t threads = 1; threads < 6; threads += threads) {
         dc__pool *pool;
         assert_int_equal(dc__pool_open(threads, &pool), DC_OK);
         dc__gemm_run(pool, &g);
         assert_memory_equal(c, c2, bytes);
+        assert_memory_equal(aux, aux2, bytes);
         dc__pool_close(pool);
       }
       g.m = 3;
@@ -189,6 +199,38 @@ static void test_same_bits(void **state) {
       assert_memory_equal(c, c2, (size_t)(g.m * g.ldc) * dc_dtype_size(g.dtype));
     }
   }
+}
+
+/* More of B than fits where all threads pack it together: some columns after the others. */
+static void test_parts(void **state) {
+  (void)state;
+  enum { M = 257, N = 300, K = 8000 };
+  static float x[M * K];
+  static float y[K * N];
+  static float want[M * N];
+  static float got[M * N];
+  static char scratch[DC__SCRATCH_BYTES] __attribute__((aligned(256)));
+  uint64_t seed = 1;
+  for (int64_t i = 0; i < M * K; i++) {
+    x[i] = (float)number(&seed);
+  }
+  for (int64_t i = 0; i < K * N; i++) {
+    y[i] = (float)number(&seed);
+  }
+  dc__kernels_limit(HIGHEST_LEVEL);
+  dc__gemm g = {.dtype = DC_FLOAT32, .out_dtype = DC_FLOAT32, .m = M, .n = N, .k = K, .batch = 1, .alpha = 1};
+  g.a = x;
+  g.lda = K;
+  g.b = y;
+  g.ldb = g.ldc = N;
+  g.c = want;
+  dc__gemm_serial(&g, scratch);
+  dc__pool *pool;
+  assert_int_equal(dc__pool_open(3, &pool), DC_OK);
+  g.c = got;
+  dc__gemm_run(pool, &g);
+  assert_memory_equal(got, want, sizeof want);
+  dc__pool_close(pool);
 }
 
 /* B packed beforehand, slice by slice: the same bits as without, for all rows and for some. */
@@ -298,7 +340,8 @@ static void test_batch(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_shapes), cmocka_unit_test(test_gelu), cmocka_unit_test(test_same_bits),
-      cmocka_unit_test(test_packed), cmocka_unit_test(test_long), cmocka_unit_test(test_batch),
+      cmocka_unit_test(test_packed), cmocka_unit_test(test_long), cmocka_unit_test(test_parts),
+      cmocka_unit_test(test_batch),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

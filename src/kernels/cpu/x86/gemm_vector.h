@@ -18,6 +18,8 @@ typedef __m256d vector_f64;
 
 #include "kernels/cpu/x86/pack_vector.h"
 
+enum { AHEAD = 16 }; /* steps that A is fetched ahead, of the next panel's, too: it comes from the second-level cache */
+
 /* SUM(c, x, y): c + x y; x is one word of a row, spread over a vector. */
 #define TILE(name, type, vec, width, ZERO, LOAD, STORE, ADD, SPREAD, SUM)                          \
   static void name(int64_t steps, const void *a, const void *b, void *acc, int64_t ld, bool add) { \
@@ -29,6 +31,7 @@ typedef __m256d vector_f64;
       sum[i][1] = ZERO();                                                                          \
     }                                                                                              \
     for (int64_t p = 0; p < steps; p++, x += MR, y += 2 * (width)) {                               \
+      __builtin_prefetch(x + AHEAD * MR);                                                          \
       vec y0 = LOAD(y);                                                                            \
       vec y1 = LOAD(y + (width));                                                                  \
       _Pragma("GCC unroll 16") for (int i = 0; i < MR; i++) {                                      \
