@@ -22,7 +22,8 @@
  *   - Handles are opaque, made by a create function and freed by one destroy function that takes NULL, returns
  *     nothing, and may be called in any order: children keep what they need alive.
  *   - The library never prints, aborts, installs signal handlers or keeps global state, and reads no environment
- *     variable but DC_CPU, which bounds the instructions it uses (dc_device_open()). It never frees the caller's memory, and the caller never calls free() on the library's.
+ *     variable but DC_CPU, which bounds the instructions it uses (dc_device_open()). It never frees the caller's
+ *     memory, and the caller never calls free() on the library's.
  *   - Thread classes: [any] from any thread at any time; [handle] one thread at a time for one handle (calls on
  *     one context are serialised by the library itself, so autograd threads may call); [init] before other
  *     threads use the object.
@@ -1482,9 +1483,9 @@ DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double p
  *  to -1/8): T = Q^T A Q is tridiagonal, Q a product of reflections; (T + epsilon I)^(-1/root) is a sum of 64 inverses
  *  by Gauss and Jacobi's rule, and Q goes back around it: all in float64, but the last for a float32 matrix in float32
  *  where the root's own eigenvalues are at most 64 times apart, so that 1e-6 of its norm is lost; options.precision =
- *  DC_FLOAT64 keeps that. Matrices with regularised eigenvalues farther apart than
- *  1e12, or negative ones, are decomposed from T on, and everything is by the plain solver, and on a CUDA device. Source: Hale, Higham and Trefethen
- *  2008 (doi 10.1137/070700607) for sums of inverses after an elliptic substitution.
+ *  DC_FLOAT64 keeps that. Decomposed from T on are matrices with regularised eigenvalues that are farther apart than 1e12
+ *  or negative, and all by the plain solver and on a CUDA device. Source: Hale, Higham and Trefethen 2008 (doi
+ *  10.1137/070700607) for sums of inverses after an elliptic substitution.
  *  a        as in dc_eigh
  *  root     1 to 64; Shampoo's is 4 for a matrix
  *  basis    a's shape, float32 or float64, in and out: eigenvectors of an earlier call in its columns; NULL = none.
