@@ -21,9 +21,9 @@
  *     Set them by DC_X_INIT in C or dc_x_init() from another language. Output structs are sized the same way.
  *   - Handles are opaque, made by a create function and freed by one destroy function that takes NULL, returns
  *     nothing, and may be called in any order: children keep what they need alive.
- *   - The library never prints, aborts, installs signal handlers or keeps global state, and reads no environment
- *     variable but DC_CPU, which bounds the instructions it uses (dc_device_open()). It never frees the caller's
- *     memory, and the caller never calls free() on the library's.
+ *   - The library never prints, aborts, installs signal handlers or keeps global state. Of the environment it reads
+ *     DC_CPU, which bounds the instructions it uses (dc_device_open()), and libdc_cuda.so DC_CUDA_LIB_DIR, a folder of
+ *     NVIDIA's libraries. It never frees the caller's memory, and the caller never calls free() on the library's.
  *   - Thread classes: [any] from any thread at any time; [handle] one thread at a time for one handle (calls on
  *     one context are serialised by the library itself, so autograd threads may call); [init] before other
  *     threads use the object.
