@@ -302,6 +302,8 @@ static void pack_piece(void *arg, int64_t index, void *scratch) {
   dc__pack(to, &p->tile, p->kind, p->tile.nr, &b, j, columns, k, part);
 }
 
+_Static_assert(DC__GEMM_PACKED_SCRATCH + MOST_B <= DC__SCRATCH_BYTES, "a shared B beside its caller's own work");
+
 /* As many columns of B at a time as fit the caller's scratch memory beside its own work. */
 static void run_shared(dc__pool *pool, const dc__gemm *gemm, int64_t columns, char *scratch) {
   char *packed = scratch + DC__GEMM_PACKED_SCRATCH;

@@ -154,6 +154,8 @@ dc_status dc__linalg_bring(dc_linalg *l, void *to, const void *from, size_t byte
  * [k, n]. On the pool, or with pool NULL on this thread with DC__SCRATCH_BYTES of scratch. */
 void dc__syrk(dc__pool *pool, void *scratch, bool trans, int64_t n, int64_t k, const float *a, double alpha,
               double beta, float *c);
+/* The whole of it as a product, for a device. */
+dc__gemm dc__syrk_product(bool trans, int64_t n, int64_t k, const float *a, double alpha, double beta, float *c);
 
 /* BASIS: dc__spectral_each() alone. out are nearer to eigenvectors than those in `basis`, the largest first. */
 enum dc__spectral_op {

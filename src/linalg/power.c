@@ -67,8 +67,7 @@ void dc__half_product(const dc__job *job, int32_t dtype, bool trans_a, bool tran
   dc__triangle(pool_of(job), &g, scratch);
 }
 
-void dc__syrk(dc__pool *pool, void *scratch, bool trans, int64_t n, int64_t k, const float *a, double alpha,
-              double beta, float *c) {
+dc__gemm dc__syrk_product(bool trans, int64_t n, int64_t k, const float *a, double alpha, double beta, float *c) {
   int64_t stride = trans ? n : k;
   dc__gemm g = {.dtype = DC_FLOAT32,
                 .out_dtype = DC_FLOAT32,
@@ -86,6 +85,12 @@ void dc__syrk(dc__pool *pool, void *scratch, bool trans, int64_t n, int64_t k, c
                 .batch = 1,
                 .alpha = alpha,
                 .beta = beta};
+  return g;
+}
+
+void dc__syrk(dc__pool *pool, void *scratch, bool trans, int64_t n, int64_t k, const float *a, double alpha,
+              double beta, float *c) {
+  const dc__gemm g = dc__syrk_product(trans, n, k, a, alpha, beta, c);
   dc__triangle(pool, &g, scratch);
   dc__mirror(c, DC_FLOAT32, n);
 }

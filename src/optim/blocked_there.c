@@ -12,22 +12,7 @@ static void multiply(const dc__block_place *place, const dc__gemm *g) {
 
 static void square(const dc__block_place *place, bool trans, int64_t n, int64_t k, const float *a, double add,
                    double keep, float *c) {
-  const dc__gemm g = {.dtype = DC_FLOAT32,
-                      .out_dtype = DC_FLOAT32,
-                      .trans_a = trans,
-                      .trans_b = !trans,
-                      .m = n,
-                      .n = n,
-                      .k = k,
-                      .a = a,
-                      .b = a,
-                      .c = c,
-                      .lda = trans ? n : k,
-                      .ldb = trans ? n : k,
-                      .ldc = n,
-                      .batch = 1,
-                      .alpha = add,
-                      .beta = keep};
+  const dc__gemm g = dc__syrk_product(trans, n, k, a, add, keep, c);
   multiply(place, &g);
 }
 

@@ -1,6 +1,7 @@
 /* What every call of the simulated driver meets: faults that a test asked for, a lost device, a capture under way. Also
  * what concerns the driver, the devices and the contexts as such. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "inside.h"
@@ -97,6 +98,21 @@ void count_live(int change) {
   pthread_mutex_lock(&mutex);
   live += change;
   pthread_mutex_unlock(&mutex);
+}
+
+int make_object(void **object, const void *value, size_t bytes) {
+  *object = calloc(1, bytes);
+  if (value != NULL) {
+    memcpy(*object, value, bytes);
+  }
+  count_live(1);
+  return 0;
+}
+
+int end_object(void *object, int error) {
+  free(object);
+  count_live(-1);
+  return error;
 }
 
 void lose_device(int error) {

@@ -38,19 +38,6 @@ int cublasLtGetProperty(int type, int *value) {
 
 /* ---- descriptions ---- */
 
-static int make(void **thing, const void *value, size_t bytes) {
-  *thing = malloc(bytes);
-  memcpy(*thing, value, bytes);
-  count_live(1);
-  return 0;
-}
-
-static int end(void *thing, int error) {
-  free(thing);
-  count_live(-1);
-  return error;
-}
-
 static int put(void *field, size_t size, const void *value, size_t bytes) {
   if (bytes != size) {
     return INVALID;
@@ -61,21 +48,21 @@ static int put(void *field, size_t size, const void *value, size_t bytes) {
 
 int cublasLtCreate(dc__lt_handle *handle) {
   ENTER(true);
-  return make((void **)handle, "", 1);
+  return make_object((void **)handle, "", 1);
 }
 
 int cublasLtDestroy(dc__lt_handle handle) {
-  return end(handle, enter(__func__, true));
+  return end_object(handle, enter(__func__, true));
 }
 
 int cublasLtMatmulDescCreate(dc__lt_desc *desc, int compute, int scale) {
   ENTER(false);
   const struct dc__lt_desc_st fresh = {.compute = compute, .scale = scale, .epilogue = DC__LT_EPILOGUE_NONE};
-  return make((void **)desc, &fresh, sizeof fresh);
+  return make_object((void **)desc, &fresh, sizeof fresh);
 }
 
 int cublasLtMatmulDescDestroy(dc__lt_desc desc) {
-  return end(desc, enter(__func__, false));
+  return end_object(desc, enter(__func__, false));
 }
 
 int cublasLtMatmulDescSetAttribute(dc__lt_desc desc, int attribute, const void *value, size_t bytes) {
@@ -100,7 +87,7 @@ int cublasLtMatmulDescSetAttribute(dc__lt_desc desc, int attribute, const void *
 int cublasLtMatrixLayoutCreate(dc__lt_layout *layout, int type, uint64_t rows, uint64_t columns, int64_t ld) {
   ENTER(false);
   const struct dc__lt_layout_st fresh = {type, (int64_t)rows, (int64_t)columns, ld, 0, 1};
-  return ld < fresh.rows ? INVALID : make((void **)layout, &fresh, sizeof fresh);
+  return ld < fresh.rows ? INVALID : make_object((void **)layout, &fresh, sizeof fresh);
 }
 
 int cublasLtMatrixLayoutSetAttribute(dc__lt_layout layout, int attribute, const void *value, size_t bytes) {
@@ -111,17 +98,17 @@ int cublasLtMatrixLayoutSetAttribute(dc__lt_layout layout, int attribute, const 
 }
 
 int cublasLtMatrixLayoutDestroy(dc__lt_layout layout) {
-  return end(layout, enter(__func__, false));
+  return end_object(layout, enter(__func__, false));
 }
 
 int cublasLtMatmulPreferenceCreate(dc__lt_preference *preference) {
   ENTER(false);
   const struct dc__lt_preference_st fresh = {0, 7, {256, 256, 256, 256}};
-  return make((void **)preference, &fresh, sizeof fresh);
+  return make_object((void **)preference, &fresh, sizeof fresh);
 }
 
 int cublasLtMatmulPreferenceDestroy(dc__lt_preference preference) {
-  return end(preference, enter(__func__, false));
+  return end_object(preference, enter(__func__, false));
 }
 
 int cublasLtMatmulPreferenceSetAttribute(dc__lt_preference preference, int attribute, const void *value, size_t bytes) {

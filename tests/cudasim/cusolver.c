@@ -32,25 +32,13 @@ int cusolverGetVersion(int *version) {
   return 0;
 }
 
-static int make(void **thing, size_t bytes) {
-  *thing = calloc(1, bytes);
-  count_live(1);
-  return 0;
-}
-
-static int end(void *thing, int error) {
-  free(thing);
-  count_live(-1);
-  return error;
-}
-
 int cusolverDnCreate(dc__solver_handle *handle) {
   ENTER(true);
-  return make((void **)handle, sizeof **handle);
+  return make_object((void **)handle, NULL, sizeof **handle);
 }
 
 int cusolverDnDestroy(dc__solver_handle handle) {
-  return end(handle, enter(__func__, true));
+  return end_object(handle, enter(__func__, true));
 }
 
 int cusolverDnSetStream(dc__solver_handle handle, dc__cu_stream stream) {
@@ -61,11 +49,11 @@ int cusolverDnSetStream(dc__solver_handle handle, dc__cu_stream stream) {
 
 int cusolverDnCreateParams(dc__solver_params *params) {
   ENTER(false);
-  return make((void **)params, sizeof **params);
+  return make_object((void **)params, NULL, sizeof **params);
 }
 
 int cusolverDnDestroyParams(dc__solver_params params) {
-  return end(params, enter(__func__, false));
+  return end_object(params, enter(__func__, false));
 }
 
 /* ---- decompositions ---- */

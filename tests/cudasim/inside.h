@@ -33,6 +33,9 @@ int unsafe(void);
 CUDASIM_API void lose_device(int error);
 CUDASIM_API int lost(void);
 CUDASIM_API void count_live(int change);
+/* What a library hands out and takes back, and which counts as live; with the bytes of `value`, or zeros. */
+CUDASIM_API int make_object(void **object, const void *value, size_t bytes);
+CUDASIM_API int end_object(void *object, int error);
 void calls_reset(void);
 
 #define ENTER(needs_context)                       \

@@ -36,6 +36,25 @@ static inline int close_both(void **state) {
   return tear_down(state);
 }
 
+#ifndef ON_CARD
+/* How often `counted` is called while all that a test has is used, with the call of `failing` after `before` others
+ * refused; NULL: none. */
+typedef int (*use_fn)(void **state, const char *counted, const char *failing, int before);
+
+/* Every `step`-th call of each function fails in turn. */
+static inline void fail_in_turn(void **state, use_fn use, const char *const *functions, size_t count, int step) {
+  (void)close_both(state);
+  for (size_t f = 0; f < count; f++) {
+    const int calls = use(state, functions[f], NULL, 0);
+    assert_true(calls > 0);
+    for (int before = 0; before < calls; before += step) {
+      (void)use(state, functions[f], functions[f], before);
+    }
+  }
+  (void)open_both(state);
+}
+#endif
+
 /* ---- tensors here and there ---- */
 
 /* The same elements in both memories, and tensors of a shape over them. */

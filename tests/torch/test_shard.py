@@ -9,16 +9,9 @@ import libdc.torch as dct
 import pytest
 import torch
 from models import Plain, Run, adamw, data, make, reference, train, trainable
+from sharded import one_thread  # noqa: F401
 
 UNLIMITED = 1 << 40
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def ranks(world: int, *args: Any, **kwargs: Any) -> List[Run]:

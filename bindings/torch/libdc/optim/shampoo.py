@@ -22,8 +22,8 @@ def _number(of: Dict[str, int], name: str, value: str) -> int:
 
 
 class Blocked(Native):
-    """On the CPU, or on one CUDA device. On a sharded model the blocks are shared out over the ranks, and a rank has the state of its own; every rank must
-    make each step. A gradient that is not finite raises libdc.Error on every rank, and changes nothing."""
+    """On the CPU, or on one CUDA device. On a sharded model the blocks are shared out over the ranks, and a rank has the
+    state of its own; every rank must make each step. A gradient that is not finite raises libdc.Error on every rank, and changes nothing."""
 
     _kind: Type[optimizers.Blocked]
     _owned = re.compile(r"\w+\.\d")  # what.block, what.block.dimension
