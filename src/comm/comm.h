@@ -18,14 +18,16 @@ typedef struct dc__range {
   int64_t count;
 } dc__range;
 
-/* When an operation's work began and ended, in dc__ticks(): the flight recorder's entries have one. Who queues a piece
- * of the work expects it, and who runs it says begin and end; an operation may have several pieces, and NULL spans cost
- * nothing. */
+/* When an operation's work began and ended: the flight recorder's entries have one. Who queues a piece of the work
+ * expects it, and who runs it says begin and end, in dc__ticks(); of a piece that a device does without the host, the
+ * device's stamps say so. An operation may have several pieces, and NULL spans cost nothing. */
 typedef struct dc__span {
   atomic_llong begun; /* 0: not yet */
   atomic_llong ended; /* of the latest piece; 0: none yet */
   atomic_int pending; /* pieces queued and not done: until then the span's memory stays */
   atomic_int failed;
+  dc__stamp *_Atomic first; /* begin of the first piece; NULL: the host says it */
+  dc__stamp *_Atomic last;  /* end of the latest one */
 } dc__span;
 
 static inline void dc__span_expect(dc__span *span) {

@@ -19,13 +19,42 @@ static void end_task(void *arg) {
   dc__span_end(span, false);
 }
 
+static bool has_stamps(const dc_stream *stream) {
+  return stream != NULL && stream->device->ops->stream_stamp != NULL;
+}
+
 void dc__span_begin_on(dc__span *span, dc_stream *stream) {
+  if (span == NULL) {
+    return;
+  }
   dc__span_expect(span);
-  dc__stream_note(stream, begin_task, &span, sizeof span);
+  if (!has_stamps(stream)) {
+    dc__stream_call(stream, begin_task, &span, sizeof span);
+  } else if (atomic_load(&span->first) == NULL && atomic_load(&span->begun) == 0) {
+    dc__stamp *stamp = stream->device->ops->stream_stamp(stream);
+    atomic_store(&span->first, stamp);
+    if (stamp == NULL) {
+      dc__span_begin(span);
+    }
+  }
 }
 
 void dc__span_end_on(dc__span *span, dc_stream *stream) {
-  dc__stream_note(stream, end_task, &span, sizeof span);
+  if (span == NULL) {
+    return;
+  }
+  if (!has_stamps(stream)) {
+    dc__stream_call(stream, end_task, &span, sizeof span);
+    return;
+  }
+  dc__stamp *stamp = stream->device->ops->stream_stamp(stream);
+  if (stamp != NULL) {
+    dc__stamp *before = atomic_exchange(&span->last, stamp);
+    if (before != NULL) {
+      stream->device->ops->stamp_drop(before);
+    }
+  }
+  dc__span_end(span, false); /* of the host's part, which is what the call says where there is no stamp */
 }
 
 /* A rank whose device failed offers nothing, since nobody could tell whether it was computed: it ends the group. */

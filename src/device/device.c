@@ -96,14 +96,6 @@ void dc__stream_zero(dc_stream *stream, void *dst, size_t bytes) {
   }
 }
 
-void dc__stream_note(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
-  if (stream != NULL && stream->device->ops->stream_note != NULL) {
-    stream->device->ops->stream_note(stream, fn, args, bytes);
-  } else {
-    dc__stream_call(stream, fn, args, bytes);
-  }
-}
-
 dc_stream *dc__stream_or_here(dc_device *device, dc_stream *stream) {
   return stream != NULL ? stream : device->here;
 }

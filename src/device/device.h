@@ -16,14 +16,18 @@
 
 enum {
   DC__TASK_BYTES = 1024, /* inline arguments of one task; a stream's queue never allocates */
-  DC__TASK_HEAD = 32,    /* what a device that runs its host tasks on a CPU stream may put before them */
-  DC__NOTE_BYTES = 64    /* of one note's arguments */
+  DC__TASK_HEAD = 32     /* what a device that runs its host tasks on a CPU stream may put before them */
 };
 
 /* A host function on a stream, given a copy of its arguments. Errors are reported through the arguments. */
 typedef void (*dc__task_fn)(void *args);
 /* Work of a library that takes the driver's own streams (a cudaStream_t), given a copy of its arguments. */
 typedef void (*dc__native_fn)(void *native, void *args);
+
+/* A point in a stream, whose time can be asked for later. */
+typedef struct dc__stamp {
+  dc_device *device;
+} dc__stamp;
 
 /* The kernels that a device with memory of its own brings along (src/kernels/cuda): images of machine code, one a
  * family, up to the one without code. A kernel's number counts through all of them. */
@@ -99,9 +103,11 @@ typedef struct dc__device_ops {
   dc_status (*stream_call)(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
   void (*stream_copy)(dc_stream *stream, void *dst, const void *src, size_t bytes);
   void (*stream_zero)(dc_stream *stream, void *dst, size_t bytes);
-  /* As stream_call, for a function that neither blocks nor touches the device, with at most DC__NOTE_BYTES of
-   * arguments. NULL: stream_call will do. */
-  void (*stream_note)(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
+  /* The present end of the stream's queue; NULL: it could not be kept. NULL functions: a host function takes the time.
+   */
+  dc__stamp *(*stream_stamp)(dc_stream *stream);
+  int64_t (*stamp_ns)(dc__stamp *stamp); /* when the stream came there, in dc__now_ns(); 0: not yet. From any thread */
+  void (*stamp_drop)(dc__stamp *stamp);  /* also before that */
   /* NULL: the host computes on the device's memory, in tasks. */
   void (*stream_launch)(dc_stream *stream, const dc__launch *launch);
   /* fn(native stream, args) when it is the stream's turn to be issued work, with the device current; it may queue work
@@ -187,8 +193,6 @@ void dc__device_release(dc_device *device);
 void dc__stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 void dc__stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
 void dc__stream_zero(dc_stream *stream, void *dst, size_t bytes);
-/* dc__stream_call of a function that neither blocks nor touches the device; at most DC__NOTE_BYTES of arguments. */
-void dc__stream_note(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 dc_status dc__stream_sync(dc_stream *stream, int64_t timeout_ns); /* NULL: nothing to wait for */
 bool dc__stream_captures(dc_stream *stream);                      /* NULL: no */
 /* The stream, or where the device does what the calling thread cannot; then wait with dc__here_done(). */

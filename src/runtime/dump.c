@@ -61,27 +61,15 @@ static void say_string(file *f, const char *text) {
 
 /* ---- what is written ---- */
 
-typedef struct clocks {
-  int64_t ticks;
-  int64_t ns;
-  double rate; /* ns a tick */
-} clocks;
-
-static int64_t time_of(const clocks *c, int64_t ticks) {
-  return ticks == 0 ? 0 : c->ns - (int64_t)((double)(c->ticks - ticks) * c->rate);
-}
-
 /* One entry, unless it was being replaced meanwhile. */
-static bool say_entry(file *f, const clocks *c, dc__entry *e, int64_t serial, const char *separator) {
+static bool say_entry(file *f, const dc__clocks *c, dc__entry *e, int64_t serial, const char *separator) {
   static const char *const lanes[DC__LANES] = {"caller", "gather", "reduce", "offload", "reload"};
   static const char *const groups[DC__GROUPS] = {"none", "gather", "reduce"};
   if (atomic_load(&e->serial) != serial) {
     return false;
   }
-  int64_t queued = time_of(c, atomic_load(&e->queued));
-  int32_t pending = atomic_load(&e->span.pending); /* before the times, which its last piece wrote before */
-  int64_t begun = time_of(c, atomic_load(&e->span.begun));
-  int64_t ended = time_of(c, atomic_load(&e->span.ended));
+  int64_t queued = dc__clocks_ns(c, atomic_load(&e->queued));
+  const dc__times times = dc__span_times(&e->span, c);
   bool failed = atomic_load(&e->span.failed) != 0;
   long long id = atomic_load(&e->id);
   long long bytes = atomic_load(&e->bytes);
@@ -94,18 +82,17 @@ static bool say_entry(file *f, const clocks *c, dc__entry *e, int64_t serial, co
   if (atomic_load(&e->serial) != serial) {
     return false;
   }
-  ended = pending == 0 ? ended : 0;
-  const char *state = begun == 0 ? "queued" : ended == 0 ? "running" : failed ? "failed" : "done";
+  const char *state = times.begun == 0 ? "queued" : times.ended == 0 ? "running" : failed ? "failed" : "done";
   say(f, "%s\n{\"n\":%" PRId64 ",\"op\":\"%s\",\"graph\":%" PRId32 ",\"id\":%lld,\"tensors\":%" PRId32, separator,
       serial, dc_op_name(op), graph, id, count);
   say(f, ",\"dtype\":\"%s\",\"bytes\":%lld,\"moved\":%lld,\"group\":\"%s\",\"seq\":%" PRIu32 ",\"stream\":\"%s\"",
       dc_dtype_name(kind >> 16), bytes, moved, groups[kind >> 8 & 255], seq, lanes[kind & 255]);
   say(f, ",\"state\":\"%s\",\"queued_ns\":%" PRId64 ",\"begin_ns\":%" PRId64 ",\"end_ns\":%" PRId64 "}", state, queued,
-      begun, ended);
+      times.begun, times.ended);
   return true;
 }
 
-static void say_head(file *f, const dc__recorder *r, const clocks *c) {
+static void say_head(file *f, const dc__recorder *r, const dc__clocks *c) {
   struct timespec wall;
   clock_gettime(CLOCK_REALTIME, &wall);
   char host[256] = "";
@@ -122,8 +109,7 @@ static void say_head(file *f, const dc__recorder *r, const clocks *c) {
 
 /* With the recorder's mutex held. */
 static void say_all(file *f, const dc__recorder *r) {
-  clocks c = {dc__ticks(), dc__now_ns(), 0};
-  c.rate = dc__recorder_rate(r, c.ticks, c.ns);
+  const dc__clocks c = dc__recorder_clocks(r);
   int64_t last = atomic_load(&r->recorded);
   int64_t first = last > r->ring->capacity ? last - r->ring->capacity + 1 : 1;
   say_head(f, r, &c);

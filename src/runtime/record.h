@@ -4,7 +4,7 @@
 
 #include "runtime/runtime.h"
 
-enum { DC__RECORDED = 4096 }; /* entries a context keeps at least */
+enum { DC__RECORDED = 4096 }; /* entries a context keeps at least; the latest ones may have a device's stamps */
 
 typedef struct dc__entry {
   atomic_llong serial; /* from 1; 0: never used, or being written */
@@ -43,7 +43,20 @@ struct dc__recorder {
 };
 
 dc__entry *dc__ring_entry(dc__ring *ring, int64_t serial);
-/* Nanoseconds a tick, given both clocks now. */
-double dc__recorder_rate(const dc__recorder *r, int64_t ticks, int64_t ns);
+
+/* Both clocks now. */
+typedef struct dc__clocks {
+  int64_t ticks;
+  int64_t ns;
+  double rate; /* ns a tick */
+} dc__clocks;
+dc__clocks dc__recorder_clocks(const dc__recorder *r);
+int64_t dc__clocks_ns(const dc__clocks *c, int64_t ticks); /* of 0: 0 */
+/* When a span began and ended, in ns; 0: not yet. */
+typedef struct dc__times {
+  int64_t begun;
+  int64_t ended;
+} dc__times;
+dc__times dc__span_times(dc__span *span, const dc__clocks *c);
 
 #endif

@@ -33,8 +33,20 @@ dc_status dc__recorder_create(dc_context *ctx) {
   return DC_OK;
 }
 
+static void drop_stamps(dc__span *span) {
+  dc__stamp *stamps[] = {atomic_exchange(&span->first, NULL), atomic_exchange(&span->last, NULL)};
+  for (size_t i = 0; i < DC__COUNT(stamps); i++) {
+    if (stamps[i] != NULL) {
+      stamps[i]->device->ops->stamp_drop(stamps[i]);
+    }
+  }
+}
+
 void dc__recorder_free(dc_context *ctx) {
   dc__recorder *r = ctx->recorder;
+  for (int64_t i = 0; i < r->ring->capacity; i++) {
+    drop_stamps(&r->ring->entries[i].span);
+  }
   pthread_mutex_destroy(&r->mutex);
   dc__free(r->ring);
   dc__free(r->folder);
@@ -46,6 +58,54 @@ void dc__recorder_joined(dc_context *ctx) {
   atomic_store(&r->transport, ctx->gather_comm->ops->name);
   atomic_store(&r->rank, ctx->rank);
   atomic_store(&r->world, ctx->world);
+}
+
+/* ---- times ---- */
+
+dc__clocks dc__recorder_clocks(const dc__recorder *r) {
+  dc__clocks c = {dc__ticks(), dc__now_ns(), 1.0};
+  if (c.ticks > r->first_ticks) {
+    c.rate = (double)(c.ns - r->first_ns) / (double)(c.ticks - r->first_ticks);
+  }
+  return c;
+}
+
+int64_t dc__clocks_ns(const dc__clocks *c, int64_t ticks) {
+  return ticks == 0 ? 0 : c->ns - (int64_t)((double)(c->ticks - ticks) * c->rate);
+}
+
+/* 0: not yet. */
+static int64_t stamp_ns(dc__stamp *stamp) {
+  return stamp->device->ops->stamp_ns(stamp);
+}
+
+dc__times dc__span_times(dc__span *span, const dc__clocks *c) {
+  int32_t pending = atomic_load(&span->pending); /* before the times, which its last piece wrote before */
+  dc__stamp *first = atomic_load(&span->first);
+  dc__stamp *last = atomic_load(&span->last);
+  dc__times times = {dc__clocks_ns(c, atomic_load(&span->begun)), dc__clocks_ns(c, atomic_load(&span->ended))};
+  times.begun = first != NULL ? stamp_ns(first) : times.begun;
+  if (last != NULL) { /* the host has said when it queued the work, or when a later piece of its own was done */
+    int64_t ns = stamp_ns(last);
+    times.ended = ns == 0 || ns > times.ended ? ns : times.ended;
+  }
+  times.ended = pending > 0 || times.ended == 0 ? 0 : times.ended < times.begun ? times.begun : times.ended;
+  return times;
+}
+
+/* The times of stamps become the span's own, if all is done. */
+static bool settle(const dc__recorder *r, dc__span *span) {
+  if (atomic_load(&span->first) == NULL && atomic_load(&span->last) == NULL) {
+    return atomic_load_explicit(&span->pending, memory_order_acquire) == 0;
+  }
+  const dc__clocks c = dc__recorder_clocks(r);
+  const dc__times times = dc__span_times(span, &c);
+  if (times.ended != 0) {
+    atomic_store(&span->begun, c.ticks - (int64_t)((double)(c.ns - times.begun) / c.rate));
+    atomic_store(&span->ended, c.ticks - (int64_t)((double)(c.ns - times.ended) / c.rate));
+    drop_stamps(span);
+  }
+  return times.ended != 0;
 }
 
 /* ---- recording ---- */
@@ -69,7 +129,10 @@ dc__span *dc__record(dc_context *ctx, const dc__note *note) {
   int32_t seq = group == DC__GROUP_NONE ? 0 : (int32_t)++r->seq[group];
   int64_t serial = atomic_load_explicit(&r->recorded, memory_order_relaxed) + 1;
   dc__entry *e = dc__ring_entry(r->ring, serial);
-  if (atomic_load_explicit(&e->span.pending, memory_order_acquire) != 0) {
+  if (serial > DC__RECORDED) { /* so many have stamps, also in a larger ring */
+    (void)settle(r, &dc__ring_entry(r->ring, serial - DC__RECORDED)->span);
+  }
+  if (!settle(r, &e->span)) {
     /* A stream still has this piece of work, a whole ring ago: it is what one will look for, so it stays. */
     atomic_fetch_add_explicit(&r->dropped, 1, memory_order_relaxed);
     return NULL;
@@ -107,7 +170,7 @@ dc_status dc__record_done(dc__span *span, dc_status status) {
 
 void dc__record_queued(dc__span *span) {
   if (span != NULL && atomic_load_explicit(&span->pending, memory_order_acquire) == 0 &&
-      atomic_load_explicit(&span->ended, memory_order_relaxed) == 0) {
+      atomic_load_explicit(&span->ended, memory_order_relaxed) == 0 && atomic_load(&span->last) == NULL) {
     dc__span_expect(span);
     dc__span_begin(span);
     dc__span_end(span, false);
@@ -138,6 +201,11 @@ static dc_status resize(dc__recorder *r, int64_t capacity) {
   }
   int64_t last = atomic_load(&r->recorded);
   int64_t keep = capacity < old->capacity ? capacity : old->capacity;
+  for (int64_t i = 0; i < old->capacity; i++) {
+    if (!settle(r, &old->entries[i].span)) {
+      drop_stamps(&old->entries[i].span); /* of a device that failed, which will not say */
+    }
+  }
   for (int64_t serial = last > keep ? last - keep + 1 : 1; serial <= last; serial++) {
     memcpy(dc__ring_entry(ring, serial), dc__ring_entry(old, serial), sizeof(dc__entry));
   }
@@ -160,15 +228,9 @@ dc_status dc__trace_start(dc_context *ctx, int64_t capacity) {
   return DC_OK;
 }
 
-double dc__recorder_rate(const dc__recorder *r, int64_t ticks, int64_t ns) {
-  return ticks > r->first_ticks ? (double)(ns - r->first_ns) / (double)(ticks - r->first_ticks) : 1.0;
-}
-
 int64_t dc__trace_read(dc_context *ctx, char *events, size_t event_size, int64_t cap) {
   dc__recorder *r = ctx->recorder;
-  int64_t ticks = dc__ticks();
-  int64_t ns = dc__now_ns();
-  double rate = dc__recorder_rate(r, ticks, ns);
+  const dc__clocks c = dc__recorder_clocks(r);
   int64_t last = r->trace_capacity > 0 ? atomic_load(&r->recorded) : 0;
   int64_t count = 0;
   if (r->trace_next <= last - r->trace_capacity) {
@@ -176,12 +238,12 @@ int64_t dc__trace_read(dc_context *ctx, char *events, size_t event_size, int64_t
   }
   for (; count < cap && r->trace_next <= last; r->trace_next++, count++) {
     dc__entry *e = dc__ring_entry(r->ring, r->trace_next);
-    int64_t ended = atomic_load(&e->span.ended);
-    if (atomic_load(&e->span.pending) != 0 || ended == 0) {
+    const dc__times times = dc__span_times(&e->span, &c);
+    if (times.ended == 0) {
       break; /* what has not ended holds back those after it, so that none is lost */
     }
-    const dc_trace_event event = {.begin_ns = ns - (int64_t)((double)(ticks - atomic_load(&e->span.begun)) * rate),
-                                  .end_ns = ns - (int64_t)((double)(ticks - ended) * rate),
+    const dc_trace_event event = {.begin_ns = times.begun,
+                                  .end_ns = times.ended,
                                   .graph_id = atomic_load(&e->graph),
                                   .id = atomic_load(&e->id),
                                   .bytes = atomic_load(&e->moved),

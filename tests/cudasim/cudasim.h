@@ -78,6 +78,8 @@ CUDASIM_API int cudasim_depth(void);
 /* A stream that is not libdc's, and graphs of it. */
 CUDASIM_API void *cudasim_stream(void);
 CUDASIM_API void cudasim_stream_end(void *stream);
+CUDASIM_API void cudasim_stream_call(void *stream, void (*fn)(void *user),
+                                     void *user); /* in its order; calls no driver */
 CUDASIM_API void cudasim_capture(void *stream);
 /* Ends the capture; 0: somebody called what no capture allows. The graph is kept until the next one, or the reset. */
 CUDASIM_API int cudasim_capture_end(void *stream);

@@ -9,6 +9,7 @@
 #include "device/cuda/driver.h"
 
 /* The driver's functions, exported by the names of the table. */
+CUDASIM_API int cuLaunchHostFunc(dc__cu_stream stream, void (*fn)(void *user), void *user); /* libdc does without */
 #define X(name, arguments) CUDASIM_API dc__cu_result name arguments;
 DC__CU_FUNCTIONS(X)
 #undef X
@@ -19,6 +20,7 @@ enum {
   ILLEGAL_ADDRESS = 700,
   MISALIGNED = 716,
   LAUNCH_FAILED = 719,
+  INVALID_HANDLE = 400,
   CAPTURE_UNSUPPORTED = 900,
   CAPTURE_ISOLATION = 905
 };

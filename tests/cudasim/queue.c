@@ -1,6 +1,7 @@
 /* Streams of the simulated driver: each a queue and a thread. Events, copies, host functions and graphs on them. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "inside.h"
 
@@ -14,12 +15,13 @@ struct CUstream_st {
 /* A record: where it is, until it is done. */
 typedef struct moment {
   int refs;
-  dc__cu_stream on; /* NULL: done */
+  dc__cu_stream on;     /* NULL: done */
+  struct timespec time; /* then */
 } moment;
 
 struct CUevent_st {
   moment *latest; /* NULL: none */
-  bool captured;
+  bool captured, timed;
 };
 
 /* Somebody waits for a stream or a moment, or with neither for all streams. */
@@ -228,8 +230,8 @@ static void drop(moment *m) {
 
 int cuEventCreate(dc__cu_event *event, unsigned flags) {
   ENTER(true);
-  (void)flags;
   *event = calloc(1, sizeof **event);
+  (*event)->timed = (flags & DC__CU_EVENT_NO_TIMING) == 0;
   count_live(1);
   return 0;
 }
@@ -248,6 +250,7 @@ static void run_record(void *args) {
   moment *m = *(moment **)args;
   pthread_mutex_lock(&mutex);
   m->on = NULL;
+  clock_gettime(CLOCK_MONOTONIC, &m->time);
   drop(m);
   pthread_cond_broadcast(&progress);
   pthread_mutex_unlock(&mutex);
@@ -262,7 +265,7 @@ int cuEventRecord(dc__cu_event event, dc__cu_stream on) {
   event->captured = stream->captures;
   moment *m = event->captured ? NULL : calloc(1, sizeof *m);
   if (m != NULL) {
-    *m = (moment){2, stream}; /* the event's and the record's */
+    *m = (moment){.refs = 2, .on = stream}; /* the event's and the record's */
     event->latest = m;
   }
   pthread_mutex_unlock(&mutex);
@@ -330,6 +333,22 @@ int cuEventSynchronize(dc__cu_event event) {
   return look_at(event, true);
 }
 
+int cuEventElapsedTime(float *milliseconds, dc__cu_event from, dc__cu_event to) {
+  ENTER(true);
+  pthread_mutex_lock(&mutex);
+  const moment *a = from->latest, *b = to->latest;
+  int error = DC__CU_NOT_READY;
+  if (!from->timed || !to->timed || a == NULL || b == NULL) {
+    error = INVALID_HANDLE;
+  } else if (a->on == NULL && b->on == NULL) {
+    *milliseconds =
+        (float)((double)(b->time.tv_sec - a->time.tv_sec) * 1e3 + (double)(b->time.tv_nsec - a->time.tv_nsec) / 1e6);
+    error = 0;
+  }
+  pthread_mutex_unlock(&mutex);
+  return error != 0 ? error : lost();
+}
+
 /* ---- copies and host functions ---- */
 
 typedef struct move {
@@ -394,6 +413,11 @@ int cuLaunchHostFunc(dc__cu_stream stream, void (*fn)(void *user), void *user) {
 
 void *cudasim_stream(void) {
   return open_stream();
+}
+
+void cudasim_stream_call(void *stream, void (*fn)(void *user), void *user) {
+  const host_call call = {fn, user};
+  push(stream, run_host_call, &call, sizeof call);
 }
 
 void cudasim_stream_end(void *stream) {

@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "cudasim.h"
-#include "device/device.h"
+#include "device/cuda/cuda.h"
 #include "kernels/kernels.h"
 
 enum { COUNT = 1000 };
@@ -146,25 +146,55 @@ static void test_destroy_by_its_own_task(void **state) {
   dc_event_destroy(event);
 }
 
-static void count_up(void *args) {
-  atomic_int *counter;
-  memcpy(&counter, args, sizeof counter);
-  atomic_fetch_add(counter, 1);
+static int64_t ns_of(dc__stamp *stamp) {
+  return stamp->device->ops->stamp_ns(stamp);
 }
 
-static void test_notes(void **state) {
+static void drop(dc__stamp *stamp) {
+  stamp->device->ops->stamp_drop(stamp);
+}
+
+/* Around a host function, so that the second is issued by the stream's worker. */
+static void test_stamps(void **state) {
   fixture *f = *state;
-  atomic_int counter = 0, *at = &counter;
   gate g = {0};
-  dc__stream_note(f->a, count_up, &at, sizeof at);
+  dc__stamp *stamps[3];
+  const int64_t begun = dc__now_ns();
+  stamps[0] = f->device->ops->stream_stamp(f->a);
   assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
-  assert_int_equal(atomic_load(&counter), 1);
   assert_int_equal(dc_stream_call(f->a, pass_gate, &g), DC_OK);
-  dc__stream_note(f->a, count_up, &at, sizeof at);
-  assert_int_equal(atomic_load(&counter), 1);
+  stamps[1] = f->device->ops->stream_stamp(f->a);
+  stamps[2] = f->device->ops->stream_stamp(f->a);
+  drop(stamps[2]); /* whose time nobody wants to know */
+  assert_int_equal(ns_of(stamps[1]), 0);
+  const int64_t opened = dc__now_ns();
   atomic_store(&g.open, 1);
   assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
-  assert_int_equal(atomic_load(&counter), 2);
+  const int64_t ended = dc__now_ns();
+  const int64_t slack = 1000000000; /* between the host's clock and the beginning of an epoch, on a busy machine */
+  assert_true(ns_of(stamps[0]) > begun - slack && ns_of(stamps[0]) < opened + slack);
+  assert_true(ns_of(stamps[1]) > opened - slack && ns_of(stamps[1]) < ended + slack);
+  assert_true(ns_of(stamps[1]) - ns_of(stamps[0]) > 0);
+  drop(stamps[0]);
+  drop(stamps[1]);
+}
+
+/* Each epoch is made to have been long ago. */
+static void test_stamps_of_old_epochs(void **state) {
+  fixture *f = *state;
+  dc__cuda_device *device = (dc__cuda_device *)f->device;
+  dc__stamp *stamps[DC__CUDA_EPOCHS + 2];
+  for (size_t i = 0; i < DC__COUNT(stamps); i++) {
+    stamps[i] = f->device->ops->stream_stamp(f->a);
+    assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
+    assert_true(ns_of(stamps[i]) > 0);
+    assert_int_equal(device->epoch, i + 1);
+    device->epochs[device->epoch % DC__CUDA_EPOCHS].ns -= INT64_C(8000000000);
+  }
+  assert_int_equal(ns_of(stamps[0]), ((dc__cuda_stamp *)stamps[0])->ns);
+  for (size_t i = 0; i < DC__COUNT(stamps); i++) {
+    drop(stamps[i]);
+  }
 }
 
 static void *use_event(void *arg) {
@@ -302,7 +332,6 @@ static void test_captured_into_a_graph(void **state) {
   void *ptr;
   int32_t passed = 1;
   float ones[COUNT], out[COUNT];
-  atomic_int counter = 0, *at = &counter;
   for (int i = 0; i < COUNT; i++) {
     ones[i] = 1.0f;
   }
@@ -314,7 +343,9 @@ static void test_captured_into_a_graph(void **state) {
   assert_int_equal(dc_event_record(other, f->a), DC_OK);
   cudasim_capture(native);
   dc__stream_accumulate(theirs, f->y, DC_FLOAT32, f->x, DC_FLOAT32, COUNT);
-  dc__stream_note(theirs, count_up, &at, sizeof at);
+  dc__stamp *stamp = f->device->ops->stream_stamp(theirs);
+  assert_true(ns_of(stamp) > 0); /* of the capture */
+  drop(stamp);
   assert_int_equal(dc_event_record(event, theirs), DC_OK);
   assert_int_equal(dc_event_query(event, &passed), DC_OK);
   assert_int_equal(passed, 0);
@@ -338,7 +369,6 @@ static void test_captured_into_a_graph(void **state) {
   for (int i = 0; i < COUNT; i++) {
     assert_true(out[i] == 3.0f);
   }
-  assert_int_equal(atomic_load(&counter), 1);
   assert_int_equal(dc__device_check(f->device), DC_OK);
   dc_event_destroy(event);
   dc_event_destroy(other);
@@ -354,7 +384,8 @@ int main(void) {
       TEST(test_host_functions_may_use_the_device),
       TEST(test_waiting_for_oneself_is_refused),
       TEST(test_destroy_by_its_own_task),
-      TEST(test_notes),
+      TEST(test_stamps),
+      TEST(test_stamps_of_old_epochs),
       TEST(test_one_event_from_many_threads),
       TEST(test_pinned_memory_has_a_budget),
       TEST(test_tensors),

@@ -31,14 +31,23 @@ typedef struct dc__cuda_mark {
   bool captured;   /* into a graph: the host cannot see it pass */
 } dc__cuda_mark;
 
-/* A note on its way through the driver. */
-typedef struct dc__cuda_note {
-  struct dc__cuda_note *next;  /* spare ones */
-  struct dc__cuda_note *older; /* all: a device that failed gives none back */
-  struct dc__cuda_device *device;
-  dc__task_fn fn;
-  _Alignas(max_align_t) unsigned char args[DC__NOTE_BYTES];
-} dc__cuda_note;
+typedef struct dc__cuda_stamp {
+  struct dc__stamp head;
+  struct dc__cuda_stamp *next; /* spare ones */
+  dc__cu_event native;         /* which takes times */
+  atomic_int refs;             /* the holder's and the record's */
+  atomic_int state;            /* DC__MARK_QUEUED, _ISSUED or _PASSED */
+  int64_t ns;                  /* when it was issued; of one that has passed, its time */
+  uint64_t epoch;              /* that it is counted from */
+} dc__cuda_stamp;
+
+/* The driver tells how long one event was before another, in a float of milliseconds: they are counted from an event
+ * that is not long ago, on a stream that has nothing to do. */
+enum { DC__CUDA_EPOCHS = 16 };
+typedef struct dc__cuda_epoch {
+  dc__cu_event native; /* NULL: not made yet */
+  int64_t ns;
+} dc__cuda_epoch;
 
 typedef struct dc__cuda_device {
   struct dc_device head;
@@ -59,8 +68,9 @@ typedef struct dc__cuda_device {
   pthread_mutex_t mutex; /* all below */
   pthread_cond_t issued; /* a mark's record was issued */
   dc__cuda_mark *marks;
-  dc__cuda_note *notes;
-  dc__cuda_note *youngest;
+  dc__cuda_stamp *stamps;
+  uint64_t epoch; /* the latest one's number, from 1 */
+  dc__cuda_epoch epochs[DC__CUDA_EPOCHS];
   dc__failure failure;
   atomic_int failed; /* failure.status != DC_OK, for a fast look */
 } dc__cuda_device;
@@ -143,7 +153,6 @@ bool dc__cuda_is_own(uint64_t serial);
 /* work.c */
 void dc__cuda_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
 void dc__cuda_stream_zero(dc_stream *stream, void *dst, size_t bytes);
-void dc__cuda_stream_note(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *given);
 dc_status dc__cuda_stream_issue(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes);
 
@@ -165,6 +174,12 @@ bool dc__cuda_mark_passed(dc__cuda_device *device, dc__cuda_mark *mark);
 void dc__cuda_mark_drop(dc__cuda_device *device, dc__cuda_mark *mark); /* takes NULL */
 void dc__cuda_marks_free(dc__cuda_device *device);
 dc_status dc__cuda_stream_sync(dc_stream *stream, int64_t timeout_ns);
+
+/* stamp.c */
+dc__stamp *dc__cuda_stream_stamp(dc_stream *stream);
+int64_t dc__cuda_stamp_ns(dc__stamp *stamp);
+void dc__cuda_stamp_drop(dc__stamp *stamp);
+void dc__cuda_stamps_free(dc__cuda_device *device);
 
 /* event.c */
 dc_status dc__cuda_event_create(dc_device *device, dc_event **event);

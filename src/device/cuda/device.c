@@ -77,14 +77,6 @@ dc_status dc__cuda_check(dc_device *device) {
 
 /* ---- closing ---- */
 
-static void free_notes(dc__cuda_device *self) {
-  while (self->youngest != NULL) {
-    dc__cuda_note *older = self->youngest->older;
-    dc__free(self->youngest);
-    self->youngest = older;
-  }
-}
-
 /* Of what open() got; what it did not get is NULL. */
 static void destroy(dc_device *device) {
   dc__cuda_device *self = (dc__cuda_device *)device;
@@ -101,7 +93,7 @@ static void destroy(dc_device *device) {
     dc__cuda_products_close(self);
     dc__cuda_solver_close(self);
     dc__cuda_marks_free(self);
-    free_notes(self);
+    dc__cuda_stamps_free(self);
     dc__cuda_kernels_unload(self);
     if (self->pool != NULL) {
       (void)driver->cuMemPoolDestroy(self->pool);
@@ -126,7 +118,9 @@ static const dc__device_ops ops = {
     .stream_call = dc__cuda_stream_call,
     .stream_copy = dc__cuda_stream_copy,
     .stream_zero = dc__cuda_stream_zero,
-    .stream_note = dc__cuda_stream_note,
+    .stream_stamp = dc__cuda_stream_stamp,
+    .stamp_ns = dc__cuda_stamp_ns,
+    .stamp_drop = dc__cuda_stamp_drop,
     .stream_launch = dc__cuda_stream_launch,
     .stream_issue = dc__cuda_stream_issue,
     .product_ready = dc__cuda_product_ready,

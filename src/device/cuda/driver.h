@@ -77,9 +77,9 @@ enum { /* the numbers are the driver's */
   X(cuEventRecord, (dc__cu_event event, dc__cu_stream stream))                                                        \
   X(cuEventQuery, (dc__cu_event event))                                                                               \
   X(cuEventSynchronize, (dc__cu_event event))                                                                         \
+  X(cuEventElapsedTime, (float *milliseconds, dc__cu_event from, dc__cu_event to))                                    \
   X(cuMemcpyAsync, (dc__cu_ptr dst, dc__cu_ptr src, size_t bytes, dc__cu_stream stream))                              \
   X(cuMemsetD8Async, (dc__cu_ptr dst, unsigned char value, size_t bytes, dc__cu_stream stream))                       \
-  X(cuLaunchHostFunc, (dc__cu_stream stream, void (*fn)(void *user), void *user))                                     \
   X(cuModuleLoadData, (dc__cu_module * module, const void *image))                                                    \
   X(cuModuleUnload, (dc__cu_module module))                                                                           \
   X(cuModuleGetFunction, (dc__cu_function * function, dc__cu_module module, const char *name))                        \

@@ -1,4 +1,4 @@
-/* What streams do: copies, zeros, notes, kernels. */
+/* What streams do: copies, zeros, kernels, others' work. */
 #include <string.h>
 
 #include "device/cuda/cuda.h"
@@ -30,59 +30,6 @@ void dc__cuda_stream_copy(dc_stream *stream, void *dst, const void *src, size_t 
 
 void dc__cuda_stream_zero(dc_stream *stream, void *dst, size_t bytes) {
   dc__cuda_stream_copy(stream, dst, NULL, bytes);
-}
-
-/* ---- notes ---- */
-
-static dc__cuda_note *take_note(dc__cuda_device *device) {
-  pthread_mutex_lock(&device->mutex);
-  dc__cuda_note *note = device->notes;
-  if (note != NULL) {
-    device->notes = note->next;
-  } else {
-    note = dc__calloc(1, sizeof *note);
-    if (note != NULL) {
-      note->device = device;
-      note->older = device->youngest;
-      device->youngest = note;
-    }
-  }
-  pthread_mutex_unlock(&device->mutex);
-  return note;
-}
-
-/* On a thread of the driver's, which may not call it. */
-static void run_note(void *arg) {
-  dc__cuda_note *note = arg;
-  note->fn(note->args);
-  pthread_mutex_lock(&note->device->mutex);
-  note->next = note->device->notes;
-  note->device->notes = note;
-  pthread_mutex_unlock(&note->device->mutex);
-}
-
-/* A graph would run it again and again, long after what it writes to is gone: there it is run once, now. */
-static void issue_note(dc__cuda_stream *stream, void *args) {
-  dc__cuda_device *device = device_of(stream);
-  dc__cuda_note *note = *(dc__cuda_note **)args;
-  if (dc__cuda_is_capturing(stream) ||
-      DC__CUDA_KEEP(device, cuLaunchHostFunc, stream->native, run_note, note) != DC_OK) {
-    run_note(note);
-  }
-}
-
-void dc__cuda_stream_note(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
-  dc__cuda_stream *self = (dc__cuda_stream *)stream;
-  dc__cuda_note *note = take_note(device_of(self));
-  if (note == NULL) { /* no memory: in order all the same */
-    (void)dc__cuda_stream_call(stream, fn, args, bytes);
-    return;
-  }
-  note->fn = fn;
-  memcpy(note->args, args, bytes);
-  if (dc__cuda_submit(self, issue_note, &note, sizeof note, false) != DC_OK) {
-    run_note(note);
-  }
 }
 
 /* ---- kernels ---- */
