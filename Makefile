@@ -41,8 +41,9 @@ ifdef DEEPSPEED_SOURCE
 	@$(PY) tests/deepspeed/upstream.py $(DEEPSPEED_SOURCE)
 endif
 
-# Without a card: libdc_cuda.so is built by nvcc, which lies in PATH or CUDA_HOME, or in the wheel nvidia-cuda-nvcc; and
-# our prototypes of the driver's functions are compared with NVIDIA's.
+# Without a card: libdc_cuda.so is built by nvcc, which lies in PATH or CUDA_HOME, or in the wheel nvidia-cuda-nvcc, and
+# by ptxas of CUDA 12, which comes as a wheel into .venv; and our prototypes of the driver's functions are compared with
+# NVIDIA's.
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda .venv/lib/python3*/site-packages/nvidia/cu1[23]))
 CUBLAS_INCLUDE ?= $(patsubst %/cublasLt.h,%,$(firstword $(wildcard $(CUDA_HOME)/include/cublasLt.h \
   .venv/lib/python3*/site-packages/nvidia/*/include/cublasLt.h)))
@@ -52,10 +53,12 @@ NCCL_INCLUDE ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/include/nccl.h
   .venv/lib/python3*/site-packages/nvidia/nccl/include/nccl.h)))
 cuda: check-vendor-headers
 	@scripts/setup.sh build
+	@$(PY) -m pip show --quiet nvidia-cuda-nvcc-cu12 || $(PY) -m pip install --quiet --no-deps nvidia-cuda-nvcc-cu12==12.9.86
 	@test -f build/cuda/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH:$(CUDA_HOME)/bin" meson setup build/cuda \
-	  -Dcuda=enabled -Dtests=false >/dev/null
+	  -Dcuda=enabled -Dtests=false -Dptxas="$$(echo $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cuda_nvcc/bin/ptxas)" >/dev/null
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/record_kernels.py bench/results/gpu/kernels.txt \
 	  meson compile -C build/cuda
+	@$(PY) scripts/check_image.py
 	@build/cuda/tools/dc/dc info | grep cuda
 
 check-vendor-headers:

@@ -30,13 +30,14 @@ typedef struct dc__stamp {
 } dc__stamp;
 
 /* The kernels that a device with memory of its own brings along (src/kernels/cuda): images of machine code, one a
- * family, up to the one without code. A kernel's number counts through all of them. */
+ * family, up to the one without kernels. A kernel's number counts through all of them. */
 typedef struct dc__kernel_name {
   const char *name;
   uint32_t shared_bytes; /* most of a launch; every card has 99 KiB */
 } dc__kernel_name;
+enum { DC__CODE_8, DC__CODE_9, DC__CODE_ANY, DC__CODES }; /* for cards of capability 8, of 9, and PTX for any */
 typedef struct dc__kernel_image {
-  const void *code;
+  const void *code[DC__CODES];
   const dc__kernel_name *kernels;
   int32_t count;
 } dc__kernel_image;

@@ -236,6 +236,11 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
   return 0;
 }
 
+int refuse_code(int major) {
+  const bool fits = major == 0 || major == compute_major;
+  return !fits ? DC__CU_NO_BINARY : major != 0 && version < 13000 ? DC__CU_INVALID_IMAGE : 0;
+}
+
 static char the_context;
 
 int cuDevicePrimaryCtxRetain(dc__cu_context *context, int device) {

@@ -44,7 +44,8 @@ CUDASIM_API void cudasim_sync(int warp);
 enum { CUDASIM_WARP = 32, CUDASIM_SLOT = 64 };
 CUDASIM_API const unsigned char *cudasim_exchange(const void *mine, size_t bytes);
 
-/* What stands for a fat binary: its kernels, and NULL. */
+/* What stands for machine code, which is for cards of one major capability and for drivers of CUDA 13, or for PTX,
+ * which is for all; the kernels end with NULL. */
 typedef struct cudasim_kernel {
   const char *name;
   void (*run)(const void *args);
@@ -52,7 +53,10 @@ typedef struct cudasim_kernel {
   uint32_t threads; /* most of a block */
   int meet;
 } cudasim_kernel;
-typedef const cudasim_kernel *cudasim_image[];
+typedef struct cudasim_image {
+  int major; /* 0: PTX */
+  const cudasim_kernel *const *kernels;
+} cudasim_image;
 
 /* ---- for tests ---- */
 

@@ -29,6 +29,8 @@ enum {
 
 /* The error that a call of this function returns before it does anything; 0: none. */
 CUDASIM_API int enter(const char *function, bool needs_context);
+/* What the driver says of machine code for cards of that capability, 0: PTX. */
+CUDASIM_API int refuse_code(int major);
 /* A call that no capture allows, unless the thread has relaxed it. */
 int unsafe(void);
 /* All calls fail from now on. */

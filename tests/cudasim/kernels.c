@@ -59,6 +59,10 @@ void *cudasim_memory(const void *ptr, size_t bytes, size_t alignment) {
 
 int cuModuleLoadData(dc__cu_module *module, const void *image) {
   ENTER(true);
+  int error = refuse_code(((const cudasim_image *)image)->major);
+  if (error != 0) {
+    return error;
+  }
   *module = (dc__cu_module)(uintptr_t)image;
   count_live(1);
   return 0;
@@ -73,7 +77,8 @@ int cuModuleUnload(dc__cu_module module) {
 
 int cuModuleGetFunction(dc__cu_function *function, dc__cu_module module, const char *name) {
   ENTER(true);
-  for (const cudasim_kernel *const *kernel = (const void *)module; *kernel != NULL; kernel++) {
+  const cudasim_image *image = (const void *)module;
+  for (const cudasim_kernel *const *kernel = image->kernels; *kernel != NULL; kernel++) {
     if (strcmp((*kernel)->name, name) == 0) {
       *function = (dc__cu_function)(uintptr_t)*kernel;
       return 0;

@@ -115,10 +115,12 @@ DC_KERNEL(probe_no_block, probe_args, PROBE_THREADS) {
   out(args)[dc_first()] = 1;
 }
 
-extern "C" {
-extern const cudasim_image probes;
-const cudasim_image probes = {
+static const cudasim_kernel *const kernels[] = {
     &probe_sums,    &probe_reverse,  &probe_warp,      &probe_no_barrier, &probe_no_warp_barrier,
     &probe_outside, &probe_diverges, &probe_half_warp, &probe_stray,      &probe_no_block,
     nullptr};
+
+extern "C" {
+extern const cudasim_image probes;
+const cudasim_image probes = {0, kernels};
 }

@@ -5,6 +5,7 @@
 #include "cudasim.h"
 #include "device/cuda/driver.h"
 #include "device/device.h"
+#include "kernels/cuda/list.h"
 #include "kernels/kernels.h"
 
 enum { COUNT = 500 };
@@ -43,10 +44,33 @@ static void test_devices_that_cannot_be_opened(void **state) {
   cudasim_reset();
   cudasim_fail("cuInit", 0, 100);
   refused("cuda", DC_E_NO_DEVICE, "cuInit: no CUDA-capable device is detected (CUDA_ERROR_NO_DEVICE, 100)");
-  cudasim_fail("cuModuleLoadData", 0, 209);
-  refused("cuda", DC_E_DEVICE, "CUDA_ERROR_NO_BINARY_FOR_GPU");
+  cudasim_fail("cuModuleLoadData", 0, 999);
+  refused("cuda", DC_E_DEVICE, "cuModuleLoadData");
   cudasim_fail("cuDevicePrimaryCtxRetain", 0, 2);
   refused("cuda", DC_E_NO_MEMORY, "cuDevicePrimaryCtxRetain: out of memory");
+}
+
+/* Machine code of the card's capability, if the driver takes it; else PTX, of which the later card's driver is asked at
+ * once. The sim's machine code is for drivers of CUDA 13. */
+static void test_the_code_fits_card_and_driver(void **state) {
+  (void)state;
+#define FAMILY(family) +1
+  enum { FAMILIES = 0 DC__CUDA_FAMILIES(FAMILY) };
+#undef FAMILY
+  static const struct {
+    int major, version, loads;
+  } cases[] = {{8, 13000, 1}, {9, 13000, 1}, {10, 13000, 1}, {12, 13000, 1},
+               {8, 12000, 2}, {9, 12080, 2}, {10, 12080, 1}};
+  for (size_t i = 0; i < DC__COUNT(cases); i++) {
+    dc_device *device;
+    cudasim_reset();
+    cudasim_set_devices(1, cases[i].major, 1);
+    cudasim_set_version(cases[i].version);
+    assert_int_equal(dc_device_open("cuda", NULL, &device), DC_OK);
+    assert_int_equal(cudasim_calls("cuModuleLoadData"), cases[i].loads * FAMILIES);
+    dc_device_destroy(device);
+    assert_int_equal(cudasim_live(), 0);
+  }
 }
 
 /* ---- a device that is lost ---- */
@@ -190,6 +214,7 @@ static void test_every_call_fails(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_devices_that_cannot_be_opened),
+      TEST(test_the_code_fits_card_and_driver),
       TEST(test_an_illegal_address_is_named),
       TEST(test_ranks_learn_of_a_lost_device),
       TEST(test_every_call_fails),

@@ -54,6 +54,7 @@ typedef struct dc__cuda_device {
   dc__cuda_driver driver;
   dc_device *cpu; /* workers are its streams */
   int32_t number;
+  int major; /* of its compute capability */
   char model[64];
   dc__cu_context context; /* the primary one, so that other users of the process see the same memory */
   dc__cu_pool pool;
@@ -87,7 +88,7 @@ typedef struct dc__cuda_stream {
   atomic_int queued;     /* tasks that the worker has not done */
 } dc__cuda_stream;
 
-/* Fat binaries of nvcc's, or what the simulated driver takes. */
+/* Machine code and PTX, or what the simulated driver takes. */
 extern const dc__kernel_image dc__kernel_images[];
 
 /* driver.c */

@@ -144,7 +144,7 @@ static const dc__device_ops ops = {
 
 /* The device is there, and can do what is asked of it. */
 static dc_status identify(dc__cuda_device *self, int32_t number) {
-  int count = 0, major = 0, minor = 0, pools = 0;
+  int count = 0, minor = 0, pools = 0;
   DC__CUDA_CALL(self, cuDeviceGetCount, &count);
   if (number >= count) {
     return dc__fail(DC_E_NO_DEVICE, "CUDA: name = \"%s\", but the machine has %d device%s", self->head.name, count,
@@ -152,12 +152,12 @@ static dc_status identify(dc__cuda_device *self, int32_t number) {
   }
   DC__CUDA_CALL(self, cuDeviceGet, &self->number, number);
   DC__CUDA_CALL(self, cuDeviceGetName, self->model, (int)sizeof self->model, self->number);
-  DC__CUDA_CALL(self, cuDeviceGetAttribute, &major, DC__CU_ATTRIBUTE_MAJOR, self->number);
+  DC__CUDA_CALL(self, cuDeviceGetAttribute, &self->major, DC__CU_ATTRIBUTE_MAJOR, self->number);
   DC__CUDA_CALL(self, cuDeviceGetAttribute, &minor, DC__CU_ATTRIBUTE_MINOR, self->number);
   DC__CUDA_CALL(self, cuDeviceGetAttribute, &pools, DC__CU_ATTRIBUTE_POOLS, self->number);
-  if (major < 8) {
-    return dc__fail(DC_E_NO_DEVICE, "CUDA: %s has compute capability %d.%d, must be 8.0 or more", self->model, major,
-                    minor);
+  if (self->major < 8) {
+    return dc__fail(DC_E_NO_DEVICE, "CUDA: %s has compute capability %d.%d, must be 8.0 or more", self->model,
+                    self->major, minor);
   }
   return pools != 0 ? DC_OK : dc__fail(DC_E_NO_DEVICE, "CUDA: %s has no stream-ordered memory", self->model);
 }

@@ -32,6 +32,8 @@ typedef struct dc__cu_pool_props {
 
 enum { /* the numbers are the driver's */
        DC__CU_OUT_OF_MEMORY = 2,
+       DC__CU_INVALID_IMAGE = 200,
+       DC__CU_NO_BINARY = 209,
        DC__CU_NOT_READY = 600,
        DC__CU_STREAM_NON_BLOCKING = 1,
        DC__CU_EVENT_BLOCKING_SYNC = 1,
@@ -42,7 +44,7 @@ enum { /* the numbers are the driver's */
        DC__CU_ATTRIBUTE_MINOR = 76,
        DC__CU_ATTRIBUTE_POOLS = 115,
        DC__CU_FUNCTION_SHARED_BYTES = 8, /* a function's attribute: most dynamic shared memory */
-       DC__CU_OLDEST_DRIVER = 12000,     /* CUDA 12.0; what is built by a newer nvcc may need a newer one still */
+       DC__CU_OLDEST_DRIVER = 12000,     /* CUDA 12.0, whose version the kernels' PTX has (scripts/cuda_image.py) */
 };
 
 #define DC__CU_FUNCTIONS(X)                                                                                           \

@@ -5,9 +5,23 @@
 /* Beyond this much shared memory a kernel has to say so beforehand. */
 enum { SHARED_BYTES = 48 << 10 };
 
+/* Machine code is for cards of one major capability. For later ones the driver compiles the PTX, and so it is where it
+ * does not take the machine code, being of an older CUDA than what made it. */
+static dc_status load_code(dc__cuda_device *device, const dc__kernel_image *image, dc__cu_module *module) {
+  const int code = DC__CODE_8 + device->major - 8;
+  if (code < DC__CODE_ANY) {
+    const dc__cu_result error = device->driver.cuModuleLoadData(module, image->code[code]);
+    if (error != DC__CU_INVALID_IMAGE && error != DC__CU_NO_BINARY) {
+      return error == 0 ? DC_OK : dc__cuda_error(&device->driver, device->model, "cuModuleLoadData", error);
+    }
+  }
+  DC__CUDA_CALL(device, cuModuleLoadData, module, image->code[DC__CODE_ANY]);
+  return DC_OK;
+}
+
 static dc_status load(dc__cuda_device *device, const dc__kernel_image *image, dc__cu_module *module,
                       dc__cu_function *to) {
-  DC__CUDA_CALL(device, cuModuleLoadData, module, image->code);
+  DC__TRY(load_code(device, image, module));
   for (int32_t i = 0; i < image->count; i++) {
     DC__CUDA_CALL(device, cuModuleGetFunction, &to[i], *module, image->kernels[i].name);
     if (image->kernels[i].shared_bytes > SHARED_BYTES) {
@@ -21,7 +35,7 @@ static dc_status load(dc__cuda_device *device, const dc__kernel_image *image, dc
 dc_status dc__cuda_kernels_load(dc__cuda_device *device) {
   int32_t images = 0;
   int32_t kernels = 0;
-  for (; dc__kernel_images[images].code != NULL; images++) {
+  for (; dc__kernel_images[images].count != 0; images++) {
     kernels += dc__kernel_images[images].count;
   }
   device->modules = dc__calloc((size_t)images + 1, sizeof(dc__cu_module));

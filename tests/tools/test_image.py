@@ -1,0 +1,54 @@
+"""The kernels' images without nvcc: what is made of its PTX, and what a library must hold."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PTX = "//\n.version 9.0\n.target sm_80\n\t.pragma \"used_bytes_mask 0xff\";\n\t.pragma \"nounroll\";\n\tld.u32 \t%r1, [%rd1];\n"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module
+
+
+def code(capability: int, abi: bytes = b"\x33\x07") -> bytes:
+    return b"\x7fELF\x02\x01\x01" + abi + bytes(7) + struct.pack("<HHI", 2, 190, 129) + bytes(24) + bytes((capability, 5, 80, 0))
+
+
+def test_ptx_is_of_the_first_cuda_12(script: Any) -> None:
+    made = script("cuda_image").lowered(PTX)
+    assert made == "//\n.version 8.0\n.target sm_80\n\t.pragma \"nounroll\";\n\tld.u32 \t%r1, [%rd1];\n"
+    with pytest.raises(AssertionError, match="0 versions"):
+        script("cuda_image").lowered("no PTX")
+
+
+def test_a_library_must_hold_what_every_driver_takes(script: Any) -> None:
+    check = script("check_image")
+    ptx = script("cuda_image").lowered(PTX).encode()
+    whole = b"\x7fELF\x02\x01\x01" + bytes(60) + (code(80) + code(90) + ptx) * 2
+    assert check.faults(whole, 2) == []
+    assert check.faults(whole, 3) == ["2 images for sm_80, must be 3", "2 images for sm_90, must be 3",
+                                      "PTX of 2 families, must be 3"]
+    assert check.faults(code(80) + code(90, b"\x41\x08") + ptx, 1) == [
+        "machine code that drivers of CUDA 12 do not take", "0 images for sm_90, must be 1"]
+    assert check.faults(code(80) + code(90) + PTX.encode(), 1) == ["PTX 9.0 for sm_80, must be 8.0 for sm_80"]
+    assert check.families() == (ROOT / "src" / "kernels" / "cuda" / "meson.build").read_text().count("'-fmad=")
+
+
+def test_the_check_says_what_it_looked_at(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                          capsys: pytest.CaptureFixture) -> None:
+    check = script("check_image")
+    monkeypatch.setattr(sys, "argv", ["check_image.py"])
+    monkeypatch.setattr(check, "BUILT", tmp_path / "libdc_cuda.so")
+    assert check.main() == 0 and "has not built any here" in capsys.readouterr().out
+    check.BUILT.write_bytes(code(80))
+    assert check.main() == 1 and "libdc_cuda.so: 1 images for sm_80" in capsys.readouterr().out
