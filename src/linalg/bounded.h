@@ -22,9 +22,39 @@ typedef struct dc__bounded {
   dc__bounded_plan plan;
 } dc__bounded;
 
+/* ---- matrices in files (bounded_file.c) ---- */
+
 static inline bool dc__in_file(const dc__source *s) {
   return s->mat.data == NULL;
 }
+
+/* What several threads read and write fails once: who fails first tells about it. */
+typedef struct dc__file_failure {
+  atomic_bool failed;
+  const char *arg;
+  int64_t at; /* in the file, in bytes */
+  int error;  /* 0: the file ends */
+} dc__file_failure;
+
+static inline void dc__file_failure_init(dc__file_failure *failure) {
+  atomic_init(&failure->failed, false);
+}
+static inline bool dc__file_failed(dc__file_failure *failure) {
+  return atomic_load(&failure->failed);
+}
+/* DC_OK, or the failure as DC_E_SYSTEM, once all threads are done. */
+dc_status dc__file_told(dc__file_failure *failure, const char *fn);
+/* DC_E_INVALID unless the source is in memory, or in an open file that is long enough. */
+dc_status dc__file_check(const char *fn, const char *arg, const dc__source *s, bool input);
+/* Rows [row, row + rows) and columns [col, col + cols) from dense memory (`write`) or to it, at once where rows are
+ * whole. False: it failed. */
+bool dc__file_move(dc__file_failure *failure, const char *arg, const dc__source *s, bool write, char *memory,
+                   int64_t row, int64_t rows, int64_t col, int64_t cols);
+/* Asks the system for whole rows that come later, if the source is in a file; that it may not is no matter. */
+void dc__file_expect(const dc__source *s, int64_t row, int64_t rows);
+
+/* ---- plans (bounded_plan.c) ---- */
+
 static inline int64_t dc__least(int64_t x, int64_t y) {
   return x < y ? x : y;
 }
