@@ -1342,8 +1342,7 @@ DC_API dc_status dc_layer_get_plan(const dc_layer_config *config, const dc_layer
  * at multiples of their size (DC_E_INVALID): products by cuBLASLt, float32 not through TF32, the rest by kernels; the
  * call blocks all the same. Results agree with the CPU's within rounding, the bits are those of every run with the same
  * shapes. Eigendecompositions are cuSOLVER's there: those of a batch together from CUDA 12.8 on, else one after the other.
- * There DC_E_UNSUPPORTED means that cuBLASLt or cuSOLVER is missing, and DC_E_DEVICE that the device failed. All others
- * return DC_E_UNSUPPORTED on a CUDA device.
+ * There DC_E_UNSUPPORTED means that cuBLASLt or cuSOLVER is missing, and DC_E_DEVICE that the device failed.
  * Source: Golub and Van Loan, Matrix Computations, 4th edition; single functions name theirs. */
 
 /** The threads, the scratch memory and the LAPACK of second-order calls, which it serialises. */
@@ -1648,12 +1647,13 @@ DC_API void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size);
  *  a, b     [m, k] and [k, n], each in memory (strides as in dc_batch_matmul) or in a file; types as there
  *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32
  *  budget_bytes  >= 1; nothing of it is needed where all three are in memory. The threads' scratch of 7 MiB each, which
- *           all products share, is not counted
+ *           all products share, is not counted. CUDA: of the device's memory; files go through 8 MiB of pinned memory
+ *           beside it, which the handle keeps
  *  needed   set to the least budget that does, when the budget is too small; may be NULL
  *  k is summed in pieces where whole rows do not fit. A file is written only where the product goes; after
- *  DC_E_SYSTEM (a read or write failed) out's contents are undefined.
+ *  DC_E_SYSTEM (a read or write failed) or DC_E_DEVICE out's contents are undefined.
  *  Returns DC_OK; DC_E_INVALID (budget_bytes < 1, a bad file), DC_E_BUFFER_TOO_SMALL (needed is set), DC_E_SHAPE,
- *  DC_E_DTYPE, DC_E_SYSTEM, DC_E_NO_MEMORY. [handle] Since 0.1. */
+ *  DC_E_DTYPE, DC_E_SYSTEM, DC_E_NO_MEMORY. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_matmul_bounded(dc_linalg *linalg, const dc_matrix_source *a, const dc_matrix_source *b,
                                    const dc_matrix_source *out, int64_t budget_bytes, int64_t *needed);
 

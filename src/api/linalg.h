@@ -18,10 +18,8 @@
     return dc__linalg_status;                                               \
   } while (0)
 
-/* For what the host alone computes, and for what a device may compute too. */
-#define DC__WITH_LINALG(linalg, call) \
-  DC__WITH_READY_LINALG(linalg, dc__device_is_host(__func__, (linalg)->device), call)
-#define DC__WITH_LINALG_ANYWHERE(linalg, call) DC__WITH_READY_LINALG(linalg, dc__linalg_ready(linalg, __func__), call)
+/* The same for what is computed, by the host or by a device that can. */
+#define DC__WITH_LINALG(linalg, call) DC__WITH_READY_LINALG(linalg, dc__linalg_ready(linalg, __func__), call)
 
 /* DC_E_SHAPE unless the length is what it must be. */
 dc_status dc__check_length(const char *fn, const char *arg, const char *what, int64_t length, int64_t wanted);

@@ -54,7 +54,7 @@ static dc_status kron(const char *fn, dc_linalg *l, const dc_tensor *a, const dc
 }
 
 dc_status dc_kron(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, dc_tensor *out) {
-  DC__WITH_LINALG_ANYWHERE(linalg, kron(__func__, linalg, a, b, out));
+  DC__WITH_LINALG(linalg, kron(__func__, linalg, a, b, out));
 }
 
 static dc_status kron_apply(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_tensor *b, const dc_tensor *x,
@@ -74,7 +74,7 @@ static dc_status kron_apply(const char *fn, dc_linalg *l, const dc_tensor *a, co
 }
 
 dc_status dc_kron_apply(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, const dc_tensor *x, dc_tensor *out) {
-  DC__WITH_LINALG_ANYWHERE(linalg, kron_apply(__func__, linalg, a, b, x, out));
+  DC__WITH_LINALG(linalg, kron_apply(__func__, linalg, a, b, x, out));
 }
 
 static dc_status kron_solve(const char *fn, dc_linalg *l, const dc_tensor *a_vectors, const dc_tensor *a_values,
@@ -100,8 +100,7 @@ static dc_status kron_solve(const char *fn, dc_linalg *l, const dc_tensor *a_vec
 dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, const dc_tensor *a_values,
                         const dc_tensor *b_vectors, const dc_tensor *b_values, double damping, const dc_tensor *x,
                         dc_tensor *out) {
-  DC__WITH_LINALG_ANYWHERE(linalg,
-                           kron_solve(__func__, linalg, a_vectors, a_values, b_vectors, b_values, damping, x, out));
+  DC__WITH_LINALG(linalg, kron_solve(__func__, linalg, a_vectors, a_values, b_vectors, b_values, damping, x, out));
 }
 
 static dc_status kron_nearest(const char *fn, dc_linalg *l, const dc_tensor *x, dc_tensor *a, dc_tensor *b,
@@ -116,7 +115,7 @@ static dc_status kron_nearest(const char *fn, dc_linalg *l, const dc_tensor *x, 
 }
 
 dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tensor *a, dc_tensor *b, double *residual) {
-  DC__WITH_LINALG_ANYWHERE(linalg, kron_nearest(__func__, linalg, x, a, b, residual));
+  DC__WITH_LINALG(linalg, kron_nearest(__func__, linalg, x, a, b, residual));
 }
 
 /* ---- products ---- */
@@ -155,12 +154,12 @@ static dc_status batch_matmul(const char *fn, dc_linalg *l, const dc_tensor *a, 
 
 dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, double alpha, double beta,
                           dc_tensor *out) {
-  DC__WITH_LINALG_ANYWHERE(linalg, batch_matmul(__func__, linalg, a, b, alpha, beta, out));
+  DC__WITH_LINALG(linalg, batch_matmul(__func__, linalg, a, b, alpha, beta, out));
 }
 
 /* A source's tensor with data NULL is a matrix in a file; the reader of tensors would call that a mistake. */
-static dc_status read_source(const char *fn, const char *arg, const dc_matrix_source *source, int32_t layout,
-                             dc__source *read) {
+static dc_status read_source(const dc_linalg *l, const char *fn, const char *arg, const dc_matrix_source *source,
+                             int32_t layout, dc__source *read) {
   dc_matrix_source s = DC_MATRIX_SOURCE_INIT;
   dc_tensor t = DC_TENSOR_INIT;
   if (source == NULL) {
@@ -181,6 +180,9 @@ static dc_status read_source(const char *fn, const char *arg, const dc_matrix_so
   }
   DC__TRY(dc__mat_read(fn, arg, &t, layout, &read->mat));
   DC__TRY(no_batch(fn, arg, &read->mat));
+  if (!file) {
+    DC__TRY(dc__linalg_lies(l, fn, arg, t.data, t.dtype));
+  }
   read->mat.data = file ? NULL : t.data;
   read->fd = s.fd;
   read->offset = s.offset;
@@ -193,9 +195,9 @@ static dc_status matmul_bounded(const char *fn, dc_linalg *l, const dc_matrix_so
   if (budget_bytes < 1) {
     return dc__fail(DC_E_INVALID, "%s: budget_bytes = %" PRId64 ", must be >= 1", fn, budget_bytes);
   }
-  DC__TRY(read_source(fn, "a", a, DC__MAT_GEMM, &sa));
-  DC__TRY(read_source(fn, "b", b, DC__MAT_GEMM, &sb));
-  DC__TRY(read_source(fn, "out", out, DC__MAT_OUT, &so));
+  DC__TRY(read_source(l, fn, "a", a, DC__MAT_GEMM, &sa));
+  DC__TRY(read_source(l, fn, "b", b, DC__MAT_GEMM, &sb));
+  DC__TRY(read_source(l, fn, "out", out, DC__MAT_OUT, &so));
   DC__TRY(check_factors(fn, &sa.mat, &sb.mat, &so.mat));
   int32_t wanted = sa.mat.dtype == DC_FLOAT64 ? DC_FLOAT64 : DC_FLOAT32;
   if (so.mat.dtype != wanted) {

@@ -40,7 +40,7 @@ static dc_status grads(const char *fn, dc_linalg *l, const dc_sample_layer *laye
 
 dc_status dc_per_sample_grads(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
                               const dc_tensor *delta, dc_tensor *weight, dc_tensor *bias) {
-  DC__WITH_LINALG_ANYWHERE(linalg, grads(__func__, linalg, layer, x, delta, weight, bias));
+  DC__WITH_LINALG(linalg, grads(__func__, linalg, layer, x, delta, weight, bias));
 }
 
 static dc_status norms(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
@@ -60,7 +60,7 @@ static dc_status norms(const char *fn, dc_linalg *l, const dc_sample_layer *laye
 
 dc_status dc_per_sample_norms(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
                               const dc_tensor *delta, int32_t parts, int32_t accumulate, dc_tensor *squares) {
-  DC__WITH_LINALG_ANYWHERE(linalg, norms(__func__, linalg, layer, x, delta, parts, accumulate, squares));
+  DC__WITH_LINALG(linalg, norms(__func__, linalg, layer, x, delta, parts, accumulate, squares));
 }
 
 static dc_status clip(const char *fn, dc_linalg *l, const dc_tensor *squares, double max_norm, dc_tensor *factors) {
@@ -78,7 +78,7 @@ static dc_status clip(const char *fn, dc_linalg *l, const dc_tensor *squares, do
 }
 
 dc_status dc_clip_factors(dc_linalg *linalg, const dc_tensor *squares, double max_norm, dc_tensor *factors) {
-  DC__WITH_LINALG_ANYWHERE(linalg, clip(__func__, linalg, squares, max_norm, factors));
+  DC__WITH_LINALG(linalg, clip(__func__, linalg, squares, max_norm, factors));
 }
 
 static dc_status sum(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
@@ -101,5 +101,5 @@ static dc_status sum(const char *fn, dc_linalg *l, const dc_sample_layer *layer,
 dc_status dc_clipped_grad_sum(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
                               const dc_tensor *delta, const dc_tensor *factors, int32_t accumulate, dc_tensor *weight,
                               dc_tensor *bias) {
-  DC__WITH_LINALG_ANYWHERE(linalg, sum(__func__, linalg, layer, x, delta, factors, accumulate, weight, bias));
+  DC__WITH_LINALG(linalg, sum(__func__, linalg, layer, x, delta, factors, accumulate, weight, bias));
 }

@@ -18,24 +18,6 @@ typedef struct pass {
   dc__file_failure failure;
 } pass;
 
-/* ---- products ---- */
-
-/* A part of an operand: what was read of it, dense, or the place in memory. */
-static dc__mat part_of(const dc__source *s, void *read, size_t size, int64_t row, int64_t rows, int64_t col,
-                       int64_t cols) {
-  dc__mat m = s->mat;
-  m.rows = rows;
-  m.cols = cols;
-  if (dc__in_file(s)) {
-    m.data = read;
-    m.row_stride = cols;
-    m.col_stride = 1;
-  } else {
-    m.data = (char *)m.data + (row * m.row_stride + col * m.col_stride) * (int64_t)size;
-  }
-  return m;
-}
-
 /* The next part's first row, and how many there are; false: no more. */
 static bool take(pass *x, int64_t *row, int64_t *rows) {
   const int64_t index = atomic_fetch_add(&x->next, 1);
@@ -59,7 +41,7 @@ static void pack_slices(void *arg, int64_t index, void *scratch) {
     if (dc__in_file(w->b) && !dc__file_move(&x->failure, "b", w->b, false, read, x->p + row, rows, x->j, x->cols)) {
       return;
     }
-    const dc__mat b = part_of(w->b, read, w->in_size, x->p + row, rows, x->j, x->cols);
+    const dc__mat b = dc__source_part(w->b, read, x->p + row, rows, x->j, x->cols);
     dc__gemm g = dc__mat_product(&b, &b, 1, 0, &b);
     g.k = rows;
     dc__gemm_pack(&g, x->packed + dc__gemm_packed_bytes(g.dtype, x->cols, row));
@@ -83,9 +65,9 @@ static void multiply_strips(void *arg, int64_t index, void *scratch) {
     if (dc__in_file(w->a) && !dc__file_move(&x->failure, "a", w->a, false, read, i, rows, x->p, x->depth)) {
       return;
     }
-    const dc__mat a = part_of(w->a, read, w->in_size, i, rows, x->p, x->depth);
-    const dc__mat b = part_of(w->b, x->packed, w->in_size, x->p, x->depth, x->j, x->cols);
-    const dc__mat c = part_of(w->out, sums, w->out_size, i, rows, x->j, x->cols);
+    const dc__mat a = dc__source_part(w->a, read, i, rows, x->p, x->depth);
+    const dc__mat b = dc__source_part(w->b, x->packed, x->p, x->depth, x->j, x->cols);
+    const dc__mat c = dc__source_part(w->out, sums, i, rows, x->j, x->cols);
     dc__gemm g = dc__mat_product(&a, &b, 1, x->p == 0 ? 0 : 1, &c);
     g.packed = x->packed;
     dc__gemm_serial(&g, scratch);
@@ -140,12 +122,16 @@ dc_status dc__matmul_bounded(dc_linalg *l, const char *fn, const dc__source *a, 
                    .k = a->mat.cols,
                    .in_size = dc_dtype_size(a->mat.dtype),
                    .out_size = dc_dtype_size(out->mat.dtype),
+                   .way = &dc__bounded_here,
                    .shape = dc__gemm_shape_of(a->mat.dtype)};
   DC__TRY(dc__file_check(fn, "a", a, true));
   DC__TRY(dc__file_check(fn, "b", b, true));
   DC__TRY(dc__file_check(fn, "out", out, false));
   if (w.m == 0 || w.n == 0) {
     return DC_OK;
+  }
+  if (dc__linalg_is_there(l)) {
+    return dc__bounded_there(l, &w, budget, needed);
   }
   if (!dc__in_file(a) && !dc__in_file(b) && !dc__in_file(out)) {
     const dc__gemm g = dc__mat_product(&a->mat, &b->mat, 1, 0, &out->mat);
@@ -155,8 +141,12 @@ dc_status dc__matmul_bounded(dc_linalg *l, const char *fn, const dc__source *a, 
     return DC_OK;
   }
   void *memory = NULL;
-  size_t tile;
+  size_t offset = 0;
   DC__TRY(dc__bounded_choose(&w, budget, needed));
-  DC__TRY(dc__linalg_scratch(l, fn, dc__bounded_bytes(&w, &w.plan, &tile), &memory));
-  return memory != NULL ? all_passes(l, &w, memory, (char *)memory + tile) : DC_OK;
+  DC__TRY(dc__linalg_scratch(l, fn, w.way->bytes(&w, &w.plan), &memory));
+  if (memory == NULL) {
+    return DC_OK;
+  }
+  char *packed = dc__linalg_part(memory, &offset, 1, dc__gemm_packed_bytes(a->mat.dtype, w.plan.nb, w.plan.kb));
+  return all_passes(l, &w, packed, (char *)memory + offset);
 }

@@ -4,12 +4,18 @@
 
 #include "linalg/linalg.h"
 
-/* A piece of B [kb, nb] is packed for all threads, and strips of A's and C's rows go by it, each through the scratch
- * memory of the thread that works on it. Where kb < k, C's tile [mb, nb] is kept until k is summed; else mb is m. The
- * number of threads has no part in the choice, so it has none in the bits. */
+static inline int64_t dc__least(int64_t x, int64_t y) {
+  return x < y ? x : y;
+}
+static inline int64_t dc__pieces(int64_t length, int64_t piece) {
+  return piece > 0 ? (length + piece - 1) / piece : 1; /* k = 0: C is still to be written */
+}
+
+/* A product, and how it is cut. C's tile [mb, nb] is summed over pieces [mb, kb] of A and [kb, nb] of B. The number of
+ * threads has no part in the choice, so it has none in the bits. */
 typedef struct dc__bounded_plan {
   int64_t mb, nb, kb;
-  int64_t strip; /* rows at a time */
+  int64_t strip; /* of A's and C's rows at a time, where they go in strips */
   double cost;
 } dc__bounded_plan;
 
@@ -18,9 +24,17 @@ typedef struct dc__bounded {
   const dc__source *a, *b, *out;
   int64_t m, n, k;
   size_t in_size, out_size;
-  dc__gemm_shape shape;
+  const struct dc__bounded_way *way;
+  dc__gemm_shape shape; /* pieces come in multiples of it, or in as many as there are */
   dc__bounded_plan plan;
 } dc__bounded;
+
+/* What plans mean where they are carried out. */
+typedef struct dc__bounded_way {
+  bool (*fits)(const dc__bounded *w, dc__bounded_plan *plan);          /* sets its strip; false: there is no such way */
+  size_t (*bytes)(const dc__bounded *w, const dc__bounded_plan *plan); /* SIZE_MAX: more than there can be */
+  double (*cost)(const dc__bounded *w, const dc__bounded_plan *plan);  /* nanoseconds, beside the multiplications */
+} dc__bounded_way;
 
 /* ---- matrices in files (bounded_file.c) ---- */
 
@@ -50,21 +64,22 @@ dc_status dc__file_check(const char *fn, const char *arg, const dc__source *s, b
  * whole. False: it failed. */
 bool dc__file_move(dc__file_failure *failure, const char *arg, const dc__source *s, bool write, char *memory,
                    int64_t row, int64_t rows, int64_t col, int64_t cols);
+/* A part of a matrix: what was read of it into dense memory, or the place in its own. */
+dc__mat dc__source_part(const dc__source *s, void *read, int64_t row, int64_t rows, int64_t col, int64_t cols);
 /* Asks the system for whole rows that come later, if the source is in a file; that it may not is no matter. */
 void dc__file_expect(const dc__source *s, int64_t row, int64_t rows);
 
 /* ---- plans (bounded_plan.c) ---- */
 
-static inline int64_t dc__least(int64_t x, int64_t y) {
-  return x < y ? x : y;
-}
-static inline int64_t dc__pieces(int64_t length, int64_t piece) {
-  return piece > 0 ? (length + piece - 1) / piece : 1; /* k = 0: C is still to be written */
-}
-
+extern const dc__bounded_way dc__bounded_here; /* on the handle's threads */
+/* What it costs to read or write a part of each row so many times, in nanoseconds; whole rows go in one call. */
+double dc__bounded_moves(const dc__source *s, bool write, double times, double rows, double cols);
 /* Chooses w->plan, the cheapest within the budget. DC_E_BUFFER_TOO_SMALL: *needed is set, if there. */
 dc_status dc__bounded_choose(dc__bounded *w, int64_t budget, int64_t *needed);
-/* The plan's memory: the packed piece, and, from *tile on, C's tile. SIZE_MAX: more than there can be. */
-size_t dc__bounded_bytes(const dc__bounded *w, const dc__bounded_plan *plan, size_t *tile);
+
+/* ---- on a device (bounded_there.c) ---- */
+
+/* The product, checked and of at least one element. */
+dc_status dc__bounded_there(dc_linalg *l, dc__bounded *w, int64_t budget, int64_t *needed);
 
 #endif

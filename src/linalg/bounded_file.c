@@ -53,6 +53,20 @@ bool dc__file_move(dc__file_failure *failure, const char *arg, const dc__source 
   return true;
 }
 
+dc__mat dc__source_part(const dc__source *s, void *read, int64_t row, int64_t rows, int64_t col, int64_t cols) {
+  dc__mat m = s->mat;
+  m.rows = rows;
+  m.cols = cols;
+  if (dc__in_file(s)) {
+    m.data = read;
+    m.row_stride = cols;
+    m.col_stride = 1;
+  } else {
+    m.data = dc__element(m.data, m.dtype, row * m.row_stride + col * m.col_stride);
+  }
+  return m;
+}
+
 void dc__file_expect(const dc__source *s, int64_t row, int64_t rows) {
   enum { MOST = 8 << 20 };
   const int64_t line = s->mat.cols * (int64_t)dc_dtype_size(s->mat.dtype);

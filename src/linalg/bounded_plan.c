@@ -10,16 +10,21 @@ enum {
   ROOM = DC__SCRATCH_BYTES - DC__GEMM_PACKED_SCRATCH
 };
 
+/* ---- on threads ----
+ *
+ * A piece of B is packed for all threads, and strips of A's and C's rows go by it, each through the scratch memory of
+ * the thread that works on it. Where kb < k, C's tile is kept until k is summed; else mb is m. */
+
 /* What costs time beside the multiplications, in nanoseconds, for the choice alone: calls that read and write, a byte
  * that they copy, an element that is packed, one of C that is read and added to, one of B that a strip goes by. */
 static const double READ = 430, WRITE = 2000, BYTE = 0.06, PACKED = 0.25, AGAIN = 0.3, STREAMED = 0.07;
 
 typedef dc__bounded_plan plan;
 
-size_t dc__bounded_bytes(const dc__bounded *w, const plan *p, size_t *tile) {
+/* The packed piece, and C's tile. */
+static size_t bytes_of(const dc__bounded *w, const plan *p) {
   size_t total = 0;
   bool fits = dc__linalg_add(&total, 1, dc__gemm_packed_bytes(w->a->mat.dtype, p->nb, p->kb));
-  *tile = total;
   if (dc__in_file(w->out) && p->kb < w->k) {
     fits = fits && dc__linalg_add(&total, p->mb * p->nb, w->out_size);
   }
@@ -36,9 +41,17 @@ static int64_t strip_of(const dc__bounded *w, const plan *p) {
   return dc__in_file(w->b) && slice > ROOM ? 0 : strip > w->shape.rows ? strip / w->shape.rows * w->shape.rows : strip;
 }
 
-/* A part of a file's rows of `pitch` elements, read or written `times`; whole rows go in one call. */
-static double transfers(double call, double times, double rows, double cols, double pitch, size_t size) {
-  return times * (call * (cols < pitch ? rows : 1) + BYTE * rows * cols * (double)size);
+/* Where all of k is summed at once C has no tile, and its rows go by in strips. */
+static bool fits(const dc__bounded *w, plan *p) {
+  p->strip = strip_of(w, p);
+  return p->strip > 0 && (p->kb < w->k || p->mb == w->m);
+}
+
+double dc__bounded_moves(const dc__source *s, bool write, double times, double rows, double cols) {
+  const double call = write ? WRITE : READ;
+  const double calls = cols < (double)s->mat.cols ? rows : 1;
+  const double bytes = rows * cols * (double)dc_dtype_size(s->mat.dtype);
+  return dc__in_file(s) ? times * (call * calls + BYTE * bytes) : 0;
 }
 
 /* A is read for each column of C's tiles, B for each row of them. */
@@ -52,10 +65,13 @@ static double cost_of(const dc__bounded *w, const plan *p) {
   const double j = (double)dc__pieces(w->n, p->nb);
   const double t = (double)dc__pieces(w->k, p->kb);
   double sum = PACKED * (m * k * j + k * n * i) + STREAMED * k * n * m / (double)p->strip + AGAIN * m * n * (t - 1);
-  sum += dc__in_file(w->a) ? transfers(READ, j * t, m, kb, k, w->in_size) : 0;
-  sum += dc__in_file(w->b) ? transfers(READ, i * j, k, nb, n, w->in_size) : 0;
-  return sum + (dc__in_file(w->out) ? transfers(WRITE, j, m, nb, n, w->out_size) : 0);
+  sum += dc__bounded_moves(w->a, false, j * t, m, kb) + dc__bounded_moves(w->b, false, i * j, k, nb);
+  return sum + dc__bounded_moves(w->out, true, j, m, nb);
 }
+
+const dc__bounded_way dc__bounded_here = {.fits = fits, .bytes = bytes_of, .cost = cost_of};
+
+/* ---- the choice ---- */
 
 /* The lengths to try for a dimension: all of it, and fractions in whole units, where they are longer in `coarse` ones.
  */
@@ -83,16 +99,15 @@ dc_status dc__bounded_choose(dc__bounded *w, int64_t budget, int64_t *needed) {
   const int32_t n = choices(w->n, w->shape.columns, w->shape.columns, ns);
   const int32_t k = choices(w->k, UNIT, w->shape.slice, ks);
   plan best = {0};
-  size_t smallest = SIZE_MAX, tile;
+  size_t smallest = SIZE_MAX;
   for (int32_t index = 0; index < m * n * k; index++) {
     plan p = {.mb = ms[index / (n * k)], .nb = ns[index / k % n], .kb = ks[index % k]};
-    p.strip = strip_of(w, &p);
-    if (p.strip == 0 || (p.kb == w->k && p.mb < w->m)) {
+    if (!w->way->fits(w, &p)) {
       continue;
     }
-    const size_t bytes = dc__bounded_bytes(w, &p, &tile);
+    const size_t bytes = w->way->bytes(w, &p);
     smallest = bytes < smallest ? bytes : smallest;
-    p.cost = cost_of(w, &p);
+    p.cost = w->way->cost(w, &p);
     if (bytes <= (size_t)budget && (best.mb == 0 || p.cost < best.cost)) {
       best = p;
     }

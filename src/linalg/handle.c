@@ -39,6 +39,7 @@ static void drop(dc_linalg *l) {
 }
 
 void dc__linalg_destroy(dc_linalg *l) {
+  dc__staging_close(l);
   drop(l);
   dc__pool_close(l->pool);
   dc__device_release(l->device);

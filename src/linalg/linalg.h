@@ -30,6 +30,7 @@ struct dc_linalg {
   bool query;
   size_t most; /* that a call of the query would have used */
   dc__rule rules[DC__RULES];
+  struct dc__staging *staging; /* bounded_there.c; NULL: not needed yet */
 };
 
 dc_status dc__linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
@@ -211,6 +212,7 @@ typedef struct dc__source {
 } dc__source;
 dc_status dc__matmul_bounded(dc_linalg *l, const char *fn, const dc__source *a, const dc__source *b,
                              const dc__source *out, int64_t budget, int64_t *needed);
+void dc__staging_close(dc_linalg *l); /* what its bounded products on a device left behind */
 
 /* ---- gradients per sample (sample.c and its neighbours) ---- */
 

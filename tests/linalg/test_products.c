@@ -1,8 +1,5 @@
 /* Products of matrices: points 27 to 29 of the second-order conformance list, by number. */
-#include <fcntl.h>
-#include <unistd.h>
-
-#include "linalg_test.h"
+#include "bounded_test.h"
 
 enum { M = 4, K = 3, P = 5 };
 
@@ -84,23 +81,6 @@ static void test_29_types(void **state) {
 
 enum { BM = 70, BK = 90, BN = 50 };
 
-static dc_matrix_source source_of(const dc_tensor *tensor, int32_t fd, int64_t offset) {
-  dc_matrix_source s = DC_MATRIX_SOURCE_INIT;
-  s.tensor = tensor;
-  s.fd = fd;
-  s.offset = offset;
-  return s;
-}
-
-static int32_t file_of(const void *data, size_t bytes, int64_t offset) {
-  char name[] = "/tmp/libdc-test-XXXXXX";
-  int32_t fd = mkstemp(name);
-  assert_true(fd >= 0);
-  unlink(name);
-  assert_true(pwrite(fd, data, bytes, offset) == (ssize_t)bytes);
-  return fd;
-}
-
 static void test_28_bounded(void **state) {
   (void)state;
   double *a = doubles(BM * BK, 16), *b = doubles(BK * BN, 17), want[BM * BN], got[BM * BN];
@@ -157,23 +137,6 @@ static void test_28_bounded(void **state) {
   close(fo);
   free(a);
   free(b);
-}
-
-/* A matrix of small integers in a type that holds them; sums of their products are exact in any order. */
-static void *integers(int32_t dtype, int64_t count, uint64_t seed, double *values) {
-  uint8_t *data = malloc((size_t)count * 8 + 1);
-  for (int64_t i = 0; i < count; i++) {
-    values[i] = floor(number(&seed) * 4);
-    const float narrow = (float)values[i];
-    if (dtype == DC_FLOAT64) {
-      memcpy(data + i * 8, &values[i], 8);
-    } else if (dtype == DC_FLOAT32) {
-      memcpy(data + i * 4, &narrow, 4);
-    } else { /* bfloat16: the upper half */
-      memcpy(data + i * 2, (const char *)&narrow + 2, 2);
-    }
-  }
-  return data;
 }
 
 /* Random shapes, among them single rows and columns and what is longer than a slice of k; types, places and budgets. */

@@ -148,7 +148,7 @@ def test_the_layer_is_the_cpus_within_rounding(on_the_simulated_driver: Callable
 
 
 MATRICES = """
-import libdc, numpy as np
+import libdc, numpy as np, tempfile
 from libdc import linalg
 from simulated import memory, refused, there
 
@@ -174,6 +174,26 @@ agree(lambda *arrays, **at: linalg.kron_solve(*arrays[:4], 0.5, arrays[4], **at)
 agree(linalg.matmul, x, b, alpha=2)
 for part in range(2):
     agree(lambda array, **at: linalg.kron_nearest(array, (5, 5), (3, 3), **at)[part], np.kron(a, b) + 0.01 * random((15, 15)))
+
+with tempfile.NamedTemporaryFile() as file, tempfile.NamedTemporaryFile() as result:
+    wide, tall = random((70, 150)), random((150, 90))
+    wide.tofile(file.name)
+    given = linalg.FileMatrix(file.name, (70, 150), "float64")
+    out = linalg.FileMatrix(result.name, (70, 90), "float64")
+    for budget in 180000, 10000000:
+        agree(lambda array, **at: linalg.matmul_bounded(given, array, budget, **at), tall)
+        agree(lambda array, **at: linalg.matmul_bounded(array, given, budget, **at), tall[:, :70])
+    assert linalg.matmul_bounded(given, there(tall, device), 180000, out=out, handle=away) is out
+    assert np.abs(np.fromfile(result.name).reshape(70, 90) - wide @ tall).max() <= 1e-11
+    mapped = np.memmap(file.name, np.float64, "r", shape=(150, 70))
+    square = memory(linalg.matmul_bounded(given, mapped, 180000, handle=away)).view("float64").reshape(70, 70)
+    assert np.abs(square - wide @ mapped).max() <= 1e-11
+    try:
+        linalg.matmul_bounded(given, there(tall, device), 1, handle=away)
+    except libdc.Error as error:
+        assert error.needed > 1000
+    refused("an array is in host memory, must be on cuda:0", TypeError, linalg.matmul_bounded, given, tall, 180000,
+            handle=away)
 refused("an array is in host memory, must be on cuda:0", TypeError, linalg.kron, a, b, handle=away)
 refused("an array is on cuda:0, must be in host memory", TypeError, linalg.kron, there(a, device), b)
 print("fine")

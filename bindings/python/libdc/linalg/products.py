@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 from .._lib import ffi, lib
 from ..errors import Error, check
+from ..tensors import HOST
 from ..types import DType, Status
-from .handle import Array, Handle, empty, raw, target
+from .handle import Array, Handle, default, empty, raw, target
 
 
 def kron(a: Any, b: Any, *, out: Any = None, max_bytes: Optional[int] = None, handle: Optional[Handle] = None) -> Any:
@@ -91,12 +92,14 @@ def _from_memmap(array: Any) -> Any:
 
 
 class _Source:
-    """A dc_matrix_source, and what lives as long as it is used. A path is opened here."""
+    """A dc_matrix_source, and what lives as long as it is used. A path is opened here. array: the caller's, unless the
+    matrix is in a file."""
 
-    def __init__(self, matrix: Any, writable: bool = False) -> None:
+    def __init__(self, matrix: Any, writable: bool = False, handle: Optional[Handle] = None) -> None:
         self.c = ffi.new("dc_matrix_source *")
         self.c.struct_size = ffi.sizeof("dc_matrix_source")
         self._own_fd = -1
+        self.array: Any = None
         matrix = _from_memmap(matrix)
         if isinstance(matrix, FileMatrix):
             self.dtype, self.shape = DType.of(matrix.dtype), tuple(matrix.shape)
@@ -106,8 +109,8 @@ class _Source:
             self._tensor.shape, self._tensor.ndim, self._tensor.dtype = self._keep, len(matrix.shape), self.dtype
             self.c.fd, self.c.offset = self._descriptor(matrix.file, writable), matrix.offset
         else:
-            given = Array(matrix, writable)
-            self.dtype, self.shape = given.dtype, given.shape
+            given = Array(matrix, writable, handle)
+            self.array, self.dtype, self.shape = matrix, given.dtype, given.shape
             self._keep, self._tensor = given, given.c
         self.c.tensor = self._tensor
 
@@ -130,14 +133,16 @@ class _Source:
 
 def matmul_bounded(a: Any, b: Any, budget_bytes: int, *, out: Union[Any, FileMatrix] = None,
                    handle: Optional[Handle] = None) -> Any:
-    """A B with at most budget_bytes of memory beside the operands' own. Each of a, b and out is an array, a FileMatrix,
-    or a NumPy memory map, which is read and written as the file it is. Error.needed has the least budget that does,
-    where this one is too small."""
-    left, right = _Source(a), _Source(b)
-    wide = left.dtype is DType.FLOAT64
-    result = empty(a, (*left.shape[:1], *right.shape[1:]), DType.FLOAT64 if wide else DType.FLOAT32
-                   ) if out is None else out
-    into, needed = _Source(result, writable=True), ffi.new("int64_t *")
+    """A B with at most budget_bytes of memory of the handle's device beside the operands' own. Each of a, b and out is an
+    array there, a FileMatrix, or a NumPy memory map, which is read and written as the file it is. Error.needed has the
+    least budget that does, where this one is too small."""
+    left, right = _Source(a, handle=handle), _Source(b, handle=handle)
+    device = (handle or default()).device
+    files_kind = a if device.place == HOST else None
+    like = next((source.array for source in (left, right) if source.array is not None), files_kind)
+    dtype = DType.FLOAT64 if left.dtype is DType.FLOAT64 else DType.FLOAT32
+    result = empty(like, (*left.shape[:1], *right.shape[1:]), dtype, device) if out is None else out
+    into, needed = _Source(result, True, handle), ffi.new("int64_t *")
     try:
         check(lib.dc_matmul_bounded(raw(handle), left.c, right.c, into.c, budget_bytes, needed))
     except Error as error:
