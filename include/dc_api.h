@@ -1810,9 +1810,11 @@ DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32
  * 16-bit weights have a float32 copy in the state, which is what steps change; a weight that was changed since the last
  * step counts as it is. A context is not known here: after a step on its shards call dc_params_updated().
  *
- * On a CUDA device, where all but K-FAC work, weights, gradients and state are memory of the device, but for what counts,
- * "step" and "failures.B.D", which is the host's. A step is done when the call returns; what the caller's streams still do
- * to weights and gradients is the caller's to wait for. AdamW's and SGD's steps have the bits of the CPU's. Shampoo's and
+ * A step is done when the call returns, unless dc_optimizer_set_stream() has named a stream for it; what the caller's
+ * streams still do to weights and gradients is the caller's to wait for.
+ *
+ * On a CUDA device, where all but K-FAC work, weights, gradients and state are memory of the device, but for what the host
+ * counts: Shampoo's and SOAP's "step" and "failures.B.D". AdamW's and SGD's steps have the bits of the CPU's. Shampoo's and
  * SOAP's are the CPU's within rounding, and the same bits for any number of ranks, whose comm must be able to move the
  * device's memory. There SOAP's bases are the host's work: factors and bases come and go when they are due.
  * DC_E_UNSUPPORTED: K-FAC; cuBLASLt is missing; in Shampoo's first step cuSOLVER is. A CPU's saved state can be loaded
@@ -2118,7 +2120,8 @@ DC_API void dc_optimizer_destroy(dc_optimizer *optimizer);
 /** Sets a group's learning rate, which begins as 1e-3.
  *  group  0 to the number of groups - 1
  *  lr     >= 0 and finite; 0: steps change the state alone
- *  Returns DC_OK; DC_E_INVALID. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (another than before, and the optimizer's stream is being captured).
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_optimizer_set_lr(dc_optimizer *optimizer, int32_t group, double lr);
 /** Adds a parameter, of which this rank has the elements [offset, offset + count). At any time: its own steps count from
  *  the first one with a gradient.
@@ -2147,7 +2150,29 @@ DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, 
  *  DC_E_NO_MEMORY, and the communicator's. [handle] Since 0.1. */
 DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads,
                                    size_t tensor_size, int64_t count, double grad_scale);
-/** How many steps the parameters have made: the most of any; -1 for NULL. [handle] Since 0.1. */
+/** Sets the stream that steps are in the order of: behind what computes the gradients, before what reads the weights.
+ *  AdamW's and SGD's are work of the stream then. dc_optimizer_step() returns when it is queued, and grads and weights
+ *  must stay until it is done; check_finite decides on the stream: a step whose gradients are not finite changes nothing,
+ *  is not counted, and is no error but one more of dc_optimizer_stats.skipped_steps. Each rank decides by its own part
+ *  of the gradients. The bits are those of steps without a stream. What reads the handle waits for the stream, so that
+ *  nothing else must: dc_optimizer_steps(), _state(), _save(), _load(), dc_get_optimizer_stats(). On a CUDA device no
+ *  other call waits, and learning rates are set on the stream, for the steps behind it. On the CPU a step is a task of the
+ *  stream, which every later call on the handle waits for first.
+ *  Shampoo, SOAP and K-FAC wait for the stream, and make their steps within the call as ever.
+ *
+ *  AdamW's and SGD's steps on a CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, after one step before
+ *  the capture, which makes the state. A launch is a step: it counts, decides, and takes the learning rate that
+ *  dc_optimizer_set_lr() set on the stream before it. Tensors, their addresses, which have gradients, grad_scale and
+ *  options are what they were when it was captured. Launches and calls on the handle must follow each other, on one
+ *  stream; the handle must outlive the graph. What a capture cannot hold is DC_E_STATE: a first step, a learning rate,
+ *  what waits, other kinds' steps.
+ *  stream  of the optimizer's device; kept alive by the caller until replaced, or the optimizer is destroyed, which waits
+ *          for what was queued; work on it waits for the stream set before. NULL (the default): the calling thread
+ *  Returns DC_OK; DC_E_INVALID (a stream of another device), DC_E_STATE (the stream set before is being captured),
+ *  DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_set_stream(dc_optimizer *optimizer, dc_stream *stream);
+/** How many steps the parameters have made: the most of any; -1 for NULL, and where they cannot be read: the device
+ *  failed, or the stream is being captured. [handle] Since 0.1. */
 DC_API int64_t dc_optimizer_steps(const dc_optimizer *optimizer);
 
 /** The name of a piece of a parameter's state on this rank. "step" (int64, no dimension) is the first one of all; 16-bit
@@ -2199,10 +2224,11 @@ typedef struct dc_optimizer_stats {
   int64_t scratch_bytes;      /**< memory between and during steps beside it */
   int64_t wire_bytes;         /**< read from other ranks' memory or received from them */
   int64_t refresh_ns;         /**< time in roots, bases and inverses */
+  int64_t skipped_steps;      /**< that a gradient which is not finite kept from being made */
 } dc_optimizer_stats;
 
 /** A dc_optimizer_stats to be filled in. */
-#define DC_OPTIMIZER_STATS_INIT {sizeof(dc_optimizer_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define DC_OPTIMIZER_STATS_INIT {sizeof(dc_optimizer_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /** DC_OPTIMIZER_STATS_INIT as a function.
  *  stats  the struct to fill in; NULL does nothing

@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 /* Sizes of the structs in the version that introduced them; frozen from then on. */
-enum { ADAMW_OPTIONS_SIZE_0_1 = 56, SGD_OPTIONS_SIZE_0_1 = 48, OPTIMIZER_STATS_SIZE_0_1 = 96 };
+enum { ADAMW_OPTIONS_SIZE_0_1 = 56, SGD_OPTIONS_SIZE_0_1 = 48, OPTIMIZER_STATS_SIZE_0_1 = 104 };
 
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_adamw_options) >= ADAMW_OPTIONS_SIZE_0_1, "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_sgd_options) >= SGD_OPTIONS_SIZE_0_1, "0.1");
@@ -252,8 +252,26 @@ dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, c
                      read_step(optimizer, __func__, weights, grads, tensor_size, count, grad_scale), grad_scale));
 }
 
+static dc_status set_stream(dc_optimizer *o, const char *fn, dc_stream *stream) {
+  if (stream != NULL) {
+    DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
+  }
+  return dc__optim_set_stream(o, fn, stream);
+}
+
+dc_status dc_optimizer_set_stream(dc_optimizer *optimizer, dc_stream *stream) {
+  DC__WITH_OPTIMIZER(optimizer, set_stream(optimizer, __func__, stream));
+}
+
 int64_t dc_optimizer_steps(const dc_optimizer *optimizer) {
-  return optimizer == NULL ? -1 : dc__optim_steps(optimizer);
+  dc_optimizer *o = (dc_optimizer *)(uintptr_t)optimizer; /* to wait changes nothing */
+  if (o == NULL || dc__owner_check(__func__, "handle", &o->linalg->device->owner) != DC_OK) {
+    return -1;
+  }
+  pthread_mutex_lock(&o->linalg->mutex);
+  const int64_t steps = dc__optim_await(o) == DC_OK ? dc__optim_steps(o, __func__) : -1;
+  pthread_mutex_unlock(&o->linalg->mutex);
+  return steps;
 }
 
 /* ---- state ---- */

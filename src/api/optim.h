@@ -14,7 +14,10 @@
     }                                                                            \
     DC__TRY(dc__owner_check(fn, "handle", &(optimizer)->linalg->device->owner)); \
     pthread_mutex_lock(&(optimizer)->linalg->mutex);                             \
-    dc_status dc__optimizer_status = (call);                                     \
+    dc_status dc__optimizer_status = dc__optim_await(optimizer);                 \
+    if (dc__optimizer_status == DC_OK) {                                         \
+      dc__optimizer_status = (call);                                             \
+    }                                                                            \
     pthread_mutex_unlock(&(optimizer)->linalg->mutex);                           \
     return dc__optimizer_status;                                                 \
   } while (0)

@@ -20,7 +20,9 @@ bool dc__update_below(const float *x, int64_t count, int32_t exponent);
 /* master[i] = w[i] where rounded[i], the master as its weight's type has it, is not w[i], bit for bit. */
 void dc__update_follow(float *master, const float *rounded, const float *w, int64_t count);
 
-/* The same on a device, in the order of its own stream (dc_device.here); kind: enum dc__update_kind. */
-void dc__update_there(dc_stream *here, int32_t kind, const dc__update_batch *batch);
+/* The same on a device with memory of its own, in the order of a stream; kind: enum dc__update_kind. */
+void dc__update_there(dc_stream *stream, int32_t kind, const dc__update_batch *batch);
+void dc__update_begin_there(dc_stream *stream, const dc__update_begin *begin);
+void dc__update_number_there(dc_stream *stream, double *to, double value);
 
 #endif

@@ -18,7 +18,7 @@ struct dc__optim_piece {
   int32_t ndim; /* 0 to 2 */
   int64_t shape[2];
   int64_t numel;
-  bool counts; /* what the host counts, and keeps, wherever the rest lies */
+  bool hosts; /* memory of the host's, wherever the rest lies: what it counts itself */
   void *data;
 };
 
@@ -44,6 +44,9 @@ struct dc__optim_kind {
   /* o->io has the tensors, checked and, where the group wants it, finite; the ranks agree that the step takes place and
    * which parameters have gradients. On failure weights and state are as before. */
   dc_status (*step)(dc_optimizer *o, const char *fn);
+  /* Puts all of a step on a stream of a device with memory of its own: the look at the gradients, in o->look, the
+   * counts, and what step() would do. NULL: steps take place within calls. */
+  void (*queue)(dc_optimizer *o, dc_stream *on);
   /* Adds what the kind knows. NULL: nothing. */
   void (*stats)(const dc_optimizer *o, dc_optimizer_stats *stats);
   /* Frees what the struct has beside the head. NULL: nothing. */
@@ -57,12 +60,24 @@ static inline bool dc__optim_has_grad(const dc_optimizer *o, const dc__optim_par
   return o->io[p - o->params].grad_dtype != DC_DTYPE_NONE;
 }
 
-/* What AdamW's step t multiplies with. (adamw.c) */
-dc__adamw_factors dc__optim_adamw_factors(double beta1, double beta2, double eps, double weight_decay, double lr,
-                                          int64_t t);
-
 /* Everything that was added has its pieces. (optimizer.c) */
 dc_status dc__optim_prepare(dc_optimizer *o, const char *fn);
+/* Whether a group wants the gradients looked at first. */
+bool dc__optim_wants_look(const dc_optimizer *o);
+
+/* ---- steps on a stream (queue.c) ---- */
+
+/* Whether kernels count the steps: a parameter's step is the first number of a dc__update_record then. */
+bool dc__optim_counts_there(const dc_optimizer *o);
+/* A step of a kind that can queue one, on o->stream, or without one until it is done. */
+dc_status dc__optim_queue(dc_optimizer *o, const char *fn, dc__task_fn task);
+/* Waits for o->stream. DC_E_STATE while it is captured. */
+dc_status dc__optim_settle(const dc_optimizer *o, const char *fn);
+/* Learning rates in the device's memory: makes those that are missing; says one, in the order of the stream. */
+dc_status dc__optim_make_rates(dc_optimizer *o, const char *fn);
+dc_status dc__optim_tell_rate(const dc_optimizer *o, const char *fn, double *rate, double lr);
+/* What was counted there of steps as a whole. */
+dc_status dc__optim_read_look(const dc_optimizer *o, dc_optimizer_stats *stats);
 
 /* ---- pieces (state.c) ---- */
 
@@ -81,12 +96,15 @@ bool dc__optim_is_there(const dc_optimizer *o);
 dc_status dc__optim_check_there(const dc_optimizer *o, const char *fn);
 /* Fills in state and factors of a parameter's span; false: it is left out. */
 typedef bool (*dc__optim_span_fn)(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span);
-/* A step of all parameters with gradients; kind: enum dc__update_kind. Fails only with the device. */
-dc_status dc__optim_update_there(const dc_optimizer *o, int32_t kind, dc__optim_span_fn fn);
-/* The same of one parameter that has a gradient, queued: its state and factors are the caller's. */
+/* Queues launches for all parameters with gradients, as the batch says for the rest; kind: enum dc__update_kind. */
+void dc__optim_each_span(const dc_optimizer *o, dc_stream *on, int32_t kind, dc__update_batch *batch,
+                         dc__optim_span_fn fn);
+/* The same of one parameter that has a gradient, on the device's own stream: its state and factors are the caller's. */
 void dc__optim_param_there(const dc_optimizer *o, int32_t kind, const dc__optim_param *p, dc__update_span span);
-/* The first parameter with a gradient that the group wants looked at and is too large; o->count: none. */
-dc_status dc__optim_first_bad_there(const dc_optimizer *o, int64_t *index);
+/* Looks for gradients that the group wants looked at and are too large: into o->look. */
+void dc__optim_look_there(const dc_optimizer *o, dc_stream *on);
+/* The first such parameter; o->count: none. Waits for the device's own stream, on which the look was. */
+dc_status dc__optim_found_there(const dc_optimizer *o, int64_t *index);
 
 /* ---- work on single elements (elements.c) ---- */
 
@@ -124,21 +142,22 @@ typedef struct dc__elementwise {
 
 /* `rules` of their dc__optim_kind. */
 typedef struct dc__elementwise_rules {
-  int32_t kernel; /* on a device with memory of its own */
+  int32_t kernel; /* on a device with memory of its own: DC__UPDATE_ADAMW or _SGD */
   /* Adds the pieces; false: no memory. */
   bool (*add)(dc_optimizer *o, dc__optim_param *p, float *state[3]);
-  /* Sets the factors of step t, from 1. */
-  void (*begin)(const void *options, double lr, int64_t t, dc__update_span *to);
+  /* What a step's factors are made of. */
+  void (*rule)(const void *options, dc__update_rule *to);
   /* A tile's step; state is the tile's. */
   void (*update)(const dc__optim_tile *tile, float *const state[3], const dc__update_span *param);
 } dc__elementwise_rules;
 
 dc_status dc__elementwise_prepare(dc_optimizer *o, const char *fn, int64_t first);
 dc_status dc__elementwise_step(dc_optimizer *o, const char *fn);
+void dc__elementwise_queue(dc_optimizer *o, dc_stream *on);
 void dc__elementwise_destroy(dc_optimizer *o);
 
 #define DC__ELEMENTWISE_KIND                                                                           \
   .size = sizeof(dc__elementwise), .there = true, .exponent = 128, .prepare = dc__elementwise_prepare, \
-  .step = dc__elementwise_step, .destroy = dc__elementwise_destroy
+  .step = dc__elementwise_step, .queue = dc__elementwise_queue, .destroy = dc__elementwise_destroy
 
 #endif

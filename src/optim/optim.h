@@ -17,7 +17,7 @@ typedef struct dc__optim_param {
   int64_t *shape; /* of the whole parameter */
   int64_t numel;  /* of the whole parameter */
   int64_t offset, count;
-  int64_t *step;           /* piece "step": steps made before this one; the frame counts */
+  int64_t *step;           /* piece "step": steps made before this one; the frame counts, or kernels (queue.c) */
   float *master;           /* piece "master"; NULL: float32 weights */
   dc__optim_piece *pieces; /* a list, so that views of them stay where they are */
 } dc__optim_param;
@@ -32,6 +32,7 @@ typedef struct dc__optim_io {
 
 typedef struct dc__optim_group {
   double lr;
+  double *rate; /* the same in the device's memory, where kernels count the steps */
   bool check_finite;
   int64_t params;
   void *options; /* the kind's, with defaults filled in */
@@ -48,8 +49,10 @@ struct dc_optimizer {
   int64_t prepared; /* parameters whose state exists */
   dc__optim_group *groups;
   int64_t group_count, group_capacity;
-  uint64_t *found;          /* on a device with memory of its own: what its look at the gradients says */
+  dc__update_look *look;    /* on a device with memory of its own, in that */
   double grad_scale;        /* of the step under way */
+  dc_stream *stream;        /* the caller's, on which steps are queued; NULL: they are done when the call returns */
+  dc_event *done;           /* what was queued on it; NULL: there was none yet */
   dc_optimizer_stats stats; /* counters; what is memory and bytes is filled in when asked for */
 };
 
@@ -70,8 +73,14 @@ dc_status dc__optim_add_param(dc_optimizer *o, const char *fn, int32_t group, co
                               int64_t offset, int64_t count, int32_t dtype, int64_t *index);
 /* o->io is filled in. `status`: whether the arguments were in order; the other ranks hear of it, and the call fails. */
 dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, double grad_scale);
-int64_t dc__optim_steps(const dc_optimizer *o);
+int64_t dc__optim_steps(dc_optimizer *o, const char *fn); /* -1: they cannot be read, last error set */
 dc_status dc__optim_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats);
+
+/* ---- steps on a stream (queue.c) ---- */
+
+dc_status dc__optim_set_stream(dc_optimizer *o, const char *fn, dc_stream *stream);
+/* Until a step that is queued on a stream of the CPU is done, which uses the handle itself. Before all else. */
+dc_status dc__optim_await(const dc_optimizer *o);
 
 /* ---- K-FAC's layers (kfac.c) ---- */
 

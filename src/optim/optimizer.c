@@ -7,6 +7,10 @@
 /* ---- handles ---- */
 
 void dc__optim_destroy(dc_optimizer *o) {
+  if (o->done != NULL) { /* what is queued uses all of it */
+    dc__event_wait(o->done, NULL);
+    o->done->device->ops->event_destroy(o->done);
+  }
   if (o->kind->destroy != NULL) {
     o->kind->destroy(o);
   }
@@ -23,8 +27,8 @@ void dc__optim_destroy(dc_optimizer *o) {
   if (o->arena != NULL) {
     dc__arena_release(o->arena);
   }
-  if (o->found != NULL) {
-    o->linalg->device->ops->free(o->linalg->device, o->found, sizeof *o->found, DC_MEMORY_DEVICE);
+  if (o->look != NULL) {
+    o->linalg->device->ops->free(o->linalg->device, o->look, sizeof *o->look, DC_MEMORY_DEVICE);
   }
   dc_comm_destroy(o->comm);
   if (o->linalg != NULL) {
@@ -42,10 +46,13 @@ static dc_status copy_linalg(const dc_linalg *linalg, dc_linalg **copy) {
   return dc__linalg_create(linalg->device, &options, copy);
 }
 
-static dc_status make_found(dc_optimizer *o) {
-  void *found;
-  DC__TRY(o->linalg->device->ops->alloc(o->linalg->device, sizeof *o->found, DC_MEMORY_DEVICE, &found));
-  o->found = found;
+static dc_status make_look(dc_optimizer *o) {
+  dc_device *device = o->linalg->device;
+  void *look;
+  DC__TRY(device->ops->alloc(device, sizeof *o->look, DC_MEMORY_DEVICE, &look));
+  o->look = look;
+  dc__stream_zero(device->here, look, sizeof *o->look);
+  dc__here_done(device, NULL);
   return DC_OK;
 }
 
@@ -70,7 +77,7 @@ dc_status dc__optim_create(const dc__optim_kind *kind, const char *fn, const dc_
     status = dc__arena_create(o->linalg->device, NULL, &o->arena);
   }
   if (status == DC_OK && dc__optim_is_there(o)) {
-    status = make_found(o);
+    status = make_look(o);
   }
   if (status == DC_OK) {
     status = dc__optim_set_group(o, fn, 0, options, check_finite);
@@ -129,7 +136,11 @@ dc_status dc__optim_set_lr(dc_optimizer *o, const char *fn, int32_t group, doubl
   if (!(lr >= 0) || isinf(lr)) {
     return dc__fail(DC_E_INVALID, "%s: lr = %g, must be finite and >= 0", fn, lr);
   }
-  o->groups[group].lr = lr;
+  dc__optim_group *g = &o->groups[group];
+  if (g->rate != NULL && lr != g->lr) {
+    DC__TRY(dc__optim_tell_rate(o, fn, g->rate, lr));
+  }
+  g->lr = lr;
   return DC_OK;
 }
 
@@ -174,6 +185,12 @@ dc_status dc__optim_prepare(dc_optimizer *o, const char *fn) {
   if (o->prepared == o->count) {
     return DC_OK;
   }
+  if (dc__stream_captures(o->stream)) {
+    return dc__fail(DC_E_STATE,
+                    "%s: the stream is captured into a CUDA graph, where no state can be made: make a step before the "
+                    "capture",
+                    fn);
+  }
   for (int64_t i = o->prepared; i < o->count; i++) {
     dc__optim_param *p = &o->params[i];
     p->step = dc__optim_add_piece(o, p, "step", DC_INT64, NULL, 0);
@@ -185,6 +202,7 @@ dc_status dc__optim_prepare(dc_optimizer *o, const char *fn) {
     }
   }
   DC__TRY(o->kind->prepare(o, fn, o->prepared));
+  DC__TRY(dc__optim_make_rates(o, fn));
   o->prepared = o->count;
   return DC_OK;
 }
@@ -203,15 +221,21 @@ static void check_part(dc_optimizer *o, const dc__optim_param *p, int64_t from, 
   }
 }
 
-/* The first parameter whose gradient is not finite; o->count: none, or nobody wants to know. */
-static dc_status first_bad(dc_optimizer *o, int64_t *index) {
-  atomic_llong first = o->count;
+bool dc__optim_wants_look(const dc_optimizer *o) {
   bool wanted = false;
   for (int64_t i = 0; i < o->group_count; i++) {
     wanted = wanted || o->groups[i].check_finite;
   }
+  return wanted;
+}
+
+/* The first parameter whose gradient is not finite; o->count: none, or nobody wants to know. */
+static dc_status first_bad(dc_optimizer *o, int64_t *index) {
+  atomic_llong first = o->count;
+  const bool wanted = dc__optim_wants_look(o);
   if (wanted && dc__optim_is_there(o)) {
-    return dc__optim_first_bad_there(o, index);
+    dc__optim_look_there(o, o->linalg->device->here);
+    return dc__optim_found_there(o, index);
   }
   if (wanted) {
     dc__optim_each_part(o, check_part, &first);
@@ -274,25 +298,8 @@ static dc_status agree(const dc_optimizer *o, const char *fn, dc_status status, 
   return sent != DC_OK ? sent : compare(o, fn, table);
 }
 
-dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, double grad_scale) {
-  int64_t bad = o->count;
-  if (status == DC_OK) {
-    status = dc__optim_prepare(o, fn);
-  }
-  if (status == DC_OK && dc__optim_is_there(o)) {
-    status = dc__optim_check_there(o, fn);
-  }
-  if (status == DC_OK && o->kind->ready != NULL) {
-    status = o->kind->ready(o, fn);
-  }
-  if (status == DC_OK) {
-    o->grad_scale = grad_scale;
-    status = first_bad(o, &bad);
-    if (status == DC_OK && bad < o->count) {
-      status = dc__fail(DC_E_NOT_FINITE, "%s: grads[%" PRId64 "] times grad_scale is not finite", fn, bad);
-    }
-  }
-  DC__TRY(agree(o, fn, status, bad));
+/* What all agree on. */
+static dc_status take(dc_optimizer *o, const char *fn) {
   DC__TRY(o->kind->step(o, fn));
   for (int64_t i = 0; i < o->count; i++) {
     if (o->io[i].grad_dtype != DC_DTYPE_NONE) {
@@ -303,21 +310,79 @@ dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, doub
   return DC_OK;
 }
 
+/* A step on a stream of the CPU, of a kind that does not communicate and cannot fail here. */
+static void take_in_turn(void *args) {
+  dc_optimizer *o = *(dc_optimizer **)args;
+  int64_t bad;
+  (void)first_bad(o, &bad);
+  if (bad < o->count) {
+    o->stats.skipped_steps++;
+  } else {
+    (void)take(o, "dc_optimizer_step");
+  }
+}
+
+dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, double grad_scale) {
+  int64_t bad = o->count;
+  if (status == DC_OK) {
+    status = dc__optim_prepare(o, fn);
+  }
+  if (status == DC_OK && dc__optim_is_there(o)) {
+    status = dc__optim_check_there(o, fn);
+  }
+  if (status == DC_OK) {
+    o->grad_scale = grad_scale;
+    if (o->kind->queue != NULL && (dc__optim_is_there(o) || o->stream != NULL)) {
+      return dc__optim_queue(o, fn, take_in_turn);
+    }
+    status = dc__optim_settle(o, fn);
+  }
+  if (status == DC_OK && o->kind->ready != NULL) {
+    status = o->kind->ready(o, fn);
+  }
+  if (status == DC_OK) {
+    status = first_bad(o, &bad);
+    if (status == DC_OK && bad < o->count) {
+      status = dc__fail(DC_E_NOT_FINITE, "%s: grads[%" PRId64 "] times grad_scale is not finite", fn, bad);
+    }
+  }
+  status = agree(o, fn, status, bad);
+  o->stats.skipped_steps += status == DC_E_NOT_FINITE;
+  return status == DC_OK ? take(o, fn) : status;
+}
+
 /* ---- what there is to know ---- */
 
-int64_t dc__optim_steps(const dc_optimizer *o) {
+int64_t dc__optim_steps(dc_optimizer *o, const char *fn) {
+  enum { SOME = 64 };
+  int64_t some[SOME];
   int64_t most = 0;
-  for (int64_t i = 0; i < o->prepared; i++) {
-    most = *o->params[i].step > most ? *o->params[i].step : most;
+  dc_device *device = o->linalg->device;
+  dc_stream *on = dc__optim_counts_there(o) ? device->here : NULL;
+  if (dc__optim_settle(o, fn) != DC_OK) {
+    return -1;
   }
-  return most;
+  for (int64_t i = 0; i < o->prepared; i++) {
+    dc__stream_copy(on, &some[i % SOME], o->params[i].step, sizeof *some);
+    if (i % SOME == SOME - 1 || i == o->prepared - 1) {
+      dc__here_done(device, NULL);
+      for (int64_t k = 0; k <= i % SOME; k++) {
+        most = some[k] > most ? some[k] : most;
+      }
+    }
+  }
+  return dc__device_check(device) == DC_OK ? most : -1;
 }
 
 dc_status dc__optim_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats) {
   dc__arena_stats arena;
+  DC__TRY(dc__optim_settle(o, fn));
   DC__TRY(dc__optim_prepare(o, fn));
   dc__arena_get_stats(o->arena, &arena);
   *stats = o->stats;
+  if (dc__optim_counts_there(o)) {
+    DC__TRY(dc__optim_read_look(o, stats));
+  }
   stats->struct_size = sizeof *stats;
   stats->params = o->count;
   stats->state_bytes = arena.used_bytes;

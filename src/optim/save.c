@@ -10,7 +10,7 @@ enum mode { MEASURE, WRITE, COMPARE, RESTORE };
 typedef struct walk {
   int32_t mode;
   const char *fn;
-  dc_device *device;         /* of the pieces that are not counts */
+  dc_device *device;         /* of the pieces that are not the host's */
   unsigned char *to;         /* WRITE */
   const unsigned char *from; /* COMPARE, RESTORE */
   size_t at, bytes;
@@ -32,7 +32,7 @@ static bool pass(walk *w, void *data, size_t bytes) {
 
 /* The same for a piece's memory. */
 static bool pass_piece(walk *w, const dc__optim_piece *piece, size_t bytes) {
-  dc_stream *here = piece->counts ? NULL : w->device->here;
+  dc_stream *here = piece->hosts ? NULL : w->device->here;
   if (w->mode == COMPARE && bytes > w->bytes - w->at) {
     return false;
   }
@@ -132,6 +132,7 @@ dc_status dc__optim_save_size(dc_optimizer *o, const char *fn, size_t *bytes) {
 
 dc_status dc__optim_save(dc_optimizer *o, const char *fn, void *memory, size_t bytes) {
   size_t need;
+  DC__TRY(dc__optim_settle(o, fn));
   DC__TRY(dc__optim_save_size(o, fn, &need));
   if (bytes < need) {
     return dc__fail(DC_E_BUFFER_TOO_SMALL, "%s: bytes = %zu, must be at least %zu", fn, bytes, need);
@@ -170,6 +171,7 @@ static dc_status check_block(const char *fn, const unsigned char *from, size_t b
 }
 
 dc_status dc__optim_load(dc_optimizer *o, const char *fn, const void *memory, size_t bytes) {
+  DC__TRY(dc__optim_settle(o, fn));
   DC__TRY(dc__optim_prepare(o, fn));
   DC__TRY(check_block(fn, memory, bytes));
   walk w = {.mode = COMPARE, .fn = fn, .device = o->linalg->device};

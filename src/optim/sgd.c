@@ -15,25 +15,20 @@ static bool add(dc_optimizer *o, dc__optim_param *p, float *state[3]) {
   return options->momentum == 0 || state[0] != NULL;
 }
 
-static void begin(const void *of, double lr, int64_t t, dc__update_span *to) {
+static void rule(const void *of, dc__update_rule *to) {
   const dc_sgd_options *options = of;
-  dc__sgd_factors *f = &to->factors.sgd;
-  *f = (dc__sgd_factors){.lr = (float)lr, .weight_decay = (float)options->weight_decay, .sign = 1, .add = 1};
-  if (options->maximize == 1) {
-    f->sign = -1;
-  }
-  if (t > 1) {
-    f->keep = (float)options->momentum;
-    f->add = (float)(1 - options->dampening);
-  }
-  f->look = options->nesterov == 1 ? (float)options->momentum : 0;
+  to->sgd = (dc__sgd_rule){.momentum = options->momentum,
+                           .dampening = options->dampening,
+                           .weight_decay = options->weight_decay,
+                           .nesterov = options->nesterov,
+                           .maximize = options->maximize};
 }
 
 static void update(const dc__optim_tile *tile, float *const state[3], const dc__update_span *param) {
   dc__update_sgd(tile->weight, state[0], tile->grad, tile->count, &param->factors.sgd);
 }
 
-static const dc__elementwise_rules rules = {.kernel = DC__UPDATE_SGD, .add = add, .begin = begin, .update = update};
+static const dc__elementwise_rules rules = {.kernel = DC__UPDATE_SGD, .add = add, .rule = rule, .update = update};
 
 const dc__optim_kind dc__sgd_kind = {DC__ELEMENTWISE_KIND, .name = "sgd", .options_size = sizeof(dc_sgd_options),
                                      .rules = &rules, .refuse = refuse};

@@ -42,7 +42,8 @@ static void begin(dc__block_step *s) {
 /* data becomes Adam's direction: what its step takes a weight of zero to, at a learning rate of -1. */
 static void adam(const dc__block *b, const dc__block_step *s, const dc__block_place *place) {
   const dc_soap_options *o = s->options;
-  const dc__adamw_factors factors = dc__optim_adamw_factors(o->beta1, o->beta2, o->eps, 0, -1, s->t - 1);
+  const dc__adamw_rule rule = {.beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps};
+  const dc__adamw_factors factors = dc__adamw_factors_of(&rule, -1, s->t - 1);
   place->work->adam(place, b, &factors);
 }
 

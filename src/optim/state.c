@@ -29,9 +29,12 @@ static dc__optim_piece *make_piece(const char *name, int32_t dtype, const int64_
 
 /* Zeroed. On the host there is one arena for all. */
 static bool take_memory(dc_optimizer *o, dc__optim_piece *piece) {
-  const size_t bytes = (size_t)piece->numel * dc_dtype_size(piece->dtype);
+  const bool record =
+      piece->dtype == DC_INT64 && dc__optim_counts_there(o); /* with a step's factors behind the count */
+  const size_t bytes = record ? sizeof(dc__update_record) : (size_t)piece->numel * dc_dtype_size(piece->dtype);
   dc_device *device = o->linalg->device;
-  if (piece->counts && dc__optim_is_there(o)) {
+  piece->hosts = piece->dtype == DC_INT64 && dc__optim_is_there(o) && !record;
+  if (piece->hosts) {
     piece->data = dc__calloc(1, bytes);
     return piece->data != NULL;
   }
@@ -53,7 +56,6 @@ void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name,
   if (piece == NULL) {
     return NULL;
   }
-  piece->counts = dtype == DC_INT64;
   if (!take_memory(o, piece)) {
     dc__free(piece);
     return NULL;
@@ -69,7 +71,7 @@ void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name,
 void dc__optim_drop_pieces(dc_optimizer *o, dc__optim_param *p) {
   for (dc__optim_piece *piece = p->pieces, *next; piece != NULL; piece = next) {
     next = piece->next;
-    if (piece->counts && dc__optim_is_there(o)) {
+    if (piece->hosts) {
       dc__free(piece->data);
     } else {
       dc__arena_free(o->arena, piece->data, NULL, NULL);
@@ -102,6 +104,7 @@ dc_status dc__optim_state_name(dc_optimizer *o, const char *fn, int64_t index, i
 
 dc_status dc__optim_state(dc_optimizer *o, const char *fn, int64_t index, const char *name, dc_tensor *view) {
   dc__optim_param *p = NULL;
+  DC__TRY(dc__optim_settle(o, fn));
   DC__TRY(find_param(o, fn, index, &p));
   const dc__optim_piece *piece = dc__optim_find_piece(p, name);
   if (piece == NULL) {

@@ -1,5 +1,5 @@
 /* Steps on a device with memory of its own: what the host computes in tiles, the device's kernels compute of whole
- * parameters, a few to a launch. The work is done when the call returns, as it is on the host. */
+ * parameters, a few to a launch, in the order of a stream. */
 #include "optim/inside.h"
 
 bool dc__optim_is_there(const dc_optimizer *o) {
@@ -21,9 +21,9 @@ dc_status dc__optim_check_there(const dc_optimizer *o, const char *fn) {
   return DC_OK;
 }
 
-static void launch(const dc_optimizer *o, int32_t kind, dc__update_batch *batch) {
+static void launch(dc_stream *on, int32_t kind, dc__update_batch *batch) {
   if (batch->spans_used > 0) {
-    dc__update_there(o->linalg->device->here, kind, batch);
+    dc__update_there(on, kind, batch);
     batch->spans_used = 0;
   }
 }
@@ -43,11 +43,11 @@ void dc__optim_param_there(const dc_optimizer *o, int32_t kind, const dc__optim_
   dc__update_batch batch = {.spans_used = 1, .grad_scale = (float)o->grad_scale};
   fill_span(o, p, &span);
   batch.spans[0] = span;
-  launch(o, kind, &batch);
+  launch(o->linalg->device->here, kind, &batch);
 }
 
-/* All parameters with gradients, as the batch says for the rest. */
-static void each_span(const dc_optimizer *o, int32_t kind, dc__update_batch *batch, dc__optim_span_fn fn) {
+void dc__optim_each_span(const dc_optimizer *o, dc_stream *on, int32_t kind, dc__update_batch *batch,
+                         dc__optim_span_fn fn) {
   batch->spans_used = 0;
   batch->grad_scale = (float)o->grad_scale;
   for (int64_t i = 0; i < o->count; i++) {
@@ -58,18 +58,10 @@ static void each_span(const dc_optimizer *o, int32_t kind, dc__update_batch *bat
       batch->spans[batch->spans_used++] = span;
     }
     if (batch->spans_used == DC__UPDATE_SPANS) {
-      launch(o, kind, batch);
+      launch(on, kind, batch);
     }
   }
-  launch(o, kind, batch);
-}
-
-dc_status dc__optim_update_there(const dc_optimizer *o, int32_t kind, dc__optim_span_fn fn) {
-  dc__update_batch batch;
-  dc_device *device = o->linalg->device;
-  each_span(o, kind, &batch, fn);
-  dc__here_done(device, NULL);
-  return dc__device_check(device);
+  launch(on, kind, batch);
 }
 
 static bool is_looked_at(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span) {
@@ -77,13 +69,16 @@ static bool is_looked_at(const dc_optimizer *o, const dc__optim_param *p, dc__up
   return o->groups[p->group].check_finite;
 }
 
-dc_status dc__optim_first_bad_there(const dc_optimizer *o, int64_t *index) {
-  dc__update_batch batch = {.exponent = o->kind->exponent, .indices = o->count, .found = o->found};
+void dc__optim_look_there(const dc_optimizer *o, dc_stream *on) {
+  dc__update_batch batch = {.exponent = o->kind->exponent, .indices = o->count, .found = &o->look->found};
+  dc__stream_zero(on, &o->look->found, sizeof o->look->found);
+  dc__optim_each_span(o, on, DC__UPDATE_BELOW, &batch, is_looked_at);
+}
+
+dc_status dc__optim_found_there(const dc_optimizer *o, int64_t *index) {
   dc_device *device = o->linalg->device;
   uint64_t found = 0;
-  dc__stream_zero(device->here, o->found, sizeof found);
-  each_span(o, DC__UPDATE_BELOW, &batch, is_looked_at);
-  dc__stream_copy(device->here, &found, o->found, sizeof found);
+  dc__stream_copy(device->here, &found, &o->look->found, sizeof found);
   dc__here_done(device, NULL);
   *index = o->count - (int64_t)found;
   return dc__device_check(device);

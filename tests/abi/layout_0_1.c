@@ -543,7 +543,7 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_kfac_options, tolerated_failur
 _Static_assert(_Generic(((dc_kfac_options *)0)->tolerated_failures, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_kfac_options, reserved0) == 76, "0.1");
 _Static_assert(_Generic(((dc_kfac_options *)0)->reserved0, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || sizeof(dc_optimizer_stats) >= 96, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_optimizer_stats) >= 104, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_optimizer_stats, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_optimizer_stats *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_optimizer_stats, steps) == 8, "0.1");
@@ -568,6 +568,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_optimizer_stats, wire_bytes) =
 _Static_assert(_Generic(((dc_optimizer_stats *)0)->wire_bytes, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_optimizer_stats, refresh_ns) == 88, "0.1");
 _Static_assert(_Generic(((dc_optimizer_stats *)0)->refresh_ns, int64_t: 1, default: 0), "0.1");
+_Static_assert(sizeof(void *) != 8 || offsetof(dc_optimizer_stats, skipped_steps) == 96, "0.1");
+_Static_assert(_Generic(((dc_optimizer_stats *)0)->skipped_steps, int64_t: 1, default: 0), "0.1");
 _Static_assert(DC_OK == 0, "0.1");
 _Static_assert(DC_E_INVALID == -100, "0.1");
 _Static_assert(DC_E_NOT_FOUND == -101, "0.1");

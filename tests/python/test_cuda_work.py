@@ -36,7 +36,18 @@ for kind, options in (AdamW, {"weight_decay": 0.1, "amsgrad": True}), (SGD, {"mo
         assert here.state_names(i) == away.state_names(i)
         for name in away.state_names(i)[1:]:
             assert here.state(i, name).numpy().tobytes() == memory(away.state(i, name)).tobytes(), (kind, i, name)
-    assert away.state(0, "step").numpy() == 4 and here.save() == away.save()
+    assert memory(away.state(0, "step")).view(np.int64) == 4 and here.save() == away.save()
+    assert here.steps == away.steps == 4
+    stream = libdc.Stream(device)
+    away.set_stream(stream)
+    for step in range(3):
+        away.set_lr(0, 0.1 / (1 + step)), here.set_lr(0, 0.1 / (1 + step))
+        grads = [random(shape, dtype) for shape, dtype in zip(shapes, types)]
+        here.step(weights, grads)
+        away.step(copies, [there(g, device) for g in grads])
+    assert here.save() == away.save() and weights[3].tobytes() == memory(copies[3]).tobytes()
+    assert away.stats().steps == 8 and away.stats().skipped_steps == 0
+    away.set_stream(None)
     refused("step: weights[1] is in host memory, must be on cuda:0", TypeError,
             away.step, [copies[0], weights[1], *copies[2:]], [None] * 4)
     refused("step: grads[3] is in host memory, must be on cuda:0", TypeError,

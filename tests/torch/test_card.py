@@ -159,7 +159,7 @@ def test_optimizers_have_the_bits_of_the_cpu(kind: Any, options: Any, dtype: tor
         states = [optimizer.state[param] for param, (_, optimizer) in zip((p, q), sides)]
         assert states[0].keys() == states[1].keys()
         for name, value in states[0].items():
-            assert states[1][name].device == (value.device if name == "step" else q.device), name
+            assert states[1][name].device == q.device, name
             assert torch.equal(value, states[1][name].cpu()), name
 
 
@@ -224,3 +224,39 @@ def test_ranks_that_share_a_stream_are_refused() -> None:
             dct.shard(torch.nn.Linear(3, 3, device=DEVICE), comm=comm)
 
     threads(2, rank)
+
+
+@pytest.mark.parametrize("kind, options", [(optim.AdamW, {}), (optim.SGD, {"momentum": 0.9})])
+def test_launches_of_a_captured_step_are_steps(kind: Any, options: Any) -> None:
+    generator = torch.Generator().manual_seed(7)
+    start = torch.randn(1000, generator=generator)
+    sides = []
+    for device in ("cpu", DEVICE):
+        param = torch.nn.Parameter(start.clone().to(device))
+        param.grad = torch.zeros_like(param)
+        sides.append((param, kind([param], lr=1e-2, check_finite=True, **options)))
+    steps = [optimizer.step for _, optimizer in sides]
+    for step in steps:
+        step()  # makes the state
+    if ON_CARD:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            sides[1][1].step()
+        steps[1] = graph.replay
+    for number in range(5):
+        grad = torch.randn(1000, generator=generator)
+        for (param, optimizer), step in zip(sides, steps):
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + number)
+            optimizer.tell_groups()
+            assert param.grad is not None
+            param.grad.copy_(grad)
+            step()
+    if ON_CARD:  # elsewhere it is an error
+        assert sides[1][0].grad is not None
+        sides[1][0].grad.fill_(float("inf"))
+        steps[1]()
+        assert sides[1][1].skipped_steps == 1
+    (p, one), (q, other) = sides
+    assert torch.equal(p.detach(), q.detach().cpu())
+    for name, value in one.state[p].items():
+        assert torch.equal(value, other.state[q][name].cpu()), name

@@ -90,6 +90,22 @@ def test_an_optimizer_wants_one_device(fakes: None, kind: Any) -> None:
             layer)
 
 
+def test_an_optimizer_follows_pytorchs_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = optim.AdamW([nn.Parameter(torch.ones(4))])
+    current, told = [7], []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda where: SimpleNamespace(cuda_stream=current[-1]))
+    monkeypatch.setattr(devices, "current_stream", lambda where: current[-1])
+    monkeypatch.setattr(optimizer._native, "set_stream", told.append)
+    optimizer.step()
+    assert told == []  # the CPU has none
+    optimizer._where = torch.device("cuda:0")
+    optimizer.step()
+    optimizer.tell_groups()
+    current.append(9)
+    assert optimizer.skipped_steps == 0
+    assert told == [7, 9]
+
+
 def test_an_optimizer_of_moved_parameters_says_so() -> None:
     param = nn.Parameter(torch.ones(4))
     optimizer = optim.AdamW([param])

@@ -64,8 +64,10 @@ void dc__cuda_sort(dc_stream *stream, const dc__cuda_sort_args *args) {
 }
 
 _Static_assert(sizeof(dc__update_batch) <= DC__LAUNCH_BYTES, "a batch must fit into a launch");
+_Static_assert(sizeof(dc__update_begin) <= DC__LAUNCH_BYTES, "a step's beginning must fit into a launch");
+_Static_assert((int)DC__UPDATE_RECORDS <= (int)DC__CUDA_THREADS, "a block begins a step, a thread a parameter");
 
-void dc__update_there(dc_stream *here, int32_t kind, const dc__update_batch *batch) {
+void dc__update_there(dc_stream *stream, int32_t kind, const dc__update_batch *batch) {
   int64_t most = 0;
   for (int32_t i = 0; i < batch->spans_used; i++) {
     most = batch->spans[i].count > most ? batch->spans[i].count : most;
@@ -76,5 +78,14 @@ void dc__update_there(dc_stream *here, int32_t kind, const dc__update_batch *bat
                              .threads = DC__CUDA_THREADS,
                              .args = batch,
                              .bytes = sizeof *batch};
-  here->device->ops->stream_launch(here, &update);
+  stream->device->ops->stream_launch(stream, &update);
+}
+
+void dc__update_begin_there(dc_stream *stream, const dc__update_begin *begin) {
+  launch(stream, DC__KERNEL_UPDATE_BEGIN, 1, begin, sizeof *begin);
+}
+
+void dc__update_number_there(dc_stream *stream, double *to, double value) {
+  const dc__update_number args = {to, value};
+  launch(stream, DC__KERNEL_UPDATE_NUMBER, 1, &args, sizeof args);
 }

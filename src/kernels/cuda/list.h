@@ -13,13 +13,15 @@
   X(DC__KERNEL_ACCUMULATE, dc__accumulate_kernel, 0) \
   X(DC__KERNEL_REDUCE, dc__reduce_kernel, 0)
 
-/* In the order of enum dc__update_kind. */
-#define DC__CUDA_update(X)                 \
-  X(DC__KERNEL_ADAMW, dc__adamw_kernel, 0) \
-  X(DC__KERNEL_SGD, dc__sgd_kernel, 0)     \
-  X(DC__KERNEL_BELOW, dc__below_kernel, 0) \
-  X(DC__KERNEL_TAKE, dc__take_kernel, 0)   \
-  X(DC__KERNEL_GIVE, dc__give_kernel, 0)
+/* First those of enum dc__update_kind, in its order. */
+#define DC__CUDA_update(X)                               \
+  X(DC__KERNEL_ADAMW, dc__adamw_kernel, 0)               \
+  X(DC__KERNEL_SGD, dc__sgd_kernel, 0)                   \
+  X(DC__KERNEL_BELOW, dc__below_kernel, 0)               \
+  X(DC__KERNEL_TAKE, dc__take_kernel, 0)                 \
+  X(DC__KERNEL_GIVE, dc__give_kernel, 0)                 \
+  X(DC__KERNEL_UPDATE_BEGIN, dc__update_begin_kernel, 0) \
+  X(DC__KERNEL_UPDATE_NUMBER, dc__update_number_kernel, 0)
 
 /* A pass for all types and widths of a head; its first number is PASS_float32_64. */
 #define DC__CUDA_ATTENTION(X, PASS, pass)                        \

@@ -1,6 +1,6 @@
-/* Steps of AdamW and SGD, the look at gradients before them, and the ways of Shampoo's gradients into blocks and back:
- * a block's second number is the parameter, of a few in a launch. Bit for bit what update.c computes, compiled without
- * contraction. */
+/* Steps of AdamW and SGD, how they begin, the look at gradients before them, and the ways of Shampoo's gradients into
+ * blocks and back: a block's second number is the parameter, of a few in a launch. Bit for bit what update.c computes,
+ * compiled without contraction. */
 #include "dc_api.h"
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/pack.h"
@@ -67,6 +67,7 @@ DC_DEVICE void write_weight(const dc__update_span &s, int64_t i, const dc_pack<f
 
 struct adamw {
   static constexpr bool has_gradient = true;
+  static constexpr bool only_looks = false;
   template <int64_t N>
   static DC_MEMBER void at(const dc__update_batch &, const dc__update_span &s, int64_t i, const dc_pack<float, N> &g) {
     const dc__adamw_factors *f = &s.factors.adamw;
@@ -98,6 +99,7 @@ struct adamw {
 
 struct sgd {
   static constexpr bool has_gradient = true;
+  static constexpr bool only_looks = false;
   template <int64_t N>
   static DC_MEMBER void at(const dc__update_batch &, const dc__update_span &s, int64_t i, const dc_pack<float, N> &g) {
     const dc__sgd_factors *f = &s.factors.sgd;
@@ -122,6 +124,7 @@ struct sgd {
 
 struct below {
   static constexpr bool has_gradient = true;
+  static constexpr bool only_looks = true;
   template <int64_t N>
   static DC_MEMBER void at(const dc__update_batch &args, const dc__update_span &s, int64_t,
                            const dc_pack<float, N> &g) {
@@ -139,6 +142,7 @@ struct below {
 
 struct take {
   static constexpr bool has_gradient = true;
+  static constexpr bool only_looks = false;
   template <int64_t N>
   static DC_MEMBER void at(const dc__update_batch &, const dc__update_span &s, int64_t i, dc_pack<float, N> g) {
     if (s.factors.part.add != 0.0f || s.master != nullptr) {
@@ -157,6 +161,7 @@ struct take {
 
 struct give {
   static constexpr bool has_gradient = false;
+  static constexpr bool only_looks = false;
   template <int64_t N>
   static DC_MEMBER void at(const dc__update_batch &, const dc__update_span &s, int64_t i, const dc_pack<float, N> &) {
     const dc_pack<float, N> x = dc_load<float, N>(s.state[0], i);
@@ -169,9 +174,17 @@ struct give {
   }
 };
 
+/* Whether a gradient was seen that keeps the step from happening. */
+DC_DEVICE bool is_stopped(const uint64_t *found) {
+  return found != nullptr && *DC_MEMORY(found, 8, 8) != 0;
+}
+
 /* The block's parameter, with where its memory is. */
 DC_DEVICE dc__update_span span_of(const dc__update_batch &args) {
   dc__update_span s = args.spans[dc_block(1)];
+  if (args.recorded) {
+    s.factors = DC_MEMORY(s.factors.record, sizeof(dc__update_record), 8)->factors;
+  }
   s.grad = DC_MEMORY(s.grad, size_of(s.grad_dtype) * s.count, size_of(s.grad_dtype));
   s.weight = DC_MEMORY(s.weight, size_of(s.dtype) * s.count, size_of(s.dtype));
   if (s.master != nullptr) {
@@ -206,6 +219,9 @@ DC_DEVICE void run_at(const dc__update_batch &args, const dc__update_span &s, in
 
 template <typename KIND>
 DC_DEVICE void run(const dc__update_batch &args) {
+  if (!KIND::only_looks && is_stopped(args.found)) {
+    return;
+  }
   const dc__update_span s = span_of(args);
   const bool aligned =
       is_aligned(s.weight, s.dtype) && is_aligned(s.grad, s.grad_dtype) && is_aligned(s.state[0], DC_FLOAT32);
@@ -238,4 +254,25 @@ DC_KERNEL(dc__take_kernel, dc__update_batch, DC__CUDA_THREADS) {
 
 DC_KERNEL(dc__give_kernel, dc__update_batch, DC__CUDA_THREADS) {
   run<give>(args);
+}
+
+DC_KERNEL(dc__update_begin_kernel, dc__update_begin, DC__CUDA_THREADS) {
+  const bool stopped = is_stopped(args.found);
+  const int64_t i = dc_first();
+  if (i == 0 && args.tally != nullptr) {
+    dc__update_look *tally = DC_MEMORY(args.tally, sizeof(dc__update_look), 8);
+    tally->steps += stopped ? 0 : 1;
+    tally->skipped += stopped ? 1 : 0;
+  }
+  if (i < args.records_used && !stopped) {
+    dc__update_record *record = DC_MEMORY(args.records[i], sizeof(dc__update_record), 8);
+    record->step++;
+    record->factors = dc__update_factors_of(args.kind, &args.rule, *DC_MEMORY(args.lr, 8, 8), record->step);
+  }
+}
+
+DC_KERNEL(dc__update_number_kernel, dc__update_number, DC__CUDA_THREADS) {
+  if (dc_first() == 0) {
+    *DC_MEMORY(args.to, 8, 8) = args.value;
+  }
 }

@@ -12,6 +12,7 @@ class AdamW(Optimizer):
     """Options: beta1, beta2, eps, weight_decay, amsgrad, maximize, check_finite; see dc_adamw_options."""
 
     _options = "dc_adamw_options"
+    _host_counts = False
     _none = ("beta1", "beta2", "eps")
 
     def _create(self, linalg: Any, options: Any, out: Any) -> int:
@@ -25,6 +26,7 @@ class SGD(Optimizer):
     """Options: momentum, dampening, weight_decay, nesterov, maximize, check_finite; see dc_sgd_options."""
 
     _options = "dc_sgd_options"
+    _host_counts = False
 
     def _create(self, linalg: Any, options: Any, out: Any) -> int:
         return int(lib.dc_sgd_create(linalg, options, out))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 from .._lib import ffi, lib, own, text
+from ..device import Stream, handle_of
 from ..errors import check, closed
 from ..linalg.handle import Handle, default
 from ..tensors import HOST, Place, Tensor, _count, fill, output, result
@@ -25,20 +26,24 @@ class OptimizerStats(NamedTuple):
     scratch_bytes: int
     wire_bytes: int
     refresh_ns: int
+    skipped_steps: int
 
 
 class Optimizer:
     """A kind's class says how its options are called in C (`_options`), which functions make one and set a group's, and
-    which of them have -1 for a zero that is meant (`_none`)."""
+    which of them have -1 for a zero that is meant (`_none`), and whether the host counts, wherever the rest of the state
+    is (`_host_counts`)."""
 
     _options = ""
     _none: Sequence[str] = ()
+    _host_counts = True
 
     def __init__(self, lr: float = 1e-3, handle: Optional[Handle] = None, **options: Any) -> None:
         self._linalg = handle or default()
         out = ffi.new("dc_optimizer **")
         check(self._create(self._linalg._handle, self._read(options), out))
         self._own: Any = own(out[0], lib.dc_optimizer_destroy)
+        self._stream: Optional[Stream] = None
         self.params: List[int] = []  # elements of each parameter's part
         self.set_lr(0, lr)
 
@@ -90,7 +95,8 @@ class Optimizer:
 
     def step(self, weights: Sequence[Any], grads: Sequence[Any], grad_scale: float = 1.0) -> None:
         """Changes the weights in place; a gradient None leaves its parameter alone. All lie on the handle's device,
-        where what streams still do to them is the caller's to wait for; the step is done when the call returns."""
+        where what streams still do to them is the caller's to wait for; the step is done when the call returns. After
+        set_stream() it is in the order of that stream, which keeps the arrays until then."""
         if len(weights) != len(grads):
             raise ValueError(f"step: {len(weights)} weights and {len(grads)} gradients, must be as many")
         c_weights, c_grads = (ffi.new("dc_tensor[]", len(weights) or 1) for _ in range(2))
@@ -101,13 +107,21 @@ class Optimizer:
             if grad is not None:
                 keep.append(fill(c_grads[i], grad, False, f"step: grads[{i}]", (self.place,)))
         self._step(c_weights, c_grads, len(weights), grad_scale)
+        if self._stream is not None:
+            self._stream.pin(keep)
+
+    def set_stream(self, stream: Optional[Stream]) -> None:
+        """Steps are in the order of the stream from now on; None: of the calling thread. AdamW's and SGD's return when
+        they are queued, and a gradient that is not finite is then counted (`stats().skipped_steps`), and no error."""
+        check(lib.dc_optimizer_set_stream(self._handle, handle_of(stream)))
+        self._stream = stream
 
     def _step(self, weights: Any, grads: Any, count: int, grad_scale: float = 1.0) -> None:
         check(lib.dc_optimizer_step(self._handle, weights, grads, ffi.sizeof("dc_tensor"), count, grad_scale))
 
     @property
     def steps(self) -> int:
-        """The most steps that any parameter has made."""
+        """The most steps that any parameter has made; waits for the stream, if there is one."""
         return int(lib.dc_optimizer_steps(self._handle))
 
     def state_names(self, index: int) -> List[str]:
@@ -121,11 +135,12 @@ class Optimizer:
             names.append(text(name[0]))
 
     def state(self, index: int, name: str) -> Tensor:
-        """A piece of a parameter's state, to read and write between steps: memory of the handle's device, but for
-        what counts ("step", "failures"), which is the host's."""
+        """A piece of a parameter's state, to read and write between steps: memory of the handle's device, but for what
+        the host counts ("step" and "failures" of all but AdamW and SGD)."""
         view = output()
         check(lib.dc_optimizer_state(self._handle, index, name.encode(), view))
-        return result(view, self._handle, HOST if view.dtype == DType.INT64 else self.place)
+        counts = view.dtype == DType.INT64 and self._host_counts
+        return result(view, self._handle, HOST if counts else self.place)
 
     def save(self) -> bytes:
         """This rank's state."""

@@ -4868,6 +4868,9 @@ extern "C" {
     ) -> dc_status;
 }
 extern "C" {
+    pub fn dc_optimizer_set_stream(optimizer: *mut dc_optimizer, stream: *mut dc_stream) -> dc_status;
+}
+extern "C" {
     pub fn dc_optimizer_steps(optimizer: *const dc_optimizer) -> i64;
 }
 extern "C" {
@@ -4918,12 +4921,13 @@ pub struct dc_optimizer_stats {
     pub scratch_bytes: i64,
     pub wire_bytes: i64,
     pub refresh_ns: i64,
+    pub skipped_steps: i64,
 }
 #[test]
 fn bindgen_test_layout_dc_optimizer_stats() {
     assert_eq!(
         ::std::mem::size_of::<dc_optimizer_stats>(),
-        96usize,
+        104usize,
         concat!("Size of: ", stringify!(dc_optimizer_stats))
     );
     assert_eq!(
@@ -5075,6 +5079,18 @@ fn bindgen_test_layout_dc_optimizer_stats() {
         );
     }
     test_field_refresh_ns();
+    fn test_field_skipped_steps() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_optimizer_stats>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).skipped_steps) as usize - ptr as usize
+            },
+            96usize,
+            concat!("Offset of field: ", stringify!(dc_optimizer_stats), "::", stringify!(skipped_steps))
+        );
+    }
+    test_field_skipped_steps();
 }
 extern "C" {
     pub fn dc_optimizer_stats_init(stats: *mut dc_optimizer_stats, struct_size: usize);

@@ -1,6 +1,6 @@
 //! AdamW over whole parameters or this rank's parts of them.
 
-use crate::device::Device;
+use crate::device::{Device, Stream};
 use crate::error::{check, Error, Result, Status};
 use crate::sys;
 use crate::tensor::{view, view_of, Element};
@@ -96,6 +96,15 @@ impl AdamW {
     /// Sets the learning rate, which begins as 1e-3.
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
         check(unsafe { sys::dc_optimizer_set_lr(self.0.as_ptr(), 0, lr) })
+    }
+
+    /// Puts steps in the order of a stream; None: of the calling thread.
+    ///
+    /// # Safety
+    /// A step on a stream uses its slices after the call returned: the caller keeps them alive, reads and writes them
+    /// only when the stream has passed it, and keeps the stream until another is set or the optimizer is dropped.
+    pub unsafe fn set_stream(&mut self, stream: Option<&Stream>) -> Result<()> {
+        check(sys::dc_optimizer_set_stream(self.0.as_ptr(), stream.map_or(ptr::null_mut(), Stream::as_ptr)))
     }
 
     /// Makes a step with the weights and gradients of each parameter, in the order in which they were added.

@@ -1,6 +1,6 @@
 //! AdamW: cut parameters give the same bits, states go from one to another, and what does not fit is an error.
 
-use dc::{AdamW, AdamWOptions, Device, Status};
+use dc::{AdamW, AdamWOptions, Device, Status, Stream};
 
 fn make(part: std::ops::Range<i64>) -> AdamW {
     let device = Device::open("cpu").unwrap();
@@ -23,6 +23,21 @@ fn parts_have_the_bits_of_the_whole_and_states_go_on() {
     }
     assert_eq!(part, whole[13..24]);
     assert_eq!(some.steps(), 3);
+}
+
+#[test]
+fn steps_on_a_stream_have_the_bits_of_those_without_one() {
+    let stream = Stream::new(&Device::open("cpu").unwrap()).unwrap();
+    let grads: Vec<f32> = (0..35).map(|i| i as f32 - 17.5).collect();
+    let (mut plain, mut queued) = (vec![1.0f32; 35], vec![1.0f32; 35]);
+    let (mut one, mut other) = (make(0..35), make(0..35));
+    unsafe { other.set_stream(Some(&stream)) }.unwrap();
+    for _ in 0..3 {
+        one.step(&mut [(&mut plain, &grads)], 0.5).unwrap();
+        other.step(&mut [(&mut queued, &grads)], 0.5).unwrap();
+    }
+    assert_eq!(other.steps(), 3); // which waits
+    assert_eq!(plain, queued);
 }
 
 #[test]

@@ -56,6 +56,7 @@ class Native(torch.optim.Optimizer):
         self._parts: List[Part] = []
         self._told: List[Tuple[float, Dict[str, Any]]] = []  # of each group: what the library knows
         self._tensors: Any = None  # a step's weights and gradients, in C
+        self._followed: Optional[int] = None  # the CUDA stream on which steps are
 
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
         raise NotImplementedError
@@ -126,15 +127,37 @@ class Native(torch.optim.Optimizer):
     @torch.compiler.disable
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """One step; closure: computes the loss again, and its gradients."""
+        """One step; closure: computes the loss again, and its gradients. On a CUDA device in the order of PyTorch's
+        current stream."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for index in range(len(self.param_groups)):
-            self._tell(index)
+        self.tell_groups()
         self._run([self._grad_of(index, part) for index, part in enumerate(self._parts)])
         return loss
+
+    def tell_groups(self) -> None:
+        """Says to the library what changed in the groups, as each step does; for learning rates between the launches of
+        a CUDA graph in which a step was captured."""
+        self._follow()
+        for index in range(len(self.param_groups)):
+            self._tell(index)
+
+    def _follow(self) -> None:
+        """Puts steps on PyTorch's current stream."""
+        if self._native is None or self._where.type != "cuda":
+            return
+        now = torch.cuda.current_stream(self._where).cuda_stream
+        if now != self._followed:
+            self._native.set_stream(devices.current_stream(self._where))
+            self._followed = now
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that a gradient which is not finite kept from being made, with check_finite; waits for them."""
+        self._follow()
+        return 0 if self._native is None else self._native.stats().skipped_steps
 
     def _grad_of(self, index: int, part: Part) -> Optional[Tensor]:
         grad = part.param.grad
@@ -163,7 +186,6 @@ class Native(torch.optim.Optimizer):
             c_weight.data = ffi.cast("void *", weight.data_ptr())
             c_grad.data = ffi.cast("void *", 0 if grad is None else grad.data_ptr())
             c_grad.dtype = DType.NONE if grad is None else _DTYPES[grad.dtype]
-        devices.synchronize(self._where)  # the step runs beside PyTorch's stream, and is done when it returns
         native._step(*self._tensors, len(self._parts))
         changed = []
         for index, (part, weight, grad) in enumerate(zip(self._parts, weights, grads)):
