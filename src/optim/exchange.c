@@ -271,6 +271,10 @@ int64_t dc__exchange_bytes(const dc__exchange *x) {
   return (int64_t)x->bytes;
 }
 
+dc_stream *dc__exchange_moves(const dc__exchange *x) {
+  return x->moves;
+}
+
 /* A rank's own block that is the whole parameter, and was or will be its part: needs no copy. */
 static bool direct(const flow *f) {
   return f->whole && f->in.cut->blocks == 1;

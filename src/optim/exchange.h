@@ -83,6 +83,9 @@ dc_status dc__exchange_in(dc__exchange *x, const bool *skip, dc__exchange_fill f
 /* Brings the directions from the owners to every rank's part. Collective. */
 dc_status dc__exchange_out(dc__exchange *x, const bool *skip, dc__exchange_apply apply, void *user);
 
+/* The stream of collectives of the device's memory; NULL: this thread. */
+dc_stream *dc__exchange_moves(const dc__exchange *x);
+
 /* Bytes of the buffers. */
 int64_t dc__exchange_bytes(const dc__exchange *x);
 

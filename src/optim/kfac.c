@@ -63,6 +63,25 @@ static dc_status check_shapes(const dc__kfac *k, const char *fn, const dc__kfac_
   return DC_OK;
 }
 
+/* Places of the sums, and of their diagonals; memory NULL: counted alone. */
+static bool place_sums(dc__kfac_layer *layer) {
+  bool fits = true;
+  layer->bytes = 0;
+  for (int32_t which = 0; which < DC__FACTORS && fits; which++) {
+    dc__factor *f = &layer->factors[which];
+    const int64_t rows = layer->groups * f->order;
+    const size_t sum = layer->bytes;
+    fits = dc__linalg_add(&layer->bytes, rows, (size_t)f->order * sizeof *f->sum);
+    const size_t diagonal = layer->bytes;
+    fits = fits && dc__linalg_add(&layer->bytes, rows, sizeof *f->diagonal);
+    if (layer->memory != NULL) {
+      f->sum = (float *)(void *)((char *)layer->memory + sum);
+      f->diagonal = (float *)(void *)((char *)layer->memory + diagonal);
+    }
+  }
+  return fits;
+}
+
 /* The orders of the factors and memory for their sums. */
 static dc_status make_factors(const dc__kfac *k, const char *fn, dc__kfac_layer *layer) {
   enum { MOST = 32766 }; /* what LAPACK's 32-bit integers allow */
@@ -77,20 +96,13 @@ static dc_status make_factors(const dc__kfac *k, const char *fn, dc__kfac_layer 
       return dc__fail(DC_E_UNSUPPORTED, "%s: a factor would have %" PRId64 " rows, at most %d are possible", fn,
                       f->order, (int)MOST);
     }
-    f->sum = dc__calloc((size_t)layer->groups * (size_t)f->order, (size_t)f->order * sizeof *f->sum);
-    f->diagonal = dc__calloc((size_t)layer->groups * (size_t)f->order, sizeof *f->diagonal);
-    if (f->sum == NULL || f->diagonal == NULL) {
-      return DC_E_NO_MEMORY;
-    }
   }
+  if (!place_sums(layer)) {
+    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold the layer's factors", fn);
+  }
+  DC__TRY(dc__kfac_alloc(k->head.linalg, layer->bytes, &layer->memory));
+  (void)place_sums(layer);
   return DC_OK;
-}
-
-static void drop_layer(dc__kfac_layer *layer) {
-  for (int32_t which = 0; which < DC__FACTORS; which++) {
-    dc__free(layer->factors[which].sum);
-    dc__free(layer->factors[which].diagonal);
-  }
 }
 
 static int32_t spatial_of(const dc__optim_param *weight) {
@@ -114,11 +126,7 @@ dc_status dc__kfac_add_layer(dc_optimizer *o, const char *fn, const dc_sample_la
   if (!dc__grow((void **)&k->layers, &k->layer_capacity, k->layer_count + 1, sizeof *k->layers)) {
     return DC_E_NO_MEMORY;
   }
-  dc_status status = make_factors(k, fn, &layer);
-  if (status != DC_OK) {
-    drop_layer(&layer);
-    return status;
-  }
+  DC__TRY(make_factors(k, fn, &layer));
   if (index != NULL) {
     *index = k->layer_count;
   }
@@ -144,7 +152,7 @@ dc_status dc__kfac_add_batch(dc_optimizer *o, const char *fn, int64_t index, con
 
 /* Who owns which layer: by the cost of its decompositions. */
 static dc_status assign_owners(dc__kfac *k) {
-  int32_t world = k->head.comm == NULL ? 1 : k->head.comm->world;
+  int32_t world = dc__kfac_world(k);
   size_t count = (size_t)k->layer_count;
   double load[DC__COMM_MAX_WORLD] = {0};
   double *costs = dc__calloc(count + 1, sizeof *costs);
@@ -229,21 +237,17 @@ static void stats(const dc_optimizer *o, dc_optimizer_stats *s) {
   const dc__kfac *k = dc__kfac_of(o);
   s->blocks = k->layer_count;
   for (int64_t i = 0; i < k->layer_count; i++) {
-    const dc__kfac_layer *layer = &k->layers[i];
-    s->owned_blocks += layer->updates != NULL ? 1 : 0;
-    for (int32_t which = 0; which < DC__FACTORS; which++) {
-      int64_t n = layer->factors[which].order;
-      s->scratch_bytes += layer->groups * n * (n + 1) * (int64_t)sizeof(float);
-    }
+    s->owned_blocks += k->layers[i].updates != NULL ? 1 : 0;
+    s->scratch_bytes += (int64_t)k->layers[i].bytes;
   }
-  s->scratch_bytes += k->scratch_bytes + (k->exchange == NULL ? 0 : dc__exchange_bytes(k->exchange));
+  s->scratch_bytes += k->host_bytes + (int64_t)k->bytes + (k->exchange == NULL ? 0 : dc__exchange_bytes(k->exchange));
 }
 
 static void destroy(dc_optimizer *o) {
   dc__kfac *k = dc__kfac_of(o);
   dc__kfac_release(k);
   for (int64_t i = 0; i < k->layer_count; i++) {
-    drop_layer(&k->layers[i]);
+    dc__kfac_free(o->linalg, k->layers[i].memory, k->layers[i].bytes);
   }
   dc__free(k->layers);
   dc__free(k->params);

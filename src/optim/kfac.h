@@ -40,19 +40,74 @@ typedef struct dc__kfac_layer {
   bool due;         /* to be decomposed in this step */
   int64_t tolerated;
   dc__factor factors[DC__FACTORS];
+  void *memory; /* the factors' sums and diagonals */
+  size_t bytes;
 } dc__kfac_layer;
+
+/* A layer's direction under way. */
+typedef struct dc__kfac_direction {
+  const char *fn;
+  const dc__kfac_layer *layer;
+  const float *vectors[DC__FACTORS], *values[DC__FACTORS];
+  double damping;
+  bool factored;
+  float *weight, *bias; /* gradients as stored, which become directions; NULL: none */
+  double *product;      /* set: the scalar product of both */
+  void *memory;         /* as the work's room() says */
+} dc__kfac_direction;
+
+/* What K-FAC does with matrices and elements, wherever they lie. */
+typedef struct dc__kfac_work {
+  /* The largest absolute value of x and of delta, or DC_E_NOT_FINITE. */
+  dc_status (*scan)(dc_linalg *l, const dc__sample *s, double most[DC__FACTORS]);
+  /* A batch of at least one sample and position, to the layer's sums. */
+  dc_status (*gather)(dc_linalg *l, dc__kfac_layer *layer, const dc__sample *s, double scale);
+  /* A factor's sums, one row of the triangles after the other, in float64. */
+  void (*pack)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which, double *packed);
+  /* The factor as it will be: decay mean + (1 - decay) packed / count. */
+  void (*average)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which, const double *packed, double decay,
+                  double count);
+  /* The mean becomes that; or the sums' diagonals are again what they were. */
+  void (*commit)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which);
+  void (*undo)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which);
+  /* What rounding made negative becomes 0. */
+  void (*settle)(dc_linalg *l, float *values, int64_t count);
+  /* Adds a direction's bytes of memory; false: no memory is that large. */
+  bool (*room)(const dc_linalg *l, const dc__kfac_layer *layer, size_t *bytes);
+  dc_status (*direct)(dc_linalg *l, const dc__kfac_direction *d);
+} dc__kfac_work;
+extern const dc__kfac_work dc__kfac_here; /* kfac_here.c */
+static inline const dc__kfac_work *dc__kfac_work_of(const dc_linalg *l) {
+  (void)l;
+  return &dc__kfac_here;
+}
 
 /* kfac_factors.c: adds a batch, checked against the layer's weight and found finite before anything changes; only
  * checks it where it is not wanted. The gradients of the outputs are delta times scale. */
 dc_status dc__kfac_accumulate(dc_linalg *l, dc__kfac_layer *layer, const dc__sample *sample, double scale, bool wanted);
+/* Elements of x or of delta; and DC_E_NOT_FINITE, by the first that is not. */
+int64_t dc__kfac_elements(const dc__sample *s, int32_t which);
+dc_status dc__kfac_not_finite(const dc__sample *s, int32_t which, int64_t at);
+
+/* kfac_factors_here.c */
+dc_status dc__kfac_scan(dc_linalg *l, const dc__sample *s, double most[DC__FACTORS]);
+dc_status dc__kfac_gather(dc_linalg *l, dc__kfac_layer *layer, const dc__sample *s, double scale);
+
+/* Zeroed memory of whoever computes. (kfac_curvature.c) */
+dc_status dc__kfac_alloc(dc_linalg *l, size_t bytes, void **memory);
+void dc__kfac_free(dc_linalg *l, void *memory, size_t bytes);
 
 /* kfac_curvature.c */
 
 /* How many float64 dc__kfac_update() wants of memory, twice. */
 int64_t dc__kfac_packed(const dc__kfac_layer *layer);
-/* Brings the ranks' sums to the layer's owner, who prepares the new factors; errors are the communicator's, which may
- * be NULL. Collective. */
-dc_status dc__kfac_update(dc_linalg *l, dc_comm *comm, dc__kfac_layer *layer, double decay, double *memory);
+static inline int64_t dc__kfac_triangle(const dc__kfac_layer *layer, int32_t which) {
+  return layer->factors[which].order * (layer->factors[which].order + 1) / 2;
+}
+/* Brings the ranks' sums to the layer's owner, who prepares the new factors. counts: of all ranks together; comm may be
+ * NULL, and errors are its; moves: of device memory. Collective. */
+dc_status dc__kfac_update(dc_linalg *l, dc_comm *comm, dc_stream *moves, dc__kfac_layer *layer, double decay,
+                          const int64_t counts[DC__FACTORS], double *memory);
 
 /* One of a rank's matrices. */
 typedef struct dc__kfac_matrix {
@@ -78,13 +133,9 @@ dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *ma
 /* Factors and decompositions become what was prepared, and what was seen is used up. */
 void dc__kfac_commit(dc_linalg *l, dc__kfac_layer *layer, dc_optimizer_stats *stats);
 /* Forgets what was prepared: all is as before the step. */
-void dc__kfac_undo(dc__kfac_layer *layer);
+void dc__kfac_undo(dc_linalg *l, dc__kfac_layer *layer);
 
-/* Turns a whole gradient into the direction in place, and tells their scalar product. weight and bias as stored; NULL:
- * none. memory: dc__kfac_direction_room() float32. Before the first decomposition the direction is the gradient, and
- * the product 0. */
-int64_t dc__kfac_direction_room(const dc__kfac_layer *layer);
-dc_status dc__kfac_direction(dc_linalg *l, const char *fn, const dc__kfac_layer *layer, double damping, bool factored,
-                             float *weight, float *bias, float *memory, double *product);
+/* Finds the layer's latest decompositions; false: there is none yet, and the direction is the gradient. */
+bool dc__kfac_latest(const dc__kfac_layer *layer, dc__kfac_direction *d);
 
 #endif

@@ -1,5 +1,5 @@
-/* What becomes of a layer's sums: the ranks' mean at the owner, running averages, their eigendecompositions, and with
- * these directions out of gradients. */
+/* What becomes of a layer's sums: the ranks' mean at the owner, running averages, their eigendecompositions. What is
+ * done with elements is the neighbours'. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -8,93 +8,38 @@
 #include "kernels/kernels.h"
 #include "optim/kfac.h"
 
-static int64_t triangle(const dc__kfac_layer *layer, int32_t which) {
-  int64_t n = layer->factors[which].order;
-  return n * (n + 1) / 2;
+/* ---- memory ---- */
+
+static int32_t kind_of(const dc_linalg *l) {
+  return dc__linalg_is_there(l) ? DC_MEMORY_DEVICE : DC_MEMORY_HOST;
+}
+
+dc_status dc__kfac_alloc(dc_linalg *l, size_t bytes, void **memory) {
+  DC__TRY(l->device->ops->alloc(l->device, bytes, kind_of(l), memory));
+  dc__stream_zero(l->device->here, *memory, bytes);
+  return DC_OK;
+}
+
+void dc__kfac_free(dc_linalg *l, void *memory, size_t bytes) {
+  if (memory != NULL) {
+    l->device->ops->free(l->device, memory, bytes, kind_of(l));
+  }
 }
 
 /* ---- the ranks' mean ---- */
 
-/* Upper triangles of all matrices, and the two counts. In float64 the sum of equal ranks is exactly theirs times their
- * number, so a mean of equal sums has their bits; and only the owner receives, half of what an all-reduce would. */
+/* Upper triangles of all matrices. In float64 the sum of equal ranks is exactly theirs times their number, so a mean of
+ * equal sums has their bits; and only the owner receives, half of what an all-reduce would. */
 int64_t dc__kfac_packed(const dc__kfac_layer *layer) {
-  return layer->groups * (triangle(layer, DC__FACTOR_A) + triangle(layer, DC__FACTOR_G)) + DC__FACTORS;
+  return layer->groups * (dc__kfac_triangle(layer, DC__FACTOR_A) + dc__kfac_triangle(layer, DC__FACTOR_G));
 }
 
-typedef struct rows_job {
-  dc__kfac_layer *layer;
-  int32_t which;
-  double *packed;
-  double decay;
-} rows_job;
-
-/* Where row i of a group's upper triangle begins in its matrix, at the diagonal, and in the packed memory. */
-static int64_t row_at(const rows_job *job, int64_t index, int64_t *at, double **packed) {
-  int64_t n = job->layer->factors[job->which].order;
-  int64_t group = index / n;
-  int64_t i = index % n;
-  *at = (group * n + i) * n + i;
-  *packed = job->packed + group * triangle(job->layer, job->which) + i * n - i * (i - 1) / 2;
-  return n - i;
+static int64_t packed_at(const dc__kfac_layer *layer, int32_t which) {
+  return which == DC__FACTOR_A ? 0 : layer->groups * dc__kfac_triangle(layer, DC__FACTOR_A);
 }
 
-static void pack_row(void *arg, int64_t index, void *scratch) {
-  (void)scratch;
-  const rows_job *job = arg;
-  const dc__factor *f = &job->layer->factors[job->which];
-  int64_t at;
-  double *to;
-  int64_t length = row_at(job, index, &at, &to);
-  if (f->count == 0) {
-    memset(to, 0, (size_t)length * sizeof *to);
-    return;
-  }
-  dc__cast(to, DC_FLOAT64, f->sum + at, DC_FLOAT32, length);
-  if (job->which == DC__FACTOR_A && job->layer->bias >= 0 && length == 1) {
-    *to = (double)f->count; /* the one, squared and summed */
-  }
-}
-
-/* The factor as it will be: decay mean + (1 - decay) packed over its count. */
-static void average_row(void *arg, int64_t index, void *scratch) {
-  (void)scratch;
-  const rows_job *job = arg;
-  const dc__factor *f = &job->layer->factors[job->which];
-  int64_t at;
-  double *from;
-  int64_t length = row_at(job, index, &at, &from);
-  double count = job->packed[job->layer->groups * triangle(job->layer, job->which)];
-  f->diagonal[index] = f->sum[at];
-  for (int64_t j = 0; j < length; j++) {
-    double value = job->decay * (double)f->mean[at + j] + (1 - job->decay) * (from[j] / count);
-    f->sum[at + j * f->order] = (float)value;
-  }
-}
-
-static void commit_row(void *arg, int64_t index, void *scratch) {
-  (void)scratch;
-  const rows_job *job = arg;
-  const dc__factor *f = &job->layer->factors[job->which];
-  int64_t i = index % f->order;
-  int64_t at = index * f->order + i;
-  for (int64_t j = 0; j < f->order - i; j++) {
-    f->mean[at + j] = f->mean[at + j * f->order] = f->sum[at + j * f->order];
-  }
-}
-
-static void each_row(dc_linalg *l, rows_job *job, dc__work_fn fn) {
-  int64_t n = job->layer->factors[job->which].order;
-  dc__parallel_sized(l->pool, job->layer->groups * n, n, fn, job);
-}
-
-/* The packed factors one after the other, each with its count. */
-static double *packed_of(const dc__kfac_layer *layer, int32_t which, double *packed, double **count) {
-  double *at = which == DC__FACTOR_A ? packed : packed + layer->groups * triangle(layer, DC__FACTOR_A) + 1;
-  *count = at + layer->groups * triangle(layer, which);
-  return at;
-}
-
-static void to_owner(dc_comm *comm, const dc__kfac_layer *layer, const double *from, double *to) {
+static dc_status to_owner(dc_linalg *l, dc_comm *comm, dc_stream *moves, const dc__kfac_layer *layer,
+                          const double *from, double *to) {
   const dc__tag tag = {-1, -1, DC_OP_COMM_REDUCE_SCATTER, NULL};
   int64_t total = dc__kfac_packed(layer);
   dc__range ranges[DC__COMM_MAX_WORLD] = {{0, 0}};
@@ -109,31 +54,32 @@ static void to_owner(dc_comm *comm, const dc__kfac_layer *layer, const double *f
                               .dtype = DC_FLOAT64,
                               .recv_dtype = DC_FLOAT64,
                               .reduce_op = DC_SUM};
-  dc__comm_reduce_scatter(comm, NULL, &tag, &item, 1);
+  dc__here_done(l->device, NULL);
+  dc__comm_reduce_scatter(comm, moves, &tag, &item, 1);
+  DC__TRY(dc__stream_sync(moves, 0));
+  return dc__comm_check(comm);
 }
 
-dc_status dc__kfac_update(dc_linalg *l, dc_comm *comm, dc__kfac_layer *layer, double decay, double *memory) {
+dc_status dc__kfac_update(dc_linalg *l, dc_comm *comm, dc_stream *moves, dc__kfac_layer *layer, double decay,
+                          const int64_t counts[DC__FACTORS], double *memory) {
+  const dc__kfac_work *work = dc__kfac_work_of(l);
   double *sums = memory;
-  double *count;
+  if (counts[DC__FACTOR_A] == 0) {
+    return DC_OK; /* nor is there one of G */
+  }
   for (int32_t which = 0; which < DC__FACTORS; which++) {
-    rows_job job = {.layer = layer, .which = which, .packed = packed_of(layer, which, memory, &count)};
-    each_row(l, &job, pack_row);
-    *count = (double)layer->factors[which].count;
+    work->pack(l, layer, which, memory + packed_at(layer, which));
   }
   if (comm != NULL && comm->world > 1) {
     sums = memory + dc__kfac_packed(layer);
-    to_owner(comm, layer, memory, sums);
-    DC__TRY(dc__comm_check(comm));
+    DC__TRY(to_owner(l, comm, moves, layer, memory, sums));
   }
   for (int32_t which = 0; which < DC__FACTORS && layer->updates != NULL; which++) {
     /* Martens and Grosse 2015, section 5: the plain mean of the first updates */
     double first = 1 - 1 / ((double)*layer->updates + 1);
-    rows_job job = {.layer = layer, .which = which, .packed = packed_of(layer, which, sums, &count)};
-    job.decay = decay < first ? decay : first;
-    if (*count > 0) {
-      each_row(l, &job, average_row);
-      layer->factors[which].changed = true;
-    }
+    work->average(l, layer, which, sums + packed_at(layer, which), decay < first ? decay : first,
+                  (double)counts[which]);
+    layer->factors[which].changed = true;
   }
   return DC_OK;
 }
@@ -141,14 +87,15 @@ dc_status dc__kfac_update(dc_linalg *l, dc_comm *comm, dc__kfac_layer *layer, do
 /* ---- the end of a step ---- */
 
 /* The latest decomposition, if it succeeded, becomes the one in use. */
-static void commit_vectors(dc__factor *f, int32_t groups, dc_optimizer_stats *stats) {
+static void commit_vectors(dc_linalg *l, dc__factor *f, int32_t groups, dc_optimizer_stats *stats) {
+  dc_stream *here = l->device->here;
   int64_t rows = groups * f->order;
   if (f->bad) {
     ++*f->failed;
     stats->failed_refreshes++;
   } else if (f->tried) {
-    memcpy(f->vectors, f->fresh_vectors, (size_t)(rows * f->order) * sizeof *f->vectors);
-    memcpy(f->values, f->fresh_values, (size_t)rows * sizeof *f->values);
+    dc__stream_copy(here, f->vectors, f->fresh_vectors, (size_t)(rows * f->order) * sizeof *f->vectors);
+    dc__stream_copy(here, f->values, f->fresh_values, (size_t)rows * sizeof *f->values);
     ++*f->good;
     *f->failed = 0;
     stats->refreshes++;
@@ -159,11 +106,10 @@ void dc__kfac_commit(dc_linalg *l, dc__kfac_layer *layer, dc_optimizer_stats *st
   bool changed = false;
   for (int32_t which = 0; which < DC__FACTORS; which++) {
     dc__factor *f = &layer->factors[which];
-    rows_job job = {.layer = layer, .which = which};
     if (f->changed) {
-      each_row(l, &job, commit_row);
+      dc__kfac_work_of(l)->commit(l, layer, which);
     }
-    commit_vectors(f, layer->groups, stats);
+    commit_vectors(l, f, layer->groups, stats);
     changed = changed || f->changed;
     f->changed = f->tried = f->bad = false;
     f->count = 0;
@@ -174,11 +120,11 @@ void dc__kfac_commit(dc_linalg *l, dc__kfac_layer *layer, dc_optimizer_stats *st
   }
 }
 
-void dc__kfac_undo(dc__kfac_layer *layer) {
+void dc__kfac_undo(dc_linalg *l, dc__kfac_layer *layer) {
   for (int32_t which = 0; which < DC__FACTORS; which++) {
     dc__factor *f = &layer->factors[which];
-    for (int64_t i = 0; i < layer->groups * f->order && f->changed; i++) {
-      f->sum[i * f->order + i % f->order] = f->diagonal[i];
+    if (f->changed) {
+      dc__kfac_work_of(l)->undo(l, layer, which);
     }
     f->changed = f->tried = f->bad = false;
   }
@@ -282,109 +228,26 @@ dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *m,
     if (f->bad && at_brink(x)) {
       return too_many(fn, x, m->infos[i].status);
     }
-    float *values = f->fresh_values + x->group * f->order;
-    for (int64_t k = 0; k < f->order && !f->bad; k++) {
-      values[k] = values[k] > 0 ? values[k] : 0; /* rounding */
+    if (!f->bad && !(m->infos[i].smallest > 0)) {
+      dc__kfac_work_of(l)->settle(l, f->fresh_values + x->group * f->order, f->order);
     }
   }
   stats->refresh_ns += dc__now_ns() - began;
   return DC_OK;
 }
 
-/* ---- directions ---- */
-
-int64_t dc__kfac_direction_room(const dc__kfac_layer *layer) {
-  int64_t a = layer->factors[DC__FACTOR_A].order;
-  int64_t g = layer->factors[DC__FACTOR_G].order;
-  return a * g + a + g;
-}
-
-/* Martens and Grosse 2015, section 6.3: sqrt(damping), shared out so that both terms it adds have one trace. */
-static void shift(const float *values_a, int64_t a, const float *values_g, int64_t g, double damping, float *to_a,
-                  float *to_g) {
-  double mean_a = 0;
-  double mean_g = 0;
-  for (int64_t i = 0; i < a; i++) {
-    mean_a += (double)values_a[i] / (double)a;
-  }
-  for (int64_t i = 0; i < g; i++) {
-    mean_g += (double)values_g[i] / (double)g;
-  }
-  double pi = mean_a > 0 && mean_g > 0 ? sqrt(mean_a / mean_g) : 1;
-  for (int64_t i = 0; i < a; i++) {
-    to_a[i] = (float)((double)values_a[i] + pi * sqrt(damping));
-  }
-  for (int64_t i = 0; i < g; i++) {
-    to_g[i] = (float)((double)values_g[i] + sqrt(damping) / pi);
-  }
-}
-
-/* A group's gradient with the bias' as its last column; NULL: zeros. */
-static void load(const dc__kfac_layer *layer, int32_t group, const float *weight, const float *bias, float *x) {
-  int64_t a = layer->factors[DC__FACTOR_A].order;
-  int64_t g = layer->factors[DC__FACTOR_G].order;
-  int64_t in = a - (layer->bias >= 0 ? 1 : 0);
-  for (int64_t i = 0; i < g; i++, x += a) {
-    int64_t row = group * g + i;
-    memset(x, 0, (size_t)a * sizeof *x);
-    if (weight != NULL) {
-      memcpy(x, weight + row * in, (size_t)in * sizeof *x);
-    }
-    if (bias != NULL) {
-      x[in] = bias[row];
-    }
-  }
-}
-
-static double store(const float *x, float *to, int64_t count) {
-  double product = 0;
-  for (int64_t i = 0; i < count; i++) {
-    product += (double)x[i] * (double)to[i];
-    to[i] = x[i];
-  }
-  return product;
-}
-
 /* A factor's latest decomposition: this step's, if there is one; false: there was none yet. */
-static bool latest(const dc__factor *f, float **vectors, float **values) {
+static bool latest(const dc__factor *f, const float **vectors, const float **values) {
   bool fresh = f->tried && !f->bad;
   *vectors = fresh ? f->fresh_vectors : f->vectors;
   *values = fresh ? f->fresh_values : f->values;
   return fresh || *f->good > 0;
 }
 
-dc_status dc__kfac_direction(dc_linalg *l, const char *fn, const dc__kfac_layer *layer, double damping, bool factored,
-                             float *weight, float *bias, float *memory, double *product) {
-  const dc__factor *fa = &layer->factors[DC__FACTOR_A];
-  const dc__factor *fg = &layer->factors[DC__FACTOR_G];
-  int64_t a = fa->order;
-  int64_t g = fg->order;
-  int64_t in = a - (layer->bias >= 0 ? 1 : 0);
-  dc__mat x = {.data = memory, .dtype = DC_FLOAT32, .batch = 1, .rows = g, .cols = a, .row_stride = a, .col_stride = 1};
-  float *vectors[DC__FACTORS];
-  float *values[DC__FACTORS];
-  *product = 0;
-  bool some = latest(fa, &vectors[DC__FACTOR_A], &values[DC__FACTOR_A]);
-  some = latest(fg, &vectors[DC__FACTOR_G], &values[DC__FACTOR_G]) && some;
-  for (int32_t group = 0; group < layer->groups && some; group++) {
-    dc__mat qa = square(vectors[DC__FACTOR_A], a, group);
-    dc__mat qg = square(vectors[DC__FACTOR_G], g, group);
-    float *values_a = values[DC__FACTOR_A] + group * a;
-    float *values_g = values[DC__FACTOR_G] + group * g;
-    if (factored) {
-      shift(values_a, a, values_g, g, damping, memory + a * g, memory + a * g + a);
-      values_a = memory + a * g;
-      values_g = values_a + a;
-    }
-    load(layer, group, weight, bias, memory);
-    DC__TRY(dc__kron_solve(l, fn, &qg, values_g, &qa, values_a, factored ? 0 : damping, &x, &x));
-    for (int64_t i = 0; i < g; i++) {
-      int64_t row = group * g + i;
-      *product += weight == NULL ? 0 : store(memory + i * a, weight + row * in, in);
-      *product += bias == NULL ? 0 : store(memory + i * a + in, bias + row, 1);
-    }
+bool dc__kfac_latest(const dc__kfac_layer *layer, dc__kfac_direction *d) {
+  bool some = true;
+  for (int32_t which = 0; which < DC__FACTORS; which++) {
+    some = latest(&layer->factors[which], &d->vectors[which], &d->values[which]) && some;
   }
-  return isfinite(*product)
-             ? DC_OK
-             : dc__fail(DC_E_NOT_FINITE, "%s: the direction of parameter %" PRId64 " is not finite", fn, layer->weight);
+  return some;
 }

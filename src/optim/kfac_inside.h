@@ -1,4 +1,4 @@
-/* The optimizer, inside its two files. */
+/* The optimizer, inside its three files. */
 #ifndef DC_OPTIM_KFAC_STEP_H
 #define DC_OPTIM_KFAC_STEP_H
 
@@ -28,10 +28,16 @@ typedef struct dc__kfac {
   int64_t flow_count;
   bool *skipped; /* flows without a gradient */
   dc__kfac_matrices matrices;
-  double *packed;
-  float *work, *directions;
-  int64_t *products, *table; /* bits of doubles: each layer's, and those of all ranks */
-  int64_t scratch_bytes;
+  int64_t *counts;   /* of all ranks' batches, one a factor */
+  int64_t *products; /* bits of doubles, each layer's */
+  int64_t *table;    /* of all ranks: either of them */
+  int64_t host_bytes;
+  /* In memory of whoever computes: */
+  void *memory;
+  size_t bytes;
+  double *packed, *found; /* found: the products, as they come */
+  float *directions;
+  void *work; /* of one direction */
 } dc__kfac;
 
 static inline dc__kfac *dc__kfac_of(const dc_optimizer *o) {
@@ -55,9 +61,15 @@ static inline bool dc__kfac_updates(const dc_optimizer *o, const dc__kfac_layer 
   return dc__kfac_steps(o, layer) % dc__kfac_options(o, layer)->factor_frequency == 0;
 }
 
+static inline int32_t dc__kfac_world(const dc__kfac *k) {
+  return k->head.comm == NULL ? 1 : k->head.comm->world;
+}
+
+/* kfac_setup.c: all that steps need, and its end. Collective. */
+dc_status dc__kfac_set_up(dc__kfac *k, const char *fn);
+void dc__kfac_release(dc__kfac *k);
+
 /* kfac_step.c */
 dc_status dc__kfac_step(dc_optimizer *o, const char *fn);
-/* Gives back what the first step made. */
-void dc__kfac_release(dc__kfac *k);
 
 #endif

@@ -4,141 +4,6 @@
 
 #include "optim/kfac_inside.h"
 
-/* ---- the first step ---- */
-
-void dc__kfac_release(dc__kfac *k) {
-  dc__exchange_destroy(k->exchange);
-  dc__kfac_matrices_destroy(&k->matrices);
-  dc__free(k->flows);
-  dc__free(k->cuts);
-  dc__free(k->skipped);
-  dc__free(k->packed);
-  dc__free(k->work);
-  dc__free(k->directions);
-  for (int64_t i = 0; i < DC__FACTORS * k->layer_count; i++) {
-    dc__factor *f = &k->layers[i / DC__FACTORS].factors[i % DC__FACTORS];
-    dc__free(f->fresh_vectors);
-    f->fresh_vectors = NULL;
-  }
-  dc__free(k->products);
-  dc__free(k->table);
-  k->exchange = NULL;
-  k->flows = NULL;
-  k->cuts = NULL;
-  k->skipped = NULL;
-  k->packed = NULL;
-  k->work = k->directions = NULL;
-  k->products = k->table = NULL;
-  k->flow_count = k->scratch_bytes = 0;
-}
-
-static void *room(dc__kfac *k, int64_t count, size_t size) {
-  k->scratch_bytes += count * (int64_t)size;
-  return dc__calloc((size_t)count + 1, size);
-}
-
-static int64_t most(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
-
-/* Places for the decompositions of the layers that this rank owns. */
-static bool allocate_fresh(dc__kfac *k) {
-  bool enough = true;
-  for (int64_t i = 0; i < DC__FACTORS * k->layer_count && enough; i++) {
-    dc__kfac_layer *layer = &k->layers[i / DC__FACTORS];
-    dc__factor *f = &layer->factors[i % DC__FACTORS];
-    int64_t rows = layer->groups * f->order;
-    if (layer->updates != NULL) {
-      f->fresh_vectors = room(k, rows * (f->order + 1), sizeof *f->fresh_vectors);
-      enough = f->fresh_vectors != NULL;
-      f->fresh_values = enough ? f->fresh_vectors + rows * f->order : NULL;
-    }
-  }
-  return enough;
-}
-
-static dc_status allocate(dc__kfac *k) {
-  int32_t world = k->head.comm == NULL ? 1 : k->head.comm->world;
-  int64_t packed = 0;
-  int64_t work = 0;
-  int64_t parts = 0;
-  for (int64_t i = 0; i < k->layer_count; i++) {
-    const dc__kfac_layer *layer = &k->layers[i];
-    packed = most(packed, dc__kfac_packed(layer));
-    work = most(work, dc__kfac_direction_room(layer));
-    parts += k->head.params[layer->weight].count + (layer->bias < 0 ? 0 : k->head.params[layer->bias].count);
-  }
-  k->flows = room(k, 2 * k->layer_count, sizeof *k->flows);
-  k->cuts = room(k, 2 * k->layer_count, sizeof *k->cuts);
-  k->skipped = room(k, 2 * k->layer_count, sizeof *k->skipped);
-  k->packed = room(k, (world > 1 ? 2 : 1) * packed, sizeof *k->packed);
-  k->work = room(k, work, sizeof *k->work);
-  k->directions = room(k, parts, sizeof *k->directions);
-  k->products = room(k, k->layer_count, sizeof *k->products);
-  k->table = room(k, world * k->layer_count, sizeof *k->table);
-  return k->flows != NULL && k->cuts != NULL && k->skipped != NULL && k->packed != NULL && k->work != NULL &&
-                 k->directions != NULL && k->products != NULL && k->table != NULL && allocate_fresh(k)
-             ? dc__kfac_matrices_create(k->layers, k->layer_count, &k->matrices)
-             : DC_E_NO_MEMORY;
-}
-
-/* Gives a parameter of a layer its flow, and its part of the directions. */
-static void add_flow(dc__kfac *k, const dc__kfac_layer *layer, int64_t index, float **direction) {
-  const dc__optim_param *p = &k->head.params[index];
-  dc__cut *cut = &k->cuts[k->flow_count];
-  dc__cut_whole(p->numel, cut);
-  k->flows[k->flow_count] =
-      (dc__flow){.id = index, .cut = cut, .owners = &layer->owner, .offset = p->offset, .count = p->count};
-  k->params[index].flow = k->flow_count++;
-  k->params[index].direction = *direction;
-  *direction += p->count;
-}
-
-static uint64_t hash_of(const dc__kfac_layer *layer, uint64_t hash) {
-  const int64_t head[5] = {layer->layer.kind, layer->approximation, layer->groups, layer->weight, layer->bias};
-  hash = dc__checksum(hash, head, sizeof head);
-  hash = dc__checksum(hash, layer->layer.stride, sizeof layer->layer.stride);
-  hash = dc__checksum(hash, layer->layer.padding, sizeof layer->layer.padding);
-  return dc__checksum(hash, layer->layer.dilation, sizeof layer->layer.dilation);
-}
-
-/* The ranks have the same layers. */
-static dc_status compare_layers(const dc__kfac *k, const char *fn) {
-  const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
-  const dc_comm *comm = k->head.comm;
-  int64_t table[DC__COMM_MAX_WORLD];
-  uint64_t hash = DC__CHECKSUM;
-  for (int64_t i = 0; i < k->layer_count; i++) {
-    hash = hash_of(&k->layers[i], hash);
-  }
-  const int64_t mine = (int64_t)hash;
-  DC__TRY(dc__comm_exchange(k->head.comm, &tag, &mine, 1, table));
-  for (int32_t r = 0; r < comm->world; r++) {
-    if (table[r] != mine) {
-      return dc__fail(DC_E_MISMATCH, "%s: rank %" PRId32 " added other layers than rank %" PRId32, fn, r, comm->rank);
-    }
-  }
-  return DC_OK;
-}
-
-static dc_status set_up(dc__kfac *k, const char *fn) {
-  dc__kfac_release(k);
-  DC__TRY(dc__agree(fn, k->head.comm, allocate(k)));
-  if (k->head.comm != NULL) {
-    DC__TRY(compare_layers(k, fn));
-  }
-  float *direction = k->directions;
-  for (int64_t i = 0; i < k->layer_count; i++) {
-    add_flow(k, &k->layers[i], k->layers[i].weight, &direction);
-    if (k->layers[i].bias >= 0) {
-      add_flow(k, &k->layers[i], k->layers[i].bias, &direction);
-    }
-  }
-  return dc__exchange_create(fn, k->head.linalg->device, k->head.comm, k->flows, k->flow_count, &k->exchange);
-}
-
-/* ---- a step ---- */
-
 static bool has_grad(const dc__kfac *k, int64_t index) {
   return index >= 0 && k->head.io[index].grad_dtype != DC_DTYPE_NONE;
 }
@@ -147,13 +12,45 @@ static bool takes_part(const dc__kfac *k, const dc__kfac_layer *layer) {
   return has_grad(k, layer->weight) || has_grad(k, layer->bias);
 }
 
+static bool updates(const dc__kfac *k, const dc__kfac_layer *layer) {
+  return takes_part(k, layer) && dc__kfac_updates(&k->head, layer);
+}
+
+/* How many vectors all ranks together have seen. */
+static dc_status sum_counts(dc__kfac *k) {
+  const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
+  const int64_t all = DC__FACTORS * k->layer_count;
+  for (int64_t i = 0; i < all; i++) {
+    k->counts[i] = k->layers[i / DC__FACTORS].factors[i % DC__FACTORS].count;
+  }
+  if (dc__kfac_world(k) == 1) {
+    return DC_OK;
+  }
+  DC__TRY(dc__comm_exchange(k->head.comm, &tag, k->counts, all, k->table));
+  for (int64_t i = 0; i < all; i++) {
+    k->counts[i] = 0;
+    for (int32_t r = 0; r < dc__kfac_world(k); r++) {
+      k->counts[i] += k->table[r * all + i];
+    }
+  }
+  return DC_OK;
+}
+
 /* The factors as they will be. */
 static dc_status update_factors(dc__kfac *k) {
+  bool any = false;
+  for (int64_t i = 0; i < k->layer_count; i++) {
+    any = any || updates(k, &k->layers[i]);
+  }
+  if (any) {
+    DC__TRY(sum_counts(k));
+  }
   for (int64_t i = 0; i < k->layer_count; i++) {
     dc__kfac_layer *layer = &k->layers[i];
-    if (takes_part(k, layer) && dc__kfac_updates(&k->head, layer)) {
+    if (updates(k, layer)) {
       const dc_kfac_options *options = dc__kfac_options(&k->head, layer);
-      DC__TRY(dc__kfac_update(k->head.linalg, k->head.comm, layer, options->decay, k->packed));
+      DC__TRY(dc__kfac_update(k->head.linalg, k->head.comm, dc__exchange_moves(k->exchange), layer, options->decay,
+                              k->counts + DC__FACTORS * i, k->packed));
     }
   }
   return DC_OK;
@@ -191,26 +88,47 @@ static void fill(void *user, int64_t flow, float *part) {
 static void take(void *user, int64_t flow, const float *part) {
   const dc__kfac *k = user;
   int64_t index = k->flows[flow].id;
-  memcpy(k->params[index].direction, part, (size_t)k->head.params[index].count * sizeof *part);
+  dc__stream_copy(k->head.linalg->device->here, k->params[index].direction, part,
+                  (size_t)k->head.params[index].count * sizeof *part);
 }
 
 static float *block_of(const dc__kfac *k, int64_t index) {
   return has_grad(k, index) ? dc__exchange_block(k->exchange, k->params[index].flow, 0) : NULL;
 }
 
-/* The directions of this rank's layers, in the places of their gradients. */
+/* Queues the direction of an owned layer, in the place of its gradient; before the first decomposition it is that. */
+static dc_status direct(dc__kfac *k, const char *fn, int64_t i) {
+  const dc__kfac_layer *layer = &k->layers[i];
+  const dc_kfac_options *options = dc__kfac_options(&k->head, layer);
+  dc__kfac_direction d = {.fn = fn, .layer = layer, .damping = options->damping, .product = &k->found[i]};
+  d.factored = options->inverse == DC_KFAC_FACTORED;
+  d.weight = block_of(k, layer->weight);
+  d.bias = block_of(k, layer->bias);
+  d.memory = k->work;
+  return layer->updates != NULL && takes_part(k, layer) && dc__kfac_latest(layer, &d)
+             ? dc__kfac_work_of(k->head.linalg)->direct(k->head.linalg, &d)
+             : DC_OK;
+}
+
+/* The directions of this rank's layers, and their products with the gradients. */
 static dc_status compute_directions(dc__kfac *k, const char *fn) {
-  for (int64_t i = 0; i < k->layer_count; i++) {
-    const dc__kfac_layer *layer = &k->layers[i];
-    const dc_kfac_options *options = dc__kfac_options(&k->head, layer);
-    double product = 0;
-    if (layer->updates != NULL && takes_part(k, layer)) {
-      DC__TRY(dc__kfac_direction(k->head.linalg, fn, layer, options->damping, options->inverse == DC_KFAC_FACTORED,
-                                 block_of(k, layer->weight), block_of(k, layer->bias), k->work, &product));
-    }
-    memcpy(&k->products[i], &product, sizeof product);
+  const size_t bytes = (size_t)k->layer_count * sizeof *k->found;
+  dc_status status = DC_OK;
+  int64_t count = 0;
+  dc__stream_zero(k->head.linalg->device->here, k->found, bytes);
+  while (count < k->layer_count && status == DC_OK) {
+    status = direct(k, fn, count++);
   }
-  return DC_OK;
+  DC__TRY(dc__linalg_bring(k->head.linalg, k->products, k->found, bytes));
+  for (int64_t i = 0; i < count; i++) {
+    double product;
+    memcpy(&product, &k->products[i], sizeof product);
+    if (!isfinite(product)) {
+      return dc__fail(DC_E_NOT_FINITE, "%s: the direction of parameter %" PRId64 " is not finite", fn,
+                      k->layers[i].weight);
+    }
+  }
+  return status;
 }
 
 /* How much of its layers' directions a group takes: the sums go over layers in their order, on every rank alike. */
@@ -268,7 +186,7 @@ static void update(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
 /* The directions of all layers, in every rank's parts. */
 static dc_status precondition(dc__kfac *k, const char *fn) {
   if (k->exchange == NULL) {
-    DC__TRY(set_up(k, fn));
+    DC__TRY(dc__kfac_set_up(k, fn));
   }
   for (int64_t i = 0; i < k->flow_count; i++) {
     k->skipped[i] = !has_grad(k, k->flows[i].id);
@@ -289,7 +207,7 @@ dc_status dc__kfac_step(dc_optimizer *o, const char *fn) {
     if (status == DC_OK) {
       dc__kfac_commit(o->linalg, &k->layers[i], &o->stats);
     } else {
-      dc__kfac_undo(&k->layers[i]);
+      dc__kfac_undo(o->linalg, &k->layers[i]);
     }
   }
   DC__TRY(status);
