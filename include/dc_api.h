@@ -1362,7 +1362,7 @@ typedef struct dc_linalg_options {
 DC_API void dc_linalg_options_init(dc_linalg_options *options, size_t struct_size);
 
 /** Makes a handle on a device, which it keeps alive.
- *  On a CUDA device it is for what says "CPU and CUDA" below, and for all optimizers but K-FAC.
+ *  On a CUDA device it is for what says "CPU and CUDA" below, and for all optimizers.
  *  Returns DC_OK; DC_E_INVALID (threads negative or over 1024, plain not 0 or 1), DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
 /** Frees a handle.
@@ -1813,11 +1813,11 @@ DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32
  * A step is done when the call returns, unless dc_optimizer_set_stream() has named a stream for it; what the caller's
  * streams still do to weights and gradients is the caller's to wait for.
  *
- * On a CUDA device, where all but K-FAC work, weights, gradients and state are memory of the device, but for what the host
- * counts: Shampoo's and SOAP's "step" and "failures.B.D". AdamW's and SGD's steps have the bits of the CPU's. Shampoo's and
- * SOAP's are the CPU's within rounding, and the same bits for any number of ranks, whose comm must be able to move the
- * device's memory. There SOAP's bases are the host's work: factors and bases come and go when they are due.
- * DC_E_UNSUPPORTED: K-FAC; cuBLASLt is missing; in Shampoo's first step cuSOLVER is. A CPU's saved state can be loaded
+ * On a CUDA device weights, gradients and state are memory of the device, but for what the host counts: Shampoo's, SOAP's
+ * and K-FAC's "step", "failures.B.D" and "counts". AdamW's and SGD's steps have the bits of the CPU's. Those of the others
+ * are the CPU's within rounding, and the same bits for any number of ranks, whose comm must be able to move the device's
+ * memory. There SOAP's bases are the host's work: factors and bases come and go when they are due. DC_E_UNSUPPORTED:
+ * cuBLASLt is missing; in the first step of Shampoo or of K-FAC's layers cuSOLVER is. A CPU's saved state can be loaded
  * there, and the other way round.
  *
  * Zero in an option means its default. Where zero itself means something, -1 stands for it, as it says there.
@@ -2077,8 +2077,8 @@ DC_API void dc_kfac_options_init(dc_kfac_options *options, size_t struct_size);
  *  comm       the ranks that have parts of the parameters; NULL = one rank. Copied as by dc_comm_dup()
  *  options    of group 0
  *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
- *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, and what dc_comm_dup returns.
- *  [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_UNSUPPORTED, DC_E_NO_MEMORY, and what dc_comm_dup
+ *  returns. [any] Since 0.1. */
 DC_API dc_status dc_kfac_create(dc_linalg *linalg, dc_comm *comm, const dc_kfac_options *options,
                                 dc_optimizer **optimizer);
 /** Sets the options of a group.
@@ -2101,7 +2101,8 @@ DC_API dc_status dc_kfac_add_layer(dc_optimizer *optimizer, const dc_sample_laye
  *  the Fisher matrix, which is what K-FAC is for; those for the true labels make the empirical one.
  *  index       of the layer
  *  x, delta    its input and the gradient of its output by the loss, shaped as in dc_per_sample_grads; each float32,
- *              float16 or bfloat16. Products are summed in float32
+ *              float16 or bfloat16. Products are summed in float32. On a CUDA device memory of it, which is the caller's
+ *              again when the call returns
  *  loss_scale  finite and not 0: what delta is multiplied by so that it becomes that of each sample's own loss: the
  *              number of samples for the mean of their losses, and one over a scale that the loss was multiplied by
  *  A step whose group's factor_frequency is not due forgets it, so this only checks then. Nothing is added on an error.
@@ -2158,7 +2159,7 @@ DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *wei
  *  nothing else must: dc_optimizer_steps(), _state(), _save(), _load(), dc_get_optimizer_stats(). On a CUDA device no
  *  other call waits, and learning rates are set on the stream, for the steps behind it. On the CPU a step is a task of the
  *  stream, which every later call on the handle waits for first.
- *  Shampoo, SOAP and K-FAC wait for the stream, and make their steps within the call as ever.
+ *  Shampoo, SOAP and K-FAC wait for the stream, and make their steps, and take batches, within the call as ever.
  *
  *  AdamW's and SGD's steps on a CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, after one step before
  *  the capture, which makes the state. A launch is a step: it counts, decides, and takes the learning rate that

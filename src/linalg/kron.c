@@ -140,13 +140,15 @@ dc_status dc__kron_apply(dc_linalg *l, const char *fn, const dc__mat *a, const d
 
 /* ---- inverted ---- */
 
-/* Factors' eigenvalues, and what is added to their products. */
+/* Factors' eigenvalues, and what is added to their products, of each matrix of a batch. */
 typedef struct damped {
   const char *fn;
   const void *a, *b;
   int64_t rows, cols;
   double damping;
   bool wide;
+  int64_t count;
+  uint64_t *refused; /* on a device: whether one is not positive; NULL: that is known */
 } damped;
 
 static double damped_at(const damped *d, int64_t i, int64_t j) {
@@ -185,43 +187,61 @@ static dc_status check_damped_there(dc_linalg *l, const damped *d) {
   return status;
 }
 
+dc_status dc__kron_check(dc_linalg *l, const char *fn, const void *va, const void *vb, double damping,
+                         const dc__mat *x) {
+  const damped d = {fn, va, vb, x->rows, x->cols, damping, x->dtype == DC_FLOAT64, 1, NULL};
+  return dc__linalg_is_there(l) ? check_damped_there(l, &d) : check_damped(&d);
+}
+
 static void divide(dc_linalg *l, const damped *d, void *x) {
   if (dc__linalg_is_there(l)) {
-    const dc__cuda_damp_args args = {x, d->a, d->b, d->rows, d->cols, d->damping, d->wide};
+    const dc__cuda_damp_args args = {x, d->a, d->b, d->count, d->rows, d->cols, d->damping, d->refused, d->wide};
     dc__cuda_damp(l->device->here, &args);
     return;
   }
-  for (int64_t i = 0; i < d->rows; i++) {
+  for (int64_t i = 0; i < d->count * d->rows; i++) {
     for (int64_t j = 0; j < d->cols; j++) {
-      dc__put(x, d->wide, i * d->cols + j, dc__get(x, d->wide, i * d->cols + j) / damped_at(d, i, j));
+      const double sum = damped_at(d, i, i / d->rows * d->cols + j);
+      dc__put(x, d->wide, i * d->cols + j, dc__get(x, d->wide, i * d->cols + j) / sum);
     }
   }
 }
 
-dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__mat *qa, const void *va, const dc__mat *qb,
-                         const void *vb, double damping, const dc__mat *x, const dc__mat *out) {
-  int64_t m = out->rows;
-  int64_t p = out->cols;
-  const damped d = {fn, va, vb, m, p, damping, out->dtype == DC_FLOAT64};
-  size_t bytes = 0;
+bool dc__kron_add_place(const dc_linalg *l, const dc__mat *x, size_t *bytes) {
+  const size_t size = dc_dtype_size(x->dtype);
+  int64_t count;
+  return !__builtin_mul_overflow(x->batch, x->rows * x->cols, &count) && dc__linalg_add_product(bytes, l) &&
+         dc__linalg_add(bytes, count, size) && dc__linalg_add(bytes, count, size);
+}
+
+void dc__kron_divide(dc_linalg *l, const dc__mat *qa, const void *va, const dc__mat *qb, const void *vb, double damping,
+                     const dc__mat *x, const dc__mat *out, void *place, uint64_t *refused) {
+  const damped d = {NULL, va, vb, out->rows, out->cols, damping, out->dtype == DC_FLOAT64, out->batch, refused};
+  const int64_t count = out->batch * out->rows * out->cols;
   size_t offset = 0;
-  void *memory;
-  DC__TRY(dc__linalg_is_there(l) ? check_damped_there(l, &d) : check_damped(&d));
-  if (!dc__linalg_add_product(&bytes, l) || !dc__linalg_add(&bytes, m * p, dc_dtype_size(out->dtype)) ||
-      !dc__linalg_add(&bytes, m * p, dc_dtype_size(out->dtype))) {
-    return dc__kron_too_large(fn);
-  }
-  DC__TRY(dc__linalg_scratch(l, fn, bytes, &memory));
-  if (memory == NULL || m * p == 0) {
-    return DC_OK;
-  }
-  kitchen k = {.l = l, .product = dc__linalg_product(l, memory, &offset)};
-  k.t = dc__linalg_part(memory, &offset, m * p, dc_dtype_size(out->dtype));
-  dc__mat inner = plain(dc__linalg_part(memory, &offset, m * p, dc_dtype_size(out->dtype)), out->dtype, 1, m, p);
-  dc__mat qat = transposed(qa);
-  dc__mat qbt = transposed(qb);
+  kitchen k = {.l = l, .product = dc__linalg_product(l, place, &offset)};
+  k.t = dc__linalg_part(place, &offset, count, dc_dtype_size(out->dtype));
+  const dc__mat inner = plain(dc__linalg_part(place, &offset, count, dc_dtype_size(out->dtype)), out->dtype, out->batch,
+                              out->rows, out->cols);
+  const dc__mat qat = transposed(qa);
+  const dc__mat qbt = transposed(qb);
   sandwich(&k, &qat, &qbt, x, &inner);
   divide(l, &d, inner.data);
   sandwich(&k, qa, qb, &inner, out);
+}
+
+dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__mat *qa, const void *va, const dc__mat *qb,
+                         const void *vb, double damping, const dc__mat *x, const dc__mat *out) {
+  size_t bytes = 0;
+  void *memory;
+  DC__TRY(dc__kron_check(l, fn, va, vb, damping, out));
+  if (!dc__kron_add_place(l, out, &bytes)) {
+    return dc__kron_too_large(fn);
+  }
+  DC__TRY(dc__linalg_scratch(l, fn, bytes, &memory));
+  if (memory == NULL || out->rows * out->cols == 0) {
+    return DC_OK;
+  }
+  dc__kron_divide(l, qa, va, qb, vb, damping, x, out, memory, NULL);
   return dc__linalg_done(l);
 }

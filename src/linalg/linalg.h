@@ -201,6 +201,14 @@ dc_status dc__kron_apply(dc_linalg *l, const char *fn, const dc__mat *a, const d
                          const dc__mat *out);
 dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__mat *qa, const void *va, const dc__mat *qb,
                          const void *vb, double damping, const dc__mat *x, const dc__mat *out);
+/* Its parts, of which the first needs no memory: DC_E_NOT_POSITIVE unless all damped eigenvalues are; and the rest, of
+ * batches too, queued, with `place` for what was added for out. There, where `refused` is not NULL, nobody need have
+ * checked, and it becomes 1 where one is not positive. */
+dc_status dc__kron_check(dc_linalg *l, const char *fn, const void *va, const void *vb, double damping,
+                         const dc__mat *out);
+bool dc__kron_add_place(const dc_linalg *l, const dc__mat *out, size_t *bytes);
+void dc__kron_divide(dc_linalg *l, const dc__mat *qa, const void *va, const dc__mat *qb, const void *vb, double damping,
+                     const dc__mat *x, const dc__mat *out, void *place, uint64_t *refused);
 dc_status dc__kron_nearest(dc_linalg *l, const char *fn, const dc__mat *x, const dc__mat *a, const dc__mat *b,
                            double *residual);
 
@@ -234,7 +242,7 @@ typedef struct dc__sample {
 dc_status dc__sample_read(dc_linalg *l, const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
                           const dc_tensor *delta, dc__sample *sample);
 /* The same for a linear layer or a convolution in float32, float16 or bfloat16, x and delta each in its own. */
-dc_status dc__sample_read_short(const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
+dc_status dc__sample_read_short(dc_linalg *l, const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
                                 const dc_tensor *delta, dc__sample *sample);
 /* The constants alone, of such a layer of so many spatial dimensions, checked but as the caller gave them. */
 dc_status dc__sample_layer_read(const char *fn, const dc_sample_layer *layer, int32_t spatial, dc_sample_layer *read);

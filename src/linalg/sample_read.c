@@ -244,7 +244,7 @@ static dc_status check_short(const char *fn, const char *arg, int32_t dtype) {
                         dc_dtype_name(dtype));
 }
 
-dc_status dc__sample_read_short(const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
+dc_status dc__sample_read_short(dc_linalg *l, const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
                                 const dc_tensor *delta, dc__sample *sample) {
   dc_tensor input, gradient;
   dc__sample s = {.fn = fn, .layer = DC_SAMPLE_LAYER_INIT};
@@ -253,6 +253,8 @@ dc_status dc__sample_read_short(const char *fn, const dc_sample_layer *layer, co
   DC__TRY(check_short(fn, "delta", s.dtype));
   DC__TRY(check_pair_kind(&s));
   DC__TRY(s.layer.kind == DC_SAMPLE_LINEAR ? read_linear(&s, &input, &gradient) : read_conv(&s, &input, &gradient));
+  DC__TRY(dc__linalg_lies(l, fn, "x", s.x, s.x_dtype));
+  DC__TRY(dc__linalg_lies(l, fn, "delta", s.delta, s.dtype));
   *sample = s;
   return DC_OK;
 }

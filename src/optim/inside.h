@@ -27,8 +27,7 @@ struct dc__optim_kind {
   const char *name;    /* in texts and saved states, at most 15 characters */
   size_t size;         /* of its struct */
   size_t options_size; /* of its options */
-  bool there;          /* can step on a device with memory of its own */
-  bool matrices;       /* and multiplies and decomposes matrices there */
+  bool matrices;       /* multiplies and decomposes them, on a device with memory of its own too */
   int32_t exponent;    /* gradients that are looked at must be below 2^exponent; 128: finite */
   const void *rules;   /* what several kinds that share functions differ in */
   /* What must stay as it is in the options of a group that has parameters, and does not; NULL: all is well. A NULL
@@ -156,8 +155,8 @@ dc_status dc__elementwise_step(dc_optimizer *o, const char *fn);
 void dc__elementwise_queue(dc_optimizer *o, dc_stream *on);
 void dc__elementwise_destroy(dc_optimizer *o);
 
-#define DC__ELEMENTWISE_KIND                                                                           \
-  .size = sizeof(dc__elementwise), .there = true, .exponent = 128, .prepare = dc__elementwise_prepare, \
-  .step = dc__elementwise_step, .queue = dc__elementwise_queue, .destroy = dc__elementwise_destroy
+#define DC__ELEMENTWISE_KIND                                                                                          \
+  .size = sizeof(dc__elementwise), .exponent = 128, .prepare = dc__elementwise_prepare, .step = dc__elementwise_step, \
+  .queue = dc__elementwise_queue, .destroy = dc__elementwise_destroy
 
 #endif

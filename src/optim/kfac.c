@@ -144,7 +144,8 @@ dc_status dc__kfac_add_batch(dc_optimizer *o, const char *fn, int64_t index, con
   if (loss_scale == 0 || !isfinite(loss_scale * loss_scale)) {
     return dc__fail(DC_E_INVALID, "%s: loss_scale = %g, must be finite, as must its square, and not 0", fn, loss_scale);
   }
-  DC__TRY(dc__sample_read_short(fn, &k->layers[index].layer, x, delta, &sample));
+  DC__TRY(dc__optim_settle(o, fn)); /* what the batch comes from */
+  DC__TRY(dc__sample_read_short(o->linalg, fn, &k->layers[index].layer, x, delta, &sample));
   return dc__kfac_accumulate(o->linalg, &k->layers[index], &sample, loss_scale, dc__kfac_updates(o, &k->layers[index]));
 }
 
@@ -256,6 +257,7 @@ static void destroy(dc_optimizer *o) {
 const dc__optim_kind dc__kfac_kind = {.name = "kfac",
                                       .size = sizeof(dc__kfac),
                                       .options_size = sizeof(dc_kfac_options),
+                                      .matrices = true,
                                       .exponent = 128,
                                       .refuse = refuse,
                                       .prepare = prepare,

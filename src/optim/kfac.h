@@ -44,6 +44,12 @@ typedef struct dc__kfac_layer {
   size_t bytes;
 } dc__kfac_layer;
 
+/* What a direction tells: its scalar product with the gradient, and whether a damped eigenvalue is not positive. */
+typedef struct dc__kfac_found {
+  double product;
+  uint64_t refused;
+} dc__kfac_found;
+
 /* A layer's direction under way. */
 typedef struct dc__kfac_direction {
   const char *fn;
@@ -51,9 +57,9 @@ typedef struct dc__kfac_direction {
   const float *vectors[DC__FACTORS], *values[DC__FACTORS];
   double damping;
   bool factored;
-  float *weight, *bias; /* gradients as stored, which become directions; NULL: none */
-  double *product;      /* set: the scalar product of both */
-  void *memory;         /* as the work's room() says */
+  float *weight, *bias;  /* gradients as stored, which become directions; NULL: none */
+  dc__kfac_found *found; /* added to zeros */
+  void *memory;          /* as the work's room() says */
 } dc__kfac_direction;
 
 /* What K-FAC does with matrices and elements, wherever they lie. */
@@ -71,15 +77,17 @@ typedef struct dc__kfac_work {
   void (*commit)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which);
   void (*undo)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which);
   /* What rounding made negative becomes 0. */
-  void (*settle)(dc_linalg *l, float *values, int64_t count);
+  void (*rectify)(dc_linalg *l, float *values, int64_t count);
   /* Adds a direction's bytes of memory; false: no memory is that large. */
   bool (*room)(const dc_linalg *l, const dc__kfac_layer *layer, size_t *bytes);
   dc_status (*direct)(dc_linalg *l, const dc__kfac_direction *d);
+  /* Of one that was refused: DC_E_NOT_POSITIVE, by the eigenvalues. NULL: direct() has said it. */
+  dc_status (*explain)(dc_linalg *l, const dc__kfac_direction *d);
 } dc__kfac_work;
-extern const dc__kfac_work dc__kfac_here; /* kfac_here.c */
+/* On the host (kfac_here.c), where all is done at once, and queued on a device (kfac_there.c). */
+extern const dc__kfac_work dc__kfac_here, dc__kfac_there;
 static inline const dc__kfac_work *dc__kfac_work_of(const dc_linalg *l) {
-  (void)l;
-  return &dc__kfac_here;
+  return dc__linalg_is_there(l) ? &dc__kfac_there : &dc__kfac_here;
 }
 
 /* kfac_factors.c: adds a batch, checked against the layer's weight and found finite before anything changes; only
@@ -88,10 +96,15 @@ dc_status dc__kfac_accumulate(dc_linalg *l, dc__kfac_layer *layer, const dc__sam
 /* Elements of x or of delta; and DC_E_NOT_FINITE, by the first that is not. */
 int64_t dc__kfac_elements(const dc__sample *s, int32_t which);
 dc_status dc__kfac_not_finite(const dc__sample *s, int32_t which, int64_t at);
+/* The first of elements of the host's memory that is not finite; count: all are. */
+int64_t dc__kfac_first_bad(const void *data, int32_t dtype, int64_t count);
 
 /* kfac_factors_here.c */
 dc_status dc__kfac_scan(dc_linalg *l, const dc__sample *s, double most[DC__FACTORS]);
 dc_status dc__kfac_gather(dc_linalg *l, dc__kfac_layer *layer, const dc__sample *s, double scale);
+/* kfac_factors_there.c */
+dc_status dc__kfac_scan_there(dc_linalg *l, const dc__sample *s, double most[DC__FACTORS]);
+dc_status dc__kfac_gather_there(dc_linalg *l, dc__kfac_layer *layer, const dc__sample *s, double scale);
 
 /* Zeroed memory of whoever computes. (kfac_curvature.c) */
 dc_status dc__kfac_alloc(dc_linalg *l, size_t bytes, void **memory);
@@ -127,6 +140,8 @@ typedef struct dc__kfac_matrices {
 /* The matrices of the layers that this rank owns. */
 dc_status dc__kfac_matrices_create(dc__kfac_layer *layers, int64_t count, dc__kfac_matrices *matrices);
 void dc__kfac_matrices_destroy(dc__kfac_matrices *matrices);
+/* The handle's scratch memory grows now to what decomposing any of them wants, and what decomposes is found. */
+dc_status dc__kfac_reserve(dc_linalg *l, const char *fn, dc__kfac_matrices *matrices);
 /* Decomposes what is `due` of them. A failure leaves the old decomposition in use; where a layer has had as many in a
  * row as it tolerates, it is an error. No communication. */
 dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *matrices, dc_optimizer_stats *stats);

@@ -197,6 +197,18 @@ static dc__spectral request_of(const char *fn, const dc__kfac_matrix *x, dc_spec
   return r;
 }
 
+dc_status dc__kfac_reserve(dc_linalg *l, const char *fn, dc__kfac_matrices *m) {
+  void *memory;
+  for (int64_t i = 0; i < m->count; i++) {
+    m->requests[i] = request_of(fn, &m->list[i], &m->infos[i]);
+  }
+  l->query = true;
+  l->most = 0;
+  dc_status status = dc__spectral_each(l, m->requests, m->count);
+  l->query = false;
+  return status == DC_OK ? dc__linalg_scratch(l, fn, l->most, &memory) : status;
+}
+
 static bool at_brink(const dc__kfac_matrix *x) {
   return *x->layer->factors[x->which].failed >= x->layer->tolerated;
 }
@@ -229,7 +241,7 @@ dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *m,
       return too_many(fn, x, m->infos[i].status);
     }
     if (!f->bad && !(m->infos[i].smallest > 0)) {
-      dc__kfac_work_of(l)->settle(l, f->fresh_values + x->group * f->order, f->order);
+      dc__kfac_work_of(l)->rectify(l, f->fresh_values + x->group * f->order, f->order);
     }
   }
   stats->refresh_ns += dc__now_ns() - began;

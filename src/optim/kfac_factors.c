@@ -34,6 +34,15 @@ dc_status dc__kfac_not_finite(const dc__sample *s, int32_t which, int64_t at) {
                   which == DC__FACTOR_A ? "x" : "delta", at);
 }
 
+int64_t dc__kfac_first_bad(const void *data, int32_t dtype, int64_t count) {
+  float x = 0;
+  int64_t i = 0;
+  while (i < count && isfinite(x)) {
+    dc__cast(&x, DC_FLOAT32, dc__element(data, dtype, i++), dtype, 1);
+  }
+  return isfinite(x) ? count : i - 1;
+}
+
 int64_t dc__kfac_elements(const dc__sample *s, int32_t which) {
   if (which == DC__FACTOR_G) {
     return s->samples * s->out * s->positions;

@@ -291,11 +291,7 @@ static dc_status scan(dc_linalg *l, const dc__sample *s, int32_t which, double *
   dc__parallel_sized(l->pool, (job.count + CHUNK - 1) / CHUNK, CHUNK, scan_chunk, &job);
   uint32_t bits = atomic_load(&job.most);
   if (bits >= infinity) {
-    int64_t at = 0;
-    while (most_of(&job, at, at + 1) < infinity) {
-      at++;
-    }
-    return dc__kfac_not_finite(s, which, at);
+    return dc__kfac_not_finite(s, which, dc__kfac_first_bad(job.data, job.dtype, job.count));
   }
   float value;
   memcpy(&value, &bits, sizeof value);

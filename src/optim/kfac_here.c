@@ -98,7 +98,7 @@ static void undo(dc_linalg *l, const dc__kfac_layer *layer, int32_t which) {
   }
 }
 
-static void settle(dc_linalg *l, float *values, int64_t count) {
+static void rectify(dc_linalg *l, float *values, int64_t count) {
   (void)l;
   for (int64_t k = 0; k < count; k++) {
     values[k] = values[k] > 0 ? values[k] : 0;
@@ -189,8 +189,8 @@ static dc_status direct_group(dc_linalg *l, const dc__kfac_direction *d, int64_t
   DC__TRY(dc__kron_solve(l, d->fn, &qg, values_g, &qa, values_a, d->factored ? 0 : d->damping, &x, &x));
   for (int64_t i = 0; i < g; i++) {
     int64_t row = group * g + i;
-    *d->product += d->weight == NULL ? 0 : store(memory + i * a, d->weight + row * in, in);
-    *d->product += d->bias == NULL ? 0 : store(memory + i * a + in, d->bias + row, 1);
+    d->found->product += d->weight == NULL ? 0 : store(memory + i * a, d->weight + row * in, in);
+    d->found->product += d->bias == NULL ? 0 : store(memory + i * a + in, d->bias + row, 1);
   }
   return DC_OK;
 }
@@ -198,7 +198,6 @@ static dc_status direct_group(dc_linalg *l, const dc__kfac_direction *d, int64_t
 static dc_status direct(dc_linalg *l, const dc__kfac_direction *d) {
   int64_t a = d->layer->factors[DC__FACTOR_A].order;
   int64_t g = d->layer->factors[DC__FACTOR_G].order;
-  *d->product = 0;
   for (int32_t group = 0; group < d->layer->groups; group++) {
     DC__TRY(direct_group(l, d, a, g, group));
   }
@@ -211,6 +210,6 @@ const dc__kfac_work dc__kfac_here = {.scan = dc__kfac_scan,
                                      .average = average,
                                      .commit = commit,
                                      .undo = undo,
-                                     .settle = settle,
+                                     .rectify = rectify,
                                      .room = room,
                                      .direct = direct};

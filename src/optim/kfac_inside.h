@@ -1,4 +1,4 @@
-/* The optimizer, inside its three files. */
+/* The optimizer, inside its own files. */
 #ifndef DC_OPTIM_KFAC_STEP_H
 #define DC_OPTIM_KFAC_STEP_H
 
@@ -28,14 +28,16 @@ typedef struct dc__kfac {
   int64_t flow_count;
   bool *skipped; /* flows without a gradient */
   dc__kfac_matrices matrices;
-  int64_t *counts;   /* of all ranks' batches, one a factor */
-  int64_t *products; /* bits of doubles, each layer's */
-  int64_t *table;    /* of all ranks: either of them */
+  int64_t *counts;      /* of all ranks' batches, one a factor */
+  dc__kfac_found *seen; /* found, as it came here */
+  int64_t *products;    /* bits of doubles, each layer's */
+  int64_t *table;       /* of all ranks: either of them */
   int64_t host_bytes;
   /* In memory of whoever computes: */
   void *memory;
   size_t bytes;
-  double *packed, *found; /* found: the products, as they come */
+  double *packed;
+  dc__kfac_found *found; /* one a layer */
   float *directions;
   void *work; /* of one direction */
 } dc__kfac;
@@ -68,6 +70,10 @@ static inline int32_t dc__kfac_world(const dc__kfac *k) {
 /* kfac_setup.c: all that steps need, and its end. Collective. */
 dc_status dc__kfac_set_up(dc__kfac *k, const char *fn);
 void dc__kfac_release(dc__kfac *k);
+
+/* kfac_update.c: a dc__exchange_fill, and the weights' way. The latter fails only with the device. */
+void dc__kfac_fill(void *user, int64_t flow, float *part);
+dc_status dc__kfac_move(dc__kfac *k);
 
 /* kfac_step.c */
 dc_status dc__kfac_step(dc_optimizer *o, const char *fn);

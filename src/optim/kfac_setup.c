@@ -8,6 +8,7 @@ void dc__kfac_release(dc__kfac *k) {
   dc__free(k->cuts);
   dc__free(k->skipped);
   dc__free(k->counts);
+  dc__free(k->seen);
   dc__free(k->products);
   dc__free(k->table);
   dc__kfac_free(k->head.linalg, k->memory, k->bytes);
@@ -16,6 +17,7 @@ void dc__kfac_release(dc__kfac *k) {
   k->cuts = NULL;
   k->skipped = NULL;
   k->counts = k->products = k->table = NULL;
+  k->seen = NULL;
   k->memory = NULL;
   k->bytes = 0;
   k->flow_count = k->host_bytes = 0;
@@ -76,10 +78,11 @@ static dc_status allocate(dc__kfac *k, const char *fn) {
   k->cuts = room(k, 2 * k->layer_count, sizeof *k->cuts);
   k->skipped = room(k, 2 * k->layer_count, sizeof *k->skipped);
   k->counts = room(k, DC__FACTORS * k->layer_count, sizeof *k->counts);
+  k->seen = room(k, k->layer_count, sizeof *k->seen);
   k->products = room(k, k->layer_count, sizeof *k->products);
   k->table = room(k, DC__FACTORS * dc__kfac_world(k) * k->layer_count, sizeof *k->table);
-  if (k->flows == NULL || k->cuts == NULL || k->skipped == NULL || k->counts == NULL || k->products == NULL ||
-      k->table == NULL) {
+  if (k->flows == NULL || k->cuts == NULL || k->skipped == NULL || k->counts == NULL || k->seen == NULL ||
+      k->products == NULL || k->table == NULL) {
     return DC_E_NO_MEMORY;
   }
   if (!place(k)) {
@@ -87,7 +90,8 @@ static dc_status allocate(dc__kfac *k, const char *fn) {
   }
   DC__TRY(dc__kfac_alloc(k->head.linalg, k->bytes, &k->memory));
   (void)place(k);
-  return dc__kfac_matrices_create(k->layers, k->layer_count, &k->matrices);
+  DC__TRY(dc__kfac_matrices_create(k->layers, k->layer_count, &k->matrices));
+  return dc__kfac_reserve(k->head.linalg, fn, &k->matrices);
 }
 
 /* Gives a parameter of a layer its flow, and its part of the directions. */

@@ -1,5 +1,5 @@
-/* A step of K-FAC: factors to their owners, decompositions, gradients to the owners, directions back, and then SGD
- * along them. Everything that can fail comes before anything that is kept changes. */
+/* A step of K-FAC: factors to their owners, decompositions, gradients to the owners, directions back. Everything that
+ * can fail comes before anything that is kept changes. */
 #include <math.h>
 
 #include "optim/kfac_inside.h"
@@ -75,16 +75,6 @@ static dc_status decompose(dc__kfac *k, const char *fn) {
   return dc__agree(fn, k->head.comm, dc__kfac_decompose(k->head.linalg, fn, &k->matrices, &k->head.stats));
 }
 
-static void fill(void *user, int64_t flow, float *part) {
-  const dc__kfac *k = user;
-  const dc__optim_param *p = &k->head.params[k->flows[flow].id];
-  float tile[DC__OPTIM_TILE];
-  for (int64_t from = 0; from < p->count; from += DC__OPTIM_TILE) {
-    int64_t count = p->count - from < DC__OPTIM_TILE ? p->count - from : DC__OPTIM_TILE;
-    memcpy(part + from, dc__optim_grad(&k->head, p, from, count, tile), (size_t)count * sizeof *part);
-  }
-}
-
 static void take(void *user, int64_t flow, const float *part) {
   const dc__kfac *k = user;
   int64_t index = k->flows[flow].id;
@@ -96,18 +86,39 @@ static float *block_of(const dc__kfac *k, int64_t index) {
   return has_grad(k, index) ? dc__exchange_block(k->exchange, k->params[index].flow, 0) : NULL;
 }
 
-/* Queues the direction of an owned layer, in the place of its gradient; before the first decomposition it is that. */
-static dc_status direct(dc__kfac *k, const char *fn, int64_t i) {
+static dc__kfac_direction direction_of(const dc__kfac *k, const char *fn, int64_t i) {
   const dc__kfac_layer *layer = &k->layers[i];
   const dc_kfac_options *options = dc__kfac_options(&k->head, layer);
-  dc__kfac_direction d = {.fn = fn, .layer = layer, .damping = options->damping, .product = &k->found[i]};
-  d.factored = options->inverse == DC_KFAC_FACTORED;
-  d.weight = block_of(k, layer->weight);
-  d.bias = block_of(k, layer->bias);
-  d.memory = k->work;
-  return layer->updates != NULL && takes_part(k, layer) && dc__kfac_latest(layer, &d)
+  return (dc__kfac_direction){.fn = fn,
+                              .layer = layer,
+                              .damping = options->damping,
+                              .factored = options->inverse == DC_KFAC_FACTORED,
+                              .weight = block_of(k, layer->weight),
+                              .bias = block_of(k, layer->bias),
+                              .found = &k->found[i],
+                              .memory = k->work};
+}
+
+/* The direction of an owned layer, in the place of its gradient; before the first decomposition it is that. */
+static dc_status direct(dc__kfac *k, const char *fn, int64_t i) {
+  dc__kfac_direction d = direction_of(k, fn, i);
+  return d.layer->updates != NULL && takes_part(k, d.layer) && dc__kfac_latest(d.layer, &d)
              ? dc__kfac_work_of(k->head.linalg)->direct(k->head.linalg, &d)
              : DC_OK;
+}
+
+/* What came of a direction. */
+static dc_status judge(dc__kfac *k, const char *fn, int64_t i) {
+  dc__kfac_direction d = direction_of(k, fn, i);
+  if (k->seen[i].refused != 0) {
+    (void)dc__kfac_latest(d.layer, &d);
+    DC__TRY(dc__kfac_work_of(k->head.linalg)->explain(k->head.linalg, &d));
+  }
+  memcpy(&k->products[i], &k->seen[i].product, sizeof k->seen[i].product);
+  return isfinite(k->seen[i].product)
+             ? DC_OK
+             : dc__fail(DC_E_NOT_FINITE, "%s: the direction of parameter %" PRId64 " is not finite", fn,
+                        d.layer->weight);
 }
 
 /* The directions of this rank's layers, and their products with the gradients. */
@@ -119,14 +130,9 @@ static dc_status compute_directions(dc__kfac *k, const char *fn) {
   while (count < k->layer_count && status == DC_OK) {
     status = direct(k, fn, count++);
   }
-  DC__TRY(dc__linalg_bring(k->head.linalg, k->products, k->found, bytes));
+  DC__TRY(dc__linalg_bring(k->head.linalg, k->seen, k->found, bytes));
   for (int64_t i = 0; i < count; i++) {
-    double product;
-    memcpy(&product, &k->products[i], sizeof product);
-    if (!isfinite(product)) {
-      return dc__fail(DC_E_NOT_FINITE, "%s: the direction of parameter %" PRId64 " is not finite", fn,
-                      k->layers[i].weight);
-    }
+    DC__TRY(judge(k, fn, i));
   }
   return status;
 }
@@ -160,29 +166,6 @@ static dc_status clip(dc__kfac *k) {
   return DC_OK;
 }
 
-static dc__sgd_factors factors_of(const dc_kfac_options *options, double lr, bool first) {
-  dc__sgd_factors f = {.lr = (float)lr, .weight_decay = (float)options->weight_decay, .sign = 1, .add = 1};
-  f.keep = first ? 0 : (float)options->momentum;
-  f.look = options->nesterov == 1 ? (float)options->momentum : 0;
-  return f;
-}
-
-static void update(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
-  (void)arg;
-  const dc__kfac_param *p = &dc__kfac_of(o)->params[tile->param - o->params];
-  const float *direction = tile->grad;
-  float scaled[DC__OPTIM_TILE];
-  if (p->flow >= 0) {
-    direction = p->direction + tile->from;
-    if (p->nu < 1) {
-      dc__update_scale(scaled, direction, tile->count, p->nu);
-      direction = scaled;
-    }
-  }
-  dc__update_sgd(tile->weight, p->momentum == NULL ? NULL : p->momentum + tile->from, direction, tile->count,
-                 &p->factors);
-}
-
 /* The directions of all layers, in every rank's parts. */
 static dc_status precondition(dc__kfac *k, const char *fn) {
   if (k->exchange == NULL) {
@@ -193,7 +176,7 @@ static dc_status precondition(dc__kfac *k, const char *fn) {
   }
   DC__TRY(update_factors(k));
   DC__TRY(decompose(k, fn));
-  DC__TRY(dc__exchange_in(k->exchange, k->skipped, fill, k));
+  DC__TRY(dc__exchange_in(k->exchange, k->skipped, dc__kfac_fill, k));
   DC__TRY(dc__agree(fn, k->head.comm, compute_directions(k, fn)));
   DC__TRY(clip(k));
   DC__TRY(dc__exchange_out(k->exchange, k->skipped, take, k));
@@ -211,10 +194,5 @@ dc_status dc__kfac_step(dc_optimizer *o, const char *fn) {
     }
   }
   DC__TRY(status);
-  for (int64_t i = 0; i < o->count; i++) {
-    const dc__optim_param *p = &o->params[i];
-    k->params[i].factors = factors_of(dc__optim_options(o, p), o->groups[p->group].lr, *p->step == 0);
-  }
-  dc__optim_each_tile(o, update, NULL);
-  return DC_OK;
+  return dc__kfac_move(k);
 }

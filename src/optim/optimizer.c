@@ -58,9 +58,6 @@ static dc_status make_look(dc_optimizer *o) {
 
 dc_status dc__optim_create(const dc__optim_kind *kind, const char *fn, const dc_linalg *linalg, dc_comm *comm,
                            const void *options, bool check_finite, dc_optimizer **optimizer) {
-  if (!kind->there) {
-    DC__TRY(dc__device_is_host(fn, linalg->device));
-  }
   if (comm != NULL) {
     DC__TRY(dc__comm_check_device(fn, comm, linalg->device));
   }

@@ -162,5 +162,4 @@ static const dc__block_rules rules = {.matrix = "root",
                                       .request = request};
 
 const dc__optim_kind dc__shampoo_kind = {DC__BLOCKED_KIND, .name = "shampoo",
-                                         .there = true,    .options_size = sizeof(dc_shampoo_options),
-                                         .rules = &rules,  .refuse = refuse};
+                                         .options_size = sizeof(dc_shampoo_options), .rules = &rules, .refuse = refuse};

@@ -118,6 +118,5 @@ static const dc__block_rules rules = {.matrix = "vectors",
                                       .after = after,
                                       .request = request};
 
-const dc__optim_kind dc__soap_kind = {DC__BLOCKED_KIND, .name = "soap",
-                                      .there = true,    .options_size = sizeof(dc_soap_options),
-                                      .rules = &rules,  .refuse = refuse};
+const dc__optim_kind dc__soap_kind = {DC__BLOCKED_KIND, .name = "soap", .options_size = sizeof(dc_soap_options),
+                                      .rules = &rules, .refuse = refuse};

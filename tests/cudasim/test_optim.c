@@ -266,22 +266,12 @@ static void test_elements_that_lie_askew(void **state) {
   dc_optimizer_destroy(sides[1].optimizer);
 }
 
-/* What has no kernels says so. */
-static void test_what_is_refused(void **state) {
-  (void)state;
-  dc_optimizer *optimizer = (dc_optimizer *)1;
-  assert_int_equal(dc_kfac_create(sides[1].linalg, NULL, NULL, &optimizer), DC_E_UNSUPPORTED);
-  assert_null(optimizer);
-  assert_non_null(strstr(dc_last_error(), "no kernels for device \"cuda\""));
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_adamw),
       cmocka_unit_test(test_sgd),
       cmocka_unit_test(test_gradients_that_are_not_finite),
       cmocka_unit_test(test_elements_that_lie_askew),
-      cmocka_unit_test(test_what_is_refused),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -7,7 +7,7 @@ from typing import Callable
 
 OPTIMIZERS = """
 import libdc, numpy as np
-from libdc.linalg import Handle
+from libdc.linalg import Handle, SampleLayer
 from libdc.optimizers import KFAC, SGD, SOAP, AdamW, Shampoo
 from simulated import memory, refused, there
 
@@ -78,12 +78,34 @@ for kind, options in (Shampoo, {"eps_rel": 1e-3, "max_block": 5}), (SOAP, {"prec
         assert here.state_names(i) == away.state_names(i)
     assert away.state(0, "failures.0.0").numpy() == 0 and away.state(0, "factor.0.0").place == (2, 0)
 
-try:
-    KFAC(handle=Handle(1, device=device))
-except libdc.Error as error:
-    assert error.status == libdc.Status.E_UNSUPPORTED
-else:
-    raise AssertionError("K-FAC has no kernels there")
+for inverse, approximation in ("eigen", "expand"), ("factored", "reduce"):
+    options = {"damping": 0.1, "inverse": inverse, "refresh_frequency": 2}
+    here, away = KFAC(1e-2, **options), KFAC(1e-2, handle=Handle(1, device=device), **options)
+    shapes, weights, copies = [(6, 5), (6,), (4, 3, 3), (7,)], [], []
+    for optimizer in (here, away):
+        for shape in shapes:
+            optimizer.add_param(shape)
+        optimizer.add_layer(SampleLayer("linear"), 0, 1, approximation)
+        optimizer.add_layer(SampleLayer("conv", kernel=[3], padding=[1]), 2, approximation=approximation)
+    weights = [random(shape, "float32") for shape in shapes]
+    copies = [there(w, device) for w in weights]
+    for step in range(3):
+        for layer, x, delta in (0, (5, 2, 5), (5, 2, 6)), (1, (5, 3, 8), (5, 4, 8)):
+            batch = random(x, "float16"), random(delta, "float32")
+            here.accumulate(layer, *batch, 5)
+            away.accumulate(layer, *[there(array, device) for array in batch], 5)
+        grads = [random(shape, "float32") for shape in shapes]
+        here.step(weights, grads)
+        away.step(copies, [there(g, device) for g in grads])
+        if step == 1:
+            away.load(here.save())
+            for w, copy in zip(weights, copies):
+                memory(copy)[:] = w.reshape(-1).view(memory(copy).dtype)
+    for i, (w, copy) in enumerate(zip(weights, copies)):
+        near((inverse, i), memory(copy).view(np.float32).reshape(w.shape), w)
+        assert here.state_names(i) == away.state_names(i)
+    assert away.state(0, "counts").numpy()[0] == 3 and away.state(2, "factor_g").place == (2, 0)
+    refused("an array is in host memory, must be on cuda:0", TypeError, away.accumulate, 0, *batch, 5)
 print("fine")
 """
 

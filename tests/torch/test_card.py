@@ -5,6 +5,7 @@ the device."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import threading
@@ -134,6 +135,31 @@ def test_optimizers_of_blocks_are_near_the_cpus(kind: Any, options: Any) -> None
     optimizers[1].load_state_dict(optimizers[0].state_dict())
     factors = [optimizer.state[params[0]]["factor.0.0"] for params, optimizer in zip((here, there), optimizers)]
     assert factors[1].device == there[0].device and torch.equal(factors[0], factors[1].cpu())
+
+
+@pytest.mark.parametrize("fisher", ["empirical", "sampled"])
+def test_kfac_is_near_the_cpus(fisher: str) -> None:
+    torch.manual_seed(11)
+    here = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1, groups=1), torch.nn.Flatten(), torch.nn.Tanh(),
+                               torch.nn.Linear(4 * 36, 5))
+    there = copy.deepcopy(here).to(DEVICE)
+    x, noise = torch.randn(8, 3, 6, 6), torch.randn(8, 5)
+    optimizers = [optim.KFAC(model, lr=0.05, damping=0.1, refresh_frequency=2, fisher=fisher)
+                  for model in (here, there)]
+    for _ in range(4):
+        for model, optimizer in zip((here, there), optimizers):
+            where = next(model.parameters()).device
+            out = model(x.to(where))
+            optimizer.zero_grad()
+            if fisher == "sampled":  # targets that both have
+                targets = out.detach() + noise.to(where)
+                optimizer.accumulate(torch.nn.functional.mse_loss(out, targets), retain_graph=True)
+            torch.nn.functional.mse_loss(out, noise.to(where)).backward()
+            optimizer.step()
+    for p, q in zip(here.parameters(), there.parameters()):
+        assert torch.allclose(p.detach(), q.detach().cpu(), rtol=1e-3, atol=1e-3)
+    weight = there[3].weight
+    assert optimizers[1].state[weight]["factor_a"].device == weight.device
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

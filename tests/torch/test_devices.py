@@ -84,10 +84,19 @@ def test_an_optimizer_wants_one_device(fakes: None, kind: Any) -> None:
     assert len(optimizer.param_groups) == 1
     refused(ValueError, f"{name}: parameter 0 is on meta and torch.strided, must be on the cpu or on a cuda device and",
             kind, [nn.Parameter(torch.empty(4, device="meta"))])
-    layer = nn.Linear(2, 2, bias=False, device="meta")
-    layer.weight = nn.Parameter(torch.empty(2, 2, device="cuda:0"))
-    refused(ValueError, "KFAC: parameter 0 is on cuda:0 and torch.strided, must be on the cpu and strided", optim.KFAC,
-            layer)
+
+
+def test_kfac_wants_one_device(fakes: None) -> None:
+    mixed = nn.Linear(2, 2)
+    mixed.bias = nn.Parameter(torch.empty(2, device="cuda:0"))
+    refused(ValueError, "KFAC: parameter 1 is on cuda:0, but the first is on cpu: all must be on one device", optim.KFAC,
+            mixed)
+    refused(ValueError, "KFAC: parameter 0 is on meta and torch.strided, must be on the cpu or on a cuda device and",
+            optim.KFAC, nn.Linear(2, 2, device="meta"))
+    if not (libdc.has_feature("cuda") and torch.cuda.is_available()):
+        there = nn.Linear(2, 2, bias=False, device="meta")
+        there.weight = nn.Parameter(torch.empty(2, 2, device="cuda:0"))
+        refused(RuntimeError, "KFAC: tensors on cuda:0 need libdc's CUDA device: dc_device_open: ", optim.KFAC, there)
 
 
 def test_an_optimizer_follows_pytorchs_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@
 #include "device/device.h"
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/blocks.h"
+#include "kernels/cuda/curvature.h"
 #include "kernels/cuda/matrix.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/sample.h"
@@ -73,5 +74,14 @@ void dc__cuda_patches(dc_stream *stream, const dc__cuda_patches_args *args);
 void dc__cuda_shares(dc_stream *stream, const dc__cuda_shares_args *args);
 void dc__cuda_scatter(dc_stream *stream, const dc__cuda_scatter_args *args);
 void dc__cuda_rows_squared(dc_stream *stream, const dc__cuda_rows_squared_args *args);
+
+/* launch_curvature.c: K-FAC's */
+void dc__cuda_scan(dc_stream *stream, const dc__cuda_scan_args *args);
+void dc__cuda_ones(dc_stream *stream, const dc__cuda_ones_args *args);
+void dc__cuda_pack(dc_stream *stream, const dc__cuda_triangles_args *args);
+void dc__cuda_average(dc_stream *stream, const dc__cuda_triangles_args *args);
+void dc__cuda_rectify(dc_stream *stream, const dc__cuda_rectify_args *args);
+void dc__cuda_shift(dc_stream *stream, const dc__cuda_shift_args *args);
+void dc__cuda_direct(dc_stream *stream, const dc__cuda_direct_args *args);
 
 #endif

@@ -79,7 +79,7 @@ void dc__cuda_kron(dc_stream *stream, const dc__cuda_kron_args *args) {
 }
 
 void dc__cuda_damp(dc_stream *stream, const dc__cuda_damp_args *args) {
-  launch(stream, DC__KERNEL_DAMP, args->rows, args->cols, 1, args, sizeof *args);
+  launch(stream, DC__KERNEL_DAMP, args->count * args->rows, args->cols, 1, args, sizeof *args);
 }
 
 /* ---- the nearest Kronecker product ---- */

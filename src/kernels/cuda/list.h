@@ -6,7 +6,8 @@
   FAMILY(elementwise)             \
   FAMILY(update)                  \
   FAMILY(attention)               \
-  FAMILY(attention_back) FAMILY(rows) FAMILY(matrix) FAMILY(nearest) FAMILY(sample) FAMILY(embedding) FAMILY(blocks)
+  FAMILY(attention_back)          \
+  FAMILY(rows) FAMILY(matrix) FAMILY(nearest) FAMILY(sample) FAMILY(embedding) FAMILY(blocks) FAMILY(curvature)
 
 #define DC__CUDA_elementwise(X)                      \
   X(DC__KERNEL_CAST, dc__cast_kernel, 0)             \
@@ -95,6 +96,15 @@
   X(DC__KERNEL_GRAFT_TAKE, dc__graft_take_kernel, 0)     \
   X(DC__KERNEL_GRAFT_FINISH, dc__graft_finish_kernel, 0) \
   X(DC__KERNEL_SORT, dc__sort_kernel, 0)
+
+#define DC__CUDA_curvature(X)                  \
+  X(DC__KERNEL_SCAN, dc__scan_kernel, 0)       \
+  X(DC__KERNEL_ONES, dc__ones_kernel, 0)       \
+  X(DC__KERNEL_PACK, dc__pack_kernel, 0)       \
+  X(DC__KERNEL_AVERAGE, dc__average_kernel, 0) \
+  X(DC__KERNEL_RECTIFY, dc__rectify_kernel, 0) \
+  X(DC__KERNEL_SHIFT, dc__shift_kernel, 0)     \
+  X(DC__KERNEL_DIRECT, dc__direct_kernel, 0)
 
 /* The numbers, in the order of the images and of their kernels. */
 enum dc__cuda_kernel {

@@ -252,12 +252,19 @@ DC_KERNEL(dc__kron_kernel, dc__cuda_kron_args, DC__CUDA_MATRIX_THREADS) {
 }
 
 DC_KERNEL(dc__damp_kernel, dc__cuda_damp_args, DC__CUDA_MATRIX_THREADS) {
-  void *x = there(args.x, args.wide, args.rows * args.cols);
-  const void *a = there(args.a, args.wide, args.rows), *b = there(args.b, args.wide, args.cols);
-  for (int64_t i = first_row(); i < args.rows; i += next_row()) {
+  const int64_t rows = args.count * args.rows;
+  void *x = there(args.x, args.wide, rows * args.cols);
+  const void *a = there(args.a, args.wide, rows), *b = there(args.b, args.wide, args.count * args.cols);
+  bool positive = true;
+  for (int64_t i = first_row(); i < rows; i += next_row()) {
     for (int64_t j = dc_thread(); j < args.cols; j += dc_threads()) {
-      const double sum = get(a, args.wide, i) * get(b, args.wide, j) + args.damping;
+      const double other = get(b, args.wide, i / args.rows * args.cols + j);
+      const double sum = get(a, args.wide, i) * other + args.damping;
+      positive = positive && sum > 0;
       put(x, args.wide, i * args.cols + j, get(x, args.wide, i * args.cols + j) / sum);
     }
+  }
+  if (args.refused != nullptr && !positive) {
+    dc_atomic_max(DC_MEMORY(args.refused, 8, 8), 1);
   }
 }

@@ -124,12 +124,14 @@ typedef struct dc__cuda_nearest_args {
   int32_t inner;     /* 1: v is made, 0: u */
 } dc__cuda_nearest_args;
 
-/* x[i][j] /= a[i] b[j] + damping, x dense. */
+/* x[i][j] /= a[i] b[j] + damping, x dense [count, rows, cols]. *refused becomes 1 where that is not positive; NULL:
+ * nobody wants to know. */
 typedef struct dc__cuda_damp_args {
   void *x;
-  const void *a, *b;
-  int64_t rows, cols;
+  const void *a, *b; /* [count, rows], [count, cols] */
+  int64_t count, rows, cols;
   double damping;
+  uint64_t *refused;
   int32_t wide;
 } dc__cuda_damp_args;
 

@@ -25,6 +25,12 @@ DC_DEVICE T *doubles(T *data, int64_t count) {
   return data == nullptr ? data : there(data, 1, count);
 }
 
+/* Elements of float64, float32, or 16 bits. */
+template <typename T>
+DC_DEVICE T *elements(T *data, int32_t wide, int64_t count) {
+  return wide < 0 ? static_cast<T *>(DC_MEMORY(data, count * 2, 2)) : there(data, wide, count);
+}
+
 DC_DEVICE double before(bool adds, const void *data, int32_t wide, int64_t i) {
   return adds ? get(data, wide, i) : 0;
 }
@@ -166,9 +172,9 @@ DC_KERNEL(dc__patches_kernel, dc__cuda_patches_args, DC__CUDA_SAMPLE_THREADS) {
   const int64_t places = args.kernel[0] * args.kernel[1] * args.kernel[2], rows = args.channels * places;
   const int64_t pixels = args.size[0] * args.size[1] * args.size[2];
   const int64_t positions = args.size_out[0] * args.size_out[1] * args.size_out[2];
-  const void *from = pixels == 0 ? args.from : there(args.from, args.wide, args.samples * args.channels * pixels);
+  const void *from = pixels == 0 ? args.from : elements(args.from, args.wide, args.samples * args.channels * pixels);
   const void *factors = args.factors == nullptr ? args.factors : there(args.factors, args.wide, args.samples);
-  void *to = there(args.to, args.wide, (args.samples - 1) * args.step + (rows - 1) * args.pitch + positions);
+  void *to = elements(args.to, args.wide, (args.samples - 1) * args.step + (rows - 1) * args.pitch + positions);
   for (int64_t n = dc_block(2); n < args.samples; n += dc_blocks(2)) {
     const double factor = factors == nullptr ? 1 : get(factors, args.wide, n);
     for (int64_t row = dc_block(1); row < rows; row += dc_blocks(1)) {
@@ -186,8 +192,13 @@ DC_KERNEL(dc__patches_kernel, dc__cuda_patches_args, DC__CUDA_SAMPLE_THREADS) {
           inside = inside && i >= 0 && i < args.size[d];
           at = at * args.size[d] + i;
         }
+        const int64_t place_to = n * args.step + row * args.pitch + p;
+        if (args.wide < 0) {
+          static_cast<uint16_t *>(to)[place_to] = inside ? static_cast<const uint16_t *>(from)[at] : 0;
+          continue;
+        }
         const double x = inside ? get(from, args.wide, at) : 0;
-        put(to, args.wide, n * args.step + row * args.pitch + p, args.scaled ? factor * x : x);
+        put(to, args.wide, place_to, args.scaled ? factor * x : x);
       }
     }
   }

@@ -80,7 +80,7 @@ typedef struct dc__cuda_patches_args {
   int64_t samples, channels, step, pitch;
   int64_t size[3], size_out[3], kernel[3], stride[3], padding[3], dilation[3];
   int32_t scaled; /* 1: times its factor */
-  int32_t wide;
+  int32_t wide;   /* -1: of 16 bits, which are moved as they are, without factors */
 } dc__cuda_patches_args;
 
 /* Places of indices, and rows of delta to be added up by them. */

@@ -53,6 +53,7 @@ class KFAC(Optimizer):
         return int(index[0])
 
     def accumulate(self, layer: int, x: Any, delta: Any, loss_scale: float) -> None:
-        """Adds a batch's inputs and output gradients to what the next step updates the layer's factors with."""
-        inputs, deltas = Array(x), Array(delta)
+        """Adds a batch's inputs and output gradients, arrays of the handle's device, to what the next step updates the
+        layer's factors with."""
+        inputs, deltas = Array(x, handle=self._linalg), Array(delta, handle=self._linalg)
         check(lib.dc_kfac_accumulate(self._handle, layer, inputs.c, deltas.c, loss_scale))

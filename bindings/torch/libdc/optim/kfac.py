@@ -11,7 +11,7 @@ import libdc
 import torch
 import torch.nn.functional as F
 from libdc import optimizers
-from libdc.linalg import Handle, SampleLayer
+from libdc.linalg import SampleLayer
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
@@ -34,7 +34,7 @@ def sampled_mse_loss(output: Tensor, generator: Optional[torch.Generator] = None
     """F.mse_loss of outputs [N, …] with targets drawn from the distribution that it is the likelihood of: normal around
     the output, with half the number of elements of a sample as variance."""
     deviation = math.sqrt(output[0].numel() / 2)
-    noise = torch.randn(output.shape, generator=generator, dtype=output.dtype)
+    noise = torch.randn(output.shape, generator=generator, dtype=output.dtype, device=output.device)
     return F.mse_loss(output, output.detach() + deviation * noise)
 
 
@@ -102,6 +102,7 @@ class KFAC(Native):
     The others are dc_kfac_options'; kl_clip None: none."""
 
     _kind = optimizers.KFAC
+    _devices = ("cpu", "cuda")
     _owned = re.compile(r"counts$|(factor|vectors|values)_[ag]$")
 
     def __init__(self, model: nn.Module, params: Any = None, lr: float = 1e-3, momentum: float = 0.9,
@@ -131,7 +132,7 @@ class KFAC(Native):
         return {name: group[name] for name in names}
 
     def _make(self, options: Dict[str, Any]) -> optimizers.Optimizer:
-        return optimizers.KFAC(handle=Handle(torch.get_num_threads()), comm=self._comm, **options)
+        return optimizers.KFAC(handle=self._handle(), comm=self._comm, **options)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         if "_native" not in self.__dict__:

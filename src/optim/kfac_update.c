@@ -1,0 +1,107 @@
+/* Where K-FAC's steps begin and end: gradients as float32, and SGD along the directions; in tiles here, or by the
+ * kernels of a device with memory of its own. */
+#include "optim/kfac_inside.h"
+
+/* ---- gradients ---- */
+
+/* A gradient alone: what stands for its weight is not looked at. */
+static void fill_there(const dc_optimizer *o, const dc__optim_param *p, float *part) {
+  const dc__optim_io *io = &o->io[p - o->params];
+  dc__update_batch batch = {.spans_used = 1, .grad_scale = (float)o->grad_scale};
+  batch.spans[0] = (dc__update_span){.weight = part,
+                                     .grad = io->grad,
+                                     .state = {part},
+                                     .count = p->count,
+                                     .dtype = DC_FLOAT32,
+                                     .grad_dtype = io->grad_dtype};
+  dc__update_there(o->linalg->device->here, DC__UPDATE_TAKE, &batch);
+}
+
+void dc__kfac_fill(void *user, int64_t flow, float *part) {
+  const dc__kfac *k = user;
+  const dc__optim_param *p = &k->head.params[k->flows[flow].id];
+  float tile[DC__OPTIM_TILE];
+  if (dc__optim_is_there(&k->head)) {
+    fill_there(&k->head, p, part);
+    return;
+  }
+  for (int64_t from = 0; from < p->count; from += DC__OPTIM_TILE) {
+    int64_t count = p->count - from < DC__OPTIM_TILE ? p->count - from : DC__OPTIM_TILE;
+    memcpy(part + from, dc__optim_grad(&k->head, p, from, count, tile), (size_t)count * sizeof *part);
+  }
+}
+
+/* ---- weights ---- */
+
+static dc__sgd_factors factors_of(const dc_kfac_options *options, double lr, bool first) {
+  dc__sgd_factors f = {.lr = (float)lr, .weight_decay = (float)options->weight_decay, .sign = 1, .add = 1};
+  f.keep = first ? 0 : (float)options->momentum;
+  f.look = options->nesterov == 1 ? (float)options->momentum : 0;
+  return f;
+}
+
+static void update(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
+  (void)arg;
+  const dc__kfac_param *p = &dc__kfac_of(o)->params[tile->param - o->params];
+  const float *direction = tile->grad;
+  float scaled[DC__OPTIM_TILE];
+  if (p->flow >= 0) {
+    direction = p->direction + tile->from;
+    if (p->nu < 1) {
+      dc__update_scale(scaled, direction, tile->count, p->nu);
+      direction = scaled;
+    }
+  }
+  dc__update_sgd(tile->weight, p->momentum == NULL ? NULL : p->momentum + tile->from, direction, tile->count,
+                 &p->factors);
+}
+
+static void launch(const dc__kfac *k, dc__update_batch *batch) {
+  if (batch->spans_used > 0) {
+    dc__update_there(k->head.linalg->device->here, DC__UPDATE_SGD, batch);
+    batch->spans_used = 0;
+  }
+}
+
+/* A few parameters to a launch, where what they go along has one scale. */
+static void move_there(const dc__kfac *k) {
+  dc__update_batch batch = {.spans_used = 0};
+  for (int64_t i = 0; i < k->head.count; i++) {
+    const dc__optim_param *p = &k->head.params[i];
+    const dc__optim_io *io = &k->head.io[i];
+    const dc__kfac_param *own = &k->params[i];
+    const bool layer = own->flow >= 0;
+    const float scale = layer ? own->nu : (float)k->head.grad_scale;
+    if (io->grad_dtype == DC_DTYPE_NONE || p->count == 0) {
+      continue;
+    }
+    if (batch.spans_used == DC__UPDATE_SPANS || batch.grad_scale != scale) {
+      launch(k, &batch);
+    }
+    batch.grad_scale = scale;
+    batch.spans[batch.spans_used++] = (dc__update_span){.weight = io->weight,
+                                                        .grad = layer ? own->direction : io->grad,
+                                                        .master = p->master,
+                                                        .state = {own->momentum},
+                                                        .count = p->count,
+                                                        .index = i,
+                                                        .dtype = p->dtype,
+                                                        .grad_dtype = layer ? DC_FLOAT32 : io->grad_dtype,
+                                                        .factors = {.sgd = own->factors}};
+  }
+  launch(k, &batch);
+}
+
+dc_status dc__kfac_move(dc__kfac *k) {
+  dc_optimizer *o = &k->head;
+  for (int64_t i = 0; i < o->count; i++) {
+    const dc__optim_param *p = &o->params[i];
+    k->params[i].factors = factors_of(dc__optim_options(o, p), o->groups[p->group].lr, *p->step == 0);
+  }
+  if (dc__optim_is_there(o)) {
+    move_there(k);
+  } else {
+    dc__optim_each_tile(o, update, NULL);
+  }
+  return dc__linalg_done(o->linalg);
+}
