@@ -64,7 +64,7 @@ static void place_at(place *p, char *stack, size_t bytes, void (*first)(void)) {
 /* ---- fibers ---- */
 
 enum { STACK = 256 << 10 };
-enum { READY, AT_WARP, AT_BLOCK, ENDED };
+enum { NEW, READY, AT_WARP, AT_BLOCK, ENDED };
 
 typedef struct fiber {
   cudasim_thread me;
@@ -73,10 +73,17 @@ typedef struct fiber {
   void *shadow; /* the address sanitizer's */
 } fiber;
 
+/* The fibers of a grid stay for the next one, since the address sanitizer gives each a stack more, which is dear. */
+typedef struct pool {
+  struct pool *next;
+  fiber fibers[CUDASIM_THREADS];
+  char *stacks;
+} pool;
+
 typedef struct scheduler {
   const grid *g;
-  fiber *fibers, *running;
-  char *stacks;
+  pool *pool;
+  fiber *running;
   place at;
   void *shadow;
   const void *stack; /* its own */
@@ -85,33 +92,76 @@ typedef struct scheduler {
 } scheduler;
 
 static _Thread_local scheduler *here;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pool *spare;
+
+/* A fiber may go on in another thread, so it asks again each time. */
+static __attribute__((noinline)) scheduler *my_scheduler(void) {
+  __asm__ volatile("" ::: "memory");
+  return here;
+}
+
+static pool *pool_take(void) {
+  pthread_mutex_lock(&mutex);
+  pool *p = spare;
+  spare = p == NULL ? NULL : p->next;
+  pthread_mutex_unlock(&mutex);
+  if (p == NULL) {
+    p = calloc(1, sizeof *p);
+    p->stacks = mmap(NULL, CUDASIM_THREADS * (size_t)STACK, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
+  return p;
+}
+
+/* Frames that were never left are of no use to another grid. */
+static void pool_give(pool *p, bool left) {
+  if (!left) {
+#ifdef WITH_ASAN
+    __asan_unpoison_memory_region(p->stacks, CUDASIM_THREADS * (size_t)STACK);
+#endif
+    (void)munmap(p->stacks, CUDASIM_THREADS * (size_t)STACK);
+    free(p);
+    return;
+  }
+  pthread_mutex_lock(&mutex);
+  p->next = spare;
+  spare = p;
+  pthread_mutex_unlock(&mutex);
+}
 
 static void to_scheduler(int state) {
-  fiber *self = here->running;
+  scheduler *s = my_scheduler();
+  fiber *self = s->running;
   self->state = state;
 #ifdef WITH_ASAN
-  __sanitizer_start_switch_fiber(state == ENDED ? NULL : &self->shadow, here->stack, here->stack_bytes);
+  __sanitizer_start_switch_fiber(&self->shadow, s->stack, s->stack_bytes);
 #endif
-  cudasim_switch(&self->at, &here->at);
+  cudasim_switch(&self->at, &s->at);
 #ifdef WITH_ASAN
-  __sanitizer_finish_switch_fiber(self->shadow, NULL, NULL);
+  s = my_scheduler();
+  __sanitizer_finish_switch_fiber(self->shadow, &s->stack, &s->stack_bytes);
 #endif
 }
 
+/* One block after the other. */
 static void begin(void) {
 #ifdef WITH_ASAN
   __sanitizer_finish_switch_fiber(NULL, &here->stack, &here->stack_bytes);
 #endif
-  here->g->kernel->run(here->g->args);
-  to_scheduler(ENDED);
+  for (;;) {
+    const grid *g = my_scheduler()->g;
+    g->kernel->run(g->args);
+    to_scheduler(ENDED);
+  }
 }
 
 static void run_fiber(scheduler *s, uint32_t number) {
-  fiber *f = &s->fibers[number];
+  fiber *f = &s->pool->fibers[number];
   s->running = f;
   current = &f->me;
 #ifdef WITH_ASAN
-  __sanitizer_start_switch_fiber(&s->shadow, s->stacks + (size_t)number * STACK, STACK);
+  __sanitizer_start_switch_fiber(&s->shadow, s->pool->stacks + (size_t)number * STACK, STACK);
 #endif
   cudasim_switch(&s->at, &f->at);
 #ifdef WITH_ASAN
@@ -137,12 +187,12 @@ void quiet(bool on) {
 /* Lets the threads from `first` on go on, if all of them are where they meet. */
 static bool release(scheduler *s, uint32_t first, uint32_t count, int state) {
   for (uint32_t i = first; i < first + count; i++) {
-    if (s->fibers[i].state != state) {
+    if (s->pool->fibers[i].state != state) {
       return false;
     }
   }
   for (uint32_t i = first; i < first + count; i++) {
-    s->fibers[i].state = READY;
+    s->pool->fibers[i].state = READY;
   }
   return true;
 }
@@ -157,18 +207,21 @@ static bool release_some(scheduler *s) {
 
 static void run_block(scheduler *s, uint32_t number) {
   const uint32_t threads = s->g->threads;
+  fiber *fibers = s->pool->fibers;
   uint32_t ended = 0;
   for (uint32_t i = 0; i < threads; i++) {
-    s->fibers[i].me = thread_of(s->g, number, i);
-    s->fibers[i].state = READY;
-    place_at(&s->fibers[i].at, s->stacks + (size_t)i * STACK, STACK, begin);
+    fibers[i].me = thread_of(s->g, number, i);
+    if (fibers[i].state == NEW) {
+      place_at(&fibers[i].at, s->pool->stacks + (size_t)i * STACK, STACK, begin);
+    }
+    fibers[i].state = READY;
   }
   while (ended < threads && !s->over) {
     for (uint32_t i = 0; i < threads && !s->over; i++) {
       const uint32_t next = number % 2 == 0 ? i : threads - 1 - i;
-      if (s->fibers[next].state == READY) {
+      if (fibers[next].state == READY) {
         run_fiber(s, next);
-        ended += s->fibers[next].state == ENDED;
+        ended += fibers[next].state == ENDED;
       }
     }
     if (ended < threads && !s->over && !release_some(s)) {
@@ -179,9 +232,7 @@ static void run_block(scheduler *s, uint32_t number) {
 }
 
 void run_meeting(const grid *g) {
-  const size_t bytes = (size_t)g->threads * STACK;
-  scheduler s = {.g = g, .fibers = calloc(g->threads, sizeof(fiber))};
-  s.stacks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  scheduler s = {.g = g, .pool = pool_take()};
   here = &s;
   meeting = g;
   block_memory = shared_create(g);
@@ -189,13 +240,7 @@ void run_meeting(const grid *g) {
     run_block(&s, i);
     shared_clear(block_memory);
   }
-#ifdef WITH_ASAN
-  if (s.over) { /* frames that were never left */
-    __asan_unpoison_memory_region(s.stacks, bytes);
-  }
-#endif
   shared_destroy(block_memory);
   meeting = NULL;
-  (void)munmap(s.stacks, bytes);
-  free(s.fibers);
+  pool_give(s.pool, !s.over);
 }

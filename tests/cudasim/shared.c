@@ -6,7 +6,11 @@
 
 #include "inside.h"
 
-enum { SITES = 32 };
+enum { SITES = 32, WARP_SLOTS = CUDASIM_WARP * CUDASIM_SLOT };
+
+/* What an exchange gave is read until the thread's next but one, and nobody can be two exchanges ahead of another
+ * thread of the warp. */
+enum { TURNS = 3 };
 
 struct shared {
   pthread_mutex_t mutex;
@@ -18,9 +22,7 @@ struct shared {
   void *launch;
   uint32_t launch_bytes;
   uint32_t exchanges[CUDASIM_THREADS];
-  /* Two, since nobody can be two exchanges ahead of another thread of the warp. */
-  unsigned char slots[CUDASIM_THREADS / CUDASIM_WARP][2][CUDASIM_WARP * CUDASIM_SLOT];
-  unsigned char found[CUDASIM_THREADS][CUDASIM_WARP * CUDASIM_SLOT];
+  unsigned char (*slots)[TURNS][WARP_SLOTS]; /* of each warp */
 };
 
 _Thread_local shared *block_memory;
@@ -29,6 +31,7 @@ shared *shared_create(const grid *g) {
   shared *b = calloc(1, sizeof *b);
   pthread_mutex_init(&b->mutex, NULL);
   b->launch_bytes = g->shared_bytes;
+  b->slots = malloc((g->threads + CUDASIM_WARP - 1) / CUDASIM_WARP * sizeof *b->slots);
   b->launch = g->shared_bytes > 0 ? malloc(g->shared_bytes) : NULL;
   shared_clear(b);
   return b;
@@ -54,6 +57,7 @@ void shared_destroy(shared *b) {
   shared_clear(b);
   pthread_mutex_destroy(&b->mutex);
   free(b->launch);
+  free(b->slots);
   free(b);
 }
 
@@ -107,16 +111,10 @@ void cudasim_sync(int warp) {
 const unsigned char *cudasim_exchange(const void *mine, size_t bytes) {
   must_meet("a warp's exchange in a kernel that is no DC_BLOCK_KERNEL");
   const uint32_t thread = current->thread;
-  unsigned char *found = block_memory->found[thread];
   quiet(true);
-  unsigned char *slots = block_memory->slots[thread / CUDASIM_WARP][block_memory->exchanges[thread]++ % 2];
+  unsigned char *slots = block_memory->slots[thread / CUDASIM_WARP][block_memory->exchanges[thread]++ % TURNS];
   memcpy(slots + (size_t)(thread % CUDASIM_WARP) * CUDASIM_SLOT, mine, bytes);
   quiet(false);
   meet(true, false);
-  quiet(true);
-  for (size_t lane = 0; lane < CUDASIM_WARP; lane++) {
-    memcpy(found + lane * CUDASIM_SLOT, slots + lane * CUDASIM_SLOT, bytes);
-  }
-  quiet(false);
-  return found;
+  return slots;
 }
