@@ -33,6 +33,7 @@ typedef struct place {
   uint32_t arrived;
   uint64_t round;
   char order[2];
+  pthread_cond_t moved; /* wakes those that wait here alone */
 } place;
 
 typedef struct team {
@@ -40,7 +41,6 @@ typedef struct team {
   shared *memory;
   pthread_barrier_t between; /* blocks */
   pthread_mutex_t mutex;     /* all below, quietly */
-  pthread_cond_t moved;
   place warps[CUDASIM_THREADS / CUDASIM_WARP], whole;
   uint32_t waiting, ended; /* threads */
   bool over;
@@ -66,12 +66,20 @@ static void unlock(team *t) {
   quiet(false);
 }
 
+/* Whoever waits need not any more. */
+static void end_all(team *t) {
+  t->over = true;
+  pthread_cond_broadcast(&t->whole.moved);
+  for (int i = 0; i < CUDASIM_THREADS / CUDASIM_WARP; i++) {
+    pthread_cond_broadcast(&t->warps[i].moved);
+  }
+}
+
 /* Nobody is left that could come to where the others wait. */
 static void look_for_stuck(team *t) {
   if (!t->over && t->waiting > 0 && t->waiting + t->ended == t->g->threads) {
     report_stuck();
-    t->over = true;
-    pthread_cond_broadcast(&t->moved);
+    end_all(t);
   }
 }
 
@@ -82,13 +90,13 @@ static void wait_at(team *t, place *p, uint32_t expected) {
     t->waiting -= expected - 1;
     p->arrived = 0;
     p->round++;
-    pthread_cond_broadcast(&t->moved);
+    pthread_cond_broadcast(&p->moved);
   } else {
     t->waiting++;
     look_for_stuck(t);
   }
   while (p->round == round && !t->over) {
-    pthread_cond_wait(&t->moved, &t->mutex);
+    pthread_cond_wait(&p->moved, &t->mutex);
   }
 }
 
@@ -113,8 +121,7 @@ void meet(bool warp, bool orders) {
 
 _Noreturn void leave_meeting(void) {
   lock(here);
-  here->over = true;
-  pthread_cond_broadcast(&here->moved);
+  end_all(here);
   unlock(here);
   longjmp(leave, 1);
 }
@@ -128,8 +135,10 @@ static void run_thread(const grid *g) {
 /* Shared memory and the places are the next block's. */
 static void begin_block(team *t) {
   shared_clear(t->memory);
-  memset(t->warps, 0, sizeof t->warps);
-  memset(&t->whole, 0, sizeof t->whole);
+  for (int i = 0; i < CUDASIM_THREADS / CUDASIM_WARP; i++) {
+    t->warps[i] = (place){.moved = PTHREAD_COND_INITIALIZER};
+  }
+  t->whole = (place){.moved = PTHREAD_COND_INITIALIZER};
   t->waiting = t->ended = 0;
 }
 
@@ -166,7 +175,6 @@ void run_meeting(const grid *g) {
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, 256 << 10);
   pthread_mutex_init(&t->mutex, NULL);
-  pthread_cond_init(&t->moved, NULL);
   pthread_barrier_init(&t->between, NULL, g->threads);
   t->g = g;
   t->memory = shared_create(g);
@@ -181,7 +189,6 @@ void run_meeting(const grid *g) {
   }
   shared_destroy(t->memory);
   pthread_barrier_destroy(&t->between);
-  pthread_cond_destroy(&t->moved);
   pthread_mutex_destroy(&t->mutex);
   pthread_attr_destroy(&attributes);
   free(members);
