@@ -221,6 +221,11 @@ static void test_refusals(void **state) {
   assert_int_equal(device->ops->product_ready(device), DC_E_UNSUPPORTED);
   assert_non_null(strstr(dc_last_error(), "matrix products need cuBLASLt, and it was not found (/nowhere/"));
   assert_non_null(strstr(dc_last_error(), "install the package nvidia-cublas, or name its folder in DC_CUDA_LIB_DIR"));
+  cudasim_set_version(12040);
+  assert_int_equal(device->ops->product_ready(device), DC_E_UNSUPPORTED);
+  assert_non_null(strstr(dc_last_error(), "libcublasLt.so.12: "));
+  assert_non_null(strstr(dc_last_error(), "install the package nvidia-cublas-cu12, or"));
+  cudasim_set_version(13000);
   unsetenv("DC_CUDA_LIB_DIR");
   cudasim_fail("cublasLtGetProperty", 0, 1);
   assert_int_equal(device->ops->product_ready(device), DC_E_UNSUPPORTED);

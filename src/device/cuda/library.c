@@ -1,5 +1,5 @@
 /* Finds NVIDIA's libraries. */
-#define _GNU_SOURCE /* dladdr */
+#define _GNU_SOURCE /* dladdr, secure_getenv */
 #include "device/cuda/library.h"
 
 #include <dlfcn.h>
@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "base/base.h"
 
 enum { FLAGS = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE };
 
@@ -32,7 +30,7 @@ static void *open_wheel(const dc__library *library) {
 }
 
 void *dc__library_open(const dc__library *libraries, size_t count, int driver) {
-  const char *chosen = getenv("DC_CUDA_LIB_DIR");
+  const char *chosen = secure_getenv("DC_CUDA_LIB_DIR");
   char reason[256] = "the driver is older than all of them";
   for (size_t i = 0; i < count; i++) {
     const dc__library *library = &libraries[i];
@@ -54,4 +52,20 @@ void *dc__library_open(const dc__library *libraries, size_t count, int driver) {
   }
   (void)dc__fail(DC_E_UNSUPPORTED, "%s", reason);
   return NULL;
+}
+
+dc_status dc__cuda_library(dc__cuda_device *device, const dc__library *libraries, size_t count, const char *need,
+                           const char *package, void **library) {
+  int version = 0;
+  dc__cu_result error = device->driver.cuDriverGetVersion(&version);
+  if (error != 0) {
+    return dc__cuda_refused(device, "cuDriverGetVersion", error);
+  }
+  *library = dc__library_open(libraries, count, version);
+  return *library != NULL
+             ? DC_OK
+             : dc__fail(DC_E_UNSUPPORTED,
+                        "CUDA: %s, and it was not found (%s); install the package %s%s, or name its folder in "
+                        "DC_CUDA_LIB_DIR",
+                        need, dc_last_error(), package, version < 13000 ? "-cu12" : "");
 }

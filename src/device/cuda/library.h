@@ -2,7 +2,7 @@
 #ifndef DC_CUDA_LIBRARY_H
 #define DC_CUDA_LIBRARY_H
 
-#include <stddef.h>
+#include "device/cuda/cuda.h"
 
 typedef struct dc__library {
   const char *name;   /* libfoo.so.13 */
@@ -14,5 +14,10 @@ typedef struct dc__library {
  * set; else the one that the process has already, the system's, or the wheel's beside the package libdc. It stays
  * open whatever dlclose says. NULL: last error says why. */
 void *dc__library_open(const dc__library *libraries, size_t count, int driver);
+
+/* The same for the device's driver; `need` is who needs what, `package` what to install (for CUDA 12 with -cu12). To be
+ * closed when its functions are looked up. */
+dc_status dc__cuda_library(dc__cuda_device *device, const dc__library *libraries, size_t count, const char *need,
+                           const char *package, void **library);
 
 #endif

@@ -41,17 +41,11 @@ static dc_status refuse(const char *name, const char *call, int error) {
                   "device \"%s\": %s: cuBLASLt's status %d", name, call, error);
 }
 
-static dc_status look_up(dc__lt *lt, int driver_version) {
+static dc_status look_up(dc__cuda_device *device, dc__lt *lt) {
   static const dc__library of[] = {{"libcublasLt.so.13", "nvidia/cu13/lib", 13000},
                                    {"libcublasLt.so.12", "nvidia/cublas/lib", DC__CU_OLDEST_DRIVER}};
-  void *library = dc__library_open(of, DC__COUNT(of), driver_version);
-  if (library == NULL) {
-    return dc__fail(
-        DC_E_UNSUPPORTED,
-        "CUDA: matrix products need cuBLASLt, and it was not found (%s); install the package nvidia-cublas, "
-        "or name its folder in DC_CUDA_LIB_DIR",
-        dc_last_error());
-  }
+  void *library;
+  DC__TRY(dc__cuda_library(device, of, DC__COUNT(of), "matrix products need cuBLASLt", "nvidia-cublas", &library));
   const char *missing = NULL;
 #define X(name, arguments) DC__LOOK_UP(library, lt, name, missing)
   DC__LT_FUNCTIONS(X)
@@ -104,9 +98,7 @@ dc_status dc__cuda_product_ready(dc_device *device) {
     return DC_E_NO_MEMORY;
   }
   pthread_mutex_init(&fresh->mutex, NULL);
-  int version = 0;
-  dc__cu_result error = self->driver.cuDriverGetVersion(&version);
-  dc_status status = error != 0 ? dc__cuda_refused(self, "cuDriverGetVersion", error) : look_up(&fresh->lt, version);
+  dc_status status = look_up(self, &fresh->lt);
   if (status == DC_OK) {
     int mode = dc__cuda_enter(self);
     int refused = fresh->lt.cublasLtCreate(&fresh->handle);

@@ -26,18 +26,13 @@ static dc_status refuse(const char *name, const char *call, int error) {
                   "device \"%s\": %s: cuSOLVER's status %d", name, call, error);
 }
 
-static dc_status look_up(struct dc__cuda_solver *solver, int driver_version) {
+static dc_status look_up(dc__cuda_device *device, struct dc__cuda_solver *solver) {
   static const dc__library of[] = {{"libcusolver.so.12", "nvidia/cu13/lib", 13000},
                                    {"libcusolver.so.11", "nvidia/cusolver/lib", DC__CU_OLDEST_DRIVER}};
   dc__solver *api = &solver->api;
-  void *library = dc__library_open(of, DC__COUNT(of), driver_version);
-  if (library == NULL) {
-    return dc__fail(
-        DC_E_UNSUPPORTED,
-        "CUDA: eigendecompositions need cuSOLVER, and it was not found (%s); install the package nvidia-cusolver, "
-        "or name its folder in DC_CUDA_LIB_DIR",
-        dc_last_error());
-  }
+  void *library;
+  DC__TRY(
+      dc__cuda_library(device, of, DC__COUNT(of), "eigendecompositions need cuSOLVER", "nvidia-cusolver", &library));
   const char *missing = NULL;
   const char *no_batches = NULL;
   int version = 0;
@@ -90,9 +85,7 @@ static dc_status ready(dc__cuda_device *device) {
     return DC_E_NO_MEMORY;
   }
   pthread_mutex_init(&fresh->mutex, NULL);
-  int version = 0;
-  dc__cu_result error = device->driver.cuDriverGetVersion(&version);
-  dc_status status = error != 0 ? dc__cuda_refused(device, "cuDriverGetVersion", error) : look_up(fresh, version);
+  dc_status status = look_up(device, fresh);
   status = status != DC_OK ? status : open_handle(device, fresh);
   struct dc__cuda_solver *none = NULL;
   if (status != DC_OK || !atomic_compare_exchange_strong(&device->solver, &none, fresh)) {
