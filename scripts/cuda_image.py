@@ -5,9 +5,9 @@
 
 nvcc makes PTX for compute capability 8.0, and ptxas machine code for 8 and for 9 out of it: no kernel asks for the
 capability, so one PTX serves all. PTX is a language of which each version adds to the one before. The PTX is declared
-to be CUDA 12.0's version, so ptxas refuses what came later, and a driver of any CUDA 12 or 13 can compile it. Machine code
-is taken by drivers of the same major version of CUDA as ptxas, and by later ones. PTXAS may be `-`, nvcc's own. No warning
-passes, nor a kernel that keeps a register in memory."""
+to be CUDA 12.0's version, so ptxas refuses what came later, and a driver of any CUDA 12 or 13 can compile it. Machine
+code is taken by drivers of the same major version of CUDA as ptxas, and by later ones. PTXAS may be `-`, nvcc's own.
+No warning passes, nor a kernel that keeps a register in memory."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def run(command: List[str]) -> None:
 
 def main() -> None:
     name, source, ptx, cubin_80, cubin_90, target, depfile, nvcc, ptxas, *flags = sys.argv[1:]
-    run([nvcc, "-std=c++17", "-O3", "-Werror", "all-warnings", "-arch=compute_80", *flags, "-MD", "-MF", depfile, "-ptx",
-         source, "-o", ptx])
+    run([nvcc, "-std=c++17", "-O3", "-Werror", "all-warnings", "-arch=compute_80", *flags, "-MD", "-MF", depfile,
+         "-ptx", source, "-o", ptx])
     Path(ptx).write_text(lowered(Path(ptx).read_text(encoding="ascii")), encoding="ascii")
     own = [nvcc, "-cubin", f"-Xptxas={','.join(WARNINGS)}"]
     for cubin, capability in ((cubin_80, "sm_80"), (cubin_90, "sm_90")):

@@ -171,6 +171,15 @@ static void other_types(rank *r) {
   CHECK(r, stats_of(r).gathers == 2);
   OK(r, dc_release_param(r->ctx, &b, GRAPH, id, 1));
   CHECK(r, stats_of(r).gathered_bytes == 0); /* every copy went */
+  const int32_t types[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16};
+  for (int i = 0; i < 4; i++) {
+    OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, types[i], &a));
+  }
+  CHECK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_INT32, &b) == DC_E_STATE);
+  CHECK(r, strstr(dc_last_error(), "parameter 4 is gathered in 4 types already; release one") != NULL);
+  OK(r, dc_wait_allgather(r->ctx, &a, GRAPH, id));
+  CHECK(r, is_bf16_of_weights(&a, &p));
+  OK(r, dc_release_param(r->ctx, &a, GRAPH, id, 1));
   /* Persistent in float32, then asked for in bfloat16 after an update: the type that was asked for. */
   OK(r, dc_set_persistent(r->ctx, id));
   OK(r, dc_params_updated(r->ctx, &id, 1));

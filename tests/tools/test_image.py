@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PTX = "//\n.version 9.0\n.target sm_80\n\t.pragma \"used_bytes_mask 0xff\";\n\t.pragma \"nounroll\";\n\tld.u32 \t%r1, [%rd1];\n"
+PTX = ("//\n.version 9.0\n.target sm_80\n\t.pragma \"used_bytes_mask 0xff\";\n\t.pragma \"nounroll\";\n"
+       "\tld.u32 \t%r1, [%rd1];\n")
 
 
 @pytest.fixture
@@ -21,7 +22,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def code(capability: int, abi: bytes = b"\x33\x07") -> bytes:
-    return b"\x7fELF\x02\x01\x01" + abi + bytes(7) + struct.pack("<HHI", 2, 190, 129) + bytes(24) + bytes((capability, 5, 80, 0))
+    head = b"\x7fELF\x02\x01\x01" + abi + bytes(7) + struct.pack("<HHI", 2, 190, 129)
+    return head + bytes(24) + bytes((capability, 5, 80, 0))
 
 
 def test_ptx_is_of_the_first_cuda_12(script: Any) -> None:
