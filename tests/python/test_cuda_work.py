@@ -219,7 +219,8 @@ with tempfile.NamedTemporaryFile() as file, tempfile.NamedTemporaryFile() as res
     assert linalg.matmul_bounded(given, there(tall, device), 180000, out=out, handle=away) is out
     assert np.abs(np.fromfile(result.name).reshape(70, 90) - wide @ tall).max() <= 1e-11
     mapped = np.memmap(file.name, np.float64, "r", shape=(150, 70))
-    square = memory(linalg.matmul_bounded(given, mapped, 180000, handle=away)).view("float64").reshape(70, 70)
+    product = linalg.matmul_bounded(given, mapped, 180000, handle=away)
+    square = memory(product).view("float64").reshape(70, 70)
     assert np.abs(square - wide @ mapped).max() <= 1e-11
     try:
         linalg.matmul_bounded(given, there(tall, device), 1, handle=away)
