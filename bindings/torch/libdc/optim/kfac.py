@@ -216,6 +216,7 @@ class KFAC(Native):
         scale = self.loss_scale * (1.0 if self._scaler is None else float(self._scaler.get_scale()))
         terms = x.shape[0] if self._choices.reduction == "mean" else 1
         assert isinstance(self._native, optimizers.KFAC)
+        self._follow()  # the first batch comes before the first step
         try:
             self._native.accumulate(use.layer.index, x, delta, math.sqrt(uses) * terms / scale if terms else 1.0)
         except libdc.Error as error:
