@@ -101,6 +101,7 @@ static dc_status make_factors(const dc__kfac *k, const char *fn, dc__kfac_layer 
     return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold the layer's factors", fn);
   }
   DC__TRY(dc__kfac_alloc(k->head.linalg, layer->bytes, &layer->memory));
+  dc__stream_zero(k->head.linalg->device->here, layer->memory, layer->bytes);
   (void)place_sums(layer);
   return DC_OK;
 }

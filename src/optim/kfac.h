@@ -106,7 +106,7 @@ dc_status dc__kfac_gather(dc_linalg *l, dc__kfac_layer *layer, const dc__sample 
 dc_status dc__kfac_scan_there(dc_linalg *l, const dc__sample *s, double most[DC__FACTORS]);
 dc_status dc__kfac_gather_there(dc_linalg *l, dc__kfac_layer *layer, const dc__sample *s, double scale);
 
-/* Zeroed memory of whoever computes. (kfac_curvature.c) */
+/* Memory of whoever computes, not zeroed. (kfac_curvature.c) */
 dc_status dc__kfac_alloc(dc_linalg *l, size_t bytes, void **memory);
 void dc__kfac_free(dc_linalg *l, void *memory, size_t bytes);
 

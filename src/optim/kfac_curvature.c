@@ -15,9 +15,7 @@ static int32_t kind_of(const dc_linalg *l) {
 }
 
 dc_status dc__kfac_alloc(dc_linalg *l, size_t bytes, void **memory) {
-  DC__TRY(l->device->ops->alloc(l->device, bytes, kind_of(l), memory));
-  dc__stream_zero(l->device->here, *memory, bytes);
-  return DC_OK;
+  return l->device->ops->alloc(l->device, bytes, kind_of(l), memory);
 }
 
 void dc__kfac_free(dc_linalg *l, void *memory, size_t bytes) {
