@@ -5,6 +5,7 @@
 typedef struct all_reduce {
   dc_comm *comm;
   dc_device *device; /* whose memory the data is; NULL: the host's */
+  dc_stream *stream; /* to which the collectives are issued; NULL: they are done here (host.h) */
   void *data;
   int64_t count;
   int32_t dtype;
@@ -62,12 +63,18 @@ void dc__comm_drop_scratch(dc_comm *comm) {
 
 /* ---- the two collectives ---- */
 
-/* This is a host thread in a stream's turn: a card's data is ready, and moved before it goes on. */
+/* This is a host thread in a stream's turn: a card's data is ready, and moved before it goes on, or it is moved in the
+ * stream's order. */
 static void run_half(const all_reduce *a, int32_t kind, const dc__coll_item *item) {
   const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_REDUCE, NULL};
   if (a->device != NULL && item->total > 0 && dc__comm_check(a->comm) == DC_OK) {
-    const dc__coll coll = {
-        .comm = a->comm, .device = a->device, .tag = tag, .kind = kind, .count = 1, .items = {*item}};
+    const dc__coll coll = {.comm = a->comm,
+                           .device = a->device,
+                           .stream = a->stream,
+                           .tag = tag,
+                           .kind = kind,
+                           .count = 1,
+                           .items = {*item}};
     a->comm->ops->run(a->comm, &coll);
   } else if (kind == DC__COLL_REDUCE) {
     dc__comm_reduce_scatter(a->comm, NULL, &tag, item, 1);
@@ -76,34 +83,43 @@ static void run_half(const all_reduce *a, int32_t kind, const dc__coll_item *ite
   }
 }
 
-/* A rank's chunk goes to memory of its own, because the others may still read the data. */
+/* The reduced chunk is at `chunk`, which may be its place in the data. */
+static void run_halves(const all_reduce *a, const dc__range *ranges, void *chunk) {
+  dc__coll_item item = {.send = a->data,
+                        .recv = chunk,
+                        .ranges = ranges,
+                        .total = a->count,
+                        .id = -1,
+                        .dtype = a->dtype,
+                        .recv_dtype = a->dtype,
+                        .reduce_op = a->op};
+  run_half(a, DC__COLL_REDUCE, &item);
+  item.send = chunk;
+  item.recv = a->data;
+  item.reduce_op = 0;
+  if (dc__comm_check(a->comm) == DC_OK) {
+    run_half(a, DC__COLL_GATHER, &item);
+  }
+}
+
+/* A rank's chunk goes to memory of its own, because the others may still read the data. Issued work sends the others
+ * what is theirs and never reads it again, so there it is reduced in its place. */
 static void run_all_reduce(void *args) {
   const all_reduce *a = args;
   dc_comm *comm = a->comm;
   int64_t chunk = (a->count + comm->world - 1) / comm->world;
+  size_t size = dc_dtype_size(a->dtype);
   dc__range ranges[DC__COMM_MAX_WORLD];
   for (int32_t r = 0; r < comm->world; r++) {
     int64_t begin = r * chunk < a->count ? r * chunk : a->count;
     ranges[r] = (dc__range){begin, a->count - begin < chunk ? a->count - begin : chunk};
   }
   dc__comm_scratch scratch;
-  dc_status status = take_scratch(a, (size_t)chunk * dc_dtype_size(a->dtype), &scratch);
-  if (status == DC_OK) {
-    dc__coll_item item = {.send = a->data,
-                          .recv = scratch.ptr,
-                          .ranges = ranges,
-                          .total = a->count,
-                          .id = -1,
-                          .dtype = a->dtype,
-                          .recv_dtype = a->dtype,
-                          .reduce_op = a->op};
-    run_half(a, DC__COLL_REDUCE, &item);
-    item.send = scratch.ptr;
-    item.recv = a->data;
-    item.reduce_op = 0;
-    if (dc__comm_check(comm) == DC_OK) {
-      run_half(a, DC__COLL_GATHER, &item);
-    }
+  dc_status status = DC_OK;
+  if (a->stream != NULL) {
+    run_halves(a, ranges, (char *)a->data + (size_t)ranges[comm->rank].begin * size);
+  } else if ((status = take_scratch(a, (size_t)chunk * size, &scratch)) == DC_OK) {
+    run_halves(a, ranges, scratch.ptr);
     put_scratch(comm, scratch);
   } else {
     comm->ops->abort(comm, dc_last_error()); /* first: the group's failure is that of all its communicators */
@@ -114,6 +130,7 @@ static void run_all_reduce(void *args) {
 
 void dc__comm_all_reduce(dc_comm *comm, dc_stream *stream, void *data, int64_t count, int32_t dtype, int32_t op) {
   dc_device *device = stream == NULL || stream->device->place == 0 ? NULL : stream->device;
-  const all_reduce a = {dc__comm_retain(comm), device, data, count, dtype, op};
-  dc__stream_call(stream, run_all_reduce, &a, sizeof a);
+  const all_reduce a = {
+      dc__comm_retain(comm), device, dc__host_issues(comm, stream) ? stream : NULL, data, count, dtype, op};
+  dc__host_call(comm, stream, run_all_reduce, &a, sizeof a);
 }

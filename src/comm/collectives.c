@@ -43,9 +43,11 @@ static dc_status check_comm(const char *fn, dc_comm *comm, dc_stream *stream) {
     DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
     DC__TRY(dc__comm_check_device(fn, comm, stream->device));
   }
-  if (dc__stream_captures(stream)) {
-    return dc__fail(DC_E_UNSUPPORTED, "%s: the stream is captured into a CUDA graph, which cannot hold a collective",
-                    fn);
+  if (!comm->issues && dc__stream_captures(stream)) {
+    return dc__fail(DC_E_UNSUPPORTED,
+                    "%s: the stream is captured into a CUDA graph, which cannot hold a collective of this communicator "
+                    "(%s)",
+                    fn, comm->ops->name);
   }
   return dc__comm_check(comm);
 }
@@ -83,7 +85,7 @@ static dc_status start_members(dc_comm *comm, dc_stream *stream, const member *m
     items[i].ranges = &ranges[(size_t)i * world];
   }
   start(comm, stream, members[0].kind, items, count);
-  dc__stream_call(stream, free_task, &block, sizeof block);
+  dc__host_call(comm, stream, free_task, &block, sizeof block);
   return stream == NULL ? dc__comm_check(comm) : DC_OK;
 }
 

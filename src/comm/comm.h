@@ -89,7 +89,8 @@ typedef struct dc__comm_ops {
   void (*barrier)(dc_comm *comm, const dc__tag *tag);
   dc_status (*dup)(dc_comm *comm, dc_comm **copy);
   void (*abort)(dc_comm *comm, const char *reason);
-  /* Transports whose work is done by a host thread: all of a collective, blocking (host.h has the four above). */
+  /* Transports whose work is done or issued by a host thread: all of a collective, blocking (host.h has the four
+   * above). */
   void (*run)(dc_comm *comm, const dc__coll *coll);
   /* For transports on top of this one: the ranks meet and compare what they are about to do, as before a collective of
    * this one, and nothing is moved. */
@@ -119,6 +120,7 @@ struct dc_comm {
   int32_t rank;
   int32_t world;
   bool alone;         /* one rank, whose collectives on a device's stream are work of that stream and nothing else */
+  bool issues;        /* collectives on a device's stream are issued to its driver, and may be captured into a graph */
   bool takes_devices; /* tensors may lie in memory that the host cannot touch */
   int32_t place;      /* of the device whose memory its own heap is, and takes_devices means; 0: the host's and any */
   int64_t timeout_ns;

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-_Static_assert(sizeof(dc__coll) <= DC__TASK_BYTES, "a group of collectives must fit into a stream's task");
+_Static_assert(sizeof(dc__coll) <= DC__LAUNCH_BYTES, "a group of collectives must fit into what a stream issues");
 
 static void begin_task(void *arg) {
   dc__span *span;
@@ -57,6 +57,29 @@ void dc__span_end_on(dc__span *span, dc_stream *stream) {
   dc__span_end(span, false); /* of the host's part, which is what the call says where there is no stamp */
 }
 
+typedef struct ending {
+  dc__span *span;
+  dc_comm *comm;
+} ending;
+
+static void end_coll(void *arg) {
+  const ending *e = arg;
+  dc__span_end(e->span, atomic_load_explicit(&e->comm->failed, memory_order_acquire) != 0);
+}
+
+void dc__host_note_begin(const dc__coll *coll) {
+  if (coll->tag.span != NULL) {
+    dc__stream_note(coll->stream, begin_task, &coll->tag.span, sizeof coll->tag.span);
+  }
+}
+
+void dc__host_note_end(const dc__coll *coll) {
+  if (coll->tag.span != NULL) {
+    const ending e = {coll->tag.span, coll->comm};
+    dc__stream_note(coll->stream, end_coll, &e, sizeof e);
+  }
+}
+
 /* A rank whose device failed offers nothing, since nobody could tell whether it was computed: it ends the group. */
 static bool may_run(dc_comm *comm, const dc__coll *coll) {
   if (dc__comm_check(comm) != DC_OK) {
@@ -69,25 +92,76 @@ static bool may_run(dc_comm *comm, const dc__coll *coll) {
   return false;
 }
 
-/* Ends the reference that submit() took: a queued collective keeps its communicator alive. */
+bool dc__host_issues(const dc_comm *comm, const dc_stream *stream) {
+  return comm->issues && stream != NULL && stream->device->place != 0;
+}
+
+/* Ends the reference that submit() took: a queued collective keeps its communicator alive. What is issued has the
+ * stream's own times, which run() notes. */
 static void run_task(void *args) {
   const dc__coll *coll = args;
   dc_comm *comm = coll->comm;
-  dc__span_begin(coll->tag.span);
-  if (may_run(comm, coll)) {
+  bool runs = may_run(comm, coll);
+  if (coll->stream == NULL || !runs) {
+    dc__span_begin(coll->tag.span);
+  }
+  if (runs) {
     comm->ops->run(comm, coll);
   }
-  dc__span_end(coll->tag.span, atomic_load_explicit(&comm->failed, memory_order_acquire) != 0);
+  if (coll->stream == NULL || !runs) {
+    dc__span_end(coll->tag.span, atomic_load_explicit(&comm->failed, memory_order_acquire) != 0);
+  }
   dc__comm_release(comm);
+}
+
+static void issue_task(void *native, void *args) {
+  (void)native;
+  run_task(args);
+}
+
+/* Where the stream takes nothing, for want of memory, the others must not wait for this rank. */
+static void issue(dc_comm *comm, dc_stream *stream, const dc__coll *coll, size_t bytes) {
+  dc_status status = stream->device->ops->stream_issue(stream, issue_task, coll, bytes, true);
+  if (status != DC_OK) {
+    comm->ops->abort(comm, dc_last_error());
+    dc__span_end(coll->tag.span, true);
+    dc__comm_release(comm);
+  }
 }
 
 static void submit(dc_comm *comm, dc_stream *stream, dc__coll *coll, const dc__coll_item *items) {
   coll->comm = dc__comm_retain(comm);
   coll->device = stream == NULL ? NULL : stream->device;
+  coll->stream = dc__host_issues(comm, stream) ? stream : NULL;
   dc__span_expect(coll->tag.span);
   size_t bytes = (size_t)coll->count * sizeof *items;
   memmove(coll->items, items, bytes);
-  dc__stream_call(stream, run_task, coll, offsetof(dc__coll, items) + bytes);
+  if (coll->stream != NULL) {
+    issue(comm, stream, coll, offsetof(dc__coll, items) + bytes);
+  } else {
+    dc__stream_call(stream, run_task, coll, offsetof(dc__coll, items) + bytes);
+  }
+}
+
+typedef struct behind {
+  dc__task_fn fn;
+  _Alignas(max_align_t) unsigned char args[DC__NOTE_BYTES];
+} behind;
+
+static void issue_behind(void *native, void *args) {
+  behind *b = args;
+  (void)native;
+  b->fn(b->args);
+}
+
+void dc__host_call(dc_comm *comm, dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
+  behind b = {.fn = fn};
+  memcpy(b.args, args, bytes);
+  if (dc__host_issues(comm, stream)) {
+    (void)stream->device->ops->stream_issue(stream, issue_behind, &b, sizeof b, true);
+  } else {
+    dc__stream_call(stream, fn, args, bytes);
+  }
 }
 
 void dc__host_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,

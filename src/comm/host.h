@@ -1,4 +1,6 @@
-/* For transports whose collectives are done by a host thread: one blocking run(), queued as a stream's task. */
+/* For transports whose collectives are done by a host thread: one blocking run(), queued as a stream's task. Of those
+ * that issue (comm.h) it lets the ranks meet and queues the rest on the stream, in its place there, and does not wait
+ * for the device. */
 #ifndef DC_COMM_HOST_H
 #define DC_COMM_HOST_H
 
@@ -10,6 +12,7 @@ enum dc__coll_kind { DC__COLL_GATHER = 1, DC__COLL_REDUCE = 2, DC__COLL_BROADCAS
 struct dc__coll {
   dc_comm *comm;
   dc_device *device; /* of the stream it was queued on; NULL: the data is the host's */
+  dc_stream *stream; /* on which run() is to issue it; NULL: run() does it */
   dc__tag tag;
   int32_t kind;
   int32_t count;
@@ -24,6 +27,15 @@ void dc__host_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *ta
                              int32_t count);
 void dc__host_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root);
 void dc__host_barrier(dc_comm *comm, const dc__tag *tag);
+
+/* For run() that issues: notes on the stream when the collective's work begins and ends there. The communicator must
+ * live until then. */
+void dc__host_note_begin(const dc__coll *coll);
+void dc__host_note_end(const dc__coll *coll);
+/* Whether run() issues collectives to the stream. */
+bool dc__host_issues(const dc_comm *comm, const dc_stream *stream);
+/* fn(args), which touches no device, behind the collectives that were queued on the stream: they have run(). */
+void dc__host_call(dc_comm *comm, dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 
 /* What the ranks compare. */
 uint64_t dc__coll_ranges_hash(const dc__coll_item *item, int32_t world);

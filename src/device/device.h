@@ -111,9 +111,11 @@ typedef struct dc__device_ops {
   void (*stamp_drop)(dc__stamp *stamp);  /* also before that */
   /* NULL: the host computes on the device's memory, in tasks. */
   void (*stream_launch)(dc_stream *stream, const dc__launch *launch);
-  /* fn(native stream, args) when it is the stream's turn to be issued work, with the device current; it may queue work
-   * there and must wait for none. Fails as stream_call does. NULL: streams of this device are nobody else's. */
-  dc_status (*stream_issue)(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes);
+  /* fn(native stream, args) when it is the stream's turn to be issued work, with the device current. What fn asks of
+   * the stream, natively or through this table, is in its place; it waits for no work of the device's. `blocks`: it may
+   * wait for other hosts, so the calling thread does not run it, unless the stream is somebody else's. Fails as
+   * stream_call does. NULL: streams of this device are nobody else's. */
+  dc_status (*stream_issue)(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes, bool blocks);
   /* Finds what computes products, which may be missing: DC_E_UNSUPPORTED. To be called before the first one. */
   dc_status (*product_ready)(dc_device *device);
   /* False: there is no such product with this epilogue, and nothing was done. */

@@ -8,7 +8,8 @@
  *   state   nothing comes in from before the capture and nothing goes out of it: it begins and ends between steps, and
  *           in it a parameter is gathered again after its last release, also if it is persistent
  *
- * Only a context of one rank can be captured, since what ranks do with each other is done by their hosts each time. */
+ * Ranks on NCCL meet when they capture, and their graphs must be launched alike. What ranks that read each other's
+ * memory in place do with each other is done by their hosts each time, so that cannot be captured. */
 #include "runtime/runtime.h"
 
 /* What is under way, as DC_E_STATE; `what` the caller does. */
@@ -48,10 +49,10 @@ static void swap_arenas(dc_context *ctx) {
 }
 
 static dc_status begin(dc_context *ctx, const char *fn) {
-  if (!ctx->gather_comm->alone) {
+  if (!ctx->gather_comm->alone && !ctx->gather_comm->issues) {
     return dc__fail(DC_E_UNSUPPORTED,
                     "%s: the stream is captured into a CUDA graph, but the context has ranks that meet (%s, %" PRId32
-                    " of them): only a context of one rank, without NCCL, can be captured",
+                    " of them): only a context of one rank, or of ranks on NCCL, can be captured",
                     fn, ctx->gather_comm->ops->name, ctx->world);
   }
   DC__TRY(between_steps(ctx, fn, "begins"));

@@ -1,4 +1,4 @@
-/* One collective: meet at the base, let NCCL queue its work, wait for it. */
+/* One collective: meet at the base, let NCCL queue its work on the stream. */
 #include <inttypes.h>
 
 #include "comm/nccl/nccl.h"
@@ -80,10 +80,10 @@ static dc_status swap(dc__nccl *self, void *native, const round *r, int32_t peer
           self->library.ncclSend(data, bytes_of(out.count, item->dtype), DC__NCCL_INT8, peer, self->handle, native)));
     }
     if (in.count > 0) {
-      DC__TRY(
-          dc__nccl_error(self, "ncclRecv",
-                         self->library.ncclRecv(self->staging + peer * r->size + in.at, bytes_of(in.count, item->dtype),
-                                                DC__NCCL_INT8, peer, self->handle, native)));
+      DC__TRY(dc__nccl_error(
+          self, "ncclRecv",
+          self->library.ncclRecv(self->staging->ptr + peer * r->size + in.at, bytes_of(in.count, item->dtype),
+                                 DC__NCCL_INT8, peer, self->handle, native)));
     }
     to += dc__item_step(item, peer);
     from += dc__item_step(item, self->head.rank);
@@ -101,6 +101,7 @@ static dc_status exchange(dc__nccl *self, void *native, const round *r) {
 /* The round's calls as one group, which is ended also when one of them fails. */
 static dc_status queue_group(dc__nccl *self, void *native, void *args) {
   const round *r = args;
+  DC__TRY(dc__nccl_alive(self));
   DC__TRY(dc__nccl_error(self, "ncclGroupStart", self->library.ncclGroupStart()));
   dc_status status = r->coll->kind == DC__COLL_GATHER   ? gather(self, native, r)
                      : r->coll->kind == DC__COLL_REDUCE ? exchange(self, native, r)
@@ -111,7 +112,7 @@ static dc_status queue_group(dc__nccl *self, void *native, void *args) {
 
 static dc_status start(dc__nccl *self, round *r, const char *name) {
   pthread_mutex_lock(&self->calls);
-  dc_status status = dc__nccl_issue(self, queue_group, r);
+  dc_status status = dc__nccl_issue_on(self, r->coll->stream, queue_group, r);
   pthread_mutex_unlock(&self->calls);
   DC__TRY(status);
   return dc__nccl_settle(self, "ncclGroupEnd", name, self->head.timeout_ns); /* a first one connects the ranks */
@@ -120,22 +121,35 @@ static dc_status start(dc__nccl *self, round *r, const char *name) {
 /* ---- reductions ---- */
 
 void dc__nccl_drop_staging(dc__nccl *self) {
-  if (self->staging != NULL) {
-    self->device->ops->free(self->device, self->staging, self->staging_bytes, DC_MEMORY_DEVICE);
+  while (self->staging != NULL) {
+    dc__nccl_staging *older = self->staging->older;
+    self->device->ops->free(self->device, self->staging->ptr, self->staging->bytes, DC_MEMORY_DEVICE);
+    dc__free(self->staging);
+    self->staging = older;
   }
-  self->staging = NULL;
-  self->staging_bytes = 0;
 }
 
+/* It grows twofold, so what was replaced, and stays for those who still use it, is less than what is in use. */
 static dc_status need_staging(dc__nccl *self, size_t bytes) {
-  if (self->staging_bytes >= bytes) {
+  size_t before = self->staging == NULL ? 0 : self->staging->bytes;
+  if (before >= bytes) {
     return DC_OK;
   }
-  dc__nccl_drop_staging(self);
-  void *fresh;
-  DC__TRY(self->device->ops->alloc(self->device, bytes, DC_MEMORY_DEVICE, &fresh));
+  size_t most = 2 * before < STAGING ? 2 * before : STAGING;
+  dc__nccl_staging *fresh = dc__calloc(1, sizeof *fresh);
+  if (fresh == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  void *ptr;
+  fresh->bytes = bytes > most ? bytes : most;
+  dc_status status = self->device->ops->alloc(self->device, fresh->bytes, DC_MEMORY_DEVICE, &ptr);
+  if (status != DC_OK) {
+    dc__free(fresh);
+    return status;
+  }
+  fresh->ptr = ptr;
+  fresh->older = self->staging;
   self->staging = fresh;
-  self->staging_bytes = bytes;
   return DC_OK;
 }
 
@@ -151,10 +165,10 @@ static void add(dc__nccl *self, const round *r) {
       const void *src[DC__COMM_MAX_WORLD];
       for (int32_t peer = 0; peer < self->head.world; peer++) {
         src[peer] = peer == rank ? dc__bytes_at(item->send, item->ranges[rank].begin + piece.begin, item->dtype)
-                                 : self->staging + peer * r->size + piece.at;
+                                 : self->staging->ptr + peer * r->size + piece.at;
       }
       char *dst = (char *)item->recv + bytes_of(piece.begin, item->recv_dtype);
-      dc__here_reduce(self->stream, dst, item->recv_dtype, src, self->head.world, item->dtype, piece.count,
+      dc__here_reduce(r->coll->stream, dst, item->recv_dtype, src, self->head.world, item->dtype, piece.count,
                       item->reduce_op == DC_MEAN, item->accumulate != 0);
     }
   }
@@ -193,9 +207,8 @@ static int64_t moved(const dc__nccl *self, const dc__coll *coll) {
   return bytes;
 }
 
-static dc_status run_on_cards(dc__nccl *self, const dc__coll *coll) {
-  char name[DC__COLL_TEXT];
-  dc__coll_describe_tag(name, coll->tag.op, coll->tag.id);
+static dc_status queue(dc__nccl *self, const dc__coll *coll, const char *name) {
+  DC__TRY(dc__comm_check(&self->head));
   self->base->ops->agree(self->base, coll);
   DC__TRY(dc__comm_check(self->base));
   if (coll->kind == DC__COLL_REDUCE) {
@@ -204,29 +217,115 @@ static dc_status run_on_cards(dc__nccl *self, const dc__coll *coll) {
     round r = {.coll = coll};
     DC__TRY(start(self, &r, name));
   }
-  DC__TRY(dc__nccl_await(self, name));
   atomic_fetch_add_explicit(&self->head.wire_bytes, moved(self, coll), memory_order_relaxed);
-  return DC_OK;
+  return dc__device_check(self->device); /* what it refused the others would wait for */
 }
 
-static dc_status run_on_hosts(dc__nccl *self, const dc__coll *coll) {
-  int64_t before = atomic_load(&self->base->wire_bytes);
-  self->base->ops->run(self->base, coll);
-  atomic_fetch_add_explicit(&self->head.wire_bytes, atomic_load(&self->base->wire_bytes) - before,
-                            memory_order_relaxed);
-  return dc__comm_check(self->base);
+/* The communicator has failed before its end can be noted. */
+static void queue_or_fail(dc__nccl *self, const dc__coll *coll, const char *name) {
+  dc_status status = queue(self, coll, name);
+  if (status != DC_OK) {
+    dc__nccl_fail(self, status);
+  }
+}
+
+/* In flight until the stream has come past it. */
+static void issue(dc__nccl *self, const dc__coll *coll, const char *name) {
+  dc__nccl_flight *flight;
+  dc_status status = dc__nccl_depart(self, coll->stream, name, &flight);
+  if (status != DC_OK) {
+    dc__nccl_fail(self, status);
+    dc__span_end(coll->tag.span, true);
+    return;
+  }
+  dc__host_note_begin(coll);
+  queue_or_fail(self, coll, name);
+  dc__host_note_end(coll);
+  dc__nccl_departed(self, coll->stream, flight);
+}
+
+/* ---- captures ---- */
+
+/* What NCCL connects when ranks first exchange something it must have before a capture: a gather of equal parts, one of
+ * others, an exchange, of a byte or two each. */
+static dc_status connect_ranks(dc__nccl *self) {
+  enum { ROOM = 2 * DC__COMM_MAX_WORLD };
+  int32_t world = self->head.world;
+  dc__range even[DC__COMM_MAX_WORLD], ragged[DC__COMM_MAX_WORLD];
+  for (int32_t r = 0; r < world; r++) {
+    even[r] = (dc__range){r, 1};
+    ragged[r] = (dc__range){r + (r > 0), 1 + (r == 0)};
+  }
+  void *send;
+  DC__TRY(self->device->ops->alloc(self->device, 2 * ROOM, DC_MEMORY_DEVICE, &send));
+  dc__stream_zero(self->stream, send, 2 * ROOM);
+  dc__coll coll = {.comm = &self->head,
+                   .device = self->device,
+                   .stream = self->stream,
+                   .tag = {-1, -1, DC_OP_INIT, NULL},
+                   .kind = DC__COLL_GATHER,
+                   .count = 1,
+                   .items = {{.send = send,
+                              .recv = (char *)send + ROOM,
+                              .ranges = even,
+                              .total = world,
+                              .id = -1,
+                              .dtype = DC_INT8,
+                              .recv_dtype = DC_INT8}}};
+  issue(self, &coll, "a capture's begin");
+  coll.items[0].ranges = ragged;
+  coll.items[0].total = world + 1;
+  issue(self, &coll, "a capture's begin");
+  coll.items[0].ranges = even;
+  coll.items[0].total = world;
+  coll.kind = DC__COLL_REDUCE;
+  issue(self, &coll, "a capture's begin");
+  (void)dc__stream_sync(self->stream, 0); /* the watcher has the clock */
+  self->device->ops->free(self->device, send, 2 * ROOM, DC_MEMORY_DEVICE);
+  return dc__comm_check(&self->head);
+}
+
+/* A graph has neither flights nor times of its own, and no order with what is outside of it. */
+static void capture(dc__nccl *self, const dc__coll *coll, const char *name) {
+  dc_status status = self->connected ? DC_OK : connect_ranks(self);
+  self->connected = status == DC_OK;
+  dc__nccl_captured(self);
+  dc__host_note_begin(coll);
+  if (status == DC_OK) {
+    queue_or_fail(self, coll, name);
+  } else {
+    dc__nccl_fail(self, status);
+  }
+  dc__host_note_end(coll);
+}
+
+/* ---- on hosts ---- */
+
+static void run_on_hosts(dc__nccl *self, const dc__coll *coll) {
+  dc_status status = dc__comm_check(&self->head);
+  if (status == DC_OK) {
+    int64_t before = atomic_load(&self->base->wire_bytes);
+    self->base->ops->run(self->base, coll);
+    atomic_fetch_add_explicit(&self->head.wire_bytes, atomic_load(&self->base->wire_bytes) - before,
+                              memory_order_relaxed);
+    status = dc__comm_check(self->base);
+  }
+  if (status != DC_OK) {
+    dc__nccl_fail(self, status);
+  }
 }
 
 void dc__nccl_run(dc_comm *comm, const dc__coll *coll) {
   dc__nccl *self = (dc__nccl *)comm;
+  char name[DC__COLL_TEXT];
+  dc__coll_describe_tag(name, coll->tag.op, coll->tag.id);
   pthread_mutex_lock(&self->turn);
-  bool on_cards = coll->device != NULL && coll->device->place != 0;
-  dc_status status = dc__comm_check(comm);
-  if (status == DC_OK) {
-    status = on_cards ? run_on_cards(self, coll) : run_on_hosts(self, coll);
-    if (status != DC_OK) {
-      dc__nccl_give_up(self, status);
-    }
+  if (coll->stream == NULL) {
+    run_on_hosts(self, coll);
+  } else if (dc__stream_captures(coll->stream)) {
+    capture(self, coll, name);
+  } else {
+    issue(self, coll, name);
   }
   pthread_mutex_unlock(&self->turn);
 }

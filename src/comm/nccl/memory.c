@@ -38,8 +38,8 @@ dc_status dc__nccl_heap_alloc(dc_comm *comm, size_t bytes, void **ptr) {
   }
   block->bytes = bytes;
   pthread_mutex_lock(&self->calls);
-  dc_status status = self->handle == NULL ? dc__fail(DC_E_STATE, "NCCL's communicator has been aborted")
-                                          : dc__nccl_issue(self, take, block);
+  dc_status status = dc__nccl_alive(self);
+  status = status != DC_OK ? status : dc__nccl_issue(self, take, block);
   if (status == DC_OK) {
     block->next = self->blocks;
     self->blocks = block;

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <string.h>
+#include <time.h>
 
 static const dc__tag init_tag = {-1, -1, DC_OP_INIT, NULL};
 
@@ -22,10 +23,20 @@ static dc_status end_handle(dc__nccl *self, void *native, void *args) {
   return DC_OK;
 }
 
+static void free_head(dc__nccl *self) {
+  pthread_cond_destroy(&self->news);
+  pthread_mutex_destroy(&self->watch);
+  pthread_mutex_destroy(&self->turn);
+  pthread_mutex_destroy(&self->calls);
+  dc__comm_head_destroy(&self->head);
+  dc__free(self);
+}
+
 /* Of what create() got; what it did not get is NULL. What was sent must have left before NCCL's communicator goes; a
  * failed one sends nothing any more. */
 static void destroy(dc_comm *comm) {
   dc__nccl *self = (dc__nccl *)comm;
+  dc__nccl_watcher_end(self);
   if (self->handle != NULL) {
     bool flushed = dc__comm_check(comm) == DC_OK && dc__nccl_issue(self, finalize, NULL) == DC_OK &&
                    dc__nccl_settle(self, "ncclCommFinalize", "the communicator's end", DC__NCCL_FLUSH_NS) == DC_OK;
@@ -37,26 +48,27 @@ static void destroy(dc_comm *comm) {
   }
   dc__device_release(self->device);
   dc__comm_release(self->base);
-  pthread_mutex_destroy(&self->turn);
-  pthread_mutex_destroy(&self->calls);
-  dc__comm_head_destroy(comm);
-  dc__free(self);
+  free_head(self);
 }
 
 /* ---- the table ---- */
 
-static void poll_base(dc_comm *comm) {
-  dc_status status = dc__comm_check(((dc__nccl *)comm)->base);
+/* Who has waited for a stream learns here what became of NCCL's work on it. */
+static void poll_failure(dc_comm *comm) {
+  dc__nccl *self = (dc__nccl *)comm;
+  dc_status status = dc__comm_check(self->base);
+  if (status == DC_OK && atomic_load(&self->watched) > 0) {
+    status = dc__nccl_ask(self, "a collective", NULL);
+  }
   if (status != DC_OK) {
-    dc__comm_fail(comm, status);
+    dc__nccl_fail(self, status);
   }
 }
 
-/* Who waits for NCCL sees the group's failure, and ends NCCL's communicator himself. */
 static void abort_group(dc_comm *comm, const char *reason) {
   dc_comm *base = ((dc__nccl *)comm)->base;
   base->ops->abort(base, reason);
-  poll_base(comm);
+  poll_failure(comm);
 }
 
 static dc_status dup(dc_comm *comm, dc_comm **copy) {
@@ -71,7 +83,7 @@ static const dc__comm_ops ops = {.name = "nccl",
                                  .run = dc__nccl_run,
                                  .dup = dup,
                                  .abort = abort_group,
-                                 .poll = poll_base,
+                                 .poll = poll_failure,
                                  .heap_alloc = dc__nccl_heap_alloc,
                                  .heap_free = dc__nccl_heap_free,
                                  .shares = dc__nccl_shares,
@@ -163,12 +175,25 @@ static dc_status create(dc_comm *base, dc_device *device, dc__nccl **nccl) {
     dc__free(self);
     return status;
   }
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(&self->news, &attributes);
+  pthread_condattr_destroy(&attributes);
+  pthread_mutex_init(&self->watch, NULL);
   pthread_mutex_init(&self->turn, NULL);
   pthread_mutex_init(&self->calls, NULL);
+  self->head.issues = true;
   self->head.takes_devices = true;
   self->head.place = device->place;
-  self->device = dc__device_retain(device);
+  self->device = device;
   self->base = base;
+  status = dc__nccl_watcher_start(self);
+  if (status != DC_OK) {
+    free_head(self);
+    return status;
+  }
+  (void)dc__device_retain(device);
   *nccl = self;
   return DC_OK;
 }

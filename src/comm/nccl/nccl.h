@@ -3,9 +3,16 @@
  * that a difference, a rank that never comes or one that dies is found before NCCL waits for it; the id and the host's
  * own data go that way too, and who aborts, aborts there.
  *
- * A collective is done by a host thread (host.h): it meets, has NCCL queue its work on a stream of the communicator's
- * own, and looks at NCCL's and the base's failures until the work is done. So no collective is ever in another one's
- * way on a stream, which NCCL leaves to its user, and NCCL's communicator is in one thread's hands at a time.
+ * A collective is issued in its turn on the caller's stream (host.h): the hosts meet, NCCL queues its work on that very
+ * stream, and the host goes on. So hosts run ahead of their cards, and whoever needs the result waits on the card.
+ * Collectives of one communicator on several streams follow each other there, as NCCL demands and the staging memory
+ * needs. NCCL says neither that a rank is missing nor that time is up, so a thread watches while collectives are in
+ * flight (flight.c): NCCL's and the base's failures, the device and the clock. Who fails aborts NCCL's communicator,
+ * which ends its kernels, and the group.
+ *
+ * On a stream that is captured NCCL's work becomes part of the graph. The ranks meet when it is captured and not when
+ * it is launched, of which nobody tells the host: the watcher looks at longer intervals as long as the communicator
+ * lives.
  *
  * NCCL moves, and does not add: a rank gets the others' pieces of its range, in rounds of a window, and the device's
  * reduction kernel adds them in the order of every other transport, in float32 for 16-bit types. The bits are theirs;
@@ -27,34 +34,75 @@ typedef struct dc__nccl_block {
   void *registered; /* NULL: not */
 } dc__nccl_block;
 
+/* A collective on its way through a stream. */
+typedef struct dc__nccl_flight {
+  struct dc__nccl_flight *next; /* the one behind it, or a spare one */
+  dc_event *begun, *done;
+  int64_t since; /* when it was seen to have begun; 0: not yet */
+  char name[DC__COLL_TEXT];
+} dc__nccl_flight;
+
+/* Memory that outlives what was queued, or captured, with it. */
+typedef struct dc__nccl_staging {
+  struct dc__nccl_staging *older;
+  char *ptr;
+  size_t bytes;
+} dc__nccl_staging;
+
 typedef struct dc__nccl {
   struct dc_comm head;
   dc_comm *base;
   dc_device *device;
-  dc_stream *stream; /* NCCL's work and the reductions behind it; it gets no host functions */
+  dc_stream *stream; /* of its own, for NCCL's calls that want the device current, and what precedes a capture */
   dc__nccl_library library;
   pthread_mutex_t turn;   /* one collective at a time; staging */
   pthread_mutex_t calls;  /* of NCCL with this handle; blocks */
   dc__nccl_handle handle; /* NULL: not yet, or aborted */
   dc__nccl_block *blocks;
-  char *staging; /* a window for each rank */
-  size_t staging_bytes;
+  dc__nccl_staging *staging; /* a window for each rank; the largest one, before those that it replaced */
+  bool connected;            /* all that NCCL sets up when it is first used, before a capture */
+  pthread_mutex_t watch;     /* all below */
+  pthread_cond_t news;
+  pthread_t watcher;
+  dc__nccl_flight *first, *last, *spare; /* in the card's order */
+  atomic_int watched;                    /* how many there are, and one more once there was a capture */
+  bool captured;
+  bool ends;
 } dc__nccl;
 
 /* Work in the stream's turn, with the device current; on this thread, before it returns. */
 typedef dc_status (*dc__nccl_work)(dc__nccl *self, void *native, void *args);
+dc_status dc__nccl_issue_on(dc__nccl *self, dc_stream *stream, dc__nccl_work work, void *args);
+/* On the communicator's own stream. */
 dc_status dc__nccl_issue(dc__nccl *self, dc__nccl_work work, void *args);
 
 /* ---- wait.c ---- */
 
 /* NCCL's error as a status and a sentence; in progress is none. */
 dc_status dc__nccl_error(const dc__nccl *self, const char *call, dc__nccl_result error);
+/* The handle is there, with `calls` held. */
+dc_status dc__nccl_alive(dc__nccl *self);
+/* NCCL's asynchronous error, without waiting; *state may be NULL. */
+dc_status dc__nccl_ask(dc__nccl *self, const char *call, dc__nccl_result *state);
+/* Why who waits for NCCL should do so no longer, if so. since 0: the clock does not run. */
+dc_status dc__nccl_look(dc__nccl *self, const char *call, const char *what, int64_t since, int64_t timeout_ns);
 /* Until NCCL has done what it was asked for, its queueing: `call` on behalf of `what`. */
 dc_status dc__nccl_settle(dc__nccl *self, const char *call, const char *what, int64_t timeout_ns);
-/* Until the stream is done. */
-dc_status dc__nccl_await(dc__nccl *self, const char *what);
 /* Ends NCCL's communicator, fails this one with the last error, and the group. */
 void dc__nccl_give_up(dc__nccl *self, dc_status status);
+
+/* ---- flight.c ---- */
+
+dc_status dc__nccl_watcher_start(dc__nccl *self);
+/* Waits for what is in flight. */
+void dc__nccl_watcher_end(dc__nccl *self);
+/* Fails the communicator with the last error; the watcher gives up. */
+void dc__nccl_fail(dc__nccl *self, dc_status status);
+/* Around what a collective queues on the stream: behind all others of this communicator, and seen by the watcher. */
+dc_status dc__nccl_depart(dc__nccl *self, dc_stream *stream, const char *name, dc__nccl_flight **flight);
+void dc__nccl_departed(dc__nccl *self, dc_stream *stream, dc__nccl_flight *flight);
+/* There is a graph that may be launched at any time. */
+void dc__nccl_captured(dc__nccl *self);
 
 /* ---- memory.c ---- */
 

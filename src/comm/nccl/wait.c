@@ -7,7 +7,7 @@
 
 #include "comm/nccl/nccl.h"
 
-enum { YIELDS = 50, NAP_NS = 200000, SLICE_NS = 5000000 };
+enum { YIELDS = 50, NAP_NS = 200000 };
 
 typedef struct job {
   dc__nccl *self;
@@ -21,11 +21,15 @@ static void run_job(void *native, void *args) {
   j->status = j->work(j->self, native, j->args);
 }
 
-dc_status dc__nccl_issue(dc__nccl *self, dc__nccl_work work, void *args) {
+dc_status dc__nccl_issue_on(dc__nccl *self, dc_stream *stream, dc__nccl_work work, void *args) {
   job j = {self, work, args, DC_E_INTERNAL};
   job *place = &j;
-  DC__TRY(self->device->ops->stream_issue(self->stream, run_job, &place, sizeof place));
+  DC__TRY(self->device->ops->stream_issue(stream, run_job, &place, sizeof place, false));
   return j.status;
+}
+
+dc_status dc__nccl_issue(dc__nccl *self, dc__nccl_work work, void *args) {
+  return dc__nccl_issue_on(self, self->stream, work, args);
 }
 
 dc_status dc__nccl_error(const dc__nccl *self, const char *call, dc__nccl_result error) {
@@ -43,23 +47,32 @@ dc_status dc__nccl_error(const dc__nccl *self, const char *call, dc__nccl_result
                   last != NULL ? last : "");
 }
 
-/* What NCCL says of its own work, without waiting. */
-static dc_status ask(dc__nccl *self, const char *call, dc__nccl_result *state) {
+/* It goes away under who is about to use it only when the communicator has failed. */
+dc_status dc__nccl_alive(dc__nccl *self) {
+  return self->handle != NULL ? DC_OK : dc__comm_check(&self->head);
+}
+
+dc_status dc__nccl_ask(dc__nccl *self, const char *call, dc__nccl_result *state) {
+  dc__nccl_result found = DC__NCCL_OK;
   pthread_mutex_lock(&self->calls);
-  dc_status status =
-      dc__nccl_error(self, "ncclCommGetAsyncError", self->library.ncclCommGetAsyncError(self->handle, state));
-  status = status != DC_OK ? status : dc__nccl_error(self, call, *state);
+  dc_status status = DC_OK;
+  if (self->handle != NULL) {
+    status = dc__nccl_error(self, "ncclCommGetAsyncError", self->library.ncclCommGetAsyncError(self->handle, &found));
+    status = status != DC_OK ? status : dc__nccl_error(self, call, found);
+  }
   pthread_mutex_unlock(&self->calls);
+  if (state != NULL) {
+    *state = found;
+  }
   return status;
 }
 
-/* Why a wait should end in an error, if so. */
-static dc_status look(dc__nccl *self, const char *call, const char *what, int64_t begun, int64_t timeout_ns) {
+dc_status dc__nccl_look(dc__nccl *self, const char *call, const char *what, int64_t since, int64_t timeout_ns) {
   if (self->base->ops->watch != NULL) {
     self->base->ops->watch(self->base);
   }
   DC__TRY(dc__comm_check(self->base));
-  return dc__now_ns() - begun < timeout_ns
+  return since == 0 || dc__now_ns() - since < timeout_ns
              ? DC_OK
              : dc__fail(DC_E_TIMEOUT,
                         "rank %" PRId32 " waited %.1f s at %s for NCCL (%s): a card or a rank does not answer",
@@ -69,29 +82,18 @@ static dc_status look(dc__nccl *self, const char *call, const char *what, int64_
 dc_status dc__nccl_settle(dc__nccl *self, const char *call, const char *what, int64_t timeout_ns) {
   int64_t begun = dc__now_ns();
   for (int i = 0;; i++) {
-    dc__nccl_result state = DC__NCCL_OK;
-    DC__TRY(ask(self, call, &state));
+    dc__nccl_result state;
+    DC__TRY(dc__nccl_ask(self, call, &state));
     if (state != DC__NCCL_IN_PROGRESS) {
       return DC_OK;
     }
     if (i < YIELDS) {
       sched_yield();
     } else {
-      DC__TRY(look(self, call, what, begun, timeout_ns));
+      DC__TRY(dc__nccl_look(self, call, what, begun, timeout_ns));
       nanosleep(&(struct timespec){0, NAP_NS}, NULL);
     }
   }
-}
-
-dc_status dc__nccl_await(dc__nccl *self, const char *what) {
-  int64_t begun = dc__now_ns();
-  dc__nccl_result state;
-  dc_status status;
-  while ((status = dc__stream_sync(self->stream, SLICE_NS)) == DC_E_TIMEOUT) {
-    DC__TRY(ask(self, "a collective", &state));
-    DC__TRY(look(self, "its kernels", what, begun, self->head.timeout_ns));
-  }
-  return status != DC_OK ? status : ask(self, "a collective", &state); /* kernels that gave up end too */
 }
 
 static dc_status abort_handle(dc__nccl *self, void *native, void *args) {
@@ -102,18 +104,18 @@ static dc_status abort_handle(dc__nccl *self, void *native, void *args) {
   return DC_OK;
 }
 
+/* NCCL last: its kernels end then, and who has waited for them finds all the rest as it is. */
 void dc__nccl_give_up(dc__nccl *self, dc_status status) {
   char text[400];
   snprintf(text, sizeof text, "%s", dc_last_error());
   dc__comm_fail(&self->head, status); /* before the group does: this rank knows more */
+  if (dc__comm_check(self->base) == DC_OK) {
+    self->base->ops->abort(self->base, text);
+  }
   pthread_mutex_lock(&self->calls);
   if (self->handle != NULL) {
     (void)dc__nccl_issue(self, abort_handle, NULL);
   }
   pthread_mutex_unlock(&self->calls);
-  if (dc__comm_check(self->base) == DC_OK) {
-    self->base->ops->abort(self->base, text);
-  }
-  (void)dc__stream_sync(self->stream, DC__NCCL_FLUSH_NS); /* from here on nothing of it touches the callers' memory */
   (void)dc__fail(status, "%s", text);
 }

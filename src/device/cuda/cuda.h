@@ -155,7 +155,7 @@ bool dc__cuda_is_own(uint64_t serial);
 void dc__cuda_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
 void dc__cuda_stream_zero(dc_stream *stream, void *dst, size_t bytes);
 void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *given);
-dc_status dc__cuda_stream_issue(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes);
+dc_status dc__cuda_stream_issue(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes, bool blocks);
 
 /* products.c */
 dc_status dc__cuda_product_ready(dc_device *device);

@@ -15,6 +15,8 @@ _Static_assert(offsetof(queued, args) <= DC__TASK_HEAD, "the head must fit befor
 
 /* The stream whose worker runs a task on this thread; 0: none. */
 static _Thread_local uint64_t own;
+/* The stream to which this thread issues work just now: what that asks of the stream is its part; 0: none. */
+static _Thread_local uint64_t issuing;
 
 bool dc__cuda_is_own(uint64_t serial) {
   return own == serial;
@@ -132,8 +134,11 @@ void dc__cuda_stream_destroy(dc_stream *stream) {
 
 static void issue_now(dc__cuda_stream *stream, dc__cuda_issue_fn issue, void *args) {
   dc__cuda_device *device = (dc__cuda_device *)stream->head.device;
+  const uint64_t outer = issuing;
   int mode = dc__cuda_enter(device);
+  issuing = stream->serial;
   issue(stream, args);
+  issuing = outer;
   dc__cuda_leave(device, mode);
 }
 
@@ -158,6 +163,9 @@ static void run_queued(void *args) {
 
 dc_status dc__cuda_stream_drain(dc__cuda_stream *stream) {
   DC__TRY(dc__cuda_submit(stream, issue_drain, NULL, 0, false));
+  if (issuing == stream->serial) {
+    return DC_OK;
+  }
   pthread_mutex_lock(&stream->mutex);
   dc_stream *worker = stream->worker;
   pthread_mutex_unlock(&stream->mutex);
@@ -190,15 +198,19 @@ static dc_status queue(dc__cuda_stream *stream, queued *task, const void *args, 
 dc_status dc__cuda_submit(dc__cuda_stream *stream, dc__cuda_issue_fn issue, const void *args, size_t bytes,
                           bool later) {
   queued task = {.issue = issue};
-  if (dc__cuda_is_own(stream->serial)) {
+  if (issuing != stream->serial && dc__cuda_is_own(stream->serial)) {
     return queue(stream, &task, args, bytes);
+  }
+  if (bytes > 0) {
+    memcpy(task.args, args, bytes);
+  }
+  if (issuing == stream->serial) { /* this is part of what is being issued, by whoever keeps the order */
+    issue_now(stream, issue, task.args);
+    return DC_OK;
   }
   dc_status status = DC_OK;
   pthread_mutex_lock(&stream->mutex);
   if (stream->wrapped || (!later && atomic_load_explicit(&stream->queued, memory_order_acquire) == 0)) {
-    if (bytes > 0) {
-      memcpy(task.args, args, bytes);
-    }
     issue_now(stream, issue, task.args);
   } else {
     status = need_worker(stream);
@@ -226,7 +238,7 @@ static dc_status call_here(dc__cuda_stream *stream, dc__task_fn fn, const void *
 dc_status dc__cuda_stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
   dc__cuda_stream *self = (dc__cuda_stream *)stream;
   queued task = {.fn = fn};
-  if (self->wrapped) {
+  if (self->wrapped || issuing == self->serial) {
     return call_here(self, fn, args, bytes);
   }
   if (dc__cuda_is_own(self->serial)) {

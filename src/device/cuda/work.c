@@ -72,8 +72,8 @@ static void issue_foreign(dc__cuda_stream *stream, void *args) {
   f->fn(stream->native, f->args);
 }
 
-dc_status dc__cuda_stream_issue(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes) {
+dc_status dc__cuda_stream_issue(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes, bool blocks) {
   foreign f = {.fn = fn};
   memcpy(f.args, args, bytes);
-  return dc__cuda_submit((dc__cuda_stream *)stream, issue_foreign, &f, offsetof(foreign, args) + bytes, false);
+  return dc__cuda_submit((dc__cuda_stream *)stream, issue_foreign, &f, offsetof(foreign, args) + bytes, blocks);
 }

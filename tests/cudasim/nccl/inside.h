@@ -42,16 +42,19 @@ typedef struct group {
   int count, capacity;
   int breaks; /* the error */
   bool stalls;
+  bool captured; /* into a graph, with each of whose launches it runs */
 } group;
 
 struct ncclComm {
   struct ncclComm *next;
   world *world;
   int rank;
-  int looks;     /* in progress for so many more */
-  int error;     /* asynchronous */
-  group *groups; /* on streams; of a lost device they never run */
-  bool ended;    /* by its user; goes with the last group */
+  int looks;       /* in progress for so many more */
+  int error;       /* asynchronous */
+  group *groups;   /* on streams; of a lost device they never run */
+  group *captured; /* in graphs */
+  int launched;    /* of those, that run */
+  bool ended;      /* by its user; goes with the last group */
 };
 
 extern pthread_mutex_t ncclsim_mutex;
@@ -64,6 +67,9 @@ int ncclsim_enter(const char *function, bool needs_device);
 /* Whether what was asked of the rank happens now; it is forgotten then. Called with the mutex. */
 bool ncclsim_takes_stall(int rank);
 int ncclsim_takes_break(int rank);
+
+/* moves.c */
+void ncclsim_free_groups(group *first);
 
 /* world.c; called with the mutex */
 void ncclsim_drop(struct ncclComm *comm);

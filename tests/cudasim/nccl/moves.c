@@ -20,6 +20,14 @@ static void free_group(group *g) {
   free(g);
 }
 
+void ncclsim_free_groups(group *first) {
+  while (first != NULL) {
+    group *next = first->next;
+    free_group(first);
+    first = next;
+  }
+}
+
 static int add(struct ncclComm *comm, void *stream, call c) {
   if (depth == 0 || (open != NULL && (open->comm != comm || open->stream != stream))) {
     return DC__NCCL_INVALID_USAGE; /* libdc groups all of one communicator */
@@ -155,7 +163,7 @@ static void meet_and_move(world *w, group *g) {
 }
 
 static void take_out(group *g) {
-  group **link = &g->comm->groups;
+  group **link = g->captured ? &g->comm->captured : &g->comm->groups;
   while (*link != g) {
     link = &(*link)->next;
   }
@@ -163,38 +171,60 @@ static void take_out(group *g) {
   free_group(g);
 }
 
+static void run(group *g) {
+  struct ncclComm *comm = g->comm;
+  world *w = comm->world;
+  if (g->breaks != 0) {
+    comm->error = g->breaks;
+    return;
+  }
+  while (g->stalls && !w->aborted[comm->rank]) {
+    pthread_cond_wait(&ncclsim_progress, &ncclsim_mutex);
+  }
+  if (!w->aborted[comm->rank]) {
+    meet_and_move(w, g);
+  }
+}
+
+static void take_orders(group *g) {
+  g->breaks = ncclsim_takes_break(g->comm->rank);
+  g->stalls = ncclsim_takes_stall(g->comm->rank);
+}
+
 /* On the stream's thread. */
 static void run_group(void *arg) {
   group *g = arg;
   struct ncclComm *comm = g->comm;
-  world *w = comm->world;
   pthread_mutex_lock(&ncclsim_mutex);
-  if (g->breaks != 0) {
-    comm->error = g->breaks;
+  if (g->captured) {
+    take_orders(g);
+    comm->launched++;
+    run(g);
+    comm->launched--;
   } else {
-    while (g->stalls && !w->aborted[comm->rank]) {
-      pthread_cond_wait(&ncclsim_progress, &ncclsim_mutex);
-    }
-    if (!w->aborted[comm->rank]) {
-      meet_and_move(w, g);
-    }
+    run(g);
+    take_out(g);
   }
-  take_out(g);
   ncclsim_drop(comm);
   pthread_mutex_unlock(&ncclsim_mutex);
 }
 
-/* A group that is refused is gone. */
+/* A group that is refused is gone; one that is captured stays as long as its communicator. */
 static int launch(group *g) {
   struct ncclComm *comm = g->comm;
+  int captured = 0;
+  int refused = cuStreamIsCapturing(g->stream, &captured);
   pthread_mutex_lock(&ncclsim_mutex);
-  g->breaks = ncclsim_takes_break(comm->rank);
-  g->stalls = ncclsim_takes_stall(comm->rank);
-  g->next = comm->groups;
-  comm->groups = g;
+  g->captured = captured != 0;
+  if (!g->captured) {
+    take_orders(g);
+  }
+  group **list = g->captured ? &comm->captured : &comm->groups;
+  g->next = *list;
+  *list = g;
   comm->looks = LOOKS;
   pthread_mutex_unlock(&ncclsim_mutex);
-  if (cuLaunchHostFunc(g->stream, run_group, g) == 0) {
+  if (refused == 0 && cuLaunchHostFunc(g->stream, run_group, g) == 0) {
     return DC__NCCL_IN_PROGRESS;
   }
   pthread_mutex_lock(&ncclsim_mutex);

@@ -27,12 +27,13 @@ static void forget(struct ncclComm *comm) {
     link = &(*link)->next;
   }
   *link = comm->next;
+  ncclsim_free_groups(comm->captured);
   leave_world(comm->world);
   free(comm);
 }
 
 void ncclsim_drop(struct ncclComm *comm) {
-  if (comm->ended && comm->groups == NULL) {
+  if (comm->ended && comm->groups == NULL && comm->launched == 0) {
     forget(comm);
   }
 }
@@ -40,12 +41,7 @@ void ncclsim_drop(struct ncclComm *comm) {
 void ncclsim_reset(void) {
   pthread_mutex_lock(&ncclsim_mutex);
   while (comms != NULL) {
-    for (group *g = comms->groups; g != NULL;) {
-      group *next = g->next;
-      free(g->calls);
-      free(g);
-      g = next;
-    }
+    ncclsim_free_groups(comms->groups);
     forget(comms);
   }
   ncclsim_calls_reset();
