@@ -411,6 +411,9 @@ DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int
  *  compare their calls by way of a copy of comm, and the host's own data takes that way too. Collective: blocks until
  *  all ranks have come, at most comm's timeout_ns, and so does its dc_comm_dup(). dc_init() makes one where the device
  *  wants it. Bits are those of every other transport, since NCCL moves the data and the device adds it.
+ *  Collectives are work of their stream, which no host waits for: a stream of dc_stream_wrap() blocks its caller until
+ *  the ranks' hosts have met, others nobody. Those of one communicator follow each other also on several streams. The
+ *  deadline runs from when the stream has come to a collective; a failure of work under way is dc_comm_check()'s.
  *  comm    the ranks, threads or processes; it stays the caller's. The caller's own collectives without dup are shared
  *          with the new communicator, and must not be used beside it
  *  device  "cuda" or "cuda:N", this rank's
@@ -452,6 +455,7 @@ enum dc_reduce_op {
  *  recv    contiguous, the sum of the counts; same dtype
  *  counts  ws element counts, or NULL when all are send's; the ranks must agree on them, which the library compares
  *  stream  where the work runs; NULL: on the calling thread, which blocks until done
+ *          A CUDA stream that is captured into a graph: on NCCL alone (else DC_E_UNSUPPORTED), as in dc_set_stream()
  *  send may be reused, and recv read, when the work is done on every rank; send may lie inside recv at its place.
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, and DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD,
  *  DC_E_ABORTED (stream NULL: of this collective; otherwise of an earlier one). [handle] Since 0.1. */
@@ -606,14 +610,17 @@ DC_API dc_status dc_step_abort(dc_context *context);
 
 /** Sets the stream on which the caller's own work runs: operators order themselves against it. Later work waits for
  *  what the stream set before has queued.
- *  A CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, in a context of one rank without NCCL: whole steps,
- *  so that nothing is gathered and no gradient pending when the capture begins and ends (else DC_E_STATE, from every
- *  call while it cannot begin, once after it ended). All work is on that stream then, dc_end_backward does not block,
- *  and no parameter is persistent. A launch does what was captured, in memory of captures alone: launches and other work
- *  of the context must follow each other, and what the graph uses must stay registered.
+ *  A CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, in a context of one rank or of ranks on NCCL: whole
+ *  steps, so that nothing is gathered and no gradient pending when the capture begins and ends (else DC_E_STATE, from
+ *  every call while it cannot begin, once after it ended). All work is on that stream then, dc_end_backward does not
+ *  block, and no parameter is persistent. A launch does what was captured, in memory of captures alone: launches and
+ *  other work of the context must follow each other, and what the graph uses must stay registered.
+ *  Ranks must all capture the same step, where their calls are compared as always, and then launch their graphs equally
+ *  often and in the same places of the run: launches are not compared, and have no deadline. A rank that dies or aborts
+ *  ends its peers' launches, and every later call returns why. Graphs must be destroyed before the context.
  *  stream  kept alive by the caller until replaced; NULL (the default): the calling thread
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (also: the stream set before is being captured), DC_E_UNSUPPORTED (the stream
- *  is being captured, and the context's ranks meet). [handle] Since 0.1. */
+ *  is being captured, and the context's ranks meet otherwise). [handle] Since 0.1. */
 DC_API dc_status dc_set_stream(dc_context *context, dc_stream *stream);
 
 /** The first failure of the context's asynchronous work, which every later call returns too; its text is in

@@ -12,6 +12,8 @@ typedef struct all_reduce {
   int32_t op;
 } all_reduce;
 
+_Static_assert(sizeof(all_reduce) <= DC__HOST_BYTES, "an all-reduce must fit into what is called behind others");
+
 /* ---- the chunk ---- */
 
 static void free_scratch(dc_comm *comm, dc__comm_scratch scratch) {

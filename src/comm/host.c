@@ -57,29 +57,6 @@ void dc__span_end_on(dc__span *span, dc_stream *stream) {
   dc__span_end(span, false); /* of the host's part, which is what the call says where there is no stamp */
 }
 
-typedef struct ending {
-  dc__span *span;
-  dc_comm *comm;
-} ending;
-
-static void end_coll(void *arg) {
-  const ending *e = arg;
-  dc__span_end(e->span, atomic_load_explicit(&e->comm->failed, memory_order_acquire) != 0);
-}
-
-void dc__host_note_begin(const dc__coll *coll) {
-  if (coll->tag.span != NULL) {
-    dc__stream_note(coll->stream, begin_task, &coll->tag.span, sizeof coll->tag.span);
-  }
-}
-
-void dc__host_note_end(const dc__coll *coll) {
-  if (coll->tag.span != NULL) {
-    const ending e = {coll->tag.span, coll->comm};
-    dc__stream_note(coll->stream, end_coll, &e, sizeof e);
-  }
-}
-
 /* A rank whose device failed offers nothing, since nobody could tell whether it was computed: it ends the group. */
 static bool may_run(dc_comm *comm, const dc__coll *coll) {
   if (dc__comm_check(comm) != DC_OK) {
@@ -96,8 +73,8 @@ bool dc__host_issues(const dc_comm *comm, const dc_stream *stream) {
   return comm->issues && stream != NULL && stream->device->place != 0;
 }
 
-/* Ends the reference that submit() took: a queued collective keeps its communicator alive. What is issued has the
- * stream's own times, which run() notes. */
+/* Ends the reference that submit() took: a queued collective keeps its communicator alive. What run() issues begins and
+ * ends on the stream (dc__span_begin_on), and this is the host's part of it. */
 static void run_task(void *args) {
   const dc__coll *coll = args;
   dc_comm *comm = coll->comm;
@@ -108,9 +85,7 @@ static void run_task(void *args) {
   if (runs) {
     comm->ops->run(comm, coll);
   }
-  if (coll->stream == NULL || !runs) {
-    dc__span_end(coll->tag.span, atomic_load_explicit(&comm->failed, memory_order_acquire) != 0);
-  }
+  dc__span_end(coll->tag.span, atomic_load_explicit(&comm->failed, memory_order_acquire) != 0);
   dc__comm_release(comm);
 }
 
@@ -124,6 +99,7 @@ static void issue(dc_comm *comm, dc_stream *stream, const dc__coll *coll, size_t
   dc_status status = stream->device->ops->stream_issue(stream, issue_task, coll, bytes, true);
   if (status != DC_OK) {
     comm->ops->abort(comm, dc_last_error());
+    dc__span_begin(coll->tag.span);
     dc__span_end(coll->tag.span, true);
     dc__comm_release(comm);
   }
@@ -145,7 +121,7 @@ static void submit(dc_comm *comm, dc_stream *stream, dc__coll *coll, const dc__c
 
 typedef struct behind {
   dc__task_fn fn;
-  _Alignas(max_align_t) unsigned char args[DC__NOTE_BYTES];
+  _Alignas(max_align_t) unsigned char args[DC__HOST_BYTES];
 } behind;
 
 static void issue_behind(void *native, void *args) {

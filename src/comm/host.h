@@ -28,13 +28,11 @@ void dc__host_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *ta
 void dc__host_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root);
 void dc__host_barrier(dc_comm *comm, const dc__tag *tag);
 
-/* For run() that issues: notes on the stream when the collective's work begins and ends there. The communicator must
- * live until then. */
-void dc__host_note_begin(const dc__coll *coll);
-void dc__host_note_end(const dc__coll *coll);
+enum { DC__HOST_BYTES = 64 };
 /* Whether run() issues collectives to the stream. */
 bool dc__host_issues(const dc_comm *comm, const dc_stream *stream);
-/* fn(args), which touches no device, behind the collectives that were queued on the stream: they have run(). */
+/* fn(args), at most DC__HOST_BYTES, which touches no device, behind the collectives that were queued on the stream:
+ * they have run(). */
 void dc__host_call(dc_comm *comm, dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 
 /* What the ranks compare. */

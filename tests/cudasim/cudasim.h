@@ -85,9 +85,10 @@ CUDASIM_API void cudasim_stream_end(void *stream);
 CUDASIM_API void cudasim_stream_call(void *stream, void (*fn)(void *user),
                                      void *user); /* in its order; calls no driver */
 CUDASIM_API void cudasim_capture(void *stream);
-/* Ends the capture; 0: somebody called what no capture allows. The graph is kept until the next one, or the reset. */
+/* Ends the capture; 0: somebody called what no capture allows. The graph is kept until the thread's next one, or
+ * the reset. */
 CUDASIM_API int cudasim_capture_end(void *stream);
-CUDASIM_API void cudasim_launch(void *stream); /* the captured graph */
+CUDASIM_API void cudasim_launch(void *stream); /* the thread's graph */
 /* Reads and writes memory of the device, for tests; waits for nothing. */
 CUDASIM_API void *cudasim_look(const void *ptr);
 

@@ -8,9 +8,17 @@
 struct CUstream_st {
   dc__cu_stream next; /* all */
   operation *head, **tail;
-  bool busy, ends, captures;
+  bool busy, ends;
+  struct captured *captures; /* into this graph; NULL: not */
   pthread_t thread;
 };
+
+/* A thread's latest graph. */
+typedef struct captured {
+  struct captured *next;
+  pthread_t by;
+  operation *first, **tail;
+} captured;
 
 /* A record: where it is, until it is done. */
 typedef struct moment {
@@ -36,7 +44,7 @@ static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 static dc__cu_stream streams;
 static waiter *waiters;
 static bool held; /* streams work only for who waits */
-static operation *graph, **graph_tail = &graph;
+static captured *graphs;
 static int capturing;
 static bool spoiled;
 
@@ -167,7 +175,7 @@ void push(dc__cu_stream to, void (*run)(void *args), const void *args, size_t by
   op->run = run;
   memcpy(op->args, args, bytes);
   pthread_mutex_lock(&mutex);
-  append(stream->captures ? &graph_tail : &stream->tail, op);
+  append(stream->captures != NULL ? &stream->captures->tail : &stream->tail, op);
   pthread_cond_broadcast(&progress);
   pthread_mutex_unlock(&mutex);
 }
@@ -189,7 +197,7 @@ int cuStreamSynchronize(dc__cu_stream of) {
   dc__cu_stream stream = true_stream(of);
   int error = unsafe();
   pthread_mutex_lock(&mutex);
-  if (stream->captures) {
+  if (stream->captures != NULL) {
     spoiled = true;
     error = CAPTURE_UNSUPPORTED;
   }
@@ -215,7 +223,7 @@ int cuStreamIsCapturing(dc__cu_stream of, int *status) {
   ENTER(true);
   dc__cu_stream stream = true_stream(of);
   pthread_mutex_lock(&mutex);
-  *status = stream->captures;
+  *status = stream->captures != NULL;
   pthread_mutex_unlock(&mutex);
   return 0;
 }
@@ -262,7 +270,7 @@ int cuEventRecord(dc__cu_event event, dc__cu_stream on) {
   pthread_mutex_lock(&mutex);
   drop(event->latest);
   event->latest = NULL;
-  event->captured = stream->captures;
+  event->captured = stream->captures != NULL;
   moment *m = event->captured ? NULL : calloc(1, sizeof *m);
   if (m != NULL) {
     *m = (moment){.refs = 2, .on = stream}; /* the event's and the record's */
@@ -290,8 +298,8 @@ int cuStreamWaitEvent(dc__cu_stream of, dc__cu_event event, unsigned flags) {
   pthread_mutex_lock(&mutex);
   moment *m = event->latest;
   bool outside =
-      event->captured != stream->captures; /* what is captured knows nothing of the rest, and is one stream */
-  bool waits = m != NULL && !stream->captures;
+      event->captured != (stream->captures != NULL); /* what is captured knows nothing of the rest, and is one stream */
+  bool waits = m != NULL && stream->captures == NULL;
   spoiled = spoiled || outside;
   if (waits) {
     m->refs++;
@@ -443,26 +451,44 @@ void cudasim_hold(void) {
   pthread_mutex_unlock(&mutex);
 }
 
-static void clear_graph(void) {
-  while (graph != NULL) {
-    operation *next = graph->next;
-    free(graph);
-    graph = next;
+static void free_graph(captured **link) {
+  captured *graph = *link;
+  *link = graph->next;
+  while (graph->first != NULL) {
+    operation *next = graph->first->next;
+    free(graph->first);
+    graph->first = next;
   }
-  graph_tail = &graph;
+  free(graph);
+}
+
+static captured **my_graph(void) {
+  captured **link = &graphs;
+  while (*link != NULL && !pthread_equal((*link)->by, pthread_self())) {
+    link = &(*link)->next;
+  }
+  return link;
 }
 
 void cudasim_capture(void *stream) {
   pthread_mutex_lock(&mutex);
-  clear_graph();
-  ((dc__cu_stream)stream)->captures = true;
+  captured **before = my_graph();
+  if (*before != NULL) {
+    free_graph(before);
+  }
+  captured *graph = calloc(1, sizeof *graph);
+  graph->tail = &graph->first;
+  graph->by = pthread_self();
+  graph->next = graphs;
+  graphs = graph;
+  ((dc__cu_stream)stream)->captures = graph;
   capturing++;
   pthread_mutex_unlock(&mutex);
 }
 
 int cudasim_capture_end(void *stream) {
   pthread_mutex_lock(&mutex);
-  ((dc__cu_stream)stream)->captures = false;
+  ((dc__cu_stream)stream)->captures = NULL;
   capturing--;
   int fine = !spoiled;
   pthread_mutex_unlock(&mutex);
@@ -471,7 +497,7 @@ int cudasim_capture_end(void *stream) {
 
 void cudasim_launch(void *stream) {
   pthread_mutex_lock(&mutex);
-  for (const operation *op = graph; op != NULL; op = op->next) {
+  for (const operation *op = (*my_graph())->first; op != NULL; op = op->next) {
     operation *copy = calloc(1, sizeof *copy);
     memcpy(copy, op, sizeof *copy);
     append(&((dc__cu_stream)stream)->tail, copy);
@@ -482,7 +508,9 @@ void cudasim_launch(void *stream) {
 
 void queue_reset(void) {
   pthread_mutex_lock(&mutex);
-  clear_graph();
+  while (graphs != NULL) {
+    free_graph(&graphs);
+  }
   spoiled = held = false;
   pthread_cond_broadcast(&progress);
   pthread_mutex_unlock(&mutex);

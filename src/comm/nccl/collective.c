@@ -221,7 +221,6 @@ static dc_status queue(dc__nccl *self, const dc__coll *coll, const char *name) {
   return dc__device_check(self->device); /* what it refused the others would wait for */
 }
 
-/* The communicator has failed before its end can be noted. */
 static void queue_or_fail(dc__nccl *self, const dc__coll *coll, const char *name) {
   dc_status status = queue(self, coll, name);
   if (status != DC_OK) {
@@ -232,15 +231,15 @@ static void queue_or_fail(dc__nccl *self, const dc__coll *coll, const char *name
 /* In flight until the stream has come past it. */
 static void issue(dc__nccl *self, const dc__coll *coll, const char *name) {
   dc__nccl_flight *flight;
-  dc_status status = dc__nccl_depart(self, coll->stream, name, &flight);
+  dc_status status = dc__nccl_depart(self, coll, name, &flight);
   if (status != DC_OK) {
     dc__nccl_fail(self, status);
-    dc__span_end(coll->tag.span, true);
+    dc__span_begin(coll->tag.span);
     return;
   }
-  dc__host_note_begin(coll);
+  dc__span_begin_on(coll->tag.span, coll->stream);
   queue_or_fail(self, coll, name);
-  dc__host_note_end(coll);
+  dc__span_end_on(coll->tag.span, coll->stream);
   dc__nccl_departed(self, coll->stream, flight);
 }
 
@@ -290,13 +289,13 @@ static void capture(dc__nccl *self, const dc__coll *coll, const char *name) {
   dc_status status = self->connected ? DC_OK : connect_ranks(self);
   self->connected = status == DC_OK;
   dc__nccl_captured(self);
-  dc__host_note_begin(coll);
+  dc__span_begin_on(coll->tag.span, coll->stream);
   if (status == DC_OK) {
     queue_or_fail(self, coll, name);
   } else {
     dc__nccl_fail(self, status);
   }
-  dc__host_note_end(coll);
+  dc__span_end_on(coll->tag.span, coll->stream);
 }
 
 /* ---- on hosts ---- */

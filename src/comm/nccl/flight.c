@@ -47,7 +47,7 @@ static void wait_for_last(dc__nccl *self, dc_stream *stream) {
   }
 }
 
-dc_status dc__nccl_depart(dc__nccl *self, dc_stream *stream, const char *name, dc__nccl_flight **flight) {
+dc_status dc__nccl_depart(dc__nccl *self, const dc__coll *coll, const char *name, dc__nccl_flight **flight) {
   dc__nccl_flight *f = take(self);
   if (f == NULL) {
     return DC_E_NO_MEMORY;
@@ -55,8 +55,9 @@ dc_status dc__nccl_depart(dc__nccl *self, dc_stream *stream, const char *name, d
   snprintf(f->name, sizeof f->name, "%s", name);
   f->next = NULL;
   f->since = 0;
-  wait_for_last(self, stream);
-  dc__event_record(f->begun, stream);
+  f->span = coll->tag.span;
+  wait_for_last(self, coll->stream);
+  dc__event_record(f->begun, coll->stream);
   *flight = f;
   return DC_OK;
 }
@@ -72,6 +73,16 @@ void dc__nccl_departed(dc__nccl *self, dc_stream *stream, dc__nccl_flight *fligh
   }
   self->last = flight;
   atomic_fetch_add(&self->watched, 1);
+  pthread_mutex_unlock(&self->watch);
+}
+
+void dc__nccl_mark_failed(dc__nccl *self) {
+  pthread_mutex_lock(&self->watch);
+  for (dc__nccl_flight *f = self->first; f != NULL; f = f->next) {
+    if (f->span != NULL && !dc__event_passed(f->done)) {
+      atomic_store(&f->span->failed, 1);
+    }
+  }
   pthread_mutex_unlock(&self->watch);
 }
 

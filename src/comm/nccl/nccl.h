@@ -38,7 +38,8 @@ typedef struct dc__nccl_block {
 typedef struct dc__nccl_flight {
   struct dc__nccl_flight *next; /* the one behind it, or a spare one */
   dc_event *begun, *done;
-  int64_t since; /* when it was seen to have begun; 0: not yet */
+  int64_t since;  /* when it was seen to have begun; 0: not yet */
+  dc__span *span; /* stays until `done` has passed; NULL: not recorded */
   char name[DC__COLL_TEXT];
 } dc__nccl_flight;
 
@@ -99,8 +100,10 @@ void dc__nccl_watcher_end(dc__nccl *self);
 /* Fails the communicator with the last error; the watcher gives up. */
 void dc__nccl_fail(dc__nccl *self, dc_status status);
 /* Around what a collective queues on the stream: behind all others of this communicator, and seen by the watcher. */
-dc_status dc__nccl_depart(dc__nccl *self, dc_stream *stream, const char *name, dc__nccl_flight **flight);
+dc_status dc__nccl_depart(dc__nccl *self, const dc__coll *coll, const char *name, dc__nccl_flight **flight);
 void dc__nccl_departed(dc__nccl *self, dc_stream *stream, dc__nccl_flight *flight);
+/* Those in flight have failed, before their kernels end. */
+void dc__nccl_mark_failed(dc__nccl *self);
 /* There is a graph that may be launched at any time. */
 void dc__nccl_captured(dc__nccl *self);
 

@@ -112,6 +112,7 @@ void dc__nccl_give_up(dc__nccl *self, dc_status status) {
   if (dc__comm_check(self->base) == DC_OK) {
     self->base->ops->abort(self->base, text);
   }
+  dc__nccl_mark_failed(self);
   pthread_mutex_lock(&self->calls);
   if (self->handle != NULL) {
     (void)dc__nccl_issue(self, abort_handle, NULL);

@@ -52,8 +52,7 @@ struct ncclComm {
   int looks;       /* in progress for so many more */
   int error;       /* asynchronous */
   group *groups;   /* on streams; of a lost device they never run */
-  group *captured; /* in graphs */
-  int launched;    /* of those, that run */
+  group *captured; /* in graphs, until the reset */
   bool ended;      /* by its user; goes with the last group */
 };
 

@@ -174,8 +174,8 @@ static void take_out(group *g) {
 static void run(group *g) {
   struct ncclComm *comm = g->comm;
   world *w = comm->world;
-  if (g->breaks != 0) {
-    comm->error = g->breaks;
+  comm->error = comm->error != 0 ? comm->error : g->breaks;
+  if (comm->error != 0) { /* what is behind it in a graph finds nobody either */
     return;
   }
   while (g->stalls && !w->aborted[comm->rank]) {
@@ -198,9 +198,7 @@ static void run_group(void *arg) {
   pthread_mutex_lock(&ncclsim_mutex);
   if (g->captured) {
     take_orders(g);
-    comm->launched++;
     run(g);
-    comm->launched--;
   } else {
     run(g);
     take_out(g);
@@ -209,7 +207,7 @@ static void run_group(void *arg) {
   pthread_mutex_unlock(&ncclsim_mutex);
 }
 
-/* A group that is refused is gone; one that is captured stays as long as its communicator. */
+/* A group that is refused is gone; one that is captured stays, and keeps its communicator. */
 static int launch(group *g) {
   struct ncclComm *comm = g->comm;
   int captured = 0;

@@ -4,7 +4,7 @@
  *   calls        that queue work want a current device; communicators are non-blocking, and calls stay in progress for
  *                a few looks
  *   groups       wait on their stream until every rank's has come, move, and end when all have moved; those of a stream
- *                that is captured run with each launch of the graph, until their communicator ends
+ *                that is captured run with each launch of the graph
  *   aborts       are the caller's own: the other ranks' groups wait until they are aborted too
  *
  * Any function can be made to fail, as the driver's (cudasim_fail), and a rank's next group to break or to stay away.

@@ -33,7 +33,7 @@ static void forget(struct ncclComm *comm) {
 }
 
 void ncclsim_drop(struct ncclComm *comm) {
-  if (comm->ended && comm->groups == NULL && comm->launched == 0) {
+  if (comm->ended && comm->groups == NULL && comm->captured == NULL) {
     forget(comm);
   }
 }
