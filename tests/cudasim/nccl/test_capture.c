@@ -255,7 +255,7 @@ static void captures_with_a_failure(card_rank *c) {
     calls_seen = cudasim_calls(failing);
     cudasim_fail(failing, failing_before, 1);
   }
-  OK(&c->r, dc_comm_barrier(c->nccl));
+  (void)dc_comm_barrier(c->nccl); /* the other one may have failed already */
   (void)capture(&r);
   (void)dc_async_error(r.ctx);
   if (c->r.rank == 0) {

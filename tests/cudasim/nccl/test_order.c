@@ -265,7 +265,7 @@ static void use_all(card_rank *c) {
     calls_seen = cudasim_calls(failing);
     cudasim_fail(failing, failing_before, BAD_VALUE);
   }
-  OK(&c->r, dc_comm_barrier(c->nccl));
+  (void)dc_comm_barrier(c->nccl); /* the other one may have failed already */
   dc_tensor whole = flat(d.whole, &(int64_t){COUNT}, DC_FLOAT32);
   (void)gather(c, &d, COUNT, c->stream);
   (void)reduce(c, &d, COUNT, c->stream);
