@@ -84,7 +84,7 @@ static inline void record_pending(fixture *f, dc_event *event) {
 
 static inline void *take(fixture *f, size_t bytes) {
   void *ptr = NULL;
-  assert_int_equal(dc__arena_alloc(f->arena, bytes, &ptr), DC_OK);
+  assert_int_equal(dc__arena_alloc(f->arena, NULL, bytes, &ptr), DC_OK);
   assert_non_null(ptr);
   assert_int_equal((uintptr_t)ptr % 256, 0);
   memset(ptr, 1, bytes);

@@ -80,7 +80,7 @@ static void test_unknown_pointers_are_ignored(void **state) {
   give(f, a);
   assert_int_equal(stats_of(f).used_bytes, 0);
   void *none = NULL;
-  assert_int_equal(dc__arena_alloc(f->arena, SIZE_MAX, &none), DC_E_NO_MEMORY);
+  assert_int_equal(dc__arena_alloc(f->arena, NULL, SIZE_MAX, &none), DC_E_NO_MEMORY);
   assert_null(none);
 }
 
@@ -124,7 +124,7 @@ static void test_no_growth(void **state) {
       if (live + want > LIMIT) {
         continue;
       }
-      assert_int_equal(dc__arena_alloc(f->arena, want, &ptr[slot]), DC_OK);
+      assert_int_equal(dc__arena_alloc(f->arena, NULL, want, &ptr[slot]), DC_OK);
       memset(ptr[slot], 0, 1);
       ((unsigned char *)ptr[slot])[0] = (unsigned char)slot;
       ((unsigned char *)ptr[slot])[want - 1] = (unsigned char)slot;
@@ -193,6 +193,48 @@ static void test_retired_blocks_wait(void **state) {
   assert_int_equal(stats_of(f).chunk_allocations, 2);
 }
 
+/* A stream is given memory that is still in use, and waits for it: all of it before the arena grows, the rest of a
+ * block too, and what fits best. */
+static void test_a_stream_waits_for_memory(void **state) {
+  fixture *f = *state;
+  dc_stream *stream;
+  void *b, *rest, *more;
+  int32_t passed = 1;
+  assert_int_equal(dc_stream_create(f->device, &stream), DC_OK);
+  void *large = take(f, 3 * MIB);
+  void *small = take(f, MIB);
+  record_pending(f, f->event);
+  dc__arena_free(f->arena, large, f->event, NULL);
+  dc__arena_free(f->arena, small, f->event, NULL);
+  assert_int_equal(dc__arena_alloc(f->arena, stream, MIB, &b), DC_OK);
+  assert_ptr_equal(b, small);
+  assert_int_equal(dc__arena_alloc(f->arena, stream, 2 * MIB, &b), DC_OK);
+  assert_ptr_equal(b, large);
+  assert_int_equal(dc__arena_alloc(f->arena, stream, MIB, &rest), DC_OK);
+  assert_ptr_equal(rest, (char *)large + 2 * MIB);
+  assert_int_equal(stats_of(f).used_bytes, 4 * MIB);
+  assert_int_equal(stats_of(f).peak_bytes, 4 * MIB);
+  assert_int_equal(stats_of(f).chunk_allocations, 1);
+  assert_int_equal(dc_event_record(f->other, stream), DC_OK);
+  assert_int_equal(dc_event_query(f->other, &passed), DC_OK);
+  assert_int_equal(passed, 0);
+  assert_int_equal(dc__arena_alloc(f->arena, stream, MIB, &more), DC_OK);
+  assert_int_equal(stats_of(f).chunk_allocations, 2);
+  atomic_store(&f->open, true);
+  assert_int_equal(dc_event_wait(f->other, NULL, 0), DC_OK);
+  give(f, small);
+  give(f, large);
+  give(f, rest);
+  give(f, more);
+  dc__arena_reset_peak(f->arena);
+  assert_int_equal(stats_of(f).peak_bytes, 0);
+  take(f, 4 * MIB);
+  take(f, 4 * MIB);
+  assert_int_equal(stats_of(f).chunk_allocations, 2); /* they merged */
+  assert_int_equal(stats_of(f).peak_bytes, 8 * MIB);
+  dc_stream_destroy(stream);
+}
+
 static void test_retired_blocks_merge(void **state) {
   fixture *f = *state;
   void *a = take(f, 2 * MIB);
@@ -234,7 +276,7 @@ static void test_release_waits_for_retired(void **state) {
   dc__arena *arena = NULL;
   void *ptr = NULL;
   assert_int_equal(dc__arena_create(f->device, NULL, &arena), DC_OK);
-  assert_int_equal(dc__arena_alloc(arena, 10, &ptr), DC_OK);
+  assert_int_equal(dc__arena_alloc(arena, NULL, 10, &ptr), DC_OK);
   record_pending(f, f->event);
   dc__stream_zero(f->stream, ptr, 10);
   dc_event_record(f->event, f->stream);
@@ -286,13 +328,13 @@ static void test_source(void **state) {
   void *a = NULL;
   void *b = NULL;
   void *none = NULL;
-  assert_int_equal(dc__arena_alloc(arena, 4 * MIB, &a), DC_OK);
-  assert_int_equal(dc__arena_alloc(arena, 4 * MIB, &b), DC_OK);
-  assert_int_equal(dc__arena_alloc(arena, MIB, &none), DC_E_NO_MEMORY);
+  assert_int_equal(dc__arena_alloc(arena, NULL, 4 * MIB, &a), DC_OK);
+  assert_int_equal(dc__arena_alloc(arena, NULL, 4 * MIB, &b), DC_OK);
+  assert_int_equal(dc__arena_alloc(arena, NULL, MIB, &none), DC_E_NO_MEMORY);
   assert_string_equal(dc_last_error(), "pool: 4194304 bytes asked for");
   assert_null(none);
   dc__arena_free(arena, a, NULL, NULL);
-  assert_int_equal(dc__arena_alloc(arena, 6 * MIB, &a), DC_OK); /* idle chunks make room */
+  assert_int_equal(dc__arena_alloc(arena, NULL, 6 * MIB, &a), DC_OK); /* idle chunks make room */
   assert_int_equal(p.chunks, 2);
   assert_int_equal(f->device->allocations, 0);
   dc__arena_release(arena);
@@ -313,6 +355,7 @@ int main(void) {
     TEST(test_many_blocks),
     TEST(test_trim),
     TEST(test_retired_blocks_wait),
+    TEST(test_a_stream_waits_for_memory),
     TEST(test_retired_blocks_merge),
     TEST(test_forget_event),
     TEST(test_release_waits_for_retired),

@@ -59,7 +59,7 @@ static void test_buffer_outlives_everything(void **state) {
   void *ptr = NULL;
   dc_buffer *buffer = NULL;
   assert_int_equal(dc__arena_create(f->device, NULL, &arena), DC_OK);
-  assert_int_equal(dc__arena_alloc(arena, 100, &ptr), DC_OK);
+  assert_int_equal(dc__arena_alloc(arena, NULL, 100, &ptr), DC_OK);
   assert_int_equal(dc__buffer_create(arena, ptr, 100, &buffer), DC_OK);
   dc__arena_release(arena);
   memset(dc_buffer_data(buffer), 5, 100);
@@ -81,7 +81,7 @@ static void *share(void *arg) {
     dc_buffer *own = NULL;
     void *ptr = NULL;
     size_t bytes = (size_t)(1 + (i * 37 + s->index * 101) % 5000);
-    dc__arena_alloc(s->f->arena, bytes, &ptr);
+    dc__arena_alloc(s->f->arena, NULL, bytes, &ptr);
     dc__buffer_create(s->f->arena, ptr, bytes, &own);
     memset(dc_buffer_data(own), s->index, bytes);
     dc_event_record(s->f->event, s->f->stream);

@@ -123,11 +123,11 @@ static void freed_early(int32_t by, void *user) {
   tools t;
   open_tools(&t);
   void *block, *next;
-  dc__arena_alloc(t.arena, BYTES, &block);
+  dc__arena_alloc(t.arena, NULL, BYTES, &block);
   dc__stream_copy(t.a, block, t.x, BYTES);
   dc__event_record(t.event, t.a);
   dc__arena_free(t.arena, block, s->fault ? NULL : t.event, NULL);
-  dc__arena_alloc(t.arena, BYTES, &next);
+  dc__arena_alloc(t.arena, NULL, BYTES, &next);
   dc__stream_copy(t.b, next, t.x, BYTES);
   dc_stream_synchronize(t.b, 0);
   close_tools(&t);
@@ -150,7 +150,7 @@ static void used_after(int32_t by, void *user) {
   tools t;
   open_tools(&t);
   void *block;
-  dc__arena_alloc(t.arena, BYTES, &block);
+  dc__arena_alloc(t.arena, NULL, BYTES, &block);
   dc__stream_zero(NULL, block, BYTES);
   if (!s->fault) {
     sim_reads(block, BYTES, "the scene");
@@ -173,7 +173,7 @@ static void never_written(int32_t by, void *user) {
   tools t;
   open_tools(&t);
   char *block;
-  dc__arena_alloc(t.arena, BYTES, (void **)&block);
+  dc__arena_alloc(t.arena, NULL, BYTES, (void **)&block);
   dc__stream_zero(NULL, block, s->fault ? BYTES - 1 : BYTES);
   sim_reads(block, BYTES, "the scene");
   close_tools(&t);

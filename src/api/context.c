@@ -188,7 +188,7 @@ static dc_status alloc(dc_context *ctx, const char *fn, size_t bytes, int32_t ki
     return dc__fail(DC_E_INVALID, "%s: bytes = %zu is more than any machine has", fn, bytes);
   }
   void *data;
-  DC__TRY(dc__arena_alloc(arena, bytes, &data));
+  DC__TRY(dc__arena_alloc(arena, NULL, bytes, &data));
   DC__TRY(dc__buffer_create(arena, data, bytes, buffer));
   dc__stream_zero(dc__stream_or_here(ctx->device, NULL), data, bytes);
   dc__here_done(ctx->device, NULL);

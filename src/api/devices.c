@@ -82,7 +82,7 @@ static dc_status create(dc_device *device, size_t bytes, dc_buffer **buffer) {
   dc__arena *arena;
   void *ptr;
   DC__TRY(dc__arena_create(device, NULL, &arena));
-  dc_status status = dc__arena_alloc(arena, bytes, &ptr);
+  dc_status status = dc__arena_alloc(arena, NULL, bytes, &ptr);
   if (status == DC_OK) {
     dc__stream_zero(dc__stream_or_here(device, NULL), ptr, bytes);
     dc__here_done(device, NULL);

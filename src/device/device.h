@@ -214,7 +214,9 @@ bool dc__event_passed(dc_event *event);
  *
  * Chunks come from the device and stay until the arena dies; blocks are cut best-fit and merge again when freed, so
  * a steady step allocates nothing. A block may be freed while work that reads it is still queued: give the events;
- * the memory is reused only after they passed. Counted, because buffers outlive contexts. Thread-safe. */
+ * the memory is reused only after they passed. Who runs ahead of the device takes no more for that: before the arena
+ * grows, a stream is given such memory, and waits for the events itself. Counted, because buffers outlive contexts.
+ * Thread-safe. */
 typedef struct dc__arena dc__arena;
 
 /* Where an arena's chunks come from; NULL functions: the device, kind DC_MEMORY_DEVICE. */
@@ -228,10 +230,11 @@ typedef struct dc__arena_source {
 dc_status dc__arena_create(dc_device *device, const dc__arena_source *source, dc__arena **arena);
 dc__arena *dc__arena_retain(dc__arena *arena);
 void dc__arena_release(dc__arena *arena); /* the chunks go when the last reference goes */
-/* bytes 0 gives a valid, empty block. 256-byte aligned. */
-dc_status dc__arena_alloc(dc__arena *arena, size_t bytes, void **ptr);
-/* after: up to two events (NULL allowed) that must pass before the memory is used again; they are waited for by
- * dc__arena_alloc, which polls, and must live until then or until dc__arena_forget_event. */
+/* bytes 0 gives a valid, empty block. 256-byte aligned. stream: what alone uses the memory before it has queued an
+ * event that the others wait for, and what is waited for if the block is freed unused; NULL: anybody, at once. */
+dc_status dc__arena_alloc(dc__arena *arena, dc_stream *stream, size_t bytes, void **ptr);
+/* after: up to two events (NULL allowed) that must pass before the memory is used again; they must live until
+ * dc__arena_alloc has found them passed or made a stream wait, or until dc__arena_forget_event. */
 void dc__arena_free(dc__arena *arena, void *ptr, dc_event *after_a, dc_event *after_b);
 /* Blocks until nothing waits for the event any more: call before destroying an event given to dc__arena_free.
  * arena may be NULL. */
@@ -242,9 +245,11 @@ void dc__arena_trim(dc__arena *arena);
 typedef struct dc__arena_stats {
   int64_t chunk_bytes; /* taken from the source */
   int64_t used_bytes;  /* in blocks, and in freed ones whose events have not passed */
+  int64_t peak_bytes;  /* most of used_bytes, as it was when blocks were taken */
   int64_t chunk_allocations;
 } dc__arena_stats;
 void dc__arena_get_stats(dc__arena *arena, dc__arena_stats *stats);
+void dc__arena_reset_peak(dc__arena *arena);
 
 /* ---- buffers (buffer.c): counted handles on arena blocks, public as dc_buffer ---- */
 

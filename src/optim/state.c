@@ -38,7 +38,7 @@ static bool take_memory(dc_optimizer *o, dc__optim_piece *piece) {
     piece->data = dc__calloc(1, bytes);
     return piece->data != NULL;
   }
-  if (dc__arena_alloc(o->arena, bytes, &piece->data) != DC_OK) {
+  if (dc__arena_alloc(o->arena, NULL, bytes, &piece->data) != DC_OK) {
     return false;
   }
   dc__stream_zero(device->here, piece->data, bytes);

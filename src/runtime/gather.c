@@ -82,8 +82,8 @@ dc_status dc__gather_dtype(const char *fn, const dc__param *param, int32_t *dtyp
 }
 
 /* Memory and an event for a copy in a type. *made: it is new, and to be dropped if the gather does not start. */
-static dc_status open_copy(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc__copy_of **copy,
-                           bool *made) {
+static dc_status open_copy(dc_context *ctx, const char *fn, dc_stream *stream, dc__param *param, int32_t dtype,
+                           dc__copy_of **copy, bool *made) {
   *copy = dc__gather_copy(param, dtype);
   *made = *copy == NULL;
   if (!*made) {
@@ -99,15 +99,10 @@ static dc_status open_copy(dc_context *ctx, const char *fn, dc__param *param, in
   DC__TRY(dc__need_event(ctx, &(*copy)->ready));
   size_t bytes = (size_t)param->numel * dc_dtype_size(dtype);
   void *data;
-  DC__TRY(dc__arena_alloc(ctx->arenas.gathered, bytes, &data));
+  DC__TRY(dc__arena_alloc(ctx->arenas.gathered, stream, bytes, &data));
   DC__TRY(dc__buffer_create(ctx->arenas.gathered, data, bytes, &(*copy)->buffer));
   (*copy)->dtype = dtype;
   (*copy)->version = -1; /* holds nothing yet */
-  dc__arena_stats stats;
-  dc__arena_get_stats(ctx->arenas.gathered, &stats);
-  if (stats.used_bytes > ctx->counters.gathered_peak) {
-    ctx->counters.gathered_peak = stats.used_bytes;
-  }
   return DC_OK;
 }
 
@@ -136,13 +131,14 @@ typedef struct plan {
   bool made;
 } plan;
 
-static dc_status plan_one(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, plan *p) {
+static dc_status plan_one(dc_context *ctx, const char *fn, dc_stream *stream, dc__param *param, int32_t dtype,
+                          plan *p) {
   p->param = param;
   p->from = any_current_copy(param);
-  DC__TRY(open_copy(ctx, fn, param, dtype, &p->copy, &p->made));
+  DC__TRY(open_copy(ctx, fn, stream, param, dtype, &p->copy, &p->made));
   size_t bytes = (size_t)param->chunks[ctx->rank].count * dc_dtype_size(dtype);
   if (p->from == NULL && bytes > 0 && needs_staging(ctx, param, dtype)) {
-    return dc__arena_alloc(ctx->arenas.shared, bytes, &p->staged);
+    return dc__arena_alloc(ctx->arenas.shared, stream, bytes, &p->staged);
   }
   return DC_OK;
 }
@@ -237,9 +233,10 @@ static dc_status gather_missing(dc_context *ctx, const char *fn, const dc__tag *
   dc_status status = DC_OK;
   int64_t planned = 0;
   for (; planned < count && status == DC_OK; planned++) {
-    status = plan_one(ctx, fn, params[planned], dtypes[planned], &plans[planned]);
+    status = plan_one(ctx, fn, stream, params[planned], dtypes[planned], &plans[planned]);
   }
   if (status != DC_OK) {
+    (void)dc__stream_sync(stream, 0); /* who had the memory before may have been left to the stream to wait for */
     for (int64_t i = 0; i < planned; i++) {
       unplan(ctx, &plans[i]);
     }

@@ -49,7 +49,7 @@ static dc_status value_fill(dc_context *ctx, const dc_tensor *tensor, int64_t nu
   DC__TRY(dc__need_event(ctx, &value->offloaded));
   DC__TRY(dc__need_event(ctx, &value->reloaded));
   void *data;
-  DC__TRY(dc__arena_alloc(ctx->host, value->bytes, &data));
+  DC__TRY(dc__arena_alloc(ctx->host, NULL, value->bytes, &data));
   DC__TRY(dc__buffer_create(ctx->host, data, value->bytes, &value->host));
   ctx->offload_bytes += (int64_t)value->bytes;
   return DC_OK;
@@ -163,8 +163,12 @@ dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, i
     dc_stream *stream;
     void *data;
     DC__TRY(dc__lane(ctx, DC__LANE_RELOAD, &stream));
-    DC__TRY(dc__arena_alloc(ctx->arenas.working, value->bytes, &data));
-    DC__TRY(dc__buffer_create(ctx->arenas.working, data, value->bytes, &value->device));
+    DC__TRY(dc__arena_alloc(ctx->arenas.working, stream, value->bytes, &data));
+    dc_status status = dc__buffer_create(ctx->arenas.working, data, value->bytes, &value->device);
+    if (status != DC_OK) {
+      (void)dc__stream_sync(stream, 0); /* for who had the memory before */
+      return status;
+    }
     dc__after_caller(ctx, stream);
     dc__event_wait(value->offloaded, stream);
     const dc__tag tag = {graph->ordinal, id, DC_OP_RELOAD_TENSOR, NULL};
@@ -224,7 +228,7 @@ dc_status dc__reload_shard(dc_context *ctx, const dc__graph *graph, dc__param *p
   DC__TRY(dc__need_event(ctx, &param->shard_read));
   size_t bytes = (size_t)param->chunks[ctx->rank].count * dc_dtype_size(param->dtype);
   dc__drop_shard(ctx, param); /* the weights changed since */
-  DC__TRY(dc__arena_alloc(ctx->arenas.shared, bytes, &param->device_shard));
+  DC__TRY(dc__arena_alloc(ctx->arenas.shared, stream, bytes, &param->device_shard));
   dc__after_caller(ctx, stream);
   const dc__tag tag = {graph->ordinal, param->id, DC_OP_RELOAD_PARAMETER, NULL};
   dc__record_copy(ctx, &tag, DC__LANE_RELOAD, param->device_shard, param->shard, bytes);

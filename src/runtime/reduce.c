@@ -38,7 +38,8 @@ static dc_status size_bucket(dc_context *ctx, dc__bucket *bucket, int32_t dtype,
   int64_t capacity = elements > ctx->bucket_elements ? elements : ctx->bucket_elements;
   void *data;
   free_data(ctx, bucket);
-  DC__TRY(dc__arena_alloc(ctx->arenas.shared, (size_t)capacity * dc_dtype_size(dtype), &data));
+  DC__TRY(
+      dc__arena_alloc(ctx->arenas.shared, ctx->lanes[DC__LANE_CALLER], (size_t)capacity * dc_dtype_size(dtype), &data));
   bucket->data = data;
   bucket->capacity = capacity;
   return DC_OK;
@@ -188,7 +189,7 @@ static dc_status add_locally(dc_context *ctx, dc__param *param, const dc_tensor 
   bool first = param->local_sum == NULL;
   if (first) {
     size_t bytes = (size_t)param->numel * dc_dtype_size(dtype);
-    DC__TRY(dc__arena_alloc(ctx->arenas.working, bytes, &param->local_sum));
+    DC__TRY(dc__arena_alloc(ctx->arenas.working, ctx->lanes[DC__LANE_CALLER], bytes, &param->local_sum));
     param->local_sum_dtype = dtype;
   }
   combine(ctx, param->local_sum, dtype, grad->data, grad->dtype, param->numel, !first);

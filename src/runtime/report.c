@@ -45,7 +45,7 @@ void dc__stats(dc_context *ctx, dc_memory_stats *stats) {
   *stats = (dc_memory_stats){
       .struct_size = sizeof *stats,
       .gathered_bytes = gathered.used_bytes,
-      .gathered_peak_bytes = c->gathered_peak,
+      .gathered_peak_bytes = gathered.peak_bytes,
       .bucket_bytes = bucket_bytes(ctx),
       .offload_bytes = ctx->offload_bytes,
       .reload_bytes = ctx->reload_bytes,
@@ -64,11 +64,9 @@ void dc__stats(dc_context *ctx, dc_memory_stats *stats) {
 }
 
 void dc__stats_reset(dc_context *ctx) {
-  dc__arena_stats gathered;
-  dc__arena_get_stats(ctx->arenas.gathered, &gathered);
   int64_t device_bytes;
-  ctx->counters =
-      (dc__counters){.gathered_peak = gathered.used_bytes, .allocations_base = arena_allocations(ctx, &device_bytes)};
+  ctx->counters = (dc__counters){.allocations_base = arena_allocations(ctx, &device_bytes)};
+  dc__arena_reset_peak(ctx->arenas.gathered);
 }
 
 /* ---- dry runs ---- */

@@ -118,7 +118,6 @@ typedef struct dc__counters {
   int64_t gathers, gather_hits, gather_wire_bytes;
   int64_t reductions, reduce_wire_bytes, flushes;
   int64_t d2h_bytes, h2d_bytes;
-  int64_t gathered_peak;
   int64_t allocations_base; /* subtracted from what the arenas count */
 } dc__counters;
 

@@ -1,0 +1,100 @@
+/* Gathers for a caller whose work is on a stream of his own. */
+#include "harness.h"
+
+#include <sched.h>
+#include <stdatomic.h>
+
+enum { GRAPH = 7 };
+
+static bool holds_weights(const dc_tensor *full, const sharded *p, float scale) {
+  for (int64_t i = 0; i < p->numel; i++) {
+    if (((const float *)full->data)[i] != value_of(p->id, i) * scale) {
+      return false;
+    }
+  }
+  return full->shape[0] == p->numel && full->ndim == 1 && full->dtype == DC_FLOAT32;
+}
+
+/* The caller's work on a stream of his own: gathers start after it, and memory comes back after its last read. */
+static void on_a_stream(rank *r) {
+  sharded p;
+  int64_t id = 9;
+  dc_stream *stream;
+  dc_tensor full = DC_TENSOR_INIT;
+  OK(r, register_sharded(r, &p, id, 3000, 0));
+  OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
+  OK(r, dc_stream_create(r->device, &stream));
+  OK(r, dc_set_stream(r->ctx, stream));
+  for (int i = 0; i < 20; i++) {
+    OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
+    OK(r, dc_wait_allgather(r->ctx, &full, GRAPH, id));
+    OK(r, dc_stream_synchronize(stream, 0));
+    CHECK(r, holds_weights(&full, &p, 1.0f));
+    OK(r, dc_release_param(r->ctx, &full, GRAPH, id, 1));
+  }
+  OK(r, dc_set_stream(r->ctx, NULL));
+  dc_stream_destroy(stream);
+  free_sharded(&p);
+}
+
+static void test_on_a_stream(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 2}, on_a_stream, NULL);
+}
+
+/* A caller who runs ahead of his stream, by many parameters, has the memory of as many as he has at once. */
+enum { AHEAD = 40, LARGE = 2 << 20 };
+
+static void wait_until(void *user) {
+  while (atomic_load((atomic_int *)user) == 0) {
+    sched_yield();
+  }
+}
+
+static void runs_ahead(rank *r) {
+  sharded p[AHEAD];
+  int64_t ids[AHEAD];
+  atomic_int open = 0;
+  dc_stream *stream;
+  dc_tensor full = DC_TENSOR_INIT;
+  for (int64_t i = 0; i < AHEAD; i++) {
+    ids[i] = i;
+    OK(r, register_sharded(r, &p[i], i, LARGE / 4, 0));
+  }
+  OK(r, dc_register_graph_z3(r->ctx, GRAPH, ids, AHEAD));
+  OK(r, dc_stream_create(r->device, &stream));
+  OK(r, dc_set_stream(r->ctx, stream));
+  OK(r, dc_stream_call(stream, wait_until, &open));
+  for (int64_t i = 0; i < AHEAD; i++) {
+    OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, i, DC_DTYPE_NONE, &full));
+    OK(r, dc_wait_allgather(r->ctx, &full, GRAPH, i));
+    OK(r, dc_release_param(r->ctx, &full, GRAPH, i, 1));
+  }
+  dc_memory_stats stats = DC_MEMORY_STATS_INIT;
+  OK(r, dc_get_memory_stats(r->ctx, &stats));
+  CHECK(r, stats.gathered_peak_bytes <= 2 * LARGE); /* what a chunk holds */
+  atomic_store(&open, 1);
+  OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, 7, DC_DTYPE_NONE, &full));
+  OK(r, dc_wait_allgather(r->ctx, &full, GRAPH, 7));
+  OK(r, dc_stream_synchronize(stream, 0));
+  CHECK(r, holds_weights(&full, &p[7], 1.0f));
+  OK(r, dc_release_param(r->ctx, &full, GRAPH, 7, 1));
+  OK(r, dc_set_stream(r->ctx, NULL));
+  dc_stream_destroy(stream);
+  for (int64_t i = 0; i < AHEAD; i++) {
+    free_sharded(&p[i]);
+  }
+}
+
+static void test_a_caller_who_runs_ahead(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 2}, runs_ahead, NULL);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_on_a_stream),
+      cmocka_unit_test(test_a_caller_who_runs_ahead),
+  };
+  return cmocka_run_group_tests_name("gather_streams", tests, NULL, NULL);
+}
