@@ -192,7 +192,9 @@ dc_status dc__arena_alloc(dc__arena *arena, dc_stream *stream, size_t bytes, voi
   pthread_mutex_lock(&arena->mutex);
   dc_status status = find(arena, stream != NULL, size, &b, after);
   if (status == DC_OK) {
-    UNPOISON(b->ptr, bytes);
+    if (after[0] == NULL && after[1] == NULL) {
+      UNPOISON(b->ptr, bytes);
+    }
     *ptr = b->ptr;
     arena->peak_bytes = arena->blocks.used_bytes > arena->peak_bytes ? arena->blocks.used_bytes : arena->peak_bytes;
   }
@@ -201,6 +203,9 @@ dc_status dc__arena_alloc(dc__arena *arena, dc_stream *stream, size_t bytes, voi
     if (after[i] != NULL) {
       dc__event_wait(after[i], stream);
     }
+  }
+  if (after[0] != NULL || after[1] != NULL) {
+    UNPOISON_ON(stream, *ptr, bytes);
   }
   return status;
 }

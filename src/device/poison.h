@@ -1,5 +1,6 @@
 /* With AddressSanitizer, reading memory of an arena that was freed is found like reading freed heap memory; the
- * simulator's tests compile the arena once more, to be told where blocks begin and end to live. */
+ * simulator's tests compile the arena once more, to be told where blocks begin and end to live: on the host, or in a
+ * stream's order where a stream waits for who used the memory before. */
 #ifndef DC_DEVICE_POISON_H
 #define DC_DEVICE_POISON_H
 
@@ -15,15 +16,20 @@
 #if defined(DC_ARENA_WATCHED)
 void dc__arena_poison(const void *ptr, size_t bytes);
 void dc__arena_unpoison(const void *ptr, size_t bytes);
+struct dc_stream;
+void dc__arena_unpoison_on(struct dc_stream *stream, const void *ptr, size_t bytes);
 #define POISON(ptr, bytes) dc__arena_poison(ptr, bytes)
 #define UNPOISON(ptr, bytes) dc__arena_unpoison(ptr, bytes)
+#define UNPOISON_ON(stream, ptr, bytes) dc__arena_unpoison_on(stream, ptr, bytes)
 #elif defined(DC_POISON_ASAN)
 #include <sanitizer/asan_interface.h>
 #define POISON(ptr, bytes) ASAN_POISON_MEMORY_REGION(ptr, bytes)
 #define UNPOISON(ptr, bytes) ASAN_UNPOISON_MEMORY_REGION(ptr, bytes)
+#define UNPOISON_ON(stream, ptr, bytes) ASAN_UNPOISON_MEMORY_REGION(ptr, bytes)
 #else
 #define POISON(ptr, bytes) ((void)(ptr), (void)(bytes))
 #define UNPOISON(ptr, bytes) ((void)(ptr), (void)(bytes))
+#define UNPOISON_ON(stream, ptr, bytes) ((void)(stream), (void)(ptr), (void)(bytes))
 #endif
 
 #endif

@@ -90,7 +90,7 @@ dc_status dc__optim_make_rates(dc_optimizer *o, const char *fn) {
     dc__optim_group *group = &o->groups[g];
     void *rate;
     if (group->rate == NULL) {
-      DC__TRY(dc__arena_alloc(o->arena, sizeof *group->rate, &rate));
+      DC__TRY(dc__arena_alloc(o->arena, NULL, sizeof *group->rate, &rate));
       group->rate = rate;
       DC__TRY(dc__optim_tell_rate(o, fn, group->rate, group->lr));
     }

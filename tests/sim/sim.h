@@ -100,6 +100,7 @@ void sim_push(dc_stream *stream, const sim_work *work, const void *args, size_t 
 /* wrap.c, for the arena.c that is compiled for the simulator */
 void dc__arena_poison(const void *ptr, size_t bytes);
 void dc__arena_unpoison(const void *ptr, size_t bytes);
+void dc__arena_unpoison_on(dc_stream *stream, const void *ptr, size_t bytes);
 
 /* world.c */
 void *sim_map(size_t bytes); /* memory under the checker's eye, until the world ends */

@@ -1,6 +1,6 @@
 /* What tells the checker of the runtime's accesses: the linker sends calls between object files of these functions
- * here (--wrap, in tests/meson.build), and arena.c is compiled once more for the simulator, with its poisoning, which
- * marks where a block's life begins and ends, sent here as well. */
+ * here (--wrap, in tests/meson.build), and arena.c and blocks.c are compiled once more for the simulator, with its
+ * poisoning, which marks where a block's life begins and ends, sent here as well. */
 #include "kernels/kernels.h"
 #include "runtime/runtime.h"
 #include "sim.h"
@@ -107,13 +107,33 @@ void dc__arena_poison(const void *ptr, size_t bytes) {
   sim_note(SIM_FREE, ptr, bytes, "arena");
 }
 
-void dc__arena_unpoison(const void *ptr, size_t bytes) {
+static void keep_block(const void *ptr, size_t bytes) {
   (void)forget_block(ptr);
   if (block_count < BLOCKS) {
     blocks[block_count].ptr = ptr;
     blocks[block_count++].bytes = bytes;
   }
+}
+
+void dc__arena_unpoison(const void *ptr, size_t bytes) {
+  keep_block(ptr, bytes);
   sim_note(SIM_ALLOC, ptr, bytes, "arena");
+}
+
+typedef struct life {
+  const void *ptr;
+  size_t bytes;
+} life;
+
+static void begin_life(void *args) {
+  const life *l = args;
+  sim_note(SIM_ALLOC, l->ptr, l->bytes, "arena");
+}
+
+void dc__arena_unpoison_on(dc_stream *stream, const void *ptr, size_t bytes) {
+  const life l = {ptr, bytes};
+  keep_block(ptr, bytes);
+  dc__stream_call(stream, begin_life, &l, sizeof l);
 }
 
 /* ---- names for reports ---- */
