@@ -40,7 +40,8 @@ def _empty(_: Path, baseline: Path) -> None:
 END = "  local:\n    *;\n};\n"
 RESET = "    dc_reset;\n"
 SYNC = "  int32_t sync_before_reduce;"
-LAST = "  int32_t sync_after_allgather;"
+CHECK = "  int32_t check_finite;     "
+LAST = "  int32_t reserved0;                 /**< 0 */\n} dc_config;"
 FREE = "  int64_t free_activation_threshold;"
 
 
@@ -81,9 +82,9 @@ MUTANTS = [
             ("  int32_t other; ", "  int32_t double_buffer; "))),
     Mutant("a field inserted", "gate and locks", ((SYNC, f"  int32_t inserted;\n{SYNC}"),)),
     Mutant("a field removed", "gate and locks", ((SYNC, ""),)),
-    Mutant("a field appended", "gate", ((LAST, f"{LAST}\n  int64_t appended;"),)),
+    Mutant("a field appended", "gate", ((LAST, "  int32_t reserved0;\n  int64_t appended;\n} dc_config;"),)),
     Mutant("a field renamed", "locks", ((SYNC, "  int32_t sync_prior_to_reduce;"),)),
-    Mutant("a field widened", "gate and locks", ((LAST, "  int64_t sync_after_allgather;"),)),
+    Mutant("a field widened", "gate and locks", ((CHECK, "  int64_t check_finite;"),)),
     Mutant("a field narrowed", "gate and locks", ((FREE, "  int32_t free_activation_threshold;"),)),
     Mutant("a field without its sign", "gate and locks", ((SYNC, "  uint32_t sync_before_reduce;"),)),
     Mutant("an enumerator's value", "locks", (("DC_E_BUSY = -107", "DC_E_BUSY = -112"),)),

@@ -1,6 +1,6 @@
 /* Bytes read and written per second by each kernel, on one core, at each instruction-set level, beside memcpy on as
- * much memory: one size for the second-level cache, one beyond all caches unless the machine's are huge.
- *   bench_kernels [MiB of the large size, 64 by default] */
+ * much memory: one size for the second-level cache, one beyond all caches unless the machine's are huge. And what
+ * looking for infinities costs copies, casts and sums. bench_kernels [MiB of the large size, 64 by default] */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +20,7 @@ typedef struct job {
 } job;
 
 static char *arrays[RANKS + 1]; /* the last one is written */
+static int64_t seen;            /* arrays that were not finite */
 
 static void run_cast(const job *j, int64_t count) {
   dc__cast(arrays[RANKS], j->to, arrays[0], j->from, count);
@@ -27,6 +28,10 @@ static void run_cast(const job *j, int64_t count) {
 
 static void run_accumulate(const job *j, int64_t count) {
   dc__accumulate(arrays[RANKS], j->to, arrays[0], j->from, count);
+}
+
+static void run_combine(const job *j, int64_t count) {
+  seen += dc__combine(arrays[RANKS], j->to, arrays[0], j->from, count, j->accumulate) ? 0 : 1;
 }
 
 static void run_reduce(const job *j, int64_t count) {
@@ -79,6 +84,28 @@ static int64_t bytes_of(const job *j) {
   return j->n * (int64_t)dc_dtype_size(j->from) + to + (j->accumulate ? to : 0);
 }
 
+static int64_t spent(const job *j, int64_t count, int64_t repeats) {
+  const int64_t begin = dc__now_ns();
+  for (int64_t i = 0; i < repeats; i++) {
+    j->run(j, count);
+  }
+  return dc__now_ns() - begin;
+}
+
+/* The time of a by that of b, each the best of 25 turns of at least a millisecond. */
+static double compare(const job *a, const job *b, int64_t count) {
+  int64_t repeats = 1, least_a = INT64_MAX, least_b = INT64_MAX;
+  while (spent(b, count, repeats) < 1000000) {
+    repeats *= 2;
+  }
+  for (int32_t turn = 0; turn < 25; turn++) {
+    const int64_t time_a = spent(a, count, repeats), time_b = spent(b, count, repeats);
+    least_a = time_a < least_a ? time_a : least_a;
+    least_b = time_b < least_b ? time_b : least_b;
+  }
+  return (double)least_a / (double)least_b;
+}
+
 /* The best of five measurements of at least 20 ms each, in GB/s; count elements. */
 static double measure(const job *j, int64_t count) {
   double best = 0;
@@ -98,6 +125,41 @@ static double measure(const job *j, int64_t count) {
     round++;
   }
   return best;
+}
+
+/* What a look at what is stored costs (combine.c): the nanoseconds of both, in turns, the best of many. */
+static void looks(size_t total) {
+  static const job with[] = {
+      {"f32 = f32", run_combine, DC_FLOAT32, DC_FLOAT32, 1, false},
+      {"bf16 = bf16", run_combine, DC_BFLOAT16, DC_BFLOAT16, 1, false},
+      {"f16 = f16", run_combine, DC_FLOAT16, DC_FLOAT16, 1, false},
+      {"f64 = f64", run_combine, DC_FLOAT64, DC_FLOAT64, 1, false},
+      {"f16 = f32", run_combine, DC_FLOAT16, DC_FLOAT32, 1, false},
+      {"bf16 = f32", run_combine, DC_BFLOAT16, DC_FLOAT32, 1, false},
+      {"f32 = bf16", run_combine, DC_FLOAT32, DC_BFLOAT16, 1, false},
+      {"f32 += f32", run_combine, DC_FLOAT32, DC_FLOAT32, 1, true},
+      {"f16 += f16", run_combine, DC_FLOAT16, DC_FLOAT16, 1, true},
+      {"bf16 += bf16", run_combine, DC_BFLOAT16, DC_BFLOAT16, 1, true},
+      {"f32 += bf16", run_combine, DC_FLOAT32, DC_BFLOAT16, 1, true},
+  };
+  printf("\n%zu KiB read and written; time with a look for infinities and NaN, by that without\n%-32s", total >> 10,
+         "");
+  printf("%10s%10s%10s\n", "plain", "AVX2", "AVX-512");
+  for (size_t k = 0; k < DC__COUNT(with); k++) {
+    job without = with[k];
+    without.run = without.accumulate ? run_accumulate : run_cast;
+    const int64_t count = (int64_t)total / bytes_of(&without);
+    printf("%-32s", with[k].name);
+    for (int32_t level = 0; level < LEVELS; level++) {
+      if (dc__kernels_limit(level) < level) {
+        printf("%10s", "-");
+        continue;
+      }
+      printf("%10.2f", compare(&with[k], &without, count));
+      fflush(stdout);
+    }
+    printf("\n");
+  }
 }
 
 /* `total` bytes are touched by each job. */
@@ -155,6 +217,10 @@ int main(int argc, char **argv) {
   copies(large);
   table((size_t)512 << 10);
   table(large);
+  looks((size_t)64 << 10);
+  looks((size_t)512 << 10);
+  looks((size_t)8 << 20);
+  looks(large);
   for (int32_t k = 0; k <= RANKS; k++) {
     free(arrays[k]);
   }

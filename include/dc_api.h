@@ -575,10 +575,13 @@ typedef struct dc_config {
   int32_t sync_after_reduce;         /**< 1: … after each dc_reduce_grad */
   int32_t sync_before_allgather;     /**< 1: … before each all-gather that communicates */
   int32_t sync_after_allgather;      /**< 1: … after each all-gather that communicates */
+  int32_t check_finite;              /**< 1: dc_reduce_grad looks for infinities and NaN in what it copies, for
+                                          dc_grads_finite; 0 = default: nobody looks */
+  int32_t reserved0;                 /**< 0 */
 } dc_config;
 
 /** A dc_config with all defaults. */
-#define DC_CONFIG_INIT {sizeof(dc_config), 0, 0, 0, 0, 0, 0, 0}
+#define DC_CONFIG_INIT {sizeof(dc_config), 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /** DC_CONFIG_INIT as a function. [any] Since 0.1. */
 DC_API void dc_config_init(dc_config *config, size_t struct_size);
@@ -867,6 +870,22 @@ DC_API dc_status dc_end_forward(dc_context *context);
  *          only sums locally
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_start_backward(dc_context *context, int32_t update);
+/** Whether the gradients that the optimizer is about to use are finite, on all ranks: for loss scaling, which leaves a
+ *  step out otherwise. After dc_end_backward of a backward with update = 1, until the next dc_start_backward, dc_step_abort
+ *  or dc_reset; on a device also after each launch of a graph into which such a step was captured. Needs
+ *  config.check_finite. Collective, with one answer for all: every rank asks, at the same point. Waits for the caller's
+ *  stream; gradients are not read again.
+ *  Looked at is every gradient given to dc_reduce_grad since the last such step, of all micro-batches, as it is stored
+ *  on the way: in the gradient's expected type, so that a float32 gradient beyond float16 counts, and in stage 1 with
+ *  the local sum to which it is added. Not looked at are the sums over ranks and the additions to a gradient buffer
+ *  that follow, which of finite numbers can only overflow where the buffer's type is near its end: give float16
+ *  gradients that accumulate a float32 buffer. Gradients that are dropped, while profiling and of frozen parameters, do
+ *  not count.
+ *  finite  1: all are, on every rank; 0: some rank has an infinity or NaN
+ *  id      the lowest parameter whose gradient is not finite, over all ranks; left alone where *finite is 1; may be NULL
+ *  Returns DC_OK; DC_E_INVALID (finite is NULL), DC_E_STATE (check_finite is 0, no such step has ended, or the stream is
+ *  being captured), and the errors of dc_comm_all_gather. [handle] Since 0.1. */
+DC_API dc_status dc_grads_finite(dc_context *context, int32_t *finite, int64_t *id);
 /** Turns profiling on or off: while on, reductions and dc_free_tensors do nothing, and gathers are real; so that
  *  operators can be run one by one, waits and releases of a parameter that is not gathered do nothing either.
  *  enable  1 or 0
@@ -938,6 +957,7 @@ enum dc_op {
   DC_OP_SET_PERSISTENT = 15,       /**< dc_set_persistent */
   DC_OP_REGISTER_GRAPH = 16,       /**< dc_register_graph_z0 to _z3 */
   DC_OP_INIT = 17,                 /**< dc_init */
+  DC_OP_GRADS_FINITE = 18,         /**< dc_grads_finite */
   DC_OP_COMM_ALL_GATHER = 32,      /**< dc_comm_all_gather */
   DC_OP_COMM_REDUCE_SCATTER = 33,  /**< dc_comm_reduce_scatter */
   DC_OP_COMM_ALL_REDUCE = 34,      /**< dc_comm_all_reduce */

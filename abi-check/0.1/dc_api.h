@@ -411,6 +411,9 @@ DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int
  *  compare their calls by way of a copy of comm, and the host's own data takes that way too. Collective: blocks until
  *  all ranks have come, at most comm's timeout_ns, and so does its dc_comm_dup(). dc_init() makes one where the device
  *  wants it. Bits are those of every other transport, since NCCL moves the data and the device adds it.
+ *  Collectives are work of their stream, which no host waits for: a stream of dc_stream_wrap() blocks its caller until
+ *  the ranks' hosts have met, others nobody. Those of one communicator follow each other also on several streams. The
+ *  deadline runs from when the stream has come to a collective; a failure of work under way is dc_comm_check()'s.
  *  comm    the ranks, threads or processes; it stays the caller's. The caller's own collectives without dup are shared
  *          with the new communicator, and must not be used beside it
  *  device  "cuda" or "cuda:N", this rank's
@@ -452,6 +455,7 @@ enum dc_reduce_op {
  *  recv    contiguous, the sum of the counts; same dtype
  *  counts  ws element counts, or NULL when all are send's; the ranks must agree on them, which the library compares
  *  stream  where the work runs; NULL: on the calling thread, which blocks until done
+ *          A CUDA stream that is captured into a graph: on NCCL alone (else DC_E_UNSUPPORTED), as in dc_set_stream()
  *  send may be reused, and recv read, when the work is done on every rank; send may lie inside recv at its place.
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, and DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD,
  *  DC_E_ABORTED (stream NULL: of this collective; otherwise of an earlier one). [handle] Since 0.1. */
@@ -571,10 +575,13 @@ typedef struct dc_config {
   int32_t sync_after_reduce;         /**< 1: … after each dc_reduce_grad */
   int32_t sync_before_allgather;     /**< 1: … before each all-gather that communicates */
   int32_t sync_after_allgather;      /**< 1: … after each all-gather that communicates */
+  int32_t check_finite;              /**< 1: dc_reduce_grad looks for infinities and NaN in what it copies, for
+                                          dc_grads_finite; 0 = default: nobody looks */
+  int32_t reserved0;                 /**< 0 */
 } dc_config;
 
 /** A dc_config with all defaults. */
-#define DC_CONFIG_INIT {sizeof(dc_config), 0, 0, 0, 0, 0, 0, 0}
+#define DC_CONFIG_INIT {sizeof(dc_config), 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /** DC_CONFIG_INIT as a function. [any] Since 0.1. */
 DC_API void dc_config_init(dc_config *config, size_t struct_size);
@@ -606,14 +613,17 @@ DC_API dc_status dc_step_abort(dc_context *context);
 
 /** Sets the stream on which the caller's own work runs: operators order themselves against it. Later work waits for
  *  what the stream set before has queued.
- *  A CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, in a context of one rank without NCCL: whole steps,
- *  so that nothing is gathered and no gradient pending when the capture begins and ends (else DC_E_STATE, from every
- *  call while it cannot begin, once after it ended). All work is on that stream then, dc_end_backward does not block,
- *  and no parameter is persistent. A launch does what was captured, in memory of captures alone: launches and other work
- *  of the context must follow each other, and what the graph uses must stay registered.
+ *  A CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, in a context of one rank or of ranks on NCCL: whole
+ *  steps, so that nothing is gathered and no gradient pending when the capture begins and ends (else DC_E_STATE, from
+ *  every call while it cannot begin, once after it ended). All work is on that stream then, dc_end_backward does not
+ *  block, and no parameter is persistent. A launch does what was captured, in memory of captures alone: launches and
+ *  other work of the context must follow each other, and what the graph uses must stay registered.
+ *  Ranks must all capture the same step, where their calls are compared as always, and then launch their graphs equally
+ *  often and in the same places of the run: launches are not compared, and have no deadline. A rank that dies or aborts
+ *  ends its peers' launches, and every later call returns why. Graphs must be destroyed before the context.
  *  stream  kept alive by the caller until replaced; NULL (the default): the calling thread
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (also: the stream set before is being captured), DC_E_UNSUPPORTED (the stream
- *  is being captured, and the context's ranks meet). [handle] Since 0.1. */
+ *  is being captured, and the context's ranks meet otherwise). [handle] Since 0.1. */
 DC_API dc_status dc_set_stream(dc_context *context, dc_stream *stream);
 
 /** The first failure of the context's asynchronous work, which every later call returns too; its text is in
@@ -860,6 +870,22 @@ DC_API dc_status dc_end_forward(dc_context *context);
  *          only sums locally
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_start_backward(dc_context *context, int32_t update);
+/** Whether the gradients that the optimizer is about to use are finite, on all ranks: for loss scaling, which leaves a
+ *  step out otherwise. After dc_end_backward of a backward with update = 1, until the next dc_start_backward, dc_step_abort
+ *  or dc_reset; on a device also after each launch of a graph into which such a step was captured. Needs
+ *  config.check_finite. Collective, with one answer for all: every rank asks, at the same point. Waits for the caller's
+ *  stream; gradients are not read again.
+ *  Looked at is every gradient given to dc_reduce_grad since the last such step, of all micro-batches, as it is stored
+ *  on the way: in the gradient's expected type, so that a float32 gradient beyond float16 counts, and in stage 1 with
+ *  the local sum to which it is added. Not looked at are the sums over ranks and the additions to a gradient buffer
+ *  that follow, which of finite numbers can only overflow where the buffer's type is near its end: give float16
+ *  gradients that accumulate a float32 buffer. Gradients that are dropped, while profiling and of frozen parameters, do
+ *  not count.
+ *  finite  1: all are, on every rank; 0: some rank has an infinity or NaN
+ *  id      the lowest parameter whose gradient is not finite, over all ranks; left alone where *finite is 1; may be NULL
+ *  Returns DC_OK; DC_E_INVALID (finite is NULL), DC_E_STATE (check_finite is 0, no such step has ended, or the stream is
+ *  being captured), and the errors of dc_comm_all_gather. [handle] Since 0.1. */
+DC_API dc_status dc_grads_finite(dc_context *context, int32_t *finite, int64_t *id);
 /** Turns profiling on or off: while on, reductions and dc_free_tensors do nothing, and gathers are real; so that
  *  operators can be run one by one, waits and releases of a parameter that is not gathered do nothing either.
  *  enable  1 or 0
@@ -931,6 +957,7 @@ enum dc_op {
   DC_OP_SET_PERSISTENT = 15,       /**< dc_set_persistent */
   DC_OP_REGISTER_GRAPH = 16,       /**< dc_register_graph_z0 to _z3 */
   DC_OP_INIT = 17,                 /**< dc_init */
+  DC_OP_GRADS_FINITE = 18,         /**< dc_grads_finite */
   DC_OP_COMM_ALL_GATHER = 32,      /**< dc_comm_all_gather */
   DC_OP_COMM_REDUCE_SCATTER = 33,  /**< dc_comm_reduce_scatter */
   DC_OP_COMM_ALL_REDUCE = 34,      /**< dc_comm_all_reduce */

@@ -7,7 +7,7 @@
 /* Sizes of the structs in the version that introduced them; frozen from then on (tests lock them). */
 enum {
   DC__CONTEXT_OPTIONS_SIZE_0_1 = 24,
-  DC__CONFIG_SIZE_0_1 = 40,
+  DC__CONFIG_SIZE_0_1 = 48,
   DC__MEMORY_STATS_SIZE_0_1 = 144,
   DC__OP_INFO_SIZE_0_1 = 48,
   DC__TRACE_EVENT_SIZE_0_1 = 48,

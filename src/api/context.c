@@ -78,7 +78,9 @@ static dc_status check_config(const char *fn, const dc_config *c) {
   DC__TRY(dc__check_flag(fn, "config->sync_before_reduce", c->sync_before_reduce));
   DC__TRY(dc__check_flag(fn, "config->sync_after_reduce", c->sync_after_reduce));
   DC__TRY(dc__check_flag(fn, "config->sync_before_allgather", c->sync_before_allgather));
-  return dc__check_flag(fn, "config->sync_after_allgather", c->sync_after_allgather);
+  DC__TRY(dc__check_flag(fn, "config->sync_after_allgather", c->sync_after_allgather));
+  DC__TRY(dc__check_flag(fn, "config->check_finite", c->check_finite));
+  return dc__check_range(fn, "config->reserved0", c->reserved0, 0, 0);
 }
 
 static dc_status init_locked(dc_context *ctx, dc_comm *comm, const dc_config *config, int64_t bucket_elements) {
@@ -135,6 +137,7 @@ static dc_status abort_step(dc_context *ctx) {
     param->users = param->released = 0;
   }
   dc__reduce_drop(ctx);
+  dc__finite_forget(ctx);
   for (int64_t i = 0; i < ctx->graphs.count; i++) {
     dc__values_drop_device(ctx, ctx->graphs.values[i]);
   }

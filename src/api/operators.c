@@ -142,6 +142,7 @@ static void end_boundary(dc_context *ctx, dc__graph *graph) {
     param->has_grad = param->has_grad && param->graphs > 1;
   }
   ctx->boundary = true;
+  ctx->finite_known = true;
 }
 
 static dc_status end_backward(dc_context *ctx, const char *fn, int64_t graph_id, int32_t release_buckets) {

@@ -42,6 +42,7 @@ static dc_status start_backward(dc_context *ctx, const char *fn, int32_t update)
       ((dc__param *)ctx->params.values[i])->has_grad = false;
     }
     ctx->boundary = false;
+    dc__finite_forget(ctx);
   }
   ctx->update = update == 1;
   return DC_OK;
@@ -49,6 +50,17 @@ static dc_status start_backward(dc_context *ctx, const char *fn, int32_t update)
 
 dc_status dc_start_backward(dc_context *context, int32_t update) {
   DC__IN_CONTEXT(context, start_backward(context, __func__, update));
+}
+
+static dc_status grads_finite(dc_context *ctx, const char *fn, int32_t *finite, int64_t *id) {
+  if (finite == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: finite is NULL", fn);
+  }
+  return dc__finite_ask(ctx, fn, finite, id);
+}
+
+dc_status dc_grads_finite(dc_context *context, int32_t *finite, int64_t *id) {
+  DC__IN_CONTEXT(context, grads_finite(context, __func__, finite, id));
 }
 
 static dc_status enable_profiling(dc_context *ctx, const char *fn, int32_t enable) {

@@ -20,6 +20,7 @@ static const char *const names[] = {
     [DC_OP_SET_PERSISTENT] = "set_persistent",
     [DC_OP_REGISTER_GRAPH] = "register_graph",
     [DC_OP_INIT] = "init",
+    [DC_OP_GRADS_FINITE] = "grads_finite",
     [DC_OP_COMM_ALL_GATHER] = "all_gather",
     [DC_OP_COMM_REDUCE_SCATTER] = "reduce_scatter",
     [DC_OP_COMM_ALL_REDUCE] = "all_reduce",

@@ -50,6 +50,7 @@ static void fill(void) {
     highest = 1;
     dc__cast_avx2(&tables[1]);
     dc__accumulate_avx2(&tables[1]);
+    dc__combine_avx2(&tables[1]);
     dc__reduce_avx2(&tables[1]);
     dc__copy_avx2(&tables[1]);
     dc__gemm_avx2(&tables[1]);
@@ -63,6 +64,7 @@ static void fill(void) {
     tables[2] = tables[1];
     dc__cast_avx512(&tables[2]);
     dc__accumulate_avx512(&tables[2]);
+    dc__combine_avx512(&tables[2]);
     dc__reduce_avx512(&tables[2]);
     dc__copy_avx512(&tables[2]);
     dc__gemm_avx512(&tables[2]);

@@ -20,6 +20,10 @@ void dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, 
  * type. */
 void dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 
+/* combine.c: dst = src, or dst += src with `add`, of floating-point types: the bits of the two above. True if all that
+ * dst holds then is finite. */
+bool dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count, bool add);
+
 /* reduce.c: the fixed-order reduction over ranks.
  *   t = tree(src[0][i], …, src[n-1][i])      ((0+1)+(2+3))+…: pairs of neighbours, a lone last one moves up
  *   r = t / n if mean, else t                in float32 for 16-bit types and float32, float64 for float64, the type
@@ -46,6 +50,11 @@ void dc__stream_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void
                      int64_t count);
 void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                            int64_t count);
+
+/* dc__combine in stream order. What is not finite is noted, in memory of the device: that there is such a thing, and
+ * the largest of the keys with which there was. note NULL: nobody looks. */
+void dc__stream_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
+                        int64_t count, bool add, dc__not_finite *note, uint64_t key);
 
 /* dc__reduce and dc__copy on the calling thread, or on what does its work on the device of the data
  * (dc__stream_or_here with a NULL stream); end with dc__here_done. */

@@ -44,6 +44,37 @@ void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, cons
   dc__stream_call(stream, accumulate_task, &p, sizeof p);
 }
 
+typedef struct combination {
+  pair p;
+  dc__not_finite *note;
+  uint64_t key;
+  bool add;
+} combination;
+
+static void combine_task(void *args) {
+  const combination *c = args;
+  if (!dc__combine(c->p.dst, c->p.dst_dtype, c->p.src, c->p.src_dtype, c->p.count, c->add)) {
+    c->note->found = 1;
+    c->note->key = c->key > c->note->key ? c->key : c->note->key;
+  }
+}
+
+void dc__stream_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
+                        int64_t count, bool add, dc__not_finite *note, uint64_t key) {
+  if (note != NULL && has_kernels(stream)) {
+    dc__cuda_combine(stream, dst, dst_dtype, src, src_dtype, count, add, note, key);
+  } else if (note != NULL) {
+    const combination c = {{dst, src, count, dst_dtype, src_dtype}, note, key, add};
+    dc__stream_call(stream, combine_task, &c, sizeof c);
+  } else if (add) {
+    dc__stream_accumulate(stream, dst, dst_dtype, src, src_dtype, count);
+  } else if (dst_dtype == src_dtype) {
+    dc__stream_copy(stream, dst, src, (size_t)count * dc_dtype_size(dst_dtype));
+  } else {
+    dc__stream_cast(stream, dst, dst_dtype, src, src_dtype, count);
+  }
+}
+
 void dc__here_reduce(dc_stream *here, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
                      int32_t src_dtype, int64_t count, bool mean, bool accumulate) {
   if (here != NULL) {

@@ -18,6 +18,8 @@ enum {
 
 /* dst = (dst_dtype)src and dst += src. */
 typedef void (*dc__binary_fn)(void *dst, const void *src, int64_t count);
+/* The same, and whether dst is finite then. */
+typedef bool (*dc__combine_fn)(void *dst, const void *src, int64_t count);
 /* dc__reduce of 2 to DC__KERNELS_FAN_IN sources, from element `begin` of each on; dst is not shifted. The mean is
  * over n. */
 typedef void (*dc__reduce_fn)(void *dst, const void *const *src, int32_t n, int64_t begin, int64_t count, bool mean,
@@ -102,6 +104,7 @@ extern const dc__tridiagonal dc__tridiagonal_avx512;
 typedef struct dc__kernels {
   dc__binary_fn cast[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
   dc__binary_fn accumulate[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
+  dc__combine_fn combine[2][DC__KERNELS_DTYPES][DC__KERNELS_DTYPES]; /* [add] */
   dc__reduce_fn reduce[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
   dc__copy_fn copy;
   dc__tile tile[DC__TILES];
@@ -118,6 +121,8 @@ void dc__cast_avx2(dc__kernels *table);
 void dc__cast_avx512(dc__kernels *table);
 void dc__accumulate_avx2(dc__kernels *table);
 void dc__accumulate_avx512(dc__kernels *table);
+void dc__combine_avx2(dc__kernels *table);
+void dc__combine_avx512(dc__kernels *table);
 void dc__reduce_avx2(dc__kernels *table);
 void dc__reduce_avx512(dc__kernels *table);
 void dc__copy_avx2(dc__kernels *table);

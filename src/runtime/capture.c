@@ -63,6 +63,7 @@ static dc_status begin(dc_context *ctx, const char *fn) {
   ctx->captures = true; /* first: what is dropped must not wait for the stream */
   drop_all(ctx);
   swap_arenas(ctx);
+  dc__finite_forget(ctx); /* as each launch does */
   return DC_OK;
 }
 

@@ -205,12 +205,13 @@ static dc_status make_comms(dc_context *ctx, const char *fn, dc_comm *comm) {
   return status;
 }
 
-dc_status dc__exchange(dc_context *ctx, dc__tag *tag, const int64_t *mine, int64_t count, int64_t *table) {
+dc_status dc__exchange(dc_context *ctx, int32_t group, dc__tag *tag, const int64_t *mine, int64_t count,
+                       int64_t *table) {
+  dc_comm *comm = group == DC__GROUP_REDUCE ? ctx->reduce_comm : ctx->gather_comm;
   int64_t bytes = count * ctx->world * (int64_t)sizeof *table;
   tag->span = dc__record(
-      ctx, &(dc__note){
-               .tag = tag, .group = DC__GROUP_GATHER, .dtype = DC_INT64, .count = 1, .bytes = bytes, .moved = bytes});
-  dc_status status = dc__comm_exchange(ctx->gather_comm, tag, mine, count, table);
+      ctx, &(dc__note){.tag = tag, .group = group, .dtype = DC_INT64, .count = 1, .bytes = bytes, .moved = bytes});
+  dc_status status = dc__comm_exchange(comm, tag, mine, count, table);
   dc__record_queued(tag->span);
   return status;
 }
@@ -218,16 +219,16 @@ dc_status dc__exchange(dc_context *ctx, dc__tag *tag, const int64_t *mine, int64
 /* What ranks must agree on, in the order of the names below. */
 static dc_status agree_on_config(dc_context *ctx, const char *fn) {
   static const char *const names[] = {
-      "library version",    "world size",        "initial_reduce_bucket_size", "symmetric_memory",    "double_buffer",
-      "sync_before_reduce", "sync_after_reduce", "sync_before_allgather",      "sync_after_allgather"};
+      "library version",    "world size",        "initial_reduce_bucket_size", "symmetric_memory",     "double_buffer",
+      "sync_before_reduce", "sync_after_reduce", "sync_before_allgather",      "sync_after_allgather", "check_finite"};
   enum { FIELDS = DC__COUNT(names) };
   const dc_config *c = &ctx->config;
   int64_t mine[FIELDS] = {
-      DC_API_VERSION,        ctx->world,           ctx->bucket_elements,     c->symmetric_memory,    c->double_buffer,
-      c->sync_before_reduce, c->sync_after_reduce, c->sync_before_allgather, c->sync_after_allgather};
+      DC_API_VERSION,        ctx->world,           ctx->bucket_elements,     c->symmetric_memory,     c->double_buffer,
+      c->sync_before_reduce, c->sync_after_reduce, c->sync_before_allgather, c->sync_after_allgather, c->check_finite};
   int64_t table[DC__COMM_MAX_WORLD * FIELDS];
   dc__tag tag = {-1, -1, DC_OP_INIT, NULL};
-  DC__TRY(dc__exchange(ctx, &tag, mine, FIELDS, table));
+  DC__TRY(dc__exchange(ctx, DC__GROUP_GATHER, &tag, mine, FIELDS, table));
   for (int32_t rank = 0; rank < ctx->world; rank++) {
     for (size_t i = 0; i < FIELDS; i++) {
       int64_t theirs = table[(size_t)rank * FIELDS + i];
@@ -246,6 +247,7 @@ static void free_resources(dc_context *ctx) {
   dc__graphs_free(ctx);
   dc__params_free(ctx);
   dc__buckets_free(ctx);
+  dc__finite_end(ctx);
   if (ctx->host != NULL) {
     dc__drop_event(ctx, &ctx->caller_mark);
   }
@@ -277,6 +279,7 @@ static dc_status start(dc_context *ctx, const char *fn, dc_comm *comm) {
   DC__TRY(dc__arenas_make(ctx, &ctx->arenas));
   DC__TRY(make_host_arena(ctx));
   DC__TRY(dc__need_event(ctx, &ctx->caller_mark));
+  DC__TRY(dc__finite_start(ctx));
   DC__TRY(agree_on_config(ctx, fn));
   if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && ctx->gather_comm->ops->shares == NULL) {
     return dc__fail(DC_E_UNSUPPORTED,

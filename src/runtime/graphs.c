@@ -90,7 +90,7 @@ static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *grap
     }
     dc__tag tag = {graph->ordinal, count > 0 ? graph->params.keys[0] : -1, DC_OP_REGISTER_GRAPH, NULL};
     mine[count * ROW + ROW_STAGE] = graph->stage;
-    status = dc__exchange(ctx, &tag, mine, rows * ROW, table);
+    status = dc__exchange(ctx, DC__GROUP_GATHER, &tag, mine, rows * ROW, table);
   }
   for (int64_t i = 0; i < count && status == DC_OK; i++) {
     const dc__param *param = graph->params.values[i];
@@ -206,5 +206,6 @@ dc_status dc__graphs_reset(dc_context *ctx, const char *fn) {
     return dc__fail(DC_E_BUSY, "%s: reductions are pending; call dc_end_backward or dc_step_abort first", fn);
   }
   dc__graphs_free(ctx);
+  dc__finite_forget(ctx);
   return DC_OK;
 }

@@ -6,7 +6,6 @@
  * sizes and the order of calls alone, so they are the same on every rank. */
 #include <string.h>
 
-#include "kernels/kernels.h"
 #include "runtime/runtime.h"
 
 /* ---- buckets ---- */
@@ -168,22 +167,6 @@ void dc__reduce_drop(dc_context *ctx) {
 
 /* ---- taking a gradient ---- */
 
-/* dst = src, or dst += src, on the caller's stream. */
-static void combine(dc_context *ctx, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count,
-                    bool add) {
-  dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
-  dc_stream *on = dc__stream_or_here(ctx->device, caller);
-  if (add) {
-    dc__stream_accumulate(on, dst, dst_dtype, src, src_dtype, count);
-  } else if (dst_dtype == src_dtype) {
-    dc__stream_copy(on, dst, src, (size_t)count * dc_dtype_size(dst_dtype));
-  } else {
-    dc__stream_cast(on, dst, dst_dtype, src, src_dtype, count);
-  }
-  dc__here_done(ctx->device, caller);
-  dc__mark_caller(ctx);
-}
-
 /* Stage 1 between boundaries: the gradient joins the local sum. */
 static dc_status add_locally(dc_context *ctx, dc__param *param, const dc_tensor *grad, int32_t dtype) {
   bool first = param->local_sum == NULL;
@@ -192,7 +175,7 @@ static dc_status add_locally(dc_context *ctx, dc__param *param, const dc_tensor 
     DC__TRY(dc__arena_alloc(ctx->arenas.working, ctx->lanes[DC__LANE_CALLER], bytes, &param->local_sum));
     param->local_sum_dtype = dtype;
   }
-  combine(ctx, param->local_sum, dtype, grad->data, grad->dtype, param->numel, !first);
+  dc__finite_combine(ctx, param->id, param->local_sum, dtype, grad->data, grad->dtype, param->numel, !first);
   return DC_OK;
 }
 
@@ -265,15 +248,15 @@ dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc_
   }
   DC__TRY(open_slot(ctx, buckets, param->numel, &slot));
   if (param->local_sum != NULL) {
-    combine(ctx, slot, dtype, param->local_sum, dtype, param->numel, false);
-    combine(ctx, slot, dtype, grad->data, grad->dtype, param->numel, true);
+    dc__finite_combine(ctx, param->id, slot, dtype, param->local_sum, dtype, param->numel, false);
+    dc__finite_combine(ctx, param->id, slot, dtype, grad->data, grad->dtype, param->numel, true);
     if (ctx->lanes[DC__LANE_CALLER] != NULL) {
       dc__note_event(ctx, param->last_read, ctx->lanes[DC__LANE_CALLER]);
     }
     dc__arena_free(ctx->arenas.working, param->local_sum, dc__unless_passed(param->last_read), NULL);
     param->local_sum = NULL;
   } else {
-    combine(ctx, slot, dtype, grad->data, grad->dtype, param->numel, false);
+    dc__finite_combine(ctx, param->id, slot, dtype, grad->data, grad->dtype, param->numel, false);
   }
   dc__coll_item item = reduction(ctx, graph, param, slot, dtype);
   if (buckets->item_count == 0) {

@@ -8,6 +8,7 @@
  *   graphs.c    graphs, and what their ranks agree on
  *   gather.c    all-gather, wait, release, take, persistence
  *   reduce.c    gradient buckets and their reductions
+ *   finite.c    whether the gradients of a step are finite
  *   offload.c   tensors and shards between device and host memory
  *   report.c    statistics, dry runs
  *   capture.c   steps captured into CUDA graphs
@@ -160,6 +161,8 @@ struct dc_context {
   bool update;   /* of dc_start_backward */
   bool boundary; /* a backward with update ended: the next one replaces gradients */
   bool profiling;
+  dc_buffer *not_finite; /* a dc__not_finite of the device, written in the caller's order; NULL: nobody looks */
+  bool finite_known;     /* it is a whole step's */
   int64_t reload_bytes, offload_bytes;
   dc__counters counters;
   dc__recorder *recorder;
@@ -179,8 +182,9 @@ dc_status dc__leave(dc_context *ctx, dc_status status);
 dc_status dc__context_start(dc_context *ctx, const char *fn, dc_comm *comm, const dc_config *config,
                             int64_t bucket_elements);
 dc_status dc__context_cleanup(dc_context *ctx);
-/* dc__comm_exchange() on the gathers' communicator, recorded. */
-dc_status dc__exchange(dc_context *ctx, dc__tag *tag, const int64_t *mine, int64_t count, int64_t *table);
+/* dc__comm_exchange() on a group's communicator, recorded. */
+dc_status dc__exchange(dc_context *ctx, int32_t group, dc__tag *tag, const int64_t *mine, int64_t count,
+                       int64_t *table);
 /* The first failure of the asynchronous work, or DC_OK. */
 dc_status dc__context_check(dc_context *ctx);
 dc_status dc__arenas_make(dc_context *ctx, dc__arenas *arenas);
@@ -265,6 +269,18 @@ bool dc__reduce_pending(const dc_context *ctx);
 /* Forgets what waits in buckets and in local sums. */
 void dc__reduce_drop(dc_context *ctx);
 void dc__buckets_free(dc_context *ctx);
+
+/* ---- finite.c ---- */
+
+dc_status dc__finite_start(dc_context *ctx);
+void dc__finite_end(dc_context *ctx);
+/* What was seen so far is of no interest any more. */
+void dc__finite_forget(dc_context *ctx);
+/* dst = src, or dst += src, of the parameter's gradient on the caller's stream, looked at where the config says so. */
+void dc__finite_combine(dc_context *ctx, int64_t id, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
+                        int64_t count, bool add);
+/* What all ranks saw; id may be NULL, and is written where something was. */
+dc_status dc__finite_ask(dc_context *ctx, const char *fn, int32_t *finite, int64_t *id);
 
 /* ---- offload.c ---- */
 

@@ -67,7 +67,7 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_context_options, log) == 8, "0
 _Static_assert(_Generic(((dc_context_options *)0)->log, dc_log_fn: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_context_options, log_user) == 16, "0.1");
 _Static_assert(_Generic(((dc_context_options *)0)->log_user, void *: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || sizeof(dc_config) >= 40, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_config) >= 48, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_config, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_config *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_config, symmetric_memory) == 8, "0.1");
@@ -84,6 +84,10 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_config, sync_before_allgather)
 _Static_assert(_Generic(((dc_config *)0)->sync_before_allgather, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_config, sync_after_allgather) == 36, "0.1");
 _Static_assert(_Generic(((dc_config *)0)->sync_after_allgather, int32_t: 1, default: 0), "0.1");
+_Static_assert(sizeof(void *) != 8 || offsetof(dc_config, check_finite) == 40, "0.1");
+_Static_assert(_Generic(((dc_config *)0)->check_finite, int32_t: 1, default: 0), "0.1");
+_Static_assert(sizeof(void *) != 8 || offsetof(dc_config, reserved0) == 44, "0.1");
+_Static_assert(_Generic(((dc_config *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_memory_stats) >= 144, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_memory_stats, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_memory_stats *)0)->struct_size, size_t: 1, default: 0), "0.1");
@@ -633,6 +637,7 @@ _Static_assert(DC_OP_TAKE_PARAM == 14, "0.1");
 _Static_assert(DC_OP_SET_PERSISTENT == 15, "0.1");
 _Static_assert(DC_OP_REGISTER_GRAPH == 16, "0.1");
 _Static_assert(DC_OP_INIT == 17, "0.1");
+_Static_assert(DC_OP_GRADS_FINITE == 18, "0.1");
 _Static_assert(DC_OP_COMM_ALL_GATHER == 32, "0.1");
 _Static_assert(DC_OP_COMM_REDUCE_SCATTER == 33, "0.1");
 _Static_assert(DC_OP_COMM_ALL_REDUCE == 34, "0.1");

@@ -96,6 +96,7 @@ dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release
 dc_status dc_start_forward(dc_context *context);
 dc_status dc_end_forward(dc_context *context);
 dc_status dc_start_backward(dc_context *context, int32_t update);
+dc_status dc_grads_finite(dc_context *context, int32_t *finite, int64_t *id);
 dc_status dc_enable_profiling(dc_context *context, int32_t enable);
 int32_t dc_is_profiling(const dc_context *context);
 void dc_memory_stats_init(dc_memory_stats *stats, size_t struct_size);

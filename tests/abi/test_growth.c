@@ -41,7 +41,7 @@ static const row rows[] = {
     ROW(dc_comm_options, 24, IN_OR_NULL, call_comm_options, NULL, NULL),
     ROW(dc_comm_callbacks, 72, IN, call_callbacks, NULL, fill_callbacks),
     ROW(dc_context_options, 24, IN_OR_NULL, call_context_options, NULL, NULL),
-    ROW(dc_config, 40, IN_OR_NULL, call_config, NULL, NULL),
+    ROW(dc_config, 48, IN_OR_NULL, call_config, NULL, NULL),
     ROW(dc_memory_stats, 144, OUT, call_stats, NULL, NULL),
     ROW(dc_op_info, 48, OUT, call_op_info, NULL, NULL),
     ROW(dc_trace_event, 48, STRIDED, NULL, call_trace, NULL),
@@ -207,7 +207,7 @@ static void test_initialisers(void **state) {
     size_t first;
   } all[] = {{init_dc_tensor, 48},         {init_dc_allocator, 40},          {init_dc_device_options, 16},
              {init_dc_comm_options, 24},   {init_dc_comm_callbacks, 72},     {init_dc_context_options, 24},
-             {init_dc_config, 40},         {init_dc_memory_stats, 144},      {init_dc_op_info, 48},
+             {init_dc_config, 48},         {init_dc_memory_stats, 144},      {init_dc_op_info, 48},
              {init_dc_layer_config, 160},  {init_dc_layer_call, 96},         {init_dc_layer_cost, 80},
              {init_dc_linalg_options, 16}, {init_dc_spectral_options, 56},   {init_dc_matrix_source, 32},
              {init_dc_sample_layer, 144},  {init_dc_layer_plan_options, 72}, {init_dc_layer_plan, 80},

@@ -67,7 +67,7 @@ static run open_run(int32_t stage) {
   }
   dc__stream_copy(r.stream, r.weights, host, sizeof host);
   DO(dc_context_create(r.device, NULL, &r.ctx));
-  DO(dc_init(r.ctx, NULL, NULL, 2 * COUNT));
+  DO(dc_init(r.ctx, NULL, &(dc_config){.struct_size = sizeof(dc_config), .check_finite = 1}, 2 * COUNT));
   DO(dc_set_stream(r.ctx, r.stream));
   register_all(&r);
   return r;
@@ -269,6 +269,39 @@ static void test_what_no_capture_allows(void **state) {
   close_run(&r);
 }
 
+static void expect_finite(run *r, int32_t expected) {
+  int32_t finite = -1;
+  int64_t id = -1;
+  DO(dc_grads_finite(r->ctx, &finite, &id));
+  assert_int_equal(finite, expected);
+  assert_int_equal(id, expected == 1 ? -1 : 0); /* what one weight has spoilt is in all gradients */
+}
+
+static void test_each_launch_looks_for_itself(void **state) {
+  (void)state;
+  for (int32_t stage = 0; stage <= 3; stage++) {
+    run r = open_run(stage);
+    int32_t finite;
+    const float infinite = __builtin_inff(), none = 0;
+    step(&r);
+    expect_finite(&r, 1);
+    cudasim_capture(r.native);
+    step(&r);
+    refused(dc_grads_finite(r.ctx, &finite, NULL), DC_E_STATE, "captured into a CUDA graph; ask after a launch");
+    assert_true(cudasim_capture_end(r.native));
+    for (int i = 0; i < 3; i++) {            /* weights grow, and one is gathered as float16 */
+      for (int64_t k = 0; k < PARAMS; k++) { /* where the last step's gradients went */
+        dc__stream_copy(r.stream, r.weights + k * COUNT + 5, i == 1 ? &infinite : &none, sizeof none);
+      }
+      cudasim_launch(r.native);
+      expect_finite(&r, i != 1);
+    }
+    step(&r);
+    expect_finite(&r, 1);
+    close_run(&r);
+  }
+}
+
 /* The stream that comes is captured already, as PyTorch's is when a captured step begins. */
 static void test_a_captured_stream_is_set(void **state) {
   (void)state;
@@ -333,9 +366,9 @@ static int all_given_back(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_a_launch_is_a_step),          TEST(test_a_graph_writes_to_nothing_of_others),
-      TEST(test_what_no_capture_allows),      TEST(test_a_captured_stream_is_set),
-      TEST(test_ranks_that_meet_are_refused),
+      TEST(test_a_launch_is_a_step),       TEST(test_a_graph_writes_to_nothing_of_others),
+      TEST(test_what_no_capture_allows),   TEST(test_each_launch_looks_for_itself),
+      TEST(test_a_captured_stream_is_set), TEST(test_ranks_that_meet_are_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -110,6 +110,38 @@ static void test_pairs(void **state) {
   }
 }
 
+/* The same, looked at: what is noted too, a largest key before and after. */
+static void combine_both(int32_t d, int32_t s, int64_t count, bool add, bool calm) {
+  static _Alignas(64) char dst[8 * COUNT], src[8 * COUNT];
+  dc__not_finite note = {0, 0}, found;
+  dc__not_finite *there = (dc__not_finite *)(void *)blocks[2];
+  dc__stream_zero(stream, there, sizeof *there);
+  fill(dst, d, 3, false);
+  fill(src, s, (uint64_t)count, !calm && !add);
+  if (!calm) {
+    const double odd = -__builtin_inf();
+    dc__cast(from(src, s, count / 2), s, &odd, DC_FLOAT64, 1);
+  }
+  to_device(0, dst);
+  to_device(1, src);
+  for (uint64_t key = 7; key < 10; key += 2) {
+    dc__stream_combine(stream, blocks[0], d, blocks[1], s, count, add, there, key % 9);
+    dc__stream_combine(NULL, dst, d, src, s, count, add, &note, key % 9);
+    expect(0, dst, "combine", d, s);
+  }
+  dc__stream_copy(stream, &found, there, sizeof found);
+  assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
+  assert_memory_equal(&found, &note, sizeof note);
+  assert_int_equal(note.key, calm ? 0 : 7);
+}
+
+static void test_looks(void **state) {
+  (void)state;
+  for (size_t k = 0; k < 4 * 4 * 4; k++) { /* the first four types */
+    combine_both(dtypes[k / 16], dtypes[k / 4 % 4], k % 3 == 0 ? COUNT : 257 + (int64_t)k, k % 2 == 1, k % 4 / 2 == 1);
+  }
+}
+
 static void reduce_both(int32_t d, int32_t s, int32_t n, int64_t count) {
   static _Alignas(64) char dst[8 * COUNT], src[SOURCES][8 * COUNT];
   const void *host[SOURCES], *there[SOURCES];
@@ -143,6 +175,7 @@ static void test_reductions(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_pairs), cmocka_unit_test(test_reductions)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_pairs), cmocka_unit_test(test_looks),
+                                     cmocka_unit_test(test_reductions)};
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

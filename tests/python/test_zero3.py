@@ -72,6 +72,31 @@ def test_over_threads(world):
     assert len(set(digests)) == 1
 
 
+def test_grads_finite():
+    def rank(comm):
+        context = libdc.Context()
+        context.init(comm, {"check_finite": True}, 8)
+        grads = {id: np.zeros(4, np.float32) for id in (3, 8)}
+        for id, grad in grads.items():
+            context.register_param(id, (4,), None, grad if comm.rank == 0 else grad[:0], 0)
+        context.register_graph_z2(9, list(grads))
+        with pytest.raises(libdc.Error, match="no backward with update = 1 has ended") as error:
+            context.grads_finite()
+        assert error.value.status == libdc.Status.E_STATE
+        answers = []
+        for odd in (1, np.nan, 65536):
+            context.start_backward(True)
+            for id in (8, 3):
+                last = odd if comm.rank == 1 and id == 8 else 0
+                context.reduce_grad(np.array([1, 2, 3, last], np.float16 if id == 8 else np.float32), 9, id)
+            context.end_backward(9)
+            answers.append(context.grads_finite())
+        return answers
+
+    with np.errstate(over="ignore"):
+        assert libdc.run.threads(2, rank) == [[(True, None), (False, 8), (False, 8)]] * 2
+
+
 PROCESS = """
 import sys
 sys.path[:0] = {path!r}

@@ -36,6 +36,20 @@ void __wrap_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_
   inside = was;
 }
 
+bool __real_dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count, bool add);
+bool __wrap_dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count, bool add);
+bool __wrap_dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count, bool add) {
+  note(SIM_READ, src, count, src_dtype, "combination");
+  if (add) {
+    note(SIM_READ, dst, count, dst_dtype, "combination");
+  }
+  note(SIM_WRITE, dst, count, dst_dtype, "combination");
+  inside = true;
+  const bool finite = __real_dc__combine(dst, dst_dtype, src, src_dtype, count, add);
+  inside = false;
+  return finite;
+}
+
 void __real_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype,
                        int64_t count, bool mean, bool accumulate);
 void __wrap_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype,

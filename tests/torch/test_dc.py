@@ -31,6 +31,7 @@ BINDINGS = {
     "start_forward": [],
     "end_forward": [],
     "start_backward": ["update"],
+    "grads_finite": [],
     "enable_profiling": ["enable"],
     "is_profiling": [],
     "reset": [],
@@ -69,7 +70,7 @@ def test_everything_needs_init() -> None:
     calls = [(dc.register_param, (1, [4], x, x, 0)), (dc.register_z3_param, (1, [4], x, x, False)),
              (dc.register_graph_z1, (1, [1])), (dc.register_graph_z2, (1, [1])), (dc.register_graph_z3, (1, [1])),
              (dc.set_persistent, (1,)), (dc.start_forward, ()), (dc.end_forward, ()), (dc.start_backward, (True,)),
-             (dc.enable_profiling, (True,)), (dc.is_profiling, ()), (dc.reset, ()),
+             (dc.grads_finite, ()), (dc.enable_profiling, (True,)), (dc.is_profiling, ()), (dc.reset, ()),
              (dc.invalidate_gathered_param, (1,)), (dc.clear_all_gathered_params, ()),
              (dc.update_param_grad_buffer, (1, x, 0)), (dc.params_updated, ())]
     for call, args in calls:
@@ -247,6 +248,20 @@ def test_persistence_and_invalidation(started: None) -> None:
     dc.register_graph_z3(5, [1])
     D.allgather_param(token, 5, 1)
     assert stats().gathers == 3
+
+
+def test_grads_finite() -> None:
+    with pytest.raises(ValueError, match="config has no 'double_buffer'"):
+        dc.init(None, {"check_finite": True, "symmetric_memory": False}, 64)
+    dc.init(None, {**CONFIG, "check_finite": True}, 64)
+    dc.register_z3_param(1, [4], torch.ones(4), torch.zeros(4), False, torch.float16)
+    dc.register_graph_z3(5, [1])
+    for last, expected in ((65504.0, (True, None)), (65520.0, (False, 1)), (-1.0, (True, None))):
+        dc.start_backward(True)
+        D.reduce_grad(torch.tensor([0.0, 1.0, 2.0, last]), 5, 1)
+        D.end_backward(5)
+        assert dc.grads_finite() == expected
+    dc.cleanup()
 
 
 def test_profiling(started: None) -> None:

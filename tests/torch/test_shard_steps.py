@@ -97,6 +97,24 @@ def test_parameters_without_a_gradient_keep_theirs() -> None:
     on(2, rank)
 
 
+def test_one_rank_s_overflow_is_seen_by_all() -> None:
+    def rank(comm: Any) -> None:
+        for stage in (0, 1, 3):
+            model = nn.Linear(3, 3)
+            dct.shard(model, stage, comm=comm, check_finite=True, reduce_dtype=torch.float16)
+            for factor in (1.0, 1e6, 1.0):
+                x = torch.ones(2, 3) * (factor if comm.rank == 1 else 1)
+                model(x).sum().backward()
+                assert dct.grads_finite(model) is (factor == 1 or stage == 0)  # which averages gradients as they come
+                model.zero_grad()
+            with dct.no_sync(model):
+                model(torch.full((1, 3), float("inf") if comm.rank == 0 else 1.0)).sum().backward()
+            model(torch.ones(1, 3)).sum().backward()
+            assert not dct.grads_finite(model)
+
+    on(2, rank)
+
+
 def test_backward_with_inputs_and_second_order() -> None:
     def work(model: Plain) -> None:
         x = torch.randn(4, 16, requires_grad=True)

@@ -112,6 +112,7 @@ class Op(enum.IntEnum):
     SET_PERSISTENT = 15
     REGISTER_GRAPH = 16
     INIT = 17
+    GRADS_FINITE = 18
     COMM_ALL_GATHER = 32
     COMM_REDUCE_SCATTER = 33
     COMM_ALL_REDUCE = 34
@@ -129,6 +130,7 @@ class Config(NamedTuple):
     sync_after_reduce: int = 0
     sync_before_allgather: int = 0
     sync_after_allgather: int = 0
+    check_finite: int = 0
 
 
 class MemoryStats(NamedTuple):

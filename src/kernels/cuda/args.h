@@ -8,6 +8,12 @@
 
 enum { DC__CUDA_THREADS = 256, DC__CUDA_SOURCES = 64 };
 
+/* What work on a stream notes of numbers that are not finite; zeros: nothing. */
+typedef struct dc__not_finite {
+  uint64_t found; /* 1: there were some */
+  uint64_t key;   /* the largest with which there were */
+} dc__not_finite;
+
 /* dst = (dst_dtype)src, and dst += src. */
 typedef struct dc__cuda_binary_args {
   void *dst;
@@ -15,6 +21,8 @@ typedef struct dc__cuda_binary_args {
   int64_t count;
   int32_t dst_dtype;
   int32_t src_dtype;
+  dc__not_finite *note; /* NULL: nobody looks at what is stored */
+  uint64_t key;
 } dc__cuda_binary_args;
 
 /* dc__reduce(). */

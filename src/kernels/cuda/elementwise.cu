@@ -119,11 +119,25 @@ DC_CONSTANT int64_t together(int dst, int src, size_t widest) {
 template <int DTYPE, int64_t N>
 using pack = dc_pack<stored_t<DTYPE>, N>;
 
-/* Elements i to i + N - 1. */
+template <int DTYPE>
+DC_DEVICE bool is_finite(stored_t<DTYPE> x) {
+  if constexpr (DTYPE == DC_FLOAT16) {
+    return (x & 0x7c00u) != 0x7c00u;
+  } else if constexpr (DTYPE == DC_BFLOAT16) {
+    return (x & 0x7f80u) != 0x7f80u;
+  } else if constexpr (is_float(DTYPE)) {
+    return x - x == 0; /* neither an infinity nor NaN */
+  } else {
+    return true;
+  }
+}
+
+/* Elements i to i + N - 1; whether they are finite then. */
 template <int D, int S, bool ADD, int64_t N>
-DC_DEVICE void binary_at(void *dst, const void *src, int64_t i) {
+DC_DEVICE bool binary_at(void *dst, const void *src, int64_t i) {
   const pack<S, N> from = dc_load<stored_t<S>, N>(src, i);
   pack<D, N> to = {};
+  bool finite = true;
   if constexpr (ADD) {
     to = dc_load<stored_t<D>, N>(dst, i);
   }
@@ -134,8 +148,16 @@ DC_DEVICE void binary_at(void *dst, const void *src, int64_t i) {
     } else {
       to.at[j] = cast<D, S>(from.at[j]);
     }
+    finite = finite && is_finite<D>(to.at[j]);
   }
   dc_store(dst, i, to);
+  return finite;
+}
+
+DC_DEVICE void note_not_finite(const dc__cuda_binary_args &args) {
+  dc__not_finite *note = DC_MEMORY(args.note, sizeof *args.note, alignof(dc__not_finite));
+  dc_atomic_max(&note->found, 1);
+  dc_atomic_max(&note->key, args.key);
 }
 
 template <int D, int S, bool ADD>
@@ -144,13 +166,17 @@ DC_DEVICE void binary(const dc__cuda_binary_args &args) {
   constexpr int64_t n = together(D, S, widest);
   void *dst = array<D>(args.dst, args.count);
   const void *src = array<S>(args.src, args.count);
+  bool finite = true;
   const int64_t whole =
       dc_is_aligned<stored_t<D>, n>(dst) && dc_is_aligned<stored_t<S>, n>(src) ? args.count / n * n : 0;
   for (int64_t i = dc_first() * n; i < whole; i += dc_step() * n) {
-    binary_at<D, S, ADD, n>(dst, src, i);
+    finite = binary_at<D, S, ADD, n>(dst, src, i) && finite;
   }
   for (int64_t i = whole + dc_first(); i < args.count; i += dc_step()) {
-    binary_at<D, S, ADD, 1>(dst, src, i);
+    finite = binary_at<D, S, ADD, 1>(dst, src, i) && finite;
+  }
+  if (!finite && args.note != nullptr) {
+    note_not_finite(args);
   }
 }
 

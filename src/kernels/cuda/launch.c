@@ -21,15 +21,19 @@ static void launch(dc_stream *stream, int32_t kernel, int64_t count, const void 
   }
 }
 
+void dc__cuda_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
+                      int64_t count, bool add, dc__not_finite *note, uint64_t key) {
+  const dc__cuda_binary_args args = {dst, src, count, dst_dtype, src_dtype, note, key};
+  launch(stream, add ? DC__KERNEL_ACCUMULATE : DC__KERNEL_CAST, count, &args, sizeof args);
+}
+
 void dc__cuda_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
-  const dc__cuda_binary_args args = {dst, src, count, dst_dtype, src_dtype};
-  launch(stream, DC__KERNEL_CAST, count, &args, sizeof args);
+  dc__cuda_combine(stream, dst, dst_dtype, src, src_dtype, count, false, NULL, 0);
 }
 
 void dc__cuda_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                          int64_t count) {
-  const dc__cuda_binary_args args = {dst, src, count, dst_dtype, src_dtype};
-  launch(stream, DC__KERNEL_ACCUMULATE, count, &args, sizeof args);
+  dc__cuda_combine(stream, dst, dst_dtype, src, src_dtype, count, true, NULL, 0);
 }
 
 void dc__cuda_reduce(dc_stream *stream, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,

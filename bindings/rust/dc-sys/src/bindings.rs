@@ -841,10 +841,12 @@ pub struct dc_config {
     pub sync_after_reduce: i32,
     pub sync_before_allgather: i32,
     pub sync_after_allgather: i32,
+    pub check_finite: i32,
+    pub reserved0: i32,
 }
 #[test]
 fn bindgen_test_layout_dc_config() {
-    assert_eq!(::std::mem::size_of::<dc_config>(), 40usize, concat!("Size of: ", stringify!(dc_config)));
+    assert_eq!(::std::mem::size_of::<dc_config>(), 48usize, concat!("Size of: ", stringify!(dc_config)));
     assert_eq!(::std::mem::align_of::<dc_config>(), 8usize, concat!("Alignment of ", stringify!(dc_config)));
     fn test_field_struct_size() {
         assert_eq!(
@@ -942,6 +944,30 @@ fn bindgen_test_layout_dc_config() {
         );
     }
     test_field_sync_after_allgather();
+    fn test_field_check_finite() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).check_finite) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_config), "::", stringify!(check_finite))
+        );
+    }
+    test_field_check_finite();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_config>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            44usize,
+            concat!("Offset of field: ", stringify!(dc_config), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
 }
 extern "C" {
     pub fn dc_config_init(config: *mut dc_config, struct_size: usize);
@@ -1149,6 +1175,9 @@ extern "C" {
 }
 extern "C" {
     pub fn dc_start_backward(context: *mut dc_context, update: i32) -> dc_status;
+}
+extern "C" {
+    pub fn dc_grads_finite(context: *mut dc_context, finite: *mut i32, id: *mut i64) -> dc_status;
 }
 extern "C" {
     pub fn dc_enable_profiling(context: *mut dc_context, enable: i32) -> dc_status;
@@ -1430,6 +1459,7 @@ pub const DC_OP_TAKE_PARAM: dc_op = 14;
 pub const DC_OP_SET_PERSISTENT: dc_op = 15;
 pub const DC_OP_REGISTER_GRAPH: dc_op = 16;
 pub const DC_OP_INIT: dc_op = 17;
+pub const DC_OP_GRADS_FINITE: dc_op = 18;
 pub const DC_OP_COMM_ALL_GATHER: dc_op = 32;
 pub const DC_OP_COMM_REDUCE_SCATTER: dc_op = 33;
 pub const DC_OP_COMM_ALL_REDUCE: dc_op = 34;

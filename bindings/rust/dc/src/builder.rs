@@ -47,6 +47,12 @@ impl Config {
         self
     }
 
+    /// Reductions look for infinities and NaN in the gradients, for [`Context::first_not_finite`].
+    pub fn check_finite(mut self, on: bool) -> Config {
+        self.0.check_finite = i32::from(on);
+        self
+    }
+
     /// Peers read shards in place.
     ///
     /// # Safety

@@ -233,6 +233,15 @@ impl Context {
         check(unsafe { sys::dc_start_backward(self.as_ptr(), i32::from(update)) })
     }
 
+    /// After the last backward of a step: the lowest parameter of which some rank's gradient is not finite; None: all
+    /// are. Needs [`Config::check_finite`](crate::Config::check_finite); every rank asks.
+    #[doc(alias = "dc_grads_finite")]
+    pub fn first_not_finite(&self) -> Result<Option<i64>> {
+        let (mut finite, mut id) = (0, 0);
+        check(unsafe { sys::dc_grads_finite(self.as_ptr(), &mut finite, &mut id) })?;
+        Ok((finite == 0).then_some(id))
+    }
+
     /// Says that the weights of these parameters changed. Every rank says it at the same point.
     pub fn params_updated(&mut self, ids: &[i64]) -> Result<()> {
         if ids.is_empty() {

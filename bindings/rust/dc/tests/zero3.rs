@@ -3,7 +3,7 @@
 mod common;
 
 use common::{context, limits, ranks, register, weight};
-use dc::{Bf16, Comm, Context, DType, Device, MemoryKind, Op, ReduceOp, Stage, Z3Options};
+use dc::{Bf16, Comm, Config, Context, DType, Device, MemoryKind, Op, ReduceOp, Stage, Z3Options};
 use std::thread;
 
 #[test]
@@ -103,6 +103,25 @@ fn stages_zero_to_two_average_gradients() {
         });
         assert!(results.iter().all(Result::is_ok));
     }
+}
+
+#[test]
+fn one_rank_s_infinity_is_seen_by_all() {
+    let results = ranks(2, |comm| {
+        let config = Config::default().check_finite(true);
+        let mut context = Context::builder().config(config).build(&Device::open("cpu").unwrap(), Some(&comm)).unwrap();
+        register(&mut context, &comm, 4, 7);
+        assert_eq!(context.first_not_finite().unwrap_err().status(), dc::Status::STATE);
+        for odd in [0.0, f32::INFINITY, 1.0] {
+            context.start_backward(true).unwrap();
+            let last = if comm.rank() == 1 { odd } else { 0.0 };
+            context.reduce_grad(4, 4, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, last]).unwrap();
+            context.end_backward(4, false).unwrap();
+            let expected = if odd.is_finite() { None } else { Some(4) };
+            assert_eq!(context.first_not_finite().unwrap(), expected);
+        }
+    });
+    assert!(results.iter().all(Result::is_ok));
 }
 
 #[test]

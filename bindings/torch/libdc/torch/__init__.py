@@ -9,13 +9,13 @@ from .layer import (DeepSpeedTransformerConfig, DeepSpeedTransformerLayer, Trans
                     load_bert_layer)
 from .pages import keep_memory
 from .process_group import comm_from_process_group
-from .shard import full_shape, gathered, no_sync, shard, stats, trace_read, trace_start
+from .shard import full_shape, gathered, grads_finite, no_sync, shard, stats, trace_read, trace_start
 from .state import (full_optimizer_state_dict, full_state_dict, load_full_optimizer_state_dict,
                     load_full_state_dict)
 
 __all__ = [
     "DeepSpeedTransformerConfig", "DeepSpeedTransformerLayer", "TransformerLayer", "bert_layer_state",
     "clip_grad_norm_", "comm_from_process_group", "dc", "full_optimizer_state_dict", "full_shape", "full_state_dict",
-    "gathered", "init", "keep_memory", "load_bert_layer", "load_full_optimizer_state_dict", "load_full_state_dict",
+    "gathered", "grads_finite", "init", "keep_memory", "load_bert_layer", "load_full_optimizer_state_dict", "load_full_state_dict",
     "no_sync", "shard", "stats", "trace_read", "trace_start",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from .process_group import comm_from_process_group
 
 ops.load()
 
-_KEYS = libdc.Config._fields
+_KEYS = tuple(key for key in libdc.Config._fields if key != "check_finite")  # the original's: none may be missing
 _comm: Optional[libdc.Comm] = None  # made here from a process group
 
 
@@ -35,7 +35,8 @@ def init(process_group: Any, config: Any, initial_reduce_bucket_size: int) -> No
 
     process_group  a libdc.Comm, a torch.distributed.ProcessGroup, or None: a world of one rank
     config  a mapping or an object with symmetric_memory, double_buffer, free_activation_threshold, sync_before_reduce,
-            sync_after_reduce, sync_before_allgather, sync_after_allgather; further ones are not read
+            sync_after_reduce, sync_before_allgather, sync_after_allgather, and check_finite, which may be missing;
+            further ones are not read
     initial_reduce_bucket_size  elements
 
     What is registered lies on PyTorch's default device: the CPU, or what torch.set_default_device() or a surrounding
@@ -174,6 +175,12 @@ def start_backward(update: bool) -> None:
     _context("start_backward").start_backward(bool(update))
 
 
+def grads_finite() -> Tuple[bool, Optional[int]]:
+    """Whether the last step's gradients are finite on every rank, and the first parameter whose are not, or None. After
+    the end_backward of a start_backward(True); needs check_finite in the config, and every rank must ask."""
+    return _context("grads_finite").grads_finite()
+
+
 def enable_profiling(enable: bool) -> None:
     """While on, reductions and free_tensors do nothing."""
     _context("enable_profiling").enable_profiling(bool(enable))
@@ -206,7 +213,8 @@ def _read_config(config: Any) -> libdc.Config:
         values[key] = _integer("init", f"config.{key}", value)
     values["double_buffer"] = 1 if values["double_buffer"] else -1
     values["free_activation_threshold"] = values["free_activation_threshold"] or -1
-    return libdc.Config(**values)
+    look = config.get("check_finite", 0) if isinstance(config, Mapping) else getattr(config, "check_finite", 0)
+    return libdc.Config(**values, check_finite=_integer("init", "config.check_finite", look))
 
 
 def _integer(call: str, argument: str, value: Any) -> int:

@@ -21,7 +21,7 @@ _KEY = "_dc"  # in the __dict__ of a module that owns parameters: its Owner
 
 def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: int = 1 << 20, prefetch: int = 1,
           group_size: int = 1 << 18, reduce_dtype: Optional[torch.dtype] = None,
-          param_dtype: Optional[torch.dtype] = None, broadcast: bool = True) -> nn.Module:
+          param_dtype: Optional[torch.dtype] = None, broadcast: bool = True, check_finite: bool = False) -> nn.Module:
     """Spreads a model's training state over the ranks, in place, and returns the model.
 
     stage         0: nothing is spread, gradients are averaged; 1 and 2: gradients and with them the optimizer's state;
@@ -34,6 +34,7 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     reduce_dtype  in which gradients are averaged; None: as they come
     param_dtype   in which weights are gathered and used; None: as they are
     broadcast     False: the ranks' initial weights are the same already; else they become rank 0's
+    check_finite  True: gradients are looked at while they are taken, for grads_finite()
 
     Afterwards model.parameters() are the same nn.Parameter objects with the same names, but each holds this rank's
     part, flat (at stage 0 the whole): what optimizers are for. full_shape() tells a parameter's former shape."""
@@ -44,7 +45,8 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
         if value < least[name]:
             raise ValueError(f"shard: {name} = {value!r}, must be >= {least[name]}")
     params = _parameters_of(model)
-    root = Root(comm_of(comm), Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype),
+    root = Root(comm_of(comm), Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype,
+                                                 bool(check_finite)),
                 params[0][1].device if params else devices.CPU)
     entries: Dict[nn.Parameter, Entry] = {}
     for name, param in params:
@@ -233,6 +235,13 @@ def gathered(model: nn.Module) -> Iterator[None]:
         root.depth -= 1
         if root.depth == 0:
             root.leave()
+
+
+def grads_finite(model: nn.Module) -> bool:
+    """Whether the gradients of the last backward were finite on every rank, as they went out to be averaged. For
+    shard(..., check_finite=True). A step of several backwards asks after each of them, or has all but the last in
+    no_sync(), whose sums count. Collective."""
+    return root_of(model).context.grads_finite()[0]
 
 
 def stats(model: nn.Module, reset: bool = False) -> libdc.MemoryStats:

@@ -1,0 +1,211 @@
+/* Copies, casts and sums of floating-point types that look at what they store. What is looked at is the largest
+ * magnitude, as bits, which order as the numbers do: an "and" and a maximum beside a load and a store. INIT is the name
+ * of the function that enters them. */
+#include "kernels/cpu/x86/vector.h"
+
+#ifdef __AVX512F__
+
+typedef __m512i integers;
+
+DC__INLINE integers load_bits(const void *p) {
+  return _mm512_loadu_si512(p);
+}
+DC__INLINE void store_bits(void *p, integers x) {
+  _mm512_storeu_si512(p, x);
+}
+DC__INLINE void stream_bits(void *p, integers x) {
+  _mm512_stream_si512(p, x);
+}
+DC__INLINE integers bits_of(vector v) {
+  return _mm512_castps_si512(v);
+}
+DC__INLINE integers set_bits(int64_t x) {
+  return _mm512_set1_epi64(x);
+}
+DC__INLINE integers and_bits(integers a, integers b) {
+  return _mm512_and_si512(a, b);
+}
+DC__INLINE integers larger_16(integers a, integers b) {
+  return _mm512_max_epi16(a, b);
+}
+DC__INLINE integers larger_32(integers a, integers b) {
+  return _mm512_max_epi32(a, b);
+}
+
+#else
+
+typedef __m256i integers;
+
+DC__INLINE integers load_bits(const void *p) {
+  return _mm256_loadu_si256(p);
+}
+DC__INLINE void store_bits(void *p, integers x) {
+  _mm256_storeu_si256(p, x);
+}
+DC__INLINE void stream_bits(void *p, integers x) {
+  _mm256_stream_si256(p, x);
+}
+DC__INLINE integers bits_of(vector v) {
+  return _mm256_castps_si256(v);
+}
+DC__INLINE integers set_bits(int64_t x) {
+  return _mm256_set1_epi64x(x);
+}
+DC__INLINE integers and_bits(integers a, integers b) {
+  return _mm256_and_si256(a, b);
+}
+DC__INLINE integers larger_16(integers a, integers b) {
+  return _mm256_max_epi16(a, b);
+}
+DC__INLINE integers larger_32(integers a, integers b) {
+  return _mm256_max_epi32(a, b);
+}
+
+#endif
+
+enum { BYTES = sizeof(integers), LINE = 64 };
+
+/* ---- copies ---- */
+
+/* The bits of a magnitude, those of infinity, and whether they are compared as 16-bit integers. Of a float64 the upper
+ * half is enough: its lower half is not looked at. */
+typedef struct look {
+  int64_t mask;
+  int32_t infinity;
+  bool halves;
+} look;
+
+DC__INLINE look look_at(int32_t dtype) {
+  switch (dtype) {
+    case DC_FLOAT16:
+      return (look){0x7fff7fff7fff7fff, 0x7c00, true};
+    case DC_BFLOAT16:
+      return (look){0x7fff7fff7fff7fff, 0x7f80, true};
+    case DC_FLOAT32:
+      return (look){0x7fffffff7fffffff, 0x7f800000, false};
+    default:
+      return (look){0x7fffffff00000000, 0x7ff00000, false};
+  }
+}
+
+DC__INLINE bool below(integers most, int32_t infinity, bool halves) {
+  union {
+    integers all;
+    int32_t words[BYTES / 4];
+    int16_t halves[BYTES / 2];
+  } lanes = {most};
+  int32_t largest = 0;
+  for (size_t i = 0; i < (halves ? sizeof lanes.halves / 2 : sizeof lanes.words / 4); i++) {
+    const int32_t lane = halves ? lanes.halves[i] : lanes.words[i];
+    largest = lane > largest ? lane : largest;
+  }
+  return largest < infinity;
+}
+
+DC__INLINE integers copy_line(char *d, const char *s, integers most, integers mask, bool halves, bool stream) {
+  for (size_t i = 0; i < LINE; i += BYTES) {
+    const integers x = load_bits(s + i);
+    if (stream) {
+      stream_bits(d + i, x);
+    } else {
+      store_bits(d + i, x);
+    }
+    const integers magnitude = and_bits(x, mask);
+    most = halves ? larger_16(most, magnitude) : larger_32(most, magnitude);
+  }
+  return most;
+}
+
+/* Whole lines of d; the first and the last may overlap others, which get the same again. */
+DC__INLINE bool copy(void *dst, const void *src, int64_t count, int32_t dtype) {
+  const look l = look_at(dtype);
+  const integers mask = set_bits(l.mask);
+  const size_t size = l.halves ? 2 : dtype == DC_FLOAT32 ? 4 : 8;
+  const size_t bytes = (size_t)count * size;
+  char *d = dst;
+  const char *s = src;
+  integers most = set_bits(0);
+  if (bytes < DC__COPY_STREAM || (uintptr_t)d % size != 0) {
+    for (size_t i = 0; i < bytes; i += LINE) {
+      most = copy_line(d + i, s + i, most, mask, l.halves, false);
+    }
+    return below(most, l.infinity, l.halves);
+  }
+  most = copy_line(d, s, most, mask, l.halves, false);
+  for (size_t i = (size_t)(-(uintptr_t)d % LINE); i + LINE <= bytes; i += LINE) {
+    most = copy_line(d + i, s + i, most, mask, l.halves, true);
+  }
+  _mm_sfence(); /* such stores are ordered by nothing else, and others may read what we say is done */
+  most = copy_line(d + bytes - LINE, s + bytes - LINE, most, mask, l.halves, false);
+  return below(most, l.infinity, l.halves);
+}
+
+/* ---- casts and sums, in float32 ---- */
+
+/* The smallest magnitude that becomes infinite in the type: halfway from its largest number to what would follow. */
+DC__INLINE int32_t overflow(int32_t dtype) {
+  return dtype == DC_FLOAT16 ? 0x477ff000 : dtype == DC_BFLOAT16 ? 0x7f7f8000 : 0x7f800000;
+}
+
+DC__INLINE bool convert(void *dst, int32_t to, const void *src, int32_t from, int64_t count, bool adds) {
+  const integers mask = set_bits(0x7fffffff7fffffff);
+  integers most = set_bits(0);
+  for (int64_t i = 0; i < count; i += WIDTH) {
+    vector v = load(src, from, i);
+    if (adds) {
+      v = add(load(dst, to, i), v);
+    }
+    store(dst, to, i, v);
+    most = larger_32(most, and_bits(bits_of(v), mask));
+  }
+  return below(most, overflow(to), false);
+}
+
+#define COPY(name, dtype)                                       \
+  static bool name(void *dst, const void *src, int64_t count) { \
+    return copy(dst, src, count, dtype);                        \
+  }
+#define CONVERT(name, to, from, adds)                           \
+  static bool name(void *dst, const void *src, int64_t count) { \
+    return convert(dst, to, src, from, count, adds);            \
+  }
+
+COPY(copy_f32, DC_FLOAT32)
+COPY(copy_f64, DC_FLOAT64)
+COPY(copy_f16, DC_FLOAT16)
+COPY(copy_bf16, DC_BFLOAT16)
+CONVERT(f32_of_f16, DC_FLOAT32, DC_FLOAT16, false)
+CONVERT(f32_of_bf16, DC_FLOAT32, DC_BFLOAT16, false)
+CONVERT(f16_of_f32, DC_FLOAT16, DC_FLOAT32, false)
+CONVERT(f16_of_bf16, DC_FLOAT16, DC_BFLOAT16, false)
+CONVERT(bf16_of_f32, DC_BFLOAT16, DC_FLOAT32, false)
+CONVERT(bf16_of_f16, DC_BFLOAT16, DC_FLOAT16, false)
+CONVERT(f32_and_f32, DC_FLOAT32, DC_FLOAT32, true)
+CONVERT(f32_and_f16, DC_FLOAT32, DC_FLOAT16, true)
+CONVERT(f32_and_bf16, DC_FLOAT32, DC_BFLOAT16, true)
+CONVERT(f16_and_f16, DC_FLOAT16, DC_FLOAT16, true)
+CONVERT(f16_and_f32, DC_FLOAT16, DC_FLOAT32, true)
+CONVERT(bf16_and_bf16, DC_BFLOAT16, DC_BFLOAT16, true)
+CONVERT(bf16_and_f32, DC_BFLOAT16, DC_FLOAT32, true)
+
+void INIT(dc__kernels *table) {
+  dc__combine_fn(*set)[DC__KERNELS_DTYPES] = table->combine[false];
+  dc__combine_fn(*sum)[DC__KERNELS_DTYPES] = table->combine[true];
+  set[DC_FLOAT32][DC_FLOAT32] = copy_f32;
+  set[DC_FLOAT64][DC_FLOAT64] = copy_f64;
+  set[DC_FLOAT16][DC_FLOAT16] = copy_f16;
+  set[DC_BFLOAT16][DC_BFLOAT16] = copy_bf16;
+  set[DC_FLOAT32][DC_FLOAT16] = f32_of_f16;
+  set[DC_FLOAT32][DC_BFLOAT16] = f32_of_bf16;
+  set[DC_FLOAT16][DC_FLOAT32] = f16_of_f32;
+  set[DC_FLOAT16][DC_BFLOAT16] = f16_of_bf16;
+  set[DC_BFLOAT16][DC_FLOAT32] = bf16_of_f32;
+  set[DC_BFLOAT16][DC_FLOAT16] = bf16_of_f16;
+  sum[DC_FLOAT32][DC_FLOAT32] = f32_and_f32;
+  sum[DC_FLOAT32][DC_FLOAT16] = f32_and_f16;
+  sum[DC_FLOAT32][DC_BFLOAT16] = f32_and_bf16;
+  sum[DC_FLOAT16][DC_FLOAT16] = f16_and_f16;
+  sum[DC_FLOAT16][DC_FLOAT32] = f16_and_f32;
+  sum[DC_BFLOAT16][DC_BFLOAT16] = bf16_and_bf16;
+  sum[DC_BFLOAT16][DC_FLOAT32] = bf16_and_f32;
+}
