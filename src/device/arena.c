@@ -4,8 +4,11 @@
 #include "device/blocks.h"
 #include "device/poison.h"
 
-static const size_t GROWTH = (size_t)4 << 20;
-static const size_t CHUNK_UNIT = (size_t)2 << 20; /* a huge page */
+#ifndef DC_ARENA_UNIT
+#define DC_ARENA_UNIT (2 << 20) /* a huge page; the simulator's memory is scarce, so that it is used again at once */
+#endif
+static const size_t CHUNK_UNIT = DC_ARENA_UNIT;
+static const size_t GROWTH = (size_t)2 * DC_ARENA_UNIT;
 
 typedef struct chunk {
   struct chunk *next;

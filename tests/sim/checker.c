@@ -200,16 +200,24 @@ void sim_note(sim_kind kind, const void *ptr, size_t bytes, const char *what) {
   fill(kind, ptr, bytes);
 }
 
-void sim_forget(const void *ptr, size_t bytes) {
+static void forget(const void *ptr, size_t bytes, bool freed_alone) {
   uintptr_t lo = (uintptr_t)ptr, hi = lo + bytes;
   for (uintptr_t at = lo / PAGE; at <= (hi - 1) / PAGE; at++) {
     page *p = &checker.pages[at % PAGES];
     for (int64_t i = p->count - 1; i >= 0; i--) {
-      if (p->all[i].lo < hi && p->all[i].hi > lo) {
+      if (p->all[i].lo < hi && p->all[i].hi > lo && (!freed_alone || p->all[i].kind == SIM_FREE)) {
         cut(p, i, lo, hi);
       }
     }
   }
+}
+
+void sim_forget(const void *ptr, size_t bytes) {
+  forget(ptr, bytes, false);
+}
+
+void sim_forget_freed(const void *ptr, size_t bytes) {
+  forget(ptr, bytes, true);
 }
 
 void sim_reads(const void *ptr, size_t bytes, const char *what) {

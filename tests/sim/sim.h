@@ -70,6 +70,7 @@ void sim_checker_mute(void); /* no reports any more in this world */
 void sim_note(sim_kind kind, const void *ptr, size_t bytes, const char *what);
 /* The system gave out these addresses anew: what was noted of them was of other memory, a thread's stack, say. */
 void sim_forget(const void *ptr, size_t bytes);
+void sim_forget_freed(const void *ptr, size_t bytes); /* what of it the arena had */
 void sim_join(sim_clock *to, const sim_clock *from);
 void sim_reportf(const char *format, ...) DC__PRINTF(1, 2);
 

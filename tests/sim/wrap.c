@@ -147,6 +147,7 @@ static void begin_life(void *args) {
 void dc__arena_unpoison_on(dc_stream *stream, const void *ptr, size_t bytes) {
   const life l = {ptr, bytes};
   keep_block(ptr, bytes);
+  sim_forget_freed(ptr, bytes); /* what the block had before may have been shorter; it is the host's now, to release */
   dc__stream_call(stream, begin_life, &l, sizeof l);
 }
 
