@@ -205,7 +205,7 @@ dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__mat *qa, const 
  * batches too, queued, with `place` for what was added for out. There, where `refused` is not NULL, nobody need have
  * checked, and it becomes 1 where one is not positive. */
 dc_status dc__kron_check(dc_linalg *l, const char *fn, const void *va, const void *vb, double damping,
-                         const dc__mat *out);
+                         const dc__mat *x);
 bool dc__kron_add_place(const dc_linalg *l, const dc__mat *out, size_t *bytes);
 void dc__kron_divide(dc_linalg *l, const dc__mat *qa, const void *va, const dc__mat *qb, const void *vb, double damping,
                      const dc__mat *x, const dc__mat *out, void *place, uint64_t *refused);
