@@ -134,5 +134,5 @@ bench: build
 clean:
 	rm -rf .venv build
 
-.PHONY: build train bert test test-deepspeed abi cuda check-vendor-headers docs wheel dist mutants coverage fuzz spin \
-  bench clean
+.PHONY: build train bert optimizers test test-deepspeed abi cuda check-vendor-headers docs wheel dist mutants coverage \
+  fuzz spin bench clean

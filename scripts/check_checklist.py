@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""docs/checklist.md has its 52 points in order, each with a verdict, and names files, suites and commands that are
-there. What no other check holds, this one does: the length of source files."""
+"""docs/checklist.md has its 52 points in order, each with a verdict; that what it names is there, check_docs.py knows.
+What no other check holds, this one does: the length of source files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {".c", ".h", ".py", ".rs"}
 MADE = ("bindings/rust/dc-sys/src/bindings.rs", "include/dc_api.h", "tests/abi/layout_", "tests/abi/prototypes_",
         "abi-check/0")
-MOST = 800  # lines
+MOST = 400  # lines
 
 
 def long_files() -> List[str]:
@@ -27,19 +27,10 @@ def long_files() -> List[str]:
 def main() -> int:
     rows = re.findall(r"^\| (\d+) \| (.*?) \| (\w+) \| (.*?) \|$",
                       (ROOT / "docs" / "checklist.md").read_text(encoding="utf-8"), re.M)
-    suites = (ROOT / "scripts" / "run_tests.py").read_text(encoding="utf-8")
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     faults = long_files()
     faults += [] if [int(row[0]) for row in rows] == list(range(1, 53)) else ["the points are not 1 to 52 in order"]
-    for number, _, verdict, shown in rows:
-        if verdict not in ("yes", "partly", "no"):
-            faults.append(f"{number}: {verdict!r} is no verdict")
-        for name in re.findall(r"`([^`]+)`", shown):
-            suite = re.fullmatch(r"make test SUITES=(\w+)", name)
-            target = re.fullmatch(r"make (\w+)", name)
-            there = (f'"{suite[1]}": ' in suites if suite else f"\n{target[1]}:" in makefile if target
-                     else (ROOT / name).exists() or name.startswith("dc "))
-            faults += [] if there else [f"{number}: there is no {name}"]
+    faults += [f"{number}: {verdict!r} is no verdict" for number, _, verdict, _ in rows
+               if verdict not in ("yes", "partly", "no")]
     counts = ", ".join(f"{sum(row[2] == verdict for row in rows)} {verdict}" for verdict in ("yes", "partly", "no"))
     print("\n".join(faults) or f"docs/checklist.md: {counts}")
     return bool(faults)

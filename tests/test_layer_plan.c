@@ -75,7 +75,7 @@ static void test_18_plan_is_the_cost(void **state) {
   dc_device_destroy(device);
 }
 
-/* DeepSpeed's bytes a layer and sample, in units of S H: the table of facts/transformer.md 4.1. */
+/* DeepSpeed's bytes a layer and sample, in units of S H: what its sources save, added up by hand. */
 static void test_18_deepspeeds_inventory(void **state) {
   (void)state;
   static const int64_t at_128[] = {44, 40, 40, 36, 36, 32, 32, 28}; /* by flags, inv the lowest bit, then attn, gelu */

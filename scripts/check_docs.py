@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""What documents and comments name is there: files by their paths, and in documents what stands in backquotes, targets
+of the Makefile, suites, functions and constants of the library. Planted faults show that what is gone is found."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Iterator, List, Set
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = "abi-check|bench|bindings|docs|examples|include|scripts|src|tests|tools"
+FILE = re.compile(rf"(?<![\w/.*$}}-])(?:{ROOMS}|facts)/[\w./*-]*\w")
+SUFFIX = re.compile(r"\.\w+$")  # in code, whose strings have beginnings of paths too
+COMMENTS = {".c", ".h", ".cu", ".cpp", ".py", ".rs", ".pml"}
+NOT_READ = ("CHANGELOG.md", "bench/results/", "abi-check/0", "docs/deepspeed.md", "tests/deepspeed/", "tests/mutants/",
+            "tests/spin/run.py", "tests/wheel/", "scripts/check_docs.py")
+MADE = re.compile(r"DATE|share/|^build/")
+
+
+def listed() -> List[str]:
+    """Files that git has or would take, or in an unpacked tarball all of them."""
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    out = subprocess.run(command, cwd=ROOT, text=True, capture_output=True).stdout.split("\n")
+    names = out if len(out) > 1 else [str(path.relative_to(ROOT)) for path in ROOT.rglob("*")]
+    return [name for name in names if (ROOT / name).is_file()]
+
+
+def file_faults(name: str, text: str) -> Iterator[str]:
+    """A path is from the root or from the document's own folder; one with * is a pattern that something fits."""
+    for found in sorted(set(FILE.findall(text))):
+        place = found.split(":")[0]
+        if not name.endswith((".md", ".build")) and not SUFFIX.search(place) or MADE.search(place):
+            continue
+        if not any(list(folder.glob(place)) for folder in (ROOT, (ROOT / name).parent)):
+            yield f"{name}: there is no {place}"
+
+
+def word_faults(name: str, text: str, words: Set[str]) -> Iterator[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    suites = set(re.findall(r'^    "([\w-]+)": ', (ROOT / "scripts" / "run_tests.py").read_text(encoding="utf-8"), re.M))
+    for code in re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)):
+        target = re.match(r"make (?:-\w+ )*([a-z][\w-]*)(?: |$)", code)
+        if target and not re.search(rf"^{target[1]}:", makefile, re.M):
+            yield f"{name}: there is no `make {target[1]}`"
+        for suite in (re.findall(r'SUITES="?([\w -]+)', code) or [""])[0].split():
+            if suite not in suites:
+                yield f"{name}: there is no suite {suite}"
+    for word in sorted(set(re.findall(r"\b(?:dc|dc_|DC)_[a-z0-9A-Z]\w*\b(?!_?\*)", text)) - words):
+        yield f"{name}: there is no {word}"
+
+
+def faults(name: str, text: str, words: Set[str]) -> List[str]:
+    found = list(file_faults(name, text))
+    return found + (list(word_faults(name, text, words)) if name.endswith(".md") else [])
+
+
+PLANTED = {
+    "see `src/gone.c`": "there is no src/gone.c", "tests/gone_*.c": "there is no tests/gone_*.c",
+    "`make gone`": "there is no `make gone`", '`make test SUITES="gcc gone"`': "there is no suite gone",
+    "`dc_gone()`": "there is no dc_gone",
+}  # fmt: skip
+
+
+def main() -> int:
+    names = listed()
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in names
+             if Path(name).suffix in {*COMMENTS, ".md", ".build", ".sh"} and not name.startswith("tests/fuzz/seeds")}
+    code = [text for name, text in texts.items() if not name.endswith(".md") and name != "scripts/check_docs.py"]
+    words = {word for text in code for word in re.findall(r"\w+", text)}
+    words |= set(re.findall(r"\w+", (ROOT / "src" / "libdc.map").read_text(encoding="utf-8")))
+    found = [fault for name, text in sorted(texts.items()) if not name.startswith(NOT_READ)
+             for fault in faults(name, text, words)]
+    found += [f"the planted fault {text!r} is not found" for text, fault in PLANTED.items()
+              if f"x.md: {fault}" not in faults("x.md", text, words)]
+    print("\n".join(found) or f"what {len(texts)} files name is there; {len(PLANTED)} planted faults are found")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
