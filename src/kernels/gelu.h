@@ -1,15 +1,10 @@
-/* GELU and its derivative for one element, for the host and for the kernels of devices. Without contraction, the bits
- * are the same everywhere. */
+/* GELU and its derivative for one element. Without contraction, the bits are the same everywhere. */
 #ifndef DC_KERNELS_GELU_H
 #define DC_KERNELS_GELU_H
 
 #include "kernels/convert.h"
 
-#ifdef __CUDACC__
-#define DC__ELEMENT DC__CONVERT
-#else
 #define DC__ELEMENT static inline __attribute__((always_inline))
-#endif
 
 /* e^x within 2 ulp; 0 below -87.34, infinity above 88.72. Cody and Waite's reduction and Cephes' polynomial. */
 DC__ELEMENT float exp_f32(float x) {

@@ -3,10 +3,7 @@
 #ifndef DC_KERNELS_CUDA_EIGHT_H
 #define DC_KERNELS_CUDA_EIGHT_H
 
-#include "kernels/cuda/gpu.h"
-
-#include "dc_api.h"
-#include "kernels/convert.h"
+#include "kernels/cuda/half.h"
 
 namespace {
 
@@ -22,44 +19,40 @@ struct alignas(16) quarter {
   float at[4];
 } __attribute__((may_alias));
 
-DC_DEVICE float of_half(uint32_t half, int32_t dtype) {
-  const uint16_t bits = static_cast<uint16_t>(half);
-  return dtype == DC_FLOAT16 ? dc__f32_of_f16(bits) : dc__f32_of_bf16(bits);
+/* Element i as it is stored, and as a float. */
+template <int DTYPE>
+DC_DEVICE float get(const void *array, int64_t i) {
+  if constexpr (DTYPE == DC_FLOAT32) {
+    return static_cast<const float *>(array)[i];
+  } else {
+    return f32_of<DTYPE>(static_cast<const uint16_t *>(array)[i]);
+  }
 }
-DC_DEVICE uint32_t to_half(float x, int32_t dtype) {
-  return dtype == DC_FLOAT16 ? dc__f16_of_f32(x) : dc__bf16_of_f32(x);
-}
-DC_DEVICE float rounded(float x, int32_t dtype) {
-  return dtype == DC_FLOAT32 ? x : of_half(to_half(x, dtype), dtype);
-}
-
-DC_DEVICE float get(const void *array, int32_t dtype, int64_t i) {
-  return dtype == DC_FLOAT32 ? static_cast<const float *>(array)[i]
-                             : of_half(static_cast<const uint16_t *>(array)[i], dtype);
-}
-DC_DEVICE void put(void *array, int32_t dtype, int64_t i, float x) {
-  if (dtype == DC_FLOAT32) {
+template <int DTYPE>
+DC_DEVICE void put(void *array, int64_t i, float x) {
+  if constexpr (DTYPE == DC_FLOAT32) {
     static_cast<float *>(array)[i] = x;
   } else {
-    static_cast<uint16_t *>(array)[i] = static_cast<uint16_t>(to_half(x, dtype));
+    static_cast<uint16_t *>(array)[i] = half_of<DTYPE>(x);
   }
 }
 
-/* Whether all eight are there and lie at a multiple of 16 bytes; else they are moved one by one. */
-DC_DEVICE bool at_once(const void *array, int32_t dtype, int64_t i, int64_t left) {
-  const uintptr_t at = reinterpret_cast<uintptr_t>(array) + static_cast<uintptr_t>(i) * (dtype == DC_FLOAT32 ? 4 : 2);
-  return left >= EIGHT && at % 16 == 0;
+template <int DTYPE>
+DC_DEVICE int64_t size_of() {
+  return DTYPE == DC_FLOAT32 ? 4 : 2;
 }
 
-/* Elements i to i + 7, of which `left` are there; zeros for the others. */
-DC_DEVICE eight load(const void *array, int32_t dtype, int64_t i, int64_t left) {
+/* Whether all eight are there and lie at a multiple of 16 bytes; else they are moved one by one. */
+template <int DTYPE>
+DC_DEVICE bool at_once(const void *array, int64_t i, int64_t left) {
+  return left >= EIGHT && (reinterpret_cast<uintptr_t>(array) + static_cast<uintptr_t>(i * size_of<DTYPE>())) % 16 == 0;
+}
+
+/* Elements i to i + 7, at once. */
+template <int DTYPE>
+DC_DEVICE eight load_whole(const void *array, int64_t i) {
   eight x;
-  if (!at_once(array, dtype, i, left)) {
-    DC_UNROLL
-    for (int j = 0; j < EIGHT; j++) {
-      x.at[j] = j < left ? get(array, dtype, i + j) : 0.0f;
-    }
-  } else if (dtype == DC_FLOAT32) {
+  if constexpr (DTYPE == DC_FLOAT32) {
     const quarter *from = reinterpret_cast<const quarter *>(static_cast<const float *>(array) + i);
     const quarter low = from[0], high = from[1];
     DC_UNROLL
@@ -71,22 +64,37 @@ DC_DEVICE eight load(const void *array, int32_t dtype, int64_t i, int64_t left) 
     const halves all = *reinterpret_cast<const halves *>(static_cast<const uint16_t *>(array) + i);
     DC_UNROLL
     for (int j = 0; j < 4; j++) {
-      x.at[2 * j] = of_half(all.word[j] & 0xffffu, dtype);
-      x.at[2 * j + 1] = of_half(all.word[j] >> 16, dtype);
+      x.at[2 * j] = f32_of<DTYPE>(static_cast<uint16_t>(all.word[j]));
+      x.at[2 * j + 1] = f32_of<DTYPE>(static_cast<uint16_t>(all.word[j] >> 16));
     }
   }
   return x;
 }
 
-DC_DEVICE void store(void *array, int32_t dtype, int64_t i, int64_t left, const eight &x) {
-  if (!at_once(array, dtype, i, left)) {
+/* Elements i to i + 7, of which `left` are there; zeros for the others. */
+template <int DTYPE>
+DC_DEVICE eight load(const void *array, int64_t i, int64_t left) {
+  if (at_once<DTYPE>(array, i, left)) {
+    return load_whole<DTYPE>(array, i);
+  }
+  eight x;
+  DC_UNROLL
+  for (int j = 0; j < EIGHT; j++) {
+    x.at[j] = j < left ? get<DTYPE>(array, i + j) : 0.0f;
+  }
+  return x;
+}
+
+template <int DTYPE>
+DC_DEVICE void store(void *array, int64_t i, int64_t left, const eight &x) {
+  if (!at_once<DTYPE>(array, i, left)) {
     DC_UNROLL
     for (int j = 0; j < EIGHT; j++) {
       if (j < left) {
-        put(array, dtype, i + j, x.at[j]);
+        put<DTYPE>(array, i + j, x.at[j]);
       }
     }
-  } else if (dtype == DC_FLOAT32) {
+  } else if constexpr (DTYPE == DC_FLOAT32) {
     quarter *to = reinterpret_cast<quarter *>(static_cast<float *>(array) + i);
     to[0] = quarter{{x.at[0], x.at[1], x.at[2], x.at[3]}};
     to[1] = quarter{{x.at[4], x.at[5], x.at[6], x.at[7]}};
@@ -94,21 +102,49 @@ DC_DEVICE void store(void *array, int32_t dtype, int64_t i, int64_t left, const 
     halves all;
     DC_UNROLL
     for (int j = 0; j < 4; j++) {
-      all.word[j] = to_half(x.at[2 * j], dtype) | to_half(x.at[2 * j + 1], dtype) << 16;
+      all.word[j] = halves_of<DTYPE>(x.at[2 * j], x.at[2 * j + 1]);
     }
     *reinterpret_cast<halves *>(static_cast<uint16_t *>(array) + i) = all;
   }
 }
 
+DC_DEVICE void add(eight &x, const eight &y) {
+  DC_UNROLL
+  for (int i = 0; i < EIGHT; i++) {
+    x.at[i] += y.at[i];
+  }
+}
+
+/* As they come back from the array. */
+template <int DTYPE>
+DC_DEVICE eight rounded(const eight &x) {
+  eight r = x;
+  if constexpr (DTYPE != DC_FLOAT32) {
+    DC_UNROLL
+    for (int j = 0; j < EIGHT; j += 2) {
+      const uint32_t both = halves_of<DTYPE>(x.at[j], x.at[j + 1]);
+      r.at[j] = f32_of<DTYPE>(static_cast<uint16_t>(both));
+      r.at[j + 1] = f32_of<DTYPE>(static_cast<uint16_t>(both >> 16));
+    }
+  }
+  return r;
+}
+
 /* An array of `count` elements of the device; NULL stays NULL. */
-template <typename T>
-DC_DEVICE T *there(T *array, int32_t dtype, int64_t count) {
-  const int64_t size = dtype == DC_FLOAT32 ? 4 : 2;
-  (void)size;
+template <int DTYPE, typename T>
+DC_DEVICE T *there(T *array, int64_t count) {
   (void)count;
-  return array == nullptr ? array : static_cast<T *>(DC_MEMORY(array, count * size, static_cast<size_t>(size)));
+  return array == nullptr
+             ? array
+             : static_cast<T *>(DC_MEMORY(array, count * size_of<DTYPE>(), static_cast<size_t>(size_of<DTYPE>())));
 }
 
 }  // namespace
+
+/* pass<DTYPE>(...) for one of the three types. */
+#define DC_BY_TYPE(dtype, pass, ...)                       \
+  ((dtype) == DC_FLOAT32   ? pass<DC_FLOAT32>(__VA_ARGS__) \
+   : (dtype) == DC_FLOAT16 ? pass<DC_FLOAT16>(__VA_ARGS__) \
+                           : pass<DC_BFLOAT16>(__VA_ARGS__))
 
 #endif

@@ -25,6 +25,8 @@ enum { DC_WARP = 32 };
 #define DC_MEMBER __device__ __forceinline__
 #define DC_CONSTANT static constexpr __host__ __device__
 #define DC_UNROLL _Pragma("unroll")
+#define DC_UNROLL_4 _Pragma("unroll 4")
+#define DC_UNROLL_8 _Pragma("unroll 8")
 #define DC_ROLLED _Pragma("unroll 1")
 #define DC_MEMORY(pointer, bytes, alignment) ((void)(bytes), (void)(alignment), (pointer))
 #define DC_SHARED(type, name, dims) __shared__ __align__(16) type name dims
@@ -60,6 +62,17 @@ DC_DEVICE uint32_t dc_ballot(bool value) {
 DC_DEVICE uint32_t dc_ones(uint32_t bits) {
   return static_cast<uint32_t>(__popc(bits));
 }
+/* 2^x and 1/x within 2 ulp; what would be subnormal is 0. */
+DC_DEVICE float dc_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+DC_DEVICE float dc_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 /* *at becomes at least `value`. */
 DC_DEVICE void dc_atomic_max(uint64_t *at, uint64_t value) {
   atomicMax(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(value));
@@ -68,6 +81,7 @@ DC_DEVICE void dc_atomic_max(uint64_t *at, uint64_t value) {
 #else
 
 #include <cudasim.h>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
@@ -85,6 +99,8 @@ DC_DEVICE void dc_atomic_max(uint64_t *at, uint64_t value) {
 #define DC_MEMBER
 #define DC_CONSTANT static constexpr
 #define DC_UNROLL
+#define DC_UNROLL_4
+#define DC_UNROLL_8
 #define DC_ROLLED
 #define DC_MEMORY(pointer, bytes, alignment) \
   (static_cast<std::decay_t<decltype(pointer)>>(cudasim_memory((pointer), (size_t)(bytes), (alignment))))
@@ -129,6 +145,12 @@ DC_DEVICE uint32_t dc_ballot(bool value) {
 }
 DC_DEVICE uint32_t dc_ones(uint32_t bits) {
   return static_cast<uint32_t>(__builtin_popcount(bits));
+}
+DC_DEVICE float dc_exp2(float x) {
+  return std::exp2(x);
+}
+DC_DEVICE float dc_reciprocal(float x) {
+  return 1.0f / x;
 }
 DC_DEVICE void dc_atomic_max(uint64_t *at, uint64_t value) {
   uint64_t old = __atomic_load_n(at, __ATOMIC_RELAXED);

@@ -5,35 +5,43 @@
 #include "kernels/cuda/list.h"
 #include "kernels/gemm.h"
 
-static void launch(dc_stream *stream, int32_t kernel, int64_t blocks, int64_t blocks_y, const void *args,
-                   size_t bytes) {
+static void launch(dc_stream *stream, int32_t kernel, int64_t blocks, int64_t blocks_y, int64_t threads,
+                   const void *args, size_t bytes) {
   enum { MOST = 1 << 20 };
   stream->device->ops->stream_launch(stream, &(dc__launch){.kernel = kernel,
                                                            .blocks = (uint32_t)(blocks < MOST ? blocks : MOST),
                                                            .blocks_y = (uint32_t)blocks_y,
-                                                           .threads = DC__CUDA_ROW_THREADS,
+                                                           .threads = (uint32_t)threads,
                                                            .args = args,
                                                            .bytes = bytes});
 }
 
+/* A block a row, a thread 8 of its columns. */
+static void launch_rows(dc_stream *stream, int32_t kernel, int64_t rows, int64_t columns, const void *args,
+                        size_t bytes) {
+  const int64_t warps = (columns + 255) / 256;
+  const int64_t threads = 32 * warps;
+  launch(stream, kernel, rows, 1, threads < DC__CUDA_ROW_THREADS ? threads : DC__CUDA_ROW_THREADS, args, bytes);
+}
+
 void dc__cuda_residual(dc_stream *stream, const dc__cuda_residual_args *args) {
-  launch(stream, DC__KERNEL_RESIDUAL, args->rows, 1, args, sizeof *args);
+  launch_rows(stream, DC__KERNEL_RESIDUAL, args->rows, args->columns, args, sizeof *args);
 }
 
 void dc__cuda_normalize(dc_stream *stream, const dc__cuda_normalize_args *args) {
-  launch(stream, DC__KERNEL_NORMALIZE, args->rows, 1, args, sizeof *args);
+  launch_rows(stream, DC__KERNEL_NORMALIZE, args->rows, args->columns, args, sizeof *args);
 }
 
 void dc__cuda_normal_back(dc_stream *stream, const dc__cuda_normal_back_args *args) {
-  launch(stream, DC__KERNEL_NORMAL_BACK, args->rows, 1, args, sizeof *args);
+  launch_rows(stream, DC__KERNEL_NORMAL_BACK, args->rows, args->columns, args, sizeof *args);
 }
 
 void dc__cuda_drop_rows(dc_stream *stream, const dc__cuda_drop_args *args) {
-  launch(stream, DC__KERNEL_DROP, args->rows, 1, args, sizeof *args);
+  launch_rows(stream, DC__KERNEL_DROP, args->rows, args->columns, args, sizeof *args);
 }
 
 void dc__cuda_epilogue(dc_stream *stream, const dc__cuda_epilogue_args *args) {
-  launch(stream, DC__KERNEL_EPILOGUE, args->rows, 1, args, sizeof *args);
+  launch_rows(stream, DC__KERNEL_EPILOGUE, args->rows, args->columns, args, sizeof *args);
 }
 
 int64_t dc__cuda_sum_parts(int64_t rows) {
@@ -41,9 +49,11 @@ int64_t dc__cuda_sum_parts(int64_t rows) {
 }
 
 void dc__cuda_sums(dc_stream *stream, const dc__cuda_sum_args *args) {
-  const int64_t wide = (args->columns + DC__CUDA_ROW_THREADS - 1) / DC__CUDA_ROW_THREADS;
-  launch(stream, DC__KERNEL_SUM_CHUNKS, dc__cuda_sum_parts(args->rows), wide, args, sizeof *args);
-  launch(stream, DC__KERNEL_SUM_PARTS, wide, 1, args, sizeof *args);
+  enum { WIDE = 8 * DC__CUDA_SUM_THREADS, NARROW = 32 };
+  launch(stream, DC__KERNEL_SUM_CHUNKS, dc__cuda_sum_parts(args->rows), (args->columns + WIDE - 1) / WIDE,
+         DC__CUDA_SUM_THREADS, args, sizeof *args);
+  launch(stream, DC__KERNEL_SUM_PARTS, (args->columns + NARROW - 1) / NARROW, args->stats != NULL ? 2 : 1,
+         DC__CUDA_SUM_THREADS, args, sizeof *args);
 }
 
 void dc__cuda_offsets(dc_stream *stream, int32_t *to, const int32_t *offsets, int64_t count) {
@@ -51,7 +61,7 @@ void dc__cuda_offsets(dc_stream *stream, int32_t *to, const int32_t *offsets, in
     dc__cuda_offsets_args args = {.to = to + at};
     args.count = (int32_t)(count - at < DC__CUDA_OFFSETS ? count - at : DC__CUDA_OFFSETS);
     memcpy(args.values, offsets + at, (size_t)args.count * sizeof *offsets);
-    launch(stream, DC__KERNEL_OFFSETS, 1, 1, &args, sizeof args);
+    launch(stream, DC__KERNEL_OFFSETS, 1, 1, DC__CUDA_OFFSETS, &args, sizeof args);
   }
 }
 
@@ -81,14 +91,19 @@ static dc__product product_of(const dc__gemm *g, void *workspace, size_t bytes) 
 }
 
 /* GELU is not left to the library: its input would not be rounded first, so that GELU of what is kept would differ from
- * the GELU of the forward. Its derivative is: it is that of what was kept. */
+ * the GELU of the forward. So the product goes to where the input is kept, and a kernel makes GELU of that. The
+ * library's derivative is that of what was kept. */
 void dc__cuda_gemm(dc_stream *stream, const dc__gemm *g, void *workspace, size_t bytes) {
   bool (*multiply)(dc_stream *, const dc__product *) = stream->device->ops->stream_product;
   dc__product p = product_of(g, workspace, bytes);
-  dc__cuda_epilogue_args e = {.x = g->c, .out = g->c, .bias = g->bias, .aux = g->aux, .rows = g->m, .columns = g->n};
+  dc__cuda_epilogue_args e = {.out = g->c, .bias = g->bias, .aux = g->aux, .rows = g->m, .columns = g->n};
   e.dtype = g->out_dtype;
   e.epilogue = g->epilogue;
   e.gelu = g->gelu;
+  if (g->epilogue == DC__EPILOGUE_GELU && g->aux != NULL) {
+    p.d = g->aux;
+  }
+  e.x = p.d;
   if (g->epilogue == DC__EPILOGUE_GELU_BACK) {
     p.epilogue = g->gelu == DC__GELU_TANH ? DC__PRODUCT_GELU_BACK : DC__PRODUCT_NONE;
     p.with = g->aux;
@@ -101,8 +116,9 @@ void dc__cuda_gemm(dc_stream *stream, const dc__gemm *g, void *workspace, size_t
     p.epilogue = DC__PRODUCT_NONE;
     p.with = NULL;
     (void)multiply(stream, &p);
-  } else {
-    e.bias = NULL; /* it is in the product */
+  } else if (g->epilogue == DC__EPILOGUE_GELU) { /* the bias is in the product, and that is where it is kept */
+    e.bias = NULL;
+    e.aux = NULL;
   }
   if (g->epilogue == DC__EPILOGUE_GELU || (g->epilogue != DC__EPILOGUE_NONE && !done)) {
     dc__cuda_epilogue(stream, &e);

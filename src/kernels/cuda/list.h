@@ -7,7 +7,9 @@
   FAMILY(update)                  \
   FAMILY(attention)               \
   FAMILY(attention_back)          \
-  FAMILY(rows) FAMILY(matrix) FAMILY(nearest) FAMILY(sample) FAMILY(embedding) FAMILY(blocks) FAMILY(curvature)
+  FAMILY(rows)                    \
+  FAMILY(column_sums)             \
+  FAMILY(matrix) FAMILY(nearest) FAMILY(sample) FAMILY(embedding) FAMILY(blocks) FAMILY(curvature)
 
 #define DC__CUDA_elementwise(X)                      \
   X(DC__KERNEL_CAST, dc__cast_kernel, 0)             \
@@ -46,9 +48,11 @@
   X(DC__KERNEL_NORMAL_BACK, dc__normal_back_kernel, 0) \
   X(DC__KERNEL_DROP, dc__drop_kernel, 0)               \
   X(DC__KERNEL_EPILOGUE, dc__epilogue_kernel, 0)       \
-  X(DC__KERNEL_SUM_CHUNKS, dc__sum_chunks_kernel, 0)   \
-  X(DC__KERNEL_SUM_PARTS, dc__sum_parts_kernel, 0)     \
   X(DC__KERNEL_OFFSETS, dc__offsets_kernel, 0)
+
+#define DC__CUDA_column_sums(X)                      \
+  X(DC__KERNEL_SUM_CHUNKS, dc__sum_chunks_kernel, 0) \
+  X(DC__KERNEL_SUM_PARTS, dc__sum_parts_kernel, 0)
 
 #define DC__CUDA_matrix(X)                                     \
   X(DC__KERNEL_MEASURE, dc__measure_kernel, 0)                 \

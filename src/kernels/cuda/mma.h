@@ -8,10 +8,7 @@
 #ifndef DC_KERNELS_CUDA_MMA_H
 #define DC_KERNELS_CUDA_MMA_H
 
-#include "kernels/cuda/gpu.h"
-
-#include "dc_api.h"
-#include "kernels/convert.h"
+#include "kernels/cuda/half.h"
 
 namespace {
 
@@ -20,19 +17,6 @@ DC_DEVICE int lane_row() {
 }
 DC_DEVICE int lane_pair() {
   return static_cast<int>(2 * (dc_thread() % 4));
-}
-
-DC_DEVICE uint32_t two_halves(uint16_t low, uint16_t high) {
-  return low | static_cast<uint32_t>(high) << 16;
-}
-
-template <int DTYPE>
-DC_DEVICE float f32_of(uint16_t x) {
-  return DTYPE == DC_FLOAT16 ? dc__f32_of_f16(x) : dc__f32_of_bf16(x);
-}
-template <int DTYPE>
-DC_DEVICE uint16_t half_of(float x) {
-  return DTYPE == DC_FLOAT16 ? dc__f16_of_f32(x) : dc__bf16_of_f32(x);
 }
 
 typedef uint32_t dc_word __attribute__((may_alias)); /* two halves that lie at a multiple of 4 bytes */
@@ -52,18 +36,6 @@ DC_DEVICE void dc_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
-}
-
-/* Both rounded to nearest even. */
-template <int DTYPE>
-DC_DEVICE uint32_t halves_of(float low, float high) {
-  uint32_t halves;
-  if constexpr (DTYPE == DC_FLOAT16) {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
-  }
-  return halves;
 }
 
 /* The right operand's elements from its 16 rows of 8, which lie `ld` elements apart. */
@@ -91,11 +63,6 @@ DC_DEVICE void dc_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)
               element(n * 4 + k % 8 / 2, 8 + k / 8 * 2 + k % 2);
     }
   }
-}
-
-template <int DTYPE>
-DC_DEVICE uint32_t halves_of(float low, float high) {
-  return two_halves(half_of<DTYPE>(low), half_of<DTYPE>(high));
 }
 
 DC_DEVICE void right_by_rows(uint32_t (&b)[2], const uint16_t *tile, int ld) {

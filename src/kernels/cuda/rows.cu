@@ -1,18 +1,18 @@
-/* The layer's rows on a device: what rows.c of the transformer computes on the CPU, without contraction. A block has a row
- * at a time, a thread 8 neighbours of it, for which dropout is one call of Philox. A thread reads again what it wrote
- * itself, so that rows of any length need no memory of the block. */
+/* The layer's rows on a device: what rows.c of the transformer computes on the CPU, within rounding. A block has a row
+ * at a time, a thread pieces of 8 neighbours, for which dropout is one call of Philox. The first piece, which is all of
+ * it up to 4096 columns, stays in registers; a thread reads the others again, as it wrote them itself, so that rows of
+ * any length need no memory of the block. Compiled without contraction: what another kernel computes again has the same
+ * bits. */
 #include <math.h>
 
-#include "kernels/cuda/gpu.h"
-
 #include "kernels/cuda/eight.h"
+#include "kernels/cuda/gelu.h"
 #include "kernels/cuda/rows.h"
-#include "kernels/gelu.h"
 #include "kernels/philox.h"
 
 namespace {
 
-enum { WARPS = DC__CUDA_ROW_THREADS / DC_WARP, LARGE = EIGHT * DC__CUDA_ROW_THREADS };
+enum { WARPS = DC__CUDA_ROW_THREADS / DC_WARP };
 enum { EPILOGUE_GELU = 2, EPILOGUE_GELU_BACK = 3, GELU_ERF = 1 }; /* enum dc__epilogue, enum dc__gelu_form */
 
 /* ---- dropout ---- */
@@ -26,7 +26,7 @@ DC_DEVICE place place_of(const dc__cuda_drop &drop, int64_t row) {
   if (drop.offsets == nullptr) {
     return {static_cast<uint32_t>(row / drop.longest), static_cast<uint32_t>(row % drop.longest)};
   }
-  const int32_t *offsets = there(drop.offsets, DC_FLOAT32, drop.batch + 1);
+  const int32_t *offsets = there<DC_FLOAT32>(drop.offsets, drop.batch + 1);
   int64_t low = 0, high = drop.batch; /* the last sample that begins at or before the row */
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
@@ -48,280 +48,283 @@ DC_UNROLL
   }
 }
 
-/* ---- sums over a row ---- */
+/* ---- a row ---- */
 
-DC_DEVICE float sum_of_block(float x, float (&parts)[WARPS]) {
+/* A thread's first piece of a row, and how far the next one is. */
+DC_DEVICE int64_t own_piece() {
+  return static_cast<int64_t>(dc_thread()) * EIGHT;
+}
+DC_DEVICE int64_t next_piece() {
+  return static_cast<int64_t>(dc_threads()) * EIGHT;
+}
+
+struct pair {
+  float x, y;
+};
+
+/* Two sums over all threads of the block. */
+DC_DEVICE pair sums_of_block(pair sum, pair (&parts)[WARPS]) {
   for (uint32_t step = DC_WARP / 2; step > 0; step /= 2) {
-    x += dc_shuffle_xor(x, step);
+    sum.x += dc_shuffle_xor(sum.x, step);
+    sum.y += dc_shuffle_xor(sum.y, step);
   }
-  dc_sync(); /* the last sum has been read */
+  dc_sync(); /* the last sums have been read */
   if (dc_thread() % DC_WARP == 0) {
-    parts[dc_thread() / DC_WARP] = x;
+    parts[dc_thread() / DC_WARP] = sum;
   }
   dc_sync();
-  float sum = 0;
-DC_UNROLL
-  for (int w = 0; w < WARPS; w++) {
-    sum += parts[w];
+  sum = {0, 0};
+  for (uint32_t w = 0; w < dc_threads() / DC_WARP; w++) {
+    sum.x += parts[w].x;
+    sum.y += parts[w].y;
   }
   return sum;
 }
 
-/* dc__row_moments(). */
-DC_DEVICE void moments(const void *x, int32_t dtype, int64_t row, int64_t columns, float eps, float (&parts)[WARPS],
+/* dc__row_moments() of a row as it is stored, of which `own` is this thread's first piece. */
+template <int DTYPE>
+DC_DEVICE void moments(const eight &own, const void *x, int64_t row, int64_t columns, float eps, pair (&parts)[WARPS],
                        float &mean, float &rstd) {
-  const int64_t first = row * columns;
-  float sum = 0;
-  for (int64_t j = dc_thread() * EIGHT; j < columns; j += LARGE) {
-    const eight e = load(x, dtype, first + j, columns - j);
+  const float count = static_cast<float>(columns);
+  pair sum = {0, 0}, off = {0, 0};
+  for (int64_t j = own_piece(); j < columns; j += next_piece()) {
+    const eight e = j == own_piece() ? own : load<DTYPE>(x, row * columns + j, columns - j);
+    DC_UNROLL
     for (int i = 0; i < EIGHT; i++) {
-      sum += e.at[i];
+      sum.x += e.at[i];
     }
   }
-  const float m = sum_of_block(sum, parts) / static_cast<float>(columns);
-  float off = 0, squares = 0;
-  for (int64_t j = dc_thread() * EIGHT; j < columns; j += LARGE) {
-    const eight e = load(x, dtype, first + j, columns - j);
+  const float m = sums_of_block(sum, parts).x / count;
+  for (int64_t j = own_piece(); j < columns; j += next_piece()) {
+    const eight e = j == own_piece() ? own : load<DTYPE>(x, row * columns + j, columns - j);
+    DC_UNROLL
     for (int i = 0; i < EIGHT; i++) {
       const float d = j + i < columns ? e.at[i] - m : 0.0f;
-      off += d;
-      squares += d * d;
+      off.x += d;
+      off.y += d * d;
     }
   }
-  off = sum_of_block(off, parts) / static_cast<float>(columns);
-  const float variance = sum_of_block(squares, parts) / static_cast<float>(columns) - off * off;
-  mean = m + off;
+  off = sums_of_block(off, parts);
+  const float further = off.x / count, variance = off.y / count - further * further;
+  mean = m + further;
   rstd = 1.0f / sqrtf((variance > 0.0f ? variance : 0.0f) + eps);
 }
 
-DC_DEVICE void normalize_row(void *y, const void *x, const void *gamma, const void *beta, int32_t dtype, int64_t row,
-                             int64_t columns, float mean, float rstd) {
-  for (int64_t j = dc_thread() * EIGHT; j < columns; j += LARGE) {
-    eight e = load(x, dtype, row * columns + j, columns - j);
-    const eight g = load(gamma, dtype, j, columns - j), b = load(beta, dtype, j, columns - j);
-DC_UNROLL
-    for (int i = 0; i < EIGHT; i++) {
-      e.at[i] = (e.at[i] - mean) * rstd * g.at[i] + b.at[i];
-    }
-    store(y, dtype, row * columns + j, columns - j, e);
+/* The arrays of a normalisation. */
+struct norm {
+  void *y;
+  const void *gamma, *beta;
+};
+
+/* y's piece at column j. */
+template <int DTYPE>
+DC_DEVICE void normalize(const norm &n, const eight &x, int64_t row, int64_t columns, int64_t j, float mean,
+                         float rstd) {
+  const eight g = load<DTYPE>(n.gamma, j, columns - j), b = load<DTYPE>(n.beta, j, columns - j);
+  eight e;
+  DC_UNROLL
+  for (int i = 0; i < EIGHT; i++) {
+    e.at[i] = (x.at[i] - mean) * rstd * g.at[i] + b.at[i];
   }
+  store<DTYPE>(n.y, row * columns + j, columns - j, e);
 }
 
-} // namespace
-
-/* The statistics are those of what is stored: where only y is wanted, y has it in between. */
-DC_BLOCK_KERNEL(dc__residual_kernel, dc__cuda_residual_args, DC__CUDA_ROW_THREADS) {
-  DC_SHARED(float, parts, [WARPS]);
-  const int32_t dtype = args.dtype;
+/* The statistics are those of what is stored: where only y is wanted, y has what is not in registers in between. */
+template <int DTYPE>
+DC_DEVICE void add_residual(const dc__cuda_residual_args &args, pair (&parts)[WARPS]) {
   const int64_t columns = args.columns, count = args.rows * columns;
-  const void *u = there(args.u, dtype, count), *residual = there(args.residual, dtype, count);
-  const void *bias = there(args.bias, dtype, columns);
-  void *y = there(args.y, dtype, count);
-  void *out = args.out != nullptr ? there(args.out, dtype, count) : y;
+  const void *u = there<DTYPE>(args.u, count), *residual = there<DTYPE>(args.residual, count);
+  const void *bias = there<DTYPE>(args.bias, columns);
+  const norm n = {there<DTYPE>(args.y, count), there<DTYPE>(args.gamma, columns), there<DTYPE>(args.beta, columns)};
+  void *out = args.out != nullptr ? there<DTYPE>(args.out, count) : n.y;
   for (int64_t row = dc_block(); row < args.rows; row += dc_blocks()) {
     const place p = args.drop.threshold != 0 ? place_of(args.drop, row) : place{0, 0};
-    for (int64_t j = dc_thread() * EIGHT; j < columns; j += LARGE) {
+    eight own = {};
+    for (int64_t j = own_piece(); j < columns; j += next_piece()) {
       const int64_t at = row * columns + j, left = columns - j;
-      eight x = load(u, dtype, at, left);
+      eight x = load<DTYPE>(u, at, left);
       if (bias != nullptr) {
-        const eight b = load(bias, dtype, j, left);
-        for (int i = 0; i < EIGHT; i++) {
-          x.at[i] += b.at[i];
-        }
+        add(x, load<DTYPE>(bias, j, left));
       }
       if (args.drop.threshold != 0) {
         apply(x, args.drop, p, j);
       }
       if (residual != nullptr) {
-        const eight r = load(residual, dtype, at, left);
-        for (int i = 0; i < EIGHT; i++) {
-          x.at[i] += r.at[i];
-        }
+        add(x, load<DTYPE>(residual, at, left));
       }
-      store(out, dtype, at, left, x);
+      if (args.out != nullptr || j != own_piece()) {
+        store<DTYPE>(out, at, left, x);
+      }
+      own = j == own_piece() ? rounded<DTYPE>(x) : own;
     }
-    if (y == nullptr) {
+    if (n.y == nullptr) {
       continue;
     }
     float mean, rstd;
-    moments(out, dtype, row, columns, args.eps, parts, mean, rstd);
+    moments<DTYPE>(own, out, row, columns, args.eps, parts, mean, rstd);
     if (args.stats != nullptr && dc_thread() == 0) {
-      float *stats = there(args.stats, DC_FLOAT32, 2 * args.rows);
+      float *stats = there<DC_FLOAT32>(args.stats, 2 * args.rows);
       stats[row] = mean;
       stats[args.rows + row] = rstd;
     }
-    normalize_row(y, out, there(args.gamma, dtype, columns), there(args.beta, dtype, columns), dtype, row, columns, mean,
-                  rstd);
+    for (int64_t j = own_piece(); j < columns; j += next_piece()) {
+      const eight x = j == own_piece() ? own : load<DTYPE>(out, row * columns + j, columns - j);
+      normalize<DTYPE>(n, x, row, columns, j, mean, rstd);
+    }
   }
 }
 
-DC_KERNEL(dc__normalize_kernel, dc__cuda_normalize_args, DC__CUDA_ROW_THREADS) {
+template <int DTYPE>
+DC_DEVICE void normalize_again(const dc__cuda_normalize_args &args) {
   const int64_t columns = args.columns, count = args.rows * columns;
-  const float *stats = there(args.stats, DC_FLOAT32, 2 * args.rows);
+  const void *x = there<DTYPE>(args.x, count);
+  const norm n = {there<DTYPE>(args.y, count), there<DTYPE>(args.gamma, columns), there<DTYPE>(args.beta, columns)};
+  const float *stats = there<DC_FLOAT32>(args.stats, 2 * args.rows);
   for (int64_t row = dc_block(); row < args.rows; row += dc_blocks()) {
-    normalize_row(there(args.y, args.dtype, count), there(args.x, args.dtype, count),
-                  there(args.gamma, args.dtype, columns), there(args.beta, args.dtype, columns), args.dtype, row,
-                  columns, stats[row], stats[args.rows + row]);
+    for (int64_t j = own_piece(); j < columns; j += next_piece()) {
+      normalize<DTYPE>(n, load<DTYPE>(x, row * columns + j, columns - j), row, columns, j, stats[row],
+                       stats[args.rows + row]);
+    }
   }
+}
+
+/* Of a row: dy gamma, and the normalised x. */
+struct slope {
+  eight scaled, normal;
+};
+template <int DTYPE>
+DC_DEVICE slope slope_at(const dc__cuda_normal_back_args &args, int64_t row, int64_t j, float mean, float rstd) {
+  const int64_t columns = args.columns, count = args.rows * columns, at = row * columns + j, left = columns - j;
+  slope s = {load<DTYPE>(there<DTYPE>(args.dy, count), at, left), load<DTYPE>(there<DTYPE>(args.x, count), at, left)};
+  const eight g = load<DTYPE>(there<DTYPE>(args.gamma, columns), j, left);
+  DC_UNROLL
+  for (int i = 0; i < EIGHT; i++) {
+    s.scaled.at[i] *= g.at[i];
+    s.normal.at[i] = (s.normal.at[i] - mean) * rstd;
+  }
+  return s;
 }
 
 /* dx may lie where dy or `add` does: a thread has read its elements when it writes them. */
-DC_BLOCK_KERNEL(dc__normal_back_kernel, dc__cuda_normal_back_args, DC__CUDA_ROW_THREADS) {
-  DC_SHARED(float, parts, [WARPS]);
-  const int32_t dtype = args.dtype;
+template <int DTYPE>
+DC_DEVICE void normal_back(const dc__cuda_normal_back_args &args, pair (&parts)[WARPS]) {
   const int64_t columns = args.columns, count = args.rows * columns;
-  const void *dy = there(args.dy, dtype, count), *x = there(args.x, dtype, count), *add = there(args.add, dtype, count);
-  const void *gamma = there(args.gamma, dtype, columns);
-  void *dx = there(args.dx, dtype, count), *dropped = there(args.dropped, dtype, count);
-  const float *stats = there(args.stats, DC_FLOAT32, 2 * args.rows);
+  const void *plus = there<DTYPE>(args.add, count);
+  void *dx = there<DTYPE>(args.dx, count), *dropped = there<DTYPE>(args.dropped, count);
+  const float *stats = there<DC_FLOAT32>(args.stats, 2 * args.rows);
   for (int64_t row = dc_block(); row < args.rows; row += dc_blocks()) {
     const float mean = stats[row], rstd = stats[args.rows + row];
-    float sum = 0, dot = 0;
-    for (int64_t j = dc_thread() * EIGHT; j < columns; j += LARGE) {
-      const int64_t at = row * columns + j, left = columns - j;
-      const eight d = load(dy, dtype, at, left), g = load(gamma, dtype, j, left), e = load(x, dtype, at, left);
+    slope own = {};
+    pair sum = {0, 0};
+    for (int64_t j = own_piece(); j < columns; j += next_piece()) {
+      const slope s = slope_at<DTYPE>(args, row, j, mean, rstd);
+      DC_UNROLL
       for (int i = 0; i < EIGHT; i++) {
-        const float scaled = d.at[i] * g.at[i];
-        sum += scaled;
-        dot += scaled * ((e.at[i] - mean) * rstd);
+        sum.x += s.scaled.at[i];
+        sum.y += j + i < columns ? s.scaled.at[i] * s.normal.at[i] : 0.0f;
       }
+      own = j == own_piece() ? s : own;
     }
-    sum = sum_of_block(sum, parts) / static_cast<float>(columns);
-    dot = sum_of_block(dot, parts) / static_cast<float>(columns);
+    sum = sums_of_block(sum, parts);
+    const float mean_scaled = sum.x / static_cast<float>(columns), dot = sum.y / static_cast<float>(columns);
     const place p = dropped != nullptr ? place_of(args.drop, row) : place{0, 0};
-    for (int64_t j = dc_thread() * EIGHT; j < columns; j += LARGE) {
+    for (int64_t j = own_piece(); j < columns; j += next_piece()) {
       const int64_t at = row * columns + j, left = columns - j;
-      const eight g = load(gamma, dtype, j, left), e = load(x, dtype, at, left);
-      eight d = load(dy, dtype, at, left);
+      const slope s = j == own_piece() ? own : slope_at<DTYPE>(args, row, j, mean, rstd);
+      eight d;
+      DC_UNROLL
       for (int i = 0; i < EIGHT; i++) {
-        d.at[i] = rstd * (d.at[i] * g.at[i] - sum - (e.at[i] - mean) * rstd * dot);
+        d.at[i] = rstd * (s.scaled.at[i] - mean_scaled - s.normal.at[i] * dot);
       }
-      if (add != nullptr) {
-        const eight a = load(add, dtype, at, left);
-        for (int i = 0; i < EIGHT; i++) {
-          d.at[i] += a.at[i];
-        }
+      if (plus != nullptr) {
+        add(d, load<DTYPE>(plus, at, left));
       }
-      store(dx, dtype, at, left, d);
+      store<DTYPE>(dx, at, left, d);
       if (dropped != nullptr) {
-        for (int i = 0; i < EIGHT; i++) {
-          d.at[i] = rounded(d.at[i], dtype);
-        }
+        d = rounded<DTYPE>(d);
         apply(d, args.drop, p, j);
-        store(dropped, dtype, at, left, d);
+        store<DTYPE>(dropped, at, left, d);
       }
     }
   }
 }
 
-DC_KERNEL(dc__drop_kernel, dc__cuda_drop_args, DC__CUDA_ROW_THREADS) {
+template <int DTYPE>
+DC_DEVICE void drop(const dc__cuda_drop_args &args) {
   const int64_t columns = args.columns, count = args.rows * columns;
-  const void *from = there(args.x, args.dtype, count);
-  void *to = there(args.out, args.dtype, count);
+  const void *from = there<DTYPE>(args.x, count);
+  void *to = there<DTYPE>(args.out, count);
   for (int64_t row = dc_block(); row < args.rows; row += dc_blocks()) {
     const place p = place_of(args.drop, row);
-    for (int64_t j = dc_thread() * EIGHT; j < columns; j += LARGE) {
-      eight x = load(from, args.dtype, row * columns + j, columns - j);
+    for (int64_t j = own_piece(); j < columns; j += next_piece()) {
+      eight x = load<DTYPE>(from, row * columns + j, columns - j);
       apply(x, args.drop, p, j);
-      store(to, args.dtype, row * columns + j, columns - j, x);
+      store<DTYPE>(to, row * columns + j, columns - j, x);
     }
   }
 }
 
-DC_KERNEL(dc__epilogue_kernel, dc__cuda_epilogue_args, DC__CUDA_ROW_THREADS) {
-  const int32_t dtype = args.dtype;
+/* aux may be x, and out may. */
+template <int DTYPE>
+DC_DEVICE void finish(const dc__cuda_epilogue_args &args) {
   const int64_t columns = args.columns, count = args.rows * columns;
-  const void *from = there(args.x, dtype, count), *bias = there(args.bias, dtype, columns);
-  void *to = there(args.out, dtype, count), *aux = there(args.aux, dtype, count);
+  const void *from = there<DTYPE>(args.x, count), *bias = there<DTYPE>(args.bias, columns);
+  void *to = there<DTYPE>(args.out, count), *aux = there<DTYPE>(args.aux, count);
   const bool erf = args.gelu == GELU_ERF;
   for (int64_t row = dc_block(); row < args.rows; row += dc_blocks()) {
-    for (int64_t j = dc_thread() * EIGHT; j < columns; j += LARGE) {
+    for (int64_t j = own_piece(); j < columns; j += next_piece()) {
       const int64_t at = row * columns + j, left = columns - j;
-      eight x = load(from, dtype, at, left);
-      eight other = {};
+      eight x = load<DTYPE>(from, at, left);
       if (args.epilogue == EPILOGUE_GELU_BACK) {
-        other = load(aux, dtype, at, left);
+        const eight input = load<DTYPE>(aux, at, left);
+        DC_UNROLL
+        for (int i = 0; i < EIGHT; i++) {
+          x.at[i] *= gelu_slope(input.at[i], erf);
+        }
       } else if (bias != nullptr) {
-        other = load(bias, dtype, j, left);
-      }
-DC_UNROLL
-      for (int i = 0; i < EIGHT; i++) {
-        const float a = other.at[i];
-        x.at[i] = args.epilogue == EPILOGUE_GELU_BACK ? x.at[i] * (erf ? gelu_erf_slope(a) : gelu_tanh_slope(a))
-                                                      : rounded(x.at[i] + a, dtype);
+        add(x, load<DTYPE>(bias, j, left));
+        x = rounded<DTYPE>(x);
       }
       if (args.epilogue == EPILOGUE_GELU) {
         if (aux != nullptr) {
-          store(aux, dtype, at, left, x);
+          store<DTYPE>(aux, at, left, x);
         }
-DC_UNROLL
+        DC_UNROLL
         for (int i = 0; i < EIGHT; i++) {
-          x.at[i] = erf ? gelu_erf(x.at[i]) : gelu_tanh(x.at[i]);
+          x.at[i] = gelu(x.at[i], erf);
         }
       }
-      store(to, dtype, at, left, x);
+      store<DTYPE>(to, at, left, x);
     }
   }
 }
 
-/* ---- sums over rows ---- */
+}  // namespace
 
-/* A block has a chunk of rows, a thread a column. */
-DC_KERNEL(dc__sum_chunks_kernel, dc__cuda_sum_args, DC__CUDA_ROW_THREADS) {
-  const int64_t columns = args.columns, count = args.rows * columns;
-  const int64_t column = static_cast<int64_t>(dc_block(1)) * dc_threads() + dc_thread();
-  const int64_t chunks = (args.rows + DC__CUDA_CHUNK - 1) / DC__CUDA_CHUNK;
-  const void *x = there(args.x, args.dtype, count), *normal = there(args.normal, args.dtype, count);
-  const float *stats = there(args.stats, DC_FLOAT32, 2 * args.rows);
-  float *parts = there(args.parts, DC_FLOAT32, (stats != nullptr ? 2 : 1) * chunks * columns);
-  if (column >= columns) {
-    return;
-  }
-  for (int64_t chunk = dc_block(); chunk < chunks; chunk += dc_blocks()) {
-    const int64_t last = (chunk + 1) * DC__CUDA_CHUNK < args.rows ? (chunk + 1) * DC__CUDA_CHUNK : args.rows;
-    float sum = 0, dot = 0;
-    for (int64_t row = chunk * DC__CUDA_CHUNK; row < last; row++) {
-      const float d = get(x, args.dtype, row * columns + column);
-      sum += d;
-      if (stats != nullptr) {
-        dot += (get(normal, args.dtype, row * columns + column) - stats[row]) * stats[args.rows + row] * d;
-      }
-    }
-    parts[chunk * columns + column] = sum;
-    if (stats != nullptr) {
-      parts[(chunks + chunk) * columns + column] = dot;
-    }
-  }
+DC_BLOCK_KERNEL(dc__residual_kernel, dc__cuda_residual_args, DC__CUDA_ROW_THREADS) {
+  DC_SHARED(pair, parts, [WARPS]);
+  DC_BY_TYPE(args.dtype, add_residual, args, parts);
 }
 
-/* The column's sum over chunks [from, from + chunks) of `parts`, into `to`. */
-DC_DEVICE void add_parts(const dc__cuda_sum_args &args, const float *parts, int64_t from, int64_t chunks, void *to,
-                         int64_t column) {
-  if (to == nullptr) {
-    return;
-  }
-  void *array = there(to, args.to_dtype, args.columns);
-  float sum = 0;
-  for (int64_t chunk = from; chunk < from + chunks; chunk++) {
-    sum += parts[chunk * args.columns + column];
-  }
-  put(array, args.to_dtype, column, args.accumulate != 0 ? sum + get(array, args.to_dtype, column) : sum);
+DC_KERNEL(dc__normalize_kernel, dc__cuda_normalize_args, DC__CUDA_ROW_THREADS) {
+  DC_BY_TYPE(args.dtype, normalize_again, args);
 }
 
-DC_KERNEL(dc__sum_parts_kernel, dc__cuda_sum_args, DC__CUDA_ROW_THREADS) {
-  const int64_t columns = args.columns, chunks = (args.rows + DC__CUDA_CHUNK - 1) / DC__CUDA_CHUNK;
-  const bool both = args.stats != nullptr;
-  const float *parts = there(args.parts, DC_FLOAT32, (both ? 2 : 1) * chunks * columns);
-  for (int64_t column = dc_first(); column < columns; column += dc_step()) {
-    add_parts(args, parts, 0, chunks, args.to[1], column);
-    if (both) {
-      add_parts(args, parts, chunks, chunks, args.to[0], column);
-    }
-  }
+DC_BLOCK_KERNEL(dc__normal_back_kernel, dc__cuda_normal_back_args, DC__CUDA_ROW_THREADS) {
+  DC_SHARED(pair, parts, [WARPS]);
+  DC_BY_TYPE(args.dtype, normal_back, args, parts);
+}
+
+DC_KERNEL(dc__drop_kernel, dc__cuda_drop_args, DC__CUDA_ROW_THREADS) {
+  DC_BY_TYPE(args.dtype, drop, args);
+}
+
+DC_KERNEL(dc__epilogue_kernel, dc__cuda_epilogue_args, DC__CUDA_ROW_THREADS) {
+  DC_BY_TYPE(args.dtype, finish, args);
 }
 
 DC_KERNEL(dc__offsets_kernel, dc__cuda_offsets_args, DC__CUDA_ROW_THREADS) {
-  int32_t *to = there(args.to, DC_FLOAT32, args.count);
+  int32_t *to = there<DC_FLOAT32>(args.to, args.count);
   for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
     to[i] = args.values[i];
   }

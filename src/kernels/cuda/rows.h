@@ -7,8 +7,9 @@
 #include <stdint.h>
 
 enum {
-  DC__CUDA_ROW_THREADS = 128,
-  DC__CUDA_CHUNK = 128, /* tokens whose sum is made first */
+  DC__CUDA_ROW_THREADS = 512, /* most: a thread has 8 columns of a row */
+  DC__CUDA_SUM_THREADS = 128,
+  DC__CUDA_CHUNK = 32, /* tokens whose sum is made first */
   DC__CUDA_OFFSETS = 192
 };
 
@@ -65,7 +66,7 @@ typedef struct dc__cuda_epilogue_args {
   const void *x;
   void *out;
   const void *bias; /* may be NULL */
-  void *aux;        /* GELU: written, may be NULL; its backward: read */
+  void *aux;        /* GELU: written, may be NULL or x; its backward: read */
   int64_t rows, columns;
   int32_t dtype, epilogue, gelu;
 } dc__cuda_epilogue_args;

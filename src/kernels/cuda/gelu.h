@@ -1,0 +1,58 @@
+/* GELU and its derivative for one element, in kernels: kernels/gelu.h within rounding, by the card's own power of two
+ * and reciprocal, which are within 2 ulp and a few instructions. Contraction is written, so the bits are the same
+ * wherever it is used. */
+#ifndef DC_KERNELS_CUDA_GELU_H
+#define DC_KERNELS_CUDA_GELU_H
+
+#include <math.h>
+
+#include "kernels/cuda/gpu.h"
+
+namespace {
+
+constexpr float GELU_K = 0.7978845608f; /* sqrt(2 / pi) */
+constexpr float LOG2_E = 1.44269504f;
+
+/* 1 / (1 + e^-2u), u = K (x + 0.044715 x^3): half of 1 + tanh u. */
+DC_DEVICE float gelu_share(float x) {
+  const float power = x * fmaf(-2 * LOG2_E * GELU_K * 0.044715f, x * x, -2 * LOG2_E * GELU_K);
+  return dc_reciprocal(1.0f + dc_exp2(power));
+}
+
+/* Eigen's rational approximation; exactly 1 and -1 beyond 3.83, so that GELU of a large negative number is 0. */
+DC_DEVICE float gelu_erf_f32(float x) {
+  const float at = fminf(fmaxf(x, -3.8325069f), 3.8325069f), s = at * at;
+  float p = -2.72614225801306e-10f;
+  p = fmaf(p, s, 2.77068142495902e-08f);
+  p = fmaf(p, s, -2.10102402082508e-06f);
+  p = fmaf(p, s, -5.69250639462346e-05f);
+  p = fmaf(p, s, -7.34990630326855e-04f);
+  p = fmaf(p, s, -2.95459980854025e-03f);
+  p = fmaf(p, s, -1.60960333262415e-02f);
+  float q = -1.45660718464996e-05f;
+  q = fmaf(q, s, -2.13374055278905e-04f);
+  q = fmaf(q, s, -1.68282697438203e-03f);
+  q = fmaf(q, s, -7.37332916720468e-03f);
+  q = fmaf(q, s, -1.42647390514189e-02f);
+  const float y = at * p * dc_reciprocal(q);
+  return fabsf(x) > 3.8325069f ? copysignf(1.0f, x) : x != x ? x : y;
+}
+
+DC_DEVICE float gelu(float x, bool erf) {
+  return erf ? 0.5f * x * (1.0f + gelu_erf_f32(x * 0.70710678f)) : x * gelu_share(x);
+}
+
+/* Beyond 20 the derivative is 1 or 0, and squares would overflow. */
+DC_DEVICE float gelu_slope(float a, bool erf) {
+  const float x = a != a ? a : fminf(fmaxf(a, -20.0f), 20.0f);
+  if (erf) {
+    const float density = 0.39894228f * dc_exp2(-0.5f * LOG2_E * x * x);
+    return fmaf(x, density, 0.5f * (1.0f + gelu_erf_f32(x * 0.70710678f)));
+  }
+  const float s = gelu_share(x);
+  return fmaf(x * (2.0f * s * (1.0f - s)), GELU_K * fmaf(0.134145f, x * x, 1.0f), s);
+}
+
+}  // namespace
+
+#endif
