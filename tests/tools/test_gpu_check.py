@@ -65,7 +65,7 @@ def test_a_run_without_a_card(script: Any, broken: bool, tmp_path: Path, monkeyp
     monkeypatch.setattr(sys, "argv", ["gpu-check", str(tmp_path / "out" / "report.json")])
     assert script.main() == int(broken)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["card"] == "a card" and "layer speed" in report["results"]
+    assert report["card"] == "a card" and "layer speed 512" in report["results"]
     programs = [Path(command[0]).name for command in commands if command[-1] == "on NCCL"]
     assert programs and not set(programs) & set(script.NOT_ON_NCCL) and len(programs) == len(set(programs))
     alone = [Path(command[0]).name for command in commands if len(command) == 1]

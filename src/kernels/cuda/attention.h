@@ -14,12 +14,20 @@ namespace {
 
 typedef dc__cuda_attention_args arguments;
 
+constexpr float LOG2_E = 1.44269504f, MOST = 3.402823466e38f;
+
 enum { WARPS = DC__CUDA_ATTENTION_THREADS / DC_WARP, OWN = 16, BLOCK = DC__CUDA_ATTENTION_ROWS };
 
 /* Of the other side: as much as fits a block's memory in all types. */
 template <int DTYPE>
 DC_CONSTANT int tile_rows() {
   return DTYPE == DC_FLOAT32 ? 32 : 64;
+}
+
+/* Of tiles on the way: two where a block's memory has room for them. */
+template <int D, bool WIDE>
+DC_CONSTANT int places() {
+  return D == 64 && !WIDE ? 2 : 1;
 }
 
 /* A head has parts of D features: one, or, if it is wide, as many as it needs. Then the second axis of the grid says
@@ -80,27 +88,46 @@ DC_DEVICE head<T> head_of(const arguments &args, uint32_t plane) {
 
 /* ---- into the block's memory, and into registers ---- */
 
-struct alignas(16) quad {
-  uint32_t words[4];
-} __attribute__((may_alias));
-
-/* ROWS rows of a tile, `stride` elements apart, of which `rows` are there; beyond them, and beyond feature d, zeros. */
+/* ROWS rows of a tile, `stride` elements apart, of which `rows` are there; beyond them, and beyond feature d, zeros.
+ * They are under way until dc_wait_copies(). */
 template <int DTYPE, int D, int ROWS, typename T>
 DC_DEVICE void load_tile(T *tile, const T *from, int64_t stride, int64_t rows, int d) {
   typedef warp_math<DTYPE> math;
-  enum { LD = D + math::PAD, STEP = math::VECTOR, ACROSS = D / STEP };
-  for (int i = static_cast<int>(dc_thread()); i < ROWS * ACROSS; i += DC__CUDA_ATTENTION_THREADS) {
-    const int row = i / ACROSS, column = i % ACROSS * STEP;
+  enum { LD = D + math::PAD, STEP = math::VECTOR, ACROSS = D / STEP, DOWN = DC__CUDA_ATTENTION_THREADS / ACROSS };
+  const int thread = static_cast<int>(dc_thread()), column = thread % ACROSS * STEP;
+  const int present = rows < ROWS ? static_cast<int>(rows) : static_cast<int>(ROWS);
+  DC_ROLLED
+  for (int row = thread / ACROSS; row < ROWS; row += DOWN) {
     T *to = tile + row * LD + column;
     const T *at = from + row * stride + column;
-    if (row < rows && column + STEP <= d && d % STEP == 0) {
-      *reinterpret_cast<quad *>(to) = *reinterpret_cast<const quad *>(at);
+    if (d % STEP == 0) {
+      dc_copy_async(to, at, row >= present || column >= d);
       continue;
     }
+    DC_ROLLED
     for (int j = 0; j < STEP; j++) {
-      to[j] = row < rows && column + j < d ? at[j] : T(0);
+      to[j] = row < present && column + j < d ? at[j] : T(0);
     }
   }
+}
+
+/* The block's place for the tile from row `tile` on, `rows` of each, when it is there. fetch(tile, place) starts to
+ * load one: where there are two places, the next tile is under way while one is read. */
+template <int PLACES, typename FETCH>
+DC_DEVICE int next_tile(int64_t tile, int64_t rows, int64_t length, FETCH fetch) {
+  const int place = PLACES == 1 ? 0 : static_cast<int>(tile / rows % 2);
+  if (PLACES == 1) {
+    dc_sync(); /* the last one has been read */
+  }
+  if (PLACES == 1 || tile == 0) {
+    fetch(tile, place);
+  }
+  dc_wait_copies();
+  dc_sync();
+  if (PLACES == 2 && tile + rows < length) {
+    fetch(tile + rows, 1 - place);
+  }
+  return place;
 }
 
 /* Columns 16 k to 16 k + 15 of a warp's own rows as a left operand. */
@@ -155,16 +182,24 @@ DC_DEVICE void store_own(T *to, int64_t stride, int64_t rows, int d, const float
   DC_UNROLL
   for (int n = 0; n < D / 8; n++) {
     DC_UNROLL
-    for (int i = 0; i < 4; i++) {
-      const int row = lane_row() + i / 2 * 8, column = 8 * n + lane_pair() + i % 2;
-      if (row < rows && column < d) {
-        to[row * stride + column] = warp_math<DTYPE>::narrow(sums[n][i] * factor[i / 2]);
+    for (int half = 0; half < 2; half++) {
+      const int row = lane_row() + half * 8, column = 8 * n + lane_pair();
+      const float x = sums[n][2 * half] * factor[half], y = sums[n][2 * half + 1] * factor[half];
+      T *at = to + row * stride + column;
+      if (row < rows && column < d && d % 2 == 0) {
+        warp_math<DTYPE>::put_pair(at, x, y);
+      } else if (row < rows && column < d) {
+        at[0] = warp_math<DTYPE>::narrow(x);
+        if (column + 1 < d) {
+          at[1] = warp_math<DTYPE>::narrow(y);
+        }
       }
     }
   }
 }
 
-/* What is added to the scores of keys [first, first + count); -infinity where there is no key. */
+/* Scores are in units of log 2, so that probabilities are powers of two. What is added to a key's; -infinity where
+ * there is none. What is finite stays so: masks of the lowest float leave all keys alike. */
 template <int DTYPE>
 DC_DEVICE float mask_at(const arguments &args, int64_t row, int64_t key, int64_t length) {
   if (key >= length) {
@@ -174,11 +209,11 @@ DC_DEVICE float mask_at(const arguments &args, int64_t row, int64_t key, int64_t
     return 0;
   }
   const int64_t count = args.batch * args.longest;
-  if (args.wide_mask != 0) {
-    return there(static_cast<const float *>(args.mask), count)[row + key];
-  }
   typedef warp_math<DTYPE> math;
-  return math::wide(there(static_cast<const typename math::element *>(args.mask), count)[row + key]);
+  const float m = args.wide_mask != 0
+                      ? there(static_cast<const float *>(args.mask), count)[row + key]
+                      : math::wide(there(static_cast<const typename math::element *>(args.mask), count)[row + key]);
+  return fabsf(m) <= MOST ? fminf(fmaxf(m * LOG2_E, -MOST), MOST) : m;
 }
 
 /* The tile of keys from `key` on: a part of them and one of their values, and what is added to their scores. */
@@ -186,13 +221,11 @@ template <int DTYPE, int D, int ROWS, typename T>
 DC_DEVICE void load_keys(const arguments &args, const head<T> &h, int64_t key, int part, int of_values, T *keys,
                          T *values, float *mask) {
   const int64_t stride = 3 * static_cast<int64_t>(args.heads) * args.d;
-  dc_sync(); /* the last tile has been read */
   load_tile<DTYPE, D, ROWS>(keys, h.k + key * stride + part * D, stride, h.length - key, args.d - part * D);
   load_tile<DTYPE, D, ROWS>(values, h.v + key * stride + of_values * D, stride, h.length - key, args.d - of_values * D);
   if (dc_thread() < ROWS) {
     mask[dc_thread()] = mask_at<DTYPE>(args, h.mask, key + dc_thread(), h.length);
   }
-  dc_sync();
 }
 
 /* ---- dropout ---- */
@@ -211,10 +244,25 @@ DC_DEVICE void draw(draws &d, const arguments &args, int64_t first_query, int64_
   dc_sync_warp();
 }
 
-/* 0, or what a kept element is multiplied by. */
-DC_DEVICE float kept(const draws &d, const arguments &args, int query, int key) {
-  const uint32_t bits = d.words[key / 8][query][key % 8 / 2] >> (key % 2 * 16) & 0xffffu;
-  return bits < args.threshold ? 0.0f : args.scale;
+/* Of a lane's 8 elements of 16 x 16: whether they are kept. Rows are queries, whose two neighbours share a word, or,
+ * turned, columns are. */
+DC_DEVICE void find_kept(bool (&kept)[8], const draws &d, const arguments &args) {
+  const uint32_t least = args.threshold << 16; /* threshold is below 2^16: bits of the word's other half do not count */
+  DC_UNROLL
+  for (int i = 0; i < 8; i += 2) {
+    const uint32_t word = d.words[i / 4][lane_row() + i % 4 / 2 * 8][lane_pair() / 2];
+    kept[i] = word << 16 >= least;
+    kept[i + 1] = word >= least;
+  }
+}
+DC_DEVICE void find_kept_turned(bool (&kept)[8], const draws &d, const arguments &args) {
+  const uint32_t least = args.threshold << 16;
+  const int shift = lane_row() % 2 == 0 ? 16 : 0;
+  DC_UNROLL
+  for (int i = 0; i < 8; i++) {
+    const uint32_t word = d.words[i % 4 / 2][i / 4 * 8 + lane_pair() + i % 2][lane_row() / 2];
+    kept[i] = word << shift >= least;
+  }
 }
 
 /* ---- rows ---- */
@@ -236,20 +284,20 @@ DC_DEVICE float sum_of_row(float x) {
 
 }  // namespace
 
-#define DC_ATTENTION_KERNEL(pass, DTYPE, name, D, WIDE)                                                 \
-  DC_BLOCK_KERNEL(dc__attention_##pass##_##name, dc__cuda_attention_args, DC__CUDA_ATTENTION_THREADS) { \
-    pass<DTYPE, D, WIDE>(args);                                                                         \
+#define DC_ATTENTION_KERNEL(pass, DTYPE, name, D, WIDE, blocks)                                                  \
+  DC_BLOCKS_KERNEL(dc__attention_##pass##_##name, dc__cuda_attention_args, DC__CUDA_ATTENTION_THREADS, blocks) { \
+    pass<DTYPE, D, WIDE>(args);                                                                                  \
   }
-/* For all types and widths of a head. */
-#define DC_ATTENTION_KERNELS(pass)                                                             \
-  DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32_64, 64, false)                                 \
-  DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32_128, 128, false)                               \
-  DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32_wide, DC__CUDA_ATTENTION_PART_OF_FLOATS, true) \
-  DC_ATTENTION_KERNEL(pass, DC_FLOAT16, float16_64, 64, false)                                 \
-  DC_ATTENTION_KERNEL(pass, DC_FLOAT16, float16_128, 128, false)                               \
-  DC_ATTENTION_KERNEL(pass, DC_FLOAT16, float16_wide, DC__CUDA_ATTENTION_PART_OF_HALVES, true) \
-  DC_ATTENTION_KERNEL(pass, DC_BFLOAT16, bfloat16_64, 64, false)                               \
-  DC_ATTENTION_KERNEL(pass, DC_BFLOAT16, bfloat16_128, 128, false)                             \
-  DC_ATTENTION_KERNEL(pass, DC_BFLOAT16, bfloat16_wide, DC__CUDA_ATTENTION_PART_OF_HALVES, true)
+/* For all types and widths of a head; `blocks` of a processor for narrow heads of 16 bits. */
+#define DC_ATTENTION_KERNELS(pass, blocks)                                                        \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32_64, 64, false, 1)                                 \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32_128, 128, false, 1)                               \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32_wide, DC__CUDA_ATTENTION_PART_OF_FLOATS, true, 1) \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT16, float16_64, 64, false, blocks)                            \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT16, float16_128, 128, false, 1)                               \
+  DC_ATTENTION_KERNEL(pass, DC_FLOAT16, float16_wide, DC__CUDA_ATTENTION_PART_OF_HALVES, true, 1) \
+  DC_ATTENTION_KERNEL(pass, DC_BFLOAT16, bfloat16_64, 64, false, blocks)                          \
+  DC_ATTENTION_KERNEL(pass, DC_BFLOAT16, bfloat16_128, 128, false, 1)                             \
+  DC_ATTENTION_KERNEL(pass, DC_BFLOAT16, bfloat16_wide, DC__CUDA_ATTENTION_PART_OF_HALVES, true, 1)
 
 #endif

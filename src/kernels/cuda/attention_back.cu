@@ -5,10 +5,11 @@
 
 namespace {
 
-/* A probability times its dropout, and the score's gradient, from a score and from the gradient of the probability. */
-DC_DEVICE void differentiate(float &s, float &dp, float lse, float delta, float m) {
-  const float p = expf(s - lse);
-  dp = p * (dp * m - delta);
+/* A probability times its dropout m, and the score's gradient, from a score less its log-sum-exp and from the gradient of
+ * the probability. */
+DC_DEVICE void differentiate(float &s, float &dp, float delta, float m) {
+  const float p = dc_exp2(s);
+  dp = p * fmaf(dp, m, -delta);
   s = p * m;
 }
 
@@ -20,25 +21,23 @@ DC_DEVICE void multiply_both(int part, float (&s)[2][4], const OWN_ROWS &a, cons
   typedef warp_math<DTYPE> math;
   enum { LD = D + math::PAD };
   const int left = a.d - part * D, steps = WIDE && left < D ? (left + 15) / 16 : D / 16;
-DC_UNROLL
+  DC_UNROLL
   for (int k = 0; k < steps; k++) {
     const typename math::ready left_a = math::prepare(a.at(part, k)), left_b = math::prepare(b.at(part, k));
-DC_UNROLL
-    for (int n = 0; n < 2; n++) {
-      math::multiply_columns(s[n], left_a, with_a + 8 * n * LD + 16 * k, LD);
-      math::multiply_columns(dp[n], left_b, with_b + 8 * n * LD + 16 * k, LD);
-    }
+    math::multiply_columns(s[0], s[1], left_a, with_a + 16 * k, LD);
+    math::multiply_columns(dp[0], dp[1], left_b, with_b + 16 * k, LD);
   }
 }
 
 /* The gradient of the queries; and delta, the sum of a row's output times its gradient, which the other kernel reads. */
-template <int DTYPE, int D, bool WIDE> DC_DEVICE void back_queries(const arguments &args) {
+template <int DTYPE, int D, bool WIDE>
+DC_DEVICE void back_queries(const arguments &args) {
   typedef warp_math<DTYPE> math;
   typedef typename math::element T;
-  enum { ROWS = WIDE ? 16 : tile_rows<DTYPE>(), LD = D + math::PAD };
-  DC_SHARED(T, keys, [ROWS][LD]);
-  DC_SHARED(T, values, [ROWS][LD]);
-  DC_SHARED(float, mask, [ROWS]);
+  enum { ROWS = WIDE ? 16 : tile_rows<DTYPE>(), LD = D + math::PAD, PLACES = places<D, WIDE>() };
+  DC_SHARED(T, keys, [PLACES][ROWS][LD]);
+  DC_SHARED(T, values, [PLACES][ROWS][LD]);
+  DC_SHARED(float, mask, [PLACES][ROWS]);
   DC_SHARED(draws, drawn, [WARPS]);
   head<T> h;
   int64_t first;
@@ -55,11 +54,11 @@ template <int DTYPE, int D, bool WIDE> DC_DEVICE void back_queries(const argumen
   const own_rows<DTYPE, D, DTYPE != DC_FLOAT32 && !WIDE> dout(dc, hidden, left_rows, args.d);
   float lse[2], delta[2] = {};
   for (int c = 0; c < parts; c++) {
-DC_UNROLL
+  DC_UNROLL
     for (int k = 0; k < D / 16; k++) {
       const typename math::fragment dx = dout.at(c, k);
       const typename math::fragment x = load_own<DTYPE>(out + c * D, hidden, left_rows, args.d - c * D, k);
-DC_UNROLL
+  DC_UNROLL
       for (int i = 0; i < 4; i++) {
         float a, b, da, db;
         math::get(x, i / 2, i % 2, a, b);
@@ -68,7 +67,7 @@ DC_UNROLL
       }
     }
   }
-DC_UNROLL
+  DC_UNROLL
   for (int half = 0; half < 2; half++) {
     delta[half] = sum_of_row(delta[half]);
     const int64_t at = row + lane_row() + 8 * half;
@@ -77,36 +76,43 @@ DC_UNROLL
       whole(args.delta, args, args.heads)[h.statistics + at] = delta[half];
     }
   }
+  const float to_log2 = args.factor * LOG2_E;
   float dq[D / 8][4] = {};
   for (int64_t key = 0; key < h.length; key += ROWS) {
+    int at = 0, c = 0;
+    const auto fetch = [&](int64_t tile, int to) {
+      load_keys<DTYPE, D, ROWS>(args, h, tile, c, c, &keys[to][0][0], &values[to][0][0], mask[to]);
+    };
     if constexpr (!WIDE) {
-      load_keys<DTYPE, D, ROWS>(args, h, key, 0, 0, &keys[0][0], &values[0][0], mask);
+      at = next_tile<PLACES>(key, ROWS, h.length, fetch);
     }
-DC_ROLLED
+    DC_ROLLED
     for (int k16 = 0; k16 < ROWS; k16 += 16) {
       float s[2][4] = {}, dp[2][4] = {};
       for (int i = 1; i <= parts; i++) {
-        const int c = WIDE ? (part + i) % parts : 0; /* its own is the last, and stays */
         if constexpr (WIDE) {
-          load_keys<DTYPE, D, ROWS>(args, h, key, c, c, &keys[0][0], &values[0][0], mask);
+          c = (part + i) % parts; /* its own is the last, and stays */
+          at = next_tile<PLACES>(key, ROWS, h.length, fetch);
         }
-        multiply_both<DTYPE, D, WIDE>(c, s, q, &keys[k16][0], dp, dout, &values[k16][0]);
+        multiply_both<DTYPE, D, WIDE>(c, s, q, &keys[at][k16][0], dp, dout, &values[at][k16][0]);
       }
+      bool kept[8] = {};
       if (args.threshold != 0) {
         draw(drawn[warp], args, row, key + k16, h.plane);
+        find_kept(kept, drawn[warp], args);
       }
-DC_UNROLL
+      DC_UNROLL
       for (int i = 0; i < 8; i++) {
         const int half = i % 4 / 2, column = i / 4 * 8 + lane_pair() + i % 2;
         float &score = s[i / 4][i % 4];
-        score = score * args.factor + mask[k16 + column];
-        const float m = args.threshold != 0 ? kept(drawn[warp], args, lane_row() + 8 * half, column) : 1.0f;
-        differentiate(score, dp[i / 4][i % 4], lse[half], delta[half], m);
+        score = fmaf(score, to_log2, mask[at][k16 + column]) - lse[half];
+        const float m = args.threshold == 0 ? 1.0f : kept[i] ? args.scale : 0.0f;
+        differentiate(score, dp[i / 4][i % 4], delta[half], m);
       }
       const typename math::ready left = math::prepare(fragment_of<DTYPE>(dp[0], dp[1]));
-DC_UNROLL
-      for (int n = 0; n < D / 8; n++) {
-        math::multiply_rows(dq[n], left, &keys[k16][8 * n], LD);
+      DC_UNROLL
+      for (int n = 0; n < D / 8; n += 2) {
+        math::multiply_rows(dq[n], dq[n + 1], left, &keys[at][k16][8 * n], LD);
       }
     }
   }
@@ -122,7 +128,6 @@ DC_DEVICE void load_queries(const arguments &args, const head<T> &h, int64_t que
                             float *lse, float *delta) {
   const int64_t hidden = static_cast<int64_t>(args.heads) * args.d, stride = 3 * hidden, left = h.length - query;
   const T *dc = whole(static_cast<const T *>(args.dc), args, hidden) + h.out;
-  dc_sync(); /* the last tile has been read */
   load_tile<DTYPE, D, ROWS>(queries, h.q + query * stride + part * D, stride, left, args.d - part * D);
   load_tile<DTYPE, D, ROWS>(douts, dc + query * hidden + part * D, hidden, left, args.d - part * D);
   if (dc_thread() < ROWS) {
@@ -130,21 +135,21 @@ DC_DEVICE void load_queries(const arguments &args, const head<T> &h, int64_t que
     lse[dc_thread()] = at < h.length ? whole(args.lse, args, args.heads)[h.statistics + at] : INFINITY;
     delta[dc_thread()] = at < h.length ? whole(args.delta, args, args.heads)[h.statistics + at] : 0;
   }
-  dc_sync();
 }
 
 /* The gradients of keys and values: rows are keys, columns queries. */
-template <int DTYPE, int D, bool WIDE> DC_DEVICE void back_keys(const arguments &args) {
+template <int DTYPE, int D, bool WIDE>
+DC_DEVICE void back_keys(const arguments &args) {
   typedef warp_math<DTYPE> math;
   typedef typename math::element T;
   constexpr bool IN_BLOCK = DTYPE != DC_FLOAT32 && D > 64 && !WIDE;
-  enum { ROWS = IN_BLOCK || WIDE ? 16 : tile_rows<DTYPE>(), LD = D + math::PAD };
+  enum { ROWS = IN_BLOCK || WIDE ? 16 : tile_rows<DTYPE>(), LD = D + math::PAD, PLACES = places<D, WIDE>() };
   enum { COPIES = IN_BLOCK ? 2 : 1, KEPT = IN_BLOCK ? BLOCK : 1 };
   DC_SHARED(T, own, [COPIES][KEPT][LD]);
-  DC_SHARED(T, queries, [ROWS][LD]);
-  DC_SHARED(T, douts, [ROWS][LD]);
-  DC_SHARED(float, lse, [ROWS]);
-  DC_SHARED(float, delta, [ROWS]);
+  DC_SHARED(T, queries, [PLACES][ROWS][LD]);
+  DC_SHARED(T, douts, [PLACES][ROWS][LD]);
+  DC_SHARED(float, lse, [PLACES][ROWS]);
+  DC_SHARED(float, delta, [PLACES][ROWS]);
   DC_SHARED(draws, drawn, [WARPS]);
   head<T> h;
   int64_t first;
@@ -160,6 +165,7 @@ template <int DTYPE, int D, bool WIDE> DC_DEVICE void back_keys(const arguments 
   if constexpr (IN_BLOCK) {
     load_tile<DTYPE, D, BLOCK>(&own[0][0][0], h.k + first * stride, stride, h.length - first, args.d);
     load_tile<DTYPE, D, BLOCK>(&own[COPIES - 1][0][0], h.v + first * stride, stride, h.length - first, args.d);
+    dc_wait_copies();
     dc_sync();
   }
   typedef own_rows<DTYPE, D, DTYPE != DC_FLOAT32 && D == 64 && !WIDE> rows;
@@ -169,38 +175,45 @@ template <int DTYPE, int D, bool WIDE> DC_DEVICE void back_keys(const arguments 
                               : rows(h.v + row * stride, stride, left_rows, args.d);
   const float mask[2] = {mask_at<DTYPE>(args, h.mask, row + lane_row(), h.length),
                          mask_at<DTYPE>(args, h.mask, row + lane_row() + 8, h.length)};
+  const float to_log2 = args.factor * LOG2_E;
   float dk[D / 8][4] = {}, dv[D / 8][4] = {};
   for (int64_t query = 0; query < h.length; query += ROWS) {
+    int at = 0, c = 0;
+    const auto fetch = [&](int64_t tile, int to) {
+      load_queries<DTYPE, D, ROWS>(args, h, tile, c, &queries[to][0][0], &douts[to][0][0], lse[to], delta[to]);
+    };
     if constexpr (!WIDE) {
-      load_queries<DTYPE, D, ROWS>(args, h, query, 0, &queries[0][0], &douts[0][0], lse, delta);
+      at = next_tile<PLACES>(query, ROWS, h.length, fetch);
     }
-DC_ROLLED
+    DC_ROLLED
     for (int q16 = 0; q16 < ROWS; q16 += 16) {
       float s[2][4] = {}, dp[2][4] = {};
       for (int i = 1; i <= parts; i++) {
-        const int c = WIDE ? (part + i) % parts : 0;
         if constexpr (WIDE) {
-          load_queries<DTYPE, D, ROWS>(args, h, query, c, &queries[0][0], &douts[0][0], lse, delta);
+          c = (part + i) % parts;
+          at = next_tile<PLACES>(query, ROWS, h.length, fetch);
         }
-        multiply_both<DTYPE, D, WIDE>(c, s, k_own, &queries[q16][0], dp, v_own, &douts[q16][0]);
+        multiply_both<DTYPE, D, WIDE>(c, s, k_own, &queries[at][q16][0], dp, v_own, &douts[at][q16][0]);
       }
+      bool kept[8] = {};
       if (args.threshold != 0) {
         draw(drawn[warp], args, query + q16, row, h.plane);
+        find_kept_turned(kept, drawn[warp], args);
       }
-DC_UNROLL
+      DC_UNROLL
       for (int i = 0; i < 8; i++) {
-        const int half = i % 4 / 2, column = i / 4 * 8 + lane_pair() + i % 2;
+        const int half = i % 4 / 2, column = q16 + i / 4 * 8 + lane_pair() + i % 2;
         float &score = s[i / 4][i % 4];
-        score = score * args.factor + mask[half];
-        const float m = args.threshold != 0 ? kept(drawn[warp], args, column, lane_row() + 8 * half) : 1.0f;
-        differentiate(score, dp[i / 4][i % 4], lse[q16 + column], delta[q16 + column], m);
+        score = fmaf(score, to_log2, mask[half]) - lse[at][column];
+        const float m = args.threshold == 0 ? 1.0f : kept[i] ? args.scale : 0.0f;
+        differentiate(score, dp[i / 4][i % 4], delta[at][column], m);
       }
       const typename math::ready left_p = math::prepare(fragment_of<DTYPE>(s[0], s[1]));
       const typename math::ready left_s = math::prepare(fragment_of<DTYPE>(dp[0], dp[1]));
-DC_UNROLL
-      for (int n = 0; n < D / 8; n++) {
-        math::multiply_rows(dv[n], left_p, &douts[q16][8 * n], LD);
-        math::multiply_rows(dk[n], left_s, &queries[q16][8 * n], LD);
+      DC_UNROLL
+      for (int n = 0; n < D / 8; n += 2) {
+        math::multiply_rows(dv[n], dv[n + 1], left_p, &douts[at][q16][8 * n], LD);
+        math::multiply_rows(dk[n], dk[n + 1], left_s, &queries[at][q16][8 * n], LD);
       }
     }
   }
@@ -211,7 +224,7 @@ DC_UNROLL
   store_own<DTYPE, D>(to + hidden, stride, left_rows, args.d - part * D, dv, one);
 }
 
-} // namespace
+}  // namespace
 
-DC_ATTENTION_KERNELS(back_queries)
-DC_ATTENTION_KERNELS(back_keys)
+DC_ATTENTION_KERNELS(back_queries, 3)
+DC_ATTENTION_KERNELS(back_keys, 2)

@@ -2,7 +2,8 @@
  *
  * A kernel has one argument, a struct, and is defined by DC_KERNEL(name, struct, threads) { … args … }, or by
  * DC_BLOCK_KERNEL if the threads of a block meet: at dc_sync(), or a warp's 32 at dc_sync_warp(), a shuffle or a
- * ballot, in which all of them take part. `threads`: most of a block; whole warps where threads meet.
+ * ballot, in which all of them take part. `threads`: most of a block; whole warps where threads meet. In
+ * DC_BLOCKS_KERNEL(…, blocks) so few registers are used that a processor has room for as many blocks.
  *
  * Memory of the device is named by DC_MEMORY(pointer, bytes, alignment) before it is touched: on a card that is
  * the pointer, and on the CPU the place that stands for it, once the driver has seen that all of it was allocated.
@@ -19,8 +20,8 @@ enum { DC_WARP = 32 };
 
 /* Two blocks a processor: without that, the compiler saves registers by keeping some in memory. */
 #define DC_KERNEL(name, type, threads) extern "C" __global__ void __launch_bounds__(threads, 2) name(const type args)
-#define DC_BLOCK_KERNEL(name, type, threads) \
-  extern "C" __global__ void __launch_bounds__(threads, 1) name(const type args)
+#define DC_BLOCKS_KERNEL(name, type, threads, blocks) \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const type args)
 #define DC_DEVICE static __device__ __forceinline__
 #define DC_MEMBER __device__ __forceinline__
 #define DC_CONSTANT static constexpr __host__ __device__
@@ -62,6 +63,15 @@ DC_DEVICE uint32_t dc_ballot(bool value) {
 DC_DEVICE uint32_t dc_ones(uint32_t bits) {
   return static_cast<uint32_t>(__popc(bits));
 }
+/* 16 bytes of the device's memory, or zeros, into the block's; there when this thread has waited, and for the others
+ * after the next dc_sync(). */
+DC_DEVICE void dc_copy_async(void *to, const void *from, bool zeros) {
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(zeros ? 0 : 16) : "memory");
+}
+DC_DEVICE void dc_wait_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
 /* 2^x and 1/x within 2 ulp; what would be subnormal is 0. */
 DC_DEVICE float dc_exp2(float x) {
   float y;
@@ -94,7 +104,7 @@ DC_DEVICE void dc_atomic_max(uint64_t *at, uint64_t value) {
   const cudasim_kernel name = {#name, name##_run, sizeof(type), (threads), (meet)}; \
   static void name##_body(const type &args)
 #define DC_KERNEL(name, type, threads) DC_SIM_KERNEL(name, type, threads, false)
-#define DC_BLOCK_KERNEL(name, type, threads) DC_SIM_KERNEL(name, type, threads, true)
+#define DC_BLOCKS_KERNEL(name, type, threads, blocks) DC_SIM_KERNEL(name, type, threads, true)
 #define DC_DEVICE static inline
 #define DC_MEMBER
 #define DC_CONSTANT static constexpr
@@ -146,6 +156,14 @@ DC_DEVICE uint32_t dc_ballot(bool value) {
 DC_DEVICE uint32_t dc_ones(uint32_t bits) {
   return static_cast<uint32_t>(__builtin_popcount(bits));
 }
+DC_DEVICE void dc_copy_async(void *to, const void *from, bool zeros) {
+  if (zeros) {
+    std::memset(to, 0, 16);
+  } else {
+    std::memcpy(to, from, 16);
+  }
+}
+DC_DEVICE void dc_wait_copies() {}
 DC_DEVICE float dc_exp2(float x) {
   return std::exp2(x);
 }
@@ -159,6 +177,8 @@ DC_DEVICE void dc_atomic_max(uint64_t *at, uint64_t value) {
 }
 
 #endif
+
+#define DC_BLOCK_KERNEL(name, type, threads) DC_BLOCKS_KERNEL(name, type, threads, 1)
 
 /* The value of the lane whose number differs in the bits of `mask`. */
 template <typename T>

@@ -24,31 +24,43 @@ typedef uint32_t dc_word __attribute__((may_alias)); /* two halves that lie at a
 #ifdef __CUDACC__
 
 template <int DTYPE>
-DC_DEVICE void dc_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+DC_DEVICE void dc_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   if constexpr (DTYPE == DC_FLOAT16) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   } else {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 }
 
-/* The right operand's elements from its 16 rows of 8, which lie `ld` elements apart. */
-DC_DEVICE void right_by_rows(uint32_t (&b)[2], const uint16_t *tile, int ld) {
-  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(tile + dc_thread() % 16 * ld));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(b[0]), "=r"(b[1]) : "r"(at));
+/* Two neighbours' right operands, 16 x 16 in all: from 16 rows of 16 columns, and from 16 columns of 16. Rows in memory
+ * lie `ld` elements apart, at multiples of 16 bytes. */
+DC_DEVICE void right_by_rows(uint32_t (&b)[4], const uint16_t *tile, int ld) {
+  const int lane = static_cast<int>(dc_thread() % DC_WARP);
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(tile + lane % 16 * ld + lane / 16 * 8));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+               : "r"(at));
+}
+DC_DEVICE void right_by_columns(uint32_t (&b)[4], const uint16_t *tile, int ld) {
+  const int lane = static_cast<int>(dc_thread() % DC_WARP);
+  const int row = lane % 8 + lane / 16 * 8, column = lane / 8 % 2 * 8;
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(tile + row * ld + column));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+               : "r"(at));
 }
 
 #else
 
 template <int DTYPE>
-DC_DEVICE void dc_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+DC_DEVICE void dc_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
   const unsigned char *all = cudasim_exchange(mine, sizeof mine);
   const auto element = [&](int lane, int index) { /* half `index` of a lane's words */
                                                   uint16_t half;
@@ -65,10 +77,17 @@ DC_DEVICE void dc_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)
   }
 }
 
-DC_DEVICE void right_by_rows(uint32_t (&b)[2], const uint16_t *tile, int ld) {
-  const uint16_t *at = tile + lane_pair() * ld + lane_row();
-  b[0] = two_halves(at[0], at[ld]);
-  b[1] = two_halves(at[8 * ld], at[9 * ld]);
+DC_DEVICE void right_by_rows(uint32_t (&b)[4], const uint16_t *tile, int ld) {
+  for (int i = 0; i < 4; i++) {
+    const uint16_t *at = tile + (lane_pair() + i % 2 * 8) * ld + lane_row() + i / 2 * 8;
+    b[i] = two_halves(at[0], at[ld]);
+  }
+}
+DC_DEVICE void right_by_columns(uint32_t (&b)[4], const uint16_t *tile, int ld) {
+  for (int i = 0; i < 4; i++) {
+    const uint16_t *at = tile + (lane_row() + i / 2 * 8) * ld + lane_pair() + i % 2 * 8;
+    b[i] = two_halves(at[0], at[1]);
+  }
 }
 
 #endif
@@ -115,17 +134,23 @@ struct warp_math {
   DC_DEVICE const ready &prepare(const fragment &f) {
     return f;
   }
-  /* c += left right. By columns: element (k, n) of the right operand lies at tile[n ld + k]; by rows at tile[k ld + n].
-   */
-  DC_DEVICE void multiply_columns(float (&c)[4], const ready &left, const element *tile, int ld) {
-    const dc_word *at = reinterpret_cast<const dc_word *>(tile + lane_row() * ld + lane_pair());
-    const uint32_t b[2] = {at[0], at[4]};
-    dc_mma<DTYPE>(c, left.a, b);
+  /* c and d, neighbours, += left right. By columns: element (k, n) of the right operand lies at tile[n ld + k]; by rows
+   * at tile[k ld + n]. */
+  DC_DEVICE void multiply_columns(float (&c)[4], float (&d)[4], const ready &left, const element *tile, int ld) {
+    uint32_t b[4];
+    right_by_columns(b, tile, ld);
+    dc_mma<DTYPE>(c, left.a, b[0], b[1]);
+    dc_mma<DTYPE>(d, left.a, b[2], b[3]);
   }
-  DC_DEVICE void multiply_rows(float (&c)[4], const ready &left, const element *tile, int ld) {
-    uint32_t b[2];
+  DC_DEVICE void multiply_rows(float (&c)[4], float (&d)[4], const ready &left, const element *tile, int ld) {
+    uint32_t b[4];
     right_by_rows(b, tile, ld);
-    dc_mma<DTYPE>(c, left.a, b);
+    dc_mma<DTYPE>(c, left.a, b[0], b[1]);
+    dc_mma<DTYPE>(d, left.a, b[2], b[3]);
+  }
+  /* Two neighbours of a row, at a multiple of their size. */
+  DC_DEVICE void put_pair(element *to, float x, float y) {
+    *reinterpret_cast<dc_word *>(to) = halves_of<DTYPE>(x, y);
   }
 };
 
@@ -179,19 +204,25 @@ struct warp_math<DC_FLOAT32> {
     c[2] = fmaf(left.row[1][k], x, c[2]);
     c[3] = fmaf(left.row[1][k], y, c[3]);
   }
-  DC_DEVICE void multiply_columns(float (&c)[4], const ready &left, const element *tile, int ld) {
+  DC_DEVICE void multiply_columns(float (&c)[4], float (&d)[4], const ready &left, const element *tile, int ld) {
     const element *at = tile + lane_pair() * ld;
     DC_UNROLL
     for (int k = 0; k < 16; k++) {
       add(c, left, k, at[k], at[ld + k]);
+      add(d, left, k, at[8 * ld + k], at[9 * ld + k]);
     }
   }
-  DC_DEVICE void multiply_rows(float (&c)[4], const ready &left, const element *tile, int ld) {
+  DC_DEVICE void multiply_rows(float (&c)[4], float (&d)[4], const ready &left, const element *tile, int ld) {
     const element *at = tile + lane_pair();
     DC_UNROLL
     for (int k = 0; k < 16; k++) {
       add(c, left, k, at[k * ld], at[k * ld + 1]);
+      add(d, left, k, at[k * ld + 8], at[k * ld + 9]);
     }
+  }
+  DC_DEVICE void put_pair(element *to, float x, float y) {
+    to[0] = x;
+    to[1] = y;
   }
 };
 
