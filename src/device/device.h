@@ -83,6 +83,7 @@ typedef struct dc__product {
 typedef struct dc__eigen {
   int32_t dtype;   /* float32 or float64 */
   int32_t vectors; /* 0 or 1 */
+  bool alike;      /* the way to a result does not depend on count, but for want of memory */
   int64_t n, count;
   void *a, *values; /* values [count, n], ascending */
   int32_t *found;   /* [count]: 0, or not converged */

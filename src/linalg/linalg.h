@@ -74,7 +74,8 @@ typedef struct dc__mat {
   int32_t dtype;
   int64_t batch, rows, cols;
   int64_t batch_stride, row_stride, col_stride;
-  bool batched; /* the tensor had three dimensions */
+  bool batched;        /* the tensor had three dimensions */
+  void *const *places; /* of a device: where each matrix is, instead of data and batch_stride; NULL: no */
 } dc__mat;
 
 enum dc__mat_layout {
@@ -182,11 +183,13 @@ typedef struct dc__spectral {
   bool vectors;            /* EIGH: wanted */
   void *info;              /* NULL: not wanted. NEWTON: dc_iteration_info */
   size_t info_size;
+  const struct dc__spectral *each; /* of a batch on a device: whose matrices it has, one from each; NULL: its own */
 } dc__spectral;
 
 dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *request);
 /* Matrices of different sizes side by side, each on one thread: requests of one matrix of at least one row each, the
- * largest first, whose `info` tells how it went. Fails only where none can be computed. */
+ * largest first, whose `info` tells how it went. On a device neighbours that differ in their memory alone go together.
+ * Fails only where none can be computed. */
 dc_status dc__spectral_each(dc_linalg *l, const dc__spectral *requests, int64_t count);
 
 /* a's polar factor by odd polynomials (orthogonal.c): `express` Polar Express', else Muon's. */

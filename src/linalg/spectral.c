@@ -198,7 +198,8 @@ dc_status dc__spectral_explain(const dc__spectral *r, const dc__task *t, int64_t
 }
 
 void dc__spectral_write_info(const dc__spectral *r, const dc__task *t, int64_t index) {
-  if (r->info == NULL) {
+  void *to = r->each != NULL ? r->each[index].info : r->info;
+  if (to == NULL) {
     return;
   }
   dc_spectral_info info = {
@@ -207,8 +208,8 @@ void dc__spectral_write_info(const dc__spectral *r, const dc__task *t, int64_t i
   dc_iteration_info iteration = {t->status, t->iterations, t->residual, t->largest, t->epsilon, t->asymmetry};
   bool newton = r->op == DC__SPECTRAL_NEWTON;
   size_t most = newton ? sizeof iteration : sizeof info;
-  memcpy((char *)r->info + (size_t)index * r->info_size, newton ? (const void *)&iteration : (const void *)&info,
-         r->info_size < most ? r->info_size : most);
+  memcpy((char *)to + (r->each != NULL ? 0 : (size_t)index * r->info_size),
+         newton ? (const void *)&iteration : (const void *)&info, r->info_size < most ? r->info_size : most);
 }
 
 static dc_status report(const dc__spectral *r, const dc__task *tasks) {
@@ -268,7 +269,7 @@ dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *r) {
   return report(r, b.job.tasks);
 }
 
-/* ---- matrices of different sizes ---- */
+/* ---- matrices of different sizes, or in different places ---- */
 
 typedef struct mixture {
   dc_linalg *l;
@@ -285,18 +286,46 @@ static void one_of(void *arg, int64_t index, void *scratch) {
   dc__spectral_write_info(r, b.job.tasks, 0);
 }
 
-/* One after the other. That a matrix could not be computed for want of memory is its own failure too: the others need
- * not wait for it. */
-static dc_status each_there(dc_linalg *l, const dc__spectral *requests, int64_t count) {
+enum { NOT_SEEN = -1 }; /* no status of a matrix */
+
+/* Whether a device can take two requests as one. */
+static bool alike(const dc__spectral *a, const dc__spectral *b) {
+  const bool matrices = a->a.rows == b->a.rows && a->a.dtype == b->a.dtype && a->out.dtype == b->out.dtype;
+  const bool bases = (a->basis.data != NULL) == (b->basis.data != NULL) && a->basis.dtype == b->basis.dtype;
+  return matrices && bases && a->op == b->op && a->root == b->root && a->vectors == b->vectors &&
+         (a->values != NULL) == (b->values != NULL) && memcmp(&a->options, &b->options, sizeof a->options) == 0;
+}
+
+/* Requests that are alike, as a batch. That matrices could not be computed for want of memory is their own failure,
+ * unless each of them can alone: the others need not wait for it. */
+static dc_status some_there(dc_linalg *l, const dc__spectral *requests, int64_t count) {
+  dc__spectral all = requests[0];
+  all.each = requests;
+  all.a.batch = all.out.batch = all.basis.batch = count;
+  for (int64_t i = 0; i < count && !l->query; i++) {
+    ((dc_spectral_info *)requests[i].info)->status = NOT_SEEN;
+  }
+  const dc_status status = dc__spectral_there(l, &all);
+  if (l->query) {
+    return status;
+  }
+  DC__TRY(dc__device_check(l->device));
   for (int64_t i = 0; i < count; i++) {
     dc_spectral_info *info = requests[i].info;
-    const dc_status status = dc__spectral_run(l, &requests[i]);
-    if (l->query) {
-      DC__TRY(status);
-    } else {
-      DC__TRY(dc__device_check(l->device));
+    if (info->status == NOT_SEEN && count > 1) {
+      DC__TRY(some_there(l, &requests[i], 1));
+    } else if (info->status == NOT_SEEN) {
       info->status = status;
     }
+  }
+  return DC_OK;
+}
+
+static dc_status each_there(dc_linalg *l, const dc__spectral *requests, int64_t count) {
+  for (int64_t first = 0, end; first < count; first = end) {
+    for (end = first + 1; end < count && alike(&requests[first], &requests[end]); end++) {
+    }
+    DC__TRY(some_there(l, &requests[first], end - first));
   }
   return DC_OK;
 }

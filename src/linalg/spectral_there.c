@@ -71,8 +71,13 @@ static void give_eigh(const dc__decomposing *w, const dc__flight *f, int32_t dty
   const dc__spectral *r = w->job.r;
   const int64_t n = w->job.n;
   const bool descending = r->options.descending == 1;
-  const dc__mat values = {
-      .data = r->values, .dtype = r->a.dtype, .batch_stride = n, .rows = 1, .cols = n, .col_stride = 1};
+  const dc__mat values = {.data = r->values,
+                          .places = w->values_at,
+                          .dtype = r->a.dtype,
+                          .batch_stride = n,
+                          .rows = 1,
+                          .cols = n,
+                          .col_stride = 1};
   dc__cuda_load_args args = {.from = dc__flight_dense(f, w->values, dtype, 1, n), .to = dc__flight_part(f, &values)};
   args.from.col_stride = descending ? -1 : 1;
   args.from.data = dc__element(w->values, dtype, descending ? n - 1 : 0);
@@ -189,19 +194,54 @@ static dc_status run(dc__decomposing *w) {
 /* ---- memory ---- */
 
 /* A flight's arrays on the device, in the order of open(): how many bytes of each are a matrix's. */
-enum { ARRAYS = 8, ALWAYS = 5, NORMS = DC__WARM_STEPS * DC__PROBES };
+enum { ARRAYS = 9, ALWAYS = 5, NORMS = DC__WARM_STEPS * DC__PROBES };
 
-static size_t array_bytes(int64_t n, bool warm, size_t arrays[ARRAYS]) {
+static size_t rounded(size_t bytes) {
+  return (bytes + PLACE - 1) / PLACE * PLACE;
+}
+
+static size_t array_bytes(const dc__spectral *r, size_t arrays[ARRAYS]) {
+  const int64_t n = r->a.rows;
   const size_t row = (size_t)n * sizeof(double), square = (size_t)n * row;
-  const size_t wanted[ARRAYS] = {square,          square, row,         row,
-                                 sizeof(int32_t), square, NORMS * row, NORMS * sizeof(double)};
+  const size_t wanted[ARRAYS] = {square,
+                                 square,
+                                 row,
+                                 row,
+                                 sizeof(int32_t),
+                                 square,
+                                 NORMS * row,
+                                 NORMS * sizeof(double),
+                                 r->each != NULL ? square : 0};
   size_t total = 0;
   memset(arrays, 0, ARRAYS * sizeof *arrays);
-  for (int32_t i = 0; i < (warm ? ARRAYS : ALWAYS); i++) {
-    arrays[i] = (wanted[i] + PLACE - 1) / PLACE * PLACE;
+  for (int32_t i = 0; i < (dc__wants_warm(r) ? ARRAYS : ALWAYS); i++) {
+    arrays[i] = rounded(wanted[i]);
     total += arrays[i];
   }
   return total;
+}
+
+/* Tables of where a batch's matrices lie that are in many places. */
+enum { TABLE_A, TABLE_OUT, TABLE_BASIS, TABLE_VALUES, TABLES };
+
+static size_t table_bytes(const dc__spectral *r) {
+  return r->each == NULL ? 0 : TABLES * (size_t)r->a.batch * sizeof(void *);
+}
+
+static void fill_tables(dc__decomposing *w, dc__spectral *r, void **here, void *there) {
+  void *const *tables = there;
+  const int64_t batch = r->a.batch;
+  for (int64_t i = 0; i < batch; i++) {
+    here[TABLE_A * batch + i] = r->each[i].a.data;
+    here[TABLE_OUT * batch + i] = r->each[i].out.data;
+    here[TABLE_BASIS * batch + i] = r->each[i].basis.data;
+    here[TABLE_VALUES * batch + i] = r->each[i].values;
+  }
+  r->a.places = tables + TABLE_A * batch;
+  r->out.places = tables + TABLE_OUT * batch;
+  r->basis.places = tables + TABLE_BASIS * batch;
+  w->values_at = tables + TABLE_VALUES * batch;
+  dc__stream_copy(w->flight.stream, there, here, table_bytes(r));
 }
 
 /* The most that the solver wants in either type. */
@@ -221,15 +261,15 @@ static dc_status ask(dc__decomposing *w) {
   return DC_OK;
 }
 
-/* What is here; the caller's to free. */
-static dc_status open_here(dc__decomposing *w, bool warm, void **host) {
+/* What is here; the caller's to free. tables: of the device. */
+static dc_status open_here(dc__decomposing *w, dc__spectral *r, void *tables, void **host) {
   const int64_t most = w->flight.most, n = w->job.n;
   const int64_t row = n > NORMS ? n : NORMS;
   size_t bytes = 0, offset = 0;
-  const bool fits = dc__linalg_add(&bytes, (int64_t)w->eigen.host_bytes, 1) &&
-                    dc__linalg_add(&bytes, most * (row + n), sizeof(double)) &&
-                    dc__linalg_add(&bytes, most, sizeof(int32_t)) &&
-                    dc__linalg_add(&bytes, n * DC__PROBES, sizeof(double));
+  const bool fits =
+      dc__linalg_add(&bytes, (int64_t)w->eigen.host_bytes, 1) &&
+      dc__linalg_add(&bytes, most * (row + n), sizeof(double)) && dc__linalg_add(&bytes, most, sizeof(int32_t)) &&
+      dc__linalg_add(&bytes, n * DC__PROBES, sizeof(double)) && dc__linalg_add(&bytes, (int64_t)table_bytes(r), 1);
   *host = fits ? dc__calloc(1, bytes) : NULL;
   if (*host == NULL) {
     return DC_E_NO_MEMORY;
@@ -239,42 +279,54 @@ static dc_status open_here(dc__decomposing *w, bool warm, void **host) {
   w->eigenvalues = w->numbers + most * row;
   w->said = dc__linalg_part(*host, &offset, most, sizeof(int32_t));
   w->noise = dc__linalg_part(*host, &offset, n * DC__PROBES, sizeof(double));
-  if (warm) {
-    dc__warm_noise(w->noise, w->job.r->basis.dtype, n);
+  if (dc__wants_warm(r)) {
+    dc__warm_noise(w->noise, r->basis.dtype, n);
+  }
+  if (r->each != NULL) {
+    fill_tables(w, r, dc__linalg_part(*host, &offset, (int64_t)table_bytes(r), 1), tables);
   }
   return DC_OK;
 }
 
-/* Memory of the device, for the solver and the arrays, and here. */
-static dc_status open(dc__decomposing *w, int64_t batch, void **host) {
+/* Memory of the device, for the solver and the arrays, and here. r: the job's. */
+static dc_status open(dc__decomposing *w, dc__spectral *r, int64_t batch, void **host) {
   size_t arrays[ARRAYS];
-  const bool warm = dc__wants_warm(w->job.r);
-  const size_t bytes = array_bytes(w->job.n, warm, arrays);
+  const size_t bytes = array_bytes(r, arrays);
   w->eigen.count = dc__flight_most(batch, bytes);
   DC__TRY(ask(w));
-  DC__TRY(dc__flight_open(&w->flight, w->job.l, w->job.r->fn, batch, w->job.n, bytes, w->eigen.workspace_bytes));
+  DC__TRY(dc__flight_open(&w->flight, w->job.l, r->fn, batch, w->job.n, bytes,
+                          rounded(table_bytes(r)) + w->eigen.workspace_bytes));
   if (w->flight.most == 0) {
     return DC_OK;
   }
-  void **const to[ARRAYS] = {
-      &w->s,      &w->result,          &w->values,        (void **)&w->factors, (void **)&w->found,
-      &w->turned, (void **)&w->probes, (void **)&w->norms};
+  void **const to[ARRAYS] = {&w->s,
+                             &w->result,
+                             &w->values,
+                             (void **)&w->factors,
+                             (void **)&w->found,
+                             &w->turned,
+                             (void **)&w->probes,
+                             (void **)&w->norms,
+                             &w->basis};
   char *at = w->flight.squares;
   for (int32_t i = 0; i < ARRAYS; i++) {
     *to[i] = at;
     at += (size_t)w->flight.most * arrays[i];
   }
-  w->eigen.workspace = at;
+  w->eigen.workspace = at + rounded(table_bytes(r));
   w->eigen.a = w->s;
   w->eigen.values = w->values;
   w->eigen.found = w->found;
-  return open_here(w, warm, host);
+  return open_here(w, r, at, host);
 }
 
-dc_status dc__spectral_there(dc_linalg *l, const dc__spectral *r) {
+dc_status dc__spectral_there(dc_linalg *l, const dc__spectral *request) {
+  dc__spectral own = *request;
+  const dc__spectral *r = &own;
   const int64_t n = r->a.rows;
-  dc__decomposing w = {.job = {.l = l, .r = r, .n = n},
-                       .eigen = {.n = n, .vectors = r->op != DC__SPECTRAL_EIGH || r->vectors}};
+  dc__decomposing w = {
+      .job = {.l = l, .r = r, .n = n},
+      .eigen = {.n = n, .vectors = r->op != DC__SPECTRAL_EIGH || r->vectors, .alike = r->each != NULL}};
   void *host = NULL;
   int64_t bytes;
   if (__builtin_mul_overflow(n, n, &bytes) || __builtin_mul_overflow(bytes, 64, &bytes)) {
@@ -284,7 +336,7 @@ dc_status dc__spectral_there(dc_linalg *l, const dc__spectral *r) {
   for (int64_t i = 0; n == 0 && !l->query && i < r->a.batch; i++) {
     dc__spectral_write_info(r, &nothing, i);
   }
-  dc_status status = open(&w, n > 0 ? r->a.batch : 0, &host);
+  dc_status status = open(&w, &own, n > 0 ? r->a.batch : 0, &host);
   if (status == DC_OK && w.flight.most > 0) {
     status = run(&w);
     if (status != DC_OK) { /* copies may be under way from or to memory that goes now */

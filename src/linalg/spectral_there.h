@@ -11,6 +11,7 @@ enum { DC__WARM_STEPS = 4 }; /* the probes, and what three products make of them
 typedef struct dc__decomposing {
   dc__job job;
   dc__flight flight;
+  void *const *values_at; /* of the device: where each matrix' eigenvalues go, if that is not one place */
   dc__task tasks[DC__CUDA_FLIGHT];
   dc__eigen eigen; /* with what the solver may use */
   /* Of the device, each [most, …]: */
@@ -19,6 +20,7 @@ typedef struct dc__decomposing {
   double *factors;  /* [n], */
   int32_t *found;
   /* of the device, with an earlier basis alone: */
+  void *basis;   /* [n, n]: where it lies in many places, */
   void *turned;  /* [n, n], */
   char *probes;  /* DC__WARM_STEPS times [most, n, DC__PROBES], */
   double *norms; /* DC__WARM_STEPS times [most, DC__PROBES] */

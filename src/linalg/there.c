@@ -177,7 +177,8 @@ dc__cuda_matrices dc__matrices_of(const dc__mat *mat) {
 
 dc__cuda_matrices dc__flight_part(const dc__flight *f, const dc__mat *mat) {
   dc__cuda_matrices m = dc__matrices_of(mat);
-  m.data = dc__element(mat->data, mat->dtype, f->first * mat->batch_stride);
+  m.data = mat->places != NULL ? NULL : dc__element(mat->data, mat->dtype, f->first * mat->batch_stride);
+  m.places = mat->places != NULL ? mat->places + f->first : NULL;
   m.count = f->count;
   return m;
 }
@@ -203,19 +204,21 @@ void dc__flight_fold(dc__flight *f, const dc__cuda_matrices *from, bool squares)
 
 bool dc__flight_bring(dc__flight *f, const dc__mat *mat, int32_t i, void *through, dc__mat *here) {
   const size_t bytes = (size_t)(mat->rows * mat->cols) * dc_dtype_size(mat->dtype);
-  dc__cuda_load_args args = {.from = dc__flight_part(f, mat), .mask = 1, .factor = {1}};
+  const dc__flight one = dc__flight_some(f, i, 1);
+  const dc__cuda_load_args args = {.from = dc__flight_part(&one, mat),
+                                   .to = dc__flight_dense(&one, through, mat->dtype, mat->rows, mat->cols),
+                                   .mask = 1,
+                                   .factor = {1}};
   *here = *mat;
   here->data = dc__calloc(1, bytes);
   if (here->data == NULL) {
     return false;
   }
+  here->places = NULL;
   here->batch = 1;
   here->batch_stride = 0;
   here->row_stride = mat->cols;
   here->col_stride = 1;
-  args.from.data = dc__element(args.from.data, mat->dtype, i * mat->batch_stride);
-  args.to = dc__flight_dense(f, through, mat->dtype, mat->rows, mat->cols);
-  args.from.count = args.to.count = 1;
   dc__cuda_load(f->stream, &args);
   dc__stream_copy(f->stream, here->data, through, bytes);
   dc__here_done(f->l->device, NULL);

@@ -119,6 +119,17 @@ static uint32_t near(dc__decomposing *w, dc__flight *f, int32_t dtype, uint32_t 
   return mask;
 }
 
+/* The basis in a type. */
+static void load_basis(const dc__decomposing *w, const dc__flight *f, int32_t dtype, void *to) {
+  const int64_t n = w->job.n;
+  dc__cuda_load_args args = {.from = dc__flight_part(f, &w->job.r->basis), .mask = UINT32_MAX};
+  args.to = dc__flight_dense(f, to, dtype, n, n);
+  for (int32_t i = 0; i < f->count; i++) {
+    args.factor[i] = 1;
+  }
+  dc__cuda_load(f->stream, &args);
+}
+
 /* out = (Q G) (Q G)^T. */
 static void finish(dc__decomposing *w, dc__flight *f, int32_t dtype, const void *q, uint32_t mask, dc__task *tasks) {
   const int64_t n = w->job.n;
@@ -133,12 +144,7 @@ static void finish(dc__decomposing *w, dc__flight *f, int32_t dtype, const void 
   dc__stream_copy(f->stream, w->factors, w->numbers, (size_t)(f->count * n) * sizeof *w->factors);
   dc__cuda_warm_root(f->stream, &args);
   if (finishing != dtype) {
-    dc__cuda_load_args narrow = {.from = dc__flight_part(f, &w->job.r->basis), .mask = UINT32_MAX};
-    narrow.to = dc__flight_dense(f, w->s, finishing, n, n);
-    for (int32_t i = 0; i < f->count; i++) {
-      narrow.factor[i] = 1;
-    }
-    dc__cuda_load(f->stream, &narrow);
+    load_basis(w, f, finishing, w->s);
     q = w->s;
   }
   multiply(w, f, finishing, false, q, false, w->result, n, 0, w->turned);
@@ -155,7 +161,11 @@ static void finish(dc__decomposing *w, dc__flight *f, int32_t dtype, const void 
 
 dc_status dc__warm_there(dc__decomposing *w, dc__flight *f, dc__task *tasks) {
   const dc__mat *basis = &w->job.r->basis;
-  const void *q = dc__element(basis->data, basis->dtype, f->first * w->job.n * w->job.n);
+  const void *q =
+      basis->places != NULL ? w->basis : dc__element(basis->data, basis->dtype, f->first * w->job.n * w->job.n);
+  if (basis->places != NULL) { /* products want it in one place */
+    load_basis(w, f, basis->dtype, w->basis);
+  }
   turn(w, f, basis->dtype, q);
   uint32_t mask = regular(w, f, basis->dtype, tasks);
   mask = mask != 0 ? near(w, f, basis->dtype, mask, tasks) : 0;

@@ -56,6 +56,11 @@ static dc_status sort_blocks(dc__blocked *self) {
   return enough ? DC_OK : DC_E_NO_MEMORY;
 }
 
+/* The largest first, and of a size those of one root, which is the order's, side by side. */
+static bool comes_first(const dc__side_of *a, const dc__side_of *b) {
+  return a->side->n != b->side->n ? a->side->n > b->side->n : a->block->order > b->block->order;
+}
+
 /* Sides by size; an insertion for each is cheap enough for what happens once. */
 static void sort_sides(dc__blocked *self) {
   int64_t *order = self->orders;
@@ -68,11 +73,12 @@ static void sort_sides(dc__blocked *self) {
       }
       side->order = order;
       order += dc__block_rules_of(&self->head)->sorts ? side->n : 0;
+      const dc__side_of own = {side, &self->blocks[i]};
       int64_t at = self->side_count++;
-      for (; at > 0 && self->by_size[at - 1].side->n < side->n; at--) {
+      for (; at > 0 && comes_first(&own, &self->by_size[at - 1]); at--) {
         self->by_size[at] = self->by_size[at - 1];
       }
-      self->by_size[at] = (dc__side_of){side, &self->blocks[i]};
+      self->by_size[at] = own;
     }
   }
 }

@@ -142,6 +142,25 @@ static void test_a_solver_that_fails(void **state) {
   close_side(&s);
 }
 
+/* A batch that there is no memory for: each root of it is computed alone. */
+static void test_a_batch_that_fails(void **state) {
+  (void)state;
+  const dc_shampoo_options options = options_of();
+  dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
+  side s;
+  open_side(&s, "cuda");
+  assert_int_equal(make_shampoo(&s, NULL, &options), DC_OK);
+  assert_int_equal(add_params(&s, 0, 1), DC_OK);
+  const int begun = cudasim_calls("cusolverDnXsyevBatched");
+  cudasim_fail("cusolverDnXsyevBatched", 0, DC__SOLVER_ALLOC_FAILED);
+  assert_int_equal(step(&s, 1), DC_OK);
+  assert_true(cudasim_calls("cusolverDnXsyevBatched") > begun);
+  assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);
+  assert_int_equal(stats.failed_refreshes, 0);
+  dc_optimizer_destroy(s.optimizer);
+  close_side(&s);
+}
+
 static void test_every_call_fails(void **state) {
   static const char *const functions[] = {"cuLaunchKernel",          "cuMemcpyAsync",  "cuMemsetD8Async",
                                           "cuMemAllocFromPoolAsync", "cublasLtCreate", "cublasLtMatmul",
@@ -166,6 +185,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_ranks),
       TEST(test_a_solver_that_fails),
+      TEST(test_a_batch_that_fails),
       TEST(test_every_call_fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

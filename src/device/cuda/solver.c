@@ -107,11 +107,15 @@ static int type_of(const dc__eigen *e) {
   return e->dtype == DC_FLOAT64 ? DC__SOLVER_R_64F : DC__SOLVER_R_32F;
 }
 
+static bool in_batches(const struct dc__cuda_solver *s, const dc__eigen *e, int64_t count) {
+  return s->batches && (count > 1 || e->alike);
+}
+
 /* The `count` matrices from the first one on, or their number alone while a is NULL. The mutex is held and the device
  * entered. Returns the library's status. */
 static int room_of(const struct dc__cuda_solver *s, const dc__eigen *e, int64_t count, room *bytes) {
   const int type = type_of(e);
-  return count > 1
+  return in_batches(s, e, count)
              ? s->api.cusolverDnXsyevBatched_bufferSize(s->handle, s->params, e->vectors, DC__SOLVER_LOWER, e->n, type,
                                                         e->a, e->n, type, e->values, type, &bytes->device, &bytes->host,
                                                         count)
@@ -121,7 +125,7 @@ static int room_of(const struct dc__cuda_solver *s, const dc__eigen *e, int64_t 
 
 static int decompose(const struct dc__cuda_solver *s, const dc__eigen *e, int64_t count, const room *bytes) {
   const int type = type_of(e);
-  return count > 1
+  return in_batches(s, e, count)
              ? s->api.cusolverDnXsyevBatched(s->handle, s->params, e->vectors, DC__SOLVER_LOWER, e->n, type, e->a, e->n,
                                              type, e->values, type, e->workspace, bytes->device, e->host, bytes->host,
                                              e->found, count)

@@ -11,6 +11,7 @@ enum { DC__CUDA_MATRIX_THREADS = 256, DC__CUDA_TILE_THREADS = 128, DC__CUDA_MATR
 /* A batch of matrices as strides in elements, float32 or float64. */
 typedef struct dc__cuda_matrices {
   void *data;
+  void *const *places; /* of the device: where each matrix begins, instead of data and batch_stride; NULL: no */
   int64_t batch_stride, row_stride, col_stride;
   int64_t rows, cols;
   int32_t count, wide; /* wide: float64 */

@@ -1,0 +1,186 @@
+/* How much a step of Shampoo, SOAP and K-FAC asks of a device: that blocks and matrices of one shape go together shows
+ * in the number of launches, products and waits, which must not grow with theirs. On the simulated driver alone. */
+#include "harness.h"
+
+#include "cudasim.h"
+#include "kernels/kernels.h"
+
+enum { LAYERS = 6, ROWS = 6, COLS = 4, EACH = ROWS * COLS, SAMPLES = 5 };
+
+typedef struct count {
+  int launches, products, copies, waits, decompositions;
+} count;
+
+static count counted(void) {
+  return (count){.launches = cudasim_calls("cuLaunchKernel"),
+                 .products = cudasim_calls("cublasLtMatmul"),
+                 .copies = cudasim_calls("cuMemcpyAsync"),
+                 .waits = cudasim_calls("cuEventSynchronize"),
+                 .decompositions = cudasim_calls("cusolverDnXsyevd") + cudasim_calls("cusolverDnXsyevBatched")};
+}
+
+/* A model of layers of one shape; each parameter's weight and gradient lie one behind the other. */
+typedef struct model {
+  dc_device *device;
+  dc_linalg *linalg;
+  dc_optimizer *optimizer;
+  int params;
+  float *memory;
+} model;
+
+static void move(const model *m, void *to, const void *from, size_t bytes) {
+  dc__stream_copy(m->device->here, to, from, bytes);
+  dc__here_done(m->device, NULL);
+}
+
+static void open_model(model *m, int params) {
+  float values[2 * EACH];
+  *m = (model){.params = params};
+  assert_int_equal(dc_device_open("cuda", NULL, &m->device), DC_OK);
+  assert_int_equal(dc_linalg_create(m->device, NULL, &m->linalg), DC_OK);
+  void *memory;
+  assert_int_equal(m->device->ops->alloc(m->device, (size_t)params * sizeof values, DC_MEMORY_DEVICE, &memory), DC_OK);
+  m->memory = memory;
+  for (int p = 0; p < params; p++) {
+    for (int i = 0; i < 2 * EACH; i++) {
+      values[i] = (float)((i * 37 + p * 11) % 29 - 14) / 8;
+    }
+    move(m, m->memory + (size_t)p * 2 * EACH, values, sizeof values);
+  }
+}
+
+static void add_params(const model *m) {
+  const int64_t shape[2] = {ROWS, COLS};
+  for (int p = 0; p < m->params; p++) {
+    assert_int_equal(dc_optimizer_add_param(m->optimizer, 0, shape, 2, 0, EACH, DC_FLOAT32, NULL), DC_OK);
+  }
+}
+
+static count step(const model *m) {
+  const int64_t each = EACH;
+  dc_tensor weights[LAYERS], grads[LAYERS];
+  for (int p = 0; p < m->params; p++) {
+    weights[p] = flat(m->memory + (size_t)p * 2 * EACH, &each, DC_FLOAT32);
+    grads[p] = flat(m->memory + (size_t)p * 2 * EACH + EACH, &each, DC_FLOAT32);
+  }
+  const count before = counted();
+  const dc_status status = dc_optimizer_step(m->optimizer, weights, grads, sizeof *weights, m->params, 1);
+  if (status != DC_OK) {
+    fail_msg("%s", dc_last_error());
+  }
+  const count after = counted();
+  return (count){after.launches - before.launches, after.products - before.products, after.copies - before.copies,
+                 after.waits - before.waits, after.decompositions - before.decompositions};
+}
+
+static void close_model(model *m) {
+  dc_optimizer_destroy(m->optimizer);
+  m->device->ops->free(m->device, m->memory, (size_t)m->params * 2 * EACH * sizeof(float), DC_MEMORY_DEVICE);
+  dc_linalg_destroy(m->linalg);
+  dc_device_destroy(m->device);
+}
+
+/* most: no more of each. */
+static void check(const char *what, int params, const count *c, count most) {
+  if (c->launches > most.launches || c->products > most.products || c->copies > most.copies || c->waits > most.waits ||
+      c->decompositions > most.decompositions) {
+    fail_msg("%s, %d parameters: %d launches, %d products, %d copies, %d waits, %d decompositions", what, params,
+             c->launches, c->products, c->copies, c->waits, c->decompositions);
+  }
+}
+
+/* Roots of one size are one batch, however many they are. */
+static void test_shampoo(void **state) {
+  (void)state;
+  dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT;
+  o.precondition_frequency = 3;
+  o.momentum = 0.9;
+  for (int params = 1; params <= LAYERS; params += LAYERS - 1) {
+    const count plain = {1 + 9 * params, 4 * params, 1, 2, 0};
+    const count due = {21 + 9 * params, 2 + 4 * params, 13, 10, 2};
+    model m;
+    open_model(&m, params);
+    assert_int_equal(dc_shampoo_create(m.linalg, NULL, &o, &m.optimizer), DC_OK);
+    add_params(&m);
+    for (int i = 1; i <= 6; i++) {
+      const count c = step(&m);
+      if (i > 1) {
+        check("Shampoo", params, &c, i % 3 == 0 ? due : plain);
+      }
+    }
+    close_model(&m);
+  }
+}
+
+static void test_soap(void **state) {
+  (void)state;
+  dc_soap_options o = DC_SOAP_OPTIONS_INIT;
+  o.precondition_frequency = 3;
+  for (int params = 1; params <= LAYERS; params += LAYERS - 1) {
+    const count plain = {1 + 3 * params, 6 * params, 1 + params, 3, 0};
+    const count due = {1 + 3 * params, 10 * params, 1 + 7 * params, 3, 0};
+    model m;
+    open_model(&m, params);
+    assert_int_equal(dc_soap_create(m.linalg, NULL, &o, &m.optimizer), DC_OK);
+    add_params(&m);
+    for (int i = 1; i <= 4; i++) {
+      const count c = step(&m);
+      if (i > 1) {
+        check("SOAP", params, &c, i == 4 ? due : plain);
+      }
+    }
+    close_model(&m);
+  }
+}
+
+/* A batch of each layer, whose numbers are the parameters'. */
+static void feed(const model *m) {
+  const int64_t x[2] = {SAMPLES, COLS}, delta[2] = {SAMPLES, ROWS};
+  for (int p = 0; p < m->params; p++) {
+    dc_tensor tx = flat(m->memory, x, DC_FLOAT32), td = flat(m->memory + p + 1, delta, DC_FLOAT32);
+    tx.ndim = td.ndim = 2;
+    assert_int_equal(dc_kfac_accumulate(m->optimizer, p, &tx, &td, 1), DC_OK);
+  }
+}
+
+/* Decompositions of one size are one batch; without one, the host waits for what the KL bound is made of, and for the
+ * look at the gradients and the end of the step. */
+static void test_kfac(void **state) {
+  (void)state;
+  dc_kfac_options o = DC_KFAC_OPTIONS_INIT;
+  dc_sample_layer layer = DC_SAMPLE_LAYER_INIT;
+  layer.kind = DC_SAMPLE_LINEAR;
+  o.refresh_frequency = 4;
+  o.factor_frequency = 2;
+  for (int params = 1; params <= LAYERS; params += LAYERS - 1) {
+    const count most[] = {{16 + 15 * params, 4 * params, 10 + 5 * params, 9, 2},
+                          {2 + 5 * params, 4 * params, 2 + params, 3, 0},
+                          {2 + 13 * params, 4 * params, 2 + params, 3, 0}};
+    model m;
+    open_model(&m, params);
+    assert_int_equal(dc_kfac_create(m.linalg, NULL, &o, &m.optimizer), DC_OK);
+    add_params(&m);
+    for (int p = 0; p < params; p++) {
+      assert_int_equal(dc_kfac_add_layer(m.optimizer, &layer, DC_KFAC_EXPAND, p, -1, NULL), DC_OK);
+    }
+    for (int i = 0; i < 5; i++) {
+      if (i % 2 == 0) {
+        feed(&m);
+      }
+      const count c = step(&m);
+      if (i > 0) { /* the first one makes the state */
+        check("K-FAC", params, &c, most[i % 4 == 0 ? 0 : i % 2 == 0 ? 2 : 1]);
+      }
+    }
+    close_model(&m);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_shampoo),
+      cmocka_unit_test(test_soap),
+      cmocka_unit_test(test_kfac),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
