@@ -36,6 +36,13 @@ _Static_assert(sizeof(dc_layer_plan) >= DC__LAYER_PLAN_SIZE_0_1, "0.1");
     return dc__leave((context), (call));     \
   } while (0)
 
+/* The same for an operator. */
+#define DC__OPERATOR(context, call)                   \
+  do {                                                \
+    DC__TRY(dc__operator_enter((context), __func__)); \
+    return dc__operator_leave((context), (call));     \
+  } while (0)
+
 /* low <= value <= high. */
 dc_status dc__check_range(const char *fn, const char *argument, int64_t value, int64_t low, int64_t high);
 /* A flag that must be 0 or 1. */

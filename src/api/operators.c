@@ -23,7 +23,7 @@ static dc_status allgather(dc_context *ctx, const char *fn, int64_t graph_id, in
 dc_status dc_allgather_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, int32_t dtype,
                              dc_tensor *out) {
   (void)a;
-  DC__IN_CONTEXT(context, allgather(context, __func__, graph_id, id, dtype, out));
+  DC__OPERATOR(context, allgather(context, __func__, graph_id, id, dtype, out));
 }
 
 static dc_status prefetch(dc_context *ctx, const char *fn, int64_t graph_id, const int64_t *ids, const int32_t *dtypes,
@@ -50,7 +50,7 @@ static dc_status prefetch(dc_context *ctx, const char *fn, int64_t graph_id, con
 
 dc_status dc_prefetch_params_fused(dc_context *context, int64_t graph_id, const int64_t *ids, const int32_t *dtypes,
                                    int64_t count) {
-  DC__IN_CONTEXT(context, prefetch(context, __func__, graph_id, ids, dtypes, count));
+  DC__OPERATOR(context, prefetch(context, __func__, graph_id, ids, dtypes, count));
 }
 
 static dc_status wait_allgather(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
@@ -64,7 +64,7 @@ static dc_status wait_allgather(dc_context *ctx, const char *fn, int64_t graph_i
 
 dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
   (void)a;
-  DC__IN_CONTEXT(context, wait_allgather(context, __func__, graph_id, id));
+  DC__OPERATOR(context, wait_allgather(context, __func__, graph_id, id));
 }
 
 static dc_status release(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int64_t n_users) {
@@ -78,7 +78,7 @@ static dc_status release(dc_context *ctx, const char *fn, int64_t graph_id, int6
 
 dc_status dc_release_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, int64_t n_users) {
   (void)a;
-  DC__IN_CONTEXT(context, release(context, __func__, graph_id, id, n_users));
+  DC__OPERATOR(context, release(context, __func__, graph_id, id, n_users));
 }
 
 static dc_status take(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int32_t dtype,
@@ -96,7 +96,7 @@ dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32
     return dc__fail(DC_E_INVALID, "%s: buffer is NULL", __func__);
   }
   *buffer = NULL;
-  DC__IN_CONTEXT(context, take(context, __func__, graph_id, id, dtype, buffer));
+  DC__OPERATOR(context, take(context, __func__, graph_id, id, dtype, buffer));
 }
 
 /* ---- gradients ---- */
@@ -131,7 +131,7 @@ static dc_status reduce_grad(dc_context *ctx, const char *fn, const dc_tensor *a
 }
 
 dc_status dc_reduce_grad(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
-  DC__IN_CONTEXT(context, reduce_grad(context, __func__, a, graph_id, id));
+  DC__OPERATOR(context, reduce_grad(context, __func__, a, graph_id, id));
 }
 
 /* After the last backward before the optimizer: its gradients are whole, so the next ones replace them. A parameter of
@@ -167,7 +167,7 @@ static dc_status end_backward(dc_context *ctx, const char *fn, int64_t graph_id,
 }
 
 dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release_buckets) {
-  DC__IN_CONTEXT(context, end_backward(context, __func__, graph_id, release_buckets));
+  DC__OPERATOR(context, end_backward(context, __func__, graph_id, release_buckets));
 }
 
 /* ---- activations ---- */
@@ -207,8 +207,8 @@ static dc_status free_tensors(dc_context *ctx, const char *fn, const char *tenso
 
 dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t tensor_size, int64_t count,
                           int32_t *freed) {
-  DC__IN_CONTEXT(context,
-                 free_tensors(context, __func__, (const char *)(const void *)tensors, tensor_size, count, freed));
+  DC__OPERATOR(context,
+               free_tensors(context, __func__, (const char *)(const void *)tensors, tensor_size, count, freed));
 }
 
 /* Offloading, as gathering, belongs to stage 3. */
@@ -220,7 +220,7 @@ static dc_status offload(dc_context *ctx, const char *fn, const dc_tensor *a, in
 }
 
 dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
-  DC__IN_CONTEXT(context, offload(context, __func__, a, graph_id, id, out));
+  DC__OPERATOR(context, offload(context, __func__, a, graph_id, id, out));
 }
 
 static dc_status wait_offload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
@@ -233,7 +233,7 @@ static dc_status wait_offload(dc_context *ctx, const char *fn, int64_t graph_id,
 
 dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
   (void)a;
-  DC__IN_CONTEXT(context, wait_offload(context, __func__, graph_id, id, out));
+  DC__OPERATOR(context, wait_offload(context, __func__, graph_id, id, out));
 }
 
 static dc_status reload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
@@ -244,7 +244,7 @@ static dc_status reload(dc_context *ctx, const char *fn, int64_t graph_id, int64
 
 dc_status dc_reload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
   (void)a;
-  DC__IN_CONTEXT(context, reload(context, __func__, graph_id, id, out));
+  DC__OPERATOR(context, reload(context, __func__, graph_id, id, out));
 }
 
 static dc_status wait_reload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
@@ -257,7 +257,7 @@ static dc_status wait_reload(dc_context *ctx, const char *fn, const dc_tensor *a
 }
 
 dc_status dc_wait_reload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
-  DC__IN_CONTEXT(context, wait_reload(context, __func__, a, graph_id, id, out));
+  DC__OPERATOR(context, wait_reload(context, __func__, a, graph_id, id, out));
 }
 
 /* ---- shards ---- */
@@ -274,7 +274,7 @@ static dc_status offload_parameter(dc_context *ctx, const char *fn, int64_t grap
 
 dc_status dc_offload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
   (void)a;
-  DC__IN_CONTEXT(context, offload_parameter(context, __func__, graph_id, id));
+  DC__OPERATOR(context, offload_parameter(context, __func__, graph_id, id));
 }
 
 static dc_status reload_parameter(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
@@ -286,5 +286,5 @@ static dc_status reload_parameter(dc_context *ctx, const char *fn, int64_t graph
 
 dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
   (void)a;
-  DC__IN_CONTEXT(context, reload_parameter(context, __func__, graph_id, id));
+  DC__OPERATOR(context, reload_parameter(context, __func__, graph_id, id));
 }

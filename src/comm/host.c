@@ -94,9 +94,10 @@ static void issue_task(void *native, void *args) {
   run_task(args);
 }
 
-/* Where the stream takes nothing, for want of memory, the others must not wait for this rank. */
+/* One rank has nobody to wait for, and so no need of another thread. Where the stream takes nothing, for want of
+ * memory, the others must not wait for this rank. */
 static void issue(dc_comm *comm, dc_stream *stream, const dc__coll *coll, size_t bytes) {
-  dc_status status = stream->device->ops->stream_issue(stream, issue_task, coll, bytes, true);
+  dc_status status = stream->device->ops->stream_issue(stream, issue_task, coll, bytes, comm->world > 1);
   if (status != DC_OK) {
     comm->ops->abort(comm, dc_last_error());
     dc__span_begin(coll->tag.span);

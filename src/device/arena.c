@@ -234,7 +234,10 @@ static bool still_waits(dc__arena *arena, const dc_event *event) {
 void dc__arena_forget_event(dc__arena *arena, dc_event *event) {
   if (arena != NULL && still_waits(arena, event)) {
     dc__event_wait(event, NULL); /* not under the mutex: the work may free blocks itself */
-    (void)still_waits(arena, event);
+    pthread_mutex_lock(&arena->mutex);
+    dc__blocks_forget(&arena->blocks, event);
+    dc__blocks_poll(&arena->blocks, true);
+    pthread_mutex_unlock(&arena->mutex);
   }
 }
 

@@ -138,14 +138,15 @@ static dc__block *cut(dc__blocks *self, dc__block *b, size_t bytes) {
   return rest;
 }
 
-/* Says whether no event holds a retired block any more. */
+/* Says whether no event holds a retired block any more. Behind one that does, nobody need be asked. */
 static bool passed(dc__block *b) {
   for (int i = 0; i < 2; i++) {
-    if (b->after[i] != NULL && dc__event_passed(b->after[i])) {
-      b->after[i] = NULL;
+    if (b->after[i] != NULL && !dc__event_passed(b->after[i])) {
+      return false;
     }
+    b->after[i] = NULL;
   }
-  return b->after[0] == NULL && b->after[1] == NULL;
+  return true;
 }
 
 /* ---- in and out ---- */
@@ -239,6 +240,14 @@ void dc__blocks_poll(dc__blocks *self, bool all) {
       make_free(self, b);
     } else if (!all) {
       return;
+    }
+  }
+}
+
+void dc__blocks_forget(dc__blocks *self, const dc_event *event) {
+  for (dc__block *b = self->retired; b != NULL; b = b->next) {
+    for (int i = 0; i < 2; i++) {
+      b->after[i] = b->after[i] == event ? NULL : b->after[i];
     }
   }
 }

@@ -42,8 +42,10 @@ void dc__blocks_remove(dc__blocks *self, dc__block *whole);
  * `after` says what must pass before it is used. */
 dc__block *dc__blocks_take(dc__blocks *self, size_t bytes);
 dc__block *dc__blocks_take_retired(dc__blocks *self, size_t bytes, dc_event *after[2]);
-/* Free, or retired until the events (NULL: none) have passed. */
+/* Free, or retired until the events (NULL: none) have passed. The later one comes first, being asked first. */
 void dc__blocks_give(dc__blocks *self, const void *ptr, dc_event *after_a, dc_event *after_b);
+/* The event has passed, and is not asked any more. */
+void dc__blocks_forget(dc__blocks *self, const dc_event *event);
 /* Frees retired blocks: all that may be, or in their order up to the first that may not, which is nearly the same. */
 void dc__blocks_poll(dc__blocks *self, bool all);
 

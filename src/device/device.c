@@ -61,6 +61,18 @@ void dc__device_release(dc_device *device) {
   }
 }
 
+void dc__device_begin(dc_device *device) {
+  if (device->ops->begin != NULL) {
+    device->ops->begin(device);
+  }
+}
+
+void dc__device_end(dc_device *device) {
+  if (device->ops->end != NULL) {
+    device->ops->end(device);
+  }
+}
+
 void dc__stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
   if (stream != NULL) {
     (void)stream->device->ops->stream_call(stream, fn, args, bytes);

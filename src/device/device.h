@@ -94,6 +94,10 @@ typedef struct dc__eigen {
 } dc__eigen;
 
 typedef struct dc__device_ops {
+  /* Around what asks much of the device on this thread, so that it becomes the thread's current one once and not each
+   * time. One may be in the other, of another device too. NULL functions: nothing has to be current. */
+  void (*begin)(dc_device *device);
+  void (*end)(dc_device *device);
   /* Memory of a kind (DC_MEMORY_DEVICE, DC_MEMORY_HOST), 256-byte aligned, not zeroed. */
   dc_status (*alloc)(dc_device *device, size_t bytes, int32_t kind, void **ptr);
   void (*free)(dc_device *device, void *ptr, size_t bytes, int32_t kind);
@@ -192,6 +196,9 @@ dc_status dc__cuda_library_open(const char *name, const char *folder, void **lib
 
 dc_device *dc__device_retain(dc_device *device);
 void dc__device_release(dc_device *device);
+/* An operator on the device, by this thread: none of the caller's functions but his allocator runs in it. */
+void dc__device_begin(dc_device *device);
+void dc__device_end(dc_device *device);
 
 /* Run now when stream is NULL, else queued. libdc's own tasks queue nothing on their stream, so these cannot fail. */
 void dc__stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);

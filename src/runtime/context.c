@@ -34,6 +34,22 @@ dc_status dc__leave(dc_context *ctx, dc_status status) {
   return status;
 }
 
+dc_status dc__operator_enter(dc_context *ctx, const char *fn) {
+  if (ctx != NULL) {
+    dc__device_begin(ctx->device);
+  }
+  dc_status status = dc__enter(ctx, fn);
+  if (status != DC_OK && ctx != NULL) {
+    dc__device_end(ctx->device);
+  }
+  return status;
+}
+
+dc_status dc__operator_leave(dc_context *ctx, dc_status status) {
+  dc__device_end(ctx->device); /* before a failure is dumped, which the caller's log may hear of */
+  return dc__leave(ctx, status);
+}
+
 dc_status dc__context_check(dc_context *ctx) {
   if (dc__device_check(ctx->device) != DC_OK) {
     ctx->gather_comm->ops->abort(ctx->gather_comm, dc_last_error()); /* the others wait for this rank */
@@ -114,10 +130,6 @@ dc_status dc__drain(dc_context *ctx) {
     status = status != DC_OK ? status : done;
   }
   return status != DC_OK ? status : dc__context_check(ctx);
-}
-
-dc_event *dc__unless_passed(dc_event *event) {
-  return event == NULL || dc__event_passed(event) ? NULL : event;
 }
 
 /* ---- arenas ---- */

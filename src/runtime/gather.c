@@ -45,7 +45,7 @@ static bool has_copy(const dc__param *param) {
 }
 
 static void drop_copy(dc__param *param, dc__copy_of *copy) {
-  dc__buffer_revoke(copy->buffer, dc__unless_passed(copy->ready), dc__unless_passed(param->last_read));
+  dc__buffer_revoke(copy->buffer, param->last_read, copy->ready); /* the later one first: it is asked for first */
   dc_buffer_release(copy->buffer);
   copy->buffer = NULL;
 }
@@ -316,9 +316,8 @@ dc_status dc__gather_wait(dc_context *ctx, const char *fn, dc__param *param) {
   }
   DC__TRY(need_copy(fn, param));
   for (int32_t i = 0; i < DC__COPIES; i++) {
-    dc__copy_of *copy = &param->copies[i];
-    if (copy->buffer != NULL && !dc__event_passed(copy->ready)) {
-      dc__event_wait(copy->ready, ctx->lanes[DC__LANE_CALLER]);
+    if (param->copies[i].buffer != NULL) {
+      dc__event_wait(param->copies[i].ready, ctx->lanes[DC__LANE_CALLER]);
     }
   }
   return dc__context_check(ctx); /* a collective that failed has passed its event as well */

@@ -25,7 +25,7 @@ static void mark_last_read(dc_context *ctx, dc__value *value) {
 static void value_free(dc_context *ctx, dc__value *value) {
   if (value->host != NULL) {
     mark_last_read(ctx, value);
-    dc__buffer_revoke(value->host, dc__unless_passed(value->offloaded), dc__unless_passed(value->reloaded));
+    dc__buffer_revoke(value->host, value->reloaded, value->offloaded);
     dc_buffer_release(value->host);
     ctx->offload_bytes -= (int64_t)value->bytes;
   }
@@ -93,7 +93,7 @@ void dc__values_drop_device(dc_context *ctx, dc__graph *graph) {
     if (value->device != NULL) {
       dc__event_wait(value->reloaded, NULL);
       mark_last_read(ctx, value);
-      dc__buffer_release_after(value->device, dc__unless_passed(value->reloaded));
+      dc__buffer_release_after(value->device, value->reloaded);
       forget_device(ctx, value);
     }
   }
@@ -206,7 +206,7 @@ bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer) {
       dc__value *value = graph->values.values[i];
       if (value->device == buffer) {
         mark_last_read(ctx, value);
-        dc__buffer_revoke(buffer, dc__unless_passed(value->reloaded), NULL);
+        dc__buffer_revoke(buffer, value->reloaded, NULL);
         dc_buffer_release(buffer);
         forget_device(ctx, value);
         return true;
@@ -246,8 +246,7 @@ void dc__drop_shard(dc_context *ctx, dc__param *param) {
   if (ctx->lanes[DC__LANE_GATHER] != NULL) { /* gathers under way read it, and peers do */
     dc__note_event(ctx, param->shard_read, ctx->lanes[DC__LANE_GATHER]);
   }
-  dc__arena_free(ctx->arenas.shared, param->device_shard, dc__unless_passed(param->reloaded),
-                 dc__unless_passed(param->shard_read));
+  dc__arena_free(ctx->arenas.shared, param->device_shard, param->shard_read, param->reloaded);
   param->device_shard = NULL;
   ctx->reload_bytes -= (int64_t)((size_t)param->chunks[ctx->rank].count * dc_dtype_size(param->dtype));
 }

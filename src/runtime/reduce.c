@@ -22,7 +22,7 @@ static dc__buckets *find_buckets(dc_context *ctx, int32_t dtype) {
 
 static void free_data(dc_context *ctx, dc__bucket *bucket) {
   if (bucket->data != NULL) {
-    dc__arena_free(ctx->arenas.shared, bucket->data, dc__unless_passed(bucket->done), NULL);
+    dc__arena_free(ctx->arenas.shared, bucket->data, bucket->done, NULL);
     bucket->data = NULL;
     bucket->capacity = 0;
   }
@@ -253,7 +253,7 @@ dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc_
     if (ctx->lanes[DC__LANE_CALLER] != NULL) {
       dc__note_event(ctx, param->last_read, ctx->lanes[DC__LANE_CALLER]);
     }
-    dc__arena_free(ctx->arenas.working, param->local_sum, dc__unless_passed(param->last_read), NULL);
+    dc__arena_free(ctx->arenas.working, param->local_sum, param->last_read, NULL);
     param->local_sum = NULL;
   } else {
     dc__finite_combine(ctx, param->id, slot, dtype, grad->data, grad->dtype, param->numel, false);

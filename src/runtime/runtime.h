@@ -179,6 +179,9 @@ struct dc_context {
 dc_status dc__enter(dc_context *ctx, const char *fn);
 /* Unlocks; returns status. */
 dc_status dc__leave(dc_context *ctx, dc_status status);
+/* The same around an operator, in which the device stays current and nothing of the caller's runs but his allocator. */
+dc_status dc__operator_enter(dc_context *ctx, const char *fn);
+dc_status dc__operator_leave(dc_context *ctx, dc_status status);
 dc_status dc__context_start(dc_context *ctx, const char *fn, dc_comm *comm, const dc_config *config,
                             int64_t bucket_elements);
 dc_status dc__context_cleanup(dc_context *ctx);
@@ -201,8 +204,6 @@ dc_status dc__need_event(dc_context *ctx, dc_event **event);
 void dc__drop_event(dc_context *ctx, dc_event **event);
 /* Blocks until the streams made so far, and our work on the caller's, are done: the sync_* switches, abort, cleanup. */
 dc_status dc__drain(dc_context *ctx);
-/* The event if it has not passed, else NULL: what an arena must still wait for. */
-dc_event *dc__unless_passed(dc_event *event);
 void dc__logf(dc_context *ctx, int32_t level, const char *format, ...) DC__PRINTF(3, 4);
 
 /* ---- params.c ---- */

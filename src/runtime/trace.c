@@ -108,6 +108,16 @@ static bool settle(const dc__recorder *r, dc__span *span) {
   return times.ended != 0;
 }
 
+/* The same of one that nobody will read: its times are of no interest. */
+static bool finish(dc__span *span) {
+  dc__stamp *last = atomic_load(&span->last);
+  if (atomic_load_explicit(&span->pending, memory_order_acquire) > 0 || (last != NULL && stamp_ns(last) == 0)) {
+    return false;
+  }
+  drop_stamps(span);
+  return true;
+}
+
 /* ---- recording ---- */
 
 dc__entry *dc__ring_entry(dc__ring *ring, int64_t serial) {
@@ -129,10 +139,10 @@ dc__span *dc__record(dc_context *ctx, const dc__note *note) {
   int32_t seq = group == DC__GROUP_NONE ? 0 : (int32_t)++r->seq[group];
   int64_t serial = atomic_load_explicit(&r->recorded, memory_order_relaxed) + 1;
   dc__entry *e = dc__ring_entry(r->ring, serial);
-  if (serial > DC__RECORDED) { /* so many have stamps, also in a larger ring */
+  if (serial > DC__RECORDED && r->ring->capacity > DC__RECORDED) { /* so many have stamps, also in a larger ring */
     (void)settle(r, &dc__ring_entry(r->ring, serial - DC__RECORDED)->span);
   }
-  if (!settle(r, &e->span)) {
+  if (!finish(&e->span)) {
     /* A stream still has this piece of work, a whole ring ago: it is what one will look for, so it stays. */
     atomic_fetch_add_explicit(&r->dropped, 1, memory_order_relaxed);
     return NULL;

@@ -6,7 +6,7 @@
 
 #include "inside.h"
 
-enum { FUNCTIONS = 128 };
+enum { FUNCTIONS = 128, DEVICES = 8, DEPTH = 16 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* all below */
 static struct {
@@ -19,8 +19,9 @@ static int lost_error;
 static int live;
 static int version, devices, compute_major, has_pools;
 
-static _Thread_local int depth; /* contexts */
-static _Thread_local int mode;  /* of capture: 0 global, 2 relaxed */
+static _Thread_local int thread_calls;
+static _Thread_local int depth, pushed[DEPTH]; /* contexts, as their devices' numbers */
+static _Thread_local int mode;                 /* of capture: 0 global, 2 relaxed */
 
 void calls_reset(void) {
   pthread_mutex_lock(&mutex);
@@ -79,6 +80,10 @@ int cudasim_calls(const char *function) {
   return calls;
 }
 
+int cudasim_thread_calls(void) {
+  return thread_calls;
+}
+
 int cudasim_live(void) {
   pthread_mutex_lock(&mutex);
   int now = live;
@@ -92,6 +97,14 @@ int cudasim_lost(void) {
 
 int cudasim_depth(void) {
   return depth;
+}
+
+int cudasim_mode(void) {
+  return mode;
+}
+
+int cudasim_current(void) {
+  return depth == 0 ? -1 : pushed[depth - 1];
 }
 
 void count_live(int change) {
@@ -133,6 +146,7 @@ static bool loses_device(int error) {
 }
 
 int enter(const char *function, bool needs_context) {
+  thread_calls++;
   pthread_mutex_lock(&mutex);
   ++*calls_of(function);
   int error = needs_context ? lost_error : 0;
@@ -241,12 +255,11 @@ int refuse_code(int major) {
   return !fits ? DC__CU_NO_BINARY : major != 0 && version < 13000 ? DC__CU_INVALID_IMAGE : 0;
 }
 
-static char the_context;
+static char contexts[DEVICES]; /* by number */
 
 int cuDevicePrimaryCtxRetain(dc__cu_context *context, int device) {
   ENTER(false);
-  (void)device;
-  *context = (dc__cu_context)(void *)&the_context;
+  *context = (dc__cu_context)(void *)&contexts[device];
   count_live(1);
   return lost();
 }
@@ -261,20 +274,19 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
 
 int cuCtxPushCurrent_v2(dc__cu_context context) {
   ENTER(false);
-  if (context == NULL) {
+  if (context == NULL || depth == DEPTH) {
     return INVALID_CONTEXT;
   }
-  depth++;
+  pushed[depth++] = (int)((char *)(void *)context - contexts);
   return 0;
 }
 
 int cuCtxPopCurrent_v2(dc__cu_context *context) {
   int error = enter(__func__, false);
-  *context = (dc__cu_context)(void *)&the_context;
   if (depth == 0) {
     return INVALID_CONTEXT;
   }
-  depth--;
+  *context = (dc__cu_context)(void *)&contexts[pushed[--depth]];
   return error;
 }
 

@@ -69,6 +69,8 @@ CUDASIM_API void cudasim_set_devices(int count, int major, int pools);
 CUDASIM_API void cudasim_fail(const char *function, int before, int error);
 /* Calls of a function since the reset. */
 CUDASIM_API int cudasim_calls(const char *function);
+/* Calls of all functions, NCCL's too, by this thread since it began. */
+CUDASIM_API int cudasim_thread_calls(void);
 /* Streams, events, modules and blocks of memory that exist: 0 when all was given back. */
 CUDASIM_API int cudasim_live(void);
 /* The error by which the device was lost, an access outside of what is allocated, say; 0: it is there. */
@@ -76,8 +78,11 @@ CUDASIM_API int cudasim_lost(void);
 /* From now on, until the reset, streams work only while somebody waits for one on the host: all that nobody waits for
  * is held back, so that what is freed too early is found. */
 CUDASIM_API void cudasim_hold(void);
-/* Contexts that this thread has pushed and not popped. */
+/* Contexts that this thread has pushed and not popped; its mode of capture, 0 as after its start. */
 CUDASIM_API int cudasim_depth(void);
+CUDASIM_API int cudasim_mode(void);
+/* The number of the device that is current on this thread; -1: none. */
+CUDASIM_API int cudasim_current(void);
 
 /* A stream that is not libdc's, and graphs of it. */
 CUDASIM_API void *cudasim_stream(void);

@@ -81,6 +81,7 @@ typedef struct dc__cuda_stream {
   dc__cu_stream native;
   uint64_t serial;       /* never used again, as an address is */
   bool wrapped;          /* somebody else's: no worker, since he may queue work himself */
+  bool joined;           /* has waited for a mark that was captured */
   bool is_here;          /* the device's own, which does not keep it alive */
   atomic_int refs;       /* the handle, and every task of the worker */
   pthread_mutex_t mutex; /* what is issued at once and what is queued have one order */
@@ -97,10 +98,23 @@ dc_status dc__cuda_driver_open(dc__cuda_driver *driver);
 bool dc__cuda_is_lost(dc__cu_result error); /* every later call of the process fails too */
 dc_status dc__cuda_error(const dc__cuda_driver *driver, const char *name, const char *call, dc__cu_result error);
 
-/* device.c: around calls of the driver. The thread's current device is then what it was, and a graph that some thread
- * captures meanwhile is not disturbed. enter() returns what leave() wants. */
-int dc__cuda_enter(dc__cuda_device *device);
-void dc__cuda_leave(dc__cuda_device *device, int mode);
+/* enter.c: around calls of the driver. The thread's current device is then what it was, and a graph that some thread
+ * captures meanwhile is not disturbed. On a thread that has entered the device, entering it again costs nothing. */
+typedef struct dc__cuda_entry {
+  dc__cuda_device *device; /* to be left; NULL: none */
+  dc__cuda_device *outer;  /* current before */
+  int mode;                /* of capture before */
+} dc__cuda_entry;
+dc__cuda_entry dc__cuda_enter(dc__cuda_device *device);
+void dc__cuda_leave(dc__cuda_entry entry);
+/* An operator of the device's, whose first entry is left when it ends. */
+void dc__cuda_begin(dc_device *device);
+void dc__cuda_end(dc_device *device);
+/* Whether what is put on the stream becomes part of a graph; with the device entered. */
+bool dc__cuda_is_capturing(dc__cuda_stream *stream);
+void dc__cuda_joined(dc__cuda_stream *stream); /* it waits for a mark that was captured */
+
+/* device.c */
 /* Of a call that no caller can be told of: keeps the device's first failure. DC_OK if there is none. */
 dc_status dc__cuda_keep(dc__cuda_device *device, const char *call, dc__cu_result error);
 /* Of a call whose caller is told; the device has failed only if it is lost. */
@@ -140,7 +154,6 @@ dc_status dc__cuda_stream_wrap(dc_device *device, void *native, dc_stream **stre
 dc_status dc__cuda_here_create(dc__cuda_device *device);
 void dc__cuda_stream_destroy(dc_stream *stream);
 bool dc__cuda_stream_captures(dc_stream *stream);
-bool dc__cuda_is_capturing(dc__cuda_stream *stream); /* with the device entered */
 dc_status dc__cuda_stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 /* Issues now, or when the worker comes to it; issue(args) is called with the device entered. `later`: not by this
  * thread in any case, unless the stream is wrapped. */

@@ -6,26 +6,6 @@
 #include "device/cuda/host.h"
 #include "device/cuda/library.h"
 
-enum { NOT_ENTERED = -1 };
-
-int dc__cuda_enter(dc__cuda_device *device) {
-  int mode = DC__CU_CAPTURE_RELAXED;
-  if (DC__CUDA_KEEP(device, cuCtxPushCurrent_v2, device->context) != DC_OK) {
-    return NOT_ENTERED;
-  }
-  (void)device->driver.cuThreadExchangeStreamCaptureMode(&mode);
-  return mode;
-}
-
-void dc__cuda_leave(dc__cuda_device *device, int mode) {
-  dc__cu_context ours;
-  if (mode == NOT_ENTERED) {
-    return; /* what is current is not ours to take away */
-  }
-  (void)device->driver.cuThreadExchangeStreamCaptureMode(&mode);
-  (void)device->driver.cuCtxPopCurrent_v2(&ours);
-}
-
 void dc__cuda_keep_status(dc__cuda_device *device, dc_status status) {
   pthread_mutex_lock(&device->mutex);
   dc__failure_keep(&device->failure, status);
@@ -57,9 +37,9 @@ dc_status dc__cuda_refused(dc__cuda_device *device, const char *call, dc__cu_res
 }
 
 bool dc__cuda_settle(dc__cuda_device *device) {
-  int mode = dc__cuda_enter(device);
+  dc__cuda_entry entry = dc__cuda_enter(device);
   dc__cu_result error = device->driver.cuCtxSynchronize();
-  dc__cuda_leave(device, mode);
+  dc__cuda_leave(entry);
   (void)dc__cuda_keep(device, "cuCtxSynchronize", error);
   return error == 0 || dc__cuda_is_lost(error);
 }
@@ -85,7 +65,7 @@ static void destroy(dc_device *device) {
     if (self->head.here != NULL) {
       dc__cuda_stream_destroy(self->head.here);
     }
-    int mode = dc__cuda_enter(self);
+    dc__cuda_entry entry = dc__cuda_enter(self);
     if (self->memory != NULL) {
       (void)driver->cuCtxSynchronize(); /* others' streams may still run our kernels */
       (void)driver->cuStreamDestroy_v2(self->memory);
@@ -98,7 +78,7 @@ static void destroy(dc_device *device) {
     if (self->pool != NULL) {
       (void)driver->cuMemPoolDestroy(self->pool);
     }
-    dc__cuda_leave(self, mode);
+    dc__cuda_leave(entry);
     (void)driver->cuDevicePrimaryCtxRelease_v2(self->number);
   }
   dc__device_release(self->cpu);
@@ -110,6 +90,8 @@ static void destroy(dc_device *device) {
 /* ---- opening ---- */
 
 static const dc__device_ops ops = {
+    .begin = dc__cuda_begin,
+    .end = dc__cuda_end,
     .alloc = dc__cuda_alloc,
     .free = dc__cuda_free,
     .stream_create = dc__cuda_stream_create,
@@ -173,9 +155,9 @@ static dc_status open_context(dc__cuda_device *self, int32_t number) {
   DC__TRY(dc__cuda_driver_open(&self->driver));
   DC__TRY(identify(self, number));
   DC__CUDA_CALL(self, cuDevicePrimaryCtxRetain, &self->context, self->number);
-  int mode = dc__cuda_enter(self);
+  dc__cuda_entry entry = dc__cuda_enter(self);
   dc_status status = open_inside(self);
-  dc__cuda_leave(self, mode);
+  dc__cuda_leave(entry);
   return status;
 }
 

@@ -25,12 +25,12 @@ static dc_status take(dc__cuda_device *device, dc__cuda_mark **mark) {
     if (m == NULL) {
       return DC_E_NO_MEMORY;
     }
-    int mode = dc__cuda_enter(device);
+    dc__cuda_entry entry = dc__cuda_enter(device);
     if (DC__CUDA_KEEP(device, cuEventCreate, &m->native, DC__CU_EVENT_BLOCKING_SYNC | DC__CU_EVENT_NO_TIMING) !=
         DC_OK) {
       m->native = NULL;
     }
-    dc__cuda_leave(device, mode);
+    dc__cuda_leave(entry);
   }
   *mark = m;
   return DC_OK;
@@ -111,9 +111,9 @@ static bool await_issued(dc__cuda_device *device, dc__cuda_mark *mark, int64_t d
 static void await_passed(dc__cuda_device *device, dc__cuda_mark *mark) {
   bool passed = false;
   if (atomic_load(&mark->state) == DC__MARK_ISSUED) {
-    int mode = dc__cuda_enter(device);
+    dc__cuda_entry entry = dc__cuda_enter(device);
     dc__cu_result error = device->driver.cuEventSynchronize(mark->native);
-    dc__cuda_leave(device, mode);
+    dc__cuda_leave(entry);
     (void)dc__cuda_keep(device, "cuEventSynchronize", error);
     passed = error == 0 || dc__cuda_is_lost(error);
   }
@@ -130,6 +130,9 @@ static void issue_wait(dc__cuda_stream *stream, void *args) {
   (void)await_issued(device, mark, 0);
   int state = atomic_load(&mark->state);
   bool by_host = state == DC__MARK_LOST || (!mark->captured && dc__cuda_is_capturing(stream));
+  if (mark->captured) {
+    dc__cuda_joined(stream);
+  }
   if (state != DC__MARK_PASSED &&
       (by_host || DC__CUDA_KEEP(device, cuStreamWaitEvent, stream->native, mark->native, 0) != DC_OK)) {
     await_passed(device, mark);
@@ -170,9 +173,9 @@ bool dc__cuda_mark_passed(dc__cuda_device *device, dc__cuda_mark *mark) {
   if (mark->captured) {
     return false; /* it passes when the graph runs, each time, and nobody says so */
   }
-  int mode = dc__cuda_enter(device);
+  dc__cuda_entry entry = dc__cuda_enter(device);
   dc__cu_result error = device->driver.cuEventQuery(mark->native);
-  dc__cuda_leave(device, mode);
+  dc__cuda_leave(entry);
   if (error == DC__CU_NOT_READY) {
     return false;
   }

@@ -28,7 +28,7 @@ static size_t true_size(size_t bytes) {
 
 static dc_status alloc_device(dc__cuda_device *device, size_t bytes, void **ptr) {
   dc__cu_ptr block = 0;
-  int mode = dc__cuda_enter(device);
+  dc__cuda_entry entry = dc__cuda_enter(device);
   const char *call = "cuMemAllocFromPoolAsync";
   dc__cu_result error = device->driver.cuMemAllocFromPoolAsync(&block, bytes, device->pool, device->memory);
   if (error == 0) { /* from here on it is everybody's, in any order */
@@ -38,7 +38,7 @@ static dc_status alloc_device(dc__cuda_device *device, size_t bytes, void **ptr)
       (void)device->driver.cuMemFreeAsync(block, device->memory);
     }
   }
-  dc__cuda_leave(device, mode);
+  dc__cuda_leave(entry);
   *ptr = (void *)(uintptr_t)block;
   return error == 0 ? DC_OK : told(device, call, error, bytes, "memory");
 }
@@ -52,9 +52,9 @@ static dc_status alloc_pinned(dc__cuda_device *device, size_t bytes, void **ptr)
                     " bytes (half of the machine's memory) are pinned",
                     device->head.name, bytes, pinned - (int64_t)bytes, device->pinned_most);
   }
-  int mode = dc__cuda_enter(device);
+  dc__cuda_entry entry = dc__cuda_enter(device);
   dc__cu_result error = device->driver.cuMemHostAlloc(ptr, bytes, DC__CU_HOST_PORTABLE);
-  dc__cuda_leave(device, mode);
+  dc__cuda_leave(entry);
   if (error != 0) {
     atomic_fetch_sub(&device->pinned, (long long)bytes);
     return told(device, "cuMemHostAlloc", error, bytes, "pinned memory");
@@ -97,22 +97,22 @@ void dc__cuda_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
       return;
     }
   }
-  int mode = dc__cuda_enter(self);
+  dc__cuda_entry entry = dc__cuda_enter(self);
   if (kind == DC_MEMORY_HOST) {
     (void)DC__CUDA_KEEP(self, cuMemFreeHost, ptr);
     atomic_fetch_sub(&self->pinned, (long long)size);
   } else {
     (void)DC__CUDA_KEEP(self, cuMemFreeAsync, (uintptr_t)ptr, self->memory);
   }
-  dc__cuda_leave(self, mode);
+  dc__cuda_leave(entry);
 }
 
 dc_status dc__cuda_memory(dc_device *device, int64_t *total, int64_t *free_bytes) {
   dc__cuda_device *self = (dc__cuda_device *)device;
   size_t left = 0, all = 0;
-  int mode = dc__cuda_enter(self);
+  dc__cuda_entry entry = dc__cuda_enter(self);
   dc__cu_result error = self->driver.cuMemGetInfo_v2(&left, &all);
-  dc__cuda_leave(self, mode);
+  dc__cuda_leave(entry);
   if (error != 0) {
     return dc__cuda_refused(self, "cuMemGetInfo", error);
   }

@@ -100,9 +100,9 @@ dc_status dc__cuda_product_ready(dc_device *device) {
   pthread_mutex_init(&fresh->mutex, NULL);
   dc_status status = look_up(self, &fresh->lt);
   if (status == DC_OK) {
-    int mode = dc__cuda_enter(self);
+    dc__cuda_entry entry = dc__cuda_enter(self);
     int refused = fresh->lt.cublasLtCreate(&fresh->handle);
-    dc__cuda_leave(self, mode);
+    dc__cuda_leave(entry);
     status = refused == 0 ? DC_OK : refuse(device->name, "cublasLtCreate", refused);
   }
   struct dc__cuda_products *none = NULL;
@@ -314,12 +314,12 @@ bool dc__cuda_stream_product(dc_stream *stream, const dc__product *product) {
   dc__cuda_device *device = (dc__cuda_device *)stream->device;
   struct dc__cuda_products *products = device->products;
   plan *p;
-  int mode = dc__cuda_enter(device);
+  dc__cuda_entry entry = dc__cuda_enter(device);
   pthread_mutex_lock(&products->mutex);
   int error = find(products, product, &p);
   const bool works = error == 0 && p->works;
   pthread_mutex_unlock(&products->mutex);
-  dc__cuda_leave(device, mode);
+  dc__cuda_leave(entry);
   if (error != 0) {
     keep(device, "cublasLtMatmulAlgoGetHeuristic", error);
   } else if (works) {

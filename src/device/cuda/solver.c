@@ -65,13 +65,13 @@ static void close_solver(struct dc__cuda_solver *solver) {
 
 static dc_status open_handle(dc__cuda_device *device, struct dc__cuda_solver *solver) {
   const char *call = "cusolverDnCreate";
-  int mode = dc__cuda_enter(device);
+  dc__cuda_entry entry = dc__cuda_enter(device);
   int error = solver->api.cusolverDnCreate(&solver->handle);
   if (error == 0) {
     call = "cusolverDnCreateParams";
     error = solver->api.cusolverDnCreateParams(&solver->params);
   }
-  dc__cuda_leave(device, mode);
+  dc__cuda_leave(entry);
   return error == 0 ? DC_OK : refuse(device->head.name, call, error);
 }
 
@@ -154,12 +154,12 @@ dc_status dc__cuda_eigen_room(dc_device *device, dc__eigen *e) {
   room one = {0}, all = {0};
   int error = 0;
   if (e->n > 0 && e->count > 0) {
-    int mode = dc__cuda_enter(self);
+    dc__cuda_entry entry = dc__cuda_enter(self);
     pthread_mutex_lock(&s->mutex);
     error = room_of(s, e, 1, &one);
     error = error != 0 || !s->batches ? error : room_of(s, e, e->count, &all);
     pthread_mutex_unlock(&s->mutex);
-    dc__cuda_leave(self, mode);
+    dc__cuda_leave(entry);
   }
   e->workspace_bytes = one.device > all.device ? one.device : all.device;
   e->host_bytes = one.host > all.host ? one.host : all.host;

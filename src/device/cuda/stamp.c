@@ -25,9 +25,9 @@ static dc__cuda_stamp *take(dc__cuda_device *device) {
     return NULL;
   }
   s->head.device = &device->head;
-  int mode = dc__cuda_enter(device);
+  dc__cuda_entry entry = dc__cuda_enter(device);
   dc__cu_result error = device->driver.cuEventCreate(&s->native, DC__CU_EVENT_BLOCKING_SYNC);
-  dc__cuda_leave(device, mode);
+  dc__cuda_leave(entry);
   if (error != 0) {
     (void)dc__cuda_refused(device, "cuEventCreate", error);
     dc__free(s);
@@ -132,11 +132,11 @@ static int64_t ask(dc__cuda_device *device, dc__cuda_stamp *s) {
 int64_t dc__cuda_stamp_ns(dc__stamp *stamp) {
   dc__cuda_stamp *s = (dc__cuda_stamp *)stamp;
   dc__cuda_device *device = device_of(stamp);
-  int mode = dc__cuda_enter(device);
+  dc__cuda_entry entry = dc__cuda_enter(device);
   pthread_mutex_lock(&device->mutex);
   int state = atomic_load(&s->state);
   int64_t ns = state == DC__MARK_ISSUED ? ask(device, s) : state == DC__MARK_PASSED ? s->ns : 0;
   pthread_mutex_unlock(&device->mutex);
-  dc__cuda_leave(device, mode);
+  dc__cuda_leave(entry);
   return ns;
 }

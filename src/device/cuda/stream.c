@@ -44,10 +44,10 @@ static void release(dc__cuda_stream *stream) {
   dc__cuda_device *device = (dc__cuda_device *)stream->head.device;
   bool keeps = !stream->is_here;
   if (!stream->wrapped) {
-    int mode = dc__cuda_enter(device);
+    dc__cuda_entry entry = dc__cuda_enter(device);
     (void)DC__CUDA_KEEP(device, cuStreamSynchronize, stream->native);
     (void)DC__CUDA_KEEP(device, cuStreamDestroy_v2, stream->native);
-    dc__cuda_leave(device, mode);
+    dc__cuda_leave(entry);
   }
   pthread_mutex_destroy(&stream->mutex);
   dc__free(stream);
@@ -59,17 +59,17 @@ static void release(dc__cuda_stream *stream) {
 static dc_status create(dc__cuda_device *device, dc__cuda_stream **stream) {
   dc__cu_stream native;
   DC__TRY(dc__cuda_check(&device->head));
-  int mode = dc__cuda_enter(device);
+  dc__cuda_entry entry = dc__cuda_enter(device);
   dc__cu_result error = device->driver.cuStreamCreate(&native, DC__CU_STREAM_NON_BLOCKING);
-  dc__cuda_leave(device, mode);
+  dc__cuda_leave(entry);
   if (error != 0) {
     return dc__cuda_refused(device, "cuStreamCreate", error);
   }
   *stream = make(device, native);
   if (*stream == NULL) {
-    mode = dc__cuda_enter(device);
+    entry = dc__cuda_enter(device);
     (void)device->driver.cuStreamDestroy_v2(native);
-    dc__cuda_leave(device, mode);
+    dc__cuda_leave(entry);
     return DC_E_NO_MEMORY;
   }
   return DC_OK;
@@ -102,23 +102,15 @@ dc_status dc__cuda_stream_wrap(dc_device *device, void *native, dc_stream **stre
   return DC_OK;
 }
 
-bool dc__cuda_is_capturing(dc__cuda_stream *stream) {
-  int capturing = 0;
-  if (stream->native != NULL) { /* no graph can be captured on the default stream, and asking it may be an error */
-    (void)DC__CUDA_KEEP((dc__cuda_device *)stream->head.device, cuStreamIsCapturing, stream->native, &capturing);
-  }
-  return capturing != 0;
-}
-
 bool dc__cuda_stream_captures(dc_stream *stream) {
   dc__cuda_stream *self = (dc__cuda_stream *)stream;
   dc__cuda_device *device = (dc__cuda_device *)stream->device;
   if (!self->wrapped) { /* nobody else knows it */
     return false;
   }
-  int mode = dc__cuda_enter(device);
+  dc__cuda_entry entry = dc__cuda_enter(device);
   bool captures = dc__cuda_is_capturing(self);
-  dc__cuda_leave(device, mode);
+  dc__cuda_leave(entry);
   return captures;
 }
 
@@ -135,11 +127,11 @@ void dc__cuda_stream_destroy(dc_stream *stream) {
 static void issue_now(dc__cuda_stream *stream, dc__cuda_issue_fn issue, void *args) {
   dc__cuda_device *device = (dc__cuda_device *)stream->head.device;
   const uint64_t outer = issuing;
-  int mode = dc__cuda_enter(device);
+  dc__cuda_entry entry = dc__cuda_enter(device);
   issuing = stream->serial;
   issue(stream, args);
   issuing = outer;
-  dc__cuda_leave(device, mode);
+  dc__cuda_leave(entry);
 }
 
 /* Until what was issued is done. */

@@ -1,0 +1,125 @@
+/* How often an operator calls the driver, and NCCL: what it costs its host beside libdc's own work. The numbers are
+ * bounds, so that it gets no dearer unseen. */
+#include "ranks.h"
+
+#include "runtime/runtime.h"
+
+enum { COUNT = 300, GRAPH = 7, ID = 1, TIMES = 100, OPERATORS = 3 };
+
+static const int64_t second = INT64_C(1000000000);
+static const int64_t whole = COUNT;
+
+/* Steps until the flight recorder's ring has gone round, and makes no events any more. */
+enum { WARM = 4096 / OPERATORS + 1 };
+
+/* Most calls of one operator, on average: gather, wait, release; and of the gather's stream's worker for one gather. A
+ * device is entered once, which is four calls, and a wrapped stream is asked once whether it is captured. */
+typedef struct bounds {
+  bool nccl;
+  double operators[OPERATORS], worker;
+} bounds;
+static bounds expected;
+
+static dc_status run_operator(dc_context *ctx, int which) {
+  dc_tensor out = DC_TENSOR_INIT;
+  return which == 0   ? dc_allgather_param(ctx, NULL, GRAPH, ID, DC_DTYPE_NONE, &out)
+         : which == 1 ? dc_wait_allgather(ctx, NULL, GRAPH, ID)
+                      : dc_release_param(ctx, NULL, GRAPH, ID, 1);
+}
+
+static void get_calls(void *args) {
+  **(int **)args = cudasim_thread_calls();
+}
+
+/* Of the worker of the gather's stream, which has one if the ranks meet. */
+static int calls_of_worker(const dc_context *ctx) {
+  int calls = 0;
+  int *to = &calls;
+  if (ctx->world > 1) {
+    dc_stream *stream = ctx->lanes[DC__LANE_GATHER];
+    (void)stream->device->ops->stream_call(stream, get_calls, &to, sizeof to);
+    (void)dc__stream_sync(stream, 0);
+  }
+  return calls;
+}
+
+static void count(card_rank *c, dc_stream *stream, void *shard) {
+  const int64_t id = ID, mine = COUNT / c->r.world;
+  dc_tensor weight = flat(shard, &mine, DC_FLOAT32);
+  double calls[OPERATORS] = {0};
+  OK(&c->r, dc_context_create(c->r.device, NULL, &c->r.ctx));
+  OK(&c->r, dc_init(c->r.ctx, c->nccl, NULL, COUNT));
+  OK(&c->r, dc_set_stream(c->r.ctx, stream));
+  OK(&c->r, dc_register_z3_param(c->r.ctx, ID, &whole, 1, &weight, NULL, 0, DC_DTYPE_NONE));
+  OK(&c->r, dc_register_graph_z3(c->r.ctx, GRAPH, &id, 1));
+  int worker = 0;
+  for (int i = 0; i < WARM + TIMES; i++) {
+    if (i == WARM) {
+      memset(calls, 0, sizeof calls);
+      worker = calls_of_worker(c->r.ctx);
+    }
+    for (int which = 0; which < OPERATORS; which++) {
+      const int before = cudasim_thread_calls();
+      OK(&c->r, run_operator(c->r.ctx, which));
+      CHECK(&c->r, cudasim_depth() == 0 && cudasim_mode() == 0);
+      calls[which] += cudasim_thread_calls() - before;
+    }
+    if (i % 8 == 0) { /* work that is long in coming is asked for more than once */
+      OK(&c->r, dc_stream_synchronize(stream, 0));
+    }
+  }
+  worker = calls_of_worker(c->r.ctx) - worker;
+  printf("%d of %d ranks%s: gather %.2f, wait %.2f, release %.2f, worker %.2f\n", c->r.rank, c->r.world,
+         expected.nccl ? " on NCCL" : "", calls[0] / TIMES, calls[1] / TIMES, calls[2] / TIMES, (double)worker / TIMES);
+  for (int which = 0; which < OPERATORS; which++) {
+    CHECK(&c->r, calls[which] <= expected.operators[which] * TIMES);
+  }
+  CHECK(&c->r, worker <= expected.worker * TIMES);
+}
+
+/* On a stream that is somebody else's, as PyTorch's is. */
+static void rank_counts(card_rank *c) {
+  void *native = cudasim_stream();
+  dc_stream *stream = NULL;
+  void *shard = on_card(c, COUNT * sizeof(float));
+  if (expected.nccl) {
+    OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+  }
+  OK(&c->r, dc_stream_wrap(c->r.device, native, &stream));
+  count(c, stream, shard);
+  (void)dc_stream_synchronize(stream, 0);
+  dc_context_destroy(c->r.ctx);
+  c->r.ctx = NULL;
+  off_card(c, shard, COUNT * sizeof(float));
+  dc_stream_destroy(stream);
+  cudasim_stream_end(native);
+}
+
+static void test_one_rank(void **state) {
+  (void)state;
+  expected = (bounds){false, {13, 8, 8}, 0};
+  on_cards(1, false, 100 * second, rank_counts);
+}
+
+static void test_one_rank_on_nccl(void **state) {
+  (void)state;
+  expected = (bounds){true, {28, 10, 10}, 0};
+  on_cards(1, false, 100 * second, rank_counts);
+}
+
+static void test_two_ranks_on_nccl(void **state) {
+  (void)state;
+  expected = (bounds){true, {13, 10, 10}, 40};
+  on_cards(2, false, 100 * second, rank_counts);
+}
+
+#define TEST(name) cmocka_unit_test_setup(name, clean_state)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(test_one_rank),
+      TEST(test_one_rank_on_nccl),
+      TEST(test_two_ranks_on_nccl),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

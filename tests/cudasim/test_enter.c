@@ -1,0 +1,172 @@
+/* What a thread has current in an operator, and after it: the device once, whatever it is asked for; another device
+ * within it; and the caller's own again, whatever fails. */
+#include "harness.h"
+
+#include "cudasim.h"
+#include "device/device.h"
+
+typedef struct fixture {
+  dc_device *device[2];
+  dc_stream *stream[2];
+} fixture;
+
+static int set_up(void **state) {
+  static fixture f;
+  cudasim_reset();
+  cudasim_set_devices(2, 9, 1);
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(dc_device_open(i == 0 ? "cuda:0" : "cuda:1", NULL, &f.device[i]), DC_OK);
+    assert_int_equal(dc_stream_create(f.device[i], &f.stream[i]), DC_OK);
+  }
+  *state = &f;
+  return 0;
+}
+
+/* The thread is as its caller knows it. */
+static void assert_left(void) {
+  assert_int_equal(cudasim_depth(), 0);
+  assert_int_equal(cudasim_mode(), 0);
+}
+
+static int tear_down(void **state) {
+  fixture *f = *state;
+  for (int i = 0; i < 2; i++) {
+    dc_stream_destroy(f->stream[i]);
+    dc_device_destroy(f->device[i]);
+  }
+  assert_int_equal(cudasim_live(), 0);
+  assert_left();
+  return 0;
+}
+
+static void get_current(void *native, void *args) {
+  (void)native;
+  **(int **)args = cudasim_current();
+}
+
+/* The device that is current for work on the stream. */
+static int current_on(dc_stream *stream) {
+  int found = -2;
+  int *to = &found;
+  assert_int_equal(stream->device->ops->stream_issue(stream, get_current, &to, sizeof to, false), DC_OK);
+  return found;
+}
+
+typedef struct within {
+  dc_stream *here, *other;
+  int found[3];
+} within;
+
+static void use_both(void *native, void *args) {
+  within *w = *(within **)args;
+  (void)native;
+  w->found[0] = current_on(w->other);
+  w->found[1] = cudasim_current();
+  w->found[2] = current_on(w->here);
+}
+
+static int pushes(void) {
+  return cudasim_calls("cuCtxPushCurrent_v2");
+}
+
+static void test_an_operator_enters_once(void **state) {
+  fixture *f = *state;
+  int before = pushes();
+  for (int i = 0; i < 4; i++) {
+    assert_int_equal(current_on(f->stream[0]), 0);
+    assert_left();
+  }
+  assert_int_equal(pushes() - before, 4);
+  before = pushes();
+  dc__device_begin(f->device[0]);
+  assert_int_equal(pushes() - before, 0); /* who asks nothing of the device has not entered it */
+  for (int i = 0; i < 4; i++) {
+    assert_int_equal(current_on(f->stream[0]), 0);
+    assert_int_equal(cudasim_current(), 0);
+  }
+  dc__device_end(f->device[0]);
+  assert_int_equal(pushes() - before, 1);
+  assert_left();
+}
+
+static void test_two_devices(void **state) {
+  fixture *f = *state;
+  for (int outer = 0; outer < 2; outer++) { /* the first one's operator, or none; the second one's within it */
+    dc__device_begin(f->device[outer]);
+    for (int i = 0; i < 4; i++) {
+      assert_int_equal(current_on(f->stream[i % 2]), i % 2);
+    }
+    assert_int_equal(cudasim_current(), outer);
+    within w = {.here = f->stream[1], .other = f->stream[0]};
+    within *place = &w;
+    dc__device_begin(f->device[1]);
+    assert_int_equal(f->device[1]->ops->stream_issue(f->stream[1], use_both, &place, sizeof place, false), DC_OK);
+    dc__device_end(f->device[1]);
+    assert_int_equal(w.found[0], 0);
+    assert_int_equal(w.found[1], 1);
+    assert_int_equal(w.found[2], 1);
+    assert_int_equal(cudasim_current(), outer);
+    dc__device_end(f->device[outer]);
+    assert_left();
+  }
+}
+
+/* A second device's work before the first one's, whose entry then lies on top of it and must not stay. */
+static void test_entered_within_another(void **state) {
+  fixture *f = *state;
+  within w = {.here = f->stream[1], .other = f->stream[0]};
+  within *place = &w;
+  dc__device_begin(f->device[0]);
+  assert_int_equal(f->device[1]->ops->stream_issue(f->stream[1], use_both, &place, sizeof place, false), DC_OK);
+  assert_int_equal(w.found[0], 0);
+  assert_int_equal(w.found[1], 1);
+  assert_left();
+  assert_int_equal(current_on(f->stream[0]), 0);
+  assert_int_equal(cudasim_current(), 0);
+  dc__device_end(f->device[0]);
+  assert_left();
+}
+
+static void test_what_cannot_be_entered(void **state) {
+  static const char *const functions[] = {"cuCtxPushCurrent_v2", "cuThreadExchangeStreamCaptureMode",
+                                          "cuCtxPopCurrent_v2"};
+  for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
+    fixture *f = *state;
+    cudasim_fail(functions[i], 0, 201);
+    dc__device_begin(f->device[0]);
+    for (int k = 0; k < 3; k++) {
+      (void)current_on(f->stream[0]);
+    }
+    dc__device_end(f->device[0]);
+    assert_left();
+    tear_down(state);
+    set_up(state);
+  }
+}
+
+/* Another thread has nothing of this one's. */
+static void call_current(void *args) {
+  **(int **)args = cudasim_current();
+}
+
+static void test_threads_are_their_own(void **state) {
+  fixture *f = *state;
+  int found = 7;
+  int *to = &found;
+  dc__device_begin(f->device[0]);
+  assert_int_equal(current_on(f->stream[0]), 0);
+  dc__stream_call(f->stream[0], call_current, &to, sizeof to);
+  assert_int_equal(dc__stream_sync(f->stream[0], 0), DC_OK);
+  dc__device_end(f->device[0]);
+  assert_int_equal(found, -1);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(test_an_operator_enters_once), TEST(test_two_devices),           TEST(test_entered_within_another),
+      TEST(test_what_cannot_be_entered),  TEST(test_threads_are_their_own),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
