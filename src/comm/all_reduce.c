@@ -74,6 +74,7 @@ static void run_half(const all_reduce *a, int32_t kind, const dc__coll_item *ite
                            .device = a->device,
                            .stream = a->stream,
                            .tag = tag,
+                           .captured = dc__stream_captures(a->stream),
                            .kind = kind,
                            .count = 1,
                            .items = {*item}};

@@ -110,6 +110,7 @@ static void submit(dc_comm *comm, dc_stream *stream, dc__coll *coll, const dc__c
   coll->comm = dc__comm_retain(comm);
   coll->device = stream == NULL ? NULL : stream->device;
   coll->stream = dc__host_issues(comm, stream) ? stream : NULL;
+  coll->captured = dc__stream_captures(coll->stream);
   dc__span_expect(coll->tag.span);
   size_t bytes = (size_t)coll->count * sizeof *items;
   memmove(coll->items, items, bytes);
@@ -135,7 +136,7 @@ void dc__host_call(dc_comm *comm, dc_stream *stream, dc__task_fn fn, const void 
   behind b = {.fn = fn};
   memcpy(b.args, args, bytes);
   if (dc__host_issues(comm, stream)) {
-    (void)stream->device->ops->stream_issue(stream, issue_behind, &b, sizeof b, true);
+    (void)stream->device->ops->stream_issue(stream, issue_behind, &b, sizeof b, comm->world > 1);
   } else {
     dc__stream_call(stream, fn, args, bytes);
   }
@@ -181,6 +182,17 @@ void dc__coll_describe_tag(char text[DC__COLL_TEXT], int32_t op, int64_t id) {
   } else {
     snprintf(text, DC__COLL_TEXT, "%s of parameter %" PRId64, dc_op_name(op), id);
   }
+}
+
+dc_status dc__coll_half_captured(int32_t captures, const dc__tag *captured, int32_t other, const dc__tag *plain) {
+  char captured_text[DC__COLL_TEXT];
+  char plain_text[DC__COLL_TEXT];
+  dc__coll_describe_tag(captured_text, captured->op, captured->id);
+  dc__coll_describe_tag(plain_text, plain->op, plain->id);
+  return dc__fail(DC_E_MISMATCH,
+                  "rank %" PRId32 " captured %s into a CUDA graph where rank %" PRId32
+                  " called %s and captured nothing; all ranks must capture a step, or none",
+                  captures, captured_text, other, plain_text);
 }
 
 void dc__coll_describe(char text[DC__COLL_TEXT], const dc__coll_name *name) {

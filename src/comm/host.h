@@ -16,7 +16,8 @@ struct dc__coll {
   dc__tag tag;
   int32_t kind;
   int32_t count;
-  int32_t root; /* broadcast */
+  int32_t root;     /* broadcast */
+  int32_t captured; /* 1: what run() issues becomes part of a graph, on every rank */
   dc__coll_item items[DC__COMM_GROUP];
 };
 
@@ -56,5 +57,7 @@ enum { DC__COLL_NO_GRAPH = -1, DC__COLL_TEXT = 160 };
 void dc__coll_describe(char text[DC__COLL_TEXT], const dc__coll_name *name);
 /* "reduce_grad of parameter 3", for waits. */
 void dc__coll_describe_tag(char text[DC__COLL_TEXT], int32_t op, int64_t id);
+/* Of two ranks, one of which captures: DC_E_MISMATCH. */
+dc_status dc__coll_half_captured(int32_t captures, const dc__tag *captured, int32_t other, const dc__tag *plain);
 
 #endif

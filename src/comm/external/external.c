@@ -6,7 +6,18 @@
 #include <string.h>
 
 /* What the ranks compare before a collective. */
-enum { PRINT_OP, PRINT_KIND, PRINT_ID, PRINT_GRAPH, PRINT_TOTAL, PRINT_TYPE, PRINT_COUNT, PRINT_HASH, PRINT_WORDS };
+enum {
+  PRINT_OP,
+  PRINT_KIND,
+  PRINT_ID,
+  PRINT_GRAPH,
+  PRINT_TOTAL,
+  PRINT_TYPE,
+  PRINT_COUNT,
+  PRINT_HASH,
+  PRINT_CAPTURED,
+  PRINT_WORDS
+};
 
 /* ---- failures ---- */
 
@@ -60,6 +71,7 @@ static void make_print(const dc__external *self, const dc__coll *coll, int64_t p
   print[PRINT_TYPE] = first->dtype * 4 + first->reduce_op;
   print[PRINT_COUNT] = coll->count;
   print[PRINT_HASH] = (int64_t)hash;
+  print[PRINT_CAPTURED] = coll->captured;
 }
 
 static void describe(char text[DC__COLL_TEXT], const int64_t *print, const dc__coll *coll) {
@@ -75,6 +87,10 @@ static void describe(char text[DC__COLL_TEXT], const int64_t *print, const dc__c
   dc__coll_describe(text, &name);
 }
 
+static dc__tag tag_of(const int64_t *print) {
+  return (dc__tag){print[PRINT_GRAPH], print[PRINT_ID], (int32_t)print[PRINT_OP], NULL};
+}
+
 static dc_status compare(dc__external *self, const dc__coll *coll) {
   int64_t mine[PRINT_WORDS];
   int64_t all[PRINT_WORDS * DC__COMM_MAX_WORLD];
@@ -83,6 +99,11 @@ static dc_status compare(dc__external *self, const dc__coll *coll) {
   DC__TRY(dc__external_called(self, coll, "all_gather", c->all_gather(mine, all, PRINT_WORDS, DC_INT64, c->user)));
   for (int32_t r = 1; r < self->head.world; r++) {
     const int64_t *other = &all[(size_t)r * PRINT_WORDS];
+    if (all[PRINT_CAPTURED] != other[PRINT_CAPTURED]) {
+      const dc__tag zero = tag_of(all), its = tag_of(other);
+      return other[PRINT_CAPTURED] != 0 ? dc__coll_half_captured(r, &its, 0, &zero)
+                                        : dc__coll_half_captured(0, &zero, r, &its);
+    }
     if (memcmp(all, other, sizeof mine) != 0) {
       char zero_text[DC__COLL_TEXT];
       char other_text[DC__COLL_TEXT];

@@ -147,6 +147,7 @@ static void publish(const plan *p) {
   call->staged = p->staged;
   call->checked = p->checked;
   call->place = p->coll.device == NULL ? 0 : p->coll.device->place;
+  call->captured = p->coll.captured;
   call->stage = (uint64_t)((uintptr_t)self->stage - base);
   for (int32_t i = 0; i < p->coll.count; i++) {
     const dc__coll_item *item = &p->coll.items[i];

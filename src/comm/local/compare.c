@@ -39,6 +39,11 @@ static void describe(char text[DC__COLL_TEXT], const dc__local_call *call, int32
 dc_status dc__local_compare(const dc__local *self, const dc__local_call *const *calls) {
   const dc__local_call *mine = calls[self->head.rank];
   for (int32_t r = 0; r < self->head.world; r++) {
+    if (mine->captured != calls[r]->captured) {
+      int32_t captures = mine->captured != 0 ? self->head.rank : r;
+      int32_t other = mine->captured != 0 ? r : self->head.rank;
+      return dc__coll_half_captured(captures, &calls[captures]->tag, other, &calls[other]->tag);
+    }
     int32_t item = difference(mine, calls[r]);
     if (item >= 0) {
       /* The lower rank is the one that the other is measured by, so that both ranks say the same. */

@@ -46,6 +46,7 @@ typedef struct dc__local_call {
   int32_t staged;
   int32_t checked; /* checksums lie behind the staging buffers */
   int32_t place;   /* dc_device.place of the data */
+  int32_t captured;
   dc__local_item items[DC__COMM_GROUP];
 } dc__local_call;
 

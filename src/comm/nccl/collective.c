@@ -247,7 +247,7 @@ static void issue(dc__nccl *self, const dc__coll *coll, const char *name) {
 
 /* What NCCL connects when ranks first exchange something it must have before a capture: a gather of equal parts, one of
  * others, an exchange, of a byte or two each. */
-static dc_status connect_ranks(dc__nccl *self) {
+static dc_status connect_ranks(dc__nccl *self, const dc__tag *tag) {
   enum { ROOM = 2 * DC__COMM_MAX_WORLD };
   int32_t world = self->head.world;
   dc__range even[DC__COMM_MAX_WORLD], ragged[DC__COMM_MAX_WORLD];
@@ -261,9 +261,10 @@ static dc_status connect_ranks(dc__nccl *self) {
   dc__coll coll = {.comm = &self->head,
                    .device = self->device,
                    .stream = self->stream,
-                   .tag = {-1, -1, DC_OP_INIT, NULL},
+                   .tag = {tag->graph_id, tag->id, tag->op, NULL},
                    .kind = DC__COLL_GATHER,
                    .count = 1,
+                   .captured = 1,
                    .items = {{.send = send,
                               .recv = (char *)send + ROOM,
                               .ranges = even,
@@ -286,7 +287,7 @@ static dc_status connect_ranks(dc__nccl *self) {
 
 /* A graph has neither flights nor times of its own, and no order with what is outside of it. */
 static void capture(dc__nccl *self, const dc__coll *coll, const char *name) {
-  dc_status status = self->connected ? DC_OK : connect_ranks(self);
+  dc_status status = self->connected ? DC_OK : connect_ranks(self, &coll->tag);
   self->connected = status == DC_OK;
   dc__nccl_captured(self);
   dc__span_begin_on(coll->tag.span, coll->stream);
@@ -321,7 +322,7 @@ void dc__nccl_run(dc_comm *comm, const dc__coll *coll) {
   pthread_mutex_lock(&self->turn);
   if (coll->stream == NULL) {
     run_on_hosts(self, coll);
-  } else if (dc__stream_captures(coll->stream)) {
+  } else if (coll->captured != 0) {
     capture(self, coll, name);
   } else {
     issue(self, coll, name);

@@ -26,13 +26,17 @@ static int nothing_left(void **state) {
   return 0;
 }
 
-static dc_status take(run *r, int64_t elements, int seed, float **ptr) {
+static dc_status begin_with(run *r, float *ptr, int64_t elements, int seed) {
   float host[PARAMS * COUNT];
   for (int64_t i = 0; i < elements; i++) {
     host[i] = (float)((i + seed) * 7919 % 1013) / 512.0f - 1.0f;
   }
+  return put(r->c, ptr, host, (size_t)elements * sizeof(float));
+}
+
+static dc_status take(run *r, int64_t elements, int seed, float **ptr) {
   *ptr = on_card(r->c, (size_t)elements * sizeof(float));
-  return put(r->c, *ptr, host, (size_t)elements * sizeof(float));
+  return begin_with(r, *ptr, elements, seed);
 }
 
 /* Weights are alike below stage 3, and each rank's activations are its own. */
@@ -50,7 +54,7 @@ static dc_status open_run(card_rank *c, int32_t stage, run *r) {
   DC__TRY(take(r, COUNT, 17 + 5 * c->r.rank, &r->bias));
   DC__TRY(take(r, COUNT, 0, &r->activation));
   DC__TRY(dc_context_create(c->r.device, NULL, &r->ctx));
-  DC__TRY(dc_init(r->ctx, c->r.comm, NULL, 2 * COUNT));
+  DC__TRY(dc_init(r->ctx, c->r.comm, &(dc_config){.struct_size = sizeof(dc_config), .check_finite = 1}, 2 * COUNT));
   DC__TRY(dc_set_stream(r->ctx, r->stream));
   for (int64_t i = 0; i < PARAMS; i++) {
     dc_tensor weight = flat(r->weights + i * COUNT, stage == 3 ? &shard : &whole, DC_FLOAT32);
@@ -190,6 +194,69 @@ static void test_a_launch_is_a_step(void **state) {
   }
 }
 
+/* ---- gradients that are not finite ---- */
+
+/* Of one rank's in one launch, which all ranks hear of, and no later one. */
+static void launches_are_looked_at(card_rank *c) {
+  const float infinite = __builtin_inff();
+  run r;
+  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+  OK(&c->r, open_run(c, stage_of_all, &r));
+  OK(&c->r, capture(&r));
+  for (int i = 0; i < 4; i++) {
+    int32_t finite = -1;
+    int64_t id = -1;
+    OK(&c->r, begin_with(&r, r.weights, PARAMS * COUNT, 0));
+    OK(&c->r, begin_with(&r, r.bias, COUNT, c->r.rank));
+    if (i == 1 && c->r.rank == 1) {
+      OK(&c->r, put(c, r.bias + 5, &infinite, sizeof infinite));
+    }
+    cudasim_launch(r.native);
+    OK(&c->r, dc_grads_finite(r.ctx, &finite, &id));
+    CHECK(&c->r, finite == (i != 1) && id == (i == 1 ? 0 : -1));
+  }
+  close_run(&r);
+}
+
+static void test_each_launch_looks_for_itself(void **state) {
+  for (stage_of_all = 0; stage_of_all <= 3; stage_of_all++) {
+    clean_state(state);
+    on_cards(2, true, 100 * second, launches_are_looked_at);
+  }
+}
+
+/* ---- ranks of which one captures ---- */
+
+static int captures_before;
+
+static void half_captures(card_rank *c) {
+  run r;
+  dc_status status = DC_OK;
+  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+  OK(&c->r, open_run(c, 3, &r));
+  for (int i = 0; i < captures_before; i++) {
+    OK(&c->r, capture(&r));
+    cudasim_launch(r.native);
+    OK(&c->r, dc_stream_synchronize(r.stream, 0));
+  }
+  (void)(c->r.rank == 1 ? capture(&r) : step(&r));
+  (void)dc_stream_synchronize(r.stream, 0);
+  status = dc_async_error(r.ctx);
+  CHECK(&c->r, status == DC_E_MISMATCH);
+  CHECK(&c->r, strstr(dc_last_error(),
+                      "rank 1 captured allgather_param of parameter 0 into a CUDA graph where rank 0 "
+                      "called allgather_param of parameter 0 and captured nothing; all ranks must "
+                      "capture a step, or none") != NULL);
+  close_run(&r);
+}
+
+static void test_all_ranks_capture_or_none(void **state) {
+  for (captures_before = 0; captures_before < 3; captures_before++) {
+    clean_state(state);
+    on_cards(2, true, 100 * second, half_captures);
+  }
+}
+
 /* ---- what goes wrong in a launch ---- */
 
 static void launch_and(card_rank *c, void (*go_wrong)(card_rank *c, run *r), dc_status expected, const char *text) {
@@ -292,10 +359,9 @@ static void test_every_call_fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_a_launch_is_a_step),
-      TEST(test_a_launch_that_waits_ends),
-      TEST(test_a_launch_that_breaks_ends),
-      TEST(test_every_call_fails),
+      TEST(test_a_launch_is_a_step),        TEST(test_each_launch_looks_for_itself),
+      TEST(test_all_ranks_capture_or_none), TEST(test_a_launch_that_waits_ends),
+      TEST(test_a_launch_that_breaks_ends), TEST(test_every_call_fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
