@@ -40,7 +40,8 @@ def file_faults(name: str, text: str) -> Iterator[str]:
 
 def word_faults(name: str, text: str, words: Set[str]) -> Iterator[str]:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    suites = set(re.findall(r'^    "([\w-]+)": ', (ROOT / "scripts" / "run_tests.py").read_text(encoding="utf-8"), re.M))
+    table = (ROOT / "scripts" / "run_tests.py").read_text(encoding="utf-8")
+    suites = set(re.findall(r'^    "([\w-]+)": ', table, re.M))
     for code in re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)):
         target = re.match(r"make (?:-\w+ )*([a-z][\w-]*)(?: |$)", code)
         if target and not re.search(rf"^{target[1]}:", makefile, re.M):

@@ -116,10 +116,10 @@ static void edges(rank *r) {
   FAILS(r, dc_params_updated(r->ctx, &id, -1), DC_E_INVALID, "count = -1");
   FAILS(r, dc_trace_start(r->ctx, -1), DC_E_INVALID, "capacity = -1");
   FAILS(r, dc_trace_start(r->ctx, INT64_MAX), DC_E_INVALID, "capacity");
-  FAILS(r, dc_trace_read(r->ctx, &event, sizeof event, 1, NULL), DC_E_INVALID, "count = NULL");
-  FAILS(r, dc_trace_read(r->ctx, &event, sizeof event, -1, &count), DC_E_INVALID, "cap = -1");
-  FAILS(r, dc_trace_read(r->ctx, NULL, sizeof event, 1, &count), DC_E_INVALID, "events = NULL");
-  FAILS(r, dc_trace_read(r->ctx, &event, 3, 1, &count), DC_E_INVALID, "event_size = 3");
+  FAILS(r, dc_trace_read(r->ctx, &event, sizeof event, 1, NULL), DC_E_INVALID, "count is NULL");
+  FAILS(r, dc_trace_read(r->ctx, &event, sizeof event, -1, &count), DC_E_INVALID, "cap = -1, must be >= 0");
+  FAILS(r, dc_trace_read(r->ctx, NULL, sizeof event, 1, &count), DC_E_INVALID, "events is NULL");
+  FAILS(r, dc_trace_read(r->ctx, &event, 3, 1, &count), DC_E_INVALID, "event_size = 3, must be at least 48");
   FAILS(r, dc_memory_alloc(r->ctx, SIZE_MAX, DC_MEMORY_DEVICE, &buffer), DC_E_INVALID, "more than any machine has");
   FAILS(r, dc_memory_alloc(r->ctx, 1, DC_MEMORY_DEVICE, NULL), DC_E_INVALID, "buffer is NULL");
   free_sharded(&p);

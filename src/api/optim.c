@@ -39,6 +39,9 @@ dc_status dc__check_number(const char *fn, const char *field, double *value, con
   if (!isinf(rule->high)) {
     (void)snprintf(most, sizeof most, "%s %g", rule->closed ? "<=" : "<", rule->high);
   }
+  if (rule->fallback == 0) {
+    return dc__fail(DC_E_INVALID, "%s: options.%s = %g, must be >= 0 and %s", fn, field, x, most);
+  }
   return dc__fail(DC_E_INVALID, "%s: options.%s = %g, must be > 0 and %s; 0 stands for %g%s", fn, field, x, most,
                   rule->fallback, rule->none ? ", -1 for none" : "");
 }

@@ -140,10 +140,15 @@ static dc_status trace_read(dc_context *ctx, dc_trace_event *events, size_t even
 }
 
 dc_status dc_trace_read(dc_context *context, dc_trace_event *events, size_t event_size, int64_t cap, int64_t *count) {
-  if (count == NULL || cap < 0 || (cap > 0 && events == NULL) || event_size < DC__TRACE_EVENT_SIZE_0_1) {
-    return dc__fail(DC_E_INVALID, "%s: events = %s, event_size = %zu (at least %d), cap = %" PRId64 ", count = %s",
-                    __func__, events == NULL ? "NULL" : "given", event_size, (int)DC__TRACE_EVENT_SIZE_0_1, cap,
-                    count == NULL ? "NULL" : "given");
+  if (cap < 0) {
+    return dc__fail(DC_E_INVALID, "%s: cap = %" PRId64 ", must be >= 0", __func__, cap);
+  }
+  if (event_size < DC__TRACE_EVENT_SIZE_0_1) {
+    return dc__fail(DC_E_INVALID, "%s: event_size = %zu, must be at least %d, sizeof(dc_trace_event)", __func__,
+                    event_size, (int)DC__TRACE_EVENT_SIZE_0_1);
+  }
+  if (count == NULL || (cap > 0 && events == NULL)) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, count == NULL ? "count" : "events");
   }
   DC__IN_CONTEXT(context, trace_read(context, events, event_size, cap, count));
 }

@@ -44,7 +44,7 @@ def test_a_context_on_the_cpu_names_what_it_refuses(context: libdc.Context) -> N
     refused("reduce_grad: a is on cuda:0, must be in host memory", context.reduce_grad, there, 1, 1)
     refused("offload_tensor: a is on cuda:0, must be in host memory", context.offload_tensor, there, 1, 1)
     refused("free_tensors: tensors[1] is on cuda:0, must be in host memory", context.free_tensors, [here, there])
-    refused("a tensor on DLPack device 10: must be in host memory, or on a CUDA device",
+    refused("reduce_grad: a is a tensor on DLPack device 10, must be in host memory, or on a CUDA device",
             context.reduce_grad, Elsewhere((10, 0)), 1, 1)
     assert set(there.streams) == {-1}, "the producer need not wait for a stream"
 

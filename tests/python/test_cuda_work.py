@@ -105,7 +105,7 @@ for inverse, approximation in ("eigen", "expand"), ("factored", "reduce"):
         near((inverse, i), memory(copy).view(np.float32).reshape(w.shape), w)
         assert here.state_names(i) == away.state_names(i)
     assert away.state(0, "counts").numpy()[0] == 3 and away.state(2, "factor_g").place == (2, 0)
-    refused("an array is in host memory, must be on cuda:0", TypeError, away.accumulate, 0, *batch, 5)
+    refused("x is in host memory, must be on cuda:0", TypeError, away.accumulate, 0, *batch, 5)
 print("fine")
 """
 
@@ -226,10 +226,10 @@ with tempfile.NamedTemporaryFile() as file, tempfile.NamedTemporaryFile() as res
         linalg.matmul_bounded(given, there(tall, device), 1, handle=away)
     except libdc.Error as error:
         assert error.needed > 1000
-    refused("an array is in host memory, must be on cuda:0", TypeError, linalg.matmul_bounded, given, tall, 180000,
+    refused("b is in host memory, must be on cuda:0", TypeError, linalg.matmul_bounded, given, tall, 180000,
             handle=away)
-refused("an array is in host memory, must be on cuda:0", TypeError, linalg.kron, a, b, handle=away)
-refused("an array is on cuda:0, must be in host memory", TypeError, linalg.kron, there(a, device), b)
+refused("a is in host memory, must be on cuda:0", TypeError, linalg.kron, a, b, handle=away)
+refused("a is on cuda:0, must be in host memory", TypeError, linalg.kron, there(a, device), b)
 print("fine")
 """
 
@@ -269,7 +269,7 @@ for kind, (x, delta) in shapes.items():
     squares = agree(linalg.per_sample_norms, layer, x, delta)
     factors = agree(lambda _, given, **at: linalg.clip_factors(given, 1.0, **at), layer, squares)
     agree(linalg.clipped_grad_sum, layer, x, delta, factors)
-refused("an array is in host memory, must be on cuda:0", TypeError, linalg.per_sample_norms, layer, x, delta, handle=away)
+refused("x is in host memory, must be on cuda:0", TypeError, linalg.per_sample_norms, layer, x, delta, handle=away)
 print("fine")
 """
 

@@ -162,6 +162,8 @@ def test_bad_arguments() -> None:
         with pytest.raises(libdc.Error, match=next(iter(numbers))):
             KFAC(mlp(), **numbers)  # type: ignore[arg-type]
     model = mlp()
+    with pytest.raises(TypeError, match="model is a generator, must be a torch.nn.Module"):
+        KFAC(model.parameters())  # type: ignore[arg-type]
     optimizer = KFAC(model)
     x = torch.randn(4, 6)
     loss = model(x).sum()

@@ -240,6 +240,13 @@ def test_43_hyperparameters_out_of_range_are_refused(options: Dict[str, Any], te
     assert len(optimizer.param_groups) == 1
 
 
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.Shampoo, optim.SOAP])
+def test_betas_are_two_numbers(kind: Any) -> None:
+    for betas in (0.9, (0.9,), (0.9, 0.99, 0.999), ("a", "b"), None):
+        with pytest.raises(ValueError, match="betas = .*, must be two numbers"):
+            kind(parameters(), betas=betas)
+
+
 def test_what_libdc_cannot_update_is_refused_by_number() -> None:
     with pytest.raises(ValueError, match="parameter 1 is torch.float64"):
         optim.AdamW([torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, List
 
 import libdc.run
@@ -75,6 +76,15 @@ def test_norm_is_torchs(kind: float) -> None:
     for k, grad in enumerate(grads):
         whole = torch.cat([parts[k] for _, parts in results])[: grad.numel()].view(grad.shape)
         torch.testing.assert_close(whole, grad, rtol=1e-4, atol=1e-7)
+
+
+def test_norms_that_are_none() -> None:
+    for wrong in (-1.0, math.nan):
+        with pytest.raises(ValueError, match="max_norm = .*, must be >= 0"):
+            dct.clip_grad_norm_(make(), wrong)
+    for kind in (0.0, -2.0, math.nan):
+        with pytest.raises(ValueError, match="norm_type = .*, must be > 0"):
+            dct.clip_grad_norm_(make(), 1.0, kind)
 
 
 @pytest.mark.parametrize("world", [1, 2])

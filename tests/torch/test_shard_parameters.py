@@ -97,8 +97,13 @@ def test_what_cannot_be_sharded_says_so() -> None:
     def rank(comm: Any) -> None:
         with pytest.raises(ValueError, match="stage = 4, must be 0, 1, 2 or 3"):
             dct.shard(make(), 4, comm=comm)
-        with pytest.raises(ValueError, match="prefetch = -1, must be >= 0"):
+        with pytest.raises(ValueError, match="prefetch = -1, must be an integer >= 0"):
             dct.shard(make(), 3, comm=comm, prefetch=-1)
+        for wrong in (None, torch.zeros(3)):
+            with pytest.raises(TypeError, match="model is a .*, must be a torch.nn.Module"):
+                dct.shard(wrong, 3, comm=comm)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="model is a .*, must be a torch.nn.Module"):
+                dct.full_state_dict(wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="comm = 'gloo', must be a libdc.Comm"):
             dct.shard(make(), 3, comm="gloo")
         with pytest.raises(ValueError, match="is on meta, must be on the cpu"):

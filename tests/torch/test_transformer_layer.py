@@ -110,6 +110,8 @@ def test_18_fewer_than_half_of_eager() -> None:
 
 
 def test_06_missing_and_wrong_weights() -> None:
+    with pytest.raises(TypeError, match="config = 64, must be a libdc.transformer.LayerConfig"):
+        TransformerLayer(64)  # type: ignore[arg-type]
     layer = TransformerLayer(config())
     state = bert_layer_state(layer)
     with pytest.raises(ValueError, match="inter_w"):

@@ -144,12 +144,3 @@ class Registry:
 
 def text(pointer: Any) -> str:
     return str(ffi.string(pointer).decode("utf-8", "replace"))
-
-
-def nanoseconds(timeout: Any) -> int:
-    """Seconds (None: the library's default) as the library's timeout_ns."""
-    if timeout is None:
-        return 0
-    if timeout <= 0:
-        raise ValueError(f"timeout = {timeout}, must be > 0 seconds, or None")
-    return max(1, int(timeout * 1e9))

@@ -8,8 +8,9 @@ import os
 import sys
 from typing import Any, Iterator, List, Optional, Sequence
 
-from ._lib import Registry, callback, ffi, in_callback, lib, nanoseconds, own
-from .device import Stream, handle_of, place_of
+from ._lib import Registry, callback, ffi, in_callback, lib, own
+from .arguments import nanoseconds, numbers, one_of, string, whole
+from .device import Device, Stream, handle_of, place_of
 from .errors import check, closed
 from .tensors import View
 from .types import DType, ReduceOp, Status
@@ -137,7 +138,7 @@ class _Unraisable:
 def _options(timeout: Optional[float], heap_bytes: int) -> Any:
     options = ffi.new("dc_comm_options *")
     lib.dc_comm_options_init(options, ffi.sizeof("dc_comm_options"))
-    options.timeout_ns, options.heap_bytes = nanoseconds(timeout), heap_bytes
+    options.timeout_ns, options.heap_bytes = nanoseconds(timeout), whole("heap_bytes", heap_bytes)
     return options
 
 
@@ -153,7 +154,8 @@ class Comm:
     @classmethod
     def threads(cls, n: int, timeout: Optional[float] = None, heap_bytes: int = 0) -> List["Comm"]:
         """Ranks as threads of this process: one communicator for each. timeout in seconds, None: 300."""
-        out = ffi.new("dc_comm *[]", max(n, 1))
+        n = whole("n", n, (1 << 31) - 1)
+        out = ffi.new("dc_comm *[]", min(max(n, 1), 64))  # more are refused
         check(lib.dc_comm_create_threads(n, _options(timeout, heap_bytes), out))
         return [cls(out[rank], takes_devices=True) for rank in range(n)]
 
@@ -167,7 +169,7 @@ class Comm:
                   heap_bytes: int = 0) -> "Comm":
         """Ranks as processes of this machine; blocks until all have come."""
         out = ffi.new("dc_comm **")
-        check(lib.dc_comm_create_processes(name.encode(), rank, world, _options(timeout, heap_bytes), out))
+        check(lib.dc_comm_create_processes(string("name", name), rank, world, _options(timeout, heap_bytes), out))
         return cls(out[0])
 
     @classmethod
@@ -193,7 +195,7 @@ class Comm:
         """The same ranks, each on a card of its own, moving a libdc.Device's memory through NVIDIA's NCCL; blocks until
         all have come. Context.init makes one where its device wants it."""
         out = ffi.new("dc_comm **")
-        self._check(lib.dc_comm_create_nccl(self._handle, device._handle, out))
+        self._check(lib.dc_comm_create_nccl(self._handle, one_of("nccl: device", device, Device, optional=False), out))
         return Comm(out[0], self._external, True)
 
     @property
@@ -279,7 +281,7 @@ class Comm:
 
     def abort(self, reason: Optional[str] = None) -> None:
         """Makes every present and future collective of the group fail, on every rank."""
-        lib.dc_comm_abort(self._handle, ffi.NULL if reason is None else reason.encode())
+        lib.dc_comm_abort(self._handle, ffi.NULL if reason is None else string("reason", reason))
 
     def set_checksums(self, enable: bool = True) -> None:
         """Compares checksums of all that ranks read from each other, for debugging; to be set on every rank."""
@@ -294,7 +296,7 @@ class Comm:
             return ffi.NULL
         if len(counts) != self.size:
             raise ValueError(f"counts has {len(counts)} entries, must have one for each of {self.size} ranks")
-        return ffi.new("int64_t[]", [int(count) for count in counts])
+        return numbers("counts", counts)[0]
 
     def _pin(self, stream: Optional[Stream], views: Any) -> None:
         if self._group is not None:

@@ -8,6 +8,7 @@ import weakref
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ._lib import Registry, callback, ffi, in_callback, lib, own, text
+from .arguments import assign, numbers, one_of, whole
 from .comm import Comm, cause_of
 from .device import Device, Stream, handle_of
 from .errors import check, closed
@@ -15,6 +16,7 @@ from .tensors import HOST, PINNED, Buffer, Tensor, View, fill, output, result
 from .types import Config, DType, MemoryKind, MemoryStats, Op, OpInfo, Status, TraceEvent
 
 _logs = Registry()
+_MOST_EVENTS = 1 << 24  # that dc_trace_start() keeps
 
 
 @callback("dc_log_fn")
@@ -53,7 +55,7 @@ class Context:
             log_user = _logs.put(log)
             options.log, options.log_user = _log, log_user
         out = ffi.new("dc_context **")
-        status = lib.dc_context_create(device._handle, options, out)
+        status = lib.dc_context_create(one_of("device", device, Device), options, out)
         if status != Status.OK and log_user is not None:
             _logs.pop(log_user)
         check(status)
@@ -102,9 +104,10 @@ class Context:
         table = ffi.new("dc_config *")
         lib.dc_config_init(table, ffi.sizeof("dc_config"))
         for key, value in _config_items(config):
-            setattr(table, key, int(value))
-        comm_handle = ffi.NULL if comm is None else comm._handle
-        check(lib.dc_init(self._handle, comm_handle, table, initial_reduce_bucket_size), cause_of(comm))
+            number = int(value) if isinstance(value, float) and value.is_integer() else value
+            assign(table, key, number, f"init: config.{key}")
+        check(lib.dc_init(self._handle, one_of("init: comm", comm, Comm), table,
+                          whole("init: initial_reduce_bucket_size", initial_reduce_bucket_size)), cause_of(comm))
         self._comm = comm
 
     def cleanup(self) -> None:
@@ -139,7 +142,7 @@ class Context:
 
     def memory_alloc(self, nbytes: int, kind: int = MemoryKind.DEVICE) -> Buffer:
         out = ffi.new("dc_buffer **")
-        self._check(lib.dc_memory_alloc(self._handle, nbytes, kind, out))
+        self._check(lib.dc_memory_alloc(self._handle, whole("memory_alloc: nbytes", nbytes), kind, out))
         pinned = kind == MemoryKind.HOST and self._place != HOST
         return Buffer(out[0], PINNED if pinned else self._place)
 
@@ -148,15 +151,15 @@ class Context:
     def register_param(self, id: int, shape: Sequence[int], tensor: Any, grad_buffer: Any, offset: int = 0) -> None:
         weights = self._view("register_param: tensor", tensor, pinned=True)
         grad = self._view("register_param: grad_buffer", grad_buffer, writable=True)
-        self._check(lib.dc_register_param(self._handle, id, *_shape(shape), weights.c, grad.c, offset))
+        self._check(lib.dc_register_param(self._handle, id, *numbers("register_param: shape", shape), weights.c, grad.c, offset))
         self._registered[id] = [weights.keep, grad.keep]
 
     def register_z3_param(self, id: int, shape: Sequence[int], shard: Any, grad_buffer: Any, persistent: bool = False,
                           expected_grad_dtype: Any = None) -> None:
         weights = self._view("register_z3_param: shard", shard, pinned=True)
         grad = self._view("register_z3_param: grad_buffer", grad_buffer, writable=True)
-        self._check(lib.dc_register_z3_param(self._handle, id, *_shape(shape), weights.c, grad.c, int(persistent),
-                                             DType.of(expected_grad_dtype)))
+        self._check(lib.dc_register_z3_param(self._handle, id, *numbers("register_z3_param: shape", shape), weights.c,
+                                             grad.c, bool(persistent), DType.of(expected_grad_dtype)))
         self._registered[id] = [weights.keep, grad.keep]
 
     def update_param_grad_buffer(self, id: int, grad_buffer: Any, offset: int = 0) -> None:
@@ -185,24 +188,24 @@ class Context:
         if ids is None:
             self._check(lib.dc_params_updated(self._handle, ffi.NULL, 0))
         elif len(ids):
-            self._check(lib.dc_params_updated(self._handle, *_ids(ids)))
+            self._check(lib.dc_params_updated(self._handle, *numbers("ids", ids)))
 
     def accumulate_grads(self, ids: Sequence[int]) -> None:
-        self._check(lib.dc_accumulate_grads(self._handle, *_ids(ids)))
+        self._check(lib.dc_accumulate_grads(self._handle, *numbers("ids", ids)))
 
     # Graphs
 
     def register_graph_z0(self, graph_id: int, ids: Sequence[int]) -> None:
-        self._check(lib.dc_register_graph_z0(self._handle, graph_id, *_ids(ids)))
+        self._check(lib.dc_register_graph_z0(self._handle, graph_id, *numbers("ids", ids)))
 
     def register_graph_z1(self, graph_id: int, ids: Sequence[int]) -> None:
-        self._check(lib.dc_register_graph_z1(self._handle, graph_id, *_ids(ids)))
+        self._check(lib.dc_register_graph_z1(self._handle, graph_id, *numbers("ids", ids)))
 
     def register_graph_z2(self, graph_id: int, ids: Sequence[int]) -> None:
-        self._check(lib.dc_register_graph_z2(self._handle, graph_id, *_ids(ids)))
+        self._check(lib.dc_register_graph_z2(self._handle, graph_id, *numbers("ids", ids)))
 
     def register_graph_z3(self, graph_id: int, ids: Sequence[int]) -> None:
-        self._check(lib.dc_register_graph_z3(self._handle, graph_id, *_ids(ids)))
+        self._check(lib.dc_register_graph_z3(self._handle, graph_id, *numbers("ids", ids)))
 
     def unregister_graph(self, graph_id: int) -> None:
         self._check(lib.dc_unregister_graph(self._handle, graph_id))
@@ -219,7 +222,7 @@ class Context:
         if dtypes is not None and len(dtypes) != len(ids):
             raise ValueError(f"dtypes has {len(dtypes)} entries, must have one for each of {len(ids)} ids")
         types = ffi.NULL if dtypes is None else ffi.new("int32_t[]", [DType.of(dtype) for dtype in dtypes])
-        c_ids, count = _ids(ids)
+        c_ids, count = numbers("ids", ids)
         self._check(lib.dc_prefetch_params_fused(self._handle, graph_id, c_ids, types, count))
 
     def wait_allgather(self, a: Any, graph_id: int, id: int) -> Any:
@@ -339,6 +342,7 @@ class Context:
 
     def trace_read(self, limit: int = 65536) -> List[TraceEvent]:
         """Up to `limit` kept events, oldest first; the rest stays for the next call."""
+        limit = min(whole("trace_read: limit", limit), _MOST_EVENTS)
         events, count = ffi.new("dc_trace_event[]", max(limit, 1)), ffi.new("int64_t *")
         self._check(lib.dc_trace_read(self._handle, events, ffi.sizeof("dc_trace_event"), limit, count))
         return [TraceEvent(event.begin_ns, event.end_ns, event.graph_id, event.id, event.bytes, Op(event.op),
@@ -353,14 +357,6 @@ class Context:
         check(lib.dc_trace_dump_on_error(self._handle, ffi.NULL if folder is None else os.fsencode(folder)))
 
 
-def _ids(ids: Sequence[int]) -> Tuple[Any, int]:
-    return ffi.new("int64_t[]", list(ids) or [0]), len(ids)
-
-
-def _shape(shape: Sequence[int]) -> Tuple[Any, int]:
-    return (ffi.new("int64_t[]", list(shape)) if len(shape) else ffi.NULL), len(shape)
-
-
 def _config_items(config: Any) -> List[Tuple[str, Any]]:
     if config is None:
         return []
@@ -369,4 +365,7 @@ def _config_items(config: Any) -> List[Tuple[str, Any]]:
         if unknown:
             raise TypeError(f"config has no key {unknown[0]!r}, its keys are {', '.join(Config._fields)}")
         return list(config.items())
-    return [(key, getattr(config, key)) for key in Config._fields if hasattr(config, key)]
+    items = [(key, getattr(config, key)) for key in Config._fields if hasattr(config, key)]
+    if not items:
+        raise TypeError(f"config = {config!r}, must have some of the attributes {', '.join(Config._fields)}")
+    return items

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable, List, Optional, Tuple
 
-from ._lib import Registry, callback, ffi, in_callback, lib, nanoseconds, own, text
+from ._lib import Registry, callback, ffi, in_callback, lib, own, text
+from .arguments import nanoseconds, one_of, string
 from .errors import check, closed
 from .tensors import HOST, Place
 from .types import Status
@@ -64,7 +65,7 @@ class Device:
             table.alloc, table.free, table.destroy_user = _alloc, _free, _close_allocator
             table.user = _allocators.put(allocator)
             options.allocator = table
-        status = lib.dc_device_open(name.encode(), options, out)
+        status = lib.dc_device_open(string("name", name), options, out)
         if status != Status.OK and allocator is not None:
             _allocators.pop(table.user)
         check(status)
@@ -102,7 +103,7 @@ class Event:
 
     def __init__(self, device: Device) -> None:
         out = ffi.new("dc_event **")
-        check(lib.dc_event_create(device._handle, out))
+        check(lib.dc_event_create(one_of("device", device, Device, optional=False), out))
         self._own = own(out[0], lib.dc_event_destroy)
 
     def record(self, stream: Optional["Stream"] = None) -> None:
@@ -141,10 +142,11 @@ class Stream:
     def __init__(self, device: Device, native: Optional[int] = None) -> None:
         """native: a cudaStream_t, as a number, that somebody else made and keeps alive; the stream is then that one."""
         out = ffi.new("dc_stream **")
+        handle = one_of("device", device, Device, optional=False)
         if native is None:
-            check(lib.dc_stream_create(device._handle, out))
+            check(lib.dc_stream_create(handle, out))
         else:
-            check(lib.dc_stream_wrap(device._handle, ffi.cast("void *", native), out))
+            check(lib.dc_stream_wrap(handle, ffi.cast("void *", native), out))
         self._device = device
         self._failures: List[BaseException] = []
         self._pins: List[Tuple[Event, Any]] = []
@@ -198,7 +200,7 @@ class Stream:
 
 
 def handle_of(stream: Optional[Stream]) -> Any:
-    return ffi.NULL if stream is None else stream._handle
+    return one_of("stream", stream, Stream)
 
 
 def place_of(stream: Optional[Stream]) -> Place:

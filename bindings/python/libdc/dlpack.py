@@ -61,13 +61,14 @@ def read(array: Any) -> Tuple[int, Tuple[int, ...], Any, DType, Tuple[int, int],
     __dlpack__. Memory of a CUDA device is read in the order of a stream that the caller sees to: nothing waits here."""
     kind, number = array.__dlpack_device__()
     if kind not in (*_HOST_DEVICES, CUDA):
-        raise TypeError(f"a tensor on DLPack device {int(kind)}: must be in host memory, or on a CUDA device")
+        raise TypeError(f"a tensor on DLPack device {int(kind)}, must be in host memory, or on a CUDA device")
     device = (CUDA, int(number)) if kind == CUDA else (PINNED if kind == PINNED else CPU, 0)
     capsule = array.__dlpack__(stream=-1) if kind == CUDA else array.__dlpack__()
     tensor = ctypes.cast(_pointer_of(capsule, _NAME), ctypes.POINTER(_DLManagedTensor)).contents.dl_tensor
     dtype = _TYPES.get((tensor.dtype.code, tensor.dtype.bits)) if tensor.dtype.lanes == 1 else None
     if dtype is None:
-        raise TypeError(f"DLPack type code {tensor.dtype.code} of {tensor.dtype.bits} bits is not supported")
+        raise TypeError(f"a tensor of DLPack's type {tensor.dtype.code} of {tensor.dtype.bits} bits, must be of "
+                        f"{DType.allowed()}")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
     # Never marked as used: the capsule frees the export when it dies.

@@ -13,6 +13,7 @@ _TYPESTR = {
     "f4": DType.FLOAT32, "f8": DType.FLOAT64, "f2": DType.FLOAT16, "i1": DType.INT8, "i4": DType.INT32,
     "i8": DType.INT64, "u1": DType.UINT8, "i2": DType.INT16, "b1": DType.BOOL,
 }  # fmt: skip
+_ALLOWED = DType.allowed()
 _TYPESTR_OF = {dtype: ("|" if text[1] == "1" else "<") + text for text, dtype in _TYPESTR.items()}
 _FORMAT = {
     ("f", 4): DType.FLOAT32, ("d", 8): DType.FLOAT64, ("e", 2): DType.FLOAT16, ("b", 1): DType.INT8,
@@ -140,13 +141,13 @@ def _describe(array: Any) -> Tuple[int, Sequence[int], Optional[Sequence[int]], 
     try:
         view = memoryview(array)
     except TypeError:
-        raise TypeError(f"a {type(array).__name__}: must have __dlpack__, __array_interface__ or the buffer protocol"
+        raise TypeError(f"a {type(array).__name__}, must have __dlpack__, __array_interface__ or the buffer protocol"
                         ) from None
     known = _FORMAT.get((view.format.lstrip("@=<"), view.itemsize))
     if known is None:
-        raise TypeError(f"buffer format {view.format!r} is not supported")
+        raise TypeError(f"a buffer of format {view.format!r}, must be of {_ALLOWED}")
     if not view.c_contiguous:
-        raise TypeError("a buffer that is not contiguous: must be contiguous")
+        raise TypeError("a buffer that is not contiguous, must be contiguous")
     address = int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
     return address, view.shape or (), None, known, not view.readonly, None, HOST, view
 
@@ -164,7 +165,7 @@ def _from_interface(array: Any, interface: Dict[str, Any]
     if kind == "<V2" and getattr(getattr(array, "dtype", None), "name", "") == "bfloat16":
         dtype = DType.BFLOAT16
     if dtype is None or kind[0] == ">":
-        raise TypeError(f"array type {kind!r} is not supported")
+        raise TypeError(f"an array of type {kind!r}, must be of {_ALLOWED} in this machine's order of bytes")
     address, readonly = interface["data"]
     strides = interface.get("strides")
     if strides is not None:
@@ -174,18 +175,21 @@ def _from_interface(array: Any, interface: Dict[str, Any]
 
 def _in_elements(strides: Sequence[int], itemsize: int) -> Tuple[int, ...]:
     if any(stride % itemsize for stride in strides):
-        raise TypeError(f"strides {tuple(strides)} bytes are not multiples of the element size {itemsize}")
+        raise TypeError(f"an array with strides of {tuple(strides)} bytes, must be multiples of its elements' {itemsize}")
     return tuple(stride // itemsize for stride in strides)
 
 
 def fill(target: Any, array: Any, writable: bool = False, name: str = "an array",
          places: Sequence[Place] = (HOST,)) -> Any:
     """Writes the view of an array, which may be in these places, into a dc_tensor; returns what must live with it."""
-    address, shape, strides, dtype, can_write, buffer, place, keep = _describe(array)
+    try:
+        address, shape, strides, dtype, can_write, buffer, place, keep = _describe(array)
+    except TypeError as error:
+        raise TypeError(f"{name} is {error}") from None
     if place not in places and not (place == PINNED and HOST in places):
         raise TypeError(f"{name} is {place_name(place)}, must be {' or '.join(map(place_name, places))}")
     if writable and not can_write:
-        raise TypeError("a read-only array: must be writable")
+        raise TypeError(f"{name} is read-only, must be writable")
     c_shape = ffi.new("int64_t[]", list(shape)) if len(shape) else ffi.NULL
     c_strides = ffi.new("int64_t[]", list(strides)) if strides else ffi.NULL
     target.struct_size = ffi.sizeof("dc_tensor")

@@ -16,6 +16,7 @@ import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ._lib import ffi, lib, own
+from .arguments import assign, one_of
 from .device import Device, Stream, handle_of
 from .errors import check
 from .linalg.handle import make
@@ -75,7 +76,13 @@ class LayerConfig:
                 value = 1 if value else -1
             elif field.name == "threads":
                 value = value or int(os.environ.get("DC_NUM_THREADS", 0))
-            setattr(config, field.name, value)
+            assign(config, field.name, value, f"config.{field.name}")
+
+
+def _checked(config: LayerConfig) -> LayerConfig:
+    if not isinstance(config, LayerConfig):
+        raise TypeError(f"config = {config!r}, must be a libdc.transformer.LayerConfig")
+    return config
 
 
 class Cost(NamedTuple):
@@ -114,12 +121,14 @@ def plan(config: LayerConfig, seq_length: int, memory_bytes: int, micro_batch: i
         raise ValueError(f"inventory = {inventory!r}, must be one of {', '.join(_INVENTORIES)}")
     c_config, options, out = (ffi.new(f"{name} *") for name in ("dc_layer_config", "dc_layer_plan_options",
                                                                 "dc_layer_plan"))
-    config._fill(c_config)
+    _checked(config)._fill(c_config)
     lib.dc_layer_plan_options_init(options, ffi.sizeof("dc_layer_plan_options"))
     lib.dc_layer_plan_init(out, ffi.sizeof("dc_layer_plan"))
-    options.seq_length, options.micro_batch, options.memory_bytes = seq_length, micro_batch, memory_bytes
-    options.other_bytes, options.other_parameters, options.ranks = other_bytes, other_parameters, ranks
-    options.stage, options.moments, options.inventory = stage, moments, _INVENTORIES[inventory]
+    for name, value in dict(seq_length=seq_length, micro_batch=micro_batch, memory_bytes=memory_bytes, stage=stage,
+                            other_bytes=other_bytes, other_parameters=other_parameters, ranks=ranks,
+                            moments=moments).items():
+        assign(options, name, value, name)
+    options.inventory = _INVENTORIES[inventory]
     check(lib.dc_layer_get_plan(c_config, options, out))
     return Plan(*(getattr(out, name) for name in Plan._fields))
 
@@ -156,12 +165,17 @@ def empty(shape: Sequence[int], dtype: Any) -> Tensor:
     return Tensor(block.address, tuple(shape), dtype, block)
 
 
+def _outline(value: Any) -> str:
+    return f"a {type(value).__name__}{f' of {len(value)}' if hasattr(value, '__len__') else ''}"
+
+
 class _Arrays:
     """An array of dc_tensor pointers; None is NULL."""
 
     def __init__(self, arrays: Sequence[Any], name: str, place: Place, writable: bool) -> None:
-        if len(arrays) != len(WEIGHTS):
-            raise ValueError(f"{len(arrays)} weights, must be {len(WEIGHTS)}: {', '.join(WEIGHTS)}")
+        if isinstance(arrays, dict) or not hasattr(arrays, "__len__") or len(arrays) != len(WEIGHTS):
+            raise TypeError(f"{name} is {_outline(arrays)}, must be a sequence of {len(WEIGHTS)} arrays: "
+                            f"{', '.join(WEIGHTS)}")
         self._views = [View(array, writable, f"{name}[{weight}]", (place,)) for array, weight in zip(arrays, WEIGHTS)]
         self.c = ffi.new("dc_tensor *[]", [view.c for view in self._views])
 
@@ -171,14 +185,14 @@ class Layer:
     memory of the device. Calls may come from any thread."""
 
     def __init__(self, config: LayerConfig, device: Optional[Device] = None) -> None:
-        self.config = config
+        self.config = _checked(config)
         self.dtype = DType.of(config.dtype) or (DType.FLOAT16 if config.fp16 else DType.FLOAT32)
         self.grad_dtype = DType.of(config.grad_dtype) or self.dtype
         c_config, out = ffi.new("dc_layer_config *"), ffi.new("dc_layer **")
         config._fill(c_config)
         self._device = device or Device()
         self.place = self._device.place  # where all arrays are
-        check(lib.dc_layer_create(self._device._handle, c_config, out))
+        check(lib.dc_layer_create(one_of("device", self._device, Device), c_config, out))
         self._own = own(out[0], lib.dc_layer_destroy)
         self._local = threading.local()
 
@@ -208,7 +222,7 @@ class Layer:
         keep: List[Any] = []
         if cu_seqlens is None:
             if len(shape) != 3:
-                raise ValueError(f"an input of shape {tuple(shape)}: must be [batch, sequence, hidden], or packed with "
+                raise ValueError(f"x has the shape {tuple(shape)}, must be [batch, sequence, hidden], or packed with "
                                  "cu_seqlens")
             call.batch, call.seq_length = shape[0], shape[1]
         else:
@@ -225,6 +239,12 @@ class Layer:
 
     def _view(self, array: Any, name: str, writable: bool = False) -> View:
         return View(array, writable, name, (self.place,))
+
+    def _input(self, x: Any) -> Tuple[View, Tuple[int, ...]]:
+        if x is None:
+            raise TypeError("x is None, must be an array")
+        view = self._view(x, "x")
+        return view, tuple(view.c.shape[i] for i in range(view.c.ndim))
 
     def _views(self, arrays: Sequence[Any], name: str, writable: bool = False) -> _Arrays:
         return _Arrays(arrays, name, self.place, writable)
@@ -273,8 +293,7 @@ class Layer:
         stream: where the work runs; None is the calling thread, which waits for a CUDA device. workspace: uint8 memory
         of at least the cost's bytes; with it all memory of a call on a stream is the caller's to keep until the stream
         has passed, without it the stream keeps it."""
-        view = self._view(x, "x")
-        shape = tuple(view.c.shape[i] for i in range(view.c.ndim))
+        view, shape = self._input(x)
         call, keep = self._call(shape, seq_length, cu_seqlens, mask, offset)
         cost = self._cost(call)
         out = self._empty(shape, self.dtype) if out is None else out
@@ -290,8 +309,7 @@ class Layer:
                   seq_length: Optional[int] = None, out: Any = None, stream: Optional[Stream] = None,
                   workspace: Any = None) -> Any:
         """The layer's output without dropout; nothing is kept."""
-        view = self._view(x, "x")
-        shape = tuple(view.c.shape[i] for i in range(view.c.ndim))
+        view, shape = self._input(x)
         call, keep = self._call(shape, seq_length, cu_seqlens, mask)
         out = self._empty(shape, self.dtype) if out is None else out
         self._run(lib.dc_layer_inference, call, self._cost(call).inference_workspace_bytes, (stream, workspace), keep,
@@ -305,6 +323,8 @@ class Layer:
         """(gradient of x, gradients of the twelve weights). They are written, or with accumulate added, into
         grad_input and grad_weights where those are given. wanted: which weights' gradients are; the others are None.
         stream, workspace: as in forward()."""
+        if not isinstance(kept, Kept):
+            raise TypeError(f"kept is {_outline(kept)}, must be what forward() returned beside the output")
         call, keep = self._call(kept.shape, kept.seq_length, kept.cu_seqlens, kept.mask, kept.offset)
         nbytes = self._cost(call).backward_workspace_bytes
         call.accumulate = int(accumulate)

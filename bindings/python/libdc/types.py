@@ -59,19 +59,25 @@ class DType(enum.IntEnum):
         return int(lib.dc_dtype_size(self))
 
     @classmethod
+    def allowed(cls) -> str:
+        """The names of all types, for a message."""
+        return ", ".join(item.name.lower() for item in cls if item)
+
+    @classmethod
     def of(cls, value: Any) -> "DType":
         """From a DType, None, or whatever has such a type's name: "bfloat16", numpy.float32, torch.float16."""
         if value is None:
             return cls.NONE
         if isinstance(value, int) and not isinstance(value, bool):
-            return cls(value)
+            if value in cls._value2member_map_:
+                return cls(value)
+            value = str(value)
         name = value if isinstance(value, str) else getattr(value, "name", None) or getattr(value, "__name__", None)
         name = str(name or value).rsplit(".", 1)[-1].upper()
         try:
             return cls[name]
         except KeyError:
-            allowed = ", ".join(item.name.lower() for item in cls if item)
-            raise TypeError(f"dtype = {value!r}, must be one of {allowed}") from None
+            raise TypeError(f"dtype = {value!r}, must be one of {cls.allowed()}") from None
 
 
 class ReduceOp(enum.IntEnum):

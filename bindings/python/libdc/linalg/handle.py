@@ -7,6 +7,7 @@ import threading
 from typing import Any, Optional, Sequence, Tuple
 
 from .._lib import ffi, lib, own, text
+from ..arguments import assign, numbers, one_of
 from ..device import Device
 from ..errors import check, closed
 from ..tensors import HOST, Buffer, Tensor, View, _count, output
@@ -20,10 +21,11 @@ class Handle:
     def __init__(self, threads: int = 0, plain: bool = False, device: Optional[Device] = None) -> None:
         options = ffi.new("dc_linalg_options *")
         options.struct_size = ffi.sizeof("dc_linalg_options")
-        options.threads, options.plain = threads, plain
+        assign(options, "threads", threads, "threads")
+        options.plain = bool(plain)
         self.device = device or Device("cpu")
         out = ffi.new("dc_linalg **")
-        check(lib.dc_linalg_create(self.device._handle, options, out))
+        check(lib.dc_linalg_create(one_of("device", self.device, Device), options, out))
         self._own: Any = own(out[0], lib.dc_linalg_destroy)
 
     @property
@@ -79,7 +81,7 @@ def default() -> Handle:
 
 
 def raw(handle: Optional[Handle]) -> Any:
-    return (handle or default())._handle
+    return one_of("handle", default() if handle is None else handle, Handle)
 
 
 class Array:
@@ -87,14 +89,17 @@ class Array:
 
     __slots__ = ("array", "view", "shape", "dtype")
 
-    def __init__(self, array: Any, writable: bool = False, handle: Optional[Handle] = None) -> None:
+    def __init__(self, array: Any, name: str, handle: Optional[Handle] = None, writable: bool = False) -> None:
+        one_of("handle", handle, Handle)
+        if array is None:
+            raise TypeError(f"{name} is None, must be an array")
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(array, torch.Tensor):
             array = array.detach()  # DLPack refuses what autograd follows
             if array.is_cuda:  # calls work on a stream of the device's own
                 torch.cuda.current_stream(array.device).synchronize()
         self.array = array
-        self.view = View(array, writable, places=(HOST if handle is None else handle.device.place,))
+        self.view = View(array, writable, name, (HOST if handle is None else handle.device.place,))
         tensor = self.view.c
         self.shape: Tuple[int, ...] = tuple(tensor.shape[i] for i in range(tensor.ndim))
         self.dtype = DType(tensor.dtype)
@@ -116,14 +121,14 @@ def empty(like: Any, shape: Sequence[int], dtype: DType, device: Optional[Device
 
 def make(device: Device, shape: Sequence[int], dtype: DType) -> Tensor:
     """Zeros in libdc's memory."""
-    c_shape = ffi.new("int64_t[]", list(shape) or [0])
     out = output()
-    check(lib.dc_tensor_create(device._handle, c_shape, len(shape), dtype, out))
+    check(lib.dc_tensor_create(device._handle, *numbers("shape", shape), dtype, out))
     buffer = Buffer(out.buffer, device.place)
     return Tensor(int(ffi.cast("uintptr_t", out.data)), tuple(shape), dtype, buffer, device.place)
 
 
-def target(out: Any, like: Any, shape: Sequence[int], dtype: DType, handle: Optional[Handle] = None) -> Array:
+def target(out: Any, like: Any, shape: Sequence[int], dtype: DType, handle: Optional[Handle] = None,
+           name: str = "out") -> Array:
     """Where a result goes: `out`, or a new array."""
     device = None if handle is None else handle.device
-    return Array(empty(like, shape, dtype, device) if out is None else out, True, handle)
+    return Array(empty(like, shape, dtype, device) if out is None else out, name, handle, True)

@@ -15,7 +15,7 @@ from .handle import Array, Handle, default, empty, raw, target
 
 def kron(a: Any, b: Any, *, out: Any = None, max_bytes: Optional[int] = None, handle: Optional[Handle] = None) -> Any:
     """The whole Kronecker product. max_bytes: refuses one that is larger."""
-    left, right = Array(a, handle=handle), Array(b, handle=handle)
+    left, right = Array(a, "a", handle), Array(b, "b", handle)
     shape = tuple(m * n for m, n in zip(left.shape, right.shape))
     nbytes = left.dtype.itemsize
     for length in shape:
@@ -29,7 +29,7 @@ def kron(a: Any, b: Any, *, out: Any = None, max_bytes: Optional[int] = None, ha
 
 def kron_apply(a: Any, b: Any, x: Any, *, out: Any = None, handle: Optional[Handle] = None) -> Any:
     """A X B^T: kron(a, b) times x, taken row by row, without the product."""
-    left, right, given = (Array(array, handle=handle) for array in (a, b, x))
+    left, right, given = Array(a, "a", handle), Array(b, "b", handle), Array(x, "x", handle)
     result = target(out, x, (*given.shape[:-2], *left.shape[:1], *right.shape[:1]), given.dtype, handle)
     check(lib.dc_kron_apply(raw(handle), left.c, right.c, given.c, result.c))
     return result.array
@@ -38,8 +38,9 @@ def kron_apply(a: Any, b: Any, x: Any, *, out: Any = None, handle: Optional[Hand
 def kron_solve(a_vectors: Any, a_values: Any, b_vectors: Any, b_values: Any, damping: float, x: Any, *,
                out: Any = None, handle: Optional[Handle] = None) -> Any:
     """(kron(A, B) + damping I)^-1 x from the eigendecompositions of A and B."""
-    arrays = [Array(array, handle=handle) for array in (a_vectors, a_values, b_vectors, b_values)]
-    given = Array(x, handle=handle)
+    bases = dict(a_vectors=a_vectors, a_values=a_values, b_vectors=b_vectors, b_values=b_values)
+    arrays = [Array(array, name, handle) for name, array in bases.items()]
+    given = Array(x, "x", handle)
     result = target(out, x, given.shape, given.dtype, handle)
     check(lib.dc_kron_solve(raw(handle), *(array.c for array in arrays), damping, given.c, result.c))
     return result.array
@@ -48,7 +49,10 @@ def kron_solve(a_vectors: Any, a_values: Any, b_vectors: Any, b_values: Any, dam
 def kron_nearest(x: Any, a_shape: Sequence[int], b_shape: Sequence[int], *,
                  handle: Optional[Handle] = None) -> Tuple[Any, Any, float]:
     """(a, b, residual): the Kronecker product nearest to x, and |x - kron(a, b)| / |x|."""
-    given = Array(x, handle=handle)
+    given = Array(x, "x", handle)
+    for name, shape in (("a_shape", a_shape), ("b_shape", b_shape)):
+        if len(shape) != 2 or min(shape) < 1:
+            raise ValueError(f"{name} = {shape!r}, must be rows and columns, 1 or more of each")
     a, b = (target(None, x, tuple(shape), given.dtype, handle) for shape in (a_shape, b_shape))
     residual = ffi.new("double *")
     check(lib.dc_kron_nearest(raw(handle), given.c, a.c, b.c, residual))
@@ -58,7 +62,7 @@ def kron_nearest(x: Any, a_shape: Sequence[int], b_shape: Sequence[int], *,
 def matmul(a: Any, b: Any, *, alpha: float = 1, beta: float = 0, out: Any = None, out_dtype: Any = None,
            handle: Optional[Handle] = None) -> Any:
     """alpha A B + beta out for matrices or batches of them; one without a batch serves all."""
-    left, right = Array(a, handle=handle), Array(b, handle=handle)
+    left, right = Array(a, "a", handle), Array(b, "b", handle)
     if out is None and beta != 0:
         raise ValueError(f"beta = {beta}, but there is no out that it could scale")
     batch = left.shape[:-2] or right.shape[:-2]
@@ -95,7 +99,7 @@ class _Source:
     """A dc_matrix_source, and what lives as long as it is used. A path is opened here. array: the caller's, unless the
     matrix is in a file."""
 
-    def __init__(self, matrix: Any, writable: bool = False, handle: Optional[Handle] = None) -> None:
+    def __init__(self, matrix: Any, name: str, handle: Optional[Handle] = None, writable: bool = False) -> None:
         self.c = ffi.new("dc_matrix_source *")
         self.c.struct_size = ffi.sizeof("dc_matrix_source")
         self._own_fd = -1
@@ -109,7 +113,7 @@ class _Source:
             self._tensor.shape, self._tensor.ndim, self._tensor.dtype = self._keep, len(matrix.shape), self.dtype
             self.c.fd, self.c.offset = self._descriptor(matrix.file, writable), matrix.offset
         else:
-            given = Array(matrix, writable, handle)
+            given = Array(matrix, name, handle, writable)
             self.array, self.dtype, self.shape = matrix, given.dtype, given.shape
             self._keep, self._tensor = given, given.c
         self.c.tensor = self._tensor
@@ -136,13 +140,13 @@ def matmul_bounded(a: Any, b: Any, budget_bytes: int, *, out: Union[Any, FileMat
     """A B with at most budget_bytes of memory of the handle's device beside the operands' own. Each of a, b and out is an
     array there, a FileMatrix, or a NumPy memory map, which is read and written as the file it is. Error.needed has the
     least budget that does, where this one is too small."""
-    left, right = _Source(a, handle=handle), _Source(b, handle=handle)
-    device = (handle or default()).device
+    left, right = _Source(a, "a", handle), _Source(b, "b", handle)
+    device = (default() if handle is None else handle).device
     files_kind = a if device.place == HOST else None
     like = next((source.array for source in (left, right) if source.array is not None), files_kind)
     dtype = DType.FLOAT64 if left.dtype is DType.FLOAT64 else DType.FLOAT32
     result = empty(like, (*left.shape[:1], *right.shape[1:]), dtype, device) if out is None else out
-    into, needed = _Source(result, True, handle), ffi.new("int64_t *")
+    into, needed = _Source(result, "out", handle, True), ffi.new("int64_t *")
     try:
         check(lib.dc_matmul_bounded(raw(handle), left.c, right.c, into.c, budget_bytes, needed))
     except Error as error:

@@ -62,11 +62,11 @@ def per_sample_grads(layer: SampleLayer, x: Any, delta: Any, *, weight: Any = No
                      want_weight: bool = True, want_bias: Optional[bool] = None,
                      handle: Optional[Handle] = None) -> Tuple[Any, Any]:
     """(weight, bias) with the samples in front. weight, bias: memory for them; want_x: whether they are wanted."""
-    inputs, deltas = Array(x, handle=handle), Array(delta, handle=handle)
+    inputs, deltas = Array(x, "x", handle), Array(delta, "delta", handle)
     shapes = [(deltas.shape[0], *shape) for shape in layer.shapes(inputs.shape, deltas.shape)]
     wanted = (want_weight, layer.has_bias if want_bias is None else want_bias)
-    parts = [target(given, delta, shape, deltas.dtype, handle) if want else None
-             for given, shape, want in zip((weight, bias), shapes, wanted)]
+    parts = [target(given, delta, shape, deltas.dtype, handle, name) if want else None
+             for given, shape, want, name in zip((weight, bias), shapes, wanted, ("weight", "bias"))]
     check(lib.dc_per_sample_grads(raw(handle), layer.c(), inputs.c, deltas.c, *_pointers(parts)))
     return _arrays(parts)
 
@@ -74,8 +74,8 @@ def per_sample_grads(layer: SampleLayer, x: Any, delta: Any, *, weight: Any = No
 def per_sample_norms(layer: SampleLayer, x: Any, delta: Any, *, want_weight: bool = True,
                      want_bias: Optional[bool] = None, add_to: Any = None, handle: Optional[Handle] = None) -> Any:
     """The squares of the norms of each sample's gradients. add_to: adds them to these."""
-    inputs, deltas = Array(x, handle=handle), Array(delta, handle=handle)
-    squares = target(add_to, delta, deltas.shape[:1], deltas.dtype, handle)
+    inputs, deltas = Array(x, "x", handle), Array(delta, "delta", handle)
+    squares = target(add_to, delta, deltas.shape[:1], deltas.dtype, handle, "add_to")
     parts = int(want_weight) + 2 * int(layer.has_bias if want_bias is None else want_bias)
     check(lib.dc_per_sample_norms(raw(handle), layer.c(), inputs.c, deltas.c, parts, add_to is not None, squares.c))
     return squares.array
@@ -83,7 +83,7 @@ def per_sample_norms(layer: SampleLayer, x: Any, delta: Any, *, want_weight: boo
 
 def clip_factors(squares: Any, max_norm: float, *, out: Any = None, handle: Optional[Handle] = None) -> Any:
     """min(1, max_norm / (norm + 1e-6)), and 0 for a norm that is not finite."""
-    given = Array(squares, handle=handle)
+    given = Array(squares, "squares", handle)
     factors = target(out, squares, given.shape, given.dtype, handle)
     check(lib.dc_clip_factors(raw(handle), given.c, max_norm, factors.c))
     return factors.array
@@ -93,11 +93,12 @@ def clipped_grad_sum(layer: SampleLayer, x: Any, delta: Any, factors: Any = None
                      bias: Any = None, want_weight: bool = True, want_bias: Optional[bool] = None,
                      accumulate: bool = False, handle: Optional[Handle] = None) -> Tuple[Any, Any]:
     """(weight, bias): the sum over samples of factor times gradient. accumulate: adds to weight and bias."""
-    inputs, deltas = Array(x, handle=handle), Array(delta, handle=handle)
-    scales = None if factors is None else Array(factors, handle=handle)
+    inputs, deltas = Array(x, "x", handle), Array(delta, "delta", handle)
+    scales = None if factors is None else Array(factors, "factors", handle)
     wanted = (want_weight, layer.has_bias if want_bias is None else want_bias)
-    parts = [target(given, delta, shape, deltas.dtype, handle) if want else None
-             for given, shape, want in zip((weight, bias), layer.shapes(inputs.shape, deltas.shape), wanted)]
+    shapes = layer.shapes(inputs.shape, deltas.shape)
+    parts = [target(given, delta, shape, deltas.dtype, handle, name) if want else None
+             for given, shape, want, name in zip((weight, bias), shapes, wanted, ("weight", "bias"))]
     check(lib.dc_clipped_grad_sum(raw(handle), layer.c(), inputs.c, deltas.c, scales.c if scales else ffi.NULL,
                                   accumulate, *_pointers(parts)))
     return _arrays(parts)

@@ -6,6 +6,7 @@ import enum
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from .._lib import ffi, lib
+from ..arguments import assign
 from ..errors import check
 from ..types import DType, Status
 from .handle import Array, Handle, raw, target
@@ -91,7 +92,7 @@ def _options(*, symmetry: str, precision: Any, negative: str = "refuse", **numbe
     options.negative = _choice("negative", negative, _NEGATIVE)
     options.precision = DType.of(precision)
     for name, value in numbers.items():
-        setattr(options, name, value)
+        assign(options, name, value, name)
     return options
 
 
@@ -99,7 +100,7 @@ def eigh(a: Any, *, descending: bool = False, symmetry: str = "check", precision
          info: Optional[List[SpectralInfo]] = None, handle: Optional[Handle] = None) -> Tuple[Any, Any]:
     """(values, vectors) of symmetric matrices [n, n] or [b, n, n]; column j of vectors belongs to value j. vectors is
     None if they are not wanted. info: a list for the reports; then a matrix that fails is in it, and not raised."""
-    given = Array(a, handle=handle)
+    given = Array(a, "a", handle)
     options = _options(symmetry=symmetry, precision=precision, descending=int(descending))
     values = target(None, a, given.shape[:-1], given.dtype, handle)
     basis = target(None, a, given.shape, given.dtype, handle) if vectors else None
@@ -113,7 +114,7 @@ def matrix_power(a: Any, power: float, *, eps_abs: float = 0, eps_rel: float = 0
                  negative: str = "refuse", symmetry: str = "check", precision: Any = None, out: Any = None,
                  info: Optional[List[SpectralInfo]] = None, handle: Optional[Handle] = None) -> Any:
     """(A + epsilon I) to any real power, for symmetric positive semidefinite A."""
-    given = Array(a, handle=handle)
+    given = Array(a, "a", handle)
     options = _options(symmetry=symmetry, precision=precision, negative=negative, eps_abs=eps_abs, eps_rel=eps_rel,
                        rank_rtol=rank_rtol)
     result, infos = target(out, a, given.shape, given.dtype, handle), _Infos(given)
@@ -128,7 +129,7 @@ def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, r
                  handle: Optional[Handle] = None) -> Any:
     """(A + epsilon I)^(-1/root). basis: an array that a decomposition leaves its eigenvectors in; with tolerance > 0
     it is used again as long as the matrix has changed little."""
-    given, kept = Array(a, handle=handle), None if basis is None else Array(basis, writable=True, handle=handle)
+    given, kept = Array(a, "a", handle), None if basis is None else Array(basis, "basis", handle, True)
     options = _options(symmetry=symmetry, precision=precision, negative=negative, eps_abs=eps_abs, eps_rel=eps_rel,
                        rank_rtol=rank_rtol, tolerance=tolerance)
     result, infos = target(out, a, given.shape, given.dtype, handle), _Infos(given)
@@ -143,10 +144,11 @@ def inverse_root_newton(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float
                         info: Optional[List[IterationInfo]] = None, handle: Optional[Handle] = None) -> Any:
     """(A + epsilon I)^(-1/root) by products of matrices alone. info: a list for the reports; then what does not converge
     is in it, and not raised, and its result is the best iterate."""
-    given = Array(a, handle=handle)
+    given = Array(a, "a", handle)
     options = ffi.new("dc_iteration_options *")
     options.struct_size = ffi.sizeof("dc_iteration_options")
-    options.eps_abs, options.eps_rel, options.residual, options.iterations = eps_abs, eps_rel, residual, iterations
+    for name, value in dict(eps_abs=eps_abs, eps_rel=eps_rel, residual=residual, iterations=iterations).items():
+        assign(options, name, value, name)
     options.symmetry, options.precision = _choice("symmetry", symmetry, _SYMMETRY), DType.of(precision)
     result, infos = target(out, a, given.shape, given.dtype, handle), _Infos(given, IterationInfo)
     status = lib.dc_matrix_inverse_root_newton(raw(handle), given.c, root, options, result.c, infos.c, infos.size)
@@ -158,7 +160,7 @@ def orthogonalize(a: Any, *, polynomial: str = "express", steps: int = 0, out: A
                   handle: Optional[Handle] = None) -> Any:
     """The nearest matrix with orthonormal rows or columns. polynomial: "express" (Polar Express) or "muon"; steps: 0 =
     the polynomial's own number."""
-    given = Array(a, handle=handle)
+    given = Array(a, "a", handle)
     result = target(out, a, given.shape, given.dtype, handle)
     check(lib.dc_orthogonalize(raw(handle), given.c, _choice("polynomial", polynomial, _POLYNOMIALS), steps, result.c))
     return result.array

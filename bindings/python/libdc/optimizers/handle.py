@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 from .._lib import ffi, lib, own, text
+from ..arguments import assign, numbers, string
 from ..device import Stream, handle_of
 from ..errors import check, closed
-from ..linalg.handle import Handle, default
+from ..linalg.handle import Handle, default, raw
 from ..tensors import HOST, Place, Tensor, _count, fill, output, result
 from ..types import DType
 
@@ -39,9 +40,9 @@ class Optimizer:
     _host_counts = True
 
     def __init__(self, lr: float = 1e-3, handle: Optional[Handle] = None, **options: Any) -> None:
-        self._linalg = handle or default()
+        self._linalg = default() if handle is None else handle
         out = ffi.new("dc_optimizer **")
-        check(self._create(self._linalg._handle, self._read(options), out))
+        check(self._create(raw(self._linalg), self._read(options), out))
         self._own: Any = own(out[0], lib.dc_optimizer_destroy)
         self._stream: Optional[Stream] = None
         self.params: List[int] = []  # elements of each parameter's part
@@ -61,7 +62,7 @@ class Optimizer:
         for name, value in options.items():
             if name not in known:
                 raise TypeError(f"{type(self).__name__}: no option {name!r}, there are {', '.join(sorted(known))}")
-            setattr(struct, name, -1 if value == 0 and name in self._none else value)
+            assign(struct, name, -1 if value == 0 and name in self._none else value, f"{type(self).__name__}: {name}")
         return struct
 
     @property
@@ -86,10 +87,10 @@ class Optimizer:
                   group: int = 0) -> int:
         """A parameter of which this rank has the elements [offset, offset + count), flattened; count None: all from
         offset on. Returns its index."""
-        count = _count(shape) - offset if count is None else count
-        index = ffi.new("int64_t *")
-        check(lib.dc_optimizer_add_param(self._handle, group, ffi.new("int64_t[]", [*shape] or [0]), len(shape), offset,
-                                         count, DType.of(dtype), index))
+        lengths, index = numbers("add_param: shape", shape), ffi.new("int64_t *")
+        if count is None:
+            count = min(_count(shape), 1 << 60) - offset  # of longer shapes the library says that they are
+        check(lib.dc_optimizer_add_param(self._handle, group, *lengths, offset, count, DType.of(dtype), index))
         self.params.append(count)
         return int(index[0])
 
@@ -138,7 +139,7 @@ class Optimizer:
         """A piece of a parameter's state, to read and write between steps: memory of the handle's device, but for what
         the host counts ("step" and "failures" of all but AdamW and SGD)."""
         view = output()
-        check(lib.dc_optimizer_state(self._handle, index, name.encode(), view))
+        check(lib.dc_optimizer_state(self._handle, index, string("name", name), view))
         counts = view.dtype == DType.INT64 and self._host_counts
         return result(view, self._handle, HOST if counts else self.place)
 
@@ -152,7 +153,10 @@ class Optimizer:
 
     def load(self, state: Any) -> None:
         """What save() gave, into an optimizer with the same parameters."""
-        memory = ffi.from_buffer(state)
+        try:
+            memory = ffi.from_buffer(state)
+        except TypeError:
+            raise TypeError(f"load: state is a {type(state).__name__}, must be bytes or another buffer") from None
         check(lib.dc_optimizer_load(self._handle, memory, len(memory)))
 
     def stats(self) -> OptimizerStats:

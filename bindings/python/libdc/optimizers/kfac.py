@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from .._lib import ffi, lib
+from ..arguments import one_of
+from ..comm import Comm
 from ..errors import check
 from ..linalg.handle import Array, Handle
 from ..linalg.samples import SampleLayer
@@ -14,7 +16,7 @@ _INVERSES = {"eigen": 0, "factored": 1}
 _APPROXIMATIONS = {"expand": 0, "reduce": 1}
 
 
-def _one_of(name: str, value: Any, choices: Any) -> int:
+def _choice(name: str, value: Any, choices: Any) -> int:
     if value not in choices:
         raise ValueError(f"{name} = {value!r}, must be one of {', '.join(map(repr, choices))}")
     return int(choices[value])
@@ -34,12 +36,12 @@ class KFAC(Optimizer):
 
     def _read(self, options: Any) -> Any:
         known = dict(options)
-        known["inverse"] = _one_of("inverse", known.get("inverse", "eigen"), _INVERSES)
+        known["inverse"] = _choice("inverse", known.get("inverse", "eigen"), _INVERSES)
         known["kl_clip"] = 0 if known.get("kl_clip", 1e-3) is None else known.get("kl_clip", 1e-3)
         return super()._read(known)
 
     def _create(self, linalg: Any, options: Any, out: Any) -> int:
-        return int(lib.dc_kfac_create(linalg, ffi.NULL if self.comm is None else self.comm._handle, options, out))
+        return int(lib.dc_kfac_create(linalg, one_of("comm", self.comm, Comm), options, out))
 
     def _set_group(self, group: int, options: Any) -> int:
         return int(lib.dc_kfac_set_group(self._handle, group, options))
@@ -48,12 +50,12 @@ class KFAC(Optimizer):
                   approximation: str = "expand") -> int:
         """Says which parameters are a layer's, of kind "linear" or "conv". Returns its index."""
         index, constants = ffi.new("int64_t *"), layer.c()
-        check(lib.dc_kfac_add_layer(self._handle, constants, _one_of("approximation", approximation, _APPROXIMATIONS),
+        check(lib.dc_kfac_add_layer(self._handle, constants, _choice("approximation", approximation, _APPROXIMATIONS),
                                     weight, -1 if bias is None else bias, index))
         return int(index[0])
 
     def accumulate(self, layer: int, x: Any, delta: Any, loss_scale: float) -> None:
         """Adds a batch's inputs and output gradients, arrays of the handle's device, to what the next step updates the
         layer's factors with."""
-        inputs, deltas = Array(x, handle=self._linalg), Array(delta, handle=self._linalg)
+        inputs, deltas = Array(x, "x", self._linalg), Array(delta, "delta", self._linalg)
         check(lib.dc_kfac_accumulate(self._handle, layer, inputs.c, deltas.c, loss_scale))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from .._lib import ffi, lib
+from .._lib import lib
+from ..arguments import one_of
 from ..comm import Comm
 from ..linalg.handle import Handle
 from .handle import Optimizer
@@ -15,7 +16,7 @@ class Blocked(Optimizer):
 
     def __init__(self, lr: float = 1e-3, comm: Optional[Comm] = None, handle: Optional[Handle] = None,
                  **options: Any) -> None:
-        self._comm = ffi.NULL if comm is None else comm._handle
+        self._comm = one_of("comm", comm, Comm)
         super().__init__(lr, handle, **options)
 
 

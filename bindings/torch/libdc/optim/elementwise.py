@@ -6,7 +6,7 @@ from typing import Any, Dict, Tuple
 
 from libdc import optimizers
 
-from .native import Native
+from .native import Native, two_betas
 
 
 class Elementwise(Native):
@@ -30,9 +30,9 @@ class AdamW(Elementwise):
                                       maximize=maximize, check_finite=check_finite))
 
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
-        return {"beta1": float(group["betas"][0]), "beta2": float(group["betas"][1]), "eps": float(group["eps"]),
-                "weight_decay": float(group["weight_decay"]), "amsgrad": bool(group["amsgrad"]),
-                "maximize": bool(group["maximize"]), "check_finite": bool(group["check_finite"])}
+        return {**two_betas(group), "eps": float(group["eps"]), "weight_decay": float(group["weight_decay"]),
+                "amsgrad": bool(group["amsgrad"]), "maximize": bool(group["maximize"]),
+                "check_finite": bool(group["check_finite"])}
 
 
 class SGD(Elementwise):

@@ -111,6 +111,8 @@ class KFAC(Native):
                  inverse: str = "eigen", nesterov: bool = False, tolerated_failures: int = 3,
                  fisher: str = "empirical", loss_terms: str = "samples", approximation: str = "expand",
                  reduction: str = "mean", grad_scaler: Any = None, skip: Sequence[str] = (), comm: Any = None) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"KFAC: model is a {type(model).__name__}, must be a torch.nn.Module; params come after it")
         self._choices = Choices(fisher, approximation, loss_terms, reduction)
         for name, value in self._choices._asdict().items():
             if value not in _CHOICES[name]:

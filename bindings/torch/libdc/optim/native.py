@@ -38,6 +38,15 @@ class Part:
         return state.view(self.param.shape) if whole else state
 
 
+def two_betas(group: Dict[str, Any]) -> Dict[str, float]:
+    """A group's betas as the library's options."""
+    try:
+        beta1, beta2 = (float(beta) for beta in group["betas"])
+    except (TypeError, ValueError):
+        raise ValueError(f"betas = {group['betas']!r}, must be two numbers") from None
+    return {"beta1": beta1, "beta2": beta2}
+
+
 class Native(torch.optim.Optimizer):
     """A kind's class has `_kind`, the class of libdc.optimizers, and `_options()`, from a group to that one's options.
     Groups may change at any time, by schedulers or by hand: each step looks."""

@@ -9,7 +9,7 @@ import torch
 from libdc import Comm, optimizers
 
 from ..torch.shard import entry_of
-from .native import Native
+from .native import Native, two_betas
 
 _GRAFTS = {"adam": 0, "none": 1, "sgd": 2, "adagrad": 3, "rmsprop": 4}
 _DECAYS = {"decoupled": 0, "l2": 1}
@@ -64,10 +64,8 @@ class Shampoo(Blocked):
         options = {name: group[name] for name in (
             "eps_abs", "eps_rel", "weight_decay", "precondition_frequency", "start_preconditioning_step", "max_block",
             "root", "tolerance", "graft_beta2", "graft_eps", "momentum", "nesterov", "tolerated_failures")}
-        return {**options, "beta1": float(group["betas"][0]), "beta2": float(group["betas"][1]),
-                "merge_below": group["max_block"] if merge is None else merge,
-                "graft": _number(_GRAFTS, "graft", group["graft"]),
-                "decay": _number(_DECAYS, "decay", group["decay"])}
+        return {**options, **two_betas(group), "merge_below": group["max_block"] if merge is None else merge,
+                "graft": _number(_GRAFTS, "graft", group["graft"]), "decay": _number(_DECAYS, "decay", group["decay"])}
 
 
 class SOAP(Blocked):
@@ -89,6 +87,6 @@ class SOAP(Blocked):
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
         options = {name: group[name] for name in ("eps", "weight_decay", "precondition_frequency", "max_precond_dim",
                                                   "max_block", "merge_below", "tolerated_failures")}
-        beta = group["betas"][1] if group["shampoo_beta"] is None else group["shampoo_beta"]
-        return {**options, "beta1": float(group["betas"][0]), "beta2": float(group["betas"][1]),
-                "shampoo_beta": float(beta)}
+        betas = two_betas(group)
+        beta = betas["beta2"] if group["shampoo_beta"] is None else group["shampoo_beta"]
+        return {**options, **betas, "shampoo_beta": float(beta)}

@@ -23,6 +23,10 @@ def clip_grad_norm_(parameters: Union[nn.Module, Tensor, Iterable[Tensor]], max_
 
     Every rank's part of every parameter is summed by itself in float64, and the sums are added in the order of ranks:
     also at stage 0, where a rank has all parts."""
+    if not float(max_norm) >= 0:
+        raise ValueError(f"clip_grad_norm_: max_norm = {max_norm!r}, must be >= 0")
+    if not float(norm_type) > 0:
+        raise ValueError(f"clip_grad_norm_: norm_type = {norm_type!r}, must be > 0")
     if isinstance(parameters, nn.Module):
         parameters = parameters.parameters()
     elif isinstance(parameters, Tensor):

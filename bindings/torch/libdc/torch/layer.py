@@ -186,6 +186,8 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, config: LayerConfig, device: Any = None) -> None:
         super().__init__()
+        if not isinstance(config, LayerConfig):
+            raise TypeError(f"config = {config!r}, must be a libdc.transformer.LayerConfig")
         self.config = config
         dtype = getattr(torch, config.dtype) if isinstance(config.dtype, str) else config.dtype
         dtype = dtype or (torch.float16 if config.fp16 else torch.float32)

@@ -38,12 +38,14 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
 
     Afterwards model.parameters() are the same nn.Parameter objects with the same names, but each holds this rank's
     part, flat (at stage 0 the whole): what optimizers are for. full_shape() tells a parameter's former shape."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"shard: model is a {type(model).__name__}, must be a torch.nn.Module")
     if stage not in (0, 1, 2, 3):
         raise ValueError(f"shard: stage = {stage!r}, must be 0, 1, 2 or 3")
     least = {"bucket_size": 1, "prefetch": 0, "group_size": 1}
     for name, value in zip(least, (bucket_size, prefetch, group_size)):
-        if value < least[name]:
-            raise ValueError(f"shard: {name} = {value!r}, must be >= {least[name]}")
+        if not isinstance(value, int) or value < least[name]:
+            raise ValueError(f"shard: {name} = {value!r}, must be an integer >= {least[name]}")
     params = _parameters_of(model)
     root = Root(comm_of(comm), Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype,
                                                  bool(check_finite)),
@@ -192,6 +194,8 @@ def _flat_weights(self: nn.Module) -> List[Any]:
 
 def root_of(model: nn.Module) -> Root:
     """The root of a sharded model, or of the one that a module or parameter is part of."""
+    if not isinstance(model, (nn.Module, nn.Parameter)):
+        raise TypeError(f"model is a {type(model).__name__}, must be a torch.nn.Module")
     for module in [model] if isinstance(model, nn.Parameter) else model.modules():
         owner = module.__dict__.get(_KEY)
         if owner is not None:

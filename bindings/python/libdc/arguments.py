@@ -1,0 +1,64 @@
+"""What cffi would refuse without saying which argument it means."""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+from ._lib import ffi
+
+
+def string(name: str, value: Any) -> bytes:
+    """A string for C, which ends it at the first NUL."""
+    if not isinstance(value, str) or "\0" in value:
+        raise TypeError(f"{name} = {value!r}, must be a str without NUL")
+    return value.encode()
+
+
+def whole(name: str, value: Any, most: int = (1 << 63) - 1) -> int:
+    """A number of things or bytes."""
+    try:
+        number = value.__index__()
+    except (AttributeError, TypeError):
+        raise TypeError(f"{name} = {value!r}, must be an integer") from None
+    if not 0 <= number <= most:
+        raise ValueError(f"{name} = {value!r}, must be 0 to {most}")
+    return int(number)
+
+
+def numbers(name: str, values: Any) -> Tuple[Any, int]:
+    """A sequence of integers as an int64_t[], which has a place where the sequence has none, and their number."""
+    try:
+        return ffi.new("int64_t[]", list(values) or [0]), len(values)
+    except (TypeError, OverflowError):
+        raise TypeError(f"{name} = {values!r}, must be a sequence of 64-bit integers") from None
+
+
+def assign(struct: Any, field: str, value: Any, name: str) -> None:
+    """Sets a field of a struct."""
+    try:
+        setattr(struct, field, value)
+    except (TypeError, OverflowError):
+        kind = dict(ffi.typeof(struct).item.fields)[field].type.cname
+        raise TypeError(f"{name} = {value!r}, must be a number that C's {kind} holds") from None
+
+
+def one_of(name: str, value: Any, kind: Any, optional: bool = True) -> Any:
+    """The handle of an object of the package; with None, if that may be, NULL."""
+    if value is None and optional:
+        return ffi.NULL
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} = {value!r}, must be a {kind.__name__}{' or None' if optional else ''}")
+    return value._handle
+
+
+def nanoseconds(timeout: Any) -> int:
+    """Seconds (None: the library's default) as the library's timeout_ns."""
+    if timeout is None:
+        return 0
+    try:
+        seconds = float(timeout)
+    except (TypeError, ValueError):
+        raise TypeError(f"timeout = {timeout!r}, must be a number of seconds, or None") from None
+    if not 0 < seconds <= 9e9:
+        raise ValueError(f"timeout = {timeout!r}, must be > 0 seconds and at most 9e9, or None")
+    return max(1, int(seconds * 1e9))

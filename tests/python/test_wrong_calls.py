@@ -1,0 +1,180 @@
+"""Calls that users get wrong: each is refused at once, by an error that names the argument, its value and what may
+be."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import libdc
+import numpy as np
+import pytest
+from libdc import linalg, optimizers
+from libdc.transformer import Layer, LayerConfig, plan
+
+NAN = math.nan
+FEW = np.zeros(4, np.float32)
+EYE = np.eye(4, dtype=np.float32)
+X = np.zeros((1, 2, 64), np.float32)
+FROZEN = np.eye(4, dtype=np.float32)
+FROZEN.flags.writeable = False
+
+
+def config(**changed):
+    return LayerConfig(**{"hidden_size": 64, "heads": 4, **changed})
+
+
+def refused(text, call):
+    with pytest.raises((TypeError, ValueError, libdc.Error)) as caught:
+        call()
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("text, call", [
+    ("shape = 4, must be a sequence", lambda c: c.register_z3_param(1, 4, FEW, FEW)),
+    ("length -4 in dimension 0, must be >= 0", lambda c: c.register_z3_param(1, (-4,), FEW, FEW)),
+    ("more than 2^56 elements", lambda c: c.register_z3_param(1, (2**62, 2**62), FEW, FEW)),
+    (f"shape = ({2**70},), must be", lambda c: c.register_z3_param(1, (2**70,), FEW, FEW)),
+    ("shard is NULL", lambda c: c.register_z3_param(1, (4,), None, FEW)),
+    ("shard is a list, must have __dlpack__", lambda c: c.register_z3_param(1, (4,), [1.0], FEW)),
+    ("shard is an array of type '|O', must be of", lambda c: c.register_z3_param(1, (4,), np.array([None]), FEW)),
+    ("shard is not contiguous", lambda c: c.register_z3_param(1, (2,), FEW[::2], FEW)),
+    ("has 3 elements, must have 4", lambda c: c.register_z3_param(1, (4,), FEW[:3], FEW)),
+    ("grad_buffer is read-only, must be writable", lambda c: c.register_z3_param(1, (4, 4), EYE, FROZEN)),
+    ("dtype = 'floaty', must be one of float32", lambda c: c.register_z3_param(1, (4,), FEW, FEW, False, "floaty")),
+    ("dtype = '99', must be one of float32", lambda c: c.allgather_param(None, 1, 1, 99)),
+    ("ids = 7, must be a sequence", lambda c: c.register_graph_z3(1, 7)),
+    ("ids = ['a'], must be a sequence", lambda c: c.register_graph_z3(1, ["a"])),
+    ("a is a list, must have __dlpack__", lambda c: c.reduce_grad([1.0], 1, 7)),
+    ("nbytes = -1, must be 0 to", lambda c: c.memory_alloc(-1)),
+    ("kind = 77, must be", lambda c: c.memory_alloc(8, 77)),
+    ("limit = -1, must be 0 to", lambda c: c.trace_read(-1)),
+    ("capacity = -1, must be 0 to", lambda c: c.trace_start(-1)),
+    ("op = 999 is none", lambda c: c.dry_run(999, 1, 1)),
+    ("stream = 's', must be a Stream or None", lambda c: c.set_stream("s")),
+])
+def test_of_a_context(context, text, call):
+    before = context.get_memory_stats()
+    refused(text, lambda: call(context))
+    assert context.get_memory_stats() == before
+
+
+@pytest.mark.parametrize("text, arguments", [
+    ("comm = 'world', must be a Comm or None", ("world",)),
+    ("config = 'abc', must have some of the attributes symmetric_memory", (None, "abc")),
+    ("config.check_finite = nan, must be a number", (None, {"check_finite": NAN})),
+    (f"config.check_finite = {2**40}, must be a number", (None, {"check_finite": 2**40})),
+    ("initial_reduce_bucket_size = -3, must be 0 to", (None, None, -3)),
+    ("initial_reduce_bucket_size = 1.5, must be an integer", (None, None, 1.5)),
+])
+def test_of_init(text, arguments):
+    with libdc.Context() as context:
+        refused(text, lambda: context.init(*arguments))
+        context.init()
+
+
+@pytest.mark.parametrize("text, call", [
+    ("name = 5, must be a str", lambda: libdc.Device(5)),
+    ("name = 'cpu\\x00x', must be a str without NUL", lambda: libdc.Device("cpu\0x")),
+    ('name = "tpu", must be "cpu"', lambda: libdc.Device("tpu")),
+    ("device = 'cpu', must be a Device", lambda: libdc.Context("cpu")),
+    ("device = None, must be a Device", lambda: libdc.Stream(None)),
+    ("n = 1099511627776, must be 0 to", lambda: libdc.Comm.threads(2**40)),
+    ("world_size = 65, must be 1 to 64", lambda: libdc.Comm.threads(65)),
+    ("n = '2', must be an integer", lambda: libdc.Comm.threads("2")),
+    ("timeout = nan, must be > 0 seconds", lambda: libdc.Comm.threads(1, timeout=NAN)),
+    ("timeout = 'x', must be a number of seconds", lambda: libdc.Comm.threads(1, timeout="x")),
+    ("heap_bytes = -1, must be 0 to", lambda: libdc.Comm.threads(1, heap_bytes=-1)),
+    ("rank = 3, must be 0 to 1", lambda: libdc.Comm.processes("a", 3, 2)),
+    ("counts has 2 entries", lambda: libdc.Comm.single().all_gather(FEW, FEW.copy(), counts=[1, 2])),
+    ("op = 9, must be", lambda: libdc.Comm.single().all_reduce(FEW.copy(), op=9)),
+    ("root = 5, must be 0 to 0", lambda: libdc.Comm.single().broadcast(FEW.copy(), root=5)),
+])
+def test_of_devices_and_communicators(text, call):
+    refused(text, call)
+
+
+def step(*arguments, **named):
+    optimizer = optimizers.AdamW()
+    optimizer.add_param((4,))
+    optimizer.step(*arguments, **named)
+
+
+@pytest.mark.parametrize("text, call", [
+    ("options.beta1 = nan, must be > 0 and < 1", lambda: optimizers.AdamW(beta1=NAN)),
+    ("options.weight_decay = nan, must be >= 0 and finite", lambda: optimizers.AdamW(weight_decay=NAN)),
+    ("options.momentum = -1, must be >= 0 and < 1", lambda: optimizers.SGD(momentum=-1)),
+    ("lr = inf, must be finite", lambda: optimizers.AdamW(lr=math.inf)),
+    ("beta1 = 'x', must be a number", lambda: optimizers.AdamW(beta1="x")),
+    ("no option 'betas', there are amsgrad", lambda: optimizers.AdamW(betas=(0.9, 0.99))),
+    ("comm = 'c', must be a Comm or None", lambda: optimizers.Shampoo(comm="c")),
+    ("handle = 'h', must be a Handle", lambda: optimizers.SOAP(handle="h")),
+    ("shape = 4, must be a sequence", lambda: optimizers.AdamW().add_param(4)),
+    ("more than 2^56 elements", lambda: optimizers.AdamW().add_param((2**40, 2**30))),
+    ("offset = 9 and count = -5, must be a part", lambda: optimizers.AdamW().add_param((4,), offset=9)),
+    ("weights[0] is a list, must have", lambda: step([[1.0]], [FEW])),
+    ("weights[0] has 3 elements, must have 4", lambda: step([FEW[:3].copy()], [FEW[:3]])),
+    ("1 weights and 0 gradients", lambda: step([FEW.copy()], [])),
+    ("grads[0] is int32, must be float32", lambda: step([FEW.copy()], [np.zeros(4, np.int32)])),
+    ("grad_scale = nan, must be finite", lambda: step([FEW.copy()], [FEW], grad_scale=NAN)),
+    ("state is a str, must be bytes", lambda: optimizers.AdamW().load("x")),
+    ("name = None, must be a str", lambda: optimizers.AdamW().state(0, None)),
+])
+def test_of_optimizers(text, call):
+    refused(text, call)
+
+
+@pytest.mark.parametrize("text, call", [
+    ("a is None, must be an array", lambda: linalg.eigh(None)),
+    ("a is a list, must have", lambda: linalg.eigh([[1.0]])),
+    ("a is 4 by 1, must be square", lambda: linalg.eigh(EYE[:, :1].copy())),
+    ("handle = 'cpu', must be a Handle", lambda: linalg.eigh(EYE, handle="cpu")),
+    ("eps_abs = 'x', must be a number", lambda: linalg.inverse_root(EYE, 2, eps_abs="x")),
+    ("options.eps_abs = nan, must be finite", lambda: linalg.inverse_root(EYE, 2, eps_abs=NAN)),
+    ("out is read-only", lambda: linalg.inverse_root(EYE, 2, out=FROZEN)),
+    ("basis is read-only", lambda: linalg.inverse_root(EYE, 2, basis=FROZEN)),
+    ("b is float64, must be float32", lambda: linalg.matmul(EYE, np.eye(4))),
+    ("b is a str, must have", lambda: linalg.matmul(EYE, "b")),
+    ("a_shape = (-2, 2), must be rows and columns", lambda: linalg.kron_nearest(EYE, (-2, 2), (2, 2))),
+    ("budget_bytes = -1, must be >= 1", lambda: linalg.matmul_bounded(EYE, EYE, -1)),
+    ("threads = '2', must be a number", lambda: linalg.Handle(threads="2")),
+    ("device = 'cpu', must be a Device", lambda: linalg.Handle(device="cpu")),
+    ("memory is read-only", lambda: linalg.Handle().set_workspace(FROZEN)),
+])
+def test_of_matrices(text, call):
+    refused(text, call)
+
+
+@pytest.mark.parametrize("text, call", [
+    ("config = {}, must be a libdc.transformer.LayerConfig", lambda layer, w: Layer({})),
+    ("config.hidden_size = '64', must be a number", lambda layer, w: Layer(config(hidden_size="64"))),
+    ("hidden_dropout_ratio = nan, must be", lambda layer, w: Layer(config(hidden_dropout_ratio=NAN))),
+    ("heads = 5, must divide hidden_size = 64", lambda layer, w: Layer(config(heads=5))),
+    ("ranks = 'x', must be a number", lambda layer, w: plan(config(), 128, 1 << 30, ranks="x")),
+    ("x is None, must be an array", lambda layer, w: layer.forward(w, None)),
+    ("x has the shape (4,), must be [batch", lambda layer, w: layer.forward(w, FEW)),
+    ("weights is a NoneType, must be a sequence of 12", lambda layer, w: layer.forward(None, X)),
+    ("weights is a list of 3, must be", lambda layer, w: layer.forward(w[:3], X)),
+    ("kept is a NoneType, must be what forward()", lambda layer, w: layer.backward(w, FEW, FEW, None)),
+])
+def test_of_the_layer(text, call):
+    layer = Layer(config())
+    refused(text, lambda: call(layer, layer.initial_weights()))
+
+
+def test_after_a_fork():
+    """What the parent made, the child is refused in one sentence, and what it makes itself, it may use."""
+    context, optimizer = libdc.Context(), optimizers.AdamW()
+    context.init()
+    child = os.fork()
+    if not child:
+        try:
+            refused("fork", context.get_memory_stats)
+            refused("fork", lambda: optimizer.set_lr(0, 1.0))
+            with libdc.Context() as own:
+                own.init()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    context.get_memory_stats()
