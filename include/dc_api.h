@@ -1673,7 +1673,8 @@ DC_API void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size);
  *  goes through it in tiles, chosen so that calls, copies and packing cost least. Source: Hong and Kung 1981, the bound
  *  on the bytes that must be read.
  *  a, b     [m, k] and [k, n], each in memory (strides as in dc_batch_matmul) or in a file; types as there
- *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32
+ *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32. A file that is open
+ *           for reading as well takes fewer and longer writes
  *  budget_bytes  >= 1; nothing of it is needed where all three are in memory. The threads' scratch of 7 MiB each, which
  *           all products share, is not counted. CUDA: of the device's memory; files go through 8 MiB of pinned memory
  *           beside it, which the handle keeps

@@ -1,8 +1,13 @@
 /* Matrix products whose operands may lie in files, with a bound on the memory in between. A piece of B is read and
  * packed once, for all threads. Then each takes strips of rows: reads A's, multiplies, writes C's, so that one reads
  * while another multiplies. What lies in memory is used where it is. What comes next is asked for ahead, so that a disk
- * works meanwhile. */
+ * works meanwhile.
+ *
+ * Short pieces of C's rows would cost more to write than the rest of its way does, as a call costs what a page does. So
+ * a strip waits in the file, dense, in the place of its whole rows, for those beside it; the last one brings the rows
+ * together. */
 #include <stdatomic.h>
+#include <string.h>
 
 #include "linalg/bounded.h"
 
@@ -48,6 +53,44 @@ static void pack_slices(void *arg, int64_t index, void *scratch) {
   }
 }
 
+/* Whole rows, out of the sums and of the strips before them, which lie one after the other; a few at a time, so that
+ * they are still in the cache when they are written. */
+static bool write_rows(pass *x, const char *sums, const char *before, char *line, int64_t i, int64_t rows) {
+  const dc__bounded *w = x->w;
+  const size_t size = w->out_size;
+  const int64_t nb = w->plan.nb;
+  for (int64_t row = 0; row < rows; row += DC__BOUNDED_LINES) {
+    const int64_t lines = dc__least(DC__BOUNDED_LINES, rows - row);
+    char *to = line;
+    for (int64_t r = row; r < row + lines; r++) {
+      for (int64_t j = 0; j < x->j; j += nb, to += (size_t)nb * size) {
+        memcpy(to, before + (size_t)(rows * j + r * nb) * size, (size_t)nb * size);
+      }
+      memcpy(to, sums + (size_t)(r * x->cols) * size, (size_t)x->cols * size);
+      to += (size_t)x->cols * size;
+    }
+    if (!dc__file_run(&x->failure, "out", w->out, true, line, (i + row) * w->n, lines * w->n)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* A strip of C, from row i on, into its file. `own`: memory from the strip's on, if it is there. */
+static bool write_strip(pass *x, char *sums, char *own, int64_t i, int64_t rows) {
+  const dc__bounded *w = x->w;
+  if (!w->plan.gathers) {
+    return dc__file_move(&x->failure, "out", w->out, true, sums, i, rows, x->j, x->cols);
+  }
+  if (x->j + x->cols < w->n) {
+    return dc__file_run(&x->failure, "out", w->out, true, sums, i * w->n + rows * x->j, rows * x->cols);
+  }
+  char *before = own + (sums == own ? (size_t)(rows * x->cols) * w->out_size : 0);
+  char *line = before + (size_t)(rows * x->j) * w->out_size;
+  return dc__file_run(&x->failure, "out", w->out, false, before, i * w->n, rows * x->j) &&
+         write_rows(x, sums, before, line, i, rows);
+}
+
 static void multiply_strips(void *arg, int64_t index, void *scratch) {
   (void)index;
   pass *x = arg;
@@ -71,7 +114,7 @@ static void multiply_strips(void *arg, int64_t index, void *scratch) {
     dc__gemm g = dc__mat_product(&a, &b, 1, x->p == 0 ? 0 : 1, &c);
     g.packed = x->packed;
     dc__gemm_serial(&g, scratch);
-    if (dc__in_file(w->out) && last && !dc__file_move(&x->failure, "out", w->out, true, sums, i, rows, x->j, x->cols)) {
+    if (dc__in_file(w->out) && last && !write_strip(x, sums, own, i, rows)) {
       return;
     }
   }
@@ -122,6 +165,7 @@ dc_status dc__matmul_bounded(dc_linalg *l, const char *fn, const dc__source *a, 
                    .k = a->mat.cols,
                    .in_size = dc_dtype_size(a->mat.dtype),
                    .out_size = dc_dtype_size(out->mat.dtype),
+                   .rereads = dc__file_rereads(out),
                    .way = &dc__bounded_here,
                    .shape = dc__gemm_shape_of(a->mat.dtype)};
   DC__TRY(dc__file_check(fn, "a", a, true));

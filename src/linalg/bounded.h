@@ -16,6 +16,7 @@ static inline int64_t dc__pieces(int64_t length, int64_t piece) {
 typedef struct dc__bounded_plan {
   int64_t mb, nb, kb;
   int64_t strip; /* of A's and C's rows at a time, where they go in strips */
+  bool gathers;  /* strips of C wait in its file for those beside them */
   double cost;
 } dc__bounded_plan;
 
@@ -24,10 +25,14 @@ typedef struct dc__bounded {
   const dc__source *a, *b, *out;
   int64_t m, n, k;
   size_t in_size, out_size;
+  bool rereads; /* what is written to out's file can be read again */
   const struct dc__bounded_way *way;
   dc__gemm_shape shape; /* pieces come in multiples of it, or in as many as there are */
   dc__bounded_plan plan;
 } dc__bounded;
+
+/* Rows of C that are put together at a time. */
+enum { DC__BOUNDED_LINES = 16 };
 
 /* What plans mean where they are carried out. */
 typedef struct dc__bounded_way {
@@ -60,6 +65,11 @@ static inline bool dc__file_failed(dc__file_failure *failure) {
 dc_status dc__file_told(dc__file_failure *failure, const char *fn);
 /* DC_E_INVALID unless the source is in memory, or in an open file that is long enough. */
 dc_status dc__file_check(const char *fn, const char *arg, const dc__source *s, bool input);
+/* Whether what is written there can be read: it is a file proper, open for both. */
+bool dc__file_rereads(const dc__source *s);
+/* Elements [first, first + count), in the order in which they lie. False: it failed. */
+bool dc__file_run(dc__file_failure *failure, const char *arg, const dc__source *s, bool write, char *memory,
+                  int64_t first, int64_t count);
 /* Rows [row, row + rows) and columns [col, col + cols) from dense memory (`write`) or to it, at once where rows are
  * whole. False: it failed. */
 bool dc__file_move(dc__file_failure *failure, const char *arg, const dc__source *s, bool write, char *memory,

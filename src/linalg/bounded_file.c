@@ -33,24 +33,38 @@ static bool move_run(const dc__source *s, char *memory, int64_t *at, int64_t byt
   return true;
 }
 
+bool dc__file_run(dc__file_failure *failure, const char *arg, const dc__source *s, bool write, char *memory,
+                  int64_t first, int64_t count) {
+  const int64_t size = (int64_t)dc_dtype_size(s->mat.dtype);
+  int64_t at = s->offset + first * size;
+  if (move_run(s, memory, &at, count * size, write)) {
+    return true;
+  }
+  const int error = errno;
+  if (!atomic_exchange(&failure->failed, true)) {
+    failure->arg = arg;
+    failure->at = at;
+    failure->error = error;
+  }
+  return false;
+}
+
 bool dc__file_move(dc__file_failure *failure, const char *arg, const dc__source *s, bool write, char *memory,
                    int64_t row, int64_t rows, int64_t col, int64_t cols) {
-  const int64_t size = (int64_t)dc_dtype_size(s->mat.dtype);
   const int64_t step = cols == s->mat.cols ? rows : 1;
-  const int64_t bytes = step * cols * size;
-  for (int64_t i = 0; i < rows; i += step, memory += bytes) {
-    int64_t at = s->offset + ((row + i) * s->mat.cols + col) * size;
-    if (!move_run(s, memory, &at, bytes, write)) {
-      const int error = errno;
-      if (!atomic_exchange(&failure->failed, true)) {
-        failure->arg = arg;
-        failure->at = at;
-        failure->error = error;
-      }
+  const int64_t count = step * cols;
+  for (int64_t i = 0; i < rows; i += step, memory += count * (int64_t)dc_dtype_size(s->mat.dtype)) {
+    if (!dc__file_run(failure, arg, s, write, memory, (row + i) * s->mat.cols + col, count)) {
       return false;
     }
   }
   return true;
+}
+
+bool dc__file_rereads(const dc__source *s) {
+  struct stat status;
+  return dc__in_file(s) && fstat(s->fd, &status) == 0 && S_ISREG(status.st_mode) &&
+         (fcntl(s->fd, F_GETFL) & O_ACCMODE) == O_RDWR;
 }
 
 dc__mat dc__source_part(const dc__source *s, void *read, int64_t row, int64_t rows, int64_t col, int64_t cols) {

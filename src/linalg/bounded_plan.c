@@ -44,6 +44,8 @@ static int64_t strip_of(const dc__bounded *w, const plan *p) {
 /* Where all of k is summed at once C has no tile, and its rows go by in strips. */
 static bool fits(const dc__bounded *w, plan *p) {
   p->strip = strip_of(w, p);
+  p->gathers =
+      w->rereads && p->nb < w->n && (double)(p->strip + DC__BOUNDED_LINES) * (double)w->n * (double)w->out_size <= ROOM;
   return p->strip > 0 && (p->kb < w->k || p->mb == w->m);
 }
 
@@ -52,6 +54,14 @@ double dc__bounded_moves(const dc__source *s, bool write, double times, double r
   const double calls = cols < (double)s->mat.cols ? rows : 1;
   const double bytes = rows * cols * (double)dc_dtype_size(s->mat.dtype);
   return dc__in_file(s) ? times * (call * calls + BYTE * bytes) : 0;
+}
+
+/* Strips that wait are written, read, put together and written again. */
+static double out_moves(const dc__bounded *w, const plan *p, double times) {
+  const double strips = (double)w->m / (double)p->strip + 1;
+  const double bytes = (double)w->m * (double)w->n * (double)w->out_size;
+  return p->gathers ? WRITE * strips * (times + 1) + 4 * BYTE * bytes
+                    : dc__bounded_moves(w->out, true, times, (double)w->m, (double)p->nb);
 }
 
 /* A is read for each column of C's tiles, B for each row of them. */
@@ -66,7 +76,7 @@ static double cost_of(const dc__bounded *w, const plan *p) {
   const double t = (double)dc__pieces(w->k, p->kb);
   double sum = PACKED * (m * k * j + k * n * i) + STREAMED * k * n * m / (double)p->strip + AGAIN * m * n * (t - 1);
   sum += dc__bounded_moves(w->a, false, j * t, m, kb) + dc__bounded_moves(w->b, false, i * j, k, nb);
-  return sum + dc__bounded_moves(w->out, true, j, m, nb);
+  return sum + out_moves(w, p, j);
 }
 
 const dc__bounded_way dc__bounded_here = {.fits = fits, .bytes = bytes_of, .cost = cost_of};

@@ -24,6 +24,15 @@ static inline int32_t file_of(const void *data, size_t bytes, int64_t offset) {
   return fd;
 }
 
+/* The same file, for writing alone. */
+static inline int32_t writer_of(int32_t fd) {
+  char name[32];
+  snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+  const int32_t writer = open(name, O_WRONLY);
+  assert_true(writer >= 0);
+  return writer;
+}
+
 /* A matrix of small integers in a type that holds them; sums of their products are exact in any order. */
 static inline void *integers(int32_t dtype, int64_t count, uint64_t seed, double *values) {
   uint8_t *data = malloc((size_t)count * 8 + 1);

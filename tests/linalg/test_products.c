@@ -161,7 +161,8 @@ static void test_28_random(void **state) {
     void *a = integers(type, m * k, (uint64_t)round, x), *b = integers(type, k * n, (uint64_t)round + 99, y);
     multiply(x, y, want, m, k, n);
     const int32_t fa = file_of(a, (size_t)(m * k) * dc_dtype_size(type), offset),
-                  fb = file_of(b, (size_t)(k * n) * dc_dtype_size(type), offset), fo = file_of(a, 1, 0);
+                  fb = file_of(b, (size_t)(k * n) * dc_dtype_size(type), offset), fo = file_of(a, 1, 0),
+                  fw = writer_of(fo);
     if ((files & 1) == 0 && round % 2 == 0) { /* a as the transposed view of its columns */
       char *columns = malloc((size_t)(m * k) * dc_dtype_size(type));
       for (int64_t i = 0; i < m * k; i++) {
@@ -175,7 +176,8 @@ static void test_28_random(void **state) {
               mb = matrix((files & 2) != 0 ? NULL : b, type, k, n),
               mo = matrix((files & 4) != 0 ? NULL : got, out, m, n);
     ma.strides = (files & 1) == 0 && round % 2 == 0 ? back : NULL;
-    dc_matrix_source sa = source_of(&ma, fa, offset), sb = source_of(&mb, fb, offset), so = source_of(&mo, fo, offset);
+    dc_matrix_source sa = source_of(&ma, fa, offset), sb = source_of(&mb, fb, offset),
+                     so = source_of(&mo, round % 2 == 0 ? fo : fw, offset);
     int64_t needed = 0;
     FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 1, &needed), DC_E_BUFFER_TOO_SMALL, "budget_bytes = 1");
     FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, needed - 1, NULL), DC_E_BUFFER_TOO_SMALL, "must be");
@@ -192,6 +194,7 @@ static void test_28_random(void **state) {
     close(fa);
     close(fb);
     close(fo);
+    close(fw);
     free(a);
     free(b);
   }
@@ -220,8 +223,8 @@ static void test_28_threads(void **state) {
     assert_memory_equal(out[0], out[1], sizeof values);
     assert_memory_equal(out[0], out[2], sizeof values);
   }
-  FAILS(dc_matmul_bounded(linalg, &sb, &sa, &so, 100000, NULL), DC_E_SYSTEM, "a's file, byte 0: the file ends");
-  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_SYSTEM, "b's file, byte ");
+  FAILS(dc_matmul_bounded(linalg, &sb, &sa, &so, 100000, NULL), DC_E_SYSTEM, "a's file, byte ");
+  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_SYSTEM, ": the file ends");
   FAILS(dc_matmul_bounded(linalg, &sa, &sa, &sb, 100000, NULL), DC_E_SYSTEM, "Bad file descriptor");
   close(fa);
   close(fo);
