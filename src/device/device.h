@@ -55,9 +55,10 @@ typedef struct dc__launch {
 
 /* What becomes of t = alpha op(A) op(B) + beta D, element (i, j), before it is D's. */
 enum dc__product_epilogue {
-  DC__PRODUCT_NONE,     /* t */
-  DC__PRODUCT_BIAS,     /* t + with[i] */
-  DC__PRODUCT_GELU_BACK /* t * gelu'(with(i, j)), the tanh form; `with` lies as D does */
+  DC__PRODUCT_NONE,      /* t */
+  DC__PRODUCT_BIAS,      /* t + with[i] */
+  DC__PRODUCT_GELU_BACK, /* t * gelu'(with(i, j)), the tanh form; `with` lies as D does */
+  DC__PRODUCT_SUMS       /* t; and with[j], of D's type, becomes the sum over k of op(B)(k, j) */
 };
 
 /* A matrix product on a device, by columns as BLAS has them: op(A) is m by k, op(B) k by n, D m by n. */
@@ -73,8 +74,8 @@ typedef struct dc__product {
   void *d;
   double alpha, beta; /* in float32 unless all is float64 */
   int32_t epilogue;   /* enum dc__product_epilogue */
-  const void *with;
-  void *workspace; /* of the device, for this product alone until it is done; may be NULL */
+  const void *with;   /* DC__PRODUCT_SUMS: written */
+  void *workspace;    /* of the device, for this product alone until it is done; may be NULL */
   size_t workspace_bytes;
 } dc__product;
 

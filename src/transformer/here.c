@@ -7,6 +7,12 @@ static void gemm(const dc__layer_job *job, const dc__gemm *g) {
   dc__gemm_run(job->layer->pool, g);
 }
 
+static bool gemm_sums(const dc__layer_job *job, const dc__gemm *g, void *sums) {
+  (void)sums;
+  gemm(job, g);
+  return false;
+}
+
 typedef struct gelu_task {
   const char *h;
   char *f;
@@ -57,6 +63,7 @@ static bool invertible(const dc__layer_job *job) {
 
 const dc__layer_work dc__layer_here = {
     .gemm = gemm,
+    .gemm_sums = gemm_sums,
     .gelu = gelu,
     .residual_forward = dc__residual_forward,
     .normalize_again = dc__normalize_again,

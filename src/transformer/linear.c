@@ -45,6 +45,7 @@ void dc__linear_back_input(const dc__layer_job *job, const void *dy, const void 
 void dc__linear_back_weight(const dc__layer_job *job, const void *dy, const void *x, int32_t w, int32_t bias) {
   int64_t out;
   int64_t in;
+  bool summed = false;
   dc__layer_weight_numel(job->layer, w, &out, &in);
   if (job->grad_weight[w] != NULL) {
     dc__gemm g = product(job);
@@ -59,9 +60,13 @@ void dc__linear_back_weight(const dc__layer_job *job, const void *dy, const void
     g.lda = out;
     g.ldb = g.ldc = in;
     g.beta = job->accumulate ? 1 : 0;
-    job->layer->work->gemm(job, &g);
+    if (job->grad_weight[bias] != NULL && !job->accumulate) {
+      summed = job->layer->work->gemm_sums(job, &g, job->grad_weight[bias]);
+    } else {
+      job->layer->work->gemm(job, &g);
+    }
   }
-  if (job->grad_weight[bias] != NULL) {
+  if (job->grad_weight[bias] != NULL && !summed) {
     job->layer->work->column_sums(job, dy, out, bias);
   }
 }

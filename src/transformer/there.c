@@ -35,6 +35,10 @@ static void gemm(const dc__layer_job *job, const dc__gemm *g) {
   dc__cuda_gemm(job->stream, g, job->workspace + job->at.product, DC__CUDA_PRODUCT_BYTES);
 }
 
+static bool gemm_sums(const dc__layer_job *job, const dc__gemm *g, void *sums) {
+  return dc__cuda_gemm_sums(job->stream, g, sums, job->workspace + job->at.product, DC__CUDA_PRODUCT_BYTES);
+}
+
 static void gelu(const dc__layer_job *job, void *f, const void *h) {
   const dc_layer_config *c = &job->layer->config;
   dc__cuda_epilogue_args e = {.x = h, .out = f, .rows = job->size.tokens, .columns = c->intermediate_size};
@@ -150,6 +154,7 @@ static bool invertible(const dc__layer_job *job) {
 
 const dc__layer_work dc__layer_there = {
     .gemm = gemm,
+    .gemm_sums = gemm_sums,
     .gelu = gelu,
     .residual_forward = residual_forward,
     .normalize_again = normalize_again,

@@ -151,8 +151,12 @@ static bool shapes_fit(const struct dc__lt_desc_st *desc, const struct dc__lt_la
   return types && d->rows == m && d->columns == n && (desc->trans[1] != 0 ? b->columns : b->rows) == k;
 }
 
-/* The library has the derivative of GELU for types of 16 bits, in rows of 16 bytes. */
-static bool has_epilogue(const struct dc__lt_desc_st *desc, const struct dc__lt_layout_st *d, uint32_t alignment) {
+/* The library has the derivative of GELU for types of 16 bits, in rows of 16 bytes, and sums of such types. */
+static bool has_epilogue(const struct dc__lt_desc_st *desc, const struct dc__lt_layout_st *b,
+                         const struct dc__lt_layout_st *d, uint32_t alignment) {
+  if (desc->epilogue == DC__LT_EPILOGUE_SUMS) {
+    return dc_dtype_size(dtype_of(b->type)) == 2;
+  }
   if (desc->epilogue == DC__LT_EPILOGUE_GELU_BACK) {
     return dc_dtype_size(dtype_of(d->type)) == 2 && desc->aux_ld % 8 == 0 && alignment >= 16;
   }
@@ -168,7 +172,7 @@ int cublasLtMatmulAlgoGetHeuristic(dc__lt_handle handle, dc__lt_desc desc, dc__l
       !shapes_fit(desc, a, b, d)) {
     return INVALID;
   }
-  if (!has_epilogue(desc, d, preference->alignment[3])) {
+  if (!has_epilogue(desc, b, d, preference->alignment[3])) {
     return DC__LT_NOT_SUPPORTED;
   }
   *found = (dc__lt_found){.algo.data = {preference->alignment[0], preference->workspace}};
@@ -181,7 +185,21 @@ typedef struct task {
   size_t bytes[3]; /* of A, B and C as the gemm has them */
   char *workspace;
   size_t workspace_bytes;
+  void *sums; /* of the rows of op(A), or NULL */
 } task;
+
+static void sum_rows(const dc__gemm *g, void *to) {
+  for (int64_t i = 0; i < g->m; i++) {
+    float sum = 0;
+    for (int64_t k = 0; k < g->k; k++) {
+      float x;
+      const int64_t at = g->trans_a ? k * g->lda + i : i * g->lda + k;
+      dc__cast(&x, DC_FLOAT32, (const char *)g->a + (size_t)at * dc_dtype_size(g->dtype), g->dtype, 1);
+      sum += x;
+    }
+    dc__cast((char *)to + (size_t)i * dc_dtype_size(g->out_dtype), g->out_dtype, &sum, DC_FLOAT32, 1);
+  }
+}
 
 static void run_product(void *args) {
   task *t = args;
@@ -199,11 +217,18 @@ static void run_product(void *args) {
     g->aux = place_of(g->aux, t->bytes[2], false);
     fits = fits && g->aux != NULL;
   }
+  if (t->sums != NULL) {
+    t->sums = place_of(t->sums, (size_t)g->m * dc_dtype_size(g->out_dtype), false);
+    fits = fits && t->sums != NULL;
+  }
   if (!fits) {
     lose_device(ILLEGAL_ADDRESS);
   }
   if (lost() != 0) {
     return;
+  }
+  if (t->sums != NULL) {
+    sum_rows(g, t->sums);
   }
   if (t->workspace_bytes > 0) { /* it is the product's alone: both ends are written */
     const size_t end = t->workspace_bytes < 8192 ? t->workspace_bytes : 8192;
@@ -256,6 +281,8 @@ int cublasLtMatmul(dc__lt_handle handle, dc__lt_desc desc, const void *alpha, co
   } else if (desc->epilogue == DC__LT_EPILOGUE_GELU_BACK) {
     g->epilogue = DC__EPILOGUE_GELU_BACK;
     g->aux = (void *)(uintptr_t)desc->aux; /* only read by this epilogue */
+  } else if (desc->epilogue == DC__LT_EPILOGUE_SUMS) {
+    t.sums = (void *)(uintptr_t)desc->bias;
   }
   push(stream, run_product, &t, sizeof t);
   return 0;

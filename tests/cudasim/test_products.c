@@ -93,7 +93,7 @@ static void multiply_here(const dc__product *p, void *d, void *scratch) {
 }
 
 static void compare(const dc__product *p, void *scratch) {
-  static _Alignas(64) char expected[BYTES];
+  static _Alignas(64) char expected[BYTES], sums[BYTES];
   const size_t bytes = (size_t)(p->ldd * p->n) * dc_dtype_size(p->out_dtype);
   fill(0, p->dtype, p->m * p->k);
   fill(1, p->dtype, p->k * p->n);
@@ -104,6 +104,19 @@ static void compare(const dc__product *p, void *scratch) {
   assert_true(device->ops->stream_product(stream, p));
   assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
   assert_memory_equal(cudasim_look(blocks[2]), expected, bytes);
+  if (p->epilogue == DC__PRODUCT_SUMS) {
+    for (int64_t j = 0; j < p->n; j++) {
+      float sum = 0;
+      for (int64_t k = 0; k < p->k; k++) {
+        float x;
+        const int64_t at = p->trans_b ? k * p->ldb + j : j * p->ldb + k;
+        dc__cast(&x, DC_FLOAT32, (char *)cudasim_look(p->b) + (size_t)at * dc_dtype_size(p->dtype), p->dtype, 1);
+        sum += x;
+      }
+      dc__cast(sums + (size_t)j * dc_dtype_size(p->out_dtype), p->out_dtype, &sum, DC_FLOAT32, 1);
+    }
+    assert_memory_equal(cudasim_look(blocks[3]), sums, (size_t)p->n * dc_dtype_size(p->out_dtype));
+  }
 }
 
 static void test_types_and_epilogues(void **state) {
@@ -127,6 +140,12 @@ static void test_types_and_epilogues(void **state) {
       p.epilogue = DC__PRODUCT_BIAS;
       if (i != 1 && i != 4) {
         compare(&p, scratch);
+      }
+      p.epilogue = DC__PRODUCT_SUMS;
+      if (i >= 2) {
+        compare(&p, scratch);
+      } else {
+        assert_false(device->ops->stream_product(stream, &p));
       }
     }
     dc__product p = product_of(dtypes[i][0], dtypes[i][1], 24, 17, 40);
@@ -243,7 +262,7 @@ static void use_all(const char *failing, int before, int error) {
   open_all();
   cudasim_fail(failing, before, error);
   dc__product p = product_of(DC_BFLOAT16, DC_BFLOAT16, 16, 16, 16);
-  for (int32_t epilogue = 0; epilogue < 3; epilogue++) {
+  for (int32_t epilogue = 0; epilogue < 4; epilogue++) {
     p.epilogue = epilogue;
     (void)device->ops->stream_product(stream, &p);
   }

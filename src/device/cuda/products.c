@@ -165,7 +165,7 @@ static int set_with(const dc__lt *lt, const plan *p, const dc__product *product)
   if (product->epilogue == DC__PRODUCT_NONE) {
     return 0;
   }
-  const int attribute = product->epilogue == DC__PRODUCT_BIAS ? DC__LT_DESC_BIAS : DC__LT_DESC_AUX;
+  const int attribute = product->epilogue == DC__PRODUCT_GELU_BACK ? DC__LT_DESC_AUX : DC__LT_DESC_BIAS;
   return lt->cublasLtMatmulDescSetAttribute(p->desc, attribute, &product->with, sizeof product->with);
 }
 
@@ -184,7 +184,8 @@ static int lay_out(const dc__lt *lt, dc__lt_layout *layout, int type, int64_t ro
 
 /* Returns the library's status. */
 static int describe(const dc__lt *lt, plan *p, const dc__product *product) {
-  static const int epilogues[] = {DC__LT_EPILOGUE_NONE, DC__LT_EPILOGUE_BIAS, DC__LT_EPILOGUE_GELU_BACK};
+  static const int epilogues[] = {DC__LT_EPILOGUE_NONE, DC__LT_EPILOGUE_BIAS, DC__LT_EPILOGUE_GELU_BACK,
+                                  DC__LT_EPILOGUE_SUMS};
   const shape *of = &p->of;
   const bool wide = of->dtype == DC_FLOAT64;
   const int type = type_of(of->dtype);

@@ -5,26 +5,44 @@
 #include "kernels/cuda/list.h"
 #include "kernels/update.h"
 
-/* A thread does several elements where there are more than the device runs threads at once. */
-static uint32_t blocks_for(int64_t count) {
-  enum { MOST = 4096 };
-  int64_t blocks = (count + DC__CUDA_THREADS - 1) / DC__CUDA_THREADS;
-  return blocks < MOST ? (uint32_t)blocks : MOST;
+/* A thread does `each` elements at once, and more where there are very many. Blocks are as small as that so that the
+ * last ones to run, which do not fill the card, are a small part of all. */
+static uint32_t blocks_for(int64_t count, int64_t each, int64_t most) {
+  int64_t blocks = (count + each * DC__CUDA_THREADS - 1) / (each * DC__CUDA_THREADS);
+  return (uint32_t)(blocks < most ? blocks : most);
+}
+
+enum { MOST = 4096, MOST_OF_MANY = 1 << 16 };
+
+static void launch_blocks(dc_stream *stream, int32_t kernel, uint32_t blocks, const void *args, size_t bytes) {
+  if (blocks > 0) {
+    stream->device->ops->stream_launch(
+        stream,
+        &(dc__launch){.kernel = kernel, .blocks = blocks, .threads = DC__CUDA_THREADS, .args = args, .bytes = bytes});
+  }
 }
 
 static void launch(dc_stream *stream, int32_t kernel, int64_t count, const void *args, size_t bytes) {
-  if (count > 0) {
-    stream->device->ops->stream_launch(
-        stream,
-        &(dc__launch){
-            .kernel = kernel, .blocks = blocks_for(count), .threads = DC__CUDA_THREADS, .args = args, .bytes = bytes});
-  }
+  launch_blocks(stream, kernel, blocks_for(count, 1, MOST), args, bytes);
+}
+
+/* Of kernels that move 16 bytes of the widest type at once, between the types that weights and gradients have. */
+static void launch_together(dc_stream *stream, int32_t kernel, int64_t count, int32_t dst_dtype, int32_t src_dtype,
+                            size_t widest, const void *args, size_t bytes) {
+  const bool together = widest <= 4 && dc__dtype_is_float(dst_dtype) && dc__dtype_is_float(src_dtype);
+  const int64_t each = together ? 16 / (int64_t)widest : 1;
+  launch_blocks(stream, kernel, blocks_for(count, each, MOST_OF_MANY), args, bytes);
+}
+
+static size_t wider(int32_t a, int32_t b) {
+  return dc_dtype_size(a) > dc_dtype_size(b) ? dc_dtype_size(a) : dc_dtype_size(b);
 }
 
 void dc__cuda_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                       int64_t count, bool add, dc__not_finite *note, uint64_t key) {
   const dc__cuda_binary_args args = {dst, src, count, dst_dtype, src_dtype, note, key};
-  launch(stream, add ? DC__KERNEL_ACCUMULATE : DC__KERNEL_CAST, count, &args, sizeof args);
+  launch_together(stream, add ? DC__KERNEL_ACCUMULATE : DC__KERNEL_CAST, count, dst_dtype, src_dtype,
+                  wider(dst_dtype, src_dtype), &args, sizeof args);
 }
 
 void dc__cuda_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
@@ -42,7 +60,8 @@ void dc__cuda_reduce(dc_stream *stream, void *dst, int32_t dst_dtype, const void
   for (int32_t i = 0; i < n; i++) {
     args.src[i] = src[i];
   }
-  launch(stream, DC__KERNEL_REDUCE, count, &args, sizeof args);
+  const size_t sums = wider(dst_dtype, src_dtype) > 4 ? 8 : 4;
+  launch_together(stream, DC__KERNEL_REDUCE, count, dst_dtype, src_dtype, sums, &args, sizeof args);
 }
 
 _Static_assert(sizeof(dc__cuda_box_args) <= DC__LAUNCH_BYTES, "a box must fit into a launch");
@@ -77,7 +96,7 @@ void dc__update_there(dc_stream *stream, int32_t kind, const dc__update_batch *b
     most = batch->spans[i].count > most ? batch->spans[i].count : most;
   }
   const dc__launch update = {.kernel = DC__KERNEL_ADAMW + kind,
-                             .blocks = blocks_for(most),
+                             .blocks = blocks_for(most, 1, MOST),
                              .blocks_y = (uint32_t)batch->spans_used,
                              .threads = DC__CUDA_THREADS,
                              .args = batch,

@@ -44,6 +44,9 @@ void dc__cuda_offsets(dc_stream *stream, int32_t *to, const int32_t *offsets, in
 enum { DC__CUDA_PRODUCT_BYTES = 32 << 20 }; /* as much of it as the library's own default on Hopper */
 struct dc__gemm;
 void dc__cuda_gemm(dc_stream *stream, const struct dc__gemm *gemm, void *workspace, size_t bytes);
+/* The same without an epilogue; and the sums of op(A)'s rows, of C's type, if the library makes them: whether it does.
+ */
+bool dc__cuda_gemm_sums(dc_stream *stream, const struct dc__gemm *gemm, void *sums, void *workspace, size_t bytes);
 
 /* launch_matrix.c: flights of at most DC__CUDA_FLIGHT matrices, none of them empty. */
 void dc__cuda_measure(dc_stream *stream, const dc__cuda_measure_args *args);

@@ -124,3 +124,17 @@ void dc__cuda_gemm(dc_stream *stream, const dc__gemm *g, void *workspace, size_t
     dc__cuda_epilogue(stream, &e);
   }
 }
+
+bool dc__cuda_gemm_sums(dc_stream *stream, const dc__gemm *g, void *sums, void *workspace, size_t bytes) {
+  bool (*multiply)(dc_stream *, const dc__product *) = stream->device->ops->stream_product;
+  dc__product p = product_of(g, workspace, bytes);
+  p.epilogue = DC__PRODUCT_SUMS;
+  p.with = sums;
+  if (multiply(stream, &p)) {
+    return true;
+  }
+  p.epilogue = DC__PRODUCT_NONE;
+  p.with = NULL;
+  (void)multiply(stream, &p);
+  return false;
+}
