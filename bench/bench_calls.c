@@ -1,7 +1,8 @@
-/* What a call of an operator costs that starts no communication: the gather of a parameter that is there, its wait and
- * its release, and a call that fails. By the public interface, in one thread.
+/* What operators cost the thread that calls them: the gather of a parameter that is there, its wait and its release, a
+ * call that fails, and a gather that is really one, with its wait and its release, on a stream that is not waited for
+ * while the clock runs. By the public interface, in one thread, with one rank.
  *
- *   bench_calls [--json]      median nanoseconds a call */
+ *   bench_calls [--json] [--device NAME] [--nccl]      median nanoseconds */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,25 +11,40 @@
 
 #include "dc_api.h"
 
-enum { CALLS = 20000, ROUNDS = 31, ELEMENTS = 1024, ID = 7, GRAPH = 3 };
+enum { CALLS = 20000, ROUNDS = 31, BURST = 16, ELEMENTS = 1024, KEPT = 7, MOVED = 8, GRAPH = 3 };
 
-typedef dc_status (*operation)(dc_context *context);
+typedef struct setting {
+  dc_context *context;
+  dc_stream *stream;
+} setting;
 
-static dc_status gather(dc_context *context) {
+typedef dc_status (*operation)(const setting *s);
+
+static dc_status gather_one(const setting *s, int64_t id) {
   dc_tensor out = DC_TENSOR_INIT;
-  return dc_allgather_param(context, NULL, GRAPH, ID, DC_DTYPE_NONE, &out);
+  return dc_allgather_param(s->context, NULL, GRAPH, id, DC_DTYPE_NONE, &out);
 }
 
-static dc_status wait(dc_context *context) {
-  return dc_wait_allgather(context, NULL, GRAPH, ID);
+static dc_status gather(const setting *s) {
+  return gather_one(s, KEPT);
 }
 
-static dc_status release(dc_context *context) {
-  return dc_release_param(context, NULL, GRAPH, ID, 1);
+static dc_status wait(const setting *s) {
+  return dc_wait_allgather(s->context, NULL, GRAPH, KEPT);
 }
 
-static dc_status refused(dc_context *context) {
-  return dc_wait_allgather(context, NULL, GRAPH, ID + 1) == DC_E_NOT_FOUND ? DC_OK : DC_E_INTERNAL;
+static dc_status release(const setting *s) {
+  return dc_release_param(s->context, NULL, GRAPH, KEPT, 1);
+}
+
+static dc_status refused(const setting *s) {
+  return dc_wait_allgather(s->context, NULL, GRAPH, MOVED + 1) == DC_E_NOT_FOUND ? DC_OK : DC_E_INTERNAL;
+}
+
+static dc_status move(const setting *s) {
+  dc_status status = gather_one(s, MOVED);
+  status = status != DC_OK ? status : dc_wait_allgather(s->context, NULL, GRAPH, MOVED);
+  return status != DC_OK ? status : dc_release_param(s->context, NULL, GRAPH, MOVED, 1);
 }
 
 static void check(dc_status status, const char *what) {
@@ -44,54 +60,93 @@ static int by_value(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-static double median_ns(dc_context *context, operation call, const char *what) {
+static double now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
+}
+
+static double burst_ns(const setting *s, operation call, int count, const char *what) {
+  const double begin = now_ns();
+  for (int i = 0; i < count; i++) {
+    check(call(s), what);
+  }
+  return now_ns() - begin;
+}
+
+/* In bursts that no queue is full of, with waits for the stream between, which do not count; 0: all at once. */
+static double median_ns(const setting *s, operation call, int burst, const char *what) {
   double rounds[ROUNDS];
-  for (int r = 0; r < ROUNDS; ++r) {
-    struct timespec begin;
-    struct timespec end;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
-    for (int i = 0; i < CALLS; ++i) {
-      check(call(context), what);
+  for (int r = 0; r < ROUNDS; r++) {
+    const int calls = burst == 0 ? CALLS : CALLS / 10 / burst * burst;
+    rounds[r] = 0;
+    for (int done = 0; done < calls; done += burst == 0 ? calls : burst) {
+      rounds[r] += burst_ns(s, call, burst == 0 ? calls : burst, what) / calls;
+      check(burst == 0 ? DC_OK : dc_stream_synchronize(s->stream, 0), "stream");
     }
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    rounds[r] = ((double)(end.tv_sec - begin.tv_sec) * 1e9 + (double)(end.tv_nsec - begin.tv_nsec)) / CALLS;
   }
   qsort(rounds, ROUNDS, sizeof rounds[0], by_value);
   return rounds[ROUNDS / 2];
 }
 
-/* One rank with one persistent parameter, gathered. */
-static dc_context *make_context(void) {
-  static float shard[ELEMENTS];
+static void add_parameter(dc_context *context, int64_t id, int32_t persistent) {
   static const int64_t shape[1] = {ELEMENTS};
-  static const int64_t ids[1] = {ID};
-  dc_device *device = NULL;
-  dc_context *context = NULL;
-  dc_tensor view = {sizeof view, shard, shape, NULL, 1, DC_FLOAT32, NULL};
-  check(dc_device_open("cpu", NULL, &device), "device");
-  check(dc_context_create(device, NULL, &context), "context");
+  dc_buffer *shard; /* until the process ends */
+  check(dc_memory_alloc(context, ELEMENTS * sizeof(float), DC_MEMORY_DEVICE, &shard), "memory");
+  dc_tensor view = {sizeof view, dc_buffer_data(shard), shape, NULL, 1, DC_FLOAT32, NULL};
+  check(dc_register_z3_param(context, id, shape, 1, &view, NULL, persistent, DC_DTYPE_NONE), "parameter");
+}
+
+/* One rank, a persistent parameter, gathered, and one that is not. */
+static setting set_up(const char *name, bool nccl) {
+  static const int64_t ids[2] = {KEPT, MOVED};
+  setting s;
+  dc_device *device;
+  dc_comm *base = NULL, *comm = NULL;
+  check(dc_device_open(name, NULL, &device), "device");
+  if (nccl) {
+    check(dc_comm_create_threads(1, NULL, &base), "threads");
+    check(dc_comm_create_nccl(base, device, &comm), "NCCL");
+  }
+  check(dc_context_create(device, NULL, &s.context), "context");
+  check(dc_stream_create(device, &s.stream), "stream");
+  check(dc_init(s.context, comm, NULL, 1 << 20), "init");
+  check(dc_set_stream(s.context, s.stream), "stream");
+  add_parameter(s.context, KEPT, 1);
+  add_parameter(s.context, MOVED, 0);
+  check(dc_register_graph_z3(s.context, GRAPH, ids, 2), "graph");
+  check(gather(&s), "gather");
+  check(wait(&s), "wait");
+  check(dc_stream_synchronize(s.stream, 0), "stream");
+  dc_comm_destroy(comm);
+  dc_comm_destroy(base);
   dc_device_destroy(device);
-  check(dc_init(context, NULL, NULL, 1 << 20), "init");
-  check(dc_register_z3_param(context, ID, shape, 1, &view, NULL, 1, DC_DTYPE_NONE), "parameter");
-  check(dc_register_graph_z3(context, GRAPH, ids, 1), "graph");
-  check(gather(context), "gather");
-  check(wait(context), "wait");
-  return context;
+  return s;
 }
 
 int main(int argc, char **argv) {
   static const struct {
     const char *name;
     operation call;
-  } rows[] = {{"allgather_param, gathered already", gather},
-              {"wait_allgather, done already", wait},
-              {"release_param, persistent", release},
-              {"wait_allgather, refused", refused}};
-  bool json = argc > 1 && strcmp(argv[1], "--json") == 0;
-  dc_context *context = make_context();
+    int burst;
+  } rows[] = {{"allgather_param, gathered already", gather, 0},
+              {"wait_allgather, done already", wait, 0},
+              {"release_param, persistent", release, 0},
+              {"wait_allgather, refused", refused, 0},
+              {"gather, wait and release", move, BURST}};
+  const char *device = "cpu";
+  bool json = false, nccl = false;
+  for (int i = 1; i < argc; i++) {
+    json = json || strcmp(argv[i], "--json") == 0;
+    nccl = nccl || strcmp(argv[i], "--nccl") == 0;
+    if (strcmp(argv[i], "--device") == 0 && i + 1 < argc) {
+      device = argv[++i];
+    }
+  }
+  const setting s = set_up(device, nccl);
   printf(json ? "{" : "%-36s %s\n", "call", "ns");
-  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
-    double ns = median_ns(context, rows[i].call, rows[i].name);
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    double ns = median_ns(&s, rows[i].call, rows[i].burst, rows[i].name);
     if (json) {
       printf("%s\"%s\": %.1f", i == 0 ? "" : ", ", rows[i].name, ns);
     } else {
@@ -99,6 +154,7 @@ int main(int argc, char **argv) {
     }
   }
   printf(json ? "}\n" : "");
-  dc_context_destroy(context);
+  dc_context_destroy(s.context);
+  dc_stream_destroy(s.stream);
   return 0;
 }

@@ -158,6 +158,7 @@ static bool start_one(dc_context *ctx, dc_stream *stream, dc__span *span, plan *
   int32_t dtype = p->copy->dtype;
   void *full = dc_buffer_data(p->copy->buffer);
   p->copy->version = param->version;
+  p->copy->awaited = false;
   if (p->from != NULL) {
     dc__span_begin_on(span, stream);
     dc__stream_cast(stream, full, dtype, dc_buffer_data(p->from->buffer), p->from->dtype, param->numel);
@@ -316,8 +317,10 @@ dc_status dc__gather_wait(dc_context *ctx, const char *fn, dc__param *param) {
   }
   DC__TRY(need_copy(fn, param));
   for (int32_t i = 0; i < DC__COPIES; i++) {
-    if (param->copies[i].buffer != NULL) {
-      dc__event_wait(param->copies[i].ready, ctx->lanes[DC__LANE_CALLER]);
+    dc__copy_of *copy = &param->copies[i];
+    if (copy->buffer != NULL && !copy->awaited) {
+      dc__event_wait(copy->ready, ctx->lanes[DC__LANE_CALLER]);
+      copy->awaited = true;
     }
   }
   return dc__context_check(ctx); /* a collective that failed has passed its event as well */

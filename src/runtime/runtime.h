@@ -30,6 +30,7 @@ typedef struct dc__copy_of {
   dc_event *ready;   /* when it is complete; made once, kept */
   int64_t version;   /* weights it holds: current if it equals the parameter's */
   int32_t dtype;
+  bool awaited; /* by the caller's stream, which need not wait again */
 } dc__copy_of;
 
 enum { DC__COPIES = 4 };

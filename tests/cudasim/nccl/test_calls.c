@@ -75,6 +75,12 @@ static void count(card_rank *c, dc_stream *stream, void *shard) {
     CHECK(&c->r, calls[which] <= expected.operators[which] * TIMES);
   }
   CHECK(&c->r, worker <= expected.worker * TIMES);
+  OK(&c->r, run_operator(c->r.ctx, 0));
+  OK(&c->r, run_operator(c->r.ctx, 1));
+  const int before = cudasim_thread_calls();
+  OK(&c->r, run_operator(c->r.ctx, 1)); /* what the stream has waited for is not waited for again */
+  CHECK(&c->r, cudasim_thread_calls() - before < calls[1] / TIMES);
+  OK(&c->r, run_operator(c->r.ctx, 2));
 }
 
 /* On a stream that is somebody else's, as PyTorch's is. */
