@@ -12,7 +12,7 @@
 DC__LT_FUNCTIONS(X)
 #undef X
 
-enum { INVALID = 7 };
+enum { INVALID = DC__LT_INVALID_VALUE };
 
 struct dc__lt_desc_st {
   int compute, scale, trans[2], epilogue;
@@ -173,7 +173,7 @@ int cublasLtMatmulAlgoGetHeuristic(dc__lt_handle handle, dc__lt_desc desc, dc__l
     return INVALID;
   }
   if (!has_epilogue(desc, b, d, preference->alignment[3])) {
-    return DC__LT_NOT_SUPPORTED;
+    return desc->aux_ld % 8 != 0 ? INVALID : DC__LT_NOT_SUPPORTED;
   }
   *found = (dc__lt_found){.algo.data = {preference->alignment[0], preference->workspace}};
   *count = 1;

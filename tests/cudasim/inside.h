@@ -22,7 +22,8 @@ enum {
   LAUNCH_FAILED = 719,
   INVALID_HANDLE = 400,
   CAPTURE_UNSUPPORTED = 900,
-  CAPTURE_ISOLATION = 905
+  CAPTURE_ISOLATION = 905,
+  CAPTURE_IMPLICIT = 906
 };
 
 /* ---- calls.c: what every function begins with ---- */

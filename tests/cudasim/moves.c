@@ -30,6 +30,9 @@ static void run_move(void *args) {
 int cuMemcpyAsync(dc__cu_ptr dst, dc__cu_ptr src, size_t bytes, dc__cu_stream stream) {
   ENTER(true);
   const move m = {(void *)(uintptr_t)dst, (const void *)(uintptr_t)src, bytes, 0};
+  if (bytes == 0) { /* which is nothing on a stream, and an error in a graph */
+    return INVALID_VALUE;
+  }
   push(stream, run_move, &m, sizeof m);
   return 0;
 }
@@ -37,6 +40,9 @@ int cuMemcpyAsync(dc__cu_ptr dst, dc__cu_ptr src, size_t bytes, dc__cu_stream st
 int cuMemsetD8Async(dc__cu_ptr dst, unsigned char value, size_t bytes, dc__cu_stream stream) {
   ENTER(true);
   const move m = {(void *)(uintptr_t)dst, NULL, bytes, value};
+  if (bytes == 0) { /* which is nothing on a stream, and an error in a graph */
+    return INVALID_VALUE;
+  }
   push(stream, run_move, &m, sizeof m);
   return 0;
 }

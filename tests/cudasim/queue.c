@@ -135,10 +135,11 @@ __attribute__((destructor)) static void close_default(void) {
 }
 
 dc__cu_stream queue_of(dc__cu_stream stream) {
-  if (stream == NULL) {
+  const bool is_default = stream == NULL || (uintptr_t)stream == DC__CU_STREAM_LEGACY;
+  if (is_default) {
     pthread_once(&default_once, open_default);
   }
-  return stream == NULL ? default_stream : stream;
+  return is_default ? default_stream : stream;
 }
 
 void push(dc__cu_stream to, void (*run)(void *args), const void *args, size_t bytes) {
@@ -194,6 +195,9 @@ int cuCtxSynchronize(void) {
 int cuStreamIsCapturing(dc__cu_stream of, int *status) {
   ENTER(true);
   dc__cu_stream stream = queue_of(of);
+  if (stream == default_stream) { /* it may be one */
+    return CAPTURE_IMPLICIT;
+  }
   pthread_mutex_lock(&queue_mutex);
   *status = stream->captures != NULL;
   pthread_mutex_unlock(&queue_mutex);

@@ -4,6 +4,7 @@
 #include "harness.h"
 
 #include "cudasim.h"
+#include "device/cuda/driver.h"
 #include "device/device.h"
 #include "kernels/kernels.h"
 
@@ -349,6 +350,26 @@ static void test_ranks_that_meet_are_refused(void **state) {
   run_ranks((setup){.world = 2}, one_of_two, NULL);
 }
 
+/* Which no graph can be captured on, and which is not asked whether one is. */
+static void test_the_default_stream_has_two_names(void **state) {
+  (void)state;
+  run r = open_run(3);
+  for (uintptr_t name = 0; name <= DC__CU_STREAM_LEGACY; name++) {
+    dc_stream *stream;
+    float found[2] = {7, 7};
+    DO(dc_stream_wrap(r.device, (void *)name, &stream));
+    DO(dc_set_stream(r.ctx, stream));
+    dc__stream_zero(stream, r.full, sizeof found);
+    dc__stream_copy(stream, r.full, r.weights, 0); /* nothing */
+    dc__stream_copy(stream, found, r.full, sizeof found);
+    DO(dc_stream_synchronize(stream, 0));
+    assert_true(found[1] == 0.0f);
+    DO(dc_set_stream(r.ctx, r.stream));
+    dc_stream_destroy(stream);
+  }
+  close_run(&r);
+}
+
 static int reset(void **state) {
   (void)state;
   cudasim_reset();
@@ -366,9 +387,13 @@ static int all_given_back(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_a_launch_is_a_step),       TEST(test_a_graph_writes_to_nothing_of_others),
-      TEST(test_what_no_capture_allows),   TEST(test_each_launch_looks_for_itself),
-      TEST(test_a_captured_stream_is_set), TEST(test_ranks_that_meet_are_refused),
+      TEST(test_a_launch_is_a_step),
+      TEST(test_a_graph_writes_to_nothing_of_others),
+      TEST(test_what_no_capture_allows),
+      TEST(test_each_launch_looks_for_itself),
+      TEST(test_a_captured_stream_is_set),
+      TEST(test_ranks_that_meet_are_refused),
+      TEST(test_the_default_stream_has_two_names),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -15,59 +16,101 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def script() -> Any:
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     loader = importlib.machinery.SourceFileLoader("gpu_check", str(ROOT / "scripts" / "gpu-check"))
     spec = importlib.util.spec_from_loader("gpu_check", loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "gpu_check", module)
     loader.exec_module(module)
+    monkeypatch.setattr(module, "BUILD", tmp_path)
+    monkeypatch.setattr(module, "card", lambda: "a card")
+    monkeypatch.setattr(module.shutil, "which", lambda _, path: "compute-sanitizer")
     return module
 
 
-def said(text: str, status: int = 0) -> List[str]:
-    return [sys.executable, "-c", f"import sys; print({text!r}); sys.exit({status})"]
+def said(script: Any, text: str, status: int = 0, seconds: float = 60, left: float = 60) -> Dict[str, Any]:
+    program = [sys.executable, "-c", f"import sys, time; print({text!r}, flush=True); time.sleep({status == 124}); "
+                                     f"sys.exit({status})"]
+    result: Dict[str, Any] = script.run(script.Row("a row", program, seconds), left)
+    return result
 
 
-def test_its_targets_are_those_of_the_build(script: Any) -> None:
+def test_its_programs_are_those_of_the_build(script: Any) -> None:
     built = (ROOT / "tests" / "card" / "meson.build").read_text()
-    names = [Path(target).name for target in script.targets()]
-    assert set(script.NOT_ON_NCCL) <= set(names) and len(names) == len(set(names))
-    assert all(f"'{name[len('card_'):]}'" in built for name in script.NOT_ON_NCCL[:7])
-    assert script.library().startswith("libdc.so.0.")
+    rows = script.rows()
+    assert len({row.name for row in rows}) == len(rows)
+    assert all(f"'{name}'" in built for name in script.NOT_CONFORMANCE) and "'moves'" in built
+    assert set(script.NOT_ON_NCCL) <= set(script.conformance())
+    assert set(script.SANITIZED) <= {*script.NOT_CONFORMANCE, *script.conformance()}
+    for row in rows:
+        assert all((ROOT / word).exists() for word in row.command if word.endswith(".py"))
 
 
 def test_it_counts_what_passed_and_keeps_what_failed(script: Any) -> None:
-    assert script.run(said("[  PASSED  ] 7 test(s).")) == {"status": 0, "seconds": pytest.approx(0, abs=60), "passed": 7}
-    assert script.run(said("12 passed in 3.1s"))["passed"] == 12
-    assert script.run(said("a warning\n{\"ratio\": 1.5}"))["figures"] == {"ratio": 1.5}
-    failed = script.run(said("it broke", 3))
+    assert said(script, "[  PASSED  ] 7 test(s).") == {"status": 0, "seconds": pytest.approx(0, abs=60), "passed": 7}
+    assert said(script, "12 passed in 3.1s")["passed"] == 12
+    assert said(script, "a warning\n{\"ratio\": 1.5}")["figures"] == {"ratio": 1.5}
+    failed = said(script, "it broke", 3)
     assert failed["status"] == 3 and failed["text"] == "it broke\n"
-    assert script.run(["./no-such-program"])["status"] == 127
-    script.SECONDS = 0
-    over = script.run([sys.executable, "-c", "import time; time.sleep(60)"])
-    assert over["status"] == 124 and "seconds were over" in over["text"]
+    assert script.run(script.Row("a row", ["./no-such-program"], 1), 1)["status"] == 127
+    over = said(script, "so far", 124, 0.5)
+    assert over["status"] == 124 and over["text"].startswith("so far") and "0.5 seconds were over" in over["text"]
+    assert said(script, "", 124, 60, 0.5)["status"] is None  # it would have had more time
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_a_run_without_a_card(script: Any, broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                              capsys: pytest.CaptureFixture) -> None:
-    """Every command is noted instead of run; the order is that of the report."""
-    commands: List[List[str]] = []
+def test_what_was_carried_comes_first(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "cmocka" / "usr" / "lib" / "libcmocka.so.0"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.setattr(script, "CARRIED", tmp_path)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/mine")
+    monkeypatch.delenv("PKG_CONFIG_PATH", raising=False)
+    found = script.environment()
+    assert found["LD_LIBRARY_PATH"].split(":")[-2:] == [str(library.parent), "/mine"]
+    assert found["PKG_CONFIG_PATH"] == str(library.parent / "pkgconfig")
+    assert found["CMAKE_PREFIX_PATH"] == str(tmp_path / "cmocka" / "usr") and found["DC_TEST_DEVICE"] == "cuda"
 
-    def run(command: List[str], **more: str) -> Dict[str, Any]:
-        commands.append([*command, *(["on NCCL"] if more.get("DC_TEST_COMM") == "nccl" else [])])
-        return {"status": int(broken and "pytest" in command), "seconds": 0.0, "passed": 1}
+
+def call(script: Any, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
+    monkeypatch.setattr(sys, "argv", ["gpu-check", *map(str, arguments)])
+    monkeypatch.setattr(script, "BEGUN", time.monotonic())
+    return int(script.main())
+
+
+def test_a_run_goes_on_where_the_last_one_ended(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    """Every row is noted instead of run; one takes all the time, and one fails."""
+    ran: List[str] = []
+    slow = True
+
+    def run(row: Any, left: float) -> Dict[str, Any]:
+        ran.append(row.name)
+        if row.name == "moves" and slow:
+            return {"status": None}
+        return {"status": int(row.name == "torch"), "seconds": 0.0, "passed": 1}
 
     monkeypatch.setattr(script, "run", run)
-    monkeypatch.setattr(script, "BUILD", tmp_path)
-    monkeypatch.setattr(script, "card", lambda: "a card")
-    monkeypatch.setattr(script.shutil, "which", lambda _: "compute-sanitizer")
-    monkeypatch.setattr(sys, "argv", ["gpu-check", str(tmp_path / "out" / "report.json")])
-    assert script.main() == int(broken)
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["card"] == "a card" and "layer speed 512" in report["results"]
-    programs = [Path(command[0]).name for command in commands if command[-1] == "on NCCL"]
-    assert programs and not set(programs) & set(script.NOT_ON_NCCL) and len(programs) == len(set(programs))
-    alone = [Path(command[0]).name for command in commands if len(command) == 1]
-    assert sorted(alone) == sorted(Path(target).name for target in script.targets())
-    assert ("failed: torch" if broken else "failed: nothing") in capsys.readouterr().out
+    file = tmp_path / "out" / "report.json"
+    assert call(script, monkeypatch, file) == 1
+    assert ran[:3] == ["setup", "build", "card_kernels"]
+    report = json.loads(file.read_text())
+    assert report["card"] == "a card" and "layer speed 512" in report["results"] and "moves" not in report["results"]
+    assert "failed: torch; left: moves;" in capsys.readouterr().out
+    slow, ran = False, []
+    assert call(script, monkeypatch, file) == 1 and ran == ["setup", "build", "moves"]
+    ran = []
+    assert call(script, monkeypatch, file, "memcheck *", "torch") == 1
+    assert sorted(ran[2:]) == sorted(["torch", *(f"memcheck card_{name}" for name in script.SANITIZED)])
+    ran = []
+    assert call(script, monkeypatch, "--seconds", 0, tmp_path / "new.json") == 1 and ran == []
+    monkeypatch.setattr(script, "run", lambda row, left: {"status": 0, "seconds": 0.0, "passed": 1})
+    assert call(script, monkeypatch, tmp_path / "fine.json") == 0
+    monkeypatch.setattr(script, "card", lambda: "no card")
+    assert call(script, monkeypatch, tmp_path / "fine.json") == 1
+
+
+def test_nothing_is_run_that_was_not_built(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "run", lambda row, left: {"status": 1, "seconds": 0.0, "passed": 0})
+    assert call(script, monkeypatch, tmp_path / "report.json") == 1
+    assert list(json.loads((tmp_path / "report.json").read_text())["results"]) == ["setup", "build"]

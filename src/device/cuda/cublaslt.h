@@ -24,6 +24,7 @@ typedef struct dc__lt_found {
 
 enum { /* the numbers are the library's */
        DC__LT_ALLOC_FAILED = 3,
+       DC__LT_INVALID_VALUE = 7,
        DC__LT_NOT_SUPPORTED = 15,
        DC__LT_MAJOR_VERSION = 0,
        DC__LT_R_32F = 0,

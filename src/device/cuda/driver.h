@@ -36,6 +36,7 @@ enum { /* the numbers are the driver's */
        DC__CU_NO_BINARY = 209,
        DC__CU_NOT_READY = 600,
        DC__CU_STREAM_NON_BLOCKING = 1,
+       DC__CU_STREAM_LEGACY = 1, /* another name of the default stream, as an address */
        DC__CU_EVENT_BLOCKING_SYNC = 1,
        DC__CU_EVENT_NO_TIMING = 2,
        DC__CU_HOST_PORTABLE = 1,

@@ -62,7 +62,8 @@ void dc__cuda_end(dc_device *device) {
  * only a wait for a captured mark takes it into a graph. And nobody begins or ends a capture while he is in an
  * operator. */
 bool dc__cuda_is_capturing(dc__cuda_stream *stream) {
-  if (stream->native == NULL || (!stream->wrapped && !stream->joined)) {
+  const bool is_default = stream->native == NULL || (uintptr_t)stream->native == DC__CU_STREAM_LEGACY;
+  if (is_default || (!stream->wrapped && !stream->joined)) {
     return false;
   }
   if (here.operators == 0 || here.asked != stream->serial) {

@@ -210,11 +210,13 @@ static int describe(const dc__lt *lt, plan *p, const dc__product *product) {
                     : lay_out(lt, &p->d, type_of(of->out_dtype), of->m, of->n, of->ldd, of->batch, of->stride_d);
 }
 
-/* The best algorithm; `works` says whether there is one. Returns the library's status. */
+/* The best algorithm; `works` says whether there is one. What an epilogue lacks the library may call unsupported or
+ * invalid. Returns the library's status. */
 static int search(const struct dc__cuda_products *products, plan *p) {
   const dc__lt *lt = &products->lt;
   const uint64_t workspace = p->of.workspace;
   const uint32_t alignment = (uint32_t)p->of.alignment, reduction = DC__LT_REDUCTION_COMPUTE_TYPE;
+  const bool has_epilogue = p->of.epilogue != DC__PRODUCT_NONE;
   dc__lt_preference preference = NULL;
   dc__lt_found found = {.state = DC__LT_NOT_SUPPORTED};
   int count = 0;
@@ -232,7 +234,7 @@ static int search(const struct dc__cuda_products *products, plan *p) {
                                                &count);
     p->works = error == 0 && count > 0 && found.state == 0;
     p->algo = found.algo;
-    error = error == DC__LT_NOT_SUPPORTED ? 0 : error;
+    error = error == DC__LT_NOT_SUPPORTED || (error == DC__LT_INVALID_VALUE && has_epilogue) ? 0 : error;
   }
   if (preference != NULL) {
     (void)lt->cublasLtMatmulPreferenceDestroy(preference);
