@@ -6,6 +6,9 @@
 #include <unistd.h>
 
 #include "adapter.h"
+#include "cudasim.h"
+
+enum { BAD_VALUE = 1 };
 
 /* ---- registration ---- */
 
@@ -147,11 +150,45 @@ static void test_each_call_refused(void **state) {
   }
 }
 
+/* From a device's first failure on each operator is that failure's sentence, and no result. Streams are held back, so
+ * that what PyTorch lent would be found if it went too early; the context can be closed, and nothing stays. */
+static void test_a_device_that_fails(void **state) {
+  (void)state;
+  static const char *const functions[] = {"cuLaunchKernel", "cuStreamWaitEvent"}; /* never of torchsim's memory */
+  cudasim_hold();
+  for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
+    bool came = true;
+    for (int before = 0; came; before++) {
+      float values[FLOATS];
+      run r = opened("CUDA");
+      int calls = cudasim_calls(functions[i]);
+      cudasim_fail(functions[i], before, BAD_VALUE);
+      operators(&r, values);
+      cudasim_fail(NULL, 0, 0);
+      came = cudasim_calls(functions[i]) - calls > before;
+      assert_true(came || before > 0);
+      if (came && dc_async_error(r.context) != DC_E_DEVICE) {
+        fail_msg("%s, call %d: %s", functions[i], before, r.error == NULL ? "no error" : r.error);
+      }
+      r.error = NULL;
+      if (came) {
+        refuses(&r, "allgather_param", token(&r), functions[i]);
+        refuses(&r, "reduce_grad", tensor_of(&r, 2, SHAPE), functions[i]);
+        refuses(&r, "offload_tensor", tensor_of(&r, 1, MANY), functions[i]);
+      }
+      close_run(&r);
+      drained(streams[0]);
+      assert_int_equal(torchsim_live(), registered);
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_registration),
       TEST(test_tensors_of_another_device),
       TEST(test_each_call_refused),
+      TEST(test_a_device_that_fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
