@@ -1,6 +1,8 @@
 /* Copies, casts and sums of floating-point types that look at what they store. What is looked at is the largest
  * magnitude, as bits, which order as the numbers do: an "and" and a maximum beside a load and a store. INIT is the name
  * of the function that enters them. */
+#include <string.h>
+
 #include "kernels/cpu/x86/vector.h"
 
 #ifdef __AVX512F__
@@ -63,7 +65,8 @@ DC__INLINE integers larger_32(integers a, integers b) {
 
 #endif
 
-enum { BYTES = sizeof(integers), LINE = 64 };
+/* A maximum waits for the one before it: several of them side by side do not. */
+enum { BYTES = sizeof(integers), LINE = 64, CHAINS = DC__KERNELS_STEP / WIDTH };
 
 /* ---- copies ---- */
 
@@ -88,12 +91,13 @@ DC__INLINE look look_at(int32_t dtype) {
   }
 }
 
-DC__INLINE bool below(integers most, int32_t infinity, bool halves) {
+DC__INLINE bool below(const integers most[CHAINS], int32_t infinity, bool halves) {
   union {
-    integers all;
-    int32_t words[BYTES / 4];
-    int16_t halves[BYTES / 2];
-  } lanes = {most};
+    integers all[CHAINS];
+    int32_t words[CHAINS * BYTES / 4];
+    int16_t halves[CHAINS * BYTES / 2];
+  } lanes;
+  memcpy(lanes.all, most, sizeof lanes.all);
   int32_t largest = 0;
   for (size_t i = 0; i < (halves ? sizeof lanes.halves / 2 : sizeof lanes.words / 4); i++) {
     const int32_t lane = halves ? lanes.halves[i] : lanes.words[i];
@@ -102,41 +106,39 @@ DC__INLINE bool below(integers most, int32_t infinity, bool halves) {
   return largest < infinity;
 }
 
-DC__INLINE integers copy_line(char *d, const char *s, integers most, integers mask, bool halves, bool stream) {
-  for (size_t i = 0; i < LINE; i += BYTES) {
-    const integers x = load_bits(s + i);
+DC__INLINE void copy_line(char *d, const char *s, integers most[CHAINS], look l, bool stream) {
+  const integers mask = set_bits(l.mask);
+  for (size_t i = 0; i < LINE / BYTES; i++) {
+    const integers x = load_bits(s + i * BYTES);
     if (stream) {
-      stream_bits(d + i, x);
+      stream_bits(d + i * BYTES, x);
     } else {
-      store_bits(d + i, x);
+      store_bits(d + i * BYTES, x);
     }
-    const integers magnitude = and_bits(x, mask);
-    most = halves ? larger_16(most, magnitude) : larger_32(most, magnitude);
+    most[i] = l.halves ? larger_16(most[i], and_bits(x, mask)) : larger_32(most[i], and_bits(x, mask));
   }
-  return most;
 }
 
 /* Whole lines of d; the first and the last may overlap others, which get the same again. */
 DC__INLINE bool copy(void *dst, const void *src, int64_t count, int32_t dtype) {
   const look l = look_at(dtype);
-  const integers mask = set_bits(l.mask);
   const size_t size = l.halves ? 2 : dtype == DC_FLOAT32 ? 4 : 8;
   const size_t bytes = (size_t)count * size;
   char *d = dst;
   const char *s = src;
-  integers most = set_bits(0);
+  integers most[CHAINS] = {{0}};
   if (bytes < DC__COPY_STREAM || (uintptr_t)d % size != 0) {
     for (size_t i = 0; i < bytes; i += LINE) {
-      most = copy_line(d + i, s + i, most, mask, l.halves, false);
+      copy_line(d + i, s + i, most, l, false);
     }
     return below(most, l.infinity, l.halves);
   }
-  most = copy_line(d, s, most, mask, l.halves, false);
+  copy_line(d, s, most, l, false);
   for (size_t i = (size_t)(-(uintptr_t)d % LINE); i + LINE <= bytes; i += LINE) {
-    most = copy_line(d + i, s + i, most, mask, l.halves, true);
+    copy_line(d + i, s + i, most, l, true);
   }
   _mm_sfence(); /* such stores are ordered by nothing else, and others may read what we say is done */
-  most = copy_line(d + bytes - LINE, s + bytes - LINE, most, mask, l.halves, false);
+  copy_line(d + bytes - LINE, s + bytes - LINE, most, l, false);
   return below(most, l.infinity, l.halves);
 }
 
@@ -149,14 +151,14 @@ DC__INLINE int32_t overflow(int32_t dtype) {
 
 DC__INLINE bool convert(void *dst, int32_t to, const void *src, int32_t from, int64_t count, bool adds) {
   const integers mask = set_bits(0x7fffffff7fffffff);
-  integers most = set_bits(0);
-  for (int64_t i = 0; i < count; i += WIDTH) {
-    vector v = load(src, from, i);
-    if (adds) {
-      v = add(load(dst, to, i), v);
+  integers most[CHAINS] = {{0}};
+  for (int64_t i = 0; i < count; i += DC__KERNELS_STEP) {
+    for (int64_t k = 0; k < CHAINS; k++) {
+      const int64_t at = i + k * WIDTH;
+      const vector v = adds ? add(load(dst, to, at), load(src, from, at)) : load(src, from, at);
+      store(dst, to, at, v);
+      most[k] = larger_32(most[k], and_bits(bits_of(v), mask));
     }
-    store(dst, to, i, v);
-    most = larger_32(most, and_bits(bits_of(v), mask));
   }
   return below(most, overflow(to), false);
 }
