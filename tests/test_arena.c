@@ -322,7 +322,7 @@ static void pool_done(void *user) {
 static void test_source(void **state) {
   fixture *f = *state;
   pool p = {.left = 10 * MIB};
-  dc__arena_source source = {pool_alloc, pool_free, pool_done, &p};
+  dc__arena_source source = {.alloc = pool_alloc, .free = pool_free, .done = pool_done, .user = &p};
   dc__arena *arena = NULL;
   assert_int_equal(dc__arena_create(f->device, &source, &arena), DC_OK);
   void *a = NULL;

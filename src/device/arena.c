@@ -123,6 +123,7 @@ dc_status dc__arena_create(dc_device *device, const dc__arena_source *source, dc
   self->source = source != NULL && source->alloc != NULL
                      ? *source
                      : (dc__arena_source){.alloc = device_alloc, .free = device_free, .user = device};
+  self->blocks.in_order = self->source.in_order;
   atomic_init(&self->refs, 1);
   pthread_mutex_init(&self->mutex, NULL);
   *arena = self;
@@ -177,7 +178,7 @@ static dc_status find(dc__arena *arena, bool for_stream, size_t bytes, dc__block
     return DC_OK;
   }
   dc_status status = grow(arena, bytes);
-  if (status != DC_OK && trim(arena)) { /* what lies idle may be what is missing */
+  if (status != DC_OK && !blocks->in_order && trim(arena)) { /* what lies idle may be what is missing */
     status = grow(arena, bytes);
   }
   *found = status == DC_OK ? dc__blocks_take(blocks, bytes) : NULL;

@@ -110,7 +110,9 @@ static void merge_right(dc__blocks *self, dc__block *b) {
 /* A used or retired block, in no list any more, becomes free. */
 static void make_free(dc__blocks *self, dc__block *b) {
   self->used_bytes -= (int64_t)b->bytes;
-  POISON(b->ptr, b->bytes);
+  if (!self->in_order) {
+    POISON(b->ptr, b->bytes);
+  }
   if (b->right != NULL && b->right->is_free) {
     list_remove(b->right);
     merge_right(self, b);

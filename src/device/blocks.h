@@ -29,6 +29,7 @@ typedef struct dc__blocks {
   size_t used_count;
   int64_t used_bytes; /* retired ones too */
   dc__records records;
+  bool in_order; /* what is free may be in use still, by work that comes before its next use */
 } dc__blocks;
 
 dc_status dc__blocks_init(dc__blocks *self);

@@ -234,6 +234,9 @@ typedef struct dc__arena_source {
   void (*free)(void *user, void *ptr, size_t bytes);
   void (*done)(void *user); /* after the last free */
   void *user;
+  /* All work with the memory follows the order in which blocks are taken and given back, so they are used again at once
+   * and lie where that order puts them. Chunks go back only when the caller, who has waited, trims the arena. */
+  bool in_order;
 } dc__arena_source;
 
 dc_status dc__arena_create(dc_device *device, const dc__arena_source *source, dc__arena **arena);

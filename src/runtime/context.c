@@ -159,29 +159,34 @@ static void host_done(void *device) {
   dc__device_release(device);
 }
 
-/* Memory of the communicator's, if it has some on this device. */
-static dc_status make_heap_arena(dc_context *ctx, bool wanted, dc__arena **arena) {
+/* Memory of the communicator's. */
+static dc_status make_heap_arena(dc_context *ctx, bool in_order, dc__arena **arena) {
   dc_comm *comm = ctx->gather_comm;
-  if (!wanted || comm->ops->heap_alloc == NULL || comm->place != ctx->device->place) {
-    return dc__arena_create(ctx->device, NULL, arena);
-  }
-  dc__arena_source heap = {heap_alloc, heap_free, heap_done, comm};
+  dc__arena_source heap = {heap_alloc, heap_free, heap_done, comm, in_order};
   DC__TRY(dc__arena_create(ctx->device, &heap, arena));
   dc__comm_retain(comm); /* until heap_done */
   return DC_OK;
 }
 
-/* On the host peers read the heap alone. Cards exchange any memory of theirs, and what is registered in place. */
+/* On the host peers read the heap alone. Cards exchange any memory of theirs, and what is registered in place; best
+ * where it lies alike on all ranks, so that of the gathers is taken in their order, and no event has a say in it. */
 dc_status dc__arenas_make(dc_context *ctx, dc__arenas *arenas) {
   bool on_card = ctx->device->place != 0;
-  bool registered = on_card && ctx->config.symmetric_memory == 1;
-  DC__TRY(make_heap_arena(ctx, registered, &arenas->gathered));
-  DC__TRY(make_heap_arena(ctx, registered || !on_card, &arenas->shared));
-  return dc__arena_create(ctx->device, NULL, &arenas->working);
+  bool has_heap = ctx->gather_comm->ops->heap_alloc != NULL && ctx->gather_comm->place == ctx->device->place;
+  ctx->in_order = has_heap && on_card && ctx->config.symmetric_memory == 1;
+  DC__TRY(ctx->in_order ? make_heap_arena(ctx, true, &arenas->gathered)
+                        : dc__arena_create(ctx->device, NULL, &arenas->gathered));
+  DC__TRY(ctx->in_order || (has_heap && !on_card) ? make_heap_arena(ctx, false, &arenas->shared)
+                                                  : dc__arena_create(ctx->device, NULL, &arenas->shared));
+  DC__TRY(dc__arena_create(ctx->device, NULL, &arenas->working));
+  arenas->staged = ctx->in_order ? arenas->gathered : arenas->shared;
+  arenas->reloaded =
+      ctx->in_order ? arenas->working : arenas->shared; /* its events would have a say in shared's places */
+  return DC_OK;
 }
 
 static dc_status make_host_arena(dc_context *ctx) {
-  dc__arena_source host = {host_alloc, host_free, host_done, ctx->device};
+  dc__arena_source host = {.alloc = host_alloc, .free = host_free, .done = host_done, .user = ctx->device};
   DC__TRY(dc__arena_create(ctx->device, &host, &ctx->host));
   dc__device_retain(ctx->device); /* until host_done */
   return DC_OK;

@@ -44,8 +44,13 @@ static bool has_copy(const dc__param *param) {
   return false;
 }
 
-static void drop_copy(dc__param *param, dc__copy_of *copy) {
-  dc__buffer_revoke(copy->buffer, param->last_read, copy->ready); /* the later one first: it is asked for first */
+/* What must pass before the memory is used again; in order all of that comes before. */
+static dc_event *pending(const dc_context *ctx, dc_event *event) {
+  return ctx->in_order ? NULL : event;
+}
+
+static void drop_copy(const dc_context *ctx, dc__param *param, dc__copy_of *copy) {
+  dc__buffer_revoke(copy->buffer, pending(ctx, param->last_read), pending(ctx, copy->ready)); /* asked in this order */
   dc_buffer_release(copy->buffer);
   copy->buffer = NULL;
 }
@@ -58,10 +63,13 @@ void dc__gather_drop(dc_context *ctx, dc__param *param) {
     } else {
       (void)dc__stream_sync(caller, 0);
     }
+    if (ctx->in_order && param->last_read != NULL) { /* as the next gather would at any rate */
+      dc__event_wait(param->last_read, ctx->captures ? caller : ctx->lanes[DC__LANE_GATHER]);
+    }
   }
   for (int32_t i = 0; i < DC__COPIES; i++) {
     if (param->copies[i].buffer != NULL) {
-      drop_copy(param, &param->copies[i]);
+      drop_copy(ctx, param, &param->copies[i]);
     }
   }
   param->users = param->released = 0;
@@ -133,22 +141,21 @@ typedef struct plan {
 
 static dc_status plan_one(dc_context *ctx, const char *fn, dc_stream *stream, dc__param *param, int32_t dtype,
                           plan *p) {
-  p->param = param;
-  p->from = any_current_copy(param);
+  *p = (plan){.param = param, .from = any_current_copy(param)};
   DC__TRY(open_copy(ctx, fn, stream, param, dtype, &p->copy, &p->made));
-  size_t bytes = (size_t)param->chunks[ctx->rank].count * dc_dtype_size(dtype);
-  if (p->from == NULL && bytes > 0 && needs_staging(ctx, param, dtype)) {
-    return dc__arena_alloc(ctx->arenas.shared, stream, bytes, &p->staged);
+  int64_t count = ctx->in_order ? param->chunk : param->chunks[ctx->rank].count; /* alike on all ranks */
+  if (p->from == NULL && count > 0 && needs_staging(ctx, param, dtype)) {
+    return dc__arena_alloc(ctx->arenas.staged, stream, (size_t)count * dc_dtype_size(dtype), &p->staged);
   }
   return DC_OK;
 }
 
 static void unplan(dc_context *ctx, plan *p) {
   if (p->staged != NULL) {
-    dc__arena_free(ctx->arenas.shared, p->staged, NULL, NULL);
+    dc__arena_free(ctx->arenas.staged, p->staged, NULL, NULL);
   }
   if (p->made && p->copy != NULL && p->copy->buffer != NULL) {
-    drop_copy(p->param, p->copy);
+    drop_copy(ctx, p->param, p->copy);
   }
 }
 
@@ -218,19 +225,14 @@ static void start(dc_context *ctx, dc_stream *stream, const dc__tag *named, plan
       dc__note_event(ctx, plans[i].from->ready, stream); /* its memory must stay until it is cast */
     }
     if (plans[i].staged != NULL) {
-      dc__arena_free(ctx->arenas.shared, plans[i].staged, plans[i].copy->ready, NULL);
+      dc__arena_free(ctx->arenas.staged, plans[i].staged, pending(ctx, plans[i].copy->ready), NULL);
     }
   }
 }
 
-/* Plans for all before any is started, so that a failure leaves nothing half-done. */
-static dc_status gather_missing(dc_context *ctx, const char *fn, const dc__tag *tag, plan *plans,
-                                dc__param *const *params, const int32_t *dtypes, int64_t count) {
-  dc_stream *stream;
-  DC__TRY(dc__lane(ctx, DC__LANE_GATHER, &stream));
-  if (ctx->config.sync_before_allgather == 1) {
-    DC__TRY(dc__drain(ctx));
-  }
+/* For all before any is started, so that a failure leaves nothing half-done. */
+static dc_status plan_all(dc_context *ctx, const char *fn, dc_stream *stream, plan *plans, dc__param *const *params,
+                          const int32_t *dtypes, int64_t count) {
   dc_status status = DC_OK;
   int64_t planned = 0;
   for (; planned < count && status == DC_OK; planned++) {
@@ -241,8 +243,23 @@ static dc_status gather_missing(dc_context *ctx, const char *fn, const dc__tag *
     for (int64_t i = 0; i < planned; i++) {
       unplan(ctx, &plans[i]);
     }
-    return status;
   }
+  return status;
+}
+
+static dc_status gather_missing(dc_context *ctx, const char *fn, const dc__tag *tag, plan *plans,
+                                dc__param *const *params, const int32_t *dtypes, int64_t count) {
+  dc_stream *stream;
+  DC__TRY(dc__lane(ctx, DC__LANE_GATHER, &stream));
+  if (ctx->config.sync_before_allgather == 1) {
+    DC__TRY(dc__drain(ctx));
+  }
+  dc_status status = plan_all(ctx, fn, stream, plans, params, dtypes, count);
+  if (status == DC_E_NO_MEMORY && ctx->in_order && !ctx->captures) { /* what lies idle may be what is missing */
+    dc__arena_trim(ctx->arenas.gathered);
+    status = plan_all(ctx, fn, stream, plans, params, dtypes, count);
+  }
+  DC__TRY(status);
   start(ctx, stream, tag, plans, count);
   return ctx->config.sync_after_allgather == 1 ? dc__drain(ctx) : DC_OK;
 }

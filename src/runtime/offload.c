@@ -228,7 +228,7 @@ dc_status dc__reload_shard(dc_context *ctx, const dc__graph *graph, dc__param *p
   DC__TRY(dc__need_event(ctx, &param->shard_read));
   size_t bytes = (size_t)param->chunks[ctx->rank].count * dc_dtype_size(param->dtype);
   dc__drop_shard(ctx, param); /* the weights changed since */
-  DC__TRY(dc__arena_alloc(ctx->arenas.shared, stream, bytes, &param->device_shard));
+  DC__TRY(dc__arena_alloc(ctx->arenas.reloaded, stream, bytes, &param->device_shard));
   dc__after_caller(ctx, stream);
   const dc__tag tag = {graph->ordinal, param->id, DC_OP_RELOAD_PARAMETER, NULL};
   dc__record_copy(ctx, &tag, DC__LANE_RELOAD, param->device_shard, param->shard, bytes);
@@ -246,7 +246,7 @@ void dc__drop_shard(dc_context *ctx, dc__param *param) {
   if (ctx->lanes[DC__LANE_GATHER] != NULL) { /* gathers under way read it, and peers do */
     dc__note_event(ctx, param->shard_read, ctx->lanes[DC__LANE_GATHER]);
   }
-  dc__arena_free(ctx->arenas.shared, param->device_shard, param->shard_read, param->reloaded);
+  dc__arena_free(ctx->arenas.reloaded, param->device_shard, param->shard_read, param->reloaded);
   param->device_shard = NULL;
   ctx->reload_bytes -= (int64_t)((size_t)param->chunks[ctx->rank].count * dc_dtype_size(param->dtype));
 }

@@ -129,7 +129,9 @@ typedef struct dc__recorder dc__recorder; /* trace.c */
 typedef struct dc__arenas {
   dc__arena *gathered; /* full weights */
   dc__arena *working;  /* reloaded tensors, local sums, the caller's device memory */
-  dc__arena *shared;   /* what peers read: buckets, staged shards, the caller's shared memory */
+  dc__arena *shared;   /* what peers read: buckets, the caller's shared memory */
+  dc__arena *staged;   /* one of these, for staged shards */
+  dc__arena *reloaded; /* one of these, for reloaded shards */
 } dc__arenas;
 
 typedef enum dc__state { DC__NEW, DC__READY, DC__CLEANED } dc__state;
@@ -151,6 +153,8 @@ struct dc_context {
   dc__arenas arenas;           /* in use */
   dc__arenas aside;            /* of captures; within one, those of the time outside. NULL: there was none yet */
   bool captures;               /* the caller's stream is captured into a graph (capture.c) */
+  bool in_order;               /* memory of gathers is the gather stream's, in the order of the calls, so that it lies
+                                  alike on all ranks */
   dc__arena *host;             /* offloaded tensors, the caller's host memory */
 
   dc__map params;
