@@ -566,7 +566,11 @@ typedef struct dc_config {
   size_t struct_size;                /**< sizeof(dc_config) */
   int32_t symmetric_memory;          /**< 1: peers read shards in place, so each shard must lie in memory that they
                                           can read (dc_memory_alloc, or any with thread ranks); 0 = default: shards
-                                          are staged through libdc's own shared memory */
+                                          are staged through libdc's own shared memory. On NCCL 1 registers what is
+                                          gathered: from 2.27 on as windows, which gathers use where it lies alike
+                                          on all ranks, as it does while they call in the same order, and so do
+                                          shards of DC_MEMORY_SHARED, or, from 2.29 on, no shard does; elsewhere a
+                                          gather is as right, and slower */
   int32_t double_buffer;             /**< 0 = default = 1: two reduce buckets a type, one fills while the other is
                                           reduced; -1: one bucket */
   int64_t free_activation_threshold; /**< elements; dc_free_tensors frees tensors with more; 0 = default = 10485760;

@@ -93,8 +93,8 @@ typedef struct dc__comm_ops {
    * above). */
   void (*run)(dc_comm *comm, const dc__coll *coll);
   /* For transports on top of this one: the ranks meet and compare what they are about to do, as before a collective of
-   * this one, and nothing is moved. */
-  void (*agree)(dc_comm *comm, const dc__coll *coll);
+   * this one, and nothing is moved. Says whether all of them brought the same word, which may differ. */
+  bool (*agree)(dc_comm *comm, const dc__coll *coll, uint64_t word);
   /* Looks for a failure that others noticed; NULL = nothing to look at. */
   void (*poll)(dc_comm *comm);
   /* As poll, and whether a rank's process has ended, which takes a system call a rank. NULL: as poll. */

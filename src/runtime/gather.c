@@ -3,7 +3,6 @@
  * taken for current.
  *
  *   no copy → dc__gather → copy coming → event passed → copy ready → last release → no copy
- *
  * A persistent parameter keeps its copy; when the weights changed, the next gather overwrites it in place. */
 #include <string.h>
 

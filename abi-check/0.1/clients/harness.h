@@ -89,7 +89,9 @@ static inline void live(rank *r, const setup *s, void (*body)(rank *r), dc_statu
     status = dc_context_create(r->device, NULL, &r->ctx);
   }
   if (status == DC_OK) {
-    status = dc_init(r->ctx, r->comm, &s->config, s->bucket == 0 ? 1024 : s->bucket);
+    dc_config config = s->config;
+    config.symmetric_memory = getenv("DC_TEST_SYMMETRIC") != NULL ? 1 : config.symmetric_memory;
+    status = dc_init(r->ctx, r->comm, &config, s->bucket == 0 ? 1024 : s->bucket);
   }
   if (status == DC_OK) {
     body(r);

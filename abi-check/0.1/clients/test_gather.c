@@ -171,6 +171,15 @@ static void other_types(rank *r) {
   CHECK(r, stats_of(r).gathers == 2);
   OK(r, dc_release_param(r->ctx, &b, GRAPH, id, 1));
   CHECK(r, stats_of(r).gathered_bytes == 0); /* every copy went */
+  const int32_t types[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16};
+  for (int i = 0; i < 4; i++) {
+    OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, types[i], &a));
+  }
+  CHECK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_INT32, &b) == DC_E_STATE);
+  CHECK(r, strstr(dc_last_error(), "parameter 4 is gathered in 4 types already; release one") != NULL);
+  OK(r, dc_wait_allgather(r->ctx, &a, GRAPH, id));
+  CHECK(r, is_bf16_of_weights(&a, &p));
+  OK(r, dc_release_param(r->ctx, &a, GRAPH, id, 1));
   /* Persistent in float32, then asked for in bfloat16 after an update: the type that was asked for. */
   OK(r, dc_set_persistent(r->ctx, id));
   OK(r, dc_params_updated(r->ctx, &id, 1));
@@ -308,33 +317,6 @@ static void test_shared_param(void **state) {
   run_ranks((setup){.world = 2}, shared_param, NULL);
 }
 
-/* The caller's work on a stream of his own: gathers start after it, and memory comes back after its last read. */
-static void on_a_stream(rank *r) {
-  sharded p;
-  int64_t id = 9;
-  dc_stream *stream;
-  dc_tensor full = DC_TENSOR_INIT;
-  OK(r, register_sharded(r, &p, id, 3000, 0));
-  OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
-  OK(r, dc_stream_create(r->device, &stream));
-  OK(r, dc_set_stream(r->ctx, stream));
-  for (int i = 0; i < 20; i++) {
-    OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
-    OK(r, dc_wait_allgather(r->ctx, &full, GRAPH, id));
-    OK(r, dc_stream_synchronize(stream, 0));
-    CHECK(r, holds_weights(&full, &p, 1.0f));
-    OK(r, dc_release_param(r->ctx, &full, GRAPH, id, 1));
-  }
-  OK(r, dc_set_stream(r->ctx, NULL));
-  dc_stream_destroy(stream);
-  free_sharded(&p);
-}
-
-static void test_on_a_stream(void **state) {
-  (void)state;
-  run_ranks((setup){.world = 2}, on_a_stream, NULL);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_shape),
@@ -345,7 +327,6 @@ int main(void) {
       cmocka_unit_test(test_prefetch),
       cmocka_unit_test(test_take),
       cmocka_unit_test(test_shared_param),
-      cmocka_unit_test(test_on_a_stream),
   };
   return cmocka_run_group_tests_name("gather", tests, NULL, NULL);
 }

@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* What the ranks compare before a collective. */
+/* What the ranks compare before a collective; the last word may differ. */
 enum {
   PRINT_OP,
   PRINT_KIND,
@@ -16,6 +16,7 @@ enum {
   PRINT_COUNT,
   PRINT_HASH,
   PRINT_CAPTURED,
+  PRINT_OWN,
   PRINT_WORDS
 };
 
@@ -91,20 +92,24 @@ static dc__tag tag_of(const int64_t *print) {
   return (dc__tag){print[PRINT_GRAPH], print[PRINT_ID], (int32_t)print[PRINT_OP], NULL};
 }
 
-static dc_status compare(dc__external *self, const dc__coll *coll) {
+/* *same: so was everybody's own word. */
+static dc_status compare(dc__external *self, const dc__coll *coll, uint64_t own, bool *same) {
   int64_t mine[PRINT_WORDS];
   int64_t all[PRINT_WORDS * DC__COMM_MAX_WORLD];
   make_print(self, coll, mine);
+  mine[PRINT_OWN] = (int64_t)own;
+  *same = true;
   const dc_comm_callbacks *c = &self->callbacks;
   DC__TRY(dc__external_called(self, coll, "all_gather", c->all_gather(mine, all, PRINT_WORDS, DC_INT64, c->user)));
   for (int32_t r = 1; r < self->head.world; r++) {
     const int64_t *other = &all[(size_t)r * PRINT_WORDS];
+    *same = *same && other[PRINT_OWN] == all[PRINT_OWN];
     if (all[PRINT_CAPTURED] != other[PRINT_CAPTURED]) {
       const dc__tag zero = tag_of(all), its = tag_of(other);
       return other[PRINT_CAPTURED] != 0 ? dc__coll_half_captured(r, &its, 0, &zero)
                                         : dc__coll_half_captured(0, &zero, r, &its);
     }
-    if (memcmp(all, other, sizeof mine) != 0) {
+    if (memcmp(all, other, PRINT_OWN * sizeof *mine) != 0) {
       char zero_text[DC__COLL_TEXT];
       char other_text[DC__COLL_TEXT];
       describe(zero_text, all, coll);
@@ -121,7 +126,8 @@ static dc_status compare(dc__external *self, const dc__coll *coll) {
 
 static dc_status run_kind(dc__external *self, const dc__coll *coll) {
   const dc_comm_callbacks *c = &self->callbacks;
-  DC__TRY(compare(self, coll));
+  bool same;
+  DC__TRY(compare(self, coll, 0, &same));
   if (coll->kind == DC__COLL_GATHER) {
     return dc__external_gather(self, coll);
   }
@@ -138,22 +144,26 @@ static dc_status run_kind(dc__external *self, const dc__coll *coll) {
   return dc__external_called(self, coll, "barrier", c->barrier(c->user));
 }
 
-static void in_turn(dc_comm *comm, const dc__coll *coll, dc_status (*work)(dc__external *self, const dc__coll *coll)) {
+static void run(dc_comm *comm, const dc__coll *coll) {
   dc__external *self = (dc__external *)comm;
   pthread_mutex_lock(&self->turn);
-  dc_status status = work(self, coll);
+  dc_status status = run_kind(self, coll);
   pthread_mutex_unlock(&self->turn);
   if (status != DC_OK) {
     fail_family(self, status);
   }
 }
 
-static void run(dc_comm *comm, const dc__coll *coll) {
-  in_turn(comm, coll, run_kind);
-}
-
-static void agree(dc_comm *comm, const dc__coll *coll) {
-  in_turn(comm, coll, compare);
+static bool agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
+  dc__external *self = (dc__external *)comm;
+  bool same;
+  pthread_mutex_lock(&self->turn);
+  dc_status status = compare(self, coll, word, &same);
+  pthread_mutex_unlock(&self->turn);
+  if (status != DC_OK) {
+    fail_family(self, status);
+  }
+  return same;
 }
 
 /* ---- the communicator ---- */

@@ -17,6 +17,7 @@ typedef struct plan {
   bool staged;     /* this rank's data */
   bool offers;     /* other ranks read this rank's data in place */
   bool checked;    /* its checksums go with it, and the others' are compared */
+  uint64_t word;   /* that may differ from other ranks' */
   uint32_t first;  /* the number of the first round */
   int64_t largest; /* bytes of the largest part */
   int64_t window;  /* bytes of a part that one staging buffer holds */
@@ -146,6 +147,7 @@ static void publish(const plan *p) {
   call->root = p->coll.root;
   call->staged = p->staged;
   call->checked = p->checked;
+  call->word = p->word;
   call->place = p->coll.device == NULL ? 0 : p->coll.device->place;
   call->captured = p->coll.captured;
   call->stage = (uint64_t)((uintptr_t)self->stage - base);
@@ -305,8 +307,15 @@ static dc_status meet(plan *p) {
   return dc__local_compare(self, p->calls);
 }
 
-static dc_status run(dc__local *self, const dc__coll *coll) {
+/* A rank's word in agree(), and then whether it is everybody's. */
+typedef struct word {
+  uint64_t mine;
+  bool same;
+} word;
+
+static dc_status run(dc__local *self, const dc__coll *coll, word *none) {
   plan p;
+  (void)none;
   DC__TRY(make_plan(&p, self, coll));
   DC__TRY(meet(&p));
   bool any_staged = false;
@@ -327,19 +336,25 @@ static dc_status run(dc__local *self, const dc__coll *coll) {
 }
 
 /* Nothing is moved, so nothing is offered. */
-static dc_status agree(dc__local *self, const dc__coll *coll) {
-  plan p = {.self = self};
+static dc_status agree(dc__local *self, const dc__coll *coll, word *w) {
+  plan p = {.self = self, .word = w->mine};
   memcpy(&p.coll, coll, offsetof(dc__coll, items) + (size_t)coll->count * sizeof coll->items[0]);
   p.coll.device = NULL; /* each rank's data lies on a card of its own */
   DC__TRY(meet(&p));
+  w->same = true;
+  for (int32_t r = 0; r < self->head.world; r++) {
+    w->same = w->same && p.calls[r]->word == w->mine;
+  }
   dc__local_raise(self->group, &dc__local_slot_of(self->group, self->channel, self->head.rank)->done, self->seq);
   return DC_OK;
 }
 
-static void in_turn(dc_comm *comm, const dc__coll *coll, dc_status (*work)(dc__local *self, const dc__coll *coll)) {
+typedef dc_status (*work_fn)(dc__local *self, const dc__coll *coll, word *w);
+
+static void in_turn(dc_comm *comm, const dc__coll *coll, work_fn work, word *w) {
   dc__local *self = (dc__local *)comm;
   pthread_mutex_lock(&self->turn);
-  dc_status status = work(self, coll);
+  dc_status status = work(self, coll, w);
   if (status != DC_OK) {
     dc__local_group_fail(self->group, status);
     dc__local_await_readers(self);
@@ -349,9 +364,11 @@ static void in_turn(dc_comm *comm, const dc__coll *coll, dc_status (*work)(dc__l
 }
 
 void dc__local_run(dc_comm *comm, const dc__coll *coll) {
-  in_turn(comm, coll, run);
+  in_turn(comm, coll, run, NULL);
 }
 
-void dc__local_agree(dc_comm *comm, const dc__coll *coll) {
-  in_turn(comm, coll, agree);
+bool dc__local_agree(dc_comm *comm, const dc__coll *coll, uint64_t mine) {
+  word w = {.mine = mine};
+  in_turn(comm, coll, agree, &w);
+  return w.same;
 }

@@ -40,6 +40,7 @@ typedef struct dc__local_item {
 typedef struct dc__local_call {
   dc__tag tag;
   uint64_t stage; /* address of the two staging buffers */
+  uint64_t word;  /* of agree() */
   int32_t kind;
   int32_t count;
   int32_t root;
@@ -198,7 +199,7 @@ void dc__local_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, 
                           int32_t count);
 void dc__local_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                               int32_t count);
-void dc__local_agree(dc_comm *comm, const dc__coll *coll);
+bool dc__local_agree(dc_comm *comm, const dc__coll *coll, uint64_t word);
 
 /* compare.c: calls is one a rank */
 dc_status dc__local_compare(const dc__local *self, const dc__local_call *const *calls);

@@ -7,11 +7,12 @@
 
 enum { STAGING = 64 << 20 }; /* bytes, for what one round brings from all other ranks */
 
-/* A round of a reduction: of every rank's part, the window [lo, lo + size). */
+/* A round of a reduction: of every rank's part, the window [lo, lo + size). Or all of another collective. */
 typedef struct round {
   const dc__coll *coll;
   int64_t lo;
   int64_t size;
+  bool apart; /* a gather whose memory lies in other places on other ranks */
 } round;
 
 static size_t bytes_of(int64_t count, int32_t dtype) {
@@ -20,8 +21,7 @@ static size_t bytes_of(int64_t count, int32_t dtype) {
 
 /* ---- NCCL's groups ---- */
 
-/* Equal ranges in rank order are what NCCL's all-gather knows. */
-static bool is_even(const dc__coll_item *item, int32_t world) {
+bool dc__nccl_is_even(const dc__coll_item *item, int32_t world) {
   for (int32_t r = 0; r < world; r++) {
     if (item->ranges[r].count != item->ranges[0].count || item->ranges[r].begin != r * item->ranges[0].count) {
       return false;
@@ -30,6 +30,7 @@ static bool is_even(const dc__coll_item *item, int32_t world) {
   return true;
 }
 
+/* What NCCL has no windows for, so it does not matter where the memory lies. */
 static dc_status gather_ragged(dc__nccl *self, void *native, const dc__coll_item *item) {
   for (int32_t r = 0; r < self->head.world; r++) {
     size_t bytes = bytes_of(item->ranges[r].count, item->dtype);
@@ -46,7 +47,7 @@ static dc_status gather_ragged(dc__nccl *self, void *native, const dc__coll_item
 static dc_status gather(dc__nccl *self, void *native, const round *r) {
   for (int32_t i = 0; i < r->coll->count; i++) {
     const dc__coll_item *item = &r->coll->items[i];
-    if (!is_even(item, self->head.world)) {
+    if (r->apart || !dc__nccl_is_even(item, self->head.world)) {
       DC__TRY(gather_ragged(self, native, item));
     } else {
       size_t bytes = bytes_of(item->ranges[0].count, item->dtype);
@@ -111,11 +112,7 @@ static dc_status queue_group(dc__nccl *self, void *native, void *args) {
 }
 
 static dc_status start(dc__nccl *self, round *r, const char *name) {
-  pthread_mutex_lock(&self->calls);
-  dc_status status = dc__nccl_issue_on(self, r->coll->stream, queue_group, r);
-  pthread_mutex_unlock(&self->calls);
-  DC__TRY(status);
-  return dc__nccl_settle(self, "ncclGroupEnd", name, self->head.timeout_ns); /* a first one connects the ranks */
+  return dc__nccl_ask_for(self, r->coll->stream, queue_group, r, "ncclGroupEnd", name); /* a first one connects them */
 }
 
 /* ---- reductions ---- */
@@ -179,7 +176,7 @@ static dc_status reduce(dc__nccl *self, const dc__coll *coll, const char *name) 
   int32_t world = self->head.world;
   int64_t largest = dc__largest_part(coll, world);
   int64_t most = (STAGING / world) & ~(int64_t)(DC__PART_LINE - 1);
-  round r = {coll, 0, largest < most ? largest : most};
+  round r = {.coll = coll, .size = largest < most ? largest : most};
   if (world > 1) {
     DC__TRY(need_staging(self, (size_t)(r.size * world)));
   }
@@ -209,12 +206,16 @@ static int64_t moved(const dc__nccl *self, const dc__coll *coll) {
 
 static dc_status queue(dc__nccl *self, const dc__coll *coll, const char *name) {
   DC__TRY(dc__comm_check(&self->head));
-  self->base->ops->agree(self->base, coll);
+  uint64_t place = dc__nccl_place(self, coll);
+  bool same = self->base->ops->agree(self->base, coll, place);
   DC__TRY(dc__comm_check(self->base));
+  if (same && place != 0 && coll->captured == 0) { /* a capture allows no registration */
+    DC__TRY(dc__nccl_need_windows(self, coll, name));
+  }
   if (coll->kind == DC__COLL_REDUCE) {
     DC__TRY(reduce(self, coll, name));
   } else {
-    round r = {.coll = coll};
+    round r = {.coll = coll, .apart = !same};
     DC__TRY(start(self, &r, name));
   }
   atomic_fetch_add_explicit(&self->head.wire_bytes, moved(self, coll), memory_order_relaxed);

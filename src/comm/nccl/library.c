@@ -6,6 +6,17 @@
 
 #include "device/device.h"
 
+/* Both or none. */
+static void look_up_later(void *found, dc__nccl_library *library) {
+  const char *missing = NULL;
+#define X(name, result, arguments) DC__LOOK_UP(found, library, name, missing)
+  DC__NCCL_LATER_FUNCTIONS(X)
+#undef X
+  if (library->version < DC__NCCL_WINDOWS || missing != NULL) {
+    library->ncclCommWindowRegister = NULL;
+  }
+}
+
 static dc_status look_up(void *found, dc__nccl_library *library) {
   const char *missing = NULL;
 #define X(name, result, arguments) DC__LOOK_UP(found, library, name, missing)
@@ -27,6 +38,7 @@ static dc_status look_up(void *found, dc__nccl_library *library) {
                     version % (version < 10000 ? 1000 : 10000) / 100, version % 100, DC__NCCL_OLDEST / 10000,
                     DC__NCCL_OLDEST / 100 % 100);
   }
+  look_up_later(found, library);
   return missing == NULL ? DC_OK : dc__fail(DC_E_UNSUPPORTED, "NCCL: %s has no %s", where.dli_fname, missing);
 }
 

@@ -1,7 +1,7 @@
 /* NCCL, libnccl.so.2, as a table that is filled at run time: prototypes of our own, so that no header of NVIDIA's is
- * needed to build, and no library of it to load. `make check-vendor-headers` compares them with nccl.h. All functions
- * are those of NCCL 2.19, whose names carry no versions; the config's fields end where 2.19's do, and its number says
- * so, which is how newer ones know. */
+ * needed to build, and no library of it to load. `make check-vendor-headers` compares them with nccl.h. The
+ * functions are those of NCCL 2.19, whose names carry no versions, and of later ones, which are NULL where there are
+ * none; the config's fields end where 2.19's do, and its number says so, which is how newer ones know. */
 #ifndef DC_COMM_NCCL_LIBRARY_H
 #define DC_COMM_NCCL_LIBRARY_H
 
@@ -12,6 +12,7 @@
 
 typedef int dc__nccl_result;
 typedef struct ncclComm *dc__nccl_handle;
+typedef void *dc__nccl_window;
 typedef struct dc__nccl_id {
   char bytes[128];
 } dc__nccl_id;
@@ -36,7 +37,9 @@ enum { /* the numbers are NCCL's */
        DC__NCCL_REMOTE_ERROR = 6,
        DC__NCCL_IN_PROGRESS = 7,
        DC__NCCL_INT8 = 0,
-       DC__NCCL_OLDEST = 21900, /* 2.19.0 */
+       DC__NCCL_SYMMETRIC = 1,   /* of a window: it is used at equal offsets */
+       DC__NCCL_OLDEST = 21900,  /* 2.19.0 */
+       DC__NCCL_WINDOWS = 22700, /* 2.27.0 */
 };
 #define DC__NCCL_MAGIC 0xcafebeefU
 #define DC__NCCL_UNSET INT32_MIN
@@ -66,10 +69,18 @@ enum { /* the numbers are NCCL's */
   X(ncclCommRegister, dc__nccl_result, (const dc__nccl_handle comm, void *data, size_t bytes, void **handle))       \
   X(ncclCommDeregister, dc__nccl_result, (const dc__nccl_handle comm, void *handle))
 
+/* Windows: all ranks register one together, and *window is written until the communicator is ready again; it is NULL
+ * where the ranks' cards have none. */
+#define DC__NCCL_LATER_FUNCTIONS(X)                                                       \
+  X(ncclCommWindowRegister, dc__nccl_result,                                              \
+    (dc__nccl_handle comm, void *data, size_t bytes, dc__nccl_window *window, int flags)) \
+  X(ncclCommWindowDeregister, dc__nccl_result, (dc__nccl_handle comm, dc__nccl_window window))
+
 typedef struct dc__nccl_library {
   int version; /* 22907 is 2.29.7 */
 #define X(name, result, arguments) result(*name) arguments;
   DC__NCCL_FUNCTIONS(X)
+  DC__NCCL_LATER_FUNCTIONS(X)
 #undef X
 } dc__nccl_library;
 

@@ -1,5 +1,16 @@
-/* Memory that NCCL reads and writes in place: from ncclMemAlloc, and registered with the communicator. This is what
- * symmetric_memory asks for. */
+/* Memory that NCCL reads and writes in place, which is what symmetric_memory asks for: from ncclMemAlloc, and
+ * registered with the communicator, twice.
+ *
+ * By this rank alone when it is allocated: so NCCL need not copy it on its way. And by all ranks together as a window,
+ * of which NCCL knows where it lies on every rank: so its all-gather may use kernels that write to all of them at once,
+ * the switch or copy engines. What NCCL does then it decides on each rank by the rank's own addresses, and finds those
+ * of the others by its own offsets; so nothing may go into a window unless it does at the same offset on all of them,
+ * which NCCL does not look at. The ranks do, with the word they bring to their meeting before each gather
+ * (dc__nccl_place). Is it everybody's, then all are in the same situation, whatever that is, and blocks that are not
+ * windows become such, which is the moment when all are sure to come. Else the gather is made of broadcasts, for which
+ * NCCL has no windows. Of equal words nobody is sure but by 64 bits of a hash.
+ *
+ * Reductions are sends and receives, for which NCCL has no windows either. */
 #include "comm/nccl/nccl.h"
 
 /* An abort ends all registrations. What cannot be given back is lost, and nobody could do anything about it. */
@@ -10,6 +21,9 @@ static dc_status release(dc__nccl *self, void *native, void *args) {
     return DC_OK;
   }
   if (self->handle != NULL) {
+    if (block->window != NULL) {
+      (void)self->library.ncclCommWindowDeregister(self->handle, block->window);
+    }
     (void)self->library.ncclCommDeregister(self->handle, block->registered);
   }
   (void)self->library.ncclMemFree(block->ptr);
@@ -37,14 +51,16 @@ dc_status dc__nccl_heap_alloc(dc_comm *comm, size_t bytes, void **ptr) {
     return DC_E_NO_MEMORY;
   }
   block->bytes = bytes;
+  pthread_mutex_lock(&self->busy);
   pthread_mutex_lock(&self->calls);
   dc_status status = dc__nccl_alive(self);
   status = status != DC_OK ? status : dc__nccl_issue(self, take, block);
+  pthread_mutex_unlock(&self->calls);
   if (status == DC_OK) {
     block->next = self->blocks;
     self->blocks = block;
   }
-  pthread_mutex_unlock(&self->calls);
+  pthread_mutex_unlock(&self->busy);
   if (status != DC_OK) {
     dc__free(block);
     return dc__fail(status == DC_E_DEVICE ? DC_E_NO_MEMORY : status, "no registered memory for %zu bytes: %s", bytes,
@@ -58,7 +74,7 @@ dc_status dc__nccl_heap_alloc(dc_comm *comm, size_t bytes, void **ptr) {
 
 void dc__nccl_heap_free(dc_comm *comm, void *ptr, size_t bytes) {
   dc__nccl *self = (dc__nccl *)comm;
-  pthread_mutex_lock(&self->calls);
+  pthread_mutex_lock(&self->busy);
   dc__nccl_block **link = &self->blocks;
   while (*link != NULL && (*link)->ptr != ptr) {
     link = &(*link)->next;
@@ -66,11 +82,13 @@ void dc__nccl_heap_free(dc_comm *comm, void *ptr, size_t bytes) {
   dc__nccl_block *block = *link;
   if (block != NULL) {
     *link = block->next;
+    pthread_mutex_lock(&self->calls);
     (void)dc__nccl_issue(self, release, block);
+    pthread_mutex_unlock(&self->calls);
     dc__free(block);
     dc__device_count_bytes(self->device, -(int64_t)bytes);
   }
-  pthread_mutex_unlock(&self->calls);
+  pthread_mutex_unlock(&self->busy);
 }
 
 /* NCCL moves any memory of the card; what is registered it need not copy on its way. */
@@ -79,4 +97,73 @@ bool dc__nccl_shares(dc_comm *comm, const void *ptr, size_t bytes) {
   (void)ptr;
   (void)bytes;
   return true;
+}
+
+/* ---- windows ---- */
+
+enum { SIDES = 2 };
+
+/* The block that NCCL's all-gather would read from, or write to; NULL: it is no block of ours, or no all-gather. It
+ * stays as long as the gather. */
+static dc__nccl_block *block_of(dc__nccl *self, const dc__coll_item *item, int side, size_t *offset) {
+  const char *ptr = side == 0 ? item->send : item->recv;
+  pthread_mutex_lock(&self->busy);
+  dc__nccl_block *block = dc__nccl_is_even(item, self->head.world) ? self->blocks : NULL;
+  while (block != NULL && !(ptr >= block->ptr && ptr < block->ptr + block->bytes)) {
+    block = block->next;
+  }
+  pthread_mutex_unlock(&self->busy);
+  *offset = block == NULL ? 0 : (size_t)(ptr - block->ptr);
+  return block;
+}
+
+/* FNV-1a over words. */
+static uint64_t add_word(uint64_t hash, uint64_t word) {
+  return (hash ^ word) * UINT64_C(1099511628211);
+}
+
+uint64_t dc__nccl_place(dc__nccl *self, const dc__coll *coll) {
+  uint64_t hash = 0;
+  if (coll->kind != DC__COLL_GATHER || self->library.ncclCommWindowRegister == NULL) {
+    return 0;
+  }
+  for (int i = 0; i < SIDES * coll->count; i++) {
+    size_t offset;
+    const dc__nccl_block *block = block_of(self, &coll->items[i / SIDES], i % SIDES, &offset);
+    if (block != NULL) {
+      const uint64_t words[] = {(uint64_t)i + 1, block->number, block->window != NULL, block->bytes, offset};
+      for (size_t w = 0; w < DC__COUNT(words); w++) {
+        hash = add_word(hash, words[w]);
+      }
+    }
+  }
+  return hash;
+}
+
+static dc_status open_window(dc__nccl *self, void *native, void *args) {
+  const dc__nccl_block *block = args;
+  (void)native;
+  DC__TRY(dc__nccl_alive(self));
+  return dc__nccl_error(
+      self, "ncclCommWindowRegister",
+      self->library.ncclCommWindowRegister(self->handle, block->ptr, block->bytes, &self->window, DC__NCCL_SYMMETRIC));
+}
+
+static dc_status need_window(dc__nccl *self, dc__nccl_block *block, const char *name) {
+  self->window = NULL;
+  DC__TRY(dc__nccl_ask_for(self, self->stream, open_window, block, "ncclCommWindowRegister", name));
+  block->window = self->window;
+  block->number = ++self->windows;
+  return DC_OK;
+}
+
+dc_status dc__nccl_need_windows(dc__nccl *self, const dc__coll *coll, const char *name) {
+  for (int i = 0; i < SIDES * coll->count; i++) {
+    size_t offset;
+    dc__nccl_block *block = block_of(self, &coll->items[i / SIDES], i % SIDES, &offset);
+    if (block != NULL && block->number == 0) {
+      DC__TRY(need_window(self, block, name));
+    }
+  }
+  return DC_OK;
 }

@@ -27,6 +27,7 @@ static void free_head(dc__nccl *self) {
   pthread_cond_destroy(&self->news);
   pthread_mutex_destroy(&self->watch);
   pthread_mutex_destroy(&self->turn);
+  pthread_mutex_destroy(&self->busy);
   pthread_mutex_destroy(&self->calls);
   dc__comm_head_destroy(&self->head);
   dc__free(self);
@@ -182,6 +183,7 @@ static dc_status create(dc_comm *base, dc_device *device, dc__nccl **nccl) {
   pthread_condattr_destroy(&attributes);
   pthread_mutex_init(&self->watch, NULL);
   pthread_mutex_init(&self->turn, NULL);
+  pthread_mutex_init(&self->busy, NULL);
   pthread_mutex_init(&self->calls, NULL);
   self->head.issues = true;
   self->head.takes_devices = true;

@@ -26,12 +26,14 @@
 /* The longest wait for what nobody else has a part in. */
 #define DC__NCCL_FLUSH_NS INT64_C(10000000000)
 
-/* Memory of ncclMemAlloc, registered with the communicator. */
+/* Memory of ncclMemAlloc, registered with the communicator on this rank; windows are everybody's (memory.c). */
 typedef struct dc__nccl_block {
   struct dc__nccl_block *next;
   char *ptr;
   size_t bytes;
-  void *registered; /* NULL: not */
+  void *registered;       /* NULL: not */
+  dc__nccl_window window; /* NULL: none, for NCCL has none, or the ranks' number is still 0 */
+  uint64_t number;        /* of the ranks' registrations of windows; 0: not yet */
 } dc__nccl_block;
 
 /* A collective on its way through a stream. */
@@ -56,10 +58,13 @@ typedef struct dc__nccl {
   dc_device *device;
   dc_stream *stream; /* of its own, for NCCL's calls that want the device current, and what precedes a capture */
   dc__nccl_library library;
-  pthread_mutex_t turn;   /* one collective at a time; staging */
-  pthread_mutex_t calls;  /* of NCCL with this handle; blocks */
+  pthread_mutex_t turn;   /* one collective at a time; staging, windows */
+  pthread_mutex_t busy;   /* NCCL does what it was asked for, and is let alone with it; blocks */
+  pthread_mutex_t calls;  /* of NCCL with this handle */
   dc__nccl_handle handle; /* NULL: not yet, or aborted */
   dc__nccl_block *blocks;
+  dc__nccl_window window;    /* what NCCL writes a new one to */
+  uint64_t windows;          /* registered so far: the same on every rank */
   dc__nccl_staging *staging; /* a window for each rank; the largest one, before those that it replaced */
   bool connected;            /* all that NCCL sets up when it is first used, before a capture */
   pthread_mutex_t watch;     /* all below */
@@ -89,6 +94,9 @@ dc_status dc__nccl_ask(dc__nccl *self, const char *call, dc__nccl_result *state)
 dc_status dc__nccl_look(dc__nccl *self, const char *call, const char *what, int64_t since, int64_t timeout_ns);
 /* Until NCCL has done what it was asked for, its queueing: `call` on behalf of `what`. */
 dc_status dc__nccl_settle(dc__nccl *self, const char *call, const char *what, int64_t timeout_ns);
+/* Work in the stream's turn that NCCL goes on with for a while after it has returned, until that is done. */
+dc_status dc__nccl_ask_for(dc__nccl *self, dc_stream *stream, dc__nccl_work work, void *args, const char *call,
+                           const char *what);
 /* Ends NCCL's communicator, fails this one with the last error, and the group. */
 void dc__nccl_give_up(dc__nccl *self, dc_status status);
 
@@ -111,11 +119,17 @@ void dc__nccl_captured(dc__nccl *self);
 
 dc_status dc__nccl_heap_alloc(dc_comm *comm, size_t bytes, void **ptr);
 void dc__nccl_heap_free(dc_comm *comm, void *ptr, size_t bytes);
+/* Where a gather's memory of the heap lies, as ranks compare it; 0: nothing of it is the heap's. */
+uint64_t dc__nccl_place(dc__nccl *self, const dc__coll *coll);
+/* Where all ranks found the same place: it lies in windows from here on. */
+dc_status dc__nccl_need_windows(dc__nccl *self, const dc__coll *coll, const char *name);
 bool dc__nccl_shares(dc_comm *comm, const void *ptr, size_t bytes);
 
 /* ---- collective.c ---- */
 
 void dc__nccl_run(dc_comm *comm, const dc__coll *coll);
+/* Equal ranges in rank order, which NCCL's all-gather knows. */
+bool dc__nccl_is_even(const dc__coll_item *item, int32_t world);
 void dc__nccl_drop_staging(dc__nccl *self);
 
 #endif

@@ -96,6 +96,17 @@ dc_status dc__nccl_settle(dc__nccl *self, const char *call, const char *what, in
   }
 }
 
+dc_status dc__nccl_ask_for(dc__nccl *self, dc_stream *stream, dc__nccl_work work, void *args, const char *call,
+                           const char *what) {
+  pthread_mutex_lock(&self->busy);
+  pthread_mutex_lock(&self->calls);
+  dc_status status = dc__nccl_issue_on(self, stream, work, args);
+  pthread_mutex_unlock(&self->calls);
+  status = status != DC_OK ? status : dc__nccl_settle(self, call, what, self->head.timeout_ns);
+  pthread_mutex_unlock(&self->busy);
+  return status;
+}
+
 static dc_status abort_handle(dc__nccl *self, void *native, void *args) {
   (void)native;
   (void)args;

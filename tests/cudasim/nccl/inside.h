@@ -12,9 +12,15 @@
 /* NCCL's functions, exported by the names of the table. */
 #define X(name, result, arguments) NCCLSIM_API result name arguments;
 DC__NCCL_FUNCTIONS(X)
+DC__NCCL_LATER_FUNCTIONS(X)
 #undef X
 
-enum { RANKS = 64, LOOKS = 3, FIRST_DRIVERS_ERROR = 100 /* the lower ones that tests use are NCCL's */ };
+enum {
+  RANKS = 64,
+  LOOKS = 3,
+  WINDOWS = 64 /* of a world */,
+  FIRST_DRIVERS_ERROR = 100 /* the lower ones that tests use are NCCL's */
+};
 
 /* Ranks that share an id. Guarded by the mutex, like all below. */
 typedef struct world {
@@ -24,14 +30,36 @@ typedef struct world {
   bool aborted[RANKS];
   unsigned long posted[RANKS], done[RANKS];
   struct group *groups[RANKS]; /* the posted ones */
+  int windows[RANKS];          /* registered so far */
+  size_t window_bytes[WINDOWS];
 } world;
+
+/* Of which window, and where in it; 0: none. */
+typedef struct spot {
+  int window;
+  size_t offset;
+} spot;
+
+typedef struct window {
+  struct window *next; /* of its communicator's */
+  char *ptr;
+  size_t bytes;
+  int number; /* the same on every rank */
+} window;
+
+/* A window on its way. */
+typedef struct opening {
+  void **to; /* NULL: there is none */
+  window window;
+} opening;
 
 typedef struct call {
   enum { ALL_GATHER, BROADCAST, SEND, RECV } kind;
   const char *send;
   char *recv;
   size_t bytes;
-  int peer; /* or root */
+  int peer;      /* or root */
+  spot from, to; /* an all-gather's */
 } call;
 
 typedef struct group {
@@ -53,11 +81,15 @@ struct ncclComm {
   int error;       /* asynchronous */
   group *groups;   /* on streams; of a lost device they never run */
   group *captured; /* in graphs, until the reset */
-  bool ended;      /* by its user; goes with the last group */
+  int registrations;
+  opening opening;
+  window *windows;
+  bool ended; /* by its user; goes with the last group */
 };
 
 extern pthread_mutex_t ncclsim_mutex;
 extern pthread_cond_t ncclsim_progress;
+extern struct ncclComm *ncclsim_comms;
 
 /* calls.c */
 void ncclsim_calls_reset(void);
@@ -69,6 +101,16 @@ int ncclsim_takes_break(int rank);
 
 /* moves.c */
 void ncclsim_free_groups(group *first);
+
+/* windows.c; called with the mutex */
+void ncclsim_windows_reset(void);
+/* Whether a window is on its way that not all ranks have come for. */
+bool ncclsim_opens(struct ncclComm *comm);
+/* Of a communicator that ends: how much there was. */
+int ncclsim_end_memory(struct ncclComm *comm);
+void ncclsim_locate(const struct ncclComm *comm, call *c);
+/* Whether two ranks' calls have their memory in the same places. */
+bool ncclsim_alike(const call *a, const call *b);
 
 /* world.c; called with the mutex */
 void ncclsim_drop(struct ncclComm *comm);

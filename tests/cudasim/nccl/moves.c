@@ -29,7 +29,7 @@ void ncclsim_free_groups(group *first) {
 }
 
 static int add(struct ncclComm *comm, void *stream, call c) {
-  if (depth == 0 || (open != NULL && (open->comm != comm || open->stream != stream))) {
+  if (depth == 0 || comm->opening.to != NULL || (open != NULL && (open->comm != comm || open->stream != stream))) {
     return DC__NCCL_INVALID_USAGE; /* libdc groups all of one communicator */
   }
   if (open == NULL) {
@@ -41,6 +41,9 @@ static int add(struct ncclComm *comm, void *stream, call c) {
     open->capacity = open->capacity * 2 + 8;
     open->calls = realloc(open->calls, sizeof c * (size_t)open->capacity);
   }
+  pthread_mutex_lock(&ncclsim_mutex);
+  ncclsim_locate(comm, &c);
+  pthread_mutex_unlock(&ncclsim_mutex);
   open->calls[open->count++] = c;
   return 0;
 }
@@ -51,22 +54,23 @@ static size_t bytes_of(size_t count, int dtype) {
 
 int ncclAllGather(const void *send, void *recv, size_t count, int dtype, dc__nccl_handle comm, void *stream) {
   NCCLSIM_ENTER(true);
-  return add(comm, stream, (call){ALL_GATHER, send, recv, bytes_of(count, dtype), 0});
+  return add(comm, stream, (call){.kind = ALL_GATHER, .send = send, .recv = recv, .bytes = bytes_of(count, dtype)});
 }
 
 int ncclBroadcast(const void *send, void *recv, size_t count, int dtype, int root, dc__nccl_handle comm, void *stream) {
   NCCLSIM_ENTER(true);
-  return add(comm, stream, (call){BROADCAST, send, recv, bytes_of(count, dtype), root});
+  return add(comm, stream,
+             (call){.kind = BROADCAST, .send = send, .recv = recv, .bytes = bytes_of(count, dtype), .peer = root});
 }
 
 int ncclSend(const void *data, size_t count, int dtype, int peer, dc__nccl_handle comm, void *stream) {
   NCCLSIM_ENTER(true);
-  return add(comm, stream, (call){SEND, data, NULL, bytes_of(count, dtype), peer});
+  return add(comm, stream, (call){.kind = SEND, .send = data, .bytes = bytes_of(count, dtype), .peer = peer});
 }
 
 int ncclRecv(void *data, size_t count, int dtype, int peer, dc__nccl_handle comm, void *stream) {
   NCCLSIM_ENTER(true);
-  return add(comm, stream, (call){RECV, NULL, data, bytes_of(count, dtype), peer});
+  return add(comm, stream, (call){.kind = RECV, .recv = data, .bytes = bytes_of(count, dtype), .peer = peer});
 }
 
 /* ---- moving ---- */
@@ -79,7 +83,8 @@ static const call *partner(const world *w, const group *g, int index, int peer) 
   int before = 0;
   if (mine->kind != RECV) {
     found = index < theirs->count ? &theirs->calls[index] : NULL;
-    return found != NULL && found->kind == mine->kind && found->bytes == mine->bytes && found->peer == mine->peer
+    return found != NULL && found->kind == mine->kind && found->bytes == mine->bytes && found->peer == mine->peer &&
+                   ncclsim_alike(found, mine)
                ? found
                : NULL;
   }

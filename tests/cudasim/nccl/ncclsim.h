@@ -5,6 +5,9 @@
  *                a few looks
  *   groups       wait on their stream until every rank's has come, move, and end when all have moved; those of a stream
  *                that is captured run with each launch of the graph
+ *   windows      are registered by all ranks together, in the same order and of the same size, of ncclMemAlloc's
+ *                memory; an all-gather that is in one is so on all ranks, at the same offset, and so is what it sends
+ *   memory       neither goes nor stops to be registered while queued work uses it
  *   aborts       are the caller's own: the other ranks' groups wait until they are aborted too
  *
  * Any function can be made to fail, as the driver's (cudasim_fail), and a rank's next group to break or to stay away.
@@ -12,11 +15,17 @@
 #ifndef TESTS_NCCLSIM_H
 #define TESTS_NCCLSIM_H
 
+#include <stdbool.h>
+
 #define NCCLSIM_API __attribute__((visibility("default")))
 
 /* NCCL 2.29.7 as after a process's start; forgets what a lost device left behind. */
 NCCLSIM_API void ncclsim_reset(void);
 NCCLSIM_API void ncclsim_set_version(int version);
+/* Whether the cards have windows; they do after the reset. */
+NCCLSIM_API void ncclsim_set_windows(bool there);
+/* All-gathers so far, of all ranks, whose result lay in a window. */
+NCCLSIM_API int ncclsim_through_windows(void);
 /* The rank's next group ends with an asynchronous error, and moves nothing. */
 NCCLSIM_API void ncclsim_break(int rank, int error);
 /* The rank's next start or group never comes. */

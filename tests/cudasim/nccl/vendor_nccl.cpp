@@ -19,6 +19,11 @@ template <> constexpr int kind<dc__nccl_id>() {
 #define X(name, result, arguments) \
   static_assert(same<decltype(dc__nccl_library::name), decltype(&::name)>::value, #name " differs from nccl.h");
 DC__NCCL_FUNCTIONS(X)
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+DC__NCCL_LATER_FUNCTIONS(X)
+NUMBER(DC__NCCL_SYMMETRIC, NCCL_WIN_COLL_SYMMETRIC);
+NUMBER(DC__NCCL_WINDOWS, NCCL_VERSION(2, 27, 0));
+#endif
 #undef X
 
 NUMBER(DC__NCCL_OK, ncclSuccess);

@@ -1,11 +1,11 @@
-/* Communicators of the simulated NCCL: how ranks find each other, their states, their memory. */
+/* Communicators of the simulated NCCL: how ranks find each other, and their states. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "inside.h"
 
 static world *worlds;
-static struct ncclComm *comms;
+struct ncclComm *ncclsim_comms;
 static unsigned long ids;
 
 /* ---- life ---- */
@@ -22,12 +22,13 @@ static void leave_world(world *w) {
 }
 
 static void forget(struct ncclComm *comm) {
-  struct ncclComm **link = &comms;
+  struct ncclComm **link = &ncclsim_comms;
   while (*link != comm) {
     link = &(*link)->next;
   }
   *link = comm->next;
   ncclsim_free_groups(comm->captured);
+  (void)ncclsim_end_memory(comm);
   leave_world(comm->world);
   free(comm);
 }
@@ -40,10 +41,11 @@ void ncclsim_drop(struct ncclComm *comm) {
 
 void ncclsim_reset(void) {
   pthread_mutex_lock(&ncclsim_mutex);
-  while (comms != NULL) {
-    ncclsim_free_groups(comms->groups);
-    forget(comms);
+  while (ncclsim_comms != NULL) {
+    ncclsim_free_groups(ncclsim_comms->groups);
+    forget(ncclsim_comms);
   }
+  ncclsim_windows_reset();
   ncclsim_calls_reset();
   pthread_mutex_unlock(&ncclsim_mutex);
 }
@@ -92,8 +94,8 @@ int ncclCommInitRankConfig(dc__nccl_handle *comm, int ranks, dc__nccl_id id, int
   c->error = c->world->ranks == ranks ? 0 : DC__NCCL_INVALID_USAGE;
   c->world->members++;
   c->world->joined += !ncclsim_takes_stall(rank);
-  c->next = comms;
-  comms = c;
+  c->next = ncclsim_comms;
+  ncclsim_comms = c;
   count_live(1);
   pthread_mutex_unlock(&ncclsim_mutex);
   *comm = c;
@@ -103,7 +105,7 @@ int ncclCommInitRankConfig(dc__nccl_handle *comm, int ranks, dc__nccl_id id, int
 int ncclCommGetAsyncError(dc__nccl_handle comm, int *error) {
   NCCLSIM_ENTER(false);
   pthread_mutex_lock(&ncclsim_mutex);
-  bool waits = comm->world->joined < comm->world->ranks || comm->looks > 0;
+  bool waits = comm->world->joined < comm->world->ranks || ncclsim_opens(comm) || comm->looks > 0;
   comm->looks -= comm->looks > 0;
   *error = comm->error != 0 ? comm->error : waits ? DC__NCCL_IN_PROGRESS : 0;
   pthread_mutex_unlock(&ncclsim_mutex);
@@ -127,7 +129,7 @@ static void end(struct ncclComm *comm, bool abort) {
   comm->world->aborted[comm->rank] = abort;
   pthread_cond_broadcast(&ncclsim_progress);
   comm->ended = true;
-  count_live(-1);
+  count_live(-1 - ncclsim_end_memory(comm));
   ncclsim_drop(comm);
   pthread_mutex_unlock(&ncclsim_mutex);
 }
@@ -142,37 +144,4 @@ int ncclCommAbort(dc__nccl_handle comm) {
   int error = ncclsim_enter(__func__, true);
   end(comm, true);
   return error;
-}
-
-/* ---- memory ---- */
-
-int ncclMemAlloc(void **ptr, size_t bytes) {
-  NCCLSIM_ENTER(true);
-  dc__cu_ptr block = 0;
-  if (cuMemAllocFromPoolAsync(&block, bytes, (dc__cu_pool)(void *)&worlds, NULL) != 0) {
-    return DC__NCCL_CUDA_ERROR;
-  }
-  *ptr = (void *)(uintptr_t)block;
-  count_live(1);
-  return 0;
-}
-
-int ncclMemFree(void *ptr) {
-  int error = ncclsim_enter(__func__, true);
-  int freed = cuMemFreeAsync((dc__cu_ptr)(uintptr_t)ptr, NULL);
-  count_live(-1);
-  return error != 0 ? error : freed != 0 ? DC__NCCL_CUDA_ERROR : 0;
-}
-
-int ncclCommRegister(const dc__nccl_handle comm, void *data, size_t bytes, void **handle) {
-  NCCLSIM_ENTER(true);
-  *handle = comm != NULL && bytes > 0 ? data : NULL;
-  count_live(1);
-  return *handle != NULL ? 0 : DC__NCCL_INVALID_ARGUMENT;
-}
-
-int ncclCommDeregister(const dc__nccl_handle comm, void *handle) {
-  int error = ncclsim_enter(__func__, true);
-  count_live(-1);
-  return comm != NULL && handle != NULL ? error : DC__NCCL_INVALID_ARGUMENT;
 }
