@@ -622,9 +622,10 @@ DC_API dc_status dc_step_abort(dc_context *context);
  *  every call while it cannot begin, once after it ended). All work is on that stream then, dc_end_backward does not
  *  block, and no parameter is persistent. A launch does what was captured, in memory of captures alone: launches and
  *  other work of the context must follow each other, and what the graph uses must stay registered.
- *  Ranks must all capture the same step, where their calls are compared as always, and then launch their graphs equally
- *  often and in the same places of the run: launches are not compared, and have no deadline. A rank that dies or aborts
- *  ends its peers' launches, and every later call returns why. Graphs must be destroyed before the context.
+ *  Ranks must all capture the same step or none (else DC_E_MISMATCH), where their calls are compared as always, and then
+ *  launch their graphs equally often and in the same places of the run: launches are not compared, and have no deadline.
+ *  A rank that dies or aborts ends its peers' launches, and every later call returns why. Graphs must be destroyed
+ *  before the context.
  *  stream  kept alive by the caller until replaced; NULL (the default): the calling thread
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (also: the stream set before is being captured), DC_E_UNSUPPORTED (the stream
  *  is being captured, and the context's ranks meet otherwise). [handle] Since 0.1. */
@@ -1676,7 +1677,8 @@ DC_API void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size);
  *  goes through it in tiles, chosen so that calls, copies and packing cost least. Source: Hong and Kung 1981, the bound
  *  on the bytes that must be read.
  *  a, b     [m, k] and [k, n], each in memory (strides as in dc_batch_matmul) or in a file; types as there
- *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32
+ *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32. A file that is open
+ *           for reading as well takes fewer and longer writes
  *  budget_bytes  >= 1; nothing of it is needed where all three are in memory. The threads' scratch of 7 MiB each, which
  *           all products share, is not counted. CUDA: of the device's memory; files go through 8 MiB of pinned memory
  *           beside it, which the handle keeps
