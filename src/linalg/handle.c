@@ -103,6 +103,9 @@ dc_status dc__linalg_scratch(dc_linalg *l, const char *fn, size_t bytes, void **
   }
   if (bytes > l->own_bytes || l->own == NULL) {
     void *grown;
+    if (l->own != NULL && dc__linalg_is_there(l)) {
+      dc__here_done(l->device, NULL); /* what was queued before may use it */
+    }
     drop(l);
     dc_status status = l->device->ops->alloc(l->device, bytes, scratch_kind(l), &grown);
     if (status != DC_OK) {

@@ -179,6 +179,7 @@ dc__cuda_matrices dc__flight_part(const dc__flight *f, const dc__mat *mat) {
   dc__cuda_matrices m = dc__matrices_of(mat);
   m.data = mat->places != NULL ? NULL : dc__element(mat->data, mat->dtype, f->first * mat->batch_stride);
   m.places = mat->places != NULL ? mat->places + f->first : NULL;
+  m.batch_stride = mat->places != NULL ? 0 : mat->batch_stride;
   m.count = f->count;
   return m;
 }

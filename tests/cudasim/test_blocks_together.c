@@ -1,5 +1,7 @@
 /* How much a step of Shampoo, SOAP and K-FAC asks of a device: that blocks and matrices of one shape go together shows
  * in the number of launches, products and waits, which must not grow with theirs. On the simulated driver alone. */
+#include <math.h>
+
 #include "harness.h"
 
 #include "cudasim.h"
@@ -33,10 +35,10 @@ static void move(const model *m, void *to, const void *from, size_t bytes) {
   dc__here_done(m->device, NULL);
 }
 
-static void open_model(model *m, int params) {
+static void open_model(model *m, const char *device, int params) {
   float values[2 * EACH];
   *m = (model){.params = params};
-  assert_int_equal(dc_device_open("cuda", NULL, &m->device), DC_OK);
+  assert_int_equal(dc_device_open(device, NULL, &m->device), DC_OK);
   assert_int_equal(dc_linalg_create(m->device, NULL, &m->linalg), DC_OK);
   void *memory;
   assert_int_equal(m->device->ops->alloc(m->device, (size_t)params * sizeof values, DC_MEMORY_DEVICE, &memory), DC_OK);
@@ -56,12 +58,13 @@ static void add_params(const model *m) {
   }
 }
 
-static count step(const model *m) {
+/* skipped: the parameter that has no gradient. */
+static count step(const model *m, int skipped) {
   const int64_t each = EACH;
   dc_tensor weights[LAYERS], grads[LAYERS];
   for (int p = 0; p < m->params; p++) {
     weights[p] = flat(m->memory + (size_t)p * 2 * EACH, &each, DC_FLOAT32);
-    grads[p] = flat(m->memory + (size_t)p * 2 * EACH + EACH, &each, DC_FLOAT32);
+    grads[p] = flat(m->memory + (size_t)p * 2 * EACH + EACH, &each, p == skipped ? DC_DTYPE_NONE : DC_FLOAT32);
   }
   const count before = counted();
   const dc_status status = dc_optimizer_step(m->optimizer, weights, grads, sizeof *weights, m->params, 1);
@@ -89,6 +92,30 @@ static void check(const char *what, int params, const count *c, count most) {
   }
 }
 
+/* One that is left out of a step is a step behind from then on, and does not go with the others. */
+static void test_one_that_is_left_out(void **state) {
+  (void)state;
+  dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT;
+  float weights[2][LAYERS][2 * EACH];
+  o.beta2 = 0.9;
+  o.eps_rel = 1e-3;
+  for (int k = 0; k < 2; k++) {
+    model m;
+    open_model(&m, k == 0 ? "cpu" : "cuda", LAYERS);
+    assert_int_equal(dc_shampoo_create(m.linalg, NULL, &o, &m.optimizer), DC_OK);
+    add_params(&m);
+    for (int i = 1; i <= 4; i++) {
+      (void)step(&m, i == 2 ? 2 : -1);
+    }
+    move(&m, weights[k], m.memory, sizeof weights[k]);
+    close_model(&m);
+  }
+  for (int i = 0; i < LAYERS * 2 * EACH; i++) {
+    const float here = (&weights[0][0][0])[i], there = (&weights[1][0][0])[i];
+    assert_true(fabsf(here - there) <= 2e-4f);
+  }
+}
+
 /* Roots of one size are one batch, however many they are. */
 static void test_shampoo(void **state) {
   (void)state;
@@ -99,11 +126,11 @@ static void test_shampoo(void **state) {
     const count plain = {1 + 9 * params, 4 * params, 1, 2, 0};
     const count due = {21 + 9 * params, 2 + 4 * params, 13, 10, 2};
     model m;
-    open_model(&m, params);
+    open_model(&m, "cuda", params);
     assert_int_equal(dc_shampoo_create(m.linalg, NULL, &o, &m.optimizer), DC_OK);
     add_params(&m);
     for (int i = 1; i <= 6; i++) {
-      const count c = step(&m);
+      const count c = step(&m, -1);
       if (i > 1) {
         check("Shampoo", params, &c, i % 3 == 0 ? due : plain);
       }
@@ -120,11 +147,11 @@ static void test_soap(void **state) {
     const count plain = {1 + 3 * params, 6 * params, 1 + params, 3, 0};
     const count due = {1 + 3 * params, 10 * params, 1 + 7 * params, 3, 0};
     model m;
-    open_model(&m, params);
+    open_model(&m, "cuda", params);
     assert_int_equal(dc_soap_create(m.linalg, NULL, &o, &m.optimizer), DC_OK);
     add_params(&m);
     for (int i = 1; i <= 4; i++) {
-      const count c = step(&m);
+      const count c = step(&m, -1);
       if (i > 1) {
         check("SOAP", params, &c, i == 4 ? due : plain);
       }
@@ -157,7 +184,7 @@ static void test_kfac(void **state) {
                           {2 + 5 * params, 4 * params, 2 + params, 3, 0},
                           {2 + 13 * params, 4 * params, 2 + params, 3, 0}};
     model m;
-    open_model(&m, params);
+    open_model(&m, "cuda", params);
     assert_int_equal(dc_kfac_create(m.linalg, NULL, &o, &m.optimizer), DC_OK);
     add_params(&m);
     for (int p = 0; p < params; p++) {
@@ -167,7 +194,7 @@ static void test_kfac(void **state) {
       if (i % 2 == 0) {
         feed(&m);
       }
-      const count c = step(&m);
+      const count c = step(&m, -1);
       if (i > 0) { /* the first one makes the state */
         check("K-FAC", params, &c, most[i % 4 == 0 ? 0 : i % 2 == 0 ? 2 : 1]);
       }
@@ -178,6 +205,7 @@ static void test_kfac(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_one_that_is_left_out),
       cmocka_unit_test(test_shampoo),
       cmocka_unit_test(test_soap),
       cmocka_unit_test(test_kfac),
