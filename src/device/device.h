@@ -68,6 +68,7 @@ typedef struct dc__product {
   int32_t trans_a, trans_b;
   int64_t m, n, k;
   int64_t lda, ldb, ldd; /* elements from one column to the next */
+  int64_t alike;         /* what is best for a batch of so many is done for fewer too; 0: what is best for the batch */
   int64_t batch;         /* 0 is 1; more have no epilogue. Elements from one matrix to the next: */
   int64_t stride_a, stride_b, stride_d;
   const void *a, *b;

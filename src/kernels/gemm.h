@@ -38,6 +38,7 @@ typedef struct dc__gemm {
   const void *bias;   /* [n]; NULL: zeros */
   void *aux;          /* [m][n] with C's strides; in C's type */
   const void *packed; /* op(B) by dc__gemm_pack(), instead of b; batch 1. NULL: b */
+  bool alike;         /* on a device: the way to a result does not depend on batch, which is at most DC__CUDA_FLIGHT */
 } dc__gemm;
 
 /* Cuts C into blocks for the pool's threads. */

@@ -14,6 +14,7 @@ static void unsettle(dc__blocked *self) {
   dc__free(self->now);
   dc__free(self->skip);
   dc__free(self->by_cost);
+  dc__free(self->by_kin);
   dc__free(self->by_size);
   dc__free(self->orders);
   dc__free(self->requests);
@@ -23,6 +24,7 @@ static void unsettle(dc__blocked *self) {
   self->now = NULL;
   self->skip = NULL;
   self->by_cost = NULL;
+  self->by_kin = NULL;
   self->by_size = NULL;
   self->orders = NULL;
   self->requests = NULL;
@@ -105,24 +107,21 @@ static void begin(dc__blocked *self) {
   }
 }
 
-/* Memory of what blocks run in: slots, or the one place on a device, where sums or orders are of rows. */
+/* Memory of what blocks run in: slots, or the one place on a device. */
 static bool plan_places(dc__blocked *self) {
   const dc_linalg *l = self->head.linalg;
-  self->most_elements = 0;
-  self->most_rows = 0;
-  for (int64_t i = 0; i < self->block_count; i++) {
-    const dc__block *b = &self->blocks[i];
-    self->most_elements = b->count > self->most_elements ? b->count : self->most_elements;
-    for (int32_t d = 0; d < b->order; d++) {
-      const bool counts = dc__block_rules_of(&self->head)->sorts ? b->sides[d].factor != NULL : d == 0;
-      self->most_rows = counts && b->sides[d].n > self->most_rows ? b->sides[d].n : self->most_rows;
-    }
-  }
   self->slots_bytes = 0;
-  return dc__optim_is_there(&self->head)
-             ? dc__block_there_add(&self->slots_bytes, l, self->most_elements, self->most_rows)
-             : dc__slots_plan(&self->slots, l, self->block_count, 2 * (size_t)self->most_elements * sizeof(float),
-                              &self->slots_bytes);
+  if (dc__optim_is_there(&self->head)) {
+    dc__kin_order(self);
+    return dc__block_there_add(&self->slots_bytes, l, self->most_elements, self->most_rows);
+  }
+  self->most_elements = 0;
+  for (int64_t i = 0; i < self->block_count; i++) {
+    const int64_t count = self->blocks[i].count;
+    self->most_elements = count > self->most_elements ? count : self->most_elements;
+  }
+  return dc__slots_plan(&self->slots, l, self->block_count, 2 * (size_t)self->most_elements * sizeof(float),
+                        &self->slots_bytes);
 }
 
 /* Whether eigenvectors come from the host though the factors lie on a device. */
@@ -163,10 +162,11 @@ static dc_status settle_here(dc__blocked *self, const char *fn) {
   self->now = dc__calloc(params + 1, sizeof *self->now);
   self->skip = dc__calloc(params + 1, sizeof *self->skip);
   self->by_cost = dc__calloc((size_t)self->block_count + 1, sizeof *self->by_cost);
+  self->by_kin = dc__calloc((size_t)self->block_count + 1, sizeof *self->by_kin);
   self->by_size = dc__calloc(sides + 1, sizeof *self->by_size);
   self->orders = dc__calloc(rows + 1, sizeof *self->orders);
   self->requests = dc__calloc(sides + 1, sizeof *self->requests);
-  if (self->flows == NULL || self->now == NULL || self->skip == NULL || self->by_cost == NULL ||
+  if (self->flows == NULL || self->now == NULL || self->skip == NULL || self->by_cost == NULL || self->by_kin == NULL ||
       self->by_size == NULL || self->orders == NULL || self->requests == NULL) {
     return DC_E_NO_MEMORY;
   }
@@ -204,11 +204,9 @@ static dc_status settle(dc__blocked *self, const char *fn) {
 
 /* ---- phases ---- */
 
-typedef void (*block_fn)(const dc__block *b, const dc__block_step *s, dc__block_place *place);
-
 typedef struct phase {
   dc__blocked *self;
-  block_fn fn;
+  dc__block_fn fn;
 } phase;
 
 static void run_block(const phase *p, int64_t index, dc__pool *pool, void *scratch) {
@@ -220,6 +218,7 @@ static void run_block(const phase *p, int64_t index, dc__pool *pool, void *scrat
   int64_t slot = dc__slots_take(&self->slots);
   dc__block_place place = {.work = &dc__block_here, .pool = pool, .scratch = scratch};
   place.temp = dc__slots_memory(&self->slots, slot);
+  place.half = b->count;
   p->fn(b, &self->now[b->param], &place);
   dc__slots_give(&self->slots, slot);
 }
@@ -229,24 +228,14 @@ static void run_small(void *arg, int64_t index, void *scratch) {
   run_block(p, p->self->large + index, NULL, scratch);
 }
 
-static void queue_blocks(dc__blocked *self, void *memory, block_fn work) {
-  dc__block_place place = dc__block_there_place(self->head.linalg, memory, self->most_elements, self->most_rows);
-  for (int64_t i = 0; i < self->block_count; i++) {
-    const dc__block *b = &self->blocks[i];
-    if (!self->skip[b->param]) {
-      work(b, &self->now[b->param], &place);
-    }
-  }
-}
-
-static dc_status each_block(dc__blocked *self, const char *fn, block_fn work) {
+static dc_status each_block(dc__blocked *self, const char *fn, dc__block_fn work) {
   phase p = {self, work};
   dc_linalg *l = self->head.linalg;
   void *memory;
   size_t offset = 0;
   DC__TRY(dc__linalg_scratch(l, fn, self->slots_bytes, &memory));
   if (dc__optim_is_there(&self->head)) {
-    queue_blocks(self, memory, work);
+    dc__kin_each(self, memory, work);
     return DC_OK;
   }
   dc__slots_place(&self->slots, memory, &offset);
@@ -389,6 +378,7 @@ void dc__blocked_destroy(dc_optimizer *o) {
   for (int64_t i = 0; i < self->block_count; i++) {
     dc__free(self->blocks[i].sides);
   }
+  dc__kin_end(self);
   dc__free(self->plans);
   dc__free(self->blocks);
 }

@@ -23,6 +23,7 @@ typedef struct dc__block {
   int64_t param, index;
   int64_t count; /* elements */
   int32_t order;
+  int64_t kin, at; /* on a device: its kin, and which of them it is */
   dc__side *sides;
   float *exp_avg;  /* NULL: gradients are not filtered */
   float *squares;  /* sum or mean of squares; NULL: none */
@@ -53,13 +54,18 @@ typedef struct dc__block_place {
   const dc__block_work *work;
   dc__pool *pool;
   void *scratch; /* DC__SCRATCH_BYTES; pool NULL */
-  float *temp;   /* twice the block's elements */
+  float *temp;   /* twice the block's elements: */
+  int64_t half;  /* from the first ones to the others */
   double length; /* that a graft has */
-  /* On a device: */
+  /* On a device, where `count` blocks of a kin go together. Work is given the first one, whose data lie in the stack:
+   */
+  int32_t count;
+  dc__block *const *blocks;
+  float *stack;
   dc_linalg *there;         /* NULL: the host computes */
   void *product;            /* what products may use */
-  dc__cuda_report *lengths; /* [2] */
-  double *sums;             /* one for each row of a block; a kind uses these, */
+  dc__cuda_report *lengths; /* [2, count] */
+  double *sums;             /* one for each row of the blocks; a kind uses these, */
   int64_t *order;           /* or in the same place one for each row of a matrix */
 } dc__block_place;
 
@@ -73,21 +79,21 @@ struct dc__block_work {
   /* to [cols, rows] = from [rows, cols], transposed. */
   void (*turn)(const dc__block_place *place, const float *from, int64_t rows, int64_t cols, float *to);
   void (*copy)(const dc__block_place *place, float *to, const float *from, int64_t count);
-  /* a [n, n] times factor */
-  void (*scale)(const dc__block_place *place, float *a, int64_t n, float factor);
+  /* The matrix of the block's side d times factor, where its latest refresh was a good one. */
+  void (*scale)(const dc__block_place *place, const dc__block *b, int32_t d, float factor);
   /* Shampoo's: the graft's squares and the filtered gradient; the graft's direction, to data, or its length alone; that
    * length given to data where `scaled`, and momentum. */
   void (*graft_learn)(const dc__block_place *place, const dc__graft *g);
   void (*graft_take)(const dc__block_place *place, const dc__graft *g);
   void (*graft_measure)(dc__block_place *place, const dc__graft *g);
   void (*graft_finish)(const dc__block_place *place, const dc__graft *g, bool scaled);
-  /* SOAP's: data becomes what a step of AdamW takes a weight of zero to; and the n parts of x along a dimension,
-   * `inner` elements each, come in another order. */
+  /* SOAP's: data becomes what a step of AdamW takes a weight of zero to; and the parts of the squares along dimension
+   * d, `inner` elements each, come in the order of the latest refresh. */
   void (*adam)(const dc__block_place *place, const dc__block *b, const dc__adamw_factors *factors);
-  void (*sort)(const dc__block_place *place, const dc__side *side, int64_t inner, float *x, int64_t count);
+  void (*sort)(const dc__block_place *place, const dc__block *b, int32_t d, int64_t inner);
 };
 extern const dc__block_work dc__block_here, dc__block_there;
-/* What a place on a device has of scratch memory, for blocks of at most so many elements and rows: added to *total, and
+/* What a place on a device has of scratch memory, for at most so many elements and rows at a time: added to *total, and
  * placed. False: no memory is that large. */
 bool dc__block_there_add(size_t *total, const dc_linalg *l, int64_t elements, int64_t rows);
 dc__block_place dc__block_there_place(dc_linalg *l, void *memory, int64_t elements, int64_t rows);
@@ -145,6 +151,19 @@ typedef struct dc__block_plan {
   int32_t *owners;
 } dc__block_plan;
 
+/* Blocks of a device that are alike, as far as memory goes. */
+typedef struct dc__slab dc__slab;
+typedef struct dc__kin {
+  int64_t count; /* elements of each */
+  int64_t size[DC__ORDER_MAX];
+  int32_t order, group;
+  bool closed;        /* all of them have their pieces */
+  int64_t room, used; /* blocks */
+  dc__slab *slabs;
+} dc__kin;
+
+typedef void (*dc__block_fn)(const dc__block *b, const dc__block_step *s, dc__block_place *place);
+
 typedef struct dc__blocked {
   dc_optimizer head;
   dc__block_plan *plans; /* one a parameter */
@@ -153,6 +172,8 @@ typedef struct dc__blocked {
   double load[DC__COMM_MAX_WORLD];
   dc__block *blocks; /* this rank's, by parameter and index */
   int64_t block_count, block_capacity;
+  dc__kin *kins; /* of a device */
+  int64_t kin_count, kin_capacity;
   /* What a step needs; made again when parameters have come. */
   int64_t settled; /* parameters that it knows */
   dc__exchange *exchange;
@@ -160,6 +181,7 @@ typedef struct dc__blocked {
   dc__block_step *now;  /* of each parameter */
   bool *skip;           /* parameters without a gradient */
   dc__block **by_cost;  /* the costliest first */
+  dc__block **by_kin;   /* on a device: kin side by side */
   int64_t large;        /* how many of them are cut up over the threads */
   dc__side_of *by_size; /* those with a factor, the largest first */
   int64_t side_count;
@@ -197,8 +219,25 @@ dc_status dc__blocked_prepare(dc_optimizer *o, const char *fn, int64_t first);
 /* What a block's decompositions and products cost. */
 double dc__block_cost(const dc__block_options *options, const dc__cut *cut, int64_t block);
 /* A piece of a block, or with dimension >= 0 of a side. NULL: no memory. */
-void *dc__block_piece(dc_optimizer *o, dc__optim_param *p, const char *what, int64_t block, int32_t dimension,
+void *dc__block_piece(dc_optimizer *o, dc__optim_param *p, const char *what, const dc__block *b, int32_t dimension,
                       int32_t dtype, const int64_t shape[2], int32_t ndim);
+
+/* blocked_kin.c: blocks that go together. From one of a kin to the next, in elements; all begin at 256 bytes. */
+static inline int64_t dc__kin_stride(int64_t elements) {
+  return (elements + 63) / 64 * 64;
+}
+/* Before blocks are made: all of them are expected, then each one joins, and takes its pieces. */
+void dc__kin_begin(dc__blocked *self);
+dc_status dc__kin_expect(dc__blocked *self, int64_t param, int64_t index);
+void dc__kin_join(dc__blocked *self, dc__block *b, const dc__cut *cut, const dc__box *box);
+/* NULL: no memory. */
+void *dc__kin_piece(dc_optimizer *o, const dc__block *b, const char *what, int32_t dimension, size_t size,
+                    int64_t elements);
+void dc__kin_end(dc__blocked *self);
+/* by_kin, and the most that a place is asked to hold. */
+void dc__kin_order(dc__blocked *self);
+/* Queues the work of all blocks. */
+void dc__kin_each(dc__blocked *self, void *memory, dc__block_fn work);
 
 /* blocked_work.c: what Shampoo and SOAP have in common. */
 
@@ -206,6 +245,8 @@ void *dc__block_piece(dc_optimizer *o, dc__optim_param *p, const char *what, int
 void dc__block_learn(const dc__block *b, double keep, double add, const dc__block_place *place);
 /* x times the matrix of each side that has one, along that side; back: times its transpose. */
 void dc__block_multiply(const dc__block *b, float *x, bool back, const dc__block_place *place);
+/* Whether its latest refresh changed the order of the matrix' columns. */
+bool dc__side_moved(const dc__side *side);
 /* A side's matrix as a request of it has it. */
 dc__mat dc__side_mat(void *data, int32_t dtype, int64_t n);
 

@@ -30,10 +30,11 @@ static void copy(const dc__block_place *place, float *to, const float *from, int
   memcpy(to, from, (size_t)count * sizeof *to);
 }
 
-static void scale(const dc__block_place *place, float *a, int64_t n, float factor) {
+static void scale(const dc__block_place *place, const dc__block *b, int32_t d, float factor) {
+  const dc__side *side = &b->sides[d];
   (void)place;
-  for (int64_t i = 0; i < n * n; i++) {
-    a[i] *= factor;
+  for (int64_t i = 0; i < side->n * side->n && side->info.status == DC_OK; i++) {
+    side->matrix[i] *= factor;
   }
 }
 
@@ -48,10 +49,11 @@ static void adam(const dc__block_place *place, const dc__block *b, const dc__ada
   }
 }
 
-static void sort(const dc__block_place *place, const dc__side *side, int64_t inner, float *x, int64_t count) {
-  float *temp = place->temp;
+static void sort(const dc__block_place *place, const dc__block *b, int32_t d, int64_t inner) {
+  const dc__side *side = &b->sides[d];
+  float *temp = place->temp, *x = b->squares;
   size_t bytes = (size_t)inner * sizeof *x;
-  for (int64_t from = 0; from < count; from += side->n * inner) {
+  for (int64_t from = 0; from < b->count && dc__side_moved(side); from += side->n * inner) {
     for (int64_t j = 0; j < side->n; j++) {
       memcpy(temp + j * inner, x + from + side->order[j] * inner, bytes);
     }

@@ -53,14 +53,19 @@ static dc_status plan_param(dc__blocked *self, const char *fn, int64_t i) {
   return enough ? DC_OK : DC_E_NO_MEMORY;
 }
 
-void *dc__block_piece(dc_optimizer *o, dc__optim_param *p, const char *what, int64_t block, int32_t dimension,
+void *dc__block_piece(dc_optimizer *o, dc__optim_param *p, const char *what, const dc__block *b, int32_t dimension,
                       int32_t dtype, const int64_t shape[2], int32_t ndim) {
   char name[48];
-  int used = snprintf(name, sizeof name, "%s.%" PRId64, what, block);
+  int used = snprintf(name, sizeof name, "%s.%" PRId64, what, b->index);
   if (dimension >= 0) {
     (void)snprintf(name + used, sizeof name - (size_t)used, ".%" PRId32, dimension);
   }
-  return dc__optim_add_piece(o, p, name, dtype, shape, ndim);
+  if (!dc__optim_is_there(o) || dtype == DC_INT64 || dc__optim_find_piece(p, name) != NULL) {
+    return dc__optim_add_piece(o, p, name, dtype, shape, ndim);
+  }
+  const int64_t elements = shape[0] * (ndim > 1 ? shape[1] : 1);
+  void *memory = dc__kin_piece(o, b, what, dimension, dc_dtype_size(dtype), elements);
+  return memory == NULL ? NULL : dc__optim_lend_piece(p, name, dtype, shape, ndim, memory);
 }
 
 static void set_identity(const dc_optimizer *o, float *a, int64_t n) {
@@ -79,9 +84,9 @@ static bool add_side(dc_optimizer *o, dc__optim_param *p, dc__block *b, int32_t 
   const dc__block_rules *rules = dc__block_rules_of(o);
   dc__side *side = &b->sides[d];
   const int64_t shape[2] = {side->n, side->n};
-  side->factor = dc__block_piece(o, p, "factor", b->index, d, DC_FLOAT32, shape, 2);
-  side->matrix = dc__block_piece(o, p, rules->matrix, b->index, d, DC_FLOAT32, shape, 2);
-  side->failures = dc__block_piece(o, p, "failures", b->index, d, DC_INT64, NULL, 0);
+  side->factor = dc__block_piece(o, p, "factor", b, d, DC_FLOAT32, shape, 2);
+  side->matrix = dc__block_piece(o, p, rules->matrix, b, d, DC_FLOAT32, shape, 2);
+  side->failures = dc__block_piece(o, p, "failures", b, d, DC_INT64, NULL, 0);
   if (side->matrix != NULL) {
     set_identity(o, side->matrix, side->n);
   }
@@ -110,9 +115,15 @@ static dc_status add_block(dc__blocked *self, int64_t param, int64_t index) {
   }
   dc__block b = {.param = param, .index = index, .count = box.count, .order = cut->order};
   b.sides = dc__calloc((size_t)cut->order, sizeof *b.sides);
+  if (dc__optim_is_there(&self->head)) {
+    dc__kin_join(self, &b, cut, &box);
+  }
   if (b.sides == NULL || !add_pieces(&self->head, cut, &box, &b)) {
     dc__free(b.sides);
     return DC_E_NO_MEMORY;
+  }
+  if (dc__optim_is_there(&self->head)) {
+    self->kins[b.kin].used++;
   }
   self->blocks[self->block_count++] = b;
   return DC_OK;
@@ -123,21 +134,31 @@ static bool has_block(const dc__blocked *self, int64_t param, int64_t index) {
   return last != NULL && (last->param > param || (last->param == param && last->index >= index));
 }
 
+/* This rank's blocks of the parameters from `first` on that it has not yet. */
+static dc_status each_new(dc__blocked *self, int64_t first,
+                          dc_status (*fn)(dc__blocked *self, int64_t param, int64_t index)) {
+  for (int64_t i = first; i < self->head.count; i++) {
+    const dc__block_plan *made = &self->plans[i];
+    for (int64_t b = 0; b < made->cut.blocks; b++) {
+      if (made->owners[b] == rank_of(&self->head) && !has_block(self, i, b)) {
+        DC__TRY(fn(self, i, b));
+      }
+    }
+  }
+  return DC_OK;
+}
+
 dc_status dc__blocked_prepare(dc_optimizer *o, const char *fn, int64_t first) {
   dc__blocked *self = dc__blocked_of(o);
   if (!dc__grow((void **)&self->plans, &self->plan_capacity, o->count, sizeof *self->plans)) {
     return DC_E_NO_MEMORY;
   }
-  for (int64_t i = first; i < o->count; i++) {
-    if (i >= self->planned) {
-      DC__TRY(plan_param(self, fn, i));
-    }
-    const dc__block_plan *made = &self->plans[i];
-    for (int64_t b = 0; b < made->cut.blocks; b++) {
-      if (made->owners[b] == rank_of(o) && !has_block(self, i, b)) {
-        DC__TRY(add_block(self, i, b));
-      }
-    }
+  for (int64_t i = self->planned > first ? self->planned : first; i < o->count; i++) {
+    DC__TRY(plan_param(self, fn, i));
   }
-  return DC_OK;
+  if (dc__optim_is_there(o)) {
+    dc__kin_begin(self);
+    DC__TRY(each_new(self, first, dc__kin_expect));
+  }
+  return each_new(self, first, add_block);
 }

@@ -6,8 +6,16 @@ static dc_stream *stream_of(const dc__block_place *place) {
   return place->there->device->here;
 }
 
+/* Of all blocks that go together, whose matrices follow each other in steps of a kin. That many others are there does
+ * not change the bits. */
 static void multiply(const dc__block_place *place, const dc__gemm *g) {
-  dc__linalg_gemm(place->there, g, place->product);
+  dc__gemm all = *g;
+  all.batch = place->count;
+  all.alike = true;
+  all.stride_a = dc__kin_stride(g->m * g->k);
+  all.stride_b = dc__kin_stride(g->k * g->n);
+  all.stride_c = dc__kin_stride(g->m * g->n);
+  dc__linalg_gemm(place->there, &all, place->product);
 }
 
 static void square(const dc__block_place *place, bool trans, int64_t n, int64_t k, const float *a, double add,
@@ -16,69 +24,88 @@ static void square(const dc__block_place *place, bool trans, int64_t n, int64_t 
   multiply(place, &g);
 }
 
-static dc__cuda_matrices dense(const float *data, int64_t rows, int64_t cols) {
-  dc__cuda_matrices m = {.data = (void *)(uintptr_t)data, .row_stride = cols, .col_stride = 1, .count = 1};
+static dc__cuda_matrices dense(const dc__block_place *place, const float *data, int64_t rows, int64_t cols) {
+  dc__cuda_matrices m = {.data = (void *)(uintptr_t)data, .row_stride = cols, .col_stride = 1, .count = place->count};
   m.rows = rows;
   m.cols = cols;
+  m.batch_stride = dc__kin_stride(rows * cols);
   return m;
 }
 
-static void turn(const dc__block_place *place, const float *from, int64_t rows, int64_t cols, float *to) {
-  dc__cuda_load_args args = {.from = dense(from, cols, rows), .to = dense(to, cols, rows), .mask = 1, .factor = {1}};
-  args.from.row_stride = 1;
-  args.from.col_stride = cols;
+/* to = from times factor, where there is a bit in the mask. */
+static void load(const dc__block_place *place, dc__cuda_matrices from, dc__cuda_matrices to, uint32_t mask,
+                 double factor) {
+  dc__cuda_load_args args = {.from = from, .to = to, .mask = mask};
+  for (int32_t i = 0; i < place->count; i++) {
+    args.factor[i] = factor;
+  }
   dc__cuda_load(stream_of(place), &args);
 }
 
-static void copy(const dc__block_place *place, float *to, const float *from, int64_t count) {
-  dc__stream_copy(stream_of(place), to, from, (size_t)count * sizeof *to);
+static void turn(const dc__block_place *place, const float *from, int64_t rows, int64_t cols, float *to) {
+  dc__cuda_matrices turned = dense(place, from, cols, rows);
+  turned.row_stride = 1;
+  turned.col_stride = cols;
+  load(place, turned, dense(place, to, cols, rows), UINT32_MAX, 1);
 }
 
-static void scale(const dc__block_place *place, float *a, int64_t n, float factor) {
-  const dc__cuda_affine_args args = {.from = a, .to = a, .rows = n, .cols = n, .count = 1, .factor = {(double)factor}};
-  dc__cuda_affine(stream_of(place), &args);
+static void copy(const dc__block_place *place, float *to, const float *from, int64_t count) {
+  const int64_t all = (place->count - 1) * dc__kin_stride(count) + count;
+  dc__stream_copy(stream_of(place), to, from, (size_t)all * sizeof *to);
+}
+
+static void scale(const dc__block_place *place, const dc__block *b, int32_t d, float factor) {
+  const dc__side *side = &b->sides[d];
+  const dc__cuda_matrices a = dense(place, side->matrix, side->n, side->n);
+  uint32_t good = 0;
+  for (int32_t i = 0; i < place->count; i++) {
+    good |= (uint32_t)(place->blocks[i]->sides[d].info.status == DC_OK) << i;
+  }
+  load(place, a, a, good, (double)factor);
 }
 
 /* ---- Shampoo's ---- */
 
-static dc__cuda_graft_args args_of(const dc__graft *g) {
+static dc__cuda_graft_args args_of(const dc__block_place *place, const dc__graft *g) {
   return (dc__cuda_graft_args){.data = g->data,
                                .exp_avg = g->exp_avg,
                                .squares = g->squares,
                                .momentum = g->momentum,
                                .to = g->data,
                                .count = g->count,
+                               .stride = dc__kin_stride(g->count),
+                               .together = place->count,
                                .factors = g->factors};
 }
 
 static void graft_learn(const dc__block_place *place, const dc__graft *g) {
-  const dc__cuda_graft_args args = args_of(g);
+  const dc__cuda_graft_args args = args_of(place, g);
   dc__cuda_graft_learn(stream_of(place), &args);
 }
 
 static void graft_take(const dc__block_place *place, const dc__graft *g) {
-  const dc__cuda_graft_args args = args_of(g);
+  const dc__cuda_graft_args args = args_of(place, g);
   dc__cuda_graft_take(stream_of(place), &args);
 }
 
-/* The square of x's length, to a report. */
-static void fold(const dc__block_place *place, const dc__graft *g, const float *x, int32_t report) {
-  const dc__cuda_fold_args args = {.from = dense(x, g->rows, g->count / g->rows),
+/* The squares of the lengths of x, to the first reports or the second ones. */
+static void fold(const dc__block_place *place, const dc__graft *g, const float *x, int32_t which) {
+  const dc__cuda_fold_args args = {.from = dense(place, x, g->rows, g->count / g->rows),
                                    .sums = place->sums,
-                                   .reports = place->lengths + report,
+                                   .reports = place->lengths + which * place->count,
                                    .squares = 1};
   dc__cuda_fold(stream_of(place), &args);
 }
 
 static void graft_measure(dc__block_place *place, const dc__graft *g) {
-  dc__cuda_graft_args args = args_of(g);
+  dc__cuda_graft_args args = args_of(place, g);
   args.to = place->temp;
   dc__cuda_graft_take(stream_of(place), &args);
   fold(place, g, args.to, 0);
 }
 
 static void graft_finish(const dc__block_place *place, const dc__graft *g, bool scaled) {
-  dc__cuda_graft_args args = args_of(g);
+  dc__cuda_graft_args args = args_of(place, g);
   if (scaled) {
     fold(place, g, g->data, 1);
     args.lengths = place->lengths;
@@ -89,27 +116,38 @@ static void graft_finish(const dc__block_place *place, const dc__graft *g, bool 
 /* ---- SOAP's ---- */
 
 static void adam(const dc__block_place *place, const dc__block *b, const dc__adamw_factors *factors) {
-  dc__update_batch batch = {.spans_used = 1, .grad_scale = 1};
-  dc__update_span *span = &batch.spans[0];
-  span->weight = place->temp;
-  span->grad = b->data;
-  span->state[0] = b->exp_avg;
-  span->state[1] = b->squares;
-  span->count = b->count;
-  span->dtype = span->grad_dtype = DC_FLOAT32;
-  span->factors.adamw = *factors;
-  dc__stream_zero(stream_of(place), place->temp, (size_t)b->count * sizeof *place->temp);
-  dc__update_there(stream_of(place), DC__UPDATE_ADAMW, &batch);
+  const int64_t step = dc__kin_stride(b->count);
+  dc__update_batch batch = {.grad_scale = 1};
+  dc__stream_zero(stream_of(place), place->temp, (size_t)(place->count * step) * sizeof *place->temp);
+  for (int32_t i = 0; i < place->count; i++) {
+    batch.spans[batch.spans_used++] = (dc__update_span){.weight = place->temp + i * step,
+                                                        .grad = b->data + i * step,
+                                                        .state = {b->exp_avg + i * step, b->squares + i * step},
+                                                        .count = b->count,
+                                                        .dtype = DC_FLOAT32,
+                                                        .grad_dtype = DC_FLOAT32,
+                                                        .factors = {.adamw = *factors}};
+    if (batch.spans_used == DC__UPDATE_SPANS || i == place->count - 1) {
+      dc__update_there(stream_of(place), DC__UPDATE_ADAMW, &batch);
+      batch.spans_used = 0;
+    }
+  }
   copy(place, b->data, place->temp, b->count);
 }
 
-/* The order is the host's, and stays until the next refresh. */
-static void sort(const dc__block_place *place, const dc__side *side, int64_t inner, float *x, int64_t count) {
-  const dc__cuda_sort_args args = {
-      .x = x, .to = place->temp, .order = place->order, .n = side->n, .inner = inner, .count = count};
-  dc__stream_copy(stream_of(place), place->order, side->order, (size_t)side->n * sizeof *side->order);
-  dc__cuda_sort(stream_of(place), &args);
-  copy(place, x, place->temp, count);
+/* The orders are the host's, and stay until the next refresh. */
+static void sort(const dc__block_place *place, const dc__block *first, int32_t d, int64_t inner) {
+  for (int32_t i = 0; i < place->count; i++) {
+    const dc__block *b = place->blocks[i];
+    const dc__side *side = &b->sides[d];
+    const dc__cuda_sort_args args = {
+        .x = b->squares, .to = place->temp, .order = place->order, .n = side->n, .inner = inner, .count = b->count};
+    if (dc__side_moved(side)) {
+      dc__stream_copy(stream_of(place), place->order, side->order, (size_t)side->n * sizeof *side->order);
+      dc__cuda_sort(stream_of(place), &args);
+      dc__stream_copy(stream_of(place), b->squares, place->temp, (size_t)first->count * sizeof *place->temp);
+    }
+  }
 }
 
 const dc__block_work dc__block_there = {.square = square,
@@ -129,18 +167,21 @@ const dc__block_work dc__block_there = {.square = square,
 _Static_assert(sizeof(double) == sizeof(int64_t), "a place has either for a row");
 
 bool dc__block_there_add(size_t *total, const dc_linalg *l, int64_t elements, int64_t rows) {
-  return dc__linalg_add_product(total, l) && dc__linalg_add(total, elements, 2 * sizeof(float)) &&
-         dc__linalg_add(total, rows, sizeof(double)) && dc__linalg_add(total, 2, sizeof(dc__cuda_report));
+  return dc__linalg_add_product(total, l) && dc__linalg_add(total, elements, 3 * sizeof(float)) &&
+         dc__linalg_add(total, rows, sizeof(double)) &&
+         dc__linalg_add(total, 2 * DC__CUDA_FLIGHT, sizeof(dc__cuda_report));
 }
 
 dc__block_place dc__block_there_place(dc_linalg *l, void *memory, int64_t elements, int64_t rows) {
   dc__block_place place = {.work = &dc__block_there, .there = l};
   size_t offset = 0;
   place.product = dc__linalg_product(l, memory, &offset);
-  place.temp = dc__linalg_part(memory, &offset, elements, 2 * sizeof(float));
+  place.temp = dc__linalg_part(memory, &offset, elements, 3 * sizeof(float));
+  place.half = elements;
+  place.stack = place.temp + 2 * elements;
   void *of_rows = dc__linalg_part(memory, &offset, rows, sizeof(double));
   place.sums = of_rows;
   place.order = of_rows;
-  place.lengths = dc__linalg_part(memory, &offset, 2, sizeof(dc__cuda_report));
+  place.lengths = dc__linalg_part(memory, &offset, 2 * DC__CUDA_FLIGHT, sizeof(dc__cuda_report));
   return place;
 }

@@ -13,7 +13,7 @@ void dc__block_learn(const dc__block *b, double keep, double add, const dc__bloc
       place->work->square(place, last, side->n, rest, last ? b->data : turned, add, keep, side->factor);
     }
     if (d + 2 < b->order) {
-      float *next = place->temp + (d % 2) * b->count;
+      float *next = place->temp + (d % 2) * place->half;
       place->work->turn(place, turned, side->n, rest, next);
       turned = next;
     }
@@ -62,6 +62,14 @@ void dc__block_multiply(const dc__block *b, float *x, bool back, const dc__block
   if (from != x) {
     place->work->copy(place, x, from, b->count);
   }
+}
+
+bool dc__side_moved(const dc__side *side) {
+  bool moves = false;
+  for (int64_t j = 0; j < side->n && side->info.status == DC_OK; j++) {
+    moves = moves || side->order[j] != j;
+  }
+  return moves;
 }
 
 dc__mat dc__side_mat(void *data, int32_t dtype, int64_t n) {

@@ -19,6 +19,7 @@ struct dc__optim_piece {
   int64_t shape[2];
   int64_t numel;
   bool hosts; /* memory of the host's, wherever the rest lies: what it counts itself */
+  bool lent;  /* memory that the kind takes back */
   void *data;
 };
 
@@ -84,6 +85,9 @@ dc_status dc__optim_read_look(const dc_optimizer *o, dc_optimizer_stats *stats);
  * last error set. */
 void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name, int32_t dtype, const int64_t *shape,
                           int32_t ndim);
+/* The same in memory of the kind's, zeroed, that outlives it. */
+void *dc__optim_lend_piece(dc__optim_param *p, const char *name, int32_t dtype, const int64_t *shape, int32_t ndim,
+                           void *memory);
 /* NULL: there is none of this name. */
 dc__optim_piece *dc__optim_find_piece(const dc__optim_param *p, const char *name);
 void dc__optim_drop_pieces(dc_optimizer *o, dc__optim_param *p);

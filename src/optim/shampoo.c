@@ -35,13 +35,13 @@ static const char *refuse(const void *options, const void *old) {
 static bool add_elements(dc_optimizer *o, dc__optim_param *p, dc__block *b, const int64_t *shape, int32_t ndim) {
   const dc_shampoo_options *options = dc__optim_options(o, p);
   if (options->beta1 > 0) {
-    b->exp_avg = dc__block_piece(o, p, "exp_avg", b->index, -1, DC_FLOAT32, shape, ndim);
+    b->exp_avg = dc__block_piece(o, p, "exp_avg", b, -1, DC_FLOAT32, shape, ndim);
   }
   if (has_squares(options->graft)) {
-    b->squares = dc__block_piece(o, p, "graft", b->index, -1, DC_FLOAT32, shape, ndim);
+    b->squares = dc__block_piece(o, p, "graft", b, -1, DC_FLOAT32, shape, ndim);
   }
   if (options->momentum > 0) {
-    b->momentum = dc__block_piece(o, p, "momentum", b->index, -1, DC_FLOAT32, shape, ndim);
+    b->momentum = dc__block_piece(o, p, "momentum", b, -1, DC_FLOAT32, shape, ndim);
   }
   return (options->beta1 == 0 || b->exp_avg != NULL) && (!has_squares(options->graft) || b->squares != NULL) &&
          (options->momentum == 0 || b->momentum != NULL);
@@ -53,7 +53,7 @@ static bool add_side(dc_optimizer *o, dc__optim_param *p, dc__block *b, int32_t 
   if (options->tolerance == 0) {
     return true;
   }
-  b->sides[d].basis = dc__block_piece(o, p, "basis", b->index, d, DC_FLOAT64, shape, 2);
+  b->sides[d].basis = dc__block_piece(o, p, "basis", b, d, DC_FLOAT64, shape, 2);
   return b->sides[d].basis != NULL;
 }
 
@@ -122,11 +122,10 @@ static dc__spectral request(const char *fn, dc__side *side, const dc__block *b, 
   return r;
 }
 
-static void scale_root(const dc__side *side, const dc__block *b, const dc__block_step *s,
-                       const dc__block_place *place) {
+static void scale_root(const dc__block *b, int32_t d, const dc__block_step *s, const dc__block_place *place) {
   double share = share_of(s->options, s->t);
-  if (side->factor != NULL && share != 1 && side->info.status == DC_OK) {
-    place->work->scale(place, side->matrix, side->n, (float)pow(share, 1 / (double)root_of(s->options, b)));
+  if (b->sides[d].factor != NULL && share != 1) {
+    place->work->scale(place, b, d, (float)pow(share, 1 / (double)root_of(s->options, b)));
   }
 }
 
@@ -137,7 +136,7 @@ static void after(const dc__block *b, const dc__block_step *s, dc__block_place *
   const bool uses_roots = s->t >= o->start_preconditioning_step;
   const bool scaled = uses_roots && o->graft != DC_GRAFT_NONE;
   for (int32_t d = 0; d < b->order && s->due; d++) {
-    scale_root(&b->sides[d], b, s, place);
+    scale_root(b, d, s, place);
   }
   if (scaled) {
     place->work->graft_measure(place, &g);

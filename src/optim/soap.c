@@ -25,8 +25,8 @@ static const char *refuse(const void *options, const void *old) {
 }
 
 static bool add_elements(dc_optimizer *o, dc__optim_param *p, dc__block *b, const int64_t *shape, int32_t ndim) {
-  b->exp_avg = dc__block_piece(o, p, "exp_avg", b->index, -1, DC_FLOAT32, shape, ndim);
-  b->squares = dc__block_piece(o, p, "exp_avg_sq", b->index, -1, DC_FLOAT32, shape, ndim);
+  b->exp_avg = dc__block_piece(o, p, "exp_avg", b, -1, DC_FLOAT32, shape, ndim);
+  b->squares = dc__block_piece(o, p, "exp_avg_sq", b, -1, DC_FLOAT32, shape, ndim);
   return b->exp_avg != NULL && b->squares != NULL;
 }
 
@@ -83,25 +83,15 @@ static dc__spectral request(const char *fn, dc__side *side, const dc__block *b, 
   return r;
 }
 
-/* Whether the refresh changed the order of the columns. */
-static bool moved(const dc__side *side) {
-  bool moves = false;
-  for (int64_t j = 0; j < side->n && side->factor != NULL && side->info.status == DC_OK; j++) {
-    moves = moves || side->order[j] != j;
-  }
-  return moves;
-}
-
 static void after(const dc__block *b, const dc__block_step *s, dc__block_place *place) {
   if (s->still || !s->due) {
     return;
   }
   int64_t inner = b->count;
   for (int32_t d = 0; d < b->order; d++) {
-    const dc__side *side = &b->sides[d];
-    inner /= side->n;
-    if (moved(side)) {
-      place->work->sort(place, side, inner, b->squares, b->count);
+    inner /= b->sides[d].n;
+    if (b->sides[d].factor != NULL) {
+      place->work->sort(place, b, d, inner);
     }
   }
   dc__block_multiply(b, b->exp_avg, false, place);

@@ -46,6 +46,14 @@ static bool take_memory(dc_optimizer *o, dc__optim_piece *piece) {
   return true;
 }
 
+static void append(dc__optim_param *p, dc__optim_piece *piece) {
+  dc__optim_piece **end = &p->pieces;
+  while (*end != NULL) {
+    end = &(*end)->next;
+  }
+  *end = piece;
+}
+
 void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name, int32_t dtype, const int64_t *shape,
                           int32_t ndim) {
   dc__optim_piece *piece = dc__optim_find_piece(p, name);
@@ -60,12 +68,20 @@ void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name,
     dc__free(piece);
     return NULL;
   }
-  dc__optim_piece **end = &p->pieces;
-  while (*end != NULL) {
-    end = &(*end)->next;
-  }
-  *end = piece;
+  append(p, piece);
   return piece->data;
+}
+
+void *dc__optim_lend_piece(dc__optim_param *p, const char *name, int32_t dtype, const int64_t *shape, int32_t ndim,
+                           void *memory) {
+  dc__optim_piece *piece = make_piece(name, dtype, shape, ndim);
+  if (piece == NULL) {
+    return NULL;
+  }
+  piece->lent = true;
+  piece->data = memory;
+  append(p, piece);
+  return memory;
 }
 
 void dc__optim_drop_pieces(dc_optimizer *o, dc__optim_param *p) {
@@ -73,7 +89,7 @@ void dc__optim_drop_pieces(dc_optimizer *o, dc__optim_param *p) {
     next = piece->next;
     if (piece->hosts) {
       dc__free(piece->data);
-    } else {
+    } else if (!piece->lent) {
       dc__arena_free(o->arena, piece->data, NULL, NULL);
     }
     dc__free(piece);

@@ -116,15 +116,16 @@ static void test_one_that_is_left_out(void **state) {
   }
 }
 
-/* Roots of one size are one batch, however many they are. */
+/* What goes together: two launches a parameter take its gradient and give it its direction. Roots of one size are one
+ * batch, however many they are. */
 static void test_shampoo(void **state) {
   (void)state;
   dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT;
   o.precondition_frequency = 3;
   o.momentum = 0.9;
   for (int params = 1; params <= LAYERS; params += LAYERS - 1) {
-    const count plain = {1 + 9 * params, 4 * params, 1, 2, 0};
-    const count due = {21 + 9 * params, 2 + 4 * params, 13, 10, 2};
+    const count plain = {12 + 2 * params, 4, 1, 2, 0};
+    const count due = {28 + 2 * params, 6, 13, 10, 2};
     model m;
     open_model(&m, "cuda", params);
     assert_int_equal(dc_shampoo_create(m.linalg, NULL, &o, &m.optimizer), DC_OK);
@@ -144,8 +145,8 @@ static void test_soap(void **state) {
   dc_soap_options o = DC_SOAP_OPTIONS_INIT;
   o.precondition_frequency = 3;
   for (int params = 1; params <= LAYERS; params += LAYERS - 1) {
-    const count plain = {1 + 3 * params, 6 * params, 1 + params, 3, 0};
-    const count due = {1 + 3 * params, 10 * params, 1 + 7 * params, 3, 0};
+    const count plain = {6 + 2 * params, 6, 2, 3, 0};
+    const count due = {6 + 2 * params, 10, 2 + 6 * params, 3, 0};
     model m;
     open_model(&m, "cuda", params);
     assert_int_equal(dc_soap_create(m.linalg, NULL, &o, &m.optimizer), DC_OK);

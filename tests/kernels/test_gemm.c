@@ -320,8 +320,8 @@ static void test_batch(void **state) {
   assert_int_equal(dc__pool_open(3, &pool), DC_OK);
   fill(a, a64, DC_FLOAT32, 5 * 20 * 30, 1);
   fill(b, b64, DC_FLOAT32, 5 * 30 * 40, 2);
-  dc__gemm g = {DC_FLOAT32, DC_FLOAT32, false, false, 20,  40, 30, a, b, c,    30,   40,
-                40,         5,          600,   1200,  800, 1,  0,  0, 0, NULL, NULL, NULL};
+  dc__gemm g = {DC_FLOAT32, DC_FLOAT32, false, false, 20, 40, 30, a, b,    c,    30,   40,   40,
+                5,          600,        1200,  800,   1,  0,  0,  0, NULL, NULL, NULL, false};
   dc__gemm_run(pool, &g);
   for (int64_t matrix = 0; matrix < 5; matrix++) {
     for (int64_t i = 0; i < 20; i++) {

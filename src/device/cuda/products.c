@@ -14,6 +14,7 @@ typedef struct shape {
   int32_t dtype, out_dtype, trans_a, trans_b, epilogue, alignment;
   int64_t m, n, k, lda, ldb, ldd;
   int64_t batch, stride_a, stride_b, stride_d; /* batch 1: without strides */
+  int64_t alike;                               /* 0, or the batch that is looked for */
   size_t workspace;
 } shape;
 
@@ -151,7 +152,8 @@ static shape shape_of(const dc__product *p) {
   s.ldb = p->ldb;
   s.ldd = p->ldd;
   s.batch = p->batch > 1 ? p->batch : 1;
-  if (s.batch > 1) {
+  s.alike = p->alike;
+  if (s.batch > 1 || s.alike > 1) {
     s.stride_a = p->stride_a;
     s.stride_b = p->stride_b;
     s.stride_d = p->stride_d;
@@ -204,10 +206,21 @@ static int describe(const dc__lt *lt, plan *p, const dc__product *product) {
   error = error != 0 ? error : set_with(lt, p, product);
   const int64_t a[] = {of->trans_a ? of->k : of->m, of->trans_a ? of->m : of->k};
   const int64_t b[] = {of->trans_b ? of->n : of->k, of->trans_b ? of->k : of->n};
-  error = error != 0 ? error : lay_out(lt, &p->a, type, a[0], a[1], of->lda, of->batch, of->stride_a);
-  error = error != 0 ? error : lay_out(lt, &p->b, type, b[0], b[1], of->ldb, of->batch, of->stride_b);
-  return error != 0 ? error
-                    : lay_out(lt, &p->d, type_of(of->out_dtype), of->m, of->n, of->ldd, of->batch, of->stride_d);
+  const int64_t batch = of->alike > 0 ? of->alike : of->batch;
+  error = error != 0 ? error : lay_out(lt, &p->a, type, a[0], a[1], of->lda, batch, of->stride_a);
+  error = error != 0 ? error : lay_out(lt, &p->b, type, b[0], b[1], of->ldb, batch, of->stride_b);
+  return error != 0 ? error : lay_out(lt, &p->d, type_of(of->out_dtype), of->m, of->n, of->ldd, batch, of->stride_d);
+}
+
+/* After the search, of as many as are alike: the batch that is multiplied. Returns the library's status. */
+static int set_batch(const dc__lt *lt, const plan *p) {
+  const dc__lt_layout layouts[] = {p->a, p->b, p->d};
+  const int32_t count = (int32_t)p->of.batch;
+  int error = 0;
+  for (size_t i = 0; i < DC__COUNT(layouts) && error == 0 && p->of.alike > 0; i++) {
+    error = lt->cublasLtMatrixLayoutSetAttribute(layouts[i], DC__LT_LAYOUT_BATCH, &count, sizeof count);
+  }
+  return error;
 }
 
 /* The best algorithm; `works` says whether there is one. What an epilogue lacks the library may call unsupported or
@@ -264,6 +277,7 @@ static int find(struct dc__cuda_products *products, const dc__product *product, 
     oldest->of = of;
     int error = describe(&products->lt, oldest, product);
     error = error != 0 ? error : search(products, oldest);
+    error = error != 0 ? error : set_batch(&products->lt, oldest);
     if (error != 0) {
       drop_plan(&products->lt, oldest);
       return error;

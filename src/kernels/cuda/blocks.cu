@@ -16,7 +16,23 @@ DC_DEVICE T *floats(T *data, int64_t count) {
   return data == nullptr ? data : DC_MEMORY(data, count * 4, 4);
 }
 
+/* The same of this block's of those that go together. */
+DC_DEVICE float *floats(float *data, const dc__cuda_graft_args &args) {
+  return data == nullptr ? data : floats(data + static_cast<int64_t>(dc_block(1)) * args.stride, args.count);
+}
+
 }  // namespace
+
+DC_KERNEL(dc__stack_kernel, dc__cuda_stack_args, DC__CUDA_THREADS) {
+  const uint32_t which = dc_block(1);
+  float *block = floats(args.blocks[which], args.count);
+  float *place = floats(args.stack + static_cast<int64_t>(which) * args.stride, args.count);
+  const float *from = args.give ? place : block;
+  float *to = args.give ? block : place;
+  for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
+    to[i] = from[i];
+  }
+}
 
 DC_KERNEL(dc__box_kernel, dc__cuda_box_args, DC__CUDA_THREADS) {
   float *block = floats(args.block, args.count), *part = floats(args.part, args.length);
@@ -38,8 +54,8 @@ DC_KERNEL(dc__box_kernel, dc__cuda_box_args, DC__CUDA_THREADS) {
 
 DC_KERNEL(dc__graft_learn_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
   const dc__graft_factors *f = &args.factors;
-  float *data = floats(args.data, args.count);
-  float *exp_avg = floats(args.exp_avg, args.count), *squares = floats(args.squares, args.count);
+  float *data = floats(args.data, args);
+  float *exp_avg = floats(args.exp_avg, args), *squares = floats(args.squares, args);
   for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
     const float g = data[i];
     if (squares != nullptr) {
@@ -54,8 +70,8 @@ DC_KERNEL(dc__graft_learn_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
 }
 
 DC_KERNEL(dc__graft_take_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
-  const float *data = floats(args.data, args.count), *squares = floats(args.squares, args.count);
-  float *to = floats(args.to, args.count);
+  const float *data = floats(args.data, args), *squares = floats(args.squares, args);
+  float *to = floats(args.to, args);
   for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
     to[i] = squares == nullptr ? data[i] : dc__graft_direction(data[i], squares[i], &args.factors);
   }
@@ -63,11 +79,12 @@ DC_KERNEL(dc__graft_take_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
 
 DC_KERNEL(dc__graft_finish_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
   const dc__graft_factors *f = &args.factors;
-  float *data = floats(args.data, args.count), *momentum = floats(args.momentum, args.count);
+  float *data = floats(args.data, args), *momentum = floats(args.momentum, args);
   float ratio = 1;
   if (args.lengths != nullptr) {
-    const dc__cuda_report *lengths = DC_MEMORY(args.lengths, 2 * sizeof *lengths, alignof(dc__cuda_report));
-    const double own = sqrt(lengths[1].fold);
+    const dc__cuda_report *lengths =
+        DC_MEMORY(args.lengths, 2 * args.together * sizeof *lengths, alignof(dc__cuda_report)) + dc_block(1);
+    const double own = sqrt(lengths[args.together].fold);
     ratio = own > 0 ? static_cast<float>(sqrt(lengths[0].fold) / own) : 0;
   }
   for (int64_t i = dc_first(); i < args.count; i += dc_step()) {

@@ -18,14 +18,24 @@ typedef struct dc__cuda_box_args {
   int32_t dims, give;
 } dc__cuda_box_args;
 
-/* A block of Shampoo's. LEARN: squares, exp_avg, and data the filtered gradient; TAKE: to = what the graft makes of
- * data; FINISH: data times the ratio of two lengths, whose squares are folds of reports, and momentum. */
+/* `together` blocks, each `stride` elements behind the one before, from where they lie; with `give` back there. */
+typedef struct dc__cuda_stack_args {
+  float *blocks[DC__CUDA_FLIGHT];
+  float *stack;
+  int64_t count, stride;
+  int32_t together, give;
+} dc__cuda_stack_args;
+
+/* Blocks of Shampoo's, each `stride` elements behind the one before. LEARN: squares, exp_avg, and data the filtered
+ * gradient; TAKE: to = what the graft makes of data; FINISH: data times the ratio of two lengths, whose squares are
+ * folds of reports, and momentum. */
 typedef struct dc__cuda_graft_args {
   float *data;
   float *exp_avg, *squares, *momentum; /* NULL: none */
   float *to;                           /* TAKE: may be data */
-  const dc__cuda_report *lengths;      /* FINISH: [2], wanted and of data; NULL: as it is */
-  int64_t count;
+  const dc__cuda_report *lengths;      /* FINISH: [2, together], wanted and of data; NULL: as it is */
+  int64_t count, stride;
+  int32_t together;
   dc__graft_factors factors;
 } dc__cuda_graft_args;
 

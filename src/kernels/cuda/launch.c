@@ -70,16 +70,32 @@ void dc__cuda_box(dc_stream *stream, const dc__cuda_box_args *args) {
   launch(stream, DC__KERNEL_BOX, args->count, args, sizeof *args);
 }
 
+/* For each of `together` blocks of parameters. */
+static void launch_each(dc_stream *stream, int32_t kernel, int64_t count, int32_t together, const void *args,
+                        size_t bytes) {
+  const dc__launch all = {.kernel = kernel,
+                          .blocks = blocks_for(count, 1, MOST),
+                          .blocks_y = (uint32_t)together,
+                          .threads = DC__CUDA_THREADS,
+                          .args = args,
+                          .bytes = bytes};
+  stream->device->ops->stream_launch(stream, &all);
+}
+
+void dc__cuda_stack(dc_stream *stream, const dc__cuda_stack_args *args) {
+  launch_each(stream, DC__KERNEL_STACK, args->count, args->together, args, sizeof *args);
+}
+
 void dc__cuda_graft_learn(dc_stream *stream, const dc__cuda_graft_args *args) {
-  launch(stream, DC__KERNEL_GRAFT_LEARN, args->count, args, sizeof *args);
+  launch_each(stream, DC__KERNEL_GRAFT_LEARN, args->count, args->together, args, sizeof *args);
 }
 
 void dc__cuda_graft_take(dc_stream *stream, const dc__cuda_graft_args *args) {
-  launch(stream, DC__KERNEL_GRAFT_TAKE, args->count, args, sizeof *args);
+  launch_each(stream, DC__KERNEL_GRAFT_TAKE, args->count, args->together, args, sizeof *args);
 }
 
 void dc__cuda_graft_finish(dc_stream *stream, const dc__cuda_graft_args *args) {
-  launch(stream, DC__KERNEL_GRAFT_FINISH, args->count, args, sizeof *args);
+  launch_each(stream, DC__KERNEL_GRAFT_FINISH, args->count, args->together, args, sizeof *args);
 }
 
 void dc__cuda_sort(dc_stream *stream, const dc__cuda_sort_args *args) {

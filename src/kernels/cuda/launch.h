@@ -20,6 +20,7 @@ void dc__cuda_reduce(dc_stream *stream, void *dst, int32_t dst_dtype, const void
 
 /* Blocks of parameters, and Shampoo's and SOAP's work on their elements. */
 void dc__cuda_box(dc_stream *stream, const dc__cuda_box_args *args);
+void dc__cuda_stack(dc_stream *stream, const dc__cuda_stack_args *args);
 void dc__cuda_graft_learn(dc_stream *stream, const dc__cuda_graft_args *args);
 void dc__cuda_graft_take(dc_stream *stream, const dc__cuda_graft_args *args);
 void dc__cuda_graft_finish(dc_stream *stream, const dc__cuda_graft_args *args);

@@ -80,6 +80,7 @@ static dc__product product_of(const dc__gemm *g, void *workspace, size_t bytes) 
   p.ldb = g->lda;
   p.ldd = g->ldc;
   p.batch = g->batch;
+  p.alike = g->alike ? DC__CUDA_FLIGHT : 0;
   p.stride_a = g->stride_b;
   p.stride_b = g->stride_a;
   p.stride_d = g->stride_c;

@@ -96,6 +96,7 @@
 
 #define DC__CUDA_blocks(X)                               \
   X(DC__KERNEL_BOX, dc__box_kernel, 0)                   \
+  X(DC__KERNEL_STACK, dc__stack_kernel, 0)               \
   X(DC__KERNEL_GRAFT_LEARN, dc__graft_learn_kernel, 0)   \
   X(DC__KERNEL_GRAFT_TAKE, dc__graft_take_kernel, 0)     \
   X(DC__KERNEL_GRAFT_FINISH, dc__graft_finish_kernel, 0) \
