@@ -44,6 +44,13 @@ def test_another_library_by_path():
     assert done.returncode == 1 and "must be 'api' or 'abi'" in done.stderr
 
 
+def test_the_library_stays():
+    """Handles that are still open have threads in it when the interpreter lets go of it."""
+    done = python("from libdc._lib import ffi, lib; ffi.dlclose(lib); print('libdc.so' in open('/proc/self/maps').read())",
+                  DC_FFI="abi")
+    assert done.stdout == "True\n", done.stderr
+
+
 @pytest.mark.parametrize("version, fits", [(1000, True), (1007, True), (999, False), (2000, False), (1001000, False)])
 def test_versions_that_do_not_fit_are_refused(tmp_path, version, fits):
     source, library = tmp_path / "fake.c", tmp_path / "libdc.so"

@@ -34,8 +34,10 @@ def _load() -> Tuple[Any, Any, str]:
 
     ffi = FFI()
     ffi.cdef(importlib.import_module("libdc._cdef").CDEF)
+    # It stays until the process ends: threads of handles that nobody closed must not lose the code that they run.
+    keep = ffi.RTLD_NOW | os.RTLD_NODELETE
     try:
-        return ffi, ffi.dlopen(path or os.path.join(HERE, "libdc.so")), "abi"
+        return ffi, ffi.dlopen(path or os.path.join(HERE, "libdc.so"), keep), "abi"
     except OSError as error:
         raise ImportError(f"libdc: {error}") from (reason if mode == "api" else None)
 
