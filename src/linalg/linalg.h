@@ -133,6 +133,10 @@ dc_status dc__linalg_lies(const dc_linalg *l, const char *fn, const char *arg, c
 /* out = alpha op a b + beta out for matrices whose rows or columns are dense: fills in what a product needs. */
 dc__gemm dc__mat_product(const dc__mat *a, const dc__mat *b, double alpha, double beta, const dc__mat *out);
 
+/* How many matrices of a batch go through an operator together on a device, of which each has `bytes` of squares
+ * (there.c). */
+int32_t dc__flight_most(int64_t batch, size_t bytes);
+
 /* ---- products wherever they are computed (there.c) ---- */
 
 /* Before the first product: DC_E_UNSUPPORTED on a device without what computes them. */

@@ -20,8 +20,6 @@ typedef struct dc__flight {
   int32_t count, most;                   /* matrices now; in any flight of the batch */
 } dc__flight;
 
-/* Matrices of a flight, of which each has `bytes` of squares. */
-int32_t dc__flight_most(int64_t batch, size_t bytes);
 /* Takes scratch for flights through a batch: `bytes` of squares and `rows` sums a matrix, and `more` behind all of the
  * squares. most 0: nothing to compute. */
 dc_status dc__flight_open(dc__flight *f, dc_linalg *l, const char *fn, int64_t batch, int64_t rows, size_t bytes,

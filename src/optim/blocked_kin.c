@@ -3,7 +3,6 @@
  * Their gradients lie where the exchange has them, and are brought together first. */
 #include <stdio.h>
 
-#include "linalg/there.h"
 #include "optim/blocked.h"
 
 /* One piece of all blocks of a kin. */
