@@ -23,14 +23,20 @@ static bool is_kin(const dc__blocked *self, const dc__kin *kin, const dc__cut *c
   return same;
 }
 
+/* A block's kin; as many as there are: none yet. */
+static int64_t kin_of(const dc__blocked *self, const dc__cut *cut, int64_t param, const dc__box *box) {
+  int64_t i = 0;
+  while (i < self->kin_count && !is_kin(self, &self->kins[i], cut, param, box)) {
+    i++;
+  }
+  return i;
+}
+
 dc_status dc__kin_expect(dc__blocked *self, int64_t param, int64_t index) {
   const dc__cut *cut = &self->plans[param].cut;
   dc__box box;
-  int64_t i = 0;
   dc__cut_box(cut, index, &box);
-  while (i < self->kin_count && !is_kin(self, &self->kins[i], cut, param, &box)) {
-    i++;
-  }
+  const int64_t i = kin_of(self, cut, param, &box);
   if (i == self->kin_count) {
     if (!dc__grow((void **)&self->kins, &self->kin_capacity, self->kin_count + 1, sizeof *self->kins)) {
       return DC_E_NO_MEMORY;
@@ -52,10 +58,7 @@ void dc__kin_begin(dc__blocked *self) {
 }
 
 void dc__kin_join(dc__blocked *self, dc__block *b, const dc__cut *cut, const dc__box *box) {
-  b->kin = 0;
-  while (!is_kin(self, &self->kins[b->kin], cut, b->param, box)) {
-    b->kin++;
-  }
+  b->kin = kin_of(self, cut, b->param, box);
   b->at = self->kins[b->kin].used;
 }
 

@@ -1,8 +1,8 @@
 /* All-gather, wait, release. A parameter's full weights exist as copies, one a data type; a copy carries the event of
- * its completion and the version of the weights it holds, so every graph waits for the same thing and nothing stale is
- * taken for current.
+ * its completion and the version of the weights it holds, so all graphs wait for the same and none takes stale ones.
  *
  *   no copy → dc__gather → copy coming → event passed → copy ready → last release → no copy
+ *
  * A persistent parameter keeps its copy; when the weights changed, the next gather overwrites it in place. */
 #include <string.h>
 

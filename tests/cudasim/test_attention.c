@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "cudasim.h"
+#include "cudasim/there.h"
 #include "kernels/cuda/launch.h"
 #include "transformer/inside.h"
 
@@ -23,26 +23,17 @@ typedef struct tensor {
   void *host, *there;
 } tensor;
 
-static dc_device *device, *cpu;
-static dc_stream *stream;
+static dc_device *cpu;
 static tensor tensors[TENSORS];
 
 static int set_up(void **state) {
-  (void)state;
   assert_int_equal(dc_device_open("cpu", NULL, &cpu), DC_OK);
-  if (dc_device_open("cuda", NULL, &device) != DC_OK || dc_stream_create(device, &stream) != DC_OK) {
-    fail_msg("%s", dc_last_error());
-  }
-  return 0;
+  return open_stream(state);
 }
 
 static int tear_down(void **state) {
-  (void)state;
-  dc_stream_destroy(stream);
-  dc_device_destroy(device);
   dc_device_destroy(cpu);
-  assert_int_equal(cudasim_live(), 0);
-  return 0;
+  return close_stream(state);
 }
 
 static void make(int which, size_t bytes) {

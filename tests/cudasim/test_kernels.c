@@ -2,24 +2,17 @@
  * block. On the simulated driver, or on a card (tests/card). */
 #include "harness.h"
 
-#ifndef ON_CARD
-#include "cudasim.h"
-#endif
+#include "cudasim/there.h"
 #include "kernels/kernels.h"
 
 enum { COUNT = 700, SOURCES = 64 };
 
 static const int32_t dtypes[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16, DC_INT8, DC_INT32, DC_INT64};
-static dc_device *device;
-static dc_stream *stream;
 static char *blocks[SOURCES + 1]; /* of the device, 8 * COUNT bytes each */
 
 static int set_up(void **state) {
-  (void)state;
   void *ptr;
-  if (dc_device_open("cuda", NULL, &device) != DC_OK || dc_stream_create(device, &stream) != DC_OK) {
-    fail_msg("%s", dc_last_error());
-  }
+  (void)open_stream(state);
   for (int i = 0; i <= SOURCES; i++) {
     assert_int_equal(device->ops->alloc(device, 8 * COUNT, DC_MEMORY_DEVICE, &ptr), DC_OK);
     blocks[i] = ptr;
@@ -28,16 +21,10 @@ static int set_up(void **state) {
 }
 
 static int tear_down(void **state) {
-  (void)state;
   for (int i = 0; i <= SOURCES; i++) {
     device->ops->free(device, blocks[i], 8 * COUNT, DC_MEMORY_DEVICE);
   }
-  dc_stream_destroy(stream);
-  dc_device_destroy(device);
-#ifndef ON_CARD
-  assert_int_equal(cudasim_live(), 0);
-#endif
-  return 0;
+  return close_stream(state);
 }
 
 /* Values of every kind, the same for the same seed. NaNs are left out of sums: which of several comes out is not said.

@@ -2,19 +2,17 @@
  * what is looked for and made only once, what is refused, and every call failing in turn. */
 #include "harness.h"
 
-#include "cudasim.h"
+#include "cudasim/there.h"
 #include "device/cuda/cublaslt.h"
 #include "kernels/kernels.h"
 
 enum { BYTES = 1 << 16, WORKSPACE = 4096 };
 
-static dc_device *device;
-static dc_stream *stream;
 static char *blocks[5]; /* A, B, D, what the epilogue takes, the workspace */
 
 static void open_all(void) {
-  if (dc_device_open("cuda", NULL, &device) != DC_OK || dc_stream_create(device, &stream) != DC_OK ||
-      device->ops->product_ready(device) != DC_OK) {
+  (void)open_stream(NULL);
+  if (device->ops->product_ready(device) != DC_OK) {
     fail_msg("%s", dc_last_error());
   }
   for (size_t i = 0; i < DC__COUNT(blocks); i++) {
@@ -28,9 +26,7 @@ static void close_all(void) {
   for (size_t i = 0; i < DC__COUNT(blocks); i++) {
     device->ops->free(device, blocks[i], BYTES, DC_MEMORY_DEVICE);
   }
-  dc_stream_destroy(stream);
-  dc_device_destroy(device);
-  assert_int_equal(cudasim_live(), 0);
+  (void)close_stream(NULL);
   assert_int_equal(cudasim_depth(), 0);
 }
 

@@ -4,17 +4,13 @@
 
 #include <math.h>
 
-#ifndef ON_CARD
-#include "cudasim.h"
-#endif
 #include "cudasim/tensors.h"
+#include "cudasim/there.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/gemm.h"
 
 enum { ROWS = 70, FEW = 3 }; /* a few of the sums' chunks, the last of them short */
 
-static dc_device *device;
-static dc_stream *stream;
 static int32_t dtype;
 static int64_t columns;
 
@@ -272,25 +268,7 @@ static void test_far_out(void **state) {
   }
 }
 
-static int set_up(void **state) {
-  (void)state;
-  if (dc_device_open("cuda", NULL, &device) != DC_OK || dc_stream_create(device, &stream) != DC_OK) {
-    fail_msg("%s", dc_last_error());
-  }
-  return 0;
-}
-
-static int tear_down(void **state) {
-  (void)state;
-  dc_stream_destroy(stream);
-  dc_device_destroy(device);
-#ifndef ON_CARD
-  assert_int_equal(cudasim_live(), 0);
-#endif
-  return 0;
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_far_out)};
-  return cmocka_run_group_tests(tests, set_up, tear_down);
+  return cmocka_run_group_tests(tests, open_stream, close_stream);
 }

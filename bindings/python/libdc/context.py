@@ -151,7 +151,8 @@ class Context:
     def register_param(self, id: int, shape: Sequence[int], tensor: Any, grad_buffer: Any, offset: int = 0) -> None:
         weights = self._view("register_param: tensor", tensor, pinned=True)
         grad = self._view("register_param: grad_buffer", grad_buffer, writable=True)
-        self._check(lib.dc_register_param(self._handle, id, *numbers("register_param: shape", shape), weights.c, grad.c, offset))
+        self._check(lib.dc_register_param(self._handle, id, *numbers("register_param: shape", shape), weights.c, grad.c,
+                                          offset))
         self._registered[id] = [weights.keep, grad.keep]
 
     def register_z3_param(self, id: int, shape: Sequence[int], shard: Any, grad_buffer: Any, persistent: bool = False,

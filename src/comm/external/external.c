@@ -144,25 +144,24 @@ static dc_status run_kind(dc__external *self, const dc__coll *coll) {
   return dc__external_called(self, coll, "barrier", c->barrier(c->user));
 }
 
-static void run(dc_comm *comm, const dc__coll *coll) {
-  dc__external *self = (dc__external *)comm;
-  pthread_mutex_lock(&self->turn);
-  dc_status status = run_kind(self, coll);
+static void end_turn(dc__external *self, dc_status status) {
   pthread_mutex_unlock(&self->turn);
   if (status != DC_OK) {
     fail_family(self, status);
   }
 }
 
+static void run(dc_comm *comm, const dc__coll *coll) {
+  dc__external *self = (dc__external *)comm;
+  pthread_mutex_lock(&self->turn);
+  end_turn(self, run_kind(self, coll));
+}
+
 static bool agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
   dc__external *self = (dc__external *)comm;
   bool same;
   pthread_mutex_lock(&self->turn);
-  dc_status status = compare(self, coll, word, &same);
-  pthread_mutex_unlock(&self->turn);
-  if (status != DC_OK) {
-    fail_family(self, status);
-  }
+  end_turn(self, compare(self, coll, word, &same));
   return same;
 }
 

@@ -307,15 +307,8 @@ static dc_status meet(plan *p) {
   return dc__local_compare(self, p->calls);
 }
 
-/* A rank's word in agree(), and then whether it is everybody's. */
-typedef struct word {
-  uint64_t mine;
-  bool same;
-} word;
-
-static dc_status run(dc__local *self, const dc__coll *coll, word *none) {
+static dc_status run(dc__local *self, const dc__coll *coll) {
   plan p;
-  (void)none;
   DC__TRY(make_plan(&p, self, coll));
   DC__TRY(meet(&p));
   bool any_staged = false;
@@ -336,39 +329,38 @@ static dc_status run(dc__local *self, const dc__coll *coll, word *none) {
 }
 
 /* Nothing is moved, so nothing is offered. */
-static dc_status agree(dc__local *self, const dc__coll *coll, word *w) {
-  plan p = {.self = self, .word = w->mine};
+static dc_status agree(dc__local *self, const dc__coll *coll, uint64_t word, bool *same) {
+  plan p = {.self = self, .word = word};
   memcpy(&p.coll, coll, offsetof(dc__coll, items) + (size_t)coll->count * sizeof coll->items[0]);
   p.coll.device = NULL; /* each rank's data lies on a card of its own */
   DC__TRY(meet(&p));
-  w->same = true;
+  *same = true;
   for (int32_t r = 0; r < self->head.world; r++) {
-    w->same = w->same && p.calls[r]->word == w->mine;
+    *same = *same && p.calls[r]->word == word;
   }
   dc__local_raise(self->group, &dc__local_slot_of(self->group, self->channel, self->head.rank)->done, self->seq);
   return DC_OK;
 }
 
-typedef dc_status (*work_fn)(dc__local *self, const dc__coll *coll, word *w);
-
-static void in_turn(dc_comm *comm, const dc__coll *coll, work_fn work, word *w) {
-  dc__local *self = (dc__local *)comm;
-  pthread_mutex_lock(&self->turn);
-  dc_status status = work(self, coll, w);
+static void end_turn(dc__local *self, dc_status status) {
   if (status != DC_OK) {
     dc__local_group_fail(self->group, status);
     dc__local_await_readers(self);
-    dc__comm_fail(comm, dc__local_group_check(self->group)); /* the same error on every rank */
+    dc__comm_fail(&self->head, dc__local_group_check(self->group)); /* the same error on every rank */
   }
   pthread_mutex_unlock(&self->turn);
 }
 
 void dc__local_run(dc_comm *comm, const dc__coll *coll) {
-  in_turn(comm, coll, run, NULL);
+  dc__local *self = (dc__local *)comm;
+  pthread_mutex_lock(&self->turn);
+  end_turn(self, run(self, coll));
 }
 
-bool dc__local_agree(dc_comm *comm, const dc__coll *coll, uint64_t mine) {
-  word w = {.mine = mine};
-  in_turn(comm, coll, agree, &w);
-  return w.same;
+bool dc__local_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
+  dc__local *self = (dc__local *)comm;
+  bool same = false;
+  pthread_mutex_lock(&self->turn);
+  end_turn(self, agree(self, coll, word, &same));
+  return same;
 }

@@ -206,10 +206,11 @@ static int64_t moved(const dc__nccl *self, const dc__coll *coll) {
 
 static dc_status queue(dc__nccl *self, const dc__coll *coll, const char *name) {
   DC__TRY(dc__comm_check(&self->head));
-  uint64_t place = dc__nccl_place(self, coll);
+  bool fresh;
+  uint64_t place = dc__nccl_place(self, coll, &fresh);
   bool same = self->base->ops->agree(self->base, coll, place);
   DC__TRY(dc__comm_check(self->base));
-  if (same && place != 0 && coll->captured == 0) { /* a capture allows no registration */
+  if (same && fresh && coll->captured == 0) { /* a capture allows no registration */
     DC__TRY(dc__nccl_need_windows(self, coll, name));
   }
   if (coll->kind == DC__COLL_REDUCE) {

@@ -122,8 +122,9 @@ static uint64_t add_word(uint64_t hash, uint64_t word) {
   return (hash ^ word) * UINT64_C(1099511628211);
 }
 
-uint64_t dc__nccl_place(dc__nccl *self, const dc__coll *coll) {
+uint64_t dc__nccl_place(dc__nccl *self, const dc__coll *coll, bool *fresh) {
   uint64_t hash = 0;
+  *fresh = false;
   if (coll->kind != DC__COLL_GATHER || self->library.ncclCommWindowRegister == NULL) {
     return 0;
   }
@@ -131,6 +132,7 @@ uint64_t dc__nccl_place(dc__nccl *self, const dc__coll *coll) {
     size_t offset;
     const dc__nccl_block *block = block_of(self, &coll->items[i / SIDES], i % SIDES, &offset);
     if (block != NULL) {
+      *fresh = *fresh || block->number == 0;
       const uint64_t words[] = {(uint64_t)i + 1, block->number, block->window != NULL, block->bytes, offset};
       for (size_t w = 0; w < DC__COUNT(words); w++) {
         hash = add_word(hash, words[w]);

@@ -119,8 +119,9 @@ void dc__nccl_captured(dc__nccl *self);
 
 dc_status dc__nccl_heap_alloc(dc_comm *comm, size_t bytes, void **ptr);
 void dc__nccl_heap_free(dc_comm *comm, void *ptr, size_t bytes);
-/* Where a gather's memory of the heap lies, as ranks compare it; 0: nothing of it is the heap's. */
-uint64_t dc__nccl_place(dc__nccl *self, const dc__coll *coll);
+/* Where a gather's memory of the heap lies, as ranks compare it; 0: nothing of it is the heap's. *fresh: not all of
+ * that lies in windows yet. */
+uint64_t dc__nccl_place(dc__nccl *self, const dc__coll *coll, bool *fresh);
 /* Where all ranks found the same place: it lies in windows from here on. */
 dc_status dc__nccl_need_windows(dc__nccl *self, const dc__coll *coll, const char *name);
 bool dc__nccl_shares(dc_comm *comm, const void *ptr, size_t bytes);

@@ -66,7 +66,7 @@ DC_DEVICE void forward(const arguments &args) {
   const int64_t row = first + warp * OWN;
   const int parts = parts_of<D, WIDE>(args), part = own_part<WIDE>();
   const own_rows<DTYPE, D, !WIDE> q(h.q + row * stride, stride, h.length - row, args.d);
-  const float to_log2 = args.factor * LOG2_E;
+  const float to_log2 = args.factor * DC_LOG2_E;
   float out[D / 8][4] = {};
   softmax state = {{-INFINITY, -INFINITY}, {0, 0}};
   for (int64_t key = 0; key < h.length; key += ROWS) {

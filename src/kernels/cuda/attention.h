@@ -14,7 +14,7 @@ namespace {
 
 typedef dc__cuda_attention_args arguments;
 
-constexpr float LOG2_E = 1.44269504f, MOST = 3.402823466e38f;
+constexpr float MOST = 3.402823466e38f;
 
 enum { WARPS = DC__CUDA_ATTENTION_THREADS / DC_WARP, OWN = 16, BLOCK = DC__CUDA_ATTENTION_ROWS };
 
@@ -213,7 +213,7 @@ DC_DEVICE float mask_at(const arguments &args, int64_t row, int64_t key, int64_t
   const float m = args.wide_mask != 0
                       ? there(static_cast<const float *>(args.mask), count)[row + key]
                       : math::wide(there(static_cast<const typename math::element *>(args.mask), count)[row + key]);
-  return fabsf(m) <= MOST ? fminf(fmaxf(m * LOG2_E, -MOST), MOST) : m;
+  return fabsf(m) <= MOST ? fminf(fmaxf(m * DC_LOG2_E, -MOST), MOST) : m;
 }
 
 /* The tile of keys from `key` on: a part of them and one of their values, and what is added to their scores. */

@@ -54,11 +54,11 @@ DC_DEVICE void back_queries(const arguments &args) {
   const own_rows<DTYPE, D, DTYPE != DC_FLOAT32 && !WIDE> dout(dc, hidden, left_rows, args.d);
   float lse[2], delta[2] = {};
   for (int c = 0; c < parts; c++) {
-  DC_UNROLL
+    DC_UNROLL
     for (int k = 0; k < D / 16; k++) {
       const typename math::fragment dx = dout.at(c, k);
       const typename math::fragment x = load_own<DTYPE>(out + c * D, hidden, left_rows, args.d - c * D, k);
-  DC_UNROLL
+      DC_UNROLL
       for (int i = 0; i < 4; i++) {
         float a, b, da, db;
         math::get(x, i / 2, i % 2, a, b);
@@ -76,7 +76,7 @@ DC_DEVICE void back_queries(const arguments &args) {
       whole(args.delta, args, args.heads)[h.statistics + at] = delta[half];
     }
   }
-  const float to_log2 = args.factor * LOG2_E;
+  const float to_log2 = args.factor * DC_LOG2_E;
   float dq[D / 8][4] = {};
   for (int64_t key = 0; key < h.length; key += ROWS) {
     int at = 0, c = 0;
@@ -175,7 +175,7 @@ DC_DEVICE void back_keys(const arguments &args) {
                               : rows(h.v + row * stride, stride, left_rows, args.d);
   const float mask[2] = {mask_at<DTYPE>(args, h.mask, row + lane_row(), h.length),
                          mask_at<DTYPE>(args, h.mask, row + lane_row() + 8, h.length)};
-  const float to_log2 = args.factor * LOG2_E;
+  const float to_log2 = args.factor * DC_LOG2_E;
   float dk[D / 8][4] = {}, dv[D / 8][4] = {};
   for (int64_t query = 0; query < h.length; query += ROWS) {
     int at = 0, c = 0;

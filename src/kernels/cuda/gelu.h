@@ -11,11 +11,10 @@
 namespace {
 
 constexpr float GELU_K = 0.7978845608f; /* sqrt(2 / pi) */
-constexpr float LOG2_E = 1.44269504f;
 
 /* 1 / (1 + e^-2u), u = K (x + 0.044715 x^3): half of 1 + tanh u. */
 DC_DEVICE float gelu_share(float x) {
-  const float power = x * fmaf(-2 * LOG2_E * GELU_K * 0.044715f, x * x, -2 * LOG2_E * GELU_K);
+  const float power = x * fmaf(-2 * DC_LOG2_E * GELU_K * 0.044715f, x * x, -2 * DC_LOG2_E * GELU_K);
   return dc_reciprocal(1.0f + dc_exp2(power));
 }
 
@@ -46,7 +45,7 @@ DC_DEVICE float gelu(float x, bool erf) {
 DC_DEVICE float gelu_slope(float a, bool erf) {
   const float x = a != a ? a : fminf(fmaxf(a, -20.0f), 20.0f);
   if (erf) {
-    const float density = 0.39894228f * dc_exp2(-0.5f * LOG2_E * x * x);
+    const float density = 0.39894228f * dc_exp2(-0.5f * DC_LOG2_E * x * x);
     return fmaf(x, density, 0.5f * (1.0f + gelu_erf_f32(x * 0.70710678f)));
   }
   const float s = gelu_share(x);

@@ -180,6 +180,9 @@ DC_DEVICE void dc_atomic_max(uint64_t *at, uint64_t value) {
 
 #define DC_BLOCK_KERNEL(name, type, threads) DC_BLOCKS_KERNEL(name, type, threads, 1)
 
+/* e^x is dc_exp2(DC_LOG2_E x). */
+#define DC_LOG2_E 1.44269504f
+
 /* The value of the lane whose number differs in the bits of `mask`. */
 template <typename T>
 DC_DEVICE T dc_shuffle_xor(T value, uint32_t mask) {

@@ -70,7 +70,7 @@ void dc__cuda_box(dc_stream *stream, const dc__cuda_box_args *args) {
   launch(stream, DC__KERNEL_BOX, args->count, args, sizeof *args);
 }
 
-/* For each of `together` blocks of parameters. */
+/* For each of `together` blocks of parameters, or parts of them. */
 static void launch_each(dc_stream *stream, int32_t kernel, int64_t count, int32_t together, const void *args,
                         size_t bytes) {
   const dc__launch all = {.kernel = kernel,
@@ -111,13 +111,7 @@ void dc__update_there(dc_stream *stream, int32_t kind, const dc__update_batch *b
   for (int32_t i = 0; i < batch->spans_used; i++) {
     most = batch->spans[i].count > most ? batch->spans[i].count : most;
   }
-  const dc__launch update = {.kernel = DC__KERNEL_ADAMW + kind,
-                             .blocks = blocks_for(most, 1, MOST),
-                             .blocks_y = (uint32_t)batch->spans_used,
-                             .threads = DC__CUDA_THREADS,
-                             .args = batch,
-                             .bytes = sizeof *batch};
-  stream->device->ops->stream_launch(stream, &update);
+  launch_each(stream, DC__KERNEL_ADAMW + kind, most, batch->spans_used, batch, sizeof *batch);
 }
 
 void dc__update_begin_there(dc_stream *stream, const dc__update_begin *begin) {
