@@ -6,7 +6,7 @@
     python examples/gpt/train.py --ranks 2 --resume      goes on with the newest run, bit for bit
 
 The folder of a run: config.json, metrics.jsonl (one line a step), loss.png, sample.txt, trace.json (open it in
-https://ui.perfetto.dev) and step-N/, the checkpoints. Ctrl-C finishes the step, saves and ends with status 130.
+https://ui.perfetto.dev) and step-N.safetensors, the checkpoints. Ctrl-C finishes the step, saves and ends with status 130.
 """
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Run:
             self.write_chart(held_out)
         self.show.say("\na sample of its writing:\n" + "\n".join("    " + line for line in text.splitlines()))
         self.show.say(f"\nresults in {self.folder}: metrics.jsonl, loss.png, sample.txt, trace.json, "
-                      f"step-{self.saved:06d}/")
+                      f"step-{self.saved:06d}.safetensors")
 
 
 def main() -> int:

@@ -40,15 +40,13 @@ class Trainer:
         self.a, self.config, self.group, self.stage = a, config, group, stage
         torch.manual_seed(a.seed)
         self.model = GPT(config)
-        self.done = checkpoint.load_weights(start, self.model) if start else 0
         self.sizes = {n: p.numel() for n, p in self.model.named_parameters()}
         dct.shard(self.model, stage=stage)
         self.call: Callable[..., torch.Tensor] = self.model
         if a.compile:
             self.call = torch.compile(self.model, backend=a.compile)
         self.optimizer = AdamW(self.model.parameters(), lr=a.lr, betas=(0.9, 0.95), weight_decay=0.1)
-        if start:
-            checkpoint.load_optimizer(start, self.model, self.optimizer, group)
+        self.done = checkpoint.load(start, self.model, self.optimizer, group) if start else 0
         self.spans: List[Span] = []
 
     @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import dc
+from .checkpoint import load_checkpoint, save_checkpoint
 from .clip import clip_grad_norm_
 from .group import init
 from .layer import (DeepSpeedTransformerConfig, DeepSpeedTransformerLayer, TransformerLayer, bert_layer_state,
@@ -16,6 +17,7 @@ from .state import (full_optimizer_state_dict, full_state_dict, load_full_optimi
 __all__ = [
     "DeepSpeedTransformerConfig", "DeepSpeedTransformerLayer", "TransformerLayer", "bert_layer_state",
     "clip_grad_norm_", "comm_from_process_group", "dc", "full_optimizer_state_dict", "full_shape", "full_state_dict",
-    "gathered", "grads_finite", "init", "keep_memory", "load_bert_layer", "load_full_optimizer_state_dict", "load_full_state_dict",
-    "no_sync", "shard", "stats", "trace_read", "trace_start",
+    "gathered", "grads_finite", "init", "keep_memory", "load_bert_layer", "load_checkpoint",
+    "load_full_optimizer_state_dict", "load_full_state_dict", "no_sync", "save_checkpoint", "shard", "stats",
+    "trace_read", "trace_start",
 ]  # fmt: skip

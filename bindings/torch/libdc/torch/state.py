@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ def _gather(entry: Entry, part: Tensor, keep: bool) -> Optional[Tensor]:
     return whole[: entry.numel].clone().view(entry.shape) if keep else None
 
 
-def _split(entry: Entry, whole: Tensor, part: Tensor) -> None:
+def split(entry: Entry, whole: Tensor, part: Tensor) -> None:
     """Writes this rank's part of the whole."""
     if entry.root.stage == 0:
         part.copy_(whole)
@@ -69,7 +70,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Any], strict: boo
                     raise ValueError(f"load_full_state_dict: {name} has shape {tuple(value.shape)}, must be "
                                      f"{tuple(entry.shape)}")
                 part = torch.zeros_like(entry.data)
-                _split(entry, value, part)
+                split(entry, value, part)
                 value = part
             shards[name] = value
     return model.load_state_dict(shards, strict=strict)
@@ -83,7 +84,7 @@ def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
     root = root_of(model)
     keep = not rank0_only or root.comm.rank == 0
     packed = optimizer.state_dict()
-    names = _names(model)
+    names = names_of(model)
     state: Dict[str, Any] = {}
     groups = []
     owned = _gather_owned(root, optimizer, keep)
@@ -91,7 +92,7 @@ def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
         groups.append({**shown, "params": [names[id(param)] for param in group["params"]]})
         for param in group["params"]:
             if param in optimizer.state:
-                shared = {key: value for key, value in optimizer.state[param].items() if not _is_owned(optimizer, key)}
+                shared = {key: value for key, value in optimizer.state[param].items() if not is_owned(optimizer, key)}
                 values = _each(shared, param, lambda entry, part: _gather(entry, part, keep))
                 state[names[id(param)]] = {**values, **owned.get(id(param), {})}
     return {"state": state, "param_groups": groups} if keep else {}
@@ -104,7 +105,7 @@ def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Opti
     numbers: Dict[str, int] = {}
     groups = []
     for group, shown in zip(optimizer.param_groups, state["param_groups"]):
-        names = _names(model)
+        names = names_of(model)
         ours = [names[id(param)] for param in group["params"]]
         if ours != list(shown["params"]):
             raise ValueError("load_full_optimizer_state_dict: a parameter group has other parameters than the "
@@ -115,22 +116,22 @@ def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Opti
 
     def cut(entry: Entry, whole: Tensor) -> Tensor:
         part = torch.zeros_like(entry.data, dtype=whole.dtype)
-        _split(entry, whole, part)
+        split(entry, whole, part)
         return part
 
     def part(entry: Optional[Entry], key: str, value: Any) -> Any:
-        whole = entry is None or _is_owned(optimizer, key) or not _is_like(entry.shape, key, value)
+        whole = entry is None or is_owned(optimizer, key) or not _is_like(entry.shape, key, value)
         return _copy(value) if whole else cut(entry, value)
 
     packed = {}
     for name, values in state["state"].items():
         param = params[name]
         packed[numbers[name]] = {key: part(entry_of(param), key, value) for key, value in values.items()
-                                 if not _is_owned(optimizer, key) or key in optimizer.pieces(param)}  # type: ignore
+                                 if not is_owned(optimizer, key) or key in optimizer.pieces(param)}  # type: ignore
     optimizer.load_state_dict({"state": packed, "param_groups": groups})
 
 
-def _is_owned(optimizer: torch.optim.Optimizer, key: str) -> bool:
+def is_owned(optimizer: torch.optim.Optimizer, key: str) -> bool:
     """Whether a piece of state is a block's or a layer's, which one rank has for all."""
     return bool(getattr(optimizer, "is_owned", lambda _: False)(key))
 
@@ -139,10 +140,10 @@ def _gather_owned(root: Root, optimizer: torch.optim.Optimizer, keep: bool) -> D
     """What the ranks own of the parameters' state, by the parameters' ids; collective."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     mine = [(i, key, value) for i, param in enumerate(params) for key, value in optimizer.state.get(param, {}).items()
-            if _is_owned(optimizer, key)]
+            if is_owned(optimizer, key)]
     listed = [(i, key, str(value.dtype)[6:], list(value.shape)) for i, key, value in mine]
     result: Dict[int, Dict[str, Tensor]] = {}
-    for rank, pieces in enumerate(_each_ranks(root, json.dumps(listed).encode())):
+    for rank, pieces in enumerate(each_ranks(root, json.dumps(listed).encode())):
         for number, (i, key, dtype, shape) in enumerate(json.loads(pieces)):
             own = rank == root.comm.rank
             piece = mine[number][2].detach().to("cpu", copy=True) if own else torch.empty(shape, dtype=getattr(torch, dtype))
@@ -153,16 +154,17 @@ def _gather_owned(root: Root, optimizer: torch.optim.Optimizer, keep: bool) -> D
     return result
 
 
-def _each_ranks(root: Root, mine: bytes) -> List[bytes]:
+def each_ranks(root: Root, mine: bytes) -> List[bytes]:
     """Every rank's text, in ASCII; collective."""
     if root.comm.size == 1:
         return [mine]
     lengths = torch.empty(root.comm.size, dtype=torch.int64)
     root.comm.all_gather(torch.tensor([len(mine)]), lengths)
-    longest = int(lengths.max())
+    longest = max(1, int(lengths.max()))
     table = torch.empty(root.comm.size * longest, dtype=torch.int8)
     root.comm.all_gather(torch.frombuffer(bytearray(mine.ljust(longest)), dtype=torch.int8), table)
-    return [bytes(row[:length].tolist()) for row, length in zip(table.view(root.comm.size, longest), lengths.tolist())]
+    told = ctypes.string_at(table.data_ptr(), table.numel())
+    return [told[rank * longest : rank * longest + length] for rank, length in enumerate(lengths.tolist())]
 
 
 def _is_like(shape: torch.Size, key: str, value: Any) -> bool:
@@ -170,13 +172,13 @@ def _is_like(shape: torch.Size, key: str, value: Any) -> bool:
     return isinstance(value, Tensor) and value.shape == shape and (value.dim() > 0 or key != "step")
 
 
-def _shapes(entry: Entry) -> Tuple[torch.Size, ...]:
-    """What state that has this rank's elements may look like."""
+def is_part(entry: Entry, key: str, value: Any) -> bool:
+    """Whether a value of an optimizer's state has this rank's elements of the parameter, with the padding or without."""
     begin, end = entry.part
-    return entry.data.shape, torch.Size([end - begin])
+    return _is_like(entry.data.shape, key, value) or _is_like(torch.Size([end - begin]), key, value)
 
 
-def _names(model: nn.Module) -> Dict[int, str]:
+def names_of(model: nn.Module) -> Dict[int, str]:
     return {id(param): name for name, param in model.named_parameters()}
 
 
@@ -184,7 +186,7 @@ def _each(values: Mapping[str, Any], param: nn.Parameter, gather: Callable[[Entr
     entry = entry_of(param)
     result = {}
     for key, value in values.items():
-        if entry is not None and any(_is_like(shape, key, value) for shape in _shapes(entry)):
+        if entry is not None and is_part(entry, key, value):
             result[key] = gather(entry, value)
         else:
             result[key] = _copy(value)
