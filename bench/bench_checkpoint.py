@@ -1,0 +1,182 @@
+"""Checkpoints of a model and AdamW's state on 2 ranks: libdc's, gathered ones, FSDP2's by torch.distributed.checkpoint.
+
+    python -m libdc.run -n 2 bench/bench_checkpoint.py [--save]
+
+All ways write the same bytes, 12 a weight, to the same disk and wait for it (fsync); they take turns, one save and one
+load of each a round. A way's time is that of the slower rank. `bytes alone` is the least that any can do: each rank
+writes its half of as many bytes into one file, and reads it.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from typing import Any, Callable, Dict, List, Tuple
+
+import libdc.torch as dct
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+
+import machine
+
+Way = Tuple[Callable[[str], Any], Callable[[str], Any]]  # save and load
+
+
+def trained(shard: Callable[[nn.Module], Any]) -> Tuple[nn.Module, torch.optim.Optimizer]:
+    """A model of 25 million weights after a step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(24)))
+    shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 1024)).square().mean().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def of_libdc() -> Way:
+    model, optimizer = trained(lambda model: dct.shard(model, 3))
+    return (lambda path: dct.save_checkpoint(model, path, optimizer),
+            lambda path: dct.load_checkpoint(model, path, optimizer))
+
+
+def gathered() -> Way:
+    """What a user does without: rank 0 has all of it, and torch.save()."""
+    model, optimizer = trained(lambda model: dct.shard(model, 3))
+
+    def save(path: str) -> None:
+        whole = dct.full_state_dict(model, True), dct.full_optimizer_state_dict(model, optimizer, True)
+        if dist.get_rank() == 0:
+            with open(path, "wb") as file:
+                torch.save(whole, file)
+                os.fsync(file.fileno())
+
+    def load(path: str) -> None:
+        weights, state = torch.load(path, weights_only=False)
+        dct.load_full_state_dict(model, weights)
+        dct.load_full_optimizer_state_dict(model, optimizer, state)
+
+    return save, load
+
+
+def of_fsdp() -> Way:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model, optimizer = trained(lambda model: fully_shard(model, mesh=mesh))
+
+    def state() -> Dict[str, Any]:
+        return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+
+    def load(path: str) -> None:
+        read = state()
+        dcp.load(read, checkpoint_id=path)
+        set_state_dict(model, optimizer, model_state_dict=read["model"], optim_state_dict=read["optimizer"])
+
+    return lambda path: dcp.save(state(), checkpoint_id=path), load
+
+
+def bytes_alone() -> Way:
+    part = torch.ones(24 * 1025 * 1024 * 3 // 2)
+    data = memoryview(part.numpy()).cast("B")  # type: ignore[arg-type]
+
+    def save(path: str) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        for begin in range(0, len(data), 1 << 30):
+            os.pwrite(fd, data[begin:begin + (1 << 30)], dist.get_rank() * len(data) + begin)
+        os.fsync(fd)
+        os.close(fd)
+
+    def load(path: str) -> None:
+        fd = os.open(path, os.O_RDONLY)
+        os.preadv(fd, [data], dist.get_rank() * len(data))
+        os.close(fd)
+
+    return save, load
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds of the slower rank."""
+    dist.barrier()
+    begin = time.monotonic()
+    work()
+    cost = torch.tensor([time.monotonic() - begin])
+    dist.all_reduce(cost, dist.ReduceOp.MAX)
+    return cost.item()
+
+
+def measure(ways: Dict[str, Way], rounds: int, folder: str) -> Dict[Tuple[str, int], List[float]]:
+    """What each way's save (0) and load (1) cost, in the rounds after the first."""
+    costs: Dict[Tuple[str, int], List[float]] = {(name, what): [] for name in ways for what in (0, 1)}
+    for turn in range(rounds + 1):
+        order = list(ways.items())
+        for name, way in order[turn % len(order):] + order[:turn % len(order)]:
+            path = os.path.join(folder, name.replace(" ", "-"))
+            for what in (0, 1):
+                cost = timed(lambda: way[what](path))
+                if turn > 0:
+                    costs[name, what].append(cost)
+            dist.barrier()
+            if dist.get_rank() == 0:
+                shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+    return costs
+
+
+def page(costs: Dict[Tuple[str, int], List[float]], nbytes: int, foreign: float) -> str:
+    told = machine.describe()
+    versions = ", ".join(f"{name} {version}" for name, version in told["packages"].items())
+    lines = ["# Checkpoints on 2 ranks", "", f"{told['date']}, {told['cpu']}, {told['cores']} cores, Python "
+             f"{told['python']}, {versions}, commit {told['commit']}; others used {foreign:.0%} of the machine.", "",
+             "    python -m libdc.run -n 2 bench/bench_checkpoint.py", "",
+             f"{nbytes / 1e6:.0f} MB, weights and AdamW's state, to one disk, fsync included. Medians of "
+             f"{len(next(iter(costs.values())))} rounds (least); the rate is the median's.", "",
+             "| way | save, ms | MB/s | load, ms | MB/s |", "|---|---|---|---|---|"]
+    for name in dict.fromkeys(name for name, _ in costs):
+        cells = []
+        for what in (0, 1):
+            middle, least = statistics.median(costs[name, what]), min(costs[name, what])
+            cells += [f"{middle * 1e3:.0f} ({least * 1e3:.0f})", f"{nbytes / middle / 1e6:.0f}"]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--folder", help="on the disk that is meant; else where temporary files lie")
+    parser.add_argument("--save", action="store_true", help="keep the page in bench/results")
+    a = parser.parse_args()
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    ways = {"libdc": of_libdc(), "libdc, gathered, torch.save": gathered(), "FSDP2, DCP": of_fsdp(),
+            "bytes alone": bytes_alone()}
+    folder = [tempfile.mkdtemp(dir=a.folder) if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder)
+    quiet, own = machine.Quiet(), time.process_time()
+    quiet.begin()
+    try:
+        costs = measure(ways, a.rounds, folder[0])
+    finally:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(folder[0])
+    quiet.end()
+    used = torch.tensor([time.process_time() - own])
+    dist.all_reduce(used)
+    if dist.get_rank() == 0:
+        text = page(costs, 24 * 1025 * 1024 * 12, quiet.foreign(used.item()))
+        print(text)
+        if a.save:
+            name = time.strftime("checkpoint-%Y-%m-%d.md", time.gmtime())
+            with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "results", name), "w") as file:
+                file.write(text)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
