@@ -49,7 +49,7 @@ def test_help_names_every_command_and_option(dc: Run) -> None:
     (["bench", "--turns", "-1"], ["--turns = -1", "3 to 10001"]),
     (["bench", "--transport", "tcp"], ["--transport = tcp", "threads|processes"]),
     (["doctor", "--ranks", "0"], ["--ranks = 0", "1 to 8"]),
-    (["plan"], ["dc plan", "WHAT is missing", "layer"]),
+    (["plan"], ["dc plan", "WHAT is missing", "layer", "dc plan --help tells more"]),
     (["plan", "layers"], ["WHAT = layers", "layer"]),
     (["plan", "layer", "--model", "gpt"], ["--model = gpt", "bert-base|bert-large"]),
     (["plan", "layer", "--memory", "16,x"], ["--memory = 16,x", "1 to 4 numbers from 1 to 1048576"]),

@@ -88,8 +88,9 @@ int read_args(const command *c, int argc, char **argv, args *a) {
     }
   }
   if (c->operand != NULL && a->operand == NULL) {
-    return complain(a, EXIT_USAGE, "%s is missing%s%s", c->operand, c->operand_values != NULL ? ", must be " : "",
-                    c->operand_values != NULL ? c->operand_values : "");
+    return complain(a, EXIT_USAGE, "%s is missing%s%s; dc %s --help tells more", c->operand,
+                    c->operand_values != NULL ? ", must be " : "", c->operand_values != NULL ? c->operand_values : "",
+                    c->name);
   }
   if (a->operand != NULL && !allowed(c->operand_values, a->operand)) {
     return complain(a, EXIT_USAGE, "%s = %s, must be %s", c->operand, a->operand, c->operand_values);

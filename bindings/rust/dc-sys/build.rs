@@ -1,7 +1,9 @@
-//! Finds libdc: the folder in DC_LIB_DIR, else what pkg-config knows as `dc`, else what `make test` built in this checkout.
-//! Dependents find the folder in DEP_DC_LIBDIR, to put it into their programs' run path.
+//! Finds libdc: the folder in DC_LIB_DIR, else what pkg-config knows as `dc`, else what `make` or `make test` built in
+//! this checkout; with the feature `vendored`, what meson builds of the checkout then. Dependents find the folder in
+//! DEP_DC_LIBDIR, to put it into their programs' run path.
 
 use std::env;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -21,23 +23,56 @@ fn from_environment() -> Option<PathBuf> {
 
 fn from_pkg_config() -> Option<PathBuf> {
     let tool = env::var_os("PKG_CONFIG").unwrap_or_else(|| "pkg-config".into());
-    let output = Command::new(tool).args(["--variable=libdir", AT_LEAST, BELOW]).output().ok()?;
-    let folder = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-    (output.status.success() && has_library(&folder)).then_some(folder)
+    let ask = |words: &[&str]| Command::new(&tool).args(words).output().ok().filter(|output| output.status.success());
+    ask(&["--exists", AT_LEAST, BELOW])?;
+    let folder = PathBuf::from(String::from_utf8(ask(&["--variable=libdir", "dc"])?.stdout).ok()?.trim());
+    has_library(&folder).then_some(folder)
+}
+
+/// The sources around this crate; what cargo packs alone, or a registry has, is without them.
+fn checkout() -> Option<PathBuf> {
+    let root = Path::new(&env::var_os("CARGO_MANIFEST_DIR")?).join("../../..").canonicalize().ok()?;
+    root.join("include/dc_api.h").exists().then_some(root)
 }
 
 /// Where this checkout's own commands put a libdc; builds with sanitizers are for their tests alone.
 fn from_checkout() -> Option<PathBuf> {
-    let root = Path::new(&env::var_os("CARGO_MANIFEST_DIR")?).join("../../..").canonicalize().ok()?;
-    ["build/prefix/lib", "build/gcc", "build"].iter().map(|folder| root.join(folder)).find(|folder| has_library(folder))
+    let folders = ["build/prefix/lib", "build/gcc", "build/package", "build"];
+    let root = checkout()?;
+    folders.iter().map(|folder| root.join(folder)).find(|folder| has_library(folder))
+}
+
+fn run(tool: &str, words: &[&OsStr]) {
+    let status = Command::new(tool).args(words).status();
+    let status = status.unwrap_or_else(|error| panic!("{}, which the feature `vendored` needs: {}", tool, error));
+    assert!(status.success(), "{} {:?}: {}", tool, words, status);
+}
+
+/// The library built here, into cargo's own folder.
+fn vendored() -> PathBuf {
+    let root =
+        checkout().expect("the feature `vendored` needs the sources around this crate: a checkout, or git = \"...\"");
+    let folder = PathBuf::from(env::var_os("OUT_DIR").unwrap()).join("libdc");
+    if !folder.join("build.ninja").exists() {
+        let options = ["--buildtype=release", "-Dtests=false"].map(OsStr::new);
+        run("meson", &["setup".as_ref(), options[0], options[1], folder.as_os_str(), root.as_os_str()]);
+    }
+    run("meson", &["compile".as_ref(), "-C".as_ref(), folder.as_os_str(), "dc:shared_library".as_ref()]);
+    folder
 }
 
 fn main() {
     for name in ["DC_LIB_DIR", "PKG_CONFIG", "PKG_CONFIG_PATH"] {
         println!("cargo:rerun-if-env-changed={}", name);
     }
-    let folder = from_environment().or_else(from_pkg_config).or_else(from_checkout).unwrap_or_else(|| {
-        panic!("libdc is nowhere: set DC_LIB_DIR to its folder, or PKG_CONFIG_PATH to that of dc.pc, or run `make test SUITES=gcc`")
+    let found = from_environment().or_else(from_pkg_config).or_else(from_checkout);
+    let found = found.or_else(|| env::var_os("CARGO_FEATURE_VENDORED").map(|_| vendored()));
+    let folder = found.unwrap_or_else(|| {
+        panic!(
+            "libdc is nowhere: set DC_LIB_DIR to its folder (`python -m libdc.config --libdir` prints that of the \
+             Python package) or PKG_CONFIG_PATH to that of dc.pc, or run `make` in the checkout, or ask for the \
+             feature `vendored`, which builds it with meson"
+        )
     });
     println!("cargo:rustc-link-search=native={}", folder.display());
     println!("cargo:rustc-link-lib=dc");
