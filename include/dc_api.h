@@ -452,7 +452,7 @@ enum dc_reduce_op {
 
 /** All-gather: recv = the ranks' send tensors one after the other, in rank order.
  *  send    contiguous, count_r elements on rank r; counts may differ and be 0
- *  recv    contiguous, the sum of the counts; same dtype
+ *  recv    contiguous, sum of the counts elements; same dtype
  *  counts  ws element counts, or NULL when all are send's; the ranks must agree on them, which the library compares
  *  stream  where the work runs; NULL: on the calling thread, which blocks until done
  *          A CUDA stream that is captured into a graph: on NCCL alone (else DC_E_UNSUPPORTED), as in dc_set_stream()
@@ -468,7 +468,7 @@ DC_API dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_ten
  *
  *      recv[j] = sum_r send_r[offset + j]      j = 0 … counts[rank] - 1, offset = sum of the counts before rank
  *
- *  send    contiguous, the sum of the counts
+ *  send    contiguous, sum of the counts elements
  *  recv    contiguous, counts[rank] elements of the same dtype; must not overlap send
  *  counts  as in dc_comm_all_gather; NULL when all are recv's
  *  op      enum dc_reduce_op; integers take DC_SUM only
@@ -662,7 +662,7 @@ DC_API dc_status dc_memory_alloc(dc_context *context, size_t bytes, int32_t kind
 /** Registers a parameter of a stage 0, 1 or 2 graph: its weights are whole on every rank.
  *  shape   ndim lengths of the full parameter, copied
  *  ndim    0 to 64
- *  tensor  the full weights, read only; may be NULL
+ *  tensor  the full weights [shape], read only; may be NULL
  *  grad_buffer  this rank's part of the gradient: elements [offset, offset + numel) of the flattened gradient.
  *          Stage 0: all of it, offset 0. Stages 1 and 2: any split, ranks may own nothing
  *  offset  elements
@@ -676,7 +676,7 @@ DC_API dc_status dc_register_param(dc_context *context, int64_t id, const int64_
  *  ndim     0 to 64
  *  shard    this rank's P = ceil(N / ws) elements of the flattened parameter, from element rank * P on, flat; what
  *           lies past N is padding, and is never read. Ranks past the end may also pass just their real elements
- *  grad_buffer  this rank's part of the gradient, as long as shard; padding is set to zero
+ *  grad_buffer  this rank's part of the gradient, as many elements as shard; padding is set to zero
  *  persistent   1: stays gathered until the weights change; 0: not
  *  expected_grad_dtype  type in which gradients are reduced; DC_DTYPE_NONE = as they come
  *  Errors as dc_register_param; DC_E_SHAPE names the rank and the length that was expected. Does not
@@ -777,7 +777,7 @@ DC_API dc_status dc_prefetch_params_fused(dc_context *context, int64_t graph_id,
                                           const int32_t *dtypes, int64_t count);
 
 /** Lets the caller's stream wait until the parameter is gathered (stream NULL: blocks, at most the deadline).
- *  a  what dc_allgather_param returned, or NULL; in a compiler's graph the result is `a` itself
+ *  a  the token that dc_allgather_param returned, or NULL; in a compiler's graph the result is `a` itself
  *  Also DC_E_STATE (it is not being gathered). [handle] Since 0.1. */
 DC_API dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
 
@@ -808,7 +808,7 @@ DC_API dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id
 DC_API dc_status dc_reduce_grad(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
 
 /** Says which tensors the caller may free early: those with more elements than free_activation_threshold.
- *  tensors  count views; memory of the library (buffer set) is given back here
+ *  tensors  count views of any shapes; memory of the library (buffer set) is given back here
  *  tensor_size  bytes from one view to the next: sizeof(dc_tensor)
  *  count    of tensors and flags, >= 0
  *  freed    count flags, set to 1 for each that is, or is to be, freed; all 0 while profiling
@@ -817,16 +817,16 @@ DC_API dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, 
                                  int32_t *freed);
 
 /** Copies a tensor to host memory that the context keeps under id, over steps.
- *  a    contiguous; with stream NULL it may be freed when the call returns, otherwise after dc_wait_offload
+ *  a    of any shape, contiguous; with stream NULL it may be freed when the call returns, else after dc_wait_offload
  *  id   any number of a tensor
- *  out  the host copy, the context's, readable on the host after dc_wait_offload and its stream
+ *  out  the host copy, of the shape of a, the context's, readable on the host after dc_wait_offload and its stream
  *  Also DC_E_SHAPE (shape or type are not those of the id's first use), DC_E_NO_MEMORY.
  *  [handle] Since 0.1. */
 DC_API dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
                                    dc_tensor *out);
 /** Lets the caller's stream wait for the copy of dc_offload_tensor.
  *  id   as given to dc_offload_tensor
- *  out  the host copy, the context's
+ *  out  the host copy, as in dc_offload_tensor, the context's
  *  Also DC_E_NOT_FOUND (id was never offloaded in this graph). [handle] Since 0.1. */
 DC_API dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
                                  dc_tensor *out);
@@ -1231,14 +1231,14 @@ DC_API dc_status dc_layer_weight_shape(const dc_layer *layer, int32_t index, int
 /** Writes initial weights: matrices are normal with mean 0, biases 0, scales 1. The numbers are a function of the
  *  layer's seed and id and of the weight and element alone.
  *  layer    the layer
- *  weights  12 tensors of the layer's dtype or float32, the caller's memory
+ *  weights  12 tensors, shapes as in enum dc_layer_weight, of the layer's dtype or float32, the caller's memory
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. [any] Since 0.1. */
 DC_API dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *weights);
 
 /** Computes the layer and keeps in call->reserve what dc_layer_backward() needs.
  *  layer    the layer
  *  call     the call; workspace and reserve of at least the cost's forward bytes
- *  weights  12 tensors of the layer's dtype
+ *  weights  12 tensors, shapes as in enum dc_layer_weight, of the layer's dtype
  *  input    x, [B, S, H] or [N, H], of the layer's dtype
  *  output   as input, the caller's memory; overlaps nothing else of the call
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_BUFFER_TOO_SMALL (workspace or reserve; the text has the
@@ -1263,10 +1263,11 @@ DC_API dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, 
  *  call          the call; workspace of at least the cost's backward bytes
  *  weights       as in the forward
  *  input         as in the forward
- *  output        the forward's; needed by Post-LN with normalize_invertible, else it may be NULL
+ *  output        the forward's, as in dc_layer_forward; needed by Post-LN with normalize_invertible, else it may be NULL
  *  grad_output   gradient by the output, of its shape and the layer's dtype
- *  grad_input    gradient by the input, written; NULL: not wanted
- *  grad_weights  12 tensors of grad_dtype, written or added to; an entry may be NULL: not wanted
+ *  grad_input    gradient by the input, of its shape, written; NULL: not wanted
+ *  grad_weights  12 tensors, shapes as in enum dc_layer_weight, of grad_dtype, written or added to; an entry may be NULL:
+ *                not wanted
  *  Returns as dc_layer_forward; DC_E_STATE (config.training is -1). [any] Since 0.1. */
 DC_API dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
                                    const dc_tensor *input, const dc_tensor *output, const dc_tensor *grad_output,
@@ -1736,7 +1737,8 @@ DC_API void dc_sample_layer_init(dc_sample_layer *layer, size_t struct_size);
 
 /** Each sample's gradients, into the caller's memory.
  *  layer    its constants
- *  x, delta  the layer's input and the gradient of its output; contiguous, one type, float32 or float64
+ *  x, delta  the layer's input and the gradient of its output, shapes as in enum dc_sample_kind; contiguous, one type,
+ *           float32 or float64
  *  weight, bias  outputs, [N, and the weight's or bias' own shape]; NULL = not wanted. Old contents are not read
  *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (a number out of its range; an embedding's index outside rows:
  *  names its place), DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
@@ -1820,7 +1822,7 @@ DC_API dc_status dc_get_device_memory(dc_device *device, dc_device_memory *memor
 
 /** Memory for a tensor: zeros, 256-byte aligned.
  *  shape, ndim  ndim lengths, 0 to 64; out->shape is this very array, so it must live as long as out is used
- *  out     struct_size set by the caller; data and buffer are set; give the memory back with
+ *  out     a view [shape]; struct_size set by the caller; data and buffer are set; give the memory back with
  *          dc_buffer_release(out->buffer)
  *  Returns DC_OK; DC_E_SHAPE (a negative length, more than 2^56 elements), DC_E_DTYPE, DC_E_NO_MEMORY.
  *  [any] Since 0.1. */

@@ -14,6 +14,8 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 import manual
 
 OWNER = re.compile(r"[Ss]tatic|[Ll]ives as long|the caller's|the library's|[Kk]ept|argument|buffer's|context's")
+# A tensor's shape is there, or that of another argument, or it has none to say.
+SHAPE = re.compile(r"\[|[Ss]hape|elements|[Tt]oken|\bas (in |weights|input|dc_)|struct to fill in")
 
 
 def function_faults(name: str, function: Dict[str, Any], model: Dict[str, Any]) -> Iterator[str]:
@@ -23,6 +25,8 @@ def function_faults(name: str, function: Dict[str, Any], model: Dict[str, Any]) 
     for param in function["params"]:
         if not param["doc"]:
             yield f"{name}: parameter {param['name']} is not described"
+        elif "dc_tensor" in param["type"] and not SHAPE.search(param["doc"]):
+            yield f"{name}: parameter {param['name']} has no shape"
     if not function["threads"]:
         yield f"{name}: no thread class, [any], [handle] or [init]"
     if not function["since"]:
@@ -89,6 +93,8 @@ def layout_faults(model: Dict[str, Any]) -> Iterator[str]:
 # What is left out, and how the fault begins.
 PLANTED: List[Tuple[str, str, str]] = [
     (r" \*  update  1 if.*?\n.*?\n", "", "dc_start_backward: parameter update is not described"),
+    (r"12 tensors, shapes as in enum dc_layer_weight, of the layer's dtype\n", "12 tensors of the layer's dtype\n",
+     "dc_layer_forward: parameter weights has no shape"),
     (r"not on this machine: the text says what is missing\), DC_E_INVALID", "x), DC_E_WRONG",
      "dc_device_open: names DC_E_WRONG, which is no status"),
     (r"Returns DC_OK; DC_E_STATE \(a forward has begun and not ended\)\. ", "", "dc_start_forward: "),
