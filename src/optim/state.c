@@ -97,6 +97,9 @@ void dc__optim_drop_pieces(dc_optimizer *o, dc__optim_param *p) {
 }
 
 static dc_status find_param(dc_optimizer *o, const char *fn, int64_t index, dc__optim_param **p) {
+  if (o->count == 0) {
+    return dc__fail(DC_E_NOT_FOUND, "%s: index = %" PRId64 ", but no parameter was added", fn, index);
+  }
   if (index < 0 || index >= o->count) {
     return dc__fail(DC_E_NOT_FOUND, "%s: index = %" PRId64 ", must be 0 to %" PRId64, fn, index, o->count - 1);
   }

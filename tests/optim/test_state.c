@@ -49,6 +49,9 @@ static void test_names(void **state) {
   FAILS(dc_optimizer_state_name(a.optimizer, 0, -1, &name), DC_E_INVALID, "piece = -1");
   FAILS(dc_optimizer_state_name(a.optimizer, 0, 0, NULL), DC_E_INVALID, "name is NULL");
   dc_optimizer_destroy(a.optimizer);
+  OK(dc_adamw_create(linalg, NULL, &a.optimizer));
+  FAILS(dc_optimizer_state_name(a.optimizer, 0, 0, &name), DC_E_NOT_FOUND, "no parameter was added");
+  dc_optimizer_destroy(a.optimizer);
 }
 
 /* A run that is cut in two goes on with the same bits; views stay where they are when parameters are added. */
