@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from libdc import Error, Status
 from libdc._lib import ffi, lib
+from libdc.transformer import Layer, LayerConfig
 
 
 def test_error_has_status_name_and_text(context):
@@ -72,6 +73,10 @@ def test_closed_handles_raise(context):
     context.close()
     with pytest.raises(Error, match="context is closed"):
         context.start_forward()
+    with Layer(LayerConfig(8, 2)) as layer:
+        layer.initial_weights()
+    with pytest.raises(Error, match="layer is closed"):
+        layer.initial_weights()
 
 
 @pytest.mark.parametrize("number, name", [(s.value, s.name) for s in Status])

@@ -18,7 +18,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from ._lib import ffi, lib, own
 from .arguments import assign, one_of
 from .device import Device, Stream, handle_of
-from .errors import check
+from .errors import check, closed
 from .linalg.handle import make
 from .tensors import HOST, Place, Tensor, View, _count
 from .types import DType
@@ -193,15 +193,31 @@ class Layer:
         self._device = device or Device()
         self.place = self._device.place  # where all arrays are
         check(lib.dc_layer_create(one_of("device", self._device, Device), c_config, out))
-        self._own = own(out[0], lib.dc_layer_destroy)
+        self._own: Any = own(out[0], lib.dc_layer_destroy)
         self._local = threading.local()
+
+    @property
+    def _handle(self) -> Any:
+        if self._own is None:
+            raise closed("layer")
+        return self._own
+
+    def close(self) -> None:
+        """Frees the layer and its threads' workspaces. No call may be running; one that comes later is an error."""
+        self._own, self._local = None, threading.local()
+
+    def __enter__(self) -> "Layer":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
     @property
     def weight_shapes(self) -> Dict[str, Tuple[int, ...]]:
         shapes = {}
         for index, name in enumerate(WEIGHTS):
             shape, ndim = ffi.new("int64_t[2]"), ffi.new("int32_t *")
-            check(lib.dc_layer_weight_shape(self._own, index, shape, ndim))
+            check(lib.dc_layer_weight_shape(self._handle, index, shape, ndim))
             shapes[name] = tuple(shape[0:ndim[0]])
         return shapes
 
@@ -213,7 +229,7 @@ class Layer:
 
     def initialize(self, weights: Sequence[Any]) -> None:
         """Writes initial weights into arrays."""
-        check(lib.dc_layer_init_weights(self._own, self._views(weights, "weights", True).c))
+        check(lib.dc_layer_init_weights(self._handle, self._views(weights, "weights", True).c))
 
     def _call(self, shape: Sequence[int], seq_length: Optional[int], cu_seqlens: Optional[Sequence[int]],
               mask: Any = None, offset: int = 0) -> Tuple[Any, List[Any]]:
@@ -266,17 +282,18 @@ class Layer:
         """Calls the function with nbytes of workspace, and keeps all alive until the stream has passed it. where: the
         stream, and the caller's workspace if there is one."""
         stream, workspace = where
-        block = self._view(self._workspace(nbytes, stream is None) if workspace is None else workspace, "workspace", True)
+        block = self._view(self._workspace(nbytes, stream is None) if workspace is None else workspace, "workspace",
+                           True)
         call.workspace, call.workspace_bytes = block.c.data, block.c.shape[0]
         call.stream = handle_of(stream)
-        check(function(self._own, call, *(argument.c for argument in arguments)))
+        check(function(self._handle, call, *(argument.c for argument in arguments)))
         if stream is not None and workspace is None:
             stream.pin(block, keep, arguments)
 
     def _cost(self, call: Any) -> Cost:
         cost = ffi.new("dc_layer_cost *")
         lib.dc_layer_cost_init(cost, ffi.sizeof("dc_layer_cost"))
-        check(lib.dc_layer_get_cost(self._own, call, cost))
+        check(lib.dc_layer_get_cost(self._handle, call, cost))
         return Cost(*(getattr(cost, name) for name in Cost._fields))
 
     def cost(self, batch: int, seq_length: int, cu_seqlens: Optional[Sequence[int]] = None) -> Cost:
@@ -301,8 +318,8 @@ class Layer:
         kept = self._view(reserve, "reserve", True)
         call.reserve, call.reserve_bytes = kept.c.data, kept.c.shape[0]
         nbytes = cost.forward_workspace_bytes if self.config.training else cost.inference_workspace_bytes
-        self._run(lib.dc_layer_forward, call, nbytes, (stream, workspace), [keep, kept], self._views(weights, "weights"),
-                  view, self._view(out, "out", True))
+        self._run(lib.dc_layer_forward, call, nbytes, (stream, workspace), [keep, kept],
+                  self._views(weights, "weights"), view, self._view(out, "out", True))
         return out, Kept(reserve, shape, seq_length, cu_seqlens, mask, offset, out)
 
     def inference(self, weights: Sequence[Any], x: Any, mask: Any = None, cu_seqlens: Optional[Sequence[int]] = None,
@@ -351,5 +368,5 @@ class Layer:
         shape = ((batch, config.heads, seq_length, seq_length) if site == "attention"
                  else (batch, seq_length, config.hidden_size))
         mask, scale = self._empty(shape, DType.UINT8), ffi.new("double *")
-        check(lib.dc_layer_dropout_mask(self._own, call, SITES[site], self._view(mask, "mask", True).c, scale))
+        check(lib.dc_layer_dropout_mask(self._handle, call, SITES[site], self._view(mask, "mask", True).c, scale))
         return mask, scale[0]
