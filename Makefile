@@ -3,7 +3,8 @@ RANKS ?= 2
 ARGS ?=
 SUITES ?=
 PY := .venv/bin/python
-sources := $(shell find include src bindings tools -type f -not -name '*.pyc') meson.build meson_options.txt pyproject.toml
+sources := $(shell find include src bindings tools -type f -not -name '*.pyc') meson.build meson_options.txt \
+  pyproject.toml
 
 build: .venv/package
 
@@ -33,8 +34,8 @@ test:
 abi:
 	@$(MAKE) --no-print-directory test SUITES="gcc abi"; status=$$?; cat build/logs/abi.log; exit $$status
 
-# Every stage, backend and model with both versions of DeepSpeed: half an hour, and bench/results/deepspeed-DATE.md. Then
-# DeepSpeed's own tests, which PyPI does not have: DEEPSPEED_SOURCE is a clone of its repository.
+# Every stage, backend and model with both versions of DeepSpeed: half an hour, and bench/results/deepspeed-DATE.md.
+# Then DeepSpeed's own tests, which PyPI does not have: DEEPSPEED_SOURCE is a clone of its repository.
 test-deepspeed: build
 	@$(PY) tests/deepspeed/run.py
 ifdef DEEPSPEED_SOURCE
@@ -53,16 +54,19 @@ NCCL_INCLUDE ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/include/nccl.h
   .venv/lib/python3*/site-packages/nvidia/nccl/include/nccl.h)))
 cuda: check-vendor-headers
 	@scripts/setup.sh build
-	@$(PY) -m pip show --quiet nvidia-cuda-nvcc-cu12 || $(PY) -m pip install --quiet --no-deps nvidia-cuda-nvcc-cu12==12.9.86
+	@$(PY) -m pip show --quiet nvidia-cuda-nvcc-cu12 || \
+	  $(PY) -m pip install --quiet --no-deps nvidia-cuda-nvcc-cu12==12.9.86
 	@test -f build/cuda/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH:$(CUDA_HOME)/bin" meson setup build/cuda \
-	  -Dcuda=enabled -Dtests=false -Dptxas="$$(echo $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cuda_nvcc/bin/ptxas)" >/dev/null
+	  -Dcuda=enabled -Dtests=false \
+	  -Dptxas="$$(echo $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cuda_nvcc/bin/ptxas)" >/dev/null
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/record_kernels.py bench/results/gpu/kernels.txt \
 	  meson compile -C build/cuda
 	@$(PY) scripts/check_image.py
 	@build/cuda/tools/dc/dc info | grep cuda
 
 check-vendor-headers:
-	@test -f "$(CUDA_HOME)/include/cuda.h" || { echo "no cuda.h in CUDA_HOME=$(CUDA_HOME); the wheel nvidia-cuda-runtime has it" >&2; exit 1; }
+	@test -f "$(CUDA_HOME)/include/cuda.h" || { \
+	  echo "no cuda.h in CUDA_HOME=$(CUDA_HOME); the wheel nvidia-cuda-runtime has it" >&2; exit 1; }
 	@$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror -I"$(CUDA_HOME)/include" -Isrc -Iinclude \
 	  tests/cudasim/vendor_headers.cpp
 	@echo "the driver's functions are declared as in $(CUDA_HOME)/include/cuda.h"
@@ -71,15 +75,16 @@ ifneq ($(CUBLAS_INCLUDE),)
 	  -Iinclude tests/cudasim/vendor_cublaslt.cpp
 	@echo "cuBLASLt's functions are declared as in $(CUBLAS_INCLUDE)/cublasLt.h"
 else
-	@echo "cuBLASLt's functions were not compared: no cublasLt.h; the wheel nvidia-cublas has it, CUBLAS_INCLUDE its folder"
+	@echo "cuBLASLt's functions were not compared: no cublasLt.h; the wheel nvidia-cublas has it," \
+	  "CUBLAS_INCLUDE its folder"
 endif
 ifneq ($(and $(CUBLAS_INCLUDE),$(CUSOLVER_INCLUDE)),)
 	@$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror -I"$(CUDA_HOME)/include" -isystem "$(CUBLAS_INCLUDE)" \
 	  -isystem "$(CUSOLVER_INCLUDE)" -Isrc -Iinclude tests/cudasim/vendor_cusolver.cpp
 	@echo "cuSOLVER's functions are declared as in $(CUSOLVER_INCLUDE)/cusolverDn.h"
 else
-	@echo "cuSOLVER's functions were not compared: no cusolverDn.h, or no cublasLt.h beside it; the wheels nvidia-cusolver and" \
-	  "nvidia-cublas have them, CUSOLVER_INCLUDE and CUBLAS_INCLUDE their folders"
+	@echo "cuSOLVER's functions were not compared: no cusolverDn.h, or no cublasLt.h beside it; the wheels" \
+	  "nvidia-cusolver and nvidia-cublas have them, CUSOLVER_INCLUDE and CUBLAS_INCLUDE their folders"
 endif
 ifneq ($(NCCL_INCLUDE),)
 	@$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror -I"$(CUDA_HOME)/include" -isystem "$(NCCL_INCLUDE)" -Isrc \
@@ -100,7 +105,8 @@ wheel: build
 VERSION := $(shell sed -n "s/^project.* version: '\([0-9.]*\)'.*/\1/p" meson.build)
 dist:
 	@mkdir -p build
-	@git ls-files -co --exclude-standard --deduplicate | while read -r name; do test ! -f "$$name" || echo "$$name"; done | \
+	@git ls-files -co --exclude-standard --deduplicate | \
+	  while read -r name; do test ! -f "$$name" || echo "$$name"; done | \
 	  tar -czf build/libdc-$(VERSION).tar.gz --transform 's,^,libdc-$(VERSION)/,' --owner=0 --group=0 --numeric-owner -T -
 	@echo build/libdc-$(VERSION).tar.gz
 

@@ -4,10 +4,10 @@
     python bench/bench_card_layer.py                           BERT-large, 8192 tokens, bfloat16; prints a line of JSON
     python bench/bench_card_layer.py --device cpu --hidden 64 --heads 2 --seq 16 --tokens 32 --rounds 2
 
-"share" is of the card's dense peak: three times the forward's operations (docs/transformer.md; what is computed again is
-not counted) over the median round's time. "ratio" is the median over the rounds of PyTorch's time over libdc's in the
-same round: more than 1, and libdc is faster. "kept" is what stays in memory between forward and backward, by autograd's
-account, beside the formula of dc_layer_cost. scripts/gpu-check runs it."""
+"share" is of the card's dense peak: three times the forward's operations (docs/transformer.md; what is computed again
+is not counted) over the median round's time. "ratio" is the median over the rounds of PyTorch's time over libdc's in
+the same round: more than 1, and libdc is faster. "kept" is what stays in memory between forward and backward, by
+autograd's account, beside the formula of dc_layer_cost. scripts/gpu-check runs it."""
 
 from __future__ import annotations
 

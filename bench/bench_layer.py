@@ -166,7 +166,8 @@ def row(name: str, batch: int, seq: int, dtype_name: str, dropout: float, thread
         models["compiled"].compile()
     products = Products(batch, seq, sizes, dtype)
     runs = {key: step_of(model, x, mask, dy, clock) for key, model in models.items()}
-    near = {"GEMM": lambda: products.run(clock), **{key: runs.pop(key) for key in ("libdc, p=0", "libdc") if key in runs}}
+    near = {"GEMM": lambda: products.run(clock),
+            **{key: runs.pop(key) for key in ("libdc, p=0", "libdc") if key in runs}}
     times: Dict[str, List[List[float]]] = {key: [] for key in (*near, *runs)}
     for run in (*near.values(), *runs.values()):
         run()

@@ -28,11 +28,11 @@ marks what libdc does differently on purpose; the note says how the original doe
 `differences.md` (D1 to D13). Written by `scripts/conformance.py` out of `tests/conformance/checks.txt`, the tests, and
 their results; `make test` fails if a check has no test, or one that does not pass.
 
-The C tests touch memory by the copies of the device under test alone, and run on three: `cpu`, with ranks as threads; the
-CUDA device on a simulated driver (`gpu-status.md`), likewise, and counted with `cpu`; and `sim`, where every order of
-streams is drawn from seeds and a checker reports what nothing orders (`simulation.md`). What is about CUDA's streams is
-shown on simulated streams. `DC_TEST_DEVICE=NAME` runs them on another device. The Python tests go through the PyTorch
-adapter, on `cpu`.
+The C tests touch memory by the copies of the device under test alone, and run on three: `cpu`, with ranks as threads;
+the CUDA device on a simulated driver (`gpu-status.md`), likewise, and counted with `cpu`; and `sim`, where every order
+of streams is drawn from seeds and a checker reports what nothing orders (`simulation.md`). What is about CUDA's
+streams is shown on simulated streams. `DC_TEST_DEVICE=NAME` runs them on another device. The Python tests go
+through the PyTorch adapter, on `cpu`.
 
 {summary}
 """
@@ -51,8 +51,8 @@ results; `make test` fails if a check has no test, or one that does not pass.
 LAYER = """# Conformance of the transformer layer
 
 The {count} points of the layer and the tests that show each by its number, against a reference in float64
-(`tests/python/layer_reference.py`). "≠" marks what the original, DeepSpeed's transformer kernel, does otherwise; the note
-says how. Written by `scripts/conformance.py` out of `tests/conformance/layer.txt`, the tests, and their results;
+(`tests/python/layer_reference.py`). "≠" marks what the original, DeepSpeed's transformer kernel, does otherwise; the
+note says how. Written by `scripts/conformance.py` out of `tests/conformance/layer.txt`, the tests, and their results;
 `make test` fails if a point has no test, or one that does not pass.
 
 Gates, for the output and each gradient: relative error in the Frobenius norm at most 2e-6 in float32, 1.5e-3 in float16

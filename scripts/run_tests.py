@@ -213,7 +213,8 @@ def dist(suite: Suite) -> Count:
     with tempfile.TemporaryDirectory(prefix="libdc-dist-") as folder:
         out, programs = f"{folder}/build", [f"tests/test_{name}" for name in EVERY_ROOM]
         total = one(suite.run("tar", "-xzf", str(tarball), "-C", folder, "--strip-components=1") or
-                    suite.run("meson", "setup", out, folder, "--wrap-mode=nodownload", "-Doptimization=0", "-Ddebug=false")
+                    suite.run("meson", "setup", out, folder, "--wrap-mode=nodownload", "-Doptimization=0",
+                              "-Ddebug=false")
                     or suite.run("ninja", "-C", out, "tools/dc/dc", *programs))
         for name in ("tools/dc/dc", *programs) if total.passed else ():
             total += one(suite.run(f"{out}/{name}", *(["info"] if name.endswith("/dc") else []), timeout=120))
@@ -280,7 +281,8 @@ def examples_c(suite: Suite) -> Count:
     for source in sorted((ROOT / "examples").rglob("*.c")):
         program = str(folder / source.stem)
         build = suite.run("sh", "-c", f"${{CC:-cc}} -std=c99 -Wall -Wextra -Werror '{source}' -o '{program}' "
-                          "$(pkg-config --cflags --libs dc) -lm -pthread", PKG_CONFIG_PATH=str(prefix / "lib/pkgconfig"))
+                          "$(pkg-config --cflags --libs dc) -lm -pthread",
+                          PKG_CONFIG_PATH=str(prefix / "lib/pkgconfig"))
         total += one(build or suite.run(program, LD_LIBRARY_PATH=str(prefix / "lib"), timeout=120))
     return total
 

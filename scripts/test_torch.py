@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The tests of the PyTorch adapter on another PyTorch: test_torch.py VERSION [PYTEST ARGUMENT…]. Not part of `make test`:
-PyTorch's wheel is half a gigabyte.
+"""The tests of the PyTorch adapter on another PyTorch: test_torch.py VERSION [PYTEST ARGUMENT…]. Not part of `make
+test`: PyTorch's wheel is half a gigabyte.
 
-PyPI's wheels are built for CUDA and name its libraries, gigabytes of them, which nothing here calls. They are replaced by
-libraries whose functions all return "no driver"; PyTorch then says that there is no GPU, and computes on the CPU. Such
-a PyTorch 2.11 crashes, with libdc or without, when a second thread traces a model (its guard for devices lies in the
-first thread's memory); so the tests that compile in threads are left out, unless they are named."""
+PyPI's wheels are built for CUDA and name its libraries, gigabytes of them, which nothing here calls. They are replaced
+by libraries whose functions all return "no driver"; PyTorch then says that there is no GPU, and computes on the CPU.
+Such a PyTorch 2.11 crashes, with libdc or without, when a second thread traces a model (its guard for devices lies in
+the first thread's memory); so the tests that compile in threads are left out, unless they are named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ NO_DRIVER = 35  # cudaErrorInsufficientDriver; no success in the others' numberi
 
 
 def run(*command: object, check: bool = True) -> str:
-    return subprocess.run([str(word) for word in command], check=check, cwd=ROOT, text=True, stdout=subprocess.PIPE).stdout
+    return subprocess.run([str(word) for word in command], check=check, cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE).stdout
 
 
 def stand_ins(folder: Path) -> None:

@@ -210,8 +210,8 @@ def product(output: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def sample_limit(two: linalg.Handle, out: torch.Tensor, multiplications: int) -> float:
-    """Milliseconds that nothing on these cores goes below: those of the multiplications, two operations each, at a large
-    product's rate, or of filling the gradients' memory, whichever is more."""
+    """Milliseconds that nothing on these cores goes below: those of the multiplications, two operations each, at a
+    large product's rate, or of filling the gradients' memory, whichever is more."""
     a, c = torch.randn(2048, 2048), torch.empty(2048, 2048)
     times = turns({"product": lambda: linalg.matmul(a, a, out=c, handle=two), "fill": lambda: out.zero_()})
     return max(min(times["product"]) * multiplications / 2048 ** 3, min(times["fill"]))
@@ -344,10 +344,11 @@ PARTS = {"roots": part_roots, "warm": part_warm, "samples": part_samples, "bound
 def page(about: Row, foreign: float, rows: List[Row]) -> str:
     lines = ["# Second-order operators", "", f"`bench/linalg/bench.py` on {about['date']}, {about['cpu']}, "
              f"{about['cores']} cores, commit {about['commit']}, LAPACK {linalg.default().solver}; others used "
-             f"{100 * foreign:.0f} % of the machine. Limits are times as fast as the same way, by what the cores can do: of "
-             f"a bounded product, the plain one's time and the copies that its memory makes necessary, 2 n^3 / "
-             f"sqrt(budget and {SCRATCH} MiB of scratch memory) elements read and n^2 written; of gradients per sample, "
-             f"their multiplications at a large product's rate, or filling their memory. Reached is the part of it.",
+             f"{100 * foreign:.0f} % of the machine. Limits are times as fast as the same way, by what the cores can "
+             f"do: of a bounded product, the plain one's time and the copies that its memory makes necessary, 2 n^3 / "
+             f"sqrt(budget and {SCRATCH} MiB of scratch memory) elements read and n^2 written; of gradients per "
+             f"sample, their multiplications at a large product's rate, or filling their memory. Reached is the part "
+             f"of it.",
              "",
              "| part | shape | way | ms | best | times as fast | as | error | peak MiB | limit | reached |",
              "|---|---|---|---|---|---|---|---|---|---|---|"]

@@ -2,14 +2,14 @@
 """A step of the optimizers beside others': bench.py [--elements N] [--threads N] [--rounds N] [--shampoo FOLDER]
 [--quick].
 
-AdamW: one step of a model of N float32 weights (a GPT's mixture of large and small parameters). The ways take turns, round by
-round; a figure is the fastest round, and the ratio that of a round, in the median. An element costs 28 bytes of memory,
-16 read and 12 written, which gives the bandwidth; "copy" is PyTorch's copy of one array into another on as many threads,
-8 bytes an element, what the machine can do.
+AdamW: one step of a model of N float32 weights (a GPT's mixture of large and small parameters). The ways take turns,
+round by round; a figure is the fastest round, and the ratio that of a round, in the median. An element costs 28 bytes
+of memory, 16 read and 12 written, which gives the bandwidth; "copy" is PyTorch's copy of one array into another on as
+many threads, 8 bytes an element, what the machine can do.
 
-Second order: a step on matrices [W, W] and [W, 4 W], W = 512, with a refresh of roots or bases every 10 steps, as the time
-of ten steps over ten; FOLDER is a checkout of github.com/facebookresearch/optimizers, whose Distributed Shampoo takes part
-with the same blocks, frequency and graft, and its SOAP. --quick: fewer elements, layers and rounds."""
+Second order: a step on matrices [W, W] and [W, 4 W], W = 512, with a refresh of roots or bases every 10 steps, as the
+time of ten steps over ten; FOLDER is a checkout of github.com/facebookresearch/optimizers, whose Distributed Shampoo
+takes part with the same blocks, frequency and graft, and its SOAP. --quick: fewer elements, layers and rounds."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def facebook(folder: str) -> Dict[str, Callable[[List[torch.nn.Parameter]], torc
         return {}
     sys.path.insert(0, folder)
     try:
-        from distributed_shampoo import (AdamPreconditionerConfig, DefaultShampooConfig,  # type: ignore[import-not-found]
-                                         DefaultSOAPConfig, DistributedShampoo)
+        from distributed_shampoo import (  # type: ignore[import-not-found]
+            AdamPreconditionerConfig, DefaultShampooConfig, DefaultSOAPConfig, DistributedShampoo)
     except Exception as error:
         print(f"Distributed Shampoo is left out: {error}")
         return {}
@@ -139,8 +139,8 @@ def second_order(a: argparse.Namespace) -> None:
     print(f"\nsecond order: {elements / 1e6:.1f} million weights, a refresh every {PERIOD} steps")
     for name, own in times.items():
         ratio = statistics.median(b / t for b, t in zip(times[base], own))
-        print(f"{name:20} {statistics.median(own) * 1e3:8.2f} ms a step, at least {min(own) * 1e3:8.2f}; {ratio:6.2f} times "
-              f"{base}")
+        print(f"{name:20} {statistics.median(own) * 1e3:8.2f} ms a step, at least {min(own) * 1e3:8.2f}; {ratio:6.2f} "
+              f"times {base}")
 
 
 def main() -> None:

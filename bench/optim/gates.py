@@ -6,8 +6,9 @@
 
 The baselines get the best of a grid each, by the median over the seeds of the steps to the target; Shampoo, SOAP and
 K-FAC have smaller ones. The batches of a seed are the same for all. The gates: Shampoo (roots every 10 steps) takes
-at most 0.6 times AdamW's steps, SOAP (bases every 10) 0.8 times, K-FAC at most 0.5 times SGD's; and two ranks under ZeRO-3, which share the blocks and
-layers out, have the losses of one rank, bit for bit. Exit status 1 if one does not hold.
+at most 0.6 times AdamW's steps, SOAP (bases every 10) 0.8 times, K-FAC at most 0.5 times SGD's; and two ranks under
+ZeRO-3, which share the blocks and layers out, have the losses of one rank, bit for bit. Exit status 1 if one does not
+hold.
 """
 from __future__ import annotations
 

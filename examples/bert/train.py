@@ -7,7 +7,8 @@ transformer layer, sharded over the ranks by ZeRO-3:
     python -m libdc.run -n 2 examples/bert/train.py --compare             without and with them, step by step in turn
     python examples/bert/train.py --steps 20                              one process
 
-15 % of the bytes are hidden: of these 80 % are a mask byte, 10 % another byte, 10 % as they were (Devlin et al. 2018)."""
+15 % of the bytes are hidden: of these 80 % are a mask byte, 10 % another byte, 10 % as they were (Devlin et al.
+2018)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Checkpoints: files that libdc's ranks write together, each its own part, and that appear when they are whole.
 
-    step-000240.safetensors     the weights under the model's own names, readable by anything, the optimizer's state, the
+    step-000240.safetensors     the weights under the model's own names, readable by anything, the optimizer's state,
+    the
                                 step, and each rank's random state
 
 A run may go on at another stage or on another number of ranks.

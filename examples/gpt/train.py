@@ -6,7 +6,8 @@
     python examples/gpt/train.py --ranks 2 --resume      goes on with the newest run, bit for bit
 
 The folder of a run: config.json, metrics.jsonl (one line a step), loss.png, sample.txt, trace.json (open it in
-https://ui.perfetto.dev) and step-N.safetensors, the checkpoints. Ctrl-C finishes the step, saves and ends with status 130.
+https://ui.perfetto.dev) and step-N.safetensors, the checkpoints. Ctrl-C finishes the step, saves and ends with status
+130.
 """
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 //! ZeRO-3 from Rust: two ranks, as threads, teach a small network to read digits. Each holds half of the weights and of
-//! their gradients; whole weights exist only between gather and drop. Prints the loss and its bits, which are those that
-//! examples/c/mlp.c and examples/python/mlp.py print.
+//! their gradients; whole weights exist only between gather and drop. Prints the loss and its bits, which are those
+//! that examples/c/mlp.c and examples/python/mlp.py print.
 //!
 //! SPDX-License-Identifier: Apache-2.0
 use dc::{Comm, CommOptions, Context, Device, ReduceOp, Stage, Z3Options};

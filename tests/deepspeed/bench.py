@@ -1,5 +1,5 @@
-"""`run.py bench`: step time and peak memory of DeepSpeed's eager ZeRO-3, and beside it of DeepCompile on libdc. All live
-at once and take turns of a few steps, so that whatever else the machine does meets all of them. Writes
+"""`run.py bench`: step time and peak memory of DeepSpeed's eager ZeRO-3, and beside it of DeepCompile on libdc. All
+live at once and take turns of a few steps, so that whatever else the machine does meets all of them. Writes
 bench/results/deepspeed-zero3-DATE.md."""
 
 from __future__ import annotations

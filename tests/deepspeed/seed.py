@@ -1,6 +1,7 @@
-"""Stage 3 of DeepSpeed 0.18.9 on a PyTorch that it refuses. From 2.9 on Dynamo checks its guards of a parameter's size as
-soon as it has made them, and a partitioned parameter's does not hold. 0.19 has the remedy, a module of its own: here it
-stands for 0.18.9's of the same name, so that all of that version's passes meet libdc. Nothing of this is in libdc."""
+"""Stage 3 of DeepSpeed 0.18.9 on a PyTorch that it refuses. From 2.9 on Dynamo checks its guards of a parameter's size
+as soon as it has made them, and a partitioned parameter's does not hold. 0.19 has the remedy, a module of its own: here
+it stands for 0.18.9's of the same name, so that all of that version's passes meet libdc. Nothing of this is in
+libdc."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ SUITES = "unit/compile", "unit/v1/compile", "unit/ops/accelerators"
 # AutoSP and AutoTP have operators of their own.
 OTHERS = "unit/v1/compile/test_compile_autosp.py", "unit/compile/test_tp_compile.py"
 # Takes 20 GB.
-TOO_LARGE = "unit/ops/accelerators/test_accelerator_forward.py::TestCUDAForward::test_forward[8-8192-128-64-3-False-True]"
+TOO_LARGE = ("unit/ops/accelerators/test_accelerator_forward.py::TestCUDAForward::"
+             "test_forward[8-8192-128-64-3-False-True]")
 CONDITIONS = ('get_accelerator().device_name() == "cpu"', "not is_deepcompile_supported()",
               "not deepspeed.ops.__compatible_ops__[TransformerBuilder.NAME]",
               "not get_accelerator().is_fp16_supported()", "not bf16_required_version_check()",

@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build" / "fuzz"
 PROGRAMS = ("sim_programs", "thread_programs")
 BATCH = 200  # random programs a process
-TARGETS = {"options": 512, "tensor": 512, "rendezvous": 512, "calls": 512, "dumps": 2048, "state": 1024}  # and the longest input
+# and the longest input
+TARGETS = {"options": 512, "tensor": 512, "rendezvous": 512, "calls": 512, "dumps": 2048, "state": 1024}
 FLAGS = "-fsanitize=fuzzer-no-link -fno-sanitize-recover=all -fno-omit-frame-pointer"
 
 
@@ -39,7 +40,8 @@ def fuzz(target: str, limits: List[str], timeout: float) -> bool:
     found.mkdir(parents=True, exist_ok=True)
     broken.mkdir(exist_ok=True)
     # The sanitizers' fixed shadow addresses fail under some kernels' address randomisation.
-    command = ["setarch", "-R", str(BUILD / "tests" / "fuzz" / f"fuzz_{target}"), *limits, f"-max_len={TARGETS[target]}",
+    command = ["setarch", "-R", str(BUILD / "tests" / "fuzz" / f"fuzz_{target}"), *limits,
+               f"-max_len={TARGETS[target]}",
                "-len_control=0", "-timeout=25", "-print_final_stats=1", f"-artifact_prefix={broken}/{target}-",
                str(found), str(ROOT / "tests" / "fuzz" / "seeds" / target)]
     try:

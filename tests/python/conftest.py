@@ -54,7 +54,8 @@ def on_the_simulated_driver(tmp_path: Path) -> Callable[[str], str]:
                    "PYTHONPATH": os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))}
 
     def run(text: str) -> str:
-        done = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, timeout=120, env=environment)
+        done = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, timeout=120,
+                              env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

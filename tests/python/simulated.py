@@ -1,4 +1,5 @@
-"""For scripts on the simulated driver: arrays into the device's memory and out, which the host cannot touch otherwise."""
+"""For scripts on the simulated driver: arrays into the device's memory and out, which the host cannot touch
+otherwise."""
 
 from __future__ import annotations
 

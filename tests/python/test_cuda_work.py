@@ -1,5 +1,5 @@
-"""Optimizers, the layer and matrix operators on arrays of a CUDA device, against the CPU; on the simulated driver of the
-C tests."""
+"""Optimizers, the layer and matrix operators on arrays of a CUDA device, against the CPU; on the simulated driver of
+the C tests."""
 
 from __future__ import annotations
 
@@ -206,7 +206,8 @@ agree(linalg.kron_apply, a, b, x)
 agree(lambda *arrays, **at: linalg.kron_solve(*arrays[:4], 0.5, arrays[4], **at), a, np.ones(5), b, np.ones(3), x[0])
 agree(linalg.matmul, x, b, alpha=2)
 for part in range(2):
-    agree(lambda array, **at: linalg.kron_nearest(array, (5, 5), (3, 3), **at)[part], np.kron(a, b) + 0.01 * random((15, 15)))
+    agree(lambda array, **at: linalg.kron_nearest(array, (5, 5), (3, 3), **at)[part],
+          np.kron(a, b) + 0.01 * random((15, 15)))
 
 with tempfile.NamedTemporaryFile() as file, tempfile.NamedTemporaryFile() as result:
     wide, tall = random((70, 150)), random((150, 90))

@@ -46,8 +46,8 @@ def test_another_library_by_path():
 
 def test_the_library_stays():
     """Handles that are still open have threads in it when the interpreter lets go of it."""
-    done = python("from libdc._lib import ffi, lib; ffi.dlclose(lib); print('libdc.so' in open('/proc/self/maps').read())",
-                  DC_FFI="abi")
+    done = python("from libdc._lib import ffi, lib; ffi.dlclose(lib); "
+                  "print('libdc.so' in open('/proc/self/maps').read())", DC_FFI="abi")
     assert done.stdout == "True\n", done.stderr
 
 

@@ -1,4 +1,5 @@
-"""The transformer layer against float64, points 1 to 10 of its conformance list (docs/conformance-layer.md): structure and masks."""
+"""The transformer layer against float64, points 1 to 10 of its conformance list (docs/conformance-layer.md): structure
+and masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The transformer layer against float64, points 11 to 16 of its conformance list (docs/conformance-layer.md): dropout."""
+"""The transformer layer against float64, points 11 to 16 of its conformance list (docs/conformance-layer.md):
+dropout."""
 
 from __future__ import annotations
 

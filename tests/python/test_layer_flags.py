@@ -1,4 +1,5 @@
-"""The transformer layer against float64, points 17 to 21 of its conformance list (docs/conformance-layer.md): memory flags."""
+"""The transformer layer against float64, points 17 to 21 of its conformance list (docs/conformance-layer.md): memory
+flags."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def test_18_bytes(dtype: str, pre: bool) -> None:
 @placements
 @dtypes
 def test_19_scales_that_cannot_be_inverted(dtype: str, pre: bool) -> None:
-    for gamma, beta in ((0.0, 0.3), (1e-8, 0.3), (-0.5, 0.1), (1e-3, 1.0), (1.0, 30.0 if dtype == "float16" else 1000.0)):
+    largest = 30.0 if dtype == "float16" else 1000.0
+    for gamma, beta in ((0.0, 0.3), (1e-8, 0.3), (-0.5, 0.1), (1e-3, 1.0), (1.0, largest)):
         for where in (slice(5, 6), slice(None)):
             case = Case(64, 4, 96, 2, 19, dtype, ratio=0.1, pre_layer_norm=pre, normalize_invertible=True)
             values = get(case.weights[10]), get(case.weights[11])

@@ -1,4 +1,5 @@
-"""The transformer layer against float64, points 22 to 25, 28 and 32 of its conformance list (docs/conformance-layer.md): numerics and the interface."""
+"""The transformer layer against float64, points 22 to 25, 28 and 32 of its conformance list
+(docs/conformance-layer.md): numerics and the interface."""
 
 from __future__ import annotations
 

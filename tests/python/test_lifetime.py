@@ -209,5 +209,6 @@ stream = libdc.Stream(libdc.Device())
 stream.call(call)
 begun.wait()
 """
-    done = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+    done = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, stdin=subprocess.DEVNULL,
+                          timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

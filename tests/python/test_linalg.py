@@ -1,5 +1,6 @@
-"""libdc.linalg: accuracy on hard spectra against mpmath (60 digits) and float64 (point 18 of the second-order conformance
-list), warm starts over a run of changing matrices, arrays of all kinds, and what tests/linalg does not reach."""
+"""libdc.linalg: accuracy on hard spectra against mpmath (60 digits) and float64 (point 18 of the second-order
+conformance list), warm starts over a run of changing matrices, arrays of all kinds, and what tests/linalg does not
+reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""libdc.optimizers: arrays in, state out, errors; what the kinds compute is in tests/optim and tests/torch/test_optim.py."""
+"""libdc.optimizers: arrays in, state out, errors; what the kinds compute is in tests/optim and
+tests/torch/test_optim.py."""
 
 from __future__ import annotations
 

@@ -137,7 +137,8 @@ def test_a_missing_script_fails():
 def test_torchrun_s_variables_make_a_group():
     script = "import libdc; comm = libdc.init_comm(timeout=100); comm.barrier(); print(comm.rank, comm.size)"
     base = {key: value for key, value in os.environ.items() if key != "LIBDC_GROUP"}
-    base.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 20000),
+    base.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(20000 + os.getpid() % 20000),
                 TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT="0")
     ranks = [subprocess.Popen([sys.executable, "-c", script], text=True, env={**base, "RANK": str(r)},
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for r in range(2)]

@@ -1,5 +1,5 @@
-"""SOAP against a reference in float64: point 45 of the second-order conformance list. By hand, on ranks and on failure it
-is tested in C (tests/optim/test_soap.c)."""
+"""SOAP against a reference in float64: point 45 of the second-order conformance list. By hand, on ranks and on failure
+it is tested in C (tests/optim/test_soap.c)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def along(x: Array, matrix: Array, d: int) -> Array:
 class Reference:
     """One block by the definition. bases: "qr", or "eigh" for a decomposition at every refresh."""
 
-    def __init__(self, weight: Array, frequency: int, beta1: float = 0.95, beta2: float = 0.95, shampoo_beta: float = 0.95,
+    def __init__(self, weight: Array, frequency: int, beta1: float = 0.95, beta2: float = 0.95,
+                 shampoo_beta: float = 0.95,
                  eps: float = 1e-8, decay: float = 0.0, longest: int = 10000, bases: str = "qr") -> None:
         self.w, self.m, self.v, self.t = weight.astype(np.float64), np.zeros(weight.shape), np.zeros(weight.shape), -1
         self.frequency, self.betas, self.c, self.eps, self.decay = frequency, (beta1, beta2), shampoo_beta, eps, decay

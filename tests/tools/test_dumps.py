@@ -55,13 +55,14 @@ def test_no_half_written_files(groups: Groups) -> None:
 # ---- the verdict
 
 CASES = [
-    ("operation", "operation", [1], r"^rank 1 called prefetch_params_fused of parameter 7 in graph number 0 \(48 bytes, "
-     r"float32\) where ranks? 0.* called allgather_param of parameter 7.*: collective 8 of the gathers$"),
-    ("parameter", "operation", [1], r"^rank 1 called allgather_param of parameter 8 .* where ranks? 0.* of parameter 7 "),
-    ("reduction", "operation", [1], r"^rank 1 called reduce_grad of parameter 8 .* where ranks? 0.* called reduce_grad of "
-     r"parameter 7 .*: collective 6 of the reductions$"),
-    ("late", "late", [1], r"^rank 1 never came to collective 8 of the gathers, allgather_param of parameter 7 .*, in which "
-     r"ranks? 0.* waited [23]\.\d s; the last that rank 1 did was end_backward, [23]\.\d s before they gave up$"),
+    ("operation", "operation", [1], r"^rank 1 called prefetch_params_fused of parameter 7 in graph number 0 \(48 "
+     r"bytes, float32\) where ranks? 0.* called allgather_param of parameter 7.*: collective 8 of the gathers$"),
+    ("parameter", "operation", [1],
+     r"^rank 1 called allgather_param of parameter 8 .* where ranks? 0.* of parameter 7 "),
+    ("reduction", "operation", [1], r"^rank 1 called reduce_grad of parameter 8 .* where ranks? 0.* called "
+     r"reduce_grad of parameter 7 .*: collective 6 of the reductions$"),
+    ("late", "late", [1], r"^rank 1 never came to collective 8 of the gathers, allgather_param of parameter 7 .*, in "
+     r"which ranks? 0.* waited [23]\.\d s; the last that rank 1 did was end_backward, [23]\.\d s before they gave up$"),
     ("dead", "died", [1], r"^rank 1 died; the others say: .*rank 1"),
     ("elsewhere", "died", [1], r"^rank 1 died; the others say: .*barrier"),
     ("at the end", "died", [1], r"^rank 1 died; the others say: .*barrier"),
@@ -86,7 +87,8 @@ def test_doctor_says_who_did_what(dc: Run, groups: Groups, how: str, kind: str, 
 
 def test_doctor_of_a_run_that_went_well(dc: Run, groups: Groups) -> None:
     text = dc("doctor", "--dump", groups("well", 3)).stdout
-    assert re.match(r"all 3 ranks did the same 14 collectives; rank \d came last to the last of them, 0\.\d+ s after", text)
+    assert re.match(r"all 3 ranks did the same 14 collectives; rank \d came last to the last of them, 0\.\d+ s after",
+                    text)
 
 
 def test_doctor_without_a_rank(dc: Run, groups: Groups, tmp_path: Path) -> None:

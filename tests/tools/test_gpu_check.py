@@ -1,4 +1,5 @@
-"""scripts/gpu-check without a card: what it would build and run, what it reads in a program's output, what it writes."""
+"""scripts/gpu-check without a card: what it would build and run, what it reads in a program's output, what it
+writes."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ def test_18_figures_are_the_librarys(dc: Run, line: List[str], dtype: str, more:
         for inventory in ("libdc", "deepspeed"):
             one = plan(config, row["seq"], 1, 1, other_parameters=other, inventory=inventory, **more)
             assert row["kept_bytes"][inventory] == one.kept_bytes
-            assert (rank["weight_bytes"], rank["grad_bytes"], rank["optimizer_bytes"], rank["working_bytes"]) == one[2:6]
+            assert (rank["weight_bytes"], rank["grad_bytes"], rank["optimizer_bytes"],
+                    rank["working_bytes"]) == one[2:6]
             for gib, most in row["largest"].items():
                 found = plan(config, row["seq"], int(gib) << 30, other_parameters=other, inventory=inventory, **more)
                 assert most[inventory] == found.micro_batch

@@ -1,4 +1,5 @@
-"""What the tests of the operators torch.ops.dc.* share: a world of one, arguments for each, and PyTorch's own checks."""
+"""What the tests of the operators torch.ops.dc.* share: a world of one, arguments for each, and PyTorch's own
+checks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What scripts/gpu-check runs on a card, and `make test` in small on the CPU: the operators by PyTorch's own checks,
-and the byte GPT at every stage, on one rank and on two that are threads, in eager mode and compiled. DC_TEST_DEVICE names
-the device."""
+and the byte GPT at every stage, on one rank and on two that are threads, in eager mode and compiled. DC_TEST_DEVICE
+names the device."""
 
 from __future__ import annotations
 
@@ -208,7 +208,8 @@ def test_the_layer_is_the_cpus_within_rounding(how: str, dtype: torch.dtype, gat
         module = dct.TransformerLayer(config, device=device)
         call = torch.compile(module, backend="aot_eager") if how == "compiled" and device == DEVICE else module
         x = start.clone().to(device).requires_grad_()  # work of the current stream that the layer must see
-        out = call(x, **{key: value if key == "cu_seqlens" else value.to(device) for key, value in given.items()}, offset=5)
+        out = call(x, **{key: value if key == "cu_seqlens" else value.to(device) for key, value in given.items()},
+                   offset=5)
         out.backward(grad.to(device))
         found.append([value.detach().cpu() for value in (out, x.grad, *(p.grad for p in module.parameters()))])
         assert out.device == x.grad.device == module.attn_ow.grad.device == x.device

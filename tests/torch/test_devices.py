@@ -75,7 +75,8 @@ def test_without_a_cuda_device_it_says_what_is_missing(fakes: None) -> None:
 def test_an_optimizer_wants_one_device(fakes: None, kind: Any) -> None:
     name = kind.__name__
     mixed = [nn.Parameter(torch.empty(4, device=where)) for where in ("cpu", "cuda:0")]
-    refused(ValueError, f"{name}: parameter 1 is on cuda:0, but the first is on cpu: all must be on one device", kind, mixed)
+    refused(ValueError, f"{name}: parameter 1 is on cuda:0, but the first is on cpu: all must be on one device", kind,
+            mixed)
     with _disable_current_modes():
         here = nn.Parameter(torch.ones(4))
         optimizer = kind([here])
@@ -89,8 +90,8 @@ def test_an_optimizer_wants_one_device(fakes: None, kind: Any) -> None:
 def test_kfac_wants_one_device(fakes: None) -> None:
     mixed = nn.Linear(2, 2)
     mixed.bias = nn.Parameter(torch.empty(2, device="cuda:0"))
-    refused(ValueError, "KFAC: parameter 1 is on cuda:0, but the first is on cpu: all must be on one device", optim.KFAC,
-            mixed)
+    refused(ValueError, "KFAC: parameter 1 is on cuda:0, but the first is on cpu: all must be on one device",
+            optim.KFAC, mixed)
     refused(ValueError, "KFAC: parameter 0 is on meta and torch.strided, must be on the cpu or on a cuda device and",
             optim.KFAC, nn.Linear(2, 2, device="meta"))
     if not (libdc.has_feature("cuda") and torch.cuda.is_available()):

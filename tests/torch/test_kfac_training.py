@@ -1,5 +1,5 @@
-"""libdc.optim.KFAC in training: what it skips, samples, saves and refuses, under autocast, checkpointing and the compiler,
-and on two ranks. Point 46 of the second-order conformance list."""
+"""libdc.optim.KFAC in training: what it skips, samples, saves and refuses, under autocast, checkpointing and the
+compiler, and on two ranks. Point 46 of the second-order conformance list."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The operators torch.ops.dc.*: schemas, results and errors. test_ops_python.py runs this file and test_ops_fakes.py once
-more over the Python kernels."""
+"""The operators torch.ops.dc.*: schemas, results and errors. test_ops_python.py runs this file and test_ops_fakes.py
+once more over the Python kernels."""
 
 from __future__ import annotations
 

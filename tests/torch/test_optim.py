@@ -1,5 +1,5 @@
-"""libdc.optim's AdamW and SGD: equal to torch.optim's within rounding, the same bits however a model is cut, and all that
-torch.optim.Optimizer promises. Numbers are the points of the second-order conformance list."""
+"""libdc.optim's AdamW and SGD: equal to torch.optim's within rounding, the same bits however a model is cut, and all
+that torch.optim.Optimizer promises. Numbers are the points of the second-order conformance list."""
 
 from __future__ import annotations
 

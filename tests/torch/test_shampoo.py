@@ -1,5 +1,6 @@
 """libdc.optim.Shampoo and SOAP: plain and sharded models, state, groups and refusals. Their mathematics is tested in
-tests/optim/test_shampoo.c and tests/python/test_soap.py. Numbers are the points of the second-order conformance list."""
+tests/optim/test_shampoo.c and tests/python/test_soap.py. Numbers are the points of the second-order conformance
+list."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import torch
 from libdc import optim
 
 SETTINGS: Dict[str, Any] = {"lr": 0.02, "betas": (0.9, 0.99), "precondition_frequency": 3, "max_block": 8}
-KINDS = [(optim.Shampoo, {"weight_decay": 0.1, "decay": "l2", "momentum": 0.5, "tolerance": 1e-2}, {"graft.0", "momentum.0", "root.0.0", "basis.0.0"}),
+KINDS = [(optim.Shampoo, {"weight_decay": 0.1, "decay": "l2", "momentum": 0.5, "tolerance": 1e-2},
+          {"graft.0", "momentum.0", "root.0.0", "basis.0.0"}),
          (optim.SOAP, {"weight_decay": 0.1}, {"exp_avg_sq.0", "vectors.0.0"})]  # fmt: skip
 each_kind = pytest.mark.parametrize("kind, options, pieces", KINDS)
 

@@ -62,8 +62,8 @@ def test_the_pages_optimizer() -> None:
                     grad, state = p.grad.data, self.state[p]
                     if len(state) == 0:
                         state["step"] = 0
-                        state["G_l"] = CUDAMemoryOps.efficient_tensor_creation((p.shape[0], p.shape[0]), p.device, p.dtype)
-                        state["G_r"] = CUDAMemoryOps.efficient_tensor_creation((p.shape[1], p.shape[1]), p.device, p.dtype)
+                        for name, n in (("G_l", p.shape[0]), ("G_r", p.shape[1])):
+                            state[name] = CUDAMemoryOps.efficient_tensor_creation((n, n), p.device, p.dtype)
                     state["step"] += 1
                     state["G_l"].add_(torch.mm(grad, grad.t()))
                     state["G_r"].add_(torch.mm(grad.t(), grad))
@@ -147,7 +147,8 @@ def test_complex_numbers_are_refused_and_empty_matrices_taken() -> None:
 def test_a_stack_of_gradients_leaves_autograd_alone() -> None:
     """The page's PerSampleGradFunction gives a stack where autograd adds it up, and none to bias and input."""
     layer, x = nn.Linear(4, 3), torch.randn(5, 4, requires_grad=True)
-    weight, bias = CUDAGradientOps.per_sample_gradients(layer, nn.MSELoss(reduction="sum"), x.detach(), torch.zeros(5, 3))
+    weight, bias = CUDAGradientOps.per_sample_gradients(layer, nn.MSELoss(reduction="sum"), x.detach(),
+                                                        torch.zeros(5, 3))
     layer(x).square().sum().backward()
     assert weight.shape == (5, 3, 4) and bias.shape == (5, 3) and x.grad is not None and x.grad.any()
     assert torch.allclose(weight.sum(0), layer.weight.grad, atol=1e-5)

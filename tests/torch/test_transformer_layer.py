@@ -1,5 +1,6 @@
-"""TransformerLayer and DeepSpeed's names: against a float64 BERT layer in PyTorch, under autograd's tools, the compiler,
-checkpointing and ZeRO-3. The numbers are those of the layer's conformance list; the others are in tests/python."""
+"""TransformerLayer and DeepSpeed's names: against a float64 BERT layer in PyTorch, under autograd's tools, the
+compiler, checkpointing and ZeRO-3. The numbers are those of the layer's conformance list; the others are in
+tests/python."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("pre", [True, False], ids=["pre", "post"])
-@pytest.mark.parametrize("dtype,gate", [(torch.float32, 2e-6), (torch.float16, 1.5e-3), (torch.bfloat16, 1.2e-2)], ids=str)
+@pytest.mark.parametrize("dtype,gate", [(torch.float32, 2e-6), (torch.float16, 1.5e-3), (torch.bfloat16, 1.2e-2)],
+                         ids=str)
 def test_06_hugging_face_layer(dtype: torch.dtype, gate: float, pre: bool) -> None:
     torch.manual_seed(0)
     for form, gelu in (("none", "erf"), ("tanh", "tanh")):
@@ -363,7 +365,8 @@ from libdc.transformer import LayerConfig
 def model():
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(8, 32), *(dct.TransformerLayer(LayerConfig(
-        32, 2, 64, layer_id=i, normalize_invertible=True, gelu_checkpoint=True)) for i in range(2)), torch.nn.Linear(32, 4))
+        32, 2, 64, layer_id=i, normalize_invertible=True, gelu_checkpoint=True)) for i in range(2)),
+        torch.nn.Linear(32, 4))
 
 def losses(model, x, y):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

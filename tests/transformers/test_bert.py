@@ -28,8 +28,8 @@ class InBert(TransformerLayer):
 
     def __init__(self, config: BertConfig, state: Dict[str, Tensor]) -> None:
         gelu = "erf" if config.hidden_act == "gelu" else "tanh"
-        super().__init__(LayerConfig(config.hidden_size, config.num_attention_heads, config.intermediate_size, gelu=gelu,
-                                     layer_norm_eps=config.layer_norm_eps, pre_layer_norm=False))
+        super().__init__(LayerConfig(config.hidden_size, config.num_attention_heads, config.intermediate_size,
+                                     gelu=gelu, layer_norm_eps=config.layer_norm_eps, pre_layer_norm=False))
         load_bert_layer(self, state)
 
     def forward(self, hidden_states: Tensor, attention_mask: Optional[Tensor] = None, *_: Any, **__: Any  # type: ignore
@@ -50,7 +50,8 @@ def compare_gradients(layer: TransformerLayer, theirs: nn.Module, gate: float) -
 
 
 @pytest.mark.parametrize("act", ["gelu", "gelu_new"])
-@pytest.mark.parametrize("dtype,gate", [(torch.float32, 2e-6), (torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)], ids=str)
+@pytest.mark.parametrize("dtype,gate", [(torch.float32, 2e-6), (torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)],
+                         ids=str)
 def test_06_a_layer(dtype: torch.dtype, gate: float, act: str) -> None:
     torch.manual_seed(0)
     theirs = BertLayer(hugging_face(hidden_act=act)).double()

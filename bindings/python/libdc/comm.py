@@ -331,8 +331,8 @@ def init_comm(timeout: Optional[float] = None) -> Comm:
     if world == 1:
         return Comm.single()
     if int(os.environ.get("LOCAL_WORLD_SIZE", world)) != world:
-        raise RuntimeError("init_comm: LOCAL_WORLD_SIZE is not WORLD_SIZE, but processes of several machines cannot share "
-                           "memory: use libdc.torch.comm_from_process_group or Comm.external")
+        raise RuntimeError("init_comm: LOCAL_WORLD_SIZE is not WORLD_SIZE, but processes of several machines cannot "
+                           "share memory: use libdc.torch.comm_from_process_group or Comm.external")
     group = os.environ.get("LIBDC_GROUP")
     if not group:
         parts = [os.environ.get(key, "") for key in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",

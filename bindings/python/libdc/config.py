@@ -1,6 +1,7 @@
 """Where the library of this package is, for C programs: python -m libdc.config --cflags --libs.
 
-The same is in dc.pc, beside the library: PKG_CONFIG_PATH=$(python -m libdc.config --pkgconfigdir) pkg-config --libs dc."""
+The same is in dc.pc, beside the library: PKG_CONFIG_PATH=$(python -m libdc.config --pkgconfigdir) pkg-config --libs
+dc."""
 
 from __future__ import annotations
 

@@ -305,7 +305,8 @@ class Context:
         self._check(lib.dc_start_backward(self._handle, int(update)))
 
     def grads_finite(self) -> Tuple[bool, Optional[int]]:
-        """Whether the last step's gradients are finite on every rank, and the lowest parameter whose are not, or None."""
+        """Whether the last step's gradients are finite on every rank, and the lowest parameter whose are not, or
+        None."""
         finite, id = ffi.new("int32_t *"), ffi.new("int64_t *")
         self._check(lib.dc_grads_finite(self._handle, finite, id))
         return bool(finite[0]), None if finite[0] else id[0]

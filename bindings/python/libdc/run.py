@@ -220,7 +220,8 @@ def _free_port() -> int:
 
 
 def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m libdc.run", description="Runs a script on N ranks of this machine.")
+    parser = argparse.ArgumentParser(prog="python -m libdc.run",
+                                     description="Runs a script on N ranks of this machine.")
     parser.add_argument("-n", "--ranks", type=int, default=1, help="number of processes (default 1)")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("--master-port", type=int, default=0, help="MASTER_PORT of the ranks (default: a free one)")

@@ -175,7 +175,8 @@ def _from_interface(array: Any, interface: Dict[str, Any]
 
 def _in_elements(strides: Sequence[int], itemsize: int) -> Tuple[int, ...]:
     if any(stride % itemsize for stride in strides):
-        raise TypeError(f"an array with strides of {tuple(strides)} bytes, must be multiples of its elements' {itemsize}")
+        raise TypeError(f"an array with strides of {tuple(strides)} bytes, must be multiples of its elements' "
+                        f"{itemsize}")
     return tuple(stride // itemsize for stride in strides)
 
 

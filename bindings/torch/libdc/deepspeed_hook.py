@@ -1,5 +1,6 @@
-"""LIBDC_DEEPSPEED: enables libdc.torch.deepspeed in every Python of a job, once DeepSpeed has been imported, without a line
-in its scripts. libdc-deepspeed.pth imports this when the variable is set: to 1, or to a communicator of enable()."""
+"""LIBDC_DEEPSPEED: enables libdc.torch.deepspeed in every Python of a job, once DeepSpeed has been imported, without a
+line in its scripts. libdc-deepspeed.pth imports this when the variable is set: to 1, or to a communicator of
+enable()."""
 
 from __future__ import annotations
 

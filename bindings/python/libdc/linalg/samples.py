@@ -14,8 +14,8 @@ _TABLES = ("embedding", "bag_sum", "bag_mean")
 
 
 class SampleLayer(NamedTuple):
-    """A layer's constants; see dc_sample_layer. kind: "linear", "conv", "embedding", "bag_sum", "bag_mean", "layer_norm",
-    "rms_norm" or "group_norm"."""
+    """A layer's constants; see dc_sample_layer. kind: "linear", "conv", "embedding", "bag_sum", "bag_mean",
+    "layer_norm", "rms_norm" or "group_norm"."""
 
     kind: str
     kernel: Sequence[int] = ()

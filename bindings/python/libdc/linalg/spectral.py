@@ -142,8 +142,8 @@ def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, r
 def inverse_root_newton(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, residual: float = 0,
                         iterations: int = 0, symmetry: str = "check", precision: Any = None, out: Any = None,
                         info: Optional[List[IterationInfo]] = None, handle: Optional[Handle] = None) -> Any:
-    """(A + epsilon I)^(-1/root) by products of matrices alone. info: a list for the reports; then what does not converge
-    is in it, and not raised, and its result is the best iterate."""
+    """(A + epsilon I)^(-1/root) by products of matrices alone. info: a list for the reports; then what does not
+    converge is in it, and not raised, and its result is the best iterate."""
     given = Array(a, "a", handle)
     options = ffi.new("dc_iteration_options *")
     options.struct_size = ffi.sizeof("dc_iteration_options")

@@ -32,8 +32,8 @@ class OptimizerStats(NamedTuple):
 
 class Optimizer:
     """A kind's class says how its options are called in C (`_options`), which functions make one and set a group's, and
-    which of them have -1 for a zero that is meant (`_none`), and whether the host counts, wherever the rest of the state
-    is (`_host_counts`)."""
+    which of them have -1 for a zero that is meant (`_none`), and whether the host counts, wherever the rest of the
+    state is (`_host_counts`)."""
 
     _options = ""
     _none: Sequence[str] = ()

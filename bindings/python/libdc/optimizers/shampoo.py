@@ -1,4 +1,5 @@
-"""Shampoo, preconditioned by the roots of what gradients have been, and SOAP, Adam in the basis of their eigenvectors."""
+"""Shampoo, preconditioned by the roots of what gradients have been, and SOAP, Adam in the basis of their
+eigenvectors."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Blocked(Optimizer):
 class Shampoo(Blocked):
     """Options: beta1, beta2, eps_abs, eps_rel, tolerance, graft_beta2, graft_eps, weight_decay, momentum, max_block,
     merge_below, precondition_frequency, start_preconditioning_step, root, graft, decay, nesterov, tolerated_failures;
-    see dc_shampoo_options. comm: the ranks that have parts of the parameters; each of them then makes the same calls."""
+    see dc_shampoo_options. comm: the ranks that have parts of the parameters; each of them then makes the same
+    calls."""
 
     _options = "dc_shampoo_options"
     _none = ("beta1", "eps_abs", "eps_rel", "merge_below", "tolerated_failures")

@@ -18,8 +18,8 @@ class Elementwise(Native):
 class AdamW(Elementwise):
     """torch.optim.AdamW in one pass over memory, on all of PyTorch's threads; an element's bits do not depend on its
     place, so a model's ZeRO stages agree. 16-bit weights have a float32 copy in the state ("master"). check_finite: a
-    gradient that is not finite changes nothing. On the CPU it raises libdc.Error; on a CUDA device, where a step waits for
-    nothing and may be captured into a graph, it is counted in `skipped_steps`."""
+    gradient that is not finite changes nothing. On the CPU it raises libdc.Error; on a CUDA device, where a step waits
+    for nothing and may be captured into a graph, it is counted in `skipped_steps`."""
 
     _kind = optimizers.AdamW
 

@@ -115,14 +115,15 @@ class Native(torch.optim.Optimizer):
 
     def _check(self, param: Tensor, index: int) -> None:
         if param.dtype not in _DTYPES:
-            raise ValueError(f"{self._name()}: parameter {index} is {param.dtype}, must be float32, float16 or bfloat16")
+            raise ValueError(f"{self._name()}: parameter {index} is {param.dtype}, must be float32, float16 or "
+                             "bfloat16")
         if param.device.type not in self._devices or param.layout != torch.strided:
             allowed = "the cpu" if "cuda" not in self._devices else "the cpu or on a cuda device"
             raise ValueError(f"{self._name()}: parameter {index} is on {param.device} and {param.layout}, must be on "
                              f"{allowed} and strided")
         if param.device != self._where:
-            raise ValueError(f"{self._name()}: parameter {index} is on {param.device}, but the first is on {self._where}: "
-                             "all must be on one device")
+            raise ValueError(f"{self._name()}: parameter {index} is on {param.device}, but the first is on "
+                             f"{self._where}: all must be on one device")
 
     def _add(self, param: Tensor, group: int) -> None:
         assert self._native is not None
@@ -291,7 +292,8 @@ class Native(torch.optim.Optimizer):
             values = {}
             for name, value in given[part.param].items():
                 if name not in views:
-                    raise ValueError(f"{self._name()}: parameter {index} has no state {name!r}, only {', '.join(views)}")
+                    raise ValueError(f"{self._name()}: parameter {index} has no state {name!r}, only "
+                                     f"{', '.join(views)}")
                 values[name] = self._cut(index, name, views[name], torch.as_tensor(value))
             fitted.append((part.param, views, values))
         return fitted
@@ -301,6 +303,6 @@ class Native(torch.optim.Optimizer):
         if view.shape == (part.count,) and value.shape == (part.length,):
             value = value[: part.count]  # of a sharded parameter, with its padding
         if value.shape != view.shape:
-            raise ValueError(f"{self._name()}: state {name!r} of parameter {index} has shape {tuple(value.shape)}, must be "
-                             f"{tuple(view.shape)}")
+            raise ValueError(f"{self._name()}: state {name!r} of parameter {index} has shape {tuple(value.shape)}, "
+                             f"must be {tuple(view.shape)}")
         return value

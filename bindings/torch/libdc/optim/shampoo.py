@@ -22,8 +22,9 @@ def _number(of: Dict[str, int], name: str, value: str) -> int:
 
 
 class Blocked(Native):
-    """On the CPU, or on one CUDA device. On a sharded model the blocks are shared out over the ranks, and a rank has the
-    state of its own; every rank must make each step. A gradient that is not finite raises libdc.Error on every rank, and changes nothing."""
+    """On the CPU, or on one CUDA device. On a sharded model the blocks are shared out over the ranks, and a rank has
+    the state of its own; every rank must make each step. A gradient that is not finite raises libdc.Error on every
+    rank, and changes nothing."""
 
     _kind: Type[optimizers.Blocked]
     _owned = re.compile(r"\w+\.\d")  # what.block, what.block.dimension
@@ -37,15 +38,16 @@ class Blocked(Native):
         entries = [entry_of(param) for param in self.param_groups[0]["params"]]
         comms = {id(entry.root.comm): entry.root.comm for entry in entries if entry is not None}
         if len(comms) > 1:
-            raise ValueError(f"{self._name()}: the parameters belong to models that were sharded each on its own; make an "
-                             "optimizer for each")
+            raise ValueError(f"{self._name()}: the parameters belong to models that were sharded each on its own; "
+                             "make an optimizer for each")
         comm: Optional[Comm] = next(iter(comms.values()), None)
         return self._kind(comm=comm, handle=self._handle(), **options)
 
 
 class Shampoo(Blocked):
-    """Shampoo with blocks, grafting and amortised roots; see dc_shampoo_options for the arguments, where a number is what
-    it says: merge_below=0 merges nothing, betas[0]=0 takes the gradient as it is. betas: of the filtered gradient and of the factors, whose 1.0 is the sum."""
+    """Shampoo with blocks, grafting and amortised roots; see dc_shampoo_options for the arguments, where a number is
+    what it says: merge_below=0 merges nothing, betas[0]=0 takes the gradient as it is. betas: of the filtered gradient
+    and of the factors, whose 1.0 is the sum."""
 
     _kind = optimizers.Shampoo
 
@@ -69,16 +71,17 @@ class Shampoo(Blocked):
 
 
 class SOAP(Blocked):
-    """SOAP (Vyas et al. 2024): Adam in the eigenbasis of Shampoo's factors. The first step changes no weight. A number is
-    what it says: max_precond_dim=0 leaves Adam, betas[0]=0 takes the gradient as it is. shampoo_beta: of the factors, None
-    for betas[1]; max_block: longest side of a block, 0 for whole parameters; merge_below=0 merges no dimensions."""
+    """SOAP (Vyas et al. 2024): Adam in the eigenbasis of Shampoo's factors. The first step changes no weight. A number
+    is what it says: max_precond_dim=0 leaves Adam, betas[0]=0 takes the gradient as it is. shampoo_beta: of the
+    factors, None for betas[1]; max_block: longest side of a block, 0 for whole parameters; merge_below=0 merges no
+    dimensions."""
 
     _kind = optimizers.SOAP
 
     def __init__(self, params: Any, lr: float = 3e-3, betas: Tuple[float, float] = (0.95, 0.95),
                  shampoo_beta: Optional[float] = None, eps: float = 1e-8, weight_decay: float = 1e-2, *,
-                 precondition_frequency: int = 10, max_precond_dim: int = 10000, max_block: int = 0, merge_below: int = 0,
-                 tolerated_failures: int = 3) -> None:
+                 precondition_frequency: int = 10, max_precond_dim: int = 10000, max_block: int = 0,
+                 merge_below: int = 0, tolerated_failures: int = 3) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, shampoo_beta=shampoo_beta, eps=eps, weight_decay=weight_decay,
                                       precondition_frequency=precondition_frequency, max_precond_dim=max_precond_dim,
                                       max_block=max_block, merge_below=merge_below,

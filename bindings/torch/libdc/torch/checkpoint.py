@@ -71,8 +71,8 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
 
 def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
                     strict: bool = True) -> Dict[str, Any]:
-    """Reads what save_checkpoint() wrote, on any number of ranks and at any stage, and returns its `extra`, {} if it had
-    none. Each rank reads its own part alone. Every rank must call it; where something does not fit, all raise and
+    """Reads what save_checkpoint() wrote, on any number of ranks and at any stage, and returns its `extra`, {} if it
+    had none. Each rank reads its own part alone. Every rank must call it; where something does not fit, all raise and
     nothing has changed.
 
     path    a safetensors file, also one of others' with weights alone, or the index of several

@@ -142,7 +142,8 @@ def _backward(grad: Tensor, x: Tensor, mask: Optional[Tensor], cu_seqlens: Optio
     dx = pages.empty(x.shape, x.dtype, where)
     gradients = [pages.empty(weight.shape, weight.dtype, where) if want else None
                  for weight, want in zip(weights, wanted)]
-    run.backward(_memories(weights, where, WEIGHTS), _memory(x, where, "hidden_states"), _memory(grad, where, "grad"), kept,
+    run.backward(_memories(weights, where, WEIGHTS), _memory(x, where, "hidden_states"), _memory(grad, where, "grad"),
+                 kept,
                  _memory(dx, where, "dx"), _memories(gradients, where, WEIGHTS), **_how(run, "backward", x, offsets))
     return [dx, *(x.new_empty(0) if gradient is None else gradient for gradient in gradients)]
 

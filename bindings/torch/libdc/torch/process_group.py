@@ -30,8 +30,8 @@ def comm_from_process_group(group: "dist.ProcessGroup") -> libdc.Comm:
 
 @contextlib.contextmanager
 def _outside_compilation() -> Iterator[None]:
-    """While PyTorch compiles on the caller's thread, its modes give fake tensors for real ones, and its Python dispatcher
-    holds the GIL around c10d's operators, for which Gloo's threads wait in turn."""
+    """While PyTorch compiles on the caller's thread, its modes give fake tensors for real ones, and its Python
+    dispatcher holds the GIL around c10d's operators, for which Gloo's threads wait in turn."""
     with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         yield
 

@@ -166,7 +166,8 @@ class Root:
     def adopt(self, entries: Sequence[Entry]) -> None:
         """Shards the parameters' memory and makes them known to the library."""
         elements = sum(entry.numel for entry in entries if entry.param.requires_grad)
-        self.context.init(self.comm, {"symmetric_memory": int(self.shared), "check_finite": int(self.options.check_finite)},
+        self.context.init(self.comm,
+                          {"symmetric_memory": int(self.shared), "check_finite": int(self.options.check_finite)},
                           min(self.options.bucket_size, max(elements, 1)))
         calls.bind(self.graph_id, self.context)
         weakref.finalize(self, calls.unbind, self.graph_id)

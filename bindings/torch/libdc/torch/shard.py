@@ -87,8 +87,8 @@ def _parameters_of(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
                 raise ValueError(f"shard: {name} is on {param.device}, must be on the cpu or on a cuda device")
             if found and param.device != found[0][1].device:
                 first, where = found[0][0], found[0][1].device
-                raise ValueError(f"shard: {name} is on {param.device}, but {first} is on {where}: all parameters must be "
-                                 "on one device")
+                raise ValueError(f"shard: {name} is on {param.device}, but {first} is on {where}: all parameters must "
+                                 "be on one device")
             if not param.is_leaf or param.layout != torch.strided:
                 raise ValueError(f"shard: {name} must be a strided leaf tensor")
             same = memory.setdefault(param.data_ptr(), (name, param)) if param.numel() else (name, param)

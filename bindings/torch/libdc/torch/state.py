@@ -146,7 +146,8 @@ def _gather_owned(root: Root, optimizer: torch.optim.Optimizer, keep: bool) -> D
     for rank, pieces in enumerate(each_ranks(root, json.dumps(listed).encode())):
         for number, (i, key, dtype, shape) in enumerate(json.loads(pieces)):
             own = rank == root.comm.rank
-            piece = mine[number][2].detach().to("cpu", copy=True) if own else torch.empty(shape, dtype=getattr(torch, dtype))
+            piece = (mine[number][2].detach().to("cpu", copy=True) if own
+                     else torch.empty(shape, dtype=getattr(torch, dtype)))
             if root.comm.size > 1:
                 root.comm.broadcast(piece.view(-1), rank)
             if keep:
@@ -173,7 +174,8 @@ def _is_like(shape: torch.Size, key: str, value: Any) -> bool:
 
 
 def is_part(entry: Entry, key: str, value: Any) -> bool:
-    """Whether a value of an optimizer's state has this rank's elements of the parameter, with the padding or without."""
+    """Whether a value of an optimizer's state has this rank's elements of the parameter, with the padding or
+    without."""
     begin, end = entry.part
     return _is_like(entry.data.shape, key, value) or _is_like(torch.Size([end - begin]), key, value)
 

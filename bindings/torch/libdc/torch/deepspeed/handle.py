@@ -1,5 +1,6 @@
-"""The bindings as DeepSpeed's Python calls them: those of libdc.torch.dc, and around them what DeepSpeed leaves to its own
-library: an init() that replaces, weights that change when an optimizer steps, and gradient buffers that come late."""
+"""The bindings as DeepSpeed's Python calls them: those of libdc.torch.dc, and around them what DeepSpeed leaves to its
+own library: an init() that replaces, weights that change when an optimizer steps, and gradient buffers that come
+late."""
 
 from __future__ import annotations
 

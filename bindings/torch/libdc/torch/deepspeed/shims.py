@@ -1,5 +1,5 @@
-"""What DeepSpeed's Python takes for granted on CUDA and a CPU has not. Nothing else of DeepSpeed is changed; each shim is
-listed in docs/deepspeed.md."""
+"""What DeepSpeed's Python takes for granted on CUDA and a CPU has not. Nothing else of DeepSpeed is changed; each shim
+is listed in docs/deepspeed.md."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def _replace_accelerator() -> None:
 
 
 def _profile_without_python_dispatcher() -> None:
-    """While AOTAutograd compiles, the Python dispatcher is on and holds the GIL around c10d's operators, for which Gloo's
-    threads wait in turn: a deadlock. DeepSpeed's passes communicate while they profile."""
+    """While AOTAutograd compiles, the Python dispatcher is on and holds the GIL around c10d's operators, for which
+    Gloo's threads wait in turn: a deadlock. DeepSpeed's passes communicate while they profile."""
     import deepspeed.compile.backend as backend
 
     run_opt_passes = backend.run_opt_passes
@@ -107,8 +107,8 @@ def _profile_without_python_dispatcher() -> None:
 
 
 def _limit_communication_profile() -> None:
-    """DeepSpeed times gathers of up to 2 GB, 15 times each, which takes minutes and 6 GB a rank by Gloo. Times of larger
-    ones are extrapolated."""
+    """DeepSpeed times gathers of up to 2 GB, 15 times each, which takes minutes and 6 GB a rank by Gloo. Times of
+    larger ones are extrapolated."""
     import deepspeed.compile.profilers.comm_profile as profile
 
     run_all_gather = profile.run_all_gather
@@ -120,9 +120,9 @@ def _limit_communication_profile() -> None:
 
 
 def _let_inductor_compile() -> None:
-    """While such a version compiles a graph, its patch of AOTAutograd meets those that PyTorch's other backends make when
-    they are imported, and fails; so they are imported before. And Inductor's code has come to look at the alignment of
-    each operator's result, which fails for reduce_grad's, an undefined tensor."""
+    """While such a version compiles a graph, its patch of AOTAutograd meets those that PyTorch's other backends make
+    when they are imported, and fails; so they are imported before. And Inductor's code has come to look at the
+    alignment of each operator's result, which fails for reduce_grad's, an undefined tensor."""
     import torch._inductor.config
 
     torch.compiler.list_backends()

@@ -8,8 +8,8 @@ from .. import layer
 
 
 def replace() -> None:
-    """Wherever a module of DeepSpeed has its own DeepSpeedTransformerLayer or DeepSpeedTransformerConfig, it has libdc's
-    from now on."""
+    """Wherever a module of DeepSpeed has its own DeepSpeedTransformerLayer or DeepSpeedTransformerConfig, it has
+    libdc's from now on."""
     import deepspeed.ops.transformer.transformer as original
 
     for ours in (layer.DeepSpeedTransformerLayer, layer.DeepSpeedTransformerConfig):
