@@ -212,7 +212,8 @@ static void test_shapes(void **state) {
       {4, 40, 2, 32, DC_BFLOAT16, 0, 1, 0.1}, {5, 18, 1, 9, DC_FLOAT32, 0, 1, 0},
       {1, 70, 1, 256, DC_BFLOAT16, 1, 0, 0},  {2, 18, 2, 129, DC_FLOAT16, 2, 0, 0.2},
       {1, 35, 1, 200, DC_FLOAT32, 3, 0, 0.1}, {4, 17, 1, 264, DC_FLOAT16, 0, 1, 0},
-      {1, 9, 1, 131, DC_FLOAT32, 0, 0, 0},
+      {1, 9, 1, 131, DC_FLOAT32, 0, 0, 0},    {1, 150, 1, 64, DC_FLOAT16, 2, 0, 0.1},
+      {4, 130, 1, 56, DC_BFLOAT16, 3, 1, 0},
   };
   for (size_t i = 0; i < DC__COUNT(cases); i++) {
     compare(&cases[i]);

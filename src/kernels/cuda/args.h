@@ -41,7 +41,8 @@ typedef struct dc__cuda_reduce_args {
  * said. Heads of more than WIDE features go in parts. */
 enum {
   DC__CUDA_ATTENTION_THREADS = 128,
-  DC__CUDA_ATTENTION_ROWS = 64,
+  DC__CUDA_ATTENTION_ROWS = 64, /* of a block; of heads of as many features of 16 bits, TALL times as many */
+  DC__CUDA_ATTENTION_TALL = 2,
   DC__CUDA_ATTENTION_WIDE = 128,
   DC__CUDA_ATTENTION_PART_OF_FLOATS = 64,
   DC__CUDA_ATTENTION_PART_OF_HALVES = 128

@@ -1,5 +1,5 @@
-/* Attention on a device, forward, in tiles: keys come block by block, and the softmax is kept up to a factor (Milakov and
- * Gimelshein 2018; Dao et al. 2022). */
+/* Attention on a device, forward, in tiles: keys come block by block, and the softmax is kept up to a factor (Milakov
+ * and Gimelshein 2018; Dao et al. 2022). */
 #include "kernels/cuda/attention.h"
 
 namespace {
@@ -12,38 +12,56 @@ DC_DEVICE float most_of_row(float x) {
 
 /* A row's state: the scores' maximum so far, and this lane's part of the sum. */
 struct softmax {
-  float most[2], sum[2];
+  float most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
 };
 
-/* Scores become probabilities up to a factor, and what was summed before is brought to the same factor. Before the first
- * key all of that is zeros. */
-template <int N, int D>
-DC_DEVICE void soften(float (&s)[N][4], float (&out)[D / 8][4], softmax &state) {
+/* Scores become probabilities up to a factor, and what was summed before is brought to the same factor. Before the
+ * first key all of that is zeros. */
+template <int N, int D, int TALL>
+DC_DEVICE void soften(float (&s)[TALL][N][4], float (&out)[TALL][D / 8][4], softmax (&state)[TALL], const float *mask,
+                      float to_log2) {
   DC_UNROLL
-  for (int half = 0; half < 2; half++) {
+  for (int row = 0; row < 2 * TALL; row++) {
+    const int t = row / 2, first = row % 2 * 2;
     float found = -INFINITY;
     DC_UNROLL
     for (int n = 0; n < N; n++) {
-      found = fmaxf(found, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+      float *x = &s[t][n][first];
+      x[0] = fmaf(x[0], to_log2, mask[8 * n + lane_pair()]);
+      x[1] = fmaf(x[1], to_log2, mask[8 * n + lane_pair() + 1]);
+      found = fmaxf(found, fmaxf(x[0], x[1]));
     }
-    const float next = fmaxf(most_of_row(found), state.most[half]);
+    float &most = state[t].most[row % 2], &sum = state[t].sum[row % 2];
+    const float next = fmaxf(most_of_row(found), most);
     const float base = next == -INFINITY ? 0.0f : next;
-    const float factor = dc_exp2(state.most[half] - base);
-    state.sum[half] *= factor;
+    const float factor = dc_exp2(most - base);
+    sum *= factor;
     DC_UNROLL
-    for (int n = 0; n < N; n++) {
-      DC_UNROLL
-      for (int i = 2 * half; i < 2 * half + 2; i++) {
-        s[n][i] = dc_exp2(s[n][i] - base);
-        state.sum[half] += s[n][i];
-      }
+    for (int n = 0; n < 2 * N; n++) {
+      float &x = s[t][n / 2][first + n % 2];
+      x = dc_exp2(x - base);
+      sum += x;
     }
     DC_UNROLL
     for (int n = 0; n < D / 8; n++) {
-      out[n][2 * half] *= factor;
-      out[n][2 * half + 1] *= factor;
+      out[t][n][first] *= factor;
+      out[t][n][first + 1] *= factor;
     }
-    state.most[half] = next;
+    most = next;
+  }
+}
+
+/* Of 16 rows, from `row` on, and 16 keys: what dropout leaves of the probabilities. */
+template <int DTYPE>
+DC_DEVICE void drop(float (&first)[4], float (&second)[4], draws &drawn, const arguments &args, int row, int key,
+                    uint32_t plane) {
+  bool kept[8] = {};
+  draw(drawn, args, row, key, plane);
+  find_kept(kept, drawn, args);
+  DC_UNROLL
+  for (int i = 0; i < 4; i++) {
+    first[i] = kept[i] ? first[i] : 0.0f;
+    second[i] = kept[4 + i] ? second[i] : 0.0f;
   }
 }
 
@@ -51,80 +69,87 @@ template <int DTYPE, int D, bool WIDE>
 DC_DEVICE void forward(const arguments &args) {
   typedef warp_math<DTYPE> math;
   typedef typename math::element T;
-  enum { ROWS = tile_rows<DTYPE>(), LD = D + math::PAD, PLACES = places<D, WIDE>() };
+  enum { ROWS = tile_rows<DTYPE>(), LD = D + math::PAD, PLACES = places<D, WIDE>(), TALL = tall_rows<DTYPE, D>() };
+  enum { SCORED = ROWS / TALL }; /* keys whose scores registers hold */
   DC_SHARED(T, keys, [PLACES][ROWS][LD]);
   DC_SHARED(T, values, [PLACES][ROWS][LD]);
   DC_SHARED(float, mask, [PLACES][ROWS]);
   DC_SHARED(draws, drawn, [WARPS]);
   head<T> h;
-  int64_t first;
-  if (!place(args, h, first)) {
+  int first;
+  if (!place<block_rows<TALL>()>(args, h, first)) {
     return;
   }
-  const int64_t hidden = static_cast<int64_t>(args.heads) * args.d, stride = 3 * hidden;
+  const int hidden = args.heads * args.d, stride = 3 * hidden;
   const int warp = static_cast<int>(dc_thread() / DC_WARP);
-  const int64_t row = first + warp * OWN;
+  const int row = first + warp * TALL * OWN;
   const int parts = parts_of<D, WIDE>(args), part = own_part<WIDE>();
-  const own_rows<DTYPE, D, !WIDE> q(h.q + row * stride, stride, h.length - row, args.d);
+  const own_rows<DTYPE, D, TALL, WIDE ? ELSEWHERE : IN_REGISTERS> q(row_at(h.q, row, stride), stride, h.length - row,
+                                                                    args.d);
   const float to_log2 = args.factor * DC_LOG2_E;
-  float out[D / 8][4] = {};
-  softmax state = {{-INFINITY, -INFINITY}, {0, 0}};
-  for (int64_t key = 0; key < h.length; key += ROWS) {
-    float s[ROWS / 8][4] = {};
+  float out[TALL][D / 8][4] = {};
+  softmax state[TALL];
+  int c = 0;
+  const auto fetch = [&](int tile, int to) {
+    load_keys<DTYPE, D, ROWS>(args, h, tile, c, part, &keys[to][0][0], &values[to][0][0], mask[to]);
+  };
+  if (PLACES == 2) {
+    fetch(0, 0);
+  }
+  for (int key = 0; key < h.length; key += ROWS) {
     int at = 0;
-    for (int c = 0; c < parts; c++) {
-      at = next_tile<PLACES>(key, ROWS, h.length, [&](int64_t tile, int to) {
-        load_keys<DTYPE, D, ROWS>(args, h, tile, c, part, &keys[to][0][0], &values[to][0][0], mask[to]);
-      });
-      DC_UNROLL
-      for (int k = 0; k < D / 16; k++) {
-        const typename math::ready left = math::prepare(q.at(c, k));
+    if constexpr (!WIDE) {
+      at = next_tile<PLACES>(key, ROWS, h.length, fetch);
+    }
+    DC_ROLLED
+    for (int from = 0; from < ROWS; from += SCORED) {
+      float s[TALL][SCORED / 8][4] = {};
+      for (int i = 0; i < parts; i++) {
+        if constexpr (WIDE) {
+          c = i;
+          at = next_tile<PLACES>(key, ROWS, h.length, fetch);
+        }
         DC_UNROLL
-        for (int n = 0; n < ROWS / 8; n += 2) {
-          math::multiply_columns(s[n], s[n + 1], left, &keys[at][8 * n][16 * k], LD);
+        for (int k = 0; k < D / 16; k++) {
+          typename math::ready left[TALL];
+          DC_UNROLL
+          for (int t = 0; t < TALL; t++) {
+            left[t] = math::prepare(q.at(c, k, t));
+          }
+          multiply_columns<DTYPE, LD>(s, left, &keys[at][from][16 * k]);
         }
       }
-    }
-    DC_UNROLL
-    for (int n = 0; n < ROWS / 8; n++) {
+      soften<SCORED / 8, D>(s, out, state, &mask[at][from], to_log2);
       DC_UNROLL
-      for (int i = 0; i < 4; i++) {
-        s[n][i] = fmaf(s[n][i], to_log2, mask[at][8 * n + lane_pair() + i % 2]);
-      }
-    }
-    soften<ROWS / 8, D>(s, out, state);
-    DC_UNROLL
-    for (int k = 0; k < ROWS / 16; k++) {
-      if (args.threshold != 0) {
-        bool kept[8] = {};
-        draw(drawn[warp], args, row, key + 16 * k, h.plane);
-        find_kept(kept, drawn[warp], args);
+      for (int k = 0; k < SCORED / 16; k++) {
+        typename math::ready left[TALL];
         DC_UNROLL
-        for (int i = 0; i < 8; i++) {
-          s[2 * k + i / 4][i % 4] = kept[i] ? s[2 * k + i / 4][i % 4] : 0.0f;
+        for (int t = 0; t < TALL; t++) {
+          if (args.threshold != 0) {
+            drop<DTYPE>(s[t][2 * k], s[t][2 * k + 1], drawn[warp], args, row + t * OWN, key + from + 16 * k, h.plane);
+          }
+          left[t] = math::prepare(fragment_of<DTYPE>(s[t][2 * k], s[t][2 * k + 1]));
         }
-      }
-      const typename math::ready left = math::prepare(fragment_of<DTYPE>(s[2 * k], s[2 * k + 1]));
-      DC_UNROLL
-      for (int n = 0; n < D / 8; n += 2) {
-        math::multiply_rows(out[n], out[n + 1], left, &values[at][16 * k][8 * n], LD);
+        multiply_rows<DTYPE, LD>(out, left, &values[at][from + 16 * k][0]);
       }
     }
   }
-  float factor[2];
-  for (int half = 0; half < 2; half++) {
-    const float sum = sum_of_row(state.sum[half]);
-    const int64_t at = row + lane_row() + 8 * half;
-    factor[half] = sum != 0 ? args.scale / sum : 1.0f; /* NaN is divided by, too */
+  float factor[2 * TALL];
+  DC_UNROLL
+  for (int i = 0; i < 2 * TALL; i++) {
+    const float sum = sum_of_row(state[i / 2].sum[i % 2]);
+    const int at = row + lane_row() + 8 * i;
+    factor[i] = sum != 0 ? args.scale / sum : 1.0f; /* NaN is divided by, too */
     /* Without any key: +infinity, then zeros. */
     if (args.lse != nullptr && part == 0 && lane_pair() == 0 && at < h.length) {
-      whole(args.lse, args, args.heads)[h.statistics + at] = sum != 0 ? state.most[half] + log2f(sum) : INFINITY;
+      whole(args.lse, args, args.heads)[h.statistics + at] =
+          sum != 0 ? state[i / 2].most[i % 2] + log2f(sum) : INFINITY;
     }
   }
-  store_own<DTYPE, D>(whole(static_cast<T *>(args.c), args, hidden) + h.out + row * hidden + part * D, hidden,
-                      h.length - row, args.d - part * D, out, factor);
+  store_own<DTYPE, D, TALL>(row_at(whole(static_cast<T *>(args.c), args, hidden) + h.out, row, hidden) + part * D,
+                            hidden, h.length - row, args.d - part * D, out, factor);
 }
 
 }  // namespace
 
-DC_ATTENTION_KERNELS(forward, 3)
+DC_ATTENTION_KERNELS(forward, 2)

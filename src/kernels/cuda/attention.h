@@ -1,6 +1,7 @@
 /* What attention's kernels share: the heads of a batch, tiles in the block's memory, a warp's own rows, dropout. Each
- * of a block's warps has 16 rows, of queries or of keys, whose products with the other side's tiles it sums in
- * registers. Nothing is added to memory by two blocks, so that the bits are the same in every run. */
+ * of a block's warps has 16 rows, of queries or of keys, or TALL times as many, whose products with the other side's
+ * tiles it sums in registers: what it reads of a tile serves all of them. Nothing is added to memory by two blocks, so
+ * that the bits are the same in every run. */
 #ifndef DC_KERNELS_CUDA_ATTENTION_H
 #define DC_KERNELS_CUDA_ATTENTION_H
 
@@ -16,7 +17,17 @@ typedef dc__cuda_attention_args arguments;
 
 constexpr float MOST = 3.402823466e38f;
 
-enum { WARPS = DC__CUDA_ATTENTION_THREADS / DC_WARP, OWN = 16, BLOCK = DC__CUDA_ATTENTION_ROWS };
+enum { WARPS = DC__CUDA_ATTENTION_THREADS / DC_WARP, OWN = 16 };
+
+/* Times OWN rows that a warp has: what registers there are for. */
+template <int DTYPE, int D>
+DC_CONSTANT int tall_rows() {
+  return DTYPE != DC_FLOAT32 && D == 64 ? DC__CUDA_ATTENTION_TALL : 1;
+}
+template <int TALL>
+DC_CONSTANT int block_rows() {
+  return WARPS * OWN * TALL;
+}
 
 /* Of the other side: as much as fits a block's memory in all types. */
 template <int DTYPE>
@@ -45,7 +56,7 @@ DC_DEVICE int own_part() {
 template <typename T>
 struct head {
   const T *q, *k, *v; /* of the first token; the next is `stride` elements further */
-  int64_t length;     /* tokens */
+  int length;         /* tokens */
   int64_t out;        /* the first token's place in [N, H] */
   int64_t statistics; /* and in [A, N] */
   int64_t mask;       /* the sample's row in [B, S] */
@@ -59,6 +70,10 @@ DC_DEVICE T *there(T *data, int64_t count) {
   return static_cast<T *>(DC_MEMORY(data, count * static_cast<int64_t>(sizeof(T)), alignof(T)));
 }
 template <typename T>
+DC_DEVICE T *row_at(T *data, int row, int stride) {
+  return data + static_cast<int64_t>(row) * stride;
+}
+template <typename T>
 DC_DEVICE T *whole(T *data, const arguments &args, int64_t columns) {
   return there(data, args.tokens * columns);
 }
@@ -68,7 +83,7 @@ DC_DEVICE head<T> head_of(const arguments &args, uint32_t plane) {
   head<T> h;
   const int64_t sample = plane / static_cast<uint32_t>(args.heads), number = plane % static_cast<uint32_t>(args.heads);
   int64_t first = sample * args.longest;
-  h.length = args.longest;
+  h.length = static_cast<int>(args.longest);
   if (args.offsets != nullptr) {
     const int32_t *offsets = there(args.offsets, args.batch + 1) + sample;
     first = offsets[0];
@@ -89,37 +104,44 @@ DC_DEVICE head<T> head_of(const arguments &args, uint32_t plane) {
 /* ---- into the block's memory, and into registers ---- */
 
 /* ROWS rows of a tile, `stride` elements apart, of which `rows` are there; beyond them, and beyond feature d, zeros.
- * They are under way until dc_wait_copies(). */
+ * They are under way until dc_wait_copies(). A thread has a column of 16 bytes, whose rows are one addition apart: what
+ * it costs to issue copies counts in attention's inner loops. */
 template <int DTYPE, int D, int ROWS, typename T>
-DC_DEVICE void load_tile(T *tile, const T *from, int64_t stride, int64_t rows, int d) {
+DC_DEVICE void load_tile(T *tile, const T *from, int stride, int rows, int d) {
   typedef warp_math<DTYPE> math;
   enum { LD = D + math::PAD, STEP = math::VECTOR, ACROSS = D / STEP, DOWN = DC__CUDA_ATTENTION_THREADS / ACROSS };
-  const int thread = static_cast<int>(dc_thread()), column = thread % ACROSS * STEP;
-  const int present = rows < ROWS ? static_cast<int>(rows) : static_cast<int>(ROWS);
-  DC_ROLLED
-  for (int row = thread / ACROSS; row < ROWS; row += DOWN) {
-    T *to = tile + row * LD + column;
-    const T *at = from + row * stride + column;
-    if (d % STEP == 0) {
-      dc_copy_async(to, at, row >= present || column >= d);
-      continue;
+  const int thread = static_cast<int>(dc_thread()), column = thread % ACROSS * STEP, row = thread / ACROSS;
+  const int present = rows < ROWS ? rows : static_cast<int>(ROWS);
+  const T *at = row_at(from, row, stride) + column;
+  T *to = tile + row * LD + column;
+  const int64_t step = DOWN * static_cast<int64_t>(stride);
+  if (tall_rows<DTYPE, D>() > 1 || d % STEP == 0) {
+    const int copied = column < d ? present - row : 0;
+    DC_UNROLL
+    for (int i = 0; i < ROWS; i += DOWN, at += step) {
+      if (ROWS % DOWN == 0 || row + i < ROWS) {
+        dc_copy_async(to + i * LD, at, i >= copied);
+      }
     }
+  } else {
     DC_ROLLED
-    for (int j = 0; j < STEP; j++) {
-      to[j] = row < present && column + j < d ? at[j] : T(0);
+    for (int i = 0; row + i < ROWS; i += DOWN, at += step) {
+      DC_ROLLED
+      for (int j = 0; j < STEP; j++) {
+        to[i * LD + j] = row + i < present && column + j < d ? at[j] : T(0);
+      }
     }
   }
 }
 
 /* The block's place for the tile from row `tile` on, `rows` of each, when it is there. fetch(tile, place) starts to
- * load one: where there are two places, the next tile is under way while one is read. */
+ * load one: where there are two places, the next tile is under way while one is read, and the first one is fetched
+ * before. */
 template <int PLACES, typename FETCH>
-DC_DEVICE int next_tile(int64_t tile, int64_t rows, int64_t length, FETCH fetch) {
-  const int place = PLACES == 1 ? 0 : static_cast<int>(tile / rows % 2);
+DC_DEVICE int next_tile(int tile, int rows, int length, FETCH fetch) {
+  const int place = PLACES == 1 ? 0 : tile / rows % 2;
   if (PLACES == 1) {
     dc_sync(); /* the last one has been read */
-  }
-  if (PLACES == 1 || tile == 0) {
     fetch(tile, place);
   }
   dc_wait_copies();
@@ -132,60 +154,94 @@ DC_DEVICE int next_tile(int64_t tile, int64_t rows, int64_t length, FETCH fetch)
 
 /* Columns 16 k to 16 k + 15 of a warp's own rows as a left operand. */
 template <int DTYPE, typename T>
-DC_DEVICE typename warp_math<DTYPE>::fragment load_own(const T *from, int64_t stride, int64_t rows, int d, int k) {
+DC_DEVICE typename warp_math<DTYPE>::fragment load_own(const T *from, int stride, int rows, int d, int k) {
   typename warp_math<DTYPE>::fragment f;
   DC_UNROLL
   for (int i = 0; i < 4; i++) {
     const int row = lane_row() + i / 2 * 8, column = 16 * k + lane_pair() + i % 2 * 8;
     T pair[2] = {0, 0};
     if (row < rows && column < d) {
-      warp_math<DTYPE>::look_up(pair, from + row * stride + column, d - column);
+      warp_math<DTYPE>::look_up(pair, row_at(from, row, stride) + column, d - column);
     }
     warp_math<DTYPE>::put(f, i / 2, i % 2, pair[0], pair[1]);
   }
   return f;
 }
 
-/* All of them: in registers, or, where those are too few, looked up each time. */
-template <int DTYPE, int D, bool IN_REGISTERS>
+/* All of them: in registers, or, where those are too few, read each time from a tile of 16 bits, or from the device's
+ * memory. */
+enum kept { IN_REGISTERS, IN_TILE, ELSEWHERE };
+template <int DTYPE, int D, int TALL, kept WHERE>
 struct own_rows {
-  typedef typename warp_math<DTYPE>::element T;
-  typedef typename warp_math<DTYPE>::fragment fragment;
-  fragment f[IN_REGISTERS ? D / 16 : 1];
+  typedef warp_math<DTYPE> math;
+  typedef typename math::element T;
+  typename math::fragment f[TALL][WHERE == IN_REGISTERS ? D / 16 : 1];
   const T *from;
-  int64_t stride, rows;
-  int d;
+  int stride, rows, d;
 
-  DC_MEMBER own_rows(const T *first, int64_t step, int64_t count, int features)
+  DC_MEMBER own_rows(const T *first, int step, int count, int features)
       : from(first), stride(step), rows(count), d(features) {
-    if constexpr (IN_REGISTERS) {
+    if constexpr (WHERE == IN_REGISTERS) {
       DC_UNROLL
-      for (int k = 0; k < D / 16; k++) {
-        f[k] = load_own<DTYPE>(from, stride, rows, d, k);
+      for (int i = 0; i < TALL * D / 16; i++) {
+        f[i % TALL][i / TALL] = look_up(0, i / TALL, i % TALL);
       }
     }
   }
-  /* Of a part; in registers there is one. */
-  DC_MEMBER fragment at(int part, int k) const {
-    if constexpr (IN_REGISTERS) {
-      return f[k];
+  DC_MEMBER typename math::fragment look_up(int part, int k, int t) const {
+    return load_own<DTYPE>(row_at(from, t * OWN, stride) + part * D, stride, rows - t * OWN, d - part * D, k);
+  }
+  /* Of a part; in registers and tiles there is one. */
+  DC_MEMBER typename math::fragment at(int part, int k, int t) const {
+    if constexpr (WHERE == IN_REGISTERS) {
+      return f[t][k];
+    } else if constexpr (WHERE == IN_TILE) {
+      typename math::fragment tile;
+      left_by_rows(tile.a, from + t * OWN * stride + 16 * k, stride);
+      return tile;
     } else {
-      return load_own<DTYPE>(from + part * D, stride, rows, d - part * D, k);
+      return look_up(part, k, t);
     }
   }
 };
 
-/* Its sums times `factor`, into rows of [.., d]. */
-template <int DTYPE, int D, typename T>
-DC_DEVICE void store_own(T *to, int64_t stride, int64_t rows, int d, const float (&sums)[D / 8][4],
-                         const float (&factor)[2]) {
+/* sums += left times 16 rows, or 16 columns, of a tile whose rows are LD elements apart. */
+template <int DTYPE, int LD, int TALL, int N, typename T>
+DC_DEVICE void multiply_rows(float (&sums)[TALL][N][4], const typename warp_math<DTYPE>::ready (&left)[TALL],
+                             const T *tile) {
+  DC_UNROLL
+  for (int n = 0; n < N; n += 2) {
+    const typename warp_math<DTYPE>::right right = warp_math<DTYPE>::by_rows(tile + 8 * n, LD);
+    DC_UNROLL
+    for (int t = 0; t < TALL; t++) {
+      warp_math<DTYPE>::multiply(sums[t][n], sums[t][n + 1], left[t], right);
+    }
+  }
+}
+template <int DTYPE, int LD, int TALL, int N, typename T>
+DC_DEVICE void multiply_columns(float (&sums)[TALL][N][4], const typename warp_math<DTYPE>::ready (&left)[TALL],
+                                const T *tile) {
+  DC_UNROLL
+  for (int n = 0; n < N; n += 2) {
+    const typename warp_math<DTYPE>::right right = warp_math<DTYPE>::by_columns(tile + 8 * n * LD, LD);
+    DC_UNROLL
+    for (int t = 0; t < TALL; t++) {
+      warp_math<DTYPE>::multiply(sums[t][n], sums[t][n + 1], left[t], right);
+    }
+  }
+}
+
+/* Their sums times `factor`, into rows of [.., d]. */
+template <int DTYPE, int D, int TALL, typename T>
+DC_DEVICE void store_own(T *to, int stride, int rows, int d, const float (&sums)[TALL][D / 8][4],
+                         const float (&factor)[2 * TALL]) {
   DC_UNROLL
   for (int n = 0; n < D / 8; n++) {
     DC_UNROLL
-    for (int half = 0; half < 2; half++) {
-      const int row = lane_row() + half * 8, column = 8 * n + lane_pair();
-      const float x = sums[n][2 * half] * factor[half], y = sums[n][2 * half + 1] * factor[half];
-      T *at = to + row * stride + column;
+    for (int i = 0; i < 2 * TALL; i++) {
+      const int row = lane_row() + i * 8, column = 8 * n + lane_pair();
+      const float x = sums[i / 2][n][i % 2 * 2] * factor[i], y = sums[i / 2][n][i % 2 * 2 + 1] * factor[i];
+      T *at = row_at(to, row, stride) + column;
       if (row < rows && column < d && d % 2 == 0) {
         warp_math<DTYPE>::put_pair(at, x, y);
       } else if (row < rows && column < d) {
@@ -201,7 +257,7 @@ DC_DEVICE void store_own(T *to, int64_t stride, int64_t rows, int d, const float
 /* Scores are in units of log 2, so that probabilities are powers of two. What is added to a key's; -infinity where
  * there is none. What is finite stays so: masks of the lowest float leave all keys alike. */
 template <int DTYPE>
-DC_DEVICE float mask_at(const arguments &args, int64_t row, int64_t key, int64_t length) {
+DC_DEVICE float mask_at(const arguments &args, int64_t row, int key, int length) {
   if (key >= length) {
     return -INFINITY;
   }
@@ -218,13 +274,14 @@ DC_DEVICE float mask_at(const arguments &args, int64_t row, int64_t key, int64_t
 
 /* The tile of keys from `key` on: a part of them and one of their values, and what is added to their scores. */
 template <int DTYPE, int D, int ROWS, typename T>
-DC_DEVICE void load_keys(const arguments &args, const head<T> &h, int64_t key, int part, int of_values, T *keys,
-                         T *values, float *mask) {
-  const int64_t stride = 3 * static_cast<int64_t>(args.heads) * args.d;
-  load_tile<DTYPE, D, ROWS>(keys, h.k + key * stride + part * D, stride, h.length - key, args.d - part * D);
-  load_tile<DTYPE, D, ROWS>(values, h.v + key * stride + of_values * D, stride, h.length - key, args.d - of_values * D);
+DC_DEVICE void load_keys(const arguments &args, const head<T> &h, int key, int part, int of_values, T *keys, T *values,
+                         float *mask) {
+  const int stride = 3 * args.heads * args.d;
+  load_tile<DTYPE, D, ROWS>(keys, row_at(h.k, key, stride) + part * D, stride, h.length - key, args.d - part * D);
+  load_tile<DTYPE, D, ROWS>(values, row_at(h.v, key, stride) + of_values * D, stride, h.length - key,
+                            args.d - of_values * D);
   if (dc_thread() < ROWS) {
-    mask[dc_thread()] = mask_at<DTYPE>(args, h.mask, key + dc_thread(), h.length);
+    mask[dc_thread()] = mask_at<DTYPE>(args, h.mask, key + static_cast<int>(dc_thread()), h.length);
   }
 }
 
@@ -235,7 +292,7 @@ struct draws {
   uint32_t words[2][OWN][4];
 };
 
-DC_DEVICE void draw(draws &d, const arguments &args, int64_t first_query, int64_t first_key, uint32_t plane) {
+DC_DEVICE void draw(draws &d, const arguments &args, int first_query, int first_key, uint32_t plane) {
   const uint32_t lane = dc_thread() % DC_WARP, keys = lane / OWN, query = lane % OWN;
   const uint32_t counter[4] = {static_cast<uint32_t>(first_key / 8) + keys, static_cast<uint32_t>(first_query) + query,
                                plane, 0};
@@ -268,11 +325,11 @@ DC_DEVICE void find_kept_turned(bool (&kept)[8], const draws &d, const arguments
 /* ---- rows ---- */
 
 /* Each block has BLOCK rows of one head: false where a sample is so short that there are none. */
-template <typename T>
-DC_DEVICE bool place(const arguments &args, head<T> &h, int64_t &first) {
+template <int BLOCK, typename T>
+DC_DEVICE bool place(const arguments &args, head<T> &h, int &first) {
   const uint32_t blocks = static_cast<uint32_t>((args.longest + BLOCK - 1) / BLOCK);
   h = head_of<T>(args, dc_block() / blocks);
-  first = static_cast<int64_t>(dc_block() % blocks) * BLOCK;
+  first = static_cast<int>(dc_block() % blocks) * BLOCK;
   return first < h.length;
 }
 

@@ -5,8 +5,8 @@
 
 namespace {
 
-/* A probability times its dropout m, and the score's gradient, from a score less its log-sum-exp and from the gradient of
- * the probability. */
+/* A probability times its dropout m, and the score's gradient, from a score less its log-sum-exp and from the gradient
+ * of the probability. */
 DC_DEVICE void differentiate(float &s, float &dp, float delta, float m) {
   const float p = dc_exp2(s);
   dp = p * fmaf(dp, m, -delta);
@@ -15,80 +15,97 @@ DC_DEVICE void differentiate(float &s, float &dp, float delta, float m) {
 
 /* The scores, and the gradients of the probabilities: products of a warp's own rows with 16 rows of two tiles. A wide
  * head's loop is not unrolled, which would take more registers than there are. */
-template <int DTYPE, int D, bool WIDE, typename OWN_ROWS, typename T>
-DC_DEVICE void multiply_both(int part, float (&s)[2][4], const OWN_ROWS &a, const T *with_a, float (&dp)[2][4],
-                             const OWN_ROWS &b, const T *with_b) {
+template <int DTYPE, int D, bool WIDE, int TALL, typename OWN_A, typename OWN_B, typename T>
+DC_DEVICE void multiply_both(int part, float (&s)[TALL][2][4], const OWN_A &a, const T *with_a, float (&dp)[TALL][2][4],
+                             const OWN_B &b, const T *with_b) {
   typedef warp_math<DTYPE> math;
   enum { LD = D + math::PAD };
   const int left = a.d - part * D, steps = WIDE && left < D ? (left + 15) / 16 : D / 16;
   DC_UNROLL
   for (int k = 0; k < steps; k++) {
-    const typename math::ready left_a = math::prepare(a.at(part, k)), left_b = math::prepare(b.at(part, k));
-    math::multiply_columns(s[0], s[1], left_a, with_a + 16 * k, LD);
-    math::multiply_columns(dp[0], dp[1], left_b, with_b + 16 * k, LD);
+    typename math::ready left[TALL];
+    DC_UNROLL
+    for (int t = 0; t < TALL; t++) {
+      left[t] = math::prepare(a.at(part, k, t));
+    }
+    multiply_columns<DTYPE, LD>(s, left, with_a + 16 * k);
+    DC_UNROLL
+    for (int t = 0; t < TALL; t++) {
+      left[t] = math::prepare(b.at(part, k, t));
+    }
+    multiply_columns<DTYPE, LD>(dp, left, with_b + 16 * k);
   }
 }
 
-/* The gradient of the queries; and delta, the sum of a row's output times its gradient, which the other kernel reads. */
+/* The gradient of the queries; and delta, the sum of a row's output times its gradient, which the other kernel reads.
+ */
 template <int DTYPE, int D, bool WIDE>
 DC_DEVICE void back_queries(const arguments &args) {
   typedef warp_math<DTYPE> math;
   typedef typename math::element T;
   enum { ROWS = WIDE ? 16 : tile_rows<DTYPE>(), LD = D + math::PAD, PLACES = places<D, WIDE>() };
+  enum { TALL = tall_rows<DTYPE, D>() };
   DC_SHARED(T, keys, [PLACES][ROWS][LD]);
   DC_SHARED(T, values, [PLACES][ROWS][LD]);
   DC_SHARED(float, mask, [PLACES][ROWS]);
   DC_SHARED(draws, drawn, [WARPS]);
   head<T> h;
-  int64_t first;
-  if (!place(args, h, first)) {
+  int first;
+  if (!place<block_rows<TALL>()>(args, h, first)) {
     return;
   }
-  const int64_t hidden = static_cast<int64_t>(args.heads) * args.d, stride = 3 * hidden;
+  const int hidden = args.heads * args.d, stride = 3 * hidden;
   const int warp = static_cast<int>(dc_thread() / DC_WARP);
-  const int64_t row = first + warp * OWN, left_rows = h.length - row;
-  const T *dc = whole(static_cast<const T *>(args.dc), args, hidden) + h.out + row * hidden;
-  const T *out = whole(static_cast<const T *>(args.c), args, hidden) + h.out + row * hidden;
+  const int row = first + warp * TALL * OWN, left_rows = h.length - row;
+  const T *dc = row_at(whole(static_cast<const T *>(args.dc), args, hidden) + h.out, row, hidden);
+  const T *out = row_at(whole(static_cast<const T *>(args.c), args, hidden) + h.out, row, hidden);
   const int parts = parts_of<D, WIDE>(args), part = own_part<WIDE>();
-  const own_rows<DTYPE, D, DTYPE != DC_FLOAT32 && !WIDE> q(h.q + row * stride, stride, left_rows, args.d);
-  const own_rows<DTYPE, D, DTYPE != DC_FLOAT32 && !WIDE> dout(dc, hidden, left_rows, args.d);
-  float lse[2], delta[2] = {};
+  typedef own_rows<DTYPE, D, TALL, DTYPE != DC_FLOAT32 && !WIDE ? IN_REGISTERS : ELSEWHERE> rows;
+  const rows q(row_at(h.q, row, stride), stride, left_rows, args.d);
+  const rows dout(dc, hidden, left_rows, args.d);
+  float lse[2 * TALL], delta[2 * TALL] = {};
   for (int c = 0; c < parts; c++) {
     DC_UNROLL
-    for (int k = 0; k < D / 16; k++) {
-      const typename math::fragment dx = dout.at(c, k);
-      const typename math::fragment x = load_own<DTYPE>(out + c * D, hidden, left_rows, args.d - c * D, k);
+    for (int k = 0; k < TALL * D / 16; k++) {
+      const int t = k % TALL;
+      const typename math::fragment dx = dout.at(c, k / TALL, t);
+      const typename math::fragment x =
+          load_own<DTYPE>(row_at(out, t * OWN, hidden) + c * D, hidden, left_rows - t * OWN, args.d - c * D, k / TALL);
       DC_UNROLL
       for (int i = 0; i < 4; i++) {
         float a, b, da, db;
         math::get(x, i / 2, i % 2, a, b);
         math::get(dx, i / 2, i % 2, da, db);
-        delta[i / 2] += a * da + b * db;
+        delta[2 * t + i / 2] += a * da + b * db;
       }
     }
   }
   DC_UNROLL
-  for (int half = 0; half < 2; half++) {
-    delta[half] = sum_of_row(delta[half]);
-    const int64_t at = row + lane_row() + 8 * half;
-    lse[half] = at < h.length ? whole(args.lse, args, args.heads)[h.statistics + at] : INFINITY;
+  for (int i = 0; i < 2 * TALL; i++) {
+    delta[i] = sum_of_row(delta[i]);
+    const int at = row + lane_row() + 8 * i;
+    lse[i] = at < h.length ? whole(args.lse, args, args.heads)[h.statistics + at] : INFINITY;
     if (part == 0 && lane_pair() == 0 && at < h.length) {
-      whole(args.delta, args, args.heads)[h.statistics + at] = delta[half];
+      whole(args.delta, args, args.heads)[h.statistics + at] = delta[i];
     }
   }
   const float to_log2 = args.factor * DC_LOG2_E;
-  float dq[D / 8][4] = {};
-  for (int64_t key = 0; key < h.length; key += ROWS) {
-    int at = 0, c = 0;
-    const auto fetch = [&](int64_t tile, int to) {
-      load_keys<DTYPE, D, ROWS>(args, h, tile, c, c, &keys[to][0][0], &values[to][0][0], mask[to]);
-    };
+  float dq[TALL][D / 8][4] = {};
+  int c = 0;
+  const auto fetch = [&](int tile, int to) {
+    load_keys<DTYPE, D, ROWS>(args, h, tile, c, c, &keys[to][0][0], &values[to][0][0], mask[to]);
+  };
+  if (PLACES == 2) {
+    fetch(0, 0);
+  }
+  for (int key = 0; key < h.length; key += ROWS) {
+    int at = 0;
     if constexpr (!WIDE) {
       at = next_tile<PLACES>(key, ROWS, h.length, fetch);
     }
     DC_ROLLED
     for (int k16 = 0; k16 < ROWS; k16 += 16) {
-      float s[2][4] = {}, dp[2][4] = {};
+      float s[TALL][2][4] = {}, dp[TALL][2][4] = {};
       for (int i = 1; i <= parts; i++) {
         if constexpr (WIDE) {
           c = (part + i) % parts; /* its own is the last, and stays */
@@ -96,42 +113,48 @@ DC_DEVICE void back_queries(const arguments &args) {
         }
         multiply_both<DTYPE, D, WIDE>(c, s, q, &keys[at][k16][0], dp, dout, &values[at][k16][0]);
       }
-      bool kept[8] = {};
-      if (args.threshold != 0) {
-        draw(drawn[warp], args, row, key + k16, h.plane);
-        find_kept(kept, drawn[warp], args);
-      }
+      typename math::ready left[TALL];
       DC_UNROLL
-      for (int i = 0; i < 8; i++) {
-        const int half = i % 4 / 2, column = i / 4 * 8 + lane_pair() + i % 2;
-        float &score = s[i / 4][i % 4];
-        score = fmaf(score, to_log2, mask[at][k16 + column]) - lse[half];
-        const float m = args.threshold == 0 ? 1.0f : kept[i] ? args.scale : 0.0f;
-        differentiate(score, dp[i / 4][i % 4], delta[half], m);
+      for (int t = 0; t < TALL; t++) {
+        bool kept[8] = {};
+        if (args.threshold != 0) {
+          draw(drawn[warp], args, row + t * OWN, key + k16, h.plane);
+          find_kept(kept, drawn[warp], args);
+        }
+        DC_UNROLL
+        for (int i = 0; i < 8; i++) {
+          const int half = 2 * t + i % 4 / 2, column = i / 4 * 8 + lane_pair() + i % 2;
+          float &score = s[t][i / 4][i % 4];
+          score = fmaf(score, to_log2, mask[at][k16 + column]) - lse[half];
+          const float m = args.threshold == 0 ? 1.0f : kept[i] ? args.scale : 0.0f;
+          differentiate(score, dp[t][i / 4][i % 4], delta[half], m);
+        }
+        left[t] = math::prepare(fragment_of<DTYPE>(dp[t][0], dp[t][1]));
       }
-      const typename math::ready left = math::prepare(fragment_of<DTYPE>(dp[0], dp[1]));
-      DC_UNROLL
-      for (int n = 0; n < D / 8; n += 2) {
-        math::multiply_rows(dq[n], dq[n + 1], left, &keys[at][k16][8 * n], LD);
-      }
+      multiply_rows<DTYPE, LD>(dq, left, &keys[at][k16][0]);
     }
   }
-  const float factor[2] = {args.factor, args.factor};
+  float factor[2 * TALL];
+  DC_UNROLL
+  for (int i = 0; i < 2 * TALL; i++) {
+    factor[i] = args.factor;
+  }
   const int64_t to = h.q - whole(static_cast<const T *>(args.qkv), args, stride);
-  store_own<DTYPE, D>(whole(static_cast<T *>(args.dqkv), args, stride) + to + row * stride + part * D, stride, left_rows,
-                      args.d - part * D, dq, factor);
+  store_own<DTYPE, D, TALL>(row_at(whole(static_cast<T *>(args.dqkv), args, stride) + to, row, stride) + part * D,
+                            stride, left_rows, args.d - part * D, dq, factor);
 }
 
 /* The tile of queries from `query` on: a part of them and of the gradients of their outputs, and their statistics. */
 template <int DTYPE, int D, int ROWS, typename T>
-DC_DEVICE void load_queries(const arguments &args, const head<T> &h, int64_t query, int part, T *queries, T *douts,
+DC_DEVICE void load_queries(const arguments &args, const head<T> &h, int query, int part, T *queries, T *douts,
                             float *lse, float *delta) {
-  const int64_t hidden = static_cast<int64_t>(args.heads) * args.d, stride = 3 * hidden, left = h.length - query;
+  const int hidden = args.heads * args.d, stride = 3 * hidden;
+  const int left = h.length - query;
   const T *dc = whole(static_cast<const T *>(args.dc), args, hidden) + h.out;
-  load_tile<DTYPE, D, ROWS>(queries, h.q + query * stride + part * D, stride, left, args.d - part * D);
-  load_tile<DTYPE, D, ROWS>(douts, dc + query * hidden + part * D, hidden, left, args.d - part * D);
+  load_tile<DTYPE, D, ROWS>(queries, row_at(h.q, query, stride) + part * D, stride, left, args.d - part * D);
+  load_tile<DTYPE, D, ROWS>(douts, row_at(dc, query, hidden) + part * D, hidden, left, args.d - part * D);
   if (dc_thread() < ROWS) {
-    const int64_t at = query + dc_thread();
+    const int at = query + static_cast<int>(dc_thread());
     lse[dc_thread()] = at < h.length ? whole(args.lse, args, args.heads)[h.statistics + at] : INFINITY;
     delta[dc_thread()] = at < h.length ? whole(args.delta, args, args.heads)[h.statistics + at] : 0;
   }
@@ -142,9 +165,13 @@ template <int DTYPE, int D, bool WIDE>
 DC_DEVICE void back_keys(const arguments &args) {
   typedef warp_math<DTYPE> math;
   typedef typename math::element T;
-  constexpr bool IN_BLOCK = DTYPE != DC_FLOAT32 && D > 64 && !WIDE;
-  enum { ROWS = IN_BLOCK || WIDE ? 16 : tile_rows<DTYPE>(), LD = D + math::PAD, PLACES = places<D, WIDE>() };
-  enum { COPIES = IN_BLOCK ? 2 : 1, KEPT = IN_BLOCK ? BLOCK : 1 };
+  /* The sums leave registers for narrow heads' keys of 16 bits. Their values, and both of wider heads, are in the
+   * block's memory, where float32 has no room, and heads in parts have none. */
+  constexpr bool IN_BLOCK = DTYPE != DC_FLOAT32 && !WIDE;
+  constexpr kept VALUES = IN_BLOCK ? IN_TILE : ELSEWHERE, KEYS = IN_BLOCK && D == 64 ? IN_REGISTERS : VALUES;
+  enum { ROWS = WIDE || (IN_BLOCK && D > 64) ? 16 : 32, LD = D + math::PAD, PLACES = places<D, WIDE>() };
+  enum { TALL = tall_rows<DTYPE, D>(), BLOCK = block_rows<TALL>() };
+  enum { COPIES = KEYS == IN_TILE ? 2 : 1, KEPT = IN_BLOCK ? BLOCK : 1 };
   DC_SHARED(T, own, [COPIES][KEPT][LD]);
   DC_SHARED(T, queries, [PLACES][ROWS][LD]);
   DC_SHARED(T, douts, [PLACES][ROWS][LD]);
@@ -152,42 +179,48 @@ DC_DEVICE void back_keys(const arguments &args) {
   DC_SHARED(float, delta, [PLACES][ROWS]);
   DC_SHARED(draws, drawn, [WARPS]);
   head<T> h;
-  int64_t first;
-  if (!place(args, h, first)) {
+  int first;
+  if (!place<block_rows<TALL>()>(args, h, first)) {
     return;
   }
-  const int64_t hidden = static_cast<int64_t>(args.heads) * args.d, stride = 3 * hidden;
+  const int hidden = args.heads * args.d, stride = 3 * hidden;
   const int warp = static_cast<int>(dc_thread() / DC_WARP);
-  const int64_t row = first + warp * OWN, left_rows = h.length - row;
+  const int row = first + warp * TALL * OWN, left_rows = h.length - row;
   const int parts = parts_of<D, WIDE>(args), part = own_part<WIDE>();
-  /* The sums of 128 features leave no registers for the rows: float32's, and those of wide heads, come from the caches.
-   */
-  if constexpr (IN_BLOCK) {
-    load_tile<DTYPE, D, BLOCK>(&own[0][0][0], h.k + first * stride, stride, h.length - first, args.d);
-    load_tile<DTYPE, D, BLOCK>(&own[COPIES - 1][0][0], h.v + first * stride, stride, h.length - first, args.d);
-    dc_wait_copies();
-    dc_sync();
+  if constexpr (VALUES == IN_TILE) {
+    load_tile<DTYPE, D, BLOCK>(&own[0][0][0], row_at(h.v, first, stride), stride, h.length - first, args.d);
   }
-  typedef own_rows<DTYPE, D, DTYPE != DC_FLOAT32 && D == 64 && !WIDE> rows;
-  const rows k_own = IN_BLOCK ? rows(&own[0][warp * OWN % KEPT][0], LD, OWN, D)
-                              : rows(h.k + row * stride, stride, left_rows, args.d);
-  const rows v_own = IN_BLOCK ? rows(&own[COPIES - 1][warp * OWN % KEPT][0], LD, OWN, D)
-                              : rows(h.v + row * stride, stride, left_rows, args.d);
-  const float mask[2] = {mask_at<DTYPE>(args, h.mask, row + lane_row(), h.length),
-                         mask_at<DTYPE>(args, h.mask, row + lane_row() + 8, h.length)};
+  if constexpr (KEYS == IN_TILE) {
+    load_tile<DTYPE, D, BLOCK>(&own[1][0][0], row_at(h.k, first, stride), stride, h.length - first, args.d);
+  }
+  const auto rows_of = [&](kept where, const T *from, int copy) {
+    return where == IN_TILE ? &own[copy % COPIES][warp * TALL * OWN % KEPT][0] : row_at(from, row, stride);
+  };
+  const own_rows<DTYPE, D, TALL, KEYS> k_own(rows_of(KEYS, h.k, 1), KEYS == IN_TILE ? LD : stride, left_rows, args.d);
+  const own_rows<DTYPE, D, TALL, VALUES> v_own(rows_of(VALUES, h.v, 0), VALUES == IN_TILE ? LD : stride, left_rows,
+                                               args.d);
+  float mask[2 * TALL];
+  DC_UNROLL
+  for (int i = 0; i < 2 * TALL; i++) {
+    mask[i] = mask_at<DTYPE>(args, h.mask, row + lane_row() + 8 * i, h.length);
+  }
   const float to_log2 = args.factor * DC_LOG2_E;
-  float dk[D / 8][4] = {}, dv[D / 8][4] = {};
-  for (int64_t query = 0; query < h.length; query += ROWS) {
-    int at = 0, c = 0;
-    const auto fetch = [&](int64_t tile, int to) {
-      load_queries<DTYPE, D, ROWS>(args, h, tile, c, &queries[to][0][0], &douts[to][0][0], lse[to], delta[to]);
-    };
+  float dk[TALL][D / 8][4] = {}, dv[TALL][D / 8][4] = {};
+  int c = 0;
+  const auto fetch = [&](int tile, int to) {
+    load_queries<DTYPE, D, ROWS>(args, h, tile, c, &queries[to][0][0], &douts[to][0][0], lse[to], delta[to]);
+  };
+  if (PLACES == 2) {
+    fetch(0, 0);
+  }
+  for (int query = 0; query < h.length; query += ROWS) {
+    int at = 0;
     if constexpr (!WIDE) {
       at = next_tile<PLACES>(query, ROWS, h.length, fetch);
     }
     DC_ROLLED
     for (int q16 = 0; q16 < ROWS; q16 += 16) {
-      float s[2][4] = {}, dp[2][4] = {};
+      float s[TALL][2][4] = {}, dp[TALL][2][4] = {};
       for (int i = 1; i <= parts; i++) {
         if constexpr (WIDE) {
           c = (part + i) % parts;
@@ -195,36 +228,42 @@ DC_DEVICE void back_keys(const arguments &args) {
         }
         multiply_both<DTYPE, D, WIDE>(c, s, k_own, &queries[at][q16][0], dp, v_own, &douts[at][q16][0]);
       }
-      bool kept[8] = {};
-      if (args.threshold != 0) {
-        draw(drawn[warp], args, query + q16, row, h.plane);
-        find_kept_turned(kept, drawn[warp], args);
-      }
+      typename math::ready left_p[TALL], left_s[TALL];
       DC_UNROLL
-      for (int i = 0; i < 8; i++) {
-        const int half = i % 4 / 2, column = q16 + i / 4 * 8 + lane_pair() + i % 2;
-        float &score = s[i / 4][i % 4];
-        score = fmaf(score, to_log2, mask[half]) - lse[at][column];
-        const float m = args.threshold == 0 ? 1.0f : kept[i] ? args.scale : 0.0f;
-        differentiate(score, dp[i / 4][i % 4], delta[at][column], m);
+      for (int t = 0; t < TALL; t++) {
+        bool kept[8] = {};
+        if (args.threshold != 0) {
+          draw(drawn[warp], args, query + q16, row + t * OWN, h.plane);
+          find_kept_turned(kept, drawn[warp], args);
+        }
+        DC_UNROLL
+        for (int i = 0; i < 8; i++) {
+          const int half = 2 * t + i % 4 / 2, column = q16 + i / 4 * 8 + lane_pair() + i % 2;
+          float &score = s[t][i / 4][i % 4];
+          score = fmaf(score, to_log2, mask[half]) - lse[at][column];
+          const float m = args.threshold == 0 ? 1.0f : kept[i] ? args.scale : 0.0f;
+          differentiate(score, dp[t][i / 4][i % 4], delta[at][column], m);
+        }
+        left_p[t] = math::prepare(fragment_of<DTYPE>(s[t][0], s[t][1]));
+        left_s[t] = math::prepare(fragment_of<DTYPE>(dp[t][0], dp[t][1]));
       }
-      const typename math::ready left_p = math::prepare(fragment_of<DTYPE>(s[0], s[1]));
-      const typename math::ready left_s = math::prepare(fragment_of<DTYPE>(dp[0], dp[1]));
-      DC_UNROLL
-      for (int n = 0; n < D / 8; n += 2) {
-        math::multiply_rows(dv[n], dv[n + 1], left_p, &douts[at][q16][8 * n], LD);
-        math::multiply_rows(dk[n], dk[n + 1], left_s, &queries[at][q16][8 * n], LD);
-      }
+      multiply_rows<DTYPE, LD>(dv, left_p, &douts[at][q16][0]);
+      multiply_rows<DTYPE, LD>(dk, left_s, &queries[at][q16][0]);
     }
   }
-  const float factor[2] = {args.factor, args.factor}, one[2] = {1, 1};
-  T *to = whole(static_cast<T *>(args.dqkv), args, stride) + row * stride + part * D +
-          (h.k - whole(static_cast<const T *>(args.qkv), args, stride));
-  store_own<DTYPE, D>(to, stride, left_rows, args.d - part * D, dk, factor);
-  store_own<DTYPE, D>(to + hidden, stride, left_rows, args.d - part * D, dv, one);
+  float factor[2 * TALL], one[2 * TALL];
+  DC_UNROLL
+  for (int i = 0; i < 2 * TALL; i++) {
+    factor[i] = args.factor;
+    one[i] = 1;
+  }
+  const int64_t at = h.k - whole(static_cast<const T *>(args.qkv), args, stride);
+  T *to = row_at(whole(static_cast<T *>(args.dqkv), args, stride) + at, row, stride) + part * D;
+  store_own<DTYPE, D, TALL>(to, stride, left_rows, args.d - part * D, dk, factor);
+  store_own<DTYPE, D, TALL>(to + hidden, stride, left_rows, args.d - part * D, dv, one);
 }
 
 }  // namespace
 
-DC_ATTENTION_KERNELS(back_queries, 3)
+DC_ATTENTION_KERNELS(back_queries, 2)
 DC_ATTENTION_KERNELS(back_keys, 2)

@@ -56,6 +56,15 @@ DC_DEVICE void right_by_columns(uint32_t (&b)[4], const uint16_t *tile, int ld) 
                : "r"(at));
 }
 
+/* A left operand, 16 x 16. */
+DC_DEVICE void left_by_rows(uint32_t (&a)[4], const uint16_t *tile, int ld) {
+  const int lane = static_cast<int>(dc_thread() % DC_WARP);
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(tile + lane % 16 * ld + lane / 16 * 8));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(at));
+}
+
 #else
 
 template <int DTYPE>
@@ -89,10 +98,17 @@ DC_DEVICE void right_by_columns(uint32_t (&b)[4], const uint16_t *tile, int ld) 
     b[i] = two_halves(at[0], at[1]);
   }
 }
+DC_DEVICE void left_by_rows(uint32_t (&a)[4], const uint16_t *tile, int ld) {
+  for (int i = 0; i < 4; i++) {
+    const uint16_t *at = tile + (lane_row() + i % 2 * 8) * ld + lane_pair() + i / 2 * 8;
+    a[i] = two_halves(at[0], at[1]);
+  }
+}
 
 #endif
 
-/* Of a type: what an element is, a fragment, and one that is ready to be multiplied. PAD elements after each row of a
+/* Of a type: what an element is, a fragment, one that is ready to be multiplied, and a right operand of 16 x 16. PAD
+ * elements after each row of a
  * tile keep the lanes' reads in different banks. */
 template <int DTYPE>
 struct warp_math {
@@ -101,6 +117,9 @@ struct warp_math {
     uint32_t a[4];
   };
   typedef fragment ready;
+  struct right {
+    uint32_t b[4];
+  };
   enum { PAD = 8, VECTOR = 8 };
 
   DC_DEVICE float wide(element x) {
@@ -134,19 +153,21 @@ struct warp_math {
   DC_DEVICE const ready &prepare(const fragment &f) {
     return f;
   }
-  /* c and d, neighbours, += left right. By columns: element (k, n) of the right operand lies at tile[n ld + k]; by rows
-   * at tile[k ld + n]. */
-  DC_DEVICE void multiply_columns(float (&c)[4], float (&d)[4], const ready &left, const element *tile, int ld) {
-    uint32_t b[4];
-    right_by_columns(b, tile, ld);
-    dc_mma<DTYPE>(c, left.a, b[0], b[1]);
-    dc_mma<DTYPE>(d, left.a, b[2], b[3]);
+  /* By columns: element (k, n) of the right operand lies at tile[n ld + k]; by rows at tile[k ld + n]. */
+  DC_DEVICE right by_columns(const element *tile, int ld) {
+    right r;
+    right_by_columns(r.b, tile, ld);
+    return r;
   }
-  DC_DEVICE void multiply_rows(float (&c)[4], float (&d)[4], const ready &left, const element *tile, int ld) {
-    uint32_t b[4];
-    right_by_rows(b, tile, ld);
-    dc_mma<DTYPE>(c, left.a, b[0], b[1]);
-    dc_mma<DTYPE>(d, left.a, b[2], b[3]);
+  DC_DEVICE right by_rows(const element *tile, int ld) {
+    right r;
+    right_by_rows(r.b, tile, ld);
+    return r;
+  }
+  /* c and d, neighbours, += left right. */
+  DC_DEVICE void multiply(float (&c)[4], float (&d)[4], const ready &left, const right &r) {
+    dc_mma<DTYPE>(c, left.a, r.b[0], r.b[1]);
+    dc_mma<DTYPE>(d, left.a, r.b[2], r.b[3]);
   }
   /* Two neighbours of a row, at a multiple of their size. */
   DC_DEVICE void put_pair(element *to, float x, float y) {
@@ -162,6 +183,10 @@ struct warp_math<DC_FLOAT32> {
   };
   struct ready { /* both whole rows */
     float row[2][16];
+  };
+  struct right { /* left where it lies: element (k, n) at at[k down + n across] */
+    const element *at;
+    int down, across;
   };
   enum { PAD = 4, VECTOR = 4 };
 
@@ -204,20 +229,18 @@ struct warp_math<DC_FLOAT32> {
     c[2] = fmaf(left.row[1][k], x, c[2]);
     c[3] = fmaf(left.row[1][k], y, c[3]);
   }
-  DC_DEVICE void multiply_columns(float (&c)[4], float (&d)[4], const ready &left, const element *tile, int ld) {
-    const element *at = tile + lane_pair() * ld;
-    DC_UNROLL
-    for (int k = 0; k < 16; k++) {
-      add(c, left, k, at[k], at[ld + k]);
-      add(d, left, k, at[8 * ld + k], at[9 * ld + k]);
-    }
+  DC_DEVICE right by_columns(const element *tile, int ld) {
+    return {tile + lane_pair() * ld, 1, ld};
   }
-  DC_DEVICE void multiply_rows(float (&c)[4], float (&d)[4], const ready &left, const element *tile, int ld) {
-    const element *at = tile + lane_pair();
+  DC_DEVICE right by_rows(const element *tile, int ld) {
+    return {tile + lane_pair(), ld, 1};
+  }
+  DC_DEVICE void multiply(float (&c)[4], float (&d)[4], const ready &left, const right &r) {
     DC_UNROLL
     for (int k = 0; k < 16; k++) {
-      add(c, left, k, at[k * ld], at[k * ld + 1]);
-      add(d, left, k, at[k * ld + 8], at[k * ld + 9]);
+      const element *at = r.at + k * r.down;
+      add(c, left, k, at[0], at[r.across]);
+      add(d, left, k, at[8 * r.across], at[9 * r.across]);
     }
   }
   DC_DEVICE void put_pair(element *to, float x, float y) {
