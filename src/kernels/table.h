@@ -76,12 +76,11 @@ extern const dc__rows dc__rows_avx512;
 
 /* update.h, for one instruction set. */
 typedef struct dc__update {
-  void (*adamw)(float *w, float *m, float *v, float *most, const float *g, int64_t count,
-                const dc__adamw_factors *factors);
-  void (*sgd)(float *w, float *b, const float *g, int64_t count, const dc__sgd_factors *factors);
-  void (*scale)(float *y, const float *x, int64_t count, float scale);
+  void (*adamw)(const dc__update_span *span, int64_t from, int64_t count, float scale);
+  void (*sgd)(const dc__update_span *span, int64_t from, int64_t count, float scale);
+  void (*read)(float *x, const void *from, int32_t dtype, int64_t count, float scale);
   bool (*below)(const float *x, int64_t count, int32_t exponent);
-  void (*follow)(float *master, const float *rounded, const float *w, int64_t count);
+  void (*follow)(float *master, const void *w, int32_t dtype, int64_t count);
 } dc__update;
 extern const dc__update dc__update_plain;
 extern const dc__update dc__update_avx2;

@@ -9,19 +9,15 @@ static const dc__update *update(void) {
   return chosen != NULL ? chosen : &dc__update_plain;
 }
 
-void dc__update_adamw(float *w, float *m, float *v, float *most, const float *g, int64_t count,
-                      const dc__adamw_factors *factors) {
-  update()->adamw(w, m, v, most, g, count, factors);
+void dc__update_here(int32_t kind, const dc__update_span *span, int64_t from, int64_t count, float scale) {
+  (kind == DC__UPDATE_ADAMW ? update()->adamw : update()->sgd)(span, from, count, scale);
 }
-void dc__update_sgd(float *w, float *b, const float *g, int64_t count, const dc__sgd_factors *factors) {
-  update()->sgd(w, b, g, count, factors);
-}
-void dc__update_scale(float *y, const float *x, int64_t count, float scale) {
-  update()->scale(y, x, count, scale);
+void dc__update_read(float *x, const void *from, int32_t dtype, int64_t count, float scale) {
+  update()->read(x, from, dtype, count, scale);
 }
 bool dc__update_below(const float *x, int64_t count, int32_t exponent) {
   return update()->below(x, count, exponent);
 }
-void dc__update_follow(float *master, const float *rounded, const float *w, int64_t count) {
-  update()->follow(master, rounded, w, count);
+void dc__update_follow(float *master, const void *w, int32_t dtype, int64_t count) {
+  update()->follow(master, w, dtype, count);
 }

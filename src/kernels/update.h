@@ -1,24 +1,22 @@
-/* Elementwise work of the optimizers on float32. One text in plain C (update_loops.h) is compiled for every instruction
- * set; without contraction, all give the same bits, and an element's do not depend on where it lies. */
+/* Elementwise work of the optimizers, computed in float32. One text in plain C (update_loops.h) is compiled for every
+ * instruction set; without contraction, all give the same bits, and an element's do not depend on where it lies. */
 #ifndef DC_KERNELS_UPDATE_H
 #define DC_KERNELS_UPDATE_H
 
 #include "base/base.h"
 #include "kernels/update_element.h"
 
-/* most, the largest v so far: NULL without amsgrad. */
-void dc__update_adamw(float *w, float *m, float *v, float *most, const float *g, int64_t count,
-                      const dc__adamw_factors *factors);
+/* A step of `count` elements of a span, from element `from` on, in one pass over its memory; kind: DC__UPDATE_ADAMW or
+ * _SGD. Weights and gradients are of float32, float16 or bfloat16, at any address; 16-bit weights have a master, which
+ * follows them first. The gradient is multiplied with scale. */
+void dc__update_here(int32_t kind, const dc__update_span *span, int64_t from, int64_t count, float scale);
 
-/* b NULL: no momentum. */
-void dc__update_sgd(float *w, float *b, const float *g, int64_t count, const dc__sgd_factors *factors);
-
-/* y[i] = x[i] * scale. */
-void dc__update_scale(float *y, const float *x, int64_t count, float scale);
+/* x[i] = scale * from[i], which is of one of these types. */
+void dc__update_read(float *x, const void *from, int32_t dtype, int64_t count, float scale);
 /* Whether all elements are below 2^exponent in size, -126 to 128; with 128, whether none is NaN or infinite. */
 bool dc__update_below(const float *x, int64_t count, int32_t exponent);
-/* master[i] = w[i] where rounded[i], the master as its weight's type has it, is not w[i], bit for bit. */
-void dc__update_follow(float *master, const float *rounded, const float *w, int64_t count);
+/* master[i] = w[i] where the master rounded to the weights' type, of 16 bits, is not w[i], bit for bit. */
+void dc__update_follow(float *master, const void *w, int32_t dtype, int64_t count);
 
 /* The same on a device with memory of its own, in the order of a stream; kind: enum dc__update_kind. */
 void dc__update_there(dc_stream *stream, int32_t kind, const dc__update_batch *batch);

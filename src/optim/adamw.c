@@ -25,11 +25,7 @@ static void rule(const void *of, dc__update_rule *to) {
                                .maximize = options->maximize};
 }
 
-static void update(const dc__optim_tile *tile, float *const state[3], const dc__update_span *param) {
-  dc__update_adamw(tile->weight, state[0], state[1], state[2], tile->grad, tile->count, &param->factors.adamw);
-}
-
-static const dc__elementwise_rules rules = {.kernel = DC__UPDATE_ADAMW, .add = add, .rule = rule, .update = update};
+static const dc__elementwise_rules rules = {.kernel = DC__UPDATE_ADAMW, .add = add, .rule = rule};
 
 const dc__optim_kind dc__adamw_kind = {DC__ELEMENTWISE_KIND, .name = "adamw", .options_size = sizeof(dc_adamw_options),
                                        .rules = &rules, .refuse = refuse};

@@ -43,8 +43,14 @@ static void adam(const dc__block_place *place, const dc__block *b, const dc__ada
   (void)place;
   for (int64_t from = 0; from < b->count; from += DC__OPTIM_TILE) {
     int64_t count = b->count - from < DC__OPTIM_TILE ? b->count - from : DC__OPTIM_TILE;
+    const dc__update_span span = {.weight = tile,
+                                  .grad = b->data + from,
+                                  .state = {b->exp_avg + from, b->squares + from},
+                                  .dtype = DC_FLOAT32,
+                                  .grad_dtype = DC_FLOAT32,
+                                  .factors = {.adamw = *factors}};
     memset(tile, 0, sizeof tile);
-    dc__update_adamw(tile, b->exp_avg + from, b->squares + from, NULL, b->data + from, count, factors);
+    dc__update_here(DC__UPDATE_ADAMW, &span, 0, count, 1);
     memcpy(b->data + from, tile, (size_t)count * sizeof *tile);
   }
 }

@@ -1,4 +1,5 @@
-/* Work on single elements of all parameters: cut into tiles that fit the first-level cache, on the threads. */
+/* Work on single elements of parameters: cut into chunks, on the threads, and where what is converted is kept, into
+ * tiles that fit the first-level cache. */
 #include <stdatomic.h>
 
 #include "optim/inside.h"
@@ -33,10 +34,7 @@ static int64_t param_of(const dc_optimizer *o, int64_t chunk) {
 
 static void chunk_of(const job *j, const dc__optim_param *p, int64_t chunk) {
   int64_t begin = chunk * CHUNK;
-  int64_t end = p->count - begin < CHUNK ? p->count : begin + CHUNK;
-  for (int64_t from = begin; from < end; from += DC__OPTIM_TILE) {
-    j->fn(j->o, p, from, end - from < DC__OPTIM_TILE ? end - from : DC__OPTIM_TILE, j->arg);
-  }
+  j->fn(j->o, p, begin, p->count - begin < CHUNK ? p->count - begin : CHUNK, j->arg);
 }
 
 static void run_chunk(void *arg, int64_t index, void *scratch) {
@@ -67,16 +65,10 @@ const float *dc__optim_grad(const dc_optimizer *o, const dc__optim_param *p, int
                             float tile[DC__OPTIM_TILE]) {
   const dc__optim_io *io = &o->io[p - o->params];
   const char *grad = (const char *)io->grad + (size_t)from * dc_dtype_size(io->grad_dtype);
-  const float *x = tile;
-  if (in_place(grad, io->grad_dtype)) {
-    x = (const float *)(const void *)grad;
-  } else {
-    dc__cast(tile, DC_FLOAT32, grad, io->grad_dtype, count);
+  if (o->grad_scale == 1 && in_place(grad, io->grad_dtype)) {
+    return (const float *)(const void *)grad;
   }
-  if (o->grad_scale == 1) {
-    return x;
-  }
-  dc__update_scale(tile, x, count, (float)o->grad_scale);
+  dc__update_read(tile, grad, io->grad_dtype, count, (float)o->grad_scale);
   return tile;
 }
 
@@ -85,33 +77,30 @@ typedef struct tiles {
   void *arg;
 } tiles;
 
-static void run_tile(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, void *arg) {
-  const tiles *t = arg;
+static void run_tile(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, const tiles *t) {
   float grad[DC__OPTIM_TILE];
   float weight[DC__OPTIM_TILE];
-  float rounded[DC__OPTIM_TILE];
-  uint16_t half[DC__OPTIM_TILE];
   char *data = (char *)o->io[p - o->params].weight + (size_t)from * dc_dtype_size(p->dtype);
   dc__optim_tile tile = {p, from, count, (float *)(void *)data, dc__optim_grad(o, p, from, count, grad)};
   if (in_place(data, p->dtype)) {
     t->fn(o, &tile, t->arg);
     return;
   }
-  tile.weight = weight;
-  dc__cast(weight, DC_FLOAT32, data, p->dtype, count);
   if (p->master != NULL) {
     tile.weight = p->master + from;
-    dc__cast(half, p->dtype, tile.weight, DC_FLOAT32, count);
-    dc__cast(rounded, DC_FLOAT32, half, p->dtype, count);
-    dc__update_follow(tile.weight, rounded, weight, count);
+    dc__update_follow(tile.weight, data, p->dtype, count);
+  } else {
+    tile.weight = weight;
+    dc__cast(weight, DC_FLOAT32, data, p->dtype, count);
   }
   t->fn(o, &tile, t->arg);
   dc__cast(data, p->dtype, tile.weight, DC_FLOAT32, count);
 }
 
-void dc__optim_each_tile(dc_optimizer *o, dc__optim_tile_fn fn, void *arg) {
-  tiles t = {fn, arg};
-  dc__optim_each_part(o, run_tile, &t);
+static void run_tiles(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, void *arg) {
+  for (int64_t done = 0; done < count; done += DC__OPTIM_TILE) {
+    run_tile(o, p, from + done, count - done < DC__OPTIM_TILE ? count - done : DC__OPTIM_TILE, arg);
+  }
 }
 
 static void run_param_chunk(void *arg, int64_t index, void *scratch) {
@@ -122,6 +111,6 @@ static void run_param_chunk(void *arg, int64_t index, void *scratch) {
 
 void dc__optim_param_tiles(dc_optimizer *o, const dc__optim_param *p, dc__optim_tile_fn fn, void *arg) {
   tiles t = {fn, arg};
-  job j = {o, run_tile, &t, p};
+  job j = {o, run_tiles, &t, p};
   dc__parallel_sized(o->linalg->pool, chunks(o, p - o->params), CHUNK, run_param_chunk, &j);
 }

@@ -1,7 +1,7 @@
 /* What AdamW and SGD have in common: state that is as long as the part, constants of a step, and one pass over all
- * elements, in tiles here or by the kernels of a device with memory of its own. There the steps are counted in the
- * device's memory, and what a step multiplies with is computed from the counts by the same text as here: so a step that
- * the device itself decides about needs nothing of the host. */
+ * elements, on the threads here or by the kernels of a device with memory of its own. There the steps are counted in
+ * the device's memory, and what a step multiplies with is computed from the counts by the same text as here: so a step
+ * that the device itself decides about needs nothing of the host. */
 #include "optim/inside.h"
 
 static const dc__elementwise_rules *rules_of(const dc_optimizer *o) {
@@ -23,14 +23,10 @@ dc_status dc__elementwise_prepare(dc_optimizer *o, const char *fn, int64_t first
   return DC_OK;
 }
 
-static void update(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
+static void update(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, void *arg) {
   (void)arg;
-  const dc__update_span *p = &((dc__elementwise *)(void *)o)->params[tile->param - o->params];
-  float *state[3];
-  for (int32_t k = 0; k < 3; k++) {
-    state[k] = p->state[k] == NULL ? NULL : p->state[k] + tile->from;
-  }
-  rules_of(o)->update(tile, state, p);
+  const dc__update_span *own = &((dc__elementwise *)(void *)o)->params[p - o->params];
+  dc__update_here(rules_of(o)->kernel, own, from, count, (float)o->grad_scale);
 }
 
 static dc__update_record *record_of(const dc__optim_param *p) {
@@ -48,12 +44,13 @@ dc_status dc__elementwise_step(dc_optimizer *o, const char *fn) {
   (void)fn;
   for (int64_t i = 0; i < o->count; i++) {
     const dc__optim_param *p = &o->params[i];
+    dc__update_span *own = &((dc__elementwise *)(void *)o)->params[i];
     dc__update_rule rule;
     rules_of(o)->rule(dc__optim_options(o, p), &rule);
-    ((dc__elementwise *)(void *)o)->params[i].factors =
-        dc__update_factors_of(rules_of(o)->kernel, &rule, o->groups[p->group].lr, *p->step + 1);
+    dc__optim_fill_span(o, p, own);
+    own->factors = dc__update_factors_of(rules_of(o)->kernel, &rule, o->groups[p->group].lr, *p->step + 1);
   }
-  dc__optim_each_tile(o, update, NULL);
+  dc__optim_each_part(o, update, NULL);
   return DC_OK;
 }
 

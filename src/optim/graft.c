@@ -85,7 +85,7 @@ void dc__graft_finish(const dc__block_place *place, const dc__graft *g, bool sca
   const dc__graft_factors f = g->factors;
   if (scaled) {
     double own = norm(g->data, g->count);
-    dc__update_scale(g->data, g->data, g->count, own > 0 ? (float)(place->length / own) : 0);
+    dc__update_read(g->data, g->data, DC_FLOAT32, g->count, own > 0 ? (float)(place->length / own) : 0);
   }
   for (int64_t i = 0; i < g->count && g->momentum != NULL; i++) {
     float u = g->data[i];

@@ -97,6 +97,8 @@ void dc__optim_drop_pieces(dc_optimizer *o, dc__optim_param *p);
 bool dc__optim_is_there(const dc_optimizer *o);
 /* Kernels want elements at multiples of their size. */
 dc_status dc__optim_check_there(const dc_optimizer *o, const char *fn);
+/* A step's tensors of a parameter, into its span. */
+void dc__optim_fill_span(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span);
 /* Fills in state and factors of a parameter's span; false: it is left out. */
 typedef bool (*dc__optim_span_fn)(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span);
 /* Queues launches for all parameters with gradients, as the batch says for the rest; kind: enum dc__update_kind. */
@@ -111,9 +113,9 @@ dc_status dc__optim_found_there(const dc_optimizer *o, int64_t *index);
 
 /* ---- work on single elements (elements.c) ---- */
 
-enum { DC__OPTIM_TILE = 1024 }; /* elements that work is done on at a time */
+enum { DC__OPTIM_TILE = 1024 }; /* elements of an intermediate on the stack */
 
-/* fn for all elements of the parameters that have gradients, in tiles, on the threads. */
+/* fn for all elements of the parameters that have gradients, in parts, on the threads. */
 typedef void (*dc__optim_part_fn)(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, void *arg);
 void dc__optim_each_part(dc_optimizer *o, dc__optim_part_fn fn, void *arg);
 
@@ -131,27 +133,24 @@ typedef struct dc__optim_tile {
   const float *grad; /* times grad_scale */
 } dc__optim_tile;
 typedef void (*dc__optim_tile_fn)(dc_optimizer *o, const dc__optim_tile *tile, void *arg);
-void dc__optim_each_tile(dc_optimizer *o, dc__optim_tile_fn fn, void *arg);
-/* The same for one parameter, which has a gradient. */
+/* fn for all elements of one parameter, which has a gradient, in tiles, on the threads. */
 void dc__optim_param_tiles(dc_optimizer *o, const dc__optim_param *p, dc__optim_tile_fn fn, void *arg);
 
 /* ---- AdamW and SGD (elementwise.c) ---- */
 
 typedef struct dc__elementwise {
   dc_optimizer head;
-  dc__update_span *params; /* state and factors of each */
+  dc__update_span *params; /* state of each; here, a step's tensors and factors too */
   int64_t capacity;
 } dc__elementwise;
 
 /* `rules` of their dc__optim_kind. */
 typedef struct dc__elementwise_rules {
-  int32_t kernel; /* on a device with memory of its own: DC__UPDATE_ADAMW or _SGD */
+  int32_t kernel; /* DC__UPDATE_ADAMW or _SGD */
   /* Adds the pieces; false: no memory. */
   bool (*add)(dc_optimizer *o, dc__optim_param *p, float *state[3]);
   /* What a step's factors are made of. */
   void (*rule)(const void *options, dc__update_rule *to);
-  /* A tile's step; state is the tile's. */
-  void (*update)(const dc__optim_tile *tile, float *const state[3], const dc__update_span *param);
 } dc__elementwise_rules;
 
 dc_status dc__elementwise_prepare(dc_optimizer *o, const char *fn, int64_t first);

@@ -40,20 +40,25 @@ static dc__sgd_factors factors_of(const dc_kfac_options *options, double lr, boo
   return f;
 }
 
-static void update(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
-  (void)arg;
-  const dc__kfac_param *p = &dc__kfac_of(o)->params[tile->param - o->params];
-  const float *direction = tile->grad;
-  float scaled[DC__OPTIM_TILE];
-  if (p->flow >= 0) {
-    direction = p->direction + tile->from;
-    if (p->nu < 1) {
-      dc__update_scale(scaled, direction, tile->count, p->nu);
-      direction = scaled;
-    }
+/* Along what a parameter goes, and how far: a layer's direction, or its gradient. */
+static dc__update_span span_of(const dc__kfac *k, const dc__optim_param *p, float *scale) {
+  const dc__kfac_param *own = &k->params[p - k->head.params];
+  dc__update_span span = {.state = {own->momentum}, .factors = {.sgd = own->factors}};
+  dc__optim_fill_span(&k->head, p, &span);
+  *scale = (float)k->head.grad_scale;
+  if (own->flow >= 0) {
+    span.grad = own->direction;
+    span.grad_dtype = DC_FLOAT32;
+    *scale = own->nu;
   }
-  dc__update_sgd(tile->weight, p->momentum == NULL ? NULL : p->momentum + tile->from, direction, tile->count,
-                 &p->factors);
+  return span;
+}
+
+static void update(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, void *arg) {
+  (void)arg;
+  float scale;
+  const dc__update_span span = span_of(dc__kfac_of(o), p, &scale);
+  dc__update_here(DC__UPDATE_SGD, &span, from, count, scale);
 }
 
 static void launch(const dc__kfac *k, dc__update_batch *batch) {
@@ -68,26 +73,16 @@ static void move_there(const dc__kfac *k) {
   dc__update_batch batch = {.spans_used = 0};
   for (int64_t i = 0; i < k->head.count; i++) {
     const dc__optim_param *p = &k->head.params[i];
-    const dc__optim_io *io = &k->head.io[i];
-    const dc__kfac_param *own = &k->params[i];
-    const bool layer = own->flow >= 0;
-    const float scale = layer ? own->nu : (float)k->head.grad_scale;
-    if (io->grad_dtype == DC_DTYPE_NONE || p->count == 0) {
+    float scale;
+    const dc__update_span span = span_of(k, p, &scale);
+    if (!dc__optim_has_grad(&k->head, p) || p->count == 0) {
       continue;
     }
     if (batch.spans_used == DC__UPDATE_SPANS || batch.grad_scale != scale) {
       launch(k, &batch);
     }
     batch.grad_scale = scale;
-    batch.spans[batch.spans_used++] = (dc__update_span){.weight = io->weight,
-                                                        .grad = layer ? own->direction : io->grad,
-                                                        .master = p->master,
-                                                        .state = {own->momentum},
-                                                        .count = p->count,
-                                                        .index = i,
-                                                        .dtype = p->dtype,
-                                                        .grad_dtype = layer ? DC_FLOAT32 : io->grad_dtype,
-                                                        .factors = {.sgd = own->factors}};
+    batch.spans[batch.spans_used++] = span;
   }
   launch(k, &batch);
 }
@@ -101,7 +96,7 @@ dc_status dc__kfac_move(dc__kfac *k) {
   if (dc__optim_is_there(o)) {
     move_there(k);
   } else {
-    dc__optim_each_tile(o, update, NULL);
+    dc__optim_each_part(o, update, NULL);
   }
   return dc__linalg_done(o->linalg);
 }

@@ -210,8 +210,12 @@ static void check_part(dc_optimizer *o, const dc__optim_param *p, int64_t from, 
   float tile[DC__OPTIM_TILE];
   atomic_llong *first = arg;
   long long index = p - o->params;
-  const float *grad = dc__optim_grad(o, p, from, count, tile);
-  if (o->groups[p->group].check_finite && !dc__update_below(grad, count, o->kind->exponent)) {
+  bool below = true;
+  for (int64_t done = 0; done < count && o->groups[p->group].check_finite && below; done += DC__OPTIM_TILE) {
+    const int64_t part = count - done < DC__OPTIM_TILE ? count - done : DC__OPTIM_TILE;
+    below = dc__update_below(dc__optim_grad(o, p, from + done, part, tile), part, o->kind->exponent);
+  }
+  if (!below) {
     long long lowest = atomic_load(first);
     while (index < lowest && !atomic_compare_exchange_weak(first, &lowest, index)) {
     }

@@ -24,11 +24,7 @@ static void rule(const void *of, dc__update_rule *to) {
                            .maximize = options->maximize};
 }
 
-static void update(const dc__optim_tile *tile, float *const state[3], const dc__update_span *param) {
-  dc__update_sgd(tile->weight, state[0], tile->grad, tile->count, &param->factors.sgd);
-}
-
-static const dc__elementwise_rules rules = {.kernel = DC__UPDATE_SGD, .add = add, .rule = rule, .update = update};
+static const dc__elementwise_rules rules = {.kernel = DC__UPDATE_SGD, .add = add, .rule = rule};
 
 const dc__optim_kind dc__sgd_kind = {DC__ELEMENTWISE_KIND, .name = "sgd", .options_size = sizeof(dc_sgd_options),
                                      .rules = &rules, .refuse = refuse};

@@ -28,7 +28,7 @@ static void launch(dc_stream *on, int32_t kind, dc__update_batch *batch) {
   }
 }
 
-static void fill_span(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span) {
+void dc__optim_fill_span(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span) {
   const dc__optim_io *io = &o->io[p - o->params];
   span->weight = io->weight;
   span->grad = io->grad;
@@ -41,7 +41,7 @@ static void fill_span(const dc_optimizer *o, const dc__optim_param *p, dc__updat
 
 void dc__optim_param_there(const dc_optimizer *o, int32_t kind, const dc__optim_param *p, dc__update_span span) {
   dc__update_batch batch = {.spans_used = 1, .grad_scale = (float)o->grad_scale};
-  fill_span(o, p, &span);
+  dc__optim_fill_span(o, p, &span);
   batch.spans[0] = span;
   launch(o->linalg->device->here, kind, &batch);
 }
@@ -53,7 +53,7 @@ void dc__optim_each_span(const dc_optimizer *o, dc_stream *on, int32_t kind, dc_
   for (int64_t i = 0; i < o->count; i++) {
     const dc__optim_param *p = &o->params[i];
     dc__update_span span = {0};
-    fill_span(o, p, &span);
+    dc__optim_fill_span(o, p, &span);
     if (span.grad_dtype != DC_DTYPE_NONE && p->count > 0 && fn(o, p, &span)) {
       batch->spans[batch->spans_used++] = span;
     }

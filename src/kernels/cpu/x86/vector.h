@@ -27,6 +27,10 @@ DC__INLINE vector multiply(vector a, vector b) {
 DC__INLINE vector divide(vector a, vector b) {
   return _mm512_div_ps(a, b);
 }
+/* x where the bits of a and b are the same, else b. */
+DC__INLINE vector where_same(vector a, vector b, vector x) {
+  return _mm512_mask_mov_ps(b, _mm512_cmpeq_epi32_mask(_mm512_castps_si512(a), _mm512_castps_si512(b)), x);
+}
 DC__INLINE vector load_f32(const void *p) {
   return _mm512_loadu_ps(p);
 }
@@ -81,6 +85,11 @@ DC__INLINE vector multiply(vector a, vector b) {
 }
 DC__INLINE vector divide(vector a, vector b) {
   return _mm256_div_ps(a, b);
+}
+/* x where the bits of a and b are the same, else b. */
+DC__INLINE vector where_same(vector a, vector b, vector x) {
+  return _mm256_blendv_ps(b, x,
+                          _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b))));
 }
 DC__INLINE vector load_f32(const void *p) {
   return _mm256_loadu_ps(p);
