@@ -6,7 +6,7 @@
  *   memory    addresses that the host cannot touch: the host's stray access is a segmentation fault, and a kernel's or
  *             a copy's access outside of what is allocated is the driver's illegal address, after which all calls fail
  *   kernels   their threads one after the other; those of a block that meet as fibers, which always run in the same
- *             order, or under the thread sanitizer as threads of the system, where a missing barrier is a race
+ *             order; the thread sanitizer takes them for threads, and a missing barrier is a race
  *   graphs    of one stream: what is captured runs when the graph is launched
  *
  * Any function can be made to fail (cudasim_fail). What a card alone can show is in docs/gpu-status.md. */

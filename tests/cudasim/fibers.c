@@ -1,5 +1,7 @@
 /* Threads of a block that meet, as fibers of the stream's thread: each runs until it has to wait, in the same order
- * every time; up in one block and down in the next, so that what hangs on it gives different results. */
+ * every time; up in one block and down in the next, so that what hangs on it gives different results.
+ * For the thread sanitizer each is a thread of its own. It is told what begins, barriers and ends of blocks order, and
+ * nothing of how fibers are switched or what the simulator does: a barrier that is missing is a race, in any order. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include <stdlib.h>
 #include <string.h>
@@ -7,16 +9,26 @@
 
 #include "inside.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define WITH_ASAN
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define WITH_ASAN
+#if defined(__has_feature)
+#define BUILT_WITH(what) __has_feature(what)
+#else
+#define BUILT_WITH(what) 0
 #endif
-#endif
-#ifdef WITH_ASAN
+#if defined(__SANITIZE_ADDRESS__) || BUILT_WITH(address_sanitizer)
+#define WITH_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
+#endif
+#if defined(__SANITIZE_THREAD__) || BUILT_WITH(thread_sanitizer)
+#define WITH_TSAN
+#include <sanitizer/tsan_interface.h>
+#define UNSEEN __attribute__((no_sanitize("thread")))
+#define SEEN_BEFORE(place) __tsan_release(place)
+#define SEEN_AFTER(place) __tsan_acquire(place)
+#else
+#define UNSEEN
+#define SEEN_BEFORE(place) (void)(place)
+#define SEEN_AFTER(place) (void)(place)
 #endif
 
 /* ---- one side to the other ---- */
@@ -70,10 +82,12 @@ typedef struct fiber {
   cudasim_thread me;
   int state;
   place at;
-  void *shadow; /* the address sanitizer's */
+  void *shadow;       /* the address sanitizer's */
+  void *thread;       /* the thread sanitizer's */
+  uint32_t rounds[2]; /* at how many barriers of its block and of its warp it was */
 } fiber;
 
-/* The fibers of a grid stay for the next one, since the address sanitizer gives each a stack more, which is dear. */
+/* The fibers of a grid stay for the next one, since the sanitizers give each a stack and a history, which are dear. */
 typedef struct pool {
   struct pool *next;
   fiber fibers[CUDASIM_THREADS];
@@ -88,7 +102,10 @@ typedef struct scheduler {
   void *shadow;
   const void *stack; /* its own */
   size_t stack_bytes;
+  void *thread;
   bool over; /* the grid is */
+  /* What is ordered by these. A barrier's round is not mixed with the next one's, at which a fast thread may be. */
+  char begins, ends, barriers[2], warps[CUDASIM_THREADS / CUDASIM_WARP][2];
 } scheduler;
 
 static _Thread_local scheduler *here;
@@ -96,7 +113,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pool *spare;
 
 /* A fiber may go on in another thread, so it asks again each time. */
-static __attribute__((noinline)) scheduler *my_scheduler(void) {
+UNSEEN static __attribute__((noinline)) scheduler *my_scheduler(void) {
   __asm__ volatile("" ::: "memory");
   return here;
 }
@@ -117,6 +134,11 @@ static pool *pool_take(void) {
 /* Frames that were never left are of no use to another grid. */
 static void pool_give(pool *p, bool left) {
   if (!left) {
+#ifdef WITH_TSAN
+    for (int i = 0; i < CUDASIM_THREADS && p->fibers[i].thread != NULL; i++) {
+      __tsan_destroy_fiber(p->fibers[i].thread);
+    }
+#endif
 #ifdef WITH_ASAN
     __asan_unpoison_memory_region(p->stacks, CUDASIM_THREADS * (size_t)STACK);
 #endif
@@ -130,12 +152,15 @@ static void pool_give(pool *p, bool left) {
   pthread_mutex_unlock(&mutex);
 }
 
-static void to_scheduler(int state) {
+UNSEEN static void to_scheduler(int state) {
   scheduler *s = my_scheduler();
   fiber *self = s->running;
   self->state = state;
 #ifdef WITH_ASAN
   __sanitizer_start_switch_fiber(&self->shadow, s->stack, s->stack_bytes);
+#endif
+#ifdef WITH_TSAN
+  __tsan_switch_to_fiber(s->thread, __tsan_switch_to_fiber_no_sync);
 #endif
   cudasim_switch(&self->at, &s->at);
 #ifdef WITH_ASAN
@@ -145,23 +170,28 @@ static void to_scheduler(int state) {
 }
 
 /* One block after the other. */
-static void begin(void) {
+UNSEEN static void begin(void) {
 #ifdef WITH_ASAN
   __sanitizer_finish_switch_fiber(NULL, &here->stack, &here->stack_bytes);
 #endif
   for (;;) {
     const grid *g = my_scheduler()->g;
+    SEEN_AFTER(&my_scheduler()->begins);
     g->kernel->run(g->args);
+    SEEN_BEFORE(&my_scheduler()->ends);
     to_scheduler(ENDED);
   }
 }
 
-static void run_fiber(scheduler *s, uint32_t number) {
+UNSEEN static void run_fiber(scheduler *s, uint32_t number) {
   fiber *f = &s->pool->fibers[number];
   s->running = f;
   current = &f->me;
 #ifdef WITH_ASAN
   __sanitizer_start_switch_fiber(&s->shadow, s->pool->stacks + (size_t)number * STACK, STACK);
+#endif
+#ifdef WITH_TSAN
+  __tsan_switch_to_fiber(f->thread, __tsan_switch_to_fiber_no_sync);
 #endif
   cudasim_switch(&s->at, &f->at);
 #ifdef WITH_ASAN
@@ -169,9 +199,18 @@ static void run_fiber(scheduler *s, uint32_t number) {
 #endif
 }
 
-void meet(bool warp, bool orders) {
-  (void)orders;
+UNSEEN void meet(bool warp, bool orders) {
+  scheduler *s = my_scheduler();
+  fiber *self = s->running;
+  const uint32_t round = self->rounds[warp]++ % 2;
+  char *barrier = warp ? &s->warps[self->me.thread / CUDASIM_WARP][round] : &s->barriers[round];
+  if (orders) {
+    SEEN_BEFORE(barrier);
+  }
   to_scheduler(warp ? AT_WARP : AT_BLOCK);
+  if (orders) {
+    SEEN_AFTER(barrier);
+  }
 }
 
 _Noreturn void leave_meeting(void) {
@@ -180,9 +219,31 @@ _Noreturn void leave_meeting(void) {
   abort();
 }
 
+#ifdef WITH_TSAN
+/* The sanitizer's, which has no header for them. */
+void AnnotateIgnoreSyncBegin(const char *file, int line);
+void AnnotateIgnoreSyncEnd(const char *file, int line);
+void AnnotateIgnoreReadsBegin(const char *file, int line);
+void AnnotateIgnoreReadsEnd(const char *file, int line);
+void AnnotateIgnoreWritesBegin(const char *file, int line);
+void AnnotateIgnoreWritesEnd(const char *file, int line);
+
+void quiet(bool on) {
+  if (on) {
+    AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  } else {
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+    AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
+  }
+}
+#else
 void quiet(bool on) {
   (void)on;
 }
+#endif
 
 /* Lets the threads from `first` on go on, if all of them are where they meet. */
 static bool release(scheduler *s, uint32_t first, uint32_t count, int state) {
@@ -213,9 +274,13 @@ static void run_block(scheduler *s, uint32_t number) {
     fibers[i].me = thread_of(s->g, number, i);
     if (fibers[i].state == NEW) {
       place_at(&fibers[i].at, s->pool->stacks + (size_t)i * STACK, STACK, begin);
+#ifdef WITH_TSAN
+      fibers[i].thread = __tsan_create_fiber(0);
+#endif
     }
     fibers[i].state = READY;
   }
+  SEEN_BEFORE(&s->begins);
   while (ended < threads && !s->over) {
     for (uint32_t i = 0; i < threads && !s->over; i++) {
       const uint32_t next = number % 2 == 0 ? i : threads - 1 - i;
@@ -229,10 +294,20 @@ static void run_block(scheduler *s, uint32_t number) {
       report_stuck();
     }
   }
+  SEEN_AFTER(&s->ends);
+#ifdef WITH_TSAN
+  for (uint32_t i = 0; i < threads && s->over; i++) { /* those that are left where they are will do no more */
+    __tsan_switch_to_fiber(fibers[i].thread, __tsan_switch_to_fiber_no_sync);
+    __tsan_switch_to_fiber(s->thread, 0);
+  }
+#endif
 }
 
 void run_meeting(const grid *g) {
   scheduler s = {.g = g, .pool = pool_take()};
+#ifdef WITH_TSAN
+  s.thread = __tsan_get_current_fiber();
+#endif
   here = &s;
   meeting = g;
   block_memory = shared_create(g);

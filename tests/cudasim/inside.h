@@ -88,7 +88,7 @@ shared *shared_create(const grid *g);
 void shared_clear(shared *b); /* before the next block */
 void shared_destroy(shared *b);
 
-/* ---- fibers.c, or threads.c under the thread sanitizer ---- */
+/* ---- fibers.c ---- */
 
 /* Runs a grid whose threads meet. */
 void run_meeting(const grid *g);

@@ -4,7 +4,7 @@
 #include "cudasim/twins.h"
 #include "linalg/bounded_test.h"
 
-#ifdef CUDASIM_THREADS
+#ifdef CUDASIM_TSAN
 enum { ROUNDS = 12, FAILING = 7 };
 #else
 enum { ROUNDS = 64, FAILING = 1 };

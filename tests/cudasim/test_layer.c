@@ -198,9 +198,9 @@ static void compare(const choice *c) {
   nothing_left();
 }
 
-/* Where every thread of a card is one of the system's, which is slow, some cases have to do for all: kernels and their
- * barriers are the same. */
-#ifdef CUDASIM_THREADS
+/* The thread sanitizer makes kernels slow: some cases have to do for all, kernels and their
+ * barriers being the same. */
+#ifdef CUDASIM_TSAN
 enum { EVERY = 3 };
 #else
 enum { EVERY = 1 };

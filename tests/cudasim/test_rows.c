@@ -213,8 +213,8 @@ static void check_gelu(int32_t form, int64_t shift) {
   free_all(a, ARRAYS);
 }
 
-/* Where every thread of a card is one of the system's, which is slow, some cases have to do for all. */
-#ifdef CUDASIM_THREADS
+/* The thread sanitizer makes kernels slow: some cases have to do for all. */
+#ifdef CUDASIM_TSAN
 enum { EVERY = 4 };
 #else
 enum { EVERY = 1 };
