@@ -3,6 +3,7 @@
 #define DC_KERNELS_GELU_H
 
 #include "kernels/convert.h"
+#include "kernels/erf.h"
 
 #define DC__ELEMENT static inline __attribute__((always_inline))
 
@@ -27,26 +28,21 @@ DC__ELEMENT float exp_f32(float x) {
   return x > 88.72283f ? dc__f32_of_bits(0x7f800000u) : y;
 }
 
-/* Eigen's rational approximation; within 2 ulp. */
+DC__ELEMENT float multiply_add(float a, float b, float c) {
+  return a * b + c;
+}
+
+/* Exactly 1 from the end on, so that GELU of a large negative number is 0. */
 DC__ELEMENT float erf_f32(float x) {
-  float at = x > 3.8325069f ? 3.8325069f : x;
-  at = at < -3.8325069f ? -3.8325069f : at;
+  float at = x > DC__ERF_END ? DC__ERF_END : x;
+  at = at < -DC__ERF_END ? -DC__ERF_END : at;
   float s = at * at;
-  float p = -2.72614225801306e-10f;
-  p = p * s + 2.77068142495902e-08f;
-  p = p * s + -2.10102402082508e-06f;
-  p = p * s + -5.69250639462346e-05f;
-  p = p * s + -7.34990630326855e-04f;
-  p = p * s + -2.95459980854025e-03f;
-  p = p * s + -1.60960333262415e-02f;
-  float q = -1.45660718464996e-05f;
-  q = q * s + -2.13374055278905e-04f;
-  q = q * s + -1.68282697438203e-03f;
-  q = q * s + -7.37332916720468e-03f;
-  q = q * s + -1.42647390514189e-02f;
-  /* Exactly 1 from there on, so that GELU of a large negative number is 0. */
-  float y = x > 3.8325069f ? 1.0f : at * p / q;
-  return x < -3.8325069f ? -1.0f : y;
+  float p;
+  float q;
+  DC__ERF_P(p, s, multiply_add);
+  DC__ERF_Q(q, s, multiply_add);
+  float y = x > DC__ERF_END ? 1.0f : at * p / q;
+  return x < -DC__ERF_END ? -1.0f : y;
 }
 
 #define GELU_K 0.7978845608f /* sqrt(2 / pi) */

@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "kernels/cuda/gpu.h"
+#include "kernels/erf.h"
 
 namespace {
 
@@ -18,23 +19,14 @@ DC_DEVICE float gelu_share(float x) {
   return dc_reciprocal(1.0f + dc_exp2(power));
 }
 
-/* Eigen's rational approximation; exactly 1 and -1 beyond 3.83, so that GELU of a large negative number is 0. */
+/* Exactly 1 and -1 beyond the end, so that GELU of a large negative number is 0. */
 DC_DEVICE float gelu_erf_f32(float x) {
-  const float at = fminf(fmaxf(x, -3.8325069f), 3.8325069f), s = at * at;
-  float p = -2.72614225801306e-10f;
-  p = fmaf(p, s, 2.77068142495902e-08f);
-  p = fmaf(p, s, -2.10102402082508e-06f);
-  p = fmaf(p, s, -5.69250639462346e-05f);
-  p = fmaf(p, s, -7.34990630326855e-04f);
-  p = fmaf(p, s, -2.95459980854025e-03f);
-  p = fmaf(p, s, -1.60960333262415e-02f);
-  float q = -1.45660718464996e-05f;
-  q = fmaf(q, s, -2.13374055278905e-04f);
-  q = fmaf(q, s, -1.68282697438203e-03f);
-  q = fmaf(q, s, -7.37332916720468e-03f);
-  q = fmaf(q, s, -1.42647390514189e-02f);
+  const float at = fminf(fmaxf(x, -DC__ERF_END), DC__ERF_END), s = at * at;
+  float p, q;
+  DC__ERF_P(p, s, fmaf);
+  DC__ERF_Q(q, s, fmaf);
   const float y = at * p * dc_reciprocal(q);
-  return fabsf(x) > 3.8325069f ? copysignf(1.0f, x) : x != x ? x : y;
+  return fabsf(x) > DC__ERF_END ? copysignf(1.0f, x) : x != x ? x : y;
 }
 
 DC_DEVICE float gelu(float x, bool erf) {
