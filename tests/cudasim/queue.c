@@ -183,8 +183,9 @@ int cuStreamSynchronize(dc__cu_stream of) {
 
 int cuCtxSynchronize(void) {
   ENTER(true);
-  int error = unsafe();
   pthread_mutex_lock(&queue_mutex);
+  int error = capturing > 0 ? CAPTURE_UNSUPPORTED : 0; /* of any of the context's streams, in any mode */
+  queue_spoiled = queue_spoiled || error != 0;
   if (error == 0) {
     queue_await(NULL, NULL);
   }

@@ -154,7 +154,7 @@ static void test_each_call_refused(void **state) {
  * that what PyTorch lent would be found if it went too early; the context can be closed, and nothing stays. */
 static void test_a_device_that_fails(void **state) {
   (void)state;
-  static const char *const functions[] = {"cuLaunchKernel", "cuStreamWaitEvent"}; /* never of torchsim's memory */
+  static const char *const functions[] = {"cuLaunchKernel", "cuStreamWaitEvent"};
   cudasim_hold();
   for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
     bool came = true;

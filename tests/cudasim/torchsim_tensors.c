@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cudasim.h"
 #include "device/device.h"
 #include "torchsim_inside.h"
 
@@ -78,15 +79,27 @@ void *current_stream(void) {
   return current;
 }
 
+typedef struct move {
+  void *dst;
+  const void *src; /* NULL: zeros */
+  size_t bytes;
+} move;
+
+static void run_move(void *user) {
+  move *m = user;
+  if (m->src != NULL) {
+    memcpy(cudasim_look(m->dst), cudasim_look(m->src), m->bytes);
+  } else {
+    memset(cudasim_look(m->dst), 0, m->bytes);
+  }
+  free(m);
+}
+
 void on_stream(void *native, void *dst, const void *src, size_t bytes) {
-  dc_stream *stream;
-  if (bytes > 0 && dc_stream_wrap(device, native, &stream) == DC_OK) {
-    if (src != NULL) {
-      dc__stream_copy(stream, dst, src, bytes);
-    } else {
-      dc__stream_zero(stream, dst, bytes);
-    }
-    dc_stream_destroy(stream);
+  move *m = bytes > 0 ? malloc(sizeof *m) : NULL;
+  if (m != NULL) {
+    *m = (move){dst, src, bytes};
+    cudasim_stream_call(native, run_move, m);
   }
 }
 

@@ -59,6 +59,7 @@ typedef struct dc__cuda_device {
   dc__cu_context context; /* the primary one, so that other users of the process see the same memory */
   dc__cu_pool pool;
   dc__cu_stream memory;   /* on which memory is taken and given back; nothing else */
+  dc_stream *others;      /* waits for what somebody else's streams had to do when they were given back; nothing else */
   dc__cu_module *modules; /* of dc__kernel_images */
   dc__cu_function *kernels;
   struct dc__cuda_products *_Atomic products; /* NULL: none was asked for yet */
@@ -82,7 +83,7 @@ typedef struct dc__cuda_stream {
   uint64_t serial;       /* never used again, as an address is */
   bool wrapped;          /* somebody else's: no worker, since he may queue work himself */
   bool joined;           /* has waited for a mark that was captured */
-  bool is_here;          /* the device's own, which does not keep it alive */
+  bool inner;            /* the device's own, which does not keep it alive */
   atomic_int refs;       /* the handle, and every task of the worker */
   pthread_mutex_t mutex; /* what is issued at once and what is queued have one order */
   dc_stream *worker;     /* made with the first host function */
@@ -151,7 +152,7 @@ dc_status dc__cuda_pool_open(dc__cuda_device *device);
 /* stream.c */
 dc_status dc__cuda_stream_create(dc_device *device, dc_stream **stream);
 dc_status dc__cuda_stream_wrap(dc_device *device, void *native, dc_stream **stream);
-dc_status dc__cuda_here_create(dc__cuda_device *device);
+dc_status dc__cuda_inner_create(dc__cuda_device *device, dc_stream **stream); /* the device's own */
 void dc__cuda_stream_destroy(dc_stream *stream);
 bool dc__cuda_stream_captures(dc_stream *stream);
 dc_status dc__cuda_stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);

@@ -65,9 +65,12 @@ static void destroy(dc_device *device) {
     if (self->head.here != NULL) {
       dc__cuda_stream_destroy(self->head.here);
     }
+    if (self->others != NULL) {
+      dc__cuda_stream_destroy(self->others); /* when their streams do not run our kernels any more */
+    }
     dc__cuda_entry entry = dc__cuda_enter(self);
     if (self->memory != NULL) {
-      (void)driver->cuCtxSynchronize(); /* others' streams may still run our kernels */
+      (void)driver->cuStreamSynchronize(self->memory);
       (void)driver->cuStreamDestroy_v2(self->memory);
     }
     dc__cuda_products_close(self);
@@ -148,7 +151,8 @@ static dc_status open_inside(dc__cuda_device *self) {
   DC__CUDA_CALL(self, cuStreamCreate, &self->memory, DC__CU_STREAM_NON_BLOCKING);
   DC__TRY(dc__cuda_pool_open(self));
   DC__TRY(dc__cuda_kernels_load(self));
-  return dc__cuda_here_create(self);
+  DC__TRY(dc__cuda_inner_create(self, &self->others));
+  return dc__cuda_inner_create(self, &self->head.here);
 }
 
 static dc_status open_context(dc__cuda_device *self, int32_t number) {

@@ -37,13 +37,30 @@ static dc__cuda_stream *make(dc__cuda_device *device, dc__cu_stream native) {
   return self;
 }
 
+/* Of somebody else's stream, which lives on and may still run our kernels: the device must not close before. It cannot
+ * wait for the whole context then, which would spoil whatever somebody captures. What a graph holds runs when its owner
+ * launches it, which is his to know. */
+static void let_go(dc__cuda_stream *stream) {
+  dc__cuda_mark *mark;
+  if (dc__cuda_stream_captures(&stream->head)) {
+    return;
+  }
+  if (dc__cuda_mark_record(stream, &mark) != DC_OK) {
+    (void)dc__cuda_stream_drain(stream);
+    return;
+  }
+  (void)dc__cuda_mark_wait(mark, (dc__cuda_stream *)((dc__cuda_device *)stream->head.device)->others);
+}
+
 static void release(dc__cuda_stream *stream) {
   if (atomic_fetch_sub_explicit(&stream->refs, 1, memory_order_acq_rel) != 1) {
     return;
   }
   dc__cuda_device *device = (dc__cuda_device *)stream->head.device;
-  bool keeps = !stream->is_here;
-  if (!stream->wrapped) {
+  bool keeps = !stream->inner;
+  if (stream->wrapped) {
+    let_go(stream);
+  } else {
     dc__cuda_entry entry = dc__cuda_enter(device);
     (void)DC__CUDA_KEEP(device, cuStreamSynchronize, stream->native);
     (void)DC__CUDA_KEEP(device, cuStreamDestroy_v2, stream->native);
@@ -83,11 +100,11 @@ dc_status dc__cuda_stream_create(dc_device *device, dc_stream **stream) {
   return DC_OK;
 }
 
-dc_status dc__cuda_here_create(dc__cuda_device *device) {
+dc_status dc__cuda_inner_create(dc__cuda_device *device, dc_stream **stream) {
   dc__cuda_stream *self;
   DC__TRY(create(device, &self));
-  self->is_here = true;
-  device->head.here = &self->head;
+  self->inner = true;
+  *stream = &self->head;
   return DC_OK;
 }
 
