@@ -1831,15 +1831,15 @@ DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32
 
 /* ==== 14. Optimizers ================================================================================================
  *
- * AdamW and SGD, Shampoo, SOAP and K-FAC, as one kind of handle: create, add the parameters, step. A parameter is known by
- * the order it was added in, its index; weights and gradients stay the caller's, the state is the handle's. Weights
- * and gradients may be parts of parameters, as ZeRO leaves them on a rank: the elements [offset, offset + count) of
- * the flattened tensor. An element's result does not depend on how the parameter is cut or on the number of threads, so
+ * AdamW and SGD, Muon, Shampoo, SOAP and K-FAC, as one kind of handle: create, add the parameters, step. A parameter is
+ * known by the order it was added in, its index; weights and gradients stay the caller's, the state is the handle's.
+ * Weights and gradients may be parts of parameters, as ZeRO leaves them on a rank: the elements [offset, offset + count)
+ * of the flattened tensor. An element's result does not depend on how the parameter is cut or on the number of threads, so
  * all stages give the same bits from the same gradients; AdamW's and SGD's do not depend on the instruction set either.
  *
- * Shampoo, SOAP and K-FAC take a communicator where parameters are cut: they need whole gradients, share the work of the
- * blocks or layers out over the ranks, and communicate in steps, on a private copy. Calls are then collective: the
- * same on all ranks, but for offsets, counts and data. AdamW and SGD never communicate.
+ * Muon, Shampoo, SOAP and K-FAC take a communicator where parameters are cut: they need whole gradients, share the work
+ * of the blocks or layers out over the ranks, and communicate in steps, on a private copy. Calls are then collective:
+ * the same on all ranks, but for offsets, counts and data. AdamW and SGD never communicate.
  *
  * Parameters belong to groups, which have their own options and learning rate; group 0 is there from the beginning.
  * 16-bit weights have a float32 copy in the state, which is what steps change; a weight that was changed since the last
@@ -1848,8 +1848,8 @@ DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32
  * A step is done when the call returns, unless dc_optimizer_set_stream() has named a stream for it; what the caller's
  * streams still do to weights and gradients is the caller's to wait for.
  *
- * On a CUDA device weights, gradients and state are memory of the device, but for what the host counts: Shampoo's, SOAP's
- * and K-FAC's "step", "failures.B.D" and "counts". AdamW's and SGD's steps have the bits of the CPU's. Those of the others
+ * On a CUDA device weights, gradients and state are memory of the device, but for what the host counts: "step" of all
+ * but AdamW and SGD, "failures.B.D" and "counts". AdamW's and SGD's steps have the bits of the CPU's. Those of the others
  * are the CPU's within rounding, and the same bits for any number of ranks, whose comm must be able to move the device's
  * memory. There SOAP's bases are the host's work: factors and bases come and go when they are due. DC_E_UNSUPPORTED:
  * cuBLASLt is missing; in the first step of Shampoo or of K-FAC's layers cuSOLVER is. A CPU's saved state can be loaded
@@ -2056,6 +2056,59 @@ DC_API dc_status dc_soap_create(dc_linalg *linalg, dc_comm *comm, const dc_soap_
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_soap_set_group(dc_optimizer *optimizer, int32_t group, const dc_soap_options *options);
 
+/** What a step of Muon is scaled by, for a matrix of r rows and c columns. */
+enum dc_muon_adjust {
+  DC_MUON_ORIGINAL = 0,  /**< sqrt(max(1, r / c)); the default */
+  DC_MUON_MATCH_RMS = 1, /**< 0.2 sqrt(max(r, c)): as long as AdamW's steps, whose lr and weight decay then serve. Source:
+                              Liu et al. 2025 (arXiv 2502.16982) */
+  DC_MUON_PLAIN = 2      /**< 1 */
+};
+
+/** Muon's options. Source: Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/). For the matrices of a
+ *  network's hidden layers. A parameter is one matrix, [d0, rest] where it has more than two dimensions, or num_splits
+ *  of them one below the other, each a block with a step of its own. With gradient g:
+ *    b = momentum b + g;  u = g + momentum b, without nesterov u = b
+ *    w = (1 - lr weight_decay) w - lr adjust P(u / max(|u|, eps))
+ *  P as in dc_orthogonalize(), |u| the Frobenius norm; a zero u moves nothing.
+ *  State, where a rank owns block B of a parameter: "momentum.B" b, unless momentum is -1. torch.optim.Muon's is
+ *  (1 - momentum) times that. */
+typedef struct dc_muon_options {
+  size_t struct_size;  /**< sizeof(dc_muon_options) */
+  double momentum;     /**< 0 < momentum < 1; 0 = 0.95; -1 = none: u = g */
+  double eps;          /**< > 0; 0 = 1e-7 */
+  double weight_decay; /**< >= 0 */
+  int64_t num_splits;  /**< matrices of a parameter, such as 3 for query, key and value in one, >= 1; 0 = 1. Divides
+                            the first dimension */
+  int32_t polynomial;  /**< enum dc_orthogonal */
+  int32_t steps;       /**< of the polynomial, 1 to 64; 0 = 5 */
+  int32_t precision;   /**< of P's products: DC_FLOAT32, or DC_BFLOAT16 with float32 sums; 0 = DC_FLOAT32 */
+  int32_t adjust;      /**< enum dc_muon_adjust */
+  int32_t nesterov;    /**< 1; -1 = without; 0 = 1 */
+  int32_t reserved0;   /**< 0 */
+} dc_muon_options;
+
+/** A dc_muon_options with all defaults. */
+#define DC_MUON_OPTIONS_INIT {sizeof(dc_muon_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/** DC_MUON_OPTIONS_INIT as a function. [any] Since 0.1. */
+DC_API void dc_muon_options_init(dc_muon_options *options, size_t struct_size);
+
+/** Makes a Muon. Gradients are always looked at first, as Shampoo does. dc_optimizer_add_param() refuses parameters of
+ *  less than two dimensions with DC_E_SHAPE: they, embeddings and the last layer are AdamW's.
+ *  linalg     gives threads and device; may be destroyed before the optimizer
+ *  comm       the ranks that have parts of the parameters; NULL = one rank. Copied as by dc_comm_dup()
+ *  options    of group 0
+ *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
+ *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, DC_E_UNSUPPORTED as in
+ *  dc_shampoo_create, and what dc_comm_dup returns. [any] Since 0.1. */
+DC_API dc_status dc_muon_create(dc_linalg *linalg, dc_comm *comm, const dc_muon_options *options,
+                                dc_optimizer **optimizer);
+/** Sets the options of a group.
+ *  group    a group, or the number of groups: then this adds one
+ *  options  as in dc_muon_create; num_splits, and whether there is momentum, must stay where the group has parameters
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_muon_set_group(dc_optimizer *optimizer, int32_t group, const dc_muon_options *options);
+
 /** How K-FAC inverts a layer's damped curvature. */
 enum dc_kfac_inverse {
   DC_KFAC_EIGEN = 0,   /**< (A x G + damping I)^-1 exactly, from eigendecompositions; the default */
@@ -2167,8 +2220,8 @@ DC_API dc_status dc_optimizer_set_lr(dc_optimizer *optimizer, int32_t group, dou
  *          make up the whole, or are all of it on every rank. ZeRO-3: rank * P, and what is left of N there
  *  dtype   of the weights: DC_FLOAT32, DC_FLOAT16 or DC_BFLOAT16; DC_DTYPE_NONE = DC_FLOAT32
  *  index   set to 0, 1, … in the order of the calls; may be NULL
- *  Returns DC_OK; DC_E_INVALID (group; offset or count are outside), DC_E_SHAPE, DC_E_DTYPE, DC_E_NO_MEMORY.
- *  [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID (group; offset or count are outside), DC_E_SHAPE (also: one that the kind does not
+ *  take), DC_E_DTYPE, DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, const int64_t *shape, int32_t ndim,
                                         int64_t offset, int64_t count, int32_t dtype, int64_t *index);
 /** Makes a step: changes weights and state, in one pass over all parameters.
@@ -2194,7 +2247,7 @@ DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *wei
  *  nothing else must: dc_optimizer_steps(), _state(), _save(), _load(), dc_get_optimizer_stats(). On a CUDA device no
  *  other call waits, and learning rates are set on the stream, for the steps behind it. On the CPU a step is a task of the
  *  stream, which every later call on the handle waits for first.
- *  Shampoo, SOAP and K-FAC wait for the stream, and make their steps, and take batches, within the call as ever.
+ *  Muon, Shampoo, SOAP and K-FAC wait for the stream, and make their steps, and take batches, within the call as ever.
  *
  *  AdamW's and SGD's steps on a CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, after one step before
  *  the capture, which makes the state. A launch is a step: it counts, decides, and takes the learning rate that
@@ -2251,7 +2304,7 @@ typedef struct dc_optimizer_stats {
   size_t struct_size;         /**< sizeof(dc_optimizer_stats) */
   int64_t steps;              /**< that were made with this handle */
   int64_t params;             /**< parameters */
-  int64_t blocks;             /**< Shampoo's and SOAP's blocks, and K-FAC's layers */
+  int64_t blocks;             /**< Muon's, Shampoo's and SOAP's blocks, and K-FAC's layers */
   int64_t owned_blocks;       /**< those of this rank */
   int64_t refreshes;          /**< roots, bases and inverses that were computed */
   int64_t warm_refreshes;     /**< those without a decomposition */

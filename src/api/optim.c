@@ -109,6 +109,7 @@ static dc_status read_sgd(const char *fn, const void *options, void *to, bool *f
 typedef union any_options {
   dc_adamw_options adamw;
   dc_kfac_options kfac;
+  dc_muon_options muon;
   dc_sgd_options sgd;
   dc_shampoo_options shampoo;
   dc_soap_options soap;

@@ -200,6 +200,26 @@ dc_status dc__spectral_each(dc_linalg *l, const dc__spectral *requests, int64_t 
 dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool express, int32_t steps,
                             const dc__mat *out);
 
+/* The same within other work: of `count` dense float32 matrices in steps of `stride` elements, each of which becomes
+ * factor P(x / max(|x|, eps)), with |x| its Frobenius norm. */
+typedef struct dc__polar {
+  float *x;
+  int64_t rows, cols, stride;
+  int32_t count;
+  int32_t dtype; /* of the products: float32 or bfloat16 */
+  bool express;
+  int32_t steps;
+  double eps; /* > 0 */
+  double factor;
+} dc__polar;
+enum { DC__POLAR_TEMPS = 4 }; /* temp has so many times the matrices' elements */
+/* One matrix, on the pool, or with pool NULL on this thread, with scratch as for dc__gemm_on(). */
+void dc__polar_here(dc__pool *pool, void *scratch, const dc__polar *p, float *temp);
+/* Queued on the handle's device. The bits do not depend on count, which is at most DC__CUDA_FLIGHT. sums: [count,
+ * rows]; reports: [count]. */
+void dc__polar_there(dc_linalg *l, const dc__polar *p, float *temp, void *product, double *sums,
+                     dc__cuda_report *reports);
+
 /* ---- Kronecker products (kron.c, kron_nearest.c) and products of matrices (bounded.c) ---- */
 
 dc_status dc__kron_too_large(const char *fn);

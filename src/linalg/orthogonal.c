@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "linalg/orthogonal.h"
+#include "linalg/spectral.h"
 
 typedef struct polynomial {
   double a, b, c;
@@ -39,9 +40,9 @@ void dc__polynomials(dc__orthogonal *o, bool is_express, int32_t steps) {
   const int64_t rows = o->rows;
   for (int32_t step = 0; step < steps; step++) {
     polynomial p = step_of(is_express, step);
-    o->work->product(o, 1, o->x, true, o->x, 0, o->gram, rows, o->cols);
+    o->work->square(o, 1, o->x, 0, o->gram, o->cols);
     o->work->copy(o, o->both, o->gram, rows);
-    o->work->product(o, p.c, o->gram, false, o->gram, p.b, o->both, rows, rows);
+    o->work->square(o, p.c, o->gram, p.b, o->both, rows);
     o->work->copy(o, o->next, o->x, o->cols);
     o->work->product(o, 1, o->both, false, o->x, p.a, o->next, o->cols, rows);
     void *swap = o->x;
@@ -103,7 +104,8 @@ dc__gemm dc__orthogonal_product(const dc__orthogonal *o, double alpha, const voi
                 .stride_b = k * n,
                 .stride_c = o->rows * n,
                 .alpha = alpha,
-                .beta = beta};
+                .beta = beta,
+                .alike = o->alike};
   return g;
 }
 
@@ -149,6 +151,14 @@ static bool load(const orthogonal *o, int64_t index, void *x) {
   return most > 0;
 }
 
+/* Half of it is computed. */
+static void square_here(const dc__orthogonal *o, double alpha, const void *a, double beta, void *c, int64_t k) {
+  const bench *here = o->place;
+  const dc__gemm g = dc__orthogonal_product(o, alpha, a, true, a, beta, c, o->rows, k);
+  dc__triangle(here->pool, &g, here->scratch);
+  dc__mirror(c, o->dtype, o->rows);
+}
+
 static void product_here(const dc__orthogonal *o, double alpha, const void *a, bool turned, const void *b, double beta,
                          void *c, int64_t n, int64_t k) {
   const bench *here = o->place;
@@ -160,7 +170,7 @@ static void copy_here(const dc__orthogonal *o, void *to, const void *from, int64
   memcpy(to, from, (size_t)(o->rows * cols) * dc_dtype_size(o->dtype));
 }
 
-static const dc__orthogonal_work here = {product_here, copy_here};
+static const dc__orthogonal_work here = {square_here, product_here, copy_here};
 
 static void one(void *arg, int64_t index, void *scratch) {
   orthogonal *job = arg;
@@ -210,4 +220,46 @@ dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool
     one(&o, i, NULL);
   }
   return DC_OK;
+}
+
+/* ---- here, within other work ---- */
+
+/* to = from times factor, both float32 and [rows, cols] with strides: in tiles, since one of them may be turned. */
+static void scale_into(float *to, int64_t to_row, int64_t to_col, const float *from, int64_t from_row, int64_t from_col,
+                       int64_t rows, int64_t cols, double factor) {
+  enum { TILE = 32 };
+  for (int64_t i0 = 0; i0 < rows; i0 += TILE) {
+    for (int64_t j0 = 0; j0 < cols; j0 += TILE) {
+      for (int64_t i = i0; i < rows && i < i0 + TILE; i++) {
+        for (int64_t j = j0; j < cols && j < j0 + TILE; j++) {
+          to[i * to_row + j * to_col] = (float)((double)from[i * from_row + j * from_col] * factor);
+        }
+      }
+    }
+  }
+}
+
+void dc__polar_here(dc__pool *pool, void *scratch, const dc__polar *p, float *temp) {
+  const bool tall = p->rows > p->cols;
+  const int64_t count = p->rows * p->cols;
+  bench place = {pool, scratch};
+  dc__orthogonal o = {.work = &here, .place = &place, .count = 1, .dtype = p->dtype};
+  o.rows = tall ? p->cols : p->rows;
+  o.cols = tall ? p->rows : p->cols;
+  const int64_t row = tall ? 1 : o.cols, col = tall ? o.rows : 1; /* of p->x, lying */
+  const bool narrow = p->dtype != DC_FLOAT32;
+  double squares = 0;
+  for (int64_t i = 0; i < count; i++) {
+    squares += (double)p->x[i] * (double)p->x[i];
+  }
+  dc__orthogonal_place(&o, narrow ? temp + count : temp, 1);
+  scale_into(narrow ? temp : o.x, o.cols, 1, p->x, row, col, o.rows, o.cols, 1 / fmax(sqrt(squares), p->eps));
+  if (narrow) {
+    dc__cast(o.x, p->dtype, temp, DC_FLOAT32, count);
+  }
+  dc__polynomials(&o, p->express, p->steps);
+  if (narrow) {
+    dc__cast(temp, DC_FLOAT32, o.x, p->dtype, count);
+  }
+  scale_into(p->x, row, col, narrow ? temp : o.x, o.cols, 1, o.rows, o.cols, p->factor);
 }

@@ -13,11 +13,14 @@ typedef struct dc__orthogonal {
   void *place; /* the table's own */
   int64_t rows, cols;
   int32_t count, dtype;
+  bool alike;        /* on a device: the bits do not depend on count */
   void *x, *next;    /* [count, rows, cols] */
   void *gram, *both; /* [count, rows, rows] */
 } dc__orthogonal;
 
 typedef struct dc__orthogonal_work {
+  /* c [rows, rows] = alpha a a^T + beta c with a [rows, k], of each matrix; c is symmetric. */
+  void (*square)(const dc__orthogonal *o, double alpha, const void *a, double beta, void *c, int64_t k);
   /* c [rows, n] = alpha a [rows, k] op(b) + beta c, of each matrix. */
   void (*product)(const dc__orthogonal *o, double alpha, const void *a, bool turned, const void *b, double beta,
                   void *c, int64_t n, int64_t k);

@@ -18,7 +18,11 @@ static void copy(const dc__orthogonal *o, void *to, const void *from, int64_t co
   dc__stream_copy(f->stream, to, from, (size_t)(o->count * o->rows * cols) * dc_dtype_size(o->dtype));
 }
 
-static const dc__orthogonal_work there = {product, copy};
+static void square(const dc__orthogonal *o, double alpha, const void *a, double beta, void *c, int64_t k) {
+  product(o, alpha, a, true, a, beta, c, o->rows, k);
+}
+
+static const dc__orthogonal_work there = {square, product, copy};
 
 static dc_status check(dc__flight *f, const char *fn, const dc__mat *a, void *through) {
   const dc__cuda_matrices from = dc__flight_part(f, a);
@@ -91,4 +95,49 @@ dc_status dc__orthogonalize_there(dc_linalg *l, const char *fn, const dc__mat *a
     store(&o, &to);
   }
   return dc__linalg_done(l);
+}
+
+/* ---- within other work ---- */
+
+/* to = from times 1 over its length, or with reports NULL times factor. */
+static void scale_into(const dc__flight *f, dc__cuda_matrices to, dc__cuda_matrices from,
+                       const dc__cuda_report *reports, double number) {
+  dc__cuda_load_args args = {.from = from, .to = to, .reports = reports, .mask = UINT32_MAX};
+  args.unit = reports != NULL ? number : 0;
+  for (int32_t i = 0; i < f->count; i++) {
+    args.factor[i] = number;
+  }
+  dc__cuda_load(f->stream, &args);
+}
+
+void dc__polar_there(dc_linalg *l, const dc__polar *p, float *temp, void *product, double *sums,
+                     dc__cuda_report *reports) {
+  const dc__mat x = {.data = p->x,
+                     .dtype = DC_FLOAT32,
+                     .batch = p->count,
+                     .rows = p->rows,
+                     .cols = p->cols,
+                     .batch_stride = p->stride,
+                     .row_stride = p->cols,
+                     .col_stride = 1};
+  const dc__mat lying = dc__lying(&x);
+  const bool narrow = p->dtype != DC_FLOAT32;
+  const int64_t count = p->count * p->rows * p->cols;
+  dc__flight f = {.l = l, .stream = l->device->here, .product = product, .reports = reports, .sums = sums};
+  f.count = f.most = p->count;
+  dc__orthogonal o = {.work = &there, .place = &f, .rows = lying.rows, .cols = lying.cols, .count = p->count};
+  o.dtype = p->dtype;
+  o.alike = true;
+  dc__orthogonal_place(&o, narrow ? temp + count : temp, p->count);
+  const dc__cuda_matrices theirs = dc__flight_part(&f, &lying), whole = dc__flight_part(&f, &x);
+  dc__flight_fold(&f, &whole, true);
+  scale_into(&f, dc__flight_dense(&f, narrow ? temp : o.x, DC_FLOAT32, o.rows, o.cols), theirs, reports, p->eps);
+  if (narrow) {
+    dc__cuda_cast(f.stream, o.x, p->dtype, temp, DC_FLOAT32, count);
+  }
+  dc__polynomials(&o, p->express, p->steps);
+  if (narrow) {
+    dc__cuda_cast(f.stream, temp, DC_FLOAT32, o.x, p->dtype, count);
+  }
+  scale_into(&f, theirs, dc__flight_dense(&f, narrow ? temp : o.x, DC_FLOAT32, o.rows, o.cols), NULL, p->factor);
 }

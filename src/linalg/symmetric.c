@@ -190,12 +190,15 @@ bool dc__symmetric_load(const dc__job *job, int64_t index, dc__task *t) {
       }                                                                       \
     }                                                                         \
   }
+MIRROR(mirror_short, uint16_t)
 MIRROR(mirror_float, float)
 MIRROR(mirror_double, double)
 
 void dc__mirror(void *a, int32_t dtype, int64_t n) {
   if (dtype == DC_FLOAT64) {
     mirror_double(a, n);
+  } else if (dtype != DC_FLOAT32) {
+    mirror_short(a, n);
   } else {
     mirror_float(a, n);
   }

@@ -42,8 +42,7 @@ static dc_status sort_blocks(dc__blocked *self) {
     double sum = 0;
     for (int64_t i = 0; i < self->block_count; i++) {
       const dc__block *b = &self->blocks[i];
-      const dc__block_options options = dc__block_options_of(&self->head, &self->head.params[b->param]);
-      costs[i] = dc__block_cost(&options, &self->plans[b->param].cut, b->index);
+      costs[i] = dc__block_cost(&self->head, &self->head.params[b->param], &self->plans[b->param].cut, b->index);
     }
     dc__assign(costs, self->block_count, 1, &sum, order, owners);
     self->large = 0;
@@ -102,7 +101,9 @@ static void begin(dc__blocked *self) {
   for (int64_t i = 0; i < self->head.count; i++) {
     const dc__optim_param *p = &self->head.params[i];
     self->now[i] = (dc__block_step){.options = dc__optim_options(&self->head, p), .t = *p->step + 1};
-    dc__block_rules_of(&self->head)->begin(&self->now[i]);
+    if (dc__block_rules_of(&self->head)->begin != NULL) {
+      dc__block_rules_of(&self->head)->begin(&self->now[i]);
+    }
     self->skip[i] = self->head.io[i].grad_dtype == DC_DTYPE_NONE;
   }
 }
@@ -111,17 +112,22 @@ static void begin(dc__blocked *self) {
 static bool plan_places(dc__blocked *self) {
   const dc_linalg *l = self->head.linalg;
   self->slots_bytes = 0;
+  self->temps = 0;
+  for (int64_t i = 0; i < self->head.count; i++) {
+    const int32_t temps = dc__block_options_of(&self->head, &self->head.params[i]).temps;
+    self->temps = temps > self->temps ? temps : self->temps;
+  }
   if (dc__optim_is_there(&self->head)) {
     dc__kin_order(self);
-    return dc__block_there_add(&self->slots_bytes, l, self->most_elements, self->most_rows);
+    return dc__block_there_add(&self->slots_bytes, l, self->most_elements, self->temps, self->most_rows);
   }
   self->most_elements = 0;
   for (int64_t i = 0; i < self->block_count; i++) {
     const int64_t count = self->blocks[i].count;
     self->most_elements = count > self->most_elements ? count : self->most_elements;
   }
-  return dc__slots_plan(&self->slots, l, self->block_count, 2 * (size_t)self->most_elements * sizeof(float),
-                        &self->slots_bytes);
+  return dc__slots_plan(&self->slots, l, self->block_count,
+                        (size_t)self->temps * (size_t)self->most_elements * sizeof(float), &self->slots_bytes);
 }
 
 /* Whether eigenvectors come from the host though the factors lie on a device. */
@@ -333,7 +339,9 @@ dc_status dc__blocked_step(dc_optimizer *o, const char *fn) {
   DC__TRY(dc__exchange_in(self->exchange, self->skip, fill, self));
   DC__TRY(each_block(self, fn, rules->before));
   DC__TRY(refresh(self, fn));
-  DC__TRY(each_block(self, fn, rules->after));
+  if (rules->after != NULL) {
+    DC__TRY(each_block(self, fn, rules->after));
+  }
   for (int64_t i = 0; i < o->count; i++) {
     self->skip[i] = self->skip[i] || self->now[i].still;
   }

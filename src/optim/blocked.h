@@ -1,6 +1,7 @@
-/* Shampoo and SOAP, inside the room: a parameter is cut into blocks, each block has one owner, and a factor for each of
- * its sides. The frame in blocked.c brings gradients to the owners, refreshes what comes of the factors when it is due,
- * and takes the directions to every rank's part of the weights; a kind's rules say what a block does in between. */
+/* Muon, Shampoo and SOAP, inside the room: a parameter is cut into blocks, each block has one owner, and a factor for
+ * each of its sides. The frame in blocked.c brings gradients to the owners, refreshes what comes of the factors when it
+ * is due, and takes the directions to every rank's part of the weights; a kind's rules say what a block does in
+ * between. */
 #ifndef DC_OPTIM_BLOCKED_H
 #define DC_OPTIM_BLOCKED_H
 
@@ -54,7 +55,7 @@ typedef struct dc__block_place {
   const dc__block_work *work;
   dc__pool *pool;
   void *scratch; /* DC__SCRATCH_BYTES; pool NULL */
-  float *temp;   /* twice the block's elements: */
+  float *temp;   /* so many times the block's elements as the kind says, twice at least: */
   int64_t half;  /* from the first ones to the others */
   double length; /* that a graft has */
   /* On a device, where `count` blocks of a kin go together. Work is given the first one, whose data lie in the stack:
@@ -91,12 +92,14 @@ struct dc__block_work {
    * d, `inner` elements each, come in the order of the latest refresh. */
   void (*adam)(const dc__block_place *place, const dc__block *b, const dc__adamw_factors *factors);
   void (*sort)(const dc__block_place *place, const dc__block *b, int32_t d, int64_t inner);
+  /* Muon's: p says all but where matrices are, and data becomes what dc__polar makes of it. */
+  void (*polar)(const dc__block_place *place, const dc__block *b, const dc__polar *p);
 };
 extern const dc__block_work dc__block_here, dc__block_there;
-/* What a place on a device has of scratch memory, for at most so many elements and rows at a time: added to *total, and
- * placed. False: no memory is that large. */
-bool dc__block_there_add(size_t *total, const dc_linalg *l, int64_t elements, int64_t rows);
-dc__block_place dc__block_there_place(dc_linalg *l, void *memory, int64_t elements, int64_t rows);
+/* What a place on a device has of scratch memory, for at most so many elements, `temps` times in temp, and rows at a
+ * time: added to *total, and placed. False: no memory is that large. */
+bool dc__block_there_add(size_t *total, const dc_linalg *l, int64_t elements, int32_t temps, int64_t rows);
+dc__block_place dc__block_there_place(dc_linalg *l, void *memory, int64_t elements, int32_t temps, int64_t rows);
 
 /* What the frame wants to know of a kind's options. */
 typedef struct dc__block_options {
@@ -106,6 +109,7 @@ typedef struct dc__block_options {
   double weight_decay;
   bool l2; /* else decoupled */
   int32_t tolerated_failures;
+  int32_t temps; /* a place's temp has so many times the block's elements */
 } dc__block_options;
 
 /* What a kind is: `rules` of its dc__optim_kind. */
@@ -113,13 +117,17 @@ typedef struct dc__block_rules {
   const char *matrix; /* its name, as a piece and in texts */
   bool sorts;         /* a refresh may change the order of its columns */
   dc__block_options (*read)(const void *options);
+  /* How a parameter is cut. NULL: by max_block and merge_below. */
+  void (*cut)(const void *options, const dc__optim_param *p, dc__cut *cut);
+  /* What a step of a block costs. NULL: what decompositions and products of its sides do. */
+  double (*cost)(const void *options, const dc__box *box);
   /* Adds the pieces that a block has beside its sides', and a side has beside factor, matrix and failures. NULL: none.
    */
   bool (*add_elements)(dc_optimizer *o, dc__optim_param *p, dc__block *b, const int64_t *shape, int32_t ndim);
   bool (*add_side)(dc_optimizer *o, dc__optim_param *p, dc__block *b, int32_t d);
-  /* Sets due and still from options and t. */
+  /* Sets due and still from options and t. NULL: neither ever. */
   void (*begin)(dc__block_step *s);
-  /* A block's work before and after what is due is refreshed. */
+  /* A block's work before and after what is due is refreshed; after NULL: none. */
   void (*before)(const dc__block *b, const dc__block_step *s, dc__block_place *place);
   void (*after)(const dc__block *b, const dc__block_step *s, dc__block_place *place);
   /* How a side's matrix comes of its factor. */
@@ -191,6 +199,7 @@ typedef struct dc__blocked {
   dc__slots slots;
   size_t slots_bytes;
   int64_t most_elements, most_rows; /* of a block; of what a place's sums or order are of */
+  int32_t temps;                    /* of a place: the most of any group */
 } dc__blocked;
 
 static inline dc__blocked *dc__blocked_of(dc_optimizer *o) {
@@ -216,8 +225,8 @@ void dc__blocked_destroy(dc_optimizer *o);
 
 /* blocked_plan.c */
 dc_status dc__blocked_prepare(dc_optimizer *o, const char *fn, int64_t first);
-/* What a block's decompositions and products cost. */
-double dc__block_cost(const dc__block_options *options, const dc__cut *cut, int64_t block);
+/* What a block of a parameter costs. */
+double dc__block_cost(const dc_optimizer *o, const dc__optim_param *p, const dc__cut *cut, int64_t block);
 /* A piece of a block, or with dimension >= 0 of a side. NULL: no memory. */
 void *dc__block_piece(dc_optimizer *o, dc__optim_param *p, const char *what, const dc__block *b, int32_t dimension,
                       int32_t dtype, const int64_t shape[2], int32_t ndim);

@@ -67,6 +67,13 @@ static void sort(const dc__block_place *place, const dc__block *b, int32_t d, in
   }
 }
 
+static void polar(const dc__block_place *place, const dc__block *b, const dc__polar *p) {
+  dc__polar one = *p;
+  one.x = b->data;
+  one.count = 1;
+  dc__polar_here(place->pool, place->scratch, &one, place->temp);
+}
+
 const dc__block_work dc__block_here = {.square = square,
                                        .multiply = multiply,
                                        .turn = turn,
@@ -77,4 +84,5 @@ const dc__block_work dc__block_here = {.square = square,
                                        .graft_measure = dc__graft_measure,
                                        .graft_finish = dc__graft_finish,
                                        .adam = adam,
-                                       .sort = sort};
+                                       .sort = sort,
+                                       .polar = polar};

@@ -151,7 +151,8 @@ static void stack(const dc__block_place *place, const dc__block *lead, bool give
 }
 
 void dc__kin_each(dc__blocked *self, void *memory, dc__block_fn work) {
-  dc__block_place place = dc__block_there_place(self->head.linalg, memory, self->most_elements, self->most_rows);
+  dc__block_place place =
+      dc__block_there_place(self->head.linalg, memory, self->most_elements, self->temps, self->most_rows);
   int32_t count = 1;
   for (int64_t first = 0; first < self->block_count; first += count) {
     dc__block lead = *self->by_kin[first];

@@ -15,24 +15,38 @@ static bool has_factor(const dc__block_options *options, const dc__cut *cut, int
   return n <= options->longest && (cut->order > 1 || options->vectors);
 }
 
-double dc__block_cost(const dc__block_options *options, const dc__cut *cut, int64_t block) {
+double dc__block_cost(const dc_optimizer *o, const dc__optim_param *p, const dc__cut *cut, int64_t block) {
+  const dc__block_rules *rules = dc__block_rules_of(o);
+  const dc__block_options options = dc__block_options_of(o, p);
   dc__box box;
   dc__cut_box(cut, block, &box);
+  if (rules->cost != NULL) {
+    return rules->cost(dc__optim_options(o, p), &box);
+  }
   double cost = (double)box.count;
   for (int32_t d = 0; d < cut->order; d++) {
     double n = (double)box.size[d];
-    cost += has_factor(options, cut, box.size[d]) ? n * n * n + n * (double)box.count : 0;
+    cost += has_factor(&options, cut, box.size[d]) ? n * n * n + n * (double)box.count : 0;
   }
   return cost;
+}
+
+static dc_status cut_param(const dc_optimizer *o, const char *fn, const dc__optim_param *p, dc__cut *cut) {
+  const dc__block_rules *rules = dc__block_rules_of(o);
+  const dc__block_options options = dc__block_options_of(o, p);
+  if (rules->cut != NULL) {
+    rules->cut(dc__optim_options(o, p), p, cut);
+    return DC_OK;
+  }
+  return dc__cut_make(fn, p->shape, p->ndim, options.merge_below, options.max_block, cut);
 }
 
 /* Cuts a parameter and gives its blocks to ranks. Parameters get their owners one by one, in their order: so it does
  * not matter when a rank first asks for some of them. */
 static dc_status plan_param(dc__blocked *self, const char *fn, int64_t i) {
   const dc__optim_param *p = &self->head.params[i];
-  const dc__block_options options = dc__block_options_of(&self->head, p);
   dc__block_plan made = {.owners = NULL};
-  DC__TRY(dc__cut_make(fn, p->shape, p->ndim, options.merge_below, options.max_block, &made.cut));
+  DC__TRY(cut_param(&self->head, fn, p, &made.cut));
   size_t count = (size_t)made.cut.blocks;
   double *costs = dc__calloc(count + 1, sizeof *costs);
   int64_t *order = dc__calloc(count + 1, sizeof *order);
@@ -40,7 +54,7 @@ static dc_status plan_param(dc__blocked *self, const char *fn, int64_t i) {
   bool enough = costs != NULL && order != NULL && made.owners != NULL;
   if (enough) {
     for (int64_t b = 0; b < made.cut.blocks; b++) {
-      costs[b] = dc__block_cost(&options, &made.cut, b);
+      costs[b] = dc__block_cost(&self->head, p, &made.cut, b);
     }
     dc__assign(costs, made.cut.blocks, world_of(&self->head), self->load, order, made.owners);
     self->plans[i] = made;

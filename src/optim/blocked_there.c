@@ -150,6 +150,16 @@ static void sort(const dc__block_place *place, const dc__block *first, int32_t d
   }
 }
 
+/* ---- Muon's ---- */
+
+static void polar(const dc__block_place *place, const dc__block *b, const dc__polar *p) {
+  dc__polar all = *p;
+  all.x = b->data;
+  all.stride = dc__kin_stride(b->count);
+  all.count = place->count;
+  dc__polar_there(place->there, &all, place->temp, place->product, place->sums, place->lengths);
+}
+
 const dc__block_work dc__block_there = {.square = square,
                                         .multiply = multiply,
                                         .turn = turn,
@@ -160,25 +170,26 @@ const dc__block_work dc__block_there = {.square = square,
                                         .graft_measure = graft_measure,
                                         .graft_finish = graft_finish,
                                         .adam = adam,
-                                        .sort = sort};
+                                        .sort = sort,
+                                        .polar = polar};
 
 /* ---- places ---- */
 
 _Static_assert(sizeof(double) == sizeof(int64_t), "a place has either for a row");
 
-bool dc__block_there_add(size_t *total, const dc_linalg *l, int64_t elements, int64_t rows) {
-  return dc__linalg_add_product(total, l) && dc__linalg_add(total, elements, 3 * sizeof(float)) &&
+bool dc__block_there_add(size_t *total, const dc_linalg *l, int64_t elements, int32_t temps, int64_t rows) {
+  return dc__linalg_add_product(total, l) && dc__linalg_add(total, elements, (size_t)(temps + 1) * sizeof(float)) &&
          dc__linalg_add(total, rows, sizeof(double)) &&
          dc__linalg_add(total, 2 * DC__CUDA_FLIGHT, sizeof(dc__cuda_report));
 }
 
-dc__block_place dc__block_there_place(dc_linalg *l, void *memory, int64_t elements, int64_t rows) {
+dc__block_place dc__block_there_place(dc_linalg *l, void *memory, int64_t elements, int32_t temps, int64_t rows) {
   dc__block_place place = {.work = &dc__block_there, .there = l};
   size_t offset = 0;
   place.product = dc__linalg_product(l, memory, &offset);
-  place.temp = dc__linalg_part(memory, &offset, elements, 3 * sizeof(float));
+  place.temp = dc__linalg_part(memory, &offset, elements, (size_t)(temps + 1) * sizeof(float));
   place.half = elements;
-  place.stack = place.temp + 2 * elements;
+  place.stack = place.temp + temps * elements;
   void *of_rows = dc__linalg_part(memory, &offset, rows, sizeof(double));
   place.sums = of_rows;
   place.order = of_rows;

@@ -13,7 +13,7 @@ static void count_blocks(dc__cut *cut) {
   cut->blocks = 1;
   for (int32_t d = 0; d < cut->order; d++) {
     cut->numel *= cut->shape[d];
-    cut->blocks *= cut->shape[d] / cut->side + (cut->shape[d] % cut->side != 0);
+    cut->blocks *= cut->shape[d] / cut->sides[d] + (cut->shape[d] % cut->sides[d] != 0);
   }
 }
 
@@ -45,27 +45,43 @@ dc_status dc__cut_make(const char *fn, const int64_t *shape, int32_t ndim, int64
   cut->order = order > 0 ? order : 1;
   for (int32_t d = 0; d < cut->order; d++) {
     cut->shape[d] = reversed[cut->order - 1 - d];
+    cut->sides[d] = side;
   }
-  cut->side = side;
   count_blocks(cut);
   return DC_OK;
+}
+
+void dc__cut_rows(const int64_t *shape, int32_t ndim, int64_t splits, dc__cut *cut) {
+  int64_t cols = 1;
+  for (int32_t d = 1; d < ndim; d++) {
+    cols *= shape[d];
+  }
+  if (shape[0] == 0 || cols == 0) {
+    dc__cut_whole(0, cut);
+    return;
+  }
+  cut->order = 2;
+  cut->shape[0] = shape[0];
+  cut->shape[1] = cut->sides[1] = cols;
+  cut->sides[0] = shape[0] / splits;
+  count_blocks(cut);
 }
 
 void dc__cut_whole(int64_t numel, dc__cut *cut) {
   cut->order = 1;
   cut->shape[0] = numel;
-  cut->side = numel > 0 ? numel : 1;
+  cut->sides[0] = numel > 0 ? numel : 1;
   count_blocks(cut);
 }
 
 void dc__cut_box(const dc__cut *cut, int64_t block, dc__box *box) {
   box->count = 1;
   for (int32_t d = cut->order - 1; d >= 0; d--) {
-    int64_t pieces = cut->shape[d] / cut->side + (cut->shape[d] % cut->side != 0);
-    box->begin[d] = block % pieces * cut->side;
+    int64_t pieces = cut->shape[d] / cut->sides[d] + (cut->shape[d] % cut->sides[d] != 0);
+    box->begin[d] = block % pieces * cut->sides[d];
     block /= pieces;
     int64_t rest = cut->shape[d] - box->begin[d];
-    box->size[d] = rest < cut->side ? rest : cut->side;
+    box->size[d] = rest < cut->sides[d] ? rest : cut->sides[d];
     box->count *= box->size[d];
   }
 }

@@ -10,11 +10,12 @@
 
 enum { DC__ORDER_MAX = 32 };
 
-/* A parameter as blocks see it: its shape without lengths of 1, with small neighbours merged, and cut at `side`. */
+/* A parameter as blocks see it: its shape without lengths of 1, with small neighbours merged, and cut at `sides`; or a
+ * matrix that is several. */
 typedef struct dc__cut {
   int32_t order; /* 1 to DC__ORDER_MAX; a scalar is [1] */
   int64_t shape[DC__ORDER_MAX];
-  int64_t side;
+  int64_t sides[DC__ORDER_MAX];
   int64_t numel;
   int64_t blocks; /* 0 for an empty tensor */
 } dc__cut;
@@ -23,6 +24,8 @@ typedef struct dc__cut {
  * dimensions are left; 0 merges nothing. Then cuts every dimension into pieces of `side` and a rest. The product of the
  * shape is known to fit. DC_E_UNSUPPORTED for more than DC__ORDER_MAX dimensions longer than 1. */
 dc_status dc__cut_make(const char *fn, const int64_t *shape, int32_t ndim, int64_t merge, int64_t side, dc__cut *cut);
+/* [d0, rest] as `splits` matrices, one below the other; ndim is at least 2, and splits divides d0. */
+void dc__cut_rows(const int64_t *shape, int32_t ndim, int64_t splits, dc__cut *cut);
 /* The parameter as one block. */
 void dc__cut_whole(int64_t numel, dc__cut *cut);
 

@@ -34,6 +34,8 @@ struct dc__optim_kind {
   /* What must stay as it is in the options of a group that has parameters, and does not; NULL: all is well. A NULL
    * function: it always is. */
   const char *(*refuse)(const void *options, const void *old);
+  /* Whether it takes parameters of this shape, in a group of these options; DC_E_SHAPE: it does not. NULL: of any. */
+  dc_status (*accept)(const char *fn, const void *options, const int64_t *shape, int32_t ndim);
   /* Adds the pieces of the parameters from `first` on, and what else they need. Called when the state is first needed
    * after parameters were added; communicates nothing. May fail, and is then called again: pieces that are there
    * already are found again. */

@@ -8,7 +8,7 @@
 
 typedef struct dc__optim_kind dc__optim_kind;
 typedef struct dc__optim_piece dc__optim_piece;
-extern const dc__optim_kind dc__adamw_kind, dc__kfac_kind, dc__sgd_kind, dc__shampoo_kind, dc__soap_kind;
+extern const dc__optim_kind dc__adamw_kind, dc__kfac_kind, dc__muon_kind, dc__sgd_kind, dc__shampoo_kind, dc__soap_kind;
 
 typedef struct dc__optim_param {
   int32_t group;

@@ -158,6 +158,9 @@ dc_status dc__optim_add_param(dc_optimizer *o, const char *fn, int32_t group, co
                     "%s: offset = %" PRId64 " and count = %" PRId64 ", must be a part of the %" PRId64 " elements", fn,
                     offset, count, p.numel);
   }
+  if (o->kind->accept != NULL) {
+    DC__TRY(o->kind->accept(fn, o->groups[group].options, shape, ndim));
+  }
   p.dtype = dtype == DC_DTYPE_NONE ? DC_FLOAT32 : dtype;
   if (p.dtype != DC_FLOAT32 && p.dtype != DC_FLOAT16 && p.dtype != DC_BFLOAT16) {
     return dc__fail(DC_E_DTYPE, "%s: dtype is %s, must be float32, float16 or bfloat16", fn, dc_dtype_name(dtype));

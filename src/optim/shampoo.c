@@ -17,7 +17,8 @@ static dc__block_options read(const void *options) {
                              .vectors = true,
                              .weight_decay = o->weight_decay,
                              .l2 = o->decay == DC_DECAY_L2,
-                             .tolerated_failures = o->tolerated_failures};
+                             .tolerated_failures = o->tolerated_failures,
+                             .temps = 2};
 }
 
 static const char *refuse(const void *options, const void *old) {

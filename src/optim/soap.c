@@ -12,7 +12,8 @@ static dc__block_options read(const void *options) {
                              .merge_below = o->merge_below,
                              .longest = o->max_precond_dim,
                              .weight_decay = o->weight_decay,
-                             .tolerated_failures = o->tolerated_failures};
+                             .tolerated_failures = o->tolerated_failures,
+                             .temps = 2};
 }
 
 static const char *refuse(const void *options, const void *old) {

@@ -287,6 +287,7 @@ CALL_OPTIMIZER(adamw, linalg, at, &optimizer)
 CALL_OPTIMIZER(sgd, linalg, at, &optimizer)
 CALL_OPTIMIZER(shampoo, linalg, NULL, at, &optimizer)
 CALL_OPTIMIZER(soap, linalg, NULL, at, &optimizer)
+CALL_OPTIMIZER(muon, linalg, NULL, at, &optimizer)
 CALL_OPTIMIZER(kfac, linalg, NULL, at, &optimizer)
 
 static dc_status call_optimizer_stats(void *at) {

@@ -168,6 +168,9 @@ dc_status dc_shampoo_set_group(dc_optimizer *optimizer, int32_t group, const dc_
 void dc_soap_options_init(dc_soap_options *options, size_t struct_size);
 dc_status dc_soap_create(dc_linalg *linalg, dc_comm *comm, const dc_soap_options *options, dc_optimizer **optimizer);
 dc_status dc_soap_set_group(dc_optimizer *optimizer, int32_t group, const dc_soap_options *options);
+void dc_muon_options_init(dc_muon_options *options, size_t struct_size);
+dc_status dc_muon_create(dc_linalg *linalg, dc_comm *comm, const dc_muon_options *options, dc_optimizer **optimizer);
+dc_status dc_muon_set_group(dc_optimizer *optimizer, int32_t group, const dc_muon_options *options);
 void dc_kfac_options_init(dc_kfac_options *options, size_t struct_size);
 dc_status dc_kfac_create(dc_linalg *linalg, dc_comm *comm, const dc_kfac_options *options, dc_optimizer **optimizer);
 dc_status dc_kfac_set_group(dc_optimizer *optimizer, int32_t group, const dc_kfac_options *options);

@@ -62,6 +62,7 @@ static const row rows[] = {
     ROW(dc_sgd_options, 48, IN_OR_NULL, call_sgd_options, NULL, NULL),
     ROW(dc_shampoo_options, 136, IN_OR_NULL, call_shampoo_options, NULL, NULL),
     ROW(dc_soap_options, 88, IN_OR_NULL, call_soap_options, NULL, NULL),
+    ROW(dc_muon_options, 64, IN_OR_NULL, call_muon_options, NULL, NULL),
     ROW(dc_kfac_options, 80, IN_OR_NULL, call_kfac_options, NULL, NULL),
     ROW(dc_optimizer_stats, 104, OUT, call_optimizer_stats, NULL, NULL),
 };
@@ -196,6 +197,7 @@ INIT(dc_adamw_options)
 INIT(dc_sgd_options)
 INIT(dc_shampoo_options)
 INIT(dc_soap_options)
+INIT(dc_muon_options)
 INIT(dc_kfac_options)
 INIT(dc_optimizer_stats)
 
@@ -213,7 +215,7 @@ static void test_initialisers(void **state) {
              {init_dc_sample_layer, 144},  {init_dc_layer_plan_options, 72}, {init_dc_layer_plan, 80},
              {init_dc_device_memory, 40},  {init_dc_iteration_options, 48},  {init_dc_adamw_options, 56},
              {init_dc_sgd_options, 48},    {init_dc_shampoo_options, 136},   {init_dc_soap_options, 88},
-             {init_dc_kfac_options, 80},   {init_dc_optimizer_stats, 104}};
+             {init_dc_muon_options, 64},   {init_dc_kfac_options, 80},       {init_dc_optimizer_stats, 104}};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
     all[i].init(NULL, all[i].first);
     for (size_t size = sizeof size; size <= all[i].first + TAIL; size++) {

@@ -1,5 +1,5 @@
-/* What the tests of Shampoo and SOAP on the device share: an optimizer with parameters of all types and orders, on the
- * CPU or on the device, whole or a rank's parts. */
+/* What the tests of Muon, Shampoo and SOAP on the device share: an optimizer with parameters of all types and orders,
+ * on the CPU or on the device, whole or a rank's parts. MATRICES: none is a vector. */
 #ifndef TESTS_SIDES_H
 #define TESTS_SIDES_H
 
@@ -15,9 +15,17 @@ enum { PARAMS = 6, MOST = 256, STEPS = 4 };
 static const struct shape {
   int32_t ndim, dtype, grad_dtype;
   int64_t sizes[4];
-} shapes[PARAMS] = {{2, DC_FLOAT32, DC_FLOAT32, {8, 8}},       {1, DC_FLOAT32, DC_BFLOAT16, {11}},
-                    {0, DC_FLOAT32, DC_FLOAT32, {0}},          {3, DC_BFLOAT16, DC_BFLOAT16, {4, 3, 5}},
-                    {4, DC_FLOAT32, DC_FLOAT16, {2, 3, 2, 4}}, {2, DC_FLOAT32, DC_FLOAT32, {0, 4}}};
+}
+#ifdef MATRICES
+shapes[PARAMS] = {{2, DC_FLOAT32, DC_FLOAT32, {9, 6}},       {2, DC_FLOAT32, DC_BFLOAT16, {12, 1}},
+                  {2, DC_FLOAT32, DC_FLOAT32, {9, 6}},       {3, DC_BFLOAT16, DC_BFLOAT16, {3, 4, 5}},
+                  {4, DC_FLOAT32, DC_FLOAT16, {6, 3, 2, 4}}, {2, DC_FLOAT32, DC_FLOAT32, {0, 4}}};
+#else
+shapes[PARAMS] = {{2, DC_FLOAT32, DC_FLOAT32, {8, 8}},       {1, DC_FLOAT32, DC_BFLOAT16, {11}},
+                  {0, DC_FLOAT32, DC_FLOAT32, {0}},          {3, DC_BFLOAT16, DC_BFLOAT16, {4, 3, 5}},
+                  {4, DC_FLOAT32, DC_FLOAT16, {2, 3, 2, 4}}, {2, DC_FLOAT32, DC_FLOAT32, {0, 4}}};
+
+#endif
 
 /* An optimizer with its parameters, of which this rank has a part. */
 typedef struct side {
@@ -115,6 +123,10 @@ static inline char *saved(const side *s, size_t *bytes) {
 }
 
 typedef dc_status (*make_fn)(side *s, dc_comm *comm, const void *options);
+
+static inline dc_status make_muon(side *s, dc_comm *comm, const void *options) {
+  return dc_muon_create(s->linalg, comm, options, &s->optimizer);
+}
 
 static inline dc_status make_shampoo(side *s, dc_comm *comm, const void *options) {
   return dc_shampoo_create(s->linalg, comm, options, &s->optimizer);

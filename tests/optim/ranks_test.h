@@ -1,5 +1,5 @@
-/* What Shampoo and SOAP hold alike: whatever the number of ranks and of threads and however parameters are cut, the
- * same bits; and a matrix that cannot be refreshed stays as it was. */
+/* What Muon, Shampoo and SOAP hold alike: whatever the number of ranks and of threads and however parameters are cut,
+ * the same bits; and a matrix that cannot be refreshed stays as it was. */
 #ifndef DC_TESTS_RANKS_H
 #define DC_TESTS_RANKS_H
 

@@ -1,5 +1,5 @@
-/* A small model for the tests of Shampoo and SOAP: parameters of all orders, gradients that are the same on every rank.
- */
+/* A small model for the tests of Muon, Shampoo and SOAP: parameters of all orders, gradients that are the same on every
+ * rank. OWN_SHAPES: the test has other parameters. */
 #ifndef DC_TESTS_SHAMPOO_H
 #define DC_TESTS_SHAMPOO_H
 
@@ -38,8 +38,12 @@ typedef struct sizes {
   int64_t sizes[4];
 } sizes;
 
+#ifdef OWN_SHAPES
+static const sizes shapes[PARAMS];
+#else
 static const sizes shapes[PARAMS] = {{2, {5, 7}},       {1, {9}},          {0, {0}},   {3, {4, 3, 5}},
                                      {4, {2, 3, 2, 4}}, {4, {1, 6, 1, 3}}, {2, {0, 4}}};
+#endif
 
 static inline int64_t numel_of(const sizes *s) {
   int64_t numel = 1;
@@ -67,6 +71,12 @@ typedef struct model {
   float weights[PARAMS][MOST];
   int64_t offset[PARAMS], count[PARAMS], numel[PARAMS];
 } model;
+
+static inline dc_optimizer *muon(dc_linalg *l, dc_comm *comm, const dc_muon_options *options) {
+  dc_optimizer *optimizer;
+  OK(dc_muon_create(l, comm, options, &optimizer));
+  return optimizer;
+}
 
 static inline dc_optimizer *shampoo(dc_linalg *l, dc_comm *comm, const dc_shampoo_options *options) {
   dc_optimizer *optimizer;

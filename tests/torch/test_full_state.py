@@ -15,6 +15,7 @@ from torch import nn
 
 KINDS: Dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "Shampoo": lambda net: optim.Shampoo(net.parameters(), 0.02, precondition_frequency=3, max_block=5),
+    "Muon": lambda net: optim.Muon([param for name, param in net.named_parameters() if name.endswith("weight")], 0.02),
     "SOAP": lambda net: optim.SOAP(net.parameters(), 0.02, precondition_frequency=3, max_block=5),
     "KFAC": lambda net: optim.KFAC(net, lr=0.02, damping=0.1, refresh_frequency=3),
 }

@@ -54,7 +54,10 @@ DC_KERNEL(dc__load_kernel, dc__cuda_load_args, DC__CUDA_MATRIX_THREADS) {
   }
   const view a = view_of(args.from, matrix), to = view_of(args.to, matrix);
   double first = 1, second = args.factor[matrix];
-  if (args.reports != nullptr) {
+  if (args.unit > 0) {
+    const double length = sqrt(report(args.reports, matrix)->fold);
+    second = 1 / (length > args.unit ? length : args.unit);
+  } else if (args.reports != nullptr) {
     const double most = of_bits(report(args.reports, matrix)->most);
     const int exponent = most > 0 && most <= 1.7976931348623157e308 ? -ilogb(most) : 0;
     first = ldexp(1.0, exponent / 2);

@@ -38,11 +38,13 @@ typedef struct dc__cuda_measure_args {
 
 /* to = from times factor; from square ones' entries on both sides of the diagonal, so that `to` is symmetric, where low
  * + high is not 0: low of the lower triangle and high of the upper one. With reports, the factor is the power of two
- * that brings `most` near 1. Only matrices with their bit in `mask` are written. */
+ * that brings `most` near 1, or with `unit` 1 over the length, the root of `fold`, or over unit if that is more. Only
+ * matrices with their bit in `mask` are written. */
 typedef struct dc__cuda_load_args {
   dc__cuda_matrices from, to;
   const dc__cuda_report *reports; /* NULL: factors */
   double low, high;
+  double unit; /* 0: none */
   uint32_t mask;
   double factor[DC__CUDA_FLIGHT];
 } dc__cuda_load_args;

@@ -3,6 +3,7 @@
 from .elementwise import SGD, AdamW
 from .handle import Optimizer, OptimizerStats
 from .kfac import KFAC
+from .muon import Muon
 from .shampoo import SOAP, Blocked, Shampoo
 
-__all__ = ["KFAC", "AdamW", "Blocked", "Optimizer", "OptimizerStats", "SGD", "SOAP", "Shampoo"]
+__all__ = ["KFAC", "AdamW", "Blocked", "Muon", "Optimizer", "OptimizerStats", "SGD", "SOAP", "Shampoo"]

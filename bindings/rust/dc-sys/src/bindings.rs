@@ -4661,6 +4661,180 @@ extern "C" {
 extern "C" {
     pub fn dc_soap_set_group(optimizer: *mut dc_optimizer, group: i32, options: *const dc_soap_options) -> dc_status;
 }
+pub const DC_MUON_ORIGINAL: dc_muon_adjust = 0;
+pub const DC_MUON_MATCH_RMS: dc_muon_adjust = 1;
+pub const DC_MUON_PLAIN: dc_muon_adjust = 2;
+pub type dc_muon_adjust = i32;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dc_muon_options {
+    pub struct_size: usize,
+    pub momentum: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub num_splits: i64,
+    pub polynomial: i32,
+    pub steps: i32,
+    pub precision: i32,
+    pub adjust: i32,
+    pub nesterov: i32,
+    pub reserved0: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_muon_options() {
+    assert_eq!(::std::mem::size_of::<dc_muon_options>(), 64usize, concat!("Size of: ", stringify!(dc_muon_options)));
+    assert_eq!(
+        ::std::mem::align_of::<dc_muon_options>(),
+        8usize,
+        concat!("Alignment of ", stringify!(dc_muon_options))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_muon_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_muon_options), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_momentum() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_muon_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).momentum) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_muon_options), "::", stringify!(momentum))
+        );
+    }
+    test_field_momentum();
+    fn test_field_eps() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_muon_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).eps) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_muon_options), "::", stringify!(eps))
+        );
+    }
+    test_field_eps();
+    fn test_field_weight_decay() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_muon_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).weight_decay) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_muon_options), "::", stringify!(weight_decay))
+        );
+    }
+    test_field_weight_decay();
+    fn test_field_num_splits() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_muon_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).num_splits) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_muon_options), "::", stringify!(num_splits))
+        );
+    }
+    test_field_num_splits();
+    fn test_field_polynomial() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_muon_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).polynomial) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_muon_options), "::", stringify!(polynomial))
+        );
+    }
+    test_field_polynomial();
+    fn test_field_steps() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_muon_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).steps) as usize - ptr as usize
+            },
+            44usize,
+            concat!("Offset of field: ", stringify!(dc_muon_options), "::", stringify!(steps))
+        );
+    }
+    test_field_steps();
+    fn test_field_precision() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_muon_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).precision) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_muon_options), "::", stringify!(precision))
+        );
+    }
+    test_field_precision();
+    fn test_field_adjust() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_muon_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).adjust) as usize - ptr as usize
+            },
+            52usize,
+            concat!("Offset of field: ", stringify!(dc_muon_options), "::", stringify!(adjust))
+        );
+    }
+    test_field_adjust();
+    fn test_field_nesterov() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_muon_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).nesterov) as usize - ptr as usize
+            },
+            56usize,
+            concat!("Offset of field: ", stringify!(dc_muon_options), "::", stringify!(nesterov))
+        );
+    }
+    test_field_nesterov();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_muon_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            60usize,
+            concat!("Offset of field: ", stringify!(dc_muon_options), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
+}
+extern "C" {
+    pub fn dc_muon_options_init(options: *mut dc_muon_options, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_muon_create(
+        linalg: *mut dc_linalg,
+        comm: *mut dc_comm,
+        options: *const dc_muon_options,
+        optimizer: *mut *mut dc_optimizer,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_muon_set_group(optimizer: *mut dc_optimizer, group: i32, options: *const dc_muon_options) -> dc_status;
+}
 pub const DC_KFAC_EIGEN: dc_kfac_inverse = 0;
 pub const DC_KFAC_FACTORED: dc_kfac_inverse = 1;
 pub type dc_kfac_inverse = i32;

@@ -3,6 +3,7 @@ docs/optimizers.md."""
 
 from .elementwise import SGD, AdamW
 from .kfac import KFAC, sampled_cross_entropy, sampled_mse_loss
+from .muon import Muon
 from .shampoo import SOAP, Shampoo
 
-__all__ = ["KFAC", "AdamW", "SGD", "SOAP", "Shampoo", "sampled_cross_entropy", "sampled_mse_loss"]
+__all__ = ["KFAC", "AdamW", "Muon", "SGD", "SOAP", "Shampoo", "sampled_cross_entropy", "sampled_mse_loss"]

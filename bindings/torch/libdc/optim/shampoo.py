@@ -15,9 +15,10 @@ _GRAFTS = {"adam": 0, "none": 1, "sgd": 2, "adagrad": 3, "rmsprop": 4}
 _DECAYS = {"decoupled": 0, "l2": 1}
 
 
-def _number(of: Dict[str, int], name: str, value: str) -> int:
+def number(kind: str, of: Dict[Any, int], name: str, value: Any) -> int:
+    """What an option's value is in C."""
     if value not in of:
-        raise ValueError(f"Shampoo: {name} = {value!r}, must be one of {', '.join(of)}")
+        raise ValueError(f"{kind}: {name} = {value!r}, must be one of {', '.join(map(str, of))}")
     return of[value]
 
 
@@ -67,7 +68,8 @@ class Shampoo(Blocked):
             "eps_abs", "eps_rel", "weight_decay", "precondition_frequency", "start_preconditioning_step", "max_block",
             "root", "tolerance", "graft_beta2", "graft_eps", "momentum", "nesterov", "tolerated_failures")}
         return {**options, **two_betas(group), "merge_below": group["max_block"] if merge is None else merge,
-                "graft": _number(_GRAFTS, "graft", group["graft"]), "decay": _number(_DECAYS, "decay", group["decay"])}
+                "graft": number("Shampoo", _GRAFTS, "graft", group["graft"]),
+                "decay": number("Shampoo", _DECAYS, "decay", group["decay"])}
 
 
 class SOAP(Blocked):
