@@ -37,18 +37,27 @@ DC_DEVICE void multiply_both(int part, float (&s)[TALL][2][4], const OWN_A &a, c
   }
 }
 
+/* Of a block, while it makes the gradient of its queries. */
+template <int DTYPE, int D, bool WIDE>
+struct alignas(16) queries_memory {
+  typedef typename warp_math<DTYPE>::element T;
+  enum { ROWS = WIDE ? 16 : tile_rows<DTYPE>(), LD = D + warp_math<DTYPE>::PAD, PLACES = places<D, WIDE>() };
+  T keys[PLACES][ROWS][LD], values[PLACES][ROWS][LD];
+  float mask[PLACES][ROWS];
+  draws drawn[WARPS];
+};
+
 /* The gradient of the queries; and delta, the sum of a row's output times its gradient, which the other kernel reads.
  */
 template <int DTYPE, int D, bool WIDE>
-DC_DEVICE void back_queries(const arguments &args) {
+DC_DEVICE void sum_queries(const arguments &args, queries_memory<DTYPE, D, WIDE> &shared) {
   typedef warp_math<DTYPE> math;
   typedef typename math::element T;
-  enum { ROWS = WIDE ? 16 : tile_rows<DTYPE>(), LD = D + math::PAD, PLACES = places<D, WIDE>() };
-  enum { TALL = tall_rows<DTYPE, D>() };
-  DC_SHARED(T, keys, [PLACES][ROWS][LD]);
-  DC_SHARED(T, values, [PLACES][ROWS][LD]);
-  DC_SHARED(float, mask, [PLACES][ROWS]);
-  DC_SHARED(draws, drawn, [WARPS]);
+  typedef queries_memory<DTYPE, D, WIDE> memory;
+  enum { ROWS = memory::ROWS, LD = memory::LD, PLACES = memory::PLACES, TALL = tall_rows<DTYPE, D>() };
+  auto &keys = shared.keys, &values = shared.values;
+  auto &mask = shared.mask;
+  draws(&drawn)[WARPS] = shared.drawn;
   head<T> h;
   int first;
   if (!place<block_rows<TALL>()>(args, h, first)) {
@@ -160,24 +169,34 @@ DC_DEVICE void load_queries(const arguments &args, const head<T> &h, int query, 
   }
 }
 
+/* Of a block, while it makes the gradients of its keys and values. The sums leave registers for narrow heads' keys of
+ * 16 bits. Their values, and both of wider heads, are here, where float32 has no room, and heads in parts have none. */
+template <int DTYPE, int D, bool WIDE>
+struct alignas(16) keys_memory {
+  typedef typename warp_math<DTYPE>::element T;
+  static constexpr bool IN_BLOCK = DTYPE != DC_FLOAT32 && !WIDE;
+  static constexpr kept VALUES = IN_BLOCK ? IN_TILE : ELSEWHERE, KEYS = IN_BLOCK && D == 64 ? IN_REGISTERS : VALUES;
+  enum { ROWS = WIDE || (IN_BLOCK && D > 64) ? 16 : 32, LD = D + warp_math<DTYPE>::PAD, PLACES = places<D, WIDE>() };
+  enum { COPIES = KEYS == IN_TILE ? 2 : 1, KEPT = IN_BLOCK ? block_rows<tall_rows<DTYPE, D>()>() : 1 };
+  T own[COPIES][KEPT][LD];
+  T queries[PLACES][ROWS][LD], douts[PLACES][ROWS][LD];
+  float lse[PLACES][ROWS], delta[PLACES][ROWS];
+  draws drawn[WARPS];
+};
+
 /* The gradients of keys and values: rows are keys, columns queries. */
 template <int DTYPE, int D, bool WIDE>
-DC_DEVICE void back_keys(const arguments &args) {
+DC_DEVICE void sum_keys(const arguments &args, keys_memory<DTYPE, D, WIDE> &shared) {
   typedef warp_math<DTYPE> math;
   typedef typename math::element T;
-  /* The sums leave registers for narrow heads' keys of 16 bits. Their values, and both of wider heads, are in the
-   * block's memory, where float32 has no room, and heads in parts have none. */
-  constexpr bool IN_BLOCK = DTYPE != DC_FLOAT32 && !WIDE;
-  constexpr kept VALUES = IN_BLOCK ? IN_TILE : ELSEWHERE, KEYS = IN_BLOCK && D == 64 ? IN_REGISTERS : VALUES;
-  enum { ROWS = WIDE || (IN_BLOCK && D > 64) ? 16 : 32, LD = D + math::PAD, PLACES = places<D, WIDE>() };
+  typedef keys_memory<DTYPE, D, WIDE> memory;
+  constexpr kept VALUES = memory::VALUES, KEYS = memory::KEYS;
+  enum { ROWS = memory::ROWS, LD = memory::LD, PLACES = memory::PLACES, COPIES = memory::COPIES, KEPT = memory::KEPT };
   enum { TALL = tall_rows<DTYPE, D>(), BLOCK = block_rows<TALL>() };
-  enum { COPIES = KEYS == IN_TILE ? 2 : 1, KEPT = IN_BLOCK ? BLOCK : 1 };
-  DC_SHARED(T, own, [COPIES][KEPT][LD]);
-  DC_SHARED(T, queries, [PLACES][ROWS][LD]);
-  DC_SHARED(T, douts, [PLACES][ROWS][LD]);
-  DC_SHARED(float, lse, [PLACES][ROWS]);
-  DC_SHARED(float, delta, [PLACES][ROWS]);
-  DC_SHARED(draws, drawn, [WARPS]);
+  auto &own = shared.own;
+  auto &queries = shared.queries, &douts = shared.douts;
+  auto &lse = shared.lse, &delta = shared.delta;
+  draws(&drawn)[WARPS] = shared.drawn;
   head<T> h;
   int first;
   if (!place<block_rows<TALL>()>(args, h, first)) {
@@ -263,7 +282,37 @@ DC_DEVICE void back_keys(const arguments &args) {
   store_own<DTYPE, D, TALL>(to + hidden, stride, left_rows, args.d - part * D, dv, one);
 }
 
+template <int DTYPE, int D, bool WIDE>
+DC_DEVICE void back_queries(const arguments &args) {
+  typedef queries_memory<DTYPE, D, WIDE> memory;
+  DC_SHARED(memory, shared, );
+  sum_queries<DTYPE, D, WIDE>(args, shared);
+}
+
+template <int DTYPE, int D, bool WIDE>
+DC_DEVICE void back_keys(const arguments &args) {
+  typedef keys_memory<DTYPE, D, WIDE> memory;
+  DC_SHARED(memory, shared, );
+  sum_keys<DTYPE, D, WIDE>(args, shared);
+}
+
+/* Both, where a block has a whole head: what the second one reads is in the caches still, and delta is the block's own.
+ */
+template <int DTYPE, int D, bool WIDE>
+DC_DEVICE void back_both(const arguments &args) {
+  union memory {
+    queries_memory<DTYPE, D, WIDE> of_queries;
+    keys_memory<DTYPE, D, WIDE> of_keys;
+  };
+  DC_SHARED(memory, shared, );
+  sum_queries<DTYPE, D, WIDE>(args, shared.of_queries);
+  dc_sync();
+  sum_keys<DTYPE, D, WIDE>(args, shared.of_keys);
+}
+
 }  // namespace
 
 DC_ATTENTION_KERNELS(back_queries, 2)
 DC_ATTENTION_KERNELS(back_keys, 2)
+DC_ATTENTION_KERNEL(back_both, DC_FLOAT16, float16_64, 64, false, 2)
+DC_ATTENTION_KERNEL(back_both, DC_BFLOAT16, bfloat16_64, 64, false, 2)
