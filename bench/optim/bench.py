@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """A step of the optimizers beside others': bench.py [--elements N] [--threads N] [--rounds N] [--shampoo FOLDER]
-[--quick].
+[--first-order] [--quick].
 
-AdamW: one step of a model of N float32 weights (a GPT's mixture of large and small parameters). The ways take turns,
-round by round; a figure is the fastest round, and the ratio that of a round, in the median. An element costs 28 bytes
-of memory, 16 read and 12 written, which gives the bandwidth; "copy" is PyTorch's copy of one array into another on as
+AdamW: one step of a model of N weights (a GPT's mixture of large and small parameters), and one of 200 parameters of
+1000 weights each, where what surrounds the work counts most; in all three types. The ways take turns, round by round;
+"at least" is the fastest round, and the ratio that of a round, in the median. An element costs libdc 28 bytes of
+memory in every type, 16 read and 12 written, which gives the bandwidth; PyTorch, which keeps moments of the weights'
+type and no float32 copy, half of that for 16 bits. "copy" is PyTorch's copy of one float32 array into another on as
 many threads, 8 bytes an element, what the machine can do.
 
 Second order: a step on matrices [W, W] and [W, 4 W], W = 512, with a refresh of roots or bases every 10 steps, as the
@@ -14,11 +16,12 @@ takes part with the same blocks, frequency and graft, and its SOAP. --quick: few
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from libdc import optim
@@ -30,23 +33,26 @@ BYTES = 28  # an element's
 WIDTH, PERIOD = 512, 10
 
 
-def parameters(elements: int) -> List[torch.nn.Parameter]:
+Shapes = List[Tuple[int, ...]]
+SMALL: Shapes = [(1000,)] * 200
+
+
+def model(elements: int) -> Shapes:
     """Square matrices, each with a bias and two vectors of a normalisation."""
     width = 768
     count = max(1, elements // (width * width + 3 * width))
-    shapes = [shape for _ in range(count) for shape in ((width, width), (width,), (width,), (width,))]
-    made = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    return [(width, width), (width,), (width,), (width,)] * count
+
+
+def parameters(shapes: Shapes, dtype: torch.dtype) -> List[torch.nn.Parameter]:
+    made = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
     for p in made:
-        p.grad = torch.randn_like(p)
+        p.grad = torch.randn(p.shape).to(dtype)
     return made
 
 
-def ways(elements: int, dtype: torch.dtype) -> Dict[str, Callable[[], Any]]:
-    own = {name: [torch.nn.Parameter(p.detach().to(dtype)) for p in parameters(elements)] for name in
-           ("libdc", "fused", "foreach")}
-    for params in own.values():
-        for p in params:
-            p.grad = torch.randn(p.shape).to(dtype)
+def ways(shapes: Shapes, dtype: torch.dtype) -> Dict[str, Callable[[], Any]]:
+    own = {name: parameters(shapes, dtype) for name in ("libdc", "fused", "foreach")}
     source = torch.randn(sum(p.numel() for p in own["libdc"]))
     target = torch.empty_like(source)
     return {
@@ -66,6 +72,20 @@ def measure(made: Dict[str, Callable[[], Any]], rounds: int) -> Dict[str, List[f
             if number >= 2:
                 times[name].append(time.perf_counter() - begin)
     return times
+
+
+def first_order(a: argparse.Namespace) -> None:
+    for title, shapes in (("a model", model(a.elements)), ("small ones", SMALL)):
+        elements = sum(math.prod(shape) for shape in shapes)
+        print(f"\nAdamW, {title}: {len(shapes)} parameters, {elements / 1e6:.1f} million weights")
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            times = measure(ways(shapes, dtype), a.rounds)
+            for name, own in times.items():
+                rate = elements * (8 if name == "copy" else BYTES) / min(own) / 1e9
+                known = dtype == torch.float32 or name in ("libdc", "copy")
+                ratio = statistics.median(base / t for base, t in zip(times["torch fused"], own))
+                print(f"{str(dtype)[6:]:9} {name:14} {statistics.median(own) * 1e3:8.2f} ms, at least "
+                      f"{min(own) * 1e3:8.2f} {f'{rate:6.1f} GB/s' if known else '':11} {ratio:6.2f} times torch fused")
 
 
 # ---- second order ----
@@ -151,22 +171,16 @@ def main() -> None:
     parser.add_argument("--shampoo", default="", help="a checkout of facebookresearch/optimizers")
     parser.add_argument("--layers", type=int, default=12, help="matrices of the second-order part")
     parser.add_argument("--periods", type=int, default=7, help="refreshes of the second-order part")
+    parser.add_argument("--first-order", action="store_true", help="AdamW alone")
     parser.add_argument("--quick", action="store_true")
     a = parser.parse_args()
     if a.quick:
         a.elements, a.rounds, a.layers, a.periods = 8_000_000, 7, 3, 3
     torch.set_num_threads(a.threads)
     print(f"{a.threads} threads, PyTorch {torch.__version__}")
-    for dtype in (torch.float32, torch.bfloat16):
-        made = ways(a.elements, dtype)
-        times = measure(made, a.rounds)
-        elements = sum(p.numel() for p in parameters(a.elements))
-        for name, own in times.items():
-            rate = elements * (8 if name == "copy" else BYTES) / min(own) / 1e9
-            ratio = statistics.median(base / t for base, t in zip(times["torch fused"], own))
-            rate_text = f"{rate:6.1f} GB/s" if dtype == torch.float32 or name == "copy" else " " * 11
-            print(f"{str(dtype)[6:]:9} {name:14} {min(own) * 1e3:8.2f} ms {rate_text} {ratio:6.2f} times torch fused")
-    second_order(a)
+    first_order(a)
+    if not a.first_order:
+        second_order(a)
 
 
 if __name__ == "__main__":
