@@ -1,5 +1,6 @@
-/* How much a step of Shampoo, SOAP and K-FAC asks of a device: that blocks and matrices of one shape go together shows
- * in the number of launches, products and waits, which must not grow with theirs. On the simulated driver alone. */
+/* How much a step of Muon, Shampoo, SOAP and K-FAC asks of a device: that blocks and matrices of one shape go together
+ * shows in the number of launches, products and waits, which must not grow with theirs. On the simulated driver alone.
+ */
 #include <math.h>
 
 #include "harness.h"
@@ -140,6 +141,25 @@ static void test_shampoo(void **state) {
   }
 }
 
+/* Two launches a parameter; three products and two copies for each of five steps of all that go together. */
+static void test_muon(void **state) {
+  (void)state;
+  for (int params = 1; params <= LAYERS; params += LAYERS - 1) {
+    const count most = {8 + 2 * params, 15, 11, 2, 0};
+    model m;
+    open_model(&m, "cuda", params);
+    assert_int_equal(dc_muon_create(m.linalg, NULL, NULL, &m.optimizer), DC_OK);
+    add_params(&m);
+    for (int i = 1; i <= 3; i++) {
+      const count c = step(&m, -1);
+      if (i > 1) {
+        check("Muon", params, &c, most);
+      }
+    }
+    close_model(&m);
+  }
+}
+
 static void test_soap(void **state) {
   (void)state;
   dc_soap_options o = DC_SOAP_OPTIONS_INIT;
@@ -208,6 +228,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_one_that_is_left_out),
       cmocka_unit_test(test_shampoo),
+      cmocka_unit_test(test_muon),
       cmocka_unit_test(test_soap),
       cmocka_unit_test(test_kfac),
   };

@@ -1,0 +1,121 @@
+/* Muon on the device: what the CPU gives, within rounding, and its saved states; the bits of one rank on two and three;
+ * gradients that are not finite; each call failing in turn. On the simulated driver. */
+#define MATRICES
+#include "sides_ranks.h"
+
+/* The largest difference of the weights, beyond a last bit of those of 16 bits. */
+static double apart(const side *sides) {
+  double most = 0;
+  for (int p = 0; p < PARAMS; p++) {
+    char copy[4 * MOST];
+    double here[MOST], there[MOST];
+    const double bit = shapes[p].dtype == DC_BFLOAT16 ? 1.0 / 64 : 0;
+    move(&sides[1], copy, sides[1].weights[p], (size_t)sides[1].count[p] * dc_dtype_size(shapes[p].dtype));
+    dc__cast(here, DC_FLOAT64, sides[0].weights[p], shapes[p].dtype, sides[0].count[p]);
+    dc__cast(there, DC_FLOAT64, copy, shapes[p].dtype, sides[1].count[p]);
+    for (int64_t i = 0; i < sides[0].count[p]; i++) {
+      const double difference = (here[i] > there[i] ? here[i] - there[i] : there[i] - here[i]) - bit;
+      most = difference > most ? difference : most;
+    }
+  }
+  return most;
+}
+
+static void run(const dc_muon_options *options, double gate) {
+  side sides[2];
+  for (int k = 0; k < 2; k++) {
+    open_side(&sides[k], k == 0 ? "cpu" : "cuda");
+    assert_int_equal(make_muon(&sides[k], NULL, options), DC_OK);
+    assert_int_equal(add_params(&sides[k], 0, 1), DC_OK);
+  }
+  for (int number = 1; number <= STEPS + 1; number++) {
+    for (int k = 0; k < 2; k++) {
+      assert_int_equal(step(&sides[k], number), DC_OK);
+    }
+    const double most = apart(sides);
+    if (!(most <= gate)) {
+      fail_msg("step %d: %g off", number, most);
+    }
+    if (number == STEPS) { /* each goes on with the other's state */
+      size_t bytes[2];
+      char *states[2] = {saved(&sides[0], &bytes[0]), saved(&sides[1], &bytes[1])};
+      for (int k = 0; k < 2; k++) {
+        assert_int_equal(dc_optimizer_load(sides[k].optimizer, states[1 - k], bytes[1 - k]), DC_OK);
+      }
+      test_free(states[0]);
+      test_free(states[1]);
+    }
+  }
+  for (int k = 0; k < 2; k++) {
+    dc_optimizer_destroy(sides[k].optimizer);
+    close_side(&sides[k]);
+  }
+}
+
+static void test_beside_the_cpu(void **state) {
+  (void)state;
+  dc_muon_options o = {.struct_size = sizeof o, .weight_decay = 0.1};
+  run(&o, 2e-4);
+  o.polynomial = DC_ORTHOGONAL_MUON;
+  o.adjust = DC_MUON_MATCH_RMS;
+  o.num_splits = 3;
+  o.nesterov = -1;
+  run(&o, 2e-4);
+  o.momentum = -1;
+  run(&o, 2e-4);
+  o.precision = DC_BFLOAT16;
+  run(&o, 0.1);
+}
+
+static void test_ranks(void **state) {
+  (void)state;
+  const dc_muon_options wide = {.struct_size = sizeof wide}, narrow = {sizeof narrow, .precision = DC_BFLOAT16};
+  agree(make_muon, &wide);
+  agree(make_muon, &narrow);
+}
+
+static void test_gradients_that_are_not_finite(void **state) {
+  (void)state;
+  const float nan = __builtin_nanf("");
+  side s;
+  size_t bytes;
+  open_side(&s, "cuda");
+  assert_int_equal(make_muon(&s, NULL, NULL), DC_OK);
+  assert_int_equal(add_params(&s, 0, 1), DC_OK);
+  assert_int_equal(step(&s, 1), DC_OK);
+  char *before = saved(&s, &bytes);
+  move(&s, s.grads[2] + 40, &nan, sizeof nan);
+  assert_int_equal(step_as_is(&s, -1), DC_E_NOT_FINITE);
+  assert_non_null(strstr(dc_last_error(), "grads[2]"));
+  char *after = saved(&s, &bytes);
+  assert_memory_equal(before, after, bytes);
+  test_free(before);
+  test_free(after);
+  dc_optimizer_destroy(s.optimizer);
+  close_side(&s);
+}
+
+static void test_every_call_fails(void **state) {
+  static const char *const functions[] = {"cuLaunchKernel", "cuMemcpyAsync", "cuMemAllocFromPoolAsync",
+                                          "cublasLtCreate", "cublasLtMatmul"};
+  (void)state;
+  const dc_muon_options options = {.struct_size = sizeof options};
+  for (size_t f = 0; f < DC__COUNT(functions); f++) {
+    const int calls = use(make_muon, &options, functions[f], NULL, 0);
+    assert_true(calls > 0);
+    for (int before = 0; before < calls; before += FAILING) {
+      (void)use(make_muon, &options, functions[f], functions[f], before);
+    }
+  }
+  cudasim_reset();
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(test_beside_the_cpu),
+      TEST(test_ranks),
+      TEST(test_gradients_that_are_not_finite),
+      TEST(test_every_call_fails),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
