@@ -3,12 +3,14 @@
 #ifndef DC_TESTS_COMM_RANKS_H
 #define DC_TESTS_COMM_RANKS_H
 
+#include <arpa/inet.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -122,6 +124,61 @@ static inline int on_processes(int32_t world, int64_t timeout_ns, rank_fn fn, vo
   return result;
 }
 
+/* An address of this machine at which nobody listens. */
+static inline const char *fresh_address(char address[64]) {
+  struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  socklen_t length = sizeof any;
+  int fd = socket(AF_INET, SOCK_STREAM, 0);
+  if (bind(fd, (struct sockaddr *)&any, length) != 0 || getsockname(fd, (struct sockaddr *)&any, &length) != 0) {
+    perror("fresh_address");
+  }
+  close(fd);
+  snprintf(address, 64, "127.0.0.1:%d", ntohs(any.sin_port));
+  return address;
+}
+
+typedef struct tcp_job {
+  const char *address, *name;
+  int32_t rank, world;
+  const dc_comm_options *options;
+  rank_fn fn;
+  void *arg;
+  int result;
+} tcp_job;
+
+static inline void *tcp_rank(void *arg) {
+  tcp_job *job = arg;
+  dc_comm *comm = NULL;
+  job->result = 1;
+  if (dc_comm_create_tcp(job->address, job->name, job->rank, job->world, job->options, &comm) == DC_OK) {
+    job->result = job->fn(comm, job->arg);
+    dc_comm_destroy(comm);
+  } else {
+    fprintf(stderr, "rank %d: %s\n", job->rank, dc_last_error());
+  }
+  return NULL;
+}
+
+/* Ranks that meet over TCP, as threads. */
+static inline int on_tcp(int32_t world, int64_t timeout_ns, rank_fn fn, void *arg) {
+  char name[64], address[64];
+  pthread_t threads[DC__COMM_MAX_WORLD];
+  tcp_job jobs[DC__COMM_MAX_WORLD];
+  const dc_comm_options options = {sizeof options, timeout_ns, 0};
+  fresh_name(name);
+  fresh_address(address);
+  for (int32_t r = 0; r < world; r++) {
+    jobs[r] = (tcp_job){address, name, r, world, &options, fn, arg, 0};
+    pthread_create(&threads[r], NULL, tcp_rank, &jobs[r]);
+  }
+  int result = 0;
+  for (int32_t r = 0; r < world; r++) {
+    pthread_join(threads[r], NULL);
+    result += jobs[r].result;
+  }
+  return result;
+}
+
 /* Every kind of group that the tests run on. */
 static inline void on_all_groups(rank_fn fn, void *arg) {
   const int64_t limit = INT64_C(60000000000);
@@ -131,6 +188,9 @@ static inline void on_all_groups(rank_fn fn, void *arg) {
   }
   for (int32_t world = 2; world <= 3; world++) {
     assert_int_equal(on_processes(world, limit, fn, arg), 0);
+  }
+  for (int32_t world = 1; world <= 4; world++) {
+    assert_int_equal(on_tcp(world, limit, fn, arg), 0);
   }
 }
 

@@ -43,6 +43,9 @@ static void test_accumulate(void **state) {
 /* Memory that peers read in place gives the same result as any other, and comes and goes. */
 static int heap(dc_comm *comm, void *arg) {
   (void)arg;
+  if (comm->ops->heap_alloc == NULL) {
+    return 0; /* ranks that read nobody's memory */
+  }
   int64_t world = dc_comm_size(comm);
   int64_t shard = 100000;
   int64_t total = shard * world;

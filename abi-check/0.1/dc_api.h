@@ -369,6 +369,22 @@ DC_API dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_option
 DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world_size,
                                           const dc_comm_options *options, dc_comm **comm);
 
+/** Ranks as processes, or threads, of any machines, over TCP. Collective: blocks until all ranks have come, at most
+ *  timeout_ns, and so does its dc_comm_dup(). Rank 0 listens on all of its machine's addresses, and the others tell it
+ *  where they listen: on a port of their own, at the address from which they reach it; every rank connects to every
+ *  other one. What the ranks send is not encrypted: the name keeps out who came to the wrong place, not an enemy.
+ *  Bits are those of every other transport. symmetric_memory and dc_comm_set_checksums() want shared memory, which
+ *  these ranks do not have. All machines must have one order of bytes.
+ *  address  "HOST:PORT" or "[ADDRESS]:PORT", the same on every rank: where rank 0 is, as all of them reach it
+ *  name     the group's name, the same on every rank and unlike any other group's; 1..80 bytes
+ *  options  heap_bytes is not used; NULL = defaults
+ *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..64, an address of another form),
+ *  DC_E_EXISTS (the rank or the port is taken, another group is there), DC_E_MISMATCH (world sizes or versions
+ *  differ), DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile), DC_E_SYSTEM (no such host, say), DC_E_NO_MEMORY.
+ *  [any] Since 0.1. */
+DC_API dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world_size,
+                                    const dc_comm_options *options, dc_comm **comm);
+
 /** The caller's collectives, for a transport that libdc does not have (torch.distributed, say). Each function
  *  blocks until done and returns 0 or an error number; it runs on one of libdc's stream threads or the caller's,
  *  may call nothing of libdc but dc_dtype_size(), and must not unwind. Counts are elements of dtype. */

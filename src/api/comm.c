@@ -45,6 +45,17 @@ static dc_status check_rank(const char *fn, int32_t rank, int32_t world) {
   return DC_OK;
 }
 
+static dc_status check_name(const char *fn, const char *name) {
+  size_t length = name == NULL ? 0 : strnlen(name, 81);
+  if (length < 1 || length > 80) {
+    return dc__fail(DC_E_INVALID, "%s: name is %s, must have 1 to 80 bytes", fn,
+                    name == NULL  ? "NULL"
+                    : length == 0 ? "empty"
+                                  : "longer");
+  }
+  return DC_OK;
+}
+
 dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_options *options, dc_comm **comms) {
   static const char fn[] = "dc_comm_create_threads";
   if (comms == NULL) {
@@ -68,18 +79,26 @@ dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world
   dc_comm_options known;
   DC__TRY(read_options(fn, world_size, options, &known));
   DC__TRY(check_rank(fn, rank, world_size));
-  size_t length = name == NULL ? 0 : strnlen(name, 81);
-  if (length < 1 || length > 80) {
-    return dc__fail(DC_E_INVALID, "%s: name is %s, must have 1 to 80 bytes", fn,
-                    name == NULL  ? "NULL"
-                    : length == 0 ? "empty"
-                                  : "longer");
-  }
+  DC__TRY(check_name(fn, name));
   if (known.heap_bytes > SIZE_MAX / 4) {
     return dc__fail(DC_E_INVALID, "%s: options->heap_bytes = %zu, must be at most %zu", fn, known.heap_bytes,
                     SIZE_MAX / 4);
   }
   return dc__comm_create_processes(name, rank, world_size, &known, comm);
+}
+
+dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world_size,
+                             const dc_comm_options *options, dc_comm **comm) {
+  static const char fn[] = "dc_comm_create_tcp";
+  if (comm == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
+  }
+  *comm = NULL;
+  dc_comm_options known;
+  DC__TRY(read_options(fn, world_size, options, &known));
+  DC__TRY(check_rank(fn, rank, world_size));
+  DC__TRY(check_name(fn, name));
+  return dc__comm_create_tcp(address, name, rank, world_size, &known, comm);
 }
 
 dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size,

@@ -1,6 +1,6 @@
 /* Communicators behind one table. The rooms above queue collectives on a stream of theirs and learn of failures from
- * dc__comm_check(); a transport implements the table. local/ is built in (threads or processes of one machine, over
- * shared memory); external/ wraps the caller's own functions.
+ * dc__comm_check(); a transport implements the table. local/ is for ranks of one machine (threads or processes, over
+ * shared memory), tcp/ for those of several; external/ wraps the caller's own functions; nccl/ moves what cards have.
  *
  * A collective is a group of 1 to DC__COMM_GROUP items, one handshake for all. Every rank calls with the same tag,
  * totals, dtypes and ranges; transports compare them, and a difference is DC_E_MISMATCH on every rank. Items that
@@ -168,6 +168,8 @@ dc_status dc__comm_create_self(dc_comm **comm); /* a world of one rank */
 dc_status dc__comm_create_threads(int32_t world, const dc_comm_options *options, dc_comm **comms);
 dc_status dc__comm_create_processes(const char *name, int32_t rank, int32_t world, const dc_comm_options *options,
                                     dc_comm **comm);
+dc_status dc__comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world,
+                              const dc_comm_options *options, dc_comm **comm);
 dc_status dc__comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world,
                                    const dc_comm_options *options, dc_comm **comm);
 /* Ranks on cards of their own, through NCCL; the ranks of `comm` meet by way of a copy of it. Collective. Who fails

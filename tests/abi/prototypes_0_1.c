@@ -35,6 +35,7 @@ size_t dc_buffer_bytes(const dc_buffer *buffer);
 void dc_comm_options_init(dc_comm_options *options, size_t struct_size);
 dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_options *options, dc_comm **comms);
 dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world_size, const dc_comm_options *options, dc_comm **comm);
+dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world_size, const dc_comm_options *options, dc_comm **comm);
 void dc_comm_callbacks_init(dc_comm_callbacks *callbacks, size_t struct_size);
 dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size, const dc_comm_options *options, dc_comm **comm);
 dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl);

@@ -20,7 +20,7 @@ static _Thread_local int32_t rounds;
 static void harm(const dc__local *self) {
   const dc__local_call *call = &dc__local_slot_of(self->group, self->channel, 1)->calls[self->calls & 1];
   uintptr_t base = self->group->bases[1];
-  unsigned char *at = (unsigned char *)(base + call->items[0].address);
+  unsigned char *at = (unsigned char *)(base + call->addresses[0]);
   if (call->staged) {
     at = (unsigned char *)(base + call->stage + (self->seq & 1) * self->stage_bytes);
   }

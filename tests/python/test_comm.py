@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import libdc
 import libdc.run
@@ -103,6 +105,38 @@ def test_an_exception_in_a_callback_is_an_error(asynchronous):
                 comm.check()
     assert caught.value.status == Status.E_CALLBACK
     assert isinstance(caught.value.__cause__, (ConnectionError, TypeError))
+
+
+def free_port():
+    """A port that nobody has, with another such behind it."""
+    with socket.socket() as first, socket.socket() as second:
+        while True:
+            first.bind(("127.0.0.1", 0))
+            try:
+                second.bind(("127.0.0.1", first.getsockname()[1] + 1))
+                return first.getsockname()[1]
+            except OSError:
+                first.close()
+                first = socket.socket()
+
+
+def test_ranks_over_tcp():
+    address = f"127.0.0.1:{free_port()}"
+
+    def rank(number):
+        with Comm.tcp(address, "test", number, 3, timeout=60) as comm, comm.dup() as copy:
+            data = np.full(1000, number + 1, np.float32)
+            comm.all_reduce(data)
+            part = np.full(5, number, np.int32)
+            whole = copy.all_gather(part, np.empty(15, np.int32))
+            assert (data == 6).all() and whole.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+            assert not comm.shares_memory and not comm.takes_devices
+            return number
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(rank, range(3))) == [0, 1, 2]
+    with pytest.raises(Error, match="must be HOST:PORT"):
+        Comm.tcp("here", "test", 0, 1)
 
 
 def test_init_comm_needs_a_group(monkeypatch):

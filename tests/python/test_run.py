@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -36,6 +37,50 @@ def test_environment_output_and_arguments(launch):
     lines = sorted(done.stdout.replace("no newline at the end", "").splitlines())
     assert [line.split()[:5] for line in lines] == [[str(r), str(r), "3", "3", "127.0.0.1"] for r in range(3)]
     assert len({tuple(line.split()[5:]) for line in lines}) == 1 and done.stdout.count("no newline") == 3
+
+
+def on_two_machines(script: str, *arguments: str):
+    """Two launchers of two ranks each, as two machines would have them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = min(probe.getsockname()[1], 65000)
+    command = [sys.executable, "-m", "libdc.run", "--nodes", "2", "--rendezvous", f"localhost:{port}", "-n", "2"]
+    nodes = [subprocess.Popen([*command, "--node-rank", str(node), script, *arguments], text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) for node in range(2)]
+    return [(*node.communicate(timeout=120), node.returncode) for node in nodes]
+
+
+def test_several_machines(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, libdc, numpy as np\ncomm = libdc.init_comm(timeout=60)\n"
+                      "data = comm.all_reduce(np.full(3, comm.rank + 1.0))\nother = libdc.init_comm(timeout=60)\n"
+                      "other.barrier()\n"
+                      "print(comm.rank, comm.size, os.environ['LOCAL_RANK'], data[0], comm.shares_memory)\n")
+    first, second = on_two_machines(str(script))
+    assert first[2] == second[2] == 0, (first, second)
+    assert sorted(first[0].splitlines()) == ["0 4 0 10.0 False", "1 4 1 10.0 False"]
+    assert sorted(second[0].splitlines()) == ["2 4 0 10.0 False", "3 4 1 10.0 False"]
+
+
+def test_a_rank_that_fails_ends_the_other_machine_s(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys, libdc\ncomm = libdc.init_comm(timeout=60)\ncomm.barrier()\n"
+                      "if comm.rank == 3: sys.exit(7)\ncomm.barrier()\n")
+    first, second = on_two_machines(str(script))
+    assert second[2] == 7 and first[2] == 1
+    assert "rank 3 d" in first[1] and "while rank" in first[1]
+
+
+@pytest.mark.parametrize("arguments, text", [
+    (["--nodes", "2"], "--rendezvous: several machines need it"),
+    (["--rendezvous", "a:1"], "one does not take it"),
+    (["--nodes", "33", "-n", "2", "--rendezvous", "a:1"], "--nodes 33: must be in 1..32"),
+    (["--nodes", "2", "--node-rank", "2", "--rendezvous", "a:1"], "--node-rank 2: must be in 0..1"),
+    (["--nodes", "2", "--rendezvous", "a:70000"], "--rendezvous a:70000: must be HOST:PORT"),
+])
+def test_wrong_machines(arguments, text):
+    done = subprocess.run([sys.executable, "-m", "libdc.run", *arguments, "x.py"], text=True, capture_output=True, timeout=60)
+    assert done.returncode == 2 and text in done.stderr
 
 
 def test_modules_and_their_arguments():

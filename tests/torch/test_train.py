@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -126,6 +127,19 @@ def test_resume_gives_the_same_bits(run: Path, stage: str) -> None:
     assert "goes on after step 4" in out
     assert losses(again) == losses(run)
     assert same_weights(again, run)
+
+
+def test_two_machines_give_the_same_bits(run: Path) -> None:
+    """As two launchers, whose ranks have no memory in common: TCP between them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = min(probe.getsockname()[1], 65000)
+    machines = [sys.executable, "-m", "libdc.run", "-n", "1", "--nodes", "2", "--rendezvous", f"localhost:{port}"]
+    nodes = [start([*machines, "--node-rank", str(node), str(TRAIN), *TINY, "--out", "far"], run.parent)
+             for node in range(2)]
+    for node in nodes:
+        finish(node)
+    assert losses(run.parent / "far") == losses(run) and same_weights(run.parent / "far", run)
 
 
 def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(run: Path) -> None:

@@ -143,11 +143,13 @@ def _options(timeout: Optional[float], heap_bytes: int) -> Any:
 
 
 class Comm:
-    """A rank's end of a communicator. Made by threads(), processes(), single() or external()."""
+    """A rank's end of a communicator. Made by threads(), processes(), tcp(), single() or external()."""
 
-    def __init__(self, pointer: Any, external: Optional[_External] = None, takes_devices: bool = False) -> None:
+    def __init__(self, pointer: Any, external: Optional[_External] = None, takes_devices: bool = False,
+                 shares_memory: bool = True) -> None:
         self._own = own(pointer, lib.dc_comm_destroy)
         self._external = external
+        self.shares_memory = shares_memory and external is None  # whether ranks can read each other's, as symmetric_memory
         self.takes_devices = takes_devices  # whether collectives may have tensors on a CUDA device; else: nccl()
         self._group: Optional[List[Any]] = None
 
@@ -171,6 +173,15 @@ class Comm:
         out = ffi.new("dc_comm **")
         check(lib.dc_comm_create_processes(string("name", name), rank, world, _options(timeout, heap_bytes), out))
         return cls(out[0])
+
+    @classmethod
+    def tcp(cls, address: str, name: str, rank: int, world: int, timeout: Optional[float] = None) -> "Comm":
+        """Ranks on any machines, over TCP; blocks until all have come. address: "HOST:PORT", where rank 0 is; name: the
+        group's."""
+        out = ffi.new("dc_comm **")
+        check(lib.dc_comm_create_tcp(string("address", address), string("name", name), rank, world, _options(timeout, 0),
+                                     out))
+        return cls(out[0], shares_memory=False)
 
     @classmethod
     def external(cls, collectives: Collectives, rank: int, world: int, timeout: Optional[float] = None) -> "Comm":
@@ -326,20 +337,31 @@ _made = itertools.count()
 
 def init_comm(timeout: Optional[float] = None) -> Comm:
     """This process's communicator, from RANK and WORLD_SIZE as `python -m libdc.run` and torchrun set them; a world of
-    one without them. Ranks that call it more than once must do so equally often."""
+    one without them. Ranks of several machines meet over TCP at MASTER_ADDR, on the port after MASTER_PORT. Ranks that
+    call it more than once must do so equally often; each call takes another port."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return Comm.single()
-    if int(os.environ.get("LOCAL_WORLD_SIZE", world)) != world:
-        raise RuntimeError("init_comm: LOCAL_WORLD_SIZE is not WORLD_SIZE, but processes of several machines cannot "
-                           "share memory: use libdc.torch.comm_from_process_group or Comm.external")
-    group = os.environ.get("LIBDC_GROUP")
-    if not group:
-        parts = [os.environ.get(key, "") for key in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
-                                                     "TORCHELASTIC_RESTART_COUNT")]
-        if not parts[1]:
-            raise RuntimeError("init_comm: WORLD_SIZE > 1 needs LIBDC_GROUP, or MASTER_ADDR and MASTER_PORT")
-        import hashlib  # here, since `import libdc` shall be quick
+    spread = int(os.environ.get("LOCAL_WORLD_SIZE", world)) != world
+    if spread and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
+        raise RuntimeError("init_comm: ranks of several machines (LOCAL_WORLD_SIZE is not WORLD_SIZE) need MASTER_ADDR "
+                           "and MASTER_PORT")
+    rank, group, made = int(os.environ["RANK"]), _group_name(), next(_made)
+    if not spread:
+        return Comm.processes(f"{group}.{made}", rank, world, timeout)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1 + made
+    return Comm.tcp(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", f"{group}.{made}", rank, world, timeout)
 
-        group = "libdc-" + hashlib.sha256(":".join(parts).encode()).hexdigest()[:32]
-    return Comm.processes(f"{group}.{next(_made)}", int(os.environ["RANK"]), world, timeout)
+
+def _group_name() -> str:
+    """Unlike any other group's that may be under way."""
+    group = os.environ.get("LIBDC_GROUP")
+    if group:
+        return group
+    parts = [os.environ.get(key, "") for key in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+                                                 "TORCHELASTIC_RESTART_COUNT")]
+    if not parts[1]:
+        raise RuntimeError("init_comm: WORLD_SIZE > 1 needs LIBDC_GROUP, or MASTER_ADDR and MASTER_PORT")
+    import hashlib  # here, since `import libdc` shall be quick
+
+    return "libdc-" + hashlib.sha256(":".join(parts).encode()).hexdigest()[:32]

@@ -1,5 +1,8 @@
 """Starts ranks: `python -m libdc.run -n 2 [-m] script.py args…` as processes, threads(n, fn) as threads.
 
+On several machines each has a launcher, which starts as many ranks as the others do:
+`python -m libdc.run --nodes 2 --node-rank 0 --rendezvous HOST:PORT -n 8 script.py`. HOST is the one with node rank 0.
+
 The first rank that fails ends the others, and its exit code is the launcher's. Ranks end with the launcher, whatever
 ends it."""
 
@@ -111,14 +114,19 @@ class _Launcher:
         self.stop_signal = 0
         self.plan: List[Tuple[float, int]] = []  # when what still runs gets which signal
 
-    def start(self, command: Sequence[str], count: int, port: int) -> None:
-        shared = dict(os.environ)
-        shared.update(WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT=str(port or _free_port()), LIBDC_GROUP=f"libdc-{os.getpid()}-{secrets.token_hex(8)}")
+    def start(self, command: Sequence[str], options: argparse.Namespace) -> None:
+        count, shared = options.ranks, dict(os.environ)
+        host, port = options.rendezvous or ("127.0.0.1", options.master_port or _free_port())
+        shared.update(WORLD_SIZE=str(count * options.nodes), LOCAL_WORLD_SIZE=str(count), MASTER_ADDR=host,
+                      MASTER_PORT=str(port))
+        if options.nodes == 1:
+            shared["LIBDC_GROUP"] = f"libdc-{os.getpid()}-{secrets.token_hex(8)}"
+        first = count * options.node_rank
         shared.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
         shared.setdefault("PYTHONUNBUFFERED", "1")
-        for rank in range(count):
-            self.ranks.append(_Rank(rank, command, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+        for local in range(count):
+            rank = first + local
+            self.ranks.append(_Rank(rank, command, {**shared, "RANK": str(rank), "LOCAL_RANK": str(local)}))
             for pipe in self.ranks[-1].partial:
                 os.set_blocking(pipe.fileno(), False)
                 self.selector.register(pipe, selectors.EVENT_READ, self.ranks[-1])
@@ -221,9 +229,13 @@ def _free_port() -> int:
 
 def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m libdc.run",
-                                     description="Runs a script on N ranks of this machine.")
+                                     description="Runs a script on N ranks of this machine, or of each of several.")
     parser.add_argument("-n", "--ranks", type=int, default=1, help="number of processes (default 1)")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
+    parser.add_argument("--nodes", type=int, default=1, help="machines, each with a launcher and N ranks (default 1)")
+    parser.add_argument("--node-rank", type=int, default=0, help="which of them this is, from 0")
+    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="for several machines: machine 0, and a free port of "
+                        "its with a free one behind it")
     parser.add_argument("--master-port", type=int, default=0, help="MASTER_PORT of the ranks (default: a free one)")
     parser.add_argument("--grace", type=float, default=10.0, help="seconds from SIGTERM to SIGKILL (default 10)")
     parser.add_argument("script")
@@ -231,6 +243,17 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if not 1 <= options.ranks <= 64:
         parser.error(f"-n {options.ranks}: must be in 1..64")
+    if not 1 <= options.nodes <= 64 // options.ranks:
+        parser.error(f"--nodes {options.nodes}: must be in 1..{64 // options.ranks}, since there may be 64 ranks")
+    if not 0 <= options.node_rank < options.nodes:
+        parser.error(f"--node-rank {options.node_rank}: must be in 0..{options.nodes - 1}")
+    if (options.rendezvous is None) != (options.nodes == 1):
+        parser.error("--rendezvous: several machines need it, one does not take it")
+    if options.rendezvous is not None:
+        host, _, port = options.rendezvous.rpartition(":")
+        if not host or not port.isdigit() or not 1 <= int(port) < 65535:
+            parser.error(f"--rendezvous {options.rendezvous}: must be HOST:PORT, with a port of 1 to 65534")
+        options.rendezvous = host.strip("[]"), int(port)
     return options
 
 
@@ -241,7 +264,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: launcher.signals.append(number))
     try:
-        launcher.start(command, options.ranks, options.master_port)
+        launcher.start(command, options)
         return launcher.watch()
     except BrokenPipeError:  # nobody reads us any more, as under `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -141,24 +141,12 @@ static void publish(const plan *p) {
   dc__local_slot *slot = dc__local_slot_of(self->group, self->channel, self->head.rank);
   dc__local_call *call = &slot->calls[self->calls & 1];
   uintptr_t base = self->group->bases[self->head.rank];
-  call->tag = p->coll.tag;
-  call->kind = p->coll.kind;
-  call->count = p->coll.count;
-  call->root = p->coll.root;
+  dc__call_fill(&call->call, &p->coll, self->head.world, p->word);
   call->staged = p->staged;
   call->checked = p->checked;
-  call->word = p->word;
-  call->place = p->coll.device == NULL ? 0 : p->coll.device->place;
-  call->captured = p->coll.captured;
   call->stage = (uint64_t)((uintptr_t)self->stage - base);
   for (int32_t i = 0; i < p->coll.count; i++) {
-    const dc__coll_item *item = &p->coll.items[i];
-    call->items[i] = (dc__local_item){item->total,
-                                      item->id,
-                                      dc__coll_ranges_hash(item, self->head.world),
-                                      (uint64_t)((uintptr_t)item->send - base),
-                                      item->dtype,
-                                      item->reduce_op};
+    call->addresses[i] = (uint64_t)((uintptr_t)p->coll.items[i].send - base);
   }
   atomic_store_explicit(&slot->last_op, p->coll.tag.op, memory_order_relaxed);
   atomic_store_explicit(&slot->last_id, p->coll.tag.id, memory_order_relaxed);
@@ -187,7 +175,7 @@ static const void *source(const plan *p, int32_t from, int32_t item, int32_t par
     uintptr_t buffer = base + call->stage + (self->seq & 1) * self->stage_bytes;
     return (const char *)buffer + (p->reduce ? part * p->window : 0) + s->at;
   }
-  return dc__bytes_at((const void *)(base + call->items[item].address), begin, own->dtype);
+  return dc__bytes_at((const void *)(base + call->addresses[item]), begin, own->dtype);
 }
 
 /* Returns the bytes read from other ranks. */
@@ -301,10 +289,12 @@ static dc_status meet(plan *p) {
   offer(p, 0);
   publish(p);
   DC__TRY(post_and_wait(p));
+  const dc__call *calls[DC__COMM_MAX_WORLD];
   for (int32_t r = 0; r < self->head.world; r++) {
     p->calls[r] = &dc__local_slot_of(self->group, self->channel, r)->calls[self->calls & 1];
+    calls[r] = &p->calls[r]->call;
   }
-  return dc__local_compare(self, p->calls);
+  return dc__call_compare(self->head.rank, self->head.world, calls);
 }
 
 static dc_status run(dc__local *self, const dc__coll *coll) {
@@ -336,7 +326,7 @@ static dc_status agree(dc__local *self, const dc__coll *coll, uint64_t word, boo
   DC__TRY(meet(&p));
   *same = true;
   for (int32_t r = 0; r < self->head.world; r++) {
-    *same = *same && p.calls[r]->word == word;
+    *same = *same && p.calls[r]->call.word == word;
   }
   dc__local_raise(self->group, &dc__local_slot_of(self->group, self->channel, self->head.rank)->done, self->seq);
   return DC_OK;

@@ -12,7 +12,7 @@
 
 #include <sys/types.h>
 
-#include "comm/host.h"
+#include "comm/call.h"
 
 enum {
   DC__LOCAL_EAGER = 1 << 16, /* bytes up to which copying costs less than waiting for the readers */
@@ -28,27 +28,13 @@ typedef struct dc__local_word {
   atomic_uint sleepers; /* so that raising it needs no system call while nobody sleeps */
 } dc__local_word;
 
-typedef struct dc__local_item {
-  int64_t total;
-  int64_t id;
-  uint64_t ranges;  /* hash */
-  uint64_t address; /* of send: with threads the pointer, with processes the offset in the rank's heap */
-  int32_t dtype;
-  int32_t reduce_op;
-} dc__local_item;
-
 typedef struct dc__local_call {
-  dc__tag tag;
+  dc__call call;
   uint64_t stage; /* address of the two staging buffers */
-  uint64_t word;  /* of agree() */
-  int32_t kind;
-  int32_t count;
-  int32_t root;
   int32_t staged;
   int32_t checked; /* checksums lie behind the staging buffers */
-  int32_t place;   /* dc_device.place of the data */
-  int32_t captured;
-  dc__local_item items[DC__COMM_GROUP];
+  /* Of the items' data: with threads pointers, with processes offsets in the rank's heap. */
+  uint64_t addresses[DC__COMM_GROUP];
 } dc__local_call;
 
 /* One rank on one channel. */
@@ -200,9 +186,6 @@ void dc__local_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, 
 void dc__local_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                               int32_t count);
 bool dc__local_agree(dc_comm *comm, const dc__coll *coll, uint64_t word);
-
-/* compare.c: calls is one a rank */
-dc_status dc__local_compare(const dc__local *self, const dc__local_call *const *calls);
 
 /* The checksums of a round's pieces, [rank * DC__COMM_GROUP + item], behind a rank's staging buffers. */
 static inline uint64_t *dc__local_sums(const dc__local *self, const char *stage, uint32_t seq) {

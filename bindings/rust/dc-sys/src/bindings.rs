@@ -496,6 +496,16 @@ extern "C" {
         comm: *mut *mut dc_comm,
     ) -> dc_status;
 }
+extern "C" {
+    pub fn dc_comm_create_tcp(
+        address: *const ::std::os::raw::c_char,
+        name: *const ::std::os::raw::c_char,
+        rank: i32,
+        world_size: i32,
+        options: *const dc_comm_options,
+        comm: *mut *mut dc_comm,
+    ) -> dc_status;
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dc_comm_callbacks {

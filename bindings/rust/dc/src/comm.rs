@@ -103,6 +103,16 @@ impl Comm {
         Ok(unsafe { Comm::from_raw(comm) })
     }
 
+    /// One rank of a group on any machines, over TCP. Waits until all have come. `address`: "HOST:PORT" of rank 0.
+    pub fn tcp(address: &str, name: &str, rank: i32, world_size: i32, options: &CommOptions) -> Result<Comm> {
+        crate::check_version()?;
+        let (address, name) = (c_name("address", address)?, c_name("name", name)?);
+        let mut comm = ptr::null_mut();
+        let (address, name, options) = (address.as_ptr(), name.as_ptr(), options.table());
+        check(unsafe { sys::dc_comm_create_tcp(address, name, rank, world_size, &options, &mut comm) })?;
+        Ok(unsafe { Comm::from_raw(comm) })
+    }
+
     /// The handle, for calls that only [`crate::sys`] has.
     pub fn as_ptr(&self) -> *mut sys::dc_comm {
         self.handle.0.as_ptr()

@@ -121,7 +121,8 @@ class Root:
         self._on_cards: Dict[torch.device, libdc.Comm] = {}
         if comm.size > 1 and comm.takes_devices:
             devices.check_thread_ranks("shard", device)
-        self.shared = comm.size > 1 and comm._external is None  # peers read each other's shards in place
+        # Peers read each other's shards in place; on cards, those whose windows NCCL knows.
+        self.shared = comm.size > 1 and (comm.shares_memory or (device.type == "cuda" and comm._external is None))
         self.options = options
         self.stage = options.stage
         self._context = libdc.Context(devices.open_device("shard", device))

@@ -1,0 +1,87 @@
+/* Whether all ranks called the same collective. */
+#include "comm/call.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+void dc__call_fill(dc__call *call, const dc__coll *coll, int32_t world, uint64_t word) {
+  call->graph_id = coll->tag.graph_id;
+  call->id = coll->tag.id;
+  call->word = word;
+  call->op = coll->tag.op;
+  call->kind = coll->kind;
+  call->count = coll->count;
+  call->root = coll->root;
+  call->place = coll->device == NULL ? 0 : coll->device->place;
+  call->captured = coll->captured;
+  for (int32_t i = 0; i < coll->count; i++) {
+    const dc__coll_item *item = &coll->items[i];
+    call->items[i] =
+        (dc__call_item){item->total, item->id, dc__coll_ranges_hash(item, world), item->dtype, item->reduce_op};
+  }
+}
+
+static bool same_item(const dc__call_item *a, const dc__call_item *b) {
+  return a->total == b->total && a->id == b->id && a->ranges == b->ranges && a->dtype == b->dtype &&
+         a->reduce_op == b->reduce_op;
+}
+
+/* The first item in which two calls differ; -1: none. */
+static int32_t difference(const dc__call *a, const dc__call *b) {
+  int32_t count = a->count < b->count ? a->count : b->count;
+  for (int32_t i = 0; i < count; i++) {
+    if (!same_item(&a->items[i], &b->items[i])) {
+      return i;
+    }
+  }
+  bool same = a->op == b->op && a->graph_id == b->graph_id && a->id == b->id && a->kind == b->kind &&
+              a->root == b->root && a->count == b->count && a->place == b->place;
+  return same ? -1 : 0;
+}
+
+static void describe(char text[DC__COLL_TEXT], const dc__call *call, int32_t item, bool graph) {
+  bool has = item < call->count;
+  const dc__coll_name name = {.graph_id = graph ? call->graph_id : DC__COLL_NO_GRAPH,
+                              .id = has ? call->items[item].id : call->id,
+                              .total = has ? call->items[item].total : 0,
+                              .op = call->op,
+                              .kind = call->kind,
+                              .count = call->count,
+                              .dtype = has ? call->items[item].dtype : DC_DTYPE_NONE,
+                              .reduce_op = has ? call->items[item].reduce_op : 0,
+                              .root = call->root};
+  dc__coll_describe(text, &name);
+}
+
+static dc__tag tag_of(const dc__call *call) {
+  return (dc__tag){.graph_id = call->graph_id, .id = call->id, .op = call->op};
+}
+
+dc_status dc__call_compare(int32_t rank, int32_t world, const dc__call *const *calls) {
+  const dc__call *mine = calls[rank];
+  for (int32_t r = 0; r < world; r++) {
+    if (mine->captured != calls[r]->captured) {
+      int32_t captures = mine->captured != 0 ? rank : r;
+      int32_t other = mine->captured != 0 ? r : rank;
+      const dc__tag captured = tag_of(calls[captures]), plain = tag_of(calls[other]);
+      return dc__coll_half_captured(captures, &captured, other, &plain);
+    }
+    int32_t item = difference(mine, calls[r]);
+    if (item >= 0) {
+      /* The lower rank is the one that the other is measured by, so that both ranks say the same. */
+      int32_t low = r < rank ? r : rank;
+      int32_t high = r < rank ? rank : r;
+      bool graph = mine->graph_id != calls[r]->graph_id;
+      char low_text[DC__COLL_TEXT];
+      char high_text[DC__COLL_TEXT];
+      describe(low_text, calls[low], item, graph);
+      describe(high_text, calls[high], item, graph);
+      const char *split = strcmp(low_text, high_text) != 0          ? ""
+                          : calls[low]->place == calls[high]->place ? ", split differently over the ranks"
+                                                                    : " with memory of another device";
+      return dc__fail(DC_E_MISMATCH, "rank %" PRId32 " called %s where rank %" PRId32 " called %s%s", high, high_text,
+                      low, low_text, split);
+    }
+  }
+  return DC_OK;
+}

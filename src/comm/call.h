@@ -1,0 +1,34 @@
+/* What a rank says of a collective before it, so that the ranks can compare: plain data, which may lie in shared memory
+ * or go over a wire between machines of one byte order. */
+#ifndef DC_COMM_CALL_H
+#define DC_COMM_CALL_H
+
+#include "comm/host.h"
+
+typedef struct dc__call_item {
+  int64_t total;
+  int64_t id;
+  uint64_t ranges; /* hash */
+  int32_t dtype;
+  int32_t reduce_op;
+} dc__call_item;
+
+typedef struct dc__call {
+  int64_t graph_id;
+  int64_t id;
+  uint64_t word; /* of agree(); may differ */
+  int32_t op;
+  int32_t kind;
+  int32_t count;
+  int32_t root;
+  int32_t place; /* dc_device.place of the data */
+  int32_t captured;
+  dc__call_item items[DC__COMM_GROUP];
+} dc__call;
+
+/* Items without ranges count as one range. */
+void dc__call_fill(dc__call *call, const dc__coll *coll, int32_t world, uint64_t word);
+/* Whether all ranks called the same: calls is one a rank, `rank` is this one's. */
+dc_status dc__call_compare(int32_t rank, int32_t world, const dc__call *const *calls);
+
+#endif

@@ -1,0 +1,161 @@
+/* Sockets of TCP. */
+#include "comm/tcp/socket.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+dc_status dc__tcp_parse(const char *fn, const char *address, dc__tcp_address *out) {
+  const char *end = address == NULL ? NULL : strrchr(address, ':');
+  bool bracket = address != NULL && address[0] == '[';
+  const char *begin = bracket ? address + 1 : address;
+  const char *stop = bracket && end != NULL && end > begin && end[-1] == ']' ? end - 1 : end;
+  char *rest = NULL;
+  long port = end == NULL ? 0 : strtol(end + 1, &rest, 10);
+  size_t length = stop == NULL ? 0 : (size_t)(stop - begin);
+  bool whole = end != NULL && end[1] >= '0' && end[1] <= '9' && *rest == '\0' && (bracket == (stop != end));
+  bool plain = whole && (bracket || memchr(begin, ':', length) == NULL);
+  if (!plain || length < 1 || length >= sizeof out->host || port < 1 || port > 65535) {
+    return dc__fail(
+        DC_E_INVALID,
+        "%s: address = \"%.300s\", must be HOST:PORT or [ADDRESS]:PORT, with a host of 1 to %zu bytes and a "
+        "port of 1 to 65535",
+        fn, address == NULL ? "(NULL)" : address, sizeof out->host - 1);
+  }
+  memcpy(out->host, begin, length);
+  out->host[length] = '\0';
+  out->port = (int32_t)port;
+  return DC_OK;
+}
+
+int dc__tcp_milliseconds_to(int64_t deadline) {
+  int64_t rest = (deadline - dc__now_ns() + 999999) / 1000000;
+  return rest < 0 ? 0 : rest > (1 << 30) ? 1 << 30 : (int)rest;
+}
+
+void dc__tcp_close(int *fd) {
+  if (*fd >= 0) {
+    close(*fd);
+    *fd = -1;
+  }
+}
+
+/* Without Nagle's wait for more, and with probes that find a machine that went without a word. */
+static void prepare(int fd) {
+  const int on = 1;
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+dc_status dc__tcp_listen(int32_t *port, int *fd) {
+  const int on = 1, off = 0;
+  struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)*port)};
+  struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)*port)};
+  struct sockaddr *address = (struct sockaddr *)&six;
+  socklen_t length = sizeof six;
+  *fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (*fd >= 0) {
+    (void)setsockopt(*fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); /* IPv4 too */
+  } else {
+    address = (struct sockaddr *)&four;
+    length = sizeof four;
+    *fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  }
+  if (*fd < 0) {
+    return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: no socket: %s", strerror(errno));
+  }
+  (void)setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on); /* the port of a run that just ended */
+  if (bind(*fd, address, length) != 0 || listen(*fd, SOMAXCONN) != 0 || getsockname(*fd, address, &length) != 0) {
+    int error = errno;
+    dc__tcp_close(fd);
+    return dc__fail(error == EADDRINUSE ? DC_E_EXISTS : DC_E_SYSTEM, "dc_comm_create_tcp: port %" PRId32 ": %s", *port,
+                    strerror(error));
+  }
+  *port = ntohs(address->sa_family == AF_INET6 ? six.sin6_port : four.sin_port);
+  return DC_OK;
+}
+
+/* Until poll() says so; false: errno, ETIMEDOUT after the deadline. */
+static bool wait_for(int fd, short events, int64_t deadline) {
+  struct pollfd wait = {.fd = fd, .events = events};
+  for (;;) {
+    int ready = poll(&wait, 1, dc__tcp_milliseconds_to(deadline));
+    if (ready > 0) {
+      return true;
+    }
+    if (ready == 0 && dc__now_ns() >= deadline) {
+      errno = ETIMEDOUT;
+      return false;
+    }
+    if (ready < 0 && errno != EINTR) {
+      return false;
+    }
+  }
+}
+
+int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t deadline) {
+  int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) {
+    return -1;
+  }
+  int error = connect(fd, address, length) == 0 ? 0 : errno;
+  if (error == EINPROGRESS || error == EINTR) {
+    socklen_t size = sizeof error;
+    error =
+        !wait_for(fd, POLLOUT, deadline) || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 ? errno : error;
+  }
+  if (error != 0) {
+    close(fd);
+    errno = error;
+    return -1;
+  }
+  prepare(fd);
+  return fd;
+}
+
+int dc__tcp_accept(int listener) {
+  int fd = accept(listener, NULL, NULL);
+  if (fd >= 0) {
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    (void)fcntl(fd, F_SETFL, O_NONBLOCK);
+    prepare(fd);
+  }
+  return fd;
+}
+
+bool dc__tcp_send_all(int fd, const void *data, size_t bytes, int64_t deadline) {
+  const char *at = data;
+  while (bytes > 0) {
+    ssize_t sent = send(fd, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) {
+      at += sent;
+      bytes -= (size_t)sent;
+    } else if (errno != EINTR && (errno != EAGAIN || !wait_for(fd, POLLOUT, deadline))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool dc__tcp_receive_all(int fd, void *data, size_t bytes, int64_t deadline) {
+  char *at = data;
+  while (bytes > 0) {
+    ssize_t got = recv(fd, at, bytes, MSG_DONTWAIT);
+    if (got == 0) {
+      errno = 0;
+      return false;
+    }
+    if (got > 0) {
+      at += got;
+      bytes -= (size_t)got;
+    } else if (errno != EINTR && (errno != EAGAIN || !wait_for(fd, POLLIN, deadline))) {
+      return false;
+    }
+  }
+  return true;
+}

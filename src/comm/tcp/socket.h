@@ -1,0 +1,33 @@
+/* Sockets of TCP: addresses, and calls that neither raise signals nor stop at one that comes. */
+#ifndef DC_COMM_TCP_SOCKET_H
+#define DC_COMM_TCP_SOCKET_H
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include "base/base.h"
+
+/* "host:port", "[address]:port". */
+typedef struct dc__tcp_address {
+  char host[256];
+  int32_t port;
+} dc__tcp_address;
+dc_status dc__tcp_parse(const char *fn, const char *address, dc__tcp_address *out);
+
+/* A socket that listens on all of the machine's addresses; port 0: any, and *port says which. */
+dc_status dc__tcp_listen(int32_t *port, int *fd);
+/* Tries once, until the deadline at most: -1 with errno. */
+int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t deadline);
+/* The next connection, ready to use: -1 with errno. */
+int dc__tcp_accept(int listener);
+void dc__tcp_close(int *fd); /* -1: not open */
+
+/* All of it, at most until the deadline: false with errno, which is 0 where the other side ended. */
+bool dc__tcp_send_all(int fd, const void *data, size_t bytes, int64_t deadline);
+bool dc__tcp_receive_all(int fd, void *data, size_t bytes, int64_t deadline);
+
+/* For poll(): -1 to 2^30. */
+int dc__tcp_milliseconds_to(int64_t deadline);
+
+#endif

@@ -1,0 +1,114 @@
+/* The communicator over TCP: its table, and how it is made. */
+#include "comm/tcp/tcp.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+static void destroy(dc_comm *comm) {
+  dc__tcp *self = (dc__tcp *)comm;
+  for (int32_t r = 0; r < comm->world; r++) {
+    dc__tcp_close(&self->flows[r].fd);
+  }
+  dc__tcp_group_release(self->group);
+  dc__free(self->flows);
+  dc__free(self->polls);
+  dc__free(self->scratch);
+  pthread_mutex_destroy(&self->turn);
+  dc__comm_head_destroy(comm);
+  dc__free(self);
+}
+
+static void poll_failure(dc_comm *comm) {
+  dc_status status = dc__tcp_group_check(((dc__tcp *)comm)->group);
+  if (status != DC_OK) {
+    dc__comm_fail(comm, status);
+  }
+}
+
+static void watch(dc_comm *comm) {
+  dc__tcp_group *group = ((dc__tcp *)comm)->group;
+  for (int32_t r = 0; r < group->world; r++) {
+    if (atomic_load(&group->gone[r]) == DC__TCP_ENDED && atomic_load(&group->failed) == 0) {
+      dc__tcp_group_fail(group, dc__tcp_group_lost(group, r, "a collective of all"), true);
+    }
+  }
+  poll_failure(comm);
+}
+
+static void abort_group(dc_comm *comm, const char *reason) {
+  dc_status status = dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group%s%.300s", comm->rank,
+                              reason != NULL ? ": " : "", reason != NULL ? reason : "");
+  dc__tcp_group_fail(((dc__tcp *)comm)->group, status, true);
+  poll_failure(comm);
+}
+
+static dc_status dup_mesh(dc_comm *comm, dc_comm **copy);
+
+static const dc__comm_ops ops = {.name = "tcp",
+                                 .all_gather = dc__host_all_gather,
+                                 .reduce_scatter = dc__host_reduce_scatter,
+                                 .broadcast = dc__host_broadcast,
+                                 .barrier = dc__host_barrier,
+                                 .run = dc__tcp_run,
+                                 .agree = dc__tcp_agree,
+                                 .watch = watch,
+                                 .dup = dup_mesh,
+                                 .abort = abort_group,
+                                 .poll = poll_failure,
+                                 .destroy = destroy};
+
+/* A communicator on the group's next mesh; it takes a reference to the group. */
+static dc_status open_mesh(dc__tcp_group *group, dc_comm **comm) {
+  int fds[DC__COMM_MAX_WORLD];
+  dc__tcp *self = dc__calloc(1, sizeof *self);
+  dc__tcp_flow *flows = dc__calloc((size_t)group->world, sizeof *flows);
+  struct pollfd *polls = dc__calloc((size_t)group->world + 1, sizeof *polls);
+  dc_status status = self != NULL && flows != NULL && polls != NULL ? DC_OK : DC_E_NO_MEMORY;
+  if (status == DC_OK) {
+    status = dc__comm_head_init(&self->head, &ops, group->rank, group->world, group->timeout_ns);
+  }
+  if (status == DC_OK) {
+    status = dc__tcp_mesh(group, dc__now_ns() + group->timeout_ns, fds);
+    if (status != DC_OK) {
+      dc__comm_head_destroy(&self->head);
+    }
+  }
+  if (status != DC_OK) {
+    dc__free(self);
+    dc__free(flows);
+    dc__free(polls);
+    return status;
+  }
+  for (int32_t r = 0; r < group->world; r++) {
+    flows[r].fd = fds[r];
+  }
+  atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
+  pthread_mutex_init(&self->turn, NULL);
+  self->group = group;
+  self->flows = flows;
+  self->polls = polls;
+  *comm = &self->head;
+  return DC_OK;
+}
+
+static dc_status dup_mesh(dc_comm *comm, dc_comm **copy) {
+  dc__tcp_group *group = ((dc__tcp *)comm)->group;
+  if (atomic_load(&group->refs) >= DC__COMM_MAX_DUPS) {
+    return dc__fail(DC_E_INVALID, "dc_comm_dup: the group has %d communicators already, which is the most",
+                    (int)DC__COMM_MAX_DUPS);
+  }
+  dc_status status = open_mesh(group, copy);
+  if (status != DC_OK) {
+    dc__tcp_group_fail(group, status, true); /* the others wait for this rank, or have what it has not */
+  }
+  return status;
+}
+
+dc_status dc__comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world,
+                              const dc_comm_options *options, dc_comm **comm) {
+  dc__tcp_group *group = NULL;
+  DC__TRY(dc__tcp_group_create(address, name, rank, world, options->timeout_ns, &group));
+  dc_status status = open_mesh(group, comm);
+  dc__tcp_group_release(group);
+  return status;
+}

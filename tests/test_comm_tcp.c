@@ -1,0 +1,393 @@
+/* Ranks that meet over TCP: how they find each other, whom they send away, and what they say of those who fail. What
+ * they compute is what every kind of group computes (comm_ranks.h, on_all_groups). */
+#include "comm_data.h"
+
+#include <dirent.h>
+#include <poll.h>
+#include <signal.h>
+
+static int64_t limit = INT64_C(30000000000);
+
+/* ---- meeting ---- */
+
+typedef struct meeting {
+  char address[64], name[64];
+  int32_t rank, world;
+  int64_t timeout_ns;
+  dc_status expected;
+  const char *says; /* NULL: whatever */
+} meeting;
+
+static void *meet(void *arg) {
+  const meeting *m = arg;
+  dc_comm *comm = NULL;
+  const dc_comm_options options = {sizeof options, m->timeout_ns, 0};
+  dc_status status = dc_comm_create_tcp(m->address, m->name, m->rank, m->world, &options, &comm);
+  bool right = status == m->expected && (m->says == NULL || strstr(dc_last_error(), m->says) != NULL) &&
+               (comm != NULL) == (status == DC_OK);
+  if (!right) {
+    fprintf(stderr, "rank %d: %s: %s\n", m->rank, dc_status_name(status), dc_last_error());
+  }
+  if (status == DC_OK && dc_comm_barrier(comm) != DC_OK) {
+    right = false;
+  }
+  dc_comm_destroy(comm);
+  return right ? arg : NULL;
+}
+
+/* All of them at once; whether each ended as it expected. */
+static bool meet_all(meeting *ms, size_t count) {
+  pthread_t threads[8];
+  bool right = true;
+  for (size_t i = 0; i < count; i++) {
+    pthread_create(&threads[i], NULL, meet, &ms[i]);
+  }
+  for (size_t i = 0; i < count; i++) {
+    void *result;
+    pthread_join(threads[i], &result);
+    right = right && result != NULL;
+  }
+  return right;
+}
+
+static meeting of(const char *address, const char *name, int32_t rank, int32_t world, dc_status expected,
+                  const char *says) {
+  meeting m = {.rank = rank, .world = world, .timeout_ns = 300 * MS, .expected = expected, .says = says};
+  snprintf(m.address, sizeof m.address, "%s", address);
+  snprintf(m.name, sizeof m.name, "%s", name);
+  return m;
+}
+
+static void test_addresses(void **state) {
+  (void)state;
+  static const char *const wrong[] = {
+      "",        "host",   "host:", ":1",      "host:0", "host:65536", "host:1x",
+      "host: 1", "::1:80", "[::1]", "[::1:80", "[]:80",  "host:-1",    "host:99999999999999999999"};
+  dc_comm *comm = NULL;
+  for (size_t i = 0; i < DC__COUNT(wrong); i++) {
+    assert_int_equal(dc_comm_create_tcp(wrong[i], "x", 0, 1, NULL, &comm), DC_E_INVALID);
+    assert_non_null(strstr(dc_last_error(), "must be HOST:PORT or [ADDRESS]:PORT"));
+    assert_null(comm);
+  }
+  assert_int_equal(dc_comm_create_tcp(NULL, "x", 0, 1, NULL, &comm), DC_E_INVALID);
+  assert_int_equal(dc_comm_create_tcp("a:1", NULL, 0, 1, NULL, &comm), DC_E_INVALID);
+  assert_int_equal(dc_comm_create_tcp("a:1", "x", 2, 2, NULL, &comm), DC_E_INVALID);
+  assert_int_equal(dc_comm_create_tcp("a:1", "x", 0, 1, NULL, NULL), DC_E_INVALID);
+  assert_int_equal(dc_comm_create_tcp("[::1]:80", "x", 0, 1, NULL, &comm), DC_OK); /* nobody to meet */
+  dc_comm_destroy(comm);
+  meeting nowhere = of("no.such.host.invalid:4000", "x", 1, 2, DC_E_SYSTEM, "no.such.host.invalid");
+  assert_true(meet_all(&nowhere, 1));
+}
+
+static void test_names_of_hosts(void **state) {
+  (void)state;
+  char address[64], name[64];
+  int probe = socket(AF_INET6, SOCK_STREAM, 0);
+  struct sockaddr_in6 loopback = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+  bool has_six = probe >= 0 && bind(probe, (struct sockaddr *)&loopback, sizeof loopback) == 0;
+  close(probe);
+  const char *hosts[] = {"localhost", "127.0.0.1", "[::1]"};
+  for (size_t i = 0; i < DC__COUNT(hosts) - (has_six ? 0 : 1); i++) {
+    int port = atoi(strrchr(fresh_address(address), ':') + 1);
+    snprintf(address, sizeof address, "%s:%d", hosts[i], port);
+    fresh_name(name);
+    meeting ms[3];
+    for (int32_t r = 0; r < 3; r++) {
+      ms[r] = of(address, name, r, 3, DC_OK, NULL);
+      ms[r].timeout_ns = limit;
+    }
+    assert_true(meet_all(ms, 3));
+  }
+}
+
+static void test_who_does_not_come(void **state) {
+  (void)state;
+  char address[64];
+  fresh_address(address);
+  meeting guest = of(address, "g", 1, 3, DC_E_TIMEOUT, "rank 0 of 3 has not come to 127.0.0.1:");
+  assert_true(meet_all(&guest, 1));
+  meeting two[] = {of(address, "g", 0, 4, DC_E_TIMEOUT, "ranks 1, 3 of 4 have not come after 0.3 s"),
+                   of(address, "g", 2, 4, DC_E_TIMEOUT, "ranks 1, 3 of 4 have not come after 0.3 s")};
+  assert_true(meet_all(two, 2));
+}
+
+static void test_who_does_not_fit(void **state) {
+  (void)state;
+  char address[64];
+  fresh_address(address);
+  meeting worlds[] = {of(address, "g", 0, 2, DC_E_MISMATCH, "rank 1 has world_size 3, but rank 0 has 2"),
+                      of(address, "g", 1, 3, DC_E_MISMATCH, "rank 1 has world_size 3, but rank 0 has 2")};
+  assert_true(meet_all(worlds, 2));
+  meeting twice[] = {of(address, "g", 0, 3, DC_E_EXISTS, "rank 1 came twice"),
+                     of(address, "g", 1, 3, DC_E_EXISTS, "rank 1 came twice"),
+                     of(address, "g", 1, 3, DC_E_EXISTS, "rank 1 came twice")};
+  assert_true(meet_all(twice, 3));
+  meeting groups[] = {of(address, "g", 0, 2, DC_E_TIMEOUT, "rank 1 of 2 has not come"),
+                      of(address, "h", 1, 2, DC_E_EXISTS, "another group meets at this address")};
+  assert_true(meet_all(groups, 2));
+  char taken[64];
+  struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_ANY_INIT};
+  struct sockaddr_in four = {.sin_family = AF_INET};
+  socklen_t length = sizeof any;
+  int fd = socket(AF_INET6, SOCK_STREAM, 0);
+  if (fd >= 0) {
+    assert_int_equal(bind(fd, (struct sockaddr *)&any, sizeof any), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&any, &length), 0);
+    four.sin_port = any.sin6_port;
+  } else {
+    length = sizeof four;
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&four, sizeof four), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&four, &length), 0);
+  }
+  assert_int_equal(listen(fd, 1), 0);
+  snprintf(taken, sizeof taken, "127.0.0.1:%d", ntohs(four.sin_port));
+  meeting late = of(taken, "g", 0, 2, DC_E_EXISTS, "Address already in use");
+  assert_true(meet_all(&late, 1));
+  close(fd);
+}
+
+/* ---- strangers ---- */
+
+static int knock(const char *address) {
+  struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  to.sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1));
+  for (int i = 0; i < 1000; i++) {
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(fd, (struct sockaddr *)&to, sizeof to) == 0) {
+      return fd;
+    }
+    close(fd);
+    sleep_ms(1);
+  }
+  return -1;
+}
+
+/* While rank 0 waits: some say nothing, some anything, some half a hello, and one that it is a rank of the group. */
+static void test_strangers(void **state) {
+  (void)state;
+  char address[64];
+  fresh_address(address);
+  meeting ms[] = {of(address, "g", 0, 2, DC_OK, NULL), of(address, "g", 1, 2, DC_OK, NULL)};
+  ms[0].timeout_ns = ms[1].timeout_ns = limit;
+  pthread_t host;
+  void *result;
+  pthread_create(&host, NULL, meet, &ms[0]);
+  int fds[300];
+  for (int i = 0; i < 300; i++) {
+    char bytes[600];
+    fds[i] = knock(address);
+    assert_true(fds[i] >= 0);
+    for (size_t b = 0; b < sizeof bytes; b++) {
+      bytes[b] = (char)(rand() >> 4);
+    }
+    if (i % 3 > 0) {
+      memcpy(bytes, "libdc/t", i % 3 == 1 ? 8 : 5);
+      (void)!send(fds[i], bytes, i % 2 ? sizeof bytes : 20, MSG_NOSIGNAL);
+    }
+  }
+  assert_non_null(meet(&ms[1]));
+  pthread_join(host, &result);
+  assert_non_null(result);
+  for (int i = 0; i < 300; i++) {
+    close(fds[i]);
+  }
+}
+
+/* ---- failures ---- */
+
+static pid_t start(const char *address, int32_t rank, int32_t world, int64_t timeout_ns, rank_fn fn) {
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    dc_comm *comm = NULL;
+    const dc_comm_options options = {sizeof options, timeout_ns, 0};
+    dc_status status = dc_comm_create_tcp(address, "g", rank, world, &options, &comm);
+    int result = status == DC_OK ? fn(comm, NULL) : 1;
+    if (result != 0) {
+      fprintf(stderr, "rank %d: %s\n", rank, dc_last_error());
+    }
+    dc_comm_destroy(comm);
+    fflush(NULL);
+    _exit(result);
+  }
+  return child;
+}
+
+static int on_three(int64_t timeout_ns, rank_fn fn, int *results) {
+  char address[64];
+  pid_t children[3];
+  fresh_address(address);
+  for (int32_t r = 0; r < 3; r++) {
+    children[r] = start(address, r, 3, timeout_ns, fn);
+  }
+  int failed = 0;
+  for (int32_t r = 0; r < 3; r++) {
+    results[r] = end_rank(children[r]);
+    failed += results[r] != 0;
+  }
+  return failed;
+}
+
+static int dies(dc_comm *comm, void *arg) {
+  (void)arg;
+  float big[100000] = {0};
+  int64_t count = 100000;
+  dc_tensor tensor = flat(big, &count, DC_FLOAT32);
+  CHECK_OK(dc_comm_barrier(comm));
+  if (dc_comm_rank(comm) == 1) {
+    raise(SIGKILL);
+  }
+  int64_t begin = dc__now_ns();
+  CHECK(dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) == DC_E_PEER_DEAD);
+  CHECK_SAYS("rank 1 died (its connection ended) while rank");
+  CHECK(within(begin, 0, 5000));
+  CHECK(dc_comm_barrier(comm) == DC_E_PEER_DEAD); /* and stays so */
+  return 0;
+}
+
+static void test_a_rank_dies(void **state) {
+  (void)state;
+  int results[3];
+  assert_int_equal(on_three(limit, dies, results), 1);
+  assert_int_equal(results[1], -SIGKILL);
+}
+
+static int stands_still(dc_comm *comm, void *arg) {
+  (void)arg;
+  CHECK_OK(dc_comm_barrier(comm));
+  if (dc_comm_rank(comm) == 2) {
+    sleep_ms(1500);
+    return 0;
+  }
+  CHECK(dc_comm_barrier(comm) == DC_E_TIMEOUT);
+  CHECK_SAYS("waited 0.4 s at barrier for rank 2 of 3 to come");
+  return 0;
+}
+
+static void test_a_rank_is_late(void **state) {
+  (void)state;
+  int results[3];
+  assert_int_equal(on_three(400 * MS, stands_still, results), 0);
+}
+
+static int goes(dc_comm *comm, void *arg) {
+  (void)arg;
+  CHECK_OK(dc_comm_barrier(comm));
+  if (dc_comm_rank(comm) == 0) {
+    return 0;
+  }
+  CHECK(dc_comm_barrier(comm) == DC_E_PEER_DEAD);
+  CHECK_SAYS("rank 0 destroyed its communicator while rank");
+  return 0;
+}
+
+static int aborts(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_comm *copy = NULL;
+  CHECK_OK(dc_comm_dup(comm, &copy));
+  if (dc_comm_rank(comm) == 2) {
+    sleep_ms(50);
+    dc_comm_abort(comm, "enough");
+  }
+  CHECK(dc_comm_barrier(copy) == DC_E_ABORTED);
+  CHECK_SAYS("rank 2 aborted the group: enough");
+  CHECK(dc_comm_check(comm) == DC_E_ABORTED);
+  dc_comm_destroy(copy);
+  return 0;
+}
+
+static int differs(dc_comm *comm, void *arg) {
+  (void)arg;
+  float data[8] = {0};
+  int64_t count = dc_comm_rank(comm) == 1 ? 7 : 8;
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  CHECK(dc_comm_broadcast(comm, &tensor, 0, NULL) == DC_E_MISMATCH);
+  CHECK_SAYS("(28 bytes from rank 0)");
+  CHECK_SAYS("(32 bytes from rank 0)");
+  return 0;
+}
+
+static void test_other_ends(void **state) {
+  (void)state;
+  int results[3];
+  assert_int_equal(on_three(limit, goes, results), 0);
+  assert_int_equal(on_three(limit, aborts, results), 0);
+  assert_int_equal(on_three(limit, differs, results), 0);
+}
+
+/* ---- copies, and what is left ---- */
+
+static int open_files(void) {
+  int count = 0;
+  DIR *folder = opendir("/proc/self/fd");
+  while (folder != NULL && readdir(folder) != NULL) {
+    count++;
+  }
+  closedir(folder);
+  return count;
+}
+
+static int copies(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_comm *all[10];
+  int64_t value, count = 1;
+  for (int i = 0; i < 10; i++) {
+    sleep_ms((dc_comm_rank(comm) * 7 + i * 3) % 5);
+    CHECK_OK(dc_comm_dup(comm, &all[i]));
+  }
+  for (int i = 9; i >= 0; i--) {
+    value = i + dc_comm_rank(comm);
+    dc_tensor tensor = flat(&value, &count, DC_INT64);
+    CHECK_OK(dc_comm_all_reduce(all[i], &tensor, DC_SUM, NULL));
+    CHECK(value == 3 * i + 3);
+    dc_comm_destroy(all[i]);
+  }
+  return 0;
+}
+
+static void test_copies_and_nothing_left(void **state) {
+  (void)state;
+  int before = open_files();
+  for (int i = 0; i < 5; i++) {
+    assert_int_equal(on_tcp(3, limit, copies, NULL), 0);
+  }
+  assert_int_equal(open_files(), before);
+}
+
+/* The last data arrive though their sender is gone. */
+static int last_word(dc_comm *comm, void *arg) {
+  (void)arg;
+  int64_t count = 3000000;
+  float *data = calloc((size_t)count, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  if (dc_comm_rank(comm) == 0) {
+    data[count - 1] = 5;
+  }
+  CHECK_OK(dc_comm_broadcast(comm, &tensor, 0, NULL));
+  CHECK(data[count - 1] == 5);
+  free(data);
+  return 0;
+}
+
+static void test_last_word(void **state) {
+  (void)state;
+  int results[3];
+  assert_int_equal(on_three(limit, last_word, results), 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_addresses),
+      cmocka_unit_test(test_names_of_hosts),
+      cmocka_unit_test(test_who_does_not_come),
+      cmocka_unit_test(test_who_does_not_fit),
+      cmocka_unit_test(test_strangers),
+      cmocka_unit_test(test_a_rank_dies),
+      cmocka_unit_test(test_a_rank_is_late),
+      cmocka_unit_test(test_other_ends),
+      cmocka_unit_test(test_copies_and_nothing_left),
+      cmocka_unit_test(test_last_word),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
