@@ -45,8 +45,8 @@ def on_two_machines(script: str, *arguments: str):
         probe.bind(("127.0.0.1", 0))
         port = min(probe.getsockname()[1], 65000)
     command = [sys.executable, "-m", "libdc.run", "--nodes", "2", "--rendezvous", f"localhost:{port}", "-n", "2"]
-    nodes = [subprocess.Popen([*command, "--node-rank", str(node), script, *arguments], text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE) for node in range(2)]
+    nodes = [subprocess.Popen([*command, "--node-rank", str(node), script, *arguments], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) for node in range(2)]
     return [(*node.communicate(timeout=120), node.returncode) for node in nodes]
 
 
@@ -79,7 +79,8 @@ def test_a_rank_that_fails_ends_the_other_machine_s(tmp_path):
     (["--nodes", "2", "--rendezvous", "a:70000"], "--rendezvous a:70000: must be HOST:PORT"),
 ])
 def test_wrong_machines(arguments, text):
-    done = subprocess.run([sys.executable, "-m", "libdc.run", *arguments, "x.py"], text=True, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "libdc.run", *arguments, "x.py"], text=True, capture_output=True,
+                          timeout=60)
     assert done.returncode == 2 and text in done.stderr
 
 

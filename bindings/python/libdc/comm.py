@@ -149,7 +149,7 @@ class Comm:
                  shares_memory: bool = True) -> None:
         self._own = own(pointer, lib.dc_comm_destroy)
         self._external = external
-        self.shares_memory = shares_memory and external is None  # whether ranks can read each other's, as symmetric_memory
+        self.shares_memory = shares_memory and external is None  # whether ranks can read each other's
         self.takes_devices = takes_devices  # whether collectives may have tensors on a CUDA device; else: nccl()
         self._group: Optional[List[Any]] = None
 
@@ -179,8 +179,8 @@ class Comm:
         """Ranks on any machines, over TCP; blocks until all have come. address: "HOST:PORT", where rank 0 is; name: the
         group's."""
         out = ffi.new("dc_comm **")
-        check(lib.dc_comm_create_tcp(string("address", address), string("name", name), rank, world, _options(timeout, 0),
-                                     out))
+        options = _options(timeout, 0)
+        check(lib.dc_comm_create_tcp(string("address", address), string("name", name), rank, world, options, out))
         return cls(out[0], shares_memory=False)
 
     @classmethod
