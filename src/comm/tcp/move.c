@@ -11,9 +11,9 @@
 typedef struct plan {
   dc__tcp *self;
   const dc__coll *coll;
-  bool moves;    /* data follow the calls */
-  uint64_t word; /* that may differ from other ranks' */
-  int64_t deadline;
+  bool moves;       /* data follow the calls */
+  uint64_t word;    /* that may differ from other ranks' */
+  int64_t deadline; /* runs while nothing moves; 0: from the next pause on */
   char doing[DC__COLL_TEXT];
 } plan;
 
@@ -213,7 +213,7 @@ static dc_status fail_late(const plan *p) {
 }
 
 /* Until a connection has what this rank waits for, or the group fails. */
-static dc_status pause_for(const plan *p, bool agreed) {
+static dc_status pause_for(plan *p, bool agreed) {
   dc__tcp *self = p->self;
   int32_t world = self->head.world;
   for (int32_t r = 0; r < world; r++) {
@@ -223,6 +223,7 @@ static dc_status pause_for(const plan *p, bool agreed) {
     self->polls[r] = (struct pollfd){.fd = r == self->head.rank || events == 0 ? -1 : flow->fd, .events = events};
   }
   self->polls[world] = (struct pollfd){.fd = self->group->alarm, .events = POLLIN};
+  p->deadline = p->deadline != 0 ? p->deadline : dc__now_ns() + self->head.timeout_ns;
   int ready = poll(self->polls, (nfds_t)world + 1, dc__tcp_milliseconds_to(p->deadline));
   if (ready < 0 && errno != EINTR) {
     return dc__fail(DC_E_SYSTEM, "%s: poll: %s", p->doing, strerror(errno));
@@ -252,7 +253,9 @@ static dc_status exchange(plan *p) {
     } else if (agreed && ended) {
       return DC_OK;
     }
-    if (!progress) {
+    if (progress) {
+      p->deadline = 0;
+    } else {
       DC__TRY(pause_for(p, agreed));
     }
   }
@@ -295,7 +298,6 @@ static dc_status run(plan *p) {
   dc__tcp *self = p->self;
   int64_t bytes = 0;
   dc__coll_describe_tag(p->doing, p->coll->tag.op, p->coll->tag.id);
-  p->deadline = dc__now_ns() + self->head.timeout_ns;
   DC__TRY(dc__tcp_group_check(self->group));
   DC__TRY(prepare(p));
   for (int32_t r = 0; r < self->head.world; r++) {
