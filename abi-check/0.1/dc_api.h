@@ -373,8 +373,8 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  timeout_ns, and so does its dc_comm_dup(). Rank 0 listens on all of its machine's addresses, and the others tell it
  *  where they listen: on a port of their own, at the address from which they reach it; every rank connects to every
  *  other one. What the ranks send is not encrypted: the name keeps out who came to the wrong place, not an enemy.
- *  Bits are those of every other transport. symmetric_memory and dc_comm_set_checksums() want shared memory, which
- *  these ranks do not have. All machines must have one order of bytes.
+ *  Bits are those of every other transport. A collective's deadline runs while nothing moves. symmetric_memory and
+ *  dc_comm_set_checksums() want shared memory, which these ranks do not have. All machines must have one order of bytes.
  *  address  "HOST:PORT" or "[ADDRESS]:PORT", the same on every rank: where rank 0 is, as all of them reach it
  *  name     the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  options  heap_bytes is not used; NULL = defaults
