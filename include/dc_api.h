@@ -1867,7 +1867,7 @@ DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32
  * On a CUDA device weights, gradients and state are memory of the device, but for what the host counts: "step" of all
  * but AdamW and SGD, "failures.B.D" and "counts". AdamW's and SGD's steps have the bits of the CPU's. Those of the others
  * are the CPU's within rounding, and the same bits for any number of ranks, whose comm must be able to move the device's
- * memory. There SOAP's bases are the host's work: factors and bases come and go when they are due. DC_E_UNSUPPORTED:
+ * memory. There SOAP's first bases are the host's work, and without cuSOLVER so are the later ones. DC_E_UNSUPPORTED:
  * cuBLASLt is missing; in the first step of Shampoo or of K-FAC's layers cuSOLVER is. A CPU's saved state can be loaded
  * there, and the other way round.
  *

@@ -95,6 +95,17 @@ typedef struct dc__eigen {
   dc__failure *failure; /* kept here until the work is done, if it could not be begun */
 } dc__eigen;
 
+/* Square float32 matrices on a device, [count, n, n] and dense: vectors, one a row, which become orthonormal by
+ * Householder's QR, each by those before it; the signs are LAPACK's. */
+typedef struct dc__qr {
+  int64_t n, count;
+  float *a;
+  float *tau;      /* [n] */
+  int32_t *found;  /* [count, 2], and not 0 before: 0 and 0 where a matrix was done */
+  void *workspace; /* of the device, for this call alone until it is done; 256-byte aligned */
+  size_t workspace_bytes;
+} dc__qr;
+
 typedef struct dc__device_ops {
   /* Around what asks much of the device on this thread, so that it becomes the thread's current one once and not each
    * time. One may be in the other, of another device too. NULL functions: nothing has to be current. */
@@ -131,6 +142,10 @@ typedef struct dc__device_ops {
   dc_status (*eigen_room)(dc_device *device, dc__eigen *eigen);
   /* In order on the stream, after eigen_room(); may also wait for it. Fails as stream_call does. */
   dc_status (*stream_eigen)(dc_stream *stream, const dc__eigen *eigen);
+  /* The same for a QR: finds it, and sets workspace_bytes; in order on the stream. What could not be begun is seen by
+   * `found`. */
+  dc_status (*qr_room)(dc_device *device, dc__qr *qr);
+  dc_status (*stream_qr)(dc_stream *stream, const dc__qr *qr);
   /* A stream of the device's own kind that somebody else made and keeps. NULL: there are none. */
   dc_status (*stream_wrap)(dc_device *device, void *native, dc_stream **stream);
   /* Whether what is queued is kept for a graph instead of run: then no host function can be queued, and the host cannot

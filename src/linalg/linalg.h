@@ -196,6 +196,17 @@ dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *request);
  * Fails only where none can be computed. */
 dc_status dc__spectral_each(dc_linalg *l, const dc__spectral *requests, int64_t count);
 
+/* On a device, queued, for a batch of float32 matrices in many places, dense, of which the lower triangles count: each
+ * basis becomes nearer to eigenvectors, the largest first, as by BASIS. Without a QR there: DC_E_UNSUPPORTED. */
+typedef struct dc__basis_steps {
+  const char *fn;
+  dc__mat a, basis;
+  /* Of the device, [batch]: */
+  int64_t *const *orders; /* where each order [n] goes, */
+  int32_t *failed;        /* and 1 where a basis stays as it was; its order is 0, 1, ... then */
+} dc__basis_steps;
+dc_status dc__basis_there(dc_linalg *l, const dc__basis_steps *steps);
+
 /* a's polar factor by odd polynomials (orthogonal.c): `express` Polar Express', else Muon's. */
 dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool express, int32_t steps,
                             const dc__mat *out);

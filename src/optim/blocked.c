@@ -8,6 +8,11 @@
 
 /* ---- what a step needs ---- */
 
+/* Whether matrices are eigenvectors on a device, which have a way of their own. */
+static bool has_bases(const dc__blocked *self) {
+  return dc__block_rules_of(&self->head)->sorts && dc__optim_is_there(&self->head);
+}
+
 static void unsettle(dc__blocked *self) {
   dc__exchange_destroy(self->exchange);
   dc__free(self->flows);
@@ -64,7 +69,7 @@ static bool comes_first(const dc__side_of *a, const dc__side_of *b) {
 
 /* Sides by size; an insertion for each is cheap enough for what happens once. */
 static void sort_sides(dc__blocked *self) {
-  int64_t *order = self->orders;
+  int64_t *order = has_bases(self) ? self->bases.orders : self->orders;
   self->side_count = 0;
   for (int64_t i = 0; i < self->block_count; i++) {
     for (int32_t d = 0; d < self->blocks[i].order; d++) {
@@ -130,11 +135,6 @@ static bool plan_places(dc__blocked *self) {
                         (size_t)self->temps * (size_t)self->most_elements * sizeof(float), &self->slots_bytes);
 }
 
-/* Whether eigenvectors come from the host though the factors lie on a device. */
-static bool are_bases_here(const dc__blocked *self) {
-  return dc__block_rules_of(&self->head)->sorts && dc__optim_is_there(&self->head);
-}
-
 /* The handle's scratch memory grows now to what any step may want. */
 static dc_status reserve(dc__blocked *self, const char *fn) {
   dc_linalg *l = self->head.linalg;
@@ -143,12 +143,10 @@ static dc_status reserve(dc__blocked *self, const char *fn) {
     return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold a block of %" PRId64 " elements", fn, self->most_elements);
   }
   const int64_t count = list_requests(self, fn, true);
-  if (are_bases_here(self)) {
-    DC__TRY(dc__bases_open(&self->bases, l, fn, self->requests, count));
-  }
   l->query = true;
   l->most = 0;
-  dc_status status = are_bases_here(self) ? DC_OK : dc__spectral_each(l, self->requests, count);
+  dc_status status = has_bases(self) ? dc__bases_open(&self->bases, l, fn, self->requests, count)
+                                     : dc__spectral_each(l, self->requests, count);
   (void)dc__linalg_scratch(l, fn, self->slots_bytes, &memory);
   l->query = false;
   return status == DC_OK ? dc__linalg_scratch(l, fn, l->most, &memory) : status;
@@ -170,7 +168,7 @@ static dc_status settle_here(dc__blocked *self, const char *fn) {
   self->by_cost = dc__calloc((size_t)self->block_count + 1, sizeof *self->by_cost);
   self->by_kin = dc__calloc((size_t)self->block_count + 1, sizeof *self->by_kin);
   self->by_size = dc__calloc(sides + 1, sizeof *self->by_size);
-  self->orders = dc__calloc(rows + 1, sizeof *self->orders);
+  self->orders = dc__calloc(has_bases(self) ? 1 : rows + 1, sizeof *self->orders);
   self->requests = dc__calloc(sides + 1, sizeof *self->requests);
   if (self->flows == NULL || self->now == NULL || self->skip == NULL || self->by_cost == NULL || self->by_kin == NULL ||
       self->by_size == NULL || self->orders == NULL || self->requests == NULL) {
@@ -181,6 +179,9 @@ static dc_status settle_here(dc__blocked *self, const char *fn) {
     self->flows[i] = (dc__flow){i, &self->plans[i].cut, self->plans[i].owners, p->offset, p->count};
   }
   DC__TRY(sort_blocks(self));
+  if (has_bases(self)) {
+    DC__TRY(dc__bases_make(&self->bases, self->head.linalg, (int64_t)sides, (int64_t)rows));
+  }
   sort_sides(self);
   begin(self);
   return reserve(self, fn);
@@ -254,15 +255,23 @@ static dc_status each_block(dc__blocked *self, const char *fn, dc__block_fn work
 
 /* The matrices that are due. One that fails stays what it was. */
 static dc_status refresh(dc__blocked *self, const char *fn) {
-  dc_optimizer_stats *stats = &self->head.stats;
   int64_t started = dc__now_ns();
-  dc_linalg *l = self->head.linalg;
   const int64_t count = list_requests(self, fn, false);
-  DC__TRY(are_bases_here(self) ? dc__bases_run(&self->bases, l, self->requests, count)
-                               : dc__spectral_each(l, self->requests, count));
+  DC__TRY(has_bases(self) ? dc__bases_run(&self->bases, self->head.linalg, self->requests, count)
+                          : dc__spectral_each(self->head.linalg, self->requests, count));
+  self->head.stats.refresh_ns += dc__now_ns() - started;
+  return DC_OK;
+}
+
+/* The end of a step's work, after which it is known what became of the matrices that were due. */
+static dc_status finish(dc__blocked *self) {
+  dc_optimizer_stats *stats = &self->head.stats;
+  dc__bases_look(&self->bases);
+  DC__TRY(dc__linalg_done(self->head.linalg));
+  dc__bases_done(&self->bases);
   for (int64_t i = 0; i < self->side_count; i++) {
     const dc__side_of *at = &self->by_size[i];
-    if (self->now[at->block->param].due && !self->skip[at->block->param]) {
+    if (self->now[at->block->param].due && dc__optim_has_grad(&self->head, &self->head.params[at->block->param])) {
       bool good = at->side->info.status == DC_OK;
       *at->side->failures = good ? 0 : *at->side->failures + 1;
       stats->refreshes++;
@@ -270,7 +279,6 @@ static dc_status refresh(dc__blocked *self, const char *fn) {
       stats->warm_refreshes += at->side->info.path == DC_PATH_WARM;
     }
   }
-  stats->refresh_ns += dc__now_ns() - started;
   return DC_OK;
 }
 
@@ -346,7 +354,7 @@ dc_status dc__blocked_step(dc_optimizer *o, const char *fn) {
     self->skip[i] = self->skip[i] || self->now[i].still;
   }
   DC__TRY(dc__exchange_out(self->exchange, self->skip, apply, self));
-  return dc__linalg_done(o->linalg);
+  return finish(self);
 }
 
 /* A matrix that has failed too often ends the steps of its parameter before anything changes. */

@@ -14,7 +14,7 @@ typedef struct dc__side {
   float *factor;         /* [n, n]; NULL: the side is left as it is, and there is nothing but n */
   float *matrix;         /* [n, n]: Shampoo's root, or SOAP's eigenvectors in columns */
   double *basis;         /* Shampoo's [n, n]; NULL: every root is computed afresh */
-  int64_t *order;        /* SOAP's [n]: where the latest refresh had the matrix' columns from; not kept */
+  int64_t *order;        /* SOAP's [n]: where the latest refresh had the matrix' columns from; not kept. The device's */
   int64_t *failures;     /* refreshes that failed since the last good one */
   dc_spectral_info info; /* of the latest refresh */
 } dc__side;
@@ -66,8 +66,7 @@ typedef struct dc__block_place {
   dc_linalg *there;         /* NULL: the host computes */
   void *product;            /* what products may use */
   dc__cuda_report *lengths; /* [2, count] */
-  double *sums;             /* one for each row of the blocks; a kind uses these, */
-  int64_t *order;           /* or in the same place one for each row of a matrix */
+  double *sums;             /* one for each row of the blocks */
 } dc__block_place;
 
 /* What a block's work is made of, on the host (blocked_here.c) and on a device (blocked_there.c). Matrices are dense,
@@ -134,17 +133,38 @@ typedef struct dc__block_rules {
   dc__spectral (*request)(const char *fn, dc__side *side, const dc__block *b, const dc__block_step *s);
 } dc__block_rules;
 
-/* Eigenvectors of a device's matrices, computed here (bases.c): zeros until dc__bases_open(). */
+/* Eigenvectors of a device's matrices (bases.c): zeros until dc__bases_make(). */
 typedef struct dc__bases {
+  bool queues; /* the device has a QR */
+  int64_t sides;
+  /* Of the device: */
+  dc_device *device;
+  void *there; /* all of it */
+  size_t there_bytes;
+  int64_t *orders; /* the sides' */
+  void **places;
+  int32_t *failed;
+  /* Here: */
+  dc__spectral *queued; /* of which the host does not know yet what became of them: */
+  int64_t waiting;
+  void **tables;
+  int32_t *said;
   dc_linalg *host;
   dc__spectral *requests;
   char *memory;
   size_t bytes; /* of memory */
 } dc__bases;
-/* All that requests of the sides, which are all of them that there can be, want. */
-dc_status dc__bases_open(dc__bases *b, const dc_linalg *l, const char *fn, const dc__spectral *requests, int64_t count);
-/* As dc__spectral_each(); results are queued. */
+/* Memory for so many sides, which have so many rows; orders of the device for them. What fails is closed by its owner.
+ */
+dc_status dc__bases_make(dc__bases *b, const dc_linalg *l, int64_t sides, int64_t rows);
+/* All that requests of the sides, which are all of them that there can be, want; l in a query. */
+dc_status dc__bases_open(dc__bases *b, dc_linalg *l, const char *fn, const dc__spectral *requests, int64_t count);
+/* As dc__spectral_each(); results are queued, orders too, and what is said of those that the device makes is there
+ * after dc__bases_done(). */
 dc_status dc__bases_run(dc__bases *b, dc_linalg *l, const dc__spectral *requests, int64_t count);
+/* Before and after the host waits for the device. */
+void dc__bases_look(const dc__bases *b);
+void dc__bases_done(dc__bases *b);
 void dc__bases_close(dc__bases *b);
 
 /* A side and its block. */
@@ -198,7 +218,7 @@ typedef struct dc__blocked {
   dc__bases bases; /* on a device, where the kind sorts */
   dc__slots slots;
   size_t slots_bytes;
-  int64_t most_elements, most_rows; /* of a block; of what a place's sums or order are of */
+  int64_t most_elements, most_rows; /* of a block; of what a place's sums are of */
   int32_t temps;                    /* of a place: the most of any group */
 } dc__blocked;
 

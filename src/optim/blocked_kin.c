@@ -112,10 +112,8 @@ void dc__kin_order(dc__blocked *self) {
     const dc__kin *kin = &self->kins[i];
     const int64_t most = most_of(kin), elements = most * dc__kin_stride(kin->count);
     self->most_elements = elements > self->most_elements ? elements : self->most_elements;
-    for (int32_t d = 0; d < kin->order; d++) { /* sums of the first dimension's rows, or an order of any one's */
-      const int64_t rows = d == 0 ? most * kin->size[d] : kin->size[d];
-      self->most_rows = rows > self->most_rows ? rows : self->most_rows;
-    }
+    const int64_t rows = kin->order > 0 ? most * kin->size[0] : 0;
+    self->most_rows = rows > self->most_rows ? rows : self->most_rows;
     for (int64_t b = 0; b < self->block_count; b++) {
       if (self->blocks[b].kin == i) {
         self->by_kin[count++] = &self->blocks[b];

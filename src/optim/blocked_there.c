@@ -135,19 +135,16 @@ static void adam(const dc__block_place *place, const dc__block *b, const dc__ada
   copy(place, b->data, place->temp, b->count);
 }
 
-/* The orders are the host's, and stay until the next refresh. */
-static void sort(const dc__block_place *place, const dc__block *first, int32_t d, int64_t inner) {
+/* Whether an order is another one is for the device to know. */
+static void sort(const dc__block_place *place, const dc__block *b, int32_t d, int64_t inner) {
+  dc__cuda_sort_args args = {.x = b->squares, .to = place->temp, .n = b->sides[d].n, .inner = inner, .count = b->count};
+  args.stride = dc__kin_stride(b->count);
+  args.together = place->count;
   for (int32_t i = 0; i < place->count; i++) {
-    const dc__block *b = place->blocks[i];
-    const dc__side *side = &b->sides[d];
-    const dc__cuda_sort_args args = {
-        .x = b->squares, .to = place->temp, .order = place->order, .n = side->n, .inner = inner, .count = b->count};
-    if (dc__side_moved(side)) {
-      dc__stream_copy(stream_of(place), place->order, side->order, (size_t)side->n * sizeof *side->order);
-      dc__cuda_sort(stream_of(place), &args);
-      dc__stream_copy(stream_of(place), b->squares, place->temp, (size_t)first->count * sizeof *place->temp);
-    }
+    args.orders[i] = place->blocks[i]->sides[d].order;
   }
+  dc__cuda_sort(stream_of(place), &args);
+  copy(place, b->squares, place->temp, b->count);
 }
 
 /* ---- Muon's ---- */
@@ -175,8 +172,6 @@ const dc__block_work dc__block_there = {.square = square,
 
 /* ---- places ---- */
 
-_Static_assert(sizeof(double) == sizeof(int64_t), "a place has either for a row");
-
 bool dc__block_there_add(size_t *total, const dc_linalg *l, int64_t elements, int32_t temps, int64_t rows) {
   return dc__linalg_add_product(total, l) && dc__linalg_add(total, elements, (size_t)(temps + 1) * sizeof(float)) &&
          dc__linalg_add(total, rows, sizeof(double)) &&
@@ -190,9 +185,7 @@ dc__block_place dc__block_there_place(dc_linalg *l, void *memory, int64_t elemen
   place.temp = dc__linalg_part(memory, &offset, elements, (size_t)(temps + 1) * sizeof(float));
   place.half = elements;
   place.stack = place.temp + temps * elements;
-  void *of_rows = dc__linalg_part(memory, &offset, rows, sizeof(double));
-  place.sums = of_rows;
-  place.order = of_rows;
+  place.sums = dc__linalg_part(memory, &offset, rows, sizeof(double));
   place.lengths = dc__linalg_part(memory, &offset, 2 * DC__CUDA_FLIGHT, sizeof(dc__cuda_report));
   return place;
 }

@@ -1,7 +1,8 @@
-/* cuSOLVER without a card: libcusolver.so.12 as the CUDA device of libdc uses it, on libdc's own eigensolver and the
- * simulated driver's streams. It refuses what the library refuses, reads the triangle that it was told to read, and can
- * be made to fail as the driver's functions can; the name of a call for one matrix that does not converge is
- * "cusolver: convergence". */
+/* cuSOLVER without a card: libcusolver.so.12 as the CUDA device of libdc uses it, on libdc's own eigensolver, a plain
+ * QR and the simulated driver's streams. It refuses what the library refuses, reads the triangle that it was told to
+ * read, and can be made to fail as the driver's functions can; the name of a call for one matrix that does not converge
+ * is "cusolver: convergence". */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -209,4 +210,140 @@ int cusolverDnXsyevBatched(dc__solver_handle handle, dc__solver_params params, i
   all.host = host;
   all.host_bytes = host_bytes;
   return error != 0 ? error : begin(handle, params, &all, a_type, w_type, compute_type);
+}
+
+/* ---- QR ---- */
+
+typedef struct factoring {
+  int64_t m, n, lda;
+  float *a, *tau, *room;
+  size_t room_bytes;
+  int *info;
+} factoring;
+
+static int most_room(int m, int n) {
+  return 3 * m + 32 * n;
+}
+
+/* y -= tau (v^T y) v, with 1 for v's first element. */
+static void reflect(const double *v, double tau, double *y, int64_t count) {
+  double product = y[0];
+  for (int64_t i = 1; i < count; i++) {
+    product += v[i] * y[i];
+  }
+  y[0] -= tau * product;
+  for (int64_t i = 1; i < count; i++) {
+    y[i] -= tau * product * v[i];
+  }
+}
+
+/* Columns become R and Householder's vectors, by LAPACK's signs. */
+static void factor(const factoring *w, double *a, double *tau) {
+  for (int64_t k = 0; k < w->n && k < w->m; k++) {
+    double *v = a + k * w->m + k;
+    double norm = 0;
+    for (int64_t i = 1; i < w->m - k; i++) {
+      norm = hypot(norm, v[i]);
+    }
+    const double head = v[0], beta = -copysign(hypot(head, norm), head);
+    tau[k] = norm == 0 ? 0 : (beta - head) / beta;
+    for (int64_t i = 1; i < w->m - k && norm != 0; i++) {
+      v[i] /= head - beta;
+    }
+    for (int64_t j = 1; j < w->n - k; j++) {
+      reflect(v, tau[k], v + j * w->m, w->m - k);
+    }
+    v[0] = norm == 0 ? head : beta;
+  }
+}
+
+/* Those vectors become the columns of Q. */
+static void multiply_out(const factoring *w, double *a, double *tau) {
+  for (int64_t k = w->n - 1; k >= 0; k--) {
+    double *v = a + k * w->m + k;
+    for (int64_t j = 1; j < w->n - k; j++) {
+      reflect(v, tau[k], v + j * w->m, w->m - k);
+    }
+    for (int64_t i = 1; i < w->m - k; i++) {
+      v[i] *= -tau[k];
+    }
+    v[0] = 1 - tau[k];
+    memset(a + k * w->m, 0, (size_t)k * sizeof *a);
+  }
+}
+
+static void run_factoring(const factoring *w, void (*step)(const factoring *w, double *a, double *tau)) {
+  float *a = place_of(w->a, (size_t)(w->lda * w->n) * sizeof *a, false);
+  float *tau = place_of(w->tau, (size_t)w->n * sizeof *tau, false);
+  char *device = place_of(w->room, w->room_bytes, false);
+  int *info = place_of(w->info, sizeof *info, false);
+  if (a == NULL || tau == NULL || device == NULL || info == NULL) {
+    lose_device(ILLEGAL_ADDRESS);
+  }
+  if (lost() != 0) {
+    return;
+  }
+  spoil(device, w->room_bytes);
+  double *wide = calloc((size_t)(w->m * w->n + w->n) + 1, sizeof *wide);
+  double *factors = wide + w->m * w->n;
+  for (int64_t j = 0; j < w->n; j++) {
+    factors[j] = (double)tau[j];
+    for (int64_t i = 0; i < w->m; i++) {
+      wide[j * w->m + i] = (double)a[j * w->lda + i];
+    }
+  }
+  step(w, wide, factors);
+  for (int64_t j = 0; j < w->n; j++) {
+    tau[j] = (float)factors[j];
+    for (int64_t i = 0; i < w->m; i++) {
+      a[j * w->lda + i] = (float)wide[j * w->m + i];
+    }
+  }
+  free(wide);
+  *info = enter("cusolver: QR", false);
+}
+
+static void run_factor(void *args) {
+  run_factoring(args, factor);
+}
+static void run_multiply_out(void *args) {
+  run_factoring(args, multiply_out);
+}
+
+static int begin_factoring(dc__solver_handle handle, void (*run)(void *args), const factoring *w, int size) {
+  if (handle == NULL || handle->stream == NULL || w->m < w->n || w->n < 0 || w->lda < (w->m > 1 ? w->m : 1) ||
+      w->a == NULL || w->tau == NULL || w->room == NULL || w->info == NULL || size < most_room((int)w->m, (int)w->n)) {
+    return INVALID;
+  }
+  push(handle->stream, run, w, sizeof *w);
+  return 0;
+}
+
+int cusolverDnSgeqrf_bufferSize(dc__solver_handle handle, int m, int n, float *a, int lda, int *size) {
+  ENTER(true);
+  (void)a;
+  *size = most_room(m, n) / 2 + 1;
+  return handle == NULL || n < 0 || m < n || lda < m ? INVALID : 0;
+}
+
+int cusolverDnSorgqr_bufferSize(dc__solver_handle handle, int m, int n, int k, const float *a, int lda,
+                                const float *tau, int *size) {
+  ENTER(true);
+  (void)a, (void)tau;
+  *size = most_room(m, n);
+  return handle == NULL || k < 0 || n < k || m < n || lda < m ? INVALID : 0;
+}
+
+int cusolverDnSgeqrf(dc__solver_handle handle, int m, int n, float *a, int lda, float *tau, float *room, int size,
+                     int *info) {
+  ENTER(true);
+  const factoring w = {m, n, lda, a, tau, room, (size_t)size * sizeof *room, info};
+  return begin_factoring(handle, run_factor, &w, 2 * size);
+}
+
+int cusolverDnSorgqr(dc__solver_handle handle, int m, int n, int k, float *a, int lda, const float *tau, float *room,
+                     int size, int *info) {
+  ENTER(true);
+  const factoring w = {m, n, lda, a, (float *)(uintptr_t)tau, room, (size_t)size * sizeof *room, info};
+  return k != n ? INVALID : begin_factoring(handle, run_multiply_out, &w, size);
 }

@@ -160,13 +160,14 @@ static void test_muon(void **state) {
   }
 }
 
+/* Two sizes of bases, each a few launches, and no wait more than in a step that has none due. */
 static void test_soap(void **state) {
   (void)state;
   dc_soap_options o = DC_SOAP_OPTIONS_INIT;
   o.precondition_frequency = 3;
   for (int params = 1; params <= LAYERS; params += LAYERS - 1) {
-    const count plain = {6 + 2 * params, 6, 2, 3, 0};
-    const count due = {6 + 2 * params, 10, 2 + 6 * params, 3, 0};
+    const count plain = {6 + 2 * params, 6, 2, 2, 0};
+    const count due = {24 + 2 * params, 12, 6, 2, 0};
     model m;
     open_model(&m, "cuda", params);
     assert_int_equal(dc_soap_create(m.linalg, NULL, &o, &m.optimizer), DC_OK);

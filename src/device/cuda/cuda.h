@@ -179,6 +179,8 @@ void dc__cuda_products_close(dc__cuda_device *device);
 /* solver.c */
 dc_status dc__cuda_eigen_room(dc_device *device, dc__eigen *eigen);
 dc_status dc__cuda_stream_eigen(dc_stream *stream, const dc__eigen *eigen);
+dc_status dc__cuda_qr_room(dc_device *device, dc__qr *qr);
+dc_status dc__cuda_stream_qr(dc_stream *stream, const dc__qr *qr);
 void dc__cuda_solver_close(dc__cuda_device *device);
 
 /* mark.c */

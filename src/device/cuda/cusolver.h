@@ -32,7 +32,14 @@ enum { /* the numbers are the library's */
                                   int compute_type, size_t *device_bytes, size_t *host_bytes))                   \
   X(cusolverDnXsyevd, (dc__solver_handle handle, dc__solver_params params, int vectors, int triangle, int64_t n, \
                        int a_type, void *a, int64_t lda, int w_type, void *w, int compute_type, void *device,    \
-                       size_t device_bytes, void *host, size_t host_bytes, int *info))
+                       size_t device_bytes, void *host, size_t host_bytes, int *info))                           \
+  X(cusolverDnSgeqrf_bufferSize, (dc__solver_handle handle, int m, int n, float *a, int lda, int *size))         \
+  X(cusolverDnSgeqrf,                                                                                            \
+    (dc__solver_handle handle, int m, int n, float *a, int lda, float *tau, float *work, int size, int *info))   \
+  X(cusolverDnSorgqr_bufferSize,                                                                                 \
+    (dc__solver_handle handle, int m, int n, int k, const float *a, int lda, const float *tau, int *size))       \
+  X(cusolverDnSorgqr, (dc__solver_handle handle, int m, int n, int k, float *a, int lda, const float *tau,       \
+                       float *work, int size, int *info))
 
 #define DC__SOLVER_BATCH_FUNCTIONS(X)                                                                                  \
   X(cusolverDnXsyevBatched_bufferSize, (dc__solver_handle handle, dc__solver_params params, int vectors, int triangle, \

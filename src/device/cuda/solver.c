@@ -1,5 +1,5 @@
 /* Eigendecompositions by cuSOLVER: one matrix by divide and conquer, more by the library's way with batches where it
- * has one, else one after the other. */
+ * has one, else one after the other; and QR, for which it has no batches of whole matrices. */
 #include <dlfcn.h>
 
 #include "device/cuda/cuda.h"
@@ -189,4 +189,46 @@ static void issue_eigen(dc__cuda_stream *stream, void *args) {
 
 dc_status dc__cuda_stream_eigen(dc_stream *stream, const dc__eigen *eigen) {
   return dc__cuda_submit((dc__cuda_stream *)stream, issue_eigen, eigen, sizeof *eigen, false);
+}
+
+/* ---- QR ---- */
+
+dc_status dc__cuda_qr_room(dc_device *device, dc__qr *qr) {
+  dc__cuda_device *self = (dc__cuda_device *)device;
+  const int n = (int)qr->n;
+  int sizes[2] = {0};
+  if (qr->n > INT32_MAX) {
+    return dc__fail(DC_E_UNSUPPORTED, "device \"%s\": cuSOLVER's QR has 32-bit integers", device->name);
+  }
+  DC__TRY(ready(self));
+  struct dc__cuda_solver *s = self->solver;
+  dc__cuda_entry entry = dc__cuda_enter(self);
+  pthread_mutex_lock(&s->mutex);
+  int error = s->api.cusolverDnSgeqrf_bufferSize(s->handle, n, n, qr->a, n, &sizes[0]);
+  error = error != 0 ? error : s->api.cusolverDnSorgqr_bufferSize(s->handle, n, n, n, qr->a, n, qr->tau, &sizes[1]);
+  pthread_mutex_unlock(&s->mutex);
+  dc__cuda_leave(entry);
+  qr->workspace_bytes = (size_t)(sizes[0] > sizes[1] ? sizes[0] : sizes[1]) * sizeof(float);
+  return error == 0 ? DC_OK : refuse(device->name, "cusolverDnSgeqrf_bufferSize", error);
+}
+
+/* A matrix that the library refuses stays as it is found to be: not done. */
+static void issue_qr(dc__cuda_stream *stream, void *args) {
+  const dc__qr *qr = args;
+  struct dc__cuda_solver *s = ((dc__cuda_device *)stream->head.device)->solver;
+  const int n = (int)qr->n, size = (int)(qr->workspace_bytes / sizeof(float));
+  pthread_mutex_lock(&s->mutex);
+  const bool begun = s->api.cusolverDnSetStream(s->handle, stream->native) == 0;
+  for (int64_t i = 0; i < qr->count && begun; i++) {
+    float *a = qr->a + i * qr->n * qr->n;
+    int32_t *found = qr->found + 2 * i;
+    if (s->api.cusolverDnSgeqrf(s->handle, n, n, a, n, qr->tau, qr->workspace, size, &found[0]) == 0) {
+      (void)s->api.cusolverDnSorgqr(s->handle, n, n, n, a, n, qr->tau, qr->workspace, size, &found[1]);
+    }
+  }
+  pthread_mutex_unlock(&s->mutex);
+}
+
+dc_status dc__cuda_stream_qr(dc_stream *stream, const dc__qr *qr) {
+  return dc__cuda_submit((dc__cuda_stream *)stream, issue_qr, qr, sizeof *qr, false);
 }

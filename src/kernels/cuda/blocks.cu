@@ -98,9 +98,10 @@ DC_KERNEL(dc__graft_finish_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
 }
 
 DC_KERNEL(dc__sort_kernel, dc__cuda_sort_args, DC__CUDA_THREADS) {
-  const float *x = floats(args.x, args.count);
-  float *to = floats(args.to, args.count);
-  const int64_t *order = DC_MEMORY(args.order, args.n * 8, 8);
+  const int64_t which = dc_block(1);
+  const float *x = floats(args.x + which * args.stride, args.count);
+  float *to = floats(args.to + which * args.stride, args.count);
+  const int64_t *order = DC_MEMORY(args.orders[which], args.n * 8, 8);
   for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
     const int64_t part = i / args.inner, j = part % args.n;
     to[i] = x[i + (order[j] - j) * args.inner];

@@ -40,12 +40,13 @@ typedef struct dc__cuda_graft_args {
 } dc__cuda_graft_args;
 
 /* to = x with its parts along a dimension of n, `inner` elements each, in an order: the j-th from where order[j] was.
- */
+ * `together` blocks, each `stride` elements behind the one before, have an order each. */
 typedef struct dc__cuda_sort_args {
   const float *x;
   float *to;
-  const int64_t *order;
-  int64_t n, inner, count;
+  const int64_t *orders[DC__CUDA_FLIGHT];
+  int64_t n, inner, count, stride;
+  int32_t together;
 } dc__cuda_sort_args;
 
 #endif

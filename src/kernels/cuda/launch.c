@@ -99,7 +99,7 @@ void dc__cuda_graft_finish(dc_stream *stream, const dc__cuda_graft_args *args) {
 }
 
 void dc__cuda_sort(dc_stream *stream, const dc__cuda_sort_args *args) {
-  launch(stream, DC__KERNEL_SORT, args->count, args, sizeof *args);
+  launch_each(stream, DC__KERNEL_SORT, args->count, args->together, args, sizeof *args);
 }
 
 _Static_assert(sizeof(dc__update_batch) <= DC__LAUNCH_BYTES, "a batch must fit into a launch");

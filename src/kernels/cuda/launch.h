@@ -59,6 +59,8 @@ void dc__cuda_newton_judge(dc_stream *stream, const dc__cuda_newton_args *args);
 void dc__cuda_scale(dc_stream *stream, const dc__cuda_scale_args *args);
 void dc__cuda_warm_rest(dc_stream *stream, const dc__cuda_warm_args *args);
 void dc__cuda_warm_root(dc_stream *stream, const dc__cuda_warm_args *args);
+void dc__cuda_basis_begin(dc_stream *stream, const dc__cuda_basis_args *args); /* until QR's turn */
+void dc__cuda_basis_give(dc_stream *stream, const dc__cuda_basis_args *args);
 void dc__cuda_kron(dc_stream *stream, const dc__cuda_kron_args *args);
 void dc__cuda_damp(dc_stream *stream, const dc__cuda_damp_args *args);
 

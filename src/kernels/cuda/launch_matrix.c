@@ -74,6 +74,18 @@ void dc__cuda_warm_root(dc_stream *stream, const dc__cuda_warm_args *args) {
   launch(stream, DC__KERNEL_WARM_ROOT, args->n, args->n, args->count, args, sizeof *args);
 }
 
+void dc__cuda_basis_begin(dc_stream *stream, const dc__cuda_basis_args *args) {
+  enum { WARPS = 4, THREADS = DC__CUDA_MATRIX_THREADS };
+  const int64_t n = args->n;
+  launch(stream, DC__KERNEL_BASIS_VALUES, (n + WARPS - 1) / WARPS, WARPS * WARP, args->count, args, sizeof *args);
+  launch(stream, DC__KERNEL_BASIS_ORDER, (n + THREADS - 1) / THREADS, THREADS, args->count, args, sizeof *args);
+  launch(stream, DC__KERNEL_BASIS_SORT, n, n, args->count, args, sizeof *args);
+}
+
+void dc__cuda_basis_give(dc_stream *stream, const dc__cuda_basis_args *args) {
+  launch(stream, DC__KERNEL_BASIS_GIVE, args->n, args->n, args->count, args, sizeof *args);
+}
+
 void dc__cuda_kron(dc_stream *stream, const dc__cuda_kron_args *args) {
   launch(stream, DC__KERNEL_KRON, args->to.rows, args->to.cols, 1, args, sizeof *args);
 }

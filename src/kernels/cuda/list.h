@@ -68,6 +68,10 @@
   X(DC__KERNEL_SCALE, dc__scale_kernel, 0)                     \
   X(DC__KERNEL_WARM_REST, dc__warm_rest_kernel, 0)             \
   X(DC__KERNEL_WARM_ROOT, dc__warm_root_kernel, 0)             \
+  X(DC__KERNEL_BASIS_VALUES, dc__basis_values_kernel, 0)       \
+  X(DC__KERNEL_BASIS_ORDER, dc__basis_order_kernel, 0)         \
+  X(DC__KERNEL_BASIS_SORT, dc__basis_sort_kernel, 0)           \
+  X(DC__KERNEL_BASIS_GIVE, dc__basis_give_kernel, 0)           \
   X(DC__KERNEL_KRON, dc__kron_kernel, 0)                       \
   X(DC__KERNEL_DAMP, dc__damp_kernel, 0)
 

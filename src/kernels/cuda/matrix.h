@@ -101,6 +101,22 @@ typedef struct dc__cuda_warm_args {
   double first[DC__CUDA_FLIGHT], second[DC__CUDA_FLIGHT]; /* 2^exponent as a product */
 } dc__cuda_warm_args;
 
+/* A step of orthogonal iteration (linalg/basis_there.c), all [count, n, n] dense with a vector a row: the order of the
+ * vectors q, the largest first, by `values`, their products with their images p; the images in that order, to `sorted`;
+ * and what QR has made of those into the columns of the matrices at `to`, where all of it was done and is finite. */
+typedef struct dc__cuda_basis_args {
+  const float *q, *p;
+  float *sorted;
+  double *values; /* [count, n] */
+  const dc__cuda_report *reports;
+  void *const *to;        /* of the device, as the next: where each matrix begins, */
+  int64_t *const *orders; /* and each order [n]: that of the images, or 0, 1, ... where the matrix stays as it was */
+  int32_t *found;         /* [count, 2]: not 0 until QR says so */
+  int32_t *failed;        /* [count]: 1 where it stays */
+  int64_t n;
+  int32_t count;
+} dc__cuda_basis_args;
+
 /* to = a kron b. */
 typedef struct dc__cuda_kron_args {
   dc__cuda_matrices a, b, to;
