@@ -1,4 +1,5 @@
-"""libdc's all-gather and reduce-scatter between 2 processes beside Gloo's, and beside what the memory can do.
+"""libdc's all-gather and reduce-scatter between 2 processes, by shared memory and by TCP, beside Gloo's, which go by
+TCP, and beside what the memory can do.
 
     python bench/bench_collectives.py
 
@@ -24,10 +25,11 @@ import machine
 HERE = os.path.dirname(os.path.abspath(__file__))
 RANKS = 2
 KIB = [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536]
-CALLS = ("libdc all-gather", "gloo all-gather", "copy", "libdc reduce-scatter", "gloo reduce-scatter", "add")
+CALLS = ("libdc all-gather", "tcp all-gather", "gloo all-gather", "copy",
+         "libdc reduce-scatter", "tcp reduce-scatter", "gloo reduce-scatter", "add")
 
 
-def calls(comm: Any, kib: int) -> Dict[str, Callable[[], Any]]:
+def calls(comm: Any, tcp: Any, kib: int) -> Dict[str, Callable[[], Any]]:
     n = kib * 256
     rank = comm.rank
     full, other = torch.randn(n), torch.randn(n)
@@ -38,27 +40,29 @@ def calls(comm: Any, kib: int) -> Dict[str, Callable[[], Any]]:
     scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     counted = {
         "libdc all-gather": lambda: comm.all_gather(part, full),
+        "tcp all-gather": lambda: tcp.all_gather(part, full),
         "gloo all-gather": lambda: gather(full, part),
         "copy": lambda: other.copy_(full),
         "libdc reduce-scatter": lambda: comm.reduce_scatter(full, out),
+        "tcp reduce-scatter": lambda: tcp.reduce_scatter(full, out),
         "gloo reduce-scatter": lambda: scatter(out, full),
         "add": lambda: torch.add(a, b, out=out),
     }
     both = torch.stack([part * 0 + r for r in range(RANKS)]).flatten()
     part.fill_(rank)
-    for name in ("libdc all-gather", "gloo all-gather"):  # a fast wrong answer is worth nothing
+    for name in CALLS[:3]:  # a fast wrong answer is worth nothing
         full.zero_()
         counted[name]()
         assert torch.equal(full, both), name
-    for name in ("libdc reduce-scatter", "gloo reduce-scatter"):
+    for name in CALLS[4:7]:
         full.fill_(rank + 1)
         counted[name]()
         assert torch.equal(out, torch.full_like(out, 3.0)), name
     return counted
 
 
-def measure(comm: Any, kib: int, rounds: int) -> Dict[str, List[float]]:
-    counted = calls(comm, kib)
+def measure(comm: Any, tcp: Any, kib: int, rounds: int) -> Dict[str, List[float]]:
+    counted = calls(comm, tcp, kib)
     times: Dict[str, List[float]] = {name: [] for name in CALLS}
     for i in range(rounds + 3):
         for name in CALLS:
@@ -79,11 +83,12 @@ def rank_main(rounds: int) -> None:
     import libdc
     torch.set_num_threads(1)
     comm = libdc.init_comm()
+    tcp = libdc.Comm.tcp(f"127.0.0.1:{os.environ['TCP_PORT']}", "bench", comm.rank, comm.size)
     dist.init_process_group("gloo")
     rows = []
     for kib in KIB:
         count = rounds * (10 if kib <= 256 else 3 if kib <= 4096 else 1)
-        times = measure(comm, kib, count)
+        times = measure(comm, tcp, kib, count)
         rows.append({"kib": kib, "rounds": count,
                      "us": {n: {"median": machine.spread(t)[0] * 1e6, "min": min(t) * 1e6} for n, t in times.items()}})
     comm.barrier()
@@ -97,15 +102,16 @@ def markdown(rows: List[Dict[str, Any]], about: Dict[str, Any], foreign: float) 
     out = ["# All-gather and reduce-scatter between 2 processes of one machine", "",
            f"{about['date']}, {about['cpu']}, {about['cores']} cores, {packages}, commit {about['commit']}; others "
            f"used {foreign:.0%} of the machine.", "", f"    {about['command']}", "",
-           "Microseconds, median (minimum), called from Python on float32 tensors; sizes are the whole tensor's.", "",
-           "| KiB | all-gather: libdc | gloo | gloo / libdc | memory's share | reduce-scatter: libdc | gloo | "
-           "gloo / libdc | memory's share |", "|" + "---|" * 9]
+           "Microseconds, median (minimum), called from Python on float32 tensors; sizes are the whole tensor's. libdc's by "
+           "shared memory, and by TCP as between machines, which is Gloo's way.", "",
+           "| KiB | all-gather: libdc | libdc, TCP | gloo | gloo / libdc | gloo / TCP | memory's share | "
+           "reduce-scatter: libdc | libdc, TCP | gloo | gloo / libdc | gloo / TCP | memory's share |", "|" + "---|" * 13]
     for r in rows:
         cells = [str(r["kib"])]
-        for ours, theirs, floor in (CALLS[:3], CALLS[3:]):
-            us = [r["us"][name] for name in (ours, theirs, floor)]
-            cells += [f"{u['median']:.0f} ({u['min']:.0f})" for u in us[:2]]
-            cells += [f"{us[1]['median'] / us[0]['median']:.1f}", f"{us[2]['median'] / us[0]['median']:.0%}"]
+        for names in (CALLS[:4], CALLS[4:]):
+            ours, tcp, theirs, floor = (r["us"][name]["median"] for name in names)
+            cells += [f"{r['us'][name]['median']:.0f} ({r['us'][name]['min']:.0f})" for name in names[:3]]
+            cells += [f"{theirs / ours:.1f}", f"{theirs / tcp:.1f}", f"{floor / ours:.0%}"]
         out.append("| " + " | ".join(cells) + " |")
     return "\n".join(out) + "\n"
 
@@ -122,9 +128,9 @@ def main() -> int:
     machine.wait_quiet()
     quiet, before = machine.Quiet(), os.times()
     quiet.begin()
-    port = machine.free_port()
+    port, second = machine.free_port(), str(machine.free_port())
     ranks = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "--rounds", str(a.rounds)], text=True,
-                              env=machine.environment(r, RANKS, port, f"bench-{os.getpid()}"),
+                              env={**machine.environment(r, RANKS, port, f"bench-{os.getpid()}"), "TCP_PORT": second},
                               stdout=subprocess.PIPE if r == 0 else subprocess.DEVNULL) for r in range(RANKS)]
     answer = ranks[0].communicate()[0]
     if any([r.wait() for r in ranks]):

@@ -94,8 +94,8 @@ DC_API uint32_t dc_api_version(void);
 DC_API const char *dc_version_string(void);
 
 /** 1 if the library has a feature, else 0.
- *  name  "cpu", "comm.threads", "comm.processes", "comm.external", "avx2", "avx512", "avx512bf16" (in use: the processor
- *        and the build have it, and DC_CPU allows it; see dc_device_open()); other names and NULL give 0
+ *  name  "cpu", "comm.threads", "comm.processes", "comm.tcp", "comm.external", "avx2", "avx512", "avx512bf16" (in use:
+ *        the processor and the build have it, and DC_CPU allows it; see dc_device_open()); other names and NULL give 0
  *  [any] Since 0.1. */
 DC_API int32_t dc_has_feature(const char *name);
 
@@ -430,7 +430,7 @@ DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int
  *  Collectives are work of their stream, which no host waits for: a stream of dc_stream_wrap() blocks its caller until
  *  the ranks' hosts have met, others nobody. Those of one communicator follow each other also on several streams. The
  *  deadline runs from when the stream has come to a collective; a failure of work under way is dc_comm_check()'s.
- *  comm    the ranks, threads or processes; it stays the caller's. The caller's own collectives without dup are shared
+ *  comm    the ranks, of one machine or several; it stays the caller's. The caller's own collectives without dup are shared
  *          with the new communicator, and must not be used beside it
  *  device  "cuda" or "cuda:N", this rank's
  *  nccl    the new handle, the caller's to destroy

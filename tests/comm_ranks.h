@@ -3,20 +3,19 @@
 #ifndef DC_TESTS_COMM_RANKS_H
 #define DC_TESTS_COMM_RANKS_H
 
-#include <arpa/inet.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 /* cmocka wants some of the above first */
 #include <cmocka.h>
 
+#include "address.h"
 #include "comm/comm.h"
 
 #define CHECK(condition)                                                                                        \
@@ -122,19 +121,6 @@ static inline int on_processes(int32_t world, int64_t timeout_ns, rank_fn fn, vo
     result += end_rank(children[r]) != 0;
   }
   return result;
-}
-
-/* An address of this machine at which nobody listens. */
-static inline const char *fresh_address(char address[64]) {
-  struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-  socklen_t length = sizeof any;
-  int fd = socket(AF_INET, SOCK_STREAM, 0);
-  if (bind(fd, (struct sockaddr *)&any, length) != 0 || getsockname(fd, (struct sockaddr *)&any, &length) != 0) {
-    perror("fresh_address");
-  }
-  close(fd);
-  snprintf(address, 64, "127.0.0.1:%d", ntohs(any.sin_port));
-  return address;
 }
 
 typedef struct tcp_job {

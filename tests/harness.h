@@ -58,14 +58,35 @@ static inline const char *test_device(void) {
   return name == NULL || name[0] == '\0' ? "cpu" : name;
 }
 
-/* The communicator under test: with DC_TEST_COMM=nccl one through NCCL, on top of the one given. */
+#ifdef DC_TESTS_ADDRESS_H
+/* One over TCP; `base` tells all ranks where they meet. */
+static inline dc_status meet_over_tcp(const rank *r, dc_comm *base, dc_comm **comm) {
+  char address[64];
+  const int64_t bytes = sizeof address;
+  fresh_address(address);
+  dc_tensor text = {sizeof text, address, &bytes, NULL, 1, DC_INT8, NULL};
+  dc_status status = dc_comm_broadcast(base, &text, 0, NULL);
+  return status != DC_OK ? status : dc_comm_create_tcp(address, "test", r->rank, r->world, NULL, comm);
+}
+#endif
+
+/* The communicator under test: with DC_TEST_COMM=nccl one through NCCL, on top of the one given; with tcp one over TCP
+ * in its place. */
 static inline dc_status test_comm(rank *r) {
   const char *name = getenv("DC_TEST_COMM");
   dc_comm *base = r->comm;
-  if (name == NULL || strcmp(name, "nccl") != 0) {
+  dc_status status = DC_OK;
+  if (name == NULL || base == NULL) {
+    return DC_OK;
+  } else if (strcmp(name, "nccl") == 0) {
+    status = dc_comm_create_nccl(base, r->device, &r->comm);
+#ifdef DC_TESTS_ADDRESS_H
+  } else if (strcmp(name, "tcp") == 0) {
+    status = meet_over_tcp(r, base, &r->comm);
+#endif
+  } else {
     return DC_OK;
   }
-  dc_status status = dc_comm_create_nccl(base, r->device, &r->comm);
   if (status == DC_OK) {
     dc_comm_destroy(base);
   } else {
@@ -91,6 +112,9 @@ static inline void live(rank *r, const setup *s, void (*body)(rank *r), dc_statu
   if (status == DC_OK) {
     dc_config config = s->config;
     config.symmetric_memory = getenv("DC_TEST_SYMMETRIC") != NULL ? 1 : config.symmetric_memory;
+    if (getenv("DC_TEST_COMM") != NULL && strcmp(getenv("DC_TEST_COMM"), "tcp") == 0) {
+      config.symmetric_memory = 0; /* nobody reads another's memory */
+    }
     status = dc_init(r->ctx, r->comm, &config, s->bucket == 0 ? 1024 : s->bucket);
   }
   if (status == DC_OK) {

@@ -13,7 +13,7 @@ const char *dc_version_string(void) {
 }
 
 int32_t dc_has_feature(const char *name) {
-  static const char *const always[] = {"cpu", "comm.threads", "comm.processes", "comm.external"};
+  static const char *const always[] = {"cpu", "comm.threads", "comm.processes", "comm.tcp", "comm.external"};
   if (name == NULL) {
     return 0;
   }

@@ -20,7 +20,7 @@ static void test_versions_agree(void **state) {
 
 static void test_features(void **state) {
   (void)state;
-  const char *present[] = {"cpu", "comm.threads", "comm.processes", "comm.external"};
+  const char *present[] = {"cpu", "comm.threads", "comm.processes", "comm.tcp", "comm.external"};
   for (size_t i = 0; i < sizeof present / sizeof present[0]; i++) {
     assert_int_equal(dc_has_feature(present[i]), 1);
   }

@@ -7,6 +7,7 @@
 #ifndef TESTS_CONFORMANCE_H
 #define TESTS_CONFORMANCE_H
 
+#include "address.h" /* before the harness, which then knows of TCP */
 #include "device/device.h"
 #include "harness.h"
 

@@ -150,6 +150,8 @@ static void backends(report *r) {
   section(r, "communicators");
   communicator(r, "threads", false);
   communicator(r, "processes", true);
+  bool tcp = dc_has_feature("comm.tcp") == 1;
+  say_found(r, "tcp", tcp, tcp ? "ranks of several machines" : "this build has none");
   bool external = dc_has_feature("comm.external") == 1;
   say_found(r, "external", external, external ? "the caller's own collectives" : "this build has none");
   nccl(r);

@@ -2,6 +2,7 @@
 #ifndef TESTS_NCCL_RANKS_H
 #define TESTS_NCCL_RANKS_H
 
+#include "address.h"
 #include "harness.h"
 
 #include <time.h>
@@ -18,9 +19,12 @@ typedef struct card_rank {
   dc_comm *nccl;
   dc_stream *stream;
   void (*body)(struct card_rank *c);
-  const char *name; /* NULL: threads */
+  const char *name;    /* NULL: threads */
+  const char *address; /* NULL: not over TCP */
   int64_t timeout_ns;
 } card_rank;
+
+typedef enum meeting { ON_THREADS, ON_PROCESSES, ON_TCP } meeting;
 
 static bool one_card; /* for all ranks */
 
@@ -39,7 +43,9 @@ static inline void *run_card_rank(void *arg) {
   const dc_comm_options options = {sizeof options, c->timeout_ns, 64 << 20};
   snprintf(device, sizeof device, "cuda:%d", one_card ? 0 : r->rank);
   dc_status status = dc_device_open(device, NULL, &r->device);
-  if (status == DC_OK && c->name != NULL) {
+  if (status == DC_OK && c->address != NULL) {
+    status = dc_comm_create_tcp(c->address, c->name, r->rank, r->world, &options, &r->comm);
+  } else if (status == DC_OK && c->name != NULL) {
     status = dc_comm_create_processes(c->name, r->rank, r->world, &options, &r->comm);
   }
   if (status == DC_OK) {
@@ -62,22 +68,24 @@ static inline void *run_card_rank(void *arg) {
 }
 
 /* Runs body on every rank; fails with the first rank's failure that is its own. */
-static inline void on_cards(int32_t world, bool processes, int64_t timeout_ns, void (*body)(card_rank *c)) {
+static inline void on_cards(int32_t world, meeting meet, int64_t timeout_ns, void (*body)(card_rank *c)) {
   static int groups;
   static card_rank ranks[8];
   dc_comm *comms[8] = {NULL};
   pthread_t threads[8];
-  char name[64];
+  char name[64], address[64];
   const dc_comm_options options = {sizeof options, timeout_ns, 0};
+  fresh_address(address);
   snprintf(name, sizeof name, "test-nccl-%ld-%d", (long)getpid(), groups++);
-  if (!processes) {
+  if (meet == ON_THREADS) {
     assert_int_equal(dc_comm_create_threads(world, &options, comms), DC_OK);
   }
   memset(ranks, 0, sizeof ranks);
   for (int32_t i = 0; i < world; i++) {
     ranks[i] = (card_rank){.r = {.rank = i, .world = world, .comm = comms[i]},
                            .body = body,
-                           .name = processes ? name : NULL,
+                           .name = meet == ON_THREADS ? NULL : name,
+                           .address = meet == ON_TCP ? address : NULL,
                            .timeout_ns = timeout_ns};
     assert_int_equal(pthread_create(&threads[i], NULL, run_card_rank, &ranks[i]), 0);
   }

@@ -104,19 +104,19 @@ static void rank_counts(card_rank *c) {
 static void test_one_rank(void **state) {
   (void)state;
   expected = (bounds){false, {13, 8, 8}, 0};
-  on_cards(1, false, 100 * second, rank_counts);
+  on_cards(1, ON_THREADS, 100 * second, rank_counts);
 }
 
 static void test_one_rank_on_nccl(void **state) {
   (void)state;
   expected = (bounds){true, {28, 10, 10}, 0};
-  on_cards(1, false, 100 * second, rank_counts);
+  on_cards(1, ON_THREADS, 100 * second, rank_counts);
 }
 
 static void test_two_ranks_on_nccl(void **state) {
   (void)state;
   expected = (bounds){true, {13, 10, 10}, 40};
-  on_cards(2, false, 100 * second, rank_counts);
+  on_cards(2, ON_THREADS, 100 * second, rank_counts);
 }
 
 #define TEST(name) cmocka_unit_test_setup(name, clean_state)

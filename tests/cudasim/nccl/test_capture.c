@@ -192,7 +192,7 @@ static void test_a_launch_is_a_step(void **state) {
     for (int32_t world = 2; world <= 3; world++) {
       clean_state(state);
       is_first = world == 3;
-      on_cards(world, true, 100 * second, steps_and_launches);
+      on_cards(world, ON_PROCESSES, 100 * second, steps_and_launches);
     }
   }
 }
@@ -224,7 +224,7 @@ static void launches_are_looked_at(card_rank *c) {
 static void test_each_launch_looks_for_itself(void **state) {
   for (stage_of_all = 0; stage_of_all <= 3; stage_of_all++) {
     clean_state(state);
-    on_cards(2, true, 100 * second, launches_are_looked_at);
+    on_cards(2, ON_PROCESSES, 100 * second, launches_are_looked_at);
   }
 }
 
@@ -256,7 +256,7 @@ static void half_captures(card_rank *c) {
 static void test_all_ranks_capture_or_none(void **state) {
   for (captures_before = 0; captures_before < 3; captures_before++) {
     clean_state(state);
-    on_cards(2, true, 100 * second, half_captures);
+    on_cards(2, ON_PROCESSES, 100 * second, half_captures);
   }
 }
 
@@ -303,12 +303,12 @@ static void is_broken(card_rank *c) {
 
 static void test_a_launch_that_waits_ends(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, is_left);
+  on_cards(2, ON_PROCESSES, 100 * second, is_left);
 }
 
 static void test_a_launch_that_breaks_ends(void **state) {
   (void)state;
-  on_cards(3, true, 100 * second, is_broken);
+  on_cards(3, ON_PROCESSES, 100 * second, is_broken);
 }
 
 /* ---- every call failing in turn, while a step is captured ---- */
@@ -338,7 +338,7 @@ static int run_once(const char *function, int before) {
   clean_state(NULL);
   failing = function;
   failing_before = before;
-  on_cards(2, true, 100 * second, captures_with_a_failure);
+  on_cards(2, ON_PROCESSES, 100 * second, captures_with_a_failure);
   const int left = cudasim_live() - stays;
   stays += cudasim_calls("cuCtxSynchronize") > 0 ? left : 0;
   if (cudasim_live() != stays || cudasim_depth() != 0) {

@@ -56,10 +56,13 @@ static void by_itself(card_rank *c) {
 
 static void test_processes_get_nccl(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, by_itself);
-  assert_int_equal(cudasim_calls("ncclCommInitRankConfig"), 2 * 2);
-  assert_int_equal(cudasim_calls("ncclMemAlloc"), 0);
-  nothing_left();
+  for (meeting meet = ON_PROCESSES; meet <= ON_TCP; meet++) {
+    (void)clean_state(NULL);
+    on_cards(2, meet, 100 * second, by_itself);
+    assert_int_equal(cudasim_calls("ncclCommInitRankConfig"), 2 * 2);
+    assert_int_equal(cudasim_calls("ncclMemAlloc"), 0);
+    nothing_left();
+  }
 }
 
 static void is_refused(card_rank *c) {
@@ -72,7 +75,7 @@ static void is_refused(card_rank *c) {
 static void test_without_nccl_init_says_why(void **state) {
   (void)state;
   ncclsim_set_version(21805);
-  on_cards(2, true, 100 * second, is_refused);
+  on_cards(2, ON_PROCESSES, 100 * second, is_refused);
   nothing_left();
 }
 
@@ -85,7 +88,9 @@ static void registered(card_rank *c) {
 
 static void test_symmetric_memory_is_registered(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, registered);
+  on_cards(2, ON_TCP, 100 * second, registered);
+  (void)clean_state(NULL);
+  on_cards(2, ON_PROCESSES, 100 * second, registered);
   assert_true(cudasim_calls("ncclCommRegister") >= 2 * 2); /* the shard's, and the gathered weights' */
   assert_int_equal(cudasim_calls("ncclCommRegister"), cudasim_calls("ncclMemFree"));
   nothing_left();
@@ -137,7 +142,7 @@ static void over_callers(card_rank *c) {
 
 static void test_over_the_callers_collectives(void **state) {
   (void)state;
-  on_cards(2, false, 100 * second, over_callers);
+  on_cards(2, ON_THREADS, 100 * second, over_callers);
   assert_int_equal(cudasim_calls("ncclCommInitRankConfig"), 2); /* the caller has no second group */
   nothing_left();
 }

@@ -44,7 +44,7 @@ static void refuses_arguments(card_rank *c) {
 
 static void test_arguments(void **state) {
   (void)state;
-  on_cards(1, false, 100 * second, refuses_arguments);
+  on_cards(1, ON_THREADS, 100 * second, refuses_arguments);
   nothing_left();
 }
 
@@ -61,7 +61,7 @@ static void test_versions(void **state) {
   assert_int_equal(dc_nccl_version(&version), DC_OK);
   assert_int_equal(version, 22907);
   ncclsim_set_version(21805);
-  on_cards(2, true, 100 * second, finds_none);
+  on_cards(2, ON_PROCESSES, 100 * second, finds_none);
   ncclsim_set_version(2804);
   assert_int_equal(dc_nccl_version(&version), DC_E_UNSUPPORTED);
   assert_true(says("is version 2.8.4, 2.19 or later is needed"));
@@ -83,7 +83,7 @@ static void one_has_none(card_rank *c) {
 static void test_one_rank_without(void **state) {
   (void)state;
   cudasim_fail("ncclGetVersion", 1, 2);
-  on_cards(2, true, 100 * second, one_has_none);
+  on_cards(2, ON_PROCESSES, 100 * second, one_has_none);
   nothing_left();
 }
 
@@ -105,7 +105,7 @@ static void starts_alone(card_rank *c) {
 static void test_a_rank_never_starts(void **state) {
   (void)state;
   ncclsim_stall(1);
-  on_cards(2, true, 100 * second, starts_alone);
+  on_cards(2, ON_PROCESSES, 100 * second, starts_alone);
   nothing_left();
 }
 
@@ -150,7 +150,7 @@ static void gathers_alone(card_rank *c) {
 
 static void test_a_rank_hangs(void **state) {
   (void)state;
-  on_cards(3, true, 100 * second, gathers_alone);
+  on_cards(3, ON_PROCESSES, 100 * second, gathers_alone);
   nothing_left();
 }
 
@@ -176,7 +176,9 @@ static void aborts(card_rank *c) {
 
 static void test_an_abort_ends_nccl(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, aborts); /* far from any deadline */
+  on_cards(2, ON_TCP, 100 * second, aborts);
+  (void)clean_state(NULL);
+  on_cards(2, ON_PROCESSES, 100 * second, aborts); /* far from any deadline */
   assert_int_equal(cudasim_calls("ncclCommAbort"), 2);
   nothing_left();
 }
@@ -195,7 +197,7 @@ static void breaks(card_rank *c) {
 
 static void test_an_asynchronous_error(void **state) {
   (void)state;
-  on_cards(3, false, 100 * second, breaks);
+  on_cards(3, ON_THREADS, 100 * second, breaks);
   nothing_left();
 }
 
@@ -209,7 +211,7 @@ static void mismatches(card_rank *c) {
 
 static void test_a_mismatch_is_found_first(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, mismatches);
+  on_cards(2, ON_PROCESSES, 100 * second, mismatches);
   nothing_left();
 }
 
@@ -233,7 +235,7 @@ static void loses_card(card_rank *c) {
 
 static void test_a_lost_device(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, loses_card);
+  on_cards(2, ON_PROCESSES, 100 * second, loses_card);
 }
 
 /* ---- every call failing in turn ---- */
@@ -272,7 +274,7 @@ static void test_every_call_fails(void **state) {
   };
   static const int errors[] = {1, 2, 3, 4, 5, 6};
   int calls[DC__COUNT(functions)];
-  on_cards(2, true, 100 * second, use_all);
+  on_cards(2, ON_PROCESSES, 100 * second, use_all);
   nothing_left();
   for (size_t f = 0; f < DC__COUNT(functions); f++) {
     calls[f] = cudasim_calls(functions[f]);
@@ -282,7 +284,7 @@ static void test_every_call_fails(void **state) {
     for (int before = 0; before < most; before++) {
       clean_state(state);
       cudasim_fail(functions[f], before, errors[(f + (size_t)before) % DC__COUNT(errors)]);
-      on_cards(2, true, 100 * second, use_all);
+      on_cards(2, ON_PROCESSES, 100 * second, use_all);
       if (cudasim_live() != 0 || cudasim_depth() != 0) {
         fail_msg("%s, call %d: %d things stay behind", functions[f], before, cudasim_live());
       }

@@ -128,7 +128,7 @@ static void nothing_left(void) {
 static void test_every_type_and_split(void **state) {
   (void)state;
   for (int32_t world = 1; world <= 4; world++) {
-    on_cards(world, world % 2 == 0, 100 * second, all_of_them);
+    on_cards(world, (meeting)(world % 3), 100 * second, all_of_them);
   }
   assert_true(cudasim_calls("ncclAllGather") > 0 && cudasim_calls("ncclBroadcast") > 0 &&
               cudasim_calls("ncclSend") > 0);
@@ -148,7 +148,7 @@ static void without_nccl(card_rank *c) {
 static void test_all_reduce_in_place(void **state) {
   (void)state;
   one_card = true;
-  on_cards(3, false, 100 * second, without_nccl);
+  on_cards(3, ON_THREADS, 100 * second, without_nccl);
   one_card = false;
   assert_int_equal(cudasim_calls("ncclGroupStart"), 0);
   nothing_left();
@@ -177,7 +177,7 @@ static void hosts_and_copies(card_rank *c) {
 
 static void test_hosts_and_copies(void **state) {
   (void)state;
-  on_cards(3, true, 100 * second, hosts_and_copies);
+  on_cards(3, ON_PROCESSES, 100 * second, hosts_and_copies);
   nothing_left();
 }
 
@@ -216,7 +216,7 @@ static void grouped(card_rank *c) {
 
 static void test_a_group_is_one(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, grouped);
+  on_cards(2, ON_PROCESSES, 100 * second, grouped);
   nothing_left();
 }
 

@@ -111,7 +111,7 @@ static void runs_ahead(card_rank *c) {
 
 static void test_hosts_run_ahead(void **state) {
   (void)state;
-  on_cards(3, true, 100 * second, runs_ahead);
+  on_cards(3, ON_PROCESSES, 100 * second, runs_ahead);
 }
 
 static void on_theirs(card_rank *c) {
@@ -138,7 +138,7 @@ static void on_theirs(card_rank *c) {
 
 static void test_a_stream_of_others_is_not_waited_for(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, on_theirs);
+  on_cards(2, ON_PROCESSES, 100 * second, on_theirs);
 }
 
 /* A gathered parameter is waited for on PyTorch's stream, say, by the card alone. */
@@ -173,7 +173,7 @@ static void waits_for_a_parameter(card_rank *c) {
 
 static void test_a_wait_for_a_parameter_is_the_cards(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, waits_for_a_parameter);
+  on_cards(2, ON_PROCESSES, 100 * second, waits_for_a_parameter);
 }
 
 /* What a stream has to do before is not the ranks' time. */
@@ -192,7 +192,7 @@ static void comes_late(card_rank *c) {
 
 static void test_the_deadline_is_that_of_the_collective(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, comes_late);
+  on_cards(2, ON_PROCESSES, 100 * second, comes_late);
 }
 
 /* ---- several streams ---- */
@@ -226,7 +226,7 @@ static void on_two_streams(card_rank *c) {
 
 static void test_streams_of_one_communicator(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, on_two_streams);
+  on_cards(2, ON_PROCESSES, 100 * second, on_two_streams);
 }
 
 /* The communicator's end waits for what it has on streams. */
@@ -247,7 +247,7 @@ static void leaves_at_once(card_rank *c) {
 
 static void test_an_end_waits(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, leaves_at_once);
+  on_cards(2, ON_PROCESSES, 100 * second, leaves_at_once);
 }
 
 /* ---- every call of the driver's failing in turn, on one of the ranks ---- */
@@ -284,7 +284,7 @@ static int run_once(const char *function, int before) {
   clean_state(NULL);
   failing = function;
   failing_before = before;
-  on_cards(2, true, 100 * second, use_all);
+  on_cards(2, ON_PROCESSES, 100 * second, use_all);
   if (cudasim_live() != 0 || cudasim_depth() != 0 || cudasim_lost() != 0) {
     fail_msg("%s, call %d: %d things stay behind, lost by %d", function, before, cudasim_live(), cudasim_lost());
   }

@@ -131,7 +131,7 @@ static void all_went(int32_t world, int gathers, int broadcasts, int in_windows)
 static void test_gathers_go_through_windows(void **state) {
   for (int32_t world = 2; world <= 3; world++) {
     clean_state(state);
-    on_cards(world, true, 100 * second, rounds);
+    on_cards(world, ON_PROCESSES, 100 * second, rounds);
     all_went(world, 4 * PARAMS, 0, 4 * PARAMS);
     assert_int_equal(cudasim_calls("ncclCommWindowRegister"), cudasim_calls("ncclCommWindowDeregister"));
   }
@@ -141,7 +141,7 @@ static void test_gathers_go_through_windows(void **state) {
 static void test_shards_elsewhere(void **state) {
   (void)state;
   kind = DC_MEMORY_DEVICE;
-  on_cards(2, true, 100 * second, rounds);
+  on_cards(2, ON_PROCESSES, 100 * second, rounds);
   kind = DC_MEMORY_SHARED;
   all_went(2, 4 * PARAMS, 0, 4 * PARAMS);
 }
@@ -150,19 +150,19 @@ static void test_shards_elsewhere(void **state) {
 static void test_hosts_ahead_of_their_cards(void **state) {
   (void)state;
   ahead = true;
-  on_cards(2, true, 100 * second, rounds);
+  on_cards(2, ON_PROCESSES, 100 * second, rounds);
   ahead = false;
   all_went(2, 4 * PARAMS, 0, 4 * PARAMS);
 }
 
 static void test_without_windows(void **state) {
   ncclsim_set_version(22606);
-  on_cards(2, true, 100 * second, rounds);
+  on_cards(2, ON_PROCESSES, 100 * second, rounds);
   all_went(2, 4 * PARAMS, 0, 0);
   assert_int_equal(cudasim_calls("ncclCommWindowRegister"), 0);
   clean_state(state);
   ncclsim_set_windows(false);
-  on_cards(2, true, 100 * second, rounds);
+  on_cards(2, ON_PROCESSES, 100 * second, rounds);
   all_went(2, 4 * PARAMS, 0, 0);
   assert_true(cudasim_calls("ncclCommWindowRegister") > 0);
   assert_int_equal(cudasim_calls("ncclCommWindowDeregister"), 0);
@@ -192,7 +192,7 @@ static void out_of_step(card_rank *c) {
 
 static void test_ranks_out_of_step(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, out_of_step);
+  on_cards(2, ON_PROCESSES, 100 * second, out_of_step);
   all_went(2, 2 * PARAMS + 1, 2 * PARAMS, 2 * PARAMS + 1);
 }
 
@@ -205,7 +205,7 @@ static void one_shard_elsewhere(card_rank *c) {
 
 static void test_one_ranks_shards_elsewhere(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, one_shard_elsewhere);
+  on_cards(2, ON_PROCESSES, 100 * second, one_shard_elsewhere);
   all_went(2, 0, 2 * PARAMS, 0);
 }
 
@@ -240,7 +240,7 @@ static void captured(card_rank *c) {
 
 static void test_captures(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, captured);
+  on_cards(2, ON_PROCESSES, 100 * second, captured);
   assert_int_equal(ncclsim_through_windows(), 2 * 2 * PARAMS);
   nothing_left();
 }
@@ -268,7 +268,7 @@ static void loses_one(card_rank *c) {
 
 static void test_a_registration_fails(void **state) {
   (void)state;
-  on_cards(2, true, 100 * second, loses_one);
+  on_cards(2, ON_PROCESSES, 100 * second, loses_one);
   nothing_left();
 }
 
