@@ -102,10 +102,11 @@ def markdown(rows: List[Dict[str, Any]], about: Dict[str, Any], foreign: float) 
     out = ["# All-gather and reduce-scatter between 2 processes of one machine", "",
            f"{about['date']}, {about['cpu']}, {about['cores']} cores, {packages}, commit {about['commit']}; others "
            f"used {foreign:.0%} of the machine.", "", f"    {about['command']}", "",
-           "Microseconds, median (minimum), called from Python on float32 tensors; sizes are the whole tensor's. libdc's by "
-           "shared memory, and by TCP as between machines, which is Gloo's way.", "",
+           "Microseconds, median (minimum), called from Python on float32 tensors; sizes are the whole tensor's. "
+           "libdc's by shared memory, and by TCP as between machines, which is Gloo's way.", "",
            "| KiB | all-gather: libdc | libdc, TCP | gloo | gloo / libdc | gloo / TCP | memory's share | "
-           "reduce-scatter: libdc | libdc, TCP | gloo | gloo / libdc | gloo / TCP | memory's share |", "|" + "---|" * 13]
+           "reduce-scatter: libdc | libdc, TCP | gloo | gloo / libdc | gloo / TCP | memory's share |",
+           "|" + "---|" * 13]
     for r in rows:
         cells = [str(r["kib"])]
         for names in (CALLS[:4], CALLS[4:]):
