@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A step of the optimizers beside others': bench.py [--elements N] [--threads N] [--rounds N] [--shampoo FOLDER]
-[--first-order] [--quick].
+[--first-order] [--muon] [--quick].
 
 AdamW: one step of a model of N weights (a GPT's mixture of large and small parameters), and one of 200 parameters of
 1000 weights each, where what surrounds the work counts most; in all three types. The ways take turns, round by round;
@@ -8,6 +8,9 @@ AdamW: one step of a model of N weights (a GPT's mixture of large and small para
 memory in every type, 16 read and 12 written, which gives the bandwidth; PyTorch, which keeps moments of the weights'
 type and no float32 copy, half of that for 16 bits. "copy" is PyTorch's copy of one float32 array into another on as
 many threads, 8 bytes an element, what the machine can do.
+
+Muon: one step on 12 matrices [W, W] and [W, 4 W], W = 512 and 1024, of float32 weights. PyTorch's products are
+bfloat16; libdc's are float32, or with precision="bfloat16" as PyTorch's.
 
 Second order: a step on matrices [W, W] and [W, 4 W], W = 512, with a refresh of roots or bases every 10 steps, as the
 time of ten steps over ten; FOLDER is a checkout of github.com/facebookresearch/optimizers, whose Distributed Shampoo
@@ -86,6 +89,21 @@ def first_order(a: argparse.Namespace) -> None:
                 ratio = statistics.median(base / t for base, t in zip(times["torch fused"], own))
                 print(f"{str(dtype)[6:]:9} {name:14} {statistics.median(own) * 1e3:8.2f} ms, at least "
                       f"{min(own) * 1e3:8.2f} {f'{rate:6.1f} GB/s' if known else '':11} {ratio:6.2f} times torch fused")
+
+
+def muon(a: argparse.Namespace) -> None:
+    for width in (512, 1024):
+        shapes: Shapes = [(width, 4 * width if number % 3 == 2 else width) for number in range(12)]
+        kinds = {"libdc": lambda params: optim.Muon(params, lr=0.02),
+                 "libdc, bfloat16": lambda params: optim.Muon(params, lr=0.02, precision="bfloat16"),
+                 "torch": lambda params: torch.optim.Muon(params, lr=0.02)}
+        times = measure({name: make(parameters(shapes, torch.float32)).step for name, make in kinds.items()}, a.rounds)
+        elements = sum(map(math.prod, shapes))
+        print(f"\nMuon: {len(shapes)} matrices of {width} rows, {elements / 1e6:.1f} million weights")
+        for name, own in times.items():
+            ratio = statistics.median(base / t for base, t in zip(times["torch"], own))
+            print(f"{name:20} {statistics.median(own) * 1e3:8.2f} ms, at least {min(own) * 1e3:8.2f} {ratio:6.2f} "
+                  "times torch")
 
 
 # ---- second order ----
@@ -172,14 +190,18 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12, help="matrices of the second-order part")
     parser.add_argument("--periods", type=int, default=7, help="refreshes of the second-order part")
     parser.add_argument("--first-order", action="store_true", help="AdamW alone")
+    parser.add_argument("--muon", action="store_true", help="Muon alone")
     parser.add_argument("--quick", action="store_true")
     a = parser.parse_args()
     if a.quick:
         a.elements, a.rounds, a.layers, a.periods = 8_000_000, 7, 3, 3
     torch.set_num_threads(a.threads)
     print(f"{a.threads} threads, PyTorch {torch.__version__}")
-    first_order(a)
+    if not a.muon:
+        first_order(a)
     if not a.first_order:
+        muon(a)
+    if not a.first_order and not a.muon:
         second_order(a)
 
 
