@@ -7,6 +7,7 @@
 #include <signal.h>
 
 static int64_t limit = INT64_C(30000000000);
+enum { SETTLED = 300 }; /* milliseconds, for all to be out of a collective, which a failure behind it would end too */
 
 /* ---- meeting ---- */
 
@@ -236,6 +237,7 @@ static int dies(dc_comm *comm, void *arg) {
   dc_tensor tensor = flat(big, &count, DC_FLOAT32);
   CHECK_OK(dc_comm_barrier(comm));
   if (dc_comm_rank(comm) == 1) {
+    sleep_ms(SETTLED);
     raise(SIGKILL);
   }
   int64_t begin = dc__now_ns();
@@ -275,6 +277,7 @@ static int goes(dc_comm *comm, void *arg) {
   (void)arg;
   CHECK_OK(dc_comm_barrier(comm));
   if (dc_comm_rank(comm) == 0) {
+    sleep_ms(SETTLED);
     return 0;
   }
   CHECK(dc_comm_barrier(comm) == DC_E_PEER_DEAD);
@@ -286,8 +289,9 @@ static int aborts(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
+  CHECK_OK(dc_comm_barrier(copy));
   if (dc_comm_rank(comm) == 2) {
-    sleep_ms(50);
+    sleep_ms(SETTLED);
     dc_comm_abort(comm, "enough");
   }
   CHECK(dc_comm_barrier(copy) == DC_E_ABORTED);

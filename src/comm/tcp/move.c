@@ -212,9 +212,11 @@ static dc_status fail_late(const plan *p) {
                   self->head.world, come ? "send and read all of it" : "come");
 }
 
-/* Until a connection has what this rank waits for, or the group fails. */
+/* Until a connection has what this rank waits for, or the group fails: then what is there already is taken first, since
+ * others may have failed in a later collective. */
 static dc_status pause_for(plan *p, bool agreed) {
   dc__tcp *self = p->self;
+  DC__TRY(dc__tcp_group_check(self->group));
   int32_t world = self->head.world;
   for (int32_t r = 0; r < world; r++) {
     const dc__tcp_flow *flow = &self->flows[r];
@@ -228,8 +230,7 @@ static dc_status pause_for(plan *p, bool agreed) {
   if (ready < 0 && errno != EINTR) {
     return dc__fail(DC_E_SYSTEM, "%s: poll: %s", p->doing, strerror(errno));
   }
-  DC__TRY(dc__tcp_group_check(self->group));
-  return ready > 0 || dc__now_ns() < p->deadline ? DC_OK : fail_late(p);
+  return ready != 0 || dc__now_ns() < p->deadline ? DC_OK : fail_late(p);
 }
 
 static dc_status exchange(plan *p) {
