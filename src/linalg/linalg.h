@@ -205,7 +205,7 @@ typedef struct dc__basis_steps {
   int64_t *const *orders; /* where each order [n] goes, */
   int32_t *failed;        /* and 1 where a basis stays as it was; its order is 0, 1, ... then */
 } dc__basis_steps;
-dc_status dc__basis_there(dc_linalg *l, const dc__basis_steps *steps);
+dc_status dc__basis_there(dc_linalg *l, const dc__basis_steps *b);
 
 /* a's polar factor by odd polynomials (orthogonal.c): `express` Polar Express', else Muon's. */
 dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool express, int32_t steps,
