@@ -3,19 +3,30 @@
 #define DC_TESTS_ADDRESS_H
 
 #include <arpa/inet.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* An address of this machine at which nobody listens. */
+enum { HELD_ADDRESSES = 64 };
+
+/* An address of this machine at which nobody listens, and where nobody else will: a socket that does not listen itself
+ * holds it until HELD_ADDRESSES others have been asked for. */
 static inline const char *fresh_address(char address[64]) {
+  static _Atomic int held[HELD_ADDRESSES];
+  static atomic_uint next;
+  const int on = 1;
   struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
   socklen_t length = sizeof any;
-  int fd = socket(AF_INET, SOCK_STREAM, 0);
-  if (bind(fd, (struct sockaddr *)&any, length) != 0 || getsockname(fd, (struct sockaddr *)&any, &length) != 0) {
+  int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 || bind(fd, (struct sockaddr *)&any, length) != 0 ||
+      getsockname(fd, (struct sockaddr *)&any, &length) != 0) {
     perror("fresh_address");
   }
-  close(fd);
+  int before = atomic_exchange(&held[atomic_fetch_add(&next, 1) % HELD_ADDRESSES], fd);
+  if (before > 0) {
+    close(before);
+  }
   snprintf(address, 64, "127.0.0.1:%d", ntohs(any.sin_port));
   return address;
 }

@@ -1,5 +1,6 @@
 /* Ranks that meet over TCP: how they find each other, whom they send away, and what they say of those who fail. What
  * they compute is what every kind of group computes (comm_ranks.h, on_all_groups). */
+#include "comm/tcp/socket.h"
 #include "comm_data.h"
 
 #include <dirent.h>
@@ -195,6 +196,29 @@ static void test_strangers(void **state) {
   }
 }
 
+/* Where nobody listens, a socket may be given the very port that it looks for, and meet itself. */
+static void test_nobody_meets_itself(void **state) {
+  (void)state;
+  struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  socklen_t length = sizeof to;
+  int fd = socket(AF_INET, SOCK_STREAM, 0);
+  assert_int_equal(bind(fd, (struct sockaddr *)&to, sizeof to), 0);
+  assert_int_equal(getsockname(fd, (struct sockaddr *)&to, &length), 0);
+  close(fd);
+  int port = ntohs(to.sin_port);
+  for (int i = 0; i < 65536; i++) {
+    struct sockaddr_in own;
+    length = sizeof own;
+    to.sin_port = htons((uint16_t)(port ^ (i & 1))); /* the system gives even ones, or odd ones, first */
+    fd = dc__tcp_connect((struct sockaddr *)&to, sizeof to, dc__now_ns() + limit);
+    if (fd >= 0) { /* somebody listens there now */
+      assert_int_equal(getsockname(fd, (struct sockaddr *)&own, &length), 0);
+      assert_int_not_equal(own.sin_port, to.sin_port);
+      close(fd);
+    }
+  }
+}
+
 /* ---- failures ---- */
 
 static pid_t start(const char *address, int32_t rank, int32_t world, int64_t timeout_ns, rank_fn fn) {
@@ -352,6 +376,10 @@ static int copies(dc_comm *comm, void *arg) {
 
 static void test_copies_and_nothing_left(void **state) {
   (void)state;
+  char address[64];
+  for (int i = 0; i < HELD_ADDRESSES; i++) {
+    fresh_address(address); /* from here on their number stays */
+  }
   int before = open_files();
   for (int i = 0; i < 5; i++) {
     assert_int_equal(on_tcp(3, limit, copies, NULL), 0);
@@ -382,15 +410,11 @@ static void test_last_word(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_addresses),
-      cmocka_unit_test(test_names_of_hosts),
-      cmocka_unit_test(test_who_does_not_come),
-      cmocka_unit_test(test_who_does_not_fit),
-      cmocka_unit_test(test_strangers),
-      cmocka_unit_test(test_a_rank_dies),
-      cmocka_unit_test(test_a_rank_is_late),
-      cmocka_unit_test(test_other_ends),
-      cmocka_unit_test(test_copies_and_nothing_left),
+      cmocka_unit_test(test_addresses),         cmocka_unit_test(test_names_of_hosts),
+      cmocka_unit_test(test_who_does_not_come), cmocka_unit_test(test_who_does_not_fit),
+      cmocka_unit_test(test_strangers),         cmocka_unit_test(test_nobody_meets_itself),
+      cmocka_unit_test(test_a_rank_dies),       cmocka_unit_test(test_a_rank_is_late),
+      cmocka_unit_test(test_other_ends),        cmocka_unit_test(test_copies_and_nothing_left),
       cmocka_unit_test(test_last_word),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -107,21 +106,8 @@ def test_an_exception_in_a_callback_is_an_error(asynchronous):
     assert isinstance(caught.value.__cause__, (ConnectionError, TypeError))
 
 
-def free_port():
-    """A port that nobody has, with another such behind it."""
-    with socket.socket() as first, socket.socket() as second:
-        while True:
-            first.bind(("127.0.0.1", 0))
-            try:
-                second.bind(("127.0.0.1", first.getsockname()[1] + 1))
-                return first.getsockname()[1]
-            except OSError:
-                first.close()
-                first = socket.socket()
-
-
-def test_ranks_over_tcp():
-    address = f"127.0.0.1:{free_port()}"
+def test_ranks_over_tcp(port):
+    address = f"127.0.0.1:{port}"
 
     def rank(number):
         with Comm.tcp(address, "test", number, 3, timeout=60) as comm, comm.dup() as copy:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -39,34 +38,31 @@ def test_environment_output_and_arguments(launch):
     assert len({tuple(line.split()[5:]) for line in lines}) == 1 and done.stdout.count("no newline") == 3
 
 
-def on_two_machines(script: str, *arguments: str):
+def on_two_machines(port: int, script: str, *arguments: str):
     """Two launchers of two ranks each, as two machines would have them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = min(probe.getsockname()[1], 65000)
     command = [sys.executable, "-m", "libdc.run", "--nodes", "2", "--rendezvous", f"localhost:{port}", "-n", "2"]
     nodes = [subprocess.Popen([*command, "--node-rank", str(node), script, *arguments], text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for node in range(2)]
     return [(*node.communicate(timeout=120), node.returncode) for node in nodes]
 
 
-def test_several_machines(tmp_path):
+def test_several_machines(tmp_path, port):
     script = tmp_path / "script.py"
     script.write_text("import os, libdc, numpy as np\ncomm = libdc.init_comm(timeout=60)\n"
                       "data = comm.all_reduce(np.full(3, comm.rank + 1.0))\nother = libdc.init_comm(timeout=60)\n"
                       "other.barrier()\n"
                       "print(comm.rank, comm.size, os.environ['LOCAL_RANK'], data[0], comm.shares_memory)\n")
-    first, second = on_two_machines(str(script))
+    first, second = on_two_machines(port, str(script))
     assert first[2] == second[2] == 0, (first, second)
     assert sorted(first[0].splitlines()) == ["0 4 0 10.0 False", "1 4 1 10.0 False"]
     assert sorted(second[0].splitlines()) == ["2 4 0 10.0 False", "3 4 1 10.0 False"]
 
 
-def test_a_rank_that_fails_ends_the_other_machine_s(tmp_path):
+def test_a_rank_that_fails_ends_the_other_machine_s(tmp_path, port):
     script = tmp_path / "script.py"
     script.write_text("import os, sys, libdc\ncomm = libdc.init_comm(timeout=60)\ncomm.barrier()\n"
                       "if comm.rank == 3: sys.exit(7)\ncomm.barrier()\n")
-    first, second = on_two_machines(str(script))
+    first, second = on_two_machines(port, str(script))
     assert second[2] == 7 and first[2] == 1
     assert "rank 3 d" in first[1] and "while rank" in first[1]
 
@@ -180,11 +176,10 @@ def test_a_missing_script_fails():
     assert done.returncode == 2 and "failed with exit code 2" in done.stderr
 
 
-def test_torchrun_s_variables_make_a_group():
+def test_torchrun_s_variables_make_a_group(port):
     script = "import libdc; comm = libdc.init_comm(timeout=100); comm.barrier(); print(comm.rank, comm.size)"
     base = {key: value for key, value in os.environ.items() if key != "LIBDC_GROUP"}
-    base.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(20000 + os.getpid() % 20000),
+    base.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
                 TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT="0")
     ranks = [subprocess.Popen([sys.executable, "-c", script], text=True, env={**base, "RANK": str(r)},
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for r in range(2)]

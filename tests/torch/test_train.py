@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -129,11 +128,8 @@ def test_resume_gives_the_same_bits(run: Path, stage: str) -> None:
     assert same_weights(again, run)
 
 
-def test_two_machines_give_the_same_bits(run: Path) -> None:
+def test_two_machines_give_the_same_bits(run: Path, port: int) -> None:
     """As two launchers, whose ranks have no memory in common: TCP between them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = min(probe.getsockname()[1], 65000)
     machines = [sys.executable, "-m", "libdc.run", "-n", "1", "--nodes", "2", "--rendezvous", f"localhost:{port}"]
     nodes = [start([*machines, "--node-rank", str(node), str(TRAIN), *TINY, "--out", "far"], run.parent)
              for node in range(2)]

@@ -112,11 +112,12 @@ class _Launcher:
         self.signals: List[int] = []
         self.first: Optional[Tuple[_Rank, int]] = None  # the rank that failed first, and its code
         self.stop_signal = 0
+        self.held = socket.socket()
         self.plan: List[Tuple[float, int]] = []  # when what still runs gets which signal
 
     def start(self, command: Sequence[str], options: argparse.Namespace) -> None:
         count, shared = options.ranks, dict(os.environ)
-        host, port = options.rendezvous or ("127.0.0.1", options.master_port or _free_port())
+        host, port = options.rendezvous or ("127.0.0.1", options.master_port or self._hold_port())
         shared.update(WORLD_SIZE=str(count * options.nodes), LOCAL_WORLD_SIZE=str(count), MASTER_ADDR=host,
                       MASTER_PORT=str(port))
         if options.nodes == 1:
@@ -131,6 +132,12 @@ class _Launcher:
                 os.set_blocking(pipe.fileno(), False)
                 self.selector.register(pipe, selectors.EVENT_READ, self.ranks[-1])
 
+    def _hold_port(self) -> int:
+        """A free port, which nobody else is given while the ranks run: they may listen there, this socket does not."""
+        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.held.bind(("127.0.0.1", 0))
+        return int(self.held.getsockname()[1])
+
     def watch(self) -> int:
         while any(rank.code() is None for rank in self.ranks):
             self._forward(0.05)
@@ -141,6 +148,7 @@ class _Launcher:
         self._look_for_failure()
         self.end()
         self._drain()
+        self.held.close()
         if self.stop_signal:
             return 128 + self.stop_signal
         return self.first[1] if self.first else 0
@@ -219,12 +227,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:

@@ -30,6 +30,13 @@ static dc__tcp_place place_of(const struct sockaddr_storage *address, int32_t po
   return place;
 }
 
+/* port 0: any. */
+static dc_status listen_at(dc__tcp_group *group, int32_t port) {
+  DC__TRY(dc__tcp_listen(&port, &group->listener));
+  group->places[group->rank].port = port;
+  return DC_OK;
+}
+
 /* ---- rank 0 ---- */
 
 typedef struct host {
@@ -150,8 +157,9 @@ static dc_status gather(host *h, int64_t deadline) {
   return status;
 }
 
-static dc_status as_host(dc__tcp_group *group, int64_t deadline) {
+static dc_status as_host(dc__tcp_group *group, int32_t port, int64_t deadline) {
   host h = {.group = group};
+  DC__TRY(listen_at(group, port));
   for (int32_t r = 0; r < DC__COMM_MAX_WORLD; r++) {
     h.guests[r] = -1;
   }
@@ -227,15 +235,22 @@ static dc_status hear_host(const dc__tcp_group *group, int fd, int64_t deadline,
              : dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: group \"%s\": a malformed word from rank 0", group->name);
 }
 
-static dc_status as_guest(dc__tcp_group *group, const dc__tcp_address *to, int64_t deadline) {
+static dc_status say_hello(const dc__tcp_group *group, int fd, int64_t deadline) {
   const dc__tcp_hello hello = dc__tcp_hello_of(group, DC__TCP_MEETING);
+  return dc__tcp_send_all(fd, &hello, sizeof hello, deadline)
+             ? DC_OK
+             : dc__fail(DC_E_PEER_DEAD, "dc_comm_create_tcp: group \"%s\": rank 0 ended", group->name);
+}
+
+/* It listens only when rank 0 does: on rank 0's machine the system might give it rank 0's port. */
+static dc_status as_guest(dc__tcp_group *group, const dc__tcp_address *to, int64_t deadline) {
   struct sockaddr_storage reached;
   dc__tcp_welcome word;
   int fd = -1;
   DC__TRY(reach(group, to, deadline, &reached, &fd));
-  dc_status status = dc__tcp_send_all(fd, &hello, sizeof hello, deadline) ? DC_OK : DC_E_PEER_DEAD;
-  status = status == DC_OK ? hear_host(group, fd, deadline, &word)
-                           : dc__fail(status, "dc_comm_create_tcp: group \"%s\": rank 0 ended", group->name);
+  dc_status status = listen_at(group, 0);
+  status = status == DC_OK ? say_hello(group, fd, deadline) : status;
+  status = status == DC_OK ? hear_host(group, fd, deadline, &word) : status;
   dc__tcp_close(&fd);
   for (int32_t r = 0; status == DC_OK && r < group->world; r++) {
     int32_t port = r == 0 ? to->port : word.places[r].port;
@@ -248,8 +263,5 @@ static dc_status as_guest(dc__tcp_group *group, const dc__tcp_address *to, int64
 }
 
 dc_status dc__tcp_rendezvous(dc__tcp_group *group, const dc__tcp_address *address, int64_t deadline) {
-  int32_t port = group->rank == 0 ? address->port : 0;
-  DC__TRY(dc__tcp_listen(&port, &group->listener));
-  group->places[group->rank].port = port;
-  return group->rank == 0 ? as_host(group, deadline) : as_guest(group, address, deadline);
+  return group->rank == 0 ? as_host(group, address->port, deadline) : as_guest(group, address, deadline);
 }

@@ -98,16 +98,31 @@ static bool wait_for(int fd, short events, int64_t deadline) {
   }
 }
 
+/* A port of this machine at which nobody listens may be given to the very socket that looks for it there: TCP then
+ * connects it to itself. */
+static bool is_itself(int fd) {
+  struct sockaddr_storage own = {0}, peer = {0};
+  socklen_t own_length = sizeof own, peer_length = sizeof peer;
+  return getsockname(fd, (struct sockaddr *)&own, &own_length) == 0 &&
+         getpeername(fd, (struct sockaddr *)&peer, &peer_length) == 0 && own_length == peer_length &&
+         memcmp(&own, &peer, own_length) == 0;
+}
+
 int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t deadline) {
   int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) {
     return -1;
   }
+  const int on = 1; /* the port that it is given stays free for who listens */
+  (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   int error = connect(fd, address, length) == 0 ? 0 : errno;
   if (error == EINPROGRESS || error == EINTR) {
     socklen_t size = sizeof error;
     error =
         !wait_for(fd, POLLOUT, deadline) || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 ? errno : error;
+  }
+  if (error == 0 && is_itself(fd)) {
+    error = ECONNREFUSED;
   }
   if (error != 0) {
     close(fd);

@@ -1,0 +1,31 @@
+"""What tests of all folders share."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """The first of four ports behind one another that nobody else is given: sockets that do not listen hold them."""
+    while True:
+        with contextlib.ExitStack() as stack:
+            first = _hold(stack, 0)
+            if first and all(_hold(stack, first + behind) for behind in range(1, 4)):
+                yield first
+                return
+
+
+def _hold(stack: contextlib.ExitStack, port: int) -> int:
+    """0: somebody has it."""
+    held = stack.enter_context(socket.socket())
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind(("127.0.0.1", port))
+    except (OSError, OverflowError):
+        return 0
+    return int(held.getsockname()[1])
