@@ -1,0 +1,206 @@
+/* Ranks over TCP that fail, go or are copied: what the others say, and what is left. */
+#include "comm_data.h"
+
+#include <dirent.h>
+#include <signal.h>
+
+static const int64_t limit = INT64_C(30000000000);
+enum { SETTLED = 300 }; /* milliseconds, for all to be out of a collective, which a failure behind it would end too */
+
+/* ---- failures ---- */
+
+static pid_t start(const char *address, int32_t rank, int32_t world, int64_t timeout_ns, rank_fn fn) {
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    dc_comm *comm = NULL;
+    const dc_comm_options options = {sizeof options, timeout_ns, 0};
+    dc_status status = dc_comm_create_tcp(address, "g", rank, world, &options, &comm);
+    int result = status == DC_OK ? fn(comm, NULL) : 1;
+    if (result != 0) {
+      fprintf(stderr, "rank %d: %s\n", rank, dc_last_error());
+    }
+    dc_comm_destroy(comm);
+    fflush(NULL);
+    _exit(result);
+  }
+  return child;
+}
+
+static int on_three(int64_t timeout_ns, rank_fn fn, int *results) {
+  char address[64];
+  pid_t children[3];
+  fresh_address(address);
+  for (int32_t r = 0; r < 3; r++) {
+    children[r] = start(address, r, 3, timeout_ns, fn);
+  }
+  int failed = 0;
+  for (int32_t r = 0; r < 3; r++) {
+    results[r] = end_rank(children[r]);
+    failed += results[r] != 0;
+  }
+  return failed;
+}
+
+static int dies(dc_comm *comm, void *arg) {
+  (void)arg;
+  float big[100000] = {0};
+  int64_t count = 100000;
+  dc_tensor tensor = flat(big, &count, DC_FLOAT32);
+  CHECK_OK(dc_comm_barrier(comm));
+  if (dc_comm_rank(comm) == 1) {
+    sleep_ms(SETTLED);
+    raise(SIGKILL);
+  }
+  int64_t begin = dc__now_ns();
+  CHECK(dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) == DC_E_PEER_DEAD);
+  CHECK_SAYS("rank 1 died (its connection ended) while rank");
+  CHECK(within(begin, 0, 5000));
+  CHECK(dc_comm_barrier(comm) == DC_E_PEER_DEAD); /* and stays so */
+  return 0;
+}
+
+static void test_a_rank_dies(void **state) {
+  (void)state;
+  int results[3];
+  assert_int_equal(on_three(limit, dies, results), 1);
+  assert_int_equal(results[1], -SIGKILL);
+}
+
+static int stands_still(dc_comm *comm, void *arg) {
+  (void)arg;
+  CHECK_OK(dc_comm_barrier(comm));
+  if (dc_comm_rank(comm) == 2) {
+    sleep_ms(1500);
+    return 0;
+  }
+  CHECK(dc_comm_barrier(comm) == DC_E_TIMEOUT);
+  CHECK_SAYS("waited 0.4 s at barrier for rank 2 of 3 to come");
+  return 0;
+}
+
+static void test_a_rank_is_late(void **state) {
+  (void)state;
+  int results[3];
+  assert_int_equal(on_three(400 * MS, stands_still, results), 0);
+}
+
+static int goes(dc_comm *comm, void *arg) {
+  (void)arg;
+  CHECK_OK(dc_comm_barrier(comm));
+  if (dc_comm_rank(comm) == 0) {
+    sleep_ms(SETTLED);
+    return 0;
+  }
+  CHECK(dc_comm_barrier(comm) == DC_E_PEER_DEAD);
+  CHECK_SAYS("rank 0 destroyed its communicator while rank");
+  return 0;
+}
+
+static int aborts(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_comm *copy = NULL;
+  CHECK_OK(dc_comm_dup(comm, &copy));
+  CHECK_OK(dc_comm_barrier(copy));
+  if (dc_comm_rank(comm) == 2) {
+    sleep_ms(SETTLED);
+    dc_comm_abort(comm, "enough");
+  }
+  CHECK(dc_comm_barrier(copy) == DC_E_ABORTED);
+  CHECK_SAYS("rank 2 aborted the group: enough");
+  CHECK(dc_comm_check(comm) == DC_E_ABORTED);
+  dc_comm_destroy(copy);
+  return 0;
+}
+
+static int differs(dc_comm *comm, void *arg) {
+  (void)arg;
+  float data[8] = {0};
+  int64_t count = dc_comm_rank(comm) == 1 ? 7 : 8;
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  CHECK(dc_comm_broadcast(comm, &tensor, 0, NULL) == DC_E_MISMATCH);
+  CHECK_SAYS("(28 bytes from rank 0)");
+  CHECK_SAYS("(32 bytes from rank 0)");
+  return 0;
+}
+
+static void test_other_ends(void **state) {
+  (void)state;
+  int results[3];
+  assert_int_equal(on_three(limit, goes, results), 0);
+  assert_int_equal(on_three(limit, aborts, results), 0);
+  assert_int_equal(on_three(limit, differs, results), 0);
+}
+
+/* ---- copies, and what is left ---- */
+
+static int open_files(void) {
+  int count = 0;
+  DIR *folder = opendir("/proc/self/fd");
+  while (folder != NULL && readdir(folder) != NULL) {
+    count++;
+  }
+  closedir(folder);
+  return count;
+}
+
+static int copies(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_comm *all[10];
+  int64_t value, count = 1;
+  for (int i = 0; i < 10; i++) {
+    sleep_ms((dc_comm_rank(comm) * 7 + i * 3) % 5);
+    CHECK_OK(dc_comm_dup(comm, &all[i]));
+  }
+  for (int i = 9; i >= 0; i--) {
+    value = i + dc_comm_rank(comm);
+    dc_tensor tensor = flat(&value, &count, DC_INT64);
+    CHECK_OK(dc_comm_all_reduce(all[i], &tensor, DC_SUM, NULL));
+    CHECK(value == 3 * i + 3);
+    dc_comm_destroy(all[i]);
+  }
+  return 0;
+}
+
+static void test_copies_and_nothing_left(void **state) {
+  (void)state;
+  char address[64];
+  for (int i = 0; i < HELD_ADDRESSES; i++) {
+    fresh_address(address); /* from here on their number stays */
+  }
+  int before = open_files();
+  for (int i = 0; i < 5; i++) {
+    assert_int_equal(on_tcp(3, limit, copies, NULL), 0);
+  }
+  assert_int_equal(open_files(), before);
+}
+
+/* The last data arrive though their sender is gone. */
+static int last_word(dc_comm *comm, void *arg) {
+  (void)arg;
+  int64_t count = 3000000;
+  float *data = calloc((size_t)count, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  if (dc_comm_rank(comm) == 0) {
+    data[count - 1] = 5;
+  }
+  CHECK_OK(dc_comm_broadcast(comm, &tensor, 0, NULL));
+  CHECK(data[count - 1] == 5);
+  free(data);
+  return 0;
+}
+
+static void test_last_word(void **state) {
+  (void)state;
+  int results[3];
+  assert_int_equal(on_three(limit, last_word, results), 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_a_rank_dies), cmocka_unit_test(test_a_rank_is_late),
+      cmocka_unit_test(test_other_ends),  cmocka_unit_test(test_copies_and_nothing_left),
+      cmocka_unit_test(test_last_word),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
