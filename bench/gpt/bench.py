@@ -214,8 +214,9 @@ def main() -> int:
     rows = summary(groups, foreign, a)
     text = markdown(rows, about, a)
     stem = os.path.join(a.out, f"gpt-{a.model}-{time.strftime('%Y-%m-%d')}")
+    options = {key: value for key, value in vars(a).items() if key != "out"}
     with open(stem + ".json", "w") as f:
-        json.dump({"about": about, "options": vars(a), "foreign": foreign, "rows": rows}, f, indent=1)
+        json.dump({"about": about, "options": options, "foreign": foreign, "rows": rows}, f, indent=1)
     with open(stem + ".md", "w") as f:
         f.write(text)
     print("\n" + text + f"\nwritten: {stem}.json, {stem}.md")

@@ -38,13 +38,6 @@ static dc_status read_options(const char *fn, int32_t world, const dc_comm_optio
   return DC_OK;
 }
 
-static dc_status check_rank(const char *fn, int32_t rank, int32_t world) {
-  if (rank < 0 || rank >= world) {
-    return dc__fail(DC_E_INVALID, "%s: rank = %" PRId32 ", must be 0 to %" PRId32, fn, rank, world - 1);
-  }
-  return DC_OK;
-}
-
 static dc_status check_name(const char *fn, const char *name) {
   size_t length = name == NULL ? 0 : strnlen(name, 81);
   if (length < 1 || length > 80) {
@@ -52,6 +45,20 @@ static dc_status check_name(const char *fn, const char *name) {
                     name == NULL  ? "NULL"
                     : length == 0 ? "empty"
                                   : "longer");
+  }
+  return DC_OK;
+}
+
+/* What the creators of one rank have in common. */
+static dc_status begin(const char *fn, int32_t rank, int32_t world, const dc_comm_options *options,
+                       dc_comm_options *known, dc_comm **comm) {
+  if (comm == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
+  }
+  *comm = NULL;
+  DC__TRY(read_options(fn, world, options, known));
+  if (rank < 0 || rank >= world) {
+    return dc__fail(DC_E_INVALID, "%s: rank = %" PRId32 ", must be 0 to %" PRId32, fn, rank, world - 1);
   }
   return DC_OK;
 }
@@ -72,13 +79,8 @@ dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_options *opti
 dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world_size, const dc_comm_options *options,
                                    dc_comm **comm) {
   static const char fn[] = "dc_comm_create_processes";
-  if (comm == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
-  }
-  *comm = NULL;
   dc_comm_options known;
-  DC__TRY(read_options(fn, world_size, options, &known));
-  DC__TRY(check_rank(fn, rank, world_size));
+  DC__TRY(begin(fn, rank, world_size, options, &known, comm));
   DC__TRY(check_name(fn, name));
   if (known.heap_bytes > SIZE_MAX / 4) {
     return dc__fail(DC_E_INVALID, "%s: options->heap_bytes = %zu, must be at most %zu", fn, known.heap_bytes,
@@ -90,13 +92,8 @@ dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world
 dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world_size,
                              const dc_comm_options *options, dc_comm **comm) {
   static const char fn[] = "dc_comm_create_tcp";
-  if (comm == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
-  }
-  *comm = NULL;
   dc_comm_options known;
-  DC__TRY(read_options(fn, world_size, options, &known));
-  DC__TRY(check_rank(fn, rank, world_size));
+  DC__TRY(begin(fn, rank, world_size, options, &known, comm));
   DC__TRY(check_name(fn, name));
   return dc__comm_create_tcp(address, name, rank, world_size, &known, comm);
 }
@@ -104,13 +101,8 @@ dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank
 dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size,
                                   const dc_comm_options *options, dc_comm **comm) {
   static const char fn[] = "dc_comm_create_external";
-  if (comm == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
-  }
-  *comm = NULL;
   dc_comm_options known;
-  DC__TRY(read_options(fn, world_size, options, &known));
-  DC__TRY(check_rank(fn, rank, world_size));
+  DC__TRY(begin(fn, rank, world_size, options, &known, comm));
   if (callbacks == NULL) {
     return dc__fail(DC_E_INVALID, "%s: callbacks is NULL", fn);
   }

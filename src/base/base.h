@@ -129,6 +129,8 @@ dc_status dc__owner_check(const char *function, const char *what, const dc__owne
 /* ---- time (clock.c) ---- */
 
 int64_t dc__now_ns(void); /* monotonic */
+/* From now to the deadline, for poll(): 0 to 2^30, rounded up. */
+int dc__milliseconds_to(int64_t deadline_ns);
 /* Monotonic too, in a few nanoseconds, but in units of its own: the processor's counter where that runs evenly. */
 int64_t dc__ticks(void);
 

@@ -37,11 +37,6 @@ static int own_pidfd(void) {
   return (int)syscall(SYS_pidfd_open, getpid(), 0); /* -1 on kernels and in sandboxes without: deaths show late then */
 }
 
-int dc__local_milliseconds_to(int64_t deadline) {
-  int64_t rest = (deadline - dc__now_ns() + 999999) / 1000000;
-  return rest < 0 ? 0 : rest > 1000000 ? 1000000 : (int)rest;
-}
-
 dc_status dc__local_map_peers(dc__local_group *group, const int *heaps) {
   for (int32_t r = 0; r < group->world; r++) {
     if (r != group->rank) {
@@ -105,7 +100,7 @@ static dc_status hear_host(const char *name, const dc__local_group *group, int f
   struct pollfd wait = {.fd = fd, .events = POLLIN};
   int ready;
   do {
-    ready = poll(&wait, 1, dc__local_milliseconds_to(deadline + GRACE_NS));
+    ready = poll(&wait, 1, dc__milliseconds_to(deadline + GRACE_NS));
   } while (ready < 0 && errno == EINTR);
   if (ready == 0) {
     return dc__fail(DC_E_TIMEOUT,

@@ -31,8 +31,6 @@ typedef struct dc__local_welcome {
 /* The abstract socket that is named after the group. */
 socklen_t dc__local_address_of(const char *name, struct sockaddr_un *address);
 bool dc__local_same_user(int fd);
-/* For poll. */
-int dc__local_milliseconds_to(int64_t deadline);
 /* Maps the other ranks' heaps; reserves are there. */
 dc_status dc__local_map_peers(dc__local_group *group, const int *heaps);
 

@@ -1,6 +1,7 @@
 /* Rank 0's side of the rendezvous: it hears who comes, and tells all when all are there or cannot be. */
 #define _GNU_SOURCE /* accept4 */
 #include "comm/local/rendezvous.h"
+#include "comm/ranks.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -146,20 +147,15 @@ static void let_in(host *h) {
 }
 
 static dc_status fail_missing(const host *h) {
-  char ranks[160] = "";
-  size_t used = 0;
-  int32_t missing = 0;
+  dc__ranks missing = {.count = 0};
   for (int32_t r = 1; r < h->group->world; r++) {
     if (h->heaps[r] < 0) {
-      missing++;
-      if (used < sizeof ranks - 8) {
-        used += (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%" PRId32, used > 0 ? ", " : "", r);
-      }
+      dc__ranks_add(&missing, r);
     }
   }
   return dc__fail(DC_E_TIMEOUT,
                   "dc_comm_create_processes: group \"%s\": rank%s %s of %" PRId32 " %s not come after %.1f s", h->name,
-                  missing > 1 ? "s" : "", ranks, h->group->world, missing > 1 ? "have" : "has",
+                  missing.count > 1 ? "s" : "", missing.text, h->group->world, missing.count > 1 ? "have" : "has",
                   (double)h->group->timeout_ns / 1e9);
 }
 
@@ -171,7 +167,7 @@ static dc_status receive_guests(host *h) {
     for (int32_t i = 0; i < count; i++) {
       polls[i + 1] = (struct pollfd){.fd = h->guests[i].fd, .events = POLLIN};
     }
-    int ready = poll(polls, (nfds_t)count + 1, dc__local_milliseconds_to(h->deadline));
+    int ready = poll(polls, (nfds_t)count + 1, dc__milliseconds_to(h->deadline));
     if (ready < 0 && errno != EINTR) {
       return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: poll: %s", strerror(errno));
     }

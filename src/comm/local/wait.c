@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "comm/local/local.h"
+#include "comm/ranks.h"
 
 enum { LONG_SPIN = 256, SHORT_SPIN = 16, PROBE = 32, HOPE = 8, SLICE_NS = 20000000 };
 
@@ -140,17 +141,12 @@ static void describe_rank(const dc__local_group *group, int32_t rank, char *text
 
 static dc_status fail_late(const waiting *w) {
   const dc__local_group *group = w->self->group;
-  char ranks[128] = "";
-  size_t used = 0;
+  dc__ranks late = {.count = 0};
   int32_t first = -1;
-  int32_t late = 0;
   for (int32_t r = 0; r < group->world; r++) {
     if (r != group->rank && !reached(word_of(w, r), w->seq)) {
       first = first < 0 ? r : first;
-      late++;
-      if (used < sizeof ranks - 8) {
-        used += (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%" PRId32, used > 0 ? ", " : "", r);
-      }
+      dc__ranks_add(&late, r);
     }
   }
   if (first < 0) {
@@ -162,8 +158,8 @@ static dc_status fail_late(const waiting *w) {
   describe_rank(group, first, last, sizeof last);
   return dc__fail(DC_E_TIMEOUT,
                   "rank %" PRId32 " waited %.1f s at %s (channel %" PRId32 ") for rank%s %s of %" PRId32 " %s; %s",
-                  group->rank, (double)w->self->head.timeout_ns / 1e9, name, w->self->channel, late > 1 ? "s" : "",
-                  ranks, group->world, w->posted ? "to come" : "to read", last);
+                  group->rank, (double)w->self->head.timeout_ns / 1e9, name, w->self->channel,
+                  late.count > 1 ? "s" : "", late.text, group->world, w->posted ? "to come" : "to read", last);
 }
 
 /* Why a wait for `rank` should end in an error, if so. Whether its process lives takes a system call: only after a

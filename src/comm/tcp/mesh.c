@@ -90,7 +90,7 @@ bool dc__tcp_next_hello(dc__tcp_pending *p, int listener, const int *extra, int3
     for (int32_t i = 0; i < extra_count; i++) {
       polls[count++] = (struct pollfd){.fd = extra[i], .events = POLLIN};
     }
-    int ready = poll(polls, (nfds_t)count, dc__tcp_milliseconds_to(deadline));
+    int ready = poll(polls, (nfds_t)count, dc__milliseconds_to(deadline));
     if (ready < 0 && errno != EINTR) {
       *status = dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: poll: %s", strerror(errno));
       return false;

@@ -1,10 +1,10 @@
 /* One collective: everybody's call to everybody, the comparison, and the data. */
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "comm/parts.h"
+#include "comm/ranks.h"
 #include "comm/tcp/tcp.h"
 #include "kernels/kernels.h"
 
@@ -194,21 +194,16 @@ static dc_status compare(const plan *p) {
 
 static dc_status fail_late(const plan *p) {
   const dc__tcp *self = p->self;
-  char ranks[160] = "";
-  size_t used = 0;
-  int32_t late = 0;
+  dc__ranks late = {.count = 0};
   bool come = true;
   for (int32_t r = 0; r < self->head.world; r++) {
     if (r != self->head.rank && !has_ended(&self->flows[r])) {
       come = come && has_called(&self->flows[r]);
-      late++;
-      if (used + 16 < sizeof ranks) {
-        used += (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%" PRId32, used > 0 ? ", " : "", r);
-      }
+      dc__ranks_add(&late, r);
     }
   }
   return dc__fail(DC_E_TIMEOUT, "rank %" PRId32 " waited %.1f s at %s for rank%s %s of %" PRId32 " to %s",
-                  self->head.rank, (double)self->head.timeout_ns / 1e9, p->doing, late > 1 ? "s" : "", ranks,
+                  self->head.rank, (double)self->head.timeout_ns / 1e9, p->doing, late.count > 1 ? "s" : "", late.text,
                   self->head.world, come ? "send and read all of it" : "come");
 }
 
@@ -226,7 +221,7 @@ static dc_status pause_for(plan *p, bool agreed) {
   }
   self->polls[world] = (struct pollfd){.fd = self->group->alarm, .events = POLLIN};
   p->deadline = p->deadline != 0 ? p->deadline : dc__now_ns() + self->head.timeout_ns;
-  int ready = poll(self->polls, (nfds_t)world + 1, dc__tcp_milliseconds_to(p->deadline));
+  int ready = poll(self->polls, (nfds_t)world + 1, dc__milliseconds_to(p->deadline));
   if (ready < 0 && errno != EINTR) {
     return dc__fail(DC_E_SYSTEM, "%s: poll: %s", p->doing, strerror(errno));
   }

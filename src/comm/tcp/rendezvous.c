@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "comm/ranks.h"
 #include "comm/tcp/tcp.h"
 
 enum {
@@ -92,21 +93,16 @@ static dc_status welcome(host *h, const dc__tcp_hello *hello, int fd) {
   return DC_OK;
 }
 
-static dc_status missing(const host *h) {
-  char text[160] = "";
-  size_t used = 0;
-  int32_t count = 0;
+static dc_status fail_missing(const host *h) {
+  dc__ranks missing = {.count = 0};
   for (int32_t r = 1; r < h->group->world; r++) {
     if (h->guests[r] < 0) {
-      count++;
-      if (used + 16 < sizeof text) {
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%" PRId32, used > 0 ? ", " : "", r);
-      }
+      dc__ranks_add(&missing, r);
     }
   }
   return dc__fail(DC_E_TIMEOUT, "dc_comm_create_tcp: group \"%s\": rank%s %s of %" PRId32 " %s not come after %.1f s",
-                  h->group->name, count > 1 ? "s" : "", text, h->group->world, count > 1 ? "have" : "has",
-                  (double)h->group->timeout_ns / 1e9);
+                  h->group->name, missing.count > 1 ? "s" : "", missing.text, h->group->world,
+                  missing.count > 1 ? "have" : "has", (double)h->group->timeout_ns / 1e9);
 }
 
 /* A guest says nothing while it waits: what can be read is its end. */
@@ -137,7 +133,7 @@ static dc_status gather(host *h, int64_t deadline) {
     }
     if (!dc__tcp_next_hello(&pending, h->group->listener, extra, extras, deadline, &hello, &fd, &status)) {
       status = status != DC_OK ? status : ended(h);
-      status = status != DC_OK || dc__now_ns() < deadline ? status : missing(h);
+      status = status != DC_OK || dc__now_ns() < deadline ? status : fail_missing(h);
     } else if (refuse(h->group, &hello) != DC_OK) {
       answer(fd, refuse(h->group, &hello), NULL);
       dc__tcp_close(&fd);

@@ -33,11 +33,6 @@ dc_status dc__tcp_parse(const char *fn, const char *address, dc__tcp_address *ou
   return DC_OK;
 }
 
-int dc__tcp_milliseconds_to(int64_t deadline) {
-  int64_t rest = (deadline - dc__now_ns() + 999999) / 1000000;
-  return rest < 0 ? 0 : rest > (1 << 30) ? 1 << 30 : (int)rest;
-}
-
 void dc__tcp_close(int *fd) {
   if (*fd >= 0) {
     close(*fd);
@@ -84,7 +79,7 @@ dc_status dc__tcp_listen(int32_t *port, int *fd) {
 static bool wait_for(int fd, short events, int64_t deadline) {
   struct pollfd wait = {.fd = fd, .events = events};
   for (;;) {
-    int ready = poll(&wait, 1, dc__tcp_milliseconds_to(deadline));
+    int ready = poll(&wait, 1, dc__milliseconds_to(deadline));
     if (ready > 0) {
       return true;
     }

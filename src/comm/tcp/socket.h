@@ -27,7 +27,4 @@ void dc__tcp_close(int *fd); /* -1: not open */
 bool dc__tcp_send_all(int fd, const void *data, size_t bytes, int64_t deadline);
 bool dc__tcp_receive_all(int fd, void *data, size_t bytes, int64_t deadline);
 
-/* For poll(): -1 to 2^30. */
-int dc__tcp_milliseconds_to(int64_t deadline);
-
 #endif
