@@ -110,6 +110,16 @@ dist:
 	  tar -czf build/libdc-$(VERSION).tar.gz --transform 's,^,libdc-$(VERSION)/,' --owner=0 --group=0 --numeric-owner -T -
 	@echo build/libdc-$(VERSION).tar.gz
 
+# Built for 64-bit ARM, and its C tests run by qemu; ARGS: names of tests. apt-get installs what it needs:
+# gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user, and after `dpkg --add-architecture arm64` and an update
+# libcmocka-dev:arm64 libopenblas0-pthread:arm64. Those that fork take long there.
+arm:
+	@scripts/setup.sh build
+	@test -f build/arm/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH" meson setup build/arm \
+	  --cross-file scripts/aarch64.ini -Dwerror=true >/dev/null
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" meson compile -C build/arm
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" meson test -C build/arm --no-rebuild -t 10 $(ARGS)
+
 mutants:
 	@scripts/setup.sh test
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/mutants.py
@@ -140,5 +150,5 @@ bench: build
 clean:
 	rm -rf .venv build
 
-.PHONY: build train bert optimizers test test-deepspeed abi cuda check-vendor-headers docs wheel dist mutants coverage \
-  fuzz spin bench clean
+.PHONY: build train bert optimizers test test-deepspeed abi cuda check-vendor-headers docs wheel dist arm mutants \
+  coverage fuzz spin bench clean

@@ -132,7 +132,8 @@ static bool load(const orthogonal *o, int64_t index, void *x) {
   double most = 0;
   for (int64_t i = 0; i < a->rows; i++) {
     for (int64_t j = 0; j < a->cols; j++) {
-      most = fmax(most, fabs(dc__get(a->data, wide, dc__place(a, index, i, j))));
+      double size = fabs(dc__get(a->data, wide, dc__place(a, index, i, j)));
+      most = size > most ? size : most; /* not fmax(): gcc 12 fails inside at its vectors for 64-bit ARM */
     }
   }
   dc__scale scale = dc__scale_of(most > 0 ? -ilogb(most) : 0);
