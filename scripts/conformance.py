@@ -11,6 +11,7 @@ in a comment above it with the list's word: `conformance: 122`."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -228,12 +229,15 @@ def document(table: Table, checks: List[Check], tests: List[Test], results: Dict
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    check_only = parser.parse_args().check
     faults: List[str] = []
     for table in TABLES:
         checks, tests, results = read_checks(table), list(read_tests(table)), read_results(table)
         faults += faults_of(table, checks, tests, results)
         text = document(table, checks, tests, results)
-        if sys.argv[1:] != ["--check"]:
+        if not check_only:
             table.document.write_text(text, encoding="utf-8")
         elif not table.document.exists() or table.document.read_text(encoding="utf-8") != text:
             faults.append(f"{table.document.relative_to(ROOT)} is not what scripts/conformance.py writes")
