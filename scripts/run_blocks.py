@@ -3,7 +3,8 @@
 
     sh      each line runs (the trainer in short)
     python  runs; on two ranks where it uses libdc.torch
-    c       a program is compiled against the installed package, without warnings, and run; other lines compile
+    c       a program is compiled against the installed package, without warnings, and run, and is C++ too; other
+            lines compile
     rust    a program runs with the crate `dc`
     text    what the block before it prints, in any order of lines, since ranks print when they like
 
@@ -25,7 +26,7 @@ import libdc.config
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs"
 SHORT = {"LIBDC_TRAIN_STEPS": "2"}
-STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror"]
+STRICT = ["-Wall", "-Wextra", "-Werror"]
 LINES = 150
 C_LINES = """#include <dc_api.h>
 void lines(dc_context *ctx, dc_comm *comm, const int64_t *shape, dc_tensor shard, dc_tensor grad, dc_tensor full,
@@ -68,10 +69,11 @@ def c(block: str, folder: Path) -> Done:
     flags = [*STRICT, *where["cflags"].split(), "-pthread"]
     if "int main(" not in block:
         source.write_text(C_LINES % block, encoding="utf-8")
-        return run("gcc", *flags, "-Wno-pedantic", "-fsyntax-only", source)
+        return run("gcc", "-std=c99", *flags, "-Wno-pedantic", "-fsyntax-only", source)
     source.write_text(block, encoding="utf-8")
-    built = run("gcc", *flags, source, *where["libs"].split(), "-lm", "-o", program)
-    return built if built.fault else run(program)
+    done = run("g++", "-std=c++11", "-x", "c++", *flags, "-fsyntax-only", source)
+    done = done if done.fault else run("gcc", "-std=c99", *flags, source, *where["libs"].split(), "-lm", "-o", program)
+    return done if done.fault else run(program)
 
 
 def rust(block: str, folder: Path) -> Done:
