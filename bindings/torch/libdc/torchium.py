@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
+from . import _pytorch  # first
 import torch
 from torch.autograd.graph import get_gradient_edge
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import _pytorch  # first
 from . import dc
 from .checkpoint import load_checkpoint, save_checkpoint
 from .clip import clip_grad_norm_

@@ -1,0 +1,12 @@
+"""Imported first by what is made for PyTorch, libdc.torch, libdc.optim and libdc.torchium: where there is none, an
+ImportError says what to install."""
+
+try:
+    import torch as torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "libdc.torch, libdc.optim and libdc.torchium need PyTorch 2.11 or later, and there is none here: pip install "
+        "'torch>=2.11'. Without it there are libdc, libdc.optimizers, libdc.linalg and libdc.transformer",
+        name="torch") from None
