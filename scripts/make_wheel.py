@@ -30,8 +30,12 @@ int {x}stat{wide}({kind} what, void *to) {{ return __{x}xstat{wide}(1, what, to)
 
 
 def run(*command: object, **environment: str) -> str:
-    return subprocess.run([str(word) for word in command], check=True, text=True, stdout=subprocess.PIPE, cwd=ROOT,
-                          env={**os.environ, **environment}).stdout
+    """What a command writes; where it fails, that is shown, with its complaints."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, text=True, capture_output=True, cwd=ROOT, env={**os.environ, **environment})
+    if done.returncode:
+        sys.exit(f"{done.stdout}{done.stderr}{' '.join(words)}: exit status {done.returncode}")
+    return done.stdout
 
 
 def number(version: str) -> Tuple[int, ...]:
@@ -75,7 +79,8 @@ def main() -> int:
             LDFLAGS=f"-L{folder} -Wl,--push-state,--no-as-needed {flags} -Wl,--pop-state")
         wheel = next(folder.glob("*.whl"))
         run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", target, wheel)
-    print(max(target.glob("*.whl"), key=lambda path: path.stat().st_mtime).name)
+    made = max(target.glob("*.whl"), key=lambda path: path.stat().st_mtime)
+    print(made.relative_to(ROOT) if made.is_relative_to(ROOT) else made)
     return 0
 
 
