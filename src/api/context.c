@@ -188,7 +188,7 @@ static dc_status alloc(dc_context *ctx, const char *fn, size_t bytes, int32_t ki
                     kind);
   }
   if (bytes > SIZE_MAX / 4) {
-    return dc__fail(DC_E_INVALID, "%s: bytes = %zu is more than any machine has", fn, bytes);
+    return dc__fail(DC_E_INVALID, "%s: bytes = %zu, must be at most %zu", fn, bytes, SIZE_MAX / 4);
   }
   void *data;
   DC__TRY(dc__arena_alloc(arena, NULL, bytes, &data));

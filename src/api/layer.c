@@ -232,7 +232,8 @@ static dc_status read_call(reader *r, const dc_layer_call *call, const dc_tensor
   DC__TRY(check_layer(r->fn, r->layer));
   DC__TRY(read_size(r->fn, r->layer, call, read, &job->size));
   if (read->stream != NULL && read->stream->device != r->layer->device) {
-    return dc__fail(DC_E_INVALID, "%s: call->stream is another device's", r->fn);
+    return dc__fail(DC_E_INVALID, "%s: call->stream is of another device (\"%s\") than the layer (\"%s\")", r->fn,
+                    read->stream->device->name, r->layer->device->name);
   }
   const dc_layer_config *c = &r->layer->config;
   void *data[DC_LAYER_WEIGHTS];

@@ -30,9 +30,7 @@ static dc_status prefetch(dc_context *ctx, const char *fn, int64_t graph_id, con
                           int64_t count) {
   dc__graph *graph;
   DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
-  if (count < 0 || (count > 0 && ids == NULL)) {
-    return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 " with ids %s", fn, count, ids == NULL ? "NULL" : "given");
-  }
+  DC__TRY(dc__check_ids(fn, ids, count));
   dc__param *few[64];
   dc__param **params = count <= 64 ? few : dc__calloc((size_t)count, sizeof(dc__param *));
   dc_status status = params == NULL ? DC_E_NO_MEMORY : DC_OK;
@@ -179,8 +177,12 @@ static const dc_tensor *tensor_at(const char *tensors, size_t tensor_size, int64
 
 static dc_status free_tensors(dc_context *ctx, const char *fn, const char *tensors, size_t tensor_size, int64_t count,
                               int32_t *freed) {
-  if (count < 0 || (count > 0 && (tensors == NULL || freed == NULL))) {
-    return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 " with tensors or freed NULL", fn, count);
+  if (count < 0) {
+    return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 ", must be >= 0", fn, count);
+  }
+  if (count > 0 && (tensors == NULL || freed == NULL)) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL, must have count = %" PRId64 " entries", fn,
+                    tensors == NULL ? "tensors" : "freed", count);
   }
   if (count > 0 && tensor_size < DC__TENSOR_SIZE_0_1) {
     return dc__fail(DC_E_INVALID, "%s: tensor_size = %zu, must be at least %d", fn, tensor_size,

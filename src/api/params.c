@@ -110,9 +110,7 @@ dc_status dc_clear_all_gathered_params(dc_context *context) {
 /* Applies fn_each to listed parameters, all being found first; to every one when the list is empty and NULL. */
 static dc_status for_params(dc_context *ctx, const char *fn, const int64_t *ids, int64_t count,
                             void (*each)(dc__param *param)) {
-  if (count < 0 || (count > 0 && ids == NULL)) {
-    return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 " with ids %s", fn, count, ids == NULL ? "NULL" : "given");
-  }
+  DC__TRY(dc__check_ids(fn, ids, count));
   dc__param *param;
   for (int64_t i = 0; i < count; i++) {
     DC__TRY(dc__param_find(ctx, fn, ids[i], &param));

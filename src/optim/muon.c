@@ -15,7 +15,7 @@ static const char *refuse(const void *options, const void *old) {
   const dc_muon_options *a = options;
   const dc_muon_options *b = old;
   return a->num_splits != b->num_splits           ? "num_splits"
-         : (a->momentum > 0) != (b->momentum > 0) ? "momentum = -1"
+         : (a->momentum > 0) != (b->momentum > 0) ? "whether there is momentum"
                                                   : NULL;
 }
 

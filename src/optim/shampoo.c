@@ -26,9 +26,9 @@ static const char *refuse(const void *options, const void *old) {
   const dc_shampoo_options *b = old;
   return a->max_block != b->max_block                     ? "max_block"
          : a->merge_below != b->merge_below               ? "merge_below"
-         : (a->beta1 > 0) != (b->beta1 > 0)               ? "beta1 = -1"
-         : (a->momentum > 0) != (b->momentum > 0)         ? "momentum = 0"
-         : (a->tolerance > 0) != (b->tolerance > 0)       ? "tolerance = 0"
+         : (a->beta1 > 0) != (b->beta1 > 0)               ? "whether there is a first moment (beta1)"
+         : (a->momentum > 0) != (b->momentum > 0)         ? "whether there is momentum"
+         : (a->tolerance > 0) != (b->tolerance > 0)       ? "whether tolerance is 0"
          : has_squares(a->graft) != has_squares(b->graft) ? "whether graft has squares"
                                                           : NULL;
 }

@@ -144,9 +144,7 @@ static dc_status graph_fill(dc_context *ctx, const char *fn, dc__graph *graph, c
 
 dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, int32_t stage, const int64_t *ids,
                              int64_t count) {
-  if (count < 0 || (count > 0 && ids == NULL)) {
-    return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 " with ids %s", fn, count, ids == NULL ? "NULL" : "given");
-  }
+  DC__TRY(dc__check_ids(fn, ids, count));
   dc__graph *old = dc__map_get(&ctx->graphs, graph_id);
   if (old != NULL && graph_busy(old)) {
     return dc__fail(DC_E_BUSY, "%s: reductions of graph %" PRId64 " are pending; call dc_end_backward first", fn,

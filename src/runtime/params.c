@@ -11,6 +11,13 @@ dc_status dc__param_find(dc_context *ctx, const char *fn, int64_t id, dc__param 
                                    fn, id, ctx->params.count);
 }
 
+dc_status dc__check_ids(const char *fn, const int64_t *ids, int64_t count) {
+  return count == 0 || (count > 0 && ids != NULL)
+             ? DC_OK
+             : dc__fail(DC_E_INVALID, "%s: count = %" PRId64 " with ids %s, must be %s", fn, count,
+                        ids == NULL ? "NULL" : "given", ids == NULL ? "0 without ids" : ">= 0");
+}
+
 int64_t dc__chunk(int64_t numel, int32_t world) {
   return (numel + world - 1) / world;
 }

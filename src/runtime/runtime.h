@@ -229,6 +229,8 @@ dc_status dc__param_register(dc_context *ctx, const char *fn, const dc__param_sp
 dc_status dc__param_unregister(dc_context *ctx, const char *fn, int64_t id);
 dc_status dc__param_set_grad(dc_context *ctx, const char *fn, int64_t id, const dc_tensor *grad, int64_t offset);
 dc_status dc__param_find(dc_context *ctx, const char *fn, int64_t id, dc__param **param);
+/* count numbers; none may be NULL. */
+dc_status dc__check_ids(const char *fn, const int64_t *ids, int64_t count);
 void dc__params_free(dc_context *ctx);
 /* ceil(numel / world), and rank's real part of that chunk. */
 int64_t dc__chunk(int64_t numel, int32_t world);

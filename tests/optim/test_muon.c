@@ -64,7 +64,7 @@ static void point_43_what_shapes_the_state_stays(void **state) {
   others[0].num_splits = 2;
   others[1].momentum = -1;
   for (int i = 0; i < 2; i++) {
-    static const char *const names[] = {"num_splits", "momentum = -1"};
+    static const char *const names[] = {"num_splits must stay", "whether there is momentum must stay"};
     assert_int_equal(dc_muon_set_group(optimizer, 0, &others[i]), DC_E_INVALID);
     SAYS(names[i]);
     OK(dc_muon_set_group(optimizer, 1, &others[i])); /* has none */
