@@ -35,17 +35,14 @@ typedef struct side {
   int64_t offset[PARAMS], count[PARAMS];
 } side;
 
+#include "each_side.h"
+
 static inline int64_t product_of(const int64_t *sizes, int32_t ndim) {
   int64_t numel = 1;
   for (int32_t d = 0; d < ndim; d++) {
     numel *= sizes[d];
   }
   return numel;
-}
-
-static inline void move(const side *s, void *to, const void *from, size_t bytes) {
-  dc__stream_copy(s->device->here, to, from, bytes);
-  dc__here_done(s->device, NULL);
 }
 
 /* Numbers [from, from + count) of a seed's, the same on every side and rank. */
@@ -178,13 +175,6 @@ static inline dc_status step(side *s, int number, const int32_t dtypes[2]) {
   return status == DC_OK ? step_as_is(s, frozen) : status;
 }
 
-static inline char *saved(const side *s, size_t *bytes) {
-  assert_int_equal(dc_optimizer_save_size(s->optimizer, bytes), DC_OK);
-  char *memory = test_malloc(*bytes);
-  assert_int_equal(dc_optimizer_save(s->optimizer, memory, *bytes), DC_OK);
-  return memory;
-}
-
 /* Enough damping that rounding does not show. */
 static inline dc_kfac_options options_of(void) {
   dc_kfac_options o = DC_KFAC_OPTIONS_INIT;
@@ -193,15 +183,5 @@ static inline dc_kfac_options options_of(void) {
   o.weight_decay = 0.05;
   return o;
 }
-
-static inline int nothing_is_left(void **state) {
-  (void)state;
-#ifndef ON_CARD
-  assert_int_equal(cudasim_live(), 0);
-#endif
-  return 0;
-}
-
-#define TEST(name) cmocka_unit_test_teardown(name, nothing_is_left)
 
 #endif

@@ -36,17 +36,14 @@ typedef struct side {
   int64_t offset[PARAMS], count[PARAMS];
 } side;
 
+#include "each_side.h"
+
 static inline int64_t numel_of(int p) {
   int64_t numel = 1;
   for (int32_t d = 0; d < shapes[p].ndim; d++) {
     numel *= shapes[p].sizes[d];
   }
   return numel;
-}
-
-static inline void move(const side *s, void *to, const void *from, size_t bytes) {
-  dc__stream_copy(s->device->here, to, from, bytes);
-  dc__here_done(s->device, NULL);
 }
 
 /* Numbers of a parameter and a step, the same on every rank. */
@@ -115,13 +112,6 @@ static inline dc_status step(side *s, int number) {
   return step_as_is(s, number == 2 ? 3 : -1);
 }
 
-static inline char *saved(const side *s, size_t *bytes) {
-  assert_int_equal(dc_optimizer_save_size(s->optimizer, bytes), DC_OK);
-  char *memory = test_malloc(*bytes);
-  assert_int_equal(dc_optimizer_save(s->optimizer, memory, *bytes), DC_OK);
-  return memory;
-}
-
 typedef dc_status (*make_fn)(side *s, dc_comm *comm, const void *options);
 
 static inline dc_status make_muon(side *s, dc_comm *comm, const void *options) {
@@ -136,6 +126,25 @@ static inline dc_status make_soap(side *s, dc_comm *comm, const void *options) {
   return dc_soap_create(s->linalg, comm, options, &s->optimizer);
 }
 
+/* A gradient that cannot be used: its parameter is named, and nothing changes. */
+static inline void refuses_gradient(make_fn make, const void *options, int p, float value) {
+  char name[16];
+  side s;
+  size_t bytes;
+  open_side(&s, "cuda");
+  assert_int_equal(make(&s, NULL, options), DC_OK);
+  assert_int_equal(add_params(&s, 0, 1), DC_OK);
+  assert_int_equal(step(&s, 1), DC_OK);
+  char *before = saved(&s, &bytes);
+  move(&s, s.grads[p] + 40, &value, sizeof value);
+  assert_int_equal(step_as_is(&s, -1), DC_E_NOT_FINITE);
+  (void)snprintf(name, sizeof name, "grads[%d]", p);
+  assert_non_null(strstr(dc_last_error(), name));
+  unchanged(&s, before, bytes);
+  dc_optimizer_destroy(s.optimizer);
+  close_side(&s);
+}
+
 static inline dc_shampoo_options options_of(void) {
   dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT;
   o.eps_rel = 1e-3; /* a few steps' factors have not full rank; rounding must not show */
@@ -143,15 +152,5 @@ static inline dc_shampoo_options options_of(void) {
   o.merge_below = 15;
   return o;
 }
-
-static inline int nothing_is_left(void **state) {
-  (void)state;
-#ifndef ON_CARD
-  assert_int_equal(cudasim_live(), 0);
-#endif
-  return 0;
-}
-
-#define TEST(name) cmocka_unit_test_teardown(name, nothing_is_left)
 
 #endif

@@ -5,6 +5,8 @@
 
 #include "sides.h"
 
+#include "ranks.h"
+
 #include "device/cuda/cublaslt.h"
 #include "device/cuda/cusolver.h"
 #include "device/cuda/driver.h"
@@ -16,71 +18,24 @@ enum { FAILING = 41 };
 enum { FAILING = 7 };
 #endif
 
-/* Ranks that have a part of each parameter, on one device, which some of them share. */
-typedef struct rank_of {
-  pthread_t thread;
-  dc_comm *comm;
-  int32_t rank, world;
+typedef struct job {
   make_fn make;
   const void *options;
-  side s;
-  char *failed;
-} rank_of;
+} job;
 
-static inline void *run_one(void *arg) {
-  rank_of *r = arg;
-  dc_status status = r->make(&r->s, r->comm, r->options);
-  status = status == DC_OK ? add_params(&r->s, r->rank, r->world) : status;
+static inline dc_status train(rank_of *r) {
+  const job *j = r->job;
+  dc_status status = j->make(&r->s, r->comm, j->options);
+  status = status == DC_OK ? add_params(&r->s, dc_comm_rank(r->comm), dc_comm_size(r->comm)) : status;
   for (int number = 1; number <= STEPS && status == DC_OK; number++) {
     status = step(&r->s, number);
   }
-  if (status != DC_OK) {
-    r->failed = strdup(dc_last_error());
-    dc_comm_abort(r->comm, "failed");
-  }
-  dc_optimizer_destroy(r->s.optimizer);
-  dc_comm_destroy(r->comm);
-  return NULL;
+  return status;
 }
 
 /* The bits of one rank. */
 static inline void agree(make_fn make, const void *options) {
-  rank_of ranks[3];
-  char one[PARAMS][4 * MOST], part[4 * MOST];
-  for (int32_t world = 1; world <= 3; world++) {
-    dc_comm *comms[3];
-    assert_int_equal(dc_comm_create_threads(world, NULL, comms), DC_OK);
-    for (int32_t r = 0; r < world; r++) {
-      ranks[r] = (rank_of){.comm = comms[r], .rank = r, .world = world, .make = make, .options = options};
-      open_side(&ranks[r].s, "cuda");
-      if (r == 2) { /* on the first one's */
-        dc_linalg_destroy(ranks[r].s.linalg);
-        assert_int_equal(dc_linalg_create(ranks[0].s.device, NULL, &ranks[r].s.linalg), DC_OK);
-      }
-    }
-    for (int32_t r = 0; r < world; r++) {
-      assert_int_equal(pthread_create(&ranks[r].thread, NULL, run_one, &ranks[r]), 0);
-    }
-    for (int32_t r = 0; r < world; r++) {
-      pthread_join(ranks[r].thread, NULL);
-    }
-    for (int32_t r = 0; r < world; r++) {
-      side *s = &ranks[r].s;
-      if (ranks[r].failed != NULL) {
-        fail_msg("rank %d of %d: %s", r, world, ranks[r].failed);
-      }
-      for (int p = 0; p < PARAMS; p++) {
-        const size_t size = dc_dtype_size(shapes[p].dtype), bytes = (size_t)s->count[p] * size;
-        move(s, world == 1 ? one[p] : part, s->weights[p], bytes);
-        if (world > 1 && memcmp(one[p] + (size_t)s->offset[p] * size, part, bytes) != 0) {
-          fail_msg("parameter %d of rank %d of %d has other bits", p, r, world);
-        }
-      }
-    }
-    for (int32_t r = world - 1; r >= 0; r--) {
-      close_side(&ranks[r].s);
-    }
-  }
+  ranks_agree(train, &(job){make, options});
 }
 
 /* Every call of the driver and of cuBLASLt in turn: the step fails or did not need it, and nothing stays behind. */

@@ -2,6 +2,8 @@
  * simulated driver alone. */
 #include "layers.h"
 
+#include "ranks.h"
+
 #include "device/cuda/cublaslt.h"
 #include "device/cuda/cusolver.h"
 #include "device/cuda/driver.h"
@@ -13,71 +15,20 @@ enum { FAILING = 53 };
 enum { FAILING = 11 };
 #endif
 
-/* Ranks that have a part of each parameter, on one device, which some of them share. */
-typedef struct rank_of {
-  pthread_t thread;
-  dc_comm *comm;
-  side s;
-  char *failed;
-} rank_of;
-
-static void *run_one(void *arg) {
-  rank_of *r = arg;
+static dc_status train(rank_of *r) {
   dc_kfac_options options = options_of();
   options.refresh_frequency = 2;
   dc_status status = make(&r->s, r->comm, &options, DC_KFAC_EXPAND);
   for (int number = 1; number <= STEPS && status == DC_OK; number++) {
     status = step(&r->s, number, floats);
   }
-  if (status != DC_OK) {
-    r->failed = strdup(dc_last_error());
-    dc_comm_abort(r->comm, "failed");
-  }
-  dc_optimizer_destroy(r->s.optimizer);
-  r->s.optimizer = NULL;
-  dc_comm_destroy(r->comm);
-  return NULL;
+  return status;
 }
 
 /* Where each has the whole batch, the bits of one rank. */
 static void test_ranks(void **state) {
   (void)state;
-  static rank_of ranks[3];
-  static char one[PARAMS][4 * MOST], part[4 * MOST];
-  for (int32_t world = 1; world <= 3; world++) {
-    dc_comm *comms[3];
-    assert_int_equal(dc_comm_create_threads(world, NULL, comms), DC_OK);
-    for (int32_t r = 0; r < world; r++) {
-      ranks[r] = (rank_of){.comm = comms[r]};
-      open_side(&ranks[r].s, "cuda");
-      if (r == 2) { /* on the first one's */
-        dc_linalg_destroy(ranks[r].s.linalg);
-        assert_int_equal(dc_linalg_create(ranks[0].s.device, NULL, &ranks[r].s.linalg), DC_OK);
-      }
-    }
-    for (int32_t r = 0; r < world; r++) {
-      assert_int_equal(pthread_create(&ranks[r].thread, NULL, run_one, &ranks[r]), 0);
-    }
-    for (int32_t r = 0; r < world; r++) {
-      pthread_join(ranks[r].thread, NULL);
-    }
-    for (int32_t r = 0; r < world; r++) {
-      side *s = &ranks[r].s;
-      if (ranks[r].failed != NULL) {
-        fail_msg("rank %d of %d: %s", r, world, ranks[r].failed);
-      }
-      for (int p = 0; p < PARAMS; p++) {
-        const size_t size = dc_dtype_size(shapes[p].dtype), bytes = (size_t)s->count[p] * size;
-        move(s, world == 1 ? one[p] : part, s->weights[p], bytes);
-        if (world > 1 && memcmp(one[p] + (size_t)s->offset[p] * size, part, bytes) != 0) {
-          fail_msg("parameter %d of rank %d of %d has other bits", p, r, world);
-        }
-      }
-    }
-    for (int32_t r = world - 1; r >= 0; r--) {
-      close_side(&ranks[r].s);
-    }
-  }
+  ranks_agree(train, NULL);
 }
 
 /* The solver's own failure is that of one factor, and tolerated. */

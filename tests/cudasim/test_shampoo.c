@@ -13,27 +13,6 @@ static void step_both(side *sides, int number) {
 
 /* ---- comparing ---- */
 
-static void same(const char *what, int p, const void *here, const void *there, int64_t count, int32_t dtype,
-                 double gate) {
-  double a[MOST], b[MOST], most = 0, apart = 0;
-  assert_true(count <= MOST);
-  if (gate == 0) {
-    if (count > 0 && memcmp(here, there, (size_t)count * dc_dtype_size(dtype)) != 0) {
-      fail_msg("%s of parameter %d has other bits", what, p);
-    }
-    return;
-  }
-  dc__cast(a, DC_FLOAT64, here, dtype, count);
-  dc__cast(b, DC_FLOAT64, there, dtype, count);
-  for (int64_t i = 0; i < count; i++) {
-    most = a[i] > most ? a[i] : -a[i] > most ? -a[i] : most;
-    apart = a[i] - b[i] > apart ? a[i] - b[i] : b[i] - a[i] > apart ? b[i] - a[i] : apart;
-  }
-  if (!(apart <= gate * most)) {
-    fail_msg("%s of parameter %d is %g off, of %g", what, p, apart, most);
-  }
-}
-
 /* Pieces of an element each see the gradient alone, which is the same on both sides unless it takes the weights in. */
 static double gate_of(const char *name, bool exact) {
   const bool each = strncmp(name, "exp_avg", 7) == 0 || strncmp(name, "graft", 5) == 0;
@@ -66,22 +45,6 @@ static void compare(side *sides, bool exact) {
       same(name, p, views[0].data, host ? views[1].data : copy, count, views[0].dtype, gate_of(name, exact));
     }
   }
-}
-
-/* Each side goes on with the other's state. */
-static void swap_states(side *sides) {
-  size_t bytes[2];
-  char *states[2] = {saved(&sides[0], &bytes[0]), saved(&sides[1], &bytes[1])};
-  assert_int_equal(bytes[0], bytes[1]);
-  for (int k = 0; k < 2; k++) {
-    size_t again;
-    assert_int_equal(dc_optimizer_load(sides[k].optimizer, states[1 - k], bytes[0]), DC_OK);
-    char *memory = saved(&sides[k], &again);
-    assert_memory_equal(memory, states[1 - k], bytes[0]);
-    test_free(memory);
-  }
-  test_free(states[0]);
-  test_free(states[1]);
 }
 
 /* ---- against the CPU ---- */
@@ -160,27 +123,10 @@ static void test_soap(void **state) {
 
 /* ---- what fails ---- */
 
-/* The parameter is named, and nothing changes. */
 static void test_gradients_that_are_not_finite(void **state) {
   (void)state;
   const dc_shampoo_options options = options_of();
-  const float large = 0x1p51f;
-  side s;
-  size_t bytes;
-  open_side(&s, "cuda");
-  assert_int_equal(dc_shampoo_create(s.linalg, NULL, &options, &s.optimizer), DC_OK);
-  assert_int_equal(add_params(&s, 0, 1), DC_OK);
-  assert_int_equal(step(&s, 1), DC_OK);
-  char *before = saved(&s, &bytes);
-  move(&s, s.grads[0] + 40, &large, sizeof large);
-  assert_int_equal(step_as_is(&s, -1), DC_E_NOT_FINITE);
-  assert_non_null(strstr(dc_last_error(), "grads[0]"));
-  char *after = saved(&s, &bytes);
-  assert_memory_equal(before, after, bytes);
-  test_free(before);
-  test_free(after);
-  dc_optimizer_destroy(s.optimizer);
-  close_side(&s);
+  refuses_gradient(make_shampoo, &options, 0, 0x1p51f);
 }
 
 /* A factor of which nothing comes: the last good matrix is used, as often as is tolerated. */
