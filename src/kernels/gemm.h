@@ -41,6 +41,22 @@ typedef struct dc__gemm {
   bool alike;         /* on a device: the way to a result does not depend on batch, which is at most DC__CUDA_FLIGHT */
 } dc__gemm;
 
+/* One product of one type, whose matrices' rows lie one behind the other. */
+static inline dc__gemm dc__gemm_dense(int32_t dtype, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
+                                      const void *a, const void *b, void *c) {
+  dc__gemm g = {.dtype = dtype, .out_dtype = dtype, .trans_a = trans_a, .trans_b = trans_b, .alpha = 1, .batch = 1};
+  g.m = m;
+  g.n = n;
+  g.k = k;
+  g.a = a;
+  g.b = b;
+  g.c = c;
+  g.lda = trans_a ? m : k;
+  g.ldb = trans_b ? k : n;
+  g.ldc = n;
+  return g;
+}
+
 /* Cuts C into blocks for the pool's threads. */
 void dc__gemm_run(dc__pool *pool, const dc__gemm *gemm);
 /* The same on the calling thread, with DC__SCRATCH_BYTES of scratch: for use inside dc__parallel(). */

@@ -47,16 +47,12 @@ static dc_status open(stepping *w, const dc__basis_steps *b) {
 /* Vectors a row, and p = q s, their images. */
 static void bring(const stepping *w, dc__flight *f, const dc__basis_steps *b) {
   const int64_t n = w->job.n;
-  dc__cuda_load_args load = {.from = dc__flight_part(f, &b->basis), .mask = UINT32_MAX};
+  dc__cuda_matrices columns = dc__flight_dense(f, w->q, DC_FLOAT32, n, n);
   dc__gemm images = dc__square_product(DC_FLOAT32, n, w->q, w->s, w->p);
   dc__symmetric_bring(f, &w->job, DC_FLOAT32, w->s);
-  load.to = dc__flight_dense(f, w->q, DC_FLOAT32, n, n);
-  load.to.row_stride = 1;
-  load.to.col_stride = n;
-  for (int32_t i = 0; i < f->count; i++) {
-    load.factor[i] = 1;
-  }
-  dc__cuda_load(f->stream, &load);
+  columns.row_stride = 1;
+  columns.col_stride = n;
+  dc__cuda_load_alike(f->stream, dc__flight_part(f, &b->basis), columns, UINT32_MAX, 1);
   images.batch = f->count;
   images.alike = true;
   images.stride_a = images.stride_b = images.stride_c = n * n;

@@ -93,9 +93,8 @@ static dc_status iterate(way *w, const char *fn, dc__cuda_nearest_found *found) 
 }
 
 static void store(const way *w, const double *from, double factor, const dc__mat *to) {
-  dc__cuda_load_args args = {.to = dc__matrices_of(to), .mask = 1, .factor = {factor}};
-  args.from = dc__flight_dense(&w->f, (void *)(uintptr_t)from, DC_FLOAT64, to->rows, to->cols);
-  dc__cuda_load(w->f.stream, &args);
+  const dc__cuda_matrices x = dc__flight_dense(&w->f, (void *)(uintptr_t)from, DC_FLOAT64, to->rows, to->cols);
+  dc__cuda_load_alike(w->f.stream, x, dc__matrices_of(to), 1, factor);
 }
 
 /* An x without entries, of which a or b may have some. */

@@ -87,25 +87,14 @@ dc_status dc__orthogonal_check(const char *fn, const dc__mat *a, int64_t first) 
 
 dc__gemm dc__orthogonal_product(const dc__orthogonal *o, double alpha, const void *a, bool turned, const void *b,
                                 double beta, void *c, int64_t n, int64_t k) {
-  dc__gemm g = {.dtype = o->dtype,
-                .out_dtype = o->dtype,
-                .trans_b = turned,
-                .m = o->rows,
-                .n = n,
-                .k = k,
-                .a = a,
-                .b = b,
-                .c = c,
-                .lda = k,
-                .ldb = turned ? k : n,
-                .ldc = n,
-                .batch = o->count,
-                .stride_a = o->rows * k,
-                .stride_b = k * n,
-                .stride_c = o->rows * n,
-                .alpha = alpha,
-                .beta = beta,
-                .alike = o->alike};
+  dc__gemm g = dc__gemm_dense(o->dtype, false, turned, o->rows, n, k, a, b, c);
+  g.batch = o->count;
+  g.stride_a = o->rows * k;
+  g.stride_b = k * n;
+  g.stride_c = o->rows * n;
+  g.alpha = alpha;
+  g.beta = beta;
+  g.alike = o->alike;
   return g;
 }
 

@@ -62,12 +62,8 @@ static void load(dc__orthogonal *o, const dc__mat *a) {
 
 static void store(const dc__orthogonal *o, const dc__mat *out) {
   const dc__flight *f = o->place;
-  dc__cuda_load_args args = {.to = dc__flight_part(f, out), .mask = UINT32_MAX};
-  args.from = dc__flight_dense(f, o->x, o->dtype, o->rows, o->cols);
-  for (int32_t i = 0; i < f->count; i++) {
-    args.factor[i] = 1;
-  }
-  dc__cuda_load(f->stream, &args);
+  dc__cuda_load_alike(f->stream, dc__flight_dense(f, o->x, o->dtype, o->rows, o->cols), dc__flight_part(f, out),
+                      UINT32_MAX, 1);
 }
 
 dc_status dc__orthogonalize_there(dc_linalg *l, const char *fn, const dc__mat *a, bool express, int32_t steps,
@@ -99,17 +95,6 @@ dc_status dc__orthogonalize_there(dc_linalg *l, const char *fn, const dc__mat *a
 
 /* ---- within other work ---- */
 
-/* to = from times 1 over its length, or with reports NULL times factor. */
-static void scale_into(const dc__flight *f, dc__cuda_matrices to, dc__cuda_matrices from,
-                       const dc__cuda_report *reports, double number) {
-  dc__cuda_load_args args = {.from = from, .to = to, .reports = reports, .mask = UINT32_MAX};
-  args.unit = reports != NULL ? number : 0;
-  for (int32_t i = 0; i < f->count; i++) {
-    args.factor[i] = number;
-  }
-  dc__cuda_load(f->stream, &args);
-}
-
 void dc__polar_there(dc_linalg *l, const dc__polar *p, float *temp, void *product, double *sums,
                      dc__cuda_report *reports) {
   const dc__mat x = {.data = p->x,
@@ -130,8 +115,13 @@ void dc__polar_there(dc_linalg *l, const dc__polar *p, float *temp, void *produc
   o.alike = true;
   dc__orthogonal_place(&o, narrow ? temp + count : temp, p->count);
   const dc__cuda_matrices theirs = dc__flight_part(&f, &lying), whole = dc__flight_part(&f, &x);
+  const dc__cuda_load_args over_length = {.from = theirs,
+                                          .to = dc__flight_dense(&f, narrow ? temp : o.x, DC_FLOAT32, o.rows, o.cols),
+                                          .reports = reports,
+                                          .unit = p->eps,
+                                          .mask = UINT32_MAX};
   dc__flight_fold(&f, &whole, true);
-  scale_into(&f, dc__flight_dense(&f, narrow ? temp : o.x, DC_FLOAT32, o.rows, o.cols), theirs, reports, p->eps);
+  dc__cuda_load(f.stream, &over_length);
   if (narrow) {
     dc__cuda_cast(f.stream, o.x, p->dtype, temp, DC_FLOAT32, count);
   }
@@ -139,5 +129,6 @@ void dc__polar_there(dc_linalg *l, const dc__polar *p, float *temp, void *produc
   if (narrow) {
     dc__cuda_cast(f.stream, temp, DC_FLOAT32, o.x, p->dtype, count);
   }
-  scale_into(&f, theirs, dc__flight_dense(&f, narrow ? temp : o.x, DC_FLOAT32, o.rows, o.cols), NULL, p->factor);
+  dc__cuda_load_alike(f.stream, dc__flight_dense(&f, narrow ? temp : o.x, DC_FLOAT32, o.rows, o.cols), theirs,
+                      UINT32_MAX, p->factor);
 }

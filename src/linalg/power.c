@@ -11,20 +11,7 @@ static dc__pool *pool_of(const dc__job *job) {
 }
 
 dc__gemm dc__square_product(int32_t dtype, int64_t n, const void *a, const void *b, void *c) {
-  const dc__gemm g = {.dtype = dtype,
-                      .out_dtype = dtype,
-                      .m = n,
-                      .n = n,
-                      .k = n,
-                      .a = a,
-                      .b = b,
-                      .c = c,
-                      .lda = n,
-                      .ldb = n,
-                      .ldc = n,
-                      .batch = 1,
-                      .alpha = 1};
-  return g;
+  return dc__gemm_dense(dtype, false, false, n, n, n, a, b, c);
 }
 
 void dc__full_product(const dc__job *job, int32_t dtype, bool trans_a, const void *a, const void *b, int64_t cols,
@@ -68,23 +55,9 @@ void dc__half_product(const dc__job *job, int32_t dtype, bool trans_a, bool tran
 }
 
 dc__gemm dc__syrk_product(bool trans, int64_t n, int64_t k, const float *a, double alpha, double beta, float *c) {
-  int64_t stride = trans ? n : k;
-  dc__gemm g = {.dtype = DC_FLOAT32,
-                .out_dtype = DC_FLOAT32,
-                .trans_a = trans,
-                .trans_b = !trans,
-                .m = n,
-                .n = n,
-                .k = k,
-                .a = a,
-                .b = a,
-                .c = c,
-                .lda = stride,
-                .ldb = stride,
-                .ldc = n,
-                .batch = 1,
-                .alpha = alpha,
-                .beta = beta};
+  dc__gemm g = dc__gemm_dense(DC_FLOAT32, trans, !trans, n, n, k, a, a, c);
+  g.alpha = alpha;
+  g.beta = beta;
   return g;
 }
 

@@ -43,21 +43,9 @@ static dc__pair pair_of(const pair_job *job, int64_t sample, int32_t group, void
 
 /* c [rows, in] = rows [row, row + rows) of D, times A. */
 static dc__gemm gradient(const dc__pair *p, int32_t dtype, int64_t row, int64_t rows, void *c) {
-  dc__gemm g = {.dtype = dtype,
-                .out_dtype = dtype,
-                .trans_a = !p->by_rows,
-                .trans_b = p->by_rows,
-                .m = rows,
-                .n = p->in,
-                .k = p->positions,
-                .b = p->a,
-                .c = c,
-                .ldc = p->in,
-                .batch = 1,
-                .alpha = 1};
-  g.a = dc__element(p->d, dtype, p->by_rows ? row * p->positions : row);
+  const void *d = dc__element(p->d, dtype, p->by_rows ? row * p->positions : row);
+  dc__gemm g = dc__gemm_dense(dtype, !p->by_rows, p->by_rows, rows, p->in, p->positions, d, p->a, c);
   g.lda = p->by_rows ? p->positions : p->out;
-  g.ldb = p->by_rows ? p->positions : p->in;
   return g;
 }
 
@@ -156,19 +144,9 @@ static double dot(const void *x, const void *y, bool wide, int64_t count) {
 /* Gram block [rows, cols] of positions t and u of one factor, `width` values a position. */
 static void gram(const void *factor, bool by_rows, int32_t dtype, int64_t width, int64_t positions, int64_t t,
                  int64_t rows, int64_t u, int64_t cols, void *c, void *scratch) {
-  dc__gemm g = {.dtype = dtype,
-                .out_dtype = dtype,
-                .trans_a = by_rows,
-                .trans_b = !by_rows,
-                .m = rows,
-                .n = cols,
-                .k = width,
-                .c = c,
-                .ldc = cols,
-                .batch = 1,
-                .alpha = 1};
-  g.a = dc__element(factor, dtype, by_rows ? t : t * width);
-  g.b = dc__element(factor, dtype, by_rows ? u : u * width);
+  const void *a = dc__element(factor, dtype, by_rows ? t : t * width);
+  const void *b = dc__element(factor, dtype, by_rows ? u : u * width);
+  dc__gemm g = dc__gemm_dense(dtype, by_rows, !by_rows, rows, cols, width, a, b, c);
   g.lda = g.ldb = by_rows ? positions : width;
   dc__gemm_serial(&g, scratch);
 }

@@ -82,15 +82,9 @@ static flight flight_at(const way *w, int64_t first) {
 static void multiply(const flight *f, int64_t row, int64_t rows, void *c) {
   const way *w = f->w;
   const int64_t positions = w->s->positions;
-  dc__gemm g = {.dtype = w->s->dtype, .out_dtype = w->s->dtype, .m = rows, .n = w->in, .k = positions, .alpha = 1};
-  g.trans_a = !is_conv(w);
-  g.trans_b = is_conv(w);
-  g.a = dc__element(f->d, w->s->dtype, is_conv(w) ? row * positions : row);
-  g.b = f->a;
-  g.c = c;
+  const void *d = dc__element(f->d, w->s->dtype, is_conv(w) ? row * positions : row);
+  dc__gemm g = dc__gemm_dense(w->s->dtype, !is_conv(w), is_conv(w), rows, w->in, positions, d, f->a, c);
   g.lda = is_conv(w) ? positions : w->out;
-  g.ldb = is_conv(w) ? positions : w->in;
-  g.ldc = w->in;
   g.batch = f->count * w->groups;
   g.stride_a = positions * w->out;
   g.stride_b = positions * w->in;
@@ -131,13 +125,10 @@ static void gram(const flight *f, const void *factor, int64_t width, int64_t t, 
                  int64_t columns, void *c) {
   const way *w = f->w;
   const int32_t dtype = w->s->dtype;
-  dc__gemm g = {.dtype = dtype, .out_dtype = dtype, .m = rows, .n = columns, .k = width, .c = c, .alpha = 1};
-  g.trans_a = is_conv(w);
-  g.trans_b = !is_conv(w);
-  g.a = dc__element(factor, dtype, is_conv(w) ? t : t * width);
-  g.b = dc__element(factor, dtype, is_conv(w) ? u : u * width);
+  const void *a = dc__element(factor, dtype, is_conv(w) ? t : t * width);
+  const void *b = dc__element(factor, dtype, is_conv(w) ? u : u * width);
+  dc__gemm g = dc__gemm_dense(dtype, is_conv(w), !is_conv(w), rows, columns, width, a, b, c);
   g.lda = g.ldb = is_conv(w) ? w->s->positions : width;
-  g.ldc = columns;
   g.batch = f->count * w->groups;
   g.stride_a = g.stride_b = w->s->positions * width;
   g.stride_c = rows * columns;
@@ -200,15 +191,7 @@ void dc__pair_squares_there(const way *w) {
 
 /* weights (+)= D A over `positions` of all groups' factors, which lie as the flight's do. */
 static void add_product(const way *w, const void *d, const void *a, int64_t positions, bool adds) {
-  dc__gemm g = {.dtype = w->s->dtype, .out_dtype = w->s->dtype, .m = w->out, .n = w->in, .k = positions, .alpha = 1};
-  g.trans_a = !is_conv(w);
-  g.trans_b = is_conv(w);
-  g.a = d;
-  g.b = a;
-  g.c = w->call->to_weight;
-  g.lda = is_conv(w) ? positions : w->out;
-  g.ldb = is_conv(w) ? positions : w->in;
-  g.ldc = w->in;
+  dc__gemm g = dc__gemm_dense(w->s->dtype, !is_conv(w), is_conv(w), w->out, w->in, positions, d, a, w->call->to_weight);
   g.batch = w->groups;
   g.stride_a = positions * w->out;
   g.stride_b = positions * w->in;

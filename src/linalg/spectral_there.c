@@ -56,15 +56,11 @@ static uint32_t solved(const dc__flight *f, const dc__task *tasks) {
 static void give_vectors(const dc__decomposing *w, const dc__flight *f, int32_t dtype, uint32_t mask, const dc__mat *to,
                          bool descending) {
   const int64_t n = w->job.n;
-  dc__cuda_load_args args = {
-      .from = dc__flight_dense(f, w->s, dtype, n, n), .to = dc__flight_part(f, to), .mask = mask};
-  args.from.row_stride = 1;
-  args.from.col_stride = descending ? -n : n;
-  args.from.data = dc__element(w->s, dtype, descending ? (n - 1) * n : 0);
-  for (int32_t i = 0; i < f->count; i++) {
-    args.factor[i] = 1;
-  }
-  dc__cuda_load(f->stream, &args);
+  dc__cuda_matrices from = dc__flight_dense(f, w->s, dtype, n, n);
+  from.row_stride = 1;
+  from.col_stride = descending ? -n : n;
+  from.data = dc__element(w->s, dtype, descending ? (n - 1) * n : 0);
+  dc__cuda_load_alike(f->stream, from, dc__flight_part(f, to), mask, 1);
 }
 
 static void give_eigh(const dc__decomposing *w, const dc__flight *f, int32_t dtype, dc__task *tasks) {

@@ -206,10 +206,6 @@ void dc__flight_fold(dc__flight *f, const dc__cuda_matrices *from, bool squares)
 bool dc__flight_bring(dc__flight *f, const dc__mat *mat, int32_t i, void *through, dc__mat *here) {
   const size_t bytes = (size_t)(mat->rows * mat->cols) * dc_dtype_size(mat->dtype);
   const dc__flight one = dc__flight_some(f, i, 1);
-  const dc__cuda_load_args args = {.from = dc__flight_part(&one, mat),
-                                   .to = dc__flight_dense(&one, through, mat->dtype, mat->rows, mat->cols),
-                                   .mask = 1,
-                                   .factor = {1}};
   *here = *mat;
   here->data = dc__calloc(1, bytes);
   if (here->data == NULL) {
@@ -220,7 +216,8 @@ bool dc__flight_bring(dc__flight *f, const dc__mat *mat, int32_t i, void *throug
   here->batch_stride = 0;
   here->row_stride = mat->cols;
   here->col_stride = 1;
-  dc__cuda_load(f->stream, &args);
+  dc__cuda_load_alike(f->stream, dc__flight_part(&one, mat),
+                      dc__flight_dense(&one, through, mat->dtype, mat->rows, mat->cols), 1, 1);
   dc__stream_copy(f->stream, here->data, through, bytes);
   dc__here_done(f->l->device, NULL);
   return true;

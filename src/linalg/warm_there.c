@@ -30,9 +30,10 @@ static void turn(dc__decomposing *w, dc__flight *f, int32_t dtype, const void *q
   const int64_t n = w->job.n;
   const size_t bytes = (size_t)(n * DC__PROBES) * dc_dtype_size(dtype);
   const dc__cuda_matrices back = dc__flight_dense(f, probe(w, 2), dtype, n, DC__PROBES);
-  dc__cuda_load_args diagonal = {.to = dc__flight_dense(f, w->values, dtype, 1, n), .mask = UINT32_MAX};
+  dc__cuda_matrices diagonal = dc__flight_dense(f, w->turned, dtype, 1, n);
+  diagonal.batch_stride = n * n;
+  diagonal.col_stride = n + 1;
   for (int32_t i = 0; i < f->count; i++) {
-    diagonal.factor[i] = 1;
     dc__stream_copy(f->stream, probe(w, 0) + (size_t)i * bytes, w->noise, bytes);
   }
   dc__stream_copy(f->stream, probe(w, 2), probe(w, 0), (size_t)f->count * bytes);
@@ -42,10 +43,7 @@ static void turn(dc__decomposing *w, dc__flight *f, int32_t dtype, const void *q
   dc__symmetric_bring(f, &w->job, dtype, w->s);
   multiply(w, f, dtype, false, w->s, false, q, n, 0, w->result);
   multiply(w, f, dtype, true, q, false, w->result, n, 0, w->turned);
-  diagonal.from = dc__flight_dense(f, w->turned, dtype, 1, n);
-  diagonal.from.batch_stride = n * n;
-  diagonal.from.col_stride = n + 1;
-  dc__cuda_load(f->stream, &diagonal);
+  dc__cuda_load_alike(f->stream, diagonal, dc__flight_dense(f, w->values, dtype, 1, n), UINT32_MAX, 1);
   dc__flight_forget(f);
   dc__flight_measure(f, &back, false);
 }
@@ -122,12 +120,8 @@ static uint32_t near(dc__decomposing *w, dc__flight *f, int32_t dtype, uint32_t 
 /* The basis in a type. */
 static void load_basis(const dc__decomposing *w, const dc__flight *f, int32_t dtype, void *to) {
   const int64_t n = w->job.n;
-  dc__cuda_load_args args = {.from = dc__flight_part(f, &w->job.r->basis), .mask = UINT32_MAX};
-  args.to = dc__flight_dense(f, to, dtype, n, n);
-  for (int32_t i = 0; i < f->count; i++) {
-    args.factor[i] = 1;
-  }
-  dc__cuda_load(f->stream, &args);
+  dc__cuda_load_alike(f->stream, dc__flight_part(f, &w->job.r->basis), dc__flight_dense(f, to, dtype, n, n), UINT32_MAX,
+                      1);
 }
 
 /* out = (Q G) (Q G)^T. */

@@ -32,21 +32,11 @@ static dc__cuda_matrices dense(const dc__block_place *place, const float *data, 
   return m;
 }
 
-/* to = from times factor, where there is a bit in the mask. */
-static void load(const dc__block_place *place, dc__cuda_matrices from, dc__cuda_matrices to, uint32_t mask,
-                 double factor) {
-  dc__cuda_load_args args = {.from = from, .to = to, .mask = mask};
-  for (int32_t i = 0; i < place->count; i++) {
-    args.factor[i] = factor;
-  }
-  dc__cuda_load(stream_of(place), &args);
-}
-
 static void turn(const dc__block_place *place, const float *from, int64_t rows, int64_t cols, float *to) {
   dc__cuda_matrices turned = dense(place, from, cols, rows);
   turned.row_stride = 1;
   turned.col_stride = cols;
-  load(place, turned, dense(place, to, cols, rows), UINT32_MAX, 1);
+  dc__cuda_load_alike(stream_of(place), turned, dense(place, to, cols, rows), UINT32_MAX, 1);
 }
 
 static void copy(const dc__block_place *place, float *to, const float *from, int64_t count) {
@@ -61,7 +51,7 @@ static void scale(const dc__block_place *place, const dc__block *b, int32_t d, f
   for (int32_t i = 0; i < place->count; i++) {
     good |= (uint32_t)(place->blocks[i]->sides[d].info.status == DC_OK) << i;
   }
-  load(place, a, a, good, (double)factor);
+  dc__cuda_load_alike(stream_of(place), a, a, good, (double)factor);
 }
 
 /* ---- Shampoo's ---- */

@@ -23,21 +23,7 @@ void dc__block_learn(const dc__block *b, double keep, double add, const dc__bloc
 /* to [rest, n] = from [n, rest]^T times the side's matrix, or its transpose. */
 static void multiply_side(const dc__side *side, int64_t rest, const float *from, bool back,
                           const dc__block_place *place, float *to) {
-  const dc__gemm g = {.dtype = DC_FLOAT32,
-                      .out_dtype = DC_FLOAT32,
-                      .trans_a = true,
-                      .trans_b = back,
-                      .m = rest,
-                      .n = side->n,
-                      .k = side->n,
-                      .a = from,
-                      .b = side->matrix,
-                      .c = to,
-                      .lda = rest,
-                      .ldb = side->n,
-                      .ldc = side->n,
-                      .batch = 1,
-                      .alpha = 1};
+  const dc__gemm g = dc__gemm_dense(DC_FLOAT32, true, back, rest, side->n, side->n, from, side->matrix, to);
   place->work->multiply(place, &g);
 }
 

@@ -18,8 +18,7 @@ static dc__cuda_matrices view_of(const float *data, int64_t rows, int64_t cols, 
 }
 
 static void copy(const dc_linalg *l, dc__cuda_matrices from, dc__cuda_matrices to) {
-  const dc__cuda_load_args args = {.from = from, .to = to, .mask = 1, .factor = {1}};
-  dc__cuda_load(stream_of(l), &args);
+  dc__cuda_load_alike(stream_of(l), from, to, 1, 1);
 }
 
 /* The diagonals of all groups' sums, and where they are kept. */

@@ -52,6 +52,8 @@ bool dc__cuda_gemm_sums(dc_stream *stream, const struct dc__gemm *gemm, void *su
 /* launch_matrix.c: flights of at most DC__CUDA_FLIGHT matrices, none of them empty. */
 void dc__cuda_measure(dc_stream *stream, const dc__cuda_measure_args *args);
 void dc__cuda_load(dc_stream *stream, const dc__cuda_load_args *args);
+/* to = factor from, the same for all in mask; as they are, not halves of symmetric ones. */
+void dc__cuda_load_alike(dc_stream *stream, dc__cuda_matrices from, dc__cuda_matrices to, uint32_t mask, double factor);
 void dc__cuda_fold(dc_stream *stream, const dc__cuda_fold_args *args);
 void dc__cuda_affine(dc_stream *stream, const dc__cuda_affine_args *args);
 void dc__cuda_newton_distance(dc_stream *stream, const dc__cuda_newton_args *args);

@@ -33,6 +33,15 @@ void dc__cuda_load(dc_stream *stream, const dc__cuda_load_args *args) {
   launch(stream, DC__KERNEL_LOAD, args->to.rows, args->to.cols, args->to.count, args, sizeof *args);
 }
 
+void dc__cuda_load_alike(dc_stream *stream, dc__cuda_matrices from, dc__cuda_matrices to, uint32_t mask,
+                         double factor) {
+  dc__cuda_load_args args = {.from = from, .to = to, .mask = mask};
+  for (int32_t i = 0; i < to.count; i++) {
+    args.factor[i] = factor;
+  }
+  dc__cuda_load(stream, &args);
+}
+
 void dc__cuda_fold(dc_stream *stream, const dc__cuda_fold_args *args) {
   enum { WARPS = 4 }; /* of a block, a row each */
   launch(stream, DC__KERNEL_ROW_SUMS, (args->from.rows + WARPS - 1) / WARPS, WARPS * WARP, args->from.count, args,
