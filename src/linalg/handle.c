@@ -53,6 +53,15 @@ bool dc__linalg_add(size_t *total, int64_t count, size_t size) {
          !__builtin_add_overflow(*total, (bytes + LINE - 1) / LINE * LINE, total) && *total <= SIZE_MAX / 4;
 }
 
+void *dc__layout_take(dc__layout *to, bool wanted, int64_t count, int64_t each, size_t size) {
+  const size_t at = to->bytes;
+  int64_t all = 0;
+  if (wanted) {
+    to->fits = to->fits && !__builtin_mul_overflow(count, each, &all) && dc__linalg_add(&to->bytes, all, size);
+  }
+  return wanted && to->memory != NULL ? to->memory + at : NULL;
+}
+
 void *dc__linalg_part(void *memory, size_t *offset, int64_t count, size_t size) {
   void *part = (char *)memory + *offset;
   (void)dc__linalg_add(offset, count, size);

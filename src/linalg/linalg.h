@@ -50,6 +50,15 @@ bool dc__linalg_add(size_t *total, int64_t count, size_t size);
 /* The part of a memory that dc__linalg_add() added: *offset moves on as *total did. */
 void *dc__linalg_part(void *memory, size_t *offset, int64_t count, size_t size);
 
+/* A memory that is laid out twice, to count it and to place it. */
+typedef struct dc__layout {
+  char *memory; /* NULL: counted */
+  size_t bytes;
+  bool fits;
+} dc__layout;
+/* count * each elements of it, if they are wanted; NULL where they are not, or only counted. */
+void *dc__layout_take(dc__layout *to, bool wanted, int64_t count, int64_t each, size_t size);
+
 /* Equal pieces of scratch memory for work that runs side by side: no more of it at a time than there are threads. */
 typedef struct dc__slots {
   atomic_bool *taken;

@@ -7,21 +7,6 @@ enum { FLIGHT_PAIRS = 1 << 15 }; /* of one batched product */
 
 /* ---- memory: laid out twice, to count it and to place it ---- */
 
-typedef struct layout {
-  char *memory; /* NULL: counted */
-  size_t bytes;
-  bool fits;
-} layout;
-
-static void *take(layout *to, bool wanted, int64_t count, int64_t each, size_t size) {
-  const size_t at = to->bytes;
-  int64_t all = 0;
-  if (wanted) {
-    to->fits = to->fits && !__builtin_mul_overflow(count, each, &all) && dc__linalg_add(&to->bytes, all, size);
-  }
-  return wanted && to->memory != NULL ? to->memory + at : NULL;
-}
-
 static bool is_pair(const dc__sample *s) {
   return !dc__is_embedding(s->layer.kind) && !dc__is_norm(s->layer.kind);
 }
@@ -37,7 +22,7 @@ static int64_t flight_of(const way *w, const dc__pair_needs *needs) {
   return most > 0 ? most : 1;
 }
 
-static void place_pairs(way *w, layout *to) {
+static void place_pairs(way *w, dc__layout *to) {
   const size_t size = dc_dtype_size(w->s->dtype);
   dc__pair_needs needs = {0};
   to->fits = to->fits && dc__pair_needs_there(w, &needs);
@@ -47,12 +32,12 @@ static void place_pairs(way *w, layout *to) {
     size_t offset = 0; /* the product's is first */
     w->product = dc__linalg_product(w->l, to->memory, &offset);
   }
-  w->patches = take(to, true, w->most, needs.patches, size);
-  w->own = take(to, true, w->most, needs.own, size);
-  w->sums = take(to, true, w->most, needs.sums, sizeof(double));
+  w->patches = dc__layout_take(to, true, w->most, needs.patches, size);
+  w->own = dc__layout_take(to, true, w->most, needs.own, size);
+  w->sums = dc__layout_take(to, true, w->most, needs.sums, sizeof(double));
 }
 
-static void place(way *w, layout *to) {
+static void place(way *w, dc__layout *to) {
   const dc__sample *s = w->s;
   const bool norm = dc__is_norm(s->layer.kind);
   const bool embedding = dc__is_embedding(s->layer.kind);
@@ -62,14 +47,14 @@ static void place(way *w, layout *to) {
     place_pairs(w, to);
   }
   const int64_t rows = s->layer.kind == DC_SAMPLE_GROUP_NORM ? s->layer.groups : s->positions;
-  w->mean = take(to, norm && weight, s->samples, rows, sizeof(double));
-  w->rate = take(to, norm && weight, s->samples, rows, sizeof(double));
-  w->weights = take(to, norm && weight, s->samples, s->out, sizeof(double));
-  w->biases = take(to, w->call->bias, s->samples, s->out, sizeof(double));
+  w->mean = dc__layout_take(to, norm && weight, s->samples, rows, sizeof(double));
+  w->rate = dc__layout_take(to, norm && weight, s->samples, rows, sizeof(double));
+  w->weights = dc__layout_take(to, norm && weight, s->samples, s->out, sizeof(double));
+  w->biases = dc__layout_take(to, w->call->bias, s->samples, s->out, sizeof(double));
   w->width = (weight ? w->groups : 0) + (w->call->bias ? 1 : 0);
-  w->parts = take(to, squares, s->samples, w->width, sizeof(double));
-  w->shares = take(to, embedding, s->samples, 1, sizeof(double));
-  w->places = take(to, embedding && squares, s->samples, s->positions, sizeof(int64_t));
+  w->parts = dc__layout_take(to, squares, s->samples, w->width, sizeof(double));
+  w->shares = dc__layout_take(to, embedding, s->samples, 1, sizeof(double));
+  w->places = dc__layout_take(to, embedding && squares, s->samples, s->positions, sizeof(int64_t));
 }
 
 /* ---- sums over positions ---- */
@@ -189,7 +174,7 @@ static void run(const way *w) {
 
 dc_status dc__sample_there_run(dc_linalg *l, const dc__sample *s, const dc__sample_call *call) {
   way w = {.l = l, .s = s, .call = call, .stream = l->device->here, .groups = 1, .in = s->in, .out = s->out};
-  layout to = {.fits = true};
+  dc__layout to = {.fits = true};
   void *memory;
   if (s->layer.kind == DC_SAMPLE_CONV) {
     const int64_t *k = s->layer.kernel;
@@ -205,7 +190,7 @@ dc_status dc__sample_there_run(dc_linalg *l, const dc__sample *s, const dc__samp
   if (memory == NULL || (s->samples == 0 && call->use != DC__SAMPLE_SUM)) {
     return DC_OK;
   }
-  to = (layout){.memory = memory, .fits = true};
+  to = (dc__layout){.memory = memory, .fits = true};
   place(&w, &to);
   run(&w);
   return dc__linalg_done(l);

@@ -56,22 +56,7 @@ static way way_of(dc_linalg *l, const dc__kfac_layer *layer, const dc__sample *s
 
 /* ---- memory: laid out twice, to count it and to place it ---- */
 
-typedef struct layout {
-  char *memory; /* NULL: counted */
-  size_t bytes;
-  bool fits;
-} layout;
-
-static void *take(layout *to, bool wanted, int64_t count, int64_t each, size_t size) {
-  const size_t at = to->bytes;
-  int64_t all = 0;
-  if (wanted) {
-    to->fits = to->fits && !__builtin_mul_overflow(count, each, &all) && dc__linalg_add(&to->bytes, all, size);
-  }
-  return wanted && to->memory != NULL ? to->memory + at : NULL;
-}
-
-static void place(way *w, layout *to) {
+static void place(way *w, dc__layout *to) {
   const bool made = !in_place(w), means = made && w->reduce;
   const int64_t positions = w->s->positions, vectors = w->reduce && made ? 1 : positions;
   const size_t size = dc_dtype_size(means ? DC_FLOAT32 : w->dtype);
@@ -82,12 +67,12 @@ static void place(way *w, layout *to) {
     size_t offset = 0; /* the product's is first */
     w->product = dc__linalg_product(w->l, to->memory, &offset);
   }
-  w->ones = take(to, w->bias, w->tile, vectors, size);
-  w->panel = take(to, made && !means, w->tile, unfolded, size);
-  w->wide = take(to, means && w->dtype != DC_FLOAT32, w->tile, w->each, sizeof *w->wide);
-  w->patches = take(to, means && w->conv && w->inputs, w->tile, unfolded, sizeof *w->patches);
-  w->sums = take(to, means, w->tile, w->columns, sizeof *w->sums);
-  w->means = take(to, means, w->tile, w->columns, sizeof *w->means);
+  w->ones = dc__layout_take(to, w->bias, w->tile, vectors, size);
+  w->panel = dc__layout_take(to, made && !means, w->tile, unfolded, size);
+  w->wide = dc__layout_take(to, means && w->dtype != DC_FLOAT32, w->tile, w->each, sizeof *w->wide);
+  w->patches = dc__layout_take(to, means && w->conv && w->inputs, w->tile, unfolded, sizeof *w->patches);
+  w->sums = dc__layout_take(to, means, w->tile, w->columns, sizeof *w->sums);
+  w->means = dc__layout_take(to, means, w->tile, w->columns, sizeof *w->means);
 }
 
 /* ---- sums of outer products ---- */
@@ -200,7 +185,7 @@ dc_status dc__kfac_gather_there(dc_linalg *l, dc__kfac_layer *layer, const dc__s
   size_t bytes = 0; /* one memory, for one after the other */
   void *memory;
   for (int32_t which = 0; which < DC__FACTORS; which++) {
-    layout to = {.fits = true};
+    dc__layout to = {.fits = true};
     place(&ways[which], &to);
     if (!to.fits) {
       return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold the patches of a sample", s->fn);
@@ -209,7 +194,7 @@ dc_status dc__kfac_gather_there(dc_linalg *l, dc__kfac_layer *layer, const dc__s
   }
   DC__TRY(dc__linalg_scratch(l, s->fn, bytes, &memory));
   for (int32_t which = 0; which < DC__FACTORS; which++) {
-    layout to = {.memory = memory, .fits = true};
+    dc__layout to = {.memory = memory, .fits = true};
     place(&ways[which], &to);
     add_factor(&ways[which]);
   }

@@ -38,14 +38,11 @@ static void tell_all(const dc__tcp_group *group, const dc__tcp_notice *notice) {
 }
 
 void dc__tcp_group_fail(dc__tcp_group *group, dc_status status, bool tell) {
-  const uint64_t one = 1;
   pthread_mutex_lock(&group->mutex);
   if (atomic_load(&group->failed) == 0) {
     dc__failure_keep(&group->failure, status);
     atomic_store_explicit(&group->failed, 1, memory_order_release);
-    if (write(group->alarm, &one, sizeof one) < 0) {
-      /* cannot be: the counter is far from full */
-    }
+    (void)eventfd_write(group->alarm, 1); /* the counter is far from full */
     if (tell) {
       dc__tcp_notice notice = {.status = status};
       snprintf(notice.text, sizeof notice.text, "%s", dc_last_error());
@@ -151,11 +148,10 @@ void dc__tcp_group_release(dc__tcp_group *group) {
     return;
   }
   const dc__tcp_notice goes = {.status = DC_OK};
-  const uint64_t one = 1;
   pthread_mutex_lock(&group->mutex);
   tell_all(group, &goes);
   pthread_mutex_unlock(&group->mutex);
-  if (group->watched && write(group->stop, &one, sizeof one) == (ssize_t)sizeof one) {
+  if (group->watched && eventfd_write(group->stop, 1) == 0) {
     pthread_join(group->watcher, NULL);
   }
   for (int32_t r = 0; r < group->world; r++) {
