@@ -136,16 +136,16 @@ static void test_worlds_differ(void **state) {
 static void test_nobody_comes(void **state) {
   (void)state;
   char name[64];
-  const meeting zero = {0, 4, DC_E_TIMEOUT, "ranks 2, 3 of 4 have not come after 2.0 s", 2000 * MS};
-  const meeting one = {1, 4, DC_E_TIMEOUT, "ranks 2, 3 of 4 have not come after 2.0 s", patient};
+  const meeting zero = {0, 4, DC_E_TIMEOUT, "ranks 2, 3 of 4 have not come after 10.0 s", 10000 * MS};
+  const meeting one = {1, 4, DC_E_TIMEOUT, "ranks 2, 3 of 4 have not come after 10.0 s", patient};
   const meeting alone = {1, 2, DC_E_TIMEOUT, "rank 0 of 2 has not come after 0.3 s", 300 * MS};
-  int64_t begin = dc__now_ns();
+  int64_t begin = dc__now_ns(); /* rank 0 waits for as long as the busiest machine may take for rank 1 to come */
   pid_t b = meet(fresh_name(name), &one);
   pid_t a = meet(name, &zero);
   assert_int_equal(end_rank(a), 0);
   assert_int_equal(end_rank(b), 0);
   assert_int_equal(end_rank(meet(fresh_name(name), &alone)), 0);
-  assert_true(within(begin, 2300, 30000));
+  assert_true(within(begin, 10300, 60000));
 }
 
 static void test_host_dies(void **state) {

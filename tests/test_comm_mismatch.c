@@ -1,4 +1,5 @@
 /* Ranks that call different things, or too late: an error on every rank, which names what they called. */
+#include "comm/local/local.h"
 #include "comm_failing.h"
 
 /* ---- different calls ---- */
@@ -85,6 +86,14 @@ static void test_other_root(void **state) {
 
 /* ---- too late ---- */
 
+/* Until a rank is in the collective that this one goes to. */
+static void await_call(const dc_comm *comm, int32_t rank) {
+  const dc__local *self = (const dc__local *)comm;
+  while (atomic_load(&dc__local_slot_of(self->group, self->channel, rank)->posted.value) <= self->seq) {
+    sleep_ms(1);
+  }
+}
+
 static int late(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copy = NULL;
@@ -92,9 +101,11 @@ static int late(dc_comm *comm, void *arg) {
   CHECK_OK(reduce(comm, 2, N));
   int64_t begin = dc__now_ns(); /* on every rank before the first of those that wait begins, who ends it for all */
   CHECK_OK(gather(copy, 9, N, DC_FLOAT32));
-  comm->timeout_ns = 500 * MS;
   if (comm->rank == 1) {
     await_failure(comm);
+  } else if (comm->rank == 2) { /* its deadline is the first, and when it begins rank 1 alone is late */
+    await_call(comm, 0);
+    comm->timeout_ns = 500 * MS;
   }
   CHECK(gather(comm, 5, BIG, DC_FLOAT32) == DC_E_TIMEOUT);
   CHECK(within(begin, 500, SOON));

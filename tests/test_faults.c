@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "comm/local/local.h"
 #include "harness.h"
 #include "runtime/runtime.h"
 
@@ -78,6 +79,24 @@ static dc_status die(dc_context *ctx) {
 
 static const int64_t long_enough = INT64_C(60000000000), one_second = INT64_C(1000000000);
 
+static uint32_t calls_of(const dc_comm *comm, int32_t r) {
+  const dc__local *self = (const dc__local *)comm;
+  return atomic_load(&dc__local_slot_of(self->group, self->channel, r)->posted.value);
+}
+
+/* One rank's deadline is the first. It begins when everybody but the culprit waits at the same call, and he where he
+ * goes instead, if he does: whoever is slow, the culprit alone is late. */
+static void be_first_to_give_up(const rank *r, int64_t timeout_ns, bool culprit_reduces) {
+  dc_comm *gathers = r->ctx->gather_comm, *reductions = r->ctx->reduce_comm;
+  for (int32_t i = 0; i < r->world; i++) {
+    const dc_comm *comm = i == CULPRIT ? reductions : gathers;
+    while (i != r->rank && (i != CULPRIT || culprit_reduces) && calls_of(comm, i) <= calls_of(comm, r->rank)) {
+      nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+  }
+  gathers->timeout_ns = timeout_ns;
+}
+
 static dc_status set_up(rank *r, const char *name, int32_t world) {
   dc_comm_options options = DC_COMM_OPTIONS_INIT;
   options.timeout_ns = long_enough;
@@ -99,14 +118,16 @@ static void tear_down(rank *r) {
   dc_device_destroy(r->device);
 }
 
-static void run_child(int32_t index, int32_t world, const char *name, int64_t timeout_ns, step_fn step) {
+static void run_child(int32_t index, int32_t world, const char *name, int64_t timeout_ns, step_fn step,
+                      bool culprit_reduces) {
   alarm(100); /* a hang ends the child, and the test sees that it did */
   rank r = {.rank = index, .world = world};
   outcome *o = &outcomes[index];
   o->status = set_up(&r, name, world);
   if (o->status == DC_OK) {
-    r.ctx->gather_comm->timeout_ns = timeout_ns; /* not before: making a group takes what it takes */
-    r.ctx->reduce_comm->timeout_ns = timeout_ns;
+    if (timeout_ns < long_enough && index == (CULPRIT + 1) % world) {
+      be_first_to_give_up(&r, timeout_ns, culprit_reduces);
+    }
     double begin = seconds();
     o->status = step(r.ctx);
     o->seconds = seconds() - begin;
@@ -139,7 +160,7 @@ static void run_processes(const char *test, int32_t world, int64_t timeout_ns, s
     children[i] = fork();
     assert_true(children[i] >= 0);
     if (children[i] == 0) {
-      run_child(i, world, name, timeout_ns, i == CULPRIT ? culprit : all);
+      run_child(i, world, name, timeout_ns, i == CULPRIT ? culprit : all, culprit == reduce_one);
     }
   }
   for (int32_t i = 0; i < world; i++) {

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 
@@ -96,10 +96,10 @@ dist.destroy_process_group()
     assert out == "False\n"
 
 
-def hold(tensor: torch.Tensor, seconds: float) -> threading.Thread:
+def hold(tensor: torch.Tensor, wait: Callable[[], Any]) -> threading.Thread:
     """Keeps what a backend keeps of a tensor: its memory, by a tensor that has no other name in Python."""
     def sleep(view: torch.Tensor) -> None:
-        time.sleep(seconds)
+        wait()
 
     thread = threading.Thread(target=sleep, args=(tensor.detach().view(-1),))
     thread.start()
@@ -110,16 +110,18 @@ def test_waits_until_a_backend_has_let_go() -> None:
     memory = memoryview(bytearray(64))
     start = time.monotonic()
     with process_group._settled(torch.frombuffer(memory, dtype=torch.float32)) as (tensor,):
-        holder = hold(tensor, 0.2)
+        holder = hold(tensor, lambda: time.sleep(0.2))
     assert time.monotonic() - start >= 0.2 and tensor._use_count() == 1
     holder.join()
 
 
 def test_waits_not_for_ever(monkeypatch: Any) -> None:
     monkeypatch.setattr(process_group, "_SETTLE_SECONDS", 0.05)
+    let_go = threading.Event()
     with process_group._settled(torch.zeros(4)) as (tensor,):
-        holder = hold(tensor, 1.0)
+        holder = hold(tensor, let_go.wait)
     assert holder.is_alive()
+    let_go.set()
     holder.join()
 
 

@@ -11,9 +11,10 @@
 #include "comm/tcp/tcp.h"
 
 enum {
-  NOTICE_NS = 1000000000, /* for a notice to leave, where a rank does not read */
-  LAST_WORDS_NS = 300000000
+  NOTICE_NS = 1000000000 /* for a notice to leave, where a rank does not read */
 };
+/* For a word why a connection ended; it comes at once, unless the watcher does not run, or its rank keeps others. */
+static const int64_t last_words_ns = INT64_C(10000000000);
 
 /* ---- failures ---- */
 
@@ -53,7 +54,7 @@ void dc__tcp_group_fail(dc__tcp_group *group, dc_status status, bool tell) {
 }
 
 dc_status dc__tcp_group_lost(dc__tcp_group *group, int32_t r, const char *doing) {
-  int64_t until = dc__now_ns() + LAST_WORDS_NS;
+  int64_t until = dc__now_ns() + last_words_ns;
   while (atomic_load(&group->failed) == 0 && atomic_load(&group->gone[r]) == 0 && dc__now_ns() < until) {
     const struct timespec ms = {0, 1000000};
     nanosleep(&ms, NULL);
@@ -160,6 +161,7 @@ void dc__tcp_group_release(dc__tcp_group *group) {
   for (int32_t i = 0; i < group->early_count; i++) {
     dc__tcp_close(&group->early[i].fd);
   }
+  dc__tcp_pending_close(&group->pending);
   dc__tcp_close(&group->listener);
   dc__tcp_close(&group->alarm);
   dc__tcp_close(&group->stop);

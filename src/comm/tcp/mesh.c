@@ -77,13 +77,14 @@ static bool hear(dc__tcp_pending *p, int32_t i) {
   return p->heard[i] == sizeof p->hellos[i];
 }
 
-bool dc__tcp_next_hello(dc__tcp_pending *p, int listener, const int *extra, int32_t extra_count, int64_t deadline,
+bool dc__tcp_next_hello(dc__tcp_group *group, const int *extra, int32_t extra_count, int64_t deadline,
                         dc__tcp_hello *hello, int *fd, dc_status *status) {
+  dc__tcp_pending *p = &group->pending;
   *status = DC_OK;
   for (;;) {
     struct pollfd polls[DC__TCP_PENDING + DC__COMM_MAX_WORLD + 1];
     int32_t count = 0;
-    polls[count++] = (struct pollfd){.fd = listener, .events = POLLIN};
+    polls[count++] = (struct pollfd){.fd = group->listener, .events = POLLIN};
     for (int32_t i = 0; i < p->count; i++) {
       polls[count++] = (struct pollfd){.fd = p->fds[i], .events = POLLIN};
     }
@@ -110,7 +111,7 @@ bool dc__tcp_next_hello(dc__tcp_pending *p, int listener, const int *extra, int3
       }
     }
     if (polls[0].revents != 0) {
-      take_in(p, listener);
+      take_in(p, group->listener);
     } else if (ready == 0 && dc__now_ns() >= deadline) {
       return false;
     }
@@ -119,7 +120,8 @@ bool dc__tcp_next_hello(dc__tcp_pending *p, int listener, const int *extra, int3
 
 /* ---- a mesh ---- */
 
-bool dc__tcp_keep_early(dc__tcp_group *group, const dc__tcp_hello *hello, int fd) {
+/* Keeps a connection for the mesh that it is for; false: it is the caller's to close. */
+static bool keep_early(dc__tcp_group *group, const dc__tcp_hello *hello, int fd) {
   if (!dc__tcp_hello_fits(group, hello) || hello->mesh < group->meshes || group->early_count == DC__TCP_PENDING) {
     return false;
   }
@@ -180,7 +182,6 @@ static dc_status fail_late(const dc__tcp_group *group, int32_t missing) {
 
 /* From all higher ranks. */
 static dc_status await(dc__tcp_group *group, int32_t mesh, int64_t deadline, int *fds) {
-  dc__tcp_pending pending = {.count = 0};
   dc_status status = DC_OK;
   for (int32_t r = group->rank + 1; r < group->world; r++) {
     fds[r] = take_early(group, mesh, r);
@@ -188,29 +189,17 @@ static dc_status await(dc__tcp_group *group, int32_t mesh, int64_t deadline, int
   while (status == DC_OK && first_missing(group, fds) >= 0) {
     dc__tcp_hello hello;
     int fd = -1;
-    bool heard = dc__tcp_next_hello(&pending, group->listener, &group->alarm, 1, deadline, &hello, &fd, &status);
+    bool heard = dc__tcp_next_hello(group, &group->alarm, 1, deadline, &hello, &fd, &status);
     if (!heard) {
       status = status != DC_OK ? status : dc__tcp_group_check(group);
       status = status != DC_OK ? status : fail_late(group, first_missing(group, fds));
     } else if (dc__tcp_hello_fits(group, &hello) && hello.mesh == mesh && hello.rank > group->rank &&
                fds[hello.rank] < 0) {
       fds[hello.rank] = fd;
-    } else if (!dc__tcp_keep_early(group, &hello, fd)) {
+    } else if (!keep_early(group, &hello, fd)) {
       dc__tcp_close(&fd);
     }
   }
-  /* Who has not said all of his hello yet may be a rank that is ahead. */
-  for (int32_t i = 0; i < pending.count; i++) {
-    int64_t soon = dc__now_ns() + 100000000;
-    size_t heard = pending.heard[i];
-    if (dc__tcp_receive_all(pending.fds[i], (char *)&pending.hellos[i] + heard, sizeof pending.hellos[i] - heard,
-                            soon) &&
-        memcmp(pending.hellos[i].magic, magic, sizeof magic) == 0 &&
-        dc__tcp_keep_early(group, &pending.hellos[i], pending.fds[i])) {
-      pending.fds[i] = -1;
-    }
-  }
-  dc__tcp_pending_close(&pending);
   return status;
 }
 

@@ -119,7 +119,6 @@ static dc_status ended(const host *h) {
 }
 
 static dc_status gather(host *h, int64_t deadline) {
-  dc__tcp_pending pending = {.count = 0};
   dc_status status = DC_OK;
   while (status == DC_OK && h->come < h->group->world - 1) {
     dc__tcp_hello hello;
@@ -131,7 +130,7 @@ static dc_status gather(host *h, int64_t deadline) {
         extra[extras++] = h->guests[r];
       }
     }
-    if (!dc__tcp_next_hello(&pending, h->group->listener, extra, extras, deadline, &hello, &fd, &status)) {
+    if (!dc__tcp_next_hello(h->group, extra, extras, deadline, &hello, &fd, &status)) {
       status = status != DC_OK ? status : ended(h);
       status = status != DC_OK || dc__now_ns() < deadline ? status : fail_missing(h);
     } else if (refuse(h->group, &hello) != DC_OK) {
@@ -149,7 +148,7 @@ static dc_status gather(host *h, int64_t deadline) {
       dc__tcp_close(&fd);
     }
   }
-  dc__tcp_pending_close(&pending);
+  dc__tcp_pending_close(&h->group->pending); /* strangers: all ranks have said theirs */
   return status;
 }
 

@@ -68,6 +68,14 @@ typedef struct dc__tcp_early {
   int32_t rank;
 } dc__tcp_early;
 
+/* Connections that were accepted and have not said all of their hello. */
+typedef struct dc__tcp_pending {
+  int fds[DC__TCP_PENDING];
+  size_t heard[DC__TCP_PENDING];
+  dc__tcp_hello hellos[DC__TCP_PENDING];
+  int32_t count;
+} dc__tcp_pending;
+
 typedef struct dc__tcp_group {
   atomic_int refs; /* communicators */
   int32_t rank;
@@ -78,6 +86,7 @@ typedef struct dc__tcp_group {
   dc__tcp_place places[DC__COMM_MAX_WORLD];
   pthread_mutex_t meeting; /* one mesh at a time */
   int32_t meshes;          /* made so far */
+  dc__tcp_pending pending; /* from mesh to mesh: who is slow to say his hello may be a rank that is ahead */
   dc__tcp_early early[DC__TCP_PENDING];
   int32_t early_count;
   int control[DC__COMM_MAX_WORLD]; /* -1: none */
@@ -126,21 +135,12 @@ dc_status dc__tcp_rendezvous(dc__tcp_group *group, const dc__tcp_address *addres
 dc__tcp_hello dc__tcp_hello_of(const dc__tcp_group *group, int32_t mesh);
 /* Whether a hello is of this group and of a rank of it. */
 bool dc__tcp_hello_fits(const dc__tcp_group *group, const dc__tcp_hello *hello);
-/* Keeps a connection for the mesh that it is for; false: it is the caller's to close. */
-bool dc__tcp_keep_early(dc__tcp_group *group, const dc__tcp_hello *hello, int fd);
 /* The group's next mesh: fds has one a rank, -1 for this one. Every rank must ask for it. */
 dc_status dc__tcp_mesh(dc__tcp_group *group, int64_t deadline, int *fds);
 
-/* Connections that were accepted and have not said all of their hello. */
-typedef struct dc__tcp_pending {
-  int fds[DC__TCP_PENDING];
-  size_t heard[DC__TCP_PENDING];
-  dc__tcp_hello hellos[DC__TCP_PENDING];
-  int32_t count;
-} dc__tcp_pending;
 /* Waits, at most to the deadline, for somebody to say who he is: true, and his connection is the caller's. False with
  * *status DC_OK: nobody did. Others than libdc are sent away. extra: more that ends the wait when it is readable. */
-bool dc__tcp_next_hello(dc__tcp_pending *pending, int listener, const int *extra, int32_t extra_count, int64_t deadline,
+bool dc__tcp_next_hello(dc__tcp_group *group, const int *extra, int32_t extra_count, int64_t deadline,
                         dc__tcp_hello *hello, int *fd, dc_status *status);
 void dc__tcp_pending_close(dc__tcp_pending *pending);
 

@@ -72,7 +72,7 @@ fn a_panic_on_one_rank_frees_the_others() {
     assert_eq!(results[0].as_ref().unwrap().status(), Status::ABORTED);
     assert!(results[0].as_ref().unwrap().text().contains("panicked"));
     assert!(results[1].is_err());
-    assert!(begin.elapsed() < Duration::from_secs(10));
+    assert!(begin.elapsed() < Duration::from_secs(60));
 }
 
 #[test]
