@@ -22,7 +22,7 @@ BUILD = ROOT / "build" / "fuzz"
 PROGRAMS = ("sim_programs", "thread_programs")
 BATCH = 200  # random programs a process
 # and the longest input
-TARGETS = {"options": 512, "tensor": 512, "rendezvous": 512, "calls": 512, "dumps": 2048, "state": 1024}
+TARGETS = {"options": 512, "tensor": 512, "rendezvous": 512, "tcp": 512, "calls": 512, "dumps": 2048, "state": 1024}
 FLAGS = "-fsanitize=fuzzer-no-link -fno-sanitize-recover=all -fno-omit-frame-pointer"
 
 

@@ -74,11 +74,15 @@ typedef struct listener {
   dc__tcp_notice notices[DC__COMM_MAX_WORLD];
 } listener;
 
+bool dc__tcp_is_failure(int32_t status, const char *text) {
+  return status != DC_OK && strcmp(dc_status_name(status), "DC_E_UNKNOWN") != 0 && text[0] != '\0';
+}
+
 static void take_notice(dc__tcp_group *group, int32_t r, dc__tcp_notice *notice) {
   notice->text[sizeof notice->text - 1] = '\0';
   if (notice->status == DC_OK) {
     atomic_store(&group->gone[r], DC__TCP_GONE);
-  } else if (strcmp(dc_status_name(notice->status), "DC_E_UNKNOWN") != 0) {
+  } else if (dc__tcp_is_failure(notice->status, notice->text)) {
     dc__tcp_group_fail(group, dc__fail(notice->status, "%s", notice->text), false);
   }
 }

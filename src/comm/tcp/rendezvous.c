@@ -224,8 +224,7 @@ static dc_status hear_host(const dc__tcp_group *group, int fd, int64_t deadline,
   if (word->status == DC_OK) {
     return DC_OK;
   }
-  bool sensible = word->text[0] != '\0' && strcmp(dc_status_name(word->status), "DC_E_UNKNOWN") != 0;
-  return sensible
+  return dc__tcp_is_failure(word->status, word->text)
              ? dc__fail(word->status, "%s", word->text)
              : dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: group \"%s\": a malformed word from rank 0", group->name);
 }

@@ -149,6 +149,8 @@ void dc__tcp_pending_close(dc__tcp_pending *pending);
 dc_status dc__tcp_group_create(const char *address, const char *name, int32_t rank, int32_t world, int64_t timeout_ns,
                                dc__tcp_group **out);
 void dc__tcp_group_release(dc__tcp_group *group);
+/* Whether what another rank said is why it failed. */
+bool dc__tcp_is_failure(int32_t status, const char *text);
 /* The group's failure, as this thread's last error. */
 dc_status dc__tcp_group_check(dc__tcp_group *group);
 /* Makes the group fail with this thread's last error, unless it has; tell: all ranks hear of it. */

@@ -1,0 +1,203 @@
+/* What comes over TCP, from who is not libdc, is of another version, broken or hostile: rank 0 hears hellos, another
+ * rank hears a welcome, and a rank in a group of three hears hellos, notices, calls and data. Nothing may crash, hang
+ * past the deadline, write beside what was asked for or leave a descriptor open; a failure says why. Socket pairs stand
+ * for the network. Includes what it tests, whose functions are its own. */
+#include "comm/tcp/rendezvous.c" /* NOLINT: it looks inside */
+#define watch watch_group        /* each has one */
+#include "comm/tcp/group.c"      /* NOLINT */
+#undef watch
+#include "comm/tcp/tcp.c" /* NOLINT */
+
+#include <dirent.h>
+
+#include "fuzz.h"
+
+enum { WORLD = 3, GUESTS = 4, MOST = 64, EACH = 2 };
+
+static const int64_t patience = 1000000;
+
+static int32_t open_descriptors(void) {
+  DIR *folder = opendir("/proc/self/fd");
+  int32_t count = 0;
+  while (readdir(folder) != NULL) {
+    count++;
+  }
+  closedir(folder);
+  return count;
+}
+
+static dc__tcp_group *new_group(int32_t rank) {
+  dc__tcp_group *group = calloc(1, sizeof *group);
+  PROMISE(group != NULL);
+  atomic_init(&group->refs, 1);
+  pthread_mutex_init(&group->meeting, NULL);
+  pthread_mutex_init(&group->mutex, NULL);
+  group->rank = rank;
+  group->world = WORLD;
+  group->timeout_ns = patience;
+  snprintf(group->name, sizeof group->name, "fuzz");
+  group->listener = -1;
+  group->alarm = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  group->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  for (int32_t r = 0; r < WORLD; r++) {
+    group->control[r] = -1;
+  }
+  return group;
+}
+
+/* This side's end; the other one is the peer's. */
+static int connect_pair(int *peer) {
+  int pair[2];
+  PROMISE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
+  *peer = pair[1];
+  return pair[0];
+}
+
+/* Unless it has ended. */
+static void send_to(int peer, const void *message, size_t size) {
+  PROMISE(send(peer, message, size, MSG_NOSIGNAL) == (ssize_t)size || errno == EPIPE);
+}
+
+/* A message as it should be, or with a few of its bytes changed, or cut; or anything instead. */
+static void say(bytes *b, int peer, const void *message, size_t size) {
+  unsigned char raw[4096];
+  uint8_t how = take_u8(b);
+  PROMISE(size <= sizeof raw);
+  memcpy(raw, message, size);
+  for (int32_t i = 0; i < (how & 3); i++) {
+    uint16_t at = (uint16_t)take_i64(b);
+    raw[(how & 4 ? at % 64 : at) % size] = take_u8(b);
+  }
+  if (how & 8) {
+    size = (uint16_t)take_i64(b) % (size + 1);
+  }
+  if (how & 16) {
+    take(b, raw, size < MOST ? size : MOST);
+  }
+  send_to(peer, raw, size);
+  if (how & 32) {
+    PROMISE(shutdown(peer, SHUT_WR) == 0);
+  }
+}
+
+/* What this rank has accepted, and who it says he is. */
+static void knock(bytes *b, dc__tcp_group *group, int32_t rank, int32_t mesh, int *peer) {
+  dc__tcp_group theirs = {.rank = rank, .world = WORLD};
+  memcpy(theirs.name, group->name, sizeof theirs.name);
+  theirs.places[rank].port = 4000 + rank;
+  const dc__tcp_hello hello = dc__tcp_hello_of(&theirs, mesh);
+  group->pending.heard[group->pending.count] = 0;
+  group->pending.fds[group->pending.count++] = connect_pair(peer);
+  say(b, *peer, &hello, sizeof hello);
+}
+
+static void says_why(dc_status status) {
+  PROMISE(status == DC_OK || dc_last_error()[0] != '\0');
+}
+
+static void as_rank_0(bytes *b) {
+  host h = {.group = new_group(0)};
+  int peers[GUESTS], guests = take_u8(b) % (GUESTS + 1);
+  for (int32_t r = 0; r < DC__COMM_MAX_WORLD; r++) {
+    h.guests[r] = -1;
+  }
+  for (int32_t i = 0; i < guests; i++) {
+    knock(b, h.group, 1 + i % 2, DC__TCP_MEETING, &peers[i]);
+  }
+  dc_status status = gather(&h, dc__now_ns() + patience);
+  says_why(status);
+  PROMISE(status != DC_OK || h.come == WORLD - 1);
+  for (int32_t r = 1; r < WORLD; r++) {
+    PROMISE(status != DC_OK || (h.guests[r] >= 0 && h.group->places[r].port != 0));
+    dc__tcp_close(&h.guests[r]);
+  }
+  for (int32_t r = WORLD; r < DC__COMM_MAX_WORLD; r++) {
+    PROMISE(h.guests[r] < 0);
+  }
+  for (int32_t i = 0; i < guests; i++) {
+    close(peers[i]);
+  }
+  dc__tcp_group_release(h.group);
+}
+
+static void as_another(bytes *b) {
+  dc__tcp_group *group = new_group(1);
+  dc__tcp_welcome said = {.status = (int32_t)take_count(b)}, word;
+  int peer, fd = connect_pair(&peer);
+  take(b, said.text, 8);
+  say(b, peer, &said, sizeof said);
+  close(peer);
+  says_why(hear_host(group, fd, 0, &word));
+  close(fd);
+  dc__tcp_group_release(group);
+}
+
+/* ---- in a group ---- */
+
+static void give_notice(bytes *b, dc__tcp_group *group, int32_t r, int *peer) {
+  dc__tcp_notice notice = {.status = (int32_t)take_count(b)};
+  take(b, notice.text, 8);
+  group->control[r] = connect_pair(peer);
+  for (int32_t i = take_u8(b) % 3; i > 0; i--) {
+    say(b, *peer, &notice, sizeof notice);
+  }
+}
+
+static void call(bytes *b, const dc__coll *coll, int peer, int32_t r) {
+  struct dc__tcp_head head = {.seq = 1, .bytes = EACH * sizeof(float)};
+  const float data[EACH] = {(float)r, (float)r};
+  dc__call_fill(&head.call, coll, WORLD, 0);
+  say(b, peer, &head, sizeof head);
+  send_to(peer, data, sizeof data);
+}
+
+/* The two other ranks say all that they have to say, and then this one looks. */
+static void as_member(bytes *b) {
+  static const dc__range ranges[WORLD] = {{0, EACH}, {EACH, EACH}, {2 * EACH, EACH}};
+  const float own[EACH] = {7, 7};
+  float *whole = calloc(WORLD * EACH, sizeof *whole);
+  const dc__coll coll = {.kind = DC__COLL_GATHER,
+                         .tag = {.op = DC_OP_ALLGATHER_PARAM},
+                         .count = 1,
+                         .items = {{.send = own,
+                                    .recv = whole,
+                                    .ranges = ranges,
+                                    .total = WORLD * EACH,
+                                    .dtype = DC_FLOAT32,
+                                    .recv_dtype = DC_FLOAT32}}};
+  dc__tcp_group *group = new_group(0);
+  dc_comm *comm = NULL;
+  int peers[WORLD], controls[WORLD];
+  for (int32_t r = 1; r < WORLD; r++) {
+    give_notice(b, group, r, &controls[r]);
+    knock(b, group, r, DC__TCP_CONTROL, &peers[r]);
+    call(b, &coll, peers[r], r);
+  }
+  PROMISE(start_watcher(group) == DC_OK);
+  for (int32_t r = 1; r < WORLD; r++) {
+    close(controls[r]); /* and so the reason of an end is known at once */
+  }
+  dc_status status = open_mesh(group, &comm);
+  says_why(status);
+  if (status == DC_OK) {
+    dc__tcp_run(comm, &coll);
+    status = dc__comm_check(comm);
+    says_why(status);
+    PROMISE(status != DC_OK || (whole[0] == 7 && whole[1] == 7));
+    dc_comm_destroy(comm);
+  }
+  dc__tcp_group_release(group);
+  for (int32_t r = 1; r < WORLD; r++) {
+    close(peers[r]);
+  }
+  free(whole);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
+  static void (*const roles[])(bytes *) = {as_rank_0, as_another, as_member, as_member};
+  bytes b = {data, length};
+  int32_t before = open_descriptors();
+  roles[take_u8(&b) % DC__COUNT(roles)](&b);
+  PROMISE(open_descriptors() == before);
+  return 0;
+}
