@@ -2255,6 +2255,19 @@ DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, 
  *  DC_E_NO_MEMORY, and the communicator's. [handle] Since 0.1. */
 DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads,
                                    size_t tensor_size, int64_t count, double grad_scale);
+/** Names numbers of the caller's that each later step reads, when it takes place and not when it is asked for: what a
+ *  scaler of losses has computed by then, for which nobody need wait. Until others are named.
+ *  loss_scale  [1] or [], float32, finite and not 0: what the loss was multiplied by; gradients are multiplied by
+ *              grad_scale / loss_scale, rounded to float32. NULL: 1
+ *  found_inf   [1] or [], float32: if it is not 0, the step changes nothing, is not counted, and is no error but one
+ *              more of dc_optimizer_stats.skipped_steps. AdamW and SGD go by this rank's: name one that is the same on
+ *              all ranks. The others skip it on all ranks if it is not 0 on any. NULL: 0
+ *  Both are memory of the optimizer's device, as weights are, at a multiple of 4, and must stay until the steps that read
+ *  them are done. Of a step that is captured into a CUDA graph each launch reads them, where they were when it was
+ *  captured.
+ *  Returns DC_OK; DC_E_DTYPE, DC_E_SHAPE, DC_E_INVALID. [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_tensor *loss_scale,
+                                             const dc_tensor *found_inf);
 /** Sets the stream that steps are in the order of: behind what computes the gradients, before what reads the weights.
  *  AdamW's and SGD's are work of the stream then. dc_optimizer_step() returns when it is queued, and grads and weights
  *  must stay until it is done; check_finite decides on the stream: a step whose gradients are not finite changes nothing,
@@ -2267,8 +2280,8 @@ DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *wei
  *
  *  AdamW's and SGD's steps on a CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, after one step before
  *  the capture, which makes the state. A launch is a step: it counts, decides, and takes the learning rate that
- *  dc_optimizer_set_lr() set on the stream before it. Tensors, their addresses, which have gradients, grad_scale and
- *  options are what they were when it was captured. Launches and calls on the handle must follow each other, on one
+ *  dc_optimizer_set_lr() set on the stream before it, and the numbers of dc_optimizer_set_loss_scale(). Tensors, their
+ *  addresses, which have gradients, grad_scale and options are what they were when it was captured. Launches and calls on the handle must follow each other, on one
  *  stream; the handle must outlive the graph. What a capture cannot hold is DC_E_STATE: a first step, a learning rate,
  *  what waits, other kinds' steps.
  *  stream  of the optimizer's device; kept alive by the caller until replaced, or the optimizer is destroyed, which waits

@@ -256,6 +256,42 @@ dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, c
                      read_step(optimizer, __func__, weights, grads, tensor_size, count, grad_scale), grad_scale));
 }
 
+/* A number of the caller's; NULL: none. */
+static dc_status read_number(const char *fn, const char *arg, const dc_tensor *tensor, const float **number) {
+  dc_tensor read;
+  int64_t numel;
+  *number = NULL;
+  if (tensor == NULL) {
+    return DC_OK;
+  }
+  DC__TRY(dc__tensor_read(fn, arg, tensor, false, &read, &numel));
+  if (read.dtype != DC_FLOAT32) {
+    return dc__fail(DC_E_DTYPE, "%s: %s is %s, must be float32", fn, arg, dc_dtype_name(read.dtype));
+  }
+  if (numel != 1) {
+    return dc__fail(DC_E_SHAPE, "%s: %s has %" PRId64 " elements, must have 1", fn, arg, numel);
+  }
+  if ((uintptr_t)read.data % sizeof **number != 0) {
+    return dc__fail(DC_E_INVALID, "%s: %s does not begin at a multiple of its size", fn, arg);
+  }
+  *number = read.data;
+  return DC_OK;
+}
+
+static dc_status set_loss_scale(dc_optimizer *o, const float *loss_scale, const float *found_inf) {
+  dc__optim_set_loss_scale(o, loss_scale, found_inf);
+  return DC_OK;
+}
+
+dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_tensor *loss_scale,
+                                      const dc_tensor *found_inf) {
+  const float *scale;
+  const float *found;
+  DC__TRY(read_number(__func__, "loss_scale", loss_scale, &scale));
+  DC__TRY(read_number(__func__, "found_inf", found_inf, &found));
+  DC__WITH_OPTIMIZER(optimizer, set_loss_scale(optimizer, scale, found));
+}
+
 static dc_status set_stream(dc_optimizer *o, const char *fn, dc_stream *stream) {
   if (stream != NULL) {
     DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));

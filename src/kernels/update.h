@@ -21,6 +21,7 @@ void dc__update_follow(float *master, const void *w, int32_t dtype, int64_t coun
 /* The same on a device with memory of its own, in the order of a stream; kind: enum dc__update_kind. */
 void dc__update_there(dc_stream *stream, int32_t kind, const dc__update_batch *batch);
 void dc__update_begin_there(dc_stream *stream, const dc__update_begin *begin);
+void dc__update_heed_there(dc_stream *stream, const dc__update_heed *heed);
 void dc__update_number_there(dc_stream *stream, double *to, double value);
 
 #endif

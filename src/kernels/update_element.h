@@ -188,9 +188,17 @@ typedef struct dc__update_record {
 
 /* What it keeps of an optimizer. */
 typedef struct dc__update_look {
-  uint64_t found;         /* by DC__UPDATE_BELOW */
+  uint64_t found;         /* by DC__UPDATE_BELOW, or DC__UPDATE_TOLD */
   int64_t steps, skipped; /* steps that were made, and those that `found` kept from it */
+  float scale;            /* of the gradients, where the caller's loss scale is in it */
 } dc__update_look;
+
+#define DC__UPDATE_TOLD UINT64_MAX /* the caller has found it */
+
+/* What gradients of a loss that was scaled are multiplied with. */
+DC__CONVERT float dc__update_scale(double grad_scale, float loss_scale) {
+  return (float)(grad_scale / (double)loss_scale);
+}
 
 /* A step of a few parameters on a device with memory of its own, which all pointers are of. */
 typedef struct dc__update_span {
@@ -210,7 +218,8 @@ typedef struct dc__update_batch {
   dc__update_span spans[DC__UPDATE_SPANS];
   int32_t spans_used;
   float grad_scale;
-  int32_t recorded; /* the spans' factors are in their records */
+  const float *scale; /* in place of grad_scale; NULL: that */
+  int32_t recorded;   /* the spans' factors are in their records */
   /* DC__UPDATE_BELOW, which changes nothing else: *found becomes at least `indices` less the index of a parameter whose
    * scaled gradient has an element that is not below 2^exponent. The others, if it is not NULL: nothing happens unless
    * it is 0. */
@@ -230,6 +239,14 @@ typedef struct dc__update_begin {
   const uint64_t *found;
   dc__update_look *tally; /* counts the step; NULL: another launch does */
 } dc__update_begin;
+
+/* Reads what the caller says of a step, before it begins: look->scale = grad_scale / *loss_scale, look->found =
+ * DC__UPDATE_TOLD if *found_inf is not 0, else 0. A NULL one says nothing. */
+typedef struct dc__update_heed {
+  dc__update_look *look;
+  const float *loss_scale, *found_inf;
+  double grad_scale;
+} dc__update_heed;
 
 /* Sets a number of the device's in the order of its stream, without a copy that would read the host's memory later. */
 typedef struct dc__update_number {

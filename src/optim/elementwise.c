@@ -85,10 +85,11 @@ static void begin_there(const dc_optimizer *o, dc_stream *on, const uint64_t *fo
 }
 
 void dc__elementwise_queue(dc_optimizer *o, dc_stream *on) {
-  uint64_t *found = dc__optim_wants_look(o) ? &o->look->found : NULL;
-  dc__update_batch batch = {.recorded = 1, .found = found};
-  if (found != NULL) {
-    dc__optim_look_there(o, on);
+  const bool looks = dc__optim_wants_look(o);
+  uint64_t *found = looks || o->found_inf != NULL ? &o->look->found : NULL;
+  dc__update_batch batch = {.recorded = 1, .found = found, .scale = dc__optim_heed_there(o, on)};
+  if (looks) {
+    dc__optim_look_there(o, on, batch.scale);
   }
   begin_there(o, on, found);
   dc__optim_each_span(o, on, rules_of(o)->kernel, &batch, span);

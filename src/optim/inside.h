@@ -67,6 +67,16 @@ dc_status dc__optim_prepare(dc_optimizer *o, const char *fn);
 /* Whether a group wants the gradients looked at first. */
 bool dc__optim_wants_look(const dc_optimizer *o);
 
+/* ---- before a step (agree.c) ---- */
+
+/* Reads the caller's loss scale into o->grad_scale, and whether he has found a gradient that is not finite into
+ * o->told. */
+dc_status dc__optim_heed(dc_optimizer *o);
+/* The same by a kernel, into o->look: what gradients are to be multiplied with; NULL: the caller says nothing. */
+const float *dc__optim_heed_there(const dc_optimizer *o, dc_stream *on);
+/* Tells the other ranks how it stands here, and hears how it stands there; o->told: some rank was. */
+dc_status dc__optim_agree(dc_optimizer *o, const char *fn, dc_status status, int64_t bad);
+
 /* ---- steps on a stream (queue.c) ---- */
 
 /* Whether kernels count the steps: a parameter's step is the first number of a dc__update_record then. */
@@ -108,9 +118,11 @@ void dc__optim_each_span(const dc_optimizer *o, dc_stream *on, int32_t kind, dc_
                          dc__optim_span_fn fn);
 /* The same of one parameter that has a gradient, on the device's own stream: its state and factors are the caller's. */
 void dc__optim_param_there(const dc_optimizer *o, int32_t kind, const dc__optim_param *p, dc__update_span span);
-/* Looks for gradients that the group wants looked at and are too large: into o->look. */
-void dc__optim_look_there(const dc_optimizer *o, dc_stream *on);
-/* The first such parameter; o->count: none. Waits for the device's own stream, on which the look was. */
+/* Looks for gradients that the group wants looked at and are too large: into o->look. scale: dc__optim_heed_there()'s,
+ * NULL: there was none. */
+void dc__optim_look_there(const dc_optimizer *o, dc_stream *on, const float *scale);
+/* The first such parameter; o->count: none; more: the caller has found one. Waits for the device's own stream, on which
+ * the look was. */
 dc_status dc__optim_found_there(const dc_optimizer *o, int64_t *index);
 
 /* ---- work on single elements (elements.c) ---- */

@@ -51,6 +51,9 @@ struct dc_optimizer {
   int64_t group_count, group_capacity;
   dc__update_look *look;    /* on a device with memory of its own, in that */
   double grad_scale;        /* of the step under way */
+  bool told;                /* the caller has found a gradient of it that is not finite, here or on another rank */
+  const float *loss_scale;  /* the caller's, read in each step; NULL: 1 */
+  const float *found_inf;   /* likewise; NULL: 0 */
   dc_stream *stream;        /* the caller's, on which steps are queued; NULL: they are done when the call returns */
   dc_event *done;           /* what was queued on it; NULL: there was none yet */
   dc_optimizer_stats stats; /* counters; what is memory and bytes is filled in when asked for */
@@ -73,6 +76,8 @@ dc_status dc__optim_add_param(dc_optimizer *o, const char *fn, int32_t group, co
                               int64_t offset, int64_t count, int32_t dtype, int64_t *index);
 /* o->io is filled in. `status`: whether the arguments were in order; the other ranks hear of it, and the call fails. */
 dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, double grad_scale);
+/* The caller's memory, where weights are. */
+void dc__optim_set_loss_scale(dc_optimizer *o, const float *loss_scale, const float *found_inf);
 int64_t dc__optim_steps(dc_optimizer *o, const char *fn); /* -1: they cannot be read, last error set */
 dc_status dc__optim_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats);
 

@@ -238,7 +238,7 @@ static dc_status first_bad(dc_optimizer *o, int64_t *index) {
   atomic_llong first = o->count;
   const bool wanted = dc__optim_wants_look(o);
   if (wanted && dc__optim_is_there(o)) {
-    dc__optim_look_there(o, o->linalg->device->here);
+    dc__optim_look_there(o, o->linalg->device->here, NULL);
     return dc__optim_found_there(o, index);
   }
   if (wanted) {
@@ -246,60 +246,6 @@ static dc_status first_bad(dc_optimizer *o, int64_t *index) {
   }
   *index = atomic_load(&first);
   return DC_OK;
-}
-
-/* A number that differs where ranks have other parameters, or other ones have gradients. */
-static int64_t fingerprint(const dc_optimizer *o) {
-  uint64_t hash = dc__checksum(DC__CHECKSUM, o->kind->name, strlen(o->kind->name));
-  for (int64_t i = 0; i < o->count; i++) {
-    const dc__optim_param *p = &o->params[i];
-    const int64_t head[4] = {p->group, p->dtype, p->ndim, o->io[i].grad_dtype != DC_DTYPE_NONE};
-    hash = dc__checksum(hash, head, sizeof head);
-    hash = dc__checksum(hash, p->shape, (size_t)p->ndim * sizeof *p->shape);
-  }
-  return (int64_t)hash;
-}
-
-/* What a rank says before a step. */
-enum { SAID_STATUS, SAID_BAD, SAID_FINGERPRINT, SAID };
-
-/* Compares the ranks; the status that all of them return but the one that has its own. */
-static dc_status compare(const dc_optimizer *o, const char *fn, const int64_t *table) {
-  const int64_t *mine = table + o->comm->rank * SAID;
-  for (int32_t r = 0; r < o->comm->world; r++) {
-    const int64_t *said = table + r * SAID;
-    if (said[SAID_STATUS] == DC_E_NOT_FINITE) {
-      return dc__fail(DC_E_NOT_FINITE, "%s: rank %" PRId32 ": the gradient of parameter %" PRId64 " is not finite", fn,
-                      r, said[SAID_BAD]);
-    }
-    if (said[SAID_STATUS] != DC_OK) {
-      return dc__fail(DC_E_MISMATCH, "%s: rank %" PRId32 " does not take the step, for its own reason: %s", fn, r,
-                      dc_status_name((dc_status)said[SAID_STATUS]));
-    }
-  }
-  for (int32_t r = 0; r < o->comm->world; r++) {
-    if (table[r * SAID + SAID_FINGERPRINT] != mine[SAID_FINGERPRINT]) {
-      return dc__fail(DC_E_MISMATCH,
-                      "%s: rank %" PRId32 " has other parameters, or gradients of other parameters, than rank %" PRId32,
-                      fn, r, o->comm->rank);
-    }
-  }
-  return DC_OK;
-}
-
-/* Tells the other ranks how it stands here, and hears how it stands there. */
-static dc_status agree(const dc_optimizer *o, const char *fn, dc_status status, int64_t bad) {
-  if (o->comm == NULL) {
-    return status;
-  }
-  const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
-  const int64_t mine[SAID] = {status, bad, fingerprint(o)};
-  int64_t table[DC__COMM_MAX_WORLD * SAID];
-  dc_status sent = dc__comm_exchange(o->comm, &tag, mine, SAID, table);
-  if (status != DC_OK) {
-    return status;
-  }
-  return sent != DC_OK ? sent : compare(o, fn, table);
 }
 
 /* What all agree on. */
@@ -317,9 +263,12 @@ static dc_status take(dc_optimizer *o, const char *fn) {
 /* A step on a stream of the CPU, of a kind that does not communicate and cannot fail here. */
 static void take_in_turn(void *args) {
   dc_optimizer *o = *(dc_optimizer **)args;
-  int64_t bad;
-  (void)first_bad(o, &bad);
-  if (bad < o->count) {
+  int64_t bad = o->count;
+  (void)dc__optim_heed(o);
+  if (!o->told) {
+    (void)first_bad(o, &bad);
+  }
+  if (o->told || bad < o->count) {
     o->stats.skipped_steps++;
   } else {
     (void)take(o, "dc_optimizer_step");
@@ -328,6 +277,7 @@ static void take_in_turn(void *args) {
 
 dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, double grad_scale) {
   int64_t bad = o->count;
+  o->told = false;
   if (status == DC_OK) {
     status = dc__optim_prepare(o, fn);
   }
@@ -341,18 +291,22 @@ dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, doub
     }
     status = dc__optim_settle(o, fn);
   }
+  if (status == DC_OK) {
+    status = dc__optim_heed(o);
+  }
   if (status == DC_OK && o->kind->ready != NULL) {
     status = o->kind->ready(o, fn);
   }
-  if (status == DC_OK) {
+  if (status == DC_OK && !o->told) {
     status = first_bad(o, &bad);
     if (status == DC_OK && bad < o->count) {
       status = dc__fail(DC_E_NOT_FINITE, "%s: grads[%" PRId64 "] times grad_scale is not finite", fn, bad);
     }
   }
-  status = agree(o, fn, status, bad);
-  o->stats.skipped_steps += status == DC_E_NOT_FINITE;
-  return status == DC_OK ? take(o, fn) : status;
+  status = dc__optim_agree(o, fn, status, bad);
+  const bool skipped = status == DC_E_NOT_FINITE || (status == DC_OK && o->told);
+  o->stats.skipped_steps += skipped;
+  return status == DC_OK && !skipped ? take(o, fn) : status;
 }
 
 /* ---- what there is to know ---- */

@@ -69,7 +69,7 @@ dc_status dc__optim_queue(dc_optimizer *o, const char *fn, dc__task_fn task) {
     return queued(o);
   }
   DC__TRY(dc__optim_found_there(o, &bad));
-  return bad == o->count ? DC_OK
+  return bad >= o->count ? DC_OK
                          : dc__fail(DC_E_NOT_FINITE, "%s: grads[%" PRId64 "] times grad_scale is not finite", fn, bad);
 }
 

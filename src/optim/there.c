@@ -69,9 +69,12 @@ static bool is_looked_at(const dc_optimizer *o, const dc__optim_param *p, dc__up
   return o->groups[p->group].check_finite;
 }
 
-void dc__optim_look_there(const dc_optimizer *o, dc_stream *on) {
-  dc__update_batch batch = {.exponent = o->kind->exponent, .indices = o->count, .found = &o->look->found};
-  dc__stream_zero(on, &o->look->found, sizeof o->look->found);
+void dc__optim_look_there(const dc_optimizer *o, dc_stream *on, const float *scale) {
+  dc__update_batch batch = {
+      .exponent = o->kind->exponent, .indices = o->count, .found = &o->look->found, .scale = scale};
+  if (scale == NULL) { /* who heeds begins it */
+    dc__stream_zero(on, &o->look->found, sizeof o->look->found);
+  }
   dc__optim_each_span(o, on, DC__UPDATE_BELOW, &batch, is_looked_at);
 }
 
@@ -80,6 +83,6 @@ dc_status dc__optim_found_there(const dc_optimizer *o, int64_t *index) {
   uint64_t found = 0;
   dc__stream_copy(device->here, &found, &o->look->found, sizeof found);
   dc__here_done(device, NULL);
-  *index = o->count - (int64_t)found;
+  *index = found == DC__UPDATE_TOLD ? INT64_MAX : o->count - (int64_t)found;
   return dc__device_check(device);
 }

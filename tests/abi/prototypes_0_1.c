@@ -181,6 +181,7 @@ void dc_optimizer_destroy(dc_optimizer *optimizer);
 dc_status dc_optimizer_set_lr(dc_optimizer *optimizer, int32_t group, double lr);
 dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, const int64_t *shape, int32_t ndim, int64_t offset, int64_t count, int32_t dtype, int64_t *index);
 dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads, size_t tensor_size, int64_t count, double grad_scale);
+dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_tensor *loss_scale, const dc_tensor *found_inf);
 dc_status dc_optimizer_set_stream(dc_optimizer *optimizer, dc_stream *stream);
 int64_t dc_optimizer_steps(const dc_optimizer *optimizer);
 dc_status dc_optimizer_state_name(dc_optimizer *optimizer, int64_t index, int64_t piece, const char **name);

@@ -35,6 +35,26 @@ def test_zero_is_zero() -> None:
     assert optimizer.state(0, "exp_avg").numpy()[0] == 1
 
 
+def test_a_scaled_loss() -> None:
+    weights, grad = np.ones((2, 3), np.float32), np.arange(3, dtype=np.float32)
+    plain, scaled = SGD(lr=0.5), SGD(lr=0.5)
+    scale, found = np.full((), 8.0, np.float32), np.ones(1, np.float32)
+    for optimizer in (plain, scaled):
+        optimizer.add_param((3,))
+    scaled.set_loss_scale(scale, found)
+    scaled.step([weights[1]], [8 * grad])
+    assert (weights == 1).all() and scaled.stats().skipped_steps == 1 and scaled.steps == 0
+    found[0] = 0
+    for optimizer, weight, factor in ((plain, weights[0], 1), (scaled, weights[1], 8)):
+        optimizer.step([weight], [factor * grad])
+    np.testing.assert_array_equal(weights[0], weights[1])
+    scaled.set_loss_scale()
+    with pytest.raises(libdc.Error, match="found_inf has 3 elements, must have 1"):
+        scaled.set_loss_scale(None, grad)
+    with pytest.raises(TypeError, match="set_loss_scale: loss_scale is"):
+        scaled.set_loss_scale("1")
+
+
 def test_parts_groups_and_scale() -> None:
     whole, part = np.ones((4, 5), np.float32), np.ones(7, np.float32)
     grad = np.arange(20, dtype=np.float32).reshape(4, 5)

@@ -118,6 +118,10 @@ void dc__update_begin_there(dc_stream *stream, const dc__update_begin *begin) {
   launch(stream, DC__KERNEL_UPDATE_BEGIN, 1, begin, sizeof *begin);
 }
 
+void dc__update_heed_there(dc_stream *stream, const dc__update_heed *heed) {
+  launch(stream, DC__KERNEL_UPDATE_HEED, 1, heed, sizeof *heed);
+}
+
 void dc__update_number_there(dc_stream *stream, double *to, double value) {
   const dc__update_number args = {to, value};
   launch(stream, DC__KERNEL_UPDATE_NUMBER, 1, &args, sizeof args);

@@ -24,6 +24,7 @@
   X(DC__KERNEL_TAKE, dc__take_kernel, 0)                 \
   X(DC__KERNEL_GIVE, dc__give_kernel, 0)                 \
   X(DC__KERNEL_UPDATE_BEGIN, dc__update_begin_kernel, 0) \
+  X(DC__KERNEL_UPDATE_HEED, dc__update_heed_kernel, 0)   \
   X(DC__KERNEL_UPDATE_NUMBER, dc__update_number_kernel, 0)
 
 /* A pass for all types and widths of a head; its first number is PASS_float32_64. */

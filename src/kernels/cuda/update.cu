@@ -205,13 +205,13 @@ DC_DEVICE bool is_aligned(const void *data, int32_t dtype) {
 }
 
 template <typename KIND, int64_t N>
-DC_DEVICE void run_at(const dc__update_batch &args, const dc__update_span &s, int64_t i) {
+DC_DEVICE void run_at(const dc__update_batch &args, const dc__update_span &s, int64_t i, float scale) {
   dc_pack<float, N> g = {};
   if (KIND::has_gradient) {
     g = read<N>(s.grad, s.grad_dtype, i);
     DC_UNROLL
     for (int64_t j = 0; j < N; j++) {
-      g.at[j] = g.at[j] * args.grad_scale;
+      g.at[j] = g.at[j] * scale;
     }
   }
   KIND::template at<N>(args, s, i, g);
@@ -223,14 +223,15 @@ DC_DEVICE void run(const dc__update_batch &args) {
     return;
   }
   const dc__update_span s = span_of(args);
+  const float scale = args.scale != nullptr ? *DC_MEMORY(args.scale, 4, 4) : args.grad_scale;
   const bool aligned =
       is_aligned(s.weight, s.dtype) && is_aligned(s.grad, s.grad_dtype) && is_aligned(s.state[0], DC_FLOAT32);
   const int64_t whole = aligned ? s.count / TOGETHER * TOGETHER : 0;
   for (int64_t i = dc_first() * TOGETHER; i < whole; i += dc_step() * TOGETHER) {
-    run_at<KIND, TOGETHER>(args, s, i);
+    run_at<KIND, TOGETHER>(args, s, i, scale);
   }
   for (int64_t i = whole + dc_first(); i < s.count; i += dc_step()) {
-    run_at<KIND, 1>(args, s, i);
+    run_at<KIND, 1>(args, s, i, scale);
   }
 }
 
@@ -268,6 +269,16 @@ DC_KERNEL(dc__update_begin_kernel, dc__update_begin, DC__CUDA_THREADS) {
     dc__update_record *record = DC_MEMORY(args.records[i], sizeof(dc__update_record), 8);
     record->step++;
     record->factors = dc__update_factors_of(args.kind, &args.rule, *DC_MEMORY(args.lr, 8, 8), record->step);
+  }
+}
+
+DC_KERNEL(dc__update_heed_kernel, dc__update_heed, DC__CUDA_THREADS) {
+  if (dc_first() == 0) {
+    dc__update_look *look = DC_MEMORY(args.look, sizeof(dc__update_look), 8);
+    const float loss_scale = args.loss_scale != nullptr ? *DC_MEMORY(args.loss_scale, 4, 4) : 1.0f;
+    const float found_inf = args.found_inf != nullptr ? *DC_MEMORY(args.found_inf, 4, 4) : 0.0f;
+    look->scale = dc__update_scale(args.grad_scale, loss_scale);
+    look->found = found_inf != 0.0f ? DC__UPDATE_TOLD : 0;
   }
 }
 

@@ -9,7 +9,7 @@ from ..arguments import assign, numbers, string
 from ..device import Stream, handle_of
 from ..errors import check, closed
 from ..linalg.handle import Handle, default, raw
-from ..tensors import HOST, Place, Tensor, _count, fill, output, result
+from ..tensors import HOST, Place, Tensor, View, _count, fill, output, result
 from ..types import DType
 
 
@@ -45,6 +45,7 @@ class Optimizer:
         check(self._create(raw(self._linalg), self._read(options), out))
         self._own: Any = own(out[0], lib.dc_optimizer_destroy)
         self._stream: Optional[Stream] = None
+        self._scaling: List[View] = []  # what steps read
         self.params: List[int] = []  # elements of each parameter's part
         self.set_lr(0, lr)
 
@@ -116,6 +117,18 @@ class Optimizer:
         they are queued, and a gradient that is not finite is then counted (`stats().skipped_steps`), and no error."""
         check(lib.dc_optimizer_set_stream(self._handle, handle_of(stream)))
         self._stream = stream
+
+    def set_loss_scale(self, loss_scale: Any = None, found_inf: Any = None) -> None:
+        """Names arrays of one float32 each on the handle's device, which each later step reads when it takes place, and
+        which are kept until others are named: gradients are divided by loss_scale (None: they are not), and a step that
+        finds another number than 0 in found_inf changes nothing and is counted (`stats().skipped_steps`)."""
+        views = [View(array, False, f"set_loss_scale: {name}", (self.place,))
+                 for name, array in (("loss_scale", loss_scale), ("found_inf", found_inf))]
+        self._set_loss_scale(views[0].c, views[1].c)
+        self._scaling = views
+
+    def _set_loss_scale(self, loss_scale: Any, found_inf: Any) -> None:
+        check(lib.dc_optimizer_set_loss_scale(self._handle, loss_scale, found_inf))
 
     def _step(self, weights: Any, grads: Any, count: int, grad_scale: float = 1.0) -> None:
         check(lib.dc_optimizer_step(self._handle, weights, grads, ffi.sizeof("dc_tensor"), count, grad_scale))

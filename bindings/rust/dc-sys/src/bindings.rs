@@ -5082,6 +5082,13 @@ extern "C" {
     ) -> dc_status;
 }
 extern "C" {
+    pub fn dc_optimizer_set_loss_scale(
+        optimizer: *mut dc_optimizer,
+        loss_scale: *const dc_tensor,
+        found_inf: *const dc_tensor,
+    ) -> dc_status;
+}
+extern "C" {
     pub fn dc_optimizer_set_stream(optimizer: *mut dc_optimizer, stream: *mut dc_stream) -> dc_status;
 }
 extern "C" {

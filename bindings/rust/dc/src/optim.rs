@@ -107,6 +107,24 @@ impl AdamW {
         check(sys::dc_optimizer_set_stream(self.0.as_ptr(), stream.map_or(ptr::null_mut(), Stream::as_ptr)))
     }
 
+    /// Names float32 numbers on the optimizer's device that each later step reads when it takes place: gradients are
+    /// divided by `loss_scale`, and a step that finds another number than 0 in `found_inf` changes nothing. None: none.
+    ///
+    /// # Safety
+    /// Both point to memory of the device where weights are, which lives until others are named and the steps that read
+    /// them are done.
+    pub unsafe fn set_loss_scale(
+        &mut self,
+        loss_scale: Option<NonNull<f32>>,
+        found_inf: Option<NonNull<f32>>,
+    ) -> Result<()> {
+        let one = [1];
+        let tensor = |number: Option<NonNull<f32>>| number.map(|n| view(n.as_ptr().cast(), &one, f32::DTYPE));
+        let (scale, found) = (tensor(loss_scale), tensor(found_inf));
+        let pointer = |number: &Option<sys::dc_tensor>| number.as_ref().map_or(ptr::null(), |n| n as *const _);
+        check(sys::dc_optimizer_set_loss_scale(self.0.as_ptr(), pointer(&scale), pointer(&found)))
+    }
+
     /// Makes a step with the weights and gradients of each parameter, in the order in which they were added.
     pub fn step(&mut self, parts: &mut [(&mut [f32], &[f32])], grad_scale: f64) -> Result<()> {
         if parts.iter().any(|(weights, grads)| weights.len() != grads.len()) {

@@ -1,6 +1,7 @@
 //! AdamW: cut parameters give the same bits, states go from one to another, and what does not fit is an error.
 
 use dc::{AdamW, AdamWOptions, Device, Status, Stream};
+use std::ptr::NonNull;
 
 fn make(part: std::ops::Range<i64>) -> AdamW {
     let device = Device::open("cpu").unwrap();
@@ -38,6 +39,22 @@ fn steps_on_a_stream_have_the_bits_of_those_without_one() {
     }
     assert_eq!(other.steps(), 3); // which waits
     assert_eq!(plain, queued);
+}
+
+#[test]
+fn a_scaled_loss_steps_as_the_loss_and_an_overflow_does_not() {
+    let grads: Vec<f32> = (0..35).map(|i| i as f32 - 17.5).collect();
+    let scaled: Vec<f32> = grads.iter().map(|g| g * 8.0).collect();
+    let (mut plain, mut other) = (vec![1.0f32; 35], vec![1.0f32; 35]);
+    let (mut one, mut two) = (make(0..35), make(0..35));
+    let (mut scale, mut found) = (8.0f32, 1.0f32);
+    unsafe { two.set_loss_scale(NonNull::new(&mut scale), NonNull::new(&mut found)) }.unwrap();
+    two.step(&mut [(&mut other, &scaled)], 1.0).unwrap();
+    assert_eq!((two.steps(), other[0]), (0, 1.0));
+    unsafe { two.set_loss_scale(NonNull::new(&mut scale), None) }.unwrap();
+    one.step(&mut [(&mut plain, &grads)], 1.0).unwrap();
+    two.step(&mut [(&mut other, &scaled)], 1.0).unwrap();
+    assert_eq!(plain, other);
 }
 
 #[test]

@@ -3,7 +3,8 @@ the library inside a step."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Pattern, Set, Tuple, Type
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Optional, Pattern, Set, Tuple, Type
 
 import torch
 from libdc import DType, optimizers
@@ -47,10 +48,23 @@ def two_betas(group: Dict[str, Any]) -> Dict[str, float]:
     return {"beta1": beta1, "beta2": beta2}
 
 
+def _number(tensor: Optional[Tensor]) -> Any:
+    """A tensor of one element in C."""
+    if tensor is None:
+        return ffi.NULL
+    if tensor.numel() != 1:
+        raise ValueError(f"grad_scale and found_inf must have one element, not {tensor.numel()}")
+    number = ffi.new("dc_tensor *")
+    number.struct_size, number.dtype = ffi.sizeof("dc_tensor"), DType.FLOAT32
+    number.data = ffi.cast("void *", tensor.data_ptr())
+    return number
+
+
 class Native(torch.optim.Optimizer):
     """A kind's class has `_kind`, the class of libdc.optimizers, and `_options()`, from a group to that one's options.
     Groups may change at any time, by schedulers or by hand: each step looks."""
 
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler sets `grad_scale` and `found_inf`, and does not wait
     _kind: Type[optimizers.Optimizer]
     _owned: Optional[Pattern[str]] = None  # names of state that one rank has for all: a block's or a layer's
     _devices: Tuple[str, ...] = ("cpu",)  # types of devices on which parameters may be
@@ -144,8 +158,26 @@ class Native(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.tell_groups()
-        self._run([self._grad_of(index, part) for index, part in enumerate(self._parts)])
+        grads = [self._grad_of(index, part) for index, part in enumerate(self._parts)]
+        with self._scaled():
+            self._run(grads)
         return loss
+
+    @contextlib.contextmanager
+    def _scaled(self) -> Iterator[None]:
+        """A step inside has gradients of a loss that was multiplied by `grad_scale`, and does nothing if `found_inf` is
+        not 0: numbers that it reads when it takes place."""
+        named = [getattr(self, name, None) for name in ("grad_scale", "found_inf")]
+        if self._native is None or all(number is None for number in named):
+            yield
+            return
+        numbers = [None if number is None else torch.as_tensor(number, dtype=torch.float32, device=self._where)
+                   for number in named]
+        self._native._set_loss_scale(*map(_number, numbers))
+        try:
+            yield
+        finally:
+            self._native._set_loss_scale(ffi.NULL, ffi.NULL)
 
     def tell_groups(self) -> None:
         """Says to the library what changed in the groups, as each step does; for learning rates between the launches of

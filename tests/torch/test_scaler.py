@@ -1,0 +1,176 @@
+"""torch.amp.GradScaler with the optimizers of libdc.optim, and on sharded models with PyTorch's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import libdc.torch as dct
+import pytest
+import torch
+from libdc import optim
+from sharded import on, one_thread  # noqa: F401
+from torch import nn
+
+SCALE = 1024.0
+
+
+def weights(model: nn.Module) -> List[nn.Parameter]:
+    return [param for name, param in model.named_parameters() if name.endswith("weight")]
+
+
+KINDS: Dict[str, Callable[[nn.Module, Any], torch.optim.Optimizer]] = {
+    "AdamW": lambda model, scaler: optim.AdamW(model.parameters(), lr=1e-2),
+    "SGD": lambda model, scaler: optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
+    "Muon": lambda model, scaler: optim.Muon(weights(model), lr=1e-2),
+    "Shampoo": lambda model, scaler: optim.Shampoo(model.parameters(), lr=1e-2, eps_rel=1e-3),
+    "SOAP": lambda model, scaler: optim.SOAP(model.parameters(), lr=1e-2),
+    "KFAC": lambda model, scaler: optim.KFAC(model, lr=1e-2, damping=0.1, grad_scaler=scaler),
+    "torch": lambda model, scaler: torch.optim.AdamW(model.parameters(), lr=1e-2),
+}
+
+
+def net(comm: Any, stage: int) -> nn.Module:
+    generator = torch.Generator().manual_seed(5)
+    model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1))
+    with torch.no_grad():
+        for param in model.parameters():
+            param.copy_(torch.randn(param.shape, generator=generator))
+    return dct.shard(model, stage, comm=comm)
+
+
+def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    x, y = torch.randn(6, 7, generator=generator), torch.randn(6, 1, generator=generator)
+    return nn.functional.mse_loss(model(x), y)
+
+
+def train(comm: Any, stage: int, kind: str, scaled: bool, bad: Optional[int] = None, clip: Optional[float] = None,
+          steps: int = 4) -> Tuple[List[float], List[float], Any]:
+    """Losses, scales and the optimizer. Step `bad` has an infinity in one rank's part of the gradients; without a
+    scaler it is left out."""
+    model = net(comm, stage)
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, enabled=scaled)
+    optimizer = KINDS[kind](model, scaler if scaled else None)
+    losses, scales = [], []
+    for step in range(steps):
+        if step == bad and not scaled:
+            continue
+        loss = loss_of(model, step, comm.rank)
+        scaler.scale(loss).backward()
+        if step == bad and (stage == 0 or comm.rank == comm.size - 1):
+            weights(model)[0].grad.view(-1)[0] = math.inf  # at stage 0 every rank has the mean
+        if clip is not None:
+            scaler.unscale_(optimizer)
+            dct.clip_grad_norm_(optimizer.param_groups[0]["params"], clip)
+        scaler.step(optimizer)
+        scaler.update()
+        model.zero_grad()
+        losses.append(loss.item())
+        scales.append(scaler.get_scale())
+    return losses, scales, optimizer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_losses_are_those_without_a_scale(kind: str) -> None:
+    def rank(comm: Any, stage: int) -> Tuple[List[float], List[float]]:
+        return train(comm, stage, kind, False)[0], train(comm, stage, kind, True)[0]
+
+    for world in (1, 2, 3):
+        for stage in range(4):
+            for plain, scaled in on(world, lambda comm: rank(comm, stage)):
+                assert scaled == pytest.approx(plain, rel=1e-5), (world, stage)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_infinity_on_one_rank_is_everybodys(kind: str, clip: Optional[float]) -> None:
+    """KFAC has seen the batch, so its later losses are others."""
+    def rank(comm: Any, stage: int) -> Any:
+        plain = train(comm, stage, kind, False, bad=1, clip=clip)[0]
+        losses, scales, optimizer = train(comm, stage, kind, True, bad=1, clip=clip)
+        assert kind == "torch" or optimizer.skipped_steps == 1
+        return plain, losses[:1] + losses[2:], scales
+
+    for world in (1, 2, 3):
+        for stage in range(4):
+            for plain, losses, scales in on(world, lambda comm: rank(comm, stage)):
+                assert scales == [SCALE, SCALE / 2, SCALE / 2, SCALE / 2], (world, stage)
+                assert losses == pytest.approx(plain, rel=1e-5) or kind == "KFAC", (world, stage)
+
+
+def test_a_scaler_goes_on_with_its_state() -> None:
+    def rank(comm: Any) -> None:
+        found = []
+        for saved in (False, True):
+            model = net(comm, 3)
+            optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+            scales = []
+            for step in range(7):
+                if step == 2 and saved:
+                    state, scaler = scaler.state_dict(), torch.amp.GradScaler("cpu")
+                    scaler.load_state_dict(state)
+                scaler.scale(loss_of(model, step, comm.rank)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                scales.append(scaler.get_scale())
+            found.append(scales)
+        assert found[0] == found[1] == [8, 8, 16, 16, 16, 32, 32]
+
+    on(2, rank)
+
+
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD])
+def test_gradients_of_16_bits(kind: Any) -> None:
+    """Which GradScaler.unscale_() refuses; a step takes them as they are."""
+    generator = torch.Generator().manual_seed(3)
+    start, grad = torch.randn(2, 50, generator=generator).half()
+    params = [nn.Parameter(start.clone()) for _ in range(2)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    optimizers = [kind([param], lr=0.1) for param in params]
+    for found in (False, True):
+        for param, scale in zip(params, (1, 64)):
+            param.grad = grad * scale
+        scaler.scale(torch.zeros(()))
+        if found:
+            params[1].grad[7] = math.nan
+        else:
+            optimizers[0].step()
+        scaler.step(optimizers[1])
+        scaler.update()
+    assert torch.equal(*params) and not torch.equal(params[0].detach(), start)
+    assert optimizers[1].skipped_steps == 1 and optimizers[1].state[params[1]]["step"] == 1
+
+
+def test_attributes_of_the_optimizer() -> None:
+    """What GradScaler sets can be set by hand, as PyTorch's fused optimizers take it."""
+    param = nn.Parameter(torch.zeros(3))
+    optimizer = optim.SGD([param], lr=1.0)
+    param.grad = torch.ones(3)
+    optimizer.grad_scale = torch.tensor([4.0], dtype=torch.float64)
+    optimizer.step()
+    assert param.tolist() == [-0.25] * 3
+    optimizer.found_inf = torch.tensor(1.0)
+    optimizer.step()
+    assert param.tolist() == [-0.25] * 3 and optimizer.skipped_steps == 1
+    del optimizer.found_inf
+    optimizer.grad_scale = torch.ones(2)
+    with pytest.raises(ValueError, match="must have one element, not 2"):
+        optimizer.step()
+    del optimizer.grad_scale
+    optimizer.step()
+    assert param.tolist() == [-1.25] * 3
+
+
+def test_a_disabled_scaler_and_one_of_a_plain_model() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for enabled in (False, True):
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
