@@ -171,6 +171,67 @@ static void test_a_steady_step_makes_nothing(void **state) {
   close_run(&r);
 }
 
+/* Weights are gathered ahead and taken, and are their own gradients, so that what was read is there to see. */
+static void weights_as_gradients(run *r) {
+  const dct_value ids[2] = {0, 1}, tokens[2] = {dct_as_value(token(r)), dct_as_value(token(r))};
+  dct_value ahead[4] = {GRAPH, torchsim_list(tokens, 2, true), torchsim_list(ids, 2, false), 0};
+  (void)call(r, "dc", "prefetch_params_fused", "CompositeExplicitAutograd", ahead, 4, 0);
+  assert_int_equal(dc_start_backward(r->context, 1), DC_OK);
+  for (int i = 0; i < 2; i++) {
+    dct_value one[4] = {dct_as_value(token(r)), GRAPH, (dct_value)i, 0};
+    dct_tensor whole = dct_as_tensor(call(r, "dc_rt", "take", "CUDA", one, 4, 1));
+    fine(r);
+    dct_tensor nothing = op(r, "reduce_grad", whole, i);
+    fine(r);
+    torchsim_drop(nothing);
+  }
+  end_backward(r);
+  fine(r);
+  assert_int_equal(dc_params_updated(r->context, (const int64_t[]){0, 1}, 2), DC_OK);
+}
+
+static void gradients_are(const run *r, float first) {
+  for (int i = 0; i < 2; i++) {
+    float found[NUMEL];
+    read_values(r, r->grad[i], found);
+    assert_true(found[0] == first + (float)(100 * i) && found[NUMEL - 1] == found[0] + NUMEL - 1);
+  }
+}
+
+/* As torch.cuda.graph does it: the stream that is captured becomes the current one in the capture, and launches are put
+ * on another one. */
+static void test_a_captured_step(void **state) {
+  (void)state;
+  run r = opened("CUDA");
+  for (int round = 0; round < 2; round++) {
+    set_stream(&r, streams[round]);
+    weights_as_gradients(&r);
+    gradients_are(&r, 1);
+  }
+  for (int graph = 0; graph < 2; graph++) {
+    drained(streams[0]);
+    cudasim_capture(streams[2]);
+    set_stream(&r, streams[2]);
+    weights_as_gradients(&r);
+    assert_true(cudasim_capture_end(streams[2]));
+    for (int launch = 0; launch < 3; launch++) {
+      const float first = (float)(7 + 10 * launch);
+      for (int i = 0; i < 2; i++) {
+        write_values(&r, r.shard[i], first + (float)(100 * i));
+      }
+      cudasim_launch(streams[2]);
+      gradients_are(&r, first);
+    }
+    set_stream(&r, streams[0]);
+    for (int i = 0; i < 2; i++) {
+      write_values(&r, r.shard[i], (float)(3 + 100 * i));
+    }
+    weights_as_gradients(&r); /* and without a graph */
+    gradients_are(&r, 3);
+  }
+  close_run(&r);
+}
+
 /* ---- threads ---- */
 
 typedef struct job {
@@ -274,6 +335,7 @@ int main(void) {
       TEST(test_many_streams),
       TEST(test_an_offloaded_tensor_is_kept),
       TEST(test_a_steady_step_makes_nothing),
+      TEST(test_a_captured_step),
       TEST(test_ranks_as_threads),
       TEST(test_threads_of_one_context),
   };

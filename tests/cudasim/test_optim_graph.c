@@ -117,6 +117,38 @@ static void test_launches_are_steps(void **state) {
   cudasim_stream_end(native);
 }
 
+/* As PyTorch's adapter does it: the first steps are on another stream than the one that is captured, which is set in
+ * the capture. */
+static void test_the_captured_stream_is_set_in_the_capture(void **state) {
+  (void)state;
+  void *native = cudasim_stream();
+  dc_stream *first, *captured;
+  DO(dc_stream_create(device, &first));
+  DO(dc_stream_wrap(device, native, &captured));
+  model plain = open_model(0, NULL, 0, COUNT);
+  model m = open_model(0, first, 0, COUNT);
+  DO(step(&plain, 0));
+  DO(step(&m, 0));
+  cudasim_capture(native);
+  DO(dc_optimizer_set_stream(m.optimizer, captured));
+  DO(step(&m, 0));
+  assert_true(cudasim_capture_end(native));
+  DO(dc_optimizer_set_stream(m.optimizer, first));
+  for (int n = 0; n < 2; n++) {
+    DO(step(&plain, 0));
+    cudasim_launch(native);
+  }
+  DO(dc_stream_synchronize(captured, 0)); /* launches and calls on the handle follow each other */
+  DO(step(&plain, 0));
+  DO(step(&m, 0));
+  same(&plain, &m);
+  close_model(&plain);
+  close_model(&m);
+  dc_stream_destroy(first);
+  dc_stream_destroy(captured);
+  cudasim_stream_end(native);
+}
+
 /* ---- the driver's failures ---- */
 
 /* Two steps; how often a function was called in them. */
@@ -163,9 +195,8 @@ static void test_every_call_fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_a_step_waits_for_nothing),
-      TEST(test_other_kinds_wait_for_the_stream),
-      TEST(test_launches_are_steps),
+      TEST(test_a_step_waits_for_nothing), TEST(test_other_kinds_wait_for_the_stream),
+      TEST(test_launches_are_steps),       TEST(test_the_captured_stream_is_set_in_the_capture),
       TEST(test_every_call_fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -253,6 +253,77 @@ def test_ranks_that_share_a_stream_are_refused() -> None:
     threads(2, rank)
 
 
+def train(stage: int, captured: bool, steps: int = 5) -> List[torch.Tensor]:
+    """Losses of a sharded model's steps, after some that warm up, and what it computes between them. With a scaler and
+    with clipping; as PyTorch's users capture a whole step."""
+    generator = torch.Generator().manual_seed(9)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 33), torch.nn.GELU(), torch.nn.Linear(33, 5))
+    with torch.no_grad():
+        for param in model.parameters():
+            param.copy_(torch.randn(param.shape, generator=generator) / 4)
+    model = dct.shard(model.to(DEVICE), stage, comm=libdc.Comm.single())
+    optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**10, growth_interval=4)
+    x, y = torch.zeros(8, 16, device=DEVICE), torch.zeros(8, 5, device=DEVICE)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        dct.clip_grad_norm_(model, 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    launch = step
+    with warming_up() if captured else contextlib.nullcontext():
+        for _ in range(3):
+            step()
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            static = step()
+
+        def launch() -> torch.Tensor:
+            graph.replay()
+            return static.clone()
+
+    found = []
+    for number in range(steps):
+        for tensor in (x, y):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
+        if number == 2:
+            x[0, 0] = float("inf")  # a step that is left out
+        loss = launch()
+        if number != 2:
+            found.append(loss)
+        with torch.no_grad():
+            found.append(model(y.new_ones(2, 16)))  # without the graph, between its launches
+    found.append(torch.tensor([scaler.get_scale(), optimizer.skipped_steps]))
+    return [value.cpu() for value in found]
+
+
+@contextlib.contextmanager
+def warming_up() -> Iterator[None]:
+    """On a stream of its own, as torch.cuda.graph wants it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream().wait_stream(side)
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_launches_of_a_captured_training_step(stage: int) -> None:
+    """Elsewhere than on a card the step is not captured."""
+    with one_order():
+        plain, captured = train(stage, False), train(stage, ON_CARD)
+    for one, other in zip(plain, captured):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert plain[-1].tolist() == [2.0**10, 1.0]
+
+
 @pytest.mark.parametrize("kind, options", [(optim.AdamW, {}), (optim.SGD, {"momentum": 0.9})])
 def test_launches_of_a_captured_step_are_steps(kind: Any, options: Any) -> None:
     generator = torch.Generator().manual_seed(7)

@@ -52,10 +52,22 @@ def clip_grad_norm_(parameters: Union[nn.Module, Tensor, Iterable[Tensor]], max_
         norm = power.sum().pow(1.0 / norm_type)
     scale = max_norm / (norm + 1e-6)
     if not math.isinf(max_norm):
-        factor = float(scale.clamp(max=1.0))
-        if factor != 1.0:
-            torch._foreach_mul_([param.grad for param in params], factor)
+        multiply([param.grad for param in params], scale.clamp(max=1.0))
     return norm
+
+
+def multiply(grads: List[Tensor], factor: Tensor) -> None:
+    """grads = factor grads, in float32. On a card the host does not ask for the factor, so nobody waits."""
+    if factor.device.type == "cpu" and float(factor) != 1.0:
+        torch._foreach_mul_(grads, float(factor))
+    elif factor.device.type != "cpu":
+        multiply_there(grads, factor.float())
+
+
+def multiply_there(grads: List[Tensor], factor: Tensor) -> None:
+    for grad in grads:
+        by = factor.to(grad.device)
+        grad.copy_(grad.float().mul_(by)) if grad.dtype != torch.float32 else grad.mul_(by)
 
 
 def _parts(entries: List[Entry], norm_type: float) -> List[Tensor]:

@@ -55,6 +55,11 @@ def current_stream(where: torch.device) -> Optional[libdc.Stream]:
     return libdc.Stream(device, torch.cuda.current_stream(where).cuda_stream)
 
 
+def captures(where: torch.device) -> bool:
+    """Whether PyTorch's current stream there is captured into a CUDA graph."""
+    return where.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def synchronize(where: torch.device) -> None:
     """Waits for PyTorch's current stream there, before a call that does its work on another one, or none."""
     if where.type == "cuda":

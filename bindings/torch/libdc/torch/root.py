@@ -138,6 +138,7 @@ class Root:
         self.backward = False  # the phase
         self.reducing = False  # this backward has begun to reduce
         self.stale = True  # weights changed since the last forward: stages 1 and 2 gather in this one
+        self.replayed = False  # steps were captured into a CUDA graph, whose launches nobody announces
         self.touched: Dict[int, Entry] = {}  # got a gradient in this backward
         self.unreduced: List[Entry] = []
         # See eager.py.
@@ -331,13 +332,17 @@ class Root:
         """Weights changed, on every rank: these, or all."""
         if self.stage == 0:
             return
+        self.replayed = self.replayed or devices.captures(self.device)
         for entry in self.entries if entries is None else entries:
             entry.version = entry.param._version
         self.context.params_updated(None if entries is None else [entry.id for entry in entries])
         self.stale = True
 
     def _look_for_edits(self) -> None:
-        """What nobody announces: shards written by hand or by load_state_dict, moved, frozen, unfrozen."""
+        """What nobody announces: shards written by hand or by load_state_dict, moved, frozen, unfrozen; and launches of
+        captured steps, which leave no trace on the host."""
+        if self.replayed and not devices.captures(self.device):
+            self.updated()
         edited, unfrozen = [], []
         for entry in self.entries:
             param = entry.param
