@@ -4,7 +4,7 @@
 
 #include "linalg/linalg.h"
 
-/* Locks the handle, runs `call` and unlocks, if `ready` is DC_OK. */
+/* Locks the handle, runs `call` and unlocks, if `ready` is DC_OK; the device becomes current once. */
 #define DC__WITH_READY_LINALG(linalg, ready, call)                          \
   do {                                                                      \
     if ((linalg) == NULL) {                                                 \
@@ -13,7 +13,9 @@
     DC__TRY(dc__owner_check(__func__, "handle", &(linalg)->device->owner)); \
     DC__TRY(ready);                                                         \
     pthread_mutex_lock(&(linalg)->mutex);                                   \
+    dc__device_begin((linalg)->device);                                     \
     dc_status dc__linalg_status = (call);                                   \
+    dc__device_end((linalg)->device);                                       \
     pthread_mutex_unlock(&(linalg)->mutex);                                 \
     return dc__linalg_status;                                               \
   } while (0)

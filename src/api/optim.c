@@ -309,7 +309,9 @@ int64_t dc_optimizer_steps(const dc_optimizer *optimizer) {
     return -1;
   }
   pthread_mutex_lock(&o->linalg->mutex);
+  dc__device_begin(o->linalg->device);
   const int64_t steps = dc__optim_await(o) == DC_OK ? dc__optim_steps(o, __func__) : -1;
+  dc__device_end(o->linalg->device);
   pthread_mutex_unlock(&o->linalg->mutex);
   return steps;
 }

@@ -5,7 +5,7 @@
 #include "api/api.h"
 #include "optim/optim.h"
 
-/* Locks the optimizer, runs `call` and unlocks. */
+/* Locks the optimizer, runs `call` and unlocks; the device becomes current once. */
 #define DC__WITH_OPTIMIZER(optimizer, call) DC__WITH_OPTIMIZER_OF(__func__, optimizer, call)
 #define DC__WITH_OPTIMIZER_OF(fn, optimizer, call)                               \
   do {                                                                           \
@@ -14,10 +14,12 @@
     }                                                                            \
     DC__TRY(dc__owner_check(fn, "handle", &(optimizer)->linalg->device->owner)); \
     pthread_mutex_lock(&(optimizer)->linalg->mutex);                             \
+    dc__device_begin((optimizer)->linalg->device);                               \
     dc_status dc__optimizer_status = dc__optim_await(optimizer);                 \
     if (dc__optimizer_status == DC_OK) {                                         \
       dc__optimizer_status = (call);                                             \
     }                                                                            \
+    dc__device_end((optimizer)->linalg->device);                                 \
     pthread_mutex_unlock(&(optimizer)->linalg->mutex);                           \
     return dc__optimizer_status;                                                 \
   } while (0)

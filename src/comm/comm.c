@@ -106,6 +106,7 @@ dc_status dc__comm_exchange(dc_comm *comm, const dc__tag *tag, const int64_t *mi
   }
   const dc__coll_item item = {
       .send = mine, .recv = table, .ranges = ranges, .total = comm->world * count, .id = tag->id, .dtype = DC_INT64};
+  dc__device_pause();
   dc__comm_all_gather(comm, NULL, tag, &item, 1);
   return dc__comm_check(comm);
 }

@@ -61,8 +61,15 @@ void dc__device_release(dc_device *device) {
   }
 }
 
+/* The operators on devices that this thread is in, and the outermost one's device. */
+static _Thread_local struct {
+  dc_device *device;
+  int operators;
+} here;
+
 void dc__device_begin(dc_device *device) {
   if (device->ops->begin != NULL) {
+    here.device = here.operators++ == 0 ? device : here.device;
     device->ops->begin(device);
   }
 }
@@ -70,6 +77,13 @@ void dc__device_begin(dc_device *device) {
 void dc__device_end(dc_device *device) {
   if (device->ops->end != NULL) {
     device->ops->end(device);
+    here.operators--;
+  }
+}
+
+void dc__device_pause(void) {
+  if (here.operators > 0) {
+    here.device->ops->pause(here.device);
   }
 }
 

@@ -108,9 +108,11 @@ typedef struct dc__qr {
 
 typedef struct dc__device_ops {
   /* Around what asks much of the device on this thread, so that it becomes the thread's current one once and not each
-   * time. One may be in the other, of another device too. NULL functions: nothing has to be current. */
+   * time. One may be in the other, of another device too. NULL functions: nothing has to be current. `pause`: the
+   * thread is as its caller knows it until the device is asked for something again. */
   void (*begin)(dc_device *device);
   void (*end)(dc_device *device);
+  void (*pause)(dc_device *device);
   /* Memory of a kind (DC_MEMORY_DEVICE, DC_MEMORY_HOST), 256-byte aligned, not zeroed. */
   dc_status (*alloc)(dc_device *device, size_t bytes, int32_t kind, void **ptr);
   void (*free)(dc_device *device, void *ptr, size_t bytes, int32_t kind);
@@ -213,9 +215,13 @@ dc_status dc__cuda_library_open(const char *name, const char *folder, void **lib
 
 dc_device *dc__device_retain(dc_device *device);
 void dc__device_release(dc_device *device);
-/* An operator on the device, by this thread: none of the caller's functions but his allocator runs in it. */
+/* An operator on the device, by this thread: none of the caller's functions but his allocator runs in it, but after a
+ * pause. */
 void dc__device_begin(dc_device *device);
 void dc__device_end(dc_device *device);
+/* Of the operator that this thread is in, if it is in one, and not while it issues work: the caller's functions come.
+ */
+void dc__device_pause(void);
 
 /* Run now when stream is NULL, else queued. libdc's own tasks queue nothing on their stream, so these cannot fail. */
 void dc__stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);

@@ -27,9 +27,11 @@ static dc_status start_there(const char *fn, dc__layer_job *job, dc_stream *stre
                     job->size.batch, job->size.longest);
   }
   job->stream = dc__stream_or_here(device, stream);
+  dc__device_begin(device);
   dc__layer_begin_there(job);
   run(job);
   dc__here_done(device, stream);
+  dc__device_end(device);
   return dc__device_check(device);
 }
 
@@ -84,8 +86,10 @@ dc_status dc__layer_give_host(const dc_layer *layer, size_t bytes, void *data, v
   if (host == data) {
     return DC_OK;
   }
+  dc__device_begin(layer->device);
   dc__stream_copy(dc__stream_or_here(layer->device, NULL), data, host, bytes);
   dc__here_done(layer->device, NULL);
+  dc__device_end(layer->device);
   dc__free(host);
   return dc__device_check(layer->device);
 }

@@ -51,13 +51,13 @@ static size_t bytes_of(const dc_tensor *t) {
 }
 
 /* The tensor's elements, the caller's to free. */
-static void *elements(dc_device *device, const dc_tensor *t) {
+static inline void *elements(dc_device *device, const dc_tensor *t) {
   void *host = malloc(bytes_of(t));
   copy(device, host, t->data, bytes_of(t));
   return host;
 }
 
-static void randomize(dc_device *device, const dc_tensor *t, uint64_t seed, float scale, float base) {
+static inline void randomize(dc_device *device, const dc_tensor *t, uint64_t seed, float scale, float base) {
   int64_t count = t->shape[0] * t->shape[1];
   float *values = malloc((size_t)count * sizeof *values);
   for (int64_t i = 0; i < count; i++) {

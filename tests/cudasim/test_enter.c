@@ -2,8 +2,8 @@
  * within it; and the caller's own again, whatever fails. */
 #include "harness.h"
 
+#include "comm/comm.h"
 #include "cudasim.h"
-#include "device/device.h"
 
 typedef struct fixture {
   dc_device *device[2];
@@ -161,12 +161,57 @@ static void test_threads_are_their_own(void **state) {
   assert_int_equal(found, -1);
 }
 
+/* The caller's functions, which a communicator of his collectives calls, find the thread as he knows it. */
+static int32_t look_around(const void *send, void *recv, int64_t count, int32_t dtype, void *user) {
+  memcpy(recv, send, (size_t)count * dc_dtype_size(dtype));
+  assert_left();
+  ++*(int *)user;
+  return 0;
+}
+static int32_t tell(void *data, size_t bytes, int32_t root, void *user) {
+  (void)data, (void)bytes, (void)root, (void)user;
+  return 0;
+}
+static int32_t meet(void *user) {
+  (void)user;
+  return 0;
+}
+
+static void test_the_callers_functions(void **state) {
+  fixture *f = *state;
+  int called = 0;
+  dc_comm_callbacks callbacks = DC_COMM_CALLBACKS_INIT;
+  callbacks.all_gather = callbacks.reduce_scatter = look_around;
+  callbacks.broadcast = tell;
+  callbacks.barrier = meet;
+  callbacks.user = &called;
+  dc_comm *comm;
+  assert_int_equal(dc_comm_create_external(&callbacks, 0, 1, NULL, &comm), DC_OK);
+  const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
+  const int64_t mine = 7;
+  int64_t table = 0;
+  called = 0;
+  const int before = pushes();
+  dc__device_begin(f->device[0]);
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(current_on(f->stream[0]), 0);
+    assert_int_equal(dc__comm_exchange(comm, &tag, &mine, 1, &table), DC_OK);
+    assert_int_equal(current_on(f->stream[0]), 0);
+    assert_int_equal(current_on(f->stream[0]), 0);
+  }
+  dc__device_end(f->device[0]);
+  assert_int_equal(pushes() - before, 3);
+  assert_true(table == mine && called > 0);
+  assert_left();
+  dc_comm_destroy(comm);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_an_operator_enters_once), TEST(test_two_devices),           TEST(test_entered_within_another),
-      TEST(test_what_cannot_be_entered),  TEST(test_threads_are_their_own),
+      TEST(test_what_cannot_be_entered),  TEST(test_threads_are_their_own), TEST(test_the_callers_functions),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

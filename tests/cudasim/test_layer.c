@@ -280,7 +280,7 @@ static void test_failures_are_told(void **state) {
     const char *function;
     int before, error;
   } faults[] = {{"cuLaunchKernel", 0, 2}, {"cuLaunchKernel", 4, 1},           {"cublasLtMatmul", 0, 13},
-                {"cublasLtMatmul", 3, 3}, {"cublasLtMatmulDescCreate", 1, 3}, {"cuCtxPushCurrent_v2", 3, 700}};
+                {"cublasLtMatmul", 3, 3}, {"cublasLtMatmulDescCreate", 1, 3}, {"cuCtxPushCurrent_v2", 0, 700}};
   const choice c = {16, 2, 16, F32, 0, 1, -1, -1, DC_GELU_TANH, 0, 0, 0.25};
   for (size_t i = 0; i < DC__COUNT(faults); i++) {
     side s;

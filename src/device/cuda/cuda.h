@@ -111,6 +111,7 @@ void dc__cuda_leave(dc__cuda_entry entry);
 /* An operator of the device's, whose first entry is left when it ends. */
 void dc__cuda_begin(dc_device *device);
 void dc__cuda_end(dc_device *device);
+void dc__cuda_pause(dc_device *device); /* left now, and entered again when it is needed */
 /* Whether what is put on the stream becomes part of a graph; with the device entered. */
 bool dc__cuda_is_capturing(dc__cuda_stream *stream);
 void dc__cuda_joined(dc__cuda_stream *stream); /* it waits for a mark that was captured */

@@ -95,6 +95,7 @@ static void destroy(dc_device *device) {
 static const dc__device_ops ops = {
     .begin = dc__cuda_begin,
     .end = dc__cuda_end,
+    .pause = dc__cuda_pause,
     .alloc = dc__cuda_alloc,
     .free = dc__cuda_free,
     .stream_create = dc__cuda_stream_create,

@@ -47,12 +47,17 @@ void dc__cuda_begin(dc_device *device) {
   }
 }
 
-void dc__cuda_end(dc_device *device) {
+void dc__cuda_pause(dc_device *device) {
   (void)device;
+  dc__cuda_leave(here.entry);
+  here.entry.device = NULL;
+  here.asked = 0;
+}
+
+void dc__cuda_end(dc_device *device) {
   if (--here.operators == 0) {
     here.kept = NULL;
-    dc__cuda_leave(here.entry);
-    here.entry.device = NULL;
+    dc__cuda_pause(device);
   }
 }
 
