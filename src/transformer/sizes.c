@@ -79,7 +79,7 @@ dc__workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__laye
   w.delta = part(&w.bytes, size->tokens * c->heads * (int64_t)sizeof(float));
   if (dc__layer_is_there(layer)) {
     int64_t widest = c->intermediate_size > 3 * c->hidden_size ? c->intermediate_size : 3 * c->hidden_size;
-    w.sums = part(&w.bytes, 2 * dc__cuda_sum_parts(size->tokens) * widest * (int64_t)sizeof(float));
+    w.sums = part(&w.bytes, dc__cuda_sum_parts(size->tokens, c->hidden_size, widest));
   } else if (c->dtype != DC_FLOAT32 && size->longest > dc__attention_keys(c->hidden_size / c->heads)) {
     w.dq = part(&w.bytes, size->tokens * c->hidden_size * (int64_t)sizeof(float));
   }

@@ -71,36 +71,31 @@ static void normalize_again(const dc__layer_job *job, void *y, const void *x, co
   dc__cuda_normalize(job->stream, &a);
 }
 
-/* The sums over tokens of x and, with `normal` and its statistics, of xhat x: gradients number `index` and the next;
- * without, of the one of x. */
-static void sums(const dc__layer_job *job, const void *x, const void *normal, const float *stats, int64_t columns,
-                 int32_t index) {
-  const dc_layer_config *c = &job->layer->config;
-  dc__cuda_sum_args a = {.x = x, .normal = normal, .stats = stats, .rows = job->size.tokens, .columns = columns};
-  a.parts = (float *)(void *)(job->workspace + job->at.sums);
-  a.to[0] = stats != NULL ? job->grad_weight[index] : NULL;
-  a.to[1] = job->grad_weight[stats != NULL ? index + 1 : index];
-  a.dtype = c->dtype;
-  a.to_dtype = c->grad_dtype;
-  a.accumulate = job->accumulate;
-  dc__cuda_sums(job->stream, &a);
+static dc__cuda_sums sums_of(const dc__layer_job *job) {
+  return (dc__cuda_sums){.parts = (float *)(void *)(job->workspace + job->at.sums),
+                         .dtype = job->layer->config.grad_dtype,
+                         .accumulate = job->accumulate};
 }
 
 static void normalize_back(const dc__layer_job *job, const dc__normal_back *b) {
   const dc_layer_config *c = &job->layer->config;
-  if (job->grad_weight[b->gamma_index] != NULL || job->grad_weight[b->gamma_index + 1] != NULL) {
-    sums(job, b->dy, b->x, b->stats, c->hidden_size, b->gamma_index); /* first: dx may lie where dy does */
-  }
-  if (b->dx == NULL) {
+  dc__cuda_normal_back_args a = {.dy = b->dy, .x = b->x, .gamma = b->gamma, .add = b->add, .stats = b->stats};
+  void *dgamma = job->grad_weight[b->gamma_index], *dbeta = job->grad_weight[b->gamma_index + 1];
+  const bool summed = dgamma != NULL || dbeta != NULL;
+  if (b->dx == NULL && !summed) {
     return;
   }
-  dc__cuda_normal_back_args a = {.dy = b->dy, .x = b->x, .gamma = b->gamma, .add = b->add, .stats = b->stats};
   a.dx = b->dx;
   a.dropped = b->dropped != b->dx ? b->dropped : NULL;
   a.rows = job->size.tokens;
   a.columns = c->hidden_size;
   a.dtype = c->dtype;
   a.drop = drop_of(job, &b->dropout);
+  if (summed) {
+    a.sums = sums_of(job);
+    a.sums.to[0] = dbeta;
+    a.sums.to[1] = dgamma;
+  }
   dc__cuda_normal_back(job->stream, &a);
 }
 
@@ -112,7 +107,10 @@ static void drop(const dc__layer_job *job, void *out, const void *x, const dc__d
 }
 
 static void column_sums(const dc__layer_job *job, const void *x, int64_t columns, int32_t index) {
-  sums(job, x, NULL, NULL, columns, index);
+  dc__cuda_sum_args a = {.x = x, .rows = job->size.tokens, .columns = columns, .dtype = job->layer->config.dtype};
+  a.sums = sums_of(job);
+  a.sums.to[0] = job->grad_weight[index];
+  dc__cuda_column_sums(job->stream, &a);
 }
 
 static dc__cuda_attention_args attention_args(const dc__layer_job *job, const dc__attention *attention) {

@@ -121,7 +121,7 @@ static void test_a_layer(void **state) {
   bert b;
   make_bert(&b);
   count("the layer's forward", forward, &b, 14);
-  count("the layer's backward", backward, &b, 24);
+  count("the layer's backward", backward, &b, 22);
   dc_layer_destroy(b.layer);
 }
 

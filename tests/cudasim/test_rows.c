@@ -9,7 +9,8 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/gemm.h"
 
-enum { ROWS = 70, FEW = 3 }; /* a few of the sums' chunks, the last of them short */
+/* A few of the sums' chunks, the last of them short; and where rows are long, more than LN's backward has blocks. */
+enum { ROWS = 70, MORE = DC__CUDA_PROCESSORS + 22, LONG = 2048, FEW = 3 };
 
 static int32_t dtype;
 static int64_t columns;
@@ -89,13 +90,14 @@ static void statistics(const float *row, double *mean, double *rstd) {
 
 /* out = residual + u + bias, y = LN(out), and LN's gradient at out, with sums over all rows. */
 static void check_norm(int64_t shift) {
-  enum { U, BIAS, RESIDUAL, GAMMA, BETA, OUT, Y, DY, ADD, DX, STATS, PARTS, SUM, DOT, ARRAYS };
+  enum { U, BIAS, RESIDUAL, GAMMA, BETA, OUT, Y, DY, ADD, DX, STATS, PARTS, SUM, DOT, PLAIN, ARRAYS };
+  const int64_t rows = columns > LONG ? MORE : ROWS;
   array a[ARRAYS];
   for (int i = 0; i < ARRAYS; i++) {
     const bool narrow = i == BIAS || i == GAMMA || i == BETA || i >= SUM;
     const int32_t type = i >= STATS ? DC_FLOAT32 : dtype;
-    const int64_t rows = i == PARTS ? 2 * dc__cuda_sum_parts(ROWS) : narrow ? 1 : ROWS;
-    a[i] = make(type, rows, i == STATS ? 2 : columns, i < OUT ? shift : 0, (uint64_t)i, 1);
+    const int64_t wide = i == STATS ? 2 : i == PARTS ? dc__cuda_sum_parts(rows, columns, columns) / 4 : columns;
+    a[i] = make(type, narrow || i == PARTS ? 1 : rows, wide, i < OUT ? shift : 0, (uint64_t)i, 1);
   }
   const dc__cuda_residual_args forward = {.u = at(&a[U]),
                                           .bias = at(&a[BIAS]),
@@ -105,41 +107,39 @@ static void check_norm(int64_t shift) {
                                           .gamma = at(&a[GAMMA]),
                                           .beta = at(&a[BETA]),
                                           .stats = at(&a[STATS]),
-                                          .rows = ROWS,
+                                          .rows = rows,
                                           .columns = columns,
                                           .eps = 1e-5f,
                                           .dtype = dtype};
   dc__cuda_residual(stream, &forward);
-  const dc__cuda_normal_back_args back = {.dy = at(&a[DY]),
-                                          .x = at(&a[OUT]),
-                                          .gamma = at(&a[GAMMA]),
-                                          .add = at(&a[ADD]),
-                                          .stats = at(&a[STATS]),
-                                          .dx = at(&a[DX]),
-                                          .rows = ROWS,
-                                          .columns = columns,
-                                          .dtype = dtype};
+  const dc__cuda_normal_back_args back = {
+      .dy = at(&a[DY]),
+      .x = at(&a[OUT]),
+      .gamma = at(&a[GAMMA]),
+      .add = at(&a[ADD]),
+      .stats = at(&a[STATS]),
+      .dx = at(&a[DX]),
+      .rows = rows,
+      .columns = columns,
+      .dtype = dtype,
+      .sums = {.parts = at(&a[PARTS]), .to = {at(&a[SUM]), at(&a[DOT])}, .dtype = DC_FLOAT32, .accumulate = 1}};
   dc__cuda_normal_back(stream, &back);
   const dc__cuda_sum_args sums = {.x = at(&a[DY]),
-                                  .normal = at(&a[OUT]),
-                                  .stats = at(&a[STATS]),
-                                  .parts = at(&a[PARTS]),
-                                  .to = {at(&a[DOT]), at(&a[SUM])},
-                                  .rows = ROWS,
+                                  .rows = rows,
                                   .columns = columns,
                                   .dtype = dtype,
-                                  .to_dtype = DC_FLOAT32,
-                                  .accumulate = 1};
-  dc__cuda_sums(stream, &sums);
+                                  .sums = {.parts = at(&a[PARTS]), .to = {at(&a[PLAIN])}, .dtype = DC_FLOAT32}};
+  dc__cuda_column_sums(stream, &sums);
   done();
-  double *out = malloc((size_t)(4 * ROWS * columns) * sizeof *out), *y = out + ROWS * columns;
-  double *dx = y + ROWS * columns, *sum = dx + ROWS * columns, *dot = sum + columns;
+  double *out = malloc((size_t)((3 * rows + 3) * columns) * sizeof *out), *y = out + rows * columns;
+  double *dx = y + rows * columns, *sum = dx + rows * columns, *dot = sum + columns, *plain = dot + columns;
   look(&a[OUT]);
   for (int64_t j = 0; j < columns; j++) {
     sum[j] = a[SUM].values[j];
     dot[j] = a[DOT].values[j];
+    plain[j] = 0;
   }
-  for (int64_t i = 0; i < ROWS; i++) {
+  for (int64_t i = 0; i < rows; i++) {
     double mean, rstd, total = 0, product = 0;
     const float *x = a[OUT].values + i * columns, *dy = a[DY].values + i * columns;
     statistics(x, &mean, &rstd);
@@ -151,6 +151,7 @@ static void check_norm(int64_t shift) {
       total += (double)dy[j] * a[GAMMA].values[j];
       product += (double)dy[j] * a[GAMMA].values[j] * normal;
       sum[j] += dy[j];
+      plain[j] += dy[j];
       dot[j] += dy[j] * normal;
     }
     for (int64_t j = 0; j < columns; j++) {
@@ -162,8 +163,9 @@ static void check_norm(int64_t shift) {
   same("the sum with the residual", &a[OUT], out);
   same("LN", &a[Y], y);
   same("LN's gradient", &a[DX], dx);
-  same("a sum over rows", &a[SUM], sum);
-  same("a sum of products over rows", &a[DOT], dot);
+  same("LN's sum over rows", &a[SUM], sum);
+  same("LN's sum of products over rows", &a[DOT], dot);
+  same("a sum over rows", &a[PLAIN], plain);
   free(out);
   free_all(a, ARRAYS);
 }
@@ -223,7 +225,7 @@ enum { EVERY = 1 };
 static void test_rows(void **state) {
   (void)state;
   static const int32_t dtypes[] = {DC_FLOAT32, DC_FLOAT16, DC_BFLOAT16};
-  static const int64_t widths[] = {1, 40, 257, 1024, 5003, 8200};
+  static const int64_t widths[] = {1, 40, 257, 1024, 4096, 3001, 5003, 8200};
   for (int32_t i = 0; i < 3 * (int32_t)DC__COUNT(widths); i += EVERY) {
     dtype = dtypes[i % 3];
     columns = widths[i / 3];

@@ -1,73 +1,42 @@
 /* Sums over the layer's rows, in two steps whose order depends on the number of rows alone: chunks of rows, which are
- * read 16 bytes at a time by as many blocks as fill a card, and then the chunks' sums. */
+ * read 16 bytes at a time by as many blocks as fill a card, and then the chunks' sums, those of LN's backward (rows.cu)
+ * too. */
 #include "kernels/cuda/eight.h"
 #include "kernels/cuda/rows.h"
 
 namespace {
 
-enum { WARPS = DC__CUDA_SUM_THREADS / DC_WARP };
+enum { WARPS = DC__CUDA_PART_THREADS / DC_WARP };
 
 /* A thread's sums over a chunk of rows of 8 columns. WHOLE: all its rows have them at multiples of 16 bytes. */
-template <int DTYPE, bool BOTH, bool WHOLE>
-DC_DEVICE void sum_rows(const dc__cuda_sum_args &args, int64_t chunk, int64_t j, eight &sum, eight &dot) {
-  const int64_t columns = args.columns, count = args.rows * columns, left = columns - j;
+template <int DTYPE, bool WHOLE>
+DC_DEVICE eight sum_rows(const dc__cuda_sum_args &args, int64_t chunk, int64_t j) {
+  const int64_t columns = args.columns, left = columns - j;
   const int64_t first = chunk * DC__CUDA_CHUNK, end = first + DC__CUDA_CHUNK, last = end < args.rows ? end : args.rows;
-  const void *x = there<DTYPE>(args.x, count), *normal = BOTH ? there<DTYPE>(args.normal, count) : nullptr;
-  const float *stats = BOTH ? there<DC_FLOAT32>(args.stats, 2 * args.rows) : nullptr;
-  const auto piece = [&](const void *of, int64_t row) {
-    return WHOLE ? load_whole<DTYPE>(of, row * columns + j) : load<DTYPE>(of, row * columns + j, left);
-  };
-  DC_UNROLL_4
+  const void *x = there<DTYPE>(args.x, args.rows * columns);
+  eight sum = {};
+  DC_UNROLL_8
   for (int64_t row = first; row < last; row++) {
-    const eight d = piece(x, row);
-    add(sum, d);
-    if constexpr (BOTH) {
-      const eight e = piece(normal, row);
-      const float mean = stats[row], rstd = stats[args.rows + row];
-      DC_UNROLL
-      for (int i = 0; i < EIGHT; i++) {
-        dot.at[i] += (e.at[i] - mean) * rstd * d.at[i];
-      }
-    }
+    add(sum, WHOLE ? load_whole<DTYPE>(x, row * columns + j) : load<DTYPE>(x, row * columns + j, left));
   }
+  return sum;
 }
 
 /* A block has a chunk of rows, a thread 8 columns. */
-template <int DTYPE, bool BOTH>
+template <int DTYPE>
 DC_DEVICE void sum_chunks(const dc__cuda_sum_args &args) {
-  const int64_t columns = args.columns, chunks = (args.rows + DC__CUDA_CHUNK - 1) / DC__CUDA_CHUNK;
+  const int64_t columns = args.columns, chunks = args.sums.chunks;
   const int64_t j = (static_cast<int64_t>(dc_block(1)) * dc_threads() + dc_thread()) * EIGHT, left = columns - j;
-  float *parts = there<DC_FLOAT32>(args.parts, (BOTH ? 2 : 1) * chunks * columns);
-  if (left <= 0) {
-    return;
-  }
-  const bool whole = columns % EIGHT == 0 && at_once<DTYPE>(args.x, j, left) &&
-                     (!BOTH || at_once<DTYPE>(args.normal, j, left));
-  for (int64_t chunk = dc_block(); chunk < chunks; chunk += dc_blocks()) {
-    eight sum = {}, dot = {};
-    if (whole) {
-      sum_rows<DTYPE, BOTH, true>(args, chunk, j, sum, dot);
-    } else {
-      sum_rows<DTYPE, BOTH, false>(args, chunk, j, sum, dot);
-    }
+  float *parts = there<DC_FLOAT32>(args.sums.parts, chunks * columns);
+  const bool whole = columns % EIGHT == 0 && at_once<DTYPE>(args.x, j, left);
+  for (int64_t chunk = dc_block(); chunk < chunks && left > 0; chunk += dc_blocks()) {
+    const eight sum = whole ? sum_rows<DTYPE, true>(args, chunk, j) : sum_rows<DTYPE, false>(args, chunk, j);
     store<DC_FLOAT32>(parts, chunk * columns + j, left, sum);
-    if constexpr (BOTH) {
-      store<DC_FLOAT32>(parts, (chunks + chunk) * columns + j, left, dot);
-    }
   }
 }
 
 template <int DTYPE>
-DC_DEVICE void sum_by_chunks(const dc__cuda_sum_args &args) {
-  if (args.stats != nullptr) {
-    sum_chunks<DTYPE, true>(args);
-  } else {
-    sum_chunks<DTYPE, false>(args);
-  }
-}
-
-template <int DTYPE>
-DC_DEVICE void give(const dc__cuda_sum_args &args, void *array, int64_t column, float sum) {
+DC_DEVICE void give(const dc__cuda_sums &args, void *array, int64_t column, float sum) {
   void *to = there<DTYPE>(array, args.columns);
   put<DTYPE>(to, column, args.accumulate != 0 ? sum + get<DTYPE>(to, column) : sum);
 }
@@ -75,16 +44,16 @@ DC_DEVICE void give(const dc__cuda_sum_args &args, void *array, int64_t column, 
 }  // namespace
 
 DC_KERNEL(dc__sum_chunks_kernel, dc__cuda_sum_args, DC__CUDA_SUM_THREADS) {
-  DC_BY_TYPE(args.dtype, sum_by_chunks, args);
+  DC_BY_TYPE(args.dtype, sum_chunks, args);
 }
 
 /* A block has 32 columns of one of the sums, a warp a part of the chunks, a lane a column. */
-DC_BLOCK_KERNEL(dc__sum_parts_kernel, dc__cuda_sum_args, DC__CUDA_SUM_THREADS) {
+DC_BLOCK_KERNEL(dc__sum_parts_kernel, dc__cuda_sums, DC__CUDA_PART_THREADS) {
   DC_SHARED(float, sums, [WARPS][DC_WARP]);
-  const int64_t columns = args.columns, chunks = (args.rows + DC__CUDA_CHUNK - 1) / DC__CUDA_CHUNK;
+  const int64_t columns = args.columns, chunks = args.chunks;
   const uint32_t lane = dc_thread() % DC_WARP, warp = dc_thread() / DC_WARP;
   const int64_t column = static_cast<int64_t>(dc_block()) * DC_WARP + lane;
-  void *to = dc_block(1) == 0 ? args.to[1] : args.to[0]; /* the sums of x itself come first among the parts */
+  void *to = dc_block(1) == 0 ? args.to[0] : args.to[1];
   if (to == nullptr) {
     return;
   }
@@ -107,5 +76,5 @@ DC_BLOCK_KERNEL(dc__sum_parts_kernel, dc__cuda_sum_args, DC__CUDA_SUM_THREADS) {
   for (int w = 0; w < WARPS; w++) {
     sum += sums[w][lane];
   }
-  DC_BY_TYPE(args.to_dtype, give, args, to, column, sum);
+  DC_BY_TYPE(args.dtype, give, args, to, column, sum);
 }

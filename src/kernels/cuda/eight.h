@@ -48,41 +48,74 @@ DC_DEVICE bool at_once(const void *array, int64_t i, int64_t left) {
   return left >= EIGHT && (reinterpret_cast<uintptr_t>(array) + static_cast<uintptr_t>(i * size_of<DTYPE>())) % 16 == 0;
 }
 
-/* Elements i to i + 7, at once. */
+/* Eight as they lie in an array: what is asked for long before it is used takes no more registers than that. */
 template <int DTYPE>
-DC_DEVICE eight load_whole(const void *array, int64_t i) {
+struct stored {
+  halves half;
+};
+template <>
+struct stored<DC_FLOAT32> {
+  quarter low, high;
+};
+
+template <int DTYPE>
+DC_DEVICE eight eight_of(const stored<DTYPE> &s) {
   eight x;
-  if constexpr (DTYPE == DC_FLOAT32) {
-    const quarter *from = reinterpret_cast<const quarter *>(static_cast<const float *>(array) + i);
-    const quarter low = from[0], high = from[1];
-    DC_UNROLL
-    for (int j = 0; j < 4; j++) {
-      x.at[j] = low.at[j];
-      x.at[4 + j] = high.at[j];
-    }
-  } else {
-    const halves all = *reinterpret_cast<const halves *>(static_cast<const uint16_t *>(array) + i);
-    DC_UNROLL
-    for (int j = 0; j < 4; j++) {
-      x.at[2 * j] = f32_of<DTYPE>(static_cast<uint16_t>(all.word[j]));
-      x.at[2 * j + 1] = f32_of<DTYPE>(static_cast<uint16_t>(all.word[j] >> 16));
+  DC_UNROLL
+  for (int j = 0; j < 4; j++) {
+    if constexpr (DTYPE == DC_FLOAT32) {
+      x.at[j] = s.low.at[j];
+      x.at[4 + j] = s.high.at[j];
+    } else {
+      x.at[2 * j] = f32_of<DTYPE>(static_cast<uint16_t>(s.half.word[j]));
+      x.at[2 * j + 1] = f32_of<DTYPE>(static_cast<uint16_t>(s.half.word[j] >> 16));
     }
   }
   return x;
 }
 
+/* Elements i to i + 7, at once. */
+template <int DTYPE>
+DC_DEVICE stored<DTYPE> ask_whole(const void *array, int64_t i) {
+  if constexpr (DTYPE == DC_FLOAT32) {
+    const quarter *from = reinterpret_cast<const quarter *>(static_cast<const float *>(array) + i);
+    return {from[0], from[1]};
+  } else {
+    return {*reinterpret_cast<const halves *>(static_cast<const uint16_t *>(array) + i)};
+  }
+}
+
 /* Elements i to i + 7, of which `left` are there; zeros for the others. */
 template <int DTYPE>
-DC_DEVICE eight load(const void *array, int64_t i, int64_t left) {
+DC_DEVICE stored<DTYPE> ask(const void *array, int64_t i, int64_t left) {
   if (at_once<DTYPE>(array, i, left)) {
-    return load_whole<DTYPE>(array, i);
+    return ask_whole<DTYPE>(array, i);
   }
-  eight x;
-  DC_UNROLL
-  for (int j = 0; j < EIGHT; j++) {
-    x.at[j] = j < left ? get<DTYPE>(array, i + j) : 0.0f;
+  stored<DTYPE> s;
+  if constexpr (DTYPE == DC_FLOAT32) {
+    const float *from = static_cast<const float *>(array) + i;
+    DC_UNROLL
+    for (int j = 0; j < 4; j++) {
+      s.low.at[j] = j < left ? from[j] : 0.0f;
+      s.high.at[j] = 4 + j < left ? from[4 + j] : 0.0f;
+    }
+  } else {
+    const uint16_t *from = static_cast<const uint16_t *>(array) + i, zero = 0;
+    DC_UNROLL
+    for (int j = 0; j < 4; j++) {
+      s.half.word[j] = two_halves(2 * j < left ? from[2 * j] : zero, 2 * j + 1 < left ? from[2 * j + 1] : zero);
+    }
   }
-  return x;
+  return s;
+}
+
+template <int DTYPE>
+DC_DEVICE eight load_whole(const void *array, int64_t i) {
+  return eight_of(ask_whole<DTYPE>(array, i));
+}
+template <int DTYPE>
+DC_DEVICE eight load(const void *array, int64_t i, int64_t left) {
+  return eight_of(ask<DTYPE>(array, i, left));
 }
 
 template <int DTYPE>

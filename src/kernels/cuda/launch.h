@@ -37,8 +37,9 @@ void dc__cuda_normalize(dc_stream *stream, const dc__cuda_normalize_args *args);
 void dc__cuda_normal_back(dc_stream *stream, const dc__cuda_normal_back_args *args);
 void dc__cuda_drop_rows(dc_stream *stream, const dc__cuda_drop_args *args);
 void dc__cuda_epilogue(dc_stream *stream, const dc__cuda_epilogue_args *args);
-int64_t dc__cuda_sum_parts(int64_t rows); /* chunks */
-void dc__cuda_sums(dc_stream *stream, const dc__cuda_sum_args *args);
+/* Bytes of partial sums, for LN's backward of `normal` columns and the sums of at most `widest`. */
+int64_t dc__cuda_sum_parts(int64_t rows, int64_t normal, int64_t widest);
+void dc__cuda_column_sums(dc_stream *stream, const dc__cuda_sum_args *args);
 void dc__cuda_offsets(dc_stream *stream, int32_t *to, const int32_t *offsets, int64_t count);
 /* dc__gemm_run(): with an epilogue of one matrix, in which rows of C, and of aux, follow each other without a gap;
  * workspace of the device, for this product alone. */

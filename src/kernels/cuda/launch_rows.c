@@ -16,12 +16,15 @@ static void launch(dc_stream *stream, int32_t kernel, int64_t blocks, int64_t bl
                                                            .bytes = bytes});
 }
 
-/* A block a row, a thread 8 of its columns. */
+/* Of a block that has a row at a time, a thread 8 of its columns. */
+static int64_t row_warps(int64_t columns) {
+  const int64_t warps = (columns + 255) / 256;
+  return warps < DC__CUDA_ROW_THREADS / 32 ? warps : DC__CUDA_ROW_THREADS / 32;
+}
+
 static void launch_rows(dc_stream *stream, int32_t kernel, int64_t rows, int64_t columns, const void *args,
                         size_t bytes) {
-  const int64_t warps = (columns + 255) / 256;
-  const int64_t threads = 32 * warps;
-  launch(stream, kernel, rows, 1, threads < DC__CUDA_ROW_THREADS ? threads : DC__CUDA_ROW_THREADS, args, bytes);
+  launch(stream, kernel, rows, 1, 32 * row_warps(columns), args, bytes);
 }
 
 void dc__cuda_residual(dc_stream *stream, const dc__cuda_residual_args *args) {
@@ -32,8 +35,25 @@ void dc__cuda_normalize(dc_stream *stream, const dc__cuda_normalize_args *args) 
   launch_rows(stream, DC__KERNEL_NORMALIZE, args->rows, args->columns, args, sizeof *args);
 }
 
+/* The second step of `count` sums. */
+static void launch_parts(dc_stream *stream, const dc__cuda_sums *sums, int64_t count) {
+  launch(stream, DC__KERNEL_SUM_PARTS, (sums->columns + 31) / 32, count, DC__CUDA_PART_THREADS, sums, sizeof *sums);
+}
+
+/* Of LN's backward, which are all on the card at once; the same on every card, as the order of the sums is. */
+static int64_t back_blocks(int64_t rows, int64_t columns) {
+  const int64_t most = DC__CUDA_PROCESSORS * (DC__CUDA_BACK_WARPS / row_warps(columns));
+  return rows < most ? rows : most;
+}
+
 void dc__cuda_normal_back(dc_stream *stream, const dc__cuda_normal_back_args *args) {
-  launch_rows(stream, DC__KERNEL_NORMAL_BACK, args->rows, args->columns, args, sizeof *args);
+  dc__cuda_normal_back_args a = *args;
+  a.sums.chunks = back_blocks(a.rows, a.columns);
+  a.sums.columns = a.columns;
+  launch_rows(stream, DC__KERNEL_NORMAL_BACK, a.sums.chunks, a.columns, &a, sizeof a);
+  if (a.sums.parts != NULL) {
+    launch_parts(stream, &a.sums, 2);
+  }
 }
 
 void dc__cuda_drop_rows(dc_stream *stream, const dc__cuda_drop_args *args) {
@@ -44,16 +64,24 @@ void dc__cuda_epilogue(dc_stream *stream, const dc__cuda_epilogue_args *args) {
   launch_rows(stream, DC__KERNEL_EPILOGUE, args->rows, args->columns, args, sizeof *args);
 }
 
-int64_t dc__cuda_sum_parts(int64_t rows) {
+static int64_t chunks_of(int64_t rows) {
   return (rows + DC__CUDA_CHUNK - 1) / DC__CUDA_CHUNK;
 }
 
-void dc__cuda_sums(dc_stream *stream, const dc__cuda_sum_args *args) {
-  enum { WIDE = 8 * DC__CUDA_SUM_THREADS, NARROW = 32 };
-  launch(stream, DC__KERNEL_SUM_CHUNKS, dc__cuda_sum_parts(args->rows), (args->columns + WIDE - 1) / WIDE,
-         DC__CUDA_SUM_THREADS, args, sizeof *args);
-  launch(stream, DC__KERNEL_SUM_PARTS, (args->columns + NARROW - 1) / NARROW, args->stats != NULL ? 2 : 1,
-         DC__CUDA_SUM_THREADS, args, sizeof *args);
+int64_t dc__cuda_sum_parts(int64_t rows, int64_t normal, int64_t widest) {
+  const int64_t back = 2 * normal * back_blocks(rows, normal);
+  const int64_t plain = widest * chunks_of(rows);
+  return (back > plain ? back : plain) * (int64_t)sizeof(float);
+}
+
+void dc__cuda_column_sums(dc_stream *stream, const dc__cuda_sum_args *args) {
+  enum { WIDE = 8 * DC__CUDA_SUM_THREADS };
+  dc__cuda_sum_args a = *args;
+  a.sums.chunks = chunks_of(a.rows);
+  a.sums.columns = a.columns;
+  launch(stream, DC__KERNEL_SUM_CHUNKS, a.sums.chunks, (a.columns + WIDE - 1) / WIDE, DC__CUDA_SUM_THREADS, &a,
+         sizeof a);
+  launch_parts(stream, &a.sums, 1);
 }
 
 void dc__cuda_offsets(dc_stream *stream, int32_t *to, const int32_t *offsets, int64_t count) {

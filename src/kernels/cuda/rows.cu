@@ -62,13 +62,12 @@ struct pair {
   float x, y;
 };
 
-/* Two sums over all threads of the block. */
+/* Two sums over all threads of the block. `parts` is not that of the sums before: those may still be read. */
 DC_DEVICE pair sums_of_block(pair sum, pair (&parts)[WARPS]) {
   for (uint32_t step = DC_WARP / 2; step > 0; step /= 2) {
     sum.x += dc_shuffle_xor(sum.x, step);
     sum.y += dc_shuffle_xor(sum.y, step);
   }
-  dc_sync(); /* the last sums have been read */
   if (dc_thread() % DC_WARP == 0) {
     parts[dc_thread() / DC_WARP] = sum;
   }
@@ -83,8 +82,8 @@ DC_DEVICE pair sums_of_block(pair sum, pair (&parts)[WARPS]) {
 
 /* dc__row_moments() of a row as it is stored, of which `own` is this thread's first piece. */
 template <int DTYPE>
-DC_DEVICE void moments(const eight &own, const void *x, int64_t row, int64_t columns, float eps, pair (&parts)[WARPS],
-                       float &mean, float &rstd) {
+DC_DEVICE void moments(const eight &own, const void *x, int64_t row, int64_t columns, float eps,
+                       pair (&parts)[2][WARPS], float &mean, float &rstd) {
   const float count = static_cast<float>(columns);
   pair sum = {0, 0}, off = {0, 0};
   for (int64_t j = own_piece(); j < columns; j += next_piece()) {
@@ -94,7 +93,7 @@ DC_DEVICE void moments(const eight &own, const void *x, int64_t row, int64_t col
       sum.x += e.at[i];
     }
   }
-  const float m = sums_of_block(sum, parts).x / count;
+  const float m = sums_of_block(sum, parts[0]).x / count;
   for (int64_t j = own_piece(); j < columns; j += next_piece()) {
     const eight e = j == own_piece() ? own : load<DTYPE>(x, row * columns + j, columns - j);
     DC_UNROLL
@@ -104,7 +103,7 @@ DC_DEVICE void moments(const eight &own, const void *x, int64_t row, int64_t col
       off.y += d * d;
     }
   }
-  off = sums_of_block(off, parts);
+  off = sums_of_block(off, parts[1]);
   const float further = off.x / count, variance = off.y / count - further * further;
   mean = m + further;
   rstd = 1.0f / sqrtf((variance > 0.0f ? variance : 0.0f) + eps);
@@ -131,7 +130,7 @@ DC_DEVICE void normalize(const norm &n, const eight &x, int64_t row, int64_t col
 
 /* The statistics are those of what is stored: where only y is wanted, y has what is not in registers in between. */
 template <int DTYPE>
-DC_DEVICE void add_residual(const dc__cuda_residual_args &args, pair (&parts)[WARPS]) {
+DC_DEVICE void add_residual(const dc__cuda_residual_args &args, pair (&parts)[2][WARPS]) {
   const int64_t columns = args.columns, count = args.rows * columns;
   const void *u = there<DTYPE>(args.u, count), *residual = there<DTYPE>(args.residual, count);
   const void *bias = there<DTYPE>(args.bias, columns);
@@ -188,66 +187,148 @@ DC_DEVICE void normalize_again(const dc__cuda_normalize_args &args) {
   }
 }
 
-/* Of a row: dy gamma, and the normalised x. */
+/* ---- LN's backward ---- */
+
+/* What a thread needs of a row's first piece, as it is asked for. WHOLE: rows have it at multiples of 16 bytes. */
+template <int DTYPE>
+struct asked {
+  stored<DTYPE> dy, x;
+  float mean, rstd;
+};
+
+template <int DTYPE>
+DC_DEVICE asked<DTYPE> ask_row(const dc__cuda_normal_back_args &args, int64_t row, bool whole) {
+  const int64_t columns = args.columns, count = args.rows * columns, at = row * columns + own_piece();
+  const void *dy = there<DTYPE>(args.dy, count), *x = there<DTYPE>(args.x, count);
+  const float *stats = there<DC_FLOAT32>(args.stats, 2 * args.rows);
+  const float mean = stats[row], rstd = stats[args.rows + row];
+  if (whole) {
+    return {ask_whole<DTYPE>(dy, at), ask_whole<DTYPE>(x, at), mean, rstd};
+  }
+  const int64_t left = columns - own_piece();
+  return {ask<DTYPE>(dy, at, left), ask<DTYPE>(x, at, left), mean, rstd};
+}
+
+/* Of a piece: dy gamma, and the normalised x. */
 struct slope {
   eight scaled, normal;
 };
-template <int DTYPE>
-DC_DEVICE slope slope_at(const dc__cuda_normal_back_args &args, int64_t row, int64_t j, float mean, float rstd) {
-  const int64_t columns = args.columns, count = args.rows * columns, at = row * columns + j, left = columns - j;
-  slope s = {load<DTYPE>(there<DTYPE>(args.dy, count), at, left), load<DTYPE>(there<DTYPE>(args.x, count), at, left)};
-  const eight g = load<DTYPE>(there<DTYPE>(args.gamma, columns), j, left);
+
+/* Adds a piece to the sums over rows, of dy and of dy times the normalised x, and along the row, of the slope and of the
+ * slope times the normalised x. What is beyond the row is 0 times something. */
+DC_DEVICE slope add_piece(const eight &dy, const eight &x, const eight &gamma, float mean, float rstd, eight &sum,
+                          eight &dot, pair &along) {
+  slope s;
   DC_UNROLL
   for (int i = 0; i < EIGHT; i++) {
-    s.scaled.at[i] *= g.at[i];
-    s.normal.at[i] = (s.normal.at[i] - mean) * rstd;
+    s.scaled.at[i] = dy.at[i] * gamma.at[i];
+    s.normal.at[i] = (x.at[i] - mean) * rstd;
+    sum.at[i] += dy.at[i];
+    dot.at[i] = fmaf(dy.at[i], s.normal.at[i], dot.at[i]);
+    along.x += s.scaled.at[i];
+    along.y = fmaf(s.scaled.at[i], s.normal.at[i], along.y);
   }
   return s;
 }
 
-/* dx may lie where dy or `add` does: a thread has read its elements when it writes them. */
+/* The block's partial sums at column j. */
+struct partial {
+  float *parts;
+  int64_t columns;
+  DC_MEMBER float *row(int which) const {
+    return parts + (which * dc_blocks() + dc_block()) * columns;
+  }
+  DC_MEMBER eight take(int which, int64_t j) const {
+    return load<DC_FLOAT32>(row(which), j, columns - j);
+  }
+  DC_MEMBER void give(int64_t j, const eight &sum, const eight &dot) const {
+    store<DC_FLOAT32>(row(0), j, columns - j, sum);
+    store<DC_FLOAT32>(row(1), j, columns - j, dot);
+  }
+};
+
+/* A piece of dx, and of dropped. along: the means along the row. */
 template <int DTYPE>
-DC_DEVICE void normal_back(const dc__cuda_normal_back_args &args, pair (&parts)[WARPS]) {
-  const int64_t columns = args.columns, count = args.rows * columns;
-  const void *plus = there<DTYPE>(args.add, count);
-  void *dx = there<DTYPE>(args.dx, count), *dropped = there<DTYPE>(args.dropped, count);
-  const float *stats = there<DC_FLOAT32>(args.stats, 2 * args.rows);
-  for (int64_t row = dc_block(); row < args.rows; row += dc_blocks()) {
-    const float mean = stats[row], rstd = stats[args.rows + row];
-    slope own = {};
-    pair sum = {0, 0};
-    for (int64_t j = own_piece(); j < columns; j += next_piece()) {
-      const slope s = slope_at<DTYPE>(args, row, j, mean, rstd);
-      DC_UNROLL
-      for (int i = 0; i < EIGHT; i++) {
-        sum.x += s.scaled.at[i];
-        sum.y += j + i < columns ? s.scaled.at[i] * s.normal.at[i] : 0.0f;
-      }
-      own = j == own_piece() ? s : own;
-    }
-    sum = sums_of_block(sum, parts);
-    const float mean_scaled = sum.x / static_cast<float>(columns), dot = sum.y / static_cast<float>(columns);
-    const place p = dropped != nullptr ? place_of(args.drop, row) : place{0, 0};
-    for (int64_t j = own_piece(); j < columns; j += next_piece()) {
-      const int64_t at = row * columns + j, left = columns - j;
-      const slope s = j == own_piece() ? own : slope_at<DTYPE>(args, row, j, mean, rstd);
-      eight d;
-      DC_UNROLL
-      for (int i = 0; i < EIGHT; i++) {
-        d.at[i] = rstd * (s.scaled.at[i] - mean_scaled - s.normal.at[i] * dot);
-      }
-      if (plus != nullptr) {
-        add(d, load<DTYPE>(plus, at, left));
-      }
-      store<DTYPE>(dx, at, left, d);
-      if (dropped != nullptr) {
-        d = rounded<DTYPE>(d);
-        apply(d, args.drop, p, j);
-        store<DTYPE>(dropped, at, left, d);
-      }
-    }
+DC_DEVICE void give_piece(const dc__cuda_normal_back_args &args, const slope &s, const place &p, int64_t row,
+                          int64_t j, float rstd, const pair &along) {
+  const int64_t columns = args.columns, count = args.rows * columns, at = row * columns + j, left = columns - j;
+  void *dropped = there<DTYPE>(args.dropped, count);
+  eight d;
+  DC_UNROLL
+  for (int i = 0; i < EIGHT; i++) {
+    d.at[i] = rstd * fmaf(-s.normal.at[i], along.y, s.scaled.at[i] - along.x);
+  }
+  if (args.add != nullptr) {
+    add(d, load<DTYPE>(there<DTYPE>(args.add, count), at, left));
+  }
+  store<DTYPE>(there<DTYPE>(args.dx, count), at, left, d);
+  if (dropped != nullptr) {
+    d = rounded<DTYPE>(d);
+    apply(d, args.drop, p, j);
+    store<DTYPE>(dropped, at, left, d);
   }
 }
+
+/* A block has several rows, one after the other, and keeps its sums over them; the next row is asked for before this one
+ * is done, as a row's own sums make all of the block wait. dx may lie where dy or `add` does: a thread has read its
+ * elements when it writes them. A thread's first piece and its sums stay in registers; further ones are read again, and
+ * their sums are in `parts` all along. */
+template <int DTYPE>
+DC_DEVICE void normal_back(const dc__cuda_normal_back_args &args, pair (&parts)[2][WARPS]) {
+  const int64_t columns = args.columns, count = args.rows * columns, left = columns - own_piece();
+  const int64_t later = own_piece() + next_piece();
+  const void *dy = there<DTYPE>(args.dy, count), *x = there<DTYPE>(args.x, count);
+  const void *gammas = there<DTYPE>(args.gamma, columns);
+  const partial sums = {there<DC_FLOAT32>(args.sums.parts, 2 * dc_blocks() * columns), columns};
+  const bool whole = columns % EIGHT == 0 && at_once<DTYPE>(dy, own_piece(), left) &&
+                     at_once<DTYPE>(x, own_piece(), left);
+  const float share = 1.0f / static_cast<float>(columns);
+  const eight gamma = load<DTYPE>(gammas, own_piece(), left);
+  const auto further = [&](int64_t row, int64_t j, float mean, float rstd, eight &sum, eight &dot, pair &along) {
+    const int64_t at = row * columns + j;
+    return add_piece(load<DTYPE>(dy, at, columns - j), load<DTYPE>(x, at, columns - j),
+                     load<DTYPE>(gammas, j, columns - j), mean, rstd, sum, dot, along);
+  };
+  eight sum = {}, dot = {};
+  asked<DTYPE> next = ask_row<DTYPE>(args, dc_block(), whole);
+  int turn = 0;
+  for (int64_t row = dc_block(); row < args.rows; row += dc_blocks(), turn ^= 1) {
+    const float mean = next.mean, rstd = next.rstd;
+    pair along = {0, 0};
+    const slope own = add_piece(eight_of(next.dy), eight_of(next.x), gamma, mean, rstd, sum, dot, along);
+    if (row + dc_blocks() < args.rows) {
+      next = ask_row<DTYPE>(args, row + dc_blocks(), whole);
+    }
+    for (int64_t j = later; j < columns; j += next_piece()) {
+      eight above = {}, beside = {};
+      (void)further(row, j, mean, rstd, above, beside, along);
+      if (sums.parts != nullptr && row != dc_block()) {
+        add(above, sums.take(0, j));
+        add(beside, sums.take(1, j));
+      }
+      if (sums.parts != nullptr) {
+        sums.give(j, above, beside);
+      }
+    }
+    if (args.dx == nullptr) {
+      continue;
+    }
+    along = sums_of_block(along, parts[turn]);
+    along = {along.x * share, along.y * share};
+    const place p = args.dropped != nullptr ? place_of(args.drop, row) : place{0, 0};
+    give_piece<DTYPE>(args, own, p, row, own_piece(), rstd, along);
+    for (int64_t j = later; j < columns; j += next_piece()) {
+      eight unused[2] = {};
+      pair none = {0, 0};
+      give_piece<DTYPE>(args, further(row, j, mean, rstd, unused[0], unused[1], none), p, row, j, rstd, along);
+    }
+  }
+  if (sums.parts != nullptr) {
+    sums.give(own_piece(), sum, dot);
+  }
+}
+
+/* ---- dropout, epilogues ---- */
 
 template <int DTYPE>
 DC_DEVICE void drop(const dc__cuda_drop_args &args) {
@@ -302,7 +383,7 @@ DC_DEVICE void finish(const dc__cuda_epilogue_args &args) {
 }  // namespace
 
 DC_BLOCK_KERNEL(dc__residual_kernel, dc__cuda_residual_args, DC__CUDA_ROW_THREADS) {
-  DC_SHARED(pair, parts, [WARPS]);
+  DC_SHARED(pair, parts, [2][WARPS]);
   DC_BY_TYPE(args.dtype, add_residual, args, parts);
 }
 
@@ -311,7 +392,7 @@ DC_KERNEL(dc__normalize_kernel, dc__cuda_normalize_args, DC__CUDA_ROW_THREADS) {
 }
 
 DC_BLOCK_KERNEL(dc__normal_back_kernel, dc__cuda_normal_back_args, DC__CUDA_ROW_THREADS) {
-  DC_SHARED(pair, parts, [WARPS]);
+  DC_SHARED(pair, parts, [2][WARPS]);
   DC_BY_TYPE(args.dtype, normal_back, args, parts);
 }
 

@@ -9,7 +9,10 @@
 enum {
   DC__CUDA_ROW_THREADS = 512, /* most: a thread has 8 columns of a row */
   DC__CUDA_SUM_THREADS = 128,
-  DC__CUDA_CHUNK = 32, /* tokens whose sum is made first */
+  DC__CUDA_PART_THREADS = 512,
+  DC__CUDA_CHUNK = 32,       /* tokens whose sum is made first */
+  DC__CUDA_BACK_WARPS = 16,  /* of LN's backward that a processor has at once, */
+  DC__CUDA_PROCESSORS = 108, /* and processors of the smallest card that is thought of */
   DC__CUDA_OFFSETS = 192
 };
 
@@ -42,14 +45,26 @@ typedef struct dc__cuda_normalize_args {
   int32_t dtype;
 } dc__cuda_normalize_args;
 
-/* dx = the gradient by LN's input, plus `add`; dropped = dx times dropout. */
+/* Sums over rows come in two steps, without atomics: those of `chunks` of them, in an order that depends on the number
+ * of rows alone, are `parts`, [2 or 1, chunks, columns]; and those of the chunks, in order, go to where they are
+ * wanted. */
+typedef struct dc__cuda_sums {
+  float *parts; /* NULL: none is wanted */
+  int64_t chunks, columns;
+  void *to[2]; /* may be NULL */
+  int32_t dtype, accumulate;
+} dc__cuda_sums;
+
+/* dx = the gradient by LN's input, plus `add`; dropped = dx times dropout. The sums of dy, and of dy times the
+ * normalised rows, go to sums.to. */
 typedef struct dc__cuda_normal_back_args {
   const void *dy, *x, *gamma, *add; /* add may be NULL */
   const float *stats;
-  void *dx, *dropped; /* may be NULL: dropped */
+  void *dx, *dropped; /* may be NULL: then dropped is, too */
   int64_t rows, columns;
   int32_t dtype;
   dc__cuda_drop drop;
+  dc__cuda_sums sums;
 } dc__cuda_normal_back_args;
 
 /* out = x times dropout. */
@@ -71,15 +86,12 @@ typedef struct dc__cuda_epilogue_args {
   int32_t dtype, epilogue, gelu;
 } dc__cuda_epilogue_args;
 
-/* Sums over rows of x, or with `stats` of x and of x times the normalised rows of `normal`: first those of each chunk
- * of DC__CUDA_CHUNK rows, into `parts` [sums, chunks, columns], then those of the chunks, in order, into `to`. */
+/* Sums over rows of x, by chunks of DC__CUDA_CHUNK, into sums.to[0]. */
 typedef struct dc__cuda_sum_args {
-  const void *x, *normal;
-  const float *stats;
-  float *parts;
-  void *to[2]; /* of xhat x, and of x; may be NULL */
+  const void *x;
   int64_t rows, columns;
-  int32_t dtype, to_dtype, accumulate;
+  int32_t dtype;
+  dc__cuda_sums sums;
 } dc__cuda_sum_args;
 
 /* The offsets of a packed batch, a few at a time, without a copy from the host. */
