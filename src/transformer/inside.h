@@ -119,8 +119,8 @@ int64_t dc__attention_keys(int64_t d);
  * device on the job's stream. */
 typedef struct dc__layer_work {
   void (*gemm)(const dc__layer_job *job, const dc__gemm *gemm);
-  /* The same, and the sums of op(A)'s rows, of C's type, where they cost less in the product: whether they were made.
-   */
+  /* The same, and the sums of op(A)'s rows, of C's type, in place of what is there or added to it as the job says,
+   * where they cost less in the product: whether they were made. */
   bool (*gemm_sums)(const dc__layer_job *job, const dc__gemm *gemm, void *sums);
   /* f = GELU(h). */
   void (*gelu)(const dc__layer_job *job, void *f, const void *h);

@@ -60,7 +60,7 @@ void dc__linear_back_weight(const dc__layer_job *job, const void *dy, const void
     g.lda = out;
     g.ldb = g.ldc = in;
     g.beta = job->accumulate ? 1 : 0;
-    if (job->grad_weight[bias] != NULL && !job->accumulate) {
+    if (job->grad_weight[bias] != NULL) {
       summed = job->layer->work->gemm_sums(job, &g, job->grad_weight[bias]);
     } else {
       job->layer->work->gemm(job, &g);

@@ -35,8 +35,14 @@ static void gemm(const dc__layer_job *job, const dc__gemm *g) {
   dc__cuda_gemm(job->stream, g, job->workspace + job->at.product, DC__CUDA_PRODUCT_BYTES);
 }
 
+/* The library writes sums and adds none: what is to be added comes into the workspace first. */
 static bool gemm_sums(const dc__layer_job *job, const dc__gemm *g, void *sums) {
-  return dc__cuda_gemm_sums(job->stream, g, sums, job->workspace + job->at.product, DC__CUDA_PRODUCT_BYTES);
+  void *to = job->accumulate ? job->workspace + job->at.sums : sums;
+  const bool made = dc__cuda_gemm_sums(job->stream, g, to, job->workspace + job->at.product, DC__CUDA_PRODUCT_BYTES);
+  if (made && to != sums) {
+    dc__cuda_accumulate(job->stream, sums, g->out_dtype, to, g->out_dtype, g->m);
+  }
+  return made;
 }
 
 static void gelu(const dc__layer_job *job, void *f, const void *h) {
