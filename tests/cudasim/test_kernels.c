@@ -3,6 +3,8 @@
 #include "harness.h"
 
 #include "cudasim/there.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/list.h"
 #include "kernels/kernels.h"
 
 enum { COUNT = 700, SOURCES = 64 };
@@ -161,8 +163,50 @@ static void test_reductions(void **state) {
   }
 }
 
+/* A launch with fewer blocks than groups, as of more groups than a grid has: a block goes from one to the next with the
+ * same tile. Halves of whole numbers are exact. */
+static void test_triangles_of_many_groups(void **state) {
+  (void)state;
+  enum { GROUPS = 5, N = 9, PACKED = N * (N + 1) / 2 };
+  float mean[8 * COUNT / 4] = {0}, found[8 * COUNT / 4];
+  double packed[COUNT] = {0};
+  for (int i = 0; i < GROUPS * N * N; i++) {
+    mean[i] = (float)(i * 37 % 211);
+  }
+  for (int i = 0; i < GROUPS * PACKED; i++) {
+    packed[i] = i * 53 % 307;
+  }
+  to_device(0, mean);
+  to_device(1, packed);
+  to_device(2, mean);
+  const dc__cuda_triangles_args args = {.sum = (float *)(void *)blocks[2],
+                                        .mean = (const float *)(const void *)blocks[0],
+                                        .packed = (double *)(void *)blocks[1],
+                                        .groups = GROUPS,
+                                        .n = N,
+                                        .decay = 0.5,
+                                        .count = 1};
+  device->ops->stream_launch(stream, &(dc__launch){.kernel = DC__KERNEL_AVERAGE,
+                                                   .blocks = 1,
+                                                   .blocks_z = 2,
+                                                   .threads = DC__CUDA_CURVATURE_TILE_THREADS,
+                                                   .args = &args,
+                                                   .bytes = sizeof args});
+  dc__stream_copy(stream, found, blocks[2], sizeof found);
+  assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
+  const double *triangle = packed;
+  for (const float *m = mean; m < mean + GROUPS * N * N; m += N * N) {
+    for (int i = 0; i < N; i++) {
+      for (int j = i; j < N; j++) {
+        assert_true(found[m - mean + j * N + i] == 0.5f * m[i * N + j] + 0.5f * (float)*triangle++);
+      }
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_pairs), cmocka_unit_test(test_looks),
-                                     cmocka_unit_test(test_reductions)};
+                                     cmocka_unit_test(test_reductions),
+                                     cmocka_unit_test(test_triangles_of_many_groups)};
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

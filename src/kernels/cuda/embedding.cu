@@ -79,13 +79,12 @@ DC_BLOCK_KERNEL(dc__scatter_kernel, dc__cuda_scatter_args, THREADS) {
       if (mine) {
         own[before] = place;
       }
-      dc_sync();
+      dc_sync(); /* who writes `own` again has met all of the block at the next barrier, when they have read it */
       for (uint32_t i = 0; i < all && column < of.columns; i++) {
         const int64_t to = (n * of.rows + in.id(own[i])) * of.columns + column;
         const double more = in.shares[own[i] / of.positions] * in.at(own[i], column);
         put(table, of.wide, to, get(table, of.wide, to) + more);
       }
-      dc_sync();
     }
   }
 }
