@@ -279,6 +279,7 @@ static void run_block(scheduler *s, uint32_t number) {
 #endif
     }
     fibers[i].state = READY;
+    fibers[i].rounds[0] = fibers[i].rounds[1] = 0; /* the block before may have been of fewer threads */
   }
   SEEN_BEFORE(&s->begins);
   while (ended < threads && !s->over) {
