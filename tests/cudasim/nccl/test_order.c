@@ -181,9 +181,10 @@ static void comes_late(card_rank *c) {
   data d;
   OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
   OK(&c->r, open_data(c, &d, 1));
-  c->nccl->timeout_ns = second / 4;
+  c->nccl->timeout_ns = 2 * second;
   OK(&c->r, gather(c, &d, COUNT, c->stream));
-  (void)usleep(600000);
+  (void)usleep(2500000);
+  OK(&c->r, dc_comm_barrier(c->r.comm)); /* their streams come to it together */
   OK(&c->r, dc_stream_synchronize(c->stream, 0));
   OK(&c->r, dc_comm_check(c->nccl));
   CHECK(&c->r, is_gathered(c, &d, 1));
