@@ -101,8 +101,11 @@ def test_a_failing_rank_ends_the_others(launch):
 
 
 def test_ranks_that_fail_together_all_have_their_say(launch):
-    done = launch("import libdc, sys, time\ncomm = libdc.init_comm(timeout=100)\ncomm.barrier()\n"
-                  "time.sleep(1 - comm.rank)\nsys.exit('no such file' if comm.rank == 0 else 2)")
+    done = launch("import libdc, numpy as np, os, sys, time\ncomm = libdc.init_comm(timeout=100)\n"
+                  "pids = comm.all_gather(np.full(1, os.getpid(), np.int32), np.empty(2, np.int32))\n"
+                  "if comm.rank == 1: sys.exit(2)\n"
+                  "while ') Z' not in open(f'/proc/{pids[1]}/stat').read(): time.sleep(0.01)\n"
+                  "time.sleep(0.5)\nsys.exit('no such file')")
     assert done.returncode == 2 and "no such file" in done.stderr
 
 

@@ -142,8 +142,8 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(run: Path) -> None:
     cwd, folder = run.parent, run.parent / "stopped"
     process = start(command(*TINY, "--steps", "100000", "--warmup", "0", "--out", "stopped"), cwd)
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (folder / "metrics.jsonl").exists() or len(metrics(folder)) < 3:
-        assert process.poll() is None, process.communicate()
+    while not (folder / "metrics.jsonl").exists() or len(metrics(folder)) < 3:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     assert "stopped after step" in finish(process, 130)
