@@ -1865,7 +1865,7 @@ DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32
  * streams still do to weights and gradients is the caller's to wait for.
  *
  * On a CUDA device weights, gradients and state are memory of the device, but for what the host counts: "step" of all
- * but AdamW and SGD, "failures.B.D" and "counts". AdamW's and SGD's steps have the bits of the CPU's. Those of the others
+ * but AdamW, SGD and Muon without a communicator, "failures.B.D" and "counts". AdamW's and SGD's steps have the bits of the CPU's. Those of the others
  * are the CPU's within rounding, and the same bits for any number of ranks, whose comm must be able to move the device's
  * memory. There SOAP's first bases are the host's work, and without cuSOLVER so are the later ones. DC_E_UNSUPPORTED:
  * cuBLASLt is missing; in the first step of Shampoo or of K-FAC's layers cuSOLVER is. A CPU's saved state can be loaded
@@ -2269,21 +2269,24 @@ DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *wei
 DC_API dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_tensor *loss_scale,
                                              const dc_tensor *found_inf);
 /** Sets the stream that steps are in the order of: behind what computes the gradients, before what reads the weights.
- *  AdamW's and SGD's are work of the stream then. dc_optimizer_step() returns when it is queued, and grads and weights
+ *  AdamW's and SGD's are work of the stream then, and on a CUDA device Muon's without a communicator, as if check_finite
+ *  were set. dc_optimizer_step() returns when it is queued, and grads and weights
  *  must stay until it is done; check_finite decides on the stream: a step whose gradients are not finite changes nothing,
  *  is not counted, and is no error but one more of dc_optimizer_stats.skipped_steps. Each rank decides by its own part
  *  of the gradients. The bits are those of steps without a stream. What reads the handle waits for the stream, so that
  *  nothing else must: dc_optimizer_steps(), _state(), _save(), _load(), dc_get_optimizer_stats(). On a CUDA device no
  *  other call waits, and learning rates are set on the stream, for the steps behind it. On the CPU a step is a task of the
  *  stream, which every later call on the handle waits for first.
- *  Muon, Shampoo, SOAP and K-FAC wait for the stream, and make their steps, and take batches, within the call as ever.
+ *  All others wait for the stream, and make their steps, and take batches, within the call as ever: Shampoo's, SOAP's and
+ *  K-FAC's, and Muon's with a communicator or on the CPU. Muon's first step after parameters were added waits
+ *  too.
  *
- *  AdamW's and SGD's steps on a CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, after one step before
+ *  Steps that are work of a CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, after one step before
  *  the capture, which makes the state. A launch is a step: it counts, decides, and takes the learning rate that
  *  dc_optimizer_set_lr() set on the stream before it, and the numbers of dc_optimizer_set_loss_scale(). Tensors, their
  *  addresses, which have gradients, grad_scale and options are what they were when it was captured. Launches and calls on the handle must follow each other, on one
  *  stream; the handle must outlive the graph. What a capture cannot hold is DC_E_STATE: a first step, a learning rate,
- *  what waits, other kinds' steps.
+ *  what waits, steps of the others.
  *  stream  of the optimizer's device; kept alive by the caller until replaced, or the optimizer is destroyed, which waits
  *          for what was queued; work on it waits for the stream set before. NULL (the default): the calling thread
  *  Returns DC_OK; DC_E_INVALID (a stream of another device), DC_E_STATE (the stream set before is being captured),

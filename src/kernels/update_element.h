@@ -132,6 +132,14 @@ typedef struct dc__part_factors {
   float keep, add;
 } dc__part_factors;
 
+/* Those of the weight's way, whose decay is its own. */
+DC__CONVERT dc__part_factors dc__part_factors_of(double weight_decay, double lr) {
+  dc__part_factors f;
+  f.keep = (float)(1 - lr * weight_decay);
+  f.add = (float)-lr;
+  return f;
+}
+
 DC__CONVERT float dc__part_of_gradient(float g, float w, const dc__part_factors *f) {
   return f->add != 0.0f ? g + f->add * w : g;
 }
@@ -163,24 +171,27 @@ typedef union dc__update_factors {
 typedef union dc__update_rule {
   dc__adamw_rule adamw;
   dc__sgd_rule sgd;
+  double weight_decay; /* GIVE */
 } dc__update_rule;
 
 /* TAKE: of the gradient, and GIVE: to the weight, by way of blocks. */
 enum dc__update_kind { DC__UPDATE_ADAMW, DC__UPDATE_SGD, DC__UPDATE_BELOW, DC__UPDATE_TAKE, DC__UPDATE_GIVE };
 
-/* AdamW's or SGD's. */
+/* AdamW's, SGD's or GIVE's. */
 DC__CONVERT dc__update_factors dc__update_factors_of(int32_t kind, const dc__update_rule *rule, double lr, int64_t t) {
   dc__update_factors f;
   memset(&f, 0, sizeof f);
   if (kind == DC__UPDATE_ADAMW) {
     f.adamw = dc__adamw_factors_of(&rule->adamw, lr, t);
+  } else if (kind == DC__UPDATE_GIVE) {
+    f.part = dc__part_factors_of(rule->weight_decay, lr);
   } else {
     f.sgd = dc__sgd_factors_of(&rule->sgd, lr, t);
   }
   return f;
 }
 
-/* What a device with memory of its own keeps of a parameter of AdamW's or SGD's. */
+/* What a device with memory of its own keeps of a parameter whose steps it counts. */
 typedef struct dc__update_record {
   int64_t step;               /* steps made */
   dc__update_factors factors; /* of the latest of them */

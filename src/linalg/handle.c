@@ -24,6 +24,7 @@ dc_status dc__linalg_create(dc_device *device, const dc_linalg_options *options,
   l->solver = device->place != 0 ? "cuSOLVER" : l->solver;
   pthread_mutex_init(&l->mutex, NULL);
   l->device = dc__device_retain(device);
+  l->on = device->here;
   *linalg = l;
   return DC_OK;
 }

@@ -21,6 +21,7 @@ enum { DC__RULES = 8 }; /* the largest root that has one */
 
 struct dc_linalg {
   dc_device *device;
+  dc_stream *on; /* of a device: products are queued there, on its own stream but where a whole step is the caller's */
   dc__pool *pool;
   const dc__blas *blas; /* NULL: the plain solver */
   const char *solver;

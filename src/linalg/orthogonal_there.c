@@ -108,7 +108,7 @@ void dc__polar_there(dc_linalg *l, const dc__polar *p, float *temp, void *produc
   const dc__mat lying = dc__lying(&x);
   const bool narrow = p->dtype != DC_FLOAT32;
   const int64_t count = p->count * p->rows * p->cols;
-  dc__flight f = {.l = l, .stream = l->device->here, .product = product, .reports = reports, .sums = sums};
+  dc__flight f = {.l = l, .stream = l->on, .product = product, .reports = reports, .sums = sums};
   f.count = f.most = p->count;
   dc__orthogonal o = {.work = &there, .place = &f, .rows = lying.rows, .cols = lying.cols, .count = p->count};
   o.dtype = p->dtype;

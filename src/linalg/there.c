@@ -74,9 +74,9 @@ void dc__linalg_gemm(dc_linalg *l, const dc__gemm *g, void *product) {
   if (!dc__linalg_is_there(l)) {
     dc__gemm_run(l->pool, g);
   } else if (g->k == 0) {
-    scale(l->device->here, g, product);
+    scale(l->on, g, product);
   } else {
-    dc__cuda_gemm(l->device->here, g, product, DC__CUDA_PRODUCT_BYTES);
+    dc__cuda_gemm(l->on, g, product, DC__CUDA_PRODUCT_BYTES);
   }
 }
 

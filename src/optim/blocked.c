@@ -102,10 +102,12 @@ static int64_t list_requests(dc__blocked *self, const char *fn, bool all) {
   return count;
 }
 
+/* Where a device counts the steps, nothing here depends on their number. */
 static void begin(dc__blocked *self) {
+  const bool counts = !dc__optim_counts_there(&self->head);
   for (int64_t i = 0; i < self->head.count; i++) {
     const dc__optim_param *p = &self->head.params[i];
-    self->now[i] = (dc__block_step){.options = dc__optim_options(&self->head, p), .t = *p->step + 1};
+    self->now[i] = (dc__block_step){.options = dc__optim_options(&self->head, p), .t = counts ? *p->step + 1 : 1};
     if (dc__block_rules_of(&self->head)->begin != NULL) {
       dc__block_rules_of(&self->head)->begin(&self->now[i]);
     }
@@ -187,10 +189,14 @@ static dc_status settle_here(dc__blocked *self, const char *fn) {
   return reserve(self, fn);
 }
 
+static bool is_settled(const dc__blocked *self) {
+  return self->settled == self->head.count && self->exchange != NULL;
+}
+
 /* Collective where parameters have come since the last step. */
 static dc_status settle(dc__blocked *self, const char *fn) {
   dc_optimizer *o = &self->head;
-  if (self->settled == o->count && self->exchange != NULL) {
+  if (is_settled(self)) {
     return DC_OK;
   }
   unsettle(self);
@@ -282,79 +288,44 @@ static dc_status finish(dc__blocked *self) {
   return DC_OK;
 }
 
-/* ---- weights ---- */
-
-/* What takes a part of the gradient, or gives the direction to the weight. */
-typedef struct part_job {
-  float *part;
-  dc__part_factors factors;
-} part_job;
-
-static void run_part(dc__blocked *self, const dc__optim_param *p, int32_t kind, dc__optim_tile_fn fn, part_job *job) {
-  if (dc__optim_is_there(&self->head)) {
-    const dc__update_span span = {.state = {job->part}, .factors = {.part = job->factors}};
-    dc__optim_param_there(&self->head, kind, p, span);
-  } else {
-    dc__optim_param_tiles(&self->head, p, fn, job);
-  }
-}
-
-static void fill_tile(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
-  (void)o;
-  const part_job *job = arg;
-  const dc__part_factors f = job->factors;
-  float *to = job->part + tile->from;
-  for (int64_t i = 0; i < tile->count; i++) {
-    to[i] = dc__part_of_gradient(tile->grad[i], tile->weight[i], &f);
-  }
-}
-
-static void fill(void *user, int64_t flow, float *part) {
-  dc__blocked *self = user;
-  const dc__optim_param *p = &self->head.params[flow];
-  const dc__block_options options = dc__block_options_of(&self->head, p);
-  part_job job = {.part = part, .factors = {.add = options.l2 ? (float)options.weight_decay : 0}};
-  run_part(self, p, DC__UPDATE_TAKE, fill_tile, &job);
-}
-
-static void apply_tile(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
-  (void)o;
-  const part_job *job = arg;
-  const dc__part_factors f = job->factors;
-  const float *direction = job->part + tile->from;
-  for (int64_t i = 0; i < tile->count; i++) {
-    tile->weight[i] = dc__part_to_weight(tile->weight[i], direction[i], &f);
-  }
-}
-
-static void apply(void *user, int64_t flow, const float *part) {
-  dc__blocked *self = user;
-  const dc__optim_param *p = &self->head.params[flow];
-  const dc__block_options options = dc__block_options_of(&self->head, p);
-  double lr = self->head.groups[p->group].lr;
-  part_job job = {.part = (float *)(uintptr_t)part, /* is only read */
-                  .factors = {options.l2 ? 1 : (float)(1 - lr * options.weight_decay), (float)-lr}};
-  run_part(self, p, DC__UPDATE_GIVE, apply_tile, &job);
-}
-
 /* ---- the kinds' functions ---- */
 
-dc_status dc__blocked_step(dc_optimizer *o, const char *fn) {
-  dc__blocked *self = dc__blocked_of(o);
-  const dc__block_rules *rules = dc__block_rules_of(o);
-  DC__TRY(settle(self, fn));
-  begin(self);
-  DC__TRY(dc__exchange_in(self->exchange, self->skip, fill, self));
+static dc_status take(dc__blocked *self, const char *fn) {
+  const dc__block_rules *rules = dc__block_rules_of(&self->head);
+  DC__TRY(dc__exchange_in(self->exchange, self->skip, dc__blocked_fill, self));
   DC__TRY(each_block(self, fn, rules->before));
   DC__TRY(refresh(self, fn));
   if (rules->after != NULL) {
     DC__TRY(each_block(self, fn, rules->after));
   }
-  for (int64_t i = 0; i < o->count; i++) {
+  for (int64_t i = 0; i < self->head.count; i++) {
     self->skip[i] = self->skip[i] || self->now[i].still;
   }
-  DC__TRY(dc__exchange_out(self->exchange, self->skip, apply, self));
+  return dc__exchange_out(self->exchange, self->skip, dc__blocked_apply, self);
+}
+
+dc_status dc__blocked_step(dc_optimizer *o, const char *fn) {
+  dc__blocked *self = dc__blocked_of(o);
+  DC__TRY(settle(self, fn));
+  begin(self);
+  DC__TRY(take(self, fn));
   return finish(self);
+}
+
+/* Of a kind for which nothing is ever due. Memory is made, and made again, where no step is under way. */
+dc_status dc__blocked_queue(dc_optimizer *o, const char *fn) {
+  dc__blocked *self = dc__blocked_of(o);
+  if (!is_settled(self)) {
+    DC__TRY(dc__optim_settle(o, fn));
+    DC__TRY(settle(self, fn));
+  }
+  begin(self);
+  dc__update_batch batch = {0};
+  dc__optim_begin_there(o, DC__UPDATE_GIVE, dc__block_rules_of(o)->rule, &batch);
+  self->found = batch.found;
+  self->scale = batch.scale;
+  dc__exchange_follow(self->exchange, o->linalg->on);
+  return take(self, fn);
 }
 
 /* A matrix that has failed too often ends the steps of its parameter before anything changes. */

@@ -64,6 +64,7 @@ typedef struct dc__block_place {
   dc__block *const *blocks;
   float *stack;
   dc_linalg *there;         /* NULL: the host computes */
+  const uint64_t *found;    /* momentum stays as it is unless it is 0; NULL: nobody looked */
   void *product;            /* what products may use */
   dc__cuda_report *lengths; /* [2, count] */
   double *sums;             /* one for each row of the blocks */
@@ -129,6 +130,8 @@ typedef struct dc__block_rules {
   /* A block's work before and after what is due is refreshed; after NULL: none. */
   void (*before)(const dc__block *b, const dc__block_step *s, dc__block_place *place);
   void (*after)(const dc__block *b, const dc__block_step *s, dc__block_place *place);
+  /* What the weight's way is made of, of a kind that has steps queued. */
+  dc__optim_rule_fn rule;
   /* How a side's matrix comes of its factor. */
   dc__spectral (*request)(const char *fn, dc__side *side, const dc__block *b, const dc__block_step *s);
 } dc__block_rules;
@@ -208,6 +211,8 @@ typedef struct dc__blocked {
   dc__flow *flows;      /* one a parameter */
   dc__block_step *now;  /* of each parameter */
   bool *skip;           /* parameters without a gradient */
+  uint64_t *found;      /* of a step that is queued: what keeps it from happening; NULL: nothing does */
+  const float *scale;   /* and what its gradients are multiplied with; NULL: the host says it */
   dc__block **by_cost;  /* the costliest first */
   dc__block **by_kin;   /* on a device: kin side by side */
   int64_t large;        /* how many of them are cut up over the threads */
@@ -235,6 +240,7 @@ static inline dc__block_options dc__block_options_of(const dc_optimizer *o, cons
 /* blocked.c: functions of a kind. */
 dc_status dc__blocked_ready(dc_optimizer *o, const char *fn);
 dc_status dc__blocked_step(dc_optimizer *o, const char *fn);
+dc_status dc__blocked_queue(dc_optimizer *o, const char *fn);
 void dc__blocked_stats(const dc_optimizer *o, dc_optimizer_stats *stats);
 void dc__blocked_destroy(dc_optimizer *o);
 
@@ -242,6 +248,10 @@ void dc__blocked_destroy(dc_optimizer *o);
 #define DC__BLOCKED_KIND                                                                         \
   .size = sizeof(dc__blocked), .matrices = true, .exponent = 50, .prepare = dc__blocked_prepare, \
   .ready = dc__blocked_ready, .step = dc__blocked_step, .stats = dc__blocked_stats, .destroy = dc__blocked_destroy
+
+/* blocked_parts.c: a dc__exchange_fill and a dc__exchange_apply. */
+void dc__blocked_fill(void *user, int64_t flow, float *part);
+void dc__blocked_apply(void *user, int64_t flow, const float *part);
 
 /* blocked_plan.c */
 dc_status dc__blocked_prepare(dc_optimizer *o, const char *fn, int64_t first);

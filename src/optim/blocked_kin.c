@@ -145,7 +145,7 @@ static void stack(const dc__block_place *place, const dc__block *lead, bool give
   for (int32_t i = 0; i < place->count; i++) {
     args.blocks[i] = place->blocks[i]->data;
   }
-  dc__cuda_stack(place->there->device->here, &args);
+  dc__cuda_stack(place->there->on, &args);
 }
 
 void dc__kin_each(dc__blocked *self, void *memory, dc__block_fn work) {
@@ -160,6 +160,7 @@ void dc__kin_each(dc__blocked *self, void *memory, dc__block_fn work) {
     }
     count = together(self, first);
     place.count = count;
+    place.found = self->found;
     place.blocks = &self->by_kin[first];
     if (count > 1) {
       lead.data = place.stack;

@@ -1,9 +1,9 @@
-/* What a block's work is made of, on a device with memory of its own: products and kernels, queued on the device's own
- * stream. Lengths stay there, so nothing is waited for. */
+/* What a block's work is made of, on a device with memory of its own: products and kernels, queued on the
+ * stream of the step. Lengths stay there, so nothing is waited for. */
 #include "optim/blocked.h"
 
 static dc_stream *stream_of(const dc__block_place *place) {
-  return place->there->device->here;
+  return place->there->on;
 }
 
 /* Of all blocks that go together, whose matrices follow each other in steps of a kin. That many others are there does
@@ -62,6 +62,7 @@ static dc__cuda_graft_args args_of(const dc__block_place *place, const dc__graft
                                .squares = g->squares,
                                .momentum = g->momentum,
                                .to = g->data,
+                               .found = place->found,
                                .count = g->count,
                                .stride = dc__kin_stride(g->count),
                                .together = place->count,

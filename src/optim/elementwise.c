@@ -29,14 +29,10 @@ static void update(dc_optimizer *o, const dc__optim_param *p, int64_t from, int6
   dc__update_here(rules_of(o)->kernel, own, from, count, (float)o->grad_scale);
 }
 
-static dc__update_record *record_of(const dc__optim_param *p) {
-  return (dc__update_record *)(void *)p->step;
-}
-
 static bool span(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *to) {
   const dc__update_span *own = &((const dc__elementwise *)(const void *)o)->params[p - o->params];
   memcpy(to->state, own->state, sizeof to->state);
-  to->factors.record = record_of(p);
+  to->factors.record = dc__optim_record(p);
   return true;
 }
 
@@ -54,45 +50,12 @@ dc_status dc__elementwise_step(dc_optimizer *o, const char *fn) {
   return DC_OK;
 }
 
-static void launch(dc_stream *on, dc__update_begin *begin) {
-  dc__update_begin_there(on, begin);
-  begin->records_used = 0;
-  begin->tally = NULL; /* a step counts once */
-}
-
-/* The steps and factors of all parameters with gradients, those of a group together. */
-static void begin_there(const dc_optimizer *o, dc_stream *on, const uint64_t *found) {
-  dc__update_begin begin = {.kind = rules_of(o)->kernel, .found = found, .tally = o->look};
-  int32_t group = -1;
-  for (int64_t i = 0; i < o->count; i++) {
-    const dc__optim_param *p = &o->params[i];
-    if (!dc__optim_has_grad(o, p)) {
-      continue;
-    }
-    if (begin.records_used == DC__UPDATE_RECORDS || (begin.records_used > 0 && p->group != group)) {
-      launch(on, &begin);
-    }
-    if (p->group != group) {
-      group = p->group;
-      rules_of(o)->rule(dc__optim_options(o, p), &begin.rule);
-      begin.lr = o->groups[group].rate;
-    }
-    begin.records[begin.records_used++] = record_of(p);
-  }
-  if (begin.records_used > 0 || begin.tally != NULL) {
-    launch(on, &begin);
-  }
-}
-
-void dc__elementwise_queue(dc_optimizer *o, dc_stream *on) {
-  const bool looks = dc__optim_wants_look(o);
-  uint64_t *found = looks || o->found_inf != NULL ? &o->look->found : NULL;
-  dc__update_batch batch = {.recorded = 1, .found = found, .scale = dc__optim_heed_there(o, on)};
-  if (looks) {
-    dc__optim_look_there(o, on, batch.scale);
-  }
-  begin_there(o, on, found);
-  dc__optim_each_span(o, on, rules_of(o)->kernel, &batch, span);
+dc_status dc__elementwise_queue(dc_optimizer *o, const char *fn) {
+  (void)fn;
+  dc__update_batch batch = {.recorded = 1};
+  dc__optim_begin_there(o, rules_of(o)->kernel, rules_of(o)->rule, &batch);
+  dc__optim_each_span(o, o->linalg->on, rules_of(o)->kernel, &batch, span);
+  return DC_OK;
 }
 
 void dc__elementwise_destroy(dc_optimizer *o) {

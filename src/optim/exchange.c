@@ -32,6 +32,7 @@ typedef struct flow {
 struct dc__exchange {
   const char *fn;
   dc_device *device;
+  dc_stream *on;    /* where blocks are cut out and put back */
   int32_t kind;     /* of memory: that of whoever computes */
   int64_t grain;    /* packed blocks begin at multiples of so many elements */
   dc_comm *comm;    /* NULL: one rank */
@@ -190,6 +191,7 @@ static dc_status allocate(dc__exchange *x) {
   }
   if (x->grain > 1) { /* what lies between blocks is gathered with them */
     dc__stream_zero(x->device->here, memory, x->bytes);
+    dc__here_done(x->device, NULL);
   }
   x->memory = memory;
   x->owned = memory;
@@ -229,6 +231,7 @@ static dc__exchange *new_exchange(const char *fn, dc_device *device, dc_comm *co
   }
   *x = (dc__exchange){.fn = fn,
                       .device = device,
+                      .on = device->here,
                       .grain = device->place != 0 ? DEVICE_GRAIN : 1,
                       .kind = device->place != 0 ? DC_MEMORY_DEVICE : DC_MEMORY_HOST,
                       .comm = comm,
@@ -271,6 +274,10 @@ int64_t dc__exchange_bytes(const dc__exchange *x) {
   return (int64_t)x->bytes;
 }
 
+void dc__exchange_follow(dc__exchange *x, dc_stream *stream) {
+  x->on = stream;
+}
+
 dc_stream *dc__exchange_moves(const dc__exchange *x) {
   return x->moves;
 }
@@ -308,7 +315,7 @@ static void take_blocks(const dc__exchange *x, int64_t i, const float *whole) {
     if (f->places[b].own >= 0) {
       dc__box box;
       dc__cut_box(f->in.cut, b, &box);
-      dc__box_take(x->device->here, f->in.cut, &box, whole, x->owned + f->places[b].own);
+      dc__box_take(x->on, f->in.cut, &box, whole, x->owned + f->places[b].own);
     }
   }
 }
@@ -359,7 +366,7 @@ static void give_part(const dc__exchange *x, int64_t i, const float *packed, dc_
   for (int64_t b = 0; b < f->in.cut->blocks && !direct(f); b++) {
     dc__box box;
     dc__cut_box(f->in.cut, b, &box);
-    dc__box_give(x->device->here, f->in.cut, &box, packed + f->places[b].packed, f->in.offset, f->in.count, x->part);
+    dc__box_give(x->on, f->in.cut, &box, packed + f->places[b].packed, f->in.offset, f->in.count, x->part);
   }
   apply(user, i, direct(f) ? packed : x->part);
 }

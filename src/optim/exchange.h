@@ -70,6 +70,8 @@ dc_status dc__agree(const char *fn, dc_comm *comm, dc_status mine);
 dc_status dc__exchange_create(const char *fn, dc_device *device, dc_comm *comm, const dc__flow *flows, int64_t count,
                               dc__exchange **exchange);
 void dc__exchange_destroy(dc__exchange *x); /* NULL does nothing */
+/* What is queued goes on this stream from now on, of one rank: instead of dc_device.here. */
+void dc__exchange_follow(dc__exchange *x, dc_stream *stream);
 
 /* This rank's copy of a block that it owns, dense: the gradient after dc__exchange_in(), the place for the direction
  * before dc__exchange_out(). The blocks of a flow lie one after the other. NULL: another rank's. */

@@ -46,9 +46,10 @@ struct dc__optim_kind {
   /* o->io has the tensors, checked and, where the group wants it, finite; the ranks agree that the step takes place and
    * which parameters have gradients. On failure weights and state are as before. */
   dc_status (*step)(dc_optimizer *o, const char *fn);
-  /* Puts all of a step on a stream of a device with memory of its own: the look at the gradients, in o->look, the
-   * counts, and what step() would do. NULL: steps take place within calls. */
-  void (*queue)(dc_optimizer *o, dc_stream *on);
+  /* Puts all of a step of one rank on a stream of a device with memory of its own, which is o->linalg->on: the look at
+   * the gradients, in o->look, the counts, and what step() would do. Fails before anything is queued. NULL: steps take
+   * place within calls. */
+  dc_status (*queue)(dc_optimizer *o, const char *fn);
   /* Adds what the kind knows. NULL: nothing. */
   void (*stats)(const dc_optimizer *o, dc_optimizer_stats *stats);
   /* Frees what the struct has beside the head. NULL: nothing. */
@@ -81,7 +82,14 @@ dc_status dc__optim_agree(dc_optimizer *o, const char *fn, dc_status status, int
 
 /* Whether kernels count the steps: a parameter's step is the first number of a dc__update_record then. */
 bool dc__optim_counts_there(const dc_optimizer *o);
-/* A step of a kind that can queue one, on o->stream, or without one until it is done. */
+/* Whether a step is queued: there, or as a task of the caller's stream. */
+bool dc__optim_queues(const dc_optimizer *o);
+/* The same look, counts and factors, of `kernel`, of all parameters with gradients: what queue() begins with. Sets
+ * the batch's found and scale. */
+typedef void (*dc__optim_rule_fn)(const void *options, dc__update_rule *to);
+void dc__optim_begin_there(dc_optimizer *o, int32_t kernel, dc__optim_rule_fn rule, dc__update_batch *batch);
+dc__update_record *dc__optim_record(const dc__optim_param *p);
+/* Such a step, on o->stream, or without one until it is done. */
 dc_status dc__optim_queue(dc_optimizer *o, const char *fn, dc__task_fn task);
 /* Waits for o->stream. DC_E_STATE while it is captured. */
 dc_status dc__optim_settle(const dc_optimizer *o, const char *fn);
@@ -116,8 +124,8 @@ typedef bool (*dc__optim_span_fn)(const dc_optimizer *o, const dc__optim_param *
 /* Queues launches for all parameters with gradients, as the batch says for the rest; kind: enum dc__update_kind. */
 void dc__optim_each_span(const dc_optimizer *o, dc_stream *on, int32_t kind, dc__update_batch *batch,
                          dc__optim_span_fn fn);
-/* The same of one parameter that has a gradient, on the device's own stream: its state and factors are the caller's. */
-void dc__optim_param_there(const dc_optimizer *o, int32_t kind, const dc__optim_param *p, dc__update_span span);
+/* The same of one parameter that has a gradient: the batch's one span, whose state and factors are the caller's. */
+void dc__optim_param_there(const dc_optimizer *o, int32_t kind, const dc__optim_param *p, dc__update_batch *batch);
 /* Looks for gradients that the group wants looked at and are too large: into o->look. scale: dc__optim_heed_there()'s,
  * NULL: there was none. */
 void dc__optim_look_there(const dc_optimizer *o, dc_stream *on, const float *scale);
@@ -163,13 +171,12 @@ typedef struct dc__elementwise_rules {
   int32_t kernel; /* DC__UPDATE_ADAMW or _SGD */
   /* Adds the pieces; false: no memory. */
   bool (*add)(dc_optimizer *o, dc__optim_param *p, float *state[3]);
-  /* What a step's factors are made of. */
-  void (*rule)(const void *options, dc__update_rule *to);
+  dc__optim_rule_fn rule; /* what a step's factors are made of */
 } dc__elementwise_rules;
 
 dc_status dc__elementwise_prepare(dc_optimizer *o, const char *fn, int64_t first);
 dc_status dc__elementwise_step(dc_optimizer *o, const char *fn);
-void dc__elementwise_queue(dc_optimizer *o, dc_stream *on);
+dc_status dc__elementwise_queue(dc_optimizer *o, const char *fn);
 void dc__elementwise_destroy(dc_optimizer *o);
 
 #define DC__ELEMENTWISE_KIND                                                                                          \

@@ -76,10 +76,19 @@ static void direct(const dc__block *b, const dc__block_step *s, dc__block_place 
   place->work->polar(place, b, &p);
 }
 
+static void rule(const void *options, dc__update_rule *to) {
+  to->weight_decay = ((const dc_muon_options *)options)->weight_decay;
+}
+
 /* ---- the kind ---- */
 
 static const dc__block_rules rules = {
-    .read = read, .cut = cut, .cost = cost, .add_elements = add_elements, .before = direct};
+    .read = read, .cut = cut, .cost = cost, .add_elements = add_elements, .before = direct, .rule = rule};
 
-const dc__optim_kind dc__muon_kind = {DC__BLOCKED_KIND, .name = "muon",   .options_size = sizeof(dc_muon_options),
-                                      .rules = &rules,  .refuse = refuse, .accept = accept};
+const dc__optim_kind dc__muon_kind = {DC__BLOCKED_KIND,
+                                      .name = "muon",
+                                      .options_size = sizeof(dc_muon_options),
+                                      .queue = dc__blocked_queue,
+                                      .rules = &rules,
+                                      .refuse = refuse,
+                                      .accept = accept};

@@ -286,7 +286,7 @@ dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, doub
   }
   if (status == DC_OK) {
     o->grad_scale = grad_scale;
-    if (o->kind->queue != NULL && (dc__optim_is_there(o) || o->stream != NULL)) {
+    if (dc__optim_queues(o)) {
       return dc__optim_queue(o, fn, take_in_turn);
     }
     status = dc__optim_settle(o, fn);

@@ -1,12 +1,18 @@
-/* Steps on the caller's stream. On a device with memory of its own AdamW's and SGD's are kernels that the stream does
- * in its turn, and the host waits for nothing: what it would look at, a gradient that is not finite, the number of the
- * step, the learning rate, is in the device's memory, where kernels look at it. So a launch of a graph into which a
- * step was captured is a step like any other. On the CPU a step is one task of the stream, which uses the handle: the
- * next call waits for it. */
+/* Steps on the caller's stream. On a device with memory of its own AdamW's, SGD's and one rank of Muon's are kernels
+ * that the stream does in its turn, and the host waits for nothing: what it would look at, a gradient that is not
+ * finite, the number of the step, the learning rate, is in the device's memory, where kernels look at it. So a launch
+ * of a graph into which a step was captured is a step like any other. On the CPU a step is one task of the stream,
+ * which uses the handle: the next call waits for it. */
 #include "optim/inside.h"
 
 bool dc__optim_counts_there(const dc_optimizer *o) {
-  return o->kind->queue != NULL && dc__optim_is_there(o);
+  return o->kind->queue != NULL && dc__optim_is_there(o) && o->comm == NULL;
+}
+
+/* A task cannot fail, as what allocates scratch for matrices may. */
+bool dc__optim_queues(const dc_optimizer *o) {
+  return dc__optim_is_there(o) ? dc__optim_counts_there(o)
+                               : o->kind->queue != NULL && o->stream != NULL && !o->kind->matrices;
 }
 
 /* ---- streams ---- */
@@ -58,13 +64,61 @@ static dc_status queued(const dc_optimizer *o) {
 
 /* ---- steps ---- */
 
+static void count(dc_stream *on, dc__update_begin *begin) {
+  dc__update_begin_there(on, begin);
+  begin->records_used = 0;
+  begin->tally = NULL; /* a step counts once */
+}
+
+dc__update_record *dc__optim_record(const dc__optim_param *p) {
+  return (dc__update_record *)(void *)p->step;
+}
+
+/* Parameters of a group are counted together. */
+void dc__optim_begin_there(dc_optimizer *o, int32_t kernel, dc__optim_rule_fn rule, dc__update_batch *batch) {
+  dc_stream *on = o->linalg->on;
+  const bool looks = dc__optim_wants_look(o);
+  batch->found = looks || o->found_inf != NULL ? &o->look->found : NULL;
+  batch->scale = dc__optim_heed_there(o, on);
+  dc__update_begin begin = {.kind = kernel, .found = batch->found, .tally = o->look};
+  int32_t group = -1;
+  if (looks) {
+    dc__optim_look_there(o, on, batch->scale);
+  }
+  for (int64_t i = 0; i < o->count; i++) {
+    const dc__optim_param *p = &o->params[i];
+    if (!dc__optim_has_grad(o, p)) {
+      continue;
+    }
+    if (begin.records_used == DC__UPDATE_RECORDS || (begin.records_used > 0 && p->group != group)) {
+      count(on, &begin);
+    }
+    if (p->group != group) {
+      group = p->group;
+      rule(dc__optim_options(o, p), &begin.rule);
+      begin.lr = o->groups[group].rate;
+    }
+    begin.records[begin.records_used++] = dc__optim_record(p);
+  }
+  if (begin.records_used > 0 || begin.tally != NULL) {
+    count(on, &begin);
+  }
+}
+
+static dc_status queue_there(dc_optimizer *o, const char *fn) {
+  o->linalg->on = dc__stream_or_here(o->linalg->device, o->stream);
+  const dc_status status = o->kind->queue(o, fn);
+  o->linalg->on = o->linalg->device->here;
+  return status;
+}
+
 dc_status dc__optim_queue(dc_optimizer *o, const char *fn, dc__task_fn task) {
   int64_t bad = o->count;
   if (!dc__optim_is_there(o)) {
     DC__TRY(o->stream->device->ops->stream_call(o->stream, task, &o, sizeof o));
     return queued(o);
   }
-  o->kind->queue(o, dc__stream_or_here(o->linalg->device, o->stream));
+  DC__TRY(queue_there(o, fn));
   if (o->stream != NULL || !dc__optim_wants_look(o)) {
     return queued(o);
   }

@@ -39,11 +39,11 @@ void dc__optim_fill_span(const dc_optimizer *o, const dc__optim_param *p, dc__up
   span->grad_dtype = io->grad_dtype;
 }
 
-void dc__optim_param_there(const dc_optimizer *o, int32_t kind, const dc__optim_param *p, dc__update_span span) {
-  dc__update_batch batch = {.spans_used = 1, .grad_scale = (float)o->grad_scale};
-  dc__optim_fill_span(o, p, &span);
-  batch.spans[0] = span;
-  launch(o->linalg->device->here, kind, &batch);
+void dc__optim_param_there(const dc_optimizer *o, int32_t kind, const dc__optim_param *p, dc__update_batch *batch) {
+  batch->spans_used = 1;
+  batch->grad_scale = (float)o->grad_scale;
+  dc__optim_fill_span(o, p, &batch->spans[0]);
+  launch(o->linalg->on, kind, batch);
 }
 
 void dc__optim_each_span(const dc_optimizer *o, dc_stream *on, int32_t kind, dc__update_batch *batch,

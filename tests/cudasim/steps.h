@@ -1,4 +1,5 @@
-/* What the tests of steps on a stream share: AdamW or SGD in two groups, with tensors of all types on the device. */
+/* What the tests of steps on a stream share: AdamW, SGD or Muon in two groups, with tensors of all types on the device.
+ */
 #ifndef TESTS_STEPS_H
 #define TESTS_STEPS_H
 
@@ -11,6 +12,7 @@
 #endif
 #include "kernels/kernels.h"
 
+enum { ADAMW, SGD, MUON, KINDS }; /* Muon's parameters are whole */
 enum { PARAMS = 6, COUNT = 300, STEPS = 7, BAD = 3, BYTES = PARAMS * COUNT * 4, ROOM = BYTES * (1 + STEPS) };
 
 static const int32_t dtypes[PARAMS] = {DC_FLOAT32, DC_BFLOAT16, DC_FLOAT16, DC_FLOAT32, DC_FLOAT32, DC_BFLOAT16};
@@ -85,17 +87,24 @@ static inline void fill(const model *m, int64_t offset) {
 static inline dc_status make(model *m, int kind, int64_t offset, int64_t count) {
   dc_adamw_options adamw = DC_ADAMW_OPTIONS_INIT;
   dc_sgd_options sgd = DC_SGD_OPTIONS_INIT;
-  const int64_t shape = COUNT;
-  adamw.weight_decay = sgd.momentum = 0.1;
+  dc_muon_options muon = DC_MUON_OPTIONS_INIT;
+  const int64_t long_one = COUNT, matrix[2] = {20, COUNT / 20};
+  adamw.weight_decay = sgd.momentum = muon.weight_decay = 0.1;
   adamw.check_finite = sgd.check_finite = 1;
-  dc_status status =
-      kind == 0 ? dc_adamw_create(linalg, &adamw, &m->optimizer) : dc_sgd_create(linalg, &sgd, &m->optimizer);
+  dc_status status = kind == ADAMW ? dc_adamw_create(linalg, &adamw, &m->optimizer)
+                     : kind == SGD ? dc_sgd_create(linalg, &sgd, &m->optimizer)
+                                   : dc_muon_create(linalg, NULL, &muon, &m->optimizer);
   adamw.amsgrad = sgd.nesterov = 1;
+  muon.num_splits = 2;
+  muon.precision = DC_BFLOAT16;
   if (status == DC_OK) {
-    status = kind == 0 ? dc_adamw_set_group(m->optimizer, 1, &adamw) : dc_sgd_set_group(m->optimizer, 1, &sgd);
+    status = kind == ADAMW ? dc_adamw_set_group(m->optimizer, 1, &adamw)
+             : kind == SGD ? dc_sgd_set_group(m->optimizer, 1, &sgd)
+                           : dc_muon_set_group(m->optimizer, 1, &muon);
   }
   for (int p = 0; p < PARAMS && status == DC_OK; p++) {
-    status = dc_optimizer_add_param(m->optimizer, p % 3 == 2, &shape, 1, offset, count, dtypes[p], NULL);
+    status = dc_optimizer_add_param(m->optimizer, p % 3 == 2, kind == MUON ? matrix : &long_one, kind == MUON ? 2 : 1,
+                                    offset, count, dtypes[p], NULL);
   }
   m->count = count;
   return status;

@@ -1,15 +1,14 @@
-/* Steps of AdamW and SGD on a stream that is held back, and in CUDA graphs, whose launches are steps; calls of the
- * driver that fail. */
+/* Steps of AdamW, SGD and Muon on a stream that is held back, and in CUDA graphs, whose launches are steps; calls of
+ * the driver that fail. */
 #include "steps.h"
 
 /* ---- what nobody waits for is held back ---- */
 
-static void test_a_step_waits_for_nothing(void **state) {
-  (void)state;
+static void waits_for_nothing(int kind) {
   dc_stream *stream;
-  model plain = open_model(0, NULL, 0, COUNT);
+  model plain = open_model(kind, NULL, 0, COUNT);
   DO(dc_stream_create(device, &stream));
-  model m = open_model(0, stream, 0, COUNT);
+  model m = open_model(kind, stream, 0, COUNT);
   float before, after;
   DO(step(&plain, 0));
   DO(dc_optimizer_set_lr(plain.optimizer, 0, 0.7));
@@ -31,6 +30,13 @@ static void test_a_step_waits_for_nothing(void **state) {
   close_model(&m);
   close_model(&plain);
   dc_stream_destroy(stream);
+}
+
+static void test_a_step_waits_for_nothing(void **state) {
+  (void)state;
+  for (int kind = 0; kind < KINDS; kind++) {
+    waits_for_nothing(kind);
+  }
 }
 
 /* Shampoo's step is done when it returns, behind what the stream does to its gradient. */
@@ -82,7 +88,7 @@ static void test_launches_are_steps(void **state) {
   void *native = cudasim_stream();
   dc_stream *stream;
   DO(dc_stream_wrap(device, native, &stream));
-  for (int kind = 0; kind < 2; kind++) {
+  for (int kind = 0; kind < KINDS; kind++) {
     model plain = open_model(kind, NULL, 0, COUNT);
     model m = open_model(kind, stream, 0, COUNT);
     model fresh = open_model(kind, stream, 0, COUNT);
@@ -152,7 +158,7 @@ static void test_the_captured_stream_is_set_in_the_capture(void **state) {
 /* ---- the driver's failures ---- */
 
 /* Two steps; how often a function was called in them. */
-static int use(const char *counted, const char *failing, int before) {
+static int use(int kind, const char *counted, const char *failing, int before) {
   model m = {0};
   (void)open_all(NULL);
   DO(device->ops->alloc(device, ROOM, DC_MEMORY_DEVICE, (void **)&m.memory));
@@ -163,7 +169,7 @@ static int use(const char *counted, const char *failing, int before) {
   if (failing != NULL) {
     cudasim_fail(failing, before, 2);
   }
-  dc_status status = make(&m, 0, 0, COUNT);
+  dc_status status = make(&m, kind, 0, COUNT);
   status = status == DC_OK ? dc_optimizer_set_stream(m.optimizer, m.stream) : status;
   status = status == DC_OK ? step(&m, 0) : status;
   status = status == DC_OK ? dc_optimizer_set_lr(m.optimizer, 1, 0.5) : status;
@@ -183,11 +189,12 @@ static void test_every_call_fails(void **state) {
   static const char *const functions[] = {"cuLaunchKernel",          "cuMemcpyAsync", "cuMemsetD8Async",
                                           "cuMemAllocFromPoolAsync", "cuEventRecord", "cuStreamSynchronize"};
   (void)close_all(state);
-  for (size_t f = 0; f < DC__COUNT(functions); f++) {
-    const int calls = use(functions[f], NULL, 0);
+  for (size_t f = 0; f < 2 * DC__COUNT(functions); f++) {
+    const int kind = f % 2 == 0 ? ADAMW : MUON;
+    const int calls = use(kind, functions[f / 2], NULL, 0);
     assert_true(calls > 0);
     for (int before = 0; before < calls; before++) {
-      (void)use(functions[f], functions[f], before);
+      (void)use(kind, functions[f / 2], functions[f / 2], before);
     }
   }
   (void)open_all(state);

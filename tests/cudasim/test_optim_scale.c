@@ -82,7 +82,7 @@ static void launch(const model *m, void *native) {
 
 static void test_numbers_are_read_in_the_steps_turn(void **state) {
   (void)state;
-  for (int kind = 0; kind < 2; kind++) {
+  for (int kind = 0; kind < KINDS; kind++) {
     dc_stream *stream;
     numbers *there = take_numbers();
     DO(dc_stream_create(device, &stream));
@@ -102,7 +102,7 @@ static void test_launches_read_them_anew(void **state) {
   void *native = graph_stream();
   dc_stream *stream;
   DO(dc_stream_wrap(device, native, &stream));
-  for (int kind = 0; kind < 2; kind++) {
+  for (int kind = 0; kind < KINDS; kind++) {
     numbers *there = take_numbers();
     model m = open_model(kind, stream, 0, COUNT);
     DO(step_of(&m, 0.5));
@@ -139,7 +139,7 @@ static void test_what_was_found_is_no_error(void **state) {
   give_numbers(there);
 }
 
-/* Muon waits for the stream, and reads them then. */
+/* Shampoo waits for the stream, and reads them then. */
 static void test_other_kinds_read_them_too(void **state) {
   (void)state;
   const int64_t shape[2] = {4, 4}, count = 16;
@@ -153,7 +153,7 @@ static void test_other_kinds_read_them_too(void **state) {
   }
   move(x, before, sizeof before);
   DO(dc_stream_create(device, &stream));
-  DO(dc_muon_create(linalg, NULL, NULL, &optimizer));
+  DO(dc_shampoo_create(linalg, NULL, NULL, &optimizer));
   DO(dc_optimizer_add_param(optimizer, 0, shape, 2, 0, count, DC_FLOAT32, NULL));
   DO(dc_optimizer_set_stream(optimizer, stream));
   const model m = {.optimizer = optimizer};

@@ -1,6 +1,6 @@
-/* Steps of AdamW and SGD on a stream: the bits of steps without one, with a gradient that is not finite, learning rates
- * and saved states between them, on one stream after the other; parts of parameters, each on its own. On the simulated
- * driver, or on a card (tests/card). */
+/* Steps of AdamW, SGD and Muon on a stream: the bits of steps without one, with a gradient that is not finite, learning
+ * rates and saved states between them, on one stream after the other; parts of parameters, each on its own. On the
+ * simulated driver, or on a card (tests/card). */
 #include "steps.h"
 
 /* Steps with all that may come between them. */
@@ -26,7 +26,7 @@ static void run(const model *m) {
 static void test_the_bits_of_steps_without_a_stream(void **state) {
   (void)state;
   dc_stream *streams[2];
-  for (int kind = 0; kind < 2; kind++) {
+  for (int kind = 0; kind < KINDS; kind++) {
     DO(dc_stream_create(device, &streams[0]));
     DO(dc_stream_create(device, &streams[1]));
     model plain = open_model(kind, NULL, 0, COUNT);

@@ -78,6 +78,9 @@ DC_KERNEL(dc__graft_take_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
 }
 
 DC_KERNEL(dc__graft_finish_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
+  if (args.found != nullptr && *DC_MEMORY(args.found, 8, 8) != 0) {
+    return;
+  }
   const dc__graft_factors *f = &args.factors;
   float *data = floats(args.data, args), *momentum = floats(args.momentum, args);
   float ratio = 1;

@@ -34,6 +34,7 @@ typedef struct dc__cuda_graft_args {
   float *exp_avg, *squares, *momentum; /* NULL: none */
   float *to;                           /* TAKE: may be data */
   const dc__cuda_report *lengths;      /* FINISH: [2, together], wanted and of data; NULL: as it is */
+  const uint64_t *found;               /* FINISH: nothing happens unless it is 0; NULL: nobody looked */
   int64_t count, stride;
   int32_t together;
   dc__graft_factors factors;

@@ -113,8 +113,9 @@ class Optimizer:
             self._stream.pin(keep)
 
     def set_stream(self, stream: Optional[Stream]) -> None:
-        """Steps are in the order of the stream from now on; None: of the calling thread. AdamW's and SGD's return when
-        they are queued, and a gradient that is not finite is then counted (`stats().skipped_steps`), and no error."""
+        """Steps are in the order of the stream from now on; None: of the calling thread. AdamW's and SGD's, and on a
+        CUDA device Muon's without comm, return when they are queued, and a gradient that is not finite is then counted
+        (`stats().skipped_steps`), and no error."""
         check(lib.dc_optimizer_set_stream(self._handle, handle_of(stream)))
         self._stream = stream
 
@@ -150,7 +151,7 @@ class Optimizer:
 
     def state(self, index: int, name: str) -> Tensor:
         """A piece of a parameter's state, to read and write between steps: memory of the handle's device, but for what
-        the host counts ("step" and "failures" of all but AdamW and SGD)."""
+        the host counts ("step" and "failures" of all but AdamW, SGD and Muon without comm)."""
         view = output()
         check(lib.dc_optimizer_state(self._handle, index, string("name", name), view))
         counts = view.dtype == DType.INT64 and self._host_counts

@@ -16,6 +16,7 @@ class Muon(Blocked):
     _none = ("momentum", "nesterov")
 
     def _create(self, linalg: Any, options: Any, out: Any) -> int:
+        self._host_counts = self._comm is not None
         return int(lib.dc_muon_create(linalg, self._comm, options, out))
 
     def _set_group(self, group: int, options: Any) -> int:
