@@ -1,7 +1,7 @@
-/* Muon on the device: what the CPU gives, within rounding, and its saved states; the bits of one rank on two and three;
- * gradients that are not finite; each call failing in turn. On the simulated driver. */
+/* Muon on the device: what the CPU gives, within rounding, and its saved states; gradients that are not finite. On the
+ * simulated driver, or on a card (tests/card). */
 #define MATRICES
-#include "sides_ranks.h"
+#include "sides.h"
 
 /* The largest difference of the weights, beyond a last bit of those of 16 bits. */
 static double apart(const side *sides) {
@@ -61,39 +61,15 @@ static void test_beside_the_cpu(void **state) {
   run(&o, 0.1);
 }
 
-static void test_ranks(void **state) {
-  (void)state;
-  const dc_muon_options wide = {.struct_size = sizeof wide}, narrow = {sizeof narrow, .precision = DC_BFLOAT16};
-  agree(make_muon, &wide);
-  agree(make_muon, &narrow);
-}
-
 static void test_gradients_that_are_not_finite(void **state) {
   (void)state;
   refuses_gradient(make_muon, NULL, 2, __builtin_nanf(""));
 }
 
-static void test_every_call_fails(void **state) {
-  static const char *const functions[] = {"cuLaunchKernel", "cuMemcpyAsync", "cuMemAllocFromPoolAsync",
-                                          "cublasLtCreate", "cublasLtMatmul"};
-  (void)state;
-  const dc_muon_options options = {.struct_size = sizeof options};
-  for (size_t f = 0; f < DC__COUNT(functions); f++) {
-    const int calls = use(make_muon, &options, functions[f], NULL, 0);
-    assert_true(calls > 0);
-    for (int before = 0; before < calls; before += FAILING) {
-      (void)use(make_muon, &options, functions[f], functions[f], before);
-    }
-  }
-  cudasim_reset();
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_beside_the_cpu),
-      TEST(test_ranks),
       TEST(test_gradients_that_are_not_finite),
-      TEST(test_every_call_fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
