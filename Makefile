@@ -22,7 +22,7 @@ train: build
 bert: build
 	@$(PY) -m libdc.run -n $(RANKS) --grace 60 examples/bert/train.py --compare $(ARGS)
 
-# The same models with SGD, AdamW, Shampoo, SOAP and K-FAC in turn: a live display, and pictures of the losses.
+# The same models with SGD, AdamW, Muon, Shampoo, SOAP and K-FAC in turn: a live display, and pictures of the losses.
 optimizers: build
 	@$(PY) -m libdc.run -n $(RANKS) --grace 60 examples/optimizers/train.py $(ARGS)
 

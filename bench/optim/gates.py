@@ -4,11 +4,11 @@
     python bench/optim/gates.py                    all: 5 seeds, the grids of the baselines; writes bench/results
     python bench/optim/gates.py --seeds 1 --known  one seed and the settings of examples/optimizers/rules.py
 
-The baselines get the best of a grid each, by the median over the seeds of the steps to the target; Shampoo, SOAP and
-K-FAC have smaller ones. The batches of a seed are the same for all. The gates: Shampoo (roots every 10 steps) takes
-at most 0.6 times AdamW's steps, SOAP (bases every 10) 0.8 times, K-FAC at most 0.5 times SGD's; and two ranks under
-ZeRO-3, which share the blocks and layers out, have the losses of one rank, bit for bit. Exit status 1 if one does not
-hold.
+The baselines get the best of a grid each, by the median over the seeds of the steps to the target; Muon, Shampoo, SOAP
+and K-FAC have smaller ones. The batches of a seed are the same for all. The gates: Muon, with AdamW for what is no
+hidden matrix, and Shampoo (roots every 10 steps) take at most 0.6 times AdamW's steps, SOAP (bases every 10) 0.8 times,
+K-FAC at most 0.5 times SGD's; and two ranks under ZeRO-3, which share matrices, blocks and layers out, have the losses
+of one rank, bit for bit. Exit status 1 if one does not hold.
 """
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ from digits import Autoencoder, pictures  # noqa: E402
 from rules import DIGITS, Rule, digits_step  # noqa: E402
 
 BATCH, EVERY, MOST, TARGET = 256, 5, 1200, 8 / 256
-GATES = (("shampoo", "adamw", 0.6), ("soap", "adamw", 0.8), ("kfac", "sgd", 0.5))
+GATES = (("muon", "adamw", 0.6), ("shampoo", "adamw", 0.6), ("soap", "adamw", 0.8), ("kfac", "sgd", 0.5))
 GRIDS: Dict[str, Dict[str, List[Any]]] = {
     "sgd": {"lr": [2.0, 4.0, 3.0, 1.0], "nesterov": [True, False]},
     "adamw": {"lr": [1e-2, 6e-3, 2e-2, 3e-3], "betas": [(0.9, 0.99), (0.9, 0.999)]},
+    "muon": {"lr": [5e-2, 3e-2, 2e-2, 7e-2]},
     "shampoo": {"lr": [1e-2, 6e-3, 2e-2]},
     "soap": {"lr": [1e-2, 6e-3, 2e-2]},
     "kfac": {"nesterov": [True, False], "inverse": ["eigen", "factored"], "damping": [0.01, 0.03]},

@@ -25,7 +25,7 @@ def test_49_all_train_both_models(tmp_path: Path) -> None:
     assert "step    12/12  SGD" in out and "step     4/4  SGD" in out and "AdamW" in out and "K-FAC" in out
     for task in ("digits", "gpt"):
         courses = json.loads((tmp_path / "run" / f"{task}.json").read_text())
-        assert list(courses) == ["sgd", "adamw", "shampoo", "soap", "kfac"]
+        assert list(courses) == ["sgd", "adamw", "muon", "shampoo", "soap", "kfac"]
         assert len({course["loss"][0] for course in courses.values()}) == 1  # the same weights, the same batch
         assert all(course["loss"][-1] < course["loss"][0] for course in courses.values())
         for picture in ("steps", "seconds"):
@@ -33,5 +33,6 @@ def test_49_all_train_both_models(tmp_path: Path) -> None:
 
 
 def test_49_gates_of_one_seed(tmp_path: Path) -> None:
-    out = run(tmp_path, str(ROOT / "bench/optim/gates.py"), "--seeds", "1", "--known", "--only", "shampoo", "adamw")
-    assert out.count("holds: ") == 2 and "NOT" not in out
+    out = run(tmp_path, str(ROOT / "bench/optim/gates.py"), "--seeds", "1", "--known", "--only", "muon", "shampoo",
+              "adamw")
+    assert out.count("holds: ") == 4 and "NOT" not in out
