@@ -19,12 +19,14 @@
 //! # Ok::<(), dc::Error>(())
 //! ```
 //!
+//! Operators on matrices, such as eigendecompositions, roots and Kronecker products, are methods of a [`Linalg`].
+//!
 //! Who owns what: registered weights and gradients belong to the context, which lends them out between steps; gathered
 //! weights belong to whoever gathered them; everything is freed by drop, in any order, also while a panic unwinds. A
 //! context that is dropped by a panic aborts its communicator, so that the other ranks do not wait for it.
 //!
 //! What is `Send` and `Sync` is what the header's thread classes allow: [`Device`], [`Stream`], [`Event`], [`Buffer`]
-//! and [`Abort`] are both, [`Comm`] and [`Context`] are `Send` only:
+//! and [`Abort`] are both, [`Comm`], [`Context`] and [`Linalg`] are `Send` only:
 //!
 //! ```compile_fail
 //! fn shared<T: Sync>() {}
@@ -49,8 +51,11 @@ mod context;
 mod device;
 mod error;
 mod external;
+mod linalg;
+mod matrix;
 mod operators;
 mod optim;
+mod options;
 mod report;
 mod tensor;
 
@@ -61,11 +66,14 @@ pub use context::{Context, Stage, Z3Options};
 pub use device::{Device, Event, Stream};
 pub use error::{Error, Result, Status};
 pub use external::{Collectives, External};
+pub use linalg::{Linalg, LinalgOptions};
+pub use matrix::SpectralOptions;
 pub use optim::{AdamW, AdamWOptions};
+pub use options::{Negative, Polynomial, Symmetry};
 pub use report::{Op, OpInfo};
 pub use sys::dc_memory_stats as MemoryStats;
 pub use sys::dc_trace_event as TraceEvent;
-pub use tensor::{Bf16, DType, Element, F16};
+pub use tensor::{Bf16, DType, Element, Tensor, F16};
 
 pub use dc_sys as sys;
 

@@ -21,6 +21,12 @@ pub enum DType {
     Int16 = sys::DC_INT16,
 }
 
+impl From<DType> for i32 {
+    fn from(dtype: DType) -> i32 {
+        dtype as i32
+    }
+}
+
 impl DType {
     const ALL: [DType; 9] = [
         DType::Float32,
@@ -80,6 +86,65 @@ macro_rules! elements {
 
 elements! {
     f32: Float32, f64: Float64, F16: Float16, Bf16: Bfloat16, i8: Int8, i32: Int32, i64: Int64, u8: Uint8, i16: Int16,
+}
+
+/// A slice with a shape: a matrix or a batch of matrices for the operators of [`crate::Linalg`], a layer's inputs, a
+/// piece of a state. Its elements are in row-major order.
+///
+/// ```
+/// let a = dc::Tensor::new(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3])?;
+/// assert_eq!(a.transposed().shape(), [3, 2]); // the same elements, seen otherwise
+/// assert!(dc::Tensor::new(&[1.0f32; 5], &[2, 3]).is_err());
+/// # Ok::<(), dc::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Tensor<'data, T> {
+    data: &'data [T],
+    shape: Vec<i64>,
+    /// Of a transposed one; empty: row-major.
+    strides: Vec<i64>,
+}
+
+impl<'data, T: Element> Tensor<'data, T> {
+    /// Elements in row-major order, as many as the shape has.
+    pub fn new(data: &'data [T], shape: &[i64]) -> Result<Tensor<'data, T>> {
+        fits(shape, data.len())?;
+        Ok(Tensor { data, shape: shape.to_vec(), strides: Vec::new() })
+    }
+
+    /// Its last two dimensions exchanged; the elements stay where they are.
+    pub fn transposed(&self) -> Tensor<'data, T> {
+        let mut other = self.clone();
+        if let [.., rows, columns] = other.shape[..] {
+            if other.strides.is_empty() {
+                other.strides = vec![1; other.shape.len()];
+                for at in (0..other.shape.len() - 1).rev() {
+                    other.strides[at] = other.strides[at + 1] * other.shape[at + 1].max(1);
+                }
+            }
+            let last = other.shape.len() - 1;
+            other.strides.swap(last - 1, last);
+            other.shape[last - 1] = columns;
+            other.shape[last] = rows;
+        }
+        other
+    }
+
+    /// The lengths of its dimensions.
+    pub fn shape(&self) -> &[i64] {
+        &self.shape
+    }
+
+    /// The elements, in the order in which they lie: of a transposed one, that of the other.
+    pub fn data(&self) -> &'data [T] {
+        self.data
+    }
+
+    /// Its view, good while this is borrowed.
+    pub(crate) fn view(&self) -> sys::dc_tensor {
+        let strides = if self.strides.is_empty() { std::ptr::null() } else { self.strides.as_ptr() };
+        sys::dc_tensor { strides, ..view(self.data.as_ptr().cast(), &self.shape, T::DTYPE) }
+    }
 }
 
 /// The view of a slice. It is good for a call, during which slice and shape are borrowed.
