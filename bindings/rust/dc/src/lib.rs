@@ -19,14 +19,18 @@
 //! # Ok::<(), dc::Error>(())
 //! ```
 //!
-//! Operators on matrices, such as eigendecompositions, roots and Kronecker products, are methods of a [`Linalg`].
+//! Optimizers are types as well: [`AdamW`], [`Sgd`], [`Muon`], [`Shampoo`], [`Soap`] and [`Kfac`] are an [`Optimizer`]
+//! with their own options. They borrow weights and gradients for each step, whole or this rank's parts, and own their
+//! state. What they are made with is a [`Linalg`], whose methods are operators on matrices: eigendecompositions, roots,
+//! Kronecker products.
 //!
 //! Who owns what: registered weights and gradients belong to the context, which lends them out between steps; gathered
 //! weights belong to whoever gathered them; everything is freed by drop, in any order, also while a panic unwinds. A
-//! context that is dropped by a panic aborts its communicator, so that the other ranks do not wait for it.
+//! context, or an optimizer of many ranks, that is dropped by a panic aborts its communicator, so that the other ranks
+//! do not wait for it.
 //!
 //! What is `Send` and `Sync` is what the header's thread classes allow: [`Device`], [`Stream`], [`Event`], [`Buffer`]
-//! and [`Abort`] are both, [`Comm`], [`Context`] and [`Linalg`] are `Send` only:
+//! and [`Abort`] are both, [`Comm`], [`Context`], [`Linalg`] and [`Optimizer`] are `Send` only:
 //!
 //! ```compile_fail
 //! fn shared<T: Sync>() {}
@@ -51,6 +55,8 @@ mod context;
 mod device;
 mod error;
 mod external;
+mod kfac;
+mod kinds;
 mod linalg;
 mod matrix;
 mod operators;
@@ -66,12 +72,16 @@ pub use context::{Context, Stage, Z3Options};
 pub use device::{Device, Event, Stream};
 pub use error::{Error, Result, Status};
 pub use external::{Collectives, External};
+pub use kfac::KfacLayer;
+pub use kinds::{AdamW, AdamWOptions, Kfac, KfacOptions, Kind, Muon, MuonOptions, Sgd, SgdOptions};
+pub use kinds::{Shampoo, ShampooOptions, Shared, Soap, SoapOptions};
 pub use linalg::{Linalg, LinalgOptions};
 pub use matrix::SpectralOptions;
-pub use optim::{AdamW, AdamWOptions};
-pub use options::{Negative, Polynomial, Symmetry};
+pub use optim::{Optimizer, Param, Part};
+pub use options::{Graft, KfacApproximation, KfacInverse, MuonAdjust, Negative, Polynomial, Symmetry, WeightDecay};
 pub use report::{Op, OpInfo};
 pub use sys::dc_memory_stats as MemoryStats;
+pub use sys::dc_optimizer_stats as OptimizerStats;
 pub use sys::dc_trace_event as TraceEvent;
 pub use tensor::{Bf16, DType, Element, Tensor, F16};
 

@@ -16,7 +16,8 @@ options! {
     }
 }
 
-/// The threads, the scratch memory and the LAPACK of matrix operators, which are its methods.
+/// The threads, the scratch memory and the LAPACK of matrix operators, which are its methods, and of optimizers, which
+/// are made with one and keep what they need of it.
 #[derive(Debug)]
 pub struct Linalg(NonNull<sys::dc_linalg>);
 

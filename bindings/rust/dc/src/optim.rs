@@ -1,118 +1,185 @@
-//! AdamW over whole parameters or this rank's parts of them.
+//! Optimizers over whole parameters, or this rank's parts of them.
 
-use crate::device::{Device, Stream};
-use crate::error::{check, Error, Result, Status};
+use crate::comm::{Abort, Comm};
+use crate::device::Stream;
+use crate::error::{c_name, check, Error, Result, Status};
+use crate::kinds::{Kind, Shared};
+use crate::linalg::Linalg;
+use crate::report::lengths;
 use crate::sys;
-use crate::tensor::{view, view_of, Element};
+use crate::tensor::{output, view, DType, Element, Tensor};
+use std::marker::PhantomData;
 use std::mem::size_of;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 
-/// The numbers of [`AdamW`]; see `dc_adamw_options`. A zero is a zero here.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(missing_docs)]
-pub struct AdamWOptions {
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub amsgrad: bool,
-    pub maximize: bool,
-    pub check_finite: bool,
+/// A parameter, as an optimizer is told of it.
+#[derive(Clone, Debug)]
+pub struct Param {
+    shape: Vec<i64>,
+    part: Range<i64>,
+    group: i32,
+    dtype: DType,
 }
 
-impl Default for AdamWOptions {
-    fn default() -> AdamWOptions {
-        AdamWOptions {
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            weight_decay: 0.0,
-            amsgrad: false,
-            maximize: false,
-            check_finite: false,
+impl Param {
+    /// A float32 parameter of group 0, all of which is on this rank.
+    pub fn new(shape: &[i64]) -> Param {
+        // Of a shape with more elements than can be counted the library says so.
+        let numel = shape.iter().try_fold(1i64, |product, n| product.checked_mul(*n)).unwrap_or(0);
+        Param { shape: shape.to_vec(), part: 0..numel, group: 0, dtype: DType::Float32 }
+    }
+
+    /// The elements that this rank has, flattened. The ranks' parts, in their order, make up the whole, or are all of
+    /// it on every rank.
+    pub fn part(mut self, part: Range<i64>) -> Param {
+        self.part = part;
+        self
+    }
+
+    /// The group whose options and learning rate it takes.
+    pub fn group(mut self, group: i32) -> Param {
+        self.group = group;
+        self
+    }
+
+    /// The type of its weights: float32, or float16 or bfloat16, of which the state has a float32 copy.
+    pub fn dtype(mut self, dtype: DType) -> Param {
+        self.dtype = dtype;
+        self
+    }
+}
+
+/// This rank's part of a parameter in a step: weights, which are borrowed to be changed, and their gradient.
+#[derive(Debug)]
+pub struct Part<'step> {
+    weights: *mut std::os::raw::c_void,
+    grad: Option<*const std::os::raw::c_void>,
+    lengths: [[i64; 1]; 2],
+    dtypes: [DType; 2],
+    borrowed: PhantomData<&'step mut ()>,
+}
+
+// It stands for a &mut [W] and a &[G] of elements, which are Send and Sync.
+unsafe impl Send for Part<'_> {}
+
+impl<'step> Part<'step> {
+    /// Weights of the type that the parameter was added with, and a gradient of float32, float16 or bfloat16.
+    pub fn new<W: Element, G: Element>(weights: &'step mut [W], grad: &'step [G]) -> Part<'step> {
+        Part {
+            weights: weights.as_mut_ptr().cast(),
+            grad: Some(grad.as_ptr().cast()),
+            lengths: [[weights.len() as i64], [grad.len() as i64]],
+            dtypes: [W::DTYPE, G::DTYPE],
+            borrowed: PhantomData,
         }
     }
-}
 
-/// An AdamW with float32 weights, all in one group.
-///
-/// ```
-/// let mut adamw = dc::AdamW::new(&dc::Device::open("cpu")?, 1, &dc::AdamWOptions::default())?;
-/// adamw.add_param(&[2, 2], 0..4)?;
-/// adamw.set_lr(0.5)?;
-/// let mut weights = [1.0f32; 4];
-/// adamw.step(&mut [(&mut weights, &[2.0, 2.0, -2.0, -2.0])], 1.0)?;
-/// assert_eq!(weights, [0.5, 0.5, 1.5, 1.5]);
-/// # Ok::<(), dc::Error>(())
-/// ```
-#[derive(Debug)]
-pub struct AdamW(NonNull<sys::dc_optimizer>);
-
-// Its functions are of the class [handle]: one thread at a time.
-unsafe impl Send for AdamW {}
-
-impl AdamW {
-    /// Makes one. threads: 0 for as many as the process may run on.
-    pub fn new(device: &Device, threads: i32, options: &AdamWOptions) -> Result<AdamW> {
-        let or_none = |value: f64| if value == 0.0 { -1.0 } else { value };
-        let options = sys::dc_adamw_options {
-            struct_size: size_of::<sys::dc_adamw_options>(),
-            beta1: or_none(options.beta1),
-            beta2: or_none(options.beta2),
-            eps: or_none(options.eps),
-            weight_decay: options.weight_decay,
-            amsgrad: options.amsgrad.into(),
-            maximize: options.maximize.into(),
-            check_finite: options.check_finite.into(),
-            reserved0: 0,
-        };
-        let work = sys::dc_linalg_options { struct_size: size_of::<sys::dc_linalg_options>(), threads, plain: 1 };
-        let (mut linalg, mut optimizer) = (ptr::null_mut(), ptr::null_mut());
-        check(unsafe { sys::dc_linalg_create(device.as_ptr(), &work, &mut linalg) })?;
-        let made = check(unsafe { sys::dc_adamw_create(linalg, &options, &mut optimizer) });
-        unsafe { sys::dc_linalg_destroy(linalg) }; // the optimizer has what it needs
-        made.map(|()| AdamW(NonNull::new(optimizer).expect("an optimizer")))
+    /// Weights without a gradient: the step leaves them, and their state, alone. So it must be on every rank.
+    pub fn without_grad<W: Element>(weights: &'step mut [W]) -> Part<'step> {
+        Part { grad: None, ..Part::new::<W, f32>(weights, &[]) }
     }
 
-    /// Adds a parameter, of which this rank has `part`, flattened.
-    pub fn add_param(&mut self, shape: &[i64], part: Range<i64>) -> Result<i64> {
-        let mut index = 0;
+    fn weights(&self) -> sys::dc_tensor {
+        view(self.weights, &self.lengths[0], self.dtypes[0])
+    }
+
+    fn grad(&self) -> sys::dc_tensor {
+        self.grad.map_or_else(output, |grad| view(grad, &self.lengths[1], self.dtypes[1]))
+    }
+}
+
+/// An optimizer of a [`Kind`]. A parameter is known by its index, in the order in which they were added; weights and
+/// gradients stay the caller's and are borrowed for each step, the state is the optimizer's.
+///
+/// It is `Send`, and used by one thread at a time:
+///
+/// ```compile_fail
+/// fn shared<T: Sync>() {}
+/// shared::<dc::Muon>();
+/// ```
+///
+/// Weights cannot be used while a step borrows them, nor one's state be read while a step changes it:
+///
+/// ```compile_fail
+/// fn step(adamw: &mut dc::AdamW, weights: &mut [f32], grad: &[f32]) {
+///     let mut parts = [dc::Part::new(weights, grad)];
+///     weights[0] = 1.0;
+///     adamw.step(&mut parts, 1.0).unwrap();
+/// }
+/// ```
+///
+/// ```compile_fail
+/// fn step(adamw: &mut dc::AdamW, weights: &mut [f32], grad: &[f32]) -> f32 {
+///     let mean = adamw.state::<f32>(0, "exp_avg").unwrap();
+///     adamw.step(&mut [dc::Part::new(weights, grad)], 1.0).unwrap();
+///     mean.data()[0]
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Optimizer<K: Kind> {
+    raw: NonNull<sys::dc_optimizer>,
+    abort: Option<Abort>,
+    kind: PhantomData<K>,
+}
+
+// Its functions are of the class [handle]: one thread at a time.
+unsafe impl<K: Kind> Send for Optimizer<K> {}
+
+impl<K: Kind> Optimizer<K> {
+    fn create(linalg: &Linalg, comm: Option<&Comm>, options: &K) -> Result<Optimizer<K>> {
+        let (ranks, mut raw) = (comm.map_or(ptr::null_mut(), Comm::as_ptr), ptr::null_mut());
+        check(unsafe { options.create(linalg.as_ptr(), ranks, &mut raw) })?;
+        let raw = NonNull::new(raw).expect("an optimizer");
+        Ok(Optimizer { raw, abort: comm.map(Comm::abort_handle), kind: PhantomData })
+    }
+
+    /// Makes one whose work is all done here. The options are group 0's.
+    pub fn new(linalg: &Linalg, options: &K) -> Result<Optimizer<K>> {
+        Optimizer::create(linalg, None, options)
+    }
+
+    /// The handle, for calls that only [`crate::sys`] has.
+    pub fn as_ptr(&self) -> *mut sys::dc_optimizer {
+        self.raw.as_ptr()
+    }
+
+    /// Sets all options of a group; the number of groups adds one.
+    pub fn set_group(&mut self, group: i32, options: &K) -> Result<()> {
+        check(unsafe { options.set_group(self.as_ptr(), group) })
+    }
+
+    /// Adds a parameter, and returns its index.
+    pub fn add_param(&mut self, param: &Param) -> Result<i64> {
+        let (shape, ndim) = (param.shape.as_ptr(), param.shape.len() as i32);
+        let (offset, count) = (param.part.start, param.part.end.saturating_sub(param.part.start));
+        let (group, dtype, mut index) = (param.group, param.dtype as i32, 0);
         check(unsafe {
-            sys::dc_optimizer_add_param(
-                self.0.as_ptr(),
-                0,
-                shape.as_ptr(),
-                shape.len() as i32,
-                part.start,
-                part.end.saturating_sub(part.start),
-                sys::DC_FLOAT32,
-                &mut index,
-            )
+            sys::dc_optimizer_add_param(self.as_ptr(), group, shape, ndim, offset, count, dtype, &mut index)
         })?;
         Ok(index)
     }
 
-    /// Sets the learning rate, which begins as 1e-3.
-    pub fn set_lr(&mut self, lr: f64) -> Result<()> {
-        check(unsafe { sys::dc_optimizer_set_lr(self.0.as_ptr(), 0, lr) })
+    /// Sets a group's learning rate, which begins as 1e-3.
+    pub fn set_lr(&mut self, group: i32, lr: f64) -> Result<()> {
+        check(unsafe { sys::dc_optimizer_set_lr(self.as_ptr(), group, lr) })
     }
 
-    /// Puts steps in the order of a stream; None: of the calling thread.
+    /// Puts steps in the order of a stream; None: of the calling thread. AdamW's and SGD's are then queued, the others'
+    /// wait for it.
     ///
     /// # Safety
     /// A step on a stream uses its slices after the call returned: the caller keeps them alive, reads and writes them
     /// only when the stream has passed it, and keeps the stream until another is set or the optimizer is dropped.
     pub unsafe fn set_stream(&mut self, stream: Option<&Stream>) -> Result<()> {
-        check(sys::dc_optimizer_set_stream(self.0.as_ptr(), stream.map_or(ptr::null_mut(), Stream::as_ptr)))
+        check(sys::dc_optimizer_set_stream(self.as_ptr(), stream.map_or(ptr::null_mut(), Stream::as_ptr)))
     }
 
-    /// Names float32 numbers on the optimizer's device that each later step reads when it takes place: gradients are
-    /// divided by `loss_scale`, and a step that finds another number than 0 in `found_inf` changes nothing. None: none.
+    /// Names float32 numbers that each later step reads when it takes place: gradients are divided by `loss_scale`, and
+    /// a step that finds another number than 0 in `found_inf` changes nothing. None: none.
     ///
     /// # Safety
-    /// Both point to memory of the device where weights are, which lives until others are named and the steps that read
-    /// them are done.
+    /// Both point to memory which lives until others are named and the steps that read them are done.
     pub unsafe fn set_loss_scale(
         &mut self,
         loss_scale: Option<NonNull<f32>>,
@@ -122,52 +189,94 @@ impl AdamW {
         let tensor = |number: Option<NonNull<f32>>| number.map(|n| view(n.as_ptr().cast(), &one, f32::DTYPE));
         let (scale, found) = (tensor(loss_scale), tensor(found_inf));
         let pointer = |number: &Option<sys::dc_tensor>| number.as_ref().map_or(ptr::null(), |n| n as *const _);
-        check(sys::dc_optimizer_set_loss_scale(self.0.as_ptr(), pointer(&scale), pointer(&found)))
+        check(sys::dc_optimizer_set_loss_scale(self.as_ptr(), pointer(&scale), pointer(&found)))
     }
 
-    /// Makes a step with the weights and gradients of each parameter, in the order in which they were added.
-    pub fn step(&mut self, parts: &mut [(&mut [f32], &[f32])], grad_scale: f64) -> Result<()> {
-        if parts.iter().any(|(weights, grads)| weights.len() != grads.len()) {
-            return Err(Error::new(Status::SHAPE, "weights and gradients must be of one length".to_string()));
-        }
-        let lengths: Vec<[i64; 1]> = parts.iter().map(|(weights, _)| [weights.len() as i64]).collect();
-        let weights: Vec<_> =
-            parts.iter_mut().zip(&lengths).map(|(p, n)| view(p.0.as_mut_ptr().cast(), n, f32::DTYPE)).collect();
-        let grads: Vec<_> = parts.iter().zip(&lengths).map(|(p, n)| view_of(p.1, n)).collect();
+    /// Makes a step with a part of each parameter, in the order in which they were added. Gradients are multiplied by
+    /// `grad_scale`. On an error nothing has changed, on any rank, unless the ranks could not talk.
+    pub fn step(&mut self, parts: &mut [Part<'_>], grad_scale: f64) -> Result<()> {
+        let weights: Vec<_> = parts.iter().map(Part::weights).collect();
+        let grads: Vec<_> = parts.iter().map(Part::grad).collect();
+        let (size, count) = (size_of::<sys::dc_tensor>(), parts.len() as i64);
         check(unsafe {
-            sys::dc_optimizer_step(
-                self.0.as_ptr(),
-                weights.as_ptr(),
-                grads.as_ptr(),
-                size_of::<sys::dc_tensor>(),
-                parts.len() as i64,
-                grad_scale,
-            )
+            sys::dc_optimizer_step(self.as_ptr(), weights.as_ptr(), grads.as_ptr(), size, count, grad_scale)
         })
     }
 
     /// The most steps that any parameter has made.
     pub fn steps(&self) -> i64 {
-        unsafe { sys::dc_optimizer_steps(self.0.as_ptr()) }
+        unsafe { sys::dc_optimizer_steps(self.as_ptr()) }
+    }
+
+    /// The names of the pieces of a parameter's state on this rank.
+    pub fn state_names(&mut self, index: i64) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        loop {
+            let mut name = ptr::null();
+            check(unsafe { sys::dc_optimizer_state_name(self.as_ptr(), index, names.len() as i64, &mut name) })?;
+            if name.is_null() {
+                return Ok(names);
+            }
+            names.push(unsafe { crate::error::text(name) }.to_owned());
+        }
+    }
+
+    /// A piece of a parameter's state.
+    pub fn state<T: Element>(&mut self, index: i64, name: &str) -> Result<Tensor<'_, T>> {
+        let (c_name, mut piece) = (c_name("name", name)?, output());
+        check(unsafe { sys::dc_optimizer_state(self.as_ptr(), index, c_name.as_ptr(), &mut piece) })?;
+        if piece.dtype != T::DTYPE as i32 {
+            let is = DType::of(piece.dtype).map_or("unknown", DType::name);
+            let text = format!("name = {name:?} of parameter {index} is of {is}, not {}", T::DTYPE.name());
+            return Err(Error::new(Status::DTYPE, text));
+        }
+        unsafe {
+            let shape = lengths(piece.shape, piece.ndim);
+            let data = match NonNull::new(piece.data.cast::<T>()) {
+                Some(data) => std::slice::from_raw_parts(data.as_ptr(), shape.iter().product::<i64>() as usize),
+                None => &[],
+            };
+            Tensor::new(data, &shape)
+        }
     }
 
     /// This rank's state as bytes.
     pub fn save(&mut self) -> Result<Vec<u8>> {
         let mut bytes = 0;
-        check(unsafe { sys::dc_optimizer_save_size(self.0.as_ptr(), &mut bytes) })?;
+        check(unsafe { sys::dc_optimizer_save_size(self.as_ptr(), &mut bytes) })?;
         let mut state = vec![0u8; bytes];
-        check(unsafe { sys::dc_optimizer_save(self.0.as_ptr(), state.as_mut_ptr().cast(), bytes) })?;
+        check(unsafe { sys::dc_optimizer_save(self.as_ptr(), state.as_mut_ptr().cast(), bytes) })?;
         Ok(state)
     }
 
-    /// Takes a state that [`AdamW::save`] gave, with the same parameters.
+    /// Takes a state that [`Optimizer::save`] gave, with the same parameters.
     pub fn load(&mut self, state: &[u8]) -> Result<()> {
-        check(unsafe { sys::dc_optimizer_load(self.0.as_ptr(), state.as_ptr().cast(), state.len()) })
+        check(unsafe { sys::dc_optimizer_load(self.as_ptr(), state.as_ptr().cast(), state.len()) })
+    }
+
+    /// What it holds and did, on this rank.
+    pub fn stats(&mut self) -> Result<sys::dc_optimizer_stats> {
+        let size = size_of::<sys::dc_optimizer_stats>();
+        let mut stats = sys::dc_optimizer_stats { struct_size: size, ..Default::default() };
+        check(unsafe { sys::dc_get_optimizer_stats(self.as_ptr(), &mut stats) })?;
+        Ok(stats)
     }
 }
 
-impl Drop for AdamW {
+impl<K: Shared> Optimizer<K> {
+    /// Makes one whose ranks have parts of the parameters, or all of them, and share the work out. It communicates by a
+    /// copy of the communicator; every rank makes the same calls, but for offsets, counts and data. One that a panic
+    /// drops aborts the communicator, so that no other rank waits for its step.
+    pub fn over(linalg: &Linalg, comm: &Comm, options: &K) -> Result<Optimizer<K>> {
+        Optimizer::create(linalg, Some(comm), options)
+    }
+}
+
+impl<K: Kind> Drop for Optimizer<K> {
     fn drop(&mut self) {
-        unsafe { sys::dc_optimizer_destroy(self.0.as_ptr()) }
+        if let (Some(abort), true) = (&self.abort, std::thread::panicking()) {
+            abort.abort("a rank panicked");
+        }
+        unsafe { sys::dc_optimizer_destroy(self.as_ptr()) }
     }
 }

@@ -36,6 +36,24 @@ pub(crate) fn number<T>(value: T) -> T {
     value
 }
 
+/// A number whose zero means something else than C's, which has -1 for it.
+pub(crate) fn or_none<T: Default + PartialEq + From<i8>>(value: T) -> T {
+    if value == T::default() {
+        T::from(-1)
+    } else {
+        value
+    }
+}
+
+/// What is on by default.
+pub(crate) fn on_or(on: bool) -> i32 {
+    if on {
+        1
+    } else {
+        -1
+    }
+}
+
 /// An enum of the library's.
 macro_rules! choices {
     ($(#[$doc:meta])* $name:ident { $($(#[$about:meta])* $variant:ident = $value:ident,)* }) => {
@@ -55,12 +73,70 @@ macro_rules! choices {
 }
 
 choices! {
+    /// How a step of Shampoo gets its length.
+    Graft {
+        /// From Adam's step; the default.
+        Adam = DC_GRAFT_ADAM,
+        /// Shampoo's own.
+        None = DC_GRAFT_NONE,
+        /// The gradient's.
+        Sgd = DC_GRAFT_SGD,
+        /// From Adagrad's step.
+        Adagrad = DC_GRAFT_ADAGRAD,
+        /// Adam's without its correction of the first steps.
+        RmsProp = DC_GRAFT_RMSPROP,
+    }
+}
+
+choices! {
+    /// Where Shampoo applies weight decay.
+    WeightDecay {
+        /// Beside the step; the default.
+        Decoupled = DC_DECAY_DECOUPLED,
+        /// In the gradient, before everything else.
+        L2 = DC_DECAY_L2,
+    }
+}
+
+choices! {
     /// The polynomial that makes a matrix orthogonal.
     Polynomial {
         /// Polar Express; the default.
         Express = DC_ORTHOGONAL_EXPRESS,
         /// The one that Muon came with.
         Muon = DC_ORTHOGONAL_MUON,
+    }
+}
+
+choices! {
+    /// What a step of Muon is scaled by, for a matrix of r rows and c columns.
+    MuonAdjust {
+        /// sqrt(max(1, r / c)); the default.
+        Original = DC_MUON_ORIGINAL,
+        /// 0.2 sqrt(max(r, c)): steps as long as AdamW's.
+        MatchRms = DC_MUON_MATCH_RMS,
+        /// 1.
+        Plain = DC_MUON_PLAIN,
+    }
+}
+
+choices! {
+    /// How K-FAC inverts a layer's damped curvature.
+    KfacInverse {
+        /// Exactly, from eigendecompositions; the default.
+        Eigen = DC_KFAC_EIGEN,
+        /// Each factor for itself, damped.
+        Factored = DC_KFAC_FACTORED,
+    }
+}
+
+choices! {
+    /// How K-FAC treats a layer that is used at many positions of a sample.
+    KfacApproximation {
+        /// Each position's outer products count; the default.
+        Expand = DC_KFAC_EXPAND,
+        /// Inputs are averaged and gradients summed over a sample's positions first.
+        Reduce = DC_KFAC_REDUCE,
     }
 }
 

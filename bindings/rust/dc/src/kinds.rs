@@ -1,0 +1,268 @@
+//! The kinds of optimizers: their options, and the functions that make one and set a group's.
+
+use crate::optim::Optimizer;
+use crate::options::{number, on_or, options, or_none};
+use crate::options::{Graft, KfacInverse, MuonAdjust, Polynomial, WeightDecay};
+use crate::sys;
+use crate::tensor::DType;
+
+pub(crate) mod sealed {
+    use crate::sys;
+
+    /// What a kind's C functions are called. The handles must be good, as for these.
+    pub trait Functions {
+        unsafe fn create(
+            &self,
+            linalg: *mut sys::dc_linalg,
+            comm: *mut sys::dc_comm,
+            optimizer: *mut *mut sys::dc_optimizer,
+        ) -> i32;
+        unsafe fn set_group(&self, optimizer: *mut sys::dc_optimizer, group: i32) -> i32;
+    }
+}
+
+/// Options of a kind of optimizer. They begin as the library's defaults; what each means, and the equations that it
+/// stands in, are said in `dc_api.h`. A zero that means something there is a zero here (`beta1(0.0)`: no mean of
+/// gradients); where it would mean nothing, it is the default.
+pub trait Kind: sealed::Functions + Default {}
+
+/// Options of a kind whose ranks share the work out, see [`Optimizer::over`].
+pub trait Shared: Kind {}
+
+macro_rules! kind {
+    ($(#[$doc:meta])* $alias:ident, $name:ident: |$linalg:ident, $comm:ident| $create:ident($($arg:ident),+),
+     $set_group:ident) => {
+        $(#[$doc])*
+        pub type $alias = Optimizer<$name>;
+
+        impl Kind for $name {}
+
+        impl sealed::Functions for $name {
+            unsafe fn create(
+                &self,
+                $linalg: *mut sys::dc_linalg,
+                $comm: *mut sys::dc_comm,
+                optimizer: *mut *mut sys::dc_optimizer,
+            ) -> i32 {
+                sys::$create($($arg,)+ &self.0, optimizer)
+            }
+
+            unsafe fn set_group(&self, optimizer: *mut sys::dc_optimizer, group: i32) -> i32 {
+                sys::$set_group(optimizer, group, &self.0)
+            }
+        }
+    };
+}
+
+options! {
+    /// The numbers of [`AdamW`]; see `dc_adamw_options`.
+    AdamWOptions = dc_adamw_options by dc_adamw_options_init {
+        /// Of the mean of gradients; 0: none.
+        beta1: f64 as or_none,
+        /// Of the mean of squares; 0: none.
+        beta2: f64 as or_none,
+        /// Added to the divisor; 0: nothing.
+        eps: f64 as or_none,
+        /// What of a weight goes in a step of learning rate 1.
+        weight_decay: f64 as number,
+        /// The largest mean of squares so far is used.
+        amsgrad: bool as i32::from,
+        /// Steps go up the gradient.
+        maximize: bool as i32::from,
+        /// A step looks at all gradients first, and changes nothing when one is not finite.
+        check_finite: bool as i32::from,
+    }
+}
+
+kind! {
+    /// AdamW, for parameters of any kind.
+    ///
+    /// ```
+    /// let linalg = dc::Linalg::new(&dc::Device::open("cpu")?, &dc::LinalgOptions::default())?;
+    /// let mut adamw = dc::AdamW::new(&linalg, &dc::AdamWOptions::default())?;
+    /// adamw.add_param(&dc::Param::new(&[2, 2]))?;
+    /// adamw.set_lr(0, 0.5)?;
+    /// let mut weights = [1.0f32; 4];
+    /// adamw.step(&mut [dc::Part::new(&mut weights, &[2.0f32, 2.0, -2.0, -2.0])], 1.0)?;
+    /// assert_eq!(weights, [0.5, 0.5, 1.5, 1.5]);
+    /// # Ok::<(), dc::Error>(())
+    /// ```
+    AdamW, AdamWOptions: |linalg, _comm| dc_adamw_create(linalg), dc_adamw_set_group
+}
+
+options! {
+    /// The numbers of [`Sgd`]; see `dc_sgd_options`.
+    SgdOptions = dc_sgd_options by dc_sgd_options_init {
+        /// How much of the last step's direction goes on.
+        momentum: f64 as number,
+        /// How much of the gradient does not get into the momentum.
+        dampening: f64 as number,
+        /// Times the weight, added to the gradient.
+        weight_decay: f64 as number,
+        /// Looks ahead by the momentum.
+        nesterov: bool as i32::from,
+        /// Steps go up the gradient.
+        maximize: bool as i32::from,
+        /// A step looks at all gradients first, and changes nothing when one is not finite.
+        check_finite: bool as i32::from,
+    }
+}
+
+kind! {
+    /// SGD, for parameters of any kind.
+    Sgd, SgdOptions: |linalg, _comm| dc_sgd_create(linalg), dc_sgd_set_group
+}
+
+options! {
+    /// The numbers of [`Muon`]; see `dc_muon_options`.
+    MuonOptions = dc_muon_options by dc_muon_options_init {
+        /// How much of the sum of gradients goes on; 0: none.
+        momentum: f64 as or_none,
+        /// The least norm that a direction is divided by.
+        eps: f64 as number,
+        /// What of a weight goes in a step of learning rate 1.
+        weight_decay: f64 as number,
+        /// Matrices of a parameter, one below the other.
+        num_splits: i64 as number,
+        /// What makes directions orthogonal.
+        polynomial: Polynomial as i32::from,
+        /// Of the polynomial.
+        steps: i32 as number,
+        /// Of the polynomial's products: float32 or bfloat16.
+        precision: DType as i32::from,
+        /// What steps are scaled by.
+        adjust: MuonAdjust as i32::from,
+        /// Looks ahead by the momentum; on by default.
+        nesterov: bool as on_or,
+    }
+}
+
+kind! {
+    /// Muon, for the matrices of a network's hidden layers: momentum, made orthogonal.
+    ///
+    /// ```
+    /// let linalg = dc::Linalg::new(&dc::Device::open("cpu")?, &dc::LinalgOptions::default())?;
+    /// let mut muon = dc::Muon::new(&linalg, &dc::MuonOptions::default().steps(8))?;
+    /// muon.add_param(&dc::Param::new(&[2, 2]))?;
+    /// muon.set_lr(0, 1.0)?;
+    /// let mut weights = [0.0f32; 4];
+    /// muon.step(&mut [dc::Part::new(&mut weights, &[3.0f32, 0.0, 0.0, 0.5])], 1.0)?;
+    /// assert!((weights[0] + 1.0).abs() < 1e-3 && (weights[3] + 1.0).abs() < 1e-3);
+    /// # Ok::<(), dc::Error>(())
+    /// ```
+    Muon, MuonOptions: |linalg, comm| dc_muon_create(linalg, comm), dc_muon_set_group
+}
+impl Shared for MuonOptions {}
+
+options! {
+    /// The numbers of [`Shampoo`]; see `dc_shampoo_options`.
+    ShampooOptions = dc_shampoo_options by dc_shampoo_options_init {
+        /// Of the mean of gradients; 0: none.
+        beta1: f64 as or_none,
+        /// Of the factors; 1, the default: their sum.
+        beta2: f64 as number,
+        /// Added to a factor's eigenvalues, at least; 0: nothing.
+        eps_abs: f64 as or_none,
+        /// The same as a part of the largest; 0: nothing.
+        eps_rel: f64 as or_none,
+        /// Above 0, roots are made from the last ones' basis where they are that good.
+        tolerance: f64 as number,
+        /// Of the graft's mean of squares.
+        graft_beta2: f64 as number,
+        /// Added to the graft's divisor.
+        graft_eps: f64 as number,
+        /// What of a weight goes in a step of learning rate 1, or into the gradient, see `decay`.
+        weight_decay: f64 as number,
+        /// How much of the last step's direction goes on.
+        momentum: f64 as number,
+        /// The longest side of a block.
+        max_block: i64 as number,
+        /// Neighbouring dimensions are merged up to this product; 0: none are.
+        merge_below: i64 as or_none,
+        /// Steps from one refresh of the roots to the next.
+        precondition_frequency: i64 as number,
+        /// The first step that uses the roots.
+        start_preconditioning_step: i64 as number,
+        /// Instead of twice the number of a block's dimensions.
+        root: i32 as number,
+        /// Where steps have their length from.
+        graft: Graft as i32::from,
+        /// Where weight decay is applied.
+        decay: WeightDecay as i32::from,
+        /// Looks ahead by the momentum.
+        nesterov: bool as i32::from,
+        /// Refreshes of one root that may fail in a row; 0: none.
+        tolerated_failures: i32 as or_none,
+    }
+}
+
+kind! {
+    /// Shampoo: gradients between roots of their second moments, block by block.
+    Shampoo, ShampooOptions: |linalg, comm| dc_shampoo_create(linalg, comm), dc_shampoo_set_group
+}
+impl Shared for ShampooOptions {}
+
+options! {
+    /// The numbers of [`Soap`]; see `dc_soap_options`.
+    SoapOptions = dc_soap_options by dc_soap_options_init {
+        /// Of the mean of gradients; 0: none.
+        beta1: f64 as or_none,
+        /// Of the mean of squares; 0: none.
+        beta2: f64 as or_none,
+        /// Of the factors, beta2 by default; 0: only the newest gradient counts.
+        shampoo_beta: f64 as or_none,
+        /// Added to the divisor; 0: nothing.
+        eps: f64 as or_none,
+        /// What of a weight goes in a step of learning rate 1.
+        weight_decay: f64 as number,
+        /// The longest side of a block; 0, the default: a parameter is one block.
+        max_block: i64 as number,
+        /// Neighbouring dimensions are merged up to this product; 0, the default: none are.
+        merge_below: i64 as number,
+        /// The longest side with a factor; 0: none has one.
+        max_precond_dim: i64 as or_none,
+        /// Steps from one refresh of the bases to the next.
+        precondition_frequency: i64 as number,
+        /// Refreshes of one basis that may fail in a row; 0: none.
+        tolerated_failures: i32 as or_none,
+    }
+}
+
+kind! {
+    /// SOAP: Adam in the eigenbasis of Shampoo's factors. Its first step changes no weight.
+    Soap, SoapOptions: |linalg, comm| dc_soap_create(linalg, comm), dc_soap_set_group
+}
+impl Shared for SoapOptions {}
+
+options! {
+    /// The numbers of [`Kfac`]; see `dc_kfac_options`.
+    KfacOptions = dc_kfac_options by dc_kfac_options_init {
+        /// Of the factors; 0: only the newest count.
+        decay: f64 as or_none,
+        /// Added to the curvature.
+        damping: f64 as number,
+        /// The most that a step may change what the model says; 0: no limit.
+        kl_clip: f64 as or_none,
+        /// How much of the last step's direction goes on; 0: none.
+        momentum: f64 as or_none,
+        /// Times the weight, added to the direction.
+        weight_decay: f64 as number,
+        /// Steps from one update of the factors to the next.
+        factor_frequency: i64 as number,
+        /// Steps from one decomposition to the next.
+        refresh_frequency: i64 as number,
+        /// How the curvature is inverted.
+        inverse: KfacInverse as i32::from,
+        /// Looks ahead by the momentum.
+        nesterov: bool as i32::from,
+        /// Decompositions of one factor that may fail in a row; 0: none.
+        tolerated_failures: i32 as or_none,
+    }
+}
+
+kind! {
+    /// K-FAC: the gradients of layers, divided by the curvature that [`Kfac::accumulate`] has seen. Parameters without
+    /// a layer take plain SGD's steps.
+    Kfac, KfacOptions: |linalg, comm| dc_kfac_create(linalg, comm), dc_kfac_set_group
+}
+impl Shared for KfacOptions {}
