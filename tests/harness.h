@@ -58,6 +58,17 @@ static inline const char *test_device(void) {
   return name == NULL || name[0] == '\0' ? "cpu" : name;
 }
 
+/* With DC_TEST_CARDS ranks have cards of their own, as far as there are so many. */
+static inline dc_status open_test_device(const rank *r, dc_device **device) {
+  const char *cards = getenv("DC_TEST_CARDS");
+  char name[32];
+  if (cards == NULL) {
+    return dc_device_open(test_device(), NULL, device);
+  }
+  snprintf(name, sizeof name, "%s:%d", test_device(), r->rank % atoi(cards));
+  return dc_device_open(name, NULL, device);
+}
+
 #ifdef DC_TESTS_ADDRESS_H
 /* One over TCP; `base` tells all ranks where they meet. */
 static inline dc_status meet_over_tcp(const rank *r, dc_comm *base, dc_comm **comm) {
@@ -134,7 +145,7 @@ static inline void live(rank *r, const setup *s, void (*body)(rank *r), dc_statu
 
 static inline void *run_rank(void *arg) {
   rank_job *job = arg;
-  live(job->r, job->s, job->body, dc_device_open(test_device(), NULL, &job->r->device));
+  live(job->r, job->s, job->body, open_test_device(job->r, &job->r->device));
   return NULL;
 }
 

@@ -356,6 +356,9 @@ typedef struct dc_comm_options {
 DC_API void dc_comm_options_init(dc_comm_options *options, size_t struct_size);
 
 /** Ranks as threads of this process: makes world_size communicators at once, one for each thread to use.
+ *  They read each other's memory in place, the host's or that of cards, of one card or of several that have peer access
+ *  to each other: a collective of others is DC_E_UNSUPPORTED, and so is one of a card's memory to which its allocator
+ *  gives other cards no access. dc_comm_create_nccl() needs neither.
  *  comms   array of world_size handles; rank r is comms[r]; each is destroyed on its own
  *  Returns DC_OK; DC_E_INVALID (world_size not in 1..64), DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_options *options, dc_comm **comms);

@@ -35,7 +35,7 @@ static int32_t difference(const dc__call *a, const dc__call *b) {
     }
   }
   bool same = a->op == b->op && a->graph_id == b->graph_id && a->id == b->id && a->kind == b->kind &&
-              a->root == b->root && a->count == b->count && a->place == b->place;
+              a->root == b->root && a->count == b->count && (a->place == 0) == (b->place == 0);
   return same ? -1 : 0;
 }
 

@@ -161,6 +161,9 @@ typedef struct dc__device_ops {
   dc_status (*event_sync)(dc_event *event, int64_t timeout_ns);
   void (*event_set)(dc_event *event); /* as if recorded on an empty stream: passed */
   dc_status (*memory)(dc_device *device, int64_t *total, int64_t *free_bytes); /* as the driver or system says */
+  /* Sees to it that this device reads what lies at `ptr` on that place of the same process, which somebody has open, or
+   * says why it cannot: DC_E_UNSUPPORTED. NULL: there are no two places. */
+  dc_status (*reads)(dc_device *device, int32_t place, const void *ptr);
   /* The first failure that no call could return. What waits goes on to wait for what was queued, since memory must not
    * go back under it. NULL: there are none. */
   dc_status (*check)(dc_device *device);

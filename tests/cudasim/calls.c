@@ -6,7 +6,7 @@
 
 #include "inside.h"
 
-enum { FUNCTIONS = 128, DEVICES = 8, DEPTH = 16 };
+enum { FUNCTIONS = 128, DEPTH = 16 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* all below */
 static struct {
@@ -18,6 +18,7 @@ static int fault_before, fault_error;
 static int lost_error;
 static int live;
 static int version, devices, compute_major, has_pools;
+static int retained[CUDASIM_DEVICES];
 
 static _Thread_local int thread_calls;
 static _Thread_local int depth, pushed[DEPTH]; /* contexts, as their devices' numbers */
@@ -28,8 +29,10 @@ void calls_reset(void) {
   memset(called, 0, sizeof called);
   fault_function = NULL;
   lost_error = 0;
+  memset(retained, 0, sizeof retained);
   version = 13000;
-  devices = 1;
+  const char *cards = getenv("CUDASIM_CARDS");
+  devices = cards == NULL ? 1 : atoi(cards);
   compute_major = 9;
   has_pools = 1;
   pthread_mutex_unlock(&mutex);
@@ -39,6 +42,7 @@ void cudasim_reset(void) {
   calls_reset();
   queue_reset();
   memory_reset();
+  pools_reset();
 }
 
 /* A process that opens the device without a test's reset finds the usual driver. */
@@ -233,7 +237,7 @@ int cuDeviceGetCount(int *count) {
 int cuDeviceGet(int *device, int number) {
   ENTER(false);
   *device = number;
-  return number < devices ? 0 : 101;
+  return number < devices ? 0 : INVALID_DEVICE;
 }
 
 int cuDeviceGetName(char *name, int length, int device) {
@@ -255,11 +259,18 @@ int refuse_code(int major) {
   return !fits ? DC__CU_NO_BINARY : major != 0 && version < 13000 ? DC__CU_INVALID_IMAGE : 0;
 }
 
-static char contexts[DEVICES]; /* by number */
+static char contexts[CUDASIM_DEVICES]; /* by number */
+
+int device_of(dc__cu_context context) {
+  return (int)((char *)(void *)context - contexts);
+}
 
 int cuDevicePrimaryCtxRetain(dc__cu_context *context, int device) {
   ENTER(false);
   *context = (dc__cu_context)(void *)&contexts[device];
+  pthread_mutex_lock(&mutex);
+  retained[device]++;
+  pthread_mutex_unlock(&mutex);
   count_live(1);
   return lost();
 }
@@ -267,7 +278,12 @@ int cuDevicePrimaryCtxRetain(dc__cu_context *context, int device) {
 /* What gives back does so, whatever it says. */
 int cuDevicePrimaryCtxRelease_v2(int device) {
   int error = enter(__func__, false);
-  (void)device;
+  pthread_mutex_lock(&mutex);
+  bool ends = --retained[device] == 0;
+  pthread_mutex_unlock(&mutex);
+  if (ends) {
+    forget_context(device);
+  }
   count_live(-1);
   return error;
 }
@@ -277,7 +293,7 @@ int cuCtxPushCurrent_v2(dc__cu_context context) {
   if (context == NULL || depth == DEPTH) {
     return INVALID_CONTEXT;
   }
-  pushed[depth++] = (int)((char *)(void *)context - contexts);
+  pushed[depth++] = device_of(context);
   return 0;
 }
 

@@ -4,7 +4,8 @@
  *
  *   streams   queues with a thread each, so that what nothing orders happens in any order
  *   memory    addresses that the host cannot touch: the host's stray access is a segmentation fault, and a kernel's or
- *             a copy's access outside of what is allocated is the driver's illegal address, after which all calls fail
+ *             a copy's access outside of what is allocated, or on a card that has no access to it, is the driver's
+ *             illegal address, after which all calls fail
  *   kernels   their threads one after the other; those of a block that meet as fibers, which always run in the same
  *             order; the thread sanitizer takes them for threads, and a missing barrier is a race
  *   graphs    of one stream: what is captured runs when the graph is launched
@@ -60,10 +61,13 @@ typedef struct cudasim_image {
 
 /* ---- for tests ---- */
 
-/* A driver as after a process's start, of CUDA 13.0 with one device of compute capability 9.0. Nothing may be open. */
+/* A driver as after a process's start, of CUDA 13.0 with one device of compute capability 9.0, or as many as the
+ * environment's CUDASIM_CARDS says. Nothing may be open. */
 CUDASIM_API void cudasim_reset(void);
 CUDASIM_API void cudasim_set_version(int version);
 CUDASIM_API void cudasim_set_devices(int count, int major, int pools);
+/* Two cards without access to each other's memory. */
+CUDASIM_API void cudasim_set_apart(int one, int other);
 /* The function's call after `before` others from now on returns the error, and so do all calls after that if the error
  * is one after which a process has lost the device. */
 CUDASIM_API void cudasim_fail(const char *function, int before, int error);
@@ -84,7 +88,11 @@ CUDASIM_API int cudasim_mode(void);
 /* The number of the device that is current on this thread; -1: none. */
 CUDASIM_API int cudasim_current(void);
 
-/* A stream that is not libdc's, and graphs of it. */
+/* Memory of a device that is not libdc's: cuMemAlloc's, or that of a pool to which no other card has access. */
+CUDASIM_API void *cudasim_alloc(int device, size_t bytes, int from_pool);
+CUDASIM_API void cudasim_free(void *ptr);
+
+/* A stream that is not libdc's and runs on any card, and graphs of it. */
 CUDASIM_API void *cudasim_stream(void);
 CUDASIM_API void cudasim_stream_end(void *stream);
 CUDASIM_API void cudasim_stream_call(void *stream, void (*fn)(void *user),

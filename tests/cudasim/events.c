@@ -6,6 +6,7 @@
 struct CUevent_st {
   moment *latest; /* NULL: none */
   bool captured, timed;
+  int device;
 };
 
 static void drop(moment *m) {
@@ -18,6 +19,7 @@ int cuEventCreate(dc__cu_event *event, unsigned flags) {
   ENTER(true);
   *event = calloc(1, sizeof **event);
   (*event)->timed = (flags & DC__CU_EVENT_NO_TIMING) == 0;
+  (*event)->device = cudasim_current();
   count_live(1);
   return 0;
 }
@@ -45,6 +47,9 @@ static void run_record(void *args) {
 int cuEventRecord(dc__cu_event event, dc__cu_stream on) {
   ENTER(true);
   dc__cu_stream stream = queue_of(on);
+  if (stream->device != ANYBODY && stream->device != event->device) {
+    return INVALID_HANDLE;
+  }
   pthread_mutex_lock(&queue_mutex);
   drop(event->latest);
   event->latest = NULL;

@@ -16,7 +16,9 @@ DC__CU_FUNCTIONS(X)
 
 enum {
   INVALID_VALUE = 1,
+  INVALID_DEVICE = 101,
   INVALID_CONTEXT = 201,
+  PEER_UNSUPPORTED = 217,
   ILLEGAL_ADDRESS = 700,
   MISALIGNED = 716,
   LAUNCH_FAILED = 719,
@@ -42,6 +44,7 @@ CUDASIM_API void count_live(int change);
 CUDASIM_API int make_object(void **object, const void *value, size_t bytes);
 CUDASIM_API int end_object(void *object, int error);
 void calls_reset(void);
+int device_of(dc__cu_context context);
 
 #define ENTER(needs_context)                       \
   do {                                             \
@@ -53,9 +56,26 @@ void calls_reset(void);
 
 /* ---- memory.c ---- */
 
-/* Where the bytes lie: in the device's memory, or for a copy anywhere. NULL: an illegal address. */
+/* Where the bytes lie that the running card asks for: in a device's memory, or for a copy anywhere. NULL: an illegal
+ * address. */
 CUDASIM_API void *place_of(const void *ptr, size_t bytes, bool any_host);
+int memory_take(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr);
+int memory_give(const void *ptr, bool pinned);
 void memory_reset(void);
+
+/* ---- pools.c: which card reads what ---- */
+
+enum { CUDASIM_DEVICES = 8, ANYBODY = -1 };
+struct CUmemPoolHandle_st {
+  int device, refs;
+  unsigned readers; /* other cards, a bit each */
+  bool contexts;    /* also those whose context was given access to its device's */
+};
+extern pthread_mutex_t memory_mutex;
+bool pool_is_open(dc__cu_pool pool, int device); /* both with the mutex held */
+void pool_drop(dc__cu_pool pool);
+void forget_context(int device);
+void pools_reset(void);
 
 /* ---- kernels.c ---- */
 
@@ -108,6 +128,8 @@ typedef struct operation {
   _Alignas(16) unsigned char args[960];
 } operation;
 
+/* Of the system's thread: the card whose work it does. */
+extern _Thread_local int running_device;
 CUDASIM_API void push(dc__cu_stream stream, void (*run)(void *args), const void *args, size_t bytes);
 void queue_reset(void);
 bool captures(void); /* some stream does */

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "inside.h"
+#include "queue.h"
 
 enum { USUAL_SHARED = 48 << 10, FUNCTIONS = 64 };
 
@@ -156,6 +156,10 @@ int cuLaunchKernel(dc__cu_function function, unsigned grid_x, unsigned grid_y, u
       block_y * block_z != 1 || (kernel->meet && block_x % CUDASIM_WARP != 0) ||
       shared_bytes > shared_allowed(kernel) || kernel->bytes > sizeof g.args || extra != NULL) {
     return INVALID_VALUE;
+  }
+  const int of = queue_of(stream)->device;
+  if (of != ANYBODY && of != cudasim_current()) {
+    return INVALID_HANDLE;
   }
   memcpy(g.args, args[0], kernel->bytes);
   push(stream, run_grid, &g, sizeof g);

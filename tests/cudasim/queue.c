@@ -19,6 +19,7 @@ static bool held; /* streams work only for who waits */
 static captured *graphs;
 static int capturing;
 bool queue_spoiled;
+_Thread_local int running_device = ANYBODY;
 
 /* ---- streams ---- */
 
@@ -59,6 +60,7 @@ void queue_await(dc__cu_stream stream, const moment *m) {
 
 static void *work(void *arg) {
   dc__cu_stream stream = arg;
+  running_device = stream->device;
   pthread_mutex_lock(&queue_mutex);
   while (true) {
     operation *op = stream->head;
@@ -89,8 +91,9 @@ static void append(operation ***tail, operation *op) {
   *tail = &op->next;
 }
 
-static dc__cu_stream open_stream(void) {
+static dc__cu_stream open_stream(int device) {
   dc__cu_stream stream = calloc(1, sizeof *stream);
+  stream->device = device;
   stream->tail = &stream->head;
   pthread_mutex_lock(&queue_mutex);
   stream->next = streams;
@@ -124,7 +127,7 @@ static dc__cu_stream default_stream;
 static pthread_once_t default_once = PTHREAD_ONCE_INIT;
 
 static void open_default(void) {
-  default_stream = open_stream();
+  default_stream = open_stream(ANYBODY);
   count_live(-1); /* nobody has to give it back */
 }
 
@@ -155,7 +158,7 @@ void push(dc__cu_stream to, void (*run)(void *args), const void *args, size_t by
 
 int cuStreamCreate(dc__cu_stream *stream, unsigned flags) {
   ENTER(true);
-  *stream = open_stream();
+  *stream = open_stream(cudasim_current());
   return flags == DC__CU_STREAM_NON_BLOCKING ? 0 : INVALID_VALUE;
 }
 
@@ -208,7 +211,7 @@ int cuStreamIsCapturing(dc__cu_stream of, int *status) {
 /* ---- streams of others, and graphs ---- */
 
 void *cudasim_stream(void) {
-  return open_stream();
+  return open_stream(ANYBODY);
 }
 
 void cudasim_stream_end(void *stream) {

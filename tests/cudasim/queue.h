@@ -10,6 +10,7 @@ struct CUstream_st {
   dc__cu_stream next; /* all */
   operation *head, **tail;
   bool busy, ends;
+  int device;                /* or ANYBODY's */
   struct captured *captures; /* into this graph; NULL: not */
   pthread_t thread;
 };

@@ -282,6 +282,35 @@ static dc_status move(const plan *p, int64_t lo, int64_t size) {
   return status;
 }
 
+/* Whether this rank's device reads what a rank on another one offers. */
+static dc_status reaches(const plan *p, int32_t from) {
+  const dc_device *device = p->coll.device;
+  const dc__local_call *call = p->calls[from];
+  for (int32_t i = 0; i < p->coll.count; i++) {
+    const dc__coll_item *item = &p->coll.items[i];
+    int64_t count = item->ranges[p->reduce ? p->self->head.rank : from].count;
+    dc_status status =
+        count == 0 ? DC_OK
+                   : device->ops->reads(p->coll.device, call->call.place, (const void *)(uintptr_t)call->addresses[i]);
+    if (status != DC_OK) {
+      char name[DC__COLL_TEXT];
+      dc__coll_describe_tag(name, p->coll.tag.op, item->id);
+      return dc__fail(status, "%s: rank %" PRId32 " and rank %" PRId32 ": %s", name, p->self->head.rank, from,
+                      dc_last_error());
+    }
+  }
+  return DC_OK;
+}
+
+static dc_status reach_all(const plan *p) {
+  for (int32_t r = 0; r < p->self->head.world && p->here != NULL; r++) {
+    if (p->calls[r]->call.place != p->coll.device->place) {
+      DC__TRY(reaches(p, r));
+    }
+  }
+  return DC_OK;
+}
+
 /* The handshake of all ranks' calls. */
 static dc_status meet(plan *p) {
   dc__local *self = p->self;
@@ -301,6 +330,7 @@ static dc_status run(dc__local *self, const dc__coll *coll) {
   plan p;
   DC__TRY(make_plan(&p, self, coll));
   DC__TRY(meet(&p));
+  DC__TRY(reach_all(&p));
   bool any_staged = false;
   for (int32_t r = 0; r < self->head.world; r++) {
     any_staged = any_staged || p.calls[r]->staged;

@@ -56,7 +56,9 @@ typedef struct dc__cuda_device {
   int32_t number;
   int major; /* of its compute capability */
   char model[64];
-  dc__cu_context context; /* the primary one, so that other users of the process see the same memory */
+  struct dc__cuda_device *next; /* peers.c: those that are open */
+  atomic_ullong reads;          /* the cards whose memory this device reads, a bit each */
+  dc__cu_context context;       /* the primary one, so that other users of the process see the same memory */
   dc__cu_pool pool;
   dc__cu_stream memory;   /* on which memory is taken and given back; nothing else */
   dc_stream *others;      /* waits for what somebody else's streams had to do when they were given back; nothing else */
@@ -149,6 +151,11 @@ dc_status dc__cuda_alloc(dc_device *device, size_t bytes, int32_t kind, void **p
 void dc__cuda_free(dc_device *device, void *ptr, size_t bytes, int32_t kind);
 dc_status dc__cuda_memory(dc_device *device, int64_t *total, int64_t *free_bytes);
 dc_status dc__cuda_pool_open(dc__cuda_device *device);
+
+/* peers.c: several cards in one process */
+dc_status dc__cuda_peers_join(dc__cuda_device *device); /* with the device entered, after its pool is there */
+void dc__cuda_peers_leave(dc__cuda_device *device);     /* also if it has not joined */
+dc_status dc__cuda_reads(dc_device *device, int32_t place, const void *ptr);
 
 /* stream.c */
 dc_status dc__cuda_stream_create(dc_device *device, dc_stream **stream);

@@ -69,6 +69,7 @@ static void destroy(dc_device *device) {
       dc__cuda_stream_destroy(self->others); /* when their streams do not run our kernels any more */
     }
     dc__cuda_entry entry = dc__cuda_enter(self);
+    dc__cuda_peers_leave(self);
     if (self->memory != NULL) {
       (void)driver->cuStreamSynchronize(self->memory);
       (void)driver->cuStreamDestroy_v2(self->memory);
@@ -125,6 +126,7 @@ static const dc__device_ops ops = {
     .event_sync = dc__cuda_event_sync,
     .event_set = dc__cuda_event_set,
     .memory = dc__cuda_memory,
+    .reads = dc__cuda_reads,
     .check = dc__cuda_check,
     .is_quiet = dc__cuda_is_quiet,
     .destroy = destroy,
@@ -153,6 +155,7 @@ static dc_status identify(dc__cuda_device *self, int32_t number) {
 static dc_status open_inside(dc__cuda_device *self) {
   DC__CUDA_CALL(self, cuStreamCreate, &self->memory, DC__CU_STREAM_NON_BLOCKING);
   DC__TRY(dc__cuda_pool_open(self));
+  DC__TRY(dc__cuda_peers_join(self));
   DC__TRY(dc__cuda_kernels_load(self));
   DC__TRY(dc__cuda_inner_create(self, &self->others));
   return dc__cuda_inner_create(self, &self->head.here);

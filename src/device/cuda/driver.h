@@ -30,6 +30,15 @@ typedef struct dc__cu_pool_props {
   unsigned char reserved[54];
 } dc__cu_pool_props;
 
+/* Who reads and writes a pool's memory. */
+typedef struct dc__cu_access {
+  struct {
+    int type; /* 1: a device */
+    int id;
+  } location;
+  int flags;
+} dc__cu_access;
+
 enum { /* the numbers are the driver's */
        DC__CU_OUT_OF_MEMORY = 2,
        DC__CU_INVALID_IMAGE = 200,
@@ -44,6 +53,10 @@ enum { /* the numbers are the driver's */
        DC__CU_ATTRIBUTE_MAJOR = 75,
        DC__CU_ATTRIBUTE_MINOR = 76,
        DC__CU_ATTRIBUTE_POOLS = 115,
+       DC__CU_POINTER_ACCESS = 16, /* a pointer's attribute: what the current context may do there */
+       DC__CU_ACCESS_READ = 1,
+       DC__CU_ACCESS_ALL = 3,
+       DC__CU_PEER_ALREADY = 704,        /* the context reads the other one's memory already */
        DC__CU_FUNCTION_SHARED_BYTES = 8, /* a function's attribute: most dynamic shared memory */
        DC__CU_OLDEST_DRIVER = 12000,     /* CUDA 12.0, whose version the kernels' PTX has (scripts/cuda_image.py) */
 };
@@ -63,9 +76,13 @@ enum { /* the numbers are the driver's */
   X(cuCtxPopCurrent_v2, (dc__cu_context * context))                                                                   \
   X(cuCtxSynchronize, (void))                                                                                         \
   X(cuThreadExchangeStreamCaptureMode, (int *mode))                                                                   \
+  X(cuDeviceCanAccessPeer, (int *can, dc__cu_device device, dc__cu_device peer))                                      \
+  X(cuCtxEnablePeerAccess, (dc__cu_context peer, unsigned flags))                                                     \
+  X(cuPointerGetAttribute, (void *value, int attribute, dc__cu_ptr ptr))                                              \
   X(cuMemGetInfo_v2, (size_t * free_bytes, size_t * total))                                                           \
   X(cuMemPoolCreate, (dc__cu_pool * pool, const dc__cu_pool_props *props))                                            \
   X(cuMemPoolDestroy, (dc__cu_pool pool))                                                                             \
+  X(cuMemPoolSetAccess, (dc__cu_pool pool, const dc__cu_access *whose, size_t count))                                 \
   X(cuMemAllocFromPoolAsync, (dc__cu_ptr * ptr, size_t bytes, dc__cu_pool pool, dc__cu_stream stream))                \
   X(cuMemFreeAsync, (dc__cu_ptr ptr, dc__cu_stream stream))                                                           \
   X(cuMemHostAlloc, (void **ptr, size_t bytes, unsigned flags))                                                       \

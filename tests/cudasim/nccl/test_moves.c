@@ -101,7 +101,6 @@ static void broadcast_one(card_rank *c, int32_t dtype, void *data) {
 
 static void all_of_them(card_rank *c) {
   void *send = on_card(c, COUNT * 8), *recv = on_card(c, COUNT * 8);
-  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
   CHECK(&c->r, dc_comm_rank(c->nccl) == c->r.rank && dc_comm_size(c->nccl) == c->r.world);
   for (int i = 0; i < TYPES && c->r.failure[0] == '\0'; i++) {
     for (int kind = 0; kind < 3 && c->r.failure[0] == '\0'; kind++) {
@@ -121,6 +120,11 @@ static void all_of_them(card_rank *c) {
   off_card(c, recv, COUNT * 8);
 }
 
+static void with_nccl(card_rank *c) {
+  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+  all_of_them(c);
+}
+
 static void nothing_left(void) {
   assert_int_equal(cudasim_live(), 0);
 }
@@ -128,28 +132,30 @@ static void nothing_left(void) {
 static void test_every_type_and_split(void **state) {
   (void)state;
   for (int32_t world = 1; world <= 4; world++) {
-    on_cards(world, (meeting)(world % 3), 100 * second, all_of_them);
+    on_cards(world, (meeting)(world % 3), 100 * second, with_nccl);
   }
   assert_true(cudasim_calls("ncclAllGather") > 0 && cudasim_calls("ncclBroadcast") > 0 &&
               cudasim_calls("ncclSend") > 0);
   nothing_left();
 }
 
-/* Ranks as threads that read each other's memory in place, on one card. */
+/* Ranks as threads that read each other's memory in place. */
 static void without_nccl(card_rank *c) {
-  void *data = on_card(c, COUNT * 8);
   OK(&c->r, dc_comm_dup(c->r.comm, &c->nccl));
-  for (int i = 0; i < TYPES && c->r.failure[0] == '\0'; i++) {
-    all_reduce_one(c, dtypes[i], data);
-  }
-  off_card(c, data, COUNT * 8);
+  all_of_them(c);
 }
 
-static void test_all_reduce_in_place(void **state) {
+static void test_in_place(void **state) {
   (void)state;
-  one_card = true;
-  on_cards(3, ON_THREADS, 100 * second, without_nccl);
-  one_card = false;
+  for (int32_t world = 1; world <= 4; world++) {
+    one_card = true;
+    on_cards(world, ON_THREADS, 100 * second, without_nccl);
+    assert_int_equal(cudasim_calls("cuMemPoolSetAccess"), 0);
+    one_card = false;
+  }
+  for (int32_t world = 2; world <= 4; world++) {
+    on_cards(world, ON_THREADS, 100 * second, without_nccl);
+  }
   assert_int_equal(cudasim_calls("ncclGroupStart"), 0);
   nothing_left();
 }
@@ -225,7 +231,7 @@ static void test_a_group_is_one(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_every_type_and_split),
-      TEST(test_all_reduce_in_place),
+      TEST(test_in_place),
       TEST(test_hosts_and_copies),
       TEST(test_a_group_is_one),
   };

@@ -67,12 +67,11 @@ static void must_be_unused(const struct ncclComm *comm, const char *ptr, size_t 
 
 int ncclMemAlloc(void **ptr, size_t bytes) {
   NCCLSIM_ENTER(true);
-  dc__cu_ptr taken = 0;
-  if (cuMemAllocFromPoolAsync(&taken, bytes, (dc__cu_pool)(void *)&blocks, NULL) != 0) {
+  *ptr = cudasim_alloc(cudasim_current(), bytes, 0);
+  if (*ptr == NULL) {
     return DC__NCCL_CUDA_ERROR;
   }
   block *b = malloc(sizeof *b);
-  *ptr = (void *)(uintptr_t)taken;
   pthread_mutex_lock(&ncclsim_mutex);
   *b = (block){blocks, *ptr, bytes};
   blocks = b;

@@ -1,0 +1,118 @@
+/* Several cards in one process: a card that is to read another one's memory in place is allowed to when it is first
+ * asked for, in that direction alone, since each such pair costs both cards time and memory. What is allocated by
+ * others belongs to pools of theirs, so the driver is asked for each address: it would answer a read that it does not
+ * allow by the loss of the device. */
+#include <inttypes.h>
+
+#include "device/cuda/cuda.h"
+
+enum { CARDS = 64 };
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static dc__cuda_device *open_devices;
+
+static unsigned long long bit_of(int32_t place) {
+  return 1ULL << (place - 1);
+}
+
+static bool is_allowed(dc__cuda_device *device, int32_t place) {
+  return place <= CARDS && (atomic_load(&device->reads) & bit_of(place)) != 0;
+}
+
+static dc_status told(dc__cuda_device *device, const char *call, dc__cu_result error) {
+  return error == 0 ? DC_OK : dc__cuda_refused(device, call, error);
+}
+
+static dc_status open_pool(dc__cuda_device *owner, const dc__cuda_device *reader) {
+  const dc__cu_access access = {{1, reader->number}, DC__CU_ACCESS_ALL};
+  return told(owner, "cuMemPoolSetAccess", owner->driver.cuMemPoolSetAccess(owner->pool, &access, 1));
+}
+
+dc_status dc__cuda_peers_join(dc__cuda_device *device) {
+  dc_status status = DC_OK;
+  pthread_mutex_lock(&mutex);
+  for (dc__cuda_device *reader = open_devices; reader != NULL && status == DC_OK; reader = reader->next) {
+    if (is_allowed(reader, device->head.place)) {
+      status = open_pool(device, reader);
+    }
+  }
+  device->next = open_devices;
+  open_devices = device;
+  pthread_mutex_unlock(&mutex);
+  return status;
+}
+
+/* A card that nobody has open may lose what it allowed. */
+void dc__cuda_peers_leave(dc__cuda_device *device) {
+  bool last = true;
+  pthread_mutex_lock(&mutex);
+  for (dc__cuda_device **link = &open_devices; *link != NULL;) {
+    if (*link == device) {
+      *link = device->next;
+    } else {
+      last = last && (*link)->head.place != device->head.place;
+      link = &(*link)->next;
+    }
+  }
+  for (dc__cuda_device *other = open_devices; other != NULL && last && device->head.place <= CARDS;
+       other = other->next) {
+    atomic_fetch_and(&other->reads, ~bit_of(device->head.place));
+  }
+  pthread_mutex_unlock(&mutex);
+}
+
+/* Of the card's context, for memory of whoever allocates without a pool. */
+static dc_status open_context(dc__cuda_device *reader, const dc__cuda_device *owner) {
+  int can = 0;
+  DC__TRY(
+      told(reader, "cuDeviceCanAccessPeer", reader->driver.cuDeviceCanAccessPeer(&can, reader->number, owner->number)));
+  if (can == 0) {
+    return dc__fail(DC_E_UNSUPPORTED,
+                    "device \"%s\" (%s) cannot read memory of device \"%s\": the cards have no peer access; "
+                    "dc_comm_create_nccl() needs none",
+                    reader->head.name, reader->model, owner->head.name);
+  }
+  dc__cu_result error = reader->driver.cuCtxEnablePeerAccess(owner->context, 0);
+  return told(reader, "cuCtxEnablePeerAccess", error == DC__CU_PEER_ALREADY ? 0 : error);
+}
+
+/* All devices of that card, which may have been opened more than once. */
+static dc_status allow(dc__cuda_device *reader, int32_t place) {
+  dc_status status = place <= CARDS
+                         ? DC_OK
+                         : dc__fail(DC_E_UNSUPPORTED,
+                                    "device \"%s\" cannot read memory of card %" PRId32 ", must be one of the first %d",
+                                    reader->head.name, place - 1, CARDS);
+  bool asked = false;
+  pthread_mutex_lock(&mutex);
+  for (dc__cuda_device *owner = open_devices; owner != NULL && status == DC_OK; owner = owner->next) {
+    if (owner->head.place == place) {
+      status = asked ? DC_OK : open_context(reader, owner);
+      asked = true;
+      status = status != DC_OK ? status : open_pool(owner, reader);
+    }
+  }
+  if (status == DC_OK) {
+    atomic_fetch_or(&reader->reads, bit_of(place));
+  }
+  pthread_mutex_unlock(&mutex);
+  return status;
+}
+
+dc_status dc__cuda_reads(dc_device *device, int32_t place, const void *ptr) {
+  dc__cuda_device *self = (dc__cuda_device *)device;
+  dc__cuda_entry entry = dc__cuda_enter(self);
+  dc_status status = is_allowed(self, place) ? DC_OK : allow(self, place);
+  int access = 0;
+  if (status == DC_OK) {
+    status = told(self, "cuPointerGetAttribute",
+                  self->driver.cuPointerGetAttribute(&access, DC__CU_POINTER_ACCESS, (uintptr_t)ptr));
+  }
+  dc__cuda_leave(entry);
+  return status != DC_OK || (access & DC__CU_ACCESS_READ) != 0
+             ? status
+             : dc__fail(DC_E_UNSUPPORTED,
+                        "device \"%s\" cannot read memory of card %" PRId32
+                        " that neither libdc nor cuMemAlloc allocated: its allocator must give the other cards access",
+                        self->head.name, place - 1);
+}
