@@ -147,6 +147,8 @@ impl<T: Element> DerefMut for Memory<T> {
 pub(crate) trait AnyMemory: Any + Send {
     fn dtype(&self) -> DType;
     fn as_any(&mut self) -> &mut dyn Any;
+    fn begin(&mut self) -> *mut c_void;
+    fn length(&self) -> usize;
 }
 
 impl<T: Element> AnyMemory for Memory<T> {
@@ -156,5 +158,13 @@ impl<T: Element> AnyMemory for Memory<T> {
 
     fn as_any(&mut self) -> &mut dyn Any {
         self
+    }
+
+    fn begin(&mut self) -> *mut c_void {
+        self.as_mut_ptr().cast()
+    }
+
+    fn length(&self) -> usize {
+        self.len()
     }
 }

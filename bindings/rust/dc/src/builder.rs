@@ -102,7 +102,7 @@ impl Builder {
         };
         let mut raw = ptr::null_mut();
         check(unsafe { sys::dc_context_create(device.as_ptr(), &options, &mut raw) })?;
-        let context = Context::of(NonNull::new(raw).expect("a context"), log, comm.map(Comm::abort_handle));
+        let context = Context::of(NonNull::new(raw).expect("a context"), log, comm);
         let comm = comm.map_or(ptr::null_mut(), Comm::as_ptr);
         check(unsafe { sys::dc_init(raw, comm, &self.config.0, self.bucket.unwrap_or(1 << 24)) })?;
         Ok(context)

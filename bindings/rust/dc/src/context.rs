@@ -2,7 +2,7 @@
 
 use crate::buffer::{AnyMemory, Buffer, Memory, MemoryKind};
 use crate::builder::{Builder, Log};
-use crate::comm::Abort;
+use crate::comm::{Abort, Comm};
 use crate::device::Stream;
 use crate::error::{check, Error, Result, Status};
 use crate::sys;
@@ -10,6 +10,7 @@ use crate::tensor::{fits, view, view_of, DType, Element};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::mem::{size_of, ManuallyDrop};
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 /// How much of the training state is sharded.
@@ -34,20 +35,26 @@ pub struct Z3Options {
     pub expected_grad_dtype: Option<DType>,
 }
 
-pub(crate) struct Param {
+pub(crate) struct Registered {
     /// The shape, kept because results are described by the type that was asked for.
     pub(crate) shape: Vec<i64>,
-    weights: Box<dyn AnyMemory>,
-    grad: Box<dyn AnyMemory>,
+    pub(crate) weights: Box<dyn AnyMemory>,
+    pub(crate) grad: Box<dyn AnyMemory>,
+    /// The elements of the whole whose gradient this rank gets.
+    pub(crate) part: Range<i64>,
+    /// Whether the weights are these alone, or the whole.
+    pub(crate) sharded: bool,
 }
 
 /// One training run on one rank: its parameters, graphs, buffers and streams.
 pub struct Context {
     raw: NonNull<sys::dc_context>,
     // Freed by drop after the library's context, which reads and writes them.
-    pub(crate) params: ManuallyDrop<HashMap<i64, Param>>,
+    pub(crate) params: ManuallyDrop<HashMap<i64, Registered>>,
     log: ManuallyDrop<Option<Box<Log>>>,
     abort: Option<Abort>,
+    /// This rank and their number.
+    ranks: (i32, i32),
     pub(crate) reducing: Cell<bool>,
     pub(crate) gathering: RefCell<BTreeSet<i64>>,
 }
@@ -69,12 +76,13 @@ impl Drop for Context {
 }
 
 impl Context {
-    pub(crate) fn of(raw: NonNull<sys::dc_context>, log: Option<Box<Log>>, abort: Option<Abort>) -> Context {
+    pub(crate) fn of(raw: NonNull<sys::dc_context>, log: Option<Box<Log>>, comm: Option<&Comm>) -> Context {
         Context {
             raw,
             params: ManuallyDrop::new(HashMap::new()),
             log: ManuallyDrop::new(log),
-            abort,
+            abort: comm.map(Comm::abort_handle),
+            ranks: comm.map_or((0, 1), |comm| (comm.rank(), comm.size())),
             reducing: Cell::new(false),
             gathering: RefCell::new(BTreeSet::new()),
         }
@@ -116,7 +124,8 @@ impl Context {
         let (whole, buffer) = (view(weights.as_ptr().cast(), shape, T::DTYPE), view_of(&grad, &part));
         let (lengths, ndim) = (shape.as_ptr(), shape.len() as i32);
         check(unsafe { sys::dc_register_param(self.as_ptr(), id, lengths, ndim, &whole, &buffer, offset) })?;
-        self.keep(id, shape, weights, grad);
+        let part = offset..offset + grad.len() as i64;
+        self.keep(id, shape, weights, grad, part, false);
         Ok(())
     }
 
@@ -138,13 +147,25 @@ impl Context {
         check(unsafe {
             sys::dc_register_z3_param(self.as_ptr(), id, lengths, ndim, &weights, &buffer, persistent, dtype)
         })?;
-        self.keep(id, shape, shard, grad);
+        let (rank, ranks) = (i64::from(self.ranks.0), i64::from(self.ranks.1));
+        let numel = shape.iter().product::<i64>();
+        let length = (numel + ranks - 1) / ranks;
+        let part = (rank * length).min(numel)..((rank + 1) * length).min(numel); // without the padding
+        self.keep(id, shape, shard, grad, part, true);
         Ok(())
     }
 
-    fn keep<T: Element, G: Element>(&mut self, id: i64, shape: &[i64], weights: Memory<T>, grad: Memory<G>) {
-        let param = Param { shape: shape.to_vec(), weights: Box::new(weights), grad: Box::new(grad) };
-        self.params.insert(id, param);
+    fn keep<T: Element, G: Element>(
+        &mut self,
+        id: i64,
+        shape: &[i64],
+        weights: Memory<T>,
+        grad: Memory<G>,
+        part: Range<i64>,
+        sharded: bool,
+    ) {
+        let (weights, grad) = (Box::new(weights), Box::new(grad));
+        self.params.insert(id, Registered { shape: shape.to_vec(), weights, grad, part, sharded });
     }
 
     /// Points a parameter's gradient at other memory, which is set to zero.
@@ -158,6 +179,9 @@ impl Context {
         let part = [grad.len() as i64];
         check(unsafe { sys::dc_update_param_grad_buffer(self.as_ptr(), id, &view_of(&grad, &part), offset) })?;
         if let Some(param) = self.params.get_mut(&id) {
+            if !param.sharded && !grad.is_empty() {
+                param.part = offset..offset + grad.len() as i64;
+            }
             param.grad = Box::new(grad);
         }
         Ok(())
@@ -179,14 +203,7 @@ impl Context {
         id: i64,
         work: impl FnOnce(&mut [T], &mut [G]) -> R,
     ) -> Result<R> {
-        if self.reducing.get() {
-            let text = format!("id = {id}: gradients are being reduced; call end_backward first");
-            return Err(Error::new(Status::BUSY, text));
-        }
-        if let Some(other) = self.gathering.get_mut().iter().next() {
-            let text = format!("id = {id}: parameter {other} is being gathered; call gather first");
-            return Err(Error::new(Status::BUSY, text));
-        }
+        self.at_rest(id)?;
         let param = self.params.get_mut(&id).ok_or_else(|| unknown(id))?;
         let (weights, grad) = (param.weights.dtype(), param.grad.dtype());
         let (asked, buffer) = (param.weights.as_any().downcast_mut(), param.grad.as_any().downcast_mut());
@@ -200,6 +217,19 @@ impl Context {
                 Err(Error::new(Status::DTYPE, format!("id = {id}: weights and gradient are {is:?}, not {asked:?}")))
             }
         }
+    }
+
+    /// Fails while the library may use the memory of parameters.
+    pub(crate) fn at_rest(&self, id: i64) -> Result<()> {
+        if self.reducing.get() {
+            let text = format!("id = {id}: gradients are being reduced; call end_backward first");
+            return Err(Error::new(Status::BUSY, text));
+        }
+        if let Some(other) = self.gathering.borrow().iter().next() {
+            let text = format!("id = {id}: parameter {other} is being gathered; call gather first");
+            return Err(Error::new(Status::BUSY, text));
+        }
+        Ok(())
     }
 
     /// Registers a graph: a set of parameters under an id, used at one stage. Every rank does it in the same order.

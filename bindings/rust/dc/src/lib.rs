@@ -62,6 +62,7 @@ mod matrix;
 mod operators;
 mod optim;
 mod options;
+mod parts;
 mod report;
 mod tensor;
 
@@ -77,8 +78,9 @@ pub use kinds::{AdamW, AdamWOptions, Kfac, KfacOptions, Kind, Muon, MuonOptions,
 pub use kinds::{Shampoo, ShampooOptions, Shared, Soap, SoapOptions};
 pub use linalg::{Linalg, LinalgOptions};
 pub use matrix::SpectralOptions;
-pub use optim::{Optimizer, Param, Part};
+pub use optim::Optimizer;
 pub use options::{Graft, KfacApproximation, KfacInverse, MuonAdjust, Negative, Polynomial, Symmetry, WeightDecay};
+pub use parts::{Param, Part};
 pub use report::{Op, OpInfo};
 pub use sys::dc_memory_stats as MemoryStats;
 pub use sys::dc_optimizer_stats as OptimizerStats;

@@ -5,89 +5,13 @@ use crate::device::Stream;
 use crate::error::{c_name, check, Error, Result, Status};
 use crate::kinds::{Kind, Shared};
 use crate::linalg::Linalg;
+use crate::parts::{Param, Part};
 use crate::report::lengths;
 use crate::sys;
 use crate::tensor::{output, view, DType, Element, Tensor};
 use std::marker::PhantomData;
 use std::mem::size_of;
-use std::ops::Range;
 use std::ptr::{self, NonNull};
-
-/// A parameter, as an optimizer is told of it.
-#[derive(Clone, Debug)]
-pub struct Param {
-    shape: Vec<i64>,
-    part: Range<i64>,
-    group: i32,
-    dtype: DType,
-}
-
-impl Param {
-    /// A float32 parameter of group 0, all of which is on this rank.
-    pub fn new(shape: &[i64]) -> Param {
-        // Of a shape with more elements than can be counted the library says so.
-        let numel = shape.iter().try_fold(1i64, |product, n| product.checked_mul(*n)).unwrap_or(0);
-        Param { shape: shape.to_vec(), part: 0..numel, group: 0, dtype: DType::Float32 }
-    }
-
-    /// The elements that this rank has, flattened. The ranks' parts, in their order, make up the whole, or are all of
-    /// it on every rank.
-    pub fn part(mut self, part: Range<i64>) -> Param {
-        self.part = part;
-        self
-    }
-
-    /// The group whose options and learning rate it takes.
-    pub fn group(mut self, group: i32) -> Param {
-        self.group = group;
-        self
-    }
-
-    /// The type of its weights: float32, or float16 or bfloat16, of which the state has a float32 copy.
-    pub fn dtype(mut self, dtype: DType) -> Param {
-        self.dtype = dtype;
-        self
-    }
-}
-
-/// This rank's part of a parameter in a step: weights, which are borrowed to be changed, and their gradient.
-#[derive(Debug)]
-pub struct Part<'step> {
-    weights: *mut std::os::raw::c_void,
-    grad: Option<*const std::os::raw::c_void>,
-    lengths: [[i64; 1]; 2],
-    dtypes: [DType; 2],
-    borrowed: PhantomData<&'step mut ()>,
-}
-
-// It stands for a &mut [W] and a &[G] of elements, which are Send and Sync.
-unsafe impl Send for Part<'_> {}
-
-impl<'step> Part<'step> {
-    /// Weights of the type that the parameter was added with, and a gradient of float32, float16 or bfloat16.
-    pub fn new<W: Element, G: Element>(weights: &'step mut [W], grad: &'step [G]) -> Part<'step> {
-        Part {
-            weights: weights.as_mut_ptr().cast(),
-            grad: Some(grad.as_ptr().cast()),
-            lengths: [[weights.len() as i64], [grad.len() as i64]],
-            dtypes: [W::DTYPE, G::DTYPE],
-            borrowed: PhantomData,
-        }
-    }
-
-    /// Weights without a gradient: the step leaves them, and their state, alone. So it must be on every rank.
-    pub fn without_grad<W: Element>(weights: &'step mut [W]) -> Part<'step> {
-        Part { grad: None, ..Part::new::<W, f32>(weights, &[]) }
-    }
-
-    fn weights(&self) -> sys::dc_tensor {
-        view(self.weights, &self.lengths[0], self.dtypes[0])
-    }
-
-    fn grad(&self) -> sys::dc_tensor {
-        self.grad.map_or_else(output, |grad| view(grad, &self.lengths[1], self.dtypes[1]))
-    }
-}
 
 /// An optimizer of a [`Kind`]. A parameter is known by its index, in the order in which they were added; weights and
 /// gradients stay the caller's and are borrowed for each step, the state is the optimizer's.

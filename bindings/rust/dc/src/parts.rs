@@ -1,0 +1,154 @@
+//! Parameters as optimizers know them, the caller's own and those of a context.
+
+use crate::context::{unknown, Context, Registered};
+use crate::error::{Error, Result, Status};
+use crate::sys;
+use crate::tensor::{output, view, DType, Element};
+use std::collections::BTreeSet;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::os::raw::c_void;
+
+/// A parameter, as an optimizer is told of it.
+#[derive(Clone, Debug)]
+pub struct Param {
+    pub(crate) shape: Vec<i64>,
+    pub(crate) part: Range<i64>,
+    pub(crate) group: i32,
+    pub(crate) dtype: DType,
+}
+
+impl Param {
+    /// A float32 parameter of group 0, all of which is on this rank.
+    pub fn new(shape: &[i64]) -> Param {
+        // Of a shape with more elements than can be counted the library says so.
+        let numel = shape.iter().try_fold(1i64, |product, n| product.checked_mul(*n)).unwrap_or(0);
+        Param { shape: shape.to_vec(), part: 0..numel, group: 0, dtype: DType::Float32 }
+    }
+
+    /// The elements that this rank has, flattened. The ranks' parts, in their order, make up the whole, or are all of
+    /// it on every rank.
+    pub fn part(mut self, part: Range<i64>) -> Param {
+        self.part = part;
+        self
+    }
+
+    /// The group whose options and learning rate it takes.
+    pub fn group(mut self, group: i32) -> Param {
+        self.group = group;
+        self
+    }
+
+    /// The type of its weights: float32, or float16 or bfloat16, of which the state has a float32 copy.
+    pub fn dtype(mut self, dtype: DType) -> Param {
+        self.dtype = dtype;
+        self
+    }
+}
+
+/// This rank's part of a parameter in a step: weights, which are borrowed to be changed, and their gradient.
+#[derive(Debug)]
+pub struct Part<'step> {
+    weights: *mut c_void,
+    grad: Option<*const c_void>,
+    lengths: [[i64; 1]; 2],
+    dtypes: [DType; 2],
+    borrowed: PhantomData<&'step mut ()>,
+}
+
+// It stands for a &mut [W] and a &[G] of elements, which are Send and Sync.
+unsafe impl Send for Part<'_> {}
+
+impl<'step> Part<'step> {
+    /// Weights of the type that the parameter was added with, and a gradient of float32, float16 or bfloat16.
+    pub fn new<W: Element, G: Element>(weights: &'step mut [W], grad: &'step [G]) -> Part<'step> {
+        Part {
+            weights: weights.as_mut_ptr().cast(),
+            grad: Some(grad.as_ptr().cast()),
+            lengths: [[weights.len() as i64], [grad.len() as i64]],
+            dtypes: [W::DTYPE, G::DTYPE],
+            borrowed: PhantomData,
+        }
+    }
+
+    /// Weights without a gradient: the step leaves them, and their state, alone. So it must be on every rank.
+    pub fn without_grad<W: Element>(weights: &'step mut [W]) -> Part<'step> {
+        Part { grad: None, ..Part::new::<W, f32>(weights, &[]) }
+    }
+
+    pub(crate) fn weights(&self) -> sys::dc_tensor {
+        view(self.weights, &self.lengths[0], self.dtypes[0])
+    }
+
+    pub(crate) fn grad(&self) -> sys::dc_tensor {
+        self.grad.map_or_else(output, |grad| view(grad, &self.lengths[1], self.dtypes[1]))
+    }
+}
+
+impl Registered {
+    /// The memory of weights and gradient, as a step is given it. For 'step nothing else may use it.
+    unsafe fn part<'step>(&mut self) -> Part<'step> {
+        // Within the memory, whatever was registered: the library refuses a part that is not the optimizer's.
+        let held = self.weights.length() as i64;
+        let first = if self.sharded { 0 } else { self.part.start.clamp(0, held) };
+        let count = (self.part.end - self.part.start).clamp(0, held - first);
+        let dtype = self.weights.dtype();
+        let weights = self.weights.begin().cast::<u8>().add(first as usize * dtype.size());
+        let grad = (self.grad.length() as i64 >= count).then(|| self.grad.begin() as *const c_void);
+        let (lengths, dtypes) = ([[count]; 2], [dtype, self.grad.dtype()]);
+        Part { weights: weights.cast(), grad, lengths, dtypes, borrowed: PhantomData }
+    }
+}
+
+impl Context {
+    /// A parameter as an optimizer is told of it, with this rank's part.
+    pub fn param(&self, id: i64) -> Result<Param> {
+        let param = self.params.get(&id).ok_or_else(|| unknown(id))?;
+        Ok(Param::new(&param.shape).part(param.part.clone()).dtype(param.weights.dtype()))
+    }
+
+    /// Lends this rank's parts of parameters for an optimizer's step, in the order in which they were added there; one
+    /// that has no gradient, because it is frozen, is left alone. Fails when [`Context::update`] does, and where an id
+    /// is named twice. Afterwards say [`Context::params_updated`]; whole weights (stages 1 and 2) are the caller's to
+    /// gather.
+    ///
+    /// ```
+    /// let device = dc::Device::open("cpu")?;
+    /// let linalg = dc::Linalg::new(&device, &dc::LinalgOptions::default())?;
+    /// let mut sgd = dc::Sgd::new(&linalg, &dc::SgdOptions::default())?;
+    /// let mut context = dc::Context::builder().build(&device, None)?;
+    /// context.register_z3_param(7, &[2], vec![1.0f32, 2.0], vec![0.0f32; 2], dc::Z3Options::default())?;
+    /// context.register_graph(1, dc::Stage::Z3, &[7])?;
+    /// sgd.add_param(&context.param(7)?)?;
+    /// sgd.set_lr(0, 0.5)?;
+    /// context.start_backward(true)?;
+    /// context.reduce_grad(1, 7, &[2.0f32, 4.0])?;
+    /// context.end_backward(1, false)?;
+    /// sgd.step(&mut context.parts(&[7])?, 1.0)?;
+    /// context.params_updated(&[7])?;
+    /// assert_eq!(context.gather::<f32>(1, 7)?[..], [0.0, 0.0]);
+    /// # Ok::<(), dc::Error>(())
+    /// ```
+    ///
+    /// A step cannot change weights that somebody has gathered:
+    ///
+    /// ```compile_fail
+    /// fn step(mut context: dc::Context, sgd: &mut dc::Sgd) {
+    ///     let full = context.gather::<f32>(1, 7).unwrap();
+    ///     sgd.step(&mut context.parts(&[7]).unwrap(), 1.0).unwrap();
+    ///     println!("{}", full[0]);
+    /// }
+    /// ```
+    pub fn parts(&mut self, ids: &[i64]) -> Result<Vec<Part<'_>>> {
+        let mut seen = BTreeSet::new();
+        let mut part = |id: i64| {
+            self.at_rest(id)?;
+            if !seen.insert(id) {
+                return Err(Error::new(Status::INVALID, format!("id = {id} is named twice, must be named once")));
+            }
+            let param = self.params.get_mut(&id).ok_or_else(|| unknown(id))?;
+            Ok(unsafe { param.part() }) // the context is borrowed until the last of them is gone
+        };
+        ids.iter().map(|id| part(*id)).collect()
+    }
+}
