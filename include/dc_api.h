@@ -2100,7 +2100,7 @@ typedef struct dc_muon_options {
                             the first dimension */
   int32_t polynomial;  /**< enum dc_orthogonal */
   int32_t steps;       /**< of the polynomial, 1 to 64; 0 = 5 */
-  int32_t precision;   /**< of P's products: DC_FLOAT32, or DC_BFLOAT16 with float32 sums; 0 = DC_FLOAT32 */
+  int32_t precision;   /**< of P's products: DC_BFLOAT16 with float32 sums, or DC_FLOAT32; 0 = DC_BFLOAT16 */
   int32_t adjust;      /**< enum dc_muon_adjust */
   int32_t nesterov;    /**< 1; -1 = without; 0 = 1 */
   int32_t reserved0;   /**< 0 */

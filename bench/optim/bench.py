@@ -9,8 +9,8 @@ memory in every type, 16 read and 12 written, which gives the bandwidth; PyTorch
 type and no float32 copy, half of that for 16 bits. "copy" is PyTorch's copy of one float32 array into another on as
 many threads, 8 bytes an element, what the machine can do.
 
-Muon: one step on 12 matrices [W, W] and [W, 4 W], W = 512 and 1024, of float32 weights. PyTorch's products are
-bfloat16; libdc's are float32, or with precision="bfloat16" as PyTorch's.
+Muon: one step on 12 matrices [W, W] and [W, 4 W], W = 512 and 1024, of float32 weights. All products are
+bfloat16, but where it says float32.
 
 Second order: a step on matrices [W, W] and [W, 4 W], W = 512, with a refresh of roots or bases every 10 steps, as the
 time of ten steps over ten; FOLDER is a checkout of github.com/facebookresearch/optimizers, whose Distributed Shampoo
@@ -95,7 +95,7 @@ def muon(a: argparse.Namespace) -> None:
     for width in (512, 1024):
         shapes: Shapes = [(width, 4 * width if number % 3 == 2 else width) for number in range(12)]
         kinds = {"libdc": lambda params: optim.Muon(params, lr=0.02),
-                 "libdc, bfloat16": lambda params: optim.Muon(params, lr=0.02, precision="bfloat16"),
+                 "libdc, float32": lambda params: optim.Muon(params, lr=0.02, precision="float32"),
                  "torch": lambda params: torch.optim.Muon(params, lr=0.02)}
         times = measure({name: make(parameters(shapes, torch.float32)).step for name, make in kinds.items()}, a.rounds)
         elements = sum(map(math.prod, shapes))

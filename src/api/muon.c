@@ -20,7 +20,7 @@ static dc_status read_polynomial(const char *fn, dc_muon_options *o) {
     return dc__fail(DC_E_INVALID, "%s: options.precision is %s, must be float32 or bfloat16", fn,
                     dc_dtype_name(o->precision));
   }
-  o->precision = o->precision == DC_DTYPE_NONE ? DC_FLOAT32 : o->precision;
+  o->precision = o->precision == DC_DTYPE_NONE ? DC_BFLOAT16 : o->precision;
   return DC_OK;
 }
 

@@ -90,6 +90,7 @@ static inline dc_status make(model *m, int kind, int64_t offset, int64_t count) 
   dc_muon_options muon = DC_MUON_OPTIONS_INIT;
   const int64_t long_one = COUNT, matrix[2] = {20, COUNT / 20};
   adamw.weight_decay = sgd.momentum = muon.weight_decay = 0.1;
+  muon.precision = DC_FLOAT32;
   adamw.check_finite = sgd.check_finite = 1;
   dc_status status = kind == ADAMW ? dc_adamw_create(linalg, &adamw, &m->optimizer)
                      : kind == SGD ? dc_sgd_create(linalg, &sgd, &m->optimizer)

@@ -141,17 +141,19 @@ static void test_shampoo(void **state) {
   }
 }
 
-/* Two launches a parameter; three products and two copies for each of five steps of all that go together. The wait is
- * for the look at the gradients, and on a stream there is none. */
-static void check_muon(int params, bool streams) {
-  const count most = {9 + 2 * params, 15, streams ? 10 : 11, streams ? 0 : 1, 0};
+/* Two launches a parameter; three products and two copies for each of five steps of all that go together, which are
+ * cast to bfloat16 and back, unless products are float32. The wait is for the look at the gradients, and on a stream
+ * there is none. */
+static void check_muon(int params, bool narrow, bool streams) {
+  const dc_muon_options o = {.struct_size = sizeof o, .precision = narrow ? DC_BFLOAT16 : DC_FLOAT32};
+  const count most = {(narrow ? 11 : 9) + 2 * params, 15, streams ? 10 : 11, streams ? 0 : 1, 0};
   dc_stream *stream = NULL;
   model m;
   open_model(&m, "cuda", params);
   if (streams) {
     assert_int_equal(dc_stream_create(m.device, &stream), DC_OK);
   }
-  assert_int_equal(dc_muon_create(m.linalg, NULL, NULL, &m.optimizer), DC_OK);
+  assert_int_equal(dc_muon_create(m.linalg, NULL, &o, &m.optimizer), DC_OK);
   assert_int_equal(dc_optimizer_set_stream(m.optimizer, stream), DC_OK);
   add_params(&m);
   for (int i = 1; i <= 3; i++) {
@@ -169,8 +171,9 @@ static void check_muon(int params, bool streams) {
 static void test_muon(void **state) {
   (void)state;
   for (int params = 1; params <= LAYERS; params += LAYERS - 1) {
-    check_muon(params, false);
-    check_muon(params, true);
+    for (int way = 0; way < 4; way++) {
+      check_muon(params, way / 2 != 0, way % 2 != 0);
+    }
   }
 }
 

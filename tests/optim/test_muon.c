@@ -12,6 +12,9 @@ static void near(double got, double want, double tolerance) {
   }
 }
 
+/* Products in float32, which a reference in float64 is near. */
+static const dc_muon_options exact = {.struct_size = sizeof exact, .precision = DC_FLOAT32};
+
 /* ---- what is refused ---- */
 
 #define REFUSED(field, value, text)                                               \
@@ -137,7 +140,7 @@ static void the_definition(void **state) {
   static const int64_t sides[][2] = {{6, 6}, {4, 20}, {20, 4}, {1, 9}, {9, 1}, {1, 1}, {12, 40}, {40, 12}};
   for (size_t i = 0; i < sizeof sides / sizeof sides[0]; i++) {
     const int64_t rows = sides[i][0], cols = sides[i][1];
-    dc_muon_options o = DC_MUON_OPTIONS_INIT;
+    dc_muon_options o = exact;
     compare(&o, rows, cols, 1e-4);
     o.polynomial = DC_ORTHOGONAL_MUON;
     o.weight_decay = 0.5;
@@ -149,11 +152,11 @@ static void the_definition(void **state) {
     compare(&o, rows, cols, 1e-4);
     o.momentum = -1;
     compare(&o, rows, cols, 1e-4);
-    o = (dc_muon_options)DC_MUON_OPTIONS_INIT;
+    o = exact;
     o.num_splits = rows % 4 == 0 ? 4 : 1;
     compare(&o, rows, cols, 1e-4);
     o.num_splits = 1;
-    o.precision = DC_BFLOAT16; /* rounding shows most where a matrix is near a singular one */
+    o.precision = DC_DTYPE_NONE; /* bfloat16: rounding shows most where a matrix is near a singular one */
     compare(&o, rows, cols, 0.15);
     o.polynomial = DC_ORTHOGONAL_MUON;
     compare(&o, rows, cols, 0.15);
@@ -191,45 +194,58 @@ static void band(const float *w, int64_t n, int64_t cols, int64_t full, double l
 
 static void singular_values_are_in_the_band(void **state) {
   (void)state;
-  const dc_muon_options usual = DC_MUON_OPTIONS_INIT;
-  dc_muon_options o = usual;
+  dc_muon_options o = DC_MUON_OPTIONS_INIT;
   float grad[48], w[48];
   for (int64_t i = 0; i < 48; i++) { /* far from singular, but for the last rows of the second one */
     grad[i] = (i % 7 == 0 ? 2.0f : 0) + (float)(i * 29 % 31) / 31;
   }
-  direction(&usual, 6, 8, grad, w);
-  band(w, 6, 8, 6, 0.84, 1.13);
-  o.polynomial = DC_ORTHOGONAL_MUON;
-  direction(&o, 6, 8, grad, w);
-  band(w, 6, 8, 6, 0.68, 1.16);
-  o = usual;
+  for (int k = 0; k < 2; k++) { /* either type of products */
+    direction(&o, 6, 8, grad, w);
+    band(w, 6, 8, 6, 0.84, 1.13);
+    o.polynomial = DC_ORTHOGONAL_MUON;
+    direction(&o, 6, 8, grad, w);
+    band(w, 6, 8, 6, 0.68, 1.16);
+    o = exact;
+  }
   o.steps = 10;
   direction(&o, 6, 8, grad, w);
   band(w, 6, 8, 6, 0.9999, 1.0001);
   memcpy(grad + 40, grad, 8 * sizeof *grad); /* two rows alike */
-  direction(&usual, 6, 8, grad, w);
+  direction(&exact, 6, 8, grad, w);
   band(w, 6, 8, 5, 0.84, 1.13);
+}
+
+static void products_are_bfloat16_unless_told(void **state) {
+  (void)state;
+  dc_muon_options o = DC_MUON_OPTIONS_INIT;
+  float grad[48], usual[48], w[48];
+  gradient(5, 0, 48, grad);
+  direction(&o, 6, 8, grad, usual);
+  o.precision = DC_BFLOAT16;
+  direction(&o, 6, 8, grad, w);
+  assert_memory_equal(w, usual, sizeof w);
+  direction(&exact, 6, 8, grad, w);
+  assert_memory_not_equal(w, usual, sizeof w);
 }
 
 static void point_42_lengths_and_zeros(void **state) {
   (void)state;
-  const dc_muon_options o = DC_MUON_OPTIONS_INIT;
   float grad[20] = {0}, w[20], large[20], small[20];
-  direction(&o, 4, 5, grad, w);
+  direction(&exact, 4, 5, grad, w);
   for (int i = 0; i < 20; i++) {
     assert_true(w[i] == 0);
   }
   gradient(3, 0, 20, grad);
-  direction(&o, 4, 5, grad, w);
+  direction(&exact, 4, 5, grad, w);
   for (int i = 0; i < 20; i++) {
     large[i] = grad[i] * 0x1p48f;
   }
-  direction(&o, 4, 5, large, small);
+  direction(&exact, 4, 5, large, small);
   assert_memory_equal(w, small, sizeof w); /* a power of two changes no bit */
   for (int i = 0; i < 20; i++) {
     small[i] = grad[i] * 1e-30f; /* eps is longer */
   }
-  direction(&o, 4, 5, small, w);
+  direction(&exact, 4, 5, small, w);
   for (int i = 0; i < 20; i++) {
     assert_true(fabsf(w[i]) < 1e-15f);
   }
@@ -238,12 +254,12 @@ static void point_42_lengths_and_zeros(void **state) {
 /* ---- ranks, threads, state ---- */
 
 static dc_optimizer *make(dc_linalg *l, dc_comm *comm) {
-  const dc_muon_options o = {.struct_size = sizeof o, .weight_decay = 0.1};
+  const dc_muon_options o = {.struct_size = sizeof o, .weight_decay = 0.1, .precision = DC_FLOAT32};
   return muon(l, comm, &o);
 }
 
 static dc_optimizer *make_short(dc_linalg *l, dc_comm *comm) {
-  const dc_muon_options o = {.struct_size = sizeof o, .precision = DC_BFLOAT16};
+  const dc_muon_options o = DC_MUON_OPTIONS_INIT;
   return muon(l, comm, &o);
 }
 
@@ -262,7 +278,6 @@ static void point_53_threads(void **state) {
 static void point_44_54_a_bad_gradient_and_steady_memory(void **state) {
   (void)state;
   dc_optimizer_stats first = DC_OPTIMIZER_STATS_INIT, last = DC_OPTIMIZER_STATS_INIT;
-  dc_muon_options wider = {.struct_size = sizeof wider, .precision = DC_FLOAT32};
   model m;
   float grads[PARAMS][MOST];
   size_t bytes;
@@ -279,7 +294,7 @@ static void point_44_54_a_bad_gradient_and_steady_memory(void **state) {
   assert_memory_equal(before, after, bytes);
   free(before);
   free(after);
-  OK(dc_muon_set_group(m.optimizer, 0, &wider));
+  OK(dc_muon_set_group(m.optimizer, 0, &exact));
   steps(&m, 3, 30);
   OK(dc_get_optimizer_stats(m.optimizer, &last));
   assert_int_equal(first.state_bytes, last.state_bytes);
@@ -294,6 +309,7 @@ int main(void) {
       cmocka_unit_test(point_43_what_shapes_the_state_stays),
       cmocka_unit_test(the_definition),
       cmocka_unit_test(singular_values_are_in_the_band),
+      cmocka_unit_test(products_are_bfloat16_unless_told),
       cmocka_unit_test(point_42_lengths_and_zeros),
       cmocka_unit_test(point_47_48_ranks_agree_with_one),
       cmocka_unit_test(point_53_threads),

@@ -117,10 +117,13 @@ def test_stages_have_the_same_losses_with_our_optimizer() -> None:
     assert of_stage[0] == of_stage[1] and of_stage[0][-1] < of_stage[0][0]
 
 
-@pytest.mark.parametrize("kind, options", [(optim.Shampoo, {"eps_rel": 1e-3}), (optim.SOAP, {})])
-def test_optimizers_of_blocks_are_near_the_cpus(kind: Any, options: Any) -> None:
+@pytest.mark.parametrize("kind, options, piece", [(optim.Muon, {"precision": "float32"}, "momentum.0"),
+                                                  (optim.Shampoo, {"eps_rel": 1e-3}, "factor.0.0"),
+                                                  (optim.SOAP, {}, "factor.0.0")])  # fmt: skip
+def test_optimizers_of_blocks_are_near_the_cpus(kind: Any, options: Any, piece: str) -> None:
     generator = torch.Generator().manual_seed(7)
-    start = [torch.randn(shape, generator=generator) for shape in [(16, 16), (5,), (0, 3), (4, 3, 5)]]
+    shapes = [(16, 16), (5, 1) if kind is optim.Muon else (5,), (0, 3), (4, 3, 5)]
+    start = [torch.randn(shape, generator=generator) for shape in shapes]
     here, there = ([torch.nn.Parameter(value.clone().to(device)) for value in start] for device in ("cpu", DEVICE))
     optimizers = [kind(params, lr=1e-2, **options) for params in (here, there)]
     for _ in range(4):
@@ -133,8 +136,8 @@ def test_optimizers_of_blocks_are_near_the_cpus(kind: Any, options: Any) -> None
         assert torch.allclose(p.detach(), q.detach().cpu(), rtol=1e-3, atol=1e-3)
         assert optimizers[0].state[p].keys() == optimizers[1].state[q].keys()
     optimizers[1].load_state_dict(optimizers[0].state_dict())
-    factors = [optimizer.state[params[0]]["factor.0.0"] for params, optimizer in zip((here, there), optimizers)]
-    assert factors[1].device == there[0].device and torch.equal(factors[0], factors[1].cpu())
+    pieces = [optimizer.state[params[0]][piece] for params, optimizer in zip((here, there), optimizers)]
+    assert pieces[1].device == there[0].device and torch.equal(pieces[0], pieces[1].cpu())
 
 
 @pytest.mark.parametrize("fisher", ["empirical", "sampled"])

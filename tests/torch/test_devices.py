@@ -71,20 +71,20 @@ def test_without_a_cuda_device_it_says_what_is_missing(fakes: None) -> None:
         refused(ValueError, "dc.init: meta is a device that libdc does not have", dc.init, None, CONFIG, 64)
 
 
-@pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD, optim.Shampoo, optim.SOAP])
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD, optim.Muon, optim.Shampoo, optim.SOAP])
 def test_an_optimizer_wants_one_device(fakes: None, kind: Any) -> None:
     name = kind.__name__
-    mixed = [nn.Parameter(torch.empty(4, device=where)) for where in ("cpu", "cuda:0")]
+    mixed = [nn.Parameter(torch.empty(2, 2, device=where)) for where in ("cpu", "cuda:0")]
     refused(ValueError, f"{name}: parameter 1 is on cuda:0, but the first is on cpu: all must be on one device", kind,
             mixed)
     with _disable_current_modes():
-        here = nn.Parameter(torch.ones(4))
+        here = nn.Parameter(torch.ones(2, 2))
         optimizer = kind([here])
     refused(ValueError, f"{name}: parameter 1 is on cuda:0, but the first is on cpu: all", optimizer.add_param_group,
             {"params": mixed[1:]})
     assert len(optimizer.param_groups) == 1
     refused(ValueError, f"{name}: parameter 0 is on meta and torch.strided, must be on the cpu or on a cuda device and",
-            kind, [nn.Parameter(torch.empty(4, device="meta"))])
+            kind, [nn.Parameter(torch.empty(2, 2, device="meta"))])
 
 
 def test_kfac_wants_one_device(fakes: None) -> None:
