@@ -128,7 +128,7 @@ options! {
         polynomial: Polynomial as i32::from,
         /// Of the polynomial.
         steps: i32 as number,
-        /// Of the polynomial's products: float32 or bfloat16.
+        /// Of the polynomial's products: bfloat16, the default, or float32.
         precision: DType as i32::from,
         /// What steps are scaled by.
         adjust: MuonAdjust as i32::from,
@@ -142,7 +142,8 @@ kind! {
     ///
     /// ```
     /// let linalg = dc::Linalg::new(&dc::Device::open("cpu")?, &dc::LinalgOptions::default())?;
-    /// let mut muon = dc::Muon::new(&linalg, &dc::MuonOptions::default().steps(8))?;
+    /// let exact = dc::MuonOptions::default().steps(8).precision(dc::DType::Float32); // not bfloat16
+    /// let mut muon = dc::Muon::new(&linalg, &exact)?;
     /// muon.add_param(&dc::Param::new(&[2, 2]))?;
     /// muon.set_lr(0, 1.0)?;
     /// let mut weights = [0.0f32; 4];

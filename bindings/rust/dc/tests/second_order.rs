@@ -3,7 +3,7 @@
 mod common;
 
 use common::{close, floats, identity, linalg, noise, product, ranks, transpose};
-use dc::{Comm, Graft, Kfac, KfacOptions, Muon, MuonAdjust, MuonOptions, Optimizer, Param, Part, Polynomial};
+use dc::{Comm, DType, Graft, Kfac, KfacOptions, Muon, MuonAdjust, MuonOptions, Optimizer, Param, Part, Polynomial};
 use dc::{Shampoo, ShampooOptions, Shared, Soap, SoapOptions, Status, Tensor};
 
 const SHAPE: [i64; 2] = [4, 6];
@@ -32,7 +32,7 @@ fn orthonormal_rows(matrix: &[f64], columns: usize, tolerance: f64) {
 
 #[test]
 fn muon_makes_the_direction_orthogonal() {
-    let options = MuonOptions::default().momentum(0.0).steps(8).adjust(MuonAdjust::Plain);
+    let options = MuonOptions::default().momentum(0.0).steps(8).precision(DType::Float32).adjust(MuonAdjust::Plain);
     let mut muon: Muon = made(&options, None, &Param::new(&SHAPE), 1.0);
     let mut weights = [0.0f32; 24];
     muon.step(&mut [Part::new(&mut weights, &floats(&noise(1, 24)))], 1.0).unwrap();
@@ -46,7 +46,7 @@ fn muon_steps_along_its_momentum() {
 }
 
 fn follows_its_momentum(options: MuonOptions, nesterov: bool) {
-    let options = options.momentum(0.5).weight_decay(0.1).polynomial(Polynomial::Muon);
+    let options = options.momentum(0.5).weight_decay(0.1).polynomial(Polynomial::Muon).precision(DType::Float32);
     let mut muon: Muon = made(&options, None, &Param::new(&SHAPE), 0.25);
     let grads = [noise(1, 24), noise(2, 24)];
     let (mut weights, mut momentum, mut expected) = ([1.0f32; 24], vec![0.0; 24], vec![1.0; 24]);
