@@ -8,7 +8,7 @@ from typing import Callable
 OPTIMIZERS = """
 import libdc, numpy as np
 from libdc.linalg import Handle, SampleLayer
-from libdc.optimizers import KFAC, SGD, SOAP, AdamW, Shampoo
+from libdc.optimizers import KFAC, SGD, SOAP, AdamW, Muon, Shampoo
 from simulated import memory, refused, there
 
 device = libdc.Device("cuda:0")
@@ -58,8 +58,9 @@ def near(what, ours, theirs):
     error = np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).max(initial=0)
     assert error <= 1e-3 * np.abs(theirs.astype(np.float64)).max(initial=0), (what, error)
 
-shapes = [(8, 8), (11,), (0, 4), (3, 4, 5)]
-for kind, options in (Shampoo, {"eps_rel": 1e-3, "max_block": 5}), (SOAP, {"precondition_frequency": 2}):
+muon, shampoo = {"precision": libdc.DType.FLOAT32}, {"eps_rel": 1e-3, "max_block": 5}
+for kind, options in (Muon, muon), (Shampoo, shampoo), (SOAP, {"precondition_frequency": 2}):
+    shapes = [(8, 8), (11, 1) if kind is Muon else (11,), (0, 4), (3, 4, 5)]
     here, away = kind(1e-2, **options), kind(1e-2, handle=Handle(1, device=device), **options)
     for shape in shapes:
         here.add_param(shape), away.add_param(shape)
@@ -76,7 +77,8 @@ for kind, options in (Shampoo, {"eps_rel": 1e-3, "max_block": 5}), (SOAP, {"prec
     for i, (w, copy) in enumerate(zip(weights, copies)):
         near((kind, i), memory(copy).view(np.float32).reshape(w.shape), w)
         assert here.state_names(i) == away.state_names(i)
-    assert away.state(0, "failures.0.0").numpy() == 0 and away.state(0, "factor.0.0").place == (2, 0)
+    assert away.state(0, "momentum.0" if kind is Muon else "factor.0.0").place == (2, 0)
+    assert kind is Muon or away.state(0, "failures.0.0").numpy() == 0
 
 for inverse, approximation in ("eigen", "expand"), ("factored", "reduce"):
     options = {"damping": 0.1, "inverse": inverse, "refresh_frequency": 2}
