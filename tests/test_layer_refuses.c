@@ -7,7 +7,7 @@
     dc_layer_config c = small_config();                                      \
     c.field = value;                                                         \
     dc_layer *layer = (dc_layer *)(void *)&c;                                \
-    REFUSED(status, "config->" #field, dc_layer_create(device, &c, &layer)); \
+    REFUSED(status, "config." #field, dc_layer_create(device, &c, &layer)); \
     assert_null(layer);                                                      \
   } while (0)
 
@@ -118,11 +118,11 @@ static void test_27_sizes_and_memory(void **state) {
   (void)state;
   rig r = bounded_rig();
   settle_rig(&r);
-  BAD(ALL, "call->batch", DC_E_INVALID, r.call.batch = 0);
-  BAD(ALL, "call->batch", DC_E_INVALID, r.call.batch = 5);
-  BAD(ALL, "call->batch", DC_E_INVALID, r.call.batch = INT64_MIN);
-  BAD(ALL, "call->seq_length", DC_E_INVALID, r.call.seq_length = 0);
-  BAD(ALL, "call->seq_length", DC_E_INVALID, r.call.seq_length = 33);
+  BAD(ALL, "call.batch", DC_E_INVALID, r.call.batch = 0);
+  BAD(ALL, "call.batch", DC_E_INVALID, r.call.batch = 5);
+  BAD(ALL, "call.batch", DC_E_INVALID, r.call.batch = INT64_MIN);
+  BAD(ALL, "call.seq_length", DC_E_INVALID, r.call.seq_length = 0);
+  BAD(ALL, "call.seq_length", DC_E_INVALID, r.call.seq_length = 33);
   BAD(ALL, "input", DC_E_SHAPE, r.call.seq_length = 20);
   BAD(ALL, "accumulate", DC_E_INVALID, r.call.accumulate = 2);
   BAD(ALL, "reserved0", DC_E_INVALID, r.call.reserved0 = 1);

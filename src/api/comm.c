@@ -27,7 +27,7 @@ static dc_status read_options(const char *fn, int32_t world, const dc_comm_optio
   *out = (dc_comm_options)DC_COMM_OPTIONS_INIT;
   DC__TRY(dc__read_options(fn, "options", out, sizeof *out, options, DC__COMM_OPTIONS_SIZE_0_1));
   if (out->timeout_ns < 0) {
-    return dc__fail(DC_E_INVALID, "%s: options->timeout_ns = %" PRId64 ", must be >= 0 (0 = 300 s)", fn,
+    return dc__fail(DC_E_INVALID, "%s: options.timeout_ns = %" PRId64 ", must be >= 0 (0 = 300 s)", fn,
                     out->timeout_ns);
   }
   if (out->timeout_ns == 0) {
@@ -83,7 +83,7 @@ dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world
   DC__TRY(begin(fn, rank, world_size, options, &known, comm));
   DC__TRY(check_name(fn, name));
   if (known.heap_bytes > SIZE_MAX / 4) {
-    return dc__fail(DC_E_INVALID, "%s: options->heap_bytes = %zu, must be at most %zu", fn, known.heap_bytes,
+    return dc__fail(DC_E_INVALID, "%s: options.heap_bytes = %zu, must be at most %zu", fn, known.heap_bytes,
                     SIZE_MAX / 4);
   }
   return dc__comm_create_processes(name, rank, world_size, &known, comm);
@@ -114,7 +114,7 @@ dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t ra
                         : table.barrier == NULL        ? "barrier"
                                                        : NULL;
   if (missing != NULL) {
-    return dc__fail(DC_E_INVALID, "%s: callbacks->%s is NULL", fn, missing);
+    return dc__fail(DC_E_INVALID, "%s: callbacks.%s is NULL", fn, missing);
   }
   return dc__comm_create_external(&table, rank, world_size, &known, comm);
 }

@@ -66,21 +66,21 @@ void dc_context_destroy(dc_context *context) {
 }
 
 static dc_status check_config(const char *fn, const dc_config *c) {
-  DC__TRY(dc__check_flag(fn, "config->symmetric_memory", c->symmetric_memory));
+  DC__TRY(dc__check_flag(fn, "config.symmetric_memory", c->symmetric_memory));
   if (c->double_buffer < -1 || c->double_buffer > 1) {
-    return dc__fail(DC_E_INVALID, "%s: config->double_buffer = %" PRId32 ", must be -1 (off), 0 (default) or 1 (on)",
-                    fn, c->double_buffer);
+    return dc__fail(DC_E_INVALID, "%s: config.double_buffer = %" PRId32 ", must be -1 (off), 0 (default) or 1 (on)", fn,
+                    c->double_buffer);
   }
   if (c->free_activation_threshold < -1) {
-    return dc__fail(DC_E_INVALID, "%s: config->free_activation_threshold = %" PRId64 ", must be >= -1", fn,
+    return dc__fail(DC_E_INVALID, "%s: config.free_activation_threshold = %" PRId64 ", must be >= -1", fn,
                     c->free_activation_threshold);
   }
-  DC__TRY(dc__check_flag(fn, "config->sync_before_reduce", c->sync_before_reduce));
-  DC__TRY(dc__check_flag(fn, "config->sync_after_reduce", c->sync_after_reduce));
-  DC__TRY(dc__check_flag(fn, "config->sync_before_allgather", c->sync_before_allgather));
-  DC__TRY(dc__check_flag(fn, "config->sync_after_allgather", c->sync_after_allgather));
-  DC__TRY(dc__check_flag(fn, "config->check_finite", c->check_finite));
-  return dc__check_range(fn, "config->reserved0", c->reserved0, 0, 0);
+  DC__TRY(dc__check_flag(fn, "config.sync_before_reduce", c->sync_before_reduce));
+  DC__TRY(dc__check_flag(fn, "config.sync_after_reduce", c->sync_after_reduce));
+  DC__TRY(dc__check_flag(fn, "config.sync_before_allgather", c->sync_before_allgather));
+  DC__TRY(dc__check_flag(fn, "config.sync_after_allgather", c->sync_after_allgather));
+  DC__TRY(dc__check_flag(fn, "config.check_finite", c->check_finite));
+  return dc__check_range(fn, "config.reserved0", c->reserved0, 0, 0);
 }
 
 static dc_status init_locked(dc_context *ctx, dc_comm *comm, const dc_config *config, int64_t bucket_elements) {

@@ -53,7 +53,7 @@ static dc_status check_offsets(const char *fn, const dc_layer_call *call) {
   for (int64_t b = 0; b <= call->batch; b++) {
     int64_t length = b == 0 ? cu[0] : (int64_t)cu[b] - cu[b - 1];
     if (b == 0 ? length != 0 : length < 0 || length > call->seq_length) {
-      return dc__fail(DC_E_INVALID, "%s: call->cu_seqlens[%" PRId64 "] = %" PRId32 ", must %s", fn, b, cu[b],
+      return dc__fail(DC_E_INVALID, "%s: call.cu_seqlens[%" PRId64 "] = %" PRId32 ", must %s", fn, b, cu[b],
                       b == 0 ? "be 0" : "follow the one before by 0 to seq_length tokens");
     }
   }
@@ -67,22 +67,22 @@ static dc_status read_size(const char *fn, const dc_layer *layer, const dc_layer
   }
   DC__TRY(dc__read_options(fn, "call", c, sizeof *c, call, DC__LAYER_CALL_SIZE_0_1));
   const dc_layer_config *config = &layer->config;
-  DC__TRY(dc__check_range(fn, "call->batch", c->batch, 1, config->batch_size > 0 ? config->batch_size : INT32_MAX));
-  DC__TRY(dc__check_range(fn, "call->seq_length", c->seq_length, 1,
+  DC__TRY(dc__check_range(fn, "call.batch", c->batch, 1, config->batch_size > 0 ? config->batch_size : INT32_MAX));
+  DC__TRY(dc__check_range(fn, "call.seq_length", c->seq_length, 1,
                           config->max_seq_length > 0 ? config->max_seq_length : INT32_MAX));
-  DC__TRY(dc__check_range(fn, "call->reserved0", c->reserved0, 0, 0));
-  DC__TRY(dc__check_flag(fn, "call->accumulate", c->accumulate));
+  DC__TRY(dc__check_range(fn, "call.reserved0", c->reserved0, 0, 0));
+  DC__TRY(dc__check_flag(fn, "call.accumulate", c->accumulate));
   int64_t tokens = c->batch * c->seq_length; /* both below 2^31 */
   if (c->cu_seqlens != NULL) {
     DC__TRY(check_offsets(fn, c));
     tokens = c->cu_seqlens[c->batch];
   }
   if (tokens < 1) {
-    return dc__fail(DC_E_INVALID, "%s: call->cu_seqlens has no tokens", fn);
+    return dc__fail(DC_E_INVALID, "%s: call.cu_seqlens has no tokens", fn);
   }
   *size = (dc__layer_size){c->batch, c->seq_length, tokens, c->cu_seqlens};
   if (!dc__layer_countable(layer, size)) {
-    return dc__fail(DC_E_SHAPE, "%s: call->batch = %" PRId64 " times seq_length = %" PRId64 " is too large", fn,
+    return dc__fail(DC_E_SHAPE, "%s: call.batch = %" PRId64 " times seq_length = %" PRId64 " is too large", fn,
                     c->batch, c->seq_length);
   }
   return DC_OK;
@@ -172,14 +172,14 @@ static dc_status read_tensor(reader *r, const char *name, const dc_tensor *tenso
 
 static dc_status read_block(reader *r, const char *name, void *data, size_t bytes, int64_t needed, bool written) {
   if (needed > 0 && data == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: call->%s is NULL, must have %" PRId64 " bytes", r->fn, name, needed);
+    return dc__fail(DC_E_INVALID, "%s: call.%s is NULL, must have %" PRId64 " bytes", r->fn, name, needed);
   }
   if (bytes < (size_t)needed) {
-    return dc__fail(DC_E_BUFFER_TOO_SMALL, "%s: call->%s_bytes = %zu, must be at least %" PRId64, r->fn, name, bytes,
+    return dc__fail(DC_E_BUFFER_TOO_SMALL, "%s: call.%s_bytes = %zu, must be at least %" PRId64, r->fn, name, bytes,
                     needed);
   }
   if ((uintptr_t)data % DC__LAYER_ALIGN != 0) {
-    return dc__fail(DC_E_INVALID, "%s: call->%s is not aligned to %d bytes", r->fn, name, (int)DC__LAYER_ALIGN);
+    return dc__fail(DC_E_INVALID, "%s: call.%s is not aligned to %d bytes", r->fn, name, (int)DC__LAYER_ALIGN);
   }
   note(r, name, data, needed, written);
   return DC_OK;
@@ -190,17 +190,17 @@ static dc_status read_mask(reader *r, const dc_layer_call *call, dc__layer_job *
     return DC_OK;
   }
   if (call->cu_seqlens != NULL) {
-    return dc__fail(DC_E_INVALID, "%s: call->mask must be NULL when cu_seqlens is given", r->fn);
+    return dc__fail(DC_E_INVALID, "%s: call.mask must be NULL when cu_seqlens is given", r->fn);
   }
   dc_tensor t;
   int64_t numel;
-  DC__TRY(dc__tensor_read(r->fn, "call->mask", call->mask, false, &t, &numel));
+  DC__TRY(dc__tensor_read(r->fn, "call.mask", call->mask, false, &t, &numel));
   job->mask_dtype = t.dtype == DC_FLOAT32 ? DC_FLOAT32 : r->layer->config.dtype;
   void *data;
   DC__TRY(
-      read_tensor(r, "call->mask", call->mask, false, call->batch * call->seq_length, job->mask_dtype, false, &data));
+      read_tensor(r, "call.mask", call->mask, false, call->batch * call->seq_length, job->mask_dtype, false, &data));
   if (t.ndim < 2 || t.shape[0] != call->batch || t.shape[t.ndim - 1] != call->seq_length) {
-    return dc__fail(DC_E_SHAPE, "%s: call->mask must be [%" PRId64 ", %" PRId64 "], with any 1s between", r->fn,
+    return dc__fail(DC_E_SHAPE, "%s: call.mask must be [%" PRId64 ", %" PRId64 "], with any 1s between", r->fn,
                     call->batch, call->seq_length);
   }
   job->mask = data;
@@ -232,7 +232,7 @@ static dc_status read_call(reader *r, const dc_layer_call *call, const dc_tensor
   DC__TRY(check_layer(r->fn, r->layer));
   DC__TRY(read_size(r->fn, r->layer, call, read, &job->size));
   if (read->stream != NULL && read->stream->device != r->layer->device) {
-    return dc__fail(DC_E_INVALID, "%s: call->stream is of another device (\"%s\") than the layer (\"%s\")", r->fn,
+    return dc__fail(DC_E_INVALID, "%s: call.stream is of another device (\"%s\") than the layer (\"%s\")", r->fn,
                     read->stream->device->name, r->layer->device->name);
   }
   const dc_layer_config *c = &r->layer->config;
@@ -304,7 +304,7 @@ dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc
   DC__TRY(read_call(&r, call, weights, input, &c, &job));
   const dc_layer_config *config = &layer->config;
   if (!config->training) {
-    return dc__fail(DC_E_STATE, "%s: config->training was -1: the layer is for inference", __func__);
+    return dc__fail(DC_E_STATE, "%s: config.training was -1: the layer is for inference", __func__);
   }
   int64_t numel = job.size.tokens * config->hidden_size;
   bool optional = config->pre_layer_norm || !config->normalize_invertible;
@@ -353,7 +353,7 @@ dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call
   dc__layer_size size;
   DC__TRY(read_size(__func__, layer, call, &c, &size));
   if (c.cu_seqlens != NULL) {
-    return dc__fail(DC_E_INVALID, "%s: call->cu_seqlens must be NULL; a packed sample has the dense one's mask",
+    return dc__fail(DC_E_INVALID, "%s: call.cu_seqlens must be NULL; a packed sample has the dense one's mask",
                     __func__);
   }
   DC__TRY(dc__check_range(__func__, "site", site, DC_DROPOUT_ATTENTION, DC_DROPOUT_OUTPUT));

@@ -11,17 +11,17 @@ void dc_layer_plan_init(dc_layer_plan *plan, size_t struct_size) {
 
 static dc_status check_options(const char *fn, const dc_layer_config *config, dc_layer_plan_options *o) {
   int64_t longest = config->max_seq_length > 0 ? config->max_seq_length : INT32_MAX;
-  DC__TRY(dc__check_range(fn, "options->seq_length", o->seq_length, 1, longest));
-  DC__TRY(dc__check_range(fn, "options->micro_batch", o->micro_batch, 0,
+  DC__TRY(dc__check_range(fn, "options.seq_length", o->seq_length, 1, longest));
+  DC__TRY(dc__check_range(fn, "options.micro_batch", o->micro_batch, 0,
                           config->batch_size > 0 ? config->batch_size : INT32_MAX));
-  DC__TRY(dc__check_range(fn, "options->memory_bytes", o->memory_bytes, 1, INT64_MAX));
-  DC__TRY(dc__check_range(fn, "options->other_bytes", o->other_bytes, 0, INT64_MAX));
-  DC__TRY(dc__check_range(fn, "options->other_parameters", o->other_parameters, 0, INT64_MAX));
-  DC__TRY(dc__check_range(fn, "options->ranks", o->ranks, 0, INT32_MAX));
-  DC__TRY(dc__check_range(fn, "options->stage", o->stage, 0, 3));
-  DC__TRY(dc__check_range(fn, "options->moments", o->moments, 0, 8));
-  DC__TRY(dc__check_range(fn, "options->inventory", o->inventory, 0, DC_LAYER_INVENTORY_DEEPSPEED));
-  DC__TRY(dc__check_range(fn, "options->reserved0", o->reserved0, 0, 0));
+  DC__TRY(dc__check_range(fn, "options.memory_bytes", o->memory_bytes, 1, INT64_MAX));
+  DC__TRY(dc__check_range(fn, "options.other_bytes", o->other_bytes, 0, INT64_MAX));
+  DC__TRY(dc__check_range(fn, "options.other_parameters", o->other_parameters, 0, INT64_MAX));
+  DC__TRY(dc__check_range(fn, "options.ranks", o->ranks, 0, INT32_MAX));
+  DC__TRY(dc__check_range(fn, "options.stage", o->stage, 0, 3));
+  DC__TRY(dc__check_range(fn, "options.moments", o->moments, 0, 8));
+  DC__TRY(dc__check_range(fn, "options.inventory", o->inventory, 0, DC_LAYER_INVENTORY_DEEPSPEED));
+  DC__TRY(dc__check_range(fn, "options.reserved0", o->reserved0, 0, 0));
   o->ranks = o->ranks > 0 ? o->ranks : 1;
   return DC_OK;
 }
@@ -33,7 +33,7 @@ dc_status dc_layer_get_plan(const dc_layer_config *config, const dc_layer_plan_o
   dc_layer_config c = DC_LAYER_CONFIG_INIT;
   DC__TRY(dc__read_layer_config(__func__, config, &c));
   if (!c.training) {
-    return dc__fail(DC_E_INVALID, "%s: config->training = -1, must be 0 or 1: a plan is of training", __func__);
+    return dc__fail(DC_E_INVALID, "%s: config.training = -1, must be 0 or 1: a plan is of training", __func__);
   }
   dc_layer_plan_options o = DC_LAYER_PLAN_OPTIONS_INIT;
   DC__TRY(dc__read_options(__func__, "options", &o, sizeof o, options, DC__LAYER_PLAN_OPTIONS_SIZE_0_1));

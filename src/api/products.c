@@ -167,7 +167,7 @@ static dc_status read_source(const dc_linalg *l, const char *fn, const char *arg
   }
   DC__TRY(dc__read_options(fn, arg, &s, sizeof s, source, MATRIX_SOURCE_SIZE_0_1));
   if (s.tensor == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: %s->tensor is NULL", fn, arg);
+    return dc__fail(DC_E_INVALID, "%s: %s.tensor is NULL", fn, arg);
   }
   DC__TRY(dc__read_options(fn, arg, &t, sizeof t, s.tensor, DC__TENSOR_SIZE_0_1));
   bool file = t.data == NULL;
@@ -176,7 +176,7 @@ static dc_status read_source(const dc_linalg *l, const char *fn, const char *arg
     return dc__fail(DC_E_SHAPE, "%s: %s is in a file, and must have no strides", fn, arg);
   }
   if (s.reserved0 != 0) {
-    return dc__fail(DC_E_INVALID, "%s: %s->reserved0 = %" PRId32 ", must be 0", fn, arg, s.reserved0);
+    return dc__fail(DC_E_INVALID, "%s: %s.reserved0 = %" PRId32 ", must be 0", fn, arg, s.reserved0);
   }
   DC__TRY(dc__mat_read(fn, arg, &t, layout, &read->mat));
   DC__TRY(no_batch(fn, arg, &read->mat));

@@ -7,8 +7,8 @@ enum { MAX_STRUCT = 65536 }; /* a struct_size beyond this is garbage, not a futu
 
 dc_status dc__check_size(const char *function, const char *argument, size_t size, size_t min) {
   if (size < min || size > MAX_STRUCT) {
-    return dc__fail(DC_E_INVALID, "%s: %s->struct_size = %zu, must be %zu to %d (set it to sizeof the struct)",
-                    function, argument, size, min, (int)MAX_STRUCT);
+    return dc__fail(DC_E_INVALID, "%s: %s.struct_size = %zu, must be %zu to %d (set it to sizeof the struct)", function,
+                    argument, size, min, (int)MAX_STRUCT);
   }
   return DC_OK;
 }

@@ -86,13 +86,13 @@ dc_status dc__tensor_read(const char *function, const char *argument, const dc_t
     DC__TRY(dc__read_options(function, argument, &t, sizeof t, src, DC__TENSOR_SIZE_0_1));
     DC__TRY(dc__numel(function, argument, t.shape, t.ndim, &count));
     if (dc_dtype_size(t.dtype) == 0) {
-      return dc__fail(DC_E_DTYPE, "%s: %s->dtype = %" PRId32 " is no element type", function, argument, t.dtype);
+      return dc__fail(DC_E_DTYPE, "%s: %s.dtype = %" PRId32 " is no element type", function, argument, t.dtype);
     }
     if (!contiguous(&t, count)) {
       return dc__fail(DC_E_SHAPE, "%s: %s is not contiguous; row-major strides are needed", function, argument);
     }
     if (t.data == NULL && count > 0) {
-      return dc__fail(DC_E_INVALID, "%s: %s->data is NULL, but it has %" PRId64 " elements", function, argument, count);
+      return dc__fail(DC_E_INVALID, "%s: %s.data is NULL, but it has %" PRId64 " elements", function, argument, count);
     }
   } else if (!optional) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", function, argument);

@@ -97,13 +97,12 @@ dc_status dc__file_check(const char *fn, const char *arg, const dc__source *s, b
     return DC_OK;
   }
   if (s->fd < 0 || fstat(s->fd, &status) != 0) {
-    return dc__fail(DC_E_INVALID, "%s: %s->fd = %" PRId32 " is no open file", fn, arg, s->fd);
+    return dc__fail(DC_E_INVALID, "%s: %s.fd = %" PRId32 " is no open file", fn, arg, s->fd);
   }
   if (s->offset < 0 || __builtin_mul_overflow(s->mat.rows * s->mat.cols, (int64_t)dc_dtype_size(s->mat.dtype), &end) ||
       __builtin_add_overflow(end, s->offset, &end)) {
-    return dc__fail(DC_E_INVALID,
-                    "%s: %s->offset = %" PRId64 ", must be >= 0 and the matrix behind it below 2^63 bytes", fn, arg,
-                    s->offset);
+    return dc__fail(DC_E_INVALID, "%s: %s.offset = %" PRId64 ", must be >= 0 and the matrix behind it below 2^63 bytes",
+                    fn, arg, s->offset);
   }
   if (input && S_ISREG(status.st_mode) && status.st_size < end) {
     return dc__fail(DC_E_INVALID, "%s: %s's file has %" PRId64 " bytes, must have %" PRId64, fn, arg,

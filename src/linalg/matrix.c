@@ -55,13 +55,13 @@ dc_status dc__mat_read(const char *fn, const char *arg, const dc_tensor *tensor,
   DC__TRY(dc__read_options(fn, arg, &t, sizeof t, tensor, DC__TENSOR_SIZE_0_1));
   DC__TRY(dc__numel(fn, arg, t.shape, t.ndim, &count));
   if (dc_dtype_size(t.dtype) == 0) {
-    return dc__fail(DC_E_DTYPE, "%s: %s->dtype = %" PRId32 " is no element type", fn, arg, t.dtype);
+    return dc__fail(DC_E_DTYPE, "%s: %s.dtype = %" PRId32 " is no element type", fn, arg, t.dtype);
   }
   if (t.ndim != 2 && t.ndim != 3) {
     return dc__fail(DC_E_SHAPE, "%s: %s has %" PRId32 " dimensions, must have 2, or 3 for a batch", fn, arg, t.ndim);
   }
   if (t.data == NULL && count > 0) {
-    return dc__fail(DC_E_INVALID, "%s: %s->data is NULL, but it has %" PRId64 " elements", fn, arg, count);
+    return dc__fail(DC_E_INVALID, "%s: %s.data is NULL, but it has %" PRId64 " elements", fn, arg, count);
   }
   int64_t rows = t.shape[t.ndim - 2];
   int64_t cols = t.shape[t.ndim - 1];

@@ -6,7 +6,7 @@
 #include <string.h>
 
 static dc_status bad(const dc__sample *s, const char *field, int64_t value, const char *allowed) {
-  return dc__fail(DC_E_INVALID, "%s: layer->%s = %" PRId64 ", must be %s", s->fn, field, value, allowed);
+  return dc__fail(DC_E_INVALID, "%s: layer.%s = %" PRId64 ", must be %s", s->fn, field, value, allowed);
 }
 
 static dc_status same_length(const dc__sample *s, const dc_tensor *delta, int32_t dim, int64_t wanted) {
@@ -73,7 +73,7 @@ static dc_status read_embedding(dc__sample *s, const dc_tensor *x, const dc_tens
 static dc_status check_eps(const dc__sample *s) {
   return s->layer.eps >= 0 && !isinf(s->layer.eps)
              ? DC_OK
-             : dc__fail(DC_E_INVALID, "%s: layer->eps = %g, must be >= 0", s->fn, s->layer.eps);
+             : dc__fail(DC_E_INVALID, "%s: layer.eps = %g, must be >= 0", s->fn, s->layer.eps);
 }
 
 static dc_status read_norm(dc__sample *s, const dc_tensor *x, const dc_tensor *delta) {

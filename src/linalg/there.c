@@ -84,7 +84,7 @@ dc_status dc__linalg_lies(const dc_linalg *l, const char *fn, const char *arg, c
   const size_t size = dc_dtype_size(dtype);
   return !dc__linalg_is_there(l) || (uintptr_t)data % size == 0
              ? DC_OK
-             : dc__fail(DC_E_INVALID, "%s: %s->data = %p, must be a multiple of %zu on device \"%s\"", fn, arg, data,
+             : dc__fail(DC_E_INVALID, "%s: %s.data = %p, must be a multiple of %zu on device \"%s\"", fn, arg, data,
                         size, l->device->name);
 }
 

@@ -42,12 +42,12 @@ static dc_status check_shapes(const dc__kfac *k, const char *fn, const dc__kfac_
   }
   if (layer->groups < 1 || w->shape[0] % layer->groups != 0) {
     return dc__fail(DC_E_INVALID,
-                    "%s: layer->groups = %" PRId32 ", must be a divisor of the %" PRId64 " output channels", fn,
+                    "%s: layer.groups = %" PRId32 ", must be a divisor of the %" PRId64 " output channels", fn,
                     layer->groups, w->shape[0]);
   }
   for (int32_t i = 2; i < w->ndim; i++) {
     if (layer->layer.kernel[i - 2] != w->shape[i]) {
-      return dc__fail(DC_E_SHAPE, "%s: layer->kernel[%" PRId32 "] = %" PRId64 ", the weight has %" PRId64, fn, i - 2,
+      return dc__fail(DC_E_SHAPE, "%s: layer.kernel[%" PRId32 "] = %" PRId64 ", the weight has %" PRId64, fn, i - 2,
                       layer->layer.kernel[i - 2], w->shape[i]);
     }
   }

@@ -300,7 +300,7 @@ static dc_status start(dc_context *ctx, const char *fn, dc_comm *comm) {
   DC__TRY(agree_on_config(ctx, fn));
   if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && ctx->gather_comm->ops->shares == NULL) {
     return dc__fail(DC_E_UNSUPPORTED,
-                    "%s: config->symmetric_memory = 1, but ranks of this communicator (%s) cannot read "
+                    "%s: config.symmetric_memory = 1, but ranks of this communicator (%s) cannot read "
                     "each other's memory",
                     fn, ctx->gather_comm->ops->name);
   }

@@ -58,7 +58,7 @@ static dc_status look(dc_context *ctx, dc__not_finite *note) {
 
 dc_status dc__finite_ask(dc_context *ctx, const char *fn, int32_t *finite, int64_t *id) {
   if (ctx->not_finite == NULL) {
-    return dc__fail(DC_E_STATE, "%s: config->check_finite was 0 in dc_init, so nobody looked", fn);
+    return dc__fail(DC_E_STATE, "%s: config.check_finite was 0 in dc_init, so nobody looked", fn);
   }
   if (ctx->captures) {
     return dc__fail(DC_E_STATE, "%s: the stream is captured into a CUDA graph; ask after a launch of it", fn);

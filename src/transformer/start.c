@@ -23,7 +23,7 @@ static dc_status start_there(const char *fn, dc__layer_job *job, dc_stream *stre
                              void (*run)(const dc__layer_job *job)) {
   dc_device *device = job->layer->device;
   if (job->size.batch * job->layer->config.heads * (job->size.longest / DC__CUDA_ATTENTION_ROWS + 1) > INT32_MAX) {
-    return dc__fail(DC_E_SHAPE, "%s: call->batch = %" PRId64 " times seq_length = %" PRId64 " is too large", fn,
+    return dc__fail(DC_E_SHAPE, "%s: call.batch = %" PRId64 " times seq_length = %" PRId64 " is too large", fn,
                     job->size.batch, job->size.longest);
   }
   job->stream = dc__stream_or_here(device, stream);

@@ -19,15 +19,15 @@ static void failing_inits(rank *r) {
   static const struct {
     dc_config config;
     const char *text;
-  } wrong[] = {{{.symmetric_memory = 3}, "config->symmetric_memory = 3"},
-               {{.double_buffer = 2}, "config->double_buffer = 2"},
-               {{.free_activation_threshold = -2}, "config->free_activation_threshold = -2"},
-               {{.sync_before_reduce = -1}, "config->sync_before_reduce = -1"},
-               {{.sync_after_reduce = 2}, "config->sync_after_reduce = 2"},
-               {{.sync_before_allgather = 2}, "config->sync_before_allgather = 2"},
-               {{.sync_after_allgather = 2}, "config->sync_after_allgather = 2"},
-               {{.check_finite = -1}, "config->check_finite = -1, must be 0 or 1"},
-               {{.reserved0 = 1}, "config->reserved0 = 1"}};
+  } wrong[] = {{{.symmetric_memory = 3}, "config.symmetric_memory = 3"},
+               {{.double_buffer = 2}, "config.double_buffer = 2"},
+               {{.free_activation_threshold = -2}, "config.free_activation_threshold = -2"},
+               {{.sync_before_reduce = -1}, "config.sync_before_reduce = -1"},
+               {{.sync_after_reduce = 2}, "config.sync_after_reduce = 2"},
+               {{.sync_before_allgather = 2}, "config.sync_before_allgather = 2"},
+               {{.sync_after_allgather = 2}, "config.sync_after_allgather = 2"},
+               {{.check_finite = -1}, "config.check_finite = -1, must be 0 or 1"},
+               {{.reserved0 = 1}, "config.reserved0 = 1"}};
   dc_context *ctx;
   OK(r, dc_context_create(r->device, NULL, &ctx));
   for (size_t i = 0; i < 5 * sizeof wrong / sizeof wrong[0]; i++) {
@@ -36,7 +36,7 @@ static void failing_inits(rank *r) {
     FAILS(r, dc_init(ctx, r->comm, &config, 10), DC_E_INVALID, wrong[i % (sizeof wrong / sizeof wrong[0])].text);
   }
   dc_config half = {.struct_size = sizeof half.struct_size + 2};
-  FAILS(r, dc_init(ctx, r->comm, &half, 10), DC_E_INVALID, "config->struct_size");
+  FAILS(r, dc_init(ctx, r->comm, &half, 10), DC_E_INVALID, "config.struct_size");
   FAILS(r, dc_init(ctx, r->comm, NULL, 0), DC_E_INVALID, "initial_reduce_bucket_size = 0");
   FAILS(r, dc_start_forward(ctx), DC_E_STATE, "not initialised");
   OK(r, dc_init(ctx, r->comm, NULL, 10));

@@ -208,7 +208,7 @@ static void nobody_looks(rank *r) {
   int32_t finite = -1;
   OK(r, register_one(r, &p));
   OK(r, backward(r, &p, 1, 0));
-  FAILS(r, dc_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, "config->check_finite was 0 in dc_init");
+  FAILS(r, dc_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, "config.check_finite was 0 in dc_init");
   CHECK(r, finite == -1);
 }
 

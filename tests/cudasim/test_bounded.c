@@ -213,7 +213,7 @@ static void test_refusals_are_the_same(void **state) {
   dc_tensor askew = p.b.t[1];
   askew.data = (char *)askew.data + 2;
   b[1].tensor = &askew;
-  FAILS(dc_matmul_bounded(there, &a[1], &b[1], &p.from[2], 100000, NULL), DC_E_INVALID, "b->data = ");
+  FAILS(dc_matmul_bounded(there, &a[1], &b[1], &p.from[2], 100000, NULL), DC_E_INVALID, "b.data = ");
   run(&p, 100000); /* what failed left nothing queued */
   finish(&p);
 }

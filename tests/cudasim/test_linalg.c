@@ -310,7 +310,7 @@ static void test_scratch_and_refusals(void **state) {
   card->ops->free(card, lent, bytes, DC_MEMORY_DEVICE);
   dc_tensor askew = tx.t[1];
   askew.data = (char *)askew.data + 4;
-  FAILS(dc_orthogonalize(there, &ta.t[1], 0, 0, &askew), DC_E_INVALID, "out->data = ");
+  FAILS(dc_orthogonalize(there, &ta.t[1], 0, 0, &askew), DC_E_INVALID, "out.data = ");
   FAILS(dc_batch_matmul(there, &askew, &ta.t[1], 1, 0, &tx.t[1]), DC_E_INVALID, "must be a multiple of 8 on device");
   end(&ta), end(&tx);
 }

@@ -267,11 +267,11 @@ static void test_scratch_and_refusals(void **state) {
   }
   dc_tensor askew = s.delta.t[1];
   askew.data = (char *)askew.data + 4;
-  FAILS(dc_per_sample_grads(there, &s.layer, &s.x.t[1], &askew, &w.t[1], NULL), DC_E_INVALID, "delta->data = ");
+  FAILS(dc_per_sample_grads(there, &s.layer, &s.x.t[1], &askew, &w.t[1], NULL), DC_E_INVALID, "delta.data = ");
   askew = w.t[1];
   askew.data = (char *)askew.data + 4;
-  FAILS(dc_per_sample_grads(there, &s.layer, &s.x.t[1], &s.delta.t[1], &askew, NULL), DC_E_INVALID, "weight->data = ");
-  FAILS(dc_clip_factors(there, &askew, 1, &askew), DC_E_INVALID, "squares->data = ");
+  FAILS(dc_per_sample_grads(there, &s.layer, &s.x.t[1], &s.delta.t[1], &askew, NULL), DC_E_INVALID, "weight.data = ");
+  FAILS(dc_clip_factors(there, &askew, 1, &askew), DC_E_INVALID, "squares.data = ");
   BOTH(dc_clip_factors(side(k), &w.t[k], 0, &w.t[k]));
   end(&w);
   finish();

@@ -92,7 +92,7 @@ static void test_scratch_and_refusals(void **state) {
   card->ops->free(card, lent, bytes, DC_MEMORY_DEVICE);
   dc_tensor askew = tw.t[1];
   askew.data = (char *)askew.data + 4;
-  FAILS(dc_eigh(there, &ta.t[1], NULL, &askew, NULL, NULL, 0), DC_E_INVALID, "values->data = ");
+  FAILS(dc_eigh(there, &ta.t[1], NULL, &askew, NULL, NULL, 0), DC_E_INVALID, "values.data = ");
   end(&ta), end(&tx), end(&tw);
   free(a);
 }

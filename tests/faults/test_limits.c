@@ -48,7 +48,7 @@ static int small_files(void) {
   CHECK(limit_to(RLIMIT_FSIZE, 4 * MIB) == 0);
   CHECK(make_group(0, &comm) == DC_E_SYSTEM && comm == NULL);
   CHECK_SAYS("ulimit -f");
-  CHECK_SAYS("options->heap_bytes");
+  CHECK_SAYS("options.heap_bytes");
   CHECK_OK(make_group(2 * MIB, &comm));
   dc_comm_destroy(comm);
   return 0;
@@ -60,7 +60,7 @@ static int little_address_space(void) {
   CHECK(limit_to(RLIMIT_AS, 512 * MIB) == 0);
   CHECK(make_group(1024 * MIB, &comm) == DC_E_NO_MEMORY && comm == NULL);
   CHECK_SAYS("mapping 1073741824 bytes: ");
-  CHECK_SAYS("options->heap_bytes");
+  CHECK_SAYS("options.heap_bytes");
   CHECK_OK(make_group(8 * MIB, &comm));
   dc_comm_destroy(comm);
 #endif
@@ -108,7 +108,7 @@ static int small_heap(void) {
   CHECK_OK(dc_context_create(device, NULL, &context));
   CHECK_OK(dc_init(context, comm, NULL, 100));
   CHECK(dc_memory_alloc(context, 16 * MIB, DC_MEMORY_SHARED, &large) == DC_E_NO_MEMORY && large == NULL);
-  CHECK_SAYS("options->heap_bytes");
+  CHECK_SAYS("options.heap_bytes");
   CHECK_OK(dc_async_error(context));
   CHECK_OK(dc_memory_alloc(context, MIB, DC_MEMORY_SHARED, &small));
   memset(dc_buffer_data(small), 1, MIB);

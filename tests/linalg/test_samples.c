@@ -334,12 +334,12 @@ static void test_36_37_clipping(void **state) {
   FAILS(dc_per_sample_norms(linalg, &layer, &tx, &td, 1, 2, &tn), DC_E_INVALID, "accumulate = 2");
   FAILS(dc_per_sample_norms(linalg, NULL, &tx, &td, 1, 0, &tn), DC_E_INVALID, "layer is NULL");
   layer.kind = 9;
-  FAILS(dc_per_sample_norms(linalg, &layer, &tx, &td, 1, 0, &tn), DC_E_INVALID, "layer->kind = 9");
+  FAILS(dc_per_sample_norms(linalg, &layer, &tx, &td, 1, 0, &tn), DC_E_INVALID, "layer.kind = 9");
   layer.kind = DC_SAMPLE_CONV;
   FAILS(dc_per_sample_norms(linalg, &layer, &tx, &td, 1, 0, &tn), DC_E_SHAPE, "x has 2 dimensions");
   layer.kind = DC_SAMPLE_LAYER_NORM;
   layer.eps = -1;
-  FAILS(dc_per_sample_norms(linalg, &layer, &tx, &td, 1, 0, &tn), DC_E_INVALID, "layer->eps = -1");
+  FAILS(dc_per_sample_norms(linalg, &layer, &tx, &td, 1, 0, &tn), DC_E_INVALID, "layer.eps = -1");
   layer.eps = 0;
   layer.features = 3;
   FAILS(dc_per_sample_norms(linalg, &layer, &tx, &td, 1, 0, &tn), DC_E_INVALID, "features = 3");

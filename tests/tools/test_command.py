@@ -56,7 +56,7 @@ def test_help_names_every_command_and_option(dc: Run) -> None:
     (["plan", "layer", "--memory", "1,2,3,4,5"], ["--memory = 1,2,3,4,5", "1 to 4 numbers"]),
     (["plan", "layer", "--seq", "0"], ["--seq = 0", "1 to 4 numbers"]),
     (["plan", "layer", "--seq="], ["--seq = ", "1 to 4 numbers"]),
-    (["plan", "layer", "--heads", "7"], ["config->heads = 7", "divide hidden_size = 1024"]),
+    (["plan", "layer", "--heads", "7"], ["config.heads = 7", "divide hidden_size = 1024"]),
     (["plan", "layer", "--stage", "4"], ["--stage = 4", "0 to 3"]),
     (["plan", "layer", "--ranks", "0"], ["--ranks = 0", "1 to 2147483647"]),
     (["plan", "layer", "--optimizer", "lamb"], ["--optimizer = lamb", "adam|momentum|sgd"]),

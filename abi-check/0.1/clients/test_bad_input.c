@@ -62,7 +62,7 @@ static void operators(rank *r) {
   a.dtype = DC_INT32;
   FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_DTYPE, "a is int32, must be a floating-point type");
   a.dtype = 77;
-  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_DTYPE, "a->dtype = 77");
+  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_DTYPE, "a.dtype = 77");
   a = flat(data, &eleven, DC_FLOAT32);
   FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_SHAPE, "a has 11 elements, but parameter 1 has 12");
   int64_t shape[2] = {3, 4}, strides[2] = {1, 3}, negative = -1;
@@ -73,9 +73,9 @@ static void operators(rank *r) {
   a = flat(data, &negative, DC_FLOAT32);
   FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_SHAPE, "a has length -1 in dimension 0");
   a = flat(NULL, &twelve, DC_FLOAT32);
-  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_INVALID, "a->data is NULL");
+  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_INVALID, "a.data is NULL");
   a.struct_size = 3;
-  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_INVALID, "a->struct_size = 3");
+  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_INVALID, "a.struct_size = 3");
   FAILS(r, dc_reduce_grad(c, NULL, Z3, PARAM), DC_E_INVALID, "a is NULL");
   /* Order of calls. */
   FAILS(r, dc_wait_allgather(c, NULL, Z3, PARAM), DC_E_STATE, "parameter 1 is not gathered");
@@ -169,7 +169,7 @@ static void contexts(void **state) {
   dc_config config = DC_CONFIG_INIT;
   config.symmetric_memory = 3;
   assert_int_equal(dc_init(c, NULL, &config, 10), DC_E_INVALID);
-  assert_non_null(strstr(dc_last_error(), "config->symmetric_memory = 3, must be 0 or 1"));
+  assert_non_null(strstr(dc_last_error(), "config.symmetric_memory = 3, must be 0 or 1"));
   config.symmetric_memory = 0;
   config.double_buffer = 5;
   assert_int_equal(dc_init(c, NULL, &config, 10), DC_E_INVALID);

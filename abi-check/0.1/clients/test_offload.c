@@ -98,7 +98,7 @@ static void freeing(rank *r) {
   CHECK(r, freed[0] == 0 && freed[1] == 1 && freed[2] == 0); /* more than the threshold, strictly */
   freed[1] = -1;
   t[2].dtype = 99;
-  FAILS(r, dc_free_tensors(r->ctx, t, sizeof t[0], 3, freed), DC_E_DTYPE, "tensors->dtype = 99");
+  FAILS(r, dc_free_tensors(r->ctx, t, sizeof t[0], 3, freed), DC_E_DTYPE, "tensors.dtype = 99");
   CHECK(r, freed[1] == -1); /* one that is wrong: none is freed */
   t[2].dtype = DC_FLOAT32;
   OK(r, dc_enable_profiling(r->ctx, 1));

@@ -30,7 +30,7 @@ static dc_status check_limit(size_t bytes) {
   }
   return dc__fail(DC_E_SYSTEM,
                   "dc_comm_create_processes: a memory file of %zu bytes: the process's limit for files (ulimit -f) is "
-                  "%zu bytes (options->heap_bytes sets the file's size)",
+                  "%zu bytes (options.heap_bytes sets the file's size)",
                   bytes, (size_t)limit.rlim_cur);
 }
 
@@ -55,7 +55,7 @@ dc_status dc__local_file_map(int fd, size_t bytes, bool fill, void **base) {
   }
   void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (map == MAP_FAILED) {
-    return dc__fail(DC_E_NO_MEMORY, "dc_comm_create_processes: mapping %zu bytes: %s (options->heap_bytes limits it)",
+    return dc__fail(DC_E_NO_MEMORY, "dc_comm_create_processes: mapping %zu bytes: %s (options.heap_bytes limits it)",
                     bytes, strerror(errno));
   }
   *base = map;
@@ -113,7 +113,7 @@ static dc_status alloc_in_file(dc__local_heap *heap, size_t bytes, void **ptr) {
   }
   if (bytes > heap->reserve || offset > heap->reserve - bytes) {
     return dc__fail(DC_E_NO_MEMORY,
-                    "%zu bytes of shared memory: the heap has %zu (options->heap_bytes), and too little is free", bytes,
+                    "%zu bytes of shared memory: the heap has %zu (options.heap_bytes), and too little is free", bytes,
                     heap->reserve);
   }
   void *blocks = heap->blocks;
