@@ -3,8 +3,10 @@
 #include "comm_failing.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 static const int64_t limit = INT64_C(60000000000);
 
@@ -90,6 +92,28 @@ static void test_a_rank_dies(void **state) {
   assert_int_equal(results[1], -SIGKILL);
 }
 
+/* Who makes a copy waits for all others, but not for one that will not come. */
+static int dies_uncopied(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_comm *copy = NULL;
+  CHECK_OK(dc_comm_barrier(comm));
+  settle(comm);
+  if (dc_comm_rank(comm) == 2) {
+    raise(SIGKILL);
+  }
+  CHECK(dc_comm_dup(comm, &copy) == DC_E_PEER_DEAD && copy == NULL);
+  CHECK_SAYS("rank 2 died (its connection ended) while rank");
+  CHECK_SAYS("waited for it at a new communicator");
+  return 0;
+}
+
+static void test_a_rank_dies_before_a_copy(void **state) {
+  (void)state;
+  int results[3];
+  assert_int_equal(on_three(dies_uncopied, results), 1);
+  assert_int_equal(results[2], -SIGKILL);
+}
+
 static void await_call(const dc_comm *comm, int32_t rank) {
   struct pollfd called = {.fd = ((const dc__tcp *)comm)->flows[rank].fd, .events = POLLIN};
   while (poll(&called, 1, -1) < 1) {
@@ -133,6 +157,29 @@ static int goes(dc_comm *comm, void *arg) {
   return 0;
 }
 
+/* A copy alone: the rank itself is there. */
+static int destroys_a_copy(dc_comm *comm, void *arg) {
+  (void)arg;
+  float big[100000] = {0};
+  int64_t count = 100000;
+  dc_tensor tensor = flat(big, &count, DC_FLOAT32);
+  dc_comm *copy = NULL;
+  CHECK_OK(dc_comm_dup(comm, &copy));
+  CHECK_OK(dc_comm_barrier(copy));
+  settle(comm);
+  if (dc_comm_rank(comm) == 0) {
+    dc_comm_destroy(copy);
+    await_failure(comm);
+    CHECK(dc_comm_check(comm) == DC_E_PEER_DEAD);
+    CHECK_SAYS("rank 0 destroyed its communicator while rank");
+    return 0;
+  }
+  CHECK(dc_comm_all_reduce(copy, &tensor, DC_SUM, NULL) == DC_E_PEER_DEAD);
+  CHECK_SAYS("rank 0 destroyed its communicator while rank");
+  dc_comm_destroy(copy);
+  return 0;
+}
+
 static int aborts(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copy = NULL;
@@ -164,8 +211,78 @@ static void test_other_ends(void **state) {
   (void)state;
   int results[3];
   assert_int_equal(on_three(goes, results), 0);
+  assert_int_equal(on_three(destroys_a_copy, results), 0);
   assert_int_equal(on_three(aborts, results), 0);
   assert_int_equal(on_three(differs, results), 0);
+}
+
+/* ---- a rank that cannot open what it needs ---- */
+
+typedef struct lacking {
+  int32_t rank;
+  int descriptors; /* that it may have beside the standard ones; 0: as many as there are */
+  dc_status expected;
+  const char *says;
+} lacking;
+
+static int limit_descriptors(int most) {
+  const struct rlimit limit_of = {(rlim_t)most, (rlim_t)most};
+  closefrom(3);
+  return setrlimit(RLIMIT_NOFILE, &limit_of);
+}
+
+static pid_t start_lacking(const char *address, const lacking *l) {
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    dc_comm *comm = NULL;
+    const dc_comm_options options = {sizeof options, limit, 0};
+    bool right = l->descriptors == 0 || limit_descriptors(3 + l->descriptors) == 0;
+    dc_status status = right ? dc_comm_create_tcp(address, "g", l->rank, 2, &options, &comm) : DC_OK;
+    right = right && status == l->expected && comm == NULL && strstr(dc_last_error(), l->says) != NULL;
+    if (!right) {
+      fprintf(stderr, "rank %d: %s: %s\n", l->rank, dc_status_name(status), dc_last_error());
+    }
+    fflush(NULL);
+    _exit(!right);
+  }
+  return child;
+}
+
+/* alarm, stop, listener: then there is none for who comes. */
+static void test_rank_0_lacks_descriptors(void **state) {
+  (void)state;
+  const lacking host = {0, 3, DC_E_SYSTEM, "group \"g\": rank 0 cannot accept a connection: Too many open files"};
+  dc__tcp_address at;
+  char address[64];
+  assert_int_equal(dc__tcp_parse("", fresh_address(address), &at), DC_OK);
+  pid_t child = start_lacking(address, &host);
+  struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)at.port)};
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  int fd = -1;
+  do { /* until it listens; it may have ended when this side looks */
+    fd = dc__tcp_connect((const struct sockaddr *)&to, sizeof to, dc__now_ns() + limit);
+  } while (fd < 0 && errno == ECONNREFUSED);
+  assert_int_equal(end_rank(child), 0);
+  dc__tcp_close(&fd);
+}
+
+/* alarm, stop, where it meets rank 0 and then its control, listener: then there is none for its first communicator. */
+static void test_another_rank_lacks_descriptors(void **state) {
+  (void)state;
+  static const char says[] = "group \"g\": rank 1 could not connect to rank 0: Too many open files";
+  const lacking both[] = {{0, 0, DC_E_SYSTEM, says}, {1, 4, DC_E_SYSTEM, says}};
+  const lacking alone = {1, 2, DC_E_SYSTEM, "dc_comm_create_tcp: group \"g\": no socket: Too many open files"};
+  char address[64];
+  pid_t children[2];
+  fresh_address(address);
+  for (int i = 0; i < 2; i++) {
+    children[i] = start_lacking(address, &both[i]);
+  }
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(end_rank(children[i]), 0);
+  }
+  assert_int_equal(end_rank(start_lacking(fresh_address(address), &alone)), 0);
 }
 
 /* ---- copies, and what is left ---- */
@@ -234,8 +351,13 @@ static void test_last_word(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_a_rank_dies), cmocka_unit_test(test_a_rank_is_late),
-      cmocka_unit_test(test_other_ends),  cmocka_unit_test(test_copies_and_nothing_left),
+      cmocka_unit_test(test_a_rank_dies),
+      cmocka_unit_test(test_a_rank_dies_before_a_copy),
+      cmocka_unit_test(test_a_rank_is_late),
+      cmocka_unit_test(test_other_ends),
+      cmocka_unit_test(test_rank_0_lacks_descriptors),
+      cmocka_unit_test(test_another_rank_lacks_descriptors),
+      cmocka_unit_test(test_copies_and_nothing_left),
       cmocka_unit_test(test_last_word),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);

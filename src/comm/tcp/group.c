@@ -53,17 +53,17 @@ void dc__tcp_group_fail(dc__tcp_group *group, dc_status status, bool tell) {
   pthread_mutex_unlock(&group->mutex);
 }
 
-dc_status dc__tcp_group_lost(dc__tcp_group *group, int32_t r, const char *doing) {
-  int64_t until = dc__now_ns() + last_words_ns;
+dc_status dc__tcp_group_lost(dc__tcp_group *group, int32_t r, bool left, const char *doing) {
+  int64_t until = dc__now_ns() + (left ? 0 : last_words_ns);
   while (atomic_load(&group->failed) == 0 && atomic_load(&group->gone[r]) == 0 && dc__now_ns() < until) {
     const struct timespec ms = {0, 1000000};
     nanosleep(&ms, NULL);
   }
   DC__TRY(dc__tcp_group_check(group));
-  return dc__fail(
-      DC_E_PEER_DEAD, "rank %" PRId32 " %s while rank %" PRId32 " waited for it at %s", r,
-      atomic_load(&group->gone[r]) == DC__TCP_ENDED ? "died (its connection ended)" : "destroyed its communicator",
-      group->rank, doing);
+  return dc__fail(DC_E_PEER_DEAD, "rank %" PRId32 " %s while rank %" PRId32 " waited for it at %s", r,
+                  !left && atomic_load(&group->gone[r]) == DC__TCP_ENDED ? "died (its connection ended)"
+                                                                         : "destroyed its communicator",
+                  group->rank, doing);
 }
 
 /* ---- the watcher ---- */
@@ -210,6 +210,7 @@ dc_status dc__tcp_group_create(const char *address, const char *name, int32_t ra
   }
   dc_status status = open_group(group, &at);
   if (status != DC_OK) {
+    dc__tcp_group_fail(group, status, true);
     dc__tcp_group_release(group);
     return status;
   }

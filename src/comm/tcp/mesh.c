@@ -45,12 +45,10 @@ void dc__tcp_pending_close(dc__tcp_pending *p) {
 }
 
 /* Whoever says nothing makes room for who comes later. */
-static void take_in(dc__tcp_pending *p, int listener) {
-  for (;;) {
-    int fd = dc__tcp_accept(listener);
-    if (fd < 0) {
-      return;
-    }
+static dc_status take_in(dc__tcp_group *group) {
+  dc__tcp_pending *p = &group->pending;
+  int fd = 0;
+  for (int32_t i = 0; i < DC__TCP_PENDING && (fd = dc__tcp_accept(group->listener)) >= 0; i++) {
     if (p->count == DC__TCP_PENDING) {
       dc__tcp_close(&p->fds[0]);
       drop(p, 0);
@@ -58,6 +56,10 @@ static void take_in(dc__tcp_pending *p, int listener) {
     p->heard[p->count] = 0;
     p->fds[p->count++] = fd;
   }
+  return fd >= 0 || !dc__tcp_is_own(errno)
+             ? DC_OK
+             : dc__fail(DC_E_SYSTEM, "group \"%s\": rank %" PRId32 " cannot accept a connection: %s", group->name,
+                        group->rank, strerror(errno));
 }
 
 /* Reads what is there; true: all of a hello. */
@@ -80,42 +82,44 @@ static bool hear(dc__tcp_pending *p, int32_t i) {
 bool dc__tcp_next_hello(dc__tcp_group *group, const int *extra, int32_t extra_count, int64_t deadline,
                         dc__tcp_hello *hello, int *fd, dc_status *status) {
   dc__tcp_pending *p = &group->pending;
+  bool ended = false;
   *status = DC_OK;
-  for (;;) {
+  while (!ended) {
     struct pollfd polls[DC__TCP_PENDING + DC__COMM_MAX_WORLD + 1];
     int32_t count = 0;
     polls[count++] = (struct pollfd){.fd = group->listener, .events = POLLIN};
-    for (int32_t i = 0; i < p->count; i++) {
-      polls[count++] = (struct pollfd){.fd = p->fds[i], .events = POLLIN};
-    }
     for (int32_t i = 0; i < extra_count; i++) {
       polls[count++] = (struct pollfd){.fd = extra[i], .events = POLLIN};
     }
-    int ready = poll(polls, (nfds_t)count, dc__milliseconds_to(deadline));
-    if (ready < 0 && errno != EINTR) {
-      *status = dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: poll: %s", strerror(errno));
-      return false;
+    for (int32_t i = 0; i < p->count; i++) {
+      polls[count++] = (struct pollfd){.fd = p->fds[i], .events = POLLIN};
     }
-    int32_t heard = p->count;
-    for (int32_t i = heard - 1; i >= 0; i--) {
-      if (polls[1 + i].revents != 0 && hear(p, i)) {
+    if (poll(polls, (nfds_t)count, dc__milliseconds_to(deadline)) < 0) {
+      if (errno != EINTR) {
+        *status = dc__fail(DC_E_SYSTEM, "group \"%s\": poll: %s", group->name, strerror(errno));
+        return false;
+      }
+      continue;
+    }
+    ended = dc__now_ns() >= deadline; /* however many strangers come */
+    for (int32_t i = 0; i < extra_count; i++) {
+      ended = ended || polls[1 + i].revents != 0;
+    }
+    if (polls[0].revents != 0) {
+      *status = take_in(group);
+      ended = ended || *status != DC_OK;
+    }
+    for (int32_t i = p->count - 1; i >= 0; i--) { /* who has come is heard before what else there is */
+      if (hear(p, i)) {
         *hello = p->hellos[i];
         *fd = p->fds[i];
+        *status = DC_OK;
         drop(p, i);
         return true;
       }
     }
-    for (int32_t i = 0; i < extra_count; i++) {
-      if (polls[1 + heard + i].revents != 0) {
-        return false;
-      }
-    }
-    if (polls[0].revents != 0) {
-      take_in(p, group->listener);
-    } else if (ready == 0 && dc__now_ns() >= deadline) {
-      return false;
-    }
   }
+  return false;
 }
 
 /* ---- a mesh ---- */
@@ -157,8 +161,8 @@ static dc_status call(const dc__tcp_group *group, int32_t mesh, int64_t deadline
   for (int32_t r = 0; r < group->rank; r++) {
     fds[r] = connect_to(&group->places[r], deadline);
     if (fds[r] < 0 || !dc__tcp_send_all(fds[r], &hello, sizeof hello, deadline)) {
-      return dc__fail(errno == ETIMEDOUT ? DC_E_TIMEOUT : DC_E_PEER_DEAD,
-                      "group \"%s\": rank %" PRId32 " could not connect to rank %" PRId32 ": %s", group->name,
+      dc_status status = errno == ETIMEDOUT ? DC_E_TIMEOUT : dc__tcp_is_own(errno) ? DC_E_SYSTEM : DC_E_PEER_DEAD;
+      return dc__fail(status, "group \"%s\": rank %" PRId32 " could not connect to rank %" PRId32 ": %s", group->name,
                       group->rank, r, strerror(errno));
     }
   }
@@ -180,6 +184,29 @@ static dc_status fail_late(const dc__tcp_group *group, int32_t missing) {
                   group->name, group->rank, (double)group->timeout_ns / 1e9, missing, group->world);
 }
 
+/* Why no more hellos are waited for, if so. */
+static dc_status end_of_waiting(dc__tcp_group *group, int64_t deadline, const int *fds) {
+  DC__TRY(dc__tcp_group_check(group));
+  for (int32_t r = group->rank + 1; r < group->world; r++) {
+    if (fds[r] < 0 && atomic_load(&group->gone[r]) != 0) {
+      return dc__tcp_group_lost(group, r, false, "a new communicator");
+    }
+  }
+  return dc__now_ns() < deadline ? DC_OK : fail_late(group, first_missing(group, fds));
+}
+
+/* What is readable when a failure is known, or when a rank ends that is missing: the watcher hears why. */
+static int32_t list_ends(const dc__tcp_group *group, const int *fds, int *ends) {
+  int32_t count = 0;
+  ends[count++] = group->alarm;
+  for (int32_t r = group->rank + 1; group->watched && r < group->world; r++) {
+    if (fds[r] < 0) {
+      ends[count++] = group->control[r];
+    }
+  }
+  return count;
+}
+
 /* From all higher ranks. */
 static dc_status await(dc__tcp_group *group, int32_t mesh, int64_t deadline, int *fds) {
   dc_status status = DC_OK;
@@ -188,11 +215,10 @@ static dc_status await(dc__tcp_group *group, int32_t mesh, int64_t deadline, int
   }
   while (status == DC_OK && first_missing(group, fds) >= 0) {
     dc__tcp_hello hello;
-    int fd = -1;
-    bool heard = dc__tcp_next_hello(group, &group->alarm, 1, deadline, &hello, &fd, &status);
-    if (!heard) {
-      status = status != DC_OK ? status : dc__tcp_group_check(group);
-      status = status != DC_OK ? status : fail_late(group, first_missing(group, fds));
+    int fd = -1, ends[DC__COMM_MAX_WORLD];
+    int32_t count = list_ends(group, fds, ends);
+    if (!dc__tcp_next_hello(group, ends, count, deadline, &hello, &fd, &status)) {
+      status = status != DC_OK ? status : end_of_waiting(group, deadline, fds);
     } else if (dc__tcp_hello_fits(group, &hello) && hello.mesh == mesh && hello.rank > group->rank &&
                fds[hello.rank] < 0) {
       fds[hello.rank] = fd;

@@ -116,8 +116,33 @@ static void advance(struct iovec *list, int32_t *at, size_t bytes) {
   }
 }
 
+static bool has_called(const dc__tcp_flow *flow) {
+  return flow->heard == sizeof flow->theirs;
+}
+
+/* What is there of its head; false: the connection ended. */
+static bool read_head(dc__tcp_flow *flow, bool *progress) {
+  while (!has_called(flow)) {
+    ssize_t got = recv(flow->fd, (char *)&flow->theirs + flow->heard, sizeof flow->theirs - flow->heard, MSG_DONTWAIT);
+    if (got <= 0) {
+      return got < 0 && may_try_again();
+    }
+    flow->heard += (size_t)got;
+    *progress = true;
+  }
+  return true;
+}
+
+static bool has_left(const dc__tcp_flow *flow) {
+  return has_called(flow) && flow->theirs.seq == DC__TCP_LEAVES;
+}
+
+/* Its last words may be there although nothing can be sent to it. */
 static dc_status lost(const plan *p, int32_t r) {
-  return dc__tcp_group_lost(p->self->group, r, p->doing);
+  dc__tcp_flow *flow = &p->self->flows[r];
+  bool progress = false;
+  (void)read_head(flow, &progress);
+  return dc__tcp_group_lost(p->self->group, r, has_left(flow), p->doing);
 }
 
 static dc_status send_some(const plan *p, int32_t r, bool *progress) {
@@ -137,15 +162,7 @@ static dc_status send_some(const plan *p, int32_t r, bool *progress) {
 
 static dc_status hear_head(const plan *p, int32_t r, bool *progress) {
   dc__tcp_flow *flow = &p->self->flows[r];
-  while (flow->heard < sizeof flow->theirs) {
-    ssize_t got = recv(flow->fd, (char *)&flow->theirs + flow->heard, sizeof flow->theirs - flow->heard, MSG_DONTWAIT);
-    if (got <= 0) {
-      return got < 0 && may_try_again() ? DC_OK : lost(p, r);
-    }
-    flow->heard += (size_t)got;
-    *progress = true;
-  }
-  return DC_OK;
+  return read_head(flow, progress) && !has_left(flow) ? DC_OK : lost(p, r);
 }
 
 static dc_status receive_some(const plan *p, int32_t r, bool *progress) {
@@ -160,10 +177,6 @@ static dc_status receive_some(const plan *p, int32_t r, bool *progress) {
     *progress = true;
   }
   return DC_OK;
-}
-
-static bool has_called(const dc__tcp_flow *flow) {
-  return flow->heard == sizeof flow->theirs;
 }
 
 static bool has_ended(const dc__tcp_flow *flow) {
@@ -307,6 +320,15 @@ static dc_status run(plan *p) {
   }
   atomic_fetch_add_explicit(&self->head.wire_bytes, bytes, memory_order_relaxed);
   return DC_OK;
+}
+
+void dc__tcp_leave(const dc__tcp *self) {
+  const struct dc__tcp_head leaves = {.seq = DC__TCP_LEAVES};
+  for (int32_t r = 0; r < self->head.world; r++) {
+    if (r != self->head.rank) {
+      (void)send(self->flows[r].fd, &leaves, sizeof leaves, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+  }
 }
 
 static void end_turn(dc__tcp *self, dc_status status) {

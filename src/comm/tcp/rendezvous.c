@@ -195,13 +195,16 @@ static dc_status reach(const dc__tcp_group *group, const dc__tcp_address *to, in
                     gai_strerror(error));
   }
   *fd = try_all(found, deadline, reached);
-  while (*fd < 0 && dc__now_ns() < deadline) {
+  while (*fd < 0 && !dc__tcp_is_own(errno) && dc__now_ns() < deadline) {
     const struct timespec pause = {0, RETRY_NS};
     nanosleep(&pause, NULL);
     *fd = try_all(found, deadline, reached);
   }
   error = errno;
   freeaddrinfo(found);
+  if (*fd < 0 && dc__tcp_is_own(error)) {
+    return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: group \"%s\": no socket: %s", group->name, strerror(error));
+  }
   return *fd >= 0 ? DC_OK
                   : dc__fail(DC_E_TIMEOUT,
                              "dc_comm_create_tcp: group \"%s\": rank 0 of %" PRId32 " has not come to %s:%" PRId32

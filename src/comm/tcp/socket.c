@@ -33,6 +33,10 @@ dc_status dc__tcp_parse(const char *fn, const char *address, dc__tcp_address *ou
   return DC_OK;
 }
 
+bool dc__tcp_is_own(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
 void dc__tcp_close(int *fd) {
   if (*fd >= 0) {
     close(*fd);

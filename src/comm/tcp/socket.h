@@ -21,6 +21,8 @@ dc_status dc__tcp_listen(int32_t *port, int *fd);
 int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t deadline);
 /* The next connection, ready to use: -1 with errno. */
 int dc__tcp_accept(int listener);
+/* Whether an error is this process' or machine's, and not the other side's: what is lacking here. */
+bool dc__tcp_is_own(int error);
 void dc__tcp_close(int *fd); /* -1: not open */
 
 /* All of it, at most until the deadline: false with errno, which is 0 where the other side ended. */

@@ -6,6 +6,10 @@
 
 static void destroy(dc_comm *comm) {
   dc__tcp *self = (dc__tcp *)comm;
+  if (atomic_load(&self->group->failed) ==
+      0) { /* else the failure is the reason, which others may not have heard yet */
+    dc__tcp_leave(self);
+  }
   for (int32_t r = 0; r < comm->world; r++) {
     dc__tcp_close(&self->flows[r].fd);
   }
@@ -29,7 +33,7 @@ static void watch(dc_comm *comm) {
   dc__tcp_group *group = ((dc__tcp *)comm)->group;
   for (int32_t r = 0; r < group->world; r++) {
     if (atomic_load(&group->gone[r]) == DC__TCP_ENDED && atomic_load(&group->failed) == 0) {
-      dc__tcp_group_fail(group, dc__tcp_group_lost(group, r, "a collective of all"), true);
+      dc__tcp_group_fail(group, dc__tcp_group_lost(group, r, false, "a collective of all"), true);
     }
   }
   poll_failure(comm);
@@ -57,8 +61,7 @@ static const dc__comm_ops ops = {.name = "tcp",
                                  .poll = poll_failure,
                                  .destroy = destroy};
 
-/* A communicator on the group's next mesh; it takes a reference to the group. */
-static dc_status open_mesh(dc__tcp_group *group, dc_comm **comm) {
+static dc_status make_mesh(dc__tcp_group *group, dc_comm **comm) {
   int fds[DC__COMM_MAX_WORLD];
   dc__tcp *self = dc__calloc(1, sizeof *self);
   dc__tcp_flow *flows = dc__calloc((size_t)group->world, sizeof *flows);
@@ -91,17 +94,22 @@ static dc_status open_mesh(dc__tcp_group *group, dc_comm **comm) {
   return DC_OK;
 }
 
+/* A communicator on the group's next mesh; it takes a reference to the group. */
+static dc_status open_mesh(dc__tcp_group *group, dc_comm **comm) {
+  dc_status status = make_mesh(group, comm);
+  if (status != DC_OK) {
+    dc__tcp_group_fail(group, status, true); /* the others wait for this rank, or have what it has not */
+  }
+  return status;
+}
+
 static dc_status dup_mesh(dc_comm *comm, dc_comm **copy) {
   dc__tcp_group *group = ((dc__tcp *)comm)->group;
   if (atomic_load(&group->refs) >= DC__COMM_MAX_DUPS) {
     return dc__fail(DC_E_INVALID, "dc_comm_dup: the group has %d communicators already, which is the most",
                     (int)DC__COMM_MAX_DUPS);
   }
-  dc_status status = open_mesh(group, copy);
-  if (status != DC_OK) {
-    dc__tcp_group_fail(group, status, true); /* the others wait for this rank, or have what it has not */
-  }
-  return status;
+  return open_mesh(group, copy);
 }
 
 dc_status dc__comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world,

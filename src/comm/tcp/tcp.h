@@ -23,6 +23,7 @@ enum {
   DC__TCP_MEETING = -1,  /* the mesh number of who wants rank 0's table */
   DC__TCP_CONTROL = 0,   /* that of the group's own mesh */
   DC__TCP_PENDING = 256, /* connections that have not said who they are */
+  DC__TCP_LEAVES = 0,    /* in place of a call's number: the rank destroys this communicator, and maybe no other */
   DC__TCP_GONE = 1,      /* a rank's last communicator went */
   DC__TCP_ENDED = 2      /* its connection ended without a word */
 };
@@ -109,7 +110,7 @@ typedef struct dc__tcp_flow {
   struct iovec out[DC__COMM_GROUP + 1];
   struct iovec in[DC__COMM_GROUP];
   struct dc__tcp_head {
-    uint64_t seq;
+    uint64_t seq;   /* from 1, or DC__TCP_LEAVES */
     uint64_t bytes; /* of data behind it */
     dc__call call;
   } theirs, ours;
@@ -155,12 +156,15 @@ bool dc__tcp_is_failure(int32_t status, const char *text);
 dc_status dc__tcp_group_check(dc__tcp_group *group);
 /* Makes the group fail with this thread's last error, unless it has; tell: all ranks hear of it. */
 void dc__tcp_group_fail(dc__tcp_group *group, dc_status status, bool tell);
-/* Why rank r's connection ended, as an error: a failure that it or another one reported, else that it is gone. */
-dc_status dc__tcp_group_lost(dc__tcp_group *group, int32_t r, const char *doing);
+/* Why rank r's connection ended, as an error: a failure that it or another one reported, else that it is gone. left: it
+ * has said that it destroys this communicator. */
+dc_status dc__tcp_group_lost(dc__tcp_group *group, int32_t r, bool left, const char *doing);
 
 /* ---- move.c ---- */
 
 void dc__tcp_run(dc_comm *comm, const dc__coll *coll);
+/* Says to all others that this communicator goes, if they can hear it at once. */
+void dc__tcp_leave(const dc__tcp *self);
 bool dc__tcp_agree(dc_comm *comm, const dc__coll *coll, uint64_t word);
 
 #endif
