@@ -171,10 +171,10 @@ static void test_the_most_that_fit(void **state) {
     assert_memory_equal(&after, &before, sizeof after);            \
   } while (0)
 
-#define BAD(field, value)                                         \
-  do {                                                            \
-    dc_layer_plan_options o = options_of(128, 1);                 \
-    o.field = value;                                              \
+#define BAD(field, value)                                        \
+  do {                                                           \
+    dc_layer_plan_options o = options_of(128, 1);                \
+    o.field = value;                                             \
     REFUSED(DC_E_INVALID, "dc_layer_get_plan: options." #field); \
   } while (0)
 

@@ -2,13 +2,13 @@
  * is written. */
 #include "layer.h"
 
-#define BAD_CONFIG(field, value, status)                                     \
-  do {                                                                       \
-    dc_layer_config c = small_config();                                      \
-    c.field = value;                                                         \
-    dc_layer *layer = (dc_layer *)(void *)&c;                                \
+#define BAD_CONFIG(field, value, status)                                    \
+  do {                                                                      \
+    dc_layer_config c = small_config();                                     \
+    c.field = value;                                                        \
+    dc_layer *layer = (dc_layer *)(void *)&c;                               \
     REFUSED(status, "config." #field, dc_layer_create(device, &c, &layer)); \
-    assert_null(layer);                                                      \
+    assert_null(layer);                                                     \
   } while (0)
 
 static void test_27_configurations(void **state) {
