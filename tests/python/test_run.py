@@ -167,10 +167,11 @@ def test_ranks_end_with_a_killed_launcher(sleepers):
     assert gone(pids)
 
 
-@pytest.mark.parametrize("arguments", [["-n", "0", "x.py"], ["-n", "65", "x.py"], ["-n", "2"]])
+@pytest.mark.parametrize("arguments", [["-n", "0", "x.py"], ["-n", "65", "x.py"], ["-n", "2"], []])
 def test_bad_command_lines(arguments):
     done = subprocess.run([sys.executable, "-m", "libdc.run", *arguments], text=True, capture_output=True, timeout=120)
     assert done.returncode == 2 and "usage:" in done.stderr
+    assert "two ranks of train.py: python -m libdc.run -n 2 train.py" in done.stderr
 
 
 def test_a_missing_script_fails():

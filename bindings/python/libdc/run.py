@@ -229,9 +229,15 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        example = f"For example, two ranks of train.py: {self.prog} -n 2 train.py; all choices: {self.prog} --help"
+        self.exit(2, f"{self.format_usage()}{self.prog}: {message}\n{example}\n")
+
+
 def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m libdc.run",
-                                     description="Runs a script on N ranks of this machine, or of each of several.")
+    parser = _Parser(prog="python -m libdc.run",
+                     description="Runs a script on N ranks of this machine, or of each of several.")
     parser.add_argument("-n", "--ranks", type=int, default=1, help="number of processes (default 1)")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("--nodes", type=int, default=1, help="machines, each with a launcher and N ranks (default 1)")
@@ -240,8 +246,8 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
                         "its with a free one behind it")
     parser.add_argument("--master-port", type=int, default=0, help="MASTER_PORT of the ranks (default: a free one)")
     parser.add_argument("--grace", type=float, default=10.0, help="seconds from SIGTERM to SIGKILL (default 10)")
-    parser.add_argument("script")
-    parser.add_argument("args", nargs=argparse.REMAINDER)
+    parser.add_argument("script", help="a Python program, which every rank runs")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args(argv)
     if not 1 <= options.ranks <= 64:
         parser.error(f"-n {options.ranks}: must be in 1..64")
