@@ -2213,6 +2213,8 @@ DC_API dc_status dc_kfac_add_layer(dc_optimizer *optimizer, const dc_sample_laye
  *  loss_scale  finite and not 0: what delta is multiplied by so that it becomes that of each sample's own loss: the
  *              number of samples for the mean of their losses, and one over a scale that the loss was multiplied by
  *  A step whose group's factor_frequency is not due forgets it, so this only checks then. Nothing is added on an error.
+ *  A step that fails or is left out, as one of gradients that are not finite is, keeps it for the next one: the weights
+ *  are what they were, and so the batch is as good a sample of the same factors as the next.
  *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_FINITE (x or delta has a NaN or an
  *  infinity, or a product of theirs might), DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY.
  *  [handle] Since 0.1. */
@@ -2287,8 +2289,9 @@ DC_API dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_t
  *  Steps that are work of a CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, after one step before
  *  the capture, which makes the state. A launch is a step: it counts, decides, and takes the learning rate that
  *  dc_optimizer_set_lr() set on the stream before it, and the numbers of dc_optimizer_set_loss_scale(). Tensors, their
- *  addresses, which have gradients, grad_scale and options are what they were when it was captured. Launches and calls on the handle must follow each other, on one
- *  stream; the handle must outlive the graph. What a capture cannot hold is DC_E_STATE: a first step, a learning rate,
+ *  addresses, which have gradients, grad_scale and options are what they were when it was captured; after a step of
+ *  Muon's with parameters that were added since, it must not be launched any more. Launches and calls on the handle must
+ *  follow each other, on one stream; the handle must outlive the graph. What a capture cannot hold is DC_E_STATE: a first step, a learning rate,
  *  what waits, steps of the others.
  *  stream  of the optimizer's device; kept alive by the caller until replaced, or the optimizer is destroyed, which waits
  *          for what was queued; work on it waits for the stream set before. NULL (the default): the calling thread

@@ -252,6 +252,32 @@ static void point_44_not_finite(void **state) {
   close_model(&other);
 }
 
+/* Batches of a step that is left out are the next one's too. */
+static void point_44_left_out(void **state) {
+  (void)state;
+  static model both, one;
+  const dc_kfac_options options = usual();
+  const dc_tensor found_inf = {sizeof found_inf, &(float){1}, NULL, NULL, 0, DC_FLOAT32, NULL};
+  data first = data_of(100), second = data_of(110);
+  build(&both, NULL, &options, alone);
+  build(&one, NULL, &options, alone);
+  OK(feed(&both, &first, 0, N));
+  OK(feed(&both, &second, 0, N));
+  OK(step(&both));
+  OK(feed(&one, &first, 0, N));
+  OK(dc_optimizer_set_loss_scale(one.optimizer, NULL, &found_inf));
+  OK(step(&one));
+  OK(dc_optimizer_set_loss_scale(one.optimizer, NULL, NULL));
+  OK(feed(&one, &second, 0, N));
+  OK(step(&one));
+  assert_memory_equal(both.weight, one.weight, sizeof both.weight);
+  assert_memory_equal(piece(&both, 0, "factor_g"), piece(&one, 0, "factor_g"), H * H * sizeof(float));
+  free_data(&first);
+  free_data(&second);
+  close_model(&both);
+  close_model(&one);
+}
+
 /* 16: a factor that cannot be decomposed leaves the last decomposition in use; the fourth time in a row is an error,
  * and changes nothing. */
 static void point_16_failed_decompositions(void **state) {
@@ -362,9 +388,13 @@ static void point_48_save_and_load(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(point_47_ranks),          cmocka_unit_test(point_49_frequencies),
-      cmocka_unit_test(point_44_not_finite),     cmocka_unit_test(point_16_failed_decompositions),
-      cmocka_unit_test(point_16_44_all_or_none), cmocka_unit_test(point_48_save_and_load),
+      cmocka_unit_test(point_47_ranks),
+      cmocka_unit_test(point_49_frequencies),
+      cmocka_unit_test(point_44_not_finite),
+      cmocka_unit_test(point_44_left_out),
+      cmocka_unit_test(point_16_failed_decompositions),
+      cmocka_unit_test(point_16_44_all_or_none),
+      cmocka_unit_test(point_48_save_and_load),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }
