@@ -4,7 +4,7 @@
 #include "base/base.h"
 #include "fuzz.h"
 
-enum { KINDS = 2, MOST = 65536, HEAD = 24, SUM = 8 };
+enum { KINDS = 3, MOST = 65536, HEAD = 24, SUM = 8 };
 
 static struct subject {
   dc_optimizer *optimizer;
@@ -27,6 +27,7 @@ static void make_subjects(void) {
   PROMISE(dc_linalg_create(device, &options, &linalg) == DC_OK);
   PROMISE(dc_adamw_create(linalg, NULL, &subjects[0].optimizer) == DC_OK);
   PROMISE(dc_shampoo_create(linalg, NULL, NULL, &subjects[1].optimizer) == DC_OK);
+  PROMISE(dc_muon_create(linalg, NULL, NULL, &subjects[2].optimizer) == DC_OK);
   dc_linalg_destroy(linalg);
   dc_device_destroy(device);
   for (int32_t k = 0; k < KINDS; k++) {
