@@ -42,13 +42,14 @@ dc_status dc__optim_await(const dc_optimizer *o) {
 }
 
 dc_status dc__optim_settle(const dc_optimizer *o, const char *fn) {
-  if (o->stream == NULL) {
-    return DC_OK;
-  }
   if (dc__stream_captures(o->stream)) {
     return dc__fail(DC_E_STATE, "%s: the stream is captured into a CUDA graph, where the host cannot wait", fn);
   }
-  DC__TRY(dc__stream_sync(o->stream, 0));
+  if (o->stream != NULL) {
+    DC__TRY(dc__stream_sync(o->stream, 0));
+  } else if (o->done != NULL) { /* of the stream set before */
+    DC__TRY(o->done->device->ops->event_sync(o->done, 0));
+  }
   return dc__device_check(o->linalg->device);
 }
 

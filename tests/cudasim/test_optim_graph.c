@@ -39,6 +39,26 @@ static void test_a_step_waits_for_nothing(void **state) {
   }
 }
 
+/* A stream that was replaced by none: what reads the handle waits for what was queued there all the same. */
+static void test_reading_waits_for_the_stream_before(void **state) {
+  (void)state;
+  for (int kind = 0; kind < KINDS; kind++) {
+    dc_stream *stream;
+    dc_tensor count = DC_TENSOR_INIT;
+    DO(dc_stream_create(device, &stream));
+    model m = open_model(kind, stream, 0, COUNT);
+    DO(step(&m, 0));
+    DO(dc_stream_synchronize(stream, 0));
+    cudasim_hold();
+    DO(step(&m, 1));
+    DO(dc_optimizer_set_stream(m.optimizer, NULL));
+    DO(dc_optimizer_state(m.optimizer, 0, "step", &count));
+    assert_int_equal(*(const int64_t *)cudasim_look(count.data), 2);
+    close_model(&m);
+    dc_stream_destroy(stream);
+  }
+}
+
 /* Shampoo's step is done when it returns, behind what the stream does to its gradient. */
 static void test_other_kinds_wait_for_the_stream(void **state) {
   (void)state;
@@ -202,8 +222,11 @@ static void test_every_call_fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_a_step_waits_for_nothing), TEST(test_other_kinds_wait_for_the_stream),
-      TEST(test_launches_are_steps),       TEST(test_the_captured_stream_is_set_in_the_capture),
+      TEST(test_a_step_waits_for_nothing),
+      TEST(test_reading_waits_for_the_stream_before),
+      TEST(test_other_kinds_wait_for_the_stream),
+      TEST(test_launches_are_steps),
+      TEST(test_the_captured_stream_is_set_in_the_capture),
       TEST(test_every_call_fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
