@@ -272,7 +272,7 @@ static dc_status read_number(const char *fn, const char *arg, const dc_tensor *t
     return dc__fail(DC_E_SHAPE, "%s: %s has %" PRId64 " elements, must have 1", fn, arg, numel);
   }
   if ((uintptr_t)read.data % sizeof **number != 0) {
-    return dc__fail(DC_E_INVALID, "%s: %s does not begin at a multiple of its size", fn, arg);
+    return dc__fail(DC_E_INVALID, "%s: %s.data = %p, must be a multiple of %zu", fn, arg, read.data, sizeof **number);
   }
   *number = read.data;
   return DC_OK;

@@ -6,16 +6,19 @@ bool dc__optim_is_there(const dc_optimizer *o) {
   return o->linalg->device->place != 0;
 }
 
+static dc_status check_place(const char *fn, const char *arg, int64_t i, const void *data, int32_t dtype) {
+  return (uintptr_t)data % dc_dtype_size(dtype) == 0
+             ? DC_OK
+             : dc__fail(DC_E_INVALID, "%s: %s[%" PRId64 "].data = %p, must be a multiple of %zu", fn, arg, i, data,
+                        dc_dtype_size(dtype));
+}
+
 dc_status dc__optim_check_there(const dc_optimizer *o, const char *fn) {
   for (int64_t i = 0; i < o->count; i++) {
     const dc__optim_io *io = &o->io[i];
-    const bool has_grad = io->grad_dtype != DC_DTYPE_NONE && o->params[i].count > 0;
-    if (has_grad && ((uintptr_t)io->weight % dc_dtype_size(o->params[i].dtype) != 0 ||
-                     (uintptr_t)io->grad % dc_dtype_size(io->grad_dtype) != 0)) {
-      return dc__fail(DC_E_INVALID,
-                      "%s: weights[%" PRId64 "] or grads[%" PRId64
-                      "] does not begin at a multiple of its element's size",
-                      fn, i, i);
+    if (io->grad_dtype != DC_DTYPE_NONE && o->params[i].count > 0) {
+      DC__TRY(check_place(fn, "weights", i, io->weight, o->params[i].dtype));
+      DC__TRY(check_place(fn, "grads", i, io->grad, io->grad_dtype));
     }
   }
   return DC_OK;

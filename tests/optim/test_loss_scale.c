@@ -207,7 +207,8 @@ static void test_what_is_refused(void **state) {
   t.dtype = DC_FLOAT32;
   t.data = (char *)numbers + 1;
   assert_int_equal(dc_optimizer_set_loss_scale(m.optimizer, &t, NULL), DC_E_INVALID);
-  SAYS("loss_scale does not begin at a multiple of its size");
+  SAYS("loss_scale.data = 0x");
+  SAYS("must be a multiple of 4");
   t.data = NULL;
   assert_int_equal(dc_optimizer_set_loss_scale(m.optimizer, &t, NULL), DC_E_INVALID);
   assert_int_equal(dc_optimizer_set_loss_scale(NULL, NULL, NULL), DC_E_INVALID);
