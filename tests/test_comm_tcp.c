@@ -219,8 +219,70 @@ static void test_nobody_meets_itself(void **state) {
   }
 }
 
+/* ---- more ranks than one machine has of another kind ---- */
+
+enum { MANY = 72 };
+
+/* Every rank reduces to an element of its own, and hears all of them. */
+static bool exchange(dc_comm *comm, int32_t rank) {
+  int64_t one = 1, all = MANY;
+  float whole[MANY], own = 0, heard[MANY];
+  float *expected = make_reduced(DC_FLOAT32, MANY, MANY, true), *mine = make(DC_FLOAT32, rank, MANY);
+  memcpy(whole, mine, sizeof whole);
+  dc_tensor from = flat(whole, &all, DC_FLOAT32), sum = flat(&own, &one, DC_FLOAT32),
+            to = flat(heard, &all, DC_FLOAT32);
+  bool right = dc_comm_reduce_scatter(comm, &from, &sum, NULL, DC_MEAN, NULL) == DC_OK &&
+               dc_comm_all_gather(comm, &sum, &to, NULL, NULL) == DC_OK && dc_comm_barrier(comm) == DC_OK &&
+               memcmp(heard, expected, sizeof heard) == 0;
+  free(expected);
+  free(mine);
+  return right;
+}
+
+static int one_of_many(const char *address, int32_t rank) {
+  dc_comm *comm = NULL, *copy = NULL;
+  const dc_comm_options options = {sizeof options, 2 * limit, 0};
+  bool right = dc_comm_create_tcp(address, "many", rank, MANY, &options, &comm) == DC_OK &&
+               dc_comm_dup(comm, &copy) == DC_OK && exchange(comm, rank) && exchange(copy, rank);
+  if (!right) {
+    fprintf(stderr, "rank %d: %s\n", rank, dc_last_error());
+  }
+  dc_comm_destroy(copy);
+  dc_comm_destroy(comm);
+  return right ? 0 : 1;
+}
+
+static void test_many_processes(void **state) {
+  (void)state;
+  char address[64];
+  pid_t ranks[MANY];
+  int failed = 0;
+  fresh_address(address);
+  for (int32_t r = 0; r < MANY; r++) {
+    ranks[r] = fork();
+    if (ranks[r] == 0) {
+      _exit(one_of_many(address, r));
+    }
+  }
+  for (int32_t r = 0; r < MANY; r++) {
+    int status = 1;
+    failed += waitpid(ranks[r], &status, 0) != ranks[r] || status != 0;
+  }
+  assert_int_equal(failed, 0);
+}
+
+static void test_how_many(void **state) {
+  (void)state;
+  dc_comm *comm = NULL;
+  assert_int_equal(dc_comm_create_tcp("a:1", "x", 0, DC__COMM_MAX_WORLD + 1, NULL, &comm), DC_E_INVALID);
+  assert_non_null(strstr(dc_last_error(), "world_size = 257, must be 1 to 256"));
+  assert_int_equal(dc_comm_create_processes("x", 0, DC__COMM_MAX_LOCAL + 1, NULL, &comm), DC_E_INVALID);
+  assert_non_null(strstr(dc_last_error(), "world_size = 65, must be 1 to 64"));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_many_processes),    cmocka_unit_test(test_how_many),
       cmocka_unit_test(test_addresses),         cmocka_unit_test(test_names_of_hosts),
       cmocka_unit_test(test_who_does_not_come), cmocka_unit_test(test_who_does_not_fit),
       cmocka_unit_test(test_strangers),         cmocka_unit_test(test_nobody_meets_itself),

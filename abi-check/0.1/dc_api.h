@@ -47,7 +47,8 @@
  *   ids, count   count numbers; ids may be NULL when count is 0
  *   a            a token of the caller's data flow: not read, may be NULL
  *   dtype        enum dc_dtype
- *   rank, world_size  this rank, 0..world_size-1, and the number of ranks, 1..64
+ *   rank, world_size  this rank, 0..world_size-1, and the number of ranks, 1..256; 1..64 that are
+ *                     threads, or processes of one machine
  *   timeout_ns   the longest wait in nanoseconds; 0 = no limit; negative is DC_E_INVALID
  *   user         handed to the caller's function, not touched
  *   linalg       a handle of chapter 13; not NULL. As the place for a new one: a handle, the caller's to destroy
@@ -381,7 +382,7 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  address  "HOST:PORT" or "[ADDRESS]:PORT", the same on every rank: where rank 0 is, as all of them reach it
  *  name     the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  options  heap_bytes is not used; NULL = defaults
- *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..64, an address of another form),
+ *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..256, an address of another form),
  *  DC_E_EXISTS (the rank or the port is taken, another group is there), DC_E_MISMATCH (world sizes or versions
  *  differ), DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile), DC_E_SYSTEM (no such host, say), DC_E_NO_MEMORY.
  *  [any] Since 0.1. */

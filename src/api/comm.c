@@ -20,9 +20,10 @@ void dc_comm_options_init(dc_comm_options *options, size_t struct_size) {
   dc__init_sized(options, struct_size, sizeof *options);
 }
 
-static dc_status read_options(const char *fn, int32_t world, const dc_comm_options *options, dc_comm_options *out) {
-  if (world < 1 || world > DC__COMM_MAX_WORLD) {
-    return dc__fail(DC_E_INVALID, "%s: world_size = %" PRId32 ", must be 1 to %d", fn, world, (int)DC__COMM_MAX_WORLD);
+static dc_status read_options(const char *fn, int32_t world, int32_t most, const dc_comm_options *options,
+                              dc_comm_options *out) {
+  if (world < 1 || world > most) {
+    return dc__fail(DC_E_INVALID, "%s: world_size = %" PRId32 ", must be 1 to %" PRId32, fn, world, most);
   }
   *out = (dc_comm_options)DC_COMM_OPTIONS_INIT;
   DC__TRY(dc__read_options(fn, "options", out, sizeof *out, options, DC__COMM_OPTIONS_SIZE_0_1));
@@ -50,13 +51,13 @@ static dc_status check_name(const char *fn, const char *name) {
 }
 
 /* What the creators of one rank have in common. */
-static dc_status begin(const char *fn, int32_t rank, int32_t world, const dc_comm_options *options,
+static dc_status begin(const char *fn, int32_t rank, int32_t world, int32_t most, const dc_comm_options *options,
                        dc_comm_options *known, dc_comm **comm) {
   if (comm == NULL) {
     return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
   }
   *comm = NULL;
-  DC__TRY(read_options(fn, world, options, known));
+  DC__TRY(read_options(fn, world, most, options, known));
   if (rank < 0 || rank >= world) {
     return dc__fail(DC_E_INVALID, "%s: rank = %" PRId32 ", must be 0 to %" PRId32, fn, rank, world - 1);
   }
@@ -68,11 +69,11 @@ dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_options *opti
   if (comms == NULL) {
     return dc__fail(DC_E_INVALID, "%s: comms is NULL", fn);
   }
-  if (world_size >= 1 && world_size <= DC__COMM_MAX_WORLD) {
+  if (world_size >= 1 && world_size <= DC__COMM_MAX_LOCAL) {
     memset(comms, 0, (size_t)world_size * sizeof *comms);
   }
   dc_comm_options known;
-  DC__TRY(read_options(fn, world_size, options, &known));
+  DC__TRY(read_options(fn, world_size, DC__COMM_MAX_LOCAL, options, &known));
   return dc__comm_create_threads(world_size, &known, comms);
 }
 
@@ -80,7 +81,7 @@ dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world
                                    dc_comm **comm) {
   static const char fn[] = "dc_comm_create_processes";
   dc_comm_options known;
-  DC__TRY(begin(fn, rank, world_size, options, &known, comm));
+  DC__TRY(begin(fn, rank, world_size, DC__COMM_MAX_LOCAL, options, &known, comm));
   DC__TRY(check_name(fn, name));
   if (known.heap_bytes > SIZE_MAX / 4) {
     return dc__fail(DC_E_INVALID, "%s: options.heap_bytes = %zu, must be at most %zu", fn, known.heap_bytes,
@@ -93,7 +94,7 @@ dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank
                              const dc_comm_options *options, dc_comm **comm) {
   static const char fn[] = "dc_comm_create_tcp";
   dc_comm_options known;
-  DC__TRY(begin(fn, rank, world_size, options, &known, comm));
+  DC__TRY(begin(fn, rank, world_size, DC__COMM_MAX_WORLD, options, &known, comm));
   DC__TRY(check_name(fn, name));
   return dc__comm_create_tcp(address, name, rank, world_size, &known, comm);
 }
@@ -102,7 +103,7 @@ dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t ra
                                   const dc_comm_options *options, dc_comm **comm) {
   static const char fn[] = "dc_comm_create_external";
   dc_comm_options known;
-  DC__TRY(begin(fn, rank, world_size, options, &known, comm));
+  DC__TRY(begin(fn, rank, world_size, DC__COMM_MAX_WORLD, options, &known, comm));
   if (callbacks == NULL) {
     return dc__fail(DC_E_INVALID, "%s: callbacks is NULL", fn);
   }

@@ -10,7 +10,12 @@
 
 #include "device/device.h"
 
-enum { DC__COMM_GROUP = 12, DC__COMM_MAX_WORLD = 64, DC__COMM_MAX_DUPS = 32 };
+enum {
+  DC__COMM_GROUP = 12,
+  DC__COMM_MAX_WORLD = 256,
+  DC__COMM_MAX_LOCAL = 64, /* ranks of a machine that read each other's memory: two descriptors each in a message */
+  DC__COMM_MAX_DUPS = 32
+};
 
 /* Elements [begin, begin + count) of a flattened tensor. */
 typedef struct dc__range {

@@ -15,7 +15,7 @@
 #include "base/base.h"
 
 enum {
-  DC__TASK_BYTES = 1024, /* inline arguments of one task; a stream's queue never allocates */
+  DC__TASK_BYTES = 2304, /* inline arguments of one task, a sum of 256 ranks; a stream's queue never allocates */
   DC__TASK_HEAD = 32     /* what a device that runs its host tasks on a CPU stream may put before them */
 };
 

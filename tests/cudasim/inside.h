@@ -7,6 +7,7 @@
 
 #include "cudasim.h"
 #include "device/cuda/driver.h"
+#include "device/device.h"
 
 /* The driver's functions, exported by the names of the table. */
 CUDASIM_API int cuLaunchHostFunc(dc__cu_stream stream, void (*fn)(void *user), void *user); /* libdc does without */
@@ -84,7 +85,7 @@ enum { CUDASIM_THREADS = 1024, CUDASIM_SHARED = 99 << 10 }; /* most of a block *
 typedef struct grid {
   const cudasim_kernel *kernel;
   uint32_t blocks[3], threads, shared_bytes;
-  _Alignas(16) unsigned char args[896];
+  _Alignas(16) unsigned char args[DC__LAUNCH_BYTES];
 } grid;
 
 /* Of the system's thread: what cudasim_me() returns, and the grid whose threads meet. */
@@ -125,7 +126,7 @@ void quiet(bool on);
 typedef struct operation {
   struct operation *next;
   void (*run)(void *args);
-  _Alignas(16) unsigned char args[960];
+  _Alignas(16) unsigned char args[DC__LAUNCH_BYTES + 64];
 } operation;
 
 /* Of the system's thread: the card whose work it does. */

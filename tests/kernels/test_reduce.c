@@ -1,7 +1,7 @@
 /* The reduction over ranks: its order, its rounding, its division, at each level against the reference. */
 #include "reference.h"
 
-enum { MOST = 64 };
+enum { MOST = 256 };
 
 /* The tree as the contract draws it: pairs of neighbours, level by level, a lone last one moves up. */
 static value reference_tree(value *v, int32_t n, int32_t dtype) {
@@ -105,7 +105,7 @@ static void test_lengths(void **state) {
 
 static void test_many_ranks(void **state) {
   (void)state;
-  for (int32_t n = 2; n <= MOST; n++) {
+  for (int32_t n = 2; n <= MOST; n += n < 66 || n == 255 ? 1 : 21) {
     check(DC_FLOAT32, DC_FLOAT32, n, 70, 0, true, false);
     check(DC_BFLOAT16, DC_BFLOAT16, n, 600, 0, true, true);
     check(DC_INT64, DC_INT64, n, 33, 0, false, true);

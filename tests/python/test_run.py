@@ -70,7 +70,7 @@ def test_a_rank_that_fails_ends_the_other_machine_s(tmp_path, port):
 @pytest.mark.parametrize("arguments, text", [
     (["--nodes", "2"], "--rendezvous: several machines need it"),
     (["--rendezvous", "a:1"], "one does not take it"),
-    (["--nodes", "33", "-n", "2", "--rendezvous", "a:1"], "--nodes 33: must be in 1..32"),
+    (["--nodes", "33", "-n", "8", "--rendezvous", "a:1"], "--nodes 33: must be in 1..32, since there may be 256 ranks"),
     (["--nodes", "2", "--node-rank", "2", "--rendezvous", "a:1"], "--node-rank 2: must be in 0..1"),
     (["--nodes", "2", "--rendezvous", "a:70000"], "--rendezvous a:70000: must be HOST:PORT"),
 ])

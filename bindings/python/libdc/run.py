@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import resource
 import secrets
 import selectors
 import signal
@@ -21,6 +22,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
+MOST_RANKS = 256  # of several machines
 _PR_SET_PDEATHSIG = 1
 _LAST_WORDS = 3.0  # seconds in which the others may end by themselves and say why
 
@@ -55,6 +57,14 @@ def threads(n: int, fn: Callable[..., Any], *args: Any, timeout: Optional[float]
     if failures:
         raise failures[0]
     return results
+
+
+def _allow_files(ranks: int) -> None:
+    """Ranks of several machines have connections to all others, one a communicator; they inherit this."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 8 * ranks + 512 if hard == resource.RLIM_INFINITY else min(8 * ranks + 512, hard)
+    if resource.RLIM_INFINITY != soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Rank:
@@ -122,6 +132,8 @@ class _Launcher:
                       MASTER_PORT=str(port))
         if options.nodes == 1:
             shared["LIBDC_GROUP"] = f"libdc-{os.getpid()}-{secrets.token_hex(8)}"
+        else:
+            _allow_files(count * options.nodes)
         first = count * options.node_rank
         shared.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
         shared.setdefault("PYTHONUNBUFFERED", "1")
@@ -251,8 +263,9 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if not 1 <= options.ranks <= 64:
         parser.error(f"-n {options.ranks}: must be in 1..64")
-    if not 1 <= options.nodes <= 64 // options.ranks:
-        parser.error(f"--nodes {options.nodes}: must be in 1..{64 // options.ranks}, since there may be 64 ranks")
+    if not 1 <= options.nodes <= MOST_RANKS // options.ranks:
+        parser.error(f"--nodes {options.nodes}: must be in 1..{MOST_RANKS // options.ranks}, since there may be "
+                     f"{MOST_RANKS} ranks")
     if not 0 <= options.node_rank < options.nodes:
         parser.error(f"--node-rank {options.node_rank}: must be in 0..{options.nodes - 1}")
     if (options.rendezvous is None) != (options.nodes == 1):

@@ -11,8 +11,8 @@ typedef struct plan {
   dc__local *self;
   dc__coll coll;   /* with ranges on every item */
   dc_stream *here; /* does the moving where the data is a device's; NULL: the calling thread does */
-  dc__range broadcast[DC__COMM_MAX_WORLD];
-  const dc__local_call *calls[DC__COMM_MAX_WORLD];
+  dc__range broadcast[DC__COMM_MAX_LOCAL];
+  const dc__local_call *calls[DC__COMM_MAX_LOCAL];
   bool reduce;
   bool staged;     /* this rank's data */
   bool offers;     /* other ranks read this rank's data in place */
@@ -208,7 +208,7 @@ static int64_t reduce_own_part(const plan *p, int64_t lo, int64_t size) {
     dc__piece s = dc__piece_cut(item, head->rank, pos, lo, size);
     pos += dc__item_step(item, head->rank);
     if (s.count > 0) {
-      const void *src[DC__COMM_MAX_WORLD];
+      const void *src[DC__COMM_MAX_LOCAL];
       for (int32_t r = 0; r < head->world; r++) {
         src[r] = source(p, r, i, head->rank, &s);
       }
@@ -318,7 +318,7 @@ static dc_status meet(plan *p) {
   offer(p, 0);
   publish(p);
   DC__TRY(post_and_wait(p));
-  const dc__call *calls[DC__COMM_MAX_WORLD];
+  const dc__call *calls[DC__COMM_MAX_LOCAL];
   for (int32_t r = 0; r < self->head.world; r++) {
     p->calls[r] = &dc__local_slot_of(self->group, self->channel, r)->calls[self->calls & 1];
     calls[r] = &p->calls[r]->call;

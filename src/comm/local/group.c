@@ -19,7 +19,7 @@ dc_status dc__local_group_create(int32_t rank, int32_t world, size_t reserve, in
   group->world = world;
   group->processes = reserve > 0;
   group->timeout_ns = timeout_ns;
-  for (int32_t r = 0; r < DC__COMM_MAX_WORLD; r++) {
+  for (int32_t r = 0; r < DC__COMM_MAX_LOCAL; r++) {
     group->pidfds[r] = -1;
   }
   dc_status status = dc__local_heap_init(&group->heap, reserve);

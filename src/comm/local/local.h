@@ -63,7 +63,7 @@ typedef struct dc__local_control {
   atomic_int failed;
   dc__failure failure; /* written by the one who moved failed from FINE to FAILING */
   int32_t world;
-  atomic_int gone[DC__COMM_MAX_WORLD]; /* ranks without a communicator of the group any more */
+  atomic_int gone[DC__COMM_MAX_LOCAL]; /* ranks without a communicator of the group any more */
   dc__local_channel channels[DC__COMM_MAX_DUPS];
   _Alignas(64) dc__local_slot slots[]; /* channel * world + rank */
 } dc__local_control;
@@ -129,12 +129,12 @@ typedef struct dc__local_group {
   atomic_int checksums; /* dc_comm_set_checksums */
   dc__local_control *control;
   dc__local_heap heap;
-  uintptr_t bases[DC__COMM_MAX_WORLD]; /* where the ranks' heaps are mapped here; 0 with threads */
-  size_t reserves[DC__COMM_MAX_WORLD];
+  uintptr_t bases[DC__COMM_MAX_LOCAL]; /* where the ranks' heaps are mapped here; 0 with threads */
+  size_t reserves[DC__COMM_MAX_LOCAL];
   /* Staging memory by channel, two buffers each. Slower ranks may still read it when this one is gone, so with threads
    * it lies behind the control block, and with processes it is never given back to the heap. */
   char *stages[DC__COMM_MAX_DUPS];
-  int pidfds[DC__COMM_MAX_WORLD]; /* readable once the rank's process has ended; -1: cannot tell */
+  int pidfds[DC__COMM_MAX_LOCAL]; /* readable once the rank's process has ended; -1: cannot tell */
 } dc__local_group;
 
 /* A group without control block and peers yet; reserve 0: threads. */
@@ -152,7 +152,7 @@ static inline dc__local_slot *dc__local_slot_of(const dc__local_group *group, in
 }
 
 /* descriptors.c: messages that carry file descriptors. */
-enum { DC__LOCAL_FDS = 2 * DC__COMM_MAX_WORLD + 1 }; /* the most in one message */
+enum { DC__LOCAL_FDS = 2 * DC__COMM_MAX_LOCAL + 1 }; /* the most in one message */
 ssize_t dc__local_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count);
 /* fds: DC__LOCAL_FDS entries, *count of them the caller's to close, also on failure: -1 with EMFILE when some were
  * lost. */

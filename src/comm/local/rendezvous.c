@@ -128,7 +128,7 @@ static dc_status hear_host(const char *name, const dc__local_group *group, int f
 
 /* Takes the descriptors apart: control, then each rank's heap and, if it has one, pidfd. */
 static dc_status unpack(dc__local_group *group, const dc__local_welcome *message, int *fds, int32_t count) {
-  int heaps[DC__COMM_MAX_WORLD];
+  int heaps[DC__COMM_MAX_LOCAL];
   int32_t at = 1;
   for (int32_t r = 0; r < group->world; r++) {
     if (at + (message->has_pidfd[r] != 0) >= count) {

@@ -23,8 +23,8 @@ typedef struct dc__local_hello {
 typedef struct dc__local_welcome {
   int32_t status;
   int32_t reserved;
-  int32_t has_pidfd[DC__COMM_MAX_WORLD];
-  uint64_t reserves[DC__COMM_MAX_WORLD];
+  int32_t has_pidfd[DC__COMM_MAX_LOCAL];
+  uint64_t reserves[DC__COMM_MAX_LOCAL];
   char text[512];
 } dc__local_welcome;
 

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_GUESTS = DC__COMM_MAX_WORLD + 16 };
+enum { MAX_GUESTS = DC__COMM_MAX_LOCAL + 16 };
 
 /* What rank 0 knows of who connected. */
 typedef struct guest {
@@ -23,7 +23,7 @@ typedef struct host {
   dc__local_group *group;
   int listener;
   int control;
-  int heaps[DC__COMM_MAX_WORLD]; /* -1: the rank has not come */
+  int heaps[DC__COMM_MAX_LOCAL]; /* -1: the rank has not come */
   guest guests[MAX_GUESTS];
   int32_t guest_count;
   int32_t joined;
@@ -242,14 +242,14 @@ static dc_status host_group(host *h) {
 
 dc_status dc__local_rendezvous_as_host(const char *name, dc__local_group *group, int64_t deadline) {
   host h = {.name = name, .group = group, .listener = -1, .control = -1, .deadline = deadline};
-  for (int32_t r = 0; r < DC__COMM_MAX_WORLD; r++) {
+  for (int32_t r = 0; r < DC__COMM_MAX_LOCAL; r++) {
     h.heaps[r] = r == 0 ? group->heap.fd : -1;
   }
   dc_status status = host_group(&h);
   /* The listener first: a late comer is then refused, and may wait for another group of this name. */
   dc__local_close_all(&h.listener, 1);
   dc__local_close_all(&h.control, 1);
-  dc__local_close_all(h.heaps + 1, DC__COMM_MAX_WORLD - 1);
+  dc__local_close_all(h.heaps + 1, DC__COMM_MAX_LOCAL - 1);
   for (int32_t i = 0; i < h.guest_count; i++) {
     close(h.guests[i].fd);
   }

@@ -6,7 +6,7 @@
 
 #include "kernels/update_element.h"
 
-enum { DC__CUDA_THREADS = 256, DC__CUDA_SOURCES = 64 };
+enum { DC__CUDA_THREADS = 256, DC__CUDA_SOURCES = 256 };
 
 /* What work on a stream notes of numbers that are not finite; zeros: nothing. */
 typedef struct dc__not_finite {

@@ -180,15 +180,17 @@ DC_DEVICE void binary(const dc__cuda_binary_args &args) {
   }
 }
 
-enum { LEVELS = 7 }; /* 64 sources */
+/* Of several elements together no more than FEW sources, so that what a thread keeps leaves room for other threads. */
+enum { FEW = 64 };
 
 /* ((0+1)+(2+3))+…, a lone last one moves up: level l holds a whole tree of 2^l sources, like the digits of a number to
  * which one is added for each source. */
 template <int S, int64_t N>
 DC_DEVICE pack<middle(S, S), N> tree(const dc__cuda_reduce_args &args, int64_t i) {
   constexpr int m = middle(S, S);
+  constexpr int levels = N > 1 ? 7 : 9; /* FEW and DC__CUDA_SOURCES are 2^6 and 2^8 */
   const int32_t n = args.n;
-  pack<m, N> level[LEVELS] = {};
+  pack<m, N> level[levels] = {};
   for (int32_t r = 0; r < n; r++) {
     const pack<S, N> from = dc_load<stored_t<S>, N>(array<S>(args.src[r], args.count), i);
     pack<m, N> carry;
@@ -198,7 +200,7 @@ DC_DEVICE pack<middle(S, S), N> tree(const dc__cuda_reduce_args &args, int64_t i
     }
     bool placed = false; /* no break: the levels are registers only when the loop is unrolled */
     DC_UNROLL
-    for (int l = 0; l < LEVELS; l++) {
+    for (int l = 0; l < levels; l++) {
       if (!placed && (r >> l & 1) == 0) {
         level[l] = carry;
         placed = true;
@@ -213,7 +215,7 @@ DC_DEVICE pack<middle(S, S), N> tree(const dc__cuda_reduce_args &args, int64_t i
   pack<m, N> total = {};
   bool any = false;
   DC_UNROLL
-  for (int l = 0; l < LEVELS; l++) {
+  for (int l = 0; l < levels; l++) {
     if ((n >> l & 1) != 0) {
       DC_UNROLL
       for (int64_t j = 0; j < N; j++) {
@@ -251,7 +253,7 @@ template <int D, int S>
 DC_DEVICE void reduce(const dc__cuda_reduce_args &args) {
   constexpr int64_t n = together(D, S, sizeof(stored_t<D>) > 4 || sizeof(stored_t<S>) > 4 ? 8 : 4); /* the sums' */
   void *dst = array<D>(args.dst, args.count);
-  bool aligned = dc_is_aligned<stored_t<D>, n>(dst);
+  bool aligned = args.n <= FEW && dc_is_aligned<stored_t<D>, n>(dst);
   for (int32_t r = 0; r < args.n; r++) {
     aligned = aligned && dc_is_aligned<stored_t<S>, n>(args.src[r]);
   }
