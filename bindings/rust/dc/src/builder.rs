@@ -92,8 +92,10 @@ impl Builder {
         self
     }
 
-    /// Makes the context and joins the ranks of the communicator (`None`: a world of one), which all do it.
+    /// Makes the context, on the device "cpu", and joins the ranks of the communicator (`None`: a world of one), which
+    /// all do it.
     pub fn build(self, device: &Device, comm: Option<&Comm>) -> Result<Context> {
+        device.holds_slices()?;
         let log = self.log.map(Box::new);
         let options = sys::dc_context_options {
             struct_size: size_of::<sys::dc_context_options>(),

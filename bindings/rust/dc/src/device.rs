@@ -1,6 +1,6 @@
 //! Devices, streams and events.
 
-use crate::error::{c_name, check, Result};
+use crate::error::{c_name, check, Error, Result, Status};
 use crate::sys;
 use std::alloc::{GlobalAlloc, Layout};
 use std::mem::size_of;
@@ -59,7 +59,8 @@ handle!(
 );
 
 impl Device {
-    /// Opens a device by name: "cpu".
+    /// Opens a device by name: "cpu". One of a card ("cuda:0") has streams and events here; what computes on it is in
+    /// [`crate::sys`], since safe Rust's slices are in the host's memory.
     pub fn open(name: &str) -> Result<Device> {
         Device::open_with(name, ptr::null())
     }
@@ -89,6 +90,15 @@ impl Device {
         let mut device = ptr::null_mut();
         check(unsafe { sys::dc_device_open(name.as_ptr(), options, &mut device) })?;
         Ok(Device(NonNull::new(device).expect("a device")))
+    }
+
+    /// Whether its memory is the host's, where the slices are that this crate lends and takes.
+    pub(crate) fn holds_slices(&self) -> Result<()> {
+        if self.name() != "cpu" {
+            let text = format!("device = {:?}, must be \"cpu\": slices are in the host's memory", self.name());
+            return Err(Error::new(Status::UNSUPPORTED, text));
+        }
+        Ok(())
     }
 
     /// The name that it was opened by.

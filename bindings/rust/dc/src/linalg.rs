@@ -1,7 +1,7 @@
 //! The handle of second-order work: its threads and its solver.
 
 use crate::device::Device;
-use crate::error::{check, text, Error, Result, Status};
+use crate::error::{check, text, Result};
 use crate::options::{number, options};
 use crate::sys;
 use std::ptr::{self, NonNull};
@@ -27,10 +27,7 @@ unsafe impl Send for Linalg {}
 impl Linalg {
     /// Makes a handle on the device "cpu", where slices are.
     pub fn new(device: &Device, options: &LinalgOptions) -> Result<Linalg> {
-        if device.name() != "cpu" {
-            let text = format!("device = {:?}, must be \"cpu\": slices are in the host's memory", device.name());
-            return Err(Error::new(Status::UNSUPPORTED, text));
-        }
+        device.holds_slices()?;
         let mut linalg = ptr::null_mut();
         check(unsafe { sys::dc_linalg_create(device.as_ptr(), &options.0, &mut linalg) })?;
         Ok(Linalg(NonNull::new(linalg).expect("a handle")))
