@@ -79,6 +79,18 @@ static bool hear(dc__tcp_pending *p, int32_t i) {
   return p->heard[i] == sizeof p->hellos[i];
 }
 
+static bool hear_one(dc__tcp_pending *p, dc__tcp_hello *hello, int *fd) {
+  for (int32_t i = p->count - 1; i >= 0; i--) {
+    if (hear(p, i)) {
+      *hello = p->hellos[i];
+      *fd = p->fds[i];
+      drop(p, i);
+      return true;
+    }
+  }
+  return false;
+}
+
 bool dc__tcp_next_hello(dc__tcp_group *group, const int *extra, int32_t extra_count, int64_t deadline,
                         dc__tcp_hello *hello, int *fd, dc_status *status) {
   dc__tcp_pending *p = &group->pending;
@@ -105,18 +117,16 @@ bool dc__tcp_next_hello(dc__tcp_group *group, const int *extra, int32_t extra_co
     for (int32_t i = 0; i < extra_count; i++) {
       ended = ended || polls[1 + i].revents != 0;
     }
+    if (hear_one(p, hello, fd)) { /* before anybody makes room */
+      return true;
+    }
     if (polls[0].revents != 0) {
       *status = take_in(group);
       ended = ended || *status != DC_OK;
     }
-    for (int32_t i = p->count - 1; i >= 0; i--) { /* who has come is heard before what else there is */
-      if (hear(p, i)) {
-        *hello = p->hellos[i];
-        *fd = p->fds[i];
-        *status = DC_OK;
-        drop(p, i);
-        return true;
-      }
+    if (hear_one(p, hello, fd)) { /* who has come is heard before what else there is */
+      *status = DC_OK;
+      return true;
     }
   }
   return false;
