@@ -9,7 +9,7 @@
 
 #include "kernels/kernels.h"
 
-enum { HIGHEST_LEVEL = 3, ROUNDS = 5 };
+enum { HIGHEST_LEVEL = 4, ROUNDS = 5 };
 
 static double seconds(void) {
   struct timespec now;
@@ -87,7 +87,7 @@ int main(int argc, char **argv) {
     fprintf(stderr, "bench_gemm: %s\n", dc_last_error());
     return 1;
   }
-  printf("GFLOP/s%48s%10s%10s\n", "AVX2", "AVX-512", "+ bf16");
+  printf("GFLOP/s%48s%10s%10s%10s\n", "AVX2", "AVX-512", "+ bf16", "AMX");
   const int64_t linear[][2] = {{3 * hidden, hidden}, {hidden, hidden}, {4 * hidden, hidden}, {hidden, 4 * hidden}};
   const int32_t dtypes[] = {DC_FLOAT32, DC_BFLOAT16};
   for (size_t t = 0; t < DC__COUNT(dtypes); t++) {

@@ -95,8 +95,9 @@ DC_API uint32_t dc_api_version(void);
 DC_API const char *dc_version_string(void);
 
 /** 1 if the library has a feature, else 0.
- *  name  "cpu", "comm.threads", "comm.processes", "comm.tcp", "comm.external", "avx2", "avx512", "avx512bf16" (in use:
- *        the processor and the build have it, and DC_CPU allows it; see dc_device_open()); other names and NULL give 0
+ *  name  "cpu", "comm.threads", "comm.processes", "comm.tcp", "comm.external", "avx2", "avx512", "avx512bf16",
+ *        "amx" (in use: the processor and the build have it, and DC_CPU allows it; see dc_device_open()); other names and
+ *        NULL give 0
  *  [any] Since 0.1. */
 DC_API int32_t dc_has_feature(const char *name);
 
@@ -256,8 +257,8 @@ DC_API void dc_device_options_init(dc_device_options *options, size_t struct_siz
 /** Opens a device by name. The handle is counted; contexts and streams keep the device alive. CUDA comes from
  *  libdc_cuda.so beside this library and from the NVIDIA driver, both opened here; it shares the device's primary
  *  context with whoever else uses CUDA in the process. On the CPU the process uses the widest instructions that there
- *  are, at most those that the environment's DC_CPU names, which is read once: generic (plain C), avx2, avx512 or
- *  avx512bf16.
+ *  are, at most those that the environment's DC_CPU names, which is read once: generic (plain C), avx2, avx512,
+ *  avx512bf16 or amx.
  *  name  "cpu"; "cuda" or "cuda:N", the first or the N-th device
  *  Returns DC_OK; DC_E_NO_DEVICE (unknown name, or not on this machine: the text says what is missing), DC_E_INVALID
  *  (also: DC_CPU is none of those), DC_E_NO_MEMORY, DC_E_DEVICE (the device or its driver refused). [any] Since 0.1. */

@@ -11,9 +11,11 @@
 
 #ifdef __x86_64__
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
-enum { LEVELS = 4 };
+enum { LEVELS = 5 };
 
 static dc__kernels tables[LEVELS]; /* [0]: plain C, no functions */
 static int32_t highest;
@@ -23,7 +25,7 @@ static char unknown[32]; /* what DC_CPU says, where it is no level's name */
 
 /* The highest level that DC_CPU allows. */
 static int32_t allowed(void) {
-  static const char *const names[LEVELS] = {"generic", "avx2", "avx512", "avx512bf16"};
+  static const char *const names[LEVELS] = {"generic", "avx2", "avx512", "avx512bf16", "amx"};
   const char *value = secure_getenv("DC_CPU");
   if (value == NULL || value[0] == '\0') {
     return LEVELS - 1;
@@ -36,6 +38,16 @@ static int32_t allowed(void) {
   snprintf(unknown, sizeof unknown, "%s", value);
   return LEVELS - 1;
 }
+
+#ifdef __x86_64__
+/* Tiles of bfloat16, whose registers the system gives to processes that ask for them. */
+static bool has_amx(void) {
+  enum { BF16 = 1 << 22, TILE = 1 << 24, REQUEST_STATE = 0x1023, TILE_DATA = 18 };
+  unsigned int a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & BF16) != 0 && (d & TILE) != 0 &&
+         syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0;
+}
+#endif
 
 static void fill(void) {
 #ifdef __x86_64__
@@ -77,6 +89,11 @@ static void fill(void) {
     tables[3] = tables[2];
     dc__gemm_avx512bf16(&tables[3]);
   }
+  if (highest == 3 && allowed() > 3 && has_amx()) {
+    highest = 4;
+    tables[4] = tables[3];
+    dc__gemm_amx(&tables[4]);
+  }
 #endif
   int32_t most = allowed();
   atomic_store_explicit(&level, highest < most ? highest : most, memory_order_release);
@@ -103,7 +120,7 @@ dc_status dc__kernels_check(const char *fn) {
   pthread_once(&once, fill);
   return unknown[0] == '\0' ? DC_OK
                             : dc__fail(DC_E_INVALID,
-                                       "%s: the environment's DC_CPU = \"%s\", must be generic, avx2, avx512 or "
-                                       "avx512bf16",
+                                       "%s: the environment's DC_CPU = \"%s\", must be generic, avx2, avx512, "
+                                       "avx512bf16 or amx",
                                        fn, unknown);
 }

@@ -13,7 +13,7 @@
 
 enum {
   STEPS = 256,              /* words in k of a slice: a panel of B stays in the first-level cache */
-  STRIP = 168,              /* rows of a strip, a multiple of each tile's */
+  STRIP = 168,              /* rows of a strip, in whole tiles */
   MOST_M = 3 * 168,         /* rows of a strip, and of a block, where B is packed again for each */
   MOST_N = DC__GEMM_FINISH, /* columns of a block, half as many for float64 */
   LEAST = 128,              /* a side is not cut into less than this for the sake of more tasks */
@@ -73,6 +73,10 @@ static int64_t cuts(int64_t x, int64_t most) {
   return x < 1 ? 1 : (x + most - 1) / most;
 }
 
+static int64_t whole_tiles(int64_t rows, const dc__tile *tile) {
+  return rows / tile->mr * tile->mr;
+}
+
 /* Where part `index` of `parts` of a side begins, in whole tiles; the parts are even to one tile. */
 static int64_t begin_of(int64_t size, int64_t tile, int64_t parts, int64_t index) {
   int64_t begin = cuts(size, tile) * index / parts * tile;
@@ -101,7 +105,7 @@ static void cut(plan *p, int64_t threads) {
   int64_t most_n = p->kind == DC__TILE_F64 ? MOST_N / 2 : MOST_N;
   int64_t fit = MOST_B / (int64_t)dc__tile_word(p->kind) / (p->steps > 0 ? p->steps : 1) / p->tile.nr * p->tile.nr;
   p->whole = g->packed != NULL || fit >= LEAST || fit >= g->n;
-  const int64_t least_m = p->whole ? 1 : cuts(g->m, MOST_M);
+  const int64_t least_m = p->whole ? 1 : cuts(g->m, whole_tiles(MOST_M, &p->tile));
   const int64_t least_n = cuts(g->n, p->whole && g->packed == NULL && fit < most_n ? fit : most_n);
   const int64_t most = threads > 1 ? threads * BLOCKS_EACH / g->batch : 1;
   p->blocks_m = least_m;
@@ -127,8 +131,9 @@ static dc__tile tile_of(int32_t dtype, int32_t *kind) {
   }
   dc__tile tile = table->tile[*kind];
   if (tile.fn == NULL) {
-    tile = *kind == DC__TILE_F64 ? (dc__tile){tile_f64, dc__pack_rows_f64, dc__pack_columns_f64, MR_PLAIN, NR_PLAIN}
-                                 : (dc__tile){tile_f32, dc__pack_rows_f32, dc__pack_columns_f32, MR_PLAIN, NR_PLAIN};
+    tile = *kind == DC__TILE_F64
+               ? (dc__tile){tile_f64, dc__pack_rows_f64, dc__pack_columns_f64, MR_PLAIN, NR_PLAIN, NULL, NULL, NULL}
+               : (dc__tile){tile_f32, dc__pack_rows_f32, dc__pack_columns_f32, MR_PLAIN, NR_PLAIN, NULL, NULL, NULL};
   }
   return tile;
 }
@@ -158,11 +163,17 @@ typedef struct block {
 /* The strip's rows times a slice of k. */
 static void multiply_slice(const plan *p, const block *at, const char *b, int64_t rows, int64_t steps, bool add) {
   const size_t word = dc__tile_word(p->kind);
+  if (p->tile.begin != NULL) {
+    p->tile.begin();
+  }
   for (int64_t j = 0; j < at->across; j += p->tile.nr) {
     for (int64_t i = 0; i < rows; i += p->tile.mr) {
       p->tile.fn(steps, at->packed_a + (size_t)(i * steps) * word, b + (size_t)(j * steps) * word,
                  at->acc + (size_t)(i * at->ld + j) * word, at->ld, add);
     }
+  }
+  if (p->tile.end != NULL) {
+    p->tile.end();
   }
 }
 
@@ -213,7 +224,7 @@ static void run_strip(const plan *p, const block *at, int64_t first, int64_t row
     const int64_t part = p->g->k - k < STEPS * depth ? p->g->k - k : STEPS * depth;
     const int64_t steps = (part + depth - 1) / depth;
     const char *b = slice_of_b(p, at, begin, k, part, steps);
-    dc__pack(at->packed_a, &p->tile, p->kind, p->tile.mr, &at->a, at->i + first, rows, k, part);
+    dc__pack_a(at->packed_a, &p->tile, p->kind, &at->a, at->i + first, rows, k, part);
     multiply_slice(p, at, b, rows, steps, begin > 0);
   }
   *at->kept = p->whole ? at->number : 0;
@@ -236,7 +247,7 @@ static void run_block(const plan *p, int64_t index, char *scratch) {
   if (at.m <= 0 || at.n <= 0) {
     return;
   }
-  const int64_t strip = p->whole ? STRIP : MOST_M;
+  const int64_t strip = whole_tiles(p->whole ? STRIP : MOST_M, &p->tile);
   const int64_t slice = p->steps < STEPS ? p->steps : STEPS;
   const int64_t widest = longest_of(g->n, p->tile.nr, p->blocks_n);
   at.across = up(at.n, p->tile.nr);

@@ -108,3 +108,18 @@ void dc__pack(void *dst, const dc__tile *tile, int32_t kind, int64_t panel, cons
                        operand->ld * (int64_t)dc_dtype_size(operand->dtype), width, depth);
   }
 }
+
+void dc__pack_a(void *dst, const dc__tile *tile, int32_t kind, const dc__operand *a, int64_t first, int64_t rows,
+                int64_t k0, int64_t depth) {
+  if (tile->pack_a == NULL) {
+    dc__pack(dst, tile, kind, tile->mr, a, first, rows, k0, depth);
+    return;
+  }
+  const int64_t step = dc__tile_depth(kind);
+  const int64_t steps = (depth + step - 1) / step;
+  for (int64_t i = 0; i < rows; i += tile->mr) {
+    const char *src = a->k_runs ? element(a, first + i, k0) : element(a, k0, first + i);
+    tile->pack_a((char *)dst + (size_t)(i * steps) * dc__tile_word(kind), src, a->ld * (int64_t)dc_dtype_size(a->dtype),
+                 a->k_runs, rows - i < tile->mr ? rows - i : tile->mr, depth);
+  }
+}

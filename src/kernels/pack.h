@@ -26,4 +26,8 @@ enum { DC__PACK_DEPTH = 512 };
 void dc__pack(void *dst, const dc__tile *tile, int32_t kind, int64_t panel, const dc__operand *operand, int64_t first,
               int64_t width, int64_t k0, int64_t depth);
 
+/* The same for panels of op(A). */
+void dc__pack_a(void *dst, const dc__tile *tile, int32_t kind, const dc__operand *a, int64_t first, int64_t rows,
+                int64_t k0, int64_t depth);
+
 #endif

@@ -44,6 +44,12 @@ typedef struct dc__tile {
   void (*pack_columns)(void *dst, int64_t panel, int64_t steps, const void *src, int64_t ld, int64_t width,
                        int64_t depth);
   int32_t mr, nr;
+  /* A panel of A where that does not lie as B's do; NULL: it does. `rows` of at most mr rows of op(A) and `depth`
+   * elements in k of src, whose stored rows lie ld bytes apart and are op(A)'s if k_runs, else its columns. */
+  void (*pack_a)(void *dst, const void *src, int64_t ld, bool k_runs, int64_t rows, int64_t depth);
+  /* Around the tiles of a thread; NULL: nothing. */
+  void (*begin)(void);
+  void (*end)(void);
 } dc__tile;
 /* The packers in plain C (pack.c). */
 void dc__pack_rows_f32(void *dst, int64_t panel, const void *src, int64_t ld, int64_t rows, int64_t steps);
@@ -129,6 +135,7 @@ void dc__copy_avx512(dc__kernels *table);
 void dc__gemm_avx2(dc__kernels *table);
 void dc__gemm_avx512(dc__kernels *table);
 void dc__gemm_avx512bf16(dc__kernels *table);
+void dc__gemm_amx(dc__kernels *table);
 
 /* The type in which two others are combined: no value is rounded on the way in, but integers to float32. */
 static inline int32_t dc__compute_dtype(int32_t a, int32_t b) {

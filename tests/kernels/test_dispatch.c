@@ -13,9 +13,9 @@
 #include "dc_api.h"
 #include "kernels/kernels.h"
 
-enum { HIGHEST = 3, REFUSED = 10, NOT_NAMED = 11 };
+enum { HIGHEST = 4, REFUSED = 10, NOT_NAMED = 11 };
 
-static const char *const names[] = {"generic", "avx2", "avx512", "avx512bf16"};
+static const char *const names[] = {"generic", "avx2", "avx512", "avx512bf16", "amx"};
 
 /* The variable is read once in a process, so each value has one of its own: the level that it gets, REFUSED where no
  * CPU device can be opened because of it, or NOT_NAMED if the error does not say why. */
@@ -45,7 +45,7 @@ static void test_environment(void **state) {
   for (int level = 0; level <= HIGHEST; level++) {
     assert_int_equal(level_with(names[level]), level < highest ? level : highest);
   }
-  static const char *const none[] = {"AVX2", "avx", "avx2 ", "sse", "avx512bf16x"};
+  static const char *const none[] = {"AVX2", "avx", "avx2 ", "sse", "avx512bf16x", "amxx"};
   for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
     assert_int_equal(level_with(none[i]), REFUSED);
   }
@@ -58,6 +58,7 @@ static void test_levels(void **state) {
   assert_int_equal(dc_has_feature("avx2"), highest >= 1);
   assert_int_equal(dc_has_feature("avx512"), highest >= 2);
   assert_int_equal(dc_has_feature("avx512bf16"), highest >= 3);
+  assert_int_equal(dc_has_feature("amx"), highest >= 4);
   assert_int_equal(dc__kernels_limit(0), 0);
   assert_int_equal(dc__kernels_level(), 0);
   assert_int_equal(dc_has_feature("avx2"), 0);

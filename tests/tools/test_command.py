@@ -145,7 +145,8 @@ def test_info(dc: Run) -> None:
         assert all(f"  {name} " in text for name in rows)
 
 
-SIMD = {"plain C": "generic", "avx2": "avx2", "avx512": "avx512", "avx512bf16": "avx512bf16"}
+SIMD = {"plain C": "generic", "avx2": "avx2", "avx512": "avx512", "avx512bf16": "avx512bf16",
+        "amx": "amx"}
 
 
 def test_info_says_what_dc_cpu_leaves(dc: Run) -> None:

@@ -67,10 +67,11 @@ static void say_found(report *r, const char *name, bool found, const char *text)
 /* ---- the library ---- */
 
 static const char *simd(void) {
-  return dc_has_feature("avx512bf16") == 1 ? "avx512bf16"
-         : dc_has_feature("avx512") == 1   ? "avx512"
-         : dc_has_feature("avx2") == 1     ? "avx2"
-                                           : "plain C";
+  return dc_has_feature("amx") == 1          ? "amx"
+         : dc_has_feature("avx512bf16") == 1 ? "avx512bf16"
+         : dc_has_feature("avx512") == 1     ? "avx512"
+         : dc_has_feature("avx2") == 1       ? "avx2"
+                                             : "plain C";
 }
 
 static void library(report *r) {
