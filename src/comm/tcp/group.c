@@ -165,6 +165,7 @@ void dc__tcp_group_release(dc__tcp_group *group) {
   for (int32_t i = 0; i < group->early_count; i++) {
     dc__tcp_close(&group->early[i].fd);
   }
+  dc__free(group->early);
   dc__tcp_pending_close(&group->pending);
   dc__tcp_close(&group->listener);
   dc__tcp_close(&group->alarm);

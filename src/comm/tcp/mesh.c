@@ -134,9 +134,21 @@ bool dc__tcp_next_hello(dc__tcp_group *group, const int *extra, int32_t extra_co
 
 /* ---- a mesh ---- */
 
-/* Keeps a connection for the mesh that it is for; false: it is the caller's to close. */
+static dc__tcp_early *find_early(const dc__tcp_group *group, int32_t mesh, int32_t rank) {
+  for (int32_t i = 0; i < group->early_count; i++) {
+    if (group->early[i].mesh == mesh && group->early[i].rank == rank) {
+      return &group->early[i];
+    }
+  }
+  return NULL;
+}
+
+/* Keeps a connection for the mesh that it is for, one that there may be: a mesh has one of each rank. False: it is the
+ * caller's to close. */
 static bool keep_early(dc__tcp_group *group, const dc__tcp_hello *hello, int fd) {
-  if (!dc__tcp_hello_fits(group, hello) || hello->mesh < group->meshes || group->early_count == DC__TCP_PENDING) {
+  if (!dc__tcp_hello_fits(group, hello) || hello->mesh < group->meshes ||
+      hello->mesh > group->meshes + DC__COMM_MAX_DUPS || find_early(group, hello->mesh, hello->rank) != NULL ||
+      !dc__grow((void **)&group->early, &group->early_room, group->early_count + 1, sizeof *group->early)) {
     return false;
   }
   group->early[group->early_count++] = (dc__tcp_early){fd, hello->mesh, hello->rank};
@@ -144,14 +156,13 @@ static bool keep_early(dc__tcp_group *group, const dc__tcp_hello *hello, int fd)
 }
 
 static int take_early(dc__tcp_group *group, int32_t mesh, int32_t rank) {
-  for (int32_t i = 0; i < group->early_count; i++) {
-    if (group->early[i].mesh == mesh && group->early[i].rank == rank) {
-      int fd = group->early[i].fd;
-      group->early[i] = group->early[--group->early_count];
-      return fd;
-    }
+  dc__tcp_early *early = find_early(group, mesh, rank);
+  if (early == NULL) {
+    return -1;
   }
-  return -1;
+  int fd = early->fd;
+  *early = group->early[--group->early_count];
+  return fd;
 }
 
 static int connect_to(const dc__tcp_place *place, int64_t deadline) {

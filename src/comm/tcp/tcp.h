@@ -88,7 +88,8 @@ typedef struct dc__tcp_group {
   pthread_mutex_t meeting; /* one mesh at a time */
   int32_t meshes;          /* made so far */
   dc__tcp_pending pending; /* from mesh to mesh: who is slow to say his hello may be a rank that is ahead */
-  dc__tcp_early early[DC__TCP_PENDING];
+  dc__tcp_early *early;    /* of ranks that make several communicators while this one is busy elsewhere */
+  int64_t early_room;
   int32_t early_count;
   int control[DC__COMM_MAX_WORLD]; /* -1: none */
   int alarm;                       /* readable from the group's failure on */
