@@ -258,7 +258,8 @@ DC_API void dc_device_options_init(dc_device_options *options, size_t struct_siz
  *  libdc_cuda.so beside this library and from the NVIDIA driver, both opened here; it shares the device's primary
  *  context with whoever else uses CUDA in the process. On the CPU the process uses the widest instructions that there
  *  are, at most those that the environment's DC_CPU names, which is read once: generic (plain C), avx2, avx512,
- *  avx512bf16 or amx.
+ *  avx512bf16 or amx. AMX is asked of Linux; from then on a thread's own stack for signals (sigaltstack) must have the
+ *  AT_MINSIGSTKSZ bytes that the system tells, with room for AMX's registers, and AMX is not used if one has less.
  *  name  "cpu"; "cuda" or "cuda:N", the first or the N-th device
  *  Returns DC_OK; DC_E_NO_DEVICE (unknown name, or not on this machine: the text says what is missing), DC_E_INVALID
  *  (also: DC_CPU is none of those), DC_E_NO_MEMORY, DC_E_DEVICE (the device or its driver refused). [any] Since 0.1. */
