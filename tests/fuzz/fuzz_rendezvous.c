@@ -41,7 +41,7 @@ static dc__local_group *new_group(int32_t rank) {
 /* Up to four guests, each with a word or two, in turn. */
 static void as_host(bytes *b) {
   host h = {.name = "fuzz", .group = new_group(0), .listener = -1, .control = -1};
-  for (int32_t r = 0; r < DC__COMM_MAX_WORLD; r++) {
+  for (int32_t r = 0; r < DC__COMM_MAX_LOCAL; r++) {
     h.heaps[r] = r == 0 ? h.group->heap.fd : -1;
   }
   int peers[4], guests = 1 + take_u8(b) % 4;
@@ -78,7 +78,7 @@ static void as_host(bytes *b) {
   if (h.joined == WORLD - 1) {
     (void)dc__local_map_peers(h.group, h.heaps);
   }
-  dc__local_close_all(h.heaps + 1, DC__COMM_MAX_WORLD - 1);
+  dc__local_close_all(h.heaps + 1, DC__COMM_MAX_LOCAL - 1);
   for (int32_t i = 0; i < h.guest_count; i++) {
     close(h.guests[i].fd);
   }

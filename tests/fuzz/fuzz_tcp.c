@@ -60,7 +60,7 @@ static void send_to(int peer, const void *message, size_t size) {
 
 /* A message as it should be, or with a few of its bytes changed, or cut; or anything instead. */
 static void say(bytes *b, int peer, const void *message, size_t size) {
-  unsigned char raw[4096];
+  unsigned char raw[sizeof(dc__tcp_welcome)];
   uint8_t how = take_u8(b);
   PROMISE(size <= sizeof raw);
   memcpy(raw, message, size);
