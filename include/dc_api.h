@@ -2293,9 +2293,9 @@ DC_API dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_t
  *  the capture, which makes the state. A launch is a step: it counts, decides, and takes the learning rate that
  *  dc_optimizer_set_lr() set on the stream before it, and the numbers of dc_optimizer_set_loss_scale(). Tensors, their
  *  addresses, which have gradients, grad_scale and options are what they were when it was captured; after a step of
- *  Muon's with parameters that were added since, it must not be launched any more. Launches and calls on the handle must
- *  follow each other, on one stream; the handle must outlive the graph. What a capture cannot hold is DC_E_STATE: a first step, a learning rate,
- *  what waits, steps of the others.
+ *  Muon's with parameters that were added since, it must not be launched any more. Launches and calls on the handle
+ *  must follow each other, on one stream; the handle must outlive the graph. What a capture cannot hold is DC_E_STATE:
+ *  a first step, a learning rate, what waits, steps of the others.
  *  stream  of the optimizer's device; kept alive by the caller until replaced, or the optimizer is destroyed, which waits
  *          for what was queued; work on it waits for the stream set before. NULL (the default): the calling thread
  *  Returns DC_OK; DC_E_INVALID (a stream of another device), DC_E_STATE (the stream set before is being captured),

@@ -22,10 +22,9 @@ int32_t dc_has_feature(const char *name) {
       return 1;
     }
   }
-  static const char *const levels[] = {"avx2", "avx512", "avx512bf16", "amx"};
-  for (int32_t i = 0; i < (int32_t)DC__COUNT(levels); i++) {
-    if (strcmp(name, levels[i]) == 0) {
-      return dc__kernels_level() > i;
+  for (int32_t i = 1; i < DC__KERNELS_LEVELS; i++) {
+    if (strcmp(name, dc__kernels_names[i]) == 0) {
+      return dc__kernels_level() >= i;
     }
   }
   return 0;

@@ -15,9 +15,9 @@
 #include <unistd.h>
 #endif
 
-enum { LEVELS = 5 };
+const char *const dc__kernels_names[DC__KERNELS_LEVELS] = {"generic", "avx2", "avx512", "avx512bf16", "amx"};
 
-static dc__kernels tables[LEVELS]; /* [0]: plain C, no functions */
+static dc__kernels tables[DC__KERNELS_LEVELS]; /* [0]: plain C, no functions */
 static int32_t highest;
 static atomic_int level = -1; /* -1: the tables are not filled yet */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -25,18 +25,17 @@ static char unknown[32]; /* what DC_CPU says, where it is no level's name */
 
 /* The highest level that DC_CPU allows. */
 static int32_t allowed(void) {
-  static const char *const names[LEVELS] = {"generic", "avx2", "avx512", "avx512bf16", "amx"};
   const char *value = secure_getenv("DC_CPU");
   if (value == NULL || value[0] == '\0') {
-    return LEVELS - 1;
+    return DC__KERNELS_LEVELS - 1;
   }
-  for (int32_t i = 0; i < LEVELS; i++) {
-    if (strcmp(value, names[i]) == 0) {
+  for (int32_t i = 0; i < DC__KERNELS_LEVELS; i++) {
+    if (strcmp(value, dc__kernels_names[i]) == 0) {
       return i;
     }
   }
   snprintf(unknown, sizeof unknown, "%s", value);
-  return LEVELS - 1;
+  return DC__KERNELS_LEVELS - 1;
 }
 
 #ifdef __x86_64__
@@ -50,6 +49,7 @@ static bool has_amx(void) {
 #endif
 
 static void fill(void) {
+  const int32_t most = allowed();
 #ifdef __x86_64__
   unsigned int a = 0;
   unsigned int b = 0;
@@ -89,13 +89,12 @@ static void fill(void) {
     tables[3] = tables[2];
     dc__gemm_avx512bf16(&tables[3]);
   }
-  if (highest == 3 && allowed() > 3 && has_amx()) {
+  if (highest == 3 && most > 3 && has_amx()) {
     highest = 4;
     tables[4] = tables[3];
     dc__gemm_amx(&tables[4]);
   }
 #endif
-  int32_t most = allowed();
   atomic_store_explicit(&level, highest < most ? highest : most, memory_order_release);
 }
 

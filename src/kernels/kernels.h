@@ -62,8 +62,10 @@ void dc__here_reduce(dc_stream *here, void *dst, int32_t dst_dtype, const void *
                      int32_t src_dtype, int64_t count, bool mean, bool accumulate);
 void dc__here_copy(dc_stream *here, void *dst, const void *src, size_t bytes);
 
-/* Limits the instruction sets that may be used, for tests: 0 plain C, 1 AVX2, 2 AVX-512, 3 AVX-512 with
- * bfloat16 products. Returns the level in use. */
+/* Levels of instruction sets, each with those below it: plain C, AVX2, AVX-512, its bfloat16 products, AMX. */
+enum { DC__KERNELS_LEVELS = 5 };
+extern const char *const dc__kernels_names[DC__KERNELS_LEVELS];
+/* Limits the level that may be used, for tests. Returns the level in use. */
 int32_t dc__kernels_limit(int32_t limit);
 int32_t dc__kernels_level(void);
 /* DC_E_INVALID where the environment's DC_CPU is no level's name. */

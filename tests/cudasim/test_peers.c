@@ -7,16 +7,21 @@ static const int64_t deadline = INT64_C(100000000000);
 static const char *const functions[] = {"cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess", "cuMemPoolSetAccess",
                                         "cuPointerGetAttribute"};
 
-/* All ranks have the number of the first one's successor. */
-static dc_status pass(card_rank *c, int32_t *data) {
+/* data[1] and on: all ranks' data[0]. */
+static dc_status gather(card_rank *c, int32_t *data, dc_stream *stream) {
   const int64_t one = 1, all = c->r.world;
-  int32_t mine = c->r.rank + 1;
-  dc_status status = put(c, data, &mine, sizeof mine);
   const dc_tensor from = flat(data, &one, DC_INT32);
   dc_tensor to = flat(data + 1, &all, DC_INT32);
-  status = status != DC_OK ? status : dc_comm_all_gather(c->r.comm, &from, &to, NULL, c->stream);
+  dc_status status = dc_comm_all_gather(c->r.comm, &from, &to, NULL, stream);
   status = status != DC_OK ? status : dc_stream_synchronize(c->stream, 0);
   return status != DC_OK ? status : dc_comm_check(c->r.comm);
+}
+
+/* Each rank gives the number of its successor. */
+static dc_status pass(card_rank *c, int32_t *data) {
+  int32_t mine = c->r.rank + 1;
+  dc_status status = put(c, data, &mine, sizeof mine);
+  return status != DC_OK ? status : gather(c, data, c->stream);
 }
 
 static bool arrived(card_rank *c, const int32_t *data) {
@@ -101,13 +106,7 @@ static void test_memory_of_others(void **state) {
 
 static void offers_the_hosts(card_rank *c) {
   int32_t *data = on_card(c, BYTES), host[9] = {0};
-  const int64_t one = 1, all = c->r.world;
-  int32_t *mine = c->r.rank == 0 ? host : data;
-  const dc_tensor from = flat(mine, &one, DC_INT32);
-  dc_tensor to = flat(mine + 1, &all, DC_INT32);
-  dc_status status = dc_comm_all_gather(c->r.comm, &from, &to, NULL, c->r.rank == 0 ? NULL : c->stream);
-  dc_stream_synchronize(c->stream, 0);
-  status = status != DC_OK ? status : dc_comm_check(c->r.comm);
+  dc_status status = c->r.rank == 0 ? gather(c, host, NULL) : gather(c, data, c->stream);
   CHECK(&c->r, status == DC_E_MISMATCH && strstr(dc_last_error(), "with memory of another device") != NULL);
   off_card(c, data, BYTES);
 }

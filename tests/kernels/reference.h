@@ -15,7 +15,7 @@
 
 #include "kernels/kernels.h"
 
-enum { GUARD = 64, DTYPES = 7, HIGHEST_LEVEL = 4 };
+enum { GUARD = 64, DTYPES = 7, HIGHEST_LEVEL = DC__KERNELS_LEVELS - 1 };
 
 static const int32_t dtypes[DTYPES] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16, DC_INT8, DC_INT32, DC_INT64};
 static const int64_t lengths[] = {0, 1, 2, 7, 15, 16, 17, 31, 33, 1000, 4097};

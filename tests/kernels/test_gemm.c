@@ -8,7 +8,7 @@
 
 #include "kernels/kernels.h"
 
-enum { MOST = 700 * 700, HIGHEST_LEVEL = 4 };
+enum { MOST = 700 * 700, HIGHEST_LEVEL = DC__KERNELS_LEVELS - 1 };
 
 static double a64[MOST];
 static double b64[MOST];

@@ -9,7 +9,7 @@
 
 #include "kernels/kernels.h"
 
-enum { MOST = 45, LD = 48, ROWS = 7, HIGHEST_LEVEL = 4 };
+enum { MOST = 45, LD = 48, ROWS = 7, HIGHEST_LEVEL = DC__KERNELS_LEVELS - 1 };
 
 /* Numbers that are a function of the place alone. */
 static void fill(double *x, int64_t count, uint64_t seed) {

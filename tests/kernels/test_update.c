@@ -9,7 +9,7 @@
 
 #include "kernels/kernels.h"
 
-enum { MOST = 301, HIGHEST_LEVEL = 4 };
+enum { MOST = 301, HIGHEST_LEVEL = DC__KERNELS_LEVELS - 1 };
 
 static const int32_t dtypes[] = {DC_FLOAT32, DC_FLOAT16, DC_BFLOAT16};
 

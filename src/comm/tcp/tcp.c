@@ -6,8 +6,8 @@
 
 static void destroy(dc_comm *comm) {
   dc__tcp *self = (dc__tcp *)comm;
-  if (atomic_load(&self->group->failed) ==
-      0) { /* else the failure is the reason, which others may not have heard yet */
+  /* After a failure that is the reason, which others may not have heard yet. */
+  if (atomic_load(&self->group->failed) == 0) {
     dc__tcp_leave(self);
   }
   for (int32_t r = 0; r < comm->world; r++) {

@@ -121,7 +121,7 @@ void dc__cuda_joined(dc__cuda_stream *stream); /* it waits for a mark that was c
 /* device.c */
 /* Of a call that no caller can be told of: keeps the device's first failure. DC_OK if there is none. */
 dc_status dc__cuda_keep(dc__cuda_device *device, const char *call, dc__cu_result error);
-/* Of a call whose caller is told; the device has failed only if it is lost. */
+/* Of a call whose caller is told; the device has failed only if it is lost. DC_OK if there is no error. */
 dc_status dc__cuda_refused(dc__cuda_device *device, const char *call, dc__cu_result error);
 void dc__cuda_keep_status(dc__cuda_device *device, dc_status status); /* with this thread's last error */
 /* Until the card has done all that it was given. False: that cannot be known. */

@@ -29,6 +29,9 @@ dc_status dc__cuda_keep(dc__cuda_device *device, const char *call, dc__cu_result
 }
 
 dc_status dc__cuda_refused(dc__cuda_device *device, const char *call, dc__cu_result error) {
+  if (error == 0) {
+    return DC_OK;
+  }
   dc_status status = describe(device, call, error);
   if (dc__cuda_is_lost(error)) {
     dc__cuda_keep_status(device, status);

@@ -19,13 +19,9 @@ static bool is_allowed(dc__cuda_device *device, int32_t place) {
   return place <= CARDS && (atomic_load(&device->reads) & bit_of(place)) != 0;
 }
 
-static dc_status told(dc__cuda_device *device, const char *call, dc__cu_result error) {
-  return error == 0 ? DC_OK : dc__cuda_refused(device, call, error);
-}
-
 static dc_status open_pool(dc__cuda_device *owner, const dc__cuda_device *reader) {
   const dc__cu_access access = {{1, reader->number}, DC__CU_ACCESS_ALL};
-  return told(owner, "cuMemPoolSetAccess", owner->driver.cuMemPoolSetAccess(owner->pool, &access, 1));
+  return dc__cuda_refused(owner, "cuMemPoolSetAccess", owner->driver.cuMemPoolSetAccess(owner->pool, &access, 1));
 }
 
 dc_status dc__cuda_peers_join(dc__cuda_device *device) {
@@ -64,8 +60,8 @@ void dc__cuda_peers_leave(dc__cuda_device *device) {
 /* Of the card's context, for memory of whoever allocates without a pool. */
 static dc_status open_context(dc__cuda_device *reader, const dc__cuda_device *owner) {
   int can = 0;
-  DC__TRY(
-      told(reader, "cuDeviceCanAccessPeer", reader->driver.cuDeviceCanAccessPeer(&can, reader->number, owner->number)));
+  DC__TRY(dc__cuda_refused(reader, "cuDeviceCanAccessPeer",
+                           reader->driver.cuDeviceCanAccessPeer(&can, reader->number, owner->number)));
   if (can == 0) {
     return dc__fail(DC_E_UNSUPPORTED,
                     "device \"%s\" (%s) cannot read memory of device \"%s\": the cards have no peer access; "
@@ -73,7 +69,7 @@ static dc_status open_context(dc__cuda_device *reader, const dc__cuda_device *ow
                     reader->head.name, reader->model, owner->head.name);
   }
   dc__cu_result error = reader->driver.cuCtxEnablePeerAccess(owner->context, 0);
-  return told(reader, "cuCtxEnablePeerAccess", error == DC__CU_PEER_ALREADY ? 0 : error);
+  return dc__cuda_refused(reader, "cuCtxEnablePeerAccess", error == DC__CU_PEER_ALREADY ? 0 : error);
 }
 
 /* All devices of that card, which may have been opened more than once. */
@@ -105,8 +101,8 @@ dc_status dc__cuda_reads(dc_device *device, int32_t place, const void *ptr) {
   dc_status status = is_allowed(self, place) ? DC_OK : allow(self, place);
   int access = 0;
   if (status == DC_OK) {
-    status = told(self, "cuPointerGetAttribute",
-                  self->driver.cuPointerGetAttribute(&access, DC__CU_POINTER_ACCESS, (uintptr_t)ptr));
+    status = dc__cuda_refused(self, "cuPointerGetAttribute",
+                              self->driver.cuPointerGetAttribute(&access, DC__CU_POINTER_ACCESS, (uintptr_t)ptr));
   }
   dc__cuda_leave(entry);
   return status != DC_OK || (access & DC__CU_ACCESS_READ) != 0
