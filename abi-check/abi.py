@@ -59,7 +59,7 @@ def main() -> int:
     check(f"a program built for a newer libdc on {library.name}", lambda: clients.new_on_old(library))
     check("every list of functions is the same", lambda: surface.faults(library, tests))
     check("every function, called with nothing and with numbers at their edges, returns, names itself, and leaves "
-          "outputs, locale and rounding alone",
+          "outputs, locale, rounding and traps alone",
           lambda: edges.faults(library))
     check("Python's own layout of the structs is that of the locks", surface.layout_faults)
     check("every place says the same version", surface.version_faults)

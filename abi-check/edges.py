@@ -1,5 +1,6 @@
-"""Every function called with nothing, and with numbers at their edges: it returns, an error names the function, outputs
-of a call that failed are what they were, and so are locale and rounding mode after every call."""
+"""Every function called with nothing, and with numbers at their edges, while floating-point exceptions are trapped: it
+returns, an error names the function, outputs of a call that failed are what they were, and so are the locale, the
+rounding mode and the traps after every call."""
 
 from __future__ import annotations
 
@@ -11,19 +12,21 @@ from typing import List, Set
 
 from header import ROOT, must, read, run
 
-NUMBERS = ["0", "1", "-1", "INT32_MIN", "INT32_MAX"]
+NUMBERS = ["0", "1", "-1", "INT32_MIN", "INT32_MAX", "NAN", "-INFINITY"]  # the last two for double
 HANDLES = {"dc_device": "device", "dc_context": "context", "dc_comm": "comm", "dc_linalg": "linalg"}
 PROGRAM = """
+#define _GNU_SOURCE
 #include <dc_api.h>
 #include <fenv.h>
 #include <locale.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 enum { OUTPUTS = 8 };
 static union output { size_t struct_size; void *handle; char bytes[4096]; } now[OUTPUTS], before[OUTPUTS];
 static unsigned control;
 static unsigned controls(void) {
-  unsigned bits = (unsigned)fegetround();
+  unsigned bits = (unsigned)fegetround() | (unsigned)fegetexcept();
 #ifdef __x86_64__
   bits |= (__builtin_ia32_stmxcsr() & 0xffc0u) << 16; /* all but the flags of what happened */
 #endif
@@ -31,7 +34,7 @@ static unsigned controls(void) {
 }
 static void kept(const char *call) {
   if (controls() != control)
-    printf("%s: changed how floating-point numbers are rounded\\n", call);
+    printf("%s: changed how floating-point numbers are rounded, or what traps\\n", call);
   if (strcmp(setlocale(LC_ALL, NULL), "C.UTF-8") != 0)
     printf("%s: changed the locale\\n", call);
 }
@@ -67,6 +70,7 @@ int main(void) {
   dc_status got;
   setlocale(LC_ALL, "C.UTF-8");
   fesetround(FE_UPWARD);
+  feenableexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW);
   control = controls();
   if (dc_device_open("cpu", NULL, &device) || dc_context_create(device, NULL, &context) ||
       dc_comm_create_threads(1, NULL, &comm) || dc_init(context, comm, NULL, 1) ||
@@ -87,6 +91,10 @@ def _parameters(prototype: str) -> List[str]:
     return [] if inside == "void" else [re.sub(r"\w+$", "", part).strip() for part in inside.split(", ")]
 
 
+def _of_kind(number: str, kind: str) -> str:
+    return "0" if number.endswith(("NAN", "INFINITY")) and kind != "double" else number
+
+
 def _calls(name: str, prototype: str) -> List[str]:
     """All pointers NULL, and, where the first is a handle, a good one; all numbers the same."""
     types = _parameters(prototype)
@@ -97,7 +105,7 @@ def _calls(name: str, prototype: str) -> List[str]:
     calls = []
     for handle in handles:
         for number in NUMBERS:
-            words = ["NULL" if kind.endswith(("*", "_fn")) else f"({kind}){number}" for kind in types]
+            words = ["NULL" if kind.endswith(("*", "_fn")) else f"({kind}){_of_kind(number, kind)}" for kind in types]
             calls.append(f"{name}({', '.join([handle, *words[1:]] if words and words[0] == 'NULL' else words)})")
     return list(dict.fromkeys(calls))
 

@@ -289,16 +289,70 @@ static void test_mismatch(void **state) {
   on_external(mismatch, rooms);
 }
 
+/* A rank that owns a part of the result and has no place for it: all of them hear of that rank. */
+static int without_a_place(dc_comm *comm, void *arg) {
+  (void)arg;
+  float whole[6] = {0}, part[2] = {0};
+  const dc__range ranges[WORLD] = {{0, 2}, {2, 2}, {4, 2}};
+  const dc__coll_item item = {.send = whole,
+                              .recv = dc_comm_rank(comm) == 1 ? NULL : part,
+                              .ranges = ranges,
+                              .total = 6,
+                              .id = 5,
+                              .dtype = DC_FLOAT32,
+                              .recv_dtype = DC_FLOAT32,
+                              .reduce_op = DC_MEAN};
+  const dc__tag tag = {0, 5, DC_OP_REDUCE_GRAD, NULL};
+  dc__comm_reduce_scatter(comm, NULL, &tag, &item, 1);
+  CHECK(dc_comm_check(comm) == DC_E_STATE);
+  CHECK(strstr(dc_last_error(), "the gradient buffer of parameter 5 was taken away") != NULL);
+  CHECK(strstr(dc_last_error(), "on rank 1") != NULL);
+  return 0;
+}
+
+static void test_without_a_place(void **state) {
+  (void)state;
+  room rooms[2] = {0};
+  on_external(without_a_place, rooms);
+}
+
+static int32_t gather_alone(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
+  (void)arg;
+  memcpy(recv, send, (size_t)count * dc_dtype_size(dtype));
+  return 0;
+}
+
+/* Two would mix their collectives in an order of its own on each rank. */
+static void one_context_at_a_time(dc_comm *comm) {
+  dc_device *device;
+  dc_context *contexts[2];
+  assert_int_equal(dc_device_open("cpu", NULL, &device), DC_OK);
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(dc_context_create(device, NULL, &contexts[i]), DC_OK);
+  }
+  assert_int_equal(dc_init(contexts[0], comm, NULL, 100), DC_OK);
+  assert_int_equal(dc_init(contexts[1], comm, NULL, 100), DC_E_BUSY);
+  assert_non_null(strstr(dc_last_error(), "(external) cannot be copied, and another context uses it"));
+  assert_int_equal(dc_cleanup(contexts[0]), DC_OK);
+  assert_int_equal(dc_init(contexts[1], comm, NULL, 100), DC_OK);
+  for (int i = 0; i < 2; i++) {
+    dc_context_destroy(contexts[i]);
+  }
+  dc_device_destroy(device);
+}
+
 static void test_without_dup(void **state) {
   (void)state;
   dc_comm_callbacks callbacks = table;
   dc_comm *comm = NULL;
   dc_comm *copy = NULL;
+  callbacks.all_gather = gather_alone;
   callbacks.dup = NULL;
   callbacks.abort = NULL;
   callbacks.destroy_user = NULL;
   assert_int_equal(dc_comm_create_external(&callbacks, 0, 1, NULL, &comm), DC_OK);
   assert_int_equal(dc_comm_dup(comm, &copy), DC_E_UNSUPPORTED);
+  one_context_at_a_time(comm);
   dc_comm_abort(comm, NULL);
   assert_int_equal(dc_comm_check(comm), DC_E_ABORTED);
   dc_comm_destroy(comm);
@@ -306,8 +360,9 @@ static void test_without_dup(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_collectives),    cmocka_unit_test(test_group),    cmocka_unit_test(test_copies),
-      cmocka_unit_test(test_callback_error), cmocka_unit_test(test_mismatch), cmocka_unit_test(test_without_dup),
+      cmocka_unit_test(test_collectives),     cmocka_unit_test(test_group),    cmocka_unit_test(test_copies),
+      cmocka_unit_test(test_callback_error),  cmocka_unit_test(test_mismatch), cmocka_unit_test(test_without_dup),
+      cmocka_unit_test(test_without_a_place),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

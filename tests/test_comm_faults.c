@@ -189,6 +189,31 @@ static void test_failure_on_stream(void **state) {
   on_threads_and_processes(2, failure_on_stream, NULL);
 }
 
+/* Rank 1 waits for rank 2 in a communicator to which rank 0 has not come: rank 0 names rank 2 alone. */
+static int held_up(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_comm *copy = NULL;
+  CHECK_OK(dc_comm_dup(comm, &copy));
+  CHECK_OK(gather(copy, 5, N, DC_FLOAT32));
+  if (comm->rank == 2) {
+    await_failure(comm);
+  } else if (comm->rank == 1) {
+    CHECK(gather(copy, 6, N, DC_FLOAT32) == DC_E_TIMEOUT);
+  } else {
+    comm->timeout_ns = 2000 * MS; /* rank 1 waits by then */
+    CHECK(gather(comm, 7, N, DC_FLOAT32) == DC_E_TIMEOUT);
+  }
+  CHECK(dc_comm_check(comm) == DC_E_TIMEOUT);
+  CHECK_SAYS("rank 0 waited 2.0 s at allgather_param of parameter 7 (channel 0) for rank 2 of 3 to come; rank 2 last");
+  dc_comm_destroy(copy);
+  return 0;
+}
+
+static void test_held_up(void **state) {
+  (void)state;
+  on_threads_and_processes(3, held_up, NULL);
+}
+
 /* ---- leaving ---- */
 
 /* Who is done may go before the others have read his data. */
@@ -305,6 +330,7 @@ int main(void) {
       cmocka_unit_test(test_aborted),
       cmocka_unit_test(test_abort_while_reading),
       cmocka_unit_test(test_failure_on_stream),
+      cmocka_unit_test(test_held_up),
       cmocka_unit_test(test_leaves_early),
       cmocka_unit_test(test_waits_for_left),
       cmocka_unit_test(test_never_came),

@@ -100,19 +100,25 @@ static int works(dc_comm *comm) {
   return 0;
 }
 
-/* A group of 32 can be made and given back any number of times, at different times on each rank. */
+enum { COPIES = 100 };
+
+/* Descriptors bound TCP's copies: its ranks are threads of this one process here. */
+static int copies_on(const dc_comm *comm) {
+  return strcmp(comm->ops->name, "tcp") == 0 ? 40 : COPIES;
+}
+
+/* A group has any number of copies, made and given back any number of times, at different times on each rank. */
 static int many_copies(dc_comm *comm, void *arg) {
   (void)arg;
-  dc_comm *copies[DC__COMM_MAX_DUPS];
-  for (int round = 0; round < 5; round++) {
-    for (int i = 0; i < DC__COMM_MAX_DUPS - 1; i++) {
+  dc_comm *copies[COPIES];
+  int count = copies_on(comm); /* no multiple of 7 */
+  for (int round = 0; round < 2; round++) {
+    for (int i = 0; i < count; i++) {
       CHECK_OK(dc_comm_dup(i == 0 ? comm : copies[0], &copies[i]));
       CHECK(works(copies[i]) == 0);
     }
-    dc_comm *more = NULL;
-    CHECK(dc_comm_dup(comm, &more) == DC_E_INVALID && more == NULL);
-    for (int i = 0; i < DC__COMM_MAX_DUPS - 1; i++) {
-      dc_comm_destroy(copies[(i * 7 + dc_comm_rank(comm)) % (DC__COMM_MAX_DUPS - 1)]);
+    for (int i = 0; i < count; i++) {
+      dc_comm_destroy(copies[(i * 7 + dc_comm_rank(comm)) % count]);
     }
     CHECK_OK(dc_comm_barrier(comm));
   }
@@ -124,9 +130,59 @@ static int many_copies(dc_comm *comm, void *arg) {
   return 0;
 }
 
+/* The last rank makes all its copies before the others make any. */
+static int copies_ahead(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_comm *copies[COPIES];
+  int count = copies_on(comm);
+  if (dc_comm_rank(comm) != dc_comm_size(comm) - 1) {
+    sleep_ms(50);
+  }
+  for (int i = 0; i < count; i++) {
+    CHECK_OK(dc_comm_dup(comm, &copies[i]));
+  }
+  for (int i = count - 1; i >= 0; i--) {
+    CHECK(works(copies[i]) == 0);
+    dc_comm_destroy(copies[i]);
+  }
+  return 0;
+}
+
+/* A rank waits on a channel that the one which aborts the group has never seen. */
+static int aborted_ahead(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_comm *copies[COPIES];
+  if (dc_comm_rank(comm) == 0) {
+    sleep_ms(50);
+    dc_comm_abort(comm, "enough");
+    CHECK(dc_comm_check(comm) == DC_E_ABORTED);
+    return 0;
+  }
+  for (int i = 0; i < COPIES; i++) {
+    CHECK_OK(dc_comm_dup(comm, &copies[i]));
+  }
+  CHECK(dc_comm_barrier(copies[COPIES - 1]) == DC_E_ABORTED);
+  CHECK_SAYS("enough");
+  for (int i = 0; i < COPIES; i++) {
+    dc_comm_destroy(copies[i]);
+  }
+  return 0;
+}
+
 static void test_many_copies(void **state) {
   (void)state;
   on_all_groups(many_copies, NULL);
+}
+
+static void test_copies_ahead(void **state) {
+  (void)state;
+  on_all_groups(copies_ahead, NULL);
+}
+
+static void test_aborted_ahead(void **state) {
+  (void)state;
+  assert_int_equal(on_threads(3, 0, aborted_ahead, NULL), 0);
+  assert_int_equal(on_processes(2, 0, aborted_ahead, NULL), 0);
 }
 
 static void test_alone(void **state) {
@@ -206,10 +262,8 @@ static void test_bad_arguments(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_overlap),
-      cmocka_unit_test(test_many_copies),
-      cmocka_unit_test(test_alone),
-      cmocka_unit_test(test_bad_arguments),
+      cmocka_unit_test(test_overlap),       cmocka_unit_test(test_many_copies), cmocka_unit_test(test_copies_ahead),
+      cmocka_unit_test(test_aborted_ahead), cmocka_unit_test(test_alone),       cmocka_unit_test(test_bad_arguments),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

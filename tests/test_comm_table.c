@@ -67,7 +67,7 @@ WRAPPED(void, dc__local_raise, (const dc__local_group *group, dc__local_word *wo
   if (runs >= 0) { /* leaving raises its words too, to what they are */
     char *slot = (char *)word - offsetof(dc__local_slot, done);
     bool posted = true;
-    for (int32_t c = 0; c < DC__COMM_MAX_DUPS; c++) {
+    for (int32_t c = 0; c < dc__local_channel_count(group); c++) {
       posted = posted && (char *)dc__local_slot_of(group, c, group->rank) != slot;
     }
     step(runs, posted ? POST : DONE);

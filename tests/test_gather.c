@@ -121,6 +121,7 @@ static void hits_and_updates(rank *r) {
   OK(r, dc_invalidate_gathered_param(r->ctx, id)); /* no effect on a persistent one */
   OK(r, dc_clear_all_gathered_params(r->ctx));
   CHECK(r, stats_of(r).gathered_bytes > 0);
+  OK(r, dc_release_param(r->ctx, &b, GRAPH, id, 1));
   OK(r, dc_clear_persistent(r->ctx, id));
   CHECK(r, stats_of(r).gathered_bytes == 0);
   OK(r, dc_set_persistent(r->ctx, id));
@@ -136,6 +137,47 @@ static void hits_and_updates(rank *r) {
 static void test_hits_and_updates(void **state) {
   (void)state;
   run_ranks((setup){.world = 3}, hits_and_updates, NULL);
+}
+
+/* From the wait to the last release nothing takes the memory away but dc_step_abort and an invalidation. */
+static void in_use(rank *r) {
+  sharded p;
+  int64_t id = 3;
+  dc_tensor a = DC_TENSOR_INIT;
+  dc_buffer *taken;
+  OK(r, register_sharded(r, &p, id, 11, 1));
+  OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
+  OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &a));
+  OK(r, dc_wait_allgather(r->ctx, &a, GRAPH, id));
+  OK(r, dc_clear_persistent(r->ctx, id));
+  CHECK(r, stats_of(r).gathered_bytes > 0 && dc_buffer_data(a.buffer) == a.data && holds_weights(&a, &p, 1.0f));
+  OK(r, dc_reset(r->ctx));
+  FAILS(r, dc_unregister_param(r->ctx, id), DC_E_BUSY, "parameter 3 is in use: it is gathered, and not released");
+  OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
+  OK(r, dc_release_param(r->ctx, &a, GRAPH, id, 1));
+  CHECK(r, stats_of(r).gathered_bytes == 0); /* no longer persistent */
+  OK(r, dc_set_persistent(r->ctx, id));      /* and not waited for */
+  OK(r, dc_clear_persistent(r->ctx, id));
+  FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, id), DC_E_STATE, "parameter 3 is not gathered");
+  /* Who took a reference to a persistent copy keeps its memory. */
+  OK(r, dc_set_persistent(r->ctx, id));
+  OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &a));
+  OK(r, dc_take_param(r->ctx, GRAPH, id, DC_DTYPE_NONE, &taken));
+  OK(r, dc_clear_persistent(r->ctx, id));
+  CHECK(r, dc_buffer_data(taken) == a.data && holds_weights(&a, &p, 1.0f) && stats_of(r).gathered_bytes > 0);
+  dc_buffer_release(taken);
+  CHECK(r, stats_of(r).gathered_bytes == 0);
+  OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &a));
+  OK(r, dc_wait_allgather(r->ctx, &a, GRAPH, id));
+  OK(r, dc_reset(r->ctx));
+  OK(r, dc_step_abort(r->ctx));
+  OK(r, dc_unregister_param(r->ctx, id));
+  free_sharded(&p);
+}
+
+static void test_in_use(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 2}, in_use, NULL);
 }
 
 static bool is_bf16_of_weights(const dc_tensor *full, const sharded *p) {
@@ -319,13 +361,10 @@ static void test_shared_param(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_shape),
-      cmocka_unit_test(test_profiler_forgets),
-      cmocka_unit_test(test_hits_and_updates),
-      cmocka_unit_test(test_other_types),
-      cmocka_unit_test(test_users),
-      cmocka_unit_test(test_prefetch),
-      cmocka_unit_test(test_take),
+      cmocka_unit_test(test_every_shape),      cmocka_unit_test(test_profiler_forgets),
+      cmocka_unit_test(test_hits_and_updates), cmocka_unit_test(test_in_use),
+      cmocka_unit_test(test_other_types),      cmocka_unit_test(test_users),
+      cmocka_unit_test(test_prefetch),         cmocka_unit_test(test_take),
       cmocka_unit_test(test_shared_param),
   };
   return cmocka_run_group_tests_name("gather", tests, NULL, NULL);

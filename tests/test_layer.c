@@ -22,7 +22,7 @@ static void check_bytes(const rig *r) {
   const dc_layer_config *c = &r->config;
   int64_t e = (int64_t)dc_dtype_size(c->dtype), n = TOKENS, h = 48, i = 80;
   int64_t rows = n * h * e, wide = n * i * e; /* multiples of 64 */
-  int64_t stats = (n * 3 * 4 + 63) / 64 * 64 + 2 * ((2 * n * 4 + 63) / 64 * 64);
+  int64_t stats = (2 * n * 3 * 4 + 63) / 64 * 64 + 2 * ((2 * n * 4 + 63) / 64 * 64);
   assert_int_equal(r->cost.reserve_bytes,
                    rows * (7 - 2 * c->normalize_invertible) + wide * (2 - c->gelu_checkpoint) + stats);
   assert_int_equal(r->cost.kept_bytes, r->cost.reserve_bytes + rows);
@@ -167,6 +167,45 @@ static void test_11_inference(void **state) {
     assert_int_equal(dc_layer_backward(other, &r.call, r.weights, &r.x.t, &r.out.t, &r.dout.t, &r.dx.t, r.gradients),
                      DC_E_STATE);
     dc_layer_destroy(other);
+    free_rig(&r);
+  }
+}
+
+/* Batches without tokens, as PyTorch's layer takes them: nothing is computed, and gradients of weights are zeros. */
+static void test_02_without_tokens(void **state) {
+  (void)state;
+  static const int64_t sizes[][2] = {{0, 5}, {2, 0}, {0, 0}};
+  static const int32_t none[3] = {0, 0, 0};
+  for (size_t i = 0; i < 3 * 4; i++) {
+    dc_layer_config c = small_config();
+    c.pre_layer_norm = i % 2 == 0 ? 1 : -1;
+    c.normalize_invertible = (int32_t)(i / 6);
+    rig r = make_rig(c, sizes[i % 3][0], sizes[i % 3][1]);
+    dc_stream *stream = NULL;
+    settle_rig(&r);
+    r.call.cu_seqlens = i >= 9 ? none : NULL;
+    if (i >= 6) {
+      OK(dc_stream_create(r.device, &stream));
+      r.call.stream = stream;
+    }
+    OK(dc_layer_inference(r.layer, &r.call, r.weights, &r.x.t, &r.out.t));
+    for (int32_t accumulate = 1; accumulate >= 0; accumulate--) {
+      for (int32_t k = 0; k < DC_LAYER_WEIGHTS; k++) {
+        memset(r.g[k].t.data, 0x3c, r.g[k].bytes);
+      }
+      r.call.accumulate = accumulate;
+      forward(&r);
+      backward(&r);
+      if (stream != NULL) {
+        OK(dc_stream_synchronize(stream, 0));
+      }
+      for (int32_t k = 0; k < DC_LAYER_WEIGHTS; k++) {
+        const unsigned char *g = r.g[k].t.data;
+        assert_int_equal(g[0], accumulate ? 0x3c : 0);
+        assert_memory_equal(g, g + 1, r.g[k].bytes - 1);
+      }
+    }
+    dc_stream_destroy(stream);
     free_rig(&r);
   }
 }
@@ -328,6 +367,7 @@ static void test_29_two_at_once(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_04_finite_differences),
+      cmocka_unit_test(test_02_without_tokens),
       cmocka_unit_test(test_10_packed),
       cmocka_unit_test(test_11_inference),
       cmocka_unit_test(test_17_18_20_21_31_flags),

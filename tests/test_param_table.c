@@ -1,5 +1,5 @@
-/* The model of a parameter's weights (spin/gather.pml) and the runtime go by the same table: from every state that the
- * runtime can be brought to, every call has the row's status and leads to the row's state. */
+/* The models of a parameter's weights (spin/gather.pml, spin/types.pml) and the runtime go by the same tables: from
+ * every state that the runtime can be brought to, every call has the row's result and leads to the row's state. */
 #include "harness.h"
 #include "runtime/runtime.h"
 
@@ -7,12 +7,16 @@ typedef enum state {
   NONE,
   NONE_KEPT,
   CURRENT,
+  CURRENT_USED,
   CURRENT_HALF,
   CURRENT_KEPT,
+  CURRENT_KEPT_USED,
   CURRENT_KEPT_HALF,
   STALE,
+  STALE_USED,
   STALE_HALF,
   STALE_KEPT,
+  STALE_KEPT_USED,
   STALE_KEPT_HALF,
   STATES
 } state;
@@ -88,7 +92,7 @@ static state state_of(rank *r) {
     return p->persistent ? NONE_KEPT : NONE;
   }
   int base = copy->version == p->version ? CURRENT : STALE;
-  return (state)(base + (p->users > 0 ? 1 : 0) + (p->persistent ? 2 : 0));
+  return (state)(base + (p->users > 0 ? 2 : p->in_use ? 1 : 0) + (p->persistent ? 3 : 0));
 }
 
 /* Calls that lead to each state from a new parameter; the parameter is registered persistent for one of them. */
@@ -100,12 +104,16 @@ static const struct {
     [NONE] = {false, 0, {0}},
     [NONE_KEPT] = {true, 0, {0}},
     [CURRENT] = {false, 1, {GATHER}},
+    [CURRENT_USED] = {false, 2, {GATHER, WAIT}},
     [CURRENT_HALF] = {false, 2, {GATHER, RELEASE_OF_2}},
     [CURRENT_KEPT] = {false, 1, {KEEP}},
+    [CURRENT_KEPT_USED] = {false, 2, {KEEP, WAIT}},
     [CURRENT_KEPT_HALF] = {true, 2, {GATHER, RELEASE_OF_2}},
     [STALE] = {false, 2, {GATHER, UPDATE}},
+    [STALE_USED] = {false, 3, {GATHER, WAIT, UPDATE}},
     [STALE_HALF] = {false, 3, {GATHER, RELEASE_OF_2, UPDATE}},
     [STALE_KEPT] = {true, 2, {GATHER, UPDATE}},
+    [STALE_KEPT_USED] = {true, 3, {GATHER, UPDATE, WAIT}},
     [STALE_KEPT_HALF] = {false, 3, {KEEP, RELEASE_OF_2, UPDATE}},
 };
 
@@ -152,10 +160,93 @@ static void test_a_row_for_every_call_in_every_state(void **unused) {
   }
 }
 
+/* ---- the types of copies ---- */
+
+enum { NARROW = 1, OWN = 2, WIDE = 4, SETS = 8 }; /* a set of copies is a sum */
+enum {
+  NOTHING = 0,
+  NARROW_OWN = NARROW + OWN,
+  NARROW_WIDE = NARROW + WIDE,
+  OWN_WIDE = OWN + WIDE,
+  ALL_THREE = NARROW + OWN + WIDE
+};
+enum { GATHER_NARROW = NARROW, GATHER_OWN = OWN, GATHER_WIDE = WIDE };
+typedef enum source { FOUND, CAST, WIRE } source;
+
+static const int32_t types[] = {[NARROW] = DC_FLOAT16, [OWN] = DC_FLOAT32, [WIDE] = DC_FLOAT64};
+
+static const struct {
+  int from, asked;
+  source result;
+  int to;
+  const char *text;
+} type_rows[] = {
+#define ROW(from, made, result, to) {from, made, result, to, #from ", " #made ", " #result ", " #to},
+#include "spin/type_table.h"
+#undef ROW
+};
+
+static int copies_of(rank *r) {
+  dc__param *p = dc__map_get(&r->ctx->params, PARAM);
+  int there = 0;
+  for (int type = NARROW; type <= WIDE; type *= 2) {
+    there += dc__gather_copy(p, types[type]) != NULL ? type : 0;
+  }
+  return there;
+}
+
+static source source_of(rank *r, int asked) {
+  dc_memory_stats before = DC_MEMORY_STATS_INIT, after = DC_MEMORY_STATS_INIT;
+  dc_tensor full = DC_TENSOR_INIT;
+  (void)dc_get_memory_stats(r->ctx, &before);
+  (void)dc_allgather_param(r->ctx, NULL, GRAPHS, PARAM, types[asked], &full);
+  (void)dc_get_memory_stats(r->ctx, &after);
+  return after.gather_hits > before.gather_hits ? FOUND : after.gathers > before.gathers ? WIRE : CAST;
+}
+
+static void every_type_row(rank *r) {
+  int64_t id = PARAM;
+  sharded p;
+  OK(r, register_sharded(r, &p, PARAM, LENGTH, 0));
+  OK(r, dc_register_graph_z3(r->ctx, GRAPHS, &id, 1));
+  for (size_t i = 0; i < sizeof type_rows / sizeof type_rows[0]; i++) {
+    for (int type = NARROW; type <= WIDE; type *= 2) {
+      if ((type_rows[i].from & type) != 0) {
+        (void)source_of(r, type);
+      }
+    }
+    bool right = copies_of(r) == type_rows[i].from && source_of(r, type_rows[i].asked) == type_rows[i].result &&
+                 copies_of(r) == type_rows[i].to;
+    if (!right) {
+      snprintf(r->failure, sizeof r->failure, "row \"%s\" is not what the runtime does", type_rows[i].text);
+      return;
+    }
+    OK(r, dc_invalidate_gathered_param(r->ctx, PARAM));
+  }
+  OK(r, dc_unregister_graph(r->ctx, GRAPHS));
+  OK(r, dc_unregister_param(r->ctx, PARAM)); /* waits for the work that reads the shard */
+  free_sharded(&p);
+}
+
+static void test_every_type_row(void **unused) {
+  (void)unused;
+  int count[SETS][SETS] = {{0}};
+  for (size_t i = 0; i < sizeof type_rows / sizeof type_rows[0]; i++) {
+    count[type_rows[i].from][type_rows[i].asked]++;
+  }
+  for (int from = 0; from < SETS; from++) {
+    for (int type = NARROW; type <= WIDE; type *= 2) {
+      assert_int_equal(count[from][type], 1);
+    }
+  }
+  run_ranks((setup){.world = 2}, every_type_row, NULL);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_row),
       cmocka_unit_test(test_a_row_for_every_call_in_every_state),
+      cmocka_unit_test(test_every_type_row),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

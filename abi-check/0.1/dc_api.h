@@ -29,6 +29,9 @@
  *     threads use the object.
  *   - Handles belong to the process that made them. In a child made by fork(), a call on one is DC_E_STATE, destroying
  *     and releasing do nothing, and the parent notices nothing; the child may make handles of its own.
+ *   - A host may trap floating-point exceptions, as feenableexcept(), -ffpe-trap and Free Pascal do. Calls mask the traps
+ *     and give the caller's environment back as it was; the library's threads have none, nor do functions of the
+ *     caller's while a call or such a thread runs them. One that sets traps clears them before it returns.
  *   - Inputs are read during the call alone, and outputs written during it alone, except where it says so. Texts
  *     are UTF-8 and end with NUL.
  *   - Each chapter names the source of its mathematics, or says that it computes nothing.
@@ -342,7 +345,9 @@ DC_API size_t dc_buffer_bytes(const dc_buffer *buffer);
 
 /** A group of ranks that call the same collectives in the same order. Every wait ends: with the result, at the
  *  deadline, when a peer's process dies, or when somebody aborts; then each rank gets the same error, which names
- *  the operator, the parameter and the rank, and the communicator refuses further work. */
+ *  the operator, the parameter and the rank, and the communicator refuses further work. A deadline's error names the
+ *  ranks that are the reason, not those that are held up by them. The exception are the caller's own functions, of
+ *  which dc_comm_create_external() says what ends a wait. */
 typedef struct dc_comm dc_comm;
 
 /** Choices for communicators. */
@@ -381,6 +386,10 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  other one. What the ranks send is not encrypted: the name keeps out who came to the wrong place, not an enemy.
  *  Bits are those of every other transport. A collective's deadline runs while nothing moves. symmetric_memory and
  *  dc_comm_set_checksums() want shared memory, which these ranks do not have. All machines must have one order of bytes.
+ *  At a deadline the ranks ask each other who is late, and before any error they agree on one for all. That takes as
+ *  long as a message does, or at most 3 s where a rank does not answer, being stopped or cut off. Ranks that cannot
+ *  reach each other at all name those that they lack. A connection that breaks though its rank lives is DC_E_SYSTEM;
+ *  the text names both ranks and the system's error. What other machines say is shown without control characters.
  *  address  "HOST:PORT" or "[ADDRESS]:PORT", the same on every rank: where rank 0 is, as all of them reach it
  *  name     the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  options  heap_bytes is not used; NULL = defaults
@@ -404,9 +413,11 @@ typedef struct dc_comm_callbacks {
   int32_t (*broadcast)(void *data, size_t bytes, int32_t root, void *user);
   /** Returns after every rank has called. */
   int32_t (*barrier)(void *user);
-  /** Makes an independent group of the same ranks. NULL: gathers and reductions share one stream. */
+  /** Makes an independent group of the same ranks. NULL: gathers and reductions share one stream, and only one context
+   *  at a time can be initialised with the communicator, beside which the caller must not use it. */
   int32_t (*dup)(void *user, void **new_user);
-  /** Makes blocked calls return an error. May be NULL. */
+  /** Makes blocked calls return an error; called at the deadline and by dc_comm_abort(), on another thread. May be
+   *  NULL. */
   void (*abort)(void *user);
   /** Called once for each user pointer when its communicator is destroyed. May be NULL. */
   void (*destroy_user)(void *user);
@@ -421,9 +432,14 @@ typedef struct dc_comm_callbacks {
  *  [any] Since 0.1. */
 DC_API void dc_comm_callbacks_init(dc_comm_callbacks *callbacks, size_t struct_size);
 
-/** A communicator over the caller's collectives.
+/** A communicator over the caller's collectives. options.timeout_ns is the longest time that a function may take.
+ *  After it the communicator and its copies fail with DC_E_TIMEOUT on this rank, abort is called, and what the function
+ *  returns later is not used. libdc cannot end a function itself: one that does not return, without an abort or in
+ *  spite of it, blocks its caller for ever. A function that calls a collective of its own communicator makes that fail
+ *  with DC_E_STATE.
  *  callbacks  the table, which is copied; its user pointer must live until destroy_user
- *  Returns DC_OK; DC_E_INVALID (one of all_gather, reduce_scatter, broadcast, barrier is NULL). [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID (one of all_gather, reduce_scatter, broadcast, barrier is NULL), DC_E_SYSTEM (no thread
+ *  for the deadline), DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size,
                                          const dc_comm_options *options, dc_comm **comm);
 
@@ -460,9 +476,11 @@ DC_API int32_t dc_comm_rank(const dc_comm *comm);
 DC_API int32_t dc_comm_size(const dc_comm *comm);
 
 /** Another communicator of the same ranks, whose collectives overlap this one's. Collective in the sense that every
- *  rank must do it in the same order; does not block. At most 32 of a group.
+ *  rank must do it in the same order; does not block. A group may have any number of them, and destroying one takes no
+ *  other rank; over TCP each has a connection, and so a descriptor, to every other rank.
  *  copy  the new handle, the caller's to destroy
- *  Returns DC_OK; DC_E_UNSUPPORTED (external without dup), DC_E_INVALID (too many), DC_E_CALLBACK.
+ *  Returns DC_OK; DC_E_UNSUPPORTED (external without dup), DC_E_NO_MEMORY, DC_E_SYSTEM (no more descriptors),
+ *  DC_E_INVALID, DC_E_CALLBACK.
  *  [handle] Since 0.1. */
 DC_API dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy);
 
@@ -479,8 +497,9 @@ enum dc_reduce_op {
  *  stream  where the work runs; NULL: on the calling thread, which blocks until done
  *          A CUDA stream that is captured into a graph: on NCCL alone (else DC_E_UNSUPPORTED), as in dc_set_stream()
  *  send may be reused, and recv read, when the work is done on every rank; send may lie inside recv at its place.
- *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, and DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD,
- *  DC_E_ABORTED (stream NULL: of this collective; otherwise of an earlier one). [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, and what dc_comm_check() may return: DC_E_MISMATCH,
+ *  DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED (stream NULL: of this collective; otherwise of an earlier one).
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
                                     dc_stream *stream);
 
@@ -543,7 +562,7 @@ DC_API dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable);
 
 /** Whether the communicator still works: DC_OK, or the first failure of its group, with its text in dc_last_error().
  *  Returns DC_OK; DC_E_INVALID, DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK,
- *  DC_E_CORRUPT.
+ *  DC_E_SYSTEM (a connection broke), DC_E_CORRUPT, DC_E_STATE (a function of the caller's called its own communicator).
  *  [any] Since 0.1. */
 DC_API dc_status dc_comm_check(dc_comm *comm);
 
@@ -614,10 +633,11 @@ DC_API void dc_config_init(dc_config *config, size_t struct_size);
 
 /** Starts a context: joins the ranks of comm, reads the config, makes the streams. Collective: compares the config
  *  over ranks. Once in a context's life.
- *  comm     NULL = a world of one rank; kept alive by the context, which uses private copies (dc_comm_dup)
+ *  comm     NULL = a world of one rank; kept alive by the context, which uses private copies (dc_comm_dup), or comm
+ *           itself where there can be none
  *  initial_reduce_bucket_size  elements a gradient bucket holds, >= 1; a larger gradient makes its bucket grow
- *  Returns DC_OK; DC_E_STATE (second time, or after dc_cleanup), DC_E_INVALID, DC_E_MISMATCH and the other
- *  communication errors. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_STATE (second time, or after dc_cleanup), DC_E_INVALID, DC_E_BUSY (comm cannot be copied, and
+ *  another context uses it), DC_E_MISMATCH and the other communication errors. [handle] Since 0.1. */
 DC_API dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *config,
                          int64_t initial_reduce_bucket_size);
 
@@ -627,7 +647,8 @@ DC_API dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *co
 DC_API dc_status dc_cleanup(dc_context *context);
 
 /** Drops all graphs; parameters, gathered weights and buckets stay.
- *  Returns DC_OK; DC_E_BUSY (reductions are pending: call dc_end_backward or dc_step_abort first).
+ *  Returns DC_OK; DC_E_BUSY (reductions are pending: call dc_end_backward or dc_step_abort first; or local sums of
+ *  stage 1: end a backward with update = 1, or call dc_step_abort, first).
  *  [handle] Since 0.1. */
 DC_API dc_status dc_reset(dc_context *context);
 
@@ -707,24 +728,33 @@ DC_API dc_status dc_register_z3_param(dc_context *context, int64_t id, const int
                                       const dc_tensor *shard, const dc_tensor *grad_buffer, int32_t persistent,
                                       int32_t expected_grad_dtype);
 
+/** Gives a parameter a name for people: error texts, log lines and dumps have it behind the number, "parameter 7
+ *  (encoder.layer.0.weight)". Every rank may, or may not, give its own.
+ *  name  copied; of a long one texts have the last 96 bytes; NULL or "" takes the name away
+ *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_INVALID (a control byte in it), DC_E_NO_MEMORY. [handle] Since 0.1. */
+DC_API dc_status dc_set_param_name(dc_context *context, int64_t id, const char *name);
+
 /** Points a parameter's gradient at another buffer, which is set to zero. Graphs that contain the parameter keep their
  *  split: the length and the offset on every rank must be those of the registration, or the buffer empty on all ranks.
- *  Until there is one again, a dc_reduce_grad that would communicate is DC_E_STATE.
+ *  Until there is one again, a dc_reduce_grad that would communicate is DC_E_STATE. Where some rank owns nothing of the
+ *  gradient, and so cannot know, the reduction itself fails with it, on every rank, and with it the context.
  *  grad_buffer  as in dc_register_param
  *  offset       as in dc_register_param; 0 for stage 3
- *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a reduction into the old buffer is pending), DC_E_SHAPE.
+ *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a reduction into the old buffer is pending), DC_E_SHAPE (not the
+ *  registration's; the graph must be registered again for another one), DC_E_DTYPE.
  *  [handle] Since 0.1. */
 DC_API dc_status dc_update_param_grad_buffer(dc_context *context, int64_t id, const dc_tensor *grad_buffer,
                                              int64_t offset);
 
-/** Forgets a parameter. Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a graph contains it, or it is gathered and in
- *  use). [handle] Since 0.1. */
+/** Forgets a parameter. Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a graph contains it, or it is gathered and in use:
+ *  waited for, and not released by all of its users). [handle] Since 0.1. */
 DC_API dc_status dc_unregister_param(dc_context *context, int64_t id);
 
 /** Keeps a stage-3 parameter gathered from now on, and gathers it now in its own type. Collective.
  *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_STAGE (not a stage-3 parameter). [handle] Since 0.1. */
 DC_API dc_status dc_set_persistent(dc_context *context, int64_t id);
-/** Undoes dc_set_persistent: the memory goes back at the next release, or now if nobody uses it.
+/** Undoes dc_set_persistent: the memory goes back at the last release, or now if the parameter is not in use, which it is
+ *  from dc_wait_allgather on.
  *  Errors as dc_set_persistent. [handle] Since 0.1. */
 DC_API dc_status dc_clear_persistent(dc_context *context, int64_t id);
 
@@ -749,10 +779,12 @@ DC_API dc_status dc_accumulate_grads(dc_context *context, const int64_t *ids, in
  *
  * A graph is a set of parameters under an id of the caller's choice and a ZeRO stage; operators name it. Every
  * rank registers the same graphs in the same order. Registering compares number, sizes and split over the ranks
- * (one small collective a graph). Registering an id again replaces the graph unless work is pending (DC_E_BUSY).
+ * (one small collective a graph). Registering an id again replaces the graph, unless reductions or local sums of its
+ * parameters are pending (DC_E_BUSY).
  *
  *   stage 0  gradients are averaged over ranks, whole, in every backward: plain data parallelism
- *   stage 1  gradients are summed locally; only a backward with update = 1 averages them, each rank its own part
+ *   stage 1  gradients are summed locally; only a backward with update = 1 averages the sums, each rank its own part.
+ *            Its dc_end_backward also averages the sums of parameters that got no gradient in it
  *   stage 2  every backward averages, each rank receives its own part
  *   stage 3  as 2, and the weights are sharded too: gather, wait, release
  *
@@ -760,7 +792,8 @@ DC_API dc_status dc_accumulate_grads(dc_context *context, const int64_t *ids, in
 
 /** Registers a graph for stage 0. Returns DC_OK; DC_E_NOT_FOUND (names the id), DC_E_STAGE (a parameter was
  *  registered for another stage), DC_E_INVALID (an id twice), DC_E_BUSY, DC_E_SHAPE (a grad buffer does not cover
- *  the parameter), DC_E_MISMATCH. [handle] Since 0.1. */
+ *  the parameter), DC_E_MISMATCH (also: at stage 0, a gradient that some ranks want and others do not).
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_register_graph_z0(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
 /** Registers a graph for stage 1. Errors as dc_register_graph_z0. [handle] Since 0.1. */
 DC_API dc_status dc_register_graph_z1(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
@@ -768,7 +801,8 @@ DC_API dc_status dc_register_graph_z1(dc_context *context, int64_t graph_id, con
 DC_API dc_status dc_register_graph_z2(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
 /** Registers a graph for stage 3. Errors as dc_register_graph_z0. [handle] Since 0.1. */
 DC_API dc_status dc_register_graph_z3(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
-/** Forgets one graph. Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY. [handle] Since 0.1. */
+/** Forgets one graph. Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (reductions or local sums of its parameters are pending,
+ *  as in dc_reset). [handle] Since 0.1. */
 DC_API dc_status dc_unregister_graph(dc_context *context, int64_t graph_id);
 
 /* ==== 9. The thirteen operators ================================================================================
@@ -783,7 +817,9 @@ DC_API dc_status dc_unregister_graph(dc_context *context, int64_t graph_id);
 
 /** Starts to gather a parameter's full weights, or does nothing if they are there and current.
  *  a       token; not read
- *  dtype   element type of the result; DC_DTYPE_NONE = the shard's. The shard is cast, then gathered
+ *  dtype   element type of the result; DC_DTYPE_NONE = the shard's. The shard is cast, then gathered; or, where a current
+ *          copy in the shard's type or a larger one of its kind (float or integer) is there, that is cast. Both give the
+ *          same bits, whatever was gathered before
  *  out     the full parameter in its registered shape, contiguous, memory of the library: readable after
  *          dc_wait_allgather, until dc_release_param; shape stays valid as long as the registration
  *  Also DC_E_DTYPE, DC_E_NO_MEMORY. [handle] Since 0.1. */
@@ -814,7 +850,7 @@ DC_API dc_status dc_release_param(dc_context *context, const dc_tensor *a, int64
 /** Releases a parameter as its only user, but hands the memory to the caller: waits like dc_wait_allgather, then
  *  *buffer is the caller's to release when done reading, and the library forgets it. For languages whose values own
  *  their memory. A persistent parameter stays the library's: *buffer is then another reference, whose contents change
- *  with the next gather after dc_params_updated.
+ *  with the next gather after dc_params_updated; once the parameter is no longer persistent it is the caller's alone.
  *  dtype   as in dc_allgather_param: which of its copies
  *  buffer  N elements; one reference, the caller's to release
  *  Errors as dc_release_param. [handle] Since 0.1. */
@@ -824,21 +860,27 @@ DC_API dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id
  *  a       the full gradient: contiguous, as many elements as the parameter; read before the caller's stream goes
  *          on, so it may be overwritten or freed after (stream NULL: when the call returns)
  *  The result arrives in the registered gradient buffer, complete after dc_end_backward; see chapter 8 for the
- *  stages. Reductions start whenever a bucket is full. While profiling, and for frozen parameters, nothing happens.
- *  May block while both buckets are being reduced.
+ *  stages. Several gradients of a parameter are added in the order of the calls, also if their types differ. Each mean
+ *  is rounded to the buffer's type before it is added to what lies there, and the sum is rounded again. A local sum of
+ *  stage 1 has the gradients' type, to which every addition rounds; of gradients that differ in type it has float32,
+ *  or float64 if one of them has. Every rank calls this for the same parameters in the same order and types, in the
+ *  micro-batches of stage 1 too. Reductions start when a bucket is full, or when a parameter's gradient waits in a
+ *  bucket of another type than its next one. While profiling, and for frozen parameters, nothing happens. May block
+ *  while both buckets are being reduced.
  *  Also DC_E_SHAPE, DC_E_DTYPE (not a floating-point type), DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_reduce_grad(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
 
 /** Says which tensors the caller may free early: those with more elements than free_activation_threshold.
- *  tensors  count views of any shapes; memory of the library (buffer set) is given back here
+ *  tensors  count views of any shapes; reloaded tensors (buffer set) are given back here
  *  tensor_size  bytes from one view to the next: sizeof(dc_tensor)
  *  count    of tensors and flags, >= 0
- *  freed    count flags, set to 1 for each that is, or is to be, freed; all 0 while profiling
+ *  freed    count flags, set to 1 for each that is, or is to be, freed. 0 for gathered parameters, which
+ *           dc_release_param gives back, and host copies of offloaded tensors; all 0 while profiling
  *  Also DC_E_INVALID (a tensor that cannot be read: then none is freed). [handle] Since 0.1. */
 DC_API dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t tensor_size, int64_t count,
                                  int32_t *freed);
 
-/** Copies a tensor to host memory that the context keeps under id, over steps.
+/** Copies a tensor to host memory that the context keeps under id, over steps, in place of what it kept there.
  *  a    of any shape, contiguous; with stream NULL it may be freed when the call returns, else after dc_wait_offload
  *  id   any number of a tensor
  *  out  the host copy, of the shape of a, the context's, readable on the host after dc_wait_offload and its stream
@@ -852,9 +894,10 @@ DC_API dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int6
  *  Also DC_E_NOT_FOUND (id was never offloaded in this graph). [handle] Since 0.1. */
 DC_API dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
                                  dc_tensor *out);
-/** Starts to bring an offloaded tensor back to the device.
+/** Starts to bring an offloaded tensor back to the device, or does nothing if what was offloaded last is there. A copy of
+ *  what was offloaded before that is freed as dc_end_backward would; that may block until its reload is done.
  *  id   as given to dc_offload_tensor
- *  out  the new copy in its former shape, freed by dc_end_backward unless the caller retains its buffer
+ *  out  the device copy in its former shape, freed by dc_end_backward unless the caller retains its buffer
  *  Also DC_E_STATE (id was not offloaded in this graph), DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_reload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
                                   dc_tensor *out);
@@ -875,10 +918,12 @@ DC_API dc_status dc_offload_parameter(dc_context *context, const dc_tensor *a, i
 DC_API dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
 
 /** Reduces what the buckets still hold, of every graph, and blocks until all gradients of the context have arrived in
- *  their buffers. May be called more than once in a backward, and with nothing pending.
+ *  their buffers. In a backward with update = 1 that includes all local sums of stage 1; a gradient that comes after this
+ *  call is averaged by itself and added. May be called more than once in a backward, and with nothing pending.
  *  graph_id         a registered graph of the context; all graphs' gradients are reduced
  *  release_buckets  1 gives the buckets' memory back too, 0 keeps it, as it must be within a capture (dc_set_stream)
- *  Also DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK. [handle] Since 0.1. */
+ *  Also DC_E_STATE (the gradient buffer of a parameter with a local sum was taken away by dc_update_param_grad_buffer),
+ *  DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK. [handle] Since 0.1. */
 DC_API dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release_buckets);
 
 /* ==== 10. The step: forward, backward, update =======================================================================
@@ -1079,8 +1124,8 @@ DC_API dc_status dc_trace_dump_on_error(dc_context *context, const char *folder)
  * Source: Vaswani et al. 2017 (arXiv 1706.03762), BERT (arXiv 1810.04805), and DeepSpeed's transformer kernel for the
  * parameters, the weights and the two placements of LN; docs/transformer.md has the backward's equations.
  *
- * Attention is computed in tiles and keeps the log-sum-exp of each row, never an S x S matrix (Dao et al. 2022, arXiv
- * 2205.14135). Dropout is stateless: whether an element is kept is a function of the layer's seed and id, the call's
+ * Attention is computed in tiles and keeps the maximum and the sum of each row's softmax, never an S x S matrix (Dao et
+ * al. 2022, arXiv 2205.14135). Dropout is stateless: whether an element is kept is a function of the layer's seed and id, the call's
  * offset, the site and the element's place in its sample, by Philox4x32-10 (Salmon et al. 2011); see
  * docs/transformer.md. Nothing depends on the number of threads, and two runs give the same bits.
  *
@@ -1168,8 +1213,8 @@ DC_API void dc_layer_config_init(dc_layer_config *config, size_t struct_size);
  *  [N, H] with N = cu_seqlens[B], without padding. */
 typedef struct dc_layer_call {
   size_t struct_size;        /**< sizeof(dc_layer_call) */
-  int64_t batch;             /**< B, 1 to config.batch_size */
-  int64_t seq_length;        /**< S, 1 to config.max_seq_length; packed: the longest sample's, or more */
+  int64_t batch;             /**< B, 0 to config.batch_size. Without tokens only gradients of weights are written: zeros */
+  int64_t seq_length;        /**< S, 0 to config.max_seq_length; packed: the longest sample's, or more */
   const int32_t *cu_seqlens; /**< NULL: dense; else B + 1 ascending offsets in tokens, the first 0; host memory */
   const dc_tensor *mask;     /**< added to the scores of key j of sample b: [B, S] with any 1s between, in dtype or
                                   float32; 0 keeps, -10000 drops. -inf drops too, and a row without any key gives
@@ -1619,7 +1664,7 @@ enum dc_orthogonal {
  *  a           matrices, [m, n] or [b, m, n], any strides; float32 or float64
  *  polynomial  enum dc_orthogonal
  *  steps       1 to 64; 0 = the polynomial's own number
- *  out         a's shape and type; that of a transposed a has the same bits
+ *  out         a's shape and type; that of a transposed a has the same bits, unless a is square
  *  Returns DC_OK; DC_E_NOT_FINITE (a NaN or an infinity: its place), DC_E_INVALID (polynomial, steps), DC_E_SHAPE,
  *  DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_orthogonalize(dc_linalg *linalg, const dc_tensor *a, int32_t polynomial, int32_t steps,
@@ -1661,7 +1706,7 @@ DC_API dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, co
 /** The Kronecker product nearest to x in the Frobenius norm. Symmetric positive semidefinite x gives such factors.
  *  Source: Van Loan and Pitsianis 1993; power iteration on the rearranged matrix.
  *  x      [m * p, n * q], any strides; float32 or float64
- *  a, b   outputs, [m, n] and [p, q]: their shapes say how x is cut; both get the same norm
+ *  a, b   outputs, [m, n] and [p, q]: their shapes say how x is cut; both get the same norm, but for rounding
  *  residual  |x - kron(a, b)| / |x|; 0 for x = 0; may be NULL
  *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NOT_FINITE, DC_E_NOT_CONVERGED, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL.
  *  CPU and CUDA. [handle] Since 0.1. */
@@ -2011,8 +2056,8 @@ typedef struct dc_shampoo_options {
 /** DC_SHAMPOO_OPTIONS_INIT as a function. [any] Since 0.1. */
 DC_API void dc_shampoo_options_init(dc_shampoo_options *options, size_t struct_size);
 
-/** Makes a Shampoo. Gradients are always looked at first: one that is not finite, or 2^50 and more, whose squares would
- *  soon not fit float32, is DC_E_NOT_FINITE, on every rank, and changes nothing on any.
+/** Makes a Shampoo. Gradients are always looked at first: one that is not finite and below 2^50, beyond which its squares
+ *  would soon not fit float32, is DC_E_NOT_FINITE, on every rank, and changes nothing on any.
  *  linalg     gives threads, device and solver; may be destroyed before the optimizer
  *  comm       the ranks that have parts of the parameters; NULL = one rank. Copied as by dc_comm_dup()
  *  options    of group 0
@@ -2181,8 +2226,9 @@ typedef struct dc_kfac_options {
 /** DC_KFAC_OPTIONS_INIT as a function. [any] Since 0.1. */
 DC_API void dc_kfac_options_init(dc_kfac_options *options, size_t struct_size);
 
-/** Makes a K-FAC. Gradients are always looked at first, as Shampoo does. A layer's factors are means over the ranks'
- *  samples, and are kept by one rank, which finds the layer's directions; the costliest layers are shared out first.
+/** Makes a K-FAC. Gradients are always looked at first: one that is not finite is DC_E_NOT_FINITE, on every rank, and
+ *  changes nothing on any. A layer's factors are means over the ranks' samples, and are kept by one rank, which finds
+ *  the layer's directions; the costliest layers are shared out first.
  *  linalg     gives threads, device and solver; may be destroyed before the optimizer
  *  comm       the ranks that have parts of the parameters; NULL = one rank. Copied as by dc_comm_dup()
  *  options    of group 0
@@ -2257,8 +2303,8 @@ DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, 
  *  grad_scale   finite; gradients are multiplied by it on the way (1 = as they are): for loss scales and clipping
  *  On an error nothing has changed, on any rank; but after one of communication or memory under way, the step's result
  *  is undefined. Allocates nothing from the second step on.
- *  Returns DC_OK; DC_E_NOT_FINITE (a gradient, times grad_scale: names the parameter, and the rank; AdamW and SGD only
- *  with check_finite), DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_CONVERGED (a root, see tolerated_failures),
+ *  Returns DC_OK; DC_E_NOT_FINITE (a gradient, times grad_scale, or with Muon, Shampoo and SOAP one of 2^50 and more:
+ *  names the parameter, and the rank; AdamW and SGD only with check_finite), DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_CONVERGED (a root, see tolerated_failures),
  *  DC_E_MISMATCH (a rank added other parameters, gave other gradients, or refused its own arguments),
  *  DC_E_NO_MEMORY, and the communicator's. [handle] Since 0.1. */
 DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads,

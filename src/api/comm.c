@@ -65,6 +65,7 @@ static dc_status begin(const char *fn, int32_t rank, int32_t world, int32_t most
 }
 
 dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_options *options, dc_comm **comms) {
+  DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_create_threads";
   if (comms == NULL) {
     return dc__fail(DC_E_INVALID, "%s: comms is NULL", fn);
@@ -79,6 +80,7 @@ dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_options *opti
 
 dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world_size, const dc_comm_options *options,
                                    dc_comm **comm) {
+  DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_create_processes";
   dc_comm_options known;
   DC__TRY(begin(fn, rank, world_size, DC__COMM_MAX_LOCAL, options, &known, comm));
@@ -92,6 +94,7 @@ dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world
 
 dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world_size,
                              const dc_comm_options *options, dc_comm **comm) {
+  DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_create_tcp";
   dc_comm_options known;
   DC__TRY(begin(fn, rank, world_size, DC__COMM_MAX_WORLD, options, &known, comm));
@@ -101,6 +104,7 @@ dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank
 
 dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size,
                                   const dc_comm_options *options, dc_comm **comm) {
+  DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_create_external";
   dc_comm_options known;
   DC__TRY(begin(fn, rank, world_size, DC__COMM_MAX_WORLD, options, &known, comm));
@@ -121,6 +125,7 @@ dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t ra
 }
 
 dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl) {
+  DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_create_nccl";
   if (nccl == NULL) {
     return dc__fail(DC_E_INVALID, "%s: nccl is NULL", fn);
@@ -136,6 +141,7 @@ dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl) 
 }
 
 dc_status dc_nccl_version(int32_t *version) {
+  DC__WITHOUT_TRAPS;
   if (version == NULL) {
     return dc__fail(DC_E_INVALID, "dc_nccl_version: version is NULL");
   }
@@ -144,6 +150,7 @@ dc_status dc_nccl_version(int32_t *version) {
 }
 
 void dc_comm_destroy(dc_comm *comm) {
+  DC__WITHOUT_TRAPS;
   if (comm != NULL && !dc__owner_is_other(&comm->owner)) {
     dc__comm_release(comm);
   }
@@ -158,6 +165,7 @@ int32_t dc_comm_size(const dc_comm *comm) {
 }
 
 dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy) {
+  DC__WITHOUT_TRAPS;
   if (copy == NULL) {
     return dc__fail(DC_E_INVALID, "dc_comm_dup: copy is NULL");
   }
@@ -171,6 +179,7 @@ dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy) {
 }
 
 dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable) {
+  DC__WITHOUT_TRAPS;
   if (comm == NULL) {
     return dc__fail(DC_E_INVALID, "dc_comm_set_checksums: comm is NULL");
   }
@@ -187,12 +196,14 @@ dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable) {
 }
 
 void dc_comm_abort(dc_comm *comm, const char *reason) {
+  DC__WITHOUT_TRAPS;
   if (comm != NULL && !dc__owner_is_other(&comm->owner)) {
     comm->ops->abort(comm, reason);
   }
 }
 
 dc_status dc_comm_check(dc_comm *comm) {
+  DC__WITHOUT_TRAPS;
   if (comm == NULL) {
     return dc__fail(DC_E_INVALID, "dc_comm_check: comm is NULL");
   }

@@ -25,6 +25,7 @@ void dc_config_init(dc_config *config, size_t struct_size) {
 }
 
 dc_status dc_context_create(dc_device *device, const dc_context_options *options, dc_context **context) {
+  DC__WITHOUT_TRAPS;
   if (context == NULL) {
     return dc__fail(DC_E_INVALID, "%s: context is NULL", __func__);
   }
@@ -53,6 +54,7 @@ dc_status dc_context_create(dc_device *device, const dc_context_options *options
 }
 
 void dc_context_destroy(dc_context *context) {
+  DC__WITHOUT_TRAPS;
   if (context == NULL || dc__owner_is_other(&context->device->owner)) {
     return;
   }
@@ -100,6 +102,7 @@ static dc_status init_locked(dc_context *ctx, dc_comm *comm, const dc_config *co
 }
 
 dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *config, int64_t initial_reduce_bucket_size) {
+  DC__WITHOUT_TRAPS;
   if (context == NULL) {
     return dc__fail(DC_E_INVALID, "%s: context is NULL", __func__);
   }
@@ -112,6 +115,7 @@ dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *config, i
 }
 
 dc_status dc_cleanup(dc_context *context) {
+  DC__WITHOUT_TRAPS;
   if (context == NULL) {
     return dc__fail(DC_E_INVALID, "%s: context is NULL", __func__);
   }
@@ -124,6 +128,7 @@ dc_status dc_cleanup(dc_context *context) {
 }
 
 dc_status dc_reset(dc_context *context) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, dc__graphs_reset(context, __func__));
 }
 
@@ -134,7 +139,7 @@ static dc_status abort_step(dc_context *ctx) {
     if (!param->persistent) {
       dc__gather_drop(ctx, param);
     }
-    param->users = param->released = 0;
+    dc__param_end_use(param);
   }
   dc__reduce_drop(ctx);
   dc__finite_forget(ctx);
@@ -146,6 +151,7 @@ static dc_status abort_step(dc_context *ctx) {
 }
 
 dc_status dc_step_abort(dc_context *context) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, abort_step(context));
 }
 
@@ -170,10 +176,12 @@ static dc_status set_stream(dc_context *ctx, const char *fn, dc_stream *stream) 
 }
 
 dc_status dc_set_stream(dc_context *context, dc_stream *stream) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, set_stream(context, __func__, stream));
 }
 
 dc_status dc_async_error(dc_context *context) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, DC_OK); /* entering looks for a failure */
 }
 
@@ -199,6 +207,7 @@ static dc_status alloc(dc_context *ctx, const char *fn, size_t bytes, int32_t ki
 }
 
 dc_status dc_memory_alloc(dc_context *context, size_t bytes, int32_t kind, dc_buffer **buffer) {
+  DC__WITHOUT_TRAPS;
   if (buffer == NULL) {
     return dc__fail(DC_E_INVALID, "%s: buffer is NULL", __func__);
   }

@@ -39,6 +39,7 @@ void dc_device_options_init(dc_device_options *options, size_t struct_size) {
 }
 
 dc_status dc_device_open(const char *name, const dc_device_options *options, dc_device **device) {
+  DC__WITHOUT_TRAPS;
   REQUIRE(device);
   *device = NULL;
   REQUIRE(name);
@@ -64,6 +65,7 @@ dc_status dc_device_open(const char *name, const dc_device_options *options, dc_
 }
 
 void dc_device_destroy(dc_device *device) {
+  DC__WITHOUT_TRAPS;
   if (device != NULL && !dc__owner_is_other(&device->owner)) {
     dc__device_release(device);
   }
@@ -74,6 +76,7 @@ const char *dc_device_name(const dc_device *device) {
 }
 
 dc_status dc_stream_wrap(dc_device *device, void *native, dc_stream **stream) {
+  DC__WITHOUT_TRAPS;
   REQUIRE(stream);
   *stream = NULL;
   REQUIRE(device);
@@ -85,6 +88,7 @@ dc_status dc_stream_wrap(dc_device *device, void *native, dc_stream **stream) {
 }
 
 dc_status dc_stream_create(dc_device *device, dc_stream **stream) {
+  DC__WITHOUT_TRAPS;
   REQUIRE(stream);
   *stream = NULL;
   REQUIRE(device);
@@ -93,12 +97,14 @@ dc_status dc_stream_create(dc_device *device, dc_stream **stream) {
 }
 
 void dc_stream_destroy(dc_stream *stream) {
+  DC__WITHOUT_TRAPS;
   if (stream != NULL && !dc__owner_is_other(&stream->device->owner)) {
     stream->device->ops->stream_destroy(stream);
   }
 }
 
 dc_status dc_stream_synchronize(dc_stream *stream, int64_t timeout_ns) {
+  DC__WITHOUT_TRAPS;
   REQUIRE(stream);
   DC__TRY(check_timeout(__func__, timeout_ns));
   DC__TRY(dc__owner_check(__func__, "stream", &stream->device->owner));
@@ -116,6 +122,7 @@ static void run_user_call(void *args) {
 }
 
 dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user) {
+  DC__WITHOUT_TRAPS;
   REQUIRE(fn);
   if (stream == NULL) { /* here and now */
     fn(user);
@@ -127,6 +134,7 @@ dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user) {
 }
 
 dc_status dc_event_create(dc_device *device, dc_event **event) {
+  DC__WITHOUT_TRAPS;
   REQUIRE(event);
   *event = NULL;
   REQUIRE(device);
@@ -135,12 +143,14 @@ dc_status dc_event_create(dc_device *device, dc_event **event) {
 }
 
 void dc_event_destroy(dc_event *event) {
+  DC__WITHOUT_TRAPS;
   if (event != NULL && !dc__owner_is_other(&event->device->owner)) {
     event->device->ops->event_destroy(event);
   }
 }
 
 dc_status dc_event_record(dc_event *event, dc_stream *stream) {
+  DC__WITHOUT_TRAPS;
   REQUIRE(event);
   DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
   dc__event_record(event, stream);
@@ -148,6 +158,7 @@ dc_status dc_event_record(dc_event *event, dc_stream *stream) {
 }
 
 dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns) {
+  DC__WITHOUT_TRAPS;
   REQUIRE(event);
   DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
   if (stream != NULL) {
@@ -158,6 +169,7 @@ dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns) 
 }
 
 dc_status dc_event_query(dc_event *event, int32_t *passed) {
+  DC__WITHOUT_TRAPS;
   REQUIRE(event);
   REQUIRE(passed);
   DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));

@@ -13,10 +13,12 @@ static int32_t cuda_devices(void) {
 }
 
 int32_t dc_is_cuda_available(void) {
+  DC__WITHOUT_TRAPS;
   return cuda_devices() > 0 ? 1 : 0;
 }
 
 int32_t dc_device_count(const char *kind) {
+  DC__WITHOUT_TRAPS;
   if (kind == NULL) {
     return 0;
   }
@@ -32,6 +34,7 @@ static const char *cuda_name(int32_t number) {
 }
 
 const char *dc_get_optimal_device(const char **reason) {
+  DC__WITHOUT_TRAPS;
   const char *best = "cpu";
   const char *why = "no CUDA device can be opened here, so the CPU is the only one";
   int64_t most = -1;
@@ -60,6 +63,7 @@ void dc_device_memory_init(dc_device_memory *memory, size_t struct_size) {
 }
 
 dc_status dc_get_device_memory(dc_device *device, dc_device_memory *memory) {
+  DC__WITHOUT_TRAPS;
   dc_device_memory now = {.struct_size = sizeof now};
   size_t size;
   if (device == NULL || memory == NULL) {
@@ -93,6 +97,7 @@ static dc_status create(dc_device *device, size_t bytes, dc_buffer **buffer) {
 }
 
 dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32_t ndim, int32_t dtype, dc_tensor *out) {
+  DC__WITHOUT_TRAPS;
   int64_t count;
   dc_buffer *buffer;
   if (device == NULL) {

@@ -39,10 +39,12 @@ static dc_status read_kfac(const char *fn, const void *options, void *to, bool *
 }
 
 dc_status dc_kfac_create(dc_linalg *linalg, dc_comm *comm, const dc_kfac_options *options, dc_optimizer **optimizer) {
+  DC__WITHOUT_TRAPS;
   return dc__make_optimizer(__func__, &dc__kfac_kind, read_kfac, linalg, comm, options, optimizer);
 }
 
 dc_status dc_kfac_set_group(dc_optimizer *optimizer, int32_t group, const dc_kfac_options *options) {
+  DC__WITHOUT_TRAPS;
   return dc__set_optimizer_group(__func__, &dc__kfac_kind, read_kfac, optimizer, group, options);
 }
 
@@ -55,6 +57,7 @@ static dc_status add_layer(const char *fn, dc_optimizer *o, const dc_sample_laye
 
 dc_status dc_kfac_add_layer(dc_optimizer *optimizer, const dc_sample_layer *layer, int32_t approximation,
                             int64_t weight, int64_t bias, int64_t *index) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_OPTIMIZER(optimizer, add_layer(__func__, optimizer, layer, approximation, weight, bias, index));
 }
 
@@ -66,5 +69,6 @@ static dc_status accumulate(const char *fn, dc_optimizer *o, int64_t index, cons
 
 dc_status dc_kfac_accumulate(dc_optimizer *optimizer, int64_t index, const dc_tensor *x, const dc_tensor *delta,
                              double loss_scale) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_OPTIMIZER(optimizer, accumulate(__func__, optimizer, index, x, delta, loss_scale));
 }

@@ -23,6 +23,7 @@ void dc_layer_cost_init(dc_layer_cost *cost, size_t struct_size) {
 /* ---- life ---- */
 
 dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_layer **layer) {
+  DC__WITHOUT_TRAPS;
   if (layer == NULL) {
     return dc__fail(DC_E_INVALID, "%s: layer is NULL", __func__);
   }
@@ -39,6 +40,7 @@ dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_l
 }
 
 void dc_layer_destroy(dc_layer *layer) {
+  DC__WITHOUT_TRAPS;
   dc__layer_release(layer);
 }
 
@@ -67,8 +69,8 @@ static dc_status read_size(const char *fn, const dc_layer *layer, const dc_layer
   }
   DC__TRY(dc__read_options(fn, "call", c, sizeof *c, call, DC__LAYER_CALL_SIZE_0_1));
   const dc_layer_config *config = &layer->config;
-  DC__TRY(dc__check_range(fn, "call.batch", c->batch, 1, config->batch_size > 0 ? config->batch_size : INT32_MAX));
-  DC__TRY(dc__check_range(fn, "call.seq_length", c->seq_length, 1,
+  DC__TRY(dc__check_range(fn, "call.batch", c->batch, 0, config->batch_size > 0 ? config->batch_size : INT32_MAX));
+  DC__TRY(dc__check_range(fn, "call.seq_length", c->seq_length, 0,
                           config->max_seq_length > 0 ? config->max_seq_length : INT32_MAX));
   DC__TRY(dc__check_range(fn, "call.reserved0", c->reserved0, 0, 0));
   DC__TRY(dc__check_flag(fn, "call.accumulate", c->accumulate));
@@ -76,9 +78,6 @@ static dc_status read_size(const char *fn, const dc_layer *layer, const dc_layer
   if (c->cu_seqlens != NULL) {
     DC__TRY(check_offsets(fn, c));
     tokens = c->cu_seqlens[c->batch];
-  }
-  if (tokens < 1) {
-    return dc__fail(DC_E_INVALID, "%s: call.cu_seqlens has no tokens", fn);
   }
   *size = (dc__layer_size){c->batch, c->seq_length, tokens, c->cu_seqlens};
   if (!dc__layer_countable(layer, size)) {
@@ -89,6 +88,7 @@ static dc_status read_size(const char *fn, const dc_layer *layer, const dc_layer
 }
 
 dc_status dc_layer_get_cost(const dc_layer *layer, const dc_layer_call *call, dc_layer_cost *cost) {
+  DC__WITHOUT_TRAPS;
   DC__TRY(check_layer(__func__, layer));
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_size size;
@@ -99,6 +99,7 @@ dc_status dc_layer_get_cost(const dc_layer *layer, const dc_layer_call *call, dc
 }
 
 dc_status dc_layer_weight_shape(const dc_layer *layer, int32_t index, int64_t *shape, int32_t *ndim) {
+  DC__WITHOUT_TRAPS;
   DC__TRY(check_layer(__func__, layer));
   DC__TRY(dc__check_range(__func__, "index", index, 0, DC_LAYER_WEIGHTS - 1));
   if (shape == NULL || ndim == NULL) {
@@ -159,7 +160,8 @@ static dc_status read_tensor(reader *r, const char *name, const dc_tensor *tenso
     return dc__fail(DC_E_DTYPE, "%s: %s is %s, must be %s", r->fn, name, dc_dtype_name(t.dtype), dc_dtype_name(dtype));
   }
   if (count != numel) {
-    return dc__fail(DC_E_SHAPE, "%s: %s has %" PRId64 " elements, must have %" PRId64, r->fn, name, count, numel);
+    return dc__fail(DC_E_SHAPE, "%s: %s has %" PRId64 " element%s, must have %" PRId64, r->fn, name, count,
+                    DC__S(count), numel);
   }
   if ((uintptr_t)t.data % dc_dtype_size(dtype) != 0) {
     return dc__fail(DC_E_INVALID, "%s: %s is not aligned to its elements of %zu bytes", r->fn, name,
@@ -275,11 +277,13 @@ static dc_status infer(const char *fn, dc_layer *layer, const dc_layer_call *cal
 
 dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
                              const dc_tensor *input, const dc_tensor *output) {
+  DC__WITHOUT_TRAPS;
   return infer(__func__, layer, call, weights, input, output);
 }
 
 dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
                            const dc_tensor *input, const dc_tensor *output) {
+  DC__WITHOUT_TRAPS;
   if (layer != NULL && !layer->config.training) {
     return infer(__func__, layer, call, weights, input, output);
   }
@@ -298,6 +302,7 @@ dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_
 dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
                             const dc_tensor *input, const dc_tensor *output, const dc_tensor *grad_output,
                             const dc_tensor *grad_input, const dc_tensor *const *grad_weights) {
+  DC__WITHOUT_TRAPS;
   reader r = {.fn = __func__, .layer = layer};
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
@@ -323,6 +328,7 @@ dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc
 /* ---- weights and masks ---- */
 
 dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *weights) {
+  DC__WITHOUT_TRAPS;
   DC__TRY(check_layer(__func__, layer));
   reader r = {.fn = __func__, .layer = layer};
   int32_t dtype = layer->config.dtype;
@@ -348,6 +354,7 @@ dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *w
 
 dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site, const dc_tensor *mask,
                                 double *scale) {
+  DC__WITHOUT_TRAPS;
   DC__TRY(check_layer(__func__, layer));
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_size size;
@@ -366,14 +373,16 @@ dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call
   bool attention = site == DC_DROPOUT_ATTENTION;
   int64_t needed = attention ? size.tokens * layer->config.heads : size.tokens; /* rows */
   int64_t width = attention ? size.longest : layer->config.hidden_size;
-  if (numel % width != 0 || numel / width != needed) {
-    return dc__fail(DC_E_SHAPE, "%s: mask has %" PRId64 " elements, must have %" PRId64 " times %" PRId64, __func__,
-                    numel, needed, width);
+  if (numel != needed * width) {
+    return dc__fail(DC_E_SHAPE, "%s: mask has %" PRId64 " element%s, must have %" PRId64 " times %" PRId64, __func__,
+                    numel, DC__S(numel), needed, width);
   }
   void *host = t.data;
-  DC__TRY(dc__layer_take_host(layer, (size_t)numel, &host));
-  dc__layer_export_mask(layer, &size, c.offset, site, host);
-  DC__TRY(dc__layer_give_host(layer, (size_t)numel, t.data, host));
+  if (numel > 0) {
+    DC__TRY(dc__layer_take_host(layer, (size_t)numel, &host));
+    dc__layer_export_mask(layer, &size, c.offset, site, host);
+    DC__TRY(dc__layer_give_host(layer, (size_t)numel, t.data, host));
+  }
   if (scale != NULL) {
     *scale = (double)dc__layer_dropout(layer, c.offset, site, true).scale;
   }

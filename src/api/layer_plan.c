@@ -27,6 +27,7 @@ static dc_status check_options(const char *fn, const dc_layer_config *config, dc
 }
 
 dc_status dc_layer_get_plan(const dc_layer_config *config, const dc_layer_plan_options *options, dc_layer_plan *plan) {
+  DC__WITHOUT_TRAPS;
   if (config == NULL || options == NULL) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, config == NULL ? "config" : "options");
   }

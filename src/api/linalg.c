@@ -15,6 +15,7 @@ void dc_linalg_options_init(dc_linalg_options *options, size_t struct_size) {
 /* ---- handles ---- */
 
 dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg) {
+  DC__WITHOUT_TRAPS;
   if (linalg == NULL) {
     return dc__fail(DC_E_INVALID, "%s: linalg is NULL", __func__);
   }
@@ -33,6 +34,7 @@ dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, 
 }
 
 void dc_linalg_destroy(dc_linalg *linalg) {
+  DC__WITHOUT_TRAPS;
   if (linalg != NULL && !dc__owner_is_other(&linalg->device->owner)) {
     dc__linalg_destroy(linalg);
   }
@@ -52,6 +54,7 @@ static dc_status begin_query(const char *fn, dc_linalg *l) {
 }
 
 dc_status dc_linalg_begin_query(dc_linalg *linalg) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_READY_LINALG(linalg, DC_OK, begin_query(__func__, linalg));
 }
 
@@ -68,6 +71,7 @@ static dc_status end_query(const char *fn, dc_linalg *l, size_t *bytes) {
 }
 
 dc_status dc_linalg_end_query(dc_linalg *linalg, size_t *bytes) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_READY_LINALG(linalg, DC_OK, end_query(__func__, linalg, bytes));
 }
 
@@ -82,6 +86,7 @@ static dc_status set_workspace(const char *fn, dc_linalg *l, void *memory, size_
 }
 
 dc_status dc_linalg_set_workspace(dc_linalg *linalg, void *memory, size_t bytes) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_READY_LINALG(linalg, DC_OK, set_workspace(__func__, linalg, memory, bytes));
 }
 

@@ -44,9 +44,11 @@ static dc_status read_muon(const char *fn, const void *options, void *to, bool *
 }
 
 dc_status dc_muon_create(dc_linalg *linalg, dc_comm *comm, const dc_muon_options *options, dc_optimizer **optimizer) {
+  DC__WITHOUT_TRAPS;
   return dc__make_optimizer(__func__, &dc__muon_kind, read_muon, linalg, comm, options, optimizer);
 }
 
 dc_status dc_muon_set_group(dc_optimizer *optimizer, int32_t group, const dc_muon_options *options) {
+  DC__WITHOUT_TRAPS;
   return dc__set_optimizer_group(__func__, &dc__muon_kind, read_muon, optimizer, group, options);
 }

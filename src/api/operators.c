@@ -22,6 +22,7 @@ static dc_status allgather(dc_context *ctx, const char *fn, int64_t graph_id, in
 
 dc_status dc_allgather_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, int32_t dtype,
                              dc_tensor *out) {
+  DC__WITHOUT_TRAPS;
   (void)a;
   DC__OPERATOR(context, allgather(context, __func__, graph_id, id, dtype, out));
 }
@@ -48,6 +49,7 @@ static dc_status prefetch(dc_context *ctx, const char *fn, int64_t graph_id, con
 
 dc_status dc_prefetch_params_fused(dc_context *context, int64_t graph_id, const int64_t *ids, const int32_t *dtypes,
                                    int64_t count) {
+  DC__WITHOUT_TRAPS;
   DC__OPERATOR(context, prefetch(context, __func__, graph_id, ids, dtypes, count));
 }
 
@@ -61,6 +63,7 @@ static dc_status wait_allgather(dc_context *ctx, const char *fn, int64_t graph_i
 }
 
 dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
+  DC__WITHOUT_TRAPS;
   (void)a;
   DC__OPERATOR(context, wait_allgather(context, __func__, graph_id, id));
 }
@@ -75,6 +78,7 @@ static dc_status release(dc_context *ctx, const char *fn, int64_t graph_id, int6
 }
 
 dc_status dc_release_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, int64_t n_users) {
+  DC__WITHOUT_TRAPS;
   (void)a;
   DC__OPERATOR(context, release(context, __func__, graph_id, id, n_users));
 }
@@ -90,6 +94,7 @@ static dc_status take(dc_context *ctx, const char *fn, int64_t graph_id, int64_t
 }
 
 dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32_t dtype, dc_buffer **buffer) {
+  DC__WITHOUT_TRAPS;
   if (buffer == NULL) {
     return dc__fail(DC_E_INVALID, "%s: buffer is NULL", __func__);
   }
@@ -107,8 +112,8 @@ static dc_status check_grad(const char *fn, const dc_tensor *a, const dc__param 
   }
   return count == param->numel
              ? DC_OK
-             : dc__fail(DC_E_SHAPE, "%s: a has %" PRId64 " elements, but parameter %" PRId64 " has %" PRId64, fn, count,
-                        param->id, param->numel);
+             : dc__fail(DC_E_SHAPE, "%s: a has %" PRId64 " element%s, but parameter %" PRId64 " has %" PRId64, fn,
+                        count, DC__S(count), param->id, param->numel);
 }
 
 static dc_status reduce_grad(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id) {
@@ -129,6 +134,7 @@ static dc_status reduce_grad(dc_context *ctx, const char *fn, const dc_tensor *a
 }
 
 dc_status dc_reduce_grad(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
+  DC__WITHOUT_TRAPS;
   DC__OPERATOR(context, reduce_grad(context, __func__, a, graph_id, id));
 }
 
@@ -152,7 +158,7 @@ static dc_status end_backward(dc_context *ctx, const char *fn, int64_t graph_id,
   }
   dc__tag tag = {graph->ordinal, -1, DC_OP_END_BACKWARD, NULL};
   dc__span *span = dc__record_call(ctx, &tag, 0);
-  DC__TRY(dc__record_done(span, dc__reduce_finish(ctx)));
+  DC__TRY(dc__record_done(span, dc__reduce_finish(ctx, fn)));
   dc__values_drop_device(ctx, graph);
   if (ctx->update) {
     end_boundary(ctx, graph);
@@ -165,6 +171,7 @@ static dc_status end_backward(dc_context *ctx, const char *fn, int64_t graph_id,
 }
 
 dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release_buckets) {
+  DC__WITHOUT_TRAPS;
   DC__OPERATOR(context, end_backward(context, __func__, graph_id, release_buckets));
 }
 
@@ -181,8 +188,8 @@ static dc_status free_tensors(dc_context *ctx, const char *fn, const char *tenso
     return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 ", must be >= 0", fn, count);
   }
   if (count > 0 && (tensors == NULL || freed == NULL)) {
-    return dc__fail(DC_E_INVALID, "%s: %s is NULL, must have count = %" PRId64 " entries", fn,
-                    tensors == NULL ? "tensors" : "freed", count);
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL, must have count = %" PRId64 " entr%s", fn,
+                    tensors == NULL ? "tensors" : "freed", count, count == 1 ? "y" : "ies");
   }
   if (count > 0 && tensor_size < DC__TENSOR_SIZE_0_1) {
     return dc__fail(DC_E_INVALID, "%s: tensor_size = %zu, must be at least %d", fn, tensor_size,
@@ -199,16 +206,15 @@ static dc_status free_tensors(dc_context *ctx, const char *fn, const char *tenso
   dc__span *span = dc__record_call(ctx, &tag, 0);
   for (int64_t i = 0; i < count; i++) {
     (void)dc__tensor_read(fn, "tensors", tensor_at(tensors, tensor_size, i), false, &t, &numel);
-    freed[i] = !ctx->profiling && numel > threshold;
-    if (freed[i] == 1 && t.buffer != NULL) {
-      (void)dc__free_buffer(ctx, t.buffer);
-    }
+    bool frees = !ctx->profiling && numel > threshold;
+    freed[i] = frees && (t.buffer == NULL || dc__free_buffer(ctx, t.buffer));
   }
   return dc__record_done(span, DC_OK);
 }
 
 dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t tensor_size, int64_t count,
                           int32_t *freed) {
+  DC__WITHOUT_TRAPS;
   DC__OPERATOR(context,
                free_tensors(context, __func__, (const char *)(const void *)tensors, tensor_size, count, freed));
 }
@@ -222,6 +228,7 @@ static dc_status offload(dc_context *ctx, const char *fn, const dc_tensor *a, in
 }
 
 dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
+  DC__WITHOUT_TRAPS;
   DC__OPERATOR(context, offload(context, __func__, a, graph_id, id, out));
 }
 
@@ -234,6 +241,7 @@ static dc_status wait_offload(dc_context *ctx, const char *fn, int64_t graph_id,
 }
 
 dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
+  DC__WITHOUT_TRAPS;
   (void)a;
   DC__OPERATOR(context, wait_offload(context, __func__, graph_id, id, out));
 }
@@ -245,6 +253,7 @@ static dc_status reload(dc_context *ctx, const char *fn, int64_t graph_id, int64
 }
 
 dc_status dc_reload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
+  DC__WITHOUT_TRAPS;
   (void)a;
   DC__OPERATOR(context, reload(context, __func__, graph_id, id, out));
 }
@@ -259,6 +268,7 @@ static dc_status wait_reload(dc_context *ctx, const char *fn, const dc_tensor *a
 }
 
 dc_status dc_wait_reload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
+  DC__WITHOUT_TRAPS;
   DC__OPERATOR(context, wait_reload(context, __func__, a, graph_id, id, out));
 }
 
@@ -275,6 +285,7 @@ static dc_status offload_parameter(dc_context *ctx, const char *fn, int64_t grap
 }
 
 dc_status dc_offload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
+  DC__WITHOUT_TRAPS;
   (void)a;
   DC__OPERATOR(context, offload_parameter(context, __func__, graph_id, id));
 }
@@ -287,6 +298,7 @@ static dc_status reload_parameter(dc_context *ctx, const char *fn, int64_t graph
 }
 
 dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
+  DC__WITHOUT_TRAPS;
   (void)a;
   DC__OPERATOR(context, reload_parameter(context, __func__, graph_id, id));
 }

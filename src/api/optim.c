@@ -149,33 +149,40 @@ dc_status dc__set_optimizer_group(const char *fn, const dc__optim_kind *kind, dc
 }
 
 dc_status dc_adamw_create(dc_linalg *linalg, const dc_adamw_options *options, dc_optimizer **optimizer) {
+  DC__WITHOUT_TRAPS;
   return dc__make_optimizer(__func__, &dc__adamw_kind, read_adamw, linalg, NULL, options, optimizer);
 }
 
 dc_status dc_adamw_set_group(dc_optimizer *optimizer, int32_t group, const dc_adamw_options *options) {
+  DC__WITHOUT_TRAPS;
   return dc__set_optimizer_group(__func__, &dc__adamw_kind, read_adamw, optimizer, group, options);
 }
 
 dc_status dc_sgd_create(dc_linalg *linalg, const dc_sgd_options *options, dc_optimizer **optimizer) {
+  DC__WITHOUT_TRAPS;
   return dc__make_optimizer(__func__, &dc__sgd_kind, read_sgd, linalg, NULL, options, optimizer);
 }
 
 dc_status dc_sgd_set_group(dc_optimizer *optimizer, int32_t group, const dc_sgd_options *options) {
+  DC__WITHOUT_TRAPS;
   return dc__set_optimizer_group(__func__, &dc__sgd_kind, read_sgd, optimizer, group, options);
 }
 
 void dc_optimizer_destroy(dc_optimizer *optimizer) {
+  DC__WITHOUT_TRAPS;
   if (optimizer != NULL && !dc__owner_is_other(&optimizer->linalg->device->owner)) {
     dc__optim_destroy(optimizer);
   }
 }
 
 dc_status dc_optimizer_set_lr(dc_optimizer *optimizer, int32_t group, double lr) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_OPTIMIZER(optimizer, dc__optim_set_lr(optimizer, __func__, group, lr));
 }
 
 dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, const int64_t *shape, int32_t ndim,
                                  int64_t offset, int64_t count, int32_t dtype, int64_t *index) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_OPTIMIZER(optimizer,
                      dc__optim_add_param(optimizer, __func__, group, shape, ndim, offset, count, dtype, index));
 }
@@ -198,8 +205,8 @@ static dc_status read_part(const char *fn, const char *arg, const dc_tensor *ten
   return numel == p->count
              ? DC_OK
              : dc__fail(DC_E_SHAPE,
-                        "%s: %s[%" PRId64 "] has %" PRId64 " elements, must have %" PRId64 " as the parameter's part",
-                        fn, arg, index, numel, p->count);
+                        "%s: %s[%" PRId64 "] has %" PRId64 " element%s, must have %" PRId64 " as the parameter's part",
+                        fn, arg, index, numel, DC__S(numel), p->count);
 }
 
 static dc_status read_pair(const char *fn, const dc_tensor *weight, const dc_tensor *grad, int64_t i,
@@ -250,6 +257,7 @@ static dc_status read_step(dc_optimizer *o, const char *fn, const dc_tensor *wei
 
 dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads,
                             size_t tensor_size, int64_t count, double grad_scale) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_OPTIMIZER(
       optimizer,
       dc__optim_step(optimizer, __func__,
@@ -285,6 +293,7 @@ static dc_status set_loss_scale(dc_optimizer *o, const float *loss_scale, const 
 
 dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_tensor *loss_scale,
                                       const dc_tensor *found_inf) {
+  DC__WITHOUT_TRAPS;
   const float *scale;
   const float *found;
   DC__TRY(read_number(__func__, "loss_scale", loss_scale, &scale));
@@ -300,10 +309,12 @@ static dc_status set_stream(dc_optimizer *o, const char *fn, dc_stream *stream) 
 }
 
 dc_status dc_optimizer_set_stream(dc_optimizer *optimizer, dc_stream *stream) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_OPTIMIZER(optimizer, set_stream(optimizer, __func__, stream));
 }
 
 int64_t dc_optimizer_steps(const dc_optimizer *optimizer) {
+  DC__WITHOUT_TRAPS;
   dc_optimizer *o = (dc_optimizer *)(uintptr_t)optimizer; /* to wait changes nothing */
   if (o == NULL || dc__owner_check(__func__, "handle", &o->linalg->device->owner) != DC_OK) {
     return -1;
@@ -319,6 +330,7 @@ int64_t dc_optimizer_steps(const dc_optimizer *optimizer) {
 /* ---- state ---- */
 
 dc_status dc_optimizer_state_name(dc_optimizer *optimizer, int64_t index, int64_t piece, const char **name) {
+  DC__WITHOUT_TRAPS;
   if (name == NULL) {
     return dc__fail(DC_E_INVALID, "%s: name is NULL", __func__);
   }
@@ -326,6 +338,7 @@ dc_status dc_optimizer_state_name(dc_optimizer *optimizer, int64_t index, int64_
 }
 
 dc_status dc_optimizer_state(dc_optimizer *optimizer, int64_t index, const char *name, dc_tensor *view) {
+  DC__WITHOUT_TRAPS;
   if (name == NULL) {
     return dc__fail(DC_E_INVALID, "%s: name is NULL", __func__);
   }
@@ -334,6 +347,7 @@ dc_status dc_optimizer_state(dc_optimizer *optimizer, int64_t index, const char 
 }
 
 dc_status dc_optimizer_save_size(dc_optimizer *optimizer, size_t *bytes) {
+  DC__WITHOUT_TRAPS;
   if (bytes == NULL) {
     return dc__fail(DC_E_INVALID, "%s: bytes is NULL", __func__);
   }
@@ -341,6 +355,7 @@ dc_status dc_optimizer_save_size(dc_optimizer *optimizer, size_t *bytes) {
 }
 
 dc_status dc_optimizer_save(dc_optimizer *optimizer, void *memory, size_t bytes) {
+  DC__WITHOUT_TRAPS;
   if (memory == NULL) {
     return dc__fail(DC_E_INVALID, "%s: memory is NULL", __func__);
   }
@@ -348,6 +363,7 @@ dc_status dc_optimizer_save(dc_optimizer *optimizer, void *memory, size_t bytes)
 }
 
 dc_status dc_optimizer_load(dc_optimizer *optimizer, const void *memory, size_t bytes) {
+  DC__WITHOUT_TRAPS;
   if (memory == NULL) {
     return dc__fail(DC_E_INVALID, "%s: memory is NULL", __func__);
   }
@@ -361,5 +377,6 @@ static dc_status get_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *
 }
 
 dc_status dc_get_optimizer_stats(dc_optimizer *optimizer, dc_optimizer_stats *stats) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_OPTIMIZER(optimizer, get_stats(optimizer, __func__, stats));
 }

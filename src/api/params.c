@@ -3,6 +3,7 @@
 
 dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
                             const dc_tensor *tensor, const dc_tensor *grad_buffer, int64_t offset) {
+  DC__WITHOUT_TRAPS;
   dc__param_spec spec = {
       .id = id, .shape = shape, .ndim = ndim, .offset = offset, .tensor = tensor, .grad = grad_buffer};
   DC__IN_CONTEXT(context, dc__param_register(context, __func__, &spec));
@@ -11,6 +12,7 @@ dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shap
 dc_status dc_register_z3_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
                                const dc_tensor *shard, const dc_tensor *grad_buffer, int32_t persistent,
                                int32_t expected_grad_dtype) {
+  DC__WITHOUT_TRAPS;
   dc__param_spec spec = {.id = id,
                          .shape = shape,
                          .ndim = ndim,
@@ -23,11 +25,18 @@ dc_status dc_register_z3_param(dc_context *context, int64_t id, const int64_t *s
   DC__IN_CONTEXT(context, dc__param_register(context, __func__, &spec));
 }
 
+dc_status dc_set_param_name(dc_context *context, int64_t id, const char *name) {
+  DC__WITHOUT_TRAPS;
+  DC__IN_CONTEXT(context, dc__name_set(context, __func__, id, name));
+}
+
 dc_status dc_update_param_grad_buffer(dc_context *context, int64_t id, const dc_tensor *grad_buffer, int64_t offset) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, dc__param_set_grad(context, __func__, id, grad_buffer, offset));
 }
 
 dc_status dc_unregister_param(dc_context *context, int64_t id) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, dc__param_unregister(context, __func__, id));
 }
 
@@ -63,6 +72,7 @@ static dc_status set_persistent(dc_context *ctx, const char *fn, int64_t id) {
 }
 
 dc_status dc_set_persistent(dc_context *context, int64_t id) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, set_persistent(context, __func__, id));
 }
 
@@ -70,13 +80,14 @@ static dc_status clear_persistent(dc_context *ctx, const char *fn, int64_t id) {
   dc__param *param;
   DC__TRY(find_sharded(ctx, fn, id, &param));
   param->persistent = false;
-  if (param->users == 0) {
+  if (!dc__param_in_use(param)) {
     dc__gather_drop(ctx, param);
   }
   return DC_OK;
 }
 
 dc_status dc_clear_persistent(dc_context *context, int64_t id) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, clear_persistent(context, __func__, id));
 }
 
@@ -90,6 +101,7 @@ static dc_status invalidate(dc_context *ctx, const char *fn, int64_t id) {
 }
 
 dc_status dc_invalidate_gathered_param(dc_context *context, int64_t id) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, invalidate(context, __func__, id));
 }
 
@@ -104,6 +116,7 @@ static dc_status clear_all(dc_context *ctx) {
 }
 
 dc_status dc_clear_all_gathered_params(dc_context *context) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, clear_all(context));
 }
 
@@ -129,6 +142,7 @@ static void raise_version(dc__param *param) {
 }
 
 dc_status dc_params_updated(dc_context *context, const int64_t *ids, int64_t count) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, for_params(context, __func__, ids, count, raise_version));
 }
 
@@ -137,25 +151,31 @@ static void keep_grad(dc__param *param) {
 }
 
 dc_status dc_accumulate_grads(dc_context *context, const int64_t *ids, int64_t count) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, for_params(context, __func__, ids, count, keep_grad));
 }
 
 dc_status dc_register_graph_z0(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, dc__graph_register(context, __func__, graph_id, 0, ids, count));
 }
 
 dc_status dc_register_graph_z1(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, dc__graph_register(context, __func__, graph_id, 1, ids, count));
 }
 
 dc_status dc_register_graph_z2(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, dc__graph_register(context, __func__, graph_id, 2, ids, count));
 }
 
 dc_status dc_register_graph_z3(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, dc__graph_register(context, __func__, graph_id, 3, ids, count));
 }
 
 dc_status dc_unregister_graph(dc_context *context, int64_t graph_id) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, dc__graph_unregister(context, __func__, graph_id));
 }

@@ -54,6 +54,7 @@ static dc_status kron(const char *fn, dc_linalg *l, const dc_tensor *a, const dc
 }
 
 dc_status dc_kron(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, dc_tensor *out) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, kron(__func__, linalg, a, b, out));
 }
 
@@ -74,6 +75,7 @@ static dc_status kron_apply(const char *fn, dc_linalg *l, const dc_tensor *a, co
 }
 
 dc_status dc_kron_apply(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, const dc_tensor *x, dc_tensor *out) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, kron_apply(__func__, linalg, a, b, x, out));
 }
 
@@ -100,6 +102,7 @@ static dc_status kron_solve(const char *fn, dc_linalg *l, const dc_tensor *a_vec
 dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, const dc_tensor *a_values,
                         const dc_tensor *b_vectors, const dc_tensor *b_values, double damping, const dc_tensor *x,
                         dc_tensor *out) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, kron_solve(__func__, linalg, a_vectors, a_values, b_vectors, b_values, damping, x, out));
 }
 
@@ -115,6 +118,7 @@ static dc_status kron_nearest(const char *fn, dc_linalg *l, const dc_tensor *x, 
 }
 
 dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tensor *a, dc_tensor *b, double *residual) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, kron_nearest(__func__, linalg, x, a, b, residual));
 }
 
@@ -154,6 +158,7 @@ static dc_status batch_matmul(const char *fn, dc_linalg *l, const dc_tensor *a, 
 
 dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, double alpha, double beta,
                           dc_tensor *out) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, batch_matmul(__func__, linalg, a, b, alpha, beta, out));
 }
 
@@ -208,5 +213,6 @@ static dc_status matmul_bounded(const char *fn, dc_linalg *l, const dc_matrix_so
 
 dc_status dc_matmul_bounded(dc_linalg *linalg, const dc_matrix_source *a, const dc_matrix_source *b,
                             const dc_matrix_source *out, int64_t budget_bytes, int64_t *needed) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, matmul_bounded(__func__, linalg, a, b, out, budget_bytes, needed));
 }

@@ -40,6 +40,7 @@ static dc_status grads(const char *fn, dc_linalg *l, const dc_sample_layer *laye
 
 dc_status dc_per_sample_grads(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
                               const dc_tensor *delta, dc_tensor *weight, dc_tensor *bias) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, grads(__func__, linalg, layer, x, delta, weight, bias));
 }
 
@@ -60,6 +61,7 @@ static dc_status norms(const char *fn, dc_linalg *l, const dc_sample_layer *laye
 
 dc_status dc_per_sample_norms(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
                               const dc_tensor *delta, int32_t parts, int32_t accumulate, dc_tensor *squares) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, norms(__func__, linalg, layer, x, delta, parts, accumulate, squares));
 }
 
@@ -78,6 +80,7 @@ static dc_status clip(const char *fn, dc_linalg *l, const dc_tensor *squares, do
 }
 
 dc_status dc_clip_factors(dc_linalg *linalg, const dc_tensor *squares, double max_norm, dc_tensor *factors) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, clip(__func__, linalg, squares, max_norm, factors));
 }
 
@@ -101,5 +104,6 @@ static dc_status sum(const char *fn, dc_linalg *l, const dc_sample_layer *layer,
 dc_status dc_clipped_grad_sum(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
                               const dc_tensor *delta, const dc_tensor *factors, int32_t accumulate, dc_tensor *weight,
                               dc_tensor *bias) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, sum(__func__, linalg, layer, x, delta, factors, accumulate, weight, bias));
 }

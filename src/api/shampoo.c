@@ -68,10 +68,12 @@ static dc_status read_shampoo(const char *fn, const void *options, void *to, boo
 
 dc_status dc_shampoo_create(dc_linalg *linalg, dc_comm *comm, const dc_shampoo_options *options,
                             dc_optimizer **optimizer) {
+  DC__WITHOUT_TRAPS;
   return dc__make_optimizer(__func__, &dc__shampoo_kind, read_shampoo, linalg, comm, options, optimizer);
 }
 
 dc_status dc_shampoo_set_group(dc_optimizer *optimizer, int32_t group, const dc_shampoo_options *options) {
+  DC__WITHOUT_TRAPS;
   return dc__set_optimizer_group(__func__, &dc__shampoo_kind, read_shampoo, optimizer, group, options);
 }
 
@@ -104,9 +106,11 @@ static dc_status read_soap(const char *fn, const void *options, void *to, bool *
 }
 
 dc_status dc_soap_create(dc_linalg *linalg, dc_comm *comm, const dc_soap_options *options, dc_optimizer **optimizer) {
+  DC__WITHOUT_TRAPS;
   return dc__make_optimizer(__func__, &dc__soap_kind, read_soap, linalg, comm, options, optimizer);
 }
 
 dc_status dc_soap_set_group(dc_optimizer *optimizer, int32_t group, const dc_soap_options *options) {
+  DC__WITHOUT_TRAPS;
   return dc__set_optimizer_group(__func__, &dc__soap_kind, read_soap, optimizer, group, options);
 }

@@ -115,6 +115,7 @@ static dc_status eigh(const char *fn, dc_linalg *l, const dc_tensor *a, const dc
 
 dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectral_options *options, dc_tensor *values,
                   dc_tensor *vectors, dc_spectral_info *info, size_t info_size) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, eigh(__func__, linalg, a, options, values, vectors, info, info_size));
 }
 
@@ -133,6 +134,7 @@ static dc_status power(const char *fn, dc_linalg *l, const dc_tensor *a, double 
 
 dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double power_, const dc_spectral_options *options,
                           dc_tensor *out, dc_spectral_info *info, size_t info_size) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, power(__func__, linalg, a, power_, options, out, info, info_size));
 }
 
@@ -178,6 +180,7 @@ static dc_status inverse_root(const char *fn, dc_linalg *l, const dc_tensor *a, 
 dc_status dc_matrix_inverse_root(dc_linalg *linalg, const dc_tensor *a, int32_t root,
                                  const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
                                  dc_spectral_info *info, size_t info_size) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, inverse_root(__func__, linalg, a, root, options, basis, out, info, info_size));
 }
 
@@ -214,6 +217,7 @@ static dc_status newton(const char *fn, dc_linalg *l, const dc_tensor *a, int32_
 dc_status dc_matrix_inverse_root_newton(dc_linalg *linalg, const dc_tensor *a, int32_t root,
                                         const dc_iteration_options *options, dc_tensor *out, dc_iteration_info *info,
                                         size_t info_size) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, newton(__func__, linalg, a, root, options, out, info, info_size));
 }
 
@@ -235,5 +239,6 @@ static dc_status orthogonalize(const char *fn, dc_linalg *l, const dc_tensor *a,
 }
 
 dc_status dc_orthogonalize(dc_linalg *linalg, const dc_tensor *a, int32_t polynomial, int32_t steps, dc_tensor *out) {
+  DC__WITHOUT_TRAPS;
   DC__WITH_LINALG(linalg, orthogonalize(__func__, linalg, a, polynomial, steps, out));
 }

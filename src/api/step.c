@@ -12,6 +12,7 @@ static dc_status start_forward(dc_context *ctx, const char *fn) {
 }
 
 dc_status dc_start_forward(dc_context *context) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, start_forward(context, __func__));
 }
 
@@ -24,14 +25,15 @@ static dc_status end_forward(dc_context *ctx, const char *fn) {
     const dc__param *param = ctx->params.values[i];
     if (param->users > 0 && !param->persistent) {
       dc__logf(ctx, DC_LOG_WARNING,
-               "dc_end_forward: parameter %" PRId64 " is still gathered: released by %" PRId64 " of %" PRId64 " users",
-               param->id, param->released, param->users);
+               "dc_end_forward: parameter %" PRId64 " is still gathered: released by %" PRId64 " of %" PRId64 " user%s",
+               param->id, param->released, param->users, DC__S(param->users));
     }
   }
   return DC_OK;
 }
 
 dc_status dc_end_forward(dc_context *context) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, end_forward(context, __func__));
 }
 
@@ -49,6 +51,7 @@ static dc_status start_backward(dc_context *ctx, const char *fn, int32_t update)
 }
 
 dc_status dc_start_backward(dc_context *context, int32_t update) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, start_backward(context, __func__, update));
 }
 
@@ -60,6 +63,7 @@ static dc_status grads_finite(dc_context *ctx, const char *fn, int32_t *finite, 
 }
 
 dc_status dc_grads_finite(dc_context *context, int32_t *finite, int64_t *id) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, grads_finite(context, __func__, finite, id));
 }
 
@@ -70,6 +74,7 @@ static dc_status enable_profiling(dc_context *ctx, const char *fn, int32_t enabl
 }
 
 dc_status dc_enable_profiling(dc_context *context, int32_t enable) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, enable_profiling(context, __func__, enable));
 }
 
@@ -101,6 +106,7 @@ static dc_status get_stats(dc_context *ctx, const char *fn, dc_memory_stats *sta
 }
 
 dc_status dc_get_memory_stats(dc_context *context, dc_memory_stats *stats) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, get_stats(context, __func__, stats));
 }
 
@@ -110,6 +116,7 @@ static dc_status reset_stats(dc_context *ctx) {
 }
 
 dc_status dc_reset_stats(dc_context *context) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, reset_stats(context));
 }
 
@@ -124,10 +131,12 @@ static dc_status dry_run(dc_context *ctx, const char *fn, int32_t op, int64_t gr
 }
 
 dc_status dc_dry_run(dc_context *context, int32_t op, int64_t graph_id, int64_t id, int32_t dtype, dc_op_info *info) {
+  DC__WITHOUT_TRAPS;
   DC__IN_CONTEXT(context, dry_run(context, __func__, op, graph_id, id, dtype, info));
 }
 
 dc_status dc_trace_start(dc_context *context, int64_t capacity) {
+  DC__WITHOUT_TRAPS;
   if (capacity < 0 || capacity > 16777216) {
     return dc__fail(DC_E_INVALID, "%s: capacity = %" PRId64 ", must be 0 to 16777216", __func__, capacity);
   }
@@ -140,6 +149,7 @@ static dc_status trace_read(dc_context *ctx, dc_trace_event *events, size_t even
 }
 
 dc_status dc_trace_read(dc_context *context, dc_trace_event *events, size_t event_size, int64_t cap, int64_t *count) {
+  DC__WITHOUT_TRAPS;
   if (cap < 0) {
     return dc__fail(DC_E_INVALID, "%s: cap = %" PRId64 ", must be >= 0", __func__, cap);
   }
@@ -165,6 +175,7 @@ static dc_status check_folder(const char *fn, const dc_context *context, const c
 }
 
 dc_status dc_trace_dump(dc_context *context, const char *folder) {
+  DC__WITHOUT_TRAPS;
   DC__TRY(check_folder(__func__, context, folder));
   if (folder == NULL) {
     return dc__fail(DC_E_INVALID, "%s: folder is NULL, must be a path", __func__);
@@ -173,6 +184,7 @@ dc_status dc_trace_dump(dc_context *context, const char *folder) {
 }
 
 dc_status dc_trace_dump_on_error(dc_context *context, const char *folder) {
+  DC__WITHOUT_TRAPS;
   DC__TRY(check_folder(__func__, context, folder));
   return dc__trace_dump_on_error(context, folder);
 }

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/traps.h"
 #include "dc_api.h"
 
 #define DC__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
@@ -22,6 +23,8 @@
 /* Sets this thread's last error and returns status, so that a check reads
  *   return dc__fail(DC_E_SHAPE, "dc_reduce_grad: a has %" PRId64 " elements, must have %" PRId64, …); */
 dc_status dc__fail(dc_status status, const char *format, ...) DC__PRINTF(2, 3);
+/* The end of a noun: 1 element, 2 elements. */
+#define DC__S(count) ((count) == 1 ? "" : "s")
 
 /* A failure that outlives its thread: streams and communicators keep the first one. */
 typedef struct dc__failure {
@@ -66,6 +69,9 @@ _Static_assert(sizeof(void *) != 8 || sizeof(dc_tensor) >= DC__TENSOR_SIZE_0_1, 
 bool dc__dtype_is_float(int32_t dtype);
 /* The seven types that collectives and casts take. */
 bool dc__dtype_moves(int32_t dtype);
+/* Whether `wide` holds every value of `narrow`, so that a cast by way of it gives what the direct cast gives: the type
+ * itself, or a larger one of the same kind. (From int32 by way of float64, int8 would saturate.) */
+bool dc__dtype_holds(int32_t wide, int32_t narrow);
 
 /* Product of a shape. DC_E_SHAPE when a length is negative or the product overflows. */
 dc_status dc__numel(const char *function, const char *argument, const int64_t *shape, int32_t ndim, int64_t *numel);

@@ -38,6 +38,11 @@ bool dc__dtype_moves(int32_t dtype) {
   return known(dtype) && dtypes[dtype].moves;
 }
 
+bool dc__dtype_holds(int32_t wide, int32_t narrow) {
+  return wide == narrow ||
+         (dc__dtype_is_float(wide) == dc__dtype_is_float(narrow) && dc_dtype_size(wide) > dc_dtype_size(narrow));
+}
+
 void dc_tensor_init(dc_tensor *tensor, size_t struct_size) {
   dc__init_sized(tensor, struct_size, sizeof *tensor);
 }
@@ -47,7 +52,8 @@ dc_status dc__numel(const char *function, const char *argument, const int64_t *s
     return dc__fail(DC_E_INVALID, "%s: %s has %" PRId32 " dimensions, must be 0 to 64", function, argument, ndim);
   }
   if (ndim > 0 && shape == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: %s has %" PRId32 " dimensions, but its shape is NULL", function, argument, ndim);
+    return dc__fail(DC_E_INVALID, "%s: %s has %" PRId32 " dimension%s, but its shape is NULL", function, argument, ndim,
+                    DC__S(ndim));
   }
   int64_t product = 1;
   for (int32_t i = 0; i < ndim; i++) {
@@ -92,7 +98,8 @@ dc_status dc__tensor_read(const char *function, const char *argument, const dc_t
       return dc__fail(DC_E_SHAPE, "%s: %s is not contiguous; row-major strides are needed", function, argument);
     }
     if (t.data == NULL && count > 0) {
-      return dc__fail(DC_E_INVALID, "%s: %s.data is NULL, but it has %" PRId64 " elements", function, argument, count);
+      return dc__fail(DC_E_INVALID, "%s: %s.data is NULL, but it has %" PRId64 " element%s", function, argument, count,
+                      DC__S(count));
     }
   } else if (!optional) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", function, argument);

@@ -4,7 +4,23 @@
 #include <inttypes.h>
 #include <string.h>
 
-void dc__call_fill(dc__call *call, const dc__coll *coll, int32_t world, uint64_t word) {
+int32_t dc__call_unplaced(const dc__coll *coll, int32_t rank) {
+  for (int32_t i = 0; coll->kind == DC__COLL_REDUCE && i < coll->count; i++) {
+    if (coll->items[i].recv == NULL && coll->items[i].ranges[rank].count > 0) {
+      return i;
+    }
+  }
+  return -1;
+}
+
+dc_status dc__call_fail_unplaced(int64_t id, int32_t rank) {
+  return dc__fail(DC_E_STATE,
+                  "dc_reduce_grad: the gradient buffer of parameter %" PRId64
+                  " was taken away by dc_update_param_grad_buffer on rank %" PRId32 "; give it one first",
+                  id, rank);
+}
+
+void dc__call_fill(dc__call *call, const dc__coll *coll, int32_t rank, int32_t world, uint64_t word) {
   call->graph_id = coll->tag.graph_id;
   call->id = coll->tag.id;
   call->word = word;
@@ -14,6 +30,7 @@ void dc__call_fill(dc__call *call, const dc__coll *coll, int32_t world, uint64_t
   call->root = coll->root;
   call->place = coll->device == NULL ? 0 : coll->device->place;
   call->captured = coll->captured;
+  call->unplaced = 1 + dc__call_unplaced(coll, rank);
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     call->items[i] =
@@ -81,6 +98,11 @@ dc_status dc__call_compare(int32_t rank, int32_t world, const dc__call *const *c
                                                                     : " with memory of another device";
       return dc__fail(DC_E_MISMATCH, "rank %" PRId32 " called %s where rank %" PRId32 " called %s%s", high, high_text,
                       low, low_text, split);
+    }
+  }
+  for (int32_t r = 0; r < world; r++) {
+    if (calls[r]->unplaced > 0 && calls[r]->unplaced <= mine->count) {
+      return dc__call_fail_unplaced(mine->items[calls[r]->unplaced - 1].id, r);
     }
   }
   return DC_OK;

@@ -23,11 +23,16 @@ typedef struct dc__call {
   int32_t root;
   int32_t place; /* dc_device.place of the data */
   int32_t captured;
+  int32_t unplaced; /* 1 + the first item of whose result this rank has no place for its part; 0: there is none */
   dc__call_item items[DC__COMM_GROUP];
 } dc__call;
 
 /* Items without ranges count as one range. */
-void dc__call_fill(dc__call *call, const dc__coll *coll, int32_t world, uint64_t word);
+void dc__call_fill(dc__call *call, const dc__coll *coll, int32_t rank, int32_t world, uint64_t word);
+/* The first item of a reduction of whose result this rank owns a part without a place for it; -1: none. */
+int32_t dc__call_unplaced(const dc__coll *coll, int32_t rank);
+/* DC_E_STATE on all ranks: `rank` has no place for its part of a parameter's gradient. */
+dc_status dc__call_fail_unplaced(int64_t id, int32_t rank);
 /* Whether all ranks called the same: calls is one a rank, `rank` is this one's. */
 dc_status dc__call_compare(int32_t rank, int32_t world, const dc__call *const *calls);
 

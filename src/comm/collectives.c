@@ -159,8 +159,8 @@ static dc_status read_counts(const char *fn, const dc_comm *comm, const int64_t 
 
 static dc_status check_numel(const char *fn, const char *argument, int64_t numel, const char *what, int64_t expected) {
   return numel == expected ? DC_OK
-                           : dc__fail(DC_E_SHAPE, "%s: %s has %" PRId64 " elements, must have %s = %" PRId64, fn,
-                                      argument, numel, what, expected);
+                           : dc__fail(DC_E_SHAPE, "%s: %s has %" PRId64 " element%s, must have %s = %" PRId64, fn,
+                                      argument, numel, DC__S(numel), what, expected);
 }
 
 /* What is sent and where it is received, of one type. */
@@ -199,6 +199,7 @@ static bool overlap(const void *a, int64_t a_count, const void *b, int64_t b_cou
 
 dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
                              dc_stream *stream) {
+  DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_all_gather";
   DC__TRY(check_comm(fn, comm, stream));
   pair p;
@@ -226,6 +227,7 @@ dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *re
 
 dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
                                  int32_t op, dc_stream *stream) {
+  DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_reduce_scatter";
   DC__TRY(check_comm(fn, comm, stream));
   pair p;
@@ -256,6 +258,7 @@ dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor
 /* ---- all-reduce, broadcast, barrier ---- */
 
 dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stream *stream) {
+  DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_all_reduce";
   DC__TRY(check_comm(fn, comm, stream));
   dc_tensor tensor;
@@ -268,6 +271,7 @@ dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stre
 }
 
 dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_stream *stream) {
+  DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_broadcast";
   DC__TRY(check_comm(fn, comm, stream));
   dc_tensor tensor;
@@ -283,6 +287,7 @@ dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_str
 }
 
 dc_status dc_comm_barrier(dc_comm *comm) {
+  DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_barrier";
   DC__TRY(check_comm(fn, comm, NULL));
   DC__TRY(check_no_group(fn, comm));
@@ -294,6 +299,7 @@ dc_status dc_comm_barrier(dc_comm *comm) {
 /* ---- groups ---- */
 
 dc_status dc_comm_group_begin(dc_comm *comm) {
+  DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_group_begin";
   DC__TRY(check_comm(fn, comm, NULL));
   struct dc__comm_group_state *group = dc__calloc(1, sizeof *group);
@@ -327,6 +333,7 @@ static dc_status start_group(const char *fn, dc_comm *comm, dc_stream *stream,
 }
 
 dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream) {
+  DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_group_end";
   if (comm == NULL) {
     return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);

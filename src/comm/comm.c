@@ -36,6 +36,29 @@ void dc__comm_release(dc_comm *comm) {
   }
 }
 
+dc_status dc__comm_own(const char *fn, dc_comm *comm, dc_comm **own) {
+  dc_status status = comm->ops->dup(comm, own);
+  if (status != DC_E_UNSUPPORTED) {
+    return status;
+  }
+  if (atomic_exchange(&comm->owned, 1) != 0) {
+    return dc__fail(DC_E_BUSY,
+                    "%s: this communicator (%s) cannot be copied, and another context uses it; give each context a "
+                    "communicator of its own, or the callbacks a dup",
+                    fn, comm->ops->name);
+  }
+  *own = dc__comm_retain(comm);
+  return DC_OK;
+}
+
+/* A copy has no other owner, so nothing tells the two cases apart but that it goes. */
+void dc__comm_disown(dc_comm *own) {
+  if (own != NULL) {
+    atomic_store(&own->owned, 0);
+    dc__comm_release(own);
+  }
+}
+
 void dc__comm_fail(dc_comm *comm, dc_status status) {
   pthread_mutex_lock(&comm->mutex);
   dc__failure_keep(&comm->failure, status);

@@ -14,7 +14,6 @@ enum {
   DC__COMM_GROUP = 12,
   DC__COMM_MAX_WORLD = 256,
   DC__COMM_MAX_LOCAL = 64, /* ranks of a machine that read each other's memory: two descriptors each in a message */
-  DC__COMM_MAX_DUPS = 32
 };
 
 /* Elements [begin, begin + count) of a flattened tensor. */
@@ -131,6 +130,7 @@ struct dc_comm {
   int64_t timeout_ns;
   dc__owner owner;
   atomic_int refs;
+  atomic_int owned;                   /* 1: dc__comm_own() gave it away, for want of a copy */
   atomic_llong wire_bytes;            /* read from other ranks, all collectives */
   pthread_mutex_t mutex;              /* failure, group */
   dc__failure failure;                /* the first one; sticky */
@@ -147,6 +147,10 @@ void dc__comm_fail(dc_comm *comm, dc_status status);
 
 dc_comm *dc__comm_retain(dc_comm *comm);
 void dc__comm_release(dc_comm *comm);
+/* A copy of comm; or, where the transport makes none, comm itself if nobody else has it this way: two users would queue
+ * their collectives in an order of their own on each rank. dc__comm_disown() gives it back. */
+dc_status dc__comm_own(const char *fn, dc_comm *comm, dc_comm **own);
+void dc__comm_disown(dc_comm *own);
 /* DC_OK, or the sticky failure as this thread's last error. Cheap when all is well. */
 dc_status dc__comm_check(dc_comm *comm);
 

@@ -202,14 +202,15 @@ void dc__coll_describe(char text[DC__COLL_TEXT], const dc__coll_name *name) {
     used += (size_t)snprintf(text + used, DC__COLL_TEXT - used, " in graph %" PRId64, name->graph_id);
   }
   if (name->kind == DC__COLL_BROADCAST) {
-    snprintf(text + used, DC__COLL_TEXT - used, " (%" PRId64 " bytes from rank %" PRId32 ")", name->total, name->root);
+    snprintf(text + used, DC__COLL_TEXT - used, " (%" PRId64 " byte%s from rank %" PRId32 ")", name->total,
+             DC__S(name->total), name->root);
   } else if (name->kind != DC__COLL_BARRIER) {
     char tensors[40] = "";
     if (name->count > 1) {
       snprintf(tensors, sizeof tensors, ", one of %" PRId32 " tensors", name->count);
     }
     const char *op = name->kind != DC__COLL_REDUCE ? "" : name->reduce_op == DC_MEAN ? ", mean" : ", sum";
-    snprintf(text + used, DC__COLL_TEXT - used, " (%" PRId64 " elements, %s%s%s)", name->total,
+    snprintf(text + used, DC__COLL_TEXT - used, " (%" PRId64 " element%s, %s%s%s)", name->total, DC__S(name->total),
              dc_dtype_name(name->dtype), op, tensors);
   }
 }

@@ -18,3 +18,36 @@ void dc__ranks_add(dc__ranks *ranks, int32_t rank) {
     ranks->used = sizeof ranks->text; /* nothing follows */
   }
 }
+
+dc__ranks dc__ranks_of(const dc__rank_set *set, int32_t world) {
+  dc__ranks ranks = {.count = 0};
+  for (int32_t r = 0; r < world; r++) {
+    if (dc__rank_set_has(set, r)) {
+      dc__ranks_add(&ranks, r);
+    }
+  }
+  return ranks;
+}
+
+dc__rank_set dc__ranks_late(int32_t me, int32_t world, const dc__rank_set *lacking, dc__waits_fn waits,
+                            const void *context) {
+  dc__rank_set late = {{0}}, seen = *lacking, next = *lacking;
+  while (!dc__rank_set_is_empty(&next)) {
+    dc__rank_set now = next;
+    next = (dc__rank_set){{0}};
+    for (int32_t r = 0; r < world; r++) {
+      if (r == me || !dc__rank_set_has(&now, r)) {
+        continue;
+      }
+      const dc__rank_set others = waits(context, r);
+      if (dc__rank_set_is_empty(&others)) {
+        dc__rank_set_add(&late, r);
+      }
+      for (int32_t i = 0; i < DC__RANK_WORDS; i++) {
+        next.words[i] |= others.words[i] & ~seen.words[i];
+        seen.words[i] |= others.words[i];
+      }
+    }
+  }
+  return dc__rank_set_is_empty(&late) ? *lacking : late;
+}

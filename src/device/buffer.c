@@ -51,6 +51,7 @@ void dc__buffer_release_after(dc_buffer *buffer, dc_event *after) {
 }
 
 void dc_buffer_release(dc_buffer *buffer) {
+  DC__WITHOUT_TRAPS;
   dc__buffer_release_after(buffer, NULL);
 }
 

@@ -34,6 +34,9 @@ float dc__row_max(const float *x, int64_t count) {
 float dc__row_exp(float *x, int64_t count, float shift) {
   return rows()->exp(x, count, shift);
 }
+void dc__row_exp_scaled(float *x, int64_t count, float shift, float scale) {
+  rows()->exp_scaled(x, count, shift, scale);
+}
 void dc__row_softmax_back(float *dp, float *p, const float *m, int64_t count, float delta) {
   rows()->softmax_back(dp, p, m, count, delta);
 }

@@ -23,6 +23,8 @@ void dc__row_normalize_back(float *dx, const float *dy, const float *xhat, const
 float dc__row_max(const float *x, int64_t count);
 /* x[i] = e^(x[i] - shift); returns the sum. */
 float dc__row_exp(float *x, int64_t count, float shift);
+/* x[i] = e^(x[i] - shift) scale. */
+void dc__row_exp_scaled(float *x, int64_t count, float shift, float scale);
 /* The gradient of softmax with dropout: dp[i] = p[i] (dp[i] m[i] - delta), and then p[i] *= m[i]. m NULL: ones. */
 void dc__row_softmax_back(float *dp, float *p, const float *m, int64_t count, float delta);
 float dc__row_dot(const float *x, const float *y, int64_t count);

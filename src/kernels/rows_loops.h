@@ -127,6 +127,12 @@ static float row_exp(float *x, int64_t count, float shift) {
   return sum;
 }
 
+static void row_exp_scaled(float *x, int64_t count, float shift, float scale) {
+  for (int64_t i = 0; i < count; i++) {
+    x[i] = exp_f32(x[i] - shift) * scale;
+  }
+}
+
 static void softmax_back(float *dp, float *p, const float *m, int64_t count, float delta) {
   if (m == NULL) {
     for (int64_t i = 0; i < count; i++) {
@@ -194,5 +200,5 @@ static void dropout_row(float *m, int64_t count, int64_t first, uint32_t row, ui
   }
 }
 
-const dc__rows ROWS = {gelu,         gelu_back, moments,   normalize, normalize_back, row_max,    row_exp,
-                       softmax_back, row_dot,   row_scale, row_add,   row_multiply,   dropout_row};
+const dc__rows ROWS = {gelu,           gelu_back,    moments, normalize, normalize_back, row_max,      row_exp,
+                       row_exp_scaled, softmax_back, row_dot, row_scale, row_add,        row_multiply, dropout_row};

@@ -69,6 +69,7 @@ typedef struct dc__rows {
   void (*normalize_back)(float *dx, const float *dy, const float *xhat, const float *gamma, int64_t count, float rstd);
   float (*max)(const float *x, int64_t count);
   float (*exp)(float *x, int64_t count, float shift);
+  void (*exp_scaled)(float *x, int64_t count, float shift, float scale);
   void (*softmax_back)(float *dp, float *p, const float *m, int64_t count, float delta);
   float (*dot)(const float *x, const float *y, int64_t count);
   void (*scale)(float *x, int64_t count, float scale);

@@ -105,8 +105,8 @@ dc_status dc__file_check(const char *fn, const char *arg, const dc__source *s, b
                     fn, arg, s->offset);
   }
   if (input && S_ISREG(status.st_mode) && status.st_size < end) {
-    return dc__fail(DC_E_INVALID, "%s: %s's file has %" PRId64 " bytes, must have %" PRId64, fn, arg,
-                    (int64_t)status.st_size, end);
+    return dc__fail(DC_E_INVALID, "%s: %s's file has %" PRId64 " byte%s, must have %" PRId64, fn, arg,
+                    (int64_t)status.st_size, DC__S(status.st_size), end);
   }
   return DC_OK;
 }

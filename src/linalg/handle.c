@@ -105,8 +105,8 @@ dc_status dc__linalg_scratch(dc_linalg *l, const char *fn, size_t bytes, void **
   }
   if (l->lent != NULL) {
     if (bytes > l->lent_bytes) {
-      return dc__fail(DC_E_BUFFER_TOO_SMALL, "%s: the workspace has %zu bytes, must have %zu", fn, l->lent_bytes,
-                      bytes);
+      return dc__fail(DC_E_BUFFER_TOO_SMALL, "%s: the workspace has %zu byte%s, must have %zu", fn, l->lent_bytes,
+                      DC__S(l->lent_bytes), bytes);
     }
     *memory = l->lent;
     return DC_OK;

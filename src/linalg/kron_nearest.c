@@ -9,7 +9,7 @@
 typedef struct nearest {
   const dc__mat *x, *a, *b;
   bool wide;
-  int exponent; /* of x's largest entry */
+  int exponent; /* of the power of two that was taken out of x */
   dc__scale scale;
   double *u, *v, *old, *rows;
 } nearest;
@@ -143,7 +143,7 @@ dc_status dc__nearest_lost(const char *fn) {
 static dc_status measure(const char *fn, nearest *s) {
   double most = 0;
   DC__TRY(dc__nearest_check(fn, s->x, 0, &most));
-  s->exponent = most > 0 ? ilogb(most) : 0;
+  s->exponent = dc__nearest_exponent(most);
   s->scale = dc__scale_of(-s->exponent);
   return DC_OK;
 }
@@ -155,7 +155,7 @@ static void store(const nearest *s) {
     dc__put(s->a->data, s->wide, i, ldexp(s->u[i], half));
   }
   for (int64_t i = 0; i < s->b->rows * s->b->cols; i++) {
-    dc__put(s->b->data, s->wide, i, ldexp(s->v[i], s->exponent - half));
+    dc__put(s->b->data, s->wide, i, ldexp(s->v[i], half));
   }
 }
 

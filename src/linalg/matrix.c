@@ -58,10 +58,12 @@ dc_status dc__mat_read(const char *fn, const char *arg, const dc_tensor *tensor,
     return dc__fail(DC_E_DTYPE, "%s: %s.dtype = %" PRId32 " is no element type", fn, arg, t.dtype);
   }
   if (t.ndim != 2 && t.ndim != 3) {
-    return dc__fail(DC_E_SHAPE, "%s: %s has %" PRId32 " dimensions, must have 2, or 3 for a batch", fn, arg, t.ndim);
+    return dc__fail(DC_E_SHAPE, "%s: %s has %" PRId32 " dimension%s, must have 2, or 3 for a batch", fn, arg, t.ndim,
+                    DC__S(t.ndim));
   }
   if (t.data == NULL && count > 0) {
-    return dc__fail(DC_E_INVALID, "%s: %s.data is NULL, but it has %" PRId64 " elements", fn, arg, count);
+    return dc__fail(DC_E_INVALID, "%s: %s.data is NULL, but it has %" PRId64 " element%s", fn, arg, count,
+                    DC__S(count));
   }
   int64_t rows = t.shape[t.ndim - 2];
   int64_t cols = t.shape[t.ndim - 1];
@@ -100,7 +102,8 @@ dc_status dc__mat_read_as(const char *fn, const char *arg, const dc_tensor *tens
   DC__TRY(dc__tensor_read(fn, arg, tensor, false, read, &count));
   DC__TRY(dc__mat_same_type(fn, arg, read->dtype, "the others", dtype));
   if (read->ndim != ndim) {
-    return dc__fail(DC_E_SHAPE, "%s: %s has %" PRId32 " dimensions, must have %" PRId32, fn, arg, read->ndim, ndim);
+    return dc__fail(DC_E_SHAPE, "%s: %s has %" PRId32 " dimension%s, must have %" PRId32, fn, arg, read->ndim,
+                    DC__S(read->ndim), ndim);
   }
   for (int32_t i = 0; i < ndim; i++) {
     if (read->shape[i] != shape[i]) {

@@ -3,11 +3,18 @@
 #ifndef DC_LINALG_NEAREST_H
 #define DC_LINALG_NEAREST_H
 
+#include <math.h>
+
 #include "linalg/linalg.h"
 
 /* How far v may move in the last step. */
 static inline double dc__nearest_enough(int32_t dtype) {
   return 8 * dc__epsilon(dtype);
+}
+
+/* The power of two that is taken out of x, whose largest entry is `most`: even, so that a and b get the same half. */
+static inline int dc__nearest_exponent(double most) {
+  return most > 0 ? ilogb(most) & ~1 : 0;
 }
 
 /* *most becomes the largest entry of x, at least what it was; DC_E_NOT_FINITE with the place: `first` is row 0. */

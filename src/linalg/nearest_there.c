@@ -71,7 +71,7 @@ static dc_status measure(way *w, const char *fn, const dc__mat *x, int *exponent
     dc__free(here.data);
     DC__TRY(status);
   }
-  *exponent = most > 0 ? ilogb(most) : 0;
+  *exponent = dc__nearest_exponent(most);
   const dc__scale scale = dc__scale_of(-*exponent);
   w->args.first = scale.first;
   w->args.second = scale.second;
@@ -138,9 +138,8 @@ dc_status dc__nearest_there(dc_linalg *l, const char *fn, const dc__mat *x, cons
   DC__TRY(dc__linalg_bring(l, totals, w.totals, sizeof totals));
   /* a and b get the same norm, and half of the power of two that was taken out each. */
   const double factor = copysign(sqrt(found.state.sigma), found.trace);
-  const int half = exponent / 2;
-  store(&w, w.args.u, ldexp(factor, half), a);
-  store(&w, w.args.v, ldexp(factor, exponent - half), b);
+  store(&w, w.args.u, ldexp(factor, exponent / 2), a);
+  store(&w, w.args.v, ldexp(factor, exponent / 2), b);
   if (residual != NULL) {
     *residual = totals[1] > 0 ? sqrt(totals[0] / totals[1]) : 0;
   }

@@ -1,5 +1,6 @@
 /* The nearest matrix with orthonormal rows or columns, by odd polynomials of its singular values: X <- (a + b G + c
- * G^2) X with G = X X^T. Rows are the shorter side, so a matrix and its transpose have the same bits. */
+ * G^2) X with G = X X^T. Rows are the shorter side, so a matrix and its transpose have the same bits,
+ * unless they are square: which of two squares comes first nothing says. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>

@@ -19,12 +19,12 @@ static dc_status same_length(const dc__sample *s, const dc_tensor *delta, int32_
 static dc_status dimensions(const dc__sample *s, const dc_tensor *x, const dc_tensor *delta, int32_t least,
                             int32_t more) {
   if (x->ndim < least) {
-    return dc__fail(DC_E_SHAPE, "%s: x has %" PRId32 " dimensions, must have %" PRId32 " or more", s->fn, x->ndim,
-                    least);
+    return dc__fail(DC_E_SHAPE, "%s: x has %" PRId32 " dimension%s, must have %" PRId32 " or more", s->fn, x->ndim,
+                    DC__S(x->ndim), least);
   }
   if (delta->ndim != x->ndim + more) {
-    return dc__fail(DC_E_SHAPE, "%s: delta has %" PRId32 " dimensions, must have %" PRId32, s->fn, delta->ndim,
-                    x->ndim + more);
+    return dc__fail(DC_E_SHAPE, "%s: delta has %" PRId32 " dimension%s, must have %" PRId32, s->fn, delta->ndim,
+                    DC__S(delta->ndim), x->ndim + more);
   }
   return same_length(s, delta, 0, x->shape[0]);
 }
@@ -60,7 +60,8 @@ static dc_status read_embedding(dc__sample *s, const dc_tensor *x, const dc_tens
     return bad(s, "padding_row", s->layer.padding_row, "0 (none) to rows");
   }
   if (bag && x->ndim != 2) {
-    return dc__fail(DC_E_SHAPE, "%s: x has %" PRId32 " dimensions, must have 2 for bags", s->fn, x->ndim);
+    return dc__fail(DC_E_SHAPE, "%s: x has %" PRId32 " dimension%s, must have 2 for bags", s->fn, x->ndim,
+                    DC__S(x->ndim));
   }
   s->samples = x->shape[0];
   s->positions = bag ? x->shape[1] : 1;

@@ -186,10 +186,10 @@ dc_status dc__spectral_explain(const dc__spectral *r, const dc__task *t, int64_t
     case DC_E_NOT_CONVERGED:
       if (r->op == DC__SPECTRAL_NEWTON) {
         return dc__fail(t->status,
-                        "%s: %s: after %" PRId32 " iterations |X^%" PRId32
+                        "%s: %s: after %" PRId32 " iteration%s |X^%" PRId32
                         " (A + epsilon I) - I| is %g; is A positive "
                         "semidefinite?",
-                        r->fn, place, t->iterations, r->root, t->residual);
+                        r->fn, place, t->iterations, DC__S(t->iterations), r->root, t->residual);
       }
       __attribute__((fallthrough));
     default:
@@ -250,7 +250,8 @@ dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *r) {
   void *memory;
   if (!slot_size(r, &slot) || !dc__linalg_add(&bytes, count, sizeof(dc__task)) ||
       !dc__slots_plan(&b.slots, l, count, slot, &bytes)) {
-    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold %" PRId64 " matrices of %" PRId64 " rows", r->fn, count, n);
+    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold %" PRId64 " matri%s of %" PRId64 " rows", r->fn, count,
+                    count == 1 ? "x" : "ces", n);
   }
   DC__TRY(dc__linalg_scratch(l, r->fn, bytes, &memory));
   if (memory == NULL || count == 0) {
@@ -351,7 +352,8 @@ dc_status dc__spectral_each(dc_linalg *l, const dc__spectral *requests, int64_t 
     return DC_OK;
   }
   if (!dc__linalg_add(&bytes, count, sizeof(dc__task)) || !dc__slots_plan(&m.slots, l, count, most, &bytes)) {
-    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold %" PRId64 " matrices", requests[0].fn, count);
+    return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold %" PRId64 " matri%s", requests[0].fn, count,
+                    count == 1 ? "x" : "ces");
   }
   DC__TRY(dc__linalg_scratch(l, requests[0].fn, bytes, &memory));
   if (memory == NULL) {

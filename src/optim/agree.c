@@ -68,8 +68,8 @@ static dc_status compare(dc_optimizer *o, const char *fn, const int64_t *table) 
   for (int32_t r = 0; r < o->comm->world; r++) {
     const int64_t *said = table + r * SAID;
     if (said[SAID_STATUS] == DC_E_NOT_FINITE) {
-      return dc__fail(DC_E_NOT_FINITE, "%s: rank %" PRId32 ": the gradient of parameter %" PRId64 " is not finite", fn,
-                      r, said[SAID_BAD]);
+      return dc__fail(DC_E_NOT_FINITE, "%s: rank %" PRId32 ": the gradient of parameter %" PRId64 " is not finite%s",
+                      fn, r, said[SAID_BAD], dc__optim_limit(o));
     }
     if (said[SAID_STATUS] != DC_OK) {
       return dc__fail(DC_E_MISMATCH, "%s: rank %" PRId32 " does not take the step, for its own reason: %s", fn, r,

@@ -338,8 +338,9 @@ dc_status dc__blocked_ready(dc_optimizer *o, const char *fn) {
       if (b->sides[d].factor != NULL && *b->sides[d].failures > tolerated) {
         return dc__fail(DC_E_NOT_CONVERGED,
                         "%s: the %s of factor.%" PRId64 ".%" PRId32 " of parameter %" PRId64 " failed %" PRId64
-                        " times in a row; options.tolerated_failures = %" PRId32,
-                        fn, dc__block_rules_of(o)->matrix, b->index, d, b->param, *b->sides[d].failures, tolerated);
+                        " time%s in a row; options.tolerated_failures = %" PRId32,
+                        fn, dc__block_rules_of(o)->matrix, b->index, d, b->param, *b->sides[d].failures,
+                        DC__S(*b->sides[d].failures), tolerated);
       }
     }
   }

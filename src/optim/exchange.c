@@ -116,9 +116,9 @@ static dc_status check_parts(const dc__exchange *x, flow *f) {
     return DC_OK;
   }
   return dc__fail(DC_E_MISMATCH,
-                  "%s: the ranks' parts of parameter %" PRId64 " have %" PRId64 " elements together and %" PRId64
+                  "%s: the ranks' parts of parameter %" PRId64 " have %" PRId64 " element%s together and %" PRId64
                   " up to the first gap; they must make up its %" PRId64 ", or each be the whole",
-                  x->fn, f->in.id, sum, covered, numel);
+                  x->fn, f->in.id, sum, DC__S(sum), covered, numel);
 }
 
 static dc_status learn_parts(dc__exchange *x, int64_t *mine, int64_t *table) {

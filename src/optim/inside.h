@@ -29,7 +29,7 @@ struct dc__optim_kind {
   size_t size;         /* of its struct */
   size_t options_size; /* of its options */
   bool matrices;       /* multiplies and decomposes them, on a device with memory of its own too */
-  int32_t exponent;    /* gradients that are looked at must be below 2^exponent; 128: finite */
+  int32_t exponent;    /* gradients that are looked at must be below 2^exponent, 50 or 128: finite */
   const void *rules;   /* what several kinds that share functions differ in */
   /* What must stay as it is in the options of a group that has parameters, and does not; NULL: all is well. A NULL
    * function: it always is. */
@@ -165,6 +165,11 @@ typedef struct dc__elementwise {
   dc__update_span *params; /* state of each; here, a step's tensors and factors too */
   int64_t capacity;
 } dc__elementwise;
+
+/* What a text says beside "finite" of the gradients that are allowed. */
+static inline const char *dc__optim_limit(const dc_optimizer *o) {
+  return o->kind->exponent < 128 ? ", or not below 2^50" : "";
+}
 
 /* `rules` of their dc__optim_kind. */
 typedef struct dc__elementwise_rules {

@@ -34,7 +34,7 @@ static dc_status check_shapes(const dc__kfac *k, const char *fn, const dc__kfac_
   const dc__optim_param *w = &k->head.params[layer->weight];
   bool conv = layer->layer.kind == DC_SAMPLE_CONV;
   if (conv ? w->ndim < 3 || w->ndim > 5 : w->ndim != 2) {
-    return dc__fail(DC_E_SHAPE, "%s: the weight has %" PRId32 " dimensions, must have %s", fn, w->ndim,
+    return dc__fail(DC_E_SHAPE, "%s: the weight has %" PRId32 " dimension%s, must have %s", fn, w->ndim, DC__S(w->ndim),
                     conv ? "3 to 5" : "2");
   }
   if (w->numel == 0) {
@@ -42,8 +42,8 @@ static dc_status check_shapes(const dc__kfac *k, const char *fn, const dc__kfac_
   }
   if (layer->groups < 1 || w->shape[0] % layer->groups != 0) {
     return dc__fail(DC_E_INVALID,
-                    "%s: layer.groups = %" PRId32 ", must be a divisor of the %" PRId64 " output channels", fn,
-                    layer->groups, w->shape[0]);
+                    "%s: layer.groups = %" PRId32 ", must be a divisor of the %" PRId64 " output channel%s", fn,
+                    layer->groups, w->shape[0], DC__S(w->shape[0]));
   }
   for (int32_t i = 2; i < w->ndim; i++) {
     if (layer->layer.kernel[i - 2] != w->shape[i]) {
@@ -140,7 +140,8 @@ dc_status dc__kfac_add_batch(dc_optimizer *o, const char *fn, int64_t index, con
   dc__kfac *k = dc__kfac_of(o);
   dc__sample sample;
   if (index < 0 || index >= k->layer_count) {
-    return dc__fail(DC_E_NOT_FOUND, "%s: index = %" PRId64 ", there are %" PRId64 " layers", fn, index, k->layer_count);
+    return dc__fail(DC_E_NOT_FOUND, "%s: index = %" PRId64 ", there %s %" PRId64 " layer%s", fn, index,
+                    k->layer_count == 1 ? "is" : "are", k->layer_count, DC__S(k->layer_count));
   }
   if (loss_scale == 0 || !isfinite(loss_scale * loss_scale)) {
     return dc__fail(DC_E_INVALID, "%s: loss_scale = %g, must be finite, as must its square, and not 0", fn, loss_scale);

@@ -214,9 +214,9 @@ static bool at_brink(const dc__kfac_matrix *x) {
 static dc_status too_many(const char *fn, const dc__kfac_matrix *x, dc_status status) {
   return dc__fail(DC_E_NOT_CONVERGED,
                   "%s: the factor_%c of parameter %" PRId64 " could not be decomposed %" PRId64
-                  " times in a row, the last time for %s",
+                  " time%s in a row, the last time for %s",
                   fn, x->which == DC__FACTOR_A ? 'a' : 'g', x->layer->weight, x->layer->tolerated + 1,
-                  dc_status_name(status));
+                  DC__S(x->layer->tolerated + 1), dc_status_name(status));
 }
 
 dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *m, dc_optimizer_stats *stats) {

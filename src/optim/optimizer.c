@@ -102,8 +102,8 @@ static dc_status check_group(const dc_optimizer *o, const char *fn, int32_t grou
   return group >= 0 && group <= most
              ? DC_OK
              : dc__fail(DC_E_INVALID,
-                        "%s: group = %" PRId32 ", must be 0 to %" PRId64 " (there are %" PRId64 " groups)", fn, group,
-                        most, o->group_count);
+                        "%s: group = %" PRId32 ", must be 0 to %" PRId64 " (there %s %" PRId64 " group%s)", fn, group,
+                        most, o->group_count == 1 ? "is" : "are", o->group_count, DC__S(o->group_count));
 }
 
 dc_status dc__optim_set_group(dc_optimizer *o, const char *fn, int32_t group, const void *options, bool check_finite) {
@@ -155,8 +155,8 @@ dc_status dc__optim_add_param(dc_optimizer *o, const char *fn, int32_t group, co
   DC__TRY(dc__numel(fn, "shape", shape, ndim, &p.numel));
   if (offset < 0 || count < 0 || offset > p.numel || count > p.numel - offset) {
     return dc__fail(DC_E_INVALID,
-                    "%s: offset = %" PRId64 " and count = %" PRId64 ", must be a part of the %" PRId64 " elements", fn,
-                    offset, count, p.numel);
+                    "%s: offset = %" PRId64 " and count = %" PRId64 ", must be a part of the %" PRId64 " element%s", fn,
+                    offset, count, p.numel, DC__S(p.numel));
   }
   if (o->kind->accept != NULL) {
     DC__TRY(o->kind->accept(fn, o->groups[group].options, shape, ndim));
@@ -300,7 +300,8 @@ dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, doub
   if (status == DC_OK && !o->told) {
     status = first_bad(o, &bad);
     if (status == DC_OK && bad < o->count) {
-      status = dc__fail(DC_E_NOT_FINITE, "%s: grads[%" PRId64 "] times grad_scale is not finite", fn, bad);
+      status = dc__fail(DC_E_NOT_FINITE, "%s: grads[%" PRId64 "] times grad_scale is not finite%s", fn, bad,
+                        dc__optim_limit(o));
     }
   }
   status = dc__optim_agree(o, fn, status, bad);

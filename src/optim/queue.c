@@ -125,7 +125,8 @@ dc_status dc__optim_queue(dc_optimizer *o, const char *fn, dc__task_fn task) {
   }
   DC__TRY(dc__optim_found_there(o, &bad));
   return bad >= o->count ? DC_OK
-                         : dc__fail(DC_E_NOT_FINITE, "%s: grads[%" PRId64 "] times grad_scale is not finite", fn, bad);
+                         : dc__fail(DC_E_NOT_FINITE, "%s: grads[%" PRId64 "] times grad_scale is not finite%s", fn, bad,
+                                    dc__optim_limit(o));
 }
 
 dc_status dc__optim_read_look(const dc_optimizer *o, dc_optimizer_stats *stats) {

@@ -47,7 +47,8 @@ static bool pass_piece(walk *w, const dc__optim_piece *piece, size_t bytes) {
 }
 
 static dc_status cut_off(const walk *w) {
-  return dc__fail(DC_E_CORRUPT, "%s: the state ends after %zu bytes, before all of it was read", w->fn, w->bytes);
+  return dc__fail(DC_E_CORRUPT, "%s: the state ends after %zu byte%s, before all of it was read", w->fn, w->bytes,
+                  DC__S(w->bytes));
 }
 
 /* Bytes that must be the same in the block. */
@@ -179,7 +180,7 @@ dc_status dc__optim_load(dc_optimizer *o, const char *fn, const void *memory, si
   w.bytes = bytes - sizeof(uint64_t);
   DC__TRY(walk_body(&w, o));
   if (w.at != w.bytes) {
-    return dc__fail(DC_E_CORRUPT, "%s: the state has %zu bytes too many", fn, w.bytes - w.at);
+    return dc__fail(DC_E_CORRUPT, "%s: the state has %zu byte%s too many", fn, w.bytes - w.at, DC__S(w.bytes - w.at));
   }
   w.mode = RESTORE;
   DC__TRY(walk_body(&w, o));

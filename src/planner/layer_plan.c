@@ -122,8 +122,8 @@ dc_status dc__layer_plan(const char *fn, const dc_layer_config *config, const dc
   int64_t batch = options->micro_batch > 0 ? options->micro_batch : most_that_fit(&layer, options, plan);
   count(&layer, options, batch, plan);
   if (plan->total_bytes == INT64_MAX) {
-    return dc__fail(DC_E_SHAPE, "%s: the bytes of options.micro_batch = %lld samples pass 2^63", fn,
-                    (long long)options->micro_batch);
+    return dc__fail(DC_E_SHAPE, "%s: the bytes of options.micro_batch = %lld sample%s pass 2^63", fn,
+                    (long long)options->micro_batch, DC__S(options->micro_batch));
   }
   return DC_OK;
 }

@@ -16,7 +16,7 @@
 static dc_status between_steps(const dc_context *ctx, const char *fn, const char *what) {
   for (int64_t i = 0; i < ctx->params.count; i++) {
     const dc__param *param = ctx->params.values[i];
-    bool gathered = param->users > 0;
+    bool gathered = dc__param_in_use(param);
     for (int32_t k = 0; k < DC__COPIES; k++) {
       gathered = gathered || (param->copies[k].buffer != NULL && (ctx->captures || !param->persistent));
     }

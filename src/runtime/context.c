@@ -29,6 +29,7 @@ dc_status dc__enter(dc_context *ctx, const char *fn) {
 }
 
 dc_status dc__leave(dc_context *ctx, dc_status status) {
+  dc__names_error(ctx, status);
   dc__note_failure(ctx, status);
   pthread_mutex_unlock(&ctx->mutex);
   return status;
@@ -68,7 +69,9 @@ void dc__logf(dc_context *ctx, int32_t level, const char *format, ...) {
   va_start(args, format);
   vsnprintf(line, sizeof line, format, args);
   va_end(args);
-  ctx->log(level, line, ctx->log_user);
+  char named[512];
+  dc__names_add(ctx, line, named, sizeof named);
+  ctx->log(level, named, ctx->log_user);
 }
 
 /* ---- streams and events ---- */
@@ -204,12 +207,7 @@ static dc_status make_comms(dc_context *ctx, const char *fn, dc_comm *comm) {
                       fn, comm->ops->name, ctx->device->name, dc_last_error());
     }
   } else {
-    dc_status status = comm->ops->dup(comm, &ctx->gather_comm);
-    if (status == DC_E_UNSUPPORTED) { /* one group of the caller's: he must not use it beside us */
-      ctx->gather_comm = dc__comm_retain(comm);
-    } else if (status != DC_OK) {
-      return status;
-    }
+    DC__TRY(dc__comm_own(fn, comm, &ctx->gather_comm));
   }
   ctx->rank = ctx->gather_comm->rank;
   ctx->world = ctx->gather_comm->world;
@@ -286,7 +284,7 @@ static void free_resources(dc_context *ctx) {
   ctx->scratch = NULL;
   ctx->item_capacity = ctx->scratch_capacity = 0;
   dc__comm_release(ctx->reduce_comm);
-  dc__comm_release(ctx->gather_comm);
+  dc__comm_disown(ctx->gather_comm);
   ctx->reduce_comm = ctx->gather_comm = NULL;
 }
 

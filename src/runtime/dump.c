@@ -62,7 +62,8 @@ static void say_string(file *f, const char *text) {
 /* ---- what is written ---- */
 
 /* One entry, unless it was being replaced meanwhile. */
-static bool say_entry(file *f, const dc__clocks *c, dc__entry *e, int64_t serial, const char *separator) {
+static bool say_entry(file *f, const dc__recorder *r, const dc__clocks *c, dc__entry *e, int64_t serial,
+                      const char *separator) {
   static const char *const lanes[DC__LANES] = {"caller", "gather", "reduce", "offload", "reload"};
   static const char *const groups[DC__GROUPS] = {"none", "gather", "reduce"};
   if (atomic_load(&e->serial) != serial) {
@@ -82,9 +83,16 @@ static bool say_entry(file *f, const dc__clocks *c, dc__entry *e, int64_t serial
   if (atomic_load(&e->serial) != serial) {
     return false;
   }
+  bool of_tensor = op >= DC_OP_OFFLOAD_TENSOR && op <= DC_OP_WAIT_RELOAD; /* whose numbers are its own */
+  const char *name = of_tensor ? NULL : dc__map_get(&r->names, id);
   const char *state = times.begun == 0 ? "queued" : times.ended == 0 ? "running" : failed ? "failed" : "done";
-  say(f, "%s\n{\"n\":%" PRId64 ",\"op\":\"%s\",\"graph\":%" PRId32 ",\"id\":%lld,\"tensors\":%" PRId32, separator,
-      serial, dc_op_name(op), graph, id, count);
+  say(f, "%s\n{\"n\":%" PRId64 ",\"op\":\"%s\",\"graph\":%" PRId32 ",\"id\":%lld", separator, serial, dc_op_name(op),
+      graph, id);
+  if (name != NULL) {
+    say(f, ",\"name\":");
+    say_string(f, name);
+  }
+  say(f, ",\"tensors\":%" PRId32, count);
   say(f, ",\"dtype\":\"%s\",\"bytes\":%lld,\"moved\":%lld,\"group\":\"%s\",\"seq\":%" PRIu32 ",\"stream\":\"%s\"",
       dc_dtype_name(kind >> 16), bytes, moved, groups[kind >> 8 & 255], seq, lanes[kind & 255]);
   say(f, ",\"state\":\"%s\",\"queued_ns\":%" PRId64 ",\"begin_ns\":%" PRId64 ",\"end_ns\":%" PRId64 "}", state, queued,
@@ -116,7 +124,7 @@ static void say_all(file *f, const dc__recorder *r) {
   say(f, ",\"recorded\":%" PRId64 ",\"dropped\":%lld,\"entries\":[", last, (long long)atomic_load(&r->dropped));
   const char *separator = "";
   for (int64_t serial = first; serial <= last; serial++) {
-    if (say_entry(f, &c, dc__ring_entry(r->ring, serial), serial, separator)) {
+    if (say_entry(f, r, &c, dc__ring_entry(r->ring, serial), serial, separator)) {
       separator = ",";
     }
   }

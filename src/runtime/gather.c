@@ -1,78 +1,8 @@
-/* All-gather, wait, release. A parameter's full weights exist as copies, one a data type; a copy carries the event of
- * its completion and the version of the weights it holds, so all graphs wait for the same and none takes stale ones.
- *
- *   no copy → dc__gather → copy coming → event passed → copy ready → last release → no copy
- *
- * A persistent parameter keeps its copy; when the weights changed, the next gather overwrites it in place. */
+/* The all-gather: from shards to copies of whole parameters. */
 #include <string.h>
 
 #include "kernels/kernels.h"
 #include "runtime/runtime.h"
-
-/* ---- copies ---- */
-
-static bool current(const dc__param *param, const dc__copy_of *copy) {
-  return copy->buffer != NULL && copy->version == param->version;
-}
-
-dc__copy_of *dc__gather_copy(dc__param *param, int32_t dtype) {
-  dtype = dtype == DC_DTYPE_NONE ? param->dtype : dtype;
-  for (int32_t i = 0; i < DC__COPIES; i++) {
-    if (param->copies[i].buffer != NULL && param->copies[i].dtype == dtype) {
-      return &param->copies[i];
-    }
-  }
-  return NULL;
-}
-
-static dc__copy_of *any_current_copy(dc__param *param) {
-  for (int32_t i = 0; i < DC__COPIES; i++) {
-    if (current(param, &param->copies[i])) {
-      return &param->copies[i];
-    }
-  }
-  return NULL;
-}
-
-static bool has_copy(const dc__param *param) {
-  for (int32_t i = 0; i < DC__COPIES; i++) {
-    if (param->copies[i].buffer != NULL) {
-      return true;
-    }
-  }
-  return false;
-}
-
-/* What must pass before the memory is used again; in order all of that comes before. */
-static dc_event *pending(const dc_context *ctx, dc_event *event) {
-  return ctx->in_order ? NULL : event;
-}
-
-static void drop_copy(const dc_context *ctx, dc__param *param, dc__copy_of *copy) {
-  dc__buffer_revoke(copy->buffer, pending(ctx, param->last_read), pending(ctx, copy->ready)); /* asked in this order */
-  dc_buffer_release(copy->buffer);
-  copy->buffer = NULL;
-}
-
-void dc__gather_drop(dc_context *ctx, dc__param *param) {
-  dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
-  if (caller != NULL && has_copy(param)) { /* it may still read */
-    if (dc__need_event(ctx, &param->last_read) == DC_OK) {
-      dc__note_event(ctx, param->last_read, caller);
-    } else {
-      (void)dc__stream_sync(caller, 0);
-    }
-    if (ctx->in_order && param->last_read != NULL) { /* as the next gather would at any rate */
-      dc__event_wait(param->last_read, ctx->captures ? caller : ctx->lanes[DC__LANE_GATHER]);
-    }
-  }
-  for (int32_t i = 0; i < DC__COPIES; i++) {
-    if (param->copies[i].buffer != NULL) {
-      drop_copy(ctx, param, &param->copies[i]);
-    }
-  }
-  param->users = param->released = 0;
-}
 
 dc_status dc__gather_dtype(const char *fn, const dc__param *param, int32_t *dtype) {
   if (*dtype == DC_DTYPE_NONE) {
@@ -115,9 +45,8 @@ static dc_status open_copy(dc_context *ctx, const char *fn, dc_stream *stream, d
 
 /* ---- the gather ---- */
 
-/* The reloaded shard, unless it is older than the weights. */
 static const void *device_shard(const dc__param *param) {
-  return param->device_shard_version == param->version ? param->device_shard : NULL;
+  return dc__shard_is_reloaded(param) ? param->device_shard : NULL;
 }
 
 /* Does this rank's shard have to be staged (cast, or copied to where peers can read it) before the gather? */
@@ -133,14 +62,14 @@ static bool needs_staging(const dc_context *ctx, const dc__param *param, int32_t
 typedef struct plan {
   dc__param *param;
   dc__copy_of *copy;
-  dc__copy_of *from; /* another type's current copy: cast from it, without communication */
+  dc__copy_of *from; /* an exact copy in another type: cast from it, without communication */
   void *staged;      /* NULL: the shard itself is sent */
   bool made;
 } plan;
 
 static dc_status plan_one(dc_context *ctx, const char *fn, dc_stream *stream, dc__param *param, int32_t dtype,
                           plan *p) {
-  *p = (plan){.param = param, .from = any_current_copy(param)};
+  *p = (plan){.param = param, .from = dc__gather_source(param)};
   DC__TRY(open_copy(ctx, fn, stream, param, dtype, &p->copy, &p->made));
   int64_t count = ctx->in_order ? param->chunk : param->chunks[ctx->rank].count; /* alike on all ranks */
   if (p->from == NULL && count > 0 && needs_staging(ctx, param, dtype)) {
@@ -154,7 +83,7 @@ static void unplan(dc_context *ctx, plan *p) {
     dc__arena_free(ctx->arenas.staged, p->staged, NULL, NULL);
   }
   if (p->made && p->copy != NULL && p->copy->buffer != NULL) {
-    drop_copy(ctx, p->param, p->copy);
+    dc__copy_drop(ctx, p->param, p->copy);
   }
 }
 
@@ -224,7 +153,7 @@ static void start(dc_context *ctx, dc_stream *stream, const dc__tag *named, plan
       dc__note_event(ctx, plans[i].from->ready, stream); /* its memory must stay until it is cast */
     }
     if (plans[i].staged != NULL) {
-      dc__arena_free(ctx->arenas.staged, plans[i].staged, pending(ctx, plans[i].copy->ready), NULL);
+      dc__arena_free(ctx->arenas.staged, plans[i].staged, dc__unless_in_order(ctx, plans[i].copy->ready), NULL);
     }
   }
 }
@@ -296,7 +225,7 @@ dc_status dc__gather(dc_context *ctx, const char *fn, int32_t op, dc__graph *gra
     int32_t dtype = dtypes == NULL ? DC_DTYPE_NONE : dtypes[i];
     status = dc__gather_dtype(fn, params[i], &dtype);
     dc__copy_of *copy = dc__gather_copy(params[i], dtype);
-    if (copy != NULL && current(params[i], copy)) {
+    if (copy != NULL && dc__copy_is_current(params[i], copy)) {
       ctx->counters.gather_hits++;
     } else if (status == DC_OK && !planned_before(missing, types, misses, params[i], dtype)) {
       missing[misses] = params[i];
@@ -309,92 +238,4 @@ dc_status dc__gather(dc_context *ctx, const char *fn, int32_t op, dc__graph *gra
   }
   dc__free(block);
   return status;
-}
-
-/* ---- wait, release, take ---- */
-
-static dc_status need_copy(const char *fn, const dc__param *param) {
-  return has_copy(param) ? DC_OK
-                         : dc__fail(DC_E_STATE,
-                                    "%s: parameter %" PRId64
-                                    " is not gathered; call dc_allgather_param "
-                                    "first",
-                                    fn, param->id);
-}
-
-/* A profiler that times operators one by one forgets a gather's result before it comes to the wait. */
-static bool forgotten(const dc_context *ctx, const dc__param *param) {
-  return ctx->profiling && !has_copy(param);
-}
-
-dc_status dc__gather_wait(dc_context *ctx, const char *fn, dc__param *param) {
-  if (forgotten(ctx, param)) {
-    return dc__context_check(ctx);
-  }
-  DC__TRY(need_copy(fn, param));
-  for (int32_t i = 0; i < DC__COPIES; i++) {
-    dc__copy_of *copy = &param->copies[i];
-    if (copy->buffer != NULL && !copy->awaited) {
-      dc__event_wait(copy->ready, ctx->lanes[DC__LANE_CALLER]);
-      copy->awaited = true;
-    }
-  }
-  return dc__context_check(ctx); /* a collective that failed has passed its event as well */
-}
-
-dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, int64_t n_users) {
-  if (n_users < 1) {
-    return dc__fail(DC_E_INVALID, "%s: n_users = %" PRId64 " for parameter %" PRId64 ", must be >= 1", fn, n_users,
-                    param->id);
-  }
-  if (forgotten(ctx, param)) {
-    return DC_OK;
-  }
-  if (!has_copy(param)) {
-    return dc__fail(DC_E_STATE,
-                    "%s: parameter %" PRId64
-                    " is not gathered: it was released by its last user, or never "
-                    "gathered",
-                    fn, param->id);
-  }
-  if (param->users != 0 && param->users != n_users) {
-    return dc__fail(DC_E_INVALID,
-                    "%s: n_users = %" PRId64 " for parameter %" PRId64
-                    ", but the first of its users said "
-                    "%" PRId64,
-                    fn, n_users, param->id, param->users);
-  }
-  param->users = n_users;
-  if (++param->released < n_users) {
-    return DC_OK;
-  }
-  param->users = param->released = 0;
-  if (!param->persistent || ctx->captures) {
-    dc__gather_drop(ctx, param);
-  }
-  return DC_OK;
-}
-
-dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc_buffer **buffer) {
-  DC__TRY(dc__gather_dtype(fn, param, &dtype));
-  dc__copy_of *copy = dc__gather_copy(param, dtype);
-  if (copy == NULL) {
-    return dc__fail(DC_E_STATE, "%s: parameter %" PRId64 " is not gathered as %s; call dc_allgather_param first", fn,
-                    param->id, dc_dtype_name(dtype));
-  }
-  if (param->users != 0) {
-    return dc__fail(DC_E_STATE,
-                    "%s: parameter %" PRId64 " was released by %" PRId64 " of %" PRId64
-                    " users; it can't be "
-                    "taken from the others",
-                    fn, param->id, param->released, param->users);
-  }
-  DC__TRY(dc__gather_wait(ctx, fn, param));
-  *buffer = copy->buffer;
-  if (param->persistent && !ctx->captures) {
-    dc_buffer_retain(copy->buffer);
-  } else {
-    copy->buffer = NULL; /* the context's reference is the caller's now */
-  }
-  return DC_OK;
 }

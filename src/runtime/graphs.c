@@ -7,8 +7,8 @@ dc_status dc__graph_find(dc_context *ctx, const char *fn, int64_t graph_id, dc__
   *graph = dc__map_get(&ctx->graphs, graph_id);
   return *graph != NULL ? DC_OK
                         : dc__fail(DC_E_NOT_FOUND,
-                                   "%s: graph_id = %" PRId64 " is not a registered graph (%" PRId64 " are registered)",
-                                   fn, graph_id, ctx->graphs.count);
+                                   "%s: graph_id = %" PRId64 " is not a registered graph (%" PRId64 " %s registered)",
+                                   fn, graph_id, ctx->graphs.count, ctx->graphs.count == 1 ? "is" : "are");
 }
 
 dc_status dc__graph_find3(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph) {
@@ -26,19 +26,10 @@ dc_status dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id
   if (*param == NULL) {
     DC__TRY(dc__param_find(ctx, fn, id, param));
     return dc__fail(DC_E_NOT_FOUND,
-                    "%s: parameter %" PRId64 " is not in graph %" PRId64 " (it has %" PRId64 " parameters)", fn, id,
-                    graph_id, (*graph)->params.count);
+                    "%s: parameter %" PRId64 " is not in graph %" PRId64 " (it has %" PRId64 " parameter%s)", fn, id,
+                    graph_id, (*graph)->params.count, DC__S((*graph)->params.count));
   }
   return DC_OK;
-}
-
-static bool graph_busy(const dc__graph *graph) {
-  for (int64_t i = 0; i < graph->params.count; i++) {
-    if (((const dc__param *)graph->params.values[i])->pending > 0) {
-      return true;
-    }
-  }
-  return false;
 }
 
 static void graph_free(dc_context *ctx, dc__graph *graph) {
@@ -62,11 +53,17 @@ static void write_row(const dc__graph *graph, const dc__param *param, int64_t *r
   row[ROW_COUNT] = param->grad_count;
 }
 
+/* Whether ranks must have the same: at stage 0 all of them want the whole gradient, or none. */
+static bool is_agreed(const int64_t *row, int field) {
+  return field < ROW_AGREED || (field == ROW_COUNT && row[ROW_STAGE] == 0);
+}
+
 static dc_status compare_row(const dc_context *ctx, const char *fn, const dc__param *param, const int64_t *mine,
                              const int64_t *theirs, int32_t rank) {
-  static const char *const names[] = {"stage", "number of elements", "data type", "expected gradient type"};
-  for (int i = 0; i < ROW_AGREED; i++) {
-    if (mine[i] != theirs[i]) {
+  static const char *const names[ROW] = {"stage",  "number of elements",         "data type", "expected gradient type",
+                                         "offset", "number of gradient elements"};
+  for (int i = 0; i < ROW; i++) {
+    if (mine[i] != theirs[i] && is_agreed(mine, i)) {
       return dc__fail(DC_E_MISMATCH,
                       "%s: parameter %" PRId64 " has %s %" PRId64 " on rank %" PRId32 ", but %" PRId64
                       " on rank %" PRId32,
@@ -120,8 +117,8 @@ static dc_status check_member(const char *fn, const dc__graph *graph, const dc__
   }
   if (graph->stage == 0 && param->grad_count != 0 && param->grad_count != param->numel) {
     return dc__fail(DC_E_SHAPE,
-                    "%s: grad_buffer of parameter %" PRId64 " has %" PRId64 " elements, stage 0 needs all %" PRId64, fn,
-                    param->id, param->grad_count, param->numel);
+                    "%s: grad_buffer of parameter %" PRId64 " has %" PRId64 " element%s, stage 0 needs all %" PRId64,
+                    fn, param->id, param->grad_count, DC__S(param->grad_count), param->numel);
   }
   return DC_OK;
 }
@@ -146,9 +143,8 @@ dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, 
                              int64_t count) {
   DC__TRY(dc__check_ids(fn, ids, count));
   dc__graph *old = dc__map_get(&ctx->graphs, graph_id);
-  if (old != NULL && graph_busy(old)) {
-    return dc__fail(DC_E_BUSY, "%s: reductions of graph %" PRId64 " are pending; call dc_end_backward first", fn,
-                    graph_id);
+  if (old != NULL) {
+    DC__TRY(dc__reduce_check_idle(ctx, fn, old));
   }
   dc__graph *graph = dc__calloc(1, sizeof *graph);
   if (graph == NULL) {
@@ -183,10 +179,7 @@ dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, 
 dc_status dc__graph_unregister(dc_context *ctx, const char *fn, int64_t graph_id) {
   dc__graph *graph;
   DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
-  if (graph_busy(graph)) {
-    return dc__fail(DC_E_BUSY, "%s: reductions of graph %" PRId64 " are pending; call dc_end_backward first", fn,
-                    graph_id);
-  }
+  DC__TRY(dc__reduce_check_idle(ctx, fn, graph));
   dc__map_remove(&ctx->graphs, graph_id);
   graph_free(ctx, graph);
   return DC_OK;
@@ -200,9 +193,7 @@ void dc__graphs_free(dc_context *ctx) {
 }
 
 dc_status dc__graphs_reset(dc_context *ctx, const char *fn) {
-  if (dc__reduce_pending(ctx)) {
-    return dc__fail(DC_E_BUSY, "%s: reductions are pending; call dc_end_backward or dc_step_abort first", fn);
-  }
+  DC__TRY(dc__reduce_check_idle(ctx, fn, NULL));
   dc__graphs_free(ctx);
   dc__finite_forget(ctx);
   return DC_OK;

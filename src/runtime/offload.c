@@ -1,5 +1,5 @@
 /* Tensors and shards between device and host memory. An offloaded tensor's host copy belongs to the graph and is used
- * again every step; its device copy lives from reload to the end of the backward. */
+ * again every step; its device copy lives from reload to the end of the backward, or to a reload of newer content. */
 #include <string.h>
 
 #include "runtime/runtime.h"
@@ -82,20 +82,27 @@ static dc_status write_value(const char *fn, const dc__value *value, dc_buffer *
 
 static void forget_device(dc_context *ctx, dc__value *value) {
   value->device = NULL;
+  value->stale = false;
   ctx->reload_bytes -= (int64_t)value->bytes;
 }
 
 /* The device copy lives on while the caller retains it. Blocks until the reload is done, since nobody else may ever
  * wait for it. */
+static void drop_device(dc_context *ctx, dc__value *value) {
+  if (value->device != NULL) {
+    dc__event_wait(value->reloaded, NULL);
+    if (value->stale) { /* it may be this very copy that is being offloaded */
+      dc__event_wait(value->offloaded, ctx->lanes[DC__LANE_CALLER]);
+    }
+    mark_last_read(ctx, value);
+    dc__buffer_release_after(value->device, value->reloaded);
+    forget_device(ctx, value);
+  }
+}
+
 void dc__values_drop_device(dc_context *ctx, dc__graph *graph) {
   for (int64_t i = 0; i < graph->values.count; i++) {
-    dc__value *value = graph->values.values[i];
-    if (value->device != NULL) {
-      dc__event_wait(value->reloaded, NULL);
-      mark_last_read(ctx, value);
-      dc__buffer_release_after(value->device, value->reloaded);
-      forget_device(ctx, value);
-    }
+    drop_device(ctx, graph->values.values[i]);
   }
 }
 
@@ -120,10 +127,11 @@ dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, 
     DC__TRY(value_make(ctx, graph, id, &t, numel, &value));
   } else if (!same_tensor(value, &t)) {
     return dc__fail(DC_E_SHAPE,
-                    "%s: a (%s, %" PRId64 " elements, %" PRId32
-                    " dimensions) differs in shape or type from "
-                    "the first tensor offloaded as id = %" PRId64 " (%s, %" PRId32 " dimensions)",
-                    fn, dc_dtype_name(t.dtype), numel, t.ndim, id, dc_dtype_name(value->dtype), value->ndim);
+                    "%s: a (%s, %" PRId64 " element%s, %" PRId32
+                    " dimension%s) differs in shape or type from "
+                    "the first tensor offloaded as id = %" PRId64 " (%s, %" PRId32 " dimension%s)",
+                    fn, dc_dtype_name(t.dtype), numel, DC__S(numel), t.ndim, DC__S(t.ndim), id,
+                    dc_dtype_name(value->dtype), value->ndim, DC__S(value->ndim));
   }
   /* A tensor of the calling thread may be freed when the call returns, so that thread copies it. */
   dc_stream *stream = NULL;
@@ -137,6 +145,7 @@ dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, 
   dc__record_copy(ctx, &tag, stream == NULL ? DC__LANE_CALLER : DC__LANE_OFFLOAD, dc_buffer_data(value->host), t.data,
                   value->bytes);
   dc__note_event(ctx, value->offloaded, stream);
+  value->stale = value->device != NULL;
   ctx->counters.d2h_bytes += (int64_t)value->bytes;
   return write_value(fn, value, value->host, out);
 }
@@ -159,6 +168,9 @@ dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, i
                     fn, id, graph->id);
   }
   DC__TRY(dc__tensor_check_output(fn, "out", out));
+  if (value->stale) {
+    drop_device(ctx, value);
+  }
   if (value->device == NULL) {
     dc_stream *stream;
     void *data;
@@ -198,7 +210,27 @@ dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int
   return write_value(fn, value, value->device, out);
 }
 
-/* A buffer that dc_free_tensors was given: ours to take back if it is a reloaded tensor's. */
+/* Whether it is the context's, and stays so: a gathered copy or an offloaded tensor's host copy. */
+static bool keeps_buffer(const dc_context *ctx, const dc_buffer *buffer) {
+  for (int64_t i = 0; i < ctx->params.count; i++) {
+    const dc__param *param = ctx->params.values[i];
+    for (int32_t k = 0; k < DC__COPIES; k++) {
+      if (param->copies[k].buffer == buffer) {
+        return true;
+      }
+    }
+  }
+  for (int64_t g = 0; g < ctx->graphs.count; g++) {
+    const dc__graph *graph = ctx->graphs.values[g];
+    for (int64_t i = 0; i < graph->values.count; i++) {
+      if (((const dc__value *)graph->values.values[i])->host == buffer) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer) {
   for (int64_t g = 0; g < ctx->graphs.count; g++) {
     dc__graph *graph = ctx->graphs.values[g];
@@ -213,13 +245,17 @@ bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer) {
       }
     }
   }
-  return false;
+  return !keeps_buffer(ctx, buffer);
 }
 
 /* ---- shards ---- */
 
+bool dc__shard_is_reloaded(const dc__param *param) {
+  return param->device_shard != NULL && param->device_shard_version == param->version;
+}
+
 dc_status dc__reload_shard(dc_context *ctx, const dc__graph *graph, dc__param *param) {
-  if (param->device_shard != NULL && param->device_shard_version == param->version) {
+  if (dc__shard_is_reloaded(param)) {
     return DC_OK;
   }
   dc_stream *stream;

@@ -7,8 +7,8 @@ dc_status dc__param_find(dc_context *ctx, const char *fn, int64_t id, dc__param 
   *param = dc__map_get(&ctx->params, id);
   return *param != NULL ? DC_OK
                         : dc__fail(DC_E_NOT_FOUND,
-                                   "%s: id = %" PRId64 " is not a registered parameter (%" PRId64 " are registered)",
-                                   fn, id, ctx->params.count);
+                                   "%s: id = %" PRId64 " is not a registered parameter (%" PRId64 " %s registered)", fn,
+                                   id, ctx->params.count, ctx->params.count == 1 ? "is" : "are");
 }
 
 dc_status dc__check_ids(const char *fn, const int64_t *ids, int64_t count) {
@@ -68,19 +68,20 @@ static dc_status take_weights(dc_context *ctx, const char *fn, const dc__param_s
     return count == param->numel
                ? DC_OK
                : dc__fail(DC_E_SHAPE,
-                          "%s: tensor of parameter %" PRId64 " has %" PRId64 " elements, but its shape has %" PRId64,
-                          fn, spec->id, count, param->numel);
+                          "%s: tensor of parameter %" PRId64 " has %" PRId64 " element%s, but its shape has %" PRId64,
+                          fn, spec->id, count, DC__S(count), param->numel);
   }
   int64_t real = param->chunks[ctx->rank].count;
   if (count != param->chunk && count != real) {
     return dc__fail(DC_E_SHAPE,
                     "%s: shard of parameter %" PRId64 " on rank %" PRId32 " has %" PRId64
-                    " elements, must have %" PRId64 " (%" PRId64 " elements over %" PRId32 " ranks, rounded up)",
-                    fn, spec->id, ctx->rank, count, param->chunk, param->numel, ctx->world);
+                    " element%s, must have %" PRId64 " (%" PRId64 " element%s over %" PRId32 " rank%s, rounded up)",
+                    fn, spec->id, ctx->rank, count, DC__S(count), param->chunk, param->numel, DC__S(param->numel),
+                    ctx->world, DC__S(ctx->world));
   }
   dc_comm *comm = ctx->gather_comm;
-  if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && real > 0 &&
-      !comm->ops->shares(comm, t.data, (size_t)real * dc_dtype_size(t.dtype))) {
+  if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && count > 0 && /* padding too: what other ranks refuse */
+      !comm->ops->shares(comm, t.data, (size_t)count * dc_dtype_size(t.dtype))) {
     return dc__fail(DC_E_INVALID,
                     "%s: shard of parameter %" PRId64
                     " does not lie in memory that peers can read, as "
@@ -91,48 +92,50 @@ static dc_status take_weights(dc_context *ctx, const char *fn, const dc__param_s
   return DC_OK;
 }
 
-/* A gradient buffer: checked against the parameter, set to zero, taken. */
-static dc_status take_grad(dc_context *ctx, const char *fn, const dc_tensor *grad, int64_t offset, dc__param *param) {
-  dc_tensor t;
-  int64_t count;
-  DC__TRY(dc__tensor_read(fn, "grad_buffer", grad, true, &t, &count));
-  if (count > 0 && !dc__dtype_is_float(t.dtype)) {
+/* A gradient buffer, checked against the parameter: *part is what it covers, without padding. */
+static dc_status read_grad(const dc_context *ctx, const char *fn, const dc__param *param, const dc_tensor *grad,
+                           int64_t offset, dc_tensor *t, int64_t *count, dc__range *part) {
+  DC__TRY(dc__tensor_read(fn, "grad_buffer", grad, true, t, count));
+  if (grad != NULL && !dc__dtype_is_float(t->dtype)) { /* also of an empty one: other ranks' may not be */
     return dc__fail(DC_E_DTYPE, "%s: grad_buffer of parameter %" PRId64 " is %s, must be a floating-point type", fn,
-                    param->id, dc_dtype_name(t.dtype));
+                    param->id, dc_dtype_name(t->dtype));
   }
-  int64_t real = count;
+  *part = (dc__range){offset, *count};
   if (param->sharded) {
     dc__range mine = param->chunks[ctx->rank];
-    if (count != 0 && count != param->chunk && count != mine.count) {
+    if (*count != 0 && *count != param->chunk && *count != mine.count) {
       return dc__fail(DC_E_SHAPE,
                       "%s: grad_buffer of parameter %" PRId64 " on rank %" PRId32 " has %" PRId64
-                      " elements, must have %" PRId64 ", as its shard, or 0",
-                      fn, param->id, ctx->rank, count, param->chunk);
+                      " element%s, must have %" PRId64 ", as its shard, or 0",
+                      fn, param->id, ctx->rank, *count, DC__S(*count), param->chunk);
     }
     if (offset != 0) {
       return dc__fail(DC_E_INVALID, "%s: offset = %" PRId64 " for parameter %" PRId64 ", must be 0 for a sharded one",
                       fn, offset, param->id);
     }
-    offset = mine.begin;
-    real = count < mine.count ? count : mine.count;
-  } else if (offset < 0 || offset > param->numel || count > param->numel - offset) {
+    *part = (dc__range){mine.begin, *count < mine.count ? *count : mine.count};
+  } else if (offset < 0 || offset > param->numel || *count > param->numel - offset) {
     return dc__fail(DC_E_SHAPE,
                     "%s: grad_buffer of parameter %" PRId64 " covers elements %" PRId64 " to %" PRId64
                     ", but the parameter has %" PRId64,
-                    fn, param->id, offset, offset + count, param->numel);
+                    fn, param->id, offset, offset + *count, param->numel);
   }
+  return DC_OK;
+}
+
+/* Set to zero, and taken. count with padding. */
+static void bind_grad(dc_context *ctx, dc__param *param, const dc_tensor *t, int64_t count, dc__range part) {
   if (count > 0) {
     dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
-    dc__stream_zero(dc__stream_or_here(ctx->device, caller), t.data, (size_t)count * dc_dtype_size(t.dtype));
+    dc__stream_zero(dc__stream_or_here(ctx->device, caller), t->data, (size_t)count * dc_dtype_size(t->dtype));
     dc__here_done(ctx->device, caller);
     dc__mark_caller(ctx);
   }
-  param->grad = count > 0 ? t.data : NULL;
-  param->grad_count = real;
-  param->grad_offset = offset;
-  param->grad_dtype = count > 0 ? t.dtype : DC_DTYPE_NONE;
+  param->grad = count > 0 ? t->data : NULL;
+  param->grad_count = part.count;
+  param->grad_offset = part.begin;
+  param->grad_dtype = count > 0 ? t->dtype : DC_DTYPE_NONE;
   param->has_grad = false;
-  return DC_OK;
 }
 
 static dc_status param_fill(dc_context *ctx, const char *fn, const dc__param_spec *spec, dc__param *param) {
@@ -152,7 +155,11 @@ static dc_status param_fill(dc_context *ctx, const char *fn, const dc__param_spe
     param->chunks[rank] = dc__chunk_range(param->numel, ctx->world, rank);
   }
   DC__TRY(take_weights(ctx, fn, spec, param));
-  DC__TRY(take_grad(ctx, fn, spec->grad, spec->offset, param));
+  dc_tensor grad;
+  int64_t count;
+  dc__range part;
+  DC__TRY(read_grad(ctx, fn, param, spec->grad, spec->offset, &grad, &count, &part));
+  bind_grad(ctx, param, &grad, count, part);
   return dc__map_put(&ctx->params, param->id, param) ? DC_OK : DC_E_NO_MEMORY;
 }
 
@@ -184,15 +191,19 @@ dc_status dc__param_unregister(dc_context *ctx, const char *fn, int64_t id) {
   dc__param *param;
   DC__TRY(dc__param_find(ctx, fn, id, &param));
   if (param->graphs > 0) {
-    return dc__fail(DC_E_BUSY, "%s: parameter %" PRId64 " is in %" PRId32 " graph(s); unregister them first", fn, id,
-                    param->graphs);
+    return dc__fail(DC_E_BUSY, "%s: parameter %" PRId64 " is in %" PRId32 " graph%s; unregister %s first", fn, id,
+                    param->graphs, DC__S(param->graphs), param->graphs == 1 ? "it" : "them");
   }
-  if (param->users > 0) {
-    return dc__fail(DC_E_BUSY, "%s: parameter %" PRId64 " is in use: released by %" PRId64 " of %" PRId64 " users", fn,
-                    id, param->released, param->users);
+  if (dc__param_in_use(param)) {
+    return dc__fail(DC_E_BUSY,
+                    "%s: parameter %" PRId64
+                    " is in use: it is gathered, and not released by all of its users; call "
+                    "dc_release_param or dc_step_abort first",
+                    fn, id);
   }
   DC__TRY(dc__drain(ctx)); /* collectives under way read its ranges and its shard */
   dc__map_remove(&ctx->params, id);
+  dc__name_forget(ctx, id);
   param_free(ctx, param);
   return DC_OK;
 }
@@ -207,19 +218,37 @@ dc_status dc__param_set_grad(dc_context *ctx, const char *fn, int64_t id, const 
                     "dc_end_backward first",
                     fn, id);
   }
-  int64_t count = 0;
   dc_tensor t;
-  DC__TRY(dc__tensor_read(fn, "grad_buffer", grad, true, &t, &count));
-  if (param->graphs > 0 && count > 0 && !param->sharded) {
-    dc__range mine = param->owned[ctx->rank];
-    if (count != mine.count || offset != mine.begin) {
-      return dc__fail(DC_E_SHAPE,
-                      "%s: grad_buffer of parameter %" PRId64 " covers elements %" PRId64 " to %" PRId64
-                      ", but its graph was registered with %" PRId64 " to %" PRId64,
-                      fn, id, offset, offset + count, mine.begin, mine.begin + mine.count);
+  int64_t count;
+  dc__range part;
+  DC__TRY(read_grad(ctx, fn, param, grad, offset, &t, &count, &part));
+  const dc__range owned = param->owned[ctx->rank];
+  if (param->graphs > 0 && count > 0 && (part.begin != owned.begin || part.count != owned.count)) {
+    return dc__fail(DC_E_SHAPE,
+                    "%s: grad_buffer of parameter %" PRId64 " covers elements %" PRId64 " to %" PRId64
+                    ", but its graph was registered with %" PRId64 " to %" PRId64
+                    "; call dc_unregister_graph, and register it again with the new buffer",
+                    fn, id, part.begin, part.begin + part.count, owned.begin, owned.begin + owned.count);
+  }
+  bind_grad(ctx, param, &t, count, part);
+  return DC_OK;
+}
+
+/* A rank that owns nothing cannot tell whether the buffer was taken away. So where there is one, all ranks go on, and
+ * learn it when they compare the reduction (comm/call.h). */
+dc_status dc__param_check_buffer(const dc_context *ctx, const char *fn, const dc__param *param) {
+  if (param->grad != NULL) {
+    return DC_OK;
+  }
+  for (int32_t rank = 0; rank < ctx->world; rank++) {
+    if (param->owned[rank].count == 0) {
+      return DC_OK;
     }
   }
-  return take_grad(ctx, fn, grad, offset, param);
+  return dc__fail(DC_E_STATE,
+                  "%s: the gradient buffer of parameter %" PRId64
+                  " was taken away by dc_update_param_grad_buffer; give it one first",
+                  fn, param->id);
 }
 
 void dc__params_free(dc_context *ctx) {

@@ -26,7 +26,7 @@ typedef struct dc__ring {
 } dc__ring;
 
 struct dc__recorder {
-  pthread_mutex_t mutex; /* the ring's place, the failure and the folder, against a dump from another thread */
+  pthread_mutex_t mutex; /* the ring's place, the failure, the folder and names, against a dump from another thread */
   dc__ring *ring;
   atomic_llong recorded; /* the latest serial */
   atomic_llong dropped;
@@ -40,7 +40,10 @@ struct dc__recorder {
   _Atomic(const char *) transport;
   dc__failure failure; /* the context's first */
   char *folder;        /* where a failure is dumped; NULL: nowhere */
+  dc__map names;       /* of parameters that have one: id → char * */
 };
+
+void dc__names_free(dc__recorder *r);
 
 dc__entry *dc__ring_entry(dc__ring *ring, int64_t serial);
 

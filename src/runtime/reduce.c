@@ -3,7 +3,9 @@
  *
  * A slot is one whole gradient. Each rank pulls its own part of it from all ranks' slots, in an order of additions
  * that is fixed; where slots lie, how large buckets are and when they are flushed changes no bit. Flushes depend on
- * sizes and the order of calls alone, so they are the same on every rank. */
+ * sizes and the order of calls alone, so they are the same on every rank. Each type has buckets of its own, but the
+ * gradients of one parameter arrive in the order of the calls: they never wait in two types' buckets at a time. */
+#include <stdio.h>
 #include <string.h>
 
 #include "runtime/runtime.h"
@@ -106,6 +108,9 @@ static dc_status flush(dc_context *ctx, dc__buckets *buckets) {
   dc__record_queued(tag.span);
   dc__note_event(ctx, bucket->done, stream);
   ctx->counters.flushes++;
+  for (int64_t i = 0; i < buckets->item_count; i++) {
+    buckets->params[i]->waits_in = NULL;
+  }
   bucket->used = 0;
   buckets->item_count = 0;
   if (ctx->config.double_buffer != -1) {
@@ -125,27 +130,28 @@ dc_status dc__reduce_flush(dc_context *ctx) {
   return DC_OK;
 }
 
-dc_status dc__reduce_finish(dc_context *ctx) {
-  DC__TRY(dc__reduce_flush(ctx));
-  dc_stream *stream;
-  DC__TRY(dc__lane(ctx, DC__LANE_REDUCE, &stream));
-  if (!ctx->captures) {                  /* then the gradients are complete where the caller's stream is */
-    DC__TRY(dc__stream_sync(stream, 0)); /* its collectives have deadlines */
+dc_status dc__reduce_check_idle(const dc_context *ctx, const char *fn, const dc__graph *graph) {
+  const dc__map *params = graph == NULL ? &ctx->params : &graph->params;
+  char which[40] = "";
+  if (graph != NULL) {
+    snprintf(which, sizeof which, " of graph %" PRId64, graph->id);
   }
-  for (int64_t i = 0; i < ctx->params.count; i++) {
-    ((dc__param *)ctx->params.values[i])->pending = 0;
-  }
-  return dc__context_check(ctx);
-}
-
-bool dc__reduce_pending(const dc_context *ctx) {
-  for (int64_t i = 0; i < ctx->params.count; i++) {
-    const dc__param *param = ctx->params.values[i];
-    if (param->pending > 0 || param->local_sum != NULL) {
-      return true;
+  for (int64_t i = 0; i < params->count; i++) {
+    const dc__param *param = params->values[i];
+    if (param->pending > 0) {
+      return dc__fail(DC_E_BUSY,
+                      "%s: reductions%s are pending, one of parameter %" PRId64
+                      "; call dc_end_backward or dc_step_abort first",
+                      fn, which, param->id);
+    }
+    if (param->local_sum != NULL) {
+      return dc__fail(DC_E_BUSY,
+                      "%s: local sums%s are pending, one of parameter %" PRId64
+                      "; end a backward with update = 1, which averages them, or call dc_step_abort first",
+                      fn, which, param->id);
     }
   }
-  return false;
+  return DC_OK;
 }
 
 void dc__reduce_drop(dc_context *ctx) {
@@ -157,6 +163,7 @@ void dc__reduce_drop(dc_context *ctx) {
   for (int64_t i = 0; i < ctx->params.count; i++) {
     dc__param *param = ctx->params.values[i];
     param->pending = 0;
+    param->waits_in = NULL;
     param->has_grad = false;
     if (param->local_sum != NULL) {
       dc__arena_free(ctx->arenas.working, param->local_sum, NULL, NULL);
@@ -167,15 +174,49 @@ void dc__reduce_drop(dc_context *ctx) {
 
 /* ---- taking a gradient ---- */
 
-/* Stage 1 between boundaries: the gradient joins the local sum. */
-static dc_status add_locally(dc_context *ctx, dc__param *param, const dc_tensor *grad, int32_t dtype) {
-  bool first = param->local_sum == NULL;
-  if (first) {
-    size_t bytes = (size_t)param->numel * dc_dtype_size(dtype);
-    DC__TRY(dc__arena_alloc(ctx->arenas.working, ctx->lanes[DC__LANE_CALLER], bytes, &param->local_sum));
-    param->local_sum_dtype = dtype;
+/* The type that holds the values of both: gradients that are added locally may differ in type. */
+static int32_t type_of_sum(int32_t a, int32_t b) {
+  return a == b ? a : a == DC_FLOAT64 || b == DC_FLOAT64 ? DC_FLOAT64 : DC_FLOAT32;
+}
+
+int32_t dc__reduce_dtype(const dc__param *param, int32_t dtype) {
+  if (param->expected_grad_dtype != DC_DTYPE_NONE) {
+    return param->expected_grad_dtype;
   }
-  dc__finite_combine(ctx, param->id, param->local_sum, dtype, grad->data, grad->dtype, param->numel, !first);
+  return param->local_sum == NULL ? dtype : type_of_sum(param->local_sum_dtype, dtype);
+}
+
+/* What dropping a local sum needs, so that it cannot fail. */
+static dc_status prepare_drop(dc_context *ctx, dc__param *param) {
+  bool later = param->local_sum != NULL && ctx->lanes[DC__LANE_CALLER] != NULL;
+  return later ? dc__need_event(ctx, &param->last_read) : DC_OK;
+}
+
+/* After the last work that reads it was queued. */
+static void drop_local_sum(dc_context *ctx, dc__param *param) {
+  if (ctx->lanes[DC__LANE_CALLER] != NULL) {
+    dc__note_event(ctx, param->last_read, ctx->lanes[DC__LANE_CALLER]);
+  }
+  dc__arena_free(ctx->arenas.working, param->local_sum, param->last_read, NULL);
+  param->local_sum = NULL;
+}
+
+/* Stage 1 between boundaries: the gradient joins the local sum, which moves when it needs a wider type. */
+static dc_status add_locally(dc_context *ctx, dc__param *param, const dc_tensor *grad, int32_t dtype) {
+  void *sum = param->local_sum;
+  bool first = sum == NULL;
+  if (first || param->local_sum_dtype != dtype) {
+    size_t bytes = (size_t)param->numel * dc_dtype_size(dtype);
+    DC__TRY(prepare_drop(ctx, param));
+    DC__TRY(dc__arena_alloc(ctx->arenas.working, ctx->lanes[DC__LANE_CALLER], bytes, &sum));
+  }
+  if (!first && sum != param->local_sum) {
+    dc__finite_combine(ctx, param->id, sum, dtype, param->local_sum, param->local_sum_dtype, param->numel, false);
+    drop_local_sum(ctx, param);
+  }
+  dc__finite_combine(ctx, param->id, sum, dtype, grad->data, grad->dtype, param->numel, !first);
+  param->local_sum = sum;
+  param->local_sum_dtype = dtype;
   return DC_OK;
 }
 
@@ -225,38 +266,24 @@ static dc__coll_item reduction(const dc_context *ctx, const dc__graph *graph, dc
   return item;
 }
 
-dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc__param *param, const dc_tensor *grad) {
-  int32_t dtype = param->expected_grad_dtype == DC_DTYPE_NONE ? grad->dtype : param->expected_grad_dtype;
-  if (param->local_sum != NULL && param->local_sum_dtype != dtype) {
-    return dc__fail(DC_E_DTYPE, "%s: a is %s, but earlier gradients of parameter %" PRId64 " in this step were %s", fn,
-                    dc_dtype_name(dtype), param->id, dc_dtype_name(param->local_sum_dtype));
-  }
-  if (graph->stage == 1 && !ctx->update) {
-    return add_locally(ctx, param, grad, dtype);
-  }
-  if (param->grad == NULL &&
-      param->owned[ctx->rank].count > 0) { /* the other ranks would send what has no place here */
-    return dc__fail(DC_E_STATE,
-                    "%s: the gradient buffer of parameter %" PRId64
-                    " was taken away by dc_update_param_grad_buffer; give it one first",
-                    fn, param->id);
-  }
+/* Puts a gradient into a bucket, together with the local sum before it; grad NULL: the local sum alone. */
+static dc_status put_in_bucket(dc_context *ctx, const char *fn, const dc__graph *graph, dc__param *param,
+                               const dc_tensor *grad, int32_t dtype) {
+  DC__TRY(dc__param_check_buffer(ctx, fn, param));
   dc__buckets *buckets = find_buckets(ctx, dtype);
-  void *slot;
-  if (param->local_sum != NULL && ctx->lanes[DC__LANE_CALLER] != NULL) {
-    DC__TRY(dc__need_event(ctx, &param->last_read));
+  if (param->waits_in != NULL && param->waits_in != buckets) { /* of another type, but earlier: it must arrive first */
+    DC__TRY(flush(ctx, param->waits_in));
   }
+  void *slot;
+  DC__TRY(prepare_drop(ctx, param));
   DC__TRY(open_slot(ctx, buckets, param->numel, &slot));
-  if (param->local_sum != NULL) {
-    dc__finite_combine(ctx, param->id, slot, dtype, param->local_sum, dtype, param->numel, false);
-    dc__finite_combine(ctx, param->id, slot, dtype, grad->data, grad->dtype, param->numel, true);
-    if (ctx->lanes[DC__LANE_CALLER] != NULL) {
-      dc__note_event(ctx, param->last_read, ctx->lanes[DC__LANE_CALLER]);
-    }
-    dc__arena_free(ctx->arenas.working, param->local_sum, param->last_read, NULL);
-    param->local_sum = NULL;
-  } else {
-    dc__finite_combine(ctx, param->id, slot, dtype, grad->data, grad->dtype, param->numel, false);
+  bool summed = param->local_sum != NULL;
+  if (summed) {
+    dc__finite_combine(ctx, param->id, slot, dtype, param->local_sum, param->local_sum_dtype, param->numel, false);
+    drop_local_sum(ctx, param);
+  }
+  if (grad != NULL) {
+    dc__finite_combine(ctx, param->id, slot, dtype, grad->data, grad->dtype, param->numel, summed);
   }
   dc__coll_item item = reduction(ctx, graph, param, slot, dtype);
   if (buckets->item_count == 0) {
@@ -264,10 +291,50 @@ dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc_
   }
   buckets->params[buckets->item_count] = param;
   buckets->items[buckets->item_count++] = item;
+  param->waits_in = buckets;
   param->has_grad = true;
   param->pending++;
   ctx->counters.reductions++;
   ctx->counters.reduce_wire_bytes +=
       dc__wire_elements(ctx, item.ranges, param->numel, true) * (int64_t)dc_dtype_size(dtype);
   return DC_OK;
+}
+
+dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc__param *param, const dc_tensor *grad) {
+  int32_t dtype = dc__reduce_dtype(param, grad->dtype);
+  return graph->stage == 1 && !ctx->update ? add_locally(ctx, param, grad, dtype)
+                                           : put_in_bucket(ctx, fn, graph, param, grad, dtype);
+}
+
+/* ---- the end of a backward ---- */
+
+/* Stage 1: the local sums that no gradient of the step's last backward took along. Graphs and their parameters have
+ * one order on all ranks. */
+static dc_status reduce_local_sums(dc_context *ctx, const char *fn) {
+  for (int64_t g = 0; g < ctx->graphs.count; g++) {
+    const dc__graph *graph = ctx->graphs.values[g];
+    for (int64_t i = 0; graph->stage == 1 && i < graph->params.count; i++) {
+      dc__param *param = graph->params.values[i];
+      if (param->local_sum != NULL) {
+        DC__TRY(put_in_bucket(ctx, fn, graph, param, NULL, param->local_sum_dtype));
+      }
+    }
+  }
+  return DC_OK;
+}
+
+dc_status dc__reduce_finish(dc_context *ctx, const char *fn) {
+  if (ctx->update) {
+    DC__TRY(reduce_local_sums(ctx, fn));
+  }
+  DC__TRY(dc__reduce_flush(ctx));
+  dc_stream *stream;
+  DC__TRY(dc__lane(ctx, DC__LANE_REDUCE, &stream));
+  if (!ctx->captures) {                  /* then the gradients are complete where the caller's stream is */
+    DC__TRY(dc__stream_sync(stream, 0)); /* its collectives have deadlines */
+  }
+  for (int64_t i = 0; i < ctx->params.count; i++) {
+    ((dc__param *)ctx->params.values[i])->pending = 0;
+  }
+  return dc__context_check(ctx);
 }

@@ -71,7 +71,7 @@ void dc__stats_reset(dc_context *ctx) {
 
 /* ---- dry runs ---- */
 
-static dc_status dry_gather(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int32_t dtype,
+static dc_status dry_gather(dc_context *ctx, const char *fn, int32_t op, int64_t graph_id, int64_t id, int32_t dtype,
                             dc_op_info *info) {
   dc__graph *graph;
   dc__param *param;
@@ -82,9 +82,20 @@ static dc_status dry_gather(dc_context *ctx, const char *fn, int64_t graph_id, i
   info->dtype = dtype;
   int64_t size = (int64_t)dc_dtype_size(dtype);
   const dc__copy_of *copy = dc__gather_copy(param, dtype);
-  info->device_bytes = copy == NULL ? param->numel * size : 0;
-  if (copy == NULL || copy->version != param->version) {
+  bool gathers = op != DC_OP_TAKE_PARAM && (copy == NULL || !dc__copy_is_current(param, copy));
+  info->device_bytes = gathers && copy == NULL ? param->numel * size : 0;
+  if (gathers && dc__gather_source(param) == NULL) {
     info->wire_bytes = dc__wire_elements(ctx, param->chunks, param->numel, false) * size;
+  }
+  return DC_OK;
+}
+
+static dc_status dry_reload_shard(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_op_info *info) {
+  dc__graph *graph;
+  dc__param *param;
+  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  if (!dc__shard_is_reloaded(param)) {
+    info->device_bytes = param->chunks[ctx->rank].count * (int64_t)dc_dtype_size(param->dtype);
   }
   return DC_OK;
 }
@@ -97,7 +108,7 @@ static dc_status dry_reduce(dc_context *ctx, const char *fn, int64_t graph_id, i
   if (dtype != DC_DTYPE_NONE && !dc__dtype_is_float(dtype)) {
     return dc__fail(DC_E_DTYPE, "%s: a is %s, must be a floating-point type", fn, dc_dtype_name(dtype));
   }
-  dtype = param->expected_grad_dtype != DC_DTYPE_NONE ? param->expected_grad_dtype : dtype;
+  dtype = dtype == DC_DTYPE_NONE ? param->expected_grad_dtype : dc__reduce_dtype(param, dtype);
   bool communicates = !ctx->profiling && !param->frozen && (graph->stage != 1 || ctx->update);
   if (communicates && dtype != DC_DTYPE_NONE) {
     bool whole = graph->stage == 0;
@@ -120,7 +131,8 @@ static dc_status dry_value(dc_context *ctx, const char *fn, int32_t op, int64_t 
     info->shape = value->ndim > 0 ? value->shape : NULL;
     info->ndim = value->ndim;
     info->dtype = value->dtype;
-    info->device_bytes = op == DC_OP_RELOAD_TENSOR && value->device == NULL ? (int64_t)value->bytes : 0;
+    info->device_bytes =
+        op == DC_OP_RELOAD_TENSOR && (value->device == NULL || value->stale) ? (int64_t)value->bytes : 0;
   }
   return DC_OK;
 }
@@ -134,14 +146,15 @@ dc_status dc__dry_run(dc_context *ctx, const char *fn, int32_t op, int64_t graph
     case DC_OP_ALLGATHER_PARAM:
     case DC_OP_PREFETCH_PARAMS_FUSED:
     case DC_OP_TAKE_PARAM:
-      return dry_gather(ctx, fn, graph_id, id, dtype, info);
+      return dry_gather(ctx, fn, op, graph_id, id, dtype, info);
     case DC_OP_REDUCE_GRAD:
       return dry_reduce(ctx, fn, graph_id, id, dtype, info);
     case DC_OP_WAIT_ALLGATHER:
     case DC_OP_RELEASE_PARAM:
     case DC_OP_OFFLOAD_PARAMETER:
-    case DC_OP_RELOAD_PARAMETER:
       return dc__find(ctx, fn, graph_id, id, true, &graph, &param);
+    case DC_OP_RELOAD_PARAMETER:
+      return dry_reload_shard(ctx, fn, graph_id, id, info);
     case DC_OP_OFFLOAD_TENSOR:
     case DC_OP_RELOAD_TENSOR:
     case DC_OP_WAIT_OFFLOAD:

@@ -5,8 +5,10 @@
  *
  *   context.c   begin and end of a context, its streams and arenas, entering and leaving a call
  *   params.c    parameters: registering, finding, forgetting
+ *   names.c     their names, for texts
  *   graphs.c    graphs, and what their ranks agree on
- *   gather.c    all-gather, wait, release, take, persistence
+ *   gather.c    all-gather, fused or not
+ *   copies.c    gathered copies: wait, release, take
  *   reduce.c    gradient buckets and their reductions
  *   finite.c    whether the gradients of a step are finite
  *   offload.c   tensors and shards between device and host memory
@@ -31,9 +33,12 @@ typedef struct dc__copy_of {
   int64_t version;   /* weights it holds: current if it equals the parameter's */
   int32_t dtype;
   bool awaited; /* by the caller's stream, which need not wait again */
+  bool taken;   /* and kept: the caller has a reference of its own, which must outlive ours */
 } dc__copy_of;
 
 enum { DC__COPIES = 4 };
+
+typedef struct dc__buckets dc__buckets;
 
 typedef struct dc__param {
   int64_t id;
@@ -51,6 +56,7 @@ typedef struct dc__param {
   dc__range *chunks; /* each rank's real part of its chunk */
   int64_t version;   /* raised by dc_params_updated */
   dc__copy_of copies[DC__COPIES];
+  bool in_use;         /* waited for, and not released by the last of its users */
   int64_t users;       /* n_users of the release cycle under way; 0: none */
   int64_t released;    /* of them, so far */
   dc_event *last_read; /* the caller's stream when copies were given back; made when needed */
@@ -70,7 +76,8 @@ typedef struct dc__param {
   bool has_grad;               /* the buffer holds a sum to add to */
   void *local_sum;             /* stage 1: the micro-batches' sum, whole; NULL: none */
   int32_t local_sum_dtype;
-  int64_t pending; /* reductions queued and not yet known to be done */
+  dc__buckets *waits_in; /* where a gradient of it waits for a flush; NULL: nowhere */
+  int64_t pending;       /* reductions queued and not yet known to be done */
 } dc__param;
 
 /* An offloaded tensor: its host copy, kept over steps, and the device copy of one step. */
@@ -83,6 +90,7 @@ typedef struct dc__value {
   dc_event *offloaded;
   dc_buffer *device; /* NULL: not reloaded */
   dc_event *reloaded;
+  bool stale; /* the host copy was replaced since it was reloaded */
 } dc__value;
 
 typedef struct dc__graph {
@@ -102,7 +110,7 @@ typedef struct dc__bucket {
 } dc__bucket;
 
 /* The buckets of one data type, and what the filling one holds. */
-typedef struct dc__buckets {
+struct dc__buckets {
   int32_t dtype;
   int32_t filling; /* index of the bucket that takes gradients */
   dc__bucket half[2];
@@ -112,7 +120,7 @@ typedef struct dc__buckets {
   dc__param **params; /* beside items */
   int64_t param_capacity;
   int64_t graph_ordinal; /* of the first item, for error texts */
-} dc__buckets;
+};
 
 enum { DC__BUCKET_TYPES = 4 }; /* the floating-point types */
 
@@ -123,7 +131,7 @@ typedef struct dc__counters {
   int64_t allocations_base; /* subtracted from what the arenas count */
 } dc__counters;
 
-typedef struct dc__recorder dc__recorder; /* trace.c */
+typedef struct dc__recorder dc__recorder; /* flight_recorder.h */
 
 /* Memory of the device. */
 typedef struct dc__arenas {
@@ -228,6 +236,8 @@ typedef struct dc__param_spec {
 dc_status dc__param_register(dc_context *ctx, const char *fn, const dc__param_spec *spec);
 dc_status dc__param_unregister(dc_context *ctx, const char *fn, int64_t id);
 dc_status dc__param_set_grad(dc_context *ctx, const char *fn, int64_t id, const dc_tensor *grad, int64_t offset);
+/* Whether what this rank owns of a reduced gradient has a place; every rank gets the same answer. */
+dc_status dc__param_check_buffer(const dc_context *ctx, const char *fn, const dc__param *param);
 dc_status dc__param_find(dc_context *ctx, const char *fn, int64_t id, dc__param **param);
 /* count numbers; none may be NULL. */
 dc_status dc__check_ids(const char *fn, const int64_t *ids, int64_t count);
@@ -235,6 +245,15 @@ void dc__params_free(dc_context *ctx);
 /* ceil(numel / world), and rank's real part of that chunk. */
 int64_t dc__chunk(int64_t numel, int32_t world);
 dc__range dc__chunk_range(int64_t numel, int32_t world, int32_t rank);
+
+/* ---- names.c ---- */
+
+dc_status dc__name_set(dc_context *ctx, const char *fn, int64_t id, const char *name);
+void dc__name_forget(dc_context *ctx, int64_t id);
+/* Copies a text, with names behind the numbers of parameters that have one, as far as there is room. */
+void dc__names_add(const dc_context *ctx, const char *plain, char *named, size_t cap);
+/* The same to this thread's last error, of a call that failed. */
+void dc__names_error(const dc_context *ctx, dc_status status);
 
 /* ---- graphs.c ---- */
 
@@ -256,24 +275,47 @@ void dc__graphs_free(dc_context *ctx);
 /* Starts to gather those of the parameters that are not there; dtypes NULL: each its own. All or nothing. */
 dc_status dc__gather(dc_context *ctx, const char *fn, int32_t op, dc__graph *graph, dc__param *const *params,
                      const int32_t *dtypes, int64_t count);
-/* The current or coming copy in a type (DC_DTYPE_NONE: the shard's); NULL: none. */
-dc__copy_of *dc__gather_copy(dc__param *param, int32_t dtype);
 /* Checks the type asked for and resolves DC_DTYPE_NONE. */
 dc_status dc__gather_dtype(const char *fn, const dc__param *param, int32_t *dtype);
+
+/* ---- copies.c ---- */
+
+/* The current or coming copy in a type (DC_DTYPE_NONE: the shard's); NULL: none. */
+dc__copy_of *dc__gather_copy(dc__param *param, int32_t dtype);
+/* A current or coming copy that holds the exact values of the shard, so that other types may be cast from it, without
+ * communication, as from the shard itself; NULL: none. What was gathered before must not change what a gather gives. */
+dc__copy_of *dc__gather_source(dc__param *param);
+bool dc__copy_is_current(const dc__param *param, const dc__copy_of *copy);
 dc_status dc__gather_wait(dc_context *ctx, const char *fn, dc__param *param);
 dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, int64_t n_users);
 dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc_buffer **buffer);
 /* Gives a parameter's copies back and ends its release cycle. */
 void dc__gather_drop(dc_context *ctx, dc__param *param);
+void dc__copy_drop(const dc_context *ctx, const dc__param *param, dc__copy_of *copy);
+/* What must pass before the memory is used again; in order all of that comes before. */
+dc_event *dc__unless_in_order(const dc_context *ctx, dc_event *event);
+
+/* Whether somebody may read its copies: from the first wait, or release, to the last release. */
+static inline bool dc__param_in_use(const dc__param *param) {
+  return param->in_use || param->users > 0;
+}
+
+static inline void dc__param_end_use(dc__param *param) {
+  param->in_use = false;
+  param->users = param->released = 0;
+}
 
 /* ---- reduce.c ---- */
 
 dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc__param *param, const dc_tensor *grad);
 /* Starts the reduction of all that waits in buckets. */
 dc_status dc__reduce_flush(dc_context *ctx);
-/* Flushes and blocks until every gradient has arrived. */
-dc_status dc__reduce_finish(dc_context *ctx);
-bool dc__reduce_pending(const dc_context *ctx);
+/* The type in which a gradient of this type is reduced, or added locally, now. */
+int32_t dc__reduce_dtype(const dc__param *param, int32_t dtype);
+/* Flushes and blocks until every gradient has arrived; at the end of a step local sums too. */
+dc_status dc__reduce_finish(dc_context *ctx, const char *fn);
+/* DC_E_BUSY if a gradient of the graph's parameters is on its way, or part of a local sum; graph NULL: of any. */
+dc_status dc__reduce_check_idle(const dc_context *ctx, const char *fn, const dc__graph *graph);
 /* Forgets what waits in buckets and in local sums. */
 void dc__reduce_drop(dc_context *ctx);
 void dc__buckets_free(dc_context *ctx);
@@ -301,8 +343,11 @@ dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int
 dc_status dc__value_find(dc__graph *graph, const char *fn, int64_t id, dc__value **value);
 void dc__values_drop_device(dc_context *ctx, dc__graph *graph);
 void dc__values_free(dc_context *ctx, dc__graph *graph);
+/* Whether its device copy is there and not older than the weights. */
+bool dc__shard_is_reloaded(const dc__param *param);
 dc_status dc__reload_shard(dc_context *ctx, const dc__graph *graph, dc__param *param);
 void dc__drop_shard(dc_context *ctx, dc__param *param);
+/* A buffer that dc_free_tensors was given: a reloaded tensor's is freed. False: it is the context's, and stays. */
 bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer);
 
 /* ---- report.c ---- */
@@ -320,44 +365,6 @@ int64_t dc__wire_elements(const dc_context *ctx, const dc__range *ranges, int64_
  * in the middle of a step. */
 dc_status dc__capture_follow(dc_context *ctx, const char *fn);
 
-/* ---- trace.c: the flight recorder, and traces out of it ---- */
-
-/* Whose collectives an entry counts with: ranks that do the same have the same number for each. */
-enum { DC__GROUP_NONE, DC__GROUP_GATHER, DC__GROUP_REDUCE, DC__GROUPS };
-
-typedef struct dc__note {
-  const dc__tag *tag;
-  int32_t lane;
-  int32_t group;
-  int32_t dtype; /* of the first tensor */
-  int32_t count; /* tensors */
-  int64_t bytes; /* of the whole tensors: the same on every rank */
-  int64_t moved; /* to or from this rank */
-} dc__note;
-
-dc_status dc__recorder_create(dc_context *ctx);
-void dc__recorder_free(dc_context *ctx);
-/* The context has its communicators now. */
-void dc__recorder_joined(dc_context *ctx);
-/* Notes an operation that begins now; NULL: it could not be kept. The span is for the pieces of work it queues. */
-dc__span *dc__record(dc_context *ctx, const dc__note *note);
-/* After the last piece was queued: an operation that had nothing to do is done. */
-void dc__record_queued(dc__span *span);
-/* An operation that is the calling thread's own work, and its end. Returns status. */
-dc__span *dc__record_call(dc_context *ctx, const dc__tag *tag, int64_t bytes);
-dc_status dc__record_done(dc__span *span, dc_status status);
-/* dc__stream_copy() on the stream of a lane that was made, as an operation. */
-void dc__record_copy(dc_context *ctx, const dc__tag *tag, int32_t lane, void *dst, const void *src, size_t bytes);
-dc_status dc__trace_start(dc_context *ctx, int64_t capacity);
-int64_t dc__trace_read(dc_context *ctx, char *events, size_t event_size, int64_t cap);
-
-/* ---- dump.c ---- */
-
-/* Writes what is recorded to folder/rank-R.json, without the context's mutex. */
-dc_status dc__trace_dump(dc_context *ctx, const char *fn, const char *folder);
-dc_status dc__trace_dump_on_error(dc_context *ctx, const char *folder);
-/* Of a call's status: keeps the first failure of the ranks' work, and dumps where the caller wants it. This thread's
- * last error stays. */
-void dc__note_failure(dc_context *ctx, dc_status status);
+#include "runtime/flight_recorder.h"
 
 #endif

@@ -48,6 +48,7 @@ void dc__recorder_free(dc_context *ctx) {
     drop_stamps(&r->ring->entries[i].span);
   }
   pthread_mutex_destroy(&r->mutex);
+  dc__names_free(r);
   dc__free(r->ring);
   dc__free(r->folder);
   dc__free(r);

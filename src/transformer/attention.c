@@ -53,6 +53,7 @@ dc__head dc__head_of(const dc__layer_job *job, const dc__attention *a, int64_t p
   head.v = head.k + (size_t)c->hidden_size * size;
   head.out = head.first_token * c->hidden_size + h * head.d;
   head.statistics = h * job->size.tokens + head.first_token;
+  head.all_statistics = c->heads * job->size.tokens;
   head.mask_dtype = job->mask_dtype;
   if (job->mask != NULL) {
     head.mask = (const char *)job->mask + (size_t)(sample * job->size.longest) * dc_dtype_size(job->mask_dtype);
@@ -70,8 +71,8 @@ typedef struct forward_task {
 static void soften(float *row, int64_t keys, float *out, int64_t d, float *most, float *sum) {
   float found = dc__row_max(row, keys);
   float next = found > *most ? found : *most;
-  if (next == -INFINITY) { /* no key so far */
-    memset(row, 0, (size_t)keys * sizeof *row);
+  if (next == -INFINITY) { /* no key so far, unless one is NaN */
+    *sum += dc__row_exp(row, keys, 0);
     return;
   }
   float factor = 1;
@@ -138,8 +139,9 @@ static void forward_block(void *arg, int64_t index, void *scratch) {
     if (sum[i] != 0) { /* NaN is divided by, too */
       dc__row_scale(row, head.d, 1 / sum[i]);
     }
-    if (a->lse != NULL) { /* without any key: +infinity, from which the backward has zeros */
-      a->lse[head.statistics + query] = sum[i] != 0 ? most[i] + logf(sum[i]) : INFINITY;
+    if (a->softmax != NULL) { /* not most + log(sum), which loses the sum where scores are large */
+      a->softmax[head.statistics + query] = sum[i] != 0 ? most[i] : INFINITY;
+      a->softmax[head.all_statistics + head.statistics + query] = sum[i] != 0 ? 1 / sum[i] : 0;
     }
     dc__cast((char *)a->c + (size_t)(head.out + query * hidden) * dc_dtype_size(head.dtype), head.dtype, row,
              DC_FLOAT32, head.d);

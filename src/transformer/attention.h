@@ -8,13 +8,14 @@
 typedef struct dc__head {
   int32_t dtype;
   int64_t d;
-  int64_t stride;        /* elements from one token of q, k, v to the next */
-  const char *q, *k, *v; /* the first token's */
-  int64_t length;        /* tokens */
-  int64_t first_token;   /* in the batch */
-  int64_t out;           /* the first token's place in an [N, H] tensor */
-  int64_t statistics;    /* and in an [A, N] array */
-  const char *mask;      /* the sample's row, or NULL */
+  int64_t stride;         /* elements from one token of q, k, v to the next */
+  const char *q, *k, *v;  /* the first token's */
+  int64_t length;         /* tokens */
+  int64_t first_token;    /* in the batch */
+  int64_t out;            /* the first token's place in an [N, H] tensor */
+  int64_t statistics;     /* and in an [A, N] array */
+  int64_t all_statistics; /* of which one has so many elements */
+  const char *mask;       /* the sample's row, or NULL */
   int32_t mask_dtype;
   uint32_t plane; /* sample * A + head, for dropout */
 } dc__head;

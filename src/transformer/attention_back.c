@@ -1,6 +1,6 @@
-/* Attention in tiles, backward: probabilities come again from the scores and the kept log-sum-exp. One task is one head
- * of one sample; for each block of keys it walks over the blocks of queries, adds up that block's dk and dv in scratch
- * memory, and adds to dq. */
+/* Attention in tiles, backward: probabilities come again from the scores and each row's maximum and sum. One task is
+ * one head of one sample; for each block of keys it walks over the blocks of queries, adds up that block's dk and dv in
+ * scratch memory, and adds to dq. */
 #include <math.h>
 
 #include "transformer/attention.h"
@@ -84,13 +84,14 @@ static void add_query_gradient(const dc__head *head, const dc__tile_of *tile, co
 /* P, and dP = dout v', with the dropout in dP; on return s = P m and dp = P (dP m - delta). */
 static void differentiate(const dc__head *head, const dc__tile_of *tile, const dc__attention *a, const gradients *g,
                           const dc__attention_scratch *at) {
-  const float *lse = a->lse + head->statistics;
+  const float *most = a->softmax + head->statistics;
+  const float *inverse = most + head->all_statistics;
   for (int64_t i = 0; i < tile->queries; i++) {
     int64_t query = tile->first_query + i;
     float *p = at->s + i * tile->keys;
     float *dp = at->dp + i * tile->keys;
     float *m = a->dropout.threshold != 0 ? at->m : NULL;
-    dc__row_exp(p, tile->keys, lse[query]);
+    dc__row_exp_scaled(p, tile->keys, most[query], inverse[query]);
     if (m != NULL) {
       dc__dropout_row(m, tile->keys, tile->first_key, (uint32_t)query, head->plane, &a->dropout);
     }

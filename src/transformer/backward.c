@@ -114,7 +114,7 @@ static const void *back_attention(const back *b) {
   dc__linear_back_weight(job, n.dropped, kept(b, b->at.c), DC_LAYER_ATTN_OW, DC_LAYER_ATTN_OB);
   dc__linear_back_input(job, n.dropped, weight(b, DC_LAYER_ATTN_OW), space(b, b->w.a), h, h, false, NULL);
   dc__attention a = {.qkv = kept(b, b->at.qkv), .c = kept(b, b->at.c), .dc = space(b, b->w.a)};
-  a.lse = (float *)(void *)kept(b, b->at.lse);
+  a.softmax = (float *)(void *)kept(b, b->at.softmax);
   a.dropout = dc__layer_dropout(job->layer, job->offset, DC_DROPOUT_ATTENTION, job->dropout);
   a.dqkv = space(b, b->w.wide);
   a.delta = (float *)(void *)space(b, b->w.delta);

@@ -6,7 +6,7 @@
 /* Where a pass puts its tensors; see the drawings at the head of transformer.h and in docs/transformer.md. */
 typedef struct places {
   void *y0, *qkv, *c, *u, *z, *y1, *h, *f, *t;
-  float *lse, *stats[2];
+  float *softmax, *stats[2];
 } places;
 
 static void normalize_input(const dc__layer_job *job, const places *p) {
@@ -22,7 +22,7 @@ static void attend(const dc__layer_job *job, const places *p) {
   const void *x = c->pre_layer_norm ? p->y0 : job->input;
   dc__linear_forward(job, &(dc__linear){x, job->weight[DC_LAYER_ATTN_QKVW], job->weight[DC_LAYER_ATTN_QKVB], p->qkv,
                                         NULL, h, 3 * h, DC__EPILOGUE_BIAS});
-  dc__attention attention = {.qkv = p->qkv, .c = p->c, .lse = p->lse};
+  dc__attention attention = {.qkv = p->qkv, .c = p->c, .softmax = p->softmax};
   attention.dropout = dc__layer_dropout(job->layer, job->offset, DC_DROPOUT_ATTENTION, job->dropout);
   job->layer->work->attention_forward(job, &attention);
   dc__linear_forward(job,
@@ -86,7 +86,7 @@ void dc__layer_forward(const dc__layer_job *job) {
       .h = in + r.h,
       .f = at(in, r.f, ws, w.wide),
       .t = at(in, r.t, NULL, -1),
-      .lse = (float *)(void *)(in + r.lse),
+      .softmax = (float *)(void *)(in + r.softmax),
       .stats = {(float *)(void *)(in + r.stats[0]), (float *)(void *)(in + r.stats[1])},
   };
   run(job, &p);

@@ -98,7 +98,7 @@ void dc__column_sums(const dc__layer_job *job, const void *x, int64_t columns, i
 typedef struct dc__attention {
   const void *qkv; /* [N, 3H] */
   void *c;         /* [N, H]; backward: read */
-  float *lse;      /* [A, N]; NULL: not kept */
+  float *softmax;  /* [2, A, N]: the rows' maxima, then 1 / their sums; NULL: not kept */
   dc__dropout dropout;
   const void *dc; /* backward: [N, H] */
   void *dqkv;     /* backward: [N, 3H] */

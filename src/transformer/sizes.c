@@ -41,7 +41,7 @@ dc__reserve dc__layer_reserve(const dc_layer *layer, const dc__layer_size *size)
   r.h = part(&end, wide);
   r.f = c->gelu_checkpoint == 0 ? part(&end, wide) : -1;
   r.t = !c->pre_layer_norm && all ? part(&end, row) : -1;
-  r.lse = part(&end, size->tokens * c->heads * (int64_t)sizeof(float));
+  r.softmax = part(&end, 2 * size->tokens * c->heads * (int64_t)sizeof(float));
   r.stats[0] = part(&end, 2 * size->tokens * (int64_t)sizeof(float));
   r.stats[1] = part(&end, 2 * size->tokens * (int64_t)sizeof(float));
   r.bytes = end;
@@ -89,8 +89,9 @@ dc__workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__laye
 bool dc__layer_countable(const dc_layer *layer, const dc__layer_size *size) {
   const dc_layer_config *c = &layer->config;
   int64_t widest = c->intermediate_size > 3 * c->hidden_size ? c->intermediate_size : 3 * c->hidden_size;
-  return size->tokens <= (INT64_C(1) << 52) / widest / c->hidden_size &&
-         size->longest <= (INT64_C(1) << 58) / c->hidden_size / size->tokens && size->batch <= UINT32_MAX / c->heads;
+  const int64_t tokens = size->tokens > 0 ? size->tokens : 1;
+  return tokens <= (INT64_C(1) << 52) / widest / c->hidden_size &&
+         size->longest <= (INT64_C(1) << 58) / c->hidden_size / tokens && size->batch <= UINT32_MAX / c->heads;
 }
 
 /* How many pairs of a query and a key there are, in all samples. */

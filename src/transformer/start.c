@@ -59,8 +59,31 @@ static dc_status start_task(const char *fn, const dc__layer_job *job, dc_stream 
   return DC_OK;
 }
 
+/* Of a batch without tokens there is nothing to compute; a backward's gradients of weights are zeros. */
+static dc_status start_empty(const dc__layer_job *job, dc_stream *stream) {
+  dc_device *device = job->layer->device;
+  const bool there = dc__layer_is_there(job->layer);
+  const size_t size = dc_dtype_size(job->layer->config.grad_dtype);
+  dc__device_begin(device);
+  for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
+    int64_t shape[2];
+    const int64_t numel = dc__layer_weight_numel(job->layer, i, &shape[0], &shape[1]);
+    if (job->grad_weight[i] != NULL && !job->accumulate) {
+      dc__stream_zero(there ? dc__stream_or_here(device, stream) : stream, job->grad_weight[i], (size_t)numel * size);
+    }
+  }
+  if (there) {
+    dc__here_done(device, stream);
+  }
+  dc__device_end(device);
+  return dc__device_check(device);
+}
+
 dc_status dc__layer_start(const char *fn, dc__layer_job *job, dc_stream *stream,
                           void (*run)(const dc__layer_job *job)) {
+  if (job->size.tokens == 0) {
+    return start_empty(job, stream);
+  }
   if (dc__layer_is_there(job->layer)) {
     return start_there(fn, job, stream, run);
   }

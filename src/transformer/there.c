@@ -121,7 +121,8 @@ static void column_sums(const dc__layer_job *job, const void *x, int64_t columns
 
 static dc__cuda_attention_args attention_args(const dc__layer_job *job, const dc__attention *attention) {
   const dc_layer_config *c = &job->layer->config;
-  dc__cuda_attention_args a = {.qkv = attention->qkv, .c = attention->c, .lse = attention->lse, .dc = attention->dc};
+  dc__cuda_attention_args a = {
+      .qkv = attention->qkv, .c = attention->c, .softmax = attention->softmax, .dc = attention->dc};
   a.dqkv = attention->dqkv;
   a.delta = attention->delta;
   a.mask = job->mask;

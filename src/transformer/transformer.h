@@ -91,7 +91,7 @@ typedef struct dc__reserve {
   int64_t h;        /* [N, I] GELU's input */
   int64_t f;        /* [N, I] GELU's output */
   int64_t t;        /* [N, H] Post-LN: the sum before the last normalisation */
-  int64_t lse;      /* [A, N] float32 */
+  int64_t softmax;  /* [2, A, N] float32: each row's maximum, then 1 / its sum */
   int64_t stats[2]; /* [2, N] float32, mean and 1 / sqrt(variance + eps): 0 norm, 1 attn_n */
   int64_t bytes;
 } dc__reserve;

@@ -228,7 +228,7 @@ static void reset_while_pending(rank *r) {
   OK(r, register_one(r, &p));
   OK(r, dc_start_backward(r->ctx, 0)); /* stage 1: a local sum waits */
   OK(r, reduce(r, GRAPH, &p, 0));
-  FAILS(r, dc_reset(r->ctx), DC_E_BUSY, "reductions are pending");
+  FAILS(r, dc_reset(r->ctx), DC_E_BUSY, "pending");
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   OK(r, dc_start_backward(r->ctx, 1));
   OK(r, reduce(r, GRAPH, &p, 1));

@@ -40,7 +40,7 @@ static void run_record(void *args) {
   m->on = NULL;
   clock_gettime(CLOCK_MONOTONIC, &m->time);
   drop(m);
-  pthread_cond_broadcast(&queue_progress);
+  queue_progress();
   pthread_mutex_unlock(&queue_mutex);
 }
 

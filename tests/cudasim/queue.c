@@ -11,8 +11,8 @@ typedef struct waiter {
   const moment *moment;
 } waiter;
 
-pthread_mutex_t queue_mutex = PTHREAD_MUTEX_INITIALIZER; /* all of all streams and events */
-pthread_cond_t queue_progress = PTHREAD_COND_INITIALIZER;
+pthread_mutex_t queue_mutex = PTHREAD_MUTEX_INITIALIZER;   /* all of all streams and events */
+static pthread_cond_t progress = PTHREAD_COND_INITIALIZER; /* what those in queue_await() wait for */
 static dc__cu_stream streams;
 static waiter *waiters;
 static bool held; /* streams work only for who waits */
@@ -43,13 +43,29 @@ static bool any_works(void) {
   return stream != NULL;
 }
 
+/* Each stream's thread is woken for its own work alone: a herd that wakes for each operation takes more time than all
+ * of them, the more so on a busy machine. */
+static void wake_all(void) {
+  for (dc__cu_stream stream = streams; stream != NULL; stream = stream->next) {
+    pthread_cond_signal(&stream->more);
+  }
+}
+
+void queue_progress(void) {
+  if (waiters != NULL) {
+    pthread_cond_broadcast(&progress);
+  }
+}
+
 /* With the queue_mutex held. What is waited for runs also while streams are held. */
 void queue_await(dc__cu_stream stream, const moment *m) {
   waiter w = {waiters, stream, m};
   waiters = &w;
-  pthread_cond_broadcast(&queue_progress);
+  if (held) {
+    wake_all();
+  }
   while (stream != NULL ? works(stream) : m != NULL ? m->on != NULL : any_works()) {
-    pthread_cond_wait(&queue_progress, &queue_mutex);
+    pthread_cond_wait(&progress, &queue_mutex);
   }
   waiter **link = &waiters;
   while (*link != &w) {
@@ -68,7 +84,7 @@ static void *work(void *arg) {
       break;
     }
     if (op == NULL || (held && !is_wanted(stream))) {
-      pthread_cond_wait(&queue_progress, &queue_mutex);
+      pthread_cond_wait(&stream->more, &queue_mutex);
       continue;
     }
     stream->head = op->next;
@@ -79,7 +95,7 @@ static void *work(void *arg) {
     free(op);
     pthread_mutex_lock(&queue_mutex);
     stream->busy = false;
-    pthread_cond_broadcast(&queue_progress);
+    queue_progress();
   }
   pthread_mutex_unlock(&queue_mutex);
   return NULL;
@@ -95,6 +111,7 @@ static dc__cu_stream open_stream(int device) {
   dc__cu_stream stream = calloc(1, sizeof *stream);
   stream->device = device;
   stream->tail = &stream->head;
+  pthread_cond_init(&stream->more, NULL);
   pthread_mutex_lock(&queue_mutex);
   stream->next = streams;
   streams = stream;
@@ -107,7 +124,7 @@ static dc__cu_stream open_stream(int device) {
 static void close_stream(dc__cu_stream stream) {
   pthread_mutex_lock(&queue_mutex);
   stream->ends = true;
-  pthread_cond_broadcast(&queue_progress);
+  pthread_cond_signal(&stream->more);
   pthread_mutex_unlock(&queue_mutex);
   pthread_join(stream->thread, NULL);
   pthread_mutex_lock(&queue_mutex);
@@ -117,6 +134,7 @@ static void close_stream(dc__cu_stream stream) {
   }
   *link = stream->next;
   pthread_mutex_unlock(&queue_mutex);
+  pthread_cond_destroy(&stream->more);
   free(stream);
   count_live(-1);
 }
@@ -152,7 +170,7 @@ void push(dc__cu_stream to, void (*run)(void *args), const void *args, size_t by
   memcpy(op->args, args, bytes);
   pthread_mutex_lock(&queue_mutex);
   append(stream->captures != NULL ? &stream->captures->tail : &stream->tail, op);
-  pthread_cond_broadcast(&queue_progress);
+  pthread_cond_signal(&stream->more);
   pthread_mutex_unlock(&queue_mutex);
 }
 
@@ -288,7 +306,7 @@ void cudasim_launch(void *stream) {
     memcpy(copy, op, sizeof *copy);
     append(&((dc__cu_stream)stream)->tail, copy);
   }
-  pthread_cond_broadcast(&queue_progress);
+  pthread_cond_signal(&((dc__cu_stream)stream)->more);
   pthread_mutex_unlock(&queue_mutex);
 }
 
@@ -298,6 +316,6 @@ void queue_reset(void) {
     free_graph(&graphs);
   }
   queue_spoiled = held = false;
-  pthread_cond_broadcast(&queue_progress);
+  wake_all();
   pthread_mutex_unlock(&queue_mutex);
 }

@@ -10,6 +10,7 @@ struct CUstream_st {
   dc__cu_stream next; /* all */
   operation *head, **tail;
   bool busy, ends;
+  pthread_cond_t more;       /* what its thread waits for: an operation, or that somebody waits for one that is held */
   int device;                /* or ANYBODY's */
   struct captured *captures; /* into this graph; NULL: not */
   pthread_t thread;
@@ -30,11 +31,11 @@ typedef struct moment {
 } moment;
 
 extern pthread_mutex_t queue_mutex; /* all of all streams and events */
-extern pthread_cond_t queue_progress;
-extern bool queue_spoiled; /* a capture, by what no capture allows */
+extern bool queue_spoiled;          /* a capture, by what no capture allows */
 
 /* With the mutex held. What is waited for runs also while streams are held; with neither all streams are waited for. */
 void queue_await(dc__cu_stream stream, const moment *m);
+void queue_progress(void);                    /* with the mutex held: those who wait look again */
 dc__cu_stream queue_of(dc__cu_stream stream); /* NULL is the default stream */
 
 #endif

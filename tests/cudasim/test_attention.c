@@ -2,6 +2,7 @@
  * masks, packed samples, dropout, rows without a key. On the simulated driver, or on a card (tests/card). */
 #include "harness.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "cudasim/there.h"
@@ -14,10 +15,11 @@ typedef struct sizes {
   int32_t mask;   /* 0 none, 1 of the type, 2 float32, 3 with samples that have no key */
   int32_t packed; /* lengths from 0 to longest */
   double dropout;
+  float least; /* what all keys of the first sample have in the mask; 0: mask says */
 } sizes;
 
 /* The tensors of one case, on the host and on the device. */
-enum { QKV, C, DC, DQKV, MASK, LSE, DELTA, DQ, OFFSETS, TENSORS };
+enum { QKV, C, DC, DQKV, MASK, SOFTMAX, DELTA, DQ, OFFSETS, TENSORS };
 typedef struct tensor {
   size_t bytes;
   void *host, *there;
@@ -69,6 +71,9 @@ static void fill_mask(const sizes *s) {
     if (s->mask == 3 && i / s->longest == 0) {
       values[i] = -INFINITY;
     }
+    if (s->least != 0 && i / s->longest == 0) {
+      values[i] = s->least;
+    }
   }
   dc__cast(tensors[MASK].host, s->mask == 1 ? s->dtype : DC_FLOAT32, values, DC_FLOAT32, count);
   free(values);
@@ -82,7 +87,7 @@ static void make_all(const sizes *s, int64_t tokens) {
   make(DC, (size_t)(tokens * hidden) * size);
   make(DQKV, (size_t)(3 * tokens * hidden) * size);
   make(MASK, (size_t)(s->batch * s->longest) * (s->mask == 1 ? size : sizeof(float)));
-  make(LSE, (size_t)(s->heads * tokens) * sizeof(float));
+  make(SOFTMAX, (size_t)(2 * s->heads * tokens) * sizeof(float));
   make(DELTA, (size_t)(s->heads * tokens) * sizeof(float));
   make(DQ, (size_t)(tokens * hidden) * sizeof(float));
   fill(QKV, s->dtype, 3 * tokens * hidden, 1, 2);
@@ -113,7 +118,8 @@ static void run_here(const sizes *s, const dc__layer_size *size, const dc__dropo
   assert_int_equal(dc_layer_create(cpu, &config, &layer), DC_OK);
   dc__layer_job job = {.layer = layer, .size = *size, .mask_dtype = s->mask == 1 ? s->dtype : DC_FLOAT32};
   job.mask = s->mask != 0 ? tensors[MASK].host : NULL;
-  dc__attention a = {.qkv = tensors[QKV].host, .c = tensors[C].host, .lse = tensors[LSE].host, .dropout = *dropout};
+  dc__attention a = {
+      .qkv = tensors[QKV].host, .c = tensors[C].host, .softmax = tensors[SOFTMAX].host, .dropout = *dropout};
   dc__attention_forward(&job, &a);
   a.dc = tensors[DC].host;
   a.dqkv = tensors[DQKV].host;
@@ -124,7 +130,7 @@ static void run_here(const sizes *s, const dc__layer_size *size, const dc__dropo
 }
 
 static void run_there(const sizes *s, const dc__layer_size *size, const dc__dropout *dropout) {
-  dc__cuda_attention_args a = {.qkv = tensors[QKV].there, .c = tensors[C].there, .lse = tensors[LSE].there};
+  dc__cuda_attention_args a = {.qkv = tensors[QKV].there, .c = tensors[C].there, .softmax = tensors[SOFTMAX].there};
   a.dc = tensors[DC].there;
   a.dqkv = tensors[DQKV].there;
   a.delta = tensors[DELTA].there;
@@ -188,24 +194,24 @@ static void compare(const sizes *s) {
   run_here(s, &size, &dropout);
   run_there(s, &size, &dropout);
   const double gate = s->dtype == DC_FLOAT32 ? 2e-6 : s->dtype == DC_FLOAT16 ? 2e-3 : 1.2e-2;
-  static const int outputs[] = {C, LSE, DQKV, DELTA};
+  static const int outputs[] = {C, SOFTMAX, DQKV, DELTA};
   for (size_t i = 0; i < DC__COUNT(outputs); i++) {
     const tensor *t = &tensors[outputs[i]];
-    const bool wide = outputs[i] == LSE || outputs[i] == DELTA;
+    const bool wide = outputs[i] == SOFTMAX || outputs[i] == DELTA;
     void *found = malloc(t->bytes);
     move(found, t->there, t->bytes);
-    if (outputs[i] == LSE) { /* the device's is of powers of two */
-      float *lse = found;
-      for (size_t j = 0; j < t->bytes / sizeof *lse; j++) {
-        lse[j] *= 0.693147181f;
+    if (outputs[i] == SOFTMAX) { /* the device's maxima are of powers of two, and end at the greatest float */
+      float *most = found;
+      for (size_t j = 0; j < t->bytes / sizeof *most / 2; j++) {
+        most[j] = s->least == 0 ? most[j] * 0.693147181f : ((const float *)t->host)[j];
       }
     }
     const double e = difference(found, t->host, wide ? DC_FLOAT32 : s->dtype, t->bytes);
     free(found);
     if (!(e < gate)) {
-      fail_msg("output %d differs by %g: %s, B %d, S %d, A %d, d %d, mask %d, packed %d, dropout %g", outputs[i], e,
-               dc_dtype_name(s->dtype), (int)s->batch, (int)s->longest, (int)s->heads, (int)s->d, (int)s->mask,
-               (int)s->packed, s->dropout);
+      fail_msg("output %d differs by %g: %s, B %d, S %d, A %d, d %d, mask %d, packed %d, dropout %g, least %g",
+               outputs[i], e, dc_dtype_name(s->dtype), (int)s->batch, (int)s->longest, (int)s->heads, (int)s->d,
+               (int)s->mask, (int)s->packed, s->dropout, (double)s->least);
     }
   }
   free_all();
@@ -214,15 +220,28 @@ static void compare(const sizes *s) {
 static void test_shapes(void **state) {
   (void)state;
   static const sizes cases[] = {
-      {1, 1, 1, 8, DC_FLOAT32, 0, 0, 0},      {2, 37, 2, 64, DC_BFLOAT16, 1, 0, 0.1},
-      {2, 70, 1, 40, DC_FLOAT16, 3, 0, 0},    {1, 129, 1, 128, DC_BFLOAT16, 2, 0, 0},
-      {3, 33, 1, 7, DC_BFLOAT16, 2, 0, 0.5},  {1, 65, 1, 96, DC_FLOAT16, 1, 0, 0.2},
-      {2, 33, 1, 16, DC_FLOAT32, 3, 0, 0.3},  {1, 20, 1, 128, DC_FLOAT32, 2, 0, 0},
-      {4, 40, 2, 32, DC_BFLOAT16, 0, 1, 0.1}, {5, 18, 1, 9, DC_FLOAT32, 0, 1, 0},
-      {1, 70, 1, 256, DC_BFLOAT16, 1, 0, 0},  {2, 18, 2, 129, DC_FLOAT16, 2, 0, 0.2},
-      {1, 35, 1, 200, DC_FLOAT32, 3, 0, 0.1}, {4, 17, 1, 264, DC_FLOAT16, 0, 1, 0},
-      {1, 9, 1, 131, DC_FLOAT32, 0, 0, 0},    {1, 150, 1, 64, DC_FLOAT16, 2, 0, 0.1},
-      {4, 130, 1, 56, DC_BFLOAT16, 3, 1, 0},  {2, 128, 1, 64, DC_BFLOAT16, 1, 0, 0.1},
+      {1, 1, 1, 8, DC_FLOAT32, 0, 0, 0, 0},      {2, 37, 2, 64, DC_BFLOAT16, 1, 0, 0.1, 0},
+      {2, 70, 1, 40, DC_FLOAT16, 3, 0, 0, 0},    {1, 129, 1, 128, DC_BFLOAT16, 2, 0, 0, 0},
+      {3, 33, 1, 7, DC_BFLOAT16, 2, 0, 0.5, 0},  {1, 65, 1, 96, DC_FLOAT16, 1, 0, 0.2, 0},
+      {2, 33, 1, 16, DC_FLOAT32, 3, 0, 0.3, 0},  {1, 20, 1, 128, DC_FLOAT32, 2, 0, 0, 0},
+      {4, 40, 2, 32, DC_BFLOAT16, 0, 1, 0.1, 0}, {5, 18, 1, 9, DC_FLOAT32, 0, 1, 0, 0},
+      {1, 70, 1, 256, DC_BFLOAT16, 1, 0, 0, 0},  {2, 18, 2, 129, DC_FLOAT16, 2, 0, 0.2, 0},
+      {1, 35, 1, 200, DC_FLOAT32, 3, 0, 0.1, 0}, {4, 17, 1, 264, DC_FLOAT16, 0, 1, 0, 0},
+      {1, 9, 1, 131, DC_FLOAT32, 0, 0, 0, 0},    {1, 150, 1, 64, DC_FLOAT16, 2, 0, 0.1, 0},
+      {4, 130, 1, 56, DC_BFLOAT16, 3, 1, 0, 0},  {2, 128, 1, 64, DC_BFLOAT16, 1, 0, 0.1, 0},
+  };
+  for (size_t i = 0; i < DC__COUNT(cases); i++) {
+    compare(&cases[i]);
+  }
+}
+
+/* A finite mask so large that all scores of a sample are rounded to it leaves its keys alike. */
+static void test_large_finite_masks(void **state) {
+  (void)state;
+  static const sizes cases[] = {
+      {2, 70, 1, 64, DC_FLOAT32, 2, 0, 0, -1e9f},       {2, 33, 1, 16, DC_FLOAT32, 1, 0, 0.3, -FLT_MAX},
+      {2, 130, 1, 64, DC_BFLOAT16, 1, 0, 0, -3.38e38f}, {2, 150, 1, 64, DC_FLOAT16, 2, 0, 0.1, -FLT_MAX},
+      {2, 40, 1, 128, DC_BFLOAT16, 2, 0, 0, -1e9f},     {2, 40, 1, 200, DC_FLOAT16, 2, 0, 0, -1e9f},
   };
   for (size_t i = 0; i < DC__COUNT(cases); i++) {
     compare(&cases[i]);
@@ -230,6 +249,6 @@ static void test_shapes(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_shapes)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_shapes), cmocka_unit_test(test_large_finite_masks)};
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -198,6 +198,36 @@ static void compare(const choice *c) {
   nothing_left();
 }
 
+/* Without tokens nothing is computed, and the gradients of weights are zeros, or stay what they were. */
+static void test_without_tokens(void **state) {
+  (void)state;
+  const choice cases[] = {{32, 2, 64, DC_BFLOAT16, 0, 1, -1, -1, DC_GELU_TANH, 0, 0, 0.1},
+                          {32, 2, 64, DC_BFLOAT16, DC_FLOAT32, -1, 1, 1, DC_GELU_TANH, 0, 0, 0}}; /* added to */
+  for (size_t i = 0; i < 2 * DC__COUNT(cases); i++) {
+    const choice *c = &cases[i % 2];
+    side s;
+    open_side(&s, "cuda", c);
+    void *before = elements(s.device, &s.g[0]);
+    const int64_t none[2] = {0, c->hidden};
+    s.x.shape = s.out.shape = s.dout.shape = s.dx.shape = none;
+    s.call.batch = 0;
+    s.call.stream = i < 2 ? s.stream : NULL;
+    forward(&s);
+    backward(&s);
+    assert_int_equal(dc_layer_inference(s.layer, &s.call, s.weights, &s.x, &s.out), DC_OK);
+    assert_int_equal(dc_stream_synchronize(s.stream, 0), DC_OK);
+    if (i % 2 == 0) {
+      memset(before, 0, bytes_of(&s.g[0]));
+    }
+    void *after = elements(s.device, &s.g[0]);
+    assert_memory_equal(after, before, bytes_of(&s.g[0]));
+    free(before);
+    free(after);
+    close_side(&s);
+    nothing_left();
+  }
+}
+
 /* The thread sanitizer makes kernels slow: some cases have to do for all, kernels and their
  * barriers being the same. */
 #ifdef CUDASIM_TSAN
@@ -334,7 +364,8 @@ static void test_refusals(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_against_the_cpu), cmocka_unit_test(test_dropout_masks),     cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_against_the_cpu), cmocka_unit_test(test_without_tokens),
+      cmocka_unit_test(test_dropout_masks),   cmocka_unit_test(test_refusals),
 #ifndef ON_CARD
       cmocka_unit_test(test_a_steady_step),   cmocka_unit_test(test_failures_are_told),
 #endif

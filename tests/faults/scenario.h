@@ -9,6 +9,7 @@
 typedef struct ending {
   dc_status first; /* the first failure that was met; DC_OK: none */
   dc_status last;  /* what ended the rank; DC_OK: it came to its end, and all values were right */
+  int made;        /* 0: the rank's group was not even made */
   char text[700];  /* of `last`, or what was wrong with the library's answer, which then begins with "wrong: " */
 } ending;
 

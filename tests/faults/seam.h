@@ -4,6 +4,7 @@
 #ifndef TESTS_FAULTS_SEAM_H
 #define TESTS_FAULTS_SEAM_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 typedef enum seam_kind {
@@ -22,6 +23,9 @@ extern const char *const seam_names[SEAM_KINDS];
 void seam_refuse(seam_kind kind, long n);
 /* Whether it was, and in which function. */
 const char *seam_refused(void); /* NULL: not yet */
+/* While the flag, which processes may share, is up, the library's clock goes ahead with each look at it, so that every
+ * deadline passes at once: whoever waits for a rank that will not come need not be waited for. NULL: never. */
+void seam_hurry(const atomic_bool *flag);
 /* Blocks, mappings and descriptors that the library holds. */
 long seam_held(void);
 

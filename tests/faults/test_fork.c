@@ -139,7 +139,7 @@ static int use_new(handles *old) {
 }
 
 static int in_child(handles *h) {
-  alarm(60); /* instead of a hang */
+  alarm(600); /* instead of a hang */
   if (use_inherited(h) != 0 || use_new(h) != 0) {
     return 1;
   }
@@ -185,7 +185,7 @@ static int run_rank_with_child(dc_comm *comm) {
 
 static dc_comm_options patient(void) {
   dc_comm_options options = DC_COMM_OPTIONS_INIT;
-  options.timeout_ns = INT64_C(30000000000);
+  options.timeout_ns = INT64_C(300000000000);
   return options;
 }
 

@@ -145,7 +145,7 @@ static void in_a_child(int (*body)(void)) {
   fflush(NULL);
   pid_t child = fork();
   if (child == 0) {
-    alarm(60);
+    alarm(600);
     int result = body();
     fflush(NULL);
     _exit(result);

@@ -49,7 +49,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   write_file(1, data + first + (end != NULL ? 1 : 0), end != NULL ? size - first - 1 : 0);
   dumps d;
   complaints = 0;
-  if (!dumps_read(NULL, folder, &d)) {
+  if (!dumps_read(NULL, "FOLDER", folder, &d)) {
     PROMISE(complaints == 1);
     return 0;
   }

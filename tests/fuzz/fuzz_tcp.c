@@ -3,12 +3,13 @@
  * past the deadline, write beside what was asked for or leave a descriptor open; a failure says why. Socket pairs stand
  * for the network. Includes what it tests, whose functions are its own. */
 #include "comm/tcp/rendezvous.c" /* NOLINT: it looks inside */
-#define watch watch_group        /* each has one */
+#define init init_group          /* NOLINT: as what it tests does */
 #include "comm/tcp/group.c"      /* NOLINT */
-#undef watch
+#undef init
 #include "comm/tcp/tcp.c" /* NOLINT */
 
 #include <dirent.h>
+#include <unistd.h>
 
 #include "fuzz.h"
 
@@ -29,19 +30,13 @@ static int32_t open_descriptors(void) {
 static dc__tcp_group *new_group(int32_t rank) {
   dc__tcp_group *group = calloc(1, sizeof *group);
   PROMISE(group != NULL);
-  atomic_init(&group->refs, 1);
-  pthread_mutex_init(&group->meeting, NULL);
-  pthread_mutex_init(&group->mutex, NULL);
   group->rank = rank;
   group->world = WORLD;
   group->timeout_ns = patience;
   snprintf(group->name, sizeof group->name, "fuzz");
-  group->listener = -1;
+  init_group(group);
   group->alarm = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  group->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  for (int32_t r = 0; r < WORLD; r++) {
-    group->control[r] = -1;
-  }
+  group->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   return group;
 }
 
@@ -60,7 +55,7 @@ static void send_to(int peer, const void *message, size_t size) {
 
 /* A message as it should be, or with a few of its bytes changed, or cut; or anything instead. */
 static void say(bytes *b, int peer, const void *message, size_t size) {
-  unsigned char raw[sizeof(dc__tcp_welcome)];
+  unsigned char raw[sizeof(dc__tcp_place) * DC__COMM_MAX_WORLD];
   uint8_t how = take_u8(b);
   PROMISE(size <= sizeof raw);
   memcpy(raw, message, size);
@@ -120,25 +115,40 @@ static void as_rank_0(bytes *b) {
   dc__tcp_group_release(h.group);
 }
 
+/* Rank 0's answers: that it heard the hello, if so, and how the meeting ended. */
 static void as_another(bytes *b) {
+  static const dc__tcp_address to = {"somewhere", 4000};
   dc__tcp_group *group = new_group(1);
-  dc__tcp_welcome said = {.status = (int32_t)take_count(b)}, word;
-  int peer, fd = connect_pair(&peer);
+  dc__tcp_welcome said = {.magic = DC__TCP_MAGIC, .status = (int32_t)take_count(b), .more = take_u8(b) & 1};
+  dc__tcp_place places[DC__COMM_MAX_WORLD] = {{.port = 4000}}, heard[DC__COMM_MAX_WORLD];
+  int peer;
+  guest g = {.group = group, .to = &to, .fd = connect_pair(&peer)};
   take(b, said.text, 8);
-  say(b, peer, &said, sizeof said);
+  for (int32_t i = 0; i < 2 && !g.met; i++) {
+    say(b, peer, &said, sizeof said);
+    said.more = 0;
+  }
+  say(b, peer, places, sizeof places);
   close(peer);
-  says_why(hear_host(group, fd, 0, &word));
-  close(fd);
+  says_why(hear_host(&g, 0, heard));
+  close(g.fd);
   dc__tcp_group_release(group);
 }
 
 /* ---- in a group ---- */
 
-static void give_notice(bytes *b, dc__tcp_group *group, int32_t r, int *peer) {
-  dc__tcp_notice notice = {.status = (int32_t)take_count(b)};
-  take(b, notice.text, 8);
+static void give_notices(bytes *b, dc__tcp_group *group, int32_t r, int *peer) {
   group->control[r] = connect_pair(peer);
-  for (int32_t i = take_u8(b) % 3; i > 0; i--) {
+  for (int32_t i = take_u8(b) % 4; i > 0; i--) {
+    dc__tcp_notice notice = {.kind = take_u8(b) % 5,
+                             .status = (int32_t)take_count(b),
+                             .rank = (int32_t)take_count(b),
+                             .mesh = take_u8(b) % 3,
+                             .question = take_u8(b) % 3,
+                             .seq = take_u8(b) % 3,
+                             .op = (int32_t)take_count(b),
+                             .ranks = {{take_u8(b)}}};
+    take(b, notice.text, 8);
     say(b, *peer, &notice, sizeof notice);
   }
 }
@@ -146,7 +156,7 @@ static void give_notice(bytes *b, dc__tcp_group *group, int32_t r, int *peer) {
 static void call(bytes *b, const dc__coll *coll, int peer, int32_t r) {
   struct dc__tcp_head head = {.seq = 1, .bytes = EACH * sizeof(float)};
   const float data[EACH] = {(float)r, (float)r};
-  dc__call_fill(&head.call, coll, WORLD, 0);
+  dc__call_fill(&head.call, coll, 0, WORLD, 0);
   say(b, peer, &head, sizeof head);
   send_to(peer, data, sizeof data);
 }
@@ -168,12 +178,13 @@ static void as_member(bytes *b) {
   dc__tcp_group *group = new_group(0);
   dc_comm *comm = NULL;
   int peers[WORLD], controls[WORLD];
+  group->meshes = group->joined = 1; /* the control mesh is there */
   for (int32_t r = 1; r < WORLD; r++) {
-    give_notice(b, group, r, &controls[r]);
-    knock(b, group, r, DC__TCP_CONTROL, &peers[r]);
+    give_notices(b, group, r, &controls[r]);
+    knock(b, group, r, DC__TCP_CONTROL + 1, &peers[r]);
     call(b, &coll, peers[r], r);
   }
-  PROMISE(start_watcher(group) == DC_OK);
+  PROMISE(dc__tcp_start_watcher(group) == DC_OK);
   for (int32_t r = 1; r < WORLD; r++) {
     close(controls[r]); /* and so the reason of an end is known at once */
   }

@@ -90,7 +90,7 @@ def main() -> int:
     share = max(1, arguments.seconds // (len(TARGETS) + len(PROGRAMS)))
     # The same inputs every time in `make test`, others in every long run.
     limits = [f"-runs={arguments.runs}", "-seed=1"] if alone else [f"-max_total_time={share}"]
-    results = [fuzz(target, limits, 300 if alone else share + 120) for target in TARGETS]
+    results = [fuzz(target, limits, 3600 if alone else share + 1200) for target in TARGETS]
     results += [] if alone else [random_programs(name, share) for name in PROGRAMS]
     print(f"{sum(results)} passed, {len(results) - sum(results)} failed")
     return 0 if all(results) else 1

@@ -104,6 +104,22 @@ static void test_25_nearest(void **state) {
   OK(dc_kron_nearest(linalg, &tw, &tfa, &tfb, &residual));
   OK(dc_kron(linalg, &tfa, &tfb, &tg));
   assert_true(residual < 1e-14 && largest_gap(whole, again, M * P * K * Q) < 1e-14);
+  for (int32_t power = -3; power <= 3; power++) { /* both halves of any power of two */
+    double scaled[M * P * K * Q];
+    double norms[2] = {0, 0};
+    dc_tensor tp = matrix(scaled, DC_FLOAT64, M * P, K * Q);
+    for (int64_t i = 0; i < M * P * K * Q; i++) {
+      scaled[i] = ldexp(whole[i], power);
+    }
+    OK(dc_kron_nearest(linalg, &tp, &tfa, &tfb, NULL));
+    for (int64_t i = 0; i < M * K; i++) {
+      norms[0] += fa[i] * fa[i];
+    }
+    for (int64_t i = 0; i < P * Q; i++) {
+      norms[1] += fb[i] * fb[i];
+    }
+    assert_true(fabs(norms[0] - norms[1]) < 1e-14 * norms[0]);
+  }
   /* diag(3, 3, 3, 4, 0 …) as blocks: the largest single block is not the best one */
   double blocks[64] = {0}, ba[16], bb[4];
   for (int64_t i = 0; i < 3; i++) {

@@ -13,7 +13,7 @@ static void test_09_shapes(void **state) {
             other = matrix(out, DC_FLOAT32, 2, 2), half = matrix(a, DC_FLOAT16, 2, 2);
   const int64_t apart[2] = {4, 2};
   FAILS(dc_matrix_power(linalg, &wide, 1, NULL, &to, NULL, 0), DC_E_SHAPE, "2 by 3, must be square");
-  FAILS(dc_matrix_power(linalg, &flat, 1, NULL, &to, NULL, 0), DC_E_SHAPE, "1 dimensions");
+  FAILS(dc_matrix_power(linalg, &flat, 1, NULL, &to, NULL, 0), DC_E_SHAPE, "1 dimension,");
   FAILS(dc_matrix_power(linalg, &four, 1, NULL, &to, NULL, 0), DC_E_SHAPE, "4 dimensions");
   FAILS(dc_matrix_power(linalg, &square, 1, NULL, &small, NULL, 0), DC_E_SHAPE, "1 rows, must have 2");
   FAILS(dc_matrix_power(linalg, &none, 1, NULL, &square, NULL, 0), DC_E_INVALID, "data is NULL");

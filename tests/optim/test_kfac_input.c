@@ -71,7 +71,7 @@ static void bad_layers(void **state) {
   FAILS(ADD(&layer, 0, w, -2), DC_E_NOT_FOUND, "bias = -2");
   FAILS(ADD(&layer, 0, w, wrong), DC_E_SHAPE, "bias");
   FAILS(ADD(&layer, 0, w, w), DC_E_SHAPE, "bias");
-  FAILS(ADD(&layer, 0, b, -1), DC_E_SHAPE, "dimensions");
+  FAILS(ADD(&layer, 0, b, -1), DC_E_SHAPE, "1 dimension, must have 2");
   FAILS(ADD(&layer, 0, c, -1), DC_E_SHAPE, "dimensions");
   FAILS(ADD(&conv, 0, w, -1), DC_E_SHAPE, "dimensions");
   FAILS(ADD(&layer, 0, nothing, -1), DC_E_SHAPE, "empty");

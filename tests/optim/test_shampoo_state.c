@@ -106,7 +106,7 @@ static void point_44_gradients_that_are_not_finite(void **state) {
     gradients_of(3, grads);
     grads[3][17] = bad[i];
     assert_int_equal(step_with(&m, grads, NULL), DC_E_NOT_FINITE);
-    SAYS("grads[3]");
+    SAYS("grads[3] times grad_scale is not finite, or not below 2^50");
     void *after = saved(m.optimizer, &again);
     assert_int_equal(bytes, again);
     assert_memory_equal(before, after, bytes);

@@ -71,6 +71,18 @@ static void step_weights(program *p, param *a, int64_t graph) {
   }
 }
 
+/* One tensor more than once, since its next content may come while a copy of the last one is there. */
+static void step_tensors(program *p) {
+  value *v = &p->values[pick(p, VALUES)];
+  for (uint64_t times = 1 + pick(p, 6); times > 0 && !broken(p); times--) {
+    if (pick(p, 3) == 0) {
+      offload(p, v);
+    } else {
+      reload(p, v);
+    }
+  }
+}
+
 static void step_rarely(program *p, param *a) {
   switch (pick(p, 5)) {
     case 0:
@@ -102,12 +114,7 @@ static void step(program *p) {
   } else if (kind < 8 || p->stage < 3) {
     step_gradients(p, a, graph);
   } else if (kind < 11) {
-    int64_t v = (int64_t)pick(p, VALUES);
-    if (pick(p, 3) == 0) {
-      offload(p, &p->values[v], v);
-    } else {
-      reload(p, &p->values[v], v);
-    }
+    step_tensors(p);
   } else {
     step_weights(p, a, graph);
   }
@@ -189,7 +196,13 @@ static void set_up(program *p) {
   for (int i = 0; i < VALUES; i++) {
     int32_t dtype = weight_types[pick(p, 7)];
     void *source = ground_new(TENSOR * dc_dtype_size(dtype));
-    p->values[i] = (value){.source = source, .dtype = dtype, .content = -1, .host = -1, .device = -1};
+    p->values[i] = (value){.graph = i == 2 ? OTHER_GRAPH : GRAPH, /* the last has the first one's number */
+                           .id = i % 2,
+                           .source = source,
+                           .dtype = dtype,
+                           .content = -1,
+                           .host = -1,
+                           .device = -1};
   }
   CHECK(p, !broken(p));
   OK(p, register_graphs(p, true, true));

@@ -1,6 +1,8 @@
 /* Gradients, and the graphs and buffers that change under them. */
 #include "program.h"
 
+static const int32_t float_types[] = {DC_FLOAT32, DC_BFLOAT16, DC_FLOAT16, DC_FLOAT64};
+
 void start_backward(program *p) {
   bool with_update = pick(p, 2) == 0;
   OK(p, dc_start_backward(p->ctx, with_update));
@@ -9,20 +11,26 @@ void start_backward(program *p) {
   }
   p->boundary = false;
   p->update = with_update;
+  for (int64_t i = 0; i < p->count && with_update && !broken(p); i++) {
+    if (p->params[i].unbound) {
+      new_grad_buffer(p, &p->params[i]);
+    }
+  }
 }
 
 void reduce(program *p, param *a, int64_t graph) {
-  void *memory = ground_new((size_t)a->numel * dc_dtype_size(a->grad_type));
-  touch *t = new_touch(p, memory, a->numel, a->grad_type, true, "the backward");
+  int32_t dtype = pick(p, 3) == 0 ? float_types[pick(p, 4)] : a->grad_type;
+  void *memory = ground_new((size_t)a->numel * dc_dtype_size(dtype));
+  touch *t = new_touch(p, memory, a->numel, dtype, true, "the backward");
   for (int64_t i = 0; i < a->numel; i++) {
     touch_values(t)[i] = gradient(p, p->r->rank, a->id, i);
   }
   on_caller(p, t);
-  dc_tensor g = flat(memory, &a->numel, a->grad_type);
+  dc_tensor g = flat(memory, &a->numel, dtype);
   OK(p, dc_reduce_grad(p->ctx, &g, graph, a->id));
-  on_caller(p, new_touch(p, memory, a->numel, a->grad_type, true, "what takes the gradient's memory next"));
+  on_caller(p, new_touch(p, memory, a->numel, dtype, true, "what takes the gradient's memory next"));
   if (!p->profiling) {
-    model_reduce(p, a);
+    model_reduce(p, a, dtype);
   }
   p->reductions++;
 }
@@ -31,6 +39,9 @@ static void look_at_gradients(program *p) {
   for (int64_t i = 0; i < p->count && !broken(p); i++) {
     param *a = &p->params[i];
     a->pending = false;
+    if (a->unbound) {
+      continue;
+    }
     dc_stream *caller = p->caller;
     p->caller = NULL; /* complete on the host after dc_end_backward */
     touch *look = new_touch(p, a->grad, a->unknown ? 0 : a->count, a->buffer_type, false, "a gradient");
@@ -46,14 +57,16 @@ static void look_at_gradients(program *p) {
 void end_backward(program *p) {
   int64_t graph = pick(p, 3) == 0 ? OTHER_GRAPH : GRAPH;
   OK(p, dc_end_backward(p->ctx, graph, (int32_t)pick(p, 2)));
+  model_end(p);
   for (int64_t i = 0; i < p->count && p->update; i++) {
     param *a = &p->params[i];
     bool member = graph == GRAPH || a->shared;
     a->has_grad = a->has_grad && (!member || a->shared);
   }
   p->boundary = p->boundary || p->update;
-  for (int i = 0; i < VALUES && graph == GRAPH; i++) {
-    p->values[i].device = -1;
+  for (int i = 0; i < VALUES; i++) {
+    value *v = &p->values[i];
+    v->device = v->graph == graph ? -1 : v->device;
   }
   look_at_gradients(p);
 }
@@ -78,21 +91,25 @@ dc_status register_graphs(program *p, bool first, bool second) {
 }
 
 void register_again(program *p) {
-  bool pending = false, sums = false, reset = pick(p, 2) == 0, other = pick(p, 2) == 0;
+  bool pending = false, reset = pick(p, 2) == 0, other = pick(p, 2) == 0;
   for (int64_t i = 0; i < p->count; i++) {
-    pending = pending || p->params[i].pending;
-    sums = sums || p->params[i].has_local;
+    pending = pending || p->params[i].pending || p->params[i].has_local || p->params[i].unbound;
   }
-  if (pending || (reset && sums)) {
+  if (pending) {
     return;
   }
   if (reset) {
     OK(p, dc_reset(p->ctx));
+  } else if (pick(p, 2) == 0) {
+    OK(p, dc_unregister_graph(p->ctx, other ? OTHER_GRAPH : GRAPH));
   }
   OK(p, register_graphs(p, reset || !other, reset || other));
-  for (int i = 0; i < VALUES && (reset || !other); i++) { /* they were the old graph's */
-    p->values[i].host = p->values[i].device = -1;
-    p->values[i].offload_waited = true; /* registering drains the streams */
+  for (int i = 0; i < VALUES; i++) {
+    value *v = &p->values[i];
+    if (reset || v->graph == (other ? OTHER_GRAPH : GRAPH)) { /* it was the old graph's */
+      v->host = v->device = -1;
+    }
+    v->offload_waited = true; /* registering drains the streams */
   }
 }
 
@@ -100,11 +117,16 @@ void new_grad_buffer(program *p, param *a) {
   if (a->pending) {
     return;
   }
+  a->unbound = p->stage == 1 && !p->update && !a->unbound;
+  a->has_grad = a->unknown = false;
+  memset(a->expected, 0, (size_t)a->numel * sizeof *a->expected);
+  if (a->unbound) {
+    OK(p, dc_update_param_grad_buffer(p->ctx, a->id, NULL, 0));
+    return;
+  }
   int64_t length = p->stage == 3 ? a->chunk : a->count;
   a->grad = ground_new((size_t)length * dc_dtype_size(a->buffer_type));
   dc_tensor grad = flat(a->grad, &length, a->buffer_type);
   OK(p, dc_update_param_grad_buffer(p->ctx, a->id, &grad, p->stage == 3 ? 0 : a->begin));
   sync_caller(p);
-  a->has_grad = a->unknown = false;
-  memset(a->expected, 0, (size_t)a->numel * sizeof *a->expected);
 }

@@ -8,14 +8,25 @@ uint64_t pick(program *p, uint64_t below) {
   return (z ^ (z >> 31)) % below;
 }
 
-/* Whole numbers that are exact in all types, int8 too. */
-double weight(int64_t id, int64_t version, int64_t i) {
-  return (double)((id * 31 + version * 13 + i * 7) % 61 - 30);
+double rounded(double x, int32_t dtype) {
+  bool small = x > -256 && x < 256 && x == (double)(int)x; /* in every floating-point type */
+  if (!small || dtype == DC_INT8) {
+    double raw;
+    ground_cast(&raw, dtype, &x, DC_FLOAT64, 1);
+    ground_cast(&x, DC_FLOAT64, &raw, dtype, 1);
+  }
+  return x;
 }
 
-/* Multiples of the world size, so that means are whole too. */
+/* Of a size that int8 has, with a third that each type rounds in its own way. */
+double weight(int64_t id, int64_t version, int64_t i) {
+  return (double)((id * 31 + version * 13 + i * 7) % 61 - 30) + 1.0 / 3;
+}
+
+/* Multiples of the world size, so that most means are whole; some of them large, so that sums round in 16 bits. */
 double gradient(const program *p, int32_t by, int64_t id, int64_t i) {
-  return (double)(((by * 5 + id * 3 + p->reductions * 11 + i * 2) % 5 - 2) * p->r->world);
+  int64_t scale = INT64_C(1) << (p->reductions * 5 + id) % 7;
+  return (double)(((by * 5 + id * 3 + p->reductions * 11 + i * 2) % 5 - 2) * p->r->world * scale);
 }
 
 double content(int64_t which, int64_t i) {
@@ -28,12 +39,23 @@ bool has_copy(const param *a) {
   return a->copies[0].state != NONE || a->copies[1].state != NONE || a->copies[2].state != NONE;
 }
 
+static bool is_float(int32_t dtype) {
+  return dtype == DC_FLOAT32 || dtype == DC_FLOAT64 || dtype == DC_FLOAT16 || dtype == DC_BFLOAT16;
+}
+
+/* Whether a copy in that type has every value of the shard's. */
+static bool holds_shard(const param *a, int t) {
+  return t == 0 ||
+         (is_float(a->types[t]) == is_float(a->types[0]) && dc_dtype_size(a->types[t]) > dc_dtype_size(a->types[0]));
+}
+
 void model_gather(program *p, param *a, int t) {
   copy *c = &a->copies[t];
   if (c->state == NONE || c->version != a->version) {
     c->from_shard = true;
     for (int other = 0; other < TYPES; other++) {
-      c->from_shard = c->from_shard && (a->copies[other].state == NONE || a->copies[other].version != a->version);
+      const copy *from = &a->copies[other];
+      c->from_shard = c->from_shard && (from->state == NONE || from->version != a->version || !holds_shard(a, other));
     }
     c->state = COMING;
     c->version = a->version;
@@ -49,9 +71,11 @@ void model_drop(program *p, param *a) {
     a->copies[t].state = NONE;
   }
   a->users = a->released = 0;
+  a->in_use = false;
 }
 
 void model_wait(program *p, param *a) {
+  a->in_use = true;
   for (int t = 0; t < TYPES; t++) {
     copy *c = &a->copies[t];
     if (c->state == COMING) {
@@ -66,35 +90,53 @@ void model_wait(program *p, param *a) {
 
 /* ---- gradients ---- */
 
-/* Up to which whole numbers a type has them all. */
-static double exact_to(int32_t dtype) {
-  return dtype == DC_BFLOAT16 ? 256 : dtype == DC_FLOAT16 ? 2048 : 16777216;
+/* The type that holds the values of both. */
+static int32_t type_of_both(int32_t a, int32_t b) {
+  return a == b ? a : a == DC_FLOAT64 || b == DC_FLOAT64 ? DC_FLOAT64 : DC_FLOAT32;
 }
 
-void model_reduce(program *p, param *a) {
-  bool locally = p->stage == 1 && !p->update;
-  int32_t world = p->r->world;
-  int32_t middle = a->expected_type == DC_DTYPE_NONE ? a->grad_type : a->expected_type;
-  bool rounded = a->has_local && a->local_rounded;
+/* What the ranks have in `local`, of a type, is averaged into the buffer. Sums over ranks are exact. */
+static void average(program *p, param *a, int32_t dtype) {
   for (int64_t i = 0; i < a->numel; i++) {
     double sum = 0;
-    for (int32_t by = 0; by < world; by++) {
-      double *own = &a->local[by * a->numel + i];
-      *own = (a->has_local ? *own : 0.0) + gradient(p, by, a->id, i);
-      rounded = rounded || *own > exact_to(middle) || *own < -exact_to(middle);
-      sum += *own;
+    for (int32_t by = 0; by < p->r->world; by++) {
+      sum += a->local[by * a->numel + i];
     }
-    double mean = sum / world;
-    if (!locally) {
-      a->expected[i] = a->has_grad ? a->expected[i] + mean : mean;
-      rounded = rounded || a->expected[i] > exact_to(a->buffer_type) || a->expected[i] < -exact_to(a->buffer_type);
+    double mean = rounded(sum / p->r->world, dtype == DC_FLOAT64 ? DC_FLOAT64 : DC_FLOAT32);
+    mean = rounded(mean, a->buffer_type);
+    a->expected[i] = a->has_grad ? rounded(a->expected[i] + mean, a->buffer_type) : mean;
+  }
+  a->unknown = a->unknown && a->has_grad;
+  a->has_grad = a->pending = true;
+  a->has_local = false;
+}
+
+void model_reduce(program *p, param *a, int32_t dtype) {
+  bool later = p->stage == 1 && !p->update;
+  dtype = a->expected_type != DC_DTYPE_NONE ? a->expected_type
+          : a->has_local                    ? type_of_both(a->local_type, dtype)
+                                            : dtype;
+  for (int64_t i = 0; i < a->numel; i++) {
+    for (int32_t by = 0; by < p->r->world; by++) {
+      double *own = &a->local[by * a->numel + i];
+      *own = rounded((a->has_local ? *own : 0.0) + gradient(p, by, a->id, i), dtype);
     }
   }
-  a->unknown = (a->unknown && (locally || a->has_grad)) || rounded; /* the model does not round */
-  a->has_grad = a->has_grad || !locally;
-  a->has_local = locally;
-  a->local_rounded = rounded;
-  a->pending = a->pending || !locally;
+  a->has_local = true;
+  a->local_type = dtype;
+  if (!later) {
+    average(p, a, dtype);
+  }
+}
+
+/* The end of a step averages what its last backward has not. */
+void model_end(program *p) {
+  for (int64_t i = 0; i < p->count && p->update; i++) {
+    param *a = &p->params[i];
+    if (a->has_local) {
+      average(p, a, a->local_type);
+    }
+  }
 }
 
 /* The step is left: what is not persistent is gone, and of gradients only the library knows which buckets were full. */
@@ -102,6 +144,7 @@ void model_abort(program *p) {
   for (int64_t i = 0; i < p->count; i++) {
     param *a = &p->params[i];
     a->users = a->released = 0;
+    a->in_use = false;
     if (!a->persistent) {
       model_drop(p, a);
     }

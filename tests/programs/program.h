@@ -1,6 +1,7 @@
 /* Random programs: each rank draws the same one from a seed, runs it on libdc, and keeps a model beside it, which says
- * what every value must be, one thing after the other, in float64. All values are exact in every type that holds them,
- * so they are compared bit for bit.
+ * what every value must be, one thing after the other. It computes in float64 and rounds where libdc rounds, so values
+ * are compared bit for bit. Weights have a third in them, which every type rounds otherwise, and sums of gradients
+ * outgrow the 16-bit types.
  *
  *   generator.c   what comes next, from the seed and what is legal now
  *   weights.c, tensors.c, gradients.c   the calls, and what the caller himself does with the memory
@@ -22,7 +23,7 @@
 enum {
   PARAMS = 4,
   TYPES = 3, /* in which a parameter is gathered: its own and two more */
-  VALUES = 2,
+  VALUES = 3,
   CONTEXTS = 2,
   TENSOR = 40,
   STEPS = 50,
@@ -62,7 +63,7 @@ typedef struct copy {
   copy_state state;
   int64_t version; /* of the weights it holds */
   int64_t gather;  /* the gather that brought it */
-  bool from_shard; /* not from a copy in another type */
+  bool from_shard; /* not from an exact copy in another type */
   const void *data;
 } copy;
 
@@ -72,9 +73,9 @@ typedef struct param {
   int32_t ndim;
   int32_t types[TYPES]; /* the shard's first */
   void *shard, *grad;
-  int32_t grad_type, buffer_type, expected_type; /* of gradients, of the buffer, in reductions */
+  int32_t grad_type, buffer_type, expected_type; /* of most gradients, of the buffer, in reductions */
   int64_t version;
-  bool persistent;
+  bool persistent, in_use; /* from a wait to the last release */
   int64_t users, released;
   copy copies[TYPES];
   bool reloaded;     /* the shard, since the last drop */
@@ -82,16 +83,21 @@ typedef struct param {
   bool has_grad, unknown, pending;
   double *expected; /* the whole gradient */
   double *local;    /* stage 1: each rank's sum, [rank * numel + i] */
-  bool has_local, local_rounded;
-  bool shared; /* in both graphs */
+  int32_t local_type;
+  bool has_local;
+  bool unbound; /* stage 1: without a buffer until the step's last backward */
+  bool shared;  /* in both graphs */
 } param;
 
 /* A tensor of the caller's that is offloaded and reloaded. */
 typedef struct value {
+  int64_t graph, id;
   void *source;
   int32_t dtype;
   int64_t content, host, device; /* which content each holds; -1: none */
   bool offload_waited, reload_waited;
+  bool stale;     /* offloaded anew since it was reloaded */
+  bool read_back; /* the device copy is being offloaded itself */
   const void *host_data, *device_data;
 } value;
 
@@ -133,6 +139,8 @@ static inline bool broken(const program *p) {
 
 uint64_t pick(program *p, uint64_t below);
 
+/* x as a value of a type. */
+double rounded(double x, int32_t dtype);
 double weight(int64_t id, int64_t version, int64_t i);
 double gradient(const program *p, int32_t by, int64_t id, int64_t i);
 double content(int64_t which, int64_t i);
@@ -141,7 +149,8 @@ bool has_copy(const param *a);
 void model_gather(program *p, param *a, int t);
 void model_drop(program *p, param *a);
 void model_wait(program *p, param *a);
-void model_reduce(program *p, param *a);
+void model_reduce(program *p, param *a, int32_t dtype);
+void model_end(program *p);
 void model_abort(program *p);
 
 /* ---- what the caller does himself, on his stream or on the host ---- */
@@ -165,8 +174,8 @@ void forget(program *p, param *a);
 void update_weights(program *p);
 void shard_to_device(program *p, param *a);
 
-void offload(program *p, value *v, int64_t id);
-void reload(program *p, value *v, int64_t id);
+void offload(program *p, value *v);
+void reload(program *p, value *v);
 
 void start_backward(program *p);
 void reduce(program *p, param *a, int64_t graph);

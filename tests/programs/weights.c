@@ -40,7 +40,7 @@ static void use(program *p, param *a) {
     if (c->state == READY) {
       touch *look = new_touch(p, c->data, a->numel, a->types[t], false, "a gathered weight");
       for (int64_t i = 0; i < a->numel; i++) {
-        touch_values(look)[i] = weight(a->id, c->version, i);
+        touch_values(look)[i] = rounded(rounded(weight(a->id, c->version, i), a->types[0]), a->types[t]);
       }
       on_caller(p, look);
     }
@@ -59,6 +59,7 @@ void release(program *p, param *a, int64_t graph) {
   a->users = users;
   if (++a->released == users) {
     a->users = a->released = 0;
+    a->in_use = false;
     if (!a->persistent) {
       model_drop(p, a);
     }
@@ -75,6 +76,7 @@ void take(program *p, param *a) {
   OK(p, dc_take_param(p->ctx, GRAPH, a->id, a->types[t], &buffer));
   CHECK(p, dc_buffer_data(buffer) == c->data);
   model_wait(p, a);
+  a->in_use = false;
   use(p, a);
   sync_caller(p); /* done reading */
   dc_buffer_release(buffer);
@@ -85,7 +87,7 @@ void persistence(program *p, param *a) {
   if (a->persistent) {
     OK(p, dc_clear_persistent(p->ctx, a->id));
     a->persistent = false;
-    if (a->users == 0) {
+    if (a->users == 0 && !a->in_use) {
       model_drop(p, a);
     }
     return;

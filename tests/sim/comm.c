@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/host.h"
+#include "comm/call.h"
 #include "kernels/kernels.h"
 #include "sim.h"
 
@@ -20,6 +20,7 @@ enum { CHANNELS = 64 };
 typedef struct part {
   dc__coll coll;
   uint64_t ranges[DC__COMM_GROUP];    /* hashes, because a rank may leave while others compare */
+  int32_t unplaced;                   /* of dc__call_unplaced, for the same reason */
   const void *copies[DC__COMM_GROUP]; /* what others read: the sender's memory, or copies of it */
   sim_clock posted, moved;
 } part;
@@ -130,6 +131,11 @@ static void meet(walk *w) {
                           " %s of parameter %" PRId64 ", or with other sizes",
                           head->rank, dc_op_name(mine->tag.op), mine->tag.id, r, dc_op_name(theirs->coll.tag.op),
                           theirs->coll.tag.id));
+    }
+  }
+  for (int32_t r = 0; r < head->world; r++) {
+    if (w->m->parts[r].unplaced >= 0) {
+      fail_group(dc__call_fail_unplaced(mine->items[w->m->parts[r].unplaced].id, r));
     }
   }
   w->pieces = w->moves = mine->count * (mine->kind == DC__COLL_GATHER ? head->world : 1);
@@ -261,6 +267,7 @@ static void call(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__tag *
   for (int32_t i = 0; i < count; i++) {
     w.m->parts[comm->rank].ranges[i] = dc__coll_ranges_hash(&items[i], comm->world);
   }
+  w.m->parts[comm->rank].unplaced = dc__call_unplaced(coll, comm->rank);
   static const char *const names[] = {NULL, "gather", "reduction", "broadcast", "barrier"};
   if (stream != NULL) {
     sim_push(stream, &(sim_work){ready, step, {names[kind], NULL, tag->id}}, &w, sizeof w);

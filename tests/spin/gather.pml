@@ -4,9 +4,10 @@
  *
  * Modelled, by name:
  *   dc__gather (gather_missing, open_copy, start), dc__gather_wait, dc__gather_release, dc__gather_take,
- *   dc__gather_drop, drop_copy                                             runtime/gather.c
+ *   dc__gather_drop, drop_copy                                             runtime/gather.c, copies.c
  *   set_persistent, clear_persistent, invalidate, clear_all, raise_version api/params.c
  *   abort_step                                                             api/context.c
+ *   dc__graph_register, of which DRAIN is what matters here                runtime/graphs.c
  *   dc__after_caller, dc__drain, dc__unless_passed                         runtime/context.c
  *   dc__arena_alloc, dc__arena_free (a block is used again after the events it was freed with)  device/arena.c
  * and what comm.h promises of a collective, which comm.pml shows: it moves when all ranks have come, and ends for a
@@ -26,12 +27,14 @@
  * Parameters: N, PARAMS, BLOCKS, QUEUE, MUTANT, and the bits ABORT, KEPT_FIRST (the first parameter was registered
  * persistent) and FEW (only the calls that ranks meet in); LIMIT is how many calls a rank makes, 0: no limit.
  */
-mtype = { NONE, NONE_KEPT, CURRENT, CURRENT_HALF, CURRENT_KEPT, CURRENT_KEPT_HALF,
-          STALE, STALE_HALF, STALE_KEPT, STALE_KEPT_HALF,
+mtype = { NONE, NONE_KEPT, CURRENT, CURRENT_USED, CURRENT_HALF, CURRENT_KEPT, CURRENT_KEPT_USED, CURRENT_KEPT_HALF,
+          STALE, STALE_USED, STALE_HALF, STALE_KEPT, STALE_KEPT_USED, STALE_KEPT_HALF,
           GATHER, WAIT, RELEASE_OF_2, RELEASE_OF_1, TAKE, UPDATE, INVALIDATE, CLEAR_ALL, KEEP, KEEP_NOT, ABORT_STEP,
-          USE, OK, STATE, INVALID };
+          USE, DRAIN, OK, STATE, INVALID };
 #define HAS(x) ((x) != NONE && (x) != NONE_KEPT)
-#define IS_CURRENT(x) ((x) == CURRENT || (x) == CURRENT_HALF || (x) == CURRENT_KEPT || (x) == CURRENT_KEPT_HALF)
+#define IS_CURRENT(x) \
+  ((x) == CURRENT || (x) == CURRENT_USED || (x) == CURRENT_HALF || \
+   (x) == CURRENT_KEPT || (x) == CURRENT_KEPT_USED || (x) == CURRENT_KEPT_HALF)
 #define TAG(p, v) ((p) * 3 + (v) + 1) /* versions count modulo 3: two at most are about */
 #define NOBODY 255
 
@@ -326,6 +329,7 @@ inline choose() {
   :: call = KEEP
   :: call = KEEP_NOT
   :: call = ABORT_STEP
+  :: call = DRAIN
 #endif
   fi
 }
@@ -343,7 +347,13 @@ inline perform() {
      :: else -> break
      od;
      p = 0
-  :: call == USE -> look_up(GATHER); carry_out()
+  :: call == DRAIN -> /* as registering a graph does: then the caller knows that nothing is under way */
+     synchronize();
+     awaited[0] = true;
+#if PARAMS > 1
+     awaited[1] = true
+#endif
+  :: call == USE -> look_up(GATHER); carry_out(); look_up(WAIT)
   :: call == UPDATE && MUTANT == 4 -> result = OK; before = s[p]; carry_out()
   :: else -> look_up(call); carry_out()
   fi;

@@ -1,25 +1,27 @@
-/* Gradients on their way through two buckets, on N ranks that make the same calls: each with a host thread, the
- * caller's stream, which copies a gradient into a slot, and the reduce stream. A bucket holds one gradient here, so
- * that each next one flushes it; the end of a backward may come after any of them, and the step goes on for ever.
+/* One parameter's gradients on their way through the buckets of two types, two each, on N ranks that make the same
+ * calls: each with a host thread, the caller's stream, which copies a gradient into a slot, and the reduce stream. A
+ * bucket holds one gradient here, so that the next one flushes it: one of its type needs room, one of the other type
+ * must not overtake it. The end of a backward comes after every third, and the step goes on for ever.
  *
  * Modelled, by name:
- *   dc__reduce_grad, open_slot, combine, flush, dc__reduce_finish   runtime/reduce.c
- *   dc__after_caller, dc__event_wait                                runtime/context.c, device.h
+ *   put_in_bucket, open_slot, combine, flush, dc__reduce_finish   runtime/reduce.c
+ *   dc__after_caller, dc__event_wait                              runtime/context.c, device.h
  * and of a collective what comm.h promises, as in gather.pml, where events are explained.
  *
  * Asserted: who reduces finds in every rank's slot the gradient that was meant, from beginning to end; when a backward
  * has ended, every gradient has arrived, in order. Spin adds: nobody waits for ever, and after a failure every rank
  * comes to its end (`ends`). Parameters: N, QUEUE, MUTANT, the bit ABORT; LIMIT is how many gradients, 0: no limit. */
 #define AT(r, i) ((r) * QUEUE + (i))
-#define SLOT(r, h) ((r) * 2 + (h))
+#define SLOT(r, h) ((r) * 4 + (h))
 #define NEXT(k) ((k) % 7 + 1) /* gradients count 1 to 7, and again: four at most are about */
+#define TYPE(k) ((k) == 2 || (k) == 6) /* of each; there are three of one type in a row, and every change of types */
 
 byte copy_half[N * QUEUE], copy_which[N * QUEUE], copy_left[N * QUEUE];
 byte copies[N]; /* length of the caller's stream */
 byte reduce_half[N * QUEUE], reduce_which[N * QUEUE], reduce_left[N * QUEUE];
 byte reductions[N];
-byte done[N * 2]; /* a bucket's latest reduction: tasks of the reduce stream before its end */
-byte slot[N * 2], arrived[N];
+byte done[N * 4]; /* a bucket's latest reduction: tasks of the reduce stream before its end */
+byte slot[N * 4], arrived[N];
 bit posted[N], moved[N];
 bool failed, ended[N];
 
@@ -63,8 +65,11 @@ inline pop_reduction() {
     :: i < QUEUE -> copy_left[AT(me, i)] = (copy_left[AT(me, i)] > 0 -> copy_left[AT(me, i)] - 1 : 0); i++
     :: else -> break
     od;
-    done[SLOT(me, 0)] = (done[SLOT(me, 0)] > 0 -> done[SLOT(me, 0)] - 1 : 0);
-    done[SLOT(me, 1)] = (done[SLOT(me, 1)] > 0 -> done[SLOT(me, 1)] - 1 : 0);
+    i = 0;
+    do
+    :: i < 4 -> done[SLOT(me, i)] = (done[SLOT(me, i)] > 0 -> done[SLOT(me, i)] - 1 : 0); i++
+    :: else -> break
+    od;
     i = 0
   }
 }
@@ -120,18 +125,19 @@ end:
   od
 }
 
-inline flush() {
+/* Of one type: its bucket is 2 * type + filling[type]. */
+inline flush(type) {
   if
-  :: filled ->
+  :: waits[type] != 0 ->
      reductions[me] < QUEUE;
      d_step {
-       reduce_half[AT(me, reductions[me])] = filling;
-       reduce_which[AT(me, reductions[me])] = which;
+       reduce_half[AT(me, reductions[me])] = 2 * type + filling[type];
+       reduce_which[AT(me, reductions[me])] = waits[type];
        reduce_left[AT(me, reductions[me])] = copies[me];
        reductions[me]++;
-       done[SLOT(me, filling)] = reductions[me];
-       filling = 1 - filling;
-       filled = false
+       done[SLOT(me, 2 * type + filling[type])] = reductions[me];
+       filling[type] = 1 - filling[type];
+       waits[type] = 0
      }
   :: else
   fi
@@ -140,32 +146,38 @@ inline flush() {
 /* A flush comes at the same gradient on every rank: the ends of backwards are at every third. */
 proctype host(byte me) {
   byte which, count, since;
-  bit filling;
-  bool filled;
+  bit filling[2];
+  byte waits[2]; /* by type: the gradient in the filling bucket; 0: none */
   do
   :: !failed && (LIMIT == 0 || count < LIMIT) ->
-     flush();
+     if
+     :: MUTANT != 6 -> flush((1 - TYPE(NEXT(which))))
+     :: else
+     fi;
+     flush(TYPE(NEXT(which)));
      copies[me] < QUEUE;
      d_step {
        which = NEXT(which);
-       copy_half[AT(me, copies[me])] = filling;
+       copy_half[AT(me, copies[me])] = 2 * TYPE(which) + filling[TYPE(which)];
        copy_which[AT(me, copies[me])] = which;
-       copy_left[AT(me, copies[me])] = done[SLOT(me, filling)];
+       copy_left[AT(me, copies[me])] = done[SLOT(me, 2 * TYPE(which) + filling[TYPE(which)])];
        copies[me]++;
-       filled = true;
+       waits[TYPE(which)] = which;
        since = (since + 1) % 3;
        count = (LIMIT > 0 -> count + 1 : 0)
      };
      if
      :: since == 0 -> /* dc__reduce_finish */
-        flush();
+        flush(0);
+        flush(1);
         reductions[me] == 0 || MUTANT == 3;
         assert(arrived[me] == which || failed)
      :: else
      fi
   :: failed || (LIMIT > 0 && count == LIMIT) -> break
   od;
-  flush();
+  flush(0);
+  flush(1);
   copies[me] == 0 && reductions[me] == 0;
   ended[me] = true
 }

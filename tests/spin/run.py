@@ -40,6 +40,10 @@ def reduce(what: str, flags: Tuple[str, ...], names: str, long: bool = False) ->
     return Run(what, "reduce", flags, names, long)
 
 
+def types(what: str, flags: Tuple[str, ...], names: str, long: bool = False) -> Run:
+    return Run(what, "types", flags, names, long)
+
+
 # Names that are left out are 0.
 RUNS = [
     comm("2 ranks, two communicators of two collectives in two rounds; no wake-up is lost", SAFETY,
@@ -59,6 +63,7 @@ RUNS = [
     gather("2 ranks, a failure at any time: everybody comes to an end", ENDS,
            "N=2 PARAMS=1 BLOCKS=1 QUEUE=2 LIMIT=1 FEW=1 ABORT=1"),
     gather("3 ranks, one call", SAFETY, "N=3 PARAMS=1 BLOCKS=1 QUEUE=2 LIMIT=1 FEW=1"),
+    types("gathers in three types, in any order, for ever", SAFETY, ""),
     reduce("2 ranks, gradients for ever", SAFETY, "N=2 QUEUE=2"),
     reduce("2 ranks, a failure at any time: everybody comes to an end", ENDS, "N=2 QUEUE=2 LIMIT=2 ABORT=1"),
     reduce("2 ranks, a failure at any time of a backward of three: everybody comes to an end", ENDS,
@@ -101,19 +106,22 @@ MUTANTS = [
     gather("a rank's shard is written while others gather it", SAFETY, TWO + " MUTANT=6"),
     gather("an abort is not forwarded to a gather under way", ENDS,
            "N=2 PARAMS=1 BLOCKS=1 QUEUE=2 LIMIT=1 FEW=1 ABORT=1 MUTANT=7"),
+    types("a gather casts any current copy", SAFETY, "MUTANT=1"),
     reduce("a slot is filled again before all have read it", SAFETY, "N=2 QUEUE=2 MUTANT=1"),
     reduce("a bucket is reduced before its copies are made", SAFETY, "N=2 QUEUE=2 MUTANT=2"),
     reduce("a backward ends before its gradients have arrived", SAFETY, "N=2 QUEUE=2 MUTANT=3"),
     reduce("a reduction ends before others have read", SAFETY, "N=2 QUEUE=2 MUTANT=4"),
     reduce("an abort is not forwarded to a reduction under way", ENDS, "N=2 QUEUE=2 LIMIT=3 ABORT=1 MUTANT=5"),
+    reduce("a gradient overtakes an earlier one of another type", SAFETY, "N=2 QUEUE=2 MUTANT=6"),
 ]
 
 ALL_NAMES = {
     "comm": ("GENS", "CALLS", "ROUNDS", "THREADS", "SLICES", "ABORT", "KILL", "MISMATCH", "MUTANT"),
     "gather": ("PARAMS", "BLOCKS", "QUEUE", "LIMIT", "ABORT", "KEPT_FIRST", "FEW", "MUTANT"),
     "reduce": ("QUEUE", "LIMIT", "ABORT", "MUTANT"),
+    "types": ("MUTANT",),
 }
-TABLES = {"comm": "comm_table.h", "gather": "param_table.h"}
+TABLES = {"comm": "comm_table.h", "gather": "param_table.h", "types": "type_table.h"}
 
 
 def search(run: Run) -> Tuple[str, int, Set[int], float]:
@@ -124,7 +132,7 @@ def search(run: Run) -> Tuple[str, int, Set[int], float]:
     with tempfile.TemporaryDirectory(prefix="libdc-spin-") as scratch:
         def step(*command: str) -> str:
             done = subprocess.run(command, cwd=scratch, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, text=True, timeout=560)
+                                  stderr=subprocess.STDOUT, text=True, timeout=3600)
             if done.returncode != 0 and command[0] != "./pan":
                 raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}")
             return done.stdout

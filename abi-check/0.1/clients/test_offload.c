@@ -56,6 +56,64 @@ static void test_tensors(void **state) {
   run_ranks((setup){.world = 2}, tensors, NULL);
 }
 
+/* A reload brings what was offloaded last, also when the copy of an earlier reload is still there. */
+static void newer_content(rank *r) {
+  enum { OTHER_GRAPH = 2, STEPS = 6 };
+  const int64_t count = 15;
+  float data[15];
+  dc_tensor a = flat(data, &count, DC_FLOAT32), out = DC_TENSOR_INIT;
+  dc_buffer *kept[STEPS];
+  dc_op_info info = {.struct_size = sizeof info};
+  dc_stream *stream = NULL;
+  if (*(const bool *)r->user) {
+    OK(r, dc_stream_create(r->device, &stream));
+    OK(r, dc_set_stream(r->ctx, stream));
+  }
+  OK(r, dc_register_graph_z3(r->ctx, GRAPH, NULL, 0));
+  OK(r, dc_register_graph_z3(r->ctx, OTHER_GRAPH, NULL, 0));
+  for (int step = 0; step < STEPS; step++) {
+    for (int i = 0; i < 15; i++) {
+      data[i] = value_of(step, i);
+    }
+    OK(r, dc_offload_tensor(r->ctx, &a, GRAPH, 5, &out));
+    OK(r, dc_wait_offload(r->ctx, NULL, GRAPH, 5, &out));
+    OK(r, stream != NULL ? dc_stream_synchronize(stream, 0) : DC_OK);
+    if (step == 2) {
+      continue; /* offloaded twice, reloaded once */
+    }
+    OK(r, dc_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, GRAPH, 5, 0, &info));
+    CHECK(r, info.device_bytes == 60);
+    OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 5, &out));
+    kept[step] = dc_buffer_retain(out.buffer);
+    CHECK(r, stats_of(r).reload_bytes == 60); /* the earlier copy is the caller's alone */
+    OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 5, &out));
+    CHECK(r, out.buffer == kept[step]); /* nothing is newer */
+    OK(r, dc_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, GRAPH, 5, 0, &info));
+    CHECK(r, info.device_bytes == 0);
+    OK(r, dc_wait_reload(r->ctx, NULL, GRAPH, 5, &out));
+    OK(r, stream != NULL ? dc_stream_synchronize(stream, 0) : DC_OK);
+    CHECK(r, ((float *)out.data)[7] == value_of(step, 7));
+    OK(r, step == 3 ? dc_end_backward(r->ctx, OTHER_GRAPH, 0) : DC_OK);
+  }
+  for (int step = 0; step < STEPS; step++) {
+    if (step != 2) {
+      CHECK(r, ((float *)dc_buffer_data(kept[step]))[7] == value_of(step, 7));
+      dc_buffer_release(kept[step]);
+    }
+  }
+  OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+  CHECK(r, stats_of(r).reload_bytes == 0);
+  OK(r, dc_set_stream(r->ctx, NULL));
+  dc_stream_destroy(stream);
+}
+
+static void test_newer_content(void **state) {
+  (void)state;
+  const bool with_a_stream[] = {false, true};
+  run_ranks((setup){.world = 1}, newer_content, &with_a_stream[0]);
+  run_ranks((setup){.world = 2}, newer_content, &with_a_stream[1]);
+}
+
 static void shards(rank *r) {
   sharded p;
   int64_t id = 2;
@@ -108,9 +166,38 @@ static void freeing(rank *r) {
   FAILS(r, dc_free_tensors(r->ctx, t, 8, 3, freed), DC_E_INVALID, "tensor_size = 8");
 }
 
+/* What is the context's goes back by other calls; what it has handed over is the caller's to free. */
+static void freeing_the_contexts(rank *r) {
+  sharded p;
+  const int64_t id = 4, fifteen = 15;
+  float data[15] = {0};
+  dc_tensor full = DC_TENSOR_INIT, host = DC_TENSOR_INIT, back = DC_TENSOR_INIT, a = flat(data, &fifteen, DC_FLOAT32);
+  dc_buffer *memory;
+  int32_t freed[4] = {-1, -1, -1, -1};
+  OK(r, register_sharded(r, &p, id, 10, 0));
+  OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
+  OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
+  OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, id));
+  OK(r, dc_offload_tensor(r->ctx, &a, GRAPH, 1, &host));
+  OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 1, &back));
+  OK(r, dc_wait_reload(r->ctx, NULL, GRAPH, 1, &back));
+  OK(r, dc_memory_alloc(r->ctx, 60, DC_MEMORY_DEVICE, &memory));
+  dc_tensor own = flat(dc_buffer_data(memory), &fifteen, DC_FLOAT32);
+  own.buffer = memory;
+  const dc_tensor list[4] = {full, host, back, own};
+  OK(r, dc_free_tensors(r->ctx, list, sizeof list[0], 4, freed));
+  CHECK(r, freed[0] == 0 && freed[1] == 0 && freed[2] == 1 && freed[3] == 1);
+  CHECK(r, stats_of(r).gathered_bytes > 0 && stats_of(r).reload_bytes == 0 && stats_of(r).offload_bytes == 60);
+  CHECK(r, ((float *)full.data)[9] == value_of(id, 9));
+  dc_buffer_release(memory);
+  OK(r, dc_release_param(r->ctx, NULL, GRAPH, id, 1));
+  free_sharded(&p);
+}
+
 static void test_freeing(void **state) {
   (void)state;
   run_ranks((setup){.world = 1, .config.free_activation_threshold = 4}, freeing, NULL);
+  run_ranks((setup){.world = 2, .config.free_activation_threshold = -1}, freeing_the_contexts, NULL);
 }
 
 static void memory(rank *r) {
@@ -154,8 +241,27 @@ static void dry_runs(rank *r) {
   CHECK(r, info.ndim == -1 && info.host == 1);
   FAILS(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, 11, 0, &info), DC_E_NOT_FOUND, "id = 11");
   FAILS(r, dc_dry_run(r->ctx, 99, GRAPH, id, 0, &info), DC_E_INVALID, "op = 99");
+  OK(r, dc_dry_run(r->ctx, DC_OP_RELOAD_PARAMETER, GRAPH, id, DC_DTYPE_NONE, &info));
+  CHECK(r, info.device_bytes == 20);
   dc_memory_stats after = stats_of(r);
   CHECK(r, memcmp(&before, &after, sizeof before) == 0); /* nothing happened */
+  /* What a gather would do depends on what is there. */
+  dc_tensor full = DC_TENSOR_INIT;
+  OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_BFLOAT16, &full));
+  OK(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_FLOAT64, &info));
+  CHECK(r, info.wire_bytes == 40 && info.device_bytes == 80); /* bfloat16 has not all of float32 */
+  OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
+  OK(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_FLOAT64, &info));
+  CHECK(r, info.wire_bytes == 0 && info.device_bytes == 80); /* a cast */
+  OK(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_DTYPE_NONE, &info));
+  CHECK(r, info.wire_bytes == 0 && info.device_bytes == 0);
+  OK(r, dc_dry_run(r->ctx, DC_OP_TAKE_PARAM, GRAPH, id, DC_DTYPE_NONE, &info));
+  CHECK(r, info.wire_bytes == 0 && info.device_bytes == 0);
+  OK(r, dc_reload_parameter(r->ctx, NULL, GRAPH, id));
+  OK(r, dc_dry_run(r->ctx, DC_OP_RELOAD_PARAMETER, GRAPH, id, DC_DTYPE_NONE, &info));
+  CHECK(r, info.device_bytes == 0);
+  OK(r, dc_unregister_graph(r->ctx, GRAPH));
+  OK(r, dc_unregister_param(r->ctx, id)); /* waits for the work that reads the shard */
   free_sharded(&p);
 }
 
@@ -199,8 +305,9 @@ static void test_traces(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_tensors), cmocka_unit_test(test_shards),   cmocka_unit_test(test_freeing),
-      cmocka_unit_test(test_memory),  cmocka_unit_test(test_dry_runs), cmocka_unit_test(test_traces),
+      cmocka_unit_test(test_tensors), cmocka_unit_test(test_newer_content), cmocka_unit_test(test_shards),
+      cmocka_unit_test(test_freeing), cmocka_unit_test(test_memory),        cmocka_unit_test(test_dry_runs),
+      cmocka_unit_test(test_traces),
   };
   return cmocka_run_group_tests_name("offload", tests, NULL, NULL);
 }

@@ -5,7 +5,9 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* What the ranks compare before a collective; the last word may differ. */
+#include "comm/call.h"
+
+/* What the ranks compare before a collective; the last two words may differ. */
 enum {
   PRINT_OP,
   PRINT_KIND,
@@ -17,6 +19,7 @@ enum {
   PRINT_HASH,
   PRINT_CAPTURED,
   PRINT_OWN,
+  PRINT_UNPLACED,
   PRINT_WORDS
 };
 
@@ -33,22 +36,8 @@ static void adopt(dc_comm *comm) {
 }
 
 static void fail_family(dc__external *self, dc_status status) {
-  dc__external_family *f = self->family;
-  pthread_mutex_lock(&f->mutex);
-  dc__failure_keep(&f->failure, status);
-  atomic_store_explicit(&f->failed, 1, memory_order_release);
-  pthread_mutex_unlock(&f->mutex);
+  dc__external_fail(self->family, status);
   adopt(&self->head);
-}
-
-dc_status dc__external_called(const dc__external *self, const dc__coll *coll, const char *callback, int32_t error) {
-  if (error == 0) {
-    return DC_OK;
-  }
-  char name[DC__COLL_TEXT];
-  dc__coll_describe_tag(name, coll->tag.op, coll->tag.id);
-  return dc__fail(DC_E_CALLBACK, "%s: the caller's %s returned %" PRId32 " on rank %" PRId32, name, callback, error,
-                  self->head.rank);
 }
 
 /* ---- the comparison ---- */
@@ -98,9 +87,11 @@ static dc_status compare(dc__external *self, const dc__coll *coll, uint64_t own,
   int64_t all[PRINT_WORDS * DC__COMM_MAX_WORLD];
   make_print(self, coll, mine);
   mine[PRINT_OWN] = (int64_t)own;
+  mine[PRINT_UNPLACED] = 1 + dc__call_unplaced(coll, self->head.rank);
   *same = true;
   const dc_comm_callbacks *c = &self->callbacks;
-  DC__TRY(dc__external_called(self, coll, "all_gather", c->all_gather(mine, all, PRINT_WORDS, DC_INT64, c->user)));
+  dc__external_enter(self, coll, "all_gather");
+  DC__TRY(dc__external_leave(self, coll, c->all_gather(mine, all, PRINT_WORDS, DC_INT64, c->user)));
   for (int32_t r = 1; r < self->head.world; r++) {
     const int64_t *other = &all[(size_t)r * PRINT_WORDS];
     *same = *same && other[PRINT_OWN] == all[PRINT_OWN];
@@ -117,6 +108,12 @@ static dc_status compare(dc__external *self, const dc__coll *coll, uint64_t own,
       const char *rest = strcmp(zero_text, other_text) == 0 ? ", which differ in graph, split or a later tensor" : "";
       return dc__fail(DC_E_MISMATCH, "rank %" PRId32 " called %s where rank 0 called %s%s", r, other_text, zero_text,
                       rest);
+    }
+  }
+  for (int32_t r = 0; r < self->head.world; r++) {
+    int64_t unplaced = all[(size_t)r * PRINT_WORDS + PRINT_UNPLACED];
+    if (unplaced > 0 && unplaced <= coll->count) {
+      return dc__call_fail_unplaced(coll->items[unplaced - 1].id, r);
     }
   }
   return DC_OK;
@@ -137,11 +134,25 @@ static dc_status run_kind(dc__external *self, const dc__coll *coll) {
   if (coll->kind == DC__COLL_BROADCAST) {
     size_t bytes = (size_t)coll->items[0].total;
     atomic_fetch_add(&self->head.wire_bytes, coll->root == self->head.rank ? 0 : coll->items[0].total);
-    return bytes == 0 ? DC_OK
-                      : dc__external_called(self, coll, "broadcast",
-                                            c->broadcast(coll->items[0].recv, bytes, coll->root, c->user));
+    if (bytes == 0) {
+      return DC_OK;
+    }
+    dc__external_enter(self, coll, "broadcast");
+    return dc__external_leave(self, coll, c->broadcast(coll->items[0].recv, bytes, coll->root, c->user));
   }
-  return dc__external_called(self, coll, "barrier", c->barrier(c->user));
+  dc__external_enter(self, coll, "barrier");
+  return dc__external_leave(self, coll, c->barrier(c->user));
+}
+
+/* False: the family has failed, since this thread is in a callback of this communicator. */
+static bool begin_turn(dc__external *self, const dc__coll *coll) {
+  dc_status status = dc__external_check_outside(self, coll);
+  if (status != DC_OK) {
+    fail_family(self, status);
+    return false;
+  }
+  pthread_mutex_lock(&self->turn);
+  return true;
 }
 
 static void end_turn(dc__external *self, dc_status status) {
@@ -153,15 +164,17 @@ static void end_turn(dc__external *self, dc_status status) {
 
 static void run(dc_comm *comm, const dc__coll *coll) {
   dc__external *self = (dc__external *)comm;
-  pthread_mutex_lock(&self->turn);
-  end_turn(self, run_kind(self, coll));
+  if (begin_turn(self, coll)) {
+    end_turn(self, run_kind(self, coll));
+  }
 }
 
 static bool agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
   dc__external *self = (dc__external *)comm;
-  bool same;
-  pthread_mutex_lock(&self->turn);
-  end_turn(self, compare(self, coll, word, &same));
+  bool same = false;
+  if (begin_turn(self, coll)) {
+    end_turn(self, compare(self, coll, word, &same));
+  }
   return same;
 }
 
@@ -173,17 +186,13 @@ static void abort_family(dc_comm *comm, const char *reason) {
   dc__external *self = (dc__external *)comm;
   fail_family(self, dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group%s%.300s", comm->rank,
                              reason != NULL ? ": " : "", reason != NULL ? reason : ""));
-  pthread_mutex_lock(&self->family->mutex);
-  for (dc__external *member = self->family->members; member != NULL; member = member->next) {
-    if (member->callbacks.abort != NULL) {
-      member->callbacks.abort(member->callbacks.user);
-    }
-  }
-  pthread_mutex_unlock(&self->family->mutex);
+  dc__external_abort(self->family);
 }
 
 static void release_family(dc__external_family *f) {
   if (atomic_fetch_sub(&f->refs, 1) == 1) {
+    dc__external_end_watchdog(f);
+    pthread_cond_destroy(&f->ends);
     pthread_mutex_destroy(&f->mutex);
     dc__free(f);
   }
@@ -243,6 +252,7 @@ static dc_status create(const dc_comm_callbacks *callbacks, dc__external_family 
   pthread_mutex_lock(&f->mutex);
   self->next = f->members;
   f->members = self;
+  pthread_cond_signal(&f->ends); /* it has a deadline of its own */
   pthread_mutex_unlock(&f->mutex);
   *comm = &self->head;
   return DC_OK;
@@ -254,12 +264,14 @@ static dc_status dup(dc_comm *comm, dc_comm **copy) {
   if (callbacks.dup == NULL) {
     return dc__fail(DC_E_UNSUPPORTED, "dc_comm_dup: the caller's table has no dup");
   }
+  dc__external_enter(self, NULL, "dup");
   int32_t error = callbacks.dup(self->callbacks.user, &callbacks.user);
+  dc_status late = dc__external_leave(self, NULL, error);
   if (error != 0) {
-    return dc__fail(DC_E_CALLBACK, "dc_comm_dup: the caller's dup returned %" PRId32 " on rank %" PRId32, error,
-                    comm->rank);
+    return late;
   }
-  dc_status status = create(&callbacks, self->family, comm->rank, comm->world, comm->timeout_ns, copy);
+  dc_status status =
+      late != DC_OK ? late : create(&callbacks, self->family, comm->rank, comm->world, comm->timeout_ns, copy);
   if (status != DC_OK && callbacks.destroy_user != NULL) {
     callbacks.destroy_user(callbacks.user);
   }
@@ -274,7 +286,14 @@ dc_status dc__comm_create_external(const dc_comm_callbacks *callbacks, int32_t r
   }
   atomic_init(&f->refs, 1);
   pthread_mutex_init(&f->mutex, NULL);
-  dc_status status = create(callbacks, f, rank, world, options->timeout_ns, comm);
+  dc_status status = dc__external_start_watchdog(f);
+  if (status != DC_OK) {
+    pthread_cond_destroy(&f->ends);
+    pthread_mutex_destroy(&f->mutex);
+    dc__free(f);
+    return status;
+  }
+  status = create(callbacks, f, rank, world, options->timeout_ns, comm);
   release_family(f);
   return status;
 }

@@ -4,27 +4,53 @@
 
 #include "comm/host.h"
 
-/* The copies of one communicator: a failure of one is a failure of all. */
+/* The copies of one communicator: a failure of one is a failure of all. A thread watches the deadlines of callbacks. */
 typedef struct dc__external_family {
   atomic_int refs;
   atomic_int failed;
-  pthread_mutex_t mutex;
+  pthread_mutex_t mutex; /* what follows, and the members' present calls */
+  pthread_cond_t ends;
+  bool ending;
+  pthread_t watchdog;
   dc__failure failure;
   struct dc__external *members;
 } dc__external_family;
+
+enum { DC__EXTERNAL_COLLECTIVE, DC__EXTERNAL_DUP, DC__EXTERNAL_CALLS };
+
+/* A callback that runs now. */
+typedef struct dc__external_call {
+  const char *name; /* NULL: none does */
+  int64_t since;
+  pthread_t thread;
+  int64_t id;
+  int32_t op; /* 0: dc_comm_dup */
+  bool late;
+} dc__external_call;
 
 typedef struct dc__external {
   struct dc_comm head;
   dc_comm_callbacks callbacks;
   dc__external_family *family;
   struct dc__external *next;
+  dc__external_call calls[DC__EXTERNAL_CALLS];
   pthread_mutex_t turn; /* one collective at a time; scratch */
   char *scratch[2];     /* packed send, packed recv */
   int64_t scratch_bytes[2];
 } dc__external;
 
-/* A callback's result as a status that names the operator. */
-dc_status dc__external_called(const dc__external *self, const dc__coll *coll, const char *callback, int32_t error);
+/* Makes the family fail with this thread's last error, unless it has failed. */
+void dc__external_fail(dc__external_family *family, dc_status status);
+
+/* calls.c: each callback is called between these two, of which the second makes its result a status. coll NULL: dup. */
+void dc__external_enter(dc__external *self, const dc__coll *coll, const char *callback);
+dc_status dc__external_leave(dc__external *self, const dc__coll *coll, int32_t error);
+/* DC_E_STATE on the thread that runs a callback of this communicator, which would wait for itself. */
+dc_status dc__external_check_outside(dc__external *self, const dc__coll *coll);
+/* Calls abort of all members. */
+void dc__external_abort(dc__external_family *family);
+dc_status dc__external_start_watchdog(dc__external_family *family);
+void dc__external_end_watchdog(dc__external_family *family);
 
 /* packed.c */
 dc_status dc__external_gather(dc__external *self, const dc__coll *coll);

@@ -68,7 +68,8 @@ dc_status dc__external_gather(dc__external *self, const dc__coll *coll) {
   int32_t dtype = common ? coll->items[0].dtype : DC_INT8;
   const dc_comm_callbacks *c = &self->callbacks;
   int64_t count = block / (int64_t)dc_dtype_size(dtype);
-  DC__TRY(dc__external_called(self, coll, "all_gather", c->all_gather(send, recv, count, dtype, c->user)));
+  dc__external_enter(self, coll, "all_gather");
+  DC__TRY(dc__external_leave(self, coll, c->all_gather(send, recv, count, dtype, c->user)));
   int64_t moved = 0;
   pos = 0;
   for (int32_t i = 0; i < coll->count; i++) {
@@ -155,7 +156,8 @@ static dc_status reduce_dtype(dc__external *self, const dc__coll *coll, int32_t 
   DC__TRY(need(self, 1, bytes, &recv));
   pack(self, coll, dtype, send);
   const dc_comm_callbacks *c = &self->callbacks;
-  DC__TRY(dc__external_called(self, coll, "reduce_scatter", c->reduce_scatter(send, recv, block, dtype, c->user)));
+  dc__external_enter(self, coll, "reduce_scatter");
+  DC__TRY(dc__external_leave(self, coll, c->reduce_scatter(send, recv, block, dtype, c->user)));
   unpack(self, coll, dtype, recv);
   return DC_OK;
 }

@@ -141,7 +141,7 @@ static void publish(const plan *p) {
   dc__local_slot *slot = dc__local_slot_of(self->group, self->channel, self->head.rank);
   dc__local_call *call = &slot->calls[self->calls & 1];
   uintptr_t base = self->group->bases[self->head.rank];
-  dc__call_fill(&call->call, &p->coll, self->head.world, p->word);
+  dc__call_fill(&call->call, &p->coll, self->head.rank, self->head.world, p->word);
   call->staged = p->staged;
   call->checked = p->checked;
   call->stage = (uint64_t)((uintptr_t)self->stage - base);

@@ -23,19 +23,19 @@ static int fill_file(int fd, size_t offset, size_t bytes) {
 }
 
 /* Past the limit the system would send SIGXFSZ, which ends processes that do not expect it. */
-static dc_status check_limit(size_t bytes) {
+static dc_status check_limit(const char *call, size_t bytes) {
   struct rlimit limit;
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur) {
     return DC_OK;
   }
   return dc__fail(DC_E_SYSTEM,
-                  "dc_comm_create_processes: a memory file of %zu bytes: the process's limit for files (ulimit -f) is "
-                  "%zu bytes (options.heap_bytes sets the file's size)",
-                  bytes, (size_t)limit.rlim_cur);
+                  "%s: a memory file of %zu bytes: the process's limit for files (ulimit -f) is %zu bytes "
+                  "(options.heap_bytes sets the heap's size)",
+                  call, bytes, (size_t)limit.rlim_cur);
 }
 
 dc_status dc__local_file_create(const char *label, size_t bytes, int *fd) {
-  DC__TRY(check_limit(bytes));
+  DC__TRY(check_limit("dc_comm_create_processes", bytes));
   int file = memfd_create(label, MFD_CLOEXEC);
   if (file < 0) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: no memory file: %s", strerror(errno));
@@ -49,14 +49,17 @@ dc_status dc__local_file_create(const char *label, size_t bytes, int *fd) {
   return DC_OK;
 }
 
-dc_status dc__local_file_map(int fd, size_t bytes, bool fill, void **base) {
-  if (fill && fill_file(fd, 0, bytes) != 0) {
-    return dc__fail(DC_E_NO_MEMORY, "dc_comm_create_processes: %zu bytes of shared memory: %s", bytes, strerror(errno));
+dc_status dc__local_file_map(const char *call, int fd, size_t offset, size_t bytes, bool fill, void **base) {
+  if (fill) {
+    DC__TRY(check_limit(call, offset + bytes));
   }
-  void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (fill && fill_file(fd, offset, bytes) != 0) {
+    return dc__fail(DC_E_NO_MEMORY, "%s: %zu bytes of shared memory: %s", call, bytes, strerror(errno));
+  }
+  void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, (off_t)offset);
   if (map == MAP_FAILED) {
-    return dc__fail(DC_E_NO_MEMORY, "dc_comm_create_processes: mapping %zu bytes: %s (options.heap_bytes limits it)",
-                    bytes, strerror(errno));
+    return dc__fail(DC_E_NO_MEMORY, "%s: mapping %zu bytes: %s (options.heap_bytes limits it)", call, bytes,
+                    strerror(errno));
   }
   *base = map;
   return DC_OK;
@@ -74,7 +77,7 @@ dc_status dc__local_heap_init(dc__local_heap *heap, size_t reserve) {
   dc_status status = dc__local_file_create("libdc-heap", heap->reserve, &heap->fd);
   if (status == DC_OK) {
     void *base = NULL;
-    status = dc__local_file_map(heap->fd, heap->reserve, false, &base);
+    status = dc__local_file_map("dc_comm_create_processes", heap->fd, 0, heap->reserve, false, &base);
     heap->base = base;
   }
   if (status != DC_OK) {

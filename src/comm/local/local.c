@@ -112,8 +112,8 @@ static dc_status create_thread(dc__local_control *control, int32_t rank, int64_t
 }
 
 dc_status dc__comm_create_threads(int32_t world, const dc_comm_options *options, dc_comm **comms) {
-  size_t bytes = dc__local_threads_bytes(world);
-  void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  size_t bytes = dc__local_control_bytes();
+  void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (map == MAP_FAILED) {
     return dc__fail(DC_E_NO_MEMORY, "dc_comm_create_threads: %zu bytes: %s", bytes, strerror(errno));
   }
@@ -130,9 +130,7 @@ dc_status dc__comm_create_threads(int32_t world, const dc_comm_options *options,
     dc__comm_release(comms[--made]);
     comms[made] = NULL;
   }
-  if (atomic_fetch_sub(&control->refs, 1) == 1) {
-    munmap(map, bytes);
-  }
+  dc__local_control_release(control);
   return status;
 }
 

@@ -45,6 +45,7 @@ typedef struct dc__local_slot {
   atomic_int reading;           /* other ranks' memory, now */
   atomic_int last_op;           /* for error texts; a call may be overwritten while others look */
   atomic_llong last_id;
+  atomic_llong waits; /* the number of the round that it waits for others to start, or to read if negative; 0: none */
   dc__local_call calls[2]; /* used in turn, for the reason that staging buffers are */
 } dc__local_slot;
 
@@ -57,6 +58,9 @@ typedef struct dc__local_channel {
 
 enum { DC__LOCAL_FINE = 0, DC__LOCAL_FAILING = 1, DC__LOCAL_FAILED = 2 };
 
+/* Channels come in segments, each made when all earlier channels are in use. Segment s has DC__LOCAL_CHANNELS << s. */
+enum { DC__LOCAL_CHANNELS = 32, DC__LOCAL_SEGMENTS = 20 };
+
 typedef struct dc__local_control {
   atomic_int refs; /* ranks as threads */
   atomic_int lock;
@@ -64,12 +68,20 @@ typedef struct dc__local_control {
   dc__failure failure; /* written by the one who moved failed from FINE to FAILING */
   int32_t world;
   atomic_int gone[DC__COMM_MAX_LOCAL]; /* ranks without a communicator of the group any more */
-  dc__local_channel channels[DC__COMM_MAX_DUPS];
-  _Alignas(64) dc__local_slot slots[]; /* channel * world + rank */
+  int32_t segments;                    /* made so far; guarded by the lock */
+  void *memory[DC__LOCAL_SEGMENTS];    /* of each segment, with threads; guarded by the lock */
 } dc__local_control;
 
-static inline size_t dc__local_control_bytes(int32_t world) {
-  return sizeof(dc__local_control) + sizeof(dc__local_slot) * DC__COMM_MAX_DUPS * (size_t)world;
+static inline int32_t dc__local_channels_in(int32_t segment) {
+  return DC__LOCAL_CHANNELS << segment;
+}
+
+static inline int32_t dc__local_first_channel(int32_t segment) {
+  return dc__local_channels_in(segment) - DC__LOCAL_CHANNELS;
+}
+
+static inline int32_t dc__local_segment_of(int32_t channel) {
+  return 31 - __builtin_clz((unsigned)(channel / DC__LOCAL_CHANNELS + 1));
 }
 
 /* Staging memory of a channel: two buffers, and for each the checksums of what it offers to every rank. */
@@ -77,11 +89,14 @@ static inline size_t dc__local_stage_bytes(size_t buffer, int32_t world) {
   return 2 * (buffer + sizeof(uint64_t) * DC__COMM_GROUP * (size_t)world);
 }
 
-/* With threads the ranks' staging memory follows; it takes no memory where it is not used. */
-static inline size_t dc__local_threads_bytes(int32_t world) {
-  return dc__local_control_bytes(world) +
-         dc__local_stage_bytes(DC__LOCAL_EAGER, world) * DC__COMM_MAX_DUPS * (size_t)world;
-}
+/* A segment as one rank has it mapped. */
+typedef struct dc__local_segment {
+  dc__local_slot *slots; /* (channel - first) * world + rank; the start of the mapping */
+  dc__local_channel *channels;
+  /* This rank's staging memory by channel, two buffers each. Slower ranks may still read it when this one is gone, so
+   * with processes it is never given back to the heap. NULL with threads: it lies behind the segment. */
+  char **stages;
+} dc__local_segment;
 
 /* ---- heap.c: this rank's shared memory ---- */
 
@@ -103,8 +118,9 @@ typedef struct dc__local_heap {
 
 /* A memory file of `bytes`, without memory yet. */
 dc_status dc__local_file_create(const char *label, size_t bytes, int *fd);
-/* fill: makes sure of the memory now, so that a full machine is an error here and no signal later. */
-dc_status dc__local_file_map(int fd, size_t bytes, bool fill, void **base);
+/* The file's bytes [offset, offset + bytes), in whole pages. fill: makes sure of the memory now, so that a full machine
+ * is an error here and no signal later; the file grows where it is shorter. call: for errors. */
+dc_status dc__local_file_map(const char *call, int fd, size_t offset, size_t bytes, bool fill, void **base);
 
 dc_status dc__local_heap_init(dc__local_heap *heap, size_t reserve); /* 0: threads */
 void dc__local_heap_destroy(dc__local_heap *heap);
@@ -128,12 +144,12 @@ typedef struct dc__local_group {
   int64_t dups;         /* communicators made so far; guarded by the control block's lock */
   atomic_int checksums; /* dc_comm_set_checksums */
   dc__local_control *control;
+  int control_fd;    /* of the control block and, behind it, the segments; -1 with threads */
+  atomic_int mapped; /* segments that this rank has: segments[s] is set before it counts */
+  dc__local_segment segments[DC__LOCAL_SEGMENTS];
   dc__local_heap heap;
   uintptr_t bases[DC__COMM_MAX_LOCAL]; /* where the ranks' heaps are mapped here; 0 with threads */
   size_t reserves[DC__COMM_MAX_LOCAL];
-  /* Staging memory by channel, two buffers each. Slower ranks may still read it when this one is gone, so with threads
-   * it lies behind the control block, and with processes it is never given back to the heap. */
-  char *stages[DC__COMM_MAX_DUPS];
   int pidfds[DC__COMM_MAX_LOCAL]; /* readable once the rank's process has ended; -1: cannot tell */
 } dc__local_group;
 
@@ -141,14 +157,35 @@ typedef struct dc__local_group {
 dc_status dc__local_group_create(int32_t rank, int32_t world, size_t reserve, int64_t timeout_ns,
                                  dc__local_group **out);
 void dc__local_group_release(dc__local_group *group);
+
+/* ---- channels.c: the control block's channels ---- */
+
+/* A control block's bytes, before the segments in its file. */
+static inline size_t dc__local_control_bytes(void) {
+  return (sizeof(dc__local_control) + DC__LOCAL_PAGE - 1) & ~(size_t)(DC__LOCAL_PAGE - 1);
+}
+
+/* Takes a reference away from a control block of threads; the last one unmaps it. */
+void dc__local_control_release(dc__local_control *control);
+/* Makes the group's next segment. The caller holds the lock, or nobody else has the control block yet. */
+dc_status dc__local_segment_add(dc__local_group *group);
+/* Drops this rank's view of the segments. */
+void dc__local_segments_close(dc__local_group *group);
 /* Two staging buffers of `bytes` for a channel of this rank. */
 dc_status dc__local_stage(dc__local_group *group, int32_t channel, size_t bytes, char **stage);
 /* The channel for this rank's next communicator: the same on all ranks, whatever channels are free where. */
 dc_status dc__local_channel_join(dc__local_group *group, int32_t *channel);
 void dc__local_channel_leave(dc__local_group *group, int32_t channel);
 
+/* How many channels this rank has mapped; its own communicators are on channels below. */
+static inline int32_t dc__local_channel_count(const dc__local_group *group) {
+  return dc__local_first_channel(atomic_load_explicit(&group->mapped, memory_order_acquire));
+}
+
 static inline dc__local_slot *dc__local_slot_of(const dc__local_group *group, int32_t channel, int32_t rank) {
-  return &group->control->slots[(size_t)channel * (size_t)group->world + (size_t)rank];
+  int32_t s = channel < DC__LOCAL_CHANNELS ? 0 : dc__local_segment_of(channel); /* most groups have only the first */
+  size_t place = (size_t)(channel - dc__local_first_channel(s)) * (size_t)group->world + (size_t)rank;
+  return &group->segments[s].slots[place];
 }
 
 /* descriptors.c: messages that carry file descriptors. */

@@ -3,6 +3,7 @@
  * Abstract sockets and memory files have no name in the file system and end with their processes. */
 #define _GNU_SOURCE /* ucred */
 #include "comm/local/rendezvous.h"
+#include "comm/escape.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -41,7 +42,7 @@ dc_status dc__local_map_peers(dc__local_group *group, const int *heaps) {
   for (int32_t r = 0; r < group->world; r++) {
     if (r != group->rank) {
       void *base = NULL;
-      DC__TRY(dc__local_file_map(heaps[r], group->reserves[r], false, &base));
+      DC__TRY(dc__local_file_map("dc_comm_create_processes", heaps[r], 0, group->reserves[r], false, &base));
       (void)madvise(base, group->reserves[r], MADV_DONTDUMP); /* a core file needs the own heap at most */
       group->bases[r] = (uintptr_t)base;
     }
@@ -53,8 +54,9 @@ dc_status dc__local_map_peers(dc__local_group *group, const int *heaps) {
 
 static dc_status fail_alone(const char *name, const dc__local_group *group) {
   return dc__fail(DC_E_TIMEOUT,
-                  "dc_comm_create_processes: group \"%s\": rank 0 of %" PRId32 " has not come after %.1f s", name,
-                  group->world, (double)group->timeout_ns / 1e9);
+                  "dc_comm_create_processes: group \"%s\": rank 0 of %" PRId32
+                  " has not come after %.1f s, or its group has formed already",
+                  name, group->world, (double)group->timeout_ns / 1e9);
 }
 
 static dc_status connect_to_host(const char *name, const dc__local_group *group, int64_t deadline, int *fd) {
@@ -118,6 +120,7 @@ static dc_status hear_host(const char *name, const dc__local_group *group, int f
                     got < 0 ? strerror(errno) : "another version of libdc");
   }
   message->text[sizeof message->text - 1] = '\0';
+  dc__escape(message->text, sizeof message->text, message->text, strlen(message->text));
   if (message->status == DC_OK) {
     return DC_OK;
   }
@@ -146,8 +149,10 @@ static dc_status unpack(dc__local_group *group, const dc__local_welcome *message
     }
   }
   void *map = NULL;
-  DC__TRY(dc__local_file_map(fds[0], dc__local_control_bytes(group->world), false, &map));
+  DC__TRY(dc__local_file_map("dc_comm_create_processes", fds[0], 0, dc__local_control_bytes(), false, &map));
   group->control = map;
+  group->control_fd = fds[0];
+  fds[0] = -1; /* kept */
   return dc__local_map_peers(group, heaps);
 }
 

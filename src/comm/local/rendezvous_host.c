@@ -22,7 +22,6 @@ typedef struct host {
   const char *name;
   dc__local_group *group;
   int listener;
-  int control;
   int heaps[DC__COMM_MAX_LOCAL]; /* -1: the rank has not come */
   guest guests[MAX_GUESTS];
   int32_t guest_count;
@@ -34,7 +33,7 @@ static void tell(const host *h, int fd, const dc__local_welcome *message) {
   int fds[DC__LOCAL_FDS];
   int32_t count = 0;
   if (message->status == DC_OK) {
-    fds[count++] = h->control;
+    fds[count++] = h->group->control_fd;
     for (int32_t r = 0; r < h->group->world; r++) {
       fds[count++] = h->heaps[r];
       if (message->has_pidfd[r]) {
@@ -207,13 +206,14 @@ static dc_status listen_as(host *h) {
 }
 
 static dc_status make_control(host *h) {
-  size_t bytes = dc__local_control_bytes(h->group->world);
-  DC__TRY(dc__local_file_create("libdc-control", bytes, &h->control));
+  dc__local_group *group = h->group;
+  size_t bytes = dc__local_control_bytes();
+  DC__TRY(dc__local_file_create("libdc-control", bytes, &group->control_fd));
   void *map = NULL;
-  DC__TRY(dc__local_file_map(h->control, bytes, true, &map));
-  h->group->control = map;
-  h->group->control->world = h->group->world;
-  return DC_OK;
+  DC__TRY(dc__local_file_map("dc_comm_create_processes", group->control_fd, 0, bytes, true, &map));
+  group->control = map;
+  group->control->world = group->world;
+  return dc__local_segment_add(group); /* the first ones: a full machine is the whole group's error */
 }
 
 static dc_status host_group(host *h) {
@@ -241,14 +241,13 @@ static dc_status host_group(host *h) {
 }
 
 dc_status dc__local_rendezvous_as_host(const char *name, dc__local_group *group, int64_t deadline) {
-  host h = {.name = name, .group = group, .listener = -1, .control = -1, .deadline = deadline};
+  host h = {.name = name, .group = group, .listener = -1, .deadline = deadline};
   for (int32_t r = 0; r < DC__COMM_MAX_LOCAL; r++) {
     h.heaps[r] = r == 0 ? group->heap.fd : -1;
   }
   dc_status status = host_group(&h);
   /* The listener first: a late comer is then refused, and may wait for another group of this name. */
   dc__local_close_all(&h.listener, 1);
-  dc__local_close_all(&h.control, 1);
   dc__local_close_all(h.heaps + 1, DC__COMM_MAX_LOCAL - 1);
   for (int32_t i = 0; i < h.guest_count; i++) {
     close(h.guests[i].fd);

@@ -49,7 +49,7 @@ static bool reached(dc__local_word *word, uint32_t seq) {
 /* ---- the group's failure ---- */
 
 static void wake_all(const dc__local_group *group) {
-  for (int32_t c = 0; c < DC__COMM_MAX_DUPS; c++) {
+  for (int32_t c = 0; c < dc__local_channel_count(group); c++) { /* who sleeps on others looks after a slice */
     for (int32_t r = 0; r < group->world; r++) {
       dc__local_slot *slot = dc__local_slot_of(group, c, r);
       if (atomic_load(&slot->posted.sleepers) > 0) {
@@ -124,7 +124,7 @@ static bool has_died(const dc__local_group *group, int32_t rank) {
 static void describe_rank(const dc__local_group *group, int32_t rank, char *text, size_t cap) {
   size_t used = (size_t)snprintf(text, cap, "rank %" PRId32 " last started", rank);
   const char *separator = " ";
-  for (int32_t c = 0; c < DC__COMM_MAX_DUPS; c++) {
+  for (int32_t c = 0; c < dc__local_channel_count(group); c++) {
     dc__local_slot *slot = dc__local_slot_of(group, c, rank);
     int32_t op = atomic_load_explicit(&slot->last_op, memory_order_relaxed);
     if (op != 0 && used < cap) {
@@ -139,27 +139,51 @@ static void describe_rank(const dc__local_group *group, int32_t rank, char *text
   }
 }
 
-static dc_status fail_late(const waiting *w) {
-  const dc__local_group *group = w->self->group;
-  dc__ranks late = {.count = 0};
-  int32_t first = -1;
+/* Those of a channel that have not posted, or not done, a round. */
+static void add_late(const dc__local_group *group, int32_t channel, int32_t but, uint32_t seq, bool posted,
+                     dc__rank_set *late) {
   for (int32_t r = 0; r < group->world; r++) {
-    if (r != group->rank && !reached(word_of(w, r), w->seq)) {
-      first = first < 0 ? r : first;
-      dc__ranks_add(&late, r);
+    dc__local_slot *slot = dc__local_slot_of(group, channel, r);
+    if (r != but && !reached(posted ? &slot->posted : &slot->done, seq)) {
+      dc__rank_set_add(late, r);
     }
   }
-  if (first < 0) {
+}
+
+static dc__rank_set waits_for(const void *context, int32_t rank) {
+  const dc__local_group *group = context;
+  dc__rank_set ranks = {{0}};
+  for (int32_t c = 0; c < dc__local_channel_count(group); c++) {
+    int64_t round = atomic_load_explicit(&dc__local_slot_of(group, c, rank)->waits, memory_order_relaxed);
+    if (round != 0) {
+      add_late(group, c, rank, (uint32_t)(round < 0 ? -round : round), round > 0, &ranks);
+    }
+  }
+  return ranks;
+}
+
+static dc_status fail_late(const waiting *w) {
+  const dc__local_group *group = w->self->group;
+  dc__rank_set lacking = {{0}};
+  add_late(group, w->self->channel, group->rank, w->seq, w->posted, &lacking);
+  if (dc__rank_set_is_empty(&lacking)) {
     return DC_OK; /* the last one came while we looked */
+  }
+  const dc__rank_set late = dc__ranks_late(group->rank, group->world, &lacking, waits_for, group);
+  const dc__ranks names = dc__ranks_of(&late, group->world);
+  int32_t first = 0;
+  while (!dc__rank_set_has(&late, first)) {
+    first++;
   }
   char name[DC__COLL_TEXT];
   char last[200];
   dc__coll_describe_tag(name, w->coll->tag.op, w->coll->tag.id);
   describe_rank(group, first, last, sizeof last);
+  bool reads = !w->posted && dc__rank_set_has(&lacking, first);
   return dc__fail(DC_E_TIMEOUT,
                   "rank %" PRId32 " waited %.1f s at %s (channel %" PRId32 ") for rank%s %s of %" PRId32 " %s; %s",
                   group->rank, (double)w->self->head.timeout_ns / 1e9, name, w->self->channel,
-                  late.count > 1 ? "s" : "", late.text, group->world, w->posted ? "to come" : "to read", last);
+                  names.count > 1 ? "s" : "", names.text, group->world, reads ? "to read" : "to come", last);
 }
 
 /* Why a wait for `rank` should end in an error, if so. Whether its process lives takes a system call: only after a
@@ -195,6 +219,9 @@ static dc_status sleep_until(const waiting *w, int32_t rank) {
   dc__local_word *word = word_of(w, rank);
   dc_status status = DC_OK;
   bool quiet = false;
+  /* For ranks that wait for this one: whom it waits for in turn. */
+  dc__local_slot *own = dc__local_slot_of(w->self->group, w->self->channel, w->self->head.rank);
+  atomic_store_explicit(&own->waits, w->posted ? (int64_t)w->seq : -(int64_t)w->seq, memory_order_relaxed);
   atomic_fetch_add(&word->sleepers, 1);
   while (status == DC_OK) {
     uint32_t value = atomic_load(&word->value);
@@ -208,6 +235,7 @@ static dc_status sleep_until(const waiting *w, int32_t rank) {
     }
   }
   atomic_fetch_sub(&word->sleepers, 1);
+  atomic_store_explicit(&own->waits, 0, memory_order_relaxed);
   return status;
 }
 

@@ -48,7 +48,7 @@ static void destroy(dc_comm *comm) {
     self->device->ops->stream_destroy(self->stream);
   }
   dc__device_release(self->device);
-  dc__comm_release(self->base);
+  dc__comm_disown(self->base);
   free_head(self);
 }
 
@@ -208,12 +208,7 @@ static dc_status take_base(dc_comm *comm, dc_comm **own) {
     return dc__fail(DC_E_UNSUPPORTED, "NCCL: ranks of this communicator (%s) cannot compare their calls",
                     base->ops->name);
   }
-  dc_status status = base->ops->dup(base, own);
-  if (status != DC_E_UNSUPPORTED || on_nccl) {
-    return status;
-  }
-  *own = dc__comm_retain(base); /* one group of the caller's: he must not use it beside us, and we have no second one */
-  return DC_OK;
+  return on_nccl ? base->ops->dup(base, own) : dc__comm_own("dc_comm_create_nccl", base, own);
 }
 
 dc_status dc__comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **copy) {
@@ -225,7 +220,7 @@ dc_status dc__comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **copy)
   DC__TRY(take_base(comm, &base));
   dc_status status = create(base, device, &self);
   if (status != DC_OK) {
-    dc__comm_release(base);
+    dc__comm_disown(base);
     return status;
   }
   status = open(self);

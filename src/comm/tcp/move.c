@@ -3,8 +3,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "comm/escape.h"
 #include "comm/parts.h"
-#include "comm/ranks.h"
 #include "comm/tcp/tcp.h"
 #include "kernels/kernels.h"
 
@@ -12,6 +12,8 @@ typedef struct plan {
   dc__tcp *self;
   const dc__coll *coll;
   bool moves;       /* data follow the calls */
+  bool agreed;      /* all calls came, and are the same */
+  bool asked;       /* the deadline is over, and the others have said what they do */
   uint64_t word;    /* that may differ from other ranks' */
   int64_t deadline; /* runs while nothing moves; 0: from the next pause on */
   char doing[DC__COLL_TEXT];
@@ -80,11 +82,15 @@ static void route(const plan *p, int32_t r, dc__tcp_flow *flow) {
 static dc_status prepare(const plan *p) {
   dc__tcp *self = p->self;
   dc__call call = {.word = 0}; /* without what a stack leaves between the fields */
-  dc__call_fill(&call, p->coll, self->head.world, p->word);
+  dc__call_fill(&call, p->coll, self->head.rank, self->head.world, p->word);
   if (p->moves && p->coll->kind == DC__COLL_REDUCE) {
     DC__TRY(need_scratch(self, part_bytes(p->coll, self->head.rank) * self->head.world + 1));
   }
   self->seq++;
+  atomic_store_explicit(&self->op, p->coll->tag.op, memory_order_relaxed);
+  atomic_store_explicit(&self->id, p->coll->tag.id, memory_order_relaxed);
+  atomic_store_explicit(&self->number, atomic_fetch_add(&self->group->calls, 1) + 1, memory_order_relaxed);
+  atomic_store_explicit(&self->reached, self->seq, memory_order_relaxed);
   for (int32_t r = 0; r < self->head.world; r++) {
     dc__tcp_flow *flow = &self->flows[r];
     flow->out_count = flow->in_count = flow->out_at = flow->in_at = 0;
@@ -120,11 +126,12 @@ static bool has_called(const dc__tcp_flow *flow) {
   return flow->heard == sizeof flow->theirs;
 }
 
-/* What is there of its head; false: the connection ended. */
+/* What is there of its head; false: the connection ended, errno says why, 0: it was closed. */
 static bool read_head(dc__tcp_flow *flow, bool *progress) {
   while (!has_called(flow)) {
     ssize_t got = recv(flow->fd, (char *)&flow->theirs + flow->heard, sizeof flow->theirs - flow->heard, MSG_DONTWAIT);
     if (got <= 0) {
+      errno = got == 0 ? 0 : errno;
       return got < 0 && may_try_again();
     }
     flow->heard += (size_t)got;
@@ -138,11 +145,11 @@ static bool has_left(const dc__tcp_flow *flow) {
 }
 
 /* Its last words may be there although nothing can be sent to it. */
-static dc_status lost(const plan *p, int32_t r) {
+static dc_status lost(const plan *p, int32_t r, int error) {
   dc__tcp_flow *flow = &p->self->flows[r];
   bool progress = false;
   (void)read_head(flow, &progress);
-  return dc__tcp_group_lost(p->self->group, r, has_left(flow), p->doing);
+  return dc__tcp_fail_lost(p->self, r, error, has_left(flow), p->doing);
 }
 
 static dc_status send_some(const plan *p, int32_t r, bool *progress) {
@@ -152,7 +159,7 @@ static dc_status send_some(const plan *p, int32_t r, bool *progress) {
                              .msg_iovlen = (size_t)(flow->out_count - flow->out_at)};
     ssize_t sent = sendmsg(flow->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0) {
-      return may_try_again() ? DC_OK : lost(p, r);
+      return may_try_again() ? DC_OK : lost(p, r, errno);
     }
     advance(flow->out, &flow->out_at, (size_t)sent);
     *progress = true;
@@ -162,7 +169,8 @@ static dc_status send_some(const plan *p, int32_t r, bool *progress) {
 
 static dc_status hear_head(const plan *p, int32_t r, bool *progress) {
   dc__tcp_flow *flow = &p->self->flows[r];
-  return read_head(flow, progress) && !has_left(flow) ? DC_OK : lost(p, r);
+  bool reads = read_head(flow, progress);
+  return reads && !has_left(flow) ? DC_OK : lost(p, r, errno);
 }
 
 static dc_status receive_some(const plan *p, int32_t r, bool *progress) {
@@ -171,7 +179,7 @@ static dc_status receive_some(const plan *p, int32_t r, bool *progress) {
     struct msghdr message = {.msg_iov = flow->in + flow->in_at, .msg_iovlen = (size_t)(flow->in_count - flow->in_at)};
     ssize_t got = recvmsg(flow->fd, &message, MSG_DONTWAIT);
     if (got <= 0) {
-      return got < 0 && may_try_again() ? DC_OK : lost(p, r);
+      return got < 0 && may_try_again() ? DC_OK : lost(p, r, got == 0 ? 0 : errno);
     }
     advance(flow->in, &flow->in_at, (size_t)got);
     *progress = true;
@@ -189,7 +197,11 @@ static dc_status compare(const plan *p) {
   for (int32_t r = 0; r < self->head.world; r++) {
     const struct dc__tcp_head *head = &self->flows[r].theirs;
     if (head->seq != self->seq || head->call.count < 0 || head->call.count > DC__COMM_GROUP) {
-      return dc__fail(DC_E_CORRUPT, "%s: what came from rank %" PRId32 " is no call of a collective", p->doing, r);
+      char said[64];
+      dc__escape(said, sizeof said, (const char *)head, 16);
+      return dc__fail(DC_E_CORRUPT,
+                      "%s: what came from rank %" PRId32 " is no call of a collective: it begins with \"%s\"", p->doing,
+                      r, said);
     }
     calls[r] = &head->call;
   }
@@ -205,67 +217,83 @@ static dc_status compare(const plan *p) {
   return DC_OK;
 }
 
-static dc_status fail_late(const plan *p) {
-  const dc__tcp *self = p->self;
-  dc__ranks late = {.count = 0};
-  bool come = true;
+/* Those whose call has not come; *called: all calls came, and those to whom or from whom data are still to go. */
+static dc__rank_set find_lacking(const dc__tcp *self, bool *called) {
+  dc__rank_set uncalled = {{0}}, open = {{0}};
+  *called = true;
   for (int32_t r = 0; r < self->head.world; r++) {
+    if (r != self->head.rank && !has_called(&self->flows[r])) {
+      dc__rank_set_add(&uncalled, r);
+      *called = false;
+    }
     if (r != self->head.rank && !has_ended(&self->flows[r])) {
-      come = come && has_called(&self->flows[r]);
-      dc__ranks_add(&late, r);
+      dc__rank_set_add(&open, r);
     }
   }
-  return dc__fail(DC_E_TIMEOUT, "rank %" PRId32 " waited %.1f s at %s for rank%s %s of %" PRId32 " to %s",
-                  self->head.rank, (double)self->head.timeout_ns / 1e9, p->doing, late.count > 1 ? "s" : "", late.text,
-                  self->head.world, come ? "send and read all of it" : "come");
+  return *called ? open : uncalled;
+}
+
+/* At the deadline the others say what they do, and then this rank looks once more at what has come. */
+static dc_status at_deadline(plan *p, const dc__rank_set *lacking, bool called) {
+  if (p->asked) {
+    return dc__tcp_fail_late(p->self, lacking, called, p->doing);
+  }
+  dc__rank_set all;
+  memset(&all, 0xff, sizeof all);
+  dc__tcp_ask(p->self, &all);
+  p->asked = true;
+  return DC_OK;
 }
 
 /* Until a connection has what this rank waits for, or the group fails: then what is there already is taken first, since
  * others may have failed in a later collective. */
-static dc_status pause_for(plan *p, bool agreed) {
+static dc_status pause_for(plan *p) {
   dc__tcp *self = p->self;
+  bool called;
   DC__TRY(dc__tcp_group_check(self->group));
   int32_t world = self->head.world;
   for (int32_t r = 0; r < world; r++) {
     const dc__tcp_flow *flow = &self->flows[r];
-    bool reads = !has_called(flow) || (agreed && flow->in_at < flow->in_count);
+    bool reads = !has_called(flow) || (p->agreed && flow->in_at < flow->in_count);
     short events = (short)((reads ? POLLIN : 0) | (flow->out_at < flow->out_count ? POLLOUT : 0));
     self->polls[r] = (struct pollfd){.fd = r == self->head.rank || events == 0 ? -1 : flow->fd, .events = events};
   }
   self->polls[world] = (struct pollfd){.fd = self->group->alarm, .events = POLLIN};
+  const dc__rank_set lacking = find_lacking(self, &called);
+  dc__tcp_wait_begin(&self->wait, &lacking);
   p->deadline = p->deadline != 0 ? p->deadline : dc__now_ns() + self->head.timeout_ns;
-  int ready = poll(self->polls, (nfds_t)world + 1, dc__milliseconds_to(p->deadline));
+  int ready = p->asked ? 0 : poll(self->polls, (nfds_t)world + 1, dc__milliseconds_to(p->deadline));
   if (ready < 0 && errno != EINTR) {
     return dc__fail(DC_E_SYSTEM, "%s: poll: %s", p->doing, strerror(errno));
   }
-  return ready != 0 || dc__now_ns() < p->deadline ? DC_OK : fail_late(p);
+  return ready != 0 || dc__now_ns() < p->deadline ? DC_OK : at_deadline(p, &lacking, called);
 }
 
 static dc_status exchange(plan *p) {
   dc__tcp *self = p->self;
-  bool agreed = false;
   for (;;) {
     bool progress = false, all = true, ended = true;
     for (int32_t i = 1; i < self->head.world; i++) { /* every rank begins with its neighbour */
       int32_t r = (self->head.rank + i) % self->head.world;
       DC__TRY(send_some(p, r, &progress));
       DC__TRY(hear_head(p, r, &progress));
-      if (agreed) {
+      if (p->agreed) {
         DC__TRY(receive_some(p, r, &progress));
       }
       all = all && has_called(&self->flows[r]);
       ended = ended && has_ended(&self->flows[r]);
     }
-    if (all && !agreed) {
+    if (all && !p->agreed) {
       DC__TRY(compare(p));
-      agreed = progress = true;
-    } else if (agreed && ended) {
+      p->agreed = progress = true;
+    } else if (p->agreed && ended) {
       return DC_OK;
     }
     if (progress) {
       p->deadline = 0;
+      p->asked = false;
     } else {
-      DC__TRY(pause_for(p, agreed));
+      DC__TRY(pause_for(p));
     }
   }
 }
@@ -312,7 +340,9 @@ static dc_status run(plan *p) {
   for (int32_t r = 0; r < self->head.world; r++) {
     bytes += r == self->head.rank ? 0 : (int64_t)sum_of(self->flows[r].in, 0, self->flows[r].in_count);
   }
-  DC__TRY(exchange(p));
+  dc_status status = exchange(p);
+  dc__tcp_wait_end(&self->wait);
+  DC__TRY(status);
   if (p->moves && p->coll->kind == DC__COLL_GATHER) {
     copy_own(p);
   } else if (p->moves && p->coll->kind == DC__COLL_REDUCE) {
@@ -333,7 +363,7 @@ void dc__tcp_leave(const dc__tcp *self) {
 
 static void end_turn(dc__tcp *self, dc_status status) {
   if (status != DC_OK) {
-    dc__tcp_group_fail(self->group, status, true);
+    dc__tcp_group_fail(self->group, status);
     dc__comm_fail(&self->head, dc__tcp_group_check(self->group));
   }
   pthread_mutex_unlock(&self->turn);

@@ -1,6 +1,7 @@
 /* Sockets of TCP. */
 #include "comm/tcp/socket.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -156,20 +157,72 @@ bool dc__tcp_send_all(int fd, const void *data, size_t bytes, int64_t deadline) 
   return true;
 }
 
-bool dc__tcp_receive_all(int fd, void *data, size_t bytes, int64_t deadline) {
-  char *at = data;
-  while (bytes > 0) {
-    ssize_t got = recv(fd, at, bytes, MSG_DONTWAIT);
-    if (got == 0) {
+bool dc__tcp_receive_all(int fd, void *data, size_t bytes, int64_t deadline, size_t *got) {
+  *got = 0;
+  while (*got < bytes) {
+    ssize_t part = recv(fd, (char *)data + *got, bytes - *got, MSG_DONTWAIT);
+    if (part == 0) {
       errno = 0;
       return false;
     }
-    if (got > 0) {
-      at += got;
-      bytes -= (size_t)got;
+    if (part > 0) {
+      *got += (size_t)part;
     } else if (errno != EINTR && (errno != EAGAIN || !wait_for(fd, POLLIN, deadline))) {
       return false;
     }
   }
   return true;
+}
+
+/* ---- for error texts ---- */
+
+void dc__tcp_address_text(const struct sockaddr *address, char text[DC__TCP_PEER]) {
+  char host[INET6_ADDRSTRLEN];
+  struct sockaddr_in6 six;
+  struct sockaddr_in four;
+  snprintf(text, DC__TCP_PEER, "an unknown address");
+  if (address->sa_family == AF_INET) {
+    memcpy(&four, address, sizeof four);
+  } else if (address->sa_family == AF_INET6) {
+    memcpy(&six, address, sizeof six);
+    if (!IN6_IS_ADDR_V4MAPPED(&six.sin6_addr)) {
+      if (inet_ntop(AF_INET6, &six.sin6_addr, host, sizeof host) != NULL) {
+        snprintf(text, DC__TCP_PEER, "[%s]:%d", host, ntohs(six.sin6_port));
+      }
+      return;
+    }
+    four.sin_port = six.sin6_port;
+    memcpy(&four.sin_addr, six.sin6_addr.s6_addr + 12, 4);
+  } else {
+    return;
+  }
+  if (inet_ntop(AF_INET, &four.sin_addr, host, sizeof host) != NULL) {
+    snprintf(text, DC__TCP_PEER, "%s:%d", host, ntohs(four.sin_port));
+  }
+}
+
+void dc__tcp_peer(int fd, char text[DC__TCP_PEER]) {
+  struct sockaddr_storage address = {0};
+  socklen_t length = sizeof address;
+  (void)getpeername(fd, (struct sockaddr *)&address, &length); /* one that is gone already has no address */
+  dc__tcp_address_text((const struct sockaddr *)&address, text);
+}
+
+void dc__tcp_error_text(int error, char text[DC__TCP_ERROR]) {
+  static const struct {
+    int error;
+    const char *name;
+  } names[] = {{ECONNRESET, "ECONNRESET"},     {EPIPE, "EPIPE"},
+               {ETIMEDOUT, "ETIMEDOUT"},       {ECONNABORTED, "ECONNABORTED"},
+               {EHOSTUNREACH, "EHOSTUNREACH"}, {ENETUNREACH, "ENETUNREACH"},
+               {ENETDOWN, "ENETDOWN"},         {EHOSTDOWN, "EHOSTDOWN"},
+               {ENETRESET, "ENETRESET"},       {ECONNREFUSED, "ECONNREFUSED"},
+               {ENOTCONN, "ENOTCONN"},         {EPROTO, "EPROTO"}};
+  for (size_t i = 0; i < DC__COUNT(names); i++) {
+    if (names[i].error == error) {
+      snprintf(text, DC__TCP_ERROR, "%s (%s)", names[i].name, strerror(error));
+      return;
+    }
+  }
+  snprintf(text, DC__TCP_ERROR, "errno %d (%s)", error, strerror(error));
 }

@@ -25,8 +25,16 @@ int dc__tcp_accept(int listener);
 bool dc__tcp_is_own(int error);
 void dc__tcp_close(int *fd); /* -1: not open */
 
+enum { DC__TCP_PEER = 64, DC__TCP_ERROR = 96 };
+/* "127.0.0.1:4000", "[::1]:4000": where the other side of a connection is. */
+void dc__tcp_peer(int fd, char text[DC__TCP_PEER]);
+void dc__tcp_address_text(const struct sockaddr *address, char text[DC__TCP_PEER]);
+/* "ECONNRESET (Connection reset by peer)". */
+void dc__tcp_error_text(int error, char text[DC__TCP_ERROR]);
+
 /* All of it, at most until the deadline: false with errno, which is 0 where the other side ended. */
 bool dc__tcp_send_all(int fd, const void *data, size_t bytes, int64_t deadline);
-bool dc__tcp_receive_all(int fd, void *data, size_t bytes, int64_t deadline);
+/* *got: how much came, also when it fails. */
+bool dc__tcp_receive_all(int fd, void *data, size_t bytes, int64_t deadline, size_t *got);
 
 #endif

@@ -4,22 +4,30 @@
 #include <inttypes.h>
 #include <string.h>
 
+static void drop(dc__tcp *self) {
+  if (self != NULL) {
+    dc__free(self->flows);
+    dc__free(self->polls);
+    dc__free(self->answers);
+    dc__free(self);
+  }
+}
+
 static void destroy(dc_comm *comm) {
   dc__tcp *self = (dc__tcp *)comm;
   /* After a failure that is the reason, which others may not have heard yet. */
   if (atomic_load(&self->group->failed) == 0) {
     dc__tcp_leave(self);
   }
+  dc__tcp_group_remove(self->group, self); /* before its connections end, of which others ask why */
   for (int32_t r = 0; r < comm->world; r++) {
     dc__tcp_close(&self->flows[r].fd);
   }
   dc__tcp_group_release(self->group);
-  dc__free(self->flows);
-  dc__free(self->polls);
   dc__free(self->scratch);
   pthread_mutex_destroy(&self->turn);
   dc__comm_head_destroy(comm);
-  dc__free(self);
+  drop(self);
 }
 
 static void poll_failure(dc_comm *comm) {
@@ -33,7 +41,7 @@ static void watch(dc_comm *comm) {
   dc__tcp_group *group = ((dc__tcp *)comm)->group;
   for (int32_t r = 0; r < group->world; r++) {
     if (atomic_load(&group->gone[r]) == DC__TCP_ENDED && atomic_load(&group->failed) == 0) {
-      dc__tcp_group_fail(group, dc__tcp_group_lost(group, r, false, "a collective of all"), true);
+      dc__tcp_group_fail(group, dc__tcp_fail_gone(group, r, "a collective of all"));
     }
   }
   poll_failure(comm);
@@ -42,7 +50,7 @@ static void watch(dc_comm *comm) {
 static void abort_group(dc_comm *comm, const char *reason) {
   dc_status status = dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group%s%.300s", comm->rank,
                               reason != NULL ? ": " : "", reason != NULL ? reason : "");
-  dc__tcp_group_fail(((dc__tcp *)comm)->group, status, true);
+  dc__tcp_group_fail(((dc__tcp *)comm)->group, status);
   poll_failure(comm);
 }
 
@@ -63,33 +71,35 @@ static const dc__comm_ops ops = {.name = "tcp",
 
 static dc_status make_mesh(dc__tcp_group *group, dc_comm **comm) {
   int fds[DC__COMM_MAX_WORLD];
+  size_t world = (size_t)group->world;
   dc__tcp *self = dc__calloc(1, sizeof *self);
-  dc__tcp_flow *flows = dc__calloc((size_t)group->world, sizeof *flows);
-  struct pollfd *polls = dc__calloc((size_t)group->world + 1, sizeof *polls);
-  dc_status status = self != NULL && flows != NULL && polls != NULL ? DC_OK : DC_E_NO_MEMORY;
-  if (status == DC_OK) {
-    status = dc__comm_head_init(&self->head, &ops, group->rank, group->world, group->timeout_ns);
+  if (self != NULL) {
+    self->flows = dc__calloc(world, sizeof *self->flows);
+    self->polls = dc__calloc(world + 1, sizeof *self->polls);
+    self->answers = dc__calloc(world, sizeof *self->answers);
   }
+  if (self == NULL || self->flows == NULL || self->polls == NULL || self->answers == NULL) {
+    drop(self);
+    return DC_E_NO_MEMORY;
+  }
+  dc_status status = dc__comm_head_init(&self->head, &ops, group->rank, group->world, group->timeout_ns);
   if (status == DC_OK) {
-    status = dc__tcp_mesh(group, dc__now_ns() + group->timeout_ns, fds);
+    status = dc__tcp_mesh(group, dc__now_ns() + group->timeout_ns, fds, &self->mesh);
     if (status != DC_OK) {
       dc__comm_head_destroy(&self->head);
     }
   }
   if (status != DC_OK) {
-    dc__free(self);
-    dc__free(flows);
-    dc__free(polls);
+    drop(self);
     return status;
   }
   for (int32_t r = 0; r < group->world; r++) {
-    flows[r].fd = fds[r];
+    self->flows[r].fd = fds[r];
   }
   atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
   pthread_mutex_init(&self->turn, NULL);
   self->group = group;
-  self->flows = flows;
-  self->polls = polls;
+  dc__tcp_group_add(group, self);
   *comm = &self->head;
   return DC_OK;
 }
@@ -98,18 +108,14 @@ static dc_status make_mesh(dc__tcp_group *group, dc_comm **comm) {
 static dc_status open_mesh(dc__tcp_group *group, dc_comm **comm) {
   dc_status status = make_mesh(group, comm);
   if (status != DC_OK) {
-    dc__tcp_group_fail(group, status, true); /* the others wait for this rank, or have what it has not */
+    dc__tcp_group_fail(group, status); /* the others wait for this rank, or have what it has not */
+    status = dc__tcp_group_check(group);
   }
   return status;
 }
 
 static dc_status dup_mesh(dc_comm *comm, dc_comm **copy) {
-  dc__tcp_group *group = ((dc__tcp *)comm)->group;
-  if (atomic_load(&group->refs) >= DC__COMM_MAX_DUPS) {
-    return dc__fail(DC_E_INVALID, "dc_comm_dup: the group has %d communicators already, which is the most",
-                    (int)DC__COMM_MAX_DUPS);
-  }
-  return open_mesh(group, copy);
+  return open_mesh(((dc__tcp *)comm)->group, copy);
 }
 
 dc_status dc__comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world,

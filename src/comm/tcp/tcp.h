@@ -2,7 +2,9 @@
  *
  * Rank 0 listens where the caller said and tells all ranks where each of them listens (rendezvous.c). A mesh is one
  * connection between any two ranks, made by the higher one (mesh.c): each communicator of the group has one for its
- * collectives, and the group has one more, by which a rank says that it failed or goes (group.c).
+ * collectives, and the group has one more, its control mesh. A thread of each rank, the watcher, reads the control mesh
+ * and answers newcomers (watcher.c). Over it ranks ask each other who is late (inquiry.c) and agree on one failure for
+ * all (failure.c).
  *
  * In a collective each rank sends everybody its call and, behind it, what that rank is to have. It reads all calls and
  * compares them before it reads any data (move.c), so nothing is written where ranks differ. Data go from the caller's
@@ -14,24 +16,28 @@
 #include <sys/uio.h>
 
 #include "comm/call.h"
+#include "comm/ranks.h"
 #include "comm/tcp/socket.h"
 
 enum {
-  DC__TCP_PROTOCOL = 1, /* raise it when a message changes */
+  DC__TCP_PROTOCOL = 2, /* raise it when a message changes */
   DC__TCP_NAME = 88,    /* of the group, zeros behind it */
   DC__TCP_TEXT = 512,
-  DC__TCP_MEETING = -1,  /* the mesh number of who wants rank 0's table */
-  DC__TCP_CONTROL = 0,   /* that of the group's own mesh */
+  DC__TCP_MEETING = -1,  /* the mesh number of a rank that wants rank 0's table */
+  DC__TCP_CONTROL = 0,   /* that of the control mesh */
   DC__TCP_PENDING = 256, /* connections that have not said who they are */
+  DC__TCP_AHEAD = 1024,  /* communicators that a rank may make before another one begins to */
   DC__TCP_LEAVES = 0,    /* in place of a call's number: the rank destroys this communicator, and maybe no other */
-  DC__TCP_GONE = 1,      /* a rank's last communicator went */
-  DC__TCP_ENDED = 2      /* its connection ended without a word */
+  DC__TCP_GONE = 1,      /* a rank destroyed its last communicator */
+  DC__TCP_ENDED = 2      /* its control connection ended without a word */
 };
 
-/* The first word of every connection. */
+#define DC__TCP_MAGIC "libdc/t" /* with its zero byte the first eight bytes of a connection, in both directions */
+
+/* The first message of every connection. */
 typedef struct dc__tcp_hello {
   char magic[8];
-  uint32_t order;    /* 1: who reads another number has another order of bytes */
+  uint32_t order;    /* 1; a machine with another order of bytes reads another number */
   uint32_t protocol; /* DC__TCP_PROTOCOL, and sizes of structs */
   int32_t rank;
   int32_t world;
@@ -47,20 +53,58 @@ typedef struct dc__tcp_place {
   int32_t here; /* 1: on rank 0's machine; the address is that by which rank 0 was reached */
 } dc__tcp_place;
 
-/* Rank 0's answer to DC__TCP_MEETING. */
+/* Rank 0's answer to DC__TCP_MEETING: at once that it heard the hello, and later how the meeting ended. Behind the last
+ * answer of a meeting that succeeded come the places of DC__COMM_MAX_WORLD ranks. */
 typedef struct dc__tcp_welcome {
+  char magic[8];
   int32_t status;
-  int32_t reserved;
+  int32_t more; /* 1: rank 0 waits for other ranks, and will say more */
   char text[DC__TCP_TEXT];
-  dc__tcp_place places[DC__COMM_MAX_WORLD];
 } dc__tcp_welcome;
 
-/* What goes over the group's own mesh. */
+/* What goes over the control mesh. */
+enum dc__tcp_notice_kind {
+  DC__TCP_GOES = 1, /* the rank destroys its last communicator */
+  DC__TCP_FAILURE,  /* why the group fails, says this rank or one that it heard: its vote */
+  DC__TCP_QUESTION, /* has the receiver come to a collective? */
+  DC__TCP_ANSWER
+};
+
 typedef struct dc__tcp_notice {
-  int32_t status; /* DC_OK: the rank's last communicator goes */
+  int32_t kind;
+  int32_t status;   /* FAILURE: of it; ANSWER: enum dc__tcp_state */
+  int32_t rank;     /* FAILURE: whose it was first */
+  int32_t mesh;     /* QUESTION: whose collective */
+  int64_t question; /* QUESTION and ANSWER: its number */
+  uint64_t seq;     /* QUESTION: the collective's number */
+  int64_t id;       /* ANSWER: the rank's latest collective, or that in which it waits: parameter */
+  int32_t op;       /* ... and operator; 0: none yet */
   int32_t reserved;
+  dc__rank_set ranks; /* FAILURE: those that answer no question; ANSWER: those that the rank waits for */
   char text[DC__TCP_TEXT];
 } dc__tcp_notice;
+
+/* What a rank says of a collective that others wait for it at. */
+enum dc__tcp_state {
+  DC__TCP_SILENT = 0, /* no answer */
+  DC__TCP_AWAY,       /* not there, and does not wait elsewhere */
+  DC__TCP_ELSEWHERE,  /* waits for other ranks in another collective */
+  DC__TCP_CAME,       /* there, or past it */
+  DC__TCP_LEFT        /* it destroyed the communicator */
+};
+
+typedef struct dc__tcp_answer {
+  int32_t state;
+  int32_t op;
+  int64_t id;
+  dc__rank_set waits_for;
+} dc__tcp_answer;
+
+/* For whom a rank waits, for its watcher to tell. */
+typedef struct dc__tcp_wait {
+  atomic_int waits;
+  atomic_ullong ranks[DC__RANK_WORDS];
+} dc__tcp_wait;
 
 /* A connection that said its hello before its mesh was asked for. */
 typedef struct dc__tcp_early {
@@ -75,29 +119,48 @@ typedef struct dc__tcp_pending {
   size_t heard[DC__TCP_PENDING];
   dc__tcp_hello hellos[DC__TCP_PENDING];
   int32_t count;
+  int64_t strangers; /* sent away so far */
+  char last[160];    /* where the last of them came from, and what it was */
 } dc__tcp_pending;
 
 typedef struct dc__tcp_group {
-  atomic_int refs; /* communicators */
+  atomic_int refs;     /* communicators */
+  atomic_ullong calls; /* collectives that they started */
   int32_t rank;
   int32_t world;
   int64_t timeout_ns;
+  int64_t formed; /* when; 0: not yet */
   char name[DC__TCP_NAME];
   int listener;
   dc__tcp_place places[DC__COMM_MAX_WORLD];
-  pthread_mutex_t meeting; /* one mesh at a time */
+  pthread_mutex_t meeting; /* one mesh at a time; guards what follows, to early_count */
   int32_t meshes;          /* made so far */
-  dc__tcp_pending pending; /* from mesh to mesh: who is slow to say his hello may be a rank that is ahead */
+  dc__tcp_pending pending; /* from mesh to mesh: one that is slow to say its hello may be a rank that is ahead */
   dc__tcp_early *early;    /* of ranks that make several communicators while this one is busy elsewhere */
   int64_t early_room;
   int32_t early_count;
+  dc__tcp_wait joining;            /* for whom this rank waits in a mesh that it makes */
   int control[DC__COMM_MAX_WORLD]; /* -1: none */
   int alarm;                       /* readable from the group's failure on */
-  int stop;                        /* ends the watcher */
+  int wake;                        /* tells the watcher that a mesh was made, or that it ends */
+  atomic_int ends;                 /* 1: the watcher */
   bool watched;
   pthread_t watcher;
-  atomic_int gone[DC__COMM_MAX_WORLD]; /* DC__TCP_GONE, DC__TCP_ENDED; 0: there */
-  pthread_mutex_t mutex;               /* failure, and who writes notices */
+  atomic_int gone[DC__COMM_MAX_WORLD];  /* DC__TCP_GONE, DC__TCP_ENDED; 0: there */
+  atomic_int error[DC__COMM_MAX_WORLD]; /* DC__TCP_ENDED: errno; 0: the other side closed the connection */
+  pthread_mutex_t asking;               /* one question at a time */
+  pthread_mutex_t mutex;                /* all below, and who writes notices */
+  pthread_cond_t news;                  /* a notice, the end of a connection, the failure */
+  bool deaf[DC__COMM_MAX_WORLD];        /* a notice could not be sent to it */
+  struct dc__tcp *members;              /* communicators */
+  int32_t joined;                       /* the number of the next mesh that gets one */
+  int64_t question;                     /* the number of the last one */
+  dc__tcp_answer *answers;              /* of the one that is asked now, by rank; NULL: none is */
+  bool voted;                           /* this rank has said how the group fails */
+  dc__tcp_notice vote;                  /* the best that this rank heard or said */
+  dc__rank_set votes;                   /* of whom it has heard one */
+  dc__rank_set silent;                  /* who did not answer the last question */
+  int64_t settled_by;                   /* when it waits for no more votes */
   dc__failure failure;
   atomic_int failed;
 } dc__tcp_group;
@@ -120,46 +183,105 @@ typedef struct dc__tcp_flow {
 typedef struct dc__tcp {
   struct dc_comm head;
   dc__tcp_group *group;
-  pthread_mutex_t turn; /* one collective at a time */
-  uint64_t seq;
+  struct dc__tcp *next; /* of the group's */
+  int32_t mesh;
+  pthread_mutex_t turn;  /* one collective at a time */
+  uint64_t seq;          /* of the latest collective */
+  atomic_ullong reached; /* the same, for the watcher; its number in the group's order; its operator and parameter */
+  atomic_ullong number;
+  atomic_int op;
+  atomic_llong id;
+  dc__tcp_wait wait;
   dc__tcp_flow *flows; /* one a rank; this rank's has no connection */
   struct pollfd *polls;
-  char *scratch; /* what comes for reductions */
+  dc__tcp_answer *answers; /* to this communicator's question, by rank */
+  dc__rank_set silent;     /* who did not answer it */
+  char *scratch;           /* what comes for reductions */
   size_t scratch_bytes;
 } dc__tcp;
 
 /* ---- rendezvous.c: opens the listener and fills in places ---- */
 
 dc_status dc__tcp_rendezvous(dc__tcp_group *group, const dc__tcp_address *address, int64_t deadline);
+/* Says this thread's last error to one that wants to meet. */
+void dc__tcp_refuse(int fd, dc_status status);
 
-/* ---- mesh.c ---- */
+/* ---- hello.c: who comes to the listener ---- */
 
 dc__tcp_hello dc__tcp_hello_of(const dc__tcp_group *group, int32_t mesh);
 /* Whether a hello is of this group and of a rank of it. */
 bool dc__tcp_hello_fits(const dc__tcp_group *group, const dc__tcp_hello *hello);
-/* The group's next mesh: fds has one a rank, -1 for this one. Every rank must ask for it. */
-dc_status dc__tcp_mesh(dc__tcp_group *group, int64_t deadline, int *fds);
-
-/* Waits, at most to the deadline, for somebody to say who he is: true, and his connection is the caller's. False with
- * *status DC_OK: nobody did. Others than libdc are sent away. extra: more that ends the wait when it is readable. */
+/* Whether a hello is of another group or another version of libdc: an error. */
+dc_status dc__tcp_hello_check(const dc__tcp_group *group, const dc__tcp_hello *hello);
+/* Notes where a connection came from that is sent away, and what it was. */
+void dc__tcp_note_stranger(dc__tcp_pending *pending, int fd, const char *what);
+/* Waits, at most to the deadline, for a hello: true, and the connection is the caller's. False with *status DC_OK: none
+ * came. Others than libdc are sent away. extra: more that ends the wait when it is readable. */
 bool dc__tcp_next_hello(dc__tcp_group *group, const int *extra, int32_t extra_count, int64_t deadline,
                         dc__tcp_hello *hello, int *fd, dc_status *status);
+/* As dc__tcp_next_hello(), of what is there already. newcomers: poll() says that there are connections to accept. */
+bool dc__tcp_hello_now(dc__tcp_group *group, bool newcomers, dc__tcp_hello *hello, int *fd, dc_status *status);
 void dc__tcp_pending_close(dc__tcp_pending *pending);
+
+/* ---- mesh.c ---- */
+
+/* The group's next mesh: fds has one a rank, -1 for this one. Every rank must ask for it. *mesh: its number. When the
+ * control mesh fails, fds keeps the connections that were made, so that the reason can be told. */
+dc_status dc__tcp_mesh(dc__tcp_group *group, int64_t deadline, int *fds, int32_t *mesh);
+/* For the watcher, which holds the mutex `meeting`: takes in who said hello. newcomers: as above. *retry: nothing can
+ * be accepted for want of descriptors or memory. */
+void dc__tcp_serve(dc__tcp_group *group, bool newcomers, bool *retry);
+
+/* ---- failure.c: one failure for the whole group ---- */
+
+/* The group's failure, as this thread's last error. */
+dc_status dc__tcp_group_check(dc__tcp_group *group);
+/* Makes the group fail, on all ranks with the same error: this thread's last one, or another rank's. Returns when the
+ * ranks have agreed, or do not answer. */
+void dc__tcp_group_fail(dc__tcp_group *group, dc_status status);
+/* The same for the watcher, which must not wait: without the last sentence. */
+void dc__tcp_group_begin_to_fail(dc__tcp_group *group, dc_status status);
+/* For the watcher: a vote came from a rank; or its connection ended, or time passed. The mutex is the caller's. */
+void dc__tcp_take_vote(dc__tcp_group *group, int32_t r, dc__tcp_notice *vote);
+void dc__tcp_settle(dc__tcp_group *group);
+/* Whether what another rank said is why it failed; the text is made fit to be shown. */
+bool dc__tcp_is_failure(int32_t status, char text[DC__TCP_TEXT]);
+/* Waits for dc__tcp_group.news; may return sooner. The mutex is the caller's. */
+void dc__tcp_await_news(dc__tcp_group *group, int64_t until);
+/* To one rank, or to all. The mutex is the caller's, so that notices do not mix. */
+void dc__tcp_tell(dc__tcp_group *group, int32_t r, const dc__tcp_notice *notice);
+void dc__tcp_tell_all(dc__tcp_group *group, const dc__tcp_notice *notice);
+
+/* ---- watcher.c ---- */
+
+dc_status dc__tcp_start_watcher(dc__tcp_group *group);
+
+/* ---- inquiry.c: which rank is the reason ---- */
+
+void dc__tcp_wait_begin(dc__tcp_wait *wait, const dc__rank_set *ranks);
+void dc__tcp_wait_end(dc__tcp_wait *wait);
+/* Asks ranks, at most for a second, whether they have come to this communicator's present collective. Ends at once when
+ * the group fails. */
+void dc__tcp_ask(dc__tcp *self, const dc__rank_set *whom);
+/* For the watcher, under the mutex. */
+void dc__tcp_take_question(dc__tcp_group *group, int32_t r, const dc__tcp_notice *question);
+void dc__tcp_take_answer(dc__tcp_group *group, int32_t r, const dc__tcp_notice *answer);
+/* At a deadline, after dc__tcp_ask(): DC_E_TIMEOUT that names who is late, which may be others than those that this
+ * rank lacks; called: of these the calls came, and not all data. */
+dc_status dc__tcp_fail_late(const dc__tcp *self, const dc__rank_set *lacking, bool called, const char *doing);
+/* Why the connection to rank r ended, as an error: a failure that it or another rank reported, else what became of it.
+ * error: errno, 0: it was closed; left: the rank said before that it destroys this communicator. */
+dc_status dc__tcp_fail_lost(dc__tcp *self, int32_t r, int error, bool left, const char *doing);
+/* Why a rank is gone, which dc__tcp_group.gone says that it is. */
+dc_status dc__tcp_fail_gone(dc__tcp_group *group, int32_t r, const char *doing);
 
 /* ---- group.c ---- */
 
 dc_status dc__tcp_group_create(const char *address, const char *name, int32_t rank, int32_t world, int64_t timeout_ns,
                                dc__tcp_group **out);
 void dc__tcp_group_release(dc__tcp_group *group);
-/* Whether what another rank said is why it failed. */
-bool dc__tcp_is_failure(int32_t status, const char *text);
-/* The group's failure, as this thread's last error. */
-dc_status dc__tcp_group_check(dc__tcp_group *group);
-/* Makes the group fail with this thread's last error, unless it has; tell: all ranks hear of it. */
-void dc__tcp_group_fail(dc__tcp_group *group, dc_status status, bool tell);
-/* Why rank r's connection ended, as an error: a failure that it or another one reported, else that it is gone. left: it
- * has said that it destroys this communicator. */
-dc_status dc__tcp_group_lost(dc__tcp_group *group, int32_t r, bool left, const char *doing);
+void dc__tcp_group_add(dc__tcp_group *group, dc__tcp *member);
+void dc__tcp_group_remove(dc__tcp_group *group, const dc__tcp *member);
 
 /* ---- move.c ---- */
 

@@ -50,7 +50,7 @@ enum {
 typedef struct dc__cuda_attention_args {
   const void *qkv;        /* [N, 3 A d] */
   void *c;                /* [N, A d]; backward: read */
-  float *lse;             /* [A, N], of powers of two; NULL: not kept */
+  float *softmax;         /* [2, A, N]: the rows' maxima as powers of two, then 1 / their sums; NULL: not kept */
   const void *dc;         /* backward: [N, A d] */
   void *dqkv;             /* backward: [N, 3 A d] */
   float *delta;           /* backward: [A, N] */

@@ -140,10 +140,8 @@ DC_DEVICE void forward(const arguments &args) {
     const float sum = sum_of_row(state[i / 2].sum[i % 2]);
     const int at = row + lane_row() + 8 * i;
     factor[i] = sum != 0 ? args.scale / sum : 1.0f; /* NaN is divided by, too */
-    /* Without any key: +infinity, then zeros. */
-    if (args.lse != nullptr && part == 0 && lane_pair() == 0 && at < h.length) {
-      whole(args.lse, args, args.heads)[h.statistics + at] =
-          sum != 0 ? state[i / 2].most[i % 2] + log2f(sum) : INFINITY;
+    if (args.softmax != nullptr && part == 0 && lane_pair() == 0 && at < h.length) {
+      store_softmax(args, h.statistics + at, state[i / 2].most[i % 2], sum);
     }
   }
   store_own<DTYPE, D, TALL>(row_at(whole(static_cast<T *>(args.c), args, hidden) + h.out, row, hidden) + part * D,

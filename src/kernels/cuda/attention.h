@@ -272,6 +272,19 @@ DC_DEVICE float mask_at(const arguments &args, int64_t row, int key, int length)
   return fabsf(m) <= MOST ? fminf(fmaxf(m * DC_LOG2_E, -MOST), MOST) : m;
 }
 
+/* What the backward makes a row's probabilities from: exp2(score - most) inverse. One number, most + log2(sum), would
+ * lose the sum where scores are large. Rows without a key, and those beyond the last one, have probabilities of 0. */
+DC_DEVICE void load_softmax(const arguments &args, int64_t first, int row, int rows, float &most, float &inverse) {
+  const float *at = whole(args.softmax, args, 2 * args.heads) + first + row;
+  most = row < rows ? at[0] : INFINITY;
+  inverse = row < rows ? at[args.heads * args.tokens] : 0.0f;
+}
+DC_DEVICE void store_softmax(const arguments &args, int64_t place, float most, float sum) {
+  float *at = whole(args.softmax, args, 2 * args.heads) + place;
+  at[0] = sum != 0 ? most : INFINITY;
+  at[args.heads * args.tokens] = sum != 0 ? 1.0f / sum : 0.0f;
+}
+
 /* The tile of keys from `key` on: a part of them and one of their values, and what is added to their scores. */
 template <int DTYPE, int D, int ROWS, typename T>
 DC_DEVICE void load_keys(const arguments &args, const head<T> &h, int key, int part, int of_values, T *keys, T *values,

@@ -1,14 +1,14 @@
-/* Attention on a device, backward: probabilities come again from the scores and the kept log-sum-exp. The gradients of
- * queries and those of keys and values are two kernels, each of which computes the probabilities, so that no sum is
- * shared between blocks. */
+/* Attention on a device, backward: probabilities come again from the scores and each row's maximum and sum. The
+ * gradients of queries and those of keys and values are two kernels, each of which computes the probabilities, so that
+ * no sum is shared between blocks. */
 #include "kernels/cuda/attention.h"
 
 namespace {
 
-/* A probability times its dropout m, and the score's gradient, from a score less its log-sum-exp and from the gradient
- * of the probability. */
-DC_DEVICE void differentiate(float &s, float &dp, float delta, float m) {
-  const float p = dc_exp2(s);
+/* A probability times its dropout m, and the score's gradient, from a score less its row's maximum, the inverse of the
+ * row's sum and the gradient of the probability. */
+DC_DEVICE void differentiate(float &s, float &dp, float inverse, float delta, float m) {
+  const float p = dc_exp2(s) * inverse;
   dp = p * fmaf(dp, m, -delta);
   s = p * m;
 }
@@ -72,7 +72,7 @@ DC_DEVICE void sum_queries(const arguments &args, queries_memory<DTYPE, D, WIDE>
   typedef own_rows<DTYPE, D, TALL, DTYPE != DC_FLOAT32 && !WIDE ? IN_REGISTERS : ELSEWHERE> rows;
   const rows q(row_at(h.q, row, stride), stride, left_rows, args.d);
   const rows dout(dc, hidden, left_rows, args.d);
-  float lse[2 * TALL], delta[2 * TALL] = {};
+  float most[2 * TALL], inverse[2 * TALL], delta[2 * TALL] = {};
   for (int c = 0; c < parts; c++) {
     DC_UNROLL
     for (int k = 0; k < TALL * D / 16; k++) {
@@ -93,7 +93,7 @@ DC_DEVICE void sum_queries(const arguments &args, queries_memory<DTYPE, D, WIDE>
   for (int i = 0; i < 2 * TALL; i++) {
     delta[i] = sum_of_row(delta[i]);
     const int at = row + lane_row() + 8 * i;
-    lse[i] = at < h.length ? whole(args.lse, args, args.heads)[h.statistics + at] : INFINITY;
+    load_softmax(args, h.statistics, at, h.length, most[i], inverse[i]);
     if (part == 0 && lane_pair() == 0 && at < h.length) {
       whole(args.delta, args, args.heads)[h.statistics + at] = delta[i];
     }
@@ -134,9 +134,9 @@ DC_DEVICE void sum_queries(const arguments &args, queries_memory<DTYPE, D, WIDE>
         for (int i = 0; i < 8; i++) {
           const int half = 2 * t + i % 4 / 2, column = i / 4 * 8 + lane_pair() + i % 2;
           float &score = s[t][i / 4][i % 4];
-          score = fmaf(score, to_log2, mask[at][k16 + column]) - lse[half];
+          score = fmaf(score, to_log2, mask[at][k16 + column]) - most[half];
           const float m = args.threshold == 0 ? 1.0f : kept[i] ? args.scale : 0.0f;
-          differentiate(score, dp[t][i / 4][i % 4], delta[half], m);
+          differentiate(score, dp[t][i / 4][i % 4], inverse[half], delta[half], m);
         }
         left[t] = math::prepare(fragment_of<DTYPE>(dp[t][0], dp[t][1]));
       }
@@ -156,7 +156,7 @@ DC_DEVICE void sum_queries(const arguments &args, queries_memory<DTYPE, D, WIDE>
 /* The tile of queries from `query` on: a part of them and of the gradients of their outputs, and their statistics. */
 template <int DTYPE, int D, int ROWS, typename T>
 DC_DEVICE void load_queries(const arguments &args, const head<T> &h, int query, int part, T *queries, T *douts,
-                            float *lse, float *delta) {
+                            float *most, float *inverse, float *delta) {
   const int hidden = args.heads * args.d, stride = 3 * hidden;
   const int left = h.length - query;
   const T *dc = whole(static_cast<const T *>(args.dc), args, hidden) + h.out;
@@ -164,7 +164,7 @@ DC_DEVICE void load_queries(const arguments &args, const head<T> &h, int query, 
   load_tile<DTYPE, D, ROWS>(douts, row_at(dc, query, hidden) + part * D, hidden, left, args.d - part * D);
   if (dc_thread() < ROWS) {
     const int at = query + static_cast<int>(dc_thread());
-    lse[dc_thread()] = at < h.length ? whole(args.lse, args, args.heads)[h.statistics + at] : INFINITY;
+    load_softmax(args, h.statistics, at, h.length, most[dc_thread()], inverse[dc_thread()]);
     delta[dc_thread()] = at < h.length ? whole(args.delta, args, args.heads)[h.statistics + at] : 0;
   }
 }
@@ -180,7 +180,7 @@ struct alignas(16) keys_memory {
   enum { COPIES = KEYS == IN_TILE ? 2 : 1, KEPT = IN_BLOCK ? block_rows<tall_rows<DTYPE, D>()>() : 1 };
   T own[COPIES][KEPT][LD];
   T queries[PLACES][ROWS][LD], douts[PLACES][ROWS][LD];
-  float lse[PLACES][ROWS], delta[PLACES][ROWS];
+  float most[PLACES][ROWS], inverse[PLACES][ROWS], delta[PLACES][ROWS];
   draws drawn[WARPS];
 };
 
@@ -195,7 +195,7 @@ DC_DEVICE void sum_keys(const arguments &args, keys_memory<DTYPE, D, WIDE> &shar
   enum { TALL = tall_rows<DTYPE, D>(), BLOCK = block_rows<TALL>() };
   auto &own = shared.own;
   auto &queries = shared.queries, &douts = shared.douts;
-  auto &lse = shared.lse, &delta = shared.delta;
+  auto &most = shared.most, &inverse = shared.inverse, &delta = shared.delta;
   draws(&drawn)[WARPS] = shared.drawn;
   head<T> h;
   int first;
@@ -227,7 +227,8 @@ DC_DEVICE void sum_keys(const arguments &args, keys_memory<DTYPE, D, WIDE> &shar
   float dk[TALL][D / 8][4] = {}, dv[TALL][D / 8][4] = {};
   int c = 0;
   const auto fetch = [&](int tile, int to) {
-    load_queries<DTYPE, D, ROWS>(args, h, tile, c, &queries[to][0][0], &douts[to][0][0], lse[to], delta[to]);
+    load_queries<DTYPE, D, ROWS>(args, h, tile, c, &queries[to][0][0], &douts[to][0][0], most[to], inverse[to],
+                                  delta[to]);
   };
   if (PLACES == 2) {
     fetch(0, 0);
@@ -259,9 +260,9 @@ DC_DEVICE void sum_keys(const arguments &args, keys_memory<DTYPE, D, WIDE> &shar
         for (int i = 0; i < 8; i++) {
           const int half = 2 * t + i % 4 / 2, column = q16 + i / 4 * 8 + lane_pair() + i % 2;
           float &score = s[t][i / 4][i % 4];
-          score = fmaf(score, to_log2, mask[half]) - lse[at][column];
+          score = fmaf(score, to_log2, mask[half]) - most[at][column];
           const float m = args.threshold == 0 ? 1.0f : kept[i] ? args.scale : 0.0f;
-          differentiate(score, dp[t][i / 4][i % 4], delta[at][column], m);
+          differentiate(score, dp[t][i / 4][i % 4], inverse[at][column], delta[at][column], m);
         }
         left_p[t] = math::prepare(fragment_of<DTYPE>(s[t][0], s[t][1]));
         left_s[t] = math::prepare(fragment_of<DTYPE>(dp[t][0], dp[t][1]));

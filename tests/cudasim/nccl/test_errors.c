@@ -4,7 +4,7 @@
 #include "ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
-static const int64_t brief = INT64_C(500000000); /* once the group is there, which takes what it takes */
+static const int64_t brief = INT64_C(2000000000); /* once the group is there, which takes what it takes */
 
 enum { COUNT = 64 };
 

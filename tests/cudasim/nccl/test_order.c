@@ -78,7 +78,7 @@ static bool is_untouched(const data *d) {
 }
 
 static bool await_calls(const char *function, int count) {
-  for (int i = 0; i < 20000 && cudasim_calls(function) < count; i++) {
+  for (int i = 0; i < 200000 && cudasim_calls(function) < count; i++) {
     (void)usleep(1000);
   }
   return cudasim_calls(function) >= count;

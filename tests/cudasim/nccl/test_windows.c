@@ -257,7 +257,7 @@ static void loses_one(card_rank *c) {
   }
   OK(&c->r, dc_comm_barrier(c->r.comm));
   dc_status status = dc_allgather_param(c->r.ctx, NULL, GRAPH, 0, DC_DTYPE_NONE, &full);
-  for (int64_t k = 0; status == DC_OK && k < 10000; k++) {
+  for (int64_t k = 0; status == DC_OK && k < 100000; k++) {
     usleep(1000);
     status = dc_async_error(c->r.ctx);
   }

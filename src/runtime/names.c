@@ -1,0 +1,118 @@
+/* Names of parameters, for people. Texts are made with numbers where something is found, in transports and on other
+ * ranks too, which know no names. The names come in where a text leaves the context. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/record.h"
+
+enum { SHOWN = 96 }; /* bytes of a name in a text, which has 512 */
+
+static const char *find(const dc_context *ctx, int64_t id) {
+  return dc__map_get(&ctx->recorder->names, id);
+}
+
+/* A dump reads them without the context's mutex. */
+static bool put(dc_context *ctx, int64_t id, char *name) {
+  dc__recorder *r = ctx->recorder;
+  bool put = true;
+  pthread_mutex_lock(&r->mutex);
+  char *old = dc__map_get(&r->names, id);
+  if (name != NULL) {
+    put = dc__map_put(&r->names, id, name);
+  } else if (old != NULL) {
+    dc__map_remove(&r->names, id);
+  }
+  pthread_mutex_unlock(&r->mutex);
+  if (put) {
+    dc__free(old);
+  }
+  return put;
+}
+
+dc_status dc__name_set(dc_context *ctx, const char *fn, int64_t id, const char *name) {
+  dc__param *param;
+  DC__TRY(dc__param_find(ctx, fn, id, &param));
+  for (size_t i = 0; name != NULL && name[i] != '\0'; i++) {
+    unsigned char c = (unsigned char)name[i];
+    if (c < 0x20 || c == 0x7f) {
+      return dc__fail(DC_E_INVALID,
+                      "%s: name of parameter %" PRId64 " has byte 0x%02x at %zu, must have no control bytes", fn, id, c,
+                      i);
+    }
+  }
+  if (name == NULL || name[0] == '\0') {
+    dc__name_forget(ctx, id);
+    return DC_OK;
+  }
+  char *copy = dc__strdup(name);
+  if (copy == NULL || !put(ctx, id, copy)) {
+    dc__free(copy);
+    return DC_E_NO_MEMORY;
+  }
+  return DC_OK;
+}
+
+void dc__name_forget(dc_context *ctx, int64_t id) {
+  (void)put(ctx, id, NULL);
+}
+
+void dc__names_free(dc__recorder *r) {
+  for (int64_t i = 0; i < r->names.count; i++) {
+    dc__free(r->names.values[i]);
+  }
+  dc__map_clear(&r->names);
+}
+
+/* ---- in texts ---- */
+
+typedef struct text {
+  char *at;
+  size_t used, cap;
+} text;
+
+static void add(text *t, const char *bytes, size_t count) {
+  size_t room = t->cap - 1 - t->used;
+  size_t n = count < room ? count : room;
+  memcpy(t->at + t->used, bytes, n);
+  t->used += n;
+  t->at[t->used] = '\0';
+}
+
+/* " (name)"; of a long one the end, which says more of "model.layers.7.mlp.weight". */
+static void make_label(const char *name, char label[SHOWN + 8]) {
+  size_t length = strlen(name);
+  const char *shown = name + (length > SHOWN ? length - SHOWN : 0);
+  while (shown > name && ((unsigned char)*shown & 0xc0) == 0x80) { /* not in the middle of a character */
+    shown++;
+  }
+  snprintf(label, SHOWN + 8, " (%s%s)", shown > name ? "..." : "", shown);
+}
+
+void dc__names_add(const dc_context *ctx, const char *plain, char *named, size_t cap) {
+  static const char word[] = "parameter ";
+  text t = {named, 0, cap};
+  named[0] = '\0';
+  for (const char *next = plain, *found; (found = strstr(next, word)) != NULL;) {
+    char *end;
+    char label[SHOWN + 8] = "";
+    int64_t id = strtoll(found + sizeof word - 1, &end, 10);
+    const char *name = end == found + sizeof word - 1 ? NULL : find(ctx, id);
+    if (name != NULL) {
+      make_label(name, label);
+    }
+    bool has_it = strncmp(end, label, strlen(label)) == 0; /* a failure is raised again and again */
+    add(&t, next, (size_t)(end - next));
+    add(&t, label, has_it ? 0 : strlen(label));
+    next = plain = end;
+  }
+  add(&t, plain, strlen(plain));
+}
+
+void dc__names_error(const dc_context *ctx, dc_status status) {
+  if (status != DC_OK && ctx->recorder->names.count > 0 && strstr(dc_last_error(), "parameter ") != NULL) {
+    char named[512];
+    dc__names_add(ctx, dc_last_error(), named, sizeof named);
+    (void)dc__fail(status, "%s", named);
+  }
+}

@@ -1,0 +1,331 @@
+/* What the gradients of a step add up to: of several types, in several graphs, and without one in the last micro-batch.
+ * And that no call loses a sum which is not averaged yet. */
+#include "conformance.h"
+
+enum { EACH = 30, TYPES = 4, OTHER_GRAPH = GRAPH + 1 };
+
+static const int32_t types[TYPES] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16};
+
+typedef struct scene {
+  int32_t stage;
+  int32_t buffer; /* type of the gradient buffers */
+} scene;
+
+/* On one and two ranks, whose means are exact; with buckets that hold one element, one gradient, and all. */
+static void in_every_stage(void (*body)(rank *r)) {
+  static const int64_t buckets[] = {1, EACH, 1000};
+  for (int32_t stage = 0; stage <= 3; stage++) {
+    for (int k = 0; k < 3; k++) {
+      scene s = {.stage = stage, .buffer = k == 1 ? DC_FLOAT64 : DC_FLOAT32};
+      on_ranks((setup){.world = k == 0 ? 1 : 2, .bucket = buckets[k], .config.double_buffer = k == 2 ? -1 : 0}, body,
+               &s);
+    }
+  }
+}
+
+/* What a body works with: two parameters of GRAPH, and memory for a gradient of each type. */
+typedef struct pair {
+  param p, q;
+  array sources[TYPES];
+} pair;
+
+static dc_status register_two(rank *r, pair *two) {
+  const scene *s = r->user;
+  two->p = (param){.id = 1, .shape = {EACH}, .stage = s->stage, .grad = s->buffer};
+  two->q = (param){.id = 2, .shape = {EACH}, .stage = s->stage, .grad = s->buffer};
+  dc_status status = register_param(r, &two->p);
+  status = status == DC_OK ? register_param(r, &two->q) : status;
+  for (int k = 0; k < TYPES && status == DC_OK; k++) {
+    status = new_array(r, &two->sources[k], EACH, types[k]);
+  }
+  return status == DC_OK ? register_graph(r, GRAPH, s->stage, (const int64_t[]){1, 2}, 2) : status;
+}
+
+static const array *source_of(const pair *two, int32_t dtype) {
+  int k = 0;
+  while (types[k] != dtype) {
+    k++;
+  }
+  return &two->sources[k];
+}
+
+static dc_status reduce_typed(rank *r, const pair *two, param *p, int64_t step, int32_t dtype) {
+  p->source = *source_of(two, dtype);
+  return reduce_as(r, GRAPH, p, step, dtype);
+}
+
+/* A gradient of one value everywhere. */
+static dc_status reduce_value(rank *r, const pair *two, double x, int32_t dtype) {
+  const array *source = source_of(two, dtype);
+  dc_status status = set_all(r, source, x);
+  dc_tensor t = tensor_of(source);
+  return status == DC_OK ? dc_reduce_grad(r->ctx, &t, GRAPH, two->p.id) : status;
+}
+
+static bool buffer_is(rank *r, const param *p, double x) {
+  const array part = {p->buffer.data, p->count, p->grad};
+  return is_all(r, &part, x);
+}
+
+/* ---- gradients of several types ---- */
+
+/* Two gradients of one parameter, another's of the second type between them, so that either bucket may be full first.
+ */
+static void two_types(rank *r) {
+  pair two;
+  OK(r, register_two(r, &two));
+  for (int a = 0; a < TYPES; a++) {
+    for (int b = 0; b < TYPES; b++) {
+      int64_t step = 10 * a + b;
+      OK(r, dc_start_backward(r->ctx, 1));
+      if (b % 2 == 1) {
+        OK(r, reduce_typed(r, &two, &two.q, step, types[b]));
+      }
+      OK(r, reduce_typed(r, &two, &two.p, step, types[a]));
+      OK(r, reduce_typed(r, &two, &two.q, step + 1, types[b]));
+      OK(r, reduce_typed(r, &two, &two.p, step + 1, types[b]));
+      OK(r, dc_end_backward(r->ctx, GRAPH, a == b));
+      CHECK(r, has_grad(r, &two.p, step, step + 1));
+      CHECK(r, has_grad(r, &two.q, b % 2 == 1 ? step : step + 1, step + 1));
+    }
+  }
+}
+
+static void check_75_gradients_of_two_types_are_added(void **state) {
+  (void)state;
+  in_every_stage(two_types);
+}
+
+/* 2^24 is the first float32 to which adding 1 changes nothing; adding 2 does. So the order of additions shows. */
+static void order_of_types(rank *r) {
+  const double large = 16777216;
+  pair two;
+  OK(r, register_two(r, &two));
+  double exact = ((const scene *)r->user)->buffer == DC_FLOAT64 ? large + 2 : large;
+  for (int a = 0; a < TYPES; a++) {
+    for (int b = a % 2; b < TYPES && types[a] != DC_FLOAT16; b += 2) { /* float16 has no 2^24 */
+      OK(r, dc_start_backward(r->ctx, 1));
+      OK(r, reduce_value(r, &two, large, types[a]));
+      OK(r, reduce_value(r, &two, 1, types[b]));
+      OK(r, reduce_value(r, &two, 1, types[3 - b]));
+      OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+      CHECK(r, buffer_is(r, &two.p, exact)); /* (2^24 + 1) + 1 */
+      OK(r, dc_start_backward(r->ctx, 1));
+      OK(r, reduce_value(r, &two, 1, types[b]));
+      OK(r, reduce_value(r, &two, 1, types[3 - b]));
+      OK(r, reduce_value(r, &two, large, types[a]));
+      OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+      CHECK(r, buffer_is(r, &two.p, large + 2)); /* (1 + 1) + 2^24 */
+    }
+  }
+}
+
+static void check_88_gradients_of_several_types_are_added_in_the_order_of_the_calls(void **state) {
+  (void)state;
+  in_every_stage(order_of_types);
+}
+
+/* Micro-batches of different types: stage 1 has what the other stages have. */
+static void types_of_micro_batches(rank *r) {
+  pair two;
+  OK(r, register_two(r, &two));
+  for (int64_t step = 0; step < TYPES * TYPES; step++) {
+    const int32_t of[3] = {types[step % TYPES], types[step / TYPES], types[(step + step / TYPES) % TYPES]};
+    for (int64_t micro = 0; micro < 3; micro++) {
+      OK(r, dc_start_backward(r->ctx, micro == 2));
+      OK(r, reduce_typed(r, &two, &two.p, 3 * step + micro, of[micro]));
+      OK(r, reduce_typed(r, &two, &two.q, 3 * step + micro, of[2 - micro]));
+      OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+    }
+    CHECK(r, has_grad(r, &two.p, 3 * step, 3 * step + 2) && has_grad(r, &two.q, 3 * step, 3 * step + 2));
+  }
+}
+
+static void check_67_micro_batches_may_differ_in_type(void **state) {
+  (void)state;
+  in_every_stage(types_of_micro_batches);
+}
+
+/* A local sum has a type that holds the values of all its gradients: what float32 has and 16 bits have not stays. */
+static void type_of_the_sum(rank *r) {
+  static const struct {
+    double first, second;
+    int32_t types[2];
+  } cases[] = {{256, 0.015625, {DC_BFLOAT16, DC_FLOAT32}},   {0.015625, 256, {DC_FLOAT32, DC_BFLOAT16}},
+               {100000, 0.0625, {DC_BFLOAT16, DC_FLOAT16}},  {2049, 1e-3, {DC_FLOAT32, DC_FLOAT64}},
+               {1.0009765625, 99, {DC_FLOAT16, DC_FLOAT64}}, {1.0009765625, 99, {DC_FLOAT16, DC_FLOAT32}}};
+  pair two;
+  OK(r, register_two(r, &two));
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (int taken_along = 0; taken_along < 2;
+         taken_along++) { /* the second gradient in a micro-batch or in the last */
+      double sum = rounded(cases[i].first, cases[i].types[0]) + rounded(cases[i].second, cases[i].types[1]);
+      OK(r, dc_start_backward(r->ctx, 0));
+      OK(r, reduce_value(r, &two, cases[i].first, cases[i].types[0]));
+      OK(r, dc_start_backward(r->ctx, taken_along));
+      OK(r, reduce_value(r, &two, cases[i].second, cases[i].types[1]));
+      OK(r, dc_start_backward(r->ctx, 1));
+      OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+      CHECK(r, buffer_is(r, &two.p, sum));
+    }
+  }
+}
+
+static void check_67_a_local_sum_holds_the_values_of_all_its_types(void **state) {
+  (void)state;
+  scene s = {.stage = 1, .buffer = DC_FLOAT64};
+  on_ranks((setup){.world = 2}, type_of_the_sum, &s);
+}
+
+/* ---- no gradient in the last micro-batch ---- */
+
+/* The second parameter's gradients come in the micro-batches that the step's bits name. */
+static void skipped_micro_batches(rank *r) {
+  pair two;
+  OK(r, register_two(r, &two));
+  for (int64_t step = 0; step < 16; step++) {
+    int64_t first = -1, last = -1;
+    for (int64_t micro = 0; micro < 3; micro++) {
+      OK(r, dc_start_backward(r->ctx, micro == 2));
+      OK(r, reduce(r, GRAPH, &two.p, 3 * step + micro));
+      if ((step >> micro) % 2 == 1 &&
+          (step % 8 != 5 || micro == 0)) { /* one after the other, so that has_grad() serves */
+        OK(r, reduce(r, GRAPH, &two.q, 3 * step + micro));
+        first = first < 0 ? micro : first;
+        last = micro;
+      }
+      OK(r, dc_end_backward(r->ctx, GRAPH, step >= 8));
+    }
+    CHECK(r, has_grad(r, &two.p, 3 * step, 3 * step + 2));
+    if (last >= 0) {
+      CHECK(r, has_grad(r, &two.q, 3 * step + first, 3 * step + last));
+    }
+  }
+}
+
+static void check_67_a_last_micro_batch_may_bring_no_gradient(void **state) {
+  (void)state;
+  in_every_stage(skipped_micro_batches);
+}
+
+/* The step ends with any graph's backward, which averages what the others' parameters have; a gradient that comes after
+ * it is averaged by itself and added. */
+static void two_graphs(rank *r) {
+  const scene *s = r->user;
+  pair two;
+  OK(r, register_two(r, &two));
+  OK(r, register_graph(r, GRAPH, s->stage, &two.p.id, 1));
+  OK(r, register_graph(r, OTHER_GRAPH, s->stage, &two.q.id, 1));
+  for (int64_t step = 0; step < 12; step++) {
+    int64_t last = 3 * step + step % 3;
+    for (int64_t micro = 0; micro < 2; micro++) {
+      OK(r, dc_start_backward(r->ctx, micro == 1));
+      OK(r, reduce(r, GRAPH, &two.p, 3 * step + micro));
+      if (micro < step % 3) {
+        OK(r, reduce(r, OTHER_GRAPH, &two.q, 3 * step + micro));
+      }
+      OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+      if (micro == 1) {
+        OK(r, reduce(r, OTHER_GRAPH, &two.q, last));
+        OK(r, dc_end_backward(r->ctx, OTHER_GRAPH, step % 2 == 1));
+      }
+    }
+    CHECK(r, has_grad(r, &two.p, 3 * step, 3 * step + 1) && has_grad(r, &two.q, 3 * step, last));
+  }
+}
+
+static void check_91_a_graph_that_comes_after_the_steps_end_is_added(void **state) {
+  (void)state;
+  in_every_stage(two_graphs);
+}
+
+/* ---- nothing is lost ---- */
+
+static void forgotten_graph(rank *r) {
+  pair two;
+  OK(r, register_two(r, &two));
+  OK(r, register_graph(r, OTHER_GRAPH, 1, &two.q.id, 1));
+  OK(r, dc_start_backward(r->ctx, 0));
+  OK(r, reduce(r, GRAPH, &two.p, 0));
+  OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+  FAILS(r, dc_reset(r->ctx), DC_E_BUSY, "parameter 1");
+  FAILS(r, dc_unregister_graph(r->ctx, GRAPH), DC_E_BUSY, "parameter 1");
+  FAILS(r, dc_unregister_param(r->ctx, 1), DC_E_BUSY, "parameter 1");
+  FAILS(r, register_graph(r, GRAPH, 1, &two.q.id, 1), DC_E_BUSY, "update = 1");
+  OK(r, dc_unregister_graph(r->ctx, OTHER_GRAPH)); /* has no part in it */
+  OK(r, dc_start_backward(r->ctx, 1));
+  OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+  CHECK(r, has_grad(r, &two.p, 0, 0));
+  OK(r, dc_start_backward(r->ctx, 0));
+  OK(r, reduce(r, GRAPH, &two.p, 1));
+  OK(r, dc_step_abort(r->ctx)); /* drops it on purpose */
+  OK(r, dc_unregister_graph(r->ctx, GRAPH));
+  OK(r, dc_unregister_param(r->ctx, 1));
+}
+
+static void check_22_a_local_sum_outlives_no_graph(void **state) {
+  (void)state;
+  scene s = {.stage = 1, .buffer = DC_FLOAT32};
+  on_ranks((setup){.world = 1}, forgotten_graph, &s);
+  on_ranks((setup){.world = 2}, forgotten_graph, &s);
+}
+
+/* A buffer that is given for the step's last backward alone, as DeepSpeed does at stage 1. */
+static void buffer_of_one_backward(rank *r) {
+  pair two;
+  OK(r, register_two(r, &two));
+  for (int64_t step = 0; step < 3; step++) {
+    OK(r, dc_update_param_grad_buffer(r->ctx, 1, NULL, 0));
+    OK(r, dc_start_backward(r->ctx, 0));
+    OK(r, reduce(r, GRAPH, &two.p, step));
+    OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+    OK(r, dc_start_backward(r->ctx, 1));
+    FAILS(r, dc_end_backward(r->ctx, GRAPH, 0), DC_E_STATE, "dc_end_backward: the gradient buffer of parameter 1");
+    dc_tensor grad = flat(two.p.buffer.data, &two.p.count, two.p.grad);
+    OK(r, dc_update_param_grad_buffer(r->ctx, 1, &grad, two.p.begin));
+    OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+    CHECK(r, has_grad(r, &two.p, step, step));
+  }
+}
+
+static void check_26_a_sum_waits_for_its_buffer(void **state) {
+  (void)state;
+  scene s = {.stage = 1, .buffer = DC_FLOAT32};
+  on_ranks((setup){.world = 1}, buffer_of_one_backward, &s);
+  on_ranks((setup){.world = 2}, buffer_of_one_backward, &s);
+}
+
+/* What only some ranks have added up is found where it is reduced, as a reduction of some ranks is. */
+static void uneven_sums(rank *r) {
+  pair two;
+  OK(r, register_two(r, &two));
+  OK(r, dc_start_backward(r->ctx, 0));
+  if (r->rank == 0) {
+    OK(r, reduce(r, GRAPH, &two.q, 0));
+  }
+  OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+  OK(r, dc_start_backward(r->ctx, 1));
+  OK(r, reduce(r, GRAPH, &two.p, 1));
+  CHECK(r, dc_end_backward(r->ctx, GRAPH, 0) == DC_E_MISMATCH);
+}
+
+static void check_126_sums_of_some_ranks_are_a_mismatch(void **state) {
+  (void)state;
+  scene s = {.stage = 1, .buffer = DC_FLOAT32};
+  on_ranks((setup){.world = 2}, uneven_sums, &s);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(check_75_gradients_of_two_types_are_added),
+      cmocka_unit_test(check_88_gradients_of_several_types_are_added_in_the_order_of_the_calls),
+      cmocka_unit_test(check_67_micro_batches_may_differ_in_type),
+      cmocka_unit_test(check_67_a_local_sum_holds_the_values_of_all_its_types),
+      cmocka_unit_test(check_67_a_last_micro_batch_may_bring_no_gradient),
+      cmocka_unit_test(check_91_a_graph_that_comes_after_the_steps_end_is_added),
+      cmocka_unit_test(check_22_a_local_sum_outlives_no_graph),
+      cmocka_unit_test(check_26_a_sum_waits_for_its_buffer),
+      cmocka_unit_test(check_126_sums_of_some_ranks_are_a_mismatch),
+  };
+  return cmocka_run_group_tests_name("conformance: sums", tests, NULL, NULL);
+}

@@ -1,0 +1,122 @@
+/* Functions of the caller's that do not return: what ends the wait, and what the others are told. */
+#include "comm_ranks.h"
+
+enum { RETURNS_ON_ABORT, RETURNS_LATE, CALLS_LIBDC };
+
+/* A world of two, whose other rank does as this one; its barrier waits for `leave`. */
+typedef struct stuck {
+  dc_comm *comm;
+  int how;
+  atomic_int leave, inside, aborted;
+} stuck;
+
+static int32_t gather_twice(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
+  (void)arg;
+  size_t bytes = (size_t)count * dc_dtype_size(dtype);
+  memcpy(recv, send, bytes);
+  memcpy((char *)recv + bytes, send, bytes);
+  return 0;
+}
+
+static int32_t no_reduce_scatter(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
+  (void)send, (void)recv, (void)count, (void)dtype, (void)arg;
+  return 0;
+}
+
+static int32_t no_broadcast(void *data, size_t bytes, int32_t root, void *arg) {
+  (void)data, (void)bytes, (void)root, (void)arg;
+  return 0;
+}
+
+static int32_t stay(void *arg) {
+  stuck *s = arg;
+  atomic_store(&s->inside, 1);
+  if (s->how == CALLS_LIBDC) {
+    return dc_comm_barrier(s->comm);
+  }
+  while (atomic_load(&s->leave) == 0) {
+    sleep_ms(1);
+  }
+  return s->how == RETURNS_ON_ABORT ? 7 : 0;
+}
+
+static void make_leave(void *arg) {
+  stuck *s = arg;
+  atomic_fetch_add(&s->aborted, 1);
+  atomic_store(&s->leave, 1);
+}
+
+static int32_t same_user(void *arg, void **out) {
+  *out = arg;
+  return 0;
+}
+
+static void open_stuck(stuck *s, int how, int64_t timeout_ns) {
+  const dc_comm_options options = {sizeof options, timeout_ns, 0};
+  const dc_comm_callbacks callbacks = {.struct_size = sizeof callbacks,
+                                       .all_gather = gather_twice,
+                                       .reduce_scatter = no_reduce_scatter,
+                                       .broadcast = no_broadcast,
+                                       .barrier = stay,
+                                       .dup = same_user,
+                                       .abort = how == RETURNS_ON_ABORT ? make_leave : NULL,
+                                       .user = s};
+  s->how = how;
+  assert_int_equal(dc_comm_create_external(&callbacks, 0, 2, &options, &s->comm), DC_OK);
+}
+
+static void test_abort_ends_a_function(void **state) {
+  (void)state;
+  stuck s = {0};
+  dc_comm *copy = NULL;
+  open_stuck(&s, RETURNS_ON_ABORT, 100 * MS);
+  assert_int_equal(dc_comm_dup(s.comm, &copy), DC_OK);
+  assert_int_equal(dc_comm_barrier(s.comm), DC_E_TIMEOUT);
+  assert_string_equal(dc_last_error(), "rank 0 waited 0.1 s at barrier for the caller's barrier to return");
+  assert_int_equal(atomic_load(&s.aborted), 2); /* of each copy, once */
+  assert_int_equal(dc_comm_check(copy), DC_E_TIMEOUT);
+  dc_comm_destroy(copy);
+  dc_comm_destroy(s.comm);
+}
+
+static void *wait_for_stuck(void *arg) {
+  stuck *s = arg;
+  return dc_comm_barrier(s->comm) == DC_E_TIMEOUT ? s : NULL;
+}
+
+/* Without abort its caller waits on, and everybody else knows. */
+static void test_a_function_returns_late(void **state) {
+  (void)state;
+  stuck s = {0};
+  pthread_t thread;
+  void *right;
+  open_stuck(&s, RETURNS_LATE, 100 * MS);
+  pthread_create(&thread, NULL, wait_for_stuck, &s);
+  while (dc_comm_check(s.comm) == DC_OK) {
+    sleep_ms(1);
+  }
+  assert_int_equal(atomic_load(&s.inside), 1);
+  assert_int_equal(dc_comm_check(s.comm), DC_E_TIMEOUT);
+  atomic_store(&s.leave, 1);
+  pthread_join(thread, &right);
+  assert_non_null(right);
+  dc_comm_destroy(s.comm);
+}
+
+static void test_a_function_calls_libdc(void **state) {
+  (void)state;
+  stuck s = {0};
+  open_stuck(&s, CALLS_LIBDC, 60000 * MS);
+  assert_int_equal(dc_comm_barrier(s.comm), DC_E_STATE);
+  assert_non_null(strstr(dc_last_error(), "barrier: called by the caller's barrier on rank 0, which may call nothing"));
+  dc_comm_destroy(s.comm);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_abort_ends_a_function),
+      cmocka_unit_test(test_a_function_returns_late),
+      cmocka_unit_test(test_a_function_calls_libdc),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
