@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ def step(context: libdc.Context, id: int) -> None:
     context.end_backward(GRAPH)
 
 
-def fail(context: libdc.Context, how: str) -> None:
+def fail(context: libdc.Context, comm: libdc.Comm, how: str) -> None:
     """What the culprit does where the others go on with step(context, 7)."""
     if how == "operation":
         context.start_backward(True)
@@ -40,7 +41,10 @@ def fail(context: libdc.Context, how: str) -> None:
         context.reduce_grad(np.ones(12, np.float32), GRAPH, 8)
         context.end_backward(GRAPH)
     elif how == "late":
-        time.sleep(2 * TIMEOUT)
+        with contextlib.suppress(libdc.Error):
+            while True:  # until the others have given up
+                comm.check()
+                time.sleep(0.01)
         step(context, 7)
     elif how in ("dead", "elsewhere", "at the end"):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -61,12 +65,12 @@ def main() -> int:
         context.init(comm, initial_reduce_bucket_size=1000 + (how == "init" and rank == CULPRIT))
         for id in (7, 8):
             part = np.full(-(-12 // world), rank, np.float32)
-            context.register_z3_param(id, (4, 3), part, np.zeros_like(part))
+            context.register_z3_param(id, (4, 3), part, np.zeros_like(part), name="head" if id == 8 else None)
         context.register_graph_z3(GRAPH, [7, 8])
         for _ in range(STEPS):
             step(context, 7)
         if rank == CULPRIT:
-            fail(context, how)
+            fail(context, comm, how)
         elif how in ("elsewhere", "at the end"):
             comm.barrier()  # the context learns of it when it is closed, or the process ends
         else:

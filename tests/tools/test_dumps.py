@@ -4,13 +4,16 @@ them."""
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import re
+import resource
 import shutil
+import signal
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -58,7 +61,7 @@ CASES = [
     ("operation", "operation", [1], r"^rank 1 called prefetch_params_fused of parameter 7 in graph number 0 \(48 "
      r"bytes, float32\) where ranks? 0.* called allgather_param of parameter 7.*: collective 8 of the gathers$"),
     ("parameter", "operation", [1],
-     r"^rank 1 called allgather_param of parameter 8 .* where ranks? 0.* of parameter 7 "),
+     r"^rank 1 called allgather_param of parameter 8 \(head\) .* where ranks? 0.* of parameter 7 in "),
     ("reduction", "operation", [1], r"^rank 1 called reduce_grad of parameter 8 .* where ranks? 0.* called "
      r"reduce_grad of parameter 7 .*: collective 6 of the reductions$"),
     ("late", "late", [1], r"^rank 1 never came to collective 8 of the gathers, allgather_param of parameter 7 .*, in "
@@ -68,7 +71,7 @@ CASES = [
     ("elsewhere", "died", [1], r"^rank 1 died; the others say: .*barrier"),
     ("at the end", "died", [1], r"^rank 1 died; the others say: .*barrier"),
     ("stopped", "missing", [1], r"^rank 1 left no dump: .*; the others say: .*rank 1"),
-    ("init", "error", [], r"^all \d ranks did the same 1 collectives, and say: dc_init: initial_reduce_bucket_size = "
+    ("init", "error", [], r"^all \d ranks did the same 1 collective, and say: dc_init: initial_reduce_bucket_size = "
      r"100[01] on rank \d, but 100[01] on rank \d"),
 ]
 
@@ -124,7 +127,7 @@ def test_folders_that_are_none(dc: Run, groups: Groups, tmp_path: Path) -> None:
     text = (groups("well", 2) / "rank-0.json").read_text()
     (tmp_path / "rank-0.json").write_text(text.replace('"version":1', '"version":2'))
     says(tmp_path, "its version is not 1")
-    (tmp_path / "rank-0.json").write_text(text.replace('"world":2', '"world":100'))
+    (tmp_path / "rank-0.json").write_text(text.replace('"world":2', '"world":257'))
     says(tmp_path, "its rank and world are none")
     for number in ("-1", "9223372036854775807"):
         (tmp_path / "rank-0.json").write_text(text.replace('"seq":2,', f'"seq":{number},'))
@@ -136,13 +139,62 @@ def test_folders_that_are_none(dc: Run, groups: Groups, tmp_path: Path) -> None:
     says(tmp_path, "dumps of more than one run: ranks 0 of 2 and 1 of 3")
 
 
+def test_an_argument_that_is_no_folder_is_named(dc: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in ("nowhere", "pipe"):
+        assert f"--dump = {tmp_path / place} can't be read: " in dc("doctor", "--dump", tmp_path / place, code=3).stderr
+        assert f"FOLDER = {tmp_path / place} can't be read: " in dc("trace", tmp_path / place, code=3).stderr
+
+
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(dc: Run, tmp_path: Path) -> None:
+    place = tmp_path / "rank-0.json"
+
+    def says(text: str) -> None:
+        for line in (["doctor", "--dump", tmp_path], ["trace", tmp_path]):
+            done = dc(*line, code=3)
+            assert done.stdout == "" and f"{place} can't be read: {text}" in done.stderr, done.stderr
+
+    os.mkfifo(place)
+    says("it is a pipe, must be a file")
+    place.unlink()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place))
+        says("it is a socket or a device, must be a file")
+    place.unlink()
+    place.symlink_to("/dev/zero")
+    says("it is a device, must be a file")
+    place.unlink()
+    place.mkdir()
+    says("it is a folder, must be a file")
+    place.rmdir()
+    place.touch()
+    os.truncate(place, 1 << 42)
+    says("it has 4398046511104 bytes, a dump has at most ")
+    os.truncate(place, 1 << 32)  # a hole, which would be read for long and take as much memory
+    says("it has a NUL character")
+
+
+def test_dumps_of_large_groups(dc: Run, groups: Groups, tmp_path: Path) -> None:
+    """Over TCP a group may have 256 ranks."""
+    text = (groups("well", 2) / "rank-0.json").read_text()
+    for rank in range(256):
+        own = text.replace('"world":2', '"world":256').replace('"rank":0', f'"rank":{rank}')
+        (tmp_path / f"rank-{rank}.json").write_text(own)
+    assert dc("doctor", "--dump", tmp_path).stdout.startswith("all 256 ranks did the same 14 collectives; ")
+    for rank in range(100, 130):
+        (tmp_path / f"rank-{rank}.json").unlink()
+    verdict = json.loads(dc("doctor", "--dump", tmp_path, "--json", code=1).stdout)
+    assert (verdict["verdict"], verdict["ranks"]) == ("missing", list(range(100, 130)))
+    assert verdict["text"].startswith("ranks 100, 101, 102, ") and "115 and 14 more left no dump" in verdict["text"]
+    (tmp_path / "rank-0.json").write_text(text.replace('"world":2', '"world":4294967298'))
+    assert "its rank and world are none" in dc("doctor", "--dump", tmp_path, code=3).stderr
+
+
 def test_numbers_far_apart_take_no_time(dc: Run, groups: Groups, tmp_path: Path) -> None:
     text = (groups("well", 2) / "rank-0.json").read_text()
     (tmp_path / "rank-0.json").write_text(text.replace('"seq":7,', '"seq":1000000000000000,'))
     (tmp_path / "rank-1.json").write_text((groups("well", 2) / "rank-1.json").read_text())
-    begin = time.monotonic()
-    dc("doctor", "--dump", tmp_path)
-    assert time.monotonic() - begin < 60
+    dc("doctor", "--dump", tmp_path)  # to count from 7 to there would take days
 
 
 def test_no_file_makes_it_crash(dc: Run, groups: Groups, tmp_path: Path) -> None:
@@ -155,7 +207,7 @@ def test_no_file_makes_it_crash(dc: Run, groups: Groups, tmp_path: Path) -> None
             cut[chance.randrange(len(cut))] = chance.choice('{}[]",:0-9\\u\0né')
         (tmp_path / "rank-0.json").write_text("".join(cut), encoding="utf-8")
         for line in (["doctor", "--dump", str(tmp_path)], ["trace", str(tmp_path)]):
-            done = subprocess.run([str(TOOL), *line], capture_output=True, timeout=60)
+            done = subprocess.run([str(TOOL), *line], capture_output=True, timeout=600)
             assert done.returncode in (0, 1, 3), (done.returncode, "".join(cut)[:200])
 
 
@@ -184,10 +236,36 @@ def test_perfetto(dc: Run, groups: Groups, tmp_path: Path) -> None:
     assert event["dur"] == pytest.approx((row["end_ns"] - row["begin_ns"]) / 1e3, abs=1e-3)
 
 
+def test_a_trace_that_cannot_be_written_is_an_error(dc: Run, groups: Groups, tmp_path: Path) -> None:
+    folder = groups("well", 2)
+
+    def fails(line: List[Any], text: str, **kwargs: Any) -> None:
+        done = subprocess.run([str(TOOL), *map(str, line)], stderr=subprocess.PIPE, text=True, timeout=600, **kwargs)
+        assert done.returncode == 3 and done.stderr.endswith(text), done.stderr
+
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    with open("/dev/full", "w") as full:
+        for line in (["trace", folder], ["doctor", "--dump", folder], ["doctor", "--dump", folder, "--json"],
+                     ["trace", folder, "-o", tmp_path / "well.json"]):
+            fails(line, "standard output can't be written: No space left on device\n", stdout=full)
+    assert json.loads((tmp_path / "well.json").read_text()) == json.loads(dc("trace", folder).stdout)
+    fails(["trace", folder, "-o", "/dev/full"], "--output = /dev/full can't be written: No space left on device\n")
+    fails(["trace", folder, "-o", tmp_path], f"--output = {tmp_path} can't be written: Is a directory\n")
+    for kind, name in (("perfetto", "half.json"), ("torch", "half"), ("torch-json", "half")):
+        out = tmp_path / name
+        file = out / "rank_0" if kind != "perfetto" else out
+        fails(["trace", folder, "--format", kind, "-o", out],
+              f"--output = {file} can't be written: File too large\n", preexec_fn=small_files)
+        assert not file.exists()
+
+
 def analyse(folder: Path, *arguments: str) -> str:
     """What PyTorch's analyser says of a folder."""
     done = subprocess.run([str(Path(sys.executable).with_name("torchfrtrace")), str(folder), *arguments], text=True,
-                          capture_output=True, timeout=120)
+                          capture_output=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 

@@ -7,7 +7,7 @@
 
 #include "dc.h"
 
-enum { LEAST = 1024, GRAPH = 1, PARAM = 7 };
+enum { GRAPH = 1, PARAM = 7 };
 
 /* What one rank works with. */
 typedef struct bench {
@@ -182,7 +182,7 @@ bool bench_rank(rank *r) {
   bool well = b.whole != NULL && b.other != NULL && times != NULL;
   well = well ? works(&b, "dc_device_open", dc_device_open("cpu", NULL, &b.device)) : rank_fails(r, "out of memory");
   b.bytes = most;
-  while (b.bytes >= 16 * LEAST) {
+  while (b.bytes >= 16 * BENCH_LEAST) {
     b.bytes /= 16;
   }
   for (; b.bytes <= most && well; b.bytes *= 16) {
@@ -222,13 +222,9 @@ static void tell_row(json *j, bool as_json, size_t row, int64_t bytes, double wo
 }
 
 int run_bench(const args *a) {
-  int64_t ranks;
-  int64_t bytes;
-  int64_t turns;
-  if (!number_of(a, "--ranks", 2, 1, 64, &ranks) || !number_of(a, "--bytes", 1 << 24, LEAST, 1 << 30, &bytes) ||
-      !number_of(a, "--turns", 31, 3, 10001, &turns)) {
-    return EXIT_USAGE;
-  }
+  int64_t ranks = number_of(a, "--ranks", 2);
+  int64_t bytes = number_of(a, "--bytes", 1 << 24);
+  int64_t turns = number_of(a, "--turns", 31);
   const char *transport = given(a, "--transport") ? value_of(a, "--transport") : "processes";
   bool as_json = given(a, "--json");
   char argument[64];
@@ -236,7 +232,7 @@ int run_bench(const args *a) {
   snprintf(argument, sizeof argument, "%" PRId64 " %" PRId64, bytes, turns);
   bool live = isatty(STDERR_FILENO) == 1;
   if (live) {
-    fprintf(stderr, "... %d ranks, up to %" PRId64 " bytes", (int)ranks, bytes);
+    fprintf(stderr, "... %d rank%s, up to %" PRId64 " bytes", (int)ranks, plural_s(ranks), bytes);
   }
   bool processes = strcmp(transport, "processes") == 0;
   const job *j = job_named("bench");
@@ -256,8 +252,8 @@ int run_bench(const args *a) {
     json_int(&out, "turns", turns);
     json_open(&out, "rows", '[');
   } else {
-    printf("%d ranks as %s\n%-18s %12s %12s %10s %13s\n", (int)ranks, transport, "", "bytes", "us", "GB/s",
-           "of memcpy");
+    printf("%d rank%s as %s\n%-18s %12s %12s %10s %13s\n", (int)ranks, plural_s(ranks), transport, "", "bytes", "us",
+           "GB/s", "of memcpy");
   }
   for (char *line = text; *line != '\0'; line += strcspn(line, "\n") + 1) {
     size_t row;

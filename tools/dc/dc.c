@@ -1,10 +1,21 @@
 /* dc, the command line of libdc: the table of its commands, from which all else about them is made. */
+#include <errno.h>
 #include <string.h>
 
 #include "dc.h"
 
-#define JSON_OPTION \
-  { "--json", NULL, NULL, "prints JSON" }
+/* What the table of options is made of. */
+#define FLAG(name, help) \
+  { name, NULL, NULL, help, 0, 0, 0 }
+#define TEXT(name, argument, help) \
+  { name, argument, NULL, help, 0, 0, 0 }
+#define ONE_OF(name, argument, values, help) \
+  { name, argument, values, help, 0, 0, 0 }
+#define NUMBER(name, argument, least, most, help) \
+  { name, argument, NULL, help, 1, least, most }
+#define NUMBERS(name, least, most, help) \
+  { name, "LIST", NULL, help, MAX_NUMBERS, least, most }
+#define JSON_OPTION FLAG("--json", "prints JSON")
 
 const command commands[] = {
     {.name = "info",
@@ -22,9 +33,8 @@ const command commands[] = {
              "With --dump: reads the flight recorders' files of all ranks (dc_trace_dump, dc_trace_dump_on_error, or\n"
              "DC_DUMP_DIR for the Python package) and says in a sentence which rank did what differently.\n",
      .run = run_doctor,
-     .options = {{"--dump", "FOLDER", NULL, "reads FOLDER/rank-*.json instead of testing"},
-                 {"--ranks", "N", NULL, "ranks of the tests, 1 to 8; 2 without it"},
-                 JSON_OPTION}},
+     .options = {TEXT("--dump", "FOLDER", "reads FOLDER/rank-*.json instead of testing"),
+                 NUMBER("--ranks", "N", 1, 8, "ranks of the tests, 1 to 8; 2 without it"), JSON_OPTION}},
     {.name = "bench",
      .summary = "measures collectives and operators against memcpy",
      .text = "Each collective takes turns with a memcpy of as many bytes as the whole tensor has, on every rank at\n"
@@ -32,11 +42,11 @@ const command commands[] = {
              "Operators: a ZeRO-3 gather (start, wait, release), a gradient (reduce, end of backward), and a gather\n"
              "of what is there already.\n",
      .run = run_bench,
-     .options = {{"--ranks", "N", NULL, "1 to 64; 2 without it"},
-                 {"--transport", "HOW", "threads|processes", "what the ranks are; processes without it"},
-                 {"--bytes", "N", NULL, "the largest tensor, 1024 to 1073741824; 16777216 without it"},
-                 {"--turns", "N", NULL, "of each measurement, 3 to 10001; 31 without it"},
-                 JSON_OPTION}},
+     .options = {NUMBER("--ranks", "N", 1, 64, "1 to 64; 2 without it"),
+                 ONE_OF("--transport", "HOW", "threads|processes", "what the ranks are; processes without it"),
+                 NUMBER("--bytes", "N", BENCH_LEAST, 1 << 30,
+                        "the largest tensor, 1024 to 1073741824; 16777216 without it"),
+                 NUMBER("--turns", "N", 3, 10001, "of each measurement, 3 to 10001; 31 without it"), JSON_OPTION}},
     {.name = "plan",
      .operand = "WHAT",
      .operand_values = "layer",
@@ -46,19 +56,19 @@ const command commands[] = {
          "libdc's layer and with DeepSpeed's by its own inventory; for BERT-large also beside the table of\n"
          "DeepSpeed's tutorial, with where and why they differ. Model states are counted by stage and optimizer.\n",
      .run = run_plan,
-     .options = {{"--model", "NAME", "bert-base|bert-large", "bert-large without it; the next four replace its sizes"},
-                 {"--layers", "N", NULL, "how many layers"},
-                 {"--hidden", "N", NULL, "features of a token"},
-                 {"--heads", "N", NULL, "divides --hidden"},
-                 {"--intermediate", "N", NULL, "features between; with --hidden, 4 times that without it"},
-                 {"--memory", "LIST", NULL, "up to 4 sizes in GiB with commas between; 16,32 without it"},
-                 {"--seq", "LIST", NULL, "up to 4 lengths with commas between; 128,512 without it"},
-                 {"--dtype", "TYPE", "float32|float16|bfloat16", "of weights and activations; float16 without it"},
-                 {"--optimizer", "NAME", "adam|momentum|sgd", "adam without it, and for LAMB"},
-                 {"--stage", "N", NULL, "of ZeRO, 0 to 3; 0 without it"},
-                 {"--ranks", "N", NULL, "among which ZeRO shards; 1 without it"},
-                 {"--other", "GIB", NULL, "taken by what is not counted; 0 without it"},
-                 JSON_OPTION}},
+     .options =
+         {ONE_OF("--model", "NAME", "bert-base|bert-large", "bert-large without it; the next four replace its sizes"),
+          NUMBER("--layers", "N", 1, INT32_MAX, "how many layers"),
+          NUMBER("--hidden", "N", 1, 1 << 17, "features of a token"),
+          NUMBER("--heads", "N", 1, 1 << 17, "divides --hidden"),
+          NUMBER("--intermediate", "N", 1, INT32_MAX, "features between; with --hidden, 4 times that without it"),
+          NUMBERS("--memory", 1, PLAN_MOST_GIB, "up to 4 sizes in GiB with commas between; 16,32 without it"),
+          NUMBERS("--seq", 1, 1 << 24, "up to 4 lengths with commas between; 128,512 without it"),
+          ONE_OF("--dtype", "TYPE", "float32|float16|bfloat16", "of weights and activations; float16 without it"),
+          ONE_OF("--optimizer", "NAME", "adam|momentum|sgd", "adam without it, and for LAMB"),
+          NUMBER("--stage", "N", 0, 3, "of ZeRO, 0 to 3; 0 without it"),
+          NUMBER("--ranks", "N", 1, INT32_MAX, "among which ZeRO shards; 1 without it"),
+          NUMBER("--other", "GIB", 0, PLAN_MOST_GIB, "taken by what is not counted; 0 without it"), JSON_OPTION}},
     {.name = "trace",
      .operand = "FOLDER",
      .summary = "turns the flight recorders' dumps into a trace",
@@ -66,9 +76,9 @@ const command commands[] = {
              "processes, streams are threads. The format torch writes what torchfrtrace, PyTorch's analyser of flight\n"
              "recorders, reads: a file a rank, pickled; torch-json is the same as JSON.\n",
      .run = run_trace,
-     .options = {{"--output", "PATH", NULL, "a file, for torch a folder; -o is short for it; else standard output"},
-                 {"--format", "FORMAT", "perfetto|torch|torch-json", "perfetto without it"},
-                 {"--json", NULL, NULL, "prints what was written as JSON"}}},
+     .options = {TEXT("--output", "PATH", "a file, for torch a folder; -o is short for it; else standard output"),
+                 ONE_OF("--format", "FORMAT", "perfetto|torch|torch-json", "perfetto without it"),
+                 FLAG("--json", "prints what was written as JSON")}},
     {.name = "completion",
      .operand = "SHELL",
      .operand_values = "bash|zsh|fish",
@@ -88,7 +98,7 @@ static int unknown(const char *name) {
   return EXIT_USAGE;
 }
 
-int main(int argc, char **argv) {
+static int run(int argc, char **argv) {
   if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
     print_help(NULL);
     return argc < 2 ? EXIT_USAGE : EXIT_WELL;
@@ -108,4 +118,15 @@ int main(int argc, char **argv) {
     }
   }
   return unknown(argv[1]);
+}
+
+/* Whatever a command has printed must have gone out: on a full disk its output is not whole. */
+int main(int argc, char **argv) {
+  hold_standard_streams();
+  int code = run(argc, argv);
+  if (!flushed(stdout)) {
+    fprintf(stderr, "dc: standard output can't be written: %s\n", strerror(errno));
+    return EXIT_CANNOT;
+  }
+  return code;
 }

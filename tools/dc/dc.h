@@ -3,6 +3,7 @@
  *   dc.c        the commands' table, main
  *   options.c   command lines, read by the table
  *   help.c      help texts, shell completion and the manual page, made from the table
+ *   output.c    files and standard output that must have been written
  *   json.c      reading and writing JSON
  *   dumps.c     the flight recorders' files of a folder
  *   verdict.c   what they say together
@@ -23,6 +24,11 @@
 #define PRINTF(text, first) __attribute__((format(printf, text, first)))
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
+/* For texts: 1 rank, 2 ranks. */
+static inline const char *plural_s(int64_t count) {
+  return count == 1 ? "" : "s";
+}
+
 /* Exit codes; the help and the manual page have them from exit_codes in help.c. */
 enum { EXIT_WELL = 0, EXIT_FAULT = 1, EXIT_USAGE = 2, EXIT_CANNOT = 3 };
 
@@ -33,9 +39,11 @@ typedef struct option {
   const char *argument; /* "N"; NULL: a flag */
   const char *values;   /* "threads|processes": no others are allowed; NULL: any */
   const char *help;
+  int numbers; /* most whole numbers with commas between, each from least to most; 0: any text */
+  int64_t least, most;
 } option;
 
-enum { MAX_OPTIONS = 13 };
+enum { MAX_OPTIONS = 13, MAX_NUMBERS = 4 };
 
 typedef struct command command;
 
@@ -59,17 +67,26 @@ struct command {
 extern const command commands[];
 extern const int command_count;
 
-/* Reads a command's arguments; an exit code, or -1: go on. */
+/* Reads a command's arguments; an exit code, or -1: go on. A value that its option does not allow is told here, before
+ * the command begins. */
 int read_args(const command *c, int argc, char **argv, args *a);
 const char *value_of(const args *a, const char *name);
 bool given(const args *a, const char *option);
-/* A whole number within bounds; false: told why not. */
-bool number_of(const args *a, const char *option, int64_t fallback, int64_t least, int64_t most, int64_t *number);
-/* Whole numbers with commas between; text is the fallback. */
-bool numbers_of(const args *a, const char *option, const char *text, int64_t least, int64_t most, int64_t *numbers,
-                int room, int *count);
+/* An option's number, or the fallback. */
+int64_t number_of(const args *a, const char *option, int64_t fallback);
+/* An option's numbers, or those of the text; returns how many there are, at most the table's. */
+int numbers_of(const args *a, const char *option, const char *text, int64_t *numbers);
 /* "dc COMMAND: …" on standard error. Returns code. */
 int complain(const args *a, int code, const char *format, ...) PRINTF(3, 4);
+/* ---- output.c ---- */
+
+/* Makes descriptors 0 to 2 refuse what is read or written where the caller closed them, so that no file that is opened
+ * later gets their number. */
+void hold_standard_streams(void);
+/* Whether all that was written to the file has gone out; false: errno says why not. */
+bool flushed(FILE *file);
+/* Closes a file that was to be written whole. On failure it is removed, the user told, and EXIT_CANNOT returned. */
+int finish_file(const args *a, FILE *file, const char *path);
 
 /* ---- help.c ---- */
 
@@ -111,9 +128,11 @@ const json_value *json_get(const json_value *object, const char *key); /* NULL: 
 
 /* ---- dumps.c ---- */
 
+enum { MOST_RANKS = 256 }; /* of a group, over TCP */
+
 typedef struct entry {
   int64_t n, graph, id, tensors, bytes, moved, seq, queued, begin, end;
-  const char *op, *dtype, *group, *stream, *state;
+  const char *op, *name, *dtype, *group, *stream, *state; /* name of the parameter, "" for none */
 } entry;
 
 typedef struct dump {
@@ -131,8 +150,8 @@ typedef struct dumps {
   int world;
 } dumps;
 
-/* All of folder/rank-*.json; false: told why not. */
-bool dumps_read(const args *a, const char *folder, dumps *d);
+/* All of folder/rank-*.json; false: told why not, by the name of the argument that the folder came by. */
+bool dumps_read(const args *a, const char *argument, const char *folder, dumps *d);
 void dumps_free(dumps *d);
 
 /* ---- verdict.c ---- */
@@ -142,7 +161,7 @@ enum { SENTENCE = 1024 };
 typedef struct verdict {
   const char *kind; /* "same", "operation", "missing", "late", "died", "error" */
   char sentence[SENTENCE];
-  bool culprits[64];
+  bool culprits[MOST_RANKS];
 } verdict;
 
 void judge(const dumps *d, verdict *v);
@@ -200,6 +219,8 @@ int run_bench(const args *a);
 int run_trace(const args *a);
 int run_plan(const args *a);
 
+enum { PLAN_MOST_GIB = 1 << 20 };
+
 /* torch.c: the dumps as PyTorch's flight recorder has them, one file a rank in `folder`. */
 int write_torch(const args *a, const dumps *d, const char *folder, bool pickle);
 
@@ -210,6 +231,7 @@ dc_tensor flat(void *data, const int64_t *count, int32_t dtype);
 bool check_collectives(rank *r);
 bool check_zero3(rank *r);
 /* bench.c */
+enum { BENCH_LEAST = 1024 }; /* bytes of the smallest tensor */
 bool bench_rank(rank *r);
 
 #endif

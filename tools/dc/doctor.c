@@ -17,7 +17,7 @@ static void on_ranks(finding *f, int ranks, const char *name, bool processes, co
   char text[SENTENCE];
   const job *j = job_named(name);
   if (processes ? run_processes(j, ranks, "", text, sizeof text) : run_threads(j, ranks, "", text, sizeof text)) {
-    find(f, WELL, "%d ranks, %s", ranks, what);
+    find(f, WELL, "%d rank%s, %s", ranks, plural_s(ranks), what);
   } else {
     find(f, BROKEN, "%.900s", text);
   }
@@ -44,15 +44,18 @@ static void zero3_processes(finding *f, int ranks) {
 
 /* ---- Python ---- */
 
-/* Runs a program; its standard output, without what stands beyond `bytes`. The exit status, or -1: it did not run. */
+enum { NOT_RUN = -1, TOO_LONG = -2 };
+
+/* Runs a program; its standard output, without what stands beyond `bytes`. The exit status, NOT_RUN or TOO_LONG. */
 static int capture(const char *const *argv, int64_t limit_ns, char *text, size_t bytes) {
   int fds[2];
   pid_t pid;
   size_t used = 0;
-  int status = -1;
+  int status = 0;
+  bool late = false;
   text[0] = '\0';
   if (pipe2(fds, O_CLOEXEC) != 0) {
-    return -1;
+    return NOT_RUN;
   }
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
@@ -70,16 +73,17 @@ static int capture(const char *const *argv, int64_t limit_ns, char *text, size_t
     used += n > 0 ? (size_t)n : 0;
     more = n > 0 || (ready < 0 && errno == EINTR);
     if (ready == 0) {
+      late = true;
       kill(pid, SIGKILL);
     }
   }
   text[used] = '\0';
   close(fds[0]);
-  if (error == 0) {
-    waitpid(pid, &status, 0);
-    status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  if (error != 0) {
+    return NOT_RUN;
   }
-  return status;
+  waitpid(pid, &status, 0);
+  return late ? TOO_LONG : WIFEXITED(status) ? WEXITSTATUS(status) : NOT_RUN;
 }
 
 /* Its own words are the finding; exit status 2: what is asked for is not installed. */
@@ -87,14 +91,17 @@ static void ask_python(finding *f, const char *what, const char *program) {
   char text[SENTENCE];
   const char *python = getenv("DC_PYTHON");
   const char *argv[] = {python == NULL ? "python3" : python, "-c", program, NULL};
-  int status = capture(argv, INT64_C(60000000000), text, sizeof text);
+  enum { LIMIT_S = 100 }; /* PyTorch is large: on a busy machine with a cold disk its import takes a minute */
+  int status = capture(argv, INT64_C(1000000000) * LIMIT_S, text, sizeof text);
   text[strcspn(text, "\n")] = '\0';
   if (status == 0) {
     find(f, WELL, "%s", text);
   } else if (status == 2 && text[0] != '\0') {
     find(f, ABSENT, "%s", text);
-  } else if (status == 127 || (status == -1 && text[0] == '\0')) {
-    find(f, ABSENT, "%s can't be run, or does not end", argv[0]);
+  } else if (status == TOO_LONG) {
+    find(f, BROKEN, "%s: %s does not end in %d s", what, argv[0], LIMIT_S);
+  } else if (status == 127 || (status == NOT_RUN && text[0] == '\0')) {
+    find(f, ABSENT, "%s can't be run", argv[0]);
   } else {
     find(f, BROKEN, "%s: %.900s", what, text[0] == '\0' ? "no word" : text);
   }
@@ -168,15 +175,12 @@ static void run_check(tally *t, const check *c, int ranks) {
     json_close(&t->j, '}');
   } else {
     printf("%-7s %-32s %s\n", states[f.state], c->name, f.text);
-    fflush(stdout);
+    (void)fflush(stdout); /* main() looks whether it went out */
   }
 }
 
 static int self_test(const args *a) {
-  int64_t ranks;
-  if (!number_of(a, "--ranks", 2, 1, 8, &ranks)) {
-    return EXIT_USAGE;
-  }
+  int64_t ranks = number_of(a, "--ranks", 2);
   tally t = {.j = {.file = stdout}, .as_json = given(a, "--json"), .live = isatty(STDERR_FILENO) == 1};
   if (t.as_json) {
     json_open(&t.j, NULL, '{');
@@ -205,7 +209,7 @@ static int self_test(const args *a) {
 static int tell_verdict(const args *a, const char *folder) {
   dumps d;
   verdict v;
-  if (!dumps_read(a, folder, &d)) {
+  if (!dumps_read(a, "--dump", folder, &d)) {
     return EXIT_CANNOT;
   }
   judge(&d, &v);
@@ -233,5 +237,9 @@ static int tell_verdict(const args *a, const char *folder) {
 
 int run_doctor(const args *a) {
   const char *folder = value_of(a, "--dump");
+  if (folder != NULL && given(a, "--ranks")) {
+    return complain(a, EXIT_USAGE, "--ranks = %s is for the tests; --dump = %s takes its ranks from the files",
+                    value_of(a, "--ranks"), folder);
+  }
   return folder == NULL ? self_test(a) : tell_verdict(a, folder);
 }

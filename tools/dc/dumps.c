@@ -1,38 +1,78 @@
 /* The flight recorders' files of a folder: folder/rank-R.json, written by dc_trace_dump(). */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "dc.h"
 
-static char *read_file(const char *path) {
-  FILE *file = fopen(path, "r");
-  if (file == NULL) {
-    return NULL;
+/* What dc_trace_dump() can write: as many entries as a trace may keep, none of them as long as this. */
+static const int64_t most_bytes = INT64_C(16777216) * 512 + 65536;
+
+/* "" or why the file can't be a dump, before anything is read: reading a pipe would wait for its writer. */
+static const char *refuse(int fd, char why[80]) {
+  struct stat about;
+  if (fstat(fd, &about) != 0) {
+    return strerror(errno);
   }
+  if (!S_ISREG(about.st_mode)) {
+    return S_ISDIR(about.st_mode)    ? "it is a folder, must be a file"
+           : S_ISFIFO(about.st_mode) ? "it is a pipe, must be a file"
+                                     : "it is a device, must be a file";
+  }
+  if (about.st_size > most_bytes) {
+    snprintf(why, 80, "it has %" PRId64 " bytes, a dump has at most %" PRId64, (int64_t)about.st_size, most_bytes);
+    return why;
+  }
+  return "";
+}
+
+/* The text of a file of at most most_bytes, though it grows while it is read; NULL: error says why not. A NUL ends the
+ * reading: no dump has one, and a file with a hole may be larger than the memory. */
+static char *read_all(int fd, const char **error) {
   size_t used = 0;
   size_t capacity = 1 << 16;
   char *text = malloc(capacity);
-  for (size_t n = 1; text != NULL && n > 0; used += n) {
-    if (capacity - used < 2) {
-      char *grown = realloc(text, capacity *= 2);
-      if (grown == NULL) {
-        free(text);
-      }
-      text = grown;
+  for (ssize_t n = 1; text != NULL && n > 0;) {
+    n = read(fd, text + used, capacity - used - 1);
+    if (n < 0) {
+      *error = strerror(errno);
+    } else if (memchr(text + used, 0, (size_t)n) != NULL) {
+      *error = "it has a NUL character, so it is no text";
+      n = -1;
+    } else if ((int64_t)(used += (size_t)n) > most_bytes) {
+      *error = "it grows while it is read";
+      n = -1;
     }
-    n = text == NULL ? 0 : fread(text + used, 1, capacity - used - 1, file);
+    char *grown = n > 0 && capacity - used < 2 ? realloc(text, capacity *= 2) : text;
+    if (n < 0 || grown == NULL) {
+      free(text);
+    }
+    text = n < 0 ? NULL : grown;
   }
   if (text != NULL) {
     text[used] = '\0';
-    if (ferror(file) || strlen(text) != used) {
-      free(text);
-      text = NULL;
-      errno = errno == 0 ? EINVAL : errno;
-    }
   }
-  fclose(file);
+  return text;
+}
+
+static char *read_file(int folder, const char *name, char why[80], const char **error) {
+  int fd = openat(folder, name, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); /* opening a pipe may wait, too */
+  if (fd < 0) {
+    *error = errno == ENXIO ? "it is a socket or a device, must be a file" : strerror(errno);
+    return NULL;
+  }
+  *error = refuse(fd, why);
+  char *text = NULL;
+  if ((*error)[0] == '\0') {
+    *error = "out of memory";
+    text = read_all(fd, error);
+  }
+  close(fd);
   return text;
 }
 
@@ -58,6 +98,7 @@ static entry entry_of(const json_value *v) {
                  .begin = int_of(v, "begin_ns"),
                  .end = int_of(v, "end_ns"),
                  .op = text_of(v, "op"),
+                 .name = text_of(v, "name"),
                  .dtype = text_of(v, "dtype"),
                  .group = text_of(v, "group"),
                  .stream = text_of(v, "stream"),
@@ -84,11 +125,13 @@ static const char *fill(dump *d, const json_value *v) {
   if (int_of(v, "version") != 1) {
     return "its version is not 1, the only one that this dc knows";
   }
-  d->rank = (int)int_of(v, "rank");
-  d->world = (int)int_of(v, "world");
-  if (d->world < 1 || d->world > 64 || d->rank < 0 || d->rank >= d->world) {
+  int64_t number = int_of(v, "rank");
+  int64_t world = int_of(v, "world");
+  if (world < 1 || world > MOST_RANKS || number < 0 || number >= world) {
     return "its rank and world are none";
   }
+  d->rank = (int)number;
+  d->world = (int)world;
   d->pid = int_of(v, "pid");
   d->time = int_of(v, "time_ns");
   d->wall = int_of(v, "wall_ns");
@@ -119,22 +162,23 @@ static const char *fill(dump *d, const json_value *v) {
   return "";
 }
 
-static bool read_dump(const args *a, const char *path, dump *d) {
-  char error[128];
-  d->file = read_file(path);
+static bool read_dump(const args *a, const char *folder, int folder_fd, const char *name, dump *d) {
+  char text[128];
+  const char *error = "";
+  d->file = read_file(folder_fd, name, text, &error);
   if (d->file == NULL) {
-    complain(a, EXIT_CANNOT, "%s can't be read: %s", path, strerror(errno));
+    complain(a, EXIT_CANNOT, "%s/%s can't be read: %s", folder, name, error);
     return false;
   }
-  json_value *v = json_read(d->file, error, sizeof error);
+  json_value *v = json_read(d->file, text, sizeof text);
   if (v == NULL) {
-    complain(a, EXIT_CANNOT, "%s is no JSON: %s", path, error);
+    complain(a, EXIT_CANNOT, "%s/%s is no JSON: %s", folder, name, text);
     return false;
   }
   const char *fault = fill(d, v);
   json_free(v);
   if (fault[0] != '\0') {
-    complain(a, EXIT_CANNOT, "%s: %s", path, fault);
+    complain(a, EXIT_CANNOT, "%s/%s: %s", folder, name, fault);
   }
   return fault[0] == '\0';
 }
@@ -144,16 +188,16 @@ static int by_rank(const void *a, const void *b) {
 }
 
 /* Do they belong together? */
-static bool fit(const args *a, const char *folder, dumps *d) {
+static bool fit(const args *a, const char *argument, const char *folder, dumps *d) {
   if (d->count == 0) {
-    complain(a, EXIT_CANNOT, "FOLDER = %s has no rank-R.json; dc_trace_dump and DC_DUMP_DIR write them", folder);
+    complain(a, EXIT_CANNOT, "%s = %s has no rank-R.json; dc_trace_dump and DC_DUMP_DIR write them", argument, folder);
     return false;
   }
   qsort(d->ranks, (size_t)d->count, sizeof *d->ranks, by_rank);
   d->world = d->ranks[0].world;
   for (int i = 1; i < d->count; i++) {
     if (d->ranks[i].world != d->world || d->ranks[i].rank == d->ranks[i - 1].rank) {
-      complain(a, EXIT_CANNOT, "FOLDER = %s has dumps of more than one run: ranks %d of %d and %d of %d", folder,
+      complain(a, EXIT_CANNOT, "%s = %s has dumps of more than one run: ranks %d of %d and %d of %d", argument, folder,
                d->ranks[i - 1].rank, d->ranks[i - 1].world, d->ranks[i].rank, d->ranks[i].world);
       return false;
     }
@@ -161,30 +205,43 @@ static bool fit(const args *a, const char *folder, dumps *d) {
   return true;
 }
 
-bool dumps_read(const args *a, const char *folder, dumps *d) {
-  enum { MOST = 64 };
-  *d = (dumps){.ranks = calloc(MOST, sizeof *d->ranks)};
+/* "rank-" and a number as dc_trace_dump() writes it. */
+static bool is_dump(const char *name) {
+  int number;
+  int end = 0;
+  return name[0] != '\0' && strncmp(name, "rank-", 5) == 0 && name[5] >= '0' && name[5] <= '9' &&
+         sscanf(name + 5, "%3d.json%n", &number, &end) == 1 && end > 0 && name[5 + end] == '\0';
+}
+
+static bool read_folder(const args *a, const char *argument, const char *folder, DIR *dir, dumps *d) {
+  for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
+    if (!is_dump(e->d_name)) {
+      continue;
+    }
+    if (d->count == MOST_RANKS) {
+      complain(a, EXIT_CANNOT, "%s = %s has more than %d dumps, which no run has", argument, folder, MOST_RANKS);
+      return false;
+    }
+    if (!read_dump(a, folder, dirfd(dir), e->d_name, &d->ranks[d->count++])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool dumps_read(const args *a, const char *argument, const char *folder, dumps *d) {
+  *d = (dumps){.ranks = calloc(MOST_RANKS, sizeof *d->ranks)};
   DIR *dir = opendir(folder);
   if (dir == NULL || d->ranks == NULL) {
-    complain(a, EXIT_CANNOT, "FOLDER = %s can't be read: %s", folder, strerror(errno));
+    complain(a, EXIT_CANNOT, "%s = %s can't be read: %s", argument, folder, strerror(errno));
     free(d->ranks);
     if (dir != NULL) {
       closedir(dir);
     }
     return false;
   }
-  bool well = true;
-  for (struct dirent *e = readdir(dir); e != NULL && well && d->count < MOST; e = readdir(dir)) {
-    int number;
-    int end = 0;
-    if (sscanf(e->d_name, "rank-%2d.json%n", &number, &end) == 1 && end > 0 && e->d_name[end] == '\0') {
-      char path[4096];
-      snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
-      well = read_dump(a, path, &d->ranks[d->count++]);
-    }
-  }
+  bool well = read_folder(a, argument, folder, dir, d) && fit(a, argument, folder, d);
   closedir(dir);
-  well = well && fit(a, folder, d);
   if (!well) {
     dumps_free(d);
   }

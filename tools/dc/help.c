@@ -7,7 +7,7 @@ static const char *const exit_codes[][2] = {
     {"0", "done; doctor: nothing is broken, and the dumps show no failure"},
     {"1", "doctor: something is broken, or the dumps show a failure; bench: the ranks failed"},
     {"2", "the command line is wrong"},
-    {"3", "a file or folder can't be read or written"},
+    {"3", "a file or folder can't be read or written, or not all output could be"},
 };
 
 static const char summary[] = "tells about, tests, measures, plans and traces libdc";

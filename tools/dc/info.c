@@ -207,7 +207,8 @@ static void machine(report *r) {
   say_number(r, "processes", limit_of(RLIMIT_NPROC), "");
   say_number(r, "locked memory", limit_of(RLIMIT_MEMLOCK), "bytes");
   say_number(r, "address space", limit_of(RLIMIT_AS), "bytes");
-  say_number(r, "ranks in a group", 64, "");
+  say_number(r, "ranks of a machine", 64, "");
+  say_number(r, "ranks over TCP", MOST_RANKS, "");
   say_number(r, "copies of a group", 32, "");
   end_section(r);
 }

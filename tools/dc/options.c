@@ -37,6 +37,50 @@ static bool allowed(const char *values, const char *value) {
   return values == NULL;
 }
 
+/* A whole number, as C writes it in decimal; false: it is none, or int64_t does not hold it. */
+static bool read_number(const char *text, char **end, int64_t *number) {
+  bool begins = (*text >= '0' && *text <= '9') || *text == '-'; /* strtoll would skip spaces and take a plus */
+  errno = 0;
+  *number = begins ? strtoll(text, end, 10) : 0;
+  return begins && *end != text && errno == 0;
+}
+
+/* The option's numbers; how many there are, 0: the text has others than the option allows. */
+static int read_numbers(const option *o, const char *text, int64_t *numbers) {
+  for (int count = 0; count < o->numbers; text++) {
+    char *end;
+    if (!read_number(text, &end, &numbers[count]) || numbers[count] < o->least || numbers[count] > o->most) {
+      return 0;
+    }
+    count++;
+    if (*end == '\0') {
+      return count;
+    }
+    if (*end != ',') {
+      return 0;
+    }
+    text = end;
+  }
+  return 0;
+}
+
+static int check_value(const args *a, const option *o, const char *value) {
+  int64_t numbers[MAX_NUMBERS];
+  if (!allowed(o->values, value)) {
+    return complain(a, EXIT_USAGE, "%s = %s, must be %s", o->name, value, o->values);
+  }
+  if (o->numbers == 1 && read_numbers(o, value, numbers) == 0) {
+    return complain(a, EXIT_USAGE, "%s = %s, must be a number from %" PRId64 " to %" PRId64, o->name, value, o->least,
+                    o->most);
+  }
+  if (o->numbers > 1 && read_numbers(o, value, numbers) == 0) {
+    return complain(a, EXIT_USAGE,
+                    "%s = %s, must be 1 to %d numbers from %" PRId64 " to %" PRId64 " with commas between", o->name,
+                    value, o->numbers, o->least, o->most);
+  }
+  return -1;
+}
+
 /* One option, "--name", "--name value" or "--name=value"; -1: go on. */
 static int read_option(args *a, int argc, char **argv, int *at) {
   const command *c = a->command;
@@ -65,10 +109,7 @@ static int read_option(args *a, int argc, char **argv, int *at) {
   } else {
     return complain(a, EXIT_USAGE, "%s needs a value, %s", o->name, o->values != NULL ? o->values : o->argument);
   }
-  if (!allowed(o->values, a->value[i])) {
-    return complain(a, EXIT_USAGE, "%s = %s, must be %s", o->name, a->value[i], o->values);
-  }
-  return -1;
+  return check_value(a, o, a->value[i]);
 }
 
 int read_args(const command *c, int argc, char **argv, args *a) {
@@ -107,39 +148,16 @@ bool given(const args *a, const char *name) {
   return value_of(a, name) != NULL;
 }
 
-bool number_of(const args *a, const char *name, int64_t fallback, int64_t least, int64_t most, int64_t *number) {
-  const char *text = value_of(a, name);
-  *number = fallback;
-  if (text == NULL) {
-    return true;
+int64_t number_of(const args *a, const char *name, int64_t fallback) {
+  const int i = index_of(a->command, name, strlen(name));
+  int64_t number = fallback;
+  if (a->value[i] != NULL) {
+    (void)read_numbers(&a->command->options[i], a->value[i], &number); /* read_args() has found it right */
   }
-  char *end;
-  errno = 0;
-  *number = strtoll(text, &end, 10);
-  if (end == text || *end != '\0' || errno != 0 || *number < least || *number > most) {
-    complain(a, EXIT_USAGE, "%s = %s, must be a number from %" PRId64 " to %" PRId64, name, text, least, most);
-    return false;
-  }
-  return true;
+  return number;
 }
 
-bool numbers_of(const args *a, const char *name, const char *text, int64_t least, int64_t most, int64_t *numbers,
-                int room, int *count) {
-  const char *at = given(a, name) ? value_of(a, name) : text;
-  for (*count = 0; *count < room; at++) {
-    char *end;
-    errno = 0;
-    int64_t number = strtoll(at, &end, 10);
-    if (end == at || (*end != '\0' && *end != ',') || errno != 0 || number < least || number > most) {
-      break;
-    }
-    numbers[(*count)++] = number;
-    at = end;
-    if (*at == '\0') {
-      return true;
-    }
-  }
-  complain(a, EXIT_USAGE, "%s = %s, must be 1 to %d numbers from %" PRId64 " to %" PRId64 " with commas between", name,
-           value_of(a, name), room, least, most);
-  return false;
+int numbers_of(const args *a, const char *name, const char *text, int64_t *numbers) {
+  const int i = index_of(a->command, name, strlen(name));
+  return read_numbers(&a->command->options[i], a->value[i] != NULL ? a->value[i] : text, numbers);
 }

@@ -1,5 +1,6 @@
 /* dc plan layer: the largest micro-batch of a stack of transformer layers, by memory flags, sequence length and memory,
  * for libdc's layer and for DeepSpeed's. All bytes are dc_layer_get_plan()'s. */
+#include <inttypes.h>
 #include <string.h>
 
 #include "plan.h"
@@ -45,8 +46,6 @@ bool plan_one(const question *q, const model *m, int32_t flags, int64_t seq, int
 
 /* ---- the command line ---- */
 
-enum { MOST_GIB = 1 << 20, MOST_LENGTH = 1 << 24, MOST_HIDDEN = 1 << 17 };
-
 static bool read_model(const args *a, model *m) {
   *m = models[COUNT(models) - 1];
   for (size_t i = 0; i < COUNT(models) && given(a, "--model"); i++) {
@@ -55,13 +54,12 @@ static bool read_model(const args *a, model *m) {
     }
   }
   const model named = *m;
-  if (!number_of(a, "--layers", m->layers, 1, INT32_MAX, &m->layers) ||
-      !number_of(a, "--hidden", m->hidden, 1, MOST_HIDDEN, &m->hidden)) {
-    return false;
-  }
-  int64_t inside = m->hidden == named.hidden ? m->intermediate : 4 * m->hidden;
-  if (!number_of(a, "--heads", m->heads, 1, m->hidden, &m->heads) ||
-      !number_of(a, "--intermediate", inside, 1, INT32_MAX, &m->intermediate)) {
+  m->layers = number_of(a, "--layers", named.layers);
+  m->hidden = number_of(a, "--hidden", named.hidden);
+  m->heads = number_of(a, "--heads", named.heads);
+  m->intermediate = number_of(a, "--intermediate", m->hidden == named.hidden ? named.intermediate : 4 * m->hidden);
+  if (m->hidden % m->heads != 0) {
+    complain(a, EXIT_USAGE, "--heads = %" PRId64 ", must divide --hidden = %" PRId64, m->heads, m->hidden);
     return false;
   }
   if (m->layers != named.layers || m->hidden != named.hidden || m->heads != named.heads ||
@@ -86,16 +84,14 @@ static void read_kinds(const args *a, question *q) {
 }
 
 static bool read_table(const args *a, plan_table *t, int64_t *seq, int *seqs) {
-  int64_t stage;
-  int64_t other;
-  if (!read_model(a, &t->m) || !number_of(a, "--ranks", 1, 1, INT32_MAX, &t->q.ranks) ||
-      !number_of(a, "--stage", 0, 0, 3, &stage) || !number_of(a, "--other", 0, 0, MOST_GIB, &other) ||
-      !numbers_of(a, "--memory", "16,32", 1, MOST_GIB, t->memory, PLAN_COLUMNS, &t->memories) ||
-      !numbers_of(a, "--seq", "128,512", 1, MOST_LENGTH, seq, PLAN_COLUMNS, seqs)) {
+  if (!read_model(a, &t->m)) {
     return false;
   }
-  t->q.stage = (int32_t)stage;
-  t->q.other = other << 30;
+  t->q.ranks = number_of(a, "--ranks", 1);
+  t->q.stage = (int32_t)number_of(a, "--stage", 0);
+  t->q.other = number_of(a, "--other", 0) << 30;
+  t->memories = numbers_of(a, "--memory", "16,32", t->memory);
+  *seqs = numbers_of(a, "--seq", "128,512", seq);
   read_kinds(a, &t->q);
   return true;
 }

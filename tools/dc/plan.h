@@ -9,8 +9,8 @@
 #include "dc.h"
 
 enum { FLAG_INVERTIBLE = 1, FLAG_ATTENTION = 2, FLAG_GELU = 4, FLAGS = 8 };
-enum { PLAN_COLUMNS = 4 }; /* lengths and memories of one table */
-enum { KINDS = 2 };        /* enum dc_layer_inventory */
+enum { PLAN_COLUMNS = MAX_NUMBERS }; /* lengths and memories of one table */
+enum { KINDS = 2 };                  /* enum dc_layer_inventory */
 
 typedef struct model {
   const char *name;

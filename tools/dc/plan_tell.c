@@ -20,12 +20,13 @@ static double gb(int64_t bytes) {
 static void print_states(const plan_table *t) {
   const model *m = &t->m;
   const dc_layer_plan *p = &t->states;
-  printf("%s: %" PRId64 " layers, hidden size %" PRId64 ", %" PRId64 " heads, intermediate size %" PRId64
+  printf("%s: %" PRId64 " layer%s, hidden size %" PRId64 ", %" PRId64 " head%s, intermediate size %" PRId64
          ", %.1f million parameters\n",
-         m->name, m->layers, m->hidden, m->heads, m->intermediate, (double)p->parameters / 1e6);
+         m->name, m->layers, plural_s(m->layers), m->hidden, m->heads, plural_s(m->heads), m->intermediate,
+         (double)p->parameters / 1e6);
   printf("%s, ZeRO-%d, %" PRId64 " rank%s; GB a rank: weights %.2f, gradients %.2f, optimizer of %d moment%s %.2f",
-         dc_dtype_name(t->q.dtype), t->q.stage, t->q.ranks, t->q.ranks == 1 ? "" : "s", gb(p->weight_bytes),
-         gb(p->grad_bytes), t->q.moments, t->q.moments == 1 ? "" : "s", gb(p->optimizer_bytes));
+         dc_dtype_name(t->q.dtype), t->q.stage, t->q.ranks, plural_s(t->q.ranks), gb(p->weight_bytes),
+         gb(p->grad_bytes), t->q.moments, plural_s(t->q.moments), gb(p->optimizer_bytes));
   if (p->working_bytes > 0) {
     printf(", whole for a while %.2f", gb(p->working_bytes));
   }

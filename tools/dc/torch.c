@@ -5,6 +5,7 @@
  * rank. The analyser knows no back end of ours: the name says gloo, and then what libdc calls it. */
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -94,7 +95,7 @@ static const struct {
               {"int8", "Char", 1},     {"int32", "Int", 4},      {"int64", "Long", 8},   {"uint8", "Byte", 1}};
 
 static void put_group(sink *s, const dumps *d, const char *name) {
-  char ranks[64 * 4 + 3] = "[";
+  char ranks[MOST_RANKS * 5 + 3] = "[";
   for (int r = 0; r < d->world; r++) {
     snprintf(ranks + strlen(ranks), sizeof ranks - strlen(ranks), "%s%d", r == 0 ? "" : ", ", r);
   }
@@ -200,17 +201,17 @@ int write_torch(const args *a, const dumps *d, const char *folder, bool pickle) 
     return complain(a, EXIT_CANNOT, "--output = %s can't be made: %s", folder, strerror(errno));
   }
   for (int r = 0; r < d->count; r++) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/rank_%d", folder, d->ranks[r].rank);
-    FILE *file = fopen(path, "w");
+    char path[PATH_MAX + 16];
+    snprintf(path, sizeof path, "%s/rank_%d", folder, d->ranks[r].rank); /* fits: mkdir() takes no longer folder */
+    FILE *file = fopen(path, "we");
     if (file == NULL) {
-      return complain(a, EXIT_CANNOT, "%s can't be written: %s", path, strerror(errno));
+      return complain(a, EXIT_CANNOT, "--output = %s can't be written: %s", path, strerror(errno));
     }
     sink s = {.j = {.file = file}, .pickle = pickle, .file = file};
     put_dump(&s, d, &d->ranks[r]);
-    bool well = !ferror(file);
-    if (fclose(file) != 0 || !well) {
-      return complain(a, EXIT_CANNOT, "%s can't be written: %s", path, strerror(errno));
+    int code = finish_file(a, file, path);
+    if (code != EXIT_WELL) {
+      return code;
     }
   }
   return EXIT_WELL;

@@ -50,6 +50,9 @@ static void put_entry(json *j, const dump *d, const entry *e, int64_t zero) {
   json_text(j, "state", e->state);
   json_int(j, "graph", e->graph);
   json_int(j, "parameter", e->id);
+  if (e->name[0] != '\0') {
+    json_text(j, "name", e->name);
+  }
   json_int(j, "tensors", e->tensors);
   json_text(j, "dtype", e->dtype);
   json_int(j, "bytes", e->bytes);
@@ -133,18 +136,16 @@ static void write_perfetto(FILE *file, const dumps *d) {
 /* ---- the command ---- */
 
 static int write_one_file(const args *a, const dumps *d, const char *path) {
-  FILE *file = path == NULL ? stdout : fopen(path, "w");
+  if (path == NULL) {
+    write_perfetto(stdout, d); /* main() looks whether it went out */
+    return EXIT_WELL;
+  }
+  FILE *file = fopen(path, "we");
   if (file == NULL) {
     return complain(a, EXIT_CANNOT, "--output = %s can't be written: %s", path, strerror(errno));
   }
   write_perfetto(file, d);
-  bool well = fflush(file) == 0 && !ferror(file);
-  if (path != NULL) {
-    well = fclose(file) == 0 && well;
-  }
-  return well ? EXIT_WELL
-              : complain(a, EXIT_CANNOT, "%s can't be written: %s", path == NULL ? "standard output" : path,
-                         strerror(errno));
+  return finish_file(a, file, path);
 }
 
 /* What was written where, for a reader of a terminal or of JSON. */
@@ -162,8 +163,8 @@ static void tell(const args *a, const dumps *d, const char *path, const char *fo
     json_int(&j, "entries", entries);
     json_close(&j, '}');
   } else {
-    printf("%s: %" PRId64 " operations of %d rank%s%s\n", path, entries, d->count, d->count == 1 ? "" : "s",
-           strcmp(format, "perfetto") == 0 ? "; open it with https://ui.perfetto.dev" : "");
+    printf("%s: %" PRId64 " operation%s of %d rank%s%s\n", path, entries, plural_s(entries), d->count,
+           plural_s(d->count), strcmp(format, "perfetto") == 0 ? "; open it with https://ui.perfetto.dev" : "");
   }
 }
 
@@ -178,7 +179,7 @@ int run_trace(const args *a) {
     return complain(a, EXIT_USAGE, "--output is missing: with --json the report goes to standard output");
   }
   dumps d;
-  if (!dumps_read(a, a->operand, &d)) {
+  if (!dumps_read(a, "FOLDER", a->operand, &d)) {
     return EXIT_CANNOT;
   }
   int code = perfetto ? write_one_file(a, &d, path) : write_torch(a, &d, path, strcmp(format, "torch") == 0);

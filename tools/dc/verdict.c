@@ -6,7 +6,7 @@
 
 #include "dc.h"
 
-enum { LINE = 200 };
+enum { MOST_NAMED = 16 };
 
 static const char *const groups[] = {"gather", "reduce"};
 
@@ -20,19 +20,22 @@ static PRINTF(2, 3) void add(char sentence[SENTENCE], const char *format, ...) {
   va_end(list);
 }
 
-/* "rank 1", "ranks 0, 2 and 3" of those in the set. */
-static void add_ranks(char sentence[SENTENCE], const bool set[64]) {
+/* "rank 1", "ranks 0, 2 and 3" of those in the set; of many, how many more. */
+static void add_ranks(char sentence[SENTENCE], const bool set[MOST_RANKS]) {
   int total = 0;
-  for (int r = 0; r < 64; r++) {
+  for (int r = 0; r < MOST_RANKS; r++) {
     total += set[r];
   }
-  add(sentence, total == 1 ? "rank " : "ranks ");
+  add(sentence, "rank%s ", plural_s(total));
   int told = 0;
-  for (int r = 0; r < 64; r++) {
+  for (int r = 0; r < MOST_RANKS && told < MOST_NAMED; r++) {
     if (set[r]) {
       told++;
       add(sentence, "%s%d", told == 1 ? "" : told == total ? " and " : ", ", r);
     }
+  }
+  if (told < total) {
+    add(sentence, " and %d more", total - told);
   }
 }
 
@@ -40,11 +43,14 @@ static void add_entry(char sentence[SENTENCE], const entry *e) {
   add(sentence, "%s", e->op);
   if (e->id >= 0) {
     add(sentence, " of parameter %" PRId64, e->id);
+    if (e->name[0] != '\0') {
+      add(sentence, " (%.96s)", e->name);
+    }
   }
   if (e->graph >= 0) {
     add(sentence, " in graph number %" PRId64, e->graph);
   }
-  add(sentence, " (%" PRId64 " bytes, %s", e->bytes, e->dtype);
+  add(sentence, " (%" PRId64 " byte%s, %s", e->bytes, plural_s(e->bytes), e->dtype);
   add(sentence, e->tensors > 1 ? ", %" PRId64 " tensors)" : ")", e->tensors);
 }
 
@@ -94,7 +100,7 @@ static bool under_way(const entry *e) {
 
 /* A rank without a file: it died, if the others say that somebody did. */
 static bool missing(const dumps *d, verdict *v) {
-  bool is_missing[64] = {false};
+  bool is_missing[MOST_RANKS] = {false};
   for (int r = 0; r < d->world; r++) {
     is_missing[r] = true;
   }
@@ -117,14 +123,15 @@ static bool missing(const dumps *d, verdict *v) {
 }
 
 /* The ranks' entries under one number, NULL where a rank does not have it (any more, or yet). */
-static void line_up(const dumps *d, const char *group, int64_t seq, int64_t at[64], const entry *line[64]) {
+static void line_up(const dumps *d, const char *group, int64_t seq, int64_t at[MOST_RANKS],
+                    const entry *line[MOST_RANKS]) {
   for (int i = 0; i < d->count; i++) {
     line[i] = collective(&d->ranks[i], group, seq, &at[i]);
   }
 }
 
 /* The entry that most have; of two with as many, that of the lower rank. */
-static const entry *usual(const dumps *d, const entry *const line[64]) {
+static const entry *usual(const dumps *d, const entry *const line[MOST_RANKS]) {
   const entry *best = NULL;
   int most = 0;
   for (int i = 0; i < d->count; i++) {
@@ -140,11 +147,12 @@ static const entry *usual(const dumps *d, const entry *const line[64]) {
   return best;
 }
 
-static bool other_operation(const dumps *d, const char *group, int64_t seq, const entry *const line[64], verdict *v) {
+static bool other_operation(const dumps *d, const char *group, int64_t seq, const entry *const line[MOST_RANKS],
+                            verdict *v) {
   const entry *most = usual(d, line);
   const entry *other = NULL;
-  bool others[64] = {false};
-  bool usuals[64] = {false};
+  bool others[MOST_RANKS] = {false};
+  bool usuals[MOST_RANKS] = {false};
   for (int i = 0; i < d->count; i++) {
     if (line[i] != NULL && same(line[i], most)) {
       usuals[d->ranks[i].rank] = true;
@@ -183,10 +191,10 @@ static const entry *latest(const dump *d) {
 }
 
 /* Some are in a collective to which others never came. */
-static bool late(const dumps *d, const char *group, int64_t seq, const entry *const line[64], verdict *v) {
+static bool late(const dumps *d, const char *group, int64_t seq, const entry *const line[MOST_RANKS], verdict *v) {
   const entry *waited = NULL;
   const dump *waiting = NULL;
-  bool came[64] = {false};
+  bool came[MOST_RANKS] = {false};
   const dump *absent = NULL;
   for (int i = 0; i < d->count; i++) {
     if (line[i] == NULL) {
@@ -221,7 +229,7 @@ static bool late(const dumps *d, const char *group, int64_t seq, const entry *co
 }
 
 /* The next number that any rank has, INT64_MAX: none has. */
-static int64_t after(const dumps *d, const char *group, int64_t seq, int64_t at[64]) {
+static int64_t after(const dumps *d, const char *group, int64_t seq, int64_t at[MOST_RANKS]) {
   int64_t next = INT64_MAX;
   for (int i = 0; i < d->count; i++) {
     const dump *one = &d->ranks[i];
@@ -247,9 +255,9 @@ static bool differ(const dumps *d, const char *group, verdict *v) {
       to = last > to ? last : to;
     }
   }
-  int64_t at[64] = {0};
+  int64_t at[MOST_RANKS] = {0};
   for (int64_t seq = from; seq <= to; seq = after(d, group, seq, at)) {
-    const entry *line[64] = {NULL};
+    const entry *line[MOST_RANKS] = {NULL};
     line_up(d, group, seq, at, line);
     if (usual(d, line) != NULL && (other_operation(d, group, seq, line, v) || late(d, group, seq, line, v))) {
       return true;
@@ -274,8 +282,8 @@ static void agree(const dumps *d, verdict *v) {
       continue;
     }
     collectives += last;
-    const entry *line[64] = {NULL};
-    int64_t at[64] = {0};
+    const entry *line[MOST_RANKS] = {NULL};
+    int64_t at[MOST_RANKS] = {0};
     line_up(d, groups[g], last, at, line);
     int64_t earliest = INT64_MAX;
     int64_t last_came = 0;
@@ -293,9 +301,14 @@ static void agree(const dumps *d, verdict *v) {
     }
   }
   v->kind = error[0] == '\0' ? "same" : "error";
-  add(v->sentence, "all %d ranks did the same %" PRId64 " collectives", d->world, collectives);
+  if (d->world == 1) {
+    add(v->sentence, "the only rank did %" PRId64 " collective%s", collectives, plural_s(collectives));
+  } else {
+    add(v->sentence, "all %d ranks did the same %" PRId64 " collective%s", d->world, collectives,
+        plural_s(collectives));
+  }
   if (error[0] != '\0') {
-    add(v->sentence, ", and say: %s", error);
+    add(v->sentence, ", and say%s: %s", d->world == 1 ? "s" : "", error);
   } else if (d->world > 1) {
     add(v->sentence, "; rank %d came last to the last of them, %.3f s after the first", slowest, seconds(spread));
   }

@@ -1,0 +1,45 @@
+/* What was printed or written must have gone out: a full disk is an error, and half a file is none. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dc.h"
+
+void hold_standard_streams(void) {
+  for (int fd = 0; fd <= STDERR_FILENO; fd++) {
+    if (fcntl(fd, F_GETFD) == -1) {
+      /* The lowest free number, which is fd: reading and writing it are errors, as of a closed one. */
+      (void)!open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+    }
+  }
+}
+
+bool flushed(FILE *file) {
+  bool failed_before = ferror(file) != 0; /* whatever the reason was then */
+  errno = 0;
+  if (fflush(file) == 0 && !failed_before) {
+    return true;
+  }
+  errno = errno == 0 ? EIO : errno;
+  return false;
+}
+
+int finish_file(const args *a, FILE *file, const char *path) {
+  struct stat about;
+  bool well = flushed(file);
+  int error = errno;
+  bool regular = fstat(fileno(file), &about) == 0 && S_ISREG(about.st_mode);
+  if (fclose(file) != 0 && well) {
+    well = false;
+    error = errno;
+  }
+  if (well) {
+    return EXIT_WELL;
+  }
+  if (regular) {
+    (void)unlink(path);
+  }
+  return complain(a, EXIT_CANNOT, "--output = %s can't be written: %s", path, strerror(error));
+}
