@@ -26,7 +26,7 @@ RUNTIME = """# Conformance
 
 What DeepCompile's runtime must do, as {count} checks, and the tests that show it, each by the number of its check. "≠"
 marks what libdc does differently on purpose; the note says how the original does it, or by which of its faults in
-`differences.md` (D1 to D13). Written by `scripts/conformance.py` out of `tests/conformance/checks.txt`, the tests, and
+`differences.md` (D1 to D15). Written by `scripts/conformance.py` out of `tests/conformance/checks.txt`, the tests, and
 their results; `make test` fails if a check has no test, or one that does not pass.
 
 The C tests touch memory by the copies of the device under test alone, and run on three: `cpu`, with ranks as threads;

@@ -40,7 +40,7 @@ def build_and_test() -> None:
     run("meson", "compile", "-C", str(BUILD))
     shutil.rmtree(PROFILES, ignore_errors=True)
     PROFILES.mkdir()
-    run("meson", "test", "-C", str(BUILD), "--no-rebuild", "--timeout-multiplier=4", "--num-processes=2", "--quiet")
+    run("meson", "test", "-C", str(BUILD), "--no-rebuild", "--timeout-multiplier=20", "--num-processes=3", "--quiet")
     run("llvm-profdata-14", "merge", "-o", str(BUILD / "all.profdata"), *map(str, PROFILES.glob("*.profraw")))
 
 

@@ -58,7 +58,7 @@ class Done(NamedTuple):
 def run(*command: object, **environment: str) -> Done:
     words = [str(word) for word in command]
     done = subprocess.run(words, cwd=ROOT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=3600)
     print(f"$ {' '.join(words)}\n{done.stdout[-2000:]}", flush=True)
     return Done(done.stdout, f"exit status {done.returncode}: {' '.join(words)}" if done.returncode else "")
 

@@ -34,7 +34,7 @@ def launch(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
         script.write_text(text)
         environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
         return subprocess.run([sys.executable, "-m", "libdc.run", "-n", str(n), *arguments, str(script)], text=True,
-                              capture_output=True, stdin=subprocess.DEVNULL, timeout=120, env=environment, **kwargs)
+                              capture_output=True, stdin=subprocess.DEVNULL, timeout=600, env=environment, **kwargs)
 
     return run
 
@@ -54,7 +54,7 @@ def on_the_simulated_driver(tmp_path: Path) -> Callable[[str], str]:
                    "PYTHONPATH": os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))}
 
     def run(text: str) -> str:
-        done = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, timeout=120,
+        done = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, timeout=600,
                               env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout

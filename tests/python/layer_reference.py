@@ -62,7 +62,11 @@ class Reference:
         self.scale = 1 / math.sqrt(self.q.shape[-1])
         scores = self.q @ self.k.transpose(0, 1, 3, 2) * self.scale
         if mask is not None:
-            scores = scores + mask[:, None, None, :]
+            mask = mask[:, None, None]
+            # A large mask is added in float32, as everywhere: what that rounds away is lost.
+            large = np.isfinite(mask) & (np.abs(mask) >= 1e4)
+            rounded = scores.astype(np.float32) + mask.astype(np.float32)
+            scores = np.where(large, rounded.astype(np.float64), scores + mask)
         top = scores.max(-1, keepdims=True)
         e = np.exp(scores - np.where(np.isfinite(top), top, 0))
         total = e.sum(-1, keepdims=True)

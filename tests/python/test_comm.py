@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import libdc
@@ -45,7 +44,7 @@ def test_groups_and_streams_keep_their_arrays():
 
 
 def test_wrong_counts_are_refused():
-    with pytest.raises(ValueError, match="counts has 2"):
+    with pytest.raises(ValueError, match="counts has 2 entries, must have one for each of 1 rank$"):
         Comm.single().all_gather(np.zeros(1), np.zeros(1), [1, 0])
     with pytest.raises(ValueError, match="timeout"):
         Comm.threads(2, timeout=0)
@@ -59,11 +58,9 @@ def test_a_late_rank_is_a_timeout():
         if comm.rank == 0:
             with pytest.raises(Error) as caught:
                 comm.barrier()
-            assert caught.value.status == Status.E_TIMEOUT
+            assert caught.value.status == Status.E_TIMEOUT and "waited 0.3 s" in str(caught.value)
 
-    begin = time.monotonic()
     libdc.run.threads(2, rank, timeout=0.3)
-    assert time.monotonic() - begin < 60
 
 
 def test_different_calls_are_a_mismatch():
@@ -76,15 +73,20 @@ def test_different_calls_are_a_mismatch():
 
 
 def test_the_first_exception_ends_all_ranks():
+    statuses = []
+
     def rank(comm: Comm) -> None:
         if comm.rank == 1:
             raise KeyError("the cause")
-        comm.barrier()
+        try:
+            comm.barrier()
+        except Error as error:
+            statuses.append(error.status)
+            raise
 
-    begin = time.monotonic()
     with pytest.raises(KeyError, match="the cause"):
         libdc.run.threads(3, rank)
-    assert time.monotonic() - begin < 60
+    assert statuses == [Status.E_ABORTED] * 2
 
 
 class Broken(libdc.Collectives):

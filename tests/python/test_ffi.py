@@ -15,7 +15,7 @@ LIBRARY = os.path.join(libdc.library_dir(), "libdc.so")
 
 def python(text: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, stdin=subprocess.DEVNULL,
-                          timeout=60, env={**os.environ, **environment})
+                          timeout=600, env={**os.environ, **environment})
 
 
 STEP = """

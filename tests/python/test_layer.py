@@ -191,6 +191,28 @@ def test_09_rows_without_a_key(dtype: str, pre: bool) -> None:
     assert np.array_equal(get(output)[0], alone[0])
 
 
+LOWEST = {"float32": -np.finfo(np.float32).max, "float16": -65504.0, "bfloat16": -3.3895313892515355e38}
+
+
+@placements
+@dtypes
+@pytest.mark.parametrize("seq", [9, 600])  # the second has several tiles of keys
+def test_09_large_finite_masks(seq: int, dtype: str, pre: bool) -> None:
+    """Rows whose keys all have one large finite number, and rows of which some have it, in both types of masks."""
+    case = Case(48, 3, 80, 2, seq, dtype, pre_layer_norm=pre)
+    for value in (-1e4, LOWEST["float16"], -1e6, -1e7, -1e9, LOWEST["bfloat16"], LOWEST["float32"]):
+        mask = np.zeros((2, seq), np.float32)
+        mask[0, ::2] = mask[1] = value
+        for each in [mask, put(mask, dtype)] if dtype != "float32" and value >= LOWEST[dtype] else [mask]:
+            if value <= -1e9:  # float32 rounds all scores to the mask: all keys of a row are alike
+                check(case, each)
+            _, _, gradients = case.run(each)
+            by_name = dict(zip(WEIGHTS, map(get, gradients)))
+            # Probabilities add up to 1: the gradient of the values' bias is that of the attention's output.
+            expected = by_name["attn_ob"] @ get(case.weights[WEIGHTS.index("attn_ow")])
+            close(f"values' bias at {value:g}", by_name["attn_qkvb"][96:], expected, dtype)
+
+
 @placements
 @dtypes
 def test_10_packed(dtype: str, pre: bool) -> None:

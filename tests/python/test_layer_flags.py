@@ -36,7 +36,7 @@ def test_18_bytes(dtype: str, pre: bool) -> None:
         inv, gelu, _ = (number >> k & 1 for k in range(3))
         layer = Layer(LayerConfig(h, a, i, dtype=dtype, pre_layer_norm=pre, **flags_of(number)))
         n = b * s
-        parts = [e * n * 3 * h] + [e * n * h] * (4 - 2 * inv) + [e * n * i] * (2 - gelu) + [4 * n * a] + [8 * n] * 2
+        parts = [e * n * 3 * h] + [e * n * h] * (4 - 2 * inv) + [e * n * i] * (2 - gelu) + [8 * n * a] + [8 * n] * 2
         cost = layer.cost(b, s)
         assert cost.reserve_bytes == sum((part + 63) // 64 * 64 for part in parts)
         assert cost.kept_bytes == cost.reserve_bytes + e * n * h

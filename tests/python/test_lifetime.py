@@ -82,7 +82,7 @@ def test_events_order_streams():
     with libdc.Device() as device, libdc.Stream(device) as first, libdc.Stream(device) as second:
         order, go, event = [], threading.Event(), libdc.Event(device)
         assert event.query()
-        first.call(lambda: (go.wait(10), order.append(1)))
+        first.call(lambda: (go.wait(600), order.append(1)))
         event.record(first)
         event.wait(second)
         second.call(lambda: order.append(2))
@@ -91,7 +91,7 @@ def test_events_order_streams():
             event.wait(timeout=0.05)
         assert caught.value.status == libdc.Status.E_TIMEOUT
         go.set()
-        second.synchronize(10)
+        second.synchronize(600)
         assert order == [1, 2] and event.query()
 
 
@@ -144,7 +144,7 @@ def test_arrays_live_until_a_stream_has_read_them():
         context.register_z3_param(1, [1000], np.ones(1000, np.float32), grad)
         context.register_graph_z3(1, [1])
         go = threading.Event()
-        stream.call(lambda: go.wait(10))
+        stream.call(lambda: go.wait(600))
         context.start_backward(True)
         context.reduce_grad(np.full(1000, 3, np.float32), 1, 1)
         gc.collect()
@@ -210,5 +210,56 @@ stream.call(call)
 begun.wait()
 """
     done = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, stdin=subprocess.DEVNULL,
-                          timeout=60)
+                          timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize("keeper", ["np", "libdc", "ctypes", "threading.local()", "itself"])
+def test_what_is_kept_to_the_end_ends_in_silence(keeper: str) -> None:
+    """Handles, tensors and capsules die while the interpreter takes its modules down, in any order."""
+    text = f"""
+import ctypes, threading, libdc, libdc.dlpack, libdc.optimizers, numpy as np
+class Keeper: pass
+itself = Keeper()
+context = libdc.Context()
+context.init()
+buffer = context.memory_alloc(64)
+view = buffer.tensor((16,), libdc.DType.FLOAT32)
+optimizer = libdc.optimizers.AdamW()
+optimizer.add_param((4,))
+optimizer.step([np.ones(4, np.float32)], [np.ones(4, np.float32)])
+keeper = {keeper}
+keeper.me = keeper
+keeper.things = [context, buffer, view, np.from_dlpack(view), view.__dlpack__(), optimizer, libdc.Comm.single(),
+                 np.from_dlpack(optimizer.state(0, optimizer.state_names(0)[0])), libdc.Stream(libdc.Device())]
+if keeper not in (itself, np, libdc, ctypes):
+    threading.kept = keeper
+"""
+    done = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, stdin=subprocess.DEVNULL,
+                          timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_thread_that_calls_back_too_late_is_held() -> None:
+    """After the interpreter's modules went, a stream's thread comes to a call that is left: it must find its code. What
+    the list of codecs keeps goes last."""
+    text = """
+import codecs, ctypes, threading, libdc
+from libdc._lib import ffi, lib
+c = ctypes.CDLL(None)
+semaphore = ctypes.create_string_buffer(64)
+c.sem_init(semaphore, 0, 0)
+wait, go = (ctypes.cast(thing, ctypes.c_void_p).value for thing in (c.sem_wait, semaphore))
+class Late:
+    def __del__(self, post=c.sem_post, sleep=c.usleep, semaphore=semaphore):
+        post(semaphore)
+        sleep(50000)
+codecs.register(lambda name, late=Late(): None)
+stream = threading.kept = libdc.Stream(libdc.Device())
+lib.dc_stream_call(stream._handle, ffi.cast("dc_stream_fn", wait), ffi.cast("void *", go))
+stream.call(int)
+del ffi, lib, stream
+"""
+    done = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, stdin=subprocess.DEVNULL,
+                          timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

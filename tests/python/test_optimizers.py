@@ -12,7 +12,7 @@ import libdc
 import numpy as np
 import pytest
 from libdc.linalg import Handle
-from libdc.optimizers import SGD, AdamW
+from libdc.optimizers import KFAC, SGD, SOAP, AdamW, Muon
 
 
 def test_adamw_by_hand() -> None:
@@ -94,6 +94,11 @@ def test_what_is_refused() -> None:
         AdamW(momentum=0.9)
     with pytest.raises(libdc.Error, match="options.beta1 = 1, must be > 0 and < 1"):
         AdamW(beta1=1.0)
+    for kind, options in ((AdamW, {"beta1": -1.0}), (AdamW, {"eps": -1}), (AdamW, {"beta2": float("nan")}),
+                          (Muon, {"momentum": -1.0}), (Muon, {"steps": 0}), (KFAC, {"damping": 0.0}),
+                          (KFAC, {"kl_clip": -1.0}), (KFAC, {"refresh_frequency": 0}), (SOAP, {"max_precond_dim": -1})):
+        with pytest.raises(ValueError, match=f"{kind.__name__}: {next(iter(options))} = .*, must be >=? 0"):
+            kind(**options)
     optimizer = AdamW()
     optimizer.add_param((2,))
     frozen = np.ones(2, np.float32)

@@ -131,6 +131,21 @@ def test_released_parameters_cannot_be_viewed(context):
         tensor.numpy()
 
 
+def test_errors_have_the_names_of_parameters(context):
+    context.register_z3_param(1, [4], np.ones(4, np.float32), None, name="encoder.weight")
+    context.register_param(2, [4], None, np.ones(4, np.float32), name="bias")
+    context.register_graph_z3(1, [1])
+    with pytest.raises(Error, match=r"parameter 1 \(encoder.weight\) is not gathered"):
+        context.wait_allgather(None, 1, 1)
+    with pytest.raises(Error, match=r"parameter 2 \(bias\) was registered by dc_register_param"):
+        context.register_graph_z3(2, [2])
+    context.set_param_name(1, None)
+    with pytest.raises(Error, match="parameter 1 is not gathered"):
+        context.wait_allgather(None, 1, 1)
+    with pytest.raises(TypeError, match="set_param_name: name = 7, must be a str"):
+        context.set_param_name(1, 7)
+
+
 def test_registered_arrays_stay_alive_until_unregistered(context):
     shard, grad = np.ones(4, np.float32), np.ones(4, np.float32)
     alive = weakref.ref(shard), weakref.ref(grad)

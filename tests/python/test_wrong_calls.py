@@ -73,6 +73,32 @@ def test_of_init(text, arguments):
         context.init()
 
 
+ONE = np.zeros(1, np.float32)
+
+
+@pytest.mark.parametrize("text, call", [
+    ("(there is 1 group)", lambda c: optimizers.AdamW().set_lr(3, 1.0)),
+    ("weights[0] has 1 element, must have 4", lambda c: step([ONE], [ONE])),
+    ("a part of the 1 element", lambda c: optimizers.AdamW().add_param((1,), offset=0, count=2)),
+    ("shard of parameter 2 on rank 0 has 4 elements, must have 1 (1 element over 1 rank, rounded up)",
+     lambda c: c.register_z3_param(2, (1,), FEW, FEW)),
+    ("is not a registered parameter (1 is registered)", lambda c: c.register_graph_z3(1, [5])),
+    ("is not a registered graph (1 is registered)", lambda c: c.allgather_param(None, 5, 1)),
+    ("is not in graph 1 (it has 1 parameter)", lambda c: (c.register_z3_param(2, (4,), FEW, FEW),
+                                                          c.allgather_param(None, 1, 2))),
+    ("a has 1 element, but parameter 1 has 4", lambda c: c.reduce_grad(ONE, 1, 1)),
+    ("is in 1 graph; unregister it first", lambda c: c.unregister_param(1)),
+    ("a has 1 dimension, must have 2", lambda c: linalg.eigh(FEW)),
+    ("must have one for each of 1 rank", lambda c: libdc.Comm.single().all_gather(FEW, FEW.copy(), counts=[1, 2])),
+    ("dtypes has 1 entry, must have one for each of 2 ids", lambda c: c.prefetch_params_fused(1, [1, 1], ["float32"])),
+    ("needs 4 bytes, the buffer has 1", lambda c: c.memory_alloc(1).tensor((1,), "float32")),
+])
+def test_one_thing_is_not_called_many(context, text, call):
+    context.register_z3_param(1, (4,), FEW.copy(), FEW.copy())
+    context.register_graph_z3(1, [1])
+    refused(text, lambda: call(context))
+
+
 @pytest.mark.parametrize("text, call", [
     ("name = 5, must be a str", lambda: libdc.Device(5)),
     ("name = 'cpu\\x00x', must be a str without NUL", lambda: libdc.Device("cpu\0x")),
@@ -101,7 +127,7 @@ def step(*arguments, **named):
 
 
 @pytest.mark.parametrize("text, call", [
-    ("options.beta1 = nan, must be > 0 and < 1", lambda: optimizers.AdamW(beta1=NAN)),
+    ("AdamW: beta1 = nan, must be >= 0", lambda: optimizers.AdamW(beta1=NAN)),
     ("options.weight_decay = nan, must be >= 0 and finite", lambda: optimizers.AdamW(weight_decay=NAN)),
     ("options.momentum = -1, must be >= 0 and < 1", lambda: optimizers.SGD(momentum=-1)),
     ("lr = inf, must be finite", lambda: optimizers.AdamW(lr=math.inf)),
@@ -114,7 +140,7 @@ def step(*arguments, **named):
     ("offset = 9 and count = -5, must be a part", lambda: optimizers.AdamW().add_param((4,), offset=9)),
     ("weights[0] is a list, must have", lambda: step([[1.0]], [FEW])),
     ("weights[0] has 3 elements, must have 4", lambda: step([FEW[:3].copy()], [FEW[:3]])),
-    ("1 weights and 0 gradients", lambda: step([FEW.copy()], [])),
+    ("1 weight and 0 gradients", lambda: step([FEW.copy()], [])),
     ("grads[0] is int32, must be float32", lambda: step([FEW.copy()], [np.zeros(4, np.int32)])),
     ("grad_scale = nan, must be finite", lambda: step([FEW.copy()], [FEW], grad_scale=NAN)),
     ("state is a str, must be bytes", lambda: optimizers.AdamW().load("x")),

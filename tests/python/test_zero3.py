@@ -101,7 +101,7 @@ import sys
 sys.path[:0] = {path!r}
 import libdc
 from test_zero3 import train_step
-comm = libdc.init_comm(timeout=60)
+comm = libdc.init_comm(timeout=600)
 with libdc.Context() as context:
     context.init(comm, initial_reduce_bucket_size=4096)
     print("digest", train_step(context, comm.rank, comm.size))

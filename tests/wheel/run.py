@@ -33,8 +33,9 @@ class Fault(Exception):
 
 
 def run(*command: object, folder: Path = ROOT, **environment: str) -> str:
-    done = subprocess.run([str(word) for word in command], cwd=folder, text=True, stdin=subprocess.DEVNULL, timeout=600,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **environment})
+    done = subprocess.run([str(word) for word in command], cwd=folder, text=True, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=3600,
+                          env={**os.environ, **environment})
     if done.returncode:
         raise Fault(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}")
     return done.stdout

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Set, Tuple, TypeVar, cast
+from typing import Any, Callable, Dict, List, Set, Tuple, TypeVar, cast
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -58,9 +58,19 @@ _check_version()
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+_callbacks: List[Any] = []
+_registries: "List[Registry]" = []
+
+
 def callback(kind: Any, **options: Any) -> Callable[[Function], Function]:
     """A function that the library may call; kind is its type, or that type's name."""
-    return cast(Callable[[Function], Function], ffi.callback(kind, **options))
+    make = ffi.callback(kind, **options)
+
+    def decorate(function: Function) -> Function:
+        _callbacks.append(make(function))
+        return cast(Function, _callbacks[-1])
+
+    return decorate
 
 
 _pid = os.getpid()
@@ -103,14 +113,21 @@ def _last() -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
     while _busy - {threading.get_ident()} and time.monotonic() < deadline:
         time.sleep(0.001)
+    # A thread that calls back after that is held, or ended, by the interpreter: but there must be code to call.
+    if any(registry.used for registry in _registries):
+        import ctypes
+
+        for function in _callbacks:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))
 
 
 atexit.register(_last)
 
 
-def _destroy(function: Callable[[Any], None], keep: Any, pointer: Any) -> None:
-    # The end of the process frees everything; then nothing has to be waited for.
-    if _pid == -1 or sys.is_finalizing():
+def _destroy(function: Callable[[Any], None], keep: Any, pointer: Any,
+             _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+    # The end of the process frees everything; then nothing has to be waited for, and this module's globals may be gone.
+    if _is_finalizing() or _pid == -1:
         return
     if getattr(_callback, "depth", 0):
         thread = threading.Thread(target=lambda *_: function(pointer), args=(keep,), daemon=True)
@@ -131,6 +148,11 @@ class Registry:
     def __init__(self) -> None:
         self._keys = itertools.count(1)
         self._values: Dict[int, Any] = {}
+        _registries.append(self)
+
+    @property
+    def used(self) -> bool:
+        return bool(self._values)
 
     def put(self, value: Any) -> Any:
         key = next(self._keys)

@@ -1,10 +1,15 @@
-"""What cffi would refuse without saying which argument it means."""
+"""What cffi would refuse without saying which argument it means, and words about it."""
 
 from __future__ import annotations
 
 from typing import Any, Tuple
 
 from ._lib import ffi
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """1 entry, 2 entries."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def string(name: str, value: Any) -> bytes:

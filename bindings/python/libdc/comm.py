@@ -9,7 +9,7 @@ import sys
 from typing import Any, Iterator, List, Optional, Sequence
 
 from ._lib import Registry, callback, ffi, in_callback, lib, own
-from .arguments import nanoseconds, numbers, one_of, string, whole
+from .arguments import counted, nanoseconds, numbers, one_of, string, whole
 from .device import Device, Stream, handle_of, place_of
 from .errors import check, closed
 from .tensors import View
@@ -39,7 +39,8 @@ class Collectives:
         return None
 
     def abort(self) -> None:
-        """Makes blocked calls raise."""
+        """Makes blocked calls raise. Called at the deadline and by Comm.abort, on another thread. The deadline cannot
+        end a method that blocks and is not ended here."""
 
     def close(self) -> None:
         """Called once, when the communicator is gone."""
@@ -306,7 +307,8 @@ class Comm:
         if counts is None:
             return ffi.NULL
         if len(counts) != self.size:
-            raise ValueError(f"counts has {len(counts)} entries, must have one for each of {self.size} ranks")
+            raise ValueError(f"counts has {counted(len(counts), 'entry', 'entries')}, must have one for each of "
+                             f"{counted(self.size, 'rank')}")
         return numbers("counts", counts)[0]
 
     def _pin(self, stream: Optional[Stream], views: Any) -> None:

@@ -8,7 +8,7 @@ import weakref
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ._lib import Registry, callback, ffi, in_callback, lib, own, text
-from .arguments import assign, numbers, one_of, whole
+from .arguments import assign, counted, numbers, one_of, string, whole
 from .comm import Comm, cause_of
 from .device import Device, Stream, handle_of
 from .errors import check, closed
@@ -148,20 +148,32 @@ class Context:
 
     # Parameters
 
-    def register_param(self, id: int, shape: Sequence[int], tensor: Any, grad_buffer: Any, offset: int = 0) -> None:
+    def register_param(self, id: int, shape: Sequence[int], tensor: Any, grad_buffer: Any, offset: int = 0,
+                       name: Optional[str] = None) -> None:
+        """name: for error texts and dumps."""
         weights = self._view("register_param: tensor", tensor, pinned=True)
         grad = self._view("register_param: grad_buffer", grad_buffer, writable=True)
         self._check(lib.dc_register_param(self._handle, id, *numbers("register_param: shape", shape), weights.c, grad.c,
                                           offset))
         self._registered[id] = [weights.keep, grad.keep]
+        if name is not None:
+            self.set_param_name(id, name)
 
     def register_z3_param(self, id: int, shape: Sequence[int], shard: Any, grad_buffer: Any, persistent: bool = False,
-                          expected_grad_dtype: Any = None) -> None:
+                          expected_grad_dtype: Any = None, name: Optional[str] = None) -> None:
+        """name: for error texts and dumps."""
         weights = self._view("register_z3_param: shard", shard, pinned=True)
         grad = self._view("register_z3_param: grad_buffer", grad_buffer, writable=True)
         self._check(lib.dc_register_z3_param(self._handle, id, *numbers("register_z3_param: shape", shape), weights.c,
                                              grad.c, bool(persistent), DType.of(expected_grad_dtype)))
         self._registered[id] = [weights.keep, grad.keep]
+        if name is not None:
+            self.set_param_name(id, name)
+
+    def set_param_name(self, id: int, name: Optional[str]) -> None:
+        """Error texts, log lines and dumps have the name behind the parameter's number. None takes it away."""
+        c_name = ffi.NULL if name is None else string("set_param_name: name", name)
+        self._check(lib.dc_set_param_name(self._handle, id, c_name))
 
     def update_param_grad_buffer(self, id: int, grad_buffer: Any, offset: int = 0) -> None:
         grad = self._view("update_param_grad_buffer: grad_buffer", grad_buffer, writable=True)
@@ -221,7 +233,8 @@ class Context:
 
     def prefetch_params_fused(self, graph_id: int, ids: Sequence[int], dtypes: Optional[Sequence[Any]] = None) -> None:
         if dtypes is not None and len(dtypes) != len(ids):
-            raise ValueError(f"dtypes has {len(dtypes)} entries, must have one for each of {len(ids)} ids")
+            raise ValueError(f"dtypes has {counted(len(dtypes), 'entry', 'entries')}, must have one for each of "
+                             f"{counted(len(ids), 'id')}")
         types = ffi.NULL if dtypes is None else ffi.new("int32_t[]", [DType.of(dtype) for dtype in dtypes])
         c_ids, count = numbers("ids", ids)
         self._check(lib.dc_prefetch_params_fused(self._handle, graph_id, c_ids, types, count))

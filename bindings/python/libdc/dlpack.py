@@ -78,17 +78,22 @@ def read(array: Any) -> Tuple[int, Tuple[int, ...], Any, DType, Tuple[int, int],
 _exports: Dict[int, Any] = {}
 
 
-def _forget(managed: Any, _exports: Dict[int, Any] = _exports) -> None:
-    _exports.pop(ctypes.addressof(managed.contents), None)
+# Tensors also die while the interpreter ends, after this module's globals. So what these functions need are defaults of
+# theirs, and a reference that nobody gives back keeps them, whose addresses are all that a tensor has of them.
+def _forget(managed: Any, _exports: Dict[int, Any] = _exports, _address_of: Any = ctypes.addressof) -> None:
+    _exports.pop(_address_of(managed.contents), None)
 
 
-def _forget_unused(capsule: int, _exports: Dict[int, Any] = _exports) -> None:
-    if _dying_is_valid(capsule, _NAME):
-        _exports.pop(_dying_pointer_of(capsule, _NAME), None)
+def _forget_unused(capsule: int, _exports: Dict[int, Any] = _exports, _is_valid: Any = _dying_is_valid,
+                   _pointer_of: Any = _dying_pointer_of, _name: bytes = _NAME) -> None:
+    if _is_valid(capsule, _name):
+        _exports.pop(_pointer_of(capsule, _name), None)
 
 
 _delete = _Deleter(_forget)
 _capsule_dies = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_forget_unused)
+for _function in (_delete, _capsule_dies):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_function))
 
 
 def write(address: int, shape: Tuple[int, ...], dtype: DType, owner: Any, device: Tuple[int, int] = (CPU, 0)) -> Any:

@@ -9,7 +9,8 @@ from .types import Status
 
 
 class Error(RuntimeError):
-    """A call that failed. status is its number, name its identifier ("DC_E_STATE"), text the library's sentence."""
+    """A call that failed. status is its number, name its identifier ("DC_E_STATE"), text the library's sentence.
+    DC_E_INVALID's is a ValueError, too."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(status, message)
@@ -24,11 +25,15 @@ class Error(RuntimeError):
         return f"{self.text} [{self.name}]"
 
 
+class InvalidError(Error, ValueError):
+    """An argument's value is not allowed: DC_E_INVALID."""
+
+
 def check(status: int, cause: Optional[BaseException] = None) -> None:
     """Raises Error unless status is 0. To be called on the thread that got the status."""
     if status != 0:
         message = text(lib.dc_last_error()) or text(lib.dc_status_string(status))
-        raise Error(status, message) from cause
+        raise (InvalidError if status == Status.E_INVALID else Error)(status, message) from cause
 
 
 def closed(kind: str) -> Error:

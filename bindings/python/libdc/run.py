@@ -4,15 +4,19 @@ On several machines each has a launcher, which starts as many ranks as the other
 `python -m libdc.run --nodes 2 --node-rank 0 --rendezvous HOST:PORT -n 8 script.py`. HOST is the one with node rank 0.
 
 The first rank that fails ends the others, and its exit code is the launcher's. Ranks end with the launcher, whatever
-ends it."""
+ends it, and when what they print can no longer be written; a standard stream that was closed wants nothing of it."""
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import errno
+import math
 import os
+import re
 import resource
 import secrets
+import select
 import selectors
 import signal
 import socket
@@ -67,10 +71,39 @@ def _allow_files(ranks: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def _hold_standard_streams() -> None:
+    """What is opened later must not get the number of a standard stream that was closed."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is fd
+
+
+class _Output:
+    """Standard output or error. What cannot be written is lost from then on, and `lost` says why."""
+
+    def __init__(self, name: str, stream: Any) -> None:
+        self.name = name
+        self.fd = -1 if stream is None else stream.fileno()  # None: it was closed before Python began
+        self.is_terminal = stream is not None and stream.isatty()
+        self.lost: Optional[OSError] = None
+
+    def write(self, data: bytes) -> None:
+        while data and self.fd >= 0 and self.lost is None:
+            try:
+                data = data[os.write(self.fd, data):]
+            except BlockingIOError:  # another program that has the same terminal or pipe made it so
+                select.select([], [self.fd], [], 1.0)
+            except OSError as error:
+                self.lost = error
+
+
 class _Rank:
     """A process of the group and the lines it writes."""
 
-    def __init__(self, rank: int, command: Sequence[str], environment: Dict[str, str]) -> None:
+    def __init__(self, rank: int, command: Sequence[str], environment: Dict[str, str], out: _Output,
+                 err: _Output) -> None:
         self.rank = rank
         launcher = os.getpid()
         libc = ctypes.CDLL(None)
@@ -81,10 +114,12 @@ class _Rank:
                 os._exit(1)
 
         # A terminal is rank 0's own, so that it may draw on it; all other output is forwarded by whole lines.
-        out, err = (None if rank == 0 and stream.isatty() else subprocess.PIPE for stream in (sys.stdout, sys.stderr))
-        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                        start_new_session=True, preexec_fn=before_exec)
-        self.partial = {pipe: b"" for pipe in (self.process.stdout, self.process.stderr) if pipe is not None}
+        pipes = [None if rank == 0 and output.is_terminal else subprocess.PIPE for output in (out, err)]
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=pipes[0],
+                                        stderr=pipes[1], start_new_session=True, preexec_fn=before_exec)
+        self.target = {pipe: output for pipe, output in ((self.process.stdout, out), (self.process.stderr, err))
+                       if pipe is not None}
+        self.partial = {pipe: b"" for pipe in self.target}
         self.ended: Optional[Any] = None
 
     def code(self) -> Optional[int]:
@@ -117,11 +152,13 @@ class _Launcher:
 
     def __init__(self, grace: float) -> None:
         self.grace = grace
+        self.out, self.err = _Output("standard output", sys.stdout), _Output("standard error", sys.stderr)
         self.ranks: List[_Rank] = []
         self.selector = selectors.DefaultSelector()
         self.signals: List[int] = []
         self.first: Optional[Tuple[_Rank, int]] = None  # the rank that failed first, and its code
         self.stop_signal = 0
+        self.lost_code = 0  # not 0: what the ranks print can't be written
         self.held = socket.socket()
         self.plan: List[Tuple[float, int]] = []  # when what still runs gets which signal
 
@@ -139,7 +176,8 @@ class _Launcher:
         shared.setdefault("PYTHONUNBUFFERED", "1")
         for local in range(count):
             rank = first + local
-            self.ranks.append(_Rank(rank, command, {**shared, "RANK": str(rank), "LOCAL_RANK": str(local)}))
+            own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(local)}
+            self.ranks.append(_Rank(rank, command, own, self.out, self.err))
             for pipe in self.ranks[-1].partial:
                 os.set_blocking(pipe.fileno(), False)
                 self.selector.register(pipe, selectors.EVENT_READ, self.ranks[-1])
@@ -155,15 +193,17 @@ class _Launcher:
             self._forward(0.05)
             self._answer_signals()
             self._look_for_failure()
+            self._look_for_lost_output()
             while self.plan and time.monotonic() > self.plan[0][0]:
                 self._signal_all(self.plan.pop(0)[1])
         self._look_for_failure()
         self.end()
         self._drain()
+        self._look_for_lost_output()
         self.held.close()
         if self.stop_signal:
             return 128 + self.stop_signal
-        return self.first[1] if self.first else 0
+        return self.first[1] if self.first else self.lost_code
 
     def end(self) -> None:
         for rank in self.ranks:
@@ -181,7 +221,7 @@ class _Launcher:
                 self._signal_all(number)
 
     def _look_for_failure(self) -> None:
-        if self.first is not None or self.stop_signal:
+        if self.first is not None or self.stop_signal or self.lost_code:
             return
         for rank in self.ranks:
             code = rank.code()
@@ -189,10 +229,26 @@ class _Launcher:
                 self.first = (rank, code)
                 how = f"was killed by {_signal_name(code - 128)}" if rank.killed() else f"failed with exit code {code}"
                 self._forward(0)
-                _say(f"rank {rank.rank} (pid {rank.process.pid}) {how}; ending the other ranks")
+                self._say(f"rank {rank.rank} (pid {rank.process.pid}) {how}; ending the other ranks")
                 end = time.monotonic() + _LAST_WORDS
                 self.plan = [(end, signal.SIGTERM), (end + self.grace, signal.SIGKILL)]
                 return
+
+    def _look_for_lost_output(self) -> None:
+        """The output is lost: its reader has gone, as under `| head`, or the disk is full."""
+        lost = next((output for output in (self.out, self.err) if output.lost is not None), None)
+        if lost is None or lost.lost is None or self.lost_code:
+            return
+        unread = lost.lost.errno == errno.EPIPE
+        self.lost_code = 128 + signal.SIGPIPE if unread else 1
+        if not unread:
+            self._say(f"{lost.name} can't be written: {lost.lost.strerror}; ending the ranks")
+        if self.first is None and not self.stop_signal:
+            self.plan = [(time.monotonic() + self.grace, signal.SIGKILL)]
+            self._signal_all(signal.SIGTERM)
+
+    def _say(self, message: str) -> None:
+        self.err.write(f"libdc.run: {message}\n".encode())
 
     def _signal_all(self, number: int) -> None:
         for rank in self.ranks:
@@ -203,35 +259,34 @@ class _Launcher:
         for key, _ in self.selector.select(timeout):
             self._read(key.fileobj, key.data)
 
-    def _read(self, pipe: Any, rank: _Rank) -> None:
+    def _read(self, pipe: Any, rank: _Rank) -> bool:
+        """False: there is nothing to read, now or any more."""
         try:
             data = os.read(pipe.fileno(), 65536)
         except BlockingIOError:
-            return
-        target = sys.stdout if pipe is rank.process.stdout else sys.stderr
-        if data:
-            whole, newline, rest = (rank.partial[pipe] + data).rpartition(b"\n")
-            rank.partial[pipe] = rest
-            _write(target, whole + newline)
-        else:
-            _write(target, rank.partial[pipe])
-            self.selector.unregister(pipe)
-            pipe.close()
+            return False
+        if not data:
+            self._close(pipe, rank)
+            return False
+        whole, newline, rest = (rank.partial[pipe] + data).rpartition(b"\n")
+        rank.partial[pipe] = rest
+        rank.target[pipe].write(whole + newline)
+        return True
+
+    def _close(self, pipe: Any, rank: _Rank) -> None:
+        rank.target[pipe].write(rank.partial[pipe])
+        self.selector.unregister(pipe)
+        pipe.close()
 
     def _drain(self) -> None:
-        deadline = time.monotonic() + 5
-        while self.selector.get_map() and time.monotonic() < deadline:
-            self._forward(0.05)
-
-
-def _write(target: Any, data: bytes) -> None:
-    if data:
-        target.buffer.write(data)
-        target.flush()
-
-
-def _say(message: str) -> None:
-    print(f"libdc.run: {message}", file=sys.stderr, flush=True)
+        """What the ranks have left in their pipes. A process that escaped them may hold one open, and is not waited
+        for."""
+        for key in list(self.selector.get_map().values()):
+            reads = 0
+            while reads < 64 and self._read(key.fileobj, key.data):  # 4 MiB, more than a pipe holds
+                reads += 1
+            if not key.fileobj.closed:  # type: ignore[union-attr]
+                self._close(key.fileobj, key.data)
 
 
 def _signal_name(number: int) -> str:
@@ -250,29 +305,40 @@ class _Parser(argparse.ArgumentParser):
 def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = _Parser(prog="python -m libdc.run",
                      description="Runs a script on N ranks of this machine, or of each of several.")
-    parser.add_argument("-n", "--ranks", type=int, default=1, help="number of processes (default 1)")
+    parser.add_argument("-n", "--ranks", metavar="N", default="1", help="number of processes (default 1)")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
-    parser.add_argument("--nodes", type=int, default=1, help="machines, each with a launcher and N ranks (default 1)")
-    parser.add_argument("--node-rank", type=int, default=0, help="which of them this is, from 0")
+    parser.add_argument("--nodes", default="1", help="machines, each with a launcher and N ranks (default 1)")
+    parser.add_argument("--node-rank", default="0", help="which of them this is, from 0")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="for several machines: machine 0, and a free port of "
                         "its with a free one behind it")
-    parser.add_argument("--master-port", type=int, default=0, help="MASTER_PORT of the ranks (default: a free one)")
-    parser.add_argument("--grace", type=float, default=10.0, help="seconds from SIGTERM to SIGKILL (default 10)")
+    parser.add_argument("--master-port", default="0", help="MASTER_PORT of the ranks (default: a free one)")
+    parser.add_argument("--grace", default="10", help="seconds from SIGTERM to SIGKILL (default 10)")
     parser.add_argument("script", help="a Python program, which every rank runs")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args(argv)
-    if not 1 <= options.ranks <= 64:
-        parser.error(f"-n {options.ranks}: must be in 1..64")
-    if not 1 <= options.nodes <= MOST_RANKS // options.ranks:
-        parser.error(f"--nodes {options.nodes}: must be in 1..{MOST_RANKS // options.ranks}, since there may be "
-                     f"{MOST_RANKS} ranks")
-    if not 0 <= options.node_rank < options.nodes:
-        parser.error(f"--node-rank {options.node_rank}: must be in 0..{options.nodes - 1}")
+
+    def number(name: str, text: str, least: int, most: int, why: str = "") -> int:
+        if not re.fullmatch("-?[0-9]{1,18}", text) or not least <= int(text) <= most:
+            parser.error(f"{name} {text}: must be in {least}..{most}{why}")
+        return int(text)
+
+    options.ranks = number("-n", options.ranks, 1, 64)
+    options.nodes = number("--nodes", options.nodes, 1, MOST_RANKS // options.ranks,
+                           f", since there may be {MOST_RANKS} ranks")
+    options.node_rank = number("--node-rank", options.node_rank, 0, options.nodes - 1)
+    options.master_port = number("--master-port", options.master_port, 0, 65535)
+    try:
+        grace = float(options.grace)
+    except ValueError:
+        grace = math.nan
+    if not 0 <= grace <= 1e9:  # which NaN is not, either
+        parser.error(f"--grace {options.grace}: must be a number of seconds in 0..1e9")
+    options.grace = grace
     if (options.rendezvous is None) != (options.nodes == 1):
         parser.error("--rendezvous: several machines need it, one does not take it")
     if options.rendezvous is not None:
         host, _, port = options.rendezvous.rpartition(":")
-        if not host or not port.isdigit() or not 1 <= int(port) < 65535:
+        if not host or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) < 65535:
             parser.error(f"--rendezvous {options.rendezvous}: must be HOST:PORT, with a port of 1 to 65534")
         options.rendezvous = host.strip("[]"), int(port)
     return options
@@ -281,15 +347,13 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     options = _arguments(argv)
     command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.args]
+    _hold_standard_streams()
     launcher = _Launcher(options.grace)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: launcher.signals.append(number))
     try:
         launcher.start(command, options)
         return launcher.watch()
-    except BrokenPipeError:  # nobody reads us any more, as under `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
     finally:
         launcher.end()
 

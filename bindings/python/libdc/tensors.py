@@ -6,6 +6,7 @@ import sys
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 from ._lib import ffi, lib, own
+from .arguments import counted
 from .errors import Error
 from .types import DType, Status
 
@@ -58,7 +59,8 @@ class Buffer:
         dtype, shape = DType.of(dtype), tuple(int(n) for n in shape)
         need, have = _count(shape) * dtype.itemsize, self.nbytes - offset
         if not 0 <= need <= have or offset < 0:
-            raise ValueError(f"shape = {shape} of {dtype.name.lower()} needs {need} bytes, the buffer has {have}")
+            raise ValueError(f"shape = {shape} of {dtype.name.lower()} needs {counted(need, 'byte')}, the buffer has "
+                             f"{have}")
         return Tensor(self.data + offset, shape, dtype, self, self.place)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 from .._lib import ffi, lib, own, text
-from ..arguments import assign, numbers, string
+from ..arguments import assign, counted, numbers, string
 from ..device import Stream, handle_of
 from ..errors import check, closed
 from ..linalg.handle import Handle, default, raw
@@ -31,12 +31,13 @@ class OptimizerStats(NamedTuple):
 
 
 class Optimizer:
-    """A kind's class says how its options are called in C (`_options`), which functions make one and set a group's, and
-    which of them have -1 for a zero that is meant (`_none`), and whether the host counts, wherever the rest of the
-    state is (`_host_counts`)."""
+    """A kind's class says how its options are called in C (`_options`), which functions make one and set a group's,
+    which of them have -1 for a zero that is meant (`_none`) and which have no zero but C's default (`_above`), and
+    whether the host counts, wherever the rest of the state is (`_host_counts`)."""
 
     _options = ""
     _none: Sequence[str] = ()
+    _above: Sequence[str] = ()
     _host_counts = True
 
     def __init__(self, lr: float = 1e-3, handle: Optional[Handle] = None, **options: Any) -> None:
@@ -56,15 +57,28 @@ class Optimizer:
         raise NotImplementedError
 
     def _read(self, options: Any) -> Any:
-        """The C struct. In Python a number is what it says: a zero that is meant becomes C's -1."""
+        """The C struct. In Python a number is what it says: a zero that is meant becomes C's -1, and neither C's -1 nor
+        its 0 for a default can be given."""
         struct = ffi.new(f"{self._options} *")
         struct.struct_size = ffi.sizeof(self._options)
         known = {name for name, _ in ffi.typeof(self._options).fields} - {"struct_size", "reserved0"}
         for name, value in options.items():
             if name not in known:
                 raise TypeError(f"{type(self).__name__}: no option {name!r}, there are {', '.join(sorted(known))}")
-            assign(struct, name, -1 if value == 0 and name in self._none else value, f"{type(self).__name__}: {name}")
+            assign(struct, name, self._meant(name, value), f"{type(self).__name__}: {name}")
         return struct
+
+    def _meant(self, name: str, value: Any) -> Any:
+        may_be_zero = name in self._none
+        if not (may_be_zero or name in self._above):
+            return value
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            return value  # which is no number for C either
+        if not (number > 0 or (number == 0 and may_be_zero)):
+            raise ValueError(f"{type(self).__name__}: {name} = {value!r}, must be {'>= 0' if may_be_zero else '> 0'}")
+        return value if number else -1
 
     @property
     def _handle(self) -> Any:
@@ -100,7 +114,8 @@ class Optimizer:
         where what streams still do to them is the caller's to wait for; the step is done when the call returns. After
         set_stream() it is in the order of that stream, which keeps the arrays until then."""
         if len(weights) != len(grads):
-            raise ValueError(f"step: {len(weights)} weights and {len(grads)} gradients, must be as many")
+            raise ValueError(f"step: {counted(len(weights), 'weight')} and {counted(len(grads), 'gradient')}, must be "
+                             "as many")
         c_weights, c_grads = (ffi.new("dc_tensor[]", len(weights) or 1) for _ in range(2))
         keep = []
         for i, (weight, grad) in enumerate(zip(weights, grads)):

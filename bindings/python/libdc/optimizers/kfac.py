@@ -29,6 +29,7 @@ class KFAC(Optimizer):
 
     _options = "dc_kfac_options"
     _none = ("decay", "kl_clip", "momentum", "tolerated_failures")
+    _above = ("damping", "factor_frequency", "refresh_frequency")
 
     def __init__(self, lr: float = 1e-3, handle: Optional[Handle] = None, *, comm: Any = None, **options: Any) -> None:
         self.comm = comm
@@ -49,6 +50,8 @@ class KFAC(Optimizer):
     def add_layer(self, layer: SampleLayer, weight: int, bias: Optional[int] = None,
                   approximation: str = "expand") -> int:
         """Says which parameters are a layer's, of kind "linear" or "conv". Returns its index."""
+        if bias is not None and bias < 0:
+            raise ValueError(f"add_layer: bias = {bias}, must be a parameter's index, or None")
         index, constants = ffi.new("int64_t *"), layer.c()
         check(lib.dc_kfac_add_layer(self._handle, constants, _choice("approximation", approximation, _APPROXIMATIONS),
                                     weight, -1 if bias is None else bias, index))

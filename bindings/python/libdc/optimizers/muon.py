@@ -14,6 +14,7 @@ class Muon(Blocked):
 
     _options = "dc_muon_options"
     _none = ("momentum", "nesterov")
+    _above = ("eps", "num_splits", "steps")
 
     def _create(self, linalg: Any, options: Any, out: Any) -> int:
         self._host_counts = self._comm is not None

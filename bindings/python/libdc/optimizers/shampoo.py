@@ -29,6 +29,7 @@ class Shampoo(Blocked):
 
     _options = "dc_shampoo_options"
     _none = ("beta1", "eps_abs", "eps_rel", "merge_below", "tolerated_failures")
+    _above = ("beta2", "graft_beta2", "graft_eps", "max_block", "precondition_frequency")
 
     def _create(self, linalg: Any, options: Any, out: Any) -> int:
         return int(lib.dc_shampoo_create(linalg, self._comm, options, out))
@@ -43,6 +44,7 @@ class SOAP(Blocked):
 
     _options = "dc_soap_options"
     _none = ("beta1", "beta2", "shampoo_beta", "eps", "max_precond_dim", "tolerated_failures")
+    _above = ("precondition_frequency",)
 
     def _create(self, linalg: Any, options: Any, out: Any) -> int:
         return int(lib.dc_soap_create(linalg, self._comm, options, out))

@@ -1037,6 +1037,9 @@ extern "C" {
     ) -> dc_status;
 }
 extern "C" {
+    pub fn dc_set_param_name(context: *mut dc_context, id: i64, name: *const ::std::os::raw::c_char) -> dc_status;
+}
+extern "C" {
     pub fn dc_update_param_grad_buffer(
         context: *mut dc_context,
         id: i64,

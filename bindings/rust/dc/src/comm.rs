@@ -1,7 +1,7 @@
 //! Communicators: ranks that call the same collectives in the same order.
 
 use crate::device::nanoseconds;
-use crate::error::{c_name, check, Error, Result, Status};
+use crate::error::{c_name, check, counted, Error, Result, Status};
 use crate::sys;
 use crate::tensor::{view_of, Element};
 use std::cell::Cell;
@@ -145,8 +145,9 @@ impl Comm {
             None => Ok(ptr::null()),
             Some(counts) if counts.len() == self.size() as usize => Ok(counts.as_ptr()),
             Some(counts) => {
+                let (entries, ranks) = (counted(counts.len(), "entry", "entries"), self.size() as usize);
                 let text =
-                    format!("counts has {} entries, must have one for each of {} ranks", counts.len(), self.size());
+                    format!("counts has {entries}, must have one for each of {}", counted(ranks, "rank", "ranks"));
                 Err(Error::new(Status::INVALID, text))
             }
         }

@@ -168,6 +168,12 @@ impl Context {
         self.params.insert(id, Registered { shape: shape.to_vec(), weights, grad, part, sharded });
     }
 
+    /// Gives a parameter a name, which errors and dumps have behind its number; "" takes it away.
+    pub fn set_param_name(&mut self, id: i64, name: &str) -> Result<()> {
+        let name = crate::error::c_name("name", name)?;
+        check(unsafe { sys::dc_set_param_name(self.as_ptr(), id, name.as_ptr()) })
+    }
+
     /// Points a parameter's gradient at other memory, which is set to zero.
     pub fn update_param_grad_buffer<G: Element>(
         &mut self,

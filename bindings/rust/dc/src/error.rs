@@ -100,6 +100,11 @@ pub(crate) fn check(status: i32) -> Result<()> {
     Err(Error::new(Status(status), sentence))
 }
 
+/// "1 rank", "2 ranks".
+pub(crate) fn counted(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
 /// A name for the library; one with a NUL in it is refused here, since C would cut it off there.
 pub(crate) fn c_name(what: &str, name: &str) -> Result<CString> {
     CString::new(name).map_err(|_| Error::new(Status::INVALID, format!("{what} = {name:?}, must not contain NUL")))

@@ -36,10 +36,13 @@ pub(crate) fn number<T>(value: T) -> T {
     value
 }
 
-/// A number whose zero means something else than C's, which has -1 for it.
+/// A number whose zero means something else than C's, which has -1 for it. A -1 of Rust's is no zero: it becomes a
+/// number that C refuses, as it does all others below 0.
 pub(crate) fn or_none<T: Default + PartialEq + From<i8>>(value: T) -> T {
     if value == T::default() {
         T::from(-1)
+    } else if value == T::from(-1) {
+        T::from(-2)
     } else {
         value
     }

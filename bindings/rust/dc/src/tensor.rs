@@ -1,6 +1,6 @@
 //! Element types, and how slices become tensors of the library.
 
-use crate::error::{Error, Result, Status};
+use crate::error::{counted, Error, Result, Status};
 use crate::sys;
 use std::mem::size_of;
 use std::os::raw::c_void;
@@ -175,5 +175,8 @@ pub(crate) fn fits(shape: &[i64], length: usize) -> Result<()> {
     if numel == Some(length as i64) && shape.iter().all(|n| *n >= 0) {
         return Ok(());
     }
-    Err(Error::new(Status::SHAPE, format!("shape = {shape:?}, must have the slice's {length} elements")))
+    Err(Error::new(
+        Status::SHAPE,
+        format!("shape = {shape:?}, must have the slice's {}", counted(length, "element", "elements")),
+    ))
 }

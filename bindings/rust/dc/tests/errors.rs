@@ -5,7 +5,6 @@ mod common;
 use common::{context, limits, ranks, register};
 use dc::{Buffer, Comm, Config, Context, Device, Event, Stage, Status, Stream, Z3Options};
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::time::{Duration, Instant};
 
 #[test]
 fn errors_have_a_status_and_the_librarys_text() {
@@ -40,6 +39,8 @@ fn wrong_parameters_are_refused() {
     assert_eq!(context.register_graph(1, Stage::Z3, &[2]).unwrap_err().status(), Status::NOT_FOUND);
     context.register_graph(1, Stage::Z3, &[1]).unwrap();
     assert_eq!(context.unregister_param(1).unwrap_err().status(), Status::BUSY);
+    context.set_param_name(1, "weight").unwrap();
+    assert!(context.unregister_param(1).unwrap_err().to_string().contains("parameter 1 (weight) is in 1 graph"));
     assert_eq!(context.reduce_grad(1, 1, &[1f32]).unwrap_err().status(), Status::SHAPE);
     assert_eq!(context.update(1, |_: &mut [f64], _: &mut [f32]| ()).unwrap_err().status(), Status::DTYPE);
     assert_eq!(context.update(2, |_: &mut [f32], _: &mut [f32]| ()).unwrap_err().status(), Status::NOT_FOUND);
@@ -58,7 +59,6 @@ fn wrong_parameters_are_refused() {
 
 #[test]
 fn a_panic_on_one_rank_frees_the_others() {
-    let begin = Instant::now();
     let results = ranks(2, |comm| {
         let mut context = context(&comm);
         register(&mut context, &comm, 3, 9);
@@ -72,7 +72,6 @@ fn a_panic_on_one_rank_frees_the_others() {
     assert_eq!(results[0].as_ref().unwrap().status(), Status::ABORTED);
     assert!(results[0].as_ref().unwrap().text().contains("panicked"));
     assert!(results[1].is_err());
-    assert!(begin.elapsed() < Duration::from_secs(60));
 }
 
 #[test]

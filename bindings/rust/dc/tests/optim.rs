@@ -108,6 +108,10 @@ fn a_step_borrows_its_slices_from_any_thread() {
 fn errors_name_the_fault() {
     let bad = AdamW::new(&linalg(), &AdamWOptions::default().beta1(1.0)).unwrap_err();
     assert!(bad.to_string().contains("options.beta1 = 1"), "{bad}");
+    for options in [AdamWOptions::default().beta1(-1.0), AdamWOptions::default().eps(-1.0)] {
+        let bad = AdamW::new(&linalg(), &options).unwrap_err(); // in C, -1 stands for none
+        assert!(bad.to_string().contains("must be > 0"), "{bad}");
+    }
     let bad = Linalg::new(&Device::open("cpu").unwrap(), &LinalgOptions::default().threads(-1)).unwrap_err();
     assert!(bad.to_string().contains("threads = -1, must be 0 to 1024"), "{bad}");
     let mut adamw = make(0..35);
