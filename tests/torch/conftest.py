@@ -26,7 +26,7 @@ def launch(tmp_path: Path) -> Callable[..., str]:
                    TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"), **environment)
         env.pop("TORCHINDUCTOR_FORCE_DISABLE_CACHES", None)  # the folder is new: ranks may share what they compile
         command = [sys.executable, "-m", *(launcher or ["libdc.run", "-n", str(n)]), str(script)]
-        done = subprocess.run(command, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=600, env=env)
+        done = subprocess.run(command, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=1200, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -49,7 +49,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> List[Any]:
     return found
 
 
-@pytest.mark.parametrize("backend", ["libdc", "aot_eager"])
+@pytest.mark.parametrize("backend", ["libdc", "aot_eager", "eager"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_bits_of_eager(backend: str, accumulate: int) -> None:
     for stage in (0, 1, 2, 3):
@@ -60,6 +60,27 @@ def test_the_bits_of_eager(backend: str, accumulate: int) -> None:
         assert compiled.losses == eager.losses and compiled.weights == eager.weights
         assert breaks() == 0 and counters["stats"]["unique_graphs"] == 1
         assert stage < 3 or compiled.stats.gathered_bytes == 0
+
+
+@pytest.mark.parametrize("backend", ["libdc", "eager"])
+def test_hooks_of_the_root_see_whole_weights(backend: str) -> None:
+    def rank(comm: Any, backend: Any) -> Any:
+        model = make(Plain)
+
+        def halve(module: Any, args: Any) -> Any:
+            return (args[0] * module.layers[0].weight.sum(),)
+
+        model.register_forward_pre_hook(halve)
+        dct.shard(model, 3, comm=comm)
+        model.register_forward_hook(lambda module, args, output: output * module.layers[1].weight.square().mean())
+        call = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
+        loss = call(torch.ones(2, 16))
+        loss.backward()
+        return loss.item(), bits({name: p.grad for name, p in model.named_parameters()})
+
+    expected = alone(rank, None)
+    torch._dynamo.reset()
+    assert alone(rank, backend) == expected
 
 
 def test_inductor(launch: Any) -> None:
@@ -327,3 +348,40 @@ def test_weights_that_leave_a_graph_own_their_memory() -> None:
         torch._dynamo.reset()
         value, got, left = alone(rank, backend)
         assert (value, left) == (expected[0], 0), backend
+
+
+def test_compiled_before_shard(launch: Any) -> None:
+    """The backend has its name before the first shard(), also for a model that has run; sharding does not import
+    Dynamo, and gradients are averaged."""
+    text = """
+import sys, torch, libdc.torch as dct
+from torch import nn
+comm = dct.init()
+dct.shard(nn.Linear(2, 2))
+assert "torch._dynamo" not in sys.modules
+x = torch.full((3, 4), float(comm.rank + 1))
+for how in ("before", "in place", "run before"):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    called = model
+    if how == "in place":
+        model.compile(backend="libdc")
+    else:
+        called = torch.compile(model, backend="libdc")
+    if how == "run before":
+        called(x).sum().backward()
+        model.zero_grad()
+    for rank in range(comm.size):
+        model(torch.full((3, 4), rank + 1.0)).square().sum().div(comm.size).backward()
+    want = [param.grad.clone() for param in model.parameters()]
+    model.zero_grad()
+    dct.shard(model, 1)
+    for _ in range(2):
+        called(x).square().sum().backward()
+    for param, grad in zip(model.parameters(), want):
+        whole = torch.empty(param.numel() * comm.size)
+        comm.all_gather(param.grad, whole)
+        assert torch.allclose(whole[: grad.numel()].view(grad.shape), 2 * grad), how
+    print("averaged")
+"""
+    assert launch(text).count("averaged") == 6

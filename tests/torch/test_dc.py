@@ -281,7 +281,7 @@ def test_profiling(started: None) -> None:
 
 def python(code: str, **environment: str) -> str:
     result = subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True,
-                            text=True, timeout=300, cwd=pathlib.Path(__file__).parent)
+                            text=True, timeout=1200, cwd=pathlib.Path(__file__).parent)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

@@ -158,8 +158,10 @@ def test_bad_arguments() -> None:
                     {"inverse": "lu"}):
         with pytest.raises(ValueError, match=next(iter(options))):
             KFAC(mlp(), **options)  # type: ignore[arg-type]
-    for numbers in ({"damping": -1.0}, {"kl_clip": -2.0}, {"factor_frequency": -1}, {"decay": 1.0}):
-        with pytest.raises(libdc.Error, match=next(iter(numbers))):
+    for numbers in ({"damping": -1.0}, {"kl_clip": -2.0}, {"factor_frequency": -1}, {"decay": 1.0},
+                    {"damping": 0.0}, {"kl_clip": -1.0}, {"decay": -1.0}, {"momentum": -1.0},
+                    {"tolerated_failures": -1}, {"refresh_frequency": 0}):
+        with pytest.raises(ValueError, match=next(iter(numbers))):
             KFAC(mlp(), **numbers)  # type: ignore[arg-type]
     model = mlp()
     with pytest.raises(TypeError, match="model is a generator, must be a torch.nn.Module"):

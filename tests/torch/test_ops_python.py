@@ -13,5 +13,5 @@ def test_ops_by_python_kernels() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(here / "test_ops.py"),
          str(here / "test_ops_fakes.py")],
-        env={**os.environ, "LIBDC_TORCH_OPS": "python"}, capture_output=True, text=True, timeout=600)
+        env={**os.environ, "LIBDC_TORCH_OPS": "python"}, capture_output=True, text=True, timeout=1200)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]

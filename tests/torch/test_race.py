@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(folder: Path, *arguments: str) -> str:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *arguments], cwd=folder, env=env, text=True, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240)
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1200)
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -134,10 +134,10 @@ def test_43_groups_schedules_and_refusals() -> None:
         with pytest.raises(ValueError, match=f"Shampoo: {name} = "):
             optim.Shampoo(model().parameters(), **{name: value})
     for name, value in {"betas": (0.9, 1.5), "max_block": -3, "eps_rel": -1.5, "tolerated_failures": -2}.items():
-        with pytest.raises(libdc.Error, match="options"):
+        with pytest.raises(ValueError, match=name[:4]):
             optim.Shampoo(model().parameters(), **{name: value})
     for name, value in {"betas": (0.9, 1.5), "max_block": -3, "shampoo_beta": 1.0, "max_precond_dim": -2}.items():
-        with pytest.raises(libdc.Error, match="options"):
+        with pytest.raises(ValueError, match=name[:4]):
             optim.SOAP(model().parameters(), **{name: value})
 
 

@@ -36,29 +36,83 @@ def test_autocast() -> None:
         assert libdc.run.threads(2, rank, stage, timeout=60) == expected
 
 
-@pytest.mark.parametrize("options", [{"param_dtype": torch.bfloat16}, {"reduce_dtype": torch.float64},
-                                     {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}])
-def test_types(options: Any) -> None:
-    class Cast(Plain):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x.to(self.layers[0].weight.dtype)).float()
+class Cast(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.to(self.layers[0].weight.dtype)).float()
 
-    def rank(comm: Any) -> Any:
+
+@pytest.mark.parametrize("backend", [None, "libdc"])
+@pytest.mark.parametrize("options", [{"param_dtype": torch.bfloat16}, {"reduce_dtype": torch.float64},
+                                     {"reduce_dtype": torch.bfloat16},
+                                     {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}])
+def test_types(options: Any, backend: Any) -> None:
+    """Of weights and of reductions: the same bits at every stage, also when some backwards only sum."""
+    used = options.get("param_dtype", torch.float32)
+    world = 2 if backend is None else 1
+
+    def rank(comm: Any, stage: int) -> Any:
         model = make(Cast)
-        dct.shard(model, 3, comm=comm, group_size=1, **options)
+        dct.shard(model, stage, comm=comm, group_size=1, **options)
+        call = model if backend is None else torch.compile(model, backend=backend)
+        with torch.no_grad():
+            assert model.layers[0](torch.ones(2, 16, dtype=used)).dtype == used
         optimizer = adamw(model)
         losses = []
         for step in range(5):
-            loss = model(torch.ones(2, 16) * (comm.rank + 1))
+            if step == 3:
+                with dct.no_sync(model):
+                    call(torch.ones(2, 16) * (comm.rank + 2)).backward()
+            loss = call(torch.ones(2, 16) * (comm.rank + 1))
             loss.backward()
             assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
-        return losses
+        return losses, bits(dct.full_state_dict(model))
 
-    for losses in on(2, rank):
+    torch._dynamo.reset()
+    expected = libdc.run.threads(world, rank, 0, timeout=120)
+    for losses, _ in expected:
         assert losses[-1] < losses[0]
+    for stage in (1, 3):
+        torch._dynamo.reset()
+        assert libdc.run.threads(world, rank, stage, timeout=120) == expected
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_no_sync_sums_in_the_reductions_type(stage: int) -> None:
+    """Sixteen gradients of 16 bits, summed in 32."""
+    micros = 16
+    plain = make(Plain).bfloat16()
+    exact = [torch.zeros(p.shape) for p in plain.parameters()]
+    for micro in range(micros):
+        plain.zero_grad()
+        plain(inputs(micro)).backward()
+        for total, p in zip(exact, plain.parameters()):
+            total += p.grad.float()
+
+    def rank(comm: Any) -> Any:
+        model = make(Plain)
+        dct.shard(model, stage, comm=comm, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        with dct.no_sync(model):
+            for micro in range(micros - 1):
+                model(inputs(micro)).backward()
+        model(inputs(micros - 1)).backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    for grads, total in zip(on(1, rank)[0], exact):
+        torch.testing.assert_close(grads.view(total.shape), total, rtol=1e-6, atol=1e-9)
+
+
+def inputs(step: int) -> torch.Tensor:
+    return torch.randn(4, 16, generator=torch.Generator().manual_seed(step)).bfloat16()
+
+
+def test_types_that_are_none() -> None:
+    for name in ("param_dtype", "reduce_dtype"):
+        for wrong in (torch.int32, "bfloat16", {nn.LayerNorm: torch.float32}):
+            with pytest.raises(TypeError, match=f"{name} = .*, must be a floating-point torch.dtype or None"):
+                dct.shard(make(Plain), 3, **{name: wrong})
 
 
 # State

@@ -97,6 +97,26 @@ def test_parameters_without_a_gradient_keep_theirs() -> None:
     on(2, rank)
 
 
+def test_penalties_over_parameters_count() -> None:
+    """What autograd adds to a parameter itself joins what libdc averages."""
+
+    def penalty(model: nn.Module) -> torch.Tensor:
+        return sum(p.square().sum() for p in trainable(model))  # type: ignore[return-value]
+
+    plain = make()
+    for step in range(2):
+        (plain(*data(step, 0)) + penalty(plain)).backward()
+
+    def work(model: Odd) -> None:
+        for step in range(2):
+            (model(*data(step, 0)) + penalty(model)).backward()
+        for p, q in zip(trainable(model), trainable(plain)):
+            torch.testing.assert_close(p.grad.view(q.shape), q.grad, rtol=1e-5, atol=1e-6)
+
+    for stage in (0, 1, 3):
+        alone(work, stage=stage)
+
+
 def test_one_rank_s_overflow_is_seen_by_all() -> None:
     def rank(comm: Any) -> None:
         for stage in (0, 1, 3):
@@ -105,7 +125,7 @@ def test_one_rank_s_overflow_is_seen_by_all() -> None:
             for factor in (1.0, 1e6, 1.0):
                 x = torch.ones(2, 3) * (factor if comm.rank == 1 else 1)
                 model(x).sum().backward()
-                assert dct.grads_finite(model) is (factor == 1 or stage == 0)  # which averages gradients as they come
+                assert dct.grads_finite(model) is (factor == 1)
                 model.zero_grad()
             with dct.no_sync(model):
                 model(torch.full((1, 3), float("inf") if comm.rank == 0 else 1.0)).sum().backward()
@@ -184,7 +204,7 @@ def test_abandoned_and_raising() -> None:
                 with pytest.raises(ArithmeticError, match=mood):
                     step(mood)
             # What was prefetched in vain goes back once it has arrived.
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 600
             while mood != "backward" and dct.stats(model).gathered_bytes and time.monotonic() < deadline:
                 time.sleep(0.001)
             assert mood == "backward" or dct.stats(model).gathered_bytes == 0

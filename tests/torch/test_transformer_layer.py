@@ -346,7 +346,7 @@ def test_the_example(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "examples" / "bert" / "train.py"
     command = [sys.executable, "-m", "libdc.run", "-n", "2", str(script), "--compare", "--steps", "12", "--layers", "2",
                "--hidden", "32", "--seq", "32", "--out", str(tmp_path)]
-    done = subprocess.run(command, text=True, capture_output=True, timeout=300)
+    done = subprocess.run(command, text=True, capture_output=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the losses of every step have the same bits" in done.stdout
     assert (tmp_path / "loss.png").read_bytes()[:4] == b"\x89PNG"

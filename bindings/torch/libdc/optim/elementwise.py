@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Dict, Tuple
 
 from libdc import optimizers
+from torch import Tensor
 
-from .native import Native, two_betas
+from .native import Native, Part, two_betas
 
 
 class Elementwise(Native):
@@ -39,6 +40,7 @@ class SGD(Elementwise):
     """torch.optim.SGD likewise."""
 
     _kind = optimizers.SGD
+    _optional = ("master", "momentum_buffer")
 
     def __init__(self, params: Any, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
                  weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False,
@@ -46,7 +48,17 @@ class SGD(Elementwise):
         super().__init__(params, dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
                                       nesterov=nesterov, maximize=maximize, check_finite=check_finite))
 
+    def _of_torch(self, state: Dict[str, Any], part: Part, group: Dict[str, Any],
+                  views: Dict[str, Tensor]) -> Dict[str, Any]:
+        """PyTorch does not count steps; the library has a momentum from the second one on."""
+        has_momentum = "momentum_buffer" in state
+        if "momentum_buffer" in views and not has_momentum:
+            return {**state, "step": 0}
+        return {"step": int(has_momentum), **state}
+
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
+        if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         return {"momentum": float(group["momentum"]), "dampening": float(group["dampening"]),
                 "weight_decay": float(group["weight_decay"]), "nesterov": bool(group["nesterov"]),
                 "maximize": bool(group["maximize"]), "check_finite": bool(group["check_finite"])}

@@ -6,9 +6,12 @@ from typing import Any, Dict, Optional
 
 from libdc import optimizers
 from libdc.types import DType
+from torch import Tensor
 
+from .native import Part
 from .shampoo import Blocked, number
 
+_TORCH_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _POLYNOMIALS = {"express": 0, "muon": 1}
 _ADJUSTS = {"original": 0, "match_rms_adamw": 1, "none": 2}
 _PRECISIONS = {"float32": int(DType.FLOAT32), "bfloat16": int(DType.BFLOAT16)}
@@ -22,6 +25,8 @@ class Muon(Blocked):
     see dc_muon_options for the rest."""
 
     _kind = optimizers.Muon
+    _refusals = {"lr": "Learning rate should be >= 0 but is", "momentum": "momentum should be >= 0 but is",
+                 "weight_decay": "weight decay should be >= 0 but is"}
 
     def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95,
                  nesterov: bool = True, *, eps: float = 1e-7, ns_steps: int = 5, adjust_lr_fn: Optional[str] = None,
@@ -29,6 +34,32 @@ class Muon(Blocked):
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov, eps=eps,
                                       ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn, polynomial=polynomial,
                                       precision=precision, num_splits=num_splits))
+
+    def _of_torch(self, state: Dict[str, Any], part: Part, group: Dict[str, Any],
+                  views: Dict[str, Tensor]) -> Dict[str, Any]:
+        """PyTorch has a mean of gradients where the library has their sum, and counts no steps."""
+        if "momentum_buffer" not in state or state["momentum_buffer"].shape != part.param.shape:
+            return state
+        matrices = (state["momentum_buffer"].flatten(1) / (1 - group["momentum"])).chunk(group["num_splits"])
+        return {"step": 1, **{name: matrices[int(name.split(".")[1])] for name in views if name != "step"}}
+
+    def torch_state_dict(self) -> Dict[str, Any]:
+        """state_dict() as torch.optim.Muon's load_state_dict() takes it: copies of whole matrices' momentum, as means.
+        Its polynomial is "muon"; for a model of libdc.torch.shard() there is none."""
+        packed = self.state_dict()
+        state = {}
+        for group in packed["param_groups"]:
+            if group["num_splits"] != 1:
+                raise ValueError(f"Muon: num_splits = {group['num_splits']}, must be 1 for torch.optim.Muon")
+            group["ns_coefficients"] = _TORCH_COEFFICIENTS
+            for index in group["params"]:
+                part, pieces = self._parts[index], packed["state"].get(index, {})
+                if part.shape != part.param.shape:
+                    raise ValueError(f"Muon: parameter {index} is a part of a sharded model's")
+                if "momentum.0" in pieces:
+                    mean = pieces["momentum.0"] * (1 - group["momentum"])
+                    state[index] = {"momentum_buffer": mean.view(part.shape)}
+        return {**packed, "state": state}
 
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
         options = {name: group[name] for name in ("weight_decay", "momentum", "nesterov", "eps", "num_splits")}

@@ -4,7 +4,7 @@ the library inside a step."""
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Pattern, Set, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, Optional, Pattern, Sequence, Set, Tuple, Type
 
 import torch
 from libdc import DType, optimizers
@@ -39,12 +39,15 @@ class Part:
         return state.view(self.param.shape) if whole else state
 
 
-def two_betas(group: Dict[str, Any]) -> Dict[str, float]:
-    """A group's betas as the library's options."""
+def two_betas(group: Dict[str, Any], closed: bool = False) -> Dict[str, float]:
+    """A group's betas as the library's options. closed: the second one may be 1."""
     try:
         beta1, beta2 = (float(beta) for beta in group["betas"])
     except (TypeError, ValueError):
         raise ValueError(f"betas = {group['betas']!r}, must be two numbers") from None
+    for index, beta in enumerate((beta1, beta2)):
+        if not (0 <= beta < 1 or (closed and index == 1 and beta == 1)):
+            raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
     return {"beta1": beta1, "beta2": beta2}
 
 
@@ -68,6 +71,9 @@ class Native(torch.optim.Optimizer):
     _kind: Type[optimizers.Optimizer]
     _owned: Optional[Pattern[str]] = None  # names of state that one rank has for all: a block's or a layer's
     _devices: Tuple[str, ...] = ("cpu",)  # types of devices on which parameters may be
+    _refusals = {"lr": "Invalid learning rate", "eps": "Invalid epsilon value", "momentum": "Invalid momentum value",
+                 "weight_decay": "Invalid weight_decay value"}  # what PyTorch says of a number below 0
+    _optional: Sequence[str] = ("master",)  # pieces of state that torch.optim's namesake does not have
 
     def __init__(self, params: Any, defaults: Dict[str, Any]) -> None:
         self._start()
@@ -116,7 +122,10 @@ class Native(torch.optim.Optimizer):
 
     def _tell(self, index: int) -> None:
         """Says a group's options and learning rate to the library, where they are new."""
-        group = self.param_groups[index]
+        self._tell_group(index, self.param_groups[index])
+
+    def _tell_group(self, index: int, group: Dict[str, Any]) -> None:
+        self._check_numbers(group)
         now = float(group["lr"]), self._options(group)
         if index < len(self._told) and self._told[index] == now:
             return
@@ -126,6 +135,14 @@ class Native(torch.optim.Optimizer):
             self._native.set_group(index, **now[1])
         self._native.set_lr(index, now[0])
         self._told[index:index + 1] = [now]
+
+    def _check_numbers(self, group: Dict[str, Any]) -> None:
+        """Refuses what PyTorch refuses, and in its words; the library says what else is not allowed."""
+        if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+            raise ValueError("Tensor lr must be 1-element")
+        for name, text in self._refusals.items():
+            if name in group and not group[name] >= 0:
+                raise ValueError(f"{text}: {group[name]}")
 
     def _check(self, param: Tensor, index: int) -> None:
         if param.dtype not in _DTYPES:
@@ -205,6 +222,9 @@ class Native(torch.optim.Optimizer):
         grad = part.param.grad
         if grad is None:
             return None
+        if grad.numel() != part.length:
+            raise RuntimeError(f"{self._name()}: parameter {index} has {grad.numel()} elements, but had {part.length} "
+                               "when the optimizer was made: make it after libdc.torch.shard()")
         if part.param.device != self._where:
             raise RuntimeError(f"{self._name()}: parameter {index} is on {part.param.device}, but was on {self._where} "
                                "when the optimizer was made: move the model before that")
@@ -222,8 +242,7 @@ class Native(torch.optim.Optimizer):
         if self._tensors is None:
             self._shapes = ffi.new("int64_t[]", [part.count for part in self._parts] or [0])
             self._tensors = [self._describe(), self._describe()]
-        weights = [part.param.detach() if part.param.is_contiguous() else part.param.detach().contiguous()
-                   for part in self._parts]
+        weights = [torch.Tensor.detach(part.param).contiguous() for part in self._parts]
         for c_weight, c_grad, weight, grad in zip(*self._tensors, weights, grads):
             c_weight.data = ffi.cast("void *", weight.data_ptr())
             c_grad.data = ffi.cast("void *", 0 if grad is None else grad.data_ptr())
@@ -269,21 +288,24 @@ class Native(torch.optim.Optimizer):
         return set(self._native.state_names(index))
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
-        """As PyTorch's, but that state keeps its own types. Where a parameter has state, all of its blocks' and its
-        layer's must be there. What does not fit is an error, and changes nothing."""
+        """As PyTorch's, but that state keeps its own types; a state of torch.optim's namesake is taken, too. Where a
+        parameter has state, all of it must be there. What does not fit is an error, and changes nothing."""
         super().load_state_dict(state_dict)
         saved = state_dict["state"]
         self._take({part.param: saved[i] for i, part in enumerate(self._parts) if i in saved})
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """What load_state_dict() ends with; of a copy or a pickle, the library's handle is made anew."""
-        if "_native" in self.__dict__:
-            self._fit(state["state"])  # refused before the groups and the old state go
+        for group in state["param_groups"]:  # torch.optim's own states lack what it does not know
+            for name, value in getattr(self, "defaults", state.get("defaults", {})).items():
+                group.setdefault(name, value)
+        if "_native" in self.__dict__:  # refused before the groups and the old state go
+            self._fit(state["state"], state["param_groups"])
+            self._follow()
+            for index, group in enumerate(state["param_groups"]):
+                self._tell_group(index, group)
         super().__setstate__(state)
         given = self.state
-        for group in self.param_groups:  # torch.optim's own states lack what it does not know
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
         if "_native" not in self.__dict__:
             self._start()
             self._find()
@@ -306,29 +328,37 @@ class Native(torch.optim.Optimizer):
 
     def _take(self, given: Any) -> None:
         """Copies a state dictionary's values into the library's memory."""
-        for param, views, values in self._fit(given):
+        for param, views, values in self._fit(given, self.param_groups):
             for name, value in values.items():
                 views[name].copy_(value)
             self.state[param] = views
 
-    def _fit(self, given: Any) -> List[Tuple[Tensor, Dict[str, Tensor], Dict[str, Tensor]]]:
+    def _fit(self, given: Any, groups: Any) -> List[Tuple[Tensor, Dict[str, Tensor], Dict[str, Tensor]]]:
         """Parameters that have state in a dictionary, with the library's pieces and the values for them."""
         fitted = []
-        for index, part in enumerate(self._parts):
-            if part.param not in given:
+        group_of = [group for group in groups for _ in group["params"]]
+        for index, (part, group) in enumerate(zip(self._parts, group_of)):
+            if not given.get(part.param):
                 continue
             views = self._views(index)
-            for name in views:
-                if self.is_owned(name) and name not in given[part.param]:
-                    raise ValueError(f"{self._name()}: the state of parameter {index} lacks {name!r}")
+            state = self._of_torch({name: value for name, value in given[part.param].items() if value is not None},
+                                   part, group, views)
+            lacking = [name for name in views if name not in state and name not in self._optional]
+            if lacking:
+                raise ValueError(f"{self._name()}: the state of parameter {index} lacks {lacking[0]!r}")
             values = {}
-            for name, value in given[part.param].items():
+            for name, value in state.items():
                 if name not in views:
                     raise ValueError(f"{self._name()}: parameter {index} has no state {name!r}, only "
                                      f"{', '.join(views)}")
                 values[name] = self._cut(index, name, views[name], torch.as_tensor(value))
             fitted.append((part.param, views, values))
         return fitted
+
+    def _of_torch(self, state: Dict[str, Any], part: Part, group: Dict[str, Any],
+                  views: Dict[str, Tensor]) -> Dict[str, Any]:
+        """A parameter's state in the library's pieces, where it is of torch.optim's namesake and has others."""
+        return state
 
     def _cut(self, index: int, name: str, view: Tensor, value: Tensor) -> Tensor:
         part = self._parts[index]

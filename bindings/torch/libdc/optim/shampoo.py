@@ -24,8 +24,8 @@ def number(kind: str, of: Dict[Any, int], name: str, value: Any) -> int:
 
 class Blocked(Native):
     """On the CPU, or on one CUDA device. On a sharded model the blocks are shared out over the ranks, and a rank has
-    the state of its own; every rank must make each step. A gradient that is not finite raises libdc.Error on every
-    rank, and changes nothing."""
+    the state of its own; every rank must make each step. A gradient that is not finite and below 2^50 raises
+    libdc.Error on every rank, and changes nothing."""
 
     _kind: Type[optimizers.Blocked]
     _owned = re.compile(r"\w+\.\d")  # what.block, what.block.dimension
@@ -67,7 +67,8 @@ class Shampoo(Blocked):
         options = {name: group[name] for name in (
             "eps_abs", "eps_rel", "weight_decay", "precondition_frequency", "start_preconditioning_step", "max_block",
             "root", "tolerance", "graft_beta2", "graft_eps", "momentum", "nesterov", "tolerated_failures")}
-        return {**options, **two_betas(group), "merge_below": group["max_block"] if merge is None else merge,
+        return {**options, **two_betas(group, closed=True),
+                "merge_below": group["max_block"] if merge is None else merge,
                 "graft": number("Shampoo", _GRAFTS, "graft", group["graft"]),
                 "decay": number("Shampoo", _DECAYS, "decay", group["decay"])}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _pytorch  # first
-from . import dc, scaler as _scaler
+from . import dc, foreign as _foreign, scaler as _scaler
 from .checkpoint import load_checkpoint, save_checkpoint
 from .clip import clip_grad_norm_
 from .group import init

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from . import state, tensorfile
-from .root import Entry, Root
+from .buffers import check_rule, common
+from .entry import Entry
+from .root import Root
 from .shard import entry_of, root_of
 from .tensorfile import Described, Layout
 
@@ -40,19 +42,22 @@ class Piece(NamedTuple):
 
 
 def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
-                    extra: Optional[Mapping[str, Any]] = None) -> None:
+                    extra: Optional[Mapping[str, Any]] = None, buffers: str = "rank0") -> None:
     """Writes the weights, and the optimizer's state if one is given, whole, into one safetensors file. Every rank must
     call it; each writes its own part, so no rank needs memory for more, and `path` must be in a file system that all
     ranks share. What lay there is replaced when the new file is complete and on the disk, and not before.
 
-    extra  what else load_checkpoint() is to return: tensors, and what JSON can say, by names; rank 0's
+    extra    what else load_checkpoint() is to return: tensors, and what JSON can say, by names; rank 0's
+    buffers  "rank0": the model's buffers are rank 0's; "mean": floating-point ones are the ranks' mean
 
     The weights have their names from before shard(), so that anything that reads safetensors reads them; a tied weight
     has its first name, and the metadata tells the others. The optimizer's tensors are `optimizer/NAME/KEY`, those of
     `extra` are `extra/NAME`."""
     root = root_of(model)
     path = os.fspath(path)
-    pieces, aliases = _together(root, lambda: _weights(model))
+    _together(root, lambda: check_rule("save_checkpoint", buffers))
+    agreed = common(root, model.state_dict(keep_vars=True), buffers, everywhere=False)
+    pieces, aliases = _together(root, lambda: _weights(model, agreed))
     values = {name: value for name, value in (extra or {}).items() if not isinstance(value, Tensor)}
     told: Dict[str, Any] = {"format": 1, "extra": values}
     for name, value in (extra or {}).items():
@@ -123,8 +128,8 @@ def _together(root: Root, work: Callable[[], T]) -> T:
 # What this rank has
 
 
-def _weights(model: nn.Module) -> Tuple[List[Piece], Dict[str, str]]:
-    """The model's weights and buffers, and under which name a tied weight's others are."""
+def _weights(model: nn.Module, buffers: Mapping[int, Tensor]) -> Tuple[List[Piece], Dict[str, str]]:
+    """The model's weights, its buffers' values by their ids, and under which name a tied weight's others are."""
     root = root_of(model)
     pieces: List[Piece] = []
     first: Dict[int, str] = {}
@@ -137,7 +142,7 @@ def _weights(model: nn.Module) -> Tuple[List[Piece], Dict[str, str]]:
             aliases[name] = first[id(value)]
             continue
         entry = entry_of(value)
-        pieces += _whole(root, name, value) if entry is None else _part(entry, name, value)
+        pieces += _whole(root, name, buffers[id(value)]) if entry is None else _part(entry, name, value)
     return pieces, aliases
 
 
@@ -309,7 +314,8 @@ def _states(told: Mapping[str, Any], tensors: Mapping[str, Tensor], optimizer: t
     groups = [{key: _like(ours.get(key), value) for key, value in group.items()}
               for ours, group in zip(optimizer.param_groups, told["param_groups"])]
     if len(optimizer.param_groups) != len(told["param_groups"]):
-        raise ValueError(f"load_checkpoint: the optimizer has {len(optimizer.param_groups)} parameter groups, the "
+        ours = len(optimizer.param_groups)
+        raise ValueError(f"load_checkpoint: the optimizer has {ours} parameter group{'s' if ours != 1 else ''}, the "
                          f"saved one {len(told['param_groups'])}")
     return {"state": {name: values for name, values in states.items() if values}, "param_groups": groups}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Iterable, List, Union
+from typing import Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
-from .root import Entry, Root
-from .shard import entry_of
+from .entry import Entry
+from .parameter import entry_of
+from .root import Root
 
 _BLOCK = 1 << 16  # elements summed at a time: their float64 copy stays in the cache
 
@@ -25,8 +26,7 @@ def clip_grad_norm_(parameters: Union[nn.Module, Tensor, Iterable[Tensor]], max_
     also at stage 0, where a rank has all parts."""
     if not float(max_norm) >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm = {max_norm!r}, must be >= 0")
-    if not float(norm_type) > 0:
-        raise ValueError(f"clip_grad_norm_: norm_type = {norm_type!r}, must be > 0")
+    _check_kind(norm_type)
     if isinstance(parameters, nn.Module):
         parameters = parameters.parameters()
     elif isinstance(parameters, Tensor):
@@ -34,26 +34,47 @@ def clip_grad_norm_(parameters: Union[nn.Module, Tensor, Iterable[Tensor]], max_
     params = [param for param in parameters if param.grad is not None]
     if not params:
         return torch.zeros((), dtype=torch.float64)
-    entries: List[Entry] = []
-    whole: List[Tensor] = []
-    for param in params:
-        entry = entry_of(param)
-        if entry is None:
-            whole.append(_power(param.grad.detach().reshape(-1), norm_type))
-        else:
-            entries.append(entry)
-    parts = _parts(entries, norm_type)
-    if whole:
-        parts.append(torch.stack([power.to(whole[0].device) for power in whole]))
-    power = torch.cat([part.to(parts[0].device) for part in parts])
-    if math.isinf(norm_type):
-        norm = power.max()
-    else:
-        norm = power.sum().pow(1.0 / norm_type)
-    scale = max_norm / (norm + 1e-6)
-    if not math.isinf(max_norm):
-        multiply([param.grad for param in params], scale.clamp(max=1.0))
+    norm = total_norm([param.grad for param in params], norm_type, params)
+    scale([param.grad for param in params], max_norm, norm)
     return norm
+
+
+def _check_kind(norm_type: float) -> None:
+    if not float(norm_type) > 0:
+        raise ValueError(f"clip_grad_norm_: norm_type = {norm_type!r}, must be > 0")
+
+
+def entry_of_grad(grad: Tensor) -> Optional[Entry]:
+    """The entry of the sharded parameter whose `.grad` this is."""
+    entry = getattr(grad, "dc_grad_of", lambda: None)()
+    return entry if entry is not None and entry.grad is grad else None
+
+
+def total_norm(grads: Sequence[Tensor], norm_type: float, params: Optional[Sequence[Tensor]] = None) -> Tensor:
+    """The norm of gradients over all ranks, in float64. params: those of which they are; None: libdc's tensors tell."""
+    _check_kind(norm_type)
+    norm_type = float(norm_type)
+    parts: List[Tuple[Entry, Tensor]] = []
+    whole: List[Tensor] = []
+    for k, grad in enumerate(grads):
+        entry = entry_of_grad(grad) if params is None else entry_of(params[k])
+        if entry is None:
+            whole.append(_power(grad.detach().reshape(-1), norm_type))
+        else:
+            parts.append((entry, grad))
+    powers = _parts(parts, norm_type)
+    if whole:
+        powers.append(torch.stack([power.to(whole[0].device) for power in whole]))
+    power = torch.cat([part.to(powers[0].device) for part in powers])
+    if math.isinf(norm_type):
+        return power.max()
+    return power.sum().pow(1.0 / norm_type)
+
+
+def scale(grads: List[Tensor], max_norm: float, norm: Tensor) -> None:
+    """Scales gradients of that norm to at most max_norm."""
+    if not math.isinf(max_norm):
+        multiply(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
 
 
 def multiply(grads: List[Tensor], factor: Tensor) -> None:
@@ -70,17 +91,17 @@ def multiply_there(grads: List[Tensor], factor: Tensor) -> None:
         grad.copy_(grad.float().mul_(by)) if grad.dtype != torch.float32 else grad.mul_(by)
 
 
-def _parts(entries: List[Entry], norm_type: float) -> List[Tensor]:
-    """For each root, the sums of all ranks' parts of all its entries, ordered by rank."""
-    roots: List[Root] = list(dict.fromkeys(entry.root for entry in entries))
+def _parts(parts: List[Tuple[Entry, Tensor]], norm_type: float) -> List[Tensor]:
+    """For each root, the sums of all ranks' parts of all its gradients, ordered by rank."""
+    roots: List[Root] = list(dict.fromkeys(entry.root for entry, _ in parts))
     result = []
     for root in roots:
-        own = [entry for entry in entries if entry.root is root]
+        own = [(entry, grad) for entry, grad in parts if entry.root is root]
         ranks = range(root.comm.size)
         if root.stage == 0:
-            result.append(torch.stack([_power(_part(entry, rank), norm_type) for rank in ranks for entry in own]))
+            result.append(torch.stack([_power(_part(*pair, rank), norm_type) for rank in ranks for pair in own]))
             continue
-        mine = torch.stack([_power(entry.param.grad, norm_type) for entry in own])
+        mine = torch.stack([_power(grad, norm_type) for _, grad in own])
         if root.comm.size == 1:
             result.append(mine)
             continue
@@ -90,10 +111,9 @@ def _parts(entries: List[Entry], norm_type: float) -> List[Tensor]:
     return result
 
 
-def _part(entry: Entry, rank: int) -> Tensor:
+def _part(entry: Entry, grad: Tensor, rank: int) -> Tensor:
     """What rank's shard of the gradient would be, padding and all."""
-    flat = entry.param.grad.view(-1)
-    part = flat[rank * entry.length : (rank + 1) * entry.length]
+    part = grad.view(-1)[rank * entry.length : (rank + 1) * entry.length]
     missing = entry.length - part.numel()
     return torch.cat([part, part.new_zeros(missing)]) if missing else part
 

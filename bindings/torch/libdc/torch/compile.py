@@ -1,20 +1,22 @@
 """torch.compile: the operators in the graphs, and backend="libdc".
 
-While Dynamo traces, a parameter reads as allgather_param and wait_allgather, and its gradient as reduce_grad. Three
-passes finish the graphs, and leave graphs without our operators alone:
+While Dynamo traces, a parameter reads as dc_rt.take, whose memory goes back with the tensor, and its gradient as
+dc_rt.reduce, which does all that a gradient needs: such a graph is right as it is, whoever runs it. Two passes make the
+graphs of compilers that know gradients better, and leave graphs without our operators alone:
 
     joint       before the split into forward and backward: gathers are repeated in backward, never saved; the backward
-                begins by saying so
-    place       on each part: one gather where uses overlap, release_param after the last use, prefetch ahead
-    own         where nobody runs `place` (other backends): gathers become dc_rt.take, whose memory goes back with the
-                tensor
+                begins by saying so; gradients become reduce_grad
+    place       on each part, by Inductor and our backend: gathers become allgather_param and wait_allgather, one where
+                uses overlap, with release_param after the last use and prefetch ahead
 
 The end of a backward is not in the graphs: see root.py."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 import threading
+import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -59,7 +61,7 @@ def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Ten
     return torch.ops.aten.alias.default(grad)
 
 
-def _keep_grad_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
+def _reduce_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
     root = by_graph(graph_id)
     root.enter_backward()
     root.entries[id].reduce(grad)
@@ -71,8 +73,9 @@ _begin_forward = _define("begin_forward(int graph_id) -> ()", _begin_forward_bod
 # The first gradient goes through it: compilers move, or lose, what no data flow holds in its place.
 _begin_backward = _define("begin_backward(Tensor(a) grad, int graph_id, int[] ids) -> Tensor(a)", _begin_backward_body,
                           _DEVICES, lambda grad, graph_id, ids: torch.ops.aten.alias.default(grad))
-_keep_grad = _define("keep_grad(Tensor grad, int graph_id, int id) -> Tensor", _keep_grad_body, _DEVICES,
-                     lambda grad, graph_id, id: grad.new_empty(0))
+# A gradient outside of no_sync() and inside: the latter stays as it is.
+_reduce, _keep_grad = (_define(f"{name}(Tensor grad, int graph_id, int id) -> Tensor", _reduce_body, _DEVICES,
+                               lambda grad, graph_id, id: grad.new_empty(0)) for name in ("reduce", "keep_grad"))
 
 
 # What Dynamo sees
@@ -81,31 +84,44 @@ _keep_grad = _define("keep_grad(Tensor grad, int graph_id, int id) -> Tensor", _
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, anchor: Tensor, graph_id: int, id: int, dtype: Optional[torch.dtype],
-                whole: bool, synchronised: bool) -> Tensor:
-        ctx.graph_id, ctx.id, ctx.synchronised = graph_id, id, synchronised
-        return shard.view_as(shard) if whole else _gather(shard, graph_id, id, dtype)
+                whole: bool, reduced: Optional[torch.dtype], synchronised: bool) -> Tensor:
+        ctx.graph_id, ctx.id, ctx.reduced, ctx.synchronised = graph_id, id, reduced, synchronised
+        if not whole:
+            return _rt.take(shard, graph_id, id, dtype)
+        return shard.view_as(shard) if dtype is None else shard.to(dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tuple[None, Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> Tuple[None, Tensor, None, None, None, None, None, None]:
         if ctx.synchronised:
-            done = _dc.reduce_grad(grad, ctx.graph_id, ctx.id)
+            done = _rt.reduce(grad if ctx.reduced is None else grad.to(ctx.reduced), ctx.graph_id, ctx.id)
         else:
             done = _rt.keep_grad(grad, ctx.graph_id, ctx.id)
-        return None, done.float(), None, None, None, None, None
-
-
-def _gather(shard: Tensor, graph_id: int, id: int, dtype: Optional[torch.dtype]) -> Tensor:
-    return _dc.wait_allgather(_dc.allgather_param(shard, graph_id, id, dtype), graph_id, id)
+        return None, done.float(), None, None, None, None, None, None
 
 
 def describe(module: nn.Module, root: Root, ids: Dict[str, Tuple[int, Optional[torch.dtype]]]) -> None:
-    """Leaves with a module what read() and begin_forward() need, in terms that Dynamo takes as constants. The anchor is
-    an empty leaf: its gradient is what the reductions' results are for, so that no compiler thinks them useless."""
+    """Leaves with a module what read() and begin_forward() need, in terms that Dynamo takes as constants."""
     module.__dict__["_dc_graph"] = root.graph_id
     module.__dict__["_dc_ids"] = ids
     module.__dict__["_dc_whole"] = root.stage == 0
-    module.__dict__["_dc_anchor"] = root.anchor
+    module.__dict__["_dc_reduced"] = root.options.reduce_dtype if root.stage == 0 else None
+    module.__dict__["_dc_anchor"] = _anchor_of(root)
     module.__dict__["_dc_root"] = root
+
+
+_anchors: "weakref.WeakKeyDictionary[Root, weakref.ref[Tensor]]" = weakref.WeakKeyDictionary()
+
+
+def _anchor_of(root: Root) -> Tensor:
+    """An empty leaf. Its gradient is what the reductions' results are for, so that no compiler thinks them useless; and
+    by it a graph, which knows the root by number, keeps it."""
+    reference = _anchors.get(root)
+    anchor = None if reference is None else reference()
+    if anchor is None:
+        anchor = torch.zeros(0, requires_grad=True, device=root.device)
+        anchor.dc_root = root  # type: ignore[attr-defined]
+        _anchors[root] = weakref.ref(anchor)
+    return anchor
 
 
 def read(module: nn.Module, name: str) -> Tensor:
@@ -115,8 +131,10 @@ def read(module: nn.Module, name: str) -> Tensor:
     whole = module.__dict__["_dc_whole"]
     if param.requires_grad and torch.is_grad_enabled():
         return _Gather.apply(param, module.__dict__["_dc_anchor"], graph_id, id, dtype, whole,
-                             module.__dict__["_dc_root"].synchronised)
-    return param if whole else _gather(param, graph_id, id, dtype)
+                             module.__dict__["_dc_reduced"], module.__dict__["_dc_root"].synchronised)
+    if not whole:
+        return _rt.take(param, graph_id, id, dtype)
+    return param if dtype is None else param.to(dtype)
 
 
 def begin_forward(module: nn.Module) -> None:
@@ -138,13 +156,14 @@ def joint(gm: fx.GraphModule, _inputs: Any = None) -> fx.GraphModule:
     from torch.utils.checkpoint import CheckpointPolicy
 
     graph = gm.graph
-    if not _backend_places():
-        own(graph)
+    if _backend_places():
+        _gather_apart(graph)
     reduced: Dict[int, List[fx.Node]] = {}
     for node in graph.nodes:
         if _of_model(node, _dc.allgather_param.default, _dc.wait_allgather.default, _rt.take.default):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-        elif _of_model(node, _dc.reduce_grad.default):
+        elif _of_model(node, _reduce):
+            node.target = _dc.reduce_grad.default
             reduced.setdefault(node.args[1], []).append(node)
     for graph_id, nodes in reduced.items():
         ids = list(dict.fromkeys(node.args[2] for node in nodes))
@@ -203,15 +222,23 @@ def _own_one(graph: fx.Graph, wait: fx.Node) -> None:
         graph.erase_node(gather)
 
 
-def own(graph: fx.Graph) -> None:
-    """Gathers whose memory nobody will release: it belongs to the tensor."""
+def _gather_apart(graph: fx.Graph) -> None:
+    """Lets gathers begin before they are waited for: their memory is given back by release_param."""
     for node in list(graph.nodes):
-        if _of_model(node, _dc.wait_allgather.default):
-            _own_one(graph, node)
+        if not _of_model(node, _rt.take.default):
+            continue
+        with graph.inserting_before(node):
+            gather = graph.call_function(_dc.allgather_param.default, node.args, node.kwargs)
+            wait = graph.call_function(_dc.wait_allgather.default, (gather, *node.args[1:3]))
+        for made in (gather, wait):
+            made.meta.update(node.meta)
+        node.replace_all_uses_with(wait)
+        graph.erase_node(node)
 
 
 def place(graph: fx.Graph) -> bool:
     """Orders gathers, releases and prefetches. Returns whether there was anything to do."""
+    _gather_apart(graph)
     waits = [node for node in graph.nodes if _of_model(node, _dc.wait_allgather.default)]
     if not waits:
         return False
@@ -352,7 +379,11 @@ semantics.on_trace.append(_put_passes)
 
 
 def register_backend() -> None:
-    """Makes torch.compile(backend="libdc") known."""
+    """Makes torch.compile(backend="libdc") known. Where the package is installed its metadata does, by an entry point:
+    PyTorch finds it at the name's first use, so programs that do not compile never import Dynamo, which
+    takes a second."""
+    if importlib.metadata.entry_points(group="torch_dynamo_backends", name="libdc"):
+        return
     import torch._dynamo
 
     if "libdc" not in torch._dynamo.list_backends():

@@ -6,6 +6,8 @@ Weights that autograd would save for backward are saved by name instead, and gat
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
@@ -13,7 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .root import Entry, Root
+from .entry import Entry
+from .root import Root
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
@@ -24,50 +27,57 @@ class _Gather(torch.autograd.Function):
     """Weights out, gradient in. The shard itself gets none: reductions complete at the end of the backward."""
 
     @staticmethod
-    def forward(ctx: Any, shard: Tensor, entry: Entry) -> Tensor:
-        ctx.entry = entry
+    def forward(ctx: Any, shard: Tensor, entry: Entry, whole: Optional[Tensor] = None) -> Tensor:
+        ctx.entry, ctx.root = entry, entry.root  # a graph keeps the root
         ctx.version = shard._version, entry.updates
         ctx.set_materialize_grads(False)
-        return entry.take()
+        return entry.take() if whole is None else whole
 
     @staticmethod
-    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[None, None]:
+    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[None, None, None]:
         entry = ctx.entry
         if ctx.version != (entry.param._version, entry.updates):
             raise RuntimeError(f"{entry.names[0]} was changed between forward and backward, so the gradients would be "
                                "those of other weights than the loss's: step the optimizer after backward")
         if grad is not None:
-            entry.root.enter_backward()
+            ctx.root.enter_backward()
             entry.reduce(grad)
-        return None, None
+        return None, None, None
 
 
 def saving_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     """What saved_tensors_hooks() needs to save gathered weights by name."""
-    live = root.live
+    live, root_of_hooks = root.live, weakref.ref(root)
 
     def pack(tensor: Tensor) -> Any:
         # A table's entry keeps the storage's head, so that no other storage can have its address.
         found = live.get(tensor.untyped_storage()._cdata)
-        return tensor if found is None else (found[1], tensor.shape, tensor.stride(), tensor.storage_offset())
+        if found is None:
+            # An operator's own output, kept as it is, would keep the graph that keeps it, for ever.
+            return tensor if tensor.grad_fn is None else tensor.detach()
+        return root_of_hooks(), found[1], tensor.shape, tensor.stride(), tensor.storage_offset()
 
     def unpack(saved: Any) -> Tensor:
         if type(saved) is not tuple:
             return saved
-        entry, shape, strides, offset = saved
+        root, entry, shape, strides, offset = saved
         root.enter_backward()
         return entry.take().as_strided(shape, strides, offset)
 
     return pack, unpack
 
 
+_numbers = itertools.count()
+
+
 class Owner:
     """A module's own parameters, and the weights gathered for the forward that it runs now."""
 
-    __slots__ = ("root", "entries", "gathered")
+    __slots__ = ("root", "number", "entries", "gathered")
 
     def __init__(self, root: Root) -> None:
         self.root = root
+        self.number = next(_numbers)  # the root's name for it
         self.entries: Dict[str, Entry] = {}
         self.gathered: Optional[Dict[str, Tensor]] = None  # None: not in its forward
 
@@ -76,20 +86,30 @@ class Owner:
         root = self.root
         outermost = root.depth == 0
         if outermost:
-            root.enter(self)
+            root.enter(self.number)
         root.depth += 1
         outer, self.gathered = self.gathered, {}
         try:
             # Another pair of hooks on top (checkpointing's, say) takes precedence: ours would hide it.
             if root.stage == 3 and torch.is_grad_enabled() and _saved_tensors_hooks(True) is None:
                 with saved_tensors_hooks(*root.saving):
-                    return forward(module, *args, **kwargs)
-            return forward(module, *args, **kwargs)
+                    result = forward(module, *args, **kwargs)
+            else:
+                result = forward(module, *args, **kwargs)
+            for name, weights in self.gathered.items() if root.stage else ():
+                if not weights.is_inference() and weights._version:
+                    self._refuse_write(name)
+            return result
         finally:
             self.gathered = outer
             root.depth -= 1
             if outermost:
                 root.leave()
+
+    def _refuse_write(self, name: str) -> None:
+        raise RuntimeError(f"{self.entries[name].names[0]}: a forward has written into the weight, but a sharded model "
+                           "gathers it for that forward alone, so the change would be lost: write into it in `with "
+                           "libdc.torch.gathered(model):`")
 
     def read(self, name: str, param: Any) -> Any:
         """What the module's attribute is."""
@@ -100,16 +120,23 @@ class Owner:
         if root.depth == 0:
             if _graph_task() != -1:
                 root.enter_backward()  # a checkpointed function runs again
+            elif root.block is not None:
+                return root.block.read(entry, param.requires_grad and torch.is_grad_enabled(),
+                                       lambda whole: _Gather.apply(param, entry, whole))
             elif _frame_callback() is None:
                 return param
-        tracked = param.requires_grad and torch.is_grad_enabled()
+        grads = torch.is_grad_enabled()
+        tracked = grads and param.requires_grad
         gathered = self.gathered
         if gathered is not None:
             weights = gathered.get(name)
-            if weights is not None and (weights.requires_grad or not tracked):
-                return weights
+            if weights is not None:
+                if weights.requires_grad or not tracked:
+                    return weights
+                if not weights.is_inference() and weights._version:
+                    self._refuse_write(name)
         weights = _Gather.apply(param, entry) if tracked else entry.take()
-        if root.stage == 3:
+        if grads and root.stage == 3:
             storage = weights.untyped_storage()
             root.live[storage._cdata] = (StorageWeakRef(storage), entry)
         if gathered is not None:

@@ -37,4 +37,5 @@ def _wrap(comm: Any) -> libdc.Comm:
         return comm
     if torch.distributed.is_available() and isinstance(comm, torch.distributed.ProcessGroup):
         return comm_from_process_group(comm)
-    raise TypeError(f"comm = {comm!r}, must be a libdc.Comm, a torch.distributed ProcessGroup or None")
+    raise TypeError(f"comm = {comm!r}, must be a libdc.Comm, a torch.distributed ProcessGroup or None; a DeviceMesh of "
+                    "one dimension has one: mesh.get_group()")

@@ -40,6 +40,10 @@ def _number(config: LayerConfig, dtype: torch.dtype) -> int:
     return _numbers[key]
 
 
+def _without_dropout(config: LayerConfig) -> LayerConfig:
+    return dataclasses.replace(config, attn_dropout_ratio=0.0, hidden_dropout_ratio=0.0)
+
+
 def _on(where: torch.device, number: int) -> Layer:
     """The layer for tensors there."""
     if where.type == "cpu":
@@ -58,7 +62,7 @@ def _parts(config: LayerConfig, tokens: Any, itemsize: int) -> List[Any]:
     kept = not config.normalize_invertible
     first, last = kept and config.pre_layer_norm, kept and not config.pre_layer_norm
     return [*[row] * first, 3 * row, row, row, *[row] * kept, wide, *[wide] * (not config.gelu_checkpoint),
-            *[row] * last, 4 * tokens * config.heads, 8 * tokens, 8 * tokens]
+            *[row] * last, 8 * tokens * config.heads, 8 * tokens, 8 * tokens]
 
 
 def _rounded(part: Any) -> Any:
@@ -193,6 +197,7 @@ class TransformerLayer(nn.Module):
         dtype = getattr(torch, config.dtype) if isinstance(config.dtype, str) else config.dtype
         dtype = dtype or (torch.float16 if config.fp16 else torch.float32)
         layer = _layers[_number(config, dtype)]
+        _number(_without_dropout(config), dtype)  # of eval(), which torch.compile could not make while it traces
         for name, shape in layer.weight_shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype, device=device)))
         if not self.attn_qkvw.is_meta and not isinstance(self.attn_qkvw, FakeTensor):
@@ -234,7 +239,7 @@ class TransformerLayer(nn.Module):
             keep = keep or drops
         else:  # as if there were no dropout
             drops = False
-            number = _number(dataclasses.replace(config, attn_dropout_ratio=0.0, hidden_dropout_ratio=0.0), x.dtype)
+            number = _number(_without_dropout(config), x.dtype)
         if offset is None:
             offset = torch.randint(1 << 62, (), dtype=torch.int64, device="cpu") if drops else 0
         if not isinstance(offset, Tensor):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from typing import Iterator, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 import libdc
 import torch
@@ -25,7 +26,10 @@ def comm_from_process_group(group: "dist.ProcessGroup") -> libdc.Comm:
     except RuntimeError as error:
         raise ValueError(f"dc.init: process_group has no backend for CPU tensors ({error}); use 'gloo', or "
                          "'cpu:gloo,cuda:nccl'") from None
-    return libdc.Comm.external(_Collectives(group, owned=False), rank, size)
+    return libdc.Comm.external(_Collectives(group), rank, size, timeout=_LATER_THAN_ANY_GROUPS)
+
+
+_LATER_THAN_ANY_GROUPS = 7 * 24 * 3600.0  # the group's own timeout ends a wait
 
 
 @contextlib.contextmanager
@@ -61,14 +65,25 @@ def _holders(tensor: torch.Tensor, storage: torch.UntypedStorage) -> Tuple[int, 
 class _Collectives(libdc.Collectives):
     """A process group as libdc's transport. Called on the library's threads and, in init, on the caller's."""
 
-    def __init__(self, group: "dist.ProcessGroup", owned: bool) -> None:
+    def __init__(self, group: "dist.ProcessGroup") -> None:
         self.group = group
-        self.owned = owned
+
+    def _gather(self, recv: torch.Tensor, send: torch.Tensor) -> None:
+        dist.all_gather_into_tensor(recv, send, group=self.group)
+
+    def _exchange(self, recv: torch.Tensor, send: torch.Tensor) -> None:
+        dist.all_to_all_single(recv, send, group=self.group)
+
+    def _broadcast(self, data: torch.Tensor, root: int) -> None:
+        dist.broadcast(data, group=self.group, group_src=root)
+
+    def _barrier(self) -> None:
+        dist.barrier(self.group)
 
     @_outside_compilation()
     def all_gather(self, send: memoryview, recv: memoryview, dtype: libdc.DType) -> None:
         with _settled(_wrap(recv, dtype), _wrap(send, dtype)) as (got, mine):
-            dist.all_gather_into_tensor(got, mine, group=self.group)
+            self._gather(got, mine)
 
     @_outside_compilation()
     def reduce_scatter(self, send: memoryview, recv: memoryview, dtype: libdc.DType) -> None:
@@ -76,8 +91,8 @@ class _Collectives(libdc.Collectives):
         # communicators do, so that the results have the same bits.
         whole = _wrap(send, dtype)
         with _settled(torch.empty_like(whole), whole) as (got, _):
-            dist.all_to_all_single(got, whole, group=self.group)
-        blocks = list(got.chunk(dist.get_world_size(self.group)))
+            self._exchange(got, whole)
+        blocks = list(got.chunk(len(send) // len(recv) if len(recv) else 1))
         while len(blocks) > 1:
             pairs = [a + b for a, b in zip(blocks[::2], blocks[1::2])]
             blocks = pairs + blocks[2 * len(pairs) :]
@@ -86,21 +101,47 @@ class _Collectives(libdc.Collectives):
     @_outside_compilation()
     def broadcast(self, data: memoryview, root: int) -> None:
         with _settled(_wrap(data, libdc.DType.UINT8)) as (whole,):
-            dist.broadcast(whole, group=self.group, group_src=root)
+            self._broadcast(whole, root)
 
     @_outside_compilation()
     def barrier(self) -> None:
-        dist.barrier(self.group)
+        self._barrier()
 
     @_outside_compilation()
-    def dup(self) -> "_Collectives":
-        # Only the members take part, in the same order.
-        ranks = dist.get_process_group_ranks(self.group)
-        return _Collectives(dist.new_group(ranks, backend="gloo", use_local_synchronization=True), owned=True)
+    def dup(self) -> "_Copy":
+        return _Copy(self.group)
+
+
+_copies: Dict[str, "itertools.count[int]"] = {}  # of the groups with these names: how many were made
+
+
+class _Copy(_Collectives):
+    """Gloo among a process group's ranks. PyTorch's new_group() is not for copies that come and go: where only the
+    members take part, it names a group by its ranks and by how many groups there are, and so a second time by the name
+    of one that has gone, under which the store still has that one's addresses. These names are used once."""
+
+    def __init__(self, group: "dist.ProcessGroup") -> None:
+        super().__init__(group)
+        name = group.group_name
+        made = next(_copies.setdefault(name, itertools.count()))  # every rank of the group copies in the same order
+        store = dist.distributed_c10d._get_process_group_store(group)
+        self.gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore(f"libdc/{name}/{made}", store), dist.get_rank(group),
+                                               dist.get_world_size(group))
+
+    def _gather(self, recv: torch.Tensor, send: torch.Tensor) -> None:
+        self.gloo._allgather_base(recv, send).wait()
+
+    def _exchange(self, recv: torch.Tensor, send: torch.Tensor) -> None:
+        self.gloo.alltoall_base(recv, send, [], []).wait()
+
+    def _broadcast(self, data: torch.Tensor, root: int) -> None:
+        self.gloo.broadcast(data, root).wait()
+
+    def _barrier(self) -> None:
+        self.gloo.barrier().wait()
 
     def close(self) -> None:
-        if self.owned and dist.is_initialized():
-            dist.destroy_process_group(self.group)
+        self.gloo = None
 
 
 def _wrap(view: memoryview, dtype: libdc.DType) -> torch.Tensor:

@@ -6,23 +6,29 @@ A step is a sequence of phases, each with its own order of gathers (see order.py
     backward   from the first saved weight or gradient that autograd asks for to the end of that backward
 
 The end of a backward is autograd's own: a callback that its engine runs when all of the graph is done. It flushes the
-reductions and makes each gradient visible as `.grad`."""
+reductions and makes each gradient visible as `.grad`.
+
+Modules, autograd graphs and compiled graphs' anchors keep a root alive; it refers to none of them, and parameters do
+not keep it. So the root ends with the last of them, without the garbage collector, and its ranks' resources with it:
+whatever is added here must not refer back to the root but by a weak reference."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import libdc
 import torch
 from torch import Tensor, nn
 
 from . import calls, devices
+from .entry import Entry
 from .order import Order
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 
@@ -36,62 +42,6 @@ class Options(NamedTuple):
     reduce_dtype: Optional[torch.dtype]
     param_dtype: Optional[torch.dtype]
     check_finite: bool
-
-
-class Entry:
-    """A parameter of a sharded model: what autograd, the optimizer and the library know it by."""
-
-    __slots__ = ("root", "id", "names", "param", "shape", "numel", "length", "dtype", "data", "grad", "pointer",
-                 "version", "updates", "unreduced")  # fmt: skip
-
-    def __init__(self, root: "Root", index: int, name: str, param: nn.Parameter) -> None:
-        self.root = root
-        self.id = index
-        self.names = [name]
-        self.param = param  # after shard(): this rank's part, flat; at stage 0 whole
-        self.shape = param.shape
-        self.numel = param.numel()
-        self.length = -(-self.numel // root.comm.size)  # of every rank's part, padding included
-        self.dtype = root.options.param_dtype if param.is_floating_point() else None  # of the gathered weights
-        self.data: Tensor = param.detach()  # param's, for the library: autograd does not follow it
-        self.grad: Optional[Tensor] = None  # what libdc reduces into, and what .grad is
-        self.pointer = 0
-        self.version = 0  # of the shard, as the library knows it
-        self.updates = 0  # optimizer steps; fused optimizers leave no trace in the version
-        self.unreduced: Optional[Tensor] = None  # whole local sum of no_sync()
-
-    @property
-    def part(self) -> Tuple[int, int]:
-        """This rank's elements, from begin to end, without the padding behind them."""
-        if self.root.stage == 0:
-            return 0, self.numel
-        begin = min(self.root.comm.rank * self.length, self.numel)
-        return begin, min(begin + self.length, self.numel)
-
-    def take(self) -> Tensor:
-        """The whole weights, as memory that goes back when the tensor dies."""
-        root = self.root
-        if root.order is not None:
-            root.order.advance(self.id)
-        if root.stage == 0:
-            return self.data.detach()
-        return calls.take(self.data, root.graph_id, self.id, self.dtype)
-
-    def reduce(self, grad: Tensor) -> None:
-        """Takes a whole local gradient, of the backward that runs."""
-        root = self.root
-        if not root.synchronised:
-            if self.unreduced is None:
-                self.unreduced = grad.clone(memory_format=torch.contiguous_format)
-                root.unreduced.append(self)
-            else:
-                self.unreduced.add_(grad)
-            return
-        if self.unreduced is not None:
-            grad, self.unreduced = self.unreduced.add_(grad), None
-        root.begin_reductions()
-        root.touched[self.id] = self
-        calls.reduce_grad(grad, root.graph_id, self.id)
 
 
 _graph_ids = itertools.count(1 << 48)  # far from the numbers that users give their own graphs
@@ -115,8 +65,9 @@ def by_graph(graph_id: int) -> "Root":
 class Root:
     """Everything of one call of shard(). Used by one thread at a time, as the model itself is."""
 
-    def __init__(self, comm: libdc.Comm, options: Options, device: torch.device) -> None:
+    def __init__(self, comm: libdc.Comm, options: Options, device: torch.device, model: nn.Module) -> None:
         self.comm = comm
+        self.model = weakref.ref(model)
         self.device = device  # of all parameters
         self._on_cards: Dict[torch.device, libdc.Comm] = {}
         if comm.size > 1 and comm.takes_devices:
@@ -127,11 +78,13 @@ class Root:
         self.stage = options.stage
         self._context = libdc.Context(devices.open_device("shard", device))
         self.entries: List[Entry] = []
+        self.params: List[nn.Parameter] = []  # theirs
         # Compiled graphs carry the number; in one process, ranks that are threads must differ in it.
         with _lock:
             self.graph_id = next(_graph_ids)
             _roots[self.graph_id] = self
         self.depth = 0  # forwards of the model's modules under way
+        self.block: Any = None  # of the gathered() that is open; see whole.py
         self.synchronised = True  # False inside no_sync()
         self.order: Optional[Order] = None  # of the phase under way; None: nothing to prefetch
         self.orders: Dict[Any, Order] = {}
@@ -143,7 +96,6 @@ class Root:
         self.unreduced: List[Entry] = []
         # See eager.py.
         self.live: Dict[int, Tuple[Any, Entry]] = {}  # storage's address → gathered weights of the latest forward
-        self.anchor = torch.zeros(0, requires_grad=True, device=device)  # see compile.py
         self.saving: Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
     @property
@@ -163,6 +115,16 @@ class Root:
         """whole = the ranks' parts one after the other."""
         self.comm_for(self.device).all_gather(part, whole, stream=devices.current_stream(self.device))
 
+    def broadcast(self, tensor: Tensor) -> None:
+        """Every rank gets rank 0's values."""
+        if self.comm.size == 1 or tensor.numel() == 0:
+            return
+        with torch.no_grad():
+            flat = tensor.detach().contiguous().view(-1).view(torch.int8)  # any type: bytes travel
+            self.comm_for(flat.device).broadcast(flat, 0, stream=devices.current_stream(flat.device))
+            if flat.data_ptr() != tensor.data_ptr():
+                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+
     # Registration
 
     def adopt(self, entries: Sequence[Entry]) -> None:
@@ -174,6 +136,7 @@ class Root:
         calls.bind(self.graph_id, self.context)
         weakref.finalize(self, calls.unbind, self.graph_id)
         self.entries = list(entries)
+        self.params = [entry.param for entry in self.entries]
         with torch.no_grad():
             for entry in self.entries:
                 self._place(entry)
@@ -196,13 +159,16 @@ class Root:
     def _register(self, entry: Entry) -> None:
         param = entry.param
         entry.grad = torch.zeros_like(param) if param.requires_grad else None
-        entry.data = param.detach()
+        if entry.grad is not None:
+            entry.grad.dc_grad_of = weakref.ref(entry)  # type: ignore[attr-defined]
+        entry.data = torch.Tensor.detach(param)
         if self.stage == 0:
             flat = None if entry.grad is None else entry.grad.view(-1)
             self.context.register_param(entry.id, entry.shape, entry.data, flat, 0)
         else:
             self.context.register_z3_param(entry.id, entry.shape, entry.data, entry.grad, self.stage < 3,
                                            self.options.reduce_dtype)
+        self.context.set_param_name(entry.id, entry.names[0])
         entry.pointer, entry.version = param.data_ptr(), param._version
 
     def _register_graph(self) -> None:
@@ -226,18 +192,30 @@ class Root:
         if _graph_task() != -1:  # activation checkpointing runs it again, inside the backward
             self.enter_backward()
             return
-        if self.backward:
-            self.abandon()
-        self._look_for_edits()
+        if _functorch() and torch.is_grad_enabled():
+            raise RuntimeError("torch.func's transforms cannot go through a sharded model's weights: transform "
+                               "an unsharded copy (full_state_dict()); under torch.no_grad(), jvp and vmap over inputs "
+                               "work")
+        self.settle()
         self.live.clear()
         if self.options.prefetch and (self.stage == 3 or (self.stage and self.stale)):
             self._begin_order(key)
 
+    def settle(self) -> None:
+        """Weights are about to be read: what is left of an earlier step goes, and what was written counts."""
+        if self.backward:
+            self.abandon()
+        if self.block is not None:
+            self.block.keep()
+        self._look_for_edits()
+
     def _begin_order(self, key: Any) -> None:
         order = self.orders.get(key)
         if order is None:
+            prefetch, drop = weakref.WeakMethod(self._prefetch), weakref.WeakMethod(self._drop)
             order = self.orders[key] = Order(self.options.prefetch, self.options.group_size,
-                                             [entry.numel for entry in self.entries], self._prefetch, self._drop)
+                                             [entry.numel for entry in self.entries],
+                                             lambda ids: prefetch()(ids), lambda id: drop()(id))  # type: ignore[misc]
         self.order = order
         order.begin()
 
@@ -252,9 +230,7 @@ class Root:
     def enter_compiled(self) -> None:
         """The same from inside a compiled graph, which brings its own prefetches."""
         if self.depth == 0 and _graph_task() == -1:
-            if self.backward:
-                self.abandon()
-            self._look_for_edits()
+            self.settle()
             self.stale = False
 
     def leave(self) -> None:
@@ -281,15 +257,15 @@ class Root:
         self.reducing = True
         self.context.start_backward(True)
         kept = []
-        for entry in self.entries:
-            grad = entry.param.grad
+        for entry, param in zip(self.entries, self.params):
+            grad = param.grad
             if grad is None:
                 continue
             if grad is not entry.grad:  # the user's own tensor
                 if entry.grad is None:
                     continue
                 entry.grad.copy_(grad)
-                entry.param.grad = entry.grad
+                param.grad = entry.grad
             kept.append(entry.id)
         if kept:
             self.context.accumulate_grads(kept)
@@ -308,9 +284,22 @@ class Root:
         self.reducing = False
         touched, self.touched = self.touched, {}
         self.context.end_backward(self.graph_id)
+        hooked = False
         for entry in touched.values():
-            if entry.param.grad is not entry.grad:
+            direct = entry.param.grad
+            if direct is not entry.grad:
                 entry.param.grad = entry.grad
+                if direct is not None:  # autograd's own, of a use of the parameter outside of the model
+                    entry.grad.add_(direct)
+            hooked = hooked or bool(entry.hooks)
+        if hooked:
+            self._call_hooks(touched.values())
+
+    def _call_hooks(self, entries: Iterable[Entry]) -> None:
+        with torch.no_grad():
+            for entry in entries:
+                for hook in list((entry.hooks or {}).values()):
+                    hook(entry.param)
 
     def abandon(self) -> None:
         """A backward raised, or was never meant to reach the parameters (autograd.grad): forget it."""
@@ -344,8 +333,7 @@ class Root:
         if self.replayed and not devices.captures(self.device):
             self.updated()
         edited, unfrozen = [], []
-        for entry in self.entries:
-            param = entry.param
+        for entry, param in zip(self.entries, self.params):
             if param._version != entry.version:
                 edited.append(entry)
             if entry.grad is None and param.requires_grad:

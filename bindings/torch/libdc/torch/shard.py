@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type
+import functools
+import sys
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type
 
 import libdc
 import torch
@@ -11,12 +13,14 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import compile as _compile
-from . import devices
+from . import devices, members
 from .eager import Owner, saving_hooks
+from .entry import Entry
 from .group import comm_of
-from .root import Entry, Options, Root
-
-_KEY = "_dc"  # in the __dict__ of a module that owns parameters: its Owner
+from .members import KEY
+from .parameter import entry_of, mark, plain, split
+from .root import Options, Root
+from .whole import Block
 
 
 def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: int = 1 << 20, prefetch: int = 1,
@@ -42,14 +46,18 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
         raise TypeError(f"shard: model is a {type(model).__name__}, must be a torch.nn.Module")
     if stage not in (0, 1, 2, 3):
         raise ValueError(f"shard: stage = {stage!r}, must be 0, 1, 2 or 3")
+    for name, dtype in (("reduce_dtype", reduce_dtype), ("param_dtype", param_dtype)):
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(f"shard: {name} = {dtype!r}, must be a floating-point torch.dtype or None")
     least = {"bucket_size": 1, "prefetch": 0, "group_size": 1}
     for name, value in zip(least, (bucket_size, prefetch, group_size)):
         if not isinstance(value, int) or value < least[name]:
             raise ValueError(f"shard: {name} = {value!r}, must be an integer >= {least[name]}")
-    params = _parameters_of(model)
+    members.check_modules(model)
+    params = members.parameters_of(model)
     root = Root(comm_of(comm), Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype,
                                                  bool(check_finite)),
-                params[0][1].device if params else devices.CPU)
+                params[0][1].device if params else devices.CPU, model)
     entries: Dict[nn.Parameter, Entry] = {}
     for name, param in params:
         if param in entries:
@@ -57,64 +65,31 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
         else:
             entries[param] = Entry(root, len(entries), name, param)
     if broadcast:
-        _broadcast(root, [*entries, *model.buffers()])
+        for tensor in (*entries, *model.buffers()):
+            root.broadcast(tensor)
     root.adopt(list(entries.values()))
     root.saving = saving_hooks(root)
     for entry in root.entries:
-        entry.param.dc_entry = entry  # the hook below finds its way from an optimizer's parameters
+        mark(entry)
     for module in model.modules():
         own = [name for name, param in module._parameters.items() if param is not None]
-        if own or module is model:
+        if own or module is model or _has_hooks(module):
             _convert(module, own, root, entries, module is model)
+    members.adopt(model, root)
     _compile.register_backend()
     return model
 
 
-def _parameters_of(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
-    """Every (name, parameter), tied ones under each name. Raises for what cannot be sharded."""
-    found: List[Tuple[str, nn.Parameter]] = []
-    memory: Dict[int, Tuple[str, nn.Parameter]] = {}
-    for prefix, module in model.named_modules():
-        if _KEY in module.__dict__:
-            raise ValueError(f"shard: {prefix or 'the model'} is sharded already")
-        for name, param in module._parameters.items():
-            if param is None:
-                continue
-            name = f"{prefix}.{name}" if prefix else name
-            if isinstance(param, nn.parameter.UninitializedParameter):
-                raise ValueError(f"shard: {name} is not initialised yet: run the model once before")
-            if param.device.type not in ("cpu", "cuda"):
-                raise ValueError(f"shard: {name} is on {param.device}, must be on the cpu or on a cuda device")
-            if found and param.device != found[0][1].device:
-                first, where = found[0][0], found[0][1].device
-                raise ValueError(f"shard: {name} is on {param.device}, but {first} is on {where}: all parameters must "
-                                 "be on one device")
-            if not param.is_leaf or param.layout != torch.strided:
-                raise ValueError(f"shard: {name} must be a strided leaf tensor")
-            same = memory.setdefault(param.data_ptr(), (name, param)) if param.numel() else (name, param)
-            if same[1] is not param:
-                raise ValueError(f"shard: {name} shares memory with {same[0]}, but is another nn.Parameter: to tie "
-                                 "weights, assign one object to both names")
-            found.append((name, param))
-    return found
+class _Kind(NamedTuple):
+    """Of which module's class is made. hooked: it has forward hooks, which see whole weights as forward does."""
+
+    base: Type[nn.Module]
+    names: Tuple[str, ...]  # of parameters, which become properties
+    is_root: bool
+    hooked: bool
 
 
-def _broadcast(root: Root, tensors: List[Tensor]) -> None:
-    """Every rank gets rank 0's values."""
-    if root.comm.size == 1:
-        return
-    with torch.no_grad():
-        for tensor in tensors:
-            if tensor.numel() == 0:
-                continue
-            flat = tensor.detach().contiguous().view(-1).view(torch.int8)  # any type: bytes travel
-            root.comm_for(flat.device).broadcast(flat, 0, stream=devices.current_stream(flat.device))
-            if flat.data_ptr() != tensor.data_ptr():
-                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
-
-
-# Classes whose parameters are properties: one for each class, names of parameters, and whether it is the root.
-_classes: Dict[Tuple[Type[nn.Module], Tuple[str, ...], bool], Type[nn.Module]] = {}
+_classes: Dict[_Kind, Type[nn.Module]] = {}
 
 
 def _convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Parameter, Entry],
@@ -122,46 +97,77 @@ def _convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.P
     owner = Owner(root)
     for name in names:
         owner.entries[name] = entries[module._parameters[name]]
-    module.__dict__[_KEY] = owner
+    module.__dict__[KEY] = owner
     _compile.describe(module, root, {name: (entry.id, entry.dtype) for name, entry in owner.entries.items()})
-    base = type(module)
-    key = (base, tuple(names), is_root)
-    if key not in _classes:
-        _classes[key] = _subclass(base, names, is_root)
-    module.__class__ = _classes[key]
+    module.__class__ = _class_of(_Kind(type(module), tuple(names), is_root, _has_hooks(module)))
 
 
-def _subclass(base: Type[nn.Module], names: List[str], is_root: bool) -> Type[nn.Module]:
-    body: Dict[str, Any] = {name: property(_reader(name)) for name in names}
-    body["forward"] = _forward_of(base, is_root)
-    body["_apply"] = _apply_of(base)
-    body["__module__"], body["__qualname__"], body["__doc__"] = base.__module__, base.__qualname__, base.__doc__
-    body["__reduce_ex__"] = _refuse_copies
-    if isinstance(getattr(base, "_flat_weights", None), property) or issubclass(base, nn.RNNBase):
-        body["_flat_weights"] = property(_flat_weights, lambda self, value: None)
-    return type(base.__name__, (base,), body)
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_pre_hooks or module._forward_hooks)
+
+
+def _class_of(kind: _Kind) -> Type[nn.Module]:
+    if kind not in _classes:
+        base = kind.base
+        body: Dict[str, Any] = {name: property(_reader(name)) for name in kind.names}
+        body["forward"] = _gathering(base.forward, kind.is_root)
+        if kind.hooked:
+            body["_call_impl"] = _gathering(base._call_impl, kind.is_root)
+        else:
+            for name in ("register_forward_hook", "register_forward_pre_hook"):
+                body[name] = _hooking(getattr(base, name), kind)
+        body["_apply"] = _apply_of(base)
+        body["_load_from_state_dict"] = _load_of(base)
+        body["__module__"], body["__qualname__"], body["__doc__"] = base.__module__, base.__qualname__, base.__doc__
+        body["__reduce_ex__"] = _refuse_copies
+        if isinstance(getattr(base, "_flat_weights", None), property) or issubclass(base, nn.RNNBase):
+            body["_flat_weights"] = property(_flat_weights, lambda self, value: None)
+            body["flatten_parameters"] = lambda self: None  # would move them
+        if kind.is_root:
+            body["state_dict"] = _state_of(base)
+        _classes[kind] = type(base.__name__, (base,), body)
+    return _classes[kind]
 
 
 def _reader(name: str) -> Callable[[nn.Module], Any]:
     def read(self: nn.Module) -> Any:
         if torch.compiler.is_compiling():
             return _compile.read(self, name)
-        return self.__dict__[_KEY].read(name, self._parameters[name])
+        try:
+            param = self._parameters[name]
+        except KeyError:
+            raise RuntimeError(f"{name} of {type(self).__name__} was taken away from a sharded model: tie, move and "
+                               "parametrize weights before libdc.torch.shard()") from None
+        return self.__dict__[KEY].read(name, param)
 
     return read
 
 
-def _forward_of(base: Type[nn.Module], is_root: bool) -> Callable[..., Any]:
-    inner = base.forward
+def _gathering(inner: Callable[..., Any], is_root: bool) -> Callable[..., Any]:
+    """A method of a module in which its parameters are whole."""
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             if is_root:
                 _compile.begin_forward(self)
             return inner(self, *args, **kwargs)
-        return self.__dict__[_KEY].call(inner, self, args, kwargs)
+        return self.__dict__[KEY].call(inner, self, args, kwargs)
 
-    return forward
+    method.__name__ = inner.__name__
+    return method
+
+
+def _hooking(inner: Callable[..., Any], kind: _Kind) -> Callable[..., Any]:
+    """A method that registers a forward hook."""
+
+    @functools.wraps(inner)
+    def register(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        handle = inner(self, *args, **kwargs)
+        if type(self) is _classes[kind]:
+            self.__class__ = _class_of(kind._replace(hooked=True))
+        return handle
+
+    return register
 
 
 def _apply_of(base: Type[nn.Module]) -> Callable[..., nn.Module]:
@@ -169,17 +175,70 @@ def _apply_of(base: Type[nn.Module]) -> Callable[..., nn.Module]:
 
     def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> nn.Module:
         """Moves and casts: only those that change nothing are possible, since libdc holds the shards' addresses."""
+        fn = _in_place(fn)
         for name, param in self._parameters.items():
-            if param is None or name not in self.__dict__[_KEY].entries:
+            if param is None or name not in self.__dict__[KEY].entries:
                 continue
             with torch.no_grad():
                 result = fn(param)
             if result.data_ptr() != param.data_ptr() or result.dtype != param.dtype:
-                raise RuntimeError(f"{self.__dict__[_KEY].entries[name].names[0]}: a sharded model cannot be moved or "
+                raise RuntimeError(f"{self.__dict__[KEY].entries[name].names[0]}: a sharded model cannot be moved or "
                                    "cast; do it before shard(), or use its param_dtype")
         return inner(self, fn, *args, **kwargs)
 
     return apply
+
+
+def _in_place(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """fn, whose result is its argument where it is no more than a copy of it: PyTorch copies for "cpu:0", which is the
+    only CPU there is."""
+
+    def apply(tensor: Tensor) -> Tensor:
+        result = fn(tensor)
+        if result is tensor:
+            return tensor
+        same = (result.device == tensor.device and result.dtype == tensor.dtype and result.shape == tensor.shape
+                and result.layout == tensor.layout == torch.strided and torch.equal(_bits(result), _bits(tensor)))
+        return tensor if same else result
+
+    return apply
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _load_of(base: Type[nn.Module]) -> Callable[..., None]:
+    inner = base._load_from_state_dict
+
+    def load(self: nn.Module, state_dict: Dict[str, Any], prefix: str, *args: Any) -> None:
+        """Of whole weights each rank takes its part; parts are loaded as they are."""
+        given = {}
+        for name, entry in self.__dict__[KEY].entries.items():
+            value = state_dict.get(prefix + name)
+            if isinstance(value, Tensor) and value.shape == entry.shape != entry.data.shape:
+                given[prefix + name] = value
+                part = state_dict[prefix + name] = entry.data.new_zeros(entry.data.shape)
+                split(entry, plain(value), part)
+        try:
+            inner(self, state_dict, prefix, *args)
+        finally:
+            state_dict.update(given)
+
+    return load
+
+
+def _state_of(base: Type[nn.Module]) -> Callable[..., Any]:
+    inner = base.state_dict
+
+    def state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Parts, which say that they are: see parameter.py."""
+        if sys._getframe(1).f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict":
+            raise RuntimeError("torch.distributed.checkpoint does not know sharded models of libdc.torch: use "
+                               "libdc.torch.save_checkpoint(), or full_state_dict() and full_optimizer_state_dict()")
+        return inner(self, *args, **kwargs)
+
+    return state_dict
 
 
 def _refuse_copies(self: nn.Module, protocol: int) -> Any:
@@ -194,13 +253,23 @@ def _flat_weights(self: nn.Module) -> List[Any]:
 
 def root_of(model: nn.Module) -> Root:
     """The root of a sharded model, or of the one that a module or parameter is part of."""
-    if not isinstance(model, (nn.Module, nn.Parameter)):
+    if isinstance(model, nn.Parameter) and entry_of(model) is not None:
+        return entry_of(model).root  # type: ignore[union-attr]
+    return roots_of(model)[0]
+
+
+def roots_of(model: nn.Module) -> List[Root]:
+    """Those of all sharded models in a module."""
+    if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, must be a torch.nn.Module")
-    for module in [model] if isinstance(model, nn.Parameter) else model.modules():
-        owner = module.__dict__.get(_KEY)
-        if owner is not None:
-            return owner.root
-    raise ValueError("not a sharded model: call libdc.torch.shard(model) first")
+    own = model.__dict__.get(KEY)
+    if own is not None:
+        return [own.root]
+    owners = (module.__dict__.get(KEY) for module in model.modules())
+    roots = list(dict.fromkeys(owner.root for owner in owners if owner is not None))
+    if not roots:
+        raise ValueError("not a sharded model: call libdc.torch.shard(model) first")
+    return roots
 
 
 def full_shape(param: nn.Parameter) -> torch.Size:
@@ -209,43 +278,56 @@ def full_shape(param: nn.Parameter) -> torch.Size:
     return param.shape if entry is None else entry.shape
 
 
-def entry_of(param: Any) -> Optional[Entry]:
-    entry = getattr(param, "dc_entry", None)
-    return entry if entry is not None and entry.param is param else None
-
-
 @contextlib.contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
     """Backwards inside only sum gradients on this rank, whole; the next one outside averages them with its own. Until
-    then `.grad` does not have them."""
-    root = root_of(model)
-    outer, root.synchronised = root.synchronised, False
+    then `.grad` does not have them. Sums are in the wider of the gradients' type and `reduce_dtype`. model: all of a
+    sharded model, or a module around several."""
+    roots = roots_of(model)
+    for root in roots:
+        if root.model() is not None and root.model() not in model.modules():
+            raise ValueError(f"no_sync: {type(model).__name__} is a module of a sharded model, whose gradients are "
+                             "averaged together: name the model that shard() was given")
+    outer = [root.synchronised for root in roots]
+    for root in roots:
+        root.synchronised = False
     try:
         yield
     finally:
-        root.synchronised = outer
+        for root, before in zip(roots, outer):
+            root.synchronised = before
 
 
 @contextlib.contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
-    """Inside, the modules' attributes are the whole weights outside of forward too, to read. Collective."""
-    root = root_of(model)
-    if root.depth == 0:
-        root.enter(None)
-    root.depth += 1
+    """Inside, the modules' attributes are the whole weights outside of forward too. What all ranks write into them
+    alike is kept. Collective."""
+    with contextlib.ExitStack() as blocks:
+        for root in roots_of(model):
+            blocks.enter_context(_gathered(root))
+        yield
+
+
+@contextlib.contextmanager
+def _gathered(root: Root) -> Iterator[None]:
+    if root.block is not None or root.depth > 0:
+        yield  # in another one's, or in a forward
+        return
+    root.settle()
+    root.block = Block(root)
     try:
         yield
+        root.block.keep()
     finally:
-        root.depth -= 1
-        if root.depth == 0:
-            root.leave()
+        root.block = None
 
 
 def grads_finite(model: nn.Module) -> bool:
     """Whether the gradients of the last backward were finite on every rank, as they went out to be averaged. For
     shard(..., check_finite=True). A step of several backwards asks after each of them, or has all but the last in
     no_sync(), whose sums count. Collective."""
-    return root_of(model).context.grads_finite()[0]
+    finite = [root.context.grads_finite()[0] for root in roots_of(model)]
+    return all(finite)
 
 
 def stats(model: nn.Module, reset: bool = False) -> libdc.MemoryStats:
@@ -274,7 +356,7 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for group in optimizer.param_groups:
         for param in group["params"]:
             entry = entry_of(param)
-            if entry is not None and param.grad is not None:
+            if entry is not None and param.grad is not None and entry.alive:
                 entry.updates += 1
                 stepped.setdefault(entry.root, []).append(entry)
     for root, entries in stepped.items():

@@ -9,47 +9,30 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 import torch
 from torch import Tensor, nn
 
-from .root import Entry, Root
-from .shard import entry_of, root_of
+from .buffers import check_rule, common
+from .entry import Entry
+from .parameter import entry_of, gather as _gather, split
+from .root import Root
+from .shard import root_of
 
 
-def _gather(entry: Entry, part: Tensor, keep: bool) -> Optional[Tensor]:
-    """The whole of which each rank has a part like the parameter's; collective. keep: it is wanted here."""
-    root = entry.root
-    if root.stage == 0:
-        return part.detach().clone() if keep else None
-    part = part.detach().contiguous()
-    if part.numel() < entry.length:
-        part = torch.cat([part, part.new_zeros(entry.length - part.numel())])
-    if root.comm.size == 1:
-        whole = part.clone()
-    else:
-        whole = part.new_empty(entry.length * root.comm.size)
-        root.all_gather(part, whole)
-    return whole[: entry.numel].clone().view(entry.shape) if keep else None
-
-
-def split(entry: Entry, whole: Tensor, part: Tensor) -> None:
-    """Writes this rank's part of the whole."""
-    if entry.root.stage == 0:
-        part.copy_(whole)
-        return
-    begin, end = entry.part
-    part[: end - begin].copy_(whole.reshape(-1)[begin:end])
-
-
-def full_state_dict(model: nn.Module, rank0_only: bool = False) -> Dict[str, Tensor]:
+def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "rank0") -> Dict[str, Tensor]:
     """The model's state_dict() with whole weights, as before shard(). Every rank must call it. rank0_only: the other
-    ranks get an empty one. model.state_dict() itself has the flat shards, and loads again on as many ranks."""
+    ranks get an empty one. buffers: "rank0", whose values all get, or "mean", the ranks' mean of floating-point ones
+    (BatchNorm's). model.state_dict() itself has the flat shards and the rank's own buffers, and loads again on as many
+    ranks."""
     root = root_of(model)
     keep = not rank0_only or root.comm.rank == 0
     whole: Dict[int, Optional[Tensor]] = {}
     result: Dict[str, Tensor] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
+    check_rule("full_state_dict", buffers)
+    current = model.state_dict(keep_vars=True)
+    agreed = common(root, current, buffers, everywhere=not rank0_only)
+    for name, value in current.items():
         entry = entry_of(value)
         if entry is None:
             if keep:
-                result[name] = value.detach().clone() if isinstance(value, Tensor) else value
+                result[name] = agreed[id(value)] if isinstance(value, Tensor) else value
             continue
         if entry.id not in whole:
             whole[entry.id] = _gather(entry, value, keep)

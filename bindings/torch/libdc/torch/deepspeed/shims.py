@@ -4,6 +4,9 @@ is listed in docs/deepspeed.md."""
 from __future__ import annotations
 
 import contextlib
+import copy
+import importlib
+import importlib.util
 import time
 from typing import Any, Iterator, List, Tuple
 
@@ -12,6 +15,8 @@ import torch
 # Bytes that the communication profile gathers at most: 2 for each of 2^23 bfloat16 elements.
 _PROFILE_MAX_LOG2 = 24
 
+
+_OWN = "libdc_own_gradient"  # in the meta of a node that one gradient of a backward graph has for itself
 
 # The first version of DeepSpeed whose gather waits for all that it has launched.
 _GATHERS_ARE_AWAITED = 0, 19, 8
@@ -22,6 +27,8 @@ def apply(version: Tuple[int, ...]) -> None:
     _replace_accelerator()
     _profile_without_python_dispatcher()
     _limit_communication_profile()
+    _give_gradients_nodes_of_their_own()
+    _admit_frozen_parameters()
     if version < _GATHERS_ARE_AWAITED:
         _await_gathers()
 
@@ -127,6 +134,76 @@ def _let_inductor_compile() -> None:
 
     torch.compiler.list_backends()
     torch._inductor.config.alignment_asserts = False
+
+
+# Backward graphs
+
+
+def _give_gradients_nodes_of_their_own() -> None:
+    """DeepSpeed puts a reduction behind a gradient's node, and its empty result in the place of the gradient for every
+    user of that node: another parameter with the same gradient, an operator of the graph that reads it, or the release
+    of a weight. So each parameter's gradient becomes a node that nothing but the graph's output uses."""
+    from deepspeed.compile.fx import get_output_node
+    from deepspeed.compile.graph_param import DSGraphParamManager
+
+    get_bwd_mapping = DSGraphParamManager.get_bwd_mapping
+
+    def mapping(self: Any, graph: Any) -> Any:
+        output = get_output_node(graph)
+        results = list(output.args[0])
+        for index in self._param_indices:
+            grad = results[index]
+            if not isinstance(grad, torch.fx.Node) or _OWN in grad.meta or str(grad.target).startswith("dc."):
+                continue
+            with graph.inserting_before(output):
+                results[index] = graph.call_function(torch.ops.aten.alias.default, (grad,))
+            results[index].meta.update({key: grad.meta[key] for key in ("val", "tensor_meta") if key in grad.meta})
+            results[index].meta[_OWN] = True
+        output.args = (type(output.args[0])(results),)
+        return get_bwd_mapping(self, graph)
+
+    DSGraphParamManager.get_bwd_mapping = mapping
+
+
+def _admit_frozen_parameters() -> None:
+    """Stages 1 and 2 know the optimizer's parameters alone, and want a gradient of every one that a graph reads."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    from . import handle
+
+    compile_engine = DeepSpeedEngine.compile
+
+    def compile_all(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = compile_engine(self, *args, **kwargs)
+        if self.is_deepcompile_enabled() and self.zero_optimization_stage() in (1, 2):
+            params = list(self.module.parameters())
+            next_id = 1 + max((param.param_id for param in params if hasattr(param, "param_id")), default=-1)
+            for param in params:
+                if not param.requires_grad and not hasattr(param, "param_id"):
+                    param.param_id, next_id = next_id, next_id + 1
+                    handle.register_param(param.param_id, param.shape, param, param.new_empty(0), 0)
+        return result
+
+    DeepSpeedEngine.compile = compile_all
+    passes = _import_first("deepspeed.compile.passes.zero_1_and_2_compile", "deepspeed.compile.passes.zero1_compile")
+    reduce_all = passes.add_z1_reduce_bw
+
+    def reduce_some(gm: Any, graph_id: int, *rest: Any) -> Any:
+        *order, managers = rest
+        manager = copy.copy(managers[graph_id])
+        _, grads = manager.get_bwd_mapping(gm.graph)
+        kept = [(name, index) for name, index in zip(manager._param_names, manager._param_indices)
+                if grads[name] is not None]
+        manager._param_names, manager._param_indices = [name for name, _ in kept], [index for _, index in kept]
+        return reduce_all(gm, graph_id, *order, {graph_id: manager})
+
+    passes.add_z1_reduce_bw = reduce_some
+
+
+def _import_first(*names: str) -> Any:
+    """The first module of these that this version has."""
+    found = next(name for name in names if importlib.util.find_spec(name) is not None)
+    return importlib.import_module(found)
 
 
 # Gathers

@@ -1,0 +1,95 @@
+"""What a sharded model's parameter is known by."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Callable, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from . import calls
+
+if TYPE_CHECKING:
+    from .root import Root
+
+
+class Entry:
+    """A parameter of a sharded model: what autograd, the optimizer and the library know it by. The parameter refers to
+    it, and it keeps neither the parameter nor the root."""
+
+    __slots__ = ("_root", "_param", "id", "names", "shape", "numel", "length", "dtype", "data", "grad", "pointer",
+                 "version", "updates", "reduced", "unreduced", "hooks", "__weakref__")  # fmt: skip
+
+    def __init__(self, root: Root, index: int, name: str, param: nn.Parameter) -> None:
+        self._root = weakref.ref(root)
+        self._param = weakref.ref(param)
+        self.id = index
+        self.names = [name]
+        self.shape = param.shape
+        self.numel = param.numel()
+        self.length = -(-self.numel // root.comm.size)  # of every rank's part, padding included
+        self.dtype = root.options.param_dtype if param.is_floating_point() else None  # of the gathered weights
+        self.reduced = root.options.reduce_dtype  # type in which gradients are averaged; None: as they come
+        self.data: Tensor = param.detach()  # param's, for the library: autograd does not follow it
+        self.grad: Optional[Tensor] = None  # what libdc reduces into, and what .grad is
+        self.pointer = 0
+        self.version = 0  # of the shard, as the library knows it
+        self.updates = 0  # optimizer steps; fused optimizers leave no trace in the version
+        self.unreduced: Optional[Tensor] = None  # whole local sum of no_sync()
+        self.hooks: Optional[Dict[int, Callable[[nn.Parameter], None]]] = None  # called when .grad is complete
+
+    @property
+    def root(self) -> Root:
+        root = self._root()
+        if root is None:
+            raise RuntimeError(f"{self.names[0]}: the sharded model that this parameter belongs to is gone; keep the "
+                               "model for as long as its parameters are used")
+        return root
+
+    @property
+    def alive(self) -> bool:
+        """Whether the root is there."""
+        return self._root() is not None
+
+    @property
+    def param(self) -> nn.Parameter:
+        """After shard() this rank's part, flat; at stage 0 whole."""
+        return self._param()  # type: ignore[return-value]  # the root keeps it
+
+    @property
+    def part(self) -> Tuple[int, int]:
+        """This rank's elements, from begin to end, without the padding behind them."""
+        if self.root.stage == 0:
+            return 0, self.numel
+        begin = min(self.root.comm.rank * self.length, self.numel)
+        return begin, min(begin + self.length, self.numel)
+
+    def take(self) -> Tensor:
+        """The whole weights, as memory that goes back when the tensor dies."""
+        root = self.root
+        if root.order is not None:
+            root.order.advance(self.id)
+        if root.stage == 0:
+            weights = self.data.detach()
+            return weights if self.dtype is None else weights.to(self.dtype)
+        return calls.take(self.data, root.graph_id, self.id, self.dtype)
+
+    def reduce(self, grad: Tensor) -> None:
+        """Takes a whole local gradient, of the backward that runs."""
+        root = self.root
+        if not root.synchronised:
+            if self.unreduced is None:
+                wide = grad.dtype if self.reduced is None else torch.promote_types(grad.dtype, self.reduced)
+                self.unreduced = grad.to(wide, copy=True, memory_format=torch.contiguous_format)
+                root.unreduced.append(self)
+            else:
+                self.unreduced.add_(grad)
+            return
+        if self.unreduced is not None:
+            grad, self.unreduced = self.unreduced.add_(grad), None
+        if root.stage == 0 and self.reduced is not None:
+            grad = grad.to(self.reduced)  # the other stages' buckets have the type
+        root.begin_reductions()
+        root.touched[self.id] = self
+        calls.reduce_grad(grad, root.graph_id, self.id)

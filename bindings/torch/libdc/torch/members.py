@@ -1,0 +1,159 @@
+"""Which modules make up a sharded model: what shard() cannot take, and what may not be put into it afterwards.
+
+A parameter that comes later would be trained on each rank alone. PyTorch tells of every parameter and module that is
+registered anywhere; a model that is sharded refuses those that it does not know."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (register_module_module_registration_hook,
+                                     register_module_parameter_registration_hook)
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .entry import Entry
+from .parameter import entry_of
+from .root import Root
+
+KEY = "_dc"  # in the __dict__ of a module that owns parameters: its Owner
+
+_members: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Root]]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+_listening = False
+
+
+def owned(module: nn.Module, name: str, param: Any) -> Optional[Entry]:
+    """The entry of a parameter that shard() found under this name of this module."""
+    owner = module.__dict__.get(KEY)
+    entry = None if owner is None else owner.entries.get(name)
+    return entry if entry is not None and entry.param is param else None
+
+
+# What shard() cannot take
+
+_INSIDE = "averages gradients itself, as sharded models do: give shard() the model inside it (model.module)"
+
+
+def _wrapper(module: nn.Module) -> Optional[str]:
+    """The name of the class that makes a module another way to train on several ranks."""
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith("torch.") and kind.__name__ in (
+                "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"):
+            return kind.__name__
+    return None
+
+
+def check_modules(model: nn.Module) -> None:
+    """Raises for modules that a sharded model cannot have."""
+    for prefix, module in model.named_modules():
+        where = prefix or "the model"
+        if _wrapper(module) is not None:
+            raise ValueError(f"shard: {where} is a {_wrapper(module)}, which {_INSIDE}")
+        if KEY in module.__dict__:
+            raise ValueError(f"shard: {where} is sharded already: shard() takes a whole model, once")
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            if module.max_norm is not None:
+                raise ValueError(f"shard: {where} has max_norm = {module.max_norm}, with which each rank's forward "
+                                 "writes into its copy of the weights: make it None, and rescale the rows after the "
+                                 "optimizer's step, in `with libdc.torch.gathered(model):`")
+            if module.sparse:
+                raise ValueError(f"shard: {where} has sparse = True, but gradients are averaged dense: make it False")
+
+
+def parameters_of(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
+    """Every (name, parameter), tied ones under each name. Raises for what cannot be sharded."""
+    found: List[Tuple[str, nn.Parameter]] = []
+    memory: Dict[int, Tuple[str, nn.Parameter]] = {}
+    for prefix, module in model.named_modules():
+        for name, param in module._parameters.items():
+            if param is None:
+                continue
+            name = f"{prefix}.{name}" if prefix else name
+            _check_parameter(name, param)
+            if found and param.device != found[0][1].device:
+                first, where = found[0][0], found[0][1].device
+                raise ValueError(f"shard: {name} is on {param.device}, but {first} is on {where}: all parameters must "
+                                 "be on one device")
+            same = memory.setdefault(param.data_ptr(), (name, param)) if param.numel() else (name, param)
+            if same[1] is not param:
+                raise ValueError(f"shard: {name} shares memory with {same[0]}, but is another nn.Parameter: to tie "
+                                 "weights, assign one object to both names")
+            found.append((name, param))
+    return found
+
+
+def _check_parameter(name: str, param: nn.Parameter) -> None:
+    if isinstance(param, nn.parameter.UninitializedParameter):
+        raise ValueError(f"shard: {name} is not initialised yet: run the model once before")
+    if is_traceable_wrapper_subclass(param):
+        raise ValueError(f"shard: {name} is a {type(param).__name__}, must be a plain torch.nn.Parameter: libdc does "
+                         "not combine with tensor parallelism, FSDP2 or quantized parameters")
+    if param.device.type == "meta":
+        raise ValueError(f"shard: {name} is on meta, must be on the cpu or on a cuda device: make it there with "
+                         "model.to_empty(device=...), and initialise or load it, before shard()")
+    if param.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"shard: {name} is on {param.device}, must be on the cpu or on a cuda device")
+    if not param.is_leaf or param.layout != torch.strided:
+        raise ValueError(f"shard: {name} must be a strided leaf tensor")
+    if param._backward_hooks:
+        raise ValueError(f"shard: {name} has a hook of register_hook(), but in a sharded model autograd has no "
+                         "gradient for it: change .grad after backward(), or in register_post_accumulate_grad_hook()")
+
+
+# What a sharded model does not take in
+
+
+def adopt(model: nn.Module, root: Root) -> None:
+    """From now on the model's modules refuse parameters that shard() has not seen."""
+    global _listening
+    with _lock:
+        if not _listening:
+            _listening = True
+            register_module_parameter_registration_hook(_on_parameter)
+            register_module_module_registration_hook(_on_module)
+    told = weakref.ref(root)
+    for module in model.modules():
+        _members[module] = told
+
+
+def _member(module: nn.Module) -> Optional[Root]:
+    told = _members.get(module)
+    return None if told is None else told()
+
+
+def _on_parameter(module: nn.Module, name: str, param: Optional[nn.Parameter]) -> None:
+    if param is not None and _member(module) is not None and owned(module, name, param) is None:
+        _refuse(type(module).__name__, name, param)
+
+
+def _on_module(module: nn.Module, name: str, added: Optional[nn.Module]) -> None:
+    if added is None:
+        return
+    root = _member(module)
+    if root is None:
+        wrapper = _wrapper(module)
+        if wrapper is not None and any(KEY in inner.__dict__ for inner in added.modules()):
+            raise ValueError(f"{wrapper}: the model is sharded by libdc.torch.shard(), which averages its gradients: "
+                             "train it as it is, without a wrapper")
+        return
+    for prefix, inner in added.named_modules():
+        for own, param in inner._parameters.items():
+            if param is not None and owned(inner, own, param) is None:
+                _refuse(type(module).__name__, ".".join(filter(None, (name, prefix, own))), param)
+    for inner in added.modules():
+        _members.setdefault(inner, weakref.ref(root))
+
+
+def _refuse(kind: str, name: str, param: nn.Parameter) -> None:
+    entry = entry_of(param)
+    if entry is not None:
+        raise ValueError(f"{name} of {kind} would be another name or place of the sharded parameter {entry.names[0]}: "
+                         "tie, move and parametrize weights before libdc.torch.shard()")
+    raise ValueError(f"{name} of {kind} would be a new parameter of a sharded model, whose gradient nobody averages: "
+                     "add or replace parameters before libdc.torch.shard(); to load weights, use load_state_dict() "
+                     "without assign=True")
+

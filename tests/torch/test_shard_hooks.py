@@ -1,0 +1,114 @@
+"""Hooks of parameters and of modules, and forwards that write into weights."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import libdc.run
+import libdc.torch as dct
+import pytest
+import torch
+import torch.nn as nn
+from models import Plain, bits, data, make, trainable
+from sharded import on, one_thread  # noqa: F401
+
+
+def test_hooks_of_gradients() -> None:
+    """Those that autograd could only call with nothing are refused; the others come when the gradient is complete."""
+
+    def rank(comm: Any, stage: int) -> None:
+        model, other = make(), make()
+        seen: Dict[str, Any] = {}
+        early = model.norm.weight.register_post_accumulate_grad_hook(
+            lambda p: seen.update(early=p.grad.clone()))
+        dct.shard(model, stage, comm=comm)
+        model.norm.bias.register_post_accumulate_grad_hook(lambda p: seen.update(late=p.grad.clone()))
+        with pytest.raises(RuntimeError, match="register_hook: norm.weight belongs to a sharded model"):
+            model.norm.weight.register_hook(lambda grad: grad)
+        for step in range(2):
+            seen.clear()
+            model(*data(step, comm.rank)).backward()
+            assert torch.equal(seen["early"], model.norm.weight.grad)
+            assert torch.equal(seen["late"], model.norm.bias.grad)
+            model.zero_grad()
+        early.remove()
+        seen.clear()
+        with dct.no_sync(model):
+            model(*data(0, comm.rank)).backward()
+        assert not seen  # there is no gradient yet
+        model(*data(0, comm.rank)).backward()
+        assert set(seen) == {"late"}
+        other.norm.weight.register_hook(lambda grad: grad)
+        with pytest.raises(ValueError, match="norm.weight has a hook of register_hook()"):
+            dct.shard(other, stage, comm=comm)
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(2, rank, stage, timeout=60)
+
+
+def test_an_optimizer_in_each_parameters_hook() -> None:
+    """The step is in the backward, and the gradient is gone after it."""
+
+    def rank(comm: Any, stage: int, hooked: bool) -> str:
+        model = make()
+        dct.shard(model, stage, comm=comm)
+        each = {p: torch.optim.AdamW([p], lr=1e-2) for p in trainable(model)}
+
+        def step(p: nn.Parameter) -> None:
+            each[p].step()
+            each[p].zero_grad()
+
+        if hooked:
+            for p in each:
+                p.register_post_accumulate_grad_hook(step)
+        for k in range(3):
+            model(*data(k, comm.rank)).backward()
+            for p in () if hooked else each:
+                step(p)
+            assert all(p.grad is None for p in each)
+        return bits(dct.full_state_dict(model))
+
+    expected = libdc.run.threads(2, rank, 0, False, timeout=60)
+    for stage in (0, 1, 3):
+        assert libdc.run.threads(2, rank, stage, True, timeout=60) == expected
+
+
+def test_forward_hooks_see_whole_weights() -> None:
+    def rank(comm: Any, stage: int) -> None:
+        model = make(Plain)
+        seen = []
+        model.register_forward_pre_hook(lambda module, args: seen.append(module.layers[0].weight.shape))
+        model.inner = nn.Sequential(model.layers[0], nn.Tanh())  # has no parameters of its own
+        model.inner.register_forward_pre_hook(lambda module, args: seen.append(module[0].weight.shape))
+        dct.shard(model, stage, comm=comm)
+        model.register_forward_hook(lambda module, args, output: seen.append(module.layers[1].weight.shape))
+        handle = model.layers[2].register_forward_pre_hook(lambda module, args: seen.append(module.weight.shape))
+        model(torch.ones(2, 16)).backward()
+        model.layers[2](torch.ones(2, 16))  # from outside
+        model.inner(torch.ones(2, 16))
+        assert seen == [(16, 16)] * 5
+        handle.remove()
+        model.layers[2](torch.ones(2, 16))
+        assert len(seen) == 5 and (stage < 3 or dct.stats(model).gathered_bytes == 0)
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(2, rank, stage, timeout=60)
+
+
+def test_a_forward_that_writes_into_a_weight_is_told() -> None:
+    class Clamps(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.weight.clamp_(-0.1, 0.1)
+            return super().forward(x)
+
+    def rank(comm: Any) -> None:
+        for stage in (1, 3):
+            model = nn.Sequential(Clamps(4, 4))
+            dct.shard(model, stage, comm=comm)
+            with pytest.raises(RuntimeError, match="0.weight: a forward has written into the weight"):
+                model(torch.ones(1, 4))
+            with torch.inference_mode():
+                model(torch.ones(1, 4))  # has no versions to tell by
+
+    on(2, rank)
