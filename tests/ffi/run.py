@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = ROOT / "tests" / "ffi"
 EXAMPLES = ROOT / "examples"
 JNA = "/usr/share/java/jna.jar"
-LIMIT = 240
+LIMIT = 2400
 
 
 class Builder:
@@ -97,7 +97,7 @@ class Builder:
                                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
                    for rank in range(2)]
         try:
-            printed = [process.communicate(timeout=60)[0] for process in started]
+            printed = [process.communicate(timeout=LIMIT)[0] for process in started]
         finally:
             for process in started:
                 process.kill()

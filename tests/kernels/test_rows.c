@@ -23,7 +23,8 @@ static void fill(float scale) {
 }
 
 typedef struct results {
-  float gelu[2][MOST], back[2][MOST], normal[MOST], normal_back[MOST], exp[MOST], softmax_p[MOST], softmax_d[MOST];
+  float gelu[2][MOST], back[2][MOST], normal[MOST], normal_back[MOST], exp[MOST], scaled[MOST], softmax_p[MOST],
+      softmax_d[MOST];
   float dropout[MOST], scalars[6];
 } results;
 
@@ -41,6 +42,8 @@ static void compute(results *r, int64_t n, float scale) {
   r->scalars[2] = dc__row_max(x, n);
   memcpy(r->exp, x, sizeof x);
   r->scalars[3] = dc__row_exp(r->exp, n, r->scalars[2]);
+  memcpy(r->scaled, x, sizeof x);
+  dc__row_exp_scaled(r->scaled, n, r->scalars[2], 1 / r->scalars[3]);
   r->scalars[4] = dc__row_dot(x, z, n);
   dc__dropout dropout = {{123, 456}, 6554, 65536.0f / 58982.0f};
   dc__dropout_row(r->dropout, n, 16, 3, 4, &dropout);
