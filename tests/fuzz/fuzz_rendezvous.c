@@ -40,7 +40,7 @@ static dc__local_group *new_group(int32_t rank) {
 
 /* Up to four guests, each with a word or two, in turn. */
 static void as_host(bytes *b) {
-  host h = {.name = "fuzz", .group = new_group(0), .listener = -1, .control = -1};
+  host h = {.name = "fuzz", .group = new_group(0), .listener = -1};
   for (int32_t r = 0; r < DC__COMM_MAX_LOCAL; r++) {
     h.heaps[r] = r == 0 ? h.group->heap.fd : -1;
   }

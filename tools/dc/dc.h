@@ -73,9 +73,9 @@ int read_args(const command *c, int argc, char **argv, args *a);
 const char *value_of(const args *a, const char *name);
 bool given(const args *a, const char *option);
 /* An option's number, or the fallback. */
-int64_t number_of(const args *a, const char *option, int64_t fallback);
+int64_t number_of(const args *a, const char *name, int64_t fallback);
 /* An option's numbers, or those of the text; returns how many there are, at most the table's. */
-int numbers_of(const args *a, const char *option, const char *text, int64_t *numbers);
+int numbers_of(const args *a, const char *name, const char *text, int64_t *numbers);
 /* "dc COMMAND: …" on standard error. Returns code. */
 int complain(const args *a, int code, const char *format, ...) PRINTF(3, 4);
 /* ---- output.c ---- */
