@@ -1,17 +1,31 @@
 #!/usr/bin/env python3
-"""Reads every #include under src/: a room may use rooms below it only, and those by their one header, ROOM/ROOM.h.
-Bindings, examples and tools use the public header alone. Names FILE:LINE of each fault."""
+"""Reads every #include under src/. A module may include the modules that EDGES names, each by its one header,
+MODULE/MODULE.h; docs/architecture.md draws the same edges, and each of them is used. Bindings, examples and tools include
+the public header alone. Prints FILE:LINE of each fault."""
 
 from __future__ import annotations
 
 import re
 import sys
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
+from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
-ROOMS = ["base", "device", "kernels", "comm", "linalg", "transformer", "runtime", "optim", "planner", "api"]
+# From the top down: a module includes only modules below it, so there is no cycle.
+EDGES: Dict[str, List[str]] = {
+    "api": ["planner", "optim", "runtime", "transformer", "linalg", "comm", "kernels", "device"],
+    "planner": ["transformer"],
+    "optim": ["linalg", "comm", "kernels"],
+    "runtime": ["comm", "kernels"],
+    "transformer": ["kernels", "device", "base"],
+    "linalg": ["kernels", "device"],
+    "comm": ["kernels", "device", "base"],
+    "kernels": ["device", "base"],
+    "device": ["base"],
+    "base": [],
+}
+ORDER = list(EDGES)
 OUTSIDE = ["bindings", "examples", "tools"]
 PUBLIC = "dc_api.h"
 SUFFIXES = {".c", ".h", ".cc", ".cpp", ".cu", ".cuh", ".inc"}
@@ -38,11 +52,15 @@ def found(path: Path, name: str) -> Optional[Path]:
     return None
 
 
-def room_fault(path: Path, text: str, name: str) -> str:
-    """Why a file of a room may not include this; "" if it may."""
-    room = path.relative_to(SRC).parts[0]
-    if room not in ROOMS:
-        return f"{room} is no room"
+def module_of(path: Path) -> str:
+    return path.relative_to(SRC).parts[0]
+
+
+def module_fault(path: Path, text: str, name: str) -> str:
+    """Why a file of a module may not include this; "" if it may."""
+    module = module_of(path)
+    if module not in EDGES:
+        return f"{module} is no module of EDGES"
     if not name:
         return "an #include must name its file"
     target = found(path, name)
@@ -52,14 +70,12 @@ def room_fault(path: Path, text: str, name: str) -> str:
         return ""
     if SRC not in target.parents:
         return "it is not in src"
-    other = target.relative_to(SRC).parts[0]
-    if other not in ROOMS:
-        return f"{other} is no room"
-    if ROOMS.index(other) > ROOMS.index(room):
-        return f"{other} is above {room}"
-    if other != room and target != SRC / other / f"{other}.h":
-        return f"it is inside {other}; {room} may include {other}/{other}.h"
-    return ""
+    other = module_of(target)
+    if other == module:
+        return ""
+    if other not in EDGES[module]:
+        return f"{module} may include {', '.join(EDGES[module]) or 'no other module'}"
+    return "" if target == SRC / other / f"{other}.h" else f"it is private to {other}; include {other}/{other}.h"
 
 
 def outside_fault(path: Path, text: str, name: str) -> str:
@@ -67,10 +83,32 @@ def outside_fault(path: Path, text: str, name: str) -> str:
     return f"only {PUBLIC} is public" if target is not None and SRC in target.parents else ""
 
 
-def faults() -> Tuple[int, List[str]]:
+def used_edges() -> Set[Tuple[str, str]]:
+    targets = ((path, found(path, name)) for path in sources(SRC) for _, _, name in includes(path) if name)
+    return {(module_of(path), module_of(target)) for path, target in targets if target and SRC in target.parents}
+
+
+def drawn_edges() -> Dict[str, List[str]]:
+    """The graph of docs/architecture.md: lines `MODULE → MODULE MODULE…`."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    return {module: others.split() for module, others in re.findall(r"^(\w+) +→((?: +\w+)+)$", text, re.M)}
+
+
+def graph_faults() -> List[str]:
+    used = used_edges()
+    lines = [f"EDGES: {module} → {other} goes up" for module, others in EDGES.items() for other in others
+             if ORDER.index(other) <= ORDER.index(module)]
+    lines += [f"EDGES: {module} → {other} is allowed and unused" for module, others in EDGES.items() for other in others
+              if (module, other) not in used]
+    if drawn_edges() != {module: others for module, others in EDGES.items() if others}:
+        lines.append("docs/architecture.md draws other edges than EDGES has, or in another order")
+    return lines
+
+
+def include_faults() -> Tuple[int, List[str]]:
     count = 0
     lines = []
-    for folder, fault in [(SRC, room_fault), *((ROOT / name, outside_fault) for name in OUTSIDE)]:
+    for folder, fault in [(SRC, module_fault), *((ROOT / name, outside_fault) for name in OUTSIDE)]:
         for path in sources(folder):
             for number, text, name in includes(path):
                 count += 1
@@ -81,8 +119,10 @@ def faults() -> Tuple[int, List[str]]:
 
 
 def main() -> int:
-    count, lines = faults()
-    print("\n".join(lines) or f"{count} includes, all of them allowed")
+    count, lines = include_faults()
+    lines += graph_faults()
+    edges = sum(len(others) for others in EDGES.values())
+    print("\n".join(lines) or f"{count} includes along {edges} edges, all of them allowed, drawn and used")
     return bool(lines)
 
 
