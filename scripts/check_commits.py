@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""Reads the subjects of all commits since this check was added: `area: imperative`, at most 72 characters, without a full
+stop; a body is apart by an empty line. Merges are left out. A tree without its history has no commits to read."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+
+ROOT = Path(__file__).resolve().parent.parent
+LONGEST = 72
+SUBJECT = re.compile(r"[a-z][a-z0-9_/, -]*: [^\s].*[^.\s]")
+
+
+def git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def message_faults(message: str) -> List[str]:
+    subject, *body = message.rstrip("\n").split("\n")
+    faults = []
+    if len(subject) > LONGEST:
+        faults.append(f"the subject has {len(subject)} characters, at most {LONGEST} are allowed")
+    if not SUBJECT.fullmatch(subject):
+        faults.append("the subject is not `area: imperative`")
+    if body and body[0]:
+        faults.append("no empty line between subject and body")
+    return faults
+
+
+def main() -> int:
+    first = git("log", "--diff-filter=A", "--format=%H", "--", "scripts/check_commits.py").split()
+    messages = git("log", "--no-merges", "--format=%B%x00", f"{first[-1]}..HEAD").split("\0") if first else []
+    messages = [message.lstrip("\n") for message in messages if message.strip()]
+    lines = [f"{message.splitlines()[0]!r}: {fault}" for message in messages for fault in message_faults(message)]
+    print("\n".join(lines) or f"{len(messages)} commits read as CONTRIBUTING.md says")
+    return bool(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
