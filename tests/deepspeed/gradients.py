@@ -1,9 +1,9 @@
-r"""Trains, on two ranks and by DeepCompile on libdc, a model that DeepSpeed's own passes cannot: a convolution, two
-parameters that share one gradient, and frozen parameters. Its weights are those of a plain model that sees the batches
-of both ranks.
+r"""Trains, on two ranks and by DeepCompile on libdc, a model that DeepSpeed's own passes cannot: a convolution,
+BatchNorm, two parameters that share one gradient, and frozen parameters. Its weights are those of a plain model that
+sees the batches of both ranks.
 
     PYTHONPATH=build/deepspeed/0.19.8:build/deepspeed/packages DS_ACCELERATOR=cpu LIBDC_DEEPSPEED=1 \
-    .venv/bin/python -m libdc.run -n 2 tests/deepspeed/gradients.py BACKEND STAGE…"""
+    .venv/bin/python -m libdc.run -n 2 tests/deepspeed/gradients.py STAGE:BACKEND…"""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 import deepspeed
 import deepspeed.comm as dist
+from launch import leave
 
 STEPS, RATE = 3, 0.1
 
@@ -24,12 +25,12 @@ STEPS, RATE = 3, 0.1
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.convolution = nn.Conv1d(3, 5, 3)
+        self.convolution, self.norm = nn.Conv1d(3, 5, 3), nn.BatchNorm1d(5)
         self.frozen = nn.Linear(30, 16).requires_grad_(False)
         self.one, self.other = nn.Linear(16, 7, bias=False), nn.Linear(16, 7, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.frozen(self.convolution(x).tanh().flatten(1)).tanh()
+        y = self.frozen(self.norm(self.convolution(x)).tanh().flatten(1)).tanh()
         return F.linear(y, self.one.weight + self.other.weight).square().mean()
 
 
@@ -47,7 +48,8 @@ def plain(model: nn.Module) -> nn.Module:
 
 
 def train(model: nn.Module, stage: int, backend: str) -> Any:
-    config = {"train_micro_batch_size_per_gpu": 4, "compile": {"deepcompile": True}, "zero_allow_untested_optimizer": True,
+    config = {"train_micro_batch_size_per_gpu": 4, "compile": {"deepcompile": True},
+              "zero_allow_untested_optimizer": True,
               "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
@@ -74,12 +76,12 @@ def check(stage: int, backend: str) -> None:
 def main() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    for stage in map(int, sys.argv[2:]):
-        check(stage, sys.argv[1])
+    for run in sys.argv[1:]:
+        stage, backend = run.split(":")
+        check(int(stage), backend)
         if dist.get_rank() == 0:
-            print(f"stage {stage} ok", flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+            print(f"{run} ok", flush=True)
+    leave()
 
 
 if __name__ == "__main__":
