@@ -13,6 +13,7 @@ import torch
 
 import deepspeed
 import deepspeed.comm as dist
+from launch import leave
 
 _gather = dist.all_gather_into_tensor
 
@@ -36,8 +37,7 @@ def main() -> None:
         for name, parameter in model.named_parameters():
             half, values = (parameter.numel() + 1) // 2, parameter.flatten().tolist()
             assert values == [0.0] * half + [1.0] * (len(values) - half), (name, values)
-    dist.barrier()
-    dist.destroy_process_group()  # ends Gloo's threads, while Python is still there
+    leave()
 
 
 if __name__ == "__main__":

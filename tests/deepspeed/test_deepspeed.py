@@ -55,12 +55,23 @@ def test_the_seeds_form(tmp_path: Path) -> None:
     assert operators(ours, "reduce_grad") == [0, 29] and operators(ours, "end_backward") == [0, 1]
 
 
+def two_ranks(version: str, script: str, *arguments: str) -> str:
+    """The output of a script in which DeepSpeed runs on libdc."""
+    done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", "2", str(HERE / script), *arguments], text=True,
+                          capture_output=True, stdin=subprocess.DEVNULL, timeout=600,
+                          env=environment(version, LIBDC_DEEPSPEED="1"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_gradients_that_deepspeeds_passes_lose() -> None:
+    """One engine after another: DeepSpeed keeps the hooks of each, which bind its gradient buffers."""
+    assert two_ranks(NEWEST, "gradients.py", "1:eager", "2:inductor", "3:eager").count(" ok\n") == 3
+
+
 def test_gathered_weights_are_whole() -> None:
     """DeepSpeed before 0.19.8 waits for the last gather of a list alone."""
-    done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", "2", str(HERE / "gather.py")], text=True,
-                          capture_output=True, stdin=subprocess.DEVNULL, timeout=600,
-                          env=environment(SEED, LIBDC_DEEPSPEED="1"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    two_ranks(SEED, "gather.py")
 
 
 def test_environment_switch() -> None:

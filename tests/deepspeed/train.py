@@ -17,7 +17,7 @@ import torch.distributed as dist
 import deepspeed
 import machine
 import seed
-from launch import SEED
+from launch import SEED, leave
 from models import Model, batch
 
 STEADY = 8  # from this step on nothing is compiled any more
@@ -166,8 +166,7 @@ def main() -> None:
         turns.begin()
         turns.end()
     engine.destroy()
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

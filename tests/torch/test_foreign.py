@@ -13,6 +13,7 @@ import libdc.optim
 import libdc.run
 import libdc.torch as dct
 import pytest
+import safetensors.torch
 import torch
 import torch.nn as nn
 from models import bits, data, make, trainable
@@ -322,6 +323,10 @@ def test_pickles_of_parameters_and_states() -> None:
         for value in weights:
             with pytest.raises(TypeError, match=r"part \d of 2 of (emb.weight \(37, 13\)|scale \(\)) is not the whole"):
                 pickle.dumps(value)
+        for save in (safetensors.torch.save, lambda state: torch.save(state, io.BytesIO())):  # as peft does
+            renamed = {f"base_model.{name}": value.contiguous() for name, value in net.state_dict().items()}
+            with pytest.raises(TypeError, match=r"part \d of 2 of .* is not the whole: save with libdc"):
+                save(renamed)
         torch.save([net.emb.weight.to_local(), dct.full_state_dict(net)], io.BytesIO())
 
     on(2, rank)

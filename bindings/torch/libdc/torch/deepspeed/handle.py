@@ -41,6 +41,7 @@ def init(process_group: Any, config: Any, initial_reduce_bucket_size: Any) -> No
     """As dc.init(); what an earlier engine has registered is dropped."""
     global _comm, _step_hook
     cleanup()
+    _drop_backward_hooks()
     _comm = _make_comm(process_group)
     try:
         dc.init(_comm, config, initial_reduce_bucket_size)
@@ -49,6 +50,15 @@ def init(process_group: Any, config: Any, initial_reduce_bucket_size: Any) -> No
         raise
     # Gathered weights stay valid until they change, and DeepSpeed never says when: any optimizer's step counts.
     _step_hook = register_optimizer_step_post_hook(lambda *_: dc.params_updated())
+
+
+def _drop_backward_hooks() -> None:
+    """DeepSpeed keeps the hooks of every engine that it has compiled. An earlier engine's bind that engine's gradient
+    buffers to the parameters with the same numbers. A new engine registers its own after init()."""
+    import deepspeed.compile.util as util
+
+    util.pre_backward_hooks.clear()
+    getattr(util, "post_backward_hooks", []).clear()  # not in 0.18
 
 
 def cleanup() -> None:

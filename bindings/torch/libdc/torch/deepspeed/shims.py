@@ -29,6 +29,7 @@ def apply(version: Tuple[int, ...]) -> None:
     _limit_communication_profile()
     _give_gradients_nodes_of_their_own()
     _admit_frozen_parameters()
+    _let_inductor_free_gradients()
     if version < _GATHERS_ARE_AWAITED:
         _await_gathers()
 
@@ -198,6 +199,31 @@ def _admit_frozen_parameters() -> None:
         return reduce_all(gm, graph_id, *order, {graph_id: manager})
 
     passes.add_z1_reduce_bw = reduce_some
+
+
+def _let_inductor_free_gradients() -> None:
+    """DeepSpeed's lowering of reduce_grad drops its input's buffer behind the call, also where a kernel or another
+    reduction reads it later: BatchNorm's gradient of its bias, or one that two parameters share. Inductor knows the
+    last use, and the operator has read its input when it returns, so the plain lowering does."""
+    import deepspeed.compile.backend as backend
+    from torch._inductor.lowering import fallback_handler, lowerings
+    from torch._inductor.virtualized import V
+
+    register_custom_ops = backend.register_custom_ops
+
+    def register_all() -> None:
+        register_custom_ops()
+        operator = torch.ops.dc.reduce_grad.default
+        lower = fallback_handler(operator, add_to_fallback_set=False)
+
+        def lower_reduce_grad(*args: Any) -> Any:
+            result = lower(*args)
+            V.graph.never_reuse_buffers.add(result.get_name())  # it is undefined, and has no memory
+            return result
+
+        lowerings[operator] = lower_reduce_grad
+
+    backend.register_custom_ops = register_all
 
 
 def _import_first(*names: str) -> Any:
