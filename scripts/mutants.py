@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MUTANTS = ROOT / "tests" / "mutants"
 # Those that find most of them come first; what comes before is not asked again.
 TESTS = [*(f"test_{name}" for name in (
-    "sim_programs", "sim_gather", "sim_reduce", "sim_offload", "gather", "gather_types", "reduce", "offload",
-    "bad_input", "base", "device", "events", "device_memory", "kernels_reduce", "arena", "buffer", "fork",
+    "sim_programs", "sim_gather", "sim_reduce", "sim_offload", "gather", "gather_types", "reduce", "grad_buffers",
+    "offload", "bad_input", "base", "device", "events", "device_memory", "kernels_reduce", "arena", "buffer", "fork",
     "corrupt", "refused", "faults", "comm", "comm_inside", "comm_streams", "comm_meet", "comm_mismatch", "comm_faults",
     "comm_external_ends", "comm_tcp_causes", "comm_tcp_strangers", "optim_muon")),
     "conformance/conformance_finite_sim"]

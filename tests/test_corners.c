@@ -85,6 +85,36 @@ static void test_every_dry_run(void **state) {
   run_ranks((setup){.world = 2}, every_dry_run, NULL);
 }
 
+/* Reductions receive the bytes of which dry runs told: stage 0 gathers means in the buffer's type, and the end of a
+ * step reduces what stage 1 has summed and nothing took along. */
+static void dry_runs_tell_the_bytes(rank *r) {
+  const int32_t stage = *(const int32_t *)r->user;
+  const int64_t id = PARAM, twelve = LENGTH, half = LENGTH / 2, *length = stage == 0 ? &twelve : &half;
+  double buffer[LENGTH];
+  float values[LENGTH] = {0};
+  dc_op_info first = {.struct_size = sizeof first}, second = first;
+  dc_memory_stats stats = DC_MEMORY_STATS_INIT;
+  dc_tensor grad = flat(values, &twelve, DC_FLOAT32), whole = flat(buffer, length, DC_FLOAT64);
+  OK(r, dc_register_param(r->ctx, PARAM, &twelve, 1, NULL, &whole, stage == 0 ? 0 : r->rank * half));
+  OK(r, stage == 0 ? dc_register_graph_z0(r->ctx, GRAPH, &id, 1) : dc_register_graph_z1(r->ctx, GRAPH, &id, 1));
+  OK(r, dc_start_backward(r->ctx, 0));
+  OK(r, dc_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, PARAM, DC_FLOAT32, &first));
+  OK(r, dc_reduce_grad(r->ctx, &grad, GRAPH, PARAM));
+  OK(r, dc_start_backward(r->ctx, 1));
+  OK(r, dc_dry_run(r->ctx, DC_OP_END_BACKWARD, GRAPH, 0, DC_DTYPE_NONE, &second));
+  CHECK(r, first.wire_bytes == (stage == 0 ? half * 4 + half * 8 : 0));
+  CHECK(r, second.wire_bytes == (stage == 0 ? 0 : half * 4));
+  OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+  OK(r, dc_get_memory_stats(r->ctx, &stats));
+  CHECK(r, stats.reduce_wire_bytes == first.wire_bytes + second.wire_bytes);
+}
+
+static void test_dry_runs_tell_the_bytes(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 2}, dry_runs_tell_the_bytes, &(int32_t){0});
+  run_ranks((setup){.world = 2}, dry_runs_tell_the_bytes, &(int32_t){1});
+}
+
 /* ---- edges of single calls ---- */
 
 static void edges(rank *r) {
@@ -219,6 +249,7 @@ int main(void) {
       cmocka_unit_test(test_the_last_error_needs_a_buffer),
       cmocka_unit_test(test_no_context),
       cmocka_unit_test(test_every_dry_run),
+      cmocka_unit_test(test_dry_runs_tell_the_bytes),
       cmocka_unit_test(test_edges),
       cmocka_unit_test(test_what_comes_too_late_is_refused),
       cmocka_unit_test(test_a_parameter_left_gathered_is_logged),

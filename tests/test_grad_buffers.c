@@ -3,7 +3,7 @@
 #include "address.h"
 #include "harness.h"
 
-enum { GRAPH = 7, PARAM = 1, LENGTH = 10 };
+enum { GRAPH = 7, OTHER_GRAPH = 8, PARAM = 1, LENGTH = 10 };
 
 typedef struct part {
   float grad[LENGTH];
@@ -132,6 +132,44 @@ static void test_thawed(void **state) {
   run_ranks((setup){.world = 6}, thawed, NULL); /* and here none at all */
 }
 
+static dc_status register_other(rank *r, int32_t stage) {
+  const int64_t id = PARAM;
+  return stage == 1 ? dc_register_graph_z1(r->ctx, OTHER_GRAPH, &id, 1)
+                    : dc_register_graph_z2(r->ctx, OTHER_GRAPH, &id, 1);
+}
+
+/* A graph that is registered while the buffer is away neither freezes the parameter in the graphs that have it, nor
+ * loses what they have summed; and it takes no other split than theirs. */
+static void registered_meanwhile(rank *r) {
+  const split *s = r->user;
+  part p;
+  OK(r, register_part(r, &p, r->rank == 0 ? 0 : s->cut, r->rank == 0 ? s->cut : LENGTH));
+  OK(r, register_graph(r, s->stage));
+  OK(r, dc_start_backward(r->ctx, 0));
+  OK(r, s->stage == 1 ? reduce_ones(r) : DC_OK);
+  OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+  OK(r, dc_update_param_grad_buffer(r->ctx, PARAM, NULL, 0));
+  OK(r, register_other(r, s->stage));
+  OK(r, dc_start_backward(r->ctx, 1));
+  FAILS(r, reduce_ones(r), DC_E_STATE, "the gradient buffer of parameter 1 was taken away");
+  dc_tensor grad = flat(p.grad, &p.count, DC_FLOAT32);
+  OK(r, dc_update_param_grad_buffer(r->ctx, PARAM, &grad, p.begin));
+  OK(r, reduce_ones(r));
+  OK(r, dc_end_backward(r->ctx, OTHER_GRAPH, 0));
+  CHECK(r, p.grad[0] == (s->stage == 1 ? 2.0f : 1.0f) && p.grad[p.count - 1] == p.grad[0]);
+  if (r->rank == 0) {
+    OK(r, dc_update_param_grad_buffer(r->ctx, PARAM, NULL, 0));
+  }
+  FAILS(r, register_other(r, s->stage), DC_E_MISMATCH,
+        "grad_buffer of parameter 1 covers elements 0 to 0 on rank 0, but another graph was registered with 0 to 5");
+}
+
+static void test_registered_meanwhile(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 2}, registered_meanwhile, &(split){1, 5});
+  run_ranks((setup){.world = 2}, registered_meanwhile, &(split){2, 5});
+}
+
 /* At stage 0 every rank gets the whole gradient. */
 static void wanted_by_one(rank *r) {
   const int64_t id = PARAM;
@@ -161,8 +199,9 @@ static void test_of_no_float(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_taken_away),    cmocka_unit_test(test_given_anew),  cmocka_unit_test(test_thawed),
-      cmocka_unit_test(test_wanted_by_one), cmocka_unit_test(test_of_no_float),
+      cmocka_unit_test(test_taken_away),  cmocka_unit_test(test_given_anew),
+      cmocka_unit_test(test_thawed),      cmocka_unit_test(test_wanted_by_one),
+      cmocka_unit_test(test_of_no_float), cmocka_unit_test(test_registered_meanwhile),
   };
   return cmocka_run_group_tests_name("grad_buffers", tests, NULL, NULL);
 }

@@ -73,9 +73,46 @@ static dc_status compare_row(const dc_context *ctx, const char *fn, const dc__pa
   return DC_OK;
 }
 
+/* Whether a parameter of a new graph is also in a graph other than `old`, which the new one replaces. */
+static bool is_elsewhere(const dc__graph *old, const dc__param *param) {
+  return param->graphs > 1 + (old != NULL && dc__map_get(&old->params, param->id) != NULL);
+}
+
+/* Takes over which part of a gradient each rank owns. rows: those of the parameter, one a rank, `step` apart. */
+static void take_split(const dc_context *ctx, dc__param *param, const int64_t *rows, int64_t step) {
+  param->frozen = true;
+  for (int32_t rank = 0; rank < ctx->world; rank++) {
+    const int64_t *row = rows + rank * step;
+    param->owned[rank] = (dc__range){row[ROW_BEGIN], row[ROW_COUNT]};
+    param->frozen = param->frozen && row[ROW_COUNT] == 0;
+  }
+}
+
+/* A parameter of another graph has a split already, which that graph keeps. The buffer may be away on all ranks; it is
+ * not frozen then. */
+static dc_status compare_split(const dc_context *ctx, const char *fn, const dc__param *param, const int64_t *rows,
+                               int64_t step) {
+  bool away = true;
+  for (int32_t rank = 0; rank < ctx->world; rank++) {
+    away = away && rows[rank * step + ROW_COUNT] == 0;
+  }
+  for (int32_t rank = 0; rank < ctx->world && !away; rank++) {
+    const int64_t *row = rows + rank * step;
+    const dc__range *owned = &param->owned[rank];
+    if (row[ROW_COUNT] != owned->count || (owned->count > 0 && row[ROW_BEGIN] != owned->begin)) {
+      return dc__fail(DC_E_MISMATCH,
+                      "%s: grad_buffer of parameter %" PRId64 " covers elements %" PRId64 " to %" PRId64
+                      " on rank %" PRId32 ", but another graph was registered with %" PRId64 " to %" PRId64,
+                      fn, param->id, row[ROW_BEGIN], row[ROW_BEGIN] + row[ROW_COUNT], rank, owned->begin,
+                      owned->begin + owned->count);
+    }
+  }
+  return DC_OK;
+}
+
 /* One small collective: compares the graph over the ranks and learns who owns which part of each gradient. A row for
  * the graph itself comes last, so that a rank whose graph is empty does not stay away. */
-static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *graph) {
+static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *graph, const dc__graph *old) {
   int64_t count = graph->params.count;
   int64_t rows = count + 1;
   int64_t *mine = dc__calloc((size_t)rows, ROW * sizeof *mine);
@@ -94,14 +131,14 @@ static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *grap
     for (int32_t rank = 0; rank < ctx->world && status == DC_OK; rank++) {
       status = compare_row(ctx, fn, param, mine + i * ROW, table + (rank * rows + i) * ROW, rank);
     }
+    if (status == DC_OK && is_elsewhere(old, param)) {
+      status = compare_split(ctx, fn, param, table + i * ROW, rows * ROW);
+    }
   }
   for (int64_t i = 0; i < count && status == DC_OK; i++) {
     dc__param *param = graph->params.values[i];
-    param->frozen = true;
-    for (int32_t rank = 0; rank < ctx->world; rank++) {
-      const int64_t *row = table + (rank * rows + i) * ROW;
-      param->owned[rank] = (dc__range){row[ROW_BEGIN], row[ROW_COUNT]};
-      param->frozen = param->frozen && row[ROW_COUNT] == 0;
+    if (!is_elsewhere(old, param)) {
+      take_split(ctx, param, table + i * ROW, rows * ROW);
     }
   }
   dc__free(mine);
@@ -123,7 +160,8 @@ static dc_status check_member(const char *fn, const dc__graph *graph, const dc__
   return DC_OK;
 }
 
-static dc_status graph_fill(dc_context *ctx, const char *fn, dc__graph *graph, const int64_t *ids, int64_t count) {
+static dc_status graph_fill(dc_context *ctx, const char *fn, dc__graph *graph, const dc__graph *old, const int64_t *ids,
+                            int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     dc__param *param;
     DC__TRY(dc__param_find(ctx, fn, ids[i], &param));
@@ -136,7 +174,7 @@ static dc_status graph_fill(dc_context *ctx, const char *fn, dc__graph *graph, c
     }
     param->graphs++;
   }
-  return agree_on_graph(ctx, fn, graph);
+  return agree_on_graph(ctx, fn, graph, old);
 }
 
 dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, int32_t stage, const int64_t *ids,
@@ -158,7 +196,7 @@ dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, 
     status = DC_E_NO_MEMORY;
   }
   if (status == DC_OK) {
-    status = graph_fill(ctx, fn, graph, ids, count);
+    status = graph_fill(ctx, fn, graph, old, ids, count);
     if (status != DC_OK && old != NULL) {
       (void)dc__map_put(&ctx->graphs, graph_id, old); /* its place is there */
     } else if (status != DC_OK) {

@@ -237,6 +237,9 @@ bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer) {
     for (int64_t i = 0; i < graph->values.count; i++) {
       dc__value *value = graph->values.values[i];
       if (value->device == buffer) {
+        if (value->stale) { /* as in drop_device */
+          dc__event_wait(value->offloaded, ctx->lanes[DC__LANE_CALLER]);
+        }
         mark_last_read(ctx, value);
         dc__buffer_revoke(buffer, value->reloaded, NULL);
         dc_buffer_release(buffer);

@@ -100,6 +100,16 @@ static dc_status dry_reload_shard(dc_context *ctx, const char *fn, int64_t graph
   return DC_OK;
 }
 
+/* What a reduction receives. Stage 0 then gathers the means, which have the buffer's type. */
+static int64_t reduction_bytes(const dc_context *ctx, const dc__graph *graph, const dc__param *param, int32_t dtype) {
+  int64_t size = (int64_t)dc_dtype_size(dtype);
+  if (graph->stage != 0) {
+    return dc__wire_elements(ctx, param->owned, param->numel, true) * size;
+  }
+  return dc__wire_elements(ctx, param->chunks, param->numel, true) * size +
+         dc__wire_elements(ctx, param->chunks, param->numel, false) * (int64_t)dc_dtype_size(param->grad_dtype);
+}
+
 static dc_status dry_reduce(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int32_t dtype,
                             dc_op_info *info) {
   dc__graph *graph;
@@ -111,11 +121,21 @@ static dc_status dry_reduce(dc_context *ctx, const char *fn, int64_t graph_id, i
   dtype = dtype == DC_DTYPE_NONE ? param->expected_grad_dtype : dc__reduce_dtype(param, dtype);
   bool communicates = !ctx->profiling && !param->frozen && (graph->stage != 1 || ctx->update);
   if (communicates && dtype != DC_DTYPE_NONE) {
-    bool whole = graph->stage == 0;
-    const dc__range *ranges = whole ? param->chunks : param->owned;
-    int64_t elements = dc__wire_elements(ctx, ranges, param->numel, true);
-    elements += whole ? dc__wire_elements(ctx, ranges, param->numel, false) : 0;
-    info->wire_bytes = elements * (int64_t)dc_dtype_size(dtype);
+    info->wire_bytes = reduction_bytes(ctx, graph, param, dtype);
+  }
+  return DC_OK;
+}
+
+/* Reductions count at their dc_reduce_grad. These are of the local sums alone, which the end of a step reduces. */
+static dc_status dry_end_backward(dc_context *ctx, const char *fn, int64_t graph_id, dc_op_info *info) {
+  dc__graph *graph;
+  DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
+  for (int64_t i = 0; i < ctx->params.count && ctx->update; i++) {
+    const dc__param *param = ctx->params.values[i];
+    if (param->local_sum != NULL) {
+      info->wire_bytes +=
+          dc__wire_elements(ctx, param->owned, param->numel, true) * (int64_t)dc_dtype_size(param->local_sum_dtype);
+    }
   }
   return DC_OK;
 }
@@ -161,7 +181,7 @@ dc_status dc__dry_run(dc_context *ctx, const char *fn, int32_t op, int64_t graph
     case DC_OP_WAIT_RELOAD:
       return dry_value(ctx, fn, op, graph_id, id, info);
     case DC_OP_END_BACKWARD:
-      return dc__graph_find(ctx, fn, graph_id, &graph);
+      return dry_end_backward(ctx, fn, graph_id, info);
     case DC_OP_FREE_TENSORS:
       return DC_OK;
     default:

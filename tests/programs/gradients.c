@@ -27,6 +27,7 @@ void reduce(program *p, param *a, int64_t graph) {
   }
   on_caller(p, t);
   dc_tensor g = flat(memory, &a->numel, dtype);
+  p->wire += dry_bytes(p, DC_OP_REDUCE_GRAD, graph, a->id, dtype);
   OK(p, dc_reduce_grad(p->ctx, &g, graph, a->id));
   on_caller(p, new_touch(p, memory, a->numel, dtype, true, "what takes the gradient's memory next"));
   if (!p->profiling) {
@@ -56,7 +57,9 @@ static void look_at_gradients(program *p) {
 
 void end_backward(program *p) {
   int64_t graph = pick(p, 3) == 0 ? OTHER_GRAPH : GRAPH;
+  p->wire += dry_bytes(p, DC_OP_END_BACKWARD, graph, 0, DC_DTYPE_NONE);
   OK(p, dc_end_backward(p->ctx, graph, (int32_t)pick(p, 2)));
+  CHECK(p, wire_bytes(p, false) == p->wire);
   model_end(p);
   for (int64_t i = 0; i < p->count && p->update; i++) {
     param *a = &p->params[i];
@@ -74,6 +77,7 @@ void end_backward(program *p) {
 void abort_step(program *p) {
   OK(p, dc_step_abort(p->ctx));
   model_abort(p);
+  p->wire = wire_bytes(p, false); /* only the library knows which buckets were full */
 }
 
 /* ---- graphs and buffers that change in the middle ---- */

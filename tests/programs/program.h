@@ -118,6 +118,7 @@ typedef struct program {
   int64_t gathers, waited, lost; /* started; the last one waited for; the last one dropped before */
   bool update, boundary, profiling;
   int64_t reductions;
+  int64_t wire; /* bytes of reductions, as dry runs told them */
 } program;
 
 void program_fail(atomic_int *failed, rank *r, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -144,6 +145,10 @@ double rounded(double x, int32_t dtype);
 double weight(int64_t id, int64_t version, int64_t i);
 double gradient(const program *p, int32_t by, int64_t id, int64_t i);
 double content(int64_t which, int64_t i);
+/* Bytes that came over the wire so far. */
+int64_t wire_bytes(const program *p, bool of_gathers);
+/* Those that a call would receive. */
+int64_t dry_bytes(const program *p, int32_t op, int64_t graph, int64_t id, int32_t dtype);
 
 bool has_copy(const param *a);
 void model_gather(program *p, param *a, int t);

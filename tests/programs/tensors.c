@@ -45,6 +45,7 @@ static void free_device(program *p, value *v) {
   OK(p, dc_free_tensors(p->ctx, &t, sizeof t, 1, &freed));
   CHECK(p, freed == !p->profiling);
   v->device = freed == 1 ? -1 : v->device;
+  v->read_back = v->read_back && freed == 0;
 }
 
 void reload(program *p, value *v) {
@@ -60,7 +61,7 @@ void reload(program *p, value *v) {
       expect_content(p, v, v->host_data, v->host, "an offloaded tensor");
       break;
     case 1:
-      if (v->device >= 0 && v->reload_waited && !v->read_back && pick(p, 2) == 0) {
+      if (v->device >= 0 && v->reload_waited && pick(p, 2) == 0) { /* perhaps while it is offloaded itself */
         free_device(p, v);
       }
       break;

@@ -5,7 +5,9 @@ void gather(program *p, param *a, int64_t graph) {
   int t = (int)pick(p, TYPES);
   dc_tensor full = DC_TENSOR_INIT;
   int32_t asked = t == 0 && pick(p, 2) == 0 ? DC_DTYPE_NONE : a->types[t];
+  int64_t expected = wire_bytes(p, true) + dry_bytes(p, DC_OP_ALLGATHER_PARAM, graph, a->id, asked);
   OK(p, dc_allgather_param(p->ctx, NULL, graph, a->id, asked, &full));
+  CHECK(p, wire_bytes(p, true) == expected);
   CHECK(p, full.dtype == a->types[t] && full.ndim == a->ndim);
   CHECK(p, a->ndim == 0 || memcmp(full.shape, a->shape, (size_t)a->ndim * sizeof a->shape[0]) == 0);
   model_gather(p, a, t);

@@ -175,7 +175,7 @@ dc_status dc__tcp_fail_late(const dc__tcp *self, const dc__rank_set *lacking, bo
   const dc__rank_set late = dc__ranks_late(self->head.rank, self->head.world, lacking, waits_for, self);
   int32_t first = first_of(&late, self->head.world);
   dc__ranks names = dc__ranks_of(&late, self->head.world);
-  char more[240] = "";
+  char more[400] = "";
   called = called && dc__rank_set_has(lacking, first);
   explain(self, first, called, more, sizeof more);
   return dc__fail(DC_E_TIMEOUT, "rank %" PRId32 " waited %.1f s at %s for rank%s %s of %" PRId32 " to %s%s",
