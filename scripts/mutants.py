@@ -23,7 +23,7 @@ TESTS = [*(f"test_{name}" for name in (
     "sim_programs", "sim_gather", "sim_reduce", "sim_offload", "gather", "gather_types", "reduce", "grad_buffers",
     "offload", "bad_input", "base", "device", "events", "device_memory", "kernels_reduce", "arena", "buffer", "fork",
     "corrupt", "refused", "faults", "comm", "comm_inside", "comm_streams", "comm_meet", "comm_mismatch", "comm_faults",
-    "comm_external_ends", "comm_tcp_causes", "comm_tcp_strangers", "optim_muon")),
+    "comm_crossed", "comm_external_ends", "comm_tcp_causes", "comm_tcp_strangers", "optim_muon")),
     "conformance/conformance_finite_sim"]
 LIMIT_S = 120
 

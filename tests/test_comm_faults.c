@@ -189,7 +189,12 @@ static void test_failure_on_stream(void **state) {
   on_threads_and_processes(2, failure_on_stream, NULL);
 }
 
-/* Rank 1 waits for rank 2 in a communicator to which rank 0 has not come: rank 0 names rank 2 alone. */
+static void *gather_beside(void *copy) {
+  (void)gather(copy, 6, N, DC_FLOAT32);
+  return NULL;
+}
+
+/* Rank 1 waits for rank 2 in a communicator to which another thread of rank 0 has come: rank 0 names rank 2 alone. */
 static int held_up(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copy = NULL;
@@ -200,8 +205,12 @@ static int held_up(dc_comm *comm, void *arg) {
   } else if (comm->rank == 1) {
     CHECK(gather(copy, 6, N, DC_FLOAT32) == DC_E_TIMEOUT);
   } else {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, gather_beside, copy) == 0);
     comm->timeout_ns = 2000 * MS; /* rank 1 waits by then */
-    CHECK(gather(comm, 7, N, DC_FLOAT32) == DC_E_TIMEOUT);
+    dc_status status = gather(comm, 7, N, DC_FLOAT32);
+    pthread_join(thread, NULL);
+    CHECK(status == DC_E_TIMEOUT);
   }
   CHECK(dc_comm_check(comm) == DC_E_TIMEOUT);
   CHECK_SAYS("rank 0 waited 2.0 s at allgather_param of parameter 7 (channel 0) for rank 2 of 3 to come; rank 2 last");

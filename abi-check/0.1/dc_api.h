@@ -347,7 +347,11 @@ DC_API size_t dc_buffer_bytes(const dc_buffer *buffer);
  *  deadline, when a peer's process dies, or when somebody aborts; then each rank gets the same error, which names
  *  the operator, the parameter and the rank, and the communicator refuses further work. A deadline's error names the
  *  ranks that are the reason, not those that are held up by them. The exception are the caller's own functions, of
- *  which dc_comm_create_external() says what ends a wait. */
+ *  which dc_comm_create_external() says what ends a wait.
+ *  Ranks that wait for each other in different calls of a communicator and its copies, one in dc_comm_barrier(), say,
+ *  and another one in a gather of a context on it, get DC_E_MISMATCH after a second or two, and the text names both
+ *  calls. It is found where, on two such ranks, one thread alone has made and used both communicators, and waits: no
+ *  thread that never used them is expected to take over. All else ends at the deadline. */
 typedef struct dc_comm dc_comm;
 
 /** Choices for communicators. */
@@ -436,7 +440,8 @@ DC_API void dc_comm_callbacks_init(dc_comm_callbacks *callbacks, size_t struct_s
  *  After it the communicator and its copies fail with DC_E_TIMEOUT on this rank, abort is called, and what the function
  *  returns later is not used. libdc cannot end a function itself: one that does not return, without an abort or in
  *  spite of it, blocks its caller for ever. A function that calls a collective of its own communicator makes that fail
- *  with DC_E_STATE.
+ *  with DC_E_STATE. libdc has no other way to the ranks: of those that wait for each other in different calls it finds
+ *  nothing, and the timeout ends them.
  *  callbacks  the table, which is copied; its user pointer must live until destroy_user
  *  Returns DC_OK; DC_E_INVALID (one of all_gather, reduce_scatter, broadcast, barrier is NULL), DC_E_SYSTEM (no thread
  *  for the deadline), DC_E_NO_MEMORY. [any] Since 0.1. */

@@ -135,5 +135,6 @@ void dc__comm_all_reduce(dc_comm *comm, dc_stream *stream, void *data, int64_t c
   dc_device *device = stream == NULL || stream->device->place == 0 ? NULL : stream->device;
   const all_reduce a = {
       dc__comm_retain(comm), device, dc__host_issues(comm, stream) ? stream : NULL, data, count, dtype, op};
+  dc__comm_ask(comm, count > 0 ? 2 : 0); /* they are queued by the task, or run in it */
   dc__host_call(comm, stream, run_all_reduce, &a, sizeof a);
 }

@@ -70,6 +70,25 @@ static void describe(char text[DC__COLL_TEXT], const dc__call *call, int32_t ite
   dc__coll_describe(text, &name);
 }
 
+static int32_t first_of(const dc__rank_set *set, int32_t world) {
+  int32_t r = 0;
+  while (r < world && !dc__rank_set_has(set, r)) {
+    r++;
+  }
+  return r;
+}
+
+dc_status dc__call_fail_crossed(int32_t world, const dc__rank_set *some, const char *call, const dc__rank_set *others,
+                                const char *other_call) {
+  bool turned = first_of(others, world) < first_of(some, world);
+  const dc__ranks low = dc__ranks_of(turned ? others : some, world), high = dc__ranks_of(turned ? some : others, world);
+  return dc__fail(DC_E_MISMATCH,
+                  "rank%s %s %s in %s where rank%s %s %s in %s, and they wait for each other; all ranks must make the "
+                  "same calls of a context and its communicator in the same order",
+                  DC__S(low.count), low.text, low.count == 1 ? "is" : "are", turned ? other_call : call,
+                  DC__S(high.count), high.text, high.count == 1 ? "is" : "are", turned ? call : other_call);
+}
+
 static dc__tag tag_of(const dc__call *call) {
   return (dc__tag){.graph_id = call->graph_id, .id = call->id, .op = call->op};
 }

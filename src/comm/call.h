@@ -4,6 +4,7 @@
 #define DC_COMM_CALL_H
 
 #include "comm/host.h"
+#include "comm/ranks.h"
 
 typedef struct dc__call_item {
   int64_t total;
@@ -33,6 +34,9 @@ void dc__call_fill(dc__call *call, const dc__coll *coll, int32_t rank, int32_t w
 int32_t dc__call_unplaced(const dc__coll *coll, int32_t rank);
 /* DC_E_STATE on all ranks: `rank` has no place for its part of a parameter's gradient. */
 dc_status dc__call_fail_unplaced(int64_t id, int32_t rank);
+/* DC_E_MISMATCH on all ranks: some wait in one call and others in another one. */
+dc_status dc__call_fail_crossed(int32_t world, const dc__rank_set *some, const char *call, const dc__rank_set *others,
+                                const char *other_call);
 /* Whether all ranks called the same: calls is one a rank, `rank` is this one's. */
 dc_status dc__call_compare(int32_t rank, int32_t world, const dc__call *const *calls);
 

@@ -23,6 +23,27 @@ void dc__comm_head_destroy(dc_comm *comm) {
   pthread_mutex_destroy(&comm->mutex);
 }
 
+void dc__comm_ask(dc_comm *comm, uint64_t collectives) {
+  dc__comm_use *use = comm->use;
+  if (use == NULL) {
+    return;
+  }
+  uint64_t thread = dc__thread_id();
+  unsigned long long user = atomic_load_explicit(&use->user, memory_order_relaxed);
+  if (user != thread && user != DC__COMM_USERS &&
+      (user != 0 || !atomic_compare_exchange_strong(&use->user, &user, thread))) {
+    atomic_store(&use->user, DC__COMM_USERS);
+  }
+  if (collectives > 0) {
+    atomic_fetch_add_explicit(&use->asked, collectives, memory_order_release);
+  }
+}
+
+uint64_t dc__comm_held_user(const dc_comm *comm) {
+  uint64_t user = comm->use == NULL ? 0 : atomic_load(&comm->use->user);
+  return user != 0 && user != DC__COMM_USERS && dc__thread_is_held(user) ? user : 0;
+}
+
 dc_comm *dc__comm_retain(dc_comm *comm) {
   atomic_fetch_add_explicit(&comm->refs, 1, memory_order_relaxed);
   return comm;

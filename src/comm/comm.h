@@ -118,6 +118,18 @@ typedef struct dc__comm_scratch {
   size_t bytes;
 } dc__comm_scratch;
 
+/* What a rank says of a communicator, so that ranks find that they wait for each other in different ones. Each of two
+ * ranks waits in a collective that the other one has not asked for. That is for ever if on both ranks one thread alone
+ * uses both communicators, and is held in the collective: who else could ask? */
+typedef struct dc__comm_use {
+  atomic_ullong asked; /* collectives that the rank has asked for, under way or not */
+  atomic_ullong user;  /* the thread that made it, copied it or called with it; 0: none yet; DC__COMM_USERS: several */
+  atomic_ullong held;  /* the collective, counted from 1, in which that thread is held for now; 0: none */
+} dc__comm_use;
+
+#define DC__COMM_USERS UINT64_MAX
+#define DC__COMM_CROSSED_NS INT64_C(1000000000) /* how long ranks are held before that is a failure */
+
 /* The head of every transport's struct. */
 struct dc_comm {
   const dc__comm_ops *ops;
@@ -128,6 +140,7 @@ struct dc_comm {
   bool takes_devices; /* tensors may lie in memory that the host cannot touch */
   int32_t place;      /* of the device whose memory its own heap is, and takes_devices means; 0: the host's and any */
   int64_t timeout_ns;
+  dc__comm_use *use; /* NULL: the transport says nothing of it */
   dc__owner owner;
   atomic_int refs;
   atomic_int owned;                   /* 1: dc__comm_own() gave it away, for want of a copy */
@@ -144,6 +157,11 @@ dc_status dc__comm_head_init(dc_comm *comm, const dc__comm_ops *ops, int32_t ran
 void dc__comm_head_destroy(dc_comm *comm);
 /* Keeps the first failure; the text is this thread's last error. */
 void dc__comm_fail(dc_comm *comm, dc_status status);
+
+/* The calling thread uses the communicator, and asks for `collectives` of it. */
+void dc__comm_ask(dc_comm *comm, uint64_t collectives);
+/* The one thread that uses the communicator, if it is held by what the calling one does; else 0. */
+uint64_t dc__comm_held_user(const dc_comm *comm);
 
 dc_comm *dc__comm_retain(dc_comm *comm);
 void dc__comm_release(dc_comm *comm);

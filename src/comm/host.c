@@ -111,6 +111,9 @@ static void submit(dc_comm *comm, dc_stream *stream, dc__coll *coll, const dc__c
   coll->device = stream == NULL ? NULL : stream->device;
   coll->stream = dc__host_issues(comm, stream) ? stream : NULL;
   coll->captured = dc__stream_captures(coll->stream);
+  if (coll->tag.op != DC_OP_COMM_ALL_REDUCE) { /* whose two collectives were asked for at once */
+    dc__comm_ask(comm, 1);
+  }
   dc__span_expect(coll->tag.span);
   size_t bytes = (size_t)coll->count * sizeof *items;
   memmove(coll->items, items, bytes);

@@ -226,6 +226,12 @@ void dc__device_end(dc_device *device);
  */
 void dc__device_pause(void);
 
+/* A number of the calling thread that no other thread of the process has, ever; not 0. */
+uint64_t dc__thread_id(void);
+/* Whether a thread can do nothing before the calling one goes on: it is this thread, or it waits without a limit for
+ * the task of a stream that this thread runs. */
+bool dc__thread_is_held(uint64_t thread);
+
 /* Run now when stream is NULL, else queued. libdc's own tasks queue nothing on their stream, so these cannot fail. */
 void dc__stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 void dc__stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);

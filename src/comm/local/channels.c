@@ -186,6 +186,9 @@ static void reset_slots(const dc__local_group *group, int32_t channel) {
     atomic_store(&slot->done.sleepers, 0);
     atomic_store(&slot->last_op, 0);
     atomic_store(&slot->waits, 0);
+    atomic_store(&slot->use.asked, 0);
+    atomic_store(&slot->use.user, 0);
+    atomic_store(&slot->use.held, 0);
     atomic_store(&slot->left, 0);
   }
 }

@@ -93,12 +93,16 @@ static dc_status open_channel(dc__local_group *group, dc_comm **comm) {
     dc__free(self);
     return status;
   }
+  self->head.use = &dc__local_slot_of(group, self->channel, group->rank)->use;
   *comm = &self->head;
   return DC_OK;
 }
 
 static dc_status dup_channel(dc_comm *comm, dc_comm **copy) {
-  return open_channel(((dc__local *)comm)->group, copy);
+  DC__TRY(open_channel(((dc__local *)comm)->group, copy));
+  dc__comm_ask(comm, 0);
+  dc__comm_ask(*copy, 0);
+  return DC_OK;
 }
 
 static dc_status create_thread(dc__local_control *control, int32_t rank, int64_t timeout_ns, dc_comm **comm) {
@@ -146,6 +150,9 @@ dc_status dc__comm_create_processes(const char *name, int32_t rank, int32_t worl
   dc_status status = dc__local_rendezvous(name, group);
   if (status == DC_OK) {
     status = open_channel(group, comm);
+  }
+  if (status == DC_OK) {
+    dc__comm_ask(*comm, 0);
   }
   dc__local_group_release(group);
   return status;

@@ -46,6 +46,7 @@ typedef struct dc__local_slot {
   atomic_int last_op;           /* for error texts; a call may be overwritten while others look */
   atomic_llong last_id;
   atomic_llong waits; /* the number of the round that it waits for others to start, or to read if negative; 0: none */
+  dc__comm_use use;
   dc__local_call calls[2]; /* used in turn, for the reason that staging buffers are */
 } dc__local_slot;
 
@@ -201,16 +202,26 @@ dc_status dc__local_rendezvous(const char *name, dc__local_group *group);
 
 /* ---- local.c: the communicator ---- */
 
+/* A rank with which this one is crossed: each waits in a collective, of different channels, that the other one will
+ * never come to. */
+typedef struct dc__local_crossing {
+  int32_t rank;
+  int32_t channel;
+  uint64_t number; /* of the rank's collective on the channel */
+  int64_t since;   /* 0: there is none */
+} dc__local_crossing;
+
 typedef struct dc__local {
   struct dc_comm head;
   dc__local_group *group;
   int32_t channel;
   pthread_mutex_t turn; /* one collective at a time */
   uint32_t seq;         /* rounds posted */
-  uint32_t calls;       /* collectives started */
+  uint64_t calls;       /* collectives started */
   uint32_t waits;       /* wait.c: how long to spin */
   int32_t hope;
-  char *stage; /* two buffers of stage_bytes */
+  dc__local_crossing crossing; /* crossed.c: of the present wait */
+  char *stage;                 /* two buffers of stage_bytes */
   size_t stage_bytes;
 } dc__local;
 
@@ -237,6 +248,12 @@ void dc__local_raise(const dc__local_group *group, dc__local_word *word, uint32_
 /* Waits until every other rank has posted (or has done) seq. */
 dc_status dc__local_await_posted(dc__local *self, const dc__coll *coll, uint32_t seq);
 dc_status dc__local_await_done(dc__local *self, const dc__coll *coll, uint32_t seq);
+
+/* ---- crossed.c ---- */
+
+/* While this rank waits for others to come to its present collective: says whether its user is held there, and looks
+ * for a rank with which it is crossed; an error once that has lasted. */
+dc_status dc__local_look_crossed(dc__local *self, const dc__coll *coll);
 
 /* Makes every communicator of the group fail, on all ranks, with this thread's last error, unless they have a failure.
  */

@@ -7,7 +7,7 @@
 
 #include "comm/local/local.h"
 
-enum { DC__LOCAL_PROTOCOL = 3 }; /* raise it when the messages or the control block change */
+enum { DC__LOCAL_PROTOCOL = 4 }; /* raise it when the messages or the control block change */
 
 /* A guest's word, with descriptors of its heap and, if has_pidfd, of its process. */
 typedef struct dc__local_hello {

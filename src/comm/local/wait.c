@@ -200,6 +200,9 @@ static dc_status look(const waiting *w, int32_t rank, bool quiet) {
     return dc__fail(DC_E_PEER_DEAD, "rank %" PRId32 " %s while rank %" PRId32 " waited for it at %s", rank,
                     left ? "destroyed its communicator" : "died (its process ended)", group->rank, name);
   }
+  if (quiet && w->posted) {
+    DC__TRY(dc__local_look_crossed(w->self, w->coll));
+  }
   return dc__now_ns() < w->deadline ? DC_OK : fail_late(w);
 }
 
@@ -217,6 +220,7 @@ void dc__local_watch(const dc__local *self) {
 
 static dc_status sleep_until(const waiting *w, int32_t rank) {
   dc__local_word *word = word_of(w, rank);
+  w->self->crossing.since = 0;
   dc_status status = DC_OK;
   bool quiet = false;
   /* For ranks that wait for this one: whom it waits for in turn. */
@@ -235,6 +239,7 @@ static dc_status sleep_until(const waiting *w, int32_t rank) {
     }
   }
   atomic_fetch_sub(&word->sleepers, 1);
+  atomic_store_explicit(&own->use.held, 0, memory_order_relaxed);
   atomic_store_explicit(&own->waits, 0, memory_order_relaxed);
   return status;
 }

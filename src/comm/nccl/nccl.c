@@ -190,6 +190,7 @@ static dc_status create(dc_comm *base, dc_device *device, dc__nccl **nccl) {
   self->head.place = device->place;
   self->device = device;
   self->base = base;
+  self->head.use = base->use; /* each of its collectives is one of the base's, at which the ranks meet */
   status = dc__nccl_watcher_start(self);
   if (status != DC_OK) {
     free_head(self);

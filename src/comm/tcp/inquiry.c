@@ -83,6 +83,9 @@ void dc__tcp_take_question(dc__tcp_group *group, int32_t r, const dc__tcp_notice
   } else {
     look_elsewhere(group, asked, &answer);
   }
+  if (answer.status == DC__TCP_AWAY || answer.status == DC__TCP_ELSEWHERE) {
+    dc__tcp_add_held(group, asked, question, &answer);
+  }
   dc__tcp_tell(group, r, &answer);
 }
 
@@ -91,7 +94,12 @@ void dc__tcp_take_question(dc__tcp_group *group, int32_t r, const dc__tcp_notice
 void dc__tcp_take_answer(dc__tcp_group *group, int32_t r, const dc__tcp_notice *answer) {
   if (group->answers != NULL && answer->question == group->question && answer->status >= DC__TCP_AWAY &&
       answer->status <= DC__TCP_LEFT) {
-    group->answers[r] = (dc__tcp_answer){answer->status, answer->op, answer->id, answer->ranks};
+    group->answers[r] = (dc__tcp_answer){.state = answer->status,
+                                         .op = answer->op,
+                                         .id = answer->id,
+                                         .held = answer->seq,
+                                         .mesh = answer->mesh,
+                                         .waits_for = answer->ranks};
   }
 }
 
@@ -130,6 +138,12 @@ void dc__tcp_ask(dc__tcp *self, const dc__rank_set *whom) {
   group->answers = NULL;
   pthread_mutex_unlock(&group->mutex);
   pthread_mutex_unlock(&group->asking);
+}
+
+void dc__tcp_ask_all(dc__tcp *self) {
+  dc__rank_set all;
+  memset(&all, 0xff, sizeof all);
+  dc__tcp_ask(self, &all);
 }
 
 /* ---- who is late ---- */

@@ -16,6 +16,7 @@ typedef struct plan {
   bool asked;       /* the deadline is over, and the others have said what they do */
   uint64_t word;    /* that may differ from other ranks' */
   int64_t deadline; /* runs while nothing moves; 0: from the next pause on */
+  int64_t look_at;  /* whether ranks are crossed; likewise */
   char doing[DC__COLL_TEXT];
 } plan;
 
@@ -236,11 +237,10 @@ static dc__rank_set find_lacking(const dc__tcp *self, bool *called) {
 /* At the deadline the others say what they do, and then this rank looks once more at what has come. */
 static dc_status at_deadline(plan *p, const dc__rank_set *lacking, bool called) {
   if (p->asked) {
+    DC__TRY(dc__tcp_fail_crossed(p->self, p->doing));
     return dc__tcp_fail_late(p->self, lacking, called, p->doing);
   }
-  dc__rank_set all;
-  memset(&all, 0xff, sizeof all);
-  dc__tcp_ask(p->self, &all);
+  dc__tcp_ask_all(p->self);
   p->asked = true;
   return DC_OK;
 }
@@ -261,12 +261,18 @@ static dc_status pause_for(plan *p) {
   self->polls[world] = (struct pollfd){.fd = self->group->alarm, .events = POLLIN};
   const dc__rank_set lacking = find_lacking(self, &called);
   dc__tcp_wait_begin(&self->wait, &lacking);
-  p->deadline = p->deadline != 0 ? p->deadline : dc__now_ns() + self->head.timeout_ns;
-  int ready = p->asked ? 0 : poll(self->polls, (nfds_t)world + 1, dc__milliseconds_to(p->deadline));
+  int64_t now = dc__now_ns();
+  p->deadline = p->deadline != 0 ? p->deadline : now + self->head.timeout_ns;
+  p->look_at = p->look_at > now ? p->look_at : now + DC__COMM_CROSSED_NS;
+  int64_t until = p->look_at < p->deadline ? p->look_at : p->deadline;
+  int ready = p->asked ? 0 : poll(self->polls, (nfds_t)world + 1, dc__milliseconds_to(until));
   if (ready < 0 && errno != EINTR) {
     return dc__fail(DC_E_SYSTEM, "%s: poll: %s", p->doing, strerror(errno));
   }
-  return ready != 0 || dc__now_ns() < p->deadline ? DC_OK : at_deadline(p, &lacking, called);
+  if (ready != 0 || dc__now_ns() < until || (until < p->deadline && called)) {
+    return DC_OK;
+  }
+  return until < p->deadline ? dc__tcp_look_crossed(self, p->doing) : at_deadline(p, &lacking, called);
 }
 
 static dc_status exchange(plan *p) {
@@ -290,7 +296,7 @@ static dc_status exchange(plan *p) {
       return DC_OK;
     }
     if (progress) {
-      p->deadline = 0;
+      p->deadline = p->look_at = 0;
       p->asked = false;
     } else {
       DC__TRY(pause_for(p));
@@ -342,6 +348,7 @@ static dc_status run(plan *p) {
   }
   dc_status status = exchange(p);
   dc__tcp_wait_end(&self->wait);
+  atomic_store_explicit(&self->use.held, 0, memory_order_relaxed);
   DC__TRY(status);
   if (p->moves && p->coll->kind == DC__COLL_GATHER) {
     copy_own(p);

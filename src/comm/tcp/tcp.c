@@ -99,6 +99,8 @@ static dc_status make_mesh(dc__tcp_group *group, dc_comm **comm) {
   atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
   pthread_mutex_init(&self->turn, NULL);
   self->group = group;
+  self->head.use = &self->use;
+  dc__comm_ask(&self->head, 0); /* who makes it uses it */
   dc__tcp_group_add(group, self);
   *comm = &self->head;
   return DC_OK;
@@ -115,6 +117,7 @@ static dc_status open_mesh(dc__tcp_group *group, dc_comm **comm) {
 }
 
 static dc_status dup_mesh(dc_comm *comm, dc_comm **copy) {
+  dc__comm_ask(comm, 0);
   return open_mesh(((dc__tcp *)comm)->group, copy);
 }
 

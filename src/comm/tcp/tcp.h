@@ -20,7 +20,7 @@
 #include "comm/tcp/socket.h"
 
 enum {
-  DC__TCP_PROTOCOL = 2, /* raise it when a message changes */
+  DC__TCP_PROTOCOL = 3, /* raise it when a message changes */
   DC__TCP_NAME = 88,    /* of the group, zeros behind it */
   DC__TCP_TEXT = 512,
   DC__TCP_MEETING = -1,  /* the mesh number of a rank that wants rank 0's table */
@@ -74,9 +74,9 @@ typedef struct dc__tcp_notice {
   int32_t kind;
   int32_t status;   /* FAILURE: of it; ANSWER: enum dc__tcp_state */
   int32_t rank;     /* FAILURE: whose it was first */
-  int32_t mesh;     /* QUESTION: whose collective */
+  int32_t mesh;     /* QUESTION: whose collective; ANSWER: where the asked communicator's user is held, see seq */
   int64_t question; /* QUESTION and ANSWER: its number */
-  uint64_t seq;     /* QUESTION: the collective's number */
+  uint64_t seq;     /* QUESTION: the collective's number; ANSWER: of that in which the user is held; 0: in none */
   int64_t id;       /* ANSWER: the rank's latest collective, or that in which it waits: parameter */
   int32_t op;       /* ... and operator; 0: none yet */
   int32_t reserved;
@@ -97,6 +97,8 @@ typedef struct dc__tcp_answer {
   int32_t state;
   int32_t op;
   int64_t id;
+  uint64_t held; /* the number of the collective of `mesh` in which the user is held; 0: in none */
+  int32_t mesh;
   dc__rank_set waits_for;
 } dc__tcp_answer;
 
@@ -192,6 +194,7 @@ typedef struct dc__tcp {
   atomic_int op;
   atomic_llong id;
   dc__tcp_wait wait;
+  dc__comm_use use;
   dc__tcp_flow *flows; /* one a rank; this rank's has no connection */
   struct pollfd *polls;
   dc__tcp_answer *answers; /* to this communicator's question, by rank */
@@ -263,6 +266,7 @@ void dc__tcp_wait_end(dc__tcp_wait *wait);
 /* Asks ranks, at most for a second, whether they have come to this communicator's present collective. Ends at once when
  * the group fails. */
 void dc__tcp_ask(dc__tcp *self, const dc__rank_set *whom);
+void dc__tcp_ask_all(dc__tcp *self);
 /* For the watcher, under the mutex. */
 void dc__tcp_take_question(dc__tcp_group *group, int32_t r, const dc__tcp_notice *question);
 void dc__tcp_take_answer(dc__tcp_group *group, int32_t r, const dc__tcp_notice *answer);
@@ -274,6 +278,18 @@ dc_status dc__tcp_fail_late(const dc__tcp *self, const dc__rank_set *lacking, bo
 dc_status dc__tcp_fail_lost(dc__tcp *self, int32_t r, int error, bool left, const char *doing);
 /* Why a rank is gone, which dc__tcp_group.gone says that it is. */
 dc_status dc__tcp_fail_gone(dc__tcp_group *group, int32_t r, const char *doing);
+
+/* ---- crossed.c ---- */
+
+/* For the watcher, under the mutex: where the user of the communicator that was asked about is held, if that has not
+ * asked for the question's collective. */
+void dc__tcp_add_held(const dc__tcp_group *group, const dc__tcp *asked, const dc__tcp_notice *question,
+                      dc__tcp_notice *answer);
+/* While calls of the present collective are missing: says whether this rank's user is held there and, the first time
+ * that it is, asks whether others are held in collectives that it has not come to: an error for all. */
+dc_status dc__tcp_look_crossed(dc__tcp *self, const char *doing);
+/* The same, after dc__tcp_ask(). */
+dc_status dc__tcp_fail_crossed(dc__tcp *self, const char *doing);
 
 /* ---- group.c ---- */
 

@@ -14,6 +14,13 @@ typedef struct dc__cpu_task {
   _Alignas(max_align_t) unsigned char args[DC__TASK_HEAD + DC__TASK_BYTES];
 } dc__cpu_task;
 
+/* A thread that sleeps, without a limit, until `count` tasks are done. */
+typedef struct dc__cpu_sleeper {
+  struct dc__cpu_sleeper *next;
+  uint64_t thread;
+  uint64_t count;
+} dc__cpu_sleeper;
+
 typedef struct dc__cpu_stream {
   struct dc_stream head;
   atomic_int refs; /* the handle, the worker, and every mark and waiting task that names this stream */
@@ -22,6 +29,7 @@ typedef struct dc__cpu_stream {
   pthread_cond_t work;     /* for the worker: queued or stop changed */
   pthread_cond_t progress; /* for everybody else: done reached wake_at */
   uint64_t wake_at;        /* the smallest count of done that somebody sleeps for */
+  dc__cpu_sleeper *sleepers;
   atomic_ullong queued;
   atomic_ullong done;
   bool stop;

@@ -148,19 +148,55 @@ void dc__cpu_stream_destroy(dc_stream *stream) {
   dc__cpu_stream_release(self);
 }
 
+uint64_t dc__thread_id(void) {
+  static atomic_ullong last;
+  static _Thread_local uint64_t own;
+  own = own != 0 ? own : atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
+  return own;
+}
+
+bool dc__thread_is_held(uint64_t thread) {
+  if (thread == dc__thread_id() || own_stream == NULL) {
+    return thread == dc__thread_id();
+  }
+  bool held = false;
+  pthread_mutex_lock(&own_stream->mutex);
+  for (const dc__cpu_sleeper *s = own_stream->sleepers; s != NULL; s = s->next) {
+    held = held || (s->thread == thread && !dc__cpu_stream_reached(own_stream, s->count));
+  }
+  pthread_mutex_unlock(&own_stream->mutex);
+  return held;
+}
+
+static void remove_sleeper(dc__cpu_stream *stream, const dc__cpu_sleeper *sleeper) {
+  dc__cpu_sleeper **link = &stream->sleepers;
+  while (*link != sleeper) {
+    link = &(*link)->next;
+  }
+  *link = sleeper->next;
+}
+
 /* Sleeps until `count` tasks are done, the mutex held; false at the deadline (NULL: none). */
 static bool sleep_until(dc__cpu_stream *stream, uint64_t count, const struct timespec *deadline) {
-  while (!dc__cpu_stream_reached(stream, count)) {
+  dc__cpu_sleeper self = {stream->sleepers, dc__thread_id(), count};
+  if (deadline == NULL) {
+    stream->sleepers = &self;
+  }
+  bool in_time = true;
+  while (in_time && !dc__cpu_stream_reached(stream, count)) {
     if (count < stream->wake_at) {
       stream->wake_at = count;
     }
     if (deadline == NULL) {
       pthread_cond_wait(&stream->progress, &stream->mutex);
-    } else if (pthread_cond_timedwait(&stream->progress, &stream->mutex, deadline) == ETIMEDOUT) {
-      return dc__cpu_stream_reached(stream, count);
+    } else {
+      in_time = pthread_cond_timedwait(&stream->progress, &stream->mutex, deadline) != ETIMEDOUT;
     }
   }
-  return true;
+  if (deadline == NULL) {
+    remove_sleeper(stream, &self);
+  }
+  return dc__cpu_stream_reached(stream, count);
 }
 
 dc_status dc__cpu_stream_wait(dc__cpu_stream *stream, uint64_t count, int64_t timeout_ns) {

@@ -1,0 +1,317 @@
+/* Ranks in different calls of one context, on communicators of its own each: they learn it long before the deadline,
+ * with one error for all. What only looks like that, and goes on by itself, is left alone. */
+#include <sys/mman.h>
+
+#include "comm_failing.h"
+
+enum { MOST = 4, GRAPH = 7, NUMEL = 12, DELAY = 1500 /* ms; longer than ranks must be held */ };
+
+/* ---- a context with two parameters ---- */
+
+typedef struct model {
+  dc_device *device;
+  dc_context *ctx;
+  float shard[2][NUMEL], grad[2][NUMEL];
+} model;
+
+static int open_model(model *m, dc_comm *comm) {
+  const int64_t ids[2] = {1, 2};
+  const int64_t numel = NUMEL, chunk = (NUMEL + comm->world - 1) / comm->world;
+  memset(m, 0, sizeof *m);
+  CHECK_OK(dc_device_open("cpu", NULL, &m->device));
+  CHECK_OK(dc_context_create(m->device, NULL, &m->ctx));
+  CHECK_OK(dc_init(m->ctx, comm, NULL, 1024));
+  for (int i = 0; i < 2; i++) {
+    const dc_tensor shard = flat(m->shard[i], &chunk, DC_FLOAT32), grad = flat(m->grad[i], &chunk, DC_FLOAT32);
+    CHECK_OK(dc_register_z3_param(m->ctx, ids[i], &numel, 1, &shard, &grad, 0, DC_DTYPE_NONE));
+  }
+  CHECK_OK(dc_register_graph_z3(m->ctx, GRAPH, ids, 2));
+  return 0;
+}
+
+static void close_model(model *m) {
+  dc_context_destroy(m->ctx);
+  dc_device_destroy(m->device);
+}
+
+static dc_status start_gather(model *m, dc_tensor *full) {
+  *full = (dc_tensor)DC_TENSOR_INIT;
+  return dc_allgather_param(m->ctx, NULL, GRAPH, 2, DC_DTYPE_NONE, full);
+}
+
+static dc_status gather_and_wait(model *m) {
+  dc_tensor full;
+  dc_status status = start_gather(m, &full);
+  return status != DC_OK ? status : dc_wait_allgather(m->ctx, &full, GRAPH, 2);
+}
+
+static dc_status backward(model *m) {
+  float values[NUMEL] = {0};
+  const int64_t numel = NUMEL;
+  const dc_tensor grad = flat(values, &numel, DC_FLOAT32);
+  dc_status status = dc_start_backward(m->ctx, 1);
+  if (status == DC_OK) {
+    status = dc_reduce_grad(m->ctx, &grad, GRAPH, 1);
+  }
+  return status != DC_OK ? status : dc_end_backward(m->ctx, GRAPH, 0);
+}
+
+/* ---- crossed calls ---- */
+
+enum call { BARRIER, GATHER, BACKWARD };
+
+static const char *const said[] = {"barrier", "allgather_param of parameter 2", "reduce_grad of parameter 1"};
+
+typedef struct crossing {
+  enum call calls[MOST]; /* by rank */
+  int32_t world;
+  bool mixed;      /* the ranks have been in all of the calls before */
+  int32_t late_ms; /* how much later rank 1 comes to its call */
+  char texts[MOST][512];
+} crossing;
+
+static dc_status make_call(dc_comm *comm, model *m, enum call call) {
+  return call == BARRIER ? dc_comm_barrier(comm) : call == GATHER ? gather_and_wait(m) : backward(m);
+}
+
+static int cross(dc_comm *comm, void *arg) {
+  crossing *x = arg;
+  model m;
+  CHECK(open_model(&m, comm) == 0);
+  if (x->mixed) {
+    for (enum call call = BARRIER; call <= BACKWARD; call++) {
+      CHECK_OK(make_call(comm, &m, call));
+    }
+    CHECK_OK(dc_params_updated(m.ctx, NULL, 0));
+  }
+  sleep_ms(comm->rank == 1 ? x->late_ms : 0);
+  int64_t begin = dc__now_ns();
+  CHECK(make_call(comm, &m, x->calls[comm->rank]) == DC_E_MISMATCH);
+  CHECK(within(begin, 900, SOON));
+  snprintf(x->texts[comm->rank], sizeof x->texts[0], "%s", dc_last_error());
+  CHECK_SAYS(said[x->calls[0]]);
+  CHECK_SAYS(said[x->calls[1]]);
+  CHECK_SAYS("the same order");
+  CHECK(check_dead(comm, DC_E_MISMATCH) == 0);
+  close_model(&m);
+  return 0;
+}
+
+typedef int (*start_fn)(int32_t world, int64_t timeout_ns, rank_fn fn, void *arg);
+
+static void try_on(start_fn start, const crossing *wanted) {
+  crossing *x = mmap(NULL, sizeof *x, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  assert_true(x != MAP_FAILED);
+  *x = *wanted;
+  assert_int_equal(start(x->world, 0, cross, x), 0);
+  for (int32_t r = 1; r < x->world; r++) {
+    assert_string_equal(x->texts[r], x->texts[0]);
+  }
+  assert_int_equal(strncmp(x->texts[0], "rank", 4), 0);
+  munmap(x, sizeof *x);
+}
+
+static void try_all(start_fn start) {
+  const crossing all[] = {{.calls = {BARRIER, GATHER}, .world = 2},
+                          {.calls = {GATHER, BARRIER}, .world = 2, .late_ms = DELAY},
+                          {.calls = {BARRIER, BACKWARD}, .world = 2, .mixed = true},
+                          {.calls = {BACKWARD, GATHER}, .world = 2, .mixed = true, .late_ms = DELAY},
+                          {.calls = {GATHER, BACKWARD}, .world = 2},
+                          {.calls = {GATHER, BARRIER, GATHER}, .world = 3},
+                          {.calls = {BACKWARD, GATHER, GATHER}, .world = 3, .mixed = true}};
+  for (size_t i = 0; i < DC__COUNT(all); i++) {
+    try_on(start, &all[i]);
+  }
+}
+
+static void test_threads(void **state) {
+  (void)state;
+  try_all(on_threads);
+}
+
+static void test_processes(void **state) {
+  (void)state;
+  try_all(on_processes);
+}
+
+static void test_tcp(void **state) {
+  (void)state;
+  try_all(on_tcp);
+}
+
+/* A third rank in neither call gets the same error, from where it next calls. */
+static int cross_beside(dc_comm *comm, void *arg) {
+  (void)arg;
+  model m;
+  CHECK(open_model(&m, comm) == 0);
+  if (comm->rank == 2) {
+    await_failure(comm);
+  }
+  CHECK(make_call(comm, &m, comm->rank == 0 ? BARRIER : GATHER) == DC_E_MISMATCH);
+  CHECK_SAYS(
+      "rank 0 is in barrier where rank 1 is in allgather_param of parameter 2, and they wait for each other; "
+      "all ranks must make the same calls of a context and its communicator in the same order");
+  close_model(&m);
+  return 0;
+}
+
+/* ---- what goes on by itself ---- */
+
+/* A rank that is late; and one that has a gather under way while it computes, and comes to the barrier then. */
+static int come_late(dc_comm *comm, void *arg) {
+  (void)arg;
+  model m;
+  dc_tensor full = DC_TENSOR_INIT;
+  CHECK(open_model(&m, comm) == 0);
+  sleep_ms(comm->rank == 1 ? DELAY : 0);
+  CHECK_OK(dc_comm_barrier(comm));
+  sleep_ms(comm->rank == 0 ? DELAY : 0);
+  CHECK_OK(gather_and_wait(&m));
+  CHECK_OK(dc_params_updated(m.ctx, NULL, 0));
+  if (comm->rank == 1) {
+    CHECK_OK(start_gather(&m, &full));
+    sleep_ms(DELAY);
+  }
+  CHECK_OK(dc_comm_barrier(comm));
+  if (comm->rank == 0) {
+    CHECK_OK(start_gather(&m, &full));
+  }
+  CHECK_OK(dc_wait_allgather(m.ctx, &full, GRAPH, 2));
+  close_model(&m);
+  return 0;
+}
+
+/* Two threads of a rank, each with a communicator of its own, which come in another order on every rank. */
+typedef struct worker {
+  dc_comm *comm; /* its own */
+  int64_t delay;
+  dc_status status;
+} worker;
+
+static void *copy_alone(void *arg) {
+  worker *w = arg;
+  dc_comm *copy = NULL;
+  w->status = dc_comm_dup(w->comm, &copy);
+  w->comm = copy;
+  return NULL;
+}
+
+static void *work(void *arg) {
+  worker *w = arg;
+  for (int i = 0; i < 2 && w->status == DC_OK; i++) {
+    sleep_ms(w->delay);
+    w->status = dc_comm_barrier(w->comm);
+  }
+  return NULL;
+}
+
+/* A thread that makes a communicator, and then calls with it. */
+static void *copy_and_work(void *arg) {
+  worker *w = arg;
+  (void)copy_alone(w);
+  return work(w);
+}
+
+static int take_turns(dc_comm *comm, void *arg) {
+  (void)arg;
+  worker mine = {comm, comm->rank == 0 ? 0 : DELAY, DC_OK};
+  worker other = {comm, comm->rank == 0 ? DELAY : 0, DC_OK};
+  pthread_t thread;
+  (void)copy_alone(&mine); /* the first copy on every rank */
+  CHECK_OK(mine.status);
+  CHECK(pthread_create(&thread, NULL, copy_and_work, &other) == 0);
+  (void)work(&mine);
+  pthread_join(thread, NULL);
+  CHECK_OK(mine.status);
+  CHECK_OK(other.status);
+  dc_comm_destroy(mine.comm);
+  dc_comm_destroy(other.comm);
+  return 0;
+}
+
+/* The same with a communicator that another thread of the rank made, and used before. */
+static int hand_over(dc_comm *comm, void *arg) {
+  (void)arg;
+  worker mine = {comm, comm->rank == 0 ? 0 : DELAY, DC_OK};
+  worker other = {comm, comm->rank == 0 ? DELAY : 0, DC_OK};
+  pthread_t thread;
+  (void)copy_alone(&other);
+  CHECK_OK(other.status);
+  CHECK_OK(dc_comm_barrier(other.comm));
+  CHECK_OK(dc_comm_barrier(comm));
+  CHECK(pthread_create(&thread, NULL, work, &other) == 0);
+  (void)work(&mine);
+  pthread_join(thread, NULL);
+  CHECK_OK(mine.status);
+  CHECK_OK(other.status);
+  dc_comm_destroy(other.comm);
+  return 0;
+}
+
+/* All-reduces are asked for when they are queued, however late their stream comes to them. */
+static void sleep_in_turn(void *user) {
+  (void)user;
+  sleep_ms(DELAY);
+}
+
+static int queue_ahead(dc_comm *comm, void *arg) {
+  (void)arg;
+  float values[N] = {0};
+  const int64_t count = N;
+  dc_tensor data = flat(values, &count, DC_FLOAT32);
+  dc_comm *copy = NULL;
+  dc_device *device = NULL;
+  dc_stream *stream = NULL;
+  CHECK_OK(dc_comm_dup(comm, &copy));
+  CHECK_OK(dc_device_open("cpu", NULL, &device));
+  CHECK_OK(dc_stream_create(device, &stream));
+  if (comm->rank == 0) {
+    CHECK_OK(dc_stream_call(stream, sleep_in_turn, NULL));
+    CHECK_OK(dc_comm_all_reduce(copy, &data, DC_SUM, stream));
+    CHECK_OK(dc_comm_barrier(comm));
+    CHECK_OK(dc_stream_synchronize(stream, 0));
+  } else {
+    CHECK_OK(dc_comm_all_reduce(copy, &data, DC_SUM, NULL));
+    CHECK_OK(dc_comm_barrier(comm));
+  }
+  CHECK_OK(dc_comm_check(copy));
+  dc_stream_destroy(stream);
+  dc_device_destroy(device);
+  dc_comm_destroy(copy);
+  return 0;
+}
+
+static void try_late(start_fn start) {
+  assert_int_equal(start(3, 0, cross_beside, NULL), 0);
+  assert_int_equal(start(2, 0, come_late, NULL), 0);
+  assert_int_equal(start(2, 0, take_turns, NULL), 0);
+  assert_int_equal(start(2, 0, hand_over, NULL), 0);
+  assert_int_equal(start(2, 0, queue_ahead, NULL), 0);
+}
+
+static void test_threads_that_go_on(void **state) {
+  (void)state;
+  try_late(on_threads);
+}
+
+static void test_processes_that_go_on(void **state) {
+  (void)state;
+  try_late(on_processes);
+}
+
+static void test_tcp_that_goes_on(void **state) {
+  (void)state;
+  try_late(on_tcp);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_threads),
+      cmocka_unit_test(test_processes),
+      cmocka_unit_test(test_tcp),
+      cmocka_unit_test(test_threads_that_go_on),
+      cmocka_unit_test(test_processes_that_go_on),
+      cmocka_unit_test(test_tcp_that_goes_on),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
