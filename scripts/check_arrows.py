@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads every #include under src/. A module may include the modules that EDGES names, each by its one header,
-MODULE/MODULE.h; docs/architecture.md draws the same edges, and each of them is used. Bindings, examples and tools include
-the public header alone. Prints FILE:LINE of each fault."""
+MODULE/MODULE.h; docs/architecture.md draws the same edges, and each of them is used. Bindings, examples and tools
+include the public header alone. Prints FILE:LINE of each fault."""
 
 from __future__ import annotations
 
