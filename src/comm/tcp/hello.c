@@ -43,7 +43,7 @@ void dc__tcp_note_stranger(dc__tcp_pending *p, int fd, const char *what) {
   char peer[DC__TCP_PEER];
   dc__tcp_peer(fd, peer);
   p->strangers++;
-  snprintf(p->last, sizeof p->last, "%s, %s", peer, what);
+  snprintf(p->last, sizeof p->last, "%s, %.90s", peer, what);
 }
 
 /* What a connection sent that is not libdc. */
