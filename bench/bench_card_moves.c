@@ -92,9 +92,9 @@ static void queue(const place *p, const struct job *j) {
   } else if (j->kind == ACCUMULATE) {
     dc__stream_accumulate(p->stream, to, j->to, from, j->from, count);
   } else if (j->kind == COMBINE) {
-    dc__stream_combine(p->stream, to, j->to, from, j->from, count, false, (dc__not_finite *)(void *)p->operands[1], 1);
+    dc__stream_combine(p->stream, to, j->to, from, j->from, count, false, (dc__nonfinite *)(void *)p->operands[1], 1);
   } else {
-    dc__here_reduce(p->stream, to, j->to, (const void *const *)p->operands, SOURCES, j->from, count, true, false);
+    dc__internal_reduce(p->stream, to, j->to, (const void *const *)p->operands, SOURCES, j->from, count, true, false);
   }
 }
 
@@ -107,18 +107,18 @@ static double bytes_moved(const struct job *j, size_t bytes) {
 /* Nanoseconds of one, between two points of the stream. */
 static double time_of(const place *p, const struct job *j) {
   const dc__device_ops *ops = p->device->ops;
-  dc__stamp *begin = ops->stream_stamp(p->stream);
+  dc__timestamp *begin = ops->stream_timestamp(p->stream);
   for (int i = 0; i < REPEATS; i++) {
     queue(p, j);
   }
-  dc__stamp *end = ops->stream_stamp(p->stream);
+  dc__timestamp *end = ops->stream_timestamp(p->stream);
   must(dc_stream_synchronize(p->stream, 0));
   if (begin == NULL || end == NULL) {
     exit(1);
   }
-  const double ns = (double)(ops->stamp_ns(end) - ops->stamp_ns(begin));
-  ops->stamp_drop(begin);
-  ops->stamp_drop(end);
+  const double ns = (double)(ops->timestamp_ns(end) - ops->timestamp_ns(begin));
+  ops->timestamp_release(begin);
+  ops->timestamp_release(end);
   return ns / REPEATS;
 }
 

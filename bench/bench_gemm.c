@@ -27,7 +27,7 @@ static void fill(void *data, int32_t dtype, int64_t count) {
 }
 
 /* The best of the rounds, after one that warms up. */
-static double rate(dc__pool *pool, const dc__gemm *g) {
+static double rate(dc__threadpool *pool, const dc__gemm *g) {
   double least = 1e30;
   for (int32_t round = 0; round <= ROUNDS; round++) {
     double begin = seconds();
@@ -38,8 +38,8 @@ static double rate(dc__pool *pool, const dc__gemm *g) {
   return 2e-9 * (double)g->m * (double)g->n * (double)g->k / least;
 }
 
-static void product(dc__pool *pool, int32_t dtype, const char *name, int64_t m, int64_t n, int64_t k, bool trans_a,
-                    bool trans_b) {
+static void product(dc__threadpool *pool, int32_t dtype, const char *name, int64_t m, int64_t n, int64_t k,
+                    bool trans_a, bool trans_b) {
   size_t size = dc_dtype_size(dtype);
   dc__gemm g = {.dtype = dtype, .out_dtype = dtype, .batch = 1, .alpha = 1, .m = m, .n = n, .k = k};
   void *a = malloc((size_t)(m * k) * size);
@@ -82,8 +82,8 @@ int main(int argc, char **argv) {
             tokens, hidden);
     return 2;
   }
-  dc__pool *pool;
-  if (dc__pool_open(1, &pool) != DC_OK) {
+  dc__threadpool *pool;
+  if (dc__threadpool_open(1, &pool) != DC_OK) {
     fprintf(stderr, "bench_gemm: %s\n", dc_last_error());
     return 1;
   }
@@ -97,6 +97,6 @@ int main(int argc, char **argv) {
       product(pool, dtypes[t], "dw = dy' x", linear[i][0], linear[i][1], tokens, true, false);
     }
   }
-  dc__pool_close(pool);
+  dc__threadpool_close(pool);
   return 0;
 }

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/table.h"
+#include "kernels/dispatch.h"
 
 enum { RANKS = 8, LEVELS = 3 };
 

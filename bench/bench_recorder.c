@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/record.h"
+#include "runtime/flight_recorder_internal.h"
 
 enum { ENTRIES = 4096, ROUNDS = 101, STEPS = 41, LAYERS = 16, WORLD = 2, GRAPH = 1 };
 
@@ -35,16 +35,17 @@ static double median(double *values, int count) {
 
 /* A call that does its work itself: two times. */
 static void call(dc_context *ctx) {
-  dc__record_done(dc__record_call(ctx, &tag, 0), DC_OK);
+  dc__recorder_end_call(dc__recorder_begin_call(ctx, &tag, 0), DC_OK);
 }
 
 /* Work of a stream: three times, of which the stream takes two. */
 static void queued(dc_context *ctx) {
-  dc__span *span = dc__record(ctx, &(dc__note){.tag = &tag, .lane = DC__LANE_GATHER, .group = DC__GROUP_GATHER});
-  dc__span_expect(span);
-  dc__span_begin(span);
-  dc__span_end(span, false);
-  dc__record_queued(span);
+  dc__op_timing *span =
+      dc__recorder_begin(ctx, &(dc__recorded_op){.tag = &tag, .lane = DC__LANE_GATHER, .group = DC__GROUP_GATHER});
+  dc__op_timing_expect(span);
+  dc__op_timing_begin(span);
+  dc__op_timing_end(span, false);
+  dc__recorder_submitted(span);
 }
 
 static void clock_only(dc_context *ctx) {

@@ -54,7 +54,7 @@ static int heap(dc_comm *comm, void *arg) {
     for (int i = 0; i < 3; i++) {
       CHECK_OK(comm->ops->heap_alloc(comm, (size_t)shard * 4, &blocks[i]));
       CHECK(*(char *)blocks[i] == 0 && ((uintptr_t)blocks[i] & 4095) == 0);
-      CHECK(comm->ops->shares(comm, blocks[i], (size_t)shard * 4));
+      CHECK(comm->ops->peer_accessible(comm, blocks[i], (size_t)shard * 4));
     }
     int64_t *recv = calloc((size_t)total, 4);
     for (int64_t i = 0; i < shard; i++) {
@@ -84,7 +84,7 @@ static int heap_limit(dc_comm *comm, void *arg) {
   void *a = NULL;
   void *b = NULL;
   int64_t one = 1;
-  CHECK(!comm->ops->shares(comm, &one, 8));
+  CHECK(!comm->ops->peer_accessible(comm, &one, 8));
   CHECK_OK(comm->ops->heap_alloc(comm, 3 << 20, &a));
   CHECK(comm->ops->heap_alloc(comm, 2 << 20, &b) == DC_E_NO_MEMORY);
   CHECK_SAYS("heap_bytes");

@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "comm/local/local.h"
+#include "comm/shm/shm.h"
 
 static const int64_t patient = 60000 * MS;
 
@@ -21,10 +21,10 @@ int __wrap_listen(int fd, int backlog) {
   return result;
 }
 
-ssize_t __real_dc__local_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count);
-ssize_t __wrap_dc__local_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count);
-ssize_t __wrap_dc__local_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count) {
-  ssize_t result = __real_dc__local_send_fds(fd, data, bytes, fds, count);
+ssize_t __real_dc__shm_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count);
+ssize_t __wrap_dc__shm_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count);
+ssize_t __wrap_dc__shm_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count) {
+  ssize_t result = __real_dc__shm_send_fds(fd, data, bytes, fds, count);
   atomic_fetch_add(steps, 1);
   return result;
 }
@@ -172,7 +172,7 @@ static int watched(dc_comm *comm, void *arg) {
   }
   while (dc__comm_check(comm) == DC_OK) { /* the test's own limit is the deadline */
     sleep_ms(1);
-    comm->ops->watch(comm);
+    comm->ops->check_peers(comm);
   }
   CHECK(dc__comm_check(comm) == DC_E_PEER_DEAD);
   CHECK_SAYS("rank 1 died (its process ended)");

@@ -1,5 +1,5 @@
 /* Ranks that call different things, or too late: an error on every rank, which names what they called. */
-#include "comm/local/local.h"
+#include "comm/shm/shm.h"
 #include "comm_failing.h"
 
 /* ---- different calls ---- */
@@ -88,8 +88,8 @@ static void test_other_root(void **state) {
 
 /* Until a rank is in the collective that this one goes to. */
 static void await_call(const dc_comm *comm, int32_t rank) {
-  const dc__local *self = (const dc__local *)comm;
-  while (atomic_load(&dc__local_slot_of(self->group, self->channel, rank)->posted.value) <= self->seq) {
+  const dc__shm *self = (const dc__shm *)comm;
+  while (atomic_load(&dc__shm_slot_of(self->group, self->channel, rank)->posted.value) <= self->seq) {
     sleep_ms(1);
   }
 }

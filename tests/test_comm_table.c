@@ -1,11 +1,11 @@
 /* The model of the local communicator's handshake (spin/comm.pml) and its code go by the same table: every call that
- * src/comm/local makes between its files, on each rank's way through collectives, aborts, mismatches, deaths and
+ * src/comm/shm makes between its files, on each rank's way through collectives, aborts, mismatches, deaths and
  * leaving, is a step of the table, and every row is taken. The linker's --wrap shows the calls. */
 #include "comm_ranks.h"
 
 #include <sys/mman.h>
 
-#include "comm/local/local.h"
+#include "comm/shm/shm.h"
 #include "kernels/kernels.h"
 
 typedef enum state { CLOSED, IDLE, POSTED, READY, READING, OVER, BROKEN, FAILED, SAFE } state;
@@ -25,7 +25,7 @@ static atomic_int taken[DC__COUNT(rows)];
 static atomic_int strange; /* 1 + from * 16 + event of a step that is no row */
 
 static state now[DC__COMM_MAX_WORLD];   /* of each rank's one communicator */
-static _Thread_local int32_t runs = -1; /* the rank whose dc__local_run this is: only there is a failure, or a copy, a
+static _Thread_local int32_t runs = -1; /* the rank whose dc__shm_run this is: only there is a failure, or a copy, a
                                          * step of its way */
 
 static void step(int32_t rank, event what) {
@@ -44,58 +44,58 @@ static void step(int32_t rank, event what) {
   result __wrap_##name parameters;        \
   result __wrap_##name parameters
 
-WRAPPED(dc_status, dc__local_channel_join, (dc__local_group * group, int32_t *channel)) {
-  dc_status status = __real_dc__local_channel_join(group, channel);
+WRAPPED(dc_status, dc__shm_channel_join, (dc__shm_group * group, int32_t *channel)) {
+  dc_status status = __real_dc__shm_channel_join(group, channel);
   if (status == DC_OK) {
     step(group->rank, JOIN);
   }
   return status;
 }
 
-WRAPPED(void, dc__local_channel_leave, (dc__local_group * group, int32_t channel)) {
+WRAPPED(void, dc__shm_channel_leave, (dc__shm_group * group, int32_t channel)) {
   step(group->rank, LEAVE);
-  __real_dc__local_channel_leave(group, channel);
+  __real_dc__shm_channel_leave(group, channel);
 }
 
-WRAPPED(void, dc__local_run, (dc_comm * comm, const dc__coll *coll)) {
+WRAPPED(void, dc__shm_run, (dc_comm * comm, const dc__coll *coll)) {
   runs = comm->rank;
-  __real_dc__local_run(comm, coll);
+  __real_dc__shm_run(comm, coll);
   runs = -1;
 }
 
-WRAPPED(void, dc__local_raise, (const dc__local_group *group, dc__local_word *word, uint32_t seq)) {
+WRAPPED(void, dc__shm_signal, (const dc__shm_group *group, dc__shm_counter *word, uint32_t seq)) {
   if (runs >= 0) { /* leaving raises its words too, to what they are */
-    char *slot = (char *)word - offsetof(dc__local_slot, done);
+    char *slot = (char *)word - offsetof(dc__shm_slot, done);
     bool posted = true;
-    for (int32_t c = 0; c < dc__local_channel_count(group); c++) {
-      posted = posted && (char *)dc__local_slot_of(group, c, group->rank) != slot;
+    for (int32_t c = 0; c < dc__shm_channel_count(group); c++) {
+      posted = posted && (char *)dc__shm_slot_of(group, c, group->rank) != slot;
     }
     step(runs, posted ? POST : DONE);
   }
-  __real_dc__local_raise(group, word, seq);
+  __real_dc__shm_signal(group, word, seq);
 }
 
-WRAPPED(dc_status, dc__local_await_posted, (dc__local * self, const dc__coll *coll, uint32_t seq)) {
-  dc_status status = __real_dc__local_await_posted(self, coll, seq);
+WRAPPED(dc_status, dc__shm_wait_posted, (dc__shm * self, const dc__coll *coll, uint32_t seq)) {
+  dc_status status = __real_dc__shm_wait_posted(self, coll, seq);
   step(runs, status == DC_OK ? CAME : LOST);
   return status;
 }
 
-WRAPPED(dc_status, dc__local_await_done, (dc__local * self, const dc__coll *coll, uint32_t seq)) {
-  dc_status status = __real_dc__local_await_done(self, coll, seq);
+WRAPPED(dc_status, dc__shm_wait_done, (dc__shm * self, const dc__coll *coll, uint32_t seq)) {
+  dc_status status = __real_dc__shm_wait_done(self, coll, seq);
   step(runs, status == DC_OK ? CAME : LOST);
   return status;
 }
 
-WRAPPED(void, dc__local_group_fail, (const dc__local_group *group, dc_status status)) {
+WRAPPED(void, dc__shm_group_fail, (const dc__shm_group *group, dc_status status)) {
   if (runs >= 0) {
     step(runs, FAIL);
   }
-  __real_dc__local_group_fail(group, status);
+  __real_dc__shm_group_fail(group, status);
 }
 
-WRAPPED(void, dc__local_await_readers, (const dc__local *self)) {
-  __real_dc__local_await_readers(self);
+WRAPPED(void, dc__shm_wait_readers, (const dc__shm *self)) {
+  __real_dc__shm_wait_readers(self);
   step(runs, UNREAD);
 }
 
@@ -165,14 +165,14 @@ static int fails_while_offering(dc_comm *comm, void *arg) {
     CHECK(gather(comm, &((memory *)arg)[0], BIG) == DC_E_ABORTED);
     return 0;
   }
-  dc__local *self = (dc__local *)comm;
-  dc__local_slot *mine = dc__local_slot_of(self->group, self->channel, 1);
-  dc__local_slot *theirs = dc__local_slot_of(self->group, self->channel, 0);
+  dc__shm *self = (dc__shm *)comm;
+  dc__shm_slot *mine = dc__shm_slot_of(self->group, self->channel, 1);
+  dc__shm_slot *theirs = dc__shm_slot_of(self->group, self->channel, 0);
   while (atomic_load(&theirs->posted.value) == 0) {
     sleep_ms(1);
   }
   mine->calls[1] = theirs->calls[1];
-  atomic_store(&mine->posted.value, 1); /* not by dc__local_raise: this rank takes no way */
+  atomic_store(&mine->posted.value, 1); /* not by dc__shm_signal: this rank takes no way */
   while (atomic_load(&theirs->done.value) == 0) {
     sleep_ms(1);
   }

@@ -258,7 +258,7 @@ static void test_rank_0_lacks_descriptors(void **state) {
                         NULL};
   dc__tcp_address at;
   char address[64];
-  assert_int_equal(dc__tcp_parse("", fresh_address(address), &at), DC_OK);
+  assert_int_equal(dc__tcp_parse_address("", fresh_address(address), &at), DC_OK);
   pid_t child = start_lacking(address, &host);
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)at.port)};
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);

@@ -140,7 +140,8 @@ static void *wait_for_rank_1(void *arg) {
 static void test_who_was_sent_away(void **state) {
   (void)state;
   static const char get[] = "GET / HTTP/1.0\r\n\r\n";
-  const dc__tcp_hello old = {.magic = DC__TCP_MAGIC, .order = 1, .protocol = 1, .rank = 1, .world = 2, .name = "g"};
+  const dc__tcp_hello old = {
+      .magic = DC__TCP_MAGIC, .byte_order = 1, .protocol = 1, .rank = 1, .world = 2, .name = "g"};
   const void *const says[] = {get, &old};
   const size_t bytes[] = {sizeof get - 1, sizeof old};
   waiting ws[] = {{.says = "which sent \"GET / HTTP/1.0\\r\\n\\r\\n\""},
@@ -253,9 +254,9 @@ typedef struct squat {
 static int knock(const dc_comm *comm) {
   const dc__tcp_group *group = ((const dc__tcp *)comm)->group;
   char address[64];
-  dc__tcp_hello hello = dc__tcp_hello_of(group, 2);
+  dc__tcp_hello hello = dc__tcp_hello_make(group, 2);
   hello.rank = 1;
-  snprintf(address, sizeof address, ":%d", group->places[0].port);
+  snprintf(address, sizeof address, ":%d", group->endpoints[0].port);
   int fd = connect_to(address);
   CHECK(send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello);
   return fd;
@@ -265,9 +266,9 @@ static int knock(const dc_comm *comm) {
 static void await_early(const dc_comm *comm) {
   dc__tcp_group *group = ((const dc__tcp *)comm)->group;
   for (bool there = false; !there; sleep_ms(1)) {
-    pthread_mutex_lock(&group->meeting);
+    pthread_mutex_lock(&group->mesh_mutex);
     there = group->early_count > 0;
-    pthread_mutex_unlock(&group->meeting);
+    pthread_mutex_unlock(&group->mesh_mutex);
   }
 }
 

@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "comm/local/local.h"
+#include "comm/shm/shm.h"
 #include "harness.h"
 #include "runtime/runtime.h"
 
@@ -74,8 +74,8 @@ static dc_status die(dc_context *ctx) {
 static const int64_t long_enough = INT64_C(3000000000000), one_second = INT64_C(1000000000);
 
 static uint32_t calls_of(const dc_comm *comm, int32_t r) {
-  const dc__local *self = (const dc__local *)comm;
-  return atomic_load(&dc__local_slot_of(self->group, self->channel, r)->posted.value);
+  const dc__shm *self = (const dc__shm *)comm;
+  return atomic_load(&dc__shm_slot_of(self->group, self->channel, r)->posted.value);
 }
 
 /* One rank's deadline is the first. It begins when everybody but the culprit waits at the same call, and he where he

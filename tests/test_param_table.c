@@ -87,7 +87,7 @@ static dc_status make(rank *r, call c, int32_t user) {
 
 static state state_of(rank *r) {
   const dc__param *p = dc__map_get(&r->ctx->params, PARAM);
-  const dc__copy_of *copy = dc__gather_copy((dc__param *)(uintptr_t)p, DC_DTYPE_NONE);
+  const dc__gathered_copy *copy = dc__gather_copy((dc__param *)(uintptr_t)p, DC_DTYPE_NONE);
   if (copy == NULL) {
     return p->persistent ? NONE_KEPT : NONE;
   }

@@ -151,7 +151,7 @@ dc_status dc_nccl_version(int32_t *version) {
 
 void dc_comm_destroy(dc_comm *comm) {
   DC__WITHOUT_TRAPS;
-  if (comm != NULL && !dc__owner_is_other(&comm->owner)) {
+  if (comm != NULL && !dc__owner_is_forked(&comm->owner)) {
     dc__comm_release(comm);
   }
 }
@@ -197,7 +197,7 @@ dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable) {
 
 void dc_comm_abort(dc_comm *comm, const char *reason) {
   DC__WITHOUT_TRAPS;
-  if (comm != NULL && !dc__owner_is_other(&comm->owner)) {
+  if (comm != NULL && !dc__owner_is_forked(&comm->owner)) {
     comm->ops->abort(comm, reason);
   }
 }

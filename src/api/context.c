@@ -1,7 +1,7 @@
 /* Chapter 6: contexts. */
 #include <string.h>
 
-#include "api/api.h"
+#include "api/api_internal.h"
 
 dc_status dc__check_range(const char *fn, const char *argument, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high) {
@@ -55,7 +55,7 @@ dc_status dc_context_create(dc_device *device, const dc_context_options *options
 
 void dc_context_destroy(dc_context *context) {
   DC__WITHOUT_TRAPS;
-  if (context == NULL || dc__owner_is_other(&context->device->owner)) {
+  if (context == NULL || dc__owner_is_forked(&context->device->owner)) {
     return;
   }
   pthread_mutex_lock(&context->mutex);
@@ -111,7 +111,7 @@ dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *config, i
     DC__TRY(dc__owner_check(__func__, "communicator", &comm->owner));
   }
   pthread_mutex_lock(&context->mutex);
-  return dc__leave(context, init_locked(context, comm, config, initial_reduce_bucket_size));
+  return dc__context_leave(context, init_locked(context, comm, config, initial_reduce_bucket_size));
 }
 
 dc_status dc_cleanup(dc_context *context) {
@@ -122,9 +122,9 @@ dc_status dc_cleanup(dc_context *context) {
   DC__TRY(dc__owner_check(__func__, "context", &context->device->owner));
   pthread_mutex_lock(&context->mutex);
   if (context->state == DC__NEW) {
-    return dc__leave(context, dc__fail(DC_E_STATE, "%s: the context was never initialised", __func__));
+    return dc__context_leave(context, dc__fail(DC_E_STATE, "%s: the context was never initialised", __func__));
   }
-  return dc__leave(context, dc__context_cleanup(context));
+  return dc__context_leave(context, dc__context_cleanup(context));
 }
 
 dc_status dc_reset(dc_context *context) {
@@ -133,18 +133,19 @@ dc_status dc_reset(dc_context *context) {
 }
 
 static dc_status abort_step(dc_context *ctx) {
-  dc_status status = dc__drain(ctx); /* our work; what the caller's own still reads goes after its events */
+  dc_status status =
+      dc__context_synchronize(ctx); /* our work; what the caller's own still reads goes after its events */
   for (int64_t i = 0; i < ctx->params.count; i++) {
     dc__param *param = ctx->params.values[i];
     if (!param->persistent) {
-      dc__gather_drop(ctx, param);
+      dc__gather_free(ctx, param);
     }
     dc__param_end_use(param);
   }
   dc__reduce_drop(ctx);
-  dc__finite_forget(ctx);
+  dc__grad_finite_reset(ctx);
   for (int64_t i = 0; i < ctx->graphs.count; i++) {
-    dc__values_drop_device(ctx, ctx->graphs.values[i]);
+    dc__offloaded_drop_device(ctx, ctx->graphs.values[i]);
   }
   ctx->in_forward = false;
   return status;
@@ -159,18 +160,18 @@ static dc_status set_stream(dc_context *ctx, const char *fn, dc_stream *stream) 
   if (stream != NULL) {
     DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
   }
-  if (ctx->captures && stream != ctx->lanes[DC__LANE_CALLER]) {
+  if (ctx->capturing && stream != ctx->lanes[DC__LANE_CALLER]) {
     return dc__fail(DC_E_STATE, "%s: the stream set before is captured into a CUDA graph; end the capture first", fn);
   }
   dc_stream *old = ctx->lanes[DC__LANE_CALLER];
   if (stream != old && dc__stream_captures(stream)) {
     ctx->lanes[DC__LANE_CALLER] = stream;
-    dc_status status = dc__capture_follow(ctx, fn); /* the host waits, since a graph cannot */
+    dc_status status = dc__capture_update(ctx, fn); /* the host waits, since a graph cannot */
     ctx->lanes[DC__LANE_CALLER] = status == DC_OK ? stream : old;
     return status;
   }
   /* What the old stream still reads stays ordered before what is released on the new one. */
-  dc__after_caller(ctx, stream);
+  dc__wait_for_caller(ctx, stream);
   ctx->lanes[DC__LANE_CALLER] = stream;
   return DC_OK;
 }
@@ -186,7 +187,8 @@ dc_status dc_async_error(dc_context *context) {
 }
 
 static dc_status alloc(dc_context *ctx, const char *fn, size_t bytes, int32_t kind, dc_buffer **buffer) {
-  const dc__arenas *arenas = ctx->captures ? &ctx->aside : &ctx->arenas; /* what the caller keeps no graph may take */
+  const dc__arenas *arenas =
+      ctx->capturing ? &ctx->saved_arenas : &ctx->arenas; /* what the caller keeps no graph may take */
   dc__arena *arena = kind == DC_MEMORY_DEVICE   ? arenas->working
                      : kind == DC_MEMORY_SHARED ? arenas->shared
                      : kind == DC_MEMORY_HOST   ? ctx->host
@@ -201,8 +203,8 @@ static dc_status alloc(dc_context *ctx, const char *fn, size_t bytes, int32_t ki
   void *data;
   DC__TRY(dc__arena_alloc(arena, NULL, bytes, &data));
   DC__TRY(dc__buffer_create(arena, data, bytes, buffer));
-  dc__stream_zero(dc__stream_or_here(ctx->device, NULL), data, bytes);
-  dc__here_done(ctx->device, NULL);
+  dc__stream_zero(dc__stream_or_internal(ctx->device, NULL), data, bytes);
+  dc__device_sync_internal(ctx->device, NULL);
   return DC_OK;
 }
 

@@ -66,7 +66,7 @@ dc_status dc_device_open(const char *name, const dc_device_options *options, dc_
 
 void dc_device_destroy(dc_device *device) {
   DC__WITHOUT_TRAPS;
-  if (device != NULL && !dc__owner_is_other(&device->owner)) {
+  if (device != NULL && !dc__owner_is_forked(&device->owner)) {
     dc__device_release(device);
   }
 }
@@ -98,7 +98,7 @@ dc_status dc_stream_create(dc_device *device, dc_stream **stream) {
 
 void dc_stream_destroy(dc_stream *stream) {
   DC__WITHOUT_TRAPS;
-  if (stream != NULL && !dc__owner_is_other(&stream->device->owner)) {
+  if (stream != NULL && !dc__owner_is_forked(&stream->device->owner)) {
     stream->device->ops->stream_destroy(stream);
   }
 }
@@ -144,7 +144,7 @@ dc_status dc_event_create(dc_device *device, dc_event **event) {
 
 void dc_event_destroy(dc_event *event) {
   DC__WITHOUT_TRAPS;
-  if (event != NULL && !dc__owner_is_other(&event->device->owner)) {
+  if (event != NULL && !dc__owner_is_forked(&event->device->owner)) {
     event->device->ops->event_destroy(event);
   }
 }

@@ -45,7 +45,7 @@ const char *dc_get_optimal_device(const char **reason) {
     if (dc__cuda_device_open(cuda_name(i), NULL, &device) != DC_OK) {
       continue;
     }
-    if (device->ops->memory(device, &total, &free_bytes) == DC_OK && free_bytes > most) {
+    if (device->ops->memory_info(device, &total, &free_bytes) == DC_OK && free_bytes > most) {
       most = free_bytes;
       best = cuda_name(i);
       why = count == 1 ? "it is the one CUDA device" : "it has the most free memory of the CUDA devices";
@@ -72,7 +72,7 @@ dc_status dc_get_device_memory(dc_device *device, dc_device_memory *memory) {
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
   memcpy(&size, memory, sizeof size);
   DC__TRY(dc__check_size(__func__, "memory", size, DEVICE_MEMORY_SIZE_0_1));
-  dc_status status = device->ops->memory(device, &now.total_bytes, &now.free_bytes);
+  dc_status status = device->ops->memory_info(device, &now.total_bytes, &now.free_bytes);
   if (status != DC_OK) {
     return dc__fail(status, "%s: %s", __func__, dc_last_error());
   }
@@ -88,8 +88,8 @@ static dc_status create(dc_device *device, size_t bytes, dc_buffer **buffer) {
   DC__TRY(dc__arena_create(device, NULL, &arena));
   dc_status status = dc__arena_alloc(arena, NULL, bytes, &ptr);
   if (status == DC_OK) {
-    dc__stream_zero(dc__stream_or_here(device, NULL), ptr, bytes);
-    dc__here_done(device, NULL);
+    dc__stream_zero(dc__stream_or_internal(device, NULL), ptr, bytes);
+    dc__device_sync_internal(device, NULL);
     status = dc__buffer_create(arena, ptr, bytes, buffer);
   }
   dc__arena_release(arena);

@@ -1,11 +1,11 @@
 /* Chapter 9: the thirteen operators. */
 #include <string.h>
 
-#include "api/api.h"
+#include "api/api_internal.h"
 
 /* ---- weights ---- */
 
-static dc_status write_copy(const char *fn, const dc__param *param, const dc__copy_of *copy, dc_tensor *out) {
+static dc_status write_copy(const char *fn, const dc__param *param, const dc__gathered_copy *copy, dc_tensor *out) {
   return dc__tensor_write(fn, "out", out, dc_buffer_data(copy->buffer), param->shape, param->ndim, copy->dtype,
                           copy->buffer);
 }
@@ -14,7 +14,7 @@ static dc_status allgather(dc_context *ctx, const char *fn, int64_t graph_id, in
                            dc_tensor *out) {
   dc__graph *graph;
   dc__param *param;
-  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
   DC__TRY(dc__tensor_check_output(fn, "out", out));
   DC__TRY(dc__gather(ctx, fn, DC_OP_ALLGATHER_PARAM, graph, &param, &dtype, 1));
   return write_copy(fn, param, dc__gather_copy(param, dtype), out);
@@ -36,7 +36,7 @@ static dc_status prefetch(dc_context *ctx, const char *fn, int64_t graph_id, con
   dc__param **params = count <= 64 ? few : dc__calloc((size_t)count, sizeof(dc__param *));
   dc_status status = params == NULL ? DC_E_NO_MEMORY : DC_OK;
   for (int64_t i = 0; i < count && status == DC_OK; i++) {
-    status = dc__find(ctx, fn, graph_id, ids[i], true, &graph, &params[i]);
+    status = dc__graph_find_param(ctx, fn, graph_id, ids[i], true, &graph, &params[i]);
   }
   if (status == DC_OK) {
     status = dc__gather(ctx, fn, DC_OP_PREFETCH_PARAMS_FUSED, graph, params, dtypes, count);
@@ -56,10 +56,10 @@ dc_status dc_prefetch_params_fused(dc_context *context, int64_t graph_id, const 
 static dc_status wait_allgather(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
   dc__graph *graph;
   dc__param *param;
-  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
   dc__tag tag = {graph->ordinal, id, DC_OP_WAIT_ALLGATHER, NULL};
-  dc__span *span = dc__record_call(ctx, &tag, 0);
-  return dc__record_done(span, dc__gather_wait(ctx, fn, param));
+  dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
+  return dc__recorder_end_call(span, dc__gather_wait(ctx, fn, param));
 }
 
 dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
@@ -71,10 +71,10 @@ dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int64_t gra
 static dc_status release(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int64_t n_users) {
   dc__graph *graph;
   dc__param *param;
-  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
   dc__tag tag = {graph->ordinal, id, DC_OP_RELEASE_PARAM, NULL};
-  dc__span *span = dc__record_call(ctx, &tag, 0);
-  return dc__record_done(span, dc__gather_release(ctx, fn, param, n_users));
+  dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
+  return dc__recorder_end_call(span, dc__gather_release(ctx, fn, param, n_users));
 }
 
 dc_status dc_release_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, int64_t n_users) {
@@ -87,10 +87,10 @@ static dc_status take(dc_context *ctx, const char *fn, int64_t graph_id, int64_t
                       dc_buffer **buffer) {
   dc__graph *graph;
   dc__param *param;
-  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
   dc__tag tag = {graph->ordinal, id, DC_OP_TAKE_PARAM, NULL};
-  dc__span *span = dc__record_call(ctx, &tag, 0);
-  return dc__record_done(span, dc__gather_take(ctx, fn, param, dtype, buffer));
+  dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
+  return dc__recorder_end_call(span, dc__gather_take(ctx, fn, param, dtype, buffer));
 }
 
 dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32_t dtype, dc_buffer **buffer) {
@@ -113,24 +113,24 @@ static dc_status check_grad(const char *fn, const dc_tensor *a, const dc__param 
   return count == param->numel
              ? DC_OK
              : dc__fail(DC_E_SHAPE, "%s: a has %" PRId64 " element%s, but parameter %" PRId64 " has %" PRId64, fn,
-                        count, DC__S(count), param->id, param->numel);
+                        count, DC__PLURAL_S(count), param->id, param->numel);
 }
 
 static dc_status reduce_grad(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id) {
   dc__graph *graph;
   dc__param *param;
   dc_tensor grad;
-  DC__TRY(dc__find(ctx, fn, graph_id, id, false, &graph, &param));
+  DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, false, &graph, &param));
   DC__TRY(check_grad(fn, a, param, &grad));
   if (ctx->config.sync_before_reduce == 1) {
-    DC__TRY(dc__drain(ctx));
+    DC__TRY(dc__context_synchronize(ctx));
   }
   if (!ctx->profiling && !param->frozen) {
     dc__tag tag = {graph->ordinal, id, DC_OP_REDUCE_GRAD, NULL};
-    dc__span *span = dc__record_call(ctx, &tag, param->numel * (int64_t)dc_dtype_size(grad.dtype));
-    DC__TRY(dc__record_done(span, dc__reduce_grad(ctx, fn, graph, param, &grad)));
+    dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, param->numel * (int64_t)dc_dtype_size(grad.dtype));
+    DC__TRY(dc__recorder_end_call(span, dc__reduce_grad(ctx, fn, graph, param, &grad)));
   }
-  return ctx->config.sync_after_reduce == 1 ? dc__drain(ctx) : DC_OK;
+  return ctx->config.sync_after_reduce == 1 ? dc__context_synchronize(ctx) : DC_OK;
 }
 
 dc_status dc_reduce_grad(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
@@ -153,13 +153,13 @@ static dc_status end_backward(dc_context *ctx, const char *fn, int64_t graph_id,
   dc__graph *graph;
   DC__TRY(dc__check_flag(fn, "release_buckets", release_buckets));
   DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
-  if (release_buckets == 1 && ctx->captures) {
+  if (release_buckets == 1 && ctx->capturing) {
     return dc__fail(DC_E_STATE, "%s: release_buckets = 1, but the CUDA graph that is captured needs the buckets", fn);
   }
   dc__tag tag = {graph->ordinal, -1, DC_OP_END_BACKWARD, NULL};
-  dc__span *span = dc__record_call(ctx, &tag, 0);
-  DC__TRY(dc__record_done(span, dc__reduce_finish(ctx, fn)));
-  dc__values_drop_device(ctx, graph);
+  dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
+  DC__TRY(dc__recorder_end_call(span, dc__reduce_finish(ctx, fn)));
+  dc__offloaded_drop_device(ctx, graph);
   if (ctx->update) {
     end_boundary(ctx, graph);
   }
@@ -203,13 +203,13 @@ static dc_status free_tensors(dc_context *ctx, const char *fn, const char *tenso
     DC__TRY(dc__tensor_read(fn, "tensors", tensor_at(tensors, tensor_size, i), false, &t, &numel));
   }
   dc__tag tag = {-1, -1, DC_OP_FREE_TENSORS, NULL};
-  dc__span *span = dc__record_call(ctx, &tag, 0);
+  dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
   for (int64_t i = 0; i < count; i++) {
     (void)dc__tensor_read(fn, "tensors", tensor_at(tensors, tensor_size, i), false, &t, &numel);
     bool frees = !ctx->profiling && numel > threshold;
     freed[i] = frees && (t.buffer == NULL || dc__free_buffer(ctx, t.buffer));
   }
-  return dc__record_done(span, DC_OK);
+  return dc__recorder_end_call(span, DC_OK);
 }
 
 dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t tensor_size, int64_t count,
@@ -223,7 +223,7 @@ dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t 
 static dc_status offload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
                          dc_tensor *out) {
   dc__graph *graph;
-  DC__TRY(dc__graph_find3(ctx, fn, graph_id, &graph));
+  DC__TRY(dc__graph_find_stage3(ctx, fn, graph_id, &graph));
   return dc__offload_tensor(ctx, fn, graph, id, a, out);
 }
 
@@ -234,10 +234,10 @@ dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t gra
 
 static dc_status wait_offload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
   dc__graph *graph;
-  DC__TRY(dc__graph_find3(ctx, fn, graph_id, &graph));
+  DC__TRY(dc__graph_find_stage3(ctx, fn, graph_id, &graph));
   dc__tag tag = {graph->ordinal, id, DC_OP_WAIT_OFFLOAD, NULL};
-  dc__span *span = dc__record_call(ctx, &tag, 0);
-  return dc__record_done(span, dc__wait_offload(ctx, fn, graph, id, out));
+  dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
+  return dc__recorder_end_call(span, dc__wait_offload(ctx, fn, graph, id, out));
 }
 
 dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
@@ -248,7 +248,7 @@ dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph
 
 static dc_status reload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
   dc__graph *graph;
-  DC__TRY(dc__graph_find3(ctx, fn, graph_id, &graph));
+  DC__TRY(dc__graph_find_stage3(ctx, fn, graph_id, &graph));
   return dc__reload_tensor(ctx, fn, graph, id, out);
 }
 
@@ -261,10 +261,10 @@ dc_status dc_reload_tensor(dc_context *context, const dc_tensor *a, int64_t grap
 static dc_status wait_reload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
                              dc_tensor *out) {
   dc__graph *graph;
-  DC__TRY(dc__graph_find3(ctx, fn, graph_id, &graph));
+  DC__TRY(dc__graph_find_stage3(ctx, fn, graph_id, &graph));
   dc__tag tag = {graph->ordinal, id, DC_OP_WAIT_RELOAD, NULL};
-  dc__span *span = dc__record_call(ctx, &tag, 0);
-  return dc__record_done(span, dc__wait_reload(ctx, fn, graph, id, a, out));
+  dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
+  return dc__recorder_end_call(span, dc__wait_reload(ctx, fn, graph, id, a, out));
 }
 
 dc_status dc_wait_reload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
@@ -277,11 +277,11 @@ dc_status dc_wait_reload(dc_context *context, const dc_tensor *a, int64_t graph_
 static dc_status offload_parameter(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
   dc__graph *graph;
   dc__param *param;
-  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
   dc__tag tag = {graph->ordinal, id, DC_OP_OFFLOAD_PARAMETER, NULL};
-  dc__span *span = dc__record_call(ctx, &tag, 0);
-  dc__drop_shard(ctx, param);
-  return dc__record_done(span, DC_OK);
+  dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
+  dc__free_device_shard(ctx, param);
+  return dc__recorder_end_call(span, DC_OK);
 }
 
 dc_status dc_offload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
@@ -293,7 +293,7 @@ dc_status dc_offload_parameter(dc_context *context, const dc_tensor *a, int64_t 
 static dc_status reload_parameter(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
   dc__graph *graph;
   dc__param *param;
-  DC__TRY(dc__find(ctx, fn, graph_id, id, true, &graph, &param));
+  DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
   return dc__reload_shard(ctx, graph, param);
 }
 

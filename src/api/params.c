@@ -1,5 +1,5 @@
 /* Chapters 7 and 8: parameters and graphs. */
-#include "api/api.h"
+#include "api/api_internal.h"
 
 dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
                             const dc_tensor *tensor, const dc_tensor *grad_buffer, int64_t offset) {
@@ -81,7 +81,7 @@ static dc_status clear_persistent(dc_context *ctx, const char *fn, int64_t id) {
   DC__TRY(find_sharded(ctx, fn, id, &param));
   param->persistent = false;
   if (!dc__param_in_use(param)) {
-    dc__gather_drop(ctx, param);
+    dc__gather_free(ctx, param);
   }
   return DC_OK;
 }
@@ -95,7 +95,7 @@ static dc_status invalidate(dc_context *ctx, const char *fn, int64_t id) {
   dc__param *param;
   DC__TRY(find_sharded(ctx, fn, id, &param));
   if (!param->persistent) {
-    dc__gather_drop(ctx, param);
+    dc__gather_free(ctx, param);
   }
   return DC_OK;
 }
@@ -109,7 +109,7 @@ static dc_status clear_all(dc_context *ctx) {
   for (int64_t i = 0; i < ctx->params.count; i++) {
     dc__param *param = ctx->params.values[i];
     if (!param->persistent) {
-      dc__gather_drop(ctx, param);
+      dc__gather_free(ctx, param);
     }
   }
   return DC_OK;

@@ -1,5 +1,5 @@
 /* Chapters 10 and 11: the step, statistics, dry runs, traces. */
-#include "api/api.h"
+#include "api/api_internal.h"
 
 /* ---- the step ---- */
 
@@ -26,7 +26,7 @@ static dc_status end_forward(dc_context *ctx, const char *fn) {
     if (param->users > 0 && !param->persistent) {
       dc__logf(ctx, DC_LOG_WARNING,
                "dc_end_forward: parameter %" PRId64 " is still gathered: released by %" PRId64 " of %" PRId64 " user%s",
-               param->id, param->released, param->users, DC__S(param->users));
+               param->id, param->released, param->users, DC__PLURAL_S(param->users));
     }
   }
   return DC_OK;
@@ -44,7 +44,7 @@ static dc_status start_backward(dc_context *ctx, const char *fn, int32_t update)
       ((dc__param *)ctx->params.values[i])->has_grad = false;
     }
     ctx->boundary = false;
-    dc__finite_forget(ctx);
+    dc__grad_finite_reset(ctx);
   }
   ctx->update = update == 1;
   return DC_OK;
@@ -59,7 +59,7 @@ static dc_status grads_finite(dc_context *ctx, const char *fn, int32_t *finite, 
   if (finite == NULL) {
     return dc__fail(DC_E_INVALID, "%s: finite is NULL", fn);
   }
-  return dc__finite_ask(ctx, fn, finite, id);
+  return dc__grad_finite_query(ctx, fn, finite, id);
 }
 
 dc_status dc_grads_finite(dc_context *context, int32_t *finite, int64_t *id) {
@@ -79,7 +79,7 @@ dc_status dc_enable_profiling(dc_context *context, int32_t enable) {
 }
 
 int32_t dc_is_profiling(const dc_context *context) {
-  if (context == NULL || dc__owner_is_other(&context->device->owner)) {
+  if (context == NULL || dc__owner_is_forked(&context->device->owner)) {
     return 0;
   }
   pthread_mutex_t *mutex = (pthread_mutex_t *)(uintptr_t)&context->mutex; /* locking changes nothing to be seen */

@@ -1,7 +1,7 @@
 /* Chapter 1: version and features; and the operators' names, which belong to no room. */
 #include <string.h>
 
-#include "api/api.h"
+#include "api/api_internal.h"
 #include "kernels/kernels.h"
 
 uint32_t dc_api_version(void) {

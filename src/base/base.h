@@ -14,7 +14,7 @@
 #define DC__COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* One function of a table that an open library fills; `missing` is its name if the library has none, else as it was. */
-#define DC__LOOK_UP(library, table, name, missing)  \
+#define DC__DLSYM(library, table, name, missing)    \
   *(void **)&(table)->name = dlsym(library, #name); \
   (missing) = (table)->name == NULL ? #name : (missing);
 
@@ -24,7 +24,7 @@
  *   return dc__fail(DC_E_SHAPE, "dc_reduce_grad: a has %" PRId64 " elements, must have %" PRId64, …); */
 dc_status dc__fail(dc_status status, const char *format, ...) DC__PRINTF(2, 3);
 /* The end of a noun: 1 element, 2 elements. */
-#define DC__S(count) ((count) == 1 ? "" : "s")
+#define DC__PLURAL_S(count) ((count) == 1 ? "" : "s")
 
 /* A failure that outlives its thread: streams and communicators keep the first one. */
 typedef struct dc__failure {
@@ -68,10 +68,10 @@ _Static_assert(sizeof(void *) != 8 || sizeof(dc_tensor) >= DC__TENSOR_SIZE_0_1, 
 
 bool dc__dtype_is_float(int32_t dtype);
 /* The seven types that collectives and casts take. */
-bool dc__dtype_moves(int32_t dtype);
+bool dc__dtype_is_castable(int32_t dtype);
 /* Whether `wide` holds every value of `narrow`, so that a cast by way of it gives what the direct cast gives: the type
  * itself, or a larger one of the same kind. (From int32 by way of float64, int8 would saturate.) */
-bool dc__dtype_holds(int32_t wide, int32_t narrow);
+bool dc__dtype_can_represent(int32_t wide, int32_t narrow);
 
 /* Product of a shape. DC_E_SHAPE when a length is negative or the product overflows. */
 dc_status dc__numel(const char *function, const char *argument, const int64_t *shape, int32_t ndim, int64_t *numel);
@@ -90,7 +90,7 @@ dc_status dc__tensor_check_output(const char *function, const char *argument, co
 /* Zeroed; NULL with last error set on failure. The one place of the library that calls malloc. */
 void *dc__calloc(size_t count, size_t bytes);
 /* Grows an array to hold at least `need` elements; false (array unchanged, last error set) on failure. */
-bool dc__grow(void **array, int64_t *capacity, int64_t need, size_t element);
+bool dc__array_reserve(void **array, int64_t *capacity, int64_t need, size_t element);
 void dc__free(void *ptr);
 char *dc__strdup(const char *text);
 
@@ -127,8 +127,8 @@ typedef struct dc__owner {
 } dc__owner;
 
 void dc__owner_init(dc__owner *owner);
-void dc__owner_drop(dc__owner *owner);
-bool dc__owner_is_other(const dc__owner *owner);
+void dc__owner_destroy(dc__owner *owner);
+bool dc__owner_is_forked(const dc__owner *owner);
 /* DC_E_STATE in a child; `what` is the object, "context". */
 dc_status dc__owner_check(const char *function, const char *what, const dc__owner *owner);
 
@@ -136,7 +136,7 @@ dc_status dc__owner_check(const char *function, const char *what, const dc__owne
 
 int64_t dc__now_ns(void); /* monotonic */
 /* From now to the deadline, for poll(): 0 to 2^30, rounded up. */
-int dc__milliseconds_to(int64_t deadline_ns);
+int dc__poll_timeout_ms(int64_t deadline_ns);
 /* Monotonic too, in a few nanoseconds, but in units of its own: the processor's counter where that runs evenly. */
 int64_t dc__ticks(void);
 

@@ -10,7 +10,7 @@ int64_t dc__now_ns(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-int dc__milliseconds_to(int64_t deadline_ns) {
+int dc__poll_timeout_ms(int64_t deadline_ns) {
   int64_t rest = (deadline_ns - dc__now_ns() + 999999) / 1000000;
   return rest < 0 ? 0 : rest > (1 << 30) ? 1 << 30 : (int)rest;
 }

@@ -12,7 +12,7 @@ void *dc__calloc(size_t count, size_t bytes) {
   return ptr;
 }
 
-bool dc__grow(void **array, int64_t *capacity, int64_t need, size_t element) {
+bool dc__array_reserve(void **array, int64_t *capacity, int64_t need, size_t element) {
   if (need <= *capacity) {
     return true;
   }

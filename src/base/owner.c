@@ -24,14 +24,14 @@ void dc__owner_init(dc__owner *owner) {
 #endif
 }
 
-void dc__owner_drop(dc__owner *owner) {
+void dc__owner_destroy(dc__owner *owner) {
   if (owner->page != NULL) {
     munmap((void *)(uintptr_t)owner->page, PAGE);
   }
   *owner = (dc__owner){0};
 }
 
-bool dc__owner_is_other(const dc__owner *owner) {
+bool dc__owner_is_forked(const dc__owner *owner) {
   if (owner->page != NULL) {
     return *owner->page == 0;
   }
@@ -39,7 +39,7 @@ bool dc__owner_is_other(const dc__owner *owner) {
 }
 
 dc_status dc__owner_check(const char *function, const char *what, const dc__owner *owner) {
-  if (!dc__owner_is_other(owner)) {
+  if (!dc__owner_is_forked(owner)) {
     return DC_OK;
   }
   return dc__fail(DC_E_STATE,

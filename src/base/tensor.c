@@ -8,7 +8,7 @@ static const struct {
   const char *name;
   uint8_t size;
   bool is_float;
-  bool moves;
+  bool castable;
 } dtypes[] = {
     [DC_DTYPE_NONE] = {"none", 0, false, false}, [DC_FLOAT32] = {"float32", 4, true, true},
     [DC_FLOAT64] = {"float64", 8, true, true},   [DC_FLOAT16] = {"float16", 2, true, true},
@@ -18,27 +18,27 @@ static const struct {
     [DC_BOOL] = {"bool", 1, false, false},
 };
 
-static bool known(int32_t dtype) {
+static bool dtype_is_known(int32_t dtype) {
   return dtype >= 0 && dtype < (int32_t)DC__COUNT(dtypes);
 }
 
 size_t dc_dtype_size(int32_t dtype) {
-  return known(dtype) ? dtypes[dtype].size : 0;
+  return dtype_is_known(dtype) ? dtypes[dtype].size : 0;
 }
 
 const char *dc_dtype_name(int32_t dtype) {
-  return known(dtype) ? dtypes[dtype].name : "unknown";
+  return dtype_is_known(dtype) ? dtypes[dtype].name : "unknown";
 }
 
 bool dc__dtype_is_float(int32_t dtype) {
-  return known(dtype) && dtypes[dtype].is_float;
+  return dtype_is_known(dtype) && dtypes[dtype].is_float;
 }
 
-bool dc__dtype_moves(int32_t dtype) {
-  return known(dtype) && dtypes[dtype].moves;
+bool dc__dtype_is_castable(int32_t dtype) {
+  return dtype_is_known(dtype) && dtypes[dtype].castable;
 }
 
-bool dc__dtype_holds(int32_t wide, int32_t narrow) {
+bool dc__dtype_can_represent(int32_t wide, int32_t narrow) {
   return wide == narrow ||
          (dc__dtype_is_float(wide) == dc__dtype_is_float(narrow) && dc_dtype_size(wide) > dc_dtype_size(narrow));
 }
@@ -53,7 +53,7 @@ dc_status dc__numel(const char *function, const char *argument, const int64_t *s
   }
   if (ndim > 0 && shape == NULL) {
     return dc__fail(DC_E_INVALID, "%s: %s has %" PRId32 " dimension%s, but its shape is NULL", function, argument, ndim,
-                    DC__S(ndim));
+                    DC__PLURAL_S(ndim));
   }
   int64_t product = 1;
   for (int32_t i = 0; i < ndim; i++) {
@@ -70,7 +70,7 @@ dc_status dc__numel(const char *function, const char *argument, const int64_t *s
   return DC_OK;
 }
 
-static bool contiguous(const dc_tensor *t, int64_t numel) {
+static bool tensor_is_contiguous(const dc_tensor *t, int64_t numel) {
   if (t->strides == NULL || numel == 0) {
     return true;
   }
@@ -94,12 +94,12 @@ dc_status dc__tensor_read(const char *function, const char *argument, const dc_t
     if (dc_dtype_size(t.dtype) == 0) {
       return dc__fail(DC_E_DTYPE, "%s: %s.dtype = %" PRId32 " is no element type", function, argument, t.dtype);
     }
-    if (!contiguous(&t, count)) {
+    if (!tensor_is_contiguous(&t, count)) {
       return dc__fail(DC_E_SHAPE, "%s: %s is not contiguous; row-major strides are needed", function, argument);
     }
     if (t.data == NULL && count > 0) {
       return dc__fail(DC_E_INVALID, "%s: %s.data is NULL, but it has %" PRId64 " element%s", function, argument, count,
-                      DC__S(count));
+                      DC__PLURAL_S(count));
     }
   } else if (!optional) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", function, argument);

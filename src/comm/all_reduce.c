@@ -1,8 +1,8 @@
 /* All-reduce out of the two collectives that a transport has: each rank reduces a chunk and gathers the others'. */
 #include "comm/comm.h"
-#include "comm/host.h"
+#include "comm/host_transport.h"
 
-typedef struct all_reduce {
+typedef struct all_reduce_call {
   dc_comm *comm;
   dc_device *device; /* whose memory the data is; NULL: the host's */
   dc_stream *stream; /* to which the collectives are issued; NULL: they are done here (host.h) */
@@ -10,9 +10,10 @@ typedef struct all_reduce {
   int64_t count;
   int32_t dtype;
   int32_t op;
-} all_reduce;
+} all_reduce_call;
 
-_Static_assert(sizeof(all_reduce) <= DC__HOST_BYTES, "an all-reduce must fit into what is called behind others");
+_Static_assert(sizeof(all_reduce_call) <= DC__HOST_FUNC_BYTES,
+               "an all-reduce must fit into what is called behind others");
 
 /* ---- the chunk ---- */
 
@@ -20,7 +21,7 @@ static void free_scratch(dc_comm *comm, dc__comm_scratch scratch) {
   if (scratch.device != NULL) {
     scratch.device->ops->free(scratch.device, scratch.ptr, scratch.bytes, DC_MEMORY_DEVICE);
     dc__device_release(scratch.device);
-  } else if (scratch.ptr != NULL && comm->ops->heap_free != NULL && comm->place == 0) {
+  } else if (scratch.ptr != NULL && comm->ops->heap_free != NULL && comm->memory_space == 0) {
     comm->ops->heap_free(comm, scratch.ptr, scratch.bytes);
   } else {
     dc__free(scratch.ptr);
@@ -28,7 +29,7 @@ static void free_scratch(dc_comm *comm, dc__comm_scratch scratch) {
 }
 
 /* The communicator keeps one chunk; whoever needs it takes it away meanwhile. */
-static dc_status take_scratch(const all_reduce *a, size_t bytes, dc__comm_scratch *scratch) {
+static dc_status acquire_scratch(const all_reduce_call *a, size_t bytes, dc__comm_scratch *scratch) {
   dc_comm *comm = a->comm;
   pthread_mutex_lock(&comm->mutex);
   *scratch = comm->scratch;
@@ -44,14 +45,14 @@ static dc_status take_scratch(const all_reduce *a, size_t bytes, dc__comm_scratc
     scratch->device = dc__device_retain(a->device);
     return DC_OK;
   }
-  if (comm->ops->heap_alloc != NULL && comm->place == 0) {
+  if (comm->ops->heap_alloc != NULL && comm->memory_space == 0) {
     return comm->ops->heap_alloc(comm, bytes, &scratch->ptr);
   }
   scratch->ptr = dc__calloc(1, bytes);
   return scratch->ptr != NULL ? DC_OK : DC_E_NO_MEMORY;
 }
 
-static void put_scratch(dc_comm *comm, dc__comm_scratch scratch) {
+static void release_scratch(dc_comm *comm, dc__comm_scratch scratch) {
   pthread_mutex_lock(&comm->mutex);
   dc__comm_scratch old = comm->scratch;
   comm->scratch = scratch;
@@ -59,15 +60,15 @@ static void put_scratch(dc_comm *comm, dc__comm_scratch scratch) {
   free_scratch(comm, old);
 }
 
-void dc__comm_drop_scratch(dc_comm *comm) {
-  put_scratch(comm, (dc__comm_scratch){NULL, NULL, 0});
+void dc__comm_free_scratch(dc_comm *comm) {
+  release_scratch(comm, (dc__comm_scratch){NULL, NULL, 0});
 }
 
 /* ---- the two collectives ---- */
 
 /* This is a host thread in a stream's turn: a card's data is ready, and moved before it goes on, or it is moved in the
  * stream's order. */
-static void run_half(const all_reduce *a, int32_t kind, const dc__coll_item *item) {
+static void run_collective(const all_reduce_call *a, int32_t kind, const dc__coll_item *item) {
   const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_REDUCE, NULL};
   if (a->device != NULL && item->total > 0 && dc__comm_check(a->comm) == DC_OK) {
     const dc__coll coll = {.comm = a->comm,
@@ -87,7 +88,7 @@ static void run_half(const all_reduce *a, int32_t kind, const dc__coll_item *ite
 }
 
 /* The reduced chunk is at `chunk`, which may be its place in the data. */
-static void run_halves(const all_reduce *a, const dc__range *ranges, void *chunk) {
+static void reduce_then_gather(const all_reduce_call *a, const dc__range *ranges, void *chunk) {
   dc__coll_item item = {.send = a->data,
                         .recv = chunk,
                         .ranges = ranges,
@@ -96,19 +97,19 @@ static void run_halves(const all_reduce *a, const dc__range *ranges, void *chunk
                         .dtype = a->dtype,
                         .recv_dtype = a->dtype,
                         .reduce_op = a->op};
-  run_half(a, DC__COLL_REDUCE, &item);
+  run_collective(a, DC__COLL_REDUCE, &item);
   item.send = chunk;
   item.recv = a->data;
   item.reduce_op = 0;
   if (dc__comm_check(a->comm) == DC_OK) {
-    run_half(a, DC__COLL_GATHER, &item);
+    run_collective(a, DC__COLL_GATHER, &item);
   }
 }
 
 /* A rank's chunk goes to memory of its own, because the others may still read the data. Issued work sends the others
  * what is theirs and never reads it again, so there it is reduced in its place. */
 static void run_all_reduce(void *args) {
-  const all_reduce *a = args;
+  const all_reduce_call *a = args;
   dc_comm *comm = a->comm;
   int64_t chunk = (a->count + comm->world - 1) / comm->world;
   size_t size = dc_dtype_size(a->dtype);
@@ -120,10 +121,10 @@ static void run_all_reduce(void *args) {
   dc__comm_scratch scratch;
   dc_status status = DC_OK;
   if (a->stream != NULL) {
-    run_halves(a, ranges, (char *)a->data + (size_t)ranges[comm->rank].begin * size);
-  } else if ((status = take_scratch(a, (size_t)chunk * size, &scratch)) == DC_OK) {
-    run_halves(a, ranges, scratch.ptr);
-    put_scratch(comm, scratch);
+    reduce_then_gather(a, ranges, (char *)a->data + (size_t)ranges[comm->rank].begin * size);
+  } else if ((status = acquire_scratch(a, (size_t)chunk * size, &scratch)) == DC_OK) {
+    reduce_then_gather(a, ranges, scratch.ptr);
+    release_scratch(comm, scratch);
   } else {
     comm->ops->abort(comm, dc_last_error()); /* first: the group's failure is that of all its communicators */
     dc__comm_fail(comm, status);
@@ -132,9 +133,9 @@ static void run_all_reduce(void *args) {
 }
 
 void dc__comm_all_reduce(dc_comm *comm, dc_stream *stream, void *data, int64_t count, int32_t dtype, int32_t op) {
-  dc_device *device = stream == NULL || stream->device->place == 0 ? NULL : stream->device;
-  const all_reduce a = {
-      dc__comm_retain(comm), device, dc__host_issues(comm, stream) ? stream : NULL, data, count, dtype, op};
-  dc__comm_ask(comm, count > 0 ? 2 : 0); /* they are queued by the task, or run in it */
-  dc__host_call(comm, stream, run_all_reduce, &a, sizeof a);
+  dc_device *device = stream == NULL || stream->device->memory_space == 0 ? NULL : stream->device;
+  const all_reduce_call a = {
+      dc__comm_retain(comm), device, dc__host_is_stream_ordered(comm, stream) ? stream : NULL, data, count, dtype, op};
+  dc__comm_note_request(comm, count > 0 ? 2 : 0); /* they are queued by the task, or run in it */
+  dc__host_launch_func(comm, stream, run_all_reduce, &a, sizeof a);
 }

@@ -3,18 +3,18 @@
 #include <string.h>
 
 #include "comm/comm.h"
-#include "comm/host.h"
+#include "comm/host_transport.h"
 
 /* A checked collective of the caller's. The ranges live in `ranges`, or in the caller's frame until it is started. */
-typedef struct member {
+typedef struct group_member {
   dc__coll_item item;
   dc__range *ranges; /* one for each rank */
   dc_stream *stream;
   int32_t kind;
-} member;
+} group_member;
 
 struct dc__comm_group_state {
-  member *members;
+  group_member *members;
   int64_t count;
   int64_t capacity;
 };
@@ -27,7 +27,7 @@ static void free_group(struct dc__comm_group_state *group) {
   dc__free(group);
 }
 
-void dc__comm_drop_group(dc_comm *comm) {
+void dc__comm_free_group(dc_comm *comm) {
   if (comm->group != NULL) {
     free_group(comm->group);
     comm->group = NULL;
@@ -43,7 +43,7 @@ static dc_status check_comm(const char *fn, dc_comm *comm, dc_stream *stream) {
     DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
     DC__TRY(dc__comm_check_device(fn, comm, stream->device));
   }
-  if (!comm->issues && dc__stream_captures(stream)) {
+  if (!comm->stream_ordered && dc__stream_captures(stream)) {
     return dc__fail(DC_E_UNSUPPORTED,
                     "%s: the stream is captured into a CUDA graph, which cannot hold a collective of this communicator "
                     "(%s)",
@@ -54,13 +54,13 @@ static dc_status check_comm(const char *fn, dc_comm *comm, dc_stream *stream) {
 
 /* ---- starting ---- */
 
-static void free_task(void *args) {
+static void free_ranges_task(void *args) {
   void *ptr;
   memcpy(&ptr, args, sizeof ptr);
   dc__free(ptr);
 }
 
-static void start(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__coll_item *items, int64_t count) {
+static void submit_items(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__coll_item *items, int64_t count) {
   const dc__tag tag = {-1, -1, kind == DC__COLL_GATHER ? DC_OP_COMM_ALL_GATHER : DC_OP_COMM_REDUCE_SCATTER, NULL};
   if (kind == DC__COLL_GATHER) {
     dc__comm_all_gather(comm, stream, &tag, items, count);
@@ -70,7 +70,7 @@ static void start(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__coll
 }
 
 /* Starts members as one; with a stream their ranges are copied, and the copy goes when the stream has come past. */
-static dc_status start_members(dc_comm *comm, dc_stream *stream, const member *members, int64_t count) {
+static dc_status submit_members(dc_comm *comm, dc_stream *stream, const group_member *members, int64_t count) {
   size_t world = (size_t)comm->world;
   size_t items_bytes = (size_t)count * sizeof(dc__coll_item);
   char *block = dc__calloc(1, items_bytes + (size_t)count * world * sizeof(dc__range));
@@ -84,18 +84,18 @@ static dc_status start_members(dc_comm *comm, dc_stream *stream, const member *m
     items[i] = members[i].item;
     items[i].ranges = &ranges[(size_t)i * world];
   }
-  start(comm, stream, members[0].kind, items, count);
-  dc__host_call(comm, stream, free_task, &block, sizeof block);
+  submit_items(comm, stream, members[0].kind, items, count);
+  dc__host_launch_func(comm, stream, free_ranges_task, &block, sizeof block);
   return stream == NULL ? dc__comm_check(comm) : DC_OK;
 }
 
 /* Keeps the member for dc_comm_group_end(). Called with the mutex held. */
-static dc_status join_group(dc_comm *comm, const member *m) {
+static dc_status append_to_group(dc_comm *comm, const group_member *m) {
   struct dc__comm_group_state *group = comm->group;
   size_t bytes = (size_t)comm->world * sizeof *m->ranges;
   dc__range *ranges = dc__calloc(1, bytes);
   void *members = group->members;
-  if (ranges == NULL || !dc__grow(&members, &group->capacity, group->count + 1, sizeof *m)) {
+  if (ranges == NULL || !dc__array_reserve(&members, &group->capacity, group->count + 1, sizeof *m)) {
     dc__free(ranges);
     return DC_E_NO_MEMORY;
   }
@@ -106,18 +106,18 @@ static dc_status join_group(dc_comm *comm, const member *m) {
   return DC_OK;
 }
 
-static dc_status start_or_join(dc_comm *comm, const member *m) {
+static dc_status submit_or_append(dc_comm *comm, const group_member *m) {
   pthread_mutex_lock(&comm->mutex);
   bool grouped = comm->group != NULL;
-  dc_status status = grouped ? join_group(comm, m) : DC_OK;
+  dc_status status = grouped ? append_to_group(comm, m) : DC_OK;
   pthread_mutex_unlock(&comm->mutex);
   if (grouped) {
     return status;
   }
   if (m->stream != NULL) {
-    return start_members(comm, m->stream, m, 1);
+    return submit_members(comm, m->stream, m, 1);
   }
-  start(comm, NULL, m->kind, &m->item, 1);
+  submit_items(comm, NULL, m->kind, &m->item, 1);
   return dc__comm_check(comm);
 }
 
@@ -134,7 +134,7 @@ static dc_status check_no_group(const char *fn, dc_comm *comm) {
 static dc_status read_tensor(const char *fn, const char *argument, const dc_tensor *src, dc_tensor *dst,
                              int64_t *numel) {
   DC__TRY(dc__tensor_read(fn, argument, src, false, dst, numel));
-  if (!dc__dtype_moves(dst->dtype)) {
+  if (!dc__dtype_is_castable(dst->dtype)) {
     return dc__fail(DC_E_DTYPE,
                     "%s: %s is %s; collectives take float32, float64, float16, bfloat16, int8, int32 and int64", fn,
                     argument, dc_dtype_name(dst->dtype));
@@ -160,18 +160,18 @@ static dc_status read_counts(const char *fn, const dc_comm *comm, const int64_t 
 static dc_status check_numel(const char *fn, const char *argument, int64_t numel, const char *what, int64_t expected) {
   return numel == expected ? DC_OK
                            : dc__fail(DC_E_SHAPE, "%s: %s has %" PRId64 " element%s, must have %s = %" PRId64, fn,
-                                      argument, numel, DC__S(numel), what, expected);
+                                      argument, numel, DC__PLURAL_S(numel), what, expected);
 }
 
 /* What is sent and where it is received, of one type. */
-typedef struct pair {
+typedef struct send_recv_pair {
   dc_tensor send;
   dc_tensor recv;
   int64_t send_count;
   int64_t recv_count;
-} pair;
+} send_recv_pair;
 
-static dc_status read_pair(const char *fn, const dc_tensor *send, const dc_tensor *recv, pair *p) {
+static dc_status read_pair(const char *fn, const dc_tensor *send, const dc_tensor *recv, send_recv_pair *p) {
   DC__TRY(read_tensor(fn, "send", send, &p->send, &p->send_count));
   DC__TRY(read_tensor(fn, "recv", recv, &p->recv, &p->recv_count));
   return p->send.dtype == p->recv.dtype ? DC_OK
@@ -202,7 +202,7 @@ dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *re
   DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_all_gather";
   DC__TRY(check_comm(fn, comm, stream));
-  pair p;
+  send_recv_pair p;
   dc__range ranges[DC__COMM_MAX_WORLD];
   int64_t total;
   DC__TRY(read_pair(fn, send, recv, &p));
@@ -216,13 +216,13 @@ dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *re
   if (p.send.data != place && overlap(p.send.data, p.send_count, p.recv.data, p.recv_count, p.recv.dtype)) {
     return dc__fail(DC_E_INVALID, "%s: send overlaps recv, but is not this rank's place in it", fn);
   }
-  const member m = {
+  const group_member m = {
       .item =
           {.send = p.send.data, .recv = p.recv.data, .ranges = ranges, .total = total, .id = -1, .dtype = p.recv.dtype},
       .ranges = ranges,
       .stream = stream,
       .kind = DC__COLL_GATHER};
-  return start_or_join(comm, &m);
+  return submit_or_append(comm, &m);
 }
 
 dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
@@ -230,7 +230,7 @@ dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor
   DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_reduce_scatter";
   DC__TRY(check_comm(fn, comm, stream));
-  pair p;
+  send_recv_pair p;
   dc__range ranges[DC__COMM_MAX_WORLD];
   int64_t total;
   DC__TRY(read_pair(fn, send, recv, &p));
@@ -241,18 +241,18 @@ dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor
   if (overlap(p.send.data, p.send_count, p.recv.data, p.recv_count, p.recv.dtype)) {
     return dc__fail(DC_E_INVALID, "%s: send and recv overlap", fn);
   }
-  const member m = {.item = {.send = p.send.data,
-                             .recv = p.recv.data,
-                             .ranges = ranges,
-                             .total = total,
-                             .id = -1,
-                             .dtype = p.send.dtype,
-                             .recv_dtype = p.recv.dtype,
-                             .reduce_op = op},
-                    .ranges = ranges,
-                    .stream = stream,
-                    .kind = DC__COLL_REDUCE};
-  return start_or_join(comm, &m);
+  const group_member m = {.item = {.send = p.send.data,
+                                   .recv = p.recv.data,
+                                   .ranges = ranges,
+                                   .total = total,
+                                   .id = -1,
+                                   .dtype = p.send.dtype,
+                                   .recv_dtype = p.recv.dtype,
+                                   .reduce_op = op},
+                          .ranges = ranges,
+                          .stream = stream,
+                          .kind = DC__COLL_REDUCE};
+  return submit_or_append(comm, &m);
 }
 
 /* ---- all-reduce, broadcast, barrier ---- */
@@ -329,7 +329,7 @@ static dc_status start_group(const char *fn, dc_comm *comm, dc_stream *stream,
       return dc__fail(DC_E_INVALID, "%s: member %" PRId64 " of the group was given another stream", fn, i);
     }
   }
-  return group->count == 0 ? DC_OK : start_members(comm, stream, group->members, group->count);
+  return group->count == 0 ? DC_OK : submit_members(comm, stream, group->members, group->count);
 }
 
 dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream) {

@@ -19,29 +19,29 @@ dc_status dc__comm_head_init(dc_comm *comm, const dc__comm_ops *ops, int32_t ran
 }
 
 void dc__comm_head_destroy(dc_comm *comm) {
-  dc__owner_drop(&comm->owner);
+  dc__owner_destroy(&comm->owner);
   pthread_mutex_destroy(&comm->mutex);
 }
 
-void dc__comm_ask(dc_comm *comm, uint64_t collectives) {
-  dc__comm_use *use = comm->use;
+void dc__comm_note_request(dc_comm *comm, uint64_t collectives) {
+  dc__comm_usage *use = comm->use;
   if (use == NULL) {
     return;
   }
   uint64_t thread = dc__thread_id();
   unsigned long long user = atomic_load_explicit(&use->user, memory_order_relaxed);
-  if (user != thread && user != DC__COMM_USERS &&
+  if (user != thread && user != DC__COMM_SEVERAL_USERS &&
       (user != 0 || !atomic_compare_exchange_strong(&use->user, &user, thread))) {
-    atomic_store(&use->user, DC__COMM_USERS);
+    atomic_store(&use->user, DC__COMM_SEVERAL_USERS);
   }
   if (collectives > 0) {
-    atomic_fetch_add_explicit(&use->asked, collectives, memory_order_release);
+    atomic_fetch_add_explicit(&use->requested, collectives, memory_order_release);
   }
 }
 
-uint64_t dc__comm_held_user(const dc_comm *comm) {
+uint64_t dc__comm_blocked_user(const dc_comm *comm) {
   uint64_t user = comm->use == NULL ? 0 : atomic_load(&comm->use->user);
-  return user != 0 && user != DC__COMM_USERS && dc__thread_is_held(user) ? user : 0;
+  return user != 0 && user != DC__COMM_SEVERAL_USERS && dc__thread_is_blocked(user) ? user : 0;
 }
 
 dc_comm *dc__comm_retain(dc_comm *comm) {
@@ -51,32 +51,32 @@ dc_comm *dc__comm_retain(dc_comm *comm) {
 
 void dc__comm_release(dc_comm *comm) {
   if (comm != NULL && atomic_fetch_sub_explicit(&comm->refs, 1, memory_order_acq_rel) == 1) {
-    dc__comm_drop_group(comm);
-    dc__comm_drop_scratch(comm);
+    dc__comm_free_group(comm);
+    dc__comm_free_scratch(comm);
     comm->ops->destroy(comm);
   }
 }
 
-dc_status dc__comm_own(const char *fn, dc_comm *comm, dc_comm **own) {
-  dc_status status = comm->ops->dup(comm, own);
+dc_status dc__comm_acquire_exclusive(const char *fn, dc_comm *comm, dc_comm **exclusive_comm) {
+  dc_status status = comm->ops->dup(comm, exclusive_comm);
   if (status != DC_E_UNSUPPORTED) {
     return status;
   }
-  if (atomic_exchange(&comm->owned, 1) != 0) {
+  if (atomic_exchange(&comm->exclusive, 1) != 0) {
     return dc__fail(DC_E_BUSY,
                     "%s: this communicator (%s) cannot be copied, and another context uses it; give each context a "
                     "communicator of its own, or the callbacks a dup",
                     fn, comm->ops->name);
   }
-  *own = dc__comm_retain(comm);
+  *exclusive_comm = dc__comm_retain(comm);
   return DC_OK;
 }
 
 /* A copy has no other owner, so nothing tells the two cases apart but that it goes. */
-void dc__comm_disown(dc_comm *own) {
-  if (own != NULL) {
-    atomic_store(&own->owned, 0);
-    dc__comm_release(own);
+void dc__comm_release_exclusive(dc_comm *exclusive_comm) {
+  if (exclusive_comm != NULL) {
+    atomic_store(&exclusive_comm->exclusive, 0);
+    dc__comm_release(exclusive_comm);
   }
 }
 
@@ -101,29 +101,30 @@ dc_status dc__comm_check(dc_comm *comm) {
 }
 
 dc_status dc__comm_check_device(const char *fn, const dc_comm *comm, const dc_device *device) {
-  if (device->place == 0 || (comm->takes_devices && (comm->place == 0 || comm->place == device->place))) {
+  if (device->memory_space == 0 ||
+      (comm->supports_device && (comm->memory_space == 0 || comm->memory_space == device->memory_space))) {
     return DC_OK;
   }
-  return dc__fail(comm->takes_devices ? DC_E_INVALID : DC_E_UNSUPPORTED,
+  return dc__fail(comm->supports_device ? DC_E_INVALID : DC_E_UNSUPPORTED,
                   "%s: ranks of this communicator (%s) cannot exchange memory of device \"%s\"%s", fn, comm->ops->name,
-                  device->name, comm->takes_devices ? ", it was made for another one" : "");
+                  device->name, comm->supports_device ? ", it was made for another one" : "");
 }
 
-typedef void (*group_fn)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
-                         int32_t count);
+typedef void (*submit_fn)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                          int32_t count);
 
-static void in_groups(group_fn start, dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
-                      int64_t count) {
+static void submit_in_groups(submit_fn submit_group, dc_comm *comm, dc_stream *stream, const dc__tag *tag,
+                             const dc__coll_item *items, int64_t count) {
   dc__coll_item group[DC__COMM_GROUP];
   int32_t filled = 0;
-  dc__tag named = *tag;
+  dc__tag group_tag = *tag;
   for (int64_t i = 0; i < count; i++) {
     if (items[i].total > 0) {
       group[filled++] = items[i];
     }
     if (filled == DC__COMM_GROUP || (filled > 0 && i == count - 1)) {
-      named.id = group[0].id;
-      start(comm, stream, &named, group, filled);
+      group_tag.id = group[0].id;
+      submit_group(comm, stream, &group_tag, group, filled);
       filled = 0;
     }
   }
@@ -131,25 +132,26 @@ static void in_groups(group_fn start, dc_comm *comm, dc_stream *stream, const dc
 
 void dc__comm_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                          int64_t count) {
-  in_groups(comm->ops->all_gather, comm, stream, tag, items, count);
+  submit_in_groups(comm->ops->all_gather, comm, stream, tag, items, count);
 }
 
 void dc__comm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                              int64_t count) {
-  in_groups(comm->ops->reduce_scatter, comm, stream, tag, items, count);
+  submit_in_groups(comm->ops->reduce_scatter, comm, stream, tag, items, count);
 }
 
 void dc__comm_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root) {
   comm->ops->broadcast(comm, stream, tag, data, bytes, root);
 }
 
-dc_status dc__comm_exchange(dc_comm *comm, const dc__tag *tag, const int64_t *mine, int64_t count, int64_t *table) {
+dc_status dc__comm_all_gather_int64(dc_comm *comm, const dc__tag *tag, const int64_t *values, int64_t count,
+                                    int64_t *table) {
   dc__range ranges[DC__COMM_MAX_WORLD];
   for (int32_t r = 0; r < comm->world; r++) {
     ranges[r] = (dc__range){r * count, count};
   }
   const dc__coll_item item = {
-      .send = mine, .recv = table, .ranges = ranges, .total = comm->world * count, .id = tag->id, .dtype = DC_INT64};
+      .send = values, .recv = table, .ranges = ranges, .total = comm->world * count, .id = tag->id, .dtype = DC_INT64};
   dc__device_pause();
   dc__comm_all_gather(comm, NULL, tag, &item, 1);
   return dc__comm_check(comm);

@@ -25,28 +25,28 @@ typedef struct dc__range {
 /* When an operation's work began and ended: the flight recorder's entries have one. Who queues a piece of the work
  * expects it, and who runs it says begin and end, in dc__ticks(); of a piece that a device does without the host, the
  * device's stamps say so. An operation may have several pieces, and NULL spans cost nothing. */
-typedef struct dc__span {
+typedef struct dc__op_timing {
   atomic_llong begun; /* 0: not yet */
   atomic_llong ended; /* of the latest piece; 0: none yet */
   atomic_int pending; /* pieces queued and not done: until then the span's memory stays */
   atomic_int failed;
-  dc__stamp *_Atomic first; /* begin of the first piece; NULL: the host says it */
-  dc__stamp *_Atomic last;  /* end of the latest one */
-} dc__span;
+  dc__timestamp *_Atomic first; /* begin of the first piece; NULL: the host says it */
+  dc__timestamp *_Atomic last;  /* end of the latest one */
+} dc__op_timing;
 
-static inline void dc__span_expect(dc__span *span) {
+static inline void dc__op_timing_expect(dc__op_timing *span) {
   if (span != NULL) {
     atomic_fetch_add_explicit(&span->pending, 1, memory_order_relaxed);
   }
 }
 
-static inline void dc__span_begin(dc__span *span) {
+static inline void dc__op_timing_begin(dc__op_timing *span) {
   if (span != NULL && atomic_load_explicit(&span->begun, memory_order_relaxed) == 0) {
     atomic_store_explicit(&span->begun, dc__ticks(), memory_order_relaxed);
   }
 }
 
-static inline void dc__span_end(dc__span *span, bool failed) {
+static inline void dc__op_timing_end(dc__op_timing *span, bool failed) {
   if (span != NULL) {
     atomic_store_explicit(&span->ended, dc__ticks(), memory_order_relaxed);
     if (failed) {
@@ -57,15 +57,15 @@ static inline void dc__span_end(dc__span *span, bool failed) {
 }
 
 /* Begin and end of a piece of work on a stream that does not know of spans (host.c). */
-void dc__span_begin_on(dc__span *span, dc_stream *stream);
-void dc__span_end_on(dc__span *span, dc_stream *stream);
+void dc__op_timing_begin_on(dc__op_timing *span, dc_stream *stream);
+void dc__op_timing_end_on(dc__op_timing *span, dc_stream *stream);
 
 /* For error texts and traces: which operator, graph and parameter a collective serves. */
 typedef struct dc__tag {
-  int64_t graph_id; /* -1: none */
-  int64_t id;       /* the first item's parameter; -1: none */
-  int32_t op;       /* enum dc_op */
-  dc__span *span;   /* this rank's; NULL: not recorded */
+  int64_t graph_id;    /* -1: none */
+  int64_t id;          /* the first item's parameter; -1: none */
+  int32_t op;          /* enum dc_op */
+  dc__op_timing *span; /* this rank's; NULL: not recorded */
 } dc__tag;
 
 typedef struct dc__coll_item {
@@ -102,12 +102,12 @@ typedef struct dc__comm_ops {
   /* Looks for a failure that others noticed; NULL = nothing to look at. */
   void (*poll)(dc_comm *comm);
   /* As poll, and whether a rank's process has ended, which takes a system call a rank. NULL: as poll. */
-  void (*watch)(dc_comm *comm);
+  void (*check_peers)(dc_comm *comm);
   /* Memory that peers read in place. NULL functions: no such memory with this transport. */
   dc_status (*heap_alloc)(dc_comm *comm, size_t bytes, void **ptr);
   void (*heap_free)(dc_comm *comm, void *ptr, size_t bytes);
-  bool (*shares)(dc_comm *comm, const void *ptr, size_t bytes); /* can peers read it in place? */
-  void (*set_checksums)(dc_comm *comm, bool enable);            /* for all copies; NULL: the transport has none */
+  bool (*peer_accessible)(dc_comm *comm, const void *ptr, size_t bytes); /* can peers read it in place? */
+  void (*set_checksums)(dc_comm *comm, bool enable); /* for all copies; NULL: the transport has none */
   void (*destroy)(dc_comm *comm);
 } dc__comm_ops;
 
@@ -121,29 +121,31 @@ typedef struct dc__comm_scratch {
 /* What a rank says of a communicator, so that ranks find that they wait for each other in different ones. Each of two
  * ranks waits in a collective that the other one has not asked for. That is for ever if on both ranks one thread alone
  * uses both communicators, and is held in the collective: who else could ask? */
-typedef struct dc__comm_use {
-  atomic_ullong asked; /* collectives that the rank has asked for, under way or not */
-  atomic_ullong user;  /* the thread that made it, copied it or called with it; 0: none yet; DC__COMM_USERS: several */
-  atomic_ullong held;  /* the collective, counted from 1, in which that thread is held for now; 0: none */
-} dc__comm_use;
+typedef struct dc__comm_usage {
+  atomic_ullong requested; /* collectives that the rank has asked for, under way or not */
+  atomic_ullong
+      user; /* the thread that made it, copied it or called with it; 0: none yet; DC__COMM_SEVERAL_USERS: several */
+  atomic_ullong blocked_in; /* the collective, counted from 1, in which that thread is held for now; 0: none */
+} dc__comm_usage;
 
-#define DC__COMM_USERS UINT64_MAX
-#define DC__COMM_CROSSED_NS INT64_C(1000000000) /* how long ranks are held before that is a failure */
+#define DC__COMM_SEVERAL_USERS UINT64_MAX
+#define DC__COMM_DEADLOCK_NS INT64_C(1000000000) /* how long ranks are held before that is a failure */
 
 /* The head of every transport's struct. */
 struct dc_comm {
   const dc__comm_ops *ops;
   int32_t rank;
   int32_t world;
-  bool alone;         /* one rank, whose collectives on a device's stream are work of that stream and nothing else */
-  bool issues;        /* collectives on a device's stream are issued to its driver, and may be captured into a graph */
-  bool takes_devices; /* tensors may lie in memory that the host cannot touch */
-  int32_t place;      /* of the device whose memory its own heap is, and takes_devices means; 0: the host's and any */
+  bool single_rank;    /* one rank, whose collectives on a device's stream are work of that stream and nothing else */
+  bool stream_ordered; /* collectives on a device's stream are issued to its driver, and may be captured into a graph */
+  bool supports_device; /* tensors may lie in memory that the host cannot touch */
+  int32_t
+      memory_space; /* of the device whose memory its own heap is, and supports_device means; 0: the host's and any */
   int64_t timeout_ns;
-  dc__comm_use *use; /* NULL: the transport says nothing of it */
+  dc__comm_usage *use; /* NULL: the transport says nothing of it */
   dc__owner owner;
   atomic_int refs;
-  atomic_int owned;                   /* 1: dc__comm_own() gave it away, for want of a copy */
+  atomic_int exclusive;               /* 1: dc__comm_acquire_exclusive() gave it away, for want of a copy */
   atomic_llong wire_bytes;            /* read from other ranks, all collectives */
   pthread_mutex_t mutex;              /* failure, group */
   dc__failure failure;                /* the first one; sticky */
@@ -159,16 +161,16 @@ void dc__comm_head_destroy(dc_comm *comm);
 void dc__comm_fail(dc_comm *comm, dc_status status);
 
 /* The calling thread uses the communicator, and asks for `collectives` of it. */
-void dc__comm_ask(dc_comm *comm, uint64_t collectives);
+void dc__comm_note_request(dc_comm *comm, uint64_t collectives);
 /* The one thread that uses the communicator, if it is held by what the calling one does; else 0. */
-uint64_t dc__comm_held_user(const dc_comm *comm);
+uint64_t dc__comm_blocked_user(const dc_comm *comm);
 
 dc_comm *dc__comm_retain(dc_comm *comm);
 void dc__comm_release(dc_comm *comm);
 /* A copy of comm; or, where the transport makes none, comm itself if nobody else has it this way: two users would queue
- * their collectives in an order of their own on each rank. dc__comm_disown() gives it back. */
-dc_status dc__comm_own(const char *fn, dc_comm *comm, dc_comm **own);
-void dc__comm_disown(dc_comm *own);
+ * their collectives in an order of their own on each rank. dc__comm_release_exclusive() gives it back. */
+dc_status dc__comm_acquire_exclusive(const char *fn, dc_comm *comm, dc_comm **exclusive_comm);
+void dc__comm_release_exclusive(dc_comm *exclusive_comm);
 /* DC_OK, or the sticky failure as this thread's last error. Cheap when all is well. */
 dc_status dc__comm_check(dc_comm *comm);
 
@@ -184,11 +186,12 @@ void dc__comm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *ta
 void dc__comm_all_reduce(dc_comm *comm, dc_stream *stream, void *data, int64_t count, int32_t dtype, int32_t op);
 void dc__comm_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root);
 /* All-gather of `count` int64 from each rank into table (world * count), on the calling thread. */
-dc_status dc__comm_exchange(dc_comm *comm, const dc__tag *tag, const int64_t *mine, int64_t count, int64_t *table);
+dc_status dc__comm_all_gather_int64(dc_comm *comm, const dc__tag *tag, const int64_t *values, int64_t count,
+                                    int64_t *table);
 
 /* For collectives.c and comm.c: what the head keeps for the tensors' collectives. */
-void dc__comm_drop_group(dc_comm *comm);
-void dc__comm_drop_scratch(dc_comm *comm);
+void dc__comm_free_group(dc_comm *comm);
+void dc__comm_free_scratch(dc_comm *comm);
 
 /* The makers; arguments were checked (src/api/comm.c), options hold no zero but heap_bytes. */
 dc_status dc__comm_create_self(dc_comm **comm); /* a world of one rank */

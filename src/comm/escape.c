@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* Bytes of the character that begins here; 0: none that may be shown. RFC 3629 has the ranges. */
-static size_t shown(const unsigned char *at, size_t left) {
+static size_t printable_bytes(const unsigned char *at, size_t left) {
   if (at[0] < 0x80) {
     return at[0] >= 0x20 && at[0] != 0x7f;
   }
@@ -26,9 +26,9 @@ static size_t shown(const unsigned char *at, size_t left) {
                                      : 0x10000U) &&
                code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
   bool controls = code < 0xa0;
-  bool turns =
+  bool reorders =
       code == 0x200e || code == 0x200f || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
-  return whole && !controls && !turns ? bytes : 0;
+  return whole && !controls && !reorders ? bytes : 0;
 }
 
 void dc__escape(char *dst, size_t cap, const char *text, size_t bytes) {
@@ -37,7 +37,7 @@ void dc__escape(char *dst, size_t cap, const char *text, size_t bytes) {
   memcpy(copy, text, left);
   for (const unsigned char *at = copy; left > 0;) {
     char unit[5] = "";
-    size_t step = shown(at, left), length = step;
+    size_t step = printable_bytes(at, left), length = step;
     if (step == 0) {
       const char *name = at[0] == '\n' ? "\\n" : at[0] == '\r' ? "\\r" : at[0] == '\t' ? "\\t" : NULL;
       length = (size_t)(name != NULL ? snprintf(unit, sizeof unit, "%s", name)

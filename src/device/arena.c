@@ -1,7 +1,7 @@
 /* Chunks of a device's memory, cut into blocks. */
 #include "device/arena.h"
 
-#include "device/blocks.h"
+#include "device/block_list.h"
 #include "device/poison.h"
 
 #ifndef DC_ARENA_UNIT
@@ -10,22 +10,22 @@
 static const size_t CHUNK_UNIT = DC_ARENA_UNIT;
 static const size_t GROWTH = (size_t)2 * DC_ARENA_UNIT;
 
-typedef struct chunk {
-  struct chunk *next;
-  dc__block *first;
+typedef struct arena_chunk {
+  struct arena_chunk *next;
+  dc__arena_block *first;
   void *ptr;
   size_t bytes;
-} chunk;
+} arena_chunk;
 
-_Static_assert(sizeof(chunk) <= DC__RECORD, "records hold chunks");
+_Static_assert(sizeof(arena_chunk) <= DC__RECORD_BYTES, "records hold chunks");
 
 struct dc__arena {
   dc_device *device;
   dc__arena_source source;
   atomic_int refs;
   pthread_mutex_t mutex; /* all below */
-  chunk *chunks;
-  dc__blocks blocks;
+  arena_chunk *chunks;
+  dc__block_list blocks;
   int64_t chunk_bytes;
   int64_t chunk_allocations;
   int64_t peak_bytes; /* of the blocks' used_bytes */
@@ -33,35 +33,35 @@ struct dc__arena {
 
 /* ---- records ---- */
 
-void *dc__arena_record(dc__arena *arena) {
+void *dc__arena_record_alloc(dc__arena *arena) {
   pthread_mutex_lock(&arena->mutex);
-  void *taken = dc__records_take(&arena->blocks.records);
+  void *taken = dc__record_pool_alloc(&arena->blocks.records);
   pthread_mutex_unlock(&arena->mutex);
   return taken;
 }
 
 void dc__arena_record_free(dc__arena *arena, void *ptr) {
   pthread_mutex_lock(&arena->mutex);
-  dc__records_give(&arena->blocks.records, ptr);
+  dc__record_pool_free(&arena->blocks.records, ptr);
   pthread_mutex_unlock(&arena->mutex);
 }
 
 /* ---- chunks ---- */
 
-static dc_status grow(dc__arena *arena, size_t bytes) {
+static dc_status arena_grow(dc__arena *arena, size_t bytes) {
   size_t size = ((bytes > GROWTH ? bytes : GROWTH) + CHUNK_UNIT - 1) / CHUNK_UNIT * CHUNK_UNIT;
-  chunk *fresh = dc__records_take(&arena->blocks.records);
-  dc__block *whole = fresh == NULL ? NULL : dc__records_take(&arena->blocks.records);
+  arena_chunk *fresh = dc__record_pool_alloc(&arena->blocks.records);
+  dc__arena_block *whole = fresh == NULL ? NULL : dc__record_pool_alloc(&arena->blocks.records);
   dc_status status = whole == NULL ? DC_E_NO_MEMORY : DC_OK;
   if (status == DC_OK) {
     status = arena->source.alloc(arena->source.user, size, &fresh->ptr);
   }
   if (status != DC_OK) {
     if (fresh != NULL) {
-      dc__records_give(&arena->blocks.records, fresh);
+      dc__record_pool_free(&arena->blocks.records, fresh);
     }
     if (whole != NULL) {
-      dc__records_give(&arena->blocks.records, whole);
+      dc__record_pool_free(&arena->blocks.records, whole);
     }
     return status;
   }
@@ -69,30 +69,30 @@ static dc_status grow(dc__arena *arena, size_t bytes) {
   fresh->first = whole;
   fresh->next = arena->chunks;
   arena->chunks = fresh;
-  dc__blocks_add(&arena->blocks, whole, fresh->ptr, size);
+  dc__block_list_add(&arena->blocks, whole, fresh->ptr, size);
   arena->chunk_bytes += (int64_t)size;
   arena->chunk_allocations++;
   return DC_OK;
 }
 
-static void free_chunk(dc__arena *arena, chunk *c) {
+static void free_chunk(dc__arena *arena, arena_chunk *c) {
   UNPOISON(c->ptr, c->bytes);
   arena->source.free(arena->source.user, c->ptr, c->bytes);
   arena->chunk_bytes -= (int64_t)c->bytes;
 }
 
 /* Gives back the chunks without blocks; says whether there were any. */
-static bool trim(dc__arena *arena) {
+static bool arena_trim(dc__arena *arena) {
   bool any = false;
-  for (chunk **link = &arena->chunks, *c = *link; c != NULL; c = *link) {
+  for (arena_chunk **link = &arena->chunks, *c = *link; c != NULL; c = *link) {
     if (!c->first->is_free || c->first->bytes != c->bytes) {
       link = &c->next;
       continue;
     }
     *link = c->next;
-    dc__blocks_remove(&arena->blocks, c->first);
+    dc__block_list_remove(&arena->blocks, c->first);
     free_chunk(arena, c);
-    dc__records_give(&arena->blocks.records, c);
+    dc__record_pool_free(&arena->blocks.records, c);
     any = true;
   }
   return any;
@@ -115,7 +115,7 @@ dc_status dc__arena_create(dc_device *device, const dc__arena_source *source, dc
   if (self == NULL) {
     return DC_E_NO_MEMORY;
   }
-  if (dc__blocks_init(&self->blocks) != DC_OK) {
+  if (dc__block_list_init(&self->blocks) != DC_OK) {
     dc__free(self);
     return DC_E_NO_MEMORY;
   }
@@ -123,7 +123,7 @@ dc_status dc__arena_create(dc_device *device, const dc__arena_source *source, dc
   self->source = source != NULL && source->alloc != NULL
                      ? *source
                      : (dc__arena_source){.alloc = device_alloc, .free = device_free, .user = device};
-  self->blocks.in_order = self->source.in_order;
+  self->blocks.stream_ordered = self->source.stream_ordered;
   atomic_init(&self->refs, 1);
   pthread_mutex_init(&self->mutex, NULL);
   *arena = self;
@@ -135,53 +135,54 @@ dc__arena *dc__arena_retain(dc__arena *arena) {
   return arena;
 }
 
-bool dc__arena_is_others(const dc__arena *arena) {
-  return dc__owner_is_other(&arena->device->owner);
+bool dc__arena_is_forked(const dc__arena *arena) {
+  return dc__owner_is_forked(&arena->device->owner);
 }
 
 void dc__arena_release(dc__arena *arena) {
   if (arena == NULL || atomic_fetch_sub_explicit(&arena->refs, 1, memory_order_acq_rel) != 1) {
     return;
   }
-  for (dc__block *b = arena->blocks.retired; b != NULL; b = b->next) {
+  for (dc__arena_block *b = arena->blocks.retired; b != NULL; b = b->next) {
     for (int i = 0; i < 2; i++) {
       if (b->after[i] != NULL) {
         dc__event_wait(b->after[i], NULL);
       }
     }
   }
-  for (chunk *c = arena->chunks; c != NULL; c = c->next) {
+  for (arena_chunk *c = arena->chunks; c != NULL; c = c->next) {
     free_chunk(arena, c);
   }
   if (arena->source.done != NULL) {
     arena->source.done(arena->source.user);
   }
-  dc__blocks_end(&arena->blocks);
+  dc__block_list_destroy(&arena->blocks);
   pthread_mutex_destroy(&arena->mutex);
   dc__device_release(arena->device);
   dc__free(arena);
 }
 
 /* What nothing uses any more; else, for a stream, what it must wait for; else more memory. */
-static dc_status find(dc__arena *arena, bool for_stream, size_t bytes, dc__block **found, dc_event *after[2]) {
-  dc__blocks *blocks = &arena->blocks;
-  dc__blocks_poll(blocks, false);
-  *found = dc__blocks_take(blocks, bytes);
+static dc_status arena_find_block(dc__arena *arena, bool for_stream, size_t bytes, dc__arena_block **found,
+                                  dc_event *after[2]) {
+  dc__block_list *blocks = &arena->blocks;
+  dc__block_list_poll(blocks, false);
+  *found = dc__block_list_alloc(blocks, bytes);
   if (*found == NULL && for_stream) {
-    *found = dc__blocks_take_retired(blocks, bytes, after);
+    *found = dc__block_list_alloc_retired(blocks, bytes, after);
   }
   if (*found == NULL) {
-    dc__blocks_poll(blocks, true);
-    *found = dc__blocks_take(blocks, bytes);
+    dc__block_list_poll(blocks, true);
+    *found = dc__block_list_alloc(blocks, bytes);
   }
   if (*found != NULL) {
     return DC_OK;
   }
-  dc_status status = grow(arena, bytes);
-  if (status != DC_OK && !blocks->in_order && trim(arena)) { /* what lies idle may be what is missing */
-    status = grow(arena, bytes);
+  dc_status status = arena_grow(arena, bytes);
+  if (status != DC_OK && !blocks->stream_ordered && arena_trim(arena)) { /* what lies idle may be what is missing */
+    status = arena_grow(arena, bytes);
   }
-  *found = status == DC_OK ? dc__blocks_take(blocks, bytes) : NULL;
+  *found = status == DC_OK ? dc__block_list_alloc(blocks, bytes) : NULL;
   return status;
 }
 
@@ -192,9 +193,9 @@ dc_status dc__arena_alloc(dc__arena *arena, dc_stream *stream, size_t bytes, voi
   const size_t unit = DC__BLOCK_ALIGNMENT;
   size_t size = (bytes == 0 ? unit : bytes + unit - 1) / unit * unit;
   dc_event *after[2] = {NULL, NULL};
-  dc__block *b;
+  dc__arena_block *b;
   pthread_mutex_lock(&arena->mutex);
-  dc_status status = find(arena, stream != NULL, size, &b, after);
+  dc_status status = arena_find_block(arena, stream != NULL, size, &b, after);
   if (status == DC_OK) {
     if (after[0] == NULL && after[1] == NULL) {
       UNPOISON(b->ptr, bytes);
@@ -216,15 +217,15 @@ dc_status dc__arena_alloc(dc__arena *arena, dc_stream *stream, size_t bytes, voi
 
 void dc__arena_free(dc__arena *arena, void *ptr, dc_event *after_a, dc_event *after_b) {
   pthread_mutex_lock(&arena->mutex);
-  dc__blocks_give(&arena->blocks, ptr, after_a, after_b);
+  dc__block_list_free(&arena->blocks, ptr, after_a, after_b);
   pthread_mutex_unlock(&arena->mutex);
 }
 
 /* Frees what can be freed and says whether a block still waits for the event. */
 static bool still_waits(dc__arena *arena, const dc_event *event) {
   pthread_mutex_lock(&arena->mutex);
-  dc__blocks_poll(&arena->blocks, true);
-  const dc__block *b = arena->blocks.retired;
+  dc__block_list_poll(&arena->blocks, true);
+  const dc__arena_block *b = arena->blocks.retired;
   while (b != NULL && b->after[0] != event && b->after[1] != event) {
     b = b->next;
   }
@@ -236,29 +237,29 @@ void dc__arena_forget_event(dc__arena *arena, dc_event *event) {
   if (arena != NULL && still_waits(arena, event)) {
     dc__event_wait(event, NULL); /* not under the mutex: the work may free blocks itself */
     pthread_mutex_lock(&arena->mutex);
-    dc__blocks_forget(&arena->blocks, event);
-    dc__blocks_poll(&arena->blocks, true);
+    dc__block_list_forget_event(&arena->blocks, event);
+    dc__block_list_poll(&arena->blocks, true);
     pthread_mutex_unlock(&arena->mutex);
   }
 }
 
 void dc__arena_trim(dc__arena *arena) {
   pthread_mutex_lock(&arena->mutex);
-  dc__blocks_poll(&arena->blocks, true);
-  trim(arena);
+  dc__block_list_poll(&arena->blocks, true);
+  arena_trim(arena);
   pthread_mutex_unlock(&arena->mutex);
 }
 
 void dc__arena_get_stats(dc__arena *arena, dc__arena_stats *stats) {
   pthread_mutex_lock(&arena->mutex);
-  dc__blocks_poll(&arena->blocks, true); /* what could be used again is not in use */
+  dc__block_list_poll(&arena->blocks, true); /* what could be used again is not in use */
   *stats = (dc__arena_stats){arena->chunk_bytes, arena->blocks.used_bytes, arena->peak_bytes, arena->chunk_allocations};
   pthread_mutex_unlock(&arena->mutex);
 }
 
 void dc__arena_reset_peak(dc__arena *arena) {
   pthread_mutex_lock(&arena->mutex);
-  dc__blocks_poll(&arena->blocks, true);
+  dc__block_list_poll(&arena->blocks, true);
   arena->peak_bytes = arena->blocks.used_bytes;
   pthread_mutex_unlock(&arena->mutex);
 }

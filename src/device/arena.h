@@ -4,12 +4,12 @@
 #define DC_DEVICE_ARENA_H
 
 #include "device/device.h"
-#include "device/records.h"
+#include "device/record_pool.h"
 
-/* DC__RECORD zeroed bytes; NULL: no memory, last error set. They live until given back or the arena dies. */
-void *dc__arena_record(dc__arena *arena);
+/* DC__RECORD_BYTES zeroed bytes; NULL: no memory, last error set. They live until given back or the arena dies. */
+void *dc__arena_record_alloc(dc__arena *arena);
 void dc__arena_record_free(dc__arena *arena, void *ptr);
 /* In a child made by fork(): the arena is its parent's. */
-bool dc__arena_is_others(const dc__arena *arena);
+bool dc__arena_is_forked(const dc__arena *arena);
 
 #endif

@@ -9,10 +9,10 @@ struct dc_buffer {
   atomic_int refs;
 };
 
-_Static_assert(sizeof(struct dc_buffer) <= DC__RECORD, "records hold buffers");
+_Static_assert(sizeof(struct dc_buffer) <= DC__RECORD_BYTES, "records hold buffers");
 
 dc_status dc__buffer_create(dc__arena *arena, void *ptr, size_t bytes, dc_buffer **buffer) {
-  dc_buffer *self = dc__arena_record(arena);
+  dc_buffer *self = dc__arena_record_alloc(arena);
   if (self == NULL) {
     dc__arena_free(arena, ptr, NULL, NULL);
     return DC_E_NO_MEMORY;
@@ -40,7 +40,7 @@ dc_buffer *dc_buffer_retain(dc_buffer *buffer) {
 }
 
 void dc__buffer_release_after(dc_buffer *buffer, dc_event *after) {
-  if (buffer == NULL || dc__arena_is_others(buffer->arena) ||
+  if (buffer == NULL || dc__arena_is_forked(buffer->arena) ||
       atomic_fetch_sub_explicit(&buffer->refs, 1, memory_order_acq_rel) != 1) {
     return;
   }

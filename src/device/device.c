@@ -20,14 +20,14 @@ void dc__device_head_init(dc_device *device, const dc__device_ops *ops, const ch
 
 void dc__device_head_destroy(dc_device *device) {
   dc_allocator allocator = device->allocator;
-  dc__owner_drop(&device->owner);
+  dc__owner_destroy(&device->owner);
   dc__free(device);
   if (allocator.destroy_user != NULL) {
     allocator.destroy_user(allocator.user);
   }
 }
 
-dc_status dc__device_alloc_callers(dc_device *device, size_t bytes, void **ptr) {
+dc_status dc__device_alloc_user(dc_device *device, size_t bytes, void **ptr) {
   const dc_allocator *allocator = &device->allocator;
   void *block = allocator->alloc(bytes, DC__ALIGNMENT, allocator->user);
   if (block == NULL) {
@@ -65,11 +65,11 @@ void dc__device_release(dc_device *device) {
 static _Thread_local struct {
   dc_device *device;
   int operators;
-} here;
+} operator_scope;
 
 void dc__device_begin(dc_device *device) {
   if (device->ops->begin != NULL) {
-    here.device = here.operators++ == 0 ? device : here.device;
+    operator_scope.device = operator_scope.operators++ == 0 ? device : operator_scope.device;
     device->ops->begin(device);
   }
 }
@@ -77,13 +77,13 @@ void dc__device_begin(dc_device *device) {
 void dc__device_end(dc_device *device) {
   if (device->ops->end != NULL) {
     device->ops->end(device);
-    here.operators--;
+    operator_scope.operators--;
   }
 }
 
 void dc__device_pause(void) {
-  if (here.operators > 0) {
-    here.device->ops->pause(here.device);
+  if (operator_scope.operators > 0) {
+    operator_scope.device->ops->pause(operator_scope.device);
   }
 }
 
@@ -122,18 +122,18 @@ void dc__stream_zero(dc_stream *stream, void *dst, size_t bytes) {
   }
 }
 
-dc_stream *dc__stream_or_here(dc_device *device, dc_stream *stream) {
-  return stream != NULL ? stream : device->here;
+dc_stream *dc__stream_or_internal(dc_device *device, dc_stream *stream) {
+  return stream != NULL ? stream : device->internal_stream;
 }
 
-void dc__here_done(dc_device *device, dc_stream *stream) {
+void dc__device_sync_internal(dc_device *device, dc_stream *stream) {
   if (stream == NULL) {
-    (void)dc__stream_sync(device->here, 0); /* a failure is kept by the device */
+    (void)dc__stream_sync(device->internal_stream, 0); /* a failure is kept by the device */
   }
 }
 
-dc_status dc__device_is_host(const char *fn, const dc_device *device) {
-  return device->place == 0
+dc_status dc__device_require_host(const char *fn, const dc_device *device) {
+  return device->memory_space == 0
              ? DC_OK
              : dc__fail(DC_E_UNSUPPORTED, "%s: there are no kernels for device \"%s\" yet, only for \"cpu\"", fn,
                         device->name);

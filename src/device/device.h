@@ -4,8 +4,8 @@
  *
  * A NULL stream is the calling thread: what it did is done, and waiting blocks it. The dc__stream_* and dc__event_*
  * functions below handle NULL; the table's functions get real streams only. The calling thread cannot touch the memory
- * of every device: where memory of the device may meet a NULL stream, dc__stream_or_here() names the stream on which
- * the work is done instead, and dc__here_done() waits for it. */
+ * of every device: where memory of the device may meet a NULL stream, dc__stream_or_internal() names the stream on
+ * which the work is done instead, and dc__device_sync_internal() waits for it. */
 #ifndef DC_DEVICE_H
 #define DC_DEVICE_H
 
@@ -25,9 +25,9 @@ typedef void (*dc__task_fn)(void *args);
 typedef void (*dc__native_fn)(void *native, void *args);
 
 /* A point in a stream, whose time can be asked for later. */
-typedef struct dc__stamp {
+typedef struct dc__timestamp {
   dc_device *device;
-} dc__stamp;
+} dc__timestamp;
 
 /* The kernels that a device with memory of its own brings along (src/kernels/cuda): images of machine code, one a
  * family, up to the one without kernels. A kernel's number counts through all of them. */
@@ -35,9 +35,14 @@ typedef struct dc__kernel_name {
   const char *name;
   uint32_t shared_bytes; /* most of a launch; every card has 99 KiB */
 } dc__kernel_name;
-enum { DC__CODE_8, DC__CODE_9, DC__CODE_ANY, DC__CODES }; /* for cards of capability 8, of 9, and PTX for any */
+enum {
+  DC__CODE_SM8,
+  DC__CODE_SM9,
+  DC__CODE_PTX,
+  DC__CODE_COUNT
+}; /* for cards of capability 8, of 9, and PTX for any */
 typedef struct dc__kernel_image {
-  const void *code[DC__CODES];
+  const void *code[DC__CODE_COUNT];
   const dc__kernel_name *kernels;
   int32_t count;
 } dc__kernel_image;
@@ -54,46 +59,47 @@ typedef struct dc__launch {
 } dc__launch;
 
 /* What becomes of t = alpha op(A) op(B) + beta D, element (i, j), before it is D's. */
-enum dc__product_epilogue {
-  DC__PRODUCT_NONE,      /* t */
-  DC__PRODUCT_BIAS,      /* t + with[i] */
-  DC__PRODUCT_GELU_BACK, /* t * gelu'(with(i, j)), the tanh form; `with` lies as D does */
-  DC__PRODUCT_SUMS       /* t; and with[j], of D's type, becomes the sum over k of op(B)(k, j) */
+enum dc__matmul_epilogue {
+  DC__MATMUL_NONE,  /* t */
+  DC__MATMUL_BIAS,  /* t + with[i] */
+  DC__MATMUL_DGELU, /* t * gelu'(epilogue_ptr(i, j)), the tanh form; `with` lies as D does */
+  DC__MATMUL_BGRADB /* t; and with[j], of D's type, becomes the sum over k of op(B)(k, j) */
 };
 
 /* A matrix product on a device, by columns as BLAS has them: op(A) is m by k, op(B) k by n, D m by n. */
-typedef struct dc__product {
+typedef struct dc__matmul {
   int32_t dtype;     /* of A, B and `with`: float32, float64, float16, bfloat16 */
   int32_t out_dtype; /* of D: dtype, or float32 */
   int32_t trans_a, trans_b;
   int64_t m, n, k;
   int64_t lda, ldb, ldd; /* elements from one column to the next */
-  int64_t alike;         /* what is best for a batch of so many is done for fewer too; 0: what is best for the batch */
-  int64_t batch;         /* 0 is 1; more have no epilogue. Elements from one matrix to the next: */
+  int64_t
+      heuristic_batch; /* what is best for a batch of so many is done for fewer too; 0: what is best for the batch */
+  int64_t batch;       /* 0 is 1; more have no epilogue. Elements from one matrix to the next: */
   int64_t stride_a, stride_b, stride_d;
   const void *a, *b;
   void *d;
-  double alpha, beta; /* in float32 unless all is float64 */
-  int32_t epilogue;   /* enum dc__product_epilogue */
-  const void *with;   /* DC__PRODUCT_SUMS: written */
-  void *workspace;    /* of the device, for this product alone until it is done; may be NULL */
+  double alpha, beta;       /* in float32 unless all is float64 */
+  int32_t epilogue;         /* enum dc__matmul_epilogue */
+  const void *epilogue_ptr; /* DC__MATMUL_BGRADB: written */
+  void *workspace;          /* of the device, for this product alone until it is done; may be NULL */
   size_t workspace_bytes;
-} dc__product;
+} dc__matmul;
 
 /* Symmetric matrices to be decomposed on a device: [count, n, n], dense, of which the triangle on and above the
  * diagonal counts. With `vectors` each becomes its eigenvectors, one a row; else it is spoilt. */
-typedef struct dc__eigen {
-  int32_t dtype;   /* float32 or float64 */
-  int32_t vectors; /* 0 or 1 */
-  bool alike;      /* the way to a result does not depend on count, but for want of memory */
+typedef struct dc__eigh {
+  int32_t dtype;        /* float32 or float64 */
+  int32_t vectors;      /* 0 or 1 */
+  bool batch_invariant; /* the way to a result does not depend on count, but for want of memory */
   int64_t n, count;
   void *a, *values; /* values [count, n], ascending */
-  int32_t *found;   /* [count]: 0, or not converged */
+  int32_t *info;    /* [count]: 0, or not converged */
   void *workspace;  /* of the device and of the host, for this call alone until it is done; 256-byte aligned */
   void *host;
   size_t workspace_bytes, host_bytes;
   dc__failure *failure; /* kept here until the work is done, if it could not be begun */
-} dc__eigen;
+} dc__eigh;
 
 /* Square float32 matrices on a device, [count, n, n] and dense: vectors, one a row, which become orthonormal by
  * Householder's QR, each by those before it; the signs are LAPACK's. */
@@ -101,7 +107,7 @@ typedef struct dc__qr {
   int64_t n, count;
   float *a;
   float *tau;      /* [n] */
-  int32_t *found;  /* [count, 2], and not 0 before: 0 and 0 where a matrix was done */
+  int32_t *info;   /* [count, 2], and not 0 before: 0 and 0 where a matrix was done */
   void *workspace; /* of the device, for this call alone until it is done; 256-byte aligned */
   size_t workspace_bytes;
 } dc__qr;
@@ -126,9 +132,10 @@ typedef struct dc__device_ops {
   void (*stream_zero)(dc_stream *stream, void *dst, size_t bytes);
   /* The present end of the stream's queue; NULL: it could not be kept. NULL functions: a host function takes the time.
    */
-  dc__stamp *(*stream_stamp)(dc_stream *stream);
-  int64_t (*stamp_ns)(dc__stamp *stamp); /* when the stream came there, in dc__now_ns(); 0: not yet. From any thread */
-  void (*stamp_drop)(dc__stamp *stamp);  /* also before that */
+  dc__timestamp *(*stream_timestamp)(dc_stream *stream);
+  int64_t (*timestamp_ns)(
+      dc__timestamp *stamp); /* when the stream came there, in dc__now_ns(); 0: not yet. From any thread */
+  void (*timestamp_release)(dc__timestamp *stamp); /* also before that */
   /* NULL: the host computes on the device's memory, in tasks. */
   void (*stream_launch)(dc_stream *stream, const dc__launch *launch);
   /* fn(native stream, args) when it is the stream's turn to be issued work, with the device current. What fn asks of
@@ -137,16 +144,16 @@ typedef struct dc__device_ops {
    * stream_call does. NULL: streams of this device are nobody else's. */
   dc_status (*stream_issue)(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes, bool blocks);
   /* Finds what computes products, which may be missing: DC_E_UNSUPPORTED. To be called before the first one. */
-  dc_status (*product_ready)(dc_device *device);
+  dc_status (*matmul_init)(dc_device *device);
   /* False: there is no such product with this epilogue, and nothing was done. */
-  bool (*stream_product)(dc_stream *stream, const dc__product *product);
+  bool (*stream_matmul)(dc_stream *stream, const dc__matmul *product);
   /* Finds what decomposes, which may be missing: DC_E_UNSUPPORTED; then sets the bytes that `count` matrices want. */
-  dc_status (*eigen_room)(dc_device *device, dc__eigen *eigen);
-  /* In order on the stream, after eigen_room(); may also wait for it. Fails as stream_call does. */
-  dc_status (*stream_eigen)(dc_stream *stream, const dc__eigen *eigen);
+  dc_status (*eigh_workspace_size)(dc_device *device, dc__eigh *eigen);
+  /* In order on the stream, after eigh_workspace_size(); may also wait for it. Fails as stream_call does. */
+  dc_status (*stream_eigh)(dc_stream *stream, const dc__eigh *eigen);
   /* The same for a QR: finds it, and sets workspace_bytes; in order on the stream. What could not be begun is seen by
-   * `found`. */
-  dc_status (*qr_room)(dc_device *device, dc__qr *qr);
+   * `info`. */
+  dc_status (*qr_workspace_size)(dc_device *device, dc__qr *qr);
   dc_status (*stream_qr)(dc_stream *stream, const dc__qr *qr);
   /* A stream of the device's own kind that somebody else made and keeps. NULL: there are none. */
   dc_status (*stream_wrap)(dc_device *device, void *native, dc_stream **stream);
@@ -160,16 +167,16 @@ typedef struct dc__device_ops {
   bool (*event_passed)(dc_event *event);
   dc_status (*event_sync)(dc_event *event, int64_t timeout_ns);
   void (*event_set)(dc_event *event); /* as if recorded on an empty stream: passed */
-  dc_status (*memory)(dc_device *device, int64_t *total, int64_t *free_bytes); /* as the driver or system says */
-  /* Sees to it that this device reads what lies at `ptr` on that place of the same process, which somebody has open, or
-   * says why it cannot: DC_E_UNSUPPORTED. NULL: there are no two places. */
-  dc_status (*reads)(dc_device *device, int32_t place, const void *ptr);
+  dc_status (*memory_info)(dc_device *device, int64_t *total, int64_t *free_bytes); /* as the driver or system says */
+  /* Sees to it that this device reads what lies at `ptr` in that memory space of the same process, which somebody has
+   * open, or says why it cannot: DC_E_UNSUPPORTED. NULL: there are no two memory spaces. */
+  dc_status (*enable_peer_access)(dc_device *device, int32_t memory_space, const void *ptr);
   /* The first failure that no call could return. What waits goes on to wait for what was queued, since memory must not
    * go back under it. NULL: there are none. */
   dc_status (*check)(dc_device *device);
   /* Whether memory of the device that did not come from alloc() may go back now; waits on a device that failed. NULL:
    * it may. */
-  bool (*is_quiet)(dc_device *device);
+  bool (*can_free)(dc_device *device);
   void (*destroy)(dc_device *device);
 } dc__device_ops;
 
@@ -179,8 +186,8 @@ enum { DC__DEVICE_NAME = 16 };
 struct dc_device {
   const dc__device_ops *ops;
   char name[DC__DEVICE_NAME]; /* by which it was opened */
-  int32_t place;              /* 0: the host can touch its memory; else a number, the same for the same memory */
-  dc_stream *here;            /* place not 0: does what the calling thread cannot */
+  int32_t memory_space;       /* 0: the host can touch its memory; else a number, the same for the same memory */
+  dc_stream *internal_stream; /* memory_space not 0: does what the calling thread cannot */
   atomic_int refs;
   dc_allocator allocator;   /* alloc NULL: the device's own */
   atomic_llong allocations; /* calls of ops->alloc, for "zero allocations in a steady step" */
@@ -203,7 +210,7 @@ void dc__device_head_init(dc_device *device, const dc__device_ops *ops, const ch
 void dc__device_head_destroy(dc_device *device);
 /* A block of the caller's allocator, DC__ALIGNMENT-aligned. */
 enum { DC__ALIGNMENT = 256 };
-dc_status dc__device_alloc_callers(dc_device *device, size_t bytes, void **ptr);
+dc_status dc__device_alloc_user(dc_device *device, size_t bytes, void **ptr);
 /* Counts what is taken and given back. */
 void dc__device_count_bytes(dc_device *device, int64_t change);
 
@@ -230,7 +237,7 @@ void dc__device_pause(void);
 uint64_t dc__thread_id(void);
 /* Whether a thread can do nothing before the calling one goes on: it is this thread, or it waits without a limit for
  * the task of a stream that this thread runs. */
-bool dc__thread_is_held(uint64_t thread);
+bool dc__thread_is_blocked(uint64_t thread);
 
 /* Run now when stream is NULL, else queued. libdc's own tasks queue nothing on their stream, so these cannot fail. */
 void dc__stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
@@ -238,11 +245,11 @@ void dc__stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes
 void dc__stream_zero(dc_stream *stream, void *dst, size_t bytes);
 dc_status dc__stream_sync(dc_stream *stream, int64_t timeout_ns); /* NULL: nothing to wait for */
 bool dc__stream_captures(dc_stream *stream);                      /* NULL: no */
-/* The stream, or where the device does what the calling thread cannot; then wait with dc__here_done(). */
-dc_stream *dc__stream_or_here(dc_device *device, dc_stream *stream);
-void dc__here_done(dc_device *device, dc_stream *stream);
+/* The stream, or where the device does what the calling thread cannot; then wait with dc__device_sync_internal(). */
+dc_stream *dc__stream_or_internal(dc_device *device, dc_stream *stream);
+void dc__device_sync_internal(dc_device *device, dc_stream *stream);
 /* DC_E_UNSUPPORTED where the host cannot compute on the device's memory: for what has host code alone. */
-dc_status dc__device_is_host(const char *fn, const dc_device *device);
+dc_status dc__device_require_host(const char *fn, const dc_device *device);
 /* DC_OK, or the device's first failure as this thread's last error. */
 dc_status dc__device_check(dc_device *device);
 void dc__event_record(dc_event *event, dc_stream *stream);
@@ -267,7 +274,7 @@ typedef struct dc__arena_source {
   void *user;
   /* All work with the memory follows the order in which blocks are taken and given back, so they are used again at once
    * and lie where that order puts them. Chunks go back only when the caller, who has waited, trims the arena. */
-  bool in_order;
+  bool stream_ordered;
 } dc__arena_source;
 
 dc_status dc__arena_create(dc_device *device, const dc__arena_source *source, dc__arena **arena);

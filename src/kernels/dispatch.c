@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/table.h"
+#include "kernels/dispatch.h"
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -17,7 +17,7 @@
 
 const char *const dc__kernels_names[DC__KERNELS_LEVELS] = {"generic", "avx2", "avx512", "avx512bf16", "amx"};
 
-static dc__kernels tables[DC__KERNELS_LEVELS]; /* [0]: plain C, no functions */
+static dc__kernel_table tables[DC__KERNELS_LEVELS]; /* [0]: plain C, no functions */
 static int32_t highest;
 static atomic_int level = -1; /* -1: the tables are not filled yet */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -49,7 +49,7 @@ static bool has_amx(void) {
 #endif
 
 static void fill(void) {
-  const int32_t most = allowed();
+  const int32_t max_level = allowed();
 #ifdef __x86_64__
   unsigned int a = 0;
   unsigned int b = 0;
@@ -66,7 +66,7 @@ static void fill(void) {
     dc__reduce_avx2(&tables[1]);
     dc__copy_avx2(&tables[1]);
     dc__gemm_avx2(&tables[1]);
-    tables[1].rows = &dc__rows_avx2;
+    tables[1].rowops = &dc__rowops_avx2;
     tables[1].update = &dc__update_avx2;
     tables[1].tridiagonal = &dc__tridiagonal_avx2;
   }
@@ -80,7 +80,7 @@ static void fill(void) {
     dc__reduce_avx512(&tables[2]);
     dc__copy_avx512(&tables[2]);
     dc__gemm_avx512(&tables[2]);
-    tables[2].rows = &dc__rows_avx512;
+    tables[2].rowops = &dc__rowops_avx512;
     tables[2].update = &dc__update_avx512;
     tables[2].tridiagonal = &dc__tridiagonal_avx512;
   }
@@ -89,16 +89,16 @@ static void fill(void) {
     tables[3] = tables[2];
     dc__gemm_avx512bf16(&tables[3]);
   }
-  if (highest == 3 && most > 3 && has_amx()) {
+  if (highest == 3 && max_level > 3 && has_amx()) {
     highest = 4;
     tables[4] = tables[3];
     dc__gemm_amx(&tables[4]);
   }
 #endif
-  atomic_store_explicit(&level, highest < most ? highest : most, memory_order_release);
+  atomic_store_explicit(&level, highest < max_level ? highest : max_level, memory_order_release);
 }
 
-const dc__kernels *dc__kernels_table(void) {
+const dc__kernel_table *dc__active_kernels(void) {
   int32_t use = atomic_load_explicit(&level, memory_order_acquire);
   return &tables[use >= 0 ? use : dc__kernels_level()];
 }

@@ -1,19 +1,20 @@
 /* The elementwise work of the runtime and the transports on host memory. Each family has a plain C version, which is
- * normative, and faster ones chosen at run time by cpuid under the same stem in cpu/x86/.
+ * normative, and faster ones chosen at run time by cpuid under the same stem in x86/.
  * 16-bit floats are computed in float32 and rounded to nearest even, once. */
 #ifndef DC_KERNELS_H
 #define DC_KERNELS_H
 
 #include "device/device.h"
-#include "kernels/blas.h"
-#include "kernels/cuda/launch.h"
-#include "kernels/gemm.h"
-#include "kernels/parallel.h"
-#include "kernels/rows.h"
-#include "kernels/tridiagonal.h"
-#include "kernels/update.h"
+#include "kernels/cuda/kernels_cuda.h"
+#include "kernels/eigen/tridiagonal.h"
+#include "kernels/gemm/blas.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/nn/rowops.h"
+#include "kernels/optim/update.h"
+#include "kernels/threadpool.h"
 
-/* cast.c: dst[i] = (dst_dtype)src[i]. The seven types of dc__dtype_moves; float to integer truncates. No overlap. */
+/* cast.c: dst[i] = (dst_dtype)src[i]. The seven types of dc__dtype_is_castable; float to integer truncates. No overlap.
+ */
 void dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 
 /* accumulate.c: dst[i] += src[i], computed in float32 (float64 if either is; integers in int64), stored in dst's
@@ -54,13 +55,13 @@ void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, cons
 /* dc__combine in stream order. What is not finite is noted, in memory of the device: that there is such a thing, and
  * the largest of the keys with which there was. note NULL: nobody looks. */
 void dc__stream_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
-                        int64_t count, bool add, dc__not_finite *note, uint64_t key);
+                        int64_t count, bool add, dc__nonfinite *note, uint64_t key);
 
 /* dc__reduce and dc__copy on the calling thread, or on what does its work on the device of the data
- * (dc__stream_or_here with a NULL stream); end with dc__here_done. */
-void dc__here_reduce(dc_stream *here, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
-                     int32_t src_dtype, int64_t count, bool mean, bool accumulate);
-void dc__here_copy(dc_stream *here, void *dst, const void *src, size_t bytes);
+ * (dc__stream_or_internal with a NULL stream); end with dc__device_sync_internal. */
+void dc__internal_reduce(dc_stream *internal, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
+                         int32_t src_dtype, int64_t count, bool mean, bool accumulate);
+void dc__internal_copy(dc_stream *internal, void *dst, const void *src, size_t bytes);
 
 /* Levels of instruction sets, each with those below it: plain C, AVX2, AVX-512, its bfloat16 products, AMX. */
 enum { DC__KERNELS_LEVELS = 5 };

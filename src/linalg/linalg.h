@@ -12,34 +12,36 @@
 
 /* ---- handles and their scratch memory (handle.c) ---- */
 
-/* How x^(-1 / root) becomes a sum of fractions (quadrature.c): a rule's points between 0 and 1, from either side. */
-typedef struct dc__rule {
+/* How x^(-1 / root) becomes a sum of fractions (root_quadrature.c): a rule's points between 0 and 1, from either side.
+ */
+typedef struct dc__quadrature_rule {
   int32_t root; /* 0: not computed yet */
-  double from_left[DC__TRIDIAGONAL_SHIFTS], from_right[DC__TRIDIAGONAL_SHIFTS], weight[DC__TRIDIAGONAL_SHIFTS];
-} dc__rule;
-enum { DC__RULES = 8 }; /* the largest root that has one */
+  double node[DC__TRIDIAGONAL_SHIFTS], one_minus_node[DC__TRIDIAGONAL_SHIFTS], weight[DC__TRIDIAGONAL_SHIFTS];
+} dc__quadrature_rule;
+enum { DC__MAX_QUADRATURE_ROOT = 8 }; /* the largest root that has one */
 
 struct dc_linalg {
   dc_device *device;
-  dc_stream *on; /* of a device: products are queued there, on its own stream but where a whole step is the caller's */
-  dc__pool *pool;
+  dc_stream
+      *stream; /* of a device: products are queued there, on its own stream but where a whole step is the caller's */
+  dc__threadpool *pool;
   const dc__blas *blas; /* NULL: the plain solver */
   const char *solver;
-  pthread_mutex_t mutex; /* held by each call */
-  void *own, *lent;      /* scratch: the handle's, or the caller's */
-  size_t own_bytes, lent_bytes;
+  pthread_mutex_t mutex;          /* held by each call */
+  void *scratch, *user_workspace; /* scratch: the handle's, or the caller's */
+  size_t scratch_bytes, user_workspace_bytes;
   bool query;
-  size_t most; /* that a call of the query would have used */
-  dc__rule rules[DC__RULES];
-  struct dc__staging *staging; /* bounded_there.c; NULL: not needed yet */
+  size_t query_bytes; /* that a call of the query would have used */
+  dc__quadrature_rule rules[DC__MAX_QUADRATURE_ROOT];
+  struct dc__staging *staging; /* out_of_core_cuda.c; NULL: not needed yet */
 };
 
 dc_status dc__linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg);
 void dc__linalg_destroy(dc_linalg *linalg);
 
 /* Whether the handle's device computes, in memory that the host cannot touch. */
-static inline bool dc__linalg_is_there(const dc_linalg *l) {
-  return l->device->place != 0;
+static inline bool dc__linalg_is_cuda(const dc_linalg *l) {
+  return l->device->memory_space != 0;
 }
 
 /* `bytes` of scratch, in memory of whoever computes, 64-byte aligned and not zeroed, until the next call. In a query
@@ -47,18 +49,18 @@ static inline bool dc__linalg_is_there(const dc_linalg *l) {
 dc_status dc__linalg_scratch(dc_linalg *l, const char *fn, size_t bytes, void **memory);
 
 /* Adds count elements of a size, rounded to a cache line, to *total; false if that is beyond any memory. */
-bool dc__linalg_add(size_t *total, int64_t count, size_t size);
-/* The part of a memory that dc__linalg_add() added: *offset moves on as *total did. */
-void *dc__linalg_part(void *memory, size_t *offset, int64_t count, size_t size);
+bool dc__linalg_add_bytes(size_t *total, int64_t count, size_t size);
+/* The part of a memory that dc__linalg_add_bytes() added: *offset moves on as *total did. */
+void *dc__linalg_suballoc(void *memory, size_t *offset, int64_t count, size_t size);
 
 /* A memory that is laid out twice, to count it and to place it. */
-typedef struct dc__layout {
+typedef struct dc__scratch_layout {
   char *memory; /* NULL: counted */
   size_t bytes;
   bool fits;
-} dc__layout;
+} dc__scratch_layout;
 /* count * each elements of it, if they are wanted; NULL where they are not, or only counted. */
-void *dc__layout_take(dc__layout *to, bool wanted, int64_t count, int64_t each, size_t size);
+void *dc__scratch_layout_alloc(dc__scratch_layout *to, bool wanted, int64_t count, int64_t each, size_t size);
 
 /* Equal pieces of scratch memory for work that runs side by side: no more of it at a time than there are threads. */
 typedef struct dc__slots {
@@ -69,14 +71,14 @@ typedef struct dc__slots {
 } dc__slots;
 /* Plans slots for `work` pieces of work and adds them to *total, then places them in a memory, at *offset. */
 bool dc__slots_plan(dc__slots *slots, const dc_linalg *l, int64_t work, size_t bytes, size_t *total);
-void dc__slots_place(dc__slots *slots, void *memory, size_t *offset);
-int64_t dc__slots_take(dc__slots *slots);
-void dc__slots_give(dc__slots *slots, int64_t slot);
+void dc__slots_init(dc__slots *slots, void *memory, size_t *offset);
+int64_t dc__slots_acquire(dc__slots *slots);
+void dc__slots_release(dc__slots *slots, int64_t slot);
 static inline void *dc__slots_memory(const dc__slots *slots, int64_t slot) {
   return slots->memory + (size_t)slot * slots->bytes;
 }
 
-/* ---- matrices (matrix.c) ---- */
+/* ---- matrices (strided.c) ---- */
 
 /* A batch of matrices as strides in elements; data's type is dtype. */
 typedef struct dc__mat {
@@ -84,8 +86,8 @@ typedef struct dc__mat {
   int32_t dtype;
   int64_t batch, rows, cols;
   int64_t batch_stride, row_stride, col_stride;
-  bool batched;        /* the tensor had three dimensions */
-  void *const *places; /* of a device: where each matrix is, instead of data and batch_stride; NULL: no */
+  bool batched;          /* the tensor had three dimensions */
+  void *const *pointers; /* of a device: where each matrix is, instead of data and batch_stride; NULL: no */
 } dc__mat;
 
 enum dc__mat_layout {
@@ -100,125 +102,127 @@ dc_status dc__mat_read(const char *fn, const char *arg, const dc_tensor *tensor,
 dc_status dc__mat_read_as(const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype, const int64_t *shape,
                           int32_t ndim, dc_tensor *read);
 /* DC_E_DTYPE unless float32 or float64. */
-dc_status dc__mat_real(const char *fn, const char *arg, int32_t dtype);
+dc_status dc__mat_check_real(const char *fn, const char *arg, int32_t dtype);
 /* DC_E_DTYPE unless the same. */
-dc_status dc__mat_same_type(const char *fn, const char *arg, int32_t dtype, const char *other, int32_t wanted);
+dc_status dc__mat_check_dtype(const char *fn, const char *arg, int32_t dtype, const char *other, int32_t wanted);
 
 /* A place of the caller's matrix `index`. */
-static inline int64_t dc__place(const dc__mat *m, int64_t index, int64_t i, int64_t j) {
+static inline int64_t dc__mat_offset(const dc__mat *m, int64_t index, int64_t i, int64_t j) {
   return index * m->batch_stride + i * m->row_stride + j * m->col_stride;
 }
 
-static inline double dc__get(const void *data, bool wide, int64_t i) {
+static inline double dc__load_element(const void *data, bool wide, int64_t i) {
   return wide ? ((const double *)data)[i] : (double)((const float *)data)[i];
 }
-static inline void dc__put(void *data, bool wide, int64_t i, double value) {
+static inline void dc__store_element(void *data, bool wide, int64_t i, double value) {
   if (wide) {
     ((double *)data)[i] = value;
   } else {
     ((float *)data)[i] = (float)value;
   }
 }
-static inline void *dc__element(const void *data, int32_t dtype, int64_t i) {
+static inline void *dc__element_ptr(const void *data, int32_t dtype, int64_t i) {
   return (char *)(uintptr_t)data + (size_t)i * dc_dtype_size(dtype);
 }
 /* x * 2^exponent in two steps, so that the factors exist for every exponent a double can have; ldexp() is slow. */
-typedef struct dc__scale {
+typedef struct dc__pow2_scale {
   double first, second;
-} dc__scale;
-static inline dc__scale dc__scale_of(int exponent) {
-  dc__scale scale = {ldexp(1, exponent / 2), ldexp(1, exponent - exponent / 2)};
+} dc__pow2_scale;
+static inline dc__pow2_scale dc__pow2_scale_of(int exponent) {
+  dc__pow2_scale scale = {ldexp(1, exponent / 2), ldexp(1, exponent - exponent / 2)};
   return scale;
 }
-static inline double dc__scaled(double x, dc__scale scale) {
+static inline double dc__pow2_scaled(double x, dc__pow2_scale scale) {
   return x * scale.first * scale.second;
 }
 
 /* The type's distance from 1 to the next number. */
 double dc__epsilon(int32_t dtype);
 
-/* DC_E_INVALID where a device cannot read elements: not at a multiple of their size (there.c). */
-dc_status dc__linalg_lies(const dc_linalg *l, const char *fn, const char *arg, const void *data, int32_t dtype);
+/* DC_E_INVALID where a device cannot read elements: not at a multiple of their size (batch_slice_cuda.c). */
+dc_status dc__linalg_check_alignment(const dc_linalg *l, const char *fn, const char *arg, const void *data,
+                                     int32_t dtype);
 
 /* out = alpha op a b + beta out for matrices whose rows or columns are dense: fills in what a product needs. */
-dc__gemm dc__mat_product(const dc__mat *a, const dc__mat *b, double alpha, double beta, const dc__mat *out);
+dc__gemm dc__mat_gemm(const dc__mat *a, const dc__mat *b, double alpha, double beta, const dc__mat *out);
 
 /* How many matrices of a batch go through an operator together on a device, of which each has `bytes` of squares
- * (there.c). */
-int32_t dc__flight_most(int64_t batch, size_t bytes);
+ * (batch_slice_cuda.c). */
+int32_t dc__batch_slice_max_count(int64_t batch, size_t bytes);
 
-/* ---- products wherever they are computed (there.c) ---- */
+/* ---- products wherever they are computed (batch_slice_cuda.c) ---- */
 
 /* Before the first product: DC_E_UNSUPPORTED on a device without what computes them. */
-dc_status dc__linalg_ready(dc_linalg *l, const char *fn);
+dc_status dc__linalg_check_gemm(dc_linalg *l, const char *fn);
 /* What products may use beside their operands, which is nothing on the host: added to *total, and placed. */
-bool dc__linalg_add_product(size_t *total, const dc_linalg *l);
-void *dc__linalg_product(const dc_linalg *l, void *memory, size_t *offset);
+bool dc__linalg_add_gemm_workspace(size_t *total, const dc_linalg *l);
+void *dc__linalg_gemm_workspace(const dc_linalg *l, void *memory, size_t *offset);
 /* On the handle's threads, or queued on its device. Empty matrices are fine. */
-void dc__linalg_gemm(dc_linalg *l, const dc__gemm *gemm, void *product);
+void dc__linalg_gemm(dc_linalg *l, const dc__gemm *gemm, void *workspace);
 /* out = alpha a b + beta out. */
 dc_status dc__batch_matmul(dc_linalg *l, const char *fn, const dc__mat *a, const dc__mat *b, double alpha, double beta,
                            const dc__mat *out);
 /* Waits for what was queued. */
-dc_status dc__linalg_done(dc_linalg *l);
+dc_status dc__linalg_synchronize(dc_linalg *l);
 /* Bytes of the device's memory, to here. */
-dc_status dc__linalg_bring(dc_linalg *l, void *to, const void *from, size_t bytes);
+dc_status dc__linalg_copy_to_host(dc_linalg *l, void *to, const void *from, size_t bytes);
 
-/* ---- symmetric matrices (spectral.c, power.c) ---- */
+/* ---- symmetric matrices (eigh.c, matrix_power.c) ---- */
 
 /* c = alpha a a^T + beta c, [n, n] and exactly symmetric; a is [n, k], or with trans the transpose of what is stored as
  * [k, n]. On the pool, or with pool NULL on this thread with DC__SCRATCH_BYTES of scratch. */
-void dc__syrk(dc__pool *pool, void *scratch, bool trans, int64_t n, int64_t k, const float *a, double alpha,
+void dc__syrk(dc__threadpool *pool, void *scratch, bool trans, int64_t n, int64_t k, const float *a, double alpha,
               double beta, float *c);
 /* The whole of it as a product, for a device. */
-dc__gemm dc__syrk_product(bool trans, int64_t n, int64_t k, const float *a, double alpha, double beta, float *c);
+dc__gemm dc__syrk_gemm(bool trans, int64_t n, int64_t k, const float *a, double alpha, double beta, float *c);
 
-/* BASIS: dc__spectral_each() alone. out are nearer to eigenvectors than those in `basis`, the largest first. */
+/* BASIS: dc__spectral_run_grouped() alone. out are nearer to eigenvectors than those in `basis`, the largest first. */
 enum dc__spectral_op {
   DC__SPECTRAL_EIGH,
   DC__SPECTRAL_POWER,
   DC__SPECTRAL_ROOT,
   DC__SPECTRAL_NEWTON,
-  DC__SPECTRAL_BASIS
+  DC__SPECTRAL_ORTHOGONAL_ITERATION
 };
 
-typedef struct dc__spectral {
+typedef struct dc__spectral_request {
   const char *fn;
   enum dc__spectral_op op;
   dc_spectral_options options;
   double power; /* POWER; for ROOT -1 / root */
   int32_t root;
-  int32_t most_iterations; /* NEWTON */
-  double most_residual;    /* 0: by the type and epsilon */
-  dc__mat a, out;          /* EIGH: out are the vectors */
-  dc__mat basis;           /* data NULL: none */
-  int64_t *order;          /* BASIS: [n], set: which columns of the basis out's began as */
-  void *values;            /* EIGH: [batch, n] of a's type; NULL: not wanted */
-  bool vectors;            /* EIGH: wanted */
-  void *info;              /* NULL: not wanted. NEWTON: dc_iteration_info */
+  int32_t max_iterations; /* NEWTON */
+  double max_residual;    /* 0: by the type and epsilon */
+  dc__mat a, out;         /* EIGH: out are the vectors */
+  dc__mat basis;          /* data NULL: none */
+  int64_t *order;         /* BASIS: [n], set: which columns of the basis out's began as */
+  void *values;           /* EIGH: [batch, n] of a's type; NULL: not wanted */
+  bool vectors;           /* EIGH: wanted */
+  void *info;             /* NULL: not wanted. NEWTON: dc_iteration_info */
   size_t info_size;
-  const struct dc__spectral *each; /* of a batch on a device: whose matrices it has, one from each; NULL: its own */
-} dc__spectral;
+  const struct dc__spectral_request
+      *grouped; /* of a batch on a device: whose matrices it has, one from each; NULL: its own */
+} dc__spectral_request;
 
-dc_status dc__spectral_run(dc_linalg *l, const dc__spectral *request);
+dc_status dc__spectral_run(dc_linalg *l, const dc__spectral_request *request);
 /* Matrices of different sizes side by side, each on one thread: requests of one matrix of at least one row each, the
  * largest first, whose `info` tells how it went. On a device neighbours that differ in their memory alone go together.
  * Fails only where none can be computed. */
-dc_status dc__spectral_each(dc_linalg *l, const dc__spectral *requests, int64_t count);
+dc_status dc__spectral_run_grouped(dc_linalg *l, const dc__spectral_request *requests, int64_t count);
 
 /* On a device, queued, for a batch of float32 matrices in many places, dense, of which the lower triangles count: each
  * basis becomes nearer to eigenvectors, the largest first, as by BASIS. Without a QR there: DC_E_UNSUPPORTED. */
-typedef struct dc__basis_steps {
+typedef struct dc__orthogonal_iteration_batch {
   const char *fn;
   dc__mat a, basis;
   /* Of the device, [batch]: */
   int64_t *const *orders; /* where each order [n] goes, */
   int32_t *failed;        /* and 1 where a basis stays as it was; its order is 0, 1, ... then */
-} dc__basis_steps;
-dc_status dc__basis_there(dc_linalg *l, const dc__basis_steps *b);
+} dc__orthogonal_iteration_batch;
+dc_status dc__orthogonal_iteration_cuda(dc_linalg *l, const dc__orthogonal_iteration_batch *b);
 
-/* a's polar factor by odd polynomials (orthogonal.c): `express` Polar Express', else Muon's. */
-dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool express, int32_t steps,
+/* a's polar factor by odd polynomials (newton_schulz.c): `polar_express` Polar Express', else Muon's. */
+dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool polar_express, int32_t steps,
                             const dc__mat *out);
 
 /* The same within other work: of `count` dense float32 matrices in steps of `stride` elements, each of which becomes
@@ -228,20 +232,20 @@ typedef struct dc__polar {
   int64_t rows, cols, stride;
   int32_t count;
   int32_t dtype; /* of the products: float32 or bfloat16 */
-  bool express;
+  bool polar_express;
   int32_t steps;
   double eps; /* > 0 */
   double factor;
 } dc__polar;
 enum { DC__POLAR_TEMPS = 4 }; /* temp has so many times the matrices' elements */
 /* One matrix, on the pool, or with pool NULL on this thread, with scratch as for dc__gemm_on(). */
-void dc__polar_here(dc__pool *pool, void *scratch, const dc__polar *p, float *temp);
-/* Queued on the handle's device. The bits do not depend on count, which is at most DC__CUDA_FLIGHT. sums: [count,
+void dc__polar_cpu(dc__threadpool *pool, void *scratch, const dc__polar *p, float *temp);
+/* Queued on the handle's device. The bits do not depend on count, which is at most DC__CUDA_BATCH_SLICE. sums: [count,
  * rows]; reports: [count]. */
-void dc__polar_there(dc_linalg *l, const dc__polar *p, float *temp, void *product, double *sums,
-                     dc__cuda_report *reports);
+void dc__polar_cuda(dc_linalg *l, const dc__polar *p, float *temp, void *gemm_workspace, double *sums,
+                    dc__cuda_matrix_stats *reports);
 
-/* ---- Kronecker products (kron.c, kron_nearest.c) and products of matrices (bounded.c) ---- */
+/* ---- Kronecker products (kron.c, kron_nearest.c) and products of matrices (out_of_core.c) ---- */
 
 dc_status dc__kron_too_large(const char *fn);
 dc_status dc__kron(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out);
@@ -250,30 +254,31 @@ dc_status dc__kron_apply(dc_linalg *l, const char *fn, const dc__mat *a, const d
 dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__mat *qa, const void *va, const dc__mat *qb,
                          const void *vb, double damping, const dc__mat *x, const dc__mat *out);
 /* Its parts, of which the first needs no memory: DC_E_NOT_POSITIVE unless all damped eigenvalues are; and the rest, of
- * batches too, queued, with `place` for what was added for out. There, where `refused` is not NULL, nobody need have
- * checked, and it becomes 1 where one is not positive. */
-dc_status dc__kron_check(dc_linalg *l, const char *fn, const void *va, const void *vb, double damping,
-                         const dc__mat *x);
-bool dc__kron_add_place(const dc_linalg *l, const dc__mat *out, size_t *bytes);
-void dc__kron_divide(dc_linalg *l, const dc__mat *qa, const void *va, const dc__mat *qb, const void *vb, double damping,
-                     const dc__mat *x, const dc__mat *out, void *place, uint64_t *refused);
+ * batches too, queued, with `scratch` for what was added for out. There, where `not_positive` is not NULL, nobody need
+ * have checked, and it becomes 1 where one is not positive. */
+dc_status dc__kron_check_damped(dc_linalg *l, const char *fn, const void *va, const void *vb, double damping,
+                                const dc__mat *x);
+bool dc__kron_add_scratch(const dc_linalg *l, const dc__mat *out, size_t *bytes);
+void dc__kron_apply_inverse(dc_linalg *l, const dc__mat *qa, const void *va, const dc__mat *qb, const void *vb,
+                            double damping, const dc__mat *x, const dc__mat *out, void *scratch,
+                            uint64_t *not_positive);
 dc_status dc__kron_nearest(dc_linalg *l, const char *fn, const dc__mat *x, const dc__mat *a, const dc__mat *b,
                            double *residual);
 
 /* A matrix of a bounded product: in memory, or, with data NULL, dense in a file. */
-typedef struct dc__source {
+typedef struct dc__matrix_source {
   dc__mat mat;
   int64_t offset;
   int32_t fd;
-} dc__source;
-dc_status dc__matmul_bounded(dc_linalg *l, const char *fn, const dc__source *a, const dc__source *b,
-                             const dc__source *out, int64_t budget, int64_t *needed);
-void dc__staging_close(dc_linalg *l); /* what its bounded products on a device left behind */
+} dc__matrix_source;
+dc_status dc__matmul_bounded(dc_linalg *l, const char *fn, const dc__matrix_source *a, const dc__matrix_source *b,
+                             const dc__matrix_source *out, int64_t budget, int64_t *needed);
+void dc__staging_destroy(dc_linalg *l); /* what its bounded products on a device left behind */
 
-/* ---- gradients per sample (sample.c and its neighbours) ---- */
+/* ---- gradients per sample (per_sample.c and its neighbours) ---- */
 
 /* A layer with its tensors, checked: what all kinds share. */
-typedef struct dc__sample {
+typedef struct dc__per_sample {
   const char *fn;
   dc_sample_layer layer; /* defaults filled in */
   const void *x, *delta;
@@ -284,31 +289,34 @@ typedef struct dc__sample {
   int64_t in, out;   /* columns and rows of the weight; of one group of a convolution, times groups in `out` */
   int32_t spatial;   /* convolution: 1 to 3, and its lengths, filled up with ones in front: */
   int64_t size[3], size_out[3];
-} dc__sample;
+} dc__per_sample;
 
 /* Checks everything that x and delta say: float32 or float64, of one type; an embedding's indices too. */
-dc_status dc__sample_read(dc_linalg *l, const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
-                          const dc_tensor *delta, dc__sample *sample);
+dc_status dc__per_sample_read(dc_linalg *l, const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
+                              const dc_tensor *delta, dc__per_sample *sample);
 /* The same for a linear layer or a convolution in float32, float16 or bfloat16, x and delta each in its own. */
-dc_status dc__sample_read_short(dc_linalg *l, const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
-                                const dc_tensor *delta, dc__sample *sample);
+dc_status dc__per_sample_read_mixed(dc_linalg *l, const char *fn, const dc_sample_layer *layer, const dc_tensor *x,
+                                    const dc_tensor *delta, dc__per_sample *sample);
 /* The constants alone, of such a layer of so many spatial dimensions, checked but as the caller gave them. */
-dc_status dc__sample_layer_read(const char *fn, const dc_sample_layer *layer, int32_t spatial, dc_sample_layer *read);
+dc_status dc__per_sample_read_layer(const char *fn, const dc_sample_layer *layer, int32_t spatial,
+                                    dc_sample_layer *read);
 /* The shape of the weight or the bias: lengths after a batch of samples, or without one. Returns ndim. */
-int32_t dc__sample_shape(const dc__sample *sample, bool bias, bool per_sample, int64_t shape[8]);
-bool dc__sample_has_bias(const dc__sample *sample);
+int32_t dc__per_sample_shape(const dc__per_sample *sample, bool bias, bool per_sample, int64_t shape[8]);
+bool dc__per_sample_has_bias(const dc__per_sample *sample);
 
-dc_status dc__sample_grads(dc_linalg *l, const dc__sample *sample, void *weight, void *bias);
-dc_status dc__sample_norms(dc_linalg *l, const dc__sample *sample, int32_t parts, bool accumulate, void *squares);
-dc_status dc__sample_sum(dc_linalg *l, const dc__sample *sample, const void *factors, bool accumulate, void *weight,
-                         void *bias);
+dc_status dc__per_sample_grads(dc_linalg *l, const dc__per_sample *sample, void *weight, void *bias);
+dc_status dc__per_sample_norms(dc_linalg *l, const dc__per_sample *sample, int32_t parts, bool accumulate,
+                               void *squares);
+dc_status dc__per_sample_sum(dc_linalg *l, const dc__per_sample *sample, const void *factors, bool accumulate,
+                             void *weight, void *bias);
 
-/* factors[i] = min(1, most / (sqrt(squares[i]) + 1e-6)), 0 where that square is not finite. */
-dc_status dc__clip_factors(dc_linalg *l, int32_t dtype, int64_t count, const void *squares, double most, void *factors);
+/* factors[i] = min(1, max_norm / (sqrt(squares[i]) + 1e-6)), 0 where that square is not finite. */
+dc_status dc__clip_factors(dc_linalg *l, int32_t dtype, int64_t count, const void *squares, double max_norm,
+                           void *factors);
 
 /* A convolution's patches of one sample and group, [in][positions], `row` elements from one row to the next
- * (sample_conv.c). */
-int64_t dc__patch_elements(const dc__sample *s);
-void dc__patches(const dc__sample *s, int64_t sample, int32_t group, void *patches, int64_t row);
+ * (im2col.c). */
+int64_t dc__im2col_numel(const dc__per_sample *s);
+void dc__im2col(const dc__per_sample *s, int64_t sample, int32_t group, void *patches, int64_t row);
 
 #endif

@@ -2,7 +2,7 @@
  * elements, on the threads here or by the kernels of a device with memory of its own. There the steps are counted in
  * the device's memory, and what a step multiplies with is computed from the counts by the same text as here: so a step
  * that the device itself decides about needs nothing of the host. */
-#include "optim/inside.h"
+#include "optim/optim_internal.h"
 
 static const dc__elementwise_rules *rules_of(const dc_optimizer *o) {
   return o->kind->rules;
@@ -11,28 +11,29 @@ static const dc__elementwise_rules *rules_of(const dc_optimizer *o) {
 dc_status dc__elementwise_prepare(dc_optimizer *o, const char *fn, int64_t first) {
   (void)fn;
   dc__elementwise *self = (dc__elementwise *)(void *)o;
-  if (!dc__grow((void **)&self->params, &self->capacity, o->count, sizeof *self->params)) {
+  if (!dc__array_reserve((void **)&self->params, &self->capacity, o->count, sizeof *self->params)) {
     return DC_E_NO_MEMORY;
   }
   for (int64_t i = first; i < o->count; i++) {
     self->params[i] = (dc__update_span){.index = i};
-    if (!rules_of(o)->add(o, &o->params[i], self->params[i].state)) {
+    if (!rules_of(o)->add_state(o, &o->params[i], self->params[i].state)) {
       return DC_E_NO_MEMORY;
     }
   }
   return DC_OK;
 }
 
-static void update(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, void *arg) {
+static void elementwise_update_chunk(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count,
+                                     void *arg) {
   (void)arg;
   const dc__update_span *own = &((dc__elementwise *)(void *)o)->params[p - o->params];
-  dc__update_here(rules_of(o)->kernel, own, from, count, (float)o->grad_scale);
+  dc__update_cpu(rules_of(o)->kernel, own, from, count, (float)o->grad_scale);
 }
 
-static bool span(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *to) {
+static bool elementwise_fill_span(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *to) {
   const dc__update_span *own = &((const dc__elementwise *)(const void *)o)->params[p - o->params];
   memcpy(to->state, own->state, sizeof to->state);
-  to->factors.record = dc__optim_record(p);
+  to->factors.record = dc__optim_step_record(p);
   return true;
 }
 
@@ -46,15 +47,15 @@ dc_status dc__elementwise_step(dc_optimizer *o, const char *fn) {
     dc__optim_fill_span(o, p, own);
     own->factors = dc__update_factors_of(rules_of(o)->kernel, &rule, o->groups[p->group].lr, *p->step + 1);
   }
-  dc__optim_each_part(o, update, NULL);
+  dc__optim_each_part(o, elementwise_update_chunk, NULL);
   return DC_OK;
 }
 
-dc_status dc__elementwise_queue(dc_optimizer *o, const char *fn) {
+dc_status dc__elementwise_enqueue(dc_optimizer *o, const char *fn) {
   (void)fn;
   dc__update_batch batch = {.recorded = 1};
-  dc__optim_begin_there(o, rules_of(o)->kernel, rules_of(o)->rule, &batch);
-  dc__optim_each_span(o, o->linalg->on, rules_of(o)->kernel, &batch, span);
+  dc__optim_begin_step_cuda(o, rules_of(o)->kernel, rules_of(o)->rule, &batch);
+  dc__optim_launch_spans(o, o->linalg->stream, rules_of(o)->kernel, &batch, elementwise_fill_span);
   return DC_OK;
 }
 

@@ -27,12 +27,12 @@ typedef struct dc__optim_io {
   void *weight;
   const void *grad;
   int32_t grad_dtype; /* DC_DTYPE_NONE: no gradient, nothing happens to the parameter */
-  int64_t first;      /* for elements.c */
+  int64_t first;      /* for param_update_cpu.c */
 } dc__optim_io;
 
 typedef struct dc__optim_group {
   double lr;
-  double *rate; /* the same in the device's memory, where kernels count the steps */
+  double *device_lr; /* the same in the device's memory, where kernels count the steps */
   bool check_finite;
   int64_t params;
   void *options; /* the kind's, with defaults filled in */
@@ -49,9 +49,9 @@ struct dc_optimizer {
   int64_t prepared; /* parameters whose state exists */
   dc__optim_group *groups;
   int64_t group_count, group_capacity;
-  dc__update_look *look;    /* on a device with memory of its own, in that */
-  double grad_scale;        /* of the step under way */
-  bool told;                /* the caller has found a gradient of it that is not finite, here or on another rank */
+  dc__update_status *device_state; /* on a device with memory of its own, in that */
+  double grad_scale;               /* of the step under way */
+  bool found_nonfinite;     /* the caller has found a gradient of it that is not finite, here or on another rank */
   const float *loss_scale;  /* the caller's, read in each step; NULL: 1 */
   const float *found_inf;   /* likewise; NULL: 0 */
   dc_stream *stream;        /* the caller's, on which steps are queued; NULL: they are done when the call returns */
@@ -85,7 +85,7 @@ dc_status dc__optim_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *s
 
 dc_status dc__optim_set_stream(dc_optimizer *o, const char *fn, dc_stream *stream);
 /* Until a step that is queued on a stream of the CPU is done, which uses the handle itself. Before all else. */
-dc_status dc__optim_await(const dc_optimizer *o);
+dc_status dc__optim_wait_task(const dc_optimizer *o);
 
 /* ---- K-FAC's layers (kfac.c) ---- */
 
@@ -95,7 +95,7 @@ dc_status dc__kfac_add_layer(dc_optimizer *o, const char *fn, const dc_sample_la
 dc_status dc__kfac_add_batch(dc_optimizer *o, const char *fn, int64_t index, const dc_tensor *x, const dc_tensor *delta,
                              double loss_scale);
 
-/* ---- state (state.c, save.c) ---- */
+/* ---- state (state.c, checkpoint.c) ---- */
 
 dc_status dc__optim_state_name(dc_optimizer *o, const char *fn, int64_t index, int64_t piece, const char **name);
 dc_status dc__optim_state(dc_optimizer *o, const char *fn, int64_t index, const char *name, dc_tensor *view);

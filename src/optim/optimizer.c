@@ -1,5 +1,5 @@
 /* Handles, groups and parameters, and the frame of a step: what all kinds have in common. */
-#include "optim/inside.h"
+#include "optim/optim_internal.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -15,7 +15,7 @@ void dc__optim_destroy(dc_optimizer *o) {
     o->kind->destroy(o);
   }
   for (int64_t i = 0; i < o->count; i++) {
-    dc__optim_drop_pieces(o, &o->params[i]);
+    dc__optim_free_pieces(o, &o->params[i]);
     dc__free(o->params[i].shape);
   }
   for (int64_t i = 0; i < o->group_count; i++) {
@@ -27,8 +27,8 @@ void dc__optim_destroy(dc_optimizer *o) {
   if (o->arena != NULL) {
     dc__arena_release(o->arena);
   }
-  if (o->look != NULL) {
-    o->linalg->device->ops->free(o->linalg->device, o->look, sizeof *o->look, DC_MEMORY_DEVICE);
+  if (o->device_state != NULL) {
+    o->linalg->device->ops->free(o->linalg->device, o->device_state, sizeof *o->device_state, DC_MEMORY_DEVICE);
   }
   dc_comm_destroy(o->comm);
   if (o->linalg != NULL) {
@@ -41,18 +41,18 @@ void dc__optim_destroy(dc_optimizer *o) {
  * waited for. */
 static dc_status copy_linalg(const dc_linalg *linalg, dc_linalg **copy) {
   dc_linalg_options options = DC_LINALG_OPTIONS_INIT;
-  options.threads = dc__pool_threads(linalg->pool);
+  options.threads = dc__threadpool_threads(linalg->pool);
   options.plain = linalg->blas == NULL ? 1 : 0;
   return dc__linalg_create(linalg->device, &options, copy);
 }
 
-static dc_status make_look(dc_optimizer *o) {
+static dc_status alloc_device_state(dc_optimizer *o) {
   dc_device *device = o->linalg->device;
-  void *look;
-  DC__TRY(device->ops->alloc(device, sizeof *o->look, DC_MEMORY_DEVICE, &look));
-  o->look = look;
-  dc__stream_zero(device->here, look, sizeof *o->look);
-  dc__here_done(device, NULL);
+  void *device_state;
+  DC__TRY(device->ops->alloc(device, sizeof *o->device_state, DC_MEMORY_DEVICE, &device_state));
+  o->device_state = device_state;
+  dc__stream_zero(device->internal_stream, device_state, sizeof *o->device_state);
+  dc__device_sync_internal(device, NULL);
   return DC_OK;
 }
 
@@ -68,13 +68,13 @@ dc_status dc__optim_create(const dc__optim_kind *kind, const char *fn, const dc_
   o->kind = kind;
   dc_status status = copy_linalg(linalg, &o->linalg);
   if (status == DC_OK && kind->matrices) {
-    status = dc__linalg_ready(o->linalg, fn);
+    status = dc__linalg_check_gemm(o->linalg, fn);
   }
   if (status == DC_OK) {
     status = dc__arena_create(o->linalg->device, NULL, &o->arena);
   }
-  if (status == DC_OK && dc__optim_is_there(o)) {
-    status = make_look(o);
+  if (status == DC_OK && dc__optim_is_cuda(o)) {
+    status = alloc_device_state(o);
   }
   if (status == DC_OK) {
     status = dc__optim_set_group(o, fn, 0, options, check_finite);
@@ -98,18 +98,18 @@ dc_status dc__optim_check_kind(const dc_optimizer *o, const char *fn, const dc__
 
 /* ---- groups ---- */
 
-static dc_status check_group(const dc_optimizer *o, const char *fn, int32_t group, int64_t most) {
-  return group >= 0 && group <= most
+static dc_status check_group(const dc_optimizer *o, const char *fn, int32_t group, int64_t max) {
+  return group >= 0 && group <= max
              ? DC_OK
              : dc__fail(DC_E_INVALID,
                         "%s: group = %" PRId32 ", must be 0 to %" PRId64 " (there %s %" PRId64 " group%s)", fn, group,
-                        most, o->group_count == 1 ? "is" : "are", o->group_count, DC__S(o->group_count));
+                        max, o->group_count == 1 ? "is" : "are", o->group_count, DC__PLURAL_S(o->group_count));
 }
 
 dc_status dc__optim_set_group(dc_optimizer *o, const char *fn, int32_t group, const void *options, bool check_finite) {
   DC__TRY(check_group(o, fn, group, o->group_count));
   if (group == o->group_count) {
-    if (!dc__grow((void **)&o->groups, &o->group_capacity, o->group_count + 1, sizeof *o->groups)) {
+    if (!dc__array_reserve((void **)&o->groups, &o->group_capacity, o->group_count + 1, sizeof *o->groups)) {
       return DC_E_NO_MEMORY;
     }
     void *copy = dc__calloc(1, o->kind->options_size);
@@ -119,9 +119,12 @@ dc_status dc__optim_set_group(dc_optimizer *o, const char *fn, int32_t group, co
     o->groups[o->group_count++] = (dc__optim_group){.lr = 1e-3, .options = copy};
   }
   dc__optim_group *g = &o->groups[group];
-  const char *stays = g->params > 0 && o->kind->refuse != NULL ? o->kind->refuse(options, g->options) : NULL;
-  if (stays != NULL) {
-    return dc__fail(DC_E_INVALID, "%s: group %" PRId32 " has parameters: %s must stay as it is", fn, group, stays);
+  const char *fixed_option = g->params > 0 && o->kind->fixed_option_changed != NULL
+                                 ? o->kind->fixed_option_changed(options, g->options)
+                                 : NULL;
+  if (fixed_option != NULL) {
+    return dc__fail(DC_E_INVALID, "%s: group %" PRId32 " has parameters: %s must stay as it is", fn, group,
+                    fixed_option);
   }
   memcpy(g->options, options, o->kind->options_size);
   g->check_finite = check_finite;
@@ -134,8 +137,8 @@ dc_status dc__optim_set_lr(dc_optimizer *o, const char *fn, int32_t group, doubl
     return dc__fail(DC_E_INVALID, "%s: lr = %g, must be finite and >= 0", fn, lr);
   }
   dc__optim_group *g = &o->groups[group];
-  if (g->rate != NULL && lr != g->lr) {
-    DC__TRY(dc__optim_tell_rate(o, fn, g->rate, lr));
+  if (g->device_lr != NULL && lr != g->lr) {
+    DC__TRY(dc__optim_set_device_lr(o, fn, g->device_lr, lr));
   }
   g->lr = lr;
   return DC_OK;
@@ -143,9 +146,9 @@ dc_status dc__optim_set_lr(dc_optimizer *o, const char *fn, int32_t group, doubl
 
 /* ---- parameters ---- */
 
-static bool room_for_param(dc_optimizer *o) {
-  return dc__grow((void **)&o->params, &o->capacity, o->count + 1, sizeof *o->params) &&
-         dc__grow((void **)&o->io, &o->io_capacity, o->count + 1, sizeof *o->io);
+static bool grow_params(dc_optimizer *o) {
+  return dc__array_reserve((void **)&o->params, &o->capacity, o->count + 1, sizeof *o->params) &&
+         dc__array_reserve((void **)&o->io, &o->io_capacity, o->count + 1, sizeof *o->io);
 }
 
 dc_status dc__optim_add_param(dc_optimizer *o, const char *fn, int32_t group, const int64_t *shape, int32_t ndim,
@@ -156,7 +159,7 @@ dc_status dc__optim_add_param(dc_optimizer *o, const char *fn, int32_t group, co
   if (offset < 0 || count < 0 || offset > p.numel || count > p.numel - offset) {
     return dc__fail(DC_E_INVALID,
                     "%s: offset = %" PRId64 " and count = %" PRId64 ", must be a part of the %" PRId64 " element%s", fn,
-                    offset, count, p.numel, DC__S(p.numel));
+                    offset, count, p.numel, DC__PLURAL_S(p.numel));
   }
   if (o->kind->accept != NULL) {
     DC__TRY(o->kind->accept(fn, o->groups[group].options, shape, ndim));
@@ -165,7 +168,7 @@ dc_status dc__optim_add_param(dc_optimizer *o, const char *fn, int32_t group, co
   if (p.dtype != DC_FLOAT32 && p.dtype != DC_FLOAT16 && p.dtype != DC_BFLOAT16) {
     return dc__fail(DC_E_DTYPE, "%s: dtype is %s, must be float32, float16 or bfloat16", fn, dc_dtype_name(dtype));
   }
-  p.shape = room_for_param(o) ? dc__calloc((size_t)ndim + 1, sizeof *p.shape) : NULL;
+  p.shape = grow_params(o) ? dc__calloc((size_t)ndim + 1, sizeof *p.shape) : NULL;
   if (p.shape == NULL) {
     return DC_E_NO_MEMORY;
   }
@@ -202,7 +205,7 @@ dc_status dc__optim_prepare(dc_optimizer *o, const char *fn) {
     }
   }
   DC__TRY(o->kind->prepare(o, fn, o->prepared));
-  DC__TRY(dc__optim_make_rates(o, fn));
+  DC__TRY(dc__optim_alloc_device_lr(o, fn));
   o->prepared = o->count;
   return DC_OK;
 }
@@ -216,7 +219,7 @@ static void check_part(dc_optimizer *o, const dc__optim_param *p, int64_t from, 
   bool below = true;
   for (int64_t done = 0; done < count && o->groups[p->group].check_finite && below; done += DC__OPTIM_TILE) {
     const int64_t part = count - done < DC__OPTIM_TILE ? count - done : DC__OPTIM_TILE;
-    below = dc__update_below(dc__optim_grad(o, p, from + done, part, tile), part, o->kind->exponent);
+    below = dc__update_is_below(dc__optim_grad(o, p, from + done, part, tile), part, o->kind->exponent);
   }
   if (!below) {
     long long lowest = atomic_load(first);
@@ -225,7 +228,7 @@ static void check_part(dc_optimizer *o, const dc__optim_param *p, int64_t from, 
   }
 }
 
-bool dc__optim_wants_look(const dc_optimizer *o) {
+bool dc__optim_checks_finite(const dc_optimizer *o) {
   bool wanted = false;
   for (int64_t i = 0; i < o->group_count; i++) {
     wanted = wanted || o->groups[i].check_finite;
@@ -234,12 +237,12 @@ bool dc__optim_wants_look(const dc_optimizer *o) {
 }
 
 /* The first parameter whose gradient is not finite; o->count: none, or nobody wants to know. */
-static dc_status first_bad(dc_optimizer *o, int64_t *index) {
+static dc_status first_nonfinite(dc_optimizer *o, int64_t *index) {
   atomic_llong first = o->count;
-  const bool wanted = dc__optim_wants_look(o);
-  if (wanted && dc__optim_is_there(o)) {
-    dc__optim_look_there(o, o->linalg->device->here, NULL);
-    return dc__optim_found_there(o, index);
+  const bool wanted = dc__optim_checks_finite(o);
+  if (wanted && dc__optim_is_cuda(o)) {
+    dc__optim_scan_nonfinite_cuda(o, o->linalg->device->internal_stream, NULL);
+    return dc__optim_first_nonfinite_cuda(o, index);
   }
   if (wanted) {
     dc__optim_each_part(o, check_part, &first);
@@ -249,7 +252,7 @@ static dc_status first_bad(dc_optimizer *o, int64_t *index) {
 }
 
 /* What all agree on. */
-static dc_status take(dc_optimizer *o, const char *fn) {
+static dc_status run_step(dc_optimizer *o, const char *fn) {
   DC__TRY(o->kind->step(o, fn));
   for (int64_t i = 0; i < o->count; i++) {
     if (o->io[i].grad_dtype != DC_DTYPE_NONE) {
@@ -261,91 +264,91 @@ static dc_status take(dc_optimizer *o, const char *fn) {
 }
 
 /* A step on a stream of the CPU, of a kind that does not communicate and cannot fail here. */
-static void take_in_turn(void *args) {
+static void run_step_task(void *args) {
   dc_optimizer *o = *(dc_optimizer **)args;
   int64_t bad = o->count;
-  (void)dc__optim_heed(o);
-  if (!o->told) {
-    (void)first_bad(o, &bad);
+  (void)dc__optim_read_grad_scaler(o);
+  if (!o->found_nonfinite) {
+    (void)first_nonfinite(o, &bad);
   }
-  if (o->told || bad < o->count) {
+  if (o->found_nonfinite || bad < o->count) {
     o->stats.skipped_steps++;
   } else {
-    (void)take(o, "dc_optimizer_step");
+    (void)run_step(o, "dc_optimizer_step");
   }
 }
 
 dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, double grad_scale) {
   int64_t bad = o->count;
-  o->told = false;
+  o->found_nonfinite = false;
   if (status == DC_OK) {
     status = dc__optim_prepare(o, fn);
   }
-  if (status == DC_OK && dc__optim_is_there(o)) {
-    status = dc__optim_check_there(o, fn);
+  if (status == DC_OK && dc__optim_is_cuda(o)) {
+    status = dc__optim_check_alignment(o, fn);
   }
   if (status == DC_OK) {
     o->grad_scale = grad_scale;
-    if (dc__optim_queues(o)) {
-      return dc__optim_queue(o, fn, take_in_turn);
+    if (dc__optim_is_async(o)) {
+      return dc__optim_enqueue(o, fn, run_step_task);
     }
-    status = dc__optim_settle(o, fn);
+    status = dc__optim_synchronize(o, fn);
   }
   if (status == DC_OK) {
-    status = dc__optim_heed(o);
+    status = dc__optim_read_grad_scaler(o);
   }
   if (status == DC_OK && o->kind->ready != NULL) {
     status = o->kind->ready(o, fn);
   }
-  if (status == DC_OK && !o->told) {
-    status = first_bad(o, &bad);
+  if (status == DC_OK && !o->found_nonfinite) {
+    status = first_nonfinite(o, &bad);
     if (status == DC_OK && bad < o->count) {
       status = dc__fail(DC_E_NOT_FINITE, "%s: grads[%" PRId64 "] times grad_scale is not finite%s", fn, bad,
                         dc__optim_limit(o));
     }
   }
-  status = dc__optim_agree(o, fn, status, bad);
-  const bool skipped = status == DC_E_NOT_FINITE || (status == DC_OK && o->told);
+  status = dc__optim_step_consensus(o, fn, status, bad);
+  const bool skipped = status == DC_E_NOT_FINITE || (status == DC_OK && o->found_nonfinite);
   o->stats.skipped_steps += skipped;
-  return status == DC_OK && !skipped ? take(o, fn) : status;
+  return status == DC_OK && !skipped ? run_step(o, fn) : status;
 }
 
 /* ---- what there is to know ---- */
 
 int64_t dc__optim_steps(dc_optimizer *o, const char *fn) {
-  enum { SOME = 64 };
-  int64_t some[SOME];
-  int64_t most = 0;
+  enum { CHUNK = 64 };
+  int64_t chunk[CHUNK];
+  int64_t max = 0;
   dc_device *device = o->linalg->device;
-  dc_stream *on = dc__optim_counts_there(o) ? device->here : NULL;
-  if (dc__optim_settle(o, fn) != DC_OK) {
+  dc_stream *on = dc__optim_counts_on_device(o) ? device->internal_stream : NULL;
+  if (dc__optim_synchronize(o, fn) != DC_OK) {
     return -1;
   }
   for (int64_t i = 0; i < o->prepared; i++) {
-    dc__stream_copy(on, &some[i % SOME], o->params[i].step, sizeof *some);
-    if (i % SOME == SOME - 1 || i == o->prepared - 1) {
-      dc__here_done(device, NULL);
-      for (int64_t k = 0; k <= i % SOME; k++) {
-        most = some[k] > most ? some[k] : most;
+    dc__stream_copy(on, &chunk[i % CHUNK], o->params[i].step, sizeof *chunk);
+    if (i % CHUNK == CHUNK - 1 || i == o->prepared - 1) {
+      dc__device_sync_internal(device, NULL);
+      for (int64_t k = 0; k <= i % CHUNK; k++) {
+        max = chunk[k] > max ? chunk[k] : max;
       }
     }
   }
-  return dc__device_check(device) == DC_OK ? most : -1;
+  return dc__device_check(device) == DC_OK ? max : -1;
 }
 
 dc_status dc__optim_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats) {
   dc__arena_stats arena;
-  DC__TRY(dc__optim_settle(o, fn));
+  DC__TRY(dc__optim_synchronize(o, fn));
   DC__TRY(dc__optim_prepare(o, fn));
   dc__arena_get_stats(o->arena, &arena);
   *stats = o->stats;
-  if (dc__optim_counts_there(o)) {
-    DC__TRY(dc__optim_read_look(o, stats));
+  if (dc__optim_counts_on_device(o)) {
+    DC__TRY(dc__optim_read_device_state(o, stats));
   }
   stats->struct_size = sizeof *stats;
   stats->params = o->count;
   stats->state_bytes = arena.used_bytes;
-  stats->scratch_bytes += (int64_t)o->linalg->own_bytes;
+  stats->scratch_bytes += (int64_t)o->linalg->scratch_bytes;
   stats->wire_bytes = o->comm == NULL ? 0 : atomic_load(&o->comm->wire_bytes);
   if (o->kind->stats != NULL) {
     o->kind->stats(o, stats);

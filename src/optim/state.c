@@ -1,5 +1,5 @@
 /* Pieces of state: memory, names, views. */
-#include "optim/inside.h"
+#include "optim/optim_internal.h"
 
 #include <stdio.h>
 
@@ -28,21 +28,21 @@ static dc__optim_piece *make_piece(const char *name, int32_t dtype, const int64_
 }
 
 /* Zeroed. On the host there is one arena for all. */
-static bool take_memory(dc_optimizer *o, dc__optim_piece *piece) {
+static bool alloc_piece(dc_optimizer *o, dc__optim_piece *piece) {
   const bool record =
-      piece->dtype == DC_INT64 && dc__optim_counts_there(o); /* with a step's factors behind the count */
-  const size_t bytes = record ? sizeof(dc__update_record) : (size_t)piece->numel * dc_dtype_size(piece->dtype);
+      piece->dtype == DC_INT64 && dc__optim_counts_on_device(o); /* with a step's factors behind the count */
+  const size_t bytes = record ? sizeof(dc__update_step_state) : (size_t)piece->numel * dc_dtype_size(piece->dtype);
   dc_device *device = o->linalg->device;
-  piece->hosts = piece->dtype == DC_INT64 && dc__optim_is_there(o) && !record;
-  if (piece->hosts) {
+  piece->on_host = piece->dtype == DC_INT64 && dc__optim_is_cuda(o) && !record;
+  if (piece->on_host) {
     piece->data = dc__calloc(1, bytes);
     return piece->data != NULL;
   }
   if (dc__arena_alloc(o->arena, NULL, bytes, &piece->data) != DC_OK) {
     return false;
   }
-  dc__stream_zero(device->here, piece->data, bytes);
-  dc__here_done(device, NULL);
+  dc__stream_zero(device->internal_stream, piece->data, bytes);
+  dc__device_sync_internal(device, NULL);
   return true;
 }
 
@@ -64,7 +64,7 @@ void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name,
   if (piece == NULL) {
     return NULL;
   }
-  if (!take_memory(o, piece)) {
+  if (!alloc_piece(o, piece)) {
     dc__free(piece);
     return NULL;
   }
@@ -72,24 +72,24 @@ void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name,
   return piece->data;
 }
 
-void *dc__optim_lend_piece(dc__optim_param *p, const char *name, int32_t dtype, const int64_t *shape, int32_t ndim,
-                           void *memory) {
+void *dc__optim_add_borrowed_piece(dc__optim_param *p, const char *name, int32_t dtype, const int64_t *shape,
+                                   int32_t ndim, void *memory) {
   dc__optim_piece *piece = make_piece(name, dtype, shape, ndim);
   if (piece == NULL) {
     return NULL;
   }
-  piece->lent = true;
+  piece->borrowed = true;
   piece->data = memory;
   append(p, piece);
   return memory;
 }
 
-void dc__optim_drop_pieces(dc_optimizer *o, dc__optim_param *p) {
+void dc__optim_free_pieces(dc_optimizer *o, dc__optim_param *p) {
   for (dc__optim_piece *piece = p->pieces, *next; piece != NULL; piece = next) {
     next = piece->next;
-    if (piece->hosts) {
+    if (piece->on_host) {
       dc__free(piece->data);
-    } else if (!piece->lent) {
+    } else if (!piece->borrowed) {
       dc__arena_free(o->arena, piece->data, NULL, NULL);
     }
     dc__free(piece);
@@ -123,7 +123,7 @@ dc_status dc__optim_state_name(dc_optimizer *o, const char *fn, int64_t index, i
 
 dc_status dc__optim_state(dc_optimizer *o, const char *fn, int64_t index, const char *name, dc_tensor *view) {
   dc__optim_param *p = NULL;
-  DC__TRY(dc__optim_settle(o, fn));
+  DC__TRY(dc__optim_synchronize(o, fn));
   DC__TRY(find_param(o, fn, index, &p));
   const dc__optim_piece *piece = dc__optim_find_piece(p, name);
   if (piece == NULL) {

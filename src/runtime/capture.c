@@ -18,7 +18,7 @@ static dc_status between_steps(const dc_context *ctx, const char *fn, const char
     const dc__param *param = ctx->params.values[i];
     bool gathered = dc__param_in_use(param);
     for (int32_t k = 0; k < DC__COPIES; k++) {
-      gathered = gathered || (param->copies[k].buffer != NULL && (ctx->captures || !param->persistent));
+      gathered = gathered || (param->copies[k].buffer != NULL && (ctx->capturing || !param->persistent));
     }
     if (gathered || param->pending > 0 || param->local_sum != NULL) {
       return dc__fail(
@@ -30,55 +30,55 @@ static dc_status between_steps(const dc_context *ctx, const char *fn, const char
 }
 
 /* All that one step leaves for the next one, but for what callers gave and hold. */
-static void drop_all(dc_context *ctx) {
+static void free_step_state(dc_context *ctx) {
   dc__reduce_drop(ctx);
   dc__buckets_free(ctx);
   for (int64_t i = 0; i < ctx->params.count; i++) {
-    dc__gather_drop(ctx, ctx->params.values[i]);
-    dc__drop_shard(ctx, ctx->params.values[i]);
+    dc__gather_free(ctx, ctx->params.values[i]);
+    dc__free_device_shard(ctx, ctx->params.values[i]);
   }
   for (int64_t i = 0; i < ctx->graphs.count; i++) {
-    dc__values_drop_device(ctx, ctx->graphs.values[i]);
+    dc__offloaded_drop_device(ctx, ctx->graphs.values[i]);
   }
 }
 
-static void swap_arenas(dc_context *ctx) {
+static void capture_swap_arenas(dc_context *ctx) {
   const dc__arenas own = ctx->arenas;
-  ctx->arenas = ctx->aside;
-  ctx->aside = own;
+  ctx->arenas = ctx->saved_arenas;
+  ctx->saved_arenas = own;
 }
 
-static dc_status begin(dc_context *ctx, const char *fn) {
-  if (!ctx->gather_comm->alone && !ctx->gather_comm->issues) {
+static dc_status capture_begin(dc_context *ctx, const char *fn) {
+  if (!ctx->gather_comm->single_rank && !ctx->gather_comm->stream_ordered) {
     return dc__fail(DC_E_UNSUPPORTED,
                     "%s: the stream is captured into a CUDA graph, but the context has ranks that meet (%s, %" PRId32
                     " of them): only a context of one rank, or of ranks on NCCL, can be captured",
                     fn, ctx->gather_comm->ops->name, ctx->world);
   }
   DC__TRY(between_steps(ctx, fn, "begins"));
-  DC__TRY(dc__drain(ctx));
-  if (ctx->aside.gathered == NULL) {
-    DC__TRY(dc__arenas_make(ctx, &ctx->aside));
+  DC__TRY(dc__context_synchronize(ctx));
+  if (ctx->saved_arenas.gathered == NULL) {
+    DC__TRY(dc__arenas_create(ctx, &ctx->saved_arenas));
   }
-  ctx->captures = true; /* first: what is dropped must not wait for the stream */
-  drop_all(ctx);
-  swap_arenas(ctx);
-  dc__finite_forget(ctx); /* as each launch does */
+  ctx->capturing = true; /* first: what is dropped must not wait for the stream */
+  free_step_state(ctx);
+  capture_swap_arenas(ctx);
+  dc__grad_finite_reset(ctx); /* as each launch does */
   return DC_OK;
 }
 
-static dc_status end(dc_context *ctx, const char *fn) {
+static dc_status capture_end(dc_context *ctx, const char *fn) {
   dc_status status = between_steps(ctx, fn, "has ended");
-  drop_all(ctx);
-  swap_arenas(ctx);
-  ctx->captures = false;
+  free_step_state(ctx);
+  capture_swap_arenas(ctx);
+  ctx->capturing = false;
   return status;
 }
 
-dc_status dc__capture_follow(dc_context *ctx, const char *fn) {
-  bool captures = dc__stream_captures(ctx->lanes[DC__LANE_CALLER]);
-  if (captures == ctx->captures) {
+dc_status dc__capture_update(dc_context *ctx, const char *fn) {
+  bool capturing = dc__stream_captures(ctx->lanes[DC__LANE_CALLER]);
+  if (capturing == ctx->capturing) {
     return DC_OK;
   }
-  return captures ? begin(ctx, fn) : end(ctx, fn);
+  return capturing ? capture_begin(ctx, fn) : capture_end(ctx, fn);
 }

@@ -7,7 +7,7 @@
 
 /* ---- calls ---- */
 
-dc_status dc__enter(dc_context *ctx, const char *fn) {
+dc_status dc__context_enter(dc_context *ctx, const char *fn) {
   if (ctx == NULL) {
     return dc__fail(DC_E_INVALID, "%s: context is NULL", fn);
   }
@@ -20,17 +20,17 @@ dc_status dc__enter(dc_context *ctx, const char *fn) {
     status = dc__fail(DC_E_STATE, "%s: the context was cleaned up; only dc_context_destroy is left", fn);
   } else {
     status = dc__context_check(ctx);
-    status = status != DC_OK ? status : dc__capture_follow(ctx, fn);
+    status = status != DC_OK ? status : dc__capture_update(ctx, fn);
   }
   if (status != DC_OK) {
-    (void)dc__leave(ctx, status);
+    (void)dc__context_leave(ctx, status);
   }
   return status;
 }
 
-dc_status dc__leave(dc_context *ctx, dc_status status) {
-  dc__names_error(ctx, status);
-  dc__note_failure(ctx, status);
+dc_status dc__context_leave(dc_context *ctx, dc_status status) {
+  dc__names_annotate_error(ctx, status);
+  dc__recorder_set_failure(ctx, status);
   pthread_mutex_unlock(&ctx->mutex);
   return status;
 }
@@ -39,7 +39,7 @@ dc_status dc__operator_enter(dc_context *ctx, const char *fn) {
   if (ctx != NULL) {
     dc__device_begin(ctx->device);
   }
-  dc_status status = dc__enter(ctx, fn);
+  dc_status status = dc__context_enter(ctx, fn);
   if (status != DC_OK && ctx != NULL) {
     dc__device_end(ctx->device);
   }
@@ -48,7 +48,7 @@ dc_status dc__operator_enter(dc_context *ctx, const char *fn) {
 
 dc_status dc__operator_leave(dc_context *ctx, dc_status status) {
   dc__device_end(ctx->device); /* before a failure is dumped, which the caller's log may hear of */
-  return dc__leave(ctx, status);
+  return dc__context_leave(ctx, status);
 }
 
 dc_status dc__context_check(dc_context *ctx) {
@@ -70,14 +70,14 @@ void dc__logf(dc_context *ctx, int32_t level, const char *format, ...) {
   vsnprintf(line, sizeof line, format, args);
   va_end(args);
   char named[512];
-  dc__names_add(ctx, line, named, sizeof named);
+  dc__names_annotate(ctx, line, named, sizeof named);
   ctx->log(level, named, ctx->log_user);
 }
 
 /* ---- streams and events ---- */
 
 dc_status dc__lane(dc_context *ctx, int32_t lane, dc_stream **stream) {
-  if (ctx->captures) {
+  if (ctx->capturing) {
     *stream = ctx->lanes[DC__LANE_CALLER];
     return DC_OK;
   }
@@ -91,31 +91,31 @@ dc_status dc__lane(dc_context *ctx, int32_t lane, dc_stream **stream) {
   return DC_OK;
 }
 
-void dc__note_event(dc_context *ctx, dc_event *event, dc_stream *stream) {
-  dc__event_record(event, ctx->captures ? NULL : stream);
+void dc__context_record_event(dc_context *ctx, dc_event *event, dc_stream *stream) {
+  dc__event_record(event, ctx->capturing ? NULL : stream);
 }
 
-void dc__mark_caller(dc_context *ctx) {
+void dc__record_caller_event(dc_context *ctx) {
   if (ctx->lanes[DC__LANE_CALLER] != NULL) {
-    dc__note_event(ctx, ctx->caller_mark, ctx->lanes[DC__LANE_CALLER]);
+    dc__context_record_event(ctx, ctx->caller_event, ctx->lanes[DC__LANE_CALLER]);
   }
 }
 
-void dc__after_caller(dc_context *ctx, dc_stream *stream) {
+void dc__wait_for_caller(dc_context *ctx, dc_stream *stream) {
   if (ctx->lanes[DC__LANE_CALLER] != NULL) {
-    dc__mark_caller(ctx);
-    dc__event_wait(ctx->caller_mark, stream);
+    dc__record_caller_event(ctx);
+    dc__event_wait(ctx->caller_event, stream);
   }
 }
 
-dc_status dc__need_event(dc_context *ctx, dc_event **event) {
+dc_status dc__ensure_event(dc_context *ctx, dc_event **event) {
   return *event != NULL ? DC_OK : ctx->device->ops->event_create(ctx->device, event);
 }
 
-void dc__drop_event(dc_context *ctx, dc_event **event) {
+void dc__destroy_event(dc_context *ctx, dc_event **event) {
   if (*event != NULL) {
-    dc__arena *arenas[] = {ctx->arenas.gathered, ctx->arenas.working, ctx->arenas.shared, ctx->host,
-                           ctx->aside.gathered,  ctx->aside.working,  ctx->aside.shared};
+    dc__arena *arenas[] = {ctx->arenas.gathered,       ctx->arenas.working,       ctx->arenas.shared,      ctx->host,
+                           ctx->saved_arenas.gathered, ctx->saved_arenas.working, ctx->saved_arenas.shared};
     for (size_t i = 0; i < DC__COUNT(arenas); i++) {
       dc__arena_forget_event(arenas[i], *event);
     }
@@ -125,9 +125,9 @@ void dc__drop_event(dc_context *ctx, dc_event **event) {
 }
 
 /* All of them, whatever fails: afterwards memory may be freed. */
-dc_status dc__drain(dc_context *ctx) {
+dc_status dc__context_synchronize(dc_context *ctx) {
   dc_status status = dc__context_check(ctx); /* a rank that failed lets nobody wait for it, nor itself for them */
-  dc__event_wait(ctx->caller_mark, NULL);    /* our work on the caller's stream, which he may have destroyed by now */
+  dc__event_wait(ctx->caller_event, NULL);   /* our work on the caller's stream, which he may have destroyed by now */
   for (int32_t lane = DC__LANE_GATHER; lane < DC__LANES; lane++) {
     dc_status done = dc__stream_sync(ctx->lanes[lane], 0); /* every task that waits for others has its own deadline */
     status = status != DC_OK ? status : done;
@@ -163,9 +163,9 @@ static void host_done(void *device) {
 }
 
 /* Memory of the communicator's. */
-static dc_status make_heap_arena(dc_context *ctx, bool in_order, dc__arena **arena) {
+static dc_status make_heap_arena(dc_context *ctx, bool stream_ordered, dc__arena **arena) {
   dc_comm *comm = ctx->gather_comm;
-  dc__arena_source heap = {heap_alloc, heap_free, heap_done, comm, in_order};
+  dc__arena_source heap = {heap_alloc, heap_free, heap_done, comm, stream_ordered};
   DC__TRY(dc__arena_create(ctx->device, &heap, arena));
   dc__comm_retain(comm); /* until heap_done */
   return DC_OK;
@@ -173,18 +173,19 @@ static dc_status make_heap_arena(dc_context *ctx, bool in_order, dc__arena **are
 
 /* On the host peers read the heap alone. Cards exchange any memory of theirs, and what is registered in place; best
  * where it lies alike on all ranks, so that of the gathers is taken in their order, and no event has a say in it. */
-dc_status dc__arenas_make(dc_context *ctx, dc__arenas *arenas) {
-  bool on_card = ctx->device->place != 0;
-  bool has_heap = ctx->gather_comm->ops->heap_alloc != NULL && ctx->gather_comm->place == ctx->device->place;
-  ctx->in_order = has_heap && on_card && ctx->config.symmetric_memory == 1;
-  DC__TRY(ctx->in_order ? make_heap_arena(ctx, true, &arenas->gathered)
-                        : dc__arena_create(ctx->device, NULL, &arenas->gathered));
-  DC__TRY(ctx->in_order || (has_heap && !on_card) ? make_heap_arena(ctx, false, &arenas->shared)
-                                                  : dc__arena_create(ctx->device, NULL, &arenas->shared));
+dc_status dc__arenas_create(dc_context *ctx, dc__arenas *arenas) {
+  bool on_card = ctx->device->memory_space != 0;
+  bool has_heap =
+      ctx->gather_comm->ops->heap_alloc != NULL && ctx->gather_comm->memory_space == ctx->device->memory_space;
+  ctx->stream_ordered = has_heap && on_card && ctx->config.symmetric_memory == 1;
+  DC__TRY(ctx->stream_ordered ? make_heap_arena(ctx, true, &arenas->gathered)
+                              : dc__arena_create(ctx->device, NULL, &arenas->gathered));
+  DC__TRY(ctx->stream_ordered || (has_heap && !on_card) ? make_heap_arena(ctx, false, &arenas->shared)
+                                                        : dc__arena_create(ctx->device, NULL, &arenas->shared));
   DC__TRY(dc__arena_create(ctx->device, NULL, &arenas->working));
-  arenas->staged = ctx->in_order ? arenas->gathered : arenas->shared;
+  arenas->staged = ctx->stream_ordered ? arenas->gathered : arenas->shared;
   arenas->reloaded =
-      ctx->in_order ? arenas->working : arenas->shared; /* its events would have a say in shared's places */
+      ctx->stream_ordered ? arenas->working : arenas->shared; /* its events would have a say in shared's places */
   return DC_OK;
 }
 
@@ -200,18 +201,18 @@ static dc_status make_host_arena(dc_context *ctx) {
 static dc_status make_comms(dc_context *ctx, const char *fn, dc_comm *comm) {
   if (comm == NULL) {
     DC__TRY(dc__comm_create_self(&ctx->gather_comm));
-  } else if (ctx->device->place != 0 && !comm->takes_devices) {
+  } else if (ctx->device->memory_space != 0 && !comm->supports_device) {
     dc_status status = dc__comm_create_nccl(comm, ctx->device, &ctx->gather_comm);
     if (status != DC_OK) {
       return dc__fail(status, "%s: ranks of this communicator (%s) exchange memory of device \"%s\" through NCCL: %s",
                       fn, comm->ops->name, ctx->device->name, dc_last_error());
     }
   } else {
-    DC__TRY(dc__comm_own(fn, comm, &ctx->gather_comm));
+    DC__TRY(dc__comm_acquire_exclusive(fn, comm, &ctx->gather_comm));
   }
   ctx->rank = ctx->gather_comm->rank;
   ctx->world = ctx->gather_comm->world;
-  dc__recorder_joined(ctx);
+  dc__recorder_set_group(ctx);
   dc_status status = ctx->gather_comm->ops->dup(ctx->gather_comm, &ctx->reduce_comm);
   if (status == DC_E_UNSUPPORTED) {
     ctx->reduce_comm = dc__comm_retain(ctx->gather_comm);
@@ -220,14 +221,15 @@ static dc_status make_comms(dc_context *ctx, const char *fn, dc_comm *comm) {
   return status;
 }
 
-dc_status dc__exchange(dc_context *ctx, int32_t group, dc__tag *tag, const int64_t *mine, int64_t count,
-                       int64_t *table) {
+dc_status dc__context_exchange(dc_context *ctx, int32_t group, dc__tag *tag, const int64_t *mine, int64_t count,
+                               int64_t *table) {
   dc_comm *comm = group == DC__GROUP_REDUCE ? ctx->reduce_comm : ctx->gather_comm;
   int64_t bytes = count * ctx->world * (int64_t)sizeof *table;
-  tag->span = dc__record(
-      ctx, &(dc__note){.tag = tag, .group = group, .dtype = DC_INT64, .count = 1, .bytes = bytes, .moved = bytes});
-  dc_status status = dc__comm_exchange(comm, tag, mine, count, table);
-  dc__record_queued(tag->span);
+  tag->span = dc__recorder_begin(
+      ctx,
+      &(dc__recorded_op){.tag = tag, .group = group, .dtype = DC_INT64, .count = 1, .bytes = bytes, .moved = bytes});
+  dc_status status = dc__comm_all_gather_int64(comm, tag, mine, count, table);
+  dc__recorder_submitted(tag->span);
   return status;
 }
 
@@ -243,7 +245,7 @@ static dc_status agree_on_config(dc_context *ctx, const char *fn) {
       c->sync_before_reduce, c->sync_after_reduce, c->sync_before_allgather, c->sync_after_allgather, c->check_finite};
   int64_t table[DC__COMM_MAX_WORLD * FIELDS];
   dc__tag tag = {-1, -1, DC_OP_INIT, NULL};
-  DC__TRY(dc__exchange(ctx, DC__GROUP_GATHER, &tag, mine, FIELDS, table));
+  DC__TRY(dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, mine, FIELDS, table));
   for (int32_t rank = 0; rank < ctx->world; rank++) {
     for (size_t i = 0; i < FIELDS; i++) {
       int64_t theirs = table[(size_t)rank * FIELDS + i];
@@ -262,9 +264,9 @@ static void free_resources(dc_context *ctx) {
   dc__graphs_free(ctx);
   dc__params_free(ctx);
   dc__buckets_free(ctx);
-  dc__finite_end(ctx);
+  dc__grad_finite_destroy(ctx);
   if (ctx->host != NULL) {
-    dc__drop_event(ctx, &ctx->caller_mark);
+    dc__destroy_event(ctx, &ctx->caller_event);
   }
   for (int32_t lane = DC__LANE_GATHER; lane < DC__LANES; lane++) {
     if (ctx->lanes[lane] != NULL) {
@@ -272,8 +274,8 @@ static void free_resources(dc_context *ctx) {
       ctx->lanes[lane] = NULL;
     }
   }
-  dc__arena **arenas[] = {&ctx->arenas.gathered, &ctx->arenas.working, &ctx->arenas.shared, &ctx->host,
-                          &ctx->aside.gathered,  &ctx->aside.working,  &ctx->aside.shared};
+  dc__arena **arenas[] = {&ctx->arenas.gathered,       &ctx->arenas.working,       &ctx->arenas.shared,      &ctx->host,
+                          &ctx->saved_arenas.gathered, &ctx->saved_arenas.working, &ctx->saved_arenas.shared};
   for (size_t i = 0; i < DC__COUNT(arenas); i++) {
     dc__arena_release(*arenas[i]);
     *arenas[i] = NULL;
@@ -284,19 +286,19 @@ static void free_resources(dc_context *ctx) {
   ctx->scratch = NULL;
   ctx->item_capacity = ctx->scratch_capacity = 0;
   dc__comm_release(ctx->reduce_comm);
-  dc__comm_disown(ctx->gather_comm);
+  dc__comm_release_exclusive(ctx->gather_comm);
   ctx->reduce_comm = ctx->gather_comm = NULL;
 }
 
 static dc_status start(dc_context *ctx, const char *fn, dc_comm *comm) {
   DC__TRY(make_comms(ctx, fn, comm));
   DC__TRY(dc__comm_check_device(fn, ctx->gather_comm, ctx->device));
-  DC__TRY(dc__arenas_make(ctx, &ctx->arenas));
+  DC__TRY(dc__arenas_create(ctx, &ctx->arenas));
   DC__TRY(make_host_arena(ctx));
-  DC__TRY(dc__need_event(ctx, &ctx->caller_mark));
-  DC__TRY(dc__finite_start(ctx));
+  DC__TRY(dc__ensure_event(ctx, &ctx->caller_event));
+  DC__TRY(dc__grad_finite_init(ctx));
   DC__TRY(agree_on_config(ctx, fn));
-  if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && ctx->gather_comm->ops->shares == NULL) {
+  if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && ctx->gather_comm->ops->peer_accessible == NULL) {
     return dc__fail(DC_E_UNSUPPORTED,
                     "%s: config.symmetric_memory = 1, but ranks of this communicator (%s) cannot read "
                     "each other's memory",
@@ -321,8 +323,8 @@ dc_status dc__context_start(dc_context *ctx, const char *fn, dc_comm *comm, cons
 
 dc_status dc__context_cleanup(dc_context *ctx) {
   if (ctx->state == DC__READY) {
-    dc__note_failure(ctx, dc__drain(ctx)); /* a failed context is cleaned up too */
-    ctx->lanes[DC__LANE_CALLER] = NULL;    /* the caller may have destroyed it by now */
+    dc__recorder_set_failure(ctx, dc__context_synchronize(ctx)); /* a failed context is cleaned up too */
+    ctx->lanes[DC__LANE_CALLER] = NULL;                          /* the caller may have destroyed it by now */
     free_resources(ctx);
     ctx->state = DC__CLEANED;
   }

@@ -8,11 +8,11 @@
  * weights changed, the next gather overwrites it in place. */
 #include "runtime/runtime.h"
 
-bool dc__copy_is_current(const dc__param *param, const dc__copy_of *copy) {
+bool dc__copy_is_current(const dc__param *param, const dc__gathered_copy *copy) {
   return copy->buffer != NULL && copy->version == param->version;
 }
 
-dc__copy_of *dc__gather_copy(dc__param *param, int32_t dtype) {
+dc__gathered_copy *dc__gather_copy(dc__param *param, int32_t dtype) {
   dtype = dtype == DC_DTYPE_NONE ? param->dtype : dtype;
   for (int32_t i = 0; i < DC__COPIES; i++) {
     if (param->copies[i].buffer != NULL && param->copies[i].dtype == dtype) {
@@ -22,9 +22,10 @@ dc__copy_of *dc__gather_copy(dc__param *param, int32_t dtype) {
   return NULL;
 }
 
-dc__copy_of *dc__gather_source(dc__param *param) {
+dc__gathered_copy *dc__gather_source(dc__param *param) {
   for (int32_t i = 0; i < DC__COPIES; i++) {
-    if (dc__copy_is_current(param, &param->copies[i]) && dc__dtype_holds(param->copies[i].dtype, param->dtype)) {
+    if (dc__copy_is_current(param, &param->copies[i]) &&
+        dc__dtype_can_represent(param->copies[i].dtype, param->dtype)) {
       return &param->copies[i];
     }
   }
@@ -40,16 +41,16 @@ static bool has_copy(const dc__param *param) {
   return false;
 }
 
-dc_event *dc__unless_in_order(const dc_context *ctx, dc_event *event) {
-  return ctx->in_order ? NULL : event;
+dc_event *dc__event_unless_in_order(const dc_context *ctx, dc_event *event) {
+  return ctx->stream_ordered ? NULL : event;
 }
 
-void dc__copy_drop(const dc_context *ctx, const dc__param *param, dc__copy_of *copy) {
-  dc_event *last_read = dc__unless_in_order(ctx, param->last_read);
+void dc__gathered_copy_free(const dc_context *ctx, const dc__param *param, dc__gathered_copy *copy) {
+  dc_event *last_read = dc__event_unless_in_order(ctx, param->last_read);
   if (copy->taken) {
     dc__buffer_release_after(copy->buffer, last_read); /* who holds it may read on */
   } else {
-    dc__buffer_revoke(copy->buffer, last_read, dc__unless_in_order(ctx, copy->ready)); /* asked in this order */
+    dc__buffer_revoke(copy->buffer, last_read, dc__event_unless_in_order(ctx, copy->ready)); /* asked in this order */
     dc_buffer_release(copy->buffer);
   }
   copy->buffer = NULL;
@@ -58,31 +59,31 @@ void dc__copy_drop(const dc_context *ctx, const dc__param *param, dc__copy_of *c
 
 /* A copy that was taken goes back when its holder is done, which no event delays: so gathers into it and casts from it
  * have to be done by now. */
-static void await_taken(const dc__param *param) {
+static void wait_taken_copies(const dc__param *param) {
   for (int32_t i = 0; i < DC__COPIES; i++) {
-    const dc__copy_of *copy = &param->copies[i];
+    const dc__gathered_copy *copy = &param->copies[i];
     if (copy->buffer != NULL && copy->taken) {
       dc__event_wait(copy->ready, NULL);
     }
   }
 }
 
-void dc__gather_drop(dc_context *ctx, dc__param *param) {
+void dc__gather_free(dc_context *ctx, dc__param *param) {
   dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
-  await_taken(param);
+  wait_taken_copies(param);
   if (caller != NULL && has_copy(param)) { /* it may still read */
-    if (dc__need_event(ctx, &param->last_read) == DC_OK) {
-      dc__note_event(ctx, param->last_read, caller);
+    if (dc__ensure_event(ctx, &param->last_read) == DC_OK) {
+      dc__context_record_event(ctx, param->last_read, caller);
     } else {
       (void)dc__stream_sync(caller, 0);
     }
-    if (ctx->in_order && param->last_read != NULL) { /* as the next gather would at any rate */
-      dc__event_wait(param->last_read, ctx->captures ? caller : ctx->lanes[DC__LANE_GATHER]);
+    if (ctx->stream_ordered && param->last_read != NULL) { /* as the next gather would at any rate */
+      dc__event_wait(param->last_read, ctx->capturing ? caller : ctx->lanes[DC__LANE_GATHER]);
     }
   }
   for (int32_t i = 0; i < DC__COPIES; i++) {
     if (param->copies[i].buffer != NULL) {
-      dc__copy_drop(ctx, param, &param->copies[i]);
+      dc__gathered_copy_free(ctx, param, &param->copies[i]);
     }
   }
   dc__param_end_use(param);
@@ -90,7 +91,7 @@ void dc__gather_drop(dc_context *ctx, dc__param *param) {
 
 /* ---- wait, release, take ---- */
 
-static dc_status need_copy(const char *fn, const dc__param *param) {
+static dc_status check_gathered(const char *fn, const dc__param *param) {
   return has_copy(param)
              ? DC_OK
              : dc__fail(DC_E_STATE, "%s: parameter %" PRId64 " is not gathered; call dc_allgather_param first", fn,
@@ -106,9 +107,9 @@ dc_status dc__gather_wait(dc_context *ctx, const char *fn, dc__param *param) {
   if (forgotten(ctx, param)) {
     return dc__context_check(ctx);
   }
-  DC__TRY(need_copy(fn, param));
+  DC__TRY(check_gathered(fn, param));
   for (int32_t i = 0; i < DC__COPIES; i++) {
-    dc__copy_of *copy = &param->copies[i];
+    dc__gathered_copy *copy = &param->copies[i];
     if (copy->buffer != NULL && !copy->awaited) {
       dc__event_wait(copy->ready, ctx->lanes[DC__LANE_CALLER]);
       copy->awaited = true;
@@ -143,15 +144,15 @@ dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, 
     return DC_OK;
   }
   dc__param_end_use(param);
-  if (!param->persistent || ctx->captures) {
-    dc__gather_drop(ctx, param);
+  if (!param->persistent || ctx->capturing) {
+    dc__gather_free(ctx, param);
   }
   return DC_OK;
 }
 
 dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc_buffer **buffer) {
   DC__TRY(dc__gather_dtype(fn, param, &dtype));
-  dc__copy_of *copy = dc__gather_copy(param, dtype);
+  dc__gathered_copy *copy = dc__gather_copy(param, dtype);
   if (copy == NULL) {
     return dc__fail(DC_E_STATE, "%s: parameter %" PRId64 " is not gathered as %s; call dc_allgather_param first", fn,
                     param->id, dc_dtype_name(dtype));
@@ -160,12 +161,12 @@ dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int
     return dc__fail(DC_E_STATE,
                     "%s: parameter %" PRId64 " was released by %" PRId64 " of %" PRId64
                     " user%s; it can't be taken from the others",
-                    fn, param->id, param->released, param->users, DC__S(param->users));
+                    fn, param->id, param->released, param->users, DC__PLURAL_S(param->users));
   }
   DC__TRY(dc__gather_wait(ctx, fn, param));
   dc__param_end_use(param);
   *buffer = copy->buffer;
-  if (param->persistent && !ctx->captures) {
+  if (param->persistent && !ctx->capturing) {
     dc_buffer_retain(copy->buffer);
     copy->taken = true;
   } else {

@@ -8,7 +8,7 @@ dc_status dc__gather_dtype(const char *fn, const dc__param *param, int32_t *dtyp
   if (*dtype == DC_DTYPE_NONE) {
     *dtype = param->dtype;
   }
-  if (!dc__dtype_moves(*dtype)) {
+  if (!dc__dtype_is_castable(*dtype)) {
     return dc__fail(DC_E_DTYPE,
                     "%s: dtype = %" PRId32 " (%s) for parameter %" PRId64
                     "; gathers take float32, float64, "
@@ -20,7 +20,7 @@ dc_status dc__gather_dtype(const char *fn, const dc__param *param, int32_t *dtyp
 
 /* Memory and an event for a copy in a type. *made: it is new, and to be dropped if the gather does not start. */
 static dc_status open_copy(dc_context *ctx, const char *fn, dc_stream *stream, dc__param *param, int32_t dtype,
-                           dc__copy_of **copy, bool *made) {
+                           dc__gathered_copy **copy, bool *made) {
   *copy = dc__gather_copy(param, dtype);
   *made = *copy == NULL;
   if (!*made) {
@@ -33,7 +33,7 @@ static dc_status open_copy(dc_context *ctx, const char *fn, dc_stream *stream, d
     return dc__fail(DC_E_STATE, "%s: parameter %" PRId64 " is gathered in %d types already; release one", fn, param->id,
                     (int)DC__COPIES);
   }
-  DC__TRY(dc__need_event(ctx, &(*copy)->ready));
+  DC__TRY(dc__ensure_event(ctx, &(*copy)->ready));
   size_t bytes = (size_t)param->numel * dc_dtype_size(dtype);
   void *data;
   DC__TRY(dc__arena_alloc(ctx->arenas.gathered, stream, bytes, &data));
@@ -61,43 +61,43 @@ static bool needs_staging(const dc_context *ctx, const dc__param *param, int32_t
 /* One parameter of a gather that is about to start. */
 typedef struct plan {
   dc__param *param;
-  dc__copy_of *copy;
-  dc__copy_of *from; /* an exact copy in another type: cast from it, without communication */
-  void *staged;      /* NULL: the shard itself is sent */
+  dc__gathered_copy *copy;
+  dc__gathered_copy *from; /* an exact copy in another type: cast from it, without communication */
+  void *staged;            /* NULL: the shard itself is sent */
   bool made;
 } plan;
 
-static dc_status plan_one(dc_context *ctx, const char *fn, dc_stream *stream, dc__param *param, int32_t dtype,
-                          plan *p) {
+static dc_status plan_gather(dc_context *ctx, const char *fn, dc_stream *stream, dc__param *param, int32_t dtype,
+                             plan *p) {
   *p = (plan){.param = param, .from = dc__gather_source(param)};
   DC__TRY(open_copy(ctx, fn, stream, param, dtype, &p->copy, &p->made));
-  int64_t count = ctx->in_order ? param->chunk : param->chunks[ctx->rank].count; /* alike on all ranks */
+  int64_t count = ctx->stream_ordered ? param->chunk : param->chunks[ctx->rank].count; /* alike on all ranks */
   if (p->from == NULL && count > 0 && needs_staging(ctx, param, dtype)) {
     return dc__arena_alloc(ctx->arenas.staged, stream, (size_t)count * dc_dtype_size(dtype), &p->staged);
   }
   return DC_OK;
 }
 
-static void unplan(dc_context *ctx, plan *p) {
+static void cancel_plan(dc_context *ctx, plan *p) {
   if (p->staged != NULL) {
     dc__arena_free(ctx->arenas.staged, p->staged, NULL, NULL);
   }
   if (p->made && p->copy != NULL && p->copy->buffer != NULL) {
-    dc__copy_drop(ctx, p->param, p->copy);
+    dc__gathered_copy_free(ctx, p->param, p->copy);
   }
 }
 
 /* Queues what precedes the collective and describes it; false if there is none for this parameter. */
-static bool start_one(dc_context *ctx, dc_stream *stream, dc__span *span, plan *p, dc__coll_item *item) {
+static bool gather_start_one(dc_context *ctx, dc_stream *stream, dc__op_timing *span, plan *p, dc__coll_item *item) {
   dc__param *param = p->param;
   int32_t dtype = p->copy->dtype;
   void *full = dc_buffer_data(p->copy->buffer);
   p->copy->version = param->version;
   p->copy->awaited = false;
   if (p->from != NULL) {
-    dc__span_begin_on(span, stream);
+    dc__op_timing_begin_on(span, stream);
     dc__stream_cast(stream, full, dtype, dc_buffer_data(p->from->buffer), p->from->dtype, param->numel);
-    dc__span_end_on(span, stream);
+    dc__op_timing_end_on(span, stream);
     return false;
   }
   const void *shard = param->shard;
@@ -120,8 +120,8 @@ static bool start_one(dc_context *ctx, dc_stream *stream, dc__span *span, plan *
 }
 
 /* Counts what goes over the wire, and records it. */
-static dc__span *record(dc_context *ctx, const dc__tag *tag, const plan *plans, int64_t count) {
-  dc__note note = {.tag = tag, .lane = DC__LANE_GATHER, .dtype = plans[0].copy->dtype};
+static dc__op_timing *record_gather(dc_context *ctx, const dc__tag *tag, const plan *plans, int64_t count) {
+  dc__recorded_op note = {.tag = tag, .lane = DC__LANE_GATHER, .dtype = plans[0].copy->dtype};
   for (int64_t i = 0; i < count; i++) {
     if (plans[i].from == NULL) {
       const dc__param *param = plans[i].param;
@@ -134,26 +134,26 @@ static dc__span *record(dc_context *ctx, const dc__tag *tag, const plan *plans, 
   ctx->counters.gathers += note.count;
   ctx->counters.gather_wire_bytes += note.moved;
   note.group = note.count > 0 ? DC__GROUP_GATHER : DC__GROUP_NONE;
-  return dc__record(ctx, &note);
+  return dc__recorder_begin(ctx, &note);
 }
 
 static void start(dc_context *ctx, dc_stream *stream, const dc__tag *named, plan *plans, int64_t count) {
   int64_t items = 0;
-  dc__after_caller(ctx, stream);
+  dc__wait_for_caller(ctx, stream);
   dc__tag tag = *named;
-  tag.span = record(ctx, named, plans, count);
+  tag.span = record_gather(ctx, named, plans, count);
   for (int64_t i = 0; i < count; i++) {
-    items += start_one(ctx, stream, tag.span, &plans[i], &ctx->items[items]);
+    items += gather_start_one(ctx, stream, tag.span, &plans[i], &ctx->items[items]);
   }
   dc__comm_all_gather(ctx->gather_comm, stream, &tag, ctx->items, items);
-  dc__record_queued(tag.span);
+  dc__recorder_submitted(tag.span);
   for (int64_t i = 0; i < count; i++) {
-    dc__note_event(ctx, plans[i].copy->ready, stream);
+    dc__context_record_event(ctx, plans[i].copy->ready, stream);
     if (plans[i].from != NULL) {
-      dc__note_event(ctx, plans[i].from->ready, stream); /* its memory must stay until it is cast */
+      dc__context_record_event(ctx, plans[i].from->ready, stream); /* its memory must stay until it is cast */
     }
     if (plans[i].staged != NULL) {
-      dc__arena_free(ctx->arenas.staged, plans[i].staged, dc__unless_in_order(ctx, plans[i].copy->ready), NULL);
+      dc__arena_free(ctx->arenas.staged, plans[i].staged, dc__event_unless_in_order(ctx, plans[i].copy->ready), NULL);
     }
   }
 }
@@ -164,12 +164,12 @@ static dc_status plan_all(dc_context *ctx, const char *fn, dc_stream *stream, pl
   dc_status status = DC_OK;
   int64_t planned = 0;
   for (; planned < count && status == DC_OK; planned++) {
-    status = plan_one(ctx, fn, stream, params[planned], dtypes[planned], &plans[planned]);
+    status = plan_gather(ctx, fn, stream, params[planned], dtypes[planned], &plans[planned]);
   }
   if (status != DC_OK) {
     (void)dc__stream_sync(stream, 0); /* who had the memory before may have been left to the stream to wait for */
     for (int64_t i = 0; i < planned; i++) {
-      unplan(ctx, &plans[i]);
+      cancel_plan(ctx, &plans[i]);
     }
   }
   return status;
@@ -180,16 +180,16 @@ static dc_status gather_missing(dc_context *ctx, const char *fn, const dc__tag *
   dc_stream *stream;
   DC__TRY(dc__lane(ctx, DC__LANE_GATHER, &stream));
   if (ctx->config.sync_before_allgather == 1) {
-    DC__TRY(dc__drain(ctx));
+    DC__TRY(dc__context_synchronize(ctx));
   }
   dc_status status = plan_all(ctx, fn, stream, plans, params, dtypes, count);
-  if (status == DC_E_NO_MEMORY && ctx->in_order && !ctx->captures) { /* what lies idle may be what is missing */
+  if (status == DC_E_NO_MEMORY && ctx->stream_ordered && !ctx->capturing) { /* what lies idle may be what is missing */
     dc__arena_trim(ctx->arenas.gathered);
     status = plan_all(ctx, fn, stream, plans, params, dtypes, count);
   }
   DC__TRY(status);
   start(ctx, stream, tag, plans, count);
-  return ctx->config.sync_after_allgather == 1 ? dc__drain(ctx) : DC_OK;
+  return ctx->config.sync_after_allgather == 1 ? dc__context_synchronize(ctx) : DC_OK;
 }
 
 static bool planned_before(dc__param *const *params, const int32_t *dtypes, int64_t count, const dc__param *param,
@@ -209,7 +209,7 @@ dc_status dc__gather(dc_context *ctx, const char *fn, int32_t op, dc__graph *gra
   plan small[ON_STACK] = {{0}};
   dc__param *small_params[ON_STACK];
   int32_t small_dtypes[ON_STACK];
-  if (!dc__grow((void **)&ctx->items, &ctx->item_capacity, count, sizeof *ctx->items)) {
+  if (!dc__array_reserve((void **)&ctx->items, &ctx->item_capacity, count, sizeof *ctx->items)) {
     return DC_E_NO_MEMORY;
   }
   char *block = count <= ON_STACK ? NULL : dc__calloc((size_t)count, sizeof(plan) + sizeof(void *) + sizeof(int32_t));
@@ -224,7 +224,7 @@ dc_status dc__gather(dc_context *ctx, const char *fn, int32_t op, dc__graph *gra
   for (int64_t i = 0; i < count && status == DC_OK; i++) {
     int32_t dtype = dtypes == NULL ? DC_DTYPE_NONE : dtypes[i];
     status = dc__gather_dtype(fn, params[i], &dtype);
-    dc__copy_of *copy = dc__gather_copy(params[i], dtype);
+    dc__gathered_copy *copy = dc__gather_copy(params[i], dtype);
     if (copy != NULL && dc__copy_is_current(params[i], copy)) {
       ctx->counters.gather_hits++;
     } else if (status == DC_OK && !planned_before(missing, types, misses, params[i], dtype)) {

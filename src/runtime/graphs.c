@@ -11,7 +11,7 @@ dc_status dc__graph_find(dc_context *ctx, const char *fn, int64_t graph_id, dc__
                                    fn, graph_id, ctx->graphs.count, ctx->graphs.count == 1 ? "is" : "are");
 }
 
-dc_status dc__graph_find3(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph) {
+dc_status dc__graph_find_stage3(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph) {
   DC__TRY(dc__graph_find(ctx, fn, graph_id, graph));
   return (*graph)->stage == 3
              ? DC_OK
@@ -19,15 +19,15 @@ dc_status dc__graph_find3(dc_context *ctx, const char *fn, int64_t graph_id, dc_
                         (*graph)->stage);
 }
 
-dc_status dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
-                   dc__param **param) {
-  DC__TRY(stage3 ? dc__graph_find3(ctx, fn, graph_id, graph) : dc__graph_find(ctx, fn, graph_id, graph));
+dc_status dc__graph_find_param(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3,
+                               dc__graph **graph, dc__param **param) {
+  DC__TRY(stage3 ? dc__graph_find_stage3(ctx, fn, graph_id, graph) : dc__graph_find(ctx, fn, graph_id, graph));
   *param = dc__map_get(&(*graph)->params, id);
   if (*param == NULL) {
     DC__TRY(dc__param_find(ctx, fn, id, param));
     return dc__fail(DC_E_NOT_FOUND,
                     "%s: parameter %" PRId64 " is not in graph %" PRId64 " (it has %" PRId64 " parameter%s)", fn, id,
-                    graph_id, (*graph)->params.count, DC__S((*graph)->params.count));
+                    graph_id, (*graph)->params.count, DC__PLURAL_S((*graph)->params.count));
   }
   return DC_OK;
 }
@@ -36,7 +36,7 @@ static void graph_free(dc_context *ctx, dc__graph *graph) {
   for (int64_t i = 0; i < graph->params.count; i++) {
     ((dc__param *)graph->params.values[i])->graphs--;
   }
-  dc__values_free(ctx, graph);
+  dc__offloaded_free(ctx, graph);
   dc__map_clear(&graph->params);
   dc__free(graph);
 }
@@ -124,7 +124,7 @@ static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *grap
     }
     dc__tag tag = {graph->ordinal, count > 0 ? graph->params.keys[0] : -1, DC_OP_REGISTER_GRAPH, NULL};
     mine[count * ROW + ROW_STAGE] = graph->stage;
-    status = dc__exchange(ctx, DC__GROUP_GATHER, &tag, mine, rows * ROW, table);
+    status = dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, mine, rows * ROW, table);
   }
   for (int64_t i = 0; i < count && status == DC_OK; i++) {
     const dc__param *param = graph->params.values[i];
@@ -155,7 +155,7 @@ static dc_status check_member(const char *fn, const dc__graph *graph, const dc__
   if (graph->stage == 0 && param->grad_count != 0 && param->grad_count != param->numel) {
     return dc__fail(DC_E_SHAPE,
                     "%s: grad_buffer of parameter %" PRId64 " has %" PRId64 " element%s, stage 0 needs all %" PRId64,
-                    fn, param->id, param->grad_count, DC__S(param->grad_count), param->numel);
+                    fn, param->id, param->grad_count, DC__PLURAL_S(param->grad_count), param->numel);
   }
   return DC_OK;
 }
@@ -191,7 +191,8 @@ dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, 
   graph->id = graph_id;
   graph->stage = stage;
   graph->ordinal = ctx->graph_ordinals;
-  dc_status status = dc__drain(ctx); /* the exchange runs on the caller's thread: nothing may be under way */
+  dc_status status =
+      dc__context_synchronize(ctx); /* the exchange runs on the caller's thread: nothing may be under way */
   if (status == DC_OK && !dc__map_put(&ctx->graphs, graph_id, graph)) { /* once ranks have agreed, none may fail */
     status = DC_E_NO_MEMORY;
   }
@@ -233,6 +234,6 @@ void dc__graphs_free(dc_context *ctx) {
 dc_status dc__graphs_reset(dc_context *ctx, const char *fn) {
   DC__TRY(dc__reduce_check_idle(ctx, fn, NULL));
   dc__graphs_free(ctx);
-  dc__finite_forget(ctx);
+  dc__grad_finite_reset(ctx);
   return DC_OK;
 }

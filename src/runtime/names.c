@@ -4,30 +4,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/record.h"
+#include "runtime/flight_recorder_internal.h"
 
 enum { SHOWN = 96 }; /* bytes of a name in a text, which has 512 */
 
-static const char *find(const dc_context *ctx, int64_t id) {
+static const char *find_name(const dc_context *ctx, int64_t id) {
   return dc__map_get(&ctx->recorder->names, id);
 }
 
 /* A dump reads them without the context's mutex. */
-static bool put(dc_context *ctx, int64_t id, char *name) {
+static bool set_name(dc_context *ctx, int64_t id, char *name) {
   dc__recorder *r = ctx->recorder;
-  bool put = true;
+  bool set_name = true;
   pthread_mutex_lock(&r->mutex);
   char *old = dc__map_get(&r->names, id);
   if (name != NULL) {
-    put = dc__map_put(&r->names, id, name);
+    set_name = dc__map_put(&r->names, id, name);
   } else if (old != NULL) {
     dc__map_remove(&r->names, id);
   }
   pthread_mutex_unlock(&r->mutex);
-  if (put) {
+  if (set_name) {
     dc__free(old);
   }
-  return put;
+  return set_name;
 }
 
 dc_status dc__name_set(dc_context *ctx, const char *fn, int64_t id, const char *name) {
@@ -42,19 +42,19 @@ dc_status dc__name_set(dc_context *ctx, const char *fn, int64_t id, const char *
     }
   }
   if (name == NULL || name[0] == '\0') {
-    dc__name_forget(ctx, id);
+    dc__name_remove(ctx, id);
     return DC_OK;
   }
   char *copy = dc__strdup(name);
-  if (copy == NULL || !put(ctx, id, copy)) {
+  if (copy == NULL || !set_name(ctx, id, copy)) {
     dc__free(copy);
     return DC_E_NO_MEMORY;
   }
   return DC_OK;
 }
 
-void dc__name_forget(dc_context *ctx, int64_t id) {
-  (void)put(ctx, id, NULL);
+void dc__name_remove(dc_context *ctx, int64_t id) {
+  (void)set_name(ctx, id, NULL);
 }
 
 void dc__names_free(dc__recorder *r) {
@@ -71,7 +71,7 @@ typedef struct text {
   size_t used, cap;
 } text;
 
-static void add(text *t, const char *bytes, size_t count) {
+static void append_text(text *t, const char *bytes, size_t count) {
   size_t room = t->cap - 1 - t->used;
   size_t n = count < room ? count : room;
   memcpy(t->at + t->used, bytes, n);
@@ -89,7 +89,7 @@ static void make_label(const char *name, char label[SHOWN + 8]) {
   snprintf(label, SHOWN + 8, " (%s%s)", shown > name ? "..." : "", shown);
 }
 
-void dc__names_add(const dc_context *ctx, const char *plain, char *named, size_t cap) {
+void dc__names_annotate(const dc_context *ctx, const char *plain, char *named, size_t cap) {
   static const char word[] = "parameter ";
   text t = {named, 0, cap};
   named[0] = '\0';
@@ -97,22 +97,22 @@ void dc__names_add(const dc_context *ctx, const char *plain, char *named, size_t
     char *end;
     char label[SHOWN + 8] = "";
     int64_t id = strtoll(found + sizeof word - 1, &end, 10);
-    const char *name = end == found + sizeof word - 1 ? NULL : find(ctx, id);
+    const char *name = end == found + sizeof word - 1 ? NULL : find_name(ctx, id);
     if (name != NULL) {
       make_label(name, label);
     }
     bool has_it = strncmp(end, label, strlen(label)) == 0; /* a failure is raised again and again */
-    add(&t, next, (size_t)(end - next));
-    add(&t, label, has_it ? 0 : strlen(label));
+    append_text(&t, next, (size_t)(end - next));
+    append_text(&t, label, has_it ? 0 : strlen(label));
     next = plain = end;
   }
-  add(&t, plain, strlen(plain));
+  append_text(&t, plain, strlen(plain));
 }
 
-void dc__names_error(const dc_context *ctx, dc_status status) {
+void dc__names_annotate_error(const dc_context *ctx, dc_status status) {
   if (status != DC_OK && ctx->recorder->names.count > 0 && strstr(dc_last_error(), "parameter ") != NULL) {
     char named[512];
-    dc__names_add(ctx, dc_last_error(), named, sizeof named);
+    dc__names_annotate(ctx, dc_last_error(), named, sizeof named);
     (void)dc__fail(status, "%s", named);
   }
 }

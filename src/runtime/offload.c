@@ -6,7 +6,7 @@
 
 /* ---- values ---- */
 
-dc_status dc__value_find(dc__graph *graph, const char *fn, int64_t id, dc__value **value) {
+dc_status dc__offloaded_find(dc__graph *graph, const char *fn, int64_t id, dc__offloaded **value) {
   *value = dc__map_get(&graph->values, id);
   return *value != NULL ? DC_OK
                         : dc__fail(DC_E_NOT_FOUND, "%s: id = %" PRId64 " was never offloaded in graph %" PRId64, fn, id,
@@ -14,28 +14,28 @@ dc_status dc__value_find(dc__graph *graph, const char *fn, int64_t id, dc__value
 }
 
 /* From here on value->reloaded stands for the caller's reads of both copies too. */
-static void mark_last_read(dc_context *ctx, dc__value *value) {
+static void mark_last_read(dc_context *ctx, dc__offloaded *value) {
   dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
   if (caller != NULL) {
     dc__event_wait(value->reloaded, caller);
-    dc__note_event(ctx, value->reloaded, caller);
+    dc__context_record_event(ctx, value->reloaded, caller);
   }
 }
 
-static void value_free(dc_context *ctx, dc__value *value) {
+static void value_free(dc_context *ctx, dc__offloaded *value) {
   if (value->host != NULL) {
     mark_last_read(ctx, value);
     dc__buffer_revoke(value->host, value->reloaded, value->offloaded);
     dc_buffer_release(value->host);
     ctx->offload_bytes -= (int64_t)value->bytes;
   }
-  dc__drop_event(ctx, &value->offloaded);
-  dc__drop_event(ctx, &value->reloaded);
+  dc__destroy_event(ctx, &value->offloaded);
+  dc__destroy_event(ctx, &value->reloaded);
   dc__free(value->shape);
   dc__free(value);
 }
 
-static dc_status value_fill(dc_context *ctx, const dc_tensor *tensor, int64_t numel, dc__value *value) {
+static dc_status value_fill(dc_context *ctx, const dc_tensor *tensor, int64_t numel, dc__offloaded *value) {
   value->ndim = tensor->ndim;
   value->dtype = tensor->dtype;
   value->bytes = (size_t)numel * dc_dtype_size(tensor->dtype);
@@ -46,8 +46,8 @@ static dc_status value_fill(dc_context *ctx, const dc_tensor *tensor, int64_t nu
   if (tensor->ndim > 0) {
     memcpy(value->shape, tensor->shape, (size_t)tensor->ndim * sizeof *value->shape);
   }
-  DC__TRY(dc__need_event(ctx, &value->offloaded));
-  DC__TRY(dc__need_event(ctx, &value->reloaded));
+  DC__TRY(dc__ensure_event(ctx, &value->offloaded));
+  DC__TRY(dc__ensure_event(ctx, &value->reloaded));
   void *data;
   DC__TRY(dc__arena_alloc(ctx->host, NULL, value->bytes, &data));
   DC__TRY(dc__buffer_create(ctx->host, data, value->bytes, &value->host));
@@ -56,7 +56,7 @@ static dc_status value_fill(dc_context *ctx, const dc_tensor *tensor, int64_t nu
 }
 
 static dc_status value_make(dc_context *ctx, dc__graph *graph, int64_t id, const dc_tensor *tensor, int64_t numel,
-                            dc__value **value) {
+                            dc__offloaded **value) {
   *value = dc__calloc(1, sizeof **value);
   if (*value == NULL) {
     return DC_E_NO_MEMORY;
@@ -71,16 +71,16 @@ static dc_status value_make(dc_context *ctx, dc__graph *graph, int64_t id, const
   return status;
 }
 
-static bool same_tensor(const dc__value *value, const dc_tensor *tensor) {
+static bool same_tensor(const dc__offloaded *value, const dc_tensor *tensor) {
   return value->ndim == tensor->ndim && value->dtype == tensor->dtype &&
          (tensor->ndim == 0 || memcmp(value->shape, tensor->shape, (size_t)tensor->ndim * sizeof *value->shape) == 0);
 }
 
-static dc_status write_value(const char *fn, const dc__value *value, dc_buffer *buffer, dc_tensor *out) {
+static dc_status write_value(const char *fn, const dc__offloaded *value, dc_buffer *buffer, dc_tensor *out) {
   return dc__tensor_write(fn, "out", out, dc_buffer_data(buffer), value->shape, value->ndim, value->dtype, buffer);
 }
 
-static void forget_device(dc_context *ctx, dc__value *value) {
+static void forget_device(dc_context *ctx, dc__offloaded *value) {
   value->device = NULL;
   value->stale = false;
   ctx->reload_bytes -= (int64_t)value->bytes;
@@ -88,7 +88,7 @@ static void forget_device(dc_context *ctx, dc__value *value) {
 
 /* The device copy lives on while the caller retains it. Blocks until the reload is done, since nobody else may ever
  * wait for it. */
-static void drop_device(dc_context *ctx, dc__value *value) {
+static void drop_device(dc_context *ctx, dc__offloaded *value) {
   if (value->device != NULL) {
     dc__event_wait(value->reloaded, NULL);
     if (value->stale) { /* it may be this very copy that is being offloaded */
@@ -100,14 +100,14 @@ static void drop_device(dc_context *ctx, dc__value *value) {
   }
 }
 
-void dc__values_drop_device(dc_context *ctx, dc__graph *graph) {
+void dc__offloaded_drop_device(dc_context *ctx, dc__graph *graph) {
   for (int64_t i = 0; i < graph->values.count; i++) {
     drop_device(ctx, graph->values.values[i]);
   }
 }
 
-void dc__values_free(dc_context *ctx, dc__graph *graph) {
-  dc__values_drop_device(ctx, graph);
+void dc__offloaded_free(dc_context *ctx, dc__graph *graph) {
+  dc__offloaded_drop_device(ctx, graph);
   for (int64_t i = 0; i < graph->values.count; i++) {
     value_free(ctx, graph->values.values[i]);
   }
@@ -122,7 +122,7 @@ dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, 
   int64_t numel;
   DC__TRY(dc__tensor_read(fn, "a", tensor, false, &t, &numel));
   DC__TRY(dc__tensor_check_output(fn, "out", out));
-  dc__value *value = dc__map_get(&graph->values, id);
+  dc__offloaded *value = dc__map_get(&graph->values, id);
   if (value == NULL) {
     DC__TRY(value_make(ctx, graph, id, &t, numel, &value));
   } else if (!same_tensor(value, &t)) {
@@ -130,36 +130,36 @@ dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, 
                     "%s: a (%s, %" PRId64 " element%s, %" PRId32
                     " dimension%s) differs in shape or type from "
                     "the first tensor offloaded as id = %" PRId64 " (%s, %" PRId32 " dimension%s)",
-                    fn, dc_dtype_name(t.dtype), numel, DC__S(numel), t.ndim, DC__S(t.ndim), id,
-                    dc_dtype_name(value->dtype), value->ndim, DC__S(value->ndim));
+                    fn, dc_dtype_name(t.dtype), numel, DC__PLURAL_S(numel), t.ndim, DC__PLURAL_S(t.ndim), id,
+                    dc_dtype_name(value->dtype), value->ndim, DC__PLURAL_S(value->ndim));
   }
   /* A tensor of the calling thread may be freed when the call returns, so that thread copies it. */
   dc_stream *stream = NULL;
   if (ctx->lanes[DC__LANE_CALLER] != NULL) {
     DC__TRY(dc__lane(ctx, DC__LANE_OFFLOAD, &stream));
-    dc__after_caller(ctx, stream);
+    dc__wait_for_caller(ctx, stream);
   }
   dc__event_wait(value->reloaded, stream);  /* the host copy may still be read by the last step's reload */
   dc__event_wait(value->offloaded, stream); /* or written by an offload from another stream */
   const dc__tag tag = {graph->ordinal, id, DC_OP_OFFLOAD_TENSOR, NULL};
-  dc__record_copy(ctx, &tag, stream == NULL ? DC__LANE_CALLER : DC__LANE_OFFLOAD, dc_buffer_data(value->host), t.data,
-                  value->bytes);
-  dc__note_event(ctx, value->offloaded, stream);
+  dc__recorded_copy(ctx, &tag, stream == NULL ? DC__LANE_CALLER : DC__LANE_OFFLOAD, dc_buffer_data(value->host), t.data,
+                    value->bytes);
+  dc__context_record_event(ctx, value->offloaded, stream);
   value->stale = value->device != NULL;
   ctx->counters.d2h_bytes += (int64_t)value->bytes;
   return write_value(fn, value, value->host, out);
 }
 
 dc_status dc__wait_offload(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, dc_tensor *out) {
-  dc__value *value;
-  DC__TRY(dc__value_find(graph, fn, id, &value));
+  dc__offloaded *value;
+  DC__TRY(dc__offloaded_find(graph, fn, id, &value));
   DC__TRY(dc__tensor_check_output(fn, "out", out));
   dc__event_wait(value->offloaded, ctx->lanes[DC__LANE_CALLER]);
   return write_value(fn, value, value->host, out);
 }
 
 dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, dc_tensor *out) {
-  dc__value *value = dc__map_get(&graph->values, id);
+  dc__offloaded *value = dc__map_get(&graph->values, id);
   if (value == NULL) {
     return dc__fail(DC_E_STATE,
                     "%s: id = %" PRId64 " was not offloaded in graph %" PRId64
@@ -181,11 +181,11 @@ dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, i
       (void)dc__stream_sync(stream, 0); /* for who had the memory before */
       return status;
     }
-    dc__after_caller(ctx, stream);
+    dc__wait_for_caller(ctx, stream);
     dc__event_wait(value->offloaded, stream);
     const dc__tag tag = {graph->ordinal, id, DC_OP_RELOAD_TENSOR, NULL};
-    dc__record_copy(ctx, &tag, DC__LANE_RELOAD, data, dc_buffer_data(value->host), value->bytes);
-    dc__note_event(ctx, value->reloaded, stream);
+    dc__recorded_copy(ctx, &tag, DC__LANE_RELOAD, data, dc_buffer_data(value->host), value->bytes);
+    dc__context_record_event(ctx, value->reloaded, stream);
     ctx->reload_bytes += (int64_t)value->bytes;
     ctx->counters.h2d_bytes += (int64_t)value->bytes;
   }
@@ -194,7 +194,7 @@ dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, i
 
 dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, const dc_tensor *a,
                           dc_tensor *out) {
-  dc__value *value = dc__map_get(&graph->values, id);
+  dc__offloaded *value = dc__map_get(&graph->values, id);
   DC__TRY(dc__tensor_check_output(fn, "out", out));
   if (ctx->profiling && (value == NULL || value->device == NULL)) {
     dc_tensor t;
@@ -202,7 +202,7 @@ dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int
     DC__TRY(dc__tensor_read(fn, "a", a, false, &t, &numel));
     return dc__tensor_write(fn, "out", out, t.data, t.shape, t.ndim, t.dtype, t.buffer);
   }
-  DC__TRY(dc__value_find(graph, fn, id, &value));
+  DC__TRY(dc__offloaded_find(graph, fn, id, &value));
   if (value->device == NULL) {
     return dc__fail(DC_E_STATE, "%s: id = %" PRId64 " is not being reloaded; call dc_reload_tensor first", fn, id);
   }
@@ -223,7 +223,7 @@ static bool keeps_buffer(const dc_context *ctx, const dc_buffer *buffer) {
   for (int64_t g = 0; g < ctx->graphs.count; g++) {
     const dc__graph *graph = ctx->graphs.values[g];
     for (int64_t i = 0; i < graph->values.count; i++) {
-      if (((const dc__value *)graph->values.values[i])->host == buffer) {
+      if (((const dc__offloaded *)graph->values.values[i])->host == buffer) {
         return true;
       }
     }
@@ -235,7 +235,7 @@ bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer) {
   for (int64_t g = 0; g < ctx->graphs.count; g++) {
     dc__graph *graph = ctx->graphs.values[g];
     for (int64_t i = 0; i < graph->values.count; i++) {
-      dc__value *value = graph->values.values[i];
+      dc__offloaded *value = graph->values.values[i];
       if (value->device == buffer) {
         if (value->stale) { /* as in drop_device */
           dc__event_wait(value->offloaded, ctx->lanes[DC__LANE_CALLER]);
@@ -263,27 +263,27 @@ dc_status dc__reload_shard(dc_context *ctx, const dc__graph *graph, dc__param *p
   }
   dc_stream *stream;
   DC__TRY(dc__lane(ctx, DC__LANE_RELOAD, &stream));
-  DC__TRY(dc__need_event(ctx, &param->reloaded));
-  DC__TRY(dc__need_event(ctx, &param->shard_read));
+  DC__TRY(dc__ensure_event(ctx, &param->reloaded));
+  DC__TRY(dc__ensure_event(ctx, &param->shard_read));
   size_t bytes = (size_t)param->chunks[ctx->rank].count * dc_dtype_size(param->dtype);
-  dc__drop_shard(ctx, param); /* the weights changed since */
+  dc__free_device_shard(ctx, param); /* the weights changed since */
   DC__TRY(dc__arena_alloc(ctx->arenas.reloaded, stream, bytes, &param->device_shard));
-  dc__after_caller(ctx, stream);
+  dc__wait_for_caller(ctx, stream);
   const dc__tag tag = {graph->ordinal, param->id, DC_OP_RELOAD_PARAMETER, NULL};
-  dc__record_copy(ctx, &tag, DC__LANE_RELOAD, param->device_shard, param->shard, bytes);
-  dc__note_event(ctx, param->reloaded, stream);
+  dc__recorded_copy(ctx, &tag, DC__LANE_RELOAD, param->device_shard, param->shard, bytes);
+  dc__context_record_event(ctx, param->reloaded, stream);
   param->device_shard_version = param->version;
   ctx->reload_bytes += (int64_t)bytes;
   ctx->counters.h2d_bytes += (int64_t)bytes;
   return DC_OK;
 }
 
-void dc__drop_shard(dc_context *ctx, dc__param *param) {
+void dc__free_device_shard(dc_context *ctx, dc__param *param) {
   if (param->device_shard == NULL) {
     return;
   }
   if (ctx->lanes[DC__LANE_GATHER] != NULL) { /* gathers under way read it, and peers do */
-    dc__note_event(ctx, param->shard_read, ctx->lanes[DC__LANE_GATHER]);
+    dc__context_record_event(ctx, param->shard_read, ctx->lanes[DC__LANE_GATHER]);
   }
   dc__arena_free(ctx->arenas.reloaded, param->device_shard, param->shard_read, param->reloaded);
   param->device_shard = NULL;

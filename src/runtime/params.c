@@ -30,17 +30,17 @@ dc__range dc__chunk_range(int64_t numel, int32_t world, int32_t rank) {
 }
 
 static void param_free(dc_context *ctx, dc__param *param) {
-  dc__gather_drop(ctx, param);
-  dc__drop_shard(ctx, param);
+  dc__gather_free(ctx, param);
+  dc__free_device_shard(ctx, param);
   if (param->local_sum != NULL) {
     dc__arena_free(ctx->arenas.working, param->local_sum, NULL, NULL);
   }
   for (int32_t i = 0; i < DC__COPIES; i++) {
-    dc__drop_event(ctx, &param->copies[i].ready);
+    dc__destroy_event(ctx, &param->copies[i].ready);
   }
-  dc__drop_event(ctx, &param->last_read);
-  dc__drop_event(ctx, &param->reloaded);
-  dc__drop_event(ctx, &param->shard_read);
+  dc__destroy_event(ctx, &param->last_read);
+  dc__destroy_event(ctx, &param->reloaded);
+  dc__destroy_event(ctx, &param->shard_read);
   dc__free(param->owned);
   dc__free(param->chunks);
   dc__free(param->shape);
@@ -48,7 +48,7 @@ static void param_free(dc_context *ctx, dc__param *param) {
 }
 
 /* The weights that a caller registered: a shard of the right length for stage 3, the whole or nothing before. */
-static dc_status take_weights(dc_context *ctx, const char *fn, const dc__param_spec *spec, dc__param *param) {
+static dc_status set_weights(dc_context *ctx, const char *fn, const dc__param_spec *spec, dc__param *param) {
   dc_tensor t;
   int64_t count;
   const char *name = spec->sharded ? "shard" : "tensor";
@@ -56,7 +56,7 @@ static dc_status take_weights(dc_context *ctx, const char *fn, const dc__param_s
   if (spec->tensor == NULL) {
     return DC_OK;
   }
-  if (!dc__dtype_moves(t.dtype)) {
+  if (!dc__dtype_is_castable(t.dtype)) {
     return dc__fail(DC_E_DTYPE,
                     "%s: %s of parameter %" PRId64
                     " is %s; collectives take float32, float64, float16, "
@@ -69,19 +69,19 @@ static dc_status take_weights(dc_context *ctx, const char *fn, const dc__param_s
                ? DC_OK
                : dc__fail(DC_E_SHAPE,
                           "%s: tensor of parameter %" PRId64 " has %" PRId64 " element%s, but its shape has %" PRId64,
-                          fn, spec->id, count, DC__S(count), param->numel);
+                          fn, spec->id, count, DC__PLURAL_S(count), param->numel);
   }
   int64_t real = param->chunks[ctx->rank].count;
   if (count != param->chunk && count != real) {
     return dc__fail(DC_E_SHAPE,
                     "%s: shard of parameter %" PRId64 " on rank %" PRId32 " has %" PRId64
                     " element%s, must have %" PRId64 " (%" PRId64 " element%s over %" PRId32 " rank%s, rounded up)",
-                    fn, spec->id, ctx->rank, count, DC__S(count), param->chunk, param->numel, DC__S(param->numel),
-                    ctx->world, DC__S(ctx->world));
+                    fn, spec->id, ctx->rank, count, DC__PLURAL_S(count), param->chunk, param->numel,
+                    DC__PLURAL_S(param->numel), ctx->world, DC__PLURAL_S(ctx->world));
   }
   dc_comm *comm = ctx->gather_comm;
   if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && count > 0 && /* padding too: what other ranks refuse */
-      !comm->ops->shares(comm, t.data, (size_t)count * dc_dtype_size(t.dtype))) {
+      !comm->ops->peer_accessible(comm, t.data, (size_t)count * dc_dtype_size(t.dtype))) {
     return dc__fail(DC_E_INVALID,
                     "%s: shard of parameter %" PRId64
                     " does not lie in memory that peers can read, as "
@@ -107,7 +107,7 @@ static dc_status read_grad(const dc_context *ctx, const char *fn, const dc__para
       return dc__fail(DC_E_SHAPE,
                       "%s: grad_buffer of parameter %" PRId64 " on rank %" PRId32 " has %" PRId64
                       " element%s, must have %" PRId64 ", as its shard, or 0",
-                      fn, param->id, ctx->rank, *count, DC__S(*count), param->chunk);
+                      fn, param->id, ctx->rank, *count, DC__PLURAL_S(*count), param->chunk);
     }
     if (offset != 0) {
       return dc__fail(DC_E_INVALID, "%s: offset = %" PRId64 " for parameter %" PRId64 ", must be 0 for a sharded one",
@@ -127,9 +127,9 @@ static dc_status read_grad(const dc_context *ctx, const char *fn, const dc__para
 static void bind_grad(dc_context *ctx, dc__param *param, const dc_tensor *t, int64_t count, dc__range part) {
   if (count > 0) {
     dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
-    dc__stream_zero(dc__stream_or_here(ctx->device, caller), t->data, (size_t)count * dc_dtype_size(t->dtype));
-    dc__here_done(ctx->device, caller);
-    dc__mark_caller(ctx);
+    dc__stream_zero(dc__stream_or_internal(ctx->device, caller), t->data, (size_t)count * dc_dtype_size(t->dtype));
+    dc__device_sync_internal(ctx->device, caller);
+    dc__record_caller_event(ctx);
   }
   param->grad = count > 0 ? t->data : NULL;
   param->grad_count = part.count;
@@ -154,7 +154,7 @@ static dc_status param_fill(dc_context *ctx, const char *fn, const dc__param_spe
   for (int32_t rank = 0; rank < ctx->world; rank++) {
     param->chunks[rank] = dc__chunk_range(param->numel, ctx->world, rank);
   }
-  DC__TRY(take_weights(ctx, fn, spec, param));
+  DC__TRY(set_weights(ctx, fn, spec, param));
   dc_tensor grad;
   int64_t count;
   dc__range part;
@@ -192,7 +192,7 @@ dc_status dc__param_unregister(dc_context *ctx, const char *fn, int64_t id) {
   DC__TRY(dc__param_find(ctx, fn, id, &param));
   if (param->graphs > 0) {
     return dc__fail(DC_E_BUSY, "%s: parameter %" PRId64 " is in %" PRId32 " graph%s; unregister %s first", fn, id,
-                    param->graphs, DC__S(param->graphs), param->graphs == 1 ? "it" : "them");
+                    param->graphs, DC__PLURAL_S(param->graphs), param->graphs == 1 ? "it" : "them");
   }
   if (dc__param_in_use(param)) {
     return dc__fail(DC_E_BUSY,
@@ -201,9 +201,9 @@ dc_status dc__param_unregister(dc_context *ctx, const char *fn, int64_t id) {
                     "dc_release_param or dc_step_abort first",
                     fn, id);
   }
-  DC__TRY(dc__drain(ctx)); /* collectives under way read its ranges and its shard */
+  DC__TRY(dc__context_synchronize(ctx)); /* collectives under way read its ranges and its shard */
   dc__map_remove(&ctx->params, id);
-  dc__name_forget(ctx, id);
+  dc__name_remove(ctx, id);
   param_free(ctx, param);
   return DC_OK;
 }
@@ -235,7 +235,7 @@ dc_status dc__param_set_grad(dc_context *ctx, const char *fn, int64_t id, const 
 }
 
 /* A rank that owns nothing cannot tell whether the buffer was taken away. So where there is one, all ranks go on, and
- * learn it when they compare the reduction (comm/call.h). */
+ * learn it when they compare the reduction (comm/signature.h). */
 dc_status dc__param_check_buffer(const dc_context *ctx, const char *fn, const dc__param *param) {
   if (param->grad != NULL) {
     return DC_OK;

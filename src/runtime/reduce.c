@@ -35,7 +35,7 @@ static dc_status size_bucket(dc_context *ctx, dc__bucket *bucket, int32_t dtype,
   if (bucket->data != NULL && bucket->capacity >= elements) {
     return DC_OK;
   }
-  DC__TRY(dc__need_event(ctx, &bucket->done));
+  DC__TRY(dc__ensure_event(ctx, &bucket->done));
   int64_t capacity = elements > ctx->bucket_elements ? elements : ctx->bucket_elements;
   void *data;
   free_data(ctx, bucket);
@@ -52,7 +52,7 @@ void dc__buckets_free(dc_context *ctx) {
     for (int32_t h = 0; h < 2; h++) {
       if (buckets->half[h].done != NULL) {
         free_data(ctx, &buckets->half[h]);
-        dc__drop_event(ctx, &buckets->half[h].done);
+        dc__destroy_event(ctx, &buckets->half[h].done);
       }
     }
     dc__free(buckets->items);
@@ -94,19 +94,19 @@ static dc_status flush(dc_context *ctx, dc__buckets *buckets) {
   DC__TRY(dc__lane(ctx, DC__LANE_REDUCE, &stream));
   dc__bucket *bucket = &buckets->half[buckets->filling];
   dc__tag tag = {buckets->graph_ordinal, buckets->items[0].id, DC_OP_REDUCE_GRAD, NULL};
-  dc__after_caller(ctx, stream);
+  dc__wait_for_caller(ctx, stream);
   int64_t bytes = bucket->used * (int64_t)dc_dtype_size(buckets->dtype);
-  tag.span = dc__record(ctx, &(dc__note){.tag = &tag,
-                                         .lane = DC__LANE_REDUCE,
-                                         .group = DC__GROUP_REDUCE,
-                                         .dtype = buckets->dtype,
-                                         .count = (int32_t)buckets->item_count,
-                                         .bytes = bytes,
-                                         .moved = bytes});
+  tag.span = dc__recorder_begin(ctx, &(dc__recorded_op){.tag = &tag,
+                                                        .lane = DC__LANE_REDUCE,
+                                                        .group = DC__GROUP_REDUCE,
+                                                        .dtype = buckets->dtype,
+                                                        .count = (int32_t)buckets->item_count,
+                                                        .bytes = bytes,
+                                                        .moved = bytes});
   dc__comm_reduce_scatter(ctx->reduce_comm, stream, &tag, buckets->items, buckets->item_count);
   gather_whole(ctx, stream, &tag, buckets);
-  dc__record_queued(tag.span);
-  dc__note_event(ctx, bucket->done, stream);
+  dc__recorder_submitted(tag.span);
+  dc__context_record_event(ctx, bucket->done, stream);
   ctx->counters.flushes++;
   for (int64_t i = 0; i < buckets->item_count; i++) {
     buckets->params[i]->waits_in = NULL;
@@ -189,13 +189,13 @@ int32_t dc__reduce_dtype(const dc__param *param, int32_t dtype) {
 /* What dropping a local sum needs, so that it cannot fail. */
 static dc_status prepare_drop(dc_context *ctx, dc__param *param) {
   bool later = param->local_sum != NULL && ctx->lanes[DC__LANE_CALLER] != NULL;
-  return later ? dc__need_event(ctx, &param->last_read) : DC_OK;
+  return later ? dc__ensure_event(ctx, &param->last_read) : DC_OK;
 }
 
 /* After the last work that reads it was queued. */
 static void drop_local_sum(dc_context *ctx, dc__param *param) {
   if (ctx->lanes[DC__LANE_CALLER] != NULL) {
-    dc__note_event(ctx, param->last_read, ctx->lanes[DC__LANE_CALLER]);
+    dc__context_record_event(ctx, param->last_read, ctx->lanes[DC__LANE_CALLER]);
   }
   dc__arena_free(ctx->arenas.working, param->local_sum, param->last_read, NULL);
   param->local_sum = NULL;
@@ -211,10 +211,10 @@ static dc_status add_locally(dc_context *ctx, dc__param *param, const dc_tensor 
     DC__TRY(dc__arena_alloc(ctx->arenas.working, ctx->lanes[DC__LANE_CALLER], bytes, &sum));
   }
   if (!first && sum != param->local_sum) {
-    dc__finite_combine(ctx, param->id, sum, dtype, param->local_sum, param->local_sum_dtype, param->numel, false);
+    dc__grad_combine(ctx, param->id, sum, dtype, param->local_sum, param->local_sum_dtype, param->numel, false);
     drop_local_sum(ctx, param);
   }
-  dc__finite_combine(ctx, param->id, sum, dtype, grad->data, grad->dtype, param->numel, !first);
+  dc__grad_combine(ctx, param->id, sum, dtype, grad->data, grad->dtype, param->numel, !first);
   param->local_sum = sum;
   param->local_sum_dtype = dtype;
   return DC_OK;
@@ -222,9 +222,10 @@ static dc_status add_locally(dc_context *ctx, dc__param *param, const dc_tensor 
 
 /* A slot of `elements` in the filling bucket; flushes what is there when it does not fit. */
 static dc_status open_slot(dc_context *ctx, dc__buckets *buckets, int64_t elements, void **slot) {
-  if (!dc__grow((void **)&buckets->items, &buckets->item_capacity, buckets->item_count + 1, sizeof *buckets->items) ||
-      !dc__grow((void **)&buckets->params, &buckets->param_capacity, buckets->item_count + 1,
-                sizeof *buckets->params)) {
+  if (!dc__array_reserve((void **)&buckets->items, &buckets->item_capacity, buckets->item_count + 1,
+                         sizeof *buckets->items) ||
+      !dc__array_reserve((void **)&buckets->params, &buckets->param_capacity, buckets->item_count + 1,
+                         sizeof *buckets->params)) {
     return DC_E_NO_MEMORY;
   }
   dc__bucket *bucket = &buckets->half[buckets->filling];
@@ -279,11 +280,11 @@ static dc_status put_in_bucket(dc_context *ctx, const char *fn, const dc__graph 
   DC__TRY(open_slot(ctx, buckets, param->numel, &slot));
   bool summed = param->local_sum != NULL;
   if (summed) {
-    dc__finite_combine(ctx, param->id, slot, dtype, param->local_sum, param->local_sum_dtype, param->numel, false);
+    dc__grad_combine(ctx, param->id, slot, dtype, param->local_sum, param->local_sum_dtype, param->numel, false);
     drop_local_sum(ctx, param);
   }
   if (grad != NULL) {
-    dc__finite_combine(ctx, param->id, slot, dtype, grad->data, grad->dtype, param->numel, summed);
+    dc__grad_combine(ctx, param->id, slot, dtype, grad->data, grad->dtype, param->numel, summed);
   }
   dc__coll_item item = reduction(ctx, graph, param, slot, dtype);
   if (buckets->item_count == 0) {
@@ -330,7 +331,7 @@ dc_status dc__reduce_finish(dc_context *ctx, const char *fn) {
   DC__TRY(dc__reduce_flush(ctx));
   dc_stream *stream;
   DC__TRY(dc__lane(ctx, DC__LANE_REDUCE, &stream));
-  if (!ctx->captures) {                  /* then the gradients are complete where the caller's stream is */
+  if (!ctx->capturing) {                 /* then the gradients are complete where the caller's stream is */
     DC__TRY(dc__stream_sync(stream, 0)); /* its collectives have deadlines */
   }
   for (int64_t i = 0; i < ctx->params.count; i++) {

@@ -12,10 +12,10 @@
  *   reduce.c    gradient buckets and their reductions
  *   finite.c    whether the gradients of a step are finite
  *   offload.c   tensors and shards between device and host memory
- *   report.c    statistics, dry runs
+ *   stats.c    statistics, dry runs
  *   capture.c   steps captured into CUDA graphs
  *   trace.c     the flight recorder: what ran when
- *   dump.c      what it holds, as a file */
+ *   flight_recorder_dump.c      what it holds, as a file */
 #ifndef DC_RUNTIME_H
 #define DC_RUNTIME_H
 
@@ -27,14 +27,14 @@
 enum { DC__LANE_CALLER, DC__LANE_GATHER, DC__LANE_REDUCE, DC__LANE_OFFLOAD, DC__LANE_RELOAD, DC__LANES };
 
 /* One gathered copy of a parameter's weights; a parameter has at most one a data type. */
-typedef struct dc__copy_of {
+typedef struct dc__gathered_copy {
   dc_buffer *buffer; /* NULL: no copy */
   dc_event *ready;   /* when it is complete; made once, kept */
   int64_t version;   /* weights it holds: current if it equals the parameter's */
   int32_t dtype;
   bool awaited; /* by the caller's stream, which need not wait again */
   bool taken;   /* and kept: the caller has a reference of its own, which must outlive ours */
-} dc__copy_of;
+} dc__gathered_copy;
 
 enum { DC__COPIES = 4 };
 
@@ -55,7 +55,7 @@ typedef struct dc__param {
   const void *shard; /* stage 3: this rank's range */
   dc__range *chunks; /* each rank's real part of its chunk */
   int64_t version;   /* raised by dc_params_updated */
-  dc__copy_of copies[DC__COPIES];
+  dc__gathered_copy copies[DC__COPIES];
   bool in_use;         /* waited for, and not released by the last of its users */
   int64_t users;       /* n_users of the release cycle under way; 0: none */
   int64_t released;    /* of them, so far */
@@ -81,7 +81,7 @@ typedef struct dc__param {
 } dc__param;
 
 /* An offloaded tensor: its host copy, kept over steps, and the device copy of one step. */
-typedef struct dc__value {
+typedef struct dc__offloaded {
   int64_t *shape;
   int32_t ndim;
   int32_t dtype;
@@ -91,14 +91,14 @@ typedef struct dc__value {
   dc_buffer *device; /* NULL: not reloaded */
   dc_event *reloaded;
   bool stale; /* the host copy was replaced since it was reloaded */
-} dc__value;
+} dc__offloaded;
 
 typedef struct dc__graph {
   int64_t id;
   int64_t ordinal; /* the same on every rank, as ids (addresses, say) need not be */
   int32_t stage;
   dc__map params; /* id → dc__param */
-  dc__map values; /* id → dc__value */
+  dc__map values; /* id → dc__offloaded */
 } dc__graph;
 
 /* A gradient bucket: slots filled in the caller's order, reduced as one. */
@@ -157,12 +157,12 @@ struct dc_context {
   dc_comm *gather_comm;        /* own copies of the caller's communicator, so that both overlap */
   dc_comm *reduce_comm;        /* the same as gather_comm where there can be only one */
   dc_stream *lanes[DC__LANES]; /* [DC__LANE_CALLER] is the caller's; the others are made when first used */
-  dc_event *caller_mark;       /* the caller's stream, when work of ours is queued */
+  dc_event *caller_event;      /* the caller's stream, when work of ours is queued */
   dc__arenas arenas;           /* in use */
-  dc__arenas aside;            /* of captures; within one, those of the time outside. NULL: there was none yet */
-  bool captures;               /* the caller's stream is captured into a graph (capture.c) */
-  bool in_order;               /* memory of gathers is the gather stream's, in the order of the calls, so that it lies
-                                  alike on all ranks */
+  dc__arenas saved_arenas;     /* of captures; within one, those of the time outside. NULL: there was none yet */
+  bool capturing;              /* the caller's stream is captured into a graph (capture.c) */
+  bool stream_ordered;         /* memory of gathers is the gather stream's, in the order of the calls, so that it lies
+                            alike on all ranks */
   dc__arena *host;             /* offloaded tensors, the caller's host memory */
 
   dc__map params;
@@ -174,7 +174,7 @@ struct dc_context {
   bool update;   /* of dc_start_backward */
   bool boundary; /* a backward with update ended: the next one replaces gradients */
   bool profiling;
-  dc_buffer *not_finite; /* a dc__not_finite of the device, written in the caller's order; NULL: nobody looks */
+  dc_buffer *not_finite; /* a dc__nonfinite of the device, written in the caller's order; NULL: nobody looks */
   bool finite_known;     /* it is a whole step's */
   int64_t reload_bytes, offload_bytes;
   dc__counters counters;
@@ -189,34 +189,34 @@ struct dc_context {
 /* ---- context.c ---- */
 
 /* Locks a ready context that has not failed; on error it is not locked. */
-dc_status dc__enter(dc_context *ctx, const char *fn);
+dc_status dc__context_enter(dc_context *ctx, const char *fn);
 /* Unlocks; returns status. */
-dc_status dc__leave(dc_context *ctx, dc_status status);
+dc_status dc__context_leave(dc_context *ctx, dc_status status);
 /* The same around an operator, in which the device stays current and nothing of the caller's runs but his allocator. */
 dc_status dc__operator_enter(dc_context *ctx, const char *fn);
 dc_status dc__operator_leave(dc_context *ctx, dc_status status);
 dc_status dc__context_start(dc_context *ctx, const char *fn, dc_comm *comm, const dc_config *config,
                             int64_t bucket_elements);
 dc_status dc__context_cleanup(dc_context *ctx);
-/* dc__comm_exchange() on a group's communicator, recorded. */
-dc_status dc__exchange(dc_context *ctx, int32_t group, dc__tag *tag, const int64_t *mine, int64_t count,
-                       int64_t *table);
+/* dc__comm_all_gather_int64() on a group's communicator, recorded. */
+dc_status dc__context_exchange(dc_context *ctx, int32_t group, dc__tag *tag, const int64_t *mine, int64_t count,
+                               int64_t *table);
 /* The first failure of the asynchronous work, or DC_OK. */
 dc_status dc__context_check(dc_context *ctx);
-dc_status dc__arenas_make(dc_context *ctx, dc__arenas *arenas);
+dc_status dc__arenas_create(dc_context *ctx, dc__arenas *arenas);
 /* A stream of the context, made on first use; within a capture the caller's, on which all work is. */
 dc_status dc__lane(dc_context *ctx, int32_t lane, dc_stream **stream);
-/* Notes that work of ours was queued on the caller's stream; dc__drain waits for it. */
-void dc__mark_caller(dc_context *ctx);
+/* Notes that work of ours was queued on the caller's stream; dc__context_synchronize waits for it. */
+void dc__record_caller_event(dc_context *ctx);
 /* Lets a stream of the context wait for what the caller has queued so far. */
-void dc__after_caller(dc_context *ctx, dc_stream *stream);
+void dc__wait_for_caller(dc_context *ctx, dc_stream *stream);
 /* Records the event where the stream is; within a capture, whose order is that of the calls, it passes at once. */
-void dc__note_event(dc_context *ctx, dc_event *event, dc_stream *stream);
+void dc__context_record_event(dc_context *ctx, dc_event *event, dc_stream *stream);
 /* Makes *event unless it is there. */
-dc_status dc__need_event(dc_context *ctx, dc_event **event);
-void dc__drop_event(dc_context *ctx, dc_event **event);
+dc_status dc__ensure_event(dc_context *ctx, dc_event **event);
+void dc__destroy_event(dc_context *ctx, dc_event **event);
 /* Blocks until the streams made so far, and our work on the caller's, are done: the sync_* switches, abort, cleanup. */
-dc_status dc__drain(dc_context *ctx);
+dc_status dc__context_synchronize(dc_context *ctx);
 void dc__logf(dc_context *ctx, int32_t level, const char *format, ...) DC__PRINTF(3, 4);
 
 /* ---- params.c ---- */
@@ -249,11 +249,11 @@ dc__range dc__chunk_range(int64_t numel, int32_t world, int32_t rank);
 /* ---- names.c ---- */
 
 dc_status dc__name_set(dc_context *ctx, const char *fn, int64_t id, const char *name);
-void dc__name_forget(dc_context *ctx, int64_t id);
+void dc__name_remove(dc_context *ctx, int64_t id);
 /* Copies a text, with names behind the numbers of parameters that have one, as far as there is room. */
-void dc__names_add(const dc_context *ctx, const char *plain, char *named, size_t cap);
+void dc__names_annotate(const dc_context *ctx, const char *plain, char *named, size_t cap);
 /* The same to this thread's last error, of a call that failed. */
-void dc__names_error(const dc_context *ctx, dc_status status);
+void dc__names_annotate_error(const dc_context *ctx, dc_status status);
 
 /* ---- graphs.c ---- */
 
@@ -263,10 +263,10 @@ dc_status dc__graph_unregister(dc_context *ctx, const char *fn, int64_t graph_id
 dc_status dc__graphs_reset(dc_context *ctx, const char *fn);
 dc_status dc__graph_find(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph);
 /* The same, and only a stage-3 graph will do. */
-dc_status dc__graph_find3(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph);
+dc_status dc__graph_find_stage3(dc_context *ctx, const char *fn, int64_t graph_id, dc__graph **graph);
 /* A parameter of a graph; stage3: only a stage-3 graph will do. */
-dc_status dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
-                   dc__param **param);
+dc_status dc__graph_find_param(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3,
+                               dc__graph **graph, dc__param **param);
 /* Forgets all graphs, busy or not. */
 void dc__graphs_free(dc_context *ctx);
 
@@ -281,19 +281,19 @@ dc_status dc__gather_dtype(const char *fn, const dc__param *param, int32_t *dtyp
 /* ---- copies.c ---- */
 
 /* The current or coming copy in a type (DC_DTYPE_NONE: the shard's); NULL: none. */
-dc__copy_of *dc__gather_copy(dc__param *param, int32_t dtype);
+dc__gathered_copy *dc__gather_copy(dc__param *param, int32_t dtype);
 /* A current or coming copy that holds the exact values of the shard, so that other types may be cast from it, without
  * communication, as from the shard itself; NULL: none. What was gathered before must not change what a gather gives. */
-dc__copy_of *dc__gather_source(dc__param *param);
-bool dc__copy_is_current(const dc__param *param, const dc__copy_of *copy);
+dc__gathered_copy *dc__gather_source(dc__param *param);
+bool dc__copy_is_current(const dc__param *param, const dc__gathered_copy *copy);
 dc_status dc__gather_wait(dc_context *ctx, const char *fn, dc__param *param);
 dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, int64_t n_users);
 dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc_buffer **buffer);
 /* Gives a parameter's copies back and ends its release cycle. */
-void dc__gather_drop(dc_context *ctx, dc__param *param);
-void dc__copy_drop(const dc_context *ctx, const dc__param *param, dc__copy_of *copy);
+void dc__gather_free(dc_context *ctx, dc__param *param);
+void dc__gathered_copy_free(const dc_context *ctx, const dc__param *param, dc__gathered_copy *copy);
 /* What must pass before the memory is used again; in order all of that comes before. */
-dc_event *dc__unless_in_order(const dc_context *ctx, dc_event *event);
+dc_event *dc__event_unless_in_order(const dc_context *ctx, dc_event *event);
 
 /* Whether somebody may read its copies: from the first wait, or release, to the last release. */
 static inline bool dc__param_in_use(const dc__param *param) {
@@ -322,15 +322,15 @@ void dc__buckets_free(dc_context *ctx);
 
 /* ---- finite.c ---- */
 
-dc_status dc__finite_start(dc_context *ctx);
-void dc__finite_end(dc_context *ctx);
+dc_status dc__grad_finite_init(dc_context *ctx);
+void dc__grad_finite_destroy(dc_context *ctx);
 /* What was seen so far is of no interest any more. */
-void dc__finite_forget(dc_context *ctx);
+void dc__grad_finite_reset(dc_context *ctx);
 /* dst = src, or dst += src, of the parameter's gradient on the caller's stream, looked at where the config says so. */
-void dc__finite_combine(dc_context *ctx, int64_t id, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
-                        int64_t count, bool add);
+void dc__grad_combine(dc_context *ctx, int64_t id, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
+                      int64_t count, bool add);
 /* What all ranks saw; id may be NULL, and is written where something was. */
-dc_status dc__finite_ask(dc_context *ctx, const char *fn, int32_t *finite, int64_t *id);
+dc_status dc__grad_finite_query(dc_context *ctx, const char *fn, int32_t *finite, int64_t *id);
 
 /* ---- offload.c ---- */
 
@@ -340,17 +340,17 @@ dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, i
 dc_status dc__wait_offload(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, dc_tensor *out);
 dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, const dc_tensor *a,
                           dc_tensor *out);
-dc_status dc__value_find(dc__graph *graph, const char *fn, int64_t id, dc__value **value);
-void dc__values_drop_device(dc_context *ctx, dc__graph *graph);
-void dc__values_free(dc_context *ctx, dc__graph *graph);
+dc_status dc__offloaded_find(dc__graph *graph, const char *fn, int64_t id, dc__offloaded **value);
+void dc__offloaded_drop_device(dc_context *ctx, dc__graph *graph);
+void dc__offloaded_free(dc_context *ctx, dc__graph *graph);
 /* Whether its device copy is there and not older than the weights. */
 bool dc__shard_is_reloaded(const dc__param *param);
 dc_status dc__reload_shard(dc_context *ctx, const dc__graph *graph, dc__param *param);
-void dc__drop_shard(dc_context *ctx, dc__param *param);
+void dc__free_device_shard(dc_context *ctx, dc__param *param);
 /* A buffer that dc_free_tensors was given: a reloaded tensor's is freed. False: it is the context's, and stays. */
 bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer);
 
-/* ---- report.c ---- */
+/* ---- stats.c ---- */
 
 void dc__stats(dc_context *ctx, dc_memory_stats *stats);
 void dc__stats_reset(dc_context *ctx);
@@ -363,7 +363,7 @@ int64_t dc__wire_elements(const dc_context *ctx, const dc__range *ranges, int64_
 
 /* Looks whether the caller's stream is captured now. Fails where a capture cannot begin, and once after one that ended
  * in the middle of a step. */
-dc_status dc__capture_follow(dc_context *ctx, const char *fn);
+dc_status dc__capture_update(dc_context *ctx, const char *fn);
 
 #include "runtime/flight_recorder.h"
 

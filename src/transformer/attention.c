@@ -6,24 +6,24 @@
 #include "transformer/attention.h"
 
 /* Tiles shrink when heads are wide, so that all of a task fits its scratch memory. */
-static int64_t clamp(int64_t x, int64_t low, int64_t high) {
+static int64_t clamp_int64(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;
 }
 int64_t dc__attention_queries(int64_t d) {
-  return clamp((1 << 17) / d / 16 * 16, 16, 256);
+  return clamp_int64((1 << 17) / d / 16 * 16, 16, 256);
 }
 int64_t dc__attention_keys(int64_t d) {
-  return clamp((1 << 16) / d / 16 * 16, 16, 512);
+  return clamp_int64((1 << 16) / d / 16 * 16, 16, 512);
 }
 
-void dc__attention_scores(const dc__head *head, const dc__tile_of *tile, float *s, void *scratch) {
+void dc__attention_scores(const dc__attention_head *head, const dc__attention_tile *tile, float *s, void *scratch) {
   dc__gemm g = {.dtype = head->dtype, .out_dtype = DC_FLOAT32, .batch = 1, .trans_b = true};
   g.alpha = 1 / sqrt((double)head->d);
   g.m = tile->queries;
   g.n = tile->keys;
   g.k = head->d;
-  g.a = dc__head_row(head, head->q, tile->first_query);
-  g.b = dc__head_row(head, head->k, tile->first_key);
+  g.a = dc__attention_head_row(head, head->q, tile->first_query);
+  g.b = dc__attention_head_row(head, head->k, tile->first_key);
   g.c = s;
   g.lda = g.ldb = head->stride;
   g.ldc = tile->keys;
@@ -39,11 +39,11 @@ void dc__attention_scores(const dc__head *head, const dc__tile_of *tile, float *
   }
 }
 
-dc__head dc__head_of(const dc__layer_job *job, const dc__attention *a, int64_t plane) {
+dc__attention_head dc__attention_head_of(const dc__layer_job *job, const dc__attention_args *a, int64_t plane) {
   const dc_layer_config *c = &job->layer->config;
   int64_t sample = plane / c->heads;
   int64_t h = plane % c->heads;
-  dc__head head = {.dtype = c->dtype, .d = c->hidden_size / c->heads, .stride = 3 * c->hidden_size};
+  dc__attention_head head = {.dtype = c->dtype, .d = c->hidden_size / c->heads, .stride = 3 * c->hidden_size};
   head.plane = (uint32_t)plane;
   head.first_token = dc__first_token(&job->size, sample);
   head.length = dc__sample_length(&job->size, sample);
@@ -56,43 +56,44 @@ dc__head dc__head_of(const dc__layer_job *job, const dc__attention *a, int64_t p
   head.all_statistics = c->heads * job->size.tokens;
   head.mask_dtype = job->mask_dtype;
   if (job->mask != NULL) {
-    head.mask = (const char *)job->mask + (size_t)(sample * job->size.longest) * dc_dtype_size(job->mask_dtype);
+    head.mask = (const char *)job->mask + (size_t)(sample * job->size.max_seqlen) * dc_dtype_size(job->mask_dtype);
   }
   return head;
 }
 
-typedef struct forward_task {
+typedef struct attention_forward_task {
   const dc__layer_job *job;
-  const dc__attention *a;
+  const dc__attention_args *a;
   int64_t blocks; /* of queries, of the longest sample */
-} forward_task;
+} attention_forward_task;
 
-/* One query's row of scores becomes probabilities up to a factor; out, sum and most are brought up to date. */
-static void soften(float *row, int64_t keys, float *out, int64_t d, float *most, float *sum) {
+/* One query's row of scores becomes probabilities up to a factor; out, sum and row_max are brought up to date. */
+static void online_softmax_row(float *row, int64_t keys, float *out, int64_t d, float *row_max, float *sum) {
   float found = dc__row_max(row, keys);
-  float next = found > *most ? found : *most;
+  float next = found > *row_max ? found : *row_max;
   if (next == -INFINITY) { /* no key so far, unless one is NaN */
     *sum += dc__row_exp(row, keys, 0);
     return;
   }
   float factor = 1;
-  if (next > *most && *sum != 0) {
-    float correction = *most;
+  if (next > *row_max && *sum != 0) {
+    float correction = *row_max;
     dc__row_exp(&correction, 1, next);
     factor = correction;
     dc__row_scale(out, d, factor);
   }
   *sum = *sum * factor + dc__row_exp(row, keys, next);
-  *most = next;
+  *row_max = next;
 }
 
-static void weigh(const dc__head *head, const dc__tile_of *tile, const void *p, float *out, void *scratch) {
+static void multiply_pv(const dc__attention_head *head, const dc__attention_tile *tile, const void *p, float *out,
+                        void *scratch) {
   dc__gemm g = {.dtype = head->dtype, .out_dtype = DC_FLOAT32, .batch = 1, .alpha = 1};
   g.m = tile->queries;
   g.n = head->d;
   g.k = tile->keys;
   g.a = p;
-  g.b = dc__head_row(head, head->v, tile->first_key);
+  g.b = dc__attention_head_row(head, head->v, tile->first_key);
   g.c = out;
   g.lda = tile->keys;
   g.ldb = head->stride;
@@ -101,36 +102,36 @@ static void weigh(const dc__head *head, const dc__tile_of *tile, const void *p, 
   dc__gemm_serial(&g, scratch);
 }
 
-static void forward_block(void *arg, int64_t index, void *scratch) {
-  const forward_task *task = arg;
-  const dc__attention *a = task->a;
-  dc__head head = dc__head_of(task->job, a, index / task->blocks);
-  int64_t most_keys = dc__attention_keys(head.d);
-  dc__tile_of tile = {.first_query = index % task->blocks * dc__attention_queries(head.d)};
-  tile.queries = clamp(head.length - tile.first_query, 0, dc__attention_queries(head.d));
+static void attention_forward_block(void *arg, int64_t index, void *scratch) {
+  const attention_forward_task *task = arg;
+  const dc__attention_args *a = task->a;
+  dc__attention_head head = dc__attention_head_of(task->job, a, index / task->blocks);
+  int64_t block_keys = dc__attention_keys(head.d);
+  dc__attention_tile tile = {.first_query = index % task->blocks * dc__attention_queries(head.d)};
+  tile.queries = clamp_int64(head.length - tile.first_query, 0, dc__attention_queries(head.d));
   if (tile.queries == 0) {
     return;
   }
-  dc__attention_scratch at = dc__attention_cut(scratch, head.d);
-  float most[256];
+  dc__attention_scratch at = dc__attention_scratch_layout(scratch, head.d);
+  float row_max[256];
   float sum[256];
   for (int64_t i = 0; i < tile.queries; i++) {
-    most[i] = -INFINITY;
+    row_max[i] = -INFINITY;
     sum[i] = 0;
   }
   memset(at.out[0], 0, (size_t)(tile.queries * head.d) * sizeof(float));
-  for (tile.first_key = 0; tile.first_key < head.length; tile.first_key += most_keys) {
-    tile.keys = clamp(head.length - tile.first_key, 0, most_keys);
+  for (tile.first_key = 0; tile.first_key < head.length; tile.first_key += block_keys) {
+    tile.keys = clamp_int64(head.length - tile.first_key, 0, block_keys);
     dc__attention_scores(&head, &tile, at.s, at.gemm);
     for (int64_t i = 0; i < tile.queries; i++) {
       float *row = at.s + i * tile.keys;
-      soften(row, tile.keys, at.out[0] + i * head.d, head.d, &most[i], &sum[i]);
+      online_softmax_row(row, tile.keys, at.out[0] + i * head.d, head.d, &row_max[i], &sum[i]);
       if (a->dropout.threshold != 0) {
         dc__dropout_row(at.m, tile.keys, tile.first_key, (uint32_t)(tile.first_query + i), head.plane, &a->dropout);
         dc__row_multiply(row, at.m, tile.keys);
       }
     }
-    weigh(&head, &tile, dc__narrow(&head, at.p, at.s, tile.queries * tile.keys), at.out[0], at.gemm);
+    multiply_pv(&head, &tile, dc__attention_cast_tile(&head, at.p, at.s, tile.queries * tile.keys), at.out[0], at.gemm);
   }
   int64_t hidden = task->job->layer->config.hidden_size;
   for (int64_t i = 0; i < tile.queries; i++) {
@@ -139,8 +140,8 @@ static void forward_block(void *arg, int64_t index, void *scratch) {
     if (sum[i] != 0) { /* NaN is divided by, too */
       dc__row_scale(row, head.d, 1 / sum[i]);
     }
-    if (a->softmax != NULL) { /* not most + log(sum), which loses the sum where scores are large */
-      a->softmax[head.statistics + query] = sum[i] != 0 ? most[i] : INFINITY;
+    if (a->softmax != NULL) { /* not row_max + log(sum), which loses the sum where scores are large */
+      a->softmax[head.statistics + query] = sum[i] != 0 ? row_max[i] : INFINITY;
       a->softmax[head.all_statistics + head.statistics + query] = sum[i] != 0 ? 1 / sum[i] : 0;
     }
     dc__cast((char *)a->c + (size_t)(head.out + query * hidden) * dc_dtype_size(head.dtype), head.dtype, row,
@@ -148,17 +149,18 @@ static void forward_block(void *arg, int64_t index, void *scratch) {
   }
 }
 
-void dc__attention_forward(const dc__layer_job *job, const dc__attention *attention) {
+void dc__attention_forward(const dc__layer_job *job, const dc__attention_args *attention) {
   const dc_layer_config *c = &job->layer->config;
   int64_t queries = dc__attention_queries(c->hidden_size / c->heads);
-  forward_task task = {job, attention, (job->size.longest + queries - 1) / queries};
-  int64_t cost = queries * job->size.longest * (2 + c->hidden_size / c->heads / 4);
-  dc__parallel_sized(job->layer->pool, job->size.batch * c->heads * task.blocks, cost, forward_block, &task);
+  attention_forward_task task = {job, attention, (job->size.max_seqlen + queries - 1) / queries};
+  int64_t cost = queries * job->size.max_seqlen * (2 + c->hidden_size / c->heads / 4);
+  dc__parallel_for_cost(job->layer->pool, job->size.batch * c->heads * task.blocks, cost, attention_forward_block,
+                        &task);
 }
 
 /* ---- what both directions use ---- */
 
-dc__attention_scratch dc__attention_cut(void *scratch, int64_t d) {
+dc__attention_scratch dc__attention_scratch_layout(void *scratch, int64_t d) {
   size_t tile = (size_t)(dc__attention_queries(d) * dc__attention_keys(d));
   size_t wide =
       (size_t)(dc__attention_queries(d) > dc__attention_keys(d) ? dc__attention_queries(d) : dc__attention_keys(d)) *
@@ -177,7 +179,7 @@ dc__attention_scratch dc__attention_cut(void *scratch, int64_t d) {
   return at;
 }
 
-const void *dc__narrow(const dc__head *head, void *narrow, const float *wide, int64_t count) {
+const void *dc__attention_cast_tile(const dc__attention_head *head, void *narrow, const float *wide, int64_t count) {
   if (head->dtype == DC_FLOAT32) {
     return wide;
   }

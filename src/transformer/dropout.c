@@ -1,6 +1,6 @@
 /* Dropout's keys and masks. The key of a site comes from Philox itself: key = the layer's seed, counter = (offset,
  * layer_id, site); of the result two words are the key for the site's elements. */
-#include "transformer/inside.h"
+#include "transformer/transformer_internal.h"
 
 dc__dropout dc__layer_dropout(const dc_layer *layer, int64_t offset, int32_t site, bool on) {
   const dc_layer_config *c = &layer->config;
@@ -16,22 +16,21 @@ dc__dropout dc__layer_dropout(const dc_layer *layer, int64_t offset, int32_t sit
   return (dc__dropout){{words[0], words[1]}, threshold, 65536.0f / (float)(65536 - threshold)};
 }
 
-typedef struct export {
+typedef struct export_task {
   const dc_layer *layer;
   const dc__layer_size *size;
   dc__dropout dropout;
   int32_t site;
   uint8_t *mask;
-}
-export;
+} export_task;
 
 /* Row `index` of the mask: of all queries of all heads, or of all tokens. */
 static void export_row(void *arg, int64_t index, void *scratch) {
-  const export *e = arg;
+  const export_task *e = arg;
   bool attention = e->site == DC_DROPOUT_ATTENTION;
-  int64_t width = attention ? e->size->longest : e->layer->config.hidden_size;
-  uint32_t row = (uint32_t)(index % e->size->longest);
-  uint32_t plane = (uint32_t)(index / e->size->longest);
+  int64_t width = attention ? e->size->max_seqlen : e->layer->config.hidden_size;
+  uint32_t row = (uint32_t)(index % e->size->max_seqlen);
+  uint32_t plane = (uint32_t)(index / e->size->max_seqlen);
   float *m = scratch;
   enum { PIECE = 1 << 16 };
   for (int64_t at = 0; at < width; at += PIECE) {
@@ -45,7 +44,7 @@ static void export_row(void *arg, int64_t index, void *scratch) {
 
 void dc__layer_export_mask(const dc_layer *layer, const dc__layer_size *size, int64_t offset, int32_t site,
                            uint8_t *mask) {
-  export e = {layer, size, dc__layer_dropout(layer, offset, site, true), site, mask};
+  export_task e = {layer, size, dc__layer_dropout(layer, offset, site, true), site, mask};
   int64_t planes = site == DC_DROPOUT_ATTENTION ? layer->config.heads : 1;
-  dc__parallel(layer->pool, size->batch * planes * size->longest, export_row, &e);
+  dc__parallel_for(layer->pool, size->batch * planes * size->max_seqlen, export_row, &e);
 }

@@ -1,33 +1,33 @@
 /* The layer's forward pass: for training, where the parts that the backward needs lie in the reserve, and for
  * inference, where a few buffers serve in turn. Both run the same kernels, so without dropout they give the same
  * bits. */
-#include "transformer/inside.h"
+#include "transformer/transformer_internal.h"
 
 /* Where a pass puts its tensors; see the drawings at the head of transformer.h and in docs/transformer.md. */
-typedef struct places {
+typedef struct layer_tensors {
   void *y0, *qkv, *c, *u, *z, *y1, *h, *f, *t;
   float *softmax, *stats[2];
-} places;
+} layer_tensors;
 
-static void normalize_input(const dc__layer_job *job, const places *p) {
-  dc__residual r = {.u = job->input, .y = p->y0, .stats = p->stats[0]};
+static void forward_input_norm(const dc__layer_job *job, const layer_tensors *p) {
+  dc__residual_args r = {.u = job->input, .y = p->y0, .stats = p->stats[0]};
   r.gamma = job->weight[DC_LAYER_NORM_W];
   r.beta = job->weight[DC_LAYER_NORM_B];
   job->layer->work->residual_forward(job, &r);
 }
 
-static void attend(const dc__layer_job *job, const places *p) {
+static void forward_attention(const dc__layer_job *job, const layer_tensors *p) {
   const dc_layer_config *c = &job->layer->config;
   int64_t h = c->hidden_size;
   const void *x = c->pre_layer_norm ? p->y0 : job->input;
-  dc__linear_forward(job, &(dc__linear){x, job->weight[DC_LAYER_ATTN_QKVW], job->weight[DC_LAYER_ATTN_QKVB], p->qkv,
-                                        NULL, h, 3 * h, DC__EPILOGUE_BIAS});
-  dc__attention attention = {.qkv = p->qkv, .c = p->c, .softmax = p->softmax};
+  dc__linear_forward(job, &(dc__linear_args){x, job->weight[DC_LAYER_ATTN_QKVW], job->weight[DC_LAYER_ATTN_QKVB],
+                                             p->qkv, NULL, h, 3 * h, DC__EPILOGUE_BIAS});
+  dc__attention_args attention = {.qkv = p->qkv, .c = p->c, .softmax = p->softmax};
   attention.dropout = dc__layer_dropout(job->layer, job->offset, DC_DROPOUT_ATTENTION, job->dropout);
   job->layer->work->attention_forward(job, &attention);
-  dc__linear_forward(job,
-                     &(dc__linear){p->c, job->weight[DC_LAYER_ATTN_OW], NULL, p->u, NULL, h, h, DC__EPILOGUE_NONE});
-  dc__residual r = {.u = p->u, .residual = job->input, .out = p->z, .y = p->y1, .stats = p->stats[1]};
+  dc__linear_forward(
+      job, &(dc__linear_args){p->c, job->weight[DC_LAYER_ATTN_OW], NULL, p->u, NULL, h, h, DC__EPILOGUE_NONE});
+  dc__residual_args r = {.u = p->u, .residual = job->input, .out = p->z, .y = p->y1, .stats = p->stats[1]};
   r.bias = job->weight[DC_LAYER_ATTN_OB];
   r.gamma = job->weight[DC_LAYER_ATTN_NW];
   r.beta = job->weight[DC_LAYER_ATTN_NB];
@@ -35,15 +35,15 @@ static void attend(const dc__layer_job *job, const places *p) {
   job->layer->work->residual_forward(job, &r);
 }
 
-static void feed(const dc__layer_job *job, const places *p) {
+static void forward_ffn(const dc__layer_job *job, const layer_tensors *p) {
   const dc_layer_config *c = &job->layer->config;
   int64_t h = c->hidden_size;
   int64_t i = c->intermediate_size;
-  dc__linear_forward(job, &(dc__linear){p->y1, job->weight[DC_LAYER_INTER_W], job->weight[DC_LAYER_INTER_B], p->f, p->h,
-                                        h, i, DC__EPILOGUE_GELU});
-  dc__linear_forward(job,
-                     &(dc__linear){p->f, job->weight[DC_LAYER_OUTPUT_W], NULL, p->u, NULL, i, h, DC__EPILOGUE_NONE});
-  dc__residual r = {.u = p->u, .bias = job->weight[DC_LAYER_OUTPUT_B]};
+  dc__linear_forward(job, &(dc__linear_args){p->y1, job->weight[DC_LAYER_INTER_W], job->weight[DC_LAYER_INTER_B], p->f,
+                                             p->h, h, i, DC__EPILOGUE_GELU});
+  dc__linear_forward(
+      job, &(dc__linear_args){p->f, job->weight[DC_LAYER_OUTPUT_W], NULL, p->u, NULL, i, h, DC__EPILOGUE_NONE});
+  dc__residual_args r = {.u = p->u, .bias = job->weight[DC_LAYER_OUTPUT_B]};
   r.dropout = dc__layer_dropout(job->layer, job->offset, DC_DROPOUT_OUTPUT, job->dropout);
   if (c->pre_layer_norm) {
     r.residual = p->z;
@@ -59,12 +59,12 @@ static void feed(const dc__layer_job *job, const places *p) {
   job->layer->work->residual_forward(job, &r);
 }
 
-static void run(const dc__layer_job *job, const places *p) {
+static void forward_run(const dc__layer_job *job, const layer_tensors *p) {
   if (job->layer->config.pre_layer_norm) {
-    normalize_input(job, p);
+    forward_input_norm(job, p);
   }
-  attend(job, p);
-  feed(job, p);
+  forward_attention(job, p);
+  forward_ffn(job, p);
 }
 
 static void *at(char *base, int64_t offset, char *other_base, int64_t other) {
@@ -72,11 +72,11 @@ static void *at(char *base, int64_t offset, char *other_base, int64_t other) {
 }
 
 void dc__layer_forward(const dc__layer_job *job) {
-  dc__reserve r = dc__layer_reserve(job->layer, &job->size);
-  const dc__workspace w = job->at;
+  dc__layer_reserve_space r = dc__layer_reserve(job->layer, &job->size);
+  const dc__layer_workspace w = job->at;
   char *in = job->reserve;
   char *ws = job->workspace;
-  places p = {
+  layer_tensors p = {
       .y0 = at(in, r.y0, ws, w.b),
       .qkv = in + r.qkv,
       .c = in + r.c,
@@ -89,18 +89,18 @@ void dc__layer_forward(const dc__layer_job *job) {
       .softmax = (float *)(void *)(in + r.softmax),
       .stats = {(float *)(void *)(in + r.stats[0]), (float *)(void *)(in + r.stats[1])},
   };
-  run(job, &p);
+  forward_run(job, &p);
 }
 
 void dc__layer_inference(const dc__layer_job *job) {
-  const dc__workspace w = job->at;
+  const dc__layer_workspace w = job->at;
   char *ws = job->workspace;
-  places p = {.y0 = ws + w.a,
-              .qkv = ws + w.wide,
-              .c = ws + w.b,
-              .u = ws + w.a,
-              .z = ws + w.c,
-              .y1 = ws + w.b,
-              .f = ws + w.wide};
-  run(job, &p);
+  layer_tensors p = {.y0 = ws + w.a,
+                     .qkv = ws + w.wide,
+                     .c = ws + w.b,
+                     .u = ws + w.a,
+                     .z = ws + w.c,
+                     .y1 = ws + w.b,
+                     .f = ws + w.wide};
+  forward_run(job, &p);
 }

@@ -1,15 +1,15 @@
 /* The layer's matrix products. */
-#include "transformer/inside.h"
+#include "transformer/transformer_internal.h"
 
-static dc__gemm product(const dc__layer_job *job) {
+static dc__gemm linear_gemm(const dc__layer_job *job) {
   int32_t dtype = job->layer->config.dtype;
   dc__gemm g = {.dtype = dtype, .out_dtype = dtype, .batch = 1, .alpha = 1};
   g.gelu = job->layer->config.gelu == DC_GELU_ERF ? DC__GELU_ERF : DC__GELU_TANH;
   return g;
 }
 
-void dc__linear_forward(const dc__layer_job *job, const dc__linear *linear) {
-  dc__gemm g = product(job);
+void dc__linear_forward(const dc__layer_job *job, const dc__linear_args *linear) {
+  dc__gemm g = linear_gemm(job);
   g.trans_b = true;
   g.m = job->size.tokens;
   g.n = linear->out;
@@ -25,9 +25,9 @@ void dc__linear_forward(const dc__layer_job *job, const dc__linear *linear) {
   job->layer->work->gemm(job, &g);
 }
 
-void dc__linear_back_input(const dc__layer_job *job, const void *dy, const void *w, void *dx, int64_t in, int64_t out,
-                           bool add, const void *aux) {
-  dc__gemm g = product(job);
+void dc__linear_backward_input(const dc__layer_job *job, const void *dy, const void *w, void *dx, int64_t in,
+                               int64_t out, bool add, const void *aux) {
+  dc__gemm g = linear_gemm(job);
   g.m = job->size.tokens;
   g.n = in;
   g.k = out;
@@ -42,13 +42,13 @@ void dc__linear_back_input(const dc__layer_job *job, const void *dy, const void 
   job->layer->work->gemm(job, &g);
 }
 
-void dc__linear_back_weight(const dc__layer_job *job, const void *dy, const void *x, int32_t w, int32_t bias) {
+void dc__linear_backward_weight(const dc__layer_job *job, const void *dy, const void *x, int32_t w, int32_t bias) {
   int64_t out;
   int64_t in;
   bool summed = false;
   dc__layer_weight_numel(job->layer, w, &out, &in);
   if (job->grad_weight[w] != NULL) {
-    dc__gemm g = product(job);
+    dc__gemm g = linear_gemm(job);
     g.out_dtype = job->layer->config.grad_dtype;
     g.trans_a = true;
     g.m = out;

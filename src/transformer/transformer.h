@@ -1,5 +1,5 @@
-/* The transformer layer: the mathematics once, over the kernels. api/layer.c checks what callers pass; here arguments
- * are right.
+/* The transformer layer: the mathematics once, over the kernels. api/layer/layer.c checks what callers pass; here
+ * arguments are right.
  *
  * Symbols: B samples of at most S tokens, N tokens in all, H hidden and I intermediate features, A heads of d = H / A.
  * Every product, sum over tokens and dropout draw has an order that no number of threads changes. */
@@ -14,14 +14,14 @@
 
 enum {
   DC__LAYER_ALIGN = 64,
-  DC__LAYER_MOST_HIDDEN = 131072, /* rows of float32 lie in a thread's scratch memory, several at a time */
-  DC__LAYER_MOST_HEAD = 8192      /* a tile of the attention, too */
+  DC__LAYER_MAX_HIDDEN = 131072, /* rows of float32 lie in a thread's scratch memory, several at a time */
+  DC__LAYER_MAX_HEAD = 8192      /* a tile of the attention, too */
 };
 
 struct dc_layer {
   atomic_int refs; /* the handle's and each queued call's */
   dc_device *device;
-  dc__pool *pool;
+  dc__threadpool *pool;
   const struct dc__layer_work *work; /* of the device */
   dc_layer_config config;            /* defaults filled in; flags that may be -1 are 0 or 1 */
 };
@@ -29,13 +29,13 @@ struct dc_layer {
 /* A call's sizes. */
 typedef struct dc__layer_size {
   int64_t batch;
-  int64_t longest;           /* S */
+  int64_t max_seqlen;        /* S */
   int64_t tokens;            /* N */
   const int32_t *cu_seqlens; /* NULL: dense */
 } dc__layer_size;
 
 /* Byte offsets in one of the three workspaces; -1: not there. Each part begins at a multiple of DC__LAYER_ALIGN. */
-typedef struct dc__workspace {
+typedef struct dc__layer_workspace {
   int64_t wide;  /* backward: f, then dh, then dqkv; inference: qkv, then f */
   int64_t a;     /* [N, H] forward: products before their residual sum; backward: dw, then dc */
   int64_t b;     /* [N, H] backward: dt or dy1, then dy0; inference: c, then y1 */
@@ -43,12 +43,12 @@ typedef struct dc__workspace {
   int64_t d;     /* [N, H] backward: du, and activations that are computed again */
   int64_t delta; /* [A, N] float32: backward of the attention */
   int64_t dq;    /* [N, H] float32: the gradient of q, where it is summed over key blocks and has 16 bits */
-  /* Where the host cannot touch the memory (there.c): */
+  /* Where the host cannot touch the memory (layer_cuda.c): */
   int64_t product; /* of a matrix product */
   int64_t offsets; /* packed: [B + 1] int32, cu_seqlens */
   int64_t sums;    /* backward: [2, chunks of tokens, the widest] float32, of a gradient's column */
   int64_t bytes;
-} dc__workspace;
+} dc__layer_workspace;
 /* One call, as it is queued. Pointers are to elements of the layer's dtype unless said. */
 typedef struct dc__layer_job {
   dc_layer *layer;
@@ -59,7 +59,7 @@ typedef struct dc__layer_job {
   int64_t offset;
   bool dropout;
   dc_stream *stream; /* of a device whose memory the host cannot touch; else NULL: the calling thread */
-  dc__workspace at;
+  dc__layer_workspace at;
   char *workspace;
   char *reserve;
   const void *weight[DC_LAYER_WEIGHTS];
@@ -77,12 +77,12 @@ dc_layer *dc__layer_retain(dc_layer *layer);
 void dc__layer_release(dc_layer *layer);
 int64_t dc__layer_weight_numel(const dc_layer *layer, int32_t index, int64_t *rows, int64_t *columns);
 /* weights: of dtype, one for each index. */
-void dc__layer_initial(const dc_layer *layer, int32_t index, void *weight, int32_t dtype);
+void dc__layer_init_weight(const dc_layer *layer, int32_t index, void *weight, int32_t dtype);
 
-/* ---- sizes.c: where everything lies, and what it costs ---- */
+/* ---- layout.c: where everything lies, and what it costs ---- */
 
 /* Byte offsets of what a forward keeps; -1: not kept. Each part begins at a multiple of DC__LAYER_ALIGN. */
-typedef struct dc__reserve {
+typedef struct dc__layer_reserve_space {
   int64_t y0;       /* [N, H] Pre-LN: the normalised input */
   int64_t qkv;      /* [N, 3H] with bias */
   int64_t c;        /* [N, H] the attention's output */
@@ -94,21 +94,21 @@ typedef struct dc__reserve {
   int64_t softmax;  /* [2, A, N] float32: each row's maximum, then 1 / its sum */
   int64_t stats[2]; /* [2, N] float32, mean and 1 / sqrt(variance + eps): 0 norm, 1 attn_n */
   int64_t bytes;
-} dc__reserve;
-dc__reserve dc__layer_reserve(const dc_layer *layer, const dc__layer_size *size);
+} dc__layer_reserve_space;
+dc__layer_reserve_space dc__layer_reserve(const dc_layer *layer, const dc__layer_size *size);
 
 /* Of the three workspaces. */
-dc__workspace dc__layer_forward_workspace(const dc_layer *layer, const dc__layer_size *size);
-dc__workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__layer_size *size);
-dc__workspace dc__layer_inference_workspace(const dc_layer *layer, const dc__layer_size *size);
+dc__layer_workspace dc__layer_forward_workspace(const dc_layer *layer, const dc__layer_size *size);
+dc__layer_workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__layer_size *size);
+dc__layer_workspace dc__layer_inference_workspace(const dc_layer *layer, const dc__layer_size *size);
 /* Whether places, bytes and products of a call stay far below 2^63, and planes of dropout below 2^32. */
-bool dc__layer_countable(const dc_layer *layer, const dc__layer_size *size);
+bool dc__layer_fits_int64(const dc_layer *layer, const dc__layer_size *size);
 void dc__layer_cost(const dc_layer *layer, const dc__layer_size *size, dc_layer_cost *cost);
 
 /* Whether the layer's memory is one that the host cannot touch. */
-bool dc__layer_is_there(const dc_layer *layer);
-/* there.c: DC_E_UNSUPPORTED where the device has no kernels for the layer. */
-dc_status dc__layer_check_there(const char *fn, dc_device *device);
+bool dc__layer_is_cuda(const dc_layer *layer);
+/* layer_cuda.c: DC_E_UNSUPPORTED where the device has no kernels for the layer. */
+dc_status dc__layer_check_cuda(const char *fn, dc_device *device);
 
 /* ---- forward.c, backward.c: run a job on the calling thread and the pool, or queue it on the job's stream ---- */
 
@@ -116,13 +116,14 @@ void dc__layer_forward(const dc__layer_job *job);
 void dc__layer_inference(const dc__layer_job *job);
 void dc__layer_backward(const dc__layer_job *job);
 
-/* ---- start.c ---- */
+/* ---- submit.c ---- */
 
 /* Runs the job on the stream; NULL: now. */
-dc_status dc__layer_start(const char *fn, dc__layer_job *job, dc_stream *stream, void (*run)(const dc__layer_job *job));
+dc_status dc__layer_submit(const char *fn, dc__layer_job *job, dc_stream *stream,
+                           void (*run)(const dc__layer_job *job));
 /* Where the host makes what is to lie at *data, and at the end of it. */
-dc_status dc__layer_take_host(const dc_layer *layer, size_t bytes, void **data);
-dc_status dc__layer_give_host(const dc_layer *layer, size_t bytes, void *data, void *host);
+dc_status dc__layer_host_buffer_alloc(const dc_layer *layer, size_t bytes, void **data);
+dc_status dc__layer_host_buffer_flush(const dc_layer *layer, size_t bytes, void *data, void *host);
 
 /* ---- dropout.c ---- */
 

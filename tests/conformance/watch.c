@@ -85,7 +85,7 @@ dc_status echo_comm(echo *e, dc_comm **comm) {
 }
 
 bool echo_has_no_card(const rank *r) {
-  return r->device->place != 0;
+  return r->device->memory_space != 0;
 }
 
 #endif

@@ -154,10 +154,10 @@ static bool shapes_fit(const struct dc__lt_desc_st *desc, const struct dc__lt_la
 /* The library has the derivative of GELU for types of 16 bits, in rows of 16 bytes, and sums of such types. */
 static bool has_epilogue(const struct dc__lt_desc_st *desc, const struct dc__lt_layout_st *b,
                          const struct dc__lt_layout_st *d, uint32_t alignment) {
-  if (desc->epilogue == DC__LT_EPILOGUE_SUMS) {
+  if (desc->epilogue == DC__LT_EPILOGUE_BGRADB) {
     return dc_dtype_size(dtype_of(b->type)) == 2;
   }
-  if (desc->epilogue == DC__LT_EPILOGUE_GELU_BACK) {
+  if (desc->epilogue == DC__LT_EPILOGUE_DGELU) {
     return dc_dtype_size(dtype_of(d->type)) == 2 && desc->aux_ld % 8 == 0 && alignment >= 16;
   }
   return desc->epilogue == DC__LT_EPILOGUE_NONE || d->type != DC__LT_R_64F;
@@ -278,10 +278,10 @@ int cublasLtMatmul(dc__lt_handle handle, dc__lt_desc desc, const void *alpha, co
   if (desc->epilogue == DC__LT_EPILOGUE_BIAS) {
     g->epilogue = DC__EPILOGUE_BIAS;
     g->bias = desc->bias;
-  } else if (desc->epilogue == DC__LT_EPILOGUE_GELU_BACK) {
+  } else if (desc->epilogue == DC__LT_EPILOGUE_DGELU) {
     g->epilogue = DC__EPILOGUE_GELU_BACK;
     g->aux = (void *)(uintptr_t)desc->aux; /* only read by this epilogue */
-  } else if (desc->epilogue == DC__LT_EPILOGUE_SUMS) {
+  } else if (desc->epilogue == DC__LT_EPILOGUE_BGRADB) {
     t.sums = (void *)(uintptr_t)desc->bias;
   }
   push(stream, run_product, &t, sizeof t);

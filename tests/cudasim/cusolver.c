@@ -8,11 +8,11 @@
 
 #include "device/cuda/cusolver.h"
 #include "inside.h"
-#include "linalg/spectral.h"
+#include "linalg/eigh/eigh.h"
 
 #define X(name, arguments) CUDASIM_API int name arguments;
-DC__SOLVER_FUNCTIONS(X)
-DC__SOLVER_BATCH_FUNCTIONS(X)
+DC__CUSOLVER_FUNCTIONS(X)
+DC__CUSOLVER_BATCH_FUNCTIONS(X)
 #undef X
 
 enum { INVALID = 3, VERSION = 12004 };
@@ -33,27 +33,27 @@ int cusolverGetVersion(int *version) {
   return 0;
 }
 
-int cusolverDnCreate(dc__solver_handle *handle) {
+int cusolverDnCreate(dc__cusolver_handle *handle) {
   ENTER(true);
   return make_object((void **)handle, NULL, sizeof **handle);
 }
 
-int cusolverDnDestroy(dc__solver_handle handle) {
+int cusolverDnDestroy(dc__cusolver_handle handle) {
   return end_object(handle, enter(__func__, true));
 }
 
-int cusolverDnSetStream(dc__solver_handle handle, dc__cu_stream stream) {
+int cusolverDnSetStream(dc__cusolver_handle handle, dc__cu_stream stream) {
   ENTER(true);
   handle->stream = stream;
   return stream == NULL ? INVALID : 0;
 }
 
-int cusolverDnCreateParams(dc__solver_params *params) {
+int cusolverDnCreateParams(dc__cusolver_params *params) {
   ENTER(false);
   return make_object((void **)params, NULL, sizeof **params);
 }
 
-int cusolverDnDestroyParams(dc__solver_params params) {
+int cusolverDnDestroyParams(dc__cusolver_params params) {
   return end_object(params, enter(__func__, false));
 }
 
@@ -75,12 +75,12 @@ static void room(const work *w, size_t *device_bytes, size_t *host_bytes) {
   *host_bytes = w->count > 1 ? 0 : (size_t)w->n * 16 + 100;
 }
 
-static bool valid(dc__solver_handle handle, dc__solver_params params, const work *w, int a_type, int w_type,
+static bool valid(dc__cusolver_handle handle, dc__cusolver_params params, const work *w, int a_type, int w_type,
                   int compute_type) {
   return handle != NULL && params != NULL && w->n >= 0 && w->lda >= (w->n > 1 ? w->n : 1) && w->count >= 1 &&
-         (w->vectors == DC__SOLVER_VECTORS || w->vectors == DC__SOLVER_VALUES) &&
-         (w->triangle == DC__SOLVER_LOWER || w->triangle == 1) && a_type == w_type && a_type == compute_type &&
-         (a_type == DC__SOLVER_R_32F || a_type == DC__SOLVER_R_64F) &&
+         (w->vectors == DC__CUSOLVER_VECTORS || w->vectors == DC__CUSOLVER_VALUES) &&
+         (w->triangle == DC__CUSOLVER_LOWER || w->triangle == 1) && a_type == w_type && a_type == compute_type &&
+         (a_type == DC__CUSOLVER_R_32F || a_type == DC__CUSOLVER_R_64F) &&
          (w->count == 1 || w->n * w->n * w->count <= INT32_MAX / 8);
 }
 
@@ -104,11 +104,11 @@ static int solve(const work *w, void *a, void *values) {
   for (int64_t j = 0; j < n; j++) {
     for (int64_t i = j; i < n; i++) {
       full[i * n + j] = full[j * n + i] =
-          read(a, w->wide, w->triangle == DC__SOLVER_LOWER ? j * w->lda + i : i * w->lda + j);
+          read(a, w->wide, w->triangle == DC__CUSOLVER_LOWER ? j * w->lda + i : i * w->lda + j);
     }
   }
   int info = enter("cusolver: convergence", false);
-  info = info != 0 || dc__eigen_plain(n, full, found, found + n) ? info : 1;
+  info = info != 0 || dc__eigh_reference(n, full, found, found + n) ? info : 1;
   for (int64_t j = 0; j < n; j++) {
     write(values, w->wide, j, info == 0 ? found[j] : NAN);
     for (int64_t i = 0; i < n; i++) { /* a vector a column */
@@ -147,7 +147,7 @@ static void run_work(void *args) {
   }
 }
 
-static int begin(dc__solver_handle handle, dc__solver_params params, const work *w, int a_type, int w_type,
+static int begin(dc__cusolver_handle handle, dc__cusolver_params params, const work *w, int a_type, int w_type,
                  int compute_type) {
   size_t device_bytes, host_bytes;
   room(w, &device_bytes, &host_bytes);
@@ -160,19 +160,19 @@ static int begin(dc__solver_handle handle, dc__solver_params params, const work 
   return 0;
 }
 
-static int size_up(dc__solver_handle handle, dc__solver_params params, const work *w, int a_type, int w_type,
+static int size_up(dc__cusolver_handle handle, dc__cusolver_params params, const work *w, int a_type, int w_type,
                    int compute_type, size_t *device_bytes, size_t *host_bytes) {
   room(w, device_bytes, host_bytes);
   return valid(handle, params, w, a_type, w_type, compute_type) ? 0 : INVALID;
 }
 
-#define WORK(number)                                                                               \
-  {                                                                                                \
-    .n = n, .lda = lda, .count = (number), .wide = a_type == DC__SOLVER_R_64F, .vectors = vectors, \
-    .triangle = triangle                                                                           \
+#define WORK(number)                                                                                 \
+  {                                                                                                  \
+    .n = n, .lda = lda, .count = (number), .wide = a_type == DC__CUSOLVER_R_64F, .vectors = vectors, \
+    .triangle = triangle                                                                             \
   }
 
-int cusolverDnXsyevd_bufferSize(dc__solver_handle handle, dc__solver_params params, int vectors, int triangle,
+int cusolverDnXsyevd_bufferSize(dc__cusolver_handle handle, dc__cusolver_params params, int vectors, int triangle,
                                 int64_t n, int a_type, const void *a, int64_t lda, int w_type, const void *w,
                                 int compute_type, size_t *device_bytes, size_t *host_bytes) {
   ENTER(true);
@@ -181,7 +181,7 @@ int cusolverDnXsyevd_bufferSize(dc__solver_handle handle, dc__solver_params para
   return size_up(handle, params, &all, a_type, w_type, compute_type, device_bytes, host_bytes);
 }
 
-int cusolverDnXsyevBatched_bufferSize(dc__solver_handle handle, dc__solver_params params, int vectors, int triangle,
+int cusolverDnXsyevBatched_bufferSize(dc__cusolver_handle handle, dc__cusolver_params params, int vectors, int triangle,
                                       int64_t n, int a_type, const void *a, int64_t lda, int w_type, const void *w,
                                       int compute_type, size_t *device_bytes, size_t *host_bytes, int64_t count) {
   ENTER(true);
@@ -190,14 +190,14 @@ int cusolverDnXsyevBatched_bufferSize(dc__solver_handle handle, dc__solver_param
   return size_up(handle, params, &all, a_type, w_type, compute_type, device_bytes, host_bytes);
 }
 
-int cusolverDnXsyevd(dc__solver_handle handle, dc__solver_params params, int vectors, int triangle, int64_t n,
+int cusolverDnXsyevd(dc__cusolver_handle handle, dc__cusolver_params params, int vectors, int triangle, int64_t n,
                      int a_type, void *a, int64_t lda, int w_type, void *w, int compute_type, void *device,
                      size_t device_bytes, void *host, size_t host_bytes, int *info) {
   return cusolverDnXsyevBatched(handle, params, vectors, triangle, n, a_type, a, lda, w_type, w, compute_type, device,
                                 device_bytes, host, host_bytes, info, 1);
 }
 
-int cusolverDnXsyevBatched(dc__solver_handle handle, dc__solver_params params, int vectors, int triangle, int64_t n,
+int cusolverDnXsyevBatched(dc__cusolver_handle handle, dc__cusolver_params params, int vectors, int triangle, int64_t n,
                            int a_type, void *a, int64_t lda, int w_type, void *w, int compute_type, void *device,
                            size_t device_bytes, void *host, size_t host_bytes, int *info, int64_t count) {
   const int error = enter(count > 1 ? __func__ : "cusolverDnXsyevd", true);
@@ -310,7 +310,7 @@ static void run_multiply_out(void *args) {
   run_factoring(args, multiply_out);
 }
 
-static int begin_factoring(dc__solver_handle handle, void (*run)(void *args), const factoring *w, int size) {
+static int begin_factoring(dc__cusolver_handle handle, void (*run)(void *args), const factoring *w, int size) {
   if (handle == NULL || handle->stream == NULL || w->m < w->n || w->n < 0 || w->lda < (w->m > 1 ? w->m : 1) ||
       w->a == NULL || w->tau == NULL || w->room == NULL || w->info == NULL || size < most_room((int)w->m, (int)w->n)) {
     return INVALID;
@@ -319,14 +319,14 @@ static int begin_factoring(dc__solver_handle handle, void (*run)(void *args), co
   return 0;
 }
 
-int cusolverDnSgeqrf_bufferSize(dc__solver_handle handle, int m, int n, float *a, int lda, int *size) {
+int cusolverDnSgeqrf_bufferSize(dc__cusolver_handle handle, int m, int n, float *a, int lda, int *size) {
   ENTER(true);
   (void)a;
   *size = most_room(m, n) / 2 + 1;
   return handle == NULL || n < 0 || m < n || lda < m ? INVALID : 0;
 }
 
-int cusolverDnSorgqr_bufferSize(dc__solver_handle handle, int m, int n, int k, const float *a, int lda,
+int cusolverDnSorgqr_bufferSize(dc__cusolver_handle handle, int m, int n, int k, const float *a, int lda,
                                 const float *tau, int *size) {
   ENTER(true);
   (void)a, (void)tau;
@@ -334,14 +334,14 @@ int cusolverDnSorgqr_bufferSize(dc__solver_handle handle, int m, int n, int k, c
   return handle == NULL || k < 0 || n < k || m < n || lda < m ? INVALID : 0;
 }
 
-int cusolverDnSgeqrf(dc__solver_handle handle, int m, int n, float *a, int lda, float *tau, float *room, int size,
+int cusolverDnSgeqrf(dc__cusolver_handle handle, int m, int n, float *a, int lda, float *tau, float *room, int size,
                      int *info) {
   ENTER(true);
   const factoring w = {m, n, lda, a, tau, room, (size_t)size * sizeof *room, info};
   return begin_factoring(handle, run_factor, &w, 2 * size);
 }
 
-int cusolverDnSorgqr(dc__solver_handle handle, int m, int n, int k, float *a, int lda, const float *tau, float *room,
+int cusolverDnSorgqr(dc__cusolver_handle handle, int m, int n, int k, float *a, int lda, const float *tau, float *room,
                      int size, int *info) {
   ENTER(true);
   const factoring w = {m, n, lda, a, (float *)(uintptr_t)tau, room, (size_t)size * sizeof *room, info};

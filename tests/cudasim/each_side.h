@@ -4,8 +4,8 @@
 #define TESTS_EACH_SIDE_H
 
 static inline void move(const side *s, void *to, const void *from, size_t bytes) {
-  dc__stream_copy(s->device->here, to, from, bytes);
-  dc__here_done(s->device, NULL);
+  dc__stream_copy(s->device->internal_stream, to, from, bytes);
+  dc__device_sync_internal(s->device, NULL);
 }
 
 static inline char *saved(const side *s, size_t *bytes) {

@@ -1,7 +1,7 @@
 /* A family of kernels as C++, and what stands for its images. */
 #include SOURCE
 
-#include "kernels/cuda/list.h"
+#include "kernels/cuda/kernel_list.h"
 
 #define X(number, name, shared) &name,
 

@@ -56,8 +56,8 @@ static inline int close_all(void **state) {
 }
 
 static inline void move(void *to, const void *from, size_t bytes) {
-  dc__stream_copy(device->here, to, from, bytes);
-  dc__here_done(device, NULL);
+  dc__stream_copy(device->internal_stream, to, from, bytes);
+  dc__device_sync_internal(device, NULL);
 }
 
 static inline char *weight_of(const model *m, int p) {

@@ -41,8 +41,8 @@ static dc_tensor tensor(dc_device *device, int32_t dtype, int64_t rows, int64_t 
 
 /* To a device's memory and from it; what is under way on streams has been waited for. */
 static void copy(dc_device *device, void *dst, const void *src, size_t bytes) {
-  dc__stream_copy(device->here, dst, src, bytes);
-  dc__here_done(device, NULL);
+  dc__stream_copy(device->internal_stream, dst, src, bytes);
+  dc__device_sync_internal(device, NULL);
   assert_int_equal(dc__device_check(device), DC_OK);
 }
 

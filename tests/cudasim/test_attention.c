@@ -6,8 +6,8 @@
 #include <math.h>
 
 #include "cudasim/there.h"
-#include "kernels/cuda/launch.h"
-#include "transformer/inside.h"
+#include "kernels/cuda/kernels_cuda.h"
+#include "transformer/transformer_internal.h"
 
 typedef struct sizes {
   int64_t batch, longest, heads, d;
@@ -96,8 +96,8 @@ static void make_all(const sizes *s, int64_t tokens) {
 }
 
 static void move(void *to, const void *from, size_t bytes) {
-  dc__stream_copy(device->here, to, from, bytes);
-  dc__here_done(device, NULL);
+  dc__stream_copy(device->internal_stream, to, from, bytes);
+  dc__device_sync_internal(device, NULL);
   assert_int_equal(dc__device_check(device), DC_OK);
 }
 
@@ -118,7 +118,7 @@ static void run_here(const sizes *s, const dc__layer_size *size, const dc__dropo
   assert_int_equal(dc_layer_create(cpu, &config, &layer), DC_OK);
   dc__layer_job job = {.layer = layer, .size = *size, .mask_dtype = s->mask == 1 ? s->dtype : DC_FLOAT32};
   job.mask = s->mask != 0 ? tensors[MASK].host : NULL;
-  dc__attention a = {
+  dc__attention_args a = {
       .qkv = tensors[QKV].host, .c = tensors[C].host, .softmax = tensors[SOFTMAX].host, .dropout = *dropout};
   dc__attention_forward(&job, &a);
   a.dc = tensors[DC].host;
@@ -137,7 +137,7 @@ static void run_there(const sizes *s, const dc__layer_size *size, const dc__drop
   a.mask = s->mask != 0 ? tensors[MASK].there : NULL;
   a.offsets = size->cu_seqlens != NULL ? tensors[OFFSETS].there : NULL;
   a.tokens = size->tokens;
-  a.longest = size->longest;
+  a.longest = size->max_seqlen;
   a.batch = size->batch;
   a.heads = (int32_t)s->heads;
   a.d = (int32_t)s->d;

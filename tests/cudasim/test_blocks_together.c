@@ -32,8 +32,8 @@ typedef struct model {
 } model;
 
 static void move(const model *m, void *to, const void *from, size_t bytes) {
-  dc__stream_copy(m->device->here, to, from, bytes);
-  dc__here_done(m->device, NULL);
+  dc__stream_copy(m->device->internal_stream, to, from, bytes);
+  dc__device_sync_internal(m->device, NULL);
 }
 
 static void open_model(model *m, const char *device, int params) {

@@ -154,8 +154,8 @@ static void test_a_step(void **state) {
     m.grads[i] = flat(memory + (size_t)(2 * i + 1) * NUMEL * sizeof(float), &numel, DC_FLOAT32);
     DO(dc_optimizer_add_param(m.adamw, 0, &numel, 1, 0, NUMEL, DC_FLOAT32, NULL));
   }
-  dc__stream_zero(device->here, memory, 2 * PARAMS * NUMEL * sizeof(float));
-  dc__here_done(device, NULL);
+  dc__stream_zero(device->internal_stream, memory, 2 * PARAMS * NUMEL * sizeof(float));
+  dc__device_sync_internal(device, NULL);
   DO(dc_optimizer_set_stream(m.adamw, stream));
   count("AdamW's step", step, &m, 18);
   dc_optimizer_destroy(m.adamw);

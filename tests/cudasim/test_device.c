@@ -88,8 +88,8 @@ static void copy_inside(void *user) {
   for (int i = 0; i < COUNT; i++) {
     ones[i] = 1.0f;
   }
-  dc__stream_copy(f->device->here, f->x, ones, sizeof ones); /* a host function may use the device */
-  (void)dc__stream_sync(f->device->here, 0);
+  dc__stream_copy(f->device->internal_stream, f->x, ones, sizeof ones); /* a host function may use the device */
+  (void)dc__stream_sync(f->device->internal_stream, 0);
 }
 
 static void test_host_functions_may_use_the_device(void **state) {
@@ -146,25 +146,25 @@ static void test_destroy_by_its_own_task(void **state) {
   dc_event_destroy(event);
 }
 
-static int64_t ns_of(dc__stamp *stamp) {
-  return stamp->device->ops->stamp_ns(stamp);
+static int64_t ns_of(dc__timestamp *stamp) {
+  return stamp->device->ops->timestamp_ns(stamp);
 }
 
-static void drop(dc__stamp *stamp) {
-  stamp->device->ops->stamp_drop(stamp);
+static void drop(dc__timestamp *stamp) {
+  stamp->device->ops->timestamp_release(stamp);
 }
 
 /* Around a host function, so that the second is issued by the stream's worker. */
 static void test_stamps(void **state) {
   fixture *f = *state;
   gate g = {0};
-  dc__stamp *stamps[3];
+  dc__timestamp *stamps[3];
   const int64_t begun = dc__now_ns();
-  stamps[0] = f->device->ops->stream_stamp(f->a);
+  stamps[0] = f->device->ops->stream_timestamp(f->a);
   assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
   assert_int_equal(dc_stream_call(f->a, pass_gate, &g), DC_OK);
-  stamps[1] = f->device->ops->stream_stamp(f->a);
-  stamps[2] = f->device->ops->stream_stamp(f->a);
+  stamps[1] = f->device->ops->stream_timestamp(f->a);
+  stamps[2] = f->device->ops->stream_timestamp(f->a);
   drop(stamps[2]); /* whose time nobody wants to know */
   assert_int_equal(ns_of(stamps[1]), 0);
   const int64_t opened = dc__now_ns();
@@ -183,15 +183,15 @@ static void test_stamps(void **state) {
 static void test_stamps_of_old_epochs(void **state) {
   fixture *f = *state;
   dc__cuda_device *device = (dc__cuda_device *)f->device;
-  dc__stamp *stamps[DC__CUDA_EPOCHS + 2];
+  dc__timestamp *stamps[DC__CUDA_EPOCHS + 2];
   for (size_t i = 0; i < DC__COUNT(stamps); i++) {
-    stamps[i] = f->device->ops->stream_stamp(f->a);
+    stamps[i] = f->device->ops->stream_timestamp(f->a);
     assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
     assert_true(ns_of(stamps[i]) > 0);
     assert_int_equal(device->epoch, i + 1);
     device->epochs[device->epoch % DC__CUDA_EPOCHS].ns -= INT64_C(8000000000);
   }
-  assert_int_equal(ns_of(stamps[0]), ((dc__cuda_stamp *)stamps[0])->ns);
+  assert_int_equal(ns_of(stamps[0]), ((dc__cuda_timestamp *)stamps[0])->ns);
   for (size_t i = 0; i < DC__COUNT(stamps); i++) {
     drop(stamps[i]);
   }
@@ -231,7 +231,7 @@ static void test_pinned_memory_has_a_budget(void **state) {
   fixture *f = *state;
   void *ptr;
   int64_t total, left;
-  assert_int_equal(f->device->ops->memory(f->device, &total, &left), DC_OK);
+  assert_int_equal(f->device->ops->memory_info(f->device, &total, &left), DC_OK);
   assert_true(total == INT64_C(16) << 30 && left <= total);
   assert_int_equal(f->device->ops->alloc(f->device, (size_t)1 << 50, DC_MEMORY_HOST, &ptr), DC_E_NO_MEMORY);
   assert_non_null(strstr(dc_last_error(), "pinned"));
@@ -343,7 +343,7 @@ static void test_captured_into_a_graph(void **state) {
   assert_int_equal(dc_event_record(other, f->a), DC_OK);
   cudasim_capture(native);
   dc__stream_accumulate(theirs, f->y, DC_FLOAT32, f->x, DC_FLOAT32, COUNT);
-  dc__stamp *stamp = f->device->ops->stream_stamp(theirs);
+  dc__timestamp *stamp = f->device->ops->stream_timestamp(theirs);
   assert_true(ns_of(stamp) > 0); /* of the capture */
   drop(stamp);
   assert_int_equal(dc_event_record(event, theirs), DC_OK);

@@ -5,7 +5,7 @@
 #include "cudasim.h"
 #include "device/cuda/driver.h"
 #include "device/device.h"
-#include "kernels/cuda/list.h"
+#include "kernels/cuda/kernel_list.h"
 #include "kernels/kernels.h"
 
 enum { COUNT = 500 };
@@ -112,7 +112,7 @@ static void lose_it(rank *r) {
   dc_status status = dc_register_z3_param(r->ctx, 3, &shape, 1, &t, NULL, 0, DC_DTYPE_NONE);
   status = status != DC_OK ? status : dc_register_graph_z3(r->ctx, 1, ids, 1);
   if (r->rank == 1) {
-    dc__stream_cast(r->device->here, data, DC_FLOAT64, data, DC_FLOAT32, (int64_t)1 << 40);
+    dc__stream_cast(r->device->internal_stream, data, DC_FLOAT64, data, DC_FLOAT32, (int64_t)1 << 40);
   }
   status = status != DC_OK ? status : dc_allgather_param(r->ctx, NULL, 1, 3, DC_DTYPE_NONE, &full);
   status = status != DC_OK ? status : dc_wait_allgather(r->ctx, NULL, 1, 3);
@@ -151,11 +151,11 @@ static void use_all(void) {
       ptr[i] = NULL;
     }
   }
-  (void)device->ops->memory(device, &total, &left);
+  (void)device->ops->memory_info(device, &total, &left);
   if (dc_stream_create(device, &a) == DC_OK && dc_stream_create(device, &b) == DC_OK &&
       dc_event_create(device, &event) == DC_OK && ptr[0] != NULL && ptr[1] != NULL && ptr[2] != NULL) {
     dc__stream_zero(a, ptr[0], COUNT * 8);
-    dc__stamp *stamp = device->ops->stream_stamp(a);
+    dc__timestamp *stamp = device->ops->stream_timestamp(a);
     (void)dc_stream_call(a, host_work, NULL);
     dc__stream_cast(a, ptr[1], DC_BFLOAT16, ptr[0], DC_FLOAT32, COUNT);
     (void)dc_event_record(event, a);
@@ -167,8 +167,8 @@ static void use_all(void) {
     (void)dc_stream_synchronize(b, 0);
     (void)dc_stream_synchronize(a, 0);
     if (stamp != NULL) {
-      (void)device->ops->stamp_ns(stamp);
-      device->ops->stamp_drop(stamp);
+      (void)device->ops->timestamp_ns(stamp);
+      device->ops->timestamp_release(stamp);
     }
   }
   if (event != NULL) {

@@ -128,7 +128,7 @@ static void test_memory_stays_where_nobody_can_tell(void **state) {
   dc_device *device;
   assert_int_equal(dc_device_open("cuda", NULL, &device), DC_OK);
   float *x = take(device, COUNT);
-  fail_now(device, device->here, x);
+  fail_now(device, device->internal_stream, x);
   cudasim_fail("cuCtxSynchronize", 0, BAD_VALUE);
   give(device, x, COUNT);
   assert_non_null(cudasim_look(x));

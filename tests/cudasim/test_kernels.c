@@ -3,8 +3,8 @@
 #include "harness.h"
 
 #include "cudasim/there.h"
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/list.h"
+#include "kernels/cuda/kernel_list.h"
+#include "kernels/cuda/kernels_cuda.h"
 #include "kernels/kernels.h"
 
 enum { COUNT = 700, SOURCES = 256 };
@@ -102,8 +102,8 @@ static void test_pairs(void **state) {
 /* The same, looked at: what is noted too, a largest key before and after. */
 static void combine_both(int32_t d, int32_t s, int64_t count, bool add, bool calm) {
   static _Alignas(64) char dst[8 * COUNT], src[8 * COUNT];
-  dc__not_finite note = {0, 0}, found;
-  dc__not_finite *there = (dc__not_finite *)(void *)blocks[2];
+  dc__nonfinite note = {0, 0}, found;
+  dc__nonfinite *there = (dc__nonfinite *)(void *)blocks[2];
   dc__stream_zero(stream, there, sizeof *there);
   fill(dst, d, 3, false);
   fill(src, s, (uint64_t)count, !calm && !add);
@@ -144,8 +144,8 @@ static void reduce_both(int32_t d, int32_t s, int32_t n, int64_t count) {
     host[r] = src[r];
     there[r] = blocks[r];
   }
-  dc__here_reduce(stream, blocks[SOURCES], d, there, n, s, count, mean, n % 3 == 0);
-  dc__here_reduce(NULL, dst, d, host, n, s, count, mean, n % 3 == 0);
+  dc__internal_reduce(stream, blocks[SOURCES], d, there, n, s, count, mean, n % 3 == 0);
+  dc__internal_reduce(NULL, dst, d, host, n, s, count, mean, n % 3 == 0);
   expect(SOURCES, dst, "reduce", d, s);
 }
 
@@ -186,10 +186,10 @@ static void test_triangles_of_many_groups(void **state) {
                                         .n = N,
                                         .decay = 0.5,
                                         .count = 1};
-  device->ops->stream_launch(stream, &(dc__launch){.kernel = DC__KERNEL_AVERAGE,
+  device->ops->stream_launch(stream, &(dc__launch){.kernel = DC__KERNEL_AVERAGE_TRIANGLES,
                                                    .blocks = 1,
                                                    .blocks_z = 2,
-                                                   .threads = DC__CUDA_CURVATURE_TILE_THREADS,
+                                                   .threads = DC__CUDA_KFAC_TILE_THREADS,
                                                    .args = &args,
                                                    .bytes = sizeof args});
   dc__stream_copy(stream, found, blocks[2], sizeof found);

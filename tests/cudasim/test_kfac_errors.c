@@ -41,7 +41,7 @@ static void test_a_solver_that_fails(void **state) {
   cudasim_reset();
   open_side(&s, "cuda");
   assert_int_equal(make(&s, NULL, &options, DC_KFAC_EXPAND), DC_OK);
-  cudasim_fail("cusolverDnXsyevd", 0, DC__SOLVER_ALLOC_FAILED);
+  cudasim_fail("cusolverDnXsyevd", 0, DC__CUSOLVER_ALLOC_FAILED);
   assert_int_equal(step(&s, 1, floats), DC_OK);
   assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);
   assert_int_equal(stats.failed_refreshes, 1);

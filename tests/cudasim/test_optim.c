@@ -35,8 +35,8 @@ static size_t shift(int i, int32_t dtype) {
 }
 
 static void put(const side *s, void *to, const void *from, size_t bytes) {
-  dc__stream_copy(s->device->here, to, from, bytes);
-  dc__here_done(s->device, NULL);
+  dc__stream_copy(s->device->internal_stream, to, from, bytes);
+  dc__device_sync_internal(s->device, NULL);
 }
 
 static void *take(const side *s) {
@@ -117,8 +117,8 @@ static dc_status step(side *s, double scale) {
 
 static void compare(const char *what, int i, const void *a, const void *b, size_t bytes) {
   static char copy[4 * MOST];
-  dc__stream_copy(sides[1].device->here, copy, b, bytes);
-  dc__here_done(sides[1].device, NULL);
+  dc__stream_copy(sides[1].device->internal_stream, copy, b, bytes);
+  dc__device_sync_internal(sides[1].device, NULL);
   if (memcmp(a, copy, bytes) != 0) {
     fail_msg("%s of parameter %d differs", what, i);
   }

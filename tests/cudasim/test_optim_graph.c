@@ -67,8 +67,8 @@ static void test_other_kinds_wait_for_the_stream(void **state) {
   dc_stream *stream;
   float *x;
   DO(device->ops->alloc(device, ROOM, DC_MEMORY_DEVICE, (void **)&x));
-  dc__stream_zero(device->here, x, 16 * sizeof *x);
-  dc__here_done(device, NULL);
+  dc__stream_zero(device->internal_stream, x, 16 * sizeof *x);
+  dc__device_sync_internal(device, NULL);
   DO(dc_stream_create(device, &stream));
   DO(dc_shampoo_create(linalg, NULL, NULL, &optimizer));
   DO(dc_optimizer_add_param(optimizer, 0, &n, 1, 0, n, DC_FLOAT32, NULL));
@@ -182,8 +182,8 @@ static int use(int kind, const char *counted, const char *failing, int before) {
   model m = {0};
   (void)open_all(NULL);
   DO(device->ops->alloc(device, ROOM, DC_MEMORY_DEVICE, (void **)&m.memory));
-  dc__stream_zero(device->here, m.memory, ROOM);
-  dc__here_done(device, NULL);
+  dc__stream_zero(device->internal_stream, m.memory, ROOM);
+  dc__device_sync_internal(device, NULL);
   DO(dc_stream_create(device, &m.stream));
   const int begun = cudasim_calls(counted);
   if (failing != NULL) {

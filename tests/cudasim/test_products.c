@@ -12,7 +12,7 @@ static char *blocks[5]; /* A, B, D, what the epilogue takes, the workspace */
 
 static void open_all(void) {
   (void)open_stream(NULL);
-  if (device->ops->product_ready(device) != DC_OK) {
+  if (device->ops->matmul_init(device) != DC_OK) {
     fail_msg("%s", dc_last_error());
   }
   for (size_t i = 0; i < DC__COUNT(blocks); i++) {
@@ -50,12 +50,12 @@ static void fill(int block, int32_t dtype, int64_t count) {
   }
 }
 
-static dc__product product_of(int32_t dtype, int32_t out_dtype, int64_t m, int64_t n, int64_t k) {
-  dc__product p = {.dtype = dtype, .out_dtype = out_dtype, .m = m, .n = n, .k = k, .alpha = 1};
+static dc__matmul product_of(int32_t dtype, int32_t out_dtype, int64_t m, int64_t n, int64_t k) {
+  dc__matmul p = {.dtype = dtype, .out_dtype = out_dtype, .m = m, .n = n, .k = k, .alpha = 1};
   p.a = blocks[0];
   p.b = blocks[1];
   p.d = blocks[2];
-  p.with = blocks[3];
+  p.epilogue_ptr = blocks[3];
   p.workspace = blocks[4];
   p.workspace_bytes = WORKSPACE;
   p.lda = m;
@@ -65,7 +65,7 @@ static dc__product product_of(int32_t dtype, int32_t out_dtype, int64_t m, int64
 }
 
 /* The same by the CPU, whose matrices are rows. */
-static void multiply_here(const dc__product *p, void *d, void *scratch) {
+static void multiply_here(const dc__matmul *p, void *d, void *scratch) {
   dc__gemm g = {.dtype = p->dtype, .out_dtype = p->out_dtype, .batch = 1, .alpha = p->alpha, .beta = p->beta};
   g.trans_a = p->trans_b != 0;
   g.trans_b = p->trans_a != 0;
@@ -78,17 +78,17 @@ static void multiply_here(const dc__product *p, void *d, void *scratch) {
   g.lda = p->ldb;
   g.ldb = p->lda;
   g.ldc = p->ldd;
-  if (p->epilogue == DC__PRODUCT_BIAS) {
+  if (p->epilogue == DC__MATMUL_BIAS) {
     g.epilogue = DC__EPILOGUE_BIAS;
-    g.bias = cudasim_look(p->with);
-  } else if (p->epilogue == DC__PRODUCT_GELU_BACK) {
+    g.bias = cudasim_look(p->epilogue_ptr);
+  } else if (p->epilogue == DC__MATMUL_DGELU) {
     g.epilogue = DC__EPILOGUE_GELU_BACK;
-    g.aux = cudasim_look(p->with);
+    g.aux = cudasim_look(p->epilogue_ptr);
   }
   dc__gemm_serial(&g, scratch);
 }
 
-static void compare(const dc__product *p, void *scratch) {
+static void compare(const dc__matmul *p, void *scratch) {
   static _Alignas(64) char expected[BYTES], sums[BYTES];
   const size_t bytes = (size_t)(p->ldd * p->n) * dc_dtype_size(p->out_dtype);
   fill(0, p->dtype, p->m * p->k);
@@ -97,10 +97,10 @@ static void compare(const dc__product *p, void *scratch) {
   fill(3, p->dtype, p->m * p->n);
   memcpy(expected, cudasim_look(blocks[2]), bytes);
   multiply_here(p, expected, scratch);
-  assert_true(device->ops->stream_product(stream, p));
+  assert_true(device->ops->stream_matmul(stream, p));
   assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
   assert_memory_equal(cudasim_look(blocks[2]), expected, bytes);
-  if (p->epilogue == DC__PRODUCT_SUMS) {
+  if (p->epilogue == DC__MATMUL_BGRADB) {
     for (int64_t j = 0; j < p->n; j++) {
       float sum = 0;
       for (int64_t k = 0; k < p->k; k++) {
@@ -126,31 +126,31 @@ static void test_types_and_epilogues(void **state) {
   open_all();
   for (size_t i = 0; i < DC__COUNT(dtypes); i++) {
     for (int32_t transposed = 0; transposed < 4; transposed++) {
-      dc__product p = product_of(dtypes[i][0], dtypes[i][1], 24, 17, 40);
+      dc__matmul p = product_of(dtypes[i][0], dtypes[i][1], 24, 17, 40);
       p.trans_a = transposed & 1;
       p.trans_b = transposed >> 1;
       p.lda = p.trans_a ? p.k : p.m;
       p.ldb = p.trans_b ? p.n : p.k;
       p.beta = transposed == 3 ? 1 : 0;
       compare(&p, scratch);
-      p.epilogue = DC__PRODUCT_BIAS;
+      p.epilogue = DC__MATMUL_BIAS;
       if (i != 1 && i != 4) {
         compare(&p, scratch);
       }
-      p.epilogue = DC__PRODUCT_SUMS;
+      p.epilogue = DC__MATMUL_BGRADB;
       if (i >= 2) {
         compare(&p, scratch);
       } else {
-        assert_false(device->ops->stream_product(stream, &p));
+        assert_false(device->ops->stream_matmul(stream, &p));
       }
     }
-    dc__product p = product_of(dtypes[i][0], dtypes[i][1], 24, 17, 40);
-    p.epilogue = DC__PRODUCT_GELU_BACK;
+    dc__matmul p = product_of(dtypes[i][0], dtypes[i][1], 24, 17, 40);
+    p.epilogue = DC__MATMUL_DGELU;
     if (i == 2 || i == 3) {
       compare(&p, scratch);
       p.m = p.lda = p.ldd = 25; /* rows that are no multiple of 16 bytes */
     }
-    assert_false(device->ops->stream_product(stream, &p));
+    assert_false(device->ops->stream_matmul(stream, &p));
   }
   close_all();
   free(scratch);
@@ -164,21 +164,21 @@ static int made(void) {
 static void test_a_shape_is_looked_for_once(void **state) {
   (void)state;
   open_all();
-  dc__product p = product_of(DC_BFLOAT16, DC_BFLOAT16, 16, 16, 16);
+  dc__matmul p = product_of(DC_BFLOAT16, DC_BFLOAT16, 16, 16, 16);
   fill(0, DC_BFLOAT16, 256);
   fill(1, DC_BFLOAT16, 256);
-  assert_true(device->ops->stream_product(stream, &p));
+  assert_true(device->ops->stream_matmul(stream, &p));
   int before = made();
   for (int i = 0; i < 3; i++) {
     p.beta = i;
     p.a = blocks[0] + 32 * i; /* no other alignment that matters */
-    assert_true(device->ops->stream_product(stream, &p));
+    assert_true(device->ops->stream_matmul(stream, &p));
   }
   assert_int_equal(made(), before);
   int live = 0;
   for (int64_t m = 1; m <= 2048; m++) { /* more shapes than are kept */
     p = product_of(DC_FLOAT32, DC_FLOAT32, m, 1, 1);
-    assert_true(device->ops->stream_product(stream, &p));
+    assert_true(device->ops->stream_matmul(stream, &p));
     live = cudasim_live() > live ? cudasim_live() : live;
   }
   assert_true(live < 4 * 512 + 64);
@@ -201,24 +201,24 @@ static void test_behind_a_host_function_and_in_a_graph(void **state) {
   memset(cudasim_look(blocks[0]), 0, BYTES);
   memset(cudasim_look(blocks[1]), 0, BYTES);
   for (int64_t m = 1; m <= 700; m++) {
-    dc__product p = product_of(DC_FLOAT32, DC_FLOAT32, m % 350 + 1, 1, m / 350 + 1);
+    dc__matmul p = product_of(DC_FLOAT32, DC_FLOAT32, m % 350 + 1, 1, m / 350 + 1);
     if (m == 20) {
       atomic_store(&gate, 1);
     }
-    assert_true(device->ops->stream_product(stream, &p));
+    assert_true(device->ops->stream_matmul(stream, &p));
   }
   assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
   void *native = cudasim_stream();
   dc_stream *wrapped;
   assert_int_equal(dc_stream_wrap(device, native, &wrapped), DC_OK);
-  dc__product p = product_of(DC_FLOAT32, DC_FLOAT32, 8, 8, 8);
+  dc__matmul p = product_of(DC_FLOAT32, DC_FLOAT32, 8, 8, 8);
   p.beta = 1;
   for (int i = 0; i < 64; i++) {
     ((float *)cudasim_look(blocks[0]))[i] = ((float *)cudasim_look(blocks[1]))[i] = i % 9 == 0 ? 1 : 0;
     ((float *)cudasim_look(blocks[2]))[i] = 0;
   }
   cudasim_capture(native);
-  assert_true(device->ops->stream_product(wrapped, &p));
+  assert_true(device->ops->stream_matmul(wrapped, &p));
   assert_int_equal(cudasim_capture_end(native), 1);
   cudasim_launch(native);
   cudasim_launch(native);
@@ -233,22 +233,22 @@ static void test_refusals(void **state) {
   (void)state;
   assert_int_equal(dc_device_open("cuda", NULL, &device), DC_OK);
   setenv("DC_CUDA_LIB_DIR", "/nowhere", 1);
-  assert_int_equal(device->ops->product_ready(device), DC_E_UNSUPPORTED);
+  assert_int_equal(device->ops->matmul_init(device), DC_E_UNSUPPORTED);
   assert_non_null(strstr(dc_last_error(), "matrix products need cuBLASLt, and it was not found (/nowhere/"));
   assert_non_null(strstr(dc_last_error(), "install the package nvidia-cublas, or name its folder in DC_CUDA_LIB_DIR"));
   cudasim_set_version(12040);
-  assert_int_equal(device->ops->product_ready(device), DC_E_UNSUPPORTED);
+  assert_int_equal(device->ops->matmul_init(device), DC_E_UNSUPPORTED);
   assert_non_null(strstr(dc_last_error(), "libcublasLt.so.12: "));
   assert_non_null(strstr(dc_last_error(), "install the package nvidia-cublas-cu12, or"));
   cudasim_set_version(13000);
   unsetenv("DC_CUDA_LIB_DIR");
   cudasim_fail("cublasLtGetProperty", 0, 1);
-  assert_int_equal(device->ops->product_ready(device), DC_E_UNSUPPORTED);
+  assert_int_equal(device->ops->matmul_init(device), DC_E_UNSUPPORTED);
   assert_non_null(strstr(dc_last_error(), "cuBLASLt is too old (version); that of CUDA 12.0 is needed"));
   cudasim_fail("cublasLtCreate", 0, DC__LT_ALLOC_FAILED);
-  assert_int_equal(device->ops->product_ready(device), DC_E_NO_MEMORY);
-  assert_int_equal(device->ops->product_ready(device), DC_OK);
-  assert_int_equal(device->ops->product_ready(device), DC_OK);
+  assert_int_equal(device->ops->matmul_init(device), DC_E_NO_MEMORY);
+  assert_int_equal(device->ops->matmul_init(device), DC_OK);
+  assert_int_equal(device->ops->matmul_init(device), DC_OK);
   dc_device_destroy(device);
   assert_int_equal(cudasim_live(), 0);
 }
@@ -257,15 +257,15 @@ static void test_refusals(void **state) {
 static void use_all(const char *failing, int before, int error) {
   open_all();
   cudasim_fail(failing, before, error);
-  dc__product p = product_of(DC_BFLOAT16, DC_BFLOAT16, 16, 16, 16);
+  dc__matmul p = product_of(DC_BFLOAT16, DC_BFLOAT16, 16, 16, 16);
   for (int32_t epilogue = 0; epilogue < 4; epilogue++) {
     p.epilogue = epilogue;
-    (void)device->ops->stream_product(stream, &p);
+    (void)device->ops->stream_matmul(stream, &p);
   }
-  p.epilogue = DC__PRODUCT_NONE;
+  p.epilogue = DC__MATMUL_NONE;
   p.batch = 2;
   p.stride_a = p.stride_b = p.stride_d = 256;
-  (void)device->ops->stream_product(stream, &p);
+  (void)device->ops->stream_matmul(stream, &p);
   dc_status status = dc_stream_synchronize(stream, 0);
   status = status != DC_OK ? status : dc__device_check(device);
   if (status == DC_OK && failing != NULL && strstr(failing, "Destroy") == NULL &&

@@ -6,11 +6,11 @@
 
 #include "cudasim/tensors.h"
 #include "cudasim/there.h"
-#include "kernels/cuda/launch.h"
-#include "kernels/gemm.h"
+#include "kernels/cuda/kernels_cuda.h"
+#include "kernels/gemm/gemm.h"
 
 /* A few of the sums' chunks, the last of them short; and where rows are long, more than LN's backward has blocks. */
-enum { ROWS = 70, MORE = DC__CUDA_PROCESSORS + 22, LONG = 2048, FEW = 3 };
+enum { ROWS = 70, MORE = DC__CUDA_MIN_SMS + 22, LONG = 2048, FEW = 3 };
 
 static int32_t dtype;
 static int64_t columns;
@@ -112,7 +112,7 @@ static void check_norm(int64_t shift) {
                                           .eps = 1e-5f,
                                           .dtype = dtype};
   dc__cuda_residual(stream, &forward);
-  const dc__cuda_normal_back_args back = {
+  const dc__cuda_layernorm_backward_args back = {
       .dy = at(&a[DY]),
       .x = at(&a[OUT]),
       .gamma = at(&a[GAMMA]),
@@ -123,7 +123,7 @@ static void check_norm(int64_t shift) {
       .columns = columns,
       .dtype = dtype,
       .sums = {.parts = at(&a[PARTS]), .to = {at(&a[SUM]), at(&a[DOT])}, .dtype = DC_FLOAT32, .accumulate = 1}};
-  dc__cuda_normal_back(stream, &back);
+  dc__cuda_layernorm_backward(stream, &back);
   const dc__cuda_sum_args sums = {.x = at(&a[DY]),
                                   .rows = rows,
                                   .columns = columns,

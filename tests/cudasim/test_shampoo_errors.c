@@ -24,7 +24,7 @@ static void test_a_qr_that_fails(void **state) {
     assert_int_equal(make_soap(&s, NULL, &options), DC_OK);
     assert_int_equal(add_params(&s, 0, 1), DC_OK);
     assert_int_equal(step(&s, 1), DC_OK);
-    cudasim_fail(calls[i], 0, DC__SOLVER_ALLOC_FAILED);
+    cudasim_fail(calls[i], 0, DC__CUSOLVER_ALLOC_FAILED);
     for (int number = 3; number < 5; number++) {
       assert_int_equal(step(&s, number), DC_OK);
       assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);
@@ -74,7 +74,7 @@ static void test_a_solver_that_fails(void **state) {
   open_side(&s, "cuda");
   assert_int_equal(make_shampoo(&s, NULL, &options), DC_OK);
   assert_int_equal(add_params(&s, 0, 1), DC_OK);
-  cudasim_fail("cusolverDnXsyevd", 0, DC__SOLVER_ALLOC_FAILED);
+  cudasim_fail("cusolverDnXsyevd", 0, DC__CUSOLVER_ALLOC_FAILED);
   assert_int_equal(step(&s, 1), DC_OK);
   assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);
   assert_int_equal(stats.failed_refreshes, 1);
@@ -95,7 +95,7 @@ static void test_a_batch_that_fails(void **state) {
   assert_int_equal(make_shampoo(&s, NULL, &options), DC_OK);
   assert_int_equal(add_params(&s, 0, 1), DC_OK);
   const int begun = cudasim_calls("cusolverDnXsyevBatched");
-  cudasim_fail("cusolverDnXsyevBatched", 0, DC__SOLVER_ALLOC_FAILED);
+  cudasim_fail("cusolverDnXsyevBatched", 0, DC__CUSOLVER_ALLOC_FAILED);
   assert_int_equal(step(&s, 1), DC_OK);
   assert_true(cudasim_calls("cusolverDnXsyevBatched") > begun);
   assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);

@@ -149,9 +149,9 @@ static void test_library(void **state) {
   unsetenv("DC_CUDA_LIB_DIR");
   cudasim_fail("cusolverGetVersion", 0, 10600);
   FAILS(ROOT(1), DC_E_UNSUPPORTED, "cuSOLVER is too old (version); that of CUDA 12.0 is needed");
-  cudasim_fail("cusolverDnCreate", 0, DC__SOLVER_ALLOC_FAILED);
+  cudasim_fail("cusolverDnCreate", 0, DC__CUSOLVER_ALLOC_FAILED);
   FAILS(ROOT(1), DC_E_NO_MEMORY, "device \"cuda\": cusolverDnCreate: cuSOLVER's status 2");
-  cudasim_fail("cusolverGetVersion", 0, DC__SOLVER_BATCHES - 1);
+  cudasim_fail("cusolverGetVersion", 0, DC__CUSOLVER_OLDEST_BATCHED - 1);
   BOTH(ROOT(k));
   assert_true(apart(&tx) <= 1e-10);
   assert_int_equal(cudasim_calls("cusolverDnXsyevd"), COUNT);

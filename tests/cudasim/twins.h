@@ -66,8 +66,8 @@ typedef struct twin {
 } twin;
 
 static inline void copy(void *to, const void *from, size_t bytes) {
-  dc__stream_copy(card->here, to, from, bytes);
-  dc__here_done(card, NULL);
+  dc__stream_copy(card->internal_stream, to, from, bytes);
+  dc__device_sync_internal(card, NULL);
 }
 
 /* Of a shape that outlives it; data as the type has it. */

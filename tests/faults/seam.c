@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "comm/local/local.h"
+#include "comm/shm/shm.h"
 
 const char *const seam_names[SEAM_KINDS] = {"memory", "thread", "file", "socket", "syscall", "collective"};
 
@@ -249,21 +249,21 @@ static dc_status broken(const char *function) {
   return dc__fail(DC_E_SYSTEM, "%s was refused", function);
 }
 
-WRAP(dc_status, dc__local_await_posted, dc__local *self, const dc__coll *coll, uint32_t seq) {
+WRAP(dc_status, dc__shm_wait_posted, dc__shm *self, const dc__coll *coll, uint32_t seq) {
   return refuse(SEAM_COLLECTIVE, "a handshake", 0) ? broken("a handshake")
-                                                   : __real_dc__local_await_posted(self, coll, seq);
+                                                   : __real_dc__shm_wait_posted(self, coll, seq);
 }
 
-WRAP(dc_status, dc__local_await_done, dc__local *self, const dc__coll *coll, uint32_t seq) {
+WRAP(dc_status, dc__shm_wait_done, dc__shm *self, const dc__coll *coll, uint32_t seq) {
   return refuse(SEAM_COLLECTIVE, "a handshake's end", 0) ? broken("a handshake's end")
-                                                         : __real_dc__local_await_done(self, coll, seq);
+                                                         : __real_dc__shm_wait_done(self, coll, seq);
 }
 
-WRAP(dc_status, dc__local_stage, dc__local_group *group, int32_t channel, size_t bytes, char **stage) {
+WRAP(dc_status, dc__shm_staging, dc__shm_group *group, int32_t channel, size_t bytes, char **stage) {
   return refuse(SEAM_COLLECTIVE, "staging memory", 0) ? broken("staging memory")
-                                                      : __real_dc__local_stage(group, channel, bytes, stage);
+                                                      : __real_dc__shm_staging(group, channel, bytes, stage);
 }
 
-WRAP(dc_status, dc__local_channel_join, dc__local_group *group, int32_t *channel) {
-  return refuse(SEAM_COLLECTIVE, "a channel", 0) ? broken("a channel") : __real_dc__local_channel_join(group, channel);
+WRAP(dc_status, dc__shm_channel_join, dc__shm_group *group, int32_t *channel) {
+  return refuse(SEAM_COLLECTIVE, "a channel", 0) ? broken("a channel") : __real_dc__shm_channel_join(group, channel);
 }

@@ -1,7 +1,7 @@
 /* Memory that changes between a rank's offer and another's reading, with checksums on (dc_comm_set_checksums): every
  * rank gets the same error, which names both ranks, the operator, the parameter and the elements. The linker sends the
  * wait for the others' posts here (--wrap), which is the moment to do the damage. */
-#include "comm/local/local.h"
+#include "comm/shm/shm.h"
 #include "comm_ranks.h"
 
 enum { SMALL = 12, LARGE = 600000 }; /* elements: staged; in place with threads, in several rounds with processes */
@@ -17,8 +17,8 @@ typedef struct damage {
 static _Thread_local const damage *planted; /* on rank 0's thread, during the collective */
 static _Thread_local int32_t rounds;
 
-static void harm(const dc__local *self) {
-  const dc__local_call *call = &dc__local_slot_of(self->group, self->channel, 1)->calls[self->calls & 1];
+static void harm(const dc__shm *self) {
+  const dc__shm_request *call = &dc__shm_slot_of(self->group, self->channel, 1)->calls[self->calls & 1];
   uintptr_t base = self->group->bases[1];
   unsigned char *at = (unsigned char *)(base + call->addresses[0]);
   if (call->staged) {
@@ -27,10 +27,10 @@ static void harm(const dc__local *self) {
   at[5] ^= 0x10;
 }
 
-dc_status __real_dc__local_await_posted(dc__local *self, const dc__coll *coll, uint32_t seq);
-dc_status __wrap_dc__local_await_posted(dc__local *self, const dc__coll *coll, uint32_t seq);
-dc_status __wrap_dc__local_await_posted(dc__local *self, const dc__coll *coll, uint32_t seq) {
-  dc_status status = __real_dc__local_await_posted(self, coll, seq);
+dc_status __real_dc__shm_wait_posted(dc__shm *self, const dc__coll *coll, uint32_t seq);
+dc_status __wrap_dc__shm_wait_posted(dc__shm *self, const dc__coll *coll, uint32_t seq);
+dc_status __wrap_dc__shm_wait_posted(dc__shm *self, const dc__coll *coll, uint32_t seq) {
+  dc_status status = __real_dc__shm_wait_posted(self, coll, seq);
   if (status == DC_OK && planted != NULL && ++rounds == planted->round) {
     harm(self);
   }

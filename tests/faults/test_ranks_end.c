@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "comm/local/local.h"
+#include "comm/shm/shm.h"
 #include "harness.h"
 #include "kernels/kernels.h"
 #include "runtime/runtime.h"
@@ -60,13 +60,13 @@ static void at(enum phase phase) {
 /* ---- a victim that stops is found by the deadline alone ---- */
 
 static _Thread_local struct wait {
-  const dc__local_word *victims; /* that has to reach seq; NULL: this thread waits for nothing */
+  const dc__shm_counter *victims; /* that has to reach seq; NULL: this thread waits for nothing */
   uint32_t seq;
   uint64_t number;
 } wait_of_thread;
 
-static void begin_wait(const dc__local *self, uint32_t seq, bool for_done) {
-  const dc__local_slot *slot = dc__local_slot_of(self->group, self->channel, here->victim);
+static void begin_wait(const dc__shm *self, uint32_t seq, bool for_done) {
+  const dc__shm_slot *slot = dc__shm_slot_of(self->group, self->channel, here->victim);
   uint64_t number = (uint64_t)seq << 32 | (uint64_t)(self->channel + 1) << 1 | for_done;
   wait_of_thread = (struct wait){!armed ? NULL : for_done ? &slot->done : &slot->posted, seq, number};
 }
@@ -87,25 +87,25 @@ int64_t __wrap_dc__now_ns(void) {
   return __real_dc__now_ns() + (here != NULL && atomic_load(&here->shared->passed) ? 2 * patience_ns : 0);
 }
 
-dc_status __real_dc__local_await_posted(dc__local *self, const dc__coll *coll, uint32_t seq);
-dc_status __wrap_dc__local_await_posted(dc__local *self, const dc__coll *coll, uint32_t seq);
-dc_status __wrap_dc__local_await_posted(dc__local *self, const dc__coll *coll, uint32_t seq) {
+dc_status __real_dc__shm_wait_posted(dc__shm *self, const dc__coll *coll, uint32_t seq);
+dc_status __wrap_dc__shm_wait_posted(dc__shm *self, const dc__coll *coll, uint32_t seq);
+dc_status __wrap_dc__shm_wait_posted(dc__shm *self, const dc__coll *coll, uint32_t seq) {
   at(IN_HANDSHAKE);
   if (armed && here->phase == IN_LOCK && own_rank == here->victim) {
     self->group->control->lock = own_rank + 1;
     at(IN_LOCK);
   }
   begin_wait(self, seq, false);
-  dc_status status = __real_dc__local_await_posted(self, coll, seq);
+  dc_status status = __real_dc__shm_wait_posted(self, coll, seq);
   end_wait();
   return status;
 }
 
-dc_status __real_dc__local_await_done(dc__local *self, const dc__coll *coll, uint32_t seq);
-dc_status __wrap_dc__local_await_done(dc__local *self, const dc__coll *coll, uint32_t seq);
-dc_status __wrap_dc__local_await_done(dc__local *self, const dc__coll *coll, uint32_t seq) {
+dc_status __real_dc__shm_wait_done(dc__shm *self, const dc__coll *coll, uint32_t seq);
+dc_status __wrap_dc__shm_wait_done(dc__shm *self, const dc__coll *coll, uint32_t seq);
+dc_status __wrap_dc__shm_wait_done(dc__shm *self, const dc__coll *coll, uint32_t seq) {
   begin_wait(self, seq, true);
-  dc_status status = __real_dc__local_await_done(self, coll, seq);
+  dc_status status = __real_dc__shm_wait_done(self, coll, seq);
   end_wait();
   return status;
 }

@@ -10,8 +10,8 @@ static char folder[64];
 static int complaints;
 
 /* options.c has dc's own, which prints. */
-int complain(const args *a, int code, const char *format, ...) {
-  PROMISE(a == NULL && code == EXIT_CANNOT && format[0] != '\0');
+int report_error(const args *a, int code, const char *format, ...) {
+  PROMISE(a == NULL && code == EXIT_UNAVAILABLE && format[0] != '\0');
   complaints++;
   return code;
 }
@@ -53,8 +53,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     PROMISE(complaints == 1);
     return 0;
   }
-  verdict v;
-  judge(&d, &v);
+  diagnosis v;
+  diagnose(&d, &v);
   PROMISE(v.kind != NULL && v.sentence[0] != '\0' && strlen(v.sentence) < sizeof v.sentence);
   dumps_free(&d);
   return 0;

@@ -1,8 +1,8 @@
 /* What processes say when they meet: rank 0 hears a greeting of any bytes with any number of descriptors, another rank
  * hears any welcome. Neither may crash, hang, take a rank twice, or keep a descriptor open. Includes both sides, whose
  * functions are its own. */
-#include "comm/local/rendezvous.c"      /* NOLINT: it looks inside */
-#include "comm/local/rendezvous_host.c" /* NOLINT */
+#include "comm/shm/rendezvous.c"      /* NOLINT: it looks inside */
+#include "comm/shm/rendezvous_root.c" /* NOLINT */
 
 #include <dirent.h>
 
@@ -24,15 +24,15 @@ static int32_t open_descriptors(void) {
 static void say(int fd, const void *message, size_t size, int32_t files) {
   int fds[SPARE];
   for (int32_t i = 0; i < files; i++) {
-    PROMISE(dc__local_file_create("fuzz", DC__LOCAL_PAGE, &fds[i]) == DC_OK);
+    PROMISE(dc__shm_file_create("fuzz", DC__SHM_PAGE_BYTES, &fds[i]) == DC_OK);
   }
-  PROMISE(dc__local_send_fds(fd, message, size, fds, files) >= 0);
-  dc__local_close_all(fds, files);
+  PROMISE(dc__shm_send_fds(fd, message, size, fds, files) >= 0);
+  dc__shm_close_fds(fds, files);
 }
 
-static dc__local_group *new_group(int32_t rank) {
-  dc__local_group *group = NULL;
-  PROMISE(dc__local_group_create(rank, WORLD, DC__LOCAL_PAGE, 1, &group) == DC_OK);
+static dc__shm_group *new_group(int32_t rank) {
+  dc__shm_group *group = NULL;
+  PROMISE(dc__shm_group_create(rank, WORLD, DC__SHM_PAGE_BYTES, 1, &group) == DC_OK);
   group->bases[rank] = (uintptr_t)group->heap.base;
   group->reserves[rank] = group->heap.reserve;
   return group;
@@ -40,7 +40,7 @@ static dc__local_group *new_group(int32_t rank) {
 
 /* Up to four guests, each with a word or two, in turn. */
 static void as_host(bytes *b) {
-  host h = {.name = "fuzz", .group = new_group(0), .listener = -1};
+  shm_root h = {.name = "fuzz", .group = new_group(0), .listener = -1};
   for (int32_t r = 0; r < DC__COMM_MAX_LOCAL; r++) {
     h.heaps[r] = r == 0 ? h.group->heap.fd : -1;
   }
@@ -48,17 +48,17 @@ static void as_host(bytes *b) {
   for (int32_t i = 0; i < guests; i++) {
     int pair[2];
     PROMISE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
-    h.guests[h.guest_count++] = (guest){pair[0], -1};
+    h.peers[h.peer_count++] = (shm_peer){pair[0], -1};
     peers[i] = pair[1];
   }
   for (int32_t i = 0; i < guests; i++) {
     uint8_t how = take_u8(b);
-    dc__local_hello word = {.magic = "libdc\0\0",
-                            .protocol = DC__LOCAL_PROTOCOL,
-                            .rank = (int32_t)take_count(b),
-                            .world = how & 1 ? (int32_t)take_count(b) : WORLD,
-                            .has_pidfd = how & 2 ? (int32_t)take_count(b) : 0,
-                            .reserve = how & 4 ? (uint64_t)take_i64(b) : DC__LOCAL_PAGE};
+    dc__shm_hello word = {.magic = "libdc\0\0",
+                          .protocol = DC__SHM_PROTOCOL,
+                          .rank = (int32_t)take_count(b),
+                          .world = how & 1 ? (int32_t)take_count(b) : WORLD,
+                          .has_pidfd = how & 2 ? (int32_t)take_count(b) : 0,
+                          .reserve = how & 4 ? (uint64_t)take_i64(b) : DC__SHM_PAGE_BYTES};
     size_t size = how & 8 ? take_u8(b) % (sizeof word + 8) : sizeof word;
     unsigned char raw[sizeof word + 8] = {0};
     memcpy(raw, &word, sizeof word);
@@ -67,8 +67,8 @@ static void as_host(bytes *b) {
     }
     say(peers[i], raw, size, take_u8(b) % SPARE);
   }
-  for (int32_t i = h.guest_count - 1; i >= 0; i--) {
-    (void)hear_guest(&h, i);
+  for (int32_t i = h.peer_count - 1; i >= 0; i--) {
+    (void)receive_hello(&h, i);
   }
   int32_t joined = 0;
   for (int32_t r = 1; r < WORLD; r++) {
@@ -76,25 +76,25 @@ static void as_host(bytes *b) {
   }
   PROMISE(joined == h.joined);
   if (h.joined == WORLD - 1) {
-    (void)dc__local_map_peers(h.group, h.heaps);
+    (void)dc__shm_map_peers(h.group, h.heaps);
   }
-  dc__local_close_all(h.heaps + 1, DC__COMM_MAX_LOCAL - 1);
-  for (int32_t i = 0; i < h.guest_count; i++) {
-    close(h.guests[i].fd);
+  dc__shm_close_fds(h.heaps + 1, DC__COMM_MAX_LOCAL - 1);
+  for (int32_t i = 0; i < h.peer_count; i++) {
+    close(h.peers[i].fd);
   }
-  dc__local_close_all(peers, guests);
-  dc__local_group_release(h.group);
+  dc__shm_close_fds(peers, guests);
+  dc__shm_group_release(h.group);
 }
 
 static void as_guest(bytes *b) {
-  dc__local_group *group = new_group(1);
-  int pair[2], fds[DC__LOCAL_FDS];
+  dc__shm_group *group = new_group(1);
+  int pair[2], fds[DC__SHM_MAX_FDS];
   int32_t count = 0;
   uint8_t how = take_u8(b);
-  dc__local_welcome said = {.status = how & 1 ? (int32_t)take_count(b) : DC_OK}, message;
+  dc__shm_welcome said = {.status = how & 1 ? (int32_t)take_count(b) : DC_OK}, message;
   for (int32_t r = 0; r < WORLD; r++) {
     said.has_pidfd[r] = how & 2 ? (int32_t)take_count(b) : 0;
-    said.reserves[r] = how & 4 ? (uint64_t)take_i64(b) : DC__LOCAL_PAGE;
+    said.reserves[r] = how & 4 ? (uint64_t)take_i64(b) : DC__SHM_PAGE_BYTES;
   }
   take(b, said.text, how & 8 ? sizeof said.text : 8);
   PROMISE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
@@ -104,14 +104,14 @@ static void as_guest(bytes *b) {
     say(pair[1], &said, sizeof said, take_u8(b) % SPARE);
   }
   close(pair[1]);
-  dc_status status = hear_host("fuzz", group, pair[0], 0, &message, fds, &count);
+  dc_status status = receive_welcome("fuzz", group, pair[0], 0, &message, fds, &count);
   if (status == DC_OK) {
-    status = unpack(group, &message, fds, count);
+    status = unpack_fds(group, &message, fds, count);
   }
   PROMISE(status == DC_OK || dc_last_error()[0] != '\0');
-  dc__local_close_all(fds, count);
+  dc__shm_close_fds(fds, count);
   close(pair[0]);
-  dc__local_group_release(group);
+  dc__shm_group_release(group);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {

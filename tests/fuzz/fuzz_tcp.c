@@ -35,8 +35,8 @@ static dc__tcp_group *new_group(int32_t rank) {
   group->timeout_ns = patience;
   snprintf(group->name, sizeof group->name, "fuzz");
   init_group(group);
-  group->alarm = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  group->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  group->failure_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  group->wake_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   return group;
 }
 
@@ -55,7 +55,7 @@ static void send_to(int peer, const void *message, size_t size) {
 
 /* A message as it should be, or with a few of its bytes changed, or cut; or anything instead. */
 static void say(bytes *b, int peer, const void *message, size_t size) {
-  unsigned char raw[sizeof(dc__tcp_place) * DC__COMM_MAX_WORLD];
+  unsigned char raw[sizeof(dc__tcp_endpoint) * DC__COMM_MAX_WORLD];
   uint8_t how = take_u8(b);
   PROMISE(size <= sizeof raw);
   memcpy(raw, message, size);
@@ -79,9 +79,9 @@ static void say(bytes *b, int peer, const void *message, size_t size) {
 static void knock(bytes *b, dc__tcp_group *group, int32_t rank, int32_t mesh, int *peer) {
   dc__tcp_group theirs = {.rank = rank, .world = WORLD};
   memcpy(theirs.name, group->name, sizeof theirs.name);
-  theirs.places[rank].port = 4000 + rank;
-  const dc__tcp_hello hello = dc__tcp_hello_of(&theirs, mesh);
-  group->pending.heard[group->pending.count] = 0;
+  theirs.endpoints[rank].port = 4000 + rank;
+  const dc__tcp_hello hello = dc__tcp_hello_make(&theirs, mesh);
+  group->pending.bytes_received[group->pending.count] = 0;
   group->pending.fds[group->pending.count++] = connect_pair(peer);
   say(b, *peer, &hello, sizeof hello);
 }
@@ -91,23 +91,23 @@ static void says_why(dc_status status) {
 }
 
 static void as_rank_0(bytes *b) {
-  host h = {.group = new_group(0)};
+  tcp_root h = {.group = new_group(0)};
   int peers[GUESTS], guests = take_u8(b) % (GUESTS + 1);
   for (int32_t r = 0; r < DC__COMM_MAX_WORLD; r++) {
-    h.guests[r] = -1;
+    h.peers[r] = -1;
   }
   for (int32_t i = 0; i < guests; i++) {
-    knock(b, h.group, 1 + i % 2, DC__TCP_MEETING, &peers[i]);
+    knock(b, h.group, 1 + i % 2, DC__TCP_RENDEZVOUS, &peers[i]);
   }
-  dc_status status = gather(&h, dc__now_ns() + patience);
+  dc_status status = collect_peers(&h, dc__now_ns() + patience);
   says_why(status);
-  PROMISE(status != DC_OK || h.come == WORLD - 1);
+  PROMISE(status != DC_OK || h.joined == WORLD - 1);
   for (int32_t r = 1; r < WORLD; r++) {
-    PROMISE(status != DC_OK || (h.guests[r] >= 0 && h.group->places[r].port != 0));
-    dc__tcp_close(&h.guests[r]);
+    PROMISE(status != DC_OK || (h.peers[r] >= 0 && h.group->endpoints[r].port != 0));
+    dc__tcp_close(&h.peers[r]);
   }
   for (int32_t r = WORLD; r < DC__COMM_MAX_WORLD; r++) {
-    PROMISE(h.guests[r] < 0);
+    PROMISE(h.peers[r] < 0);
   }
   for (int32_t i = 0; i < guests; i++) {
     close(peers[i]);
@@ -120,17 +120,17 @@ static void as_another(bytes *b) {
   static const dc__tcp_address to = {"somewhere", 4000};
   dc__tcp_group *group = new_group(1);
   dc__tcp_welcome said = {.magic = DC__TCP_MAGIC, .status = (int32_t)take_count(b), .more = take_u8(b) & 1};
-  dc__tcp_place places[DC__COMM_MAX_WORLD] = {{.port = 4000}}, heard[DC__COMM_MAX_WORLD];
+  dc__tcp_endpoint endpoints[DC__COMM_MAX_WORLD] = {{.port = 4000}}, heard[DC__COMM_MAX_WORLD];
   int peer;
-  guest g = {.group = group, .to = &to, .fd = connect_pair(&peer)};
+  tcp_peer g = {.group = group, .to = &to, .fd = connect_pair(&peer)};
   take(b, said.text, 8);
-  for (int32_t i = 0; i < 2 && !g.met; i++) {
+  for (int32_t i = 0; i < 2 && !g.answered; i++) {
     say(b, peer, &said, sizeof said);
     said.more = 0;
   }
-  say(b, peer, places, sizeof places);
+  say(b, peer, endpoints, sizeof endpoints);
   close(peer);
-  says_why(hear_host(&g, 0, heard));
+  says_why(receive_endpoints(&g, 0, heard));
   close(g.fd);
   dc__tcp_group_release(group);
 }
@@ -140,23 +140,23 @@ static void as_another(bytes *b) {
 static void give_notices(bytes *b, dc__tcp_group *group, int32_t r, int *peer) {
   group->control[r] = connect_pair(peer);
   for (int32_t i = take_u8(b) % 4; i > 0; i--) {
-    dc__tcp_notice notice = {.kind = take_u8(b) % 5,
-                             .status = (int32_t)take_count(b),
-                             .rank = (int32_t)take_count(b),
-                             .mesh = take_u8(b) % 3,
-                             .question = take_u8(b) % 3,
-                             .seq = take_u8(b) % 3,
-                             .op = (int32_t)take_count(b),
-                             .ranks = {{take_u8(b)}}};
+    dc__tcp_control_msg notice = {.kind = take_u8(b) % 5,
+                                  .status = (int32_t)take_count(b),
+                                  .rank = (int32_t)take_count(b),
+                                  .mesh = take_u8(b) % 3,
+                                  .query = take_u8(b) % 3,
+                                  .seq = take_u8(b) % 3,
+                                  .op = (int32_t)take_count(b),
+                                  .ranks = {{take_u8(b)}}};
     take(b, notice.text, 8);
     say(b, *peer, &notice, sizeof notice);
   }
 }
 
 static void call(bytes *b, const dc__coll *coll, int peer, int32_t r) {
-  struct dc__tcp_head head = {.seq = 1, .bytes = EACH * sizeof(float)};
+  struct dc__tcp_header head = {.seq = 1, .bytes = EACH * sizeof(float)};
   const float data[EACH] = {(float)r, (float)r};
-  dc__call_fill(&head.call, coll, 0, WORLD, 0);
+  dc__signature_fill(&head.call, coll, 0, WORLD, 0);
   say(b, peer, &head, sizeof head);
   send_to(peer, data, sizeof data);
 }

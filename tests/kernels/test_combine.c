@@ -1,6 +1,6 @@
 /* Copies, casts and sums that look: the bits of those that do not, and whether the result is finite, for each pair of
  * floating-point types at each level, wherever the number that is not finite lies. */
-#include "kernels/table.h"
+#include "kernels/dispatch.h"
 #include "reference.h"
 
 static const int32_t floats[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16};

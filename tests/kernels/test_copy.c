@@ -1,5 +1,5 @@
 /* Copies of all kinds of sizes and alignments, on both sides of the size from which the caches are passed by. */
-#include "kernels/table.h"
+#include "kernels/dispatch.h"
 #include "reference.h"
 
 static void check(size_t bytes, size_t src_shift, size_t dst_shift) {

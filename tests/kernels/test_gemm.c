@@ -89,18 +89,18 @@ static dc__gemm make(int32_t dtype, int32_t out, int64_t m, int64_t n, int64_t k
 }
 
 /* What an earlier product left in scratch memory is NaN: nothing of it may be read. */
-static void poison(dc__pool *pool) {
-  void *scratch = dc__scratch_take(pool);
+static void poison(dc__threadpool *pool) {
+  void *scratch = dc__scratch_acquire(pool);
   memset(scratch, 0xff, DC__SCRATCH_BYTES);
-  dc__scratch_give(pool, scratch);
+  dc__scratch_release(pool, scratch);
 }
 
 static void test_shapes(void **state) {
   (void)state;
   static const int64_t SHAPES[][3] = {{1, 1, 1},  {5, 3, 0},    {14, 32, 2},   {15, 33, 17}, {13, 31, 255},
                                       {1, 70, 3}, {70, 1, 300}, {61, 50, 257}, {29, 65, 513}};
-  dc__pool *pool;
-  assert_int_equal(dc__pool_open(2, &pool), DC_OK);
+  dc__threadpool *pool;
+  assert_int_equal(dc__threadpool_open(2, &pool), DC_OK);
   for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
     dc__kernels_limit(level);
     for (size_t t = 0; t < 4; t++) {
@@ -125,13 +125,13 @@ static void test_shapes(void **state) {
       }
     }
   }
-  dc__pool_close(pool);
+  dc__threadpool_close(pool);
 }
 
 static void test_gelu(void **state) {
   (void)state;
-  dc__pool *pool;
-  assert_int_equal(dc__pool_open(1, &pool), DC_OK);
+  dc__threadpool *pool;
+  assert_int_equal(dc__threadpool_open(1, &pool), DC_OK);
   for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
     dc__kernels_limit(level);
     for (size_t t = 0; t < 4; t++) {
@@ -164,7 +164,7 @@ static void test_gelu(void **state) {
       }
     }
   }
-  dc__pool_close(pool);
+  dc__threadpool_close(pool);
 }
 
 /* Large enough for several blocks and slices: serial, 1, 2 and 4 threads, and a part of the rows, give the same bits,
@@ -194,12 +194,12 @@ static void test_same_bits(void **state) {
       g.c = c;
       g.aux = aux;
       for (int32_t threads = 1; threads < 6; threads += threads) {
-        dc__pool *pool;
-        assert_int_equal(dc__pool_open(threads, &pool), DC_OK);
+        dc__threadpool *pool;
+        assert_int_equal(dc__threadpool_open(threads, &pool), DC_OK);
         dc__gemm_run(pool, &g);
         assert_memory_equal(c, c2, bytes);
         assert_memory_equal(aux, aux2, bytes);
-        dc__pool_close(pool);
+        dc__threadpool_close(pool);
       }
       g.m = 3;
       memset(c, 0, sizeof c);
@@ -233,12 +233,12 @@ static void test_parts(void **state) {
   g.ldb = g.ldc = N;
   g.c = want;
   dc__gemm_serial(&g, scratch);
-  dc__pool *pool;
-  assert_int_equal(dc__pool_open(3, &pool), DC_OK);
+  dc__threadpool *pool;
+  assert_int_equal(dc__threadpool_open(3, &pool), DC_OK);
   g.c = got;
   dc__gemm_run(pool, &g);
   assert_memory_equal(got, want, sizeof want);
-  dc__pool_close(pool);
+  dc__threadpool_close(pool);
 }
 
 /* B packed beforehand, slice by slice: the same bits as without, for all rows and for some. */
@@ -246,8 +246,8 @@ static void test_packed(void **state) {
   (void)state;
   static char scratch[DC__GEMM_PACKED_SCRATCH] __attribute__((aligned(256)));
   static char packed[608 * 540 * 8] __attribute__((aligned(64)));
-  dc__pool *pool;
-  assert_int_equal(dc__pool_open(2, &pool), DC_OK);
+  dc__threadpool *pool;
+  assert_int_equal(dc__threadpool_open(2, &pool), DC_OK);
   for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
     dc__kernels_limit(level);
     for (int32_t variant = 0; variant < 8; variant++) {
@@ -276,7 +276,7 @@ static void test_packed(void **state) {
     }
   }
   assert_true(dc__gemm_packed_bytes(DC_FLOAT32, 1, INT64_MAX) == SIZE_MAX);
-  dc__pool_close(pool);
+  dc__threadpool_close(pool);
 }
 
 /* So long in k that B is not packed as a whole; small integers, whose sums are exact in any order. */
@@ -324,8 +324,8 @@ static void test_long(void **state) {
 
 static void test_batch(void **state) {
   (void)state;
-  dc__pool *pool;
-  assert_int_equal(dc__pool_open(3, &pool), DC_OK);
+  dc__threadpool *pool;
+  assert_int_equal(dc__threadpool_open(3, &pool), DC_OK);
   fill(a, a64, DC_FLOAT32, 5 * 20 * 30, 1);
   fill(b, b64, DC_FLOAT32, 5 * 30 * 40, 2);
   dc__gemm g = {DC_FLOAT32, DC_FLOAT32, false, false, 20, 40, 30, a, b,    c,    30,   40,   40,
@@ -342,7 +342,7 @@ static void test_batch(void **state) {
       }
     }
   }
-  dc__pool_close(pool);
+  dc__threadpool_close(pool);
 }
 
 int main(void) {

@@ -22,7 +22,7 @@ static void count_up(void *arg, int64_t index, void *scratch) {
 static void *hammer(void *arg) {
   atomic_int own[50] = {0};
   for (int32_t i = 0; i < 100; i++) {
-    dc__parallel(arg, 50, count_up, own);
+    dc__parallel_for(arg, 50, count_up, own);
   }
   for (int32_t i = 0; i < 50; i++) {
     assert_int_equal(own[i], 100);
@@ -32,17 +32,17 @@ static void *hammer(void *arg) {
 
 static void test_pool(void **state) {
   (void)state;
-  dc__pool *pool;
-  dc__pool *same;
-  assert_int_equal(dc__pool_open(-1, &pool), DC_E_INVALID);
-  assert_int_equal(dc__pool_open(DC__THREADS_MAX + 1, &pool), DC_E_INVALID);
-  assert_int_equal(dc__pool_open(3, &pool), DC_OK);
-  assert_int_equal(dc__pool_open(3, &same), DC_OK);
+  dc__threadpool *pool;
+  dc__threadpool *same;
+  assert_int_equal(dc__threadpool_open(-1, &pool), DC_E_INVALID);
+  assert_int_equal(dc__threadpool_open(DC__THREADS_MAX + 1, &pool), DC_E_INVALID);
+  assert_int_equal(dc__threadpool_open(3, &pool), DC_OK);
+  assert_int_equal(dc__threadpool_open(3, &same), DC_OK);
   assert_ptr_equal(pool, same);
-  dc__pool_close(same);
-  assert_int_equal(dc__pool_threads(pool), 3);
-  dc__parallel(pool, 0, count_up, counts);
-  dc__parallel(pool, 1000, count_up, counts);
+  dc__threadpool_close(same);
+  assert_int_equal(dc__threadpool_threads(pool), 3);
+  dc__parallel_for(pool, 0, count_up, counts);
+  dc__parallel_for(pool, 1000, count_up, counts);
   for (int32_t i = 0; i < 1000; i++) {
     assert_int_equal(counts[i], 1);
   }
@@ -53,11 +53,11 @@ static void test_pool(void **state) {
   for (int32_t i = 0; i < 4; i++) {
     pthread_join(callers[i], NULL);
   }
-  dc__pool_close(pool);
-  dc__pool_close(NULL);
-  assert_int_equal(dc__pool_open(0, &pool), DC_OK);
-  assert_true(dc__pool_threads(pool) >= 1);
-  dc__pool_close(pool);
+  dc__threadpool_close(pool);
+  dc__threadpool_close(NULL);
+  assert_int_equal(dc__threadpool_open(0, &pool), DC_OK);
+  assert_true(dc__threadpool_threads(pool) >= 1);
+  dc__threadpool_close(pool);
 }
 
 static cpu_set_t processors(void) {
@@ -78,12 +78,12 @@ static void check_processors(void *arg, int64_t index, void *scratch) {
 }
 
 /* Ten calls to workers that have fallen asleep, each of them long enough to be shared. */
-static void call_sleepers(dc__pool *pool) {
+static void call_sleepers(dc__threadpool *pool) {
   const cpu_set_t before = processors();
   for (int32_t i = 0; i < 10; i++) {
     nanosleep(&(struct timespec){0, 3000000}, NULL);
     atomic_int right = 0;
-    dc__parallel(pool, 1000, check_processors, &right);
+    dc__parallel_for(pool, 1000, check_processors, &right);
     assert_int_equal(right, 1000);
   }
   const cpu_set_t after = processors();
@@ -93,8 +93,8 @@ static void call_sleepers(dc__pool *pool) {
 /* Workers make room for their caller, but go nowhere where they were not let before; the caller stays where it is. */
 static void test_processors(void **state) {
   (void)state;
-  dc__pool *pool;
-  assert_int_equal(dc__pool_open(4, &pool), DC_OK);
+  dc__threadpool *pool;
+  assert_int_equal(dc__threadpool_open(4, &pool), DC_OK);
   allowed = processors();
   call_sleepers(pool);
   cpu_set_t one;
@@ -104,7 +104,7 @@ static void test_processors(void **state) {
   call_sleepers(pool);
   assert_int_equal(sched_setaffinity(0, sizeof allowed, &allowed), 0);
   call_sleepers(pool);
-  dc__pool_close(pool);
+  dc__threadpool_close(pool);
 }
 
 int main(void) {

@@ -85,7 +85,7 @@ static float adamw(const dc__adamw_factors *f, const dc__update_span *s, int64_t
   float m = s->state[0][i] = dc__adamw_mean(s->state[0][i], g, f);
   float v = s->state[1][i] = dc__adamw_square(s->state[1][i], g, f);
   if (s->state[2] != NULL) {
-    v = s->state[2][i] = dc__adamw_most(s->state[2][i], v);
+    v = s->state[2][i] = dc__adamw_max(s->state[2][i], v);
   }
   return dc__adamw_weight(w, m, v, f);
 }
@@ -106,7 +106,7 @@ static void define(const plan *p, const dc__update_span *s, int64_t i) {
   if (s->master != NULL) {
     char rounded[4];
     put(rounded, s->dtype, 0, s->master[i]);
-    w = dc__followed(s->master[i], get(rounded, s->dtype, 0), w);
+    w = dc__synced_master(s->master[i], get(rounded, s->dtype, 0), w);
   }
   w = p->kind == DC__UPDATE_ADAMW ? adamw(&p->factors.adamw, s, i, w, g) : sgd(&p->factors.sgd, s, i, w, g);
   if (s->master != NULL) {
@@ -141,7 +141,7 @@ static void check_plan(const plan *p) {
     for (int64_t i = from; i < from + counts[c]; i++) {
       define(p, &x, i);
     }
-    dc__update_here(p->kind, &y, from, counts[c], p->scale);
+    dc__update_cpu(p->kind, &y, from, counts[c], p->scale);
     check_same(p, &x, &y);
   }
 }
@@ -192,10 +192,10 @@ static void test_conversions(void **state) {
         float own = number(i, i % 3 == 0 ? 6 : 5);
         char rounded[4];
         put(rounded, dtypes[d], 0, own);
-        read[i] = dc__followed(own, get(rounded, dtypes[d], 0), get(from, dtypes[d], i));
+        read[i] = dc__synced_master(own, get(rounded, dtypes[d], 0), get(from, dtypes[d], i));
       }
       if (dtypes[d] != DC_FLOAT32) {
-        dc__update_follow(master, from, dtypes[d], MOST);
+        dc__update_sync_master(master, from, dtypes[d], MOST);
         assert_memory_equal(master, read, sizeof master);
       }
     }
@@ -212,11 +212,11 @@ static void test_finite(void **state) {
       for (int64_t i = 0; i < n; i++) {
         x[i] = i % 2 == 0 ? 3.4e38f : -1e-45f;
       }
-      assert_true(dc__update_below(x, n, 128));
+      assert_true(dc__update_is_below(x, n, 128));
       for (int64_t i = 0; i < n; i += 7) {
         float kept = x[i];
         x[i] = bad[i % 4];
-        assert_false(dc__update_below(x, n, 128));
+        assert_false(dc__update_is_below(x, n, 128));
         x[i] = kept;
       }
     }
@@ -232,14 +232,14 @@ static void test_definition(void **state) {
                        .dtype = DC_FLOAT32,
                        .grad_dtype = DC_FLOAT32,
                        .factors.adamw = {0.5f, 0.25f, 0.75f, 0.5f, 0.5f, 2, 4, 1}};
-  dc__update_here(DC__UPDATE_ADAMW, &s, 0, 1, 1);
+  dc__update_cpu(DC__UPDATE_ADAMW, &s, 0, 1, 1);
   assert_true(m == 2.5f && v == 8 && fabsf(w - (4 - 5 / (sqrtf(8) * 4 + 1))) < 1e-6f);
   w = 8;
   s.state[2] = &most;
-  dc__update_here(DC__UPDATE_ADAMW, &s, 0, 1, 1);
+  dc__update_cpu(DC__UPDATE_ADAMW, &s, 0, 1, 1);
   assert_true(m == 1.75f && most == 16 && fabsf(w - (4 - 3.5f / 17)) < 1e-6f);
   v = NAN;
-  dc__update_here(DC__UPDATE_ADAMW, &s, 0, 1, 1);
+  dc__update_cpu(DC__UPDATE_ADAMW, &s, 0, 1, 1);
   assert_true(isnan(most)); /* a NaN is not lost */
 }
 

@@ -1,17 +1,17 @@
 /* Inverse roots without a decomposition: the sum of fractions behind them, the result on spectra of all kinds and at
  * all sizes around a panel's, and what they leave to eigenvectors. */
-#include "linalg/spectral.h"
+#include "linalg/eigh/eigh.h"
 #include "linalg_test.h"
 
 /* second-order: 18 */
 static void test_fractions(void **state) {
   (void)state;
   double shifts[DC__TRIDIAGONAL_SHIFTS], weights[DC__TRIDIAGONAL_SHIFTS];
-  for (int32_t root = 1; root <= DC__RULES; root++) {
-    dc__rule rule = {0};
-    dc__rule_open(&rule, root);
+  for (int32_t root = 1; root <= DC__MAX_QUADRATURE_ROOT; root++) {
+    dc__quadrature_rule rule = {0};
+    dc__quadrature_init(&rule, root);
     for (double least = 1; least >= 1e-12; least /= 8) {
-      dc__rule_fractions(&rule, least, shifts, weights);
+      dc__quadrature_partial_fractions(&rule, least, shifts, weights);
       for (int step = 0; step <= 50; step++) {
         double x = pow(least, step / 50.0);
         double sum = 0;

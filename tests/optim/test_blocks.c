@@ -1,18 +1,18 @@
 /* How second-order optimizers share a model out: points 41 (merging and blocks) and 47 (owners) of the conformance
  * list, and the way of gradients and directions between the ranks. */
 #include "../comm_ranks.h"
-#include "optim/exchange.h"
+#include "optim/redistribute.h"
 
 enum { FLOWS = 5, MOST_BLOCKS = 64 };
 
 static const int64_t limit = INT64_C(60000000000);
 
 static void check_merge(int32_t ndim, const int64_t *shape, int64_t merge, int32_t order, const int64_t *merged) {
-  dc__cut cut;
-  assert_int_equal(dc__cut_make("test", shape, ndim, merge, 1 << 20, &cut), DC_OK);
-  assert_int_equal(cut.order, order);
+  dc__partition partition;
+  assert_int_equal(dc__partition_merged("test", shape, ndim, merge, 1 << 20, &partition), DC_OK);
+  assert_int_equal(partition.order, order);
   for (int32_t d = 0; d < order; d++) {
-    assert_int_equal(cut.shape[d], merged[d]);
+    assert_int_equal(partition.shape[d], merged[d]);
   }
 }
 
@@ -40,13 +40,13 @@ static void point_41_small_dimensions_are_merged(void **state) {
 static void point_41_more_dimensions_than_a_root_has(void **state) {
   (void)state;
   int64_t shape[DC__ORDER_MAX + 1];
-  dc__cut cut;
+  dc__partition partition;
   for (int32_t d = 0; d <= DC__ORDER_MAX; d++) {
     shape[d] = 2;
   }
-  assert_int_equal(dc__cut_make("test", shape, DC__ORDER_MAX, 0, 2, &cut), DC_OK);
-  assert_int_equal(cut.order, DC__ORDER_MAX);
-  assert_int_equal(dc__cut_make("test", shape, DC__ORDER_MAX + 1, 0, 2, &cut), DC_E_UNSUPPORTED);
+  assert_int_equal(dc__partition_merged("test", shape, DC__ORDER_MAX, 0, 2, &partition), DC_OK);
+  assert_int_equal(partition.order, DC__ORDER_MAX);
+  assert_int_equal(dc__partition_merged("test", shape, DC__ORDER_MAX + 1, 0, 2, &partition), DC_E_UNSUPPORTED);
   assert_non_null(strstr(dc_last_error(), "more than 32 dimensions"));
 }
 
@@ -59,26 +59,27 @@ static void point_41_blocks_cover_a_tensor_once(void **state) {
     for (int64_t side = 1; side <= 9; side++) {
       float whole[256], part[256], block[256];
       int32_t seen[256] = {0};
-      dc__cut cut;
-      assert_int_equal(dc__cut_make("test", shapes[s], orders[s], 0, side, &cut), DC_OK);
-      for (int64_t i = 0; i < cut.numel; i++) {
+      dc__partition partition;
+      assert_int_equal(dc__partition_merged("test", shapes[s], orders[s], 0, side, &partition), DC_OK);
+      for (int64_t i = 0; i < partition.numel; i++) {
         whole[i] = (float)i;
         part[i] = -1;
       }
-      for (int64_t b = 0; b < cut.blocks; b++) {
+      for (int64_t b = 0; b < partition.blocks; b++) {
         dc__box box;
-        dc__cut_box(&cut, b, &box);
-        dc__box_take(NULL, &cut, &box, whole, block);
+        dc__partition_box(&partition, b, &box);
+        dc__box_pack(NULL, &partition, &box, whole, block);
         for (int64_t i = 0; i < box.count; i++) {
           seen[(int64_t)block[i]]++;
           assert_true(i == 0 || block[i] > block[i - 1]);
         }
-        dc__box_give(NULL, &cut, &box, block, cut.numel / 3, cut.numel - cut.numel / 3 * 2, part);
+        dc__box_unpack(NULL, &partition, &box, block, partition.numel / 3, partition.numel - partition.numel / 3 * 2,
+                       part);
       }
-      for (int64_t i = 0; i < cut.numel; i++) {
+      for (int64_t i = 0; i < partition.numel; i++) {
         assert_int_equal(seen[i], 1);
-        bool inside = i < cut.numel - cut.numel / 3 * 2;
-        assert_true(part[i] == (inside ? (float)(i + cut.numel / 3) : -1.0f));
+        bool inside = i < partition.numel - partition.numel / 3 * 2;
+        assert_true(part[i] == (inside ? (float)(i + partition.numel / 3) : -1.0f));
       }
     }
   }
@@ -90,7 +91,7 @@ static void point_47_owners_are_balanced_and_the_same_everywhere(void **state) {
   int64_t order[8];
   int32_t owners[8];
   double load[3] = {0};
-  dc__assign(costs, 8, 3, load, order, owners);
+  dc__assign_owners(costs, 8, 3, load, order, owners);
   assert_memory_equal(order, ((int64_t[]){1, 2, 4, 5, 6, 0, 7, 3}), sizeof order);
   assert_memory_equal(owners, ((int32_t[]){1, 0, 1, 2, 2, 2, 0, 1}), sizeof owners);
   assert_true(load[0] == 14 && load[1] == 14 && load[2] == 13);
@@ -106,7 +107,7 @@ static void point_47_owners_are_balanced_and_the_same_everywhere(void **state) {
     sum += many[i];
     most = many[i] > most ? many[i] : most;
   }
-  dc__assign(many, 1000, 7, loads, places, whose);
+  dc__assign_owners(many, 1000, 7, loads, places, whose);
   for (int i = 1; i < 1000; i++) {
     assert_true(many[places[i - 1]] >= many[places[i]]);
   }
@@ -118,9 +119,9 @@ static void point_47_owners_are_balanced_and_the_same_everywhere(void **state) {
 /* ---- the exchange ---- */
 
 typedef struct tensors {
-  dc__cut cuts[FLOWS];
+  dc__partition cuts[FLOWS];
   int32_t owners[FLOWS][MOST_BLOCKS];
-  dc__flow flows[FLOWS];
+  dc__redist_entry flows[FLOWS];
   float *got[FLOWS];
   bool whole, broken;
 } tensors;
@@ -145,7 +146,7 @@ static void apply(void *user, int64_t flow, const float *part) {
 static void make_tensors(tensors *t, int32_t rank, int32_t world) {
   static const int64_t shapes[FLOWS][3] = {{6, 5, 1}, {9, 7, 1}, {1, 1, 1}, {0, 4, 1}, {3, 4, 5}};
   for (int64_t f = 0; f < FLOWS; f++) {
-    (void)dc__cut_make("test", shapes[f], 3, 0, f == 0 ? 100 : 4, &t->cuts[f]);
+    (void)dc__partition_merged("test", shapes[f], 3, 0, f == 0 ? 100 : 4, &t->cuts[f]);
     for (int64_t b = 0; b < t->cuts[f].blocks; b++) {
       t->owners[f][b] = (int32_t)((f + b * 2) % world);
     }
@@ -153,22 +154,23 @@ static void make_tensors(tensors *t, int32_t rank, int32_t world) {
     int64_t each = (numel + world - 1) / world;
     int64_t begin = each * rank < numel ? each * rank : numel;
     int64_t end = begin + each < numel ? begin + each : numel;
-    t->flows[f] = (dc__flow){f, &t->cuts[f], t->owners[f], t->whole ? 0 : begin, t->whole ? numel : end - begin};
+    t->flows[f] =
+        (dc__redist_entry){f, &t->cuts[f], t->owners[f], t->whole ? 0 : begin, t->whole ? numel : end - begin};
   }
 }
 
-static int check_round(dc__exchange *x, tensors *t, const bool *skip, int32_t rank) {
-  CHECK_OK(dc__exchange_in(x, skip, fill, t));
+static int check_round(dc__redistribute *x, tensors *t, const bool *skip, int32_t rank) {
+  CHECK_OK(dc__redistribute_to_owners(x, skip, fill, t));
   for (int64_t f = 0; f < FLOWS; f++) {
     for (int64_t b = 0; b < t->cuts[f].blocks; b++) {
       dc__box box;
-      dc__cut_box(&t->cuts[f], b, &box);
+      dc__partition_box(&t->cuts[f], b, &box);
       float whole[128], want[128];
       for (int64_t i = 0; i < t->cuts[f].numel; i++) {
         whole[i] = value(f, i);
       }
-      dc__box_take(NULL, &t->cuts[f], &box, whole, want);
-      float *block = dc__exchange_block(x, f, b);
+      dc__box_pack(NULL, &t->cuts[f], &box, whole, want);
+      float *block = dc__redistribute_block(x, f, b);
       CHECK((block != NULL) == (t->owners[f][b] == rank));
       for (int64_t i = 0; i < box.count && block != NULL && !(skip != NULL && skip[f]); i++) {
         CHECK(block[i] == want[i]);
@@ -179,7 +181,7 @@ static int check_round(dc__exchange *x, tensors *t, const bool *skip, int32_t ra
       t->got[f][i] = 1;
     }
   }
-  CHECK_OK(dc__exchange_out(x, skip, apply, t));
+  CHECK_OK(dc__redistribute_from_owners(x, skip, apply, t));
   for (int64_t f = 0; f < FLOWS; f++) {
     for (int64_t i = 0; i < t->flows[f].count; i++) {
       CHECK(t->got[f][i] == (skip != NULL && skip[f] ? 1 : -value(f, t->flows[f].offset + i)));
@@ -194,20 +196,20 @@ static int exchange_rank(dc_comm *comm, void *arg) {
   for (int whole = 0; whole <= 1; whole++) {
     float memory[FLOWS][128];
     tensors t = {.whole = whole == 1};
-    dc__exchange *x;
+    dc__redistribute *x;
     for (int64_t f = 0; f < FLOWS; f++) {
       t.got[f] = memory[f];
     }
     make_tensors(&t, comm->rank, comm->world);
-    CHECK_OK(dc__exchange_create("test", device, arg != NULL ? NULL : comm, t.flows, FLOWS, &x));
-    CHECK(dc__exchange_bytes(x) > 0);
+    CHECK_OK(dc__redistribute_create("test", device, arg != NULL ? NULL : comm, t.flows, FLOWS, &x));
+    CHECK(dc__redistribute_bytes(x) > 0);
     const bool skip[FLOWS] = {false, true, false, false, true};
     int64_t allocations = atomic_load(&device->allocations);
     CHECK(check_round(x, &t, NULL, comm->rank) == 0);
     CHECK(check_round(x, &t, skip, comm->rank) == 0);
     CHECK(check_round(x, &t, NULL, comm->rank) == 0);
     CHECK(atomic_load(&device->allocations) == allocations);
-    dc__exchange_destroy(x);
+    dc__redistribute_destroy(x);
   }
   dc_device_destroy(device);
   return 0;
@@ -224,11 +226,11 @@ static int broken_rank(dc_comm *comm, void *arg) {
   (void)arg;
   dc_device *device;
   tensors t = {0};
-  dc__exchange *x;
+  dc__redistribute *x;
   CHECK_OK(dc_device_open("cpu", NULL, &device));
   make_tensors(&t, comm->rank, comm->world);
   t.flows[1].offset -= comm->rank == comm->world - 1;
-  CHECK(dc__exchange_create("test", device, comm, t.flows, FLOWS, &x) == DC_E_MISMATCH);
+  CHECK(dc__redistribute_create("test", device, comm, t.flows, FLOWS, &x) == DC_E_MISMATCH);
   CHECK_SAYS(
       "test: the ranks' parts of parameter 1 have 63 elements together and 42 up to the first gap; they must "
       "make up its 63");
@@ -244,15 +246,15 @@ static void parts_that_do_not_fit_are_refused_by_every_rank(void **state) {
 
 static int agreeing_rank(dc_comm *comm, void *arg) {
   (void)arg;
-  CHECK_OK(dc__agree("test", comm, DC_OK));
+  CHECK_OK(dc__optim_agree_status("test", comm, DC_OK));
   if (comm->rank == 1) {
-    CHECK(dc__agree("test", comm, dc__fail(DC_E_SHAPE, "test: own words")) == DC_E_SHAPE);
+    CHECK(dc__optim_agree_status("test", comm, dc__fail(DC_E_SHAPE, "test: own words")) == DC_E_SHAPE);
     CHECK_SAYS("test: own words");
   } else {
-    CHECK(dc__agree("test", comm, DC_OK) == DC_E_ABORTED);
+    CHECK(dc__optim_agree_status("test", comm, DC_OK) == DC_E_ABORTED);
     CHECK_SAYS("test: nothing was done, since rank 1 failed with DC_E_SHAPE");
   }
-  CHECK_OK(dc__agree("test", comm, DC_OK)); /* and the communicator is as good as before */
+  CHECK_OK(dc__optim_agree_status("test", comm, DC_OK)); /* and the communicator is as good as before */
   return 0;
 }
 

@@ -25,12 +25,12 @@ static void free_data(data *d) {
 }
 
 /* How ranks share parameters: whole, or in parts. */
-typedef struct cut {
+typedef struct partition {
   int32_t rank, world;
   bool parts;
-} cut;
+} partition;
 
-static void add_cut(model *m, cut c, const int64_t *shape, int32_t ndim) {
+static void add_cut(model *m, partition c, const int64_t *shape, int32_t ndim) {
   int64_t n = 1;
   for (int32_t d = 0; d < ndim; d++) {
     n *= shape[d];
@@ -40,7 +40,7 @@ static void add_cut(model *m, cut c, const int64_t *shape, int32_t ndim) {
   add_part(m, 0, shape, ndim, c.parts ? begin : 0, c.parts ? end - begin : n);
 }
 
-static void build(model *m, dc_comm *comm, const dc_kfac_options *options, cut c) {
+static void build(model *m, dc_comm *comm, const dc_kfac_options *options, partition c) {
   const int64_t first[2] = {H, I}, bias = H, second[2] = {O, H}, conv[3] = {C, C / 2, 3}, alone = 11;
   dc_sample_layer layer = DC_SAMPLE_LAYER_INIT;
   open_model(m, comm, options);
@@ -90,14 +90,14 @@ static dc_kfac_options usual(void) {
   return options;
 }
 
-static const cut alone = {0, 1, false};
+static const partition alone = {0, 1, false};
 
 /* ---- ranks ---- */
 
 typedef struct rank {
   model m;
   dc_comm *comm;
-  cut c;
+  partition c;
   bool share;
   dc_status status;
   int64_t owned;

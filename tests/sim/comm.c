@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/call.h"
+#include "comm/signature.h"
 #include "kernels/kernels.h"
 #include "sim.h"
 
@@ -20,7 +20,7 @@ enum { CHANNELS = 64 };
 typedef struct part {
   dc__coll coll;
   uint64_t ranges[DC__COMM_GROUP];    /* hashes, because a rank may leave while others compare */
-  int32_t unplaced;                   /* of dc__call_unplaced, for the same reason */
+  int32_t missing_recv;               /* of dc__coll_missing_recv, for the same reason */
   const void *copies[DC__COMM_GROUP]; /* what others read: the sender's memory, or copies of it */
   sim_clock posted, moved;
 } part;
@@ -134,8 +134,8 @@ static void meet(walk *w) {
     }
   }
   for (int32_t r = 0; r < head->world; r++) {
-    if (w->m->parts[r].unplaced >= 0) {
-      fail_group(dc__call_fail_unplaced(mine->items[w->m->parts[r].unplaced].id, r));
+    if (w->m->parts[r].missing_recv >= 0) {
+      fail_group(dc__coll_fail_missing_recv(mine->items[w->m->parts[r].missing_recv].id, r));
     }
   }
   w->pieces = w->moves = mine->count * (mine->kind == DC__COLL_GATHER ? head->world : 1);
@@ -196,7 +196,7 @@ static bool ready(void *args) {
 }
 
 static void leave(walk *w) {
-  dc__span_end(w->m->parts[w->comm->head.rank].coll.tag.span, group.failure.status != DC_OK);
+  dc__op_timing_end(w->m->parts[w->comm->head.rank].coll.tag.span, group.failure.status != DC_OK);
   w->m->left++;
   poll_group(&w->comm->head);
   dc__comm_release(&w->comm->head);
@@ -212,7 +212,7 @@ static bool step(void *args) {
     return true;
   }
   if (w->phase == POST) {
-    dc__span_begin(w->m->parts[w->comm->head.rank].coll.tag.span);
+    dc__op_timing_begin(w->m->parts[w->comm->head.rank].coll.tag.span);
     post(w);
     w->phase = MOVE;
     return false;
@@ -257,7 +257,7 @@ static void call(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__tag *
   if (dc__comm_check(comm) != DC_OK) {
     return;
   }
-  dc__span_expect(tag->span);
+  dc__op_timing_expect(tag->span);
   walk w = {(sim_comm *)dc__comm_retain(comm), next_meeting(self), self->calls++, POST, 0, -1, 0, 0};
   dc__coll *coll = &w.m->parts[comm->rank].coll;
   *coll = (dc__coll){.comm = comm, .tag = *tag, .kind = kind, .count = count};
@@ -267,7 +267,7 @@ static void call(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__tag *
   for (int32_t i = 0; i < count; i++) {
     w.m->parts[comm->rank].ranges[i] = dc__coll_ranges_hash(&items[i], comm->world);
   }
-  w.m->parts[comm->rank].unplaced = dc__call_unplaced(coll, comm->rank);
+  w.m->parts[comm->rank].missing_recv = dc__coll_missing_recv(coll, comm->rank);
   static const char *const names[] = {NULL, "gather", "reduction", "broadcast", "barrier"};
   if (stream != NULL) {
     sim_push(stream, &(sim_work){ready, step, {names[kind], NULL, tag->id}}, &w, sizeof w);
@@ -303,7 +303,7 @@ static void heap_free(dc_comm *comm, void *ptr, size_t bytes) {
   sim_note(SIM_FREE, ptr, bytes, "the heap");
 }
 
-static bool shares(dc_comm *comm, const void *ptr, size_t bytes) {
+static bool peer_accessible(dc_comm *comm, const void *ptr, size_t bytes) {
   (void)comm;
   (void)ptr;
   (void)bytes;
@@ -341,7 +341,7 @@ static const dc__comm_ops with_heap = {.name = "sim",
                                        .poll = poll_group,
                                        .heap_alloc = heap_alloc,
                                        .heap_free = heap_free,
-                                       .shares = shares,
+                                       .peer_accessible = peer_accessible,
                                        .destroy = destroy};
 
 static const dc__comm_ops without_heap = {.name = "sim",

@@ -153,19 +153,19 @@ void dc__arena_unpoison_on(dc_stream *stream, const void *ptr, size_t bytes) {
 
 /* ---- names for reports ---- */
 
-dc_status __real_dc__enter(dc_context *ctx, const char *fn);
-dc_status __wrap_dc__enter(dc_context *ctx, const char *fn);
-dc_status __wrap_dc__enter(dc_context *ctx, const char *fn) {
+dc_status __real_dc__context_enter(dc_context *ctx, const char *fn);
+dc_status __wrap_dc__context_enter(dc_context *ctx, const char *fn);
+dc_status __wrap_dc__context_enter(dc_context *ctx, const char *fn) {
   sim_me()->op = (sim_op){"host", fn, -1};
-  return __real_dc__enter(ctx, fn);
+  return __real_dc__context_enter(ctx, fn);
 }
 
-dc_status __real_dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
-                          dc__param **param);
-dc_status __wrap_dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
-                          dc__param **param);
-dc_status __wrap_dc__find(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3, dc__graph **graph,
-                          dc__param **param) {
+dc_status __real_dc__graph_find_param(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3,
+                                      dc__graph **graph, dc__param **param);
+dc_status __wrap_dc__graph_find_param(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3,
+                                      dc__graph **graph, dc__param **param);
+dc_status __wrap_dc__graph_find_param(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3,
+                                      dc__graph **graph, dc__param **param) {
   sim_me()->op.id = id;
-  return __real_dc__find(ctx, fn, graph_id, id, stage3, graph, param);
+  return __real_dc__graph_find_param(ctx, fn, graph_id, id, stage3, graph, param);
 }

@@ -1,12 +1,12 @@
-/* The handshake of the local communicator (src/comm/local), for a few ranks: collectives of one channel after the
+/* The handshake of the shared-memory communicator (src/comm/shm), for a few ranks: collectives of one channel after the
  * other, each staged or in place, in one round or two; a futex under every wait; a failure, an abort, a killed rank;
  * leaving, and joining again on a channel that others may still use.
  *
  * Modelled, by name:
- *   dc__local_channel_join, dc__local_channel_leave, reset_slots, lock      group.c
- *   run, stage, publish, post_and_wait, compare, move, dc__local_run        collective.c
- *   dc__local_raise, sleep_until, look, wake, wake_all,
- *   dc__local_group_fail, dc__local_group_check, dc__local_await_readers    wait.c
+ *   dc__shm_channel_join, dc__shm_channel_leave, reset_channel, lock    channels.c
+ *   run_collective, copy_to_staging, publish, post_and_wait, dc__signature_compare, transfer_window, dc__shm_run collective.c
+ *   dc__shm_signal, sleep_until_reached, check_wait, futex_wake, futex_wake_all,
+ *   dc__shm_group_fail, dc__shm_group_check, dc__shm_wait_readers    wait.c
  *
  * One step is one access to shared memory, or several that no other rank can tell apart. Sequence numbers do not wrap
  * here. Deadlines are left out: with weak fairness nothing needs one.
@@ -30,9 +30,9 @@ mtype = { CLOSED, IDLE, POSTED, READY, READING, OVER, BROKEN, FAILED, SAFE,
 #define FAILING 1
 #define GROUP_FAILED 2
 
-byte word[WORDS], sleepers[WORDS];
+byte word[WORDS], waiters[WORDS];
 byte asleep_on[N];                  /* word + 1; 0: awake */
-bool gone[CH * N], reading[CH * N]; /* dc__local_slot: left, reading */
+bool gone[CH * N], reading[CH * N]; /* dc__shm_slot: left, reading */
 byte call_number[CH * N * 2];
 bool call_other[CH * N * 2];        /* what was called: one thing, or another */
 bool call_staged[CH * N * 2];
@@ -73,7 +73,7 @@ inline wake(w) {
 inline raise(w, value) {
   word[w] = value;
   if
-  :: MUTANT != 1 && sleepers[w] > 0 -> wake(w)
+  :: MUTANT != 1 && waiters[w] > 0 -> wake(w)
   :: else
   fi
 }
@@ -104,7 +104,7 @@ inline group_fail() {
 
 /* dead: a pidfd tells, and only after a slice without news. */
 inline sleep_until(w, peer, seq_wanted) {
-  sleepers[w]++;
+  waiters[w]++;
   quiet = false;
   do
   :: seen = word[w];
@@ -130,7 +130,7 @@ inline sleep_until(w, peer, seq_wanted) {
      :: SLICES && asleep_on[me] != 0 -> d_step { asleep_on[me] = 0; quiet = true }
      fi
   od;
-  sleepers[w]--;
+  waiters[w]--;
   d_step { seen = 0; quiet = false }
 }
 
@@ -335,7 +335,7 @@ inline collective() {
      :: else
      fi;
      if
-     :: err -> /* dc__local_run */
+     :: err -> /* dc__shm_run */
         event(FAIL);
         group_fail();
         if

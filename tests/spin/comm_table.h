@@ -1,9 +1,9 @@
 /* One end of a local communicator, as its rank's thread walks through collectives: the rows that both the model
  * (comm.pml) and the C test (test_comm_table.c) go by. ROW(state, event, next state); an event is a call of
- * src/comm/local, named in the test. */
+ * src/comm/shm, named in the test. */
 ROW(CLOSED, JOIN, IDLE)
 ROW(IDLE, POST, POSTED)
-ROW(POSTED, CAME, READY)  /* dc__local_await_posted: all have posted */
+ROW(POSTED, CAME, READY)  /* dc__shm_wait_posted: all have posted */
 ROW(POSTED, LOST, BROKEN) /* or will not */
 ROW(READY, READ, READING) /* others' data, or the own */
 ROW(READING, READ, READING)
@@ -13,10 +13,10 @@ ROW(READING, POST, POSTED) /* the next round */
 ROW(READING, DONE, OVER)
 ROW(READY, FAIL, FAILED) /* calls differ, or the group failed before it read */
 ROW(OVER, POST, POSTED)  /* the next collective: nobody read its memory in place */
-ROW(OVER, CAME, IDLE)    /* dc__local_await_done: all have read */
+ROW(OVER, CAME, IDLE)    /* dc__shm_wait_done: all have read */
 ROW(OVER, LOST, BROKEN)
 ROW(BROKEN, FAIL, FAILED)
-ROW(FAILED, UNREAD, SAFE) /* dc__local_await_readers */
+ROW(FAILED, UNREAD, SAFE) /* dc__shm_wait_readers */
 ROW(IDLE, LEAVE, CLOSED)
 ROW(OVER, LEAVE, CLOSED)
 ROW(SAFE, LEAVE, CLOSED)

@@ -4,11 +4,11 @@
  *
  * Modelled, by name:
  *   dc__gather (gather_missing, open_copy, start), dc__gather_wait, dc__gather_release, dc__gather_take,
- *   dc__gather_drop, drop_copy                                             runtime/gather.c, copies.c
+ *   dc__gather_free, drop_copy                                             runtime/gather.c, copies.c
  *   set_persistent, clear_persistent, invalidate, clear_all, raise_version api/params.c
  *   abort_step                                                             api/context.c
  *   dc__graph_register, of which DRAIN is what matters here                runtime/graphs.c
- *   dc__after_caller, dc__drain, dc__unless_passed                         runtime/context.c
+ *   dc__wait_for_caller, dc__context_synchronize, dc__unless_passed                         runtime/context.c
  *   dc__arena_alloc, dc__arena_free (a block is used again after the events it was freed with)  device/arena.c
  * and what comm.h promises of a collective, which comm.pml shows: it moves when all ranks have come, and ends for a
  * rank when the others have read what that rank brought.

@@ -5,7 +5,7 @@
  *
  * Modelled, by name:
  *   put_in_bucket, open_slot, combine, flush, dc__reduce_finish   runtime/reduce.c
- *   dc__after_caller, dc__event_wait                              runtime/context.c, device.h
+ *   dc__wait_for_caller, dc__event_wait                              runtime/context.c, device.h
  * and of a collective what comm.h promises, as in gather.pml, where events are explained.
  *
  * Asserted: who reduces finds in every rank's slot the gradient that was meant, from beginning to end; when a backward

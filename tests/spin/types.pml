@@ -2,7 +2,7 @@
  * depend on what was gathered before.
  *
  * Modelled, by name: dc__gather, start_one                                          runtime/gather.c
- *                    dc__gather_copy, dc__gather_source, dc__gather_drop             runtime/copies.c
+ *                    dc__gather_copy, dc__gather_source, dc__gather_free             runtime/copies.c
  *
  * A copy's content is the least exact type that its values went through: NARROW, OWN or WIDE, 1 to 3. The shard is of
  * type OWN. Where several copies may be cast from, the model takes any of them.

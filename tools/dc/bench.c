@@ -22,8 +22,8 @@ typedef struct bench {
 
 typedef bool (*work_fn)(const bench *b);
 
-static bool works(const bench *b, const char *what, dc_status status) {
-  return status == DC_OK || rank_fails(b->r, "%s: %s (%s)", what, dc_last_error(), dc_status_name(status));
+static bool call_ok(const bench *b, const char *what, dc_status status) {
+  return status == DC_OK || rank_fail(b->r, "%s: %s (%s)", what, dc_last_error(), dc_status_name(status));
 }
 
 /* ---- what is measured ---- */
@@ -31,42 +31,43 @@ static bool works(const bench *b, const char *what, dc_status status) {
 static bool all_gather(const bench *b) {
   dc_tensor send = flat(b->other, &b->part, DC_FLOAT32);
   dc_tensor recv = flat(b->whole, &b->count, DC_FLOAT32);
-  return works(b, "all-gather", dc_comm_all_gather(b->r->comm, &send, &recv, NULL, NULL));
+  return call_ok(b, "all-gather", dc_comm_all_gather(b->r->comm, &send, &recv, NULL, NULL));
 }
 
 static bool reduce_scatter(const bench *b) {
   dc_tensor send = flat(b->whole, &b->count, DC_FLOAT32);
   dc_tensor recv = flat(b->other, &b->part, DC_FLOAT32);
-  return works(b, "reduce-scatter", dc_comm_reduce_scatter(b->r->comm, &send, &recv, NULL, DC_SUM, NULL));
+  return call_ok(b, "reduce-scatter", dc_comm_reduce_scatter(b->r->comm, &send, &recv, NULL, DC_SUM, NULL));
 }
 
 static bool all_reduce(const bench *b) {
   dc_tensor data = flat(b->whole, &b->count, DC_FLOAT32);
-  return works(b, "all-reduce", dc_comm_all_reduce(b->r->comm, &data, DC_SUM, NULL));
+  return call_ok(b, "all-reduce", dc_comm_all_reduce(b->r->comm, &data, DC_SUM, NULL));
 }
 
 static bool broadcast(const bench *b) {
   dc_tensor data = flat(b->whole, &b->count, DC_FLOAT32);
-  return works(b, "broadcast", dc_comm_broadcast(b->r->comm, &data, 0, NULL));
+  return call_ok(b, "broadcast", dc_comm_broadcast(b->r->comm, &data, 0, NULL));
 }
 
 static bool gather_param(const bench *b) {
   dc_tensor out = DC_TENSOR_INIT;
-  return works(b, "dc_allgather_param", dc_allgather_param(b->context, NULL, GRAPH, PARAM, DC_DTYPE_NONE, &out)) &&
-         works(b, "dc_wait_allgather", dc_wait_allgather(b->context, NULL, GRAPH, PARAM)) &&
-         works(b, "dc_release_param", dc_release_param(b->context, NULL, GRAPH, PARAM, 1));
+  return call_ok(b, "dc_allgather_param", dc_allgather_param(b->context, NULL, GRAPH, PARAM, DC_DTYPE_NONE, &out)) &&
+         call_ok(b, "dc_wait_allgather", dc_wait_allgather(b->context, NULL, GRAPH, PARAM)) &&
+         call_ok(b, "dc_release_param", dc_release_param(b->context, NULL, GRAPH, PARAM, 1));
 }
 
 static bool reduce_grad(const bench *b) {
   dc_tensor grad = flat(b->whole, &b->count, DC_FLOAT32);
-  return works(b, "dc_reduce_grad", dc_reduce_grad(b->context, &grad, GRAPH, PARAM)) &&
-         works(b, "dc_end_backward", dc_end_backward(b->context, GRAPH, 0));
+  return call_ok(b, "dc_reduce_grad", dc_reduce_grad(b->context, &grad, GRAPH, PARAM)) &&
+         call_ok(b, "dc_end_backward", dc_end_backward(b->context, GRAPH, 0));
 }
 
 static bool gathered_already(const bench *b) {
   dc_tensor out = DC_TENSOR_INIT;
-  return works(b, "dc_allgather_param", dc_allgather_param(b->context, NULL, GRAPH, PARAM + 1, DC_DTYPE_NONE, &out)) &&
-         works(b, "dc_wait_allgather", dc_wait_allgather(b->context, NULL, GRAPH, PARAM + 1));
+  return call_ok(b, "dc_allgather_param",
+                 dc_allgather_param(b->context, NULL, GRAPH, PARAM + 1, DC_DTYPE_NONE, &out)) &&
+         call_ok(b, "dc_wait_allgather", dc_wait_allgather(b->context, NULL, GRAPH, PARAM + 1));
 }
 
 static const struct {
@@ -109,7 +110,7 @@ static bool measure(const bench *b, size_t row, double *times, double *work_us, 
   int64_t n = repeats(b, row);
   double *copies = times + b->turns;
   for (int64_t turn = -1; turn < b->turns; turn++) { /* the first warms up */
-    if (!works(b, "barrier", dc_comm_barrier(b->r->comm))) {
+    if (!call_ok(b, "barrier", dc_comm_barrier(b->r->comm))) {
       return false;
     }
     int64_t begin = now_ns();
@@ -141,13 +142,13 @@ static bool make_context(bench *b) {
   dc_tensor shard = flat(b->other, &b->part, DC_FLOAT32);
   dc_tensor grad = flat(b->other + b->part, &b->part, DC_FLOAT32);
   dc_tensor small = flat(b->other, &few_part, DC_FLOAT32);
-  return works(b, "dc_context_create", dc_context_create(b->device, NULL, &b->context)) &&
-         works(b, "dc_init", dc_init(b->context, b->r->comm, NULL, b->count)) &&
-         works(b, "dc_register_z3_param",
-               dc_register_z3_param(b->context, PARAM, shape, 1, &shard, &grad, 0, DC_DTYPE_NONE)) &&
-         works(b, "dc_register_z3_param",
-               dc_register_z3_param(b->context, PARAM + 1, &few, 1, &small, NULL, 1, DC_DTYPE_NONE)) &&
-         works(b, "dc_register_graph_z3", dc_register_graph_z3(b->context, GRAPH, ids, 2)) && gathered_already(b);
+  return call_ok(b, "dc_context_create", dc_context_create(b->device, NULL, &b->context)) &&
+         call_ok(b, "dc_init", dc_init(b->context, b->r->comm, NULL, b->count)) &&
+         call_ok(b, "dc_register_z3_param",
+                 dc_register_z3_param(b->context, PARAM, shape, 1, &shard, &grad, 0, DC_DTYPE_NONE)) &&
+         call_ok(b, "dc_register_z3_param",
+                 dc_register_z3_param(b->context, PARAM + 1, &few, 1, &small, NULL, 1, DC_DTYPE_NONE)) &&
+         call_ok(b, "dc_register_graph_z3", dc_register_graph_z3(b->context, GRAPH, ids, 2)) && gathered_already(b);
 }
 
 /* Appends "row bytes work copy" lines to the rank's text. */
@@ -173,16 +174,16 @@ bool bench_rank(rank *r) {
   int64_t most;
   bench b = {.r = r};
   if (sscanf(r->argument, "%" SCNd64 " %" SCNd64, &most, &b.turns) != 2) {
-    return rank_fails(r, "its argument is %s", r->argument);
+    return rank_fail(r, "its argument is %s", r->argument);
   }
   size_t room = (size_t)most + 4096 + 64 * sizeof(float); /* two parts of a rank alone are twice the whole */
   b.whole = calloc(1, room);
   b.other = calloc(2, room);
   double *times = calloc((size_t)b.turns * 2, sizeof *times);
   bool well = b.whole != NULL && b.other != NULL && times != NULL;
-  well = well ? works(&b, "dc_device_open", dc_device_open("cpu", NULL, &b.device)) : rank_fails(r, "out of memory");
+  well = well ? call_ok(&b, "dc_device_open", dc_device_open("cpu", NULL, &b.device)) : rank_fail(r, "out of memory");
   b.bytes = most;
-  while (b.bytes >= 16 * BENCH_LEAST) {
+  while (b.bytes >= 16 * BENCH_MIN_BYTES) {
     b.bytes /= 16;
   }
   for (; b.bytes <= most && well; b.bytes *= 16) {
@@ -200,7 +201,7 @@ bool bench_rank(rank *r) {
 
 /* ---- telling ---- */
 
-static void tell_row(json *j, bool as_json, size_t row, int64_t bytes, double work, double copy) {
+static void print_row(json *j, bool as_json, size_t row, int64_t bytes, double work, double copy) {
   bool moves = rows[row].moves;
   if (as_json) {
     json_open(j, NULL, '{');
@@ -225,8 +226,8 @@ int run_bench(const args *a) {
   int64_t ranks = number_of(a, "--ranks", 2);
   int64_t bytes = number_of(a, "--bytes", 1 << 24);
   int64_t turns = number_of(a, "--turns", 31);
-  const char *transport = given(a, "--transport") ? value_of(a, "--transport") : "processes";
-  bool as_json = given(a, "--json");
+  const char *transport = has_option(a, "--transport") ? value_of(a, "--transport") : "processes";
+  bool as_json = has_option(a, "--json");
   char argument[64];
   char text[4096];
   snprintf(argument, sizeof argument, "%" PRId64 " %" PRId64, bytes, turns);
@@ -235,13 +236,13 @@ int run_bench(const args *a) {
     fprintf(stderr, "... %d rank%s, up to %" PRId64 " bytes", (int)ranks, plural_s(ranks), bytes);
   }
   bool processes = strcmp(transport, "processes") == 0;
-  const job *j = job_named("bench");
+  const job *j = find_job("bench");
   bool well = (processes ? run_processes : run_threads)(j, (int)ranks, argument, text, sizeof text);
   if (live) {
     fputs("\r\033[K", stderr);
   }
   if (!well) {
-    return complain(a, EXIT_FAULT, "%s", text);
+    return report_error(a, EXIT_FAILED, "%s", text);
   }
   json out = {.file = stdout};
   if (as_json) {
@@ -260,12 +261,12 @@ int run_bench(const args *a) {
     double work;
     double copy;
     if (sscanf(line, "%zu %" SCNd64 " %lf %lf", &row, &bytes, &work, &copy) == 4 && row < COUNT(rows)) {
-      tell_row(&out, as_json, row, bytes, work, copy);
+      print_row(&out, as_json, row, bytes, work, copy);
     }
   }
   if (as_json) {
     json_close(&out, ']');
     json_close(&out, '}');
   }
-  return EXIT_WELL;
+  return EXIT_OK;
 }

@@ -13,7 +13,7 @@
 
 #include "dc.h"
 
-void find(finding *f, int state, const char *format, ...) {
+void report_finding(finding *f, int state, const char *format, ...) {
   va_list list;
   f->state = state;
   va_start(list, format);
@@ -27,8 +27,8 @@ static void check_library(finding *f, int ranks) {
   uint32_t version = dc_api_version();
   (void)dladdr((void *)(uintptr_t)dc_api_version, &where);
   bool fits = version / 1000 == DC_API_VERSION / 1000 && version >= DC_API_VERSION;
-  find(f, fits ? WELL : BROKEN, "libdc %s from %s%s", dc_version_string(),
-       where.dli_fname == NULL ? "?" : where.dli_fname, fits ? "" : ", which this dc was not built for");
+  report_finding(f, fits ? CHECK_OK : CHECK_FAILED, "libdc %s from %s%s", dc_version_string(),
+                 where.dli_fname == NULL ? "?" : where.dli_fname, fits ? "" : ", which this dc was not built for");
 }
 
 static void check_clock(finding *f, int ranks) {
@@ -41,7 +41,7 @@ static void check_clock(finding *f, int ranks) {
   for (int i = 0; i < READS; i++) {
     int64_t now = now_ns();
     if (now < last) {
-      find(f, BROKEN, "the monotonic clock went back by %" PRId64 " ns", last - now);
+      report_finding(f, CHECK_FAILED, "the monotonic clock went back by %" PRId64 " ns", last - now);
       return;
     }
     last = now;
@@ -51,8 +51,8 @@ static void check_clock(finding *f, int ranks) {
   nanosleep(&nap, NULL);
   int64_t slept = now_ns() - before;
   bool well = slept >= nap.tv_nsec && slept < INT64_C(2000000000) && resolution.tv_nsec <= 1000000;
-  find(f, well ? WELL : BROKEN, "%.0f ns a reading, resolution %ld ns; a nap of 10 ms took %.1f ms",
-       (double)(last - begin) / READS, resolution.tv_nsec, (double)slept / 1e6);
+  report_finding(f, well ? CHECK_OK : CHECK_FAILED, "%.0f ns a reading, resolution %ld ns; a nap of 10 ms took %.1f ms",
+                 (double)(last - begin) / READS, resolution.tv_nsec, (double)slept / 1e6);
 }
 
 static void check_memory(finding *f, int ranks) {
@@ -61,7 +61,7 @@ static void check_memory(finding *f, int ranks) {
   (void)ranks;
   char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
-    find(f, BROKEN, "%d MiB can't be had: %s", MIB, strerror(errno));
+    report_finding(f, CHECK_FAILED, "%d MiB can't be had: %s", MIB, strerror(errno));
     return;
   }
   int64_t begin = now_ns();
@@ -70,8 +70,8 @@ static void check_memory(finding *f, int ranks) {
   }
   double seconds = (double)(now_ns() - begin) / 1e9;
   munmap(memory, bytes);
-  find(f, seconds < 20 ? WELL : BROKEN, "%d MiB taken and written in %.2f s%s", MIB, seconds,
-       seconds < 20 ? "" : ": the machine swaps");
+  report_finding(f, seconds < 20 ? CHECK_OK : CHECK_FAILED, "%d MiB taken and written in %.2f s%s", MIB, seconds,
+                 seconds < 20 ? "" : ": the machine swaps");
 }
 
 static void check_descriptors(finding *f, int ranks) {
@@ -89,10 +89,11 @@ static void check_descriptors(finding *f, int ranks) {
     close(fds[i]);
   }
   if (count < WANTED) {
-    find(f, BROKEN, "only %d more files can be opened (%s): 64 processes need %d; raise ulimit -n, now %" PRIu64, count,
-         strerror(error), WANTED, (uint64_t)limit.rlim_cur);
+    report_finding(f, CHECK_FAILED,
+                   "only %d more files can be opened (%s): 64 processes need %d; raise ulimit -n, now %" PRIu64, count,
+                   strerror(error), WANTED, (uint64_t)limit.rlim_cur);
   } else {
-    find(f, WELL, "%d opened, the limit is %" PRIu64, WANTED, (uint64_t)limit.rlim_cur);
+    report_finding(f, CHECK_OK, "%d opened, the limit is %" PRIu64, WANTED, (uint64_t)limit.rlim_cur);
   }
 }
 
@@ -114,10 +115,10 @@ static void check_shared_memory(finding *f, int ranks) {
     close(fd);
   }
   if (error != 0) {
-    find(f, BROKEN, "a memory file of %d MiB can't be made: %s", MIB, strerror(error));
+    report_finding(f, CHECK_FAILED, "a memory file of %d MiB can't be made: %s", MIB, strerror(error));
   } else {
-    find(f, WELL, "a memory file of %d MiB; /dev/shm, which is not needed, has %" PRIu64 " MiB free", MIB,
-         (uint64_t)shm.f_bavail * shm.f_frsize >> 20);
+    report_finding(f, CHECK_OK, "a memory file of %d MiB; /dev/shm, which is not needed, has %" PRIu64 " MiB free", MIB,
+                   (uint64_t)shm.f_bavail * shm.f_frsize >> 20);
   }
 }
 
@@ -154,9 +155,9 @@ static void check_streams(finding *f, int ranks) {
   dc_status status = dc_device_open("cpu", NULL, &device);
   status = status != DC_OK ? status : use_streams(device, streams, &event, &sum);
   if (status != DC_OK) {
-    find(f, BROKEN, "%s (%s)", dc_last_error(), dc_status_name(status));
+    report_finding(f, CHECK_FAILED, "%s (%s)", dc_last_error(), dc_status_name(status));
   } else {
-    find(f, sum == 1000 ? WELL : BROKEN, "two threads took turns, %d of 1000 tasks in order", sum);
+    report_finding(f, sum == 1000 ? CHECK_OK : CHECK_FAILED, "two threads took turns, %d of 1000 tasks in order", sum);
   }
   dc_event_destroy(event);
   dc_stream_destroy(streams[0]);

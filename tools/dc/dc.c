@@ -11,10 +11,10 @@
   { name, argument, NULL, help, 0, 0, 0 }
 #define ONE_OF(name, argument, values, help) \
   { name, argument, values, help, 0, 0, 0 }
-#define NUMBER(name, argument, least, most, help) \
-  { name, argument, NULL, help, 1, least, most }
-#define NUMBERS(name, least, most, help) \
-  { name, "LIST", NULL, help, MAX_NUMBERS, least, most }
+#define NUMBER(name, argument, minimum, maximum, help) \
+  { name, argument, NULL, help, 1, minimum, maximum }
+#define NUMBERS(name, minimum, maximum, help) \
+  { name, "LIST", NULL, help, MAX_NUMBERS, minimum, maximum }
 #define JSON_OPTION FLAG("--json", "prints JSON")
 
 const command commands[] = {
@@ -44,7 +44,7 @@ const command commands[] = {
      .run = run_bench,
      .options = {NUMBER("--ranks", "N", 1, 64, "1 to 64; 2 without it"),
                  ONE_OF("--transport", "HOW", "threads|processes", "what the ranks are; processes without it"),
-                 NUMBER("--bytes", "N", BENCH_LEAST, 1 << 30,
+                 NUMBER("--bytes", "N", BENCH_MIN_BYTES, 1 << 30,
                         "the largest tensor, 1024 to 1073741824; 16777216 without it"),
                  NUMBER("--turns", "N", 3, 10001, "of each measurement, 3 to 10001; 31 without it"), JSON_OPTION}},
     {.name = "plan",
@@ -62,13 +62,13 @@ const command commands[] = {
           NUMBER("--hidden", "N", 1, 1 << 17, "features of a token"),
           NUMBER("--heads", "N", 1, 1 << 17, "divides --hidden"),
           NUMBER("--intermediate", "N", 1, INT32_MAX, "features between; with --hidden, 4 times that without it"),
-          NUMBERS("--memory", 1, PLAN_MOST_GIB, "up to 4 sizes in GiB with commas between; 16,32 without it"),
+          NUMBERS("--memory", 1, PLAN_MAX_GIB, "up to 4 sizes in GiB with commas between; 16,32 without it"),
           NUMBERS("--seq", 1, 1 << 24, "up to 4 lengths with commas between; 128,512 without it"),
           ONE_OF("--dtype", "TYPE", "float32|float16|bfloat16", "of weights and activations; float16 without it"),
           ONE_OF("--optimizer", "NAME", "adam|momentum|sgd", "adam without it, and for LAMB"),
           NUMBER("--stage", "N", 0, 3, "of ZeRO, 0 to 3; 0 without it"),
           NUMBER("--ranks", "N", 1, INT32_MAX, "among which ZeRO shards; 1 without it"),
-          NUMBER("--other", "GIB", 0, PLAN_MOST_GIB, "taken by what is not counted; 0 without it"), JSON_OPTION}},
+          NUMBER("--other", "GIB", 0, PLAN_MAX_GIB, "taken by what is not counted; 0 without it"), JSON_OPTION}},
     {.name = "trace",
      .operand = "FOLDER",
      .summary = "turns the flight recorders' dumps into a trace",
@@ -101,11 +101,11 @@ static int unknown(const char *name) {
 static int run(int argc, char **argv) {
   if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
     print_help(NULL);
-    return argc < 2 ? EXIT_USAGE : EXIT_WELL;
+    return argc < 2 ? EXIT_USAGE : EXIT_OK;
   }
   if (strcmp(argv[1], "--version") == 0) {
     printf("dc %s\n", dc_version_string());
-    return EXIT_WELL;
+    return EXIT_OK;
   }
   if (strcmp(argv[1], "@rank") == 0) { /* one of run_processes() */
     return run_as_rank(argc - 2, argv + 2);
@@ -122,11 +122,11 @@ static int run(int argc, char **argv) {
 
 /* Whatever a command has printed must have gone out: on a full disk its output is not whole. */
 int main(int argc, char **argv) {
-  hold_standard_streams();
+  reserve_standard_fds();
   int code = run(argc, argv);
-  if (!flushed(stdout)) {
+  if (!flush_file(stdout)) {
     fprintf(stderr, "dc: standard output can't be written: %s\n", strerror(errno));
-    return EXIT_CANNOT;
+    return EXIT_UNAVAILABLE;
   }
   return code;
 }

@@ -6,11 +6,11 @@
  *   output.c    files and standard output that must have been written
  *   json.c      reading and writing JSON
  *   dumps.c     the flight recorders' files of a folder
- *   verdict.c   what they say together
+ *   diagnose.c   what they say together
  *   ranks.c     ranks as threads or processes
  *   checks.c    what the machine has to do for libdc
- *   bits.c      collectives and a ZeRO-3 step, to the bit
- *   info.c doctor.c bench.c trace.c torch.c plan.c plan_seed.c plan_tell.c */
+ *   selftest.c      collectives and a ZeRO-3 step, to the bit
+ *   info.c doctor.c bench.c trace.c torch.c plan.c plan_seed.c plan_print.c */
 #ifndef DC_TOOL_H
 #define DC_TOOL_H
 
@@ -30,7 +30,7 @@ static inline const char *plural_s(int64_t count) {
 }
 
 /* Exit codes; the help and the manual page have them from exit_codes in help.c. */
-enum { EXIT_WELL = 0, EXIT_FAULT = 1, EXIT_USAGE = 2, EXIT_CANNOT = 3 };
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_UNAVAILABLE = 3 };
 
 /* ---- options.c ---- */
 
@@ -40,7 +40,7 @@ typedef struct option {
   const char *values;   /* "threads|processes": no others are allowed; NULL: any */
   const char *help;
   int numbers; /* most whole numbers with commas between, each from least to most; 0: any text */
-  int64_t least, most;
+  int64_t minimum, maximum;
 } option;
 
 enum { MAX_OPTIONS = 13, MAX_NUMBERS = 4 };
@@ -71,21 +71,22 @@ extern const int command_count;
  * the command begins. */
 int read_args(const command *c, int argc, char **argv, args *a);
 const char *value_of(const args *a, const char *name);
-bool given(const args *a, const char *option);
+bool has_option(const args *a, const char *option);
 /* An option's number, or the fallback. */
 int64_t number_of(const args *a, const char *name, int64_t fallback);
 /* An option's numbers, or those of the text; returns how many there are, at most the table's. */
 int numbers_of(const args *a, const char *name, const char *text, int64_t *numbers);
 /* "dc COMMAND: …" on standard error. Returns code. */
-int complain(const args *a, int code, const char *format, ...) PRINTF(3, 4);
+int report_error(const args *a, int code, const char *format, ...) PRINTF(3, 4);
 /* ---- output.c ---- */
 
 /* Makes descriptors 0 to 2 refuse what is read or written where the caller closed them, so that no file that is opened
  * later gets their number. */
-void hold_standard_streams(void);
+void reserve_standard_fds(void);
 /* Whether all that was written to the file has gone out; false: errno says why not. */
-bool flushed(FILE *file);
-/* Closes a file that was to be written whole. On failure it is removed, the user told, and EXIT_CANNOT returned. */
+bool flush_file(FILE *file);
+/* Closes a file that was to be written whole. On failure it is removed, the user told, and EXIT_UNAVAILABLE returned.
+ */
 int finish_file(const args *a, FILE *file, const char *path);
 
 /* ---- help.c ---- */
@@ -128,7 +129,7 @@ const json_value *json_get(const json_value *object, const char *key); /* NULL: 
 
 /* ---- dumps.c ---- */
 
-enum { MOST_RANKS = 256 }; /* of a group, over TCP */
+enum { MAX_RANKS = 256 }; /* of a group, over TCP */
 
 typedef struct entry {
   int64_t n, graph, id, tensors, bytes, moved, seq, queued, begin, end;
@@ -154,17 +155,17 @@ typedef struct dumps {
 bool dumps_read(const args *a, const char *argument, const char *folder, dumps *d);
 void dumps_free(dumps *d);
 
-/* ---- verdict.c ---- */
+/* ---- diagnose.c ---- */
 
 enum { SENTENCE = 1024 };
 
-typedef struct verdict {
+typedef struct diagnosis {
   const char *kind; /* "same", "operation", "missing", "late", "died", "error" */
   char sentence[SENTENCE];
-  bool culprits[MOST_RANKS];
-} verdict;
+  bool culprits[MAX_RANKS];
+} diagnosis;
 
-void judge(const dumps *d, verdict *v);
+void diagnose(const dumps *d, diagnosis *v);
 
 /* ---- ranks.c ---- */
 
@@ -183,7 +184,7 @@ typedef struct job {
   rank_fn run;
 } job;
 
-const job *job_named(const char *name); /* NULL: none */
+const job *find_job(const char *name); /* NULL: none */
 
 /* Runs a job on `world` ranks; text gets rank 0's, or the first failure's. */
 bool run_threads(const job *j, int world, const char *argument, char *text, size_t bytes);
@@ -191,12 +192,12 @@ bool run_processes(const job *j, int world, const char *argument, char *text, si
 /* What a process of run_processes() does: argv after "@rank". */
 int run_as_rank(int argc, char **argv);
 /* Notes what failed, with the library's text if a call did; false. */
-bool rank_fails(rank *r, const char *format, ...) PRINTF(2, 3);
+bool rank_fail(rank *r, const char *format, ...) PRINTF(2, 3);
 int64_t now_ns(void);
 
 /* ---- checks.c ---- */
 
-enum { WELL, BROKEN, ABSENT };
+enum { CHECK_OK, CHECK_FAILED, CHECK_ABSENT };
 
 typedef struct finding {
   int state;
@@ -209,7 +210,7 @@ typedef struct check {
 } check;
 
 extern const check machine_checks[];
-void find(finding *f, int state, const char *format, ...) PRINTF(3, 4);
+void report_finding(finding *f, int state, const char *format, ...) PRINTF(3, 4);
 
 /* ---- the commands ---- */
 
@@ -219,19 +220,19 @@ int run_bench(const args *a);
 int run_trace(const args *a);
 int run_plan(const args *a);
 
-enum { PLAN_MOST_GIB = 1 << 20 };
+enum { PLAN_MAX_GIB = 1 << 20 };
 
 /* torch.c: the dumps as PyTorch's flight recorder has them, one file a rank in `folder`. */
 int write_torch(const args *a, const dumps *d, const char *folder, bool pickle);
 
-/* bits.c */
+/* selftest.c */
 
 /* A flat tensor of the caller's memory. */
 dc_tensor flat(void *data, const int64_t *count, int32_t dtype);
 bool check_collectives(rank *r);
 bool check_zero3(rank *r);
 /* bench.c */
-enum { BENCH_LEAST = 1024 }; /* bytes of the smallest tensor */
+enum { BENCH_MIN_BYTES = 1024 }; /* bytes of the smallest tensor */
 bool bench_rank(rank *r);
 
 #endif

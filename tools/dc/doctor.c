@@ -15,11 +15,11 @@
 
 static void on_ranks(finding *f, int ranks, const char *name, bool processes, const char *what) {
   char text[SENTENCE];
-  const job *j = job_named(name);
+  const job *j = find_job(name);
   if (processes ? run_processes(j, ranks, "", text, sizeof text) : run_threads(j, ranks, "", text, sizeof text)) {
-    find(f, WELL, "%d rank%s, %s", ranks, plural_s(ranks), what);
+    report_finding(f, CHECK_OK, "%d rank%s, %s", ranks, plural_s(ranks), what);
   } else {
-    find(f, BROKEN, "%.900s", text);
+    report_finding(f, CHECK_FAILED, "%.900s", text);
   }
 }
 
@@ -47,7 +47,7 @@ static void zero3_processes(finding *f, int ranks) {
 enum { NOT_RUN = -1, TOO_LONG = -2 };
 
 /* Runs a program; its standard output, without what stands beyond `bytes`. The exit status, NOT_RUN or TOO_LONG. */
-static int capture(const char *const *argv, int64_t limit_ns, char *text, size_t bytes) {
+static int capture(const char *const *argv, int64_t job_timeout_ns, char *text, size_t bytes) {
   int fds[2];
   pid_t pid;
   size_t used = 0;
@@ -64,7 +64,7 @@ static int capture(const char *const *argv, int64_t limit_ns, char *text, size_t
   int error = posix_spawnp(&pid, argv[0], &actions, NULL, (char *const *)(uintptr_t)argv, environ);
   posix_spawn_file_actions_destroy(&actions);
   close(fds[1]);
-  int64_t end = now_ns() + limit_ns;
+  int64_t end = now_ns() + job_timeout_ns;
   for (bool more = error == 0; more;) {
     struct pollfd p = {.fd = fds[0], .events = POLLIN};
     int64_t left = end - now_ns();
@@ -95,15 +95,15 @@ static void ask_python(finding *f, const char *what, const char *program) {
   int status = capture(argv, INT64_C(1000000000) * LIMIT_S, text, sizeof text);
   text[strcspn(text, "\n")] = '\0';
   if (status == 0) {
-    find(f, WELL, "%s", text);
+    report_finding(f, CHECK_OK, "%s", text);
   } else if (status == 2 && text[0] != '\0') {
-    find(f, ABSENT, "%s", text);
+    report_finding(f, CHECK_ABSENT, "%s", text);
   } else if (status == TOO_LONG) {
-    find(f, BROKEN, "%s: %s does not end in %d s", what, argv[0], LIMIT_S);
+    report_finding(f, CHECK_FAILED, "%s: %s does not end in %d s", what, argv[0], LIMIT_S);
   } else if (status == 127 || (status == NOT_RUN && text[0] == '\0')) {
-    find(f, ABSENT, "%s can't be run", argv[0]);
+    report_finding(f, CHECK_ABSENT, "%s can't be run", argv[0]);
   } else {
-    find(f, BROKEN, "%s: %.900s", what, text[0] == '\0' ? "no word" : text);
+    report_finding(f, CHECK_FAILED, "%s: %.900s", what, text[0] == '\0' ? "no word" : text);
   }
 }
 
@@ -145,7 +145,7 @@ static const check rank_checks[] = {{"collectives, ranks as threads", collective
                                     {"PyTorch adapter", torch_adapter},
                                     {NULL, NULL}};
 
-static const char *const states[] = {[WELL] = "ok", [BROKEN] = "BROKEN", [ABSENT] = "absent"};
+static const char *const states[] = {[CHECK_OK] = "ok", [CHECK_FAILED] = "BROKEN", [CHECK_ABSENT] = "absent"};
 
 typedef struct tally {
   json j;
@@ -154,7 +154,7 @@ typedef struct tally {
 } tally;
 
 static void run_check(tally *t, const check *c, int ranks) {
-  finding f = {WELL, ""};
+  finding f = {CHECK_OK, ""};
   if (t->live) {
     fprintf(stderr, "\r\033[K... %s", c->name);
     fflush(stderr);
@@ -181,7 +181,7 @@ static void run_check(tally *t, const check *c, int ranks) {
 
 static int self_test(const args *a) {
   int64_t ranks = number_of(a, "--ranks", 2);
-  tally t = {.j = {.file = stdout}, .as_json = given(a, "--json"), .live = isatty(STDERR_FILENO) == 1};
+  tally t = {.j = {.file = stdout}, .as_json = has_option(a, "--json"), .live = isatty(STDERR_FILENO) == 1};
   if (t.as_json) {
     json_open(&t.j, NULL, '{');
     json_open(&t.j, "checks", '[');
@@ -199,21 +199,21 @@ static int self_test(const args *a) {
     }
     json_close(&t.j, '}');
   } else {
-    printf("%d ok, %d broken, %d absent\n", t.count[WELL], t.count[BROKEN], t.count[ABSENT]);
+    printf("%d ok, %d broken, %d absent\n", t.count[CHECK_OK], t.count[CHECK_FAILED], t.count[CHECK_ABSENT]);
   }
-  return t.count[BROKEN] > 0 ? EXIT_FAULT : EXIT_WELL;
+  return t.count[CHECK_FAILED] > 0 ? EXIT_FAILED : EXIT_OK;
 }
 
 /* ---- the verdict ---- */
 
-static int tell_verdict(const args *a, const char *folder) {
+static int print_diagnosis(const args *a, const char *folder) {
   dumps d;
-  verdict v;
+  diagnosis v;
   if (!dumps_read(a, "--dump", folder, &d)) {
-    return EXIT_CANNOT;
+    return EXIT_UNAVAILABLE;
   }
-  judge(&d, &v);
-  if (given(a, "--json")) {
+  diagnose(&d, &v);
+  if (has_option(a, "--json")) {
     json j = {.file = stdout};
     json_open(&j, NULL, '{');
     json_text(&j, "verdict", v.kind);
@@ -232,14 +232,14 @@ static int tell_verdict(const args *a, const char *folder) {
     printf("%s\n", v.sentence);
   }
   dumps_free(&d);
-  return strcmp(v.kind, "same") == 0 ? EXIT_WELL : EXIT_FAULT;
+  return strcmp(v.kind, "same") == 0 ? EXIT_OK : EXIT_FAILED;
 }
 
 int run_doctor(const args *a) {
   const char *folder = value_of(a, "--dump");
-  if (folder != NULL && given(a, "--ranks")) {
-    return complain(a, EXIT_USAGE, "--ranks = %s is for the tests; --dump = %s takes its ranks from the files",
-                    value_of(a, "--ranks"), folder);
+  if (folder != NULL && has_option(a, "--ranks")) {
+    return report_error(a, EXIT_USAGE, "--ranks = %s is for the tests; --dump = %s takes its ranks from the files",
+                        value_of(a, "--ranks"), folder);
   }
-  return folder == NULL ? self_test(a) : tell_verdict(a, folder);
+  return folder == NULL ? self_test(a) : print_diagnosis(a, folder);
 }

@@ -127,7 +127,7 @@ static const char *fill(dump *d, const json_value *v) {
   }
   int64_t number = int_of(v, "rank");
   int64_t world = int_of(v, "world");
-  if (world < 1 || world > MOST_RANKS || number < 0 || number >= world) {
+  if (world < 1 || world > MAX_RANKS || number < 0 || number >= world) {
     return "its rank and world are none";
   }
   d->rank = (int)number;
@@ -167,18 +167,18 @@ static bool read_dump(const args *a, const char *folder, int folder_fd, const ch
   const char *error = "";
   d->file = read_file(folder_fd, name, text, &error);
   if (d->file == NULL) {
-    complain(a, EXIT_CANNOT, "%s/%s can't be read: %s", folder, name, error);
+    report_error(a, EXIT_UNAVAILABLE, "%s/%s can't be read: %s", folder, name, error);
     return false;
   }
   json_value *v = json_read(d->file, text, sizeof text);
   if (v == NULL) {
-    complain(a, EXIT_CANNOT, "%s/%s is no JSON: %s", folder, name, text);
+    report_error(a, EXIT_UNAVAILABLE, "%s/%s is no JSON: %s", folder, name, text);
     return false;
   }
   const char *fault = fill(d, v);
   json_free(v);
   if (fault[0] != '\0') {
-    complain(a, EXIT_CANNOT, "%s/%s: %s", folder, name, fault);
+    report_error(a, EXIT_UNAVAILABLE, "%s/%s: %s", folder, name, fault);
   }
   return fault[0] == '\0';
 }
@@ -190,15 +190,16 @@ static int by_rank(const void *a, const void *b) {
 /* Do they belong together? */
 static bool fit(const args *a, const char *argument, const char *folder, dumps *d) {
   if (d->count == 0) {
-    complain(a, EXIT_CANNOT, "%s = %s has no rank-R.json; dc_trace_dump and DC_DUMP_DIR write them", argument, folder);
+    report_error(a, EXIT_UNAVAILABLE, "%s = %s has no rank-R.json; dc_trace_dump and DC_DUMP_DIR write them", argument,
+                 folder);
     return false;
   }
   qsort(d->ranks, (size_t)d->count, sizeof *d->ranks, by_rank);
   d->world = d->ranks[0].world;
   for (int i = 1; i < d->count; i++) {
     if (d->ranks[i].world != d->world || d->ranks[i].rank == d->ranks[i - 1].rank) {
-      complain(a, EXIT_CANNOT, "%s = %s has dumps of more than one run: ranks %d of %d and %d of %d", argument, folder,
-               d->ranks[i - 1].rank, d->ranks[i - 1].world, d->ranks[i].rank, d->ranks[i].world);
+      report_error(a, EXIT_UNAVAILABLE, "%s = %s has dumps of more than one run: ranks %d of %d and %d of %d", argument,
+                   folder, d->ranks[i - 1].rank, d->ranks[i - 1].world, d->ranks[i].rank, d->ranks[i].world);
       return false;
     }
   }
@@ -218,8 +219,9 @@ static bool read_folder(const args *a, const char *argument, const char *folder,
     if (!is_dump(e->d_name)) {
       continue;
     }
-    if (d->count == MOST_RANKS) {
-      complain(a, EXIT_CANNOT, "%s = %s has more than %d dumps, which no run has", argument, folder, MOST_RANKS);
+    if (d->count == MAX_RANKS) {
+      report_error(a, EXIT_UNAVAILABLE, "%s = %s has more than %d dumps, which no run has", argument, folder,
+                   MAX_RANKS);
       return false;
     }
     if (!read_dump(a, folder, dirfd(dir), e->d_name, &d->ranks[d->count++])) {
@@ -230,10 +232,10 @@ static bool read_folder(const args *a, const char *argument, const char *folder,
 }
 
 bool dumps_read(const args *a, const char *argument, const char *folder, dumps *d) {
-  *d = (dumps){.ranks = calloc(MOST_RANKS, sizeof *d->ranks)};
+  *d = (dumps){.ranks = calloc(MAX_RANKS, sizeof *d->ranks)};
   DIR *dir = opendir(folder);
   if (dir == NULL || d->ranks == NULL) {
-    complain(a, EXIT_CANNOT, "%s = %s can't be read: %s", argument, folder, strerror(errno));
+    report_error(a, EXIT_UNAVAILABLE, "%s = %s can't be read: %s", argument, folder, strerror(errno));
     free(d->ranks);
     if (dir != NULL) {
       closedir(dir);

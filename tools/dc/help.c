@@ -120,7 +120,7 @@ int run_man(const args *a) {
     putchar('\n');
   }
   fputs(".fi\n", stdout);
-  return EXIT_WELL;
+  return EXIT_OK;
 }
 
 /* ---- completion ---- */
@@ -274,5 +274,5 @@ int run_completion(const args *a) {
       shells[i].print();
     }
   }
-  return EXIT_WELL;
+  return EXIT_OK;
 }

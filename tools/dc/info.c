@@ -33,7 +33,7 @@ static void end_section(report *r) {
   }
 }
 
-static void say(report *r, const char *name, const char *text) {
+static void print_field(report *r, const char *name, const char *text) {
   if (r->as_json) {
     json_text(&r->j, name, text);
   } else {
@@ -42,7 +42,7 @@ static void say(report *r, const char *name, const char *text) {
 }
 
 /* -1: without limit. */
-static void say_number(report *r, const char *name, int64_t number, const char *unit) {
+static void print_number(report *r, const char *name, int64_t number, const char *unit) {
   if (r->as_json) {
     json_int(&r->j, name, number);
   } else if (number < 0) {
@@ -53,7 +53,7 @@ static void say_number(report *r, const char *name, int64_t number, const char *
 }
 
 /* Something that may be there, or why it is not. */
-static void say_found(report *r, const char *name, bool found, const char *text) {
+static void print_found(report *r, const char *name, bool found, const char *text) {
   if (r->as_json) {
     json_open(&r->j, name, '{');
     json_bool(&r->j, "found", found);
@@ -83,11 +83,11 @@ static void library(report *r) {
   snprintf(abi, sizeof abi, version >= 1000000 ? "libdc.so.%u" : "libdc.so.0.%u",
            version >= 1000000 ? version / 1000000 : version / 1000);
   section(r, "library");
-  say(r, "version", dc_version_string());
-  say(r, "abi", abi);
-  say(r, "path", where.dli_fname == NULL || realpath(where.dli_fname, path) == NULL ? "?" : path);
-  say(r, "build", DC_TOOL_BUILD);
-  say(r, "simd", simd());
+  print_field(r, "version", dc_version_string());
+  print_field(r, "abi", abi);
+  print_field(r, "path", where.dli_fname == NULL || realpath(where.dli_fname, path) == NULL ? "?" : path);
+  print_field(r, "build", DC_TOOL_BUILD);
+  print_field(r, "simd", simd());
   end_section(r);
 }
 
@@ -105,14 +105,14 @@ static void solver(report *r, const char *name, dc_device *d) {
   dc_status status = dc_linalg_create(d, NULL, &linalg);
   status = status != DC_OK ? status : dc_eigh(linalg, &none, NULL, &values, NULL, NULL, 0);
   snprintf(title, sizeof title, "%s solver", name);
-  say_found(r, title, status == DC_OK, status == DC_OK ? dc_linalg_solver(linalg) : dc_last_error());
+  print_found(r, title, status == DC_OK, status == DC_OK ? dc_linalg_solver(linalg) : dc_last_error());
   dc_linalg_destroy(linalg);
 }
 
 static void device(report *r, const char *name) {
   dc_device *d = NULL;
   dc_status status = dc_device_open(name, NULL, &d);
-  say_found(r, name, status == DC_OK, status == DC_OK ? dc_device_name(d) : dc_last_error());
+  print_found(r, name, status == DC_OK, status == DC_OK ? dc_device_name(d) : dc_last_error());
   if (status == DC_OK) {
     solver(r, name, d);
   }
@@ -128,10 +128,10 @@ static void communicator(report *r, const char *name, bool processes) {
   snprintf(group, sizeof group, "dc-info.%ld", (long)getpid());
   dc_status status =
       processes ? dc_comm_create_processes(group, 0, 1, &options, &comm) : dc_comm_create_threads(1, &options, &comm);
-  say_found(r, name, status == DC_OK,
-            status != DC_OK ? dc_last_error()
-            : processes     ? "processes of this machine, over shared memory"
-                            : "threads of a process");
+  print_found(r, name, status == DC_OK,
+              status != DC_OK ? dc_last_error()
+              : processes     ? "processes of this machine, over shared memory"
+                              : "threads of a process");
   dc_comm_destroy(comm);
 }
 
@@ -140,7 +140,7 @@ static void nccl(report *r) {
   int32_t version = 0;
   dc_status status = dc_nccl_version(&version);
   snprintf(text, sizeof text, "NCCL %d.%d.%d, between cards", version / 10000, version / 100 % 100, version % 100);
-  say_found(r, "nccl", status == DC_OK, status == DC_OK ? text : dc_last_error());
+  print_found(r, "nccl", status == DC_OK, status == DC_OK ? text : dc_last_error());
 }
 
 static void backends(report *r) {
@@ -152,11 +152,11 @@ static void backends(report *r) {
   communicator(r, "threads", false);
   communicator(r, "processes", true);
   bool tcp = dc_has_feature("comm.tcp") == 1;
-  say_found(r, "tcp", tcp, tcp ? "ranks of several machines" : "this build has none");
+  print_found(r, "tcp", tcp, tcp ? "ranks of several machines" : "this build has none");
   bool external = dc_has_feature("comm.external") == 1;
-  say_found(r, "external", external, external ? "the caller's own collectives" : "this build has none");
+  print_found(r, "external", external, external ? "the caller's own collectives" : "this build has none");
   nccl(r);
-  say_found(r, "mpi", dc_has_feature("comm.mpi") == 1, "this build has none; dc_comm_create_external takes it");
+  print_found(r, "mpi", dc_has_feature("comm.mpi") == 1, "this build has none; dc_comm_create_external takes it");
   end_section(r);
 }
 
@@ -195,26 +195,26 @@ static void machine(report *r) {
   (void)uname(&system);
   snprintf(text, sizeof text, "%.80s %.80s, %.80s", system.sysname, system.release, system.machine);
   section(r, "machine");
-  say(r, "system", text);
-  say_number(r, "processors", sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 0, "");
-  say_number(r, "memory", meminfo("MemTotal"), "MiB");
-  say_number(r, "memory available", meminfo("MemAvailable"), "MiB");
-  say_number(r, "/dev/shm free", statvfs("/dev/shm", &shm) == 0 ? (int64_t)(shm.f_bavail * shm.f_frsize >> 20) : 0,
-             "MiB");
+  print_field(r, "system", text);
+  print_number(r, "processors", sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 0, "");
+  print_number(r, "memory", meminfo("MemTotal"), "MiB");
+  print_number(r, "memory available", meminfo("MemAvailable"), "MiB");
+  print_number(r, "/dev/shm free", statvfs("/dev/shm", &shm) == 0 ? (int64_t)(shm.f_bavail * shm.f_frsize >> 20) : 0,
+               "MiB");
   end_section(r);
   section(r, "limits");
-  say_number(r, "open files", limit_of(RLIMIT_NOFILE), "");
-  say_number(r, "processes", limit_of(RLIMIT_NPROC), "");
-  say_number(r, "locked memory", limit_of(RLIMIT_MEMLOCK), "bytes");
-  say_number(r, "address space", limit_of(RLIMIT_AS), "bytes");
-  say_number(r, "ranks of a machine", 64, "");
-  say_number(r, "ranks over TCP", MOST_RANKS, "");
-  say_number(r, "copies of a group", 32, "");
+  print_number(r, "open files", limit_of(RLIMIT_NOFILE), "");
+  print_number(r, "processes", limit_of(RLIMIT_NPROC), "");
+  print_number(r, "locked memory", limit_of(RLIMIT_MEMLOCK), "bytes");
+  print_number(r, "address space", limit_of(RLIMIT_AS), "bytes");
+  print_number(r, "ranks of a machine", 64, "");
+  print_number(r, "ranks over TCP", MAX_RANKS, "");
+  print_number(r, "copies of a group", 32, "");
   end_section(r);
 }
 
 int run_info(const args *a) {
-  report r = {.j = {.file = stdout}, .as_json = given(a, "--json")};
+  report r = {.j = {.file = stdout}, .as_json = has_option(a, "--json")};
   if (r.as_json) {
     json_open(&r.j, NULL, '{');
   }
@@ -224,5 +224,5 @@ int run_info(const args *a) {
   if (r.as_json) {
     json_close(&r.j, '}');
   }
-  return EXIT_WELL;
+  return EXIT_OK;
 }

@@ -6,7 +6,7 @@
 
 #include "dc.h"
 
-int complain(const args *a, int code, const char *format, ...) {
+int report_error(const args *a, int code, const char *format, ...) {
   va_list list;
   fprintf(stderr, "dc %s: ", a->command->name);
   va_start(list, format);
@@ -49,7 +49,7 @@ static bool read_number(const char *text, char **end, int64_t *number) {
 static int read_numbers(const option *o, const char *text, int64_t *numbers) {
   for (int count = 0; count < o->numbers; text++) {
     char *end;
-    if (!read_number(text, &end, &numbers[count]) || numbers[count] < o->least || numbers[count] > o->most) {
+    if (!read_number(text, &end, &numbers[count]) || numbers[count] < o->minimum || numbers[count] > o->maximum) {
       return 0;
     }
     count++;
@@ -67,16 +67,16 @@ static int read_numbers(const option *o, const char *text, int64_t *numbers) {
 static int check_value(const args *a, const option *o, const char *value) {
   int64_t numbers[MAX_NUMBERS];
   if (!allowed(o->values, value)) {
-    return complain(a, EXIT_USAGE, "%s = %s, must be %s", o->name, value, o->values);
+    return report_error(a, EXIT_USAGE, "%s = %s, must be %s", o->name, value, o->values);
   }
   if (o->numbers == 1 && read_numbers(o, value, numbers) == 0) {
-    return complain(a, EXIT_USAGE, "%s = %s, must be a number from %" PRId64 " to %" PRId64, o->name, value, o->least,
-                    o->most);
+    return report_error(a, EXIT_USAGE, "%s = %s, must be a number from %" PRId64 " to %" PRId64, o->name, value,
+                        o->minimum, o->maximum);
   }
   if (o->numbers > 1 && read_numbers(o, value, numbers) == 0) {
-    return complain(a, EXIT_USAGE,
-                    "%s = %s, must be 1 to %d numbers from %" PRId64 " to %" PRId64 " with commas between", o->name,
-                    value, o->numbers, o->least, o->most);
+    return report_error(a, EXIT_USAGE,
+                        "%s = %s, must be 1 to %d numbers from %" PRId64 " to %" PRId64 " with commas between", o->name,
+                        value, o->numbers, o->minimum, o->maximum);
   }
   return -1;
 }
@@ -88,16 +88,16 @@ static int read_option(args *a, int argc, char **argv, int *at) {
   size_t length = strcspn(word, "=");
   if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
     print_help(c);
-    return EXIT_WELL;
+    return EXIT_OK;
   }
   int i = index_of(c, strcmp(word, "-o") == 0 ? "--output" : word, strcmp(word, "-o") == 0 ? 8 : length);
   if (i < 0) {
-    return complain(a, EXIT_USAGE, "%.*s is no option; dc %s --help names them", (int)length, word, c->name);
+    return report_error(a, EXIT_USAGE, "%.*s is no option; dc %s --help names them", (int)length, word, c->name);
   }
   const option *o = &c->options[i];
   if (o->argument == NULL) {
     if (word[length] == '=') {
-      return complain(a, EXIT_USAGE, "%s takes no value, but is given %s", o->name, word + length + 1);
+      return report_error(a, EXIT_USAGE, "%s takes no value, but is given %s", o->name, word + length + 1);
     }
     a->value[i] = "";
     return -1;
@@ -107,7 +107,7 @@ static int read_option(args *a, int argc, char **argv, int *at) {
   } else if (*at + 1 < argc) {
     a->value[i] = argv[++*at];
   } else {
-    return complain(a, EXIT_USAGE, "%s needs a value, %s", o->name, o->values != NULL ? o->values : o->argument);
+    return report_error(a, EXIT_USAGE, "%s needs a value, %s", o->name, o->values != NULL ? o->values : o->argument);
   }
   return check_value(a, o, a->value[i]);
 }
@@ -121,20 +121,20 @@ int read_args(const command *c, int argc, char **argv, args *a) {
         return code;
       }
     } else if (c->operand == NULL) {
-      return complain(a, EXIT_USAGE, "%s is one argument too many; it takes options only", argv[at]);
+      return report_error(a, EXIT_USAGE, "%s is one argument too many; it takes options only", argv[at]);
     } else if (a->operand != NULL) {
-      return complain(a, EXIT_USAGE, "%s is one argument too many after %s = %s", argv[at], c->operand, a->operand);
+      return report_error(a, EXIT_USAGE, "%s is one argument too many after %s = %s", argv[at], c->operand, a->operand);
     } else {
       a->operand = argv[at];
     }
   }
   if (c->operand != NULL && a->operand == NULL) {
-    return complain(a, EXIT_USAGE, "%s is missing%s%s; dc %s --help tells more", c->operand,
-                    c->operand_values != NULL ? ", must be " : "", c->operand_values != NULL ? c->operand_values : "",
-                    c->name);
+    return report_error(a, EXIT_USAGE, "%s is missing%s%s; dc %s --help tells more", c->operand,
+                        c->operand_values != NULL ? ", must be " : "",
+                        c->operand_values != NULL ? c->operand_values : "", c->name);
   }
   if (a->operand != NULL && !allowed(c->operand_values, a->operand)) {
-    return complain(a, EXIT_USAGE, "%s = %s, must be %s", c->operand, a->operand, c->operand_values);
+    return report_error(a, EXIT_USAGE, "%s = %s, must be %s", c->operand, a->operand, c->operand_values);
   }
   return -1;
 }
@@ -144,7 +144,7 @@ const char *value_of(const args *a, const char *name) {
   return i < 0 ? NULL : a->value[i];
 }
 
-bool given(const args *a, const char *name) {
+bool has_option(const args *a, const char *name) {
   return value_of(a, name) != NULL;
 }
 

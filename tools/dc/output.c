@@ -7,7 +7,7 @@
 
 #include "dc.h"
 
-void hold_standard_streams(void) {
+void reserve_standard_fds(void) {
   for (int fd = 0; fd <= STDERR_FILENO; fd++) {
     if (fcntl(fd, F_GETFD) == -1) {
       /* The lowest free number, which is fd: reading and writing it are errors, as of a closed one. */
@@ -16,7 +16,7 @@ void hold_standard_streams(void) {
   }
 }
 
-bool flushed(FILE *file) {
+bool flush_file(FILE *file) {
   bool failed_before = ferror(file) != 0; /* whatever the reason was then */
   errno = 0;
   if (fflush(file) == 0 && !failed_before) {
@@ -28,7 +28,7 @@ bool flushed(FILE *file) {
 
 int finish_file(const args *a, FILE *file, const char *path) {
   struct stat about;
-  bool well = flushed(file);
+  bool well = flush_file(file);
   int error = errno;
   bool regular = fstat(fileno(file), &about) == 0 && S_ISREG(about.st_mode);
   if (fclose(file) != 0 && well) {
@@ -36,10 +36,10 @@ int finish_file(const args *a, FILE *file, const char *path) {
     error = errno;
   }
   if (well) {
-    return EXIT_WELL;
+    return EXIT_OK;
   }
   if (regular) {
     (void)unlink(path);
   }
-  return complain(a, EXIT_CANNOT, "--output = %s can't be written: %s", path, strerror(error));
+  return report_error(a, EXIT_UNAVAILABLE, "--output = %s can't be written: %s", path, strerror(error));
 }

@@ -17,7 +17,7 @@ static int64_t other_parameters(const model *m) {
   return m->vocabulary == 0 ? 0 : (m->vocabulary + m->places + 4) * h + 2 * (h * h + h) + 4 * h + m->vocabulary + 2;
 }
 
-bool plan_one(const question *q, const model *m, int32_t flags, int64_t seq, int32_t kind, dc_layer_plan *plan) {
+bool plan_one(const plan_query *q, const model *m, int32_t flags, int64_t seq, int32_t kind, dc_layer_plan *plan) {
   dc_layer_config config = DC_LAYER_CONFIG_INIT;
   dc_layer_plan_options options = DC_LAYER_PLAN_OPTIONS_INIT;
   config.hidden_size = m->hidden;
@@ -48,7 +48,7 @@ bool plan_one(const question *q, const model *m, int32_t flags, int64_t seq, int
 
 static bool read_model(const args *a, model *m) {
   *m = models[COUNT(models) - 1];
-  for (size_t i = 0; i < COUNT(models) && given(a, "--model"); i++) {
+  for (size_t i = 0; i < COUNT(models) && has_option(a, "--model"); i++) {
     if (strcmp(value_of(a, "--model"), models[i].name) == 0) {
       *m = models[i];
     }
@@ -59,7 +59,7 @@ static bool read_model(const args *a, model *m) {
   m->heads = number_of(a, "--heads", named.heads);
   m->intermediate = number_of(a, "--intermediate", m->hidden == named.hidden ? named.intermediate : 4 * m->hidden);
   if (m->hidden % m->heads != 0) {
-    complain(a, EXIT_USAGE, "--heads = %" PRId64 ", must divide --hidden = %" PRId64, m->heads, m->hidden);
+    report_error(a, EXIT_USAGE, "--heads = %" PRId64 ", must divide --hidden = %" PRId64, m->heads, m->hidden);
     return false;
   }
   if (m->layers != named.layers || m->hidden != named.hidden || m->heads != named.heads ||
@@ -70,15 +70,15 @@ static bool read_model(const args *a, model *m) {
   return true;
 }
 
-static void read_kinds(const args *a, question *q) {
+static void read_kinds(const args *a, plan_query *q) {
   static const char *const optimizers[] = {"sgd", "momentum", "adam"}; /* by their moments */
   static const int32_t dtypes[] = {DC_FLOAT32, DC_FLOAT16, DC_BFLOAT16};
   q->dtype = DC_FLOAT16;
   q->moments = 2;
-  for (int32_t i = 0; i < (int32_t)COUNT(optimizers) && given(a, "--optimizer"); i++) {
+  for (int32_t i = 0; i < (int32_t)COUNT(optimizers) && has_option(a, "--optimizer"); i++) {
     q->moments = strcmp(value_of(a, "--optimizer"), optimizers[i]) == 0 ? i : q->moments;
   }
-  for (size_t i = 0; i < COUNT(dtypes) && given(a, "--dtype"); i++) {
+  for (size_t i = 0; i < COUNT(dtypes) && has_option(a, "--dtype"); i++) {
     q->dtype = strcmp(value_of(a, "--dtype"), dc_dtype_name(dtypes[i])) == 0 ? dtypes[i] : q->dtype;
   }
 }
@@ -101,7 +101,7 @@ static bool read_table(const args *a, plan_table *t, int64_t *seq, int *seqs) {
 static bool count_row(const plan_table *t, plan_row *row) {
   for (int32_t kind = 0; kind < KINDS; kind++) {
     dc_layer_plan plan = DC_LAYER_PLAN_INIT;
-    question q = t->q;
+    plan_query q = t->q;
     q.memory = 1;
     q.batch = 1;
     if (!plan_one(&q, &t->m, row->flags, row->seq, kind, &plan)) {
@@ -114,14 +114,14 @@ static bool count_row(const plan_table *t, plan_row *row) {
       if (!plan_one(&q, &t->m, row->flags, row->seq, kind, &plan)) {
         return false;
       }
-      row->most[i][kind] = plan.micro_batch;
+      row->max_batch[i][kind] = plan.micro_batch;
     }
   }
   return true;
 }
 
 static bool count_table(plan_table *t, const int64_t *seq, int seqs) {
-  question q = t->q;
+  plan_query q = t->q;
   q.memory = 1;
   if (!plan_one(&q, &t->m, 0, seq[0], DC_LAYER_INVENTORY_LIBDC, &t->states)) {
     return false;
@@ -152,6 +152,6 @@ int run_plan(const args *a) {
   if (known && !plan_seed(&t.m, &seed)) {
     return EXIT_USAGE;
   }
-  (given(a, "--json") ? plan_json : plan_print)(&t, known ? &seed : NULL);
-  return EXIT_WELL;
+  (has_option(a, "--json") ? plan_json : plan_print)(&t, known ? &seed : NULL);
+  return EXIT_OK;
 }

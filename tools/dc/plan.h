@@ -2,7 +2,7 @@
  *
  *   plan.c       reads the command line and counts
  *   plan_seed.c  the same under the conditions of the seed's table
- *   plan_tell.c  tells it, for people or as JSON */
+ *   plan_print.c  tells it, for people or as JSON */
 #ifndef DC_TOOL_PLAN_H
 #define DC_TOOL_PLAN_H
 
@@ -18,24 +18,24 @@ typedef struct model {
   int64_t vocabulary, places; /* 0: layers alone */
 } model;
 
-typedef struct question {
+typedef struct plan_query {
   int64_t memory; /* bytes */
   int64_t other;
   int64_t batch; /* 0: as many as fit */
   int64_t ranks;
   int32_t stage, moments, dtype;
-} question;
+} plan_query;
 
 typedef struct plan_row {
   int64_t seq;
   int32_t flags;
   int64_t kept[KINDS]; /* bytes of one sample, all layers */
-  int64_t most[PLAN_COLUMNS][KINDS];
+  int64_t max_batch[PLAN_COLUMNS][KINDS];
 } plan_row;
 
 typedef struct plan_table {
   model m;
-  question q;
+  plan_query q;
   int64_t memory[PLAN_COLUMNS]; /* GiB */
   int memories;
   dc_layer_plan states;
@@ -49,7 +49,7 @@ typedef struct seed_row {
   int32_t flags;
   int64_t ran;   /* 0: the table has no limit */
   int64_t up_to; /* 0, or that more did not run with any flags */
-  int64_t most[KINDS];
+  int64_t max_batch[KINDS];
   int64_t tried; /* the largest batch of DeepSpeed's figures that its formula lets in */
   bool agrees;
   int64_t next;       /* where not: the next one that was tried, and its bytes, */
@@ -67,7 +67,7 @@ typedef struct seed_table {
 } seed_table;
 
 /* false: told why not. */
-bool plan_one(const question *q, const model *m, int32_t flags, int64_t seq, int32_t kind, dc_layer_plan *plan);
+bool plan_one(const plan_query *q, const model *m, int32_t flags, int64_t seq, int32_t kind, dc_layer_plan *plan);
 bool plan_seed(const model *m, seed_table *seed);
 
 /* seed: NULL for a model that it does not have. */

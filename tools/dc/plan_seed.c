@@ -18,13 +18,13 @@ static const int64_t tried_128[] = {8, 16, 32, 48, 64, 80, 86, 96, 112, 120, 128
 static const int64_t tried_512[] = {8, 12, 16, 20, 22};
 
 /* The largest that was tried and is at most `most`; next: the one after it, 0 if there is none. */
-static int64_t tried_up_to(int64_t seq, int64_t most, int64_t *next) {
+static int64_t tried_up_to(int64_t seq, int64_t max_batch, int64_t *next) {
   const int64_t *tried = seq == 128 ? tried_128 : tried_512;
   size_t count = seq == 128 ? COUNT(tried_128) : COUNT(tried_512);
   int64_t found = 0;
   *next = 0;
   for (size_t i = 0; i < count && *next == 0; i++) {
-    if (tried[i] <= most) {
+    if (tried[i] <= max_batch) {
       found = tried[i];
     } else {
       *next = tried[i];
@@ -34,10 +34,10 @@ static int64_t tried_up_to(int64_t seq, int64_t most, int64_t *next) {
 }
 
 /* float16, Adam's two moments as LAMB has them, data parallel: nothing is sharded. */
-static const question card = {.memory = INT64_C(32) << 30, .ranks = 1, .moments = 2, .dtype = DC_FLOAT16};
+static const plan_query card = {.memory = INT64_C(32) << 30, .ranks = 1, .moments = 2, .dtype = DC_FLOAT16};
 
 static bool bytes_of(const model *m, const seed_row *row, int64_t batch, int64_t *bytes) {
-  question q = card;
+  plan_query q = card;
   dc_layer_plan plan = DC_LAYER_PLAN_INIT;
   q.batch = batch;
   if (!plan_one(&q, m, row->flags, row->seq, DC_LAYER_INVENTORY_DEEPSPEED, &plan)) {
@@ -52,10 +52,10 @@ static bool bytes_of(const model *m, const seed_row *row, int64_t batch, int64_t
 static bool compare(const model *m, seed_table *s, seed_row *row) {
   int64_t after;
   row->more = -1;
-  row->tried = tried_up_to(row->seq, row->most[DC_LAYER_INVENTORY_DEEPSPEED], &after);
+  row->tried = tried_up_to(row->seq, row->max_batch[DC_LAYER_INVENTORY_DEEPSPEED], &after);
   row->agrees = row->ran > 0
                     ? row->tried == row->ran
-                    : row->tried > 0 && (row->up_to == 0 || row->most[DC_LAYER_INVENTORY_DEEPSPEED] <= row->up_to);
+                    : row->tried > 0 && (row->up_to == 0 || row->max_batch[DC_LAYER_INVENTORY_DEEPSPEED] <= row->up_to);
   if (row->agrees || row->ran == 0) {
     return true;
   }
@@ -86,7 +86,7 @@ bool plan_seed(const model *m, seed_table *s) {
       s->largest = i;
     }
   }
-  question q = card;
+  plan_query q = card;
   s->rest_bytes = q.other = card.memory - s->ran_bytes;
   for (int i = 0; i < SEED_ROWS; i++) {
     seed_row *row = &s->rows[i];
@@ -95,7 +95,7 @@ bool plan_seed(const model *m, seed_table *s) {
       if (!plan_one(&q, m, row->flags, row->seq, kind, &plan)) {
         return false;
       }
-      row->most[kind] = plan.micro_batch;
+      row->max_batch[kind] = plan.micro_batch;
     }
     if (!compare(m, s, row)) {
       return false;

@@ -13,8 +13,8 @@
 
 #include "dc.h"
 
-static const int64_t patience_ns = INT64_C(20000000000); /* a rank that does not come is a fault, not a wait */
-static const int64_t limit_ns = INT64_C(100000000000);   /* all of a job */
+static const int64_t rank_timeout_ns = INT64_C(20000000000); /* a rank that does not come is a fault, not a wait */
+static const int64_t job_timeout_ns = INT64_C(100000000000); /* all of a job */
 
 int64_t now_ns(void) {
   struct timespec t;
@@ -22,7 +22,7 @@ int64_t now_ns(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-bool rank_fails(rank *r, const char *format, ...) {
+bool rank_fail(rank *r, const char *format, ...) {
   va_list list;
   size_t used = (size_t)snprintf(r->text, sizeof r->text, "rank %d of %d: ", r->rank, r->world);
   va_start(list, format);
@@ -31,13 +31,13 @@ bool rank_fails(rank *r, const char *format, ...) {
   return false;
 }
 
-static dc_comm_options patience(void) {
+static dc_comm_options timeout_options(void) {
   dc_comm_options options = DC_COMM_OPTIONS_INIT;
-  options.timeout_ns = patience_ns;
+  options.timeout_ns = rank_timeout_ns;
   return options;
 }
 
-const job *job_named(const char *name) {
+const job *find_job(const char *name) {
   static const job jobs[] = {{"collectives", check_collectives}, {"zero3", check_zero3}, {"bench", bench_rank}};
   for (size_t i = 0; i < COUNT(jobs); i++) {
     if (strcmp(jobs[i].name, name) == 0) {
@@ -53,26 +53,26 @@ typedef struct thread {
   rank r;
   const job *j;
   pthread_t id;
-  bool well;
+  bool ok;
 } thread;
 
 static void *run_thread(void *arg) {
   thread *t = arg;
-  t->well = t->j->run(&t->r);
-  if (!t->well) {
+  t->ok = t->j->run(&t->r);
+  if (!t->ok) {
     dc_comm_abort(t->r.comm, t->r.text); /* nobody need wait for this rank */
   }
   return NULL;
 }
 
 /* The failure that the others were only told of is not the one to tell. */
-static bool told(const char *text) {
+static bool is_secondary_failure(const char *text) {
   return strstr(text, "aborted the group") != NULL;
 }
 
 bool run_threads(const job *j, int world, const char *argument, char *text, size_t bytes) {
   dc_comm *comms[64];
-  dc_comm_options options = patience();
+  dc_comm_options options = timeout_options();
   if (dc_comm_create_threads(world, &options, comms) != DC_OK) {
     snprintf(text, bytes, "%s", dc_last_error());
     return false;
@@ -89,20 +89,20 @@ bool run_threads(const job *j, int world, const char *argument, char *text, size
     snprintf(text, bytes, "no memory or no thread to be had for rank %d", started);
     dc_comm_abort(comms[0], text);
   }
-  bool well = started == world;
+  bool ok = started == world;
   for (int i = 0; i < started; i++) {
     pthread_join(threads[i].id, NULL);
-    bool first = !threads[i].well && (well || told(text));
-    if (first || (well && i == 0)) {
+    bool first = !threads[i].ok && (ok || is_secondary_failure(text));
+    if (first || (ok && i == 0)) {
       snprintf(text, bytes, "%s", threads[i].r.text);
     }
-    well = well && threads[i].well;
+    ok = ok && threads[i].ok;
   }
   for (int i = 0; i < world; i++) {
     dc_comm_destroy(comms[i]);
   }
   free(threads);
-  return well;
+  return ok;
 }
 
 /* ---- processes ---- */
@@ -120,19 +120,19 @@ int run_as_rank(int argc, char **argv) {
     return EXIT_USAGE;
   }
   rank r = {.rank = atoi(argv[2]), .world = atoi(argv[3]), .argument = argv[4]};
-  const job *j = job_named(argv[0]);
-  dc_comm_options options = patience();
-  bool well = j != NULL;
-  if (well && dc_comm_create_processes(argv[1], r.rank, r.world, &options, &r.comm) != DC_OK) {
-    well = rank_fails(&r, "%s", dc_last_error());
+  const job *j = find_job(argv[0]);
+  dc_comm_options options = timeout_options();
+  bool ok = j != NULL;
+  if (ok && dc_comm_create_processes(argv[1], r.rank, r.world, &options, &r.comm) != DC_OK) {
+    ok = rank_fail(&r, "%s", dc_last_error());
   }
-  if (well && !j->run(&r)) {
-    well = false;
+  if (ok && !j->run(&r)) {
+    ok = false;
     dc_comm_abort(r.comm, r.text);
   }
   dc_comm_destroy(r.comm);
   fputs(r.text, stdout);
-  return fflush(stdout) == 0 && well ? EXIT_WELL : EXIT_FAULT;
+  return fflush(stdout) == 0 && ok ? EXIT_OK : EXIT_FAILED;
 }
 
 static int start_process(process *p, const job *j, const char *group, int number, int world, const char *argument) {
@@ -161,8 +161,8 @@ static int start_process(process *p, const job *j, const char *group, int number
 }
 
 /* Reads what the processes tell until all have ended, or time is up. */
-static bool listen_to(process *all, int world) {
-  int64_t end = now_ns() + limit_ns;
+static bool read_outputs(process *all, int world) {
+  int64_t end = now_ns() + job_timeout_ns;
   for (;;) {
     struct pollfd polls[64];
     int count = 0;
@@ -207,8 +207,8 @@ bool run_processes(const job *j, int world, const char *argument, char *text, si
     all[i].out = -1;
     error = error != 0 ? error : start_process(&all[i], j, group, i, world, argument);
   }
-  bool in_time = error == 0 && listen_to(all, world);
-  bool well = in_time;
+  bool in_time = error == 0 && read_outputs(all, world);
+  bool ok = in_time;
   snprintf(text, bytes, "%s", error != 0 ? strerror(error) : in_time ? all[0].text : "the ranks' processes do not end");
   for (int i = 0; i < world; i++) {
     if (all[i].pid != 0) {
@@ -220,13 +220,13 @@ bool run_processes(const job *j, int world, const char *argument, char *text, si
         close(all[i].out);
       }
     }
-    bool fine = all[i].pid != 0 && WIFEXITED(all[i].status) && WEXITSTATUS(all[i].status) == EXIT_WELL;
-    if (in_time && !fine && (well || told(text))) {
+    bool fine = all[i].pid != 0 && WIFEXITED(all[i].status) && WEXITSTATUS(all[i].status) == EXIT_OK;
+    if (in_time && !fine && (ok || is_secondary_failure(text))) {
       snprintf(text, bytes, all[i].text[0] != '\0' ? "%s" : "the process of a rank ended without a word%s",
                all[i].text);
     }
-    well = well && fine;
+    ok = ok && fine;
   }
   free(all);
-  return well;
+  return ok;
 }

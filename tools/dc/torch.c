@@ -95,7 +95,7 @@ static const struct {
               {"int8", "Char", 1},     {"int32", "Int", 4},      {"int64", "Long", 8},   {"uint8", "Byte", 1}};
 
 static void put_group(sink *s, const dumps *d, const char *name) {
-  char ranks[MOST_RANKS * 5 + 3] = "[";
+  char ranks[MAX_RANKS * 5 + 3] = "[";
   for (int r = 0; r < d->world; r++) {
     snprintf(ranks + strlen(ranks), sizeof ranks - strlen(ranks), "%s%d", r == 0 ? "" : ", ", r);
   }
@@ -198,21 +198,21 @@ static void put_dump(sink *s, const dumps *all, const dump *d) {
 
 int write_torch(const args *a, const dumps *d, const char *folder, bool pickle) {
   if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
-    return complain(a, EXIT_CANNOT, "--output = %s can't be made: %s", folder, strerror(errno));
+    return report_error(a, EXIT_UNAVAILABLE, "--output = %s can't be made: %s", folder, strerror(errno));
   }
   for (int r = 0; r < d->count; r++) {
     char path[PATH_MAX + 16];
     snprintf(path, sizeof path, "%s/rank_%d", folder, d->ranks[r].rank); /* fits: mkdir() takes no longer folder */
     FILE *file = fopen(path, "we");
     if (file == NULL) {
-      return complain(a, EXIT_CANNOT, "--output = %s can't be written: %s", path, strerror(errno));
+      return report_error(a, EXIT_UNAVAILABLE, "--output = %s can't be written: %s", path, strerror(errno));
     }
     sink s = {.j = {.file = file}, .pickle = pickle, .file = file};
     put_dump(&s, d, &d->ranks[r]);
     int code = finish_file(a, file, path);
-    if (code != EXIT_WELL) {
+    if (code != EXIT_OK) {
       return code;
     }
   }
-  return EXIT_WELL;
+  return EXIT_OK;
 }

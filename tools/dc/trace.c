@@ -138,23 +138,23 @@ static void write_perfetto(FILE *file, const dumps *d) {
 static int write_one_file(const args *a, const dumps *d, const char *path) {
   if (path == NULL) {
     write_perfetto(stdout, d); /* main() looks whether it went out */
-    return EXIT_WELL;
+    return EXIT_OK;
   }
   FILE *file = fopen(path, "we");
   if (file == NULL) {
-    return complain(a, EXIT_CANNOT, "--output = %s can't be written: %s", path, strerror(errno));
+    return report_error(a, EXIT_UNAVAILABLE, "--output = %s can't be written: %s", path, strerror(errno));
   }
   write_perfetto(file, d);
   return finish_file(a, file, path);
 }
 
 /* What was written where, for a reader of a terminal or of JSON. */
-static void tell(const args *a, const dumps *d, const char *path, const char *format) {
+static void print_summary(const args *a, const dumps *d, const char *path, const char *format) {
   int64_t entries = 0;
   for (int r = 0; r < d->count; r++) {
     entries += d->ranks[r].count;
   }
-  if (given(a, "--json")) {
+  if (has_option(a, "--json")) {
     json j = {.file = stdout};
     json_open(&j, NULL, '{');
     json_text(&j, "output", path);
@@ -169,22 +169,22 @@ static void tell(const args *a, const dumps *d, const char *path, const char *fo
 }
 
 int run_trace(const args *a) {
-  const char *format = given(a, "--format") ? value_of(a, "--format") : "perfetto";
+  const char *format = has_option(a, "--format") ? value_of(a, "--format") : "perfetto";
   const char *path = value_of(a, "--output");
   bool perfetto = strcmp(format, "perfetto") == 0;
   if (path == NULL && !perfetto) {
-    return complain(a, EXIT_USAGE, "--output is missing, must be a folder for --format = %s", format);
+    return report_error(a, EXIT_USAGE, "--output is missing, must be a folder for --format = %s", format);
   }
-  if (path == NULL && given(a, "--json")) {
-    return complain(a, EXIT_USAGE, "--output is missing: with --json the report goes to standard output");
+  if (path == NULL && has_option(a, "--json")) {
+    return report_error(a, EXIT_USAGE, "--output is missing: with --json the report goes to standard output");
   }
   dumps d;
   if (!dumps_read(a, "FOLDER", a->operand, &d)) {
-    return EXIT_CANNOT;
+    return EXIT_UNAVAILABLE;
   }
   int code = perfetto ? write_one_file(a, &d, path) : write_torch(a, &d, path, strcmp(format, "torch") == 0);
-  if (code == EXIT_WELL && path != NULL) {
-    tell(a, &d, path, format);
+  if (code == EXIT_OK && path != NULL) {
+    print_summary(a, &d, path, format);
   }
   dumps_free(&d);
   return code;

@@ -6,19 +6,19 @@
 #include <stdlib.h>
 
 #include "adapter.h"
-#include "blob.h"
 #include "contexts.h"
+#include "tensor_storage.h"
 
-const char *dct_text(const char *format, ...) {
+const char *dct_format_error(const char *format, ...) {
   /* Two in turn, so that an argument may be the text before. */
-  static _Thread_local char texts[2][512];
-  static _Thread_local int turn;
-  turn = 1 - turn;
+  static _Thread_local char buffers[2][512];
+  static _Thread_local int next_text;
+  next_text = 1 - next_text;
   va_list args;
   va_start(args, format);
-  vsnprintf(texts[turn], sizeof texts[turn], format, args);
+  vsnprintf(buffers[next_text], sizeof buffers[next_text], format, args);
   va_end(args);
-  return texts[turn];
+  return buffers[next_text];
 }
 
 const char *dct_status_text(dc_status status) {
@@ -30,7 +30,7 @@ const char *dct_status_text(dc_status status) {
 int32_t dct_decode_dtype(dct_call *call, dct_value value) {
   int32_t dtype = dct_dtype_from_torch((int32_t)value);
   if (dtype < 0 && call->error == NULL) {
-    call->error = dct_text(
+    call->error = dct_format_error(
         "dtype: ScalarType %d is not one of libdc's (float32, float64, float16, bfloat16, int8, int32, "
         "int64, uint8, int16, bool)",
         (int)(int32_t)value);
@@ -44,10 +44,10 @@ static void decode_list(dct_call *call, dct_value slot, dct_value **items, size_
   }
 }
 
-static void decode(dct_call *call, const char *letters, dct_value *stack) {
+static void decode(dct_call *call, const char *signature, dct_value *stack) {
   dct_value value;
-  for (; *letters != '\0'; ++letters, ++stack) {
-    switch (*letters) {
+  for (; *signature != '\0'; ++signature, ++stack) {
+    switch (*signature) {
       case 'a':
         call->a = dct_as_tensor(*stack);
         break;
@@ -117,14 +117,14 @@ static const char *check_device(const dct_call *call, dct_tensor tensor, bool to
       dct_torch.aoti_torch_get_device_index(tensor, &index) != 0) {
     return dct_torch_reason();
   }
-  bool here = device == call->device && (device == dct_torch.cpu || index == call->index);
-  if (here || (token && device == dct_torch.cpu)) {
+  bool same_device = device == call->device && (device == dct_torch.cpu || index == call->index);
+  if (same_device || (token && device == dct_torch.cpu)) {
     return NULL;
   }
   char theirs[32];
   char ours[32];
-  return dct_text("a tensor is on %s, must be on %s as the context's are", device_name(theirs, device, index),
-                  device_name(ours, call->device, call->index));
+  return dct_format_error("a tensor is on %s, must be on %s as the context's are", device_name(theirs, device, index),
+                          device_name(ours, call->device, call->index));
 }
 
 /* A PyTorch without CUDA has tensors on the CPU alone. */
@@ -152,10 +152,10 @@ static const char *run_real(dct_call *call, dct_body body) {
   return error;
 }
 
-void dct_run(const char *name, const char *letters, dct_body body, bool fake, dct_value *stack, uint64_t outputs) {
+void dct_run(const char *name, const char *signature, dct_body body, bool fake, dct_value *stack, uint64_t outputs) {
   /* The CPU has no number. */
   dct_call call = {.context = dct_get_context(), .device = dct_torch.cpu, .index = -1};
-  decode(&call, letters, stack);
+  decode(&call, signature, stack);
   const char *error = call.error;
   if (error == NULL && call.context == NULL) {
     error = "no default context: call libdc.torch.dc.init() first";
@@ -165,7 +165,7 @@ void dct_run(const char *name, const char *letters, dct_body body, bool fake, dc
   }
   free_args(&call);
   if (error != NULL && error != dc_last_error()) {
-    error = dct_text("%s: %s", name, error); /* libdc's own texts begin with its function's name */
+    error = dct_format_error("%s: %s", name, error); /* libdc's own texts begin with its function's name */
   }
   if (error != NULL) {
     dct_raise(name, error);
@@ -177,18 +177,18 @@ void dct_run(const char *name, const char *letters, dct_body body, bool fake, dc
 /* ---- tensors in, tensors out ---- */
 
 /* Replaces call->a by the result of a one-tensor ATen call, which consumes it. */
-static const char *replace_a(dct_call *call, const char *op, dct_value second) {
+static const char *replace_tensor_arg(dct_call *call, const char *op, dct_value second) {
   dct_value stack[2] = {dct_as_value(call->a), second};
   call->a = NULL;
   if (dct_torch.torch_call_dispatcher(op, "", stack, DCT_TORCH_ABI) != 0) {
-    return dct_text("%s failed: %s", op, dct_torch_reason());
+    return dct_format_error("%s failed: %s", op, dct_torch_reason());
   }
   call->a = dct_as_tensor(stack[0]);
   return NULL;
 }
 
 static const char *return_call(dct_call *call, const char *op) {
-  const char *error = replace_a(call, op, 0);
+  const char *error = replace_tensor_arg(call, op, 0);
   call->result = call->a;
   call->a = NULL;
   return error;
@@ -202,10 +202,10 @@ const char *dct_return_clone(dct_call *call) {
   return return_call(call, "aten::clone");
 }
 
-const char *dct_return_blob(dct_call *call, const dc_tensor *out, dc_buffer *owned, bool host) {
+const char *dct_return_buffer(dct_call *call, const dc_tensor *out, dc_buffer *owned, bool host) {
   const char *error = NULL;
-  call->result = dct_blob_tensor(out->data, out->shape, out->ndim, out->dtype, host ? dct_torch.cpu : call->device,
-                                 host ? -1 : call->index, owned, &error);
+  call->result = dct_storage_tensor(out->data, out->shape, out->ndim, out->dtype, host ? dct_torch.cpu : call->device,
+                                    host ? -1 : call->index, owned, &error);
   return error;
 }
 
@@ -232,8 +232,8 @@ const char *dct_read_a(dct_call *call, dc_tensor *view) {
     return dct_torch_reason();
   }
   if (!contiguous) {
-    const char *error = replace_a(call, "aten::contiguous",
-                                  (dct_value)(uint32_t)dct_torch.aoti_torch_memory_format_contiguous_format());
+    const char *error = replace_tensor_arg(call, "aten::contiguous",
+                                           (dct_value)(uint32_t)dct_torch.aoti_torch_memory_format_contiguous_format());
     if (error != NULL) {
       return error;
     }

@@ -2,8 +2,8 @@
 #ifndef DCT_CALL_H
 #define DCT_CALL_H
 
-#include "follow.h"
 #include "shim.h"
+#include "stream_sync.h"
 
 typedef struct dct_call {
   dc_context *context;
@@ -25,10 +25,10 @@ typedef const char *(*dct_body)(dct_call *call);
 /* Decodes the stack, one letter of `letters` an argument, runs the body, frees what the kernel owns,
  * and only then raises or stores the result. A fake, the body of the Meta key, has no stream to follow and looks at no
  * device. */
-void dct_run(const char *name, const char *letters, dct_body body, bool fake, dct_value *stack, uint64_t outputs);
+void dct_run(const char *name, const char *signature, dct_body body, bool fake, dct_value *stack, uint64_t outputs);
 
 /* Formats this thread's error text and returns it. */
-const char *dct_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+const char *dct_format_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* NULL for DC_OK, else libdc's text. */
 const char *dct_status_text(dc_status status);
 
@@ -45,7 +45,7 @@ const char *dct_return_alias(dct_call *call);
 /* A copy of the argument. */
 const char *dct_return_clone(dct_call *call);
 /* Memory of libdc; takes over the reference `owned`. host: on the CPU, else on the context's device. */
-const char *dct_return_blob(dct_call *call, const dc_tensor *out, dc_buffer *owned, bool host);
+const char *dct_return_buffer(dct_call *call, const dc_tensor *out, dc_buffer *owned, bool host);
 /* Uninitialised, contiguous; dtype and device are libtorch's numbers. */
 const char *dct_return_empty(dct_call *call, const int64_t *shape, int32_t ndim, int32_t dtype, int32_t device,
                              int32_t index);

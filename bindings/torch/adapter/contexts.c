@@ -20,7 +20,7 @@ static binding *bindings;
 static size_t capacity;
 static _Atomic size_t count; /* written under the lock; 0 spares the reader the lock */
 
-static binding *find(int64_t graph_id) {
+static binding *find_binding(int64_t graph_id) {
   for (size_t i = 0; i < count; ++i) {
     if (bindings[i].graph_id == graph_id) {
       return &bindings[i];
@@ -33,15 +33,15 @@ dc_context *dct_context_of(int64_t graph_id) {
   dc_context *context = NULL;
   if (atomic_load_explicit(&count, memory_order_acquire) > 0) {
     pthread_rwlock_rdlock(&lock);
-    const binding *found = find(graph_id);
+    const binding *found = find_binding(graph_id);
     context = found == NULL ? NULL : found->context;
     pthread_rwlock_unlock(&lock);
   }
   return context != NULL ? context : atomic_load(&default_context);
 }
 
-static int put(int64_t graph_id, dc_context *context) {
-  binding *found = find(graph_id);
+static int set_binding(int64_t graph_id, dc_context *context) {
+  binding *found = find_binding(graph_id);
   if (found != NULL) {
     found->context = context;
     return 0;
@@ -64,9 +64,9 @@ int dct_bind(int64_t graph_id, dc_context *context) {
   int result = 0;
   pthread_rwlock_wrlock(&lock);
   if (context != NULL) {
-    result = put(graph_id, context);
+    result = set_binding(graph_id, context);
   } else {
-    binding *found = find(graph_id);
+    binding *found = find_binding(graph_id);
     if (found != NULL) {
       *found = bindings[count - 1];
       count = count - 1;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "adapter.h"
-#include "kernels.h"
+#include "operators.h"
 
 /* Dispatch keys of real kernels whose arguments have a tensor. The CPU is always there. CUDA's is there when this
  * PyTorch has CUDA and tells its current stream, whether libdc has its plug-in or not: the kernels say of a tensor on
@@ -12,7 +12,7 @@
 static const char *const device_keys[] = {"CPU", "CUDA"};
 enum { DEVICE_KEYS = sizeof device_keys / sizeof device_keys[0] };
 
-static int keys_here(void) {
+static int device_key_count(void) {
   return dct_torch.aoti_torch_get_current_cuda_stream != NULL ? DEVICE_KEYS : 1;
 }
 
@@ -88,7 +88,7 @@ static bool register_all(libraries *made) {
   for (int n = 0; n < NAMESPACES; ++n) {
     bool ok = define(made, namespaces[n]) && implement(made, namespaces[n], "Meta") &&
               implement(made, namespaces[n], "CompositeExplicitAutograd");
-    for (int k = 0; ok && k < keys_here(); ++k) {
+    for (int k = 0; ok && k < device_key_count(); ++k) {
       ok = implement(made, namespaces[n], device_keys[k]);
     }
     if (!ok) {

@@ -7,7 +7,7 @@
 
 dct_shim dct_torch;
 
-static void *find(void *library, const char *name) {
+static void *find_symbol(void *library, const char *name) {
   return library == NULL ? NULL : dlsym(library, name);
 }
 
@@ -38,23 +38,24 @@ const char *dct_shim_resolve(char *text, size_t cap) {
   }
   /* A function pointer cannot be assigned from void * in ISO C; dlsym() promises that the bits are right. */
 #define X(result, name, args)                                                                                 \
-  *(void **)(&dct_torch.name) = find(torch, #name);                                                           \
+  *(void **)(&dct_torch.name) = find_symbol(torch, #name);                                                    \
   if (dct_torch.name == NULL) {                                                                               \
     snprintf(text, cap, "dct_register: the loaded libtorch has no %s; torch 2.11 or later is needed", #name); \
     return text;                                                                                              \
   }
   DCT_SHIM(X)
 #undef X
-  *(void **)(&dct_torch.torch_delete_stable_ivalue) = find(torch, "torch_delete_stable_ivalue");
+  *(void **)(&dct_torch.torch_delete_stable_ivalue) = find_symbol(torch, "torch_delete_stable_ivalue");
   *(void **)(&dct_torch.torch_exception_get_what_without_backtrace) =
-      find(torch, "torch_exception_get_what_without_backtrace");
-  *(void **)(&dct_torch.operator_delete) = find(torch, "_ZdlPv"); /* searches libtorch's own dependencies too */
+      find_symbol(torch, "torch_exception_get_what_without_backtrace");
+  *(void **)(&dct_torch.operator_delete) = find_symbol(torch, "_ZdlPv"); /* searches libtorch's own dependencies too */
   if (dct_torch.torch_delete_stable_ivalue == NULL && dct_torch.operator_delete == NULL) {
     snprintf(text, cap, "dct_register: neither torch_delete_stable_ivalue nor operator delete can be found");
     return text;
   }
   void *torch_cuda = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_NOW | RTLD_LOCAL);
-  *(void **)(&dct_torch.aoti_torch_get_current_cuda_stream) = find(torch_cuda, "aoti_torch_get_current_cuda_stream");
+  *(void **)(&dct_torch.aoti_torch_get_current_cuda_stream) =
+      find_symbol(torch_cuda, "aoti_torch_get_current_cuda_stream");
   read_numbers();
   return NULL;
 }

@@ -2,57 +2,57 @@
 #ifndef DC_COMM_EXTERNAL_H
 #define DC_COMM_EXTERNAL_H
 
-#include "comm/host.h"
+#include "comm/host_transport.h"
 
 /* The copies of one communicator: a failure of one is a failure of all. A thread watches the deadlines of callbacks. */
-typedef struct dc__external_family {
+typedef struct dc__external_group {
   atomic_int refs;
   atomic_int failed;
   pthread_mutex_t mutex; /* what follows, and the members' present calls */
-  pthread_cond_t ends;
-  bool ending;
+  pthread_cond_t changed;
+  bool stopping;
   pthread_t watchdog;
   dc__failure failure;
   struct dc__external *members;
-} dc__external_family;
+} dc__external_group;
 
-enum { DC__EXTERNAL_COLLECTIVE, DC__EXTERNAL_DUP, DC__EXTERNAL_CALLS };
+enum { DC__EXTERNAL_COLLECTIVE, DC__EXTERNAL_DUP, DC__EXTERNAL_SLOTS };
 
 /* A callback that runs now. */
-typedef struct dc__external_call {
+typedef struct dc__external_callback {
   const char *name; /* NULL: none does */
   int64_t since;
   pthread_t thread;
   int64_t id;
   int32_t op; /* 0: dc_comm_dup */
-  bool late;
-} dc__external_call;
+  bool timed_out;
+} dc__external_callback;
 
 typedef struct dc__external {
   struct dc_comm head;
   dc_comm_callbacks callbacks;
-  dc__external_family *family;
+  dc__external_group *group;
   struct dc__external *next;
-  dc__external_call calls[DC__EXTERNAL_CALLS];
-  pthread_mutex_t turn; /* one collective at a time; scratch */
-  char *scratch[2];     /* packed send, packed recv */
+  dc__external_callback running[DC__EXTERNAL_SLOTS];
+  pthread_mutex_t collective_mutex; /* one collective at a time; scratch */
+  char *scratch[2];                 /* packed send, packed recv */
   int64_t scratch_bytes[2];
 } dc__external;
 
 /* Makes the family fail with this thread's last error, unless it has failed. */
-void dc__external_fail(dc__external_family *family, dc_status status);
+void dc__external_fail(dc__external_group *group, dc_status status);
 
 /* calls.c: each callback is called between these two, of which the second makes its result a status. coll NULL: dup. */
-void dc__external_enter(dc__external *self, const dc__coll *coll, const char *callback);
-dc_status dc__external_leave(dc__external *self, const dc__coll *coll, int32_t error);
+void dc__external_callback_begin(dc__external *self, const dc__coll *coll, const char *callback);
+dc_status dc__external_callback_end(dc__external *self, const dc__coll *coll, int32_t error);
 /* DC_E_STATE on the thread that runs a callback of this communicator, which would wait for itself. */
-dc_status dc__external_check_outside(dc__external *self, const dc__coll *coll);
+dc_status dc__external_check_reentry(dc__external *self, const dc__coll *coll);
 /* Calls abort of all members. */
-void dc__external_abort(dc__external_family *family);
-dc_status dc__external_start_watchdog(dc__external_family *family);
-void dc__external_end_watchdog(dc__external_family *family);
+void dc__external_abort(dc__external_group *group);
+dc_status dc__external_start_watchdog(dc__external_group *group);
+void dc__external_stop_watchdog(dc__external_group *group);
 
-/* packed.c */
+/* collective.c */
 dc_status dc__external_gather(dc__external *self, const dc__coll *coll);
 dc_status dc__external_reduce(dc__external *self, const dc__coll *coll);
 

@@ -2,18 +2,18 @@
 #include <inttypes.h>
 
 #include "comm/nccl/nccl.h"
-#include "comm/parts.h"
+#include "comm/windows.h"
 #include "kernels/kernels.h"
 
 enum { STAGING = 64 << 20 }; /* bytes, for what one round brings from all other ranks */
 
 /* A round of a reduction: of every rank's part, the window [lo, lo + size). Or all of another collective. */
-typedef struct round {
+typedef struct nccl_round {
   const dc__coll *coll;
   int64_t lo;
   int64_t size;
-  bool apart; /* a gather whose memory lies in other places on other ranks */
-} round;
+  bool asymmetric; /* a gather whose memory lies in other places on other ranks */
+} nccl_round;
 
 static size_t bytes_of(int64_t count, int32_t dtype) {
   return (size_t)count * dc_dtype_size(dtype);
@@ -34,24 +34,25 @@ bool dc__nccl_is_even(const dc__coll_item *item, int32_t world) {
 static dc_status gather_ragged(dc__nccl *self, void *native, const dc__coll_item *item) {
   for (int32_t r = 0; r < self->head.world; r++) {
     size_t bytes = bytes_of(item->ranges[r].count, item->dtype);
-    char *place = (char *)item->recv + bytes_of(item->ranges[r].begin, item->dtype);
+    char *hash = (char *)item->recv + bytes_of(item->ranges[r].begin, item->dtype);
     if (bytes > 0) {
-      const void *from = r == self->head.rank ? item->send : place;
-      DC__TRY(dc__nccl_error(self, "ncclBroadcast",
-                             self->library.ncclBroadcast(from, place, bytes, DC__NCCL_INT8, r, self->handle, native)));
+      const void *from = r == self->head.rank ? item->send : hash;
+      DC__TRY(dc__nccl_check_result(
+          self, "ncclBroadcast",
+          self->library.ncclBroadcast(from, hash, bytes, DC__NCCL_INT8, r, self->handle, native)));
     }
   }
   return DC_OK;
 }
 
-static dc_status gather(dc__nccl *self, void *native, const round *r) {
+static dc_status gather_all(dc__nccl *self, void *native, const nccl_round *r) {
   for (int32_t i = 0; i < r->coll->count; i++) {
     const dc__coll_item *item = &r->coll->items[i];
-    if (r->apart || !dc__nccl_is_even(item, self->head.world)) {
+    if (r->asymmetric || !dc__nccl_is_even(item, self->head.world)) {
       DC__TRY(gather_ragged(self, native, item));
     } else {
       size_t bytes = bytes_of(item->ranges[0].count, item->dtype);
-      DC__TRY(dc__nccl_error(
+      DC__TRY(dc__nccl_check_result(
           self, "ncclAllGather",
           self->library.ncclAllGather(item->send, item->recv, bytes, DC__NCCL_INT8, self->handle, native)));
     }
@@ -59,65 +60,66 @@ static dc_status gather(dc__nccl *self, void *native, const round *r) {
   return DC_OK;
 }
 
-static dc_status broadcast(dc__nccl *self, void *native, const round *r) {
+static dc_status broadcast(dc__nccl *self, void *native, const nccl_round *r) {
   const dc__coll_item *item = &r->coll->items[0];
-  return dc__nccl_error(self, "ncclBroadcast",
-                        self->library.ncclBroadcast(item->recv, item->recv, (size_t)item->total, DC__NCCL_INT8,
-                                                    r->coll->root, self->handle, native));
+  return dc__nccl_check_result(self, "ncclBroadcast",
+                               self->library.ncclBroadcast(item->recv, item->recv, (size_t)item->total, DC__NCCL_INT8,
+                                                           r->coll->root, self->handle, native));
 }
 
 /* A rank's pieces of the window to it, and its pieces of ours from it. */
-static dc_status swap(dc__nccl *self, void *native, const round *r, int32_t peer) {
+static dc_status send_recv_peer(dc__nccl *self, void *native, const nccl_round *r, int32_t peer) {
   int64_t to = 0;
   int64_t from = 0;
   for (int32_t i = 0; i < r->coll->count; i++) {
     const dc__coll_item *item = &r->coll->items[i];
-    dc__piece out = dc__piece_cut(item, peer, to, r->lo, r->size);
-    dc__piece in = dc__piece_cut(item, self->head.rank, from, r->lo, r->size);
+    dc__window_slice out = dc__window_intersect(item, peer, to, r->lo, r->size);
+    dc__window_slice in = dc__window_intersect(item, self->head.rank, from, r->lo, r->size);
     if (out.count > 0) {
       const void *data = dc__bytes_at(item->send, item->ranges[peer].begin + out.begin, item->dtype);
-      DC__TRY(dc__nccl_error(
+      DC__TRY(dc__nccl_check_result(
           self, "ncclSend",
           self->library.ncclSend(data, bytes_of(out.count, item->dtype), DC__NCCL_INT8, peer, self->handle, native)));
     }
     if (in.count > 0) {
-      DC__TRY(dc__nccl_error(
+      DC__TRY(dc__nccl_check_result(
           self, "ncclRecv",
           self->library.ncclRecv(self->staging->ptr + peer * r->size + in.at, bytes_of(in.count, item->dtype),
                                  DC__NCCL_INT8, peer, self->handle, native)));
     }
-    to += dc__item_step(item, peer);
-    from += dc__item_step(item, self->head.rank);
+    to += dc__item_stride(item, peer);
+    from += dc__item_stride(item, self->head.rank);
   }
   return DC_OK;
 }
 
-static dc_status exchange(dc__nccl *self, void *native, const round *r) {
+static dc_status send_recv_all(dc__nccl *self, void *native, const nccl_round *r) {
   for (int32_t i = 1; i < self->head.world; i++) { /* every rank begins with its neighbour */
-    DC__TRY(swap(self, native, r, (self->head.rank + i) % self->head.world));
+    DC__TRY(send_recv_peer(self, native, r, (self->head.rank + i) % self->head.world));
   }
   return DC_OK;
 }
 
 /* The round's calls as one group, which is ended also when one of them fails. */
-static dc_status queue_group(dc__nccl *self, void *native, void *args) {
-  const round *r = args;
-  DC__TRY(dc__nccl_alive(self));
-  DC__TRY(dc__nccl_error(self, "ncclGroupStart", self->library.ncclGroupStart()));
-  dc_status status = r->coll->kind == DC__COLL_GATHER   ? gather(self, native, r)
-                     : r->coll->kind == DC__COLL_REDUCE ? exchange(self, native, r)
+static dc_status enqueue_group(dc__nccl *self, void *native, void *args) {
+  const nccl_round *r = args;
+  DC__TRY(dc__nccl_check_alive(self));
+  DC__TRY(dc__nccl_check_result(self, "ncclGroupStart", self->library.ncclGroupStart()));
+  dc_status status = r->coll->kind == DC__COLL_GATHER   ? gather_all(self, native, r)
+                     : r->coll->kind == DC__COLL_REDUCE ? send_recv_all(self, native, r)
                                                         : broadcast(self, native, r);
   dc__nccl_result ended = self->library.ncclGroupEnd();
-  return status != DC_OK ? status : dc__nccl_error(self, "ncclGroupEnd", ended);
+  return status != DC_OK ? status : dc__nccl_check_result(self, "ncclGroupEnd", ended);
 }
 
-static dc_status start(dc__nccl *self, round *r, const char *name) {
-  return dc__nccl_ask_for(self, r->coll->stream, queue_group, r, "ncclGroupEnd", name); /* a first one connects them */
+static dc_status submit_group(dc__nccl *self, nccl_round *r, const char *name) {
+  return dc__nccl_call_and_wait(self, r->coll->stream, enqueue_group, r, "ncclGroupEnd",
+                                name); /* a first one connects them */
 }
 
 /* ---- reductions ---- */
 
-void dc__nccl_drop_staging(dc__nccl *self) {
+void dc__nccl_free_staging(dc__nccl *self) {
   while (self->staging != NULL) {
     dc__nccl_staging *older = self->staging->older;
     self->device->ops->free(self->device, self->staging->ptr, self->staging->bytes, DC_MEMORY_DEVICE);
@@ -127,37 +129,37 @@ void dc__nccl_drop_staging(dc__nccl *self) {
 }
 
 /* It grows twofold, so what was replaced, and stays for those who still use it, is less than what is in use. */
-static dc_status need_staging(dc__nccl *self, size_t bytes) {
+static dc_status reserve_staging(dc__nccl *self, size_t bytes) {
   size_t before = self->staging == NULL ? 0 : self->staging->bytes;
   if (before >= bytes) {
     return DC_OK;
   }
-  size_t most = 2 * before < STAGING ? 2 * before : STAGING;
-  dc__nccl_staging *fresh = dc__calloc(1, sizeof *fresh);
-  if (fresh == NULL) {
+  size_t max_bytes = 2 * before < STAGING ? 2 * before : STAGING;
+  dc__nccl_staging *unregistered = dc__calloc(1, sizeof *unregistered);
+  if (unregistered == NULL) {
     return DC_E_NO_MEMORY;
   }
   void *ptr;
-  fresh->bytes = bytes > most ? bytes : most;
-  dc_status status = self->device->ops->alloc(self->device, fresh->bytes, DC_MEMORY_DEVICE, &ptr);
+  unregistered->bytes = bytes > max_bytes ? bytes : max_bytes;
+  dc_status status = self->device->ops->alloc(self->device, unregistered->bytes, DC_MEMORY_DEVICE, &ptr);
   if (status != DC_OK) {
-    dc__free(fresh);
+    dc__free(unregistered);
     return status;
   }
-  fresh->ptr = ptr;
-  fresh->older = self->staging;
-  self->staging = fresh;
+  unregistered->ptr = ptr;
+  unregistered->older = self->staging;
+  self->staging = unregistered;
   return DC_OK;
 }
 
 /* Adds what the round brought to this rank's own, in the order of dc__reduce. */
-static void add(dc__nccl *self, const round *r) {
+static void add_received(dc__nccl *self, const nccl_round *r) {
   int32_t rank = self->head.rank;
   int64_t pos = 0;
   for (int32_t i = 0; i < r->coll->count; i++) {
     const dc__coll_item *item = &r->coll->items[i];
-    dc__piece piece = dc__piece_cut(item, rank, pos, r->lo, r->size);
-    pos += dc__item_step(item, rank);
+    dc__window_slice piece = dc__window_intersect(item, rank, pos, r->lo, r->size);
+    pos += dc__item_stride(item, rank);
     if (piece.count > 0) {
       const void *src[DC__COMM_MAX_WORLD];
       for (int32_t peer = 0; peer < self->head.world; peer++) {
@@ -165,26 +167,26 @@ static void add(dc__nccl *self, const round *r) {
                                  : self->staging->ptr + peer * r->size + piece.at;
       }
       char *dst = (char *)item->recv + bytes_of(piece.begin, item->recv_dtype);
-      dc__here_reduce(r->coll->stream, dst, item->recv_dtype, src, self->head.world, item->dtype, piece.count,
-                      item->reduce_op == DC_MEAN, item->accumulate != 0);
+      dc__internal_reduce(r->coll->stream, dst, item->recv_dtype, src, self->head.world, item->dtype, piece.count,
+                          item->reduce_op == DC_MEAN, item->accumulate != 0);
     }
   }
 }
 
 /* The rounds follow each other on the stream, and so does the use of the staging memory. */
-static dc_status reduce(dc__nccl *self, const dc__coll *coll, const char *name) {
+static dc_status reduce_rounds(dc__nccl *self, const dc__coll *coll, const char *name) {
   int32_t world = self->head.world;
-  int64_t largest = dc__largest_part(coll, world);
-  int64_t most = (STAGING / world) & ~(int64_t)(DC__PART_LINE - 1);
-  round r = {.coll = coll, .size = largest < most ? largest : most};
+  int64_t largest = dc__max_part_bytes(coll, world);
+  int64_t max_bytes = (STAGING / world) & ~(int64_t)(DC__PART_ALIGN - 1);
+  nccl_round r = {.coll = coll, .size = largest < max_bytes ? largest : max_bytes};
   if (world > 1) {
-    DC__TRY(need_staging(self, (size_t)(r.size * world)));
+    DC__TRY(reserve_staging(self, (size_t)(r.size * world)));
   }
   for (; r.lo < largest; r.lo += r.size) {
     if (world > 1) {
-      DC__TRY(start(self, &r, name));
+      DC__TRY(submit_group(self, &r, name));
     }
-    add(self, &r);
+    add_received(self, &r);
   }
   return DC_OK;
 }
@@ -192,7 +194,7 @@ static dc_status reduce(dc__nccl *self, const dc__coll *coll, const char *name) 
 /* ---- the collective ---- */
 
 /* Bytes that come from other ranks. */
-static int64_t moved(const dc__nccl *self, const dc__coll *coll) {
+static int64_t received_bytes(const dc__nccl *self, const dc__coll *coll) {
   int64_t bytes = 0;
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
@@ -204,45 +206,45 @@ static int64_t moved(const dc__nccl *self, const dc__coll *coll) {
   return bytes;
 }
 
-static dc_status queue(dc__nccl *self, const dc__coll *coll, const char *name) {
+static dc_status enqueue(dc__nccl *self, const dc__coll *coll, const char *name) {
   DC__TRY(dc__comm_check(&self->head));
-  bool fresh;
-  uint64_t place = dc__nccl_place(self, coll, &fresh);
-  bool same = self->base->ops->agree(self->base, coll, place);
-  DC__TRY(dc__comm_check(self->base));
-  if (same && fresh && coll->captured == 0) { /* a capture allows no registration */
-    DC__TRY(dc__nccl_need_windows(self, coll, name));
+  bool unregistered;
+  uint64_t hash = dc__nccl_buffers_hash(self, coll, &unregistered);
+  bool same = self->bootstrap->ops->agree(self->bootstrap, coll, hash);
+  DC__TRY(dc__comm_check(self->bootstrap));
+  if (same && unregistered && coll->captured == 0) { /* a capture allows no registration */
+    DC__TRY(dc__nccl_register_windows(self, coll, name));
   }
   if (coll->kind == DC__COLL_REDUCE) {
-    DC__TRY(reduce(self, coll, name));
+    DC__TRY(reduce_rounds(self, coll, name));
   } else {
-    round r = {.coll = coll, .apart = !same};
-    DC__TRY(start(self, &r, name));
+    nccl_round r = {.coll = coll, .asymmetric = !same};
+    DC__TRY(submit_group(self, &r, name));
   }
-  atomic_fetch_add_explicit(&self->head.wire_bytes, moved(self, coll), memory_order_relaxed);
+  atomic_fetch_add_explicit(&self->head.wire_bytes, received_bytes(self, coll), memory_order_relaxed);
   return dc__device_check(self->device); /* what it refused the others would wait for */
 }
 
-static void queue_or_fail(dc__nccl *self, const dc__coll *coll, const char *name) {
-  dc_status status = queue(self, coll, name);
+static void enqueue_or_fail(dc__nccl *self, const dc__coll *coll, const char *name) {
+  dc_status status = enqueue(self, coll, name);
   if (status != DC_OK) {
     dc__nccl_fail(self, status);
   }
 }
 
 /* In flight until the stream has come past it. */
-static void issue(dc__nccl *self, const dc__coll *coll, const char *name) {
-  dc__nccl_flight *flight;
-  dc_status status = dc__nccl_depart(self, coll, name, &flight);
+static void run_on_stream(dc__nccl *self, const dc__coll *coll, const char *name) {
+  dc__nccl_inflight *inflight;
+  dc_status status = dc__nccl_begin(self, coll, name, &inflight);
   if (status != DC_OK) {
     dc__nccl_fail(self, status);
-    dc__span_begin(coll->tag.span);
+    dc__op_timing_begin(coll->tag.span);
     return;
   }
-  dc__span_begin_on(coll->tag.span, coll->stream);
-  queue_or_fail(self, coll, name);
-  dc__span_end_on(coll->tag.span, coll->stream);
-  dc__nccl_departed(self, coll->stream, flight);
+  dc__op_timing_begin_on(coll->tag.span, coll->stream);
+  enqueue_or_fail(self, coll, name);
+  dc__op_timing_end_on(coll->tag.span, coll->stream);
+  dc__nccl_end(self, coll->stream, inflight);
 }
 
 /* ---- captures ---- */
@@ -250,7 +252,7 @@ static void issue(dc__nccl *self, const dc__coll *coll, const char *name) {
 /* What NCCL connects when ranks first exchange something it must have before a capture: a gather of equal parts, one of
  * others, an exchange, of a byte or two each. */
 static dc_status connect_ranks(dc__nccl *self, const dc__tag *tag) {
-  enum { ROOM = 2 * DC__COMM_MAX_WORLD };
+  enum { BUFFER_BYTES = 2 * DC__COMM_MAX_WORLD };
   int32_t world = self->head.world;
   dc__range even[DC__COMM_MAX_WORLD], ragged[DC__COMM_MAX_WORLD];
   for (int32_t r = 0; r < world; r++) {
@@ -258,8 +260,8 @@ static dc_status connect_ranks(dc__nccl *self, const dc__tag *tag) {
     ragged[r] = (dc__range){r + (r > 0), 1 + (r == 0)};
   }
   void *send;
-  DC__TRY(self->device->ops->alloc(self->device, 2 * ROOM, DC_MEMORY_DEVICE, &send));
-  dc__stream_zero(self->stream, send, 2 * ROOM);
+  DC__TRY(self->device->ops->alloc(self->device, 2 * BUFFER_BYTES, DC_MEMORY_DEVICE, &send));
+  dc__stream_zero(self->stream, send, 2 * BUFFER_BYTES);
   dc__coll coll = {.comm = &self->head,
                    .device = self->device,
                    .stream = self->stream,
@@ -268,37 +270,37 @@ static dc_status connect_ranks(dc__nccl *self, const dc__tag *tag) {
                    .count = 1,
                    .captured = 1,
                    .items = {{.send = send,
-                              .recv = (char *)send + ROOM,
+                              .recv = (char *)send + BUFFER_BYTES,
                               .ranges = even,
                               .total = world,
                               .id = -1,
                               .dtype = DC_INT8,
                               .recv_dtype = DC_INT8}}};
-  issue(self, &coll, "a capture's begin");
+  run_on_stream(self, &coll, "a capture's begin");
   coll.items[0].ranges = ragged;
   coll.items[0].total = world + 1;
-  issue(self, &coll, "a capture's begin");
+  run_on_stream(self, &coll, "a capture's begin");
   coll.items[0].ranges = even;
   coll.items[0].total = world;
   coll.kind = DC__COLL_REDUCE;
-  issue(self, &coll, "a capture's begin");
+  run_on_stream(self, &coll, "a capture's begin");
   (void)dc__stream_sync(self->stream, 0); /* the watcher has the clock */
-  self->device->ops->free(self->device, send, 2 * ROOM, DC_MEMORY_DEVICE);
+  self->device->ops->free(self->device, send, 2 * BUFFER_BYTES, DC_MEMORY_DEVICE);
   return dc__comm_check(&self->head);
 }
 
 /* A graph has neither flights nor times of its own, and no order with what is outside of it. */
-static void capture(dc__nccl *self, const dc__coll *coll, const char *name) {
+static void run_captured(dc__nccl *self, const dc__coll *coll, const char *name) {
   dc_status status = self->connected ? DC_OK : connect_ranks(self, &coll->tag);
   self->connected = status == DC_OK;
-  dc__nccl_captured(self);
-  dc__span_begin_on(coll->tag.span, coll->stream);
+  dc__nccl_note_capture(self);
+  dc__op_timing_begin_on(coll->tag.span, coll->stream);
   if (status == DC_OK) {
-    queue_or_fail(self, coll, name);
+    enqueue_or_fail(self, coll, name);
   } else {
     dc__nccl_fail(self, status);
   }
-  dc__span_end_on(coll->tag.span, coll->stream);
+  dc__op_timing_end_on(coll->tag.span, coll->stream);
 }
 
 /* ---- on hosts ---- */
@@ -306,11 +308,11 @@ static void capture(dc__nccl *self, const dc__coll *coll, const char *name) {
 static void run_on_hosts(dc__nccl *self, const dc__coll *coll) {
   dc_status status = dc__comm_check(&self->head);
   if (status == DC_OK) {
-    int64_t before = atomic_load(&self->base->wire_bytes);
-    self->base->ops->run(self->base, coll);
-    atomic_fetch_add_explicit(&self->head.wire_bytes, atomic_load(&self->base->wire_bytes) - before,
+    int64_t before = atomic_load(&self->bootstrap->wire_bytes);
+    self->bootstrap->ops->run(self->bootstrap, coll);
+    atomic_fetch_add_explicit(&self->head.wire_bytes, atomic_load(&self->bootstrap->wire_bytes) - before,
                               memory_order_relaxed);
-    status = dc__comm_check(self->base);
+    status = dc__comm_check(self->bootstrap);
   }
   if (status != DC_OK) {
     dc__nccl_fail(self, status);
@@ -320,14 +322,14 @@ static void run_on_hosts(dc__nccl *self, const dc__coll *coll) {
 void dc__nccl_run(dc_comm *comm, const dc__coll *coll) {
   dc__nccl *self = (dc__nccl *)comm;
   char name[DC__COLL_TEXT];
-  dc__coll_describe_tag(name, coll->tag.op, coll->tag.id);
-  pthread_mutex_lock(&self->turn);
+  dc__coll_describe_op(name, coll->tag.op, coll->tag.id);
+  pthread_mutex_lock(&self->collective_mutex);
   if (coll->stream == NULL) {
     run_on_hosts(self, coll);
   } else if (coll->captured != 0) {
-    capture(self, coll, name);
+    run_captured(self, coll, name);
   } else {
-    issue(self, coll, name);
+    run_on_stream(self, coll, name);
   }
-  pthread_mutex_unlock(&self->turn);
+  pthread_mutex_unlock(&self->collective_mutex);
 }

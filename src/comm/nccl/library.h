@@ -37,9 +37,9 @@ enum { /* the numbers are NCCL's */
        DC__NCCL_REMOTE_ERROR = 6,
        DC__NCCL_IN_PROGRESS = 7,
        DC__NCCL_INT8 = 0,
-       DC__NCCL_SYMMETRIC = 1,   /* of a window: it is used at equal offsets */
-       DC__NCCL_OLDEST = 21900,  /* 2.19.0 */
-       DC__NCCL_WINDOWS = 22700, /* 2.27.0 */
+       DC__NCCL_SYMMETRIC = 1,           /* of a window: it is used at equal offsets */
+       DC__NCCL_MIN_VERSION = 21900,     /* 2.19.0 */
+       DC__NCCL_WINDOWS_VERSION = 22700, /* 2.27.0 */
 };
 #define DC__NCCL_MAGIC 0xcafebeefU
 #define DC__NCCL_UNSET INT32_MIN
@@ -71,7 +71,7 @@ enum { /* the numbers are NCCL's */
 
 /* Windows: all ranks register one together, and *window is written until the communicator is ready again; it is NULL
  * where the ranks' cards have none. */
-#define DC__NCCL_LATER_FUNCTIONS(X)                                                       \
+#define DC__NCCL_OPTIONAL_FUNCTIONS(X)                                                    \
   X(ncclCommWindowRegister, dc__nccl_result,                                              \
     (dc__nccl_handle comm, void *data, size_t bytes, dc__nccl_window *window, int flags)) \
   X(ncclCommWindowDeregister, dc__nccl_result, (dc__nccl_handle comm, dc__nccl_window window))
@@ -80,7 +80,7 @@ typedef struct dc__nccl_library {
   int version; /* 22907 is 2.29.7 */
 #define X(name, result, arguments) result(*name) arguments;
   DC__NCCL_FUNCTIONS(X)
-  DC__NCCL_LATER_FUNCTIONS(X)
+  DC__NCCL_OPTIONAL_FUNCTIONS(X)
 #undef X
 } dc__nccl_library;
 

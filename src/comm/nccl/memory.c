@@ -6,18 +6,18 @@
  * the switch or copy engines. What NCCL does then it decides on each rank by the rank's own addresses, and finds those
  * of the others by its own offsets; so nothing may go into a window unless it does at the same offset on all of them,
  * which NCCL does not look at. The ranks do, with the word they bring to their meeting before each gather
- * (dc__nccl_place). Is it everybody's, then all are in the same situation, whatever that is, and blocks that are not
- * windows become such, which is the moment when all are sure to come. Else the gather is made of broadcasts, for which
- * NCCL has no windows. Of equal words nobody is sure but by 64 bits of a hash.
+ * (dc__nccl_buffers_hash). Is it everybody's, then all are in the same situation, whatever that is, and blocks that are
+ * not windows become such, which is the moment when all are sure to come. Else the gather is made of broadcasts, for
+ * which NCCL has no windows. Of equal words nobody is sure but by 64 bits of a hash.
  *
  * Reductions are sends and receives, for which NCCL has no windows either. */
 #include "comm/nccl/nccl.h"
 
 /* An abort ends all registrations. What cannot be given back is lost, and nobody could do anything about it. */
-static dc_status release(dc__nccl *self, void *native, void *args) {
+static dc_status free_block(dc__nccl *self, void *native, void *args) {
   const dc__nccl_block *block = args;
   (void)native;
-  if (!self->device->ops->is_quiet(self->device)) {
+  if (!self->device->ops->can_free(self->device)) {
     return DC_OK;
   }
   if (self->handle != NULL) {
@@ -30,13 +30,13 @@ static dc_status release(dc__nccl *self, void *native, void *args) {
   return DC_OK;
 }
 
-static dc_status take(dc__nccl *self, void *native, void *args) {
+static dc_status alloc_block(dc__nccl *self, void *native, void *args) {
   dc__nccl_block *block = args;
   void *ptr = NULL;
   (void)native;
-  DC__TRY(dc__nccl_error(self, "ncclMemAlloc", self->library.ncclMemAlloc(&ptr, block->bytes)));
+  DC__TRY(dc__nccl_check_result(self, "ncclMemAlloc", self->library.ncclMemAlloc(&ptr, block->bytes)));
   block->ptr = ptr;
-  dc_status status = dc__nccl_error(
+  dc_status status = dc__nccl_check_result(
       self, "ncclCommRegister", self->library.ncclCommRegister(self->handle, ptr, block->bytes, &block->registered));
   if (status != DC_OK) {
     (void)self->library.ncclMemFree(ptr);
@@ -51,16 +51,16 @@ dc_status dc__nccl_heap_alloc(dc_comm *comm, size_t bytes, void **ptr) {
     return DC_E_NO_MEMORY;
   }
   block->bytes = bytes;
-  pthread_mutex_lock(&self->busy);
-  pthread_mutex_lock(&self->calls);
-  dc_status status = dc__nccl_alive(self);
-  status = status != DC_OK ? status : dc__nccl_issue(self, take, block);
-  pthread_mutex_unlock(&self->calls);
+  pthread_mutex_lock(&self->pending_mutex);
+  pthread_mutex_lock(&self->api_mutex);
+  dc_status status = dc__nccl_check_alive(self);
+  status = status != DC_OK ? status : dc__nccl_call(self, alloc_block, block);
+  pthread_mutex_unlock(&self->api_mutex);
   if (status == DC_OK) {
     block->next = self->blocks;
     self->blocks = block;
   }
-  pthread_mutex_unlock(&self->busy);
+  pthread_mutex_unlock(&self->pending_mutex);
   if (status != DC_OK) {
     dc__free(block);
     return dc__fail(status == DC_E_DEVICE ? DC_E_NO_MEMORY : status, "no registered memory for %zu bytes: %s", bytes,
@@ -74,7 +74,7 @@ dc_status dc__nccl_heap_alloc(dc_comm *comm, size_t bytes, void **ptr) {
 
 void dc__nccl_heap_free(dc_comm *comm, void *ptr, size_t bytes) {
   dc__nccl *self = (dc__nccl *)comm;
-  pthread_mutex_lock(&self->busy);
+  pthread_mutex_lock(&self->pending_mutex);
   dc__nccl_block **link = &self->blocks;
   while (*link != NULL && (*link)->ptr != ptr) {
     link = &(*link)->next;
@@ -82,17 +82,17 @@ void dc__nccl_heap_free(dc_comm *comm, void *ptr, size_t bytes) {
   dc__nccl_block *block = *link;
   if (block != NULL) {
     *link = block->next;
-    pthread_mutex_lock(&self->calls);
-    (void)dc__nccl_issue(self, release, block);
-    pthread_mutex_unlock(&self->calls);
+    pthread_mutex_lock(&self->api_mutex);
+    (void)dc__nccl_call(self, free_block, block);
+    pthread_mutex_unlock(&self->api_mutex);
     dc__free(block);
     dc__device_count_bytes(self->device, -(int64_t)bytes);
   }
-  pthread_mutex_unlock(&self->busy);
+  pthread_mutex_unlock(&self->pending_mutex);
 }
 
 /* NCCL moves any memory of the card; what is registered it need not copy on its way. */
-bool dc__nccl_shares(dc_comm *comm, const void *ptr, size_t bytes) {
+bool dc__nccl_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes) {
   (void)comm;
   (void)ptr;
   (void)bytes;
@@ -101,18 +101,18 @@ bool dc__nccl_shares(dc_comm *comm, const void *ptr, size_t bytes) {
 
 /* ---- windows ---- */
 
-enum { SIDES = 2 };
+enum { BUFFERS = 2 };
 
 /* The block that NCCL's all-gather would read from, or write to; NULL: it is no block of ours, or no all-gather. It
  * stays as long as the gather. */
-static dc__nccl_block *block_of(dc__nccl *self, const dc__coll_item *item, int side, size_t *offset) {
-  const char *ptr = side == 0 ? item->send : item->recv;
-  pthread_mutex_lock(&self->busy);
+static dc__nccl_block *find_block(dc__nccl *self, const dc__coll_item *item, int buffer, size_t *offset) {
+  const char *ptr = buffer == 0 ? item->send : item->recv;
+  pthread_mutex_lock(&self->pending_mutex);
   dc__nccl_block *block = dc__nccl_is_even(item, self->head.world) ? self->blocks : NULL;
   while (block != NULL && !(ptr >= block->ptr && ptr < block->ptr + block->bytes)) {
     block = block->next;
   }
-  pthread_mutex_unlock(&self->busy);
+  pthread_mutex_unlock(&self->pending_mutex);
   *offset = block == NULL ? 0 : (size_t)(ptr - block->ptr);
   return block;
 }
@@ -122,17 +122,17 @@ static uint64_t add_word(uint64_t hash, uint64_t word) {
   return (hash ^ word) * UINT64_C(1099511628211);
 }
 
-uint64_t dc__nccl_place(dc__nccl *self, const dc__coll *coll, bool *fresh) {
+uint64_t dc__nccl_buffers_hash(dc__nccl *self, const dc__coll *coll, bool *unregistered) {
   uint64_t hash = 0;
-  *fresh = false;
+  *unregistered = false;
   if (coll->kind != DC__COLL_GATHER || self->library.ncclCommWindowRegister == NULL) {
     return 0;
   }
-  for (int i = 0; i < SIDES * coll->count; i++) {
+  for (int i = 0; i < BUFFERS * coll->count; i++) {
     size_t offset;
-    const dc__nccl_block *block = block_of(self, &coll->items[i / SIDES], i % SIDES, &offset);
+    const dc__nccl_block *block = find_block(self, &coll->items[i / BUFFERS], i % BUFFERS, &offset);
     if (block != NULL) {
-      *fresh = *fresh || block->number == 0;
+      *unregistered = *unregistered || block->number == 0;
       const uint64_t words[] = {(uint64_t)i + 1, block->number, block->window != NULL, block->bytes, offset};
       for (size_t w = 0; w < DC__COUNT(words); w++) {
         hash = add_word(hash, words[w]);
@@ -142,29 +142,29 @@ uint64_t dc__nccl_place(dc__nccl *self, const dc__coll *coll, bool *fresh) {
   return hash;
 }
 
-static dc_status open_window(dc__nccl *self, void *native, void *args) {
+static dc_status register_window_call(dc__nccl *self, void *native, void *args) {
   const dc__nccl_block *block = args;
   (void)native;
-  DC__TRY(dc__nccl_alive(self));
-  return dc__nccl_error(
+  DC__TRY(dc__nccl_check_alive(self));
+  return dc__nccl_check_result(
       self, "ncclCommWindowRegister",
       self->library.ncclCommWindowRegister(self->handle, block->ptr, block->bytes, &self->window, DC__NCCL_SYMMETRIC));
 }
 
-static dc_status need_window(dc__nccl *self, dc__nccl_block *block, const char *name) {
+static dc_status register_window(dc__nccl *self, dc__nccl_block *block, const char *name) {
   self->window = NULL;
-  DC__TRY(dc__nccl_ask_for(self, self->stream, open_window, block, "ncclCommWindowRegister", name));
+  DC__TRY(dc__nccl_call_and_wait(self, self->stream, register_window_call, block, "ncclCommWindowRegister", name));
   block->window = self->window;
-  block->number = ++self->windows;
+  block->number = ++self->num_windows;
   return DC_OK;
 }
 
-dc_status dc__nccl_need_windows(dc__nccl *self, const dc__coll *coll, const char *name) {
-  for (int i = 0; i < SIDES * coll->count; i++) {
+dc_status dc__nccl_register_windows(dc__nccl *self, const dc__coll *coll, const char *name) {
+  for (int i = 0; i < BUFFERS * coll->count; i++) {
     size_t offset;
-    dc__nccl_block *block = block_of(self, &coll->items[i / SIDES], i % SIDES, &offset);
+    dc__nccl_block *block = find_block(self, &coll->items[i / BUFFERS], i % BUFFERS, &offset);
     if (block != NULL && block->number == 0) {
-      DC__TRY(need_window(self, block, name));
+      DC__TRY(register_window(self, block, name));
     }
   }
   return DC_OK;

@@ -7,32 +7,32 @@
 
 #include "comm/nccl/nccl.h"
 
-enum { YIELDS = 50, NAP_NS = 200000 };
+enum { YIELD_POLLS = 50, SLEEP_NS = 200000 };
 
-typedef struct job {
+typedef struct nccl_call {
   dc__nccl *self;
-  dc__nccl_work work;
+  dc__nccl_call_fn work;
   void *args;
   dc_status status;
-} job;
+} nccl_call;
 
-static void run_job(void *native, void *args) {
-  job *j = *(job **)args;
+static void run_call(void *native, void *args) {
+  nccl_call *j = *(nccl_call **)args;
   j->status = j->work(j->self, native, j->args);
 }
 
-dc_status dc__nccl_issue_on(dc__nccl *self, dc_stream *stream, dc__nccl_work work, void *args) {
-  job j = {self, work, args, DC_E_INTERNAL};
-  job *place = &j;
-  DC__TRY(self->device->ops->stream_issue(stream, run_job, &place, sizeof place, false));
+dc_status dc__nccl_call_on(dc__nccl *self, dc_stream *stream, dc__nccl_call_fn work, void *args) {
+  nccl_call j = {self, work, args, DC_E_INTERNAL};
+  nccl_call *ptr = &j;
+  DC__TRY(self->device->ops->stream_issue(stream, run_call, &ptr, sizeof ptr, false));
   return j.status;
 }
 
-dc_status dc__nccl_issue(dc__nccl *self, dc__nccl_work work, void *args) {
-  return dc__nccl_issue_on(self, self->stream, work, args);
+dc_status dc__nccl_call(dc__nccl *self, dc__nccl_call_fn work, void *args) {
+  return dc__nccl_call_on(self, self->stream, work, args);
 }
 
-dc_status dc__nccl_error(const dc__nccl *self, const char *call, dc__nccl_result error) {
+dc_status dc__nccl_check_result(const dc__nccl *self, const char *call, dc__nccl_result error) {
   if (error == DC__NCCL_OK || error == DC__NCCL_IN_PROGRESS) {
     return DC_OK;
   }
@@ -48,30 +48,32 @@ dc_status dc__nccl_error(const dc__nccl *self, const char *call, dc__nccl_result
 }
 
 /* It goes away under who is about to use it only when the communicator has failed. */
-dc_status dc__nccl_alive(dc__nccl *self) {
+dc_status dc__nccl_check_alive(dc__nccl *self) {
   return self->handle != NULL ? DC_OK : dc__comm_check(&self->head);
 }
 
-dc_status dc__nccl_ask(dc__nccl *self, const char *call, dc__nccl_result *state) {
+dc_status dc__nccl_get_async_error(dc__nccl *self, const char *call, dc__nccl_result *state) {
   dc__nccl_result found = DC__NCCL_OK;
-  pthread_mutex_lock(&self->calls);
+  pthread_mutex_lock(&self->api_mutex);
   dc_status status = DC_OK;
   if (self->handle != NULL) {
-    status = dc__nccl_error(self, "ncclCommGetAsyncError", self->library.ncclCommGetAsyncError(self->handle, &found));
-    status = status != DC_OK ? status : dc__nccl_error(self, call, found);
+    status =
+        dc__nccl_check_result(self, "ncclCommGetAsyncError", self->library.ncclCommGetAsyncError(self->handle, &found));
+    status = status != DC_OK ? status : dc__nccl_check_result(self, call, found);
   }
-  pthread_mutex_unlock(&self->calls);
+  pthread_mutex_unlock(&self->api_mutex);
   if (state != NULL) {
     *state = found;
   }
   return status;
 }
 
-dc_status dc__nccl_look(dc__nccl *self, const char *call, const char *what, int64_t since, int64_t timeout_ns) {
-  if (self->base->ops->watch != NULL) {
-    self->base->ops->watch(self->base);
+dc_status dc__nccl_check_progress(dc__nccl *self, const char *call, const char *what, int64_t since,
+                                  int64_t timeout_ns) {
+  if (self->bootstrap->ops->check_peers != NULL) {
+    self->bootstrap->ops->check_peers(self->bootstrap);
   }
-  DC__TRY(dc__comm_check(self->base));
+  DC__TRY(dc__comm_check(self->bootstrap));
   return since == 0 || dc__now_ns() - since < timeout_ns
              ? DC_OK
              : dc__fail(DC_E_TIMEOUT,
@@ -79,31 +81,31 @@ dc_status dc__nccl_look(dc__nccl *self, const char *call, const char *what, int6
                         self->head.rank, (double)timeout_ns / 1e9, what, call);
 }
 
-dc_status dc__nccl_settle(dc__nccl *self, const char *call, const char *what, int64_t timeout_ns) {
+dc_status dc__nccl_wait_ready(dc__nccl *self, const char *call, const char *what, int64_t timeout_ns) {
   int64_t begun = dc__now_ns();
   for (int i = 0;; i++) {
     dc__nccl_result state;
-    DC__TRY(dc__nccl_ask(self, call, &state));
+    DC__TRY(dc__nccl_get_async_error(self, call, &state));
     if (state != DC__NCCL_IN_PROGRESS) {
       return DC_OK;
     }
-    if (i < YIELDS) {
+    if (i < YIELD_POLLS) {
       sched_yield();
     } else {
-      DC__TRY(dc__nccl_look(self, call, what, begun, timeout_ns));
-      nanosleep(&(struct timespec){0, NAP_NS}, NULL);
+      DC__TRY(dc__nccl_check_progress(self, call, what, begun, timeout_ns));
+      nanosleep(&(struct timespec){0, SLEEP_NS}, NULL);
     }
   }
 }
 
-dc_status dc__nccl_ask_for(dc__nccl *self, dc_stream *stream, dc__nccl_work work, void *args, const char *call,
-                           const char *what) {
-  pthread_mutex_lock(&self->busy);
-  pthread_mutex_lock(&self->calls);
-  dc_status status = dc__nccl_issue_on(self, stream, work, args);
-  pthread_mutex_unlock(&self->calls);
-  status = status != DC_OK ? status : dc__nccl_settle(self, call, what, self->head.timeout_ns);
-  pthread_mutex_unlock(&self->busy);
+dc_status dc__nccl_call_and_wait(dc__nccl *self, dc_stream *stream, dc__nccl_call_fn work, void *args, const char *call,
+                                 const char *what) {
+  pthread_mutex_lock(&self->pending_mutex);
+  pthread_mutex_lock(&self->api_mutex);
+  dc_status status = dc__nccl_call_on(self, stream, work, args);
+  pthread_mutex_unlock(&self->api_mutex);
+  status = status != DC_OK ? status : dc__nccl_wait_ready(self, call, what, self->head.timeout_ns);
+  pthread_mutex_unlock(&self->pending_mutex);
   return status;
 }
 
@@ -116,18 +118,18 @@ static dc_status abort_handle(dc__nccl *self, void *native, void *args) {
 }
 
 /* NCCL last: its kernels end then, and who has waited for them finds all the rest as it is. */
-void dc__nccl_give_up(dc__nccl *self, dc_status status) {
+void dc__nccl_abort(dc__nccl *self, dc_status status) {
   char text[400];
   snprintf(text, sizeof text, "%s", dc_last_error());
   dc__comm_fail(&self->head, status); /* before the group does: this rank knows more */
-  if (dc__comm_check(self->base) == DC_OK) {
-    self->base->ops->abort(self->base, text);
+  if (dc__comm_check(self->bootstrap) == DC_OK) {
+    self->bootstrap->ops->abort(self->bootstrap, text);
   }
   dc__nccl_mark_failed(self);
-  pthread_mutex_lock(&self->calls);
+  pthread_mutex_lock(&self->api_mutex);
   if (self->handle != NULL) {
-    (void)dc__nccl_issue(self, abort_handle, NULL);
+    (void)dc__nccl_call(self, abort_handle, NULL);
   }
-  pthread_mutex_unlock(&self->calls);
+  pthread_mutex_unlock(&self->api_mutex);
   (void)dc__fail(status, "%s", text);
 }

@@ -10,9 +10,9 @@
 #include "comm/escape.h"
 #include "comm/tcp/tcp.h"
 
-enum { TELL_NS = 1000000000 /* for a notice to leave, where a rank does not read */ };
+enum { SEND_NS = 1000000000 /* for a notice to leave, where a rank does not read */ };
 /* For the votes of ranks that are there and say nothing, which a machine that is gone or a stopped process does. */
-static const int64_t settle_ns = INT64_C(2000000000);
+static const int64_t vote_timeout_ns = INT64_C(2000000000);
 
 dc_status dc__tcp_group_check(dc__tcp_group *group) {
   if (atomic_load_explicit(&group->failed, memory_order_acquire) == 0) {
@@ -32,46 +32,46 @@ bool dc__tcp_is_failure(int32_t status, char text[DC__TCP_TEXT]) {
 
 /* ---- notices ---- */
 
-static void send_notice(dc__tcp_group *group, int32_t r, const dc__tcp_notice *notice, int64_t deadline) {
-  if (group->control[r] >= 0 && !group->deaf[r]) {
+static void send_message(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message, int64_t deadline) {
+  if (group->control[r] >= 0 && !group->unreachable[r]) {
     /* After a part of a notice no other would be understood. */
-    group->deaf[r] = !dc__tcp_send_all(group->control[r], notice, sizeof *notice, deadline);
+    group->unreachable[r] = !dc__tcp_send_all(group->control[r], message, sizeof *message, deadline);
   }
 }
 
-void dc__tcp_tell(dc__tcp_group *group, int32_t r, const dc__tcp_notice *notice) {
-  send_notice(group, r, notice, dc__now_ns() + TELL_NS);
+void dc__tcp_send_control(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message) {
+  send_message(group, r, message, dc__now_ns() + SEND_NS);
 }
 
-void dc__tcp_tell_all(dc__tcp_group *group, const dc__tcp_notice *notice) {
-  int64_t deadline = dc__now_ns() + TELL_NS;
+void dc__tcp_broadcast_control(dc__tcp_group *group, const dc__tcp_control_msg *message) {
+  int64_t deadline = dc__now_ns() + SEND_NS;
   for (int32_t r = 0; r < group->world; r++) {
-    send_notice(group, r, notice, deadline);
+    send_message(group, r, message, deadline);
   }
 }
 
 /* ---- votes ---- */
 
 /* A late rank, or one that died, is often no more than the consequence of what another rank saw. */
-static int32_t class_of(int32_t status) {
+static int32_t severity_of(int32_t status) {
   return status == DC_E_TIMEOUT ? 2 : status == DC_E_PEER_DEAD ? 1 : 0;
 }
 
-static bool is_better(const dc__tcp_notice *a, const dc__tcp_notice *b) {
-  int32_t first = class_of(a->status), second = class_of(b->status);
+static bool outranks(const dc__tcp_control_msg *a, const dc__tcp_control_msg *b) {
+  int32_t first = severity_of(a->status), second = severity_of(b->status);
   return first != second ? first < second : a->rank < b->rank;
 }
 
-static void cast_vote(dc__tcp_group *group, const dc__tcp_notice *vote) {
+static void cast_vote(dc__tcp_group *group, const dc__tcp_control_msg *vote) {
   group->vote = *vote;
   group->voted = true;
-  group->settled_by = dc__now_ns() + settle_ns;
-  dc__tcp_tell_all(group, vote);
+  group->vote_deadline = dc__now_ns() + vote_timeout_ns;
+  dc__tcp_broadcast_control(group, vote);
 }
 
 static bool has_all_votes(const dc__tcp_group *group) {
   for (int32_t r = 0; r < group->world; r++) {
-    if (r != group->rank && atomic_load(&group->gone[r]) == 0 && !dc__rank_set_has(&group->votes, r) &&
+    if (r != group->rank && atomic_load(&group->closed[r]) == 0 && !dc__rank_set_has(&group->votes, r) &&
         !dc__rank_set_has(&group->vote.ranks, r)) {
       return false;
     }
@@ -80,43 +80,44 @@ static bool has_all_votes(const dc__tcp_group *group) {
 }
 
 /* Without a watcher nobody hears votes. */
-void dc__tcp_settle(dc__tcp_group *group) {
-  bool due = !group->watched || dc__now_ns() >= group->settled_by;
+void dc__tcp_decide_failure(dc__tcp_group *group) {
+  bool due = !group->watcher_running || dc__now_ns() >= group->vote_deadline;
   if (!group->voted || atomic_load(&group->failed) != 0 || !(due || has_all_votes(group))) {
     return;
   }
   (void)dc__fail(group->vote.status, "%s", group->vote.text);
   dc__failure_keep(&group->failure, group->vote.status);
   atomic_store_explicit(&group->failed, 1, memory_order_release);
-  (void)eventfd_write(group->alarm, 1); /* the counter is far from full */
-  pthread_cond_broadcast(&group->news);
+  (void)eventfd_write(group->failure_event, 1); /* the counter is far from full */
+  pthread_cond_broadcast(&group->changed);
 }
 
-void dc__tcp_take_vote(dc__tcp_group *group, int32_t r, dc__tcp_notice *vote) {
+void dc__tcp_handle_vote(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *vote) {
   if (atomic_load(&group->failed) != 0 || !dc__tcp_is_failure(vote->status, vote->text)) {
     return;
   }
   dc__rank_set_add(&group->votes, r);
   if (!group->voted) {
     cast_vote(group, vote);
-  } else if (is_better(vote, &group->vote)) {
+  } else if (outranks(vote, &group->vote)) {
     group->vote = *vote;
   }
-  dc__tcp_settle(group);
+  dc__tcp_decide_failure(group);
 }
 
 /* Under the mutex. */
 static void propose(dc__tcp_group *group, dc_status status) {
   if (!group->voted) {
-    dc__tcp_notice own = {.kind = DC__TCP_FAILURE, .status = status, .rank = group->rank, .ranks = group->silent};
+    dc__tcp_control_msg own = {
+        .kind = DC__TCP_FAILURE, .status = status, .rank = group->rank, .ranks = group->unresponsive};
     const char *text = dc_last_error()[0] != '\0' ? dc_last_error() : dc_status_string(status);
     dc__escape(own.text, sizeof own.text, text, strlen(text));
     cast_vote(group, &own);
   }
-  dc__tcp_settle(group);
+  dc__tcp_decide_failure(group);
 }
 
-void dc__tcp_group_begin_to_fail(dc__tcp_group *group, dc_status status) {
+void dc__tcp_group_fail_async(dc__tcp_group *group, dc_status status) {
   pthread_mutex_lock(&group->mutex);
   propose(group, status);
   pthread_mutex_unlock(&group->mutex);
@@ -126,13 +127,13 @@ void dc__tcp_group_fail(dc__tcp_group *group, dc_status status) {
   pthread_mutex_lock(&group->mutex);
   propose(group, status);
   while (atomic_load(&group->failed) == 0) {
-    dc__tcp_await_news(group, group->settled_by);
-    dc__tcp_settle(group);
+    dc__tcp_wait_change(group, group->vote_deadline);
+    dc__tcp_decide_failure(group);
   }
   pthread_mutex_unlock(&group->mutex);
 }
 
-void dc__tcp_await_news(dc__tcp_group *group, int64_t until) {
+void dc__tcp_wait_change(dc__tcp_group *group, int64_t until) {
   const struct timespec at = {until / 1000000000, until % 1000000000};
-  (void)pthread_cond_timedwait(&group->news, &group->mutex, &at);
+  (void)pthread_cond_timedwait(&group->changed, &group->mutex, &at);
 }

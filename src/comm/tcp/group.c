@@ -7,7 +7,7 @@
 
 #include "comm/tcp/tcp.h"
 
-enum { CONTROL_NS = 1000000000 /* longer than the deadline the ranks take to make the control mesh */ };
+enum { CONTROL_MESH_NS = 1000000000 /* longer than the deadline the ranks take to make the control mesh */ };
 
 void dc__tcp_group_add(dc__tcp_group *group, dc__tcp *member) {
   pthread_mutex_lock(&group->mutex);
@@ -31,13 +31,13 @@ void dc__tcp_group_release(dc__tcp_group *group) {
   if (atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) != 1) {
     return;
   }
-  const dc__tcp_notice goes = {.kind = DC__TCP_GOES};
+  const dc__tcp_control_msg goodbye = {.kind = DC__TCP_GOODBYE};
   pthread_mutex_lock(&group->mutex);
-  dc__tcp_tell_all(group, &goes);
+  dc__tcp_broadcast_control(group, &goodbye);
   pthread_mutex_unlock(&group->mutex);
-  if (group->watched) {
-    atomic_store(&group->ends, 1);
-    (void)eventfd_write(group->wake, 1);
+  if (group->watcher_running) {
+    atomic_store(&group->stopping, 1);
+    (void)eventfd_write(group->wake_event, 1);
     pthread_join(group->watcher, NULL);
   }
   for (int32_t r = 0; r < group->world; r++) {
@@ -49,37 +49,37 @@ void dc__tcp_group_release(dc__tcp_group *group) {
   dc__free(group->early);
   dc__tcp_pending_close(&group->pending);
   dc__tcp_close(&group->listener);
-  dc__tcp_close(&group->alarm);
-  dc__tcp_close(&group->wake);
-  pthread_cond_destroy(&group->news);
-  pthread_mutex_destroy(&group->meeting);
-  pthread_mutex_destroy(&group->asking);
+  dc__tcp_close(&group->failure_event);
+  dc__tcp_close(&group->wake_event);
+  pthread_cond_destroy(&group->changed);
+  pthread_mutex_destroy(&group->mesh_mutex);
+  pthread_mutex_destroy(&group->query_mutex);
   pthread_mutex_destroy(&group->mutex);
   dc__free(group);
 }
 
 /* Nothing of it is open yet. */
-static void init(dc__tcp_group *group) {
+static void init_group(dc__tcp_group *group) {
   pthread_condattr_t monotonic;
   pthread_condattr_init(&monotonic);
   (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-  pthread_cond_init(&group->news, &monotonic);
+  pthread_cond_init(&group->changed, &monotonic);
   pthread_condattr_destroy(&monotonic);
-  pthread_mutex_init(&group->meeting, NULL);
-  pthread_mutex_init(&group->asking, NULL);
+  pthread_mutex_init(&group->mesh_mutex, NULL);
+  pthread_mutex_init(&group->query_mutex, NULL);
   pthread_mutex_init(&group->mutex, NULL);
   atomic_init(&group->refs, 1);
-  group->listener = group->alarm = group->wake = -1;
+  group->listener = group->failure_event = group->wake_event = -1;
   for (int32_t r = 0; r < group->world; r++) {
     group->control[r] = -1;
   }
 }
 
-static dc_status open_group(dc__tcp_group *group, const dc__tcp_address *address) {
+static dc_status start_group(dc__tcp_group *group, const dc__tcp_address *address) {
   int32_t mesh;
-  group->alarm = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  group->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (group->alarm < 0 || group->wake < 0) {
+  group->failure_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  group->wake_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (group->failure_event < 0 || group->wake_event < 0) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: no eventfd: %s", strerror(errno));
   }
   if (group->world == 1) {
@@ -87,15 +87,15 @@ static dc_status open_group(dc__tcp_group *group, const dc__tcp_address *address
   }
   int64_t deadline = dc__now_ns() + group->timeout_ns;
   DC__TRY(dc__tcp_rendezvous(group, address, deadline));
-  group->formed = dc__now_ns();
-  DC__TRY(dc__tcp_mesh(group, deadline + CONTROL_NS, group->control, &mesh));
+  group->formed_ns = dc__now_ns();
+  DC__TRY(dc__tcp_mesh_connect(group, deadline + CONTROL_MESH_NS, group->control, &mesh));
   return dc__tcp_start_watcher(group);
 }
 
 dc_status dc__tcp_group_create(const char *address, const char *name, int32_t rank, int32_t world, int64_t timeout_ns,
                                dc__tcp_group **out) {
   dc__tcp_address at;
-  DC__TRY(dc__tcp_parse("dc_comm_create_tcp", address, &at));
+  DC__TRY(dc__tcp_parse_address("dc_comm_create_tcp", address, &at));
   dc__tcp_group *group = dc__calloc(1, sizeof *group);
   if (group == NULL) {
     return DC_E_NO_MEMORY;
@@ -104,8 +104,8 @@ dc_status dc__tcp_group_create(const char *address, const char *name, int32_t ra
   group->world = world;
   group->timeout_ns = timeout_ns;
   snprintf(group->name, sizeof group->name, "%s", name);
-  init(group);
-  dc_status status = open_group(group, &at);
+  init_group(group);
+  dc_status status = start_group(group, &at);
   if (status != DC_OK) {
     dc__tcp_group_fail(group, status);
     status = dc__tcp_group_check(group);

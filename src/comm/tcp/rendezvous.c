@@ -15,63 +15,63 @@
 enum {
   RETRY_NS = 20000000,
   GRACE_NS = 1000000000, /* rank 0 knows best who is missing: its answer has this much longer to arrive */
-  SHOWN = 48             /* bytes of what another service says */
+  MAX_QUOTED = 48        /* bytes of what another service says */
 };
 
-static dc__tcp_place place_of(const struct sockaddr_storage *address, int32_t port) {
-  dc__tcp_place place = {.port = port};
+static dc__tcp_endpoint endpoint_of(const struct sockaddr_storage *address, int32_t port) {
+  dc__tcp_endpoint endpoint = {.port = port};
   if (address->ss_family == AF_INET6) {
-    memcpy(place.address, &((const struct sockaddr_in6 *)address)->sin6_addr, 16);
+    memcpy(endpoint.address, &((const struct sockaddr_in6 *)address)->sin6_addr, 16);
   } else {
-    memset(place.address + 10, 0xff, 2);
-    memcpy(place.address + 12, &((const struct sockaddr_in *)address)->sin_addr, 4);
+    memset(endpoint.address + 10, 0xff, 2);
+    memcpy(endpoint.address + 12, &((const struct sockaddr_in *)address)->sin_addr, 4);
   }
   struct in6_addr six;
-  memcpy(&six, place.address, 16);
-  place.here = IN6_IS_ADDR_LOOPBACK(&six) || (IN6_IS_ADDR_V4MAPPED(&six) && place.address[12] == 127);
-  return place;
+  memcpy(&six, endpoint.address, 16);
+  endpoint.on_root_machine = IN6_IS_ADDR_LOOPBACK(&six) || (IN6_IS_ADDR_V4MAPPED(&six) && endpoint.address[12] == 127);
+  return endpoint;
 }
 
 /* port 0: any. */
 static dc_status listen_at(dc__tcp_group *group, int32_t port) {
   DC__TRY(dc__tcp_listen(&port, &group->listener));
-  group->places[group->rank].port = port;
+  group->endpoints[group->rank].port = port;
   return DC_OK;
 }
 
 /* ---- rank 0 ---- */
 
-typedef struct host {
+typedef struct tcp_root {
   dc__tcp_group *group;
-  int guests[DC__COMM_MAX_WORLD]; /* -1: not come */
-  int32_t come;
-} host;
+  int peers[DC__COMM_MAX_WORLD]; /* -1: not come */
+  int32_t joined;
+} tcp_root;
 
-static void answer(int fd, dc_status status, int32_t more, const char *text) {
+static void send_welcome(int fd, dc_status status, int32_t more, const char *text) {
   dc__tcp_welcome welcome = {.magic = DC__TCP_MAGIC, .status = status, .more = more};
   snprintf(welcome.text, sizeof welcome.text, "%s", text);
   (void)dc__tcp_send_all(fd, &welcome, sizeof welcome, dc__now_ns() + GRACE_NS);
 }
 
-void dc__tcp_refuse(int fd, dc_status status) {
-  answer(fd, status, 0, dc_last_error());
+void dc__tcp_reject(int fd, dc_status status) {
+  send_welcome(fd, status, 0, dc_last_error());
 }
 
-static void tell_places(int fd, const dc__tcp_group *group) {
-  answer(fd, DC_OK, 0, "");
-  (void)dc__tcp_send_all(fd, group->places, sizeof group->places, dc__now_ns() + GRACE_NS);
+static void send_endpoints(int fd, const dc__tcp_group *group) {
+  send_welcome(fd, DC_OK, 0, "");
+  (void)dc__tcp_send_all(fd, group->endpoints, sizeof group->endpoints, dc__now_ns() + GRACE_NS);
 }
 
-static dc_status fail_twice(const host *h, const dc__tcp_hello *hello, int fd) {
+static dc_status fail_duplicate(const tcp_root *h, const dc__tcp_hello *hello, int fd) {
   char first[DC__TCP_PEER], second[DC__TCP_PEER];
-  dc__tcp_peer(h->guests[hello->rank], first);
-  dc__tcp_peer(fd, second);
+  dc__tcp_peer_text(h->peers[hello->rank], first);
+  dc__tcp_peer_text(fd, second);
   return dc__fail(DC_E_EXISTS, "dc_comm_create_tcp: group \"%s\": rank %" PRId32 " came twice, from %s and from %s",
                   h->group->name, hello->rank, first, second);
 }
 
 /* Takes a guest in; an error ends the rendezvous for all. */
-static dc_status welcome(host *h, const dc__tcp_hello *hello, int fd) {
+static dc_status admit_peer(tcp_root *h, const dc__tcp_hello *hello, int fd) {
   dc__tcp_group *group = h->group;
   struct sockaddr_storage address;
   socklen_t length = sizeof address;
@@ -85,31 +85,31 @@ static dc_status welcome(host *h, const dc__tcp_hello *hello, int fd) {
     return dc__fail(DC_E_EXISTS, "dc_comm_create_tcp: group \"%s\": rank %" PRId32 " of %" PRId32 " came twice",
                     group->name, hello->rank, group->world);
   }
-  if (h->guests[hello->rank] >= 0) {
-    return fail_twice(h, hello, fd);
+  if (h->peers[hello->rank] >= 0) {
+    return fail_duplicate(h, hello, fd);
   }
   if (getpeername(fd, (struct sockaddr *)&address, &length) != 0) {
     return DC_OK; /* it ended already, and will be missing */
   }
-  group->places[hello->rank] = place_of(&address, hello->port);
-  h->guests[hello->rank] = fd;
-  h->come++;
-  answer(fd, DC_OK, 1, ""); /* so that a guest can tell rank 0 from a service that says nothing */
+  group->endpoints[hello->rank] = endpoint_of(&address, hello->port);
+  h->peers[hello->rank] = fd;
+  h->joined++;
+  send_welcome(fd, DC_OK, 1, ""); /* so that a guest can tell rank 0 from a service that says nothing */
   return DC_OK;
 }
 
-static dc_status fail_missing(const host *h) {
+static dc_status fail_missing(const tcp_root *h) {
   const dc__tcp_pending *p = &h->group->pending;
-  dc__ranks missing = {.count = 0};
+  dc__rank_list missing = {.count = 0};
   char others[240] = "";
   for (int32_t r = 1; r < h->group->world; r++) {
-    if (h->guests[r] < 0) {
-      dc__ranks_add(&missing, r);
+    if (h->peers[r] < 0) {
+      dc__rank_list_add(&missing, r);
     }
   }
-  if (p->strangers > 0) {
-    snprintf(others, sizeof others, "; sent away: %" PRId64 " connection%s, the last from %s", p->strangers,
-             p->strangers > 1 ? "s" : "", p->last);
+  if (p->rejected > 0) {
+    snprintf(others, sizeof others, "; sent away: %" PRId64 " connection%s, the last from %s", p->rejected,
+             p->rejected > 1 ? "s" : "", p->last);
   }
   return dc__fail(DC_E_TIMEOUT, "dc_comm_create_tcp: group \"%s\": rank%s %s of %" PRId32 " %s not come after %.1f s%s",
                   h->group->name, missing.count > 1 ? "s" : "", missing.text, h->group->world,
@@ -117,11 +117,11 @@ static dc_status fail_missing(const host *h) {
 }
 
 /* A guest says nothing while it waits: what can be read is its end. */
-static dc_status ended(const host *h) {
+static dc_status check_peers_alive(const tcp_root *h) {
   for (int32_t r = 1; r < h->group->world; r++) {
     char byte;
-    if (h->guests[r] >= 0 &&
-        (recv(h->guests[r], &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || (errno != EAGAIN && errno != EINTR))) {
+    if (h->peers[r] >= 0 &&
+        (recv(h->peers[r], &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || (errno != EAGAIN && errno != EINTR))) {
       return dc__fail(DC_E_PEER_DEAD, "dc_comm_create_tcp: group \"%s\": rank %" PRId32 " ended before all had come",
                       h->group->name, r);
     }
@@ -130,44 +130,44 @@ static dc_status ended(const host *h) {
 }
 
 /* Of one that said its hello: an error ends the meeting for all. */
-static dc_status hear(host *h, const dc__tcp_hello *hello, int fd) {
+static dc_status handle_hello(tcp_root *h, const dc__tcp_hello *hello, int fd) {
   dc__tcp_group *group = h->group;
   dc_status status = dc__tcp_hello_check(group, hello);
   if (status != DC_OK) {
-    dc__tcp_refuse(fd, status);
-    dc__tcp_note_stranger(&group->pending, fd,
+    dc__tcp_reject(fd, status);
+    dc__tcp_note_rejected(&group->pending, fd,
                           status == DC_E_EXISTS ? "a rank of another group" : "a rank of another version of libdc");
     dc__tcp_close(&fd);
     return DC_OK; /* this group waits on */
   }
-  if (hello->mesh == DC__TCP_MEETING) {
-    status = welcome(h, hello, fd);
+  if (hello->mesh == DC__TCP_RENDEZVOUS) {
+    status = admit_peer(h, hello, fd);
     if (status != DC_OK) {
-      dc__tcp_refuse(fd, status);
+      dc__tcp_reject(fd, status);
     }
   }
-  if (h->guests[hello->rank > 0 && hello->rank < group->world ? hello->rank : 0] != fd) {
+  if (h->peers[hello->rank > 0 && hello->rank < group->world ? hello->rank : 0] != fd) {
     dc__tcp_close(&fd);
   }
   return status;
 }
 
-static dc_status gather(host *h, int64_t deadline) {
+static dc_status collect_peers(tcp_root *h, int64_t deadline) {
   dc_status status = DC_OK;
-  while (status == DC_OK && h->come < h->group->world - 1) {
+  while (status == DC_OK && h->joined < h->group->world - 1) {
     dc__tcp_hello hello;
     int fd = -1;
     int extra[DC__COMM_MAX_WORLD];
     int32_t extras = 0;
     for (int32_t r = 1; r < h->group->world; r++) {
-      if (h->guests[r] >= 0) {
-        extra[extras++] = h->guests[r];
+      if (h->peers[r] >= 0) {
+        extra[extras++] = h->peers[r];
       }
     }
-    if (dc__tcp_next_hello(h->group, extra, extras, deadline, &hello, &fd, &status)) {
-      status = hear(h, &hello, fd);
+    if (dc__tcp_wait_hello(h->group, extra, extras, deadline, &hello, &fd, &status)) {
+      status = handle_hello(h, &hello, fd);
     } else if (status == DC_OK) {
-      status = ended(h);
+      status = check_peers_alive(h);
       status = status != DC_OK || dc__now_ns() < deadline ? status : fail_missing(h);
     }
   }
@@ -175,35 +175,35 @@ static dc_status gather(host *h, int64_t deadline) {
   return status;
 }
 
-static dc_status as_host(dc__tcp_group *group, int32_t port, int64_t deadline) {
-  host h = {.group = group};
+static dc_status rendezvous_root(dc__tcp_group *group, int32_t port, int64_t deadline) {
+  tcp_root h = {.group = group};
   DC__TRY(listen_at(group, port));
   for (int32_t r = 0; r < DC__COMM_MAX_WORLD; r++) {
-    h.guests[r] = -1;
+    h.peers[r] = -1;
   }
-  group->places[0].here = 1;
-  dc_status status = gather(&h, deadline);
+  group->endpoints[0].on_root_machine = 1;
+  dc_status status = collect_peers(&h, deadline);
   for (int32_t r = 1; r < group->world; r++) {
-    if (h.guests[r] >= 0 && status == DC_OK) {
-      tell_places(h.guests[r], group);
-    } else if (h.guests[r] >= 0) {
-      dc__tcp_refuse(h.guests[r], status);
+    if (h.peers[r] >= 0 && status == DC_OK) {
+      send_endpoints(h.peers[r], group);
+    } else if (h.peers[r] >= 0) {
+      dc__tcp_reject(h.peers[r], status);
     }
-    dc__tcp_close(&h.guests[r]);
+    dc__tcp_close(&h.peers[r]);
   }
   return status;
 }
 
 /* ---- the others ---- */
 
-typedef struct guest {
+typedef struct tcp_peer {
   dc__tcp_group *group;
   const dc__tcp_address *to;
   int fd;
-  bool met; /* rank 0 has answered */
-} guest;
+  bool answered; /* rank 0 has answered */
+} tcp_peer;
 
-static int try_all(const struct addrinfo *found, int64_t deadline, struct sockaddr_storage *reached) {
+static int connect_any(const struct addrinfo *found, int64_t deadline, struct sockaddr_storage *reached) {
   for (const struct addrinfo *a = found; a != NULL; a = a->ai_next) {
     int fd = dc__tcp_connect(a->ai_addr, a->ai_addrlen, deadline);
     if (fd >= 0) {
@@ -215,8 +215,8 @@ static int try_all(const struct addrinfo *found, int64_t deadline, struct sockad
   return -1;
 }
 
-static dc_status reach(const dc__tcp_group *group, const dc__tcp_address *to, int64_t deadline,
-                       struct sockaddr_storage *reached, int *fd) {
+static dc_status connect_to_root(const dc__tcp_group *group, const dc__tcp_address *to, int64_t deadline,
+                                 struct sockaddr_storage *reached, int *fd) {
   char port[8];
   struct addrinfo *found = NULL;
   const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
@@ -226,15 +226,15 @@ static dc_status reach(const dc__tcp_group *group, const dc__tcp_address *to, in
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: group \"%s\": host \"%s\": %s", group->name, to->host,
                     gai_strerror(error));
   }
-  *fd = try_all(found, deadline, reached);
-  while (*fd < 0 && !dc__tcp_is_own(errno) && dc__now_ns() < deadline) {
+  *fd = connect_any(found, deadline, reached);
+  while (*fd < 0 && !dc__tcp_is_resource_error(errno) && dc__now_ns() < deadline) {
     const struct timespec pause = {0, RETRY_NS};
     nanosleep(&pause, NULL);
-    *fd = try_all(found, deadline, reached);
+    *fd = connect_any(found, deadline, reached);
   }
   error = errno;
   freeaddrinfo(found);
-  if (*fd < 0 && dc__tcp_is_own(error)) {
+  if (*fd < 0 && dc__tcp_is_resource_error(error)) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: group \"%s\": no socket: %s", group->name, strerror(error));
   }
   return *fd >= 0 ? DC_OK
@@ -246,9 +246,9 @@ static dc_status reach(const dc__tcp_group *group, const dc__tcp_address *to, in
 }
 
 /* What came from the address where rank 0 should be does not begin as libdc does. */
-static dc_status fail_strange(const guest *g, const void *said, size_t bytes) {
-  char text[4 * SHOWN + 1];
-  dc__escape(text, sizeof text, said, bytes < SHOWN ? bytes : SHOWN);
+static dc_status fail_not_libdc(const tcp_peer *g, const void *said, size_t bytes) {
+  char text[4 * MAX_QUOTED + 1];
+  dc__escape(text, sizeof text, said, bytes < MAX_QUOTED ? bytes : MAX_QUOTED);
   return dc__fail(DC_E_EXISTS,
                   "dc_comm_create_tcp: group \"%s\": what listens at %s:%" PRId32
                   " is not libdc, or another version of it; it sent \"%s\"",
@@ -256,11 +256,11 @@ static dc_status fail_strange(const guest *g, const void *said, size_t bytes) {
 }
 
 /* error: errno, 0: the connection was closed. */
-static dc_status fail_silent(const guest *g, int error) {
+static dc_status fail_no_answer(const tcp_peer *g, int error) {
   const dc__tcp_group *group = g->group;
   double seconds = (double)group->timeout_ns / 1e9;
   char text[DC__TCP_ERROR];
-  if (error == ETIMEDOUT && g->met) {
+  if (error == ETIMEDOUT && g->answered) {
     return dc__fail(DC_E_TIMEOUT, "dc_comm_create_tcp: group \"%s\": rank 0 still waits for other ranks after %.1f s",
                     group->name, seconds);
   }
@@ -273,62 +273,62 @@ static dc_status fail_silent(const guest *g, int error) {
   dc__tcp_error_text(error, text);
   return dc__fail(DC_E_PEER_DEAD,
                   "dc_comm_create_tcp: group \"%s\": rank 0 ended%s: %s:%" PRId32 " closed the connection%s%s%s",
-                  group->name, g->met ? "" : ", or began without this rank, or another service is there", g->to->host,
-                  g->to->port, error == 0 ? "" : " (", error == 0 ? "" : text, error == 0 ? "" : ")");
+                  group->name, g->answered ? "" : ", or began without this rank, or another service is there",
+                  g->to->host, g->to->port, error == 0 ? "" : " (", error == 0 ? "" : text, error == 0 ? "" : ")");
 }
 
 /* The next of rank 0's answers. */
-static dc_status hear_answer(guest *g, int64_t deadline, dc__tcp_welcome *word) {
+static dc_status receive_welcome(tcp_peer *g, int64_t deadline, dc__tcp_welcome *word) {
   static const char magic[8] = DC__TCP_MAGIC;
   size_t first, rest;
   bool whole = dc__tcp_receive_all(g->fd, word->magic, sizeof magic, deadline, &first);
   int error = errno;
   if (memcmp(word->magic, magic, first) != 0) {
     /* What is there already says more of what it is. */
-    ssize_t got = whole ? recv(g->fd, (char *)word + first, SHOWN - sizeof magic, MSG_DONTWAIT) : 0;
-    return fail_strange(g, word, first + (got > 0 ? (size_t)got : 0));
+    ssize_t got = whole ? recv(g->fd, (char *)word + first, MAX_QUOTED - sizeof magic, MSG_DONTWAIT) : 0;
+    return fail_not_libdc(g, word, first + (got > 0 ? (size_t)got : 0));
   }
   if (!whole || !dc__tcp_receive_all(g->fd, &word->status, sizeof *word - sizeof magic, deadline, &rest)) {
-    return fail_silent(g, whole ? errno : error);
+    return fail_no_answer(g, whole ? errno : error);
   }
   if (word->status == DC_OK || dc__tcp_is_failure(word->status, word->text)) {
     return word->status == DC_OK ? DC_OK : dc__fail(word->status, "%s", word->text);
   }
-  return fail_strange(g, word, sizeof *word);
+  return fail_not_libdc(g, word, sizeof *word);
 }
 
-static dc_status hear_host(guest *g, int64_t deadline, dc__tcp_place *places) {
+static dc_status receive_endpoints(tcp_peer *g, int64_t deadline, dc__tcp_endpoint *endpoints) {
   dc__tcp_welcome word;
   size_t got;
-  DC__TRY(hear_answer(g, deadline, &word));
-  g->met = true;
+  DC__TRY(receive_welcome(g, deadline, &word));
+  g->answered = true;
   if (word.more != 0) {
-    DC__TRY(hear_answer(g, deadline, &word));
+    DC__TRY(receive_welcome(g, deadline, &word));
   }
-  return dc__tcp_receive_all(g->fd, places, DC__COMM_MAX_WORLD * sizeof *places, deadline, &got)
+  return dc__tcp_receive_all(g->fd, endpoints, DC__COMM_MAX_WORLD * sizeof *endpoints, deadline, &got)
              ? DC_OK
-             : fail_silent(g, errno);
+             : fail_no_answer(g, errno);
 }
 
-static dc_status say_hello(const guest *g, int64_t deadline) {
-  const dc__tcp_hello hello = dc__tcp_hello_of(g->group, DC__TCP_MEETING);
-  return dc__tcp_send_all(g->fd, &hello, sizeof hello, deadline) ? DC_OK : fail_silent(g, errno);
+static dc_status send_hello(const tcp_peer *g, int64_t deadline) {
+  const dc__tcp_hello hello = dc__tcp_hello_make(g->group, DC__TCP_RENDEZVOUS);
+  return dc__tcp_send_all(g->fd, &hello, sizeof hello, deadline) ? DC_OK : fail_no_answer(g, errno);
 }
 
 /* It listens only when rank 0 does: on rank 0's machine the system might give it rank 0's port. */
-static dc_status as_guest(dc__tcp_group *group, const dc__tcp_address *to, int64_t deadline) {
+static dc_status rendezvous_peer(dc__tcp_group *group, const dc__tcp_address *to, int64_t deadline) {
   struct sockaddr_storage reached;
-  dc__tcp_place places[DC__COMM_MAX_WORLD];
-  guest g = {.group = group, .to = to, .fd = -1};
-  DC__TRY(reach(group, to, deadline, &reached, &g.fd));
+  dc__tcp_endpoint endpoints[DC__COMM_MAX_WORLD];
+  tcp_peer g = {.group = group, .to = to, .fd = -1};
+  DC__TRY(connect_to_root(group, to, deadline, &reached, &g.fd));
   dc_status status = listen_at(group, 0);
-  status = status == DC_OK ? say_hello(&g, deadline) : status;
-  status = status == DC_OK ? hear_host(&g, deadline + GRACE_NS, places) : status;
+  status = status == DC_OK ? send_hello(&g, deadline) : status;
+  status = status == DC_OK ? receive_endpoints(&g, deadline + GRACE_NS, endpoints) : status;
   dc__tcp_close(&g.fd);
   for (int32_t r = 0; status == DC_OK && r < group->world; r++) {
-    int32_t port = r == 0 ? to->port : places[r].port;
-    group->places[r] = places[r].here != 0 ? place_of(&reached, port) : places[r];
-    group->places[r].port = port;
+    int32_t port = r == 0 ? to->port : endpoints[r].port;
+    group->endpoints[r] = endpoints[r].on_root_machine != 0 ? endpoint_of(&reached, port) : endpoints[r];
+    group->endpoints[r].port = port;
     if (port < 1 || port > 65535) {
       status = dc__fail(DC_E_SYSTEM,
                         "dc_comm_create_tcp: group \"%s\": rank 0 says that rank %" PRId32 " listens at port %" PRId32,
@@ -339,5 +339,5 @@ static dc_status as_guest(dc__tcp_group *group, const dc__tcp_address *to, int64
 }
 
 dc_status dc__tcp_rendezvous(dc__tcp_group *group, const dc__tcp_address *address, int64_t deadline) {
-  return group->rank == 0 ? as_host(group, address->port, deadline) : as_guest(group, address, deadline);
+  return group->rank == 0 ? rendezvous_root(group, address->port, deadline) : rendezvous_peer(group, address, deadline);
 }

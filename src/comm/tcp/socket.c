@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-dc_status dc__tcp_parse(const char *fn, const char *address, dc__tcp_address *out) {
+dc_status dc__tcp_parse_address(const char *fn, const char *address, dc__tcp_address *out) {
   const char *end = address == NULL ? NULL : strrchr(address, ':');
   bool bracket = address != NULL && address[0] == '[';
   const char *begin = bracket ? address + 1 : address;
@@ -34,7 +34,7 @@ dc_status dc__tcp_parse(const char *fn, const char *address, dc__tcp_address *ou
   return DC_OK;
 }
 
-bool dc__tcp_is_own(int error) {
+bool dc__tcp_is_resource_error(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
@@ -46,7 +46,7 @@ void dc__tcp_close(int *fd) {
 }
 
 /* Without Nagle's wait for more, and with probes that find a machine that went without a word. */
-static void prepare(int fd) {
+static void set_options(int fd) {
   const int on = 1;
   (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
@@ -84,7 +84,7 @@ dc_status dc__tcp_listen(int32_t *port, int *fd) {
 static bool wait_for(int fd, short events, int64_t deadline) {
   struct pollfd wait = {.fd = fd, .events = events};
   for (;;) {
-    int ready = poll(&wait, 1, dc__milliseconds_to(deadline));
+    int ready = poll(&wait, 1, dc__poll_timeout_ms(deadline));
     if (ready > 0) {
       return true;
     }
@@ -100,7 +100,7 @@ static bool wait_for(int fd, short events, int64_t deadline) {
 
 /* A port of this machine at which nobody listens may be given to the very socket that looks for it there: TCP then
  * connects it to itself. */
-static bool is_itself(int fd) {
+static bool is_self_connected(int fd) {
   struct sockaddr_storage own = {0}, peer = {0};
   socklen_t own_length = sizeof own, peer_length = sizeof peer;
   return getsockname(fd, (struct sockaddr *)&own, &own_length) == 0 &&
@@ -121,7 +121,7 @@ int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t de
     error =
         !wait_for(fd, POLLOUT, deadline) || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 ? errno : error;
   }
-  if (error == 0 && is_itself(fd)) {
+  if (error == 0 && is_self_connected(fd)) {
     error = ECONNREFUSED;
   }
   if (error != 0) {
@@ -129,7 +129,7 @@ int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t de
     errno = error;
     return -1;
   }
-  prepare(fd);
+  set_options(fd);
   return fd;
 }
 
@@ -138,7 +138,7 @@ int dc__tcp_accept(int listener) {
   if (fd >= 0) {
     (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
     (void)fcntl(fd, F_SETFL, O_NONBLOCK);
-    prepare(fd);
+    set_options(fd);
   }
   return fd;
 }
@@ -201,7 +201,7 @@ void dc__tcp_address_text(const struct sockaddr *address, char text[DC__TCP_PEER
   }
 }
 
-void dc__tcp_peer(int fd, char text[DC__TCP_PEER]) {
+void dc__tcp_peer_text(int fd, char text[DC__TCP_PEER]) {
   struct sockaddr_storage address = {0};
   socklen_t length = sizeof address;
   (void)getpeername(fd, (struct sockaddr *)&address, &length); /* one that is gone already has no address */

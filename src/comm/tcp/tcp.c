@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-static void drop(dc__tcp *self) {
+static void free_comm(dc__tcp *self) {
   if (self != NULL) {
     dc__free(self->flows);
     dc__free(self->polls);
@@ -25,9 +25,9 @@ static void destroy(dc_comm *comm) {
   }
   dc__tcp_group_release(self->group);
   dc__free(self->scratch);
-  pthread_mutex_destroy(&self->turn);
+  pthread_mutex_destroy(&self->collective_mutex);
   dc__comm_head_destroy(comm);
-  drop(self);
+  free_comm(self);
 }
 
 static void poll_failure(dc_comm *comm) {
@@ -37,11 +37,11 @@ static void poll_failure(dc_comm *comm) {
   }
 }
 
-static void watch(dc_comm *comm) {
+static void check_peers(dc_comm *comm) {
   dc__tcp_group *group = ((dc__tcp *)comm)->group;
   for (int32_t r = 0; r < group->world; r++) {
-    if (atomic_load(&group->gone[r]) == DC__TCP_ENDED && atomic_load(&group->failed) == 0) {
-      dc__tcp_group_fail(group, dc__tcp_fail_gone(group, r, "a collective of all"));
+    if (atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED && atomic_load(&group->failed) == 0) {
+      dc__tcp_group_fail(group, dc__tcp_fail_closed(group, r, "a collective of all"));
     }
   }
   poll_failure(comm);
@@ -63,13 +63,13 @@ static const dc__comm_ops ops = {.name = "tcp",
                                  .barrier = dc__host_barrier,
                                  .run = dc__tcp_run,
                                  .agree = dc__tcp_agree,
-                                 .watch = watch,
+                                 .check_peers = check_peers,
                                  .dup = dup_mesh,
                                  .abort = abort_group,
                                  .poll = poll_failure,
                                  .destroy = destroy};
 
-static dc_status make_mesh(dc__tcp_group *group, dc_comm **comm) {
+static dc_status create_comm(dc__tcp_group *group, dc_comm **comm) {
   int fds[DC__COMM_MAX_WORLD];
   size_t world = (size_t)group->world;
   dc__tcp *self = dc__calloc(1, sizeof *self);
@@ -79,28 +79,28 @@ static dc_status make_mesh(dc__tcp_group *group, dc_comm **comm) {
     self->answers = dc__calloc(world, sizeof *self->answers);
   }
   if (self == NULL || self->flows == NULL || self->polls == NULL || self->answers == NULL) {
-    drop(self);
+    free_comm(self);
     return DC_E_NO_MEMORY;
   }
   dc_status status = dc__comm_head_init(&self->head, &ops, group->rank, group->world, group->timeout_ns);
   if (status == DC_OK) {
-    status = dc__tcp_mesh(group, dc__now_ns() + group->timeout_ns, fds, &self->mesh);
+    status = dc__tcp_mesh_connect(group, dc__now_ns() + group->timeout_ns, fds, &self->mesh);
     if (status != DC_OK) {
       dc__comm_head_destroy(&self->head);
     }
   }
   if (status != DC_OK) {
-    drop(self);
+    free_comm(self);
     return status;
   }
   for (int32_t r = 0; r < group->world; r++) {
     self->flows[r].fd = fds[r];
   }
   atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
-  pthread_mutex_init(&self->turn, NULL);
+  pthread_mutex_init(&self->collective_mutex, NULL);
   self->group = group;
   self->head.use = &self->use;
-  dc__comm_ask(&self->head, 0); /* who makes it uses it */
+  dc__comm_note_request(&self->head, 0); /* who makes it uses it */
   dc__tcp_group_add(group, self);
   *comm = &self->head;
   return DC_OK;
@@ -108,7 +108,7 @@ static dc_status make_mesh(dc__tcp_group *group, dc_comm **comm) {
 
 /* A communicator on the group's next mesh; it takes a reference to the group. */
 static dc_status open_mesh(dc__tcp_group *group, dc_comm **comm) {
-  dc_status status = make_mesh(group, comm);
+  dc_status status = create_comm(group, comm);
   if (status != DC_OK) {
     dc__tcp_group_fail(group, status); /* the others wait for this rank, or have what it has not */
     status = dc__tcp_group_check(group);
@@ -117,7 +117,7 @@ static dc_status open_mesh(dc__tcp_group *group, dc_comm **comm) {
 }
 
 static dc_status dup_mesh(dc_comm *comm, dc_comm **copy) {
-  dc__comm_ask(comm, 0);
+  dc__comm_note_request(comm, 0);
   return open_mesh(((dc__tcp *)comm)->group, copy);
 }
 

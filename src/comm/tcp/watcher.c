@@ -9,127 +9,127 @@
 
 enum { RETRY_NS = 100000000 /* where nothing can be accepted */ };
 
-typedef struct watcher {
+typedef struct tcp_watcher {
   dc__tcp_group *group;
-  size_t heard[DC__COMM_MAX_WORLD];
-  dc__tcp_notice notices[DC__COMM_MAX_WORLD];
-  struct pollfd polls[DC__COMM_MAX_WORLD + 2 + DC__TCP_PENDING];
-  bool busy;           /* a mesh is made, whose maker reads the listener */
-  int64_t retry_after; /* the listener; 0: at once */
-} watcher;
+  size_t bytes_received[DC__COMM_MAX_WORLD];
+  dc__tcp_control_msg notices[DC__COMM_MAX_WORLD];
+  struct pollfd polls[DC__COMM_MAX_WORLD + 2 + DC__TCP_MAX_PENDING];
+  bool mesh_in_progress; /* a mesh is made, whose maker reads the listener */
+  int64_t retry_after;   /* the listener; 0: at once */
+} tcp_watcher;
 
-static void take_notice(dc__tcp_group *group, int32_t r, dc__tcp_notice *notice) {
+static void handle_message(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *message) {
   pthread_mutex_lock(&group->mutex);
-  if (notice->kind == DC__TCP_GOES) {
-    atomic_store(&group->gone[r], DC__TCP_GONE);
-    dc__tcp_settle(group);
-  } else if (notice->kind == DC__TCP_FAILURE) {
-    dc__tcp_take_vote(group, r, notice);
-  } else if (notice->kind == DC__TCP_QUESTION) {
-    dc__tcp_take_question(group, r, notice);
-  } else if (notice->kind == DC__TCP_ANSWER) {
-    dc__tcp_take_answer(group, r, notice);
+  if (message->kind == DC__TCP_GOODBYE) {
+    atomic_store(&group->closed[r], DC__TCP_CLOSED);
+    dc__tcp_decide_failure(group);
+  } else if (message->kind == DC__TCP_FAILURE) {
+    dc__tcp_handle_vote(group, r, message);
+  } else if (message->kind == DC__TCP_QUERY) {
+    dc__tcp_handle_query(group, r, message);
+  } else if (message->kind == DC__TCP_REPLY) {
+    dc__tcp_handle_reply(group, r, message);
   }
-  pthread_cond_broadcast(&group->news);
+  pthread_cond_broadcast(&group->changed);
   pthread_mutex_unlock(&group->mutex);
 }
 
-static void take_end(dc__tcp_group *group, int32_t r, int error) {
+static void handle_disconnect(dc__tcp_group *group, int32_t r, int error) {
   int none = 0;
   pthread_mutex_lock(&group->mutex);
   atomic_store(&group->error[r], error);
-  atomic_compare_exchange_strong(&group->gone[r], &none, DC__TCP_ENDED);
-  dc__tcp_settle(group);
-  pthread_cond_broadcast(&group->news);
+  atomic_compare_exchange_strong(&group->closed[r], &none, DC__TCP_DISCONNECTED);
+  dc__tcp_decide_failure(group);
+  pthread_cond_broadcast(&group->changed);
   pthread_mutex_unlock(&group->mutex);
 }
 
 /* What is there from rank r; false: nothing more will come. */
-static bool listen_to(watcher *w, int32_t r) {
+static bool receive_message(tcp_watcher *w, int32_t r) {
   dc__tcp_group *group = w->group;
-  char *at = (char *)&w->notices[r] + w->heard[r];
-  ssize_t got = recv(group->control[r], at, sizeof w->notices[r] - w->heard[r], MSG_DONTWAIT);
+  char *at = (char *)&w->notices[r] + w->bytes_received[r];
+  ssize_t got = recv(group->control[r], at, sizeof w->notices[r] - w->bytes_received[r], MSG_DONTWAIT);
   if (got > 0) {
-    w->heard[r] += (size_t)got;
-    if (w->heard[r] == sizeof w->notices[r]) {
-      w->heard[r] = 0;
-      take_notice(group, r, &w->notices[r]);
+    w->bytes_received[r] += (size_t)got;
+    if (w->bytes_received[r] == sizeof w->notices[r]) {
+      w->bytes_received[r] = 0;
+      handle_message(group, r, &w->notices[r]);
     }
     return true;
   }
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
     return true;
   }
-  take_end(group, r, got == 0 ? 0 : errno);
+  handle_disconnect(group, r, got == 0 ? 0 : errno);
   return false;
 }
 
 /* The listener and those that have not said their hello, after the control mesh and the event. */
-static nfds_t list(watcher *w) {
+static nfds_t list_polls(tcp_watcher *w) {
   dc__tcp_group *group = w->group;
   nfds_t count = (nfds_t)group->world + 1;
-  w->busy = w->retry_after > dc__now_ns() || pthread_mutex_trylock(&group->meeting) != 0;
-  if (!w->busy) {
+  w->mesh_in_progress = w->retry_after > dc__now_ns() || pthread_mutex_trylock(&group->mesh_mutex) != 0;
+  if (!w->mesh_in_progress) {
     w->polls[count++] = (struct pollfd){.fd = group->listener, .events = POLLIN};
     for (int32_t i = 0; i < group->pending.count; i++) {
       w->polls[count++] = (struct pollfd){.fd = group->pending.fds[i], .events = POLLIN};
     }
-    pthread_mutex_unlock(&group->meeting);
+    pthread_mutex_unlock(&group->mesh_mutex);
   }
   return count;
 }
 
-static void serve(watcher *w, nfds_t count) {
+static void serve_newcomers(tcp_watcher *w, nfds_t count) {
   dc__tcp_group *group = w->group;
   nfds_t first = (nfds_t)group->world + 1;
   bool any = false, retry = false;
   for (nfds_t i = first; i < count; i++) {
     any = any || w->polls[i].revents != 0;
   }
-  if (any && pthread_mutex_trylock(&group->meeting) == 0) {
-    dc__tcp_serve(group, w->polls[first].revents != 0, &retry);
-    pthread_mutex_unlock(&group->meeting);
+  if (any && pthread_mutex_trylock(&group->mesh_mutex) == 0) {
+    dc__tcp_serve_listener(group, w->polls[first].revents != 0, &retry);
+    pthread_mutex_unlock(&group->mesh_mutex);
   }
   w->retry_after = retry ? dc__now_ns() + RETRY_NS : 0;
 }
 
 /* When it must look without having heard anything. */
-static int patience(watcher *w) {
+static int poll_timeout(tcp_watcher *w) {
   dc__tcp_group *group = w->group;
-  int64_t until = w->busy && w->retry_after != 0 ? w->retry_after : INT64_MAX;
+  int64_t until = w->mesh_in_progress && w->retry_after != 0 ? w->retry_after : INT64_MAX;
   pthread_mutex_lock(&group->mutex);
-  if (group->voted && atomic_load(&group->failed) == 0 && group->settled_by < until) {
-    until = group->settled_by;
+  if (group->voted && atomic_load(&group->failed) == 0 && group->vote_deadline < until) {
+    until = group->vote_deadline;
   }
   pthread_mutex_unlock(&group->mutex);
-  return until == INT64_MAX ? -1 : dc__milliseconds_to(until);
+  return until == INT64_MAX ? -1 : dc__poll_timeout_ms(until);
 }
 
-static void *watch(void *arg) {
-  watcher *w = arg;
+static void *watcher_main(void *arg) {
+  tcp_watcher *w = arg;
   dc__tcp_group *group = w->group;
   int32_t world = group->world;
   for (int32_t r = 0; r < world; r++) {
     w->polls[r] = (struct pollfd){.fd = group->control[r], .events = POLLIN};
   }
-  w->polls[world] = (struct pollfd){.fd = group->wake, .events = POLLIN};
-  while (atomic_load(&group->ends) == 0) {
-    nfds_t count = list(w);
-    if (poll(w->polls, count, patience(w)) < 0) {
+  w->polls[world] = (struct pollfd){.fd = group->wake_event, .events = POLLIN};
+  while (atomic_load(&group->stopping) == 0) {
+    nfds_t count = list_polls(w);
+    if (poll(w->polls, count, poll_timeout(w)) < 0) {
       continue;
     }
     for (int32_t r = 0; r < world; r++) {
-      if (w->polls[r].fd >= 0 && w->polls[r].revents != 0 && !listen_to(w, r)) {
+      if (w->polls[r].fd >= 0 && w->polls[r].revents != 0 && !receive_message(w, r)) {
         w->polls[r].fd = -1;
       }
     }
     if (w->polls[world].revents != 0) {
       eventfd_t any;
-      (void)eventfd_read(group->wake, &any);
+      (void)eventfd_read(group->wake_event, &any);
     }
-    serve(w, count);
+    serve_newcomers(w, count);
     pthread_mutex_lock(&group->mutex);
-    dc__tcp_settle(group); /* if it waited long enough */
+    dc__tcp_decide_failure(group); /* if it waited long enough */
     pthread_mutex_unlock(&group->mutex);
   }
   dc__free(w);
@@ -137,15 +137,15 @@ static void *watch(void *arg) {
 }
 
 dc_status dc__tcp_start_watcher(dc__tcp_group *group) {
-  watcher *w = dc__calloc(1, sizeof *w);
+  tcp_watcher *w = dc__calloc(1, sizeof *w);
   if (w == NULL) {
     return DC_E_NO_MEMORY;
   }
   w->group = group;
-  group->watched = true;
-  int error = pthread_create(&group->watcher, NULL, watch, w);
+  group->watcher_running = true;
+  int error = pthread_create(&group->watcher, NULL, watcher_main, w);
   if (error != 0) {
-    group->watched = false;
+    group->watcher_running = false;
     dc__free(w);
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: no thread: %s", strerror(error));
   }

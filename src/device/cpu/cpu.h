@@ -63,6 +63,6 @@ dc_status dc__cpu_event_sync(dc_event *event, int64_t timeout_ns);
 void dc__cpu_event_set(dc_event *event);
 
 /* memory.c */
-dc_status dc__cpu_memory(dc_device *device, int64_t *total, int64_t *free_bytes);
+dc_status dc__cpu_memory_info(dc_device *device, int64_t *total, int64_t *free_bytes);
 
 #endif

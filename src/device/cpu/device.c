@@ -42,7 +42,7 @@ static dc_status cpu_alloc(dc_device *device, size_t bytes, int32_t kind, void *
   atomic_fetch_add_explicit(&device->allocations, 1, memory_order_relaxed);
   size_t size = true_size(bytes);
   if (device->allocator.alloc != NULL) {
-    DC__TRY(dc__device_alloc_callers(device, size, ptr));
+    DC__TRY(dc__device_alloc_user(device, size, ptr));
     dc__device_count_bytes(device, (int64_t)size);
     return DC_OK;
   }
@@ -88,7 +88,7 @@ static const dc__device_ops cpu_ops = {
     .event_passed = dc__cpu_event_passed,
     .event_sync = dc__cpu_event_sync,
     .event_set = dc__cpu_event_set,
-    .memory = dc__cpu_memory,
+    .memory_info = dc__cpu_memory_info,
     .destroy = dc__device_head_destroy,
 };
 

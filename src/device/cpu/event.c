@@ -2,15 +2,15 @@
  * again or destroyed at any time. */
 #include "device/cpu/cpu.h"
 
-typedef struct mark {
+typedef struct stream_point {
   dc__cpu_stream *stream; /* a reference; NULL: passed */
   uint64_t count;
-} mark;
+} stream_point;
 
 typedef struct cpu_event {
   struct dc_event head;
   pthread_mutex_t mutex;
-  mark latest;
+  stream_point latest;
 } cpu_event;
 
 dc_status dc__cpu_event_create(dc_device *device, dc_event **event) {
@@ -33,16 +33,16 @@ void dc__cpu_event_destroy(dc_event *event) {
 }
 
 /* Replaces the latest mark; the stream's reference goes to the event. */
-static void set_mark(cpu_event *event, mark next) {
+static void set_point(cpu_event *event, stream_point next) {
   pthread_mutex_lock(&event->mutex);
-  mark before = event->latest;
+  stream_point before = event->latest;
   event->latest = next;
   pthread_mutex_unlock(&event->mutex);
   dc__cpu_stream_release(before.stream);
 }
 
 /* The latest mark with a reference for the caller. A passed mark is dropped on the way. */
-static mark get_mark(cpu_event *event) {
+static stream_point get_point(cpu_event *event) {
   dc__cpu_stream *passed = NULL;
   pthread_mutex_lock(&event->mutex);
   if (event->latest.stream != NULL) {
@@ -53,35 +53,35 @@ static mark get_mark(cpu_event *event) {
       dc__cpu_stream_retain(event->latest.stream);
     }
   }
-  mark latest = event->latest;
+  stream_point latest = event->latest;
   pthread_mutex_unlock(&event->mutex);
   dc__cpu_stream_release(passed);
   return latest;
 }
 
 void dc__cpu_event_record(dc_event *event, dc_stream *stream) {
-  mark next = {(dc__cpu_stream *)stream, 0};
+  stream_point next = {(dc__cpu_stream *)stream, 0};
   next.count = atomic_load_explicit(&next.stream->queued, memory_order_acquire);
   if (dc__cpu_stream_reached(next.stream, next.count)) {
     next.stream = NULL;
   } else {
     dc__cpu_stream_retain(next.stream);
   }
-  set_mark((cpu_event *)event, next);
+  set_point((cpu_event *)event, next);
 }
 
 void dc__cpu_event_set(dc_event *event) {
-  set_mark((cpu_event *)event, (mark){NULL, 0});
+  set_point((cpu_event *)event, (stream_point){NULL, 0});
 }
 
 bool dc__cpu_event_passed(dc_event *event) {
-  mark latest = get_mark((cpu_event *)event);
+  stream_point latest = get_point((cpu_event *)event);
   dc__cpu_stream_release(latest.stream);
   return latest.stream == NULL;
 }
 
 dc_status dc__cpu_event_sync(dc_event *event, int64_t timeout_ns) {
-  mark latest = get_mark((cpu_event *)event);
+  stream_point latest = get_point((cpu_event *)event);
   if (latest.stream == NULL) {
     return DC_OK;
   }
@@ -90,20 +90,20 @@ dc_status dc__cpu_event_sync(dc_event *event, int64_t timeout_ns) {
   return status;
 }
 
-static void run_wait(void *args) {
-  const mark *latest = args;
+static void wait_task(void *args) {
+  const stream_point *latest = args;
   (void)dc__cpu_stream_wait(latest->stream, latest->count, 0);
   dc__cpu_stream_release(latest->stream);
 }
 
 dc_status dc__cpu_event_wait(dc_event *event, dc_stream *stream) {
-  mark latest = get_mark((cpu_event *)event);
+  stream_point latest = get_point((cpu_event *)event);
   if (latest.stream == NULL) {
     return DC_OK;
   }
   dc_status status = DC_OK;
   if (&latest.stream->head != stream) { /* its own marks a stream keeps anyway */
-    status = dc__cpu_stream_call(stream, run_wait, &latest, sizeof(latest));
+    status = dc__cpu_stream_call(stream, wait_task, &latest, sizeof(latest));
     if (status == DC_OK) {
       return DC_OK; /* the reference went with the task */
     }

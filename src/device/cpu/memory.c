@@ -42,7 +42,7 @@ static void apply_group(int64_t *total, int64_t *free_bytes) {
   }
 }
 
-dc_status dc__cpu_memory(dc_device *device, int64_t *total, int64_t *free_bytes) {
+dc_status dc__cpu_memory_info(dc_device *device, int64_t *total, int64_t *free_bytes) {
   (void)device;
   char text[TEXT];
   if (!read_text("/proc/meminfo", text)) {

@@ -33,7 +33,7 @@ void dc__cpu_stream_release(dc__cpu_stream *stream) {
 
 /* Waking a thread costs more than a small task, so both sides look for SPIN_NS before they sleep. They yield
  * meanwhile: the other one may need this very core. Says whether the counter reached `count`. */
-static bool look_for(atomic_ullong *counter, uint64_t count) {
+static bool spin_until(atomic_ullong *counter, uint64_t count) {
   int64_t end = dc__now_ns() + SPIN_NS;
   do {
     if (atomic_load_explicit(counter, memory_order_acquire) >= count) {
@@ -48,7 +48,7 @@ static bool look_for(atomic_ullong *counter, uint64_t count) {
 static dc__cpu_task *next_task(dc__cpu_stream *stream, uint64_t done) {
   if (atomic_load_explicit(&stream->queued, memory_order_relaxed) == done && !stream->stop) {
     pthread_mutex_unlock(&stream->mutex);
-    (void)look_for(&stream->queued, done + 1);
+    (void)spin_until(&stream->queued, done + 1);
     pthread_mutex_lock(&stream->mutex);
   }
   while (atomic_load_explicit(&stream->queued, memory_order_relaxed) == done) {
@@ -60,7 +60,7 @@ static dc__cpu_task *next_task(dc__cpu_stream *stream, uint64_t done) {
   return &stream->ring[done % DC__CPU_QUEUE];
 }
 
-static void *work(void *arg) {
+static void *worker_main(void *arg) {
   dc__cpu_stream *stream = arg;
   own_stream = stream;
   pthread_mutex_lock(&stream->mutex);
@@ -94,7 +94,7 @@ static int start_worker(dc__cpu_stream *stream) {
     sigdelset(&blocked, faults[i]);
   }
   pthread_sigmask(SIG_SETMASK, &blocked, &before);
-  int error = pthread_create(&stream->worker, NULL, work, stream);
+  int error = pthread_create(&stream->worker, NULL, worker_main, stream);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (error == 0) {
     (void)pthread_setname_np(stream->worker, "dc-stream"); /* for debuggers only */
@@ -155,7 +155,7 @@ uint64_t dc__thread_id(void) {
   return own;
 }
 
-bool dc__thread_is_held(uint64_t thread) {
+bool dc__thread_is_blocked(uint64_t thread) {
   if (thread == dc__thread_id() || own_stream == NULL) {
     return thread == dc__thread_id();
   }
@@ -206,7 +206,7 @@ dc_status dc__cpu_stream_wait(dc__cpu_stream *stream, uint64_t count, int64_t ti
   if (own_stream == stream) {
     return dc__fail(DC_E_STATE, "a task must not wait for its own stream, which waits for the task");
   }
-  if (look_for(&stream->done, count)) {
+  if (spin_until(&stream->done, count)) {
     return DC_OK;
   }
   struct timespec deadline;

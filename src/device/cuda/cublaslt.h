@@ -41,8 +41,8 @@ enum { /* the numbers are the library's */
        DC__LT_DESC_AUX_LD = 12,
        DC__LT_EPILOGUE_NONE = 1,
        DC__LT_EPILOGUE_BIAS = 4,
-       DC__LT_EPILOGUE_GELU_BACK = 192,
-       DC__LT_EPILOGUE_SUMS = 512,
+       DC__LT_EPILOGUE_DGELU = 192,
+       DC__LT_EPILOGUE_BGRADB = 512,
        DC__LT_LAYOUT_BATCH = 5, /* attributes of a matrix */
        DC__LT_LAYOUT_STRIDE = 6,
        DC__LT_PREFER_WORKSPACE = 1, /* attributes of what is looked for */

@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "device/cuda/cuda.h"
-#include "device/cuda/host.h"
-#include "device/cuda/library.h"
+#include "device/cuda/plugin_host.h"
+#include "device/cuda/vendor_library.h"
 
 void dc__cuda_keep_status(dc__cuda_device *device, dc_status status) {
   pthread_mutex_lock(&device->mutex);
@@ -13,37 +13,37 @@ void dc__cuda_keep_status(dc__cuda_device *device, dc_status status) {
   pthread_mutex_unlock(&device->mutex);
 }
 
-static dc_status describe(dc__cuda_device *device, const char *call, dc__cu_result error) {
+static dc_status device_error(dc__cuda_device *device, const char *call, dc__cu_result error) {
   char name[sizeof device->model + 32];
   snprintf(name, sizeof name, "device \"%s\" (%s)", device->head.name, device->model);
   return dc__cuda_error(&device->driver, name, call, error);
 }
 
-dc_status dc__cuda_keep(dc__cuda_device *device, const char *call, dc__cu_result error) {
+dc_status dc__cuda_keep_error(dc__cuda_device *device, const char *call, dc__cu_result error) {
   if (error == 0) {
     return DC_OK;
   }
-  dc_status status = describe(device, call, error);
+  dc_status status = device_error(device, call, error);
   dc__cuda_keep_status(device, status);
   return status;
 }
 
-dc_status dc__cuda_refused(dc__cuda_device *device, const char *call, dc__cu_result error) {
+dc_status dc__cuda_return_error(dc__cuda_device *device, const char *call, dc__cu_result error) {
   if (error == 0) {
     return DC_OK;
   }
-  dc_status status = describe(device, call, error);
+  dc_status status = device_error(device, call, error);
   if (dc__cuda_is_lost(error)) {
     dc__cuda_keep_status(device, status);
   }
   return status;
 }
 
-bool dc__cuda_settle(dc__cuda_device *device) {
-  dc__cuda_entry entry = dc__cuda_enter(device);
+bool dc__cuda_synchronize(dc__cuda_device *device) {
+  dc__cuda_context_guard entry = dc__cuda_context_enter(device);
   dc__cu_result error = device->driver.cuCtxSynchronize();
-  dc__cuda_leave(entry);
-  (void)dc__cuda_keep(device, "cuCtxSynchronize", error);
+  dc__cuda_context_leave(entry);
+  (void)dc__cuda_keep_error(device, "cuCtxSynchronize", error);
   return error == 0 || dc__cuda_is_lost(error);
 }
 
@@ -65,27 +65,27 @@ static void destroy(dc_device *device) {
   dc__cuda_device *self = (dc__cuda_device *)device;
   const dc__cuda_driver *driver = &self->driver;
   if (self->context != NULL) {
-    if (self->head.here != NULL) {
-      dc__cuda_stream_destroy(self->head.here);
+    if (self->head.internal_stream != NULL) {
+      dc__cuda_stream_destroy(self->head.internal_stream);
     }
-    if (self->others != NULL) {
-      dc__cuda_stream_destroy(self->others); /* when their streams do not run our kernels any more */
+    if (self->foreign_sync_stream != NULL) {
+      dc__cuda_stream_destroy(self->foreign_sync_stream); /* when their streams do not run our kernels any more */
     }
-    dc__cuda_entry entry = dc__cuda_enter(self);
+    dc__cuda_context_guard entry = dc__cuda_context_enter(self);
     dc__cuda_peers_leave(self);
-    if (self->memory != NULL) {
-      (void)driver->cuStreamSynchronize(self->memory);
-      (void)driver->cuStreamDestroy_v2(self->memory);
+    if (self->alloc_stream != NULL) {
+      (void)driver->cuStreamSynchronize(self->alloc_stream);
+      (void)driver->cuStreamDestroy_v2(self->alloc_stream);
     }
-    dc__cuda_products_close(self);
-    dc__cuda_solver_close(self);
-    dc__cuda_marks_free(self);
-    dc__cuda_stamps_free(self);
+    dc__cuda_cublaslt_close(self);
+    dc__cuda_cusolver_close(self);
+    dc__cuda_event_pool_destroy(self);
+    dc__cuda_timestamps_free(self);
     dc__cuda_kernels_unload(self);
     if (self->pool != NULL) {
       (void)driver->cuMemPoolDestroy(self->pool);
     }
-    dc__cuda_leave(entry);
+    dc__cuda_context_leave(entry);
     (void)driver->cuDevicePrimaryCtxRelease_v2(self->number);
   }
   dc__device_release(self->cpu);
@@ -97,9 +97,9 @@ static void destroy(dc_device *device) {
 /* ---- opening ---- */
 
 static const dc__device_ops ops = {
-    .begin = dc__cuda_begin,
-    .end = dc__cuda_end,
-    .pause = dc__cuda_pause,
+    .begin = dc__cuda_device_begin,
+    .end = dc__cuda_device_end,
+    .pause = dc__cuda_device_pause,
     .alloc = dc__cuda_alloc,
     .free = dc__cuda_free,
     .stream_create = dc__cuda_stream_create,
@@ -108,16 +108,16 @@ static const dc__device_ops ops = {
     .stream_call = dc__cuda_stream_call,
     .stream_copy = dc__cuda_stream_copy,
     .stream_zero = dc__cuda_stream_zero,
-    .stream_stamp = dc__cuda_stream_stamp,
-    .stamp_ns = dc__cuda_stamp_ns,
-    .stamp_drop = dc__cuda_stamp_drop,
+    .stream_timestamp = dc__cuda_stream_timestamp,
+    .timestamp_ns = dc__cuda_timestamp_ns,
+    .timestamp_release = dc__cuda_timestamp_release,
     .stream_launch = dc__cuda_stream_launch,
     .stream_issue = dc__cuda_stream_issue,
-    .product_ready = dc__cuda_product_ready,
-    .stream_product = dc__cuda_stream_product,
-    .eigen_room = dc__cuda_eigen_room,
-    .stream_eigen = dc__cuda_stream_eigen,
-    .qr_room = dc__cuda_qr_room,
+    .matmul_init = dc__cuda_matmul_init,
+    .stream_matmul = dc__cuda_stream_matmul,
+    .eigh_workspace_size = dc__cuda_eigh_workspace_size,
+    .stream_eigh = dc__cuda_stream_eigh,
+    .qr_workspace_size = dc__cuda_qr_workspace_size,
     .stream_qr = dc__cuda_stream_qr,
     .stream_wrap = dc__cuda_stream_wrap,
     .stream_captures = dc__cuda_stream_captures,
@@ -128,10 +128,10 @@ static const dc__device_ops ops = {
     .event_passed = dc__cuda_event_passed,
     .event_sync = dc__cuda_event_sync,
     .event_set = dc__cuda_event_set,
-    .memory = dc__cuda_memory,
-    .reads = dc__cuda_reads,
+    .memory_info = dc__cuda_memory_info,
+    .enable_peer_access = dc__cuda_enable_peer_access,
     .check = dc__cuda_check,
-    .is_quiet = dc__cuda_is_quiet,
+    .can_free = dc__cuda_can_free,
     .destroy = destroy,
 };
 
@@ -156,21 +156,21 @@ static dc_status identify(dc__cuda_device *self, int32_t number) {
 }
 
 static dc_status open_inside(dc__cuda_device *self) {
-  DC__CUDA_CALL(self, cuStreamCreate, &self->memory, DC__CU_STREAM_NON_BLOCKING);
+  DC__CUDA_CALL(self, cuStreamCreate, &self->alloc_stream, DC__CU_STREAM_NON_BLOCKING);
   DC__TRY(dc__cuda_pool_open(self));
   DC__TRY(dc__cuda_peers_join(self));
   DC__TRY(dc__cuda_kernels_load(self));
-  DC__TRY(dc__cuda_inner_create(self, &self->others));
-  return dc__cuda_inner_create(self, &self->head.here);
+  DC__TRY(dc__cuda_internal_stream_create(self, &self->foreign_sync_stream));
+  return dc__cuda_internal_stream_create(self, &self->head.internal_stream);
 }
 
 static dc_status open_context(dc__cuda_device *self, int32_t number) {
   DC__TRY(dc__cuda_driver_open(&self->driver));
   DC__TRY(identify(self, number));
   DC__CUDA_CALL(self, cuDevicePrimaryCtxRetain, &self->context, self->number);
-  dc__cuda_entry entry = dc__cuda_enter(self);
+  dc__cuda_context_guard entry = dc__cuda_context_enter(self);
   dc_status status = open_inside(self);
-  dc__cuda_leave(entry);
+  dc__cuda_context_leave(entry);
   return status;
 }
 
@@ -186,8 +186,8 @@ static dc_status open_device(int32_t number, const char *name, const dc_allocato
   pthread_condattr_destroy(&attributes);
   pthread_mutex_init(&self->mutex, NULL);
   dc__device_head_init(&self->head, &ops, name, NULL);
-  self->head.place = number + 1;
-  self->cpu = dc__cuda_cpu();
+  self->head.memory_space = number + 1;
+  self->cpu = dc__cuda_cpu_device();
   dc_status status = self->cpu == NULL ? DC_E_NO_MEMORY : open_context(self, number);
   if (status != DC_OK) {
     destroy(&self->head);
@@ -212,8 +212,8 @@ static dc_status count_devices(int32_t *count) {
 }
 
 static void *open_library(const char *name, const char *folder) {
-  const dc__library library = {name, folder, 0};
-  return dc__library_open(&library, 1, 0);
+  const dc__vendor_library library = {name, folder, 0};
+  return dc__vendor_library_open(&library, 1, 0);
 }
 
 __attribute__((visibility("default"))) const dc__plugin *dc_plugin_entry(const dc__plugin_host *host);

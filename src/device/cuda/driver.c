@@ -5,13 +5,13 @@
 #include "device/cuda/cuda.h"
 
 /* The driver is never closed: threads of its own run its code. */
-static dc_status look_up(dc__cuda_driver *driver) {
+static dc_status driver_load(dc__cuda_driver *driver) {
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == NULL) {
     return dc__fail(DC_E_NO_DEVICE, "CUDA: no NVIDIA driver on this machine: %s", dlerror());
   }
   const char *missing = NULL;
-#define X(name, arguments) DC__LOOK_UP(library, driver, name, missing)
+#define X(name, arguments) DC__DLSYM(library, driver, name, missing)
   DC__CU_FUNCTIONS(X)
 #undef X
   dlclose(library);
@@ -23,7 +23,7 @@ static dc_status look_up(dc__cuda_driver *driver) {
 }
 
 dc_status dc__cuda_driver_open(dc__cuda_driver *driver) {
-  DC__TRY(look_up(driver));
+  DC__TRY(driver_load(driver));
   int version = 0;
   dc__cu_result error = driver->cuInit(0);
   if (error != 0) {

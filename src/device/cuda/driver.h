@@ -25,7 +25,7 @@ typedef struct dc__cu_pool_props {
     int id;
   } location;
   void *security;
-  size_t most;
+  size_t max_size;
   unsigned short usage;
   unsigned char reserved[54];
 } dc__cu_pool_props;

@@ -5,7 +5,7 @@
 typedef struct cuda_event {
   struct dc_event head;
   pthread_mutex_t mutex;
-  dc__cuda_mark *latest; /* a reference; NULL: passed */
+  dc__cuda_pool_event *latest; /* a reference; NULL: passed */
 } cuda_event;
 
 dc_status dc__cuda_event_create(dc_device *device, dc_event **event) {
@@ -25,26 +25,26 @@ static dc__cuda_device *device_of(const dc_event *event) {
 
 void dc__cuda_event_destroy(dc_event *event) {
   cuda_event *self = (cuda_event *)event;
-  dc__cuda_mark_drop(device_of(event), self->latest);
+  dc__cuda_pool_event_release(device_of(event), self->latest);
   pthread_mutex_destroy(&self->mutex);
   dc__device_release(event->device);
   dc__free(self);
 }
 
-static void set_mark(dc_event *event, dc__cuda_mark *next) {
+static void set_mark(dc_event *event, dc__cuda_pool_event *next) {
   cuda_event *self = (cuda_event *)event;
   pthread_mutex_lock(&self->mutex);
-  dc__cuda_mark *before = self->latest;
+  dc__cuda_pool_event *before = self->latest;
   self->latest = next;
   pthread_mutex_unlock(&self->mutex);
-  dc__cuda_mark_drop(device_of(event), before);
+  dc__cuda_pool_event_release(device_of(event), before);
 }
 
 /* With a reference for the caller; NULL: passed. */
-static dc__cuda_mark *get_mark(dc_event *event) {
+static dc__cuda_pool_event *get_mark(dc_event *event) {
   cuda_event *self = (cuda_event *)event;
   pthread_mutex_lock(&self->mutex);
-  dc__cuda_mark *mark = self->latest;
+  dc__cuda_pool_event *mark = self->latest;
   if (mark != NULL) {
     atomic_fetch_add_explicit(&mark->refs, 1, memory_order_relaxed);
   }
@@ -55,8 +55,8 @@ static dc__cuda_mark *get_mark(dc_event *event) {
 /* Without a mark the work is waited for at once; what cannot wait for itself has failed. */
 void dc__cuda_event_record(dc_event *event, dc_stream *stream) {
   dc__cuda_stream *on = (dc__cuda_stream *)stream;
-  dc__cuda_mark *mark = NULL;
-  if (dc__cuda_mark_record(on, &mark) != DC_OK && dc__cuda_stream_drain(on) != DC_OK) {
+  dc__cuda_pool_event *mark = NULL;
+  if (dc__cuda_pool_event_record(on, &mark) != DC_OK && dc__cuda_stream_drain(on) != DC_OK) {
     dc__cuda_keep_status(device_of(event), DC_E_NO_MEMORY);
   }
   set_mark(event, mark);
@@ -67,20 +67,20 @@ void dc__cuda_event_set(dc_event *event) {
 }
 
 bool dc__cuda_event_passed(dc_event *event) {
-  dc__cuda_mark *mark = get_mark(event);
-  bool passed = mark == NULL || dc__cuda_mark_passed(device_of(event), mark);
-  dc__cuda_mark_drop(device_of(event), mark);
+  dc__cuda_pool_event *mark = get_mark(event);
+  bool passed = mark == NULL || dc__cuda_pool_event_query(device_of(event), mark);
+  dc__cuda_pool_event_release(device_of(event), mark);
   return passed;
 }
 
 dc_status dc__cuda_event_sync(dc_event *event, int64_t timeout_ns) {
-  dc__cuda_mark *mark = get_mark(event);
-  dc_status status = mark == NULL ? DC_OK : dc__cuda_mark_sync(device_of(event), mark, timeout_ns);
-  dc__cuda_mark_drop(device_of(event), mark);
+  dc__cuda_pool_event *mark = get_mark(event);
+  dc_status status = mark == NULL ? DC_OK : dc__cuda_pool_event_sync(device_of(event), mark, timeout_ns);
+  dc__cuda_pool_event_release(device_of(event), mark);
   return status;
 }
 
 dc_status dc__cuda_event_wait(dc_event *event, dc_stream *stream) {
-  dc__cuda_mark *mark = get_mark(event);
-  return mark == NULL ? DC_OK : dc__cuda_mark_wait(mark, (dc__cuda_stream *)stream);
+  dc__cuda_pool_event *mark = get_mark(event);
+  return mark == NULL ? DC_OK : dc__cuda_pool_event_wait(mark, (dc__cuda_stream *)stream);
 }

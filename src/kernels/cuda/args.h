@@ -1,18 +1,18 @@
-/* The arguments of the CUDA kernels, as the host (launch.c) and the device see them. */
+/* The arguments of the CUDA kernels, as the host (elementwise_launch.c) and the device see them. */
 #ifndef DC_KERNELS_CUDA_ARGS_H
 #define DC_KERNELS_CUDA_ARGS_H
 
 #include <stdint.h>
 
-#include "kernels/update_element.h"
+#include "kernels/optim/update_math.h"
 
 enum { DC__CUDA_THREADS = 256, DC__CUDA_SOURCES = 256 };
 
 /* What work on a stream notes of numbers that are not finite; zeros: nothing. */
-typedef struct dc__not_finite {
+typedef struct dc__nonfinite {
   uint64_t found; /* 1: there were some */
   uint64_t key;   /* the largest with which there were */
-} dc__not_finite;
+} dc__nonfinite;
 
 /* dst = (dst_dtype)src, and dst += src. */
 typedef struct dc__cuda_binary_args {
@@ -21,7 +21,7 @@ typedef struct dc__cuda_binary_args {
   int64_t count;
   int32_t dst_dtype;
   int32_t src_dtype;
-  dc__not_finite *note; /* NULL: nobody looks at what is stored */
+  dc__nonfinite *note; /* NULL: nobody looks at what is stored */
   uint64_t key;
 } dc__cuda_binary_args;
 

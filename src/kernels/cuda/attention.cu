@@ -5,21 +5,21 @@
 namespace {
 
 /* Over the four lanes of a row. */
-DC_DEVICE float most_of_row(float x) {
+DC_DEVICE float max_of_row(float x) {
   x = fmaxf(x, dc_shuffle_xor(x, 1));
   return fmaxf(x, dc_shuffle_xor(x, 2));
 }
 
 /* A row's state: the scores' maximum so far, and this lane's part of the sum. */
 struct softmax {
-  float most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+  float row_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
 };
 
 /* Scores become probabilities up to a factor, and what was summed before is brought to the same factor. Before the
  * first key all of that is zeros. */
 template <int N, int D, int TALL>
-DC_DEVICE void soften(float (&s)[TALL][N][4], float (&out)[TALL][D / 8][4], softmax (&state)[TALL], const float *mask,
-                      float to_log2) {
+DC_DEVICE void online_softmax_rows(float (&s)[TALL][N][4], float (&out)[TALL][D / 8][4], softmax (&state)[TALL],
+                                   const float *mask, float to_log2) {
   DC_UNROLL
   for (int row = 0; row < 2 * TALL; row++) {
     const int t = row / 2, first = row % 2 * 2;
@@ -31,10 +31,10 @@ DC_DEVICE void soften(float (&s)[TALL][N][4], float (&out)[TALL][D / 8][4], soft
       x[1] = fmaf(x[1], to_log2, mask[8 * n + lane_pair() + 1]);
       found = fmaxf(found, fmaxf(x[0], x[1]));
     }
-    float &most = state[t].most[row % 2], &sum = state[t].sum[row % 2];
-    const float next = fmaxf(most_of_row(found), most);
+    float &row_max = state[t].row_max[row % 2], &sum = state[t].sum[row % 2];
+    const float next = fmaxf(max_of_row(found), row_max);
     const float base = next == -INFINITY ? 0.0f : next;
-    const float factor = dc_exp2(most - base);
+    const float factor = dc_exp2(row_max - base);
     sum *= factor;
     DC_UNROLL
     for (int n = 0; n < 2 * N; n++) {
@@ -47,7 +47,7 @@ DC_DEVICE void soften(float (&s)[TALL][N][4], float (&out)[TALL][D / 8][4], soft
       out[t][n][first] *= factor;
       out[t][n][first + 1] *= factor;
     }
-    most = next;
+    row_max = next;
   }
 }
 
@@ -119,7 +119,7 @@ DC_DEVICE void forward(const arguments &args) {
           multiply_columns<DTYPE, LD>(s, left, &keys[at][from][16 * k]);
         }
       }
-      soften<SCORED / 8, D>(s, out, state, &mask[at][from], to_log2);
+      online_softmax_rows<SCORED / 8, D>(s, out, state, &mask[at][from], to_log2);
       DC_UNROLL
       for (int k = 0; k < SCORED / 16; k++) {
         typename math::ready left[TALL];
@@ -141,7 +141,7 @@ DC_DEVICE void forward(const arguments &args) {
     const int at = row + lane_row() + 8 * i;
     factor[i] = sum != 0 ? args.scale / sum : 1.0f; /* NaN is divided by, too */
     if (args.softmax != nullptr && part == 0 && lane_pair() == 0 && at < h.length) {
-      store_softmax(args, h.statistics + at, state[i / 2].most[i % 2], sum);
+      store_softmax(args, h.statistics + at, state[i / 2].row_max[i % 2], sum);
     }
   }
   store_own<DTYPE, D, TALL>(row_at(whole(static_cast<T *>(args.c), args, hidden) + h.out, row, hidden) + part * D,

@@ -9,13 +9,13 @@
 
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/mma.h"
-#include "kernels/philox.h"
+#include "kernels/nn/philox.h"
 
 namespace {
 
 typedef dc__cuda_attention_args arguments;
 
-constexpr float MOST = 3.402823466e38f;
+constexpr float MAX_FLOAT = 3.402823466e38f;
 
 enum { WARPS = DC__CUDA_ATTENTION_THREADS / DC_WARP, OWN = 16 };
 
@@ -65,7 +65,7 @@ struct head {
 
 /* An array of the device's memory. */
 template <typename T>
-DC_DEVICE T *there(T *data, int64_t count) {
+DC_DEVICE T *device_array(T *data, int64_t count) {
   (void)count;
   return static_cast<T *>(DC_MEMORY(data, count * static_cast<int64_t>(sizeof(T)), alignof(T)));
 }
@@ -75,7 +75,7 @@ DC_DEVICE T *row_at(T *data, int row, int stride) {
 }
 template <typename T>
 DC_DEVICE T *whole(T *data, const arguments &args, int64_t columns) {
-  return there(data, args.tokens * columns);
+  return device_array(data, args.tokens * columns);
 }
 
 template <typename T>
@@ -85,7 +85,7 @@ DC_DEVICE head<T> head_of(const arguments &args, uint32_t plane) {
   int64_t first = sample * args.longest;
   h.length = static_cast<int>(args.longest);
   if (args.offsets != nullptr) {
-    const int32_t *offsets = there(args.offsets, args.batch + 1) + sample;
+    const int32_t *offsets = device_array(args.offsets, args.batch + 1) + sample;
     first = offsets[0];
     h.length = offsets[1] - first;
   }
@@ -266,22 +266,23 @@ DC_DEVICE float mask_at(const arguments &args, int64_t row, int key, int length)
   }
   const int64_t count = args.batch * args.longest;
   typedef warp_math<DTYPE> math;
-  const float m = args.wide_mask != 0
-                      ? there(static_cast<const float *>(args.mask), count)[row + key]
-                      : math::wide(there(static_cast<const typename math::element *>(args.mask), count)[row + key]);
-  return fabsf(m) <= MOST ? fminf(fmaxf(m * DC_LOG2_E, -MOST), MOST) : m;
+  const float m =
+      args.wide_mask != 0
+          ? device_array(static_cast<const float *>(args.mask), count)[row + key]
+          : math::wide(device_array(static_cast<const typename math::element *>(args.mask), count)[row + key]);
+  return fabsf(m) <= MAX_FLOAT ? fminf(fmaxf(m * DC_LOG2_E, -MAX_FLOAT), MAX_FLOAT) : m;
 }
 
 /* What the backward makes a row's probabilities from: exp2(score - most) inverse. One number, most + log2(sum), would
  * lose the sum where scores are large. Rows without a key, and those beyond the last one, have probabilities of 0. */
-DC_DEVICE void load_softmax(const arguments &args, int64_t first, int row, int rows, float &most, float &inverse) {
+DC_DEVICE void load_softmax(const arguments &args, int64_t first, int row, int rows, float &row_max, float &inverse) {
   const float *at = whole(args.softmax, args, 2 * args.heads) + first + row;
-  most = row < rows ? at[0] : INFINITY;
+  row_max = row < rows ? at[0] : INFINITY;
   inverse = row < rows ? at[args.heads * args.tokens] : 0.0f;
 }
-DC_DEVICE void store_softmax(const arguments &args, int64_t place, float most, float sum) {
+DC_DEVICE void store_softmax(const arguments &args, int64_t place, float row_max, float sum) {
   float *at = whole(args.softmax, args, 2 * args.heads) + place;
-  at[0] = sum != 0 ? most : INFINITY;
+  at[0] = sum != 0 ? row_max : INFINITY;
   at[args.heads * args.tokens] = sum != 0 ? 1.0f / sum : 0.0f;
 }
 

@@ -1,8 +1,8 @@
 /* Sums over the layer's rows, in two steps whose order depends on the number of rows alone: chunks of rows, which are
- * read 16 bytes at a time by as many blocks as fill a card, and then the chunks' sums, those of LN's backward (rows.cu)
- * too. */
-#include "kernels/cuda/eight.h"
-#include "kernels/cuda/rows.h"
+ * read 16 bytes at a time by as many blocks as fill a card, and then the chunks' sums, those of LN's backward
+ * (rowops.cu) too. */
+#include "kernels/cuda/rowops_args.h"
+#include "kernels/cuda/vec8.h"
 
 namespace {
 
@@ -13,7 +13,7 @@ template <int DTYPE, bool WHOLE>
 DC_DEVICE eight sum_rows(const dc__cuda_sum_args &args, int64_t chunk, int64_t j) {
   const int64_t columns = args.columns, left = columns - j;
   const int64_t first = chunk * DC__CUDA_CHUNK, end = first + DC__CUDA_CHUNK, last = end < args.rows ? end : args.rows;
-  const void *x = there<DTYPE>(args.x, args.rows * columns);
+  const void *x = device_array<DTYPE>(args.x, args.rows * columns);
   eight sum = {};
   DC_UNROLL_8
   for (int64_t row = first; row < last; row++) {
@@ -27,7 +27,7 @@ template <int DTYPE>
 DC_DEVICE void sum_chunks(const dc__cuda_sum_args &args) {
   const int64_t columns = args.columns, chunks = args.sums.chunks;
   const int64_t j = (static_cast<int64_t>(dc_block(1)) * dc_threads() + dc_thread()) * EIGHT, left = columns - j;
-  float *parts = there<DC_FLOAT32>(args.sums.parts, chunks * columns);
+  float *parts = device_array<DC_FLOAT32>(args.sums.parts, chunks * columns);
   const bool whole = columns % EIGHT == 0 && at_once<DTYPE>(args.x, j, left);
   for (int64_t chunk = dc_block(); chunk < chunks && left > 0; chunk += dc_blocks()) {
     const eight sum = whole ? sum_rows<DTYPE, true>(args, chunk, j) : sum_rows<DTYPE, false>(args, chunk, j);
@@ -37,7 +37,7 @@ DC_DEVICE void sum_chunks(const dc__cuda_sum_args &args) {
 
 template <int DTYPE>
 DC_DEVICE void give(const dc__cuda_sums &args, void *array, int64_t column, float sum) {
-  void *to = there<DTYPE>(array, args.columns);
+  void *to = device_array<DTYPE>(array, args.columns);
   put<DTYPE>(to, column, args.accumulate != 0 ? sum + get<DTYPE>(to, column) : sum);
 }
 
@@ -57,7 +57,8 @@ DC_BLOCK_KERNEL(dc__sum_parts_kernel, dc__cuda_sums, DC__CUDA_PART_THREADS) {
   if (to == nullptr) {
     return;
   }
-  const float *parts = there<DC_FLOAT32>(args.parts, dc_blocks(1) * chunks * columns) + dc_block(1) * chunks * columns;
+  const float *parts =
+      device_array<DC_FLOAT32>(args.parts, dc_blocks(1) * chunks * columns) + dc_block(1) * chunks * columns;
   const int64_t each = (chunks + WARPS - 1) / WARPS, first = warp * each;
   const int64_t last = first + each < chunks ? first + each : chunks;
   float sum = 0;

@@ -3,9 +3,9 @@
 #include "kernels/cuda/gpu.h"
 
 #include "dc_api.h"
-#include "kernels/convert.h"
 #include "kernels/cuda/args.h"
-#include "kernels/cuda/pack.h"
+#include "kernels/cuda/vec.h"
+#include "kernels/elementwise/convert.h"
 
 namespace {
 
@@ -155,7 +155,7 @@ DC_DEVICE bool binary_at(void *dst, const void *src, int64_t i) {
 }
 
 DC_DEVICE void note_not_finite(const dc__cuda_binary_args &args) {
-  dc__not_finite *note = DC_MEMORY(args.note, sizeof *args.note, alignof(dc__not_finite));
+  dc__nonfinite *note = DC_MEMORY(args.note, sizeof *args.note, alignof(dc__nonfinite));
   dc_atomic_max(&note->found, 1);
   dc_atomic_max(&note->key, args.key);
 }

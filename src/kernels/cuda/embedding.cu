@@ -1,11 +1,11 @@
 /* Gradients per sample of embeddings on a device: delta's rows added up by index. A row of a table belongs to one
  * block, and its columns to one thread each, which adds in the order of places: the bits are the CPU's. */
-#include "kernels/cuda/real.h"
-#include "kernels/cuda/sample.h"
+#include "kernels/cuda/float_access.h"
+#include "kernels/cuda/per_sample_args.h"
 
 namespace {
 
-enum { THREADS = DC__CUDA_SAMPLE_THREADS, WARPS = THREADS / DC_WARP };
+enum { THREADS = DC__CUDA_PER_SAMPLE_THREADS, WARPS = THREADS / DC_WARP };
 
 /* dc__cuda_indices with its arrays looked up. */
 struct indices {
@@ -26,18 +26,19 @@ struct indices {
 
 DC_DEVICE indices read(const dc__cuda_indices &of) {
   const int64_t places = of.samples * of.positions;
-  return {of, there(of.ids, of.long_ids, places), there(of.delta, of.wide, (of.bag ? of.samples : places) * of.columns),
-          of.shares == nullptr ? of.shares : there(of.shares, 1, of.samples)};
+  return {of, device_array(of.ids, of.long_ids, places),
+          device_array(of.delta, of.wide, (of.bag ? of.samples : places) * of.columns),
+          of.shares == nullptr ? of.shares : device_array(of.shares, 1, of.samples)};
 }
 
 }  // namespace
 
 /* A warp has a sample. */
-DC_BLOCK_KERNEL(dc__shares_kernel, dc__cuda_shares_args, THREADS) {
+DC_BLOCK_KERNEL(dc__sample_weights_kernel, dc__cuda_sample_weights_args, THREADS) {
   const indices in = read(args.of);
   const int64_t samples = args.of.samples, positions = args.of.positions;
-  const void *factors = args.factors == nullptr ? args.factors : there(args.factors, args.of.wide, samples);
-  double *shares = there(args.shares, 1, samples);
+  const void *factors = args.factors == nullptr ? args.factors : device_array(args.factors, args.of.wide, samples);
+  double *shares = device_array(args.shares, 1, samples);
   for (int64_t n = dc_first() / DC_WARP; n < samples; n += dc_step() / DC_WARP) {
     double count = 0;
     for (int64_t t = dc_thread() % DC_WARP; t < positions && args.mean; t += DC_WARP) {
@@ -60,7 +61,7 @@ DC_BLOCK_KERNEL(dc__scatter_kernel, dc__cuda_scatter_args, THREADS) {
   const dc__cuda_indices &of = args.of;
   const int64_t tables = args.each ? of.samples : 1, places = of.samples * of.positions / tables;
   const int64_t column = dc_first();
-  void *table = there(args.table, of.wide, tables * of.rows * of.columns);
+  void *table = device_array(args.table, of.wide, tables * of.rows * of.columns);
   for (int64_t n = dc_block(2); n < tables; n += dc_blocks(2)) {
     for (int64_t begin = n * places; begin < (n + 1) * places; begin += THREADS) {
       const int64_t place = begin + dc_thread();
@@ -95,8 +96,8 @@ DC_BLOCK_KERNEL(dc__rows_squared_kernel, dc__cuda_rows_squared_args, THREADS) {
   DC_SHARED(double, sums, [WARPS]);
   const indices in = read(args.of);
   const dc__cuda_indices &of = args.of;
-  int64_t *all = there(args.places, 1, of.samples * of.positions);
-  double *parts = there(args.parts, 1, of.samples);
+  int64_t *all = device_array(args.places, 1, of.samples * of.positions);
+  double *parts = device_array(args.parts, 1, of.samples);
   for (int64_t n = dc_block(); n < of.samples; n += dc_blocks()) {
     int64_t *places = all + n * of.positions;
     for (int64_t t = dc_thread(); t < of.positions; t += THREADS) {

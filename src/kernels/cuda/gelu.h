@@ -1,5 +1,5 @@
-/* GELU and its derivative for one element, in kernels: kernels/gelu.h within rounding, by the card's own power of two
- * and reciprocal, which are within 2 ulp and a few instructions. Contraction is written, so the bits are the same
+/* GELU and its derivative for one element, in kernels: kernels/nn/gelu.h within rounding, by the card's own power of
+ * two and reciprocal, which are within 2 ulp and a few instructions. Contraction is written, so the bits are the same
  * wherever it is used. */
 #ifndef DC_KERNELS_CUDA_GELU_H
 #define DC_KERNELS_CUDA_GELU_H
@@ -7,7 +7,7 @@
 #include <math.h>
 
 #include "kernels/cuda/gpu.h"
-#include "kernels/erf.h"
+#include "kernels/nn/erf.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include "kernels/cuda/gpu.h"
 
 #include "dc_api.h"
-#include "kernels/convert.h"
+#include "kernels/elementwise/convert.h"
 
 namespace {
 

@@ -5,17 +5,17 @@
 
 #include "kernels/cuda/gpu.h"
 
-#include "kernels/cuda/view.h"
+#include "kernels/cuda/matrix_view.h"
 
 namespace {
 
 enum { TILE = DC__CUDA_MATRIX_TILE };
 
-DC_DEVICE dc__cuda_report *report(dc__cuda_report *reports, int32_t matrix) {
-  return DC_MEMORY(reports + matrix, sizeof *reports, alignof(dc__cuda_report));
+DC_DEVICE dc__cuda_matrix_stats *report(dc__cuda_matrix_stats *reports, int32_t matrix) {
+  return DC_MEMORY(reports + matrix, sizeof *reports, alignof(dc__cuda_matrix_stats));
 }
-DC_DEVICE const dc__cuda_report *report(const dc__cuda_report *reports, int32_t matrix) {
-  return DC_MEMORY(reports + matrix, sizeof *reports, alignof(dc__cuda_report));
+DC_DEVICE const dc__cuda_matrix_stats *report(const dc__cuda_matrix_stats *reports, int32_t matrix) {
+  return DC_MEMORY(reports + matrix, sizeof *reports, alignof(dc__cuda_matrix_stats));
 }
 
 /* Rows of this block, or of its warps: first, and how far to the next. */
@@ -39,7 +39,7 @@ DC_DEVICE int32_t *found_of(const dc__cuda_basis_args &args, int64_t matrix) {
 DC_BLOCK_KERNEL(dc__measure_kernel, dc__cuda_measure_args, DC__CUDA_MATRIX_THREADS) {
   const int32_t matrix = static_cast<int32_t>(dc_block(1));
   const view a = view_of(args.from, matrix);
-  dc__cuda_report *r = report(args.reports, matrix);
+  dc__cuda_matrix_stats *r = report(args.reports, matrix);
   uint64_t most = 0, apart = 0;
   for (int64_t i = first_row(); i < args.from.rows; i += next_row()) {
     for (int64_t j = dc_thread(); j < args.from.cols; j += dc_threads()) {
@@ -88,10 +88,10 @@ DC_KERNEL(dc__load_kernel, dc__cuda_load_args, DC__CUDA_MATRIX_THREADS) {
 }
 
 /* Of each row, by a warp. */
-DC_BLOCK_KERNEL(dc__row_sums_kernel, dc__cuda_fold_args, DC__CUDA_MATRIX_THREADS) {
+DC_BLOCK_KERNEL(dc__row_sums_kernel, dc__cuda_matrix_norm_args, DC__CUDA_MATRIX_THREADS) {
   const int32_t matrix = static_cast<int32_t>(dc_block(1));
   const view a = view_of(args.from, matrix);
-  double *sums = there(args.sums + matrix * args.from.rows, 1, args.from.rows);
+  double *sums = device_array(args.sums + matrix * args.from.rows, 1, args.from.rows);
   const int64_t warps = dc_threads() / DC_WARP;
   for (int64_t i = first_row() * warps + dc_thread() / DC_WARP; i < args.from.rows; i += next_row() * warps) {
     double sum = 0;
@@ -107,9 +107,9 @@ DC_BLOCK_KERNEL(dc__row_sums_kernel, dc__cuda_fold_args, DC__CUDA_MATRIX_THREADS
 }
 
 /* Of each matrix, by one warp. */
-DC_BLOCK_KERNEL(dc__fold_kernel, dc__cuda_fold_args, DC_WARP) {
+DC_BLOCK_KERNEL(dc__matrix_norm_kernel, dc__cuda_matrix_norm_args, DC_WARP) {
   const int32_t matrix = static_cast<int32_t>(dc_block());
-  const double *sums = there(args.sums + matrix * args.from.rows, 1, args.from.rows);
+  const double *sums = device_array(args.sums + matrix * args.from.rows, 1, args.from.rows);
   double all = 0;
   for (int64_t i = dc_thread(); i < args.from.rows; i += DC_WARP) {
     all = args.squares ? all + sums[i] : fmax(all, sums[i]);
@@ -125,11 +125,11 @@ DC_BLOCK_KERNEL(dc__fold_kernel, dc__cuda_fold_args, DC_WARP) {
 
 DC_KERNEL(dc__affine_kernel, dc__cuda_affine_args, DC__CUDA_MATRIX_THREADS) {
   const int32_t matrix = static_cast<int32_t>(dc_block(1));
-  const bool ended = args.reports != nullptr && report(args.reports, matrix)->newton.end != DC__NEWTON_GOES_ON;
+  const bool ended = args.reports != nullptr && report(args.reports, matrix)->newton.end != DC__NEWTON_CONTINUES;
   const double factor = args.factor[matrix], shift = ended ? 1 : args.shift[matrix];
   const int64_t count = args.count * args.rows * args.cols, base = matrix * args.rows * args.cols;
-  const void *from = there(args.from, args.wide, count);
-  void *to = there(args.to, args.wide, count);
+  const void *from = device_array(args.from, args.wide, count);
+  void *to = device_array(args.to, args.wide, count);
   for (int64_t i = first_row(); i < args.rows; i += next_row()) {
     for (int64_t j = dc_thread(); j < args.cols; j += dc_threads()) {
       const int64_t at = base + i * args.cols + j;
@@ -146,13 +146,13 @@ DC_BLOCK_KERNEL(dc__newton_distance_kernel, dc__cuda_newton_args, DC__CUDA_TILE_
   DC_SHARED(double, tile, [TILE][TILE + 1]);
   const int32_t matrix = static_cast<int32_t>(dc_block(2));
   const int64_t j0 = static_cast<int64_t>(dc_block(0)) * TILE, i0 = static_cast<int64_t>(dc_block(1)) * TILE;
-  dc__cuda_report *r = report(args.reports, matrix);
-  if (j0 > i0 || (r->newton.end != DC__NEWTON_GOES_ON && !args.ended)) {
+  dc__cuda_matrix_stats *r = report(args.reports, matrix);
+  if (j0 > i0 || (r->newton.end != DC__NEWTON_CONTINUES && !args.ended)) {
     return;
   }
   const int64_t n = args.n, column = dc_thread() % TILE;
   char *matrices = static_cast<char *>(args.m);
-  void *m = there(static_cast<void *>(matrices + matrix * n * n * (args.wide ? 8 : 4)), args.wide, n * n);
+  void *m = device_array(static_cast<void *>(matrices + matrix * n * n * (args.wide ? 8 : 4)), args.wide, n * n);
   uint64_t most = 0;
   for (int64_t row = dc_thread() / TILE; row < TILE; row += dc_threads() / TILE) {
     const int64_t i = i0 + row, j = j0 + column;
@@ -172,27 +172,28 @@ DC_BLOCK_KERNEL(dc__newton_distance_kernel, dc__cuda_newton_args, DC__CUDA_TILE_
   }
 }
 
-DC_KERNEL(dc__newton_judge_kernel, dc__cuda_newton_args, DC_WARP) {
+DC_KERNEL(dc__newton_check_kernel, dc__cuda_newton_args, DC_WARP) {
   const int32_t matrix = static_cast<int32_t>(dc_thread());
   if (matrix >= args.count) {
     return;
   }
-  dc__cuda_report *r = report(args.reports, matrix);
+  dc__cuda_matrix_stats *r = report(args.reports, matrix);
   r->refused = 0;
-  if (r->newton.end == DC__NEWTON_GOES_ON) {
-    r->refused = !dc__newton_judge(&r->newton, of_bits(r->distance), static_cast<int32_t>(args.rough >> matrix & 1u));
+  if (r->newton.end == DC__NEWTON_CONTINUES) {
+    r->refused = !dc__newton_check_convergence(&r->newton, of_bits(r->distance),
+                                               static_cast<int32_t>(args.rough >> matrix & 1u));
   }
   r->distance = 0;
 }
 
-DC_KERNEL(dc__newton_keep_kernel, dc__cuda_newton_args, DC__CUDA_MATRIX_THREADS) {
+DC_KERNEL(dc__newton_restore_kernel, dc__cuda_newton_args, DC__CUDA_MATRIX_THREADS) {
   const int32_t matrix = static_cast<int32_t>(dc_block(1));
   if (!report(args.reports, matrix)->refused) {
     return;
   }
   const int64_t n = args.n, count = args.count * n * n;
-  const void *x = there(args.x, args.wide, count);
-  void *next = there(args.next, args.wide, count);
+  const void *x = device_array(args.x, args.wide, count);
+  void *next = device_array(args.next, args.wide, count);
   for (int64_t i = first_row(); i < n; i += next_row()) {
     for (int64_t j = dc_thread(); j < n; j += dc_threads()) {
       const int64_t at = (matrix * n + i) * n + j;
@@ -203,8 +204,8 @@ DC_KERNEL(dc__newton_keep_kernel, dc__cuda_newton_args, DC__CUDA_MATRIX_THREADS)
 
 DC_KERNEL(dc__scale_kernel, dc__cuda_scale_args, DC__CUDA_MATRIX_THREADS) {
   const int64_t matrix = static_cast<int64_t>(dc_block(1)) * args.rows;
-  void *x = there(args.x, args.wide, args.count * args.rows * args.cols);
-  const double *factors = there(args.factors, 1, args.count * args.rows);
+  void *x = device_array(args.x, args.wide, args.count * args.rows * args.cols);
+  const double *factors = device_array(args.factors, 1, args.count * args.rows);
   for (int64_t i = first_row(); i < args.rows; i += next_row()) {
     for (int64_t j = dc_thread(); j < args.cols; j += dc_threads()) {
       const int64_t at = (matrix + i) * args.cols + j;
@@ -213,12 +214,12 @@ DC_KERNEL(dc__scale_kernel, dc__cuda_scale_args, DC__CUDA_MATRIX_THREADS) {
   }
 }
 
-DC_KERNEL(dc__warm_rest_kernel, dc__cuda_warm_args, DC__CUDA_MATRIX_THREADS) {
+DC_KERNEL(dc__warm_start_residual_kernel, dc__cuda_warm_start_args, DC__CUDA_MATRIX_THREADS) {
   const int32_t matrix = static_cast<int32_t>(dc_block(1));
   const int64_t n = args.n, count = args.count * n * n, base = matrix * n * n;
-  const void *b = there(args.from, args.wide, count);
-  void *to = there(args.to, args.to_wide, count);
-  const double *inverse = there(args.factors, 1, args.count * n) + matrix * n;
+  const void *b = device_array(args.from, args.wide, count);
+  void *to = device_array(args.to, args.to_wide, count);
+  const double *inverse = device_array(args.factors, 1, args.count * n) + matrix * n;
   for (int64_t i = first_row(); i < n; i += next_row()) {
     for (int64_t j = dc_thread(); j < n; j += dc_threads()) {
       const int64_t down = i > j ? i : j, across = i > j ? j : i;
@@ -228,12 +229,12 @@ DC_KERNEL(dc__warm_rest_kernel, dc__cuda_warm_args, DC__CUDA_MATRIX_THREADS) {
   }
 }
 
-DC_KERNEL(dc__warm_root_kernel, dc__cuda_warm_args, DC__CUDA_MATRIX_THREADS) {
+DC_KERNEL(dc__warm_start_root_kernel, dc__cuda_warm_start_args, DC__CUDA_MATRIX_THREADS) {
   const int32_t matrix = static_cast<int32_t>(dc_block(1));
   const int64_t n = args.n, count = args.count * n * n, base = matrix * n * n;
-  const void *b = there(args.from, args.wide, count);
-  void *to = there(args.to, args.to_wide, count);
-  const double *y = there(args.factors, 1, args.count * n) + matrix * n;
+  const void *b = device_array(args.from, args.wide, count);
+  void *to = device_array(args.to, args.to_wide, count);
+  const double *y = device_array(args.factors, 1, args.count * n) + matrix * n;
   for (int64_t i = first_row(); i < n; i += next_row()) {
     for (int64_t j = dc_thread(); j < n; j += dc_threads()) {
       double g = j == i ? 1 / sqrt(y[i]) : 0;
@@ -254,8 +255,9 @@ DC_KERNEL(dc__warm_root_kernel, dc__cuda_warm_args, DC__CUDA_MATRIX_THREADS) {
 /* Of each vector, by a warp. */
 DC_BLOCK_KERNEL(dc__basis_values_kernel, dc__cuda_basis_args, DC__CUDA_MATRIX_THREADS) {
   const int64_t n = args.n, matrix = dc_block(1), warps = dc_threads() / DC_WARP;
-  const float *q = there(args.q + matrix * n * n, 0, n * n), *p = there(args.p + matrix * n * n, 0, n * n);
-  double *values = there(args.values + matrix * n, 1, n);
+  const float *q = device_array(args.q + matrix * n * n, 0, n * n),
+              *p = device_array(args.p + matrix * n * n, 0, n * n);
+  double *values = device_array(args.values + matrix * n, 1, n);
   for (int64_t i = first_row() * warps + dc_thread() / DC_WARP; i < n; i += next_row() * warps) {
     double sum = 0;
     for (int64_t j = dc_thread() % DC_WARP; j < n; j += DC_WARP) {
@@ -268,10 +270,10 @@ DC_BLOCK_KERNEL(dc__basis_values_kernel, dc__cuda_basis_args, DC__CUDA_MATRIX_TH
   }
 }
 
-/* As basis.c's sort(), by counting what comes first. */
+/* As orthogonal_iteration.c's sort(), by counting what comes first. */
 DC_KERNEL(dc__basis_order_kernel, dc__cuda_basis_args, DC__CUDA_MATRIX_THREADS) {
   const int64_t n = args.n, matrix = dc_block(1);
-  const double *values = there(args.values + matrix * n, 1, n);
+  const double *values = device_array(args.values + matrix * n, 1, n);
   int64_t *order = order_of(args, matrix);
   for (int64_t k = dc_first(); k < n; k += dc_step()) {
     int64_t first = 0;
@@ -290,8 +292,8 @@ DC_KERNEL(dc__basis_order_kernel, dc__cuda_basis_args, DC__CUDA_MATRIX_THREADS) 
 
 DC_KERNEL(dc__basis_sort_kernel, dc__cuda_basis_args, DC__CUDA_MATRIX_THREADS) {
   const int64_t n = args.n, matrix = dc_block(1);
-  const float *p = there(args.p + matrix * n * n, 0, n * n);
-  float *sorted = there(args.sorted + matrix * n * n, 0, n * n);
+  const float *p = device_array(args.p + matrix * n * n, 0, n * n);
+  float *sorted = device_array(args.sorted + matrix * n * n, 0, n * n);
   const int64_t *order = order_of(args, matrix);
   for (int64_t i = first_row(); i < n; i += next_row()) {
     for (int64_t j = dc_thread(); j < n; j += dc_threads()) {
@@ -300,11 +302,12 @@ DC_KERNEL(dc__basis_sort_kernel, dc__cuda_basis_args, DC__CUDA_MATRIX_THREADS) {
   }
 }
 
-DC_KERNEL(dc__basis_give_kernel, dc__cuda_basis_args, DC__CUDA_MATRIX_THREADS) {
+DC_KERNEL(dc__basis_store_kernel, dc__cuda_basis_args, DC__CUDA_MATRIX_THREADS) {
   const int32_t matrix = static_cast<int32_t>(dc_block(1));
   const int64_t n = args.n;
-  const float *sorted = there(args.sorted + matrix * n * n, 0, n * n);
-  float *to = there(static_cast<float *>(*DC_MEMORY(args.to + matrix, sizeof(void *), alignof(void *))), 0, n * n);
+  const float *sorted = device_array(args.sorted + matrix * n * n, 0, n * n);
+  float *to =
+      device_array(static_cast<float *>(*DC_MEMORY(args.to + matrix, sizeof(void *), alignof(void *))), 0, n * n);
   const int32_t *found = found_of(args, matrix);
   const bool good = (found[0] | found[1]) == 0 && of_bits(report(args.reports, matrix)->most) <= 3.4028234663852886e38;
   int64_t *order = order_of(args, matrix);
@@ -335,8 +338,8 @@ DC_KERNEL(dc__kron_kernel, dc__cuda_kron_args, DC__CUDA_MATRIX_THREADS) {
 
 DC_KERNEL(dc__damp_kernel, dc__cuda_damp_args, DC__CUDA_MATRIX_THREADS) {
   const int64_t rows = args.count * args.rows;
-  void *x = there(args.x, args.wide, rows * args.cols);
-  const void *a = there(args.a, args.wide, rows), *b = there(args.b, args.wide, args.count * args.cols);
+  void *x = device_array(args.x, args.wide, rows * args.cols);
+  const void *a = device_array(args.a, args.wide, rows), *b = device_array(args.b, args.wide, args.count * args.cols);
   bool positive = true;
   for (int64_t i = first_row(); i < rows; i += next_row()) {
     for (int64_t j = dc_thread(); j < args.cols; j += dc_threads()) {

@@ -1,6 +1,6 @@
 /* The nearest Kronecker product on a device: a power iteration on the matrix of blocks, which is never written out.
  * Sums are made in float64, each in one order. A step that comes after the iteration has ended does nothing. */
-#include "kernels/cuda/view.h"
+#include "kernels/cuda/matrix_view.h"
 
 namespace {
 
@@ -14,14 +14,14 @@ struct side {
 };
 DC_DEVICE side side_of(const dc__cuda_nearest_args &args) {
   const int64_t outer = args.m * args.n, inner = args.p * args.q;
-  return args.inner ? side{inner, args.chunks[0], there(args.v, 1, inner)}
-                    : side{outer, args.chunks[1], there(args.u, 1, outer)};
+  return args.inner ? side{inner, args.chunks[0], device_array(args.v, 1, inner)}
+                    : side{outer, args.chunks[1], device_array(args.u, 1, outer)};
 }
-DC_DEVICE dc__cuda_nearest_found *found_of(const dc__cuda_nearest_args &args) {
-  return DC_MEMORY(args.found, sizeof *args.found, alignof(dc__cuda_nearest_found));
+DC_DEVICE dc__cuda_nearest_result *found_of(const dc__cuda_nearest_args &args) {
+  return DC_MEMORY(args.found, sizeof *args.found, alignof(dc__cuda_nearest_result));
 }
 DC_DEVICE bool goes_on(const dc__cuda_nearest_args &args) {
-  return dc__nearest_goes_on(&found_of(args)->state);
+  return dc__nearest_continues(&found_of(args)->state);
 }
 
 /* Rows [begin, end) of a chunk. */
@@ -47,7 +47,7 @@ DC_DEVICE double sum_of_block(double x, double (&sums)[THREADS / DC_WARP]) {
 }  // namespace
 
 DC_KERNEL(dc__nearest_guess_kernel, dc__cuda_nearest_args, THREADS) {
-  double *u = there(args.u, 1, args.m * args.n);
+  double *u = device_array(args.u, 1, args.m * args.n);
   for (int64_t i = dc_first(); i < args.m * args.n; i += dc_step()) {
     u[i] = dc__nearest_guess(i / args.n, i % args.n, args.m, args.n);
   }
@@ -60,8 +60,8 @@ DC_KERNEL(dc__nearest_inner_kernel, dc__cuda_nearest_args, THREADS) {
   }
   const view x = view_of(args.x, 0);
   const int64_t count = args.p * args.q, chunk = dc_block(1);
-  const double *u = there(args.u, 1, args.m * args.n);
-  double *parts = there(args.parts, 1, args.chunks[0] * count);
+  const double *u = device_array(args.u, 1, args.m * args.n);
+  double *parts = device_array(args.parts, 1, args.chunks[0] * count);
   for (int64_t at = dc_first(); at < count; at += dc_step()) {
     const int64_t k = at / args.q, l = at % args.q;
     double sum = 0;
@@ -81,8 +81,8 @@ DC_BLOCK_KERNEL(dc__nearest_outer_kernel, dc__cuda_nearest_args, THREADS) {
   }
   const view x = view_of(args.x, 0);
   const int64_t count = args.m * args.n, chunk = dc_block(1);
-  const double *v = there(args.v, 1, args.p * args.q);
-  double *parts = there(args.parts, 1, args.chunks[1] * count);
+  const double *v = device_array(args.v, 1, args.p * args.q);
+  double *parts = device_array(args.parts, 1, args.chunks[1] * count);
   const int64_t begin = begin_of(args.p, chunk, args.chunks[1]) * args.q;
   const int64_t end = begin_of(args.p, chunk + 1, args.chunks[1]) * args.q;
   for (int64_t at = dc_first() / DC_WARP; at < count; at += dc_step() / DC_WARP) {
@@ -99,14 +99,14 @@ DC_BLOCK_KERNEL(dc__nearest_outer_kernel, dc__cuda_nearest_args, THREADS) {
 }
 
 /* The chunks' sum, and each block's squares. */
-DC_BLOCK_KERNEL(dc__nearest_fold_kernel, dc__cuda_nearest_args, THREADS) {
+DC_BLOCK_KERNEL(dc__nearest_reduce_kernel, dc__cuda_nearest_args, THREADS) {
   DC_SHARED(double, sums, [THREADS / DC_WARP]);
   if (!goes_on(args)) {
     return;
   }
   const side s = side_of(args);
-  const double *parts = there(args.parts, 1, s.chunks * s.count);
-  double *fresh = there(args.fresh, 1, s.count), *squares = there(args.squares, 1, BLOCKS);
+  const double *parts = device_array(args.parts, 1, s.chunks * s.count);
+  double *fresh = device_array(args.fresh, 1, s.count), *squares = device_array(args.squares, 1, BLOCKS);
   double square = 0;
   for (int64_t i = dc_first(); i < s.count; i += dc_step()) {
     double sum = 0;
@@ -129,7 +129,7 @@ DC_BLOCK_KERNEL(dc__nearest_normalise_kernel, dc__cuda_nearest_args, THREADS) {
     return;
   }
   const side s = side_of(args);
-  const double *fresh = there(args.fresh, 1, s.count), *squares = there(args.squares, 1, BLOCKS);
+  const double *fresh = device_array(args.fresh, 1, s.count), *squares = device_array(args.squares, 1, BLOCKS);
   const double norm = sqrt(sum_of_block(dc_thread() < dc_blocks() ? squares[dc_thread()] : 0, sums));
   double trace = 0;
   uint64_t moved = 0;
@@ -144,15 +144,15 @@ DC_BLOCK_KERNEL(dc__nearest_normalise_kernel, dc__cuda_nearest_args, THREADS) {
   }
   trace = sum_of_block(trace, sums);
   if (dc_thread() == 0 && args.inner) {
-    there(args.traces, 1, BLOCKS)[dc_block()] = trace;
+    device_array(args.traces, 1, BLOCKS)[dc_block()] = trace;
   }
 }
 
-/* By one warp, of which one thread alone reads the state that it writes. squares are u's, traces v's, and each has as many
- * as blocks made it. */
-DC_BLOCK_KERNEL(dc__nearest_judge_kernel, dc__cuda_nearest_args, DC_WARP) {
-  const double *squares = there(args.squares, 1, BLOCKS), *traces = there(args.traces, 1, BLOCKS);
-  dc__cuda_nearest_found *found = found_of(args);
+/* By one warp, of which one thread alone reads the state that it writes. squares are u's, traces v's, and each has as
+ * many as blocks made it. */
+DC_BLOCK_KERNEL(dc__nearest_check_kernel, dc__cuda_nearest_args, DC_WARP) {
+  const double *squares = device_array(args.squares, 1, BLOCKS), *traces = device_array(args.traces, 1, BLOCKS);
+  dc__cuda_nearest_result *found = found_of(args);
   double square = 0, trace = 0;
   for (int64_t i = dc_thread(); i < BLOCKS; i += DC_WARP) {
     square += i * THREADS < args.m * args.n ? squares[i] : 0;
@@ -161,18 +161,18 @@ DC_BLOCK_KERNEL(dc__nearest_judge_kernel, dc__cuda_nearest_args, DC_WARP) {
   square = sum_of_warp(square);
   trace = sum_of_warp(trace);
   if (dc_thread() == 0 && goes_on(args)) {
-    dc__nearest_judge(&found->state, sqrt(square), of_bits(found->moved), args.enough);
+    dc__nearest_check_convergence(&found->state, sqrt(square), of_bits(found->moved), args.enough);
     found->trace = trace;
     found->moved = 0;
   }
 }
 
 /* Squares of x - kron(u, v) sigma and of x, row by row. */
-DC_BLOCK_KERNEL(dc__nearest_apart_kernel, dc__cuda_nearest_args, THREADS) {
+DC_BLOCK_KERNEL(dc__nearest_residual_kernel, dc__cuda_nearest_args, THREADS) {
   const view x = view_of(args.x, 0);
-  const double *u = there(args.u, 1, args.m * args.n), *v = there(args.v, 1, args.p * args.q);
+  const double *u = device_array(args.u, 1, args.m * args.n), *v = device_array(args.v, 1, args.p * args.q);
   const double sigma = found_of(args)->state.sigma;
-  double *apart = there(args.apart, 1, 2 * args.x.rows);
+  double *apart = device_array(args.apart, 1, 2 * args.x.rows);
   for (int64_t i = dc_first() / DC_WARP; i < args.x.rows; i += dc_step() / DC_WARP) {
     double off = 0, whole = 0;
     for (int64_t j = dc_thread() % DC_WARP; j < args.x.cols; j += DC_WARP) {

@@ -3,7 +3,7 @@
  * compiled without contraction. */
 #include "dc_api.h"
 #include "kernels/cuda/args.h"
-#include "kernels/cuda/pack.h"
+#include "kernels/cuda/vec.h"
 
 namespace {
 
@@ -45,7 +45,7 @@ DC_DEVICE dc_pack<float, N> read_weight(const dc__update_span &s, int64_t i) {
   DC_UNROLL
   for (int64_t j = 0; j < N; j++) {
     const float rounded = float_of(half_of(master.at[j], s.dtype), s.dtype);
-    master.at[j] = dc__followed(master.at[j], rounded, w.at[j]);
+    master.at[j] = dc__synced_master(master.at[j], rounded, w.at[j]);
   }
   return master;
 }
@@ -82,10 +82,10 @@ struct adamw {
     dc_store(s.state[0], i, m);
     dc_store(s.state[1], i, v);
     if (s.state[2] != nullptr) {
-      const dc_pack<float, N> most = dc_load<float, N>(s.state[2], i);
+      const dc_pack<float, N> max_v = dc_load<float, N>(s.state[2], i);
       DC_UNROLL
       for (int64_t j = 0; j < N; j++) {
-        v.at[j] = dc__adamw_most(most.at[j], v.at[j]);
+        v.at[j] = dc__adamw_max(max_v.at[j], v.at[j]);
       }
       dc_store(s.state[2], i, v);
     }
@@ -131,10 +131,10 @@ struct below {
     uint32_t worst = 0;
     DC_UNROLL
     for (int64_t j = 0; j < N; j++) {
-      const uint32_t bits = dc__size_bits(g.at[j]);
+      const uint32_t bits = dc__exponent_bits(g.at[j]);
       worst = bits > worst ? bits : worst;
     }
-    if (worst >= dc__size_limit(args.exponent)) {
+    if (worst >= dc__exponent_limit(args.exponent)) {
       dc_atomic_max(DC_MEMORY(args.found, 8, 8), static_cast<uint64_t>(args.indices - s.index));
     }
   }
@@ -149,7 +149,7 @@ struct take {
       const dc_pack<float, N> w = read_weight<N>(s, i);
       DC_UNROLL
       for (int64_t j = 0; j < N; j++) {
-        g.at[j] = dc__part_of_gradient(g.at[j], w.at[j], &s.factors.part);
+        g.at[j] = dc__block_from_gradient(g.at[j], w.at[j], &s.factors.part);
       }
       if (s.master != nullptr) {
         dc_store(s.master, i, w);
@@ -168,7 +168,7 @@ struct give {
     dc_pack<float, N> w = read_weight<N>(s, i);
     DC_UNROLL
     for (int64_t j = 0; j < N; j++) {
-      w.at[j] = dc__part_to_weight(w.at[j], x.at[j], &s.factors.part);
+      w.at[j] = dc__block_to_weight(w.at[j], x.at[j], &s.factors.part);
     }
     write_weight(s, i, w);
   }
@@ -183,7 +183,7 @@ DC_DEVICE bool is_stopped(const uint64_t *found) {
 DC_DEVICE dc__update_span span_of(const dc__update_batch &args) {
   dc__update_span s = args.spans[dc_block(1)];
   if (args.recorded) {
-    s.factors = DC_MEMORY(s.factors.record, sizeof(dc__update_record), 8)->factors;
+    s.factors = DC_MEMORY(s.factors.record, sizeof(dc__update_step_state), 8)->factors;
   }
   s.grad = DC_MEMORY(s.grad, size_of(s.grad_dtype) * s.count, size_of(s.grad_dtype));
   s.weight = DC_MEMORY(s.weight, size_of(s.dtype) * s.count, size_of(s.dtype));
@@ -245,15 +245,15 @@ DC_KERNEL(dc__sgd_kernel, dc__update_batch, DC__CUDA_THREADS) {
   run<sgd>(args);
 }
 
-DC_KERNEL(dc__below_kernel, dc__update_batch, DC__CUDA_THREADS) {
+DC_KERNEL(dc__scan_overflow_kernel, dc__update_batch, DC__CUDA_THREADS) {
   run<below>(args);
 }
 
-DC_KERNEL(dc__take_kernel, dc__update_batch, DC__CUDA_THREADS) {
+DC_KERNEL(dc__load_block_kernel, dc__update_batch, DC__CUDA_THREADS) {
   run<take>(args);
 }
 
-DC_KERNEL(dc__give_kernel, dc__update_batch, DC__CUDA_THREADS) {
+DC_KERNEL(dc__store_block_kernel, dc__update_batch, DC__CUDA_THREADS) {
   run<give>(args);
 }
 
@@ -261,28 +261,28 @@ DC_KERNEL(dc__update_begin_kernel, dc__update_begin, DC__CUDA_THREADS) {
   const bool stopped = is_stopped(args.found);
   const int64_t i = dc_first();
   if (i == 0 && args.tally != nullptr) {
-    dc__update_look *tally = DC_MEMORY(args.tally, sizeof(dc__update_look), 8);
+    dc__update_status *tally = DC_MEMORY(args.tally, sizeof(dc__update_status), 8);
     tally->steps += stopped ? 0 : 1;
     tally->skipped += stopped ? 1 : 0;
   }
   if (i < args.records_used && !stopped) {
-    dc__update_record *record = DC_MEMORY(args.records[i], sizeof(dc__update_record), 8);
+    dc__update_step_state *record = DC_MEMORY(args.records[i], sizeof(dc__update_step_state), 8);
     record->step++;
     record->factors = dc__update_factors_of(args.kind, &args.rule, *DC_MEMORY(args.lr, 8, 8), record->step);
   }
 }
 
-DC_KERNEL(dc__update_heed_kernel, dc__update_heed, DC__CUDA_THREADS) {
+DC_KERNEL(dc__update_read_scaler_kernel, dc__update_read_scaler, DC__CUDA_THREADS) {
   if (dc_first() == 0) {
-    dc__update_look *look = DC_MEMORY(args.look, sizeof(dc__update_look), 8);
+    dc__update_status *look = DC_MEMORY(args.look, sizeof(dc__update_status), 8);
     const float loss_scale = args.loss_scale != nullptr ? *DC_MEMORY(args.loss_scale, 4, 4) : 1.0f;
     const float found_inf = args.found_inf != nullptr ? *DC_MEMORY(args.found_inf, 4, 4) : 0.0f;
     look->scale = dc__update_scale(args.grad_scale, loss_scale);
-    look->found = found_inf != 0.0f ? DC__UPDATE_TOLD : 0;
+    look->found = found_inf != 0.0f ? DC__UPDATE_FOUND_INF : 0;
   }
 }
 
-DC_KERNEL(dc__update_number_kernel, dc__update_number, DC__CUDA_THREADS) {
+DC_KERNEL(dc__update_set_scalar_kernel, dc__update_set_scalar, DC__CUDA_THREADS) {
   if (dc_first() == 0) {
     *DC_MEMORY(args.to, 8, 8) = args.value;
   }

@@ -12,7 +12,7 @@
 /* NCCL's functions, exported by the names of the table. */
 #define X(name, result, arguments) NCCLSIM_API result name arguments;
 DC__NCCL_FUNCTIONS(X)
-DC__NCCL_LATER_FUNCTIONS(X)
+DC__NCCL_OPTIONAL_FUNCTIONS(X)
 #undef X
 
 enum {

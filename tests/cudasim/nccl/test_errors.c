@@ -1,6 +1,6 @@
 /* What goes wrong between ranks on NCCL: versions, ranks that stay away, errors that arrive later, aborts, and every
  * call failing in turn. Each is a status and a sentence on every rank, and nothing is left behind. */
-#include "comm/local/local.h"
+#include "comm/shm/shm.h"
 #include "ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
@@ -96,7 +96,7 @@ static bool is_late(dc_status status) {
 }
 
 static void starts_alone(card_rank *c) {
-  ((dc__local *)c->r.comm)->group->timeout_ns = brief; /* of the copy that NCCL's stands on */
+  ((dc__shm *)c->r.comm)->group->timeout_ns = brief; /* of the copy that NCCL's stands on */
   CHECK(&c->r, is_late(dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl)));
   CHECK(&c->r, says("the start of NCCL"));
   CHECK(&c->r, dc_comm_check(c->r.comm) != DC_OK); /* and the group is over */
@@ -269,7 +269,7 @@ static void test_every_call_fails(void **state) {
   (void)state;
   static const char *const functions[] = {
 #define X(name, result, arguments) #name,
-      DC__NCCL_FUNCTIONS(X) DC__NCCL_LATER_FUNCTIONS(X)
+      DC__NCCL_FUNCTIONS(X) DC__NCCL_OPTIONAL_FUNCTIONS(X)
 #undef X
   };
   static const int errors[] = {1, 2, 3, 4, 5, 6};

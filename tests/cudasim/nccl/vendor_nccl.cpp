@@ -20,9 +20,9 @@ template <> constexpr int kind<dc__nccl_id>() {
   static_assert(same<decltype(dc__nccl_library::name), decltype(&::name)>::value, #name " differs from nccl.h");
 DC__NCCL_FUNCTIONS(X)
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-DC__NCCL_LATER_FUNCTIONS(X)
+DC__NCCL_OPTIONAL_FUNCTIONS(X)
 NUMBER(DC__NCCL_SYMMETRIC, NCCL_WIN_COLL_SYMMETRIC);
-NUMBER(DC__NCCL_WINDOWS, NCCL_VERSION(2, 27, 0));
+NUMBER(DC__NCCL_WINDOWS_VERSION, NCCL_VERSION(2, 27, 0));
 #endif
 #undef X
 
@@ -33,7 +33,7 @@ NUMBER(DC__NCCL_INVALID_USAGE, ncclInvalidUsage);
 NUMBER(DC__NCCL_REMOTE_ERROR, ncclRemoteError);
 NUMBER(DC__NCCL_IN_PROGRESS, ncclInProgress);
 NUMBER(DC__NCCL_INT8, ncclInt8);
-NUMBER(DC__NCCL_OLDEST, NCCL_VERSION(2, 19, 0));
+NUMBER(DC__NCCL_MIN_VERSION, NCCL_VERSION(2, 19, 0));
 NUMBER(DC__NCCL_UNSET, NCCL_CONFIG_UNDEF_INT);
 static_assert(sizeof(ncclUniqueId) == sizeof(dc__nccl_id), "ncclUniqueId has another size");
 

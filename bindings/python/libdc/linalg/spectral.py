@@ -103,11 +103,11 @@ def eigh(a: Any, *, descending: bool = False, symmetry: str = "check", precision
     given = Array(a, "a", handle)
     options = _options(symmetry=symmetry, precision=precision, descending=int(descending))
     values = target(None, a, given.shape[:-1], given.dtype, handle)
-    basis = target(None, a, given.shape, given.dtype, handle) if vectors else None
+    q = target(None, a, given.shape, given.dtype, handle) if vectors else None
     infos = _Infos(given)
-    status = lib.dc_eigh(raw(handle), given.c, options, values.c, basis.c if basis else ffi.NULL, infos.c, infos.size)
+    status = lib.dc_eigh(raw(handle), given.c, options, values.c, q.c if q else ffi.NULL, infos.c, infos.size)
     infos.settle(status, info)
-    return values.array, basis.array if basis else None
+    return values.array, q.array if q else None
 
 
 def matrix_power(a: Any, power: float, *, eps_abs: float = 0, eps_rel: float = 0, rank_rtol: float = 0,

@@ -1,0 +1,390 @@
+/* Chapter 12: the transformer layer. All checks of what callers pass are here and in layer_config.c; the room gets jobs
+ * that are right. */
+#include <stdio.h>
+#include <string.h>
+
+#include "api/api_internal.h"
+#include "transformer/transformer.h"
+
+static const char *const WEIGHTS[DC_LAYER_WEIGHTS] = {"attn_qkvw", "attn_qkvb", "attn_ow", "attn_ob",
+                                                      "attn_nw",   "attn_nb",   "inter_w", "inter_b",
+                                                      "output_w",  "output_b",  "norm_w",  "norm_b"};
+
+void dc_layer_config_init(dc_layer_config *config, size_t struct_size) {
+  dc__init_sized(config, struct_size, sizeof *config);
+}
+void dc_layer_call_init(dc_layer_call *call, size_t struct_size) {
+  dc__init_sized(call, struct_size, sizeof *call);
+}
+void dc_layer_cost_init(dc_layer_cost *cost, size_t struct_size) {
+  dc__init_sized(cost, struct_size, sizeof *cost);
+}
+
+/* ---- life ---- */
+
+dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_layer **layer) {
+  DC__WITHOUT_TRAPS;
+  if (layer == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: layer is NULL", __func__);
+  }
+  *layer = NULL;
+  if (device == NULL || config == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, device == NULL ? "device" : "config");
+  }
+  dc_layer_config c = DC_LAYER_CONFIG_INIT;
+  DC__TRY(dc__read_layer_config(__func__, config, &c));
+  if (device->memory_space != 0) {
+    DC__TRY(dc__layer_check_cuda(__func__, device));
+  }
+  return dc__layer_create(__func__, device, &c, layer);
+}
+
+void dc_layer_destroy(dc_layer *layer) {
+  DC__WITHOUT_TRAPS;
+  dc__layer_release(layer);
+}
+
+/* ---- a call ---- */
+
+static dc_status check_layer(const char *fn, const dc_layer *layer) {
+  return layer != NULL ? DC_OK : dc__fail(DC_E_INVALID, "%s: layer is NULL", fn);
+}
+
+static dc_status check_offsets(const char *fn, const dc_layer_call *call) {
+  const int32_t *cu = call->cu_seqlens;
+  for (int64_t b = 0; b <= call->batch; b++) {
+    int64_t length = b == 0 ? cu[0] : (int64_t)cu[b] - cu[b - 1];
+    if (b == 0 ? length != 0 : length < 0 || length > call->seq_length) {
+      return dc__fail(DC_E_INVALID, "%s: call.cu_seqlens[%" PRId64 "] = %" PRId32 ", must %s", fn, b, cu[b],
+                      b == 0 ? "be 0" : "follow the one before by 0 to seq_length tokens");
+    }
+  }
+  return DC_OK;
+}
+
+static dc_status read_size(const char *fn, const dc_layer *layer, const dc_layer_call *call, dc_layer_call *c,
+                           dc__layer_size *size) {
+  if (call == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: call is NULL", fn);
+  }
+  DC__TRY(dc__read_options(fn, "call", c, sizeof *c, call, DC__LAYER_CALL_SIZE_0_1));
+  const dc_layer_config *config = &layer->config;
+  DC__TRY(dc__check_range(fn, "call.batch", c->batch, 0, config->batch_size > 0 ? config->batch_size : INT32_MAX));
+  DC__TRY(dc__check_range(fn, "call.seq_length", c->seq_length, 0,
+                          config->max_seq_length > 0 ? config->max_seq_length : INT32_MAX));
+  DC__TRY(dc__check_range(fn, "call.reserved0", c->reserved0, 0, 0));
+  DC__TRY(dc__check_flag(fn, "call.accumulate", c->accumulate));
+  int64_t tokens = c->batch * c->seq_length; /* both below 2^31 */
+  if (c->cu_seqlens != NULL) {
+    DC__TRY(check_offsets(fn, c));
+    tokens = c->cu_seqlens[c->batch];
+  }
+  *size = (dc__layer_size){c->batch, c->seq_length, tokens, c->cu_seqlens};
+  if (!dc__layer_fits_int64(layer, size)) {
+    return dc__fail(DC_E_SHAPE, "%s: call.batch = %" PRId64 " times seq_length = %" PRId64 " is too large", fn,
+                    c->batch, c->seq_length);
+  }
+  return DC_OK;
+}
+
+dc_status dc_layer_get_cost(const dc_layer *layer, const dc_layer_call *call, dc_layer_cost *cost) {
+  DC__WITHOUT_TRAPS;
+  DC__TRY(check_layer(__func__, layer));
+  dc_layer_call c = DC_LAYER_CALL_INIT;
+  dc__layer_size size;
+  DC__TRY(read_size(__func__, layer, call, &c, &size));
+  dc_layer_cost out = DC_LAYER_COST_INIT;
+  dc__layer_cost(layer, &size, &out);
+  return dc__write_sized(__func__, "cost", cost, &out, sizeof out, DC__LAYER_COST_SIZE_0_1);
+}
+
+dc_status dc_layer_weight_shape(const dc_layer *layer, int32_t index, int64_t *shape, int32_t *ndim) {
+  DC__WITHOUT_TRAPS;
+  DC__TRY(check_layer(__func__, layer));
+  DC__TRY(dc__check_range(__func__, "index", index, 0, DC_LAYER_WEIGHTS - 1));
+  if (shape == NULL || ndim == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, shape == NULL ? "shape" : "ndim");
+  }
+  dc__layer_weight_numel(layer, index, &shape[0], &shape[1]);
+  *ndim = shape[1] > 0 ? 2 : 1;
+  shape[1] = shape[1] > 0 ? shape[1] : 1;
+  return DC_OK;
+}
+
+/* What a call touches, so that nothing that is written overlaps anything else. */
+typedef struct span {
+  const char *name;
+  const char *begin, *end;
+  bool written;
+} span;
+
+enum { SPANS = 2 * DC_LAYER_WEIGHTS + 8 };
+
+typedef struct reader {
+  const char *fn;
+  const dc_layer *layer;
+  span spans[SPANS];
+  int32_t count;
+} reader;
+
+static void note(reader *r, const char *name, const void *data, int64_t bytes, bool written) {
+  if (data != NULL && bytes > 0) {
+    r->spans[r->count++] = (span){name, data, (const char *)data + bytes, written};
+  }
+}
+
+static dc_status check_overlaps(const reader *r) {
+  for (int32_t i = 0; i < r->count; i++) {
+    for (int32_t j = 0; j < r->count; j++) {
+      const span *a = &r->spans[i];
+      const span *b = &r->spans[j];
+      if (i != j && a->written && a->begin < b->end && b->begin < a->end) {
+        return dc__fail(DC_E_INVALID, "%s: %s, which is written, overlaps %s", r->fn, a->name, b->name);
+      }
+    }
+  }
+  return DC_OK;
+}
+
+/* A tensor of `numel` elements of `dtype`, aligned to them. data is NULL only if it may be and is. */
+static dc_status read_tensor(reader *r, const char *name, const dc_tensor *tensor, bool optional, int64_t numel,
+                             int32_t dtype, bool written, void **data) {
+  *data = NULL;
+  if (tensor == NULL && optional) {
+    return DC_OK;
+  }
+  dc_tensor t;
+  int64_t count;
+  DC__TRY(dc__tensor_read(r->fn, name, tensor, false, &t, &count));
+  if (t.dtype != dtype) {
+    return dc__fail(DC_E_DTYPE, "%s: %s is %s, must be %s", r->fn, name, dc_dtype_name(t.dtype), dc_dtype_name(dtype));
+  }
+  if (count != numel) {
+    return dc__fail(DC_E_SHAPE, "%s: %s has %" PRId64 " element%s, must have %" PRId64, r->fn, name, count,
+                    DC__PLURAL_S(count), numel);
+  }
+  if ((uintptr_t)t.data % dc_dtype_size(dtype) != 0) {
+    return dc__fail(DC_E_INVALID, "%s: %s is not aligned to its elements of %zu bytes", r->fn, name,
+                    dc_dtype_size(dtype));
+  }
+  *data = t.data;
+  note(r, name, t.data, numel * (int64_t)dc_dtype_size(dtype), written);
+  return DC_OK;
+}
+
+static dc_status read_block(reader *r, const char *name, void *data, size_t bytes, int64_t needed, bool written) {
+  if (needed > 0 && data == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: call.%s is NULL, must have %" PRId64 " bytes", r->fn, name, needed);
+  }
+  if (bytes < (size_t)needed) {
+    return dc__fail(DC_E_BUFFER_TOO_SMALL, "%s: call.%s_bytes = %zu, must be at least %" PRId64, r->fn, name, bytes,
+                    needed);
+  }
+  if ((uintptr_t)data % DC__LAYER_ALIGN != 0) {
+    return dc__fail(DC_E_INVALID, "%s: call.%s is not aligned to %d bytes", r->fn, name, (int)DC__LAYER_ALIGN);
+  }
+  note(r, name, data, needed, written);
+  return DC_OK;
+}
+
+static dc_status read_mask(reader *r, const dc_layer_call *call, dc__layer_job *job) {
+  if (call->mask == NULL) {
+    return DC_OK;
+  }
+  if (call->cu_seqlens != NULL) {
+    return dc__fail(DC_E_INVALID, "%s: call.mask must be NULL when cu_seqlens is given", r->fn);
+  }
+  dc_tensor t;
+  int64_t numel;
+  DC__TRY(dc__tensor_read(r->fn, "call.mask", call->mask, false, &t, &numel));
+  job->mask_dtype = t.dtype == DC_FLOAT32 ? DC_FLOAT32 : r->layer->config.dtype;
+  void *data;
+  DC__TRY(
+      read_tensor(r, "call.mask", call->mask, false, call->batch * call->seq_length, job->mask_dtype, false, &data));
+  if (t.ndim < 2 || t.shape[0] != call->batch || t.shape[t.ndim - 1] != call->seq_length) {
+    return dc__fail(DC_E_SHAPE, "%s: call.mask must be [%" PRId64 ", %" PRId64 "], with any 1s between", r->fn,
+                    call->batch, call->seq_length);
+  }
+  job->mask = data;
+  return DC_OK;
+}
+
+static dc_status read_weights(reader *r, const char *argument, const dc_tensor *const *weights, bool gradients,
+                              int32_t dtype, void **data) {
+  if (weights == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL", r->fn, argument);
+  }
+  for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
+    int64_t rows;
+    int64_t columns;
+    int64_t numel = dc__layer_weight_numel(r->layer, i, &rows, &columns);
+    char name[64];
+    snprintf(name, sizeof name, "%s[%s]", argument, WEIGHTS[i]);
+    DC__TRY(read_tensor(r, name, weights[i], gradients, numel, dtype, gradients, &data[i]));
+    if (data[i] != NULL) {
+      r->spans[r->count - 1].name = WEIGHTS[i]; /* outlives this loop */
+    }
+  }
+  return DC_OK;
+}
+
+/* The parts that all three calls share. */
+static dc_status read_call(reader *r, const dc_layer_call *call, const dc_tensor *const *weights,
+                           const dc_tensor *input, dc_layer_call *read, dc__layer_job *job) {
+  DC__TRY(check_layer(r->fn, r->layer));
+  DC__TRY(read_size(r->fn, r->layer, call, read, &job->size));
+  if (read->stream != NULL && read->stream->device != r->layer->device) {
+    return dc__fail(DC_E_INVALID, "%s: call.stream is of another device (\"%s\") than the layer (\"%s\")", r->fn,
+                    read->stream->device->name, r->layer->device->name);
+  }
+  const dc_layer_config *c = &r->layer->config;
+  void *data[DC_LAYER_WEIGHTS];
+  DC__TRY(read_weights(r, "weights", weights, false, c->dtype, data));
+  memcpy(job->weight, data, sizeof data);
+  void *x;
+  DC__TRY(read_tensor(r, "input", input, false, job->size.tokens * c->hidden_size, c->dtype, false, &x));
+  job->input = x;
+  job->offset = read->offset;
+  job->accumulate = read->accumulate;
+  job->dropout = c->training;
+  return read_mask(r, read, job);
+}
+
+/* ---- running ---- */
+
+static dc_status start(const reader *r, dc_layer *layer, const dc_layer_call *call, dc__layer_job *job,
+                       void (*run)(const dc__layer_job *job)) {
+  DC__TRY(check_overlaps(r));
+  job->layer = layer;
+  job->workspace = call->workspace;
+  job->reserve = call->reserve;
+  return dc__layer_submit(r->fn, job, call->stream, run);
+}
+
+static dc_status infer(const char *fn, dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                       const dc_tensor *input, const dc_tensor *output) {
+  reader r = {.fn = fn, .layer = layer};
+  dc_layer_call c = DC_LAYER_CALL_INIT;
+  dc__layer_job job = {0};
+  DC__TRY(read_call(&r, call, weights, input, &c, &job));
+  job.dropout = false;
+  int64_t numel = job.size.tokens * layer->config.hidden_size;
+  DC__TRY(read_tensor(&r, "output", output, false, numel, layer->config.dtype, true, &job.output));
+  job.at = dc__layer_inference_workspace(layer, &job.size);
+  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
+  return start(&r, layer, &c, &job, dc__layer_inference);
+}
+
+dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                             const dc_tensor *input, const dc_tensor *output) {
+  DC__WITHOUT_TRAPS;
+  return infer(__func__, layer, call, weights, input, output);
+}
+
+dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                           const dc_tensor *input, const dc_tensor *output) {
+  DC__WITHOUT_TRAPS;
+  if (layer != NULL && !layer->config.training) {
+    return infer(__func__, layer, call, weights, input, output);
+  }
+  reader r = {.fn = __func__, .layer = layer};
+  dc_layer_call c = DC_LAYER_CALL_INIT;
+  dc__layer_job job = {0};
+  DC__TRY(read_call(&r, call, weights, input, &c, &job));
+  int64_t numel = job.size.tokens * layer->config.hidden_size;
+  DC__TRY(read_tensor(&r, "output", output, false, numel, layer->config.dtype, true, &job.output));
+  job.at = dc__layer_forward_workspace(layer, &job.size);
+  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
+  DC__TRY(read_block(&r, "reserve", c.reserve, c.reserve_bytes, dc__layer_reserve(layer, &job.size).bytes, true));
+  return start(&r, layer, &c, &job, dc__layer_forward);
+}
+
+dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+                            const dc_tensor *input, const dc_tensor *output, const dc_tensor *grad_output,
+                            const dc_tensor *grad_input, const dc_tensor *const *grad_weights) {
+  DC__WITHOUT_TRAPS;
+  reader r = {.fn = __func__, .layer = layer};
+  dc_layer_call c = DC_LAYER_CALL_INIT;
+  dc__layer_job job = {0};
+  DC__TRY(read_call(&r, call, weights, input, &c, &job));
+  const dc_layer_config *config = &layer->config;
+  if (!config->training) {
+    return dc__fail(DC_E_STATE, "%s: config.training was -1: the layer is for inference", __func__);
+  }
+  int64_t numel = job.size.tokens * config->hidden_size;
+  bool optional = config->pre_layer_norm || !config->normalize_invertible;
+  void *grad_output_data;
+  DC__TRY(read_tensor(&r, "output", output, optional, numel, config->dtype, false, &job.output));
+  DC__TRY(read_tensor(&r, "grad_output", grad_output, false, numel, config->dtype, false, &grad_output_data));
+  DC__TRY(read_tensor(&r, "grad_input", grad_input, true, numel, config->dtype, true, &job.grad_input));
+  DC__TRY(read_weights(&r, "grad_weights", grad_weights, true, config->grad_dtype, job.grad_weight));
+  job.grad_output = grad_output_data;
+  job.at = dc__layer_backward_workspace(layer, &job.size);
+  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
+  DC__TRY(read_block(&r, "reserve", c.reserve, c.reserve_bytes, dc__layer_reserve(layer, &job.size).bytes, false));
+  return start(&r, layer, &c, &job, dc__layer_backward);
+}
+
+/* ---- weights and masks ---- */
+
+dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *weights) {
+  DC__WITHOUT_TRAPS;
+  DC__TRY(check_layer(__func__, layer));
+  reader r = {.fn = __func__, .layer = layer};
+  int32_t dtype = layer->config.dtype;
+  if (weights != NULL && weights[0] != NULL && weights[0]->dtype == DC_FLOAT32) {
+    dtype = DC_FLOAT32;
+  }
+  void *data[DC_LAYER_WEIGHTS];
+  DC__TRY(read_weights(&r, "weights", weights, false, dtype, data));
+  for (int32_t i = 0; i < r.count; i++) {
+    r.spans[i].written = true;
+  }
+  DC__TRY(check_overlaps(&r));
+  for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
+    int64_t shape[2];
+    const size_t bytes = (size_t)dc__layer_weight_numel(layer, i, &shape[0], &shape[1]) * dc_dtype_size(dtype);
+    void *host = data[i];
+    DC__TRY(dc__layer_host_buffer_alloc(layer, bytes, &host));
+    dc__layer_init_weight(layer, i, host, dtype);
+    DC__TRY(dc__layer_host_buffer_flush(layer, bytes, data[i], host));
+  }
+  return DC_OK;
+}
+
+dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site, const dc_tensor *mask,
+                                double *scale) {
+  DC__WITHOUT_TRAPS;
+  DC__TRY(check_layer(__func__, layer));
+  dc_layer_call c = DC_LAYER_CALL_INIT;
+  dc__layer_size size;
+  DC__TRY(read_size(__func__, layer, call, &c, &size));
+  if (c.cu_seqlens != NULL) {
+    return dc__fail(DC_E_INVALID, "%s: call.cu_seqlens must be NULL; a packed sample has the dense one's mask",
+                    __func__);
+  }
+  DC__TRY(dc__check_range(__func__, "site", site, DC_DROPOUT_ATTENTION, DC_DROPOUT_OUTPUT));
+  dc_tensor t;
+  int64_t numel;
+  DC__TRY(dc__tensor_read(__func__, "mask", mask, false, &t, &numel));
+  if (t.dtype != DC_UINT8 && t.dtype != DC_BOOL) {
+    return dc__fail(DC_E_DTYPE, "%s: mask is %s, must be uint8 or bool", __func__, dc_dtype_name(t.dtype));
+  }
+  bool attention = site == DC_DROPOUT_ATTENTION;
+  int64_t needed = attention ? size.tokens * layer->config.heads : size.tokens; /* rows */
+  int64_t width = attention ? size.max_seqlen : layer->config.hidden_size;
+  if (numel != needed * width) {
+    return dc__fail(DC_E_SHAPE, "%s: mask has %" PRId64 " element%s, must have %" PRId64 " times %" PRId64, __func__,
+                    numel, DC__PLURAL_S(numel), needed, width);
+  }
+  void *host = t.data;
+  if (numel > 0) {
+    DC__TRY(dc__layer_host_buffer_alloc(layer, (size_t)numel, &host));
+    dc__layer_export_mask(layer, &size, c.offset, site, host);
+    DC__TRY(dc__layer_host_buffer_flush(layer, (size_t)numel, t.data, host));
+  }
+  if (scale != NULL) {
+    *scale = (double)dc__layer_dropout(layer, c.offset, site, true).scale;
+  }
+  return DC_OK;
+}

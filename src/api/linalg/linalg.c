@@ -1,0 +1,134 @@
+/* Chapter 13: handles, and what all its entry points check. */
+#include "api/linalg/linalg_api.h"
+
+#include <inttypes.h>
+
+/* The size of the struct in the version that introduced it; frozen from then on. */
+enum { LINALG_OPTIONS_SIZE_0_1 = 16 };
+
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_linalg_options) >= LINALG_OPTIONS_SIZE_0_1, "0.1");
+
+void dc_linalg_options_init(dc_linalg_options *options, size_t struct_size) {
+  dc__init_sized(options, struct_size, sizeof *options);
+}
+
+/* ---- handles ---- */
+
+dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg) {
+  DC__WITHOUT_TRAPS;
+  if (linalg == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: linalg is NULL", __func__);
+  }
+  *linalg = NULL;
+  if (device == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: device is NULL", __func__);
+  }
+  DC__TRY(dc__owner_check(__func__, "device", &device->owner));
+  dc_linalg_options read = DC_LINALG_OPTIONS_INIT;
+  DC__TRY(dc__read_options(__func__, "options", &read, sizeof read, options, LINALG_OPTIONS_SIZE_0_1));
+  if (read.plain != 0 && read.plain != 1) {
+    return dc__fail(DC_E_INVALID, "%s: options.plain = %" PRId32 ", must be 0 or 1", __func__, read.plain);
+  }
+  dc_status status = dc__linalg_create(device, &read, linalg);
+  return status == DC_OK ? DC_OK : dc__fail(status, "%s: %s", __func__, dc_last_error());
+}
+
+void dc_linalg_destroy(dc_linalg *linalg) {
+  DC__WITHOUT_TRAPS;
+  if (linalg != NULL && !dc__owner_is_forked(&linalg->device->owner)) {
+    dc__linalg_destroy(linalg);
+  }
+}
+
+const char *dc_linalg_solver(const dc_linalg *linalg) {
+  return linalg == NULL ? "" : linalg->solver;
+}
+
+static dc_status begin_query(const char *fn, dc_linalg *l) {
+  if (l->query) {
+    return dc__fail(DC_E_STATE, "%s: a query has begun and not ended", fn);
+  }
+  l->query = true;
+  l->query_bytes = 0;
+  return DC_OK;
+}
+
+dc_status dc_linalg_begin_query(dc_linalg *linalg) {
+  DC__WITHOUT_TRAPS;
+  DC__WITH_READY_LINALG(linalg, DC_OK, begin_query(__func__, linalg));
+}
+
+static dc_status end_query(const char *fn, dc_linalg *l, size_t *bytes) {
+  if (bytes == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: bytes is NULL", fn);
+  }
+  if (!l->query) {
+    return dc__fail(DC_E_STATE, "%s: no query has begun", fn);
+  }
+  l->query = false;
+  *bytes = l->query_bytes;
+  return DC_OK;
+}
+
+dc_status dc_linalg_end_query(dc_linalg *linalg, size_t *bytes) {
+  DC__WITHOUT_TRAPS;
+  DC__WITH_READY_LINALG(linalg, DC_OK, end_query(__func__, linalg, bytes));
+}
+
+static dc_status set_workspace(const char *fn, dc_linalg *l, void *memory, size_t bytes) {
+  if ((memory == NULL) != (bytes == 0) || (uintptr_t)memory % 64 != 0) {
+    return dc__fail(DC_E_INVALID, "%s: memory = %p of %zu bytes, must be 64-byte aligned and not empty, or NULL of 0",
+                    fn, memory, bytes);
+  }
+  l->user_workspace = memory;
+  l->user_workspace_bytes = bytes;
+  return DC_OK;
+}
+
+dc_status dc_linalg_set_workspace(dc_linalg *linalg, void *memory, size_t bytes) {
+  DC__WITHOUT_TRAPS;
+  DC__WITH_READY_LINALG(linalg, DC_OK, set_workspace(__func__, linalg, memory, bytes));
+}
+
+/* ---- what all entry points of the chapter check ---- */
+
+dc_status dc__check_length(const char *fn, const char *arg, const char *what, int64_t length, int64_t wanted) {
+  return length == wanted
+             ? DC_OK
+             : dc__fail(DC_E_SHAPE, "%s: %s has %" PRId64 " %s, must have %" PRId64, fn, arg, length, what, wanted);
+}
+
+dc_status dc__check_matrix(const char *fn, const char *arg, const dc__mat *mat, int64_t batch, int64_t rows,
+                           int64_t cols) {
+  DC__TRY(dc__check_length(fn, arg, "rows", mat->rows, rows));
+  DC__TRY(dc__check_length(fn, arg, "columns", mat->cols, cols));
+  if (batch < 0) {
+    return mat->batched ? dc__fail(DC_E_SHAPE, "%s: %s has 3 dimensions, must have 2", fn, arg) : DC_OK;
+  }
+  return dc__check_length(fn, arg, "matrices", mat->batch, batch);
+}
+
+dc_status dc__read_matrix(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t layout,
+                          dc__mat *mat) {
+  DC__TRY(dc__mat_read(fn, arg, tensor, layout, mat));
+  return dc__linalg_check_alignment(l, fn, arg, mat->data, mat->dtype);
+}
+
+dc_status dc__read_vector(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype,
+                          const int64_t *shape, int32_t ndim, void **data) {
+  dc_tensor read;
+  DC__TRY(dc__mat_read_as(fn, arg, tensor, dtype, shape, ndim, &read));
+  *data = read.data;
+  return dc__linalg_check_alignment(l, fn, arg, read.data, dtype);
+}
+
+dc_status dc__read_output(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype,
+                          const dc__mat *like, dc__mat *out) {
+  DC__TRY(dc__read_matrix(l, fn, arg, tensor, DC__MAT_OUT, out));
+  DC__TRY(dc__mat_check_dtype(fn, arg, out->dtype, "a", dtype));
+  if (out->batched != like->batched) {
+    return dc__fail(DC_E_SHAPE, "%s: %s has %d dimensions, must have %d", fn, arg, out->batched ? 3 : 2,
+                    like->batched ? 3 : 2);
+  }
+  return dc__check_matrix(fn, arg, out, like->batch, like->rows, like->cols);
+}

@@ -1,0 +1,109 @@
+/* Chapter 13: gradients per sample. */
+#include <inttypes.h>
+
+#include "api/linalg/linalg_api.h"
+
+void dc_sample_layer_init(dc_sample_layer *layer, size_t struct_size) {
+  dc__init_sized(layer, struct_size, sizeof *layer);
+}
+
+/* The output for a weight or a bias; NULL: not wanted. */
+static dc_status read_part(const char *fn, const dc_linalg *l, const char *arg, const dc__per_sample *s,
+                           const dc_tensor *tensor, bool bias, bool per_sample, void **data) {
+  *data = NULL;
+  if (tensor == NULL) {
+    return DC_OK;
+  }
+  if (bias && !dc__per_sample_has_bias(s)) {
+    return dc__fail(DC_E_INVALID, "%s: %s is not NULL, but this kind of layer has no bias", fn, arg);
+  }
+  int64_t shape[8];
+  int32_t ndim = dc__per_sample_shape(s, bias, per_sample, shape);
+  return dc__read_vector(l, fn, arg, tensor, s->dtype, shape, ndim, data);
+}
+
+static dc_status flag(const char *fn, const char *arg, int32_t value) {
+  return value == 0 || value == 1 ? DC_OK
+                                  : dc__fail(DC_E_INVALID, "%s: %s = %" PRId32 ", must be 0 or 1", fn, arg, value);
+}
+
+static dc_status grads(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
+                       const dc_tensor *delta, dc_tensor *weight, dc_tensor *bias) {
+  dc__per_sample s;
+  void *w;
+  void *b;
+  DC__TRY(dc__per_sample_read(l, fn, layer, x, delta, &s));
+  DC__TRY(read_part(fn, l, "weight", &s, weight, false, true, &w));
+  DC__TRY(read_part(fn, l, "bias", &s, bias, true, true, &b));
+  return dc__per_sample_grads(l, &s, w, b);
+}
+
+dc_status dc_per_sample_grads(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
+                              const dc_tensor *delta, dc_tensor *weight, dc_tensor *bias) {
+  DC__WITHOUT_TRAPS;
+  DC__WITH_LINALG(linalg, grads(__func__, linalg, layer, x, delta, weight, bias));
+}
+
+static dc_status norms(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
+                       const dc_tensor *delta, int32_t parts, int32_t accumulate, dc_tensor *squares) {
+  dc__per_sample s;
+  void *data;
+  DC__TRY(dc__per_sample_read(l, fn, layer, x, delta, &s));
+  DC__TRY(flag(fn, "accumulate", accumulate));
+  int32_t all = dc__per_sample_has_bias(&s) ? DC_PART_WEIGHT | DC_PART_BIAS : DC_PART_WEIGHT;
+  if (parts < 1 || (parts & ~all) != 0) {
+    return dc__fail(DC_E_INVALID, "%s: parts = %" PRId32 ", must be 1 to %" PRId32 " for this kind of layer", fn, parts,
+                    all);
+  }
+  DC__TRY(dc__read_vector(l, fn, "squares", squares, s.dtype, &s.samples, 1, &data));
+  return dc__per_sample_norms(l, &s, parts, accumulate == 1, data);
+}
+
+dc_status dc_per_sample_norms(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
+                              const dc_tensor *delta, int32_t parts, int32_t accumulate, dc_tensor *squares) {
+  DC__WITHOUT_TRAPS;
+  DC__WITH_LINALG(linalg, norms(__func__, linalg, layer, x, delta, parts, accumulate, squares));
+}
+
+static dc_status clip(const char *fn, dc_linalg *l, const dc_tensor *squares, double max_norm, dc_tensor *factors) {
+  dc_tensor from;
+  void *to;
+  int64_t count;
+  DC__TRY(dc__tensor_read(fn, "squares", squares, false, &from, &count));
+  DC__TRY(dc__mat_check_real(fn, "squares", from.dtype));
+  DC__TRY(dc__linalg_check_alignment(l, fn, "squares", from.data, from.dtype));
+  DC__TRY(dc__read_vector(l, fn, "factors", factors, from.dtype, from.shape, from.ndim, &to));
+  if (!(max_norm > 0)) {
+    return dc__fail(DC_E_INVALID, "%s: max_norm = %g, must be > 0", fn, max_norm);
+  }
+  return dc__clip_factors(l, from.dtype, count, from.data, max_norm, to);
+}
+
+dc_status dc_clip_factors(dc_linalg *linalg, const dc_tensor *squares, double max_norm, dc_tensor *factors) {
+  DC__WITHOUT_TRAPS;
+  DC__WITH_LINALG(linalg, clip(__func__, linalg, squares, max_norm, factors));
+}
+
+static dc_status sum(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
+                     const dc_tensor *delta, const dc_tensor *factors, int32_t accumulate, dc_tensor *weight,
+                     dc_tensor *bias) {
+  dc__per_sample s;
+  void *w;
+  void *b;
+  void *f = NULL;
+  DC__TRY(dc__per_sample_read(l, fn, layer, x, delta, &s));
+  DC__TRY(flag(fn, "accumulate", accumulate));
+  DC__TRY(read_part(fn, l, "weight", &s, weight, false, false, &w));
+  DC__TRY(read_part(fn, l, "bias", &s, bias, true, false, &b));
+  if (factors != NULL) {
+    DC__TRY(dc__read_vector(l, fn, "factors", factors, s.dtype, &s.samples, 1, &f));
+  }
+  return dc__per_sample_sum(l, &s, f, accumulate == 1, w, b);
+}
+
+dc_status dc_clipped_grad_sum(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
+                              const dc_tensor *delta, const dc_tensor *factors, int32_t accumulate, dc_tensor *weight,
+                              dc_tensor *bias) {
+  DC__WITHOUT_TRAPS;
+  DC__WITH_LINALG(linalg, sum(__func__, linalg, layer, x, delta, factors, accumulate, weight, bias));
+}

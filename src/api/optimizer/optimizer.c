@@ -1,0 +1,382 @@
+/* Chapter 14: AdamW and SGD, and what all optimizers have. */
+#include "api/optimizer/optimizer_api.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+/* Sizes of the structs in the version that introduced them; frozen from then on. */
+enum { ADAMW_OPTIONS_SIZE_0_1 = 56, SGD_OPTIONS_SIZE_0_1 = 48, OPTIMIZER_STATS_SIZE_0_1 = 104 };
+
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_adamw_options) >= ADAMW_OPTIONS_SIZE_0_1, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_sgd_options) >= SGD_OPTIONS_SIZE_0_1, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_optimizer_stats) >= OPTIMIZER_STATS_SIZE_0_1, "0.1");
+
+void dc_adamw_options_init(dc_adamw_options *options, size_t struct_size) {
+  dc__init_sized(options, struct_size, sizeof *options);
+}
+
+void dc_sgd_options_init(dc_sgd_options *options, size_t struct_size) {
+  dc__init_sized(options, struct_size, sizeof *options);
+}
+
+void dc_optimizer_stats_init(dc_optimizer_stats *stats, size_t struct_size) {
+  dc__init_sized(stats, struct_size, sizeof *stats);
+}
+
+/* ---- options ---- */
+
+dc_status dc__check_number(const char *fn, const char *field, double *value, const dc__number_rule *rule) {
+  double x = *value;
+  if (x == 0 || (rule->none && x == -1)) {
+    *value = x == 0 ? rule->fallback : 0;
+    return DC_OK;
+  }
+  if (x > 0 && (x < rule->high || (rule->closed && x == rule->high))) {
+    return DC_OK;
+  }
+  char most[32] = "finite";
+  if (!isinf(rule->high)) {
+    (void)snprintf(most, sizeof most, "%s %g", rule->closed ? "<=" : "<", rule->high);
+  }
+  if (rule->fallback == 0) {
+    return dc__fail(DC_E_INVALID, "%s: options.%s = %g, must be >= 0 and %s", fn, field, x, most);
+  }
+  return dc__fail(DC_E_INVALID, "%s: options.%s = %g, must be > 0 and %s; 0 stands for %g%s", fn, field, x, most,
+                  rule->fallback, rule->none ? ", -1 for none" : "");
+}
+
+dc_status dc__check_count(const char *fn, const char *field, int64_t *value, int64_t fallback, int64_t low,
+                          int64_t high) {
+  if (*value == 0) {
+    *value = fallback;
+  }
+  return *value >= low && *value <= high
+             ? DC_OK
+             : dc__fail(DC_E_INVALID, "%s: options.%s = %" PRId64 ", must be %" PRId64 " to %" PRId64 ", or 0", fn,
+                        field, *value, low, high);
+}
+
+dc_status dc__check_failures(const char *fn, int32_t *value) {
+  int64_t failures = *value;
+  DC__TRY(dc__check_count(fn, "tolerated_failures", &failures, 3, -1, INT32_MAX));
+  *value = failures > 0 ? (int32_t)failures : 0;
+  return DC_OK;
+}
+
+static dc_status read_adamw(const char *fn, const void *options, void *to, bool *finite) {
+  static const dc__number_rule beta1 = {.fallback = 0.9, .high = 1, .none = true};
+  static const dc__number_rule beta2 = {.fallback = 0.999, .high = 1, .none = true};
+  static const dc__number_rule eps = {.fallback = 1e-8, .high = INFINITY, .none = true};
+  static const dc__number_rule decay = {.fallback = 0, .high = INFINITY};
+  dc_adamw_options *read = to;
+  *read = (dc_adamw_options)DC_ADAMW_OPTIONS_INIT;
+  DC__TRY(dc__read_options(fn, "options", read, sizeof *read, options, ADAMW_OPTIONS_SIZE_0_1));
+  DC__TRY(dc__check_number(fn, "beta1", &read->beta1, &beta1));
+  DC__TRY(dc__check_number(fn, "beta2", &read->beta2, &beta2));
+  DC__TRY(dc__check_number(fn, "eps", &read->eps, &eps));
+  DC__TRY(dc__check_number(fn, "weight_decay", &read->weight_decay, &decay));
+  DC__TRY(dc__check_flag(fn, "options.amsgrad", read->amsgrad));
+  DC__TRY(dc__check_flag(fn, "options.maximize", read->maximize));
+  DC__TRY(dc__check_flag(fn, "options.check_finite", read->check_finite));
+  *finite = read->check_finite == 1;
+  return dc__check_range(fn, "options.reserved0", read->reserved0, 0, 0);
+}
+
+static dc_status read_sgd(const char *fn, const void *options, void *to, bool *finite) {
+  static const dc__number_rule below_one = {.fallback = 0, .high = 1};
+  static const dc__number_rule dampening = {.fallback = 0, .high = 1, .closed = true};
+  static const dc__number_rule decay = {.fallback = 0, .high = INFINITY};
+  dc_sgd_options *read = to;
+  *read = (dc_sgd_options)DC_SGD_OPTIONS_INIT;
+  DC__TRY(dc__read_options(fn, "options", read, sizeof *read, options, SGD_OPTIONS_SIZE_0_1));
+  DC__TRY(dc__check_number(fn, "momentum", &read->momentum, &below_one));
+  DC__TRY(dc__check_number(fn, "dampening", &read->dampening, &dampening));
+  DC__TRY(dc__check_number(fn, "weight_decay", &read->weight_decay, &decay));
+  DC__TRY(dc__check_flag(fn, "options.nesterov", read->nesterov));
+  DC__TRY(dc__check_flag(fn, "options.maximize", read->maximize));
+  DC__TRY(dc__check_flag(fn, "options.check_finite", read->check_finite));
+  *finite = read->check_finite == 1;
+  if (read->nesterov == 1 && (read->momentum == 0 || read->dampening != 0)) {
+    return dc__fail(DC_E_INVALID, "%s: options.nesterov = 1 needs momentum > 0 and dampening = 0", fn);
+  }
+  return dc__check_range(fn, "options.reserved0", read->reserved0, 0, 0);
+}
+
+/* ---- handles and groups ---- */
+
+/* The largest options. */
+typedef union any_options {
+  dc_adamw_options adamw;
+  dc_kfac_options kfac;
+  dc_muon_options muon;
+  dc_sgd_options sgd;
+  dc_shampoo_options shampoo;
+  dc_soap_options soap;
+} any_options;
+
+dc_status dc__make_optimizer(const char *fn, const dc__optim_kind *kind, dc__read_kind_fn read, dc_linalg *linalg,
+                             dc_comm *comm, const void *options, dc_optimizer **optimizer) {
+  any_options own;
+  bool finite = false;
+  if (optimizer == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: optimizer is NULL", fn);
+  }
+  *optimizer = NULL;
+  DC__TRY(read(fn, options, &own, &finite));
+  if (linalg == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: linalg is NULL", fn);
+  }
+  DC__TRY(dc__owner_check(fn, "handle", &linalg->device->owner));
+  if (comm != NULL) {
+    DC__TRY(dc__owner_check(fn, "communicator", &comm->owner));
+  }
+  return dc__optim_create(kind, fn, linalg, comm, &own, finite, optimizer);
+}
+
+static dc_status set_group(const char *fn, const dc__optim_kind *kind, dc_optimizer *o, int32_t group,
+                           const any_options *options, bool finite) {
+  DC__TRY(dc__optim_check_kind(o, fn, kind));
+  return dc__optim_set_group(o, fn, group, options, finite);
+}
+
+dc_status dc__set_optimizer_group(const char *fn, const dc__optim_kind *kind, dc__read_kind_fn read,
+                                  dc_optimizer *optimizer, int32_t group, const void *options) {
+  any_options own;
+  bool finite = false;
+  DC__TRY(read(fn, options, &own, &finite));
+  DC__WITH_OPTIMIZER_OF(fn, optimizer, set_group(fn, kind, optimizer, group, &own, finite));
+}
+
+dc_status dc_adamw_create(dc_linalg *linalg, const dc_adamw_options *options, dc_optimizer **optimizer) {
+  DC__WITHOUT_TRAPS;
+  return dc__make_optimizer(__func__, &dc__adamw_kind, read_adamw, linalg, NULL, options, optimizer);
+}
+
+dc_status dc_adamw_set_group(dc_optimizer *optimizer, int32_t group, const dc_adamw_options *options) {
+  DC__WITHOUT_TRAPS;
+  return dc__set_optimizer_group(__func__, &dc__adamw_kind, read_adamw, optimizer, group, options);
+}
+
+dc_status dc_sgd_create(dc_linalg *linalg, const dc_sgd_options *options, dc_optimizer **optimizer) {
+  DC__WITHOUT_TRAPS;
+  return dc__make_optimizer(__func__, &dc__sgd_kind, read_sgd, linalg, NULL, options, optimizer);
+}
+
+dc_status dc_sgd_set_group(dc_optimizer *optimizer, int32_t group, const dc_sgd_options *options) {
+  DC__WITHOUT_TRAPS;
+  return dc__set_optimizer_group(__func__, &dc__sgd_kind, read_sgd, optimizer, group, options);
+}
+
+void dc_optimizer_destroy(dc_optimizer *optimizer) {
+  DC__WITHOUT_TRAPS;
+  if (optimizer != NULL && !dc__owner_is_forked(&optimizer->linalg->device->owner)) {
+    dc__optim_destroy(optimizer);
+  }
+}
+
+dc_status dc_optimizer_set_lr(dc_optimizer *optimizer, int32_t group, double lr) {
+  DC__WITHOUT_TRAPS;
+  DC__WITH_OPTIMIZER(optimizer, dc__optim_set_lr(optimizer, __func__, group, lr));
+}
+
+dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, const int64_t *shape, int32_t ndim,
+                                 int64_t offset, int64_t count, int32_t dtype, int64_t *index) {
+  DC__WITHOUT_TRAPS;
+  DC__WITH_OPTIMIZER(optimizer,
+                     dc__optim_add_param(optimizer, __func__, group, shape, ndim, offset, count, dtype, index));
+}
+
+/* ---- a step ---- */
+
+static const dc_tensor *tensor_at(const dc_tensor *tensors, size_t size, int64_t i) {
+  return (const dc_tensor *)(const void *)((const char *)tensors + (size_t)i * size);
+}
+
+/* One tensor of a step; the index in the text costs a moment, so it is only looked for when there is a fault. */
+static dc_status read_part(const char *fn, const char *arg, const dc_tensor *tensor, int64_t index,
+                           const dc__optim_param *p, dc_tensor *read) {
+  char name[32];
+  int64_t numel;
+  if (dc__tensor_read(fn, arg, tensor, false, read, &numel) != DC_OK) {
+    (void)snprintf(name, sizeof name, "%s[%" PRId64 "]", arg, index);
+    return dc__tensor_read(fn, name, tensor, false, read, &numel);
+  }
+  return numel == p->count
+             ? DC_OK
+             : dc__fail(DC_E_SHAPE,
+                        "%s: %s[%" PRId64 "] has %" PRId64 " element%s, must have %" PRId64 " as the parameter's part",
+                        fn, arg, index, numel, DC__PLURAL_S(numel), p->count);
+}
+
+static dc_status read_pair(const char *fn, const dc_tensor *weight, const dc_tensor *grad, int64_t i,
+                           const dc__optim_param *p, dc__optim_io *io) {
+  dc_tensor w;
+  dc_tensor g = DC_TENSOR_INIT;
+  DC__TRY(read_part(fn, "weights", weight, i, p, &w));
+  DC__TRY(dc__read_options(fn, "grads", &g, sizeof g, grad, DC__TENSOR_SIZE_0_1));
+  if (g.dtype != DC_DTYPE_NONE) {
+    DC__TRY(read_part(fn, "grads", grad, i, p, &g));
+  }
+  if (w.dtype != p->dtype) {
+    return dc__fail(DC_E_DTYPE, "%s: weights[%" PRId64 "] is %s, the parameter was added as %s", fn, i,
+                    dc_dtype_name(w.dtype), dc_dtype_name(p->dtype));
+  }
+  if (g.dtype != DC_DTYPE_NONE && g.dtype != DC_FLOAT32 && g.dtype != DC_FLOAT16 && g.dtype != DC_BFLOAT16) {
+    return dc__fail(DC_E_DTYPE, "%s: grads[%" PRId64 "] is %s, must be float32, float16 or bfloat16", fn, i,
+                    dc_dtype_name(g.dtype));
+  }
+  io->weight = w.data;
+  io->grad = g.data;
+  io->grad_dtype = g.dtype;
+  return DC_OK;
+}
+
+static dc_status read_step(dc_optimizer *o, const char *fn, const dc_tensor *weights, const dc_tensor *grads,
+                           size_t tensor_size, int64_t count, double grad_scale) {
+  if (count != o->count) {
+    return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 ", must be %" PRId64 ", the number of parameters", fn, count,
+                    o->count);
+  }
+  if (count > 0 && (weights == NULL || grads == NULL)) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL", fn, weights == NULL ? "weights" : "grads");
+  }
+  if (count > 0 && tensor_size < DC__TENSOR_SIZE_0_1) {
+    return dc__fail(DC_E_INVALID, "%s: tensor_size = %zu, must be at least %d", fn, tensor_size,
+                    (int)DC__TENSOR_SIZE_0_1);
+  }
+  if (!isfinite(grad_scale)) {
+    return dc__fail(DC_E_INVALID, "%s: grad_scale = %g, must be finite", fn, grad_scale);
+  }
+  for (int64_t i = 0; i < count; i++) {
+    DC__TRY(read_pair(fn, tensor_at(weights, tensor_size, i), tensor_at(grads, tensor_size, i), i, &o->params[i],
+                      &o->io[i]));
+  }
+  return DC_OK;
+}
+
+dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads,
+                            size_t tensor_size, int64_t count, double grad_scale) {
+  DC__WITHOUT_TRAPS;
+  DC__WITH_OPTIMIZER(
+      optimizer,
+      dc__optim_step(optimizer, __func__,
+                     read_step(optimizer, __func__, weights, grads, tensor_size, count, grad_scale), grad_scale));
+}
+
+/* A number of the caller's; NULL: none. */
+static dc_status read_number(const char *fn, const char *arg, const dc_tensor *tensor, const float **number) {
+  dc_tensor read;
+  int64_t numel;
+  *number = NULL;
+  if (tensor == NULL) {
+    return DC_OK;
+  }
+  DC__TRY(dc__tensor_read(fn, arg, tensor, false, &read, &numel));
+  if (read.dtype != DC_FLOAT32) {
+    return dc__fail(DC_E_DTYPE, "%s: %s is %s, must be float32", fn, arg, dc_dtype_name(read.dtype));
+  }
+  if (numel != 1) {
+    return dc__fail(DC_E_SHAPE, "%s: %s has %" PRId64 " elements, must have 1", fn, arg, numel);
+  }
+  if ((uintptr_t)read.data % sizeof **number != 0) {
+    return dc__fail(DC_E_INVALID, "%s: %s.data = %p, must be a multiple of %zu", fn, arg, read.data, sizeof **number);
+  }
+  *number = read.data;
+  return DC_OK;
+}
+
+static dc_status set_loss_scale(dc_optimizer *o, const float *loss_scale, const float *found_inf) {
+  dc__optim_set_loss_scale(o, loss_scale, found_inf);
+  return DC_OK;
+}
+
+dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_tensor *loss_scale,
+                                      const dc_tensor *found_inf) {
+  DC__WITHOUT_TRAPS;
+  const float *scale;
+  const float *found;
+  DC__TRY(read_number(__func__, "loss_scale", loss_scale, &scale));
+  DC__TRY(read_number(__func__, "found_inf", found_inf, &found));
+  DC__WITH_OPTIMIZER(optimizer, set_loss_scale(optimizer, scale, found));
+}
+
+static dc_status set_stream(dc_optimizer *o, const char *fn, dc_stream *stream) {
+  if (stream != NULL) {
+    DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
+  }
+  return dc__optim_set_stream(o, fn, stream);
+}
+
+dc_status dc_optimizer_set_stream(dc_optimizer *optimizer, dc_stream *stream) {
+  DC__WITHOUT_TRAPS;
+  DC__WITH_OPTIMIZER(optimizer, set_stream(optimizer, __func__, stream));
+}
+
+int64_t dc_optimizer_steps(const dc_optimizer *optimizer) {
+  DC__WITHOUT_TRAPS;
+  dc_optimizer *o = (dc_optimizer *)(uintptr_t)optimizer; /* to wait changes nothing */
+  if (o == NULL || dc__owner_check(__func__, "handle", &o->linalg->device->owner) != DC_OK) {
+    return -1;
+  }
+  pthread_mutex_lock(&o->linalg->mutex);
+  dc__device_begin(o->linalg->device);
+  const int64_t steps = dc__optim_wait_task(o) == DC_OK ? dc__optim_steps(o, __func__) : -1;
+  dc__device_end(o->linalg->device);
+  pthread_mutex_unlock(&o->linalg->mutex);
+  return steps;
+}
+
+/* ---- state ---- */
+
+dc_status dc_optimizer_state_name(dc_optimizer *optimizer, int64_t index, int64_t piece, const char **name) {
+  DC__WITHOUT_TRAPS;
+  if (name == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: name is NULL", __func__);
+  }
+  DC__WITH_OPTIMIZER(optimizer, dc__optim_state_name(optimizer, __func__, index, piece, name));
+}
+
+dc_status dc_optimizer_state(dc_optimizer *optimizer, int64_t index, const char *name, dc_tensor *view) {
+  DC__WITHOUT_TRAPS;
+  if (name == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: name is NULL", __func__);
+  }
+  DC__TRY(dc__tensor_check_output(__func__, "view", view));
+  DC__WITH_OPTIMIZER(optimizer, dc__optim_state(optimizer, __func__, index, name, view));
+}
+
+dc_status dc_optimizer_save_size(dc_optimizer *optimizer, size_t *bytes) {
+  DC__WITHOUT_TRAPS;
+  if (bytes == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: bytes is NULL", __func__);
+  }
+  DC__WITH_OPTIMIZER(optimizer, dc__optim_save_size(optimizer, __func__, bytes));
+}
+
+dc_status dc_optimizer_save(dc_optimizer *optimizer, void *memory, size_t bytes) {
+  DC__WITHOUT_TRAPS;
+  if (memory == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: memory is NULL", __func__);
+  }
+  DC__WITH_OPTIMIZER(optimizer, dc__optim_save(optimizer, __func__, memory, bytes));
+}
+
+dc_status dc_optimizer_load(dc_optimizer *optimizer, const void *memory, size_t bytes) {
+  DC__WITHOUT_TRAPS;
+  if (memory == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: memory is NULL", __func__);
+  }
+  DC__WITH_OPTIMIZER(optimizer, dc__optim_load(optimizer, __func__, memory, bytes));
+}
+
+static dc_status get_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats) {
+  dc_optimizer_stats read;
+  DC__TRY(dc__optim_stats(o, fn, &read));
+  return dc__write_sized(fn, "stats", stats, &read, sizeof read, OPTIMIZER_STATS_SIZE_0_1);
+}
+
+dc_status dc_get_optimizer_stats(dc_optimizer *optimizer, dc_optimizer_stats *stats) {
+  DC__WITHOUT_TRAPS;
+  DC__WITH_OPTIMIZER(optimizer, get_stats(optimizer, __func__, stats));
+}

@@ -1,0 +1,145 @@
+/* Calls of the caller's functions, and their deadline: nothing can end a function that blocks but the caller's abort.
+ * So a thread calls that when time is up, and what the function returns after that is late, whatever it is. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "comm/external/external.h"
+
+void dc__external_fail(dc__external_group *group, dc_status status) {
+  pthread_mutex_lock(&group->mutex);
+  dc__failure_keep(&group->failure, status);
+  atomic_store_explicit(&group->failed, 1, memory_order_release);
+  pthread_mutex_unlock(&group->mutex);
+}
+
+static dc__external_callback *slot_of(dc__external *self, const dc__coll *coll) {
+  return &self->running[coll != NULL ? DC__EXTERNAL_COLLECTIVE : DC__EXTERNAL_DUP];
+}
+
+static void describe(char text[DC__COLL_TEXT], const dc__external_callback *call) {
+  if (call->op == 0) {
+    snprintf(text, DC__COLL_TEXT, "dc_comm_dup");
+  } else {
+    dc__coll_describe_op(text, call->op, call->id);
+  }
+}
+
+void dc__external_callback_begin(dc__external *self, const dc__coll *coll, const char *callback) {
+  const dc__external_callback call = {
+      callback, dc__now_ns(), pthread_self(), coll != NULL ? coll->tag.id : -1, coll != NULL ? coll->tag.op : 0, false};
+  pthread_mutex_lock(&self->group->mutex);
+  *slot_of(self, coll) = call;
+  pthread_mutex_unlock(&self->group->mutex);
+}
+
+dc_status dc__external_callback_end(dc__external *self, const dc__coll *coll, int32_t error) {
+  dc__external_group *group = self->group;
+  char name[DC__COLL_TEXT];
+  pthread_mutex_lock(&group->mutex);
+  const dc__external_callback call = *slot_of(self, coll);
+  dc_status status = call.timed_out ? dc__failure_raise(&group->failure) : DC_OK;
+  slot_of(self, coll)->name = NULL;
+  pthread_mutex_unlock(&group->mutex);
+  if (status != DC_OK || error == 0) {
+    return status;
+  }
+  describe(name, &call);
+  return dc__fail(DC_E_CALLBACK, "%s: the caller's %s returned %" PRId32 " on rank %" PRId32, name, call.name, error,
+                  self->head.rank);
+}
+
+dc_status dc__external_check_reentry(dc__external *self, const dc__coll *coll) {
+  char name[DC__COLL_TEXT];
+  pthread_mutex_lock(&self->group->mutex);
+  const dc__external_callback call = self->running[DC__EXTERNAL_COLLECTIVE];
+  pthread_mutex_unlock(&self->group->mutex);
+  if (call.name == NULL || !pthread_equal(call.thread, pthread_self())) {
+    return DC_OK;
+  }
+  dc__coll_describe_op(name, coll->tag.op, coll->tag.id);
+  return dc__fail(DC_E_STATE,
+                  "%s: called by the caller's %s on rank %" PRId32
+                  ", which may call nothing of libdc but dc_dtype_size()",
+                  name, call.name, self->head.rank);
+}
+
+/* ---- the deadline ---- */
+
+static void abort_members(const dc__external_group *group) {
+  for (dc__external *member = group->members; member != NULL; member = member->next) {
+    if (member->callbacks.abort != NULL) {
+      member->callbacks.abort(member->callbacks.user);
+    }
+  }
+}
+
+void dc__external_abort(dc__external_group *group) {
+  pthread_mutex_lock(&group->mutex);
+  abort_members(group);
+  pthread_mutex_unlock(&group->mutex);
+}
+
+static void fail_timeout(dc__external_group *group, const dc__external *member, dc__external_callback *call) {
+  char name[DC__COLL_TEXT];
+  describe(name, call);
+  dc_status status = dc__fail(DC_E_TIMEOUT, "rank %" PRId32 " waited %.1f s at %s for the caller's %s to return",
+                              member->head.rank, (double)member->head.timeout_ns / 1e9, name, call->name);
+  call->timed_out = true;
+  dc__failure_keep(&group->failure, status);
+  atomic_store_explicit(&group->failed, 1, memory_order_release);
+}
+
+/* Under the mutex: when to look next, since a callback that begins now would be late then. */
+static int64_t check_deadlines(dc__external_group *group) {
+  int64_t now = dc__now_ns(), next = INT64_MAX;
+  bool timed_out = false;
+  for (dc__external *member = group->members; member != NULL; member = member->next) {
+    for (int i = 0; i < DC__EXTERNAL_SLOTS; i++) {
+      dc__external_callback *call = &member->running[i];
+      bool runs = call->name != NULL && !call->timed_out;
+      int64_t deadline = (runs ? call->since : now) + member->head.timeout_ns;
+      if (runs && now >= deadline) {
+        fail_timeout(group, member, call);
+        timed_out = true;
+      } else {
+        next = deadline < next ? deadline : next;
+      }
+    }
+  }
+  if (timed_out) {
+    abort_members(group);
+  }
+  return next;
+}
+
+static void *watchdog_main(void *arg) {
+  dc__external_group *group = arg;
+  pthread_mutex_lock(&group->mutex);
+  while (!group->stopping) {
+    int64_t next = check_deadlines(group);
+    const struct timespec at = {next / 1000000000, next % 1000000000};
+    (void)pthread_cond_timedwait(&group->changed, &group->mutex, &at);
+  }
+  pthread_mutex_unlock(&group->mutex);
+  return NULL;
+}
+
+dc_status dc__external_start_watchdog(dc__external_group *group) {
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&group->changed, &monotonic);
+  pthread_condattr_destroy(&monotonic);
+  int error = pthread_create(&group->watchdog, NULL, watchdog_main, group);
+  return error == 0 ? DC_OK : dc__fail(DC_E_SYSTEM, "dc_comm_create_external: no thread: %s", strerror(error));
+}
+
+void dc__external_stop_watchdog(dc__external_group *group) {
+  pthread_mutex_lock(&group->mutex);
+  group->stopping = true;
+  pthread_cond_signal(&group->changed);
+  pthread_mutex_unlock(&group->mutex);
+  pthread_join(group->watchdog, NULL);
+}

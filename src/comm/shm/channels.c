@@ -1,0 +1,212 @@
+/* Which channel of the control block each communicator has. Channels are used again, and more are made when all are in
+ * use, so that a group may have any number of communicators. */
+#include <errno.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "comm/shm/shm.h"
+
+enum { LOCK_LIMIT_NS = 1000000000 }; /* the lock is held for a short time; its holder may have been killed */
+
+/* ---- segments ---- */
+
+static size_t slot_bytes(int32_t world, int32_t segment) {
+  return sizeof(dc__shm_slot) * (size_t)dc__shm_channels_in(segment) * (size_t)world;
+}
+
+/* Of a segment's slots and channels, in whole pages. */
+static size_t shared_bytes(int32_t world, int32_t segment) {
+  size_t bytes = slot_bytes(world, segment) + sizeof(dc__shm_channel) * (size_t)dc__shm_channels_in(segment);
+  return (bytes + DC__SHM_PAGE_BYTES - 1) & ~(size_t)(DC__SHM_PAGE_BYTES - 1);
+}
+
+/* With threads the ranks' staging memory follows; it takes no memory where it is not used. */
+static size_t threads_bytes(int32_t world, int32_t segment) {
+  return shared_bytes(world, segment) +
+         dc__shm_staging_bytes(DC__SHM_EAGER_BYTES, world) * (size_t)dc__shm_channels_in(segment) * (size_t)world;
+}
+
+static size_t file_offset(int32_t world, int32_t segment) {
+  size_t offset = dc__shm_control_bytes();
+  for (int32_t s = 0; s < segment; s++) {
+    offset += shared_bytes(world, s);
+  }
+  return offset;
+}
+
+static const char *api_name(int32_t segment) {
+  return segment == 0 ? "dc_comm_create_processes" : "dc_comm_dup";
+}
+
+/* Takes a segment into this rank's view: the next one, which exists if fill is false. */
+static dc_status map_segment(dc__shm_group *group, bool fill) {
+  int32_t s = atomic_load_explicit(&group->mapped, memory_order_relaxed);
+  dc__shm_segment *segment = &group->segments[s];
+  void *map = group->control->memory[s];
+  if (group->processes) {
+    segment->stages = dc__calloc((size_t)dc__shm_channels_in(s), sizeof *segment->stages);
+    if (segment->stages == NULL) {
+      return DC_E_NO_MEMORY;
+    }
+    dc_status status = dc__shm_file_map(api_name(s), group->control_fd, file_offset(group->world, s),
+                                        shared_bytes(group->world, s), fill, &map);
+    if (status != DC_OK) {
+      dc__free(segment->stages);
+      return status;
+    }
+  }
+  segment->slots = map;
+  segment->channels = (dc__shm_channel *)((char *)map + slot_bytes(group->world, s));
+  atomic_store_explicit(&group->mapped, s + 1, memory_order_release);
+  return DC_OK;
+}
+
+dc_status dc__shm_segment_add(dc__shm_group *group) {
+  dc__shm_control *control = group->control;
+  int32_t s = control->segments;
+  if (s == DC__SHM_SEGMENTS) {
+    return dc__fail(DC_E_NO_MEMORY, "dc_comm_dup: the group has %d communicators", dc__shm_first_channel(s));
+  }
+  if (!group->processes) {
+    size_t bytes = threads_bytes(group->world, s);
+    void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED) {
+      return dc__fail(DC_E_NO_MEMORY, "%s: %zu bytes: %s", s == 0 ? "dc_comm_create_threads" : "dc_comm_dup", bytes,
+                      strerror(errno));
+    }
+    control->memory[s] = map;
+  }
+  DC__TRY(map_segment(group, true));
+  control->segments++;
+  return DC_OK;
+}
+
+void dc__shm_segments_close(dc__shm_group *group) {
+  for (int32_t s = 0; s < atomic_load(&group->mapped) && group->processes; s++) {
+    munmap(group->segments[s].slots, shared_bytes(group->world, s));
+    dc__free(group->segments[s].stages);
+  }
+}
+
+void dc__shm_control_release(dc__shm_control *control) {
+  if (atomic_fetch_sub_explicit(&control->refs, 1, memory_order_acq_rel) != 1) {
+    return;
+  }
+  for (int32_t s = 0; s < control->segments; s++) {
+    munmap(control->memory[s], threads_bytes(control->world, s));
+  }
+  munmap(control, dc__shm_control_bytes());
+}
+
+dc_status dc__shm_staging(dc__shm_group *group, int32_t channel, size_t bytes, char **stage) {
+  int32_t s = dc__shm_segment_of(channel);
+  int32_t index = channel - dc__shm_first_channel(s);
+  dc__shm_segment *segment = &group->segments[s];
+  if (!group->processes) {
+    size_t before = (size_t)index * (size_t)group->world + (size_t)group->rank;
+    *stage = (char *)segment->slots + shared_bytes(group->world, s) +
+             before * dc__shm_staging_bytes(DC__SHM_EAGER_BYTES, group->world);
+    return DC_OK;
+  }
+  if (segment->stages[index] == NULL) {
+    void *memory = NULL;
+    DC__TRY(dc__shm_heap_alloc(&group->heap, dc__shm_staging_bytes(bytes, group->world), &memory));
+    segment->stages[index] = memory;
+  }
+  *stage = segment->stages[index];
+  return DC_OK;
+}
+
+/* ---- joining and leaving ---- */
+
+static dc_status lock(const dc__shm_group *group) {
+  int64_t limit = dc__now_ns() + LOCK_LIMIT_NS;
+  int free = 0;
+  while (!atomic_compare_exchange_weak_explicit(&group->control->lock, &free, group->rank + 1, memory_order_acquire,
+                                                memory_order_relaxed)) {
+    if (free != 0 && dc__now_ns() > limit) {
+      return dc__fail(DC_E_PEER_DEAD, "rank %d stopped while it held the group's lock", free - 1);
+    }
+    free = 0;
+    sched_yield();
+  }
+  return DC_OK;
+}
+
+static void unlock(const dc__shm_group *group) {
+  atomic_store_explicit(&group->control->lock, 0, memory_order_release);
+}
+
+static dc__shm_channel *channel_of(const dc__shm_group *group, int32_t channel) {
+  int32_t s = dc__shm_segment_of(channel);
+  return &group->segments[s].channels[channel - dc__shm_first_channel(s)];
+}
+
+/* The channel of the group's number-th communicator: the one that another rank has chosen, else the first free one. */
+static dc_status find_channel(dc__shm_group *group, int64_t number, int32_t *channel) {
+  int32_t free = -1;
+  while (atomic_load_explicit(&group->mapped, memory_order_relaxed) < group->control->segments) {
+    DC__TRY(map_segment(group, false));
+  }
+  for (int32_t c = 0; c < dc__shm_channel_count(group); c++) {
+    int64_t carried = channel_of(group, c)->number;
+    if (carried == number) {
+      *channel = c;
+      return DC_OK;
+    }
+    free = free < 0 && carried == 0 ? c : free;
+  }
+  if (free < 0) {
+    free = dc__shm_channel_count(group);
+    DC__TRY(dc__shm_segment_add(group));
+  }
+  *channel = free;
+  return DC_OK;
+}
+
+/* The n-th communicator of each rank meets the others' n-th: on the channel that the first to come chose. */
+dc_status dc__shm_channel_join(dc__shm_group *group, int32_t *channel) {
+  DC__TRY(lock(group));
+  dc_status status = find_channel(group, group->dups + 1, channel);
+  if (status == DC_OK) {
+    channel_of(group, *channel)->number = ++group->dups;
+    atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
+  }
+  unlock(group);
+  return status;
+}
+
+static void reset_channel(const dc__shm_group *group, int32_t channel) {
+  for (int32_t r = 0; r < group->world; r++) {
+    dc__shm_slot *slot = dc__shm_slot_of(group, channel, r);
+    atomic_store(&slot->posted.value, 0);
+    atomic_store(&slot->posted.waiters, 0);
+    atomic_store(&slot->done.value, 0);
+    atomic_store(&slot->done.waiters, 0);
+    atomic_store(&slot->last_op, 0);
+    atomic_store(&slot->waits, 0);
+    atomic_store(&slot->use.requested, 0);
+    atomic_store(&slot->use.user, 0);
+    atomic_store(&slot->use.blocked_in, 0);
+    atomic_store(&slot->left, 0);
+  }
+}
+
+/* A slower rank that waits for this one must not wait on, and one that does not must not notice. */
+void dc__shm_channel_leave(dc__shm_group *group, int32_t channel) {
+  dc__shm_slot *slot = dc__shm_slot_of(group, channel, group->rank);
+  atomic_store(&slot->left, 1);
+  dc__shm_signal(group, &slot->posted, atomic_load(&slot->posted.value));
+  dc__shm_signal(group, &slot->done, atomic_load(&slot->done.value));
+  /* Nobody comes to a channel of a group that has failed; who failed it may hold the lock for ever. */
+  if (atomic_load(&group->control->failed) == DC__SHM_HEALTHY && lock(group) == DC_OK) {
+    dc__shm_channel *entry = channel_of(group, channel);
+    if (++entry->leavers == group->world) {
+      reset_channel(group, channel);
+      *entry = (dc__shm_channel){0, 0, 0};
+    }
+    unlock(group);
+  }
+  dc__shm_group_release(group);
+}

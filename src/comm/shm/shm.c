@@ -1,0 +1,159 @@
+/* The communicator over shared memory: its table, and the two ways to make one. */
+#include "comm/shm/shm.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static void destroy(dc_comm *comm) {
+  dc__shm *self = (dc__shm *)comm;
+  dc__shm_channel_leave(self->group, self->channel);
+  pthread_mutex_destroy(&self->collective_mutex);
+  dc__comm_head_destroy(comm);
+  dc__free(self);
+}
+
+static void poll_failure(dc_comm *comm) {
+  dc_status status = dc__shm_group_check(((dc__shm *)comm)->group);
+  if (status != DC_OK) {
+    dc__comm_fail(comm, status);
+  }
+}
+
+static void check_peers(dc_comm *comm) {
+  dc__shm_check_peers((dc__shm *)comm);
+  poll_failure(comm);
+}
+
+static void abort_group(dc_comm *comm, const char *reason) {
+  dc__shm_group *group = ((dc__shm *)comm)->group;
+  dc_status status = dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group%s%.300s", comm->rank,
+                              reason != NULL ? ": " : "", reason != NULL ? reason : "");
+  dc__shm_group_fail(group, status);
+  poll_failure(comm);
+}
+
+static dc_status heap_alloc(dc_comm *comm, size_t bytes, void **ptr) {
+  return dc__shm_heap_alloc(&((dc__shm *)comm)->group->heap, bytes, ptr);
+}
+
+static void heap_free(dc_comm *comm, void *ptr, size_t bytes) {
+  dc__shm_heap_free(&((dc__shm *)comm)->group->heap, ptr, bytes);
+}
+
+static bool peer_accessible(dc_comm *comm, const void *ptr, size_t bytes) {
+  return dc__shm_heap_contains(&((dc__shm *)comm)->group->heap, ptr, bytes);
+}
+
+static void set_checksums(dc_comm *comm, bool enable) {
+  atomic_store(&((dc__shm *)comm)->group->checksums, enable ? 1 : 0);
+}
+
+static dc_status dup_channel(dc_comm *comm, dc_comm **copy);
+
+static const dc__comm_ops ops = {.name = "local",
+                                 .all_gather = dc__shm_all_gather,
+                                 .reduce_scatter = dc__shm_reduce_scatter,
+                                 .broadcast = dc__host_broadcast,
+                                 .barrier = dc__host_barrier,
+                                 .run = dc__shm_run,
+                                 .agree = dc__shm_agree,
+                                 .check_peers = check_peers,
+                                 .dup = dup_channel,
+                                 .abort = abort_group,
+                                 .poll = poll_failure,
+                                 .heap_alloc = heap_alloc,
+                                 .heap_free = heap_free,
+                                 .peer_accessible = peer_accessible,
+                                 .set_checksums = set_checksums,
+                                 .destroy = destroy};
+
+/* A communicator on the group's next channel; it takes a reference to the group. */
+static dc_status open_channel(dc__shm_group *group, dc_comm **comm) {
+  dc__shm *self = dc__calloc(1, sizeof *self);
+  if (self == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  dc_status status = dc__comm_head_init(&self->head, &ops, group->rank, group->world, group->timeout_ns);
+  if (status != DC_OK) {
+    dc__free(self);
+    return status;
+  }
+  self->head.supports_device = !group->processes; /* addresses of a device mean something in one process alone */
+  self->head.single_rank = self->head.supports_device && self->head.world == 1;
+  pthread_mutex_init(&self->collective_mutex, NULL);
+  self->group = group;
+  self->stage_bytes = group->processes ? DC__SHM_STAGING_BYTES : DC__SHM_EAGER_BYTES;
+  status = dc__shm_channel_join(group, &self->channel);
+  if (status != DC_OK) {
+    pthread_mutex_destroy(&self->collective_mutex);
+    dc__comm_head_destroy(&self->head);
+    dc__free(self);
+    return status;
+  }
+  self->head.use = &dc__shm_slot_of(group, self->channel, group->rank)->use;
+  *comm = &self->head;
+  return DC_OK;
+}
+
+static dc_status dup_channel(dc_comm *comm, dc_comm **copy) {
+  DC__TRY(open_channel(((dc__shm *)comm)->group, copy));
+  dc__comm_note_request(comm, 0);
+  dc__comm_note_request(*copy, 0);
+  return DC_OK;
+}
+
+static dc_status create_thread(dc__shm_control *control, int32_t rank, int64_t timeout_ns, dc_comm **comm) {
+  dc__shm_group *group = NULL;
+  DC__TRY(dc__shm_group_create(rank, control->world, 0, timeout_ns, &group));
+  group->control = control;
+  atomic_fetch_add(&control->refs, 1);
+  dc_status status = open_channel(group, comm);
+  dc__shm_group_release(group);
+  return status;
+}
+
+dc_status dc__comm_create_threads(int32_t world, const dc_comm_options *options, dc_comm **comms) {
+  size_t bytes = dc__shm_control_bytes();
+  void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (map == MAP_FAILED) {
+    return dc__fail(DC_E_NO_MEMORY, "dc_comm_create_threads: %zu bytes: %s", bytes, strerror(errno));
+  }
+  dc__shm_control *control = map;
+  control->world = world;
+  atomic_store(&control->refs, 1); /* ours, until all have theirs */
+  dc_status status = DC_OK;
+  int32_t made = 0;
+  while (status == DC_OK && made < world) {
+    status = create_thread(control, made, options->timeout_ns, &comms[made]);
+    made += status == DC_OK;
+  }
+  while (status != DC_OK && made > 0) {
+    dc__comm_release(comms[--made]);
+    comms[made] = NULL;
+  }
+  dc__shm_control_release(control);
+  return status;
+}
+
+static size_t machine_memory(void) {
+  return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+dc_status dc__comm_create_processes(const char *name, int32_t rank, int32_t world, const dc_comm_options *options,
+                                    dc_comm **comm) {
+  size_t reserve = options->heap_bytes > 0 ? options->heap_bytes : machine_memory();
+  dc__shm_group *group = NULL;
+  DC__TRY(dc__shm_group_create(rank, world, reserve, options->timeout_ns, &group));
+  dc_status status = dc__shm_rendezvous(name, group);
+  if (status == DC_OK) {
+    status = open_channel(group, comm);
+  }
+  if (status == DC_OK) {
+    dc__comm_note_request(*comm, 0);
+  }
+  dc__shm_group_release(group);
+  return status;
+}

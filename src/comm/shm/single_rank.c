@@ -1,0 +1,38 @@
+/* One rank alone: what its collectives do to a device's memory is queued on their stream, with nobody to meet. */
+#include "comm/host_transport.h"
+#include "comm/shm/shm.h"
+#include "kernels/kernels.h"
+
+static bool is_single_rank(const dc_comm *comm, const dc_stream *stream) {
+  return comm->single_rank && stream != NULL && stream->device->memory_space != 0;
+}
+
+void dc__shm_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                        int32_t count) {
+  if (!is_single_rank(comm, stream)) {
+    dc__host_all_gather(comm, stream, tag, items, count);
+    return;
+  }
+  dc__op_timing_begin_on(tag->span, stream);
+  for (int32_t i = 0; i < count && dc__comm_check(comm) == DC_OK; i++) {
+    if (items[i].send != items[i].recv) {
+      dc__stream_copy(stream, items[i].recv, items[i].send, (size_t)items[i].total * dc_dtype_size(items[i].dtype));
+    }
+  }
+  dc__op_timing_end_on(tag->span, stream);
+}
+
+void dc__shm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                            int32_t count) {
+  if (!is_single_rank(comm, stream)) {
+    dc__host_reduce_scatter(comm, stream, tag, items, count);
+    return;
+  }
+  dc__op_timing_begin_on(tag->span, stream);
+  for (int32_t i = 0; i < count && dc__comm_check(comm) == DC_OK; i++) {
+    const dc__coll_item *item = &items[i];
+    dc__internal_reduce(stream, item->recv, item->recv_dtype, &item->send, 1, item->dtype, item->total,
+                        item->reduce_op == DC_MEAN, item->accumulate != 0);
+  }
+  dc__op_timing_end_on(tag->span, stream);
+}

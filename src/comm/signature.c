@@ -1,0 +1,129 @@
+/* Whether all ranks called the same collective. */
+#include "comm/signature.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+int32_t dc__coll_missing_recv(const dc__coll *coll, int32_t rank) {
+  for (int32_t i = 0; coll->kind == DC__COLL_REDUCE && i < coll->count; i++) {
+    if (coll->items[i].recv == NULL && coll->items[i].ranges[rank].count > 0) {
+      return i;
+    }
+  }
+  return -1;
+}
+
+dc_status dc__coll_fail_missing_recv(int64_t id, int32_t rank) {
+  return dc__fail(DC_E_STATE,
+                  "dc_reduce_grad: the gradient buffer of parameter %" PRId64
+                  " was taken away by dc_update_param_grad_buffer on rank %" PRId32 "; give it one first",
+                  id, rank);
+}
+
+void dc__signature_fill(dc__signature *call, const dc__coll *coll, int32_t rank, int32_t world, uint64_t word) {
+  call->graph_id = coll->tag.graph_id;
+  call->id = coll->tag.id;
+  call->word = word;
+  call->op = coll->tag.op;
+  call->kind = coll->kind;
+  call->count = coll->count;
+  call->root = coll->root;
+  call->memory_space = coll->device == NULL ? 0 : coll->device->memory_space;
+  call->captured = coll->captured;
+  call->missing_recv = 1 + dc__coll_missing_recv(coll, rank);
+  for (int32_t i = 0; i < coll->count; i++) {
+    const dc__coll_item *item = &coll->items[i];
+    call->items[i] =
+        (dc__signature_item){item->total, item->id, dc__coll_ranges_hash(item, world), item->dtype, item->reduce_op};
+  }
+}
+
+static bool is_same_item(const dc__signature_item *a, const dc__signature_item *b) {
+  return a->total == b->total && a->id == b->id && a->ranges == b->ranges && a->dtype == b->dtype &&
+         a->reduce_op == b->reduce_op;
+}
+
+/* The first item in which two calls differ; -1: none. */
+static int32_t first_difference(const dc__signature *a, const dc__signature *b) {
+  int32_t count = a->count < b->count ? a->count : b->count;
+  for (int32_t i = 0; i < count; i++) {
+    if (!is_same_item(&a->items[i], &b->items[i])) {
+      return i;
+    }
+  }
+  bool same = a->op == b->op && a->graph_id == b->graph_id && a->id == b->id && a->kind == b->kind &&
+              a->root == b->root && a->count == b->count && (a->memory_space == 0) == (b->memory_space == 0);
+  return same ? -1 : 0;
+}
+
+static void describe_signature(char text[DC__COLL_TEXT], const dc__signature *call, int32_t item, bool graph) {
+  bool has = item < call->count;
+  const dc__coll_name name = {.graph_id = graph ? call->graph_id : DC__COLL_NO_GRAPH,
+                              .id = has ? call->items[item].id : call->id,
+                              .total = has ? call->items[item].total : 0,
+                              .op = call->op,
+                              .kind = call->kind,
+                              .count = call->count,
+                              .dtype = has ? call->items[item].dtype : DC_DTYPE_NONE,
+                              .reduce_op = has ? call->items[item].reduce_op : 0,
+                              .root = call->root};
+  dc__coll_describe(text, &name);
+}
+
+static int32_t first_of(const dc__rank_set *set, int32_t world) {
+  int32_t r = 0;
+  while (r < world && !dc__rank_set_has(set, r)) {
+    r++;
+  }
+  return r;
+}
+
+dc_status dc__signature_fail_deadlock(int32_t world, const dc__rank_set *some, const char *call,
+                                      const dc__rank_set *others, const char *other_call) {
+  bool turned = first_of(others, world) < first_of(some, world);
+  const dc__rank_list low = dc__rank_list_of(turned ? others : some, world),
+                      high = dc__rank_list_of(turned ? some : others, world);
+  return dc__fail(DC_E_MISMATCH,
+                  "rank%s %s %s in %s where rank%s %s %s in %s, and they wait for each other; all ranks must make the "
+                  "same calls of a context and its communicator in the same order",
+                  DC__PLURAL_S(low.count), low.text, low.count == 1 ? "is" : "are", turned ? other_call : call,
+                  DC__PLURAL_S(high.count), high.text, high.count == 1 ? "is" : "are", turned ? call : other_call);
+}
+
+static dc__tag tag_of(const dc__signature *call) {
+  return (dc__tag){.graph_id = call->graph_id, .id = call->id, .op = call->op};
+}
+
+dc_status dc__signature_compare(int32_t rank, int32_t world, const dc__signature *const *calls) {
+  const dc__signature *mine = calls[rank];
+  for (int32_t r = 0; r < world; r++) {
+    if (mine->captured != calls[r]->captured) {
+      int32_t captures = mine->captured != 0 ? rank : r;
+      int32_t other = mine->captured != 0 ? r : rank;
+      const dc__tag captured = tag_of(calls[captures]), plain = tag_of(calls[other]);
+      return dc__coll_fail_capture_mismatch(captures, &captured, other, &plain);
+    }
+    int32_t item = first_difference(mine, calls[r]);
+    if (item >= 0) {
+      /* The lower rank is the one that the other is measured by, so that both ranks say the same. */
+      int32_t low = r < rank ? r : rank;
+      int32_t high = r < rank ? rank : r;
+      bool graph = mine->graph_id != calls[r]->graph_id;
+      char low_text[DC__COLL_TEXT];
+      char high_text[DC__COLL_TEXT];
+      describe_signature(low_text, calls[low], item, graph);
+      describe_signature(high_text, calls[high], item, graph);
+      const char *split = strcmp(low_text, high_text) != 0                        ? ""
+                          : calls[low]->memory_space == calls[high]->memory_space ? ", split differently over the ranks"
+                                                                                  : " with memory of another device";
+      return dc__fail(DC_E_MISMATCH, "rank %" PRId32 " called %s where rank %" PRId32 " called %s%s", high, high_text,
+                      low, low_text, split);
+    }
+  }
+  for (int32_t r = 0; r < world; r++) {
+    if (calls[r]->missing_recv > 0 && calls[r]->missing_recv <= mine->count) {
+      return dc__coll_fail_missing_recv(mine->items[calls[r]->missing_recv - 1].id, r);
+    }
+  }
+  return DC_OK;
+}

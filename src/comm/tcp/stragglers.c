@@ -1,0 +1,254 @@
+/* Which rank is the reason why others wait. A rank that waits may wait for one that is held up by a third; so at a
+ * deadline, and when a connection broke, it asks the others over the control mesh. Their watchers answer, also while
+ * the ranks themselves compute, sleep or wait. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "comm/tcp/tcp.h"
+
+/* Watchers answer at once; what does not answer for so long is stopped, or cut off. */
+static const int64_t reply_timeout_ns = INT64_C(1000000000);
+/* The connections of a process that ended close one after the other; what is sent to it meanwhile makes resets of ends.
+ */
+static const int64_t close_grace_ns = INT64_C(50000000);
+
+/* ---- what a rank says of itself ---- */
+
+void dc__tcp_wait_begin(dc__tcp_wait *wait, const dc__rank_set *ranks) {
+  for (int32_t i = 0; i < DC__RANK_WORDS; i++) {
+    atomic_store_explicit(&wait->ranks[i], ranks->words[i], memory_order_relaxed);
+  }
+  atomic_store_explicit(&wait->waits, 1, memory_order_release);
+}
+
+void dc__tcp_wait_end(dc__tcp_wait *wait) {
+  atomic_store_explicit(&wait->waits, 0, memory_order_relaxed);
+}
+
+/* Adds those for whom it waits, if it does. */
+static bool add_wait(dc__tcp_wait *wait, dc__rank_set *ranks) {
+  if (atomic_load_explicit(&wait->waits, memory_order_acquire) == 0) {
+    return false;
+  }
+  for (int32_t i = 0; i < DC__RANK_WORDS; i++) {
+    ranks->words[i] |= atomic_load_explicit(&wait->ranks[i], memory_order_relaxed);
+  }
+  return true;
+}
+
+static void set_op(const dc__tcp *comm, dc__tcp_control_msg *reply) {
+  reply->op = atomic_load_explicit(&comm->op, memory_order_relaxed);
+  reply->id = atomic_load_explicit(&comm->id, memory_order_relaxed);
+}
+
+/* What the rank does in communicators other than the one that was asked about: where it waits, else its latest call. */
+static void find_other_wait(dc__tcp_group *group, const dc__tcp *queried, dc__tcp_control_msg *reply) {
+  bool found = false;
+  uint64_t latest = 0;
+  for (dc__tcp *c = group->members; c != NULL; c = c->next) {
+    uint64_t number = atomic_load_explicit(&c->number, memory_order_relaxed);
+    bool waits = c != queried && add_wait(&c->wait, &reply->ranks);
+    if (waits > found || (waits == found && number > latest)) {
+      set_op(c, reply);
+      found = waits;
+      latest = number;
+    }
+  }
+  if (!found && add_wait(&group->mesh_wait, &reply->ranks)) {
+    reply->op = 0; /* a communicator that it makes has no operator */
+    found = true;
+  }
+  reply->status = found ? DC__TCP_WAITS_ELSEWHERE : DC__TCP_NOT_WAITING;
+}
+
+void dc__tcp_handle_query(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *query) {
+  dc__tcp_control_msg reply = {.kind = DC__TCP_REPLY, .mesh = query->mesh, .query = query->query};
+  dc__tcp *queried = group->members;
+  while (queried != NULL && queried->mesh != query->mesh) {
+    queried = queried->next;
+  }
+  uint64_t reached = queried == NULL ? 0 : atomic_load_explicit(&queried->reached, memory_order_relaxed);
+  if (queried == NULL && query->mesh < group->joined) {
+    reply.status = DC__TCP_LEFT;
+  } else if (queried != NULL && reached >= query->seq) {
+    reply.status = DC__TCP_ARRIVED;
+    set_op(queried, &reply);
+    if (reached == query->seq) {
+      (void)add_wait(&queried->wait, &reply.ranks);
+    }
+  } else if (queried != NULL && add_wait(&queried->wait, &reply.ranks)) {
+    reply.status = DC__TCP_WAITS_ELSEWHERE;
+    set_op(queried, &reply);
+  } else {
+    find_other_wait(group, queried, &reply);
+  }
+  if (reply.status == DC__TCP_NOT_WAITING || reply.status == DC__TCP_WAITS_ELSEWHERE) {
+    dc__tcp_add_blocked(group, queried, query, &reply);
+  }
+  dc__tcp_send_control(group, r, &reply);
+}
+
+/* ---- asking ---- */
+
+void dc__tcp_handle_reply(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *reply) {
+  if (group->answers != NULL && reply->query == group->query && reply->status >= DC__TCP_NOT_WAITING &&
+      reply->status <= DC__TCP_LEFT) {
+    group->answers[r] = (dc__tcp_reply){.state = reply->status,
+                                        .op = reply->op,
+                                        .id = reply->id,
+                                        .blocked_in = reply->seq,
+                                        .mesh = reply->mesh,
+                                        .waits_for = reply->ranks};
+  }
+}
+
+/* The ranks asked that are there and have not answered. */
+static dc__rank_set unanswered(const dc__tcp_group *group, const dc__rank_set *ranks) {
+  dc__rank_set unresponsive = {{0}};
+  for (int32_t r = 0; r < group->world; r++) {
+    bool queried = r != group->rank && dc__rank_set_has(ranks, r) && atomic_load(&group->closed[r]) == 0;
+    if (queried && group->answers[r].state == DC__TCP_NO_REPLY) {
+      dc__rank_set_add(&unresponsive, r);
+    }
+  }
+  return unresponsive;
+}
+
+void dc__tcp_query_ranks(dc__tcp *self, const dc__rank_set *ranks) {
+  dc__tcp_group *group = self->group;
+  dc__tcp_control_msg query = {.kind = DC__TCP_QUERY, .mesh = self->mesh, .seq = self->seq};
+  memset(self->answers, 0, (size_t)group->world * sizeof *self->answers);
+  pthread_mutex_lock(&group->query_mutex);
+  pthread_mutex_lock(&group->mutex);
+  group->answers = self->answers;
+  query.query = ++group->query;
+  for (int32_t r = 0; r < group->world && !group->voted; r++) {
+    if (dc__rank_set_has(ranks, r)) {
+      dc__tcp_send_control(group, r, &query);
+    }
+  }
+  int64_t until = dc__now_ns() + reply_timeout_ns;
+  group->unresponsive = unanswered(group, ranks);
+  while (!group->voted && !dc__rank_set_is_empty(&group->unresponsive) && dc__now_ns() < until) {
+    dc__tcp_wait_change(group, until);
+    group->unresponsive = unanswered(group, ranks);
+  }
+  self->unresponsive = group->unresponsive;
+  group->answers = NULL;
+  pthread_mutex_unlock(&group->mutex);
+  pthread_mutex_unlock(&group->query_mutex);
+}
+
+void dc__tcp_ask_all(dc__tcp *self) {
+  dc__rank_set all;
+  memset(&all, 0xff, sizeof all);
+  dc__tcp_query_ranks(self, &all);
+}
+
+/* ---- who is late ---- */
+
+static dc__rank_set waits_for(const void *context, int32_t r) {
+  const dc__tcp *self = context;
+  return self->answers[r].waits_for;
+}
+
+static int32_t first_of(const dc__rank_set *set, int32_t world) {
+  int32_t r = 0;
+  while (r < world - 1 && !dc__rank_set_has(set, r)) {
+    r++;
+  }
+  return r;
+}
+
+/* What is known of the first of those that are late. */
+static void describe_straggler(const dc__tcp *self, int32_t r, bool has_header, char *text, size_t cap) {
+  const dc__tcp_reply *reply = &self->answers[r];
+  char call[DC__COLL_TEXT];
+  dc__coll_describe_op(call, reply->op, reply->id);
+  dc__rank_list unresponsive = dc__rank_list_of(&self->unresponsive, self->head.world);
+  dc__rank_list others = dc__rank_list_of(&reply->waits_for, self->head.world);
+  if (dc__rank_set_has(&self->unresponsive, r)) {
+    snprintf(text, cap, "; rank%s %s %s not answer", unresponsive.count > 1 ? "s" : "", unresponsive.text,
+             unresponsive.count > 1 ? "do" : "does");
+  } else if (reply->state == DC__TCP_NO_REPLY) {
+    snprintf(text, cap, "; rank %" PRId32 " cannot be asked: its control connection ended", r);
+  } else if (reply->state == DC__TCP_NOT_WAITING) {
+    snprintf(text, cap, "; rank %" PRId32 " last started %s", r, reply->op == 0 ? "nothing" : call);
+  } else if (reply->state == DC__TCP_LEFT) {
+    snprintf(text, cap, "; rank %" PRId32 " destroyed its communicator", r);
+  } else if (others.count > 0) {
+    snprintf(text, cap, "; rank %" PRId32 " waits at %s for rank%s %s", r, reply->op == 0 ? "a new communicator" : call,
+             others.count > 1 ? "s" : "", others.text);
+  } else if (!has_header) {
+    snprintf(text, cap, "; rank %" PRId32 " says that it came, but what it sent does not arrive", r);
+  }
+}
+
+dc_status dc__tcp_fail_timeout(const dc__tcp *self, const dc__rank_set *missing, bool has_header, const char *op_text) {
+  const dc__rank_set stragglers = dc__rank_set_stragglers(self->head.rank, self->head.world, missing, waits_for, self);
+  int32_t first = first_of(&stragglers, self->head.world);
+  dc__rank_list names = dc__rank_list_of(&stragglers, self->head.world);
+  char more[400] = "";
+  has_header = has_header && dc__rank_set_has(missing, first);
+  describe_straggler(self, first, has_header, more, sizeof more);
+  return dc__fail(DC_E_TIMEOUT, "rank %" PRId32 " waited %.1f s at %s for rank%s %s of %" PRId32 " to %s%s",
+                  self->head.rank, (double)self->head.timeout_ns / 1e9, op_text, names.count > 1 ? "s" : "", names.text,
+                  self->head.world, has_header ? "send and read all of it" : "come", more);
+}
+
+/* ---- connections that ended ---- */
+
+static dc_status fail_left(const dc__tcp_group *group, int32_t r, const char *op_text) {
+  return dc__fail(DC_E_PEER_DEAD,
+                  "rank %" PRId32 " destroyed its communicator while rank %" PRId32 " waited for it at %s", r,
+                  group->rank, op_text);
+}
+
+dc_status dc__tcp_fail_closed(dc__tcp_group *group, int32_t r, const char *op_text) {
+  char text[DC__TCP_ERROR];
+  int error = atomic_load(&group->error[r]);
+  if (atomic_load(&group->closed[r]) != DC__TCP_DISCONNECTED) {
+    return fail_left(group, r, op_text);
+  }
+  dc__tcp_error_text(error, text);
+  return dc__fail(DC_E_PEER_DEAD,
+                  "rank %" PRId32 " died%s (its connection %s%s) while rank %" PRId32 " waited for it at %s", r,
+                  error != 0 ? ", or is cut off" : "", error != 0 ? "broke: " : "ended", error != 0 ? text : "",
+                  group->rank, op_text);
+}
+
+/* A moment, for the end of a rank's control connection, or its vote. */
+static void wait_closed(dc__tcp_group *group, int32_t r) {
+  int64_t until = dc__now_ns() + close_grace_ns;
+  pthread_mutex_lock(&group->mutex);
+  while (!group->voted && atomic_load(&group->closed[r]) == 0 && dc__now_ns() < until) {
+    dc__tcp_wait_change(group, until);
+  }
+  pthread_mutex_unlock(&group->mutex);
+}
+
+dc_status dc__tcp_fail_lost(dc__tcp *self, int32_t r, int error, bool left, const char *op_text) {
+  dc__tcp_group *group = self->group;
+  char text[DC__TCP_ERROR];
+  if (left) {
+    DC__TRY(dc__tcp_group_check(group));
+    return fail_left(group, r, op_text);
+  }
+  wait_closed(group, r);
+  dc__rank_set ranks = {{0}};
+  dc__rank_set_add(&ranks, r);
+  dc__tcp_query_ranks(self, &ranks); /* its failure, or its end, may be under way as well */
+  DC__TRY(dc__tcp_group_check(group));
+  if (atomic_load(&group->closed[r]) != 0) {
+    return dc__tcp_fail_closed(group, r, op_text);
+  }
+  if (self->answers[r].state == DC__TCP_LEFT) {
+    return fail_left(group, r, op_text);
+  }
+  dc__tcp_error_text(error, text);
+  bool unresponsive = self->answers[r].state == DC__TCP_NO_REPLY;
+  return dc__fail(unresponsive ? DC_E_PEER_DEAD : DC_E_SYSTEM,
+                  "rank %" PRId32 " at %s: the connection to rank %" PRId32 " broke: %s%s", self->head.rank, op_text, r,
+                  error == 0 ? "it was closed on the way" : text, unresponsive ? "; the rank does not answer" : "");
+}

@@ -1,0 +1,53 @@
+/* An arena's blocks. Their headers lie apart from them, because not every device's memory can be read by the host. A
+ * block is in one list at a time: of free blocks (by size), of used ones (by address), or of retired ones, which were
+ * given back while queued work may still use them. The arena locks. */
+#ifndef DC_DEVICE_BLOCK_LIST_H
+#define DC_DEVICE_BLOCK_LIST_H
+
+#include "device/device.h"
+#include "device/record_pool.h"
+
+enum { DC__BLOCK_ALIGNMENT = 256, DC__BLOCK_BINS = 64 };
+
+typedef struct dc__arena_block {
+  struct dc__arena_block *next;  /* in its list */
+  struct dc__arena_block **link; /* what points to it there */
+  struct dc__arena_block *left;  /* neighbours in the chunk; the leftmost keeps its header whatever is cut or merged */
+  struct dc__arena_block *right;
+  unsigned char *ptr;
+  size_t bytes;
+  dc_event *after[2]; /* retired: must pass first */
+  bool is_free;
+} dc__arena_block;
+
+typedef struct dc__block_list {
+  dc__arena_block *bins[DC__BLOCK_BINS]; /* free blocks of [2^n, 2^(n+1)) * DC__BLOCK_ALIGNMENT bytes */
+  dc__arena_block *retired;              /* the oldest first */
+  dc__arena_block **retired_tail;        /* where the next one is put */
+  dc__arena_block **used;                /* slot_count lists by address */
+  size_t slot_count;
+  size_t used_count;
+  int64_t used_bytes; /* retired ones too */
+  dc__record_pool records;
+  bool stream_ordered; /* what is free may be in use still, by work that comes before its next use */
+} dc__block_list;
+
+dc_status dc__block_list_init(dc__block_list *self);
+void dc__block_list_destroy(dc__block_list *self);
+
+/* Memory in a new block, whose header is one of the records; and out again, when it is one free block. */
+void dc__block_list_add(dc__block_list *self, dc__arena_block *fresh, void *ptr, size_t bytes);
+void dc__block_list_remove(dc__block_list *self, dc__arena_block *whole);
+
+/* Of a multiple of the alignment; NULL: there is none. Of the retired blocks it is the oldest one that fits best, and
+ * `after` says what must pass before it is used. */
+dc__arena_block *dc__block_list_alloc(dc__block_list *self, size_t bytes);
+dc__arena_block *dc__block_list_alloc_retired(dc__block_list *self, size_t bytes, dc_event *after[2]);
+/* Free, or retired until the events (NULL: none) have passed. The later one comes first, being asked first. */
+void dc__block_list_free(dc__block_list *self, const void *ptr, dc_event *after_a, dc_event *after_b);
+/* The event has passed, and is not asked any more. */
+void dc__block_list_forget_event(dc__block_list *self, const dc_event *event);
+/* Frees retired blocks: all that may be, or in their order up to the first that may not, which is nearly the same. */
+void dc__block_list_poll(dc__block_list *self, bool all);
+
+#endif

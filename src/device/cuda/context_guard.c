@@ -1,0 +1,86 @@
+/* What a thread has made current, and what it knows of it for as long as an operator lasts. */
+#include "device/cuda/cuda.h"
+
+enum { UNKNOWN = -1 };
+
+static _Thread_local struct {
+  dc__cuda_device *current;         /* whose context this thread has pushed last; NULL: none */
+  dc__cuda_device *operator_device; /* that an operator keeps current from its first use on; NULL: none */
+  int operators;                    /* one in the other */
+  dc__cuda_context_guard entry;     /* the kept one's, undone by the outermost operator's end */
+  uint64_t capture_stream;          /* a stream's serial, in this operator; 0: none */
+  bool is_capturing;                /* the answer */
+} thread_state;
+
+dc__cuda_context_guard dc__cuda_context_enter(dc__cuda_device *device) {
+  dc__cuda_context_guard entry = {NULL, thread_state.current, DC__CU_CAPTURE_RELAXED};
+  if (thread_state.current == device || DC__CUDA_KEEP(device, cuCtxPushCurrent_v2, device->context) != DC_OK) {
+    return entry; /* of nothing: what is current is not ours to take away */
+  }
+  if (device->driver.cuThreadExchangeStreamCaptureMode(&entry.mode) != 0) {
+    entry.mode = UNKNOWN;
+  }
+  entry.device = thread_state.current = device;
+  if (thread_state.operator_device == device && entry.outer == NULL) {
+    thread_state.entry = entry;
+    entry.device = NULL;
+  }
+  return entry;
+}
+
+void dc__cuda_context_leave(dc__cuda_context_guard entry) {
+  dc__cu_context ours;
+  if (entry.device == NULL) {
+    return;
+  }
+  if (entry.mode != UNKNOWN) {
+    (void)entry.device->driver.cuThreadExchangeStreamCaptureMode(&entry.mode);
+  }
+  (void)entry.device->driver.cuCtxPopCurrent_v2(&ours);
+  thread_state.current = entry.outer;
+}
+
+void dc__cuda_device_begin(dc_device *device) {
+  if (thread_state.operators++ == 0) {
+    thread_state.operator_device = (dc__cuda_device *)device;
+    thread_state.capture_stream = 0;
+  }
+}
+
+void dc__cuda_device_pause(dc_device *device) {
+  (void)device;
+  dc__cuda_context_leave(thread_state.entry);
+  thread_state.entry.device = NULL;
+  thread_state.capture_stream = 0;
+}
+
+void dc__cuda_device_end(dc_device *device) {
+  if (--thread_state.operators == 0) {
+    thread_state.operator_device = NULL;
+    dc__cuda_device_pause(device);
+  }
+}
+
+/* ---- captures ---- */
+
+/* No graph can be captured on the default stream, and asking it may be an error. A stream of ours nobody else knows:
+ * only a wait for a captured mark takes it into a graph. And nobody begins or ends a capture while he is in an
+ * operator. */
+bool dc__cuda_is_capturing(dc__cuda_stream *stream) {
+  const bool is_default = stream->native == NULL || (uintptr_t)stream->native == DC__CU_STREAM_LEGACY;
+  if (is_default || (!stream->is_foreign && !stream->joined_capture)) {
+    return false;
+  }
+  if (thread_state.operators == 0 || thread_state.capture_stream != stream->serial) {
+    int capturing = 0;
+    (void)DC__CUDA_KEEP((dc__cuda_device *)stream->head.device, cuStreamIsCapturing, stream->native, &capturing);
+    thread_state.is_capturing = capturing != 0;
+    thread_state.capture_stream = stream->serial;
+  }
+  return thread_state.is_capturing;
+}
+
+void dc__cuda_join_capture(dc__cuda_stream *stream) {
+  stream->joined_capture = true;
+  thread_state.capture_stream = 0;
+}

@@ -1,0 +1,246 @@
+/* Marks: points in streams that others wait for. Each owns an event of the driver's, and goes back to the device when
+ * nobody needs it; a wait that was issued keeps what it waits for, so the event may be recorded again. */
+#include <errno.h>
+#include <sched.h>
+#include <time.h>
+
+#include "device/cuda/cuda.h"
+
+static dc__cuda_device *device_of(const dc__cuda_stream *stream) {
+  return (dc__cuda_device *)stream->head.device;
+}
+
+/* ---- where they come from ---- */
+
+/* A device that has failed makes them too. */
+static dc_status pool_event_alloc(dc__cuda_device *device, dc__cuda_pool_event **mark) {
+  pthread_mutex_lock(&device->mutex);
+  dc__cuda_pool_event *m = device->free_events;
+  if (m != NULL) {
+    device->free_events = m->next;
+  }
+  pthread_mutex_unlock(&device->mutex);
+  if (m == NULL) {
+    m = dc__calloc(1, sizeof *m);
+    if (m == NULL) {
+      return DC_E_NO_MEMORY;
+    }
+    dc__cuda_context_guard entry = dc__cuda_context_enter(device);
+    if (DC__CUDA_KEEP(device, cuEventCreate, &m->native, DC__CU_EVENT_BLOCKING_SYNC | DC__CU_EVENT_NO_TIMING) !=
+        DC_OK) {
+      m->native = NULL;
+    }
+    dc__cuda_context_leave(entry);
+  }
+  *mark = m;
+  return DC_OK;
+}
+
+void dc__cuda_pool_event_release(dc__cuda_device *device, dc__cuda_pool_event *mark) {
+  if (mark == NULL || atomic_fetch_sub_explicit(&mark->refs, 1, memory_order_acq_rel) != 1) {
+    return;
+  }
+  if (mark->native == NULL) {
+    dc__free(mark);
+  } else {
+    pthread_mutex_lock(&device->mutex);
+    mark->next = device->free_events;
+    device->free_events = mark;
+    pthread_mutex_unlock(&device->mutex);
+  }
+}
+
+void dc__cuda_event_pool_destroy(dc__cuda_device *device) {
+  while (device->free_events != NULL) {
+    dc__cuda_pool_event *next = device->free_events->next;
+    (void)device->driver.cuEventDestroy_v2(device->free_events->native);
+    dc__free(device->free_events);
+    device->free_events = next;
+  }
+}
+
+/* ---- record and wait ---- */
+
+static void issue_record(dc__cuda_stream *stream, void *args) {
+  dc__cuda_pool_event *mark = *(dc__cuda_pool_event **)args;
+  dc__cuda_device *device = device_of(stream);
+  mark->captured = dc__cuda_is_capturing(stream);
+  bool recorded = mark->native != NULL && DC__CUDA_KEEP(device, cuEventRecord, mark->native, stream->native) == DC_OK;
+  pthread_mutex_lock(&device->mutex);
+  atomic_store(&mark->state, recorded ? DC__EVENT_ISSUED : DC__EVENT_LOST);
+  pthread_cond_broadcast(&device->issued);
+  pthread_mutex_unlock(&device->mutex);
+  dc__cuda_pool_event_release(device, mark);
+}
+
+dc_status dc__cuda_pool_event_record(dc__cuda_stream *stream, dc__cuda_pool_event **mark) {
+  dc__cuda_device *device = device_of(stream);
+  dc__cuda_pool_event *m;
+  DC__TRY(pool_event_alloc(device, &m));
+  atomic_store(&m->refs, 2); /* the caller's and the record's */
+  atomic_store(&m->state, DC__EVENT_QUEUED);
+  m->stream = stream->serial;
+  dc_status status = dc__cuda_submit(stream, issue_record, &m, sizeof m, false);
+  if (status != DC_OK) {
+    dc__cuda_pool_event_release(device, m);
+    dc__cuda_pool_event_release(device, m);
+    return status;
+  }
+  *mark = m;
+  return DC_OK;
+}
+
+/* Until the mark's record was issued. deadline 0: none. False: it was over first. */
+static bool wait_until_issued(dc__cuda_device *device, dc__cuda_pool_event *mark, int64_t deadline) {
+  const struct timespec end = {.tv_sec = (time_t)(deadline / 1000000000), .tv_nsec = (long)(deadline % 1000000000)};
+  bool is_late = false;
+  pthread_mutex_lock(&device->mutex);
+  while (atomic_load(&mark->state) == DC__EVENT_QUEUED && !is_late) {
+    if (deadline == 0) {
+      pthread_cond_wait(&device->issued, &device->mutex);
+    } else {
+      is_late = pthread_cond_timedwait(&device->issued, &device->mutex, &end) == ETIMEDOUT;
+    }
+  }
+  is_late = is_late && atomic_load(&mark->state) == DC__EVENT_QUEUED;
+  pthread_mutex_unlock(&device->mutex);
+  return !is_late;
+}
+
+/* Until what an issued mark stands for is done. Then it has passed, unless nobody can tell. */
+static void wait_until_passed(dc__cuda_device *device, dc__cuda_pool_event *mark) {
+  bool passed = false;
+  if (atomic_load(&mark->state) == DC__EVENT_ISSUED) {
+    dc__cuda_context_guard entry = dc__cuda_context_enter(device);
+    dc__cu_result error = device->driver.cuEventSynchronize(mark->native);
+    dc__cuda_context_leave(entry);
+    (void)dc__cuda_keep_error(device, "cuEventSynchronize", error);
+    passed = error == 0 || dc__cuda_is_lost(error);
+  }
+  if (passed || dc__cuda_synchronize(device)) {
+    atomic_store(&mark->state, DC__EVENT_PASSED);
+  }
+}
+
+/* A graph cannot wait for work outside of it: that the host waits for, while the graph is captured. And so it does
+ * where the driver lets no stream wait. */
+static void issue_wait(dc__cuda_stream *stream, void *args) {
+  dc__cuda_pool_event *mark = *(dc__cuda_pool_event **)args;
+  dc__cuda_device *device = device_of(stream);
+  (void)wait_until_issued(device, mark, 0);
+  int state = atomic_load(&mark->state);
+  bool by_host = state == DC__EVENT_LOST || (!mark->captured && dc__cuda_is_capturing(stream));
+  if (mark->captured) {
+    dc__cuda_join_capture(stream);
+  }
+  if (state != DC__EVENT_PASSED &&
+      (by_host || DC__CUDA_KEEP(device, cuStreamWaitEvent, stream->native, mark->native, 0) != DC_OK)) {
+    wait_until_passed(device, mark);
+  }
+  dc__cuda_pool_event_release(device, mark);
+}
+
+static dc_status own_stream_error(void) {
+  return dc__fail(DC_E_STATE, "a task must not wait for its own stream, which waits for the task");
+}
+
+dc_status dc__cuda_pool_event_wait(dc__cuda_pool_event *mark, dc__cuda_stream *stream) {
+  dc__cuda_device *device = device_of(stream);
+  int state = atomic_load(&mark->state);
+  dc_status status = DC_OK;
+  if (state == DC__EVENT_PASSED || mark->stream == stream->serial) { /* its own marks a stream keeps anyway */
+    dc__cuda_pool_event_release(device, mark);
+    return DC_OK;
+  }
+  if (stream->is_foreign && state == DC__EVENT_QUEUED && dc__cuda_is_own_worker(mark->stream)) {
+    status = own_stream_error();
+  } else {
+    status = dc__cuda_submit(stream, issue_wait, &mark, sizeof mark, state == DC__EVENT_QUEUED);
+  }
+  if (status != DC_OK) {
+    dc__cuda_pool_event_release(device, mark);
+  }
+  return status;
+}
+
+/* ---- on the host ---- */
+
+bool dc__cuda_pool_event_query(dc__cuda_device *device, dc__cuda_pool_event *mark) {
+  int state = atomic_load(&mark->state);
+  if (state != DC__EVENT_ISSUED) {
+    return state == DC__EVENT_PASSED;
+  }
+  if (mark->captured) {
+    return false; /* it passes when the graph runs, each time, and nobody says so */
+  }
+  dc__cuda_context_guard entry = dc__cuda_context_enter(device);
+  dc__cu_result error = device->driver.cuEventQuery(mark->native);
+  dc__cuda_context_leave(entry);
+  if (error == DC__CU_NOT_READY) {
+    return false;
+  }
+  (void)dc__cuda_keep_error(device, "cuEventQuery", error);
+  bool passed = error == 0 || dc__cuda_is_lost(error);
+  if (passed) {
+    atomic_store(&mark->state, DC__EVENT_PASSED);
+  }
+  return passed;
+}
+
+/* The driver has no wait with a deadline: looks at longer and longer intervals, at most a millisecond. Without the
+ * driver's word there is nothing to wait for: the device has failed. */
+static bool poll_until(dc__cuda_device *device, dc__cuda_pool_event *mark, int64_t deadline) {
+  for (int64_t pause = 0; atomic_load(&mark->state) != DC__EVENT_LOST && !dc__cuda_pool_event_query(device, mark);) {
+    if (dc__now_ns() >= deadline) {
+      return false;
+    }
+    if (pause < 50000) {
+      sched_yield();
+      pause += 1000;
+    } else {
+      nanosleep(&(struct timespec){0, (long)pause}, NULL);
+      pause = pause * 2 < 1000000 ? pause * 2 : 1000000;
+    }
+  }
+  return true;
+}
+
+static dc_status timeout_error(int64_t timeout_ns) {
+  return dc__fail(DC_E_TIMEOUT, "work was still pending after timeout_ns = %lld", (long long)timeout_ns);
+}
+
+dc_status dc__cuda_pool_event_sync(dc__cuda_device *device, dc__cuda_pool_event *mark, int64_t timeout_ns) {
+  if (atomic_load(&mark->state) == DC__EVENT_QUEUED && dc__cuda_is_own_worker(mark->stream)) {
+    return own_stream_error();
+  }
+  int64_t now = dc__now_ns();
+  int64_t deadline = timeout_ns == 0 ? 0 : timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
+  if (!wait_until_issued(device, mark, deadline)) {
+    return timeout_error(timeout_ns);
+  }
+  if (atomic_load(&mark->state) == DC__EVENT_ISSUED && mark->captured) { /* in this order: issuing writes both */
+    return dc__fail(DC_E_STATE, "the mark is in a CUDA graph that is being captured, so the host cannot wait for it");
+  }
+  if (deadline != 0) {
+    return poll_until(device, mark, deadline) ? dc__cuda_check(&device->head) : timeout_error(timeout_ns);
+  }
+  if (atomic_load(&mark->state) != DC__EVENT_PASSED) {
+    wait_until_passed(device, mark);
+  }
+  return dc__cuda_check(&device->head);
+}
+
+dc_status dc__cuda_stream_sync(dc_stream *stream, int64_t timeout_ns) {
+  dc__cuda_stream *self = (dc__cuda_stream *)stream;
+  if (dc__cuda_is_own_worker(self->serial)) {
+    return own_stream_error();
+  }
+  dc__cuda_pool_event *mark;
+  dc_status status = dc__cuda_pool_event_record(self, &mark);
+  if (status != DC_OK) {
+    return timeout_ns == 0 ? dc__cuda_stream_drain(self) : status;
+  }
+  status = dc__cuda_pool_event_sync(device_of(self), mark, timeout_ns);
+  dc__cuda_pool_event_release(device_of(self), mark);
+  return status;
+}

@@ -1,0 +1,352 @@
+/* Matrix products by cuBLASLt. What the library found best for a shape is kept, with the descriptors that say the
+ * shape, so that a step that has been there before looks for nothing and allocates nothing. Sums of split products are
+ * made in the type in which they are computed, in one order. */
+#include <dlfcn.h>
+#include <string.h>
+
+#include "device/cuda/cuda.h"
+#include "device/cuda/vendor_library.h"
+
+enum { SETS = 64, WAYS = 8 }; /* of the table of shapes: the one of a set that was used longest ago makes room */
+
+/* What an algorithm depends on. */
+typedef struct matmul_shape {
+  int32_t dtype, out_dtype, trans_a, trans_b, epilogue, alignment;
+  int64_t m, n, k, lda, ldb, ldd;
+  int64_t batch, stride_a, stride_b, stride_d; /* batch 1: without strides */
+  int64_t heuristic_batch;                     /* 0, or the batch that is looked for */
+  size_t workspace;
+} matmul_shape;
+
+typedef struct matmul_plan {
+  matmul_shape of;
+  uint64_t used;  /* 0: free */
+  bool supported; /* false: the library has nothing for it */
+  dc__lt_desc desc;
+  dc__lt_layout a, b, d;
+  dc__lt_algo algo;
+} matmul_plan;
+
+struct dc__cuda_cublaslt {
+  dc__lt lt;
+  dc__lt_handle handle;
+  pthread_mutex_t mutex; /* all below */
+  uint64_t clock;
+  matmul_plan plans[SETS][WAYS];
+};
+
+/* ---- opening ---- */
+
+static dc_status cublaslt_error(const char *name, const char *call, int error) {
+  return dc__fail(error == DC__LT_ALLOC_FAILED ? DC_E_NO_MEMORY : DC_E_DEVICE,
+                  "device \"%s\": %s: cuBLASLt's status %d", name, call, error);
+}
+
+static dc_status cublaslt_load(dc__cuda_device *device, dc__lt *lt) {
+  static const dc__vendor_library of[] = {{"libcublasLt.so.13", "nvidia/cu13/lib", 13000},
+                                          {"libcublasLt.so.12", "nvidia/cublas/lib", DC__CU_OLDEST_DRIVER}};
+  void *library;
+  DC__TRY(
+      dc__cuda_vendor_library(device, of, DC__COUNT(of), "matrix products need cuBLASLt", "nvidia-cublas", &library));
+  const char *missing = NULL;
+#define X(name, arguments) DC__DLSYM(library, lt, name, missing)
+  DC__LT_FUNCTIONS(X)
+#undef X
+  dlclose(library);
+  int major = 0;
+  if (missing == NULL && (lt->cublasLtGetProperty(DC__LT_MAJOR_VERSION, &major) != 0 || major < DC__LT_OLDEST)) {
+    missing = "version";
+  }
+  return missing == NULL ? DC_OK
+                         : dc__fail(DC_E_UNSUPPORTED, "CUDA: cuBLASLt is too old (%s); that of CUDA %d.0 is needed",
+                                    missing, DC__LT_OLDEST);
+}
+
+static void matmul_plan_destroy(const dc__lt *lt, matmul_plan *p) {
+  if (p->a != NULL) {
+    (void)lt->cublasLtMatrixLayoutDestroy(p->a);
+  }
+  if (p->b != NULL) {
+    (void)lt->cublasLtMatrixLayoutDestroy(p->b);
+  }
+  if (p->d != NULL) {
+    (void)lt->cublasLtMatrixLayoutDestroy(p->d);
+  }
+  if (p->desc != NULL) {
+    (void)lt->cublasLtMatmulDescDestroy(p->desc);
+  }
+  memset(p, 0, sizeof *p);
+}
+
+static void cublaslt_close(struct dc__cuda_cublaslt *cublaslt) {
+  for (int32_t i = 0; i < SETS * WAYS; i++) {
+    matmul_plan_destroy(&cublaslt->lt, &cublaslt->plans[i / WAYS][i % WAYS]);
+  }
+  if (cublaslt->handle != NULL) {
+    (void)cublaslt->lt.cublasLtDestroy(cublaslt->handle);
+  }
+  pthread_mutex_destroy(&cublaslt->mutex);
+  dc__free(cublaslt);
+}
+
+/* Two threads may come at once: one of them was too late. */
+dc_status dc__cuda_matmul_init(dc_device *device) {
+  dc__cuda_device *self = (dc__cuda_device *)device;
+  if (atomic_load(&self->cublaslt) != NULL) {
+    return DC_OK;
+  }
+  struct dc__cuda_cublaslt *fresh = dc__calloc(1, sizeof *fresh);
+  if (fresh == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  pthread_mutex_init(&fresh->mutex, NULL);
+  dc_status status = cublaslt_load(self, &fresh->lt);
+  if (status == DC_OK) {
+    dc__cuda_context_guard entry = dc__cuda_context_enter(self);
+    int refused = fresh->lt.cublasLtCreate(&fresh->handle);
+    dc__cuda_context_leave(entry);
+    status = refused == 0 ? DC_OK : cublaslt_error(device->name, "cublasLtCreate", refused);
+  }
+  struct dc__cuda_cublaslt *none = NULL;
+  if (status != DC_OK || !atomic_compare_exchange_strong(&self->cublaslt, &none, fresh)) {
+    cublaslt_close(fresh);
+  }
+  return status;
+}
+
+/* The device is entered. */
+void dc__cuda_cublaslt_close(dc__cuda_device *device) {
+  if (device->cublaslt != NULL) {
+    cublaslt_close(device->cublaslt);
+  }
+}
+
+/* ---- plans ---- */
+
+static int type_of(int32_t dtype) {
+  return dtype == DC_FLOAT64    ? DC__LT_R_64F
+         : dtype == DC_FLOAT16  ? DC__LT_R_16F
+         : dtype == DC_BFLOAT16 ? DC__LT_R_16BF
+                                : DC__LT_R_32F;
+}
+
+/* Of all operands, in bytes; 16 is the most that algorithms ask for, and more would make places of one tensor differ.
+ */
+static int32_t alignment_of(const dc__matmul *product) {
+  uintptr_t all =
+      (uintptr_t)product->a | (uintptr_t)product->b | (uintptr_t)product->d | (uintptr_t)product->epilogue_ptr | 16;
+  return (int32_t)(all & (0 - all));
+}
+
+static matmul_shape matmul_shape_of(const dc__matmul *p) {
+  matmul_shape s;
+  memset(&s, 0, sizeof s); /* shapes are compared as bytes */
+  s.dtype = p->dtype;
+  s.out_dtype = p->out_dtype;
+  s.trans_a = p->trans_a;
+  s.trans_b = p->trans_b;
+  s.epilogue = p->epilogue;
+  s.alignment = alignment_of(p);
+  s.m = p->m;
+  s.n = p->n;
+  s.k = p->k;
+  s.lda = p->lda;
+  s.ldb = p->ldb;
+  s.ldd = p->ldd;
+  s.batch = p->batch > 1 ? p->batch : 1;
+  s.heuristic_batch = p->heuristic_batch;
+  if (s.batch > 1 || s.heuristic_batch > 1) {
+    s.stride_a = p->stride_a;
+    s.stride_b = p->stride_b;
+    s.stride_d = p->stride_d;
+  }
+  s.workspace = p->workspace_bytes;
+  return s;
+}
+
+/* What the epilogue takes is part of a description, and changes from one product to the next. */
+static int set_epilogue_ptr(const dc__lt *lt, const matmul_plan *p, const dc__matmul *product) {
+  if (product->epilogue == DC__MATMUL_NONE) {
+    return 0;
+  }
+  const int attribute = product->epilogue == DC__MATMUL_DGELU ? DC__LT_DESC_AUX : DC__LT_DESC_BIAS;
+  return lt->cublasLtMatmulDescSetAttribute(p->desc, attribute, &product->epilogue_ptr, sizeof product->epilogue_ptr);
+}
+
+/* A matrix, or a batch of them. Returns the library's status. */
+static int cublaslt_create_layout(const dc__lt *lt, dc__lt_layout *layout, int type, int64_t rows, int64_t columns,
+                                  int64_t ld, int64_t batch, int64_t stride) {
+  const int32_t count = (int32_t)batch;
+  int error = lt->cublasLtMatrixLayoutCreate(layout, type, (uint64_t)rows, (uint64_t)columns, ld);
+  if (error == 0 && batch > 1) {
+    error = lt->cublasLtMatrixLayoutSetAttribute(*layout, DC__LT_LAYOUT_BATCH, &count, sizeof count);
+    error = error != 0 ? error
+                       : lt->cublasLtMatrixLayoutSetAttribute(*layout, DC__LT_LAYOUT_STRIDE, &stride, sizeof stride);
+  }
+  return error;
+}
+
+/* Returns the library's status. */
+static int cublaslt_describe(const dc__lt *lt, matmul_plan *p, const dc__matmul *product) {
+  static const int epilogues[] = {DC__LT_EPILOGUE_NONE, DC__LT_EPILOGUE_BIAS, DC__LT_EPILOGUE_DGELU,
+                                  DC__LT_EPILOGUE_BGRADB};
+  const matmul_shape *of = &p->of;
+  const bool wide = of->dtype == DC_FLOAT64;
+  const int type = type_of(of->dtype);
+  const int transposed[] = {of->trans_a, of->trans_b};
+  int error = lt->cublasLtMatmulDescCreate(&p->desc, wide ? DC__LT_COMPUTE_64F : DC__LT_COMPUTE_32F,
+                                           wide ? DC__LT_R_64F : DC__LT_R_32F);
+#define NEXT(call) error = error != 0 ? error : lt->call
+#define SET(attribute, value) NEXT(cublasLtMatmulDescSetAttribute)(p->desc, attribute, &(value), sizeof(value))
+  SET(DC__LT_DESC_TRANSA, transposed[0]);
+  SET(DC__LT_DESC_TRANSB, transposed[1]);
+  SET(DC__LT_DESC_EPILOGUE, epilogues[of->epilogue]);
+  if (of->epilogue == DC__MATMUL_DGELU) {
+    SET(DC__LT_DESC_AUX_LD, of->ldd);
+  }
+#undef SET
+  error = error != 0 ? error : set_epilogue_ptr(lt, p, product);
+  const int64_t a[] = {of->trans_a ? of->k : of->m, of->trans_a ? of->m : of->k};
+  const int64_t b[] = {of->trans_b ? of->n : of->k, of->trans_b ? of->k : of->n};
+  const int64_t batch = of->heuristic_batch > 0 ? of->heuristic_batch : of->batch;
+  error = error != 0 ? error : cublaslt_create_layout(lt, &p->a, type, a[0], a[1], of->lda, batch, of->stride_a);
+  error = error != 0 ? error : cublaslt_create_layout(lt, &p->b, type, b[0], b[1], of->ldb, batch, of->stride_b);
+  return error != 0
+             ? error
+             : cublaslt_create_layout(lt, &p->d, type_of(of->out_dtype), of->m, of->n, of->ldd, batch, of->stride_d);
+}
+
+/* After the search, of as many as are alike: the batch that is multiplied. Returns the library's status. */
+static int set_batch(const dc__lt *lt, const matmul_plan *p) {
+  const dc__lt_layout layouts[] = {p->a, p->b, p->d};
+  const int32_t count = (int32_t)p->of.batch;
+  int error = 0;
+  for (size_t i = 0; i < DC__COUNT(layouts) && error == 0 && p->of.heuristic_batch > 0; i++) {
+    error = lt->cublasLtMatrixLayoutSetAttribute(layouts[i], DC__LT_LAYOUT_BATCH, &count, sizeof count);
+  }
+  return error;
+}
+
+/* The best algorithm; `works` says whether there is one. What an epilogue lacks the library may call unsupported or
+ * invalid. Returns the library's status. */
+static int cublaslt_search(const struct dc__cuda_cublaslt *cublaslt, matmul_plan *p) {
+  const dc__lt *lt = &cublaslt->lt;
+  const uint64_t workspace = p->of.workspace;
+  const uint32_t alignment = (uint32_t)p->of.alignment, reduction = DC__LT_REDUCTION_COMPUTE_TYPE;
+  const bool has_epilogue = p->of.epilogue != DC__MATMUL_NONE;
+  dc__lt_preference preference = NULL;
+  dc__lt_found found = {.state = DC__LT_NOT_SUPPORTED};
+  int count = 0;
+  int error = lt->cublasLtMatmulPreferenceCreate(&preference);
+#define SET(attribute, value) NEXT(cublasLtMatmulPreferenceSetAttribute)(preference, attribute, &(value), sizeof(value))
+  SET(DC__LT_PREFER_WORKSPACE, workspace);
+  SET(DC__LT_PREFER_REDUCTION, reduction);
+  for (int i = 0; i < 4; i++) {
+    SET(DC__LT_PREFER_ALIGN_A + i, alignment);
+  }
+#undef SET
+#undef NEXT
+  if (error == 0) {
+    error = lt->cublasLtMatmulAlgoGetHeuristic(cublaslt->handle, p->desc, p->a, p->b, p->d, p->d, preference, 1, &found,
+                                               &count);
+    p->supported = error == 0 && count > 0 && found.state == 0;
+    p->algo = found.algo;
+    error = error == DC__LT_NOT_SUPPORTED || (error == DC__LT_INVALID_VALUE && has_epilogue) ? 0 : error;
+  }
+  if (preference != NULL) {
+    (void)lt->cublasLtMatmulPreferenceDestroy(preference);
+  }
+  return error;
+}
+
+/* The mutex is held and the device entered. Returns the library's status. */
+static int cublaslt_find_plan(struct dc__cuda_cublaslt *cublaslt, const dc__matmul *product, matmul_plan **found) {
+  const matmul_shape of = matmul_shape_of(product);
+  uint64_t hash = UINT64_C(1469598103934665603);
+  for (size_t i = 0; i < sizeof of; i++) {
+    hash = (hash ^ ((const unsigned char *)&of)[i]) * UINT64_C(1099511628211);
+  }
+  matmul_plan *set = cublaslt->plans[(hash >> 32) % SETS];
+  matmul_plan *oldest = set;
+  for (int32_t i = 0; i < WAYS; i++) {
+    if (set[i].used != 0 && memcmp(&set[i].of, &of, sizeof of) == 0) {
+      oldest = &set[i];
+      break;
+    }
+    oldest = set[i].used < oldest->used ? &set[i] : oldest;
+  }
+  *found = oldest;
+  if (oldest->used == 0 || memcmp(&oldest->of, &of, sizeof of) != 0) {
+    matmul_plan_destroy(&cublaslt->lt, oldest);
+    oldest->of = of;
+    int error = cublaslt_describe(&cublaslt->lt, oldest, product);
+    error = error != 0 ? error : cublaslt_search(cublaslt, oldest);
+    error = error != 0 ? error : set_batch(&cublaslt->lt, oldest);
+    if (error != 0) {
+      matmul_plan_destroy(&cublaslt->lt, oldest);
+      return error;
+    }
+  }
+  oldest->used = ++cublaslt->clock;
+  return 0;
+}
+
+/* ---- products ---- */
+
+static int cublaslt_matmul(struct dc__cuda_cublaslt *cublaslt, const matmul_plan *p, const dc__matmul *product,
+                           dc__cu_stream stream) {
+  const dc__lt *lt = &cublaslt->lt;
+  const float factors[2] = {(float)product->alpha, (float)product->beta};
+  const bool wide = product->dtype == DC_FLOAT64;
+  const void *alpha = wide ? (const void *)&product->alpha : &factors[0];
+  const void *beta = wide ? (const void *)&product->beta : &factors[1];
+  int error = set_epilogue_ptr(lt, p, product);
+  if (error != 0) {
+    return error;
+  }
+  return lt->cublasLtMatmul(cublaslt->handle, p->desc, alpha, product->a, p->a, product->b, p->b, beta, product->d,
+                            p->d, product->d, p->d, &p->algo, product->workspace, product->workspace_bytes, stream);
+}
+
+static void cublaslt_keep_error(dc__cuda_device *device, const char *call, int error) {
+  dc__cuda_keep_status(device, cublaslt_error(device->head.name, call, error));
+}
+
+/* When the worker comes to it, others may have pushed the plan out of the table: then it is made once more. */
+static void issue_matmul(dc__cuda_stream *stream, void *args) {
+  const dc__matmul *product = args;
+  dc__cuda_device *device = (dc__cuda_device *)stream->head.device;
+  struct dc__cuda_cublaslt *cublaslt = device->cublaslt;
+  matmul_plan *p;
+  pthread_mutex_lock(&cublaslt->mutex);
+  const char *call = "cublasLtMatmulAlgoGetHeuristic";
+  int error = cublaslt_find_plan(cublaslt, product, &p);
+  if (error == 0) {
+    call = "cublasLtMatmul";
+    error = cublaslt_matmul(cublaslt, p, product, stream->native);
+  }
+  pthread_mutex_unlock(&cublaslt->mutex);
+  if (error != 0) {
+    cublaslt_keep_error(device, call, error);
+  }
+}
+
+bool dc__cuda_stream_matmul(dc_stream *stream, const dc__matmul *product) {
+  dc__cuda_device *device = (dc__cuda_device *)stream->device;
+  struct dc__cuda_cublaslt *cublaslt = device->cublaslt;
+  matmul_plan *p;
+  dc__cuda_context_guard entry = dc__cuda_context_enter(device);
+  pthread_mutex_lock(&cublaslt->mutex);
+  int error = cublaslt_find_plan(cublaslt, product, &p);
+  const bool supported = error == 0 && p->supported;
+  pthread_mutex_unlock(&cublaslt->mutex);
+  dc__cuda_context_leave(entry);
+  if (error != 0) {
+    cublaslt_keep_error(device, "cublasLtMatmulAlgoGetHeuristic", error);
+  } else if (supported) {
+    (void)dc__cuda_submit((dc__cuda_stream *)stream, issue_matmul, product, sizeof *product, false);
+  } else if (product->epilogue == DC__MATMUL_NONE) {
+    cublaslt_keep_error(device, "cublasLtMatmulAlgoGetHeuristic", DC__LT_NOT_SUPPORTED);
+  }
+  return supported || error != 0 || product->epilogue == DC__MATMUL_NONE;
+}

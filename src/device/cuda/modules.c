@@ -1,0 +1,60 @@
+/* The kernels' images: loaded when the device is opened, so that no launch is the first to hear that one does not fit.
+ */
+#include "device/cuda/cuda.h"
+
+/* Beyond this much shared memory a kernel has to say so beforehand. */
+enum { SHARED_BYTES = 48 << 10 };
+
+/* Machine code is for cards of one major capability. For later ones the driver compiles the PTX, and so it is where it
+ * does not take the machine code, being of an older CUDA than what made it. */
+static dc_status load_code(dc__cuda_device *device, const dc__kernel_image *image, dc__cu_module *module) {
+  const int code = DC__CODE_SM8 + device->major - 8;
+  if (code < DC__CODE_PTX) {
+    const dc__cu_result error = device->driver.cuModuleLoadData(module, image->code[code]);
+    if (error != DC__CU_INVALID_IMAGE && error != DC__CU_NO_BINARY) {
+      return error == 0 ? DC_OK : dc__cuda_error(&device->driver, device->model, "cuModuleLoadData", error);
+    }
+  }
+  DC__CUDA_CALL(device, cuModuleLoadData, module, image->code[DC__CODE_PTX]);
+  return DC_OK;
+}
+
+static dc_status load_image(dc__cuda_device *device, const dc__kernel_image *image, dc__cu_module *module,
+                            dc__cu_function *to) {
+  DC__TRY(load_code(device, image, module));
+  for (int32_t i = 0; i < image->count; i++) {
+    DC__CUDA_CALL(device, cuModuleGetFunction, &to[i], *module, image->kernels[i].name);
+    if (image->kernels[i].shared_bytes > SHARED_BYTES) {
+      DC__CUDA_CALL(device, cuFuncSetAttribute, to[i], DC__CU_FUNCTION_SHARED_BYTES,
+                    (int)image->kernels[i].shared_bytes);
+    }
+  }
+  return DC_OK;
+}
+
+dc_status dc__cuda_kernels_load(dc__cuda_device *device) {
+  int32_t images = 0;
+  int32_t kernels = 0;
+  for (; dc__kernel_images[images].count != 0; images++) {
+    kernels += dc__kernel_images[images].count;
+  }
+  device->modules = dc__calloc((size_t)images + 1, sizeof(dc__cu_module));
+  device->kernels = dc__calloc((size_t)kernels, sizeof(dc__cu_function));
+  if (device->modules == NULL || device->kernels == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  dc__cu_function *to = device->kernels;
+  for (int32_t i = 0; i < images; i++) {
+    DC__TRY(load_image(device, &dc__kernel_images[i], &device->modules[i], to));
+    to += dc__kernel_images[i].count;
+  }
+  return DC_OK;
+}
+
+void dc__cuda_kernels_unload(dc__cuda_device *device) {
+  for (dc__cu_module *module = device->modules; module != NULL && *module != NULL; module++) {
+    (void)device->driver.cuModuleUnload(*module);
+  }
+  dc__free(device->modules);
+  dc__free(device->kernels);
+}

@@ -1,0 +1,42 @@
+/* What the plug-in's files use of libdc, as libdc gives it. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "device/cuda/plugin_host.h"
+
+static const dc__plugin_host *_Atomic host;
+
+void dc__cuda_set_host(const dc__plugin_host *given) {
+  atomic_store(&host, given);
+}
+
+dc_device *dc__cuda_cpu_device(void) {
+  dc_device *cpu = NULL;
+  (void)atomic_load(&host)->cpu_open(NULL, &cpu);
+  return cpu;
+}
+
+dc_status dc__fail(dc_status status, const char *format, ...) {
+  char text[512];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  return atomic_load(&host)->fail(status, text);
+}
+
+const char *dc_last_error(void) {
+  return atomic_load(&host)->last_error();
+}
+
+void dc__failure_keep(dc__failure *failure, dc_status status) {
+  if (failure->status == DC_OK) {
+    snprintf(failure->text, sizeof failure->text, "%s", dc_last_error());
+    failure->status = status;
+  }
+}
+
+dc_status dc__failure_raise(const dc__failure *failure) {
+  return dc__fail(failure->status, "%s", failure->text);
+}

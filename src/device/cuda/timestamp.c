@@ -1,0 +1,142 @@
+/* Stamps: the flight recorder's times. They are the driver's events, since a host function would let the stream stand
+ * still for it, and are read when somebody wants to know, if ever. */
+#include "device/cuda/cuda.h"
+
+enum { EPOCH_MS = 8000 }; /* a float of as many milliseconds tells half a microsecond */
+
+static dc__cuda_device *device_of(const dc__timestamp *stamp) {
+  return (dc__cuda_device *)stamp->device;
+}
+
+/* ---- where they come from ---- */
+
+static dc__cuda_timestamp *timestamp_alloc(dc__cuda_device *device) {
+  pthread_mutex_lock(&device->mutex);
+  dc__cuda_timestamp *s = device->free_timestamps;
+  if (s != NULL) {
+    device->free_timestamps = s->next;
+  }
+  pthread_mutex_unlock(&device->mutex);
+  if (s != NULL) {
+    return s;
+  }
+  s = dc__calloc(1, sizeof *s);
+  if (s == NULL) {
+    return NULL;
+  }
+  s->head.device = &device->head;
+  dc__cuda_context_guard entry = dc__cuda_context_enter(device);
+  dc__cu_result error = device->driver.cuEventCreate(&s->native, DC__CU_EVENT_BLOCKING_SYNC);
+  dc__cuda_context_leave(entry);
+  if (error != 0) {
+    (void)dc__cuda_return_error(device, "cuEventCreate", error);
+    dc__free(s);
+    return NULL;
+  }
+  return s;
+}
+
+void dc__cuda_timestamp_release(dc__timestamp *stamp) {
+  dc__cuda_timestamp *s = (dc__cuda_timestamp *)stamp;
+  if (s == NULL || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) {
+    return;
+  }
+  dc__cuda_device *device = device_of(stamp);
+  pthread_mutex_lock(&device->mutex);
+  s->next = device->free_timestamps;
+  device->free_timestamps = s;
+  pthread_mutex_unlock(&device->mutex);
+}
+
+/* The device is entered. */
+void dc__cuda_timestamps_free(dc__cuda_device *device) {
+  while (device->free_timestamps != NULL) {
+    dc__cuda_timestamp *next = device->free_timestamps->next;
+    (void)device->driver.cuEventDestroy_v2(device->free_timestamps->native);
+    dc__free(device->free_timestamps);
+    device->free_timestamps = next;
+  }
+  for (int32_t i = 0; i < DC__CUDA_EPOCHS; i++) {
+    if (device->epochs[i].native != NULL) {
+      (void)device->driver.cuEventDestroy_v2(device->epochs[i].native);
+    }
+  }
+}
+
+/* ---- recording ---- */
+
+/* The mutex is held, and the device entered. Makes the epoch that counts now, and returns the driver's error. */
+static dc__cu_result ensure_epoch(dc__cuda_device *device, int64_t now) {
+  if (device->epoch != 0 && now - device->epochs[device->epoch % DC__CUDA_EPOCHS].ns < EPOCH_MS * INT64_C(1000000)) {
+    return 0;
+  }
+  dc__cuda_epoch *next = &device->epochs[(device->epoch + 1) % DC__CUDA_EPOCHS];
+  dc__cu_result error =
+      next->native != NULL ? 0 : device->driver.cuEventCreate(&next->native, DC__CU_EVENT_BLOCKING_SYNC);
+  error = error != 0 ? error : device->driver.cuEventRecord(next->native, device->alloc_stream);
+  if (error == 0) {
+    next->ns = now;
+    device->epoch++;
+  }
+  return error;
+}
+
+/* In a graph it would be recorded again and again: there, and where the driver refuses, the time is this one. */
+static void issue_timestamp(dc__cuda_stream *stream, void *args) {
+  dc__cuda_timestamp *s = *(dc__cuda_timestamp **)args;
+  dc__cuda_device *device = device_of(&s->head);
+  bool captures = dc__cuda_is_capturing(stream);
+  int64_t now = dc__now_ns();
+  pthread_mutex_lock(&device->mutex);
+  dc__cu_result error = captures ? 0 : ensure_epoch(device, now);
+  error = captures || error != 0 ? error : device->driver.cuEventRecord(s->native, stream->native);
+  s->ns = now;
+  s->epoch = device->epoch;
+  atomic_store(&s->state, captures || error != 0 ? DC__EVENT_PASSED : DC__EVENT_ISSUED);
+  pthread_mutex_unlock(&device->mutex);
+  if (error != 0) {
+    (void)dc__cuda_return_error(device, "cuEventRecord", error);
+  }
+  dc__cuda_timestamp_release(&s->head);
+}
+
+dc__timestamp *dc__cuda_stream_timestamp(dc_stream *stream) {
+  dc__cuda_timestamp *s = timestamp_alloc((dc__cuda_device *)stream->device);
+  if (s == NULL) {
+    return NULL;
+  }
+  atomic_store(&s->refs, 2); /* the caller's and the record's */
+  atomic_store(&s->state, DC__EVENT_QUEUED);
+  if (dc__cuda_submit((dc__cuda_stream *)stream, issue_timestamp, &s, sizeof s, false) != DC_OK) {
+    dc__cuda_timestamp_release(&s->head);
+    dc__cuda_timestamp_release(&s->head);
+    return NULL;
+  }
+  return &s->head;
+}
+
+/* ---- reading ---- */
+
+/* The mutex is held, and the device entered: what is asked may be recorded anew at any time. */
+static int64_t timestamp_read(dc__cuda_device *device, dc__cuda_timestamp *s) {
+  const dc__cuda_epoch *epoch = &device->epochs[s->epoch % DC__CUDA_EPOCHS];
+  float milliseconds = 0;
+  if (s->epoch + DC__CUDA_EPOCHS > device->epoch &&
+      device->driver.cuEventElapsedTime(&milliseconds, epoch->native, s->native) == 0) {
+    return epoch->ns + (int64_t)((double)milliseconds * 1e6);
+  }
+  return device->driver.cuEventQuery(s->native) == 0 ? s->ns
+                                                     : 0; /* its epoch was long ago, or is not yet: about then */
+}
+
+int64_t dc__cuda_timestamp_ns(dc__timestamp *stamp) {
+  dc__cuda_timestamp *s = (dc__cuda_timestamp *)stamp;
+  dc__cuda_device *device = device_of(stamp);
+  dc__cuda_context_guard entry = dc__cuda_context_enter(device);
+  pthread_mutex_lock(&device->mutex);
+  int state = atomic_load(&s->state);
+  int64_t ns = state == DC__EVENT_ISSUED ? timestamp_read(device, s) : state == DC__EVENT_PASSED ? s->ns : 0;
+  pthread_mutex_unlock(&device->mutex);
+  dc__cuda_context_leave(entry);
+  return ns;
+}

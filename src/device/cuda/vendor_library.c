@@ -1,0 +1,71 @@
+/* Finds NVIDIA's libraries. */
+#define _GNU_SOURCE /* dladdr, secure_getenv */
+#include "device/cuda/vendor_library.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FLAGS = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE };
+
+static void *open_in(const char *folder, const char *name) {
+  char path[PATH_MAX];
+  int length = snprintf(path, sizeof path, "%s/%s", folder, name);
+  return length > 0 && length < PATH_MAX ? dlopen(path, FLAGS) : NULL;
+}
+
+/* Beside the folder in which this plug-in lies. */
+static void *open_wheel(const dc__vendor_library *library) {
+  Dl_info self;
+  char folder[PATH_MAX];
+  if (dladdr((void *)(uintptr_t)&dc__vendor_library_open, &self) == 0 || self.dli_fname == NULL) {
+    return NULL;
+  }
+  const char *slash = strrchr(self.dli_fname, '/');
+  int length = snprintf(folder, sizeof folder, "%.*s/../%s", slash == NULL ? 1 : (int)(slash - self.dli_fname),
+                        slash == NULL ? "." : self.dli_fname, library->folder);
+  return length > 0 && length < PATH_MAX ? open_in(folder, library->name) : NULL;
+}
+
+void *dc__vendor_library_open(const dc__vendor_library *libraries, size_t count, int driver) {
+  const char *chosen = secure_getenv("DC_CUDA_LIB_DIR");
+  char reason[256] = "the driver is older than all of them";
+  for (size_t i = 0; i < count; i++) {
+    const dc__vendor_library *library = &libraries[i];
+    if (driver < library->driver) {
+      continue;
+    }
+    void *found = NULL;
+    if (chosen != NULL && chosen[0] != '\0') {
+      found = open_in(chosen, library->name);
+    } else { /* a name without a path is the process's own copy, or the system's */
+      found = dlopen(library->name, FLAGS);
+      found = found != NULL ? found : open_wheel(library);
+    }
+    if (found != NULL) {
+      return found;
+    }
+    const char *why = dlerror();
+    snprintf(reason, sizeof reason, "%s", why != NULL ? why : library->name);
+  }
+  (void)dc__fail(DC_E_UNSUPPORTED, "%s", reason);
+  return NULL;
+}
+
+dc_status dc__cuda_vendor_library(dc__cuda_device *device, const dc__vendor_library *libraries, size_t count,
+                                  const char *need, const char *package, void **library) {
+  int version = 0;
+  dc__cu_result error = device->driver.cuDriverGetVersion(&version);
+  if (error != 0) {
+    return dc__cuda_return_error(device, "cuDriverGetVersion", error);
+  }
+  *library = dc__vendor_library_open(libraries, count, version);
+  return *library != NULL
+             ? DC_OK
+             : dc__fail(DC_E_UNSUPPORTED,
+                        "CUDA: %s, and it was not found (%s); install the package %s%s, or name its folder in "
+                        "DC_CUDA_LIB_DIR",
+                        need, dc_last_error(), package, version < 13000 ? "-cu12" : "");
+}

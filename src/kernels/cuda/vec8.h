@@ -1,0 +1,183 @@
+/* Eight neighbours of an array of float32, float16 or bfloat16, as floats: what a thread of the layer's rows moves at a
+ * time. */
+#ifndef DC_KERNELS_CUDA_VEC8_H
+#define DC_KERNELS_CUDA_VEC8_H
+
+#include "kernels/cuda/half.h"
+
+namespace {
+
+enum { EIGHT = 8 };
+
+struct eight {
+  float at[EIGHT];
+};
+struct alignas(16) halves {
+  uint32_t word[4];
+} __attribute__((may_alias));
+struct alignas(16) quarter {
+  float at[4];
+} __attribute__((may_alias));
+
+/* Element i as it is stored, and as a float. */
+template <int DTYPE>
+DC_DEVICE float get(const void *array, int64_t i) {
+  if constexpr (DTYPE == DC_FLOAT32) {
+    return static_cast<const float *>(array)[i];
+  } else {
+    return f32_of<DTYPE>(static_cast<const uint16_t *>(array)[i]);
+  }
+}
+template <int DTYPE>
+DC_DEVICE void put(void *array, int64_t i, float x) {
+  if constexpr (DTYPE == DC_FLOAT32) {
+    static_cast<float *>(array)[i] = x;
+  } else {
+    static_cast<uint16_t *>(array)[i] = half_of<DTYPE>(x);
+  }
+}
+
+template <int DTYPE>
+DC_DEVICE int64_t size_of() {
+  return DTYPE == DC_FLOAT32 ? 4 : 2;
+}
+
+/* Whether all eight are there and lie at a multiple of 16 bytes; else they are moved one by one. */
+template <int DTYPE>
+DC_DEVICE bool at_once(const void *array, int64_t i, int64_t left) {
+  return left >= EIGHT && (reinterpret_cast<uintptr_t>(array) + static_cast<uintptr_t>(i * size_of<DTYPE>())) % 16 == 0;
+}
+
+/* Eight as they lie in an array: what is asked for long before it is used takes no more registers than that. */
+template <int DTYPE>
+struct stored {
+  halves half;
+};
+template <>
+struct stored<DC_FLOAT32> {
+  quarter low, high;
+};
+
+template <int DTYPE>
+DC_DEVICE eight eight_of(const stored<DTYPE> &s) {
+  eight x;
+  DC_UNROLL
+  for (int j = 0; j < 4; j++) {
+    if constexpr (DTYPE == DC_FLOAT32) {
+      x.at[j] = s.low.at[j];
+      x.at[4 + j] = s.high.at[j];
+    } else {
+      x.at[2 * j] = f32_of<DTYPE>(static_cast<uint16_t>(s.half.word[j]));
+      x.at[2 * j + 1] = f32_of<DTYPE>(static_cast<uint16_t>(s.half.word[j] >> 16));
+    }
+  }
+  return x;
+}
+
+/* Elements i to i + 7, at once. */
+template <int DTYPE>
+DC_DEVICE stored<DTYPE> ask_whole(const void *array, int64_t i) {
+  if constexpr (DTYPE == DC_FLOAT32) {
+    const quarter *from = reinterpret_cast<const quarter *>(static_cast<const float *>(array) + i);
+    return {from[0], from[1]};
+  } else {
+    return {*reinterpret_cast<const halves *>(static_cast<const uint16_t *>(array) + i)};
+  }
+}
+
+/* Elements i to i + 7, of which `left` are there; zeros for the others. */
+template <int DTYPE>
+DC_DEVICE stored<DTYPE> ask(const void *array, int64_t i, int64_t left) {
+  if (at_once<DTYPE>(array, i, left)) {
+    return ask_whole<DTYPE>(array, i);
+  }
+  stored<DTYPE> s;
+  if constexpr (DTYPE == DC_FLOAT32) {
+    const float *from = static_cast<const float *>(array) + i;
+    DC_UNROLL
+    for (int j = 0; j < 4; j++) {
+      s.low.at[j] = j < left ? from[j] : 0.0f;
+      s.high.at[j] = 4 + j < left ? from[4 + j] : 0.0f;
+    }
+  } else {
+    const uint16_t *from = static_cast<const uint16_t *>(array) + i, zero = 0;
+    DC_UNROLL
+    for (int j = 0; j < 4; j++) {
+      s.half.word[j] = two_halves(2 * j < left ? from[2 * j] : zero, 2 * j + 1 < left ? from[2 * j + 1] : zero);
+    }
+  }
+  return s;
+}
+
+template <int DTYPE>
+DC_DEVICE eight load_whole(const void *array, int64_t i) {
+  return eight_of(ask_whole<DTYPE>(array, i));
+}
+template <int DTYPE>
+DC_DEVICE eight load(const void *array, int64_t i, int64_t left) {
+  return eight_of(ask<DTYPE>(array, i, left));
+}
+
+template <int DTYPE>
+DC_DEVICE void store(void *array, int64_t i, int64_t left, const eight &x) {
+  if (!at_once<DTYPE>(array, i, left)) {
+    DC_UNROLL
+    for (int j = 0; j < EIGHT; j++) {
+      if (j < left) {
+        put<DTYPE>(array, i + j, x.at[j]);
+      }
+    }
+  } else if constexpr (DTYPE == DC_FLOAT32) {
+    quarter *to = reinterpret_cast<quarter *>(static_cast<float *>(array) + i);
+    to[0] = quarter{{x.at[0], x.at[1], x.at[2], x.at[3]}};
+    to[1] = quarter{{x.at[4], x.at[5], x.at[6], x.at[7]}};
+  } else {
+    halves all;
+    DC_UNROLL
+    for (int j = 0; j < 4; j++) {
+      all.word[j] = halves_of<DTYPE>(x.at[2 * j], x.at[2 * j + 1]);
+    }
+    *reinterpret_cast<halves *>(static_cast<uint16_t *>(array) + i) = all;
+  }
+}
+
+DC_DEVICE void add(eight &x, const eight &y) {
+  DC_UNROLL
+  for (int i = 0; i < EIGHT; i++) {
+    x.at[i] += y.at[i];
+  }
+}
+
+/* As they come back from the array. */
+template <int DTYPE>
+DC_DEVICE eight rounded(const eight &x) {
+  eight r = x;
+  if constexpr (DTYPE != DC_FLOAT32) {
+    DC_UNROLL
+    for (int j = 0; j < EIGHT; j += 2) {
+      const uint32_t both = halves_of<DTYPE>(x.at[j], x.at[j + 1]);
+      r.at[j] = f32_of<DTYPE>(static_cast<uint16_t>(both));
+      r.at[j + 1] = f32_of<DTYPE>(static_cast<uint16_t>(both >> 16));
+    }
+  }
+  return r;
+}
+
+/* An array of `count` elements of the device; NULL stays NULL. */
+template <int DTYPE, typename T>
+DC_DEVICE T *device_array(T *array, int64_t count) {
+  (void)count;
+  return array == nullptr
+             ? array
+             : static_cast<T *>(DC_MEMORY(array, count * size_of<DTYPE>(), static_cast<size_t>(size_of<DTYPE>())));
+}
+
+}  // namespace
+
+/* pass<DTYPE>(...) for one of the three types. */
+#define DC_BY_TYPE(dtype, pass, ...)                       \
+  ((dtype) == DC_FLOAT32   ? pass<DC_FLOAT32>(__VA_ARGS__) \
+   : (dtype) == DC_FLOAT16 ? pass<DC_FLOAT16>(__VA_ARGS__) \
+                           : pass<DC_BFLOAT16>(__VA_ARGS__))
+
+#endif

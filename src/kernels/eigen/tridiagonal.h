@@ -1,0 +1,32 @@
+/* What a symmetric matrix's reduction to tridiagonal form does beside products of matrices, and what follows with the
+ * tridiagonal one, all in float64. One text (tridiagonal_tmpl.h) is compiled for every instruction set; sums are taken
+ * in an order of its own in each. */
+#ifndef DC_KERNELS_TRIDIAGONAL_H
+#define DC_KERNELS_TRIDIAGONAL_H
+
+#include "base/base.h"
+
+/* y = A x. A [n, n] is given by its rows' lower triangle, `ld` apart; above the diagonal, the blocks along it of
+ * DC__TRIDIAGONAL_BLOCK rows must be filled in as well. */
+enum { DC__TRIDIAGONAL_BLOCK = 8 };
+void dc__tridiagonal_times(double *y, const double *a, int64_t ld, const double *x, int64_t n);
+/* sums[k] = row k times x, for `count` rows of n elements. */
+void dc__tridiagonal_dots(double *sums, const double *rows, int64_t ld, int64_t count, const double *x, int64_t n);
+/* y += sum over k of factors[k] times row k. */
+void dc__tridiagonal_combine(double *y, const double *rows, int64_t ld, int64_t count, const double *factors,
+                             int64_t n);
+
+/* Of the tridiagonal matrix T with diagonal d [n] and off[i] between i - 1 and i, off[0] not used: the least and the
+ * largest eigenvalue, to the last digits of the larger one. */
+void dc__tridiagonal_ends(const double *d, const double *off, int64_t n, double *min, double *max);
+
+/* The lower triangle of f [n, n] = sum over k of weights[k] (T + shifts[k] I)^-1, for a positive definite T and
+ * shifts of at least 0; above the diagonal, what is in the same blocks of DC__TRIDIAGONAL_BLOCK columns is zero, the
+ * rest is not touched. scratch: DC__TRIDIAGONAL_SCRATCH(n) elements. */
+enum { DC__TRIDIAGONAL_SHIFTS = 64 };
+#define DC__TRIDIAGONAL_SCRATCH(n) (DC__TRIDIAGONAL_SHIFTS * (2 * (n) + DC__TRIDIAGONAL_BLOCK) + (n))
+void dc__tridiagonal_inverses(double *f, const double *d, const double *off, int64_t n,
+                              const double shifts[DC__TRIDIAGONAL_SHIFTS], const double weights[DC__TRIDIAGONAL_SHIFTS],
+                              double *scratch);
+
+#endif

@@ -1,0 +1,302 @@
+/* The bodies of tridiagonal.h. Included once for each instruction set, whose table's functions TRIDIAGONAL names. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/dispatch.h"
+
+#if defined __AVX512F__
+#include <immintrin.h>
+enum { LANES = 8 };
+#elif defined __AVX2__
+#include <immintrin.h>
+enum { LANES = 4 };
+#else
+enum { LANES = 2 };
+#endif
+enum { BLOCK = DC__TRIDIAGONAL_BLOCK, SHIFTS = DC__TRIDIAGONAL_SHIFTS };
+
+typedef double lanes __attribute__((vector_size(LANES * 8), aligned(8), may_alias));
+
+/* c + a b */
+static inline lanes fused(lanes a, lanes b, lanes c) {
+#if defined __AVX512F__
+  return (lanes)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined __AVX2__
+  return (lanes)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+  return c + a * b;
+#endif
+}
+
+static inline lanes spread(double x) {
+  return x - (lanes){0};
+}
+
+static inline double total(lanes v) {
+#if defined __AVX512F__
+  return _mm512_reduce_add_pd((__m512d)v);
+#elif defined __AVX2__
+  __m128d sum = _mm_add_pd(_mm256_castpd256_pd128((__m256d)v), _mm256_extractf128_pd((__m256d)v, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(sum, _mm_unpackhi_pd(sum, sum)));
+#else
+  return v[0] + v[1];
+#endif
+}
+
+/* `rows` of them at a time: each element of the triangle is read once, for its row's sum and for its column's. */
+static inline void times_rows(double *restrict y, const double *restrict a, int64_t ld, const double *restrict x,
+                              int64_t first, int rows, int64_t across) {
+  lanes sum[LANES];
+  lanes factor[LANES];
+  for (int r = 0; r < rows; r++) {
+    sum[r] = spread(0);
+    factor[r] = spread(x[first + r]);
+  }
+  for (int64_t j = 0; j < across; j += LANES) {
+    const lanes at = *(const lanes *)(x + j);
+    lanes column = *(lanes *)(y + j);
+    for (int r = 0; r < rows; r++) {
+      const lanes entry = *(const lanes *)(a + (first + r) * ld + j);
+      sum[r] = fused(entry, at, sum[r]);
+      column = fused(entry, factor[r], column);
+    }
+    *(lanes *)(y + j) = column;
+  }
+  for (int r = 0; r < rows; r++) {
+    y[first + r] = total(sum[r]);
+  }
+}
+
+static void times(double *restrict y, const double *restrict a, int64_t ld, const double *restrict x, int64_t n) {
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) { /* the block on the diagonal is whole */
+    times_rows(y, a, ld, x, i, LANES, i);
+    const lanes at = *(const lanes *)(x + i);
+    for (int r = 0; r < LANES; r++) {
+      y[i + r] += total(*(const lanes *)(a + (i + r) * ld + i) * at);
+    }
+  }
+  for (const int64_t across = i; i < n; i++) {
+    times_rows(y, a, ld, x, i, 1, across);
+    for (int64_t j = across; j < i; j++) {
+      y[i] += a[i * ld + j] * x[j];
+      y[j] += a[i * ld + j] * x[i];
+    }
+    y[i] += a[i * ld + i] * x[i];
+  }
+}
+
+enum { ROWS = 4 };
+
+static void dots(double *restrict sums, const double *restrict rows, int64_t ld, int64_t count,
+                 const double *restrict x, int64_t n) {
+  const int64_t whole = n - n % LANES;
+  for (int64_t k = 0; k < count; k += ROWS) {
+    const int some = count - k < ROWS ? (int)(count - k) : ROWS;
+    lanes sum[ROWS] = {spread(0), spread(0), spread(0), spread(0)};
+    if (some == ROWS) {
+      for (int64_t j = 0; j < whole; j += LANES) {
+        const lanes at = *(const lanes *)(x + j);
+        for (int r = 0; r < ROWS; r++) {
+          sum[r] = fused(*(const lanes *)(rows + (k + r) * ld + j), at, sum[r]);
+        }
+      }
+    } else {
+      for (int r = 0; r < some; r++) {
+        for (int64_t j = 0; j < whole; j += LANES) {
+          sum[r] = fused(*(const lanes *)(rows + (k + r) * ld + j), *(const lanes *)(x + j), sum[r]);
+        }
+      }
+    }
+    for (int r = 0; r < some; r++) {
+      sums[k + r] = total(sum[r]);
+      for (int64_t j = whole; j < n; j++) {
+        sums[k + r] += rows[(k + r) * ld + j] * x[j];
+      }
+    }
+  }
+}
+
+static void combine(double *restrict y, const double *restrict rows, int64_t ld, int64_t count,
+                    const double *restrict factors, int64_t n) {
+  const int64_t whole = n - n % LANES;
+  int64_t k = 0;
+  for (; k + ROWS <= count; k += ROWS) {
+    for (int64_t j = 0; j < whole; j += LANES) {
+      lanes sum = *(lanes *)(y + j);
+      for (int r = 0; r < ROWS; r++) {
+        sum = fused(*(const lanes *)(rows + (k + r) * ld + j), spread(factors[k + r]), sum);
+      }
+      *(lanes *)(y + j) = sum;
+    }
+  }
+  for (; k < count; k++) {
+    for (int64_t j = 0; j < whole; j += LANES) {
+      *(lanes *)(y + j) = fused(*(const lanes *)(rows + k * ld + j), spread(factors[k]), *(lanes *)(y + j));
+    }
+  }
+  for (int64_t j = whole; j < n; j++) {
+    for (k = 0; k < count; k++) {
+      y[j] += factors[k] * rows[k * ld + j];
+    }
+  }
+}
+
+/* ---- the ends of the spectrum ---- */
+
+/* Each sweep cuts both intervals into POINTS + 1 parts. */
+enum { POINTS = 8, SWEEPS = 18 };
+
+/* How many eigenvalues lie below each of the points, of which there are 2 POINTS: the negative pivots of T - point I.
+ * A pivot of zero makes the next one negative infinity, so an eigenvalue at a point itself may count or not. */
+static inline void count_below(const double *d, const double *off, int64_t n, const double *points, double *below) {
+  enum { VECTORS = 2 * POINTS / LANES };
+  lanes pivot[VECTORS], count[VECTORS];
+  for (int v = 0; v < VECTORS; v++) {
+    pivot[v] = spread(1);
+    count[v] = spread(0);
+  }
+  for (int64_t i = 0; i < n; i++) {
+    const lanes square = spread(i > 0 ? off[i] * off[i] + 1e-300 : 0);
+    const lanes entry = spread(d[i]);
+    for (int v = 0; v < VECTORS; v++) {
+      pivot[v] = entry - *(const lanes *)(points + v * LANES) - square / pivot[v];
+      count[v] += (lanes)((__typeof__(pivot[v] < 0))spread(1) & (pivot[v] < 0));
+    }
+  }
+  for (int v = 0; v < VECTORS; v++) {
+    *(lanes *)(below + v * LANES) = count[v];
+  }
+}
+
+static void ends(const double *d, const double *off, int64_t n, double *min, double *max) {
+  double low[2], high[2]; /* of the least and of the largest eigenvalue */
+  double from = d[0];
+  double to = d[0];
+  for (int64_t i = 0; i < n; i++) {
+    const double radius = (i > 0 ? __builtin_fabs(off[i]) : 0) + (i + 1 < n ? __builtin_fabs(off[i + 1]) : 0);
+    from = d[i] - radius < from ? d[i] - radius : from;
+    to = d[i] + radius > to ? d[i] + radius : to;
+  }
+  low[0] = low[1] = from;
+  high[0] = high[1] = to;
+  for (int sweep = 0; sweep < SWEEPS; sweep++) {
+    double points[2 * POINTS], below[2 * POINTS];
+    for (int l = 0; l < 2 * POINTS; l++) {
+      const int end = l / POINTS;
+      points[l] = low[end] + (high[end] - low[end]) * (l % POINTS + 1) / (POINTS + 1);
+    }
+    count_below(d, off, n, points, below);
+    for (int l = 0; l < 2 * POINTS; l++) { /* the wanted one is not below, or it is */
+      const int end = l / POINTS;
+      if (below[l] <= (end == 0 ? 0 : (double)(n - 1))) {
+        low[end] = points[l] > low[end] ? points[l] : low[end];
+      } else {
+        high[end] = points[l] < high[end] ? points[l] : high[end];
+      }
+    }
+  }
+  *min = (low[0] + high[0]) / 2;
+  *max = (low[1] + high[1]) / 2;
+}
+
+/* ---- sums of inverses ---- */
+
+/* The pivots of T from the last row up are base[i] = d[i] - off[i + 1]^2 / base[i + 1]; those of T + shift I are more
+ * by m[i] = shift + off[i + 1]^2 / base[i + 1] * m[i + 1] / p[i + 1], p = base + m. Below its diagonal an inverse has
+ * the entry above times r[i] = -off[i] / p[i], and on it 1 / p[i] + r[i]^2 times the one before: so but for `base`
+ * nothing cancels. Row i of `diagonal`, weighted, and of `ratio`: those of all the shifts. */
+static void pivots(const double *d, const double *off, int64_t n, const double *shifts, const double *weights,
+                   double *base, double *diagonal, double *ratio) {
+  for (int64_t i = n - 1; i >= 0; i--) {
+    base[i] = d[i] - (i + 1 < n ? off[i + 1] * off[i + 1] / base[i + 1] : 0);
+  }
+  for (int k = 0; k < SHIFTS; k += LANES) {
+    const lanes shift = *(const lanes *)(shifts + k);
+    lanes more = shift;
+    for (int64_t i = n - 1; i >= 0; i--) {
+      const double link = i > 0 ? off[i] : 0;
+      const lanes inverse = spread(1) / (spread(base[i]) + more);
+      *(lanes *)(diagonal + i * SHIFTS + k) = *(const lanes *)(weights + k) * inverse;
+      *(lanes *)(ratio + i * SHIFTS + k) = spread(-link) * inverse;
+      more = fused(spread(link * link / base[i]) * more, inverse, shift);
+    }
+    lanes before = spread(0);
+    for (int64_t i = 0; i < n; i++) {
+      const lanes r = *(const lanes *)(ratio + i * SHIFTS + k);
+      lanes *entry = (lanes *)(diagonal + i * SHIFTS + k);
+      before = fused(r * r, before, *entry);
+      *entry = before;
+    }
+  }
+}
+
+/* GROUP shifts' entries fit the registers; SOME rows farther down, what is too small to matter becomes zero, before it
+ * is so small that the processor is slow. */
+enum { GROUP = LANES == 8 ? 16 : 8, SOME = 8 };
+
+static inline lanes without_tiny(lanes x) {
+  const lanes tiny = spread(1e-200);
+  typedef __typeof__(x > tiny) mask;
+  return (lanes)((mask)x & ((x > tiny) | (x < -tiny)));
+}
+
+/* The first rows of LANES columns, one in each lane, where each column begins: at its diagonal entry. `column` is left
+ * with the last row's entries for all the shifts. */
+static void head(double *restrict f, int64_t n, int64_t j, const double *restrict diagonal,
+                 const double *restrict ratio, lanes *restrict column) {
+  const int64_t across = n - j < LANES ? n - j : LANES;
+  memset(column, 0, SHIFTS * sizeof *column);
+  for (int64_t i = 0; i < across; i++) {
+    lanes own = spread(0); /* this row's own column begins */
+    lanes sum[4] = {spread(0), spread(0), spread(0), spread(0)};
+    own[i] = 1;
+    for (int k = 0; k < SHIFTS; k++) {
+      column[k] = fused(own, spread(diagonal[i * SHIFTS + k]), column[k] * spread(ratio[i * SHIFTS + k]));
+      sum[k % 4] += column[k];
+    }
+    sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    memcpy(f + i * n, &sum[0], (size_t)across * sizeof *f);
+  }
+}
+
+/* What GROUP shifts have in the `rows` rows that follow those of `column`; from the second group on, beside what is
+ * there. */
+static inline void tail(double *restrict f, int64_t n, int64_t rows, const double *restrict ratio,
+                        const lanes *restrict column, bool first) {
+  lanes entry[GROUP];
+  _Pragma("GCC unroll 16") for (int k = 0; k < GROUP; k++) {
+    entry[k] = column[k];
+  }
+  for (int64_t i = 0; i < rows; i++) {
+    lanes *const row = (lanes *)(f + i * n);
+    lanes sum[2] = {first ? spread(0) : *row, spread(0)};
+    _Pragma("GCC unroll 16") for (int k = 0; k < GROUP; k++) {
+      entry[k] *= spread(ratio[i * SHIFTS + k]);
+      sum[k % 2] += entry[k];
+    }
+    *row = sum[0] + sum[1];
+    if (i % SOME == SOME - 1) {
+      _Pragma("GCC unroll 16") for (int k = 0; k < GROUP; k++) {
+        entry[k] = without_tiny(entry[k]);
+      }
+    }
+  }
+}
+
+static void inverses(double *f, const double *d, const double *off, int64_t n, const double *shifts,
+                     const double *weights, double *scratch) {
+  double *diagonal = scratch;
+  double *ratio = diagonal + SHIFTS * n;
+  lanes *column = (lanes *)(ratio + SHIFTS * n);
+  pivots(d, off, n, shifts, weights, ratio + SHIFTS * (n + BLOCK), diagonal, ratio);
+  for (int64_t j = 0; j < n; j += LANES) {
+    head(f + j * n + j, n, j, diagonal + j * SHIFTS, ratio + j * SHIFTS, column);
+    const int64_t below = j + LANES;
+    for (int k = 0; k < SHIFTS && below < n; k += GROUP) {
+      tail(f + below * n + j, n, n - below, ratio + below * SHIFTS + k, column + k, k == 0);
+    }
+  }
+}
+
+const dc__tridiagonal TRIDIAGONAL = {times, dots, combine, ends, inverses};

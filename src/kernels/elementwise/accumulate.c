@@ -1,0 +1,72 @@
+/* dst += src: both are brought to the type in which they are added, and the sum goes back to dst's. */
+#include "kernels/dispatch.h"
+#include "kernels/elementwise/convert.h"
+
+static void add_f32(void *dst, const void *src, int64_t count) {
+  dc__f32 *d = dst;
+  const dc__f32 *s = src;
+  for (int64_t i = 0; i < count; i++) {
+    d[i] += s[i];
+  }
+}
+
+static void add_f64(void *dst, const void *src, int64_t count) {
+  dc__f64 *d = dst;
+  const dc__f64 *s = src;
+  for (int64_t i = 0; i < count; i++) {
+    d[i] += s[i];
+  }
+}
+
+static void add_i64(void *dst, const void *src, int64_t count) {
+  dc__i64 *d = dst;
+  const dc__i64 *s = src;
+  for (int64_t i = 0; i < count; i++) {
+    d[i] = (int64_t)((uint64_t)d[i] + (uint64_t)s[i]); /* wraps */
+  }
+}
+
+static void add(void *dst, const void *src, int32_t dtype, int64_t count) {
+  if (dtype == DC_FLOAT32) {
+    add_f32(dst, src, count);
+  } else if (dtype == DC_FLOAT64) {
+    add_f64(dst, src, count);
+  } else {
+    add_i64(dst, src, count);
+  }
+}
+
+static void accumulate_plain(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
+  double dst_tile[DC__KERNELS_TILE]; /* of the middle type, which has at most 8 bytes */
+  double src_tile[DC__KERNELS_TILE];
+  int32_t middle = dc__compute_dtype(dst_dtype, src_dtype);
+  for (int64_t i = 0; i < count; i += DC__KERNELS_TILE) {
+    int64_t part = count - i < DC__KERNELS_TILE ? count - i : DC__KERNELS_TILE;
+    void *d = dc__at(dst, dst_dtype, i);
+    const void *s = dc__const_at(src, src_dtype, i);
+    if (src_dtype != middle) {
+      dc__cast(src_tile, middle, s, src_dtype, part);
+      s = src_tile;
+    }
+    if (dst_dtype == middle) {
+      add(d, s, middle, part);
+    } else {
+      dc__cast(dst_tile, middle, d, dst_dtype, part);
+      add(dst_tile, s, middle, part);
+      dc__cast(d, dst_dtype, dst_tile, middle, part);
+    }
+  }
+}
+
+void dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
+  int64_t done = 0;
+  dc__binary_fn fast = dc__active_kernels()->accumulate[dst_dtype][src_dtype];
+  if (fast != NULL) {
+    done = count - count % DC__KERNELS_STEP;
+    fast(dst, src, done);
+  }
+  if (done < count) {
+    accumulate_plain(dc__at(dst, dst_dtype, done), dst_dtype, dc__const_at(src, src_dtype, done), src_dtype,
+                     count - done);
+  }
+}

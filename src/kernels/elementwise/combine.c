@@ -1,0 +1,79 @@
+/* Copies, casts and sums that look at what they store: one pass over memory says whether all of it is finite. */
+#include "kernels/dispatch.h"
+#include "kernels/elementwise/convert.h"
+
+/* From a tile to the next the look costs a call; two tiles of 4-byte elements are in a first-level cache. */
+enum { TILE = 4 * DC__KERNELS_TILE };
+
+/* Elements as they lie in 8 bytes: the bits of their magnitudes, and one in each exponent. One more than an exponent
+ * that is all ones carries into the sign's place, and nothing further. */
+typedef uint64_t word DC__ANYWHERE;
+typedef struct look {
+  uint64_t magnitude, one;
+} look;
+
+static look look_at(int32_t dtype) {
+  switch (dtype) {
+    case DC_FLOAT16:
+      return (look){UINT64_C(0x7fff7fff7fff7fff), UINT64_C(0x0400040004000400)};
+    case DC_BFLOAT16:
+      return (look){UINT64_C(0x7fff7fff7fff7fff), UINT64_C(0x0080008000800080)};
+    case DC_FLOAT32:
+      return (look){UINT64_C(0x7fffffff7fffffff), UINT64_C(0x0080000000800000)};
+    default:
+      return (look){UINT64_C(0x7fffffffffffffff), UINT64_C(0x0010000000000000)};
+  }
+}
+
+static uint64_t carry(look l, uint64_t x) {
+  return (x & l.magnitude) + l.one;
+}
+
+/* Sums and "or"s, of which every compiler makes vectors; four runs side by side, since an "or" waits for the one before
+ * it. */
+static bool is_finite(const void *x, int32_t dtype, int64_t count) {
+  const look l = look_at(dtype);
+  const size_t bytes = (size_t)count * dc_dtype_size(dtype);
+  const size_t words = bytes / sizeof(word), run = words / 4;
+  const word *s = x;
+  uint64_t a = 0, b = 0, c = 0, d = 0, rest = 0;
+  for (size_t i = 0; i < run; i++) {
+    a |= carry(l, s[i]);
+    b |= carry(l, s[run + i]);
+    c |= carry(l, s[2 * run + i]);
+    d |= carry(l, s[3 * run + i]);
+  }
+  for (size_t i = 4 * run; i < words; i++) {
+    a |= carry(l, s[i]);
+  }
+  memcpy(&rest, s + words, bytes % sizeof(word));
+  return ((a | b | c | d | carry(l, rest)) & ~l.magnitude) == 0;
+}
+
+/* A tile is looked at while it is in the first-level cache; before a cast to more bytes, which changes nothing about
+ * it, since there is less to look at. */
+static bool combine_plain(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count, bool add) {
+  const bool before = !add && dc_dtype_size(src_dtype) < dc_dtype_size(dst_dtype);
+  bool finite = true;
+  for (int64_t i = 0; i < count; i += TILE) {
+    const int64_t part = count - i < TILE ? count - i : TILE;
+    void *d = dc__at(dst, dst_dtype, i);
+    const void *s = dc__const_at(src, src_dtype, i);
+    (add ? dc__accumulate : dc__cast)(d, dst_dtype, s, src_dtype, part);
+    finite = (before ? is_finite(s, src_dtype, part) : is_finite(d, dst_dtype, part)) && finite;
+  }
+  return finite;
+}
+
+bool dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count, bool add) {
+  int64_t done = 0;
+  bool finite = true;
+  const dc__combine_fn fast = dc__active_kernels()->combine[add][dst_dtype][src_dtype];
+  if (fast != NULL) {
+    done = count - count % DC__KERNELS_STEP;
+    finite = fast(dst, src, done);
+  }
+  return combine_plain(dc__at(dst, dst_dtype, done), dst_dtype, dc__const_at(src, src_dtype, done), src_dtype,
+                       count - done, add) &&
+         finite;
+}

@@ -1,0 +1,93 @@
+/* Elementwise work in stream order: the device's own kernels, or host tasks. The one place through which the rooms
+ * above queue it. */
+#include "kernels/cuda/kernels_cuda.h"
+#include "kernels/kernels.h"
+
+static bool has_kernels(const dc_stream *stream) {
+  return stream != NULL && stream->device->ops->stream_launch != NULL;
+}
+
+typedef struct pair {
+  void *dst;
+  const void *src;
+  int64_t count;
+  int32_t dst_dtype, src_dtype;
+} pair;
+
+static void cast_task(void *args) {
+  const pair *p = args;
+  dc__cast(p->dst, p->dst_dtype, p->src, p->src_dtype, p->count);
+}
+
+static void accumulate_task(void *args) {
+  const pair *p = args;
+  dc__accumulate(p->dst, p->dst_dtype, p->src, p->src_dtype, p->count);
+}
+
+void dc__stream_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
+                     int64_t count) {
+  if (has_kernels(stream)) {
+    dc__cuda_cast(stream, dst, dst_dtype, src, src_dtype, count);
+    return;
+  }
+  const pair p = {dst, src, count, dst_dtype, src_dtype};
+  dc__stream_call(stream, cast_task, &p, sizeof p);
+}
+
+void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
+                           int64_t count) {
+  if (has_kernels(stream)) {
+    dc__cuda_accumulate(stream, dst, dst_dtype, src, src_dtype, count);
+    return;
+  }
+  const pair p = {dst, src, count, dst_dtype, src_dtype};
+  dc__stream_call(stream, accumulate_task, &p, sizeof p);
+}
+
+typedef struct combination {
+  pair p;
+  dc__nonfinite *note;
+  uint64_t key;
+  bool add;
+} combination;
+
+static void combine_task(void *args) {
+  const combination *c = args;
+  if (!dc__combine(c->p.dst, c->p.dst_dtype, c->p.src, c->p.src_dtype, c->p.count, c->add)) {
+    c->note->found = 1;
+    c->note->key = c->key > c->note->key ? c->key : c->note->key;
+  }
+}
+
+void dc__stream_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
+                        int64_t count, bool add, dc__nonfinite *note, uint64_t key) {
+  if (note != NULL && has_kernels(stream)) {
+    dc__cuda_combine(stream, dst, dst_dtype, src, src_dtype, count, add, note, key);
+  } else if (note != NULL) {
+    const combination c = {{dst, src, count, dst_dtype, src_dtype}, note, key, add};
+    dc__stream_call(stream, combine_task, &c, sizeof c);
+  } else if (add) {
+    dc__stream_accumulate(stream, dst, dst_dtype, src, src_dtype, count);
+  } else if (dst_dtype == src_dtype) {
+    dc__stream_copy(stream, dst, src, (size_t)count * dc_dtype_size(dst_dtype));
+  } else {
+    dc__stream_cast(stream, dst, dst_dtype, src, src_dtype, count);
+  }
+}
+
+void dc__internal_reduce(dc_stream *internal, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
+                         int32_t src_dtype, int64_t count, bool mean, bool accumulate) {
+  if (internal != NULL) {
+    dc__cuda_reduce(internal, dst, dst_dtype, src, n, src_dtype, count, mean, accumulate);
+  } else {
+    dc__reduce(dst, dst_dtype, src, n, src_dtype, count, mean, accumulate);
+  }
+}
+
+void dc__internal_copy(dc_stream *internal, void *dst, const void *src, size_t bytes) {
+  if (internal != NULL) {
+    dc__stream_copy(internal, dst, src, bytes);
+  } else {
+    dc__copy(dst, src, bytes);
+  }
+}

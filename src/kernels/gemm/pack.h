@@ -1,0 +1,33 @@
+/* Packing of matrix operands into the panels that the tiles read (dc__tile in dispatch.h). */
+#ifndef DC_KERNELS_PACK_H
+#define DC_KERNELS_PACK_H
+
+#include "kernels/dispatch.h"
+
+/* An operand seen as width x k: the rows of op(A), or the columns of op(B). */
+typedef struct dc__operand {
+  const void *data;
+  int64_t ld;
+  int32_t dtype;
+  bool k_runs; /* neighbours in k are neighbours in memory */
+} dc__operand;
+
+/* Elements in k that one word of a tile holds. */
+static inline int64_t dc__tile_depth(int32_t kind) {
+  return kind == DC__TILE_BF16 ? 2 : 1;
+}
+static inline size_t dc__tile_word(int32_t kind) {
+  return kind == DC__TILE_F64 ? sizeof(double) : sizeof(float);
+}
+
+/* Writes panels of `panel` words by `steps`, one after the other, of elements [first, first + width) x [k0, k0 +
+ * depth); what lies outside in the last panel, or past depth, becomes 0. depth: at most DC__PACK_DEPTH. */
+enum { DC__PACK_DEPTH = 512 };
+void dc__pack(void *dst, const dc__tile *tile, int32_t kind, int64_t panel, const dc__operand *operand, int64_t first,
+              int64_t width, int64_t k0, int64_t depth);
+
+/* The same for panels of op(A). */
+void dc__pack_a(void *dst, const dc__tile *tile, int32_t kind, const dc__operand *a, int64_t first, int64_t rows,
+                int64_t k0, int64_t depth);
+
+#endif

@@ -1,0 +1,377 @@
+/* The kernels' threads. A call hangs a job, which lies on its stack, into the pool's list; workers help whatever job
+ * has work left; the caller works too, then waits for its helpers. */
+#define _GNU_SOURCE /* sched_getaffinity, sched_getcpu */
+#include "kernels/threadpool.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { MIN_PARALLEL_COST = 1 << 18 }; /* about 20 microseconds of work, what waking a thread costs */
+/* Looks for work before a worker sleeps, since the kernels of a layer follow each other closely, and for its helpers'
+ * end before a caller does, since the pieces of work are alike. */
+enum { SPINS = 4000 };
+
+typedef struct job {
+  dc__parallel_fn fn;
+  void *arg;
+  int64_t n;
+  atomic_llong claimed; /* indices that somebody took: the caller from the first on, helpers from the last on down */
+  int64_t front;        /* the caller's next */
+  atomic_llong back;    /* taken by helpers */
+  atomic_int helpers;   /* workers inside; changes under the pool's mutex */
+  struct job *link;
+} job;
+
+/* A worker, under the pool's mutex. */
+typedef struct worker_slot {
+  pid_t thread;
+  int processor; /* that it fell asleep on; AWAKE */
+} worker_slot;
+
+enum { AWAKE = -1 };
+
+/* A block of scratch memory; free ones are chained through themselves. */
+typedef union scratch {
+  union scratch *link;
+  unsigned char bytes[DC__SCRATCH_BYTES];
+} scratch;
+
+struct dc__threadpool {
+  int32_t threads;
+  int32_t refs;         /* under `registry` */
+  dc__threadpool *link; /* the next living pool; under `registry` */
+  pid_t process;
+  pthread_mutex_t mutex;
+  pthread_cond_t work; /* a job came, or the pool ends */
+  pthread_cond_t done; /* a helper left a job, or a block of scratch memory came back */
+  job *jobs;
+  atomic_int job_epoch; /* changes with every job, for workers that spin */
+  atomic_bool stopping;
+  bool started;
+  int32_t workers; /* that could be started */
+  pthread_t *ids;
+  worker_slot *slots;
+  int32_t num_slots;
+  cpu_set_t processors; /* that the workers began with */
+  scratch *free;
+};
+
+static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
+static dc__threadpool *open_pools;
+
+static int32_t affinity(void) {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) {
+    return 1;
+  }
+  int32_t count = CPU_COUNT(&set);
+  return count < 1 ? 1 : count;
+}
+
+static scratch *scratch_create(void) {
+  void *block = NULL;
+  return posix_memalign(&block, 4096, sizeof(scratch)) == 0 ? block : NULL;
+}
+
+static void pool_free(dc__threadpool *pool) {
+  while (pool->free != NULL) {
+    scratch *block = pool->free;
+    pool->free = block->link;
+    free(block);
+  }
+  pthread_mutex_destroy(&pool->mutex);
+  pthread_cond_destroy(&pool->work);
+  pthread_cond_destroy(&pool->done);
+  dc__free(pool->ids);
+  dc__free(pool->slots);
+  dc__free(pool);
+}
+
+static dc__threadpool *pool_create(int32_t threads) {
+  dc__threadpool *pool = dc__calloc(1, sizeof *pool);
+  if (pool == NULL) {
+    return NULL;
+  }
+  pool->threads = threads;
+  pool->refs = 1;
+  pool->process = getpid();
+  pthread_mutex_init(&pool->mutex, NULL);
+  pthread_cond_init(&pool->work, NULL);
+  pthread_cond_init(&pool->done, NULL);
+  pool->ids = dc__calloc((size_t)threads, sizeof *pool->ids);
+  pool->slots = dc__calloc((size_t)threads, sizeof *pool->slots);
+  const bool allocated = pool->ids != NULL && pool->slots != NULL;
+  for (int32_t i = 0; i < threads && allocated; i++) {
+    scratch *block = scratch_create();
+    if (block == NULL) {
+      dc__fail(DC_E_NO_MEMORY, "out of host memory: %d bytes for a thread", (int)DC__SCRATCH_BYTES);
+      pool_free(pool);
+      return NULL;
+    }
+    block->link = pool->free;
+    pool->free = block;
+  }
+  if (!allocated) {
+    pool_free(pool);
+    return NULL;
+  }
+  return pool;
+}
+
+dc_status dc__threadpool_open(int32_t threads, dc__threadpool **pool) {
+  *pool = NULL;
+  if (threads < 0 || threads > DC__THREADS_MAX) {
+    return dc__fail(DC_E_INVALID, "threads = %" PRId32 ", must be 0 to %d", threads, (int)DC__THREADS_MAX);
+  }
+  int32_t count = threads > 0 ? threads : affinity();
+  count = count < DC__THREADS_MAX ? count : DC__THREADS_MAX;
+  pthread_mutex_lock(&registry);
+  dc__threadpool *found = open_pools;
+  while (found != NULL && (found->threads != count || found->process != getpid())) {
+    found = found->link;
+  }
+  if (found != NULL) {
+    found->refs++;
+  } else if ((found = pool_create(count)) != NULL) {
+    found->link = open_pools;
+    open_pools = found;
+  }
+  pthread_mutex_unlock(&registry);
+  *pool = found;
+  return found != NULL ? DC_OK : DC_E_NO_MEMORY;
+}
+
+void dc__threadpool_close(dc__threadpool *pool) {
+  if (pool == NULL) {
+    return;
+  }
+  pthread_mutex_lock(&registry);
+  bool last = --pool->refs == 0;
+  if (last) {
+    dc__threadpool **at = &open_pools;
+    while (*at != pool) {
+      at = &(*at)->link;
+    }
+    *at = pool->link;
+  }
+  pthread_mutex_unlock(&registry);
+  if (!last) {
+    return;
+  }
+  if (pool->process == getpid()) { /* a child of fork() has the memory, but not the threads */
+    pthread_mutex_lock(&pool->mutex);
+    atomic_store(&pool->stopping, true);
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->mutex);
+    for (int32_t i = 0; i < pool->workers; i++) {
+      pthread_join(pool->ids[i], NULL);
+    }
+  }
+  pool_free(pool);
+}
+
+int32_t dc__threadpool_threads(const dc__threadpool *pool) {
+  return pool->threads;
+}
+
+/* From both ends, so that a thread finds more of what it made itself in its caches: kernels that follow each other cut
+ * the same rows. */
+static void run_job(job *j, bool helper, void *block) {
+  memset(block, 0, DC__SCRATCH_HEADER);
+  while (atomic_fetch_add_explicit(&j->claimed, 1, memory_order_relaxed) < j->n) {
+    j->fn(j->arg, helper ? j->n - 1 - atomic_fetch_add_explicit(&j->back, 1, memory_order_relaxed) : j->front++, block);
+  }
+}
+
+/* A block for a caller; more callers at once than ever before allocate, or, when that fails, wait for each other. */
+static scratch *scratch_acquire(dc__threadpool *pool) {
+  pthread_mutex_lock(&pool->mutex);
+  while (pool->free == NULL) {
+    scratch *more = scratch_create();
+    if (more != NULL) {
+      pthread_mutex_unlock(&pool->mutex);
+      return more;
+    }
+    pthread_cond_wait(&pool->done, &pool->mutex);
+  }
+  scratch *block = pool->free;
+  pool->free = block->link;
+  pthread_mutex_unlock(&pool->mutex);
+  return block;
+}
+
+static void scratch_release(dc__threadpool *pool, scratch *block) {
+  pthread_mutex_lock(&pool->mutex);
+  block->link = pool->free;
+  pool->free = block;
+  pthread_cond_broadcast(&pool->done);
+  pthread_mutex_unlock(&pool->mutex);
+}
+
+static job *find_job(dc__threadpool *pool) {
+  job *j = pool->jobs;
+  while (j != NULL && atomic_load_explicit(&j->claimed, memory_order_relaxed) >= j->n) {
+    j = j->link;
+  }
+  return j;
+}
+
+static void pause_briefly(void) {
+#ifdef __x86_64__
+  __builtin_ia32_pause();
+#endif
+}
+
+static void spin_for_work(dc__threadpool *pool, int32_t seen) {
+  for (int32_t i = 0; i < SPINS && atomic_load_explicit(&pool->job_epoch, memory_order_relaxed) == seen &&
+                      !atomic_load_explicit(&pool->stopping, memory_order_relaxed);
+       i++) {
+    pause_briefly();
+  }
+}
+
+static void spin_for_helpers(job *j) {
+  for (int32_t i = 0; i < SPINS && atomic_load_explicit(&j->helpers, memory_order_relaxed) > 0; i++) {
+    pause_briefly();
+  }
+}
+
+static void *worker(void *arg) {
+  dc__threadpool *pool = arg;
+  scratch *block = scratch_acquire(pool);
+  pthread_mutex_lock(&pool->mutex);
+  worker_slot *own = &pool->slots[pool->num_slots++];
+  *own = (worker_slot){(pid_t)syscall(SYS_gettid), AWAKE};
+  while (!atomic_load(&pool->stopping)) {
+    job *j = find_job(pool);
+    if (j != NULL) {
+      atomic_fetch_add_explicit(&j->helpers, 1, memory_order_relaxed);
+      pthread_mutex_unlock(&pool->mutex);
+      run_job(j, true, block);
+      pthread_mutex_lock(&pool->mutex);
+      atomic_fetch_sub_explicit(&j->helpers, 1, memory_order_relaxed);
+      pthread_cond_broadcast(&pool->done);
+      continue;
+    }
+    int32_t seen = atomic_load(&pool->job_epoch);
+    pthread_mutex_unlock(&pool->mutex);
+    spin_for_work(pool, seen);
+    pthread_mutex_lock(&pool->mutex);
+    own->processor = sched_getcpu();
+    while (!atomic_load(&pool->stopping) && atomic_load(&pool->job_epoch) == seen) {
+      pthread_cond_wait(&pool->work, &pool->mutex);
+    }
+    own->processor = AWAKE;
+  }
+  pthread_mutex_unlock(&pool->mutex);
+  scratch_release(pool, block);
+  return NULL;
+}
+
+/* Under the mutex. Signals of the process are not for these threads. */
+static void start_workers(dc__threadpool *pool) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  sched_getaffinity(0, sizeof pool->processors, &pool->processors);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  while (pool->workers < pool->threads - 1 && pthread_create(&pool->ids[pool->workers], NULL, worker, pool) == 0) {
+    pool->workers++;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pool->started = true;
+}
+
+/* A worker is woken where it fell asleep. Where that is the caller's processor by now, and no other one is said to
+ * share its cache, as in many virtual machines, it would stay and share the time with the caller for milliseconds.
+ * Under the mutex. */
+static void free_callers_cpu(dc__threadpool *pool) {
+  int cpu = sched_getcpu();
+  for (int32_t i = 0; i < pool->num_slots && cpu >= 0; i++) {
+    cpu_set_t others;
+    if (pool->slots[i].processor != cpu || sched_getaffinity(0, sizeof others, &others) != 0) {
+      continue;
+    }
+    CPU_AND(&others, &others, &pool->processors);
+    CPU_CLR((size_t)cpu, &others);
+    if (CPU_COUNT(&others) > 0) {
+      sched_setaffinity(pool->slots[i].thread, sizeof others, &others);
+    }
+  }
+}
+
+static void run_with_helpers(dc__threadpool *pool, job *j, void *block) {
+  pthread_mutex_lock(&pool->mutex);
+  if (!pool->started) {
+    start_workers(pool);
+  }
+  j->link = pool->jobs;
+  pool->jobs = j;
+  atomic_fetch_add(&pool->job_epoch, 1);
+  free_callers_cpu(pool);
+  pthread_cond_broadcast(&pool->work);
+  pthread_mutex_unlock(&pool->mutex);
+  run_job(j, false, block);
+  spin_for_helpers(j);
+  pthread_mutex_lock(&pool->mutex);
+  job **at = &pool->jobs;
+  while (*at != j) {
+    at = &(*at)->link;
+  }
+  *at = j->link;
+  while (atomic_load_explicit(&j->helpers, memory_order_relaxed) > 0) { /* under the mutex: what they did is seen */
+    pthread_cond_wait(&pool->done, &pool->mutex);
+  }
+  pthread_mutex_unlock(&pool->mutex);
+}
+
+void *dc__scratch_acquire(dc__threadpool *pool) {
+  if (pool->process == getpid()) {
+    return scratch_acquire(pool);
+  }
+  /* In a child of fork() the mutex may have been taken by a thread that is not there. */
+  scratch *own = scratch_create();
+  while (own == NULL) {
+    sched_yield();
+    own = scratch_create();
+  }
+  return own;
+}
+
+void dc__scratch_release(dc__threadpool *pool, void *block) {
+  if (pool->process == getpid()) {
+    scratch_release(pool, block);
+  } else {
+    free(block);
+  }
+}
+
+void dc__parallel_for_scratch(dc__threadpool *pool, void *block, int64_t n, int64_t cost, dc__parallel_fn fn,
+                              void *arg) {
+  job j = {.fn = fn, .arg = arg, .n = n};
+  const bool small = n < MIN_PARALLEL_COST && cost < MIN_PARALLEL_COST && n * cost < MIN_PARALLEL_COST;
+  if (small || n <= 1 || pool->threads == 1 || pool->process != getpid()) {
+    run_job(&j, false, block);
+  } else {
+    run_with_helpers(pool, &j, block);
+  }
+}
+
+void dc__parallel_for_cost(dc__threadpool *pool, int64_t n, int64_t cost, dc__parallel_fn fn, void *arg) {
+  if (n > 0) {
+    void *block = dc__scratch_acquire(pool);
+    dc__parallel_for_scratch(pool, block, n, cost, fn, arg);
+    dc__scratch_release(pool, block);
+  }
+}
+
+void dc__parallel_for(dc__threadpool *pool, int64_t n, dc__parallel_fn fn, void *arg) {
+  dc__parallel_for_cost(pool, n, MIN_PARALLEL_COST, fn, arg);
+}

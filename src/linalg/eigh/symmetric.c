@@ -1,0 +1,251 @@
+/* Symmetric matrices in and out: what is not finite or not symmetric is found before LAPACK sees it, and a power of two
+ * takes the scale away, so that no norm overflows and nothing is lost to denormals. */
+#include <float.h>
+#include <math.h>
+
+#include "linalg/eigh/eigh.h"
+
+enum { TILE = 32 }; /* two tiles that mirror each other fit the first-level cache */
+
+/* Visits the tiles on and below the diagonal. */
+#define FOR_TILES(n, i0, j0)                 \
+  for (int64_t i0 = 0; i0 < (n); i0 += TILE) \
+    for (int64_t j0 = 0; j0 <= i0; j0 += TILE)
+
+static int64_t min_int64(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+/* A tile across the diagonal, turned, in memory of its own: lines of a matrix whose length is a power of two would
+ * otherwise push each other out of the cache. */
+#define TRANSPOSED(T, transposed, a, m, i0, j0, n)           \
+  T transposed[TILE][TILE];                                  \
+  for (int64_t j = j0; j < min_int64(j0 + TILE, n); j++) {   \
+    for (int64_t i = i0; i < min_int64(i0 + TILE, n); i++) { \
+      transposed[i - i0][j - j0] = HIGH(a, m, i, j);         \
+    }                                                        \
+  }
+
+/* Entries of the caller's matrix [i][j] and [j][i]. */
+#define LOW(a, m, i, j) (a)[(i) * (m)->row_stride + (j) * (m)->col_stride]
+#define HIGH(a, m, i, j) LOW(a, m, j, i)
+
+/* In one tile, on both sides of the diagonal: the largest magnitude and the largest half of a difference, raised where
+ * they are less; whether all is finite. */
+#define MEASURE(name, T, abs)                                                                        \
+  static bool name(const T *a, const dc__mat *m, int64_t i0, int64_t j0, int64_t n, double *max_abs, \
+                   double *asymmetry) {                                                              \
+    TRANSPOSED(T, transposed, a, m, i0, j0, n)                                                       \
+    T largest = (T)*max_abs;                                                                         \
+    T gap = (T)*asymmetry;                                                                           \
+    int bad = 0;                                                                                     \
+    for (int64_t i = i0; i < min_int64(i0 + TILE, n); i++) {                                         \
+      for (int64_t j = j0; j < min_int64(j0 + TILE, i + 1); j++) {                                   \
+        T low = LOW(a, m, i, j);                                                                     \
+        T high = transposed[i - i0][j - j0];                                                         \
+        T between = low / 2 - high / 2;                                                              \
+        bad |= !(low - low == 0) | !(high - high == 0);                                              \
+        low = abs(low);                                                                              \
+        high = abs(high);                                                                            \
+        between = abs(between);                                                                      \
+        largest = low > largest ? low : largest;                                                     \
+        largest = high > largest ? high : largest;                                                   \
+        gap = between > gap ? between : gap;                                                         \
+      }                                                                                              \
+    }                                                                                                \
+    *max_abs = (double)largest;                                                                      \
+    *asymmetry = (double)gap;                                                                        \
+    return bad == 0;                                                                                 \
+  }
+MEASURE(measure_float, float, fabsf)
+MEASURE(measure_double, double, fabs)
+
+static const void *data_of(const dc__mat *m, int64_t index) {
+  return (const char *)m->data + index * m->batch_stride * (int64_t)dc_dtype_size(m->dtype);
+}
+
+/* Largest entry and largest asymmetry; false if something is not finite, in either triangle. */
+static bool measure_matrix(const dc__spectral_job *job, int64_t index, double *max_abs, double *asymmetry) {
+  const dc__mat *a = &job->r->a;
+  const void *data = data_of(a, index);
+  bool finite = true;
+  *max_abs = *asymmetry = 0;
+  FOR_TILES(job->n, i0, j0) {
+    finite &= a->dtype == DC_FLOAT64 ? measure_double(data, a, i0, j0, job->n, max_abs, asymmetry)
+                                     : measure_float(data, a, i0, j0, job->n, max_abs, asymmetry);
+  }
+  return finite;
+}
+
+/* The first value that is not finite, or else the largest asymmetry. */
+void dc__symmetric_locate(const dc__spectral_job *job, int64_t index, dc__spectral_task *t) {
+  const dc__mat *a = &job->r->a;
+  bool wide = a->dtype == DC_FLOAT64;
+  double asymmetry = 0;
+  FOR_TILES(job->n, i0, j0) {
+    for (int64_t i = i0; i < min_int64(i0 + TILE, job->n); i++) {
+      for (int64_t j = j0; j < min_int64(j0 + TILE, i + 1); j++) {
+        double low = dc__load_element(a->data, wide, dc__mat_offset(a, index, i, j));
+        double high = dc__load_element(a->data, wide, dc__mat_offset(a, index, j, i));
+        if (!isfinite(low) || !isfinite(high)) {
+          t->row = isfinite(low) ? j : i;
+          t->col = isfinite(low) ? i : j;
+          return;
+        }
+        double gap = fabs(low / 2 - high / 2);
+        if (gap > asymmetry) {
+          asymmetry = gap;
+          t->row = i;
+          t->col = j;
+        }
+      }
+    }
+  }
+}
+
+/* An entry of s is (low * its entry + high * the mirrored one) * both: the scale, and which triangle counts. */
+typedef struct weights {
+  double low, high, both;
+} weights;
+
+static weights weights_of(int32_t symmetry, dc__pow2_scale scale) {
+  double low = symmetry == DC_SYMMETRY_LOWER ? 1 : symmetry == DC_SYMMETRY_UPPER ? 0 : 0.5;
+  weights w = {low * scale.first, (1 - low) * scale.first, scale.second};
+  return w;
+}
+
+/* One tile of the lower triangle into s. */
+#define LOAD(name, From, To)                                                                                           \
+  static void name(const From *a, const dc__mat *m, weights w, To *s, int64_t i0, int64_t j0, int64_t n) {             \
+    TRANSPOSED(From, transposed, a, m, i0, j0, n)                                                                      \
+    for (int64_t i = i0; i < min_int64(i0 + TILE, n); i++) {                                                           \
+      for (int64_t j = j0; j < min_int64(j0 + TILE, i + 1); j++) {                                                     \
+        s[i * n + j] = (To)(((double)LOW(a, m, i, j) * w.low + (double)transposed[i - i0][j - j0] * w.high) * w.both); \
+      }                                                                                                                \
+    }                                                                                                                  \
+  }
+LOAD(load_float, float, float)
+LOAD(load_widened, float, double)
+LOAD(load_narrowed, double, float)
+LOAD(load_double, double, double)
+
+static void load_tile(const dc__spectral_job *job, const void *data, const dc__spectral_task *t, weights w, int64_t i0,
+                      int64_t j0) {
+  const dc__mat *a = &job->r->a;
+  bool wide = t->dtype == DC_FLOAT64;
+  if (a->dtype == DC_FLOAT64) {
+    if (wide) {
+      load_double(data, a, w, t->s, i0, j0, job->n);
+    } else {
+      load_narrowed(data, a, w, t->s, i0, j0, job->n);
+    }
+  } else if (wide) {
+    load_widened(data, a, w, t->s, i0, j0, job->n);
+  } else {
+    load_float(data, a, w, t->s, i0, j0, job->n);
+  }
+}
+
+bool dc__symmetric_check(const dc__spectral_job *job, dc__spectral_task *t, bool finite, double max_abs,
+                         double asymmetry) {
+  if (!finite) {
+    t->status = DC_E_NOT_FINITE;
+    return false;
+  }
+  t->asymmetry = max_abs > 0 ? 2 * (asymmetry / max_abs) : 0;
+  if (job->r->options.symmetry == DC_SYMMETRY_CHECK &&
+      t->asymmetry > 64 * (double)job->n * dc__epsilon(job->r->a.dtype)) {
+    t->status = DC_E_NOT_SYMMETRIC;
+    return false;
+  }
+  t->exponent = max_abs > 0 ? ilogb(max_abs) : 0;
+  return true;
+}
+
+bool dc__symmetric_load(const dc__spectral_job *job, int64_t index, dc__spectral_task *t) {
+  double max_abs, asymmetry;
+  const bool finite = measure_matrix(job, index, &max_abs, &asymmetry);
+  if (!dc__symmetric_check(job, t, finite, max_abs, asymmetry)) {
+    dc__symmetric_locate(job, index, t);
+    return false;
+  }
+  weights w = weights_of(job->r->options.symmetry, dc__pow2_scale_of(-t->exponent));
+  FOR_TILES(job->n, i0, j0) {
+    load_tile(job, data_of(&job->r->a, index), t, w, i0, j0);
+  }
+  dc__mirror_lower(t->s, t->dtype, job->n);
+  return true;
+}
+
+#define MIRROR(name, T)                                                           \
+  static void name(T *a, int64_t n) {                                             \
+    T transposed[TILE][TILE];                                                     \
+    FOR_TILES(n, i0, j0) {                                                        \
+      for (int64_t i = i0; i < min_int64(i0 + TILE, n); i++) {                    \
+        for (int64_t j = j0; j < min_int64(j0 + TILE, n); j++) {                  \
+          transposed[j - j0][i - i0] = a[i * n + j];                              \
+        }                                                                         \
+      }                                                                           \
+      for (int64_t j = j0; j < min_int64(j0 + TILE, n); j++) {                    \
+        for (int64_t i = j < i0 ? i0 : j + 1; i < min_int64(i0 + TILE, n); i++) { \
+          a[j * n + i] = transposed[j - j0][i - i0];                              \
+        }                                                                         \
+      }                                                                           \
+    }                                                                             \
+  }
+MIRROR(mirror_short, uint16_t)
+MIRROR(mirror_float, float)
+MIRROR(mirror_double, double)
+
+void dc__mirror_lower(void *a, int32_t dtype, int64_t n) {
+  if (dtype == DC_FLOAT64) {
+    mirror_double(a, n);
+  } else if (dtype != DC_FLOAT32) {
+    mirror_short(a, n);
+  } else {
+    mirror_float(a, n);
+  }
+}
+
+bool dc__symmetric_store(const dc__spectral_job *job, int64_t index, const dc__spectral_task *t, const void *from) {
+  const dc__mat *out = &job->r->out;
+  bool source = t->dtype == DC_FLOAT64;
+  bool target = out->dtype == DC_FLOAT64;
+  double limit = target ? DBL_MAX : (double)FLT_MAX;
+  int64_t n = job->n;
+  for (int64_t i = 0; i < n; i++) {
+    bool fits = true;
+    for (int64_t j = 0; j <= i; j++) {
+      fits &= fabs(dc__load_element(from, source, i * n + j)) <= limit; /* false for NaN */
+    }
+    if (!fits) {
+      return false;
+    }
+  }
+  int64_t base = index * n * n; /* outputs are contiguous */
+  for (int64_t i = 0; i < n; i++) {
+    for (int64_t j = 0; j <= i; j++) {
+      dc__store_element(out->data, target, base + i * n + j, dc__load_element(from, source, i * n + j));
+    }
+  }
+  dc__mirror_lower((char *)out->data + (size_t)base * dc_dtype_size(out->dtype), out->dtype, n);
+  return true;
+}
+
+void dc__eigenvectors_store(const dc__spectral_job *job, int64_t index, const dc__spectral_task *t, const dc__mat *to,
+                            bool descending) {
+  bool source = t->dtype == DC_FLOAT64;
+  bool target = to->dtype == DC_FLOAT64;
+  int64_t n = job->n;
+  for (int64_t i0 = 0; i0 < n; i0 += TILE) {
+    for (int64_t j0 = 0; j0 < n; j0 += TILE) {
+      for (int64_t i = i0; i < min_int64(i0 + TILE, n); i++) {
+        for (int64_t j = j0; j < min_int64(j0 + TILE, n); j++) {
+          int64_t vector = descending ? n - 1 - j : j;
+          dc__store_element(to->data, target, dc__mat_offset(to, index, i, j),
+                            dc__load_element(t->s, source, vector * n + i));
+        }
+      }
+    }
+  }
+}

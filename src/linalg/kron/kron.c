@@ -1,0 +1,249 @@
+/* Kronecker products: written out, applied, and inverted with damping. */
+#include <inttypes.h>
+
+#include "linalg/batch_slice_cuda.h"
+
+/* ---- written out ---- */
+
+typedef struct kron_job {
+  const dc__mat *a, *b, *out;
+} kron_job;
+
+#define SCALE_ROW(name, T)                                                                 \
+  static void name(T *restrict to, T factor, const T *from, int64_t count, int64_t step) { \
+    if (step == 1) {                                                                       \
+      for (int64_t i = 0; i < count; i++) {                                                \
+        to[i] = factor * from[i];                                                          \
+      }                                                                                    \
+    } else {                                                                               \
+      for (int64_t i = 0; i < count; i++) {                                                \
+        to[i] = factor * from[i * step];                                                   \
+      }                                                                                    \
+    }                                                                                      \
+  }
+SCALE_ROW(scale_float, float)
+SCALE_ROW(scale_double, double)
+
+/* Row `index` of the product: row index / p of a with row index % p of b. */
+static void kron_row(void *arg, int64_t index, void *scratch) {
+  (void)scratch;
+  const kron_job *job = arg;
+  const dc__mat *a = job->a;
+  const dc__mat *b = job->b;
+  int64_t i = index / b->rows * a->row_stride;
+  int64_t k = index % b->rows * b->row_stride;
+  int64_t to = index * job->out->row_stride;
+  for (int64_t j = 0; j < a->cols; j++, to += b->cols) {
+    if (a->dtype == DC_FLOAT64) {
+      scale_double((double *)job->out->data + to, ((const double *)a->data)[i + j * a->col_stride],
+                   (const double *)b->data + k, b->cols, b->col_stride);
+    } else {
+      scale_float((float *)job->out->data + to, ((const float *)a->data)[i + j * a->col_stride],
+                  (const float *)b->data + k, b->cols, b->col_stride);
+    }
+  }
+}
+
+static void kron_cuda(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out) {
+  const dc__cuda_kron_args args = {dc__mat_cuda_view(a), dc__mat_cuda_view(b), dc__mat_cuda_view(out)};
+  dc__cuda_kron(l->device->internal_stream, &args);
+}
+
+dc_status dc__kron(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out) {
+  kron_job job = {a, b, out};
+  if (l->query || out->rows == 0 || out->cols == 0) {
+    return DC_OK;
+  }
+  if (dc__linalg_is_cuda(l)) {
+    kron_cuda(l, a, b, out);
+  } else {
+    dc__parallel_for(l->pool, out->rows, kron_row, &job);
+  }
+  return dc__linalg_synchronize(l);
+}
+
+/* ---- applied ---- */
+
+static dc__mat transposed_mat(const dc__mat *m) {
+  dc__mat t = *m;
+  t.rows = m->cols;
+  t.cols = m->rows;
+  t.row_stride = m->col_stride;
+  t.col_stride = m->row_stride;
+  return t;
+}
+
+static dc__mat dense_mat(void *data, int32_t dtype, int64_t batch, int64_t rows, int64_t cols) {
+  dc__mat m = {.data = data,
+               .dtype = dtype,
+               .batch = batch,
+               .rows = rows,
+               .cols = cols,
+               .batch_stride = rows * cols,
+               .row_stride = cols > 0 ? cols : 1,
+               .col_stride = 1};
+  return m;
+}
+
+/* Where a sandwich is made: its middle, and what products may use. */
+typedef struct kron_scratch {
+  dc_linalg *l;
+  void *t, *product;
+} kron_scratch;
+
+static void kron_gemm(const kron_scratch *k, const dc__mat *a, const dc__mat *b, const dc__mat *out) {
+  const dc__gemm g = dc__mat_gemm(a, b, 1, 0, out);
+  dc__linalg_gemm(k->l, &g, k->product);
+}
+
+/* out = A X B^T through t; out may be x. */
+static void kron_multiply(const kron_scratch *k, const dc__mat *a, const dc__mat *b, const dc__mat *x,
+                          const dc__mat *out) {
+  dc__mat bt = transposed_mat(b);
+  double left = (double)a->rows * (double)b->cols * (double)(a->cols + b->rows);
+  double right = (double)a->cols * (double)b->rows * (double)(b->cols + a->rows);
+  if (left <= right) {
+    dc__mat middle = dense_mat(k->t, out->dtype, out->batch, a->rows, b->cols);
+    kron_gemm(k, a, x, &middle);
+    kron_gemm(k, &middle, &bt, out);
+  } else {
+    dc__mat middle = dense_mat(k->t, out->dtype, out->batch, a->cols, b->rows);
+    kron_gemm(k, x, &bt, &middle);
+    kron_gemm(k, a, &middle, out);
+  }
+}
+
+dc_status dc__kron_too_large(const char *fn) {
+  return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold an intermediate of this size", fn);
+}
+
+dc_status dc__kron_apply(dc_linalg *l, const char *fn, const dc__mat *a, const dc__mat *b, const dc__mat *x,
+                         const dc__mat *out) {
+  int64_t left = a->rows * b->cols;
+  int64_t right = a->cols * b->rows;
+  size_t bytes = 0;
+  size_t offset = 0;
+  void *memory;
+  int64_t count;
+  if (__builtin_mul_overflow(left > right ? left : right, out->batch, &count) ||
+      !dc__linalg_add_gemm_workspace(&bytes, l) || !dc__linalg_add_bytes(&bytes, count, dc_dtype_size(out->dtype))) {
+    return dc__kron_too_large(fn);
+  }
+  DC__TRY(dc__linalg_scratch(l, fn, bytes, &memory));
+  if (memory == NULL) {
+    return DC_OK;
+  }
+  kron_scratch k = {.l = l, .product = dc__linalg_gemm_workspace(l, memory, &offset)};
+  k.t = dc__linalg_suballoc(memory, &offset, count, dc_dtype_size(out->dtype));
+  kron_multiply(&k, a, b, x, out);
+  return dc__linalg_synchronize(l);
+}
+
+/* ---- inverted ---- */
+
+/* Factors' eigenvalues, and what is added to their products, of each matrix of a batch. */
+typedef struct damped {
+  const char *fn;
+  const void *a, *b;
+  int64_t rows, cols;
+  double damping;
+  bool wide;
+  int64_t count;
+  uint64_t *not_positive; /* on a device: whether one is not positive; NULL: that is known */
+} damped;
+
+static double damped_at(const damped *d, int64_t i, int64_t j) {
+  return dc__load_element(d->a, d->wide, i) * dc__load_element(d->b, d->wide, j) + d->damping;
+}
+
+static dc_status check_damped(const damped *d) {
+  for (int64_t i = 0; i < d->rows; i++) {
+    for (int64_t j = 0; j < d->cols; j++) {
+      double sum = damped_at(d, i, j);
+      if (!(sum > 0)) {
+        return dc__fail(DC_E_NOT_POSITIVE,
+                        "%s: a_values[%" PRId64 "] * b_values[%" PRId64 "] + damping = %g, must be > 0", d->fn, i, j,
+                        sum);
+      }
+    }
+  }
+  return DC_OK;
+}
+
+/* Eigenvalues are few: they are brought here. */
+static dc_status check_damped_cuda(dc_linalg *l, const damped *d) {
+  const size_t size = d->wide ? sizeof(double) : sizeof(float);
+  const size_t bytes[2] = {(size_t)d->rows * size, (size_t)d->cols * size};
+  char *host = dc__calloc(1, bytes[0] + bytes[1] + 1);
+  damped on_host = *d;
+  if (host == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  on_host.a = host;
+  on_host.b = host + bytes[0];
+  dc_status status = dc__linalg_copy_to_host(l, host, d->a, bytes[0]);
+  status = status == DC_OK ? dc__linalg_copy_to_host(l, host + bytes[0], d->b, bytes[1]) : status;
+  status = status == DC_OK ? check_damped(&on_host) : status;
+  dc__free(host);
+  return status;
+}
+
+dc_status dc__kron_check_damped(dc_linalg *l, const char *fn, const void *va, const void *vb, double damping,
+                                const dc__mat *x) {
+  const damped d = {fn, va, vb, x->rows, x->cols, damping, x->dtype == DC_FLOAT64, 1, NULL};
+  return dc__linalg_is_cuda(l) ? check_damped_cuda(l, &d) : check_damped(&d);
+}
+
+static void kron_divide_damped(dc_linalg *l, const damped *d, void *x) {
+  if (dc__linalg_is_cuda(l)) {
+    const dc__cuda_damp_args args = {x, d->a, d->b, d->count, d->rows, d->cols, d->damping, d->not_positive, d->wide};
+    dc__cuda_damp(l->device->internal_stream, &args);
+    return;
+  }
+  for (int64_t i = 0; i < d->count * d->rows; i++) {
+    for (int64_t j = 0; j < d->cols; j++) {
+      const double sum = damped_at(d, i, i / d->rows * d->cols + j);
+      dc__store_element(x, d->wide, i * d->cols + j, dc__load_element(x, d->wide, i * d->cols + j) / sum);
+    }
+  }
+}
+
+bool dc__kron_add_scratch(const dc_linalg *l, const dc__mat *x, size_t *bytes) {
+  const size_t size = dc_dtype_size(x->dtype);
+  int64_t count;
+  return !__builtin_mul_overflow(x->batch, x->rows * x->cols, &count) && dc__linalg_add_gemm_workspace(bytes, l) &&
+         dc__linalg_add_bytes(bytes, count, size) && dc__linalg_add_bytes(bytes, count, size);
+}
+
+void dc__kron_apply_inverse(dc_linalg *l, const dc__mat *qa, const void *va, const dc__mat *qb, const void *vb,
+                            double damping, const dc__mat *x, const dc__mat *out, void *scratch,
+                            uint64_t *not_positive) {
+  const damped d = {NULL, va, vb, out->rows, out->cols, damping, out->dtype == DC_FLOAT64, out->batch, not_positive};
+  const int64_t count = out->batch * out->rows * out->cols;
+  size_t offset = 0;
+  kron_scratch k = {.l = l, .product = dc__linalg_gemm_workspace(l, scratch, &offset)};
+  k.t = dc__linalg_suballoc(scratch, &offset, count, dc_dtype_size(out->dtype));
+  const dc__mat inner = dense_mat(dc__linalg_suballoc(scratch, &offset, count, dc_dtype_size(out->dtype)), out->dtype,
+                                  out->batch, out->rows, out->cols);
+  const dc__mat qat = transposed_mat(qa);
+  const dc__mat qbt = transposed_mat(qb);
+  kron_multiply(&k, &qat, &qbt, x, &inner);
+  kron_divide_damped(l, &d, inner.data);
+  kron_multiply(&k, qa, qb, &inner, out);
+}
+
+dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__mat *qa, const void *va, const dc__mat *qb,
+                         const void *vb, double damping, const dc__mat *x, const dc__mat *out) {
+  size_t bytes = 0;
+  void *memory;
+  DC__TRY(dc__kron_check_damped(l, fn, va, vb, damping, out));
+  if (!dc__kron_add_scratch(l, out, &bytes)) {
+    return dc__kron_too_large(fn);
+  }
+  DC__TRY(dc__linalg_scratch(l, fn, bytes, &memory));
+  if (memory == NULL || out->rows * out->cols == 0) {
+    return DC_OK;
+  }
+  dc__kron_apply_inverse(l, qa, va, qb, vb, damping, x, out, memory, NULL);
+  return dc__linalg_synchronize(l);
+}

@@ -1,0 +1,28 @@
+/* The nearest Kronecker product, inside the room: what the CPU (kron_nearest.c) and a device (kron_nearest_cuda.c)
+ * share.
+ */
+#ifndef DC_LINALG_KRON_NEAREST_H
+#define DC_LINALG_KRON_NEAREST_H
+
+#include <math.h>
+
+#include "linalg/linalg.h"
+
+/* How far v may move in the last step. */
+static inline double dc__nearest_tolerance(int32_t dtype) {
+  return 8 * dc__epsilon(dtype);
+}
+
+/* The power of two that is taken out of x, whose largest entry is `most`: even, so that a and b get the same half. */
+static inline int dc__nearest_exponent(double max_abs) {
+  return max_abs > 0 ? ilogb(max_abs) & ~1 : 0;
+}
+
+/* *most becomes the largest entry of x, at least what it was; DC_E_NOT_FINITE with the place: `first` is row 0. */
+dc_status dc__nearest_check_finite(const char *fn, const dc__mat *x, int64_t first, double *max_abs);
+dc_status dc__nearest_not_converged(const char *fn); /* DC_E_NOT_CONVERGED */
+
+dc_status dc__kron_nearest_cuda(dc_linalg *l, const char *fn, const dc__mat *x, const dc__mat *a, const dc__mat *b,
+                                double *residual);
+
+#endif

@@ -1,0 +1,197 @@
+/* Matrix products whose operands may lie in files, with a bound on the memory in between. A piece of B is read and
+ * packed once, for all threads. Then each takes strips of rows: reads A's, multiplies, writes C's, so that one reads
+ * while another multiplies. What lies in memory is used where it is. What comes next is asked for ahead, so that a disk
+ * works meanwhile.
+ *
+ * Short pieces of C's rows would cost more to write than the rest of its way does, as a call costs what a page does. So
+ * a strip waits in the file, dense, in the place of its whole rows, for those beside it; the last one brings the rows
+ * together. */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "linalg/out_of_core/out_of_core.h"
+
+/* One piece of B, k from p on, and C's tile that it adds to. Threads take slices of the piece, then strips of the
+ * tile's rows, until there are no more. */
+typedef struct pass {
+  const dc__out_of_core *w;
+  char *packed, *tile;
+  int64_t i, rows, j, cols, p, depth;
+  int64_t length, unit, parts,
+      longest;       /* the rows that are shared out, even to one unit; a part has `longest` at most */
+  atomic_llong next; /* the first part that nobody took */
+  dc__file_failure failure;
+} pass;
+
+/* The next part's first row, and how many there are; false: no more. */
+static bool next_part(pass *x, int64_t *row, int64_t *rows) {
+  const int64_t index = atomic_fetch_add(&x->next, 1);
+  const int64_t units = dc__num_pieces(x->length, x->unit);
+  if (index >= x->parts || dc__file_failed(&x->failure)) {
+    return false;
+  }
+  *row = units * index / x->parts * x->unit;
+  *rows = dc__min_int64(units * (index + 1) / x->parts * x->unit, x->length) - *row;
+  return true;
+}
+
+/* scratch + DC__GEMM_PACKED_SCRATCH on is what products with a packed B leave alone. */
+static void pack_slices(void *arg, int64_t index, void *scratch) {
+  (void)index;
+  pass *x = arg;
+  const dc__out_of_core *w = x->w;
+  char *read = (char *)scratch + DC__GEMM_PACKED_SCRATCH;
+  for (int64_t row, rows; next_part(x, &row, &rows);) {
+    dc__file_prefetch(w->b, x->p + row + rows, x->longest);
+    if (dc__in_file(w->b) && !dc__file_io_block(&x->failure, "b", w->b, false, read, x->p + row, rows, x->j, x->cols)) {
+      return;
+    }
+    const dc__mat b = dc__matrix_source_block(w->b, read, x->p + row, rows, x->j, x->cols);
+    dc__gemm g = dc__mat_gemm(&b, &b, 1, 0, &b);
+    g.k = rows;
+    dc__gemm_pack(&g, x->packed + dc__gemm_packed_bytes(g.dtype, x->cols, row));
+  }
+}
+
+/* Whole rows, out of the sums and of the strips before them, which lie one after the other; a few at a time, so that
+ * they are still in the cache when they are written. */
+static bool write_rows(pass *x, const char *sums, const char *before, char *line, int64_t i, int64_t rows) {
+  const dc__out_of_core *w = x->w;
+  const size_t size = w->out_size;
+  const int64_t nb = w->plan.nb;
+  for (int64_t row = 0; row < rows; row += DC__OUT_OF_CORE_ROWS) {
+    const int64_t lines = dc__min_int64(DC__OUT_OF_CORE_ROWS, rows - row);
+    char *to = line;
+    for (int64_t r = row; r < row + lines; r++) {
+      for (int64_t j = 0; j < x->j; j += nb, to += (size_t)nb * size) {
+        memcpy(to, before + (size_t)(rows * j + r * nb) * size, (size_t)nb * size);
+      }
+      memcpy(to, sums + (size_t)(r * x->cols) * size, (size_t)x->cols * size);
+      to += (size_t)x->cols * size;
+    }
+    if (!dc__file_io_contiguous(&x->failure, "out", w->out, true, line, (i + row) * w->n, lines * w->n)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* A strip of C, from row i on, into its file. `own`: memory from the strip's on, if it is there. */
+static bool write_strip(pass *x, char *sums, char *own, int64_t i, int64_t rows) {
+  const dc__out_of_core *w = x->w;
+  if (!w->plan.coalesces) {
+    return dc__file_io_block(&x->failure, "out", w->out, true, sums, i, rows, x->j, x->cols);
+  }
+  if (x->j + x->cols < w->n) {
+    return dc__file_io_contiguous(&x->failure, "out", w->out, true, sums, i * w->n + rows * x->j, rows * x->cols);
+  }
+  char *before = own + (sums == own ? (size_t)(rows * x->cols) * w->out_size : 0);
+  char *line = before + (size_t)(rows * x->j) * w->out_size;
+  return dc__file_io_contiguous(&x->failure, "out", w->out, false, before, i * w->n, rows * x->j) &&
+         write_rows(x, sums, before, line, i, rows);
+}
+
+static void multiply_row_strips(void *arg, int64_t index, void *scratch) {
+  (void)index;
+  pass *x = arg;
+  const dc__out_of_core *w = x->w;
+  const bool whole = x->depth == w->k;
+  const bool last = x->p + x->depth == w->k;
+  char *own = (char *)scratch + DC__GEMM_PACKED_SCRATCH;
+  char *read = own + (whole ? (size_t)(x->longest * x->cols) * w->out_size : 0);
+  for (int64_t row, rows; next_part(x, &row, &rows);) {
+    const int64_t i = x->i + row;
+    char *sums = whole ? own : x->tile + (size_t)(row * x->cols) * w->out_size;
+    if (whole) {
+      dc__file_prefetch(w->a, i + rows, x->longest);
+    }
+    if (dc__in_file(w->a) && !dc__file_io_block(&x->failure, "a", w->a, false, read, i, rows, x->p, x->depth)) {
+      return;
+    }
+    const dc__mat a = dc__matrix_source_block(w->a, read, i, rows, x->p, x->depth);
+    const dc__mat b = dc__matrix_source_block(w->b, x->packed, x->p, x->depth, x->j, x->cols);
+    const dc__mat c = dc__matrix_source_block(w->out, sums, i, rows, x->j, x->cols);
+    dc__gemm g = dc__mat_gemm(&a, &b, 1, x->p == 0 ? 0 : 1, &c);
+    g.packed = x->packed;
+    dc__gemm_serial(&g, scratch);
+    if (dc__in_file(w->out) && last && !write_strip(x, sums, own, i, rows)) {
+      return;
+    }
+  }
+}
+
+/* Shares out rows between the threads, in parts of at most `longest`, a multiple of the unit where it is longer. */
+static dc_status run_parts(dc_linalg *l, pass *x, dc__parallel_fn fn, int64_t length, int64_t longest, int64_t unit) {
+  const int64_t threads = dc__threadpool_threads(l->pool);
+  x->length = length;
+  x->longest = longest;
+  x->unit = dc__min_int64(unit, longest);
+  x->parts = dc__min_int64(dc__num_pieces(dc__num_pieces(length, longest), threads) * threads,
+                           dc__num_pieces(length, x->unit));
+  atomic_init(&x->next, 0);
+  dc__file_failure_init(&x->failure);
+  dc__parallel_for(l->pool, dc__min_int64(threads, x->parts), fn, x);
+  return dc__file_status(&x->failure, x->w->fn);
+}
+
+static dc_status run_passes(dc_linalg *l, const dc__out_of_core *w, char *packed, char *tile) {
+  const dc__out_of_core_plan *s = &w->plan;
+  for (int64_t j = 0; j < w->n; j += s->nb) {
+    for (int64_t i = 0; i < w->m; i += s->mb) {
+      int64_t p = 0;
+      do {
+        pass x = {.w = w, .packed = packed, .tile = tile, .i = i, .j = j, .p = p};
+        x.rows = dc__min_int64(s->mb, w->m - i);
+        x.cols = dc__min_int64(s->nb, w->n - j);
+        x.depth = dc__min_int64(s->kb, w->k - p);
+        if (x.depth > 0) {
+          DC__TRY(run_parts(l, &x, pack_slices, x.depth, dc__min_int64(w->shape.slice, x.depth), w->shape.slice));
+        }
+        DC__TRY(run_parts(l, &x, multiply_row_strips, x.rows, s->strip, w->shape.rows));
+        p += s->kb;
+      } while (p < w->k);
+    }
+  }
+  return DC_OK;
+}
+
+dc_status dc__matmul_bounded(dc_linalg *l, const char *fn, const dc__matrix_source *a, const dc__matrix_source *b,
+                             const dc__matrix_source *out, int64_t budget, int64_t *needed) {
+  dc__out_of_core w = {.fn = fn,
+                       .a = a,
+                       .b = b,
+                       .out = out,
+                       .m = out->mat.rows,
+                       .n = out->mat.cols,
+                       .k = a->mat.cols,
+                       .in_size = dc_dtype_size(a->mat.dtype),
+                       .out_size = dc_dtype_size(out->mat.dtype),
+                       .can_read_back = dc__file_can_read_back(out),
+                       .model = &dc__out_of_core_cpu,
+                       .shape = dc__gemm_shape_of(a->mat.dtype)};
+  DC__TRY(dc__file_check(fn, "a", a, true));
+  DC__TRY(dc__file_check(fn, "b", b, true));
+  DC__TRY(dc__file_check(fn, "out", out, false));
+  if (w.m == 0 || w.n == 0) {
+    return DC_OK;
+  }
+  if (dc__linalg_is_cuda(l)) {
+    return dc__out_of_core_cuda(l, &w, budget, needed);
+  }
+  if (!dc__in_file(a) && !dc__in_file(b) && !dc__in_file(out)) {
+    const dc__gemm g = dc__mat_gemm(&a->mat, &b->mat, 1, 0, &out->mat);
+    if (!l->query) {
+      dc__gemm_run(l->pool, &g);
+    }
+    return DC_OK;
+  }
+  void *memory = NULL;
+  size_t offset = 0;
+  DC__TRY(dc__out_of_core_choose_plan(&w, budget, needed));
+  DC__TRY(dc__linalg_scratch(l, fn, w.model->bytes(&w, &w.plan), &memory));
+  if (memory == NULL) {
+    return DC_OK;
+  }
+  char *packed = dc__linalg_suballoc(memory, &offset, 1, dc__gemm_packed_bytes(a->mat.dtype, w.plan.nb, w.plan.kb));
+  return run_passes(l, &w, packed, (char *)memory + offset);
+}

@@ -1,0 +1,396 @@
+/* Bounded products on a device, whose memory is what the budget bounds. C's tile stays there while k is summed. Blocks
+ * of A and B that lie in files come through two pieces of pinned memory and a stream of copies, each operand's into two
+ * buffers that take turns: while one product runs, the next one's blocks are read and copied. What lies in the device's
+ * memory is used where it is. */
+#include "linalg/out_of_core/out_of_core.h"
+
+enum {
+  NUM_BUFFERS = 2,
+  STAGE_BYTES = 4 << 20, /* pinned bytes that are copied at once: from here on a copy's start is nothing beside it */
+  ALIGNMENT = 256,       /* what NVIDIA's libraries want of a workspace's address */
+  TILE = 64              /* pieces come in multiples of it */
+};
+
+/* Nanoseconds, for the choice alone: what a product costs the host, and an element of C that is read and added to. */
+static const double GEMM_NS = 20000, ACCUMULATE_NS = 0.004;
+
+/* What a handle keeps for its bounded products. Events: the last copy from or to a stage, the last copy or product that
+ * used a buffer of A or B, and the last that used the tile. */
+struct dc__staging {
+  dc_stream *copies;
+  char *pinned;
+  dc_event *staged[NUM_BUFFERS], *used[2][NUM_BUFFERS], *tile;
+};
+
+/* A part of a matrix in a file, and dense memory for it. */
+typedef struct block {
+  const char *arg;
+  const dc__matrix_source *source;
+  char *memory;
+  int64_t row, rows, col, cols; /* rows 0: none */
+} block;
+
+/* A's or B's way there. */
+typedef struct operand {
+  block present;
+  char *buffer[NUM_BUFFERS];
+  dc_event **used;
+  int32_t turn;
+} operand;
+
+typedef struct pipeline {
+  dc_linalg *l;
+  const dc__out_of_core *w;
+  struct dc__staging *staging;
+  block pending_write[NUM_BUFFERS]; /* what a stage brings here, to be written before it serves again */
+  int32_t turn;
+  operand a, b;
+  char *tile, *gemm_workspace;
+  size_t gemm_workspace_bytes;
+  dc__file_failure failure;
+} pipeline;
+
+/* ---- what a handle keeps ---- */
+
+void dc__staging_destroy(dc_linalg *l) {
+  struct dc__staging *s = l->staging;
+  const dc__device_ops *ops = l->device->ops;
+  if (s == NULL) {
+    return;
+  }
+  dc_event *events[] = {s->staged[0],  s->staged[1],  s->used[0][0], s->used[0][1],
+                        s->used[1][0], s->used[1][1], s->tile};
+  for (size_t i = 0; i < DC__COUNT(events); i++) {
+    if (events[i] != NULL) {
+      ops->event_destroy(events[i]);
+    }
+  }
+  if (s->copies != NULL) {
+    ops->stream_destroy(s->copies);
+  }
+  ops->free(l->device, s->pinned, NUM_BUFFERS * STAGE_BYTES, DC_MEMORY_HOST);
+  dc__free(s);
+  l->staging = NULL;
+}
+
+static dc_status staging_init(dc_device *device, struct dc__staging *s) {
+  const dc__device_ops *ops = device->ops;
+  void *pinned;
+  DC__TRY(ops->alloc(device, NUM_BUFFERS * STAGE_BYTES, DC_MEMORY_HOST, &pinned));
+  s->pinned = pinned;
+  DC__TRY(ops->stream_create(device, &s->copies));
+  DC__TRY(ops->event_create(device, &s->tile));
+  for (int32_t i = 0; i < NUM_BUFFERS; i++) {
+    DC__TRY(ops->event_create(device, &s->staged[i]));
+    DC__TRY(ops->event_create(device, &s->used[0][i]));
+    DC__TRY(ops->event_create(device, &s->used[1][i]));
+  }
+  return DC_OK;
+}
+
+static dc_status staging_create(dc_linalg *l, const char *fn) {
+  if (l->staging != NULL) {
+    return DC_OK;
+  }
+  l->staging = dc__calloc(1, sizeof *l->staging);
+  const dc_status status = l->staging == NULL ? DC_E_NO_MEMORY : staging_init(l->device, l->staging);
+  if (status != DC_OK) {
+    (void)dc__fail(status, "%s: %s", fn, dc_last_error());
+    dc__staging_destroy(l);
+  }
+  return status;
+}
+
+/* ---- plans ---- */
+
+static bool fits(const dc__out_of_core *w, dc__out_of_core_plan *p) {
+  (void)w;
+  (void)p;
+  return true;
+}
+
+/* The tile and the buffers. */
+static size_t blocks_of(const dc__out_of_core *w, const dc__out_of_core_plan *p) {
+  size_t total = 0;
+  bool fine = true;
+  if (dc__in_file(w->out)) {
+    fine = dc__linalg_add_bytes(&total, p->mb * p->nb, w->out_size);
+  }
+  for (int32_t i = 0; i < NUM_BUFFERS; i++) {
+    fine = fine && (!dc__in_file(w->a) || dc__linalg_add_bytes(&total, p->mb * p->kb, w->in_size));
+    fine = fine && (!dc__in_file(w->b) || dc__linalg_add_bytes(&total, p->kb * p->nb, w->in_size));
+  }
+  return fine ? total : SIZE_MAX;
+}
+
+/* What products may use beside `bytes` of blocks: an eighth, as far as more of it is of use. */
+static size_t gemm_workspace_share(size_t bytes) {
+  const size_t share = bytes / 8 / ALIGNMENT * ALIGNMENT;
+  return share < DC__CUDA_GEMM_WORKSPACE_BYTES ? share : DC__CUDA_GEMM_WORKSPACE_BYTES;
+}
+
+static size_t bytes_of(const dc__out_of_core *w, const dc__out_of_core_plan *p) {
+  const size_t blocks = blocks_of(w, p);
+  return blocks == SIZE_MAX
+             ? SIZE_MAX
+             : (ALIGNMENT + gemm_workspace_share(blocks) + blocks + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* The order of products is tile by tile down a column of C's, k within a tile: a block that the next product wants too
+ * is not read again. The first blocks count twice, since no product runs while they come. */
+static double cost_of(const dc__out_of_core *w, const dc__out_of_core_plan *p) {
+  const double m = (double)w->m;
+  const double n = (double)w->n;
+  const double k = (double)w->k;
+  const double i = (double)dc__num_pieces(w->m, p->mb);
+  const double j = (double)dc__num_pieces(w->n, p->nb);
+  const double t = (double)dc__num_pieces(w->k, p->kb);
+  const double a = i * t > 1 ? j : 1;
+  const double b = t > 1 ? i : 1;
+  const double mb = (double)p->mb;
+  const double nb = (double)p->nb;
+  const double kb = (double)p->kb;
+  return GEMM_NS * i * j * t + ACCUMULATE_NS * m * n * (t - 1) + dc__out_of_core_io_cost(w->a, false, a * t, m, kb) +
+         dc__out_of_core_io_cost(w->a, false, 1, mb, kb) + dc__out_of_core_io_cost(w->b, false, b * j, k, nb) +
+         dc__out_of_core_io_cost(w->b, false, 1, kb, nb) + dc__out_of_core_io_cost(w->out, true, j, m, nb);
+}
+
+static const dc__out_of_core_model cuda_model = {.fits = fits, .bytes = bytes_of, .cost = cost_of};
+
+/* ---- blocks ---- */
+
+static size_t block_bytes(const block *b) {
+  return (size_t)(b->rows * b->cols) * dc_dtype_size(b->source->mat.dtype);
+}
+
+/* What fits into a stage of a block from its byte `done` on: whole rows, or a part of one. */
+static block stage_part(const block *b, size_t done) {
+  const size_t size = dc_dtype_size(b->source->mat.dtype);
+  const int64_t room = STAGE_BYTES / (int64_t)size;
+  const int64_t row = (int64_t)(done / size) / b->cols;
+  const int64_t col = (int64_t)(done / size) % b->cols;
+  block part = *b;
+  part.memory += done;
+  part.row += row;
+  part.col += col;
+  part.cols = dc__min_int64(b->cols - col, room);
+  part.rows = part.cols < b->cols ? 1 : dc__min_int64(b->rows - row, room / b->cols);
+  return part;
+}
+
+typedef struct transfer {
+  pipeline *x;
+  const block *part;
+  char *stage;
+  bool write;
+  int64_t shares;
+} transfer;
+
+static void transfer_share(void *arg, int64_t index, void *scratch) {
+  (void)scratch;
+  const transfer *t = arg;
+  const block *p = t->part;
+  const int64_t first = p->rows * index / t->shares;
+  const int64_t rows = p->rows * (index + 1) / t->shares - first;
+  char *memory = t->stage + (size_t)(first * p->cols) * dc_dtype_size(p->source->mat.dtype);
+  (void)dc__file_io_block(&t->x->failure, p->arg, p->source, t->write, memory, p->row + first, rows, p->col, p->cols);
+}
+
+/* Between the file and a stage, on the handle's threads. */
+static void transfer_part(pipeline *x, const block *part, int32_t turn, bool write) {
+  transfer t = {.x = x, .part = part, .stage = x->staging->pinned + (size_t)turn * STAGE_BYTES, .write = write};
+  t.shares = dc__min_int64(dc__threadpool_threads(x->l->pool), part->rows);
+  dc__parallel_for_cost(x->l->pool, t.shares, part->rows * part->cols / t.shares, transfer_share, &t);
+}
+
+static bool is_ok(pipeline *x) {
+  return !dc__file_failed(&x->failure) && dc__device_check(x->l->device) == DC_OK;
+}
+
+/* The stage whose turn it is, once its copy is done, and what it brought is written. */
+static int32_t next_stage(pipeline *x) {
+  x->turn = (x->turn + 1) % NUM_BUFFERS;
+  dc__event_wait(x->staging->staged[x->turn], NULL);
+  if (x->pending_write[x->turn].rows > 0 && is_ok(x)) {
+    transfer_part(x, &x->pending_write[x->turn], x->turn, true);
+  }
+  x->pending_write[x->turn].rows = 0;
+  return x->turn;
+}
+
+static void read_block(pipeline *x, const block *b) {
+  block part;
+  for (size_t done = 0; done < block_bytes(b) && is_ok(x); done += block_bytes(&part)) {
+    const int32_t turn = next_stage(x);
+    part = stage_part(b, done);
+    transfer_part(x, &part, turn, false);
+    dc__stream_copy(x->staging->copies, part.memory, x->staging->pinned + (size_t)turn * STAGE_BYTES,
+                    block_bytes(&part));
+    dc__event_record(x->staging->staged[turn], x->staging->copies);
+  }
+}
+
+static void write_block(pipeline *x, const block *b) {
+  block part;
+  for (size_t done = 0; done < block_bytes(b) && is_ok(x); done += block_bytes(&part)) {
+    const int32_t turn = next_stage(x);
+    part = stage_part(b, done);
+    dc__stream_copy(x->staging->copies, x->staging->pinned + (size_t)turn * STAGE_BYTES, part.memory,
+                    block_bytes(&part));
+    dc__event_record(x->staging->staged[turn], x->staging->copies);
+    x->pending_write[turn] = part;
+  }
+}
+
+/* A block of A or B for the next product: in place, or where it was brought to. */
+static dc__mat fetch(pipeline *x, operand *o, int64_t row, int64_t rows, int64_t col, int64_t cols) {
+  const dc__matrix_source *s = o->present.source;
+  if (dc__in_file(s) && (o->present.rows == 0 || o->present.row != row || o->present.col != col)) {
+    o->turn = (o->turn + 1) % NUM_BUFFERS;
+    const block next = {.arg = o->present.arg,
+                        .source = s,
+                        .memory = o->buffer[o->turn],
+                        .row = row,
+                        .rows = rows,
+                        .col = col,
+                        .cols = cols};
+    o->present = next;
+    dc__event_wait(o->used[o->turn], x->staging->copies);
+    read_block(x, &next);
+    dc__event_record(o->used[o->turn], x->staging->copies);
+    dc__event_wait(o->used[o->turn], x->l->device->internal_stream);
+  }
+  return dc__matrix_source_block(s, o->present.memory, row, rows, col, cols);
+}
+
+/* The product that was queued reads the operand's block. */
+static void mark_used(pipeline *x, const operand *o) {
+  if (dc__in_file(o->present.source)) {
+    dc__event_record(o->used[o->turn], x->l->device->internal_stream);
+  }
+}
+
+/* ---- products ---- */
+
+static void multiply_block(pipeline *x, const block *c, int64_t p) {
+  const dc__out_of_core *w = x->w;
+  dc_stream *stream = x->l->device->internal_stream;
+  const int64_t depth = dc__min_int64(w->plan.kb, w->k - p);
+  if (depth == 0) { /* C is in a file, and its tile dense */
+    dc__stream_zero(stream, c->memory, block_bytes(c));
+    return;
+  }
+  const dc__mat a = fetch(x, &x->a, c->row, c->rows, p, depth);
+  const dc__mat b = fetch(x, &x->b, p, depth, c->col, c->cols);
+  const dc__mat sums = dc__matrix_source_block(w->out, c->memory, c->row, c->rows, c->col, c->cols);
+  const dc__gemm g = dc__mat_gemm(&a, &b, 1, p == 0 ? 0 : 1, &sums);
+  dc__cuda_gemm(stream, &g, x->gemm_workspace, x->gemm_workspace_bytes);
+  mark_used(x, &x->a);
+  mark_used(x, &x->b);
+}
+
+/* C's tiles one after the other. One that is written is copied away before the next is begun, and that is all that
+ * waits for it. */
+static void multiply_tiles(pipeline *x) {
+  const dc__out_of_core *w = x->w;
+  const dc__out_of_core_plan *s = &w->plan;
+  for (int64_t j = 0; j < w->n && is_ok(x); j += s->nb) {
+    for (int64_t i = 0; i < w->m && is_ok(x); i += s->mb) {
+      const block c = {.arg = "out",
+                       .source = w->out,
+                       .memory = x->tile,
+                       .row = i,
+                       .rows = dc__min_int64(s->mb, w->m - i),
+                       .col = j,
+                       .cols = dc__min_int64(s->nb, w->n - j)};
+      int64_t p = 0;
+      do {
+        multiply_block(x, &c, p);
+        p += s->kb;
+      } while (p < w->k && is_ok(x));
+      if (dc__in_file(w->out)) {
+        dc__event_record(x->staging->tile, x->l->device->internal_stream);
+        dc__event_wait(x->staging->tile, x->staging->copies);
+        write_block(x, &c);
+        dc__event_record(x->staging->tile, x->staging->copies);
+        dc__event_wait(x->staging->tile, x->l->device->internal_stream);
+      }
+    }
+  }
+}
+
+/* Memory with PLACE bytes more than it must have is given. */
+static char *aligned(void *memory) {
+  return (char *)(((uintptr_t)memory + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+}
+
+/* Parts of the memory, as bytes_of() counts them. */
+static void pipeline_layout(pipeline *x, void *memory) {
+  const dc__out_of_core *w = x->w;
+  const dc__out_of_core_plan *s = &w->plan;
+  size_t offset = 0;
+  x->gemm_workspace = aligned(memory);
+  x->gemm_workspace_bytes = gemm_workspace_share(blocks_of(w, s));
+  char *blocks = x->gemm_workspace + x->gemm_workspace_bytes;
+  if (dc__in_file(w->out)) {
+    x->tile = dc__linalg_suballoc(blocks, &offset, s->mb * s->nb, w->out_size);
+  }
+  for (int32_t i = 0; i < NUM_BUFFERS; i++) {
+    x->a.buffer[i] = dc__in_file(w->a) ? dc__linalg_suballoc(blocks, &offset, s->mb * s->kb, w->in_size) : NULL;
+    x->b.buffer[i] = dc__in_file(w->b) ? dc__linalg_suballoc(blocks, &offset, s->kb * s->nb, w->in_size) : NULL;
+  }
+}
+
+/* Both streams are done when it returns, whatever failed: the next call uses the same memory. */
+static dc_status run_pipeline(dc_linalg *l, const dc__out_of_core *w, void *memory) {
+  pipeline x = {.l = l, .w = w, .staging = l->staging};
+  x.a.present = (block){.arg = "a", .source = w->a};
+  x.b.present = (block){.arg = "b", .source = w->b};
+  x.a.used = l->staging->used[0];
+  x.b.used = l->staging->used[1];
+  dc__file_failure_init(&x.failure);
+  pipeline_layout(&x, memory);
+  multiply_tiles(&x);
+  for (int32_t i = 0; i < NUM_BUFFERS; i++) {
+    (void)next_stage(&x);
+  }
+  (void)dc__stream_sync(l->staging->copies, 0);
+  DC__TRY(dc__linalg_synchronize(l));
+  return dc__file_status(&x.failure, w->fn);
+}
+
+/* Nothing to be read or written: one product, with as much of the budget as it can use. */
+static dc_status run_in_place(dc_linalg *l, const dc__out_of_core *w, int64_t budget) {
+  const dc__gemm g = dc__mat_gemm(&w->a->mat, &w->b->mat, 1, 0, &w->out->mat);
+  const size_t max_bytes = DC__CUDA_GEMM_WORKSPACE_BYTES + ALIGNMENT;
+  const size_t bytes = (size_t)budget < max_bytes ? (size_t)budget / ALIGNMENT * ALIGNMENT : max_bytes;
+  void *memory = NULL;
+  if (w->k > 0 && bytes > ALIGNMENT) {
+    DC__TRY(dc__linalg_scratch(l, w->fn, bytes, &memory));
+  }
+  if (l->query) {
+    return DC_OK;
+  }
+  if (w->k > 0) {
+    dc__cuda_gemm(l->device->internal_stream, &g, aligned(memory), memory != NULL ? bytes - ALIGNMENT : 0);
+  } else {
+    dc__stream_zero(l->device->internal_stream, w->out->mat.data, (size_t)(w->m * w->n) * w->out_size);
+  }
+  return dc__linalg_synchronize(l);
+}
+
+dc_status dc__out_of_core_cuda(dc_linalg *l, dc__out_of_core *w, int64_t budget, int64_t *needed) {
+  void *memory;
+  if (!dc__in_file(w->out) && (w->k == 0 || (!dc__in_file(w->a) && !dc__in_file(w->b)))) {
+    return run_in_place(l, w, budget);
+  }
+  w->model = &cuda_model;
+  w->shape = (dc__gemm_shape){.rows = TILE, .columns = TILE, .slice = TILE};
+  DC__TRY(dc__out_of_core_choose_plan(w, budget, needed));
+  DC__TRY(dc__linalg_scratch(l, w->fn, bytes_of(w, &w->plan), &memory));
+  if (memory == NULL) {
+    return DC_OK;
+  }
+  DC__TRY(staging_create(l, w->fn));
+  return run_pipeline(l, w, memory);
+}

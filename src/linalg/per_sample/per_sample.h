@@ -1,0 +1,58 @@
+/* Gradients per sample, inside the room. A linear layer and a group of a convolution are the same thing, a pair of
+ * matrices per sample whose product is the weight's gradient; embeddings and norms are their own. */
+#ifndef DC_LINALG_PER_SAMPLE_H
+#define DC_LINALG_PER_SAMPLE_H
+
+#include "linalg/linalg.h"
+
+/* One sample's (and group's) two factors: gradient [out, in] = D A over the positions.
+ * by_rows: D is stored [out][positions] and A [in][positions]; otherwise [positions][out] and [positions][in]. */
+typedef struct dc__grad_factors {
+  const void *a, *d;
+  bool by_rows;
+  int64_t in, out, positions;
+} dc__grad_factors;
+
+static inline bool dc__is_norm_layer(int32_t kind) {
+  return kind == DC_SAMPLE_LAYER_NORM || kind == DC_SAMPLE_RMS_NORM || kind == DC_SAMPLE_GROUP_NORM;
+}
+static inline bool dc__is_embedding_bag(int32_t kind) {
+  return kind == DC_SAMPLE_BAG_SUM || kind == DC_SAMPLE_BAG_MEAN;
+}
+static inline bool dc__is_embedding(int32_t kind) {
+  return kind == DC_SAMPLE_EMBEDDING || dc__is_embedding_bag(kind);
+}
+
+/* per_sample_linear.c */
+dc_status dc__per_sample_linear_grads(dc_linalg *l, const dc__per_sample *s, void *weight, void *bias);
+dc_status dc__per_sample_linear_norms(dc_linalg *l, const dc__per_sample *s, int32_t parts, bool accumulate,
+                                      void *squares);
+dc_status dc__per_sample_linear_sum(dc_linalg *l, const dc__per_sample *s, const void *factors, bool accumulate,
+                                    void *weight, void *bias);
+
+/* per_sample_embedding.c */
+dc_status dc__per_sample_embedding_check(dc_linalg *l, const dc__per_sample *s); /* brings indices here from a device */
+dc_status dc__per_sample_embedding_grads(dc_linalg *l, const dc__per_sample *s, void *weight);
+dc_status dc__per_sample_embedding_norms(dc_linalg *l, const dc__per_sample *s, bool accumulate, void *squares);
+dc_status dc__per_sample_embedding_sum(dc_linalg *l, const dc__per_sample *s, const void *factors, bool accumulate,
+                                       void *weight);
+
+/* per_sample_norm_layer.c */
+dc_status dc__per_sample_norm_layer_grads(dc_linalg *l, const dc__per_sample *s, void *weight, void *bias);
+dc_status dc__per_sample_norm_layer_norms(dc_linalg *l, const dc__per_sample *s, int32_t parts, bool accumulate,
+                                          void *squares);
+dc_status dc__per_sample_norm_layer_sum(dc_linalg *l, const dc__per_sample *s, const void *factors, bool accumulate,
+                                        void *weight, void *bias);
+
+static inline double dc__per_sample_factor(const dc__per_sample *s, const void *factors, int64_t sample) {
+  return factors == NULL ? 1 : dc__load_element(factors, s->dtype == DC_FLOAT64, sample);
+}
+/* Rounding may make a sum of products negative where a square cannot be; NaN stays. */
+static inline void dc__store_squared_norm(const dc__per_sample *s, void *squares, int64_t sample, double square,
+                                          bool accumulate) {
+  bool wide = s->dtype == DC_FLOAT64;
+  double before = accumulate ? dc__load_element(squares, wide, sample) : 0;
+  dc__store_element(squares, wide, sample, before + (square < 0 ? 0 : square));
+}
+
+#endif

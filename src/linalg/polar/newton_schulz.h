@@ -1,0 +1,45 @@
+/* Polar factors, inside the room: the order of the products is written once, in newton_schulz.c, over a table of where
+ * they are made: there for one matrix, by newton_schulz_cuda.c for a few on a device. */
+#ifndef DC_LINALG_NEWTON_SCHULZ_H
+#define DC_LINALG_NEWTON_SCHULZ_H
+
+#include "linalg/linalg.h"
+
+struct dc__newton_schulz_work;
+
+/* Matrices under way, dense, with no more rows than columns. */
+typedef struct dc__newton_schulz {
+  const struct dc__newton_schulz_work *work;
+  void *context; /* the table's own */
+  int64_t rows, cols;
+  int32_t count, dtype;
+  bool batch_invariant; /* on a device: the bits do not depend on count */
+  void *x, *next;       /* [count, rows, cols] */
+  void *gram, *poly;    /* [count, rows, rows] */
+} dc__newton_schulz;
+
+typedef struct dc__newton_schulz_work {
+  /* c [rows, rows] = alpha a a^T + beta c with a [rows, k], of each matrix; c is symmetric. */
+  void (*syrk)(const dc__newton_schulz *o, double alpha, const void *a, double beta, void *c, int64_t k);
+  /* c [rows, n] = alpha a [rows, k] op(b) + beta c, of each matrix. */
+  void (*gemm)(const dc__newton_schulz *o, double alpha, const void *a, bool trans_b, const void *b, double beta,
+               void *c, int64_t n, int64_t k);
+  /* [count, rows, cols] */
+  void (*copy)(const dc__newton_schulz *o, void *to, const void *from, int64_t cols);
+} dc__newton_schulz_work;
+
+/* The steps, from x to x, which is another place afterwards. */
+void dc__newton_schulz_run(dc__newton_schulz *o, bool use_polar_express, int32_t steps);
+dc__gemm dc__newton_schulz_gemm(const dc__newton_schulz *o, double alpha, const void *a, bool trans_b, const void *b,
+                                double beta, void *c, int64_t n, int64_t k);
+/* x, next, gram and both, for `count` matrices, one after the other. */
+void dc__newton_schulz_layout(dc__newton_schulz *o, void *memory, int64_t count);
+/* The matrix, or its transpose where that lies. */
+dc__mat dc__mat_as_wide(const dc__mat *m);
+/* DC_E_NOT_FINITE with the place; `first` is the first matrix' number. */
+dc_status dc__newton_schulz_check_finite(const char *fn, const dc__mat *a, int64_t first);
+
+dc_status dc__orthogonalize_cuda(dc_linalg *l, const char *fn, const dc__mat *a, bool polar_express, int32_t steps,
+                                 const dc__mat *out);
+
+#endif

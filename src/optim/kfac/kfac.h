@@ -1,0 +1,157 @@
+/* K-FAC's layers, inside the room: a layer's curvature is approximated by the Kronecker product of two matrices, A of
+ * its inputs and G of its outputs' gradients, for each group of a convolution its own two. */
+#ifndef DC_OPTIM_KFAC_H
+#define DC_OPTIM_KFAC_H
+
+#include "comm/comm.h"
+#include "linalg/linalg.h"
+
+enum { DC__FACTOR_A, DC__FACTOR_G, DC__FACTORS };
+
+/* A or G: a matrix of `order` rows for each group. Where the layer has a bias, A's last row is that of its one. */
+typedef struct dc__factor {
+  int64_t order;
+  /* What was seen since the last step, the sum of v v^T over the vectors v: upper triangles without that last corner.
+   */
+  float *sum;
+  /* Within a step, where `changed`: the factor as it will be is in the lower triangles of sum and on its diagonals,
+   * which are kept here. */
+  float *diagonal;
+  int64_t count; /* what the sum is divided by; 0: nothing was seen, and sum holds anything */
+  double bound;  /* no element of the sum is larger */
+  /* The state, on the rank that owns the layer. */
+  float *mean;             /* [groups][order][order] */
+  float *vectors, *values; /* of the latest decomposition that succeeded: columns, and eigenvalues >= 0 */
+  int64_t *good, *failed;  /* decompositions that succeeded; failures since the last of them */
+  /* Within a step: */
+  bool changed;                        /* there is what mean becomes when the step succeeds */
+  bool tried, bad;                     /* a decomposition was made, and has failed */
+  float *fresh_vectors, *fresh_values; /* what those become if it has not */
+} dc__factor;
+
+typedef struct dc__kfac_layer {
+  dc_sample_layer layer;
+  int32_t approximation, groups;
+  int64_t weight, bias; /* parameters; bias -1: none */
+  int64_t shape[5];     /* the weight's */
+  int32_t ndim;
+  int32_t owner;
+  int64_t *updates; /* of the factors; NULL: another rank owns the layer */
+  bool due;         /* to be decomposed in this step */
+  int64_t tolerated;
+  dc__factor factors[DC__FACTORS];
+  void *memory; /* the factors' sums and diagonals */
+  size_t bytes;
+} dc__kfac_layer;
+
+/* What a direction tells: its scalar product with the gradient, and whether a damped eigenvalue is not positive. */
+typedef struct dc__kfac_direction_info {
+  double product;
+  uint64_t not_positive;
+} dc__kfac_direction_info;
+
+/* A layer's direction under way. */
+typedef struct dc__kfac_direction {
+  const char *fn;
+  const dc__kfac_layer *layer;
+  const float *vectors[DC__FACTORS], *values[DC__FACTORS];
+  double damping;
+  bool factored;
+  float *weight, *bias;           /* gradients as stored, which become directions; NULL: none */
+  dc__kfac_direction_info *found; /* added to zeros */
+  void *memory;                   /* as the work's direction_size() says */
+} dc__kfac_direction;
+
+/* What K-FAC does with matrices and elements, wherever they lie. */
+typedef struct dc__kfac_work {
+  /* The largest absolute value of x and of delta, or DC_E_NOT_FINITE. */
+  dc_status (*scan)(dc_linalg *l, const dc__per_sample *s, double max_abs[DC__FACTORS]);
+  /* A batch of at least one sample and position, to the layer's sums. */
+  dc_status (*accumulate)(dc_linalg *l, dc__kfac_layer *layer, const dc__per_sample *s, double scale);
+  /* A factor's sums, one row of the triangles after the other, in float64. */
+  void (*pack)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which, double *packed);
+  /* The factor as it will be: decay mean + (1 - decay) packed / count. */
+  void (*average)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which, const double *packed, double decay,
+                  double count);
+  /* The mean becomes that; or the sums' diagonals are again what they were. */
+  void (*commit)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which);
+  void (*undo)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which);
+  /* What rounding made negative becomes 0. */
+  void (*clamp_negative)(dc_linalg *l, float *values, int64_t count);
+  /* Adds a direction's bytes of memory; false: no memory is that large. */
+  bool (*direction_size)(const dc_linalg *l, const dc__kfac_layer *layer, size_t *bytes);
+  dc_status (*precondition)(dc_linalg *l, const dc__kfac_direction *d);
+  /* Of one that was refused: DC_E_NOT_POSITIVE, by the eigenvalues. NULL: precondition() has said it. */
+  dc_status (*report_not_positive)(dc_linalg *l, const dc__kfac_direction *d);
+} dc__kfac_work;
+/* On the host (kfac_cpu.c), where all is done at once, and queued on a device (kfac_cuda.c). */
+extern const dc__kfac_work dc__kfac_work_cpu, dc__kfac_work_cuda;
+static inline const dc__kfac_work *dc__kfac_work_of(const dc_linalg *l) {
+  return dc__linalg_is_cuda(l) ? &dc__kfac_work_cuda : &dc__kfac_work_cpu;
+}
+
+/* kfac_factors.c: adds a batch, checked against the layer's weight and found finite before anything changes; only
+ * checks it where it is not wanted. The gradients of the outputs are delta times scale. */
+dc_status dc__kfac_accumulate(dc_linalg *l, dc__kfac_layer *layer, const dc__per_sample *sample, double scale,
+                              bool wanted);
+/* Elements of x or of delta; and DC_E_NOT_FINITE, by the first that is not. */
+int64_t dc__kfac_elements(const dc__per_sample *s, int32_t which);
+dc_status dc__kfac_not_finite(const dc__per_sample *s, int32_t which, int64_t at);
+/* The first of elements of the host's memory that is not finite; count: all are. */
+int64_t dc__kfac_first_nonfinite(const void *data, int32_t dtype, int64_t count);
+
+/* kfac_factors_cpu.c */
+dc_status dc__kfac_scan_cpu(dc_linalg *l, const dc__per_sample *s, double max_abs[DC__FACTORS]);
+dc_status dc__kfac_accumulate_cpu(dc_linalg *l, dc__kfac_layer *layer, const dc__per_sample *s, double scale);
+/* kfac_factors_cuda.c */
+dc_status dc__kfac_scan_cuda(dc_linalg *l, const dc__per_sample *s, double max_abs[DC__FACTORS]);
+dc_status dc__kfac_accumulate_cuda(dc_linalg *l, dc__kfac_layer *layer, const dc__per_sample *s, double scale);
+
+/* Memory of whoever computes, not zeroed. (kfac_curvature.c) */
+dc_status dc__kfac_alloc(dc_linalg *l, size_t bytes, void **memory);
+void dc__kfac_free(dc_linalg *l, void *memory, size_t bytes);
+
+/* kfac_curvature.c */
+
+/* How many float64 dc__kfac_update() wants of memory, twice. */
+int64_t dc__kfac_packed_count(const dc__kfac_layer *layer);
+static inline int64_t dc__kfac_triangle_count(const dc__kfac_layer *layer, int32_t which) {
+  return layer->factors[which].order * (layer->factors[which].order + 1) / 2;
+}
+/* Brings the ranks' sums to the layer's owner, who prepares the new factors. counts: of all ranks together; comm may be
+ * NULL, and errors are its; moves: of device memory. Collective. */
+dc_status dc__kfac_update(dc_linalg *l, dc_comm *comm, dc_stream *comm_stream, dc__kfac_layer *layer, double decay,
+                          const int64_t counts[DC__FACTORS], double *memory);
+
+/* One of a rank's matrices. */
+typedef struct dc__kfac_matrix {
+  dc__kfac_layer *layer;
+  int32_t which; /* DC__FACTOR_A or DC__FACTOR_G */
+  int32_t group;
+} dc__kfac_matrix;
+
+typedef struct dc__kfac_matrices {
+  dc__kfac_matrix *list; /* the largest first */
+  int64_t count;
+  dc__spectral_request *requests; /* as many, as are the next */
+  dc_spectral_info *infos;
+  int64_t *list_index; /* of the requests' matrices in the list */
+} dc__kfac_matrices;
+
+/* The matrices of the layers that this rank owns. */
+dc_status dc__kfac_matrices_create(dc__kfac_layer *layers, int64_t count, dc__kfac_matrices *matrices);
+void dc__kfac_matrices_destroy(dc__kfac_matrices *matrices);
+/* The handle's scratch memory grows now to what decomposing any of them wants, and what decomposes is found. */
+dc_status dc__kfac_reserve(dc_linalg *l, const char *fn, dc__kfac_matrices *matrices);
+/* Decomposes what is `due` of them. A failure leaves the old decomposition in use; where a layer has had as many in a
+ * row as it tolerates, it is an error. No communication. */
+dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *matrices, dc_optimizer_stats *stats);
+/* Factors and decompositions become what was prepared, and what was seen is used up. */
+void dc__kfac_commit(dc_linalg *l, dc__kfac_layer *layer, dc_optimizer_stats *stats);
+/* Forgets what was prepared: all is as before the step. */
+void dc__kfac_undo(dc_linalg *l, dc__kfac_layer *layer);
+
+/* Finds the layer's latest decompositions; false: there is none yet, and the direction is the gradient. */
+bool dc__kfac_latest(const dc__kfac_layer *layer, dc__kfac_direction *d);
+
+#endif

@@ -1,0 +1,101 @@
+/* Second-order updates over ranks, inside the room: a parameter is cut into blocks, each block has one owner, and
+ * gradients go to the owners and directions back. Shampoo and K-FAC share all of it: a layer of K-FAC is one owner's
+ * whole parameters. */
+#ifndef DC_OPTIM_REDISTRIBUTE_H
+#define DC_OPTIM_REDISTRIBUTE_H
+
+#include "comm/comm.h"
+
+/* ---- blocks (blocks.c) ---- */
+
+enum { DC__ORDER_MAX = 32 };
+
+/* A parameter as blocks see it: its shape without lengths of 1, with small neighbours merged, and cut at `sides`; or a
+ * matrix that is several. */
+typedef struct dc__partition {
+  int32_t order; /* 1 to DC__ORDER_MAX; a scalar is [1] */
+  int64_t shape[DC__ORDER_MAX];
+  int64_t sides[DC__ORDER_MAX];
+  int64_t numel;
+  int64_t blocks; /* 0 for an empty tensor */
+} dc__partition;
+
+/* Merges neighbours, from the last dimension on, as long as their product is at most `merge` and more than two
+ * dimensions are left; 0 merges nothing. Then cuts every dimension into pieces of `side` and a rest. The product of the
+ * shape is known to fit. DC_E_UNSUPPORTED for more than DC__ORDER_MAX dimensions longer than 1. */
+dc_status dc__partition_merged(const char *fn, const int64_t *shape, int32_t ndim, int64_t merge, int64_t side,
+                               dc__partition *partition);
+/* [d0, rest] as `splits` matrices, one below the other; ndim is at least 2, and splits divides d0. */
+void dc__partition_rows(const int64_t *shape, int32_t ndim, int64_t splits, dc__partition *partition);
+/* The parameter as one block. */
+void dc__partition_whole(int64_t numel, dc__partition *partition);
+
+/* Where a block lies in the merged shape. */
+typedef struct dc__box {
+  int64_t begin[DC__ORDER_MAX];
+  int64_t size[DC__ORDER_MAX];
+  int64_t count;
+} dc__box;
+
+void dc__partition_box(const dc__partition *partition, int64_t block, dc__box *box);
+/* From the whole parameter to the dense block. here: NULL, or what does the work on the device of the memory. */
+void dc__box_pack(dc_stream *stream, const dc__partition *partition, const dc__box *box, const float *whole,
+                  float *block);
+/* What of the dense block lies in elements [first, first + count) of the parameter, to its place in that part. */
+void dc__box_unpack(dc_stream *stream, const dc__partition *partition, const dc__box *box, const float *block,
+                    int64_t first, int64_t count, float *part);
+
+/* Longest processing time first: each item, the costliest first, goes to the rank with the least load so far, which
+ * grows by its cost. Ties go to the lower index and the lower rank, so that every rank finds the same. load: of each
+ * rank, zeros at first. order: set to the items' order. */
+void dc__assign_owners(const double *costs, int64_t count, int32_t world, double *load, int64_t *order,
+                       int32_t *owners);
+
+/* ---- gradients in, directions out (redistribute.c) ---- */
+
+/* A parameter that takes part. What it points to lives as long as the exchange. */
+typedef struct dc__redist_entry {
+  int64_t id; /* the parameter's index, for texts */
+  const dc__partition *partition;
+  const int32_t *owners; /* of each block, the same on every rank */
+  int64_t offset, count; /* this rank's part, in elements of the flattened parameter */
+} dc__redist_entry;
+
+typedef struct dc__redistribute dc__redistribute;
+
+/* Ends well on every rank or on none: the ranks tell each other how it went. A rank whose own status is not DC_OK keeps
+ * it and its text; the others get DC_E_ABORTED, which names the rank and its status. comm NULL: one rank. */
+dc_status dc__optim_agree_status(const char *fn, dc_comm *comm, dc_status mine);
+
+/* Learns the ranks' parts and allocates everything, in memory of whoever computes for the device; collective. The parts
+ * of a parameter are whole on every rank, or lie one after the other in any order of ranks without gap or overlap: else
+ * DC_E_MISMATCH on every rank. comm: NULL: one rank; else it must outlive the exchange. */
+dc_status dc__redistribute_create(const char *fn, dc_device *device, dc_comm *comm, const dc__redist_entry *entries,
+                                  int64_t count, dc__redistribute **redistribute);
+void dc__redistribute_destroy(dc__redistribute *x); /* NULL does nothing */
+/* What is queued goes on this stream from now on, of one rank: instead of dc_device.internal_stream. */
+void dc__redistribute_set_stream(dc__redistribute *x, dc_stream *stream);
+
+/* This rank's copy of a block that it owns, dense: the gradient after dc__redistribute_to_owners(), the place for the
+ * direction before dc__redistribute_from_owners(). The blocks of a flow lie one after the other. NULL: another rank's.
+ */
+float *dc__redistribute_block(const dc__redistribute *x, int64_t of_flow, int64_t block);
+
+/* Writes this rank's part of a flow's gradient, or queues that where dc_device.internal_stream does the work. */
+typedef void (*dc__fill_fn)(void *user, int64_t entry, float *part);
+/* Reads this rank's part of a flow's direction, or queues that. */
+typedef void (*dc__apply_fn)(void *user, int64_t entry, const float *part);
+
+/* Brings the gradients to the owners of their blocks. skip: NULL, or which flows are left out, the same on every rank.
+ * Collective; a few flows at a time, so that no rank holds a whole model. Errors are the communicator's. */
+dc_status dc__redistribute_to_owners(dc__redistribute *x, const bool *skip, dc__fill_fn fill, void *user);
+/* Brings the directions from the owners to every rank's part. Collective. */
+dc_status dc__redistribute_from_owners(dc__redistribute *x, const bool *skip, dc__apply_fn apply, void *user);
+
+/* The stream of collectives of the device's memory; NULL: this thread. */
+dc_stream *dc__redistribute_comm_stream(const dc__redistribute *x);
+
+/* Bytes of the buffers. */
+int64_t dc__redistribute_bytes(const dc__redistribute *x);
+
+#endif

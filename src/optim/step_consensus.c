@@ -1,0 +1,102 @@
+/* Before a step: what the caller's memory says of it, which is read in the step's turn, so that the caller need not
+ * wait for what computes it; and whether the ranks agree. */
+#include "optim/optim_internal.h"
+
+/* ---- a loss scale, and what was found ---- */
+
+void dc__optim_set_loss_scale(dc_optimizer *o, const float *loss_scale, const float *found_inf) {
+  o->loss_scale = loss_scale;
+  o->found_inf = found_inf;
+}
+
+static bool has_grad_scaler(const dc_optimizer *o) {
+  return o->loss_scale != NULL || o->found_inf != NULL;
+}
+
+dc_status dc__optim_read_grad_scaler(dc_optimizer *o) {
+  dc_device *device = o->linalg->device;
+  dc_stream *on = dc__optim_is_cuda(o) ? device->internal_stream : NULL;
+  float loss_scale = 1;
+  float found_inf = 0;
+  if (!has_grad_scaler(o)) {
+    return DC_OK;
+  }
+  if (o->loss_scale != NULL) {
+    dc__stream_copy(on, &loss_scale, o->loss_scale, sizeof loss_scale);
+  }
+  if (o->found_inf != NULL) {
+    dc__stream_copy(on, &found_inf, o->found_inf, sizeof found_inf);
+  }
+  if (on != NULL) {
+    dc__device_sync_internal(device, NULL);
+    DC__TRY(dc__device_check(device));
+  }
+  o->grad_scale = dc__update_scale(o->grad_scale, loss_scale);
+  o->found_nonfinite = found_inf != 0;
+  return DC_OK;
+}
+
+const float *dc__optim_read_grad_scaler_cuda(const dc_optimizer *o, dc_stream *on) {
+  const dc__update_read_scaler heed = {o->device_state, o->loss_scale, o->found_inf, o->grad_scale};
+  if (!has_grad_scaler(o)) {
+    return NULL;
+  }
+  dc__update_read_scaler_cuda(on, &heed);
+  return &o->device_state->scale;
+}
+
+/* ---- ranks ---- */
+
+/* A number that differs where ranks have other parameters, or other ones have gradients. */
+static int64_t fingerprint(const dc_optimizer *o) {
+  uint64_t hash = dc__checksum(DC__CHECKSUM, o->kind->name, strlen(o->kind->name));
+  for (int64_t i = 0; i < o->count; i++) {
+    const dc__optim_param *p = &o->params[i];
+    const int64_t head[4] = {p->group, p->dtype, p->ndim, o->io[i].grad_dtype != DC_DTYPE_NONE};
+    hash = dc__checksum(hash, head, sizeof head);
+    hash = dc__checksum(hash, p->shape, (size_t)p->ndim * sizeof *p->shape);
+  }
+  return (int64_t)hash;
+}
+
+/* What a rank says before a step. */
+enum { MESSAGE_STATUS, MESSAGE_BAD_PARAM, MESSAGE_NONFINITE, MESSAGE_FINGERPRINT, MESSAGE_WORDS };
+
+/* Compares the ranks; the status that all of them return but the one that has its own. */
+static dc_status compare_ranks(dc_optimizer *o, const char *fn, const int64_t *table) {
+  const int64_t *mine = table + o->comm->rank * MESSAGE_WORDS;
+  for (int32_t r = 0; r < o->comm->world; r++) {
+    const int64_t *message = table + r * MESSAGE_WORDS;
+    if (message[MESSAGE_STATUS] == DC_E_NOT_FINITE) {
+      return dc__fail(DC_E_NOT_FINITE, "%s: rank %" PRId32 ": the gradient of parameter %" PRId64 " is not finite%s",
+                      fn, r, message[MESSAGE_BAD_PARAM], dc__optim_limit(o));
+    }
+    if (message[MESSAGE_STATUS] != DC_OK) {
+      return dc__fail(DC_E_MISMATCH, "%s: rank %" PRId32 " does not take the step, for its own reason: %s", fn, r,
+                      dc_status_name((dc_status)message[MESSAGE_STATUS]));
+    }
+  }
+  for (int32_t r = 0; r < o->comm->world; r++) {
+    if (table[r * MESSAGE_WORDS + MESSAGE_FINGERPRINT] != mine[MESSAGE_FINGERPRINT]) {
+      return dc__fail(DC_E_MISMATCH,
+                      "%s: rank %" PRId32 " has other parameters, or gradients of other parameters, than rank %" PRId32,
+                      fn, r, o->comm->rank);
+    }
+    o->found_nonfinite = o->found_nonfinite || table[r * MESSAGE_WORDS + MESSAGE_NONFINITE] != 0;
+  }
+  return DC_OK;
+}
+
+dc_status dc__optim_step_consensus(dc_optimizer *o, const char *fn, dc_status status, int64_t bad) {
+  if (o->comm == NULL) {
+    return status;
+  }
+  const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
+  const int64_t mine[MESSAGE_WORDS] = {status, bad, o->found_nonfinite, fingerprint(o)};
+  int64_t table[DC__COMM_MAX_WORLD * MESSAGE_WORDS];
+  dc_status sent = dc__comm_all_gather_int64(o->comm, &tag, mine, MESSAGE_WORDS, table);
+  if (status != DC_OK) {
+    return status;
+  }
+  return sent != DC_OK ? sent : compare_ranks(o, fn, table);
+}

@@ -1,0 +1,218 @@
+/* The flight recorder as a file of JSON, one a rank: written whole, or not at all. It takes no memory and not the
+ * context's mutex, since it is wanted when calls hang or memory is short. `dc trace` and `dc doctor` read it. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "runtime/flight_recorder_internal.h"
+
+enum { PATH_BYTES = 4096, CHUNK = 16384, MAX_LINE = 512 };
+
+/* ---- writing ---- */
+
+typedef struct file {
+  int fd;
+  int error; /* the first one */
+  size_t used;
+  char text[CHUNK];
+} file;
+
+static void dump_flush(file *f) {
+  size_t done = 0;
+  while (f->error == 0 && done < f->used) {
+    ssize_t n = write(f->fd, f->text + done, f->used - done);
+    if (n >= 0) {
+      done += (size_t)n;
+    } else if (errno != EINTR) {
+      f->error = errno;
+    }
+  }
+  f->used = 0;
+}
+
+DC__PRINTF(2, 3) static void dump_printf(file *f, const char *format, ...) {
+  if (sizeof f->text - f->used < MAX_LINE) {
+    dump_flush(f);
+  }
+  va_list args;
+  va_start(args, format);
+  int n = vsnprintf(f->text + f->used, MAX_LINE, format, args); /* every piece is shorter */
+  va_end(args);
+  f->used += n > 0 && n < MAX_LINE ? (size_t)n : 0;
+}
+
+static void dump_string(file *f, const char *text) {
+  dump_printf(f, "\"");
+  for (; *text != '\0'; text++) {
+    unsigned char c = (unsigned char)*text;
+    if (c == '"' || c == '\\' || c < 0x20) {
+      dump_printf(f, "\\u%04x", c);
+    } else {
+      dump_printf(f, "%c", c);
+    }
+  }
+  dump_printf(f, "\"");
+}
+
+/* ---- what is written ---- */
+
+/* One entry, unless it was being replaced meanwhile. */
+static bool dump_entry(file *f, const dc__recorder *r, const dc__clocks *c, dc__recorder_entry *e, int64_t serial,
+                       const char *separator) {
+  static const char *const lanes[DC__LANES] = {"caller", "gather", "reduce", "offload", "reload"};
+  static const char *const groups[DC__GROUPS] = {"none", "gather", "reduce"};
+  if (atomic_load(&e->serial) != serial) {
+    return false;
+  }
+  int64_t queued = dc__clocks_ns(c, atomic_load(&e->queued));
+  const dc__span_interval times = dc__span_times(&e->span, c);
+  bool failed = atomic_load(&e->span.failed) != 0;
+  long long id = atomic_load(&e->id);
+  long long bytes = atomic_load(&e->bytes);
+  long long moved = atomic_load(&e->moved);
+  int32_t graph = atomic_load(&e->graph);
+  uint32_t seq = (uint32_t)atomic_load(&e->seq);
+  int32_t op = atomic_load(&e->op);
+  int32_t kind = atomic_load(&e->kind);
+  int32_t count = atomic_load(&e->count);
+  if (atomic_load(&e->serial) != serial) {
+    return false;
+  }
+  bool is_offload = op >= DC_OP_OFFLOAD_TENSOR && op <= DC_OP_WAIT_RELOAD; /* whose numbers are its own */
+  const char *name = is_offload ? NULL : dc__map_get(&r->names, id);
+  const char *state = times.begun == 0 ? "queued" : times.ended == 0 ? "running" : failed ? "failed" : "done";
+  dump_printf(f, "%s\n{\"n\":%" PRId64 ",\"op\":\"%s\",\"graph\":%" PRId32 ",\"id\":%lld", separator, serial,
+              dc_op_name(op), graph, id);
+  if (name != NULL) {
+    dump_printf(f, ",\"name\":");
+    dump_string(f, name);
+  }
+  dump_printf(f, ",\"tensors\":%" PRId32, count);
+  dump_printf(f,
+              ",\"dtype\":\"%s\",\"bytes\":%lld,\"moved\":%lld,\"group\":\"%s\",\"seq\":%" PRIu32 ",\"stream\":\"%s\"",
+              dc_dtype_name(kind >> 16), bytes, moved, groups[kind >> 8 & 255], seq, lanes[kind & 255]);
+  dump_printf(f, ",\"state\":\"%s\",\"queued_ns\":%" PRId64 ",\"begin_ns\":%" PRId64 ",\"end_ns\":%" PRId64 "}", state,
+              queued, times.begun, times.ended);
+  return true;
+}
+
+static void dump_header(file *f, const dc__recorder *r, const dc__clocks *c) {
+  struct timespec wall;
+  clock_gettime(CLOCK_REALTIME, &wall);
+  char host[256] = "";
+  (void)gethostname(host, sizeof host - 1);
+  dump_printf(f, "{\"format\":\"libdc flight recorder\",\"version\":1,\"libdc\":\"%s\"", dc_version_string());
+  dump_printf(f, ",\"rank\":%d,\"world\":%d,\"pid\":%ld,\"host\":", atomic_load(&r->rank), atomic_load(&r->world),
+              (long)getpid());
+  dump_string(f, host);
+  dump_printf(f, ",\"transport\":\"%s\",\"time_ns\":%" PRId64 ",\"wall_ns\":%" PRId64, atomic_load(&r->transport),
+              c->ns, (int64_t)wall.tv_sec * 1000000000 + wall.tv_nsec);
+  dump_printf(f, ",\"status\":\"%s\",\"error\":", dc_status_name(r->failure.status));
+  dump_string(f, r->failure.text);
+}
+
+/* With the recorder's mutex held. */
+static void dump_all(file *f, const dc__recorder *r) {
+  const dc__clocks c = dc__recorder_clocks(r);
+  int64_t last = atomic_load(&r->recorded);
+  int64_t first = last > r->ring->capacity ? last - r->ring->capacity + 1 : 1;
+  dump_header(f, r, &c);
+  dump_printf(f, ",\"recorded\":%" PRId64 ",\"dropped\":%lld,\"entries\":[", last, (long long)atomic_load(&r->dropped));
+  const char *separator = "";
+  for (int64_t serial = first; serial <= last; serial++) {
+    if (dump_entry(f, r, &c, dc__ring_entry(r->ring, serial), serial, separator)) {
+      separator = ",";
+    }
+  }
+  dump_printf(f, "]}\n");
+  dump_flush(f);
+}
+
+/* Under another name first: who looks at the folder finds all of it or nothing. */
+static dc_status dump_write_file(const dc__recorder *r, const char *fn, const char *folder) {
+  char path[PATH_BYTES];
+  char part[PATH_BYTES];
+  int rank = atomic_load(&r->rank);
+  int n = snprintf(path, sizeof path, "%s/rank-%d.json", folder, rank);
+  int m = snprintf(part, sizeof part, "%s/.rank-%d.%ld.%p.part", folder, rank, (long)getpid(), (const void *)r);
+  if (n >= PATH_BYTES || m >= PATH_BYTES) {
+    return dc__fail(DC_E_INVALID, "%s: folder has %zu bytes, at most %d are allowed", fn, strlen(folder),
+                    PATH_BYTES - 96);
+  }
+  if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
+    return dc__fail(DC_E_SYSTEM, "%s: folder %.400s can't be made: %s", fn, folder, strerror(errno));
+  }
+  file f = {.fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
+  if (f.fd < 0) {
+    return dc__fail(DC_E_SYSTEM, "%s: no file can be written in folder %.400s: %s", fn, folder, strerror(errno));
+  }
+  dump_all(&f, r);
+  if (f.error == 0 && fsync(f.fd) != 0 && errno != EINVAL && errno != EROFS) {
+    f.error = errno;
+  }
+  if (close(f.fd) != 0 && f.error == 0) {
+    f.error = errno;
+  }
+  if (f.error == 0 && rename(part, path) != 0) {
+    f.error = errno;
+  }
+  if (f.error != 0) {
+    (void)unlink(part);
+    return dc__fail(DC_E_SYSTEM, "%s: %.400s can't be written: %s", fn, path, strerror(f.error));
+  }
+  return DC_OK;
+}
+
+dc_status dc__trace_dump(dc_context *ctx, const char *fn, const char *folder) {
+  dc__recorder *r = ctx->recorder;
+  if (atomic_load(&r->world) == 0) {
+    return dc__fail(DC_E_STATE, "%s: the context has no rank yet; call dc_init first", fn);
+  }
+  pthread_mutex_lock(&r->mutex);
+  dc_status status = dump_write_file(r, fn, folder);
+  pthread_mutex_unlock(&r->mutex);
+  return status;
+}
+
+/* ---- failures ---- */
+
+dc_status dc__trace_dump_on_error(dc_context *ctx, const char *folder) {
+  char *copy = NULL;
+  if (folder != NULL) {
+    copy = dc__strdup(folder);
+    if (copy == NULL) {
+      return DC_E_NO_MEMORY;
+    }
+  }
+  pthread_mutex_lock(&ctx->recorder->mutex);
+  char *old = ctx->recorder->folder;
+  ctx->recorder->folder = copy;
+  pthread_mutex_unlock(&ctx->recorder->mutex);
+  dc__free(old);
+  return DC_OK;
+}
+
+/* What ends the ranks' work together, as opposed to a wrong argument. */
+static bool is_failure(dc_status status) {
+  return status <= DC_E_MISMATCH;
+}
+
+void dc__recorder_set_failure(dc_context *ctx, dc_status status) {
+  dc__recorder *r = ctx->recorder;
+  if (!is_failure(status) || r->failure.status != DC_OK) { /* written under the context's mutex alone */
+    return;
+  }
+  pthread_mutex_lock(&r->mutex);
+  dc__failure_keep(&r->failure, status);
+  bool dump = r->folder != NULL && atomic_load(&r->world) > 0;
+  if (dump && dump_write_file(r, "dump", r->folder) != DC_OK) {
+    dc__logf(ctx, DC_LOG_WARNING, "no dump of rank %" PRId32 ": %s", ctx->rank, dc_last_error());
+  }
+  (void)dc__failure_raise(&r->failure); /* the call's error is what the caller asks for */
+  pthread_mutex_unlock(&r->mutex);
+}

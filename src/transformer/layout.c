@@ -1,0 +1,137 @@
+/* Where everything of a call lies, and what it costs. These are the formulas of docs/transformer.md. */
+#include "transformer/transformer_internal.h"
+
+/* Gives out parts one after the other. */
+static int64_t layout_alloc(int64_t *end, int64_t bytes) {
+  int64_t at = *end;
+  *end += (bytes + DC__LAYER_ALIGN - 1) / DC__LAYER_ALIGN * DC__LAYER_ALIGN;
+  return at;
+}
+
+static int64_t element_bytes(const dc_layer *layer) {
+  return (int64_t)dc_dtype_size(layer->config.dtype);
+}
+
+bool dc__layer_is_cuda(const dc_layer *layer) {
+  return layer->device != NULL && layer->device->memory_space != 0;
+}
+
+/* What every call on such a device has beside the rest. */
+static void layout_add_cuda(const dc_layer *layer, const dc__layer_size *size, dc__layer_workspace *w) {
+  if (dc__layer_is_cuda(layer)) {
+    w->product = layout_alloc(&w->bytes, DC__CUDA_GEMM_WORKSPACE_BYTES);
+    if (size->cu_seqlens != NULL) {
+      w->offsets = layout_alloc(&w->bytes, (size->batch + 1) * (int64_t)sizeof(int32_t));
+    }
+  }
+}
+
+dc__layer_reserve_space dc__layer_reserve(const dc_layer *layer, const dc__layer_size *size) {
+  const dc_layer_config *c = &layer->config;
+  int64_t row = size->tokens * c->hidden_size * element_bytes(layer);
+  int64_t wide = size->tokens * c->intermediate_size * element_bytes(layer);
+  int64_t end = 0;
+  dc__layer_reserve_space r;
+  bool all = c->normalize_invertible == 0;
+  r.y0 = c->pre_layer_norm && all ? layout_alloc(&end, row) : -1;
+  r.qkv = layout_alloc(&end, 3 * row);
+  r.c = layout_alloc(&end, row);
+  r.z = layout_alloc(&end, row);
+  r.y1 = all ? layout_alloc(&end, row) : -1;
+  r.h = layout_alloc(&end, wide);
+  r.f = c->gelu_checkpoint == 0 ? layout_alloc(&end, wide) : -1;
+  r.t = !c->pre_layer_norm && all ? layout_alloc(&end, row) : -1;
+  r.softmax = layout_alloc(&end, 2 * size->tokens * c->heads * (int64_t)sizeof(float));
+  r.stats[0] = layout_alloc(&end, 2 * size->tokens * (int64_t)sizeof(float));
+  r.stats[1] = layout_alloc(&end, 2 * size->tokens * (int64_t)sizeof(float));
+  r.bytes = end;
+  return r;
+}
+
+dc__layer_workspace dc__layer_forward_workspace(const dc_layer *layer, const dc__layer_size *size) {
+  const dc_layer_config *c = &layer->config;
+  int64_t row = size->tokens * c->hidden_size * element_bytes(layer);
+  dc__layer_workspace w = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0};
+  w.a = layout_alloc(&w.bytes, row);
+  w.b = c->normalize_invertible ? layout_alloc(&w.bytes, row) : -1; /* y0, then y1 */
+  w.wide = c->gelu_checkpoint ? layout_alloc(&w.bytes, size->tokens * c->intermediate_size * element_bytes(layer))
+                              : -1; /* f */
+  layout_add_cuda(layer, size, &w);
+  return w;
+}
+
+dc__layer_workspace dc__layer_inference_workspace(const dc_layer *layer, const dc__layer_size *size) {
+  const dc_layer_config *c = &layer->config;
+  int64_t row = size->tokens * c->hidden_size * element_bytes(layer);
+  int64_t wide = size->tokens * c->intermediate_size * element_bytes(layer);
+  dc__layer_workspace w = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0};
+  w.wide = layout_alloc(&w.bytes, wide > 3 * row ? wide : 3 * row);
+  w.a = layout_alloc(&w.bytes, row);
+  w.b = layout_alloc(&w.bytes, row);
+  w.c = layout_alloc(&w.bytes, row);
+  layout_add_cuda(layer, size, &w);
+  return w;
+}
+
+dc__layer_workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__layer_size *size) {
+  const dc_layer_config *c = &layer->config;
+  dc__layer_workspace w = dc__layer_inference_workspace(layer, size);
+  w.d = layout_alloc(&w.bytes, size->tokens * c->hidden_size * element_bytes(layer));
+  w.delta = layout_alloc(&w.bytes, size->tokens * c->heads * (int64_t)sizeof(float));
+  if (dc__layer_is_cuda(layer)) {
+    int64_t widest = c->intermediate_size > 3 * c->hidden_size ? c->intermediate_size : 3 * c->hidden_size;
+    w.sums = layout_alloc(&w.bytes, dc__cuda_sum_parts(size->tokens, c->hidden_size, widest));
+  } else if (c->dtype != DC_FLOAT32 && size->max_seqlen > dc__attention_keys(c->hidden_size / c->heads)) {
+    w.dq = layout_alloc(&w.bytes, size->tokens * c->hidden_size * (int64_t)sizeof(float));
+  }
+  return w;
+}
+
+bool dc__layer_fits_int64(const dc_layer *layer, const dc__layer_size *size) {
+  const dc_layer_config *c = &layer->config;
+  int64_t widest = c->intermediate_size > 3 * c->hidden_size ? c->intermediate_size : 3 * c->hidden_size;
+  const int64_t tokens = size->tokens > 0 ? size->tokens : 1;
+  return tokens <= (INT64_C(1) << 52) / widest / c->hidden_size &&
+         size->max_seqlen <= (INT64_C(1) << 58) / c->hidden_size / tokens && size->batch <= UINT32_MAX / c->heads;
+}
+
+/* How many pairs of a query and a key there are, in all samples. */
+static int64_t attention_pairs(const dc__layer_size *size) {
+  if (size->cu_seqlens == NULL) {
+    return size->tokens * size->max_seqlen;
+  }
+  int64_t pairs = 0;
+  for (int64_t b = 0; b < size->batch; b++) {
+    pairs += dc__sample_length(size, b) * dc__sample_length(size, b);
+  }
+  return pairs;
+}
+
+void dc__layer_cost(const dc_layer *layer, const dc__layer_size *size, dc_layer_cost *cost) {
+  const dc_layer_config *c = &layer->config;
+  int64_t n = size->tokens;
+  int64_t h = c->hidden_size;
+  int64_t i = c->intermediate_size;
+  int64_t row = n * h * element_bytes(layer);
+  int64_t wide = n * i * element_bytes(layer);
+  int64_t weights = (4 * h * h + 2 * h * i) * element_bytes(layer);
+  cost->forward_workspace_bytes = dc__layer_forward_workspace(layer, size).bytes;
+  cost->backward_workspace_bytes = dc__layer_backward_workspace(layer, size).bytes;
+  cost->inference_workspace_bytes = dc__layer_inference_workspace(layer, size).bytes;
+  cost->reserve_bytes = c->training ? dc__layer_reserve(layer, size).bytes : 0;
+  cost->kept_bytes = c->training ? cost->reserve_bytes + row : 0;
+  cost->forward_flops = 8 * n * h * h + 4 * n * h * i + 4 * h * attention_pairs(size);
+  cost->backward_flops = 2 * cost->forward_flops;
+  /* LN 2, QKV 4, attention 4, projection 2, sum and LN 4 (Post-LN the same: its second LN is the first's equal), sum 3;
+   * FF1 1 and h, f written; FF2 f read and 1. */
+  cost->forward_bytes = weights + 21 * row + 3 * wide;
+  /* dw 3, FF2 2 and f, h read, dh written; FF1 2 and dh twice; LN 6; projection 5; attention 8 and qkv's gradient 3;
+   * QKV 8; LN 5; each weight read once and its gradient written. */
+  cost->backward_bytes = 2 * weights + 42 * row + 5 * wide;
+  if (c->normalize_invertible) {
+    cost->backward_bytes += 4 * row;
+  }
+  if (c->gelu_checkpoint) {
+    cost->backward_bytes += 2 * wide;
+  }
+}
