@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Reads every #include under src/. A module may include the modules that EDGES names, each by its one header,
 MODULE/MODULE.h; docs/architecture.md draws the same edges, and each of them is used. Bindings, examples and tools
-include the public header alone. Prints FILE:LINE of each fault."""
+include the public header alone. Every function of the public header is defined under src/api. Prints FILE:LINE of each
+fault."""
 
 from __future__ import annotations
 
@@ -28,6 +29,8 @@ EDGES: Dict[str, List[str]] = {
 ORDER = list(EDGES)
 OUTSIDE = ["bindings", "examples", "tools"]
 PUBLIC = "dc_api.h"
+# Public functions that lower modules call themselves, and the CUDA plug-in's own copy of one.
+PUBLIC_BELOW = {"base/op.c", "base/status.c", "base/tensor.c", "device/buffer.c", "device/cuda/plugin_host.c"}
 SUFFIXES = {".c", ".h", ".cc", ".cpp", ".cu", ".cuh", ".inc"}
 
 
@@ -118,8 +121,25 @@ def include_faults() -> Tuple[int, List[str]]:
     return count, lines
 
 
+def public_faults() -> List[str]:
+    """Definitions of public functions outside src/api."""
+    header = re.sub(r"/\*.*?\*/", "", (ROOT / "include" / PUBLIC).read_text(encoding="utf-8"), flags=re.S)
+    public = set(re.findall(r"\b(dc_\w+)\(", header))
+    lines = []
+    for path in sources(SRC):
+        if module_of(path) == "api" or str(path.relative_to(SRC)) in PUBLIC_BELOW:
+            continue
+        text = path.read_text(encoding="utf-8")
+        for match in re.finditer(r"^(?!static\b)[A-Za-z][\w *]*?\b(dc_\w+)\([^;{}]*\)\s*\{", text, re.M):
+            if match[1] in public:
+                number = text.count("\n", 0, match.start()) + 1
+                lines.append(f"{path.relative_to(ROOT)}:{number}: {match[1]} is public; define it under src/api")
+    return lines
+
+
 def main() -> int:
     count, lines = include_faults()
+    lines += public_faults()
     lines += graph_faults()
     edges = sum(len(others) for others in EDGES.values())
     print("\n".join(lines) or f"{count} includes along {edges} edges, all of them allowed, drawn and used")

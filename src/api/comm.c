@@ -1,4 +1,4 @@
-/* Chapter 5: making, copying and ending communicators. Their collectives are in src/comm/collectives.c. */
+/* Chapter 5: making, copying and ending communicators. Their collectives are in collectives.c. */
 #include "comm/comm.h"
 
 #include <inttypes.h>

@@ -68,6 +68,8 @@ typedef struct dc__tag {
   dc__op_timing *span; /* this rank's; NULL: not recorded */
 } dc__tag;
 
+enum dc__coll_kind { DC__COLL_GATHER = 1, DC__COLL_REDUCE = 2, DC__COLL_BROADCAST = 3, DC__COLL_BARRIER = 4 };
+
 typedef struct dc__coll_item {
   const void *send;        /* gather: this rank's range of the tensor; reduce: the whole tensor */
   void *recv;              /* gather: the whole tensor; reduce: this rank's range of it */
@@ -150,7 +152,7 @@ struct dc_comm {
   pthread_mutex_t mutex;              /* failure, group */
   dc__failure failure;                /* the first one; sticky */
   atomic_int failed;                  /* failure.status != DC_OK, for a fast check */
-  struct dc__comm_group_state *group; /* dc_comm_group_begin … end (collectives.c) */
+  struct dc__comm_group_state *group; /* dc_comm_group_begin … end (coll_group.c) */
   dc__comm_scratch scratch;           /* this rank's chunk of an all-reduce (all_reduce.c) */
 };
 
@@ -189,7 +191,13 @@ void dc__comm_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, vo
 dc_status dc__comm_all_gather_int64(dc_comm *comm, const dc__tag *tag, const int64_t *values, int64_t count,
                                     int64_t *table);
 
-/* For collectives.c and comm.c: what the head keeps for the tensors' collectives. */
+/* A caller's all-gather or reduce-scatter, checked: starts it, or adds it to the open group. Copies the ranges. */
+dc_status dc__comm_submit(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__coll_item *item);
+bool dc__comm_group_is_open(dc_comm *comm);
+dc_status dc__comm_group_begin(const char *fn, dc_comm *comm);
+dc_status dc__comm_group_end(const char *fn, dc_comm *comm, dc_stream *stream);
+
+/* For comm.c: what the head keeps for coll_group.c and all_reduce.c. */
 void dc__comm_free_group(dc_comm *comm);
 void dc__comm_free_scratch(dc_comm *comm);
 

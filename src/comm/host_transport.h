@@ -6,8 +6,6 @@
 
 #include "comm/comm.h"
 
-enum dc__coll_kind { DC__COLL_GATHER = 1, DC__COLL_REDUCE = 2, DC__COLL_BROADCAST = 3, DC__COLL_BARRIER = 4 };
-
 /* One group of items. A broadcast is one item of bytes: recv is the data on every rank, send too on the root. */
 struct dc__coll {
   dc_comm *comm;

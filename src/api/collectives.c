@@ -1,38 +1,9 @@
-/* The public collectives on tensors: checks, ranges from counts, groups. */
-#include <inttypes.h>
-#include <string.h>
-
+/* Chapter 5: collectives on tensors. Checks the arguments and makes ranges of counts; src/comm launches the rest. */
 #include "comm/comm.h"
-#include "comm/host_transport.h"
 
-/* A checked collective of the caller's. The ranges live in `ranges`, or in the caller's frame until it is started. */
-typedef struct group_member {
-  dc__coll_item item;
-  dc__range *ranges; /* one for each rank */
-  dc_stream *stream;
-  int32_t kind;
-} group_member;
+#include <inttypes.h>
 
-struct dc__comm_group_state {
-  group_member *members;
-  int64_t count;
-  int64_t capacity;
-};
-
-static void free_group(struct dc__comm_group_state *group) {
-  for (int64_t i = 0; i < group->count; i++) {
-    dc__free(group->members[i].ranges);
-  }
-  dc__free(group->members);
-  dc__free(group);
-}
-
-void dc__comm_free_group(dc_comm *comm) {
-  if (comm->group != NULL) {
-    free_group(comm->group);
-    comm->group = NULL;
-  }
-}
+/* ---- checks ---- */
 
 static dc_status check_comm(const char *fn, dc_comm *comm, dc_stream *stream) {
   if (comm == NULL) {
@@ -52,84 +23,11 @@ static dc_status check_comm(const char *fn, dc_comm *comm, dc_stream *stream) {
   return dc__comm_check(comm);
 }
 
-/* ---- starting ---- */
-
-static void free_ranges_task(void *args) {
-  void *ptr;
-  memcpy(&ptr, args, sizeof ptr);
-  dc__free(ptr);
-}
-
-static void submit_items(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__coll_item *items, int64_t count) {
-  const dc__tag tag = {-1, -1, kind == DC__COLL_GATHER ? DC_OP_COMM_ALL_GATHER : DC_OP_COMM_REDUCE_SCATTER, NULL};
-  if (kind == DC__COLL_GATHER) {
-    dc__comm_all_gather(comm, stream, &tag, items, count);
-  } else {
-    dc__comm_reduce_scatter(comm, stream, &tag, items, count);
-  }
-}
-
-/* Starts members as one; with a stream their ranges are copied, and the copy goes when the stream has come past. */
-static dc_status submit_members(dc_comm *comm, dc_stream *stream, const group_member *members, int64_t count) {
-  size_t world = (size_t)comm->world;
-  size_t items_bytes = (size_t)count * sizeof(dc__coll_item);
-  char *block = dc__calloc(1, items_bytes + (size_t)count * world * sizeof(dc__range));
-  if (block == NULL) {
-    return DC_E_NO_MEMORY;
-  }
-  dc__coll_item *items = (dc__coll_item *)(void *)block;
-  dc__range *ranges = (dc__range *)(void *)(block + items_bytes);
-  for (int64_t i = 0; i < count; i++) {
-    memcpy(&ranges[(size_t)i * world], members[i].ranges, world * sizeof(dc__range));
-    items[i] = members[i].item;
-    items[i].ranges = &ranges[(size_t)i * world];
-  }
-  submit_items(comm, stream, members[0].kind, items, count);
-  dc__host_launch_func(comm, stream, free_ranges_task, &block, sizeof block);
-  return stream == NULL ? dc__comm_check(comm) : DC_OK;
-}
-
-/* Keeps the member for dc_comm_group_end(). Called with the mutex held. */
-static dc_status append_to_group(dc_comm *comm, const group_member *m) {
-  struct dc__comm_group_state *group = comm->group;
-  size_t bytes = (size_t)comm->world * sizeof *m->ranges;
-  dc__range *ranges = dc__calloc(1, bytes);
-  void *members = group->members;
-  if (ranges == NULL || !dc__array_reserve(&members, &group->capacity, group->count + 1, sizeof *m)) {
-    dc__free(ranges);
-    return DC_E_NO_MEMORY;
-  }
-  group->members = members;
-  memcpy(ranges, m->ranges, bytes);
-  group->members[group->count] = *m;
-  group->members[group->count++].ranges = ranges;
-  return DC_OK;
-}
-
-static dc_status submit_or_append(dc_comm *comm, const group_member *m) {
-  pthread_mutex_lock(&comm->mutex);
-  bool grouped = comm->group != NULL;
-  dc_status status = grouped ? append_to_group(comm, m) : DC_OK;
-  pthread_mutex_unlock(&comm->mutex);
-  if (grouped) {
-    return status;
-  }
-  if (m->stream != NULL) {
-    return submit_members(comm, m->stream, m, 1);
-  }
-  submit_items(comm, NULL, m->kind, &m->item, 1);
-  return dc__comm_check(comm);
-}
-
 static dc_status check_no_group(const char *fn, dc_comm *comm) {
-  pthread_mutex_lock(&comm->mutex);
-  bool open = comm->group != NULL;
-  pthread_mutex_unlock(&comm->mutex);
-  return open ? dc__fail(DC_E_STATE, "%s: a group is open, which takes all-gathers and reduce-scatters only", fn)
-              : DC_OK;
+  return dc__comm_group_is_open(comm)
+             ? dc__fail(DC_E_STATE, "%s: a group is open, which takes all-gathers and reduce-scatters only", fn)
+             : DC_OK;
 }
-
-/* ---- checks ---- */
 
 static dc_status read_tensor(const char *fn, const char *argument, const dc_tensor *src, dc_tensor *dst,
                              int64_t *numel) {
@@ -142,7 +40,7 @@ static dc_status read_tensor(const char *fn, const char *argument, const dc_tens
   return DC_OK;
 }
 
-/* Ranks' ranges, one after the other. counts NULL: each has `each` elements. */
+/* The ranks' ranges, back to back. If counts is NULL, each has `each` elements. */
 static dc_status read_counts(const char *fn, const dc_comm *comm, const int64_t *counts, int64_t each,
                              dc__range *ranges, int64_t *total) {
   *total = 0;
@@ -163,7 +61,6 @@ static dc_status check_numel(const char *fn, const char *argument, int64_t numel
                                       argument, numel, DC__PLURAL_S(numel), what, expected);
 }
 
-/* What is sent and where it is received, of one type. */
 typedef struct send_recv_pair {
   dc_tensor send;
   dc_tensor recv;
@@ -209,20 +106,16 @@ dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *re
   DC__TRY(read_counts(fn, comm, counts, p.send_count, ranges, &total));
   DC__TRY(check_numel(fn, "send", p.send_count, "counts[rank]", ranges[comm->rank].count));
   DC__TRY(check_numel(fn, "recv", p.recv_count, "the sum of counts", total));
-  const char *place = p.recv.data; /* NULL when nothing is gathered */
+  const char *place = p.recv.data; /* NULL if nothing is gathered */
   if (p.recv_count != 0) {
     place += (size_t)ranges[comm->rank].begin * dc_dtype_size(p.recv.dtype);
   }
   if (p.send.data != place && overlap(p.send.data, p.send_count, p.recv.data, p.recv_count, p.recv.dtype)) {
     return dc__fail(DC_E_INVALID, "%s: send overlaps recv, but is not this rank's place in it", fn);
   }
-  const group_member m = {
-      .item =
-          {.send = p.send.data, .recv = p.recv.data, .ranges = ranges, .total = total, .id = -1, .dtype = p.recv.dtype},
-      .ranges = ranges,
-      .stream = stream,
-      .kind = DC__COLL_GATHER};
-  return submit_or_append(comm, &m);
+  const dc__coll_item item = {
+      .send = p.send.data, .recv = p.recv.data, .ranges = ranges, .total = total, .id = -1, .dtype = p.recv.dtype};
+  return dc__comm_submit(comm, stream, DC__COLL_GATHER, &item);
 }
 
 dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
@@ -241,18 +134,15 @@ dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor
   if (overlap(p.send.data, p.send_count, p.recv.data, p.recv_count, p.recv.dtype)) {
     return dc__fail(DC_E_INVALID, "%s: send and recv overlap", fn);
   }
-  const group_member m = {.item = {.send = p.send.data,
-                                   .recv = p.recv.data,
-                                   .ranges = ranges,
-                                   .total = total,
-                                   .id = -1,
-                                   .dtype = p.send.dtype,
-                                   .recv_dtype = p.recv.dtype,
-                                   .reduce_op = op},
-                          .ranges = ranges,
-                          .stream = stream,
-                          .kind = DC__COLL_REDUCE};
-  return submit_or_append(comm, &m);
+  const dc__coll_item item = {.send = p.send.data,
+                              .recv = p.recv.data,
+                              .ranges = ranges,
+                              .total = total,
+                              .id = -1,
+                              .dtype = p.send.dtype,
+                              .recv_dtype = p.recv.dtype,
+                              .reduce_op = op};
+  return dc__comm_submit(comm, stream, DC__COLL_REDUCE, &item);
 }
 
 /* ---- all-reduce, broadcast, barrier ---- */
@@ -281,7 +171,7 @@ dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_str
     return dc__fail(DC_E_INVALID, "%s: root = %" PRId32 ", must be 0 to %" PRId32, fn, root, comm->world - 1);
   }
   DC__TRY(check_no_group(fn, comm));
-  const dc__tag tag = {-1, -1, DC_OP_COMM_BROADCAST, NULL};
+  const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_BROADCAST};
   dc__comm_broadcast(comm, stream, &tag, tensor.data, (size_t)count * dc_dtype_size(tensor.dtype), root);
   return stream == NULL ? dc__comm_check(comm) : DC_OK;
 }
@@ -291,7 +181,7 @@ dc_status dc_comm_barrier(dc_comm *comm) {
   static const char fn[] = "dc_comm_barrier";
   DC__TRY(check_comm(fn, comm, NULL));
   DC__TRY(check_no_group(fn, comm));
-  const dc__tag tag = {-1, -1, DC_OP_COMM_BARRIER, NULL};
+  const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_BARRIER};
   comm->ops->barrier(comm, &tag);
   return dc__comm_check(comm);
 }
@@ -302,34 +192,7 @@ dc_status dc_comm_group_begin(dc_comm *comm) {
   DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_group_begin";
   DC__TRY(check_comm(fn, comm, NULL));
-  struct dc__comm_group_state *group = dc__calloc(1, sizeof *group);
-  if (group == NULL) {
-    return DC_E_NO_MEMORY;
-  }
-  pthread_mutex_lock(&comm->mutex);
-  bool open = comm->group != NULL;
-  if (!open) {
-    comm->group = group;
-  }
-  pthread_mutex_unlock(&comm->mutex);
-  if (open) {
-    dc__free(group);
-    return dc__fail(DC_E_STATE, "%s: a group is open already; groups do not nest", fn);
-  }
-  return DC_OK;
-}
-
-static dc_status start_group(const char *fn, dc_comm *comm, dc_stream *stream,
-                             const struct dc__comm_group_state *group) {
-  for (int64_t i = 0; i < group->count; i++) {
-    if (group->members[i].kind != group->members[0].kind) {
-      return dc__fail(DC_E_INVALID, "%s: the group has both all-gathers and reduce-scatters, must have one kind", fn);
-    }
-    if (group->members[i].stream != stream) {
-      return dc__fail(DC_E_INVALID, "%s: member %" PRId64 " of the group was given another stream", fn, i);
-    }
-  }
-  return group->count == 0 ? DC_OK : submit_members(comm, stream, group->members, group->count);
+  return dc__comm_group_begin(fn, comm);
 }
 
 dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream) {
@@ -339,17 +202,5 @@ dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream) {
     return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
   }
   DC__TRY(dc__owner_check(fn, "communicator", &comm->owner));
-  pthread_mutex_lock(&comm->mutex);
-  struct dc__comm_group_state *group = comm->group;
-  comm->group = NULL;
-  pthread_mutex_unlock(&comm->mutex);
-  if (group == NULL) {
-    return dc__fail(DC_E_STATE, "%s: no group is open", fn);
-  }
-  dc_status status = dc__comm_check(comm);
-  if (status == DC_OK) {
-    status = start_group(fn, comm, stream, group);
-  }
-  free_group(group);
-  return status;
+  return dc__comm_group_end(fn, comm, stream);
 }
