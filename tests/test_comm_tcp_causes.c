@@ -128,7 +128,7 @@ static int held_up(dc_comm *comm, void *arg) {
   } else if (comm->rank == 1) {
     note(t, comm, collective(copy, 2));
   } else {
-    struct pollfd called = {.fd = ((const dc__tcp *)copy)->flows[1].fd, .events = POLLIN};
+    struct pollfd called = {.fd = ((const dc__tcp *)copy)->transfers[1].fd, .events = POLLIN};
     while (poll(&called, 1, -1) < 1) {
     }
     comm->timeout_ns = 300 * MS;
@@ -148,7 +148,7 @@ static int in_a_circle(dc_comm *comm, void *arg) {
   if (comm->rank == 1) {
     note(t, comm, collective(copy, 2));
   } else {
-    struct pollfd called = {.fd = ((const dc__tcp *)copy)->flows[1].fd, .events = POLLIN};
+    struct pollfd called = {.fd = ((const dc__tcp *)copy)->transfers[1].fd, .events = POLLIN};
     while (poll(&called, 1, -1) < 1) {
     }
     comm->timeout_ns = 300 * MS;
@@ -234,7 +234,7 @@ static int breaks(dc_comm *comm, void *arg) {
     CHECK(within(begin, 0, SOON));
     return 0;
   }
-  int fd = ((const dc__tcp *)comm)->flows[0].fd;
+  int fd = ((const dc__tcp *)comm)->transfers[0].fd;
   const struct sockaddr none = {.sa_family = AF_UNSPEC};
   if (t->variant == RESET) {
     CHECK(connect(fd, &none, sizeof none) == 0); /* Linux sends a reset */

@@ -115,7 +115,7 @@ static void test_a_rank_dies_before_a_copy(void **state) {
 }
 
 static void await_call(const dc_comm *comm, int32_t rank) {
-  struct pollfd called = {.fd = ((const dc__tcp *)comm)->flows[rank].fd, .events = POLLIN};
+  struct pollfd called = {.fd = ((const dc__tcp *)comm)->transfers[rank].fd, .events = POLLIN};
   while (poll(&called, 1, -1) < 1) {
   }
 }

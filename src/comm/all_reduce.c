@@ -1,11 +1,11 @@
-/* All-reduce out of the two collectives that a transport has: each rank reduces a chunk and gathers the others'. */
+/* All-reduce as a reduce-scatter and an all-gather: each rank reduces one chunk and gathers the others'. */
 #include "comm/comm.h"
 #include "comm/host_transport.h"
 
 typedef struct all_reduce_call {
   dc_comm *comm;
-  dc_device *device; /* whose memory the data is; NULL: the host's */
-  dc_stream *stream; /* to which the collectives are issued; NULL: they are done here (host.h) */
+  dc_device *device; /* owns the data; NULL if the host does */
+  dc_stream *stream; /* that the collectives are issued to; NULL if this thread runs them (host_transport.h) */
   void *data;
   int64_t count;
   int32_t dtype;
@@ -17,7 +17,7 @@ _Static_assert(sizeof(all_reduce_call) <= DC__HOST_FUNC_BYTES,
 
 /* ---- the chunk ---- */
 
-static void free_scratch(dc_comm *comm, dc__comm_scratch scratch) {
+static void free_chunk(dc_comm *comm, dc__comm_scratch scratch) {
   if (scratch.device != NULL) {
     scratch.device->ops->free(scratch.device, scratch.ptr, scratch.bytes, DC_MEMORY_DEVICE);
     dc__device_release(scratch.device);
@@ -28,8 +28,8 @@ static void free_scratch(dc_comm *comm, dc__comm_scratch scratch) {
   }
 }
 
-/* The communicator keeps one chunk; whoever needs it takes it away meanwhile. */
-static dc_status acquire_scratch(const all_reduce_call *a, size_t bytes, dc__comm_scratch *scratch) {
+/* The communicator caches one chunk. A call takes it out of the cache while it needs it. */
+static dc_status acquire_chunk(const all_reduce_call *a, size_t bytes, dc__comm_scratch *scratch) {
   dc_comm *comm = a->comm;
   pthread_mutex_lock(&comm->mutex);
   *scratch = comm->scratch;
@@ -38,7 +38,7 @@ static dc_status acquire_scratch(const all_reduce_call *a, size_t bytes, dc__com
   if (scratch->ptr != NULL && scratch->bytes >= bytes && scratch->device == a->device) {
     return DC_OK;
   }
-  free_scratch(comm, *scratch);
+  free_chunk(comm, *scratch);
   *scratch = (dc__comm_scratch){NULL, NULL, bytes};
   if (a->device != NULL) {
     DC__TRY(a->device->ops->alloc(a->device, bytes, DC_MEMORY_DEVICE, &scratch->ptr));
@@ -52,24 +52,24 @@ static dc_status acquire_scratch(const all_reduce_call *a, size_t bytes, dc__com
   return scratch->ptr != NULL ? DC_OK : DC_E_NO_MEMORY;
 }
 
-static void release_scratch(dc_comm *comm, dc__comm_scratch scratch) {
+static void release_chunk(dc_comm *comm, dc__comm_scratch scratch) {
   pthread_mutex_lock(&comm->mutex);
   dc__comm_scratch old = comm->scratch;
   comm->scratch = scratch;
   pthread_mutex_unlock(&comm->mutex);
-  free_scratch(comm, old);
+  free_chunk(comm, old);
 }
 
 void dc__comm_free_scratch(dc_comm *comm) {
-  release_scratch(comm, (dc__comm_scratch){NULL, NULL, 0});
+  release_chunk(comm, (dc__comm_scratch){NULL, NULL, 0});
 }
 
 /* ---- the two collectives ---- */
 
-/* This is a host thread in a stream's turn: a card's data is ready, and moved before it goes on, or it is moved in the
- * stream's order. */
-static void run_collective(const all_reduce_call *a, int32_t kind, const dc__coll_item *item) {
-  const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_REDUCE, NULL};
+/* Called in the stream's order, so a card's data is ready. run() moves it before it returns, or issues the move to the
+ * stream. */
+static void run_half(const all_reduce_call *a, int32_t kind, const dc__coll_item *item) {
+  const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_REDUCE};
   if (a->device != NULL && item->total > 0 && dc__comm_check(a->comm) == DC_OK) {
     const dc__coll coll = {.comm = a->comm,
                            .device = a->device,
@@ -87,7 +87,7 @@ static void run_collective(const all_reduce_call *a, int32_t kind, const dc__col
   }
 }
 
-/* The reduced chunk is at `chunk`, which may be its place in the data. */
+/* The reduced chunk goes to `chunk`, which may lie inside the data. */
 static void reduce_then_gather(const all_reduce_call *a, const dc__range *ranges, void *chunk) {
   dc__coll_item item = {.send = a->data,
                         .recv = chunk,
@@ -97,17 +97,17 @@ static void reduce_then_gather(const all_reduce_call *a, const dc__range *ranges
                         .dtype = a->dtype,
                         .recv_dtype = a->dtype,
                         .reduce_op = a->op};
-  run_collective(a, DC__COLL_REDUCE, &item);
+  run_half(a, DC__COLL_REDUCE, &item);
   item.send = chunk;
   item.recv = a->data;
   item.reduce_op = 0;
   if (dc__comm_check(a->comm) == DC_OK) {
-    run_collective(a, DC__COLL_GATHER, &item);
+    run_half(a, DC__COLL_GATHER, &item);
   }
 }
 
-/* A rank's chunk goes to memory of its own, because the others may still read the data. Issued work sends the others
- * what is theirs and never reads it again, so there it is reduced in its place. */
+/* A rank reduces into scratch memory, because peers may still read its data. Issued work (NCCL) sends each peer its
+ * part once and does not read it again, so there the chunk is reduced in place. */
 static void run_all_reduce(void *args) {
   const all_reduce_call *a = args;
   dc_comm *comm = a->comm;
@@ -122,11 +122,11 @@ static void run_all_reduce(void *args) {
   dc_status status = DC_OK;
   if (a->stream != NULL) {
     reduce_then_gather(a, ranges, (char *)a->data + (size_t)ranges[comm->rank].begin * size);
-  } else if ((status = acquire_scratch(a, (size_t)chunk * size, &scratch)) == DC_OK) {
+  } else if ((status = acquire_chunk(a, (size_t)chunk * size, &scratch)) == DC_OK) {
     reduce_then_gather(a, ranges, scratch.ptr);
-    release_scratch(comm, scratch);
+    release_chunk(comm, scratch);
   } else {
-    comm->ops->abort(comm, dc_last_error()); /* first: the group's failure is that of all its communicators */
+    comm->ops->abort(comm, dc_last_error()); /* first: all communicators of the group must keep this failure */
     dc__comm_fail(comm, status);
   }
   dc__comm_release(comm);
@@ -134,8 +134,13 @@ static void run_all_reduce(void *args) {
 
 void dc__comm_all_reduce(dc_comm *comm, dc_stream *stream, void *data, int64_t count, int32_t dtype, int32_t op) {
   dc_device *device = stream == NULL || stream->device->memory_space == 0 ? NULL : stream->device;
-  const all_reduce_call a = {
-      dc__comm_retain(comm), device, dc__host_is_stream_ordered(comm, stream) ? stream : NULL, data, count, dtype, op};
-  dc__comm_note_request(comm, count > 0 ? 2 : 0); /* they are queued by the task, or run in it */
+  const all_reduce_call a = {.comm = dc__comm_retain(comm),
+                             .device = device,
+                             .stream = dc__host_is_stream_ordered(comm, stream) ? stream : NULL,
+                             .data = data,
+                             .count = count,
+                             .dtype = dtype,
+                             .op = op};
+  dc__comm_note_request(comm, count > 0 ? 2 : 0); /* the task queues or runs them */
   dc__host_launch_func(comm, stream, run_all_reduce, &a, sizeof a);
 }

@@ -1,4 +1,5 @@
-/* What all transports share: the head, its references and its failure, and cutting long lists into groups. */
+/* Common to all transports: the communicator's head with its references and failure, and the split of long lists into
+ * groups. */
 #include "comm/comm.h"
 
 #include <string.h>
@@ -24,23 +25,23 @@ void dc__comm_head_destroy(dc_comm *comm) {
 }
 
 void dc__comm_note_request(dc_comm *comm, uint64_t collectives) {
-  dc__comm_usage *use = comm->use;
-  if (use == NULL) {
+  dc__comm_usage *usage = comm->usage;
+  if (usage == NULL) {
     return;
   }
   uint64_t thread = dc__thread_id();
-  unsigned long long user = atomic_load_explicit(&use->user, memory_order_relaxed);
+  unsigned long long user = atomic_load_explicit(&usage->user, memory_order_relaxed);
   if (user != thread && user != DC__COMM_SEVERAL_USERS &&
-      (user != 0 || !atomic_compare_exchange_strong(&use->user, &user, thread))) {
-    atomic_store(&use->user, DC__COMM_SEVERAL_USERS);
+      (user != 0 || !atomic_compare_exchange_strong(&usage->user, &user, thread))) {
+    atomic_store(&usage->user, DC__COMM_SEVERAL_USERS);
   }
   if (collectives > 0) {
-    atomic_fetch_add_explicit(&use->requested, collectives, memory_order_release);
+    atomic_fetch_add_explicit(&usage->requested, collectives, memory_order_release);
   }
 }
 
 uint64_t dc__comm_blocked_user(const dc_comm *comm) {
-  uint64_t user = comm->use == NULL ? 0 : atomic_load(&comm->use->user);
+  uint64_t user = comm->usage == NULL ? 0 : atomic_load(&comm->usage->user);
   return user != 0 && user != DC__COMM_SEVERAL_USERS && dc__thread_is_blocked(user) ? user : 0;
 }
 
@@ -72,7 +73,7 @@ dc_status dc__comm_acquire_exclusive(const char *fn, dc_comm *comm, dc_comm **ex
   return DC_OK;
 }
 
-/* A copy has no other owner, so nothing tells the two cases apart but that it goes. */
+/* Clearing the flag is harmless on a copy, which the release destroys. */
 void dc__comm_release_exclusive(dc_comm *exclusive_comm) {
   if (exclusive_comm != NULL) {
     atomic_store(&exclusive_comm->exclusive, 0);
@@ -158,6 +159,6 @@ dc_status dc__comm_all_gather_int64(dc_comm *comm, const dc__tag *tag, const int
 }
 
 dc_status dc__comm_create_self(dc_comm **comm) {
-  const dc_comm_options options = {sizeof options, 1, 0}; /* nobody to wait for */
+  const dc_comm_options options = {sizeof options, 1, 0}; /* there is no peer to wait for */
   return dc__comm_create_threads(1, &options, comm);
 }

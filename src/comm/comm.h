@@ -1,10 +1,10 @@
-/* Communicators behind one table. The rooms above queue collectives on a stream of theirs and learn of failures from
- * dc__comm_check(); a transport implements the table. local/ is for ranks of one machine (threads or processes, over
- * shared memory), tcp/ for those of several; external/ wraps the caller's own functions; nccl/ moves what cards have.
+/* Communicators behind one table, which each transport implements. Callers queue collectives on a stream and learn of
+ * failures from dc__comm_check(). shm/ connects ranks of one machine (threads or processes, over shared memory), tcp/
+ * ranks of several machines; external/ wraps the caller's own functions; nccl/ moves data between cards.
  *
- * A collective is a group of 1 to DC__COMM_GROUP items, one handshake for all. Every rank calls with the same tag,
- * totals, dtypes and ranges; transports compare them, and a difference is DC_E_MISMATCH on every rank. Items that
- * reduce into the same memory are done in their order. */
+ * A collective is a group of 1 to DC__COMM_GROUP items with one handshake. Every rank calls with the same tag, totals,
+ * dtypes and ranges. Transports compare them; a difference is DC_E_MISMATCH on every rank. Items that reduce into the
+ * same memory run in order. */
 #ifndef DC_COMM_H
 #define DC_COMM_H
 
@@ -13,7 +13,7 @@
 enum {
   DC__COMM_GROUP = 12,
   DC__COMM_MAX_WORLD = 256,
-  DC__COMM_MAX_LOCAL = 64, /* ranks of a machine that read each other's memory: two descriptors each in a message */
+  DC__COMM_MAX_LOCAL = 64, /* ranks in shared memory: one message carries two descriptors of each */
 };
 
 /* Elements [begin, begin + count) of a flattened tensor. */
@@ -22,15 +22,15 @@ typedef struct dc__range {
   int64_t count;
 } dc__range;
 
-/* When an operation's work began and ended: the flight recorder's entries have one. Who queues a piece of the work
- * expects it, and who runs it says begin and end, in dc__ticks(); of a piece that a device does without the host, the
- * device's stamps say so. An operation may have several pieces, and NULL spans cost nothing. */
+/* Begin and end of an operation's work, for an entry of the flight recorder. The thread that queues a piece of work
+ * expects it; the thread that runs it sets begin and end, in dc__ticks(). A device's own work is timed by the device's
+ * timestamps. An operation may have several pieces. NULL disables timing. */
 typedef struct dc__op_timing {
   atomic_llong begun; /* 0: not yet */
   atomic_llong ended; /* of the latest piece; 0: none yet */
-  atomic_int pending; /* pieces queued and not done: until then the span's memory stays */
+  atomic_int pending; /* pieces queued and not done; the memory must stay until 0 */
   atomic_int failed;
-  dc__timestamp *_Atomic first; /* begin of the first piece; NULL: the host says it */
+  dc__timestamp *_Atomic first; /* begin of the first piece; NULL if the host set `begun` */
   dc__timestamp *_Atomic last;  /* end of the latest one */
 } dc__op_timing;
 
@@ -56,7 +56,7 @@ static inline void dc__op_timing_end(dc__op_timing *span, bool failed) {
   }
 }
 
-/* Begin and end of a piece of work on a stream that does not know of spans (host.c). */
+/* Times a piece of work on a stream that records no timing itself (host_transport.c). */
 void dc__op_timing_begin_on(dc__op_timing *span, dc_stream *stream);
 void dc__op_timing_end_on(dc__op_timing *span, dc_stream *stream);
 
@@ -65,7 +65,7 @@ typedef struct dc__tag {
   int64_t graph_id;    /* -1: none */
   int64_t id;          /* the first item's parameter; -1: none */
   int32_t op;          /* enum dc_op */
-  dc__op_timing *span; /* this rank's; NULL: not recorded */
+  dc__op_timing *span; /* this rank's; NULL if not recorded */
 } dc__tag;
 
 enum dc__coll_kind { DC__COLL_GATHER = 1, DC__COLL_REDUCE = 2, DC__COLL_BROADCAST = 3, DC__COLL_BARRIER = 4 };
@@ -82,12 +82,12 @@ typedef struct dc__coll_item {
   int32_t reduce_op;       /* reduce: DC_SUM or DC_MEAN */
 } dc__coll_item;
 
-typedef struct dc__coll dc__coll; /* host.h */
+typedef struct dc__coll dc__coll; /* host_transport.h */
 
 typedef struct dc__comm_ops {
   const char *name;
-  /* Collectives: queued on the stream; NULL stream: done on return. They never block a real stream's caller, and
-   * report failures through the communicator (dc__comm_fail). items are copied. */
+  /* Collectives, queued on the stream, or done on return if stream is NULL. On a stream they never block the caller.
+   * They report failures through dc__comm_fail() and copy items. */
   void (*all_gather)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items, int32_t count);
   void (*reduce_scatter)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                          int32_t count);
@@ -95,61 +95,58 @@ typedef struct dc__comm_ops {
   void (*barrier)(dc_comm *comm, const dc__tag *tag);
   dc_status (*dup)(dc_comm *comm, dc_comm **copy);
   void (*abort)(dc_comm *comm, const char *reason);
-  /* Transports whose work is done or issued by a host thread: all of a collective, blocking (host.h has the four
-   * above). */
+  /* All of a collective, blocking, on a host thread; host_transport.h builds the four above on it. */
   void (*run)(dc_comm *comm, const dc__coll *coll);
-  /* For transports on top of this one: the ranks meet and compare what they are about to do, as before a collective of
-   * this one, and nothing is moved. Says whether all of them brought the same word, which may differ. */
+  /* For transports on top of this one: the handshake of a collective without its data. True if all ranks passed the
+   * same word, which may differ. */
   bool (*agree)(dc_comm *comm, const dc__coll *coll, uint64_t word);
-  /* Looks for a failure that others noticed; NULL = nothing to look at. */
+  /* Optional: picks up a failure that another rank reported. */
   void (*poll)(dc_comm *comm);
-  /* As poll, and whether a rank's process has ended, which takes a system call a rank. NULL: as poll. */
+  /* Optional: as poll, and checks for processes that ended, at one system call per rank. */
   void (*check_peers)(dc_comm *comm);
-  /* Memory that peers read in place. NULL functions: no such memory with this transport. */
+  /* Optional: memory that peers read in place. */
   dc_status (*heap_alloc)(dc_comm *comm, size_t bytes, void **ptr);
   void (*heap_free)(dc_comm *comm, void *ptr, size_t bytes);
   bool (*peer_accessible)(dc_comm *comm, const void *ptr, size_t bytes); /* can peers read it in place? */
-  void (*set_checksums)(dc_comm *comm, bool enable); /* for all copies; NULL: the transport has none */
+  void (*set_checksums)(dc_comm *comm, bool enable);                     /* optional; for all copies */
   void (*destroy)(dc_comm *comm);
 } dc__comm_ops;
 
-/* Memory of a device's, or of the host's: device NULL. */
+/* Memory of a device, or of the host if device is NULL. */
 typedef struct dc__comm_scratch {
   dc_device *device;
   void *ptr;
   size_t bytes;
 } dc__comm_scratch;
 
-/* What a rank says of a communicator, so that ranks find that they wait for each other in different ones. Each of two
- * ranks waits in a collective that the other one has not asked for. That is for ever if on both ranks one thread alone
- * uses both communicators, and is held in the collective: who else could ask? */
+/* What a rank publishes about a communicator, to detect deadlocks across communicators. Two ranks deadlock if each
+ * waits in a collective that the other has not requested. That is certain only if on both ranks one thread alone uses
+ * both communicators and is blocked in the collective: no other thread can make the request. */
 typedef struct dc__comm_usage {
-  atomic_ullong requested; /* collectives that the rank has asked for, under way or not */
-  atomic_ullong
-      user; /* the thread that made it, copied it or called with it; 0: none yet; DC__COMM_SEVERAL_USERS: several */
-  atomic_ullong blocked_in; /* the collective, counted from 1, in which that thread is held for now; 0: none */
+  atomic_ullong requested; /* collectives that the rank has requested, started or not */
+  atomic_ullong user; /* the thread that created, copied or used it; 0: none yet; DC__COMM_SEVERAL_USERS: several */
+  atomic_ullong blocked_in; /* the collective, counted from 1, that blocks this thread; 0: none */
 } dc__comm_usage;
 
 #define DC__COMM_SEVERAL_USERS UINT64_MAX
-#define DC__COMM_DEADLOCK_NS INT64_C(1000000000) /* how long ranks are held before that is a failure */
+#define DC__COMM_DEADLOCK_NS INT64_C(1000000000) /* how long a deadlock must last to be a failure */
 
 /* The head of every transport's struct. */
 struct dc_comm {
   const dc__comm_ops *ops;
   int32_t rank;
   int32_t world;
-  bool single_rank;    /* one rank, whose collectives on a device's stream are work of that stream and nothing else */
-  bool stream_ordered; /* collectives on a device's stream are issued to its driver, and may be captured into a graph */
-  bool supports_device; /* tensors may lie in memory that the host cannot touch */
-  int32_t
-      memory_space; /* of the device whose memory its own heap is, and supports_device means; 0: the host's and any */
+  bool single_rank;     /* one rank: collectives on a device's stream are plain work of that stream */
+  bool stream_ordered;  /* collectives on a device's stream are issued to it, and may be captured into a graph */
+  bool supports_device; /* tensors may lie in memory that the host cannot access */
+  int32_t memory_space; /* of the only device that its heap and supports_device refer to; 0: host heap, any device */
   int64_t timeout_ns;
-  dc__comm_usage *use; /* NULL: the transport says nothing of it */
+  dc__comm_usage *usage; /* NULL if the transport does not publish it */
   dc__owner owner;
   atomic_int refs;
-  atomic_int exclusive;               /* 1: dc__comm_acquire_exclusive() gave it away, for want of a copy */
-  atomic_llong wire_bytes;            /* read from other ranks, all collectives */
-  pthread_mutex_t mutex;              /* failure, group */
+  atomic_int exclusive;               /* 1 while dc__comm_acquire_exclusive() has lent it, since it has no copies */
+  atomic_llong wire_bytes;            /* read from other ranks by all collectives */
+  pthread_mutex_t mutex;              /* guards failure, group, scratch */
   dc__failure failure;                /* the first one; sticky */
   atomic_int failed;                  /* failure.status != DC_OK, for a fast check */
   struct dc__comm_group_state *group; /* dc_comm_group_begin … end (coll_group.c) */
@@ -162,24 +159,24 @@ void dc__comm_head_destroy(dc_comm *comm);
 /* Keeps the first failure; the text is this thread's last error. */
 void dc__comm_fail(dc_comm *comm, dc_status status);
 
-/* The calling thread uses the communicator, and asks for `collectives` of it. */
+/* Notes that the calling thread uses the communicator and requests `collectives` of them. */
 void dc__comm_note_request(dc_comm *comm, uint64_t collectives);
-/* The one thread that uses the communicator, if it is held by what the calling one does; else 0. */
+/* The only thread that uses the communicator, if the calling thread's work blocks it; else 0. */
 uint64_t dc__comm_blocked_user(const dc_comm *comm);
 
 dc_comm *dc__comm_retain(dc_comm *comm);
 void dc__comm_release(dc_comm *comm);
-/* A copy of comm; or, where the transport makes none, comm itself if nobody else has it this way: two users would queue
- * their collectives in an order of their own on each rank. dc__comm_release_exclusive() gives it back. */
+/* A copy of comm. If the transport makes none, comm itself, lent to one user at a time: two users would queue
+ * collectives in a different order on each rank. dc__comm_release_exclusive() returns it. */
 dc_status dc__comm_acquire_exclusive(const char *fn, dc_comm *comm, dc_comm **exclusive_comm);
 void dc__comm_release_exclusive(dc_comm *exclusive_comm);
-/* DC_OK, or the sticky failure as this thread's last error. Cheap when all is well. */
+/* DC_OK, or the sticky failure as this thread's last error. Cheap if there is none. */
 dc_status dc__comm_check(dc_comm *comm);
 
 /* Whether the ranks can exchange memory of the device. */
 dc_status dc__comm_check_device(const char *fn, const dc_comm *comm, const dc_device *device);
 
-/* Any number of items: cut into groups of DC__COMM_GROUP. Items with total 0 are skipped. */
+/* Any number of items, split into groups of DC__COMM_GROUP. Items with total 0 are skipped. */
 void dc__comm_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                          int64_t count);
 void dc__comm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
@@ -201,7 +198,7 @@ dc_status dc__comm_group_end(const char *fn, dc_comm *comm, dc_stream *stream);
 void dc__comm_free_group(dc_comm *comm);
 void dc__comm_free_scratch(dc_comm *comm);
 
-/* The makers; arguments were checked (src/api/comm.c), options hold no zero but heap_bytes. */
+/* Constructors. src/api/comm.c has checked the arguments; no option but heap_bytes is 0. */
 dc_status dc__comm_create_self(dc_comm **comm); /* a world of one rank */
 dc_status dc__comm_create_threads(int32_t world, const dc_comm_options *options, dc_comm **comms);
 dc_status dc__comm_create_processes(const char *name, int32_t rank, int32_t world, const dc_comm_options *options,
@@ -210,10 +207,10 @@ dc_status dc__comm_create_tcp(const char *address, const char *name, int32_t ran
                               const dc_comm_options *options, dc_comm **comm);
 dc_status dc__comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world,
                                    const dc_comm_options *options, dc_comm **comm);
-/* Ranks on cards of their own, through NCCL; the ranks of `comm` meet by way of a copy of it. Collective. Who fails
- * when others may wait for him in NCCL aborts the group. */
+/* Collective. One card per rank, through NCCL; a copy of `comm` does the bootstrap and the handshakes. A rank that
+ * fails while peers may wait for it in NCCL aborts the group. */
 dc_status dc__comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **copy);
-/* Of the NCCL that would be used, 22907 for 2.29.7; DC_E_UNSUPPORTED says why there is none. */
+/* Version of the NCCL that would be used, 22907 for 2.29.7. DC_E_UNSUPPORTED if there is none, with the reason. */
 dc_status dc__nccl_version(int32_t *version);
 
 #endif

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Bytes of the character that begins here; 0: none that may be shown. RFC 3629 has the ranges. */
+/* Length of the character at `at`, or 0 if it may not be shown. RFC 3629 has the ranges. */
 static size_t printable_bytes(const unsigned char *at, size_t left) {
   if (at[0] < 0x80) {
     return at[0] >= 0x20 && at[0] != 0x7f;
@@ -32,7 +32,7 @@ static size_t printable_bytes(const unsigned char *at, size_t left) {
 }
 
 void dc__escape(char *dst, size_t cap, const char *text, size_t bytes) {
-  unsigned char copy[1024]; /* dst may be text */
+  unsigned char copy[1024]; /* dst may alias text */
   size_t left = bytes < sizeof copy ? bytes : sizeof copy, used = 0;
   memcpy(copy, text, left);
   for (const unsigned char *at = copy; left > 0;) {

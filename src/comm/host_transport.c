@@ -19,7 +19,7 @@ static void end_timing_task(void *arg) {
   dc__op_timing_end(span, false);
 }
 
-static bool has_stamps(const dc_stream *stream) {
+static bool has_timestamps(const dc_stream *stream) {
   return stream != NULL && stream->device->ops->stream_timestamp != NULL;
 }
 
@@ -28,12 +28,12 @@ void dc__op_timing_begin_on(dc__op_timing *span, dc_stream *stream) {
     return;
   }
   dc__op_timing_expect(span);
-  if (!has_stamps(stream)) {
+  if (!has_timestamps(stream)) {
     dc__stream_call(stream, begin_timing_task, &span, sizeof span);
   } else if (atomic_load(&span->first) == NULL && atomic_load(&span->begun) == 0) {
-    dc__timestamp *stamp = stream->device->ops->stream_timestamp(stream);
-    atomic_store(&span->first, stamp);
-    if (stamp == NULL) {
+    dc__timestamp *timestamp = stream->device->ops->stream_timestamp(stream);
+    atomic_store(&span->first, timestamp);
+    if (timestamp == NULL) {
       dc__op_timing_begin(span);
     }
   }
@@ -43,21 +43,21 @@ void dc__op_timing_end_on(dc__op_timing *span, dc_stream *stream) {
   if (span == NULL) {
     return;
   }
-  if (!has_stamps(stream)) {
+  if (!has_timestamps(stream)) {
     dc__stream_call(stream, end_timing_task, &span, sizeof span);
     return;
   }
-  dc__timestamp *stamp = stream->device->ops->stream_timestamp(stream);
-  if (stamp != NULL) {
-    dc__timestamp *before = atomic_exchange(&span->last, stamp);
+  dc__timestamp *timestamp = stream->device->ops->stream_timestamp(stream);
+  if (timestamp != NULL) {
+    dc__timestamp *before = atomic_exchange(&span->last, timestamp);
     if (before != NULL) {
       stream->device->ops->timestamp_release(before);
     }
   }
-  dc__op_timing_end(span, false); /* of the host's part, which is what the call says where there is no stamp */
+  dc__op_timing_end(span, false); /* the host's part, which counts if the device gave no timestamp */
 }
 
-/* A rank whose device failed offers nothing, since nobody could tell whether it was computed: it ends the group. */
+/* A rank whose device failed aborts the group: its data may never have been computed. */
 static bool check_runnable(dc_comm *comm, const dc__coll *coll) {
   if (dc__comm_check(comm) != DC_OK) {
     return false;
@@ -73,8 +73,8 @@ bool dc__host_is_stream_ordered(const dc_comm *comm, const dc_stream *stream) {
   return comm->stream_ordered && stream != NULL && stream->device->memory_space != 0;
 }
 
-/* Ends the reference that submit_collective() took: a queued collective keeps its communicator alive. What run() issues
- * begins and ends on the stream (dc__op_timing_begin_on), and this is the host's part of it. */
+/* Drops the reference of submit_collective(), which kept the communicator alive while the collective was queued. Issued
+ * work is timed on the stream (dc__op_timing_begin_on); the timing here is the host's part. */
 static void run_collective_task(void *args) {
   const dc__coll *coll = args;
   dc_comm *comm = coll->comm;
@@ -94,9 +94,9 @@ static void run_issued_task(void *native, void *args) {
   run_collective_task(args);
 }
 
-/* One rank has nobody to wait for, and so no need of another thread. Where the stream takes nothing, for want of
- * memory, the others must not wait for this rank. */
-static void enqueue(dc_comm *comm, dc_stream *stream, const dc__coll *coll, size_t bytes) {
+/* A single rank waits for no peer and needs no other thread. If the stream has no memory for the call, the abort keeps
+ * peers from waiting for this rank. */
+static void issue_collective(dc_comm *comm, dc_stream *stream, const dc__coll *coll, size_t bytes) {
   dc_status status = stream->device->ops->stream_issue(stream, run_issued_task, coll, bytes, comm->world > 1);
   if (status != DC_OK) {
     comm->ops->abort(comm, dc_last_error());
@@ -111,14 +111,14 @@ static void submit_collective(dc_comm *comm, dc_stream *stream, dc__coll *coll, 
   coll->device = stream == NULL ? NULL : stream->device;
   coll->stream = dc__host_is_stream_ordered(comm, stream) ? stream : NULL;
   coll->captured = dc__stream_captures(coll->stream);
-  if (coll->tag.op != DC_OP_COMM_ALL_REDUCE) { /* whose two collectives were asked for at once */
+  if (coll->tag.op != DC_OP_COMM_ALL_REDUCE) { /* dc__comm_all_reduce() has counted its two collectives */
     dc__comm_note_request(comm, 1);
   }
   dc__op_timing_expect(coll->tag.span);
   size_t bytes = (size_t)coll->count * sizeof *items;
   memmove(coll->items, items, bytes);
   if (coll->stream != NULL) {
-    enqueue(comm, stream, coll, offsetof(dc__coll, items) + bytes);
+    issue_collective(comm, stream, coll, offsetof(dc__coll, items) + bytes);
   } else {
     dc__stream_call(stream, run_collective_task, coll, offsetof(dc__coll, items) + bytes);
   }
@@ -169,7 +169,7 @@ void dc__host_barrier(dc_comm *comm, const dc__tag *tag) {
   submit_collective(comm, NULL, &coll, coll.items);
 }
 
-/* FNV-1a over 64-bit words: equal on equal ranges, and a slip in one count shows. */
+/* FNV-1a over 64-bit words. */
 uint64_t dc__coll_ranges_hash(const dc__coll_item *item, int32_t world) {
   uint64_t hash = UINT64_C(14695981039346656037);
   for (int32_t r = 0; r < world && item->ranges != NULL; r++) {

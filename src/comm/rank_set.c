@@ -15,7 +15,7 @@ void dc__rank_list_add(dc__rank_list *ranks, int32_t rank) {
     ranks->used += bytes;
   } else if (ranks->used + sizeof more <= sizeof ranks->text) {
     memcpy(ranks->text + ranks->used, more, sizeof more);
-    ranks->used = sizeof ranks->text; /* nothing follows */
+    ranks->used = sizeof ranks->text; /* full */
   }
 }
 

@@ -1,11 +1,11 @@
-/* Sets of ranks, and how an error names them: "1, 3", or of many "1, 3, 4, ...". */
+/* Sets of ranks, and their text in errors: "1, 3", or "1, 3, 4, ..." if there are many. */
 #ifndef DC_COMM_RANK_SET_H
 #define DC_COMM_RANK_SET_H
 
 #include "comm/comm.h"
 
 typedef struct dc__rank_list {
-  char text[160]; /* the first ones, and that there are more, so that an error has room for what it is about */
+  char text[160]; /* truncated, so that an error has room for the rest */
   size_t used;
   int32_t count;
 } dc__rank_list;
@@ -36,11 +36,10 @@ static inline bool dc__rank_set_is_empty(const dc__rank_set *set) {
 
 /* The ranks of a set below `world`. */
 dc__rank_list dc__rank_list_of(const dc__rank_set *set, int32_t world);
-/* Whom a rank waits for: empty, if for nobody. */
+/* The ranks that `rank` waits for; empty if none. */
 typedef dc__rank_set (*dc__waits_for_fn)(const void *context, int32_t rank);
-/* The ranks that are the reason why rank `me` lacks others: those that it lacks; in place of one that itself waits,
- * those for whom that one waits, and so on. Where that leads to nobody, since ranks wait for each other: those that it
- * lacks. */
+/* The ranks that delay rank `me`: follows the waits-for graph from the missing ranks to ranks that do not wait. If all
+ * of them wait for each other, returns the missing ranks. */
 dc__rank_set dc__rank_set_stragglers(int32_t me, int32_t world, const dc__rank_set *missing, dc__waits_for_fn waits_for,
                                      const void *context);
 

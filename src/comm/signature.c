@@ -1,4 +1,4 @@
-/* Whether all ranks called the same collective. */
+/* Fills and compares the signatures of collectives. */
 #include "comm/signature.h"
 
 #include <inttypes.h>
@@ -33,8 +33,11 @@ void dc__signature_fill(dc__signature *call, const dc__coll *coll, int32_t rank,
   call->missing_recv = 1 + dc__coll_missing_recv(coll, rank);
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
-    call->items[i] =
-        (dc__signature_item){item->total, item->id, dc__coll_ranges_hash(item, world), item->dtype, item->reduce_op};
+    call->items[i] = (dc__signature_item){.total = item->total,
+                                          .id = item->id,
+                                          .ranges = dc__coll_ranges_hash(item, world),
+                                          .dtype = item->dtype,
+                                          .reduce_op = item->reduce_op};
   }
 }
 
@@ -70,7 +73,7 @@ static void describe_signature(char text[DC__COLL_TEXT], const dc__signature *ca
   dc__coll_describe(text, &name);
 }
 
-static int32_t first_of(const dc__rank_set *set, int32_t world) {
+static int32_t lowest_rank(const dc__rank_set *set, int32_t world) {
   int32_t r = 0;
   while (r < world && !dc__rank_set_has(set, r)) {
     r++;
@@ -80,14 +83,14 @@ static int32_t first_of(const dc__rank_set *set, int32_t world) {
 
 dc_status dc__signature_fail_deadlock(int32_t world, const dc__rank_set *some, const char *call,
                                       const dc__rank_set *others, const char *other_call) {
-  bool turned = first_of(others, world) < first_of(some, world);
-  const dc__rank_list low = dc__rank_list_of(turned ? others : some, world),
-                      high = dc__rank_list_of(turned ? some : others, world);
+  bool swapped = lowest_rank(others, world) < lowest_rank(some, world);
+  const dc__rank_list low = dc__rank_list_of(swapped ? others : some, world),
+                      high = dc__rank_list_of(swapped ? some : others, world);
   return dc__fail(DC_E_MISMATCH,
                   "rank%s %s %s in %s where rank%s %s %s in %s, and they wait for each other; all ranks must make the "
                   "same calls of a context and its communicator in the same order",
-                  DC__PLURAL_S(low.count), low.text, low.count == 1 ? "is" : "are", turned ? other_call : call,
-                  DC__PLURAL_S(high.count), high.text, high.count == 1 ? "is" : "are", turned ? call : other_call);
+                  DC__PLURAL_S(low.count), low.text, low.count == 1 ? "is" : "are", swapped ? other_call : call,
+                  DC__PLURAL_S(high.count), high.text, high.count == 1 ? "is" : "are", swapped ? call : other_call);
 }
 
 static dc__tag tag_of(const dc__signature *call) {
@@ -105,7 +108,7 @@ dc_status dc__signature_compare(int32_t rank, int32_t world, const dc__signature
     }
     int32_t item = first_difference(mine, calls[r]);
     if (item >= 0) {
-      /* The lower rank is the one that the other is measured by, so that both ranks say the same. */
+      /* The lower rank is the reference, so that both ranks report the same. */
       int32_t low = r < rank ? r : rank;
       int32_t high = r < rank ? rank : r;
       bool graph = mine->graph_id != calls[r]->graph_id;

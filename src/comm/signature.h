@@ -1,5 +1,5 @@
-/* What a rank says of a collective before it, so that the ranks can compare: plain data, which may lie in shared memory
- * or go over a wire between machines of one byte order. */
+/* What each rank publishes about a collective before it starts, for comparison. Plain data: it lies in shared memory,
+ * or goes over a wire between machines of one byte order. */
 #ifndef DC_COMM_SIGNATURE_H
 #define DC_COMM_SIGNATURE_H
 
@@ -24,20 +24,20 @@ typedef struct dc__signature {
   int32_t root;
   int32_t memory_space; /* dc_device.memory_space of the data */
   int32_t captured;
-  int32_t missing_recv; /* 1 + the first item of whose result this rank has no place for its part; 0: there is none */
+  int32_t missing_recv; /* 1 + the index from dc__coll_missing_recv() */
   dc__signature_item items[DC__COMM_GROUP];
 } dc__signature;
 
-/* Items without ranges count as one range. */
+/* Items may have no ranges. */
 void dc__signature_fill(dc__signature *call, const dc__coll *coll, int32_t rank, int32_t world, uint64_t word);
-/* The first item of a reduction of whose result this rank owns a part without a place for it; -1: none. */
+/* The first item of a reduction whose result has a part for this rank, but no recv buffer; -1: none. */
 int32_t dc__coll_missing_recv(const dc__coll *coll, int32_t rank);
-/* DC_E_STATE on all ranks: `rank` has no place for its part of a parameter's gradient. */
+/* DC_E_STATE on all ranks: `rank` has no buffer for its part of a parameter's gradient. */
 dc_status dc__coll_fail_missing_recv(int64_t id, int32_t rank);
-/* DC_E_MISMATCH on all ranks: some wait in one call and others in another one. */
+/* DC_E_MISMATCH on all ranks: the two sets wait for each other in different calls. */
 dc_status dc__signature_fail_deadlock(int32_t world, const dc__rank_set *some, const char *call,
                                       const dc__rank_set *others, const char *other_call);
-/* Whether all ranks called the same: calls is one a rank, `rank` is this one's. */
+/* Compares the ranks' calls, one per rank; `rank` is this one. */
 dc_status dc__signature_compare(int32_t rank, int32_t world, const dc__signature *const *calls);
 
 #endif

@@ -1,5 +1,5 @@
-/* A rank's part of a group: its ranges of the items one after the other, each begun on a cache line. Transports that
- * move parts in rounds cut them into windows of bytes, and so each rank knows what every other one moves. */
+/* A rank's part of a group is its ranges of all items, back to back, each aligned to a cache line. Transports that move
+ * parts in rounds cut them into windows of bytes, so each rank knows what every peer moves in a round. */
 #ifndef DC_COMM_WINDOWS_H
 #define DC_COMM_WINDOWS_H
 
@@ -13,12 +13,12 @@ typedef struct dc__window_slice {
   int64_t at; /* bytes from the beginning of the window */
 } dc__window_slice;
 
-/* Of one item, and with the gap behind it, which is how far the next item lies. */
+/* Bytes of a rank's range of an item, without and with the padding before the next item. */
 int64_t dc__item_bytes(const dc__coll_item *item, int32_t rank);
 int64_t dc__item_stride(const dc__coll_item *item, int32_t rank);
 /* The largest part of all ranks. */
 int64_t dc__max_part_bytes(const dc__coll *coll, int32_t world);
-/* What of an item that lies `pos` bytes into its part falls into the window [lo, lo + size). */
+/* The slice of an item, at `pos` bytes into its part, that falls into the window [lo, lo + size). */
 dc__window_slice dc__window_intersect(const dc__coll_item *item, int32_t rank, int64_t pos, int64_t lo, int64_t size);
 
 static inline const char *dc__bytes_at(const void *base, int64_t elements, int32_t dtype) {

@@ -1,5 +1,5 @@
-/* Calls of the caller's functions, and their deadline: nothing can end a function that blocks but the caller's abort.
- * So a thread calls that when time is up, and what the function returns after that is late, whatever it is. */
+/* The caller's callbacks and their deadline. Only the caller's abort can end a callback that blocks, so a watchdog
+ * calls it at the deadline. The callback's result is then ignored. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,11 +14,11 @@ void dc__external_fail(dc__external_group *group, dc_status status) {
   pthread_mutex_unlock(&group->mutex);
 }
 
-static dc__external_callback *slot_of(dc__external *self, const dc__coll *coll) {
+static dc__external_callback *callback_slot(dc__external *self, const dc__coll *coll) {
   return &self->running[coll != NULL ? DC__EXTERNAL_COLLECTIVE : DC__EXTERNAL_DUP];
 }
 
-static void describe(char text[DC__COLL_TEXT], const dc__external_callback *call) {
+static void describe_callback(char text[DC__COLL_TEXT], const dc__external_callback *call) {
   if (call->op == 0) {
     snprintf(text, DC__COLL_TEXT, "dc_comm_dup");
   } else {
@@ -27,10 +27,13 @@ static void describe(char text[DC__COLL_TEXT], const dc__external_callback *call
 }
 
 void dc__external_callback_begin(dc__external *self, const dc__coll *coll, const char *callback) {
-  const dc__external_callback call = {
-      callback, dc__now_ns(), pthread_self(), coll != NULL ? coll->tag.id : -1, coll != NULL ? coll->tag.op : 0, false};
+  const dc__external_callback call = {.name = callback,
+                                      .since = dc__now_ns(),
+                                      .thread = pthread_self(),
+                                      .id = coll != NULL ? coll->tag.id : -1,
+                                      .op = coll != NULL ? coll->tag.op : 0};
   pthread_mutex_lock(&self->group->mutex);
-  *slot_of(self, coll) = call;
+  *callback_slot(self, coll) = call;
   pthread_mutex_unlock(&self->group->mutex);
 }
 
@@ -38,14 +41,14 @@ dc_status dc__external_callback_end(dc__external *self, const dc__coll *coll, in
   dc__external_group *group = self->group;
   char name[DC__COLL_TEXT];
   pthread_mutex_lock(&group->mutex);
-  const dc__external_callback call = *slot_of(self, coll);
+  const dc__external_callback call = *callback_slot(self, coll);
   dc_status status = call.timed_out ? dc__failure_raise(&group->failure) : DC_OK;
-  slot_of(self, coll)->name = NULL;
+  callback_slot(self, coll)->name = NULL;
   pthread_mutex_unlock(&group->mutex);
   if (status != DC_OK || error == 0) {
     return status;
   }
-  describe(name, &call);
+  describe_callback(name, &call);
   return dc__fail(DC_E_CALLBACK, "%s: the caller's %s returned %" PRId32 " on rank %" PRId32, name, call.name, error,
                   self->head.rank);
 }
@@ -81,9 +84,9 @@ void dc__external_abort(dc__external_group *group) {
   pthread_mutex_unlock(&group->mutex);
 }
 
-static void fail_timeout(dc__external_group *group, const dc__external *member, dc__external_callback *call) {
+static void external_fail_timeout(dc__external_group *group, const dc__external *member, dc__external_callback *call) {
   char name[DC__COLL_TEXT];
-  describe(name, call);
+  describe_callback(name, call);
   dc_status status = dc__fail(DC_E_TIMEOUT, "rank %" PRId32 " waited %.1f s at %s for the caller's %s to return",
                               member->head.rank, (double)member->head.timeout_ns / 1e9, name, call->name);
   call->timed_out = true;
@@ -91,7 +94,7 @@ static void fail_timeout(dc__external_group *group, const dc__external *member, 
   atomic_store_explicit(&group->failed, 1, memory_order_release);
 }
 
-/* Under the mutex: when to look next, since a callback that begins now would be late then. */
+/* Requires the mutex. Returns the time of the next check, early enough for a callback that begins now. */
 static int64_t check_deadlines(dc__external_group *group) {
   int64_t now = dc__now_ns(), next = INT64_MAX;
   bool timed_out = false;
@@ -101,7 +104,7 @@ static int64_t check_deadlines(dc__external_group *group) {
       bool runs = call->name != NULL && !call->timed_out;
       int64_t deadline = (runs ? call->since : now) + member->head.timeout_ns;
       if (runs && now >= deadline) {
-        fail_timeout(group, member, call);
+        external_fail_timeout(group, member, call);
         timed_out = true;
       } else {
         next = deadline < next ? deadline : next;
@@ -114,7 +117,7 @@ static int64_t check_deadlines(dc__external_group *group) {
   return next;
 }
 
-static void *watchdog_main(void *arg) {
+static void *external_watchdog_main(void *arg) {
   dc__external_group *group = arg;
   pthread_mutex_lock(&group->mutex);
   while (!group->stopping) {
@@ -132,7 +135,7 @@ dc_status dc__external_start_watchdog(dc__external_group *group) {
   (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
   pthread_cond_init(&group->changed, &monotonic);
   pthread_condattr_destroy(&monotonic);
-  int error = pthread_create(&group->watchdog, NULL, watchdog_main, group);
+  int error = pthread_create(&group->watchdog, NULL, external_watchdog_main, group);
   return error == 0 ? DC_OK : dc__fail(DC_E_SYSTEM, "dc_comm_create_external: no thread: %s", strerror(error));
 }
 

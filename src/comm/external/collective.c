@@ -1,12 +1,12 @@
-/* Gathers and reductions by the caller's collectives, which know equal counts and sums only: ragged ranges are padded,
- * groups packed, 16-bit floats summed in float32, and means divided here. */
+/* Gathers and reductions through the caller's callbacks, which support equal counts and sums only. Ragged ranges are
+ * padded, groups packed, 16-bit floats summed in float32, and means divided here. */
 #include <string.h>
 
 #include "comm/external/external.h"
 #include "kernels/kernels.h"
 
 /* Memory that only grows, for packed data. */
-static dc_status reserve_scratch(dc__external *self, int32_t which, int64_t bytes, char **ptr) {
+static dc_status external_reserve_scratch(dc__external *self, int32_t which, int64_t bytes, char **ptr) {
   if (self->scratch_bytes[which] < bytes) {
     dc__free(self->scratch[which]);
     self->scratch_bytes[which] = 0;
@@ -54,8 +54,8 @@ dc_status dc__external_gather(dc__external *self, const dc__coll *coll) {
   }
   char *send;
   char *recv;
-  DC__TRY(reserve_scratch(self, 0, block, &send));
-  DC__TRY(reserve_scratch(self, 1, block * world, &recv));
+  DC__TRY(external_reserve_scratch(self, 0, block, &send));
+  DC__TRY(external_reserve_scratch(self, 1, block * world, &recv));
   int64_t pos = 0;
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
@@ -92,7 +92,7 @@ static int32_t sum_dtype(const dc__coll_item *item) {
   return item->dtype == DC_FLOAT16 || item->dtype == DC_BFLOAT16 ? DC_FLOAT32 : item->dtype;
 }
 
-static void divide(void *data, int32_t dtype, int64_t count, int32_t world) {
+static void divide_by_world(void *data, int32_t dtype, int64_t count, int32_t world) {
   if (dtype == DC_FLOAT32) {
     float *values = data;
     for (int64_t i = 0; i < count; i++) {
@@ -106,8 +106,8 @@ static void divide(void *data, int32_t dtype, int64_t count, int32_t world) {
   }
 }
 
-/* Rank-major: block r holds every rank's contribution to what rank r receives. Padding is zero. */
-static void pack(const dc__external *self, const dc__coll *coll, int32_t dtype, char *send) {
+/* Rank-major: block r holds this rank's contribution to what rank r receives. Padding is zero. */
+static void pack_sends(const dc__external *self, const dc__coll *coll, int32_t dtype, char *send) {
   int64_t size = (int64_t)dc_dtype_size(dtype);
   for (int32_t r = 0; r < self->head.world; r++) {
     for (int32_t i = 0; i < coll->count; i++) {
@@ -123,7 +123,7 @@ static void pack(const dc__external *self, const dc__coll *coll, int32_t dtype, 
   }
 }
 
-static void unpack(dc__external *self, const dc__coll *coll, int32_t dtype, char *recv) {
+static void unpack_sums(dc__external *self, const dc__coll *coll, int32_t dtype, char *recv) {
   int64_t size = (int64_t)dc_dtype_size(dtype);
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
@@ -131,9 +131,9 @@ static void unpack(dc__external *self, const dc__coll *coll, int32_t dtype, char
       int64_t count = item->ranges[self->head.rank].count;
       const void *sum = recv;
       if (item->reduce_op == DC_MEAN) {
-        divide(recv, dtype, count, self->head.world);
+        divide_by_world(recv, dtype, count, self->head.world);
       }
-      /* One source: converts and, if asked, accumulates like the transports that add themselves. */
+      /* With one source this converts and accumulates as the other transports do. */
       dc__reduce(item->recv, item->recv_dtype, &sum, 1, dtype, count, false, item->accumulate != 0);
       recv += max_count(item, self->head.world) * size;
       atomic_fetch_add(&self->head.wire_bytes, count * item_size(item) * (self->head.world - 1));
@@ -152,13 +152,13 @@ static dc_status reduce_dtype(dc__external *self, const dc__coll *coll, int32_t 
   char *send;
   char *recv;
   int64_t bytes = block * (int64_t)dc_dtype_size(dtype);
-  DC__TRY(reserve_scratch(self, 0, bytes * self->head.world, &send));
-  DC__TRY(reserve_scratch(self, 1, bytes, &recv));
-  pack(self, coll, dtype, send);
+  DC__TRY(external_reserve_scratch(self, 0, bytes * self->head.world, &send));
+  DC__TRY(external_reserve_scratch(self, 1, bytes, &recv));
+  pack_sends(self, coll, dtype, send);
   const dc_comm_callbacks *c = &self->callbacks;
   dc__external_callback_begin(self, coll, "reduce_scatter");
   DC__TRY(dc__external_callback_end(self, coll, c->reduce_scatter(send, recv, block, dtype, c->user)));
-  unpack(self, coll, dtype, recv);
+  unpack_sums(self, coll, dtype, recv);
   return DC_OK;
 }
 

@@ -1,5 +1,5 @@
-/* A communicator over the caller's collectives. Before each the ranks exchange what they are about to do, so that a
- * difference is an error and not whatever the caller's library makes of it. */
+/* A communicator over the caller's collectives. The ranks first exchange signatures, so that a mismatch is an error and
+ * not whatever the caller's library makes of it. */
 #include "comm/external/external.h"
 
 #include <inttypes.h>
@@ -25,7 +25,7 @@ enum {
 
 /* ---- failures ---- */
 
-static void poll_failure(dc_comm *comm) {
+static void external_poll_failure(dc_comm *comm) {
   dc__external_group *group = ((dc__external *)comm)->group;
   if (atomic_load_explicit(&group->failed, memory_order_acquire) != 0) {
     pthread_mutex_lock(&group->mutex);
@@ -37,7 +37,7 @@ static void poll_failure(dc_comm *comm) {
 
 static void fail_group(dc__external *self, dc_status status) {
   dc__external_fail(self->group, status);
-  poll_failure(&self->head);
+  external_poll_failure(&self->head);
 }
 
 /* ---- the comparison ---- */
@@ -64,7 +64,7 @@ static void make_signature(const dc__external *self, const dc__coll *coll, int64
   signature[SIG_CAPTURED] = coll->captured;
 }
 
-static void describe_signature(char text[DC__COLL_TEXT], const int64_t *signature, const dc__coll *coll) {
+static void external_describe_signature(char text[DC__COLL_TEXT], const int64_t *signature, const dc__coll *coll) {
   const dc__coll_name name = {.graph_id = DC__COLL_NO_GRAPH,
                               .id = signature[SIG_ID],
                               .total = signature[SIG_TOTAL],
@@ -77,16 +77,16 @@ static void describe_signature(char text[DC__COLL_TEXT], const int64_t *signatur
   dc__coll_describe(text, &name);
 }
 
-static dc__tag tag_of(const int64_t *signature) {
-  return (dc__tag){signature[SIG_GRAPH], signature[SIG_ID], (int32_t)signature[SIG_OP], NULL};
+static dc__tag external_tag_of(const int64_t *signature) {
+  return (dc__tag){.graph_id = signature[SIG_GRAPH], .id = signature[SIG_ID], .op = (int32_t)signature[SIG_OP]};
 }
 
-/* *same: so was everybody's own word. */
-static dc_status compare_signatures(dc__external *self, const dc__coll *coll, uint64_t own, bool *same) {
+/* *same: all ranks passed the same word. */
+static dc_status external_compare_signatures(dc__external *self, const dc__coll *coll, uint64_t word, bool *same) {
   int64_t mine[SIG_WORDS];
   int64_t all[SIG_WORDS * DC__COMM_MAX_WORLD];
   make_signature(self, coll, mine);
-  mine[SIG_AGREE_WORD] = (int64_t)own;
+  mine[SIG_AGREE_WORD] = (int64_t)word;
   mine[SIG_MISSING_RECV] = 1 + dc__coll_missing_recv(coll, self->head.rank);
   *same = true;
   const dc_comm_callbacks *c = &self->callbacks;
@@ -96,15 +96,15 @@ static dc_status compare_signatures(dc__external *self, const dc__coll *coll, ui
     const int64_t *other = &all[(size_t)r * SIG_WORDS];
     *same = *same && other[SIG_AGREE_WORD] == all[SIG_AGREE_WORD];
     if (all[SIG_CAPTURED] != other[SIG_CAPTURED]) {
-      const dc__tag zero = tag_of(all), its = tag_of(other);
+      const dc__tag zero = external_tag_of(all), its = external_tag_of(other);
       return other[SIG_CAPTURED] != 0 ? dc__coll_fail_capture_mismatch(r, &its, 0, &zero)
                                       : dc__coll_fail_capture_mismatch(0, &zero, r, &its);
     }
     if (memcmp(all, other, SIG_AGREE_WORD * sizeof *mine) != 0) {
       char zero_text[DC__COLL_TEXT];
       char other_text[DC__COLL_TEXT];
-      describe_signature(zero_text, all, coll);
-      describe_signature(other_text, other, coll);
+      external_describe_signature(zero_text, all, coll);
+      external_describe_signature(other_text, other, coll);
       const char *rest = strcmp(zero_text, other_text) == 0 ? ", which differ in graph, split or a later tensor" : "";
       return dc__fail(DC_E_MISMATCH, "rank %" PRId32 " called %s where rank 0 called %s%s", r, other_text, zero_text,
                       rest);
@@ -121,10 +121,10 @@ static dc_status compare_signatures(dc__external *self, const dc__coll *coll, ui
 
 /* ---- a collective ---- */
 
-static dc_status run_collective(dc__external *self, const dc__coll *coll) {
+static dc_status external_run_collective(dc__external *self, const dc__coll *coll) {
   const dc_comm_callbacks *c = &self->callbacks;
   bool same;
-  DC__TRY(compare_signatures(self, coll, 0, &same));
+  DC__TRY(external_compare_signatures(self, coll, 0, &same));
   if (coll->kind == DC__COLL_GATHER) {
     return dc__external_gather(self, coll);
   }
@@ -144,8 +144,8 @@ static dc_status run_collective(dc__external *self, const dc__coll *coll) {
   return dc__external_callback_end(self, coll, c->barrier(c->user));
 }
 
-/* False: the family has failed, since this thread is in a callback of this communicator. */
-static bool begin_collective(dc__external *self, const dc__coll *coll) {
+/* False if this thread is in a callback of this communicator, which fails the group. */
+static bool external_begin_collective(dc__external *self, const dc__coll *coll) {
   dc_status status = dc__external_check_reentry(self, coll);
   if (status != DC_OK) {
     fail_group(self, status);
@@ -155,34 +155,34 @@ static bool begin_collective(dc__external *self, const dc__coll *coll) {
   return true;
 }
 
-static void finish_collective(dc__external *self, dc_status status) {
+static void external_finish_collective(dc__external *self, dc_status status) {
   pthread_mutex_unlock(&self->collective_mutex);
   if (status != DC_OK) {
     fail_group(self, status);
   }
 }
 
-static void run(dc_comm *comm, const dc__coll *coll) {
+static void external_run(dc_comm *comm, const dc__coll *coll) {
   dc__external *self = (dc__external *)comm;
-  if (begin_collective(self, coll)) {
-    finish_collective(self, run_collective(self, coll));
+  if (external_begin_collective(self, coll)) {
+    external_finish_collective(self, external_run_collective(self, coll));
   }
 }
 
-static bool agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
+static bool external_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
   dc__external *self = (dc__external *)comm;
   bool same = false;
-  if (begin_collective(self, coll)) {
-    finish_collective(self, compare_signatures(self, coll, word, &same));
+  if (external_begin_collective(self, coll)) {
+    external_finish_collective(self, external_compare_signatures(self, coll, word, &same));
   }
   return same;
 }
 
 /* ---- the communicator ---- */
 
-static dc_status dup(dc_comm *comm, dc_comm **copy);
+static dc_status external_dup(dc_comm *comm, dc_comm **copy);
 
-static void abort_group(dc_comm *comm, const char *reason) {
+static void external_abort_group(dc_comm *comm, const char *reason) {
   dc__external *self = (dc__external *)comm;
   fail_group(self, dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group%s%.300s", comm->rank,
                             reason != NULL ? ": " : "", reason != NULL ? reason : ""));
@@ -209,7 +209,7 @@ static void leave_group(dc__external *self) {
   release_group(self->group);
 }
 
-static void destroy(dc_comm *comm) {
+static void external_destroy(dc_comm *comm) {
   dc__external *self = (dc__external *)comm;
   leave_group(self);
   if (self->callbacks.destroy_user != NULL) {
@@ -227,15 +227,15 @@ static const dc__comm_ops ops = {.name = "external",
                                  .reduce_scatter = dc__host_reduce_scatter,
                                  .broadcast = dc__host_broadcast,
                                  .barrier = dc__host_barrier,
-                                 .run = run,
-                                 .agree = agree,
-                                 .dup = dup,
-                                 .abort = abort_group,
-                                 .poll = poll_failure,
-                                 .destroy = destroy};
+                                 .run = external_run,
+                                 .agree = external_agree,
+                                 .dup = external_dup,
+                                 .abort = external_abort_group,
+                                 .poll = external_poll_failure,
+                                 .destroy = external_destroy};
 
-static dc_status create(const dc_comm_callbacks *callbacks, dc__external_group *group, int32_t rank, int32_t world,
-                        int64_t timeout_ns, dc_comm **comm) {
+static dc_status external_create(const dc_comm_callbacks *callbacks, dc__external_group *group, int32_t rank,
+                                 int32_t world, int64_t timeout_ns, dc_comm **comm) {
   dc__external *self = dc__calloc(1, sizeof *self);
   if (self == NULL) {
     return DC_E_NO_MEMORY;
@@ -258,7 +258,7 @@ static dc_status create(const dc_comm_callbacks *callbacks, dc__external_group *
   return DC_OK;
 }
 
-static dc_status dup(dc_comm *comm, dc_comm **copy) {
+static dc_status external_dup(dc_comm *comm, dc_comm **copy) {
   dc__external *self = (dc__external *)comm;
   dc_comm_callbacks callbacks = self->callbacks;
   if (callbacks.dup == NULL) {
@@ -270,8 +270,9 @@ static dc_status dup(dc_comm *comm, dc_comm **copy) {
   if (error != 0) {
     return timed_out;
   }
-  dc_status status =
-      timed_out != DC_OK ? timed_out : create(&callbacks, self->group, comm->rank, comm->world, comm->timeout_ns, copy);
+  dc_status status = timed_out != DC_OK
+                         ? timed_out
+                         : external_create(&callbacks, self->group, comm->rank, comm->world, comm->timeout_ns, copy);
   if (status != DC_OK && callbacks.destroy_user != NULL) {
     callbacks.destroy_user(callbacks.user);
   }
@@ -293,7 +294,7 @@ dc_status dc__comm_create_external(const dc_comm_callbacks *callbacks, int32_t r
     dc__free(group);
     return status;
   }
-  status = create(callbacks, group, rank, world, options->timeout_ns, comm);
+  status = external_create(callbacks, group, rank, world, options->timeout_ns, comm);
   release_group(group);
   return status;
 }

@@ -4,11 +4,11 @@
 
 #include "comm/host_transport.h"
 
-/* The copies of one communicator: a failure of one is a failure of all. A thread watches the deadlines of callbacks. */
+/* The copies of one communicator, which fail together. A watchdog thread enforces the callbacks' deadlines. */
 typedef struct dc__external_group {
   atomic_int refs;
   atomic_int failed;
-  pthread_mutex_t mutex; /* what follows, and the members' present calls */
+  pthread_mutex_t mutex; /* guards what follows, and the members' `running` */
   pthread_cond_t changed;
   bool stopping;
   pthread_t watchdog;
@@ -18,9 +18,9 @@ typedef struct dc__external_group {
 
 enum { DC__EXTERNAL_COLLECTIVE, DC__EXTERNAL_DUP, DC__EXTERNAL_SLOTS };
 
-/* A callback that runs now. */
+/* A running callback. */
 typedef struct dc__external_callback {
-  const char *name; /* NULL: none does */
+  const char *name; /* NULL if none */
   int64_t since;
   pthread_t thread;
   int64_t id;
@@ -39,13 +39,13 @@ typedef struct dc__external {
   int64_t scratch_bytes[2];
 } dc__external;
 
-/* Makes the family fail with this thread's last error, unless it has failed. */
+/* Fails the group with this thread's last error, unless it has failed. */
 void dc__external_fail(dc__external_group *group, dc_status status);
 
-/* calls.c: each callback is called between these two, of which the second makes its result a status. coll NULL: dup. */
+/* callbacks.c: brackets each callback; the second one turns its result into a status. coll is NULL for dup. */
 void dc__external_callback_begin(dc__external *self, const dc__coll *coll, const char *callback);
 dc_status dc__external_callback_end(dc__external *self, const dc__coll *coll, int32_t error);
-/* DC_E_STATE on the thread that runs a callback of this communicator, which would wait for itself. */
+/* DC_E_STATE on a thread that runs a callback of this communicator, since it would deadlock. */
 dc_status dc__external_check_reentry(dc__external *self, const dc__coll *coll);
 /* Calls abort of all members. */
 void dc__external_abort(dc__external_group *group);

@@ -1,21 +1,21 @@
-/* One collective: meet at the base, let NCCL queue its work on the stream. */
+/* One collective: the handshake over the bootstrap communicator, then NCCL's work on the stream. */
 #include <inttypes.h>
 
 #include "comm/nccl/nccl.h"
 #include "comm/windows.h"
 #include "kernels/kernels.h"
 
-enum { STAGING = 64 << 20 }; /* bytes, for what one round brings from all other ranks */
+enum { STAGING_BYTES = 64 << 20 }; /* bytes that one round receives from all peers */
 
-/* A round of a reduction: of every rank's part, the window [lo, lo + size). Or all of another collective. */
+/* A round of a reduction, which moves the window [lo, lo + size) of every rank's part; or all of another collective. */
 typedef struct nccl_round {
   const dc__coll *coll;
   int64_t lo;
   int64_t size;
-  bool asymmetric; /* a gather whose memory lies in other places on other ranks */
+  bool asymmetric; /* a gather whose buffers lie at different offsets on different ranks */
 } nccl_round;
 
-static size_t bytes_of(int64_t count, int32_t dtype) {
+static size_t nccl_bytes(int64_t count, int32_t dtype) {
   return (size_t)count * dc_dtype_size(dtype);
 }
 
@@ -30,16 +30,16 @@ bool dc__nccl_is_even(const dc__coll_item *item, int32_t world) {
   return true;
 }
 
-/* What NCCL has no windows for, so it does not matter where the memory lies. */
+/* Uses broadcasts: NCCL has no windows for them, so the buffers may lie anywhere. */
 static dc_status gather_ragged(dc__nccl *self, void *native, const dc__coll_item *item) {
   for (int32_t r = 0; r < self->head.world; r++) {
-    size_t bytes = bytes_of(item->ranges[r].count, item->dtype);
-    char *hash = (char *)item->recv + bytes_of(item->ranges[r].begin, item->dtype);
+    size_t bytes = nccl_bytes(item->ranges[r].count, item->dtype);
+    char *dst = (char *)item->recv + nccl_bytes(item->ranges[r].begin, item->dtype);
     if (bytes > 0) {
-      const void *from = r == self->head.rank ? item->send : hash;
-      DC__TRY(dc__nccl_check_result(
-          self, "ncclBroadcast",
-          self->library.ncclBroadcast(from, hash, bytes, DC__NCCL_INT8, r, self->handle, native)));
+      const void *from = r == self->head.rank ? item->send : dst;
+      DC__TRY(
+          dc__nccl_check_result(self, "ncclBroadcast",
+                                self->library.ncclBroadcast(from, dst, bytes, DC__NCCL_INT8, r, self->handle, native)));
     }
   }
   return DC_OK;
@@ -51,7 +51,7 @@ static dc_status gather_all(dc__nccl *self, void *native, const nccl_round *r) {
     if (r->asymmetric || !dc__nccl_is_even(item, self->head.world)) {
       DC__TRY(gather_ragged(self, native, item));
     } else {
-      size_t bytes = bytes_of(item->ranges[0].count, item->dtype);
+      size_t bytes = nccl_bytes(item->ranges[0].count, item->dtype);
       DC__TRY(dc__nccl_check_result(
           self, "ncclAllGather",
           self->library.ncclAllGather(item->send, item->recv, bytes, DC__NCCL_INT8, self->handle, native)));
@@ -60,14 +60,14 @@ static dc_status gather_all(dc__nccl *self, void *native, const nccl_round *r) {
   return DC_OK;
 }
 
-static dc_status broadcast(dc__nccl *self, void *native, const nccl_round *r) {
+static dc_status nccl_broadcast(dc__nccl *self, void *native, const nccl_round *r) {
   const dc__coll_item *item = &r->coll->items[0];
   return dc__nccl_check_result(self, "ncclBroadcast",
                                self->library.ncclBroadcast(item->recv, item->recv, (size_t)item->total, DC__NCCL_INT8,
                                                            r->coll->root, self->handle, native));
 }
 
-/* A rank's pieces of the window to it, and its pieces of ours from it. */
+/* Sends a peer its slices of the window, and receives the peer's slices of this rank's part. */
 static dc_status send_recv_peer(dc__nccl *self, void *native, const nccl_round *r, int32_t peer) {
   int64_t to = 0;
   int64_t from = 0;
@@ -79,12 +79,12 @@ static dc_status send_recv_peer(dc__nccl *self, void *native, const nccl_round *
       const void *data = dc__bytes_at(item->send, item->ranges[peer].begin + out.begin, item->dtype);
       DC__TRY(dc__nccl_check_result(
           self, "ncclSend",
-          self->library.ncclSend(data, bytes_of(out.count, item->dtype), DC__NCCL_INT8, peer, self->handle, native)));
+          self->library.ncclSend(data, nccl_bytes(out.count, item->dtype), DC__NCCL_INT8, peer, self->handle, native)));
     }
     if (in.count > 0) {
       DC__TRY(dc__nccl_check_result(
           self, "ncclRecv",
-          self->library.ncclRecv(self->staging->ptr + peer * r->size + in.at, bytes_of(in.count, item->dtype),
+          self->library.ncclRecv(self->staging->ptr + peer * r->size + in.at, nccl_bytes(in.count, item->dtype),
                                  DC__NCCL_INT8, peer, self->handle, native)));
     }
     to += dc__item_stride(item, peer);
@@ -94,27 +94,27 @@ static dc_status send_recv_peer(dc__nccl *self, void *native, const nccl_round *
 }
 
 static dc_status send_recv_all(dc__nccl *self, void *native, const nccl_round *r) {
-  for (int32_t i = 1; i < self->head.world; i++) { /* every rank begins with its neighbour */
+  for (int32_t i = 1; i < self->head.world; i++) { /* starts at its neighbour, so that traffic spreads */
     DC__TRY(send_recv_peer(self, native, r, (self->head.rank + i) % self->head.world));
   }
   return DC_OK;
 }
 
-/* The round's calls as one group, which is ended also when one of them fails. */
+/* The round's calls as one NCCL group, which is ended even if a call fails. */
 static dc_status enqueue_group(dc__nccl *self, void *native, void *args) {
   const nccl_round *r = args;
   DC__TRY(dc__nccl_check_alive(self));
   DC__TRY(dc__nccl_check_result(self, "ncclGroupStart", self->library.ncclGroupStart()));
   dc_status status = r->coll->kind == DC__COLL_GATHER   ? gather_all(self, native, r)
                      : r->coll->kind == DC__COLL_REDUCE ? send_recv_all(self, native, r)
-                                                        : broadcast(self, native, r);
+                                                        : nccl_broadcast(self, native, r);
   dc__nccl_result ended = self->library.ncclGroupEnd();
   return status != DC_OK ? status : dc__nccl_check_result(self, "ncclGroupEnd", ended);
 }
 
 static dc_status submit_group(dc__nccl *self, nccl_round *r, const char *name) {
   return dc__nccl_call_and_wait(self, r->coll->stream, enqueue_group, r, "ncclGroupEnd",
-                                name); /* a first one connects them */
+                                name); /* the first one connects the ranks */
 }
 
 /* ---- reductions ---- */
@@ -128,31 +128,31 @@ void dc__nccl_free_staging(dc__nccl *self) {
   }
 }
 
-/* It grows twofold, so what was replaced, and stays for those who still use it, is less than what is in use. */
+/* Grows twofold: replaced buffers stay for queued work, and together are smaller than the current one. */
 static dc_status reserve_staging(dc__nccl *self, size_t bytes) {
   size_t before = self->staging == NULL ? 0 : self->staging->bytes;
   if (before >= bytes) {
     return DC_OK;
   }
-  size_t max_bytes = 2 * before < STAGING ? 2 * before : STAGING;
-  dc__nccl_staging *unregistered = dc__calloc(1, sizeof *unregistered);
-  if (unregistered == NULL) {
+  size_t doubled = 2 * before < STAGING_BYTES ? 2 * before : STAGING_BYTES;
+  dc__nccl_staging *grown = dc__calloc(1, sizeof *grown);
+  if (grown == NULL) {
     return DC_E_NO_MEMORY;
   }
   void *ptr;
-  unregistered->bytes = bytes > max_bytes ? bytes : max_bytes;
-  dc_status status = self->device->ops->alloc(self->device, unregistered->bytes, DC_MEMORY_DEVICE, &ptr);
+  grown->bytes = bytes > doubled ? bytes : doubled;
+  dc_status status = self->device->ops->alloc(self->device, grown->bytes, DC_MEMORY_DEVICE, &ptr);
   if (status != DC_OK) {
-    dc__free(unregistered);
+    dc__free(grown);
     return status;
   }
-  unregistered->ptr = ptr;
-  unregistered->older = self->staging;
-  self->staging = unregistered;
+  grown->ptr = ptr;
+  grown->older = self->staging;
+  self->staging = grown;
   return DC_OK;
 }
 
-/* Adds what the round brought to this rank's own, in the order of dc__reduce. */
+/* Adds the received slices to this rank's own, in the order of dc__reduce(). */
 static void add_received(dc__nccl *self, const nccl_round *r) {
   int32_t rank = self->head.rank;
   int64_t pos = 0;
@@ -166,18 +166,18 @@ static void add_received(dc__nccl *self, const nccl_round *r) {
         src[peer] = peer == rank ? dc__bytes_at(item->send, item->ranges[rank].begin + piece.begin, item->dtype)
                                  : self->staging->ptr + peer * r->size + piece.at;
       }
-      char *dst = (char *)item->recv + bytes_of(piece.begin, item->recv_dtype);
+      char *dst = (char *)item->recv + nccl_bytes(piece.begin, item->recv_dtype);
       dc__internal_reduce(r->coll->stream, dst, item->recv_dtype, src, self->head.world, item->dtype, piece.count,
                           item->reduce_op == DC_MEAN, item->accumulate != 0);
     }
   }
 }
 
-/* The rounds follow each other on the stream, and so does the use of the staging memory. */
+/* Stream order serialises the rounds and their use of the staging memory. */
 static dc_status reduce_rounds(dc__nccl *self, const dc__coll *coll, const char *name) {
   int32_t world = self->head.world;
   int64_t largest = dc__max_part_bytes(coll, world);
-  int64_t max_bytes = (STAGING / world) & ~(int64_t)(DC__PART_ALIGN - 1);
+  int64_t max_bytes = (STAGING_BYTES / world) & ~(int64_t)(DC__PART_ALIGN - 1);
   nccl_round r = {.coll = coll, .size = largest < max_bytes ? largest : max_bytes};
   if (world > 1) {
     DC__TRY(reserve_staging(self, (size_t)(r.size * world)));
@@ -193,7 +193,7 @@ static dc_status reduce_rounds(dc__nccl *self, const dc__coll *coll, const char 
 
 /* ---- the collective ---- */
 
-/* Bytes that come from other ranks. */
+/* Bytes received from other ranks. */
 static int64_t received_bytes(const dc__nccl *self, const dc__coll *coll) {
   int64_t bytes = 0;
   for (int32_t i = 0; i < coll->count; i++) {
@@ -206,7 +206,7 @@ static int64_t received_bytes(const dc__nccl *self, const dc__coll *coll) {
   return bytes;
 }
 
-static dc_status enqueue(dc__nccl *self, const dc__coll *coll, const char *name) {
+static dc_status nccl_enqueue(dc__nccl *self, const dc__coll *coll, const char *name) {
   DC__TRY(dc__comm_check(&self->head));
   bool unregistered;
   uint64_t hash = dc__nccl_buffers_hash(self, coll, &unregistered);
@@ -222,17 +222,17 @@ static dc_status enqueue(dc__nccl *self, const dc__coll *coll, const char *name)
     DC__TRY(submit_group(self, &r, name));
   }
   atomic_fetch_add_explicit(&self->head.wire_bytes, received_bytes(self, coll), memory_order_relaxed);
-  return dc__device_check(self->device); /* what it refused the others would wait for */
+  return dc__device_check(self->device); /* peers would wait for what it refused */
 }
 
 static void enqueue_or_fail(dc__nccl *self, const dc__coll *coll, const char *name) {
-  dc_status status = enqueue(self, coll, name);
+  dc_status status = nccl_enqueue(self, coll, name);
   if (status != DC_OK) {
     dc__nccl_fail(self, status);
   }
 }
 
-/* In flight until the stream has come past it. */
+/* In flight until the stream has passed it. */
 static void run_on_stream(dc__nccl *self, const dc__coll *coll, const char *name) {
   dc__nccl_inflight *inflight;
   dc_status status = dc__nccl_begin(self, coll, name, &inflight);
@@ -249,8 +249,8 @@ static void run_on_stream(dc__nccl *self, const dc__coll *coll, const char *name
 
 /* ---- captures ---- */
 
-/* What NCCL connects when ranks first exchange something it must have before a capture: a gather of equal parts, one of
- * others, an exchange, of a byte or two each. */
+/* NCCL connects ranks at their first exchange, which must precede a capture. So this runs an even gather, a ragged one
+ * and an exchange, of a byte or two each. */
 static dc_status connect_ranks(dc__nccl *self, const dc__tag *tag) {
   enum { BUFFER_BYTES = 2 * DC__COMM_MAX_WORLD };
   int32_t world = self->head.world;
@@ -265,7 +265,7 @@ static dc_status connect_ranks(dc__nccl *self, const dc__tag *tag) {
   dc__coll coll = {.comm = &self->head,
                    .device = self->device,
                    .stream = self->stream,
-                   .tag = {tag->graph_id, tag->id, tag->op, NULL},
+                   .tag = {.graph_id = tag->graph_id, .id = tag->id, .op = tag->op},
                    .kind = DC__COLL_GATHER,
                    .count = 1,
                    .captured = 1,
@@ -284,12 +284,12 @@ static dc_status connect_ranks(dc__nccl *self, const dc__tag *tag) {
   coll.items[0].total = world;
   coll.kind = DC__COLL_REDUCE;
   run_on_stream(self, &coll, "a capture's begin");
-  (void)dc__stream_sync(self->stream, 0); /* the watcher has the clock */
+  (void)dc__stream_sync(self->stream, 0); /* the watchdog enforces the deadline */
   self->device->ops->free(self->device, send, 2 * BUFFER_BYTES, DC_MEMORY_DEVICE);
   return dc__comm_check(&self->head);
 }
 
-/* A graph has neither flights nor times of its own, and no order with what is outside of it. */
+/* Captured work is not tracked in flight, has no deadline of its own and no order with work outside the graph. */
 static void run_captured(dc__nccl *self, const dc__coll *coll, const char *name) {
   dc_status status = self->connected ? DC_OK : connect_ranks(self, &coll->tag);
   self->connected = status == DC_OK;
@@ -303,7 +303,7 @@ static void run_captured(dc__nccl *self, const dc__coll *coll, const char *name)
   dc__op_timing_end_on(coll->tag.span, coll->stream);
 }
 
-/* ---- on hosts ---- */
+/* ---- host memory ---- */
 
 static void run_on_hosts(dc__nccl *self, const dc__coll *coll) {
   dc_status status = dc__comm_check(&self->head);

@@ -1,4 +1,4 @@
-/* Finds NCCL and looks at its version. */
+/* Finds NCCL and checks its version. */
 #define _GNU_SOURCE /* dladdr */
 #include "comm/nccl/library.h"
 
@@ -6,7 +6,7 @@
 
 #include "device/device.h"
 
-/* Both or none. */
+/* Both window functions, or ncclCommWindowRegister is NULL. */
 static void load_optional(void *found, dc__nccl_library *library) {
   const char *missing = NULL;
 #define X(name, result, arguments) DC__DLSYM(found, library, name, missing)
@@ -32,7 +32,7 @@ static dc_status load_functions(void *found, dc__nccl_library *library) {
     return dc__fail(DC_E_UNSUPPORTED, "NCCL: ncclGetVersion of %s fails (%d)", where.dli_fname, error);
   }
   int version = library->version;
-  if (version < DC__NCCL_MIN_VERSION) { /* before 2.9 versions had three digits fewer */
+  if (version < DC__NCCL_MIN_VERSION) { /* before 2.9 versions had four digits */
     return dc__fail(DC_E_UNSUPPORTED, "NCCL: %s is version %d.%d.%d, %d.%d or later is needed", where.dli_fname,
                     version < 10000 ? version / 1000 : version / 10000,
                     version % (version < 10000 ? 1000 : 10000) / 100, version % 100, DC__NCCL_MIN_VERSION / 10000,

@@ -1,7 +1,7 @@
-/* NCCL, libnccl.so.2, as a table that is filled at run time: prototypes of our own, so that no header of NVIDIA's is
- * needed to build, and no library of it to load. `make check-vendor-headers` compares them with nccl.h. The
- * functions are those of NCCL 2.19, whose names carry no versions, and of later ones, which are NULL where there are
- * none; the config's fields end where 2.19's do, and its number says so, which is how newer ones know. */
+/* NCCL (libnccl.so.2) as a function table filled at run time. The prototypes are libdc's own, so the build needs no
+ * NVIDIA header and the library no NCCL. `make check-vendor-headers` compares them with nccl.h. The functions are those
+ * of NCCL 2.19, and optional later ones, which may be NULL. The config ends with 2.19's fields; its version field tells
+ * newer NCCLs so. */
 #ifndef DC_COMM_NCCL_LIBRARY_H
 #define DC_COMM_NCCL_LIBRARY_H
 
@@ -69,8 +69,8 @@ enum { /* the numbers are NCCL's */
   X(ncclCommRegister, dc__nccl_result, (const dc__nccl_handle comm, void *data, size_t bytes, void **handle))       \
   X(ncclCommDeregister, dc__nccl_result, (const dc__nccl_handle comm, void *handle))
 
-/* Windows: all ranks register one together, and *window is written until the communicator is ready again; it is NULL
- * where the ranks' cards have none. */
+/* Windows: registration is collective. NCCL may write *window until the communicator is ready again; NULL if the cards
+ * have none. */
 #define DC__NCCL_OPTIONAL_FUNCTIONS(X)                                                    \
   X(ncclCommWindowRegister, dc__nccl_result,                                              \
     (dc__nccl_handle comm, void *data, size_t bytes, dc__nccl_window *window, int flags)) \
@@ -84,7 +84,7 @@ typedef struct dc__nccl_library {
 #undef X
 } dc__nccl_library;
 
-/* DC_E_UNSUPPORTED says why there is none that can be used. */
+/* DC_E_UNSUPPORTED if there is no usable NCCL, with the reason. */
 dc_status dc__nccl_open(dc__nccl_library *library);
 
 #endif

@@ -1,19 +1,20 @@
-/* Memory that NCCL reads and writes in place, which is what symmetric_memory asks for: from ncclMemAlloc, and
- * registered with the communicator, twice.
+/* Memory that NCCL reads and writes in place, for symmetric_memory: from ncclMemAlloc, and registered with the
+ * communicator twice.
  *
- * By this rank alone when it is allocated: so NCCL need not copy it on its way. And by all ranks together as a window,
- * of which NCCL knows where it lies on every rank: so its all-gather may use kernels that write to all of them at once,
- * the switch or copy engines. What NCCL does then it decides on each rank by the rank's own addresses, and finds those
- * of the others by its own offsets; so nothing may go into a window unless it does at the same offset on all of them,
- * which NCCL does not look at. The ranks do, with the word they bring to their meeting before each gather
- * (dc__nccl_buffers_hash). Is it everybody's, then all are in the same situation, whatever that is, and blocks that are
- * not windows become such, which is the moment when all are sure to come. Else the gather is made of broadcasts, for
- * which NCCL has no windows. Of equal words nobody is sure but by 64 bits of a hash.
+ * First by this rank alone at allocation, so that NCCL need not copy it on the way. Then by all ranks together as a
+ * window, whose address NCCL knows on every rank. Its all-gather may then use kernels that write to all ranks at once,
+ * the switch or copy engines.
+ *
+ * Each rank's NCCL chooses by the rank's own addresses and derives the peers' from its own offsets. So a gather may use
+ * a window only at the same offset on all ranks, which NCCL does not check. The handshake before each gather does: the
+ * ranks compare a hash of the offsets (dc__nccl_buffers_hash). If all are equal, all ranks are in the same state, and
+ * blocks that are no windows yet are registered, since every rank takes part now. Otherwise the gather is made of
+ * broadcasts, for which NCCL has no windows. Equality is as certain as a 64-bit hash.
  *
  * Reductions are sends and receives, for which NCCL has no windows either. */
 #include "comm/nccl/nccl.h"
 
-/* An abort ends all registrations. What cannot be given back is lost, and nobody could do anything about it. */
+/* An abort ends all registrations. Memory that cannot be freed is leaked, since nothing can recover it. */
 static dc_status free_block(dc__nccl *self, void *native, void *args) {
   const dc__nccl_block *block = args;
   (void)native;
@@ -91,7 +92,7 @@ void dc__nccl_heap_free(dc_comm *comm, void *ptr, size_t bytes) {
   pthread_mutex_unlock(&self->pending_mutex);
 }
 
-/* NCCL moves any memory of the card; what is registered it need not copy on its way. */
+/* NCCL moves any memory of the card; registered memory it moves without a copy. */
 bool dc__nccl_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes) {
   (void)comm;
   (void)ptr;
@@ -103,8 +104,8 @@ bool dc__nccl_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes) {
 
 enum { BUFFERS = 2 };
 
-/* The block that NCCL's all-gather would read from, or write to; NULL: it is no block of ours, or no all-gather. It
- * stays as long as the gather. */
+/* The block that NCCL's all-gather reads or writes; NULL if the memory is in no block, or NCCL's all-gather is not
+ * used. It lives as long as the gather. */
 static dc__nccl_block *find_block(dc__nccl *self, const dc__coll_item *item, int buffer, size_t *offset) {
   const char *ptr = buffer == 0 ? item->send : item->recv;
   pthread_mutex_lock(&self->pending_mutex);

@@ -1,21 +1,21 @@
-/* Making and ending NCCL's communicators. */
+/* Creates and destroys communicators over NCCL; has their table. */
 #include "comm/nccl/nccl.h"
 
 #include <inttypes.h>
 #include <string.h>
 #include <time.h>
 
-static const dc__tag init_tag = {-1, -1, DC_OP_INIT, NULL};
+static const dc__tag init_tag = {.graph_id = -1, .id = -1, .op = DC_OP_INIT};
 
-/* ---- the end ---- */
+/* ---- destruction ---- */
 
-static dc_status finalize(dc__nccl *self, void *native, void *args) {
+static dc_status finalize_handle(dc__nccl *self, void *native, void *args) {
   (void)native;
   (void)args;
   return dc__nccl_check_result(self, "ncclCommFinalize", self->library.ncclCommFinalize(self->handle));
 }
 
-/* Whatever it says, the handle is gone. */
+/* The handle is gone whatever NCCL returns. */
 static dc_status destroy_handle(dc__nccl *self, void *native, void *args) {
   const bool *flushed = args;
   (void)native;
@@ -23,7 +23,7 @@ static dc_status destroy_handle(dc__nccl *self, void *native, void *args) {
   return DC_OK;
 }
 
-static void free_comm(dc__nccl *self) {
+static void nccl_free_comm(dc__nccl *self) {
   pthread_cond_destroy(&self->changed);
   pthread_mutex_destroy(&self->watch_mutex);
   pthread_mutex_destroy(&self->collective_mutex);
@@ -33,13 +33,13 @@ static void free_comm(dc__nccl *self) {
   dc__free(self);
 }
 
-/* Of what create() got; what it did not get is NULL. What was sent must have left before NCCL's communicator goes; a
- * failed one sends nothing any more. */
-static void destroy(dc_comm *comm) {
+/* Members that creation did not reach are NULL. A healthy communicator is flushed before it goes; a failed one is
+ * aborted. */
+static void nccl_destroy(dc_comm *comm) {
   dc__nccl *self = (dc__nccl *)comm;
   dc__nccl_watchdog_stop(self);
   if (self->handle != NULL) {
-    bool flushed = dc__comm_check(comm) == DC_OK && dc__nccl_call(self, finalize, NULL) == DC_OK &&
+    bool flushed = dc__comm_check(comm) == DC_OK && dc__nccl_call(self, finalize_handle, NULL) == DC_OK &&
                    dc__nccl_wait_ready(self, "ncclCommFinalize", "the communicator's end", DC__NCCL_FLUSH_NS) == DC_OK;
     (void)dc__nccl_call(self, destroy_handle, &flushed);
   }
@@ -49,13 +49,13 @@ static void destroy(dc_comm *comm) {
   }
   dc__device_release(self->device);
   dc__comm_release_exclusive(self->bootstrap);
-  free_comm(self);
+  nccl_free_comm(self);
 }
 
 /* ---- the table ---- */
 
-/* Who has waited for a stream learns here what became of NCCL's work on it. */
-static void poll_failure(dc_comm *comm) {
+/* Reports the outcome of NCCL's work to a caller that has waited for a stream. */
+static void nccl_poll_failure(dc_comm *comm) {
   dc__nccl *self = (dc__nccl *)comm;
   dc_status status = dc__comm_check(self->bootstrap);
   if (status == DC_OK && atomic_load(&self->num_watched) > 0) {
@@ -66,13 +66,13 @@ static void poll_failure(dc_comm *comm) {
   }
 }
 
-static void abort_group(dc_comm *comm, const char *reason) {
+static void nccl_abort_group(dc_comm *comm, const char *reason) {
   dc_comm *bootstrap = ((dc__nccl *)comm)->bootstrap;
   bootstrap->ops->abort(bootstrap, reason);
-  poll_failure(comm);
+  nccl_poll_failure(comm);
 }
 
-static dc_status dup(dc_comm *comm, dc_comm **copy) {
+static dc_status nccl_dup(dc_comm *comm, dc_comm **copy) {
   return dc__comm_create_nccl(comm, ((dc__nccl *)comm)->device, copy);
 }
 
@@ -82,17 +82,17 @@ static const dc__comm_ops ops = {.name = "nccl",
                                  .broadcast = dc__host_broadcast,
                                  .barrier = dc__host_barrier,
                                  .run = dc__nccl_run,
-                                 .dup = dup,
-                                 .abort = abort_group,
-                                 .poll = poll_failure,
+                                 .dup = nccl_dup,
+                                 .abort = nccl_abort_group,
+                                 .poll = nccl_poll_failure,
                                  .heap_alloc = dc__nccl_heap_alloc,
                                  .heap_free = dc__nccl_heap_free,
                                  .peer_accessible = dc__nccl_peer_accessible,
-                                 .destroy = destroy};
+                                 .destroy = nccl_destroy};
 
-/* ---- the beginning ---- */
+/* ---- creation ---- */
 
-/* A rank without NCCL says so to the others, which would wait for it in vain. */
+/* A rank without NCCL tells its peers, which would otherwise wait for it. */
 static dc_status compare_versions(dc__nccl *self) {
   dc_status found = dc__nccl_open(&self->library);
   dc__failure failure = {DC_OK, ""};
@@ -112,7 +112,7 @@ static dc_status compare_versions(dc__nccl *self) {
   return found == DC_OK ? DC_OK : dc__failure_raise(&failure);
 }
 
-/* Rank 0's, by way of the base. */
+/* Rank 0's id, broadcast over the bootstrap communicator. */
 typedef struct id_message {
   dc__nccl_id id;
   int64_t valid;
@@ -123,34 +123,42 @@ static dc_status get_id(dc__nccl *self, void *native, void *args) {
   return dc__nccl_check_result(self, "ncclGetUniqueId", self->library.ncclGetUniqueId(args));
 }
 
-static dc_status broadcast_id(dc__nccl *self, id_message *t) {
-  dc_status status = self->head.rank == 0 ? dc__nccl_call(self, get_id, &t->id) : DC_OK;
+static dc_status broadcast_id(dc__nccl *self, id_message *message) {
+  dc_status status = self->head.rank == 0 ? dc__nccl_call(self, get_id, &message->id) : DC_OK;
   dc__failure failure = {DC_OK, ""};
   dc__failure_keep(&failure, status);
-  t->valid = status == DC_OK;
-  dc__comm_broadcast(self->bootstrap, NULL, &init_tag, t, sizeof *t, 0);
+  message->valid = status == DC_OK;
+  dc__comm_broadcast(self->bootstrap, NULL, &init_tag, message, sizeof *message, 0);
   DC__TRY(dc__comm_check(self->bootstrap));
   if (status != DC_OK) {
     return dc__failure_raise(&failure);
   }
-  return t->valid != 0 ? DC_OK : dc__fail(DC_E_UNSUPPORTED, "NCCL: rank 0 could not begin a group (ncclGetUniqueId)");
+  return message->valid != 0 ? DC_OK
+                             : dc__fail(DC_E_UNSUPPORTED, "NCCL: rank 0 could not begin a group (ncclGetUniqueId)");
 }
 
 static dc_status init_rank(dc__nccl *self, void *native, void *args) {
-  const id_message *t = args;
-  dc__nccl_config config = {sizeof config,  DC__NCCL_MAGIC, DC__NCCL_MIN_VERSION, 0, DC__NCCL_UNSET, DC__NCCL_UNSET,
-                            DC__NCCL_UNSET, NULL,           DC__NCCL_UNSET};
+  const id_message *message = args;
+  dc__nccl_config config = {.size = sizeof config,
+                            .magic = DC__NCCL_MAGIC,
+                            .version = DC__NCCL_MIN_VERSION,
+                            .blocking = 0,
+                            .cga_cluster_size = DC__NCCL_UNSET,
+                            .min_ctas = DC__NCCL_UNSET,
+                            .max_ctas = DC__NCCL_UNSET,
+                            .net_name = NULL,
+                            .split_share = DC__NCCL_UNSET};
   (void)native;
   return dc__nccl_check_result(
       self, "ncclCommInitRankConfig",
-      self->library.ncclCommInitRankConfig(&self->handle, self->head.world, t->id, self->head.rank, &config));
+      self->library.ncclCommInitRankConfig(&self->handle, self->head.world, message->id, self->head.rank, &config));
 }
 
-/* Who fails once the others may wait for him in NCCL ends the group. */
+/* A rank that fails while peers may wait for it in NCCL aborts the group. */
 static dc_status init_comm(dc__nccl *self) {
-  id_message t = {.valid = 0};
-  DC__TRY(broadcast_id(self, &t));
-  dc_status status = dc__nccl_call(self, init_rank, &t);
+  id_message message = {.valid = 0};
+  DC__TRY(broadcast_id(self, &message));
+  dc_status status = dc__nccl_call(self, init_rank, &message);
   status = status != DC_OK
                ? status
                : dc__nccl_wait_ready(self, "ncclCommInitRankConfig", "the start of NCCL", self->head.timeout_ns);
@@ -160,13 +168,13 @@ static dc_status init_comm(dc__nccl *self) {
   return status;
 }
 
-static dc_status open(dc__nccl *self) {
+static dc_status nccl_init(dc__nccl *self) {
   DC__TRY(compare_versions(self));
   DC__TRY(self->device->ops->stream_create(self->device, &self->stream));
   return init_comm(self);
 }
 
-static dc_status create(dc_comm *bootstrap, dc_device *device, dc__nccl **nccl) {
+static dc_status nccl_create(dc_comm *bootstrap, dc_device *device, dc__nccl **nccl) {
   dc__nccl *self = dc__calloc(1, sizeof *self);
   if (self == NULL) {
     return DC_E_NO_MEMORY;
@@ -190,10 +198,10 @@ static dc_status create(dc_comm *bootstrap, dc_device *device, dc__nccl **nccl) 
   self->head.memory_space = device->memory_space;
   self->device = device;
   self->bootstrap = bootstrap;
-  self->head.use = bootstrap->use; /* each of its collectives is one of the base's, at which the ranks meet */
+  self->head.usage = bootstrap->usage; /* each collective is one of the bootstrap communicator's, for the handshake */
   status = dc__nccl_watchdog_start(self);
   if (status != DC_OK) {
-    free_comm(self);
+    nccl_free_comm(self);
     return status;
   }
   (void)dc__device_retain(device);
@@ -201,7 +209,7 @@ static dc_status create(dc_comm *bootstrap, dc_device *device, dc__nccl **nccl) 
   return DC_OK;
 }
 
-/* What the new communicator stands on. */
+/* The new communicator's own bootstrap communicator. */
 static dc_status acquire_bootstrap(dc_comm *comm, dc_comm **own) {
   bool on_nccl = comm->ops == &ops;
   dc_comm *bootstrap = on_nccl ? ((dc__nccl *)comm)->bootstrap : comm;
@@ -220,12 +228,12 @@ dc_status dc__comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **copy)
     return dc__fail(DC_E_UNSUPPORTED, "NCCL: device \"%s\" is no card", device->name);
   }
   DC__TRY(acquire_bootstrap(comm, &bootstrap));
-  dc_status status = create(bootstrap, device, &self);
+  dc_status status = nccl_create(bootstrap, device, &self);
   if (status != DC_OK) {
     dc__comm_release_exclusive(bootstrap);
     return status;
   }
-  status = open(self);
+  status = nccl_init(self);
   if (status != DC_OK) {
     dc__comm_release(&self->head);
     return status;

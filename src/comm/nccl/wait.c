@@ -1,5 +1,5 @@
-/* Waiting for NCCL, which says neither that a rank is missing nor that time is up: between looks at it, the base and
- * the clock are looked at. */
+/* Waiting for NCCL, which reports neither a missing rank nor a timeout: between polls the bootstrap and the deadline
+ * are checked. */
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
@@ -16,16 +16,16 @@ typedef struct nccl_call {
   dc_status status;
 } nccl_call;
 
-static void run_call(void *native, void *args) {
-  nccl_call *j = *(nccl_call **)args;
-  j->status = j->work(j->self, native, j->args);
+static void nccl_run_call(void *native, void *args) {
+  nccl_call *call = *(nccl_call **)args;
+  call->status = call->work(call->self, native, call->args);
 }
 
 dc_status dc__nccl_call_on(dc__nccl *self, dc_stream *stream, dc__nccl_call_fn work, void *args) {
-  nccl_call j = {self, work, args, DC_E_INTERNAL};
-  nccl_call *ptr = &j;
-  DC__TRY(self->device->ops->stream_issue(stream, run_call, &ptr, sizeof ptr, false));
-  return j.status;
+  nccl_call call = {.self = self, .work = work, .args = args, .status = DC_E_INTERNAL};
+  nccl_call *ptr = &call;
+  DC__TRY(self->device->ops->stream_issue(stream, nccl_run_call, &ptr, sizeof ptr, false));
+  return call.status;
 }
 
 dc_status dc__nccl_call(dc__nccl *self, dc__nccl_call_fn work, void *args) {
@@ -47,7 +47,7 @@ dc_status dc__nccl_check_result(const dc__nccl *self, const char *call, dc__nccl
                   last != NULL ? last : "");
 }
 
-/* It goes away under who is about to use it only when the communicator has failed. */
+/* The handle goes only when the communicator has failed. */
 dc_status dc__nccl_check_alive(dc__nccl *self) {
   return self->handle != NULL ? DC_OK : dc__comm_check(&self->head);
 }
@@ -117,11 +117,11 @@ static dc_status abort_handle(dc__nccl *self, void *native, void *args) {
   return DC_OK;
 }
 
-/* NCCL last: its kernels end then, and who has waited for them finds all the rest as it is. */
+/* NCCL comes last: its kernels end then, and threads that waited for them must find the failure set. */
 void dc__nccl_abort(dc__nccl *self, dc_status status) {
   char text[400];
   snprintf(text, sizeof text, "%s", dc_last_error());
-  dc__comm_fail(&self->head, status); /* before the group does: this rank knows more */
+  dc__comm_fail(&self->head, status); /* before the group fails: this rank's error says more */
   if (dc__comm_check(self->bootstrap) == DC_OK) {
     self->bootstrap->ops->abort(self->bootstrap, text);
   }

@@ -1,19 +1,19 @@
-/* Collectives in flight, and who watches them. What a stream has before a collective is the caller's, and has no
- * deadline; so the clock of a collective runs from when its stream has come to it, which an event tells. It includes
- * that other ranks' cards come later, which is what the deadline is for. */
+/* Collectives in flight and their watchdog. Earlier work on a stream is the caller's and has no deadline, so a
+ * collective's deadline runs from the event that precedes it. It covers the wait for slower cards, which is its
+ * purpose. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "comm/nccl/nccl.h"
 
-/* Between looks: while something is in flight, and at graphs that may be launched. */
+/* Poll intervals with collectives in flight, and with captured graphs only. */
 static const int64_t poll_interval_ns = INT64_C(5000000);
 static const int64_t idle_interval_ns = INT64_C(100000000);
 
-/* ---- departures; under `turn` ---- */
+/* ---- begin and end; under collective_mutex ---- */
 
-/* Those that are seldom enough in flight together to be used again and again. */
+/* Reuses slots: few collectives are in flight at once. */
 static dc__nccl_inflight *alloc_inflight(dc__nccl *self) {
   pthread_mutex_lock(&self->watch_mutex);
   dc__nccl_inflight *inflight = self->free_list;
@@ -37,7 +37,7 @@ static dc__nccl_inflight *alloc_inflight(dc__nccl *self) {
   return inflight;
 }
 
-/* The one before is done before the event of it is used again, so waiting for that is never too little. */
+/* An event is reused only after its collective is done, so a wait for a reused event still covers the previous one. */
 static void wait_for_previous(dc__nccl *self, dc_stream *stream) {
   pthread_mutex_lock(&self->watch_mutex);
   dc_event *before = self->last != NULL ? self->last->done : NULL;
@@ -96,7 +96,7 @@ void dc__nccl_note_capture(dc__nccl *self) {
   pthread_mutex_unlock(&self->watch_mutex);
 }
 
-/* ---- arrivals ---- */
+/* ---- completion ---- */
 
 static dc__nccl_inflight *first_inflight(dc__nccl *self) {
   pthread_mutex_lock(&self->watch_mutex);
@@ -105,7 +105,8 @@ static dc__nccl_inflight *first_inflight(dc__nccl *self) {
   return first;
 }
 
-/* The first one has passed its event. Kernels that gave up have too, so NCCL is asked before it counts as done. */
+/* The first one's event has passed, as it does after aborted kernels. So NCCL's error is checked before it counts as
+ * done. */
 static dc_status retire_first(dc__nccl *self) {
   dc_status status = dc__nccl_get_async_error(self, "a collective", NULL);
   pthread_mutex_lock(&self->watch_mutex);
@@ -119,7 +120,7 @@ static dc_status retire_first(dc__nccl *self) {
   return status;
 }
 
-/* ---- the watcher ---- */
+/* ---- the watchdog thread ---- */
 
 void dc__nccl_fail(dc__nccl *self, dc_status status) {
   dc__comm_fail(&self->head, status);
@@ -132,7 +133,7 @@ static bool has_failed(const dc__nccl *self) {
   return atomic_load_explicit(&self->head.failed, memory_order_acquire) != 0;
 }
 
-/* Until it is time for a look. False: there is nothing to look at any more. */
+/* Waits for the next poll. False once the watchdog stops. */
 static bool wait_for_poll(dc__nccl *self) {
   pthread_mutex_lock(&self->watch_mutex);
   while (self->first == NULL && !self->captured && !self->stopping && !has_failed(self)) {
@@ -156,14 +157,14 @@ static dc_status check_inflight(dc__nccl *self) {
   if (f != NULL && f->since == 0 && dc__event_passed(f->begun)) {
     f->since = dc__now_ns();
   }
-  DC__TRY(dc__device_check(self->device)); /* it computes nothing any more that the others wait for */
+  DC__TRY(dc__device_check(self->device)); /* peers wait for what a failed device never computes */
   DC__TRY(dc__nccl_get_async_error(self, "a collective", NULL));
   return dc__nccl_check_progress(self, "its kernels", f != NULL ? f->name : "a graph", f != NULL ? f->since : 0,
                                  self->head.timeout_ns);
 }
 
-/* Once the communicator has failed nobody is left to be told. */
-static void *watchdog_main(void *arg) {
+/* Polls until it is stopped or the communicator fails. A failure aborts the communicator. */
+static void *nccl_watchdog_main(void *arg) {
   dc__nccl *self = arg;
   dc_status status = DC_OK;
   while (status == DC_OK && wait_for_poll(self)) {
@@ -178,13 +179,13 @@ static void *watchdog_main(void *arg) {
 }
 
 dc_status dc__nccl_watchdog_start(dc__nccl *self) {
-  int error = pthread_create(&self->watchdog, NULL, watchdog_main, self);
+  int error = pthread_create(&self->watchdog, NULL, nccl_watchdog_main, self);
   return error == 0 ? DC_OK
                     : dc__fail(DC_E_SYSTEM, "the thread that watches NCCL could not be started: %s", strerror(error));
 }
 
-/* What is in flight passes, or the watcher notices why not, and NCCL's kernels end. Then the watcher goes, and what it
- * has left to itself is waited for, also on a device whose events say nothing any more. */
+/* Waits until the last collective passes, or the watchdog aborts it and NCCL's kernels end. Then stops the thread and
+ * retires the rest, also on a device whose events no longer work. */
 void dc__nccl_watchdog_stop(dc__nccl *self) {
   const dc__device_ops *ops = self->device->ops;
   pthread_mutex_lock(&self->watch_mutex);

@@ -1,5 +1,5 @@
-/* Which channel of the control block each communicator has. Channels are used again, and more are made when all are in
- * use, so that a group may have any number of communicators. */
+/* Assigns channels of the control block to communicators. Channels are reused, and segments are added when all are
+ * taken, so a group may have any number of communicators. */
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 
 #include "comm/shm/shm.h"
 
-enum { LOCK_LIMIT_NS = 1000000000 }; /* the lock is held for a short time; its holder may have been killed */
+enum { LOCK_LIMIT_NS = 1000000000 }; /* the lock is held briefly; a longer wait means that its holder was killed */
 
 /* ---- segments ---- */
 
@@ -15,13 +15,13 @@ static size_t slot_bytes(int32_t world, int32_t segment) {
   return sizeof(dc__shm_slot) * (size_t)dc__shm_channels_in(segment) * (size_t)world;
 }
 
-/* Of a segment's slots and channels, in whole pages. */
+/* A segment's slots and channels, in whole pages. */
 static size_t shared_bytes(int32_t world, int32_t segment) {
   size_t bytes = slot_bytes(world, segment) + sizeof(dc__shm_channel) * (size_t)dc__shm_channels_in(segment);
   return (bytes + DC__SHM_PAGE_BYTES - 1) & ~(size_t)(DC__SHM_PAGE_BYTES - 1);
 }
 
-/* With threads the ranks' staging memory follows; it takes no memory where it is not used. */
+/* With threads the ranks' staging memory follows; unused pages take no memory. */
 static size_t threads_bytes(int32_t world, int32_t segment) {
   return shared_bytes(world, segment) +
          dc__shm_staging_bytes(DC__SHM_EAGER_BYTES, world) * (size_t)dc__shm_channels_in(segment) * (size_t)world;
@@ -39,7 +39,7 @@ static const char *api_name(int32_t segment) {
   return segment == 0 ? "dc_comm_create_processes" : "dc_comm_dup";
 }
 
-/* Takes a segment into this rank's view: the next one, which exists if fill is false. */
+/* Maps the next segment for this rank. fill: the segment is new. */
 static dc_status map_segment(dc__shm_group *group, bool fill) {
   int32_t s = atomic_load_explicit(&group->mapped, memory_order_relaxed);
   dc__shm_segment *segment = &group->segments[s];
@@ -120,7 +120,7 @@ dc_status dc__shm_staging(dc__shm_group *group, int32_t channel, size_t bytes, c
 
 /* ---- joining and leaving ---- */
 
-static dc_status lock(const dc__shm_group *group) {
+static dc_status lock_control(const dc__shm_group *group) {
   int64_t limit = dc__now_ns() + LOCK_LIMIT_NS;
   int free = 0;
   while (!atomic_compare_exchange_weak_explicit(&group->control->lock, &free, group->rank + 1, memory_order_acquire,
@@ -134,7 +134,7 @@ static dc_status lock(const dc__shm_group *group) {
   return DC_OK;
 }
 
-static void unlock(const dc__shm_group *group) {
+static void unlock_control(const dc__shm_group *group) {
   atomic_store_explicit(&group->control->lock, 0, memory_order_release);
 }
 
@@ -143,7 +143,7 @@ static dc__shm_channel *channel_of(const dc__shm_group *group, int32_t channel) 
   return &group->segments[s].channels[channel - dc__shm_first_channel(s)];
 }
 
-/* The channel of the group's number-th communicator: the one that another rank has chosen, else the first free one. */
+/* The channel that another rank has assigned to the group's number-th communicator, else the first free one. */
 static dc_status find_channel(dc__shm_group *group, int64_t number, int32_t *channel) {
   int32_t free = -1;
   while (atomic_load_explicit(&group->mapped, memory_order_relaxed) < group->control->segments) {
@@ -165,15 +165,15 @@ static dc_status find_channel(dc__shm_group *group, int64_t number, int32_t *cha
   return DC_OK;
 }
 
-/* The n-th communicator of each rank meets the others' n-th: on the channel that the first to come chose. */
+/* The n-th communicators of all ranks share a channel, which the first rank to join chooses. */
 dc_status dc__shm_channel_join(dc__shm_group *group, int32_t *channel) {
-  DC__TRY(lock(group));
+  DC__TRY(lock_control(group));
   dc_status status = find_channel(group, group->dups + 1, channel);
   if (status == DC_OK) {
     channel_of(group, *channel)->number = ++group->dups;
     atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
   }
-  unlock(group);
+  unlock_control(group);
   return status;
 }
 
@@ -186,27 +186,27 @@ static void reset_channel(const dc__shm_group *group, int32_t channel) {
     atomic_store(&slot->done.waiters, 0);
     atomic_store(&slot->last_op, 0);
     atomic_store(&slot->waits, 0);
-    atomic_store(&slot->use.requested, 0);
-    atomic_store(&slot->use.user, 0);
-    atomic_store(&slot->use.blocked_in, 0);
+    atomic_store(&slot->usage.requested, 0);
+    atomic_store(&slot->usage.user, 0);
+    atomic_store(&slot->usage.blocked_in, 0);
     atomic_store(&slot->left, 0);
   }
 }
 
-/* A slower rank that waits for this one must not wait on, and one that does not must not notice. */
+/* The signals wake ranks that wait for this one. They repeat the counters' values, so no other rank is affected. */
 void dc__shm_channel_leave(dc__shm_group *group, int32_t channel) {
   dc__shm_slot *slot = dc__shm_slot_of(group, channel, group->rank);
   atomic_store(&slot->left, 1);
   dc__shm_signal(group, &slot->posted, atomic_load(&slot->posted.value));
   dc__shm_signal(group, &slot->done, atomic_load(&slot->done.value));
-  /* Nobody comes to a channel of a group that has failed; who failed it may hold the lock for ever. */
-  if (atomic_load(&group->control->failed) == DC__SHM_HEALTHY && lock(group) == DC_OK) {
+  /* A failed group opens no more channels, and the rank that failed it may hold the lock for ever. */
+  if (atomic_load(&group->control->failed) == DC__SHM_HEALTHY && lock_control(group) == DC_OK) {
     dc__shm_channel *entry = channel_of(group, channel);
     if (++entry->leavers == group->world) {
       reset_channel(group, channel);
       *entry = (dc__shm_channel){0, 0, 0};
     }
-    unlock(group);
+    unlock_control(group);
   }
   dc__shm_group_release(group);
 }

@@ -1,4 +1,4 @@
-/* One collective: publish the call, compare the others' with it, pull, say done. */
+/* One collective: publish the call, compare it with the peers' calls, pull the data, signal done. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,27 +10,27 @@
 typedef struct shm_plan {
   dc__shm *self;
   dc__coll coll;     /* with ranges on every item */
-  dc_stream *stream; /* does the moving where the data is a device's; NULL: the calling thread does */
+  dc_stream *stream; /* moves a device's data; NULL if the calling thread moves it */
   dc__range broadcast[DC__COMM_MAX_LOCAL];
   const dc__shm_request *calls[DC__COMM_MAX_LOCAL];
   bool reduce;
-  bool staged;        /* this rank's data */
-  bool in_place;      /* other ranks read this rank's data in place */
-  bool has_checksums; /* its checksums go with it, and the others' are compared */
-  uint64_t word;      /* that may differ from other ranks' */
+  bool staged;        /* this rank's data is copied to staging memory */
+  bool in_place;      /* peers read this rank's data in place */
+  bool has_checksums; /* publishes checksums and verifies the peers' */
+  uint64_t word;      /* of agree() */
   uint32_t first;     /* the number of the first round */
   int64_t largest;    /* bytes of the largest part */
   int64_t window;     /* bytes of a part that one staging buffer holds */
 } shm_plan;
 
-/* ---- before: what to offer, and how ---- */
+/* ---- plan and staging ---- */
 
 static int64_t window_bytes(const shm_plan *p, int64_t buffer) {
   return p->reduce ? (buffer / p->self->head.world) & ~INT64_C(63)
                    : buffer; /* a reduction stages a part for each rank */
 }
 
-/* Whether others read data of this rank at all, and whether all of it lies where they can. */
+/* Whether peers read any data of this rank, and whether all of it lies in the shared heap. */
 static void find_shared(const shm_plan *p, bool *has_data, bool *shared) {
   const dc_comm *head = &p->self->head;
   *has_data = false;
@@ -52,7 +52,7 @@ static dc_status plan_collective(shm_plan *p, dc__shm *self, const dc__coll *col
   p->stream = coll->device == NULL ? NULL : coll->device->internal_stream;
   p->reduce = coll->kind == DC__COLL_REDUCE;
   int32_t world = self->head.world;
-  if (coll->kind == DC__COLL_BROADCAST) { /* a gather to which only the root brings something */
+  if (coll->kind == DC__COLL_BROADCAST) { /* a gather in which only the root has a part */
     memset(p->broadcast, 0, sizeof p->broadcast[0] * (size_t)world);
     p->broadcast[coll->root].count = coll->items[0].total;
     p->coll.items[0].ranges = p->broadcast;
@@ -61,7 +61,7 @@ static dc_status plan_collective(shm_plan *p, dc__shm *self, const dc__coll *col
   bool has_data;
   bool shared;
   find_shared(p, &has_data, &shared);
-  /* What the host cannot touch is read in place, and nobody computes checksums of it. */
+  /* Device memory is read in place and without checksums, because the host cannot access it. */
   p->staged = world > 1 && p->stream == NULL && (p->largest <= window_bytes(p, DC__SHM_EAGER_BYTES) || !shared);
   p->in_place = world > 1 && has_data && !p->staged;
   p->window = window_bytes(p, (int64_t)self->stage_bytes);
@@ -70,7 +70,7 @@ static dc_status plan_collective(shm_plan *p, dc__shm *self, const dc__coll *col
   p->first = self->seq + 1;
   if ((p->staged || p->has_checksums) && self->stage == NULL) {
     dc_status status = dc__shm_staging(self->group, self->channel, self->stage_bytes, &self->stage);
-    if (status != DC_OK) { /* the others will read this too */
+    if (status != DC_OK) { /* the error goes to all ranks */
       char name[DC__COLL_TEXT];
       dc__coll_describe_op(name, coll->tag.op, coll->tag.id);
       return dc__fail(status, "%s: rank %" PRId32 ": %s", name, self->head.rank, dc_last_error());
@@ -88,13 +88,13 @@ static void stage_item(const shm_plan *p, char *buffer, const dc__coll_item *ite
   }
 }
 
-/* Copies the window's part of this rank's data to where the others can read it. Plain memcpy: they read it soon. */
+/* Copies this rank's data of the window to staging memory. Plain memcpy keeps it in the cache: peers read it soon. */
 static void copy_to_staging(const shm_plan *p, int64_t lo) {
   const dc__shm *self = p->self;
   char *buffer = self->stage + ((self->seq + 1) & 1) * self->stage_bytes;
   for (int32_t r = 0; r < self->head.world; r++) {
     if ((r == self->head.rank) == p->reduce) {
-      continue; /* a gather offers its own part, a reduction everybody else's */
+      continue; /* a gather stages this rank's part, a reduction the peers' parts */
     }
     int64_t pos = 0;
     for (int32_t i = 0; i < p->coll.count; i++) {
@@ -104,13 +104,13 @@ static void copy_to_staging(const shm_plan *p, int64_t lo) {
   }
 }
 
-/* An item's part for or from a rank, as far as one round moves it: data that is read in place is one piece. */
+/* The slice of an item's part that one checksum covers: the window if staged, else all of it. */
 static dc__window_slice checksum_slice(const dc__coll_item *item, int32_t rank, bool staged, int64_t pos, int64_t lo,
                                        int64_t size) {
   return staged ? dc__window_intersect(item, rank, pos, lo, size) : (dc__window_slice){0, item->ranges[rank].count, 0};
 }
 
-/* Checksums of what the next round offers, beside the staging buffers. */
+/* Writes the next round's checksums behind the staging buffers. */
 static void write_checksums(const shm_plan *p, int64_t lo) {
   const dc__shm *self = p->self;
   uint64_t *sums = dc__shm_checksums(self, self->stage, self->seq + 1);
@@ -138,7 +138,7 @@ static void stage_round(const shm_plan *p, int64_t lo) {
   }
 }
 
-static void publish(const shm_plan *p) {
+static void publish_call(const shm_plan *p) {
   dc__shm *self = p->self;
   dc__shm_slot *slot = dc__shm_slot_of(self->group, self->channel, self->head.rank);
   dc__shm_request *call = &slot->calls[self->calls & 1];
@@ -161,9 +161,9 @@ static dc_status post_and_wait(const shm_plan *p) {
   return dc__shm_wait_posted(self, &p->coll, self->seq);
 }
 
-/* ---- the move ---- */
+/* ---- transfer ---- */
 
-/* Where piece s of rank `part`'s part of an item lies in the memory of rank `from`. */
+/* Address of slice s of rank `part`'s part of an item, in the memory of rank `from`. */
 static const void *source_ptr(const shm_plan *p, int32_t from, int32_t item, int32_t part, const dc__window_slice *s) {
   const dc__shm *self = p->self;
   const dc__coll_item *own = &p->coll.items[item];
@@ -223,8 +223,8 @@ static int64_t reduce_own_part(const shm_plan *p, int64_t lo, int64_t size) {
   return moved;
 }
 
-/* Whether what was just read from a rank is still what it offered. Who changes memory in place while others read it is
- * found when the last of it was read. */
+/* Verifies what was read from a rank: staged data in every round, data read in place after the last round. So memory
+ * that its rank changed during the reads is found. */
 static dc_status verify_part(const shm_plan *p, int32_t from, int64_t lo, int64_t size) {
   const dc__shm *self = p->self;
   const dc__shm_request *call = p->calls[from];
@@ -250,7 +250,7 @@ static dc_status verify_part(const shm_plan *p, int32_t from, int64_t lo, int64_
   return DC_OK;
 }
 
-static dc_status verify(const shm_plan *p, int64_t lo, int64_t size) {
+static dc_status verify_window(const shm_plan *p, int64_t lo, int64_t size) {
   for (int32_t r = 0; r < p->self->head.world && p->has_checksums; r++) {
     if (r != p->self->head.rank && p->calls[r]->has_checksums) {
       DC__TRY(verify_part(p, r, lo, size));
@@ -259,8 +259,8 @@ static dc_status verify(const shm_plan *p, int64_t lo, int64_t size) {
   return DC_OK;
 }
 
-/* A failed group's ranks go on and may free what others read. So say that we read, then look at the failure; they
- * fail first, then look who reads. */
+/* The ranks of a failed group may free memory that peers read. So a reader sets `reading` before it checks for failure,
+ * and a failing rank sets the failure before it checks `reading` (dc__shm_wait_readers). */
 static dc_status transfer_window(const shm_plan *p, int64_t lo, int64_t size) {
   dc_comm *head = &p->self->head;
   dc__shm_slot *slot = dc__shm_slot_of(p->self->group, p->self->channel, head->rank);
@@ -273,18 +273,18 @@ static dc_status transfer_window(const shm_plan *p, int64_t lo, int64_t size) {
   if (p->reduce) {
     moved = reduce_own_part(p, lo, size);
   } else {
-    for (int32_t i = 1; i <= head->world; i++) { /* every rank begins with its neighbour, so that reads spread */
+    for (int32_t i = 1; i <= head->world; i++) { /* starts at its neighbour, so that reads spread */
       moved += gather_part(p, (head->rank + i) % head->world, lo, size);
     }
   }
   dc_status status = dc__stream_sync(p->stream, 0);
-  status = status != DC_OK ? status : verify(p, lo, size);
+  status = status != DC_OK ? status : verify_window(p, lo, size);
   atomic_store(&slot->reading, 0);
   atomic_fetch_add_explicit(&head->wire_bytes, moved, memory_order_relaxed);
   return status;
 }
 
-/* Whether this rank's device reads what a rank on another one offers. */
+/* Enables this rank's device to read a peer's data on another device. */
 static dc_status check_peer_access(const shm_plan *p, int32_t from) {
   const dc_device *device = p->coll.device;
   const dc__shm_request *call = p->calls[from];
@@ -313,12 +313,12 @@ static dc_status check_all_peer_access(const shm_plan *p) {
   return DC_OK;
 }
 
-/* The handshake of all ranks' calls. */
-static dc_status handshake(shm_plan *p) {
+/* Publishes the call, waits for the peers' calls and compares them. */
+static dc_status shm_handshake(shm_plan *p) {
   dc__shm *self = p->self;
   self->calls++;
   stage_round(p, 0);
-  publish(p);
+  publish_call(p);
   DC__TRY(post_and_wait(p));
   const dc__signature *calls[DC__COMM_MAX_LOCAL];
   for (int32_t r = 0; r < self->head.world; r++) {
@@ -328,10 +328,10 @@ static dc_status handshake(shm_plan *p) {
   return dc__signature_compare(self->head.rank, self->head.world, calls);
 }
 
-static dc_status run_collective(dc__shm *self, const dc__coll *coll) {
+static dc_status shm_run_collective(dc__shm *self, const dc__coll *coll) {
   shm_plan p;
   DC__TRY(plan_collective(&p, self, coll));
-  DC__TRY(handshake(&p));
+  DC__TRY(shm_handshake(&p));
   DC__TRY(check_all_peer_access(&p));
   bool any_staged = false;
   for (int32_t r = 0; r < self->head.world; r++) {
@@ -350,12 +350,12 @@ static dc_status run_collective(dc__shm *self, const dc__coll *coll) {
   return p.in_place ? dc__shm_wait_done(self, coll, self->seq) : DC_OK;
 }
 
-/* Nothing is moved, so nothing is offered. */
+/* A handshake without data. */
 static dc_status run_agree(dc__shm *self, const dc__coll *coll, uint64_t word, bool *same) {
   shm_plan p = {.self = self, .word = word};
   memcpy(&p.coll, coll, offsetof(dc__coll, items) + (size_t)coll->count * sizeof coll->items[0]);
-  p.coll.device = NULL; /* each rank's data lies on a card of its own */
-  DC__TRY(handshake(&p));
+  p.coll.device = NULL; /* each rank's data lies on its own card */
+  DC__TRY(shm_handshake(&p));
   *same = true;
   for (int32_t r = 0; r < self->head.world; r++) {
     *same = *same && p.calls[r]->call.word == word;
@@ -364,7 +364,7 @@ static dc_status run_agree(dc__shm *self, const dc__coll *coll, uint64_t word, b
   return DC_OK;
 }
 
-static void finish_collective(dc__shm *self, dc_status status) {
+static void shm_finish_collective(dc__shm *self, dc_status status) {
   if (status != DC_OK) {
     dc__shm_group_fail(self->group, status);
     dc__shm_wait_readers(self);
@@ -376,13 +376,13 @@ static void finish_collective(dc__shm *self, dc_status status) {
 void dc__shm_run(dc_comm *comm, const dc__coll *coll) {
   dc__shm *self = (dc__shm *)comm;
   pthread_mutex_lock(&self->collective_mutex);
-  finish_collective(self, run_collective(self, coll));
+  shm_finish_collective(self, shm_run_collective(self, coll));
 }
 
 bool dc__shm_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
   dc__shm *self = (dc__shm *)comm;
   bool same = false;
   pthread_mutex_lock(&self->collective_mutex);
-  finish_collective(self, run_agree(self, coll, word, &same));
+  shm_finish_collective(self, run_agree(self, coll, word, &same));
   return same;
 }

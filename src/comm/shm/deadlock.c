@@ -1,15 +1,15 @@
-/* Ranks that wait for each other in different channels. What is read here only grows or lasts: a thread that is held in
- * a collective stays so until the collective is done, and that needs a call of the rank that reads, which is held
- * itself. So what was true at different moments of one look was true at one moment as well. */
+/* Detects ranks that wait for each other on different channels. The values read here are stable: counters only grow,
+ * and a thread blocked in a collective stays blocked until the reading rank joins it, which is blocked itself. So reads
+ * at different times form a consistent snapshot. */
 #include "comm/rank_set.h"
 #include "comm/shm/shm.h"
 
 static dc__comm_usage *usage_of(const dc__shm *self, int32_t channel, int32_t rank) {
-  return &dc__shm_slot_of(self->group, channel, rank)->use;
+  return &dc__shm_slot_of(self->group, channel, rank)->usage;
 }
 
-/* The collective on another channel in which rank r's user of this channel is held, and to which this rank's user, held
- * here, has not come; 0: none. */
+/* The collective on another channel that blocks rank r's user and that this rank's blocked user has not requested; 0:
+ * none. */
 static uint64_t blocked_collective(const dc__shm *self, uint64_t user, int32_t channel, int32_t r) {
   const dc__comm_usage *peer = usage_of(self, channel, r), *own = usage_of(self, channel, self->head.rank);
   uint64_t number = atomic_load(&peer->blocked_in);
@@ -32,7 +32,7 @@ static bool find_cycle(const dc__shm *self, uint64_t user, dc__shm_wait_cycle *f
   return false;
 }
 
-/* The ranks that are held in a collective. */
+/* The ranks that are blocked in a collective. */
 static dc__rank_set blocked_ranks(const dc__shm *self, int32_t channel, uint64_t number) {
   dc__rank_set set = {{0}};
   for (int32_t r = 0; r < self->head.world; r++) {
@@ -46,7 +46,7 @@ static dc__rank_set blocked_ranks(const dc__shm *self, int32_t channel, uint64_t
 static dc_status fail_deadlock(const dc__shm *self, const dc__coll *coll, const dc__shm_wait_cycle *cycle) {
   dc__rank_set own = blocked_ranks(self, self->channel, self->calls);
   dc__rank_set peer = blocked_ranks(self, cycle->channel, cycle->number);
-  dc__rank_set_add(&peer, cycle->rank); /* it may have ended by now, for another failure */
+  dc__rank_set_add(&peer, cycle->rank); /* another failure may have unblocked it meanwhile */
   char own_text[DC__COLL_TEXT];
   char peer_text[DC__COLL_TEXT];
   const dc__shm_slot *slot = dc__shm_slot_of(self->group, cycle->channel, cycle->rank);
@@ -60,7 +60,7 @@ dc_status dc__shm_check_deadlock(dc__shm *self, const dc__coll *coll) {
   uint64_t user = dc__comm_blocked_user(&self->head);
   dc__shm_wait_cycle now = {.since = 0};
   if (user != 0) {
-    atomic_store(&self->head.use->blocked_in, self->calls);
+    atomic_store(&self->head.usage->blocked_in, self->calls);
   }
   if (user == 0 || !find_cycle(self, user, &now)) {
     seen->since = 0;

@@ -1,4 +1,4 @@
-/* Memory that the other ranks can read: a sparse memory file, filled and emptied block by block. */
+/* Memory that peers can read: a sparse memory file, whose blocks are allocated and punched out. */
 #define _GNU_SOURCE /* memfd_create, fallocate */
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@ static size_t round_up_to_pages(size_t bytes) {
   return (bytes + DC__SHM_PAGE_BYTES - 1) & ~(size_t)(DC__SHM_PAGE_BYTES - 1);
 }
 
-/* fallocate() may be interrupted by a signal, also many times for large blocks. */
+/* Signals may interrupt fallocate(), even repeatedly for large blocks. */
 static int fill_file(int fd, size_t offset, size_t bytes) {
   int result;
   do {
@@ -22,7 +22,7 @@ static int fill_file(int fd, size_t offset, size_t bytes) {
   return result;
 }
 
-/* Past the limit the system would send SIGXFSZ, which ends processes that do not expect it. */
+/* Past the limit the kernel sends SIGXFSZ, which by default ends the process. */
 static dc_status check_limit(const char *call, size_t bytes) {
   struct rlimit limit;
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur) {
@@ -106,7 +106,7 @@ static dc_status alloc_anonymous(size_t bytes, void **ptr) {
   return DC_OK;
 }
 
-/* First fit: blocks are few and large, the arenas above cut them. */
+/* First fit: blocks are few and large, since arenas subdivide them. */
 static dc_status alloc_in_file(dc__shm_heap *heap, size_t bytes, void **ptr) {
   size_t offset = 0;
   int64_t at = 0;

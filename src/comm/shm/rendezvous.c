@@ -1,6 +1,6 @@
-/* How processes find each other: rank 0 listens on an abstract socket that is named after the group, the others
- * connect and hand over descriptors of their heap and of their process, and rank 0 gives everybody everything.
- * Abstract sockets and memory files have no name in the file system and end with their processes. */
+/* Rendezvous of processes: rank 0 listens on an abstract socket named after the group. The other ranks connect and pass
+ * descriptors of their heap and process; rank 0 sends all descriptors to all. Abstract sockets and memory files have no
+ * name in the file system and end with their processes. */
 #define _GNU_SOURCE /* ucred */
 #include "comm/shm/rendezvous.h"
 #include "comm/escape.h"
@@ -17,7 +17,7 @@
 
 enum {
   RETRY_NS = 5000000,
-  GRACE_NS = 1000000000 /* rank 0 knows best who is missing: its word has this much longer to arrive */
+  GRACE_NS = 1000000000 /* rank 0 knows which ranks are missing: its answer has this much longer to arrive */
 };
 
 socklen_t dc__shm_socket_address(const char *name, struct sockaddr_un *address) {
@@ -34,8 +34,9 @@ bool dc__shm_same_user(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
 }
 
+/* -1 if the kernel or sandbox has no pidfds: a death is then found at the deadline only. */
 static int own_pidfd(void) {
-  return (int)syscall(SYS_pidfd_open, getpid(), 0); /* -1 on kernels and in sandboxes without: deaths show late then */
+  return (int)syscall(SYS_pidfd_open, getpid(), 0);
 }
 
 dc_status dc__shm_map_peers(dc__shm_group *group, const int *heaps) {
@@ -43,14 +44,14 @@ dc_status dc__shm_map_peers(dc__shm_group *group, const int *heaps) {
     if (r != group->rank) {
       void *base = NULL;
       DC__TRY(dc__shm_file_map("dc_comm_create_processes", heaps[r], 0, group->reserves[r], false, &base));
-      (void)madvise(base, group->reserves[r], MADV_DONTDUMP); /* a core file needs the own heap at most */
+      (void)madvise(base, group->reserves[r], MADV_DONTDUMP); /* core files need no peer's heap */
       group->bases[r] = (uintptr_t)base;
     }
   }
   return DC_OK;
 }
 
-/* ---- the guests ---- */
+/* ---- the other ranks ---- */
 
 static dc_status fail_root_missing(const char *name, const dc__shm_group *group) {
   return dc__fail(DC_E_TIMEOUT,
@@ -59,7 +60,7 @@ static dc_status fail_root_missing(const char *name, const dc__shm_group *group)
                   name, group->world, (double)group->timeout_ns / 1e9);
 }
 
-static dc_status connect_to_root(const char *name, const dc__shm_group *group, int64_t deadline, int *fd) {
+static dc_status shm_connect_to_root(const char *name, const dc__shm_group *group, int64_t deadline, int *fd) {
   struct sockaddr_un address;
   socklen_t length = dc__shm_socket_address(name, &address);
   *fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -82,7 +83,7 @@ static dc_status connect_to_root(const char *name, const dc__shm_group *group, i
   return DC_OK;
 }
 
-static dc_status send_hello(const dc__shm_group *group, int fd) {
+static dc_status shm_send_hello(const dc__shm_group *group, int fd) {
   int pidfd = group->pidfds[group->rank];
   const dc__shm_hello message = {.magic = "libdc\0\0",
                                  .protocol = DC__SHM_PROTOCOL,
@@ -97,8 +98,8 @@ static dc_status send_hello(const dc__shm_group *group, int fd) {
   return DC_OK;
 }
 
-static dc_status receive_welcome(const char *name, const dc__shm_group *group, int fd, int64_t deadline,
-                                 dc__shm_welcome *message, int *fds, int32_t *count) {
+static dc_status shm_receive_welcome(const char *name, const dc__shm_group *group, int fd, int64_t deadline,
+                                     dc__shm_welcome *message, int *fds, int32_t *count) {
   struct pollfd wait = {.fd = fd, .events = POLLIN};
   int ready;
   do {
@@ -129,7 +130,7 @@ static dc_status receive_welcome(const char *name, const dc__shm_group *group, i
                   : dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: group \"%s\": a malformed word from rank 0", name);
 }
 
-/* Takes the descriptors apart: control, then each rank's heap and, if it has one, pidfd. */
+/* Order of the descriptors: control block, then each rank's heap and, if it has one, pidfd. */
 static dc_status unpack_fds(dc__shm_group *group, const dc__shm_welcome *message, int *fds, int32_t count) {
   int heaps[DC__COMM_MAX_LOCAL];
   int32_t at = 1;
@@ -143,7 +144,7 @@ static dc_status unpack_fds(dc__shm_group *group, const dc__shm_welcome *message
     if (message->has_pidfd[r]) {
       if (r != group->rank) {
         group->pidfds[r] = fds[at];
-        fds[at] = -1; /* kept */
+        fds[at] = -1; /* owned by the group */
       }
       at++;
     }
@@ -152,21 +153,21 @@ static dc_status unpack_fds(dc__shm_group *group, const dc__shm_welcome *message
   DC__TRY(dc__shm_file_map("dc_comm_create_processes", fds[0], 0, dc__shm_control_bytes(), false, &map));
   group->control = map;
   group->control_fd = fds[0];
-  fds[0] = -1; /* kept */
+  fds[0] = -1; /* owned by the group */
   return dc__shm_map_peers(group, heaps);
 }
 
-static dc_status rendezvous_peer(const char *name, dc__shm_group *group, int64_t deadline) {
+static dc_status shm_rendezvous_peer(const char *name, dc__shm_group *group, int64_t deadline) {
   int fd = -1;
   int fds[DC__SHM_MAX_FDS];
   int32_t count = 0;
   dc__shm_welcome message;
-  dc_status status = connect_to_root(name, group, deadline, &fd);
+  dc_status status = shm_connect_to_root(name, group, deadline, &fd);
   if (status == DC_OK) {
-    status = send_hello(group, fd);
+    status = shm_send_hello(group, fd);
   }
   if (status == DC_OK) {
-    status = receive_welcome(name, group, fd, deadline, &message, fds, &count);
+    status = shm_receive_welcome(name, group, fd, deadline, &message, fds, &count);
   }
   if (status == DC_OK) {
     status = unpack_fds(group, &message, fds, count);
@@ -181,5 +182,5 @@ dc_status dc__shm_rendezvous(const char *name, dc__shm_group *group) {
   group->bases[group->rank] = (uintptr_t)group->heap.base;
   group->reserves[group->rank] = group->heap.reserve;
   group->pidfds[group->rank] = own_pidfd();
-  return group->rank == 0 ? dc__shm_rendezvous_root(name, group, deadline) : rendezvous_peer(name, group, deadline);
+  return group->rank == 0 ? dc__shm_rendezvous_root(name, group, deadline) : shm_rendezvous_peer(name, group, deadline);
 }

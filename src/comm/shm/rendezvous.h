@@ -1,4 +1,4 @@
-/* What the two sides of a rendezvous share: rank 0's (rendezvous_root.c) and its guests' (rendezvous.c). */
+/* Shared by the two sides of a rendezvous: rank 0 (rendezvous_root.c) and the other ranks (rendezvous.c). */
 #ifndef DC_COMM_SHM_RENDEZVOUS_H
 #define DC_COMM_SHM_RENDEZVOUS_H
 
@@ -9,7 +9,7 @@
 
 enum { DC__SHM_PROTOCOL = 4 }; /* raise it when the messages or the control block change */
 
-/* A guest's word, with descriptors of its heap and, if has_pidfd, of its process. */
+/* To rank 0, with descriptors of the rank's heap and, if has_pidfd, of its process. */
 typedef struct dc__shm_hello {
   char magic[8];
   uint32_t protocol;
@@ -19,7 +19,7 @@ typedef struct dc__shm_hello {
   uint64_t reserve;
 } dc__shm_hello;
 
-/* Rank 0's word, with descriptors of the control block and then each rank's heap and, if has_pidfd, process. */
+/* Rank 0's answer, with descriptors of the control block and of each rank's heap and, if has_pidfd, process. */
 typedef struct dc__shm_welcome {
   int32_t status;
   int32_t reserved;
@@ -31,7 +31,7 @@ typedef struct dc__shm_welcome {
 /* The abstract socket that is named after the group. */
 socklen_t dc__shm_socket_address(const char *name, struct sockaddr_un *address);
 bool dc__shm_same_user(int fd);
-/* Maps the other ranks' heaps; reserves are there. */
+/* Maps the other ranks' heaps, whose sizes are in group->reserves. */
 dc_status dc__shm_map_peers(dc__shm_group *group, const int *heaps);
 
 dc_status dc__shm_rendezvous_root(const char *name, dc__shm_group *group, int64_t deadline);

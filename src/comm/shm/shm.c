@@ -1,4 +1,4 @@
-/* The communicator over shared memory: its table, and the two ways to make one. */
+/* The communicator over shared memory: its table and its two constructors. */
 #include "comm/shm/shm.h"
 
 #include <errno.h>
@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static void destroy(dc_comm *comm) {
+static void shm_destroy(dc_comm *comm) {
   dc__shm *self = (dc__shm *)comm;
   dc__shm_channel_leave(self->group, self->channel);
   pthread_mutex_destroy(&self->collective_mutex);
@@ -15,39 +15,39 @@ static void destroy(dc_comm *comm) {
   dc__free(self);
 }
 
-static void poll_failure(dc_comm *comm) {
+static void shm_poll_failure(dc_comm *comm) {
   dc_status status = dc__shm_group_check(((dc__shm *)comm)->group);
   if (status != DC_OK) {
     dc__comm_fail(comm, status);
   }
 }
 
-static void check_peers(dc_comm *comm) {
+static void shm_check_peers(dc_comm *comm) {
   dc__shm_check_peers((dc__shm *)comm);
-  poll_failure(comm);
+  shm_poll_failure(comm);
 }
 
-static void abort_group(dc_comm *comm, const char *reason) {
+static void shm_abort_group(dc_comm *comm, const char *reason) {
   dc__shm_group *group = ((dc__shm *)comm)->group;
   dc_status status = dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group%s%.300s", comm->rank,
                               reason != NULL ? ": " : "", reason != NULL ? reason : "");
   dc__shm_group_fail(group, status);
-  poll_failure(comm);
+  shm_poll_failure(comm);
 }
 
-static dc_status heap_alloc(dc_comm *comm, size_t bytes, void **ptr) {
+static dc_status shm_heap_alloc(dc_comm *comm, size_t bytes, void **ptr) {
   return dc__shm_heap_alloc(&((dc__shm *)comm)->group->heap, bytes, ptr);
 }
 
-static void heap_free(dc_comm *comm, void *ptr, size_t bytes) {
+static void shm_heap_free(dc_comm *comm, void *ptr, size_t bytes) {
   dc__shm_heap_free(&((dc__shm *)comm)->group->heap, ptr, bytes);
 }
 
-static bool peer_accessible(dc_comm *comm, const void *ptr, size_t bytes) {
+static bool shm_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes) {
   return dc__shm_heap_contains(&((dc__shm *)comm)->group->heap, ptr, bytes);
 }
 
-static void set_checksums(dc_comm *comm, bool enable) {
+static void shm_set_checksums(dc_comm *comm, bool enable) {
   atomic_store(&((dc__shm *)comm)->group->checksums, enable ? 1 : 0);
 }
 
@@ -60,15 +60,15 @@ static const dc__comm_ops ops = {.name = "local",
                                  .barrier = dc__host_barrier,
                                  .run = dc__shm_run,
                                  .agree = dc__shm_agree,
-                                 .check_peers = check_peers,
+                                 .check_peers = shm_check_peers,
                                  .dup = dup_channel,
-                                 .abort = abort_group,
-                                 .poll = poll_failure,
-                                 .heap_alloc = heap_alloc,
-                                 .heap_free = heap_free,
-                                 .peer_accessible = peer_accessible,
-                                 .set_checksums = set_checksums,
-                                 .destroy = destroy};
+                                 .abort = shm_abort_group,
+                                 .poll = shm_poll_failure,
+                                 .heap_alloc = shm_heap_alloc,
+                                 .heap_free = shm_heap_free,
+                                 .peer_accessible = shm_peer_accessible,
+                                 .set_checksums = shm_set_checksums,
+                                 .destroy = shm_destroy};
 
 /* A communicator on the group's next channel; it takes a reference to the group. */
 static dc_status open_channel(dc__shm_group *group, dc_comm **comm) {
@@ -81,7 +81,7 @@ static dc_status open_channel(dc__shm_group *group, dc_comm **comm) {
     dc__free(self);
     return status;
   }
-  self->head.supports_device = !group->processes; /* addresses of a device mean something in one process alone */
+  self->head.supports_device = !group->processes; /* device addresses are valid in one process only */
   self->head.single_rank = self->head.supports_device && self->head.world == 1;
   pthread_mutex_init(&self->collective_mutex, NULL);
   self->group = group;
@@ -93,7 +93,7 @@ static dc_status open_channel(dc__shm_group *group, dc_comm **comm) {
     dc__free(self);
     return status;
   }
-  self->head.use = &dc__shm_slot_of(group, self->channel, group->rank)->use;
+  self->head.usage = &dc__shm_slot_of(group, self->channel, group->rank)->usage;
   *comm = &self->head;
   return DC_OK;
 }
@@ -123,7 +123,7 @@ dc_status dc__comm_create_threads(int32_t world, const dc_comm_options *options,
   }
   dc__shm_control *control = map;
   control->world = world;
-  atomic_store(&control->refs, 1); /* ours, until all have theirs */
+  atomic_store(&control->refs, 1); /* held until every rank has its own */
   dc_status status = DC_OK;
   int32_t made = 0;
   while (status == DC_OK && made < world) {

@@ -1,12 +1,14 @@
-/* The transport of one machine: ranks are threads of a process or processes of a machine, and every rank reads what
- * it needs straight from the others' memory.
+/* The transport of one machine. Ranks are threads or processes; each reads what it needs directly from its peers'
+ * memory.
  *
- * All ranks map one control block. A rank that starts a collective writes its call (what, sizes, where its data lies)
- * into its slot and posts the collective's number; when all have posted, it compares their calls with its own, pulls
- * its part of the data, and says done. Who let others read his own memory waits until all are done; who copied his
- * data to staging memory first need not wait. Small data and, with processes, data that is not in the shared heap
- * are staged. Staging memory is two buffers, used in turn: a rank that fills one again has seen everybody's next
- * post, so everybody has read it. Staged data larger than a buffer moves in rounds, one post each. */
+ * All ranks map one control block. To start a collective, a rank writes its call (signature and data addresses) into
+ * its slot and posts the collective's number. Once all ranks have posted, it compares their calls with its own, pulls
+ * its part of the data and signals done.
+ *
+ * A rank whose memory peers read in place waits until all have finished; a rank that staged a copy does not. Small data
+ * is staged and, with processes, data outside the shared heap. Staging memory is double-buffered: a rank that refills a
+ * buffer has seen every peer's next post, so every peer has read the old contents. Staged data larger than a buffer
+ * moves in rounds, one post each. */
 #ifndef DC_COMM_SHM_H
 #define DC_COMM_SHM_H
 
@@ -15,17 +17,17 @@
 #include "comm/signature.h"
 
 enum {
-  DC__SHM_EAGER_BYTES = 1 << 16,   /* bytes up to which copying costs less than waiting for the readers */
-  DC__SHM_STAGING_BYTES = 1 << 20, /* bytes of a staging buffer between processes; small enough to stay in the caches */
+  DC__SHM_EAGER_BYTES = 1 << 16,   /* up to this size a copy costs less than waiting for the readers */
+  DC__SHM_STAGING_BYTES = 1 << 20, /* a staging buffer between processes; fits into the caches */
   DC__SHM_PAGE_BYTES = 4096
 };
 
-/* ---- the control block: shared, plain data and atomics, zero at first ---- */
+/* ---- the control block: shared, plain data and atomics, initially zero ---- */
 
-/* A number that one rank raises and others wait for. */
+/* A counter that one rank raises and others wait on (futex). */
 typedef struct dc__shm_counter {
   _Alignas(64) atomic_uint value;
-  atomic_uint waiters; /* so that raising it needs no system call while nobody sleeps */
+  atomic_uint waiters; /* spares the wake-up call if no rank sleeps */
 } dc__shm_counter;
 
 typedef struct dc__shm_request {
@@ -41,34 +43,34 @@ typedef struct dc__shm_request {
 typedef struct dc__shm_slot {
   dc__shm_counter posted;       /* rounds started */
   dc__shm_counter done;         /* rounds whose data this rank has read */
-  _Alignas(64) atomic_int left; /* the channel; who never came to it may be gone */
-  atomic_int reading;           /* other ranks' memory, now */
-  atomic_int last_op;           /* for error texts; a call may be overwritten while others look */
+  _Alignas(64) atomic_int left; /* 1 once the rank left the channel; if it never joined, see dc__shm_control.gone */
+  atomic_int reading;           /* 1 while it reads peers' memory */
+  atomic_int last_op;           /* for error texts, since a call may be overwritten while peers read it */
   atomic_llong last_id;
-  atomic_llong waits; /* the number of the round that it waits for others to start, or to read if negative; 0: none */
-  dc__comm_usage use;
-  dc__shm_request calls[2]; /* used in turn, for the reason that staging buffers are */
+  atomic_llong waits; /* the round that it waits for peers to post, negated if to finish; 0: none */
+  dc__comm_usage usage;
+  dc__shm_request calls[2]; /* double-buffered, as staging memory is */
 } dc__shm_slot;
 
 /* A channel is one communicator of the group. Guarded by the control block's lock. */
 typedef struct dc__shm_channel {
-  int64_t number; /* it carries the group's number-th communicator, from 1; 0: free */
+  int64_t number; /* of the group's communicator that it carries, from 1; 0: free */
   int32_t leavers;
   int32_t reserved;
 } dc__shm_channel;
 
 enum { DC__SHM_HEALTHY = 0, DC__SHM_FAILING = 1, DC__SHM_FAILED = 2 };
 
-/* Channels come in segments, each made when all earlier channels are in use. Segment s has DC__SHM_CHANNELS << s. */
+/* Channels come in segments, added when all channels are in use. Segment s has DC__SHM_CHANNELS << s. */
 enum { DC__SHM_CHANNELS = 32, DC__SHM_SEGMENTS = 20 };
 
 typedef struct dc__shm_control {
-  atomic_int refs; /* ranks as threads */
+  atomic_int refs; /* with threads: ranks */
   atomic_int lock;
   atomic_int failed;
-  dc__failure failure; /* written by the one who moved failed from FINE to FAILING */
+  dc__failure failure; /* written by the rank that moved `failed` from HEALTHY to FAILING */
   int32_t world;
-  atomic_int gone[DC__COMM_MAX_LOCAL]; /* ranks without a communicator of the group any more */
+  atomic_int gone[DC__COMM_MAX_LOCAL]; /* 1 once a rank has released its last communicator */
   int32_t segments;                    /* made so far; guarded by the lock */
   void *memory[DC__SHM_SEGMENTS];      /* of each segment, with threads; guarded by the lock */
 } dc__shm_control;
@@ -85,17 +87,17 @@ static inline int32_t dc__shm_segment_of(int32_t channel) {
   return 31 - __builtin_clz((unsigned)(channel / DC__SHM_CHANNELS + 1));
 }
 
-/* Staging memory of a channel: two buffers, and for each the checksums of what it offers to every rank. */
+/* Staging memory of a channel: two buffers, each with checksums of its data for every rank. */
 static inline size_t dc__shm_staging_bytes(size_t buffer, int32_t world) {
   return 2 * (buffer + sizeof(uint64_t) * DC__COMM_GROUP * (size_t)world);
 }
 
-/* A segment as one rank has it mapped. */
+/* One rank's mapping of a segment. */
 typedef struct dc__shm_segment {
   dc__shm_slot *slots; /* (channel - first) * world + rank; the start of the mapping */
   dc__shm_channel *channels;
-  /* This rank's staging memory by channel, two buffers each. Slower ranks may still read it when this one is gone, so
-   * with processes it is never given back to the heap. NULL with threads: it lies behind the segment. */
+  /* This rank's staging memory by channel, two buffers each. Slower ranks may read it after this one is gone, so with
+   * processes it is never returned to the heap. NULL with threads, where it lies behind the segment. */
   char **stages;
 } dc__shm_segment;
 
@@ -106,7 +108,7 @@ typedef struct dc__shm_block {
   size_t bytes;
 } dc__shm_block;
 
-/* With processes a memory file, mapped whole by every rank and filled as needed; with threads any memory will do. */
+/* With processes a memory file, which every rank maps whole and fills on demand; with threads anonymous memory. */
 typedef struct dc__shm_heap {
   pthread_mutex_t mutex;
   dc__shm_block *blocks; /* in use, by offset */
@@ -117,10 +119,10 @@ typedef struct dc__shm_heap {
   int fd;
 } dc__shm_heap;
 
-/* A memory file of `bytes`, without memory yet. */
+/* Creates a memory file of `bytes` without allocating its memory. */
 dc_status dc__shm_file_create(const char *label, size_t bytes, int *fd);
-/* The file's bytes [offset, offset + bytes), in whole pages. fill: makes sure of the memory now, so that a full machine
- * is an error here and no signal later; the file grows where it is shorter. call: for errors. */
+/* Maps the file's bytes [offset, offset + bytes), in whole pages. fill: allocates them now, growing the file if needed,
+ * so that a lack of memory is an error here and not a signal later. call: for errors. */
 dc_status dc__shm_file_map(const char *call, int fd, size_t offset, size_t bytes, bool fill, void **base);
 
 dc_status dc__shm_heap_init(dc__shm_heap *heap, size_t reserve); /* 0: threads */
@@ -146,15 +148,15 @@ typedef struct dc__shm_group {
   atomic_int checksums; /* dc_comm_set_checksums */
   dc__shm_control *control;
   int control_fd;    /* of the control block and, behind it, the segments; -1 with threads */
-  atomic_int mapped; /* segments that this rank has: segments[s] is set before it counts */
+  atomic_int mapped; /* segments mapped by this rank; segments[s] is set before the count */
   dc__shm_segment segments[DC__SHM_SEGMENTS];
   dc__shm_heap heap;
-  uintptr_t bases[DC__COMM_MAX_LOCAL]; /* where the ranks' heaps are mapped here; 0 with threads */
+  uintptr_t bases[DC__COMM_MAX_LOCAL]; /* the ranks' heaps as mapped here; 0 with threads */
   size_t reserves[DC__COMM_MAX_LOCAL];
-  int pidfds[DC__COMM_MAX_LOCAL]; /* readable once the rank's process has ended; -1: cannot tell */
+  int pidfds[DC__COMM_MAX_LOCAL]; /* readable once the rank's process has ended; -1 if unknown */
 } dc__shm_group;
 
-/* A group without control block and peers yet; reserve 0: threads. */
+/* A group without control block and peers; reserve is 0 with threads. */
 dc_status dc__shm_group_create(int32_t rank, int32_t world, size_t reserve, int64_t timeout_ns, dc__shm_group **out);
 void dc__shm_group_release(dc__shm_group *group);
 
@@ -165,19 +167,19 @@ static inline size_t dc__shm_control_bytes(void) {
   return (sizeof(dc__shm_control) + DC__SHM_PAGE_BYTES - 1) & ~(size_t)(DC__SHM_PAGE_BYTES - 1);
 }
 
-/* Takes a reference away from a control block of threads; the last one unmaps it. */
+/* Drops a reference to a control block of threads; the last one unmaps it. */
 void dc__shm_control_release(dc__shm_control *control);
-/* Makes the group's next segment. The caller holds the lock, or nobody else has the control block yet. */
+/* Adds the group's next segment. Requires the lock, or sole access to the control block. */
 dc_status dc__shm_segment_add(dc__shm_group *group);
-/* Drops this rank's view of the segments. */
+/* Unmaps this rank's segments. */
 void dc__shm_segments_close(dc__shm_group *group);
 /* Two staging buffers of `bytes` for a channel of this rank. */
 dc_status dc__shm_staging(dc__shm_group *group, int32_t channel, size_t bytes, char **stage);
-/* The channel for this rank's next communicator: the same on all ranks, whatever channels are free where. */
+/* The channel for this rank's next communicator, the same on all ranks. */
 dc_status dc__shm_channel_join(dc__shm_group *group, int32_t *channel);
 void dc__shm_channel_leave(dc__shm_group *group, int32_t channel);
 
-/* How many channels this rank has mapped; its own communicators are on channels below. */
+/* Number of channels that this rank has mapped, which include those of its communicators. */
 static inline int32_t dc__shm_channel_count(const dc__shm_group *group) {
   return dc__shm_first_channel(atomic_load_explicit(&group->mapped, memory_order_acquire));
 }
@@ -189,20 +191,19 @@ static inline dc__shm_slot *dc__shm_slot_of(const dc__shm_group *group, int32_t 
 }
 
 /* fd_passing.c: messages that carry file descriptors. */
-enum { DC__SHM_MAX_FDS = 2 * DC__COMM_MAX_LOCAL + 1 }; /* the most in one message */
+enum { DC__SHM_MAX_FDS = 2 * DC__COMM_MAX_LOCAL + 1 }; /* per message */
 ssize_t dc__shm_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count);
-/* fds: DC__SHM_MAX_FDS entries, *count of them the caller's to close, also on failure: -1 with EMFILE when some were
- * lost. */
+/* fds has DC__SHM_MAX_FDS entries; the caller closes *count of them, also on failure. -1 with EMFILE if the kernel
+ * dropped some. */
 ssize_t dc__shm_receive_fds(int fd, void *data, size_t bytes, int *fds, int32_t *count);
 void dc__shm_close_fds(int *fds, int32_t count); /* -1: not open */
 
-/* rendezvous.c: finds the other processes; fills in control, bases, reserves and pidfds. */
+/* rendezvous.c: connects the processes; fills in control, bases, reserves and pidfds. */
 dc_status dc__shm_rendezvous(const char *name, dc__shm_group *group);
 
 /* ---- shm.c: the communicator ---- */
 
-/* A rank with which this one is crossed: each waits in a collective, of different channels, that the other one will
- * never come to. */
+/* A deadlock with another rank: each waits in a collective that the other will never join, on different channels. */
 typedef struct dc__shm_wait_cycle {
   int32_t rank;
   int32_t channel;
@@ -217,9 +218,9 @@ typedef struct dc__shm {
   pthread_mutex_t collective_mutex; /* one collective at a time */
   uint32_t seq;                     /* rounds posted */
   uint64_t calls;                   /* collectives started */
-  uint32_t waits;                   /* wait.c: how long to spin */
+  uint32_t waits;                   /* wait.c: the spin heuristic */
   int32_t spin_credit;
-  dc__shm_wait_cycle cycle; /* crossed.c: of the present wait */
+  dc__shm_wait_cycle cycle; /* deadlock.c: of the present wait */
   char *stage;              /* two buffers of stage_bytes */
   size_t stage_bytes;
 } dc__shm;
@@ -227,14 +228,14 @@ typedef struct dc__shm {
 /* collective.c */
 void dc__shm_run(dc_comm *comm, const dc__coll *coll);
 
-/* single_rank.c: collectives on streams, which with one rank alone are work of the device. */
+/* single_rank.c: collectives on streams, which for a single rank are plain device work. */
 void dc__shm_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                         int32_t count);
 void dc__shm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                             int32_t count);
-bool dc__shm_agree(dc_comm *comm, const dc__coll *coll, uint64_t counter);
+bool dc__shm_agree(dc_comm *comm, const dc__coll *coll, uint64_t word);
 
-/* The checksums of a round's pieces, [rank * DC__COMM_GROUP + item], behind a rank's staging buffers. */
+/* Checksums of a round's slices, [rank * DC__COMM_GROUP + item], behind a rank's staging buffers. */
 static inline uint64_t *dc__shm_checksums(const dc__shm *self, const char *stage, uint32_t seq) {
   uintptr_t sums = (uintptr_t)stage + 2 * self->stage_bytes;
   return (uint64_t *)sums + (size_t)(seq & 1) * DC__COMM_GROUP * (size_t)self->head.world;
@@ -242,22 +243,21 @@ static inline uint64_t *dc__shm_checksums(const dc__shm *self, const char *stage
 
 /* ---- wait.c ---- */
 
-/* Raises a word of this rank to seq and wakes who waits for it. */
+/* Raises a counter of this rank to seq and wakes the ranks that wait on it. */
 void dc__shm_signal(const dc__shm_group *group, dc__shm_counter *counter, uint32_t seq);
-/* Waits until every other rank has posted (or has done) seq. */
+/* Waits until every other rank has posted (or finished) seq. */
 dc_status dc__shm_wait_posted(dc__shm *self, const dc__coll *coll, uint32_t seq);
 dc_status dc__shm_wait_done(dc__shm *self, const dc__coll *coll, uint32_t seq);
 
-/* ---- crossed.c ---- */
+/* ---- deadlock.c ---- */
 
-/* While this rank waits for others to come to its present collective: says whether its user is held there, and looks
- * for a rank with which it is crossed; an error once that has lasted. */
+/* Called while peers are missing in the present collective: publishes whether it blocks this rank's user, and looks for
+ * a deadlock. An error once that has lasted DC__COMM_DEADLOCK_NS. */
 dc_status dc__shm_check_deadlock(dc__shm *self, const dc__coll *coll);
 
-/* Makes every communicator of the group fail, on all ranks, with this thread's last error, unless they have a failure.
- */
+/* Fails the group on all ranks with this thread's last error, unless it has failed. */
 void dc__shm_group_fail(const dc__shm_group *group, dc_status status);
-/* After a failure: until no other thread reads this rank's memory any more, which its owner may free next. */
+/* After a failure: waits until no peer thread reads this rank's memory, which its owner may free next. */
 void dc__shm_wait_readers(const dc__shm *self);
 /* Fails the group if a rank's process has ended. */
 void dc__shm_check_peers(const dc__shm *self);

@@ -1,4 +1,5 @@
-/* One rank alone: what its collectives do to a device's memory is queued on their stream, with nobody to meet. */
+/* Collectives of a single rank on a device's stream: copies and reductions queued on the stream, without a
+ * handshake. */
 #include "comm/host_transport.h"
 #include "comm/shm/shm.h"
 #include "kernels/kernels.h"

@@ -1,5 +1,5 @@
-/* Waiting for other ranks. A wait spins briefly, then sleeps in slices: between them it looks whether the group has
- * failed, whether the rank it waits for has left or died, and whether time is up. */
+/* Waiting for other ranks. A wait spins briefly, then sleeps in slices. Between slices it checks for a failure of the
+ * group, for a peer that left or died, and for the deadline. */
 #include <errno.h>
 #include <inttypes.h>
 #include <linux/futex.h>
@@ -22,7 +22,7 @@ static inline void cpu_relax(void) {
 #endif
 }
 
-/* False: the time is over and nobody woke us. */
+/* False if the time ran out. */
 static bool futex_wait(const dc__shm_group *group, atomic_uint *counter, uint32_t value, int64_t ns) {
   struct timespec t = {ns / 1000000000, ns % 1000000000};
   return 0 == syscall(SYS_futex, counter, group->processes ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, value, &t, NULL, 0) ||
@@ -33,8 +33,8 @@ static void futex_wake(const dc__shm_group *group, atomic_uint *counter) {
   (void)syscall(SYS_futex, counter, group->processes ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
-/* The store and the load are seq_cst, as are a sleeper's counting and its look at the value: one of the two sees the
- * other. */
+/* The store and the load are seq_cst, as are a waiter's increment and its load of the value. So one of the two sees the
+ * other, and no wake-up is lost. */
 void dc__shm_signal(const dc__shm_group *group, dc__shm_counter *counter, uint32_t seq) {
   atomic_store(&counter->value, seq);
   if (atomic_load(&counter->waiters) > 0) {
@@ -43,13 +43,14 @@ void dc__shm_signal(const dc__shm_group *group, dc__shm_counter *counter, uint32
 }
 
 static bool has_reached(dc__shm_counter *counter, uint32_t seq) {
-  return (int32_t)(atomic_load(&counter->value) - seq) >= 0; /* numbers wrap */
+  return (int32_t)(atomic_load(&counter->value) - seq) >= 0; /* sequence numbers wrap */
 }
 
 /* ---- the group's failure ---- */
 
 static void futex_wake_all(const dc__shm_group *group) {
-  for (int32_t c = 0; c < dc__shm_channel_count(group); c++) { /* who sleeps on others looks after a slice */
+  for (int32_t c = 0; c < dc__shm_channel_count(group);
+       c++) { /* a rank on an unmapped channel finds out after a slice */
     for (int32_t r = 0; r < group->world; r++) {
       dc__shm_slot *slot = dc__shm_slot_of(group, c, r);
       if (atomic_load(&slot->posted.waiters) > 0) {
@@ -64,8 +65,8 @@ static void futex_wake_all(const dc__shm_group *group) {
 
 void dc__shm_group_fail(const dc__shm_group *group, dc_status status) {
   dc__shm_control *control = group->control;
-  int fine = DC__SHM_HEALTHY;
-  if (atomic_compare_exchange_strong(&control->failed, &fine, DC__SHM_FAILING)) {
+  int healthy = DC__SHM_HEALTHY;
+  if (atomic_compare_exchange_strong(&control->failed, &healthy, DC__SHM_FAILING)) {
     dc__failure_keep(&control->failure, status);
     atomic_store(&control->failed, DC__SHM_FAILED);
     futex_wake_all(group);
@@ -78,7 +79,7 @@ dc_status dc__shm_group_check(const dc__shm_group *group) {
   if (failed == DC__SHM_HEALTHY) {
     return DC_OK;
   }
-  /* The text takes a microsecond to write, unless its writer was killed. */
+  /* Writing the text takes microseconds, unless its writer was killed. */
   for (int i = 0; failed == DC__SHM_FAILING && i < 100; i++) {
     const struct timespec ms = {0, 1000000};
     nanosleep(&ms, NULL);
@@ -90,7 +91,7 @@ dc_status dc__shm_group_check(const dc__shm_group *group) {
   return dc__failure_raise(&control->failure);
 }
 
-/* Reading is copying, which ends soon. Processes read nothing but memory files, which outlive everybody. */
+/* A read is a short copy. With processes peers read memory files only, which stay valid while mapped. */
 void dc__shm_wait_readers(const dc__shm *self) {
   const dc__shm_group *group = self->group;
   for (int32_t r = 0; r < group->world && !group->processes; r++) {
@@ -106,7 +107,7 @@ typedef struct wait_state {
   dc__shm *self;
   const dc__coll *coll;
   uint32_t seq;
-  bool posted; /* for the rank's call, else for the end of its reading */
+  bool posted; /* waits for the peers' posts, else for the end of their reads */
   int64_t deadline;
 } wait_state;
 
@@ -120,7 +121,7 @@ static bool has_exited(const dc__shm_group *group, int32_t rank) {
   return fd.fd >= 0 && poll(&fd, 1, 0) == 1;
 }
 
-/* What a rank did last, on every channel where it did anything: the usual clue to why it is late. */
+/* A rank's last collective on each channel: usually the clue to why it is late. */
 static void describe_rank(const dc__shm_group *group, int32_t rank, char *text, size_t cap) {
   size_t used = (size_t)snprintf(text, cap, "rank %" PRId32 " last started", rank);
   const char *separator = " ";
@@ -139,13 +140,13 @@ static void describe_rank(const dc__shm_group *group, int32_t rank, char *text, 
   }
 }
 
-/* Those of a channel that have not posted, or not done, a round. */
-static void add_missing(const dc__shm_group *group, int32_t channel, int32_t but, uint32_t seq, bool posted,
-                        dc__rank_set *stragglers) {
+/* Adds the ranks of a channel that have not posted, or finished, a round. */
+static void add_missing(const dc__shm_group *group, int32_t channel, int32_t except, uint32_t seq, bool posted,
+                        dc__rank_set *missing) {
   for (int32_t r = 0; r < group->world; r++) {
     dc__shm_slot *slot = dc__shm_slot_of(group, channel, r);
-    if (r != but && !has_reached(posted ? &slot->posted : &slot->done, seq)) {
-      dc__rank_set_add(stragglers, r);
+    if (r != except && !has_reached(posted ? &slot->posted : &slot->done, seq)) {
+      dc__rank_set_add(missing, r);
     }
   }
 }
@@ -162,12 +163,12 @@ static dc__rank_set missing_of(const void *context, int32_t rank) {
   return ranks;
 }
 
-static dc_status fail_timeout(const wait_state *w) {
+static dc_status shm_fail_timeout(const wait_state *w) {
   const dc__shm_group *group = w->self->group;
   dc__rank_set missing = {{0}};
   add_missing(group, w->self->channel, group->rank, w->seq, w->posted, &missing);
   if (dc__rank_set_is_empty(&missing)) {
-    return DC_OK; /* the last one came while we looked */
+    return DC_OK; /* the last one arrived meanwhile */
   }
   const dc__rank_set stragglers = dc__rank_set_stragglers(group->rank, group->world, &missing, missing_of, group);
   const dc__rank_list names = dc__rank_list_of(&stragglers, group->world);
@@ -186,8 +187,8 @@ static dc_status fail_timeout(const wait_state *w) {
                   names.count > 1 ? "s" : "", names.text, group->world, reads ? "to read" : "to come", last);
 }
 
-/* Why a wait for `rank` should end in an error, if so. Whether its process lives takes a system call: only after a
- * slice without news. */
+/* An error if the wait for `rank` should end. Only an idle slice checks the rank's process, which takes a system
+ * call. */
 static dc_status check_wait(const wait_state *w, int32_t rank, bool idle) {
   const dc__shm_group *group = w->self->group;
   DC__TRY(dc__shm_group_check(group));
@@ -203,7 +204,7 @@ static dc_status check_wait(const wait_state *w, int32_t rank, bool idle) {
   if (idle && w->posted) {
     DC__TRY(dc__shm_check_deadlock(w->self, w->coll));
   }
-  return dc__now_ns() < w->deadline ? DC_OK : fail_timeout(w);
+  return dc__now_ns() < w->deadline ? DC_OK : shm_fail_timeout(w);
 }
 
 void dc__shm_check_peers(const dc__shm *self) {
@@ -223,7 +224,7 @@ static dc_status sleep_until_reached(const wait_state *w, int32_t rank) {
   w->self->cycle.since = 0;
   dc_status status = DC_OK;
   bool idle = false;
-  /* For ranks that wait for this one: whom it waits for in turn. */
+  /* Lets peers that wait for this rank follow the chain of waits (missing_of). */
   dc__shm_slot *own = dc__shm_slot_of(w->self->group, w->self->channel, w->self->head.rank);
   atomic_store_explicit(&own->waits, w->posted ? (int64_t)w->seq : -(int64_t)w->seq, memory_order_relaxed);
   atomic_fetch_add(&counter->waiters, 1);
@@ -239,14 +240,14 @@ static dc_status sleep_until_reached(const wait_state *w, int32_t rank) {
     }
   }
   atomic_fetch_sub(&counter->waiters, 1);
-  atomic_store_explicit(&own->use.blocked_in, 0, memory_order_relaxed);
+  atomic_store_explicit(&own->usage.blocked_in, 0, memory_order_relaxed);
   atomic_store_explicit(&own->waits, 0, memory_order_relaxed);
   return status;
 }
 
-/* Spinning pays when the other rank runs on another core, and robs it of its core otherwise. So a rank spins long while
- * that has worked lately, and else only once in a while, to find out. */
-static bool spin_until(dc__shm *self, dc__shm_counter *counter, uint32_t seq) {
+/* Spinning pays off if the peer runs on another core, and delays the peer otherwise. So a rank spins long while that
+ * has worked lately, and else only as an occasional probe. */
+static bool shm_spin_until(dc__shm *self, dc__shm_counter *counter, uint32_t seq) {
   int spins = self->spin_credit > 0 || self->waits++ % SPIN_PROBE_INTERVAL == 0 ? LONG_SPINS : SHORT_SPINS;
   for (int i = 0; i < spins; i++) {
     if (has_reached(counter, seq)) {
@@ -264,7 +265,7 @@ static dc_status wait_for_all(wait_state *w) {
   for (int32_t i = 1; i < group->world; i++) {
     int32_t rank = (group->rank + i) % group->world;
     dc__shm_counter *counter = counter_of(w, rank);
-    if (!has_reached(counter, w->seq) && !spin_until(w->self, counter, w->seq)) {
+    if (!has_reached(counter, w->seq) && !shm_spin_until(w->self, counter, w->seq)) {
       if (w->deadline == 0) {
         w->deadline = dc__now_ns() + w->self->head.timeout_ns;
       }
@@ -275,11 +276,11 @@ static dc_status wait_for_all(wait_state *w) {
 }
 
 dc_status dc__shm_wait_posted(dc__shm *self, const dc__coll *coll, uint32_t seq) {
-  wait_state w = {self, coll, seq, true, 0};
+  wait_state w = {.self = self, .coll = coll, .seq = seq, .posted = true};
   return wait_for_all(&w);
 }
 
 dc_status dc__shm_wait_done(dc__shm *self, const dc__coll *coll, uint32_t seq) {
-  wait_state w = {self, coll, seq, false, 0};
+  wait_state w = {.self = self, .coll = coll, .seq = seq, .posted = false};
   return wait_for_all(&w);
 }

@@ -1,4 +1,4 @@
-/* One collective: everybody's call to everybody, the comparison, and the data. */
+/* One collective: an all-to-all of the calls, their comparison, and the data. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -12,11 +12,11 @@ typedef struct tcp_plan {
   dc__tcp *self;
   const dc__coll *coll;
   bool has_data;             /* data follow the calls */
-  bool signatures_match;     /* all calls came, and are the same */
-  bool queried;              /* the deadline is over, and the others have said what they do */
-  uint64_t word;             /* that may differ from other ranks' */
-  int64_t deadline;          /* runs while nothing moves; 0: from the next pause on */
-  int64_t deadlock_check_ns; /* whether ranks are crossed; likewise */
+  bool signatures_match;     /* all calls have arrived and match */
+  bool queried;              /* the deadline has passed, and the peers were queried */
+  uint64_t word;             /* of agree() */
+  int64_t deadline;          /* restarts on progress; 0: set at the next wait */
+  int64_t deadlock_check_ns; /* next deadlock check; likewise */
   char op_text[DC__COLL_TEXT];
 } tcp_plan;
 
@@ -34,7 +34,7 @@ static uint64_t iov_bytes(const struct iovec *list, int32_t from, int32_t to) {
   return bytes;
 }
 
-static dc_status reserve_scratch(dc__tcp *self, int64_t bytes) {
+static dc_status tcp_reserve_scratch(dc__tcp *self, int64_t bytes) {
   if (self->scratch_bytes < (size_t)bytes) {
     dc__free(self->scratch);
     self->scratch_bytes = 0;
@@ -55,7 +55,7 @@ static int64_t part_bytes(const dc__coll *coll, int32_t rank) {
   return bytes;
 }
 
-/* What this rank sends to r, and where what r sends goes. */
+/* Fills in the buffers to send to rank r, and to receive from it. */
 static void fill_transfer(const tcp_plan *p, int32_t r, dc__tcp_transfer *transfer) {
   int32_t me = p->self->head.rank;
   const dc__coll *coll = p->coll;
@@ -81,10 +81,10 @@ static void fill_transfer(const tcp_plan *p, int32_t r, dc__tcp_transfer *transf
 
 static dc_status prepare_transfers(const tcp_plan *p) {
   dc__tcp *self = p->self;
-  dc__signature call = {.word = 0}; /* without what a stack leaves between the fields */
+  dc__signature call = {.word = 0}; /* zeroes the padding, which is sent too */
   dc__signature_fill(&call, p->coll, self->head.rank, self->head.world, p->word);
   if (p->has_data && p->coll->kind == DC__COLL_REDUCE) {
-    DC__TRY(reserve_scratch(self, part_bytes(p->coll, self->head.rank) * self->head.world + 1));
+    DC__TRY(tcp_reserve_scratch(self, part_bytes(p->coll, self->head.rank) * self->head.world + 1));
   }
   self->seq++;
   atomic_store_explicit(&self->op, p->coll->tag.op, memory_order_relaxed);
@@ -92,7 +92,7 @@ static dc_status prepare_transfers(const tcp_plan *p) {
   atomic_store_explicit(&self->number, atomic_fetch_add(&self->group->calls, 1) + 1, memory_order_relaxed);
   atomic_store_explicit(&self->reached, self->seq, memory_order_relaxed);
   for (int32_t r = 0; r < self->head.world; r++) {
-    dc__tcp_transfer *transfer = &self->flows[r];
+    dc__tcp_transfer *transfer = &self->transfers[r];
     transfer->out_count = transfer->in_count = transfer->out_pos = transfer->in_pos = 0;
     transfer->bytes_received = 0;
     add_iov(transfer->out, &transfer->out_count, &transfer->send_header, sizeof transfer->send_header);
@@ -101,7 +101,7 @@ static dc_status prepare_transfers(const tcp_plan *p) {
     }
     transfer->send_header = (struct dc__tcp_header){self->seq, iov_bytes(transfer->out, 1, transfer->out_count), call};
   }
-  self->flows[self->head.rank].recv_header = self->flows[self->head.rank].send_header;
+  self->transfers[self->head.rank].recv_header = self->transfers[self->head.rank].send_header;
   return DC_OK;
 }
 
@@ -111,7 +111,7 @@ static bool would_block(void) {
   return errno == EAGAIN || errno == EINTR;
 }
 
-/* Takes `bytes` off the front of a list. */
+/* Consumes `bytes` from the front of a list. */
 static void advance_iov(struct iovec *list, int32_t *at, size_t bytes) {
   while (bytes > 0) {
     size_t step = bytes < list[*at].iov_len ? bytes : list[*at].iov_len;
@@ -126,7 +126,7 @@ static bool has_header(const dc__tcp_transfer *transfer) {
   return transfer->bytes_received == sizeof transfer->recv_header;
 }
 
-/* What is there of its head; false: the connection ended, errno says why, 0: it was closed. */
+/* Reads the available part of a header. False if the connection ended, with errno, or 0 if the peer closed it. */
 static bool read_header(dc__tcp_transfer *transfer, bool *progress) {
   while (!has_header(transfer)) {
     ssize_t got = recv(transfer->fd, (char *)&transfer->recv_header + transfer->bytes_received,
@@ -145,16 +145,16 @@ static bool has_left(const dc__tcp_transfer *transfer) {
   return has_header(transfer) && transfer->recv_header.seq == DC__TCP_SEQ_LEAVE;
 }
 
-/* Its last words may be there although nothing can be sent to it. */
+/* A leave message may be readable even though the send failed. */
 static dc_status fail_lost(const tcp_plan *p, int32_t r, int error) {
-  dc__tcp_transfer *transfer = &p->self->flows[r];
+  dc__tcp_transfer *transfer = &p->self->transfers[r];
   bool progress = false;
   (void)read_header(transfer, &progress);
   return dc__tcp_fail_lost(p->self, r, error, has_left(transfer), p->op_text);
 }
 
 static dc_status send_some(const tcp_plan *p, int32_t r, bool *progress) {
-  dc__tcp_transfer *transfer = &p->self->flows[r];
+  dc__tcp_transfer *transfer = &p->self->transfers[r];
   while (transfer->out_pos < transfer->out_count) {
     struct msghdr message = {.msg_iov = transfer->out + transfer->out_pos,
                              .msg_iovlen = (size_t)(transfer->out_count - transfer->out_pos)};
@@ -169,13 +169,13 @@ static dc_status send_some(const tcp_plan *p, int32_t r, bool *progress) {
 }
 
 static dc_status receive_header(const tcp_plan *p, int32_t r, bool *progress) {
-  dc__tcp_transfer *transfer = &p->self->flows[r];
+  dc__tcp_transfer *transfer = &p->self->transfers[r];
   bool reads = read_header(transfer, progress);
   return reads && !has_left(transfer) ? DC_OK : fail_lost(p, r, errno);
 }
 
 static dc_status receive_some(const tcp_plan *p, int32_t r, bool *progress) {
-  dc__tcp_transfer *transfer = &p->self->flows[r];
+  dc__tcp_transfer *transfer = &p->self->transfers[r];
   while (transfer->in_pos < transfer->in_count) {
     struct msghdr message = {.msg_iov = transfer->in + transfer->in_pos,
                              .msg_iovlen = (size_t)(transfer->in_count - transfer->in_pos)};
@@ -193,11 +193,11 @@ static bool is_complete(const dc__tcp_transfer *transfer) {
   return has_header(transfer) && transfer->in_pos == transfer->in_count && transfer->out_pos == transfer->out_count;
 }
 
-static dc_status compare_signatures(const tcp_plan *p) {
+static dc_status tcp_compare_signatures(const tcp_plan *p) {
   const dc__tcp *self = p->self;
   const dc__signature *calls[DC__COMM_MAX_WORLD];
   for (int32_t r = 0; r < self->head.world; r++) {
-    const struct dc__tcp_header *head = &self->flows[r].recv_header;
+    const struct dc__tcp_header *head = &self->transfers[r].recv_header;
     if (head->seq != self->seq || head->call.count < 0 || head->call.count > DC__COMM_GROUP) {
       char quoted[64];
       dc__escape(quoted, sizeof quoted, (const char *)head, 16);
@@ -209,7 +209,7 @@ static dc_status compare_signatures(const tcp_plan *p) {
   }
   DC__TRY(dc__signature_compare(self->head.rank, self->head.world, calls));
   for (int32_t r = 0; r < self->head.world; r++) {
-    const dc__tcp_transfer *transfer = &self->flows[r];
+    const dc__tcp_transfer *transfer = &self->transfers[r];
     uint64_t expected = iov_bytes(transfer->in, 0, transfer->in_count);
     if (r != self->head.rank && transfer->recv_header.bytes != expected) {
       return dc__fail(DC_E_CORRUPT, "%s: rank %" PRId32 " sends %" PRIu64 " bytes, must be %" PRIu64, p->op_text, r,
@@ -219,48 +219,48 @@ static dc_status compare_signatures(const tcp_plan *p) {
   return DC_OK;
 }
 
-/* Those whose call has not come; *called: all calls came, and those to whom or from whom data are still to go. */
-static dc__rank_set find_missing(const dc__tcp *self, bool *all_headers) {
+/* The ranks whose call is missing. If all calls have arrived, the ranks with data still to send or receive. */
+static dc__rank_set tcp_find_missing(const dc__tcp *self, bool *all_headers) {
   dc__rank_set no_header = {{0}}, open = {{0}};
   *all_headers = true;
   for (int32_t r = 0; r < self->head.world; r++) {
-    if (r != self->head.rank && !has_header(&self->flows[r])) {
+    if (r != self->head.rank && !has_header(&self->transfers[r])) {
       dc__rank_set_add(&no_header, r);
       *all_headers = false;
     }
-    if (r != self->head.rank && !is_complete(&self->flows[r])) {
+    if (r != self->head.rank && !is_complete(&self->transfers[r])) {
       dc__rank_set_add(&open, r);
     }
   }
   return *all_headers ? open : no_header;
 }
 
-/* At the deadline the others say what they do, and then this rank looks once more at what has come. */
+/* The first time, queries the peers' state, and the caller reads once more what has arrived. The second time, fails. */
 static dc_status handle_deadline(tcp_plan *p, const dc__rank_set *missing, bool all_headers) {
   if (p->queried) {
     DC__TRY(dc__tcp_fail_deadlock(p->self, p->op_text));
     return dc__tcp_fail_timeout(p->self, missing, all_headers, p->op_text);
   }
-  dc__tcp_ask_all(p->self);
+  dc__tcp_query_all(p->self);
   p->queried = true;
   return DC_OK;
 }
 
-/* Until a connection has what this rank waits for, or the group fails: then what is there already is taken first, since
- * others may have failed in a later collective. */
+/* Polls until a connection is ready or the group fails. A failure counts only once the caller has drained what has
+ * arrived, since peers may have failed in a later collective. */
 static dc_status wait_for_io(tcp_plan *p) {
   dc__tcp *self = p->self;
   bool all_headers;
   DC__TRY(dc__tcp_group_check(self->group));
   int32_t world = self->head.world;
   for (int32_t r = 0; r < world; r++) {
-    const dc__tcp_transfer *transfer = &self->flows[r];
+    const dc__tcp_transfer *transfer = &self->transfers[r];
     bool reads = !has_header(transfer) || (p->signatures_match && transfer->in_pos < transfer->in_count);
     short events = (short)((reads ? POLLIN : 0) | (transfer->out_pos < transfer->out_count ? POLLOUT : 0));
     self->polls[r] = (struct pollfd){.fd = r == self->head.rank || events == 0 ? -1 : transfer->fd, .events = events};
   }
   self->polls[world] = (struct pollfd){.fd = self->group->failure_event, .events = POLLIN};
-  const dc__rank_set missing = find_missing(self, &all_headers);
+  const dc__rank_set missing = tcp_find_missing(self, &all_headers);
   dc__tcp_wait_begin(&self->wait, &missing);
   int64_t now = dc__now_ns();
   p->deadline = p->deadline != 0 ? p->deadline : now + self->head.timeout_ns;
@@ -280,18 +280,18 @@ static dc_status exchange_all(tcp_plan *p) {
   dc__tcp *self = p->self;
   for (;;) {
     bool progress = false, all = true, ended = true;
-    for (int32_t i = 1; i < self->head.world; i++) { /* every rank begins with its neighbour */
+    for (int32_t i = 1; i < self->head.world; i++) { /* starts at its neighbour, so that traffic spreads */
       int32_t r = (self->head.rank + i) % self->head.world;
       DC__TRY(send_some(p, r, &progress));
       DC__TRY(receive_header(p, r, &progress));
       if (p->signatures_match) {
         DC__TRY(receive_some(p, r, &progress));
       }
-      all = all && has_header(&self->flows[r]);
-      ended = ended && is_complete(&self->flows[r]);
+      all = all && has_header(&self->transfers[r]);
+      ended = ended && is_complete(&self->transfers[r]);
     }
     if (all && !p->signatures_match) {
-      DC__TRY(compare_signatures(p));
+      DC__TRY(tcp_compare_signatures(p));
       p->signatures_match = progress = true;
     } else if (p->signatures_match && ended) {
       return DC_OK;
@@ -338,18 +338,18 @@ static void reduce_own(const tcp_plan *p) {
   }
 }
 
-static dc_status run_collective(tcp_plan *p) {
+static dc_status tcp_run_collective(tcp_plan *p) {
   dc__tcp *self = p->self;
   int64_t bytes = 0;
   dc__coll_describe_op(p->op_text, p->coll->tag.op, p->coll->tag.id);
   DC__TRY(dc__tcp_group_check(self->group));
   DC__TRY(prepare_transfers(p));
   for (int32_t r = 0; r < self->head.world; r++) {
-    bytes += r == self->head.rank ? 0 : (int64_t)iov_bytes(self->flows[r].in, 0, self->flows[r].in_count);
+    bytes += r == self->head.rank ? 0 : (int64_t)iov_bytes(self->transfers[r].in, 0, self->transfers[r].in_count);
   }
   dc_status status = exchange_all(p);
   dc__tcp_wait_end(&self->wait);
-  atomic_store_explicit(&self->use.blocked_in, 0, memory_order_relaxed);
+  atomic_store_explicit(&self->usage.blocked_in, 0, memory_order_relaxed);
   DC__TRY(status);
   if (p->has_data && p->coll->kind == DC__COLL_GATHER) {
     copy_own(p);
@@ -364,12 +364,12 @@ void dc__tcp_leave(const dc__tcp *self) {
   const struct dc__tcp_header leave = {.seq = DC__TCP_SEQ_LEAVE};
   for (int32_t r = 0; r < self->head.world; r++) {
     if (r != self->head.rank) {
-      (void)send(self->flows[r].fd, &leave, sizeof leave, MSG_NOSIGNAL | MSG_DONTWAIT);
+      (void)send(self->transfers[r].fd, &leave, sizeof leave, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
   }
 }
 
-static void finish_collective(dc__tcp *self, dc_status status) {
+static void tcp_finish_collective(dc__tcp *self, dc_status status) {
   if (status != DC_OK) {
     dc__tcp_group_fail(self->group, status);
     dc__comm_fail(&self->head, dc__tcp_group_check(self->group));
@@ -381,20 +381,20 @@ void dc__tcp_run(dc_comm *comm, const dc__coll *coll) {
   dc__tcp *self = (dc__tcp *)comm;
   tcp_plan p = {.self = self, .coll = coll, .has_data = true};
   pthread_mutex_lock(&self->collective_mutex);
-  finish_collective(self, run_collective(&p));
+  tcp_finish_collective(self, tcp_run_collective(&p));
 }
 
 bool dc__tcp_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
   dc__tcp *self = (dc__tcp *)comm;
   dc__coll alike = *coll;
-  alike.device = NULL; /* each rank's data lies on a card of its own */
+  alike.device = NULL; /* each rank's data lies on its own card */
   tcp_plan p = {.self = self, .coll = &alike, .has_data = false, .word = word};
   pthread_mutex_lock(&self->collective_mutex);
-  dc_status status = run_collective(&p);
+  dc_status status = tcp_run_collective(&p);
   bool same = status == DC_OK;
   for (int32_t r = 0; r < comm->world; r++) {
-    same = same && self->flows[r].recv_header.call.word == word;
+    same = same && self->transfers[r].recv_header.call.word == word;
   }
-  finish_collective(self, status);
+  tcp_finish_collective(self, status);
   return same;
 }

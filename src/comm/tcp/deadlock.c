@@ -1,15 +1,16 @@
-/* Ranks that wait for each other in different communicators. A rank whose user is held in a collective asks the others
- * once, after a second, where theirs is held. The later one of two that are crossed learns it so. */
+/* Detects ranks that wait for each other in different communicators. A rank whose user is blocked in a collective
+ * queries its peers once, after a second. Of two ranks in a deadlock, the one that blocked later finds it this way. */
 #include "comm/tcp/tcp.h"
 
-/* What is read first lasts at least until the rank that asks makes the call, for which it is held itself. */
+/* The values read first are stable: they change only after the querying rank, which is blocked, joins the
+ * collective. */
 void dc__tcp_add_blocked(const dc__tcp_group *group, const dc__tcp *queried, const dc__tcp_control_msg *query,
                          dc__tcp_control_msg *reply) {
-  uint64_t user = queried == NULL ? 0 : atomic_load(&queried->use.user);
+  uint64_t user = queried == NULL ? 0 : atomic_load(&queried->usage.user);
   for (const dc__tcp *c = group->members; c != NULL && user != 0 && user != DC__COMM_SEVERAL_USERS; c = c->next) {
-    uint64_t blocked_in = atomic_load(&c->use.blocked_in);
-    if (c != queried && blocked_in != 0 && atomic_load(&c->use.user) == user &&
-        atomic_load(&queried->use.requested) < query->seq) {
+    uint64_t blocked_in = atomic_load(&c->usage.blocked_in);
+    if (c != queried && blocked_in != 0 && atomic_load(&c->usage.user) == user &&
+        atomic_load(&queried->usage.requested) < query->seq) {
       reply->mesh = c->mesh;
       reply->seq = blocked_in;
       reply->op = atomic_load_explicit(&c->op, memory_order_relaxed);
@@ -18,24 +19,24 @@ void dc__tcp_add_blocked(const dc__tcp_group *group, const dc__tcp *queried, con
   }
 }
 
-/* Whether a rank is held in a collective to which this rank's user, held in this one, has not come. */
+/* Whether the replying rank is blocked in a collective that this rank's blocked user has not requested. */
 static bool is_deadlocked(const dc__tcp *self, uint64_t user, const dc__tcp_reply *reply) {
   for (const dc__tcp *c = self->group->members; c != NULL && reply->blocked_in != 0; c = c->next) {
     if (c != self && c->mesh == reply->mesh) {
-      return atomic_load(&c->use.user) == user && atomic_load(&c->use.requested) < reply->blocked_in;
+      return atomic_load(&c->usage.user) == user && atomic_load(&c->usage.requested) < reply->blocked_in;
     }
   }
   return false;
 }
 
 dc_status dc__tcp_fail_deadlock(dc__tcp *self, const char *op_text) {
-  uint64_t user = atomic_load(&self->use.blocked_in) == self->seq ? dc__comm_blocked_user(&self->head) : 0;
+  uint64_t user = atomic_load(&self->usage.blocked_in) == self->seq ? dc__comm_blocked_user(&self->head) : 0;
   dc__rank_set own = {{0}}, peer = {{0}};
   const dc__tcp_reply *first = NULL;
   dc__rank_set_add(&own, self->head.rank);
   pthread_mutex_lock(&self->group->mutex);
   for (int32_t r = 0; r < self->head.world && user != 0; r++) {
-    const dc__tcp_reply *reply = &self->answers[r];
+    const dc__tcp_reply *reply = &self->replies[r];
     if (reply->state == DC__TCP_ARRIVED) {
       dc__rank_set_add(&own, r);
     } else if (is_deadlocked(self, user, reply)) {
@@ -55,9 +56,9 @@ dc_status dc__tcp_fail_deadlock(dc__tcp *self, const char *op_text) {
 }
 
 dc_status dc__tcp_check_deadlock(dc__tcp *self, const char *op_text) {
-  if (dc__comm_blocked_user(&self->head) == 0 || atomic_exchange(&self->use.blocked_in, self->seq) == self->seq) {
+  if (dc__comm_blocked_user(&self->head) == 0 || atomic_exchange(&self->usage.blocked_in, self->seq) == self->seq) {
     return DC_OK;
   }
-  dc__tcp_ask_all(self);
+  dc__tcp_query_all(self);
   return dc__tcp_fail_deadlock(self, op_text);
 }

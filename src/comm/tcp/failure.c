@@ -1,6 +1,6 @@
-/* One failure for the whole group. Several ranks may fail at once, each with a text of its own. Each rank says once,
- * to all others, how the group fails: it votes for its own failure, or for the one that it heard of first. When all
- * ranks have voted that can, everybody has heard the same votes, and takes the best of them. */
+/* Agreement on one failure for the whole group, since several ranks may fail at once with different texts. Each rank
+ * broadcasts one vote: its own failure, or the first one it received. Once all reachable ranks have voted, all ranks
+ * know the same votes and pick the same one. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,8 +10,8 @@
 #include "comm/escape.h"
 #include "comm/tcp/tcp.h"
 
-enum { SEND_NS = 1000000000 /* for a notice to leave, where a rank does not read */ };
-/* For the votes of ranks that are there and say nothing, which a machine that is gone or a stopped process does. */
+enum { SEND_NS = 1000000000 /* send timeout of a message, for a peer that does not read */ };
+/* Wait for the votes of silent ranks, whose machine is gone or whose process is stopped. */
 static const int64_t vote_timeout_ns = INT64_C(2000000000);
 
 dc_status dc__tcp_group_check(dc__tcp_group *group) {
@@ -30,11 +30,11 @@ bool dc__tcp_is_failure(int32_t status, char text[DC__TCP_TEXT]) {
   return status != DC_OK && strcmp(dc_status_name(status), "DC_E_UNKNOWN") != 0 && text[0] != '\0';
 }
 
-/* ---- notices ---- */
+/* ---- control messages ---- */
 
 static void send_message(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message, int64_t deadline) {
   if (group->control[r] >= 0 && !group->unreachable[r]) {
-    /* After a part of a notice no other would be understood. */
+    /* A partial message breaks the framing, so nothing more is sent. */
     group->unreachable[r] = !dc__tcp_send_all(group->control[r], message, sizeof *message, deadline);
   }
 }
@@ -52,12 +52,12 @@ void dc__tcp_broadcast_control(dc__tcp_group *group, const dc__tcp_control_msg *
 
 /* ---- votes ---- */
 
-/* A late rank, or one that died, is often no more than the consequence of what another rank saw. */
+/* A timeout or a death is often the consequence of another rank's failure, which is preferred. */
 static int32_t severity_of(int32_t status) {
   return status == DC_E_TIMEOUT ? 2 : status == DC_E_PEER_DEAD ? 1 : 0;
 }
 
-static bool outranks(const dc__tcp_control_msg *a, const dc__tcp_control_msg *b) {
+static bool vote_outranks(const dc__tcp_control_msg *a, const dc__tcp_control_msg *b) {
   int32_t first = severity_of(a->status), second = severity_of(b->status);
   return first != second ? first < second : a->rank < b->rank;
 }
@@ -79,7 +79,7 @@ static bool has_all_votes(const dc__tcp_group *group) {
   return true;
 }
 
-/* Without a watcher nobody hears votes. */
+/* Without a watcher no votes are received. */
 void dc__tcp_decide_failure(dc__tcp_group *group) {
   bool due = !group->watcher_running || dc__now_ns() >= group->vote_deadline;
   if (!group->voted || atomic_load(&group->failed) != 0 || !(due || has_all_votes(group))) {
@@ -88,7 +88,7 @@ void dc__tcp_decide_failure(dc__tcp_group *group) {
   (void)dc__fail(group->vote.status, "%s", group->vote.text);
   dc__failure_keep(&group->failure, group->vote.status);
   atomic_store_explicit(&group->failed, 1, memory_order_release);
-  (void)eventfd_write(group->failure_event, 1); /* the counter is far from full */
+  (void)eventfd_write(group->failure_event, 1); /* cannot block: the counter is far from full */
   pthread_cond_broadcast(&group->changed);
 }
 
@@ -99,14 +99,14 @@ void dc__tcp_handle_vote(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *v
   dc__rank_set_add(&group->votes, r);
   if (!group->voted) {
     cast_vote(group, vote);
-  } else if (outranks(vote, &group->vote)) {
+  } else if (vote_outranks(vote, &group->vote)) {
     group->vote = *vote;
   }
   dc__tcp_decide_failure(group);
 }
 
-/* Under the mutex. */
-static void propose(dc__tcp_group *group, dc_status status) {
+/* Requires group->mutex. */
+static void propose_failure(dc__tcp_group *group, dc_status status) {
   if (!group->voted) {
     dc__tcp_control_msg own = {
         .kind = DC__TCP_FAILURE, .status = status, .rank = group->rank, .ranks = group->unresponsive};
@@ -119,13 +119,13 @@ static void propose(dc__tcp_group *group, dc_status status) {
 
 void dc__tcp_group_fail_async(dc__tcp_group *group, dc_status status) {
   pthread_mutex_lock(&group->mutex);
-  propose(group, status);
+  propose_failure(group, status);
   pthread_mutex_unlock(&group->mutex);
 }
 
 void dc__tcp_group_fail(dc__tcp_group *group, dc_status status) {
   pthread_mutex_lock(&group->mutex);
-  propose(group, status);
+  propose_failure(group, status);
   while (atomic_load(&group->failed) == 0) {
     dc__tcp_wait_change(group, group->vote_deadline);
     dc__tcp_decide_failure(group);

@@ -1,4 +1,4 @@
-/* What the communicators of one rank share, and how it begins and ends. */
+/* State shared by the communicators of one rank: creation and release. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 
 #include "comm/tcp/tcp.h"
 
-enum { CONTROL_MESH_NS = 1000000000 /* longer than the deadline the ranks take to make the control mesh */ };
+enum { CONTROL_MESH_NS = 1000000000 /* added to the deadline for the control mesh */ };
 
 void dc__tcp_group_add(dc__tcp_group *group, dc__tcp *member) {
   pthread_mutex_lock(&group->mutex);
@@ -58,7 +58,6 @@ void dc__tcp_group_release(dc__tcp_group *group) {
   dc__free(group);
 }
 
-/* Nothing of it is open yet. */
 static void init_group(dc__tcp_group *group) {
   pthread_condattr_t monotonic;
   pthread_condattr_init(&monotonic);
@@ -75,7 +74,7 @@ static void init_group(dc__tcp_group *group) {
   }
 }
 
-static dc_status start_group(dc__tcp_group *group, const dc__tcp_address *address) {
+static dc_status tcp_start_group(dc__tcp_group *group, const dc__tcp_address *address) {
   int32_t mesh;
   group->failure_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   group->wake_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -105,7 +104,7 @@ dc_status dc__tcp_group_create(const char *address, const char *name, int32_t ra
   group->timeout_ns = timeout_ns;
   snprintf(group->name, sizeof group->name, "%s", name);
   init_group(group);
-  dc_status status = start_group(group, &at);
+  dc_status status = tcp_start_group(group, &at);
   if (status != DC_OK) {
     dc__tcp_group_fail(group, status);
     status = dc__tcp_group_check(group);

@@ -1,4 +1,4 @@
-/* Who comes to a rank's listener: connections that have not said all of their hello, and what their hellos say. */
+/* Incoming connections: accepts them, keeps those with an incomplete hello pending, and checks hellos. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -46,7 +46,7 @@ void dc__tcp_note_rejected(dc__tcp_pending *p, int fd, const char *what) {
   snprintf(p->last, sizeof p->last, "%s, %.90s", peer, what);
 }
 
-/* What a connection sent that is not libdc. */
+/* Notes what a rejected connection sent. */
 static void note_garbage(dc__tcp_pending *p, int32_t i) {
   char quoted[64], what[96];
   dc__escape(quoted, sizeof quoted, (const char *)&p->hellos[i], p->bytes_received[i] < 32 ? p->bytes_received[i] : 32);
@@ -68,7 +68,7 @@ void dc__tcp_pending_close(dc__tcp_pending *p) {
   }
 }
 
-/* The connection that has said nothing for longest makes room for a newcomer. */
+/* If the pending list is full, the oldest connection is closed for a new one. */
 static dc_status accept_pending(dc__tcp_group *group) {
   dc__tcp_pending *p = &group->pending;
   int fd = 0;
@@ -87,8 +87,8 @@ static dc_status accept_pending(dc__tcp_group *group) {
                         group->rank, strerror(errno));
 }
 
-/* Reads what is there; true: all of a hello. */
-static bool receive_hello(dc__tcp_pending *p, int32_t i) {
+/* Reads what has arrived. True if the hello is complete. */
+static bool tcp_receive_hello(dc__tcp_pending *p, int32_t i) {
   static const char magic[8] = DC__TCP_MAGIC;
   char *at = (char *)&p->hellos[i] + p->bytes_received[i];
   ssize_t got = recv(p->fds[i], at, sizeof p->hellos[i] - p->bytes_received[i], MSG_DONTWAIT);
@@ -108,7 +108,7 @@ static bool receive_hello(dc__tcp_pending *p, int32_t i) {
 
 static bool receive_any_hello(dc__tcp_pending *p, dc__tcp_hello *hello, int *fd) {
   for (int32_t i = p->count - 1; i >= 0; i--) {
-    if (receive_hello(p, i)) {
+    if (tcp_receive_hello(p, i)) {
       *hello = p->hellos[i];
       *fd = p->fds[i];
       remove_pending(p, i);
@@ -118,7 +118,7 @@ static bool receive_any_hello(dc__tcp_pending *p, dc__tcp_hello *hello, int *fd)
   return false;
 }
 
-/* Connections that are there are heard before newcomers, for whom they may make room. */
+/* Serves pending connections before it accepts new ones, which may evict them. */
 bool dc__tcp_poll_hello(dc__tcp_group *group, bool can_accept, dc__tcp_hello *hello, int *fd, dc_status *status) {
   dc__tcp_pending *p = &group->pending;
   *status = DC_OK;
@@ -155,7 +155,7 @@ bool dc__tcp_wait_hello(dc__tcp_group *group, const int *extra, int32_t extra_co
       }
       continue;
     }
-    ended = dc__now_ns() >= deadline; /* however many strangers come */
+    ended = dc__now_ns() >= deadline; /* even under a flood of connections */
     for (int32_t i = 0; i < extra_count; i++) {
       ended = ended || polls[1 + i].revents != 0;
     }

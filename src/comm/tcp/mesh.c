@@ -1,5 +1,4 @@
-/* One connection between any two ranks. The higher rank of the two makes it; one that comes before it is expected is
- * kept. */
+/* A mesh: one connection between any two ranks, made by the higher one. Early connections are kept for their mesh. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -7,7 +6,7 @@
 
 #include "comm/tcp/tcp.h"
 
-/* ---- connections that come ---- */
+/* ---- incoming connections ---- */
 
 static dc__tcp_early *find_early(const dc__tcp_group *group, int32_t mesh, int32_t rank) {
   for (int32_t i = 0; i < group->early_count; i++) {
@@ -28,7 +27,7 @@ static int take_early(dc__tcp_group *group, int32_t mesh, int32_t rank) {
   return fd;
 }
 
-/* One that wants to meet, where no meeting is. */
+/* A rank asks for a rendezvous, but none is in progress. */
 static dc_status fail_no_rendezvous(const dc__tcp_group *group, const dc__tcp_hello *hello) {
   DC__TRY(dc__tcp_hello_check(group, hello));
   return group->rank == 0
@@ -41,8 +40,8 @@ static dc_status fail_no_rendezvous(const dc__tcp_group *group, const dc__tcp_he
                         group->rank, group->name);
 }
 
-/* Two connections for one place: this rank cannot know which of them is the rank's. */
-static dc_status fail_duplicate(const dc__tcp_group *group, const dc__tcp_hello *hello, int fd, int other) {
+/* Two connections claim the same rank, and this rank cannot tell which is genuine. */
+static dc_status mesh_fail_duplicate(const dc__tcp_group *group, const dc__tcp_hello *hello, int fd, int other) {
   char first[DC__TCP_PEER], second[DC__TCP_PEER];
   dc__tcp_peer_text(other, first);
   dc__tcp_peer_text(fd, second);
@@ -52,8 +51,8 @@ static dc_status fail_duplicate(const dc__tcp_group *group, const dc__tcp_hello 
                   group->name, group->rank, hello->rank, hello->mesh, first, second);
 }
 
-/* Takes a connection in, into fds if it is for the mesh that is made now, or sends it away. fds NULL: none is made. An
- * error is the group's. */
+/* Accepts a connection, into fds if it is for the mesh in progress, or rejects it. fds is NULL if none is in progress.
+ * An error fails the group. */
 static dc_status dispatch_connection(dc__tcp_group *group, const dc__tcp_hello *hello, int fd, int *fds) {
   dc_status status = DC_OK;
   if (hello->mesh == DC__TCP_RENDEZVOUS) {
@@ -64,7 +63,7 @@ static dc_status dispatch_connection(dc__tcp_group *group, const dc__tcp_hello *
     bool now = fds != NULL && hello->mesh == group->meshes;
     int other = early != NULL ? early->fd : now ? fds[hello->rank] : -1;
     if (other >= 0) {
-      status = fail_duplicate(group, hello, fd, other);
+      status = mesh_fail_duplicate(group, hello, fd, other);
     } else if (now) {
       fds[hello->rank] = fd;
       return DC_OK;
@@ -92,7 +91,7 @@ void dc__tcp_serve_listener(dc__tcp_group *group, bool can_accept, bool *retry) 
   *retry = status != DC_OK;
 }
 
-/* ---- connections that this rank makes ---- */
+/* ---- outgoing connections ---- */
 
 typedef union socket_address {
   struct sockaddr any;
@@ -115,7 +114,6 @@ static socklen_t sockaddr_of(const dc__tcp_endpoint *endpoint, socket_address *t
   return sizeof to->four;
 }
 
-/* To all lower ranks, which listen. */
 static dc_status connect_to_lower(const dc__tcp_group *group, int32_t mesh, int64_t deadline, int *fds) {
   const dc__tcp_hello hello = dc__tcp_hello_make(group, mesh);
   for (int32_t r = 0; r < group->rank; r++) {
@@ -138,7 +136,7 @@ static dc_status connect_to_lower(const dc__tcp_group *group, int32_t mesh, int6
 
 /* ---- a mesh ---- */
 
-static dc__rank_set find_missing(const dc__tcp_group *group, const int *fds, int32_t *count) {
+static dc__rank_set mesh_find_missing(const dc__tcp_group *group, const int *fds, int32_t *count) {
   dc__rank_set missing = {{0}};
   *count = 0;
   for (int32_t r = group->rank + 1; r < group->world; r++) {
@@ -150,15 +148,15 @@ static dc__rank_set find_missing(const dc__tcp_group *group, const int *fds, int
   return missing;
 }
 
-static dc_status fail_timeout(const dc__tcp_group *group, const dc__rank_set *missing) {
+static dc_status mesh_fail_timeout(const dc__tcp_group *group, const dc__rank_set *missing) {
   dc__rank_list missing_list = dc__rank_list_of(missing, group->world);
   return dc__fail(DC_E_TIMEOUT, "group \"%s\": rank %" PRId32 " waited %.1f s for rank%s %s of %" PRId32 " to connect",
                   group->name, group->rank, (double)group->timeout_ns / 1e9, missing_list.count > 1 ? "s" : "",
                   missing_list.text, group->world);
 }
 
-/* While the control mesh forms, this rank looks itself whether another one failed. What it sees is left for the
- * watcher. A rank that goes or ends is none that this one waits for: it has connected. */
+/* While the control mesh forms there is no watcher. So this rank peeks for failures itself and leaves the messages for
+ * the watcher. A peer that leaves or ends has connected already, so this rank does not wait for it. */
 static dc_status check_control(const dc__tcp_group *group, const int *fds, dc__rank_set *ended) {
   for (int32_t r = 0; r < group->world; r++) {
     dc__tcp_control_msg message;
@@ -174,7 +172,7 @@ static dc_status check_control(const dc__tcp_group *group, const int *fds, dc__r
   return DC_OK;
 }
 
-/* Why no more hellos are waited for, if so. */
+/* An error if the wait for hellos should end. */
 static dc_status check_waiting(dc__tcp_group *group, int32_t mesh, int64_t deadline, const int *fds,
                                const dc__rank_set *missing, dc__rank_set *ended) {
   DC__TRY(dc__tcp_group_check(group));
@@ -186,43 +184,42 @@ static dc_status check_waiting(dc__tcp_group *group, int32_t mesh, int64_t deadl
       return dc__tcp_fail_closed(group, r, "a new communicator");
     }
   }
-  return dc__now_ns() < deadline ? DC_OK : fail_timeout(group, missing);
+  return dc__now_ns() < deadline ? DC_OK : mesh_fail_timeout(group, missing);
 }
 
-/* What is readable when a failure is known, or when a rank ends that is missing: the watcher hears why. */
+/* Descriptors that end the wait: readable when the group fails or a missing rank ends. The watcher reads the reason. */
 static int32_t list_wakeups(const dc__tcp_group *group, int32_t mesh, const int *fds, const dc__rank_set *ended,
-                            int *stopping) {
+                            int *wakeups) {
   int32_t count = 0;
-  stopping[count++] = group->failure_event;
+  wakeups[count++] = group->failure_event;
   for (int32_t r = 0; r < group->world; r++) {
     if (mesh == DC__TCP_CONTROL && fds[r] >= 0 && !dc__rank_set_has(ended, r)) {
-      stopping[count++] = fds[r];
+      wakeups[count++] = fds[r];
     } else if (group->watcher_running && r > group->rank && fds[r] < 0) {
-      stopping[count++] = group->control[r];
+      wakeups[count++] = group->control[r];
     }
   }
   return count;
 }
 
-/* From all higher ranks. */
 static dc_status accept_from_higher(dc__tcp_group *group, int32_t mesh, int64_t deadline, int *fds) {
   dc_status status = DC_OK;
   int32_t count;
   for (int32_t r = group->rank + 1; r < group->world; r++) {
     fds[r] = take_early(group, mesh, r);
   }
-  dc__rank_set missing = find_missing(group, fds, &count), ended = {{0}};
+  dc__rank_set missing = mesh_find_missing(group, fds, &count), ended = {{0}};
   while (status == DC_OK && count > 0) {
     dc__tcp_hello hello;
-    int fd = -1, stopping[DC__COMM_MAX_WORLD + 1];
-    int32_t extra = list_wakeups(group, mesh, fds, &ended, stopping);
+    int fd = -1, wakeups[DC__COMM_MAX_WORLD + 1];
+    int32_t extra = list_wakeups(group, mesh, fds, &ended, wakeups);
     dc__tcp_wait_begin(&group->mesh_wait, &missing);
-    if (dc__tcp_wait_hello(group, stopping, extra, deadline, &hello, &fd, &status)) {
+    if (dc__tcp_wait_hello(group, wakeups, extra, deadline, &hello, &fd, &status)) {
       status = dispatch_connection(group, &hello, fd, fds);
     } else if (status == DC_OK) {
       status = check_waiting(group, mesh, deadline, fds, &missing, &ended);
     }
-    missing = find_missing(group, fds, &count);
+    missing = mesh_find_missing(group, fds, &count);
   }
   dc__tcp_wait_end(&group->mesh_wait);
   return status;
@@ -238,7 +235,7 @@ dc_status dc__tcp_mesh_connect(dc__tcp_group *group, int64_t deadline, int *fds,
   status = status != DC_OK ? status : accept_from_higher(group, *mesh, deadline, fds);
   group->meshes += status == DC_OK;
   pthread_mutex_unlock(&group->mesh_mutex);
-  (void)eventfd_write(group->wake_event, 1); /* the watcher reads the listener again */
+  (void)eventfd_write(group->wake_event, 1); /* the watcher polls the listener again */
   for (int32_t r = 0; status != DC_OK && *mesh != DC__TCP_CONTROL && r < group->world; r++) {
     dc__tcp_close(&fds[r]);
   }

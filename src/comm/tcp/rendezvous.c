@@ -1,6 +1,6 @@
-/* How ranks of several machines find each other: rank 0 listens where everybody was told, the others say where they
- * listen, and rank 0 tells all of them. A rank is where rank 0 sees it; one on rank 0's own machine may be seen at an
- * address that means another machine elsewhere, so it is where rank 0 is. */
+/* Rendezvous over TCP: rank 0 listens at the given address, the others send the ports of their listeners, and rank 0
+ * sends the table of endpoints to all. A rank's address is the one that rank 0 sees. For ranks on rank 0's machine that
+ * may be a loopback address, so they get the address by which rank 0 was reached. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <inttypes.h>
@@ -14,8 +14,8 @@
 
 enum {
   RETRY_NS = 20000000,
-  GRACE_NS = 1000000000, /* rank 0 knows best who is missing: its answer has this much longer to arrive */
-  MAX_QUOTED = 48        /* bytes of what another service says */
+  GRACE_NS = 1000000000, /* rank 0 knows which ranks are missing: its answer has this much longer to arrive */
+  MAX_QUOTED = 48        /* bytes quoted from another service */
 };
 
 static dc__tcp_endpoint endpoint_of(const struct sockaddr_storage *address, int32_t port) {
@@ -32,7 +32,7 @@ static dc__tcp_endpoint endpoint_of(const struct sockaddr_storage *address, int3
   return endpoint;
 }
 
-/* port 0: any. */
+/* Port 0 picks a free one. */
 static dc_status listen_at(dc__tcp_group *group, int32_t port) {
   DC__TRY(dc__tcp_listen(&port, &group->listener));
   group->endpoints[group->rank].port = port;
@@ -43,36 +43,36 @@ static dc_status listen_at(dc__tcp_group *group, int32_t port) {
 
 typedef struct tcp_root {
   dc__tcp_group *group;
-  int peers[DC__COMM_MAX_WORLD]; /* -1: not come */
+  int peers[DC__COMM_MAX_WORLD]; /* -1 if not joined */
   int32_t joined;
 } tcp_root;
 
-static void send_welcome(int fd, dc_status status, int32_t more, const char *text) {
+static void tcp_send_welcome(int fd, dc_status status, int32_t more, const char *text) {
   dc__tcp_welcome welcome = {.magic = DC__TCP_MAGIC, .status = status, .more = more};
   snprintf(welcome.text, sizeof welcome.text, "%s", text);
   (void)dc__tcp_send_all(fd, &welcome, sizeof welcome, dc__now_ns() + GRACE_NS);
 }
 
 void dc__tcp_reject(int fd, dc_status status) {
-  send_welcome(fd, status, 0, dc_last_error());
+  tcp_send_welcome(fd, status, 0, dc_last_error());
 }
 
 static void send_endpoints(int fd, const dc__tcp_group *group) {
-  send_welcome(fd, DC_OK, 0, "");
+  tcp_send_welcome(fd, DC_OK, 0, "");
   (void)dc__tcp_send_all(fd, group->endpoints, sizeof group->endpoints, dc__now_ns() + GRACE_NS);
 }
 
-static dc_status fail_duplicate(const tcp_root *h, const dc__tcp_hello *hello, int fd) {
+static dc_status root_fail_duplicate(const tcp_root *root, const dc__tcp_hello *hello, int fd) {
   char first[DC__TCP_PEER], second[DC__TCP_PEER];
-  dc__tcp_peer_text(h->peers[hello->rank], first);
+  dc__tcp_peer_text(root->peers[hello->rank], first);
   dc__tcp_peer_text(fd, second);
   return dc__fail(DC_E_EXISTS, "dc_comm_create_tcp: group \"%s\": rank %" PRId32 " came twice, from %s and from %s",
-                  h->group->name, hello->rank, first, second);
+                  root->group->name, hello->rank, first, second);
 }
 
-/* Takes a guest in; an error ends the rendezvous for all. */
-static dc_status admit_peer(tcp_root *h, const dc__tcp_hello *hello, int fd) {
-  dc__tcp_group *group = h->group;
+/* Admits a rank; an error ends the rendezvous for all. */
+static dc_status admit_peer(tcp_root *root, const dc__tcp_hello *hello, int fd) {
+  dc__tcp_group *group = root->group;
   struct sockaddr_storage address;
   socklen_t length = sizeof address;
   if (hello->world != group->world) {
@@ -85,25 +85,25 @@ static dc_status admit_peer(tcp_root *h, const dc__tcp_hello *hello, int fd) {
     return dc__fail(DC_E_EXISTS, "dc_comm_create_tcp: group \"%s\": rank %" PRId32 " of %" PRId32 " came twice",
                     group->name, hello->rank, group->world);
   }
-  if (h->peers[hello->rank] >= 0) {
-    return fail_duplicate(h, hello, fd);
+  if (root->peers[hello->rank] >= 0) {
+    return root_fail_duplicate(root, hello, fd);
   }
   if (getpeername(fd, (struct sockaddr *)&address, &length) != 0) {
-    return DC_OK; /* it ended already, and will be missing */
+    return DC_OK; /* it has ended, and will be missing */
   }
   group->endpoints[hello->rank] = endpoint_of(&address, hello->port);
-  h->peers[hello->rank] = fd;
-  h->joined++;
-  send_welcome(fd, DC_OK, 1, ""); /* so that a guest can tell rank 0 from a service that says nothing */
+  root->peers[hello->rank] = fd;
+  root->joined++;
+  tcp_send_welcome(fd, DC_OK, 1, ""); /* lets the peer tell rank 0 from a silent service */
   return DC_OK;
 }
 
-static dc_status fail_missing(const tcp_root *h) {
-  const dc__tcp_pending *p = &h->group->pending;
+static dc_status tcp_fail_missing(const tcp_root *root) {
+  const dc__tcp_pending *p = &root->group->pending;
   dc__rank_list missing = {.count = 0};
   char others[240] = "";
-  for (int32_t r = 1; r < h->group->world; r++) {
-    if (h->peers[r] < 0) {
+  for (int32_t r = 1; r < root->group->world; r++) {
+    if (root->peers[r] < 0) {
       dc__rank_list_add(&missing, r);
     }
   }
@@ -112,89 +112,89 @@ static dc_status fail_missing(const tcp_root *h) {
              p->rejected > 1 ? "s" : "", p->last);
   }
   return dc__fail(DC_E_TIMEOUT, "dc_comm_create_tcp: group \"%s\": rank%s %s of %" PRId32 " %s not come after %.1f s%s",
-                  h->group->name, missing.count > 1 ? "s" : "", missing.text, h->group->world,
-                  missing.count > 1 ? "have" : "has", (double)h->group->timeout_ns / 1e9, others);
+                  root->group->name, missing.count > 1 ? "s" : "", missing.text, root->group->world,
+                  missing.count > 1 ? "have" : "has", (double)root->group->timeout_ns / 1e9, others);
 }
 
-/* A guest says nothing while it waits: what can be read is its end. */
-static dc_status check_peers_alive(const tcp_root *h) {
-  for (int32_t r = 1; r < h->group->world; r++) {
+/* Peers send nothing while they wait, so a readable connection has ended. */
+static dc_status check_peers_alive(const tcp_root *root) {
+  for (int32_t r = 1; r < root->group->world; r++) {
     char byte;
-    if (h->peers[r] >= 0 &&
-        (recv(h->peers[r], &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || (errno != EAGAIN && errno != EINTR))) {
+    if (root->peers[r] >= 0 &&
+        (recv(root->peers[r], &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || (errno != EAGAIN && errno != EINTR))) {
       return dc__fail(DC_E_PEER_DEAD, "dc_comm_create_tcp: group \"%s\": rank %" PRId32 " ended before all had come",
-                      h->group->name, r);
+                      root->group->name, r);
     }
   }
   return DC_OK;
 }
 
-/* Of one that said its hello: an error ends the meeting for all. */
-static dc_status handle_hello(tcp_root *h, const dc__tcp_hello *hello, int fd) {
-  dc__tcp_group *group = h->group;
+/* Handles a complete hello; an error ends the rendezvous for all. */
+static dc_status handle_hello(tcp_root *root, const dc__tcp_hello *hello, int fd) {
+  dc__tcp_group *group = root->group;
   dc_status status = dc__tcp_hello_check(group, hello);
   if (status != DC_OK) {
     dc__tcp_reject(fd, status);
     dc__tcp_note_rejected(&group->pending, fd,
                           status == DC_E_EXISTS ? "a rank of another group" : "a rank of another version of libdc");
     dc__tcp_close(&fd);
-    return DC_OK; /* this group waits on */
+    return DC_OK; /* the group keeps waiting */
   }
   if (hello->mesh == DC__TCP_RENDEZVOUS) {
-    status = admit_peer(h, hello, fd);
+    status = admit_peer(root, hello, fd);
     if (status != DC_OK) {
       dc__tcp_reject(fd, status);
     }
   }
-  if (h->peers[hello->rank > 0 && hello->rank < group->world ? hello->rank : 0] != fd) {
+  if (root->peers[hello->rank > 0 && hello->rank < group->world ? hello->rank : 0] != fd) {
     dc__tcp_close(&fd);
   }
   return status;
 }
 
-static dc_status collect_peers(tcp_root *h, int64_t deadline) {
+static dc_status collect_peers(tcp_root *root, int64_t deadline) {
   dc_status status = DC_OK;
-  while (status == DC_OK && h->joined < h->group->world - 1) {
+  while (status == DC_OK && root->joined < root->group->world - 1) {
     dc__tcp_hello hello;
     int fd = -1;
     int extra[DC__COMM_MAX_WORLD];
     int32_t extras = 0;
-    for (int32_t r = 1; r < h->group->world; r++) {
-      if (h->peers[r] >= 0) {
-        extra[extras++] = h->peers[r];
+    for (int32_t r = 1; r < root->group->world; r++) {
+      if (root->peers[r] >= 0) {
+        extra[extras++] = root->peers[r];
       }
     }
-    if (dc__tcp_wait_hello(h->group, extra, extras, deadline, &hello, &fd, &status)) {
-      status = handle_hello(h, &hello, fd);
+    if (dc__tcp_wait_hello(root->group, extra, extras, deadline, &hello, &fd, &status)) {
+      status = handle_hello(root, &hello, fd);
     } else if (status == DC_OK) {
-      status = check_peers_alive(h);
-      status = status != DC_OK || dc__now_ns() < deadline ? status : fail_missing(h);
+      status = check_peers_alive(root);
+      status = status != DC_OK || dc__now_ns() < deadline ? status : tcp_fail_missing(root);
     }
   }
-  dc__tcp_pending_close(&h->group->pending); /* strangers: all ranks have said theirs */
+  dc__tcp_pending_close(&root->group->pending); /* no rank is among them */
   return status;
 }
 
 static dc_status rendezvous_root(dc__tcp_group *group, int32_t port, int64_t deadline) {
-  tcp_root h = {.group = group};
+  tcp_root root = {.group = group};
   DC__TRY(listen_at(group, port));
   for (int32_t r = 0; r < DC__COMM_MAX_WORLD; r++) {
-    h.peers[r] = -1;
+    root.peers[r] = -1;
   }
   group->endpoints[0].on_root_machine = 1;
-  dc_status status = collect_peers(&h, deadline);
+  dc_status status = collect_peers(&root, deadline);
   for (int32_t r = 1; r < group->world; r++) {
-    if (h.peers[r] >= 0 && status == DC_OK) {
-      send_endpoints(h.peers[r], group);
-    } else if (h.peers[r] >= 0) {
-      dc__tcp_reject(h.peers[r], status);
+    if (root.peers[r] >= 0 && status == DC_OK) {
+      send_endpoints(root.peers[r], group);
+    } else if (root.peers[r] >= 0) {
+      dc__tcp_reject(root.peers[r], status);
     }
-    dc__tcp_close(&h.peers[r]);
+    dc__tcp_close(&root.peers[r]);
   }
   return status;
 }
 
-/* ---- the others ---- */
+/* ---- the other ranks ---- */
 
 typedef struct tcp_peer {
   dc__tcp_group *group;
@@ -215,8 +215,8 @@ static int connect_any(const struct addrinfo *found, int64_t deadline, struct so
   return -1;
 }
 
-static dc_status connect_to_root(const dc__tcp_group *group, const dc__tcp_address *to, int64_t deadline,
-                                 struct sockaddr_storage *reached, int *fd) {
+static dc_status tcp_connect_to_root(const dc__tcp_group *group, const dc__tcp_address *to, int64_t deadline,
+                                     struct sockaddr_storage *reached, int *fd) {
   char port[8];
   struct addrinfo *found = NULL;
   const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
@@ -245,22 +245,22 @@ static dc_status connect_to_root(const dc__tcp_group *group, const dc__tcp_addre
                              strerror(error));
 }
 
-/* What came from the address where rank 0 should be does not begin as libdc does. */
-static dc_status fail_not_libdc(const tcp_peer *g, const void *said, size_t bytes) {
+/* The answer from rank 0's address does not start with libdc's magic. */
+static dc_status fail_not_libdc(const tcp_peer *peer, const void *data, size_t bytes) {
   char text[4 * MAX_QUOTED + 1];
-  dc__escape(text, sizeof text, said, bytes < MAX_QUOTED ? bytes : MAX_QUOTED);
+  dc__escape(text, sizeof text, data, bytes < MAX_QUOTED ? bytes : MAX_QUOTED);
   return dc__fail(DC_E_EXISTS,
                   "dc_comm_create_tcp: group \"%s\": what listens at %s:%" PRId32
                   " is not libdc, or another version of it; it sent \"%s\"",
-                  g->group->name, g->to->host, g->to->port, text);
+                  peer->group->name, peer->to->host, peer->to->port, text);
 }
 
-/* error: errno, 0: the connection was closed. */
-static dc_status fail_no_answer(const tcp_peer *g, int error) {
-  const dc__tcp_group *group = g->group;
+/* error is errno, or 0 if the connection was closed. */
+static dc_status fail_no_answer(const tcp_peer *peer, int error) {
+  const dc__tcp_group *group = peer->group;
   double seconds = (double)group->timeout_ns / 1e9;
   char text[DC__TCP_ERROR];
-  if (error == ETIMEDOUT && g->answered) {
+  if (error == ETIMEDOUT && peer->answered) {
     return dc__fail(DC_E_TIMEOUT, "dc_comm_create_tcp: group \"%s\": rank 0 still waits for other ranks after %.1f s",
                     group->name, seconds);
   }
@@ -268,63 +268,63 @@ static dc_status fail_no_answer(const tcp_peer *g, int error) {
     return dc__fail(DC_E_TIMEOUT,
                     "dc_comm_create_tcp: group \"%s\": what listens at %s:%" PRId32
                     " took the connection and said nothing for %.1f s: another service, or a rank 0 that is stopped",
-                    group->name, g->to->host, g->to->port, seconds);
+                    group->name, peer->to->host, peer->to->port, seconds);
   }
   dc__tcp_error_text(error, text);
-  return dc__fail(DC_E_PEER_DEAD,
-                  "dc_comm_create_tcp: group \"%s\": rank 0 ended%s: %s:%" PRId32 " closed the connection%s%s%s",
-                  group->name, g->answered ? "" : ", or began without this rank, or another service is there",
-                  g->to->host, g->to->port, error == 0 ? "" : " (", error == 0 ? "" : text, error == 0 ? "" : ")");
+  return dc__fail(
+      DC_E_PEER_DEAD, "dc_comm_create_tcp: group \"%s\": rank 0 ended%s: %s:%" PRId32 " closed the connection%s%s%s",
+      group->name, peer->answered ? "" : ", or began without this rank, or another service is there", peer->to->host,
+      peer->to->port, error == 0 ? "" : " (", error == 0 ? "" : text, error == 0 ? "" : ")");
 }
 
-/* The next of rank 0's answers. */
-static dc_status receive_welcome(tcp_peer *g, int64_t deadline, dc__tcp_welcome *word) {
+/* Receives rank 0's next answer. */
+static dc_status tcp_receive_welcome(tcp_peer *peer, int64_t deadline, dc__tcp_welcome *welcome) {
   static const char magic[8] = DC__TCP_MAGIC;
   size_t first, rest;
-  bool whole = dc__tcp_receive_all(g->fd, word->magic, sizeof magic, deadline, &first);
+  bool whole = dc__tcp_receive_all(peer->fd, welcome->magic, sizeof magic, deadline, &first);
   int error = errno;
-  if (memcmp(word->magic, magic, first) != 0) {
-    /* What is there already says more of what it is. */
-    ssize_t got = whole ? recv(g->fd, (char *)word + first, MAX_QUOTED - sizeof magic, MSG_DONTWAIT) : 0;
-    return fail_not_libdc(g, word, first + (got > 0 ? (size_t)got : 0));
+  if (memcmp(welcome->magic, magic, first) != 0) {
+    /* The bytes that follow help to identify the service. */
+    ssize_t got = whole ? recv(peer->fd, (char *)welcome + first, MAX_QUOTED - sizeof magic, MSG_DONTWAIT) : 0;
+    return fail_not_libdc(peer, welcome, first + (got > 0 ? (size_t)got : 0));
   }
-  if (!whole || !dc__tcp_receive_all(g->fd, &word->status, sizeof *word - sizeof magic, deadline, &rest)) {
-    return fail_no_answer(g, whole ? errno : error);
+  if (!whole || !dc__tcp_receive_all(peer->fd, &welcome->status, sizeof *welcome - sizeof magic, deadline, &rest)) {
+    return fail_no_answer(peer, whole ? errno : error);
   }
-  if (word->status == DC_OK || dc__tcp_is_failure(word->status, word->text)) {
-    return word->status == DC_OK ? DC_OK : dc__fail(word->status, "%s", word->text);
+  if (welcome->status == DC_OK || dc__tcp_is_failure(welcome->status, welcome->text)) {
+    return welcome->status == DC_OK ? DC_OK : dc__fail(welcome->status, "%s", welcome->text);
   }
-  return fail_not_libdc(g, word, sizeof *word);
+  return fail_not_libdc(peer, welcome, sizeof *welcome);
 }
 
-static dc_status receive_endpoints(tcp_peer *g, int64_t deadline, dc__tcp_endpoint *endpoints) {
-  dc__tcp_welcome word;
+static dc_status receive_endpoints(tcp_peer *peer, int64_t deadline, dc__tcp_endpoint *endpoints) {
+  dc__tcp_welcome welcome;
   size_t got;
-  DC__TRY(receive_welcome(g, deadline, &word));
-  g->answered = true;
-  if (word.more != 0) {
-    DC__TRY(receive_welcome(g, deadline, &word));
+  DC__TRY(tcp_receive_welcome(peer, deadline, &welcome));
+  peer->answered = true;
+  if (welcome.more != 0) {
+    DC__TRY(tcp_receive_welcome(peer, deadline, &welcome));
   }
-  return dc__tcp_receive_all(g->fd, endpoints, DC__COMM_MAX_WORLD * sizeof *endpoints, deadline, &got)
+  return dc__tcp_receive_all(peer->fd, endpoints, DC__COMM_MAX_WORLD * sizeof *endpoints, deadline, &got)
              ? DC_OK
-             : fail_no_answer(g, errno);
+             : fail_no_answer(peer, errno);
 }
 
-static dc_status send_hello(const tcp_peer *g, int64_t deadline) {
-  const dc__tcp_hello hello = dc__tcp_hello_make(g->group, DC__TCP_RENDEZVOUS);
-  return dc__tcp_send_all(g->fd, &hello, sizeof hello, deadline) ? DC_OK : fail_no_answer(g, errno);
+static dc_status tcp_send_hello(const tcp_peer *peer, int64_t deadline) {
+  const dc__tcp_hello hello = dc__tcp_hello_make(peer->group, DC__TCP_RENDEZVOUS);
+  return dc__tcp_send_all(peer->fd, &hello, sizeof hello, deadline) ? DC_OK : fail_no_answer(peer, errno);
 }
 
-/* It listens only when rank 0 does: on rank 0's machine the system might give it rank 0's port. */
-static dc_status rendezvous_peer(dc__tcp_group *group, const dc__tcp_address *to, int64_t deadline) {
+/* Listens only once rank 0 does: on rank 0's machine the system might otherwise give it rank 0's port. */
+static dc_status tcp_rendezvous_peer(dc__tcp_group *group, const dc__tcp_address *to, int64_t deadline) {
   struct sockaddr_storage reached;
   dc__tcp_endpoint endpoints[DC__COMM_MAX_WORLD];
-  tcp_peer g = {.group = group, .to = to, .fd = -1};
-  DC__TRY(connect_to_root(group, to, deadline, &reached, &g.fd));
+  tcp_peer peer = {.group = group, .to = to, .fd = -1};
+  DC__TRY(tcp_connect_to_root(group, to, deadline, &reached, &peer.fd));
   dc_status status = listen_at(group, 0);
-  status = status == DC_OK ? send_hello(&g, deadline) : status;
-  status = status == DC_OK ? receive_endpoints(&g, deadline + GRACE_NS, endpoints) : status;
-  dc__tcp_close(&g.fd);
+  status = status == DC_OK ? tcp_send_hello(&peer, deadline) : status;
+  status = status == DC_OK ? receive_endpoints(&peer, deadline + GRACE_NS, endpoints) : status;
+  dc__tcp_close(&peer.fd);
   for (int32_t r = 0; status == DC_OK && r < group->world; r++) {
     int32_t port = r == 0 ? to->port : endpoints[r].port;
     group->endpoints[r] = endpoints[r].on_root_machine != 0 ? endpoint_of(&reached, port) : endpoints[r];
@@ -339,5 +339,6 @@ static dc_status rendezvous_peer(dc__tcp_group *group, const dc__tcp_address *to
 }
 
 dc_status dc__tcp_rendezvous(dc__tcp_group *group, const dc__tcp_address *address, int64_t deadline) {
-  return group->rank == 0 ? rendezvous_root(group, address->port, deadline) : rendezvous_peer(group, address, deadline);
+  return group->rank == 0 ? rendezvous_root(group, address->port, deadline)
+                          : tcp_rendezvous_peer(group, address, deadline);
 }

@@ -1,4 +1,4 @@
-/* Sockets of TCP. */
+/* TCP sockets. */
 #include "comm/tcp/socket.h"
 
 #include <arpa/inet.h>
@@ -45,7 +45,7 @@ void dc__tcp_close(int *fd) {
   }
 }
 
-/* Without Nagle's wait for more, and with probes that find a machine that went without a word. */
+/* Disables Nagle's algorithm; keep-alive probes detect a machine that vanished. */
 static void set_options(int fd) {
   const int on = 1;
   (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -69,7 +69,7 @@ dc_status dc__tcp_listen(int32_t *port, int *fd) {
   if (*fd < 0) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: no socket: %s", strerror(errno));
   }
-  (void)setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on); /* the port of a run that just ended */
+  (void)setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on); /* allows the port of a run that just ended */
   if (bind(*fd, address, length) != 0 || listen(*fd, SOMAXCONN) != 0 || getsockname(*fd, address, &length) != 0) {
     int error = errno;
     dc__tcp_close(fd);
@@ -80,8 +80,8 @@ dc_status dc__tcp_listen(int32_t *port, int *fd) {
   return DC_OK;
 }
 
-/* Until poll() says so; false: errno, ETIMEDOUT after the deadline. */
-static bool wait_for(int fd, short events, int64_t deadline) {
+/* Polls for events. False with errno, which is ETIMEDOUT after the deadline. */
+static bool wait_socket(int fd, short events, int64_t deadline) {
   struct pollfd wait = {.fd = fd, .events = events};
   for (;;) {
     int ready = poll(&wait, 1, dc__poll_timeout_ms(deadline));
@@ -98,8 +98,8 @@ static bool wait_for(int fd, short events, int64_t deadline) {
   }
 }
 
-/* A port of this machine at which nobody listens may be given to the very socket that looks for it there: TCP then
- * connects it to itself. */
+/* TCP self-connect: if no socket listens at a local port, the system may give that very port to the connecting
+ * socket. */
 static bool is_self_connected(int fd) {
   struct sockaddr_storage own = {0}, peer = {0};
   socklen_t own_length = sizeof own, peer_length = sizeof peer;
@@ -113,13 +113,13 @@ int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t de
   if (fd < 0) {
     return -1;
   }
-  const int on = 1; /* the port that it is given stays free for who listens */
+  const int on = 1; /* its local port stays usable for listeners */
   (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   int error = connect(fd, address, length) == 0 ? 0 : errno;
   if (error == EINPROGRESS || error == EINTR) {
     socklen_t size = sizeof error;
     error =
-        !wait_for(fd, POLLOUT, deadline) || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 ? errno : error;
+        !wait_socket(fd, POLLOUT, deadline) || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 ? errno : error;
   }
   if (error == 0 && is_self_connected(fd)) {
     error = ECONNREFUSED;
@@ -150,7 +150,7 @@ bool dc__tcp_send_all(int fd, const void *data, size_t bytes, int64_t deadline) 
     if (sent > 0) {
       at += sent;
       bytes -= (size_t)sent;
-    } else if (errno != EINTR && (errno != EAGAIN || !wait_for(fd, POLLOUT, deadline))) {
+    } else if (errno != EINTR && (errno != EAGAIN || !wait_socket(fd, POLLOUT, deadline))) {
       return false;
     }
   }
@@ -167,7 +167,7 @@ bool dc__tcp_receive_all(int fd, void *data, size_t bytes, int64_t deadline, siz
     }
     if (part > 0) {
       *got += (size_t)part;
-    } else if (errno != EINTR && (errno != EAGAIN || !wait_for(fd, POLLIN, deadline))) {
+    } else if (errno != EINTR && (errno != EAGAIN || !wait_socket(fd, POLLIN, deadline))) {
       return false;
     }
   }
@@ -204,7 +204,7 @@ void dc__tcp_address_text(const struct sockaddr *address, char text[DC__TCP_PEER
 void dc__tcp_peer_text(int fd, char text[DC__TCP_PEER]) {
   struct sockaddr_storage address = {0};
   socklen_t length = sizeof address;
-  (void)getpeername(fd, (struct sockaddr *)&address, &length); /* one that is gone already has no address */
+  (void)getpeername(fd, (struct sockaddr *)&address, &length); /* fails if the peer is gone */
   dc__tcp_address_text((const struct sockaddr *)&address, text);
 }
 

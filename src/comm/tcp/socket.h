@@ -1,4 +1,4 @@
-/* Sockets of TCP: addresses, and calls that neither raise signals nor stop at one that comes. */
+/* TCP sockets: addresses, and calls that raise no SIGPIPE and resume after signals. */
 #ifndef DC_COMM_TCP_SOCKET_H
 #define DC_COMM_TCP_SOCKET_H
 
@@ -15,26 +15,26 @@ typedef struct dc__tcp_address {
 } dc__tcp_address;
 dc_status dc__tcp_parse_address(const char *fn, const char *address, dc__tcp_address *out);
 
-/* A socket that listens on all of the machine's addresses; port 0: any, and *port says which. */
+/* Listens on all of the machine's addresses. If *port is 0, picks a free one and stores it. */
 dc_status dc__tcp_listen(int32_t *port, int *fd);
-/* Tries once, until the deadline at most: -1 with errno. */
+/* Tries once, at most until the deadline; -1 with errno. */
 int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t deadline);
-/* The next connection, ready to use: -1 with errno. */
+/* The next connection, ready to use; -1 with errno. */
 int dc__tcp_accept(int listener);
-/* Whether an error is this process' or machine's, and not the other side's: what is lacking here. */
+/* Whether an error is a lack of local descriptors or memory, not the peer's. */
 bool dc__tcp_is_resource_error(int error);
 void dc__tcp_close(int *fd); /* -1: not open */
 
 enum { DC__TCP_PEER = 64, DC__TCP_ERROR = 96 };
-/* "127.0.0.1:4000", "[::1]:4000": where the other side of a connection is. */
+/* The peer's address: "127.0.0.1:4000", "[::1]:4000". */
 void dc__tcp_peer_text(int fd, char text[DC__TCP_PEER]);
 void dc__tcp_address_text(const struct sockaddr *address, char text[DC__TCP_PEER]);
 /* "ECONNRESET (Connection reset by peer)". */
 void dc__tcp_error_text(int error, char text[DC__TCP_ERROR]);
 
-/* All of it, at most until the deadline: false with errno, which is 0 where the other side ended. */
+/* All of it, at most until the deadline; false with errno, which is 0 if the peer closed the connection. */
 bool dc__tcp_send_all(int fd, const void *data, size_t bytes, int64_t deadline);
-/* *got: how much came, also when it fails. */
+/* *got is set on failure too. */
 bool dc__tcp_receive_all(int fd, void *data, size_t bytes, int64_t deadline, size_t *got);
 
 #endif

@@ -1,19 +1,18 @@
-/* Which rank is the reason why others wait. A rank that waits may wait for one that is held up by a third; so at a
- * deadline, and when a connection broke, it asks the others over the control mesh. Their watchers answer, also while
- * the ranks themselves compute, sleep or wait. */
+/* Finds the ranks that delay the others. A missing rank may itself wait for a third one. So at a deadline, and after a
+ * broken connection, a rank queries its peers over the control mesh. Their watchers answer even while the ranks
+ * compute, sleep or wait. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "comm/tcp/tcp.h"
 
-/* Watchers answer at once; what does not answer for so long is stopped, or cut off. */
+/* Watchers answer at once: a rank that is silent this long is stopped or cut off. */
 static const int64_t reply_timeout_ns = INT64_C(1000000000);
-/* The connections of a process that ended close one after the other; what is sent to it meanwhile makes resets of ends.
- */
+/* A process that ends closes its connections one by one; data sent meanwhile turns a close into a reset. */
 static const int64_t close_grace_ns = INT64_C(50000000);
 
-/* ---- what a rank says of itself ---- */
+/* ---- this rank's state ---- */
 
 void dc__tcp_wait_begin(dc__tcp_wait *wait, const dc__rank_set *ranks) {
   for (int32_t i = 0; i < DC__RANK_WORDS; i++) {
@@ -26,7 +25,7 @@ void dc__tcp_wait_end(dc__tcp_wait *wait) {
   atomic_store_explicit(&wait->waits, 0, memory_order_relaxed);
 }
 
-/* Adds those for whom it waits, if it does. */
+/* Adds the ranks that it waits for. False if it does not wait. */
 static bool add_wait(dc__tcp_wait *wait, dc__rank_set *ranks) {
   if (atomic_load_explicit(&wait->waits, memory_order_acquire) == 0) {
     return false;
@@ -42,7 +41,7 @@ static void set_op(const dc__tcp *comm, dc__tcp_control_msg *reply) {
   reply->id = atomic_load_explicit(&comm->id, memory_order_relaxed);
 }
 
-/* What the rank does in communicators other than the one that was asked about: where it waits, else its latest call. */
+/* Reports the other communicators: the one where the rank waits, else its latest call. */
 static void find_other_wait(dc__tcp_group *group, const dc__tcp *queried, dc__tcp_control_msg *reply) {
   bool found = false;
   uint64_t latest = 0;
@@ -56,7 +55,7 @@ static void find_other_wait(dc__tcp_group *group, const dc__tcp *queried, dc__tc
     }
   }
   if (!found && add_wait(&group->mesh_wait, &reply->ranks)) {
-    reply->op = 0; /* a communicator that it makes has no operator */
+    reply->op = 0; /* a communicator in creation has no operator */
     found = true;
   }
   reply->status = found ? DC__TCP_WAITS_ELSEWHERE : DC__TCP_NOT_WAITING;
@@ -89,12 +88,12 @@ void dc__tcp_handle_query(dc__tcp_group *group, int32_t r, const dc__tcp_control
   dc__tcp_send_control(group, r, &reply);
 }
 
-/* ---- asking ---- */
+/* ---- queries ---- */
 
 void dc__tcp_handle_reply(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *reply) {
-  if (group->answers != NULL && reply->query == group->query && reply->status >= DC__TCP_NOT_WAITING &&
+  if (group->replies != NULL && reply->query == group->query && reply->status >= DC__TCP_NOT_WAITING &&
       reply->status <= DC__TCP_LEFT) {
-    group->answers[r] = (dc__tcp_reply){.state = reply->status,
+    group->replies[r] = (dc__tcp_reply){.state = reply->status,
                                         .op = reply->op,
                                         .id = reply->id,
                                         .blocked_in = reply->seq,
@@ -103,12 +102,12 @@ void dc__tcp_handle_reply(dc__tcp_group *group, int32_t r, const dc__tcp_control
   }
 }
 
-/* The ranks asked that are there and have not answered. */
-static dc__rank_set unanswered(const dc__tcp_group *group, const dc__rank_set *ranks) {
+/* The connected ranks of the query that have not replied. */
+static dc__rank_set find_unanswered(const dc__tcp_group *group, const dc__rank_set *ranks) {
   dc__rank_set unresponsive = {{0}};
   for (int32_t r = 0; r < group->world; r++) {
     bool queried = r != group->rank && dc__rank_set_has(ranks, r) && atomic_load(&group->closed[r]) == 0;
-    if (queried && group->answers[r].state == DC__TCP_NO_REPLY) {
+    if (queried && group->replies[r].state == DC__TCP_NO_REPLY) {
       dc__rank_set_add(&unresponsive, r);
     }
   }
@@ -118,10 +117,10 @@ static dc__rank_set unanswered(const dc__tcp_group *group, const dc__rank_set *r
 void dc__tcp_query_ranks(dc__tcp *self, const dc__rank_set *ranks) {
   dc__tcp_group *group = self->group;
   dc__tcp_control_msg query = {.kind = DC__TCP_QUERY, .mesh = self->mesh, .seq = self->seq};
-  memset(self->answers, 0, (size_t)group->world * sizeof *self->answers);
+  memset(self->replies, 0, (size_t)group->world * sizeof *self->replies);
   pthread_mutex_lock(&group->query_mutex);
   pthread_mutex_lock(&group->mutex);
-  group->answers = self->answers;
+  group->replies = self->replies;
   query.query = ++group->query;
   for (int32_t r = 0; r < group->world && !group->voted; r++) {
     if (dc__rank_set_has(ranks, r)) {
@@ -129,31 +128,31 @@ void dc__tcp_query_ranks(dc__tcp *self, const dc__rank_set *ranks) {
     }
   }
   int64_t until = dc__now_ns() + reply_timeout_ns;
-  group->unresponsive = unanswered(group, ranks);
+  group->unresponsive = find_unanswered(group, ranks);
   while (!group->voted && !dc__rank_set_is_empty(&group->unresponsive) && dc__now_ns() < until) {
     dc__tcp_wait_change(group, until);
-    group->unresponsive = unanswered(group, ranks);
+    group->unresponsive = find_unanswered(group, ranks);
   }
   self->unresponsive = group->unresponsive;
-  group->answers = NULL;
+  group->replies = NULL;
   pthread_mutex_unlock(&group->mutex);
   pthread_mutex_unlock(&group->query_mutex);
 }
 
-void dc__tcp_ask_all(dc__tcp *self) {
+void dc__tcp_query_all(dc__tcp *self) {
   dc__rank_set all;
   memset(&all, 0xff, sizeof all);
   dc__tcp_query_ranks(self, &all);
 }
 
-/* ---- who is late ---- */
+/* ---- timeouts ---- */
 
 static dc__rank_set waits_for(const void *context, int32_t r) {
   const dc__tcp *self = context;
-  return self->answers[r].waits_for;
+  return self->replies[r].waits_for;
 }
 
-static int32_t first_of(const dc__rank_set *set, int32_t world) {
+static int32_t lowest_straggler(const dc__rank_set *set, int32_t world) {
   int32_t r = 0;
   while (r < world - 1 && !dc__rank_set_has(set, r)) {
     r++;
@@ -161,9 +160,9 @@ static int32_t first_of(const dc__rank_set *set, int32_t world) {
   return r;
 }
 
-/* What is known of the first of those that are late. */
+/* What is known of the first straggler. */
 static void describe_straggler(const dc__tcp *self, int32_t r, bool has_header, char *text, size_t cap) {
-  const dc__tcp_reply *reply = &self->answers[r];
+  const dc__tcp_reply *reply = &self->replies[r];
   char call[DC__COLL_TEXT];
   dc__coll_describe_op(call, reply->op, reply->id);
   dc__rank_list unresponsive = dc__rank_list_of(&self->unresponsive, self->head.world);
@@ -187,7 +186,7 @@ static void describe_straggler(const dc__tcp *self, int32_t r, bool has_header, 
 
 dc_status dc__tcp_fail_timeout(const dc__tcp *self, const dc__rank_set *missing, bool has_header, const char *op_text) {
   const dc__rank_set stragglers = dc__rank_set_stragglers(self->head.rank, self->head.world, missing, waits_for, self);
-  int32_t first = first_of(&stragglers, self->head.world);
+  int32_t first = lowest_straggler(&stragglers, self->head.world);
   dc__rank_list names = dc__rank_list_of(&stragglers, self->head.world);
   char more[400] = "";
   has_header = has_header && dc__rank_set_has(missing, first);
@@ -218,7 +217,7 @@ dc_status dc__tcp_fail_closed(dc__tcp_group *group, int32_t r, const char *op_te
                   group->rank, op_text);
 }
 
-/* A moment, for the end of a rank's control connection, or its vote. */
+/* Waits briefly for a rank's control connection to end, or for a vote. */
 static void wait_closed(dc__tcp_group *group, int32_t r) {
   int64_t until = dc__now_ns() + close_grace_ns;
   pthread_mutex_lock(&group->mutex);
@@ -238,16 +237,16 @@ dc_status dc__tcp_fail_lost(dc__tcp *self, int32_t r, int error, bool left, cons
   wait_closed(group, r);
   dc__rank_set ranks = {{0}};
   dc__rank_set_add(&ranks, r);
-  dc__tcp_query_ranks(self, &ranks); /* its failure, or its end, may be under way as well */
+  dc__tcp_query_ranks(self, &ranks); /* its vote or its end may still be on the way */
   DC__TRY(dc__tcp_group_check(group));
   if (atomic_load(&group->closed[r]) != 0) {
     return dc__tcp_fail_closed(group, r, op_text);
   }
-  if (self->answers[r].state == DC__TCP_LEFT) {
+  if (self->replies[r].state == DC__TCP_LEFT) {
     return fail_left(group, r, op_text);
   }
   dc__tcp_error_text(error, text);
-  bool unresponsive = self->answers[r].state == DC__TCP_NO_REPLY;
+  bool unresponsive = self->replies[r].state == DC__TCP_NO_REPLY;
   return dc__fail(unresponsive ? DC_E_PEER_DEAD : DC_E_SYSTEM,
                   "rank %" PRId32 " at %s: the connection to rank %" PRId32 " broke: %s%s", self->head.rank, op_text, r,
                   error == 0 ? "it was closed on the way" : text, unresponsive ? "; the rank does not answer" : "");

@@ -1,57 +1,57 @@
-/* The communicator over TCP: its table, and how it is made. */
+/* The communicator over TCP: its table and its constructor. */
 #include "comm/tcp/tcp.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-static void free_comm(dc__tcp *self) {
+static void tcp_free_comm(dc__tcp *self) {
   if (self != NULL) {
-    dc__free(self->flows);
+    dc__free(self->transfers);
     dc__free(self->polls);
-    dc__free(self->answers);
+    dc__free(self->replies);
     dc__free(self);
   }
 }
 
-static void destroy(dc_comm *comm) {
+static void tcp_destroy(dc_comm *comm) {
   dc__tcp *self = (dc__tcp *)comm;
-  /* After a failure that is the reason, which others may not have heard yet. */
+  /* No leave message after a failure, which is the reason and may not have reached the peers yet. */
   if (atomic_load(&self->group->failed) == 0) {
     dc__tcp_leave(self);
   }
-  dc__tcp_group_remove(self->group, self); /* before its connections end, of which others ask why */
+  dc__tcp_group_remove(self->group, self); /* before its connections close, about which peers may query */
   for (int32_t r = 0; r < comm->world; r++) {
-    dc__tcp_close(&self->flows[r].fd);
+    dc__tcp_close(&self->transfers[r].fd);
   }
   dc__tcp_group_release(self->group);
   dc__free(self->scratch);
   pthread_mutex_destroy(&self->collective_mutex);
   dc__comm_head_destroy(comm);
-  free_comm(self);
+  tcp_free_comm(self);
 }
 
-static void poll_failure(dc_comm *comm) {
+static void tcp_poll_failure(dc_comm *comm) {
   dc_status status = dc__tcp_group_check(((dc__tcp *)comm)->group);
   if (status != DC_OK) {
     dc__comm_fail(comm, status);
   }
 }
 
-static void check_peers(dc_comm *comm) {
+static void tcp_check_peers(dc_comm *comm) {
   dc__tcp_group *group = ((dc__tcp *)comm)->group;
   for (int32_t r = 0; r < group->world; r++) {
     if (atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED && atomic_load(&group->failed) == 0) {
       dc__tcp_group_fail(group, dc__tcp_fail_closed(group, r, "a collective of all"));
     }
   }
-  poll_failure(comm);
+  tcp_poll_failure(comm);
 }
 
-static void abort_group(dc_comm *comm, const char *reason) {
+static void tcp_abort_group(dc_comm *comm, const char *reason) {
   dc_status status = dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group%s%.300s", comm->rank,
                               reason != NULL ? ": " : "", reason != NULL ? reason : "");
   dc__tcp_group_fail(((dc__tcp *)comm)->group, status);
-  poll_failure(comm);
+  tcp_poll_failure(comm);
 }
 
 static dc_status dup_mesh(dc_comm *comm, dc_comm **copy);
@@ -63,23 +63,23 @@ static const dc__comm_ops ops = {.name = "tcp",
                                  .barrier = dc__host_barrier,
                                  .run = dc__tcp_run,
                                  .agree = dc__tcp_agree,
-                                 .check_peers = check_peers,
+                                 .check_peers = tcp_check_peers,
                                  .dup = dup_mesh,
-                                 .abort = abort_group,
-                                 .poll = poll_failure,
-                                 .destroy = destroy};
+                                 .abort = tcp_abort_group,
+                                 .poll = tcp_poll_failure,
+                                 .destroy = tcp_destroy};
 
 static dc_status create_comm(dc__tcp_group *group, dc_comm **comm) {
   int fds[DC__COMM_MAX_WORLD];
   size_t world = (size_t)group->world;
   dc__tcp *self = dc__calloc(1, sizeof *self);
   if (self != NULL) {
-    self->flows = dc__calloc(world, sizeof *self->flows);
+    self->transfers = dc__calloc(world, sizeof *self->transfers);
     self->polls = dc__calloc(world + 1, sizeof *self->polls);
-    self->answers = dc__calloc(world, sizeof *self->answers);
+    self->replies = dc__calloc(world, sizeof *self->replies);
   }
-  if (self == NULL || self->flows == NULL || self->polls == NULL || self->answers == NULL) {
-    free_comm(self);
+  if (self == NULL || self->transfers == NULL || self->polls == NULL || self->replies == NULL) {
+    tcp_free_comm(self);
     return DC_E_NO_MEMORY;
   }
   dc_status status = dc__comm_head_init(&self->head, &ops, group->rank, group->world, group->timeout_ns);
@@ -90,17 +90,17 @@ static dc_status create_comm(dc__tcp_group *group, dc_comm **comm) {
     }
   }
   if (status != DC_OK) {
-    free_comm(self);
+    tcp_free_comm(self);
     return status;
   }
   for (int32_t r = 0; r < group->world; r++) {
-    self->flows[r].fd = fds[r];
+    self->transfers[r].fd = fds[r];
   }
   atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
   pthread_mutex_init(&self->collective_mutex, NULL);
   self->group = group;
-  self->head.use = &self->use;
-  dc__comm_note_request(&self->head, 0); /* who makes it uses it */
+  self->head.usage = &self->usage;
+  dc__comm_note_request(&self->head, 0); /* its creator is a user */
   dc__tcp_group_add(group, self);
   *comm = &self->head;
   return DC_OK;
@@ -110,7 +110,7 @@ static dc_status create_comm(dc__tcp_group *group, dc_comm **comm) {
 static dc_status open_mesh(dc__tcp_group *group, dc_comm **comm) {
   dc_status status = create_comm(group, comm);
   if (status != DC_OK) {
-    dc__tcp_group_fail(group, status); /* the others wait for this rank, or have what it has not */
+    dc__tcp_group_fail(group, status); /* peers wait for this rank, or have a mesh that it lacks */
     status = dc__tcp_group_check(group);
   }
   return status;

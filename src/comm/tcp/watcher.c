@@ -1,5 +1,5 @@
-/* The thread of a rank that reads the control mesh and answers questions, whatever the rank itself does; and between
- * meetings the listener, so that a newcomer hears at once why it is not let in. */
+/* The watcher thread: reads the control mesh and answers queries, whatever the rank itself does. Between meshes it
+ * serves the listener, so that a late rank gets a reason at once. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -7,15 +7,15 @@
 
 #include "comm/tcp/tcp.h"
 
-enum { RETRY_NS = 100000000 /* where nothing can be accepted */ };
+enum { RETRY_NS = 100000000 /* pause after accept lacked resources */ };
 
 typedef struct tcp_watcher {
   dc__tcp_group *group;
   size_t bytes_received[DC__COMM_MAX_WORLD];
-  dc__tcp_control_msg notices[DC__COMM_MAX_WORLD];
+  dc__tcp_control_msg messages[DC__COMM_MAX_WORLD];
   struct pollfd polls[DC__COMM_MAX_WORLD + 2 + DC__TCP_MAX_PENDING];
-  bool mesh_in_progress; /* a mesh is made, whose maker reads the listener */
-  int64_t retry_after;   /* the listener; 0: at once */
+  bool mesh_in_progress; /* another thread makes a mesh and serves the listener, or accept is paused */
+  int64_t retry_after;   /* when accept resumes; 0: at once */
 } tcp_watcher;
 
 static void handle_message(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *message) {
@@ -44,16 +44,16 @@ static void handle_disconnect(dc__tcp_group *group, int32_t r, int error) {
   pthread_mutex_unlock(&group->mutex);
 }
 
-/* What is there from rank r; false: nothing more will come. */
+/* Reads from rank r. False once the connection has ended. */
 static bool receive_message(tcp_watcher *w, int32_t r) {
   dc__tcp_group *group = w->group;
-  char *at = (char *)&w->notices[r] + w->bytes_received[r];
-  ssize_t got = recv(group->control[r], at, sizeof w->notices[r] - w->bytes_received[r], MSG_DONTWAIT);
+  char *at = (char *)&w->messages[r] + w->bytes_received[r];
+  ssize_t got = recv(group->control[r], at, sizeof w->messages[r] - w->bytes_received[r], MSG_DONTWAIT);
   if (got > 0) {
     w->bytes_received[r] += (size_t)got;
-    if (w->bytes_received[r] == sizeof w->notices[r]) {
+    if (w->bytes_received[r] == sizeof w->messages[r]) {
       w->bytes_received[r] = 0;
-      handle_message(group, r, &w->notices[r]);
+      handle_message(group, r, &w->messages[r]);
     }
     return true;
   }
@@ -64,7 +64,7 @@ static bool receive_message(tcp_watcher *w, int32_t r) {
   return false;
 }
 
-/* The listener and those that have not said their hello, after the control mesh and the event. */
+/* Appends the listener and the pending connections to the control mesh and the event. */
 static nfds_t list_polls(tcp_watcher *w) {
   dc__tcp_group *group = w->group;
   nfds_t count = (nfds_t)group->world + 1;
@@ -79,7 +79,7 @@ static nfds_t list_polls(tcp_watcher *w) {
   return count;
 }
 
-static void serve_newcomers(tcp_watcher *w, nfds_t count) {
+static void serve_listener(tcp_watcher *w, nfds_t count) {
   dc__tcp_group *group = w->group;
   nfds_t first = (nfds_t)group->world + 1;
   bool any = false, retry = false;
@@ -93,7 +93,7 @@ static void serve_newcomers(tcp_watcher *w, nfds_t count) {
   w->retry_after = retry ? dc__now_ns() + RETRY_NS : 0;
 }
 
-/* When it must look without having heard anything. */
+/* Time until the vote deadline or the next accept. */
 static int poll_timeout(tcp_watcher *w) {
   dc__tcp_group *group = w->group;
   int64_t until = w->mesh_in_progress && w->retry_after != 0 ? w->retry_after : INT64_MAX;
@@ -127,9 +127,9 @@ static void *watcher_main(void *arg) {
       eventfd_t any;
       (void)eventfd_read(group->wake_event, &any);
     }
-    serve_newcomers(w, count);
+    serve_listener(w, count);
     pthread_mutex_lock(&group->mutex);
-    dc__tcp_decide_failure(group); /* if it waited long enough */
+    dc__tcp_decide_failure(group); /* at the vote deadline */
     pthread_mutex_unlock(&group->mutex);
   }
   dc__free(w);
