@@ -29,8 +29,8 @@ static dc_status check_no_group(const char *fn, dc_comm *comm) {
              : DC_OK;
 }
 
-static dc_status read_tensor(const char *fn, const char *argument, const dc_tensor *src, dc_tensor *dst,
-                             int64_t *numel) {
+static dc_status read_coll_tensor(const char *fn, const char *argument, const dc_tensor *src, dc_tensor *dst,
+                                  int64_t *numel) {
   DC__TRY(dc__tensor_read(fn, argument, src, false, dst, numel));
   if (!dc__dtype_is_castable(dst->dtype)) {
     return dc__fail(DC_E_DTYPE,
@@ -41,8 +41,8 @@ static dc_status read_tensor(const char *fn, const char *argument, const dc_tens
 }
 
 /* The ranks' ranges, back to back. If counts is NULL, each has `each` elements. */
-static dc_status read_counts(const char *fn, const dc_comm *comm, const int64_t *counts, int64_t each,
-                             dc__range *ranges, int64_t *total) {
+static dc_status ranges_of_counts(const char *fn, const dc_comm *comm, const int64_t *counts, int64_t each,
+                                  dc__range *ranges, int64_t *total) {
   *total = 0;
   for (int32_t r = 0; r < comm->world; r++) {
     int64_t count = counts != NULL ? counts[r] : each;
@@ -68,9 +68,9 @@ typedef struct send_recv_pair {
   int64_t recv_count;
 } send_recv_pair;
 
-static dc_status read_pair(const char *fn, const dc_tensor *send, const dc_tensor *recv, send_recv_pair *p) {
-  DC__TRY(read_tensor(fn, "send", send, &p->send, &p->send_count));
-  DC__TRY(read_tensor(fn, "recv", recv, &p->recv, &p->recv_count));
+static dc_status read_send_recv(const char *fn, const dc_tensor *send, const dc_tensor *recv, send_recv_pair *p) {
+  DC__TRY(read_coll_tensor(fn, "send", send, &p->send, &p->send_count));
+  DC__TRY(read_coll_tensor(fn, "recv", recv, &p->recv, &p->recv_count));
   return p->send.dtype == p->recv.dtype ? DC_OK
                                         : dc__fail(DC_E_DTYPE, "%s: send is %s, but recv is %s", fn,
                                                    dc_dtype_name(p->send.dtype), dc_dtype_name(p->recv.dtype));
@@ -86,7 +86,7 @@ static dc_status check_reduce_op(const char *fn, int32_t op, int32_t dtype) {
   return DC_OK;
 }
 
-static bool overlap(const void *a, int64_t a_count, const void *b, int64_t b_count, int32_t dtype) {
+static bool tensors_overlap(const void *a, int64_t a_count, const void *b, int64_t b_count, int32_t dtype) {
   uintptr_t a_end = (uintptr_t)a + (size_t)a_count * dc_dtype_size(dtype);
   uintptr_t b_end = (uintptr_t)b + (size_t)b_count * dc_dtype_size(dtype);
   return a_count > 0 && b_count > 0 && (uintptr_t)a < b_end && (uintptr_t)b < a_end;
@@ -102,15 +102,15 @@ dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *re
   send_recv_pair p;
   dc__range ranges[DC__COMM_MAX_WORLD];
   int64_t total;
-  DC__TRY(read_pair(fn, send, recv, &p));
-  DC__TRY(read_counts(fn, comm, counts, p.send_count, ranges, &total));
+  DC__TRY(read_send_recv(fn, send, recv, &p));
+  DC__TRY(ranges_of_counts(fn, comm, counts, p.send_count, ranges, &total));
   DC__TRY(check_numel(fn, "send", p.send_count, "counts[rank]", ranges[comm->rank].count));
   DC__TRY(check_numel(fn, "recv", p.recv_count, "the sum of counts", total));
   const char *place = p.recv.data; /* NULL if nothing is gathered */
   if (p.recv_count != 0) {
     place += (size_t)ranges[comm->rank].begin * dc_dtype_size(p.recv.dtype);
   }
-  if (p.send.data != place && overlap(p.send.data, p.send_count, p.recv.data, p.recv_count, p.recv.dtype)) {
+  if (p.send.data != place && tensors_overlap(p.send.data, p.send_count, p.recv.data, p.recv_count, p.recv.dtype)) {
     return dc__fail(DC_E_INVALID, "%s: send overlaps recv, but is not this rank's place in it", fn);
   }
   const dc__coll_item item = {
@@ -126,12 +126,12 @@ dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor
   send_recv_pair p;
   dc__range ranges[DC__COMM_MAX_WORLD];
   int64_t total;
-  DC__TRY(read_pair(fn, send, recv, &p));
+  DC__TRY(read_send_recv(fn, send, recv, &p));
   DC__TRY(check_reduce_op(fn, op, p.send.dtype));
-  DC__TRY(read_counts(fn, comm, counts, p.recv_count, ranges, &total));
+  DC__TRY(ranges_of_counts(fn, comm, counts, p.recv_count, ranges, &total));
   DC__TRY(check_numel(fn, "recv", p.recv_count, "counts[rank]", ranges[comm->rank].count));
   DC__TRY(check_numel(fn, "send", p.send_count, "the sum of counts", total));
-  if (overlap(p.send.data, p.send_count, p.recv.data, p.recv_count, p.recv.dtype)) {
+  if (tensors_overlap(p.send.data, p.send_count, p.recv.data, p.recv_count, p.recv.dtype)) {
     return dc__fail(DC_E_INVALID, "%s: send and recv overlap", fn);
   }
   const dc__coll_item item = {.send = p.send.data,
@@ -153,7 +153,7 @@ dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stre
   DC__TRY(check_comm(fn, comm, stream));
   dc_tensor tensor;
   int64_t count;
-  DC__TRY(read_tensor(fn, "data", data, &tensor, &count));
+  DC__TRY(read_coll_tensor(fn, "data", data, &tensor, &count));
   DC__TRY(check_reduce_op(fn, op, tensor.dtype));
   DC__TRY(check_no_group(fn, comm));
   dc__comm_all_reduce(comm, stream, tensor.data, count, tensor.dtype, op);
@@ -166,7 +166,7 @@ dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_str
   DC__TRY(check_comm(fn, comm, stream));
   dc_tensor tensor;
   int64_t count;
-  DC__TRY(read_tensor(fn, "data", data, &tensor, &count));
+  DC__TRY(read_coll_tensor(fn, "data", data, &tensor, &count));
   if (root < 0 || root >= comm->world) {
     return dc__fail(DC_E_INVALID, "%s: root = %" PRId32 ", must be 0 to %" PRId32, fn, root, comm->world - 1);
   }

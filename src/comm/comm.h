@@ -1,6 +1,6 @@
 /* Communicators behind one table, which each transport implements. Callers queue collectives on a stream and learn of
  * failures from dc__comm_check(). shm/ connects ranks of one machine (threads or processes, over shared memory), tcp/
- * ranks of several machines; external/ wraps the caller's own functions; nccl/ moves data between cards.
+ * ranks of several machines. external/ wraps the caller's own functions; nccl/ moves data between cards.
  *
  * A collective is a group of 1 to DC__COMM_GROUP items with one handshake. Every rank calls with the same tag, totals,
  * dtypes and ranges. Transports compare them; a difference is DC_E_MISMATCH on every rank. Items that reduce into the
@@ -120,8 +120,8 @@ typedef struct dc__comm_scratch {
 } dc__comm_scratch;
 
 /* What a rank publishes about a communicator, to detect deadlocks across communicators. Two ranks deadlock if each
- * waits in a collective that the other has not requested. That is certain only if on both ranks one thread alone uses
- * both communicators and is blocked in the collective: no other thread can make the request. */
+ * waits in a collective that the other has not requested. To be certain, on both ranks one thread alone must use both
+ * communicators and be blocked: no other thread can make the request. */
 typedef struct dc__comm_usage {
   atomic_ullong requested; /* collectives that the rank has requested, started or not */
   atomic_ullong user; /* the thread that created, copied or used it; 0: none yet; DC__COMM_SEVERAL_USERS: several */
@@ -166,7 +166,7 @@ uint64_t dc__comm_blocked_user(const dc_comm *comm);
 
 dc_comm *dc__comm_retain(dc_comm *comm);
 void dc__comm_release(dc_comm *comm);
-/* A copy of comm. If the transport makes none, comm itself, lent to one user at a time: two users would queue
+/* A copy of comm. If the transport makes none, comm itself, lent to one user at a time. Two users would queue
  * collectives in a different order on each rank. dc__comm_release_exclusive() returns it. */
 dc_status dc__comm_acquire_exclusive(const char *fn, dc_comm *comm, dc_comm **exclusive_comm);
 void dc__comm_release_exclusive(dc_comm *exclusive_comm);

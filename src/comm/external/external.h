@@ -1,4 +1,4 @@
-/* A communicator over the caller's collectives: what its files share. */
+/* A communicator over the caller's collectives: declarations shared by its files. */
 #ifndef DC_COMM_EXTERNAL_H
 #define DC_COMM_EXTERNAL_H
 

@@ -7,8 +7,8 @@
  *
  * Each rank's NCCL chooses by the rank's own addresses and derives the peers' from its own offsets. So a gather may use
  * a window only at the same offset on all ranks, which NCCL does not check. The handshake before each gather does: the
- * ranks compare a hash of the offsets (dc__nccl_buffers_hash). If all are equal, all ranks are in the same state, and
- * blocks that are no windows yet are registered, since every rank takes part now. Otherwise the gather is made of
+ * ranks compare a hash of the offsets (dc__nccl_buffers_hash). If all are equal, all ranks are in the same state.
+ * Blocks that are no windows yet are then registered, since every rank takes part. Otherwise the gather is made of
  * broadcasts, for which NCCL has no windows. Equality is as certain as a 64-bit hash.
  *
  * Reductions are sends and receives, for which NCCL has no windows either. */

@@ -1,8 +1,8 @@
 /* One card per rank, through NCCL. What NCCL does not provide comes from another communicator, the bootstrap. Before
- * each collective the ranks do a handshake there and compare their calls, so that a mismatch, a missing rank or a dead
- * one is found before NCCL waits for it. The id, host data and aborts go over it too.
+ * each collective the ranks do a handshake there and compare their calls. So a mismatch, a missing rank or a dead one
+ * is found before NCCL waits for it. The id, host data and aborts go over it too.
  *
- * A collective is issued in order on the caller's stream (host_transport.h): after the handshake NCCL queues its work
+ * A collective is issued in order on the caller's stream (host_transport.h). After the handshake NCCL queues its work
  * on that stream, and the host goes on. So hosts run ahead of their cards. Collectives of one communicator on several
  * streams are serialised, as NCCL requires and the staging memory needs.
  *
@@ -13,9 +13,9 @@
  * On a captured stream NCCL's work becomes part of the graph. The handshake is done at capture and not at launch, of
  * which the host is not told. The watchdog then polls, at longer intervals, as long as the communicator lives.
  *
- * NCCL moves data and does not add. A rank receives its peers' slices of its range, in rounds of a window, and the
- * device's reduction kernel adds them in the order of every other transport, in float32 for 16-bit types. So the bits
- * are the same; the traffic is that of a ring. */
+ * NCCL moves data and does not add. A rank receives its peers' slices of its range in rounds of a window. The device's
+ * reduction kernel adds them in the order of every other transport, in float32 for 16-bit types. So the bits are the
+ * same; the traffic is that of a ring. */
 #ifndef DC_COMM_NCCL_NCCL_H
 #define DC_COMM_NCCL_NCCL_H
 

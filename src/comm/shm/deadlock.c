@@ -1,6 +1,6 @@
 /* Detects ranks that wait for each other on different channels. The values read here are stable: counters only grow,
- * and a thread blocked in a collective stays blocked until the reading rank joins it, which is blocked itself. So reads
- * at different times form a consistent snapshot. */
+ * and a blocked thread stays blocked until the reading rank, itself blocked, joins its collective. So reads at
+ * different times form a consistent snapshot. */
 #include "comm/rank_set.h"
 #include "comm/shm/shm.h"
 

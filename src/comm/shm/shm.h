@@ -125,7 +125,7 @@ dc_status dc__shm_file_create(const char *label, size_t bytes, int *fd);
  * so that a lack of memory is an error here and not a signal later. call: for errors. */
 dc_status dc__shm_file_map(const char *call, int fd, size_t offset, size_t bytes, bool fill, void **base);
 
-dc_status dc__shm_heap_init(dc__shm_heap *heap, size_t reserve); /* 0: threads */
+dc_status dc__shm_heap_init(dc__shm_heap *heap, size_t reserve); /* 0 with threads */
 void dc__shm_heap_destroy(dc__shm_heap *heap);
 /* Zeroed, page-aligned. */
 dc_status dc__shm_heap_alloc(dc__shm_heap *heap, size_t bytes, void **ptr);

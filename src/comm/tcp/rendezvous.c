@@ -1,6 +1,6 @@
-/* Rendezvous over TCP: rank 0 listens at the given address, the others send the ports of their listeners, and rank 0
- * sends the table of endpoints to all. A rank's address is the one that rank 0 sees. For ranks on rank 0's machine that
- * may be a loopback address, so they get the address by which rank 0 was reached. */
+/* Rendezvous over TCP. Rank 0 listens at the given address, and the others send it the ports of their listeners. Rank 0
+ * then sends the table of endpoints to all. A rank's address is the one that rank 0 sees. For ranks on rank 0's machine
+ * that may be a loopback address, so they get the address by which rank 0 was reached. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <inttypes.h>

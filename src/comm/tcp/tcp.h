@@ -280,8 +280,8 @@ dc_status dc__tcp_fail_closed(dc__tcp_group *group, int32_t r, const char *op_te
 
 /* ---- deadlock.c ---- */
 
-/* For the watcher, under the mutex: adds to the reply what blocks the user of the queried communicator, if the user has
- * not requested the query's collective. */
+/* For the watcher, under the mutex: adds to the reply what blocks the queried communicator's user, unless the user has
+ * requested the query's collective. */
 void dc__tcp_add_blocked(const dc__tcp_group *group, const dc__tcp *queried, const dc__tcp_control_msg *query,
                          dc__tcp_control_msg *reply);
 /* Called while calls of the present collective are missing: publishes whether it blocks this rank's user. The first
