@@ -17,7 +17,7 @@ _Static_assert(sizeof(all_reduce_call) <= DC__HOST_FUNC_BYTES,
 
 /* ---- the chunk ---- */
 
-static void free_chunk(dc_comm *comm, dc__comm_scratch scratch) {
+static void free_reduce_chunk(dc_comm *comm, dc__comm_scratch scratch) {
   if (scratch.device != NULL) {
     scratch.device->ops->free(scratch.device, scratch.ptr, scratch.bytes, DC_MEMORY_DEVICE);
     dc__device_release(scratch.device);
@@ -38,7 +38,7 @@ static dc_status acquire_chunk(const all_reduce_call *a, size_t bytes, dc__comm_
   if (scratch->ptr != NULL && scratch->bytes >= bytes && scratch->device == a->device) {
     return DC_OK;
   }
-  free_chunk(comm, *scratch);
+  free_reduce_chunk(comm, *scratch);
   *scratch = (dc__comm_scratch){NULL, NULL, bytes};
   if (a->device != NULL) {
     DC__TRY(a->device->ops->alloc(a->device, bytes, DC_MEMORY_DEVICE, &scratch->ptr));
@@ -57,7 +57,7 @@ static void release_chunk(dc_comm *comm, dc__comm_scratch scratch) {
   dc__comm_scratch old = comm->scratch;
   comm->scratch = scratch;
   pthread_mutex_unlock(&comm->mutex);
-  free_chunk(comm, old);
+  free_reduce_chunk(comm, old);
 }
 
 void dc__comm_free_scratch(dc_comm *comm) {

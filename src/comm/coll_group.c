@@ -129,8 +129,8 @@ dc_status dc__comm_group_begin(const char *fn, dc_comm *comm) {
   return DC_OK;
 }
 
-static dc_status submit_group(const char *fn, dc_comm *comm, dc_stream *stream,
-                              const struct dc__comm_group_state *group) {
+static dc_status submit_coll_group(const char *fn, dc_comm *comm, dc_stream *stream,
+                                   const struct dc__comm_group_state *group) {
   for (int64_t i = 0; i < group->count; i++) {
     if (group->members[i].kind != group->members[0].kind) {
       return dc__fail(DC_E_INVALID, "%s: the group has both all-gathers and reduce-scatters, must have one kind", fn);
@@ -152,7 +152,7 @@ dc_status dc__comm_group_end(const char *fn, dc_comm *comm, dc_stream *stream) {
   }
   dc_status status = dc__comm_check(comm);
   if (status == DC_OK) {
-    status = submit_group(fn, comm, stream, group);
+    status = submit_coll_group(fn, comm, stream, group);
   }
   free_group(group);
   return status;

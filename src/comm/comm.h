@@ -56,7 +56,7 @@ static inline void dc__op_timing_end(dc__op_timing *span, bool failed) {
   }
 }
 
-/* Times a piece of work on a stream that records no timing itself (host_transport.c). */
+/* Times the work queued on a stream between the two calls (host_transport.c). */
 void dc__op_timing_begin_on(dc__op_timing *span, dc_stream *stream);
 void dc__op_timing_end_on(dc__op_timing *span, dc_stream *stream);
 
