@@ -67,16 +67,16 @@ static void scale_output(dc_stream *stream, const dc__gemm *g, void *product) {
   }
 }
 
-void dc__linalg_gemm(dc_linalg *l, const dc__gemm *g, void *product) {
+void dc__linalg_gemm(dc_linalg *l, const dc__gemm *g, void *workspace) {
   if (g->batch == 0 || g->m == 0 || g->n == 0) {
     return;
   }
   if (!dc__linalg_is_cuda(l)) {
     dc__gemm_run(l->pool, g);
   } else if (g->k == 0) {
-    scale_output(l->stream, g, product);
+    scale_output(l->stream, g, workspace);
   } else {
-    dc__cuda_gemm(l->stream, g, product, DC__CUDA_GEMM_WORKSPACE_BYTES);
+    dc__cuda_gemm(l->stream, g, workspace, DC__CUDA_GEMM_WORKSPACE_BYTES);
   }
 }
 

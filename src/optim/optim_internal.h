@@ -95,7 +95,7 @@ dc_status dc__optim_enqueue(dc_optimizer *o, const char *fn, dc__task_fn task);
 dc_status dc__optim_synchronize(const dc_optimizer *o, const char *fn);
 /* Learning rates in the device's memory: makes those that are missing; says one, in the order of the stream. */
 dc_status dc__optim_alloc_device_lr(dc_optimizer *o, const char *fn);
-dc_status dc__optim_set_device_lr(const dc_optimizer *o, const char *fn, double *rate, double lr);
+dc_status dc__optim_set_device_lr(const dc_optimizer *o, const char *fn, double *device_lr, double lr);
 /* What was counted there of steps as a whole. */
 dc_status dc__optim_read_device_state(const dc_optimizer *o, dc_optimizer_stats *stats);
 

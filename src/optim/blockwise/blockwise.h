@@ -252,8 +252,8 @@ void dc__blockwise_destroy(dc_optimizer *o);
   .destroy = dc__blockwise_destroy
 
 /* blockwise_update.c: a dc__fill_fn and a dc__apply_fn. */
-void dc__blockwise_fill(void *user, int64_t flow, float *part);
-void dc__blockwise_apply(void *user, int64_t flow, const float *part);
+void dc__blockwise_fill(void *user, int64_t entry, float *part);
+void dc__blockwise_apply(void *user, int64_t entry, const float *part);
 
 /* blockwise_plan.c */
 dc_status dc__blockwise_prepare(dc_optimizer *o, const char *fn, int64_t first);

@@ -228,7 +228,7 @@ static dc_status find_nonfinite(dc_linalg *l, const dc__per_sample *s, int32_t w
   return status;
 }
 
-dc_status dc__kfac_scan_cuda(dc_linalg *l, const dc__per_sample *s, double max_samples[DC__FACTORS]) {
+dc_status dc__kfac_scan_cuda(dc_linalg *l, const dc__per_sample *s, double max_abs[DC__FACTORS]) {
   uint64_t found[DC__FACTORS];
   void *memory;
   DC__TRY(dc__linalg_scratch(l, s->fn, sizeof found, &memory));
@@ -249,7 +249,7 @@ dc_status dc__kfac_scan_cuda(dc_linalg *l, const dc__per_sample *s, double max_s
       return find_nonfinite(l, s, which);
     }
     memcpy(&value, &bits, sizeof value);
-    max_samples[which] = (double)value;
+    max_abs[which] = (double)value;
   }
   return DC_OK;
 }
