@@ -211,6 +211,8 @@ def test_a_reader_that_goes_ends_the_ranks(chatty):
     assert (done.returncode, done.stdout) == (0, "") and "Traceback" not in done.stderr and "libdc" not in done.stderr
     done = chatty("2>&1 | head -n 1 >/dev/null; exit 0")
     assert (done.stdout, done.stderr) == ("", "")
+    done = chatty("2>&1 | (read -r a; read -r b; read -r c; read -r d); exit 0")  # all four lines: no later write fails
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_what_a_launcher_ends_with_when_nobody_reads(tmp_path):

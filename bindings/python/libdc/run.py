@@ -20,6 +20,7 @@ import select
 import selectors
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -87,6 +88,7 @@ class _Output:
         self.name = name
         self.fd = -1 if stream is None else stream.fileno()  # None: it was closed before Python began
         self.is_terminal = stream is not None and stream.isatty()
+        self.is_pipe = stream is not None and stat.S_ISFIFO(os.fstat(self.fd).st_mode)
         self.lost: Optional[OSError] = None
 
     def write(self, data: bytes) -> None:
@@ -97,6 +99,15 @@ class _Output:
                 select.select([], [self.fd], [], 1.0)
             except OSError as error:
                 self.lost = error
+
+    def poll(self) -> None:
+        """A pipe without a reader is lost before the next line is written to it: there may be none for hours."""
+        if self.fd < 0 or self.lost is not None or not self.is_pipe:
+            return
+        poll = select.poll()
+        poll.register(self.fd, 0)
+        if any(events & select.POLLERR for _, events in poll.poll(0)):
+            self.lost = BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class _Rank:
@@ -236,6 +247,8 @@ class _Launcher:
 
     def _look_for_lost_output(self) -> None:
         """The output is lost: its reader has gone, as under `| head`, or the disk is full."""
+        for output in (self.out, self.err):
+            output.poll()
         lost = next((output for output in (self.out, self.err) if output.lost is not None), None)
         if lost is None or lost.lost is None or self.lost_code:
             return
