@@ -5,13 +5,19 @@
 #define DC_KERNELS_H
 
 #include "device/device.h"
-#include "kernels/cuda/kernels_cuda.h"
+#include "kernels/batch_slice.h"
+#include "kernels/eigen/nearest_kron.h"
+#include "kernels/eigen/newton_convergence.h"
 #include "kernels/eigen/tridiagonal.h"
+#include "kernels/elementwise/nonfinite.h"
 #include "kernels/gemm/blas.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/nn/rowops.h"
 #include "kernels/optim/update.h"
 #include "kernels/threadpool.h"
+
+/* What a device reports of a matrix; kernels/cuda/matrix/matrix_args.h defines it. */
+typedef struct dc__cuda_matrix_stats dc__cuda_matrix_stats;
 
 /* cast.c: dst[i] = (dst_dtype)src[i]. The seven types of dc__dtype_is_castable; float to integer truncates. No overlap.
  */

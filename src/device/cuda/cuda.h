@@ -19,6 +19,7 @@
 #include "device/cuda/cublaslt.h"
 #include "device/cuda/driver.h"
 #include "device/device.h"
+#include "device/plugin.h"
 
 enum { DC__EVENT_QUEUED, DC__EVENT_ISSUED, DC__EVENT_LOST, DC__EVENT_PASSED };
 
@@ -218,5 +219,10 @@ dc_status dc__cuda_event_wait(dc_event *event, dc_stream *stream);
 bool dc__cuda_event_passed(dc_event *event);
 dc_status dc__cuda_event_sync(dc_event *event, int64_t timeout_ns);
 void dc__cuda_event_set(dc_event *event);
+
+/* plugin_host.c */
+void dc__cuda_set_host(const dc__plugin_host *host);
+/* A CPU device, whose streams are the workers. NULL if there is no memory; the last error is set. */
+dc_device *dc__cuda_cpu_device(void);
 
 #endif

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "device/cuda/cuda.h"
-#include "device/cuda/plugin_host.h"
 #include "device/cuda/vendor_library.h"
 
 void dc__cuda_keep_status(dc__cuda_device *device, dc_status status) {

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "device/cuda/plugin_host.h"
+#include "device/cuda/cuda.h"
 
 static const dc__plugin_host *_Atomic host;
 

@@ -1,14 +1,24 @@
-/* What stream.c calls for devices that have kernels; the functions of kernels.h of the same names say what they do. */
+/* CUDA's kernels in stream order: only files named *_cuda include this (scripts/check_arrows.py). The functions of
+ * kernels.h have the same names and meanings. */
 #ifndef DC_KERNELS_CUDA_KERNELS_CUDA_H
 #define DC_KERNELS_CUDA_KERNELS_CUDA_H
 
 #include "device/device.h"
-#include "kernels/cuda/args.h"
-#include "kernels/cuda/blockwise_args.h"
-#include "kernels/cuda/kfac_args.h"
-#include "kernels/cuda/matrix_args.h"
-#include "kernels/cuda/per_sample_args.h"
-#include "kernels/cuda/rowops_args.h"
+#include "kernels/cuda/attention/attention_args.h"
+#include "kernels/cuda/elementwise/elementwise_args.h"
+#include "kernels/cuda/gemm/gemm_epilogue_args.h"
+#include "kernels/cuda/matrix/inverse_root_newton_args.h"
+#include "kernels/cuda/matrix/kron_args.h"
+#include "kernels/cuda/matrix/kron_nearest_args.h"
+#include "kernels/cuda/matrix/matrix_args.h"
+#include "kernels/cuda/matrix/orthogonal_iteration_args.h"
+#include "kernels/cuda/matrix/root_warm_start_args.h"
+#include "kernels/cuda/optim/blockwise_args.h"
+#include "kernels/cuda/optim/kfac_args.h"
+#include "kernels/cuda/per_sample/embedding_args.h"
+#include "kernels/cuda/per_sample/per_sample_args.h"
+#include "kernels/cuda/rowops/column_sums_args.h"
+#include "kernels/cuda/rowops/rowops_args.h"
 
 void dc__cuda_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void dc__cuda_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,

@@ -172,6 +172,14 @@ DC_DEVICE T *device_array(T *array, int64_t count) {
              : static_cast<T *>(DC_MEMORY(array, count * size_of<DTYPE>(), static_cast<size_t>(size_of<DTYPE>())));
 }
 
+/* A thread's first piece of a row, and how far the next one is. */
+DC_DEVICE int64_t own_piece() {
+  return static_cast<int64_t>(dc_thread()) * EIGHT;
+}
+DC_DEVICE int64_t next_piece() {
+  return static_cast<int64_t>(dc_threads()) * EIGHT;
+}
+
 }  // namespace
 
 /* pass<DTYPE>(...) for one of the three types. */

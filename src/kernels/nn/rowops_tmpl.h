@@ -172,7 +172,7 @@ static void row_multiply(float *x, const float *y, int64_t count) {
 
 /* The 16-bit draws of Philox at the counters (block, row, plane, 0) to (block + LANES - 1, row, plane, 0), in order. */
 #ifdef __AVX2__
-#include "kernels/x86/philox_vector.h"
+#include "kernels/x86/nn/philox_vector.h"
 #else
 static void philox_lanes(uint16_t *draws, uint32_t block, uint32_t row, uint32_t plane, const uint32_t *key) {
   for (uint32_t j = 0; j < LANES; j++) {
