@@ -1,4 +1,4 @@
-/* What the plug-in's files use of libdc, as libdc gives it. */
+/* The functions of libdc that the plug-in's files use, forwarded to the host library. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

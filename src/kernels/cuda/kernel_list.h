@@ -26,7 +26,7 @@
   X(DC__KERNEL_ACCUMULATE, dc__accumulate_kernel, 0) \
   X(DC__KERNEL_REDUCE, dc__reduce_kernel, 0)
 
-/* First those of enum dc__update_kind, in its order. */
+/* In the order of enum dc__update_kind at first. */
 #define DC__CUDA_update(X)                                           \
   X(DC__KERNEL_ADAMW, dc__adamw_kernel, 0)                           \
   X(DC__KERNEL_SGD, dc__sgd_kernel, 0)                               \

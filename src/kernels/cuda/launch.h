@@ -1,5 +1,4 @@
-/* Grids that the launches of several families share. A thread, warp or block beyond the largest grid's takes its turn
- * in a loop of the kernel. */
+/* Grids that the launches of several families share. Kernels loop over elements beyond the largest grid. */
 #ifndef DC_KERNELS_CUDA_LAUNCH_H
 #define DC_KERNELS_CUDA_LAUNCH_H
 

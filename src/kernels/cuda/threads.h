@@ -1,4 +1,4 @@
-/* What the launches and the kernels of several families agree on. */
+/* Sizes of blocks that several families share. */
 #ifndef DC_KERNELS_CUDA_THREADS_H
 #define DC_KERNELS_CUDA_THREADS_H
 

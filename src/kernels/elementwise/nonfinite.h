@@ -1,4 +1,4 @@
-/* What work on a stream notes of numbers that are not finite. */
+/* A record of numbers that are not finite, which work on a stream writes. */
 #ifndef DC_KERNELS_NONFINITE_H
 #define DC_KERNELS_NONFINITE_H
 

@@ -4,7 +4,7 @@
 
 namespace {
 
-/* Over the four lanes of a row. */
+/* The maximum over the four lanes of a row. */
 DC_DEVICE float max_of_row(float x) {
   x = fmaxf(x, dc_shuffle_xor(x, 1));
   return fmaxf(x, dc_shuffle_xor(x, 2));
@@ -15,8 +15,8 @@ struct softmax {
   float row_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
 };
 
-/* Scores become probabilities up to a factor, and what was summed before is brought to the same factor. Before the
- * first key all of that is zeros. */
+/* Scores become probabilities up to a factor, and earlier sums are scaled to the same factor. Before the first key all
+ * sums are zeros. */
 template <int N, int D, int TALL>
 DC_DEVICE void online_softmax_rows(float (&s)[TALL][N][4], float (&out)[TALL][D / 8][4], softmax (&state)[TALL],
                                    const float *mask, float to_log2) {
@@ -51,7 +51,7 @@ DC_DEVICE void online_softmax_rows(float (&s)[TALL][N][4], float (&out)[TALL][D 
   }
 }
 
-/* Of 16 rows, from `row` on, and 16 keys: what dropout leaves of the probabilities. */
+/* Applies dropout to the probabilities of 16 rows, from `row` on, and 16 keys. */
 template <int DTYPE>
 DC_DEVICE void drop(float (&first)[4], float (&second)[4], draws &drawn, const arguments &args, int row, int key,
                     uint32_t plane) {
@@ -139,7 +139,7 @@ DC_DEVICE void forward(const arguments &args) {
   for (int i = 0; i < 2 * TALL; i++) {
     const float sum = sum_of_row(state[i / 2].sum[i % 2]);
     const int at = row + lane_row() + 8 * i;
-    factor[i] = sum != 0 ? args.scale / sum : 1.0f; /* NaN is divided by, too */
+    factor[i] = sum != 0 ? args.scale / sum : 1.0f; /* a NaN sum is a divisor too */
     if (args.softmax != nullptr && part == 0 && lane_pair() == 0 && at < h.length) {
       store_softmax(args, h.statistics + at, state[i / 2].row_max[i % 2], sum);
     }

@@ -1,7 +1,7 @@
-/* What attention's kernels share: the heads of a batch, tiles in the block's memory, a warp's own rows, dropout. Each
- * of a block's warps has 16 rows, of queries or of keys, or TALL times as many, whose products with the other side's
- * tiles it sums in registers: what it reads of a tile serves all of them. Nothing is added to memory by two blocks, so
- * that the bits are the same in every run. */
+/* Shared by attention's kernels: the heads of a batch, tiles in shared memory, a warp's own rows, dropout. Each warp of
+ * a block has 16 rows, of queries or of keys, or TALL times as many. It sums their products with the other side's tiles
+ * in registers, so each read of a tile serves all its rows. No two blocks add to the same memory, so the bits are the
+ * same in every run. */
 #ifndef DC_KERNELS_CUDA_ATTENTION_H
 #define DC_KERNELS_CUDA_ATTENTION_H
 
@@ -19,7 +19,7 @@ constexpr float MAX_FLOAT = 3.402823466e38f;
 
 enum { WARPS = DC__CUDA_ATTENTION_THREADS / DC_WARP, OWN = 16 };
 
-/* Times OWN rows that a warp has: what registers there are for. */
+/* A warp's rows as a multiple of OWN, limited by registers. */
 template <int DTYPE, int D>
 DC_CONSTANT int tall_rows() {
   return DTYPE != DC_FLOAT32 && D == 64 ? DC__CUDA_ATTENTION_TALL : 1;
@@ -29,20 +29,20 @@ DC_CONSTANT int block_rows() {
   return WARPS * OWN * TALL;
 }
 
-/* Of the other side: as much as fits a block's memory in all types. */
+/* The other side's rows: as many as fit shared memory in all types. */
 template <int DTYPE>
 DC_CONSTANT int tile_rows() {
   return DTYPE == DC_FLOAT32 ? 32 : 64;
 }
 
-/* Of tiles on the way: two where a block's memory has room for them. */
+/* Buffers for tiles: two if shared memory has room for them. */
 template <int D, bool WIDE>
 DC_CONSTANT int places() {
   return D == 64 && !WIDE ? 2 : 1;
 }
 
-/* A head has parts of D features: one, or, if it is wide, as many as it needs. Then the second axis of the grid says
- * whose sums a block makes, and all of a head's blocks make the scores, part by part. */
+/* A head has parts of D features: one, or several if it is wide. Then the grid's second axis is the part whose sums a
+ * block makes, and all of a head's blocks compute the scores, part by part. */
 template <int D, bool WIDE>
 DC_DEVICE int parts_of(const arguments &args) {
   return WIDE ? (args.d + D - 1) / D : 1;
@@ -55,9 +55,9 @@ DC_DEVICE int own_part() {
 /* One head of one sample. */
 template <typename T>
 struct head {
-  const T *q, *k, *v; /* of the first token; the next is `stride` elements further */
+  const T *q, *k, *v; /* of the first token; the next one is `stride` elements further */
   int length;         /* tokens */
-  int64_t out;        /* the first token's place in [N, H] */
+  int64_t out;        /* the first token's offset in [N, H] */
   int64_t statistics; /* and in [A, N] */
   int64_t mask;       /* the sample's row in [B, S] */
   uint32_t plane;     /* sample * A + head, for dropout */
@@ -101,11 +101,11 @@ DC_DEVICE head<T> head_of(const arguments &args, uint32_t plane) {
   return h;
 }
 
-/* ---- into the block's memory, and into registers ---- */
+/* ---- loads into shared memory and registers ---- */
 
-/* ROWS rows of a tile, `stride` elements apart, of which `rows` are there; beyond them, and beyond feature d, zeros.
- * They are under way until dc_wait_copies(). A thread has a column of 16 bytes, whose rows are one addition apart: what
- * it costs to issue copies counts in attention's inner loops. */
+/* ROWS rows of a tile, `stride` elements apart, of which `rows` exist. Beyond them, and beyond feature d, the tile gets
+ * zeros. The copies are complete after dc_wait_copies(). A thread has a column of 16 bytes, whose rows are one addition
+ * apart: the cost of issuing copies counts in attention's inner loops. */
 template <int DTYPE, int D, int ROWS, typename T>
 DC_DEVICE void load_tile(T *tile, const T *from, int stride, int rows, int d) {
   typedef warp_math<DTYPE> math;
@@ -134,9 +134,8 @@ DC_DEVICE void load_tile(T *tile, const T *from, int stride, int rows, int d) {
   }
 }
 
-/* The block's place for the tile from row `tile` on, `rows` of each, when it is there. fetch(tile, place) starts to
- * load one: where there are two places, the next tile is under way while one is read, and the first one is fetched
- * before. */
+/* Waits for the tile from row `tile` on, `rows` of each, and returns its buffer. fetch(tile, buffer) starts to load
+ * one. With two buffers the next tile loads while one is read, and the first one is fetched before the loop. */
 template <int PLACES, typename FETCH>
 DC_DEVICE int next_tile(int tile, int rows, int length, FETCH fetch) {
   const int place = PLACES == 1 ? 0 : tile / rows % 2;
@@ -168,7 +167,7 @@ DC_DEVICE typename warp_math<DTYPE>::fragment load_own(const T *from, int stride
   return f;
 }
 
-/* All of them: in registers, or, where those are too few, read each time from a tile of 16 bits, or from the device's
+/* All of them: in registers, or, if those are too few, read at each use from a tile of 16 bits or from the device's
  * memory. */
 enum kept { IN_REGISTERS, IN_TILE, ELSEWHERE };
 template <int DTYPE, int D, int TALL, kept WHERE>
@@ -191,7 +190,7 @@ struct own_rows {
   DC_MEMBER typename math::fragment look_up(int part, int k, int t) const {
     return load_own<DTYPE>(row_at(from, t * OWN, stride) + part * D, stride, rows - t * OWN, d - part * D, k);
   }
-  /* Of a part; in registers and tiles there is one. */
+  /* The fragment of a part; registers and tiles hold a single part. */
   DC_MEMBER typename math::fragment at(int part, int k, int t) const {
     if constexpr (WHERE == IN_REGISTERS) {
       return f[t][k];
@@ -254,8 +253,8 @@ DC_DEVICE void store_own(T *to, int stride, int rows, int d, const float (&sums)
   }
 }
 
-/* Scores are in units of log 2, so that probabilities are powers of two. What is added to a key's; -infinity where
- * there is none. What is finite stays so: masks of the lowest float leave all keys alike. */
+/* The number that is added to a key's score; -infinity if the key does not exist. Scores are in units of log 2, so that
+ * probabilities are powers of two. Finite masks stay finite: masks of the lowest float leave all keys alike. */
 template <int DTYPE>
 DC_DEVICE float mask_at(const arguments &args, int64_t row, int key, int length) {
   if (key >= length) {
@@ -273,8 +272,8 @@ DC_DEVICE float mask_at(const arguments &args, int64_t row, int key, int length)
   return fabsf(m) <= MAX_FLOAT ? fminf(fmaxf(m * DC_LOG2_E, -MAX_FLOAT), MAX_FLOAT) : m;
 }
 
-/* What the backward makes a row's probabilities from: exp2(score - most) inverse. One number, most + log2(sum), would
- * lose the sum where scores are large. Rows without a key, and those beyond the last one, have probabilities of 0. */
+/* The backward recomputes a row's probabilities as exp2(score - row_max) inverse. A single number, row_max + log2(sum),
+ * would lose the sum for large scores. Rows without a key, and those beyond the last one, have probabilities of 0. */
 DC_DEVICE void load_softmax(const arguments &args, int64_t first, int row, int rows, float &row_max, float &inverse) {
   const float *at = whole(args.softmax, args, 2 * args.heads) + first + row;
   row_max = row < rows ? at[0] : INFINITY;
@@ -286,7 +285,7 @@ DC_DEVICE void store_softmax(const arguments &args, int64_t place, float row_max
   at[args.heads * args.tokens] = sum != 0 ? 1.0f / sum : 0.0f;
 }
 
-/* The tile of keys from `key` on: a part of them and one of their values, and what is added to their scores. */
+/* The tile of keys from `key` on: one part of the keys, one of their values, and the numbers added to their scores. */
 template <int DTYPE, int D, int ROWS, typename T>
 DC_DEVICE void load_keys(const arguments &args, const head<T> &h, int key, int part, int of_values, T *keys, T *values,
                          float *mask) {
@@ -315,8 +314,8 @@ DC_DEVICE void draw(draws &d, const arguments &args, int first_query, int first_
   dc_sync_warp();
 }
 
-/* Of a lane's 8 elements of 16 x 16: whether they are kept. Rows are queries, whose two neighbours share a word, or,
- * turned, columns are. */
+/* Whether a lane's 8 elements of 16 x 16 are kept. Rows are queries, and two neighbours share a word; transposed,
+ * columns are queries. */
 DC_DEVICE void find_kept(bool (&kept)[8], const draws &d, const arguments &args) {
   const uint32_t least = args.threshold << 16; /* threshold is below 2^16: bits of the word's other half do not count */
   DC_UNROLL
@@ -338,7 +337,7 @@ DC_DEVICE void find_kept_turned(bool (&kept)[8], const draws &d, const arguments
 
 /* ---- rows ---- */
 
-/* Each block has BLOCK rows of one head: false where a sample is so short that there are none. */
+/* Each block has BLOCK rows of one head; false if the sample is too short to have these. */
 template <int BLOCK, typename T>
 DC_DEVICE bool place(const arguments &args, head<T> &h, int &first) {
   const uint32_t blocks = static_cast<uint32_t>((args.longest + BLOCK - 1) / BLOCK);
@@ -359,7 +358,7 @@ DC_DEVICE float sum_of_row(float x) {
   DC_BLOCKS_KERNEL(dc__attention_##pass##_##name, dc__cuda_attention_args, DC__CUDA_ATTENTION_THREADS, blocks) { \
     pass<DTYPE, D, WIDE>(args);                                                                                  \
   }
-/* For all types and widths of a head; `blocks` of a processor for narrow heads of 16 bits. */
+/* Kernels for all types and widths of a head; `blocks` of a processor for narrow heads of 16 bits. */
 #define DC_ATTENTION_KERNELS(pass, blocks)                                                        \
   DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32_64, 64, false, 1)                                 \
   DC_ATTENTION_KERNEL(pass, DC_FLOAT32, float32_128, 128, false, 1)                               \

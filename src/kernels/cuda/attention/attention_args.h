@@ -4,11 +4,11 @@
 
 #include <stdint.h>
 
-/* Attention of a whole batch (attention.cu). N tokens, A heads of d features; elements of one type but for what is
- * said. Heads of more than WIDE features go in parts. */
+/* Attention of a whole batch (attention.cu). N tokens, A heads of d features. Elements have one type, except where
+ * stated. Heads of more than WIDE features go in parts. */
 enum {
   DC__CUDA_ATTENTION_THREADS = 128,
-  DC__CUDA_ATTENTION_ROWS = 64, /* of a block; of heads of as many features of 16 bits, TALL times as many */
+  DC__CUDA_ATTENTION_ROWS = 64, /* of a block; TALL times as many for heads of up to 64 features of 16 bits */
   DC__CUDA_ATTENTION_TALL = 2,
   DC__CUDA_ATTENTION_WIDE = 128,
   DC__CUDA_ATTENTION_PART_OF_FLOATS = 64,
@@ -25,7 +25,7 @@ typedef struct dc__cuda_attention_args {
   const int32_t *offsets; /* [B + 1], the samples' first tokens; NULL: each has `longest` */
   int64_t tokens, longest, batch;
   int32_t heads, d;
-  int32_t wide_mask;          /* it is float32 whatever the type */
+  int32_t wide_mask;          /* it is float32 for every type */
   float factor;               /* 1 / sqrt d */
   uint32_t key[2], threshold; /* of dropout */
   float scale;

@@ -1,20 +1,20 @@
-/* Attention on a device, backward: probabilities come again from the scores and each row's maximum and sum. The
+/* Attention on a device, backward. Probabilities are recomputed from the scores and each row's maximum and sum. The
  * gradients of queries and those of keys and values are two kernels, each of which computes the probabilities, so that
- * no sum is shared between blocks. */
+ * blocks share no sum. */
 #include "kernels/cuda/attention/attention.h"
 
 namespace {
 
-/* A probability times its dropout m, and the score's gradient, from a score less its row's maximum, the inverse of the
- * row's sum and the gradient of the probability. */
+/* Computes a probability times its dropout m, and the score's gradient. Input: a score less its row's maximum, the
+ * inverse of the row's sum, and the gradient of the probability. */
 DC_DEVICE void differentiate(float &s, float &dp, float inverse, float delta, float m) {
   const float p = dc_exp2(s) * inverse;
   dp = p * fmaf(dp, m, -delta);
   s = p * m;
 }
 
-/* The scores, and the gradients of the probabilities: products of a warp's own rows with 16 rows of two tiles. A wide
- * head's loop is not unrolled, which would take more registers than there are. */
+/* The scores and the gradients of the probabilities: products of a warp's own rows with 16 rows of two tiles. A wide
+ * head's loop is not unrolled, since it would need too many registers. */
 template <int DTYPE, int D, bool WIDE, int TALL, typename OWN_A, typename OWN_B, typename T>
 DC_DEVICE void multiply_both(int part, float (&s)[TALL][2][4], const OWN_A &a, const T *with_a, float (&dp)[TALL][2][4],
                              const OWN_B &b, const T *with_b) {
@@ -37,7 +37,7 @@ DC_DEVICE void multiply_both(int part, float (&s)[TALL][2][4], const OWN_A &a, c
   }
 }
 
-/* Of a block, while it makes the gradient of its queries. */
+/* A block's shared memory for the gradient of its queries. */
 template <int DTYPE, int D, bool WIDE>
 struct alignas(16) queries_memory {
   typedef typename warp_math<DTYPE>::element T;
@@ -117,7 +117,7 @@ DC_DEVICE void sum_queries(const arguments &args, queries_memory<DTYPE, D, WIDE>
       float s[TALL][2][4] = {}, dp[TALL][2][4] = {};
       for (int i = 1; i <= parts; i++) {
         if constexpr (WIDE) {
-          c = (part + i) % parts; /* its own is the last, and stays */
+          c = (part + i) % parts; /* the block's own part comes last, and stays loaded */
           at = next_tile<PLACES>(key, ROWS, h.length, fetch);
         }
         multiply_both<DTYPE, D, WIDE>(c, s, q, &keys[at][k16][0], dp, dout, &values[at][k16][0]);
@@ -169,8 +169,9 @@ DC_DEVICE void load_queries(const arguments &args, const head<T> &h, int query, 
   }
 }
 
-/* Of a block, while it makes the gradients of its keys and values. The sums leave registers for narrow heads' keys of
- * 16 bits. Their values, and both of wider heads, are here, where float32 has no room, and heads in parts have none. */
+/* A block's shared memory for the gradients of its keys and values. Narrow heads of 16 bits keep their keys in
+ * registers. Their values, and both of wider heads, are kept here. float32 has no room for them, and heads in parts
+ * keep none. */
 template <int DTYPE, int D, bool WIDE>
 struct alignas(16) keys_memory {
   typedef typename warp_math<DTYPE>::element T;
@@ -297,8 +298,7 @@ DC_DEVICE void back_keys(const arguments &args) {
   sum_keys<DTYPE, D, WIDE>(args, shared);
 }
 
-/* Both, where a block has a whole head: what the second one reads is in the caches still, and delta is the block's own.
- */
+/* Both, if a block has a whole head: the caches still hold the second pass's input, and delta is the block's own. */
 template <int DTYPE, int D, bool WIDE>
 DC_DEVICE void back_both(const arguments &args) {
   union memory {

@@ -36,7 +36,7 @@ void dc__cuda_attention_forward(dc_stream *stream, const dc__cuda_attention_args
   launch_pass(stream, args, dtype, DC__KERNEL_ATTENTION_float32_64);
 }
 
-/* Where a block has a whole head, one kernel makes all, and reads the device's memory once. */
+/* If a block has a whole head, one kernel computes all gradients, and reads the device's memory once. */
 void dc__cuda_attention_backward(dc_stream *stream, const dc__cuda_attention_args *args, int32_t dtype) {
   if (is_tall(args, dtype) && args->longest <= block_rows(args, dtype)) {
     attention_launch(stream, args, dtype,

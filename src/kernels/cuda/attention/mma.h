@@ -1,7 +1,7 @@
-/* Products of 16 x 16 by 16 x 8 tiles by a warp, as tensor cores make them: each of the 32 lanes has some elements of
- * every matrix. With row = lane / 4 and pair = 2 (lane % 4), the sums c of lane are (row, pair), (row, pair + 1),
- * (row + 8, pair), (row + 8, pair + 1). A fragment is a left operand, 16 x 16, that two neighbouring tiles of sums
- * become without a shuffle; the right operand lies in memory of the block, by rows or by columns.
+/* Products of 16 x 16 by 16 x 8 tiles by a warp, on tensor cores: each of the 32 lanes has some elements of every
+ * matrix. Let row = lane / 4 and pair = 2 (lane % 4). A lane's sums c are (row, pair), (row, pair + 1), (row + 8,
+ * pair), (row + 8, pair + 1). A fragment is a left operand, 16 x 16: two neighbouring tiles of sums become one without
+ * a shuffle. The right operand lies in shared memory, by rows or by columns.
  *
  * 16-bit types: mma.m16n8k16 with sums in float32; on the CPU, the same sums from all lanes' elements. float32: plain
  * products, since tensor cores would round the operands. */
@@ -107,9 +107,8 @@ DC_DEVICE void left_by_rows(uint32_t (&a)[4], const uint16_t *tile, int ld) {
 
 #endif
 
-/* Of a type: what an element is, a fragment, one that is ready to be multiplied, and a right operand of 16 x 16. PAD
- * elements after each row of a
- * tile keep the lanes' reads in different banks. */
+/* The types for a dtype: an element, a fragment, one that is ready for a product, and a right operand of 16 x 16. PAD
+ * elements after each row of a tile keep the lanes' reads in different banks. */
 template <int DTYPE>
 struct warp_math {
   typedef uint16_t element;
@@ -128,7 +127,7 @@ struct warp_math {
   DC_DEVICE element narrow(float x) {
     return half_of<DTYPE>(x);
   }
-  /* Two neighbours of a row of which `left` elements are left: at once where rows begin at multiples of two. */
+  /* Two neighbours of a row with `left` remaining elements: one load if rows begin at multiples of two. */
   DC_DEVICE void look_up(element (&pair)[2], const element *from, int left) {
     if (left % 2 == 0) {
       const uint32_t halves = *reinterpret_cast<const dc_word *>(from);
@@ -184,7 +183,7 @@ struct warp_math<DC_FLOAT32> {
   struct ready { /* both whole rows */
     float row[2][16];
   };
-  struct right { /* left where it lies: element (k, n) at at[k down + n across] */
+  struct right { /* `left` is not copied: element (k, n) at at[k down + n across] */
     const element *at;
     int down, across;
   };

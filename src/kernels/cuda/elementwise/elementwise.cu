@@ -1,5 +1,5 @@
-/* Casts, additions and the fixed-order reduction over ranks on a device: bit for bit what cast.c, accumulate.c and
- * reduce.c compute, for elements at multiples of their size. Compiled without contraction. */
+/* Casts, additions and the fixed-order reduction over ranks on a device, for elements aligned to their size: bit for
+ * bit the results of cast.c, accumulate.c and reduce.c. Compiled without contraction. */
 #include "kernels/cuda/gpu.h"
 
 #include "dc_api.h"
@@ -52,7 +52,7 @@ DC_CONSTANT int middle(int a, int b) {
   return a == DC_FLOAT64 || b == DC_FLOAT64 ? DC_FLOAT64 : is_float(a) || is_float(b) ? DC_FLOAT32 : DC_INT64;
 }
 
-/* Into a middle type, and out of one. */
+/* Conversion to a middle type, and from it. */
 template <int M, int FROM>
 DC_DEVICE stored_t<M> widen(stored_t<FROM> x) {
   if constexpr (FROM == DC_FLOAT16) {
@@ -110,8 +110,8 @@ DC_DEVICE auto array(T *data, int64_t count) {
   return DC_MEMORY(data, count * static_cast<int64_t>(sizeof(stored_t<DTYPE>)), sizeof(stored_t<DTYPE>));
 }
 
-/* Elements that a thread takes together, so that it moves 16 bytes of the widest type at once: between the floating
- * types that weights and gradients have. */
+/* A thread's elements at a time, to move 16 bytes of the widest type: between the floating-point types of weights and
+ * gradients. */
 DC_CONSTANT int64_t together(int dst, int src, size_t widest) {
   return widest > 4 || !is_float(dst) || !is_float(src) ? 1 : 16 / static_cast<int64_t>(widest);
 }
@@ -132,7 +132,7 @@ DC_DEVICE bool is_finite(stored_t<DTYPE> x) {
   }
 }
 
-/* Elements i to i + N - 1; whether they are finite then. */
+/* Elements i to i + N - 1; returns whether they are finite then. */
 template <int D, int S, bool ADD, int64_t N>
 DC_DEVICE bool binary_at(void *dst, const void *src, int64_t i) {
   const pack<S, N> from = dc_load<stored_t<S>, N>(src, i);
@@ -180,11 +180,11 @@ DC_DEVICE void binary(const dc__cuda_binary_args &args) {
   }
 }
 
-/* Of several elements together no more than FEW sources, so that what a thread keeps leaves room for other threads. */
+/* With several elements at a time at most FEW sources, so that a thread's registers leave room for other threads. */
 enum { FEW = 64 };
 
-/* ((0+1)+(2+3))+…, a lone last one moves up: level l holds a whole tree of 2^l sources, like the digits of a number to
- * which one is added for each source. */
+/* ((0+1)+(2+3))+…, a lone last one moves up. Level l holds a whole tree of 2^l sources, like a digit of a binary
+ * counter that each source increments. */
 template <int S, int64_t N>
 DC_DEVICE pack<middle(S, S), N> tree(const dc__cuda_reduce_args &args, int64_t i) {
   constexpr int m = middle(S, S);

@@ -4,8 +4,8 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/threads.h"
 
-/* Threads move 16 bytes of the widest type at once between the types of weights and gradients. Blocks are small, so
- * that the last ones to run, which do not fill the card, are a small part of all. */
+/* Threads move 16 bytes of the widest type at once between the types of weights and gradients. Blocks are small: the
+ * last ones, which do not fill the device, are then a small part of all. */
 static void elementwise_launch(dc_stream *stream, int32_t kernel, int64_t count, int32_t dst_dtype, int32_t src_dtype,
                                size_t widest, const void *args, size_t bytes) {
   enum { MAX_BLOCKS = 1 << 16 };

@@ -1,6 +1,6 @@
-/* GELU and its derivative for one element, in kernels: kernels/nn/gelu.h within rounding, by the card's own power of
- * two and reciprocal, which are within 2 ulp and a few instructions. Contraction is written, so the bits are the same
- * wherever it is used. */
+/* GELU and its derivative for one element, in kernels: kernels/nn/gelu.h within rounding, by the device's own power of
+ * two and reciprocal, which are within 2 ulp and a few instructions. Contraction is explicit, so the bits are the same
+ * in every kernel. */
 #ifndef DC_KERNELS_CUDA_GELU_H
 #define DC_KERNELS_CUDA_GELU_H
 

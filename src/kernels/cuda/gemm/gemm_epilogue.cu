@@ -1,5 +1,5 @@
-/* A product's epilogue on a device, where cuBLASLt does not do it: what gemm_epilogue.c computes, within rounding. A
- * block has a row at a time; compiled without contraction. */
+/* A product's epilogue on a device, if cuBLASLt does not do it: gemm_epilogue.c's results within rounding. A block has
+ * a row at a time; compiled without contraction. */
 #include "kernels/cuda/gemm/gelu.h"
 #include "kernels/cuda/gemm/gemm_epilogue_args.h"
 #include "kernels/cuda/vec8.h"
@@ -8,7 +8,7 @@ namespace {
 
 enum { EPILOGUE_GELU = 2, EPILOGUE_GELU_BACK = 3, GELU_ERF = 1 }; /* enum dc__epilogue, enum dc__gelu_form */
 
-/* aux may be x, and out may. */
+/* aux may be x, and so may out. */
 template <int DTYPE>
 DC_DEVICE void finish(const dc__cuda_epilogue_args &args) {
   const int64_t columns = args.columns, count = args.rows * columns;

@@ -11,7 +11,7 @@ typedef struct dc__cuda_epilogue_args {
   const void *x;
   void *out;
   const void *bias; /* may be NULL */
-  void *aux;        /* GELU: written, may be NULL or x; its backward: read */
+  void *aux;        /* GELU: written; may be NULL or x. Its backward: read */
   int64_t rows, columns;
   int32_t dtype, epilogue, gelu;
 } dc__cuda_epilogue_args;

@@ -28,9 +28,9 @@ static dc__matmul product_of(const dc__gemm *g, void *workspace, size_t bytes) {
   return p;
 }
 
-/* GELU is not left to the library: its input would not be rounded first, so that GELU of what is kept would differ from
- * the GELU of the forward. So the product goes to where the input is kept, and a kernel makes GELU of that. The
- * library's derivative is that of what was kept. */
+/* GELU is not left to the library, which would not round its input first: GELU of the kept input would differ from the
+ * forward's GELU. So the product goes to the kept input, and a kernel computes GELU from there. The library's
+ * derivative uses the kept input. */
 void dc__cuda_gemm(dc_stream *stream, const dc__gemm *g, void *workspace, size_t bytes) {
   bool (*multiply)(dc_stream *, const dc__matmul *) = stream->device->ops->stream_matmul;
   dc__matmul p = product_of(g, workspace, bytes);
@@ -54,7 +54,7 @@ void dc__cuda_gemm(dc_stream *stream, const dc__gemm *g, void *workspace, size_t
     p.epilogue = DC__MATMUL_NONE;
     p.epilogue_ptr = NULL;
     (void)multiply(stream, &p);
-  } else if (g->epilogue == DC__EPILOGUE_GELU) { /* the bias is in the product, and that is where it is kept */
+  } else if (g->epilogue == DC__EPILOGUE_GELU) { /* the product has the bias, and is the kept input */
     e.bias = NULL;
     e.aux = NULL;
   }

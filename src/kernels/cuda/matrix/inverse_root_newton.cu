@@ -34,7 +34,7 @@ DC_BLOCK_KERNEL(dc__newton_distance_kernel, dc__cuda_newton_args, DC__CUDA_TILE_
   raise(&r->distance, most);
   dc_sync();
   for (int64_t row = dc_thread() / TILE; row < TILE; row += dc_threads() / TILE) {
-    const int64_t i = i0 + column, j = j0 + row; /* where it came from */
+    const int64_t i = i0 + column, j = j0 + row; /* the transposed place */
     if (i < n && j < i) {
       put(m, args.wide, j * n + i, tile[column][row]);
     }

@@ -4,8 +4,8 @@
 
 #include "kernels/cuda/matrix/matrix_args.h"
 
-/* A step of Newton's iteration: the distance of m from I, m's lower triangle mirrored; what becomes of the step; and,
- * where it is refused, next = x. All dense [count, n, n]. */
+/* A step of Newton's iteration: the distance of m from I, m's lower triangle mirrored, and the decision on the step. If
+ * it is refused, next = x. All dense [count, n, n]. */
 typedef struct dc__cuda_newton_args {
   void *m;
   const void *x;
@@ -14,7 +14,7 @@ typedef struct dc__cuda_newton_args {
   int64_t n;
   uint32_t rough; /* a bit a matrix */
   int32_t count, wide;
-  int32_t ended; /* 1: those that have ended too */
+  int32_t ended; /* 1: include matrices that have ended */
 } dc__cuda_newton_args;
 
 #endif

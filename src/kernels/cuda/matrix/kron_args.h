@@ -9,8 +9,8 @@ typedef struct dc__cuda_kron_args {
   dc__cuda_matrices a, b, to;
 } dc__cuda_kron_args;
 
-/* x[i][j] /= a[i] b[j] + damping, x dense [count, rows, cols]. *refused becomes 1 where that is not positive; NULL:
- * nobody wants to know. */
+/* x[i][j] /= a[i] b[j] + damping, x dense [count, rows, cols]. *refused becomes 1 if a divisor is not positive; refused
+ * may be NULL. */
 typedef struct dc__cuda_damp_args {
   void *x;
   const void *a, *b; /* [count, rows], [count, cols] */

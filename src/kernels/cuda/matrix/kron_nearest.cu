@@ -1,5 +1,5 @@
 /* The nearest Kronecker product on a device: a power iteration on the matrix of blocks, which is never written out.
- * Sums are made in float64, each in one order. A step that comes after the iteration has ended does nothing. */
+ * Sums are made in float64, each in one order. A step after the end of the iteration does nothing. */
 #include "kernels/cuda/matrix/kron_nearest_args.h"
 #include "kernels/cuda/matrix/matrix_view.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 enum { THREADS = DC__CUDA_MATRIX_THREADS, BLOCKS = DC__CUDA_NEAREST_BLOCKS };
 
-/* The vector that is made. */
+/* The vector that the step computes. */
 struct side {
   int64_t count;
   int32_t chunks;
@@ -33,7 +33,7 @@ DC_DEVICE int64_t begin_of(int64_t rows, int64_t chunk, int32_t chunks) {
 /* The same in every thread of the block. */
 DC_DEVICE double sum_of_block(double x, double (&sums)[THREADS / DC_WARP]) {
   x = sum_of_warp(x);
-  dc_sync(); /* the last sum has been read */
+  dc_sync(); /* all threads have read the last sum */
   if (dc_thread() % DC_WARP == 0) {
     sums[dc_thread() / DC_WARP] = x;
   }
@@ -54,7 +54,7 @@ DC_KERNEL(dc__nearest_guess_kernel, dc__cuda_nearest_args, THREADS) {
   }
 }
 
-/* v from u: an element by a thread, a chunk of u's rows by blocks of one number on the second axis. */
+/* v from u: an element by a thread; the grid's second axis is the chunk of u's rows. */
 DC_KERNEL(dc__nearest_inner_kernel, dc__cuda_nearest_args, THREADS) {
   if (!goes_on(args)) {
     return;
@@ -149,8 +149,8 @@ DC_BLOCK_KERNEL(dc__nearest_normalise_kernel, dc__cuda_nearest_args, THREADS) {
   }
 }
 
-/* By one warp, of which one thread alone reads the state that it writes. squares are u's, traces v's, and each has as
- * many as blocks made it. */
+/* By one warp. One thread alone reads and writes the state. squares are u's, traces v's, one for each block that
+ * computed them. */
 DC_BLOCK_KERNEL(dc__nearest_check_kernel, dc__cuda_nearest_args, DC_WARP) {
   const double *squares = device_array(args.squares, 1, BLOCKS), *traces = device_array(args.traces, 1, BLOCKS);
   dc__cuda_nearest_result *found = found_of(args);

@@ -6,13 +6,14 @@
 #include "kernels/cuda/matrix/matrix_args.h"
 #include "kernels/eigen/nearest_kron.h"
 
-/* The power iteration for the nearest Kronecker product. x times `first` times `second` as a matrix of blocks, with u
- * [m, n] on the left and v [p, q] on the right; all float64 but x. A vector is made in chunks of the blocks' rows, each
- * chunk of `parts` [chunks, elements]; then `fresh`, with its squares by blocks of threads; then normalised. */
+/* The power iteration for the nearest Kronecker product: x times `first` times `second` as a matrix of blocks, with u
+ * [m, n] on the left and v [p, q] on the right; all float64 but x. A vector is computed in chunks of the blocks' rows,
+ * each in `parts` [chunks, elements]; then summed into `fresh`, with its squares by blocks of threads; then
+ * normalised. */
 enum { DC__CUDA_NEAREST_BLOCKS = 256 };
 typedef struct dc__cuda_nearest_result {
   dc__nearest_state state;
-  uint64_t moved; /* the bits of how far v moved */
+  uint64_t moved; /* the bits of the largest change of v */
   double trace;   /* of v */
 } dc__cuda_nearest_result;
 typedef struct dc__cuda_nearest_args {
@@ -24,7 +25,7 @@ typedef struct dc__cuda_nearest_args {
   dc__cuda_nearest_result *found;
   double enough;
   int32_t chunks[2]; /* of v and of u */
-  int32_t inner;     /* 1: v is made, 0: u */
+  int32_t inner;     /* 1: computes v, 0: u */
 } dc__cuda_nearest_args;
 
 #endif

@@ -1,4 +1,4 @@
-/* What the matrix operators share on a device beside products: matrices read through their strides, measured, scaled
+/* The matrix operators' shared work beside products on a device: matrices read through their strides, measured, scaled
  * and written. Numbers are computed in float64 and rounded to the matrix's type, without contraction. A warp or a block
  * has a row at a time. */
 #include <math.h>
@@ -56,7 +56,7 @@ DC_KERNEL(dc__load_kernel, dc__cuda_load_args, DC__CUDA_MATRIX_THREADS) {
   }
 }
 
-/* Of each row, by a warp. */
+/* A row by a warp. */
 DC_BLOCK_KERNEL(dc__row_sums_kernel, dc__cuda_matrix_norm_args, DC__CUDA_MATRIX_THREADS) {
   const int32_t matrix = static_cast<int32_t>(dc_block(1));
   const view a = view_of(args.from, matrix);
@@ -75,7 +75,7 @@ DC_BLOCK_KERNEL(dc__row_sums_kernel, dc__cuda_matrix_norm_args, DC__CUDA_MATRIX_
   }
 }
 
-/* Of each matrix, by one warp. */
+/* A matrix by a warp. */
 DC_BLOCK_KERNEL(dc__matrix_norm_kernel, dc__cuda_matrix_norm_args, DC_WARP) {
   const int32_t matrix = static_cast<int32_t>(dc_block());
   const double *sums = device_array(args.sums + matrix * args.from.rows, 1, args.from.rows);

@@ -1,5 +1,5 @@
-/* The arguments of the kernels for matrices (matrix.cu), as the host and the device see them. A flight is a few
- * matrices of a batch that go through the operators together; a grid's second axis, or its third, is the matrix. */
+/* The arguments of the kernels for matrices (matrix.cu), as the host and the device see them. A slice is a few matrices
+ * of a batch that go through the operators together; a grid's second axis, or its third, is the matrix. */
 #ifndef DC_KERNELS_CUDA_MATRIX_ARGS_H
 #define DC_KERNELS_CUDA_MATRIX_ARGS_H
 
@@ -11,20 +11,20 @@ enum { DC__CUDA_MATRIX_THREADS = 256, DC__CUDA_TILE_THREADS = 128, DC__CUDA_MATR
 /* A batch of matrices as strides in elements, float32 or float64. */
 typedef struct dc__cuda_matrices {
   void *data;
-  void *const *places; /* of the device: where each matrix begins, instead of data and batch_stride; NULL: no */
+  void *const *places; /* of the device: each matrix's address, in place of data and batch_stride; may be NULL */
   int64_t batch_stride, row_stride, col_stride;
   int64_t rows, cols;
   int32_t count, wide; /* wide: float64 */
 } dc__cuda_matrices;
 
-/* What the device knows of a matrix. Magnitudes are the bits of a double, which lie in the order of the numbers, and
- * NaN after all of them: whatever the order of threads, the largest is the same. */
+/* The device's report on a matrix. Magnitudes are the bits of a double. They have the order of the numbers, with NaN
+ * last, so the largest does not depend on the order of threads. */
 typedef struct dc__cuda_matrix_stats {
   uint64_t most;     /* the largest entry */
   uint64_t apart;    /* half the largest difference of two entries that mirror each other */
   uint64_t distance; /* from I */
-  double fold;       /* of the sums of rows */
-  int32_t refused;   /* the last step */
+  double fold;       /* the norm */
+  int32_t refused;   /* 1: the last step was refused */
   int32_t reserved;
   dc__newton_state newton;
 } dc__cuda_matrix_stats;
@@ -36,10 +36,10 @@ typedef struct dc__cuda_measure_args {
   int32_t mirrored;
 } dc__cuda_measure_args;
 
-/* to = from times factor; from square ones' entries on both sides of the diagonal, so that `to` is symmetric, where low
- * + high is not 0: low of the lower triangle and high of the upper one. With reports, the factor is the power of two
- * that brings `most` near 1, or with `unit` 1 over the length, the root of `fold`, or over unit if that is more. Only
- * matrices with their bit in `mask` are written. */
+/* to = from times factor. If low + high is not 0, `to` is symmetric: low times the lower triangle plus high times the
+ * upper one of a square `from`. With reports, the factor is the power of two that brings `most` near 1; with `unit` it
+ * is 1 over the larger of unit and the length, which is the root of `fold`. Only matrices with their bit in `mask` are
+ * written. */
 typedef struct dc__cuda_load_args {
   dc__cuda_matrices from, to;
   const dc__cuda_matrix_stats *reports; /* NULL: factors */

@@ -1,4 +1,4 @@
-/* What the matrix operators share beside products in stream order, on devices that have kernels of their own. */
+/* The matrix operators' shared work beside products in stream order, on devices that have kernels of their own. */
 #include "kernels/cuda/kernel_list.h"
 #include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/launch.h"

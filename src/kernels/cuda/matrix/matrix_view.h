@@ -1,4 +1,4 @@
-/* Matrices through their strides, and magnitudes that the largest of is kept, in kernels. */
+/* In kernels: matrices through their strides, and maxima of magnitudes. */
 #ifndef DC_KERNELS_CUDA_MATRIX_VIEW_H
 #define DC_KERNELS_CUDA_MATRIX_VIEW_H
 
@@ -51,7 +51,7 @@ DC_DEVICE uint64_t larger(uint64_t a, uint64_t b) {
   return a > b ? a : b;
 }
 
-/* The largest of a warp, to *at. */
+/* Raises *at to the largest value of a warp. */
 DC_DEVICE void raise(uint64_t *at, uint64_t value) {
   for (uint32_t step = DC_WARP / 2; step > 0; step /= 2) {
     value = larger(value, dc_shuffle_xor(value, step));

@@ -16,7 +16,7 @@ DC_DEVICE int32_t *found_of(const dc__cuda_basis_args &args, int64_t matrix) {
 
 }  // namespace
 
-/* Of each vector, by a warp. */
+/* A vector by a warp. */
 DC_BLOCK_KERNEL(dc__basis_values_kernel, dc__cuda_basis_args, DC__CUDA_MATRIX_THREADS) {
   const int64_t n = args.n, matrix = dc_block(1), warps = dc_threads() / DC_WARP;
   const float *q = device_array(args.q + matrix * n * n, 0, n * n),
@@ -34,7 +34,7 @@ DC_BLOCK_KERNEL(dc__basis_values_kernel, dc__cuda_basis_args, DC__CUDA_MATRIX_TH
   }
 }
 
-/* As orthogonal_iteration.c's sort(), by counting what comes first. */
+/* The order of sort() in orthogonal_iteration.c, by counting the preceding vectors. */
 DC_KERNEL(dc__basis_order_kernel, dc__cuda_basis_args, DC__CUDA_MATRIX_THREADS) {
   const int64_t n = args.n, matrix = dc_block(1);
   const double *values = device_array(args.values + matrix * n, 1, n);

@@ -4,9 +4,9 @@
 
 #include "kernels/cuda/matrix/matrix_args.h"
 
-/* Of B = Q^T A Q, whose lower triangle `from` has, times 2^exponent, to an array of its own, both [count, n, n] and
- * dense: REST: D^-1/2 E D^-1/2, E what is beside the diagonal and factors [count, n] D^-1/2; ROOT: the lower triangular
- * G of linalg/roots/root_warm_start.c, factors D^(1/root). */
+/* `from` has the lower triangle of B = Q^T A Q, times 2^exponent; `to` is another array, both [count, n, n] dense. The
+ * residual is D^-1/2 E D^-1/2, where E is B without its diagonal and factors [count, n] are D^-1/2. The root is the
+ * lower triangular G of linalg/roots/root_warm_start.c, with factors D^(1/root). */
 typedef struct dc__cuda_warm_start_args {
   const void *from;
   void *to;

@@ -1,5 +1,5 @@
-/* Blocks of parameters on a device: cut out and put back, and Shampoo's work on their elements, bit for bit what the
- * CPU computes but for the ratio of two lengths; compiled without contraction. */
+/* Blocks of parameters on a device: cut out and put back, and Shampoo's elementwise work. Bit for bit the CPU's
+ * results, except for the ratio of two lengths; compiled without contraction. */
 #include <math.h>
 
 #include "kernels/cuda/gpu.h"
@@ -8,14 +8,14 @@
 
 namespace {
 
-/* `count` floats of the device; nullptr stays that. */
+/* `count` floats of the device; nullptr stays nullptr. */
 template <typename T>
 DC_DEVICE T *floats(T *data, int64_t count) {
   (void)count;
   return data == nullptr ? data : DC_MEMORY(data, count * 4, 4);
 }
 
-/* The same of this block's of those that go together. */
+/* The same for the array of this thread block. */
 DC_DEVICE float *floats(float *data, const dc__cuda_graft_args &args) {
   return data == nullptr ? data : floats(data + static_cast<int64_t>(dc_block(1)) * args.stride, args.count);
 }

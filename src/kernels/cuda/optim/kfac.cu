@@ -1,5 +1,5 @@
-/* K-FAC beside its products, on a device: the look at what comes in, the packed triangles of factors and their running
- * averages, damping, and the way from a direction to the places of its gradient. Compiled without contraction. */
+/* K-FAC beside its products, on a device: the check of inputs, the packed triangles of factors and their running
+ * averages, damping, and the store of a direction to its gradient. Compiled without contraction. */
 #include <math.h>
 
 #include "dc_api.h"
@@ -13,7 +13,7 @@ namespace {
 
 enum { SIDE = DC__CUDA_KFAC_TILE };
 
-/* `count` floats of the device; nullptr stays that. */
+/* `count` floats of the device; nullptr stays nullptr. */
 template <typename T>
 DC_DEVICE T *floats(T *data, int64_t count) {
   return data == nullptr ? data : device_array(data, 0, count);
@@ -27,7 +27,7 @@ DC_DEVICE uint32_t size_of_float(uint16_t x, int32_t dtype) {
   return size_of_float(dtype == DC_BFLOAT16 ? dc__f32_of_bf16(x) : dc__f32_of_f16(x), dtype);
 }
 
-/* 16 bytes at a time where they begin at a multiple of that. */
+/* 16 bytes at a time if the address is a multiple of that. */
 template <typename T>
 DC_DEVICE uint64_t largest(const dc__cuda_max_abs_args &args) {
   enum { TOGETHER = 16 / sizeof(T) };
@@ -49,7 +49,7 @@ DC_DEVICE uint64_t largest(const dc__cuda_max_abs_args &args) {
   return most;
 }
 
-/* Where row i of a packed triangle begins, at the diagonal. */
+/* The offset of row i of a packed triangle, at the diagonal. */
 DC_DEVICE int64_t packed_row(int64_t group, int64_t i, int64_t n) {
   return group * (n * (n + 1) / 2) + i * n - i * (i - 1) / 2;
 }
@@ -100,7 +100,7 @@ DC_KERNEL(dc__pack_triangles_kernel, dc__cuda_triangles_args, DC__CUDA_KFAC_THRE
   }
 }
 
-/* A tile of the upper triangles, which comes out the other way round. */
+/* A tile of the upper triangles, which is written transposed. */
 DC_BLOCK_KERNEL(dc__average_triangles_kernel, dc__cuda_triangles_args, DC__CUDA_KFAC_TILE_THREADS) {
   DC_SHARED(float, tile, [SIDE][SIDE + 1]);
   const int64_t n = args.n, j0 = static_cast<int64_t>(dc_block(0)) * SIDE,

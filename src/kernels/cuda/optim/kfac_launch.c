@@ -18,7 +18,7 @@ static void kfac_launch(dc_stream *stream, int32_t kernel, int64_t blocks, uint3
   }
 }
 
-/* Blocks in which each of `count` has a thread. */
+/* Blocks for a thread each. */
 static int64_t blocks_for(int64_t count) {
   return (count + THREADS - 1) / THREADS;
 }

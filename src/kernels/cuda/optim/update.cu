@@ -1,6 +1,6 @@
-/* Steps of AdamW and SGD, how they begin, the look at gradients before them, and the ways of Shampoo's gradients into
- * blocks and back: a block's second number is the parameter, of a few in a launch. Bit for bit what update.c computes,
- * compiled without contraction. */
+/* Steps of AdamW and SGD, their beginning, the check of gradients before them, and the loads and stores of Shampoo's
+ * blocks. The grid's second axis is the parameter, of a few in a launch. Bit for bit update.c's results, compiled
+ * without contraction. */
 #include "dc_api.h"
 #include "kernels/cuda/threads.h"
 #include "kernels/cuda/vec.h"
@@ -22,7 +22,7 @@ DC_DEVICE uint16_t half_of(float x, int32_t dtype) {
   return dtype == DC_BFLOAT16 ? dc__bf16_of_f32(x) : dc__f16_of_f32(x);
 }
 
-/* Float32, and 16-bit elements as float32. */
+/* Reads float32, and 16-bit elements as float32. */
 template <int64_t N>
 DC_DEVICE dc_pack<float, N> read(const void *data, int32_t dtype, int64_t i) {
   if (dtype == DC_FLOAT32) {
@@ -176,12 +176,12 @@ struct give {
   }
 };
 
-/* Whether a gradient was seen that keeps the step from happening. */
+/* Whether a gradient was found that prevents the step. */
 DC_DEVICE bool is_stopped(const uint64_t *found) {
   return found != nullptr && *DC_MEMORY(found, 8, 8) != 0;
 }
 
-/* The block's parameter, with where its memory is. */
+/* The block's parameter, with its memory named. */
 DC_DEVICE dc__update_span span_of(const dc__update_batch &args) {
   dc__update_span s = args.spans[dc_block(1)];
   if (args.recorded) {
@@ -201,7 +201,7 @@ DC_DEVICE dc__update_span span_of(const dc__update_batch &args) {
   return s;
 }
 
-/* State that the optimizer keeps is aligned; what goes to blocks or comes from them need not be. */
+/* The optimizer's own state is aligned; sources and targets of blocks may not be. */
 DC_DEVICE bool is_aligned(const void *data, int32_t dtype) {
   return dtype == DC_FLOAT32 ? dc_is_aligned<float, TOGETHER>(data) : dc_is_aligned<uint16_t, TOGETHER>(data);
 }

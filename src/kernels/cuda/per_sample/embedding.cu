@@ -1,5 +1,5 @@
 /* Gradients per sample of embeddings on a device: delta's rows added up by index. A row of a table belongs to one
- * block, and its columns to one thread each, which adds in the order of places: the bits are the CPU's. */
+ * block, and each column to one thread, which adds in the order of positions: the bits are the CPU's. */
 #include "kernels/cuda/float_access.h"
 #include "kernels/cuda/per_sample/embedding_args.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 enum { THREADS = DC__CUDA_THREADS, WARPS = THREADS / DC_WARP };
 
-/* dc__cuda_indices with its arrays looked up. */
+/* dc__cuda_indices with its arrays named. */
 struct indices {
   const dc__cuda_indices &of;
   const void *ids, *delta;
@@ -18,7 +18,7 @@ struct indices {
   DC_MEMBER bool counts(int64_t place) const {
     return id(place) != of.padding;
   }
-  /* delta's row for a place: a bag has one for all of its places. */
+  /* delta's row for a position; a bag has one for all its positions. */
   DC_MEMBER double at(int64_t place, int64_t column) const {
     return get(delta, of.wide, (of.bag ? place / of.positions : place) * of.columns + column);
   }
@@ -52,8 +52,8 @@ DC_BLOCK_KERNEL(dc__sample_weights_kernel, dc__cuda_sample_weights_args, THREADS
   }
 }
 
-/* A block has 256 columns of those rows whose numbers leave its own on the second axis; on the third are tables. It
- * looks through as many places at a time as it has threads, and keeps those that are its own in their order. */
+/* A block has 256 columns of the rows whose number modulo the grid's second axis is its own; the third axis is the
+ * table. It scans as many positions at a time as it has threads, and keeps its own ones in their order. */
 DC_BLOCK_KERNEL(dc__scatter_kernel, dc__cuda_scatter_args, THREADS) {
   DC_SHARED(int64_t, own, [THREADS]);
   DC_SHARED(uint32_t, found, [WARPS]);
@@ -80,7 +80,7 @@ DC_BLOCK_KERNEL(dc__scatter_kernel, dc__cuda_scatter_args, THREADS) {
       if (mine) {
         own[before] = place;
       }
-      dc_sync(); /* who writes `own` again has met all of the block at the next barrier, when they have read it */
+      dc_sync(); /* a thread rewrites `own` only after the next barrier, when all have read it */
       for (uint32_t i = 0; i < all && column < of.columns; i++) {
         const int64_t to = (n * of.rows + in.id(own[i])) * of.columns + column;
         const double more = in.shares[own[i] / of.positions] * in.at(own[i], column);
@@ -90,8 +90,8 @@ DC_BLOCK_KERNEL(dc__scatter_kernel, dc__cuda_scatter_args, THREADS) {
   }
 }
 
-/* A block has a sample: it sorts its places by index, so that equal ones are neighbours. The network is bitonic with
- * all its comparisons upwards, so that what is past the end may be thought to be larger than all. */
+/* A block has a sample: it sorts its positions by index, so that equal ones are neighbours. All comparisons of the
+ * bitonic network go upwards, so places past the end count as larger than all. */
 DC_BLOCK_KERNEL(dc__rows_squared_kernel, dc__cuda_rows_squared_args, THREADS) {
   DC_SHARED(double, sums, [WARPS]);
   const indices in = read(args.of);

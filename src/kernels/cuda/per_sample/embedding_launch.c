@@ -11,7 +11,7 @@ void dc__cuda_sample_weights(dc_stream *stream, const dc__cuda_sample_weights_ar
                            sizeof *args);
 }
 
-/* Each block looks through all places of its table, so there are no more than fill a device. */
+/* Each block scans all positions of its table, so there are no more blocks than fill a device. */
 void dc__cuda_scatter(dc_stream *stream, const dc__cuda_scatter_args *args) {
   enum { ENOUGH = 1024, MAX_PARTS = 256 };
   const dc__cuda_indices *of = &args->of;

@@ -1,6 +1,6 @@
 /* Gradients per sample beside their products, on a device: sums over positions and over samples, squares of norms, a
- * convolution's patches. Sums are made in float64, each in one order. A warp has a row at a time, or a thread a column.
- */
+ * convolution's patches. Sums are made in float64, each in one order. A warp has a row at a time, or a thread a
+ * column. */
 #include <math.h>
 
 #include "kernels/cuda/float_access.h"
@@ -59,7 +59,7 @@ DC_BLOCK_KERNEL(dc__statistics_kernel, dc__cuda_statistics_args, DC__CUDA_THREAD
   }
 }
 
-/* A column by a thread: neighbours read neighbours. */
+/* A column by a thread: neighbouring threads read neighbouring elements. */
 DC_KERNEL(dc__columns_kernel, dc__cuda_columns_args, DC__CUDA_THREADS) {
   const int64_t count = args.samples * args.columns, places = args.samples * args.positions;
   const void *delta = device_array(args.delta, args.wide, count * args.positions);
@@ -78,7 +78,7 @@ DC_KERNEL(dc__columns_kernel, dc__cuda_columns_args, DC__CUDA_THREADS) {
   }
 }
 
-/* A column, whose positions are neighbours, by a warp. */
+/* A column, whose positions are contiguous, by a warp. */
 DC_BLOCK_KERNEL(dc__channels_kernel, dc__cuda_columns_args, DC__CUDA_THREADS) {
   const int64_t count = args.samples * args.columns, groups = args.x == nullptr ? 0 : count / args.group;
   const void *delta = device_array(args.delta, args.wide, count * args.positions);
@@ -167,7 +167,7 @@ DC_KERNEL(dc__clip_kernel, dc__cuda_clip_args, DC__CUDA_THREADS) {
   }
 }
 
-/* A row by blocks of one number on the second axis, a sample on the third, positions on the first. */
+/* The grid's axes are positions, a row, and a sample. */
 DC_KERNEL(dc__im2col_kernel, dc__cuda_im2col_args, DC__CUDA_THREADS) {
   const int64_t places = args.kernel[0] * args.kernel[1] * args.kernel[2], rows = args.channels * places;
   const int64_t pixels = args.size[0] * args.size[1] * args.size[2];

@@ -1,7 +1,6 @@
-/* The arguments of the kernels for gradients per sample (per_sample.cu), as the host and the device see
- * them. Arrays of one type of float32 and float64 unless they say double; `wide`: float64. Pointers that may be NULL
- * are said.
- */
+/* The arguments of the kernels for gradients per sample (per_sample.cu), as the host and the device see them. Arrays
+ * have one type of float32 and float64 unless they say double; `wide`: float64. Pointers may be NULL only where
+ * stated. */
 #ifndef DC_KERNELS_CUDA_PER_SAMPLE_ARGS_H
 #define DC_KERNELS_CUDA_PER_SAMPLE_ARGS_H
 
@@ -19,7 +18,7 @@ typedef struct dc__cuda_statistics_args {
   int32_t wide;
 } dc__cuda_statistics_args;
 
-/* sums[n][i] of delta over sample n's positions, times x-hat where there is an x. */
+/* sums[n][i] of delta over sample n's positions, times x-hat if x is not NULL. */
 typedef struct dc__cuda_columns_args {
   const void *delta, *x; /* [samples, positions, columns], or by_rows [samples, columns, positions]; x may be NULL */
   const double *mean, *rate;
@@ -45,7 +44,7 @@ typedef struct dc__cuda_totals_args {
   double factor;
 } dc__cuda_totals_args;
 
-/* squares[n] = the sum of parts[n][..], at least 0, plus what is there if it adds. */
+/* squares[n] = the sum of parts[n][..], at least 0, plus the old value if it adds. */
 typedef struct dc__cuda_squares_args {
   const double *parts; /* [samples, width] */
   void *squares;
@@ -53,7 +52,7 @@ typedef struct dc__cuda_squares_args {
   int32_t adds, wide;
 } dc__cuda_squares_args;
 
-/* out[i] = the sum of factors[n] columns[n][i], plus what is there if it adds. A factor of 0 counts as no sample. */
+/* out[i] = the sum of factors[n] columns[n][i], plus the old value if it adds. A sample with factor 0 is skipped. */
 typedef struct dc__cuda_weighted_sum_args {
   const double *columns; /* [samples, count] */
   const void *factors;   /* NULL: all 1 */
@@ -62,7 +61,7 @@ typedef struct dc__cuda_weighted_sum_args {
   int32_t adds, wide;
 } dc__cuda_weighted_sum_args;
 
-/* factors[i] = min(1, most / (sqrt(squares[i]) + 1e-6)), 0 where that is not finite. */
+/* factors[i] = min(1, max_norm / (sqrt(squares[i]) + 1e-6)), 0 if that is not finite. */
 typedef struct dc__cuda_clip_args {
   const void *squares;
   void *factors;
@@ -71,8 +70,8 @@ typedef struct dc__cuda_clip_args {
   int32_t wide;
 } dc__cuda_clip_args;
 
-/* A convolution's patches, a row for each channel and place in the kernel, a column for each output position:
- * to[n * step + r * pitch + p]. Of a sample whose factor is 0, zeros. */
+/* A convolution's patches, a row for each channel and place in the kernel, a column for each output position: to[n *
+ * step + r * pitch + p]. A sample with factor 0 gets zeros. */
 typedef struct dc__cuda_im2col_args {
   const void *from; /* [samples, channels, size] */
   void *to;
@@ -80,7 +79,7 @@ typedef struct dc__cuda_im2col_args {
   int64_t samples, channels, step, pitch;
   int64_t size[3], size_out[3], kernel[3], stride[3], padding[3], dilation[3];
   int32_t scaled; /* 1: times its factor */
-  int32_t wide;   /* -1: of 16 bits, which are moved as they are, without factors */
+  int32_t wide;   /* -1: 16-bit elements, copied unchanged, without factors */
 } dc__cuda_im2col_args;
 
 #endif

@@ -1,4 +1,4 @@
-/* What gradients per sample do beside products in stream order, on devices that have kernels of their own. */
+/* Gradients per sample, beside products, in stream order, on devices that have kernels of their own. */
 #include "kernels/cuda/kernel_list.h"
 #include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/launch.h"

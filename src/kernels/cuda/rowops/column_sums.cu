@@ -1,6 +1,6 @@
-/* Sums over the layer's rows, in two steps whose order depends on the number of rows alone: chunks of rows, which are
- * read 16 bytes at a time by as many blocks as fill a card, and then the chunks' sums, those of LN's backward
- * (rowops.cu) too. */
+/* Sums over the layer's rows in two steps, whose order depends on the number of rows alone. First chunks of rows, read
+ * 16 bytes at a time by enough blocks to fill a device; then the chunks' sums, also those of LN's backward
+ * (rowops.cu). */
 #include "kernels/cuda/rowops/column_sums_args.h"
 #include "kernels/cuda/vec8.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 enum { WARPS = DC__CUDA_PART_THREADS / DC_WARP };
 
-/* A thread's sums over a chunk of rows of 8 columns. WHOLE: all its rows have them at multiples of 16 bytes. */
+/* A thread's sums over a chunk of rows of 8 columns. WHOLE: all rows are aligned to 16 bytes there. */
 template <int DTYPE, bool WHOLE>
 DC_DEVICE eight sum_rows(const dc__cuda_sum_args &args, int64_t chunk, int64_t j) {
   const int64_t columns = args.columns, left = columns - j;

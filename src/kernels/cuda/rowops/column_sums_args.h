@@ -1,5 +1,5 @@
 /* The arguments of the kernels for sums over the layer's rows (column_sums.cu), as the host and the device see them.
- * Pointers that may be NULL are said. */
+ * Pointers may be NULL only where stated. */
 #ifndef DC_KERNELS_CUDA_COLUMN_SUMS_ARGS_H
 #define DC_KERNELS_CUDA_COLUMN_SUMS_ARGS_H
 
@@ -8,14 +8,13 @@
 enum {
   DC__CUDA_SUM_THREADS = 128,
   DC__CUDA_PART_THREADS = 512,
-  DC__CUDA_CHUNK = 32 /* rows whose sum is made first */
+  DC__CUDA_CHUNK = 32 /* rows of a chunk */
 };
 
-/* Sums over rows come in two steps, without atomics: those of `chunks` of them, in an order that depends on the number
- * of rows alone, are `parts`, [2 or 1, chunks, columns]; and those of the chunks, in order, go to where they are
- * wanted. */
+/* Sums over rows come in two steps, without atomics. The sums of the chunks, in an order that depends on the number of
+ * rows alone, are `parts`, [2 or 1, chunks, columns]. Their sums, in order, go to `to`. */
 typedef struct dc__cuda_sums {
-  float *parts; /* NULL: none is wanted */
+  float *parts; /* NULL: no sums */
   int64_t chunks, columns;
   void *to[2]; /* may be NULL */
   int32_t dtype, accumulate;

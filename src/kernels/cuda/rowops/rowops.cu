@@ -1,8 +1,7 @@
-/* The layer's rows on a device: what rows.c of the transformer computes on the CPU, within rounding. A block has a row
- * at a time, a thread pieces of 8 neighbours, for which dropout is one call of Philox. The first piece, which is all of
- * it up to 4096 columns, stays in registers; a thread reads the others again, as it wrote them itself, so that rows of
- * any length need no memory of the block. Compiled without contraction: what another kernel computes again has the same
- * bits. */
+/* The layer's rows on a device: the CPU's results (kernels/nn/rowops.h) within rounding. A block has a row at a time, a
+ * thread pieces of 8 neighbours, for which dropout is one call of Philox. The first piece, which is the whole row up to
+ * 4096 columns, stays in registers. A thread reads its other pieces again, so that rows of any length need no shared
+ * memory. Compiled without contraction: another kernel's recomputation gives the same bits. */
 #include <math.h>
 
 #include "kernels/cuda/rowops/rowops_args.h"
@@ -15,7 +14,7 @@ enum { WARPS = DC__CUDA_ROW_THREADS / DC_WARP };
 
 /* ---- dropout ---- */
 
-/* A row's sample, and its place in it. */
+/* A row's sample, and its position in it. */
 struct place {
   uint32_t sample, row;
 };
@@ -34,7 +33,7 @@ DC_DEVICE place place_of(const dc__cuda_dropout &drop, int64_t row) {
   return {static_cast<uint32_t>(low), static_cast<uint32_t>(row - offsets[low])};
 }
 
-/* Times the mask of columns [first, first + 8). */
+/* Multiplies by the mask of columns [first, first + 8). */
 DC_DEVICE void apply(eight &x, const dc__cuda_dropout &drop, const place &p, int64_t first) {
   const uint32_t counter[4] = {static_cast<uint32_t>(first / EIGHT), p.row, p.sample, 0};
   uint32_t words[4];
@@ -52,7 +51,8 @@ struct pair {
   float x, y;
 };
 
-/* Two sums over all threads of the block. `parts` is not that of the sums before: those may still be read. */
+/* Two sums over all threads of the block. `parts` must not be that of the preceding sums, which other threads may still
+ * read. */
 DC_DEVICE pair sums_of_block(pair sum, pair (&parts)[WARPS]) {
   for (uint32_t step = DC_WARP / 2; step > 0; step /= 2) {
     sum.x += dc_shuffle_xor(sum.x, step);
@@ -70,7 +70,7 @@ DC_DEVICE pair sums_of_block(pair sum, pair (&parts)[WARPS]) {
   return sum;
 }
 
-/* dc__row_moments() of a row as it is stored, of which `own` is this thread's first piece. */
+/* dc__row_moments() of a row as it is stored; `own` is this thread's first piece. */
 template <int DTYPE>
 DC_DEVICE void moments(const eight &own, const void *x, int64_t row, int64_t columns, float eps,
                        pair (&parts)[2][WARPS], float &mean, float &rstd) {
@@ -118,7 +118,8 @@ DC_DEVICE void normalize(const norm &n, const eight &x, int64_t row, int64_t col
   store<DTYPE>(n.y, row * columns + j, columns - j, e);
 }
 
-/* The statistics are those of what is stored: where only y is wanted, y has what is not in registers in between. */
+/* The statistics are those of the stored row. If only y is wanted, y holds the pieces that are not in registers
+ * meanwhile. */
 template <int DTYPE>
 DC_DEVICE void add_residual(const dc__cuda_residual_args &args, pair (&parts)[2][WARPS]) {
   const int64_t columns = args.columns, count = args.rows * columns;
@@ -181,7 +182,7 @@ DC_DEVICE void normalize_again(const dc__cuda_layernorm_args &args) {
 
 /* ---- LN's backward ---- */
 
-/* What a thread needs of a row's first piece, as it is asked for. WHOLE: rows have it at multiples of 16 bytes. */
+/* A thread's input of a row's first piece, requested early. WHOLE: rows are aligned to 16 bytes there. */
 template <int DTYPE>
 struct asked {
   stored<DTYPE> dy, x;
@@ -201,13 +202,13 @@ DC_DEVICE asked<DTYPE> ask_row(const dc__cuda_layernorm_backward_args &args, int
   return {ask<DTYPE>(dy, at, left), ask<DTYPE>(x, at, left), mean, rstd};
 }
 
-/* Of a piece: dy gamma, and the normalised x. */
+/* A piece of dy gamma, and of the normalised x. */
 struct slope {
   eight scaled, normal;
 };
 
-/* Adds a piece to the sums over rows, of dy and of dy times the normalised x, and along the row, of the slope and of
- * the slope times the normalised x. What is beyond the row is 0 times something. */
+/* Adds a piece to the sums over rows, of dy and of dy times the normalised x. Along the row it adds the slope and the
+ * slope times the normalised x. Elements beyond the row contribute 0. */
 DC_DEVICE slope add_piece(const eight &dy, const eight &x, const eight &gamma, float mean, float rstd, eight &sum,
                           eight &dot, pair &along) {
   slope s;
@@ -239,7 +240,7 @@ struct partial {
   }
 };
 
-/* A piece of dx, and of dropped. along: the means along the row. */
+/* Stores a piece of dx, and of dropped. along: the means along the row. */
 template <int DTYPE>
 DC_DEVICE void give_piece(const dc__cuda_layernorm_backward_args &args, const slope &s, const place &p, int64_t row,
                           int64_t j, float rstd, const pair &along) {
@@ -261,10 +262,10 @@ DC_DEVICE void give_piece(const dc__cuda_layernorm_backward_args &args, const sl
   }
 }
 
-/* A block has several rows, one after the other, and keeps its sums over them; the next row is asked for before this
- * one is done, as a row's own sums make all of the block wait. dx may lie where dy or `add` does: a thread has read its
- * elements when it writes them. A thread's first piece and its sums stay in registers; further ones are read again, and
- * their sums are in `parts` all along. */
+/* A block has several rows, one after the other, and keeps its sums over them. The next row is requested early, since a
+ * row's own sums make the whole block wait. dx may be dy or `add`: a thread has read its elements before it writes
+ * them. A thread's first piece and its sums stay in registers; other pieces are read again, and their sums are in
+ * `parts`. */
 template <int DTYPE>
 DC_DEVICE void normal_back(const dc__cuda_layernorm_backward_args &args, pair (&parts)[2][WARPS]) {
   const int64_t columns = args.columns, count = args.rows * columns, left = columns - own_piece();

@@ -1,6 +1,6 @@
-/* The arguments of the kernels for the layer's rows, and their launches (rowops_launch.c). [rows, columns] arrays of
- * one type of float32, float16 and bfloat16; statistics and partial sums are float32, [2, rows] as
- * transformer/transformer_internal.h has them. Pointers that may be NULL are said. */
+/* The arguments of the kernels for the layer's rows (rowops.cu), as the host and the device see them. [rows, columns]
+ * arrays have one type of float32, float16 and bfloat16; statistics and partial sums are float32, [2, rows] as in
+ * transformer/transformer_internal.h. Pointers may be NULL only where stated. */
 #ifndef DC_KERNELS_CUDA_ROWOPS_ARGS_H
 #define DC_KERNELS_CUDA_ROWOPS_ARGS_H
 
@@ -10,12 +10,12 @@
 #include "kernels/cuda/threads.h"
 
 enum {
-  DC__CUDA_BACKWARD_WARPS = 16, /* of LN's backward that a processor has at once, */
-  DC__CUDA_MIN_SMS = 108,       /* and processors of the smallest card that is thought of */
+  DC__CUDA_BACKWARD_WARPS = 16, /* warps of LN's backward on a processor at once */
+  DC__CUDA_MIN_SMS = 108,       /* processors of the smallest supported device */
   DC__CUDA_OFFSETS = 192
 };
 
-/* Where rows are in their samples: what dropout's draws are counted by. threshold 0: no dropout. */
+/* The rows' positions in their samples, which index dropout's draws. threshold 0: no dropout. */
 typedef struct dc__cuda_dropout {
   const int32_t *offsets; /* [batch + 1], the samples' first rows; NULL: each has `longest` */
   int64_t longest, batch;
@@ -49,7 +49,7 @@ typedef struct dc__cuda_layernorm_args {
 typedef struct dc__cuda_layernorm_backward_args {
   const void *dy, *x, *gamma, *add; /* add may be NULL */
   const float *stats;
-  void *dx, *dropped; /* may be NULL: then dropped is, too */
+  void *dx, *dropped; /* may be NULL: then dropped is NULL too */
   int64_t rows, columns;
   int32_t dtype;
   dc__cuda_dropout drop;
@@ -65,7 +65,7 @@ typedef struct dc__cuda_dropout_args {
   dc__cuda_dropout drop;
 } dc__cuda_dropout_args;
 
-/* The offsets of a packed batch, a few at a time, without a copy from the host. */
+/* The offsets of a packed batch as kernel arguments, a few at a time, without a copy from the host. */
 typedef struct dc__cuda_offsets_args {
   int32_t *to;
   int32_t count;

@@ -30,7 +30,8 @@ static void launch_parts(dc_stream *stream, const dc__cuda_sums *sums, int64_t c
                 sizeof *sums);
 }
 
-/* Of LN's backward, which are all on the card at once; the same on every card, as the order of the sums is. */
+/* The blocks of LN's backward, which run at the same time. Their number, and so the order of the sums, is the same on
+ * every device. */
 static int64_t back_blocks(int64_t rows, int64_t columns) {
   const int64_t max = DC__CUDA_MIN_SMS * (DC__CUDA_BACKWARD_WARPS / dc__cuda_row_warps(columns));
   return rows < max ? rows : max;

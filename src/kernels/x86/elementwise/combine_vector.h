@@ -1,6 +1,6 @@
-/* Copies, casts and sums of floating-point types that look at what they store. What is looked at is the largest
- * magnitude, as bits, which order as the numbers do: an "and" and a maximum beside a load and a store. INIT is the name
- * of the function that enters them. */
+/* Copies, casts and sums of floating-point types that check their output. They keep the largest magnitude, as bits,
+ * which have the order of the numbers: an "and" and a maximum beside a load and a store. INIT is the name of the
+ * function that enters them. */
 #include <string.h>
 
 #include "kernels/x86/vector.h"
@@ -70,8 +70,8 @@ enum { BYTES = sizeof(integers), LINE = 64, CHAINS = DC__KERNELS_STEP / WIDTH };
 
 /* ---- copies ---- */
 
-/* The bits of a magnitude, those of infinity, and whether they are compared as 16-bit integers. Of a float64 the upper
- * half is enough: its lower half is not looked at. */
+/* The bits of a magnitude, those of infinity, and whether they are compared as 16-bit integers. The upper half of a
+ * float64 is enough. */
 typedef struct look {
   int64_t mask;
   int32_t infinity;
@@ -119,7 +119,7 @@ DC__INLINE void copy_line(char *d, const char *s, integers most[CHAINS], look l,
   }
 }
 
-/* Whole lines of d; the first and the last may overlap others, which get the same again. */
+/* Whole lines of d; the first and the last may overlap others, which are written again with the same bits. */
 DC__INLINE bool copy(void *dst, const void *src, int64_t count, int32_t dtype) {
   const look l = look_at(dtype);
   const size_t size = l.halves ? 2 : dtype == DC_FLOAT32 ? 4 : 8;
@@ -137,14 +137,14 @@ DC__INLINE bool copy(void *dst, const void *src, int64_t count, int32_t dtype) {
   for (size_t i = (size_t)(-(uintptr_t)d % LINE); i + LINE <= bytes; i += LINE) {
     copy_line(d + i, s + i, most, l, true);
   }
-  _mm_sfence(); /* such stores are ordered by nothing else, and others may read what we say is done */
+  _mm_sfence(); /* orders non-temporal stores before the caller's signal that the work is done */
   copy_line(d + bytes - LINE, s + bytes - LINE, most, l, false);
   return below(most, l.infinity, l.halves);
 }
 
 /* ---- casts and sums, in float32 ---- */
 
-/* The smallest magnitude that becomes infinite in the type: halfway from its largest number to what would follow. */
+/* The smallest magnitude that becomes infinite in the type: halfway from its largest number to the next one. */
 DC__INLINE int32_t overflow(int32_t dtype) {
   return dtype == DC_FLOAT16 ? 0x477ff000 : dtype == DC_BFLOAT16 ? 0x7f7f8000 : 0x7f800000;
 }

@@ -15,7 +15,7 @@ static void copy(void *dst, const void *src, size_t bytes) {
     stream_64(d + i + 128, s + i + 128);
     stream_64(d + i + 192, s + i + 192);
   }
-  _mm_sfence(); /* such stores are ordered by nothing else, and others may read what we say is done */
+  _mm_sfence(); /* orders non-temporal stores before the caller's signal that the work is done */
   memcpy(d + i, s + i, bytes - i);
 }
 

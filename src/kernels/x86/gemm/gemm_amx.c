@@ -1,7 +1,7 @@
-/* The matrix product of bfloat16 with AMX: 32 by 32 sums in four tiles, which take 16 words of k of two tiles of A and
- * two of B at a time. B's panels are those of gemm_vector.h; A's are pieces of 16 words in k, each [MR][16] dense, the
- * last one narrower. What is narrower is filled up with zeros on the stack: tiles have one shape, which costs less than
- * to change it. Denormals count as zeros, as in AVX-512's bfloat16 products. */
+/* The matrix product of bfloat16 with AMX: 32 by 32 sums in four tiles, from two tiles of A and two of B of 16 words of
+ * k each. B's panels are those of gemm_vector.h; A's are pieces of 16 words in k, each [MR][16] dense, the last one
+ * narrower. Narrower pieces are padded with zeros on the stack: tiles keep one shape, which costs less than to change
+ * it. Denormals count as zeros, as in AVX-512's bfloat16 products. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ static void begin(void) {
     uint8_t palette, start_row, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
-  } shape = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+  } shape = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
   _tile_loadconfig(&shape);
 }
 
@@ -44,7 +44,7 @@ static void multiply_rest(const uint32_t *x, const uint32_t *y, int64_t rest) {
     _mm512_store_si512(wide[i], load_lanes(x + i * rest, rest));
   }
   memcpy(tall, y, (size_t)rest * sizeof tall[0]);
-  __asm__ volatile("" ::: "memory"); /* compilers do not know that tiles are read from memory */
+  __asm__ volatile("" ::: "memory"); /* compilers do not see that tiles read memory */
   multiply(wide[0], tall[0]);
 }
 
@@ -120,5 +120,12 @@ static void pack_a(void *dst, const void *src, int64_t ld, bool k_runs, int64_t 
 }
 
 void dc__gemm_amx(dc__kernel_table *table) {
-  table->tile[DC__TILE_BF16] = (dc__tile){tile_bf16, pack_rows, pack_columns, MR, NR, pack_a, begin, end};
+  table->tile[DC__TILE_BF16] = (dc__tile){.fn = tile_bf16,
+                                          .pack_rows = pack_rows,
+                                          .pack_columns = pack_columns,
+                                          .mr = MR,
+                                          .nr = NR,
+                                          .pack_a = pack_a,
+                                          .begin = begin,
+                                          .end = end};
 }

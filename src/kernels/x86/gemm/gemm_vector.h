@@ -18,7 +18,7 @@ typedef __m256d vector_f64;
 
 #include "kernels/x86/gemm/pack_vector.h"
 
-enum { AHEAD = 16 }; /* steps that A is fetched ahead, of the next panel's, too: it comes from the second-level cache */
+enum { AHEAD = 16 }; /* steps of A's prefetch, across panels: A comes from the second-level cache */
 
 /* SUM(c, x, y): c + x y; x is one word of a row, spread over a vector. */
 #define TILE(name, type, vec, width, ZERO, LOAD, STORE, ADD, SPREAD, SUM)                          \
@@ -61,7 +61,8 @@ TILE(tile_bf16, word, vector, LANES, _mm512_setzero_ps, _mm512_load_ps, _mm512_s
      SUM_BF16)
 
 void INIT(dc__kernel_table *table) {
-  table->tile[DC__TILE_BF16] = (dc__tile){tile_bf16, pack_rows, pack_columns, MR, 2 * LANES, NULL, NULL, NULL};
+  table->tile[DC__TILE_BF16] =
+      (dc__tile){.fn = tile_bf16, .pack_rows = pack_rows, .pack_columns = pack_columns, .mr = MR, .nr = 2 * LANES};
 }
 
 #else
@@ -72,8 +73,10 @@ TILE(tile_f32, float, vector, LANES, F(setzero_ps), F(load_ps), F(store_ps), F(a
 TILE(tile_f64, double, vector_f64, LANES / 2, F(setzero_pd), F(load_pd), F(store_pd), F(add_pd), F(set1_pd), SUM_F64)
 
 void INIT(dc__kernel_table *table) {
-  table->tile[DC__TILE_F32] = (dc__tile){tile_f32, pack_rows, pack_columns, MR, 2 * LANES, NULL, NULL, NULL};
-  table->tile[DC__TILE_F64] = (dc__tile){tile_f64, pack_rows_wide, dc__pack_columns_f64, MR, LANES, NULL, NULL, NULL};
+  table->tile[DC__TILE_F32] =
+      (dc__tile){.fn = tile_f32, .pack_rows = pack_rows, .pack_columns = pack_columns, .mr = MR, .nr = 2 * LANES};
+  table->tile[DC__TILE_F64] = (dc__tile){
+      .fn = tile_f64, .pack_rows = pack_rows_wide, .pack_columns = dc__pack_columns_f64, .mr = MR, .nr = LANES};
 }
 
 #endif

@@ -174,7 +174,7 @@ PACK_INLINE void panel_of_rows(uint32_t *dst, int64_t panel, const char *src, in
       _Pragma("GCC unroll 16") for (int j = 0; j < LANES; j++) {
         const char *at = src + (i + j) * ld + p * 4;
         r[j] = i + j < rows ? load_lanes(at, part) : ZERO_LANES();
-        __builtin_prefetch(at + panel * ld); /* the next panel's: processors do not follow so long a stride */
+        __builtin_prefetch(at + panel * ld); /* the next panel's: hardware prefetchers do not follow so long a stride */
       }
       transpose(r);
       _Pragma("GCC unroll 16") for (int j = 0; j < LANES; j++) {

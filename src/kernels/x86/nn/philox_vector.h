@@ -23,7 +23,7 @@ typedef __m256i words;
 #define W_XOR3(a, b, c) _mm256_xor_si256(_mm256_xor_si256(a, b), c)
 #endif
 
-/* A round for the counters in the lower halves of 64-bit lanes; what is in the upper ones never matters. */
+/* A round for the counters in the lower halves of 64-bit lanes; the upper halves never matter. */
 DC__INLINE void philox_round(words c[4], words k0, words k1) {
   words low0 = W(mul_epu32)(c[0], W_SET64(0xD2511F53));
   words low2 = W(mul_epu32)(c[2], W_SET64(0xCD9E8D57));
@@ -33,7 +33,7 @@ DC__INLINE void philox_round(words c[4], words k0, words k1) {
   c[3] = low0;
 }
 
-/* Words 0 to 3 of counter 4 i + r lie in part i of t[r]: puts them in order, in vectors as wide as what reads them. */
+/* Words 0 to 3 of counter 4 i + r lie in part i of t[r]: puts them in order, in vectors as wide as their reader's. */
 DC__INLINE void store_in_order(uint16_t *draws, const words t[4]) {
   words *to = (words *)(void *)draws;
 #ifdef __AVX512F__

@@ -1,5 +1,5 @@
-/* The conversions of kernels/optim/update_tmpl.h by vectors: each function does as many whole ones as there are, and
- * says how many elements those were. Compilers make vectors of the rest of that text themselves, but not of float16. */
+/* The conversions of kernels/optim/update_tmpl.h by vectors: each function does the whole vectors, and returns the
+ * number of elements done. Compilers vectorize the rest of that text, but not float16. */
 #include "kernels/x86/vector.h"
 
 #define VECTORS
