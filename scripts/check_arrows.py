@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Reads every #include under src/. A module may include the modules that EDGES names, each by its one header,
-MODULE/MODULE.h; docs/architecture.md draws the same edges, and each of them is used. Bindings, examples and tools
-include the public header alone. Every function of the public header is defined under src/api. Prints FILE:LINE of each
-fault."""
+MODULE/MODULE.h; docs/architecture.md draws the same edges, and each of them is used. Headers named *_cuda.h, of which
+src/kernels/cuda/kernels_cuda.h may be included from other modules, are for files named *_cuda and for the folders
+`cuda` alone. Bindings, examples and tools include the public header alone. Every function of the public header is
+defined under src/api. Prints FILE:LINE of each fault."""
 
 from __future__ import annotations
 
@@ -27,6 +28,11 @@ EDGES: Dict[str, List[str]] = {
     "base": [],
 }
 ORDER = list(EDGES)
+CUDA_KERNELS = SRC / "kernels" / "cuda" / "kernels_cuda.h"
+# Files for the host in which a branch for CUDA is left. stream.c is the one that chooses the device's kernels.
+CUDA_BRANCHES = {"kernels/elementwise/stream.c", "linalg/kron/kron.c", "linalg/per_sample/per_sample.c",
+                 "optim/blockwise/blockwise_plan.c", "optim/blockwise/partition.c", "transformer/layout.c",
+                 "transformer/submit.c"}
 OUTSIDE = ["bindings", "examples", "tools"]
 PUBLIC = "dc_api.h"
 # Public functions that lower modules call themselves, and the CUDA plug-in's own copy of one.
@@ -59,6 +65,11 @@ def module_of(path: Path) -> str:
     return path.relative_to(SRC).parts[0]
 
 
+def is_for_cuda(path: Path) -> bool:
+    return path.stem.endswith("_cuda") or path.parent.is_relative_to(SRC / "kernels" / "cuda") or \
+        path.parent.is_relative_to(SRC / "device" / "cuda")
+
+
 def module_fault(path: Path, text: str, name: str) -> str:
     """Why a file of a module may not include this; "" if it may."""
     module = module_of(path)
@@ -73,12 +84,17 @@ def module_fault(path: Path, text: str, name: str) -> str:
         return ""
     if SRC not in target.parents:
         return "it is not in src"
+    if target.stem.endswith("_cuda") and not is_for_cuda(path) \
+            and path.relative_to(SRC).as_posix() not in CUDA_BRANCHES:
+        return "it is for files named *_cuda"
     other = module_of(target)
     if other == module:
         return ""
     if other not in EDGES[module]:
         return f"{module} may include {', '.join(EDGES[module]) or 'no other module'}"
-    return "" if target == SRC / other / f"{other}.h" else f"it is private to {other}; include {other}/{other}.h"
+    if target in (SRC / other / f"{other}.h", CUDA_KERNELS):
+        return ""
+    return f"it is private to {other}; include {other}/{other}.h"
 
 
 def outside_fault(path: Path, text: str, name: str) -> str:

@@ -20,7 +20,7 @@ ABI = b"\x33\x07"  # that of CUDA 12's machine code; 13's is 0x41, 8
 
 
 def families() -> int:
-    text = (ROOT / "src" / "kernels" / "cuda" / "list.h").read_text(encoding="utf-8")
+    text = (ROOT / "src" / "kernels" / "cuda" / "kernel_list.h").read_text(encoding="utf-8")
     begun = text[text.index("#define DC__CUDA_FAMILIES"):]
     return len(re.findall(r"\bFAMILY\(\w+\)", begun[:begun.index("\n\n")]))
 

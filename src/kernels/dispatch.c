@@ -1,5 +1,5 @@
-/* Chooses the kernels by what the processor and the operating system have, and the environment's DC_CPU allows. The
- * tables are filled once, each from the one below, and only read from then on. */
+/* Chooses the kernels by the processor, the operating system and the environment's DC_CPU. The tables are filled once,
+ * each from the one below, and are only read from then on. */
 #define _GNU_SOURCE /* secure_getenv */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -19,9 +19,9 @@ const char *const dc__kernels_names[DC__KERNELS_LEVELS] = {"generic", "avx2", "a
 
 static dc__kernel_table tables[DC__KERNELS_LEVELS]; /* [0]: plain C, no functions */
 static int32_t highest;
-static atomic_int level = -1; /* -1: the tables are not filled yet */
+static atomic_int level = -1; /* -1 until the tables are filled */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static char unknown[32]; /* what DC_CPU says, where it is no level's name */
+static char unknown[32]; /* DC_CPU's value, if it is no level's name */
 
 /* The highest level that DC_CPU allows. */
 static int32_t allowed(void) {
@@ -39,7 +39,7 @@ static int32_t allowed(void) {
 }
 
 #ifdef __x86_64__
-/* Tiles of bfloat16, whose registers the system gives to processes that ask for them. */
+/* Tiles of bfloat16. The operating system grants their registers only on request. */
 static bool has_amx(void) {
   enum { BF16 = 1 << 22, TILE = 1 << 24, REQUEST_STATE = 0x1023, TILE_DATA = 18 };
   unsigned int a = 0, b = 0, c = 0, d = 0;
@@ -56,7 +56,7 @@ static void fill(void) {
   unsigned int c = 0;
   unsigned int d = 0;
   __builtin_cpu_init();
-  /* Not every compiler's __builtin_cpu_supports knows f16c. */
+  /* Some compilers' __builtin_cpu_supports does not know f16c. */
   bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c) {
     highest = 1;

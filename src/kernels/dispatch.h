@@ -7,18 +7,18 @@
 enum {
   DC__KERNELS_STEP = 32,  /* the functions below take multiples of this many elements; plain C does the rest */
   DC__KERNELS_FAN_IN = 8, /* most sources of a table's reduce */
-  DC__KERNELS_TILE = 512, /* elements of an intermediate on the stack: a few of them fit the first-level cache */
+  DC__KERNELS_TILE = 512, /* elements of a temporary on the stack: a few of them fit the first-level cache */
   DC__KERNELS_DTYPES = 8  /* the types of dc__dtype_is_castable and DC_DTYPE_NONE */
 };
 
-/* From here on copies pass the caches by. Measured on one core with 1 MiB of second-level and 32 MiB of third-level
- * cache: such a copy is faster than memcpy from 1 MiB on, but reading the result at once costs more than it saved up
- * to 16 MiB; ranks share that cache, so half of it. */
+/* From this size on copies bypass the caches. Measured on one core with 1 MiB of second-level and 32 MiB of third-level
+ * cache. Such a copy is faster than memcpy from 1 MiB on. But to read the result at once costs more than it saves up to
+ * 16 MiB. Ranks share that cache, so half of it. */
 #define DC__COPY_STREAM ((size_t)8 << 20)
 
 /* dst = (dst_dtype)src and dst += src. */
 typedef void (*dc__binary_fn)(void *dst, const void *src, int64_t count);
-/* The same, and whether dst is finite then. */
+/* The same; returns whether dst is finite then. */
 typedef bool (*dc__combine_fn)(void *dst, const void *src, int64_t count);
 /* dc__reduce of 2 to DC__KERNELS_FAN_IN sources, from element `begin` of each on; dst is not shifted. The mean is
  * over n. */
@@ -44,10 +44,10 @@ typedef struct dc__tile {
   void (*pack_columns)(void *dst, int64_t panel, int64_t steps, const void *src, int64_t ld, int64_t width,
                        int64_t depth);
   int32_t mr, nr;
-  /* A panel of A where that does not lie as B's do; NULL: it does. `rows` of at most mr rows of op(A) and `depth`
-   * elements in k of src, whose stored rows lie ld bytes apart and are op(A)'s if k_runs, else its columns. */
+  /* A panel of A if its layout is not that of B's panels, else NULL. src has `rows` of at most mr rows of op(A) and
+   * `depth` elements in k. Its stored rows lie ld bytes apart, and are op(A)'s if k_runs, else its columns. */
   void (*pack_a)(void *dst, const void *src, int64_t ld, bool k_runs, int64_t rows, int64_t depth);
-  /* Around the tiles of a thread; NULL: nothing. */
+  /* Called before and after the tiles of a thread; may be NULL. */
   void (*begin)(void);
   void (*end)(void);
 } dc__tile;
@@ -59,7 +59,7 @@ void dc__pack_columns_f32(void *dst, int64_t panel, int64_t steps, const void *s
 void dc__pack_columns_f64(void *dst, int64_t panel, int64_t steps, const void *src, int64_t ld, int64_t width,
                           int64_t depth);
 
-/* rows.h, for one instruction set. */
+/* rowops.h, for one instruction set. */
 typedef struct dc__rowops {
   void (*gelu)(float *y, const float *x, int64_t count, int32_t form);
   void (*gelu_back)(float *g, const float *x, int64_t count, int32_t form);
@@ -106,7 +106,7 @@ extern const dc__tridiagonal dc__tridiagonal_plain;
 extern const dc__tridiagonal dc__tridiagonal_avx2;
 extern const dc__tridiagonal dc__tridiagonal_avx512;
 
-/* NULL: the plain C version is all there is. Pairs are [dst_dtype][src_dtype]. */
+/* NULL if there is only the plain C version. Pairs are [dst_dtype][src_dtype]. */
 typedef struct dc__kernel_table {
   dc__binary_fn cast[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
   dc__binary_fn accumulate[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
@@ -122,7 +122,7 @@ typedef struct dc__kernel_table {
 /* The table in use (dispatch.c). */
 const dc__kernel_table *dc__active_kernels(void);
 
-/* Each instruction set overwrites what it does better (x86/). */
+/* Each instruction set overwrites the entries it improves (x86/). */
 void dc__cast_avx2(dc__kernel_table *table);
 void dc__cast_avx512(dc__kernel_table *table);
 void dc__accumulate_avx2(dc__kernel_table *table);
@@ -138,7 +138,7 @@ void dc__gemm_avx512(dc__kernel_table *table);
 void dc__gemm_avx512bf16(dc__kernel_table *table);
 void dc__gemm_amx(dc__kernel_table *table);
 
-/* The type in which two others are combined: no value is rounded on the way in, but integers to float32. */
+/* The type in which two others are combined: conversion to it is exact, except from integers to float32. */
 static inline int32_t dc__compute_dtype(int32_t a, int32_t b) {
   if (a == DC_FLOAT64 || b == DC_FLOAT64) {
     return DC_FLOAT64;

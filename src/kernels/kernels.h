@@ -1,17 +1,23 @@
 /* The elementwise work of the runtime and the transports on host memory. Each family has a plain C version, which is
- * normative, and faster ones chosen at run time by cpuid under the same stem in x86/.
- * 16-bit floats are computed in float32 and rounded to nearest even, once. */
+ * the reference, and faster ones under the same stem in x86/, chosen by cpuid. 16-bit floats are computed in float32
+ * and rounded to nearest even, once. */
 #ifndef DC_KERNELS_H
 #define DC_KERNELS_H
 
 #include "device/device.h"
-#include "kernels/cuda/kernels_cuda.h"
+#include "kernels/batch_slice.h"
+#include "kernels/eigen/nearest_kron.h"
+#include "kernels/eigen/newton_convergence.h"
 #include "kernels/eigen/tridiagonal.h"
+#include "kernels/elementwise/nonfinite.h"
 #include "kernels/gemm/blas.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/nn/rowops.h"
 #include "kernels/optim/update.h"
 #include "kernels/threadpool.h"
+
+/* A device's report on a matrix; kernels/cuda/matrix/matrix_args.h defines it. */
+typedef struct dc__cuda_matrix_stats dc__cuda_matrix_stats;
 
 /* cast.c: dst[i] = (dst_dtype)src[i]. The seven types of dc__dtype_is_castable; float to integer truncates. No overlap.
  */
@@ -21,8 +27,8 @@ void dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, 
  * type. */
 void dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 
-/* combine.c: dst = src, or dst += src with `add`, of floating-point types: the bits of the two above. True if all that
- * dst holds then is finite. */
+/* combine.c: dst = src, or dst += src with `add`, of floating-point types: the bits of the two above. Returns whether
+ * all elements of dst are finite then. */
 bool dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count, bool add);
 
 /* reduce.c: the fixed-order reduction over ranks.
@@ -34,11 +40,11 @@ bool dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtyp
 void dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype, int64_t count,
                 bool mean, bool accumulate);
 
-/* copy.c: memcpy; above the caches with non-temporal stores, so that a gathered weight does not push out what the
- * caller computes with. */
+/* copy.c: memcpy; large copies use non-temporal stores, so that a gathered weight does not evict the caller's data from
+ * the caches. */
 void dc__copy(void *dst, const void *src, size_t bytes);
 
-/* Fetches the lines of memory that is read or written soon, where it is too far apart for processors to foresee. */
+/* Prefetches memory that is used soon, where hardware prefetchers cannot predict it. */
 static inline void dc__prefetch(const void *memory, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) {
     __builtin_prefetch((const char *)memory + at);
@@ -46,19 +52,19 @@ static inline void dc__prefetch(const void *memory, size_t bytes) {
 }
 
 /* stream.c: cast and accumulate in stream order; a NULL stream is the calling thread. A device with memory of its own
- * has kernels of its own (cuda/), which want elements at multiples of their size. */
+ * has kernels of its own (cuda/), which need elements aligned to their size. */
 void dc__stream_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                      int64_t count);
 void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                            int64_t count);
 
-/* dc__combine in stream order. What is not finite is noted, in memory of the device: that there is such a thing, and
- * the largest of the keys with which there was. note NULL: nobody looks. */
+/* dc__combine in stream order. If an element is not finite, *note, in memory of the device, gets that and the largest
+ * such key. A NULL note is not written. */
 void dc__stream_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                         int64_t count, bool add, dc__nonfinite *note, uint64_t key);
 
-/* dc__reduce and dc__copy on the calling thread, or on what does its work on the device of the data
- * (dc__stream_or_internal with a NULL stream); end with dc__device_sync_internal. */
+/* dc__reduce and dc__copy on the calling thread, or on the data's device in its internal stream (dc__stream_or_internal
+ * with a NULL stream). The caller ends with dc__device_sync_internal. */
 void dc__internal_reduce(dc_stream *internal, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
                          int32_t src_dtype, int64_t count, bool mean, bool accumulate);
 void dc__internal_copy(dc_stream *internal, void *dst, const void *src, size_t bytes);
@@ -69,7 +75,7 @@ extern const char *const dc__kernels_names[DC__KERNELS_LEVELS];
 /* Limits the level that may be used, for tests. Returns the level in use. */
 int32_t dc__kernels_limit(int32_t limit);
 int32_t dc__kernels_level(void);
-/* DC_E_INVALID where the environment's DC_CPU is no level's name. */
+/* DC_E_INVALID if DC_CPU in the environment is no level's name. */
 dc_status dc__kernels_check(const char *fn);
 
 #endif

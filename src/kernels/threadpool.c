@@ -1,5 +1,5 @@
-/* The kernels' threads. A call hangs a job, which lies on its stack, into the pool's list; workers help whatever job
- * has work left; the caller works too, then waits for its helpers. */
+/* The kernels' threads. A call puts a job, which lies on its stack, into the pool's list. Workers help any job with
+ * work left. The caller works too, then waits for its helpers. */
 #define _GNU_SOURCE /* sched_getaffinity, sched_getcpu */
 #include "kernels/threadpool.h"
 
@@ -13,16 +13,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { MIN_PARALLEL_COST = 1 << 18 }; /* about 20 microseconds of work, what waking a thread costs */
-/* Looks for work before a worker sleeps, since the kernels of a layer follow each other closely, and for its helpers'
- * end before a caller does, since the pieces of work are alike. */
+enum { MIN_PARALLEL_COST = 1 << 18 }; /* about 20 microseconds of work, the cost of waking a thread */
+/* A worker spins before it sleeps, since the kernels of a layer follow each other closely. So does a caller, since the
+ * pieces of work are alike. */
 enum { SPINS = 4000 };
 
 typedef struct job {
   dc__parallel_fn fn;
   void *arg;
   int64_t n;
-  atomic_llong claimed; /* indices that somebody took: the caller from the first on, helpers from the last on down */
+  atomic_llong claimed; /* taken indices: the caller takes them from the first up, helpers from the last down */
   int64_t front;        /* the caller's next */
   atomic_llong back;    /* taken by helpers */
   atomic_int helpers;   /* workers inside; changes under the pool's mutex */
@@ -32,7 +32,7 @@ typedef struct job {
 /* A worker, under the pool's mutex. */
 typedef struct worker_slot {
   pid_t thread;
-  int processor; /* that it fell asleep on; AWAKE */
+  int processor; /* on which it fell asleep; AWAKE if it has not */
 } worker_slot;
 
 enum { AWAKE = -1 };
@@ -55,11 +55,11 @@ struct dc__threadpool {
   atomic_int job_epoch; /* changes with every job, for workers that spin */
   atomic_bool stopping;
   bool started;
-  int32_t workers; /* that could be started */
+  int32_t workers; /* that were started */
   pthread_t *ids;
   worker_slot *slots;
   int32_t num_slots;
-  cpu_set_t processors; /* that the workers began with */
+  cpu_set_t processors; /* of the workers at their start */
   scratch *free;
 };
 
@@ -181,8 +181,7 @@ int32_t dc__threadpool_threads(const dc__threadpool *pool) {
   return pool->threads;
 }
 
-/* From both ends, so that a thread finds more of what it made itself in its caches: kernels that follow each other cut
- * the same rows. */
+/* From both ends, so that a thread finds more of its own data in its caches: successive kernels cut the same rows. */
 static void run_job(job *j, bool helper, void *block) {
   memset(block, 0, DC__SCRATCH_HEADER);
   while (atomic_fetch_add_explicit(&j->claimed, 1, memory_order_relaxed) < j->n) {
@@ -190,7 +189,7 @@ static void run_job(job *j, bool helper, void *block) {
   }
 }
 
-/* A block for a caller; more callers at once than ever before allocate, or, when that fails, wait for each other. */
+/* A block for a caller. More callers at once than ever before allocate; if that fails, they wait for each other. */
 static scratch *scratch_acquire(dc__threadpool *pool) {
   pthread_mutex_lock(&pool->mutex);
   while (pool->free == NULL) {
@@ -275,7 +274,7 @@ static void *worker(void *arg) {
   return NULL;
 }
 
-/* Under the mutex. Signals of the process are not for these threads. */
+/* Under the mutex. These threads block the process's signals. */
 static void start_workers(dc__threadpool *pool) {
   sigset_t all;
   sigset_t before;
@@ -289,9 +288,9 @@ static void start_workers(dc__threadpool *pool) {
   pool->started = true;
 }
 
-/* A worker is woken where it fell asleep. Where that is the caller's processor by now, and no other one is said to
- * share its cache, as in many virtual machines, it would stay and share the time with the caller for milliseconds.
- * Under the mutex. */
+/* A worker wakes on the processor on which it fell asleep. The caller may run there by now. If no other processor is
+ * reported to share its cache, as in many virtual machines, the two would share it for milliseconds. Under the
+ * mutex. */
 static void free_callers_cpu(dc__threadpool *pool) {
   int cpu = sched_getcpu();
   for (int32_t i = 0; i < pool->num_slots && cpu >= 0; i++) {
@@ -326,7 +325,8 @@ static void run_with_helpers(dc__threadpool *pool, job *j, void *block) {
     at = &(*at)->link;
   }
   *at = j->link;
-  while (atomic_load_explicit(&j->helpers, memory_order_relaxed) > 0) { /* under the mutex: what they did is seen */
+  while (atomic_load_explicit(&j->helpers, memory_order_relaxed) >
+         0) { /* under the mutex: the helpers' writes are visible */
     pthread_cond_wait(&pool->done, &pool->mutex);
   }
   pthread_mutex_unlock(&pool->mutex);
@@ -336,7 +336,7 @@ void *dc__scratch_acquire(dc__threadpool *pool) {
   if (pool->process == getpid()) {
     return scratch_acquire(pool);
   }
-  /* In a child of fork() the mutex may have been taken by a thread that is not there. */
+  /* In a child of fork() the mutex may be held by a thread that does not exist there. */
   scratch *own = scratch_create();
   while (own == NULL) {
     sched_yield();

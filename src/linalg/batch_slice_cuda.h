@@ -3,6 +3,7 @@
 #ifndef DC_LINALG_BATCH_SLICE_CUDA_H
 #define DC_LINALG_BATCH_SLICE_CUDA_H
 
+#include "kernels/cuda/kernels_cuda.h"
 #include "linalg/linalg.h"
 
 enum { DC__BATCH_SLICE_BYTES = 256 << 20 }; /* beyond that one matrix or sample more hides no launch */

@@ -2,6 +2,7 @@
  * stream. Nothing waits for the device, so nothing is decided by what lies in its memory. */
 #include <math.h>
 
+#include "kernels/cuda/kernels_cuda.h"
 #include "transformer/transformer_internal.h"
 
 dc_status dc__layer_check_cuda(const char *fn, dc_device *device) {

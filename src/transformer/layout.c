@@ -1,4 +1,5 @@
 /* Where everything of a call lies, and what it costs. These are the formulas of docs/transformer.md. */
+#include "kernels/cuda/kernels_cuda.h"
 #include "transformer/transformer_internal.h"
 
 /* Gives out parts one after the other. */

@@ -2,6 +2,7 @@
  * kernels. */
 #include <inttypes.h>
 
+#include "kernels/cuda/kernels_cuda.h"
 #include "transformer/transformer_internal.h"
 
 /* What is queued: the job, and what to run. cu_seqlens has been read by then where the stream is another thread. */

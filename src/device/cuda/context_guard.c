@@ -1,21 +1,21 @@
-/* What a thread has made current, and what it knows of it for as long as an operator lasts. */
+/* A thread's current context, and the state it keeps for the duration of an operator. */
 #include "device/cuda/cuda.h"
 
 enum { UNKNOWN = -1 };
 
 static _Thread_local struct {
-  dc__cuda_device *current;         /* whose context this thread has pushed last; NULL: none */
-  dc__cuda_device *operator_device; /* that an operator keeps current from its first use on; NULL: none */
-  int operators;                    /* one in the other */
-  dc__cuda_context_guard entry;     /* the kept one's, undone by the outermost operator's end */
-  uint64_t capture_stream;          /* a stream's serial, in this operator; 0: none */
+  dc__cuda_device *current;         /* whose context this thread has pushed last; NULL if none */
+  dc__cuda_device *operator_device; /* the device that an operator keeps current from its first use on; NULL if none */
+  int operators;                    /* nested operators */
+  dc__cuda_context_guard entry;     /* the kept device's guard, undone by the outermost operator's end */
+  uint64_t capture_stream;          /* the stream last asked about in this operator, by serial; 0 if none */
   bool is_capturing;                /* the answer */
 } thread_state;
 
 dc__cuda_context_guard dc__cuda_context_enter(dc__cuda_device *device) {
   dc__cuda_context_guard entry = {NULL, thread_state.current, DC__CU_CAPTURE_RELAXED};
   if (thread_state.current == device || DC__CUDA_KEEP(device, cuCtxPushCurrent_v2, device->context) != DC_OK) {
-    return entry; /* of nothing: what is current is not ours to take away */
+    return entry; /* nothing was entered: the current context is not ours to pop */
   }
   if (device->driver.cuThreadExchangeStreamCaptureMode(&entry.mode) != 0) {
     entry.mode = UNKNOWN;
@@ -63,8 +63,8 @@ void dc__cuda_device_end(dc_device *device) {
 
 /* ---- captures ---- */
 
-/* No graph can be captured on the default stream, and asking it may be an error. A stream of ours nobody else knows:
- * only a wait for a captured mark takes it into a graph. And nobody begins or ends a capture while he is in an
+/* No graph can be captured on the default stream, and a query of it may be an error. A stream of ours is unknown to
+ * others: only a wait for a captured mark takes it into a graph. And no thread begins or ends a capture within an
  * operator. */
 bool dc__cuda_is_capturing(dc__cuda_stream *stream) {
   const bool is_default = stream->native == NULL || (uintptr_t)stream->native == DC__CU_STREAM_LEGACY;

@@ -17,7 +17,7 @@ typedef struct dc__lt_algo {
 typedef struct dc__lt_found {
   dc__lt_algo algo;
   size_t workspace;
-  int state; /* 0: the others count */
+  int state; /* 0: the other fields are valid */
   float waves;
   int reserved[4];
 } dc__lt_found;
@@ -31,7 +31,7 @@ enum { /* the numbers are the library's */
        DC__LT_R_64F = 1,
        DC__LT_R_16F = 2,
        DC__LT_R_16BF = 14,
-       DC__LT_COMPUTE_32F = 68, /* not through TF32 */
+       DC__LT_COMPUTE_32F = 68, /* without TF32 */
        DC__LT_COMPUTE_64F = 70,
        DC__LT_DESC_TRANSA = 3, /* attributes of a product */
        DC__LT_DESC_TRANSB = 4,
@@ -45,7 +45,7 @@ enum { /* the numbers are the library's */
        DC__LT_EPILOGUE_BGRADB = 512,
        DC__LT_LAYOUT_BATCH = 5, /* attributes of a matrix */
        DC__LT_LAYOUT_STRIDE = 6,
-       DC__LT_PREFER_WORKSPACE = 1, /* attributes of what is looked for */
+       DC__LT_PREFER_WORKSPACE = 1, /* attributes of a search */
        DC__LT_PREFER_REDUCTION = 3,
        DC__LT_PREFER_ALIGN_A = 5, /* and B, C, D */
        DC__LT_REDUCTION_COMPUTE_TYPE = 2,

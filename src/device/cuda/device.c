@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "device/cuda/cuda.h"
-#include "device/cuda/plugin_host.h"
 #include "device/cuda/vendor_library.h"
 
 void dc__cuda_keep_status(dc__cuda_device *device, dc_status status) {
@@ -60,7 +59,7 @@ dc_status dc__cuda_check(dc_device *device) {
 
 /* ---- closing ---- */
 
-/* Of what open() got; what it did not get is NULL. */
+/* Releases what open() acquired; the rest is NULL. */
 static void destroy(dc_device *device) {
   dc__cuda_device *self = (dc__cuda_device *)device;
   const dc__cuda_driver *driver = &self->driver;
@@ -69,7 +68,7 @@ static void destroy(dc_device *device) {
       dc__cuda_stream_destroy(self->head.internal_stream);
     }
     if (self->foreign_sync_stream != NULL) {
-      dc__cuda_stream_destroy(self->foreign_sync_stream); /* when their streams do not run our kernels any more */
+      dc__cuda_stream_destroy(self->foreign_sync_stream); /* once their streams no longer run our kernels */
     }
     dc__cuda_context_guard entry = dc__cuda_context_enter(self);
     dc__cuda_peers_leave(self);
@@ -135,7 +134,7 @@ static const dc__device_ops ops = {
     .destroy = destroy,
 };
 
-/* The device is there, and can do what is asked of it. */
+/* Checks that the device exists and supports what libdc needs. */
 static dc_status identify(dc__cuda_device *self, int32_t number) {
   int count = 0, minor = 0, pools = 0;
   DC__CUDA_CALL(self, cuDeviceGetCount, &count);
@@ -194,7 +193,7 @@ static dc_status open_device(int32_t number, const char *name, const dc_allocato
     return status;
   }
   if (allocator != NULL) {
-    self->head.allocator = *allocator; /* it is ours to end from here on */
+    self->head.allocator = *allocator; /* it is ours to destroy from here on */
   }
   *device = &self->head;
   return DC_OK;
@@ -218,7 +217,11 @@ static void *open_library(const char *name, const char *folder) {
 
 __attribute__((visibility("default"))) const dc__plugin *dc_plugin_entry(const dc__plugin_host *host);
 const dc__plugin *dc_plugin_entry(const dc__plugin_host *host) {
-  static const dc__plugin plugin = {DC_API_VERSION, sizeof(dc__device_ops), count_devices, open_library, open_device};
+  static const dc__plugin plugin = {.version = DC_API_VERSION,
+                                    .device_ops_bytes = sizeof(dc__device_ops),
+                                    .count = count_devices,
+                                    .library = open_library,
+                                    .open = open_device};
   dc__cuda_set_host(host);
   return &plugin;
 }

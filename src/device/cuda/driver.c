@@ -1,4 +1,4 @@
-/* Finds the driver, and puts its errors into sentences. */
+/* Finds the driver, and translates its errors. */
 #include <dlfcn.h>
 #include <stdio.h>
 
@@ -38,7 +38,7 @@ dc_status dc__cuda_driver_open(dc__cuda_driver *driver) {
   return DC_OK;
 }
 
-/* A kernel or a copy went wrong, or the device itself did. */
+/* A kernel, a copy or the device itself failed. */
 bool dc__cuda_is_lost(dc__cu_result error) {
   static const dc__cu_result sticky[] = {46, 214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 999};
   for (size_t i = 0; i < DC__COUNT(sticky); i++) {

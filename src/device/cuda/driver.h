@@ -1,6 +1,6 @@
-/* CUDA's driver, libcuda.so.1, as a table that is filled at run time: prototypes of our own, so that no header of
- * NVIDIA's is needed to build, and none of its libraries to load. `make check-vendor-headers` compares them with
- * cuda.h. The functions are those of CUDA 11.3 and later, in every driver since; their _v2 names are their ABI. */
+/* CUDA's driver, libcuda.so.1, as a table that is filled at run time. The prototypes are our own, so that a build needs
+ * no header of NVIDIA's and a load none of its libraries. `make check-vendor-headers` compares them with cuda.h. The
+ * functions are those of CUDA 11.3 and later, in every driver since; their _v2 names are their ABI. */
 #ifndef DC_CUDA_DRIVER_H
 #define DC_CUDA_DRIVER_H
 
@@ -30,7 +30,7 @@ typedef struct dc__cu_pool_props {
   unsigned char reserved[54];
 } dc__cu_pool_props;
 
-/* Who reads and writes a pool's memory. */
+/* The device's access to a pool's memory. */
 typedef struct dc__cu_access {
   struct {
     int type; /* 1: a device */
@@ -49,14 +49,14 @@ enum { /* the numbers are the driver's */
        DC__CU_EVENT_BLOCKING_SYNC = 1,
        DC__CU_EVENT_NO_TIMING = 2,
        DC__CU_HOST_PORTABLE = 1,
-       DC__CU_CAPTURE_RELAXED = 2, /* capture mode: nothing that this thread calls disturbs a capture under way */
+       DC__CU_CAPTURE_RELAXED = 2, /* capture mode: this thread's calls disturb no capture under way */
        DC__CU_ATTRIBUTE_MAJOR = 75,
        DC__CU_ATTRIBUTE_MINOR = 76,
        DC__CU_ATTRIBUTE_POOLS = 115,
-       DC__CU_POINTER_ACCESS = 16, /* a pointer's attribute: what the current context may do there */
+       DC__CU_POINTER_ACCESS = 16, /* a pointer's attribute: the current context's access */
        DC__CU_ACCESS_READ = 1,
        DC__CU_ACCESS_ALL = 3,
-       DC__CU_PEER_ALREADY = 704,        /* the context reads the other one's memory already */
+       DC__CU_PEER_ALREADY = 704,        /* access is enabled already */
        DC__CU_FUNCTION_SHARED_BYTES = 8, /* a function's attribute: most dynamic shared memory */
        DC__CU_OLDEST_DRIVER = 12000,     /* CUDA 12.0, whose version the kernels' PTX has (scripts/cuda_image.py) */
 };

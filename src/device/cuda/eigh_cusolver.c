@@ -1,5 +1,5 @@
-/* Eigendecompositions by cuSOLVER: one matrix by divide and conquer, more by the library's way with batches where it
- * has one, else one after the other; and QR, for which it has no batches of whole matrices. */
+/* Eigendecompositions by cuSOLVER: a single matrix by divide and conquer, several by the batched routine where the
+ * library has one, else one after the other. And QR, for which the library has no batch of whole matrices. */
 #include <dlfcn.h>
 
 #include "device/cuda/cuda.h"
@@ -10,11 +10,11 @@ struct dc__cuda_cusolver {
   dc__cusolver api;
   dc__cusolver_handle handle;
   dc__cusolver_params params;
-  pthread_mutex_t mutex; /* the handle's stream, and what is called with it */
+  pthread_mutex_t mutex; /* for the handle's stream and the calls that use it */
   bool has_batched;
 };
 
-/* What a call of the library needs beside its matrices. */
+/* Memory of a library's call beside its matrices. */
 typedef struct workspace_size {
   size_t device, host;
 } workspace_size;
@@ -75,7 +75,7 @@ static dc_status cusolver_open_handle(dc__cuda_device *device, struct dc__cuda_c
   return error == 0 ? DC_OK : cusolver_error(device->head.name, call, error);
 }
 
-/* Two threads may come at once: one of them was too late. */
+/* Another thread may have created it meanwhile. */
 static dc_status cusolver_init(dc__cuda_device *device) {
   if (atomic_load(&device->cusolver) != NULL) {
     return DC_OK;
@@ -111,8 +111,8 @@ static bool in_batches(const struct dc__cuda_cusolver *s, const dc__eigh *e, int
   return s->has_batched && (count > 1 || e->batch_invariant);
 }
 
-/* The `count` matrices from the first one on, or their number alone while a is NULL. The mutex is held and the device
- * entered. Returns the library's status. */
+/* The workspace for `count` matrices; a may be NULL, as the size does not depend on it. The mutex is held and the
+ * device entered. Returns the library's status. */
 static int eigh_workspace_of(const struct dc__cuda_cusolver *s, const dc__eigh *e, int64_t count,
                              workspace_size *bytes) {
   const int type = type_of(e);
@@ -135,7 +135,7 @@ static int eigh_call(const struct dc__cuda_cusolver *s, const dc__eigh *e, int64
                                        e->info);
 }
 
-/* As many at once as there is room for: what a smaller batch wants is the library's secret. */
+/* As many at once as the workspace has room for: the library does not say what a smaller batch needs. */
 static int eigh_next_batch(const struct dc__cuda_cusolver *s, const dc__eigh *e, int64_t *count) {
   workspace_size bytes;
   int error;
@@ -214,7 +214,7 @@ dc_status dc__cuda_qr_workspace_size(dc_device *device, dc__qr *qr) {
   return error == 0 ? DC_OK : cusolver_error(device->name, "cusolverDnSgeqrf_bufferSize", error);
 }
 
-/* A matrix that the library refuses stays as it is found to be: not done. */
+/* A matrix that the library refuses keeps its initial state: not done. */
 static void issue_qr(dc__cuda_stream *stream, void *args) {
   const dc__qr *qr = args;
   struct dc__cuda_cusolver *s = ((dc__cuda_device *)stream->head.device)->cusolver;

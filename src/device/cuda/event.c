@@ -1,11 +1,11 @@
-/* CUDA events: a mark that can be replaced. Who waits takes the mark, so an event may be recorded again or destroyed at
- * any time. */
+/* CUDA events: a mark that can be replaced. A waiter takes a reference to the mark, so an event may be recorded again
+ * or destroyed at any time. */
 #include "device/cuda/cuda.h"
 
 typedef struct cuda_event {
   struct dc_event head;
   pthread_mutex_t mutex;
-  dc__cuda_pool_event *latest; /* a reference; NULL: passed */
+  dc__cuda_pool_event *latest; /* a reference; NULL if it has passed */
 } cuda_event;
 
 dc_status dc__cuda_event_create(dc_device *device, dc_event **event) {
@@ -40,7 +40,7 @@ static void set_mark(dc_event *event, dc__cuda_pool_event *next) {
   dc__cuda_pool_event_release(device_of(event), before);
 }
 
-/* With a reference for the caller; NULL: passed. */
+/* With a reference for the caller; NULL if it has passed. */
 static dc__cuda_pool_event *get_mark(dc_event *event) {
   cuda_event *self = (cuda_event *)event;
   pthread_mutex_lock(&self->mutex);
@@ -52,7 +52,7 @@ static dc__cuda_pool_event *get_mark(dc_event *event) {
   return mark;
 }
 
-/* Without a mark the work is waited for at once; what cannot wait for itself has failed. */
+/* Without a mark the work is waited for at once. If this thread cannot wait for it, the device has failed. */
 void dc__cuda_event_record(dc_event *event, dc_stream *stream) {
   dc__cuda_stream *on = (dc__cuda_stream *)stream;
   dc__cuda_pool_event *mark = NULL;

@@ -1,5 +1,5 @@
-/* Marks: points in streams that others wait for. Each owns an event of the driver's, and goes back to the device when
- * nobody needs it; a wait that was issued keeps what it waits for, so the event may be recorded again. */
+/* Marks: recorded points in streams. Each owns an event of the driver's, and returns to the device's pool with its last
+ * reference. An issued wait keeps its target, so the event may be recorded again. */
 #include <errno.h>
 #include <sched.h>
 #include <time.h>
@@ -10,9 +10,9 @@ static dc__cuda_device *device_of(const dc__cuda_stream *stream) {
   return (dc__cuda_device *)stream->head.device;
 }
 
-/* ---- where they come from ---- */
+/* ---- allocation ---- */
 
-/* A device that has failed makes them too. */
+/* A failed device still makes marks. */
 static dc_status pool_event_alloc(dc__cuda_device *device, dc__cuda_pool_event **mark) {
   pthread_mutex_lock(&device->mutex);
   dc__cuda_pool_event *m = device->free_events;
@@ -77,7 +77,7 @@ dc_status dc__cuda_pool_event_record(dc__cuda_stream *stream, dc__cuda_pool_even
   dc__cuda_device *device = device_of(stream);
   dc__cuda_pool_event *m;
   DC__TRY(pool_event_alloc(device, &m));
-  atomic_store(&m->refs, 2); /* the caller's and the record's */
+  atomic_store(&m->refs, 2); /* references of the caller and of the record */
   atomic_store(&m->state, DC__EVENT_QUEUED);
   m->stream = stream->serial;
   dc_status status = dc__cuda_submit(stream, issue_record, &m, sizeof m, false);
@@ -90,7 +90,7 @@ dc_status dc__cuda_pool_event_record(dc__cuda_stream *stream, dc__cuda_pool_even
   return DC_OK;
 }
 
-/* Until the mark's record was issued. deadline 0: none. False: it was over first. */
+/* Waits until the mark's record was issued. deadline 0: none. False if the deadline passed first. */
 static bool wait_until_issued(dc__cuda_device *device, dc__cuda_pool_event *mark, int64_t deadline) {
   const struct timespec end = {.tv_sec = (time_t)(deadline / 1000000000), .tv_nsec = (long)(deadline % 1000000000)};
   bool is_late = false;
@@ -107,7 +107,7 @@ static bool wait_until_issued(dc__cuda_device *device, dc__cuda_pool_event *mark
   return !is_late;
 }
 
-/* Until what an issued mark stands for is done. Then it has passed, unless nobody can tell. */
+/* Waits for an issued mark. It has passed then, unless the device failed. */
 static void wait_until_passed(dc__cuda_device *device, dc__cuda_pool_event *mark) {
   bool passed = false;
   if (atomic_load(&mark->state) == DC__EVENT_ISSUED) {
@@ -122,8 +122,8 @@ static void wait_until_passed(dc__cuda_device *device, dc__cuda_pool_event *mark
   }
 }
 
-/* A graph cannot wait for work outside of it: that the host waits for, while the graph is captured. And so it does
- * where the driver lets no stream wait. */
+/* A graph cannot wait for work outside of it, so the host waits for it during the capture. The host also waits if the
+ * driver refuses to let a stream wait. */
 static void issue_wait(dc__cuda_stream *stream, void *args) {
   dc__cuda_pool_event *mark = *(dc__cuda_pool_event **)args;
   dc__cuda_device *device = device_of(stream);
@@ -148,7 +148,7 @@ dc_status dc__cuda_pool_event_wait(dc__cuda_pool_event *mark, dc__cuda_stream *s
   dc__cuda_device *device = device_of(stream);
   int state = atomic_load(&mark->state);
   dc_status status = DC_OK;
-  if (state == DC__EVENT_PASSED || mark->stream == stream->serial) { /* its own marks a stream keeps anyway */
+  if (state == DC__EVENT_PASSED || mark->stream == stream->serial) { /* a stream is in order with its own marks */
     dc__cuda_pool_event_release(device, mark);
     return DC_OK;
   }
@@ -171,7 +171,7 @@ bool dc__cuda_pool_event_query(dc__cuda_device *device, dc__cuda_pool_event *mar
     return state == DC__EVENT_PASSED;
   }
   if (mark->captured) {
-    return false; /* it passes when the graph runs, each time, and nobody says so */
+    return false; /* it passes at each run of the graph, unseen by the host */
   }
   dc__cuda_context_guard entry = dc__cuda_context_enter(device);
   dc__cu_result error = device->driver.cuEventQuery(mark->native);
@@ -187,8 +187,8 @@ bool dc__cuda_pool_event_query(dc__cuda_device *device, dc__cuda_pool_event *mar
   return passed;
 }
 
-/* The driver has no wait with a deadline: looks at longer and longer intervals, at most a millisecond. Without the
- * driver's word there is nothing to wait for: the device has failed. */
+/* The driver has no wait with a deadline: the event is polled at growing intervals of at most a millisecond. If the
+ * driver has no answer, the device has failed. */
 static bool poll_until(dc__cuda_device *device, dc__cuda_pool_event *mark, int64_t deadline) {
   for (int64_t pause = 0; atomic_load(&mark->state) != DC__EVENT_LOST && !dc__cuda_pool_event_query(device, mark);) {
     if (dc__now_ns() >= deadline) {
@@ -218,7 +218,8 @@ dc_status dc__cuda_pool_event_sync(dc__cuda_device *device, dc__cuda_pool_event 
   if (!wait_until_issued(device, mark, deadline)) {
     return timeout_error(timeout_ns);
   }
-  if (atomic_load(&mark->state) == DC__EVENT_ISSUED && mark->captured) { /* in this order: issuing writes both */
+  if (atomic_load(&mark->state) == DC__EVENT_ISSUED &&
+      mark->captured) { /* in this order: the issuing thread writes both */
     return dc__fail(DC_E_STATE, "the mark is in a CUDA graph that is being captured, so the host cannot wait for it");
   }
   if (deadline != 0) {

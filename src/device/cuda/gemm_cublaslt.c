@@ -1,27 +1,26 @@
-/* Matrix products by cuBLASLt. What the library found best for a shape is kept, with the descriptors that say the
- * shape, so that a step that has been there before looks for nothing and allocates nothing. Sums of split products are
- * made in the type in which they are computed, in one order. */
+/* Matrix products by cuBLASLt. The best algorithm for a shape is cached with its descriptors, so a repeated step
+ * neither searches nor allocates. Sums of split products are made in the type of the computation, in one order. */
 #include <dlfcn.h>
 #include <string.h>
 
 #include "device/cuda/cuda.h"
 #include "device/cuda/vendor_library.h"
 
-enum { SETS = 64, WAYS = 8 }; /* of the table of shapes: the one of a set that was used longest ago makes room */
+enum { SETS = 64, WAYS = 8 }; /* of the table of shapes: in a full set the least recently used entry is replaced */
 
-/* What an algorithm depends on. */
+/* The key: everything an algorithm depends on. */
 typedef struct matmul_shape {
   int32_t dtype, out_dtype, trans_a, trans_b, epilogue, alignment;
   int64_t m, n, k, lda, ldb, ldd;
   int64_t batch, stride_a, stride_b, stride_d; /* batch 1: without strides */
-  int64_t heuristic_batch;                     /* 0, or the batch that is looked for */
+  int64_t heuristic_batch;                     /* 0, or the batch of the search */
   size_t workspace;
 } matmul_shape;
 
 typedef struct matmul_plan {
   matmul_shape of;
   uint64_t used;  /* 0: free */
-  bool supported; /* false: the library has nothing for it */
+  bool supported; /* false if the library has no algorithm */
   dc__lt_desc desc;
   dc__lt_layout a, b, d;
   dc__lt_algo algo;
@@ -89,7 +88,7 @@ static void cublaslt_close(struct dc__cuda_cublaslt *cublaslt) {
   dc__free(cublaslt);
 }
 
-/* Two threads may come at once: one of them was too late. */
+/* Another thread may have created it meanwhile. */
 dc_status dc__cuda_matmul_init(dc_device *device) {
   dc__cuda_device *self = (dc__cuda_device *)device;
   if (atomic_load(&self->cublaslt) != NULL) {
@@ -130,8 +129,8 @@ static int type_of(int32_t dtype) {
                                 : DC__LT_R_32F;
 }
 
-/* Of all operands, in bytes; 16 is the most that algorithms ask for, and more would make places of one tensor differ.
- */
+/* Alignment of all operands, in bytes. Algorithms ask for 16 at most; a larger value would let the choice depend on the
+ * offset within a tensor. */
 static int32_t alignment_of(const dc__matmul *product) {
   uintptr_t all =
       (uintptr_t)product->a | (uintptr_t)product->b | (uintptr_t)product->d | (uintptr_t)product->epilogue_ptr | 16;
@@ -140,7 +139,7 @@ static int32_t alignment_of(const dc__matmul *product) {
 
 static matmul_shape matmul_shape_of(const dc__matmul *p) {
   matmul_shape s;
-  memset(&s, 0, sizeof s); /* shapes are compared as bytes */
+  memset(&s, 0, sizeof s); /* shapes are compared bytewise */
   s.dtype = p->dtype;
   s.out_dtype = p->out_dtype;
   s.trans_a = p->trans_a;
@@ -164,7 +163,7 @@ static matmul_shape matmul_shape_of(const dc__matmul *p) {
   return s;
 }
 
-/* What the epilogue takes is part of a description, and changes from one product to the next. */
+/* The epilogue's pointer is part of the descriptor, and changes with each product. */
 static int set_epilogue_ptr(const dc__lt *lt, const matmul_plan *p, const dc__matmul *product) {
   if (product->epilogue == DC__MATMUL_NONE) {
     return 0;
@@ -216,7 +215,7 @@ static int cublaslt_describe(const dc__lt *lt, matmul_plan *p, const dc__matmul 
              : cublaslt_create_layout(lt, &p->d, type_of(of->out_dtype), of->m, of->n, of->ldd, batch, of->stride_d);
 }
 
-/* After the search, of as many as are alike: the batch that is multiplied. Returns the library's status. */
+/* After the search with the nominal batch: sets the real one. Returns the library's status. */
 static int set_batch(const dc__lt *lt, const matmul_plan *p) {
   const dc__lt_layout layouts[] = {p->a, p->b, p->d};
   const int32_t count = (int32_t)p->of.batch;
@@ -227,8 +226,8 @@ static int set_batch(const dc__lt *lt, const matmul_plan *p) {
   return error;
 }
 
-/* The best algorithm; `works` says whether there is one. What an epilogue lacks the library may call unsupported or
- * invalid. Returns the library's status. */
+/* Searches for the best algorithm; `works` says whether there is one. The library may report a missing epilogue as
+ * unsupported or invalid. Returns the library's status. */
 static int cublaslt_search(const struct dc__cuda_cublaslt *cublaslt, matmul_plan *p) {
   const dc__lt *lt = &cublaslt->lt;
   const uint64_t workspace = p->of.workspace;
@@ -312,7 +311,7 @@ static void cublaslt_keep_error(dc__cuda_device *device, const char *call, int e
   dc__cuda_keep_status(device, cublaslt_error(device->head.name, call, error));
 }
 
-/* When the worker comes to it, others may have pushed the plan out of the table: then it is made once more. */
+/* By the time the worker issues it, the plan may have been evicted: then it is made once more. */
 static void issue_matmul(dc__cuda_stream *stream, void *args) {
   const dc__matmul *product = args;
   dc__cuda_device *device = (dc__cuda_device *)stream->head.device;

@@ -1,6 +1,6 @@
-/* Memory of the device, from a stream-ordered pool of its own, and pinned host memory, of which a machine has only so
- * much: what is pinned is lost to everybody else. The arenas keep what they take, so neither is on a steady step's
- * path; only the stream that orders the pool is ever waited for. */
+/* Memory of the device from a stream-ordered pool of its own, and pinned host memory, which is scarce: other processes
+ * cannot use pinned pages. The arenas cache their memory, so neither is on a steady step's path. Only the stream that
+ * orders the pool is ever waited for. */
 #include <inttypes.h>
 
 #include "device/cuda/cuda.h"
@@ -32,7 +32,7 @@ static dc_status alloc_device(dc__cuda_device *device, size_t bytes, void **ptr)
   dc__cuda_context_guard entry = dc__cuda_context_enter(device);
   const char *call = "cuMemAllocFromPoolAsync";
   dc__cu_result error = device->driver.cuMemAllocFromPoolAsync(&block, bytes, device->pool, device->alloc_stream);
-  if (error == 0) { /* from here on it is everybody's, in any order */
+  if (error == 0) { /* from here on any stream may use it */
     call = "cuStreamSynchronize";
     error = device->driver.cuStreamSynchronize(device->alloc_stream);
     if (error != 0) {

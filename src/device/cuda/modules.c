@@ -1,12 +1,12 @@
-/* The kernels' images: loaded when the device is opened, so that no launch is the first to hear that one does not fit.
- */
+/* The kernels' images, loaded when the device is opened, so that no launch is the first to find that one does not
+ * fit. */
 #include "device/cuda/cuda.h"
 
-/* Beyond this much shared memory a kernel has to say so beforehand. */
+/* A kernel must declare more shared memory than this in advance. */
 enum { SHARED_BYTES = 48 << 10 };
 
-/* Machine code is for cards of one major capability. For later ones the driver compiles the PTX, and so it is where it
- * does not take the machine code, being of an older CUDA than what made it. */
+/* Machine code serves devices of one major capability. For later ones the driver compiles the PTX, and also if it is
+ * too old for the CUDA version that made the machine code. */
 static dc_status load_code(dc__cuda_device *device, const dc__kernel_image *image, dc__cu_module *module) {
   const int code = DC__CODE_SM8 + device->major - 8;
   if (code < DC__CODE_PTX) {

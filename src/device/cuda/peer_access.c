@@ -1,7 +1,6 @@
-/* Several cards in one process: a card that is to read another one's memory in place is allowed to when it is first
- * asked for, in that direction alone, since each such pair costs both cards time and memory. What is allocated by
- * others belongs to pools of theirs, so the driver is asked for each address: it would answer a read that it does not
- * allow by the loss of the device. */
+/* Peer access of several devices in one process: enabled at the first request, in that direction alone, since each pair
+ * costs both devices time and memory. Memory that others allocated belongs to their own pools, so the driver is asked
+ * for each address: a read without access loses the device. */
 #include <inttypes.h>
 
 #include "device/cuda/cuda.h"
@@ -38,7 +37,7 @@ dc_status dc__cuda_peers_join(dc__cuda_device *device) {
   return status;
 }
 
-/* A card that nobody has open may lose what it allowed. */
+/* A device with no open handle may lose the access it granted. */
 void dc__cuda_peers_leave(dc__cuda_device *device) {
   bool last = true;
   pthread_mutex_lock(&mutex);
@@ -57,7 +56,7 @@ void dc__cuda_peers_leave(dc__cuda_device *device) {
   pthread_mutex_unlock(&mutex);
 }
 
-/* Of the card's context, for memory of whoever allocates without a pool. */
+/* The context's own access, for memory allocated without a pool. */
 static dc_status enable_context_access(dc__cuda_device *reader, const dc__cuda_device *owner) {
   int can = 0;
   DC__TRY(dc__cuda_return_error(reader, "cuDeviceCanAccessPeer",
@@ -72,7 +71,7 @@ static dc_status enable_context_access(dc__cuda_device *reader, const dc__cuda_d
   return dc__cuda_return_error(reader, "cuCtxEnablePeerAccess", error == DC__CU_PEER_ALREADY ? 0 : error);
 }
 
-/* All devices of that card, which may have been opened more than once. */
+/* All handles of that device, which may have been opened more than once. */
 static dc_status enable_access(dc__cuda_device *reader, int32_t memory_space) {
   dc_status status = memory_space <= CARDS
                          ? DC_OK

@@ -1,9 +1,9 @@
-/* What the plug-in's files use of libdc, as libdc gives it. */
+/* The functions of libdc that the plug-in's files use, forwarded to the host library. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "device/cuda/plugin_host.h"
+#include "device/cuda/cuda.h"
 
 static const dc__plugin_host *_Atomic host;
 

@@ -1,4 +1,4 @@
-/* CUDA streams: work is issued at once, or, behind a host function, by the stream's worker (cuda.h). */
+/* CUDA streams: work is issued at once or, behind a host function, by the stream's worker (cuda.h). */
 #include <string.h>
 
 #include "device/cuda/cuda.h"
@@ -13,9 +13,9 @@ typedef struct worker_task {
 
 _Static_assert(offsetof(worker_task, args) <= DC__TASK_HEAD, "the head must fit before a task's arguments");
 
-/* The stream whose worker runs a task on this thread; 0: none. */
+/* The stream whose worker runs a task on this thread; 0 if none. */
 static _Thread_local uint64_t worker_serial;
-/* The stream to which this thread issues work just now: what that asks of the stream is its part; 0: none. */
+/* The stream to which this thread is issuing work: calls from within belong to that work. 0 if none. */
 static _Thread_local uint64_t issuing_serial;
 
 bool dc__cuda_is_own_worker(uint64_t serial) {
@@ -37,9 +37,9 @@ static dc__cuda_stream *stream_alloc(dc__cuda_device *device, dc__cu_stream nati
   return self;
 }
 
-/* Of somebody else's stream, which lives on and may still run our kernels: the device must not close before. It cannot
- * wait for the whole context then, which would spoil whatever somebody captures. What a graph holds runs when its owner
- * launches it, which is his to know. */
+/* A wrapped stream outlives its handle and may still run our kernels: the device must not close before they end. A wait
+ * for the whole context would break captures of other code. The kernels of a graph run when its owner launches it,
+ * which is the owner's responsibility. */
 static void stream_sync_foreign(dc__cuda_stream *stream) {
   dc__cuda_pool_event *mark;
   if (dc__cuda_stream_captures(&stream->head)) {
@@ -123,7 +123,7 @@ dc_status dc__cuda_stream_wrap(dc_device *device, void *native, dc_stream **stre
 bool dc__cuda_stream_captures(dc_stream *stream) {
   dc__cuda_stream *self = (dc__cuda_stream *)stream;
   dc__cuda_device *device = (dc__cuda_device *)stream->device;
-  if (!self->is_foreign) { /* nobody else knows it */
+  if (!self->is_foreign) { /* no other thread has it yet */
     return false;
   }
   dc__cuda_context_guard entry = dc__cuda_context_enter(device);
@@ -135,7 +135,7 @@ bool dc__cuda_stream_captures(dc_stream *stream) {
 void dc__cuda_stream_destroy(dc_stream *stream) {
   dc__cuda_stream *self = (dc__cuda_stream *)stream;
   if (self->worker != NULL) {
-    self->worker->device->ops->stream_destroy(self->worker); /* drains, unless this is a task of it */
+    self->worker->device->ops->stream_destroy(self->worker); /* drains, unless called from one of its tasks */
   }
   stream_unref(self);
 }
@@ -152,7 +152,7 @@ static void issue_now(dc__cuda_stream *stream, dc__cuda_issue_fn issue, void *ar
   dc__cuda_context_leave(entry);
 }
 
-/* Until what was issued is done. */
+/* Waits for the issued work. */
 static void issue_drain(dc__cuda_stream *stream, void *args) {
   (void)args;
   (void)DC__CUDA_KEEP((dc__cuda_device *)stream->head.device, cuStreamSynchronize, stream->native);
@@ -187,7 +187,7 @@ static dc_status ensure_worker(dc__cuda_stream *stream) {
   return stream->worker != NULL ? DC_OK : device->cpu->ops->stream_create(device->cpu, &stream->worker);
 }
 
-/* The mutex is held, or this is a task of the worker itself. */
+/* The mutex is held, or the caller is a task of the worker. */
 static dc_status worker_enqueue(dc__cuda_stream *stream, worker_task *task, const void *args, size_t bytes) {
   task->stream = stream;
   if (bytes > 0) {
@@ -197,8 +197,7 @@ static dc_status worker_enqueue(dc__cuda_stream *stream, worker_task *task, cons
   atomic_fetch_add_explicit(&stream->num_queued, 1, memory_order_relaxed);
   dc_status status = stream->worker->device->ops->stream_call(stream->worker, worker_run_task, task,
                                                               offsetof(worker_task, args) + bytes);
-  if (status !=
-      DC_OK) { /* refused: a task of this very stream, and the queue is full; it is running, so none was last */
+  if (status != DC_OK) { /* the queue is full, and this is one of its tasks */
     atomic_fetch_sub_explicit(&stream->num_queued, 1, memory_order_relaxed);
     atomic_fetch_sub_explicit(&stream->refs, 1, memory_order_relaxed);
   }
@@ -214,7 +213,7 @@ dc_status dc__cuda_submit(dc__cuda_stream *stream, dc__cuda_issue_fn issue, cons
   if (bytes > 0) {
     memcpy(task.args, args, bytes);
   }
-  if (issuing_serial == stream->serial) { /* this is part of what is being issued, by whoever keeps the order */
+  if (issuing_serial == stream->serial) { /* part of the work being issued, whose issuer keeps the order */
     issue_now(stream, issue, task.args);
     return DC_OK;
   }
@@ -230,8 +229,8 @@ dc_status dc__cuda_submit(dc__cuda_stream *stream, dc__cuda_issue_fn issue, cons
   return status;
 }
 
-/* Who owns a wrapped stream may queue behind our back, so nothing of it can wait for a worker: its host functions are
- * the calling thread's. */
+/* The owner of a wrapped stream may queue work of its own, so its work cannot wait for a worker: its host functions run
+ * on the calling thread. */
 static dc_status call_inline(dc__cuda_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
   _Alignas(max_align_t) unsigned char copy[DC__TASK_BYTES];
   if (dc__cuda_stream_captures(&stream->head)) {
@@ -254,7 +253,7 @@ dc_status dc__cuda_stream_call(dc_stream *stream, dc__task_fn fn, const void *ar
   if (dc__cuda_is_own_worker(self->serial)) {
     return worker_enqueue(self, &task, args, bytes);
   }
-  atomic_fetch_add_explicit(&self->refs, 1, memory_order_relaxed); /* the task may destroy the stream at once */
+  atomic_fetch_add_explicit(&self->refs, 1, memory_order_relaxed); /* the task may destroy the stream at any moment */
   pthread_mutex_lock(&self->mutex);
   dc_status status = ensure_worker(self);
   status = status != DC_OK ? status : worker_enqueue(self, &task, args, bytes);

@@ -1,4 +1,4 @@
-/* What streams do: copies, zeros, kernels, others' work. */
+/* Operations of streams: copies, zeros, kernels, calls of other libraries. */
 #include <string.h>
 
 #include "device/cuda/cuda.h"
@@ -23,7 +23,7 @@ static void issue_copy(dc__cuda_stream *stream, void *args) {
   }
 }
 
-/* Of nothing no graph has a copy. */
+/* A graph takes no copy of 0 bytes. */
 void dc__cuda_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes) {
   const copy_op m = {dst, src, bytes};
   if (bytes == 0) {

@@ -1,14 +1,14 @@
-/* Stamps: the flight recorder's times. They are the driver's events, since a host function would let the stream stand
- * still for it, and are read when somebody wants to know, if ever. */
+/* Timestamps of the flight recorder. They are the driver's events, since a host function would stall the stream, and
+ * are read on demand. */
 #include "device/cuda/cuda.h"
 
-enum { EPOCH_MS = 8000 }; /* a float of as many milliseconds tells half a microsecond */
+enum { EPOCH_MS = 8000 }; /* a float of so many milliseconds still resolves half a microsecond */
 
 static dc__cuda_device *device_of(const dc__timestamp *stamp) {
   return (dc__cuda_device *)stamp->device;
 }
 
-/* ---- where they come from ---- */
+/* ---- allocation ---- */
 
 static dc__cuda_timestamp *timestamp_alloc(dc__cuda_device *device) {
   pthread_mutex_lock(&device->mutex);
@@ -65,7 +65,7 @@ void dc__cuda_timestamps_free(dc__cuda_device *device) {
 
 /* ---- recording ---- */
 
-/* The mutex is held, and the device entered. Makes the epoch that counts now, and returns the driver's error. */
+/* The mutex is held and the device entered. Makes the current epoch, and returns the driver's error. */
 static dc__cu_result ensure_epoch(dc__cuda_device *device, int64_t now) {
   if (device->epoch != 0 && now - device->epochs[device->epoch % DC__CUDA_EPOCHS].ns < EPOCH_MS * INT64_C(1000000)) {
     return 0;
@@ -81,7 +81,7 @@ static dc__cu_result ensure_epoch(dc__cuda_device *device, int64_t now) {
   return error;
 }
 
-/* In a graph it would be recorded again and again: there, and where the driver refuses, the time is this one. */
+/* A graph would record it at each run. There, and if the driver refuses, the host's time is taken. */
 static void issue_timestamp(dc__cuda_stream *stream, void *args) {
   dc__cuda_timestamp *s = *(dc__cuda_timestamp **)args;
   dc__cuda_device *device = device_of(&s->head);
@@ -105,7 +105,7 @@ dc__timestamp *dc__cuda_stream_timestamp(dc_stream *stream) {
   if (s == NULL) {
     return NULL;
   }
-  atomic_store(&s->refs, 2); /* the caller's and the record's */
+  atomic_store(&s->refs, 2); /* references of the caller and of the record */
   atomic_store(&s->state, DC__EVENT_QUEUED);
   if (dc__cuda_submit((dc__cuda_stream *)stream, issue_timestamp, &s, sizeof s, false) != DC_OK) {
     dc__cuda_timestamp_release(&s->head);
@@ -117,7 +117,7 @@ dc__timestamp *dc__cuda_stream_timestamp(dc_stream *stream) {
 
 /* ---- reading ---- */
 
-/* The mutex is held, and the device entered: what is asked may be recorded anew at any time. */
+/* The mutex is held and the device entered: the stamp may be recorded anew at any time. */
 static int64_t timestamp_read(dc__cuda_device *device, dc__cuda_timestamp *s) {
   const dc__cuda_epoch *epoch = &device->epochs[s->epoch % DC__CUDA_EPOCHS];
   float milliseconds = 0;
@@ -125,8 +125,7 @@ static int64_t timestamp_read(dc__cuda_device *device, dc__cuda_timestamp *s) {
       device->driver.cuEventElapsedTime(&milliseconds, epoch->native, s->native) == 0) {
     return epoch->ns + (int64_t)((double)milliseconds * 1e6);
   }
-  return device->driver.cuEventQuery(s->native) == 0 ? s->ns
-                                                     : 0; /* its epoch was long ago, or is not yet: about then */
+  return device->driver.cuEventQuery(s->native) == 0 ? s->ns : 0; /* without its epoch: about then */
 }
 
 int64_t dc__cuda_timestamp_ns(dc__timestamp *stamp) {

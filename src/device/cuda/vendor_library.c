@@ -16,7 +16,7 @@ static void *open_in(const char *folder, const char *name) {
   return length > 0 && length < PATH_MAX ? dlopen(path, FLAGS) : NULL;
 }
 
-/* Beside the folder in which this plug-in lies. */
+/* Relative to the folder of this plug-in. */
 static void *open_wheel(const dc__vendor_library *library) {
   Dl_info self;
   char folder[PATH_MAX];
@@ -40,7 +40,7 @@ void *dc__vendor_library_open(const dc__vendor_library *libraries, size_t count,
     void *found = NULL;
     if (chosen != NULL && chosen[0] != '\0') {
       found = open_in(chosen, library->name);
-    } else { /* a name without a path is the process's own copy, or the system's */
+    } else { /* without a path: the process's own copy, or the system's */
       found = dlopen(library->name, FLAGS);
       found = found != NULL ? found : open_wheel(library);
     }

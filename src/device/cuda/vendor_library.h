@@ -1,4 +1,4 @@
-/* NVIDIA's libraries beside the driver, which are looked for when they are needed. */
+/* NVIDIA's libraries beside the driver, which are loaded when they are first needed. */
 #ifndef DC_CUDA_VENDOR_LIBRARY_H
 #define DC_CUDA_VENDOR_LIBRARY_H
 
@@ -10,13 +10,13 @@ typedef struct dc__vendor_library {
   int driver;         /* the oldest driver on which it runs */
 } dc__vendor_library;
 
-/* The first of `count` libraries that the driver runs and that loads: from the folder DC_CUDA_LIB_DIR names, if it is
- * set; else the one that the process has already, the system's, or the wheel's beside the package libdc. It stays
- * open whatever dlclose says. NULL: last error says why. */
+/* The first of `count` libraries that loads and suits the driver. DC_CUDA_LIB_DIR names the folder, if it is set.
+ * Otherwise the process's own copy is taken, then the system's, then the wheel's beside the package libdc. The library
+ * stays open even after dlclose. NULL if there is none; the last error says why. */
 void *dc__vendor_library_open(const dc__vendor_library *libraries, size_t count, int driver);
 
-/* The same for the device's driver; `need` is who needs what, `package` what to install (for CUDA 12 with -cu12). To be
- * closed when its functions are looked up. */
+/* The same for the device's driver. `need` says for the error text which feature needs which library; `package` is the
+ * package to install (for CUDA 12 with -cu12). The caller closes it after looking up its functions. */
 dc_status dc__cuda_vendor_library(dc__cuda_device *device, const dc__vendor_library *libraries, size_t count,
                                   const char *need, const char *package, void **library);
 

@@ -1,4 +1,4 @@
-/* What kernels on float32 and float64 share: numbers are computed in float64 and rounded to the array's type. */
+/* Shared by kernels on float32 and float64: numbers are computed in float64 and rounded to the array's type. */
 #ifndef DC_KERNELS_CUDA_FLOAT_ACCESS_H
 #define DC_KERNELS_CUDA_FLOAT_ACCESS_H
 

@@ -1,14 +1,14 @@
 /* One source of kernels for nvcc and for the CPU: the simulated driver of the tests runs them as C++.
  *
- * A kernel has one argument, a struct, and is defined by DC_KERNEL(name, struct, threads) { … args … }, or by
+ * A kernel has one argument, a struct, and is defined by DC_KERNEL(name, struct, threads) { … args … }. It is
  * DC_BLOCK_KERNEL if the threads of a block meet: at dc_sync(), or a warp's 32 at dc_sync_warp(), a shuffle or a
- * ballot, in which all of them take part. `threads`: most of a block; whole warps where threads meet. In
- * DC_BLOCKS_KERNEL(…, blocks) so few registers are used that a processor has room for as many blocks.
+ * ballot, in which all of them take part. `threads`: the most of a block; whole warps if threads meet.
+ * DC_BLOCKS_KERNEL(…, blocks) limits registers so that a processor has room for that many blocks.
  *
- * Memory of the device is named by DC_MEMORY(pointer, bytes, alignment) before it is touched: on a card that is
- * the pointer, and on the CPU the place that stands for it, once the driver has seen that all of it was allocated.
- * DC_SHARED(type, name, [n][m]) declares memory of the block, of any content at first; DC_LAUNCH_SHARED(type, name) is
- * what the launch gave. */
+ * DC_MEMORY(pointer, bytes, alignment) must name memory of the device before it is touched. On a device it is the
+ * pointer. On the CPU it is the memory that stands for it, after a check that all of it is allocated. DC_SHARED(type,
+ * name, [n][m]) declares uninitialised shared memory; DC_LAUNCH_SHARED(type, name) is the launch's dynamic shared
+ * memory. */
 #ifndef DC_KERNELS_CUDA_GPU_H
 #define DC_KERNELS_CUDA_GPU_H
 
@@ -18,7 +18,7 @@ enum { DC_WARP = 32 };
 
 #ifdef __CUDACC__
 
-/* Two blocks a processor: without that, the compiler saves registers by keeping some in memory. */
+/* Two blocks a processor: otherwise the compiler would spill registers to save them. */
 #define DC_KERNEL(name, type, threads) extern "C" __global__ void __launch_bounds__(threads, 2) name(const type args)
 #define DC_BLOCKS_KERNEL(name, type, threads, blocks) \
   extern "C" __global__ void __launch_bounds__(threads, blocks) name(const type args)
@@ -63,8 +63,8 @@ DC_DEVICE uint32_t dc_ballot(bool value) {
 DC_DEVICE uint32_t dc_ones(uint32_t bits) {
   return static_cast<uint32_t>(__popc(bits));
 }
-/* 16 bytes of the device's memory, or zeros, into the block's; there when this thread has waited, and for the others
- * after the next dc_sync(). */
+/* Copies 16 bytes of the device's memory, or zeros, into shared memory. This thread sees them after dc_wait_copies(),
+ * the others after the next dc_sync(). */
 DC_DEVICE void dc_copy_async(void *to, const void *from, bool zeros) {
   const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(zeros ? 0 : 16) : "memory");
@@ -72,7 +72,7 @@ DC_DEVICE void dc_copy_async(void *to, const void *from, bool zeros) {
 DC_DEVICE void dc_wait_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
-/* 2^x and 1/x within 2 ulp; what would be subnormal is 0. */
+/* 2^x and 1/x within 2 ulp; subnormals are 0. */
 DC_DEVICE float dc_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

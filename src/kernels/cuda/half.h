@@ -1,4 +1,5 @@
-/* float16 and bfloat16 in kernels, by the card's own instructions: rounded to nearest even, and NaN is some NaN. */
+/* float16 and bfloat16 in kernels, by the device's own instructions: rounded to nearest even, with any NaN for a
+ * NaN. */
 #ifndef DC_KERNELS_CUDA_HALF_H
 #define DC_KERNELS_CUDA_HALF_H
 

@@ -1,4 +1,4 @@
-/* The plug-in's table of kernels: each family's images and what is in them. */
+/* The plug-in's table of kernels: each family's images and their kernels. */
 #include "device/device.h"
 #include "kernels/cuda/kernel_list.h"
 

@@ -9,14 +9,24 @@
   FAMILY(attention_backward)      \
   FAMILY(rowops)                  \
   FAMILY(column_sums)             \
-  FAMILY(matrix) FAMILY(nearest) FAMILY(per_sample) FAMILY(embedding) FAMILY(blockwise) FAMILY(kfac)
+  FAMILY(gemm_epilogue)           \
+  FAMILY(matrix)                  \
+  FAMILY(inverse_root_newton)     \
+  FAMILY(root_warm_start)         \
+  FAMILY(orthogonal_iteration)    \
+  FAMILY(kron)                    \
+  FAMILY(kron_nearest)            \
+  FAMILY(per_sample)              \
+  FAMILY(embedding)               \
+  FAMILY(blockwise)               \
+  FAMILY(kfac)
 
 #define DC__CUDA_elementwise(X)                      \
   X(DC__KERNEL_CAST, dc__cast_kernel, 0)             \
   X(DC__KERNEL_ACCUMULATE, dc__accumulate_kernel, 0) \
   X(DC__KERNEL_REDUCE, dc__reduce_kernel, 0)
 
-/* First those of enum dc__update_kind, in its order. */
+/* In the order of enum dc__update_kind at first. */
 #define DC__CUDA_update(X)                                           \
   X(DC__KERNEL_ADAMW, dc__adamw_kernel, 0)                           \
   X(DC__KERNEL_SGD, dc__sgd_kernel, 0)                               \
@@ -50,33 +60,42 @@
   X(DC__KERNEL_LAYERNORM, dc__layernorm_kernel, 0)                   \
   X(DC__KERNEL_LAYERNORM_BACKWARD, dc__layernorm_backward_kernel, 0) \
   X(DC__KERNEL_DROPOUT, dc__dropout_kernel, 0)                       \
-  X(DC__KERNEL_EPILOGUE, dc__epilogue_kernel, 0)                     \
   X(DC__KERNEL_OFFSETS, dc__offsets_kernel, 0)
 
 #define DC__CUDA_column_sums(X)                      \
   X(DC__KERNEL_SUM_CHUNKS, dc__sum_chunks_kernel, 0) \
   X(DC__KERNEL_SUM_PARTS, dc__sum_parts_kernel, 0)
 
-#define DC__CUDA_matrix(X)                                             \
-  X(DC__KERNEL_MEASURE, dc__measure_kernel, 0)                         \
-  X(DC__KERNEL_LOAD, dc__load_kernel, 0)                               \
-  X(DC__KERNEL_ROW_SUMS, dc__row_sums_kernel, 0)                       \
-  X(DC__KERNEL_MATRIX_NORM, dc__matrix_norm_kernel, 0)                 \
-  X(DC__KERNEL_AFFINE, dc__affine_kernel, 0)                           \
-  X(DC__KERNEL_NEWTON_DISTANCE, dc__newton_distance_kernel, 0)         \
-  X(DC__KERNEL_NEWTON_CHECK, dc__newton_check_kernel, 0)               \
-  X(DC__KERNEL_NEWTON_RESTORE, dc__newton_restore_kernel, 0)           \
-  X(DC__KERNEL_SCALE, dc__scale_kernel, 0)                             \
+#define DC__CUDA_gemm_epilogue(X) X(DC__KERNEL_EPILOGUE, dc__epilogue_kernel, 0)
+
+#define DC__CUDA_matrix(X)                             \
+  X(DC__KERNEL_MEASURE, dc__measure_kernel, 0)         \
+  X(DC__KERNEL_LOAD, dc__load_kernel, 0)               \
+  X(DC__KERNEL_ROW_SUMS, dc__row_sums_kernel, 0)       \
+  X(DC__KERNEL_MATRIX_NORM, dc__matrix_norm_kernel, 0) \
+  X(DC__KERNEL_AFFINE, dc__affine_kernel, 0)           \
+  X(DC__KERNEL_SCALE, dc__scale_kernel, 0)
+
+#define DC__CUDA_inverse_root_newton(X)                        \
+  X(DC__KERNEL_NEWTON_DISTANCE, dc__newton_distance_kernel, 0) \
+  X(DC__KERNEL_NEWTON_CHECK, dc__newton_check_kernel, 0)       \
+  X(DC__KERNEL_NEWTON_RESTORE, dc__newton_restore_kernel, 0)
+
+#define DC__CUDA_root_warm_start(X)                                    \
   X(DC__KERNEL_WARM_START_RESIDUAL, dc__warm_start_residual_kernel, 0) \
-  X(DC__KERNEL_WARM_START_ROOT, dc__warm_start_root_kernel, 0)         \
-  X(DC__KERNEL_BASIS_VALUES, dc__basis_values_kernel, 0)               \
-  X(DC__KERNEL_BASIS_ORDER, dc__basis_order_kernel, 0)                 \
-  X(DC__KERNEL_BASIS_SORT, dc__basis_sort_kernel, 0)                   \
-  X(DC__KERNEL_BASIS_STORE, dc__basis_store_kernel, 0)                 \
-  X(DC__KERNEL_KRON, dc__kron_kernel, 0)                               \
+  X(DC__KERNEL_WARM_START_ROOT, dc__warm_start_root_kernel, 0)
+
+#define DC__CUDA_orthogonal_iteration(X)                 \
+  X(DC__KERNEL_BASIS_VALUES, dc__basis_values_kernel, 0) \
+  X(DC__KERNEL_BASIS_ORDER, dc__basis_order_kernel, 0)   \
+  X(DC__KERNEL_BASIS_SORT, dc__basis_sort_kernel, 0)     \
+  X(DC__KERNEL_BASIS_STORE, dc__basis_store_kernel, 0)
+
+#define DC__CUDA_kron(X)                 \
+  X(DC__KERNEL_KRON, dc__kron_kernel, 0) \
   X(DC__KERNEL_DAMP, dc__damp_kernel, 0)
 
-#define DC__CUDA_nearest(X)                                        \
+#define DC__CUDA_kron_nearest(X)                                   \
   X(DC__KERNEL_NEAREST_GUESS, dc__nearest_guess_kernel, 0)         \
   X(DC__KERNEL_NEAREST_INNER, dc__nearest_inner_kernel, 0)         \
   X(DC__KERNEL_NEAREST_OUTER, dc__nearest_outer_kernel, 0)         \

@@ -1,14 +1,24 @@
-/* What stream.c calls for devices that have kernels; the functions of kernels.h of the same names say what they do. */
+/* CUDA's kernels in stream order: only files named *_cuda include this (scripts/check_arrows.py). The functions of
+ * kernels.h have the same names and meanings. */
 #ifndef DC_KERNELS_CUDA_KERNELS_CUDA_H
 #define DC_KERNELS_CUDA_KERNELS_CUDA_H
 
 #include "device/device.h"
-#include "kernels/cuda/args.h"
-#include "kernels/cuda/blockwise_args.h"
-#include "kernels/cuda/kfac_args.h"
-#include "kernels/cuda/matrix_args.h"
-#include "kernels/cuda/per_sample_args.h"
-#include "kernels/cuda/rowops_args.h"
+#include "kernels/cuda/attention/attention_args.h"
+#include "kernels/cuda/elementwise/elementwise_args.h"
+#include "kernels/cuda/gemm/gemm_epilogue_args.h"
+#include "kernels/cuda/matrix/inverse_root_newton_args.h"
+#include "kernels/cuda/matrix/kron_args.h"
+#include "kernels/cuda/matrix/kron_nearest_args.h"
+#include "kernels/cuda/matrix/matrix_args.h"
+#include "kernels/cuda/matrix/orthogonal_iteration_args.h"
+#include "kernels/cuda/matrix/root_warm_start_args.h"
+#include "kernels/cuda/optim/blockwise_args.h"
+#include "kernels/cuda/optim/kfac_args.h"
+#include "kernels/cuda/per_sample/embedding_args.h"
+#include "kernels/cuda/per_sample/per_sample_args.h"
+#include "kernels/cuda/rowops/column_sums_args.h"
+#include "kernels/cuda/rowops/rowops_args.h"
 
 void dc__cuda_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void dc__cuda_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
@@ -26,12 +36,11 @@ void dc__cuda_graft_direction(dc_stream *stream, const dc__cuda_graft_args *args
 void dc__cuda_graft_finish(dc_stream *stream, const dc__cuda_graft_args *args);
 void dc__cuda_permute(dc_stream *stream, const dc__cuda_permute_args *args);
 
-/* attention_launch.c: batch * heads * (longest / 64 + 1)
- * below 2^31. */
+/* batch * heads * (longest / 64 + 1) must be below 2^31. */
 void dc__cuda_attention_forward(dc_stream *stream, const dc__cuda_attention_args *args, int32_t dtype);
 void dc__cuda_attention_backward(dc_stream *stream, const dc__cuda_attention_args *args, int32_t dtype);
 
-/* rowops_launch.c */
+/* The layer's rows. */
 void dc__cuda_residual(dc_stream *stream, const dc__cuda_residual_args *args);
 void dc__cuda_layernorm(dc_stream *stream, const dc__cuda_layernorm_args *args);
 void dc__cuda_layernorm_backward(dc_stream *stream, const dc__cuda_layernorm_backward_args *args);
@@ -41,19 +50,19 @@ void dc__cuda_epilogue(dc_stream *stream, const dc__cuda_epilogue_args *args);
 int64_t dc__cuda_sum_parts(int64_t rows, int64_t normal, int64_t widest);
 void dc__cuda_column_sums(dc_stream *stream, const dc__cuda_sum_args *args);
 void dc__cuda_offsets(dc_stream *stream, int32_t *to, const int32_t *offsets, int64_t count);
-/* dc__gemm_run(): with an epilogue of one matrix, in which rows of C, and of aux, follow each other without a gap;
- * workspace of the device, for this product alone. */
-enum { DC__CUDA_GEMM_WORKSPACE_BYTES = 32 << 20 }; /* as much of it as the library's own default on Hopper */
+/* dc__gemm_run(), by the device's library. With an epilogue there is one matrix, in which the rows of C, and of aux,
+ * have no gaps. The workspace is the device's, for this product alone. */
+enum { DC__CUDA_GEMM_WORKSPACE_BYTES = 32 << 20 }; /* the library's own default on Hopper */
 struct dc__gemm;
 void dc__cuda_gemm(dc_stream *stream, const struct dc__gemm *gemm, void *workspace, size_t bytes);
-/* The same without an epilogue; and the sums of op(A)'s rows, of C's type, if the library makes them: whether it does.
- */
+/* The same without an epilogue, and the sums of op(A)'s rows, of C's type, if the library supports them; returns
+ * whether it does. */
 bool dc__cuda_gemm_sums(dc_stream *stream, const struct dc__gemm *gemm, void *sums, void *workspace, size_t bytes);
 
-/* matrix_launch.c: flights of at most DC__CUDA_BATCH_SLICE matrices, none of them empty. */
+/* Slices of at most DC__CUDA_BATCH_SLICE matrices, none of them empty. */
 void dc__cuda_measure(dc_stream *stream, const dc__cuda_measure_args *args);
 void dc__cuda_load(dc_stream *stream, const dc__cuda_load_args *args);
-/* to = factor from, the same for all in mask; as they are, not halves of symmetric ones. */
+/* to = factor from, with the same factor for all in mask; entries are copied as they are, without symmetrization. */
 void dc__cuda_load_uniform(dc_stream *stream, dc__cuda_matrices from, dc__cuda_matrices to, uint32_t mask,
                            double factor);
 void dc__cuda_matrix_norm(dc_stream *stream, const dc__cuda_matrix_norm_args *args);
@@ -63,18 +72,18 @@ void dc__cuda_newton_check_convergence(dc_stream *stream, const dc__cuda_newton_
 void dc__cuda_scale(dc_stream *stream, const dc__cuda_scale_args *args);
 void dc__cuda_warm_start_residual(dc_stream *stream, const dc__cuda_warm_start_args *args);
 void dc__cuda_warm_start_root(dc_stream *stream, const dc__cuda_warm_start_args *args);
-void dc__cuda_basis_begin(dc_stream *stream, const dc__cuda_basis_args *args); /* until QR's turn */
+void dc__cuda_basis_begin(dc_stream *stream, const dc__cuda_basis_args *args); /* the part before QR */
 void dc__cuda_basis_store(dc_stream *stream, const dc__cuda_basis_args *args);
 void dc__cuda_kron(dc_stream *stream, const dc__cuda_kron_args *args);
 void dc__cuda_damp(dc_stream *stream, const dc__cuda_damp_args *args);
 
-/* The nearest Kronecker product, none of whose matrices is empty: the first u, steps, and [rows] squares of the
- * residual and of x. */
+/* The nearest Kronecker product of matrices that are not empty: the first u, the steps, and the squares of the residual
+ * and of x by rows. */
 void dc__cuda_nearest_begin(dc_stream *stream, const dc__cuda_nearest_args *args);
 void dc__cuda_nearest_step(dc_stream *stream, const dc__cuda_nearest_args *args);
 void dc__cuda_nearest_residual(dc_stream *stream, const dc__cuda_nearest_args *args);
 
-/* per_sample_launch.c: what has no elements is nothing to do. */
+/* Gradients per sample. Without elements there is no launch. */
 void dc__cuda_statistics(dc_stream *stream, const dc__cuda_statistics_args *args);
 void dc__cuda_columns(dc_stream *stream, const dc__cuda_columns_args *args);
 void dc__cuda_dots(dc_stream *stream, const dc__cuda_dots_args *args);
@@ -87,7 +96,7 @@ void dc__cuda_sample_weights(dc_stream *stream, const dc__cuda_sample_weights_ar
 void dc__cuda_scatter(dc_stream *stream, const dc__cuda_scatter_args *args);
 void dc__cuda_rows_squared(dc_stream *stream, const dc__cuda_rows_squared_args *args);
 
-/* kfac_launch.c: K-FAC's */
+/* K-FAC. */
 void dc__cuda_max_abs(dc_stream *stream, const dc__cuda_max_abs_args *args);
 void dc__cuda_fill_ones(dc_stream *stream, const dc__cuda_fill_ones_args *args);
 void dc__cuda_pack_triangles(dc_stream *stream, const dc__cuda_triangles_args *args);

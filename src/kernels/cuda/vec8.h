@@ -1,5 +1,4 @@
-/* Eight neighbours of an array of float32, float16 or bfloat16, as floats: what a thread of the layer's rows moves at a
- * time. */
+/* Eight neighbours of an array of float32, float16 or bfloat16, as floats: the unit of a thread in the layer's rows. */
 #ifndef DC_KERNELS_CUDA_VEC8_H
 #define DC_KERNELS_CUDA_VEC8_H
 
@@ -42,13 +41,13 @@ DC_DEVICE int64_t size_of() {
   return DTYPE == DC_FLOAT32 ? 4 : 2;
 }
 
-/* Whether all eight are there and lie at a multiple of 16 bytes; else they are moved one by one. */
+/* Whether all eight exist and are aligned to 16 bytes; otherwise they are moved one by one. */
 template <int DTYPE>
 DC_DEVICE bool at_once(const void *array, int64_t i, int64_t left) {
   return left >= EIGHT && (reinterpret_cast<uintptr_t>(array) + static_cast<uintptr_t>(i * size_of<DTYPE>())) % 16 == 0;
 }
 
-/* Eight as they lie in an array: what is asked for long before it is used takes no more registers than that. */
+/* Eight in their stored form: a load requested long before its use takes no more registers than that. */
 template <int DTYPE>
 struct stored {
   halves half;
@@ -85,7 +84,7 @@ DC_DEVICE stored<DTYPE> ask_whole(const void *array, int64_t i) {
   }
 }
 
-/* Elements i to i + 7, of which `left` are there; zeros for the others. */
+/* Elements i to i + 7, of which `left` exist; zeros for the others. */
 template <int DTYPE>
 DC_DEVICE stored<DTYPE> ask(const void *array, int64_t i, int64_t left) {
   if (at_once<DTYPE>(array, i, left)) {
@@ -148,7 +147,7 @@ DC_DEVICE void add(eight &x, const eight &y) {
   }
 }
 
-/* As they come back from the array. */
+/* Rounded as by a store and a load. */
 template <int DTYPE>
 DC_DEVICE eight rounded(const eight &x) {
   eight r = x;
@@ -170,6 +169,14 @@ DC_DEVICE T *device_array(T *array, int64_t count) {
   return array == nullptr
              ? array
              : static_cast<T *>(DC_MEMORY(array, count * size_of<DTYPE>(), static_cast<size_t>(size_of<DTYPE>())));
+}
+
+/* A thread's first piece of a row, and how far the next one is. */
+DC_DEVICE int64_t own_piece() {
+  return static_cast<int64_t>(dc_thread()) * EIGHT;
+}
+DC_DEVICE int64_t next_piece() {
+  return static_cast<int64_t>(dc_threads()) * EIGHT;
 }
 
 }  // namespace

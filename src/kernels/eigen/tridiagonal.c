@@ -1,4 +1,4 @@
-/* The plain version of tridiagonal.h, and the choice between it and the others. */
+/* The plain version of tridiagonal.h, and the choice of the version to use. */
 #include "kernels/eigen/tridiagonal.h"
 
 #define TRIDIAGONAL dc__tridiagonal_plain

@@ -1,6 +1,6 @@
-/* What a symmetric matrix's reduction to tridiagonal form does beside products of matrices, and what follows with the
- * tridiagonal one, all in float64. One text (tridiagonal_tmpl.h) is compiled for every instruction set; sums are taken
- * in an order of its own in each. */
+/* The reduction of a symmetric matrix to tridiagonal form beside its matrix products, and functions of the tridiagonal
+ * matrix, all in float64. One text (tridiagonal_tmpl.h) is compiled for every instruction set; the order of sums
+ * differs between them. */
 #ifndef DC_KERNELS_TRIDIAGONAL_H
 #define DC_KERNELS_TRIDIAGONAL_H
 
@@ -16,13 +16,13 @@ void dc__tridiagonal_dots(double *sums, const double *rows, int64_t ld, int64_t 
 void dc__tridiagonal_combine(double *y, const double *rows, int64_t ld, int64_t count, const double *factors,
                              int64_t n);
 
-/* Of the tridiagonal matrix T with diagonal d [n] and off[i] between i - 1 and i, off[0] not used: the least and the
- * largest eigenvalue, to the last digits of the larger one. */
+/* The least and the largest eigenvalue of the tridiagonal matrix T, to the last digits of the larger one. T has the
+ * diagonal d [n] and off[i] between i - 1 and i; off[0] is not used. */
 void dc__tridiagonal_ends(const double *d, const double *off, int64_t n, double *min, double *max);
 
-/* The lower triangle of f [n, n] = sum over k of weights[k] (T + shifts[k] I)^-1, for a positive definite T and
- * shifts of at least 0; above the diagonal, what is in the same blocks of DC__TRIDIAGONAL_BLOCK columns is zero, the
- * rest is not touched. scratch: DC__TRIDIAGONAL_SCRATCH(n) elements. */
+/* The lower triangle of f [n, n] = sum over k of weights[k] (T + shifts[k] I)^-1. T is positive definite, and shifts
+ * are at least 0. Above the diagonal, the same blocks of DC__TRIDIAGONAL_BLOCK columns become zero, and the rest is not
+ * touched. scratch: DC__TRIDIAGONAL_SCRATCH(n) elements. */
 enum { DC__TRIDIAGONAL_SHIFTS = 64 };
 #define DC__TRIDIAGONAL_SCRATCH(n) (DC__TRIDIAGONAL_SHIFTS * (2 * (n) + DC__TRIDIAGONAL_BLOCK) + (n))
 void dc__tridiagonal_inverses(double *f, const double *d, const double *off, int64_t n,

@@ -147,8 +147,8 @@ static void combine(double *restrict y, const double *restrict rows, int64_t ld,
 /* Each sweep cuts both intervals into POINTS + 1 parts. */
 enum { POINTS = 8, SWEEPS = 18 };
 
-/* How many eigenvalues lie below each of the points, of which there are 2 POINTS: the negative pivots of T - point I.
- * A pivot of zero makes the next one negative infinity, so an eigenvalue at a point itself may count or not. */
+/* Counts the eigenvalues below each of the 2 POINTS points: the negative pivots of T - point I. A pivot of zero makes
+ * the next one negative infinity, so an eigenvalue at a point itself may count or not. */
 static inline void count_below(const double *d, const double *off, int64_t n, const double *points, double *below) {
   enum { VECTORS = 2 * POINTS / LANES };
   lanes pivot[VECTORS], count[VECTORS];
@@ -187,7 +187,7 @@ static void ends(const double *d, const double *off, int64_t n, double *min, dou
       points[l] = low[end] + (high[end] - low[end]) * (l % POINTS + 1) / (POINTS + 1);
     }
     count_below(d, off, n, points, below);
-    for (int l = 0; l < 2 * POINTS; l++) { /* the wanted one is not below, or it is */
+    for (int l = 0; l < 2 * POINTS; l++) { /* the target is not below, or it is */
       const int end = l / POINTS;
       if (below[l] <= (end == 0 ? 0 : (double)(n - 1))) {
         low[end] = points[l] > low[end] ? points[l] : low[end];
@@ -231,8 +231,8 @@ static void pivots(const double *d, const double *off, int64_t n, const double *
   }
 }
 
-/* GROUP shifts' entries fit the registers; SOME rows farther down, what is too small to matter becomes zero, before it
- * is so small that the processor is slow. */
+/* GROUP shifts' entries fit the registers. Every SOME rows, entries too small to matter become zero, before subnormals
+ * slow the processor down. */
 enum { GROUP = LANES == 8 ? 16 : 8, SOME = 8 };
 
 static inline lanes without_tiny(lanes x) {
@@ -241,8 +241,8 @@ static inline lanes without_tiny(lanes x) {
   return (lanes)((mask)x & ((x > tiny) | (x < -tiny)));
 }
 
-/* The first rows of LANES columns, one in each lane, where each column begins: at its diagonal entry. `column` is left
- * with the last row's entries for all the shifts. */
+/* The first rows of LANES columns, one in each lane, from each column's diagonal entry on. `column` ends with the last
+ * row's entries for all the shifts. */
 static void head(double *restrict f, int64_t n, int64_t j, const double *restrict diagonal,
                  const double *restrict ratio, lanes *restrict column) {
   const int64_t across = n - j < LANES ? n - j : LANES;
@@ -260,8 +260,8 @@ static void head(double *restrict f, int64_t n, int64_t j, const double *restric
   }
 }
 
-/* What GROUP shifts have in the `rows` rows that follow those of `column`; from the second group on, beside what is
- * there. */
+/* The parts of GROUP shifts in the `rows` rows after those of `column`; from the second group on, added to the
+ * result. */
 static inline void tail(double *restrict f, int64_t n, int64_t rows, const double *restrict ratio,
                         const lanes *restrict column, bool first) {
   lanes entry[GROUP];
@@ -299,4 +299,5 @@ static void inverses(double *f, const double *d, const double *off, int64_t n, c
   }
 }
 
-const dc__tridiagonal TRIDIAGONAL = {times, dots, combine, ends, inverses};
+const dc__tridiagonal TRIDIAGONAL = {
+    .times = times, .dots = dots, .combine = combine, .ends = ends, .inverses = inverses};

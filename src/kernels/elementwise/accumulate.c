@@ -1,4 +1,4 @@
-/* dst += src: both are brought to the type in which they are added, and the sum goes back to dst's. */
+/* dst += src: both are converted to the type of the sum, and the sum to dst's. */
 #include "kernels/dispatch.h"
 #include "kernels/elementwise/convert.h"
 

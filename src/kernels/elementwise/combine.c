@@ -1,12 +1,12 @@
-/* Copies, casts and sums that look at what they store: one pass over memory says whether all of it is finite. */
+/* Copies, casts and sums that check their output: one pass over memory tells whether all of it is finite. */
 #include "kernels/dispatch.h"
 #include "kernels/elementwise/convert.h"
 
-/* From a tile to the next the look costs a call; two tiles of 4-byte elements are in a first-level cache. */
+/* The check costs a call for each tile; two tiles of 4-byte elements are in a first-level cache. */
 enum { TILE = 4 * DC__KERNELS_TILE };
 
-/* Elements as they lie in 8 bytes: the bits of their magnitudes, and one in each exponent. One more than an exponent
- * that is all ones carries into the sign's place, and nothing further. */
+/* The elements in 8 bytes: the bits of their magnitudes, and one in each exponent. An exponent of all ones plus one
+ * carries into the sign's place, and no further. */
 typedef uint64_t word DC__ANYWHERE;
 typedef struct look {
   uint64_t magnitude, one;
@@ -29,7 +29,7 @@ static uint64_t carry(look l, uint64_t x) {
   return (x & l.magnitude) + l.one;
 }
 
-/* Sums and "or"s, of which every compiler makes vectors; four runs side by side, since an "or" waits for the one before
+/* Sums and "or"s, which every compiler vectorizes; four runs side by side, since an "or" waits for the one before
  * it. */
 static bool is_finite(const void *x, int32_t dtype, int64_t count) {
   const look l = look_at(dtype);
@@ -50,8 +50,8 @@ static bool is_finite(const void *x, int32_t dtype, int64_t count) {
   return ((a | b | c | d | carry(l, rest)) & ~l.magnitude) == 0;
 }
 
-/* A tile is looked at while it is in the first-level cache; before a cast to more bytes, which changes nothing about
- * it, since there is less to look at. */
+/* A tile is checked while it is in the first-level cache. Before a cast to more bytes the source is checked, which is
+ * smaller and as good. */
 static bool combine_plain(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count, bool add) {
   const bool before = !add && dc_dtype_size(src_dtype) < dc_dtype_size(dst_dtype);
   bool finite = true;

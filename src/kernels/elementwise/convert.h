@@ -11,7 +11,8 @@
 #define DC__CONVERT static inline
 #endif
 
-/* The kernels read bytes that others declared, at addresses that need not be multiples of the element size. */
+/* The kernels read memory that was declared with other types, at addresses that need not be multiples of the element
+ * size. */
 #define DC__ANYWHERE __attribute__((aligned(1), may_alias))
 typedef float dc__f32 DC__ANYWHERE;
 typedef double dc__f64 DC__ANYWHERE;

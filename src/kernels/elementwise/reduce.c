@@ -1,7 +1,7 @@
-/* The fixed-order reduction over ranks, tile by tile: each tile of every source is read once, combined in the
+/* The fixed-order reduction over ranks, tile by tile. Each tile of every source is read once, combined in the
  * first-level cache in the order of the tree, and written once. All of a tile is read before any of it is written, so
- * dst may be one of the sources. The bits of a result do not depend on the instruction set; only which NaN comes out
- * of several is not said, as C does not say it. */
+ * dst may be one of the sources. A result's bits do not depend on the instruction set, but the choice between several
+ * NaNs is open, as in C. */
 #include "kernels/dispatch.h"
 #include "kernels/elementwise/convert.h"
 
@@ -39,7 +39,7 @@ static void tree(void *out, const sources *in, int32_t first, int32_t n, int64_t
     dc__accumulate(out, in->middle, dc__const_at(in->src[first + 1], in->dtype, begin), in->dtype, count);
   }
   if (n > 2) {
-    int32_t left = 2; /* the largest power of two below n: what is in pairs there, level by level, is a full tree */
+    int32_t left = 2; /* the largest power of two below n: a full tree of pairs, level by level */
     while (left * 2 < n) {
       left *= 2;
     }

@@ -1,5 +1,5 @@
-/* Elementwise work in stream order: the device's own kernels, or host tasks. The one place through which the rooms
- * above queue it. */
+/* Elementwise work in stream order: the device's own kernels, or host tasks. All other modules queue it through this
+ * file. */
 #include "kernels/cuda/kernels_cuda.h"
 #include "kernels/kernels.h"
 
@@ -30,7 +30,7 @@ void dc__stream_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void
     dc__cuda_cast(stream, dst, dst_dtype, src, src_dtype, count);
     return;
   }
-  const pair p = {dst, src, count, dst_dtype, src_dtype};
+  const pair p = {.dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype};
   dc__stream_call(stream, cast_task, &p, sizeof p);
 }
 
@@ -40,7 +40,7 @@ void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, cons
     dc__cuda_accumulate(stream, dst, dst_dtype, src, src_dtype, count);
     return;
   }
-  const pair p = {dst, src, count, dst_dtype, src_dtype};
+  const pair p = {.dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype};
   dc__stream_call(stream, accumulate_task, &p, sizeof p);
 }
 
@@ -64,7 +64,8 @@ void dc__stream_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const v
   if (note != NULL && has_kernels(stream)) {
     dc__cuda_combine(stream, dst, dst_dtype, src, src_dtype, count, add, note, key);
   } else if (note != NULL) {
-    const combination c = {{dst, src, count, dst_dtype, src_dtype}, note, key, add};
+    const pair p = {.dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype};
+    const combination c = {.p = p, .note = note, .key = key, .add = add};
     dc__stream_call(stream, combine_task, &c, sizeof c);
   } else if (add) {
     dc__stream_accumulate(stream, dst, dst_dtype, src, src_dtype, count);

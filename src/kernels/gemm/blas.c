@@ -35,7 +35,7 @@ static dc_status fill(void *library, const char *path, dc__blas *blas) {
   DC__TRY(find(library, path, 'd', #name, (void *)&blas->d##name));
   DC__BLAS_EACH(FIND)
 #undef FIND
-  /* OpenBLAS alone: no threads of its own. */
+  /* OpenBLAS alone: keeps it from using threads of its own. */
   void *found = symbol(library, "openblas_set_num_threads");
   if (found != NULL) {
     void (*set_threads)(int);

@@ -1,7 +1,7 @@
-/* Matrix products by packed panels and tiles. A task is a block of C. B's part of it is packed as a whole where it fits
- * scratch memory, and stays there for the thread's next block of the same columns; where several threads would pack the
- * same, all pack together first. Then, strip by strip of the block's rows, A is packed for each slice of k, the tiles
- * add to an accumulator, and the epilogue writes the strip. What a strip uses over and over stays in the second-level
+/* Matrix products by packed panels and tiles. A task is a block of C. Its part of B is packed as a whole if it fits
+ * scratch memory, and kept for the thread's next block of the same columns. If several threads would pack the same
+ * part, all pack together first. The block is computed strip by strip of its rows: A is packed for each slice of k, the
+ * tiles add to an accumulator, and the epilogue writes the strip. Reused data of a strip stays in the second-level
  * cache. */
 #include "kernels/gemm/gemm.h"
 
@@ -16,12 +16,12 @@ enum {
   STRIP = 168,                       /* rows of a strip, in whole tiles */
   MAX_M = 3 * 168,                   /* rows of a strip, and of a block, where B is packed again for each */
   MAX_N = DC__GEMM_EPILOGUE_COLUMNS, /* columns of a block, half as many for float64 */
-  MIN_SIDE = 128,                    /* a side is not cut into less than this for the sake of more tasks */
-  BLOCKS_EACH = 8,                   /* blocks that a thread has at most for the sake of more tasks */
-  LATE_PART = 8,                     /* what a late thread costs: this part of a block */
+  MIN_SIDE = 128,                    /* the smallest part of a side when it is cut for more tasks */
+  BLOCKS_EACH = 8,                   /* most blocks of a thread when cut for more tasks */
+  LATE_PART = 8,                     /* the cost of a late thread: this part of a block */
   PACK_COST = 32,                    /* multiplications that take as long as packing an element */
   MAX_B_BYTES = 5 << 20,             /* bytes of B packed as a whole */
-  GROUP = 256,                       /* columns of B that a thread packs at a time for all of them */
+  GROUP = 256,                       /* columns of B that a thread packs at a time for all threads */
   PREFETCH_ROWS = 2,                 /* rows of C that are fetched before they are finished */
   ALIGN = 64
 };
@@ -86,9 +86,9 @@ static int64_t longest_of(int64_t size, int64_t tile, int64_t parts) {
   return div_up(div_up(size, tile), parts) * tile;
 }
 
-/* What a way to cut costs all threads together, in multiplications. A is packed for every block of columns, B, unless
- * it is packed, by every thread that has blocks of its columns; the last round may leave threads idle, and a thread may
- * come late. */
+/* The cost of a cut over all threads, in multiplications. A is packed for every block of columns. Unless B is packed
+ * beforehand, every thread packs it for its columns. The last round may leave threads idle, and a thread may come
+ * late. */
 static double gemm_cost(const gemm_plan *p, int64_t threads, int64_t blocks_m, int64_t blocks_n) {
   const dc__gemm *g = p->g;
   const double work = (double)g->m * (double)g->n * (double)g->batch;
@@ -99,7 +99,7 @@ static double gemm_cost(const gemm_plan *p, int64_t threads, int64_t blocks_m, i
   return work * late / (double)tasks + PACK_COST * packed * (double)g->batch;
 }
 
-/* The blocks: the cheapest way to cut for so many threads. */
+/* The blocks: the cheapest cut for the number of threads. */
 static void gemm_choose_blocks(gemm_plan *p, int64_t threads) {
   const dc__gemm *g = p->g;
   int64_t max_n = p->kind == DC__TILE_F64 ? MAX_N / 2 : MAX_N;
@@ -142,20 +142,20 @@ static gemm_plan gemm_make_plan(const dc__gemm *g, int32_t threads) {
   gemm_plan p = {.g = g};
   p.tile = tile_of(g->dtype, &p.kind);
   p.steps = div_up(g->k, dc__tile_depth(p.kind));
-  p.a = (dc__operand){g->a, g->lda, g->dtype, !g->trans_a};
-  p.b = (dc__operand){g->b, g->ldb, g->dtype, g->trans_b};
+  p.a = (dc__operand){.data = g->a, .ld = g->lda, .dtype = g->dtype, .k_runs = !g->trans_a};
+  p.b = (dc__operand){.data = g->b, .ld = g->ldb, .dtype = g->dtype, .k_runs = g->trans_b};
   gemm_choose_blocks(&p, threads);
   return p;
 }
 
-/* What one task computes, and where in scratch memory. */
+/* One task's computation, and its places in scratch memory. */
 typedef struct block {
   int64_t matrix, i, j, m, n;
   int64_t across; /* n, as a multiple of the tile */
   int64_t ld;     /* of acc: more than across, so that its rows do not fall on the same lines of the cache */
   dc__operand a, b;
   char *packed_a, *acc;
-  char *packed_b; /* this block's alone; NULL: all of B is packed */
+  char *packed_b; /* this block's alone; NULL if all of B is packed */
   int64_t *kept;  /* the number of the columns whose B lies packed */
   int64_t number; /* of these */
 } block;
@@ -231,7 +231,7 @@ static void gemm_run_strip(const gemm_plan *p, const block *at, int64_t first, i
   gemm_epilogue_strip(p, at, at->i + first, rows);
 }
 
-/* What lies in scratch memory: 1 + the number of the columns whose B is packed, or 0; then A, the sums, B. */
+/* The layout of scratch memory: 1 + the number of the columns whose B is packed, or 0; then A, the sums, B. */
 static void gemm_run_block(const gemm_plan *p, int64_t index, char *scratch) {
   const dc__gemm *g = p->g;
   const int64_t word = (int64_t)dc__tile_word(p->kind);
@@ -272,7 +272,7 @@ static void run_task(void *arg, int64_t index, void *scratch) {
 
 static void run_blocks(dc__threadpool *pool, const dc__gemm *gemm, void *scratch) {
   gemm_plan p = gemm_make_plan(gemm, dc__threadpool_threads(pool));
-  /* A product's operations are cheap: eight at a time, and more. */
+  /* A product's operations are cheap: at least eight at a time. */
   const int64_t elements = div_up(gemm->m, p.blocks_m) * div_up(gemm->n, p.blocks_n);
   int64_t cost = gemm->k < (1 << 20) ? elements * gemm->k / 8 : INT64_MAX;
   dc__parallel_for_scratch(pool, scratch, p.blocks_m * p.blocks_n * gemm->batch, cost, run_task, &p);
@@ -308,7 +308,7 @@ static void pack_piece(void *arg, int64_t index, void *scratch) {
   const int64_t columns = begin_of(g->n, p->tile.nr, p->groups, index % p->groups + 1) - j;
   const int64_t part = g->k - k < p->slice ? g->k - k : p->slice;
   const int64_t steps = (part + dc__tile_depth(p->kind) - 1) / dc__tile_depth(p->kind);
-  const dc__operand b = {g->b, g->ldb, g->dtype, g->trans_b};
+  const dc__operand b = {.data = g->b, .ld = g->ldb, .dtype = g->dtype, .k_runs = g->trans_b};
   char *to = p->packed + dc__gemm_packed_bytes(g->dtype, g->n, k) + (size_t)(j * steps) * dc__tile_word(p->kind);
   dc__pack(to, &p->tile, p->kind, p->tile.nr, &b, j, columns, k, part);
 }
@@ -335,8 +335,8 @@ static void run_shared(dc__threadpool *pool, const dc__gemm *gemm, int64_t colum
   }
 }
 
-/* Columns of B that are packed for all threads at a time; 0: each thread packs for itself, as there are enough
- * matrices, or only one block of rows, or k is long. */
+/* Columns of B that are packed for all threads at a time. 0: each thread packs for itself, since there are enough
+ * matrices, only one block of rows, or a long k. */
 static int64_t shared_columns(dc__threadpool *pool, const dc__gemm *g) {
   if (dc__threadpool_threads(pool) == 1 || g->batch > 1 || g->packed != NULL || g->m < 2 * MIN_SIDE || g->k == 0) {
     return 0;

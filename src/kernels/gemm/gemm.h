@@ -10,7 +10,7 @@
 
 #include "kernels/threadpool.h"
 
-/* What happens to t = alpha op(A) op(B) + beta C, element [i][j], before it becomes C. */
+/* The operation on t = alpha op(A) op(B) + beta C, element [i][j], before it is stored in C. */
 enum dc__epilogue {
   DC__EPILOGUE_NONE = 0, /* t */
   DC__EPILOGUE_BIAS,     /* t + bias[j] */
@@ -38,8 +38,7 @@ typedef struct dc__gemm {
   const void *bias;     /* [n]; NULL: zeros */
   void *aux;            /* [m][n] with C's strides; in C's type */
   const void *packed;   /* op(B) by dc__gemm_pack(), instead of b; batch 1. NULL: b */
-  bool batch_invariant; /* on a device: the way to a result does not depend on batch, which is at most
-                           DC__CUDA_BATCH_SLICE */
+  bool batch_invariant; /* on a device: the algorithm does not depend on batch, which is at most DC__CUDA_BATCH_SLICE */
 } dc__gemm;
 
 /* One product of one type, whose matrices' rows lie one behind the other. */
@@ -65,16 +64,16 @@ void dc__gemm_serial(const dc__gemm *gemm, void *scratch);
 /* dc__gemm_run(), or with pool NULL dc__gemm_serial(). */
 void dc__gemm_on(dc__threadpool *pool, const dc__gemm *gemm, void *scratch);
 
-/* op(B) packed once, for products that follow each other or run side by side. The type's slices of k lie one after the
- * other: what begins at a multiple of a slice may be packed as a product of its own, at the bytes of what is before. */
-enum { DC__GEMM_PACKED_SCRATCH = 5 << 18 }; /* all that dc__gemm_serial() needs of its scratch then */
+/* op(B) packed once, for products in sequence or side by side. The type's slices of k lie one after the other. So the
+ * part from a multiple of a slice on can be a packed operand of its own, behind the bytes before it. */
+enum { DC__GEMM_PACKED_SCRATCH = 5 << 18 }; /* the scratch memory that dc__gemm_serial() needs then */
 typedef struct dc__gemm_shape {
-  int64_t rows, columns; /* of a tile: blocks in multiples of these waste nothing */
+  int64_t rows, columns; /* of a tile: blocks in multiples of these have no padding */
   int64_t slice;         /* elements in k */
 } dc__gemm_shape;
 dc__gemm_shape dc__gemm_shape_of(int32_t dtype);
-size_t dc__gemm_packed_bytes(int32_t dtype, int64_t n, int64_t k); /* SIZE_MAX: they are more than that */
-/* Packs b (n, k, ldb, trans_b and dtype; m and what belongs to A and C are not read) at 64-byte aligned memory. */
+size_t dc__gemm_packed_bytes(int32_t dtype, int64_t n, int64_t k); /* SIZE_MAX if they are more */
+/* Packs b (n, k, ldb, trans_b and dtype; the fields of m, A and C are not read) at 64-byte aligned memory. */
 void dc__gemm_pack(const dc__gemm *gemm, void *packed);
 
 #endif

@@ -1,4 +1,4 @@
-/* The epilogue of a matrix product: what becomes of a row of sums. */
+/* The epilogue of a matrix product, which makes a row of C from a row of sums. */
 #include "kernels/gemm/gemm_epilogue.h"
 
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/kernels.h"
 
-/* Elements from i on in float32: where they lie, or in `row`, which becomes their copy. */
+/* Elements from i on in float32: in place, or converted into `row`. */
 static const float *row_of(float *row, const void *src, int32_t dtype, int64_t i, int64_t count) {
   const void *at = dc__const_at(src, dtype, i);
   if (dtype == DC_FLOAT32) {

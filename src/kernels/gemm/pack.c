@@ -1,5 +1,5 @@
-/* Packing of matrix operands: rows that run along k are transposed into the panels, others copied. 16-bit elements that
- * no tile takes as they are become float32 first. */
+/* Packing of matrix operands: rows that run along k are transposed into the panels, others copied. 16-bit elements are
+ * converted to float32 first, unless the tile takes them. */
 #include "kernels/gemm/pack.h"
 
 #include <string.h>

@@ -21,7 +21,7 @@ static inline size_t dc__tile_word(int32_t kind) {
 }
 
 /* Writes panels of `panel` words by `steps`, one after the other, of elements [first, first + width) x [k0, k0 +
- * depth); what lies outside in the last panel, or past depth, becomes 0. depth: at most DC__PACK_DEPTH. */
+ * depth). Places beyond width in the last panel, or past depth, become 0. depth: at most DC__PACK_DEPTH. */
 enum { DC__PACK_DEPTH = 512 };
 void dc__pack(void *dst, const dc__tile *tile, int32_t kind, int64_t panel, const dc__operand *operand, int64_t first,
               int64_t width, int64_t k0, int64_t depth);

@@ -1,5 +1,5 @@
-/* Eigen's rational approximation of erf, within 2 ulp: x P(x^2) / Q(x^2) up to DC__ERF_END, and 1 beyond it. The
- * coefficients are the same in the CPU's kernels and in a card's, which multiply and add each in their own way. */
+/* Eigen's rational approximation of erf, within 2 ulp: x P(x^2) / Q(x^2) up to DC__ERF_END, and 1 beyond it. The CPU's
+ * kernels and a device's have the same coefficients, but multiply and add in different ways. */
 #ifndef DC_KERNELS_ERF_H
 #define DC_KERNELS_ERF_H
 

@@ -22,7 +22,7 @@ DC__ELEMENT float exp_f32(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  /* Times 2^n: p's exponent grows by n, which is all that is left of `shifted`. Where n is 128, p is below 1. */
+  /* Times 2^n: p's exponent grows by n, the only remaining bits of `shifted`. If n is 128, p is below 1. */
   float y = dc__f32_of_bits(dc__bits_of_f32(p) + (dc__bits_of_f32(shifted) << 23));
   y = x < -87.33654f ? 0.0f : y;
   return x > 88.72283f ? dc__f32_of_bits(0x7f800000u) : y;

@@ -1,4 +1,4 @@
-/* The plain version of rows.h, and the choice between it and the others. */
+/* The plain version of rowops.h, and the choice of the version to use. */
 #include "kernels/nn/rowops.h"
 
 #include "kernels/nn/philox.h"

@@ -19,13 +19,14 @@ void dc__row_normalize(float *y, const float *x, const float *gamma, const float
  * dy. */
 void dc__row_normalize_back(float *dx, const float *dy, const float *xhat, const float *gamma, int64_t count,
                             float rstd);
-/* The greatest element; -infinity for none. NaN is passed over. */
+/* The greatest element; -infinity if there is none. NaN is skipped. */
 float dc__row_max(const float *x, int64_t count);
 /* x[i] = e^(x[i] - shift); returns the sum. */
 float dc__row_exp(float *x, int64_t count, float shift);
 /* x[i] = e^(x[i] - shift) scale. */
 void dc__row_exp_scaled(float *x, int64_t count, float shift, float scale);
-/* The gradient of softmax with dropout: dp[i] = p[i] (dp[i] m[i] - delta), and then p[i] *= m[i]. m NULL: ones. */
+/* The gradient of softmax with dropout: dp[i] = p[i] (dp[i] m[i] - delta), and then p[i] *= m[i]. If m is NULL, it is
+ * all ones. */
 void dc__row_softmax_back(float *dp, float *p, const float *m, int64_t count, float delta);
 float dc__row_dot(const float *x, const float *y, int64_t count);
 /* x[i] *= scale; x[i] += y[i]; x[i] *= y[i]. */
@@ -39,7 +40,7 @@ void dc__philox(uint32_t out[4], const uint32_t counter[4], const uint32_t key[2
 /* Dropout of one site of one call. */
 typedef struct dc__dropout {
   uint32_t key[2];
-  uint32_t threshold; /* dropped when a draw of 16 bits is below; 0: nothing is */
+  uint32_t threshold; /* an element is dropped if its 16-bit draw is below this; 0 drops none */
   float scale;        /* 65536 / (65536 - threshold) */
 } dc__dropout;
 

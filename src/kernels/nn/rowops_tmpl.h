@@ -1,4 +1,4 @@
-/* The bodies of rows.h. Included once for each instruction set, whose table ROWOPS names. */
+/* The bodies of rowops.h. Included once for each instruction set, whose table ROWOPS names. */
 #include "kernels/dispatch.h"
 #include "kernels/elementwise/convert.h"
 #include "kernels/gemm/gemm.h"
@@ -60,7 +60,7 @@ DC__INLINE float tree(float *lane) {
     (result) = tree(lane);                       \
   } while (0)
 
-/* The second look takes the rounding of the first mean out again: a row of one value has that mean, and variance 0. */
+/* The second pass removes the first mean's rounding: a row of one value has that mean, and variance 0. */
 static void moments(const float *x, int64_t count, float eps, float *mean, float *rstd) {
   float sum;
   float squares;
@@ -172,7 +172,7 @@ static void row_multiply(float *x, const float *y, int64_t count) {
 
 /* The 16-bit draws of Philox at the counters (block, row, plane, 0) to (block + LANES - 1, row, plane, 0), in order. */
 #ifdef __AVX2__
-#include "kernels/x86/philox_vector.h"
+#include "kernels/x86/nn/philox_vector.h"
 #else
 static void philox_lanes(uint16_t *draws, uint32_t block, uint32_t row, uint32_t plane, const uint32_t *key) {
   for (uint32_t j = 0; j < LANES; j++) {
@@ -200,5 +200,19 @@ static void dropout_row(float *m, int64_t count, int64_t first, uint32_t row, ui
   }
 }
 
-const dc__rowops ROWOPS = {gelu,           gelu_back,    moments, normalize, normalize_back, row_max,      row_exp,
-                           row_exp_scaled, softmax_back, row_dot, row_scale, row_add,        row_multiply, dropout_row};
+const dc__rowops ROWOPS = {
+    .gelu = gelu,
+    .gelu_back = gelu_back,
+    .moments = moments,
+    .normalize = normalize,
+    .normalize_back = normalize_back,
+    .max = row_max,
+    .exp = row_exp,
+    .exp_scaled = row_exp_scaled,
+    .softmax_back = softmax_back,
+    .dot = row_dot,
+    .scale = row_scale,
+    .add = row_add,
+    .multiply = row_multiply,
+    .dropout = dropout_row,
+};

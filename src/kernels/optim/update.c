@@ -1,4 +1,4 @@
-/* The plain version of update.h, and the choice between it and the others. */
+/* The plain version of update.h, and the choice of the version to use. */
 #include "kernels/optim/update.h"
 
 #define UPDATE dc__update_plain

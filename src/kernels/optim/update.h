@@ -1,5 +1,5 @@
 /* Elementwise work of the optimizers, computed in float32. One text in plain C (update_tmpl.h) is compiled for every
- * instruction set; without contraction, all give the same bits, and an element's do not depend on where it lies. */
+ * instruction set. Without contraction all give the same bits, and an element's do not depend on its position. */
 #ifndef DC_KERNELS_UPDATE_H
 #define DC_KERNELS_UPDATE_H
 
@@ -7,15 +7,15 @@
 #include "kernels/optim/update_math.h"
 
 /* A step of `count` elements of a span, from element `from` on, in one pass over its memory; kind: DC__UPDATE_ADAMW or
- * _SGD. Weights and gradients are of float32, float16 or bfloat16, at any address; 16-bit weights have a master, which
- * follows them first. The gradient is multiplied with scale. */
+ * _SGD. Weights and gradients are of float32, float16 or bfloat16, at any address. 16-bit weights have a master, which
+ * is synchronized with them first. The gradient is multiplied with scale. */
 void dc__update_cpu(int32_t kind, const dc__update_span *span, int64_t from, int64_t count, float scale);
 
 /* x[i] = scale * from[i], which is of one of these types. */
 void dc__update_read(float *x, const void *from, int32_t dtype, int64_t count, float scale);
-/* Whether all elements are below 2^exponent in size, -126 to 128; with 128, whether none is NaN or infinite. */
+/* Whether all magnitudes are below 2^exponent, -126 to 128; with 128, whether all elements are finite. */
 bool dc__update_is_below(const float *x, int64_t count, int32_t exponent);
-/* master[i] = w[i] where the master rounded to the weights' type, of 16 bits, is not w[i], bit for bit. */
+/* master[i] = w[i] where the master, rounded to the weights' 16-bit type, is not w[i] bit for bit. */
 void dc__update_sync_master(float *master, const void *w, int32_t dtype, int64_t count);
 
 /* The same on a device with memory of its own, in the order of a stream; kind: enum dc__update_kind. */

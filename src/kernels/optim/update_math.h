@@ -13,7 +13,7 @@
 #define DC__SQRT_OF_F64(x) __builtin_sqrt(x)
 #endif
 
-/* x^n by squaring: the same bits wherever it is computed, which no library's pow() promises. */
+/* x^n by squaring: the same bits everywhere, which no library's pow() guarantees. */
 DC__CONVERT double dc__power(double x, int64_t n) {
   double power = 1;
   for (; n > 0; n >>= 1) {
@@ -35,7 +35,7 @@ typedef struct dc__adamw_factors {
   float eps;
 } dc__adamw_factors;
 
-/* What they are made of beside the learning rate and the step t, from 1. */
+/* The options that they are computed from, beside the learning rate and the step t, which counts from 1. */
 typedef struct dc__adamw_rule {
   double beta1, beta2, eps, weight_decay;
   int32_t maximize;
@@ -45,8 +45,7 @@ DC__CONVERT dc__adamw_factors dc__adamw_factors_of(const dc__adamw_rule *rule, d
   dc__adamw_factors f;
   f.beta1 = (float)rule->beta1;
   f.one_minus_beta1 = (float)(1 - rule->beta1);
-  f.one_minus_beta1 =
-      rule->maximize ? -f.one_minus_beta1 : f.one_minus_beta1; /* m is that of the gradient turned round */
+  f.one_minus_beta1 = rule->maximize ? -f.one_minus_beta1 : f.one_minus_beta1; /* m is that of the negated gradient */
   f.beta2 = (float)rule->beta2;
   f.one_minus_beta2 = (float)(1 - rule->beta2);
   f.decay = (float)(1 - lr * rule->weight_decay);
@@ -104,9 +103,9 @@ DC__CONVERT float dc__sgd_weight(float w, float d, float b, const dc__sgd_factor
   return w - f->lr * (f->nesterov == 0.0f ? b : d + f->nesterov * b);
 }
 
-/* What Shampoo does with single elements of a block: its graft's squares v = beta2 v + one_minus_beta2 g^2, the
- * filtered gradient g = inv_bias_correction1 m of m = beta1 m + one_minus_beta1 g, the graft's direction g /
- * (sqrt(inv_bias_correction2 v) + eps), and momentum. */
+/* Shampoo's elementwise operations on a block: the graft's squares v = beta2 v + one_minus_beta2 g^2; the filtered
+ * gradient g = inv_bias_correction1 m of m = beta1 m + one_minus_beta1 g; the graft's direction g /
+ * (sqrt(inv_bias_correction2 v) + eps); momentum. */
 typedef struct dc__graft_factors {
   float beta2, one_minus_beta2, inv_bias_correction2, eps;
   float beta1, one_minus_beta1, inv_bias_correction1;
@@ -130,12 +129,12 @@ DC__CONVERT float dc__graft_step(float b, float u, const dc__graft_factors *f) {
   return f->nesterov ? u + f->momentum * b : b;
 }
 
-/* The way into blocks and back: x = g + add w; w = keep w + add x. */
+/* Loads into blocks and stores back: x = g + add w; w = keep w + add x. */
 typedef struct dc__block_factors {
   float keep, add;
 } dc__block_factors;
 
-/* Those of the weight's way, whose decay is its own. */
+/* Those of the store to the weight, whose decay is its own. */
 DC__CONVERT dc__block_factors dc__block_factors_of(double weight_decay, double lr) {
   dc__block_factors f;
   f.keep = (float)(1 - lr * weight_decay);
@@ -150,8 +149,8 @@ DC__CONVERT float dc__block_to_weight(float w, float x, const dc__block_factors 
   return f->keep * w + f->add * x;
 }
 
-/* What of an element says how large it is: all ones for NaN and infinity; below 2^exponent where it is below the
- * second. */
+/* An element's magnitude by its exponent's bits: all ones for NaN and infinity. The element is below 2^exponent if they
+ * are below dc__exponent_limit(exponent). */
 DC__CONVERT uint32_t dc__exponent_bits(float x) {
   return dc__bits_of_f32(x) & 0x7f800000u;
 }
@@ -159,17 +158,17 @@ DC__CONVERT uint32_t dc__exponent_limit(int32_t exponent) {
   return (uint32_t)(exponent + 127) << 23;
 }
 
-/* The master of a 16-bit weight: the weight itself where it is not what the master is rounded to, bit for bit. */
+/* The master of a 16-bit weight: the weight itself if the rounded master is not the weight, bit for bit. */
 DC__CONVERT float dc__synced_master(float master, float rounded, float w) {
   return dc__bits_of_f32(rounded) == dc__bits_of_f32(w) ? master : w;
 }
 
-/* What a step multiplies with, and what AdamW's and SGD's are made of. */
+/* A step's factors, and the options that AdamW's and SGD's are computed from. */
 typedef union dc__update_factors {
   dc__adamw_factors adamw;
   dc__sgd_factors sgd;
   dc__block_factors part;
-  const struct dc__update_step_state *record; /* dc__update_batch.recorded: they are there */
+  const struct dc__update_step_state *record; /* if dc__update_batch.recorded, the factors are there */
 } dc__update_factors;
 typedef union dc__update_rule {
   dc__adamw_rule adamw;
@@ -200,27 +199,27 @@ DC__CONVERT dc__update_factors dc__update_factors_of(int32_t kind, const dc__upd
   return f;
 }
 
-/* What a device with memory of its own keeps of a parameter whose steps it counts. */
+/* A device's state of a parameter, if the device counts its steps. */
 typedef struct dc__update_step_state {
   int64_t step;               /* steps made */
   dc__update_factors factors; /* of the latest of them */
 } dc__update_step_state;
 
-/* What it keeps of an optimizer. */
+/* A device's state of an optimizer. */
 typedef struct dc__update_status {
   uint64_t found;         /* by DC__UPDATE_SCAN_OVERFLOW, or DC__UPDATE_FOUND_INF */
-  int64_t steps, skipped; /* steps that were made, and those that `found` kept from it */
-  float scale;            /* of the gradients, where the caller's loss scale is in it */
+  int64_t steps, skipped; /* steps that were made, and those that `found` prevented */
+  float scale;            /* of the gradients, with the caller's loss scale */
 } dc__update_status;
 
-#define DC__UPDATE_FOUND_INF UINT64_MAX /* the caller has found it */
+#define DC__UPDATE_FOUND_INF UINT64_MAX /* found by the caller */
 
-/* What gradients of a loss that was scaled are multiplied with. */
+/* The factor for gradients of a scaled loss. */
 DC__CONVERT float dc__update_scale(double grad_scale, float loss_scale) {
   return (float)(grad_scale / (double)loss_scale);
 }
 
-/* A step of a few parameters on a device with memory of its own, which all pointers are of. */
+/* A step of a few parameters on a device with memory of its own, to which all pointers refer. */
 typedef struct dc__update_span {
   void *weight;
   const void *grad;
@@ -238,18 +237,18 @@ typedef struct dc__update_batch {
   dc__update_span spans[DC__UPDATE_SPANS];
   int32_t spans_used;
   float grad_scale;
-  const float *scale; /* in place of grad_scale; NULL: that */
+  const float *scale; /* in place of grad_scale; NULL: grad_scale */
   int32_t recorded;   /* the spans' factors are in their records */
-  /* DC__UPDATE_SCAN_OVERFLOW, which changes nothing else: *found becomes at least `indices` less the index of a
-   * parameter whose scaled gradient has an element that is not below 2^exponent. The others, if it is not NULL: nothing
-   * happens unless it is 0. */
+  /* For DC__UPDATE_SCAN_OVERFLOW, which changes nothing else: *found becomes at least `indices` less the index of each
+   * parameter with a scaled gradient element not below 2^exponent. The other kinds do nothing if found is not NULL and
+   * *found is not 0. */
   int32_t exponent;
   int64_t indices;
   uint64_t *found;
 } dc__update_batch;
 
-/* Begins a step of a few parameters, of one group: counts it and computes its factors, unless found, which may be NULL,
- * is not 0. */
+/* Begins a step of a few parameters of one group: counts it and computes its factors, unless *found is not 0. found may
+ * be NULL. */
 typedef struct dc__update_begin {
   dc__update_step_state *records[DC__UPDATE_RECORDS];
   int32_t records_used;
@@ -257,18 +256,18 @@ typedef struct dc__update_begin {
   dc__update_rule rule;
   const double *lr;
   const uint64_t *found;
-  dc__update_status *tally; /* counts the step; NULL: another launch does */
+  dc__update_status *tally; /* counts the step; NULL if another launch does */
 } dc__update_begin;
 
-/* Reads what the caller says of a step, before it begins: look->scale = grad_scale / *loss_scale, look->found =
- * DC__UPDATE_FOUND_INF if *found_inf is not 0, else 0. A NULL one says nothing. */
+/* Reads the caller's gradient scaler before a step: look->scale = grad_scale / *loss_scale, and look->found =
+ * DC__UPDATE_FOUND_INF if *found_inf is not 0, else 0. Either pointer may be NULL. */
 typedef struct dc__update_read_scaler {
   dc__update_status *look;
   const float *loss_scale, *found_inf;
   double grad_scale;
 } dc__update_read_scaler;
 
-/* Sets a number of the device's in the order of its stream, without a copy that would read the host's memory later. */
+/* Sets a number of the device in stream order, without a copy that would read host memory later. */
 typedef struct dc__update_set_scalar {
   double *to;
   double value;

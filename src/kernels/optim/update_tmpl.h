@@ -1,10 +1,10 @@
-/* The bodies of update.h. Included once for each instruction set, whose table's functions UPDATE names; VECTORS where
- * it has functions of its own for what compilers make no vectors of (x86/update_vector.h). */
+/* The bodies of update.h. Included once for each instruction set, whose table's functions UPDATE names. VECTORS is
+ * defined if it has functions of its own for loops that compilers do not vectorize (x86/optim/update_vector.h). */
 #include "kernels/dispatch.h"
 #include "kernels/elementwise/convert.h"
 #include "kernels/optim/update.h"
 
-/* ---- types: whole vectors by the instruction set's own functions, which say how many elements those were ---- */
+/* ---- types: whole vectors by the instruction set's own functions, which return the number of elements done ---- */
 
 #ifndef VECTORS
 static int64_t read_vectors(float *x, const void *from, int32_t dtype, int64_t count, float scale) {
@@ -71,8 +71,8 @@ static void write_from(void *w, int32_t dtype, const float *restrict master, int
 
 /* ---- blocks ----
  *
- * So small that all arrays of a span are walked side by side: processors then fetch ahead of all of them, and what is
- * converted goes through the first-level cache. */
+ * Small enough to walk all arrays of a span side by side: hardware prefetchers follow all of them, and conversions stay
+ * in the first-level cache. */
 
 enum { BLOCK = 64 };
 
@@ -184,7 +184,7 @@ static void sgd(const dc__update_span *s, int64_t from, int64_t count, float sca
   }
 }
 
-/* ---- looks ---- */
+/* ---- checks ---- */
 
 static bool all_below(const float *x, int64_t count, int32_t exponent) {
   uint32_t worst = 0;
@@ -195,4 +195,5 @@ static bool all_below(const float *x, int64_t count, int32_t exponent) {
   return worst < dc__exponent_limit(exponent);
 }
 
-const dc__update UPDATE = {adamw, sgd, read_to, all_below, sync_master};
+const dc__update UPDATE = {
+    .adamw = adamw, .sgd = sgd, .read = read_to, .is_below = all_below, .sync_master = sync_master};

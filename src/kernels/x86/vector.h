@@ -1,6 +1,6 @@
-/* A vector of floats as wide as the instruction set that the including file is compiled for, with loads and stores
- * that convert from and to the 16-bit types, bit for bit as convert.h does. The dtype arguments are constants where
- * these are called, so each call becomes one case. */
+/* A vector of floats as wide as the including file's instruction set. Its loads and stores convert from and to the
+ * 16-bit types, bit for bit as convert.h does. The dtype arguments are constants at every call, so each call becomes
+ * one case. */
 #ifndef DC_KERNELS_X86_VECTOR_H
 #define DC_KERNELS_X86_VECTOR_H
 
@@ -49,7 +49,7 @@ DC__INLINE vector as_f16(vector v) {
 DC__INLINE vector load_bf16(const void *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
 }
-/* The lower halves are what rounding left there. The processors' own conversion is not used: it flushes subnormals. */
+/* Rounding leaves bits in the lower halves. The processors' own conversion is not used: it flushes subnormals. */
 DC__INLINE __m512i round_bf16(vector v) {
   __m512i bits = _mm512_castps_si512(v);
   __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -64,7 +64,7 @@ DC__INLINE vector as_bf16(vector v) {
   return _mm512_castsi512_ps(_mm512_and_si512(round_bf16(v), _mm512_set1_epi32(-0x10000)));
 }
 
-/* 64 bytes past the caches; dst is aligned. */
+/* Stores 64 bytes past the caches; dst is aligned. */
 DC__INLINE void stream_64(void *dst, const void *src) {
   _mm512_stream_si512(dst, _mm512_loadu_si512(src));
 }
@@ -109,7 +109,7 @@ DC__INLINE vector as_f16(vector v) {
 DC__INLINE vector load_bf16(const void *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
 }
-/* The lower halves are what rounding left there. */
+/* Rounding leaves bits in the lower halves. */
 DC__INLINE __m256i round_bf16(vector v) {
   __m256i bits = _mm256_castps_si256(v);
   __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -125,7 +125,7 @@ DC__INLINE vector as_bf16(vector v) {
   return _mm256_castsi256_ps(_mm256_and_si256(round_bf16(v), _mm256_set1_epi32(-0x10000)));
 }
 
-/* 64 bytes past the caches; dst is aligned. */
+/* Stores 64 bytes past the caches; dst is aligned. */
 DC__INLINE void stream_64(void *dst, const void *src) {
   __m256i *d = dst;
   const __m256i *s = src;
@@ -159,7 +159,7 @@ DC__INLINE void store(void *array, int32_t dtype, int64_t i, vector v) {
   }
 }
 
-/* What a store and a load of the type make of v. */
+/* v after a store to the type and a load from it. */
 DC__INLINE vector as(vector v, int32_t dtype) {
   switch (dtype) {
     case DC_FLOAT16:

@@ -2,6 +2,7 @@
  * of A and B that lie in files come through two pieces of pinned memory and a stream of copies, each operand's into two
  * buffers that take turns: while one product runs, the next one's blocks are read and copied. What lies in the device's
  * memory is used where it is. */
+#include "kernels/cuda/kernels_cuda.h"
 #include "linalg/out_of_core/out_of_core.h"
 
 enum {

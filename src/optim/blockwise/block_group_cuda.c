@@ -3,6 +3,7 @@
  * Their gradients lie where the exchange has them, and are brought together first. */
 #include <stdio.h>
 
+#include "kernels/cuda/kernels_cuda.h"
 #include "optim/blockwise/blockwise.h"
 
 /* One piece of all blocks of a kin. */

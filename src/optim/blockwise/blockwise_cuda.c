@@ -1,5 +1,6 @@
 /* What a block's work is made of, on a device with memory of its own: products and kernels, queued on the
  * stream of the step. Lengths stay there, so nothing is waited for. */
+#include "kernels/cuda/kernels_cuda.h"
 #include "optim/blockwise/blockwise.h"
 
 static dc_stream *context_stream(const dc__block_context *ctx) {

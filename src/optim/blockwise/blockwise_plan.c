@@ -1,6 +1,7 @@
 /* Which blocks parameters have, which rank owns them, and their state. */
 #include <stdio.h>
 
+#include "kernels/cuda/kernels_cuda.h"
 #include "optim/blockwise/blockwise.h"
 
 static int32_t world_of(const dc_optimizer *o) {

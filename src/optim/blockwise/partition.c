@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "kernels/cuda/kernels_cuda.h"
 #include "kernels/kernels.h"
 #include "optim/redistribute.h"
 

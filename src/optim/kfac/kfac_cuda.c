@@ -1,5 +1,6 @@
 /* K-FAC's work on matrices and elements, on a device with memory of its own: products and kernels, queued on the
  * device's own stream. All groups of a layer go together. */
+#include "kernels/cuda/kernels_cuda.h"
 #include "optim/kfac/kfac.h"
 
 static dc_stream *stream_of(const dc_linalg *l) {

@@ -3,6 +3,7 @@
  * positions, a few samples at a time. */
 #include <string.h>
 
+#include "kernels/cuda/kernels_cuda.h"
 #include "optim/kfac/kfac.h"
 
 /* Vectors, of which more make a product no faster, and bytes of what is made for them. */

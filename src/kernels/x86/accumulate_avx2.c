@@ -1,3 +1,0 @@
-/* The accumulate family with AVX2. */
-#define INIT dc__accumulate_avx2
-#include "kernels/x86/accumulate_vector.h"

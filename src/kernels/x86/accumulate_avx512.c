@@ -1,3 +1,0 @@
-/* The accumulate family with AVX-512. */
-#define INIT dc__accumulate_avx512
-#include "kernels/x86/accumulate_vector.h"

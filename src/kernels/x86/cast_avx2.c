@@ -1,3 +1,0 @@
-/* The cast family with AVX2. */
-#define INIT dc__cast_avx2
-#include "kernels/x86/cast_vector.h"

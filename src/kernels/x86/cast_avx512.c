@@ -1,3 +1,0 @@
-/* The cast family with AVX-512. */
-#define INIT dc__cast_avx512
-#include "kernels/x86/cast_vector.h"

@@ -1,3 +1,0 @@
-/* The combine family with AVX2. */
-#define INIT dc__combine_avx2
-#include "kernels/x86/combine_vector.h"

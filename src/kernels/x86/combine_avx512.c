@@ -1,3 +1,0 @@
-/* The combine family with AVX-512. */
-#define INIT dc__combine_avx512
-#include "kernels/x86/combine_vector.h"

@@ -1,3 +1,0 @@
-/* The copy family with AVX-512. */
-#define INIT dc__copy_avx512
-#include "kernels/x86/copy_vector.h"

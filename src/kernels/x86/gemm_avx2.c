@@ -1,3 +1,0 @@
-/* The matrix product with AVX2. */
-#define INIT dc__gemm_avx2
-#include "kernels/x86/gemm_vector.h"

@@ -1,3 +1,0 @@
-/* The matrix product with AVX-512. */
-#define INIT dc__gemm_avx512
-#include "kernels/x86/gemm_vector.h"

@@ -1,3 +1,0 @@
-/* The matrix product with AVX-512's bfloat16 products. */
-#define INIT dc__gemm_avx512bf16
-#include "kernels/x86/gemm_vector.h"

@@ -1,0 +1,6 @@
+/* The optimizers' elementwise work with AVX-512. */
+#define UPDATE dc__update_avx512
+#include "kernels/x86/optim/update_vector.h"
+
+/* After update_vector.h, whose functions it uses. */
+#include "kernels/optim/update_tmpl.h"

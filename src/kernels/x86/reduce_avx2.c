@@ -1,3 +1,0 @@
-/* The reduce family with AVX2. */
-#define INIT dc__reduce_avx2
-#include "kernels/x86/reduce_vector.h"

@@ -1,3 +1,0 @@
-/* The reduce family with AVX-512. */
-#define INIT dc__reduce_avx512
-#include "kernels/x86/reduce_vector.h"

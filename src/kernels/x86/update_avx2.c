@@ -1,6 +1,0 @@
-/* The optimizers' elementwise work with AVX2. */
-#define UPDATE dc__update_avx2
-#include "kernels/x86/update_vector.h"
-
-/* After its vectors. */
-#include "kernels/optim/update_tmpl.h"

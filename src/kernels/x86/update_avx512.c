@@ -1,6 +1,0 @@
-/* The optimizers' elementwise work with AVX-512. */
-#define UPDATE dc__update_avx512
-#include "kernels/x86/update_vector.h"
-
-/* After its vectors. */
-#include "kernels/optim/update_tmpl.h"
