@@ -1,9 +1,8 @@
-/* The layer's forward pass: for training, where the parts that the backward needs lie in the reserve, and for
- * inference, where a few buffers serve in turn. Both run the same kernels, so without dropout they give the same
- * bits. */
+/* The layer's forward pass. In training, tensors that the backward needs are in the reserve; inference reuses a few
+ * buffers. Both run the same kernels, so without dropout they give the same bits. */
 #include "transformer/transformer_internal.h"
 
-/* Where a pass puts its tensors; see the drawings at the head of transformer.h and in docs/transformer.md. */
+/* The tensors of a pass; see the drawings at the head of transformer.h and in docs/transformer.md. */
 typedef struct layer_tensors {
   void *y0, *qkv, *c, *u, *z, *y1, *h, *f, *t;
   float *softmax, *stats[2];

@@ -1,4 +1,4 @@
-/* What a block's work is made of, on the host. */
+/* Operations on blocks, on the host. */
 #include "optim/blockwise/blockwise.h"
 
 static void blockwise_syrk_cpu(const dc__block_context *ctx, bool trans, int64_t n, int64_t k, const float *a,
