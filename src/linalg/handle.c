@@ -30,7 +30,7 @@ dc_status dc__linalg_create(dc_device *device, const dc_linalg_options *options,
 }
 
 static int32_t scratch_kind(const dc_linalg *l) {
-  return dc__linalg_is_cuda(l) ? DC_MEMORY_DEVICE : DC_MEMORY_HOST;
+  return dc__linalg_work_of(l)->memory_kind;
 }
 
 static void free_scratch(dc_linalg *l) {

@@ -42,6 +42,24 @@ static inline bool dc__linalg_is_cuda(const dc_linalg *l) {
   return l->device->memory_space != 0;
 }
 
+enum { DC__DEVICE_ALIGNMENT = 256 }; /* workspace alignment of NVIDIA's libraries */
+
+/* Memory and products of a kind of device. */
+typedef struct dc__linalg_work {
+  int32_t memory_kind;
+  bool needs_alignment;         /* elements must be aligned to their size */
+  int64_t gemm_workspace_bytes; /* 0 for none */
+  dc_status (*check_gemm)(dc_linalg *l, const char *fn);
+  void (*gemm)(dc_linalg *l, const dc__gemm *g, void *workspace); /* of at least one element of C */
+  dc_status (*synchronize)(dc_linalg *l);
+} dc__linalg_work;
+
+extern const dc__linalg_work dc__linalg_work_cpu, dc__linalg_work_cuda; /* linalg_gemm.c, linalg_gemm_cuda.c */
+
+static inline const dc__linalg_work *dc__linalg_work_of(const dc_linalg *l) {
+  return dc__linalg_is_cuda(l) ? &dc__linalg_work_cuda : &dc__linalg_work_cpu;
+}
+
 /* Returns `bytes` of scratch in the device's memory space, 64-byte aligned and not zeroed, until the next call. In a
  * query *memory is NULL, and the caller returns. */
 dc_status dc__linalg_scratch(dc_linalg *l, const char *fn, size_t bytes, void **memory);
@@ -147,13 +165,15 @@ dc__gemm dc__mat_gemm(const dc__mat *a, const dc__mat *b, double alpha, double b
 /* Matrices of a batch in one slice on a device, each with `bytes` of squares (batch_slice_cuda.c). */
 int32_t dc__batch_slice_max_count(int64_t batch, size_t bytes);
 
-/* ---- products on CPU and CUDA (batch_slice_cuda.c) ---- */
+/* ---- products on CPU and CUDA (linalg_gemm.c) ---- */
 
 /* Before the first product: DC_E_UNSUPPORTED on a device without a GEMM library. */
 dc_status dc__linalg_check_gemm(dc_linalg *l, const char *fn);
 /* The workspace for products, empty on the host: added to *total, and assigned. */
 bool dc__linalg_add_gemm_workspace(size_t *total, const dc_linalg *l);
 void *dc__linalg_gemm_workspace(const dc_linalg *l, void *memory, size_t *offset);
+/* dc__linalg_suballoc() at DC__DEVICE_ALIGNMENT, of bytes that were added with as many more. */
+void *dc__linalg_suballoc_aligned(void *memory, size_t *offset, int64_t bytes);
 /* Runs on the handle's threads, or is queued on its device. Matrices may be empty. */
 void dc__linalg_gemm(dc_linalg *l, const dc__gemm *gemm, void *workspace);
 /* out = alpha a b + beta out. */

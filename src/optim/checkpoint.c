@@ -32,14 +32,14 @@ static bool walk_bytes(walk *w, void *data, size_t bytes) {
 
 /* The same for a piece's memory. */
 static bool walk_piece_data(walk *w, const dc__optim_piece *piece, size_t bytes) {
-  dc_stream *here = piece->on_host ? NULL : w->device->internal_stream;
+  dc_stream *stream = piece->on_host ? NULL : w->device->internal_stream;
   if (w->mode == COMPARE && bytes > w->bytes - w->at) {
     return false;
   }
   if (w->mode == WRITE) {
-    dc__stream_copy(here, w->to + w->at, piece->data, bytes);
+    dc__stream_copy(stream, w->to + w->at, piece->data, bytes);
   } else if (w->mode == RESTORE) {
-    dc__stream_copy(here, piece->data, w->from + w->at, bytes);
+    dc__stream_copy(stream, piece->data, w->from + w->at, bytes);
   }
   dc__device_sync_internal(w->device, NULL);
   w->at += bytes;

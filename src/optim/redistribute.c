@@ -1,7 +1,6 @@
-/* Gradients to the owners of blocks, directions back. Entries go in windows: one buffer holds a window's parameters
- * whole. So a rank needs memory for the largest parameter and its own blocks, not for the model. Gradients are
- * gathered in element order. Directions are gathered in owner order, so each rank sends one piece, and every rank
- * unpacks its own part. */
+/* Gradients to the owners of blocks, directions back, in windows of parameters that one buffer holds whole. So a rank
+ * needs memory for the largest parameter and its own blocks only. Gradients are gathered in element order, directions
+ * in owner order, so each rank sends one piece, and every rank unpacks its own part. */
 #include "optim/redistribute.h"
 
 #include <inttypes.h>

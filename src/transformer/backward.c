@@ -52,8 +52,12 @@ static const void *post_ln_sum(const backward_pass *b, const void *f) {
     return NULL;
   }
   void *t = buffer(b, b->w.c);
-  dc__linear_forward(b->job, &(dc__linear_args){f, weight(b, DC_LAYER_OUTPUT_W), NULL, t, NULL, b->c->intermediate_size,
-                                                b->c->hidden_size, DC__EPILOGUE_NONE});
+  dc__linear_forward(b->job, &(dc__linear_args){.x = f,
+                                                .w = weight(b, DC_LAYER_OUTPUT_W),
+                                                .y = t,
+                                                .in = b->c->intermediate_size,
+                                                .out = b->c->hidden_size,
+                                                .epilogue = DC__EPILOGUE_NONE});
   dc__residual_args r = {.u = t, .bias = weight(b, DC_LAYER_OUTPUT_B), .residual = ffn_input(b), .out = t};
   r.dropout = b->drop3;
   b->job->layer->work->residual_forward(b->job, &r);

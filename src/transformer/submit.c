@@ -61,18 +61,18 @@ static dc_status submit_task(const char *fn, const dc__layer_job *job, dc_stream
 /* An empty batch: nothing to compute, and weight gradients are zeros. */
 static dc_status submit_empty(const dc__layer_job *job, dc_stream *stream) {
   dc_device *device = job->layer->device;
-  const bool there = dc__layer_is_cuda(job->layer);
+  const bool is_cuda = dc__layer_is_cuda(job->layer);
   const size_t size = dc_dtype_size(job->layer->config.grad_dtype);
   dc__device_begin(device);
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
     int64_t shape[2];
     const int64_t numel = dc__layer_weight_numel(job->layer, i, &shape[0], &shape[1]);
     if (job->grad_weight[i] != NULL && !job->accumulate) {
-      dc__stream_zero(there ? dc__stream_or_internal(device, stream) : stream, job->grad_weight[i],
+      dc__stream_zero(is_cuda ? dc__stream_or_internal(device, stream) : stream, job->grad_weight[i],
                       (size_t)numel * size);
     }
   }
-  if (there) {
+  if (is_cuda) {
     dc__device_sync_internal(device, stream);
   }
   dc__device_end(device);

@@ -203,10 +203,19 @@ void dc__spectral_write_info(const dc__spectral_request *r, const dc__spectral_t
   if (to == NULL) {
     return;
   }
-  dc_spectral_info info = {
-      t->status, t->status == DC_OK ? t->path : DC_PATH_NONE, t->smallest, t->largest, t->epsilon, t->asymmetry,
-      t->change};
-  dc_iteration_info iteration = {t->status, t->iterations, t->residual, t->largest, t->epsilon, t->asymmetry};
+  dc_spectral_info info = {.status = t->status,
+                           .path = t->status == DC_OK ? t->path : DC_PATH_NONE,
+                           .smallest = t->smallest,
+                           .largest = t->largest,
+                           .epsilon = t->epsilon,
+                           .asymmetry = t->asymmetry,
+                           .change = t->change};
+  dc_iteration_info iteration = {.status = t->status,
+                                 .iterations = t->iterations,
+                                 .residual = t->residual,
+                                 .bound = t->largest,
+                                 .epsilon = t->epsilon,
+                                 .asymmetry = t->asymmetry};
   bool newton = r->op == DC__SPECTRAL_NEWTON;
   size_t max_bytes = newton ? sizeof iteration : sizeof info;
   memcpy((char *)to + (r->grouped != NULL ? 0 : (size_t)index * r->info_size),

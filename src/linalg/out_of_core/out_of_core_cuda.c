@@ -35,7 +35,7 @@ typedef struct operand {
   block present;
   char *buffer[NUM_BUFFERS];
   dc_event **used;
-  int32_t turn;
+  int32_t current;
 } operand;
 
 typedef struct pipeline {
@@ -43,7 +43,7 @@ typedef struct pipeline {
   const dc__out_of_core *w;
   struct dc__staging *staging;
   block pending_write[NUM_BUFFERS]; /* blocks that a stage holds, to be written before its reuse */
-  int32_t turn;
+  int32_t current;
   operand a, b;
   char *tile, *gemm_workspace;
   size_t gemm_workspace_bytes;
@@ -197,8 +197,8 @@ static void transfer_share(void *arg, int64_t index, void *scratch) {
 }
 
 /* Reads or writes a stage on the handle's threads. */
-static void transfer_part(pipeline *x, const block *part, int32_t turn, bool write) {
-  transfer t = {.x = x, .part = part, .stage = x->staging->pinned + (size_t)turn * STAGE_BYTES, .write = write};
+static void transfer_part(pipeline *x, const block *part, int32_t stage, bool write) {
+  transfer t = {.x = x, .part = part, .stage = x->staging->pinned + (size_t)stage * STAGE_BYTES, .write = write};
   t.shares = dc__min_int64(dc__threadpool_threads(x->l->pool), part->rows);
   dc__parallel_for_cost(x->l->pool, t.shares, part->rows * part->cols / t.shares, transfer_share, &t);
 }
@@ -209,36 +209,36 @@ static bool is_ok(pipeline *x) {
 
 /* The next stage in turn, after its copy has finished and its pending block is written. */
 static int32_t next_stage(pipeline *x) {
-  x->turn = (x->turn + 1) % NUM_BUFFERS;
-  dc__event_wait(x->staging->staged[x->turn], NULL);
-  if (x->pending_write[x->turn].rows > 0 && is_ok(x)) {
-    transfer_part(x, &x->pending_write[x->turn], x->turn, true);
+  x->current = (x->current + 1) % NUM_BUFFERS;
+  dc__event_wait(x->staging->staged[x->current], NULL);
+  if (x->pending_write[x->current].rows > 0 && is_ok(x)) {
+    transfer_part(x, &x->pending_write[x->current], x->current, true);
   }
-  x->pending_write[x->turn].rows = 0;
-  return x->turn;
+  x->pending_write[x->current].rows = 0;
+  return x->current;
 }
 
 static void read_block(pipeline *x, const block *b) {
   block part;
   for (size_t done = 0; done < block_bytes(b) && is_ok(x); done += block_bytes(&part)) {
-    const int32_t turn = next_stage(x);
+    const int32_t stage = next_stage(x);
     part = stage_part(b, done);
-    transfer_part(x, &part, turn, false);
-    dc__stream_copy(x->staging->copies, part.memory, x->staging->pinned + (size_t)turn * STAGE_BYTES,
+    transfer_part(x, &part, stage, false);
+    dc__stream_copy(x->staging->copies, part.memory, x->staging->pinned + (size_t)stage * STAGE_BYTES,
                     block_bytes(&part));
-    dc__event_record(x->staging->staged[turn], x->staging->copies);
+    dc__event_record(x->staging->staged[stage], x->staging->copies);
   }
 }
 
 static void write_block(pipeline *x, const block *b) {
   block part;
   for (size_t done = 0; done < block_bytes(b) && is_ok(x); done += block_bytes(&part)) {
-    const int32_t turn = next_stage(x);
+    const int32_t stage = next_stage(x);
     part = stage_part(b, done);
-    dc__stream_copy(x->staging->copies, x->staging->pinned + (size_t)turn * STAGE_BYTES, part.memory,
+    dc__stream_copy(x->staging->copies, x->staging->pinned + (size_t)stage * STAGE_BYTES, part.memory,
                     block_bytes(&part));
-    dc__event_record(x->staging->staged[turn], x->staging->copies);
-    x->pending_write[turn] = part;
+    dc__event_record(x->staging->staged[stage], x->staging->copies);
+    x->pending_write[stage] = part;
   }
 }
 
@@ -246,19 +246,19 @@ static void write_block(pipeline *x, const block *b) {
 static dc__mat fetch(pipeline *x, operand *o, int64_t row, int64_t rows, int64_t col, int64_t cols) {
   const dc__matrix_source *s = o->present.source;
   if (dc__in_file(s) && (o->present.rows == 0 || o->present.row != row || o->present.col != col)) {
-    o->turn = (o->turn + 1) % NUM_BUFFERS;
+    o->current = (o->current + 1) % NUM_BUFFERS;
     const block next = {.arg = o->present.arg,
                         .source = s,
-                        .memory = o->buffer[o->turn],
+                        .memory = o->buffer[o->current],
                         .row = row,
                         .rows = rows,
                         .col = col,
                         .cols = cols};
     o->present = next;
-    dc__event_wait(o->used[o->turn], x->staging->copies);
+    dc__event_wait(o->used[o->current], x->staging->copies);
     read_block(x, &next);
-    dc__event_record(o->used[o->turn], x->staging->copies);
-    dc__event_wait(o->used[o->turn], x->l->device->internal_stream);
+    dc__event_record(o->used[o->current], x->staging->copies);
+    dc__event_wait(o->used[o->current], x->l->device->internal_stream);
   }
   return dc__matrix_source_block(s, o->present.memory, row, rows, col, cols);
 }
@@ -266,7 +266,7 @@ static dc__mat fetch(pipeline *x, operand *o, int64_t row, int64_t rows, int64_t
 /* Records that the queued product uses the operand's block. */
 static void mark_used(pipeline *x, const operand *o) {
   if (dc__in_file(o->present.source)) {
-    dc__event_record(o->used[o->turn], x->l->device->internal_stream);
+    dc__event_record(o->used[o->current], x->l->device->internal_stream);
   }
 }
 

@@ -71,9 +71,9 @@ typedef struct dc__block_context {
 /* The operations on blocks, on the host (blockwise_cpu.c) and on a device (blockwise_cuda.c). Matrices are dense and
  * row-major. */
 struct dc__block_work {
-  /* c = add a a^T + keep c, [n, n]; a is [n, k], or with trans stored as [k, n]. */
-  void (*syrk)(const dc__block_context *ctx, bool trans, int64_t n, int64_t k, const float *a, double add, double keep,
-               float *c);
+  /* c = alpha a a^T + beta c, [n, n]; a is [n, k], or with trans stored as [k, n]. */
+  void (*syrk)(const dc__block_context *ctx, bool trans, int64_t n, int64_t k, const float *a, double alpha,
+               double beta, float *c);
   void (*gemm)(const dc__block_context *ctx, const dc__gemm *g);
   /* to [cols, rows] = from [rows, cols], transposed. */
   void (*transpose)(const dc__block_context *ctx, const float *from, int64_t rows, int64_t cols, float *to);
@@ -282,7 +282,7 @@ void dc__block_group_run(dc__blockwise *self, void *memory, dc__block_fn work);
 /* precondition.c: shared by Shampoo and SOAP. */
 
 /* Updates the factors: beta times themselves plus alpha times data's products with itself. */
-void dc__block_update_factors(const dc__optim_block *b, double keep, double add, const dc__block_context *ctx);
+void dc__block_update_factors(const dc__optim_block *b, double beta, double alpha, const dc__block_context *ctx);
 /* Multiplies x by each side's matrix along that side; back: by its transpose. */
 void dc__block_multiply_sides(const dc__optim_block *b, float *x, bool back, const dc__block_context *ctx);
 /* Whether its latest refresh changed the order of the matrix' columns. */

@@ -18,8 +18,8 @@ static void blockwise_gemm_cuda(const dc__block_context *ctx, const dc__gemm *g)
 }
 
 static void blockwise_syrk_cuda(const dc__block_context *ctx, bool trans, int64_t n, int64_t k, const float *a,
-                                double add, double keep, float *c) {
-  const dc__gemm g = dc__syrk_gemm(trans, n, k, a, add, keep, c);
+                                double alpha, double beta, float *c) {
+  const dc__gemm g = dc__syrk_gemm(trans, n, k, a, alpha, beta, c);
   blockwise_gemm_cuda(ctx, &g);
 }
 

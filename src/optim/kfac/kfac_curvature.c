@@ -11,7 +11,7 @@
 /* ---- memory ---- */
 
 static int32_t memory_kind(const dc_linalg *l) {
-  return dc__linalg_is_cuda(l) ? DC_MEMORY_DEVICE : DC_MEMORY_HOST;
+  return dc__linalg_work_of(l)->memory_kind;
 }
 
 dc_status dc__kfac_alloc(dc_linalg *l, size_t bytes, void **memory) {

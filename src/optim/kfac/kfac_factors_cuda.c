@@ -214,17 +214,17 @@ static dc_status find_nonfinite(dc_linalg *l, const dc__per_sample *s, int32_t w
   const int32_t dtype = which == DC__FACTOR_A ? s->x_dtype : s->dtype;
   const void *data = which == DC__FACTOR_A ? s->x : s->delta;
   const int64_t count = dc__kfac_elements(s, which);
-  void *here = dc__calloc(SOME, sizeof(float));
-  dc_status status = here == NULL ? DC_E_NO_MEMORY : DC_OK;
+  void *host = dc__calloc(SOME, sizeof(float));
+  dc_status status = host == NULL ? DC_E_NO_MEMORY : DC_OK;
   for (int64_t from = 0; from < count && status == DC_OK; from += SOME) {
     const int64_t some = count - from < SOME ? count - from : SOME;
-    status = dc__linalg_copy_to_host(l, here, dc__element_ptr(data, dtype, from), (size_t)some * dc_dtype_size(dtype));
-    const int64_t at = status == DC_OK ? dc__kfac_first_nonfinite(here, dtype, some) : some;
+    status = dc__linalg_copy_to_host(l, host, dc__element_ptr(data, dtype, from), (size_t)some * dc_dtype_size(dtype));
+    const int64_t at = status == DC_OK ? dc__kfac_first_nonfinite(host, dtype, some) : some;
     if (at < some) {
       status = dc__kfac_not_finite(s, which, from + at);
     }
   }
-  dc__free(here);
+  dc__free(host);
   return status;
 }
 
