@@ -1,52 +1,52 @@
-/* The operators on a device whose memory the host cannot touch, inside the room. Work is queued on the device's own
- * stream by the calling thread; what the host wants to know comes back in one copy of a few hundred bytes a matrix. */
+/* CUDA memory for linear algebra: a slice of a batch goes through an operator at a time. The calling thread queues
+ * work on the device's internal stream. Results for the host come back in one copy of a few hundred bytes a matrix. */
 #ifndef DC_LINALG_BATCH_SLICE_CUDA_H
 #define DC_LINALG_BATCH_SLICE_CUDA_H
 
 #include "kernels/cuda/kernels_cuda.h"
 #include "linalg/linalg.h"
 
-enum { DC__BATCH_SLICE_BYTES = 256 << 20 }; /* beyond that one matrix or sample more hides no launch */
+enum { DC__BATCH_SLICE_BYTES = 256 << 20 }; /* larger slices no longer hide launch latency */
 
-/* A few matrices of a batch that go through an operator together, in memory of the device. */
+/* A slice of a batch: matrices that go through an operator together, in device memory. */
 typedef struct dc__batch_slice {
   dc_linalg *l;
   dc_stream *stream;
-  void *gemm_workspace; /* what products may use */
+  void *gemm_workspace; /* for matrix products */
   dc__cuda_matrix_stats *reports;
-  dc__cuda_matrix_stats host_reports[DC__CUDA_BATCH_SLICE]; /* reports, as they came last */
+  dc__cuda_matrix_stats host_reports[DC__CUDA_BATCH_SLICE]; /* `reports` as of the latest sync */
   double *sums;                                             /* [count, rows] */
   char *matrices;                                           /* the operator's own, 256-byte aligned */
   int64_t first;                                            /* matrix of the batch */
-  int32_t count, max_count;                                 /* matrices now; in any flight of the batch */
+  int32_t count, max_count;                                 /* matrices in this slice; in any slice of the batch */
 } dc__batch_slice;
 
-/* Takes scratch for flights through a batch: `bytes` of squares and `rows` sums a matrix, and `more` behind all of the
- * squares. max_count 0: nothing to compute. */
+/* Allocates scratch for the slices of a batch: `bytes` of squares and `rows` sums a matrix, and `more` bytes behind
+ * all squares. max_count is 0 if there is nothing to compute. */
 dc_status dc__batch_slice_init(dc__batch_slice *f, dc_linalg *l, const char *fn, int64_t batch, int64_t rows,
                                size_t bytes, size_t more);
-/* `count` matrices of the flight, from its matrix `begin` on, as a flight. */
+/* The part of a slice with `count` matrices from its matrix `begin` on. */
 dc__batch_slice dc__batch_slice_subslice(const dc__batch_slice *f, int32_t begin, int32_t count);
-/* On to the matrices from `first`; false: there are none. Reports become zeros. */
+/* Moves on to the matrices from `first` and clears the reports. Returns false at the end of the batch. */
 bool dc__batch_slice_advance(dc__batch_slice *f, int64_t first, int64_t batch);
-/* Waits, and brings the reports here. */
+/* Copies the reports to host_reports and waits. */
 void dc__batch_slice_sync_reports(dc__batch_slice *f);
-void dc__batch_slice_clear_reports(dc__batch_slice *f); /* reports become zeros */
+void dc__batch_slice_clear_reports(dc__batch_slice *f); /* sets reports to zero */
 
-/* One matrix as kernels take it; the flight's alone, and dense ones of the flight's own. */
+/* Views for kernels: one matrix, the slice's part of a batch, and dense matrices in the slice's own memory. */
 dc__cuda_matrices dc__mat_cuda_view(const dc__mat *mat);
 dc__cuda_matrices dc__batch_slice_view(const dc__batch_slice *f, const dc__mat *mat);
 dc__cuda_matrices dc__batch_slice_dense_view(const dc__batch_slice *f, void *data, int32_t dtype, int64_t rows,
                                              int64_t cols);
 
-/* reports: the largest entry of each matrix and, where `mirrored`, how far it is from symmetric. */
+/* Sets reports to each matrix's largest entry and, if `mirrored`, its asymmetry. */
 void dc__batch_slice_measure(dc__batch_slice *f, const dc__cuda_matrices *from, bool mirrored);
-/* reports: the largest sum of a row, or the sum of squares. */
+/* Sets reports to the largest row sum, or to the sum of squares. */
 void dc__batch_slice_reduce(dc__batch_slice *f, const dc__cuda_matrices *from, bool squares);
-/* Matrix i of the flight into memory here, dense, which is the caller's to free, by way of as much of the device's at
- * `through`; false: there is no memory. */
+/* Copies matrix i of the slice to dense host memory, which the caller frees. `staging` is device memory of the same
+ * size. Returns false if out of memory. */
 bool dc__batch_slice_copy_to_host(dc__batch_slice *f, const dc__mat *mat, int32_t i, void *staging, dc__mat *host);
-/* The bits of a magnitude, as a number. */
+/* Reinterprets the bits of a magnitude as a double. */
 double dc__double_from_bits(uint64_t bits);
 
 #endif

@@ -1,4 +1,4 @@
-/* Handles of second-order calls: threads, solver, scratch memory. */
+/* Linear algebra handles: threads, solver, scratch memory. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ dc_status dc__linalg_create(dc_device *device, const dc_linalg_options *options,
     return status;
   }
   l->solver = "libdc";
-  if (options->plain == 0 && dc__blas_open(NULL, &l->blas) == DC_OK) { /* without one, the plain solver is there */
+  if (options->plain == 0 && dc__blas_open(NULL, &l->blas) == DC_OK) { /* without LAPACK the reference solver is used */
     const char *slash = strrchr(l->blas->path, '/');
     l->solver = slash != NULL ? slash + 1 : l->blas->path;
   }
@@ -30,7 +30,7 @@ dc_status dc__linalg_create(dc_device *device, const dc_linalg_options *options,
 }
 
 static int32_t scratch_kind(const dc_linalg *l) {
-  return dc__linalg_is_cuda(l) ? DC_MEMORY_DEVICE : DC_MEMORY_HOST;
+  return dc__linalg_work_of(l)->memory_kind;
 }
 
 static void free_scratch(dc_linalg *l) {
@@ -116,7 +116,7 @@ dc_status dc__linalg_scratch(dc_linalg *l, const char *fn, size_t bytes, void **
   if (bytes > l->scratch_bytes || l->scratch == NULL) {
     void *grown;
     if (l->scratch != NULL && dc__linalg_is_cuda(l)) {
-      dc__device_sync_internal(l->device, NULL); /* what was queued before may use it */
+      dc__device_sync_internal(l->device, NULL); /* queued work may still use it */
     }
     free_scratch(l);
     dc_status status = l->device->ops->alloc(l->device, bytes, scratch_kind(l), &grown);

@@ -21,7 +21,7 @@ dc_status dc__mat_check_dtype(const char *fn, const char *arg, int32_t dtype, co
                                     dc_dtype_name(wanted), other);
 }
 
-/* A length of 0 or 1 needs no stride: gives it the one that makes the matrix dense. */
+/* Sets the stride of a dimension of length 0 or 1 to the one that makes the matrix dense. */
 static void normalise_strides(dc__mat *m) {
   bool by_rows = m->col_stride == 1 || m->cols <= 1;
   if (by_rows) {
@@ -137,7 +137,7 @@ dc__gemm dc__mat_gemm(const dc__mat *a, const dc__mat *b, double alpha, double b
                 .beta = beta};
   operand(a, &g.trans_a, &g.lda);
   operand(b, &g.trans_b, &g.ldb);
-  g.a = g.a != NULL ? g.a : out->data; /* empty, so never read; but places in it are computed */
+  g.a = g.a != NULL ? g.a : out->data; /* empty, so never read; but offsets into it are computed */
   g.b = g.b != NULL ? g.b : out->data;
   return g;
 }

@@ -1,4 +1,4 @@
-/* AdamW: both moments, and with amsgrad the largest second one so far. */
+/* AdamW: both moments, and with amsgrad the largest second moment so far. */
 #include "optim/optim_internal.h"
 
 static const char *adamw_fixed_option_changed(const void *options, const void *old) {

@@ -1,5 +1,5 @@
-/* The state as bytes, and back. One walk over header, parameters and pieces says what the format is; it measures,
- * writes, compares and restores. Numbers are of eight bytes, little-endian as the platforms are; a checksum ends it. */
+/* The state as bytes, and back. One walk over header, parameters and pieces defines the format; it measures, writes,
+ * compares and restores. Numbers have eight bytes, little-endian as the platforms are. A checksum comes last. */
 #include "optim/optim_internal.h"
 
 enum { VERSION = 1, MAGIC_BYTES = 8, HEAD_BYTES = 24 }; /* magic, version, bytes in all */
@@ -10,13 +10,13 @@ enum mode { MEASURE, WRITE, COMPARE, RESTORE };
 typedef struct walk {
   int32_t mode;
   const char *fn;
-  dc_device *device;         /* of the pieces that are not the host's */
+  dc_device *device;         /* of pieces in device memory */
   unsigned char *to;         /* WRITE */
   const unsigned char *from; /* COMPARE, RESTORE */
   size_t at, bytes;
 } walk;
 
-/* The next `bytes` of the block, which are those of `data`; false: COMPARE, and there are none left. */
+/* The next `bytes` of the saved state, for `data`. COMPARE returns false past the end. */
 static bool walk_bytes(walk *w, void *data, size_t bytes) {
   if (w->mode == COMPARE && bytes > w->bytes - w->at) {
     return false;
@@ -32,14 +32,14 @@ static bool walk_bytes(walk *w, void *data, size_t bytes) {
 
 /* The same for a piece's memory. */
 static bool walk_piece_data(walk *w, const dc__optim_piece *piece, size_t bytes) {
-  dc_stream *here = piece->on_host ? NULL : w->device->internal_stream;
+  dc_stream *stream = piece->on_host ? NULL : w->device->internal_stream;
   if (w->mode == COMPARE && bytes > w->bytes - w->at) {
     return false;
   }
   if (w->mode == WRITE) {
-    dc__stream_copy(here, w->to + w->at, piece->data, bytes);
+    dc__stream_copy(stream, w->to + w->at, piece->data, bytes);
   } else if (w->mode == RESTORE) {
-    dc__stream_copy(here, piece->data, w->from + w->at, bytes);
+    dc__stream_copy(stream, piece->data, w->from + w->at, bytes);
   }
   dc__device_sync_internal(w->device, NULL);
   w->at += bytes;
@@ -51,7 +51,7 @@ static dc_status fail_truncated(const walk *w) {
                   DC__PLURAL_S(w->bytes));
 }
 
-/* Bytes that must be the same in the block. */
+/* Bytes that must match the saved state. */
 static dc_status walk_constant(walk *w, const void *data, size_t bytes, dc_status status, const char *what,
                                int64_t index) {
   if (w->mode == COMPARE && bytes <= w->bytes - w->at && memcmp(w->from + w->at, data, bytes) != 0) {
@@ -60,11 +60,11 @@ static dc_status walk_constant(walk *w, const void *data, size_t bytes, dc_statu
                                 index);
   }
   unsigned char copy[64];
-  memcpy(copy, data, bytes); /* RESTORE writes it again */
+  memcpy(copy, data, bytes); /* RESTORE overwrites it with the same */
   return walk_bytes(w, copy, bytes) ? DC_OK : fail_truncated(w);
 }
 
-/* Numbers of steps and the like, of which nobody makes so many that they overflow. */
+/* Counters, too small in practice to overflow. */
 static dc_status check_counts(const walk *w, const dc__optim_piece *piece, int64_t index) {
   for (int64_t i = 0; i < piece->numel; i++) {
     int64_t count;
@@ -150,7 +150,7 @@ dc_status dc__optim_save(dc_optimizer *o, const char *fn, void *memory, size_t b
   return DC_OK;
 }
 
-/* That these are bytes which dc__optim_save() wrote, all of them. */
+/* Checks that these bytes are a complete dc__optim_save(). */
 static dc_status check_block(const char *fn, const unsigned char *from, size_t bytes) {
   uint64_t head[2];
   uint64_t sum;

@@ -1,7 +1,6 @@
-/* What AdamW and SGD have in common: state that is as long as the part, constants of a step, and one pass over all
- * elements, on the threads here or by the kernels of a device with memory of its own. There the steps are counted in
- * the device's memory, and what a step multiplies with is computed from the counts by the same text as here: so a step
- * that the device itself decides about needs nothing of the host. */
+/* Common parts of AdamW and SGD: state as long as the part, constants of a step, and one pass over all elements, on
+ * the threads or by kernels. On a device the steps are counted in device memory, and a step's factors are computed
+ * there by the same code. So a step that the device itself may skip needs nothing of the host. */
 #include "optim/optim_internal.h"
 
 static const dc__elementwise_rules *rules_of(const dc_optimizer *o) {

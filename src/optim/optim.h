@@ -1,5 +1,5 @@
-/* Optimizers: the one header of the room. The public functions of src/api read and check the caller's options and
- * tensors, lock the handle, and call inward. */
+/* Optimizers: the header of the module. The public functions of src/api check the caller's options and tensors, lock
+ * the handle, and call inward. */
 #ifndef DC_OPTIM_H
 #define DC_OPTIM_H
 
@@ -17,22 +17,22 @@ typedef struct dc__optim_param {
   int64_t *shape; /* of the whole parameter */
   int64_t numel;  /* of the whole parameter */
   int64_t offset, count;
-  int64_t *step;           /* piece "step": steps made before this one; the frame counts, or kernels (queue.c) */
-  float *master;           /* piece "master"; NULL: float32 weights */
-  dc__optim_piece *pieces; /* a list, so that views of them stay where they are */
+  int64_t *step;           /* piece "step": steps completed; counted by the host, or by kernels (stream_step.c) */
+  float *master;           /* piece "master"; NULL for float32 weights */
+  dc__optim_piece *pieces; /* a linked list, so views stay valid */
 } dc__optim_param;
 
 /* A step's tensors of one parameter. */
 typedef struct dc__optim_io {
   void *weight;
   const void *grad;
-  int32_t grad_dtype; /* DC_DTYPE_NONE: no gradient, nothing happens to the parameter */
+  int32_t grad_dtype; /* DC_DTYPE_NONE without a gradient: the parameter stays unchanged */
   int64_t first;      /* for param_update_cpu.c */
 } dc__optim_io;
 
 typedef struct dc__optim_group {
   double lr;
-  double *device_lr; /* the same in the device's memory, where kernels count the steps */
+  double *device_lr; /* the learning rate in device memory, if kernels count the steps */
   bool check_finite;
   int64_t params;
   void *options; /* the kind's, with defaults filled in */
@@ -40,51 +40,51 @@ typedef struct dc__optim_group {
 
 struct dc_optimizer {
   const dc__optim_kind *kind;
-  dc_linalg *linalg; /* private: its mutex is the optimizer's, its scratch the kinds'; the pool is shared */
-  dc_comm *comm;     /* private; NULL: one rank */
+  dc_linalg *linalg; /* private; the pool is shared. The optimizer locks its mutex, kinds use its scratch */
+  dc_comm *comm;     /* private; NULL for one rank */
   dc__arena *arena;  /* of the state */
   dc__optim_param *params;
-  dc__optim_io *io; /* as many as params; of the step under way */
+  dc__optim_io *io; /* [params], of the step in progress */
   int64_t count, capacity, io_capacity;
-  int64_t prepared; /* parameters whose state exists */
+  int64_t prepared; /* parameters with state */
   dc__optim_group *groups;
   int64_t group_count, group_capacity;
-  dc__update_status *device_state; /* on a device with memory of its own, in that */
-  double grad_scale;               /* of the step under way */
-  bool found_nonfinite;     /* the caller has found a gradient of it that is not finite, here or on another rank */
-  const float *loss_scale;  /* the caller's, read in each step; NULL: 1 */
-  const float *found_inf;   /* likewise; NULL: 0 */
-  dc_stream *stream;        /* the caller's, on which steps are queued; NULL: they are done when the call returns */
-  dc_event *done;           /* what was queued on it; NULL: there was none yet */
-  dc_optimizer_stats stats; /* counters; what is memory and bytes is filled in when asked for */
+  dc__update_status *device_state; /* in device memory; NULL on the CPU */
+  double grad_scale;               /* of the step in progress */
+  bool found_nonfinite;            /* from the caller or another rank: a gradient is not finite */
+  const float *loss_scale;         /* the caller's, read in each step; NULL for 1 */
+  const float *found_inf;          /* likewise; NULL for 0 */
+  dc_stream *stream;               /* the caller's, for queued steps; NULL if steps are synchronous */
+  dc_event *done;                  /* after the last step queued on it; NULL before */
+  dc_optimizer_stats stats;        /* counters; memory and bytes are filled in by queries */
 };
 
 /* ---- handles, groups, parameters, steps (optimizer.c) ----
  *
- * All but dc__optim_create() and dc__optim_destroy() want the handle locked. fn is the public function's name. */
+ * All but dc__optim_create() and dc__optim_destroy() need the handle locked. fn is the public function's name. */
 
-/* options: of group 0, checked, defaults filled in; as large as the kind says. comm NULL: one rank; else copied. */
+/* options: of group 0, checked, with defaults, of the kind's size. comm is copied; NULL for one rank. */
 dc_status dc__optim_create(const dc__optim_kind *kind, const char *fn, const dc_linalg *linalg, dc_comm *comm,
                            const void *options, bool check_finite, dc_optimizer **optimizer);
 void dc__optim_destroy(dc_optimizer *o);
 /* DC_E_STATE unless the optimizer is of this kind. */
 dc_status dc__optim_check_kind(const dc_optimizer *o, const char *fn, const dc__optim_kind *kind);
-/* group: up to the number of groups, which adds one. options as in dc__optim_create(). */
+/* group: at most the number of groups, which adds one. options as in dc__optim_create(). */
 dc_status dc__optim_set_group(dc_optimizer *o, const char *fn, int32_t group, const void *options, bool check_finite);
 dc_status dc__optim_set_lr(dc_optimizer *o, const char *fn, int32_t group, double lr);
 dc_status dc__optim_add_param(dc_optimizer *o, const char *fn, int32_t group, const int64_t *shape, int32_t ndim,
                               int64_t offset, int64_t count, int32_t dtype, int64_t *index);
-/* o->io is filled in. `status`: whether the arguments were in order; the other ranks hear of it, and the call fails. */
+/* o->io is filled in. `status`: of the arguments' check; a failure is sent to the other ranks, and the step fails. */
 dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, double grad_scale);
-/* The caller's memory, where weights are. */
+/* The caller's memory for weights. */
 void dc__optim_set_loss_scale(dc_optimizer *o, const float *loss_scale, const float *found_inf);
-int64_t dc__optim_steps(dc_optimizer *o, const char *fn); /* -1: they cannot be read, last error set */
+int64_t dc__optim_steps(dc_optimizer *o, const char *fn); /* -1 if they cannot be read, with the last error set */
 dc_status dc__optim_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats);
 
-/* ---- steps on a stream (queue.c) ---- */
+/* ---- steps on a stream (stream_step.c) ---- */
 
 dc_status dc__optim_set_stream(dc_optimizer *o, const char *fn, dc_stream *stream);
-/* Until a step that is queued on a stream of the CPU is done, which uses the handle itself. Before all else. */
+/* Waits for a step queued on a CPU stream, which uses the handle itself. Called before all else. */
 dc_status dc__optim_wait_task(const dc_optimizer *o);
 
 /* ---- K-FAC's layers (kfac.c) ---- */

@@ -1,5 +1,5 @@
-/* What the files of this room share. A kind of optimizer is a table of functions and a struct that begins with
- * dc_optimizer; the frame in optimizer.c has done everything that is common before it calls one. */
+/* Shared by the module's files. A kind of optimizer is a table of functions and a struct that begins with
+ * dc_optimizer. optimizer.c does the common work before it calls a kind. */
 #ifndef DC_OPTIM_INTERNAL_H
 #define DC_OPTIM_INTERNAL_H
 
@@ -8,9 +8,8 @@
 
 #include "optim/optim.h"
 
-/* A piece of a parameter's state. What a kind keeps from one step to the next is in pieces and nowhere else, and it
- * keeps nothing that is derived from them: so they are saved and loaded, and written by the caller between steps,
- * without the kind knowing. */
+/* A piece of a parameter's state. All that a kind keeps between steps is in pieces, and nothing derived from them is
+ * kept. So pieces can be saved, loaded, and written by the caller between steps, without the kind's help. */
 struct dc__optim_piece {
   dc__optim_piece *next;
   char name[24];
@@ -18,23 +17,23 @@ struct dc__optim_piece {
   int32_t ndim; /* 0 to 2 */
   int64_t shape[2];
   int64_t numel;
-  bool on_host;  /* memory of the host's, wherever the rest lies: what it counts itself */
-  bool borrowed; /* memory that the kind takes back */
+  bool on_host;  /* in host memory wherever the weights are, for the host's counters */
+  bool borrowed; /* memory that the kind releases */
   void *data;
 };
 
 /* A kind's name, sizes and functions. */
 struct dc__optim_kind {
-  const char *name;    /* in texts and saved states, at most 15 characters */
+  const char *name;    /* in error texts and saved states, at most 15 characters */
   size_t size;         /* of its struct */
   size_t options_size; /* of its options */
-  bool matrices;       /* multiplies and decomposes them, on a device with memory of its own too */
-  int32_t exponent;    /* gradients that are looked at must be below 2^exponent, 50 or 128: finite */
-  const void *rules;   /* what several kinds that share functions differ in */
+  bool matrices;       /* uses linear algebra, on a device too */
+  int32_t exponent;    /* checked gradients must be below 2^exponent, 50 or 128: finite */
+  const void *rules;   /* parameters of kinds that share functions */
   /* What must stay as it is in the options of a group that has parameters, and does not; NULL: all is well. A NULL
    * function: it always is. */
   const char *(*fixed_option_changed)(const void *options, const void *old);
-  /* Whether it takes parameters of this shape, in a group of these options; DC_E_SHAPE: it does not. NULL: of any. */
+  /* Whether it supports parameters of this shape and options, or DC_E_SHAPE. NULL for any. */
   dc_status (*accept)(const char *fn, const void *options, const int64_t *shape, int32_t ndim);
   /* Adds the pieces of the parameters from `first` on, and what else they need. Called when the state is first needed
    * after parameters were added; communicates nothing. May fail, and is then called again: pieces that are there
@@ -50,9 +49,9 @@ struct dc__optim_kind {
    * at the gradients, in o->look, the counts, and what step() would do. Fails before anything is queued. NULL: steps
    * take place within calls. */
   dc_status (*enqueue)(dc_optimizer *o, const char *fn);
-  /* Adds what the kind knows. NULL: nothing. */
+  /* Adds the kind's statistics. NULL for none. */
   void (*stats)(const dc_optimizer *o, dc_optimizer_stats *stats);
-  /* Frees what the struct has beside the head. NULL: nothing. */
+  /* Frees the struct's own members. NULL for none. */
   void (*destroy)(dc_optimizer *o);
 };
 
@@ -63,91 +62,91 @@ static inline bool dc__optim_has_grad(const dc_optimizer *o, const dc__optim_par
   return o->io[p - o->params].grad_dtype != DC_DTYPE_NONE;
 }
 
-/* Everything that was added has its pieces. (optimizer.c) */
+/* Creates the pieces of all added parameters. (optimizer.c) */
 dc_status dc__optim_prepare(dc_optimizer *o, const char *fn);
-/* Whether a group wants the gradients looked at first. */
+/* Whether a group's gradients are checked first. */
 bool dc__optim_checks_finite(const dc_optimizer *o);
 
 /* ---- before a step (step_consensus.c) ---- */
 
-/* Reads the caller's loss scale into o->grad_scale, and whether he has found a gradient that is not finite into
- * o->told. */
+/* Reads the caller's loss scale into o->grad_scale, and whether the caller found a nonfinite gradient into
+ * o->found_nonfinite. */
 dc_status dc__optim_read_grad_scaler(dc_optimizer *o);
-/* The same by a kernel, into o->look: what gradients are to be multiplied with; NULL: the caller says nothing. */
+/* The same by a kernel, into o->device_state. Returns the factor of gradients, or NULL if the caller sets neither. */
 const float *dc__optim_read_grad_scaler_cuda(const dc_optimizer *o, dc_stream *on);
-/* Tells the other ranks how it stands here, and hears how it stands there; o->told: some rank was. */
+/* Exchanges step status with the other ranks. o->found_nonfinite: set if it is on any rank. */
 dc_status dc__optim_step_consensus(dc_optimizer *o, const char *fn, dc_status status, int64_t bad);
 
-/* ---- steps on a stream (queue.c) ---- */
+/* ---- steps on a stream (stream_step.c) ---- */
 
-/* Whether kernels count the steps: a parameter's step is the first number of a dc__update_step_state then. */
+/* Whether kernels count the steps; a parameter's step is then the first number of a dc__update_step_state. */
 bool dc__optim_counts_on_device(const dc_optimizer *o);
-/* Whether a step is queued: there, or as a task of the caller's stream. */
+/* Whether steps are queued: on a device, or as a task of the caller's stream. */
 bool dc__optim_is_async(const dc_optimizer *o);
-/* The same look, counts and factors, of `kernel`, of all parameters with gradients: what enqueue() begins with. Sets
- * the batch's found and scale. */
+/* The beginning of enqueue(): checks gradients, counts steps and computes factors, for `kernel`, of all parameters
+ * with gradients. Sets the batch's found and scale. */
 typedef void (*dc__optim_rule_fn)(const void *options, dc__update_rule *to);
 void dc__optim_begin_step_cuda(dc_optimizer *o, int32_t kernel, dc__optim_rule_fn rule, dc__update_batch *batch);
 dc__update_step_state *dc__optim_step_record(const dc__optim_param *p);
-/* Such a step, on o->stream, or without one until it is done. */
+/* Queues such a step on o->stream; without one, waits until it is done. */
 dc_status dc__optim_enqueue(dc_optimizer *o, const char *fn, dc__task_fn task);
 /* Waits for o->stream. DC_E_STATE while it is captured. */
 dc_status dc__optim_synchronize(const dc_optimizer *o, const char *fn);
-/* Learning rates in the device's memory: makes those that are missing; says one, in the order of the stream. */
+/* Learning rates in device memory: allocates missing ones; sets one, in stream order. */
 dc_status dc__optim_alloc_device_lr(dc_optimizer *o, const char *fn);
 dc_status dc__optim_set_device_lr(const dc_optimizer *o, const char *fn, double *device_lr, double lr);
-/* What was counted there of steps as a whole. */
+/* Counters of whole steps, kept on the device. */
 dc_status dc__optim_read_device_state(const dc_optimizer *o, dc_optimizer_stats *stats);
 
 /* ---- pieces (state.c) ---- */
 
-/* Memory of a piece, zeroed, from the optimizer's arena; if there is a piece of this name, its memory. NULL: no memory,
- * last error set. */
+/* A piece's memory, zeroed, from the optimizer's arena; or that of the existing piece of this name. NULL if out of
+ * memory, with the last error set. */
 void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name, int32_t dtype, const int64_t *shape,
                           int32_t ndim);
-/* The same in memory of the kind's, zeroed, that outlives it. */
+/* The same in zeroed memory of the kind's, which outlives the piece. */
 void *dc__optim_add_borrowed_piece(dc__optim_param *p, const char *name, int32_t dtype, const int64_t *shape,
                                    int32_t ndim, void *memory);
-/* NULL: there is none of this name. */
+/* NULL if there is none of this name. */
 dc__optim_piece *dc__optim_find_piece(const dc__optim_param *p, const char *name);
 void dc__optim_free_pieces(dc_optimizer *o, dc__optim_param *p);
 
-/* ---- on a device with memory of its own (there.c) ---- */
+/* ---- on a device (param_update_cuda.c) ---- */
 
 bool dc__optim_is_cuda(const dc_optimizer *o);
-/* Kernels want elements at multiples of their size. */
+/* Kernels need elements aligned to their size. */
 dc_status dc__optim_check_alignment(const dc_optimizer *o, const char *fn);
 /* A step's tensors of a parameter, into its span. */
 void dc__optim_fill_span(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span);
-/* Fills in state and factors of a parameter's span; false: it is left out. */
+/* Fills in state and factors of a parameter's span. Returns false to skip it. */
 typedef bool (*dc__optim_span_fn)(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span);
-/* Queues launches for all parameters with gradients, as the batch says for the rest; kind: enum dc__update_kind. */
+/* Queues launches for all parameters with gradients; the batch has the other arguments. kind: enum dc__update_kind. */
 void dc__optim_launch_spans(const dc_optimizer *o, dc_stream *on, int32_t kind, dc__update_batch *batch,
                             dc__optim_span_fn fn);
-/* The same of one parameter that has a gradient: the batch's one span, whose state and factors are the caller's. */
+/* The same for one parameter with a gradient: the batch's one span, with the caller's state and factors. */
 void dc__optim_launch_param(const dc_optimizer *o, int32_t kind, const dc__optim_param *p, dc__update_batch *batch);
-/* Looks for gradients that the group wants looked at and are too large: into o->look. scale:
- * dc__optim_read_grad_scaler_cuda()'s, NULL: there was none. */
+/* Checks for too large gradients, in groups that want it, into o->device_state. scale:
+ * dc__optim_read_grad_scaler_cuda()'s; NULL without. */
 void dc__optim_scan_nonfinite_cuda(const dc_optimizer *o, dc_stream *on, const float *scale);
-/* The first such parameter; o->count: none; more: the caller has found one. Waits for the device's own stream, on which
- * the look was. */
+/* The first such parameter; o->count if there is none; more if the caller found one. Waits for the internal stream,
+ * which did the check. */
 dc_status dc__optim_first_nonfinite_cuda(const dc_optimizer *o, int64_t *index);
 
 /* ---- work on single elements (param_update_cpu.c) ---- */
 
 enum { DC__OPTIM_TILE = 1024 }; /* elements of an intermediate on the stack */
 
-/* fn for all elements of the parameters that have gradients, in parts, on the threads. */
+/* Runs fn on all elements of the parameters with gradients, in parts, on the threads. */
 typedef void (*dc__optim_part_fn)(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, void *arg);
 void dc__optim_each_part(dc_optimizer *o, dc__optim_part_fn fn, void *arg);
 
 /* `count` elements of a parameter's gradient, from element `from` of the part on, as float32 times grad_scale: in
- * `tile`, or the caller's own memory where it is that already. */
+ * `tile`, or in place if that is already so. */
 const float *dc__optim_grad(const dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count,
                             float tile[DC__OPTIM_TILE]);
 
-/* A tile with its weights as float32, which fn changes. 16-bit weights: a part of the master, brought up to date before
- * and rounded into the weight after. */
+/* A tile with its weights as float32, which fn changes. For 16-bit weights it is a part of the master, synchronised
+ * before and rounded into the weight after. */
 typedef struct dc__optim_tile {
   const dc__optim_param *param;
   int64_t from, count; /* elements of the part */
@@ -155,18 +154,18 @@ typedef struct dc__optim_tile {
   const float *grad; /* times grad_scale */
 } dc__optim_tile;
 typedef void (*dc__optim_tile_fn)(dc_optimizer *o, const dc__optim_tile *tile, void *arg);
-/* fn for all elements of one parameter, which has a gradient, in tiles, on the threads. */
+/* Runs fn on all elements of one parameter with a gradient, in tiles, on the threads. */
 void dc__optim_param_tiles(dc_optimizer *o, const dc__optim_param *p, dc__optim_tile_fn fn, void *arg);
 
 /* ---- AdamW and SGD (elementwise.c) ---- */
 
 typedef struct dc__elementwise {
   dc_optimizer head;
-  dc__update_span *params; /* state of each; here, a step's tensors and factors too */
+  dc__update_span *params; /* state of each; on the CPU also a step's tensors and factors */
   int64_t capacity;
 } dc__elementwise;
 
-/* What a text says beside "finite" of the gradients that are allowed. */
+/* Added to "finite" in error texts about allowed gradients. */
 static inline const char *dc__optim_limit(const dc_optimizer *o) {
   return o->kind->exponent < 128 ? ", or not below 2^50" : "";
 }

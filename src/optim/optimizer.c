@@ -1,4 +1,4 @@
-/* Handles, groups and parameters, and the frame of a step: what all kinds have in common. */
+/* Handles, groups and parameters, and the common part of a step. */
 #include "optim/optim_internal.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 /* ---- handles ---- */
 
 void dc__optim_destroy(dc_optimizer *o) {
-  if (o->done != NULL) { /* what is queued uses all of it */
+  if (o->done != NULL) { /* queued work uses all of it */
     dc__event_wait(o->done, NULL);
     o->done->device->ops->event_destroy(o->done);
   }
@@ -37,8 +37,7 @@ void dc__optim_destroy(dc_optimizer *o) {
   dc__free(o);
 }
 
-/* A handle of the optimizer's own: one that ranks on threads share would keep a step's lock from the others, who are
- * waited for. */
+/* A private handle. If ranks on threads shared one, its lock during a step would block ranks that are waited for. */
 static dc_status copy_linalg(const dc_linalg *linalg, dc_linalg **copy) {
   dc_linalg_options options = DC_LINALG_OPTIONS_INIT;
   options.threads = dc__threadpool_threads(linalg->pool);
@@ -236,7 +235,7 @@ bool dc__optim_checks_finite(const dc_optimizer *o) {
   return wanted;
 }
 
-/* The first parameter whose gradient is not finite; o->count: none, or nobody wants to know. */
+/* The first parameter with a nonfinite gradient; o->count if there is none, or checks are off. */
 static dc_status first_nonfinite(dc_optimizer *o, int64_t *index) {
   atomic_llong first = o->count;
   const bool wanted = dc__optim_checks_finite(o);
@@ -251,7 +250,7 @@ static dc_status first_nonfinite(dc_optimizer *o, int64_t *index) {
   return DC_OK;
 }
 
-/* What all agree on. */
+/* The agreed step. */
 static dc_status run_step(dc_optimizer *o, const char *fn) {
   DC__TRY(o->kind->step(o, fn));
   for (int64_t i = 0; i < o->count; i++) {
@@ -263,7 +262,7 @@ static dc_status run_step(dc_optimizer *o, const char *fn) {
   return DC_OK;
 }
 
-/* A step on a stream of the CPU, of a kind that does not communicate and cannot fail here. */
+/* A step on a CPU stream, of a kind that does not communicate and cannot fail. */
 static void run_step_task(void *args) {
   dc_optimizer *o = *(dc_optimizer **)args;
   int64_t bad = o->count;
@@ -313,7 +312,7 @@ dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, doub
   return status == DC_OK && !skipped ? run_step(o, fn) : status;
 }
 
-/* ---- what there is to know ---- */
+/* ---- queries ---- */
 
 int64_t dc__optim_steps(dc_optimizer *o, const char *fn) {
   enum { CHUNK = 64 };

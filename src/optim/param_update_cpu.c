@@ -1,23 +1,23 @@
-/* Work on single elements of parameters: cut into chunks, on the threads, and where what is converted is kept, into
- * tiles that fit the first-level cache. */
+/* Element-wise work on parameters: cut into chunks, on the threads, and for converted values into tiles that fit the
+ * first-level cache. */
 #include <stdatomic.h>
 
 #include "optim/optim_internal.h"
 
-enum { CHUNK = 16 * DC__OPTIM_TILE }; /* elements that a thread takes at a time */
+enum { CHUNK = 16 * DC__OPTIM_TILE }; /* elements per task */
 
 typedef struct job {
   dc_optimizer *o;
   dc__optim_part_fn fn;
   void *arg;
-  const dc__optim_param *param; /* the only one; NULL: all */
+  const dc__optim_param *param; /* for one parameter; NULL for all */
 } job;
 
 static int64_t chunk_count(const dc_optimizer *o, int64_t i) {
   return o->io[i].grad_dtype == DC_DTYPE_NONE ? 0 : (o->params[i].count + CHUNK - 1) / CHUNK;
 }
 
-/* The last parameter that has no more than `chunk` chunks before it. */
+/* The last parameter with at most `chunk` chunks before it. */
 static int64_t param_of(const dc_optimizer *o, int64_t chunk) {
   int64_t low = 0;
   int64_t high = o->count;
@@ -56,7 +56,7 @@ void dc__optim_each_part(dc_optimizer *o, dc__optim_part_fn fn, void *arg) {
   }
 }
 
-/* Whether floats are there that can be used in place: the caller's memory may begin at any address. */
+/* Whether the memory can be used as float in place: the caller's may have any alignment. */
 static bool is_aligned_f32(const void *data, int32_t dtype) {
   return dtype == DC_FLOAT32 && (uintptr_t)data % sizeof(float) == 0;
 }

@@ -1,5 +1,4 @@
-/* Steps on a device with memory of its own: what the host computes in tiles, the device's kernels compute of whole
- * parameters, a few to a launch, in the order of a stream. */
+/* Steps on a device: kernels update whole parameters, a few a launch, in stream order. */
 #include "optim/optim_internal.h"
 
 bool dc__optim_is_cuda(const dc_optimizer *o) {
@@ -75,7 +74,7 @@ static bool span_is_checked(const dc_optimizer *o, const dc__optim_param *p, dc_
 void dc__optim_scan_nonfinite_cuda(const dc_optimizer *o, dc_stream *on, const float *scale) {
   dc__update_batch batch = {
       .exponent = o->kind->exponent, .indices = o->count, .found = &o->device_state->found, .scale = scale};
-  if (scale == NULL) { /* who heeds begins it */
+  if (scale == NULL) { /* otherwise dc__optim_read_grad_scaler_cuda() has done so */
     dc__stream_zero(on, &o->device_state->found, sizeof o->device_state->found);
   }
   dc__optim_launch_spans(o, on, DC__UPDATE_SCAN_OVERFLOW, &batch, span_is_checked);

@@ -1,7 +1,6 @@
-/* Gradients to the owners of blocks, directions back. Flows go in windows: one buffer holds a window's parameters
- * whole, one after the other, so a rank needs memory for the largest parameter and its own blocks, not for the model.
- * A gradient is gathered in its own order of elements; directions are gathered in the order of owners, so that each
- * rank sends one piece, and are put back in place by every rank for its own part. */
+/* Gradients to the owners of blocks, directions back, in windows of parameters that one buffer holds whole. So a rank
+ * needs memory for the largest parameter and its own blocks only. Gradients are gathered in element order, directions
+ * in owner order, so each rank sends one piece, and every rank unpacks its own part. */
 #include "optim/redistribute.h"
 
 #include <inttypes.h>
@@ -9,23 +8,23 @@
 
 enum { WINDOW_ELEMENTS = 1 << 22 }; /* elements that are worth one round */
 
-/* Products on a device read 16 bytes at a time where all operands begin at such a place, and may add in another order
- * then: so that a block's bits do not depend on where it lies, it begins at one. */
+/* GEMM on a device reads 16 bytes at a time if all operands are so aligned, and may then add in another order.
+ * Aligned blocks make the bits independent of their position. */
 enum { DEVICE_ALIGNMENT = 4 };
 
-/* A block: where it is among those of its owner, and among all of its flow sorted by owner. */
+/* A block's offsets: among its owner's blocks, and in its flow sorted by owner. */
 typedef struct block_offset {
-  int64_t own;    /* in `owned`; -1: another rank's */
+  int64_t own;    /* in `owned`; -1 if another rank's */
   int64_t packed; /* from the flow's begin */
 } block_offset;
 
 typedef struct entry {
   dc__redist_entry in;
   block_offset *offsets;
-  dc__range *parts;     /* of each rank, in the parameter */
-  dc__range *packed;    /* of each rank, in the order of owners */
-  int64_t packed_count; /* elements in a window: as many as are packed */
-  int64_t own;          /* where this rank's blocks begin in `owned` */
+  dc__range *parts;     /* of each rank, in element order */
+  dc__range *packed;    /* of each rank, in owner order */
+  int64_t packed_count; /* elements in a window, as packed */
+  int64_t own;          /* offset of this rank's blocks in `owned` */
   bool whole;           /* every rank has all of it */
 } entry;
 
@@ -33,10 +32,11 @@ struct dc__redistribute {
   const char *fn;
   dc_device *device;
   dc_stream *stream;      /* where blocks are cut out and put back */
-  int32_t kind;           /* of memory: that of whoever computes */
-  int64_t alignment;      /* packed blocks begin at multiples of so many elements */
-  dc_comm *comm;          /* NULL: one rank */
-  dc_stream *comm_stream; /* NULL: this thread. Ranks that share a device would wait for each other on its own stream */
+  int32_t kind;           /* the device's memory space */
+  int64_t alignment;      /* of packed blocks, in elements */
+  dc_comm *comm;          /* NULL for one rank */
+  dc_stream *comm_stream; /* NULL for this thread. On the internal stream ranks that share a device would wait for each
+                             other */
   int32_t rank, world;
   entry *entries;
   int64_t count;
@@ -70,7 +70,7 @@ dc_status dc__optim_agree_status(const char *fn, dc_comm *comm, dc_status mine) 
   return mine;
 }
 
-/* ---- making ---- */
+/* ---- setup ---- */
 
 static int64_t block_count(const dc__partition *partition, int64_t block) {
   dc__box box;
@@ -78,7 +78,7 @@ static int64_t block_count(const dc__partition *partition, int64_t block) {
   return box.count;
 }
 
-/* Places blocks by owner: the ranks' pieces of the flow, and this rank's among all that it owns, *owned so far. */
+/* Assigns blocks by owner: offsets in the ranks' pieces of the flow, and in all that this rank owns, *owned so far. */
 static void assign_offsets(dc__redistribute *x, entry *f, int64_t *owned) {
   int64_t packed = 0;
   for (int32_t r = 0; r < x->world; r++) {
@@ -96,7 +96,7 @@ static void assign_offsets(dc__redistribute *x, entry *f, int64_t *owned) {
   *owned += f->packed[x->rank].count;
 }
 
-/* Whole on every rank, or a partition: the parts cover all elements once. */
+/* Whole on every rank, or a partition: the parts cover each element once. */
 static dc_status check_parts(const dc__redistribute *x, entry *f) {
   int64_t numel = f->in.partition->numel;
   int64_t covered = 0;
@@ -150,7 +150,7 @@ static int64_t window_end(const dc__redistribute *x, int64_t first, int64_t *ele
   return end;
 }
 
-/* Wants places. All but the parts is known without the other ranks. */
+/* Sets offsets. Only the parts need the other ranks. */
 static dc_status allocate(dc__redistribute *x) {
   int64_t blocks = 0;
   int64_t owned = 0;
@@ -189,7 +189,7 @@ static dc_status allocate(dc__redistribute *x) {
   if (status != DC_OK) {
     return dc__fail(status, "%s: %zu bytes for blocks: %s", x->fn, x->bytes, dc_last_error());
   }
-  if (x->alignment > 1) { /* what lies between blocks is gathered with them */
+  if (x->alignment > 1) { /* padding between blocks is gathered with them */
     dc__stream_zero(x->device->internal_stream, memory, x->bytes);
     dc__device_sync_internal(x->device, NULL);
   }
@@ -282,7 +282,7 @@ dc_stream *dc__redistribute_comm_stream(const dc__redistribute *x) {
   return x->comm_stream;
 }
 
-/* A rank's own block that is the whole parameter, and was or will be its part: needs no copy. */
+/* Whether a rank's own block is its whole part of the parameter, so that no copy is needed. */
 static bool is_direct(const entry *f) {
   return f->whole && f->in.partition->blocks == 1;
 }
@@ -298,7 +298,7 @@ static bool is_skipped(const bool *skip, int64_t i) {
   return skip != NULL && skip[i];
 }
 
-/* What was queued before is done first, and the items are there after. */
+/* Waits for queued work, then completes the items. */
 static dc_status gather_window(dc__redistribute *x, int64_t items) {
   if (items == 0) {
     return DC_OK;
@@ -357,7 +357,7 @@ dc_status dc__redistribute_to_owners(dc__redistribute *x, const bool *skip, dc__
   return DC_OK;
 }
 
-/* packed: the flow's directions in the order of owners. */
+/* packed: the flow's directions in owner order. */
 static void unpack_part(const dc__redistribute *x, int64_t i, const float *packed, dc__apply_fn apply, void *user) {
   const entry *f = &x->entries[i];
   if (f->in.count == 0) {

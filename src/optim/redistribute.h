@@ -1,17 +1,16 @@
-/* Second-order updates over ranks, inside the room: a parameter is cut into blocks, each block has one owner, and
- * gradients go to the owners and directions back. Shampoo and K-FAC share all of it: a layer of K-FAC is one owner's
- * whole parameters. */
+/* Second-order updates over ranks, internal: a parameter is cut into blocks with one owner each. Gradients go to the
+ * owners, directions come back. Shampoo and K-FAC share this; a layer of K-FAC is one owner's whole parameters. */
 #ifndef DC_OPTIM_REDISTRIBUTE_H
 #define DC_OPTIM_REDISTRIBUTE_H
 
 #include "comm/comm.h"
 
-/* ---- blocks (blocks.c) ---- */
+/* ---- blocks (partition.c) ---- */
 
 enum { DC__ORDER_MAX = 32 };
 
-/* A parameter as blocks see it: its shape without lengths of 1, with small neighbours merged, and cut at `sides`; or a
- * matrix that is several. */
+/* A parameter's shape for blocks: without lengths of 1, small neighbours merged, and cut at `sides`; or a matrix
+ * that is several. */
 typedef struct dc__partition {
   int32_t order; /* 1 to DC__ORDER_MAX; a scalar is [1] */
   int64_t shape[DC__ORDER_MAX];
@@ -30,7 +29,7 @@ void dc__partition_rows(const int64_t *shape, int32_t ndim, int64_t splits, dc__
 /* The parameter as one block. */
 void dc__partition_whole(int64_t numel, dc__partition *partition);
 
-/* Where a block lies in the merged shape. */
+/* A block's position in the merged shape. */
 typedef struct dc__box {
   int64_t begin[DC__ORDER_MAX];
   int64_t size[DC__ORDER_MAX];
@@ -41,7 +40,7 @@ void dc__partition_box(const dc__partition *partition, int64_t block, dc__box *b
 /* From the whole parameter to the dense block. here: NULL, or what does the work on the device of the memory. */
 void dc__box_pack(dc_stream *stream, const dc__partition *partition, const dc__box *box, const float *whole,
                   float *block);
-/* What of the dense block lies in elements [first, first + count) of the parameter, to its place in that part. */
+/* Copies the part of the dense block in elements [first, first + count) of the parameter to its position there. */
 void dc__box_unpack(dc_stream *stream, const dc__partition *partition, const dc__box *box, const float *block,
                     int64_t first, int64_t count, float *part);
 
@@ -53,7 +52,7 @@ void dc__assign_owners(const double *costs, int64_t count, int32_t world, double
 
 /* ---- gradients in, directions out (redistribute.c) ---- */
 
-/* A parameter that takes part. What it points to lives as long as the exchange. */
+/* A participating parameter. Its pointers must outlive the redistribution. */
 typedef struct dc__redist_entry {
   int64_t id; /* the parameter's index, for texts */
   const dc__partition *partition;
@@ -63,36 +62,35 @@ typedef struct dc__redist_entry {
 
 typedef struct dc__redistribute dc__redistribute;
 
-/* Ends well on every rank or on none: the ranks tell each other how it went. A rank whose own status is not DC_OK keeps
- * it and its text; the others get DC_E_ABORTED, which names the rank and its status. comm NULL: one rank. */
+/* Succeeds on every rank or on none: the ranks exchange statuses. A failed rank keeps its own status and text; the
+ * others get DC_E_ABORTED with that rank and status. comm NULL for one rank. */
 dc_status dc__optim_agree_status(const char *fn, dc_comm *comm, dc_status mine);
 
-/* Learns the ranks' parts and allocates everything, in memory of whoever computes for the device; collective. The parts
- * of a parameter are whole on every rank, or lie one after the other in any order of ranks without gap or overlap: else
- * DC_E_MISMATCH on every rank. comm: NULL: one rank; else it must outlive the exchange. */
+/* Exchanges the ranks' parts and allocates everything, in the device's memory space; collective. The parts of a
+ * parameter are whole on every rank, or lie one after the other in any rank order without gap or overlap; else
+ * DC_E_MISMATCH on every rank. comm: NULL for one rank; else it must outlive the redistribution. */
 dc_status dc__redistribute_create(const char *fn, dc_device *device, dc_comm *comm, const dc__redist_entry *entries,
                                   int64_t count, dc__redistribute **redistribute);
 void dc__redistribute_destroy(dc__redistribute *x); /* NULL does nothing */
-/* What is queued goes on this stream from now on, of one rank: instead of dc_device.internal_stream. */
+/* Sets the stream for queued work of one rank, instead of dc_device.internal_stream. */
 void dc__redistribute_set_stream(dc__redistribute *x, dc_stream *stream);
 
-/* This rank's copy of a block that it owns, dense: the gradient after dc__redistribute_to_owners(), the place for the
- * direction before dc__redistribute_from_owners(). The blocks of a flow lie one after the other. NULL: another rank's.
- */
+/* This rank's copy of an owned block, dense: the gradient after dc__redistribute_to_owners(), the direction's buffer
+ * before dc__redistribute_from_owners(). The blocks of a flow are contiguous. NULL if another rank's. */
 float *dc__redistribute_block(const dc__redistribute *x, int64_t of_flow, int64_t block);
 
-/* Writes this rank's part of a flow's gradient, or queues that where dc_device.internal_stream does the work. */
+/* Writes this rank's part of a flow's gradient, or queues it on dc_device.internal_stream. */
 typedef void (*dc__fill_fn)(void *user, int64_t entry, float *part);
-/* Reads this rank's part of a flow's direction, or queues that. */
+/* Reads this rank's part of a flow's direction, or queues it. */
 typedef void (*dc__apply_fn)(void *user, int64_t entry, const float *part);
 
-/* Brings the gradients to the owners of their blocks. skip: NULL, or which flows are left out, the same on every rank.
+/* Brings the gradients to the owners of their blocks. skip: NULL, or flags of skipped flows, the same on every rank.
  * Collective; a few flows at a time, so that no rank holds a whole model. Errors are the communicator's. */
 dc_status dc__redistribute_to_owners(dc__redistribute *x, const bool *skip, dc__fill_fn fill, void *user);
 /* Brings the directions from the owners to every rank's part. Collective. */
 dc_status dc__redistribute_from_owners(dc__redistribute *x, const bool *skip, dc__apply_fn apply, void *user);
 
-/* The stream of collectives of the device's memory; NULL: this thread. */
+/* The stream for collectives on the device's memory; NULL for this thread. */
 dc_stream *dc__redistribute_comm_stream(const dc__redistribute *x);
 
 /* Bytes of the buffers. */

@@ -1,8 +1,8 @@
-/* Before a step: what the caller's memory says of it, which is read in the step's turn, so that the caller need not
- * wait for what computes it; and whether the ranks agree. */
+/* Before a step: reads the caller's loss scale and found_inf in the step's order, so that the caller need not wait
+ * for them; and makes the ranks agree. */
 #include "optim/optim_internal.h"
 
-/* ---- a loss scale, and what was found ---- */
+/* ---- loss scale and found_inf ---- */
 
 void dc__optim_set_loss_scale(dc_optimizer *o, const float *loss_scale, const float *found_inf) {
   o->loss_scale = loss_scale;
@@ -47,7 +47,7 @@ const float *dc__optim_read_grad_scaler_cuda(const dc_optimizer *o, dc_stream *o
 
 /* ---- ranks ---- */
 
-/* A number that differs where ranks have other parameters, or other ones have gradients. */
+/* A hash of a rank's parameters and which of them have gradients. */
 static int64_t fingerprint(const dc_optimizer *o) {
   uint64_t hash = dc__checksum(DC__CHECKSUM, o->kind->name, strlen(o->kind->name));
   for (int64_t i = 0; i < o->count; i++) {
@@ -59,10 +59,10 @@ static int64_t fingerprint(const dc_optimizer *o) {
   return (int64_t)hash;
 }
 
-/* What a rank says before a step. */
+/* A rank's message before a step. */
 enum { MESSAGE_STATUS, MESSAGE_BAD_PARAM, MESSAGE_NONFINITE, MESSAGE_FINGERPRINT, MESSAGE_WORDS };
 
-/* Compares the ranks; the status that all of them return but the one that has its own. */
+/* Compares the ranks. Returns one status on all of them, except on a rank that failed itself. */
 static dc_status compare_ranks(dc_optimizer *o, const char *fn, const int64_t *table) {
   const int64_t *mine = table + o->comm->rank * MESSAGE_WORDS;
   for (int32_t r = 0; r < o->comm->world; r++) {

@@ -1,15 +1,14 @@
-/* Steps on the caller's stream. On a device with memory of its own AdamW's, SGD's and one rank of Muon's are kernels
- * that the stream does in its turn, and the host waits for nothing: what it would look at, a gradient that is not
- * finite, the number of the step, the learning rate, is in the device's memory, where kernels look at it. So a launch
- * of a graph into which a step was captured is a step like any other. On the CPU a step is one task of the stream,
- * which uses the handle: the next call waits for it. */
+/* Steps on the caller's stream. On a device AdamW's, SGD's and one rank of Muon's are kernels in stream order, and
+ * the host waits for nothing. Nonfinite gradients, step numbers and learning rates are checked and read in device
+ * memory. So each launch of a captured graph is a full step. On the CPU a step is one stream task, which uses the
+ * handle: the next call waits for it. */
 #include "optim/optim_internal.h"
 
 bool dc__optim_counts_on_device(const dc_optimizer *o) {
   return o->kind->enqueue != NULL && dc__optim_is_cuda(o) && o->comm == NULL;
 }
 
-/* A task cannot fail, as what allocates scratch for matrices may. */
+/* A task cannot report failure, so it must not allocate, as linear algebra may. */
 bool dc__optim_is_async(const dc_optimizer *o) {
   return dc__optim_is_cuda(o) ? dc__optim_counts_on_device(o)
                               : o->kind->enqueue != NULL && o->stream != NULL && !o->kind->matrices;
@@ -47,13 +46,13 @@ dc_status dc__optim_synchronize(const dc_optimizer *o, const char *fn) {
   }
   if (o->stream != NULL) {
     DC__TRY(dc__stream_sync(o->stream, 0));
-  } else if (o->done != NULL) { /* of the stream set before */
+  } else if (o->done != NULL) { /* from the previous stream */
     DC__TRY(o->done->device->ops->event_sync(o->done, 0));
   }
   return dc__device_check(o->linalg->device);
 }
 
-/* What was queued is what comes before `done`; in a capture nothing was. Without a stream: until it is done. */
+/* Queued work is all before `done`; a capture queues none. Without a stream, waits. */
 static dc_status record_done(const dc_optimizer *o) {
   dc_device *device = o->linalg->device;
   if (o->stream != NULL && !dc__stream_captures(o->stream)) {
@@ -68,14 +67,14 @@ static dc_status record_done(const dc_optimizer *o) {
 static void launch_counts(dc_stream *on, dc__update_begin *begin) {
   dc__update_begin_cuda(on, begin);
   begin->records_used = 0;
-  begin->tally = NULL; /* a step counts once */
+  begin->tally = NULL; /* count each step once */
 }
 
 dc__update_step_state *dc__optim_step_record(const dc__optim_param *p) {
   return (dc__update_step_state *)(void *)p->step;
 }
 
-/* Parameters of a group are counted together. */
+/* Parameters of a group share a count. */
 void dc__optim_begin_step_cuda(dc_optimizer *o, int32_t kernel, dc__optim_rule_fn rule, dc__update_batch *batch) {
   dc_stream *on = o->linalg->stream;
   const bool checks_finite = dc__optim_checks_finite(o);

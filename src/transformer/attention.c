@@ -1,6 +1,6 @@
-/* Attention in tiles, forward: for a block of queries, keys come block by block; the softmax is kept up to a factor
- * that is corrected when a greater score comes (Milakov and Gimelshein 2018; Dao et al. 2022). A tile's products run
- * on one thread; tasks are blocks of queries of one head of one sample. */
+/* Attention in tiles, forward. For a block of queries, keys come block by block, with online softmax (Milakov and
+ * Gimelshein 2018; Dao et al. 2022). A tile's products run on one thread; tasks are blocks of queries of one head of
+ * one sample. */
 #include <math.h>
 
 #include "transformer/attention.h"
@@ -67,11 +67,11 @@ typedef struct attention_forward_task {
   int64_t blocks; /* of queries, of the longest sample */
 } attention_forward_task;
 
-/* One query's row of scores becomes probabilities up to a factor; out, sum and row_max are brought up to date. */
+/* Online softmax of one query's row of scores; updates out, sum and row_max. */
 static void online_softmax_row(float *row, int64_t keys, float *out, int64_t d, float *row_max, float *sum) {
   float found = dc__row_max(row, keys);
   float next = found > *row_max ? found : *row_max;
-  if (next == -INFINITY) { /* no key so far, unless one is NaN */
+  if (next == -INFINITY) { /* all masked so far, unless one is NaN */
     *sum += dc__row_exp(row, keys, 0);
     return;
   }
@@ -137,7 +137,7 @@ static void attention_forward_block(void *arg, int64_t index, void *scratch) {
   for (int64_t i = 0; i < tile.queries; i++) {
     float *row = at.out[0] + i * head.d;
     int64_t query = tile.first_query + i;
-    if (sum[i] != 0) { /* NaN is divided by, too */
+    if (sum[i] != 0) { /* NaN divides too */
       dc__row_scale(row, head.d, 1 / sum[i]);
     }
     if (a->softmax != NULL) { /* not row_max + log(sum), which loses the sum where scores are large */
@@ -158,7 +158,7 @@ void dc__attention_forward(const dc__layer_job *job, const dc__attention_args *a
                         &task);
 }
 
-/* ---- what both directions use ---- */
+/* ---- shared by both directions ---- */
 
 dc__attention_scratch dc__attention_scratch_layout(void *scratch, int64_t d) {
   size_t tile = (size_t)(dc__attention_queries(d) * dc__attention_keys(d));

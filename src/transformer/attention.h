@@ -1,4 +1,4 @@
-/* What the attention's two directions share. */
+/* Shared by the attention's two directions. */
 #ifndef DC_TRANSFORMER_ATTENTION_H
 #define DC_TRANSFORMER_ATTENTION_H
 
@@ -14,7 +14,7 @@ typedef struct dc__attention_head {
   int64_t first_token;    /* in the batch */
   int64_t out;            /* the first token's place in an [N, H] tensor */
   int64_t statistics;     /* and in an [A, N] array */
-  int64_t all_statistics; /* of which one has so many elements */
+  int64_t all_statistics; /* elements of such an array */
   const char *mask;       /* the sample's row, or NULL */
   int32_t mask_dtype;
   uint32_t plane; /* sample * A + head, for dropout */
@@ -43,7 +43,7 @@ dc__attention_scratch dc__attention_scratch_layout(void *scratch, int64_t d);
 
 /* s = q k' / sqrt d + mask; [queries, keys]. */
 void dc__attention_scores(const dc__attention_head *head, const dc__attention_tile *tile, float *s, void *scratch);
-/* A tile in the head's dtype: `wide` itself, or `narrow`, which becomes its copy. */
+/* A tile in the head's dtype: `wide` itself, or its copy in `narrow`. */
 const void *dc__attention_cast_tile(const dc__attention_head *head, void *narrow, const float *wide, int64_t count);
 
 #endif

@@ -1,6 +1,6 @@
-/* Attention in tiles, backward: probabilities come again from the scores and each row's maximum and sum. One task is
- * one head of one sample; for each block of keys it walks over the blocks of queries, adds up that block's dk and dv in
- * scratch memory, and adds to dq. */
+/* Attention in tiles, backward. Probabilities are recomputed from the scores and each row's maximum and sum. One
+ * task is one head of one sample. For each block of keys it walks over the blocks of queries, sums that block's dk
+ * and dv in scratch memory, and adds to dq. */
 #include <math.h>
 
 #include "transformer/attention.h"
@@ -10,7 +10,7 @@ typedef struct attention_backward_task {
   const dc__attention_args *a;
 } attention_backward_task;
 
-/* Places in the [N, H] gradients of this head. */
+/* Offsets of this head in the [N, H] gradients. */
 typedef struct head_gradients {
   const char *dc; /* the output's */
   int64_t hidden;
@@ -22,7 +22,7 @@ static const char *row_of(const char *base, int64_t token, int64_t stride, int32
   return base + (size_t)(token * stride) * dc_dtype_size(dtype);
 }
 
-/* Rows that are fetched ahead: a head's piece of a row is too short for processors to see where the next one lies. */
+/* Rows to prefetch: a head's piece of a row is too short for the hardware prefetcher. */
 enum { PREFETCH_ROWS = 8 };
 
 /* delta = rowsum(dout out), which is rowsum(dP P) (Dao et al.). */
@@ -81,7 +81,7 @@ static void accumulate_dq(const dc__attention_head *head, const dc__attention_ti
   dc__gemm_serial(&g, scratch);
 }
 
-/* P, and dP = dout v', with the dropout in dP; on return s = P m and dp = P (dP m - delta). */
+/* Computes P, and dP = dout v', with dropout in dP. On return s = P m and dp = P (dP m - delta). */
 static void softmax_backward_tile(const dc__attention_head *head, const dc__attention_tile *tile,
                                   const dc__attention_args *a, const head_gradients *g,
                                   const dc__attention_scratch *at) {

@@ -1,5 +1,5 @@
-/* The layer's backward pass. Buffers of the workspace serve several tensors in turn (dc__layer_workspace); what the
- * memory flags did not keep is computed again, bit for bit as the forward had it. */
+/* The layer's backward pass. Buffers of the workspace serve several tensors in turn (dc__layer_workspace). Tensors
+ * that the memory flags did not keep are recomputed, with the forward's bits. */
 #include "transformer/transformer_internal.h"
 
 typedef struct backward_pass {
@@ -23,7 +23,7 @@ static const void *weight(const backward_pass *b, int32_t index) {
   return b->job->weight[index];
 }
 
-/* f, kept or computed again from h. */
+/* f, kept or recomputed from h. */
 static const void *gelu_output(const backward_pass *b) {
   if (b->at.f >= 0) {
     return saved(b, b->at.f);
@@ -32,7 +32,7 @@ static const void *gelu_output(const backward_pass *b) {
   return buffer(b, b->w.wide);
 }
 
-/* y1, kept or computed again into buffer d. */
+/* y1, kept or recomputed into buffer d. */
 static const void *ffn_input(const backward_pass *b) {
   if (b->at.y1 >= 0) {
     return saved(b, b->at.y1);
@@ -43,7 +43,7 @@ static const void *ffn_input(const backward_pass *b) {
   return y1;
 }
 
-/* Post-LN: the sum before the last normalisation; NULL: its output serves. */
+/* Post-LN: the input of the last normalisation; NULL if its output serves. */
 static const void *post_ln_sum(const backward_pass *b, const void *f) {
   if (b->at.t >= 0) {
     return saved(b, b->at.t);
@@ -52,15 +52,19 @@ static const void *post_ln_sum(const backward_pass *b, const void *f) {
     return NULL;
   }
   void *t = buffer(b, b->w.c);
-  dc__linear_forward(b->job, &(dc__linear_args){f, weight(b, DC_LAYER_OUTPUT_W), NULL, t, NULL, b->c->intermediate_size,
-                                                b->c->hidden_size, DC__EPILOGUE_NONE});
+  dc__linear_forward(b->job, &(dc__linear_args){.x = f,
+                                                .w = weight(b, DC_LAYER_OUTPUT_W),
+                                                .y = t,
+                                                .in = b->c->intermediate_size,
+                                                .out = b->c->hidden_size,
+                                                .epilogue = DC__EPILOGUE_NONE});
   dc__residual_args r = {.u = t, .bias = weight(b, DC_LAYER_OUTPUT_B), .residual = ffn_input(b), .out = t};
   r.dropout = b->drop3;
   b->job->layer->work->residual_forward(b->job, &r);
   return t;
 }
 
-/* From the gradient of the output to that of the second product's result, dw; Post-LN also dt, in buffer b. */
+/* From the output's gradient to that of the second product, dw; for Post-LN also dt, in buffer b. */
 static const void *backward_output(const backward_pass *b, const void *f) {
   const dc__layer_job *job = b->job;
   void *dw = buffer(b, b->w.a);
@@ -140,7 +144,7 @@ static void backward_input(const backward_pass *b, const void *dz) {
   }
   dc__linear_backward_weight(job, dqkv, x, DC_LAYER_ATTN_QKVW, DC_LAYER_ATTN_QKVB);
   if (!b->c->pre_layer_norm) {
-    if (job->grad_input != NULL) { /* where dz lies */
+    if (job->grad_input != NULL) { /* dz is in it */
       dc__linear_backward_input(job, dqkv, weight(b, DC_LAYER_ATTN_QKVW), job->grad_input, h, 3 * h, true, NULL);
     }
     return;

@@ -1,5 +1,5 @@
-/* Dropout's keys and masks. The key of a site comes from Philox itself: key = the layer's seed, counter = (offset,
- * layer_id, site); of the result two words are the key for the site's elements. */
+/* Dropout's keys and masks. A site's key comes from Philox itself: key = the layer's seed, counter = (offset,
+ * layer_id, site). Two words of the result are the key for the site's elements. */
 #include "transformer/transformer_internal.h"
 
 dc__dropout dc__layer_dropout(const dc_layer *layer, int64_t offset, int32_t site, bool on) {
@@ -12,7 +12,7 @@ dc__dropout dc__layer_dropout(const dc_layer *layer, int64_t offset, int32_t sit
   uint32_t words[4];
   dc__philox(words, counter, key);
   uint32_t threshold = on ? (uint32_t)(ratio * 65536.0 + 0.5) : 0;
-  threshold = threshold < 65535 ? threshold : 65535; /* something is kept */
+  threshold = threshold < 65535 ? threshold : 65535; /* some elements are always kept */
   return (dc__dropout){{words[0], words[1]}, threshold, 65536.0f / (float)(65536 - threshold)};
 }
 

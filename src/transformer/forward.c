@@ -1,9 +1,8 @@
-/* The layer's forward pass: for training, where the parts that the backward needs lie in the reserve, and for
- * inference, where a few buffers serve in turn. Both run the same kernels, so without dropout they give the same
- * bits. */
+/* The layer's forward pass. In training, tensors that the backward needs are in the reserve; inference reuses a few
+ * buffers. Both run the same kernels, so without dropout they give the same bits. */
 #include "transformer/transformer_internal.h"
 
-/* Where a pass puts its tensors; see the drawings at the head of transformer.h and in docs/transformer.md. */
+/* The tensors of a pass; see the drawings at the head of transformer.h and in docs/transformer.md. */
 typedef struct layer_tensors {
   void *y0, *qkv, *c, *u, *z, *y1, *h, *f, *t;
   float *softmax, *stats[2];
@@ -20,13 +19,20 @@ static void forward_attention(const dc__layer_job *job, const layer_tensors *p) 
   const dc_layer_config *c = &job->layer->config;
   int64_t h = c->hidden_size;
   const void *x = c->pre_layer_norm ? p->y0 : job->input;
-  dc__linear_forward(job, &(dc__linear_args){x, job->weight[DC_LAYER_ATTN_QKVW], job->weight[DC_LAYER_ATTN_QKVB],
-                                             p->qkv, NULL, h, 3 * h, DC__EPILOGUE_BIAS});
+  dc__linear_forward(job, &(dc__linear_args){.x = x,
+                                             .w = job->weight[DC_LAYER_ATTN_QKVW],
+                                             .bias = job->weight[DC_LAYER_ATTN_QKVB],
+                                             .y = p->qkv,
+                                             .in = h,
+                                             .out = 3 * h,
+                                             .epilogue = DC__EPILOGUE_BIAS});
   dc__attention_args attention = {.qkv = p->qkv, .c = p->c, .softmax = p->softmax};
   attention.dropout = dc__layer_dropout(job->layer, job->offset, DC_DROPOUT_ATTENTION, job->dropout);
   job->layer->work->attention_forward(job, &attention);
   dc__linear_forward(
-      job, &(dc__linear_args){p->c, job->weight[DC_LAYER_ATTN_OW], NULL, p->u, NULL, h, h, DC__EPILOGUE_NONE});
+      job,
+      &(dc__linear_args){
+          .x = p->c, .w = job->weight[DC_LAYER_ATTN_OW], .y = p->u, .in = h, .out = h, .epilogue = DC__EPILOGUE_NONE});
   dc__residual_args r = {.u = p->u, .residual = job->input, .out = p->z, .y = p->y1, .stats = p->stats[1]};
   r.bias = job->weight[DC_LAYER_ATTN_OB];
   r.gamma = job->weight[DC_LAYER_ATTN_NW];
@@ -39,10 +45,18 @@ static void forward_ffn(const dc__layer_job *job, const layer_tensors *p) {
   const dc_layer_config *c = &job->layer->config;
   int64_t h = c->hidden_size;
   int64_t i = c->intermediate_size;
-  dc__linear_forward(job, &(dc__linear_args){p->y1, job->weight[DC_LAYER_INTER_W], job->weight[DC_LAYER_INTER_B], p->f,
-                                             p->h, h, i, DC__EPILOGUE_GELU});
+  dc__linear_forward(job, &(dc__linear_args){.x = p->y1,
+                                             .w = job->weight[DC_LAYER_INTER_W],
+                                             .bias = job->weight[DC_LAYER_INTER_B],
+                                             .y = p->f,
+                                             .aux = p->h,
+                                             .in = h,
+                                             .out = i,
+                                             .epilogue = DC__EPILOGUE_GELU});
   dc__linear_forward(
-      job, &(dc__linear_args){p->f, job->weight[DC_LAYER_OUTPUT_W], NULL, p->u, NULL, i, h, DC__EPILOGUE_NONE});
+      job,
+      &(dc__linear_args){
+          .x = p->f, .w = job->weight[DC_LAYER_OUTPUT_W], .y = p->u, .in = i, .out = h, .epilogue = DC__EPILOGUE_NONE});
   dc__residual_args r = {.u = p->u, .bias = job->weight[DC_LAYER_OUTPUT_B]};
   r.dropout = dc__layer_dropout(job->layer, job->offset, DC_DROPOUT_OUTPUT, job->dropout);
   if (c->pre_layer_norm) {

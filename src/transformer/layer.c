@@ -1,4 +1,4 @@
-/* A layer's life, and its initial weights. */
+/* Creating and destroying a layer, and its initial weights. */
 #include <inttypes.h>
 #include <math.h>
 
@@ -41,7 +41,7 @@ int64_t dc__layer_weight_numel(const dc_layer *layer, int32_t index, int64_t *ro
   const int64_t shapes[DC_LAYER_WEIGHTS][2] = {{3 * h, h}, {3 * h, 0}, {h, h}, {h, 0}, {h, 0}, {h, 0},
                                                {i, h},     {i, 0},     {h, i}, {h, 0}, {h, 0}, {h, 0}};
   *rows = shapes[index][0];
-  *columns = shapes[index][1]; /* 0: a vector */
+  *columns = shapes[index][1]; /* 0 for a vector */
   return *rows * (*columns > 0 ? *columns : 1);
 }
 
@@ -74,7 +74,7 @@ typedef struct init_task {
   uint32_t key[2];
 } init_task;
 
-/* A piece of a matrix: Box and Muller's transform of Philox, two numbers a call, all in float64. */
+/* A piece of a matrix: Box-Muller transform of Philox, two numbers a call, all in float64. */
 static void init_piece(void *arg, int64_t index, void *scratch) {
   const init_task *w = arg;
   float *row = scratch;
@@ -117,7 +117,7 @@ void dc__layer_init_weight(const dc_layer *layer, int32_t index, void *weight, i
   }
   uint64_t seed = (uint64_t)c->seed;
   uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
-  uint32_t counter[4] = {(uint32_t)index, 0, (uint32_t)c->layer_id, 0}; /* site 0 is no site of dropout */
+  uint32_t counter[4] = {(uint32_t)index, 0, (uint32_t)c->layer_id, 0}; /* dropout does not use site 0 */
   uint32_t words[4];
   dc__philox(words, counter, key);
   memcpy(w.key, words, sizeof w.key);

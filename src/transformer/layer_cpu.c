@@ -1,4 +1,4 @@
-/* The layer's work where the host computes: on the calling thread and the layer's pool. */
+/* The layer's operations on the CPU: on the calling thread and the layer's pool. */
 #include <math.h>
 
 #include "transformer/transformer_internal.h"
@@ -40,8 +40,8 @@ static void layer_gelu_cpu(const dc__layer_job *job, void *f, const void *h) {
   dc__parallel_for(job->layer->pool, (t.count + GELU_PIECE - 1) / GELU_PIECE, gelu_piece, &t);
 }
 
-/* Whether the last normalisation's input can be had from its output to the accuracy of the type: the error of
- * (y - beta) / gamma is the rounding of y, times 1 + |beta / gamma|. */
+/* Whether the last normalisation's input can be recovered from its output to the type's accuracy. The error of (y -
+ * beta) / gamma is the rounding of y, times 1 + |beta / gamma|. */
 static bool layernorm_invertible_cpu(const dc__layer_job *job) {
   const dc_layer_config *c = &job->layer->config;
   int32_t dtype = c->dtype;

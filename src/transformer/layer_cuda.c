@@ -1,5 +1,5 @@
-/* The layer's work on a device whose memory the host cannot touch: its kernels and products, queued on the job's
- * stream. Nothing waits for the device, so nothing is decided by what lies in its memory. */
+/* The layer's operations on a device: kernels and products, queued on the job's stream. Nothing waits for the
+ * device, so nothing is decided by values in its memory. */
 #include <math.h>
 
 #include "kernels/cuda/kernels_cuda.h"
@@ -36,7 +36,7 @@ static void layer_gemm_cuda(const dc__layer_job *job, const dc__gemm *g) {
   dc__cuda_gemm(job->stream, g, job->workspace + job->at.product, DC__CUDA_GEMM_WORKSPACE_BYTES);
 }
 
-/* The library writes sums and adds none: what is to be added comes into the workspace first. */
+/* The library only overwrites sums: to be added they go to the workspace first. */
 static bool layer_gemm_sums_cuda(const dc__layer_job *job, const dc__gemm *g, void *sums) {
   void *to = job->accumulate ? job->workspace + job->at.sums : sums;
   const bool made =
@@ -153,8 +153,7 @@ static void attention_backward_cuda(const dc__layer_job *job, const dc__attentio
   dc__cuda_attention_backward(job->stream, &a, job->layer->config.dtype);
 }
 
-/* That depends on what the weights are, and asking the device would wait for it: the input is computed again instead.
- */
+/* It depends on the weights' values, and reading them would wait for the device. The input is recomputed instead. */
 static bool layernorm_invertible_cuda(const dc__layer_job *job) {
   (void)job;
   return false;

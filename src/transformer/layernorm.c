@@ -1,10 +1,10 @@
-/* Work on rows of tokens: sums with the residual, normalisation, dropout, and sums over tokens. */
+/* Row operations on tokens: sums with the residual, normalisation, dropout, and sums over tokens. */
 #include "transformer/transformer_internal.h"
 
-/* Columns whose sums over tokens one task makes at most and, rather than leave a thread idle, at least: enough that
- * reading a row's piece is worth the jump to it. Tokens whose sum is made first: that keeps rounding small. */
+/* Columns whose sums over tokens one task computes: at most, and at least, even if a thread is idle. Reading a row's
+ * piece must be worth the jump to it. Tokens are summed in groups first, to keep rounding small. */
 enum { MAX_COLUMNS = 512, MIN_COLUMNS = 128, CHUNK_TOKENS = 128 };
-/* Rows that are fetched ahead where a task reads a piece of each. */
+/* Rows to prefetch when a task reads a piece of each. */
 enum { PREFETCH_ROWS = 4 };
 
 static int64_t ceil_div(int64_t count, int64_t of) {
@@ -21,7 +21,7 @@ static int64_t last_row(const dc__layer_job *job, int64_t index) {
   return end < job->size.tokens ? end : job->size.tokens;
 }
 
-/* Columns of a task: the same for each, and as many tasks for each thread. */
+/* Columns per task: equal tasks, and as many for each thread. */
 static int64_t columns_per_task(const dc__layer_job *job, int64_t columns) {
   const int64_t threads = dc__threadpool_threads(job->layer->pool);
   const int64_t tasks = ceil_div(ceil_div(columns, MAX_COLUMNS), threads) * threads;
@@ -81,7 +81,7 @@ static void residual_rows(void *arg, int64_t index, void *scratch) {
       dc__cast(out, c->dtype, row, DC_FLOAT32, h);
       continue;
     }
-    /* The statistics are those of what is stored, so that it makes no difference whether it is kept. */
+    /* Statistics are of the stored values, so they do not depend on whether the row is kept. */
     round_row(row, out, c->dtype, h);
     float mean;
     float rstd;
@@ -145,7 +145,7 @@ static const char *element_at(const void *array, int32_t dtype, int64_t i) {
   return (const char *)array + (size_t)i * dc_dtype_size(dtype);
 }
 
-/* The columns [first, first + count) of the row that comes AHEAD rows after i. */
+/* Prefetches columns [first, first + count) of the row AHEAD of i. */
 static void prefetch_row(const dc__layer_job *job, const void *x, int64_t columns, int64_t i, int64_t first,
                          int64_t count) {
   int32_t dtype = job->layer->config.dtype;
@@ -253,7 +253,7 @@ static void layernorm_backward_columns(void *arg, int64_t index, void *scratch) 
 void dc__layernorm_backward(const dc__layer_job *job, const dc__layernorm_backward_args *back) {
   const int64_t hidden = job->layer->config.hidden_size;
   layernorm_backward_task task = {job, back, columns_per_task(job, hidden)};
-  /* First the columns: dx may lie where dy does. */
+  /* Columns first: dx may alias dy. */
   if (job->grad_weight[back->gamma_index] != NULL || job->grad_weight[back->gamma_index + 1] != NULL) {
     dc__parallel_for_cost(job->layer->pool, ceil_div(hidden, task.width), job->size.tokens * task.width,
                           layernorm_backward_columns, &task);

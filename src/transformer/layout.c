@@ -1,8 +1,8 @@
-/* Where everything of a call lies, and what it costs. These are the formulas of docs/transformer.md. */
+/* Memory layout and costs of a call. The formulas are those of docs/transformer.md. */
 #include "kernels/cuda/kernels_cuda.h"
 #include "transformer/transformer_internal.h"
 
-/* Gives out parts one after the other. */
+/* Allocates parts one after the other. */
 static int64_t layout_alloc(int64_t *end, int64_t bytes) {
   int64_t at = *end;
   *end += (bytes + DC__LAYER_ALIGN - 1) / DC__LAYER_ALIGN * DC__LAYER_ALIGN;
@@ -17,7 +17,7 @@ bool dc__layer_is_cuda(const dc_layer *layer) {
   return layer->device != NULL && layer->device->memory_space != 0;
 }
 
-/* What every call on such a device has beside the rest. */
+/* Extra workspace of every call on a device. */
 static void layout_add_cuda(const dc_layer *layer, const dc__layer_size *size, dc__layer_workspace *w) {
   if (dc__layer_is_cuda(layer)) {
     w->product = layout_alloc(&w->bytes, DC__CUDA_GEMM_WORKSPACE_BYTES);
@@ -96,7 +96,7 @@ bool dc__layer_fits_int64(const dc_layer *layer, const dc__layer_size *size) {
          size->max_seqlen <= (INT64_C(1) << 58) / c->hidden_size / tokens && size->batch <= UINT32_MAX / c->heads;
 }
 
-/* How many pairs of a query and a key there are, in all samples. */
+/* Query-key pairs in all samples. */
 static int64_t attention_pairs(const dc__layer_size *size) {
   if (size->cu_seqlens == NULL) {
     return size->tokens * size->max_seqlen;

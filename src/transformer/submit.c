@@ -1,11 +1,10 @@
-/* Starts a call of the layer: on the calling thread, as a task of the stream, or kernel by kernel where a device has
- * kernels. */
+/* Submits a call of the layer: on the calling thread, as a stream task, or as queued kernels. */
 #include <inttypes.h>
 
 #include "kernels/cuda/kernels_cuda.h"
 #include "transformer/transformer_internal.h"
 
-/* What is queued: the job, and what to run. cu_seqlens has been read by then where the stream is another thread. */
+/* A queued call: the job, and its function. For a stream with its own thread, cu_seqlens has been copied. */
 typedef struct queued_job {
   void (*run)(const dc__layer_job *job);
   dc__layer_job job;
@@ -19,7 +18,7 @@ static void run_queued(void *args) {
   dc__layer_release(q->job.layer);
 }
 
-/* Kernels are queued by this thread, on a NULL stream on the device's own, which is waited for. */
+/* This thread queues kernels; a NULL stream is the internal one, and is waited for. */
 static dc_status submit_cuda(const char *fn, dc__layer_job *job, dc_stream *stream,
                              void (*run)(const dc__layer_job *job)) {
   dc_device *device = job->layer->device;
@@ -36,7 +35,7 @@ static dc_status submit_cuda(const char *fn, dc__layer_job *job, dc_stream *stre
   return dc__device_check(device);
 }
 
-/* The caller's offsets may change once the call is over, so a queued job has its own. */
+/* The caller may change the offsets after the call, so a queued job has a copy. */
 static dc_status submit_task(const char *fn, const dc__layer_job *job, dc_stream *stream,
                              void (*run)(const dc__layer_job *job)) {
   queued_job q = {run, *job};
@@ -60,21 +59,21 @@ static dc_status submit_task(const char *fn, const dc__layer_job *job, dc_stream
   return DC_OK;
 }
 
-/* Of a batch without tokens there is nothing to compute; a backward's gradients of weights are zeros. */
+/* An empty batch: nothing to compute, and weight gradients are zeros. */
 static dc_status submit_empty(const dc__layer_job *job, dc_stream *stream) {
   dc_device *device = job->layer->device;
-  const bool there = dc__layer_is_cuda(job->layer);
+  const bool is_cuda = dc__layer_is_cuda(job->layer);
   const size_t size = dc_dtype_size(job->layer->config.grad_dtype);
   dc__device_begin(device);
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
     int64_t shape[2];
     const int64_t numel = dc__layer_weight_numel(job->layer, i, &shape[0], &shape[1]);
     if (job->grad_weight[i] != NULL && !job->accumulate) {
-      dc__stream_zero(there ? dc__stream_or_internal(device, stream) : stream, job->grad_weight[i],
+      dc__stream_zero(is_cuda ? dc__stream_or_internal(device, stream) : stream, job->grad_weight[i],
                       (size_t)numel * size);
     }
   }
-  if (there) {
+  if (is_cuda) {
     dc__device_sync_internal(device, stream);
   }
   dc__device_end(device);
@@ -96,9 +95,9 @@ dc_status dc__layer_submit(const char *fn, dc__layer_job *job, dc_stream *stream
   return DC_OK;
 }
 
-/* ---- what the host makes ---- */
+/* ---- tensors made on the host ---- */
 
-/* What the host makes in a device's memory is made beside it, and copied. */
+/* Tensors for a device are computed in host memory and copied. */
 dc_status dc__layer_host_buffer_alloc(const dc_layer *layer, size_t bytes, void **data) {
   if (dc__layer_is_cuda(layer)) {
     *data = dc__calloc(1, bytes);

@@ -14,7 +14,7 @@
 
 enum {
   DC__LAYER_ALIGN = 64,
-  DC__LAYER_MAX_HIDDEN = 131072, /* rows of float32 lie in a thread's scratch memory, several at a time */
+  DC__LAYER_MAX_HIDDEN = 131072, /* float32 rows are in a thread's scratch memory, several at a time */
   DC__LAYER_MAX_HEAD = 8192      /* a tile of the attention, too */
 };
 
@@ -22,7 +22,7 @@ struct dc_layer {
   atomic_int refs; /* the handle's and each queued call's */
   dc_device *device;
   dc__threadpool *pool;
-  const struct dc__layer_work *work; /* of the device */
+  const struct dc__layer_work *work; /* of the device: CPU or CUDA */
   dc_layer_config config;            /* defaults filled in; flags that may be -1 are 0 or 1 */
 };
 
@@ -34,7 +34,7 @@ typedef struct dc__layer_size {
   const int32_t *cu_seqlens; /* NULL: dense */
 } dc__layer_size;
 
-/* Byte offsets in one of the three workspaces; -1: not there. Each part begins at a multiple of DC__LAYER_ALIGN. */
+/* Byte offsets in one of the three workspaces; -1 if absent. Each part begins at a multiple of DC__LAYER_ALIGN. */
 typedef struct dc__layer_workspace {
   int64_t wide;  /* backward: f, then dh, then dqkv; inference: qkv, then f */
   int64_t a;     /* [N, H] forward: products before their residual sum; backward: dw, then dc */
@@ -43,7 +43,7 @@ typedef struct dc__layer_workspace {
   int64_t d;     /* [N, H] backward: du, and activations that are computed again */
   int64_t delta; /* [A, N] float32: backward of the attention */
   int64_t dq;    /* [N, H] float32: the gradient of q, where it is summed over key blocks and has 16 bits */
-  /* Where the host cannot touch the memory (layer_cuda.c): */
+  /* On a device (layer_cuda.c): */
   int64_t product; /* of a matrix product */
   int64_t offsets; /* packed: [B + 1] int32, cu_seqlens */
   int64_t sums;    /* backward: [2, chunks of tokens, the widest] float32, of a gradient's column */
@@ -58,16 +58,16 @@ typedef struct dc__layer_job {
   int32_t accumulate;
   int64_t offset;
   bool dropout;
-  dc_stream *stream; /* of a device whose memory the host cannot touch; else NULL: the calling thread */
+  dc_stream *stream; /* of a device; NULL for the calling thread */
   dc__layer_workspace at;
   char *workspace;
   char *reserve;
   const void *weight[DC_LAYER_WEIGHTS];
   const void *input;
-  void *output; /* backward: the forward's, only read */
+  void *output; /* backward: the forward's, read-only */
   const void *grad_output;
-  void *grad_input;                    /* NULL: not wanted */
-  void *grad_weight[DC_LAYER_WEIGHTS]; /* of grad_dtype; NULL: not wanted */
+  void *grad_input;                    /* NULL if not wanted */
+  void *grad_weight[DC_LAYER_WEIGHTS]; /* of grad_dtype; NULL if not wanted */
 } dc__layer_job;
 
 /* ---- layer.c ---- */
@@ -79,9 +79,9 @@ int64_t dc__layer_weight_numel(const dc_layer *layer, int32_t index, int64_t *ro
 /* weights: of dtype, one for each index. */
 void dc__layer_init_weight(const dc_layer *layer, int32_t index, void *weight, int32_t dtype);
 
-/* ---- layout.c: where everything lies, and what it costs ---- */
+/* ---- layout.c: memory layout and costs ---- */
 
-/* Byte offsets of what a forward keeps; -1: not kept. Each part begins at a multiple of DC__LAYER_ALIGN. */
+/* Byte offsets of what a forward keeps; -1 if absent. Each part begins at a multiple of DC__LAYER_ALIGN. */
 typedef struct dc__layer_reserve_space {
   int64_t y0;       /* [N, H] Pre-LN: the normalised input */
   int64_t qkv;      /* [N, 3H] with bias */
@@ -101,11 +101,11 @@ dc__layer_reserve_space dc__layer_reserve(const dc_layer *layer, const dc__layer
 dc__layer_workspace dc__layer_forward_workspace(const dc_layer *layer, const dc__layer_size *size);
 dc__layer_workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__layer_size *size);
 dc__layer_workspace dc__layer_inference_workspace(const dc_layer *layer, const dc__layer_size *size);
-/* Whether places, bytes and products of a call stay far below 2^63, and planes of dropout below 2^32. */
+/* Whether offsets, bytes and products of a call stay far below 2^63, and planes of dropout below 2^32. */
 bool dc__layer_fits_int64(const dc_layer *layer, const dc__layer_size *size);
 void dc__layer_cost(const dc_layer *layer, const dc__layer_size *size, dc_layer_cost *cost);
 
-/* Whether the layer's memory is one that the host cannot touch. */
+/* Whether the layer's device is CUDA: the host cannot access its memory. */
 bool dc__layer_is_cuda(const dc_layer *layer);
 /* layer_cuda.c: DC_E_UNSUPPORTED where the device has no kernels for the layer. */
 dc_status dc__layer_check_cuda(const char *fn, dc_device *device);
@@ -118,10 +118,10 @@ void dc__layer_backward(const dc__layer_job *job);
 
 /* ---- submit.c ---- */
 
-/* Runs the job on the stream; NULL: now. */
+/* Runs the job on the stream; with NULL, synchronously. */
 dc_status dc__layer_submit(const char *fn, dc__layer_job *job, dc_stream *stream,
                            void (*run)(const dc__layer_job *job));
-/* Where the host makes what is to lie at *data, and at the end of it. */
+/* Host memory for computing what goes to *data; and the copy at the end. */
 dc_status dc__layer_host_buffer_alloc(const dc_layer *layer, size_t bytes, void **data);
 dc_status dc__layer_host_buffer_flush(const dc_layer *layer, size_t bytes, void *data, void *host);
 

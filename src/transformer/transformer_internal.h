@@ -1,4 +1,4 @@
-/* What the files of this room share. */
+/* Shared by the module's files. */
 #ifndef DC_TRANSFORMER_INTERNAL_H
 #define DC_TRANSFORMER_INTERNAL_H
 
@@ -31,7 +31,7 @@ static inline void dc__token_cursor_next(const dc__layer_size *size, dc__token_c
   }
 }
 
-/* Row i of an array of float32, float16 or bfloat16 rows, as float32, and back. */
+/* Loads and stores row i of float32, float16 or bfloat16 rows as float32. */
 static inline void dc__row_load(float *row, const void *array, int32_t dtype, int64_t i, int64_t count) {
   dc__cast(row, DC_FLOAT32, (const char *)array + (size_t)(i * count) * dc_dtype_size(dtype), dtype, count);
 }
@@ -43,7 +43,7 @@ static inline void dc__row_store(void *array, int32_t dtype, int64_t i, const fl
 typedef struct dc__linear_args {
   const void *x;    /* [N, in] */
   const void *w;    /* [out, in] */
-  const void *bias; /* NULL: none */
+  const void *bias; /* NULL for none */
   void *y;          /* [N, out] */
   void *aux;        /* GELU's input */
   int64_t in, out;
@@ -53,7 +53,7 @@ void dc__linear_forward(const dc__layer_job *job, const dc__linear_args *linear)
 /* dx = dy w, or dx += dy w; with DC__EPILOGUE_GELU_BACK times gelu'(aux). */
 void dc__linear_backward_input(const dc__layer_job *job, const void *dy, const void *w, void *dx, int64_t in,
                                int64_t out, bool add, const void *aux);
-/* The gradients of w and of the bias (indices of weights), where they are wanted. */
+/* The gradients of w and of the bias (indices of weights), if wanted. */
 void dc__linear_backward_weight(const dc__layer_job *job, const void *dy, const void *x, int32_t w, int32_t bias);
 
 /* layernorm.c: work on rows of tokens */
@@ -61,12 +61,12 @@ void dc__linear_backward_weight(const dc__layer_job *job, const void *dy, const 
 /* out = residual + (u + bias) times dropout; and, if y is not NULL, y = LN(out) with its statistics. */
 typedef struct dc__residual_args {
   const void *u;        /* [N, H] */
-  const void *bias;     /* NULL: none */
+  const void *bias;     /* NULL for none */
   const void *residual; /* [N, H]; NULL: 0 */
-  void *out;            /* [N, H]; may be u; NULL: only y is kept */
+  void *out;            /* [N, H]; may alias u; NULL if only y is kept */
   void *y;              /* [N, H] or NULL */
   const void *gamma, *beta;
-  float *stats; /* [2, N]; NULL: not kept */
+  float *stats; /* [2, N]; NULL if not kept */
   dc__dropout dropout;
 } dc__residual_args;
 void dc__residual_forward(const dc__layer_job *job, const dc__residual_args *residual);
@@ -74,16 +74,16 @@ void dc__residual_forward(const dc__layer_job *job, const dc__residual_args *res
 void dc__layernorm_recompute(const dc__layer_job *job, void *y, const void *x, const void *gamma, const void *beta,
                              const float *stats);
 
-/* What a normalisation's backward starts from. */
+/* Arguments of a normalisation's backward. */
 typedef struct dc__layernorm_backward_args {
   const void *dy;           /* [N, H] */
-  const void *x;            /* [N, H] its input; NULL: y, gamma and beta give it */
+  const void *x;            /* [N, H] its input; NULL to recover it from y, gamma and beta */
   const void *y;            /* [N, H] its output */
   const void *gamma, *beta; /* [H] */
   const float *stats;       /* [2, N] */
   const void *add;          /* added to dx; NULL: 0 */
   void *dx;                 /* [N, H]; may be dy or add */
-  void *dropped;            /* dx times dropout; NULL or dx: not wanted */
+  void *dropped;            /* dx times dropout; NULL or dx if not wanted */
   dc__dropout dropout;
   int32_t gamma_index; /* of its gradient; beta's is the next */
 } dc__layernorm_backward_args;
@@ -98,7 +98,7 @@ void dc__column_sums(const dc__layer_job *job, const void *x, int64_t columns, i
 typedef struct dc__attention_args {
   const void *qkv; /* [N, 3H] */
   void *c;         /* [N, H]; backward: read */
-  float *softmax;  /* [2, A, N]: the rows' maxima, then 1 / their sums; NULL: not kept */
+  float *softmax;  /* [2, A, N]: the rows' maxima, then 1 / their sums; NULL if not kept */
   dc__dropout dropout;
   const void *dc; /* backward: [N, H] */
   void *dqkv;     /* backward: [N, 3H] */
@@ -112,11 +112,10 @@ void dc__attention_backward(const dc__layer_job *job, const dc__attention_args *
 int64_t dc__attention_queries(int64_t d);
 int64_t dc__attention_keys(int64_t d);
 
-/* ---- where a layer's work is done ----
+/* ---- operations of a device ----
  *
- * The order of the calls is written once, in forward.c and backward.c; what they call is the layer's table: the
- * functions above, which compute on the calling thread and the pool, or those of layer_cuda.c, which queue kernels of
- * the device on the job's stream. */
+ * The order of the calls is written once, in forward.c and backward.c. They call the layer's table: the functions
+ * above, on the calling thread and the pool, or those of layer_cuda.c, which queue kernels on the job's stream. */
 typedef struct dc__layer_work {
   void (*gemm)(const dc__layer_job *job, const dc__gemm *gemm);
   /* The same, and the sums of op(A)'s rows, of C's type, in place of what is there or added to it as the job says,
@@ -137,7 +136,7 @@ typedef struct dc__layer_work {
 } dc__layer_work;
 extern const dc__layer_work dc__layer_work_cpu;
 extern const dc__layer_work dc__layer_work_cuda;
-/* Before a job is queued on such a device: what it reads of the host's comes into its workspace. */
+/* Before a job is queued on a device: copies its host inputs to its workspace. */
 void dc__layer_upload_offsets(const dc__layer_job *job);
 
 #endif

@@ -1,5 +1,5 @@
-/* The way back from tridiagonal form: a panel's reflections together are a product of matrices (Schreiber and Van Loan,
- * 1989), which is applied to eigenvectors from one side, and to what is symmetric and stays so from both at once. */
+/* Back transformation from tridiagonal form. A panel's reflections together are a matrix product (Schreiber and Van
+ * Loan, 1989). It is applied to eigenvectors from one side, and to symmetric matrices from both sides at once. */
 #include <string.h>
 
 #include "linalg/eigh/tridiagonal.h"
@@ -8,12 +8,12 @@ enum {
   SMALL_NUMEL = DC__REFLECTOR_BLOCK * DC__REFLECTOR_BLOCK
 }; /* elements of the small matrices; their rows are DC__REFLECTOR_BLOCK apart */
 
-/* Element i of a matrix of the way's type. */
+/* Element i of a matrix of the job's type. */
 static void *at(const dc__tridiagonal_form *w, const void *data, int64_t i) {
   return dc__element_ptr(data, w->dtype, i);
 }
 
-/* c [count, cols] = alpha x b, or with `turned` x b^T, + beta c; x has lines of ld, b of n, c of ldc. */
+/* c [count, cols] = alpha x b (x b^T if `turned`) + beta c. Leading dimensions: x has ld, b has n, c has ldc. */
 static void panel_gemm(const dc__tridiagonal_form *w, int64_t count, int64_t cols, int64_t depth, double alpha,
                        const void *x, int64_t ld, const void *b, bool trans_b, double beta, void *c, int64_t ldc) {
   dc__gemm g = {.dtype = w->dtype,
@@ -34,7 +34,7 @@ static void panel_gemm(const dc__tridiagonal_form *w, int64_t count, int64_t col
   dc__gemm_on(dc__tridiagonal_pool(w), &g, w->scratch);
 }
 
-/* Small matrices are float64 whatever the way's type is; theirs of that type is last in w->rest. */
+/* Small matrices are float64 whatever the job's type. Their copy in that type is last in w->rest. */
 static void *small_workspace(const dc__tridiagonal_form *w) {
   return w->rest + 4 * SMALL_NUMEL;
 }
@@ -53,7 +53,8 @@ static void small_gemm(const dc__tridiagonal_form *w, int64_t count, int64_t col
   panel_gemm(w, count, cols, count, alpha, small_workspace(w), DC__REFLECTOR_BLOCK, b, false, beta, c, w->n);
 }
 
-/* A panel's reflections together are I - V^T T V, the last row's applied last: T lower triangular. gram: V V^T. */
+/* A panel's reflections together are I - V^T T V with T lower triangular; the last row's is applied last. gram: V
+ * V^T. */
 static void triangular_factor(const double *gram_v, int64_t count, const double *tau, double *t) {
   double sums[DC__REFLECTOR_BLOCK];
   memset(t, 0, SMALL_NUMEL * sizeof *t);
@@ -84,7 +85,7 @@ static void half_tmt(const double *m, int64_t count, const double *t, double *tm
 
 /* v [count, across] = the reflections of rows from `begin` on. */
 static void read_panel(const dc__tridiagonal_form *w, int64_t begin, int64_t count, int64_t across, void *v) {
-  for (int64_t k = 0; k < count; k++) { /* what a narrower panel left beyond a row's end is no part of it */
+  for (int64_t k = 0; k < count; k++) { /* entries beyond a row's end, left by a narrower panel, are not part of it */
     int64_t end = begin + k;
     dc__cast(at(w, v, k * w->n), w->dtype, w->a + end * w->n, DC_FLOAT64, end);
     memset(at(w, v, k * w->n + end), 0, (size_t)(across - end) * dc_dtype_size(w->dtype));
@@ -108,7 +109,7 @@ static void times_result(const dc__tridiagonal_form *w, const void *v, int64_t c
   }
 }
 
-/* The block that column `across` cuts is whole again after its lower left part has changed. */
+/* Makes the block that column `across` cuts whole again after its lower left part has changed. */
 static void mirror_cut(const dc__tridiagonal_form *w, int64_t across) {
   bool wide = w->dtype == DC_FLOAT64;
   int64_t begin = across - across % DC__TRIANGLE_BLOCK;
@@ -171,7 +172,7 @@ static void apply_panel_both_sides(const dc__tridiagonal_form *w, int64_t begin,
   dc__tridiagonal_syr2k(w, across, 2 * count, w->f);
 }
 
-/* The first rows' reflections were the last ones. */
+/* The last reflections computed were those of the first rows. */
 void dc__back_transform_matrix(const dc__tridiagonal_form *w) {
   for (int64_t begin = 1; begin < w->n; begin += DC__REFLECTOR_BLOCK) {
     apply_panel_both_sides(w, begin, begin + DC__REFLECTOR_BLOCK < w->n ? begin + DC__REFLECTOR_BLOCK : w->n);

@@ -1,6 +1,6 @@
-/* Batches of symmetric matrices. Many matrices run side by side, each on one thread from end to end; few of them share
- * the threads where a product can be cut up. LAPACK itself always has one thread: so the bits do not depend on how
- * many there are, and it is faster than a threaded LAPACK on one block after the other. */
+/* Batches of symmetric matrices. With many matrices, each runs on one thread from end to end. With few, they share
+ * the threads inside a product. LAPACK always runs on one thread, so the bits do not depend on the number of
+ * threads. It is also faster than a threaded LAPACK on one block after the other. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 enum { MAX_LAPACK_ROWS = 32766 }; /* 2 n n + 6 n + 1 must fit LAPACK's 32-bit integers */
 
-/* A batch with its memory. A slot is what one matrix under way needs. */
+/* A batch with its memory. Each matrix in progress has a slot. */
 typedef struct spectral_batch {
   dc__spectral_job job;
   dc__slots slots;
@@ -63,7 +63,7 @@ int32_t dc__spectral_compute_dtype(const dc__spectral_request *r, double bound) 
   return relative >= 32 * (double)a->rows * dc__epsilon(DC_FLOAT32) ? DC_FLOAT32 : DC_FLOAT64;
 }
 
-/* By the trace, which is at least the largest eigenvalue. */
+/* Bounds the largest eigenvalue by the trace. */
 static int32_t matrix_compute_dtype(const dc__spectral_request *r, int64_t index) {
   const dc__mat *a = &r->a;
   double trace = 0;
@@ -73,7 +73,7 @@ static int32_t matrix_compute_dtype(const dc__spectral_request *r, int64_t index
   return dc__spectral_compute_dtype(r, trace);
 }
 
-/* In the type that is computed in, or for the way to tridiagonal form in float64. */
+/* Loads in the compute type, or in float64 for reduction to tridiagonal form. */
 static bool load_matrix(const spectral_batch *b, int64_t index, dc__spectral_task *t) {
   const dc__spectral_request *r = b->job.r;
   bool typed = r->op == DC__SPECTRAL_NEWTON || r->op == DC__SPECTRAL_ORTHOGONAL_ITERATION || dc__wants_warm_start(r);
@@ -81,7 +81,7 @@ static bool load_matrix(const spectral_batch *b, int64_t index, dc__spectral_tas
   return dc__symmetric_load(&b->job, index, t);
 }
 
-/* As far as one thread goes: to the root of a tridiagonal matrix, or to eigenvectors. */
+/* The part that runs on one thread: up to the root of a tridiagonal matrix, or to eigenvectors. */
 static void solve_matrix(const spectral_batch *b, int64_t index, void *scratch) {
   const dc__spectral_job *job = &b->job;
   int32_t root = dc__rational_root_order(job->l, job->r);
@@ -203,10 +203,19 @@ void dc__spectral_write_info(const dc__spectral_request *r, const dc__spectral_t
   if (to == NULL) {
     return;
   }
-  dc_spectral_info info = {
-      t->status, t->status == DC_OK ? t->path : DC_PATH_NONE, t->smallest, t->largest, t->epsilon, t->asymmetry,
-      t->change};
-  dc_iteration_info iteration = {t->status, t->iterations, t->residual, t->largest, t->epsilon, t->asymmetry};
+  dc_spectral_info info = {.status = t->status,
+                           .path = t->status == DC_OK ? t->path : DC_PATH_NONE,
+                           .smallest = t->smallest,
+                           .largest = t->largest,
+                           .epsilon = t->epsilon,
+                           .asymmetry = t->asymmetry,
+                           .change = t->change};
+  dc_iteration_info iteration = {.status = t->status,
+                                 .iterations = t->iterations,
+                                 .residual = t->residual,
+                                 .bound = t->largest,
+                                 .epsilon = t->epsilon,
+                                 .asymmetry = t->asymmetry};
   bool newton = r->op == DC__SPECTRAL_NEWTON;
   size_t max_bytes = newton ? sizeof iteration : sizeof info;
   memcpy((char *)to + (r->grouped != NULL ? 0 : (size_t)index * r->info_size),
@@ -227,7 +236,7 @@ static dc_status write_all_info(const dc__spectral_request *r, const dc__spectra
   return first == DC_OK ? DC_OK : dc__spectral_fail(r, &tasks[at], at);
 }
 
-/* The rule for a request's root, before threads want it. */
+/* Computes the quadrature rule for a request's root before threads need it. */
 static void init_quadrature(dc_linalg *l, const dc__spectral_request *r) {
   int32_t root = dc__rational_root_order(l, r);
   if (root > 0 && l->rules[root - 1].root == 0) {
@@ -271,7 +280,7 @@ dc_status dc__spectral_run(dc_linalg *l, const dc__spectral_request *r) {
   return write_all_info(r, b.job.tasks);
 }
 
-/* ---- matrices of different sizes, or in different places ---- */
+/* ---- matrices of different sizes or in different memory ---- */
 
 typedef struct grouped_batch {
   dc_linalg *l;
@@ -289,9 +298,9 @@ static void run_grouped_matrix(void *arg, int64_t index, void *scratch) {
   dc__spectral_write_info(r, b.job.tasks, 0);
 }
 
-enum { STATUS_UNSET = -1 }; /* no status of a matrix */
+enum { STATUS_UNSET = -1 }; /* no status set yet */
 
-/* Whether a device can take two requests as one. */
+/* Whether the device can compute two requests as one batch. */
 static bool can_batch(const dc__spectral_request *a, const dc__spectral_request *b) {
   const bool matrices = a->a.rows == b->a.rows && a->a.dtype == b->a.dtype && a->out.dtype == b->out.dtype;
   const bool bases = (a->basis.data != NULL) == (b->basis.data != NULL) && a->basis.dtype == b->basis.dtype;
@@ -299,8 +308,8 @@ static bool can_batch(const dc__spectral_request *a, const dc__spectral_request 
          (a->values != NULL) == (b->values != NULL) && memcmp(&a->options, &b->options, sizeof a->options) == 0;
 }
 
-/* Requests that are alike, as a batch. That matrices could not be computed for want of memory is their own failure,
- * unless each of them can alone: the others need not wait for it. */
+/* Runs like requests as one batch. If the batch has not enough memory, each matrix is tried alone, and only those
+ * that still fail report it. */
 static dc_status run_batch_cuda(dc_linalg *l, const dc__spectral_request *requests, int64_t count) {
   dc__spectral_request all = requests[0];
   all.grouped = requests;

@@ -1,16 +1,16 @@
-/* Eigendecompositions on a device, a few matrices at a time. Kernels bring them in and out, the device's solver has the
- * decomposition itself, and what becomes of eigenvalues is decided here, by the CPU's own text. */
+/* Eigendecompositions on a device, a slice of the batch at a time. Kernels load and store; the device's solver
+ * decomposes. The host's code maps eigenvalues, as for the CPU. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
 #include "linalg/eigh/eigh_cuda.h"
 
-enum { ALIGNMENT = 256 }; /* arrays lie at multiples of it */
+enum { ALIGNMENT = 256 }; /* alignment of arrays */
 
-/* ---- in ---- */
+/* ---- loading ---- */
 
-/* In which type each matrix is decomposed, where it can be. */
+/* Sets the compute type of each valid matrix. */
 static void measure_slice(dc__eigh_cuda *w) {
   dc__batch_slice *f = &w->slice;
   const dc__cuda_matrices a = dc__batch_slice_view(f, &w->job.r->a);
@@ -28,7 +28,7 @@ static bool is_pending(const dc__spectral_task *t) {
   return t->status == DC_OK && !t->solved;
 }
 
-/* The number of the first matrices that wait for a decomposition of one type, from *begin on. */
+/* Counts the next matrices, from *begin on, that wait for a decomposition of one type. */
 static int32_t count_same_dtype(const dc__eigh_cuda *w, int32_t *begin) {
   const int32_t count = w->slice.count;
   while (*begin < count && !is_pending(&w->tasks[*begin])) {
@@ -41,9 +41,9 @@ static int32_t count_same_dtype(const dc__eigh_cuda *w, int32_t *begin) {
   return end - *begin;
 }
 
-/* ---- out ---- */
+/* ---- results ---- */
 
-/* A bit a matrix that has its eigenvectors in s. */
+/* Mask of the matrices with eigenvectors in s. */
 static uint32_t solved_mask(const dc__batch_slice *f, const dc__spectral_task *tasks) {
   uint32_t mask = 0;
   for (int32_t i = 0; i < f->count; i++) {
@@ -117,9 +117,9 @@ static void store_power(const dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtyp
   dc__symmetric_store_slice(f, &w->job, dtype, w->result, mask, tasks);
 }
 
-/* ---- between ---- */
+/* ---- solving ---- */
 
-/* What the solver says of a matrix. One that failed in float32 waits for another time. */
+/* Reads the solver's status of a matrix. One that failed in float32 is retried. */
 static void check_solver_info(const dc__eigh_cuda *w, int32_t dtype, int32_t i, dc__spectral_task *t) {
   const int64_t n = w->job.n;
   bool good = w->host_info[i] == 0;
@@ -139,7 +139,7 @@ static void check_solver_info(const dc__eigh_cuda *w, int32_t dtype, int32_t i, 
   }
 }
 
-/* Matrices that go together, from the caller's memory and back to it. */
+/* A slice, from the caller's memory and back to it. */
 static dc_status decompose_slice(dc__eigh_cuda *w, dc__batch_slice *f, dc__spectral_task *tasks) {
   const int32_t dtype = tasks[0].dtype;
   const size_t bytes = (size_t)(f->count * w->job.n) * dc_dtype_size(dtype);
@@ -178,7 +178,7 @@ static dc_status eigh_run(dc__eigh_cuda *w) {
       dc__batch_slice some = dc__batch_slice_subslice(&w->slice, begin, count);
       DC__TRY(dc__root_warm_start_cuda(w, &some, w->tasks + begin));
     }
-    begin = 0; /* those that are to be repeated stay where they are */
+    begin = 0; /* matrices to be retried stay in place */
     for (int32_t count; (count = count_same_dtype(w, &begin)) > 0;) {
       dc__batch_slice some = dc__batch_slice_subslice(&w->slice, begin, count);
       DC__TRY(decompose_slice(w, &some, w->tasks + begin));
@@ -190,7 +190,7 @@ static dc_status eigh_run(dc__eigh_cuda *w) {
 
 /* ---- memory ---- */
 
-/* A flight's arrays on the device, in the order of eigh_alloc(): how many bytes of each are a matrix's. */
+/* A slice's arrays on the device, in the order of eigh_alloc(): bytes of each per matrix. */
 enum { ARRAYS = 9, ALWAYS = 5, NORMS = DC__WARM_POWER_STEPS * DC__PROBES };
 
 static size_t align_up(size_t bytes) {
@@ -218,7 +218,7 @@ static size_t array_bytes(const dc__spectral_request *r, size_t arrays[ARRAYS]) 
   return total;
 }
 
-/* Tables of where a batch's matrices lie that are in many places. */
+/* Device tables of pointers for a batch whose matrices are not contiguous. */
 enum { TABLE_A, TABLE_OUT, TABLE_BASIS, TABLE_VALUES, TABLES };
 
 static size_t table_bytes(const dc__spectral_request *r) {
@@ -241,7 +241,7 @@ static void fill_tables(dc__eigh_cuda *w, dc__spectral_request *r, void **host_t
   dc__stream_copy(w->slice.stream, device_table, host_table, table_bytes(r));
 }
 
-/* The most that the solver wants in either type. */
+/* The larger of the solver's workspaces in both types. */
 static dc_status query_workspace(dc__eigh_cuda *w) {
   dc_device *device = w->job.l->device;
   dc__eigh narrow = w->eigen;
@@ -258,7 +258,7 @@ static dc_status query_workspace(dc__eigh_cuda *w) {
   return DC_OK;
 }
 
-/* What is here; the caller's to free. tables: of the device. */
+/* Host memory, which the caller frees. tables: on the device. */
 static dc_status alloc_host(dc__eigh_cuda *w, dc__spectral_request *r, void *tables, void **host) {
   const int64_t max_count = w->slice.max_count, n = w->job.n;
   const int64_t row = n > NORMS ? n : NORMS;
@@ -286,7 +286,7 @@ static dc_status alloc_host(dc__eigh_cuda *w, dc__spectral_request *r, void *tab
   return DC_OK;
 }
 
-/* Memory of the device, for the solver and the arrays, and here. r: the job's. */
+/* Allocates device memory for solver and arrays, and host memory. r: the job's. */
 static dc_status eigh_alloc(dc__eigh_cuda *w, dc__spectral_request *r, int64_t batch, void **host) {
   size_t arrays[ARRAYS];
   const size_t bytes = array_bytes(r, arrays);
@@ -337,7 +337,7 @@ dc_status dc__spectral_cuda(dc_linalg *l, const dc__spectral_request *request) {
   dc_status status = eigh_alloc(&w, &own, n > 0 ? r->a.batch : 0, &host);
   if (status == DC_OK && w.slice.max_count > 0) {
     status = eigh_run(&w);
-    if (status != DC_OK) { /* copies may be under way from or to memory that goes now */
+    if (status != DC_OK) { /* copies that use this memory may still run */
       dc__device_sync_internal(l->device, NULL);
     }
   }

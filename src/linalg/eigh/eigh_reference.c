@@ -1,5 +1,5 @@
-/* libdc's own symmetric eigensolver: Householder tridiagonalisation and the implicit QL method (Golub and Van Loan,
- * Matrix Computations, 8.3; EISPACK's tred2 and tql2). The norm for LAPACK's results, and the last resort. */
+/* libdc's own symmetric eigensolver: Householder tridiagonalisation and implicit QL (Golub and Van Loan, Matrix
+ * Computations, 8.3; EISPACK's tred2 and tql2). It is the reference for LAPACK's results, and the fallback. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 enum { MAX_SWEEPS = 64 }; /* QL steps for one eigenvalue; 2 or 3 are usual */
 
-/* Replaces row `row` of the lower triangle by its Householder vector; h = |v|^2 / 2, or 0 where nothing is to do. */
+/* Replaces row `row` of the lower triangle by its Householder vector. h = |v|^2 / 2, or 0 for no reflection. */
 static double householder_row(double *a, int64_t n, int64_t row, double *off) {
   double *v = a + row * n;
   double scale = 0;
@@ -100,7 +100,7 @@ static void ql_step(double *rows, int64_t width, double *d, double *off, int64_t
     double b = c * off[i];
     r = hypot(f, g);
     off[i + 1] = r;
-    if (r == 0) { /* the block falls apart here */
+    if (r == 0) { /* the block decouples at this element */
       d[i + 1] -= p;
       off[m] = 0;
       return;

@@ -1,5 +1,5 @@
-/* Eigendecomposition of one matrix, or its root without one: by its tridiagonal form and LAPACK, or where that fails,
- * or there is none, by the plain solver. */
+/* Eigendecomposition of one matrix, or its root without one, by tridiagonal form and LAPACK. Without LAPACK, or if
+ * it fails, by the reference solver. */
 #include <math.h>
 
 #include "linalg/eigh/eigh.h"
@@ -13,7 +13,7 @@ static bool solve_reference(int64_t n, dc__spectral_task *t) {
   return done;
 }
 
-/* Reads the matrix in float64: another type was wanted, or s is spoilt. */
+/* Reloads the matrix in float64, for another type or after s was overwritten. */
 static bool reload_float64(const dc__spectral_job *job, int64_t index, dc__spectral_task *t) {
   t->dtype = DC_FLOAT64;
   return dc__symmetric_load(job, index, t);

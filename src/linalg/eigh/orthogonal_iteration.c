@@ -1,8 +1,7 @@
-/* A step of orthogonal iteration: from nearly eigenvectors of A, the columns of Q, to nearer ones, those of A Q made
- * orthonormal by Householder's QR. The largest come first, by the diagonal of Q^T A Q: each column is then cleared of
- * those that would drown it. Golub and Van Loan, Matrix Computations, section 8.2.
- *
- * In memory the vectors are rows, which LAPACK sees as columns. */
+/* A step of orthogonal iteration: from approximate eigenvectors Q of A to better ones, A Q made orthonormal by
+ * Householder's QR. Columns are ordered by the diagonal of Q^T A Q, the largest first, so that each is
+ * orthogonalised against the dominant ones. Golub and Van Loan, Matrix Computations, section 8.2. In memory the
+ * vectors are rows, which LAPACK reads as columns. */
 #include <math.h>
 #include <string.h>
 
@@ -21,7 +20,7 @@ static void load_basis(const dc__spectral_job *job, int64_t index, const dc__spe
   }
 }
 
-/* The order of the vectors, the largest first; nearly sorted already. p = A q. False: something is not finite. */
+/* Sorts the vectors, the largest first; they are nearly sorted. p = A q. Returns false if a value is not finite. */
 static bool sort_columns(const dc__spectral_job *job, dc__spectral_task *t, const void *q, const void *p) {
   int64_t n = job->n;
   bool wide = t->dtype == DC_FLOAT64;
@@ -73,7 +72,8 @@ static void apply_reflector(const double *v, double tau, double *y, int64_t coun
   }
 }
 
-/* Row k from k on becomes the vector of the reflection that clears it behind k. Returns its factor; 0: it is clear. */
+/* Replaces row k from k on by the Householder vector that annihilates it behind k. Returns its factor, or 0 if it is
+ * zero already. */
 static double make_reflector(double *row, int64_t count) {
   double norm = 0;
   for (int64_t i = 1; i < count; i++) {
@@ -123,7 +123,7 @@ void dc__orthogonal_iteration_step(const dc__spectral_job *job, int64_t index, d
   int64_t n = job->n;
   if (job->l->blas == NULL && t->dtype != DC_FLOAT64) {
     t->dtype = DC_FLOAT64;
-    (void)dc__symmetric_load(job, index, t); /* as it was a moment ago */
+    (void)dc__symmetric_load(job, index, t); /* succeeded before */
   }
   size_t row = (size_t)n * dc_dtype_size(t->dtype);
   char *q = t->work;

@@ -1,17 +1,16 @@
-/* Steps of orthogonal iteration on a device, as orthogonal_iteration.c takes one: a few matrices at a time go through
- * kernels and products, and the device's solver makes their vectors orthonormal. Nothing is waited for: whether a
- * matrix got there is for the device to say, too. */
+/* Orthogonal iteration on a device, with the steps of orthogonal_iteration.c. A slice of the batch goes through
+ * kernels and products, and the device's solver does the QR. Nothing waits: the device itself checks the result. */
 #include "linalg/batch_slice_cuda.h"
 #include "linalg/eigh/eigh.h"
 
-enum { ALIGNMENT = 256 }; /* arrays lie at multiples of it */
+enum { ALIGNMENT = 256 }; /* alignment of arrays */
 
 typedef struct iteration_slice {
   dc__spectral_job job;
   dc__batch_slice slice;
   dc__qr qr;
   dc__cuda_basis_args args;
-  float *s, *q, *p; /* [most, n, n]: the matrices, then what becomes orthonormal; the vectors; their images */
+  float *s, *q, *p; /* [max_count, n, n]: the matrices, then the orthonormal result; the vectors; their images */
 } iteration_slice;
 
 static size_t align_up(size_t bytes) {
@@ -44,7 +43,7 @@ static dc_status iteration_alloc(iteration_slice *w, const dc__orthogonal_iterat
   return DC_OK;
 }
 
-/* Vectors a row, and p = q s, their images. */
+/* Vectors in rows, and p = q s, their images. */
 static void iteration_load(const iteration_slice *w, dc__batch_slice *f, const dc__orthogonal_iteration_batch *b) {
   const int64_t n = w->job.n;
   dc__cuda_matrices columns = dc__batch_slice_dense_view(f, w->q, DC_FLOAT32, n, n);

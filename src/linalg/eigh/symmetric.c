@@ -1,5 +1,5 @@
-/* Symmetric matrices in and out: what is not finite or not symmetric is found before LAPACK sees it, and a power of two
- * takes the scale away, so that no norm overflows and nothing is lost to denormals. */
+/* Loading and storing symmetric matrices. Invalid input is found before LAPACK sees it. Scaling by a power of two
+ * avoids overflow in norms and loss to denormals. */
 #include <float.h>
 #include <math.h>
 
@@ -16,8 +16,8 @@ static int64_t min_int64(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
-/* A tile across the diagonal, turned, in memory of its own: lines of a matrix whose length is a power of two would
- * otherwise push each other out of the cache. */
+/* A tile across the diagonal, transposed into its own memory. Rows whose length is a power of two would otherwise
+ * evict each other from the cache. */
 #define TRANSPOSED(T, transposed, a, m, i0, j0, n)           \
   T transposed[TILE][TILE];                                  \
   for (int64_t j = j0; j < min_int64(j0 + TILE, n); j++) {   \
@@ -30,8 +30,8 @@ static int64_t min_int64(int64_t a, int64_t b) {
 #define LOW(a, m, i, j) (a)[(i) * (m)->row_stride + (j) * (m)->col_stride]
 #define HIGH(a, m, i, j) LOW(a, m, j, i)
 
-/* In one tile, on both sides of the diagonal: the largest magnitude and the largest half of a difference, raised where
- * they are less; whether all is finite. */
+/* In one tile, on both sides of the diagonal: raises the largest magnitude and the largest half difference. Returns
+ * whether all entries are finite. */
 #define MEASURE(name, T, abs)                                                                        \
   static bool name(const T *a, const dc__mat *m, int64_t i0, int64_t j0, int64_t n, double *max_abs, \
                    double *asymmetry) {                                                              \
@@ -64,7 +64,7 @@ static const void *data_of(const dc__mat *m, int64_t index) {
   return (const char *)m->data + index * m->batch_stride * (int64_t)dc_dtype_size(m->dtype);
 }
 
-/* Largest entry and largest asymmetry; false if something is not finite, in either triangle. */
+/* Largest entry and largest asymmetry. Returns false if an entry of either triangle is not finite. */
 static bool measure_matrix(const dc__spectral_job *job, int64_t index, double *max_abs, double *asymmetry) {
   const dc__mat *a = &job->r->a;
   const void *data = data_of(a, index);
@@ -77,7 +77,7 @@ static bool measure_matrix(const dc__spectral_job *job, int64_t index, double *m
   return finite;
 }
 
-/* The first value that is not finite, or else the largest asymmetry. */
+/* The first nonfinite entry, or else the largest asymmetry. */
 void dc__symmetric_locate(const dc__spectral_job *job, int64_t index, dc__spectral_task *t) {
   const dc__mat *a = &job->r->a;
   bool wide = a->dtype == DC_FLOAT64;

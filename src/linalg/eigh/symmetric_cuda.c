@@ -1,4 +1,4 @@
-/* Symmetric matrices in and out of a device, a batch slice at a time, as symmetric.c has one in the host's memory. */
+/* Symmetric matrices to and from a device, a slice at a time, as symmetric.c does in host memory. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "linalg/batch_slice_cuda.h"
 #include "linalg/eigh/eigh.h"
 
-/* Where the fault of a matrix is: it is brought here, to be looked through. Without memory the text says [0, 0]. */
+/* Finds the position of an invalid entry in a copy on the host. Without memory the text says [0, 0]. */
 static void locate(dc__batch_slice *f, const dc__spectral_job *job, int32_t i, void *staging, dc__spectral_task *t) {
   dc__spectral_request r = *job->r;
   const dc__spectral_job host_job = {.l = job->l, .r = &r, .n = job->n};

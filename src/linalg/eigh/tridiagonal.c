@@ -1,9 +1,10 @@
-/* Symmetric matrices by way of tridiagonal ones. Householder's reflections bring A to a tridiagonal T = Q^T A Q; an
- * inverse root of that is a sum of inverses (root_quadrature.c), each of which takes a multiplication an entry, and the
- * reflections, applied from both sides, give Q f(T) Q^T. Where that will not do, LAPACK divides and conquers T, and the
- * reflections turn its eigenvectors to those of A. Rows are reduced from the last one up, so that what is left is the
- * leading block, and each row's reflection stays in its place. A panel of rows is reduced before the rest of the matrix
- * sees it, as LAPACK does (Dongarra, Hammarling and Sorensen, 1989); both ways end in products of matrices. */
+/* Symmetric matrices by tridiagonal form. Householder reflections reduce A to a tridiagonal T = Q^T A Q. Its inverse
+ * root is a sum of inverses (root_quadrature.c), each with one multiplication an entry. The reflections, applied
+ * from both sides, give Q f(T) Q^T. If the spectrum does not suit, LAPACK's divide and conquer solves T, and the
+ * reflections transform its eigenvectors to those of A. Rows are reduced from the last one up, so the rest is the
+ * leading block, and each row's reflection stays in place. A panel of rows is reduced before the rest of the matrix
+ * is updated, as in LAPACK (Dongarra, Hammarling and Sorensen, 1989). Reduction and back transformation both end in
+ * matrix products. */
 #include <math.h>
 #include <string.h>
 
@@ -15,7 +16,7 @@ static int64_t panel_rows(int64_t n) {
   return n < 256 ? 16 : MAX_PANEL;
 }
 
-/* What LAPACK wants for eigenvectors of T. */
+/* LAPACK's workspace for eigenvectors of T. */
 static int64_t stedc_work(int64_t n) {
   return n * n + 4 * n + 1;
 }
@@ -74,8 +75,7 @@ static void subtract_panel(double *y, const double *x_rows, const double *z_rows
   dc__tridiagonal_combine(y, x_rows, n, count, factors, across);
 }
 
-/* Row `row` of the matrix as the panel's rows below it, up to `end`, have made it. w: theirs, beside the reflections.
- */
+/* Row `row`, updated by the panel's rows below it, up to `end`. w: theirs, beside the reflections. */
 static void update_row(const dc__tridiagonal_form *w, int64_t row, int64_t end, const double *rows) {
   int64_t n = w->n;
   int64_t count = end - row - 1;
@@ -129,7 +129,7 @@ void dc__tridiagonal_syr2k(const dc__tridiagonal_form *w, int64_t m, int64_t dep
   dc__gemmt(dc__tridiagonal_pool(w), &g, w->scratch);
 }
 
-/* A becomes T and the reflections, whose rows are in a panel's own places. */
+/* Reduces A to T and the reflections, whose rows are in a panel's own memory. */
 static void reduce_to_tridiagonal(const dc__tridiagonal_form *w) {
   int64_t n = w->n;
   int64_t panel = panel_rows(n);
@@ -164,7 +164,7 @@ int32_t dc__rational_root_order(const dc_linalg *l, const dc__spectral_request *
   return whole && !plain ? (int32_t)root : 0;
 }
 
-/* Whether the way back may lose what rounding the result to float32 loses. */
+/* Whether the back transformation may run in float32: its loss is no larger than rounding the result. */
 static bool allows_float32(const dc__spectral_job *job) {
   return job->r->out.dtype == DC_FLOAT32 && job->r->options.precision != DC_FLOAT64;
 }
@@ -181,7 +181,7 @@ static void cast_result(const dc__tridiagonal_form *w) {
   w->t->dtype = DC_FLOAT32;
 }
 
-/* The root of T in F; false: its spectrum does not suit. */
+/* The root of T in F. Returns false if the spectrum does not suit. */
 static bool rational_root(const dc__tridiagonal_form *w, int32_t root) {
   const dc__spectral_job *job = w->job;
   dc__spectral_task *t = w->t;
@@ -241,7 +241,7 @@ static bool finite_values(const dc__spectral_task *t, int64_t n) {
 }
 
 /* T's eigenvalues in the task's, and its eigenvectors in the rows of F, of a type. LAPACK's info is not enough:
- * OpenBLAS has been seen to return 0 with values that are not finite. */
+ * OpenBLAS can return 0 with values that are not finite. */
 static bool stedc(const dc__tridiagonal_form *w, int32_t dtype, bool vectors) {
   dc__spectral_task *t = w->t;
   const dc__blas *blas = w->job->l->blas;
@@ -257,7 +257,7 @@ static bool stedc(const dc__tridiagonal_form *w, int32_t dtype, bool vectors) {
     memcpy(off, w->off + 1, (size_t)(n - 1) * sizeof(double));
     blas->dstedc(what, &order, t->values, off, w->f, &order, w->p, &size, t->iwork, &isize, &info, 1);
   } else {
-    float *d = (float *)off + n; /* both fit behind the place of the wide ones */
+    float *d = (float *)off + n; /* both fit behind the float64 arrays */
     dc__cast(d, DC_FLOAT32, w->d, DC_FLOAT64, n);
     dc__cast(off, DC_FLOAT32, w->off + 1, DC_FLOAT64, n - 1);
     blas->sstedc(what, &order, d, off, w->f, &order, w->p, &size, t->iwork, &isize, &info, 1);
@@ -266,7 +266,7 @@ static bool stedc(const dc__tridiagonal_form *w, int32_t dtype, bool vectors) {
   return info == 0 && finite_values(t, n);
 }
 
-/* The rows of s become the eigenvectors of A; in float32 first, if that is asked for. */
+/* Replaces the rows of s by the eigenvectors of A; in float32 first, if requested. */
 static bool solve_tridiagonal(dc__tridiagonal_form *w, int32_t dtype) {
   dc__spectral_task *t = w->t;
   bool vectors = w->job->r->op != DC__SPECTRAL_EIGH || w->job->r->vectors;

@@ -1,9 +1,9 @@
-/* Kronecker products: written out, applied, and inverted with damping. */
+/* Kronecker products: formed, applied, and inverted with damping. */
 #include <inttypes.h>
 
 #include "linalg/batch_slice_cuda.h"
 
-/* ---- written out ---- */
+/* ---- formed ---- */
 
 typedef struct kron_job {
   const dc__mat *a, *b, *out;
@@ -85,7 +85,7 @@ static dc__mat dense_mat(void *data, int32_t dtype, int64_t batch, int64_t rows,
   return m;
 }
 
-/* Where a sandwich is made: its middle, and what products may use. */
+/* Memory of a sandwich product: its intermediate, and the workspace for products. */
 typedef struct kron_scratch {
   dc_linalg *l;
   void *t, *product;
@@ -141,7 +141,7 @@ dc_status dc__kron_apply(dc_linalg *l, const char *fn, const dc__mat *a, const d
 
 /* ---- inverted ---- */
 
-/* Factors' eigenvalues, and what is added to their products, of each matrix of a batch. */
+/* Eigenvalues of the factors, and the damping of their products, of each matrix of a batch. */
 typedef struct damped {
   const char *fn;
   const void *a, *b;
@@ -149,7 +149,7 @@ typedef struct damped {
   double damping;
   bool wide;
   int64_t count;
-  uint64_t *not_positive; /* on a device: whether one is not positive; NULL: that is known */
+  uint64_t *not_positive; /* device flag for a nonpositive eigenvalue; NULL if checked already */
 } damped;
 
 static double damped_at(const damped *d, int64_t i, int64_t j) {
@@ -170,7 +170,7 @@ static dc_status check_damped(const damped *d) {
   return DC_OK;
 }
 
-/* Eigenvalues are few: they are brought here. */
+/* Copies the few eigenvalues to the host. */
 static dc_status check_damped_cuda(dc_linalg *l, const damped *d) {
   const size_t size = d->wide ? sizeof(double) : sizeof(float);
   const size_t bytes[2] = {(size_t)d->rows * size, (size_t)d->cols * size};

@@ -9,7 +9,7 @@
 typedef struct nearest {
   const dc__mat *x, *a, *b;
   bool wide;
-  int exponent; /* of the power of two that was taken out of x */
+  int exponent; /* of the power of two that x was scaled by */
   dc__pow2_scale scale;
   double *u, *v, *old, *rows;
 } nearest;
@@ -149,7 +149,7 @@ static dc_status nearest_scale(const char *fn, nearest *s) {
   return DC_OK;
 }
 
-/* a and b each get half of the power of two that was taken out. */
+/* a and b each get half of the scale's exponent. */
 static void nearest_store(const nearest *s) {
   int half = s->exponent / 2;
   for (int64_t i = 0; i < s->a->rows * s->a->cols; i++) {

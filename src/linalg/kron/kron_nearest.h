@@ -1,6 +1,4 @@
-/* The nearest Kronecker product, inside the room: what the CPU (kron_nearest.c) and a device (kron_nearest_cuda.c)
- * share.
- */
+/* The nearest Kronecker product, internal: shared by the CPU (kron_nearest.c) and CUDA (kron_nearest_cuda.c). */
 #ifndef DC_LINALG_KRON_NEAREST_H
 #define DC_LINALG_KRON_NEAREST_H
 
@@ -8,17 +6,17 @@
 
 #include "linalg/linalg.h"
 
-/* How far v may move in the last step. */
+/* Tolerance for v's change in the last step. */
 static inline double dc__nearest_tolerance(int32_t dtype) {
   return 8 * dc__epsilon(dtype);
 }
 
-/* The power of two that is taken out of x, whose largest entry is `most`: even, so that a and b get the same half. */
+/* The exponent that x is scaled by, even, so that a and b get the same half. */
 static inline int dc__nearest_exponent(double max_abs) {
   return max_abs > 0 ? ilogb(max_abs) & ~1 : 0;
 }
 
-/* *most becomes the largest entry of x, at least what it was; DC_E_NOT_FINITE with the place: `first` is row 0. */
+/* Raises *most to the largest entry of x. Returns DC_E_NOT_FINITE with the position; `first` is row 0. */
 dc_status dc__nearest_check_finite(const char *fn, const dc__mat *x, int64_t first, double *max_abs);
 dc_status dc__nearest_not_converged(const char *fn); /* DC_E_NOT_CONVERGED */
 

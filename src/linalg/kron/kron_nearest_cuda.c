@@ -1,12 +1,12 @@
-/* The nearest Kronecker product on a device. The kernels decide when the iteration has ended; the host looks once in a
- * few steps. */
+/* The nearest Kronecker product on a device. Kernels check convergence; the host reads the state once every few
+ * steps. */
 #include "linalg/kron/kron_nearest.h"
 
 #include <math.h>
 
 #include "linalg/batch_slice_cuda.h"
 
-enum { STEPS_PER_SYNC = 16, THREADS = 1 << 17 }; /* steps between looks; threads that fill a device */
+enum { STEPS_PER_SYNC = 16, THREADS = 1 << 17 }; /* steps between syncs; threads that fill a device */
 
 typedef struct nearest_cuda {
   dc__batch_slice f;
@@ -16,13 +16,13 @@ typedef struct nearest_cuda {
   int64_t staging_bytes;
 } nearest_cuda;
 
-/* In how many chunks of rows a vector of `count` elements is made, each by so many threads. */
+/* Chunks of rows that a vector of `count` elements is computed in, each by that many threads. */
 static int32_t chunks_of(int64_t count, int64_t threads, int64_t rows) {
   const int64_t wanted = THREADS / (count < THREADS ? count * threads : THREADS) + 1;
   return (int32_t)(wanted < rows ? wanted : rows);
 }
 
-/* Lays out the matrices of the flight: at first, without memory, to count their bytes. false: too many. */
+/* Lays out the matrices of the slice; without memory it counts their bytes. Returns false on overflow. */
 static bool nearest_layout(nearest_cuda *w, size_t *bytes) {
   dc__cuda_nearest_args *a = &w->args;
   const int64_t outer = a->m * a->n;
@@ -51,7 +51,7 @@ static bool nearest_layout(nearest_cuda *w, size_t *bytes) {
   return true;
 }
 
-/* x's largest entry, to its scale; where the fault is, row by row. */
+/* Scales by x's largest entry, and locates a nonfinite one row by row. */
 static dc_status nearest_scale_cuda(nearest_cuda *w, const char *fn, const dc__mat *x, int *exponent) {
   double max_abs;
   dc__batch_slice_measure(&w->f, &w->args.x, false);
@@ -98,7 +98,7 @@ static void nearest_store_cuda(const nearest_cuda *w, const double *from, double
   dc__cuda_load_uniform(w->f.stream, x, dc__mat_cuda_view(to), 1, factor);
 }
 
-/* An x without entries, of which a or b may have some. */
+/* An x without entries: a or b may still have some. */
 static dc_status zero_factors(dc_linalg *l, const dc__mat *a, const dc__mat *b, double *residual) {
   const dc__mat *const both[] = {a, b};
   for (int i = 0; i < 2; i++) {
@@ -137,7 +137,7 @@ dc_status dc__kron_nearest_cuda(dc_linalg *l, const char *fn, const dc__mat *x, 
   dc__cuda_nearest_residual(w.f.stream, &w.args);
   dc__cuda_totals(w.f.stream, &add);
   DC__TRY(dc__linalg_copy_to_host(l, totals, w.totals, sizeof totals));
-  /* a and b get the same norm, and half of the power of two that was taken out each. */
+  /* a and b get the same norm, and each half of the scale's exponent. */
   const double factor = copysign(sqrt(found.state.sigma), found.trace);
   nearest_store_cuda(&w, w.args.u, ldexp(factor, exponent / 2), a);
   nearest_store_cuda(&w, w.args.v, ldexp(factor, exponent / 2), b);

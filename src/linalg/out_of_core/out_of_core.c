@@ -1,29 +1,25 @@
-/* Matrix products whose operands may lie in files, with a bound on the memory in between. A piece of B is read and
- * packed once, for all threads. Then each takes strips of rows: reads A's, multiplies, writes C's, so that one reads
- * while another multiplies. What lies in memory is used where it is. What comes next is asked for ahead, so that a disk
- * works meanwhile.
- *
- * Short pieces of C's rows would cost more to write than the rest of its way does, as a call costs what a page does. So
- * a strip waits in the file, dense, in the place of its whole rows, for those beside it; the last one brings the rows
- * together. */
+/* Matrix products with operands in files and bounded memory. A piece of B is read and packed once for all threads.
+ * Each thread takes strips of rows: it reads A's, multiplies, and writes C's, so I/O overlaps with products.
+ * Operands in memory are used in place. The next pieces are prefetched. Writing short pieces of C's rows would cost
+ * a system call each. So a strip is stored dense in the file, where its whole rows will be; the last strip merges
+ * the rows. */
 #include <stdatomic.h>
 #include <string.h>
 
 #include "linalg/out_of_core/out_of_core.h"
 
-/* One piece of B, k from p on, and C's tile that it adds to. Threads take slices of the piece, then strips of the
- * tile's rows, until there are no more. */
+/* One piece of B, k from p on, and the tile of C that it adds to. Threads take slices of the piece, then strips of
+ * the tile's rows, until none are left. */
 typedef struct pass {
   const dc__out_of_core *w;
   char *packed, *tile;
   int64_t i, rows, j, cols, p, depth;
-  int64_t length, unit, parts,
-      longest;       /* the rows that are shared out, even to one unit; a part has `longest` at most */
-  atomic_llong next; /* the first part that nobody took */
+  int64_t length, unit, parts, longest; /* rows to share out, in units of `unit`; parts have at most `longest` */
+  atomic_llong next;                    /* the first part not yet taken */
   dc__file_failure failure;
 } pass;
 
-/* The next part's first row, and how many there are; false: no more. */
+/* Takes the next part's first row and its number of rows. Returns false at the end. */
 static bool next_part(pass *x, int64_t *row, int64_t *rows) {
   const int64_t index = atomic_fetch_add(&x->next, 1);
   const int64_t units = dc__num_pieces(x->length, x->unit);
@@ -35,7 +31,7 @@ static bool next_part(pass *x, int64_t *row, int64_t *rows) {
   return true;
 }
 
-/* scratch + DC__GEMM_PACKED_SCRATCH on is what products with a packed B leave alone. */
+/* Memory from scratch + DC__GEMM_PACKED_SCRATCH on is unused by products with a packed B. */
 static void pack_slices(void *arg, int64_t index, void *scratch) {
   (void)index;
   pass *x = arg;
@@ -53,8 +49,8 @@ static void pack_slices(void *arg, int64_t index, void *scratch) {
   }
 }
 
-/* Whole rows, out of the sums and of the strips before them, which lie one after the other; a few at a time, so that
- * they are still in the cache when they are written. */
+/* Assembles whole rows from the sums and the strips before them, a few at a time, so that they are written from the
+ * cache. */
 static bool write_rows(pass *x, const char *sums, const char *before, char *line, int64_t i, int64_t rows) {
   const dc__out_of_core *w = x->w;
   const size_t size = w->out_size;
@@ -76,7 +72,7 @@ static bool write_rows(pass *x, const char *sums, const char *before, char *line
   return true;
 }
 
-/* A strip of C, from row i on, into its file. `own`: memory from the strip's on, if it is there. */
+/* Writes a strip of C, from row i on, to its file. `own`: memory from the strip's on, if any. */
 static bool write_strip(pass *x, char *sums, char *own, int64_t i, int64_t rows) {
   const dc__out_of_core *w = x->w;
   if (!w->plan.coalesces) {
@@ -120,7 +116,7 @@ static void multiply_row_strips(void *arg, int64_t index, void *scratch) {
   }
 }
 
-/* Shares out rows between the threads, in parts of at most `longest`, a multiple of the unit where it is longer. */
+/* Shares out rows between the threads, in parts of at most `longest`, rounded to units. */
 static dc_status run_parts(dc_linalg *l, pass *x, dc__parallel_fn fn, int64_t length, int64_t longest, int64_t unit) {
   const int64_t threads = dc__threadpool_threads(l->pool);
   x->length = length;

@@ -1,22 +1,22 @@
-/* Bounded products on a device, whose memory is what the budget bounds. C's tile stays there while k is summed. Blocks
- * of A and B that lie in files come through two pieces of pinned memory and a stream of copies, each operand's into two
- * buffers that take turns: while one product runs, the next one's blocks are read and copied. What lies in the device's
- * memory is used where it is. */
+/* Out-of-core products on a device, whose memory the budget bounds. C's tile stays on the device while k is summed.
+ * Blocks of A and B in files come through two pinned stages and a copy stream, into two alternating buffers an
+ * operand. So the next blocks are read and copied while a product runs. Operands in device memory are used in place. */
 #include "kernels/cuda/kernels_cuda.h"
 #include "linalg/out_of_core/out_of_core.h"
 
 enum {
   NUM_BUFFERS = 2,
-  STAGE_BYTES = 4 << 20, /* pinned bytes that are copied at once: from here on a copy's start is nothing beside it */
-  ALIGNMENT = 256,       /* what NVIDIA's libraries want of a workspace's address */
-  TILE = 64              /* pieces come in multiples of it */
+  STAGE_BYTES = 4 << 20, /* pinned bytes a copy: enough to hide its launch latency */
+  ALIGNMENT = 256,       /* workspace alignment of NVIDIA's libraries */
+  TILE = 64              /* pieces are multiples of it */
 };
 
-/* Nanoseconds, for the choice alone: what a product costs the host, and an element of C that is read and added to. */
+/* Nanoseconds, for choosing a plan only: a product's launch on the host, and an element of C that is read and added
+ * to. */
 static const double GEMM_NS = 20000, ACCUMULATE_NS = 0.004;
 
-/* What a handle keeps for its bounded products. Events: the last copy from or to a stage, the last copy or product that
- * used a buffer of A or B, and the last that used the tile. */
+/* Staging of a handle, reused between calls. Events: the last copy from or to a stage, the last copy or product that
+ * used a buffer of A or B, and the last use of the tile. */
 struct dc__staging {
   dc_stream *copies;
   char *pinned;
@@ -31,27 +31,27 @@ typedef struct block {
   int64_t row, rows, col, cols; /* rows 0: none */
 } block;
 
-/* A's or B's way there. */
+/* The transfer of A or B to the device. */
 typedef struct operand {
   block present;
   char *buffer[NUM_BUFFERS];
   dc_event **used;
-  int32_t turn;
+  int32_t current;
 } operand;
 
 typedef struct pipeline {
   dc_linalg *l;
   const dc__out_of_core *w;
   struct dc__staging *staging;
-  block pending_write[NUM_BUFFERS]; /* what a stage brings here, to be written before it serves again */
-  int32_t turn;
+  block pending_write[NUM_BUFFERS]; /* blocks that a stage holds, to be written before its reuse */
+  int32_t current;
   operand a, b;
   char *tile, *gemm_workspace;
   size_t gemm_workspace_bytes;
   dc__file_failure failure;
 } pipeline;
 
-/* ---- what a handle keeps ---- */
+/* ---- staging ---- */
 
 void dc__staging_destroy(dc_linalg *l) {
   struct dc__staging *s = l->staging;
@@ -124,7 +124,7 @@ static size_t blocks_of(const dc__out_of_core *w, const dc__out_of_core_plan *p)
   return fine ? total : SIZE_MAX;
 }
 
-/* What products may use beside `bytes` of blocks: an eighth, as far as more of it is of use. */
+/* Workspace of products beside `bytes` of blocks: an eighth, up to the useful maximum. */
 static size_t gemm_workspace_share(size_t bytes) {
   const size_t share = bytes / 8 / ALIGNMENT * ALIGNMENT;
   return share < DC__CUDA_GEMM_WORKSPACE_BYTES ? share : DC__CUDA_GEMM_WORKSPACE_BYTES;
@@ -137,8 +137,8 @@ static size_t bytes_of(const dc__out_of_core *w, const dc__out_of_core_plan *p) 
              : (ALIGNMENT + gemm_workspace_share(blocks) + blocks + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* The order of products is tile by tile down a column of C's, k within a tile: a block that the next product wants too
- * is not read again. The first blocks count twice, since no product runs while they come. */
+/* Products run tile by tile down a column of C, with k inside a tile. A block that the next product uses again is
+ * not read again. The first blocks count twice, since no product overlaps with their transfer. */
 static double cost_of(const dc__out_of_core *w, const dc__out_of_core_plan *p) {
   const double m = (double)w->m;
   const double n = (double)w->n;
@@ -164,7 +164,7 @@ static size_t block_bytes(const block *b) {
   return (size_t)(b->rows * b->cols) * dc_dtype_size(b->source->mat.dtype);
 }
 
-/* What fits into a stage of a block from its byte `done` on: whole rows, or a part of one. */
+/* The part of a block from its byte `done` on that fits into a stage: whole rows, or a part of one. */
 static block stage_part(const block *b, size_t done) {
   const size_t size = dc_dtype_size(b->source->mat.dtype);
   const int64_t room = STAGE_BYTES / (int64_t)size;
@@ -197,9 +197,9 @@ static void transfer_share(void *arg, int64_t index, void *scratch) {
   (void)dc__file_io_block(&t->x->failure, p->arg, p->source, t->write, memory, p->row + first, rows, p->col, p->cols);
 }
 
-/* Between the file and a stage, on the handle's threads. */
-static void transfer_part(pipeline *x, const block *part, int32_t turn, bool write) {
-  transfer t = {.x = x, .part = part, .stage = x->staging->pinned + (size_t)turn * STAGE_BYTES, .write = write};
+/* Reads or writes a stage on the handle's threads. */
+static void transfer_part(pipeline *x, const block *part, int32_t stage, bool write) {
+  transfer t = {.x = x, .part = part, .stage = x->staging->pinned + (size_t)stage * STAGE_BYTES, .write = write};
   t.shares = dc__min_int64(dc__threadpool_threads(x->l->pool), part->rows);
   dc__parallel_for_cost(x->l->pool, t.shares, part->rows * part->cols / t.shares, transfer_share, &t);
 }
@@ -208,66 +208,66 @@ static bool is_ok(pipeline *x) {
   return !dc__file_failed(&x->failure) && dc__device_check(x->l->device) == DC_OK;
 }
 
-/* The stage whose turn it is, once its copy is done, and what it brought is written. */
+/* The next stage in turn, after its copy has finished and its pending block is written. */
 static int32_t next_stage(pipeline *x) {
-  x->turn = (x->turn + 1) % NUM_BUFFERS;
-  dc__event_wait(x->staging->staged[x->turn], NULL);
-  if (x->pending_write[x->turn].rows > 0 && is_ok(x)) {
-    transfer_part(x, &x->pending_write[x->turn], x->turn, true);
+  x->current = (x->current + 1) % NUM_BUFFERS;
+  dc__event_wait(x->staging->staged[x->current], NULL);
+  if (x->pending_write[x->current].rows > 0 && is_ok(x)) {
+    transfer_part(x, &x->pending_write[x->current], x->current, true);
   }
-  x->pending_write[x->turn].rows = 0;
-  return x->turn;
+  x->pending_write[x->current].rows = 0;
+  return x->current;
 }
 
 static void read_block(pipeline *x, const block *b) {
   block part;
   for (size_t done = 0; done < block_bytes(b) && is_ok(x); done += block_bytes(&part)) {
-    const int32_t turn = next_stage(x);
+    const int32_t stage = next_stage(x);
     part = stage_part(b, done);
-    transfer_part(x, &part, turn, false);
-    dc__stream_copy(x->staging->copies, part.memory, x->staging->pinned + (size_t)turn * STAGE_BYTES,
+    transfer_part(x, &part, stage, false);
+    dc__stream_copy(x->staging->copies, part.memory, x->staging->pinned + (size_t)stage * STAGE_BYTES,
                     block_bytes(&part));
-    dc__event_record(x->staging->staged[turn], x->staging->copies);
+    dc__event_record(x->staging->staged[stage], x->staging->copies);
   }
 }
 
 static void write_block(pipeline *x, const block *b) {
   block part;
   for (size_t done = 0; done < block_bytes(b) && is_ok(x); done += block_bytes(&part)) {
-    const int32_t turn = next_stage(x);
+    const int32_t stage = next_stage(x);
     part = stage_part(b, done);
-    dc__stream_copy(x->staging->copies, x->staging->pinned + (size_t)turn * STAGE_BYTES, part.memory,
+    dc__stream_copy(x->staging->copies, x->staging->pinned + (size_t)stage * STAGE_BYTES, part.memory,
                     block_bytes(&part));
-    dc__event_record(x->staging->staged[turn], x->staging->copies);
-    x->pending_write[turn] = part;
+    dc__event_record(x->staging->staged[stage], x->staging->copies);
+    x->pending_write[stage] = part;
   }
 }
 
-/* A block of A or B for the next product: in place, or where it was brought to. */
+/* A block of A or B for the next product: in place, or its buffer. */
 static dc__mat fetch(pipeline *x, operand *o, int64_t row, int64_t rows, int64_t col, int64_t cols) {
   const dc__matrix_source *s = o->present.source;
   if (dc__in_file(s) && (o->present.rows == 0 || o->present.row != row || o->present.col != col)) {
-    o->turn = (o->turn + 1) % NUM_BUFFERS;
+    o->current = (o->current + 1) % NUM_BUFFERS;
     const block next = {.arg = o->present.arg,
                         .source = s,
-                        .memory = o->buffer[o->turn],
+                        .memory = o->buffer[o->current],
                         .row = row,
                         .rows = rows,
                         .col = col,
                         .cols = cols};
     o->present = next;
-    dc__event_wait(o->used[o->turn], x->staging->copies);
+    dc__event_wait(o->used[o->current], x->staging->copies);
     read_block(x, &next);
-    dc__event_record(o->used[o->turn], x->staging->copies);
-    dc__event_wait(o->used[o->turn], x->l->device->internal_stream);
+    dc__event_record(o->used[o->current], x->staging->copies);
+    dc__event_wait(o->used[o->current], x->l->device->internal_stream);
   }
   return dc__matrix_source_block(s, o->present.memory, row, rows, col, cols);
 }
 
-/* The product that was queued reads the operand's block. */
+/* Records that the queued product uses the operand's block. */
 static void mark_used(pipeline *x, const operand *o) {
   if (dc__in_file(o->present.source)) {
-    dc__event_record(o->used[o->turn], x->l->device->internal_stream);
+    dc__event_record(o->used[o->current], x->l->device->internal_stream);
   }
 }
 
@@ -277,7 +277,7 @@ static void multiply_block(pipeline *x, const block *c, int64_t p) {
   const dc__out_of_core *w = x->w;
   dc_stream *stream = x->l->device->internal_stream;
   const int64_t depth = dc__min_int64(w->plan.kb, w->k - p);
-  if (depth == 0) { /* C is in a file, and its tile dense */
+  if (depth == 0) { /* C is in a file, and its tile is dense */
     dc__stream_zero(stream, c->memory, block_bytes(c));
     return;
   }
@@ -290,8 +290,7 @@ static void multiply_block(pipeline *x, const block *c, int64_t p) {
   mark_used(x, &x->b);
 }
 
-/* C's tiles one after the other. One that is written is copied away before the next is begun, and that is all that
- * waits for it. */
+/* C's tiles in order. Only the copy of a finished tile delays the next one. */
 static void multiply_tiles(pipeline *x) {
   const dc__out_of_core *w = x->w;
   const dc__out_of_core_plan *s = &w->plan;
@@ -320,7 +319,7 @@ static void multiply_tiles(pipeline *x) {
   }
 }
 
-/* Memory with PLACE bytes more than it must have is given. */
+/* Memory gets PLACE bytes more than the minimum. */
 static char *aligned(void *memory) {
   return (char *)(((uintptr_t)memory + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
 }
@@ -342,7 +341,7 @@ static void pipeline_layout(pipeline *x, void *memory) {
   }
 }
 
-/* Both streams are done when it returns, whatever failed: the next call uses the same memory. */
+/* On return both streams are idle, even after a failure: the next call uses the same memory. */
 static dc_status run_pipeline(dc_linalg *l, const dc__out_of_core *w, void *memory) {
   pipeline x = {.l = l, .w = w, .staging = l->staging};
   x.a.present = (block){.arg = "a", .source = w->a};
@@ -360,7 +359,7 @@ static dc_status run_pipeline(dc_linalg *l, const dc__out_of_core *w, void *memo
   return dc__file_status(&x.failure, w->fn);
 }
 
-/* Nothing to be read or written: one product, with as much of the budget as it can use. */
+/* No files: one product, with as much of the budget as it can use. */
 static dc_status run_in_place(dc_linalg *l, const dc__out_of_core *w, int64_t budget) {
   const dc__gemm g = dc__mat_gemm(&w->a->mat, &w->b->mat, 1, 0, &w->out->mat);
   const size_t max_bytes = DC__CUDA_GEMM_WORKSPACE_BYTES + ALIGNMENT;

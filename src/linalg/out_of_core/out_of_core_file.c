@@ -15,7 +15,7 @@ dc_status dc__file_status(dc__file_failure *failure, const char *fn) {
                         failure->error != 0 ? strerror(failure->error) : "the file ends");
 }
 
-/* One run of bytes; false with errno, 0 at the file's end, and the place in *at. */
+/* One contiguous run of bytes. Returns false with errno (0 at end of file) and the position in *at. */
 static bool io_contiguous(const dc__matrix_source *s, char *memory, int64_t *at, int64_t bytes, bool write) {
   while (bytes > 0) {
     errno = 0;

@@ -1,22 +1,22 @@
-/* In which pieces a bounded product goes through its memory. */
+/* Plans of out-of-core products: the sizes of their pieces. */
 #include <inttypes.h>
 
 #include "linalg/out_of_core/out_of_core.h"
 
 enum {
-  MIN_K = 16,           /* the least of k's pieces */
+  MIN_K = 16,           /* minimum length of k's pieces */
   MAX_CANDIDATES = 64,  /* lengths tried for a dimension */
-  MAX_STRIP_ROWS = 168, /* rows from which on it does not matter that each strip goes through the packed piece */
+  MAX_STRIP_ROWS = 168, /* beyond it, longer strips no longer amortise the pass over the packed piece */
   STRIP_BYTES = DC__SCRATCH_BYTES - DC__GEMM_PACKED_SCRATCH
 };
 
 /* ---- on threads ----
  *
- * A piece of B is packed for all threads, and strips of A's and C's rows go by it, each through the scratch memory of
- * the thread that works on it. Where kb < k, C's tile is kept until k is summed; else mb is m. */
+ * A piece of B is packed for all threads. Strips of A's and C's rows pass by it, each in its thread's scratch memory.
+ * If kb < k, C's tile is kept until k is summed; else mb is m. */
 
-/* What costs time beside the multiplications, in nanoseconds, for the choice alone: calls that read and write, a byte
- * that they copy, an element that is packed, one of C that is read and added to, one of B that a strip goes by. */
+/* Costs beyond the multiplications, in nanoseconds, for choosing a plan only: a system call, a byte copied by it, an
+ * element packed, one of C read and added to, one of B that a strip passes. */
 static const double READ = 430, WRITE = 2000, BYTE = 0.06, PACKED = 0.25, REACCUMULATED = 0.3, STREAMED = 0.07;
 
 typedef dc__out_of_core_plan plan;
@@ -31,7 +31,7 @@ static size_t packed_bytes(const dc__out_of_core *w, const plan *p) {
   return fits ? total : SIZE_MAX;
 }
 
-/* Rows of a strip that fit a thread's scratch memory, at most STRIP; 0: none, or no slice of B does. */
+/* Rows of a strip that fit a thread's scratch memory, at most STRIP; 0 if none, or no slice of B, fits. */
 static int64_t strip_of(const dc__out_of_core *w, const plan *p) {
   const double a = dc__in_file(w->a) ? (double)p->kb * (double)w->in_size : 0;
   const double c = dc__in_file(w->out) && p->kb == w->k ? (double)p->nb * (double)w->out_size : 0;
@@ -43,7 +43,7 @@ static int64_t strip_of(const dc__out_of_core *w, const plan *p) {
                                                   : strip;
 }
 
-/* Where all of k is summed at once C has no tile, and its rows go by in strips. */
+/* If all of k is summed at once C has no tile, and its rows are processed in strips. */
 static bool fits(const dc__out_of_core *w, plan *p) {
   p->strip = strip_of(w, p);
   p->coalesces = w->can_read_back && p->nb < w->n &&
@@ -58,7 +58,7 @@ double dc__out_of_core_io_cost(const dc__matrix_source *s, bool write, double ti
   return dc__in_file(s) ? times * (call * calls + BYTE * bytes) : 0;
 }
 
-/* Strips that wait are written, read, put together and written again. */
+/* Strips that wait are written, read, merged and written again. */
 static double output_io_cost(const dc__out_of_core *w, const plan *p, double times) {
   const double strips = (double)w->m / (double)p->strip + 1;
   const double bytes = (double)w->m * (double)w->n * (double)w->out_size;
@@ -86,8 +86,7 @@ const dc__out_of_core_model dc__out_of_core_cpu = {.fits = fits, .bytes = packed
 
 /* ---- the choice ---- */
 
-/* The lengths to try for a dimension: all of it, and fractions in whole units, where they are longer in `coarse` ones.
- */
+/* Candidate lengths for a dimension: all of it, and fractions in whole units; long ones in `coarse` units. */
 static int32_t candidate_lengths(int64_t length, int64_t unit, int64_t coarse, int64_t list[MAX_CANDIDATES]) {
   int32_t count = 0;
   int64_t last = -1;

@@ -1,4 +1,4 @@
-/* Which file knows what of a kind of layer. */
+/* Per-sample gradients: dispatch by layer type. */
 #include "linalg/per_sample/per_sample_cuda.h"
 
 bool dc__per_sample_has_bias(const dc__per_sample *s) {

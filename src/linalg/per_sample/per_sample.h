@@ -1,5 +1,5 @@
-/* Gradients per sample, inside the room. A linear layer and a group of a convolution are the same thing, a pair of
- * matrices per sample whose product is the weight's gradient; embeddings and norms are their own. */
+/* Per-sample gradients, internal. A linear layer and a group of a convolution are alike: a pair of matrices per
+ * sample whose product is the weight's gradient. Embeddings and norms have code of their own. */
 #ifndef DC_LINALG_PER_SAMPLE_H
 #define DC_LINALG_PER_SAMPLE_H
 
@@ -31,7 +31,8 @@ dc_status dc__per_sample_linear_sum(dc_linalg *l, const dc__per_sample *s, const
                                     void *weight, void *bias);
 
 /* per_sample_embedding.c */
-dc_status dc__per_sample_embedding_check(dc_linalg *l, const dc__per_sample *s); /* brings indices here from a device */
+dc_status dc__per_sample_embedding_check(dc_linalg *l,
+                                         const dc__per_sample *s); /* copies indices from a device to the host */
 dc_status dc__per_sample_embedding_grads(dc_linalg *l, const dc__per_sample *s, void *weight);
 dc_status dc__per_sample_embedding_norms(dc_linalg *l, const dc__per_sample *s, bool accumulate, void *squares);
 dc_status dc__per_sample_embedding_sum(dc_linalg *l, const dc__per_sample *s, const void *factors, bool accumulate,

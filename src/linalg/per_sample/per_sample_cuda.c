@@ -1,17 +1,18 @@
-/* Gradients per sample on a device: memory, sums over positions, norms and embeddings. Products are the neighbour's. */
+/* Per-sample gradients on a device: memory, sums over positions, norms and embeddings. Products are in
+ * per_sample_linear_cuda.c. */
 #include "linalg/per_sample/per_sample_cuda.h"
 
 typedef dc__per_sample_cuda per_sample_cuda;
 
-enum { SLICE_PAIRS = 1 << 15 }; /* of one batched product */
+enum { SLICE_PAIRS = 1 << 15 }; /* pairs in one batched product */
 
-/* ---- memory: laid out twice, to count it and to place it ---- */
+/* ---- memory: laid out twice, to count it and to assign it ---- */
 
 static bool is_linear_or_conv(const dc__per_sample *s) {
   return !dc__is_embedding(s->layer.kind) && !dc__is_norm_layer(s->layer.kind);
 }
 
-/* As many samples as fit into a flight, at least one. */
+/* Samples in a slice: as many as fit, at least one. */
 static int64_t slice_samples(const per_sample_cuda *w, const dc__per_sample_linear_sizes *needs) {
   const double size = (double)dc_dtype_size(w->s->dtype);
   const double bytes = ((double)needs->patches + (double)needs->own) * size + (double)needs->sums * sizeof(double);
@@ -29,7 +30,7 @@ static void layout_linear(per_sample_cuda *w, dc__scratch_layout *to) {
   w->max_samples = slice_samples(w, &needs);
   to->fits = to->fits && dc__linalg_add_gemm_workspace(&to->bytes, w->l);
   if (to->memory != NULL) {
-    size_t offset = 0; /* the product's is first */
+    size_t offset = 0; /* the product's workspace is first */
     w->product = dc__linalg_gemm_workspace(w->l, to->memory, &offset);
   }
   w->patches = dc__scratch_layout_alloc(to, true, w->max_samples, needs.patches, size);
@@ -90,7 +91,7 @@ static void queue_columns(const per_sample_cuda *w, bool weight) {
   }
 }
 
-/* What was made of one part becomes what was asked for; `at` is its place among a sample's squares. */
+/* Converts the result of one part to the requested output; `at` is its column among a sample's squares. */
 static void store_columns(const per_sample_cuda *w, double *columns, int64_t at, void *out) {
   const dc__per_sample *s = w->s;
   const bool wide = s->dtype == DC_FLOAT64;
@@ -136,7 +137,7 @@ static void run_embedding(const per_sample_cuda *w) {
   dc__cuda_scatter(w->stream, &args);
 }
 
-/* ---- all kinds ---- */
+/* ---- all layer types ---- */
 
 static void run_linear(const per_sample_cuda *w) {
   if (w->call->op == DC__PER_SAMPLE_NORMS) {
@@ -150,7 +151,7 @@ static void run_linear(const per_sample_cuda *w) {
 
 static void run_call(const per_sample_cuda *w) {
   const dc__per_sample *s = w->s;
-  if (w->call->op == DC__PER_SAMPLE_NORMS) { /* what is empty has no gradient */
+  if (w->call->op == DC__PER_SAMPLE_NORMS) { /* an empty part has no gradient */
     dc__stream_zero(w->stream, w->parts, (size_t)(s->samples * w->width) * sizeof(double));
   }
   if (w->call->weight && dc__is_embedding(s->layer.kind)) {

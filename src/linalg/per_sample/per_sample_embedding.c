@@ -1,10 +1,10 @@
-/* Embeddings, and bags of them: a sample's gradient is delta's rows, added up by index. */
+/* Embeddings and embedding bags: a sample's gradient is delta's rows, added up by index. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "linalg/per_sample/per_sample.h"
 
-enum { BLOCK = 32 }; /* columns that are summed together */
+enum { BLOCK = 32 }; /* columns summed together */
 
 static int64_t index_at(const dc__per_sample *s, int64_t place) {
   return s->x_dtype == DC_INT64 ? ((const int64_t *)s->x)[place] : ((const int32_t *)s->x)[place];
@@ -14,12 +14,12 @@ static bool is_not_padding(const dc__per_sample *s, int64_t id) {
   return id != s->layer.padding_row - 1;
 }
 
-/* delta's row for a place: a bag has one for all of its places. */
+/* delta's row for a position; all positions of a bag share one. */
 static int64_t row_of(const dc__per_sample *s, int64_t place) {
   return dc__is_embedding_bag(s->layer.kind) ? place / s->positions : place;
 }
 
-/* What a row counts in a sample: in a mean, one over the number of those that count. */
+/* The weight of a row in a sample: for a mean, 1 over the number of rows that count. */
 static double mean_weight(const dc__per_sample *s, int64_t sample) {
   int64_t count = 0;
   for (int64_t t = sample * s->positions; s->layer.kind == DC_SAMPLE_BAG_MEAN && t < (sample + 1) * s->positions; t++) {
@@ -97,7 +97,7 @@ dc_status dc__per_sample_embedding_grads(dc_linalg *l, const dc__per_sample *s, 
   return DC_OK;
 }
 
-/* ---- norms: places sorted by index, so that equal ones are neighbours ---- */
+/* ---- norms: positions sorted by index, so that equal indices are adjacent ---- */
 
 static bool id_less(const dc__per_sample *s, int64_t a, int64_t b) {
   int64_t id_a = index_at(s, a);
@@ -177,7 +177,7 @@ dc_status dc__per_sample_embedding_norms(dc_linalg *l, const dc__per_sample *s, 
   return DC_OK;
 }
 
-/* ---- sums: each piece of work has its own columns, so the order of additions is fixed ---- */
+/* ---- sums: each task has its own columns, so the order of additions is fixed ---- */
 
 static void embedding_sum_columns(void *arg, int64_t index, void *scratch) {
   (void)scratch;

@@ -28,7 +28,7 @@ static linear_job make_linear_job(dc_linalg *l, const dc__per_sample *s) {
   return job;
 }
 
-/* patches: room for a convolution's; a linear layer's factors are where they are. */
+/* patches: buffer for a convolution's. A linear layer's factors are used in place. */
 static dc__grad_factors factors_of(const linear_job *job, int64_t sample, int32_t group, void *patches) {
   const dc__per_sample *s = job->s;
   dc__grad_factors p = {.by_rows = job->conv, .in = job->in, .out = job->out, .positions = s->positions, .a = patches};
@@ -239,9 +239,9 @@ dc_status dc__per_sample_linear_norms(dc_linalg *l, const dc__per_sample *s, int
 
 typedef struct linear_sum_job {
   linear_job pair;
-  char *scaled; /* a few samples' delta times their factors */
+  char *scaled; /* the slice's delta times their factors */
   int64_t begin, each;
-  bool added; /* something was written: later products add */
+  bool added; /* weights are initialised, so later products add */
 } linear_sum_job;
 
 static void scale_sample(void *arg, int64_t index, void *scratch) {

@@ -1,7 +1,7 @@
-/* Linear layers and convolutions on a device: products of flights of samples, batched. */
+/* Linear layers and convolutions on a device: batched products over slices of samples. */
 #include "linalg/per_sample/per_sample_cuda.h"
 
-/* Positions of a Gram tile, and rows of a gradient, at a time: the memory of a norm does not grow with either. */
+/* Positions of a Gram tile, and rows of a gradient, at a time, so that a norm's memory grows with neither. */
 enum { TILE = 256, ROWS = 256 };
 
 typedef dc__per_sample_cuda per_sample_cuda;
@@ -36,7 +36,7 @@ bool dc__per_sample_linear_sizes_cuda(const per_sample_cuda *w, dc__per_sample_l
          !__builtin_mul_overflow(own, w->groups, &n->own) && !__builtin_mul_overflow(sums, w->groups, &n->sums);
 }
 
-/* ---- where a flight's factors lie ---- */
+/* ---- layout of a slice's factors ---- */
 
 /* delta and x of samples from `first` on, `count` of them: pair i is at i * stride_d of d [out][T] and at i * stride_a
  * of a [in][T] of a convolution, else d [T][out] and a [T][in]. */
@@ -110,7 +110,7 @@ static void row_dots(const sample_slice *f, const void *a, const void *b, int64_
   dc__cuda_dots(f->w->stream, &args);
 }
 
-/* The flight's parts += factor times the sums of their rows. */
+/* Adds factor times the row sums to the slice's parts. */
 static void add_totals(const sample_slice *f, double factor, int64_t rows) {
   const per_sample_cuda *w = f->w;
   dc__cuda_totals_args args = {.sums = w->sums, .factor = factor, .rows = rows};
@@ -190,7 +190,7 @@ void dc__per_sample_linear_norms_cuda(const per_sample_cuda *w) {
 
 /* ---- sums ---- */
 
-/* weights (+)= D A over `positions` of all groups' factors, which lie as the flight's do. */
+/* weights (+)= D A over `positions` of all groups' factors, in the slice's layout. */
 static void add_product(const per_sample_cuda *w, const void *d, const void *a, int64_t positions, bool adds) {
   dc__gemm g = dc__gemm_dense(w->s->dtype, !is_conv(w), is_conv(w), w->out, w->in, positions, d, a, w->call->to_weight);
   g.batch = w->groups;
@@ -201,8 +201,8 @@ static void add_product(const per_sample_cuda *w, const void *d, const void *a, 
   dc__linalg_gemm(w->l, &g, w->product);
 }
 
-/* `rows` of `length` elements of each sample, side by side in their order: to [rows][samples * length]; zeros where
- * the sample's factor is 0. */
+/* Gathers `rows` of `length` elements of each sample side by side, in order, to [rows][samples * length]; zeros for
+ * samples with factor 0. */
 static void gather_samples(const sample_slice *f, const void *from, int64_t rows, int64_t length, bool scaled,
                            void *to) {
   const dc__per_sample *s = f->w->s;
@@ -218,7 +218,7 @@ static void gather_samples(const sample_slice *f, const void *from, int64_t rows
   dc__cuda_im2col(f->w->stream, &p);
 }
 
-/* A flight's factors where they can be multiplied at once: copies without the samples whose factor is 0. */
+/* A slice's factors packed for one product: copies without the samples of factor 0. */
 static void add_sample_slice(const sample_slice *f, bool adds) {
   const per_sample_cuda *w = f->w;
   const dc__per_sample *s = w->s;

@@ -7,7 +7,7 @@
 typedef struct norm_job {
   dc_linalg *l;
   const dc__per_sample *s;
-  int64_t width;       /* what is normalised together: rows of so many elements */
+  int64_t width;       /* length of a normalised row */
   double *mean, *rstd; /* of each row: x-hat = (x - mean) * rate */
   void *weight, *bias, *out;
   const void *factors;
@@ -51,7 +51,7 @@ static void norm_column(const norm_job *job, int64_t sample, int64_t i, double *
   }
 }
 
-/* The statistics are there for all rows; query: there is nothing to do. */
+/* Computes the statistics of all rows. Nothing to do in a query. */
 static dc_status norm_prepare(norm_job *job, bool *query) {
   const dc__per_sample *s = job->s;
   bool channels = s->layer.kind == DC_SAMPLE_GROUP_NORM;

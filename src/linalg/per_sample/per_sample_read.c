@@ -1,4 +1,4 @@
-/* Layers as callers describe them: what x and delta must be, and what follows from them. */
+/* Reads callers' layer descriptions: checks x and delta, and derives sizes. */
 #include "linalg/per_sample/per_sample.h"
 
 #include <inttypes.h>
@@ -29,7 +29,7 @@ static dc_status check_ndim(const dc__per_sample *s, const dc_tensor *x, const d
   return check_length(s, delta, 0, x->shape[0]);
 }
 
-/* Positions are what lies between the samples and the last `last` dimensions. */
+/* Positions are the dimensions between the samples and the last `last` ones. */
 static dc_status read_positions(dc__per_sample *s, const dc_tensor *x, const dc_tensor *delta, int32_t end) {
   s->samples = x->shape[0];
   s->positions = 1;
@@ -47,7 +47,7 @@ static dc_status read_linear(dc__per_sample *s, const dc_tensor *x, const dc_ten
   return read_positions(s, x, delta, x->ndim - 1);
 }
 
-/* Each index has a row of delta, or each bag of them. */
+/* Each index, or each bag of them, has a row of delta. */
 static dc_status read_embedding(dc__per_sample *s, const dc_tensor *x, const dc_tensor *delta) {
   bool bag = dc__is_embedding_bag(s->layer.kind);
   DC__TRY(check_ndim(s, x, delta, bag ? 2 : 1, bag ? 0 : 1));
@@ -117,7 +117,7 @@ static dc_status read_group_norm(dc__per_sample *s, const dc_tensor *x, const dc
   return check_eps(s);
 }
 
-/* Lengths of 1 in front, so that there are always three spatial dimensions. */
+/* Pads lengths with leading ones to three spatial dimensions. */
 static dc_status read_geometry(dc__per_sample *s, int32_t spatial) {
   enum { MAX_GEOMETRY = 1 << 20 };
   dc_sample_layer *c = &s->layer;

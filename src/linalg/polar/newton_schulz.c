@@ -1,6 +1,6 @@
 /* The nearest matrix with orthonormal rows or columns, by odd polynomials of its singular values: X <- (a + b G + c
- * G^2) X with G = X X^T. Rows are the shorter side, so a matrix and its transpose have the same bits,
- * unless they are square: which of two squares comes first nothing says. */
+ * G^2) X with G = X X^T. Rows are the shorter side, so a matrix and its transpose have the same bits, unless they
+ * are square. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -12,8 +12,8 @@ typedef struct polynomial {
   double a, b, c;
 } polynomial;
 
-/* Polar Express (arXiv 2505.16932), for singular values from 1e-3 of the Frobenius norm; the last one is Newton and
- * Schulz's, which later steps repeat. All before it get room for rounding: as if values were up to 1.01. */
+/* Polar Express (arXiv 2505.16932), for singular values from 1e-3 of the Frobenius norm. The last polynomial is
+ * Newton-Schulz and repeats in later steps. The others leave room for rounding, as if values went up to 1.01. */
 enum { POLAR_EXPRESS_STEPS = 8 };
 static const polynomial polar_express[POLAR_EXPRESS_STEPS] = {
     {8.28721201814563, -23.595886519098837, 17.300387312530933},
@@ -99,23 +99,24 @@ dc__gemm dc__newton_schulz_gemm(const dc__newton_schulz *o, double alpha, const 
   return g;
 }
 
-/* ---- here: a matrix on a thread, or few that share the threads ---- */
+/* ---- CPU: a matrix on a thread, or few that share the threads ---- */
 
 typedef struct orthogonalize_job {
   dc_linalg *l;
-  dc__mat a, out; /* turned, where they are taller than wide */
+  dc__mat a, out; /* transposed if taller than wide */
   bool polar_express, serial;
   int32_t steps;
   dc__slots slots;
 } orthogonalize_job;
 
-/* What the table's functions need. */
+/* Context of the CPU table. */
 typedef struct cpu_context {
-  dc__threadpool *pool; /* NULL: this thread, with scratch */
+  dc__threadpool *pool; /* NULL for this thread, with scratch */
   void *scratch;
 } cpu_context;
 
-/* x = the matrix over its Frobenius norm, by way of a power of two, so that no square overflows; false: it is zero. */
+/* x = the matrix over its Frobenius norm, scaled by a power of two so that no square overflows. Returns false if it
+ * is zero. */
 static bool load_normalised(const orthogonalize_job *o, int64_t index, void *x) {
   const dc__mat *a = &o->a;
   bool wide = a->dtype == DC_FLOAT64;
@@ -142,7 +143,7 @@ static bool load_normalised(const orthogonalize_job *o, int64_t index, void *x) 
   return max_abs > 0;
 }
 
-/* Half of it is computed. */
+/* Computes one triangle. */
 static void newton_schulz_syrk_cpu(const dc__newton_schulz *o, double alpha, const void *a, double beta, void *c,
                                    int64_t k) {
   const cpu_context *cpu = o->context;
@@ -219,9 +220,9 @@ dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool
   return DC_OK;
 }
 
-/* ---- here, within other work ---- */
+/* ---- CPU: as part of other work ---- */
 
-/* to = from times factor, both float32 and [rows, cols] with strides: in tiles, since one of them may be turned. */
+/* to = from times factor, both float32 and [rows, cols] with strides, in tiles because one may be transposed. */
 static void scale_into(float *to, int64_t to_row, int64_t to_col, const float *from, int64_t from_row, int64_t from_col,
                        int64_t rows, int64_t cols, double factor) {
   enum { TILE = 32 };
@@ -243,7 +244,7 @@ void dc__polar_cpu(dc__threadpool *pool, void *scratch, const dc__polar *p, floa
   dc__newton_schulz o = {.work = &newton_schulz_work_cpu, .context = &context, .count = 1, .dtype = p->dtype};
   o.rows = tall ? p->cols : p->rows;
   o.cols = tall ? p->rows : p->cols;
-  const int64_t row = tall ? 1 : o.cols, col = tall ? o.rows : 1; /* of p->x, lying */
+  const int64_t row = tall ? 1 : o.cols, col = tall ? o.rows : 1; /* of p->x, wide */
   const bool narrow = p->dtype != DC_FLOAT32;
   double squares = 0;
   for (int64_t i = 0; i < count; i++) {

@@ -1,5 +1,6 @@
-/* Polar factors, inside the room: the order of the products is written once, in newton_schulz.c, over a table of where
- * they are made: there for one matrix, by newton_schulz_cuda.c for a few on a device. */
+/* Polar factors, internal. The order of the products is written once, in newton_schulz.c, over a table with an
+ * instance for each device: newton_schulz.c's for one matrix on the CPU, newton_schulz_cuda.c's for a slice of a
+ * batch. */
 #ifndef DC_LINALG_NEWTON_SCHULZ_H
 #define DC_LINALG_NEWTON_SCHULZ_H
 
@@ -7,7 +8,7 @@
 
 struct dc__newton_schulz_work;
 
-/* Matrices under way, dense, with no more rows than columns. */
+/* Matrices in progress, dense, with no more rows than columns. */
 typedef struct dc__newton_schulz {
   const struct dc__newton_schulz_work *work;
   void *context; /* the table's own */
@@ -28,15 +29,15 @@ typedef struct dc__newton_schulz_work {
   void (*copy)(const dc__newton_schulz *o, void *to, const void *from, int64_t cols);
 } dc__newton_schulz_work;
 
-/* The steps, from x to x, which is another place afterwards. */
+/* The steps, from x to x, which may then be another buffer. */
 void dc__newton_schulz_run(dc__newton_schulz *o, bool use_polar_express, int32_t steps);
 dc__gemm dc__newton_schulz_gemm(const dc__newton_schulz *o, double alpha, const void *a, bool trans_b, const void *b,
                                 double beta, void *c, int64_t n, int64_t k);
-/* x, next, gram and both, for `count` matrices, one after the other. */
+/* x, next, gram and poly for `count` matrices, one after the other. */
 void dc__newton_schulz_layout(dc__newton_schulz *o, void *memory, int64_t count);
-/* The matrix, or its transpose where that lies. */
+/* The matrix, or its transpose if it is tall. */
 dc__mat dc__mat_as_wide(const dc__mat *m);
-/* DC_E_NOT_FINITE with the place; `first` is the first matrix' number. */
+/* Returns DC_E_NOT_FINITE with the position; `first` is the first matrix's number. */
 dc_status dc__newton_schulz_check_finite(const char *fn, const dc__mat *a, int64_t first);
 
 dc_status dc__orthogonalize_cuda(dc_linalg *l, const char *fn, const dc__mat *a, bool polar_express, int32_t steps,

@@ -1,4 +1,4 @@
-/* Polar factors on a device, a few matrices at a time. */
+/* Polar factors on a device, a slice of the batch at a time. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -44,7 +44,7 @@ static dc_status check_finite_cuda(dc__batch_slice *f, const char *fn, const dc_
   return DC_OK;
 }
 
-/* x = the matrices over their Frobenius norms, by way of a power of two, so that no square overflows. */
+/* x = the matrices over their Frobenius norms, scaled by a power of two so that no square overflows. */
 static void load_normalised_cuda(dc__newton_schulz *o, const dc__mat *a) {
   dc__batch_slice *f = o->context;
   const dc__cuda_matrices from = dc__batch_slice_view(f, a);
@@ -95,7 +95,7 @@ dc_status dc__orthogonalize_cuda(dc_linalg *l, const char *fn, const dc__mat *a,
   return dc__linalg_synchronize(l);
 }
 
-/* ---- within other work ---- */
+/* ---- as part of other work ---- */
 
 void dc__polar_cuda(dc_linalg *l, const dc__polar *p, float *temp, void *gemm_workspace, double *sums,
                     dc__cuda_matrix_stats *reports) {

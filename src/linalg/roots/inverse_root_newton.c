@@ -1,13 +1,13 @@
-/* Inverse roots by products of matrices alone. Coupled Newton: M begins as z (A + epsilon I) with its eigenvalues in
- * [least, 1], X as I; a step multiplies X by H = a (I - c M) and M by H^p, so that X^p z (A + epsilon I) stays M, and M
- * goes to I. The two numbers of a step are those that lift the least eigenvalue most while none leaves (0, 1]; they
- * depend on p and least alone. */
+/* Inverse roots by matrix products alone. Coupled Newton: M starts as z (A + epsilon I) with eigenvalues in [least,
+ * 1], X as I. A step multiplies X by H = a (I - c M) and M by H^p, so that X^p z (A + epsilon I) stays M, and M
+ * converges to I. The step's two numbers raise the smallest eigenvalue most while none leaves (0, 1]. They depend on
+ * p and least alone. */
 #include <math.h>
 
 #include "linalg/roots/inverse_root_newton.h"
 
-/* Steps that lift to the utmost would take the largest eigenvalue down to the least one, and its digits with it: they
- * pretend that no eigenvalue is below the cushion. */
+/* The optimal step would take the largest eigenvalue down to the smallest one and lose its digits. Steps therefore
+ * assume that no eigenvalue is below the cushion. */
 static const double MIN_EIG_FLOOR = 0.05;
 
 static const double zeros[DC__CUDA_BATCH_SLICE];
@@ -20,7 +20,7 @@ static void swap_pointers(void **a, void **b) {
   *b = first;
 }
 
-/* m = h^p m; h is spoilt. */
+/* m = h^p m; h is overwritten. */
 static void multiply_power(dc__newton_iteration *w, void **m, void **h) {
   for (int32_t p = w->job->r->root;; swap_pointers(h, &w->other)) {
     if (p % 2 == 1) {
@@ -35,7 +35,7 @@ static void multiply_power(dc__newton_iteration *w, void **m, void **h) {
   }
 }
 
-/* The next step's a and c for matrix i; least becomes that of M afterwards. */
+/* The next step's a and c for matrix i; `least` becomes M's smallest eigenvalue after the step. */
 static void step_coefficients(dc__newton_iteration *w, int32_t i, double *a, double *c) {
   double p = w->job->r->root;
   double low = fmax(w->min_eig[i], MIN_EIG_FLOOR);
@@ -67,7 +67,7 @@ static bool all_ended(const dc__newton_iteration *w) {
   return ended;
 }
 
-/* How a device's steps end is not asked for while some of them are rough. */
+/* A device's state is not read while some steps are still rough. */
 static void newton_iterate(dc__newton_iteration *w) {
   double factor[DC__CUDA_BATCH_SLICE], shift[DC__CUDA_BATCH_SLICE];
   double p = w->job->r->root;
@@ -98,8 +98,8 @@ static void newton_residuals(dc__newton_iteration *w, double *distances) {
   w->work->distance(w, distances);
 }
 
-/* Numbers are in units of 2^unit, so that neither large matrices nor large epsilons overflow. A matrix without a root
- * becomes I, and stays that. */
+/* Numbers are in units of 2^unit, so that large matrices and epsilons do not overflow. A matrix without a root
+ * becomes I and stays so. */
 static void newton_init(dc__newton_iteration *w, int32_t i, double bound) {
   const dc_spectral_options *o = &w->job->r->options;
   dc__spectral_task *t = &w->tasks[i];
@@ -113,7 +113,7 @@ static void newton_init(dc__newton_iteration *w, int32_t i, double bound) {
   int unit = t->exponent > 0 ? t->exponent : 0;
   bound = ldexp(bound, t->exponent - unit);
   double epsilon = fmax(ldexp(o->eps_abs, -unit), o->eps_rel * bound);
-  double top = (bound + epsilon) * (1 + 1e-3); /* rounding must not lift an eigenvalue over 1 */
+  double top = (bound + epsilon) * (1 + 1e-3); /* rounding must not raise an eigenvalue over 1 */
   t->largest = ldexp(bound, unit);
   t->epsilon = ldexp(epsilon, unit);
   if (!(epsilon > 0)) {
@@ -127,7 +127,7 @@ static void newton_init(dc__newton_iteration *w, int32_t i, double bound) {
   t->path = DC_PATH_FRESH;
 }
 
-/* What is known of a matrix whose X is stored. */
+/* Sets the result's values for a matrix whose X is stored. */
 static void newton_write_info(dc__newton_iteration *w, int32_t i, double residual) {
   const dc__spectral_request *r = w->job->r;
   dc__spectral_task *t = &w->tasks[i];
@@ -164,9 +164,9 @@ void dc__newton_run(dc__newton_iteration *w, const double *bounds) {
   }
 }
 
-/* ---- here: one matrix ---- */
+/* ---- CPU: one matrix ---- */
 
-/* Symmetric, so half of it is computed. */
+/* Symmetric, so only one triangle is computed. */
 static void newton_multiply_cpu(const dc__newton_iteration *w, const void *a, const void *b, void *c) {
   dc__spectral_gemmt(w->job, w->dtype, false, false, a, b, c, w->context);
   dc__mirror_lower(c, w->dtype, w->job->n);
@@ -222,7 +222,7 @@ static const dc__newton_work newton_work_cpu = {.multiply = newton_multiply_cpu,
                                                 .distance = newton_distance_cpu,
                                                 .store = newton_store_cpu};
 
-/* The largest sum of a row's magnitudes: at least the largest eigenvalue. */
+/* The largest row sum of magnitudes bounds the largest eigenvalue. */
 static double inf_norm(const dc__spectral_job *job, const dc__spectral_task *t) {
   double max_abs = 0;
   for (int64_t i = 0; i < job->n; i++) {

@@ -1,16 +1,16 @@
-/* Newton's iteration, inside the room: its order is written once, in inverse_root_newton.c, over a table of what a step
- * is: inverse_root_newton.c's own, which computes one matrix on the calling thread and the pool, or that of
- * inverse_root_newton_cuda.c, which queues kernels and products of a device for a few matrices together. */
+/* Newton's iteration, internal. Its order is written once, in inverse_root_newton.c, over a table of the parts of a
+ * step. The CPU's table computes one matrix on the calling thread and the pool. inverse_root_newton_cuda.c's queues
+ * kernels and products for a slice of the batch. */
 #ifndef DC_LINALG_INVERSE_ROOT_NEWTON_H
 #define DC_LINALG_INVERSE_ROOT_NEWTON_H
 
 #include "linalg/eigh/eigh.h"
 
-enum { DC__NEWTON_SQUARES = 6 }; /* matrices under way beside s */
+enum { DC__NEWTON_SQUARES = 6 }; /* temporary matrices beside s */
 
 struct dc__newton_work;
 
-/* Matrices under way, each array [count, n, n] in the computing type, dense. */
+/* Matrices in progress; each array is [count, n, n] in the compute type, dense. */
 typedef struct dc__newton_iteration {
   const dc__spectral_job *job;
   const struct dc__newton_work *work;
@@ -25,11 +25,11 @@ typedef struct dc__newton_iteration {
   double scale[DC__CUDA_BATCH_SLICE], shift[DC__CUDA_BATCH_SLICE]; /* M begins as scale s + shift I */
   double min_eig[DC__CUDA_BATCH_SLICE], top[DC__CUDA_BATCH_SLICE];
   int32_t unit[DC__CUDA_BATCH_SLICE];
-  dc__newton_state state[DC__CUDA_BATCH_SLICE]; /* as far as it is known here */
+  dc__newton_state state[DC__CUDA_BATCH_SLICE]; /* as of the latest read */
 } dc__newton_iteration;
 
 typedef struct dc__newton_work {
-  /* c = a b for polynomials of one symmetric matrix. */
+  /* c = a b for commuting symmetric matrices. */
   void (*multiply)(const dc__newton_iteration *w, const void *a, const void *b, void *c);
   /* to = factor from + shift I, by matrix; with `steps` to = I for those that have ended, so that they stay. */
   void (*affine)(const dc__newton_iteration *w, const double *factor, const void *from, const double *shift, void *to,
@@ -37,17 +37,17 @@ typedef struct dc__newton_work {
   /* dc__newton_check_convergence() of M, which becomes exactly symmetric; a step that is refused leaves `next` as x.
    * rough: a bit a matrix. */
   void (*check_convergence)(dc__newton_iteration *w, uint32_t rough);
-  /* Brings `state` up to date. */
+  /* Reads `state` from the device. */
   void (*sync_state)(dc__newton_iteration *w);
-  /* The largest entry of |m - I| of each matrix, NaN if there is one; brings `state` up to date. */
+  /* The largest entry of |m - I| of each matrix, NaN if it has one; also reads `state`. */
   void (*distance)(dc__newton_iteration *w, double *distances);
   /* `next` to the caller's memory, exactly symmetric, where the matrix' status is DC_OK; DC_E_NOT_FINITE where a value
    * does not fit. */
   void (*store)(dc__newton_iteration *w);
 } dc__newton_work;
 
-/* From s and a bound of its eigenvalues a matrix to `out`, with all that is reported. Where the status is not DC_OK,
- * nothing is done. */
+/* From s and a bound of its eigenvalues to a matrix in `out` and its report. Does nothing for a status other than
+ * DC_OK. */
 void dc__newton_run(dc__newton_iteration *w, const double *bounds);
 
 #endif

@@ -1,6 +1,6 @@
-/* Newton's iteration on a device, a few matrices at a time. The kernels decide themselves which steps are taken and
- * when a matrix has ended; the host looks when no step is rough any more, and once before and once after the iteration.
- */
+/* Newton's iteration on a device, a slice of the batch at a time. Kernels accept or reject steps and detect
+ * convergence. The host reads the state when no step is rough any more, and once before and once after the
+ * iteration. */
 #include <string.h>
 
 #include "linalg/batch_slice_cuda.h"
@@ -76,16 +76,16 @@ static const dc__newton_work newton_work_cuda = {.multiply = newton_multiply_cud
                                                  .distance = newton_distance_cuda,
                                                  .store = newton_store_cuda};
 
-/* ---- flights ---- */
+/* ---- slices ---- */
 
-/* Matrices into s, and bounds of their eigenvalues. */
+/* Loads matrices into s and bounds their eigenvalues. */
 static void newton_load_cuda(dc__newton_iteration *w, double *bounds) {
   dc__batch_slice *f = w->context;
   const dc__cuda_matrices s = dc__batch_slice_dense_view(f, w->s, w->dtype, w->job->n, w->job->n);
   dc__symmetric_load_slice(f, w->job, w->dtype, w->s);
   dc__batch_slice_reduce(f, &s, false);
   dc__batch_slice_sync_reports(f);
-  dc__symmetric_check_slice(f, w->job, w->x, w->tasks); /* six matrices of at least half the size lie behind x */
+  dc__symmetric_check_slice(f, w->job, w->x, w->tasks); /* temporary memory behind x is larger than a matrix */
   for (int32_t i = 0; i < f->count; i++) {
     w->tasks[i].dtype = w->dtype;
     bounds[i] = f->host_reports[i].fold;

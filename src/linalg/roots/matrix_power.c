@@ -1,10 +1,10 @@
-/* From eigenvectors and eigenvalues to powers, and to the caller's memory. */
+/* Matrix powers from eigenvectors and eigenvalues, stored to the caller's memory. */
 #include <float.h>
 #include <math.h>
 
 #include "linalg/eigh/eigh.h"
 
-enum { BLOCK = DC__TRIANGLE_BLOCK, WIDE = 128 }; /* rows, and columns, of a triangle that are computed together */
+enum { BLOCK = DC__TRIANGLE_BLOCK, WIDE = 128 }; /* rows and columns of a triangle's blocks */
 
 static dc__threadpool *power_pool(const dc__spectral_job *job) {
   return job->serial ? NULL : job->l->pool;
@@ -68,7 +68,7 @@ void dc__syrk(dc__threadpool *pool, void *scratch, bool trans, int64_t n, int64_
   dc__mirror_lower(c, DC_FLOAT32, n);
 }
 
-/* One eigenvalue; NaN where it is not allowed. */
+/* Maps one eigenvalue; NaN if it is not allowed. */
 static double regularise_one(const dc_spectral_options *o, double value, double rounding, double cut, double epsilon) {
   if (o->negative == DC_NEGATIVE_FLOOR) {
     return fmax(value + epsilon, epsilon);
@@ -84,7 +84,8 @@ static double regularise_one(const dc_spectral_options *o, double value, double 
 
 bool dc__regularise_eigenvalues(const dc__spectral_job *job, dc__spectral_task *t) {
   const dc_spectral_options *o = &job->r->options;
-  double unit = (double)job->n * dc__epsilon(job->r->a.dtype); /* the input's rounding, whatever it is computed in */
+  double unit =
+      (double)job->n * dc__epsilon(job->r->a.dtype); /* the input's rounding error, whatever the compute type */
   t->smallest = INFINITY;
   t->largest = -INFINITY;
   for (int64_t i = 0; i < job->n; i++) {
@@ -131,7 +132,7 @@ static bool finish_eigh(const dc__spectral_job *job, int64_t index, dc__spectral
   return true;
 }
 
-/* V diag(f) V^T = Y^T Y with rows of Y = sqrt(f) times the eigenvectors: symmetric, and half the work. */
+/* V diag(f) V^T = Y^T Y with rows of Y = sqrt(f) times the eigenvectors: symmetric, so half the work. */
 static bool finish_power(const dc__spectral_job *job, int64_t index, dc__spectral_task *t, void *scratch) {
   const dc__spectral_request *r = job->r;
   int64_t n = job->n;

@@ -12,7 +12,7 @@ enum { POINTS = DC__TRIDIAGONAL_SHIFTS, MEANS = 16 };
 
 static const double PI = 3.14159265358979323846;
 
-/* Gauss and Jacobi's rule for (1 - x)^a (1 + x)^-a on [-1, 1], by the eigenvalues of the recurrence's matrix. */
+/* Gauss-Jacobi's rule for (1 - x)^a (1 + x)^-a on [-1, 1], by the eigenvalues of the recurrence's matrix. */
 static void gauss_jacobi(double a, double x[POINTS], double weight[POINTS]) {
   double off[POINTS];
   for (int64_t k = 0; k < POINTS; k++) {
@@ -44,7 +44,7 @@ void dc__quadrature_init(dc__quadrature_rule *rule, int32_t root) {
   }
 }
 
-/* Means of 1 and sqrt(least), by turns arithmetic and geometric, as Landen's transformation wants them. */
+/* Landen's transformation: alternating arithmetic and geometric means of 1 and sqrt(least). */
 typedef struct landen_means {
   double arithmetic[MEANS], geometric[MEANS];
   double last; /* the common mean: K is pi / 2 over it */

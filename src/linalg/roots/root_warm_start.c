@@ -11,7 +11,7 @@
 
 enum { ITERATIONS = 3 };
 
-/* Numbers in [-1, 1) that look random and are the same in every run. */
+/* Reproducible pseudorandom numbers in [-1, 1). */
 static double probe_value(int64_t i) {
   uint64_t x = ((uint64_t)i + 1) * UINT64_C(0x9E3779B97F4A7C15);
   x = (x ^ (x >> 31)) * UINT64_C(0xD6E8FEB86659FD93);
@@ -54,7 +54,7 @@ static bool is_orthonormal(const dc__spectral_job *job, const dc__spectral_task 
   return true;
 }
 
-/* |E|_2 for a symmetric matrix with zero diagonal: the most that a step of power iteration stretches a column of v. */
+/* |E|_2 of a symmetric matrix with zero diagonal: the largest growth of a column of v in a step of power iteration. */
 static double power_iteration_norm(const dc__spectral_job *job, const dc__spectral_task *t, const void *e, void *v,
                                    void *ev, void *scratch) {
   int64_t n = job->n;
@@ -87,8 +87,8 @@ static bool split_diagonal(const dc__spectral_job *job, dc__spectral_task *t, co
   for (int64_t i = 0; i < n; i++) {
     t->values[i] = dc__pow2_scaled(dc__load_element(b, wide, i * n + i), scale);
   }
-  if (!dc__regularise_eigenvalues(
-          job, t)) { /* an approximation may be negative where the matrix is not: not for it to say */
+  if (!dc__regularise_eigenvalues(job,
+                                  t)) { /* an approximate eigenvalue may be negative although the matrix's are not */
     t->status = DC_OK;
     return false;
   }
@@ -148,21 +148,21 @@ static void cast_to_float(const double *from, float *to, int64_t count) {
   }
 }
 
-/* float32 for what is left, where the error that is allowed hides its rounding: the root's entries spread over fewer
- * powers of ten than the matrix's. */
+/* float32 for the remaining work if the allowed error hides its rounding. The root's entries span fewer powers of
+ * ten than the matrix's. */
 int32_t dc__warm_start_result_dtype(const dc__spectral_request *r, int32_t dtype) {
   bool enough = r->out.dtype == DC_FLOAT32 && r->options.tolerance >= (double)r->a.rows * dc__epsilon(DC_FLOAT32);
   return enough ? DC_FLOAT32 : dtype;
 }
 
-/* out = (Q G) (Q G)^T: its lower triangle in p. b has B, and room as p has. */
+/* out = (Q G) (Q G)^T: its lower triangle in p. b has B, and is as large as p. */
 static void warm_start_result(const dc__spectral_job *job, dc__spectral_task *t, const void *q, void *p, void *b,
                               double *rows, void *scratch) {
   int64_t n = job->n;
   int32_t dtype = dc__warm_start_result_dtype(job->r, t->dtype);
   first_order_factor(job, t, b, dtype, p, rows);
   if (dtype != t->dtype) {
-    float *narrowed = (float *)b + n * n; /* the second half of its room */
+    float *narrowed = (float *)b + n * n; /* the second half of its memory */
     cast_to_float(q, narrowed, n * n);
     q = narrowed;
     t->dtype = dtype;

@@ -1,5 +1,5 @@
-/* Roots from an earlier basis on a device: root_warm_start.c's way, a few matrices at a time. The host decides twice:
- * by the diagonal of Q^T A Q and whether Q is orthonormal, and by what the rest is like. */
+/* Roots from an earlier basis on a device, as in root_warm_start.c, a slice of the batch at a time. The host decides
+ * twice: by Q^T A Q's diagonal and Q's orthonormality, and by the size of the rest. */
 #include <math.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@ static void warm_start_gemm(const dc__eigh_cuda *w, dc__batch_slice *f, int32_t 
   dc__linalg_gemm(f->l, &g, f->gemm_workspace);
 }
 
-/* Reports: how far Q^T Q v is from v. turned = Q^T A Q, and its diagonal in values. */
+/* Reports: the error of Q^T Q v. rotated = Q^T A Q, and its diagonal in values. */
 static void rotate_to_basis(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, const void *q) {
   const int64_t n = w->job.n;
   const size_t bytes = (size_t)(n * DC__PROBES) * dc_dtype_size(dtype);
@@ -48,7 +48,7 @@ static void rotate_to_basis(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype,
   dc__batch_slice_measure(f, &back, false);
 }
 
-/* A bit a matrix with an orthonormal basis and a regular diagonal, of which factors become the inverse square roots. */
+/* Mask of the matrices with an orthonormal basis and a regular diagonal. Sets factors to the inverse square roots. */
 static uint32_t check_diagonal(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, dc__spectral_task *tasks) {
   const int64_t n = w->job.n;
   uint32_t mask = 0;
@@ -61,9 +61,9 @@ static uint32_t check_diagonal(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dty
     }
     const bool orthonormal = dc__double_from_bits(f->host_reports[i].most) <= dc__orthonormal_tolerance(dtype);
     mask |= (uint32_t)(orthonormal && dc__regularise_eigenvalues(&w->job, t)) << i;
-    t->status = DC_OK; /* an approximation may be negative where the matrix is not: not for it to say */
+    t->status = DC_OK; /* an approximate eigenvalue may be negative although the matrix's are not */
   }
-  for (int32_t i = 0; i < f->count; i++) { /* after all of them: numbers had another type */
+  for (int32_t i = 0; i < f->count; i++) { /* after the whole slice: the numbers had another type */
     for (int64_t j = 0; j < n; j++) {
       w->host_values[i * n + j] = (mask >> i & 1u) != 0 ? 1 / sqrt(tasks[i].values[j]) : 0;
     }
@@ -85,7 +85,7 @@ static dc__cuda_warm_start_args warm_start_args(const dc__eigh_cuda *w, const dc
   return args;
 }
 
-/* Of those in `mask`, which have a rest so small that the first order is enough. */
+/* Mask of those in `mask` whose rest is small enough for first order. */
 static uint32_t check_rest(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, uint32_t mask,
                            dc__spectral_task *tasks) {
   const int64_t n = w->job.n;
@@ -119,7 +119,7 @@ static uint32_t check_rest(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, 
   return mask;
 }
 
-/* The basis in a type. */
+/* Converts the basis to a type. */
 static void load_basis(const dc__eigh_cuda *w, const dc__batch_slice *f, int32_t dtype, void *to) {
   const int64_t n = w->job.n;
   dc__cuda_load_uniform(f->stream, dc__batch_slice_view(f, &w->job.r->basis),
@@ -151,7 +151,7 @@ static void warm_start_store(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype
     if ((mask >> i & 1u) != 0) {
       tasks[i].solved = tasks[i].status == DC_OK;
       tasks[i].path = tasks[i].solved ? DC_PATH_WARM : tasks[i].path;
-      tasks[i].status = DC_OK; /* what does not fit so, may otherwise */
+      tasks[i].status = DC_OK; /* failed here, but may succeed without the warm start */
     }
   }
 }
@@ -160,7 +160,7 @@ dc_status dc__root_warm_start_cuda(dc__eigh_cuda *w, dc__batch_slice *f, dc__spe
   const dc__mat *basis = &w->job.r->basis;
   const void *q =
       basis->pointers != NULL ? w->basis : dc__element_ptr(basis->data, basis->dtype, f->first * w->job.n * w->job.n);
-  if (basis->pointers != NULL) { /* products want it in one place */
+  if (basis->pointers != NULL) { /* products need it contiguous */
     load_basis(w, f, basis->dtype, w->basis);
   }
   rotate_to_basis(w, f, basis->dtype, q);

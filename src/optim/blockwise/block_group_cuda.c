@@ -1,12 +1,12 @@
-/* Blocks of one shape on a device with memory of its own. What each of them keeps lies in equal steps from the one
- * before, and a few at a time go through a step together: one product, or one launch of a kernel, for all of them.
- * Their gradients lie where the exchange has them, and are brought together first. */
+/* Block groups: blocks of one shape in device memory. Each state tensor of a group is strided, and a few blocks go
+ * through a step together, in one product or kernel launch. Their gradients are gathered first from the
+ * redistribution's buffers. */
 #include <stdio.h>
 
 #include "kernels/cuda/kernels_cuda.h"
 #include "optim/blockwise/blockwise.h"
 
-/* One piece of all blocks of a kin. */
+/* One state tensor of all blocks of a group. */
 struct dc__slab {
   dc__slab *next;
   char what[16];
@@ -14,7 +14,7 @@ struct dc__slab {
   void *data;
 };
 
-/* ---- what they keep ---- */
+/* ---- state ---- */
 
 static bool group_matches(const dc__blockwise *self, const dc__block_group *block_group, const dc__partition *partition,
                           int64_t param, const dc__box *box) {
@@ -26,7 +26,7 @@ static bool group_matches(const dc__blockwise *self, const dc__block_group *bloc
   return same;
 }
 
-/* A block's kin; as many as there are: none yet. */
+/* Finds a block's group; returns the number of groups if there is none yet. */
 static int64_t find_group(const dc__blockwise *self, const dc__partition *partition, int64_t param,
                           const dc__box *box) {
   int64_t i = 0;
@@ -105,7 +105,7 @@ void dc__block_group_destroy(dc__blockwise *self) {
 
 /* ---- a step ---- */
 
-/* Of which more hide no launch. */
+/* Larger batches no longer hide launch latency. */
 static int32_t group_max_batch(const dc__block_group *block_group) {
   return dc__batch_slice_max_count(block_group->capacity,
                                    3 * (size_t)dc__block_group_stride(block_group->count) * sizeof(float));
@@ -130,7 +130,7 @@ void dc__block_group_sort(dc__blockwise *self) {
   }
 }
 
-/* How many from `first` on go together: neighbours in memory, in one step of one kind. */
+/* Counts the blocks from `first` on that run together: adjacent in memory, with the same step and options. */
 static int32_t batch_count(const dc__blockwise *self, int64_t first) {
   const dc__optim_block *b = self->by_group[first];
   const dc__block_step *s = &self->steps[b->param];
@@ -145,7 +145,7 @@ static int32_t batch_count(const dc__blockwise *self, int64_t first) {
   return count;
 }
 
-/* The gradients of a place's blocks side by side, or with `give` what came of them back. */
+/* Gathers the blocks' gradients into a stack, or with `give` scatters the results back. */
 static void stack_blocks(const dc__block_context *ctx, const dc__optim_block *lead, bool give) {
   dc__cuda_stack_args args = {.stack = lead->data, .count = lead->count, .stride = dc__block_group_stride(lead->count)};
   args.together = ctx->count;

@@ -1,14 +1,14 @@
-/* A step over blocks, in phases: gradients go to the owners of blocks; there each block does what its kind does before
- * and after what is due is refreshed; and directions go to every rank's part of the weights. In each phase blocks run
- * side by side, each on one thread; a block that is more than a thread's share of all the work is cut up over the
- * threads instead. On a device with memory of its own one follows the other. */
+/* A step over blocks, in phases. Gradients go to the owners of blocks. There each block runs its kind's functions
+ * before and after matrices that are due are refreshed. Directions go to every rank's part of the weights. In each
+ * phase blocks run side by side, each on one thread. A block larger than a thread's share of all work is split over
+ * the threads. On a device, blocks run one after the other. */
 #include <stdatomic.h>
 
 #include "optim/blockwise/blockwise.h"
 
-/* ---- what a step needs ---- */
+/* ---- resources of a step ---- */
 
-/* Whether matrices are eigenvectors on a device, which have a way of their own. */
+/* Whether matrices are eigenvectors on a device, which soap_basis_cuda.c computes. */
 static bool has_bases(const dc__blockwise *self) {
   return dc__block_rules_of(&self->head)->sorts && dc__optim_is_cuda(&self->head);
 }
@@ -36,7 +36,7 @@ static void tear_down(dc__blockwise *self) {
   self->set_up_params = 0;
 }
 
-/* Blocks by cost, and which are too large for one thread: more than their share of the work. */
+/* Sorts blocks by cost and counts those that exceed one thread's share. */
 static dc_status sort_blocks(dc__blockwise *self) {
   size_t count = (size_t)self->block_count;
   double *costs = dc__calloc(count + 1, sizeof *costs);
@@ -62,12 +62,12 @@ static dc_status sort_blocks(dc__blockwise *self) {
   return enough ? DC_OK : DC_E_NO_MEMORY;
 }
 
-/* The largest first, and of a size those of one root, which is the order's, side by side. */
+/* The largest first; of one size, those with the same root (by order) side by side. */
 static bool side_precedes(const dc__side_ref *a, const dc__side_ref *b) {
   return a->side->n != b->side->n ? a->side->n > b->side->n : a->block->order > b->block->order;
 }
 
-/* Sides by size; an insertion for each is cheap enough for what happens once. */
+/* Sorts sides by size. Insertion sort is cheap enough for a one-time setup. */
 static void sort_sides(dc__blockwise *self) {
   int64_t *order = has_bases(self) ? self->bases.orders : self->orders;
   self->side_count = 0;
@@ -89,7 +89,7 @@ static void sort_sides(dc__blockwise *self) {
   }
 }
 
-/* The requests of the sides that are due, or of all. */
+/* Requests of the sides that are due, or of all. */
 static int64_t list_requests(dc__blockwise *self, const char *fn, bool all) {
   int64_t count = 0;
   for (int64_t i = 0; i < self->side_count; i++) {
@@ -102,7 +102,7 @@ static int64_t list_requests(dc__blockwise *self, const char *fn, bool all) {
   return count;
 }
 
-/* Where a device counts the steps, nothing here depends on their number. */
+/* With step counts on the device, nothing on the host depends on them. */
 static void begin_step(dc__blockwise *self) {
   const bool counts = !dc__optim_counts_on_device(&self->head);
   for (int64_t i = 0; i < self->head.count; i++) {
@@ -115,7 +115,7 @@ static void begin_step(dc__blockwise *self) {
   }
 }
 
-/* Memory of what blocks run in: slots, or the one place on a device. */
+/* Memory of the contexts: slots, or the single one on a device. */
 static bool plan_scratch(dc__blockwise *self) {
   const dc_linalg *l = self->head.linalg;
   self->slots_bytes = 0;
@@ -137,7 +137,7 @@ static bool plan_scratch(dc__blockwise *self) {
                         (size_t)self->temps * (size_t)self->max_elements * sizeof(float), &self->slots_bytes);
 }
 
-/* The handle's scratch memory grows now to what any step may want. */
+/* Grows the handle's scratch memory to what any step may need. */
 static dc_status reserve(dc__blockwise *self, const char *fn) {
   dc_linalg *l = self->head.linalg;
   void *memory;
@@ -193,7 +193,7 @@ static bool is_set_up(const dc__blockwise *self) {
   return self->set_up_params == self->head.count && self->redistribute != NULL;
 }
 
-/* Collective where parameters have come since the last step. */
+/* Collective if parameters were added since the last step. */
 static dc_status set_up(dc__blockwise *self, const char *fn) {
   dc_optimizer *o = &self->head;
   if (is_set_up(self)) {
@@ -259,7 +259,7 @@ static dc_status each_block(dc__blockwise *self, const char *fn, dc__block_fn wo
   return DC_OK;
 }
 
-/* The matrices that are due. One that fails stays what it was. */
+/* Refreshes the matrices that are due. One that fails stays as it was. */
 static dc_status refresh(dc__blockwise *self, const char *fn) {
   int64_t started = dc__now_ns();
   const int64_t count = list_requests(self, fn, false);
@@ -269,7 +269,7 @@ static dc_status refresh(dc__blockwise *self, const char *fn) {
   return DC_OK;
 }
 
-/* The end of a step's work, after which it is known what became of the matrices that were due. */
+/* Ends a step: reads the status of the refreshed matrices. */
 static dc_status finish_step(dc__blockwise *self) {
   dc_optimizer_stats *stats = &self->head.stats;
   dc__soap_basis_copy_status(&self->bases);
@@ -288,7 +288,7 @@ static dc_status finish_step(dc__blockwise *self) {
   return DC_OK;
 }
 
-/* ---- the kinds' functions ---- */
+/* ---- functions of the kinds ---- */
 
 static dc_status run_phases(dc__blockwise *self, const char *fn) {
   const dc__block_rules *rules = dc__block_rules_of(&self->head);
@@ -312,7 +312,7 @@ dc_status dc__blockwise_step(dc_optimizer *o, const char *fn) {
   return finish_step(self);
 }
 
-/* Of a kind for which nothing is ever due. Memory is made, and made again, where no step is under way. */
+/* For kinds without refreshes. Memory is allocated, and grown, only between steps. */
 dc_status dc__blockwise_enqueue(dc_optimizer *o, const char *fn) {
   dc__blockwise *self = dc__blockwise_of(o);
   if (!is_set_up(self)) {
@@ -328,7 +328,7 @@ dc_status dc__blockwise_enqueue(dc_optimizer *o, const char *fn) {
   return run_phases(self, fn);
 }
 
-/* A matrix that has failed too often ends the steps of its parameter before anything changes. */
+/* A matrix that failed too often fails its parameter's step before anything changes. */
 dc_status dc__blockwise_ready(dc_optimizer *o, const char *fn) {
   const dc__blockwise *self = dc__blockwise_of(o);
   for (int64_t i = 0; i < self->block_count; i++) {

@@ -1,9 +1,9 @@
-/* What a block's work is made of, on the host. */
+/* Operations on blocks, on the host. */
 #include "optim/blockwise/blockwise.h"
 
 static void blockwise_syrk_cpu(const dc__block_context *ctx, bool trans, int64_t n, int64_t k, const float *a,
-                               double add, double keep, float *c) {
-  dc__syrk(ctx->pool, ctx->scratch, trans, n, k, a, add, keep, c);
+                               double alpha, double beta, float *c) {
+  dc__syrk(ctx->pool, ctx->scratch, trans, n, k, a, alpha, beta, c);
 }
 
 static void blockwise_gemm_cpu(const dc__block_context *ctx, const dc__gemm *g) {

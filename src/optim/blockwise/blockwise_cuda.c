@@ -1,5 +1,5 @@
-/* What a block's work is made of, on a device with memory of its own: products and kernels, queued on the
- * stream of the step. Lengths stay there, so nothing is waited for. */
+/* Operations on blocks, on a device: products and kernels, queued on the step's stream. Norms stay on the device, so
+ * nothing waits. */
 #include "kernels/cuda/kernels_cuda.h"
 #include "optim/blockwise/blockwise.h"
 
@@ -7,8 +7,7 @@ static dc_stream *context_stream(const dc__block_context *ctx) {
   return ctx->linalg->stream;
 }
 
-/* Of all blocks that go together, whose matrices follow each other in steps of a kin. That many others are there does
- * not change the bits. */
+/* For all blocks that run together, with the group's stride. Their number does not change the bits. */
 static void blockwise_gemm_cuda(const dc__block_context *ctx, const dc__gemm *g) {
   dc__gemm all = *g;
   all.batch = ctx->count;
@@ -20,8 +19,8 @@ static void blockwise_gemm_cuda(const dc__block_context *ctx, const dc__gemm *g)
 }
 
 static void blockwise_syrk_cuda(const dc__block_context *ctx, bool trans, int64_t n, int64_t k, const float *a,
-                                double add, double keep, float *c) {
-  const dc__gemm g = dc__syrk_gemm(trans, n, k, a, add, keep, c);
+                                double alpha, double beta, float *c) {
+  const dc__gemm g = dc__syrk_gemm(trans, n, k, a, alpha, beta, c);
   blockwise_gemm_cuda(ctx, &g);
 }
 
@@ -81,7 +80,7 @@ static void graft_direction_cuda(const dc__block_context *ctx, const dc__graft *
   dc__cuda_graft_direction(context_stream(ctx), &args);
 }
 
-/* The squares of the lengths of x, to the first reports or the second ones. */
+/* The squared norms of x, to the first or the second reports. */
 static void reduce_squares(const dc__block_context *ctx, const dc__graft *g, const float *x, int32_t which) {
   const dc__cuda_matrix_norm_args args = {.from = batch_view(ctx, x, g->rows, g->count / g->rows),
                                           .sums = ctx->sums,
@@ -129,7 +128,7 @@ static void blockwise_adam_cuda(const dc__block_context *ctx, const dc__optim_bl
   blockwise_copy_cuda(ctx, b->data, ctx->temp, b->count);
 }
 
-/* Whether an order is another one is for the device to know. */
+/* The device decides whether an order is the identity. */
 static void blockwise_permute_cuda(const dc__block_context *ctx, const dc__optim_block *b, int32_t d, int64_t inner) {
   dc__cuda_permute_args args = {
       .x = b->squares, .to = ctx->temp, .n = b->sides[d].n, .inner = inner, .count = b->count};
@@ -165,7 +164,7 @@ const dc__block_work dc__block_work_cuda = {.syrk = blockwise_syrk_cuda,
                                             .permute = blockwise_permute_cuda,
                                             .polar = blockwise_polar_cuda};
 
-/* ---- places ---- */
+/* ---- contexts ---- */
 
 bool dc__block_context_size_cuda(size_t *total, const dc_linalg *l, int64_t elements, int32_t temps, int64_t rows) {
   return dc__linalg_add_gemm_workspace(total, l) &&

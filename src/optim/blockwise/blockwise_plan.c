@@ -1,4 +1,4 @@
-/* Which blocks parameters have, which rank owns them, and their state. */
+/* The parameters' blocks, their owners, and their state. */
 #include <stdio.h>
 
 #include "kernels/cuda/kernels_cuda.h"
@@ -42,8 +42,8 @@ static dc_status cut_param(const dc_optimizer *o, const char *fn, const dc__opti
   return dc__partition_merged(fn, p->shape, p->ndim, options.merge_below, options.max_block, partition);
 }
 
-/* Cuts a parameter and gives its blocks to ranks. Parameters get their owners one by one, in their order: so it does
- * not matter when a rank first asks for some of them. */
+/* Cuts a parameter and assigns its blocks to ranks. Parameters are assigned one by one, in order, so the result does
+ * not depend on when a rank first asks. */
 static dc_status plan_param(dc__blockwise *self, const char *fn, int64_t i) {
   const dc__optim_param *p = &self->head.params[i];
   dc__block_plan made = {.owners = NULL};
@@ -94,7 +94,7 @@ static void set_identity(const dc_optimizer *o, float *a, int64_t n) {
   }
 }
 
-/* The identity is as good as any matrix until there is one. */
+/* Starts as the identity. */
 static bool add_side(dc_optimizer *o, dc__optim_param *p, dc__optim_block *b, int32_t d) {
   const dc__block_rules *rules = dc__block_rules_of(o);
   dc__side *side = &b->sides[d];
@@ -149,7 +149,7 @@ static bool has_block(const dc__blockwise *self, int64_t param, int64_t index) {
   return last != NULL && (last->param > param || (last->param == param && last->index >= index));
 }
 
-/* This rank's blocks of the parameters from `first` on that it has not yet. */
+/* Creates this rank's blocks of the parameters from `first` on. */
 static dc_status each_new(dc__blockwise *self, int64_t first,
                           dc_status (*fn)(dc__blockwise *self, int64_t param, int64_t index)) {
   for (int64_t i = first; i < self->head.count; i++) {

@@ -1,8 +1,8 @@
-/* Ways of a rank's part of a parameter: its gradient to where blocks are cut out of it, and the direction to the
- * weight. Where a device counts the steps, what multiplies the direction is in its memory. */
+/* Copies gradients of a rank's part to the redistribution, and applies directions to the weights. If a device counts
+ * the steps, the direction's factor is in its memory. */
 #include "optim/blockwise/blockwise.h"
 
-/* What takes a part of the gradient, or gives the direction to the weight. */
+/* Reads a part of the gradient, or applies the direction to the weight. */
 typedef struct update_job {
   float *part;
   dc__block_factors factors;

@@ -1,5 +1,5 @@
-/* Shampoo's work on single elements: the filtered gradient, the grafts and momentum. Sums are taken in a fixed number
- * of lanes, so their bits depend on the block alone. */
+/* Shampoo's element-wise work: the filtered gradient, grafts and momentum. Sums use a fixed number of lanes, so
+ * their bits depend on the block alone. */
 #include <math.h>
 
 #include "optim/blockwise/blockwise.h"
@@ -49,7 +49,7 @@ void dc__grafting_accumulate_cpu(const dc__block_context *ctx, const dc__graft *
   }
 }
 
-/* What a graft makes of the filtered gradient, elements [from, from + count). */
+/* Applies a graft to the filtered gradient, elements [from, from + count). */
 static void direction_part(const dc__graft *g, int64_t from, int64_t count, float *out) {
   const dc__graft_factors f = g->factors;
   const float *data = g->data + from;

@@ -1,5 +1,5 @@
-/* Muon: momentum, whose direction's singular values become 1, or near it. A matrix is a block, and nothing is kept but
- * its momentum. */
+/* Muon: momentum, orthogonalised so that the direction's singular values are near 1. A matrix is a block, and
+ * momentum is its only state. */
 #include <math.h>
 
 #include "optim/blockwise/blockwise.h"

@@ -1,5 +1,5 @@
-/* How parameters are cut into blocks, and which rank has which. Nothing here depends on a rank's own data, so that all
- * ranks come to the same. */
+/* Cuts parameters into blocks and assigns them to ranks. Nothing depends on a rank's own data, so all ranks get the
+ * same result. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ dc_status dc__partition_merged(const char *fn, const int64_t *shape, int32_t ndi
                                dc__partition *partition) {
   int64_t reversed[DC__ORDER_MAX] = {1};
   int32_t order = 0;
-  int32_t longer = 0; /* dimensions longer than 1 that were not looked at yet */
+  int32_t longer = 0; /* dimensions longer than 1 that are still to visit */
   for (int32_t d = 0; d < ndim; d++) {
     longer += shape[d] != 1;
     if (shape[d] == 0) {
@@ -88,16 +88,16 @@ void dc__partition_box(const dc__partition *partition, int64_t block, dc__box *b
   }
 }
 
-/* ---- moving ---- */
+/* ---- copying ---- */
 
 _Static_assert((int)DC__ORDER_MAX <= (int)DC__CUDA_BOX_DIMS, "a box must fit a kernel's argument");
 
-/* A block's runs: what lies side by side in the whole parameter too. */
+/* A block's runs: elements contiguous in block and parameter. */
 typedef struct runs {
   const dc__partition *partition;
   const dc__box *box;
   int64_t length;
-  int32_t dims; /* those before the run's */
+  int32_t dims; /* dimensions before the run's */
   int64_t at[DC__ORDER_MAX];
 } runs;
 
@@ -112,7 +112,7 @@ static runs runs_of(const dc__partition *partition, const dc__box *box) {
   return r;
 }
 
-/* Where the run lies in the whole parameter. */
+/* The run's offset in the whole parameter. */
 static int64_t run_begin(const runs *r) {
   int64_t place = 0;
   for (int32_t d = 0; d < r->partition->order; d++) {
@@ -130,11 +130,11 @@ static void run_next(runs *r) {
   }
 }
 
-/* By a kernel, whose threads find the places of elements; moves elements [first, first + length). */
+/* Copies elements [first, first + length) by a kernel, whose threads compute the elements' offsets. */
 static void copy_box_cuda(dc_stream *stream, const dc__partition *partition, const dc__box *box, const float *block,
                           int64_t first, int64_t length, const float *part, bool give) {
   dc__cuda_box_copy_args args = {.count = box->count, .first = first, .length = length};
-  args.block = (float *)(uintptr_t)block; /* one of the two is written */
+  args.block = (float *)(uintptr_t)block; /* read or written by `give` */
   args.part = (float *)(uintptr_t)part;
   int64_t stride = 1;
   args.dims = partition->order;
@@ -185,7 +185,7 @@ static bool is_costlier(const double *costs, int64_t a, int64_t b) {
   return costs[a] > costs[b] || (!(costs[a] < costs[b]) && a < b);
 }
 
-/* The heap whose root comes last, from node `at` down. */
+/* Sifts node `at` down in a heap whose root comes last. */
 static void sift_down(const double *costs, int64_t *order, int64_t at, int64_t count) {
   int64_t child;
   while ((child = 2 * at + 1) < count) {
@@ -202,7 +202,7 @@ static void sift_down(const double *costs, int64_t *order, int64_t at, int64_t c
   }
 }
 
-/* Heapsort: the same on every C library, and no memory. */
+/* Heapsort: the same result with every C library, and no memory. */
 static void sort_by_cost(const double *costs, int64_t *order, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     order[i] = i;

@@ -1,16 +1,16 @@
-/* A block and its sides' matrices. A block is seen as [n, rest], its first dimension and all others; turning it round,
- * [rest, n], brings the next dimension to the front. A product with a matrix turns it too, so that after one product
- * for each dimension everything is where it was. */
+/* A block and its sides' matrices. A block is viewed as [n, rest], its first dimension and all others. Transposed to
+ * [rest, n], it has the next dimension first. A product with a matrix transposes too, so after one product a
+ * dimension the layout is the original one. */
 #include "optim/blockwise/blockwise.h"
 
-void dc__block_update_factors(const dc__optim_block *b, double keep, double add, const dc__block_context *ctx) {
+void dc__block_update_factors(const dc__optim_block *b, double beta, double alpha, const dc__block_context *ctx) {
   const float *transposed = b->data;
   for (int32_t d = 0; d < b->order; d++) {
     const dc__side *side = &b->sides[d];
     int64_t rest = b->count / side->n;
-    bool last = d > 0 && d == b->order - 1; /* the last dimension is the columns of what came */
+    bool last = d > 0 && d == b->order - 1; /* the last dimension is the columns */
     if (side->factor != NULL) {
-      ctx->work->syrk(ctx, last, side->n, rest, last ? b->data : transposed, add, keep, side->factor);
+      ctx->work->syrk(ctx, last, side->n, rest, last ? b->data : transposed, alpha, beta, side->factor);
     }
     if (d + 2 < b->order) {
       float *next = ctx->temp + (d % 2) * ctx->temp_stride;

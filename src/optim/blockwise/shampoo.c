@@ -1,4 +1,4 @@
-/* Shampoo: directions are filtered gradients times the inverse roots of the factors, as long as a graft's. */
+/* Shampoo: directions are filtered gradients times the factors' inverse roots, with a graft's norm. */
 #include <math.h>
 
 #include "optim/blockwise/blockwise.h"
@@ -67,7 +67,7 @@ static void shampoo_begin_step(dc__block_step *s) {
            (s->t > o->start_preconditioning_step && s->t % o->precondition_frequency == 0);
 }
 
-/* What the sum in a factor falls short of its mean by; 1 for a plain sum. */
+/* Bias correction of a factor; 1 for a plain sum. */
 static double share_of(const dc_shampoo_options *o, int64_t t) {
   return o->beta2 < 1 ? 1 - pow(o->beta2, (double)t) : 1;
 }
@@ -94,7 +94,7 @@ static dc__graft graft_of(const dc__optim_block *b, const dc__block_step *s) {
   return g;
 }
 
-/* The factors take the gradient in; then data becomes the filtered gradient. */
+/* Updates the factors with the gradient, then filters data. */
 static void shampoo_before_refresh(const dc__optim_block *b, const dc__block_step *s, dc__block_context *ctx) {
   const dc_shampoo_options *o = s->options;
   const dc__graft g = graft_of(b, s);
@@ -102,8 +102,8 @@ static void shampoo_before_refresh(const dc__optim_block *b, const dc__block_ste
   ctx->work->graft_accumulate(ctx, &g);
 }
 
-/* The root of L / share + epsilon I is share^(1 / root) times that of L + share epsilon I: scale_root() does the
- * scaling. A factor is positive but for rounding. */
+/* The root of L / share + epsilon I is share^(1 / root) times that of L + share epsilon I; scale_root() scales it. A
+ * factor is positive semidefinite but for rounding. */
 static dc__spectral_request shampoo_request(const char *fn, dc__side *side, const dc__optim_block *b,
                                             const dc__block_step *s) {
   const dc_shampoo_options *o = s->options;

@@ -1,5 +1,5 @@
-/* SOAP: Adam in the eigenbasis of Shampoo's factors. The first moment is kept in the basis, and taken along when it
- * changes; the second one is in the basis by its nature, and only follows the order of its columns. */
+/* SOAP: Adam in the eigenbasis of Shampoo's factors. The first moment is kept in the basis and rotated when it
+ * changes. The second moment only follows the order of its columns. */
 #include <math.h>
 
 #include "optim/blockwise/blockwise.h"
@@ -34,14 +34,14 @@ static bool soap_add_elements(dc_optimizer *o, dc__optim_param *p, dc__optim_blo
 
 /* ---- a step ---- */
 
-/* The first step finds a basis, and nothing has been seen in it yet. */
+/* The first step initialises the basis; the moments are still empty. */
 static void soap_begin_step(dc__block_step *s) {
   const dc_soap_options *o = s->options;
   s->skip_update = s->t == 1;
   s->due = (s->t - 1) % o->precondition_frequency == 0;
 }
 
-/* data becomes Adam's direction: what its step takes a weight of zero to, at a learning rate of -1. */
+/* Replaces data by Adam's direction: the change of a zero weight at a learning rate of -1. */
 static void adam(const dc__optim_block *b, const dc__block_step *s, const dc__block_context *ctx) {
   const dc_soap_options *o = s->options;
   const dc__adamw_rule rule = {.beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps};
@@ -49,7 +49,7 @@ static void adam(const dc__optim_block *b, const dc__block_step *s, const dc__bl
   ctx->work->adam(ctx, b, &factors);
 }
 
-/* Adam in the basis of the steps before, so that a gradient has no part in the basis it is seen in. */
+/* Adam in the basis of earlier steps, so that a gradient does not influence its own basis. */
 static void soap_before_refresh(const dc__optim_block *b, const dc__block_step *s, dc__block_context *ctx) {
   const dc_soap_options *o = s->options;
   dc__block_update_factors(b, o->shampoo_beta, 1 - o->shampoo_beta, ctx);
@@ -64,7 +64,7 @@ static void soap_before_refresh(const dc__optim_block *b, const dc__block_step *
   }
 }
 
-/* Eigenvectors at first, and one step of an orthogonal iteration from them later. */
+/* Eigenvectors at first, and later one step of orthogonal iteration from them. */
 static dc__spectral_request soap_request(const char *fn, dc__side *side, const dc__optim_block *b,
                                          const dc__block_step *s) {
   (void)b;

@@ -1,7 +1,6 @@
-/* SOAP's eigenvectors on a device with memory of its own. A step of orthogonal iteration is the device's, which says in
- * its own memory whether it was a good one, and in which order the vectors are now: the host looks when it waits
- * anyway. First bases are the host's LAPACK's, and so is every one where the device has no QR; all matrices of a step
- * go there together, so that the threads share them as they share those of the host. */
+/* SOAP's eigenvectors on a device. The device runs orthogonal iteration, and writes success and column order to its
+ * own memory. The host reads them at its next sync. First bases come from the host's LAPACK, and all of them if the
+ * device has no QR. A step's matrices go to the host together to share its threads. */
 #include "optim/blockwise/blockwise.h"
 
 static size_t bytes_of(const dc__spectral_request *r) {
@@ -13,7 +12,7 @@ static size_t order_bytes_of(const dc__spectral_request *r) {
 
 /* ---- memory ---- */
 
-/* Of a step's matrices, in tables of the device: where each lies, its vectors and their order. */
+/* A step's matrices, in device tables: pointers to each, its vectors and their order. */
 enum { TABLE_A, TABLE_BASIS, TABLE_ORDER, TABLES };
 
 void dc__soap_basis_destroy(dc__soap_basis *b) {
@@ -40,7 +39,8 @@ static dc_status alloc_device(dc__soap_basis *b, const dc_linalg *l, int64_t sid
   b->orders = b->device_memory;
   b->places = (void **)(void *)((char *)b->device_memory + orders);
   b->failed = (int32_t *)(void *)((char *)b->device_memory + orders + tables);
-  dc__stream_zero(l->device->internal_stream, b->device_memory, bytes); /* orders lead nowhere else, whatever fails */
+  dc__stream_zero(l->device->internal_stream, b->device_memory,
+                  bytes); /* orders are valid indices even after a failure */
   dc__device_sync_internal(l->device, NULL);
   return dc__device_check(l->device);
 }
@@ -68,7 +68,7 @@ static dc_status create_host_linalg(const dc_linalg *l, dc_linalg **host) {
   return status;
 }
 
-/* Scratch memory of the host's for any of them. */
+/* Host scratch memory for any of them. */
 static dc_status reserve_host(dc__soap_basis *b, const char *fn, const dc__spectral_request *requests, int64_t count) {
   void *memory;
   b->host->query = true;
@@ -128,13 +128,13 @@ void dc__soap_basis_read_status(dc__soap_basis *b) {
   b->pending_count = 0;
 }
 
-/* ---- here ---- */
+/* ---- on the host ---- */
 
 static bool runs_on_device(const dc__soap_basis *b, const dc__spectral_request *r) {
   return b->has_device_qr && r->op == DC__SPECTRAL_ORTHOGONAL_ITERATION;
 }
 
-/* Matrices and earlier bases come here. Returns how many of them there are. */
+/* Copies matrices and earlier bases to the host. Returns their number. */
 static int64_t copy_to_host(dc__soap_basis *b, dc_stream *stream, const dc__spectral_request *requests, int64_t count) {
   char *at = b->memory;
   int64_t host_count = 0;
@@ -158,7 +158,7 @@ static int64_t copy_to_host(dc__soap_basis *b, dc_stream *stream, const dc__spec
   return host_count;
 }
 
-/* What is good goes back; where it is not, vectors stay and are in the order that they were in. */
+/* Copies successful results back. Otherwise vectors and their order stay as they were. */
 static void copy_to_device(const dc__soap_basis *b, dc_stream *stream, const dc__spectral_request *requests,
                            int64_t count) {
   int64_t host_count = 0;

@@ -1,6 +1,6 @@
-/* K-FAC: parameters that belong to a layer step along the gradient times the layer's damped inverse curvature, all
- * others along the gradient; both with momentum and weight decay as SGD has them. A layer has an owner, who alone keeps
- * its factors and computes its direction. */
+/* K-FAC: parameters of a layer step along the gradient times the layer's damped inverse curvature, all others along
+ * the gradient. Both have SGD's momentum and weight decay. Each layer has one owner, which alone keeps its factors
+ * and computes its direction. */
 #include <math.h>
 
 #include "optim/kfac/kfac_internal.h"
@@ -29,7 +29,7 @@ static dc_status check_param(const dc__kfac *k, const char *fn, const char *arg,
   return DC_OK;
 }
 
-/* The layer's constants against the shapes of its parameters. */
+/* Checks the layer's constants against the shapes of its parameters. */
 static dc_status check_shapes(const dc__kfac *k, const char *fn, const dc__kfac_layer *layer) {
   const dc__optim_param *w = &k->head.params[layer->weight];
   bool conv = layer->layer.kind == DC_SAMPLE_CONV;
@@ -63,7 +63,7 @@ static dc_status check_shapes(const dc__kfac *k, const char *fn, const dc__kfac_
   return DC_OK;
 }
 
-/* Places of the sums, and of their diagonals; memory NULL: counted alone. */
+/* Lays out the sums and their diagonals; with memory NULL, counts only. */
 static bool place_sums(dc__kfac_layer *layer) {
   bool fits = true;
   layer->bytes = 0;
@@ -82,7 +82,7 @@ static bool place_sums(dc__kfac_layer *layer) {
   return fits;
 }
 
-/* The orders of the factors and memory for their sums. */
+/* Sets the orders of the factors and allocates their sums. */
 static dc_status make_factors(const dc__kfac *k, const char *fn, dc__kfac_layer *layer) {
   enum { MAX_ORDER = 32766 }; /* what LAPACK's 32-bit integers allow */
   const dc__optim_param *w = &k->head.params[layer->weight];
@@ -146,14 +146,14 @@ dc_status dc__kfac_add_batch(dc_optimizer *o, const char *fn, int64_t index, con
   if (loss_scale == 0 || !isfinite(loss_scale * loss_scale)) {
     return dc__fail(DC_E_INVALID, "%s: loss_scale = %g, must be finite, as must its square, and not 0", fn, loss_scale);
   }
-  DC__TRY(dc__optim_synchronize(o, fn)); /* what the batch comes from */
+  DC__TRY(dc__optim_synchronize(o, fn)); /* the batch's producers */
   DC__TRY(dc__per_sample_read_mixed(o->linalg, fn, &k->layers[index].layer, x, delta, &sample));
   return dc__kfac_accumulate(o->linalg, &k->layers[index], &sample, loss_scale, dc__kfac_updates(o, &k->layers[index]));
 }
 
 /* ---- the state ---- */
 
-/* Who owns which layer: by the cost of its decompositions. */
+/* Assigns layers to owners by the cost of their decompositions. */
 static dc_status assign_owners(dc__kfac *k) {
   int32_t world = dc__kfac_world(k);
   size_t count = (size_t)k->layer_count;
@@ -182,7 +182,7 @@ static dc_status assign_owners(dc__kfac *k) {
 
 enum { COUNT_UPDATES, COUNT_GOOD, COUNT_FAILED, COUNTS = COUNT_FAILED + 1 + DC__FACTORS };
 
-/* The pieces of an owned layer are its weight's. */
+/* The pieces of an owned layer belong to its weight. */
 static bool add_pieces(dc_optimizer *o, dc__kfac_layer *layer) {
   static const char *const names[DC__FACTORS][3] = {{"factor_a", "vectors_a", "values_a"},
                                                     {"factor_g", "vectors_g", "values_g"}};
@@ -222,7 +222,7 @@ static dc_status kfac_prepare(dc_optimizer *o, const char *fn, int64_t first) {
     }
   }
   if (first > 0) {
-    return DC_OK; /* layers come before the first state */
+    return DC_OK; /* layers are registered before the first state exists */
   }
   DC__TRY(assign_owners(k));
   int32_t rank = o->comm == NULL ? 0 : o->comm->rank;

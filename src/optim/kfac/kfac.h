@@ -1,5 +1,5 @@
-/* K-FAC's layers, inside the room: a layer's curvature is approximated by the Kronecker product of two matrices, A of
- * its inputs and G of its outputs' gradients, for each group of a convolution its own two. */
+/* K-FAC's layers, internal: a layer's curvature is approximated by the Kronecker product of two matrices, A of its
+ * inputs and G of its outputs' gradients. Each group of a convolution has its own pair. */
 #ifndef DC_OPTIM_KFAC_H
 #define DC_OPTIM_KFAC_H
 
@@ -17,26 +17,26 @@ typedef struct dc__factor {
   /* Within a step, where `changed`: the factor as it will be is in the lower triangles of sum and on its diagonals,
    * which are kept here. */
   float *diagonal;
-  int64_t count; /* what the sum is divided by; 0: nothing was seen, and sum holds anything */
-  double bound;  /* no element of the sum is larger */
+  int64_t count; /* the sum's divisor; 0 if nothing was added, with sum uninitialised */
+  double bound;  /* bounds the sum's elements */
   /* The state, on the rank that owns the layer. */
   float *mean;             /* [groups][order][order] */
-  float *vectors, *values; /* of the latest decomposition that succeeded: columns, and eigenvalues >= 0 */
-  int64_t *good, *failed;  /* decompositions that succeeded; failures since the last of them */
+  float *vectors, *values; /* of the latest successful decomposition: columns, and eigenvalues >= 0 */
+  int64_t *good, *failed;  /* successful decompositions; failures since the last of them */
   /* Within a step: */
-  bool changed;                        /* there is what mean becomes when the step succeeds */
-  bool tried, bad;                     /* a decomposition was made, and has failed */
-  float *fresh_vectors, *fresh_values; /* what those become if it has not */
+  bool changed;                        /* mean has a new value, stored when the step succeeds */
+  bool tried, bad;                     /* decomposition attempted; and failed */
+  float *fresh_vectors, *fresh_values; /* new values unless bad */
 } dc__factor;
 
 typedef struct dc__kfac_layer {
   dc_sample_layer layer;
   int32_t approximation, groups;
-  int64_t weight, bias; /* parameters; bias -1: none */
+  int64_t weight, bias; /* parameters; bias -1 for none */
   int64_t shape[5];     /* the weight's */
   int32_t ndim;
   int32_t owner;
-  int64_t *updates; /* of the factors; NULL: another rank owns the layer */
+  int64_t *updates; /* of the factors; NULL if another rank owns the layer */
   bool due;         /* to be decomposed in this step */
   int64_t tolerated;
   dc__factor factors[DC__FACTORS];
@@ -44,25 +44,25 @@ typedef struct dc__kfac_layer {
   size_t bytes;
 } dc__kfac_layer;
 
-/* What a direction tells: its scalar product with the gradient, and whether a damped eigenvalue is not positive. */
+/* Results of a direction: its scalar product with the gradient, and whether a damped eigenvalue is not positive. */
 typedef struct dc__kfac_direction_info {
   double product;
   uint64_t not_positive;
 } dc__kfac_direction_info;
 
-/* A layer's direction under way. */
+/* A layer's direction in progress. */
 typedef struct dc__kfac_direction {
   const char *fn;
   const dc__kfac_layer *layer;
   const float *vectors[DC__FACTORS], *values[DC__FACTORS];
   double damping;
   bool factored;
-  float *weight, *bias;           /* gradients as stored, which become directions; NULL: none */
+  float *weight, *bias;           /* gradients, replaced by directions; NULL for none */
   dc__kfac_direction_info *found; /* added to zeros */
-  void *memory;                   /* as the work's direction_size() says */
+  void *memory;                   /* of direction_size() bytes */
 } dc__kfac_direction;
 
-/* What K-FAC does with matrices and elements, wherever they lie. */
+/* K-FAC's operations on matrices and elements, in either memory space. */
 typedef struct dc__kfac_work {
   /* The largest absolute value of x and of delta, or DC_E_NOT_FINITE. */
   dc_status (*scan)(dc_linalg *l, const dc__per_sample *s, double max_abs[DC__FACTORS]);
@@ -73,31 +73,31 @@ typedef struct dc__kfac_work {
   /* The factor as it will be: decay mean + (1 - decay) packed / count. */
   void (*average)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which, const double *packed, double decay,
                   double count);
-  /* The mean becomes that; or the sums' diagonals are again what they were. */
+  /* The mean takes its new value, or the sums' diagonals are restored. */
   void (*commit)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which);
   void (*undo)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which);
-  /* What rounding made negative becomes 0. */
+  /* Sets eigenvalues below 0, due to rounding, to 0. */
   void (*clamp_negative)(dc_linalg *l, float *values, int64_t count);
-  /* Adds a direction's bytes of memory; false: no memory is that large. */
+  /* Adds a direction's bytes of memory. Returns false on overflow. */
   bool (*direction_size)(const dc_linalg *l, const dc__kfac_layer *layer, size_t *bytes);
   dc_status (*precondition)(dc_linalg *l, const dc__kfac_direction *d);
-  /* Of one that was refused: DC_E_NOT_POSITIVE, by the eigenvalues. NULL: precondition() has said it. */
+  /* The error of a rejected direction: DC_E_NOT_POSITIVE, by the eigenvalues. NULL if precondition() sets it. */
   dc_status (*report_not_positive)(dc_linalg *l, const dc__kfac_direction *d);
 } dc__kfac_work;
-/* On the host (kfac_cpu.c), where all is done at once, and queued on a device (kfac_cuda.c). */
+/* On the host (kfac_cpu.c), synchronous; on a device (kfac_cuda.c), queued. */
 extern const dc__kfac_work dc__kfac_work_cpu, dc__kfac_work_cuda;
 static inline const dc__kfac_work *dc__kfac_work_of(const dc_linalg *l) {
   return dc__linalg_is_cuda(l) ? &dc__kfac_work_cuda : &dc__kfac_work_cpu;
 }
 
-/* kfac_factors.c: adds a batch, checked against the layer's weight and found finite before anything changes; only
- * checks it where it is not wanted. The gradients of the outputs are delta times scale. */
+/* kfac_factors.c: adds a batch, after checking its shapes and that it is finite; if not wanted, only checks it. The
+ * gradients of the outputs are delta times scale. */
 dc_status dc__kfac_accumulate(dc_linalg *l, dc__kfac_layer *layer, const dc__per_sample *sample, double scale,
                               bool wanted);
-/* Elements of x or of delta; and DC_E_NOT_FINITE, by the first that is not. */
+/* Elements of x or of delta; and DC_E_NOT_FINITE for the first nonfinite one. */
 int64_t dc__kfac_elements(const dc__per_sample *s, int32_t which);
 dc_status dc__kfac_not_finite(const dc__per_sample *s, int32_t which, int64_t at);
-/* The first of elements of the host's memory that is not finite; count: all are. */
+/* The first nonfinite element in host memory; count if there is none. */
 int64_t dc__kfac_first_nonfinite(const void *data, int32_t dtype, int64_t count);
 
 /* kfac_factors_cpu.c */
@@ -107,19 +107,19 @@ dc_status dc__kfac_accumulate_cpu(dc_linalg *l, dc__kfac_layer *layer, const dc_
 dc_status dc__kfac_scan_cuda(dc_linalg *l, const dc__per_sample *s, double max_abs[DC__FACTORS]);
 dc_status dc__kfac_accumulate_cuda(dc_linalg *l, dc__kfac_layer *layer, const dc__per_sample *s, double scale);
 
-/* Memory of whoever computes, not zeroed. (kfac_curvature.c) */
+/* kfac_curvature.c: memory in the device's memory space, not zeroed. */
 dc_status dc__kfac_alloc(dc_linalg *l, size_t bytes, void **memory);
 void dc__kfac_free(dc_linalg *l, void *memory, size_t bytes);
 
 /* kfac_curvature.c */
 
-/* How many float64 dc__kfac_update() wants of memory, twice. */
+/* float64 elements of each of dc__kfac_update()'s two buffers. */
 int64_t dc__kfac_packed_count(const dc__kfac_layer *layer);
 static inline int64_t dc__kfac_triangle_count(const dc__kfac_layer *layer, int32_t which) {
   return layer->factors[which].order * (layer->factors[which].order + 1) / 2;
 }
-/* Brings the ranks' sums to the layer's owner, who prepares the new factors. counts: of all ranks together; comm may be
- * NULL, and errors are its; moves: of device memory. Collective. */
+/* Reduces the ranks' sums to the layer's owner, which computes the new factors. counts: of all ranks together. comm
+ * may be NULL, and errors are its own; moves: of device memory. Collective. */
 dc_status dc__kfac_update(dc_linalg *l, dc_comm *comm, dc_stream *comm_stream, dc__kfac_layer *layer, double decay,
                           const int64_t counts[DC__FACTORS], double *memory);
 
@@ -131,7 +131,7 @@ typedef struct dc__kfac_matrix {
 } dc__kfac_matrix;
 
 typedef struct dc__kfac_matrices {
-  dc__kfac_matrix *list; /* the largest first */
+  dc__kfac_matrix *list; /* descending size */
   int64_t count;
   dc__spectral_request *requests; /* as many, as are the next */
   dc_spectral_info *infos;
@@ -141,17 +141,17 @@ typedef struct dc__kfac_matrices {
 /* The matrices of the layers that this rank owns. */
 dc_status dc__kfac_matrices_create(dc__kfac_layer *layers, int64_t count, dc__kfac_matrices *matrices);
 void dc__kfac_matrices_destroy(dc__kfac_matrices *matrices);
-/* The handle's scratch memory grows now to what decomposing any of them wants, and what decomposes is found. */
+/* Grows the handle's scratch memory for decomposing any of them, and loads the solver. */
 dc_status dc__kfac_reserve(dc_linalg *l, const char *fn, dc__kfac_matrices *matrices);
-/* Decomposes what is `due` of them. A failure leaves the old decomposition in use; where a layer has had as many in a
- * row as it tolerates, it is an error. No communication. */
+/* Decomposes the matrices that are `due`. A failure leaves the old decomposition in use. It is an error once a layer
+ * reaches its limit of consecutive failures. No communication. */
 dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *matrices, dc_optimizer_stats *stats);
-/* Factors and decompositions become what was prepared, and what was seen is used up. */
+/* Commits the new factors and decompositions, and clears the sums. */
 void dc__kfac_commit(dc_linalg *l, dc__kfac_layer *layer, dc_optimizer_stats *stats);
-/* Forgets what was prepared: all is as before the step. */
+/* Discards them: all is as before the step. */
 void dc__kfac_undo(dc_linalg *l, dc__kfac_layer *layer);
 
-/* Finds the layer's latest decompositions; false: there is none yet, and the direction is the gradient. */
+/* Finds the layer's latest decompositions. Returns false if there is none yet; then the direction is the gradient. */
 bool dc__kfac_latest(const dc__kfac_layer *layer, dc__kfac_direction *d);
 
 #endif

@@ -1,5 +1,4 @@
-/* K-FAC's work on matrices and elements, on the host: rows of factors on the threads, and directions out of gradients.
- */
+/* K-FAC's operations on the host: rows of factors on the threads, and directions from gradients. */
 #include <math.h>
 #include <string.h>
 
@@ -15,7 +14,7 @@ typedef struct rows_job {
   double decay, count;
 } rows_job;
 
-/* Where row i of a group's upper triangle begins in its matrix, at the diagonal, and in packed memory. */
+/* Offsets of row i of a group's upper triangle: in its matrix, at the diagonal, and in packed memory. */
 static int64_t row_at(const rows_job *job, int64_t index, int64_t *at, int64_t *packed) {
   int64_t n = job->layer->factors[job->which].order;
   int64_t group = index / n;
@@ -135,7 +134,7 @@ static void shift(const float *values_a, int64_t a, const float *values_g, int64
   }
 }
 
-/* A group's gradient with the bias' as its last column; NULL: zeros. */
+/* A group's gradient with the bias's as its last column; NULL for zeros. */
 static void load_gradient(const dc__kfac_layer *layer, int32_t group, const float *weight, const float *bias,
                           float *x) {
   int64_t a = layer->factors[DC__FACTOR_A].order;

@@ -1,5 +1,5 @@
-/* K-FAC's work on matrices and elements, on a device with memory of its own: products and kernels, queued on the
- * device's own stream. All groups of a layer go together. */
+/* K-FAC's operations on a device: products and kernels, queued on its internal stream. All groups of a layer run
+ * together. */
 #include "kernels/cuda/kernels_cuda.h"
 #include "optim/kfac/kfac.h"
 
@@ -22,7 +22,7 @@ static void copy_matrices(const dc_linalg *l, dc__cuda_matrices from, dc__cuda_m
   dc__cuda_load_uniform(stream_of(l), from, to, 1, 1);
 }
 
-/* The diagonals of all groups' sums, and where they are kept. */
+/* The diagonals of all groups' sums, and their saved copies. */
 static dc__cuda_matrices diagonals_of(const dc__kfac_layer *layer, const dc__factor *f) {
   return view_of(f->sum, layer->groups, f->order, f->order * f->order, f->order + 1);
 }
@@ -91,8 +91,8 @@ static void kfac_clamp_negative_cuda(dc_linalg *l, float *values, int64_t count)
 
 /* ---- directions ---- */
 
-/* Where a direction is made: its gradient [groups, g, a] with the bias' as the last column, eigenvalues that were
- * shifted, sums of rows, and what the solution wants. */
+/* Memory of a direction: its gradient [groups, g, a] with the bias's as the last column, shifted eigenvalues, row
+ * sums, and the solver's scratch. */
 typedef struct direction_plan {
   int64_t a, g, in, rows;
   dc__mat x;
@@ -116,7 +116,7 @@ static void *offset_of(void *memory, size_t offset) {
   return memory == NULL ? NULL : (char *)memory + offset;
 }
 
-/* memory NULL: *bytes are counted alone. */
+/* With memory NULL, only counts *bytes. */
 static bool plan_direction(const dc_linalg *l, const dc__kfac_layer *layer, void *memory, direction_plan *s,
                            size_t *bytes) {
   s->a = layer->factors[DC__FACTOR_A].order;

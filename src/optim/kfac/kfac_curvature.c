@@ -1,5 +1,5 @@
-/* What becomes of a layer's sums: the ranks' mean at the owner, running averages, their eigendecompositions. What is
- * done with elements is the neighbours'. */
+/* From a layer's sums to its curvature: the mean over ranks at the owner, running averages, eigendecompositions.
+ * Element-wise work is in dc__kfac_work. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 /* ---- memory ---- */
 
 static int32_t memory_kind(const dc_linalg *l) {
-  return dc__linalg_is_cuda(l) ? DC_MEMORY_DEVICE : DC_MEMORY_HOST;
+  return dc__linalg_work_of(l)->memory_kind;
 }
 
 dc_status dc__kfac_alloc(dc_linalg *l, size_t bytes, void **memory) {
@@ -63,7 +63,7 @@ dc_status dc__kfac_update(dc_linalg *l, dc_comm *comm, dc_stream *comm_stream, d
   const dc__kfac_work *work = dc__kfac_work_of(l);
   double *sums = memory;
   if (counts[DC__FACTOR_A] == 0) {
-    return DC_OK; /* nor is there one of G */
+    return DC_OK; /* then G has none either */
   }
   for (int32_t which = 0; which < DC__FACTORS; which++) {
     work->pack(l, layer, which, memory + packed_at(layer, which));
@@ -84,7 +84,7 @@ dc_status dc__kfac_update(dc_linalg *l, dc_comm *comm, dc_stream *comm_stream, d
 
 /* ---- the end of a step ---- */
 
-/* The latest decomposition, if it succeeded, becomes the one in use. */
+/* Commits the latest decomposition if it succeeded. */
 static void commit_vectors(dc_linalg *l, dc__factor *f, int32_t groups, dc_optimizer_stats *stats) {
   dc_stream *stream = l->device->internal_stream;
   int64_t rows = groups * f->order;
@@ -246,7 +246,7 @@ dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *m,
   return DC_OK;
 }
 
-/* A factor's latest decomposition: this step's, if there is one; false: there was none yet. */
+/* A factor's latest decomposition, this step's if there is one. Returns false if there is none yet. */
 static bool latest_decomposition(const dc__factor *f, const float **vectors, const float **values) {
   bool fresh = f->tried && !f->bad;
   *vectors = fresh ? f->fresh_vectors : f->vectors;

@@ -22,7 +22,7 @@ static dc_status check_layer(const dc__kfac_layer *layer, const dc__per_sample *
   return check_length(s, "delta", conv ? "channels" : "features", s->out, layer->shape[0]);
 }
 
-/* Products are finite if no sum of them can be larger than this. */
+/* Bounds on sums of products, so that they are finite. */
 static dc_status check_bound(const dc__per_sample *s, const char *arg, double bound) {
   return bound <= (double)FLT_MAX
              ? DC_OK

@@ -1,4 +1,4 @@
-/* The two sums of outer products of a layer, on the host. A linear layer's vectors lie where the caller has them; a
+/* The two sums of outer products of a layer, on the host. A linear layer's vectors are used in place; a
  * convolution's patches are unfolded a few samples at a time. */
 #include <stdatomic.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 
 enum { ROWS = 128, PANEL_BYTES = 4 << 20, CHUNK = 1 << 16, TILE = 512 };
 
-/* Vectors whose outer products are wanted: [count][order], or, by rows, [order][count]. */
+/* Vectors for outer products: [count][order], or by rows [order][count]. */
 typedef struct vectors {
   const void *data;
   int32_t dtype;
@@ -65,7 +65,7 @@ static void add_products(dc_linalg *l, gram_job *job) {
   job->beta = 1;
 }
 
-/* ---- vectors that have to be made first ---- */
+/* ---- computed vectors ---- */
 
 /* One factor of one call. */
 typedef struct factor_job {
@@ -74,7 +74,7 @@ typedef struct factor_job {
   int32_t group;
   int64_t begin, tile; /* samples in the panel */
   void *panel;
-  dc__slots slots; /* patches of a sample, where only their means are kept */
+  dc__slots slots; /* patches of a sample, if only their means are kept */
   gram_job gram;
 } factor_job;
 
@@ -147,7 +147,7 @@ static bool in_place(const factor_job *w) {
   return w->s->layer.kind == DC_SAMPLE_LINEAR && (!w->reduce || w->s->positions == 1);
 }
 
-/* Describes the vectors of a panel, and counts its bytes and everything else's. */
+/* Sets up the vectors of a panel, and counts the bytes of all scratch memory. */
 static bool plan_scratch(factor_job *w, const dc_linalg *l, const dc__kfac_layer *layer, size_t *bytes) {
   const dc__per_sample *s = w->s;
   vectors *v = &w->gram.v;
@@ -178,7 +178,7 @@ static bool plan_scratch(factor_job *w, const dc_linalg *l, const dc__kfac_layer
   return !bias || dc__linalg_add_bytes(bytes, v->count, dc_dtype_size(v->dtype));
 }
 
-/* The places of what plan_scratch() counted, in its order. */
+/* Assigns what plan_scratch() counted, in its order. */
 static void place_scratch(factor_job *w, const dc__kfac_layer *layer, void *memory) {
   const vectors *v = &w->gram.v;
   size_t offset = 0;
@@ -212,7 +212,7 @@ static void add_group(dc_linalg *l, factor_job *w) {
   for (w->begin = 0; w->begin < s->samples; w->begin += w->tile) {
     int64_t samples = s->samples - w->begin < w->tile ? s->samples - w->begin : w->tile;
     dc__parallel_for(l->pool, samples, w->reduce ? fill_reduced : fill_columns, w);
-    v->count = samples * each; /* rows keep their distance */
+    v->count = samples * each; /* rows keep their stride */
     add_products(l, &w->gram);
   }
   v->count = w->tile * each;
@@ -234,7 +234,7 @@ dc_status dc__kfac_accumulate_cpu(dc_linalg *l, dc__kfac_layer *layer, const dc_
   const bool reduce = layer->approximation == DC_KFAC_REDUCE;
   factor_job of_a = {.s = s, .inputs = true, .reduce = reduce};
   factor_job of_g = {.s = s, .inputs = false, .reduce = reduce};
-  size_t bytes_a = 1; /* one memory, for one after the other */
+  size_t bytes_a = 1; /* one memory, reused */
   size_t bytes_g = 1;
   void *memory;
   if (!plan_scratch(&of_a, l, layer, &bytes_a) || !plan_scratch(&of_g, l, layer, &bytes_g)) {
@@ -246,13 +246,13 @@ dc_status dc__kfac_accumulate_cpu(dc_linalg *l, dc__kfac_layer *layer, const dc_
   return DC_OK;
 }
 
-/* ---- what must not come in ---- */
+/* ---- nonfinite input ---- */
 
 typedef struct scan_job {
   const void *data;
   int32_t dtype;
   int64_t count;
-  atomic_uint max_abs; /* bits of the largest absolute value; those of what is not finite are larger still */
+  atomic_uint max_abs; /* bits of the largest absolute value; those of nonfinite values are larger */
 } scan_job;
 
 static uint32_t max_abs_of(const scan_job *job, int64_t begin, int64_t end) {

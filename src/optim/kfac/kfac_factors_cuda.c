@@ -1,12 +1,12 @@
-/* The two sums of outer products of a layer, on a device: whole products by its library, in the vectors' own type, of
- * all groups at once. A linear layer's vectors lie where the caller has them; a convolution's are brought together by
- * positions, a few samples at a time. */
+/* The two sums of outer products of a layer, on a device: GEMM-library products in the vectors' own type, of all
+ * groups at once. A linear layer's vectors are used in place; a convolution's are gathered by positions, a few
+ * samples at a time. */
 #include <string.h>
 
 #include "kernels/cuda/kernels_cuda.h"
 #include "optim/kfac/kfac.h"
 
-/* Vectors, of which more make a product no faster, and bytes of what is made for them. */
+/* Vectors beyond which a product is no faster, and the limit on bytes of computed vectors. */
 enum { MAX_VECTORS = 1 << 15, PANEL_BYTES = 256 << 20 };
 
 /* One factor of one call. */
@@ -21,9 +21,9 @@ typedef struct factor_job {
   int32_t dtype;    /* its type, */
   int64_t each;     /* and elements of a sample */
   double alpha;
-  int64_t order, columns; /* of a vector without the bias' one; of all groups' together */
-  int64_t tile;           /* samples that go together */
-  /* Memory of the device, NULL where none is needed: */
+  int64_t order, columns; /* of a vector without the bias's element; of all groups */
+  int64_t tile;           /* samples that run together */
+  /* Device memory, NULL if not needed: */
   void *product, *ones, *panel;
   float *as_float32, *patches, *means; /* of the tile's samples: float32 of data, patches, vectors */
   double *sums;
@@ -57,7 +57,7 @@ static factor_job make_job(dc_linalg *l, const dc__kfac_layer *layer, const dc__
   return w;
 }
 
-/* ---- memory: laid out twice, to count it and to place it ---- */
+/* ---- memory: laid out twice, to count it and to assign it ---- */
 
 static void lay_out(factor_job *w, dc__scratch_layout *to) {
   const bool made = !in_place(w), means = made && w->reduce;
@@ -67,7 +67,7 @@ static void lay_out(factor_job *w, dc__scratch_layout *to) {
   to->fits = to->fits && !__builtin_mul_overflow(w->columns, positions, &unfolded);
   to->fits = to->fits && dc__linalg_add_gemm_workspace(&to->bytes, w->l);
   if (to->memory != NULL) {
-    size_t offset = 0; /* the product's is first */
+    size_t offset = 0; /* the product's workspace is first */
     w->product = dc__linalg_gemm_workspace(w->l, to->memory, &offset);
   }
   w->ones = dc__scratch_layout_alloc(to, w->bias, w->tile, vectors, size);
@@ -81,7 +81,7 @@ static void lay_out(factor_job *w, dc__scratch_layout *to) {
 
 /* ---- sums of outer products ---- */
 
-/* Vectors lie [count][row], or, by rows, [columns][row]; with beta 0 what was there does not count. */
+/* Vectors are [count][row], or by rows [columns][row]. With beta 0 old values are ignored. */
 static void add_products(const factor_job *w, const void *data, int32_t dtype, bool by_rows, int64_t count, int64_t row,
                          bool adds) {
   const int64_t width = w->factor->order;
@@ -107,7 +107,7 @@ static void add_products(const factor_job *w, const void *data, int32_t dtype, b
   }
 }
 
-/* ---- vectors that have to be made first ---- */
+/* ---- computed vectors ---- */
 
 /* `rows` rows of positions for each of `count` samples of `from`, its patches or, of kernels of 1, its channels: row r
  * of sample n begins at n * step + r * pitch. */
@@ -188,7 +188,7 @@ static void add_factor(const factor_job *w) {
 dc_status dc__kfac_accumulate_cuda(dc_linalg *l, dc__kfac_layer *layer, const dc__per_sample *s, double scale) {
   factor_job ways[DC__FACTORS] = {make_job(l, layer, s, DC__FACTOR_A, 1),
                                   make_job(l, layer, s, DC__FACTOR_G, scale * scale)};
-  size_t bytes = 0; /* one memory, for one after the other */
+  size_t bytes = 0; /* one memory, reused */
   void *memory;
   for (int32_t which = 0; which < DC__FACTORS; which++) {
     dc__scratch_layout to = {.fits = true};
@@ -207,25 +207,25 @@ dc_status dc__kfac_accumulate_cuda(dc_linalg *l, dc__kfac_layer *layer, const dc
   return dc__linalg_synchronize(l);
 }
 
-/* ---- what must not come in ---- */
+/* ---- nonfinite input ---- */
 
-/* The first element that is not finite, which is looked for here. */
+/* Searches on the host for the first nonfinite element. */
 static dc_status find_nonfinite(dc_linalg *l, const dc__per_sample *s, int32_t which) {
   enum { SOME = 1 << 16 };
   const int32_t dtype = which == DC__FACTOR_A ? s->x_dtype : s->dtype;
   const void *data = which == DC__FACTOR_A ? s->x : s->delta;
   const int64_t count = dc__kfac_elements(s, which);
-  void *here = dc__calloc(SOME, sizeof(float));
-  dc_status status = here == NULL ? DC_E_NO_MEMORY : DC_OK;
+  void *host = dc__calloc(SOME, sizeof(float));
+  dc_status status = host == NULL ? DC_E_NO_MEMORY : DC_OK;
   for (int64_t from = 0; from < count && status == DC_OK; from += SOME) {
     const int64_t some = count - from < SOME ? count - from : SOME;
-    status = dc__linalg_copy_to_host(l, here, dc__element_ptr(data, dtype, from), (size_t)some * dc_dtype_size(dtype));
-    const int64_t at = status == DC_OK ? dc__kfac_first_nonfinite(here, dtype, some) : some;
+    status = dc__linalg_copy_to_host(l, host, dc__element_ptr(data, dtype, from), (size_t)some * dc_dtype_size(dtype));
+    const int64_t at = status == DC_OK ? dc__kfac_first_nonfinite(host, dtype, some) : some;
     if (at < some) {
       status = dc__kfac_not_finite(s, which, from + at);
     }
   }
-  dc__free(here);
+  dc__free(host);
   return status;
 }
 

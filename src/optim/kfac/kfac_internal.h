@@ -1,4 +1,4 @@
-/* The optimizer, inside its own files. */
+/* The K-FAC optimizer, internal. */
 #ifndef DC_OPTIM_KFAC_INTERNAL_H
 #define DC_OPTIM_KFAC_INTERNAL_H
 
@@ -6,9 +6,9 @@
 #include "optim/optim_internal.h"
 #include "optim/redistribute.h"
 
-/* What a step knows of a parameter. */
+/* A step's data of a parameter. */
 typedef struct dc__kfac_param {
-  int64_t entry;    /* of its gradient and direction; -1: it has no layer */
+  int64_t entry;    /* of its gradient and direction; -1 without a layer */
   float *momentum;  /* NULL: none */
   float *direction; /* this rank's part */
   float nu;
@@ -28,16 +28,16 @@ typedef struct dc__kfac {
   int64_t entry_count;
   bool *skipped; /* flows without a gradient */
   dc__kfac_matrices matrices;
-  int64_t *counts;                     /* of all ranks' batches, one a factor */
-  dc__kfac_direction_info *host_found; /* found, as it came here */
+  int64_t *counts;                     /* of all ranks' batches, one per factor */
+  dc__kfac_direction_info *host_found; /* host copy of `found` */
   int64_t *products;                   /* bits of doubles, each layer's */
-  int64_t *table;                      /* of all ranks: either of them */
+  int64_t *table;                      /* all ranks' values of either */
   int64_t host_bytes;
-  /* In memory of whoever computes: */
+  /* In the device's memory space: */
   void *memory;
   size_t bytes;
   double *packed;
-  dc__kfac_direction_info *found; /* one a layer */
+  dc__kfac_direction_info *found; /* one per layer */
   float *directions;
   void *work; /* of one direction */
 } dc__kfac;
@@ -50,7 +50,7 @@ static inline const dc_kfac_options *dc__kfac_options(const dc_optimizer *o, con
   return dc__optim_options(o, &o->params[layer->weight]);
 }
 
-/* How many steps a layer has made. */
+/* Steps that a layer has made. */
 static inline int64_t dc__kfac_steps(const dc_optimizer *o, const dc__kfac_layer *layer) {
   const int64_t *weight = o->params[layer->weight].step;
   const int64_t *bias = layer->bias < 0 ? NULL : o->params[layer->bias].step;
@@ -67,11 +67,11 @@ static inline int32_t dc__kfac_world(const dc__kfac *k) {
   return k->head.comm == NULL ? 1 : k->head.comm->world;
 }
 
-/* kfac_setup.c: all that steps need, and its end. Collective. */
+/* kfac_setup.c: allocates what steps need, and frees it. Collective. */
 dc_status dc__kfac_set_up_steps(dc__kfac *k, const char *fn);
 void dc__kfac_release(dc__kfac *k);
 
-/* kfac_update.c: a dc__fill_fn, and the weights' way. The latter fails only with the device. */
+/* kfac_update.c: a dc__fill_fn, and the weight update, which fails only if the device does. */
 void dc__kfac_fill_gradient(void *user, int64_t entry, float *part);
 dc_status dc__kfac_update_weights(dc__kfac *k);
 

@@ -1,4 +1,4 @@
-/* What K-FAC's first step makes: memory, the ways of gradients and directions, the matrices of this rank. */
+/* Setup at K-FAC's first step: memory, redistribution of gradients and directions, this rank's matrices. */
 #include "optim/kfac/kfac_internal.h"
 
 void dc__kfac_release(dc__kfac *k) {
@@ -32,14 +32,14 @@ static size_t max_size(size_t a, size_t b) {
   return a > b ? a : b;
 }
 
-/* The next part of k->memory, or, without one, what it adds to it. */
+/* The next part of k->memory; without memory, adds its size. */
 static void *carve(dc__kfac *k, int64_t count, size_t size, bool *fits) {
   const size_t at = k->bytes;
   *fits = *fits && dc__linalg_add_bytes(&k->bytes, count, size);
   return k->memory == NULL ? NULL : (char *)k->memory + at;
 }
 
-/* Places for the decompositions of the layers that this rank owns. */
+/* Allocates decompositions of the layers that this rank owns. */
 static void lay_out_fresh(dc__kfac *k, bool *fits) {
   for (int64_t i = 0; i < DC__FACTORS * k->layer_count; i++) {
     dc__kfac_layer *layer = &k->layers[i / DC__FACTORS];
@@ -94,7 +94,7 @@ static dc_status allocate(dc__kfac *k, const char *fn) {
   return dc__kfac_reserve(k->head.linalg, fn, &k->matrices);
 }
 
-/* Gives a parameter of a layer its flow, and its part of the directions. */
+/* Gives a parameter of a layer its redistribution entry and its part of the directions. */
 static void add_entry(dc__kfac *k, const dc__kfac_layer *layer, int64_t index, float **direction) {
   const dc__optim_param *p = &k->head.params[index];
   dc__partition *partition = &k->partitions[k->entry_count];
@@ -114,7 +114,7 @@ static uint64_t hash_of(const dc__kfac_layer *layer, uint64_t hash) {
   return dc__checksum(hash, layer->layer.dilation, sizeof layer->layer.dilation);
 }
 
-/* The ranks have the same layers. */
+/* Checks that the ranks have the same layers. */
 static dc_status compare_layers(const dc__kfac *k, const char *fn) {
   const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
   const dc_comm *comm = k->head.comm;

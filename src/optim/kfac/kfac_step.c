@@ -1,5 +1,5 @@
-/* A step of K-FAC: factors to their owners, decompositions, gradients to the owners, directions back. Everything that
- * can fail comes before anything that is kept changes. */
+/* A step of K-FAC: factors to their owners, decompositions, gradients to the owners, directions back. Everything
+ * that can fail runs before any state changes. */
 #include <math.h>
 
 #include "optim/kfac/kfac_internal.h"
@@ -16,7 +16,7 @@ static bool updates_factors(const dc__kfac *k, const dc__kfac_layer *layer) {
   return takes_part(k, layer) && dc__kfac_updates(&k->head, layer);
 }
 
-/* How many vectors all ranks together have seen. */
+/* Vectors seen by all ranks together. */
 static dc_status sum_counts(dc__kfac *k) {
   const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
   const int64_t all = DC__FACTORS * k->layer_count;
@@ -36,7 +36,7 @@ static dc_status sum_counts(dc__kfac *k) {
   return DC_OK;
 }
 
-/* The factors as they will be. */
+/* Computes the new factors. */
 static dc_status update_factors(dc__kfac *k) {
   bool any = false;
   for (int64_t i = 0; i < k->layer_count; i++) {
@@ -56,7 +56,7 @@ static dc_status update_factors(dc__kfac *k) {
   return DC_OK;
 }
 
-/* Whether an owned layer is decomposed in this step: when it is its time, or as soon as there is something. */
+/* Whether an owned layer is decomposed in this step: at its interval, or as soon as it has data. */
 static bool is_due(const dc__kfac *k, const dc__kfac_layer *layer) {
   const dc__factor *a = &layer->factors[DC__FACTOR_A];
   const dc__factor *g = &layer->factors[DC__FACTOR_G];
@@ -99,7 +99,7 @@ static dc__kfac_direction direction_of(const dc__kfac *k, const char *fn, int64_
                               .memory = k->work};
 }
 
-/* The direction of an owned layer, in the place of its gradient; before the first decomposition it is that. */
+/* Replaces an owned layer's gradient by its direction; unchanged before the first decomposition. */
 static dc_status precondition_layer(dc__kfac *k, const char *fn, int64_t i) {
   dc__kfac_direction d = direction_of(k, fn, i);
   return d.layer->updates != NULL && takes_part(k, d.layer) && dc__kfac_latest(d.layer, &d)
@@ -107,7 +107,7 @@ static dc_status precondition_layer(dc__kfac *k, const char *fn, int64_t i) {
              : DC_OK;
 }
 
-/* What came of a direction. */
+/* Checks the result of a direction. */
 static dc_status check_direction(dc__kfac *k, const char *fn, int64_t i) {
   dc__kfac_direction d = direction_of(k, fn, i);
   if (k->host_found[i].not_positive != 0) {
@@ -121,7 +121,7 @@ static dc_status check_direction(dc__kfac *k, const char *fn, int64_t i) {
                         d.layer->weight);
 }
 
-/* The directions of this rank's layers, and their products with the gradients. */
+/* Computes the directions of this rank's layers, and their products with the gradients. */
 static dc_status compute_directions(dc__kfac *k, const char *fn) {
   const size_t bytes = (size_t)k->layer_count * sizeof *k->found;
   dc_status status = DC_OK;
@@ -137,7 +137,7 @@ static dc_status compute_directions(dc__kfac *k, const char *fn) {
   return status;
 }
 
-/* How much of its layers' directions a group takes: the sums go over layers in their order, on every rank alike. */
+/* A group's clipping factor for its layers' directions. Sums go over layers in order, alike on every rank. */
 static dc_status clip(dc__kfac *k) {
   const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
   memcpy(k->table, k->products, (size_t)k->layer_count * sizeof *k->table);
@@ -166,7 +166,7 @@ static dc_status clip(dc__kfac *k) {
   return DC_OK;
 }
 
-/* The directions of all layers, in every rank's parts. */
+/* Brings the directions of all layers to every rank's parts. */
 static dc_status precondition_all(dc__kfac *k, const char *fn) {
   if (k->redistribute == NULL) {
     DC__TRY(dc__kfac_set_up_steps(k, fn));

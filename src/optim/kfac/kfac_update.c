@@ -1,10 +1,10 @@
-/* Where K-FAC's steps begin and end: gradients as float32, and SGD along the directions; in tiles here, or by the
- * kernels of a device with memory of its own. */
+/* First and last phase of K-FAC's steps: gradients as float32, and SGD along the directions; in tiles on the CPU, by
+ * kernels on a device. */
 #include "optim/kfac/kfac_internal.h"
 
 /* ---- gradients ---- */
 
-/* A gradient alone: what stands for its weight is not looked at. */
+/* Reads a gradient alone; the span's weight is unused. */
 static void fill_gradient_cuda(const dc_optimizer *o, const dc__optim_param *p, float *part) {
   const dc__optim_io *io = &o->io[p - o->params];
   dc__update_batch batch = {.spans_used = 1, .grad_scale = (float)o->grad_scale};
@@ -41,7 +41,7 @@ static dc__sgd_factors factors_of(const dc_kfac_options *options, double lr, boo
   return f;
 }
 
-/* Along what a parameter goes, and how far: a layer's direction, or its gradient. */
+/* A parameter's direction and factor: its layer's direction, or its gradient. */
 static dc__update_span span_of(const dc__kfac *k, const dc__optim_param *p, float *scale) {
   const dc__kfac_param *own = &k->params[p - k->head.params];
   dc__update_span span = {.state = {own->momentum}, .factors = {.sgd = own->factors}};
@@ -69,7 +69,7 @@ static void launch_batch(const dc__kfac *k, dc__update_batch *batch) {
   }
 }
 
-/* A few parameters to a launch, where what they go along has one scale. */
+/* A few parameters a launch, with one scale for all directions. */
 static void update_weights_cuda(const dc__kfac *k) {
   dc__update_batch batch = {.spans_used = 0};
   for (int64_t i = 0; i < k->head.count; i++) {

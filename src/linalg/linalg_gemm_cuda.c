@@ -1,0 +1,52 @@
+/* Matrix products on a device: its GEMM library, queued on the handle's stream. */
+#include "linalg/linalg.h"
+
+static dc_status check_cuda(dc_linalg *l, const char *fn) {
+  if (l->device->ops->matmul_init == NULL) {
+    return dc__device_require_host(fn, l->device);
+  }
+  const dc_status status = l->device->ops->matmul_init(l->device);
+  return status == DC_OK ? DC_OK : dc__fail(status, "%s: %s", fn, dc_last_error());
+}
+
+static dc_status synchronize_cuda(dc_linalg *l) {
+  dc__device_sync_internal(l->device, NULL);
+  return dc__device_check(l->device);
+}
+
+/* c = beta c, as a product of a column and a row of zeros, a piece of c at a time. */
+static void scale_output(dc_stream *stream, const dc__gemm *g, void *product) {
+  const int64_t limit = DC__CUDA_GEMM_WORKSPACE_BYTES / 8;
+  dc__stream_zero(stream, product, DC__CUDA_GEMM_WORKSPACE_BYTES);
+  for (int64_t i = 0; i < g->m; i += limit) {
+    for (int64_t j = 0; j < g->n; j += limit) {
+      dc__gemm piece = *g;
+      piece.m = g->m - i < limit ? g->m - i : limit;
+      piece.n = g->n - j < limit ? g->n - j : limit;
+      piece.k = piece.lda = 1;
+      piece.ldb = piece.n;
+      piece.trans_a = piece.trans_b = false;
+      piece.stride_a = piece.stride_b = 0;
+      piece.a = piece.b = product;
+      piece.c = dc__element_ptr(g->c, g->out_dtype, i * g->ldc + j);
+      dc__cuda_gemm(stream, &piece, NULL, 0);
+    }
+  }
+}
+
+static void gemm_cuda(dc_linalg *l, const dc__gemm *g, void *workspace) {
+  if (g->k == 0) {
+    scale_output(l->stream, g, workspace);
+  } else {
+    dc__cuda_gemm(l->stream, g, workspace, DC__CUDA_GEMM_WORKSPACE_BYTES);
+  }
+}
+
+const dc__linalg_work dc__linalg_work_cuda = {
+    .memory_kind = DC_MEMORY_DEVICE,
+    .needs_alignment = true,
+    .gemm_workspace_bytes = DC__CUDA_GEMM_WORKSPACE_BYTES,
+    .check_gemm = check_cuda,
+    .gemm = gemm_cuda,
+    .synchronize = synchronize_cuda,
+};
