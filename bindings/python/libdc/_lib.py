@@ -142,6 +142,11 @@ def own(pointer: Any, destroy: Callable[[Any], None], keep: Any = None) -> Any:
     return ffi.gc(pointer, functools.partial(_destroy, destroy, keep))
 
 
+def new_struct(name: str) -> Any:
+    """A zeroed struct that has its struct_size."""
+    return ffi.new(f"{name} *", {"struct_size": ffi.sizeof(name)})
+
+
 class Registry:
     """Python objects under the `user` pointers that the library hands back."""
 

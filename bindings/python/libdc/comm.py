@@ -8,10 +8,11 @@ import os
 import sys
 from typing import Any, Iterator, List, Optional, Sequence
 
-from ._lib import Registry, callback, ffi, in_callback, lib, own
+from ._handle import OwnedHandle
+from ._lib import Registry, callback, ffi, in_callback, lib, new_struct, own
 from .arguments import counted, nanoseconds, numbers, one_of, string, whole
 from .device import Device, Stream, handle_of, place_of
-from .errors import check, closed
+from .errors import check
 from .tensors import View
 from .types import DType, ReduceOp, Status
 
@@ -143,8 +144,10 @@ def _options(timeout: Optional[float], heap_bytes: int) -> Any:
     return options
 
 
-class Comm:
+class Comm(OwnedHandle):
     """A rank's end of a communicator. Made by threads(), processes(), tcp(), single() or external()."""
+
+    _kind = "communicator"
 
     def __init__(self, pointer: Any, external: Optional[_External] = None, takes_devices: bool = False,
                  shares_memory: bool = True) -> None:
@@ -187,8 +190,7 @@ class Comm:
     @classmethod
     def external(cls, collectives: Collectives, rank: int, world: int, timeout: Optional[float] = None) -> "Comm":
         """A communicator over the caller's transport. An exception in it is the cause of the Error that follows."""
-        table = ffi.new("dc_comm_callbacks *")
-        table.struct_size = ffi.sizeof("dc_comm_callbacks")
+        table = new_struct("dc_comm_callbacks")
         table.all_gather, table.reduce_scatter = _all_gather, _reduce_scatter
         table.broadcast, table.barrier = _broadcast, _barrier
         if type(collectives).dup is not Collectives.dup:
@@ -209,12 +211,6 @@ class Comm:
         out = ffi.new("dc_comm **")
         self._check(lib.dc_comm_create_nccl(self._handle, one_of("nccl: device", device, Device, optional=False), out))
         return Comm(out[0], self._external, True)
-
-    @property
-    def _handle(self) -> Any:
-        if self._own is None:
-            raise closed("communicator")
-        return self._own
 
     @property
     def handle(self) -> int:
@@ -319,13 +315,7 @@ class Comm:
 
     def close(self) -> None:
         """Gives the handle back; contexts that use the communicator keep it alive."""
-        self._own = None
-
-    def __enter__(self) -> "Comm":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+        super().close()
 
 
 def cause_of(comm: Optional[Comm]) -> Optional[BaseException]:

@@ -7,11 +7,12 @@ import os
 import weakref
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from ._lib import Registry, callback, ffi, in_callback, lib, own, text
+from ._handle import OwnedHandle
+from ._lib import Registry, callback, ffi, in_callback, lib, new_struct, own, text
 from .arguments import assign, counted, numbers, one_of, string, whole
 from .comm import Comm, cause_of
 from .device import Device, Stream, handle_of
-from .errors import check, closed
+from .errors import check
 from .tensors import HOST, PINNED, Buffer, Tensor, View, fill, output, result
 from .types import Config, DType, MemoryKind, MemoryStats, Op, OpInfo, Status, TraceEvent
 
@@ -38,18 +39,19 @@ def _look(reference: "weakref.ref[Context]") -> None:
         lib.dc_async_error(context._own)
 
 
-class Context:
+class Context(OwnedHandle):
     """Arguments are those of the C function, whose comment in dc_api.h is the reference, without outputs, which are
     returned. Tensors may be anything with __dlpack__, __array_interface__ or the buffer protocol, in host memory; of a
     context on a CUDA device they are on that device, and weights may be in pinned host memory too. Registered tensors
     are kept alive until they are unregistered. Calls may come from any thread."""
 
+    _kind = "context"
+
     def __init__(self, device: Optional[Device] = None, log: Optional[Callable[[int, str], None]] = None) -> None:
         """log(level, message) gets the library's log lines; it must not call the library. The environment's DC_DUMP_DIR
         names a folder for trace_dump_on_error()."""
         device = device or Device("cpu")
-        options = ffi.new("dc_context_options *")
-        options.struct_size = ffi.sizeof("dc_context_options")
+        options = new_struct("dc_context_options")
         log_user = None
         if log is not None:
             log_user = _logs.put(log)
@@ -71,12 +73,6 @@ class Context:
         if os.environ.get("DC_DUMP_DIR"):
             self.trace_dump_on_error(os.environ["DC_DUMP_DIR"])
             atexit.register(_look, weakref.ref(self))
-
-    @property
-    def _handle(self) -> Any:
-        if self._own is None:
-            raise closed("context")
-        return self._own
 
     @property
     def handle(self) -> int:
@@ -117,13 +113,7 @@ class Context:
 
     def close(self) -> None:
         """Cleans up and gives the handle back. Tensors that were taken stay readable."""
-        self._own = None
-
-    def __enter__(self) -> "Context":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+        super().close()
 
     def reset(self) -> None:
         self._check(lib.dc_reset(self._handle))
@@ -333,8 +323,7 @@ class Context:
     # Memory, wire bytes, dry runs, traces
 
     def get_memory_stats(self) -> MemoryStats:
-        stats = ffi.new("dc_memory_stats *")
-        stats.struct_size = ffi.sizeof("dc_memory_stats")
+        stats = new_struct("dc_memory_stats")
         self._check(lib.dc_get_memory_stats(self._handle, stats))
         return MemoryStats(*(getattr(stats, field) for field in MemoryStats._fields))
 
@@ -343,8 +332,7 @@ class Context:
 
     def dry_run(self, op: int, graph_id: int, id: int, dtype: Any = None) -> OpInfo:
         """What an operator would do, without doing it."""
-        info = ffi.new("dc_op_info *")
-        info.struct_size = ffi.sizeof("dc_op_info")
+        info = new_struct("dc_op_info")
         self._check(lib.dc_dry_run(self._handle, op, graph_id, id, DType.of(dtype), info))
         shape: Optional[Tuple[int, ...]] = None
         if info.ndim >= 0:

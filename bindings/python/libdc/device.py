@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable, List, Optional, Tuple
 
-from ._lib import Registry, callback, ffi, in_callback, lib, own, text
+from ._handle import OwnedHandle
+from ._lib import Registry, callback, ffi, in_callback, lib, new_struct, own, text
 from .arguments import nanoseconds, one_of, string
-from .errors import check, closed
+from .errors import check
 from .tensors import HOST, Place
 from .types import Status
 
@@ -54,13 +55,15 @@ def _close_allocator(user: Any) -> None:
         _allocators.pop(user).close()
 
 
-class Device:
+class Device(OwnedHandle):
     """A compute device, opened by name. Its memory comes from allocator, if there is one."""
+
+    _kind = "device"
 
     def __init__(self, name: str = "cpu", allocator: Optional[Allocator] = None) -> None:
         out = ffi.new("dc_device **")
-        options = ffi.new("dc_device_options *", {"struct_size": ffi.sizeof("dc_device_options")})
-        table = ffi.new("dc_allocator *", {"struct_size": ffi.sizeof("dc_allocator")})
+        options = new_struct("dc_device_options")
+        table = new_struct("dc_allocator")
         if allocator is not None:
             table.alloc, table.free, table.destroy_user = _alloc, _free, _close_allocator
             table.user = _allocators.put(allocator)
@@ -74,12 +77,6 @@ class Device:
         self.place: Place = (2, int(number or 0)) if kind == "cuda" else HOST  # where its memory is
 
     @property
-    def _handle(self) -> Any:
-        if self._own is None:
-            raise closed("device")
-        return self._own
-
-    @property
     def handle(self) -> int:
         """Address of the dc_device, for other bindings."""
         return int(ffi.cast("uintptr_t", self._handle))
@@ -87,15 +84,6 @@ class Device:
     @property
     def name(self) -> str:
         return text(lib.dc_device_name(self._handle))
-
-    def close(self) -> None:
-        self._own = None
-
-    def __enter__(self) -> "Device":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
 
 class Event:
@@ -136,8 +124,10 @@ def _run_call(user: Any) -> None:
         del function, failures
 
 
-class Stream:
+class Stream(OwnedHandle):
     """An in-order queue of asynchronous work. Where a call takes a stream, None is the calling thread."""
+
+    _kind = "stream"
 
     def __init__(self, device: Device, native: Optional[int] = None) -> None:
         """native: a cudaStream_t, as a number, that somebody else made and keeps alive; the stream is then that one."""
@@ -151,12 +141,6 @@ class Stream:
         self._failures: List[BaseException] = []
         self._pins: List[Tuple[Event, Any]] = []
         self._own = own(out[0], lib.dc_stream_destroy, self._pins)
-
-    @property
-    def _handle(self) -> Any:
-        if self._own is None:
-            raise closed("stream")
-        return self._own
 
     @property
     def handle(self) -> int:
@@ -190,13 +174,7 @@ class Stream:
 
     def close(self) -> None:
         """Waits for queued work and gives the stream back."""
-        self._own = None
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+        super().close()
 
 
 def handle_of(stream: Optional[Stream]) -> Any:

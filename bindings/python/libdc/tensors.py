@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Dict, Optional, Sequence, Tuple
 
-from ._lib import ffi, lib, own
+from ._lib import ffi, lib, new_struct, own
 from .arguments import counted
 from .errors import Error
 from .types import DType, Status
@@ -219,8 +219,7 @@ class View:
 
 def output() -> Any:
     """An empty dc_tensor for the library to fill in."""
-    tensor = ffi.new("dc_tensor *")
-    tensor.struct_size = ffi.sizeof("dc_tensor")
+    tensor = new_struct("dc_tensor")
     return tensor
 
 

@@ -15,10 +15,11 @@ import os
 import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ._handle import OwnedHandle
 from ._lib import ffi, lib, own
 from .arguments import assign, one_of
 from .device import Device, Stream, handle_of
-from .errors import check, closed
+from .errors import check
 from .linalg.handle import make
 from .tensors import HOST, Place, Tensor, View, _count
 from .types import DType
@@ -180,9 +181,11 @@ class _Arrays:
         self.c = ffi.new("dc_tensor *[]", [view.c for view in self._views])
 
 
-class Layer:
+class Layer(OwnedHandle):
     """One layer; see dc_layer. It owns no weights: the same twelve arrays go to every call, in the order WEIGHTS, in
     memory of the device. Calls may come from any thread."""
+
+    _kind = "layer"
 
     def __init__(self, config: LayerConfig, device: Optional[Device] = None) -> None:
         self.config = _checked(config)
@@ -196,21 +199,9 @@ class Layer:
         self._own: Any = own(out[0], lib.dc_layer_destroy)
         self._local = threading.local()
 
-    @property
-    def _handle(self) -> Any:
-        if self._own is None:
-            raise closed("layer")
-        return self._own
-
     def close(self) -> None:
         """Frees the layer and its threads' workspaces. No call may be running; one that comes later is an error."""
         self._own, self._local = None, threading.local()
-
-    def __enter__(self) -> "Layer":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     @property
     def weight_shapes(self) -> Dict[str, Tuple[int, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional, Sequence, Tuple
 
-from .._lib import ffi, lib, text
+from .._lib import ffi, lib, new_struct, text
 from ..device import Device
 from ..errors import check
 from ..tensors import Tensor
@@ -31,8 +31,7 @@ def get_optimal_device() -> Tuple[str, str]:
 
 def device_memory(device: Optional[Device] = None) -> Dict[str, int]:
     """Bytes: total, free, reserved by libdc through this device, and the most of that."""
-    memory = ffi.new("dc_device_memory *")
-    memory.struct_size = ffi.sizeof("dc_device_memory")
+    memory = new_struct("dc_device_memory")
     check(lib.dc_get_device_memory((device or default().device)._handle, memory))
     return {"total": memory.total_bytes, "free": memory.free_bytes, "reserved": memory.reserved_bytes,
             "peak": memory.peak_bytes}

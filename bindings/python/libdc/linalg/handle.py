@@ -6,33 +6,27 @@ import sys
 import threading
 from typing import Any, Optional, Sequence, Tuple
 
-from .._lib import ffi, lib, own, text
+from .._handle import OwnedHandle
+from .._lib import ffi, lib, new_struct, own, text
 from ..arguments import assign, numbers, one_of
 from ..device import Device
-from ..errors import check, closed
+from ..errors import check
 from ..tensors import HOST, Buffer, Tensor, View, _count, output
 from ..types import DType
 
 
-class Handle:
+class Handle(OwnedHandle):
     """Threads, scratch memory and a LAPACK. threads: 0 = as many as the process may run on; plain: libdc's own
     eigensolver even where a LAPACK is found; device: whose arrays calls take."""
 
     def __init__(self, threads: int = 0, plain: bool = False, device: Optional[Device] = None) -> None:
-        options = ffi.new("dc_linalg_options *")
-        options.struct_size = ffi.sizeof("dc_linalg_options")
+        options = new_struct("dc_linalg_options")
         assign(options, "threads", threads, "threads")
         options.plain = bool(plain)
         self.device = device or Device("cpu")
         out = ffi.new("dc_linalg **")
         check(lib.dc_linalg_create(one_of("device", self.device, Device), options, out))
         self._own: Any = own(out[0], lib.dc_linalg_destroy)
-
-    @property
-    def _handle(self) -> Any:
-        if self._own is None:
-            raise closed("handle")
-        return self._own
 
     @property
     def solver(self) -> str:
@@ -56,15 +50,6 @@ class Handle:
         nbytes *= 0 if memory is None else lib.dc_dtype_size(view.c.dtype)
         check(lib.dc_linalg_set_workspace(self._handle, ffi.NULL if memory is None else view.c.data, nbytes))
         self._workspace = view
-
-    def close(self) -> None:
-        self._own = None
-
-    def __enter__(self) -> "Handle":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
 
 _default: Optional[Handle] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
-from .._lib import ffi, lib
+from .._lib import ffi, lib, new_struct
 from ..errors import check
 from .handle import Array, Handle, raw, target
 
@@ -35,8 +35,7 @@ class SampleLayer(NamedTuple):
     def c(self) -> Any:
         if self.kind not in _KINDS:
             raise ValueError(f"kind = {self.kind!r}, must be one of {', '.join(map(repr, _KINDS))}")
-        layer = ffi.new("dc_sample_layer *")
-        layer.struct_size = ffi.sizeof("dc_sample_layer")
+        layer = new_struct("dc_sample_layer")
         layer.kind, layer.groups, layer.rows = _KINDS[self.kind], self.groups, self.rows
         layer.padding_row = 0 if self.padding_row is None else self.padding_row + 1
         layer.features, layer.eps = self.features, self.eps

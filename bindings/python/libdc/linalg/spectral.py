@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from .._lib import ffi, lib
+from .._lib import ffi, lib, new_struct
 from ..arguments import assign
 from ..errors import check
 from ..types import DType, Status
@@ -86,8 +86,7 @@ def _choice(name: str, value: str, allowed: Dict[str, int]) -> int:
 
 
 def _options(*, symmetry: str, precision: Any, negative: str = "refuse", **numbers: float) -> Any:
-    options = ffi.new("dc_spectral_options *")
-    options.struct_size = ffi.sizeof("dc_spectral_options")
+    options = new_struct("dc_spectral_options")
     options.symmetry = _choice("symmetry", symmetry, _SYMMETRY)
     options.negative = _choice("negative", negative, _NEGATIVE)
     options.precision = DType.of(precision)
@@ -145,8 +144,7 @@ def inverse_root_newton(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float
     """(A + epsilon I)^(-1/root) by products of matrices alone. info: a list for the reports; then what does not
     converge is in it, and not raised, and its result is the best iterate."""
     given = Array(a, "a", handle)
-    options = ffi.new("dc_iteration_options *")
-    options.struct_size = ffi.sizeof("dc_iteration_options")
+    options = new_struct("dc_iteration_options")
     for name, value in dict(eps_abs=eps_abs, eps_rel=eps_rel, residual=residual, iterations=iterations).items():
         assign(options, name, value, name)
     options.symmetry, options.precision = _choice("symmetry", symmetry, _SYMMETRY), DType.of(precision)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, List, NamedTuple, Optional, Sequence
 
-from .._lib import ffi, lib, own, text
+from .._handle import OwnedHandle
+from .._lib import ffi, lib, new_struct, own, text
 from ..arguments import assign, counted, numbers, string
 from ..device import Stream, handle_of
-from ..errors import check, closed
+from ..errors import check
 from ..linalg.handle import Handle, default, raw
 from ..tensors import HOST, Place, Tensor, View, _count, fill, output, result
 from ..types import DType
@@ -30,11 +31,12 @@ class OptimizerStats(NamedTuple):
     skipped_steps: int
 
 
-class Optimizer:
+class Optimizer(OwnedHandle):
     """A kind's class says how its options are called in C (`_options`), which functions make one and set a group's,
     which of them have -1 for a zero that is meant (`_none`) and which have no zero but C's default (`_above`), and
     whether the host counts, wherever the rest of the state is (`_host_counts`)."""
 
+    _kind = "optimizer"
     _options = ""
     _none: Sequence[str] = ()
     _above: Sequence[str] = ()
@@ -79,12 +81,6 @@ class Optimizer:
         if not (number > 0 or (number == 0 and may_be_zero)):
             raise ValueError(f"{type(self).__name__}: {name} = {value!r}, must be {'>= 0' if may_be_zero else '> 0'}")
         return value if number else -1
-
-    @property
-    def _handle(self) -> Any:
-        if self._own is None:
-            raise closed("optimizer")
-        return self._own
 
     @property
     def place(self) -> Place:
@@ -189,16 +185,6 @@ class Optimizer:
         check(lib.dc_optimizer_load(self._handle, memory, len(memory)))
 
     def stats(self) -> OptimizerStats:
-        stats = ffi.new("dc_optimizer_stats *")
-        stats.struct_size = ffi.sizeof("dc_optimizer_stats")
+        stats = new_struct("dc_optimizer_stats")
         check(lib.dc_get_optimizer_stats(self._handle, stats))
         return OptimizerStats(*(int(getattr(stats, name)) for name in OptimizerStats._fields))
-
-    def close(self) -> None:
-        self._own = None
-
-    def __enter__(self) -> "Optimizer":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()

@@ -1,0 +1,32 @@
+"""The base class of objects that own a handle of the library."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from .errors import closed
+
+Self = TypeVar("Self", bound="OwnedHandle")
+
+
+class OwnedHandle:
+    """Subclasses set `_own` to what _lib.own() returned, and `_kind` to the noun of errors about a closed one."""
+
+    _kind = "handle"
+    _own: Any = None
+
+    @property
+    def _handle(self) -> Any:
+        if self._own is None:
+            raise closed(self._kind)
+        return self._own
+
+    def close(self) -> None:
+        """Releases the handle. Later calls are errors."""
+        self._own = None
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
