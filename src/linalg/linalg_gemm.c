@@ -53,9 +53,9 @@ void *dc__linalg_gemm_workspace(const dc_linalg *l, void *memory, size_t *offset
   return bytes > 0 ? dc__linalg_suballoc_aligned(memory, offset, bytes) : NULL;
 }
 
-void dc__linalg_gemm(dc_linalg *l, const dc__gemm *g, void *product) {
-  if (g->batch > 0 && g->m > 0 && g->n > 0) {
-    dc__linalg_work_of(l)->gemm(l, g, product);
+void dc__linalg_gemm(dc_linalg *l, const dc__gemm *gemm, void *workspace) {
+  if (gemm->batch > 0 && gemm->m > 0 && gemm->n > 0) {
+    dc__linalg_work_of(l)->gemm(l, gemm, workspace);
   }
 }
 

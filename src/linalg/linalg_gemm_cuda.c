@@ -1,4 +1,5 @@
 /* Matrix products on a device: its GEMM library, queued on the handle's stream. */
+#include "kernels/cuda/kernels_cuda.h"
 #include "linalg/linalg.h"
 
 static dc_status check_cuda(dc_linalg *l, const char *fn) {
