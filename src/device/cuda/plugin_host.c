@@ -5,15 +5,15 @@
 
 #include "device/cuda/cuda.h"
 
-static const dc__plugin_host *_Atomic host;
+static const dc__plugin_host *_Atomic plugin_host;
 
-void dc__cuda_set_host(const dc__plugin_host *given) {
-  atomic_store(&host, given);
+void dc__cuda_set_host(const dc__plugin_host *host) {
+  atomic_store(&plugin_host, host);
 }
 
 dc_device *dc__cuda_cpu_device(void) {
   dc_device *cpu = NULL;
-  (void)atomic_load(&host)->cpu_open(NULL, &cpu);
+  (void)atomic_load(&plugin_host)->cpu_open(NULL, &cpu);
   return cpu;
 }
 
@@ -23,11 +23,11 @@ dc_status dc__fail(dc_status status, const char *format, ...) {
   va_start(args, format);
   vsnprintf(text, sizeof text, format, args);
   va_end(args);
-  return atomic_load(&host)->fail(status, text);
+  return atomic_load(&plugin_host)->fail(status, text);
 }
 
 const char *dc_last_error(void) {
-  return atomic_load(&host)->last_error();
+  return atomic_load(&plugin_host)->last_error();
 }
 
 void dc__failure_keep(dc__failure *failure, dc_status status) {
