@@ -68,7 +68,7 @@ static void as_host(bytes *b) {
     say(peers[i], raw, size, take_u8(b) % SPARE);
   }
   for (int32_t i = h.peer_count - 1; i >= 0; i--) {
-    (void)receive_hello(&h, i);
+    (void)shm_receive_hello(&h, i);
   }
   int32_t joined = 0;
   for (int32_t r = 1; r < WORLD; r++) {
@@ -104,7 +104,7 @@ static void as_guest(bytes *b) {
     say(pair[1], &said, sizeof said, take_u8(b) % SPARE);
   }
   close(pair[1]);
-  dc_status status = receive_welcome("fuzz", group, pair[0], 0, &message, fds, &count);
+  dc_status status = shm_receive_welcome("fuzz", group, pair[0], 0, &message, fds, &count);
   if (status == DC_OK) {
     status = unpack_fds(group, &message, fds, count);
   }

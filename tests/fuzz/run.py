@@ -28,11 +28,13 @@ FLAGS = "-fsanitize=fuzzer-no-link -fno-sanitize-recover=all -fno-omit-frame-poi
 
 def build() -> None:
     if not (BUILD / "build.ninja").exists():
-        subprocess.run(["meson", "setup", str(BUILD), "-Dtests=false", "-Dfuzz=true", "-Dbuildtype=debugoptimized",
-                        "-Db_lundef=false", "-Db_sanitize=address,undefined", f"-Dc_args={FLAGS}",
+        subprocess.run(["meson", "setup", str(BUILD), "-Dtests=false", "-Dfuzz=true", "-Dwerror=true",
+                        "-Dbuildtype=debugoptimized", "-Db_lundef=false", "-Db_sanitize=address,undefined", f"-Dc_args={FLAGS}",
                         "-Dc_link_args=-fsanitize=fuzzer-no-link"],
                        cwd=ROOT, check=True, env={**os.environ, "CC": "clang-14"}, stdout=subprocess.DEVNULL)
-    subprocess.run(["meson", "compile", "-C", str(BUILD)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    built = subprocess.run(["meson", "compile", "-C", str(BUILD)], cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    if built.returncode != 0:
+        sys.exit(built.stdout)
 
 
 def fuzz(target: str, limits: List[str], timeout: float) -> bool:
