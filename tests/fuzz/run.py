@@ -29,8 +29,8 @@ FLAGS = "-fsanitize=fuzzer-no-link -fno-sanitize-recover=all -fno-omit-frame-poi
 def build() -> None:
     if not (BUILD / "build.ninja").exists():
         subprocess.run(["meson", "setup", str(BUILD), "-Dtests=false", "-Dfuzz=true", "-Dwerror=true",
-                        "-Dbuildtype=debugoptimized", "-Db_lundef=false", "-Db_sanitize=address,undefined", f"-Dc_args={FLAGS}",
-                        "-Dc_link_args=-fsanitize=fuzzer-no-link"],
+                        "-Dbuildtype=debugoptimized", "-Db_lundef=false", "-Db_sanitize=address,undefined",
+                        f"-Dc_args={FLAGS}", "-Dc_link_args=-fsanitize=fuzzer-no-link"],
                        cwd=ROOT, check=True, env={**os.environ, "CC": "clang-14"}, stdout=subprocess.DEVNULL)
     built = subprocess.run(["meson", "compile", "-C", str(BUILD)], cwd=ROOT, text=True, stdout=subprocess.PIPE)
     if built.returncode != 0:
