@@ -68,11 +68,11 @@ check-vendor-headers:
 	@test -f "$(CUDA_HOME)/include/cuda.h" || { \
 	  echo "no cuda.h in CUDA_HOME=$(CUDA_HOME); the wheel nvidia-cuda-runtime has it" >&2; exit 1; }
 	@$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror -I"$(CUDA_HOME)/include" -Isrc -Iinclude \
-	  tests/cudasim/vendor_headers.cpp
+	  tests/cudasim/vendor/check_cuda.cpp
 	@echo "the driver's functions are declared as in $(CUDA_HOME)/include/cuda.h"
 ifneq ($(CUBLAS_INCLUDE),)
 	@$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror -I"$(CUDA_HOME)/include" -isystem "$(CUBLAS_INCLUDE)" -Isrc \
-	  -Iinclude tests/cudasim/vendor_cublaslt.cpp
+	  -Iinclude tests/cudasim/vendor/check_cublaslt.cpp
 	@echo "cuBLASLt's functions are declared as in $(CUBLAS_INCLUDE)/cublasLt.h"
 else
 	@echo "cuBLASLt's functions were not compared: no cublasLt.h; the wheel nvidia-cublas has it," \
@@ -80,7 +80,7 @@ else
 endif
 ifneq ($(and $(CUBLAS_INCLUDE),$(CUSOLVER_INCLUDE)),)
 	@$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror -I"$(CUDA_HOME)/include" -isystem "$(CUBLAS_INCLUDE)" \
-	  -isystem "$(CUSOLVER_INCLUDE)" -Isrc -Iinclude tests/cudasim/vendor_cusolver.cpp
+	  -isystem "$(CUSOLVER_INCLUDE)" -Isrc -Iinclude tests/cudasim/vendor/check_cusolver.cpp
 	@echo "cuSOLVER's functions are declared as in $(CUSOLVER_INCLUDE)/cusolverDn.h"
 else
 	@echo "cuSOLVER's functions were not compared: no cusolverDn.h, or no cublasLt.h beside it; the wheels" \
@@ -88,7 +88,7 @@ else
 endif
 ifneq ($(NCCL_INCLUDE),)
 	@$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror -I"$(CUDA_HOME)/include" -isystem "$(NCCL_INCLUDE)" -Isrc \
-	  -Iinclude tests/cudasim/nccl/vendor_nccl.cpp
+	  -Iinclude tests/cudasim/vendor/check_nccl.cpp
 	@echo "NCCL's functions are declared as in $(NCCL_INCLUDE)/nccl.h"
 else
 	@echo "NCCL's functions were not compared: no nccl.h; the wheel nvidia-nccl has it, NCCL_INCLUDE its folder"
@@ -135,7 +135,7 @@ fuzz:
 
 spin:
 	@scripts/setup.sh test
-	@$(PY) tests/spin/run.py $(ARGS)
+	@$(PY) tests/models/run.py $(ARGS)
 
 bench: build
 	@test -f build/bench/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH" meson setup build/bench \

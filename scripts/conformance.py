@@ -52,9 +52,9 @@ results; `make test` fails if a check has no test, or one that does not pass.
 LAYER = """# Conformance of the transformer layer
 
 The {count} points of the layer and the tests that show each by its number, against a reference in float64
-(`tests/python/layer_reference.py`). "≠" marks what the original, DeepSpeed's transformer kernel, does otherwise; the
-note says how. Written by `scripts/conformance.py` out of `tests/conformance/layer.txt`, the tests, and their results;
-`make test` fails if a point has no test, or one that does not pass.
+(`tests/python/layer/layer_reference.py`). "≠" marks what the original, DeepSpeed's transformer kernel, does otherwise;
+the note says how. Written by `scripts/conformance.py` out of `tests/conformance/layer.txt`, the tests, and their
+results; `make test` fails if a point has no test, or one that does not pass.
 
 Gates, for the output and each gradient: relative error in the Frobenius norm at most 2e-6 in float32, 1.5e-3 in float16
 and 1.2e-2 in bfloat16, and the greatest error at most 2e-5, 4e-3 and 2.5e-2 of the greatest value. Some tests widen
@@ -83,8 +83,8 @@ TABLES = [
     Table("second-order", CHECKS / "second_order.txt", 55, DOCS / "conformance-second-order.md", SECOND_ORDER,
           r"tests/(linalg|optim|python/test_(linalg|optim|soap))", "(?:test|point)_", "test_", ("python", "torch")),
     Table("layer", CHECKS / "layer.txt", 32, DOCS / "conformance-layer.md", LAYER,
-          r"tests/((python/|faults/)?test_layer|tools/test_plan|torch/test_transformer_layer)", "test_", "test_",
-          ("python", "torch", "tools")),
+          r"tests/((python/layer|faults|transformer|planner)/test_layer|tools/test_plan|torch/test_transformer_layer)",
+          "test_", "test_", ("python", "torch", "tools")),
 ]
 
 

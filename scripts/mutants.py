@@ -19,12 +19,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MUTANTS = ROOT / "tests" / "mutants"
 # Those that find most of them come first; what comes before is not asked again.
-TESTS = [*(f"test_{name}" for name in (
-    "sim_programs", "sim_gather", "sim_reduce", "sim_offload", "gather", "gather_types", "reduce", "grad_buffers",
-    "offload", "bad_input", "base", "device", "events", "device_memory", "kernels_reduce", "arena", "buffer", "fork",
-    "corrupt", "refused", "faults", "comm", "comm_inside", "comm_streams", "comm_meet", "comm_mismatch", "comm_faults",
-    "comm_crossed", "comm_external_ends", "comm_tcp_causes", "comm_tcp_strangers", "optim_muon")),
-    "conformance/conformance_finite_sim"]
+TESTS = [
+    "programs/programs_sim", "sim/sim_gather", "sim/sim_reduce", "sim/sim_offload",
+    *(f"runtime/test_{stem}" for stem in ("gather", "gather_types", "reduce", "grad_buffers", "offload")),
+    "api/test_bad_input", "base/test_base",
+    *(f"device/{stem}" for stem in ("cpu/test_stream", "cpu/test_event", "cpu/test_device", "test_arena",
+                                    "test_buffer")),
+    "kernels/test_reduce",
+    *(f"faults/test_{stem}" for stem in ("fork", "corruption", "system_calls", "rank_faults")),
+    *(f"comm/{stem}" for stem in ("test_comm", "test_coll_group", "test_host_transport", "shm/test_rendezvous",
+                                  "test_signature", "test_comm_errors", "test_deadlock", "external/test_callbacks",
+                                  "tcp/test_stragglers", "tcp/test_handshake")),
+    "optim/blockwise/test_muon", "conformance/conformance_finite_sim"]
 LIMIT_S = 120
 
 

@@ -190,7 +190,7 @@ def ffi(suite: Suite) -> Count:
 
 def spin(suite: Suite) -> Count:
     """The protocols' models, and their mutants; prints how many states were searched."""
-    status = suite.run(sys.executable, "tests/spin/run.py")
+    status = suite.run(sys.executable, "tests/models/run.py")
     return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
 
 
@@ -200,19 +200,21 @@ def fuzz(suite: Suite) -> Count:
     return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
 
 
-# Those that meet every room and end soon, also where one thread runs at a time. Deadlines and killed processes are for
-# others: under valgrind a second is long.
-EVERY_ROOM = ("base", "arena", "device", "kernels_accumulate", "comm_external", "bad_input", "gather", "offload",
-                  "reduce", "growth", "param_table", "corners", "sim_offload")
+# Programs that together use every module and end soon, also where one thread runs at a time. Deadlines and killed
+# processes are for others: under valgrind a second is long.
+EVERY_MODULE = ("base/test_base", "device/test_arena", "device/cpu/test_stream", "kernels/test_accumulate",
+                "comm/external/test_external", "api/test_bad_input", "api/test_edge_cases", "runtime/test_gather",
+                "runtime/test_offload", "runtime/test_reduce", "abi/test_growth", "models/test_param_table",
+                "sim/sim_offload")
 
 
 def valgrind(suite: Suite) -> Count:
     """What no sanitizer sees: undefined values, in any code. On the programs of suite gcc."""
     total = Count()
-    for name in EVERY_ROOM:
+    for name in EVERY_MODULE:
         status = suite.run("valgrind", "--quiet", "--fair-sched=yes", "--leak-check=full",
                            "--errors-for-leak-kinds=definite", "--show-leak-kinds=definite", "--error-exitcode=99",
-                           str(BUILD / "gcc" / "tests" / f"test_{name}"))
+                           str(BUILD / "gcc" / "tests" / name))
         total += one(status)
     return total
 
@@ -223,7 +225,7 @@ def dist(suite: Suite) -> Count:
         return Count(failed=1)
     tarball = max(BUILD.glob("libdc-*.tar.gz"), key=lambda path: path.stat().st_mtime)
     with tempfile.TemporaryDirectory(prefix="libdc-dist-") as folder:
-        out, programs = f"{folder}/build", [f"tests/test_{name}" for name in EVERY_ROOM]
+        out, programs = f"{folder}/build", [f"tests/{name}" for name in EVERY_MODULE]
         total = one(suite.run("tar", "-xzf", str(tarball), "-C", folder, "--strip-components=1") or
                     suite.run("meson", "setup", out, folder, "--wrap-mode=nodownload", "-Doptimization=0",
                               "-Ddebug=false")

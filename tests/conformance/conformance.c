@@ -6,7 +6,7 @@
 #include "conformance.h"
 
 #ifdef ON_SIM
-#include "sim/ranks.h"
+#include "sim/sim_ranks.h"
 #endif
 
 enum { RANKS = 64, BUFFERS = 96, STREAMS = 4 };

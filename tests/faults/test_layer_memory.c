@@ -2,7 +2,7 @@
  * and works at the second try, or has done without; all bits are right, and nothing is left behind. Once threads and
  * scratch memory are there, calls ask for nothing. */
 #include "layer.h"
-#include "seam.h"
+#include "system_calls.h"
 
 enum { TOKENS = 2 * 19 };
 

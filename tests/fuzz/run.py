@@ -19,7 +19,7 @@ from typing import List
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build" / "fuzz"
-PROGRAMS = ("sim_programs", "thread_programs")
+PROGRAMS = ("programs_sim", "programs_threads")
 BATCH = 200  # random programs a process
 # and the longest input
 TARGETS = {"options": 512, "tensor": 512, "rendezvous": 512, "tcp": 512, "calls": 512, "dumps": 2048, "state": 1024}
@@ -67,11 +67,12 @@ def random_programs(name: str, seconds: float) -> bool:
     if not (folder / "build.ninja").exists():
         subprocess.run(["meson", "setup", str(folder), "-Dwerror=true", "-Dtests=true", "-Ddebug=true",
                         "-Doptimization=g"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["ninja", "-C", str(folder), f"tests/test_{name}"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    program = f"tests/programs/{name}"
+    subprocess.run(["ninja", "-C", str(folder), program], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     begin, first, done = time.monotonic(), int(time.time()) * 1000, 0
     while time.monotonic() - begin < seconds:
         environment = {"SIM_SEED": str(first + done), "SIM_PROGRAMS": str(BATCH), "SIM_ILLEGAL": str(BATCH)}
-        batch = subprocess.run([str(folder / "tests" / f"test_{name}")], env={**os.environ, **environment},
+        batch = subprocess.run([str(folder / program)], env={**os.environ, **environment},
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if batch.returncode != 0:
             print(batch.stdout)

@@ -2,7 +2,7 @@
 #ifndef OPTIM_TEST_H
 #define OPTIM_TEST_H
 
-#include "../linalg/linalg_test.h"
+#include "linalg_test.h"
 
 enum { PARAMS = 8, MOST = 40000 };
 

@@ -1,5 +1,5 @@
 /* AdamW and SGD: against their definitions in float64; parts, threads and instruction sets; 16-bit types; groups.
- * Numbers are the points of the second-order conformance list. Against PyTorch: tests/torch/test_optim.py. */
+ * Numbers are the points of the second-order conformance list. Against PyTorch: tests/torch/optim/test_optim.py. */
 #include "optim_test.h"
 
 static bundle a, b;

@@ -1,6 +1,6 @@
 /* A loss scale and what was found, in memory that steps read in their turn: all kinds, on a stream of the CPU, and on
  * ranks of which one has found something. */
-#include "ranks_test.h"
+#include "rank_invariance_test.h"
 
 enum { KINDS = 5 };
 

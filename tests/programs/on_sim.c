@@ -1,6 +1,6 @@
 /* The simulated ground: every access is noted, and the seed decides the order of everything. */
 #include "program.h"
-#include "sim/ranks.h"
+#include "sim/sim_ranks.h"
 
 void __real_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 

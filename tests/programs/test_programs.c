@@ -1,8 +1,8 @@
 /* Random programs, legal and illegal, on the ground that this is linked with (program.h).
  *
- *   test_sim_programs, test_thread_programs                as many as 9 s and 5 s are enough for, legal and illegal
- *   SIM_PROGRAMS=100000 SIM_SEED=1 test_sim_programs       so many legal ones, from a seed on
- *   SIM_ILLEGAL=100000 SIM_SEED=1 test_thread_programs     so many illegal ones */
+ *   programs_sim, programs_threads                    as many as 9 s and 5 s are enough for, legal and illegal
+ *   SIM_PROGRAMS=100000 SIM_SEED=1 programs_sim           so many legal ones, from a seed on
+ *   SIM_ILLEGAL=100000 SIM_SEED=1 programs_threads        so many illegal ones */
 #include "comm/comm.h"
 #include "program.h"
 

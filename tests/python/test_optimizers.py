@@ -1,5 +1,5 @@
 """libdc.optimizers: arrays in, state out, errors; what the kinds compute is in tests/optim and
-tests/torch/test_optim.py."""
+tests/torch/optim/test_optim.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """SOAP against a reference in float64: point 45 of the second-order conformance list. By hand, on ranks and on failure
-it is tested in C (tests/optim/test_soap.c)."""
+it is tested in C (tests/optim/blockwise/test_soap.c)."""
 
 from __future__ import annotations
 

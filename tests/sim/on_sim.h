@@ -21,7 +21,7 @@ static inline void *sim_written(size_t bytes) {
 #include "harness.h"
 #undef run_ranks
 
-#include "sim/ranks.h"
+#include "sim/sim_ranks.h"
 
 static inline void run_ranks(setup s, void (*body)(rank *r), const void *user) {
   uint64_t first = sim_setting("SIM_SEED", 1), seeds = sim_setting("SIM_SEEDS", s.world > 3 ? 4 : 12);

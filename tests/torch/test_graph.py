@@ -1,5 +1,5 @@
 """What a sharded model's step needs to be captured into a CUDA graph and can be seen without a card. The capture itself
-is in test_card.py, and in tests/cudasim/test_adapter.c."""
+is in test_card.py, and in tests/cudasim/adapter/test_adapter.c."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "inside.h"
+#include "ncclsim_internal.h"
 
 pthread_mutex_t ncclsim_mutex = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t ncclsim_progress = PTHREAD_COND_INITIALIZER;

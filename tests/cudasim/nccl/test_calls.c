@@ -1,6 +1,6 @@
 /* How often an operator calls the driver, and NCCL: what it costs its host beside libdc's own work. The numbers are
  * bounds, so that it gets no dearer unseen. */
-#include "ranks.h"
+#include "nccl_ranks.h"
 
 #include "runtime/runtime.h"
 

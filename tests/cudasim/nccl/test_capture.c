@@ -1,6 +1,6 @@
 /* Training steps of ranks on NCCL captured into CUDA graphs: launched, they have the bits of steps that are not
  * captured, at every stage; a failure of NCCL's or of a rank ends a graph that waits in NCCL. */
-#include "ranks.h"
+#include "nccl_ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
 

@@ -1,6 +1,6 @@
 /* Contexts on simulated cards: processes get NCCL by themselves, one communicator for gathers and one for reductions;
  * registered memory under symmetric_memory; the caller's collectives as what brings the ranks together. */
-#include "ranks.h"
+#include "nccl_ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
 

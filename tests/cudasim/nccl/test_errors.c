@@ -1,7 +1,7 @@
 /* What goes wrong between ranks on NCCL: versions, ranks that stay away, errors that arrive later, aborts, and every
  * call failing in turn. Each is a status and a sentence on every rank, and nothing is left behind. */
 #include "comm/shm/shm.h"
-#include "ranks.h"
+#include "nccl_ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
 static const int64_t brief = INT64_C(2000000000); /* once the group is there, which takes what it takes */

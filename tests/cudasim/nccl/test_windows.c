@@ -1,6 +1,6 @@
 /* symmetric_memory on NCCL: gathers go through windows where all ranks' memory lies alike, and by broadcasts where it
  * does not; with hosts ahead of their cards, in graphs, with NCCLs and cards that have no windows. */
-#include "ranks.h"
+#include "nccl_ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
 

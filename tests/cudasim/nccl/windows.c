@@ -1,11 +1,11 @@
 /* Memory of the simulated NCCL, and its rules for registering it: a window is all ranks', of memory of ncclMemAlloc, in
  * the same order and of the same size; nothing else is asked of the communicator meanwhile; and memory that queued work
  * uses neither goes nor stops to be registered, which ends the process. Whether gathers use windows alike is looked at
- * in moves.c. */
+ * in collectives.c. */
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "inside.h"
+#include "ncclsim_internal.h"
 
 enum { ALIGNMENT = 4096 }; /* of a window's begin */
 

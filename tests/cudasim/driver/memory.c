@@ -1,0 +1,177 @@
+/* Memory of the simulated device: addresses that the host cannot touch, each standing for a place that only the driver
+ * knows; and pinned memory, which both can. */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, madvise */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "cudasim_internal.h"
+
+enum { BLOCKS = 4096, PAGE = 4096 };
+static const size_t SPACE = (size_t)16 << 30;
+
+typedef struct block {
+  char *ptr;
+  size_t bytes;
+  dc__cu_pool pool; /* NULL: pinned */
+} block;
+
+pthread_mutex_t memory_mutex = PTHREAD_MUTEX_INITIALIZER; /* all below */
+static block blocks[BLOCKS];                              /* the device's by address, then pinned ones */
+static int device_count, pinned_count;
+static char *space;  /* the device's addresses */
+static char *behind; /* what they stand for */
+
+void memory_reset(void) {
+  pthread_mutex_lock(&memory_mutex);
+  if (space == NULL) {
+    space = mmap(NULL, SPACE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    behind = mmap(NULL, SPACE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
+  pthread_mutex_unlock(&memory_mutex);
+}
+
+static void insert(int at, block b) {
+  memmove(&blocks[at + 1], &blocks[at], sizeof *blocks * (size_t)(device_count + pinned_count - at));
+  blocks[at] = b;
+}
+
+static void take_out(int at) {
+  memmove(&blocks[at], &blocks[at + 1], sizeof *blocks * (size_t)(device_count + pinned_count - at - 1));
+}
+
+int memory_take(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr) {
+  size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
+  int error = DC__CU_OUT_OF_MEMORY;
+  pthread_mutex_lock(&memory_mutex);
+  char *at = space;
+  int i = 0;
+  while (i < device_count && (size_t)(blocks[i].ptr - at) < size) {
+    at = blocks[i].ptr + (blocks[i].bytes + PAGE - 1) / PAGE * PAGE;
+    i++;
+  }
+  if (size <= SPACE - (size_t)(at - space) && device_count + pinned_count < BLOCKS) {
+    insert(i, (block){at, bytes, pool});
+    device_count++;
+    pool->refs++;
+    memset(behind + (at - space), 0xa5, bytes); /* nobody may rely on zeros */
+    *ptr = (uintptr_t)at;
+    error = 0;
+  }
+  pthread_mutex_unlock(&memory_mutex);
+  count_live(error == 0);
+  return error;
+}
+
+int cuMemAllocFromPoolAsync(dc__cu_ptr *ptr, size_t bytes, dc__cu_pool pool, dc__cu_stream stream) {
+  ENTER(true);
+  (void)stream;
+  return pool == NULL ? INVALID_VALUE : memory_take(pool, bytes, ptr);
+}
+
+int memory_give(const void *ptr, bool pinned) {
+  int error = INVALID_VALUE;
+  pthread_mutex_lock(&memory_mutex);
+  for (int i = 0; i < device_count + pinned_count; i++) {
+    if (blocks[i].ptr == ptr && (blocks[i].pool == NULL) == pinned) {
+      if (pinned) {
+        free(blocks[i].ptr);
+      } else {
+        madvise(behind + (blocks[i].ptr - space), blocks[i].bytes, MADV_DONTNEED);
+        pool_drop(blocks[i].pool);
+      }
+      take_out(i);
+      pinned_count -= pinned;
+      device_count -= !pinned;
+      error = 0;
+      break;
+    }
+  }
+  pthread_mutex_unlock(&memory_mutex);
+  count_live(error == 0 ? -1 : 0);
+  return error;
+}
+
+int cuMemFreeAsync(dc__cu_ptr ptr, dc__cu_stream stream) {
+  (void)stream;
+  int error = enter(__func__, true);
+  int freed = memory_give((const void *)(uintptr_t)ptr, false); /* a lost device's memory goes with the process */
+  return error != 0 ? error : freed;
+}
+
+int cuMemHostAlloc(void **ptr, size_t bytes, unsigned flags) {
+  ENTER(true);
+  int error = unsafe();
+  (void)flags;
+  void *fresh = error != 0 ? NULL : aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
+  if (fresh == NULL) {
+    return error != 0 ? error : DC__CU_OUT_OF_MEMORY;
+  }
+  pthread_mutex_lock(&memory_mutex);
+  blocks[device_count + pinned_count++] = (block){fresh, bytes, NULL};
+  pthread_mutex_unlock(&memory_mutex);
+  count_live(1);
+  *ptr = fresh;
+  return 0;
+}
+
+int cuMemFreeHost(void *ptr) {
+  int error = enter(__func__, true);
+  int freed = memory_give(ptr, true);
+  return error != 0 ? error : freed;
+}
+
+int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
+  ENTER(true);
+  pthread_mutex_lock(&memory_mutex);
+  size_t used = 0;
+  for (int i = 0; i < device_count; i++) {
+    used += blocks[i].bytes;
+  }
+  pthread_mutex_unlock(&memory_mutex);
+  *total = SPACE;
+  *free_bytes = SPACE - used;
+  return 0;
+}
+
+/* The block in which the bytes lie; NULL: none. */
+static const block *find(const void *ptr, size_t bytes) {
+  for (int i = 0; i < device_count + pinned_count; i++) {
+    uintptr_t offset = (uintptr_t)ptr - (uintptr_t)blocks[i].ptr;
+    if (offset <= blocks[i].bytes && bytes <= blocks[i].bytes - offset) {
+      return &blocks[i];
+    }
+  }
+  return NULL;
+}
+
+static void *place_for(int device, const void *ptr, size_t bytes, bool any_host) {
+  char *at = (char *)(uintptr_t)ptr;
+  if (any_host && (uintptr_t)at - (uintptr_t)space >= SPACE) {
+    return at;
+  }
+  pthread_mutex_lock(&memory_mutex);
+  const block *b = find(ptr, bytes);
+  bool seen = b != NULL && (b->pool == NULL || pool_is_open(b->pool, device));
+  void *place = !seen ? NULL : b->pool == NULL ? at : behind + (at - space);
+  pthread_mutex_unlock(&memory_mutex);
+  return place;
+}
+
+void *place_of(const void *ptr, size_t bytes, bool any_host) {
+  return place_for(running_device, ptr, bytes, any_host);
+}
+
+void *cudasim_look(const void *ptr) {
+  return place_for(ANYBODY, ptr, 0, true);
+}
+
+int cuPointerGetAttribute(void *value, int attribute, dc__cu_ptr ptr) {
+  ENTER(true);
+  pthread_mutex_lock(&memory_mutex);
+  const block *b = find((const void *)(uintptr_t)ptr, 1);
+  bool open = b != NULL && (b->pool == NULL || pool_is_open(b->pool, cudasim_current()));
+  pthread_mutex_unlock(&memory_mutex);
+  *(int *)value = open ? DC__CU_ACCESS_ALL : 0;
+  return b == NULL || attribute != DC__CU_POINTER_ACCESS ? INVALID_VALUE : 0;
+}

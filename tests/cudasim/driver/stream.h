@@ -1,0 +1,41 @@
+/* What the simulated driver's files about streams share. */
+#ifndef TESTS_STREAM_H
+#define TESTS_STREAM_H
+
+#include <time.h>
+
+#include "cudasim_internal.h"
+
+struct CUstream_st {
+  dc__cu_stream next; /* all */
+  operation *head, **tail;
+  bool busy, ends;
+  pthread_cond_t more;       /* what its thread waits for: an operation, or that somebody waits for one that is held */
+  int device;                /* or ANYBODY's */
+  struct captured *captures; /* into this graph; NULL: not */
+  pthread_t thread;
+};
+
+/* A thread's latest graph. */
+typedef struct captured {
+  struct captured *next;
+  pthread_t by;
+  operation *first, **tail;
+} captured;
+
+/* A record: where it is, until it is done. */
+typedef struct moment {
+  int refs;
+  dc__cu_stream on;     /* NULL: done */
+  struct timespec time; /* then */
+} moment;
+
+extern pthread_mutex_t queue_mutex; /* all of all streams and events */
+extern bool queue_spoiled;          /* a capture, by what no capture allows */
+
+/* With the mutex held. What is waited for runs also while streams are held; with neither all streams are waited for. */
+void queue_await(dc__cu_stream stream, const moment *m);
+void queue_progress(void);                    /* with the mutex held: those who wait look again */
+dc__cu_stream queue_of(dc__cu_stream stream); /* NULL is the default stream */
+
+#endif

@@ -1,0 +1,251 @@
+/* Groups of the simulated NCCL: collected by a thread, run by a stream when all ranks' streams have come to them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ncclsim_internal.h"
+
+static _Thread_local int depth;
+static _Thread_local group *open;
+
+/* ---- collecting ---- */
+
+int ncclGroupStart(void) {
+  NCCLSIM_ENTER(false);
+  depth++;
+  return 0;
+}
+
+static void free_group(group *g) {
+  free(g->calls);
+  free(g);
+}
+
+void ncclsim_free_groups(group *first) {
+  while (first != NULL) {
+    group *next = first->next;
+    free_group(first);
+    first = next;
+  }
+}
+
+static int add(struct ncclComm *comm, void *stream, call c) {
+  if (depth == 0 || comm->opening.to != NULL || (open != NULL && (open->comm != comm || open->stream != stream))) {
+    return DC__NCCL_INVALID_USAGE; /* libdc groups all of one communicator */
+  }
+  if (open == NULL) {
+    open = calloc(1, sizeof *open);
+    open->comm = comm;
+    open->stream = stream;
+  }
+  if (open->count == open->capacity) {
+    open->capacity = open->capacity * 2 + 8;
+    open->calls = realloc(open->calls, sizeof c * (size_t)open->capacity);
+  }
+  pthread_mutex_lock(&ncclsim_mutex);
+  ncclsim_locate(comm, &c);
+  pthread_mutex_unlock(&ncclsim_mutex);
+  open->calls[open->count++] = c;
+  return 0;
+}
+
+static size_t bytes_of(size_t count, int dtype) {
+  return dtype == DC__NCCL_INT8 ? count : 0; /* the one type that libdc moves */
+}
+
+int ncclAllGather(const void *send, void *recv, size_t count, int dtype, dc__nccl_handle comm, void *stream) {
+  NCCLSIM_ENTER(true);
+  return add(comm, stream, (call){.kind = ALL_GATHER, .send = send, .recv = recv, .bytes = bytes_of(count, dtype)});
+}
+
+int ncclBroadcast(const void *send, void *recv, size_t count, int dtype, int root, dc__nccl_handle comm, void *stream) {
+  NCCLSIM_ENTER(true);
+  return add(comm, stream,
+             (call){.kind = BROADCAST, .send = send, .recv = recv, .bytes = bytes_of(count, dtype), .peer = root});
+}
+
+int ncclSend(const void *data, size_t count, int dtype, int peer, dc__nccl_handle comm, void *stream) {
+  NCCLSIM_ENTER(true);
+  return add(comm, stream, (call){.kind = SEND, .send = data, .bytes = bytes_of(count, dtype), .peer = peer});
+}
+
+int ncclRecv(void *data, size_t count, int dtype, int peer, dc__nccl_handle comm, void *stream) {
+  NCCLSIM_ENTER(true);
+  return add(comm, stream, (call){.kind = RECV, .recv = data, .bytes = bytes_of(count, dtype), .peer = peer});
+}
+
+/* ---- moving ---- */
+
+/* The call of a peer that belongs to one of ours; NULL: they do not fit together. */
+static const call *partner(const world *w, const group *g, int index, int peer) {
+  const call *mine = &g->calls[index];
+  const group *theirs = w->groups[peer];
+  const call *found = NULL;
+  int before = 0;
+  if (mine->kind != RECV) {
+    found = index < theirs->count ? &theirs->calls[index] : NULL;
+    return found != NULL && found->kind == mine->kind && found->bytes == mine->bytes && found->peer == mine->peer &&
+                   ncclsim_alike(found, mine)
+               ? found
+               : NULL;
+  }
+  for (int i = 0; i < index; i++) {
+    before += g->calls[i].kind == RECV && g->calls[i].peer == peer;
+  }
+  for (int i = 0; i < theirs->count && found == NULL; i++) {
+    bool to_me = theirs->calls[i].kind == SEND && theirs->calls[i].peer == g->comm->rank;
+    found = to_me && before-- == 0 ? &theirs->calls[i] : NULL;
+  }
+  return found != NULL && found->bytes == mine->bytes ? found : NULL;
+}
+
+static bool copy(char *to, const char *from, size_t bytes) {
+  char *dst = cudasim_look(to);
+  const char *src = cudasim_look(from);
+  if (dst == NULL || src == NULL || (char *)cudasim_look(to + bytes) != dst + bytes ||
+      (const char *)cudasim_look(from + bytes) != src + bytes) {
+    return false;
+  }
+  if (dst != src) {
+    memmove(dst, src, bytes);
+  }
+  return true;
+}
+
+static int move_from(const world *w, const group *g, int index, int peer, size_t offset) {
+  const call *mine = &g->calls[index];
+  const call *theirs = peer == g->comm->rank ? mine : partner(w, g, index, peer);
+  if (theirs == NULL) {
+    return DC__NCCL_INVALID_USAGE;
+  }
+  return copy(mine->recv + offset, theirs->send, mine->bytes) ? 0 : DC__NCCL_CUDA_ERROR;
+}
+
+static int move_all(const world *w, const group *g) {
+  int error = 0;
+  for (int i = 0; i < g->count && error == 0; i++) {
+    const call *c = &g->calls[i];
+    for (int peer = 0; c->kind == ALL_GATHER && peer < w->ranks && error == 0; peer++) {
+      error = move_from(w, g, i, peer, (size_t)peer * c->bytes);
+    }
+    if (c->kind == BROADCAST || c->kind == RECV) {
+      error = move_from(w, g, i, c->peer, 0);
+    }
+  }
+  return error;
+}
+
+/* Whether all ranks have come so far, none of them aborted. */
+static bool all(const world *w, const unsigned long *counts, unsigned long number, bool no_aborts) {
+  bool come = true;
+  for (int r = 0; r < w->ranks; r++) {
+    come = come && counts[r] >= number && !(no_aborts && w->aborted[r]);
+  }
+  return come;
+}
+
+static void meet_and_move(world *w, group *g) {
+  struct ncclComm *comm = g->comm;
+  unsigned long number = ++w->posted[comm->rank];
+  w->groups[comm->rank] = g;
+  pthread_cond_broadcast(&ncclsim_progress);
+  while (!w->aborted[comm->rank] && !all(w, w->posted, number, true)) {
+    pthread_cond_wait(&ncclsim_progress, &ncclsim_mutex);
+  }
+  if (w->aborted[comm->rank]) {
+    return;
+  }
+  w->moving++;
+  pthread_mutex_unlock(&ncclsim_mutex);
+  int error = move_all(w, g);
+  pthread_mutex_lock(&ncclsim_mutex);
+  w->moving--;
+  comm->error = comm->error != 0 ? comm->error : error;
+  w->done[comm->rank] = number;
+  pthread_cond_broadcast(&ncclsim_progress);
+  while (!w->aborted[comm->rank] && !all(w, w->done, number, false)) {
+    pthread_cond_wait(&ncclsim_progress, &ncclsim_mutex);
+  }
+}
+
+static void take_out(group *g) {
+  group **link = g->captured ? &g->comm->captured : &g->comm->groups;
+  while (*link != g) {
+    link = &(*link)->next;
+  }
+  *link = g->next;
+  free_group(g);
+}
+
+static void run(group *g) {
+  struct ncclComm *comm = g->comm;
+  world *w = comm->world;
+  comm->error = comm->error != 0 ? comm->error : g->breaks;
+  if (comm->error != 0) { /* what is behind it in a graph finds nobody either */
+    return;
+  }
+  while (g->stalls && !w->aborted[comm->rank]) {
+    pthread_cond_wait(&ncclsim_progress, &ncclsim_mutex);
+  }
+  if (!w->aborted[comm->rank]) {
+    meet_and_move(w, g);
+  }
+}
+
+static void take_orders(group *g) {
+  g->breaks = ncclsim_takes_break(g->comm->rank);
+  g->stalls = ncclsim_takes_stall(g->comm->rank);
+}
+
+/* On the stream's thread. */
+static void run_group(void *arg) {
+  group *g = arg;
+  struct ncclComm *comm = g->comm;
+  pthread_mutex_lock(&ncclsim_mutex);
+  if (g->captured) {
+    take_orders(g);
+    run(g);
+  } else {
+    run(g);
+    take_out(g);
+  }
+  ncclsim_drop(comm);
+  pthread_mutex_unlock(&ncclsim_mutex);
+}
+
+/* A group that is refused is gone; one that is captured stays, and keeps its communicator. */
+static int launch(group *g) {
+  struct ncclComm *comm = g->comm;
+  int captured = 0;
+  int refused = cuStreamIsCapturing(g->stream, &captured);
+  pthread_mutex_lock(&ncclsim_mutex);
+  g->captured = captured != 0;
+  if (!g->captured) {
+    take_orders(g);
+  }
+  group **list = g->captured ? &comm->captured : &comm->groups;
+  g->next = *list;
+  *list = g;
+  comm->looks = LOOKS;
+  pthread_mutex_unlock(&ncclsim_mutex);
+  if (refused == 0 && cuLaunchHostFunc(g->stream, run_group, g) == 0) {
+    return DC__NCCL_IN_PROGRESS;
+  }
+  pthread_mutex_lock(&ncclsim_mutex);
+  take_out(g);
+  pthread_mutex_unlock(&ncclsim_mutex);
+  return DC__NCCL_CUDA_ERROR;
+}
+
+int ncclGroupEnd(void) {
+  int error = ncclsim_enter(__func__, open != NULL);
+  group *g = open;
+  open = NULL;
+  depth--;
+  if (g == NULL || error != 0) {
+    if (g != NULL) {
+      free_group(g);
+    }
+    return error;
+  }
+  return launch(g);
+}

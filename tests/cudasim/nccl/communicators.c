@@ -1,0 +1,147 @@
+/* Communicators of the simulated NCCL: how ranks find each other, and their states. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ncclsim_internal.h"
+
+static world *worlds;
+struct ncclComm *ncclsim_comms;
+static unsigned long ids;
+
+/* ---- life ---- */
+
+static void leave_world(world *w) {
+  if (--w->members == 0) {
+    world **link = &worlds;
+    while (*link != w) {
+      link = &(*link)->next;
+    }
+    *link = w->next;
+    free(w);
+  }
+}
+
+static void forget(struct ncclComm *comm) {
+  struct ncclComm **link = &ncclsim_comms;
+  while (*link != comm) {
+    link = &(*link)->next;
+  }
+  *link = comm->next;
+  ncclsim_free_groups(comm->captured);
+  (void)ncclsim_end_memory(comm);
+  leave_world(comm->world);
+  free(comm);
+}
+
+void ncclsim_drop(struct ncclComm *comm) {
+  if (comm->ended && comm->groups == NULL && comm->captured == NULL) {
+    forget(comm);
+  }
+}
+
+void ncclsim_reset(void) {
+  pthread_mutex_lock(&ncclsim_mutex);
+  while (ncclsim_comms != NULL) {
+    ncclsim_free_groups(ncclsim_comms->groups);
+    forget(ncclsim_comms);
+  }
+  ncclsim_windows_reset();
+  ncclsim_calls_reset();
+  pthread_mutex_unlock(&ncclsim_mutex);
+}
+
+/* A process that opens NCCL without a test's reset finds the usual one. */
+__attribute__((constructor)) static void begin(void) {
+  ncclsim_reset();
+}
+
+int ncclGetUniqueId(dc__nccl_id *id) {
+  NCCLSIM_ENTER(true);
+  pthread_mutex_lock(&ncclsim_mutex);
+  ids++;
+  memset(id, 0x5a, sizeof *id);
+  memcpy(id, &ids, sizeof ids);
+  pthread_mutex_unlock(&ncclsim_mutex);
+  return 0;
+}
+
+static world *find_world(const dc__nccl_id *id, int ranks) {
+  world *w = worlds;
+  while (w != NULL && memcmp(&w->id, id, sizeof *id) != 0) {
+    w = w->next;
+  }
+  if (w == NULL) {
+    w = calloc(1, sizeof *w);
+    w->id = *id;
+    w->ranks = ranks;
+    w->next = worlds;
+    worlds = w;
+  }
+  return w;
+}
+
+int ncclCommInitRankConfig(dc__nccl_handle *comm, int ranks, dc__nccl_id id, int rank, dc__nccl_config *config) {
+  NCCLSIM_ENTER(true);
+  if (config->magic != DC__NCCL_MAGIC || config->size != sizeof *config || config->blocking != 0 || ranks > RANKS ||
+      rank < 0 || rank >= ranks) {
+    return DC__NCCL_INVALID_ARGUMENT;
+  }
+  struct ncclComm *c = calloc(1, sizeof *c);
+  pthread_mutex_lock(&ncclsim_mutex);
+  c->world = find_world(&id, ranks);
+  c->rank = rank;
+  c->looks = LOOKS;
+  c->error = c->world->ranks == ranks ? 0 : DC__NCCL_INVALID_USAGE;
+  c->world->members++;
+  c->world->joined += !ncclsim_takes_stall(rank);
+  c->next = ncclsim_comms;
+  ncclsim_comms = c;
+  count_live(1);
+  pthread_mutex_unlock(&ncclsim_mutex);
+  *comm = c;
+  return DC__NCCL_IN_PROGRESS;
+}
+
+int ncclCommGetAsyncError(dc__nccl_handle comm, int *error) {
+  NCCLSIM_ENTER(false);
+  pthread_mutex_lock(&ncclsim_mutex);
+  bool waits = comm->world->joined < comm->world->ranks || ncclsim_opens(comm) || comm->looks > 0;
+  comm->looks -= comm->looks > 0;
+  *error = comm->error != 0 ? comm->error : waits ? DC__NCCL_IN_PROGRESS : 0;
+  pthread_mutex_unlock(&ncclsim_mutex);
+  return 0;
+}
+
+int ncclCommFinalize(dc__nccl_handle comm) {
+  NCCLSIM_ENTER(true);
+  pthread_mutex_lock(&ncclsim_mutex);
+  comm->looks = LOOKS;
+  pthread_mutex_unlock(&ncclsim_mutex);
+  return DC__NCCL_IN_PROGRESS;
+}
+
+/* What ends a communicator does so, whatever it says. */
+static void end(struct ncclComm *comm, bool abort) {
+  pthread_mutex_lock(&ncclsim_mutex);
+  while (abort && comm->world->moving > 0) { /* what is being read stays */
+    pthread_cond_wait(&ncclsim_progress, &ncclsim_mutex);
+  }
+  comm->world->aborted[comm->rank] = abort;
+  pthread_cond_broadcast(&ncclsim_progress);
+  comm->ended = true;
+  count_live(-1 - ncclsim_end_memory(comm));
+  ncclsim_drop(comm);
+  pthread_mutex_unlock(&ncclsim_mutex);
+}
+
+int ncclCommDestroy(dc__nccl_handle comm) {
+  int error = ncclsim_enter(__func__, true);
+  end(comm, false);
+  return error;
+}
+
+int ncclCommAbort(dc__nccl_handle comm) {
+  int error = ncclsim_enter(__func__, true);
+  end(comm, true);
+  return error;
+}

@@ -1,0 +1,126 @@
+/* Between the files of the simulated NCCL. */
+#ifndef TESTS_NCCLSIM_INTERNAL_H
+#define TESTS_NCCLSIM_INTERNAL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "comm/nccl/library.h"
+#include "cudasim_internal.h"
+#include "ncclsim.h"
+
+/* NCCL's functions, exported by the names of the table. */
+#define X(name, result, arguments) NCCLSIM_API result name arguments;
+DC__NCCL_FUNCTIONS(X)
+DC__NCCL_OPTIONAL_FUNCTIONS(X)
+#undef X
+
+enum {
+  RANKS = 64,
+  LOOKS = 3,
+  WINDOWS = 64 /* of a world */,
+  FIRST_DRIVERS_ERROR = 100 /* the lower ones that tests use are NCCL's */
+};
+
+/* Ranks that share an id. Guarded by the mutex, like all below. */
+typedef struct world {
+  struct world *next;
+  dc__nccl_id id;
+  int ranks, joined, members, moving;
+  bool aborted[RANKS];
+  unsigned long posted[RANKS], done[RANKS];
+  struct group *groups[RANKS]; /* the posted ones */
+  int windows[RANKS];          /* registered so far */
+  size_t window_bytes[WINDOWS];
+} world;
+
+/* Of which window, and where in it; 0: none. */
+typedef struct spot {
+  int window;
+  size_t offset;
+} spot;
+
+typedef struct window {
+  struct window *next; /* of its communicator's */
+  char *ptr;
+  size_t bytes;
+  int number; /* the same on every rank */
+} window;
+
+/* A window on its way. */
+typedef struct opening {
+  void **to; /* NULL: there is none */
+  window window;
+} opening;
+
+typedef struct call {
+  enum { ALL_GATHER, BROADCAST, SEND, RECV } kind;
+  const char *send;
+  char *recv;
+  size_t bytes;
+  int peer;      /* or root */
+  spot from, to; /* an all-gather's */
+} call;
+
+typedef struct group {
+  struct group *next; /* of its communicator's */
+  struct ncclComm *comm;
+  void *stream;
+  call *calls;
+  int count, capacity;
+  int breaks; /* the error */
+  bool stalls;
+  bool captured; /* into a graph, with each of whose launches it runs */
+} group;
+
+struct ncclComm {
+  struct ncclComm *next;
+  world *world;
+  int rank;
+  int looks;       /* in progress for so many more */
+  int error;       /* asynchronous */
+  group *groups;   /* on streams; of a lost device they never run */
+  group *captured; /* in graphs, until the reset */
+  int registrations;
+  opening opening;
+  window *windows;
+  bool ended; /* by its user; goes with the last group */
+};
+
+extern pthread_mutex_t ncclsim_mutex;
+extern pthread_cond_t ncclsim_progress;
+extern struct ncclComm *ncclsim_comms;
+
+/* calls.c */
+void ncclsim_calls_reset(void);
+/* The error that this call returns before it does anything; 0: none. */
+int ncclsim_enter(const char *function, bool needs_device);
+/* Whether what was asked of the rank happens now; it is forgotten then. Called with the mutex. */
+bool ncclsim_takes_stall(int rank);
+int ncclsim_takes_break(int rank);
+
+/* collectives.c */
+void ncclsim_free_groups(group *first);
+
+/* windows.c; called with the mutex */
+void ncclsim_windows_reset(void);
+/* Whether a window is on its way that not all ranks have come for. */
+bool ncclsim_opens(struct ncclComm *comm);
+/* Of a communicator that ends: how much there was. */
+int ncclsim_end_memory(struct ncclComm *comm);
+void ncclsim_locate(const struct ncclComm *comm, call *c);
+/* Whether two ranks' calls have their memory in the same places. */
+bool ncclsim_alike(const call *a, const call *b);
+
+/* communicators.c; called with the mutex */
+void ncclsim_drop(struct ncclComm *comm);
+
+#define NCCLSIM_ENTER(needs_device)                       \
+  do {                                                    \
+    int error_ = ncclsim_enter(__func__, (needs_device)); \
+    if (error_ != 0) {                                    \
+      return error_;                                      \
+    }                                                     \
+  } while (0)
+
+#endif

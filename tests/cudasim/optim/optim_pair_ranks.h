@@ -1,0 +1,74 @@
+/* What the tests of Muon, Shampoo and SOAP on a device that ranks share have in common, and what fails there; on the
+ * simulated driver alone. */
+#ifndef TESTS_OPTIM_PAIR_RANKS_H
+#define TESTS_OPTIM_PAIR_RANKS_H
+
+#include "optim_pair.h"
+
+#include "device_ranks.h"
+
+#include "device/cuda/cublaslt.h"
+#include "device/cuda/cusolver.h"
+#include "device/cuda/driver.h"
+
+/* The thread sanitizer makes kernels slow: fewer of the calls fail in turn. */
+#ifdef CUDASIM_TSAN
+enum { FAILING = 41 };
+#else
+enum { FAILING = 7 };
+#endif
+
+typedef struct job {
+  make_fn make;
+  const void *options;
+} job;
+
+static inline dc_status train(rank_of *r) {
+  const job *j = r->job;
+  dc_status status = j->make(&r->s, r->comm, j->options);
+  status = status == DC_OK ? add_params(&r->s, dc_comm_rank(r->comm), dc_comm_size(r->comm)) : status;
+  for (int number = 1; number <= STEPS && status == DC_OK; number++) {
+    status = step(&r->s, number);
+  }
+  return status;
+}
+
+/* The bits of one rank. */
+static inline void agree(make_fn make, const void *options) {
+  ranks_agree(train, &(job){make, options});
+}
+
+/* Every call of the driver and of cuBLASLt in turn: the step fails or did not need it, and nothing stays behind. */
+static inline int use(make_fn make, const void *options, const char *counted, const char *failing, int before) {
+  side s;
+  dc_tensor weight, grad;
+  dc_status status;
+  cudasim_reset();
+  open_side(&s, "cuda");
+  s.count[0] = numel_of(0);
+  fill(&s, 0, false, 0);
+  fill(&s, 0, true, 1);
+  weight = flat(s.weights[0], &s.count[0], DC_FLOAT32);
+  grad = flat(s.grads[0], &s.count[0], DC_FLOAT32);
+  if (failing != NULL) {
+    cudasim_fail(failing, before, strncmp(failing, "cublas", 6) == 0 ? DC__LT_ALLOC_FAILED : 2);
+  }
+  const int begun = cudasim_calls(counted);
+  status = make(&s, NULL, options);
+  if (status == DC_OK) {
+    status = dc_optimizer_add_param(s.optimizer, 0, shapes[0].sizes, 2, 0, s.count[0], DC_FLOAT32, NULL);
+  }
+  for (int number = 0; number < 2 && status == DC_OK; number++) {
+    status = dc_optimizer_step(s.optimizer, &weight, &grad, sizeof weight, 1, 1);
+  }
+  const int calls = cudasim_calls(counted) - begun;
+  if ((status != DC_OK) != (failing != NULL)) {
+    fail_msg("%s, call %d: %s", failing == NULL ? "nothing" : failing, before, dc_last_error());
+  }
+  dc_optimizer_destroy(s.optimizer);
+  close_side(&s);
+  assert_int_equal(cudasim_live(), 0);
+  return calls;
+}
+
+#endif

@@ -1,0 +1,76 @@
+/* What the tests of optimizers on the device do with a side, whatever its parameters are. Included by optim_pair.h
+ * and kfac_pair.h, which say what PARAMS, MOST and a side are. */
+#ifndef TESTS_PAIR_STEPS_H
+#define TESTS_PAIR_STEPS_H
+
+static inline void move(const side *s, void *to, const void *from, size_t bytes) {
+  dc__stream_copy(s->device->internal_stream, to, from, bytes);
+  dc__device_sync_internal(s->device, NULL);
+}
+
+static inline char *saved(const side *s, size_t *bytes) {
+  assert_int_equal(dc_optimizer_save_size(s->optimizer, bytes), DC_OK);
+  char *memory = test_malloc(*bytes);
+  assert_int_equal(dc_optimizer_save(s->optimizer, memory, *bytes), DC_OK);
+  return memory;
+}
+
+/* The state is what it was, byte for byte; frees before. */
+static inline void unchanged(const side *s, char *before, size_t bytes) {
+  size_t again;
+  char *after = saved(s, &again);
+  assert_int_equal(again, bytes);
+  assert_memory_equal(before, after, bytes);
+  test_free(before);
+  test_free(after);
+}
+
+/* Each side goes on with the other's state. */
+static inline void swap_states(side *sides) {
+  size_t bytes[2];
+  char *states[2] = {saved(&sides[0], &bytes[0]), saved(&sides[1], &bytes[1])};
+  assert_int_equal(bytes[0], bytes[1]);
+  for (int k = 0; k < 2; k++) {
+    size_t again;
+    assert_int_equal(dc_optimizer_load(sides[k].optimizer, states[1 - k], bytes[0]), DC_OK);
+    char *memory = saved(&sides[k], &again);
+    assert_memory_equal(memory, states[1 - k], bytes[0]);
+    test_free(memory);
+  }
+  test_free(states[0]);
+  test_free(states[1]);
+}
+
+/* gate: of the greatest value; 0: the same bits. */
+static inline void same(const char *what, int p, const void *here, const void *there, int64_t count, int32_t dtype,
+                        double gate) {
+  double a[MOST], b[MOST], most = 0, apart = 0;
+  assert_true(count <= MOST);
+  if (gate == 0) {
+    if (count > 0 && memcmp(here, there, (size_t)count * dc_dtype_size(dtype)) != 0) {
+      fail_msg("%s of parameter %d has other bits", what, p);
+    }
+    return;
+  }
+  dc__cast(a, DC_FLOAT64, here, dtype, count);
+  dc__cast(b, DC_FLOAT64, there, dtype, count);
+  for (int64_t i = 0; i < count; i++) {
+    most = a[i] > most ? a[i] : -a[i] > most ? -a[i] : most;
+    apart = a[i] - b[i] > apart ? a[i] - b[i] : b[i] - a[i] > apart ? b[i] - a[i] : apart;
+  }
+  if (!(apart <= gate * most)) {
+    fail_msg("%s of parameter %d is %g off, of %g", what, p, apart, most);
+  }
+}
+
+static inline int nothing_is_left(void **state) {
+  (void)state;
+#ifndef ON_CARD
+  assert_int_equal(cudasim_live(), 0);
+#endif
+  return 0;
+}
+
+#define TEST(name) cmocka_unit_test_teardown(name, nothing_is_left)
+
+#endif

@@ -1,0 +1,183 @@
+/* Steps of AdamW and SGD that read a loss scale and what was found from the device's memory: the bits of steps that are
+ * told both by the host, on a stream and in a CUDA graph, between whose launches both change. On the simulated driver
+ * or on a card. */
+#include "stream_steps.h"
+
+#include "cuda_graph.h"
+
+typedef struct numbers {
+  float loss_scale, found_inf;
+} numbers;
+
+static numbers *take_numbers(void) {
+  void *ptr;
+  DO(device->ops->alloc(device, sizeof(numbers), DC_MEMORY_DEVICE, &ptr));
+  return ptr;
+}
+
+static void give_numbers(numbers *there) {
+  device->ops->free(device, there, sizeof *there, DC_MEMORY_DEVICE);
+}
+
+static void name(const model *m, numbers *there) {
+  static const int64_t one = 1;
+  const dc_tensor scale = flat(&there->loss_scale, &one, DC_FLOAT32), found = flat(&there->found_inf, &one, DC_FLOAT32);
+  DO(dc_optimizer_set_loss_scale(m->optimizer, &scale, &found));
+}
+
+/* As step() with the gradients of step 0, by a scale of the host's. */
+static dc_status step_of(const model *m, double grad_scale) {
+  dc_tensor weights[PARAMS], grads[PARAMS];
+  for (int p = 0; p < PARAMS; p++) {
+    weights[p] = flat(weight_of(m, p), &m->count, dtypes[p]);
+    grads[p] = flat(grad_of(m, 0, p), &m->count, grad_dtypes[p]);
+  }
+  return dc_optimizer_step(m->optimizer, weights, grads, sizeof *weights, PARAMS, grad_scale);
+}
+
+static numbers of_step(int n) {
+  return (numbers){.loss_scale = (float)(n + 3), .found_inf = n == 2 ? 1.0f : 0.0f};
+}
+
+/* One side is told by the host and leaves out what was found; `go` makes the other's. */
+static void follow(int kind, const model *m, numbers *there, void (*go)(const model *m, void *native), void *native) {
+  model plain = open_model(kind, NULL, 0, COUNT);
+  DO(step_of(&plain, 0.5));
+  int64_t left_out = 0;
+  for (int n = 1; n < STEPS; n++) {
+    const numbers now = of_step(n);
+    dc__stream_copy(m->stream, grad_of(m, 0, 0), grad_of(m, n, 0), BYTES);
+    dc__stream_copy(m->stream, there, &now, sizeof now);
+    DO(dc_stream_synchronize(m->stream, 0)); /* `now` is the host's */
+    go(m, native);
+    if (now.found_inf == 0) {
+      move(grad_of(&plain, 0, 0), grad_of(&plain, n, 0), BYTES);
+      assert_int_equal(step_of(&plain, 0.5 / (double)now.loss_scale), n == BAD ? DC_E_NOT_FINITE : DC_OK);
+    } else {
+      left_out++;
+    }
+  }
+  dc_optimizer_stats stats[2] = {DC_OPTIMIZER_STATS_INIT, DC_OPTIMIZER_STATS_INIT};
+  static char weights[2][BYTES];
+  for (int k = 0; k < 2; k++) {
+    const model *side = k == 0 ? &plain : m;
+    DO(dc_get_optimizer_stats(side->optimizer, &stats[k]));
+    move(weights[k], side->memory, BYTES);
+  }
+  assert_memory_equal(weights[0], weights[1], BYTES);
+  assert_int_equal(stats[1].steps, stats[0].steps);
+  assert_int_equal(stats[1].skipped_steps, stats[0].skipped_steps + left_out);
+  close_model(&plain);
+}
+
+static void plain_step(const model *m, void *native) {
+  (void)native;
+  DO(step_of(m, 0.5));
+}
+
+static void launch(const model *m, void *native) {
+  (void)m;
+  graph_launch(native);
+}
+
+static void test_numbers_are_read_in_the_steps_turn(void **state) {
+  (void)state;
+  for (int kind = 0; kind < KINDS; kind++) {
+    dc_stream *stream;
+    numbers *there = take_numbers();
+    DO(dc_stream_create(device, &stream));
+    model m = open_model(kind, stream, 0, COUNT);
+    DO(step_of(&m, 0.5));
+    name(&m, there);
+    follow(kind, &m, there, plain_step, NULL);
+    close_model(&m);
+    dc_stream_destroy(stream);
+    give_numbers(there);
+  }
+}
+
+static void test_launches_read_them_anew(void **state) {
+  (void)state;
+  graphs_open();
+  void *native = graph_stream();
+  dc_stream *stream;
+  DO(dc_stream_wrap(device, native, &stream));
+  for (int kind = 0; kind < KINDS; kind++) {
+    numbers *there = take_numbers();
+    model m = open_model(kind, stream, 0, COUNT);
+    DO(step_of(&m, 0.5));
+    name(&m, there);
+    graph_capture(native);
+    DO(step_of(&m, 0.5));
+    graph_capture_end(native);
+    follow(kind, &m, there, launch, native);
+    graph_drop();
+    close_model(&m);
+    give_numbers(there);
+  }
+  dc_stream_destroy(stream);
+  graph_stream_end(native);
+  graphs_close();
+}
+
+/* Without a stream too; a gradient that is not finite is no error then. */
+static void test_what_was_found_is_no_error(void **state) {
+  (void)state;
+  model m = open_model(0, NULL, 0, COUNT);
+  numbers *there = take_numbers();
+  const numbers now = {.loss_scale = 1, .found_inf = 1};
+  dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
+  move(there, &now, sizeof now);
+  name(&m, there);
+  DO(step(&m, BAD));
+  DO(dc_optimizer_set_loss_scale(m.optimizer, NULL, NULL));
+  assert_int_equal(step(&m, BAD), DC_E_NOT_FINITE);
+  DO(dc_get_optimizer_stats(m.optimizer, &stats));
+  assert_int_equal(stats.skipped_steps, 2);
+  assert_int_equal(stats.steps, 0);
+  close_model(&m);
+  give_numbers(there);
+}
+
+/* Shampoo waits for the stream, and reads them then. */
+static void test_other_kinds_read_them_too(void **state) {
+  (void)state;
+  const int64_t shape[2] = {4, 4}, count = 16;
+  dc_optimizer *optimizer;
+  dc_stream *stream;
+  numbers *there = take_numbers();
+  float *x, before[32], after[32];
+  DO(device->ops->alloc(device, ROOM, DC_MEMORY_DEVICE, (void **)&x));
+  for (int i = 0; i < 32; i++) {
+    before[i] = (float)(i * 7 % 5) - 2.0f;
+  }
+  move(x, before, sizeof before);
+  DO(dc_stream_create(device, &stream));
+  DO(dc_shampoo_create(linalg, NULL, NULL, &optimizer));
+  DO(dc_optimizer_add_param(optimizer, 0, shape, 2, 0, count, DC_FLOAT32, NULL));
+  DO(dc_optimizer_set_stream(optimizer, stream));
+  const model m = {.optimizer = optimizer};
+  name(&m, there);
+  const dc_tensor weight = flat(x, &count, DC_FLOAT32), grad = flat(x + 16, &count, DC_FLOAT32);
+  for (int found = 1; found >= 0; found--) {
+    const numbers now = {.loss_scale = 2, .found_inf = (float)found};
+    dc__stream_copy(stream, there, &now, sizeof now);
+    DO(dc_optimizer_step(optimizer, &weight, &grad, sizeof weight, 1, 1));
+    move(after, x, sizeof after);
+    assert_int_equal(memcmp(before, after, sizeof after) == 0, found);
+  }
+  dc_optimizer_destroy(optimizer);
+  dc_stream_destroy(stream);
+  device->ops->free(device, x, ROOM, DC_MEMORY_DEVICE);
+  give_numbers(there);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(test_numbers_are_read_in_the_steps_turn),
+      TEST(test_launches_read_them_anew),
+      TEST(test_what_was_found_is_no_error),
+      TEST(test_other_kinds_read_them_too),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,75 @@
+/* Muon on the device: what the CPU gives, within rounding, and its saved states; gradients that are not finite. On the
+ * simulated driver, or on a card (tests/card). */
+#define MATRICES
+#include "optim_pair.h"
+
+/* The largest difference of the weights, beyond a last bit of those of 16 bits. */
+static double apart(const side *sides) {
+  double most = 0;
+  for (int p = 0; p < PARAMS; p++) {
+    char copy[4 * MOST];
+    double here[MOST], there[MOST];
+    const double bit = shapes[p].dtype == DC_BFLOAT16 ? 1.0 / 64 : 0;
+    move(&sides[1], copy, sides[1].weights[p], (size_t)sides[1].count[p] * dc_dtype_size(shapes[p].dtype));
+    dc__cast(here, DC_FLOAT64, sides[0].weights[p], shapes[p].dtype, sides[0].count[p]);
+    dc__cast(there, DC_FLOAT64, copy, shapes[p].dtype, sides[1].count[p]);
+    for (int64_t i = 0; i < sides[0].count[p]; i++) {
+      const double difference = (here[i] > there[i] ? here[i] - there[i] : there[i] - here[i]) - bit;
+      most = difference > most ? difference : most;
+    }
+  }
+  return most;
+}
+
+static void run(const dc_muon_options *options, double gate) {
+  side sides[2];
+  for (int k = 0; k < 2; k++) {
+    open_side(&sides[k], k == 0 ? "cpu" : "cuda");
+    assert_int_equal(make_muon(&sides[k], NULL, options), DC_OK);
+    assert_int_equal(add_params(&sides[k], 0, 1), DC_OK);
+  }
+  for (int number = 1; number <= STEPS + 1; number++) {
+    for (int k = 0; k < 2; k++) {
+      assert_int_equal(step(&sides[k], number), DC_OK);
+    }
+    const double most = apart(sides);
+    if (!(most <= gate)) {
+      fail_msg("step %d: %g off", number, most);
+    }
+    if (number == STEPS) {
+      swap_states(sides);
+    }
+  }
+  for (int k = 0; k < 2; k++) {
+    dc_optimizer_destroy(sides[k].optimizer);
+    close_side(&sides[k]);
+  }
+}
+
+static void test_beside_the_cpu(void **state) {
+  (void)state;
+  dc_muon_options o = {.struct_size = sizeof o, .weight_decay = 0.1, .precision = DC_FLOAT32};
+  run(&o, 2e-4);
+  o.polynomial = DC_ORTHOGONAL_MUON;
+  o.adjust = DC_MUON_MATCH_RMS;
+  o.num_splits = 3;
+  o.nesterov = -1;
+  run(&o, 2e-4);
+  o.momentum = -1;
+  run(&o, 2e-4);
+  o.precision = DC_DTYPE_NONE; /* bfloat16 */
+  run(&o, 0.1);
+}
+
+static void test_gradients_that_are_not_finite(void **state) {
+  (void)state;
+  refuses_gradient(make_muon, NULL, 2, __builtin_nanf(""));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(test_beside_the_cpu),
+      TEST(test_gradients_that_are_not_finite),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,133 @@
+/* Shampoo and SOAP on a device that ranks share, and every call of the driver and of its libraries failing in turn; on
+ * the simulated driver alone. */
+#include "optim_pair_ranks.h"
+
+#include <math.h>
+
+static void test_ranks(void **state) {
+  (void)state;
+  const dc_shampoo_options shampoo = options_of();
+  const dc_soap_options soap = {sizeof soap, .precondition_frequency = 2, .max_block = 6};
+  agree(make_shampoo, &shampoo);
+  agree(make_soap, &soap);
+}
+
+/* A QR that fails, or is not begun, leaves one basis as it was. */
+static void test_a_qr_that_fails(void **state) {
+  static const char *const calls[] = {"cusolverDnSgeqrf", "cusolverDnSorgqr", "cusolver: QR"};
+  const dc_soap_options options = {sizeof options, .precondition_frequency = 1};
+  (void)state;
+  for (size_t i = 0; i < DC__COUNT(calls); i++) {
+    dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
+    side s;
+    open_side(&s, "cuda");
+    assert_int_equal(make_soap(&s, NULL, &options), DC_OK);
+    assert_int_equal(add_params(&s, 0, 1), DC_OK);
+    assert_int_equal(step(&s, 1), DC_OK);
+    cudasim_fail(calls[i], 0, DC__CUSOLVER_ALLOC_FAILED);
+    for (int number = 3; number < 5; number++) {
+      assert_int_equal(step(&s, number), DC_OK);
+      assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);
+      assert_int_equal(stats.failed_refreshes, 1);
+    }
+    dc_optimizer_destroy(s.optimizer);
+    close_side(&s);
+  }
+}
+
+/* Without cuSOLVER the host has the QR: the same within rounding. */
+static void test_no_qr(void **state) {
+  const dc_soap_options options = {sizeof options, .precondition_frequency = 1};
+  float weights[2][64];
+  (void)state;
+  cudasim_reset();
+  for (int k = 0; k < 2; k++) {
+    const int begun = cudasim_calls("cusolverDnSgeqrf");
+    side s;
+    open_side(&s, "cuda");
+    assert_int_equal(make_soap(&s, NULL, &options), DC_OK);
+    assert_int_equal(add_params(&s, 0, 1), DC_OK);
+    if (k == 0) {
+      setenv("DC_CUDA_LIB_DIR", "/nowhere", 1);
+    }
+    for (int number = 3; number < 6; number++) {
+      assert_int_equal(step(&s, number), DC_OK);
+    }
+    unsetenv("DC_CUDA_LIB_DIR");
+    assert_int_equal(cudasim_calls("cusolverDnSgeqrf") > begun, k);
+    move(&s, weights[k], s.weights[0], sizeof weights[k]);
+    dc_optimizer_destroy(s.optimizer);
+    close_side(&s);
+  }
+  for (int i = 0; i < 64; i++) {
+    assert_true(fabsf(weights[0][i] - weights[1][i]) <= 2e-4f);
+  }
+}
+
+/* The solver's own failure is that of one root, and tolerated. */
+static void test_a_solver_that_fails(void **state) {
+  (void)state;
+  const dc_shampoo_options options = options_of();
+  dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
+  dc_tensor failures = DC_TENSOR_INIT;
+  side s;
+  open_side(&s, "cuda");
+  assert_int_equal(make_shampoo(&s, NULL, &options), DC_OK);
+  assert_int_equal(add_params(&s, 0, 1), DC_OK);
+  cudasim_fail("cusolverDnXsyevd", 0, DC__CUSOLVER_ALLOC_FAILED);
+  assert_int_equal(step(&s, 1), DC_OK);
+  assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);
+  assert_int_equal(stats.failed_refreshes, 1);
+  assert_int_equal(step(&s, 3), DC_OK);
+  assert_int_equal(dc_optimizer_state(s.optimizer, 0, "failures.0.0", &failures), DC_OK);
+  assert_int_equal(*(int64_t *)failures.data, 0);
+  dc_optimizer_destroy(s.optimizer);
+  close_side(&s);
+}
+
+/* A batch that there is no memory for: each root of it is computed alone. */
+static void test_a_batch_that_fails(void **state) {
+  (void)state;
+  const dc_shampoo_options options = options_of();
+  dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
+  side s;
+  open_side(&s, "cuda");
+  assert_int_equal(make_shampoo(&s, NULL, &options), DC_OK);
+  assert_int_equal(add_params(&s, 0, 1), DC_OK);
+  const int begun = cudasim_calls("cusolverDnXsyevBatched");
+  cudasim_fail("cusolverDnXsyevBatched", 0, DC__CUSOLVER_ALLOC_FAILED);
+  assert_int_equal(step(&s, 1), DC_OK);
+  assert_true(cudasim_calls("cusolverDnXsyevBatched") > begun);
+  assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);
+  assert_int_equal(stats.failed_refreshes, 0);
+  dc_optimizer_destroy(s.optimizer);
+  close_side(&s);
+}
+
+static void test_every_call_fails(void **state) {
+  static const char *const functions[] = {"cuLaunchKernel",          "cuMemcpyAsync",  "cuMemsetD8Async",
+                                          "cuMemAllocFromPoolAsync", "cublasLtCreate", "cublasLtMatmul",
+                                          "cuStreamSynchronize"};
+  (void)state;
+  const dc_shampoo_options shampoo = options_of();
+  const dc_soap_options soap = {sizeof soap, .precondition_frequency = 1, .max_block = 6};
+  for (size_t f = 0; f < 2 * DC__COUNT(functions); f++) {
+    const char *function = functions[f / 2];
+    const make_fn make = f % 2 == 0 ? make_shampoo : make_soap;
+    const void *options = f % 2 == 0 ? (const void *)&shampoo : &soap;
+    const int calls = use(make, options, function, NULL, 0);
+    assert_true(calls > 0);
+    for (int before = 0; before < calls; before += FAILING) {
+      (void)use(make, options, function, function, before);
+    }
+  }
+  cudasim_reset();
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(test_ranks), TEST(test_a_solver_that_fails), TEST(test_a_batch_that_fails), TEST(test_a_qr_that_fails),
+      TEST(test_no_qr), TEST(test_every_call_fails),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,133 @@
+/* Processes over TCP, one of which is killed or stopped at any moment of its collectives: all others get the same
+ * error, which names it. */
+#include "comm_failing.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+
+enum { WORLD = 4, GROUPS = 6, ELEMENTS = 400000, LIMIT_S = 60 };
+
+static const int64_t deadline_ns = INT64_C(8000000000); /* the busiest machine's living ranks move something before */
+
+typedef struct group {
+  char address[64], name[64];
+  int32_t victim;
+  pid_t children[WORLD];
+  struct shared {
+    atomic_int working;
+    atomic_llong end; /* when the victim's came */
+    dc_status status[WORLD];
+    double seconds[WORLD];
+    char text[WORLD][512];
+  } * shared;
+} group;
+
+/* Three collectives in turn, of which two move data. */
+static dc_status work(dc_comm *comm, struct shared *shared) {
+  int64_t count = ELEMENTS;
+  float *data = calloc(ELEMENTS, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  dc_status status = dc_comm_barrier(comm);
+  comm->timeout_ns = deadline_ns;
+  atomic_fetch_add(&shared->working, 1);
+  for (int i = 0; status == DC_OK; i++) {
+    status = i % 3 == 0   ? dc_comm_all_reduce(comm, &tensor, DC_MEAN, NULL)
+             : i % 3 == 1 ? dc_comm_broadcast(comm, &tensor, i % WORLD, NULL)
+                          : dc_comm_barrier(comm);
+  }
+  free(data);
+  return status;
+}
+
+static void run_rank(const group *g, int32_t rank) {
+  dc_comm *comm = NULL;
+  const dc_comm_options options = {sizeof options, INT64_C(60000000000), 0};
+  alarm(150); /* a hang ends the child */
+  dc_status status = dc_comm_create_tcp(g->address, g->name, rank, WORLD, &options, &comm);
+  status = status == DC_OK ? work(comm, g->shared) : status;
+  g->shared->seconds[rank] = (double)(dc__now_ns() - atomic_load(&g->shared->end)) / 1e9;
+  g->shared->status[rank] = status;
+  snprintf(g->shared->text[rank], sizeof g->shared->text[0], "%s", dc_last_error());
+  dc_comm_destroy(comm);
+  _exit(0);
+}
+
+static void start(group *g, int32_t victim) {
+  g->victim = victim;
+  fresh_address(g->address);
+  fresh_name(g->name);
+  void *shared = mmap(NULL, sizeof *g->shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  assert_true(shared != MAP_FAILED);
+  g->shared = shared;
+  fflush(NULL);
+  for (int32_t r = 0; r < WORLD; r++) {
+    g->children[r] = fork();
+    assert_true(g->children[r] >= 0);
+    if (g->children[r] == 0) {
+      run_rank(g, r);
+    }
+  }
+}
+
+static void strike(group *g, int signal, int64_t after_ms) {
+  while (atomic_load(&g->shared->working) < WORLD) {
+    sleep_ms(1);
+  }
+  sleep_ms(after_ms);
+  atomic_store(&g->shared->end, dc__now_ns());
+  assert_int_equal(kill(g->children[g->victim], signal), 0);
+}
+
+static void compare(const group *g, dc_status expected, const char *says) {
+  const struct shared *s = g->shared;
+  int32_t first = g->victim == 0;
+  char named[64];
+  snprintf(named, sizeof named, says, g->victim);
+  for (int32_t r = 0; r < WORLD; r++) {
+    if (r != g->victim && (s->status[r] != expected || strstr(s->text[r], named) == NULL || s->seconds[r] > LIMIT_S ||
+                           strcmp(s->text[r], s->text[first]) != 0)) {
+      fail_msg("victim %d: rank %d: %s after %.1f s: %s\nrank %d: %s\nexpected: %s", g->victim, r,
+               dc_status_name(s->status[r]), s->seconds[r], s->text[r], first, s->text[first], named);
+    }
+  }
+}
+
+static void all_moments(int signal, dc_status expected, const char *says) {
+  group groups[GROUPS];
+  for (int i = 0; i < GROUPS; i++) {
+    start(&groups[i], i % WORLD);
+  }
+  for (int i = 0; i < GROUPS; i++) {
+    strike(&groups[i], signal, i * 7 % 23);
+  }
+  for (int i = 0; i < GROUPS; i++) {
+    for (int32_t r = 0; r < WORLD; r++) {
+      if (r != groups[i].victim) {
+        assert_int_equal(end_rank(groups[i].children[r]), 0);
+      }
+    }
+    kill(groups[i].children[groups[i].victim], SIGKILL);
+    assert_int_equal(end_rank(groups[i].children[groups[i].victim]), -SIGKILL);
+  }
+  for (int i = 0; i < GROUPS; i++) {
+    compare(&groups[i], expected, says);
+    munmap(groups[i].shared, sizeof *groups[i].shared);
+  }
+}
+
+static void test_killed(void **state) {
+  (void)state;
+  all_moments(SIGKILL, DC_E_PEER_DEAD, "rank %d died");
+}
+
+/* Survivors may be stuck in different collectives, since the victim had sent something to one of them and not to the
+ * other. */
+static void test_stopped(void **state) {
+  (void)state;
+  all_moments(SIGSTOP, DC_E_TIMEOUT, "for rank %d of 4 to ");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped)};
+  return cmocka_run_group_tests_name("tcp_rank_death", tests, NULL, NULL);
+}

@@ -1,0 +1,184 @@
+"""libdc.optim.KFAC: what its hooks give the library is the layers' inputs and output gradients, whatever the model does
+with them; K-FAC's own mathematics is tests/optim/kfac/test_kfac*.c. Point 46 of the second-order conformance list."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, Callable, Dict, List, Tuple
+
+import libdc
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from kfac_models import BARE, close, data, expected, factors, mlp, train
+from libdc.optim import KFAC
+from torch import Tensor
+
+
+def test_factors_of_linear_layers() -> None:
+    model = mlp()
+    x, y = data()
+    wanted = [expected(model[i], lambda: F.cross_entropy(model(x), y), lambda x: x, len(x)) for i in (0, 2, 4)]
+    model.zero_grad()
+    optimizer = KFAC(model, **BARE)
+    assert optimizer.layers == ["0", "2", "4"]
+    before = [p.detach().clone() for p in model.parameters()]
+    F.cross_entropy(model(x), y).backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    optimizer.step()
+    for i, (a, g) in zip((0, 2, 4), wanted):
+        ours = factors(optimizer, model[i])
+        close(ours[0], a)
+        close(ours[1], g)
+    a, g = wanted[0]  # and the step is what they say
+    gradient = torch.cat([grads[0], grads[1][:, None]], 1).double()
+    direction = torch.linalg.solve(torch.kron(g, a) + 1e-3 * torch.eye(len(a) * len(g)), gradient.flatten())
+    direction = direction.view(len(g), -1)
+    close((before[0] - model[0].weight.detach()) / 1e-3, direction[:, :-1], 1e-2)
+    close((before[4] - model[3].weight.detach()) / 1e-3, grads[4], 1e-2)  # a norm: SGD's
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("make, shape", [
+    (lambda: nn.Conv1d(3, 4, 3, padding="same"), (5, 3, 7)),
+    (lambda: nn.Conv1d(3, 4, 4, padding="same", bias=False), (5, 3, 7)),
+    (lambda: nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2)), (4, 3, 7, 6)),
+    (lambda: nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), (4, 2, 5, 5)),
+    (lambda: nn.Conv3d(2, 3, 2, stride=2, bias=False), (3, 2, 4, 4, 5)),
+    (lambda: nn.Conv2d(2, 3, 1), (4, 2, 3, 3)),
+])
+def test_factors_of_convolutions(make: Callable[[], Any], shape: Tuple[int, ...]) -> None:
+    torch.manual_seed(3)
+    conv = make()
+    model = nn.Sequential(conv, nn.Tanh())
+    x = torch.randn(shape)
+
+    def unfold(x: Tensor) -> Tensor:
+        """Patches by a convolution with the identity."""
+        k = math.prod(conv.kernel_size) * conv.in_channels
+        eye = torch.eye(k, dtype=x.dtype).view(k, conv.in_channels, *conv.kernel_size)
+        probe = type(conv)(conv.in_channels, k, conv.kernel_size, conv.stride, conv.padding, conv.dilation, bias=False,
+                           padding_mode=conv.padding_mode).double()
+        probe.weight.data = eye
+        return probe(x).detach().flatten(2).transpose(1, 2).reshape(-1, k)
+
+    a, g = expected(conv, lambda: model(x).square().sum(), unfold, 1)
+    model.zero_grad()
+    optimizer = KFAC(model, reduction="sum", **BARE)
+    model(x).square().sum().backward()
+    optimizer.step()
+    ours = factors(optimizer, conv)
+    close(ours[0], a)
+    close(ours[1], g)
+
+
+def test_positions() -> None:
+    """Tokens with a loss each, or one for all of them; averaged first, or not; and inputs without a batch."""
+    torch.manual_seed(4)
+    layer = nn.Linear(4, 3)
+    x = torch.randn(5, 6, 4)
+    for terms, approximation in (("positions", "expand"), ("samples", "expand"), ("samples", "reduce")):
+        model = copy.deepcopy(layer)
+        optimizer = KFAC(model, loss_terms=terms, approximation=approximation, **BARE)
+        out = model(x)
+        out.retain_grad()
+        out.square().sum(-1).mean(None if terms == "positions" else (0, 1)).backward()
+        optimizer.step()
+        flat = torch.cat([x, torch.ones(5, 6, 1)], 2)
+        g = out.grad * (30 if terms == "positions" else 5)
+        vectors = (flat.mean(1), g.sum(1)) if approximation == "reduce" else (flat.flatten(0, 1), g.flatten(0, 1))
+        ours = factors(optimizer, model)
+        close(ours[0], vectors[0].T @ vectors[0] / len(vectors[0]))
+        close(ours[1], vectors[1].T @ vectors[1] / (30 if terms == "positions" else 5))
+    model = copy.deepcopy(layer)
+    optimizer = KFAC(model, **BARE)
+    model(x[0, 0]).square().sum().backward()
+    optimizer.step()
+    close(factors(optimizer, model)[0][:4, :4], torch.outer(x[0, 0], x[0, 0]))
+
+
+def test_micro_batches_and_loss_scales() -> None:
+    """Four micro-batches, an explicit loss scale, or a scaler: the same factors and weights."""
+    results = []
+    for way in range(3):
+        model = mlp()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if way == 2 else None
+        optimizer = KFAC(model, lr=0.01, damping=0.1, grad_scaler=scaler)
+        optimizer.loss_scale = 0.25 if way == 1 else 1.0
+        if scaler is None:
+            train(model, optimizer, micro=4 if way == 1 else 1)
+        for step in range(3 if scaler is not None else 0):
+            x, y = data(seed=step)
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        results.append([p.detach() for p in model.parameters()])
+    for other in results[1:]:
+        for ours, theirs in zip(results[0], other):
+            close(ours, theirs, 1e-4)
+
+
+def test_overflow() -> None:
+    """What is not finite is an error; with a scaler, which skips the step, the batch is left out."""
+    model = mlp()
+    optimizer = KFAC(model)
+    x, y = data()
+    x[3, 2] = math.inf
+    with pytest.raises(libdc.Error, match="NaN or an infinity"):
+        F.cross_entropy(model(x), y).backward()
+    scaler = torch.amp.GradScaler("cpu")
+    optimizer = KFAC(model, grad_scaler=scaler)
+    before = [p.detach().clone() for p in model.parameters()]
+    model.zero_grad()
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+class Shared(nn.Module):
+    """One layer used twice, two modules with one weight, a weight that an embedding has too, and an in-place output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = nn.Linear(4, 4)
+        self.one, self.two = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
+        self.two.weight = self.one.weight
+        self.emb = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.emb.weight
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.relu(self.twice(self.emb(ids)))
+        x = self.twice(x)
+        return self.head(x).sum() + self.one(x).square().sum() + self.two(x + 1).square().sum()
+
+
+def test_weights_used_twice() -> None:
+    """Gradients of both uses are summed over, as the weight's are; and each step counts its own uses."""
+    torch.manual_seed(5)
+    model = Shared()
+    optimizer = KFAC(model, reduction="sum", decay=0.0, **BARE)
+    assert optimizer.layers == ["twice", "one"]
+    seen: Dict[str, List[Tuple[Tensor, Tensor]]] = {"twice": [], "one": []}
+    for module, name in ((model.twice, "twice"), (model.one, "one"), (model.two, "one")):
+        def hook(module: nn.Module, args: Tuple[Tensor, ...], output: Tensor, name: str = name) -> None:
+            x = args[0].detach().clone()
+            output.register_hook(lambda g: seen[name].append((x, g.clone())))
+        module.register_forward_hook(hook)
+    for step in range(2):
+        model(torch.arange(5) + step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for name, pairs in seen.items():
+            assert len(pairs) == 2
+            x, g = (torch.cat(tensors) for tensors in zip(*pairs))
+            x = torch.cat([x, torch.ones(10, 1)], 1) if name == "twice" else x
+            ours = factors(optimizer, getattr(model, name))
+            close(ours[0], x.T @ x / 10, 1e-4)
+            close(ours[1], g.T @ g / 5, 1e-4)
+            pairs.clear()
