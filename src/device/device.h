@@ -72,19 +72,21 @@ typedef struct dc__matmul {
   int32_t out_dtype; /* of D: dtype, or float32 */
   int32_t trans_a, trans_b;
   int64_t m, n, k;
-  int64_t lda, ldb, ldd; /* elements from one column to the next */
-  int64_t
-      heuristic_batch; /* what is best for a batch of so many is done for fewer too; 0: what is best for the batch */
-  int64_t batch;       /* 0 is 1; more have no epilogue. Elements from one matrix to the next: */
+  int64_t lda, ldb, ldd;   /* elements from one column to the next */
+  int64_t heuristic_batch; /* the batch whose best algorithm is used, also for fewer, if it can be; 0: `batch` */
+  int64_t batch;           /* 0 is 1; more have no epilogue. Elements from one matrix to the next: */
   int64_t stride_a, stride_b, stride_d;
   const void *a, *b;
   void *d;
   double alpha, beta;       /* in float32 unless all is float64 */
   int32_t epilogue;         /* enum dc__matmul_epilogue */
   const void *epilogue_ptr; /* DC__MATMUL_BGRADB: written */
-  void *workspace;          /* of the device, for this product alone until it is done; may be NULL */
+  void *workspace;          /* of the device, for this product alone until it is done; DC__MATMUL_ALIGNMENT, or NULL */
   size_t workspace_bytes;
 } dc__matmul;
+
+/* Of workspaces, in bytes. cuBLASLt refuses less. */
+enum { DC__MATMUL_ALIGNMENT = 256 };
 
 /* Symmetric matrices to be decomposed on a device: [count, n, n], dense, of which the triangle on and above the
  * diagonal counts. With `vectors` each becomes its eigenvectors, one a row; else it is spoilt. */

@@ -42,7 +42,7 @@ static inline bool dc__linalg_is_cuda(const dc_linalg *l) {
   return l->device->memory_space != 0;
 }
 
-enum { DC__DEVICE_ALIGNMENT = 256 }; /* workspace alignment of NVIDIA's libraries */
+enum { DC__DEVICE_ALIGNMENT = DC__MATMUL_ALIGNMENT }; /* workspace alignment of NVIDIA's libraries */
 
 /* Memory and products of a kind of device. */
 typedef struct dc__linalg_work {

@@ -32,15 +32,19 @@ static dc__cuda_dropout dropout_args(const dc__layer_job *job, const dc__dropout
   return d;
 }
 
+static char *layer_gemm_workspace(const dc__layer_job *job) {
+  char *begin = job->workspace + job->at.product;
+  return begin + (0 - (uintptr_t)begin) % DC__MATMUL_ALIGNMENT;
+}
+
 static void layer_gemm_cuda(const dc__layer_job *job, const dc__gemm *g) {
-  dc__cuda_gemm(job->stream, g, job->workspace + job->at.product, DC__CUDA_GEMM_WORKSPACE_BYTES);
+  dc__cuda_gemm(job->stream, g, layer_gemm_workspace(job), DC__CUDA_GEMM_WORKSPACE_BYTES);
 }
 
 /* The library only overwrites sums: to be added they go to the workspace first. */
 static bool layer_gemm_sums_cuda(const dc__layer_job *job, const dc__gemm *g, void *sums) {
   void *to = job->accumulate ? job->workspace + job->at.sums : sums;
-  const bool made =
-      dc__cuda_gemm_sums(job->stream, g, to, job->workspace + job->at.product, DC__CUDA_GEMM_WORKSPACE_BYTES);
+  const bool made = dc__cuda_gemm_sums(job->stream, g, to, layer_gemm_workspace(job), DC__CUDA_GEMM_WORKSPACE_BYTES);
   if (made && to != sums) {
     dc__cuda_accumulate(job->stream, sums, g->out_dtype, to, g->out_dtype, g->m);
   }

@@ -20,7 +20,8 @@ bool dc__layer_is_cuda(const dc_layer *layer) {
 /* Extra workspace of every call on a device. */
 static void layout_add_cuda(const dc_layer *layer, const dc__layer_size *size, dc__layer_workspace *w) {
   if (dc__layer_is_cuda(layer)) {
-    w->product = layout_alloc(&w->bytes, DC__CUDA_GEMM_WORKSPACE_BYTES);
+    /* The caller's workspace is aligned to DC__LAYER_ALIGN only. */
+    w->product = layout_alloc(&w->bytes, DC__CUDA_GEMM_WORKSPACE_BYTES + DC__MATMUL_ALIGNMENT - DC__LAYER_ALIGN);
     if (size->cu_seqlens != NULL) {
       w->offsets = layout_alloc(&w->bytes, (size->batch + 1) * (int64_t)sizeof(int32_t));
     }

@@ -69,6 +69,8 @@ enum { /* the numbers are the library's */
   X(cublasLtMatmulAlgoGetHeuristic,                                                                                    \
     (dc__lt_handle handle, dc__lt_desc desc, dc__lt_layout a, dc__lt_layout b, dc__lt_layout c, dc__lt_layout d,       \
      dc__lt_preference preference, int wanted, dc__lt_found *found, int *count))                                       \
+  X(cublasLtMatmulAlgoCheck, (dc__lt_handle handle, dc__lt_desc desc, dc__lt_layout a, dc__lt_layout b,                \
+                              dc__lt_layout c, dc__lt_layout d, const dc__lt_algo *algo, dc__lt_found *found))         \
   X(cublasLtMatmul,                                                                                                    \
     (dc__lt_handle handle, dc__lt_desc desc, const void *alpha, const void *a, dc__lt_layout a_layout, const void *b,  \
      dc__lt_layout b_layout, const void *beta, const void *c, dc__lt_layout c_layout, void *d, dc__lt_layout d_layout, \

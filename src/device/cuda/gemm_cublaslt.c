@@ -215,7 +215,7 @@ static int cublaslt_describe(const dc__lt *lt, matmul_plan *p, const dc__matmul 
              : cublaslt_create_layout(lt, &p->d, type_of(of->out_dtype), of->m, of->n, of->ldd, batch, of->stride_d);
 }
 
-/* After the search with the nominal batch: sets the real one. Returns the library's status. */
+/* Sets the real batch, after the search with the nominal one. Returns the library's status. */
 static int set_batch(const dc__lt *lt, const matmul_plan *p) {
   const dc__lt_layout layouts[] = {p->a, p->b, p->d};
   const int32_t count = (int32_t)p->of.batch;
@@ -258,6 +258,20 @@ static int cublaslt_search(const struct dc__cuda_cublaslt *cublaslt, matmul_plan
   return error;
 }
 
+/* The library may refuse an algorithm of the nominal batch for the real one. Then the best one for the real batch is
+ * taken. Returns the library's status. */
+static int cublaslt_fit_batch(const struct dc__cuda_cublaslt *cublaslt, matmul_plan *p) {
+  int error = set_batch(&cublaslt->lt, p);
+  if (error != 0 || !p->supported || p->of.heuristic_batch == 0 || p->of.heuristic_batch == p->of.batch) {
+    return error;
+  }
+  dc__lt_found found = {.state = DC__LT_NOT_SUPPORTED};
+  error = cublaslt->lt.cublasLtMatmulAlgoCheck(cublaslt->handle, p->desc, p->a, p->b, p->d, p->d, &p->algo, &found);
+  const bool refused = error == DC__LT_NOT_SUPPORTED || error == DC__LT_INVALID_VALUE ||
+                       (error == 0 && (found.state != 0 || found.workspace > p->of.workspace));
+  return refused ? cublaslt_search(cublaslt, p) : error;
+}
+
 /* The mutex is held and the device entered. Returns the library's status. */
 static int cublaslt_find_plan(struct dc__cuda_cublaslt *cublaslt, const dc__matmul *product, matmul_plan **found) {
   const matmul_shape of = matmul_shape_of(product);
@@ -280,7 +294,7 @@ static int cublaslt_find_plan(struct dc__cuda_cublaslt *cublaslt, const dc__matm
     oldest->of = of;
     int error = cublaslt_describe(&cublaslt->lt, oldest, product);
     error = error != 0 ? error : cublaslt_search(cublaslt, oldest);
-    error = error != 0 ? error : set_batch(&cublaslt->lt, oldest);
+    error = error != 0 ? error : cublaslt_fit_batch(cublaslt, oldest);
     if (error != 0) {
       matmul_plan_destroy(&cublaslt->lt, oldest);
       return error;

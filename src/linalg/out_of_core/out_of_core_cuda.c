@@ -7,8 +7,8 @@
 enum {
   NUM_BUFFERS = 2,
   STAGE_BYTES = 4 << 20, /* pinned bytes a copy: enough to hide its launch latency */
-  ALIGNMENT = 256,       /* workspace alignment of NVIDIA's libraries */
-  TILE = 64              /* pieces are multiples of it */
+  ALIGNMENT = DC__MATMUL_ALIGNMENT,
+  TILE = 64 /* pieces are multiples of it */
 };
 
 /* Nanoseconds, for choosing a plan only: a product's launch on the host, and an element of C that is read and added

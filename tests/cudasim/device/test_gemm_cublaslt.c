@@ -264,12 +264,14 @@ static void use_all(const char *failing, int before, int error) {
   }
   p.epilogue = DC__MATMUL_NONE;
   p.batch = 2;
+  p.heuristic_batch = 32;
   p.stride_a = p.stride_b = p.stride_d = 256;
   (void)device->ops->stream_matmul(stream, &p);
   dc_status status = dc_stream_synchronize(stream, 0);
   status = status != DC_OK ? status : dc__device_check(device);
   if (status == DC_OK && failing != NULL && strstr(failing, "Destroy") == NULL &&
-      !(strstr(failing, "Heuristic") != NULL && error == DC__LT_NOT_SUPPORTED)) {
+      !((strstr(failing, "Heuristic") != NULL || strstr(failing, "AlgoCheck") != NULL) &&
+        error == DC__LT_NOT_SUPPORTED)) {
     fail_msg("%s, call %d: nobody was told", failing, before);
   }
   if (status != DC_OK && strstr(dc_last_error(), "cuBLASLt's status") == NULL) {
@@ -299,6 +301,54 @@ static void test_every_call_fails(void **state) {
   }
 }
 
+/* An algorithm that was found for the nominal batch is checked for the real one, once a shape. If the library refuses
+ * it, the search is repeated for the real batch. */
+static void test_batches_of_other_sizes(void **state) {
+  (void)state;
+  for (int refused = 0; refused < 2; refused++) {
+    cudasim_reset();
+    open_all();
+    dc__matmul p = product_of(DC_FLOAT32, DC_FLOAT32, 8, 8, 8);
+    fill(0, DC_FLOAT32, 128);
+    fill(1, DC_FLOAT32, 128);
+    p.stride_a = p.stride_b = p.stride_d = 64;
+    p.batch = p.heuristic_batch = 2;
+    assert_true(device->ops->stream_matmul(stream, &p));
+    assert_int_equal(cudasim_calls("cublasLtMatmulAlgoCheck"), 0);
+    assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
+    char expected[512];
+    memcpy(expected, cudasim_look(blocks[2]), sizeof expected);
+    memset(cudasim_look(blocks[2]), 0, sizeof expected);
+    const int searches = cudasim_calls("cublasLtMatmulAlgoGetHeuristic");
+    if (refused != 0) {
+      cudasim_fail("cublasLtMatmulAlgoCheck", 0, DC__LT_NOT_SUPPORTED);
+    }
+    p.heuristic_batch = 32;
+    assert_true(device->ops->stream_matmul(stream, &p));
+    assert_true(device->ops->stream_matmul(stream, &p));
+    assert_int_equal(cudasim_calls("cublasLtMatmulAlgoCheck"), 1);
+    assert_int_equal(cudasim_calls("cublasLtMatmulAlgoGetHeuristic"), searches + 1 + refused);
+    assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
+    assert_memory_equal(cudasim_look(blocks[2]), expected, sizeof expected);
+    close_all();
+  }
+}
+
+/* A misaligned workspace is an error and no product. */
+static void test_workspace_alignment(void **state) {
+  (void)state;
+  for (int64_t offset = 0; offset <= 512; offset += 64) {
+    open_all();
+    dc__matmul p = product_of(DC_FLOAT32, DC_FLOAT32, 8, 8, 8);
+    p.workspace = blocks[4] + offset;
+    (void)device->ops->stream_matmul(stream, &p);
+    const dc_status status = dc_stream_synchronize(stream, 0);
+    assert_int_equal(status == DC_OK ? dc__device_check(device) : status,
+                     offset % DC__MATMUL_ALIGNMENT == 0 ? DC_OK : DC_E_DEVICE);
+    close_all();
+  }
+}
+
 #define TEST(name) cmocka_unit_test_setup(name, set_up)
 
 int main(void) {
@@ -306,6 +356,8 @@ int main(void) {
       TEST(test_types_and_epilogues),
       TEST(test_a_shape_is_looked_for_once),
       TEST(test_behind_a_host_function_and_in_a_graph),
+      TEST(test_batches_of_other_sizes),
+      TEST(test_workspace_alignment),
       TEST(test_refusals),
       TEST(test_every_call_fails),
   };

@@ -12,7 +12,7 @@
 DC__LT_FUNCTIONS(X)
 #undef X
 
-enum { INVALID = DC__LT_INVALID_VALUE };
+enum { INVALID = DC__LT_INVALID_VALUE, WORKSPACE_ALIGNMENT = 256 };
 
 struct dc__lt_desc_st {
   int compute, scale, trans[2], epilogue;
@@ -180,6 +180,16 @@ int cublasLtMatmulAlgoGetHeuristic(dc__lt_handle handle, dc__lt_desc desc, dc__l
   return 0;
 }
 
+int cublasLtMatmulAlgoCheck(dc__lt_handle handle, dc__lt_desc desc, dc__lt_layout a, dc__lt_layout b, dc__lt_layout c,
+                            dc__lt_layout d, const dc__lt_algo *algo, dc__lt_found *found) {
+  ENTER(true);
+  if (handle == NULL || c != d || algo->data[0] == 0 || !shapes_fit(desc, a, b, d)) {
+    return INVALID;
+  }
+  *found = (dc__lt_found){.algo = *algo, .workspace = algo->data[1]};
+  return 0;
+}
+
 typedef struct task {
   dc__gemm gemm;
   size_t bytes[3]; /* of A, B and C as the gemm has them */
@@ -250,7 +260,7 @@ int cublasLtMatmul(dc__lt_handle handle, dc__lt_desc desc, const void *alpha, co
     return INVALID;
   }
   uintptr_t all = (uintptr_t)a | (uintptr_t)b | (uintptr_t)d;
-  if (all % algo->data[0] != 0) {
+  if (all % algo->data[0] != 0 || (workspace_bytes > 0 && (uintptr_t)workspace % WORKSPACE_ALIGNMENT != 0)) {
     return INVALID;
   }
   const bool wide = desc->scale == DC__LT_R_64F;
