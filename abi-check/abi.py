@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from typing import Callable, List
 
+from pycparser.c_parser import ParseError  # type: ignore[import-untyped]
+
 import clients
+import contract
 import edges
 import gate
 import mutants
@@ -39,7 +42,7 @@ def main() -> int:
         print(what)
         try:
             found = faults()
-        except (SystemExit, OSError, subprocess.SubprocessError) as error:  # a tool that is missing, or fails
+        except (SystemExit, OSError, subprocess.SubprocessError, ParseError) as error:  # a tool is missing, or fails
             found = [str(error)]
         print("".join(f"  FAIL {fault}\n" for fault in found) or "  ok")
         failed, passed = failed + bool(found), passed + (not found)
@@ -48,10 +51,13 @@ def main() -> int:
     for release in RELEASES:
         baseline = release / "libdc.x86_64.abi"
         check(f"the ABI of {library.name} has all of {release.name}, unchanged ({baseline.relative_to(ROOT)})",
-              lambda: gate.faults(library, include, baseline))
+              lambda: gate.faults(library, include, baseline, release))
+        check(f"initialisers, parameters and version of {release.name}, and C++ clients",
+              lambda: contract.faults(include, library, release))
         check(f"programs built for {release.name} on {library.name}", lambda: clients.old_on_new(release, library))
         check(f"programs built for {release.name} on a library whose structs have all grown",
               lambda: clients.old_on_grown(release))
+    check("what the library asks of the loader", lambda: contract.elf_faults(library))
     check("today's header has the layouts, constants and prototypes of every release (tests/abi)",
           lambda: mutants.lock_faults(include))
     check("changes that the gate and the locks must catch, and changes that they must let pass",

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple, Tuple
 
 from pycparser import c_ast, c_generator, c_parser  # type: ignore[import-untyped]
 
@@ -25,6 +25,7 @@ class Header(NamedTuple):
     structs: Dict[str, Dict[str, str]]  # each field's type, as a cast has it
     constants: List[str]
     opaque: List[str]
+    enums: List[str]
     since: Dict[str, str]  # the version that a function's comment names
 
 
@@ -47,12 +48,13 @@ def read(path: Path) -> Header:
     text = path.read_text(encoding="utf-8")
     cdef = cdef_of(text)
     constants = re.findall(r"^#define (\w+)", cdef, re.M)
-    header = Header({}, {}, constants, [], {})
+    header = Header({}, {}, constants, [], [], {})
     for node in c_parser.CParser().parse(TYPES + re.sub(r"^#.*$", "", cdef, flags=re.M)).ext:
         kind = node.type
         if isinstance(kind, c_ast.FuncDecl):
             header.functions[node.name] = c_generator.CGenerator().visit(node)
         elif isinstance(kind, c_ast.Enum):
+            header.enums.extend([f"enum {kind.name}"] if kind.name else [])
             header.constants.extend(item.name for item in kind.values.enumerators)
         elif isinstance(kind, c_ast.TypeDecl) and isinstance(kind.type, c_ast.Struct):
             if kind.type.decls is None:
@@ -85,10 +87,11 @@ def must(*command: object) -> str:
 
 
 def _measure(path: Path, header: Header) -> Dict[str, str]:
-    """What the compiler says of sizes, offsets and values."""
+    """What the compiler says of sizes, alignment, offsets and values."""
     asked = {name: f"(long long){name}" for name in header.constants}
+    asked.update({f"sizeof({name})": f"(long long)sizeof({name})" for name in [*header.structs, *header.enums]})
     for name, fields in header.structs.items():
-        asked[f"sizeof({name})"] = f"(long long)sizeof({name})"
+        asked[f"_Alignof({name})"] = f"(long long)_Alignof({name})"
         asked.update({f"offsetof({name}, {field})": f"(long long)offsetof({name}, {field})" for field in fields})
     lines = [f"#include <{path.name}>", "#include <stdio.h>", "int main(void) {"]
     lines += [f'  printf("%lld\\n", {what});' for what in asked.values()]
@@ -108,13 +111,17 @@ def layout_lock(path: Path, version: str) -> str:
     wide = "sizeof(void *) != 8 || "
     for name, fields in header.structs.items():
         lines.append(f'_Static_assert({wide}sizeof({name}) >= {values[f"sizeof({name})"]}, "{version}");')
+        lines.append(f'_Static_assert({wide}_Alignof({name}) == {values[f"_Alignof({name})"]}, "{version}");')
         for field, kind in fields.items():
+            if field.startswith("reserved"):
+                continue  # may get a name and a use
             at = values[f"offsetof({name}, {field})"]
             lines.append(f'_Static_assert({wide}offsetof({name}, {field}) == {at}, "{version}");')
             base, _, count = kind.partition("[")  # an array would decay to a pointer: the pointer to it does not
             asked, kind = ("&", f"{base}(*)[{count}") if count else ("", kind)
             lines.append(f'_Static_assert(_Generic({asked}(({name} *)0)->{field}, {kind}: 1, default: 0), '
                          f'"{version}");')
+    lines += [f'_Static_assert(sizeof({name}) == {values[f"sizeof({name})"]}, "{version}");' for name in header.enums]
     changing = ("DC_VERSION_", "DC_API_VERSION")
     lines += [f'_Static_assert({name} == {values[name]}, "{version}");' for name in header.constants
               if not name.startswith(changing)]
@@ -128,22 +135,25 @@ def prototype_lock(path: Path, version: str) -> str:
     return "\n".join(lines + [f"{text};" for text in read(path).functions.values()]) + "\n"
 
 
-def stub(path: Path, inside: str) -> str:
-    """C of a library with the header's functions, which do nothing; inside: what opaque structs hold."""
+def stub(path: Path, inside: str, code: str = "") -> str:
+    """C of a library with the header's functions, which do nothing; inside: what opaque structs hold; code: more, which
+    may define functions of the header."""
     header = read(path)
-    lines = ["#include <dc_api.h>"] + [f"struct {name} {{ {inside} }};" for name in header.opaque]
-    for text in header.functions.values():
+    lines = ["#include <dc_api.h>"] + [f"struct {name} {{ {inside} }};" for name in header.opaque] + [code]
+    for name, text in header.functions.items():
+        if f" {name}(" in code:
+            continue
         lines.append(f"{text} {{ }}" if text.startswith("void dc_") else f"{text} {{ return 0; }}")
     return "\n".join(lines) + "\n"
 
 
 def build_stub(folder: Path, header: Path, script: Path, soname: str = "libdc.so.0.1",
-               inside: str = "int x;") -> Path:
+               inside: str = "int x;", code: str = "", link: Tuple[str, ...] = ()) -> Path:
     """folder/libdc.so, with debug information."""
     source, library = folder / "stub.c", folder / soname
-    source.write_text(stub(header, inside), encoding="utf-8")
+    source.write_text(stub(header, inside, code), encoding="utf-8")
     must("gcc", "-g", "-gdwarf-4", "-Og", "-shared", "-fPIC", f"-I{header.parent}", source, f"-Wl,-soname,{soname}",
-         f"-Wl,--version-script={script}", "-o", library)
+         f"-Wl,--version-script={script}", *link, "-o", library)
     link = folder / "libdc.so"
     link.unlink(missing_ok=True)
     link.symlink_to(library.name)

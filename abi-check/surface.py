@@ -13,7 +13,7 @@ from header import ROOT, cdef_of, must, read
 def exported(library: Path) -> Dict[str, str]:
     """The version node of each exported symbol."""
     lines = [line.split() for line in must("nm", "-D", "--defined-only", library).splitlines()]
-    return dict(re.split("@+", words[2]) for words in lines if words[1] == "T")
+    return dict(re.split("@+", words[2]) for words in lines if words[1] in "Ti")
 
 
 def mapped() -> Dict[str, str]:

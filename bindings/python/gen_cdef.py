@@ -1,7 +1,7 @@
 """Turns dc_api.h into a cffi cdef: gen_cdef.py HEADER CDEF [MODULE].
 
-Comments, DC_API, extern "C" and preprocessor lines go; numeric #defines stay. MODULE gets the same text as a Python
-constant for the dlopen mode."""
+Comments, DC_API, attributes, extern "C" and preprocessor lines go; numeric #defines stay. MODULE gets the same text as
+a Python constant for the dlopen mode."""
 
 import re
 import sys
@@ -10,6 +10,7 @@ import sys
 def cdef_of(header: str) -> str:
     header = re.sub(r"/\*.*?\*/", "", header, flags=re.S)
     header = re.sub(r"#ifdef __cplusplus.*?#endif", "", header, flags=re.S)
+    header = re.sub(r"^(?!#)(.*?)\s*__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)", r"\1", header, flags=re.M)
     lines = []
     for line in header.splitlines():
         number = re.match(r"#define\s+(DC_\w+)\s+(-?\d+|0x[0-9a-fA-F]+)[uU]?\s*$", line)

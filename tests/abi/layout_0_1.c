@@ -4,6 +4,7 @@
 #include <dc_api.h>
 
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_tensor) >= 48, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_tensor) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_tensor, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_tensor *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_tensor, data) == 8, "0.1");
@@ -19,6 +20,7 @@ _Static_assert(_Generic(((dc_tensor *)0)->dtype, int32_t: 1, default: 0), "0.1")
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_tensor, buffer) == 40, "0.1");
 _Static_assert(_Generic(((dc_tensor *)0)->buffer, dc_buffer *: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_allocator) >= 40, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_allocator) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_allocator, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_allocator *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_allocator, alloc) == 8, "0.1");
@@ -30,11 +32,13 @@ _Static_assert(_Generic(((dc_allocator *)0)->destroy_user, void (*)(void *user):
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_allocator, user) == 32, "0.1");
 _Static_assert(_Generic(((dc_allocator *)0)->user, void *: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_device_options) >= 16, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_device_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_device_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_device_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_device_options, allocator) == 8, "0.1");
 _Static_assert(_Generic(((dc_device_options *)0)->allocator, const dc_allocator *: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_options) >= 24, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_comm_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_comm_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, timeout_ns) == 8, "0.1");
@@ -42,6 +46,7 @@ _Static_assert(_Generic(((dc_comm_options *)0)->timeout_ns, int64_t: 1, default:
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, heap_bytes) == 16, "0.1");
 _Static_assert(_Generic(((dc_comm_options *)0)->heap_bytes, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_callbacks) >= 72, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_comm_callbacks) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_callbacks, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_comm_callbacks *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_callbacks, all_gather) == 8, "0.1");
@@ -61,6 +66,7 @@ _Static_assert(_Generic(((dc_comm_callbacks *)0)->destroy_user, void (*)(void *u
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_callbacks, user) == 64, "0.1");
 _Static_assert(_Generic(((dc_comm_callbacks *)0)->user, void *: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_context_options) >= 24, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_context_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_context_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_context_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_context_options, log) == 8, "0.1");
@@ -68,6 +74,7 @@ _Static_assert(_Generic(((dc_context_options *)0)->log, dc_log_fn: 1, default: 0
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_context_options, log_user) == 16, "0.1");
 _Static_assert(_Generic(((dc_context_options *)0)->log_user, void *: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_config) >= 48, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_config) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_config, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_config *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_config, symmetric_memory) == 8, "0.1");
@@ -86,9 +93,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_config, sync_after_allgather) 
 _Static_assert(_Generic(((dc_config *)0)->sync_after_allgather, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_config, check_finite) == 40, "0.1");
 _Static_assert(_Generic(((dc_config *)0)->check_finite, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_config, reserved0) == 44, "0.1");
-_Static_assert(_Generic(((dc_config *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_memory_stats) >= 144, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_memory_stats) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_memory_stats, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_memory_stats *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_memory_stats, gathered_bytes) == 8, "0.1");
@@ -126,6 +132,7 @@ _Static_assert(_Generic(((dc_memory_stats *)0)->registered_params, int64_t: 1, d
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_memory_stats, registered_graphs) == 136, "0.1");
 _Static_assert(_Generic(((dc_memory_stats *)0)->registered_graphs, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_op_info) >= 48, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_op_info) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_op_info, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_op_info *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_op_info, shape) == 8, "0.1");
@@ -136,13 +143,12 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_op_info, dtype) == 20, "0.1");
 _Static_assert(_Generic(((dc_op_info *)0)->dtype, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_op_info, host) == 24, "0.1");
 _Static_assert(_Generic(((dc_op_info *)0)->host, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_op_info, reserved0) == 28, "0.1");
-_Static_assert(_Generic(((dc_op_info *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_op_info, device_bytes) == 32, "0.1");
 _Static_assert(_Generic(((dc_op_info *)0)->device_bytes, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_op_info, wire_bytes) == 40, "0.1");
 _Static_assert(_Generic(((dc_op_info *)0)->wire_bytes, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_trace_event) >= 48, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_trace_event) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_trace_event, begin_ns) == 0, "0.1");
 _Static_assert(_Generic(((dc_trace_event *)0)->begin_ns, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_trace_event, end_ns) == 8, "0.1");
@@ -158,6 +164,7 @@ _Static_assert(_Generic(((dc_trace_event *)0)->op, int32_t: 1, default: 0), "0.1
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_trace_event, lane) == 44, "0.1");
 _Static_assert(_Generic(((dc_trace_event *)0)->lane, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_layer_config) >= 160, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_layer_config) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_config, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_layer_config *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_config, batch_size) == 8, "0.1");
@@ -210,9 +217,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_config, training) == 148
 _Static_assert(_Generic(((dc_layer_config *)0)->training, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_config, threads) == 152, "0.1");
 _Static_assert(_Generic(((dc_layer_config *)0)->threads, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_config, reserved0) == 156, "0.1");
-_Static_assert(_Generic(((dc_layer_config *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_layer_call) >= 96, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_layer_call) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_call, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_layer_call *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_call, batch) == 8, "0.1");
@@ -227,8 +233,6 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_call, offset) == 40, "0.
 _Static_assert(_Generic(((dc_layer_call *)0)->offset, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_call, accumulate) == 48, "0.1");
 _Static_assert(_Generic(((dc_layer_call *)0)->accumulate, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_call, reserved0) == 52, "0.1");
-_Static_assert(_Generic(((dc_layer_call *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_call, workspace) == 56, "0.1");
 _Static_assert(_Generic(((dc_layer_call *)0)->workspace, void *: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_call, workspace_bytes) == 64, "0.1");
@@ -240,6 +244,7 @@ _Static_assert(_Generic(((dc_layer_call *)0)->reserve_bytes, size_t: 1, default:
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_call, stream) == 88, "0.1");
 _Static_assert(_Generic(((dc_layer_call *)0)->stream, dc_stream *: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_layer_cost) >= 80, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_layer_cost) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_cost, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_layer_cost *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_cost, forward_workspace_bytes) == 8, "0.1");
@@ -261,6 +266,7 @@ _Static_assert(_Generic(((dc_layer_cost *)0)->forward_bytes, int64_t: 1, default
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_cost, backward_bytes) == 72, "0.1");
 _Static_assert(_Generic(((dc_layer_cost *)0)->backward_bytes, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_layer_plan_options) >= 72, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_layer_plan_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_plan_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_layer_plan_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_plan_options, seq_length) == 8, "0.1");
@@ -281,9 +287,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_plan_options, moments) =
 _Static_assert(_Generic(((dc_layer_plan_options *)0)->moments, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_plan_options, inventory) == 64, "0.1");
 _Static_assert(_Generic(((dc_layer_plan_options *)0)->inventory, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_plan_options, reserved0) == 68, "0.1");
-_Static_assert(_Generic(((dc_layer_plan_options *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_layer_plan) >= 80, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_layer_plan) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_plan, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_layer_plan *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_plan, micro_batch) == 8, "0.1");
@@ -305,6 +310,7 @@ _Static_assert(_Generic(((dc_layer_plan *)0)->workspace_bytes, int64_t: 1, defau
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_layer_plan, total_bytes) == 72, "0.1");
 _Static_assert(_Generic(((dc_layer_plan *)0)->total_bytes, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_linalg_options) >= 16, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_linalg_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_linalg_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_linalg_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_linalg_options, threads) == 8, "0.1");
@@ -312,6 +318,7 @@ _Static_assert(_Generic(((dc_linalg_options *)0)->threads, int32_t: 1, default: 
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_linalg_options, plain) == 12, "0.1");
 _Static_assert(_Generic(((dc_linalg_options *)0)->plain, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_spectral_options) >= 56, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_spectral_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_spectral_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_spectral_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_spectral_options, eps_abs) == 8, "0.1");
@@ -331,6 +338,7 @@ _Static_assert(_Generic(((dc_spectral_options *)0)->precision, int32_t: 1, defau
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_spectral_options, descending) == 52, "0.1");
 _Static_assert(_Generic(((dc_spectral_options *)0)->descending, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_spectral_info) >= 48, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_spectral_info) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_spectral_info, status) == 0, "0.1");
 _Static_assert(_Generic(((dc_spectral_info *)0)->status, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_spectral_info, path) == 4, "0.1");
@@ -346,6 +354,7 @@ _Static_assert(_Generic(((dc_spectral_info *)0)->asymmetry, double: 1, default: 
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_spectral_info, change) == 40, "0.1");
 _Static_assert(_Generic(((dc_spectral_info *)0)->change, double: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_iteration_options) >= 48, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_iteration_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_iteration_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_iteration_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_iteration_options, eps_abs) == 8, "0.1");
@@ -360,9 +369,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_iteration_options, symmetry) =
 _Static_assert(_Generic(((dc_iteration_options *)0)->symmetry, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_iteration_options, precision) == 40, "0.1");
 _Static_assert(_Generic(((dc_iteration_options *)0)->precision, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_iteration_options, reserved0) == 44, "0.1");
-_Static_assert(_Generic(((dc_iteration_options *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_iteration_info) >= 40, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_iteration_info) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_iteration_info, status) == 0, "0.1");
 _Static_assert(_Generic(((dc_iteration_info *)0)->status, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_iteration_info, iterations) == 4, "0.1");
@@ -376,6 +384,7 @@ _Static_assert(_Generic(((dc_iteration_info *)0)->epsilon, double: 1, default: 0
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_iteration_info, asymmetry) == 32, "0.1");
 _Static_assert(_Generic(((dc_iteration_info *)0)->asymmetry, double: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_matrix_source) >= 32, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_matrix_source) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_matrix_source, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_matrix_source *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_matrix_source, tensor) == 8, "0.1");
@@ -384,9 +393,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_matrix_source, offset) == 16, 
 _Static_assert(_Generic(((dc_matrix_source *)0)->offset, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_matrix_source, fd) == 24, "0.1");
 _Static_assert(_Generic(((dc_matrix_source *)0)->fd, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_matrix_source, reserved0) == 28, "0.1");
-_Static_assert(_Generic(((dc_matrix_source *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_sample_layer) >= 144, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_sample_layer) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_sample_layer, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_sample_layer *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_sample_layer, kind) == 8, "0.1");
@@ -410,17 +418,17 @@ _Static_assert(_Generic(((dc_sample_layer *)0)->features, int64_t: 1, default: 0
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_sample_layer, eps) == 136, "0.1");
 _Static_assert(_Generic(((dc_sample_layer *)0)->eps, double: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_device_memory) >= 40, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_device_memory) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_device_memory, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_device_memory *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_device_memory, total_bytes) == 8, "0.1");
 _Static_assert(_Generic(((dc_device_memory *)0)->total_bytes, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_device_memory, free_bytes) == 16, "0.1");
 _Static_assert(_Generic(((dc_device_memory *)0)->free_bytes, int64_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_device_memory, reserved_bytes) == 24, "0.1");
-_Static_assert(_Generic(((dc_device_memory *)0)->reserved_bytes, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_device_memory, peak_bytes) == 32, "0.1");
 _Static_assert(_Generic(((dc_device_memory *)0)->peak_bytes, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_adamw_options) >= 56, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_adamw_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_adamw_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_adamw_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_adamw_options, beta1) == 8, "0.1");
@@ -437,9 +445,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_adamw_options, maximize) == 44
 _Static_assert(_Generic(((dc_adamw_options *)0)->maximize, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_adamw_options, check_finite) == 48, "0.1");
 _Static_assert(_Generic(((dc_adamw_options *)0)->check_finite, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_adamw_options, reserved0) == 52, "0.1");
-_Static_assert(_Generic(((dc_adamw_options *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_sgd_options) >= 48, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_sgd_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_sgd_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_sgd_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_sgd_options, momentum) == 8, "0.1");
@@ -454,9 +461,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_sgd_options, maximize) == 36, 
 _Static_assert(_Generic(((dc_sgd_options *)0)->maximize, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_sgd_options, check_finite) == 40, "0.1");
 _Static_assert(_Generic(((dc_sgd_options *)0)->check_finite, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_sgd_options, reserved0) == 44, "0.1");
-_Static_assert(_Generic(((dc_sgd_options *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_shampoo_options) >= 136, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_shampoo_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_shampoo_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_shampoo_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_shampoo_options, beta1) == 8, "0.1");
@@ -495,9 +501,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_shampoo_options, nesterov) == 
 _Static_assert(_Generic(((dc_shampoo_options *)0)->nesterov, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_shampoo_options, tolerated_failures) == 128, "0.1");
 _Static_assert(_Generic(((dc_shampoo_options *)0)->tolerated_failures, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_shampoo_options, reserved0) == 132, "0.1");
-_Static_assert(_Generic(((dc_shampoo_options *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_soap_options) >= 88, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_soap_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_soap_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_soap_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_soap_options, beta1) == 8, "0.1");
@@ -520,9 +525,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_soap_options, precondition_fre
 _Static_assert(_Generic(((dc_soap_options *)0)->precondition_frequency, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_soap_options, tolerated_failures) == 80, "0.1");
 _Static_assert(_Generic(((dc_soap_options *)0)->tolerated_failures, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_soap_options, reserved0) == 84, "0.1");
-_Static_assert(_Generic(((dc_soap_options *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_muon_options) >= 64, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_muon_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_muon_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_muon_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_muon_options, momentum) == 8, "0.1");
@@ -543,9 +547,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_muon_options, adjust) == 52, "
 _Static_assert(_Generic(((dc_muon_options *)0)->adjust, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_muon_options, nesterov) == 56, "0.1");
 _Static_assert(_Generic(((dc_muon_options *)0)->nesterov, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_muon_options, reserved0) == 60, "0.1");
-_Static_assert(_Generic(((dc_muon_options *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_kfac_options) >= 80, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_kfac_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_kfac_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_kfac_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_kfac_options, decay) == 8, "0.1");
@@ -568,9 +571,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_kfac_options, nesterov) == 68,
 _Static_assert(_Generic(((dc_kfac_options *)0)->nesterov, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_kfac_options, tolerated_failures) == 72, "0.1");
 _Static_assert(_Generic(((dc_kfac_options *)0)->tolerated_failures, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || offsetof(dc_kfac_options, reserved0) == 76, "0.1");
-_Static_assert(_Generic(((dc_kfac_options *)0)->reserved0, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_optimizer_stats) >= 104, "0.1");
+_Static_assert(sizeof(void *) != 8 || _Alignof(dc_optimizer_stats) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_optimizer_stats, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_optimizer_stats *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_optimizer_stats, steps) == 8, "0.1");
@@ -597,6 +599,27 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_optimizer_stats, refresh_ns) =
 _Static_assert(_Generic(((dc_optimizer_stats *)0)->refresh_ns, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_optimizer_stats, skipped_steps) == 96, "0.1");
 _Static_assert(_Generic(((dc_optimizer_stats *)0)->skipped_steps, int64_t: 1, default: 0), "0.1");
+_Static_assert(sizeof(enum dc_status_code) == 4, "0.1");
+_Static_assert(sizeof(enum dc_dtype) == 4, "0.1");
+_Static_assert(sizeof(enum dc_reduce_op) == 4, "0.1");
+_Static_assert(sizeof(enum dc_log_level) == 4, "0.1");
+_Static_assert(sizeof(enum dc_memory_kind) == 4, "0.1");
+_Static_assert(sizeof(enum dc_op) == 4, "0.1");
+_Static_assert(sizeof(enum dc_gelu) == 4, "0.1");
+_Static_assert(sizeof(enum dc_layer_weight) == 4, "0.1");
+_Static_assert(sizeof(enum dc_dropout_site) == 4, "0.1");
+_Static_assert(sizeof(enum dc_layer_inventory) == 4, "0.1");
+_Static_assert(sizeof(enum dc_symmetry) == 4, "0.1");
+_Static_assert(sizeof(enum dc_negative) == 4, "0.1");
+_Static_assert(sizeof(enum dc_spectral_path) == 4, "0.1");
+_Static_assert(sizeof(enum dc_orthogonal) == 4, "0.1");
+_Static_assert(sizeof(enum dc_sample_kind) == 4, "0.1");
+_Static_assert(sizeof(enum dc_sample_part) == 4, "0.1");
+_Static_assert(sizeof(enum dc_graft) == 4, "0.1");
+_Static_assert(sizeof(enum dc_weight_decay) == 4, "0.1");
+_Static_assert(sizeof(enum dc_muon_adjust) == 4, "0.1");
+_Static_assert(sizeof(enum dc_kfac_inverse) == 4, "0.1");
+_Static_assert(sizeof(enum dc_kfac_approximation) == 4, "0.1");
 _Static_assert(DC_OK == 0, "0.1");
 _Static_assert(DC_E_INVALID == -100, "0.1");
 _Static_assert(DC_E_NOT_FOUND == -101, "0.1");
