@@ -15,7 +15,8 @@ from header import ROOT, layout_lock, prototype_lock, read
 HEADER = ROOT / "include" / "dc_api.h"
 # They see the public header alone.
 CLIENTS = ["examples/*.c", "examples/c/*.c", "tests/support/harness.h", "tests/abi/test_results.c",
-           "tests/api/test_bad_input.c", "tests/runtime/test_gather.c", "tests/runtime/test_offload.c", "tests/runtime/test_reduce.c"]
+           "tests/api/test_bad_input.c", "tests/runtime/test_gather.c", "tests/runtime/test_offload.c",
+           "tests/runtime/test_reduce.c"]
 
 
 def main() -> int:

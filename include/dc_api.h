@@ -21,6 +21,8 @@
  *     Set them by DC_X_INIT in C or dc_x_init() from another language. Output structs are sized the same way.
  *   - Handles are opaque, made by a create function and freed by one destroy function that takes NULL, returns
  *     nothing, and may be called in any order: children keep what they need alive.
+ *     A handle that was destroyed, or one of another kind, is DC_E_INVALID, what the call returns for NULL, or no effect.
+ *     That does not hold once other memory lies there: do not rely on it.
  *   - The library never prints, aborts, installs signal handlers or keeps global state. Of the environment it reads
  *     DC_CPU, which bounds the instructions it uses (dc_device_open()), and libdc_cuda.so DC_CUDA_LIB_DIR, a folder of
  *     NVIDIA's libraries. It never frees the caller's memory, and the caller never calls free() on the library's.

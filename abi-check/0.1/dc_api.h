@@ -21,6 +21,8 @@
  *     Set them by DC_X_INIT in C or dc_x_init() from another language. Output structs are sized the same way.
  *   - Handles are opaque, made by a create function and freed by one destroy function that takes NULL, returns
  *     nothing, and may be called in any order: children keep what they need alive.
+ *     A handle that was destroyed, or one of another kind, is DC_E_INVALID, what the call returns for NULL, or no effect.
+ *     That does not hold once other memory lies there: do not rely on it.
  *   - The library never prints, aborts, installs signal handlers or keeps global state. Of the environment it reads
  *     DC_CPU, which bounds the instructions it uses (dc_device_open()), and libdc_cuda.so DC_CUDA_LIB_DIR, a folder of
  *     NVIDIA's libraries. It never frees the caller's memory, and the caller never calls free() on the library's.
@@ -742,7 +744,8 @@ DC_API dc_status dc_set_param_name(dc_context *context, int64_t id, const char *
 /** Points a parameter's gradient at another buffer, which is set to zero. Graphs that contain the parameter keep their
  *  split: the length and the offset on every rank must be those of the registration, or the buffer empty on all ranks.
  *  Until there is one again, a dc_reduce_grad that would communicate is DC_E_STATE. Where some rank owns nothing of the
- *  gradient, and so cannot know, the reduction itself fails with it, on every rank, and with it the context.
+ *  gradient, and so cannot know, the reduction itself fails with it, on every rank, and with it the context. A local
+ *  sum of stage 1 stays, and is added to the new buffer; what other stages have added to the old one stays there.
  *  grad_buffer  as in dc_register_param
  *  offset       as in dc_register_param; 0 for stage 3
  *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a reduction into the old buffer is pending), DC_E_SHAPE (not the
@@ -785,7 +788,8 @@ DC_API dc_status dc_accumulate_grads(dc_context *context, const int64_t *ids, in
  * A graph is a set of parameters under an id of the caller's choice and a ZeRO stage; operators name it. Every
  * rank registers the same graphs in the same order. Registering compares number, sizes and split over the ranks
  * (one small collective a graph). Registering an id again replaces the graph, unless reductions or local sums of its
- * parameters are pending (DC_E_BUSY).
+ * parameters are pending (DC_E_BUSY). A parameter of several graphs has one split in all of them: that of the first,
+ * also while its buffer is taken away; another one is DC_E_MISMATCH.
  *
  *   stage 0  gradients are averaged over ranks, whole, in every backward: plain data parallelism
  *   stage 1  gradients are summed locally; only a backward with update = 1 averages the sums, each rank its own part.
@@ -1056,7 +1060,7 @@ typedef struct dc_op_info {
   int32_t host;         /**< 1: the result lies in host memory */
   int32_t reserved0;    /**< 0 */
   int64_t device_bytes; /**< device memory the call would take from the arena now */
-  int64_t wire_bytes;   /**< bytes it would receive */
+  int64_t wire_bytes;   /**< bytes it would receive; those of a reduction count at its dc_reduce_grad */
 } dc_op_info;
 
 /** A dc_op_info to be filled in. */

@@ -6,10 +6,9 @@
 /* ---- checks ---- */
 
 static dc_status check_comm(const char *fn, dc_comm *comm, dc_stream *stream) {
-  if (comm == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
-  }
+  DC__TRY(dc__handle_check(fn, "comm", comm, DC__HANDLE_COMM));
   DC__TRY(dc__owner_check(fn, "communicator", &comm->owner));
+  DC__TRY(dc__handle_check_optional(fn, "stream", stream, DC__HANDLE_STREAM));
   if (stream != NULL) {
     DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
     DC__TRY(dc__comm_check_device(fn, comm, stream->device));
@@ -198,9 +197,8 @@ dc_status dc_comm_group_begin(dc_comm *comm) {
 dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream) {
   DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_group_end";
-  if (comm == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
-  }
+  DC__TRY(dc__handle_check(fn, "comm", comm, DC__HANDLE_COMM));
   DC__TRY(dc__owner_check(fn, "communicator", &comm->owner));
+  DC__TRY(dc__handle_check_optional(fn, "stream", stream, DC__HANDLE_STREAM));
   return dc__comm_group_end(fn, comm, stream);
 }

@@ -131,9 +131,8 @@ dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl) 
     return dc__fail(DC_E_INVALID, "%s: nccl is NULL", fn);
   }
   *nccl = NULL;
-  if (comm == NULL || device == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: %s is NULL", fn, comm == NULL ? "comm" : "device");
-  }
+  DC__TRY(dc__handle_check(fn, "comm", comm, DC__HANDLE_COMM));
+  DC__TRY(dc__handle_check(fn, "device", device, DC__HANDLE_DEVICE));
   DC__TRY(dc__owner_check(fn, "communicator", &comm->owner));
   DC__TRY(dc__owner_check(fn, "device", &device->owner));
   DC__TRY(dc__comm_check(comm));
@@ -151,17 +150,17 @@ dc_status dc_nccl_version(int32_t *version) {
 
 void dc_comm_destroy(dc_comm *comm) {
   DC__WITHOUT_TRAPS;
-  if (comm != NULL && !dc__owner_is_forked(&comm->owner)) {
+  if (dc__handle_is(comm, DC__HANDLE_COMM) && !dc__owner_is_forked(&comm->owner)) {
     dc__comm_release(comm);
   }
 }
 
 int32_t dc_comm_rank(const dc_comm *comm) {
-  return comm == NULL ? -1 : comm->rank;
+  return dc__handle_is(comm, DC__HANDLE_COMM) ? comm->rank : -1;
 }
 
 int32_t dc_comm_size(const dc_comm *comm) {
-  return comm == NULL ? -1 : comm->world;
+  return dc__handle_is(comm, DC__HANDLE_COMM) ? comm->world : -1;
 }
 
 dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy) {
@@ -170,9 +169,7 @@ dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy) {
     return dc__fail(DC_E_INVALID, "dc_comm_dup: copy is NULL");
   }
   *copy = NULL;
-  if (comm == NULL) {
-    return dc__fail(DC_E_INVALID, "dc_comm_dup: comm is NULL");
-  }
+  DC__TRY(dc__handle_check("dc_comm_dup", "comm", comm, DC__HANDLE_COMM));
   DC__TRY(dc__owner_check("dc_comm_dup", "communicator", &comm->owner));
   DC__TRY(dc__comm_check(comm));
   return comm->ops->dup(comm, copy);
@@ -180,9 +177,7 @@ dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy) {
 
 dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable) {
   DC__WITHOUT_TRAPS;
-  if (comm == NULL) {
-    return dc__fail(DC_E_INVALID, "dc_comm_set_checksums: comm is NULL");
-  }
+  DC__TRY(dc__handle_check("dc_comm_set_checksums", "comm", comm, DC__HANDLE_COMM));
   if (enable != 0 && enable != 1) {
     return dc__fail(DC_E_INVALID, "dc_comm_set_checksums: enable = %" PRId32 ", must be 0 or 1", enable);
   }
@@ -197,16 +192,14 @@ dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable) {
 
 void dc_comm_abort(dc_comm *comm, const char *reason) {
   DC__WITHOUT_TRAPS;
-  if (comm != NULL && !dc__owner_is_forked(&comm->owner)) {
+  if (dc__handle_is(comm, DC__HANDLE_COMM) && !dc__owner_is_forked(&comm->owner)) {
     comm->ops->abort(comm, reason);
   }
 }
 
 dc_status dc_comm_check(dc_comm *comm) {
   DC__WITHOUT_TRAPS;
-  if (comm == NULL) {
-    return dc__fail(DC_E_INVALID, "dc_comm_check: comm is NULL");
-  }
+  DC__TRY(dc__handle_check("dc_comm_check", "comm", comm, DC__HANDLE_COMM));
   DC__TRY(dc__owner_check("dc_comm_check", "communicator", &comm->owner));
   return dc__comm_check(comm);
 }

@@ -30,9 +30,7 @@ dc_status dc_context_create(dc_device *device, const dc_context_options *options
     return dc__fail(DC_E_INVALID, "%s: context is NULL", __func__);
   }
   *context = NULL;
-  if (device == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: device is NULL; open one with dc_device_open", __func__);
-  }
+  DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
   dc_context_options o = DC_CONTEXT_OPTIONS_INIT;
   DC__TRY(dc__read_options(__func__, "options", &o, sizeof o, options, DC__CONTEXT_OPTIONS_SIZE_0_1));
@@ -45,6 +43,7 @@ dc_status dc_context_create(dc_device *device, const dc_context_options *options
     dc__free(ctx);
     return status;
   }
+  ctx->handle = DC__HANDLE_CONTEXT;
   pthread_mutex_init(&ctx->mutex, NULL);
   ctx->device = dc__device_retain(device);
   ctx->log = o.log;
@@ -55,7 +54,7 @@ dc_status dc_context_create(dc_device *device, const dc_context_options *options
 
 void dc_context_destroy(dc_context *context) {
   DC__WITHOUT_TRAPS;
-  if (context == NULL || dc__owner_is_forked(&context->device->owner)) {
+  if (!dc__handle_is(context, DC__HANDLE_CONTEXT) || dc__owner_is_forked(&context->device->owner)) {
     return;
   }
   pthread_mutex_lock(&context->mutex);
@@ -64,6 +63,7 @@ void dc_context_destroy(dc_context *context) {
   dc__device_release(context->device);
   dc__recorder_free(context);
   pthread_mutex_destroy(&context->mutex);
+  dc__handle_clear(&context->handle);
   dc__free(context);
 }
 
@@ -103,10 +103,9 @@ static dc_status init_locked(dc_context *ctx, dc_comm *comm, const dc_config *co
 
 dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *config, int64_t initial_reduce_bucket_size) {
   DC__WITHOUT_TRAPS;
-  if (context == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: context is NULL", __func__);
-  }
+  DC__TRY(dc__handle_check(__func__, "context", context, DC__HANDLE_CONTEXT));
   DC__TRY(dc__owner_check(__func__, "context", &context->device->owner));
+  DC__TRY(dc__handle_check_optional(__func__, "comm", comm, DC__HANDLE_COMM));
   if (comm != NULL) {
     DC__TRY(dc__owner_check(__func__, "communicator", &comm->owner));
   }
@@ -116,9 +115,7 @@ dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *config, i
 
 dc_status dc_cleanup(dc_context *context) {
   DC__WITHOUT_TRAPS;
-  if (context == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: context is NULL", __func__);
-  }
+  DC__TRY(dc__handle_check(__func__, "context", context, DC__HANDLE_CONTEXT));
   DC__TRY(dc__owner_check(__func__, "context", &context->device->owner));
   pthread_mutex_lock(&context->mutex);
   if (context->state == DC__NEW) {
@@ -157,6 +154,7 @@ dc_status dc_step_abort(dc_context *context) {
 }
 
 static dc_status set_stream(dc_context *ctx, const char *fn, dc_stream *stream) {
+  DC__TRY(dc__handle_check_optional(fn, "stream", stream, DC__HANDLE_STREAM));
   if (stream != NULL) {
     DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
   }

@@ -66,20 +66,20 @@ dc_status dc_device_open(const char *name, const dc_device_options *options, dc_
 
 void dc_device_destroy(dc_device *device) {
   DC__WITHOUT_TRAPS;
-  if (device != NULL && !dc__owner_is_forked(&device->owner)) {
+  if (dc__handle_is(device, DC__HANDLE_DEVICE) && !dc__owner_is_forked(&device->owner)) {
     dc__device_release(device);
   }
 }
 
 const char *dc_device_name(const dc_device *device) {
-  return device == NULL ? "" : device->name;
+  return dc__handle_is(device, DC__HANDLE_DEVICE) ? device->name : "";
 }
 
 dc_status dc_stream_wrap(dc_device *device, void *native, dc_stream **stream) {
   DC__WITHOUT_TRAPS;
   REQUIRE(stream);
   *stream = NULL;
-  REQUIRE(device);
+  DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
   if (device->ops->stream_wrap == NULL) {
     return dc__fail(DC_E_UNSUPPORTED, "%s: device \"%s\" has no streams of others", __func__, device->name);
@@ -91,21 +91,22 @@ dc_status dc_stream_create(dc_device *device, dc_stream **stream) {
   DC__WITHOUT_TRAPS;
   REQUIRE(stream);
   *stream = NULL;
-  REQUIRE(device);
+  DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
   return named(__func__, device->ops->stream_create(device, stream));
 }
 
 void dc_stream_destroy(dc_stream *stream) {
   DC__WITHOUT_TRAPS;
-  if (stream != NULL && !dc__owner_is_forked(&stream->device->owner)) {
+  if (dc__handle_is(stream, DC__HANDLE_STREAM) && !dc__owner_is_forked(&stream->device->owner)) {
+    dc__handle_clear(&stream->handle);
     stream->device->ops->stream_destroy(stream);
   }
 }
 
 dc_status dc_stream_synchronize(dc_stream *stream, int64_t timeout_ns) {
   DC__WITHOUT_TRAPS;
-  REQUIRE(stream);
+  DC__TRY(dc__handle_check(__func__, "stream", stream, DC__HANDLE_STREAM));
   DC__TRY(check_timeout(__func__, timeout_ns));
   DC__TRY(dc__owner_check(__func__, "stream", &stream->device->owner));
   return named(__func__, dc__stream_sync(stream, timeout_ns));
@@ -128,6 +129,7 @@ dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user) {
     fn(user);
     return DC_OK;
   }
+  DC__TRY(dc__handle_check(__func__, "stream", stream, DC__HANDLE_STREAM));
   DC__TRY(dc__owner_check(__func__, "stream", &stream->device->owner));
   user_call call = {fn, user};
   return named(__func__, stream->device->ops->stream_call(stream, run_user_call, &call, sizeof(call)));
@@ -137,21 +139,23 @@ dc_status dc_event_create(dc_device *device, dc_event **event) {
   DC__WITHOUT_TRAPS;
   REQUIRE(event);
   *event = NULL;
-  REQUIRE(device);
+  DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
   return named(__func__, device->ops->event_create(device, event));
 }
 
 void dc_event_destroy(dc_event *event) {
   DC__WITHOUT_TRAPS;
-  if (event != NULL && !dc__owner_is_forked(&event->device->owner)) {
+  if (dc__handle_is(event, DC__HANDLE_EVENT) && !dc__owner_is_forked(&event->device->owner)) {
+    dc__handle_clear(&event->handle);
     event->device->ops->event_destroy(event);
   }
 }
 
 dc_status dc_event_record(dc_event *event, dc_stream *stream) {
   DC__WITHOUT_TRAPS;
-  REQUIRE(event);
+  DC__TRY(dc__handle_check(__func__, "event", event, DC__HANDLE_EVENT));
+  DC__TRY(dc__handle_check_optional(__func__, "stream", stream, DC__HANDLE_STREAM));
   DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
   dc__event_record(event, stream);
   return DC_OK;
@@ -159,7 +163,8 @@ dc_status dc_event_record(dc_event *event, dc_stream *stream) {
 
 dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns) {
   DC__WITHOUT_TRAPS;
-  REQUIRE(event);
+  DC__TRY(dc__handle_check(__func__, "event", event, DC__HANDLE_EVENT));
+  DC__TRY(dc__handle_check_optional(__func__, "stream", stream, DC__HANDLE_STREAM));
   DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
   if (stream != NULL) {
     return named(__func__, event->device->ops->event_wait(event, stream));
@@ -170,7 +175,7 @@ dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns) 
 
 dc_status dc_event_query(dc_event *event, int32_t *passed) {
   DC__WITHOUT_TRAPS;
-  REQUIRE(event);
+  DC__TRY(dc__handle_check(__func__, "event", event, DC__HANDLE_EVENT));
   REQUIRE(passed);
   DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
   *passed = dc__event_passed(event) ? 1 : 0;

@@ -66,8 +66,9 @@ dc_status dc_get_device_memory(dc_device *device, dc_device_memory *memory) {
   DC__WITHOUT_TRAPS;
   dc_device_memory now = {.struct_size = sizeof now};
   size_t size;
-  if (device == NULL || memory == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, device == NULL ? "device" : "memory");
+  DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
+  if (memory == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: memory is NULL", __func__);
   }
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
   memcpy(&size, memory, sizeof size);
@@ -100,9 +101,7 @@ dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32_t ndim
   DC__WITHOUT_TRAPS;
   int64_t count;
   dc_buffer *buffer;
-  if (device == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: device is NULL", __func__);
-  }
+  DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
   DC__TRY(dc__tensor_check_output(__func__, "out", out));
   DC__TRY(dc__numel(__func__, "shape", shape, ndim, &count));

@@ -79,7 +79,7 @@ dc_status dc_enable_profiling(dc_context *context, int32_t enable) {
 }
 
 int32_t dc_is_profiling(const dc_context *context) {
-  if (context == NULL || dc__owner_is_forked(&context->device->owner)) {
+  if (!dc__handle_is(context, DC__HANDLE_CONTEXT) || dc__owner_is_forked(&context->device->owner)) {
     return 0;
   }
   pthread_mutex_t *mutex = (pthread_mutex_t *)(uintptr_t)&context->mutex; /* locking changes nothing to be seen */
@@ -164,9 +164,7 @@ dc_status dc_trace_read(dc_context *context, dc_trace_event *events, size_t even
 }
 
 static dc_status check_folder(const char *fn, const dc_context *context, const char *folder) {
-  if (context == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: context is NULL", fn);
-  }
+  DC__TRY(dc__handle_check(fn, "context", context, DC__HANDLE_CONTEXT));
   DC__TRY(dc__owner_check(fn, "context", &context->device->owner));
   if (folder != NULL && folder[0] == '\0') {
     return dc__fail(DC_E_INVALID, "%s: folder is empty, must be a path", fn);

@@ -117,6 +117,41 @@ bool dc__map_put(dc__map *map, int64_t key, void *value); /* false: no memory (l
 void dc__map_remove(dc__map *map, int64_t key);
 void dc__map_clear(dc__map *map); /* frees the map's own memory, not the values */
 
+/* ---- handles (handle.c) ---- */
+
+/* The first member of each struct behind a public handle. The numbers are unlikely in other memory. */
+enum {
+  DC__HANDLE_DEVICE = 0x6c646300,
+  DC__HANDLE_STREAM,
+  DC__HANDLE_EVENT,
+  DC__HANDLE_BUFFER,
+  DC__HANDLE_COMM,
+  DC__HANDLE_CONTEXT,
+  DC__HANDLE_LAYER,
+  DC__HANDLE_LINALG,
+  DC__HANDLE_OPTIMIZER,
+  DC__HANDLE_END
+};
+
+/* Whether it is a live handle of that kind; not for NULL. */
+static inline bool dc__handle_is(const void *handle, int32_t kind) {
+  return handle != NULL && *(const int32_t *)handle == kind;
+}
+/* The error of a handle that is none. */
+dc_status dc__handle_refuse(const char *fn, const char *argument, const void *handle, int32_t kind);
+static inline dc_status dc__handle_check(const char *fn, const char *argument, const void *handle, int32_t kind) {
+  return dc__handle_is(handle, kind) ? DC_OK : dc__handle_refuse(fn, argument, handle, kind);
+}
+/* For a stream or a communicator that may be NULL. */
+static inline dc_status dc__handle_check_optional(const char *fn, const char *argument, const void *handle,
+                                                  int32_t kind) {
+  return handle == NULL ? DC_OK : dc__handle_check(fn, argument, handle, kind);
+}
+/* Before the memory is given back. */
+static inline void dc__handle_clear(int32_t *kind) {
+  *(volatile int32_t *)kind = 0;
+}
+
 /* ---- whose an object is (owner.c) ---- */
 
 /* Tells a child made by fork() that an object is its parent's: a page that the kernel empties in children, so that

@@ -5,6 +5,7 @@
 #include <string.h>
 
 dc_status dc__comm_head_init(dc_comm *comm, const dc__comm_ops *ops, int32_t rank, int32_t world, int64_t timeout_ns) {
+  comm->handle = DC__HANDLE_COMM;
   comm->ops = ops;
   comm->rank = rank;
   comm->world = world;
@@ -20,6 +21,7 @@ dc_status dc__comm_head_init(dc_comm *comm, const dc__comm_ops *ops, int32_t ran
 }
 
 void dc__comm_head_destroy(dc_comm *comm) {
+  dc__handle_clear(&comm->handle);
   dc__owner_destroy(&comm->owner);
   pthread_mutex_destroy(&comm->mutex);
 }

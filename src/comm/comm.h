@@ -133,6 +133,7 @@ typedef struct dc__comm_usage {
 
 /* The head of every transport's struct. */
 struct dc_comm {
+  int32_t handle; /* DC__HANDLE_COMM */
   const dc__comm_ops *ops;
   int32_t rank;
   int32_t world;

@@ -3,6 +3,7 @@
 #include "device/arena.h"
 
 struct dc_buffer {
+  int32_t handle; /* DC__HANDLE_BUFFER */
   dc__arena *arena;
   _Atomic(void *) ptr; /* NULL: revoked */
   size_t bytes;
@@ -17,6 +18,7 @@ dc_status dc__buffer_create(dc__arena *arena, void *ptr, size_t bytes, dc_buffer
     dc__arena_free(arena, ptr, NULL, NULL);
     return DC_E_NO_MEMORY;
   }
+  self->handle = DC__HANDLE_BUFFER;
   self->arena = dc__arena_retain(arena);
   self->bytes = bytes;
   atomic_init(&self->ptr, ptr);
@@ -33,7 +35,7 @@ void dc__buffer_revoke(dc_buffer *buffer, dc_event *after_a, dc_event *after_b) 
 }
 
 dc_buffer *dc_buffer_retain(dc_buffer *buffer) {
-  if (buffer != NULL) {
+  if (dc__handle_is(buffer, DC__HANDLE_BUFFER)) {
     atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed);
   }
   return buffer;
@@ -46,17 +48,20 @@ void dc__buffer_release_after(dc_buffer *buffer, dc_event *after) {
   }
   dc__buffer_revoke(buffer, after, NULL);
   dc__arena *arena = buffer->arena;
+  dc__handle_clear(&buffer->handle);
   dc__arena_record_free(arena, buffer);
   dc__arena_release(arena);
 }
 
 void dc_buffer_release(dc_buffer *buffer) {
   DC__WITHOUT_TRAPS;
-  dc__buffer_release_after(buffer, NULL);
+  if (dc__handle_is(buffer, DC__HANDLE_BUFFER)) {
+    dc__buffer_release_after(buffer, NULL);
+  }
 }
 
 void *dc_buffer_data(const dc_buffer *buffer) {
-  return buffer == NULL ? NULL : atomic_load(&buffer->ptr);
+  return dc__handle_is(buffer, DC__HANDLE_BUFFER) ? atomic_load(&buffer->ptr) : NULL;
 }
 
 size_t dc_buffer_bytes(const dc_buffer *buffer) {

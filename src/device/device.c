@@ -6,6 +6,7 @@
 
 void dc__device_head_init(dc_device *device, const dc__device_ops *ops, const char *name,
                           const dc_allocator *allocator) {
+  device->handle = DC__HANDLE_DEVICE;
   device->ops = ops;
   snprintf(device->name, sizeof device->name, "%s", name);
   atomic_init(&device->refs, 1);
@@ -20,6 +21,7 @@ void dc__device_head_init(dc_device *device, const dc__device_ops *ops, const ch
 
 void dc__device_head_destroy(dc_device *device) {
   dc_allocator allocator = device->allocator;
+  dc__handle_clear(&device->handle);
   dc__owner_destroy(&device->owner);
   dc__free(device);
   if (allocator.destroy_user != NULL) {

@@ -186,6 +186,7 @@ enum { DC__DEVICE_NAME = 16 };
 
 /* The head of every device's struct. */
 struct dc_device {
+  int32_t handle; /* DC__HANDLE_DEVICE */
   const dc__device_ops *ops;
   char name[DC__DEVICE_NAME]; /* by which it was opened */
   int32_t memory_space;       /* 0: the host can touch its memory; else a number, the same for the same memory */
@@ -200,11 +201,23 @@ struct dc_device {
 
 /* The heads of streams and events. */
 struct dc_stream {
+  int32_t handle; /* DC__HANDLE_STREAM */
   dc_device *device;
 };
 struct dc_event {
+  int32_t handle; /* DC__HANDLE_EVENT */
   dc_device *device;
 };
+
+/* The head of a new stream or event, which refers to the device. */
+static inline void dc__stream_head_init(dc_stream *head, dc_device *of) {
+  head->handle = DC__HANDLE_STREAM;
+  head->device = of;
+}
+static inline void dc__event_head_init(dc_event *head, dc_device *of) {
+  head->handle = DC__HANDLE_EVENT;
+  head->device = of;
+}
 
 /* For devices: set up and tear down the head. */
 void dc__device_head_init(dc_device *device, const dc__device_ops *ops, const char *name,

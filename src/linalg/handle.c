@@ -16,6 +16,7 @@ dc_status dc__linalg_create(dc_device *device, const dc_linalg_options *options,
     dc__free(l);
     return status;
   }
+  l->handle = DC__HANDLE_LINALG;
   l->solver = "libdc";
   if (options->plain == 0 && dc__blas_open(NULL, &l->blas) == DC_OK) { /* without LAPACK the reference solver is used */
     const char *slash = strrchr(l->blas->path, '/');
@@ -40,6 +41,7 @@ static void free_scratch(dc_linalg *l) {
 }
 
 void dc__linalg_destroy(dc_linalg *l) {
+  dc__handle_clear(&l->handle);
   dc__staging_destroy(l);
   free_scratch(l);
   dc__threadpool_close(l->pool);

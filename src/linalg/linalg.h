@@ -20,6 +20,7 @@ typedef struct dc__quadrature_rule {
 enum { DC__MAX_QUADRATURE_ROOT = 8 }; /* the largest root that has one */
 
 struct dc_linalg {
+  int32_t handle; /* DC__HANDLE_LINALG */
   dc_device *device;
   dc_stream *stream; /* of a device, for products: the internal stream unless a whole step is on the caller's */
   dc__threadpool *pool;

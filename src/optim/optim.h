@@ -39,6 +39,7 @@ typedef struct dc__optim_group {
 } dc__optim_group;
 
 struct dc_optimizer {
+  int32_t handle; /* DC__HANDLE_OPTIMIZER */
   const dc__optim_kind *kind;
   dc_linalg *linalg; /* private; the pool is shared. The optimizer locks its mutex, kinds use its scratch */
   dc_comm *comm;     /* private; NULL for one rank */

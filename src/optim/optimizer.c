@@ -7,6 +7,7 @@
 /* ---- handles ---- */
 
 void dc__optim_destroy(dc_optimizer *o) {
+  dc__handle_clear(&o->handle);
   if (o->done != NULL) { /* queued work uses all of it */
     dc__event_wait(o->done, NULL);
     o->done->device->ops->event_destroy(o->done);
@@ -64,6 +65,7 @@ dc_status dc__optim_create(const dc__optim_kind *kind, const char *fn, const dc_
   if (o == NULL) {
     return DC_E_NO_MEMORY;
   }
+  o->handle = DC__HANDLE_OPTIMIZER;
   o->kind = kind;
   dc_status status = copy_linalg(linalg, &o->linalg);
   if (status == DC_OK && kind->matrices) {

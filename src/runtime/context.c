@@ -8,9 +8,7 @@
 /* ---- calls ---- */
 
 dc_status dc__context_enter(dc_context *ctx, const char *fn) {
-  if (ctx == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: context is NULL", fn);
-  }
+  DC__TRY(dc__handle_check(fn, "context", ctx, DC__HANDLE_CONTEXT));
   DC__TRY(dc__owner_check(fn, "context", &ctx->device->owner));
   pthread_mutex_lock(&ctx->mutex);
   dc_status status = DC_OK;
@@ -36,11 +34,10 @@ dc_status dc__context_leave(dc_context *ctx, dc_status status) {
 }
 
 dc_status dc__operator_enter(dc_context *ctx, const char *fn) {
-  if (ctx != NULL) {
-    dc__device_begin(ctx->device);
-  }
+  DC__TRY(dc__handle_check(fn, "context", ctx, DC__HANDLE_CONTEXT));
+  dc__device_begin(ctx->device);
   dc_status status = dc__context_enter(ctx, fn);
-  if (status != DC_OK && ctx != NULL) {
+  if (status != DC_OK) {
     dc__device_end(ctx->device);
   }
   return status;

@@ -145,6 +145,7 @@ typedef struct dc__arenas {
 typedef enum dc__state { DC__NEW, DC__READY, DC__CLEANED } dc__state;
 
 struct dc_context {
+  int32_t handle; /* DC__HANDLE_CONTEXT */
   pthread_mutex_t mutex;
   dc_device *device;
   dc_log_fn log;

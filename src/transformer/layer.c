@@ -14,6 +14,7 @@ dc_status dc__layer_create(const char *fn, dc_device *device, const dc_layer_con
     dc__free(l);
     return dc__fail(status, "%s: %s", fn, dc_last_error());
   }
+  l->handle = DC__HANDLE_LAYER;
   atomic_init(&l->refs, 1);
   l->device = dc__device_retain(device);
   l->config = *config;

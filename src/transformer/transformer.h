@@ -19,6 +19,7 @@ enum {
 };
 
 struct dc_layer {
+  int32_t handle;  /* DC__HANDLE_LAYER */
   atomic_int refs; /* the handle's and each queued call's */
   dc_device *device;
   dc__threadpool *pool;

@@ -147,7 +147,7 @@ static void stream_zero(dc_stream *stream, void *dst, size_t bytes) {
 
 static dc_status event_create(dc_device *device, dc_event **event) {
   sim_event *self = calloc(1, sizeof *self);
-  self->head.device = dc__device_retain(device);
+  dc__event_head_init(&self->head, dc__device_retain(device));
   *event = &self->head;
   return DC_OK;
 }
@@ -238,6 +238,7 @@ static const dc__device_ops ops = {.alloc = device_alloc,
 
 dc_status sim_device_open(dc_device **device) {
   sim_device *self = calloc(1, sizeof *self);
+  self->head.handle = DC__HANDLE_DEVICE;
   self->head.ops = &ops;
   snprintf(self->head.name, sizeof self->head.name, "sim");
   atomic_init(&self->head.refs, 1);

@@ -371,7 +371,7 @@ void sim_push(dc_stream *stream, const sim_work *work, const void *args, size_t 
 
 dc_stream *sim_stream_open(dc_device *device, int32_t rank) {
   sim_stream *self = calloc(1, sizeof *self);
-  self->head.device = dc__device_retain(device);
+  dc__stream_head_init(&self->head, dc__device_retain(device));
   self->last = &self->first;
   self->weight = new_weight();
   self->agent = new_agent(&self->head, rank, ++world.hosts[rank].streams);

@@ -28,8 +28,9 @@ dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_l
     return dc__fail(DC_E_INVALID, "%s: layer is NULL", __func__);
   }
   *layer = NULL;
-  if (device == NULL || config == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, device == NULL ? "device" : "config");
+  DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
+  if (config == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: config is NULL", __func__);
   }
   dc_layer_config c = DC_LAYER_CONFIG_INIT;
   DC__TRY(dc__read_layer_config(__func__, config, &c));
@@ -41,13 +42,16 @@ dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_l
 
 void dc_layer_destroy(dc_layer *layer) {
   DC__WITHOUT_TRAPS;
-  dc__layer_release(layer);
+  if (dc__handle_is(layer, DC__HANDLE_LAYER)) {
+    dc__handle_clear(&layer->handle);
+    dc__layer_release(layer);
+  }
 }
 
 /* ---- a call ---- */
 
 static dc_status check_layer(const char *fn, const dc_layer *layer) {
-  return layer != NULL ? DC_OK : dc__fail(DC_E_INVALID, "%s: layer is NULL", fn);
+  return dc__handle_check(fn, "layer", layer, DC__HANDLE_LAYER);
 }
 
 static dc_status check_offsets(const char *fn, const dc_layer_call *call) {
@@ -233,6 +237,7 @@ static dc_status read_call(reader *r, const dc_layer_call *call, const dc_tensor
                            const dc_tensor *input, dc_layer_call *read, dc__layer_job *job) {
   DC__TRY(check_layer(r->fn, r->layer));
   DC__TRY(read_size(r->fn, r->layer, call, read, &job->size));
+  DC__TRY(dc__handle_check_optional(r->fn, "call.stream", read->stream, DC__HANDLE_STREAM));
   if (read->stream != NULL && read->stream->device != r->layer->device) {
     return dc__fail(DC_E_INVALID, "%s: call.stream is of another device (\"%s\") than the layer (\"%s\")", r->fn,
                     read->stream->device->name, r->layer->device->name);
@@ -284,7 +289,7 @@ dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, const d
 dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
                            const dc_tensor *input, const dc_tensor *output) {
   DC__WITHOUT_TRAPS;
-  if (layer != NULL && !layer->config.training) {
+  if (dc__handle_is(layer, DC__HANDLE_LAYER) && !layer->config.training) {
     return infer(__func__, layer, call, weights, input, output);
   }
   reader r = {.fn = __func__, .layer = layer};

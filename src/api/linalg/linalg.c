@@ -20,9 +20,7 @@ dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, 
     return dc__fail(DC_E_INVALID, "%s: linalg is NULL", __func__);
   }
   *linalg = NULL;
-  if (device == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: device is NULL", __func__);
-  }
+  DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
   dc_linalg_options read = DC_LINALG_OPTIONS_INIT;
   DC__TRY(dc__read_options(__func__, "options", &read, sizeof read, options, LINALG_OPTIONS_SIZE_0_1));
@@ -35,13 +33,13 @@ dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, 
 
 void dc_linalg_destroy(dc_linalg *linalg) {
   DC__WITHOUT_TRAPS;
-  if (linalg != NULL && !dc__owner_is_forked(&linalg->device->owner)) {
+  if (dc__handle_is(linalg, DC__HANDLE_LINALG) && !dc__owner_is_forked(&linalg->device->owner)) {
     dc__linalg_destroy(linalg);
   }
 }
 
 const char *dc_linalg_solver(const dc_linalg *linalg) {
-  return linalg == NULL ? "" : linalg->solver;
+  return dc__handle_is(linalg, DC__HANDLE_LINALG) ? linalg->solver : "";
 }
 
 static dc_status begin_query(const char *fn, dc_linalg *l) {

@@ -5,19 +5,17 @@
 #include "linalg/linalg.h"
 
 /* Locks the handle, runs `call` and unlocks, if `ready` is DC_OK; the device becomes current once. */
-#define DC__WITH_READY_LINALG(linalg, ready, call)                          \
-  do {                                                                      \
-    if ((linalg) == NULL) {                                                 \
-      return dc__fail(DC_E_INVALID, "%s: linalg is NULL", __func__);        \
-    }                                                                       \
-    DC__TRY(dc__owner_check(__func__, "handle", &(linalg)->device->owner)); \
-    DC__TRY(ready);                                                         \
-    pthread_mutex_lock(&(linalg)->mutex);                                   \
-    dc__device_begin((linalg)->device);                                     \
-    dc_status dc__linalg_status = (call);                                   \
-    dc__device_end((linalg)->device);                                       \
-    pthread_mutex_unlock(&(linalg)->mutex);                                 \
-    return dc__linalg_status;                                               \
+#define DC__WITH_READY_LINALG(linalg, ready, call)                            \
+  do {                                                                        \
+    DC__TRY(dc__handle_check(__func__, "linalg", linalg, DC__HANDLE_LINALG)); \
+    DC__TRY(dc__owner_check(__func__, "handle", &(linalg)->device->owner));   \
+    DC__TRY(ready);                                                           \
+    pthread_mutex_lock(&(linalg)->mutex);                                     \
+    dc__device_begin((linalg)->device);                                       \
+    dc_status dc__linalg_status = (call);                                     \
+    dc__device_end((linalg)->device);                                         \
+    pthread_mutex_unlock(&(linalg)->mutex);                                   \
+    return dc__linalg_status;                                                 \
   } while (0)
 
 /* The same for what is computed, by the host or by a device that can. */

@@ -124,10 +124,9 @@ dc_status dc__make_optimizer(const char *fn, const dc__optim_kind *kind, dc__rea
   }
   *optimizer = NULL;
   DC__TRY(read(fn, options, &own, &finite));
-  if (linalg == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: linalg is NULL", fn);
-  }
+  DC__TRY(dc__handle_check(fn, "linalg", linalg, DC__HANDLE_LINALG));
   DC__TRY(dc__owner_check(fn, "handle", &linalg->device->owner));
+  DC__TRY(dc__handle_check_optional(fn, "comm", comm, DC__HANDLE_COMM));
   if (comm != NULL) {
     DC__TRY(dc__owner_check(fn, "communicator", &comm->owner));
   }
@@ -170,7 +169,7 @@ dc_status dc_sgd_set_group(dc_optimizer *optimizer, int32_t group, const dc_sgd_
 
 void dc_optimizer_destroy(dc_optimizer *optimizer) {
   DC__WITHOUT_TRAPS;
-  if (optimizer != NULL && !dc__owner_is_forked(&optimizer->linalg->device->owner)) {
+  if (dc__handle_is(optimizer, DC__HANDLE_OPTIMIZER) && !dc__owner_is_forked(&optimizer->linalg->device->owner)) {
     dc__optim_destroy(optimizer);
   }
 }
@@ -302,6 +301,7 @@ dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_tensor *
 }
 
 static dc_status set_stream(dc_optimizer *o, const char *fn, dc_stream *stream) {
+  DC__TRY(dc__handle_check_optional(fn, "stream", stream, DC__HANDLE_STREAM));
   if (stream != NULL) {
     DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
   }
@@ -316,7 +316,8 @@ dc_status dc_optimizer_set_stream(dc_optimizer *optimizer, dc_stream *stream) {
 int64_t dc_optimizer_steps(const dc_optimizer *optimizer) {
   DC__WITHOUT_TRAPS;
   dc_optimizer *o = (dc_optimizer *)(uintptr_t)optimizer; /* to wait changes nothing */
-  if (o == NULL || dc__owner_check(__func__, "handle", &o->linalg->device->owner) != DC_OK) {
+  if (!dc__handle_is(o, DC__HANDLE_OPTIMIZER) ||
+      dc__owner_check(__func__, "handle", &o->linalg->device->owner) != DC_OK) {
     return -1;
   }
   pthread_mutex_lock(&o->linalg->mutex);

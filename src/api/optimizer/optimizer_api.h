@@ -9,9 +9,7 @@
 #define DC__WITH_OPTIMIZER(optimizer, call) DC__WITH_OPTIMIZER_OF(__func__, optimizer, call)
 #define DC__WITH_OPTIMIZER_OF(fn, optimizer, call)                               \
   do {                                                                           \
-    if ((optimizer) == NULL) {                                                   \
-      return dc__fail(DC_E_INVALID, "%s: optimizer is NULL", fn);                \
-    }                                                                            \
+    DC__TRY(dc__handle_check(fn, "optimizer", optimizer, DC__HANDLE_OPTIMIZER)); \
     DC__TRY(dc__owner_check(fn, "handle", &(optimizer)->linalg->device->owner)); \
     pthread_mutex_lock(&(optimizer)->linalg->mutex);                             \
     dc__device_begin((optimizer)->linalg->device);                               \

@@ -18,7 +18,7 @@ dc_status dc__cpu_event_create(dc_device *device, dc_event **event) {
   if (self == NULL) {
     return DC_E_NO_MEMORY;
   }
-  self->head.device = dc__device_retain(device);
+  dc__event_head_init(&self->head, dc__device_retain(device));
   pthread_mutex_init(&self->mutex, NULL);
   *event = &self->head;
   return DC_OK;

@@ -112,7 +112,7 @@ dc_status dc__cpu_stream_create(dc_device *device, dc_stream **stream) {
     dc__free(self);
     return DC_E_NO_MEMORY;
   }
-  self->head.device = dc__device_retain(device);
+  dc__stream_head_init(&self->head, dc__device_retain(device));
   self->wake_at = UINT64_MAX;
   atomic_init(&self->refs, 2); /* the handle and the worker */
   atomic_init(&self->queued, 0);

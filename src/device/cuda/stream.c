@@ -27,7 +27,7 @@ bool dc__cuda_is_own_worker(uint64_t serial) {
 static dc__cuda_stream *stream_alloc(dc__cuda_device *device, dc__cu_stream native) {
   dc__cuda_stream *self = dc__calloc(1, sizeof *self);
   if (self != NULL) {
-    self->head.device = &device->head;
+    dc__stream_head_init(&self->head, &device->head);
     self->native = native;
     self->serial = atomic_fetch_add(&device->last_serial, 1) + 1;
     atomic_init(&self->refs, 1);
