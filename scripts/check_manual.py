@@ -28,7 +28,9 @@ def function_faults(name: str, function: Dict[str, Any], model: Dict[str, Any]) 
         elif "dc_tensor" in param["type"] and not SHAPE.search(param["doc"]):
             yield f"{name}: parameter {param['name']} has no shape"
     if not function["threads"]:
-        yield f"{name}: no thread class, [any], [handle] or [init]"
+        yield f"{name}: no thread class, [any] or [handle]"
+    if re.search(r"(?<!Not )\bCollective( in the sense|[.:,])", said) and not function["collective"]:
+        yield f"{name}: is said to be collective, and has no [..., collective]"
     if not function["since"]:
         yield f"{name}: no 'Since'"
     if function["returns"] == "dc_status" and "DC_OK" not in function["errors"] and not re.search(
@@ -99,6 +101,8 @@ PLANTED: List[Tuple[str, str, str]] = [
      "dc_device_open: names DC_E_WRONG, which is no status"),
     (r"Returns DC_OK; DC_E_STATE \(a forward has begun and not ended\)\. ", "", "dc_start_forward: "),
     (r"(?<=Begins a forward pass\.)(.*?)\[handle\] ", r"\1", "dc_start_forward: no thread class"),
+    (r"\[any, collective\](?= Since 0\.1\. \*/\nDC_API dc_status dc_comm_create_processes)", "[any]",
+     "dc_comm_create_processes: is said to be collective"),
     (r"(?<=Begins a forward pass\.)(.*?) Since 0\.1\.", r"\1", "dc_start_forward: no "),
     (r"Static, never NULL\. (?=\[any\] Since 0\.1\. \*/\nDC_API const char \*dc_op_name)", "",
      "dc_op_name: does not say"),
@@ -107,7 +111,8 @@ PLANTED: List[Tuple[str, str, str]] = [
     (r"/\*\* How reductions combine ranks\. \*/\n", "", "dc_reduce_op: has no comment"),
     (r"\n \* Source: the stages are those of ZeRO[^\n]*\n?", " */\n", "chapter 8, Graphs: no "),
     (r"Begins a forward pass\.", "begins a forward pass", "dc_start_forward: its comment does not begin"),
-    (r"Errors as dc_register_graph_z0\. (?=\[handle\] Since 0\.1\. \*/\nDC_API dc_status dc_register_graph_z2)",
+    (r"Errors as dc_register_graph_z0\. (?=\[handle, collective\] Since 0\.1\. \*/\n"
+     r"DC_API dc_status dc_register_graph_z2)",
      "Errors as dc_register_graph. ", "dc_register_graph_z2: names dc_register_graph, which"),
 ]
 

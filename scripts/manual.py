@@ -35,6 +35,7 @@ class Text(NamedTuple):
     params: Dict[str, str]
     returns: str
     threads: str
+    collective: bool
     since: str
 
 
@@ -67,7 +68,7 @@ def block(comment: str, names: List[str]) -> Text:
         else:
             current = None
             prose[-1] = joined(prose[-1], line)
-    end = re.search(r"\[(any|handle|init)\] Since ([\d.]+\d)\.", prose[-1])
+    end = re.search(r"\[(any|handle)(, collective)?\] Since ([\d.]+\d)\.", prose[-1])
     if end:
         prose[-1] = prose[-1].replace(end[0], "").strip()
     returns = ""
@@ -80,7 +81,7 @@ def block(comment: str, names: List[str]) -> Text:
     summary = first[0] if first else prose[0]
     prose[0] = prose[0][len(summary):].strip()
     return Text(summary, [part for part in prose if part.strip()], params, returns,
-                end[1] if end else "", end[2] if end else "")
+                end[1] if end else "", bool(end and end[2]), end[3] if end else "")
 
 
 def split_arguments(text: str) -> Iterator[Tuple[str, str]]:
@@ -234,7 +235,8 @@ def _function(model: Dict[str, Any], prototype: str, comment: str, chapter: int)
     text = block(comment, [name for _, name in arguments])
     model["functions"][found[2]] = {
         "chapter": chapter, "prototype": f"{found[0]};", "returns": found[1].strip(), "summary": text.summary,
-        "doc": text.body, "returns_doc": text.returns, "threads": text.threads, "since": text.since,
+        "doc": text.body, "returns_doc": text.returns, "threads": text.threads,
+        "collective": text.collective, "since": text.since,
         "params": [{"name": name, "type": kind, "doc": text.params.get(name) or _common(model["arguments"], name, kind)}
                    for kind, name in arguments],
     }

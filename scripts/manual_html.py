@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
-from manual_man import THREADS, returned
+from manual_man import COLLECTIVE, THREADS, returned
 
 
 class Writer:
@@ -52,6 +52,8 @@ class Writer:
                       for code, why in f["errors"].items() if code != "DC_OK")
             yield f"   *Errors:* {'; '.join(errors)}.\n"
         yield f"   *Threads:* [{f['threads']}] {THREADS[f['threads']]}"
+        if f["collective"]:
+            yield f"\n   *Ranks:* {COLLECTIVE}"
         yield f"\n   .. versionadded:: {f['since']}\n"
 
     def struct(self, name: str, struct: Dict[str, Any]) -> Iterator[str]:

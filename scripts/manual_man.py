@@ -8,8 +8,8 @@ from typing import Any, Dict, Iterator, List, Tuple
 THREADS = {
     "any": "From any thread at any time.",
     "handle": "One thread at a time for one handle; calls on one context are serialised by the library itself.",
-    "init": "Before other threads use the object.",
 }
+COLLECTIVE = "Collective: every rank makes this call, in the same order among its collective calls."
 
 
 def escaped(text: str) -> str:
@@ -70,6 +70,7 @@ def function(name: str, f: Dict[str, Any], model: Dict[str, Any]) -> str:
         ("RETURN VALUE", f".PP\n{prose(returned(f))}\n" if returned(f) else ""),
         ("ERRORS", listed([error for error in errors if error[0] != "DC_OK"])),
         ("THREADS", f".PP\n{escaped(THREADS[f['threads']])}\n"),
+        ("RANKS", f".PP\n{escaped(COLLECTIVE)}\n" if f["collective"] else ""),
         ("SINCE", f".PP\nlibdc {f['since']}\n"),
         ("SEE ALSO", see_also([*near, "dc_api"]).replace("dc_api (3)", "dc_api (7)")),
     ])

@@ -2,7 +2,7 @@
  *
  * This header is the manual. Chapters:
  *
- *    1  Version and features        5  Communicators            9  The thirteen operators
+ *    1  Version and features        5  Communicators            9  The operators
  *    2  Status and errors           6  Contexts                10  The step: forward, backward, update
  *    3  Data types and tensors      7  Parameters              11  Memory, wire bytes, dry runs, traces
  *    4  Devices, streams, memory    8  Graphs                  12  The transformer layer
@@ -27,8 +27,9 @@
  *     DC_CPU, which bounds the instructions it uses (dc_device_open()), and libdc_cuda.so DC_CUDA_LIB_DIR, a folder of
  *     NVIDIA's libraries. It never frees the caller's memory, and the caller never calls free() on the library's.
  *   - Thread classes: [any] from any thread at any time; [handle] one thread at a time for one handle (calls on
- *     one context are serialised by the library itself, so autograd threads may call); [init] before other
- *     threads use the object.
+ *     one context are serialised by the library itself, so autograd threads may call).
+ *   - [..., collective]: every rank of the communicator, or of the context's or the optimizer's, makes the call, in the
+ *     same order among its collective calls. It may wait for other ranks, at most until the deadline.
  *   - Handles belong to the process that made them. In a child made by fork(), a call on one is DC_E_STATE, destroying
  *     and releasing do nothing, and the parent notices nothing; the child may make handles of its own.
  *   - A host may trap floating-point exceptions, as feenableexcept(), -ffpe-trap and Free Pascal do. Calls mask the traps
@@ -382,7 +383,7 @@ DC_API dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_option
  *  name    the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..64), DC_E_EXISTS (the rank or the
  *  name is taken), DC_E_MISMATCH (world sizes differ), DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile),
- *  DC_E_SYSTEM. [any] Since 0.1. */
+ *  DC_E_SYSTEM. [any, collective] Since 0.1. */
 DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world_size,
                                           const dc_comm_options *options, dc_comm **comm);
 
@@ -402,7 +403,7 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..256, an address of another form),
  *  DC_E_EXISTS (the rank or the port is taken, another group is there), DC_E_MISMATCH (world sizes or versions
  *  differ), DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile), DC_E_SYSTEM (no such host, say), DC_E_NO_MEMORY.
- *  [any] Since 0.1. */
+ *  [any, collective] Since 0.1. */
 DC_API dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world_size,
                                     const dc_comm_options *options, dc_comm **comm);
 
@@ -465,7 +466,7 @@ DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int
  *  nccl    the new handle, the caller's to destroy
  *  Returns DC_OK; DC_E_UNSUPPORTED (a rank has no NCCL that can be used; the text says which and why, or the device is
  *  no card), DC_E_MISMATCH (versions of NCCL differ), DC_E_INVALID, and after an abort of the group what NCCL failed
- *  with: DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_DEVICE, DC_E_SYSTEM. [handle] Since 0.1. */
+ *  with: DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_DEVICE, DC_E_SYSTEM. [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl);
 /** The version of the NCCL that dc_comm_create_nccl() would use here: major * 10000 + minor * 100 + patch.
  *  version  set to it
@@ -488,7 +489,7 @@ DC_API int32_t dc_comm_size(const dc_comm *comm);
  *  copy  the new handle, the caller's to destroy
  *  Returns DC_OK; DC_E_UNSUPPORTED (external without dup), DC_E_NO_MEMORY, DC_E_SYSTEM (no more descriptors),
  *  DC_E_INVALID, DC_E_CALLBACK.
- *  [handle] Since 0.1. */
+ *  [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy);
 
 /** How reductions combine ranks. */
@@ -506,7 +507,7 @@ enum dc_reduce_op {
  *  send may be reused, and recv read, when the work is done on every rank; send may lie inside recv at its place.
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, and what dc_comm_check() may return: DC_E_MISMATCH,
  *  DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED (stream NULL: of this collective; otherwise of an earlier one).
- *  [handle] Since 0.1. */
+ *  [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
                                     dc_stream *stream);
 
@@ -521,7 +522,7 @@ DC_API dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_ten
  *  counts  as in dc_comm_all_gather; NULL when all are recv's
  *  op      enum dc_reduce_op; integers take DC_SUM only
  *  stream  as in dc_comm_all_gather
- *  Errors as dc_comm_all_gather. [handle] Since 0.1. */
+ *  Errors as dc_comm_all_gather. [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
                                         int32_t op, dc_stream *stream);
 
@@ -529,17 +530,17 @@ DC_API dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc
  *  data    contiguous, as many elements on every rank
  *  op      enum dc_reduce_op; integers take DC_SUM only
  *  stream  as in dc_comm_all_gather
- *  Errors as dc_comm_all_gather. [handle] Since 0.1. */
+ *  Errors as dc_comm_all_gather. [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stream *stream);
 
 /** Broadcast: data of rank root to every rank's data.
  *  data    contiguous, as many elements on every rank
  *  root    0..size-1, the same on every rank
  *  stream  as in dc_comm_all_gather
- *  Errors as dc_comm_all_gather. [handle] Since 0.1. */
+ *  Errors as dc_comm_all_gather. [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_stream *stream);
 
-/** Blocks the caller until every rank has called. Errors as dc_comm_all_gather. [handle] Since 0.1. */
+/** Blocks the caller until every rank has called. Errors as dc_comm_all_gather. [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_barrier(dc_comm *comm);
 
 /** Opens a group: all-gathers and reduce-scatters queued on the communicator until dc_comm_group_end() start as
@@ -549,7 +550,7 @@ DC_API dc_status dc_comm_group_begin(dc_comm *comm);
 /** Starts the group on a stream. All members must be of one kind and have been given the same stream. After an error
  *  the group is closed and none of it happened.
  *  stream  where the group runs; NULL: blocks until done
- *  Errors as dc_comm_all_gather; DC_E_STATE (no group open). [handle] Since 0.1. */
+ *  Errors as dc_comm_all_gather; DC_E_STATE (no group open). [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream);
 
 /** Makes every present and future collective of the group fail with DC_E_ABORTED, on every rank.
@@ -644,7 +645,7 @@ DC_API void dc_config_init(dc_config *config, size_t struct_size);
  *           itself where there can be none
  *  initial_reduce_bucket_size  elements a gradient bucket holds, >= 1; a larger gradient makes its bucket grow
  *  Returns DC_OK; DC_E_STATE (second time, or after dc_cleanup), DC_E_INVALID, DC_E_BUSY (comm cannot be copied, and
- *  another context uses it), DC_E_MISMATCH and the other communication errors. [handle] Since 0.1. */
+ *  another context uses it), DC_E_MISMATCH and the other communication errors. [handle, collective] Since 0.1. */
 DC_API dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *config,
                          int64_t initial_reduce_bucket_size);
 
@@ -721,6 +722,16 @@ DC_API dc_status dc_memory_alloc(dc_context *context, size_t bytes, int32_t kind
 DC_API dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
                                    const dc_tensor *tensor, const dc_tensor *grad_buffer, int64_t offset);
 
+/** The part of a parameter that a rank has under ZeRO-3: of N elements, with P = ceil(N / ws), the range of offset
+ *  min(rank * P, N) and of min(P, N - offset) elements. The last ranks may have fewer than P, or none.
+ *  numel       N, >= 0
+ *  world_size  ws, >= 1
+ *  rank        0 to world_size - 1
+ *  offset      set to the first element
+ *  count       set to the number of elements; a shard of dc_register_z3_param() has P, the rest of it padding, or count
+ *  Returns DC_OK; DC_E_INVALID. [any] Since 0.1. */
+DC_API dc_status dc_shard_range(int64_t numel, int32_t world_size, int32_t rank, int64_t *offset, int64_t *count);
+
 /** Registers a sharded parameter of a stage 3 graph.
  *  shape    ndim lengths of the full parameter, copied
  *  ndim     0 to 64
@@ -759,7 +770,7 @@ DC_API dc_status dc_update_param_grad_buffer(dc_context *context, int64_t id, co
 DC_API dc_status dc_unregister_param(dc_context *context, int64_t id);
 
 /** Keeps a stage-3 parameter gathered from now on, and gathers it now in its own type. Collective.
- *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_STAGE (not a stage-3 parameter). [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_STAGE (not a stage-3 parameter). [handle, collective] Since 0.1. */
 DC_API dc_status dc_set_persistent(dc_context *context, int64_t id);
 /** Undoes dc_set_persistent: the memory goes back at the last release, or now if the parameter is not in use, which it is
  *  from dc_wait_allgather on.
@@ -802,19 +813,19 @@ DC_API dc_status dc_accumulate_grads(dc_context *context, const int64_t *ids, in
 /** Registers a graph for stage 0. Returns DC_OK; DC_E_NOT_FOUND (names the id), DC_E_STAGE (a parameter was
  *  registered for another stage), DC_E_INVALID (an id twice), DC_E_BUSY, DC_E_SHAPE (a grad buffer does not cover
  *  the parameter), DC_E_MISMATCH (also: at stage 0, a gradient that some ranks want and others do not).
- *  [handle] Since 0.1. */
+ *  [handle, collective] Since 0.1. */
 DC_API dc_status dc_register_graph_z0(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
-/** Registers a graph for stage 1. Errors as dc_register_graph_z0. [handle] Since 0.1. */
+/** Registers a graph for stage 1. Errors as dc_register_graph_z0. [handle, collective] Since 0.1. */
 DC_API dc_status dc_register_graph_z1(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
-/** Registers a graph for stage 2. Errors as dc_register_graph_z0. [handle] Since 0.1. */
+/** Registers a graph for stage 2. Errors as dc_register_graph_z0. [handle, collective] Since 0.1. */
 DC_API dc_status dc_register_graph_z2(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
-/** Registers a graph for stage 3. Errors as dc_register_graph_z0. [handle] Since 0.1. */
+/** Registers a graph for stage 3. Errors as dc_register_graph_z0. [handle, collective] Since 0.1. */
 DC_API dc_status dc_register_graph_z3(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
 /** Forgets one graph. Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (reductions or local sums of its parameters are pending,
  *  as in dc_reset). [handle] Since 0.1. */
 DC_API dc_status dc_unregister_graph(dc_context *context, int64_t graph_id);
 
-/* ==== 9. The thirteen operators ================================================================================
+/* ==== 9. The operators =========================================================================================
  *
  * Each is enqueued and returns; none blocks the host, except where it says so. Errors that all share: DC_E_STATE
  * (no dc_init yet, or cleaned up), DC_E_NOT_FOUND (unknown graph; unknown parameter; parameter not in the graph:
@@ -831,7 +842,7 @@ DC_API dc_status dc_unregister_graph(dc_context *context, int64_t graph_id);
  *          same bits, whatever was gathered before
  *  out     the full parameter in its registered shape, contiguous, memory of the library: readable after
  *          dc_wait_allgather, until dc_release_param; shape stays valid as long as the registration
- *  Also DC_E_DTYPE, DC_E_NO_MEMORY. [handle] Since 0.1. */
+ *  Also DC_E_DTYPE, DC_E_NO_MEMORY. [handle, collective] Since 0.1. */
 DC_API dc_status dc_allgather_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
                                     int32_t dtype, dc_tensor *out);
 
@@ -839,7 +850,7 @@ DC_API dc_status dc_allgather_param(dc_context *context, const dc_tensor *a, int
  *  ids     count numbers of parameters; all are checked before any is started
  *  dtypes  count element types as in dc_allgather_param; NULL = each its own
  *  count   0 does nothing
- *  Errors as dc_allgather_param. [handle] Since 0.1. */
+ *  Errors as dc_allgather_param. [handle, collective] Since 0.1. */
 DC_API dc_status dc_prefetch_params_fused(dc_context *context, int64_t graph_id, const int64_t *ids,
                                           const int32_t *dtypes, int64_t count);
 
@@ -876,7 +887,7 @@ DC_API dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id
  *  micro-batches of stage 1 too. Reductions start when a bucket is full, or when a parameter's gradient waits in a
  *  bucket of another type than its next one. While profiling, and for frozen parameters, nothing happens. May block
  *  while both buckets are being reduced.
- *  Also DC_E_SHAPE, DC_E_DTYPE (not a floating-point type), DC_E_NO_MEMORY. [handle] Since 0.1. */
+ *  Also DC_E_SHAPE, DC_E_DTYPE (not a floating-point type), DC_E_NO_MEMORY. [handle, collective] Since 0.1. */
 DC_API dc_status dc_reduce_grad(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
 
 /** Says which tensors the caller may free early: those with more elements than free_activation_threshold.
@@ -932,7 +943,7 @@ DC_API dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, in
  *  graph_id         a registered graph of the context; all graphs' gradients are reduced
  *  release_buckets  1 gives the buckets' memory back too, 0 keeps it, as it must be within a capture (dc_set_stream)
  *  Also DC_E_STATE (the gradient buffer of a parameter with a local sum was taken away by dc_update_param_grad_buffer),
- *  DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK. [handle] Since 0.1. */
+ *  DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK. [handle, collective] Since 0.1. */
 DC_API dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release_buckets);
 
 /* ==== 10. The step: forward, backward, update =======================================================================
@@ -965,7 +976,7 @@ DC_API dc_status dc_start_backward(dc_context *context, int32_t update);
  *  finite  1: all are, on every rank; 0: some rank has an infinity or NaN
  *  id      the lowest parameter whose gradient is not finite, over all ranks; left alone where *finite is 1; may be NULL
  *  Returns DC_OK; DC_E_INVALID (finite is NULL), DC_E_STATE (check_finite is 0, no such step has ended, or the stream is
- *  being captured), and the errors of dc_comm_all_gather. [handle] Since 0.1. */
+ *  being captured), and the errors of dc_comm_all_gather. [handle, collective] Since 0.1. */
 DC_API dc_status dc_grads_finite(dc_context *context, int32_t *finite, int64_t *id);
 /** Turns profiling on or off: while on, reductions and dc_free_tensors do nothing, and gathers are real; so that
  *  operators can be run one by one, waits and releases of a parameter that is not gathered do nothing either.
@@ -2072,7 +2083,7 @@ DC_API void dc_shampoo_options_init(dc_shampoo_options *options, size_t struct_s
  *  options    of group 0
  *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
  *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, DC_E_UNSUPPORTED (a CUDA device without
- *  cuBLASLt, or whose memory comm cannot move), and what dc_comm_dup returns. [any] Since 0.1. */
+ *  cuBLASLt, or whose memory comm cannot move), and what dc_comm_dup returns. [any, collective] Since 0.1. */
 DC_API dc_status dc_shampoo_create(dc_linalg *linalg, dc_comm *comm, const dc_shampoo_options *options,
                                    dc_optimizer **optimizer);
 /** Sets the options of a group.
@@ -2123,7 +2134,7 @@ DC_API void dc_soap_options_init(dc_soap_options *options, size_t struct_size);
  *  options    of group 0
  *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
  *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, DC_E_UNSUPPORTED as in
- *  dc_shampoo_create, and what dc_comm_dup returns. [any] Since 0.1. */
+ *  dc_shampoo_create, and what dc_comm_dup returns. [any, collective] Since 0.1. */
 DC_API dc_status dc_soap_create(dc_linalg *linalg, dc_comm *comm, const dc_soap_options *options,
                                 dc_optimizer **optimizer);
 /** Sets the options of a group.
@@ -2176,7 +2187,7 @@ DC_API void dc_muon_options_init(dc_muon_options *options, size_t struct_size);
  *  options    of group 0
  *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
  *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_NO_MEMORY, DC_E_UNSUPPORTED as in
- *  dc_shampoo_create, and what dc_comm_dup returns. [any] Since 0.1. */
+ *  dc_shampoo_create, and what dc_comm_dup returns. [any, collective] Since 0.1. */
 DC_API dc_status dc_muon_create(dc_linalg *linalg, dc_comm *comm, const dc_muon_options *options,
                                 dc_optimizer **optimizer);
 /** Sets the options of a group.
@@ -2243,7 +2254,7 @@ DC_API void dc_kfac_options_init(dc_kfac_options *options, size_t struct_size);
  *  options    of group 0
  *  optimizer  the handle, for dc_optimizer_destroy(); NULL on failure
  *  Returns DC_OK; DC_E_INVALID (an option is out of its range), DC_E_UNSUPPORTED, DC_E_NO_MEMORY, and what dc_comm_dup
- *  returns. [any] Since 0.1. */
+ *  returns. [any, collective] Since 0.1. */
 DC_API dc_status dc_kfac_create(dc_linalg *linalg, dc_comm *comm, const dc_kfac_options *options,
                                 dc_optimizer **optimizer);
 /** Sets the options of a group.
@@ -2296,7 +2307,7 @@ DC_API dc_status dc_optimizer_set_lr(dc_optimizer *optimizer, int32_t group, dou
  *  group   that it belongs to
  *  shape, ndim  the whole parameter's; its number of elements is N
  *  offset, count  0 <= offset, 0 <= count, offset + count <= N; with a communicator the ranks' parts, in their order,
- *          make up the whole, or are all of it on every rank. ZeRO-3: rank * P, and what is left of N there
+ *          make up the whole, or are all of it on every rank. ZeRO-3: what dc_shard_range() gives
  *  dtype   of the weights: DC_FLOAT32, DC_FLOAT16 or DC_BFLOAT16; DC_DTYPE_NONE = DC_FLOAT32
  *  index   set to 0, 1, … in the order of the calls; may be NULL
  *  Returns DC_OK; DC_E_INVALID (group; offset or count are outside), DC_E_SHAPE (also: one that the kind does not
@@ -2315,7 +2326,7 @@ DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, 
  *  Returns DC_OK; DC_E_NOT_FINITE (a gradient, times grad_scale, or with Muon, Shampoo and SOAP one of 2^50 and more:
  *  names the parameter, and the rank; AdamW and SGD only with check_finite), DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_CONVERGED (a root, see tolerated_failures),
  *  DC_E_MISMATCH (a rank added other parameters, gave other gradients, or refused its own arguments),
- *  DC_E_NO_MEMORY, and the communicator's. [handle] Since 0.1. */
+ *  DC_E_NO_MEMORY, and the communicator's. [handle, collective] Since 0.1. */
 DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads,
                                    size_t tensor_size, int64_t count, double grad_scale);
 /** Names numbers of the caller's that each later step reads, when it takes place and not when it is asked for: what a

@@ -1,4 +1,4 @@
-/* Chapter 9: the thirteen operators. */
+/* Chapter 9: the operators. */
 #include <string.h>
 
 #include "api/api_internal.h"

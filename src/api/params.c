@@ -9,6 +9,20 @@ dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shap
   DC__IN_CONTEXT(context, dc__param_register(context, __func__, &spec));
 }
 
+dc_status dc_shard_range(int64_t numel, int32_t world_size, int32_t rank, int64_t *offset, int64_t *count) {
+  DC__WITHOUT_TRAPS;
+  DC__TRY(dc__check_range(__func__, "numel", numel, 0, INT64_MAX));
+  DC__TRY(dc__check_range(__func__, "world_size", world_size, 1, INT32_MAX));
+  DC__TRY(dc__check_range(__func__, "rank", rank, 0, world_size - 1));
+  if (offset == NULL || count == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, offset == NULL ? "offset" : "count");
+  }
+  const int64_t chunk = numel / world_size + (numel % world_size != 0);
+  *offset = rank > 0 && chunk > numel / rank ? numel : rank * chunk; /* the product may be too large */
+  *count = numel - *offset < chunk ? numel - *offset : chunk;
+  return DC_OK;
+}
+
 dc_status dc_register_z3_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
                                const dc_tensor *shard, const dc_tensor *grad_buffer, int32_t persistent,
                                int32_t expected_grad_dtype) {

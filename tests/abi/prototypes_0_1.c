@@ -66,6 +66,7 @@ dc_status dc_set_stream(dc_context *context, dc_stream *stream);
 dc_status dc_async_error(dc_context *context);
 dc_status dc_memory_alloc(dc_context *context, size_t bytes, int32_t kind, dc_buffer **buffer);
 dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim, const dc_tensor *tensor, const dc_tensor *grad_buffer, int64_t offset);
+dc_status dc_shard_range(int64_t numel, int32_t world_size, int32_t rank, int64_t *offset, int64_t *count);
 dc_status dc_register_z3_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim, const dc_tensor *shard, const dc_tensor *grad_buffer, int32_t persistent, int32_t expected_grad_dtype);
 dc_status dc_set_param_name(dc_context *context, int64_t id, const char *name);
 dc_status dc_update_param_grad_buffer(dc_context *context, int64_t id, const dc_tensor *grad_buffer, int64_t offset);

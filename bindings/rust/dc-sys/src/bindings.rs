@@ -1025,6 +1025,9 @@ extern "C" {
     ) -> dc_status;
 }
 extern "C" {
+    pub fn dc_shard_range(numel: i64, world_size: i32, rank: i32, offset: *mut i64, count: *mut i64) -> dc_status;
+}
+extern "C" {
     pub fn dc_register_z3_param(
         context: *mut dc_context,
         id: i64,
