@@ -202,7 +202,7 @@ def fuzz(suite: Suite) -> Count:
 
 # Programs that together use every module and end soon, also where one thread runs at a time. Deadlines and killed
 # processes are for others: under valgrind a second is long.
-EVERY_MODULE = ("base/test_base", "device/test_arena", "device/cpu/test_stream", "kernels/test_accumulate",
+EVERY_MODULE = ("base/test_tensor", "device/test_arena", "device/cpu/test_stream", "kernels/test_accumulate",
                 "comm/external/test_external", "api/test_bad_input", "api/test_edge_cases", "runtime/test_gather",
                 "runtime/test_offload", "runtime/test_reduce", "abi/test_growth", "models/test_param_table",
                 "sim/sim_offload")

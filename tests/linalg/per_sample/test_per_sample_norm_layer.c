@@ -1,0 +1,54 @@
+/* Group norms against their definition: point 35 of the second-order conformance list. */
+#include "linalg_test.h"
+
+/* groups = channels is instance norm, groups = 1 layer norm over all but the samples. */
+static void group_norm(int64_t n, int64_t c, int64_t p, int32_t groups, double eps) {
+  double *x = doubles(n * c * p, 35), *delta = doubles(n * c * p, 36), want[64] = {0}, w[64], b[64], q[8], sum[16];
+  int64_t width = c / groups * p;
+  double bias[64] = {0}, squares[8] = {0}, total[16] = {0};
+  for (int64_t i = 0; i < n * c * p; i++) {
+    double mean = 0, square = 0;
+    for (int64_t j = i / width * width; j < (i / width + 1) * width; j++) {
+      mean += x[j] / (double)width;
+    }
+    for (int64_t j = i / width * width; j < (i / width + 1) * width; j++) {
+      square += pow(x[j] - mean, 2) / (double)width;
+    }
+    want[i / p] += delta[i] * (x[i] - mean) / sqrt(square + eps);
+    bias[i / p] += delta[i];
+  }
+  for (int64_t i = 0; i < n * c; i++) {
+    squares[i / c] += want[i] * want[i] + bias[i] * bias[i];
+    total[i % c] += want[i];
+  }
+  dc_sample_layer layer = DC_SAMPLE_LAYER_INIT;
+  layer.kind = DC_SAMPLE_GROUP_NORM;
+  layer.groups = groups;
+  layer.eps = eps;
+  dc_tensor tx = batch(x, DC_FLOAT64, n, c, p), td = batch(delta, DC_FLOAT64, n, c, p),
+            tw = matrix(w, DC_FLOAT64, n, c), tb = matrix(b, DC_FLOAT64, n, c), tq = vector(q, DC_FLOAT64, n),
+            ts = vector(sum, DC_FLOAT64, c);
+  OK(dc_per_sample_grads(linalg, &layer, &tx, &td, &tw, &tb));
+  OK(dc_per_sample_norms(linalg, &layer, &tx, &td, DC_PART_WEIGHT | DC_PART_BIAS, 0, &tq));
+  OK(dc_clipped_grad_sum(linalg, &layer, &tx, &td, NULL, 0, &ts, NULL));
+  assert_true(largest_gap(w, want, n * c) < 1e-13 && largest_gap(b, bias, n * c) < 1e-13);
+  assert_true(largest_gap(q, squares, n) < 1e-12 && largest_gap(sum, total, c) < 1e-13);
+  layer.groups = (int32_t)c + 1;
+  FAILS(dc_per_sample_norms(linalg, &layer, &tx, &td, 1, 0, &tq), DC_E_INVALID, "groups");
+  free(x);
+  free(delta);
+}
+
+static void test_35_group_norms(void **state) {
+  (void)state;
+  group_norm(3, 6, 4, 2, 1e-5);
+  group_norm(3, 6, 4, 6, 1e-5);
+  group_norm(2, 4, 1, 2, 0.1);
+  group_norm(2, 3, 5, 1, 0);
+  group_norm(2, 3, 0, 3, 1e-5);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_35_group_norms)};
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}
