@@ -114,7 +114,7 @@ ELSEWHERE: List[Elsewhere] = [
     # the runtime
     Elsewhere("cudasim/runtime/test_capture.c", "runtime/capture", "steps captured into CUDA graphs"),
     Elsewhere("models/test_param_table.c", "runtime/copies", "each state of a parameter's copies"),
-    Elsewhere("tools/test_dumps.py", "runtime/flight_recorder_dump", "dumps, read by the tool"),
+    Elsewhere("runtime/test_flight_recorder.c", "runtime/flight_recorder_dump", "dumps while calls block and fail"),
     Elsewhere("conformance/finite.c", "runtime/grad_finite", "infinities and NaN on every rank"),
     Elsewhere("conformance/registration.c", "runtime/graphs runtime/params", "parameters and graphs, and refusals"),
     Elsewhere("runtime/test_offload.c", "runtime/stats", "statistics, and dry runs"),
