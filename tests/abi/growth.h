@@ -16,12 +16,12 @@ static dc_linalg *linalg;
 static float weights[4], gradient[4];
 static const int64_t four = 4;
 
-static void *give(size_t bytes, size_t align, void *user) {
+static void *allocate(size_t bytes, size_t align, void *user) {
   (void)bytes, (void)align, (void)user;
   return NULL;
 }
 
-static void take(void *ptr, size_t bytes, size_t align, void *user) {
+static void release(void *ptr, size_t bytes, size_t align, void *user) {
   (void)ptr, (void)bytes, (void)align, (void)user;
 }
 
@@ -61,7 +61,7 @@ static dc_status call_tensor_strided(void *at, size_t size) {
 
 static void fill_allocator(void *at) {
   dc_allocator *a = at;
-  a->alloc = give, a->free = take;
+  a->alloc = allocate, a->free = release;
 }
 
 static dc_status call_allocator(void *at) {

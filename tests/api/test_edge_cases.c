@@ -175,7 +175,7 @@ static void too_late(rank *r) {
   OK(r, dc_update_param_grad_buffer(r->ctx, OTHER, &part, r->rank * few));
 }
 
-static void test_what_comes_too_late_is_refused(void **state) {
+static void test_late_calls_are_refused(void **state) {
   (void)state;
   run_ranks((setup){.world = 2}, too_late, NULL);
 }
@@ -187,7 +187,7 @@ typedef struct heard {
   char text[256];
 } heard;
 
-static void hear(int32_t level, const char *message, void *user) {
+static void keep_log(int32_t level, const char *message, void *user) {
   heard *h = user;
   h->level = level;
   snprintf(h->text, sizeof h->text, "%s", message);
@@ -199,7 +199,7 @@ static void test_a_parameter_left_gathered_is_logged(void **state) {
   heard said = {0};
   dc_device *device;
   dc_context *ctx;
-  dc_context_options options = {.struct_size = sizeof options, .log = hear, .log_user = &said};
+  dc_context_options options = {.struct_size = sizeof options, .log = keep_log, .log_user = &said};
   float shard[LENGTH] = {0}, grad[LENGTH] = {0};
   int64_t id = PARAM, length = LENGTH;
   dc_tensor s = flat(shard, &length, DC_FLOAT32), g = flat(grad, &length, DC_FLOAT32), full = DC_TENSOR_INIT;
@@ -251,7 +251,7 @@ int main(void) {
       cmocka_unit_test(test_every_dry_run),
       cmocka_unit_test(test_dry_runs_tell_the_bytes),
       cmocka_unit_test(test_edges),
-      cmocka_unit_test(test_what_comes_too_late_is_refused),
+      cmocka_unit_test(test_late_calls_are_refused),
       cmocka_unit_test(test_a_parameter_left_gathered_is_logged),
       cmocka_unit_test(test_config_is_checked),
   };

@@ -40,7 +40,7 @@ static void test_arrays_grow(void **state) {
   dc__free(values);
 }
 
-static void test_what_is_too_much(void **state) {
+static void test_too_much_is_refused(void **state) {
   (void)state;
   void *array = dc__calloc(8, 1), *before = array;
   int64_t capacity = 8;
@@ -54,7 +54,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_zeroed),
       cmocka_unit_test(test_arrays_grow),
-      cmocka_unit_test(test_what_is_too_much),
+      cmocka_unit_test(test_too_much_is_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

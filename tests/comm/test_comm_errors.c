@@ -218,7 +218,7 @@ static int held_up(dc_comm *comm, void *arg) {
   return 0;
 }
 
-static void test_held_up(void **state) {
+static void test_delayed_rank(void **state) {
   (void)state;
   on_threads_and_processes(3, held_up, NULL);
 }
@@ -274,7 +274,7 @@ static int never_came(dc_comm *comm, void *arg) {
   return 0;
 }
 
-static void test_never_came(void **state) {
+static void test_missing_rank(void **state) {
   (void)state;
   on_threads_and_processes(2, never_came, NULL);
 }
@@ -339,10 +339,10 @@ int main(void) {
       cmocka_unit_test(test_aborted),
       cmocka_unit_test(test_abort_while_reading),
       cmocka_unit_test(test_failure_on_stream),
-      cmocka_unit_test(test_held_up),
+      cmocka_unit_test(test_delayed_rank),
       cmocka_unit_test(test_leaves_early),
       cmocka_unit_test(test_waits_for_left),
-      cmocka_unit_test(test_never_came),
+      cmocka_unit_test(test_missing_rank),
       cmocka_unit_test(test_nothing_left),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

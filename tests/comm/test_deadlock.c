@@ -299,7 +299,7 @@ static void test_processes_that_go_on(void **state) {
   try_late(on_processes);
 }
 
-static void test_tcp_that_goes_on(void **state) {
+static void test_no_deadlock_over_tcp(void **state) {
   (void)state;
   try_late(on_tcp);
 }
@@ -311,7 +311,7 @@ int main(void) {
       cmocka_unit_test(test_tcp),
       cmocka_unit_test(test_threads_that_go_on),
       cmocka_unit_test(test_processes_that_go_on),
-      cmocka_unit_test(test_tcp_that_goes_on),
+      cmocka_unit_test(test_no_deadlock_over_tcp),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -138,7 +138,7 @@ typedef struct echo {
 } echo;
 dc_status echo_comm(echo *e, dc_comm **comm);
 /* A card, on which NCCL would look for the other rank. */
-bool echo_has_no_card(const rank *r);
+bool echo_is_without_cards(const rank *r);
 #endif
 
 #endif

@@ -198,7 +198,7 @@ static void when_it_can_be_asked(rank *r) {
   CHECK(r, asked(r, &id) == 1);
 }
 
-static void test_when_it_can_be_asked(void **state) {
+static void test_grads_finite_needs_a_finished_step(void **state) {
   (void)state;
   on_ranks(looks, when_it_can_be_asked, NULL);
 }
@@ -212,7 +212,7 @@ static void nobody_looks(rank *r) {
   CHECK(r, finite == -1);
 }
 
-static void test_nobody_looks(void **state) {
+static void test_no_check_without_the_option(void **state) {
   (void)state;
   on_ranks((setup){.world = 2}, nobody_looks, NULL);
 }
@@ -228,7 +228,7 @@ static void some_look(rank *r) {
   CHECK(r, status == DC_E_MISMATCH && told);
 }
 
-static void test_all_look_or_none(void **state) {
+static void test_the_option_is_the_same_on_all_ranks(void **state) {
   (void)state;
   on_ranks((setup){.world = 2}, some_look, NULL);
 }
@@ -239,9 +239,9 @@ int main(void) {
       cmocka_unit_test(test_types),
       cmocka_unit_test(test_a_local_sum_overflows),
       cmocka_unit_test(test_streams),
-      cmocka_unit_test(test_when_it_can_be_asked),
-      cmocka_unit_test(test_nobody_looks),
-      cmocka_unit_test(test_all_look_or_none),
+      cmocka_unit_test(test_grads_finite_needs_a_finished_step),
+      cmocka_unit_test(test_no_check_without_the_option),
+      cmocka_unit_test(test_the_option_is_the_same_on_all_ranks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

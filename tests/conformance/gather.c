@@ -150,7 +150,7 @@ static void check_38_a_gather_follows_what_the_caller_queued(void **state) {
 
 /* ---- what is there ---- */
 
-static void there_already(rank *r) {
+static void already_gathered(rank *r) {
   param p = {.id = 1, .shape = {50}, .stage = 3};
   dc_tensor a = DC_TENSOR_INIT, b = DC_TENSOR_INIT;
   OK(r, register_one(r, &p));
@@ -168,7 +168,7 @@ static void there_already(rank *r) {
 
 static void check_39_a_second_gather_finds_the_first(void **state) {
   (void)state;
-  on_ranks((setup){.world = 3}, there_already, NULL);
+  on_ranks((setup){.world = 3}, already_gathered, NULL);
 }
 
 /* ---- types ---- */

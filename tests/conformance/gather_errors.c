@@ -18,7 +18,7 @@ static void check_44_only_stage_3_gathers(void **state) {
   on_ranks((setup){.world = 1}, wrong_stage, NULL);
 }
 
-static void three_ways_not_to_be_there(rank *r) {
+static void three_missing_gathers(rank *r) {
   param p = {.id = 1, .shape = {9}, .stage = 3}, q = {.id = 2, .shape = {9}, .stage = 3};
   dc_tensor full = DC_TENSOR_INIT;
   OK(r, register_one(r, &p));
@@ -30,7 +30,7 @@ static void three_ways_not_to_be_there(rank *r) {
 
 static void check_45_three_errors_for_what_is_not_there(void **state) {
   (void)state;
-  on_ranks((setup){.world = 1}, three_ways_not_to_be_there, NULL);
+  on_ranks((setup){.world = 1}, three_missing_gathers, NULL);
 }
 
 static void unsupported_type(rank *r) {
@@ -110,7 +110,7 @@ static void failed_callback(rank *r) {
   param p = {.id = 1, .shape = {50}, .stage = 3};
   dc_tensor full = DC_TENSOR_INIT;
   two.world = 2;
-  if (echo_has_no_card(r)) {
+  if (echo_is_without_cards(r)) {
     return;
   }
   OK(r, echo_comm(&e, &comm));

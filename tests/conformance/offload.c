@@ -135,7 +135,7 @@ static void check_100_memory_in_use_on_another_stream_is_not_reused(void **state
 
 /* ---- M: tensors ---- */
 
-static void there_and_back(rank *r) {
+static void offload_and_reload(rank *r) {
   static const int32_t types[] = {DC_FLOAT32, DC_BFLOAT16, DC_FLOAT16, DC_FLOAT64, DC_INT8};
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, NULL, 0));
   for (int64_t step = 0; step < 2; step++) {
@@ -161,7 +161,7 @@ static void there_and_back(rank *r) {
 
 static void check_101_a_tensor_comes_back_bit_for_bit(void **state) {
   (void)state;
-  on_ranks((setup){.world = 1}, there_and_back, NULL);
+  on_ranks((setup){.world = 1}, offload_and_reload, NULL);
 }
 
 /* The producer is queued behind a gate; the source is spoiled as soon as the operators allow it. */

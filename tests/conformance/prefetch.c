@@ -79,7 +79,7 @@ static void counted_groups(rank *r) {
   param p[COUNT];
   int64_t ids[COUNT];
   two.world = 2;
-  if (echo_has_no_card(r)) {
+  if (echo_is_without_cards(r)) {
     return;
   }
   OK(r, echo_comm(&e, &comm));

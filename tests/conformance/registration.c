@@ -130,7 +130,7 @@ static void count_collectives(rank *r) {
   dc_comm *comm;
   rank two = *r;
   two.world = 2;
-  if (echo_has_no_card(r)) {
+  if (echo_is_without_cards(r)) {
     return;
   }
   OK(r, echo_comm(&e, &comm));

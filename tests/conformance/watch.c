@@ -84,7 +84,7 @@ dc_status echo_comm(echo *e, dc_comm **comm) {
   return dc_comm_create_external(&calls, 0, 2, NULL, comm);
 }
 
-bool echo_has_no_card(const rank *r) {
+bool echo_is_without_cards(const rank *r) {
   return r->device->memory_space != 0;
 }
 

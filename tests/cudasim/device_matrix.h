@@ -17,7 +17,7 @@ static struct {
 static int block_count;
 static int64_t shapes[MOST_BLOCKS][2];
 
-static void *take(dc_device *dev, size_t bytes) {
+static void *device_alloc(dc_device *dev, size_t bytes) {
   void *ptr;
   assert_true(block_count < MOST_BLOCKS);
   assert_int_equal(dev->ops->alloc(dev, bytes, DC_MEMORY_DEVICE, &ptr), DC_OK);
@@ -29,7 +29,7 @@ static void *take(dc_device *dev, size_t bytes) {
 
 static dc_tensor tensor(dc_device *dev, int32_t dtype, int64_t rows, int64_t columns) {
   dc_tensor t = DC_TENSOR_INIT;
-  t.data = take(dev, (size_t)(rows * columns) * dc_dtype_size(dtype));
+  t.data = device_alloc(dev, (size_t)(rows * columns) * dc_dtype_size(dtype));
   t.dtype = dtype;
   t.ndim = 2;
   int64_t *shape = shapes[block_count - 1];

@@ -14,21 +14,21 @@
 #include "kernels/kernels.h"
 
 static dc_device *card;
-static dc_linalg *there; /* on it */
+static dc_linalg *cuda_linalg; /* on it */
 
 static inline int open_both(void **state) {
 #ifndef ON_CARD
   cudasim_reset();
 #endif
   if (set_up(state) != 0 || dc_device_open("cuda", NULL, &card) != DC_OK ||
-      dc_linalg_create(card, NULL, &there) != DC_OK) {
+      dc_linalg_create(card, NULL, &cuda_linalg) != DC_OK) {
     fail_msg("%s", dc_last_error());
   }
   return 0;
 }
 
 static inline int close_both(void **state) {
-  dc_linalg_destroy(there);
+  dc_linalg_destroy(cuda_linalg);
   dc_device_destroy(card);
 #ifndef ON_CARD
   assert_int_equal(cudasim_live(), 0);
@@ -55,15 +55,15 @@ static inline void fail_in_turn(void **state, use_fn use, const char *const *fun
 }
 #endif
 
-/* ---- tensors here and there ---- */
+/* ---- tensors in both memories ---- */
 
 /* The same elements in both memories, and tensors of a shape over them. */
-typedef struct twin {
+typedef struct tensor_pair {
   void *data[2];
   dc_tensor t[2];
   int64_t count;
   size_t bytes;
-} twin;
+} tensor_pair;
 
 static inline void copy(void *to, const void *from, size_t bytes) {
   dc__stream_copy(card->internal_stream, to, from, bytes);
@@ -71,8 +71,8 @@ static inline void copy(void *to, const void *from, size_t bytes) {
 }
 
 /* Of a shape that outlives it; data as the type has it. */
-static inline twin twin_of(const void *data, int32_t dtype, const int64_t *shape, int32_t ndim) {
-  twin w = {.count = 1};
+static inline tensor_pair pair_of(const void *data, int32_t dtype, const int64_t *shape, int32_t ndim) {
+  tensor_pair w = {.count = 1};
   for (int32_t i = 0; i < ndim; i++) {
     w.count *= shape[i];
   }
@@ -93,7 +93,7 @@ static inline twin twin_of(const void *data, int32_t dtype, const int64_t *shape
 }
 
 /* The same of numbers; values NULL: all are -7. */
-static inline twin numbers(const double *values, int32_t dtype, const int64_t *shape, int32_t ndim) {
+static inline tensor_pair number_pair(const double *values, int32_t dtype, const int64_t *shape, int32_t ndim) {
   int64_t count = 1;
   for (int32_t i = 0; i < ndim; i++) {
     count *= shape[i];
@@ -108,31 +108,31 @@ static inline twin numbers(const double *values, int32_t dtype, const int64_t *s
   } else {
     dc__cast(cast, dtype, filled, DC_FLOAT64, count);
   }
-  const twin w = twin_of(cast, dtype, shape, ndim);
+  const tensor_pair w = pair_of(cast, dtype, shape, ndim);
   free(filled);
   free(cast);
   return w;
 }
 
 /* A batch of `b` matrices; b -1: one. */
-static inline twin twins(const double *values, int32_t dtype, int64_t b, int64_t rows, int64_t cols) {
+static inline tensor_pair matrix_pair(const double *values, int32_t dtype, int64_t b, int64_t rows, int64_t cols) {
   const dc_tensor t = b < 0 ? matrix(NULL, dtype, rows, cols) : batch(NULL, dtype, b, rows, cols);
-  return numbers(values, dtype, t.shape, t.ndim);
+  return number_pair(values, dtype, t.shape, t.ndim);
 }
 
-static inline void end(twin *w) {
+static inline void free_pair(tensor_pair *w) {
   free(w->data[0]);
   card->ops->free(card, w->data[1], w->bytes + 1, DC_MEMORY_DEVICE);
 }
 
 /* The largest difference over the largest element. */
-static inline double apart(const twin *w) {
-  void *brought = calloc(1, w->bytes + 1);
+static inline double relative_gap(const tensor_pair *w) {
+  void *host_copy = calloc(1, w->bytes + 1);
   double *values[2] = {calloc((size_t)w->count + 1, sizeof(double)), calloc((size_t)w->count + 1, sizeof(double))};
-  double most = 0, gap = 0;
-  copy(brought, w->data[1], w->bytes);
+  double largest = 0, gap = 0;
+  copy(host_copy, w->data[1], w->bytes);
   for (int k = 0; k < 2; k++) {
-    const void *from = k == 0 ? w->data[0] : brought;
+    const void *from = k == 0 ? w->data[0] : host_copy;
     if (w->t[0].dtype == DC_FLOAT64) {
       memcpy(values[k], from, w->bytes);
     } else {
@@ -140,34 +140,34 @@ static inline double apart(const twin *w) {
     }
   }
   for (int64_t i = 0; i < w->count; i++) {
-    most = fmax(most, fabs(values[0][i]));
+    largest = fmax(largest, fabs(values[0][i]));
   }
   gap = largest_gap(values[0], values[1], w->count);
   free(values[0]);
   free(values[1]);
-  free(brought);
-  return gap / (most > 0 ? most : 1);
+  free(host_copy);
+  return gap / (largest > 0 ? largest : 1);
 }
 
-/* The call on both sides, whose status and text must agree. */
-static char text_here[512];
-static inline dc_linalg *side(int k) {
-  return k == 0 ? linalg : there;
+/* The call on both devices, whose status and text must agree. */
+static char cpu_text[512];
+static inline dc_linalg *linalg_of(int k) {
+  return k == 0 ? linalg : cuda_linalg;
 }
-static inline void agree(int k, dc_status status, dc_status *first) {
+static inline void expect_same_status(int k, dc_status status, dc_status *first) {
   if (k == 0) {
     *first = status;
-    snprintf(text_here, sizeof text_here, "%s", status == DC_OK ? "" : dc_last_error());
-  } else if (status != *first || (status != DC_OK && strcmp(text_here, dc_last_error()) != 0)) {
-    fail_msg("there %d: %s; here %d: %s", (int)status, dc_last_error(), (int)*first, text_here);
+    snprintf(cpu_text, sizeof cpu_text, "%s", status == DC_OK ? "" : dc_last_error());
+  } else if (status != *first || (status != DC_OK && strcmp(cpu_text, dc_last_error()) != 0)) {
+    fail_msg("CUDA %d: %s; CPU %d: %s", (int)status, dc_last_error(), (int)*first, cpu_text);
   }
 }
-#define BOTH(call)                \
-  do {                            \
-    dc_status first_ = DC_OK;     \
-    for (int k = 0; k < 2; k++) { \
-      agree(k, (call), &first_);  \
-    }                             \
+#define BOTH(call)                            \
+  do {                                        \
+    dc_status first_ = DC_OK;                 \
+    for (int k = 0; k < 2; k++) {             \
+      expect_same_status(k, (call), &first_); \
+    }                                         \
   } while (0)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_both, close_both)

@@ -82,7 +82,7 @@ static inline void record_pending(fixture *f, dc_event *event) {
   assert_int_equal(dc_event_record(event, f->stream), DC_OK);
 }
 
-static inline void *take(fixture *f, size_t bytes) {
+static inline void *arena_alloc(fixture *f, size_t bytes) {
   void *ptr = NULL;
   assert_int_equal(dc__arena_alloc(f->arena, NULL, bytes, &ptr), DC_OK);
   assert_non_null(ptr);
@@ -91,7 +91,7 @@ static inline void *take(fixture *f, size_t bytes) {
   return ptr;
 }
 
-static inline void give(fixture *f, void *ptr) {
+static inline void arena_release(fixture *f, void *ptr) {
   dc__arena_free(f->arena, ptr, NULL, NULL);
 }
 

@@ -15,25 +15,25 @@
 static void test_reuse_and_sizes(void **state) {
   fixture *f = *state;
   assert_int_equal(stats_of(f).chunk_bytes, 0);
-  void *a = take(f, 1000);
-  void *b = take(f, 0);
-  void *c = take(f, 256);
+  void *a = arena_alloc(f, 1000);
+  void *b = arena_alloc(f, 0);
+  void *c = arena_alloc(f, 256);
   assert_ptr_not_equal(a, b);
   assert_ptr_not_equal(b, c);
   assert_int_equal(stats_of(f).used_bytes, 1024 + 256 + 256);
   assert_int_equal(stats_of(f).chunk_bytes, 4 * MIB);
-  give(f, a);
-  assert_ptr_equal(take(f, 1024), a);
-  void *large = take(f, 5 * MIB + 1); /* a chunk of its own, of whole huge pages */
+  arena_release(f, a);
+  assert_ptr_equal(arena_alloc(f, 1024), a);
+  void *large = arena_alloc(f, 5 * MIB + 1); /* a chunk of its own, of whole huge pages */
   assert_int_equal(stats_of(f).chunk_bytes, 10 * MIB);
   assert_int_equal(stats_of(f).chunk_allocations, 2);
-  give(f, large);
-  give(f, a);
-  give(f, b);
-  give(f, c);
+  arena_release(f, large);
+  arena_release(f, a);
+  arena_release(f, b);
+  arena_release(f, c);
   assert_int_equal(stats_of(f).used_bytes, 0);
-  assert_ptr_equal(take(f, 6 * MIB), large);
-  give(f, large);
+  assert_ptr_equal(arena_alloc(f, 6 * MIB), large);
+  arena_release(f, large);
   assert_int_equal(f->device->allocations, 2);
 }
 
@@ -42,14 +42,14 @@ static void test_best_fit(void **state) {
   const size_t sizes[] = {48 * KIB, 256, 40 * KIB, 256, 44 * KIB, 256};
   void *ptr[DC__COUNT(sizes)];
   for (size_t i = 0; i < DC__COUNT(sizes); i++) {
-    ptr[i] = take(f, sizes[i]);
+    ptr[i] = arena_alloc(f, sizes[i]);
   }
-  give(f, ptr[0]);
-  give(f, ptr[2]);
-  give(f, ptr[4]);
-  assert_ptr_equal(take(f, 41 * KIB), ptr[4]); /* of 48, 40 and 44 KiB */
-  assert_ptr_equal(take(f, 40 * KIB), ptr[2]);
-  assert_ptr_equal(take(f, 41 * KIB), ptr[0]);
+  arena_release(f, ptr[0]);
+  arena_release(f, ptr[2]);
+  arena_release(f, ptr[4]);
+  assert_ptr_equal(arena_alloc(f, 41 * KIB), ptr[4]); /* of 48, 40 and 44 KiB */
+  assert_ptr_equal(arena_alloc(f, 40 * KIB), ptr[2]);
+  assert_ptr_equal(arena_alloc(f, 41 * KIB), ptr[0]);
 }
 
 static void test_neighbours_merge(void **state) {
@@ -58,26 +58,26 @@ static void test_neighbours_merge(void **state) {
   for (size_t i = 0; i < DC__COUNT(orders); i++) {
     void *ptr[4];
     for (int j = 0; j < 4; j++) {
-      ptr[j] = take(f, MIB);
+      ptr[j] = arena_alloc(f, MIB);
     }
     for (int j = 0; j < 3; j++) {
-      give(f, ptr[orders[i][j]]);
+      arena_release(f, ptr[orders[i][j]]);
     }
-    void *whole = take(f, 3 * MIB);
+    void *whole = arena_alloc(f, 3 * MIB);
     assert_ptr_equal(whole, ptr[0]);
-    give(f, whole);
-    give(f, ptr[3]);
+    arena_release(f, whole);
+    arena_release(f, ptr[3]);
   }
   assert_int_equal(stats_of(f).chunk_allocations, 1);
 }
 
 static void test_unknown_pointers_are_ignored(void **state) {
   fixture *f = *state;
-  void *a = take(f, 256);
-  give(f, NULL);
-  give(f, &f);
-  give(f, a);
-  give(f, a);
+  void *a = arena_alloc(f, 256);
+  arena_release(f, NULL);
+  arena_release(f, &f);
+  arena_release(f, a);
+  arena_release(f, a);
   assert_int_equal(stats_of(f).used_bytes, 0);
   void *none = NULL;
   assert_int_equal(dc__arena_alloc(f->arena, NULL, SIZE_MAX, &none), DC_E_NO_MEMORY);
@@ -87,13 +87,13 @@ static void test_unknown_pointers_are_ignored(void **state) {
 #if defined(__SANITIZE_ADDRESS__) /* elsewhere there is nothing to be poisoned */
 static void test_freed_blocks_are_poisoned(void **state) {
   fixture *f = *state;
-  unsigned char *a = take(f, 1000);
-  unsigned char *b = take(f, 1000);
+  unsigned char *a = arena_alloc(f, 1000);
+  unsigned char *b = arena_alloc(f, 1000);
   assert_false(__asan_address_is_poisoned(a + 999));
   assert_true(__asan_address_is_poisoned(a + 1000)); /* what lies between two blocks */
   record_pending(f, f->event);
   dc__arena_free(f->arena, a, f->event, NULL);
-  give(f, b);
+  arena_release(f, b);
   assert_false(__asan_address_is_poisoned(a)); /* queued work still uses it */
   assert_true(__asan_address_is_poisoned(b));
   atomic_store(&f->open, true);
@@ -116,7 +116,7 @@ static void test_no_growth(void **state) {
     if (ptr[slot] != NULL) {
       unsigned char *p = ptr[slot];
       assert_true(p[0] == slot && p[bytes[slot] - 1] == slot); /* nobody else wrote here */
-      give(f, p);
+      arena_release(f, p);
       live -= bytes[slot];
       ptr[slot] = NULL;
     } else {
@@ -138,7 +138,7 @@ static void test_no_growth(void **state) {
   assert_int_equal(stats_of(f).chunk_allocations, chunks_after_warm_up);
   assert_true(stats_of(f).chunk_bytes <= 2 * LIMIT);
   for (int i = 0; i < LIVE; i++) {
-    give(f, ptr[i]);
+    arena_release(f, ptr[i]);
   }
   assert_int_equal(stats_of(f).used_bytes, 0);
 }
@@ -149,10 +149,10 @@ static void test_many_blocks(void **state) {
   void **ptr = calloc(COUNT, sizeof(*ptr));
   for (int round = 0; round < 2; round++) {
     for (int i = 0; i < COUNT; i++) {
-      ptr[i] = take(f, 256);
+      ptr[i] = arena_alloc(f, 256);
     }
     for (int i = 0; i < COUNT; i++) {
-      give(f, ptr[(i * 7) % COUNT]);
+      arena_release(f, ptr[(i * 7) % COUNT]);
     }
   }
   assert_int_equal(stats_of(f).used_bytes, 0);
@@ -162,34 +162,34 @@ static void test_many_blocks(void **state) {
 
 static void test_trim(void **state) {
   fixture *f = *state;
-  void *keep = take(f, 3 * MIB);
-  void *a = take(f, 6 * MIB);
-  void *b = take(f, 6 * MIB);
-  give(f, a);
-  give(f, b);
+  void *keep = arena_alloc(f, 3 * MIB);
+  void *a = arena_alloc(f, 6 * MIB);
+  void *b = arena_alloc(f, 6 * MIB);
+  arena_release(f, a);
+  arena_release(f, b);
   dc__arena_trim(f->arena);
   assert_int_equal(stats_of(f).chunk_bytes, 4 * MIB);
   assert_int_equal(f->live, 1);
-  give(f, keep);
+  arena_release(f, keep);
   dc__arena_trim(f->arena);
   assert_int_equal(stats_of(f).chunk_bytes, 0);
   assert_int_equal(f->live, 0);
-  give(f, take(f, MIB));
+  arena_release(f, arena_alloc(f, MIB));
 }
 
 /* ---- retirement ---- */
 
 static void test_retired_blocks_wait(void **state) {
   fixture *f = *state;
-  void *a = take(f, 4 * MIB);
+  void *a = arena_alloc(f, 4 * MIB);
   record_pending(f, f->event);
   dc__arena_free(f->arena, a, f->other, f->event); /* other has passed */
   assert_int_equal(stats_of(f).used_bytes, 4 * MIB);
-  void *b = take(f, 4 * MIB); /* does not wait: more memory */
+  void *b = arena_alloc(f, 4 * MIB); /* does not wait: more memory */
   assert_ptr_not_equal(a, b);
   atomic_store(&f->open, true);
   assert_int_equal(dc_event_wait(f->event, NULL, 0), DC_OK);
-  assert_ptr_equal(take(f, 4 * MIB), a);
+  assert_ptr_equal(arena_alloc(f, 4 * MIB), a);
   assert_int_equal(stats_of(f).chunk_allocations, 2);
 }
 
@@ -201,8 +201,8 @@ static void test_a_stream_waits_for_memory(void **state) {
   void *b, *rest, *more;
   int32_t passed = 1;
   assert_int_equal(dc_stream_create(f->device, &stream), DC_OK);
-  void *large = take(f, 3 * MIB);
-  void *small = take(f, MIB);
+  void *large = arena_alloc(f, 3 * MIB);
+  void *small = arena_alloc(f, MIB);
   record_pending(f, f->event);
   dc__arena_free(f->arena, large, f->event, NULL);
   dc__arena_free(f->arena, small, f->event, NULL);
@@ -222,14 +222,14 @@ static void test_a_stream_waits_for_memory(void **state) {
   assert_int_equal(stats_of(f).chunk_allocations, 2);
   atomic_store(&f->open, true);
   assert_int_equal(dc_event_wait(f->other, NULL, 0), DC_OK);
-  give(f, small);
-  give(f, large);
-  give(f, rest);
-  give(f, more);
+  arena_release(f, small);
+  arena_release(f, large);
+  arena_release(f, rest);
+  arena_release(f, more);
   dc__arena_reset_peak(f->arena);
   assert_int_equal(stats_of(f).peak_bytes, 0);
-  take(f, 4 * MIB);
-  take(f, 4 * MIB);
+  arena_alloc(f, 4 * MIB);
+  arena_alloc(f, 4 * MIB);
   assert_int_equal(stats_of(f).chunk_allocations, 2); /* they merged */
   assert_int_equal(stats_of(f).peak_bytes, 8 * MIB);
   dc_stream_destroy(stream);
@@ -237,14 +237,14 @@ static void test_a_stream_waits_for_memory(void **state) {
 
 static void test_retired_blocks_merge(void **state) {
   fixture *f = *state;
-  void *a = take(f, 2 * MIB);
-  void *b = take(f, 2 * MIB);
+  void *a = arena_alloc(f, 2 * MIB);
+  void *b = arena_alloc(f, 2 * MIB);
   record_pending(f, f->event);
   dc__arena_free(f->arena, a, f->event, NULL);
-  give(f, b); /* its neighbour is not free yet */
+  arena_release(f, b); /* its neighbour is not free yet */
   atomic_store(&f->open, true);
   assert_int_equal(dc_event_wait(f->event, NULL, 0), DC_OK);
-  assert_ptr_equal(take(f, 4 * MIB), a);
+  assert_ptr_equal(arena_alloc(f, 4 * MIB), a);
   assert_int_equal(stats_of(f).chunk_allocations, 1);
 }
 
@@ -259,7 +259,7 @@ static void test_forget_event(void **state) {
   dc_event *event = NULL;
   assert_int_equal(dc_event_create(f->device, &event), DC_OK);
   record_pending(f, event);
-  void *a = take(f, MIB);
+  void *a = arena_alloc(f, MIB);
   dc__arena_free(f->arena, a, event, event);
   pthread_t thread;
   pthread_create(&thread, NULL, open_soon, f);
@@ -267,7 +267,7 @@ static void test_forget_event(void **state) {
   assert_true(atomic_load(&f->open));
   dc_event_destroy(event);
   assert_int_equal(stats_of(f).used_bytes, 0);
-  assert_ptr_equal(take(f, MIB), a);
+  assert_ptr_equal(arena_alloc(f, MIB), a);
   pthread_join(thread, NULL);
 }
 

@@ -3,7 +3,7 @@
 
 static dc_buffer *make_buffer(fixture *f, size_t bytes) {
   dc_buffer *buffer = NULL;
-  assert_int_equal(dc__buffer_create(f->arena, take(f, bytes), bytes, &buffer), DC_OK);
+  assert_int_equal(dc__buffer_create(f->arena, arena_alloc(f, bytes), bytes, &buffer), DC_OK);
   return buffer;
 }
 
@@ -22,11 +22,11 @@ static void test_buffer(void **state) {
   assert_null(dc_buffer_data(buffer));
   assert_int_equal(dc_buffer_bytes(buffer), 0);
   assert_int_equal(stats_of(f).used_bytes, 0);
-  void *again = take(f, 1000);
+  void *again = arena_alloc(f, 1000);
   assert_ptr_equal(again, data);
   dc_buffer_release(buffer); /* must not free the new owner's block */
   assert_int_equal(stats_of(f).used_bytes, 1024);
-  give(f, again);
+  arena_release(f, again);
 
   dc_buffer *empty = make_buffer(f, 0);
   assert_non_null(dc_buffer_data(empty));
@@ -47,10 +47,10 @@ static void test_revoke_behind_an_event(void **state) {
   dc__buffer_revoke(buffer, f->event, NULL);
   assert_null(dc_buffer_data(buffer));
   dc_buffer_release(buffer);
-  assert_ptr_not_equal(take(f, 4 * MIB), data);
+  assert_ptr_not_equal(arena_alloc(f, 4 * MIB), data);
   atomic_store(&f->open, true);
   assert_int_equal(dc_event_wait(f->event, NULL, 0), DC_OK);
-  assert_ptr_equal(take(f, 4 * MIB), data);
+  assert_ptr_equal(arena_alloc(f, 4 * MIB), data);
 }
 
 static void test_buffer_outlives_everything(void **state) {

@@ -182,7 +182,7 @@ static int backward(actor *a, int step) {
   return 1;
 }
 
-static int act(actor *a) {
+static int run_actor(actor *a) {
   if (!set_up(a)) {
     return 0;
   }
@@ -229,7 +229,7 @@ ending scenario_run(dc_comm *comm, const char *folder) {
   actor a = {.comm = comm, .rank = dc_comm_rank(comm), .world = dc_comm_size(comm), .folder = folder};
   a.end.made = 1;
   a.m = &memories[a.rank];
-  (void)act(&a);
+  (void)run_actor(&a);
   tear_down(&a);
   return a.end;
 }

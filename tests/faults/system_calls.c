@@ -15,28 +15,28 @@
 
 #include "comm/shm/shm.h"
 
-const char *const seam_names[SEAM_KINDS] = {"memory", "thread", "file", "socket", "syscall", "collective"};
+const char *const fault_names[FAULT_KINDS] = {"memory", "thread", "file", "socket", "syscall", "collective"};
 
 static atomic_int chosen;
 static atomic_long countdown = -1;
 static const char *_Atomic refused;
 static atomic_long held;
 
-void seam_refuse(seam_kind kind, long n) {
+void fault_inject(fault_kind kind, long n) {
   atomic_store(&refused, NULL);
   atomic_store(&chosen, (int)kind);
   atomic_store(&countdown, n);
 }
 
-const char *seam_refused(void) {
+const char *fault_injected(void) {
   return atomic_load(&refused);
 }
 
-long seam_held(void) {
+long fault_held_resources(void) {
   return atomic_load(&held);
 }
 
-static bool refuse(seam_kind kind, const char *function, int error) {
+static bool refuse(fault_kind kind, const char *function, int error) {
   if (atomic_load(&chosen) != (int)kind || atomic_load(&countdown) < 0 || atomic_fetch_sub(&countdown, 1) != 0) {
     return false;
   }
@@ -67,7 +67,7 @@ static int kept_fd(int fd) {
 static const atomic_bool *hurry;
 static atomic_llong ahead;
 
-void seam_hurry(const atomic_bool *flag) {
+void fault_hurry_clock(const atomic_bool *flag) {
   hurry = flag;
 }
 
@@ -83,18 +83,18 @@ WRAP(int64_t, dc__now_ns, void) {
 /* ---- memory ---- */
 
 WRAP(void *, calloc, size_t count, size_t bytes) {
-  return refuse(SEAM_MEMORY, "calloc", ENOMEM) ? NULL : kept(__real_calloc(count, bytes));
+  return refuse(FAULT_MEMORY, "calloc", ENOMEM) ? NULL : kept(__real_calloc(count, bytes));
 }
 
 WRAP(void *, realloc, void *ptr, size_t bytes) {
-  if (refuse(SEAM_MEMORY, "realloc", ENOMEM)) {
+  if (refuse(FAULT_MEMORY, "realloc", ENOMEM)) {
     return NULL;
   }
   return ptr == NULL ? kept(__real_realloc(NULL, bytes)) : __real_realloc(ptr, bytes);
 }
 
 WRAP(void *, aligned_alloc, size_t align, size_t bytes) {
-  return refuse(SEAM_MEMORY, "aligned_alloc", ENOMEM) ? NULL : kept(__real_aligned_alloc(align, bytes));
+  return refuse(FAULT_MEMORY, "aligned_alloc", ENOMEM) ? NULL : kept(__real_aligned_alloc(align, bytes));
 }
 
 WRAP(void, free, void *ptr) {
@@ -104,7 +104,7 @@ WRAP(void, free, void *ptr) {
 
 /* A mapping is given back in pieces, so mapped bytes are held, in pages. */
 WRAP(void *, mmap64, void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
-  if (refuse(SEAM_MEMORY, "mmap", ENOMEM)) {
+  if (refuse(FAULT_MEMORY, "mmap", ENOMEM)) {
     return MAP_FAILED;
   }
   void *ptr = __real_mmap64(at, bytes, protection, flags, fd, offset);
@@ -118,7 +118,7 @@ WRAP(int, munmap, void *ptr, size_t bytes) {
 }
 
 WRAP(int, posix_memalign, void **ptr, size_t align, size_t bytes) {
-  if (refuse(SEAM_MEMORY, "posix_memalign", 0)) {
+  if (refuse(FAULT_MEMORY, "posix_memalign", 0)) {
     return ENOMEM;
   }
   int error = __real_posix_memalign(ptr, align, bytes);
@@ -129,38 +129,38 @@ WRAP(int, posix_memalign, void **ptr, size_t align, size_t bytes) {
 /* ---- threads ---- */
 
 WRAP(int, pthread_create, pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *arg) {
-  return refuse(SEAM_THREAD, "pthread_create", EAGAIN) ? EAGAIN : __real_pthread_create(thread, attributes, body, arg);
+  return refuse(FAULT_THREAD, "pthread_create", EAGAIN) ? EAGAIN : __real_pthread_create(thread, attributes, body, arg);
 }
 
 /* ---- files ---- */
 
 WRAP(int, memfd_create, const char *name, unsigned flags) {
-  return refuse(SEAM_FILE, "memfd_create", EMFILE) ? -1 : kept_fd(__real_memfd_create(name, flags));
+  return refuse(FAULT_FILE, "memfd_create", EMFILE) ? -1 : kept_fd(__real_memfd_create(name, flags));
 }
 
 WRAP(int, ftruncate64, int fd, off_t bytes) {
-  return refuse(SEAM_FILE, "ftruncate", EINVAL) ? -1 : __real_ftruncate64(fd, bytes);
+  return refuse(FAULT_FILE, "ftruncate", EINVAL) ? -1 : __real_ftruncate64(fd, bytes);
 }
 
 /* Punching a hole gives memory back: its result is not asked for. */
 WRAP(int, fallocate64, int fd, int mode, off_t offset, off_t bytes) {
-  return mode == 0 && refuse(SEAM_FILE, "fallocate", ENOSPC) ? -1 : __real_fallocate64(fd, mode, offset, bytes);
+  return mode == 0 && refuse(FAULT_FILE, "fallocate", ENOSPC) ? -1 : __real_fallocate64(fd, mode, offset, bytes);
 }
 
 WRAP(int, open64, const char *path, int flags, mode_t mode) {
-  return refuse(SEAM_FILE, "open", EACCES) ? -1 : kept_fd(__real_open64(path, flags, mode));
+  return refuse(FAULT_FILE, "open", EACCES) ? -1 : kept_fd(__real_open64(path, flags, mode));
 }
 
 WRAP(ssize_t, write, int fd, const void *data, size_t bytes) {
-  return refuse(SEAM_FILE, "write", ENOSPC) ? -1 : __real_write(fd, data, bytes);
+  return refuse(FAULT_FILE, "write", ENOSPC) ? -1 : __real_write(fd, data, bytes);
 }
 
 WRAP(int, fsync, int fd) {
-  return refuse(SEAM_FILE, "fsync", EIO) ? -1 : __real_fsync(fd);
+  return refuse(FAULT_FILE, "fsync", EIO) ? -1 : __real_fsync(fd);
 }
 
 WRAP(int, rename, const char *from, const char *to) {
-  return refuse(SEAM_FILE, "rename", EACCES) ? -1 : __real_rename(from, to);
+  return refuse(FAULT_FILE, "rename", EACCES) ? -1 : __real_rename(from, to);
 }
 
 WRAP(int, close, int fd) {
@@ -171,33 +171,33 @@ WRAP(int, close, int fd) {
 /* ---- sockets ---- */
 
 WRAP(int, socket, int domain, int type, int protocol) {
-  return refuse(SEAM_SOCKET, "socket", EMFILE) ? -1 : kept_fd(__real_socket(domain, type, protocol));
+  return refuse(FAULT_SOCKET, "socket", EMFILE) ? -1 : kept_fd(__real_socket(domain, type, protocol));
 }
 
 WRAP(int, bind, int fd, const struct sockaddr *address, socklen_t length) {
-  return refuse(SEAM_SOCKET, "bind", EACCES) ? -1 : __real_bind(fd, address, length);
+  return refuse(FAULT_SOCKET, "bind", EACCES) ? -1 : __real_bind(fd, address, length);
 }
 
 WRAP(int, listen, int fd, int backlog) {
-  return refuse(SEAM_SOCKET, "listen", ENOBUFS) ? -1 : __real_listen(fd, backlog);
+  return refuse(FAULT_SOCKET, "listen", ENOBUFS) ? -1 : __real_listen(fd, backlog);
 }
 
 WRAP(int, accept4, int fd, struct sockaddr *address, socklen_t *length, int flags) {
-  return refuse(SEAM_SOCKET, "accept4", EMFILE) ? -1 : kept_fd(__real_accept4(fd, address, length, flags));
+  return refuse(FAULT_SOCKET, "accept4", EMFILE) ? -1 : kept_fd(__real_accept4(fd, address, length, flags));
 }
 
 WRAP(int, connect, int fd, const struct sockaddr *address, socklen_t length) {
-  return refuse(SEAM_SOCKET, "connect", EACCES) ? -1 : __real_connect(fd, address, length);
+  return refuse(FAULT_SOCKET, "connect", EACCES) ? -1 : __real_connect(fd, address, length);
 }
 
 WRAP(int, getsockopt, int fd, int level, int option, void *value, socklen_t *length) {
-  return refuse(SEAM_SOCKET, "getsockopt", ENOBUFS) ? -1 : __real_getsockopt(fd, level, option, value, length);
+  return refuse(FAULT_SOCKET, "getsockopt", ENOBUFS) ? -1 : __real_getsockopt(fd, level, option, value, length);
 }
 
 /* In slices, so that time may be skipped meanwhile. */
 WRAP(int, poll, struct pollfd *fds, nfds_t count, int timeout) {
   enum { SLICE_MS = 10 };
-  if (refuse(SEAM_SOCKET, "poll", ENOMEM)) {
+  if (refuse(FAULT_SOCKET, "poll", ENOMEM)) {
     return -1;
   }
   int ready;
@@ -210,11 +210,11 @@ WRAP(int, poll, struct pollfd *fds, nfds_t count, int timeout) {
 }
 
 WRAP(ssize_t, sendmsg, int fd, const struct msghdr *message, int flags) {
-  return refuse(SEAM_SOCKET, "sendmsg", ENOBUFS) ? -1 : __real_sendmsg(fd, message, flags);
+  return refuse(FAULT_SOCKET, "sendmsg", ENOBUFS) ? -1 : __real_sendmsg(fd, message, flags);
 }
 
 WRAP(ssize_t, recvmsg, int fd, struct msghdr *message, int flags) {
-  if (refuse(SEAM_SOCKET, "recvmsg", ENOMEM)) {
+  if (refuse(FAULT_SOCKET, "recvmsg", ENOMEM)) {
     return -1;
   }
   ssize_t got = __real_recvmsg(fd, message, flags);
@@ -236,7 +236,7 @@ long __wrap_syscall(long number, ...) {
     a[i] = va_arg(args, long);
   }
   va_end(args);
-  if (refuse(SEAM_SYSCALL, "syscall", ENOSYS)) {
+  if (refuse(FAULT_SYSCALL, "syscall", ENOSYS)) {
     return -1;
   }
   long result = __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
@@ -250,20 +250,20 @@ static dc_status broken(const char *function) {
 }
 
 WRAP(dc_status, dc__shm_wait_posted, dc__shm *self, const dc__coll *coll, uint32_t seq) {
-  return refuse(SEAM_COLLECTIVE, "a handshake", 0) ? broken("a handshake")
-                                                   : __real_dc__shm_wait_posted(self, coll, seq);
+  return refuse(FAULT_COLLECTIVE, "a handshake", 0) ? broken("a handshake")
+                                                    : __real_dc__shm_wait_posted(self, coll, seq);
 }
 
 WRAP(dc_status, dc__shm_wait_done, dc__shm *self, const dc__coll *coll, uint32_t seq) {
-  return refuse(SEAM_COLLECTIVE, "a handshake's end", 0) ? broken("a handshake's end")
-                                                         : __real_dc__shm_wait_done(self, coll, seq);
+  return refuse(FAULT_COLLECTIVE, "a handshake's end", 0) ? broken("a handshake's end")
+                                                          : __real_dc__shm_wait_done(self, coll, seq);
 }
 
 WRAP(dc_status, dc__shm_staging, dc__shm_group *group, int32_t channel, size_t bytes, char **stage) {
-  return refuse(SEAM_COLLECTIVE, "staging memory", 0) ? broken("staging memory")
-                                                      : __real_dc__shm_staging(group, channel, bytes, stage);
+  return refuse(FAULT_COLLECTIVE, "staging memory", 0) ? broken("staging memory")
+                                                       : __real_dc__shm_staging(group, channel, bytes, stage);
 }
 
 WRAP(dc_status, dc__shm_channel_join, dc__shm_group *group, int32_t *channel) {
-  return refuse(SEAM_COLLECTIVE, "a channel", 0) ? broken("a channel") : __real_dc__shm_channel_join(group, channel);
+  return refuse(FAULT_COLLECTIVE, "a channel", 0) ? broken("a channel") : __real_dc__shm_channel_join(group, channel);
 }

@@ -17,7 +17,7 @@ typedef struct damage {
 static _Thread_local const damage *planted; /* on rank 0's thread, during the collective */
 static _Thread_local int32_t rounds;
 
-static void harm(const dc__shm *self) {
+static void corrupt_offer(const dc__shm *self) {
   const dc__shm_request *call = &dc__shm_slot_of(self->group, self->channel, 1)->calls[self->calls & 1];
   uintptr_t base = self->group->bases[1];
   unsigned char *at = (unsigned char *)(base + call->addresses[0]);
@@ -32,7 +32,7 @@ dc_status __wrap_dc__shm_wait_posted(dc__shm *self, const dc__coll *coll, uint32
 dc_status __wrap_dc__shm_wait_posted(dc__shm *self, const dc__coll *coll, uint32_t seq) {
   dc_status status = __real_dc__shm_wait_posted(self, coll, seq);
   if (status == DC_OK && planted != NULL && ++rounds == planted->round) {
-    harm(self);
+    corrupt_offer(self);
   }
   return status;
 }

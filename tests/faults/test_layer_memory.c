@@ -15,7 +15,7 @@ static void assert_wanted(const rig *r) {
   assert_memory_equal(wanted_dw, r->g[0].t.data, r->g[0].bytes);
 }
 
-static void spoil(rig *r) {
+static void fill_outputs(rig *r) {
   memset(r->out.t.data, CANARY, r->out.bytes);
   memset(r->dx.t.data, CANARY, r->dx.bytes);
   memset(r->g[0].t.data, CANARY, r->g[0].bytes);
@@ -25,41 +25,41 @@ static void spoil(rig *r) {
 #define TWICE(call)                                \
   do {                                             \
     if ((call) != DC_OK) {                         \
-      assert_non_null(seam_refused());             \
+      assert_non_null(fault_injected());           \
       assert_int_not_equal(dc_last_error()[0], 0); \
       OK(call);                                    \
     }                                              \
   } while (0)
 
 /* A layer is made, computes on the calling thread and packed on a stream, and goes. */
-static bool life(rig *r, seam_kind kind, long n) {
-  long before = seam_held();
+static bool run_layer(rig *r, fault_kind kind, long n) {
+  long before = fault_held_resources();
   dc_layer_config c = small_config();
   dc_layer *layer = NULL;
-  seam_refuse(kind, n);
+  fault_inject(kind, n);
   TWICE(dc_layer_create(r->device, &c, &layer));
   r->call.stream = NULL;
   r->call.cu_seqlens = NULL;
-  spoil(r);
+  fill_outputs(r);
   OK(dc_layer_forward(layer, &r->call, r->weights, &r->x.t, &r->out.t));
   OK(dc_layer_backward(layer, &r->call, r->weights, &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients));
   assert_wanted(r);
   TWICE(dc_stream_create(r->device, &r->call.stream));
   r->call.cu_seqlens = offsets;
-  spoil(r);
+  fill_outputs(r);
   TWICE(dc_layer_forward(layer, &r->call, r->weights, &r->x.t, &r->out.t));
   TWICE(dc_layer_backward(layer, &r->call, r->weights, &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients));
   OK(dc_stream_synchronize(r->call.stream, 0));
   assert_wanted(r);
-  bool refused = seam_refused() != NULL;
-  seam_refuse(kind, -1);
+  bool refused = fault_injected() != NULL;
+  fault_inject(kind, -1);
   dc_stream_destroy(r->call.stream);
   dc_layer_destroy(layer);
-  assert_int_equal(seam_held(), before);
+  assert_int_equal(fault_held_resources(), before);
   return refused;
 }
 
-static void learn(rig *r) {
+static void record_expected(rig *r) {
   forward(r);
   backward(r);
   memcpy(wanted_out, r->out.t.data, r->out.bytes);
@@ -71,17 +71,17 @@ static void test_27_memory_and_threads_that_are_refused(void **state) {
   (void)state;
   rig r = make_rig(small_config(), 2, 19);
   settle_rig(&r);
-  learn(&r);
+  record_expected(&r);
   dc_layer_destroy(r.layer); /* the pool of its threads goes with it */
   r.layer = NULL;
-  assert_false(life(&r, SEAM_MEMORY, -1));
-  for (seam_kind kind = SEAM_MEMORY; kind <= SEAM_THREAD; kind++) {
+  assert_false(run_layer(&r, FAULT_MEMORY, -1));
+  for (fault_kind kind = FAULT_MEMORY; kind <= FAULT_THREAD; kind++) {
     long n = 0;
-    while (life(&r, kind, n)) {
+    while (run_layer(&r, kind, n)) {
       n++;
     }
     assert_true(n > 0);
-    print_message("%s: %ld refused one by one\n", seam_names[kind], n);
+    print_message("%s: %ld refused one by one\n", fault_names[kind], n);
   }
   free_rig(&r);
 }
@@ -90,14 +90,14 @@ static void test_31_calls_allocate_nothing(void **state) {
   (void)state;
   rig r = make_rig(small_config(), 2, 19);
   settle_rig(&r);
-  learn(&r);
+  record_expected(&r);
   for (int32_t queued = 0; queued < 2; queued++) {
     if (queued) {
       OK(dc_stream_create(r.device, &r.call.stream));
     }
-    spoil(&r);
-    for (seam_kind kind = SEAM_MEMORY; kind <= SEAM_THREAD; kind++) {
-      seam_refuse(kind, 0);
+    fill_outputs(&r);
+    for (fault_kind kind = FAULT_MEMORY; kind <= FAULT_THREAD; kind++) {
+      fault_inject(kind, 0);
       for (int32_t i = 0; i < 3; i++) {
         forward(&r);
         backward(&r);
@@ -106,8 +106,8 @@ static void test_31_calls_allocate_nothing(void **state) {
         OK(dc_stream_synchronize(r.call.stream, 0));
       }
       OK(dc_layer_get_cost(r.layer, &r.call, &r.cost));
-      assert_null(seam_refused());
-      seam_refuse(kind, -1);
+      assert_null(fault_injected());
+      fault_inject(kind, -1);
     }
     assert_wanted(&r);
   }

@@ -64,7 +64,7 @@ static dc_status come_late(dc_context *ctx) {
   return gather_one(ctx);
 }
 
-static dc_status die(dc_context *ctx) {
+static dc_status kill_itself(dc_context *ctx) {
   (void)ctx;
   kill(getpid(), SIGKILL);
   return DC_OK;
@@ -80,7 +80,7 @@ static uint32_t calls_of(const dc_comm *comm, int32_t r) {
 
 /* One rank's deadline is the first. It begins when everybody but the culprit waits at the same call, and he where he
  * goes instead, if he does: whoever is slow, the culprit alone is late. */
-static void be_first_to_give_up(const rank *r, int64_t timeout_ns, bool culprit_reduces) {
+static void time_out_first(const rank *r, int64_t timeout_ns, bool culprit_reduces) {
   dc_comm *gathers = r->ctx->gather_comm, *reductions = r->ctx->reduce_comm;
   for (int32_t i = 0; i < r->world; i++) {
     const dc_comm *comm = i == CULPRIT ? reductions : gathers;
@@ -120,7 +120,7 @@ static void run_child(int32_t index, int32_t world, const char *name, int64_t ti
   o->status = set_up(&r, name, world);
   if (o->status == DC_OK) {
     if (timeout_ns < long_enough && index == (CULPRIT + 1) % world) {
-      be_first_to_give_up(&r, timeout_ns, culprit_reduces);
+      time_out_first(&r, timeout_ns, culprit_reduces);
     }
     o->status = step(r.ctx);
     snprintf(o->text, sizeof o->text, "%s", dc_last_error());
@@ -158,7 +158,7 @@ static void run_processes(const char *test, int32_t world, int64_t timeout_ns, s
   for (int32_t i = 0; i < world; i++) {
     int status;
     assert_int_equal(waitpid(children[i], &status, 0), children[i]);
-    if (culprit == die && i == CULPRIT) {
+    if (culprit == kill_itself && i == CULPRIT) {
       assert_true(WIFSIGNALED(status));
     } else {
       assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -193,7 +193,7 @@ static void on_all_worlds(const char *test, int64_t timeout_ns, step_fn step, st
 
 #define TEXTS(...) ((const char *const[3]){__VA_ARGS__})
 
-static void test_nobody_fails(void **state) {
+static void test_no_failure(void **state) {
   (void)state;
   on_all_worlds("fine", long_enough, gather_one, gather_one, true, DC_OK, TEXTS("", "", ""));
 }
@@ -231,19 +231,19 @@ static void test_late(void **state) {
 
 static void test_killed(void **state) {
   (void)state;
-  on_all_worlds("killed", long_enough, gather_one, die, false, DC_E_PEER_DEAD,
+  on_all_worlds("killed", long_enough, gather_one, kill_itself, false, DC_E_PEER_DEAD,
                 TEXTS("rank 1 died", "allgather_param", "parameter 5"));
 }
 
 static void test_killed_before_a_reduction(void **state) {
   (void)state;
-  on_all_worlds("reduction", long_enough, reduce_one, die, false, DC_E_PEER_DEAD,
+  on_all_worlds("reduction", long_enough, reduce_one, kill_itself, false, DC_E_PEER_DEAD,
                 TEXTS("rank 1 died", "reduce_grad", "parameter 5"));
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_nobody_fails),
+      cmocka_unit_test(test_no_failure),
       cmocka_unit_test(test_another_parameter),
       cmocka_unit_test(test_another_operator),
       cmocka_unit_test(test_another_type),

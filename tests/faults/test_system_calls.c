@@ -48,7 +48,7 @@ static int settled_threads(int expected) {
 }
 
 /* "" or what is wrong with how the ranks ended. */
-static const char *judge(const ending *ends, int world, bool refused) {
+static const char *check_endings(const ending *ends, int world, bool refused) {
   static char text[1500];
   for (int i = 0; i < world; i++) {
     if (strncmp(ends[i].text, "wrong: ", 7) == 0 && (ends[i].last != DC_OK || refused)) {
@@ -69,18 +69,18 @@ static const char *judge(const ending *ends, int world, bool refused) {
 }
 
 /* One run; says whether anything was refused. *failed: ranks ended with an error. */
-static bool run_threads(int world, seam_kind kind, long n, bool *failed) {
+static bool run_threads(int world, fault_kind kind, long n, bool *failed) {
   dc_comm *comms[MOST] = {NULL};
   job jobs[MOST];
   pthread_t threads[MOST];
   dc_comm_options options = DC_COMM_OPTIONS_INIT;
   options.timeout_ns = limit_ns;
-  long before = seam_held();
+  long before = fault_held_resources();
   int tasks = entries("/proc/self/task");
-  seam_refuse(kind, n);
+  fault_inject(kind, n);
   dc_status status = dc_comm_create_threads(world, &options, comms);
   if (status != DC_OK) {
-    assert_non_null(seam_refused());
+    assert_non_null(fault_injected());
     assert_int_not_equal(dc_last_error()[0], '\0');
     status = dc_comm_create_threads(world, &options, comms);
   }
@@ -95,25 +95,26 @@ static bool run_threads(int world, seam_kind kind, long n, bool *failed) {
     pthread_join(threads[i], NULL);
     ends[i] = jobs[i].end;
   }
-  const char *refused = seam_refused();
-  seam_refuse(kind, -1);
-  const char *wrong = judge(ends, world, refused != NULL);
-  if (wrong[0] != '\0' || settled_threads(tasks) != tasks || seam_held() != before) {
-    fail_msg("%s %ld of %d ranks (%s): %s; %ld held, %d threads more than before", seam_names[kind], n, world,
-             refused == NULL ? "none" : refused, wrong, seam_held() - before, entries("/proc/self/task") - tasks);
+  const char *refused = fault_injected();
+  fault_inject(kind, -1);
+  const char *wrong = check_endings(ends, world, refused != NULL);
+  if (wrong[0] != '\0' || settled_threads(tasks) != tasks || fault_held_resources() != before) {
+    fail_msg("%s %ld of %d ranks (%s): %s; %ld held, %d threads more than before", fault_names[kind], n, world,
+             refused == NULL ? "none" : refused, wrong, fault_held_resources() - before,
+             entries("/proc/self/task") - tasks);
   }
   *failed = ends[0].last != DC_OK;
   return refused != NULL;
 }
 
-static void on_threads(int world, seam_kind kind) {
+static void on_threads(int world, fault_kind kind) {
   long n = 0, failures = 0;
   bool failed = false;
   while (run_threads(world, kind, n, &failed)) {
     failures += failed;
     n++;
   }
-  print_message("%s: %ld refused one by one, %d rank(s): %ld groups failed\n", seam_names[kind], n, world, failures);
+  print_message("%s: %ld refused one by one, %d rank(s): %ld groups failed\n", fault_names[kind], n, world, failures);
 }
 
 static void *nothing(void *arg) {
@@ -126,13 +127,13 @@ static void test_threads(void **state) {
   pthread_t first; /* a sanitizer may start a thread of its own with it */
   assert_int_equal(pthread_create(&first, NULL, nothing, NULL), 0);
   pthread_join(first, NULL);
-  (void)run_threads(MOST, SEAM_MEMORY, -1, &failed); /* what libraries keep for the next time is there now */
+  (void)run_threads(MOST, FAULT_MEMORY, -1, &failed); /* what libraries keep for the next time is there now */
   for (int world = 1; world <= MOST; world++) {
-    on_threads(world, SEAM_MEMORY);
-    on_threads(world, SEAM_THREAD);
-    on_threads(world, SEAM_COLLECTIVE);
+    on_threads(world, FAULT_MEMORY);
+    on_threads(world, FAULT_THREAD);
+    on_threads(world, FAULT_COLLECTIVE);
   }
-  on_threads(1, SEAM_FILE); /* of the dump */
+  on_threads(1, FAULT_FILE); /* of the dump */
 }
 
 /* ---- processes ---- */
@@ -149,22 +150,22 @@ typedef struct group_reports {
   atomic_bool none_comes; /* one of them could not make its group, so the other waits in vain */
 } group_reports;
 
-static void run_child(group_reports *shared, const char *name, int rank, bool refuses, seam_kind kind, long n) {
+static void run_child(group_reports *shared, const char *name, int rank, bool refuses, fault_kind kind, long n) {
   report *r = &shared->ranks[rank];
   alarm(HANG_S);
-  long before = seam_held();
+  long before = fault_held_resources();
   int descriptors = entries("/proc/self/fd");
-  seam_hurry(&shared->none_comes);
-  seam_refuse(kind, refuses ? n : -1);
+  fault_hurry_clock(&shared->none_comes);
+  fault_inject(kind, refuses ? n : -1);
   r->end = scenario_run_process(name, rank, 2, limit_ns);
   if (!r->end.made) {
     atomic_store(&shared->none_comes, true);
   }
-  r->refused = seam_refused() != NULL;
-  snprintf(r->function, sizeof r->function, "%s", r->refused ? seam_refused() : "none");
-  seam_refuse(kind, -1);
-  if (seam_held() != before || entries("/proc/self/fd") != descriptors) {
-    snprintf(r->end.text, sizeof r->end.text, "wrong: %ld held, %d descriptors more", seam_held() - before,
+  r->refused = fault_injected() != NULL;
+  snprintf(r->function, sizeof r->function, "%s", r->refused ? fault_injected() : "none");
+  fault_inject(kind, -1);
+  if (fault_held_resources() != before || entries("/proc/self/fd") != descriptors) {
+    snprintf(r->end.text, sizeof r->end.text, "wrong: %ld held, %d descriptors more", fault_held_resources() - before,
              entries("/proc/self/fd") - descriptors);
     r->end.last = DC_E_INTERNAL;
   }
@@ -173,14 +174,14 @@ static void run_child(group_reports *shared, const char *name, int rank, bool re
 
 /* A group of which one rank meets a refusal. */
 typedef struct group {
-  seam_kind kind;
+  fault_kind kind;
   long n;
   int culprit;
   pid_t children[2];
   group_reports *shared;
 } group;
 
-static void start_group(group *g, seam_kind kind, long n, int culprit, group_reports *shared) {
+static void start_group(group *g, fault_kind kind, long n, int culprit, group_reports *shared) {
   static int groups;
   char name[64];
   *g = (group){.kind = kind, .n = n, .culprit = culprit, .shared = shared};
@@ -203,20 +204,20 @@ static bool end_group(const group *g, long *failures) {
     int status;
     assert_int_equal(waitpid(g->children[i], &status, 0), g->children[i]);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-      fail_msg("%s %ld of rank %d (%s): rank %d ended with %#x", seam_names[g->kind], g->n, g->culprit, r->function, i,
+      fail_msg("%s %ld of rank %d (%s): rank %d ended with %#x", fault_names[g->kind], g->n, g->culprit, r->function, i,
                (unsigned)status);
     }
   }
   const ending ends[2] = {g->shared->ranks[0].end, g->shared->ranks[1].end};
-  const char *wrong = judge(ends, 2, r->refused);
+  const char *wrong = check_endings(ends, 2, r->refused);
   if (wrong[0] != '\0') {
-    fail_msg("%s %ld of rank %d (%s): %s", seam_names[g->kind], g->n, g->culprit, r->function, wrong);
+    fail_msg("%s %ld of rank %d (%s): %s", fault_names[g->kind], g->n, g->culprit, r->function, wrong);
   }
   *failures += ends[0].last != DC_OK;
   return r->refused;
 }
 
-static void on_processes(seam_kind kind, long most) {
+static void on_processes(fault_kind kind, long most) {
   group_reports *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   assert_true(shared != MAP_FAILED);
   for (int culprit = 0; culprit < 2; culprit++) {
@@ -226,7 +227,7 @@ static void on_processes(seam_kind kind, long most) {
       start_group(&g, kind, n, culprit, shared);
       more = end_group(&g, &failures);
     }
-    print_message("%s: %ld refused one by one, rank %d of 2 processes: %ld groups failed\n", seam_names[kind], n,
+    print_message("%s: %ld refused one by one, rank %d of 2 processes: %ld groups failed\n", fault_names[kind], n,
                   culprit, failures);
   }
   munmap(shared, sizeof *shared);
@@ -234,11 +235,11 @@ static void on_processes(seam_kind kind, long most) {
 
 static void test_processes(void **state) {
   (void)state;
-  on_processes(SEAM_FILE, FOREVER);
-  on_processes(SEAM_SOCKET, 32);  /* then come the looks whether the other rank lives, as many as its waits */
-  on_processes(SEAM_SYSCALL, 16); /* the first of the sleeps and wakes */
-  on_processes(SEAM_COLLECTIVE, FOREVER);
-  on_processes(SEAM_MEMORY, 40); /* what comes after is what threads do */
+  on_processes(FAULT_FILE, FOREVER);
+  on_processes(FAULT_SOCKET, 32);  /* then come the looks whether the other rank lives, as many as its waits */
+  on_processes(FAULT_SYSCALL, 16); /* the first of the sleeps and wakes */
+  on_processes(FAULT_COLLECTIVE, FOREVER);
+  on_processes(FAULT_MEMORY, 40); /* what comes after is what threads do */
 }
 
 int main(void) {

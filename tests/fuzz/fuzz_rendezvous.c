@@ -21,7 +21,7 @@ static int32_t open_descriptors(void) {
 }
 
 /* Sends a message with some small memory files. */
-static void say(int fd, const void *message, size_t size, int32_t files) {
+static void send_bytes(int fd, const void *message, size_t size, int32_t files) {
   int fds[SPARE];
   for (int32_t i = 0; i < files; i++) {
     PROMISE(dc__shm_file_create("fuzz", DC__SHM_PAGE_BYTES, &fds[i]) == DC_OK);
@@ -65,7 +65,7 @@ static void as_host(bytes *b) {
     if (how & 16) {
       take(b, raw, size);
     }
-    say(peers[i], raw, size, take_u8(b) % SPARE);
+    send_bytes(peers[i], raw, size, take_u8(b) % SPARE);
   }
   for (int32_t i = h.peer_count - 1; i >= 0; i--) {
     (void)shm_receive_hello(&h, i);
@@ -86,7 +86,7 @@ static void as_host(bytes *b) {
   dc__shm_group_release(h.group);
 }
 
-static void as_guest(bytes *b) {
+static void as_peer(bytes *b) {
   dc__shm_group *group = new_group(1);
   int pair[2], fds[DC__SHM_MAX_FDS];
   int32_t count = 0;
@@ -99,9 +99,9 @@ static void as_guest(bytes *b) {
   take(b, said.text, how & 8 ? sizeof said.text : 8);
   PROMISE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
   if (how & 16) {
-    say(pair[1], &said, (size_t)(1 + take_u8(b) % 255) * 8 % sizeof said + 1, take_u8(b) % SPARE);
+    send_bytes(pair[1], &said, (size_t)(1 + take_u8(b) % 255) * 8 % sizeof said + 1, take_u8(b) % SPARE);
   } else if ((how & 32) == 0) {
-    say(pair[1], &said, sizeof said, take_u8(b) % SPARE);
+    send_bytes(pair[1], &said, sizeof said, take_u8(b) % SPARE);
   }
   close(pair[1]);
   dc_status status = shm_receive_welcome("fuzz", group, pair[0], 0, &message, fds, &count);
@@ -120,7 +120,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
   if (take_u8(&b) & 1) {
     as_host(&b);
   } else {
-    as_guest(&b);
+    as_peer(&b);
   }
   PROMISE(open_descriptors() == before);
   return 0;

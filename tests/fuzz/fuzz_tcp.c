@@ -54,7 +54,7 @@ static void send_to(int peer, const void *message, size_t size) {
 }
 
 /* A message as it should be, or with a few of its bytes changed, or cut; or anything instead. */
-static void say(bytes *b, int peer, const void *message, size_t size) {
+static void send_bytes(bytes *b, int peer, const void *message, size_t size) {
   unsigned char raw[sizeof(dc__tcp_endpoint) * DC__COMM_MAX_WORLD];
   uint8_t how = take_u8(b);
   PROMISE(size <= sizeof raw);
@@ -76,17 +76,17 @@ static void say(bytes *b, int peer, const void *message, size_t size) {
 }
 
 /* What this rank has accepted, and who it says he is. */
-static void knock(bytes *b, dc__tcp_group *group, int32_t rank, int32_t mesh, int *peer) {
+static void connect_as(bytes *b, dc__tcp_group *group, int32_t rank, int32_t mesh, int *peer) {
   dc__tcp_group theirs = {.rank = rank, .world = WORLD};
   memcpy(theirs.name, group->name, sizeof theirs.name);
   theirs.endpoints[rank].port = 4000 + rank;
   const dc__tcp_hello hello = dc__tcp_hello_make(&theirs, mesh);
   group->pending.bytes_received[group->pending.count] = 0;
   group->pending.fds[group->pending.count++] = connect_pair(peer);
-  say(b, *peer, &hello, sizeof hello);
+  send_bytes(b, *peer, &hello, sizeof hello);
 }
 
-static void says_why(dc_status status) {
+static void check_error_text(dc_status status) {
   PROMISE(status == DC_OK || dc_last_error()[0] != '\0');
 }
 
@@ -97,10 +97,10 @@ static void as_rank_0(bytes *b) {
     h.peers[r] = -1;
   }
   for (int32_t i = 0; i < guests; i++) {
-    knock(b, h.group, 1 + i % 2, DC__TCP_RENDEZVOUS, &peers[i]);
+    connect_as(b, h.group, 1 + i % 2, DC__TCP_RENDEZVOUS, &peers[i]);
   }
   dc_status status = collect_peers(&h, dc__now_ns() + patience);
-  says_why(status);
+  check_error_text(status);
   PROMISE(status != DC_OK || h.joined == WORLD - 1);
   for (int32_t r = 1; r < WORLD; r++) {
     PROMISE(status != DC_OK || (h.peers[r] >= 0 && h.group->endpoints[r].port != 0));
@@ -125,19 +125,19 @@ static void as_another(bytes *b) {
   tcp_peer g = {.group = group, .to = &to, .fd = connect_pair(&peer)};
   take(b, said.text, 8);
   for (int32_t i = 0; i < 2 && !g.answered; i++) {
-    say(b, peer, &said, sizeof said);
+    send_bytes(b, peer, &said, sizeof said);
     said.more = 0;
   }
-  say(b, peer, endpoints, sizeof endpoints);
+  send_bytes(b, peer, endpoints, sizeof endpoints);
   close(peer);
-  says_why(receive_endpoints(&g, 0, heard));
+  check_error_text(receive_endpoints(&g, 0, heard));
   close(g.fd);
   dc__tcp_group_release(group);
 }
 
 /* ---- in a group ---- */
 
-static void give_notices(bytes *b, dc__tcp_group *group, int32_t r, int *peer) {
+static void send_notices(bytes *b, dc__tcp_group *group, int32_t r, int *peer) {
   group->control[r] = connect_pair(peer);
   for (int32_t i = take_u8(b) % 4; i > 0; i--) {
     dc__tcp_control_msg notice = {.kind = take_u8(b) % 5,
@@ -149,7 +149,7 @@ static void give_notices(bytes *b, dc__tcp_group *group, int32_t r, int *peer) {
                                   .op = (int32_t)take_count(b),
                                   .ranks = {{take_u8(b)}}};
     take(b, notice.text, 8);
-    say(b, *peer, &notice, sizeof notice);
+    send_bytes(b, *peer, &notice, sizeof notice);
   }
 }
 
@@ -157,7 +157,7 @@ static void call(bytes *b, const dc__coll *coll, int peer, int32_t r) {
   struct dc__tcp_header head = {.seq = 1, .bytes = EACH * sizeof(float)};
   const float data[EACH] = {(float)r, (float)r};
   dc__signature_fill(&head.call, coll, 0, WORLD, 0);
-  say(b, peer, &head, sizeof head);
+  send_bytes(b, peer, &head, sizeof head);
   send_to(peer, data, sizeof data);
 }
 
@@ -180,8 +180,8 @@ static void as_member(bytes *b) {
   int peers[WORLD], controls[WORLD];
   group->meshes = group->joined = 1; /* the control mesh is there */
   for (int32_t r = 1; r < WORLD; r++) {
-    give_notices(b, group, r, &controls[r]);
-    knock(b, group, r, DC__TCP_CONTROL + 1, &peers[r]);
+    send_notices(b, group, r, &controls[r]);
+    connect_as(b, group, r, DC__TCP_CONTROL + 1, &peers[r]);
     call(b, &coll, peers[r], r);
   }
   PROMISE(dc__tcp_start_watcher(group) == DC_OK);
@@ -189,11 +189,11 @@ static void as_member(bytes *b) {
     close(controls[r]); /* and so the reason of an end is known at once */
   }
   dc_status status = open_mesh(group, &comm);
-  says_why(status);
+  check_error_text(status);
   if (status == DC_OK) {
     dc__tcp_run(comm, &coll);
     status = dc__comm_check(comm);
-    says_why(status);
+    check_error_text(status);
     PROMISE(status != DC_OK || (whole[0] == 7 && whole[1] == 7));
     dc_comm_destroy(comm);
   }

@@ -8,7 +8,7 @@ static const int32_t floats[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16
 /* The largest finite magnitudes, zeros and denormals are finite. */
 static const double calm[] = {0.0, -0.0, 1.0, -2.5, 65504.0, -65504.0, 65519.0, 0x1p-24, -0x1p-149, 0x1p-133, 1e-320};
 
-static void calm_fill(void *array, int32_t dtype, int64_t count) {
+static void fill_finite(void *array, int32_t dtype, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     put(array, dtype, i, (value){calm[random_bits() % DC__COUNT(calm)], 0, true});
   }
@@ -70,7 +70,7 @@ static void one_of_many(int32_t to, int32_t from, bool add) {
     const int64_t count = counts[k];
     guarded src = guarded_make(from, count, k % 5);
     guarded start = guarded_make(to, count, 0);
-    calm_fill(src.data, from, count);
+    fill_finite(src.data, from, count);
     for (int64_t i = 0; i < count; i++) {
       put(start.data, to, i, (value){0, 0, true});
     }

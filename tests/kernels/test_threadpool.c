@@ -19,7 +19,7 @@ static void count_up(void *arg, int64_t index, void *scratch) {
   ((volatile char *)scratch)[DC__SCRATCH_BYTES - 1] = 1;
 }
 
-static void *hammer(void *arg) {
+static void *use_pool_in_thread(void *arg) {
   atomic_int own[50] = {0};
   for (int32_t i = 0; i < 100; i++) {
     dc__parallel_for(arg, 50, count_up, own);
@@ -48,7 +48,7 @@ static void test_pool(void **state) {
   }
   pthread_t callers[4];
   for (int32_t i = 0; i < 4; i++) {
-    assert_int_equal(pthread_create(&callers[i], NULL, hammer, pool), 0);
+    assert_int_equal(pthread_create(&callers[i], NULL, use_pool_in_thread, pool), 0);
   }
   for (int32_t i = 0; i < 4; i++) {
     pthread_join(callers[i], NULL);

@@ -175,7 +175,7 @@ static void *find_on_one(void *arg) {
   return NULL;
 }
 
-static void test_what_one_rank_has_found(void **state) {
+static void test_found_inf_of_one_rank(void **state) {
   (void)state;
   dc_comm *comms[2];
   one_of_two ranks[2];
@@ -191,7 +191,7 @@ static void test_what_one_rank_has_found(void **state) {
 
 /* ---- what is refused ---- */
 
-static void test_what_is_refused(void **state) {
+static void test_refused_arguments(void **state) {
   (void)state;
   const int64_t two = 2, one = 1;
   float numbers[2] = {1, 1};
@@ -220,8 +220,8 @@ int main(void) {
       cmocka_unit_test(test_the_bits_of_gradients_that_were_not_scaled),
       cmocka_unit_test(test_a_scale_that_is_no_power_of_two),
       cmocka_unit_test(test_numbers_are_read_in_the_steps_turn),
-      cmocka_unit_test(test_what_one_rank_has_found),
-      cmocka_unit_test(test_what_is_refused),
+      cmocka_unit_test(test_found_inf_of_one_rank),
+      cmocka_unit_test(test_refused_arguments),
   };
   return cmocka_run_group_tests(tests, open_handle, close_handle);
 }

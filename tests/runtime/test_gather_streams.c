@@ -86,7 +86,7 @@ static void runs_ahead(rank *r) {
   }
 }
 
-static void test_a_caller_who_runs_ahead(void **state) {
+static void test_a_caller_runs_ahead(void **state) {
   (void)state;
   run_ranks((setup){.world = 2}, runs_ahead, NULL);
 }
@@ -94,7 +94,7 @@ static void test_a_caller_who_runs_ahead(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_on_a_stream),
-      cmocka_unit_test(test_a_caller_who_runs_ahead),
+      cmocka_unit_test(test_a_caller_runs_ahead),
   };
   return cmocka_run_group_tests_name("gather_streams", tests, NULL, NULL);
 }

@@ -9,7 +9,7 @@ enum { GRAPH = 7 };
 enum { KINDS = 7, ELEMENTS = 9 };
 static const int32_t kinds[KINDS] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16, DC_INT8, DC_INT32, DC_INT64};
 
-static void hardly_exact(void *data, int32_t dtype, int64_t begin, int64_t count) {
+static void fill_inexact(void *data, int32_t dtype, int64_t begin, int64_t count) {
   static const double values[ELEMENTS] = {1.0 / 3, -2.0 / 7, 1e5 / 3, 3.7, -200.3, 70000.1, 1e-6, 1 + 0x1p-50, 300};
   static const int64_t whole[ELEMENTS] = {1, -128, 127, 300, -70001, 16777217, 0x7fffffff, 0x7fffffffffffff, -5};
   for (int64_t i = 0; i < count; i++) {
@@ -24,8 +24,8 @@ static void types_in_any_order(rank *r) {
   int64_t begin = r->rank * chunk, mine = begin + chunk > ELEMENTS ? ELEMENTS - begin : chunk;
   for (int own = 0; own < KINDS; own++) {
     double shard[ELEMENTS], whole[ELEMENTS], expected[ELEMENTS];
-    hardly_exact(shard, kinds[own], begin, mine);
-    hardly_exact(whole, kinds[own], 0, ELEMENTS);
+    fill_inexact(shard, kinds[own], begin, mine);
+    fill_inexact(whole, kinds[own], 0, ELEMENTS);
     dc_tensor s = flat(shard, &chunk, kinds[own]), full = DC_TENSOR_INIT;
     OK(r, dc_register_z3_param(r->ctx, id, &count, 1, &s, NULL, 0, DC_DTYPE_NONE));
     OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));

@@ -64,7 +64,7 @@ static void taken_away(rank *r) {
   CHECK(r, strstr(dc_last_error(), owner) != NULL);
 }
 
-static void test_taken_away(void **state) {
+static void test_buffers_are_removed(void **state) {
   (void)state;
   static const int64_t cuts[] = {5, 0, LENGTH};
   for (int32_t stage = 1; stage <= 2; stage++) {
@@ -92,7 +92,7 @@ static void given_anew(rank *r) {
   }
 }
 
-static void test_given_anew(void **state) {
+static void test_buffers_are_replaced(void **state) {
   (void)state;
   run_ranks((setup){.world = 2}, given_anew, NULL);
 }
@@ -199,9 +199,12 @@ static void test_of_no_float(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_taken_away),  cmocka_unit_test(test_given_anew),
-      cmocka_unit_test(test_thawed),      cmocka_unit_test(test_wanted_by_one),
-      cmocka_unit_test(test_of_no_float), cmocka_unit_test(test_registered_meanwhile),
+      cmocka_unit_test(test_buffers_are_removed),
+      cmocka_unit_test(test_buffers_are_replaced),
+      cmocka_unit_test(test_thawed),
+      cmocka_unit_test(test_wanted_by_one),
+      cmocka_unit_test(test_of_no_float),
+      cmocka_unit_test(test_registered_meanwhile),
   };
   return cmocka_run_group_tests_name("grad_buffers", tests, NULL, NULL);
 }

@@ -10,7 +10,7 @@
 /* What a kernel casts and adds in scratch memory of its own is nobody's business. */
 static bool inside;
 
-static void note(sim_kind kind, const void *ptr, int64_t count, int32_t dtype, const char *what) {
+static void note_access(sim_kind kind, const void *ptr, int64_t count, int32_t dtype, const char *what) {
   if (!inside) {
     sim_note(kind, ptr, (size_t)count * dc_dtype_size(dtype), what);
   }
@@ -19,8 +19,8 @@ static void note(sim_kind kind, const void *ptr, int64_t count, int32_t dtype, c
 void __real_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void __wrap_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void __wrap_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
-  note(SIM_READ, src, count, src_dtype, "cast");
-  note(SIM_WRITE, dst, count, dst_dtype, "cast");
+  note_access(SIM_READ, src, count, src_dtype, "cast");
+  note_access(SIM_WRITE, dst, count, dst_dtype, "cast");
   __real_dc__cast(dst, dst_dtype, src, src_dtype, count);
 }
 
@@ -28,9 +28,9 @@ void __real_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_
 void __wrap_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void __wrap_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
   bool was = inside; /* a reduction accumulates too */
-  note(SIM_READ, src, count, src_dtype, "accumulation");
-  note(SIM_READ, dst, count, dst_dtype, "accumulation");
-  note(SIM_WRITE, dst, count, dst_dtype, "accumulation");
+  note_access(SIM_READ, src, count, src_dtype, "accumulation");
+  note_access(SIM_READ, dst, count, dst_dtype, "accumulation");
+  note_access(SIM_WRITE, dst, count, dst_dtype, "accumulation");
   inside = true;
   __real_dc__accumulate(dst, dst_dtype, src, src_dtype, count);
   inside = was;
@@ -39,11 +39,11 @@ void __wrap_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_
 bool __real_dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count, bool add);
 bool __wrap_dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count, bool add);
 bool __wrap_dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count, bool add) {
-  note(SIM_READ, src, count, src_dtype, "combination");
+  note_access(SIM_READ, src, count, src_dtype, "combination");
   if (add) {
-    note(SIM_READ, dst, count, dst_dtype, "combination");
+    note_access(SIM_READ, dst, count, dst_dtype, "combination");
   }
-  note(SIM_WRITE, dst, count, dst_dtype, "combination");
+  note_access(SIM_WRITE, dst, count, dst_dtype, "combination");
   inside = true;
   const bool finite = __real_dc__combine(dst, dst_dtype, src, src_dtype, count, add);
   inside = false;
@@ -57,12 +57,12 @@ void __wrap_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int
 void __wrap_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype,
                        int64_t count, bool mean, bool accumulate) {
   for (int32_t i = 0; i < n; i++) {
-    note(SIM_READ, src[i], count, src_dtype, "reduction");
+    note_access(SIM_READ, src[i], count, src_dtype, "reduction");
   }
   if (accumulate) {
-    note(SIM_READ, dst, count, dst_dtype, "reduction");
+    note_access(SIM_READ, dst, count, dst_dtype, "reduction");
   }
-  note(SIM_WRITE, dst, count, dst_dtype, "reduction");
+  note_access(SIM_WRITE, dst, count, dst_dtype, "reduction");
   inside = true;
   __real_dc__reduce(dst, dst_dtype, src, n, src_dtype, count, mean, accumulate);
   inside = false;
@@ -139,7 +139,7 @@ typedef struct life {
   size_t bytes;
 } life;
 
-static void begin_life(void *args) {
+static void note_block(void *args) {
   const life *l = args;
   sim_note(SIM_ALLOC, l->ptr, l->bytes, "arena");
 }
@@ -148,7 +148,7 @@ void dc__arena_unpoison_on(dc_stream *stream, const void *ptr, size_t bytes) {
   const life l = {ptr, bytes};
   keep_block(ptr, bytes);
   sim_forget_freed(ptr, bytes); /* what the block had before may have been shorter; it is the host's now, to release */
-  dc__stream_call(stream, begin_life, &l, sizeof l);
+  dc__stream_call(stream, note_block, &l, sizeof l);
 }
 
 /* ---- names for reports ---- */

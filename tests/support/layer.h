@@ -66,7 +66,7 @@ static owned make_owned(int32_t dtype, int32_t ndim, const int64_t *shape) {
 }
 
 /* The shape's address is known only when the struct lies where it stays. */
-static void settle(owned *o) {
+static void set_shape(owned *o) {
   o->t.shape = o->shape;
 }
 
@@ -129,11 +129,11 @@ static rig make_rig(dc_layer_config config, int64_t batch, int64_t seq) {
 static void settle_rig(rig *r) {
   owned *tensors[] = {&r->x, &r->out, &r->dout, &r->dx, &r->workspace, &r->reserve};
   for (size_t i = 0; i < 6; i++) {
-    settle(tensors[i]);
+    set_shape(tensors[i]);
   }
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
-    settle(&r->w[i]);
-    settle(&r->g[i]);
+    set_shape(&r->w[i]);
+    set_shape(&r->g[i]);
     r->weights[i] = &r->w[i].t;
     r->gradients[i] = &r->g[i].t;
   }

@@ -100,7 +100,7 @@ static void test_rank_taken(void **state) {
 }
 
 /* A rank that dies before the others have come may be started again, also when rank 0 looks up only after that. */
-static void test_rank_comes_again(void **state) {
+static void test_a_rank_joins_twice(void **state) {
   (void)state;
   char name[64];
   const meeting zero = {0, 3, DC_OK, NULL, patient};
@@ -133,7 +133,7 @@ static void test_worlds_differ(void **state) {
   assert_int_equal(end_rank(b), 0);
 }
 
-static void test_nobody_comes(void **state) {
+static void test_no_peer_connects(void **state) {
   (void)state;
   char name[64];
   const meeting zero = {0, 4, DC_E_TIMEOUT, "ranks 2, 3 of 4 have not come after 10.0 s", 10000 * MS};
@@ -197,9 +197,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_name_taken),
       TEST(test_rank_taken),
-      TEST(test_rank_comes_again),
+      TEST(test_a_rank_joins_twice),
       TEST(test_worlds_differ),
-      TEST(test_nobody_comes),
+      TEST(test_no_peer_connects),
       TEST(test_host_dies),
       TEST(test_a_death_is_seen_without_a_collective),
   };

@@ -137,7 +137,7 @@ static void *wait_for_rank_1(void *arg) {
   return NULL;
 }
 
-static void test_who_was_sent_away(void **state) {
+static void test_rejected_ranks_learn_why(void **state) {
   (void)state;
   static const char get[] = "GET / HTTP/1.0\r\n\r\n";
   const dc__tcp_hello old = {
@@ -251,7 +251,7 @@ typedef struct squat {
   bool early; /* the stranger comes before the rank, else after it */
 } squat;
 
-static int knock(const dc_comm *comm) {
+static int connect_as_stranger(const dc_comm *comm) {
   const dc__tcp_group *group = ((const dc__tcp *)comm)->group;
   char address[64];
   dc__tcp_hello hello = dc__tcp_hello_make(group, 2);
@@ -277,14 +277,14 @@ static int taken(dc_comm *comm, void *arg) {
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_barrier(comm));
   if (comm->rank == 0) {
-    int fd = s->early ? knock(comm) : -1;
+    int fd = s->early ? connect_as_stranger(comm) : -1;
     if (s->early) {
       await_early(comm);
     }
     atomic_store(&s->here, 1);
     if (!s->early) {
       await_early(comm);
-      fd = knock(comm);
+      fd = connect_as_stranger(comm);
     }
     while (dc_comm_check(comm) == DC_OK) {
       sleep_ms(1);
@@ -316,8 +316,8 @@ static void test_a_place_is_taken(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_another_service),   cmocka_unit_test(test_text_from_the_wire),
-      cmocka_unit_test(test_who_was_sent_away), cmocka_unit_test(test_a_late_rank),
+      cmocka_unit_test(test_another_service),          cmocka_unit_test(test_text_from_the_wire),
+      cmocka_unit_test(test_rejected_ranks_learn_why), cmocka_unit_test(test_a_late_rank),
       cmocka_unit_test(test_a_place_is_taken),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

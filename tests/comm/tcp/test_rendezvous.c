@@ -96,7 +96,7 @@ static void test_names_of_hosts(void **state) {
   }
 }
 
-static void test_who_does_not_come(void **state) {
+static void test_missing_ranks_are_named(void **state) {
   (void)state;
   char address[64];
   fresh_address(address);
@@ -108,7 +108,7 @@ static void test_who_does_not_come(void **state) {
   assert_true(meet_all(two, 2));
 }
 
-static void test_who_does_not_fit(void **state) {
+static void test_ranks_that_do_not_fit(void **state) {
   (void)state;
   char address[64];
   fresh_address(address);
@@ -152,7 +152,7 @@ static void test_who_does_not_fit(void **state) {
 
 /* ---- strangers ---- */
 
-static int knock(const char *address) {
+static int connect_as_stranger(const char *address) {
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
   to.sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1));
   for (int64_t end = dc__now_ns() + limit; dc__now_ns() < end;) {
@@ -178,7 +178,7 @@ static void test_strangers(void **state) {
   int fds[300];
   for (int i = 0; i < 300; i++) {
     char bytes[600];
-    fds[i] = knock(address);
+    fds[i] = connect_as_stranger(address);
     assert_true(fds[i] >= 0);
     for (size_t b = 0; b < sizeof bytes; b++) {
       bytes[b] = (char)(rand() >> 4);
@@ -197,7 +197,7 @@ static void test_strangers(void **state) {
 }
 
 /* Where nobody listens, a socket may be given the very port that it looks for, and meet itself. */
-static void test_nobody_meets_itself(void **state) {
+static void test_a_rank_does_not_connect_to_itself(void **state) {
   (void)state;
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
   socklen_t length = sizeof to;
@@ -291,10 +291,14 @@ static void test_how_many(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_many_processes),    cmocka_unit_test(test_how_many),
-      cmocka_unit_test(test_addresses),         cmocka_unit_test(test_names_of_hosts),
-      cmocka_unit_test(test_who_does_not_come), cmocka_unit_test(test_who_does_not_fit),
-      cmocka_unit_test(test_strangers),         cmocka_unit_test(test_nobody_meets_itself),
+      cmocka_unit_test(test_many_processes),
+      cmocka_unit_test(test_how_many),
+      cmocka_unit_test(test_addresses),
+      cmocka_unit_test(test_names_of_hosts),
+      cmocka_unit_test(test_missing_ranks_are_named),
+      cmocka_unit_test(test_ranks_that_do_not_fit),
+      cmocka_unit_test(test_strangers),
+      cmocka_unit_test(test_a_rank_does_not_connect_to_itself),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

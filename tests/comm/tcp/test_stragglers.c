@@ -9,34 +9,34 @@ static const int64_t limit = INT64_C(60000000000);
 
 /* ---- ranks as threads, and what each of them was told ---- */
 
-typedef struct told {
+typedef struct reports {
   dc_status status[MOST];
   char text[MOST][512];
-  atomic_int here;
+  atomic_int arrived;
   int variant;
-} told;
+} reports;
 
 /* All ranks have come so far. */
-static void settle(told *t, const dc_comm *comm) {
-  int round = atomic_fetch_add(&t->here, 1) / comm->world + 1;
-  while (atomic_load(&t->here) < round * comm->world) {
+static void meet_all_ranks(reports *t, const dc_comm *comm) {
+  int round = atomic_fetch_add(&t->arrived, 1) / comm->world + 1;
+  while (atomic_load(&t->arrived) < round * comm->world) {
     sleep_ms(1);
   }
 }
 
-static int note(told *t, const dc_comm *comm, dc_status status) {
+static int report(reports *t, const dc_comm *comm, dc_status status) {
   t->status[comm->rank] = status;
   snprintf(t->text[comm->rank], sizeof t->text[0], "%s", dc_last_error());
   return 0;
 }
 
 /* The rank does nothing until the group has failed. */
-static int watch_fail(told *t, dc_comm *comm) {
+static int report_failure(reports *t, dc_comm *comm) {
   await_failure(comm);
-  return note(t, comm, dc_comm_check(comm));
+  return report(t, comm, dc_comm_check(comm));
 }
 
-static void all_told(const told *t, int32_t world, dc_status status, const char *says) {
+static void expect_reports(const reports *t, int32_t world, dc_status status, const char *says) {
   for (int32_t r = 0; r < world; r++) {
     if (t->status[r] != status || strcmp(t->text[r], t->text[0]) != 0 || strstr(t->text[r], says) == NULL) {
       fail_msg("rank %d: %s: %s\nrank 0: %s: %s\nexpected: %s: ...%s...", r, dc_status_name(t->status[r]), t->text[r],
@@ -59,79 +59,79 @@ static dc_status collective(dc_comm *comm, int variant) {
 /* ---- deadlines ---- */
 
 static int last_is_late(dc_comm *comm, void *arg) {
-  told *t = arg;
+  reports *t = arg;
   CHECK_OK(dc_comm_barrier(comm));
-  settle(t, comm);
+  meet_all_ranks(t, comm);
   if (comm->rank == comm->world - 1) {
-    return watch_fail(t, comm);
+    return report_failure(t, comm);
   }
   comm->timeout_ns = 1500 * MS; /* the same on all, and so are the moments when it is over */
-  return note(t, comm, collective(comm, t->variant));
+  return report(t, comm, collective(comm, t->variant));
 }
 
 static void test_a_late_rank_is_named_by_all(void **state) {
   (void)state;
   for (int variant = 0; variant < 4; variant++) {
-    told t = {.variant = variant};
+    reports t = {.variant = variant};
     assert_int_equal(on_tcp(5, limit, last_is_late, &t), 0);
-    all_told(&t, 5, DC_E_TIMEOUT, "for rank 4 of 5 to come; rank 4 last started barrier");
+    expect_reports(&t, 5, DC_E_TIMEOUT, "for rank 4 of 5 to come; rank 4 last started barrier");
   }
 }
 
 /* Deadlines that differ: the first one is everybody's. */
 static int deadlines_differ(dc_comm *comm, void *arg) {
-  told *t = arg;
+  reports *t = arg;
   static const int64_t ms[] = {700, 60000, 900, 701, 700};
   CHECK_OK(dc_comm_barrier(comm));
-  settle(t, comm);
+  meet_all_ranks(t, comm);
   if (comm->rank == 3) {
-    return watch_fail(t, comm);
+    return report_failure(t, comm);
   }
   comm->timeout_ns = ms[comm->rank] * MS;
-  return note(t, comm, collective(comm, 2));
+  return report(t, comm, collective(comm, 2));
 }
 
 /* Deadlines that are over before anybody comes: whoever is named, it is the same for all. */
 static int deadlines_are_tiny(dc_comm *comm, void *arg) {
-  told *t = arg;
+  reports *t = arg;
   CHECK_OK(dc_comm_barrier(comm));
-  settle(t, comm);
+  meet_all_ranks(t, comm);
   if (comm->rank == 3) {
-    return watch_fail(t, comm);
+    return report_failure(t, comm);
   }
   comm->timeout_ns = 1;
-  return note(t, comm, collective(comm, t->variant));
+  return report(t, comm, collective(comm, t->variant));
 }
 
 static void test_deadlines_differ(void **state) {
   (void)state;
-  told t = {.variant = 0};
+  reports t = {.variant = 0};
   assert_int_equal(on_tcp(5, limit, deadlines_differ, &t), 0);
-  all_told(&t, 5, DC_E_TIMEOUT, "for rank 3 of 5 to come");
+  expect_reports(&t, 5, DC_E_TIMEOUT, "for rank 3 of 5 to come");
   for (int i = 0; i < 20; i++) {
-    told tiny = {.variant = i % 4};
+    reports tiny = {.variant = i % 4};
     assert_int_equal(on_tcp(4, limit, deadlines_are_tiny, &tiny), 0);
-    all_told(&tiny, 4, DC_E_TIMEOUT, "of 4 to");
+    expect_reports(&tiny, 4, DC_E_TIMEOUT, "of 4 to");
   }
 }
 
 /* Rank 1 waits for rank 2 in a communicator to which rank 0 has not come: rank 0 names rank 2. */
 static int held_up(dc_comm *comm, void *arg) {
-  told *t = arg;
+  reports *t = arg;
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK_OK(dc_comm_barrier(copy));
-  settle(t, comm);
+  meet_all_ranks(t, comm);
   if (comm->rank == 2) {
-    watch_fail(t, comm);
+    report_failure(t, comm);
   } else if (comm->rank == 1) {
-    note(t, comm, collective(copy, 2));
+    report(t, comm, collective(copy, 2));
   } else {
     struct pollfd called = {.fd = ((const dc__tcp *)copy)->transfers[1].fd, .events = POLLIN};
     while (poll(&called, 1, -1) < 1) {
     }
     comm->timeout_ns = 300 * MS;
-    note(t, comm, dc_comm_barrier(comm));
+    report(t, comm, dc_comm_barrier(comm));
   }
   dc_comm_destroy(copy);
   return 0;
@@ -139,80 +139,82 @@ static int held_up(dc_comm *comm, void *arg) {
 
 /* Ranks 0 and 1 wait for each other, in two communicators. */
 static int in_a_circle(dc_comm *comm, void *arg) {
-  told *t = arg;
+  reports *t = arg;
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK_OK(dc_comm_barrier(copy));
-  settle(t, comm);
+  meet_all_ranks(t, comm);
   if (comm->rank == 1) {
-    note(t, comm, collective(copy, 2));
+    report(t, comm, collective(copy, 2));
   } else {
     struct pollfd called = {.fd = ((const dc__tcp *)copy)->transfers[1].fd, .events = POLLIN};
     while (poll(&called, 1, -1) < 1) {
     }
     comm->timeout_ns = 300 * MS;
-    note(t, comm, dc_comm_barrier(comm));
+    report(t, comm, dc_comm_barrier(comm));
   }
   dc_comm_destroy(copy);
   return 0;
 }
 
-static void test_who_waits_is_not_the_reason(void **state) {
+static void test_waiting_ranks_are_not_blamed(void **state) {
   (void)state;
-  told t = {.variant = 0}, circle = {.variant = 0};
+  reports t = {.variant = 0}, circle = {.variant = 0};
   assert_int_equal(on_tcp(3, limit, held_up, &t), 0);
-  all_told(&t, 3, DC_E_TIMEOUT, "rank 0 waited 0.3 s at barrier for rank 2 of 3 to come; rank 2 last started barrier");
+  expect_reports(&t, 3, DC_E_TIMEOUT,
+                 "rank 0 waited 0.3 s at barrier for rank 2 of 3 to come; rank 2 last started barrier");
   assert_int_equal(on_tcp(2, limit, in_a_circle, &circle), 0);
-  all_told(&circle, 2, DC_E_TIMEOUT,
-           "rank 0 waited 0.3 s at barrier for rank 1 of 2 to come; rank 1 waits at all_reduce for rank 0");
+  expect_reports(&circle, 2, DC_E_TIMEOUT,
+                 "rank 0 waited 0.3 s at barrier for rank 1 of 2 to come; rank 1 waits at all_reduce for rank 0");
 }
 
 /* A copy that rank 2 does not make: the highest rank has all its connections, and is not the one that names others. */
 static int uncopied(dc_comm *comm, void *arg) {
-  told *t = arg;
+  reports *t = arg;
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_barrier(comm));
-  settle(t, comm);
+  meet_all_ranks(t, comm);
   if (comm->rank == 2) {
-    return watch_fail(t, comm);
+    return report_failure(t, comm);
   }
   if (comm->rank != 3) {
-    note(t, comm, dc_comm_dup(comm, &copy));
+    report(t, comm, dc_comm_dup(comm, &copy));
     CHECK(copy == NULL);
     return 0;
   }
   CHECK_OK(dc_comm_dup(comm, &copy));
   copy->timeout_ns = 1000 * MS;
-  note(t, comm, dc_comm_barrier(copy));
+  report(t, comm, dc_comm_barrier(copy));
   dc_comm_destroy(copy);
   return 0;
 }
 
-static void test_who_makes_no_copy(void **state) {
+static void test_a_rank_without_a_copy_is_named(void **state) {
   (void)state;
-  told t = {.variant = 0};
+  reports t = {.variant = 0};
   assert_int_equal(on_tcp(4, limit, uncopied, &t), 0);
-  all_told(&t, 4, DC_E_TIMEOUT, "rank 3 waited 1.0 s at barrier for rank 2 of 4 to come; rank 2 last started barrier");
+  expect_reports(&t, 4, DC_E_TIMEOUT,
+                 "rank 3 waited 1.0 s at barrier for rank 2 of 4 to come; rank 2 last started barrier");
 }
 
 /* ---- failures of several ranks at once ---- */
 
 static int all_abort(dc_comm *comm, void *arg) {
-  told *t = arg;
+  reports *t = arg;
   char reason[64];
   CHECK_OK(dc_comm_barrier(comm));
   snprintf(reason, sizeof reason, "reason %d:\n\x1b[2J\xff\xc3\xa9", comm->rank);
-  settle(t, comm);
+  meet_all_ranks(t, comm);
   dc_comm_abort(comm, reason);
-  return note(t, comm, dc_comm_check(comm));
+  return report(t, comm, dc_comm_check(comm));
 }
 
 static void test_all_abort(void **state) {
   (void)state;
   for (int i = 0; i < 20; i++) {
-    told t = {.variant = 0};
+    reports t = {.variant = 0};
     assert_int_equal(on_tcp(5, limit, all_abort, &t), 0);
-    all_told(&t, 5, DC_E_ABORTED, ":\\n\\x1b[2J\\xff\xc3\xa9");
+    expect_reports(&t, 5, DC_E_ABORTED, ":\\n\\x1b[2J\\xff\xc3\xa9");
   }
 }
 
@@ -222,14 +224,14 @@ enum broken { RESET, CLOSED, BROKEN };
 
 /* Rank 1's connection to rank 0 breaks, and all processes live. */
 static int breaks(dc_comm *comm, void *arg) {
-  told *t = arg;
+  reports *t = arg;
   CHECK_OK(dc_comm_barrier(comm));
-  settle(t, comm);
+  meet_all_ranks(t, comm);
   if (comm->rank != 1) {
     float data[BROKEN_ELEMENTS] = {0};
     int64_t count = BROKEN_ELEMENTS, begin = dc__now_ns();
     dc_tensor tensor = flat(data, &count, DC_FLOAT32);
-    note(t, comm, dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL));
+    report(t, comm, dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL));
     CHECK(within(begin, 0, SOON));
     return 0;
   }
@@ -240,7 +242,7 @@ static int breaks(dc_comm *comm, void *arg) {
   } else {
     CHECK(shutdown(fd, SHUT_WR) == 0);
   }
-  return watch_fail(t, comm);
+  return report_failure(t, comm);
 }
 
 static void test_a_connection_breaks(void **state) {
@@ -249,9 +251,9 @@ static void test_a_connection_breaks(void **state) {
       "rank 0 at all_reduce: the connection to rank 1 broke: ECONNRESET (Connection reset by peer)",
       "rank 0 at all_reduce: the connection to rank 1 broke: it was closed on the way"};
   for (int i = 0; i < BROKEN; i++) {
-    told t = {.variant = i};
+    reports t = {.variant = i};
     assert_int_equal(on_tcp(3, limit, breaks, &t), 0);
-    all_told(&t, 3, DC_E_SYSTEM, says[i]);
+    expect_reports(&t, 3, DC_E_SYSTEM, says[i]);
   }
 }
 
@@ -259,8 +261,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_a_late_rank_is_named_by_all),
       cmocka_unit_test(test_deadlines_differ),
-      cmocka_unit_test(test_who_waits_is_not_the_reason),
-      cmocka_unit_test(test_who_makes_no_copy),
+      cmocka_unit_test(test_waiting_ranks_are_not_blamed),
+      cmocka_unit_test(test_a_rank_without_a_copy_is_named),
       cmocka_unit_test(test_all_abort),
       cmocka_unit_test(test_a_connection_breaks),
   };

@@ -12,25 +12,26 @@ static const int64_t limit = INT64_C(60000000000);
 
 /* ---- ranks as processes ---- */
 
-static atomic_int *here; /* how many ranks, in all processes, have come past the last collective that was to succeed */
+static atomic_int
+    *arrived; /* how many ranks, in all processes, have come past the last collective that was to succeed */
 
 /* All have: who ends now ends nothing that came before. */
-static void settle(const dc_comm *comm) {
-  atomic_fetch_add(here, 1);
-  while (atomic_load(here) < comm->world) { /* the test's own limit is the deadline */
+static void meet_all_ranks(const dc_comm *comm) {
+  atomic_fetch_add(arrived, 1);
+  while (atomic_load(arrived) < comm->world) { /* the test's own limit is the deadline */
     sleep_ms(1);
   }
 }
 
 static int set_up(void **state) {
   (void)state;
-  here = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  return here == MAP_FAILED;
+  arrived = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return arrived == MAP_FAILED;
 }
 
 static int tear_down(void **state) {
   (void)state;
-  return munmap(here, 4096);
+  return munmap(arrived, 4096);
 }
 
 static pid_t start(const char *address, int32_t rank, int32_t world, rank_fn fn) {
@@ -55,7 +56,7 @@ static int on_three(rank_fn fn, int *results) {
   char address[64];
   pid_t children[3];
   fresh_address(address);
-  atomic_store(here, 0);
+  atomic_store(arrived, 0);
   for (int32_t r = 0; r < 3; r++) {
     children[r] = start(address, r, 3, fn);
   }
@@ -69,13 +70,13 @@ static int on_three(rank_fn fn, int *results) {
 
 /* ---- failures ---- */
 
-static int dies(dc_comm *comm, void *arg) {
+static int kills_itself(dc_comm *comm, void *arg) {
   (void)arg;
   float big[100000] = {0};
   int64_t count = 100000;
   dc_tensor tensor = flat(big, &count, DC_FLOAT32);
   CHECK_OK(dc_comm_barrier(comm));
-  settle(comm);
+  meet_all_ranks(comm);
   if (dc_comm_rank(comm) == 1) {
     raise(SIGKILL);
   }
@@ -88,7 +89,7 @@ static int dies(dc_comm *comm, void *arg) {
 static void test_a_rank_dies(void **state) {
   (void)state;
   int results[3];
-  assert_int_equal(on_three(dies, results), 1);
+  assert_int_equal(on_three(kills_itself, results), 1);
   assert_int_equal(results[1], -SIGKILL);
 }
 
@@ -97,7 +98,7 @@ static int dies_uncopied(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_barrier(comm));
-  settle(comm);
+  meet_all_ranks(comm);
   if (dc_comm_rank(comm) == 2) {
     raise(SIGKILL);
   }
@@ -123,7 +124,7 @@ static void await_call(const dc_comm *comm, int32_t rank) {
 static int stands_still(dc_comm *comm, void *arg) {
   (void)arg;
   CHECK_OK(dc_comm_barrier(comm));
-  settle(comm);
+  meet_all_ranks(comm);
   if (dc_comm_rank(comm) == 2) {
     await_failure(comm);
     return 0;
@@ -145,10 +146,10 @@ static void test_a_rank_is_late(void **state) {
   assert_int_equal(on_three(stands_still, results), 0);
 }
 
-static int goes(dc_comm *comm, void *arg) {
+static int leaves(dc_comm *comm, void *arg) {
   (void)arg;
   CHECK_OK(dc_comm_barrier(comm));
-  settle(comm);
+  meet_all_ranks(comm);
   if (dc_comm_rank(comm) == 0) {
     return 0;
   }
@@ -166,7 +167,7 @@ static int destroys_a_copy(dc_comm *comm, void *arg) {
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK_OK(dc_comm_barrier(copy));
-  settle(comm);
+  meet_all_ranks(comm);
   if (dc_comm_rank(comm) == 0) {
     dc_comm_destroy(copy);
     await_failure(comm);
@@ -185,7 +186,7 @@ static int aborts(dc_comm *comm, void *arg) {
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK_OK(dc_comm_barrier(copy));
-  settle(comm);
+  meet_all_ranks(comm);
   if (dc_comm_rank(comm) == 2) {
     dc_comm_abort(comm, "enough");
   }
@@ -210,7 +211,7 @@ static int differs(dc_comm *comm, void *arg) {
 static void test_other_ends(void **state) {
   (void)state;
   int results[3];
-  assert_int_equal(on_three(goes, results), 0);
+  assert_int_equal(on_three(leaves, results), 0);
   assert_int_equal(on_three(destroys_a_copy, results), 0);
   assert_int_equal(on_three(aborts, results), 0);
   assert_int_equal(on_three(differs, results), 0);
@@ -349,7 +350,7 @@ static void test_copies_and_nothing_left(void **state) {
 }
 
 /* The last data arrive though their sender is gone. */
-static int last_word(dc_comm *comm, void *arg) {
+static int last_data_of_a_gone_rank(dc_comm *comm, void *arg) {
   (void)arg;
   int64_t count = 3000000;
   float *data = calloc((size_t)count, sizeof *data);
@@ -366,7 +367,7 @@ static int last_word(dc_comm *comm, void *arg) {
 static void test_last_word(void **state) {
   (void)state;
   int results[3];
-  assert_int_equal(on_three(last_word, results), 0);
+  assert_int_equal(on_three(last_data_of_a_gone_rank, results), 0);
 }
 
 int main(void) {

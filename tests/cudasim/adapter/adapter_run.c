@@ -224,7 +224,7 @@ dc_device *memory;
 void *streams[3];
 int registered; /* libraries, which stay */
 
-void drained(void *native) {
+void drain_stream(void *native) {
   dc_stream *stream;
   assert_int_equal(dc_stream_wrap(memory, native, &stream), DC_OK);
   assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
@@ -245,7 +245,7 @@ int set_up(void **state) {
 
 int tear_down(void **state) {
   (void)state;
-  drained(streams[0]);
+  drain_stream(streams[0]);
   for (int i = 1; i < 3; i++) {
     cudasim_stream_end(streams[i]); /* does first what is queued */
   }
@@ -265,7 +265,7 @@ run opened(const char *key) {
   return r;
 }
 
-void fine(const run *r) {
+void expect_no_error(const run *r) {
   if (r->error != NULL) {
     fail_msg("%s", r->error);
   }

@@ -54,8 +54,8 @@ extern int registered;    /* libraries, which stay */
 int set_up(void **state);
 int tear_down(void **state);
 run opened(const char *key);
-void fine(const run *r); /* no operator has failed */
-void drained(void *native);
+void expect_no_error(const run *r); /* no operator has failed */
+void drain_stream(void *native);
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 

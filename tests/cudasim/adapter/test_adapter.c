@@ -26,12 +26,12 @@ static void test_values_are_the_cpus(void **state) {
   float on_cpu[FLOATS], on_cuda[FLOATS];
   run r = opened("CPU");
   operators(&r, on_cpu);
-  fine(&r);
+  expect_no_error(&r);
   close_run(&r);
   r = opened("CUDA");
   for (int round = 0; round < 3; round++) {
     operators(&r, on_cuda);
-    fine(&r);
+    expect_no_error(&r);
     assert_memory_equal(on_cpu, on_cuda, sizeof on_cpu);
   }
   close_run(&r);
@@ -47,7 +47,7 @@ static void test_alloc_and_fakes(void **state) {
     int32_t index = 0;
     dct_value stack[3] = {torchsim_list(shape, 2, false), SIM_FLOAT32, (dct_value)kind};
     dct_tensor t = dct_as_tensor(call(&r, "dc_rt", "alloc", "CompositeExplicitAutograd", stack, 3, 1));
-    fine(&r);
+    expect_no_error(&r);
     assert_int_equal(torchsim_device(t, &index), kind == DC_MEMORY_HOST ? SIM_CPU : SIM_CUDA);
     keep(&r, t, values);
     assert_true(values[0] == 0 && values[NUMEL - 1] == 0);
@@ -55,7 +55,7 @@ static void test_alloc_and_fakes(void **state) {
   dct_value stack[4] = {dct_as_value(torchsim_tensor(SIM_META, 0, SIM_FLOAT32, 1, NONE)), GRAPH, 0, 0};
   dct_tensor fake = dct_as_tensor(call(&r, "dc", "allgather_param", "Meta", stack, 4, 1));
   int32_t index = 0;
-  fine(&r);
+  expect_no_error(&r);
   assert_int_equal(torchsim_device(fake, &index), SIM_META);
   torchsim_drop(fake);
   close_run(&r);
@@ -81,13 +81,13 @@ static void test_the_current_stream_is_followed(void **state) {
     dc__stream_copy(theirs, torchsim_data(grad), values[i], sizeof values[i]);
     dc_stream_destroy(theirs);
     dct_tensor nothing = op(&r, "reduce_grad", grad, i);
-    fine(&r);
+    expect_no_error(&r);
     torchsim_drop(nothing);
   }
   atomic_store(&gate, 1);
   set_stream(&r, streams[0]);
   end_backward(&r);
-  fine(&r);
+  expect_no_error(&r);
   for (int i = 0; i < 2; i++) {
     float found[NUMEL];
     read_values(&r, r.grad[i], found);
@@ -112,7 +112,7 @@ static void test_many_streams(void **state) {
     gather_steps(&r, values);
     assert_true(r.error != NULL || (values[0] == 1 && values[NUMEL] == 101));
   }
-  fine(&r);
+  expect_no_error(&r);
   set_stream(&r, streams[0]);
   close_run(&r);
   for (int i = 0; i < MOST; i++) {
@@ -134,11 +134,11 @@ static void test_an_offloaded_tensor_is_kept(void **state) {
   stop(streams[2], &gate);
   torchsim_drop(op(&r, "offload_tensor", x, 3));
   dct_tensor host = op(&r, "wait_offload", token(&r), 3);
-  fine(&r);
-  drained(streams[1]);                           /* where its memory would be used again */
+  expect_no_error(&r);
+  drain_stream(streams[1]);                      /* where its memory would be used again */
   assert_int_equal(torchsim_live(), before + 1); /* x, and the host copy */
   atomic_store(&gate, 1);
-  drained(streams[2]);
+  drain_stream(streams[2]);
   keep(&r, host, found);
   assert_true(found[0] == 50 && found[LARGE - 1] == 50 + LARGE - 1);
   assert_null(dct_follow_now(r.context));
@@ -159,13 +159,13 @@ static void test_a_steady_step_makes_nothing(void **state) {
   for (int round = 0; round < ROUNDS; round++) {
     set_stream(&r, streams[round % 3]);
     offload_steps(&r, values);
-    drained(streams[round % 3]);
+    drain_stream(streams[round % 3]);
     if (round == ROUNDS - 30) {
       events = cudasim_calls("cuEventCreate");
       blocks = cudasim_calls("cuStreamCreate");
     }
   }
-  fine(&r);
+  expect_no_error(&r);
   assert_int_equal(cudasim_calls("cuEventCreate"), events);
   assert_int_equal(cudasim_calls("cuStreamCreate"), blocks);
   close_run(&r);
@@ -180,13 +180,13 @@ static void weights_as_gradients(run *r) {
   for (int i = 0; i < 2; i++) {
     dct_value one[4] = {dct_as_value(token(r)), GRAPH, (dct_value)i, 0};
     dct_tensor whole = dct_as_tensor(call(r, "dc_rt", "take", "CUDA", one, 4, 1));
-    fine(r);
+    expect_no_error(r);
     dct_tensor nothing = op(r, "reduce_grad", whole, i);
-    fine(r);
+    expect_no_error(r);
     torchsim_drop(nothing);
   }
   end_backward(r);
-  fine(r);
+  expect_no_error(r);
   assert_int_equal(dc_params_updated(r->context, (const int64_t[]){0, 1}, 2), DC_OK);
 }
 
@@ -209,7 +209,7 @@ static void test_a_captured_step(void **state) {
     gradients_are(&r, 1);
   }
   for (int graph = 0; graph < 2; graph++) {
-    drained(streams[0]);
+    drain_stream(streams[0]);
     cudasim_capture(streams[2]);
     set_stream(&r, streams[2]);
     weights_as_gradients(&r);
@@ -272,7 +272,7 @@ static void *stream_thread(void *arg) {
     write_values(&r, x, (float)(1 + j->number + 2 * round));
     dct_tensor host = op(&r, "offload_tensor", x, 10 + j->number);
     host = host == NULL ? NULL : op(&r, "wait_offload", host, 10 + j->number);
-    drained(r.native);
+    drain_stream(r.native);
     keep(&r, host, found);
     if (r.error == NULL && found[0] != (float)(1 + j->number + 2 * round)) {
       r.error = "wrong values";

@@ -111,7 +111,7 @@ static void test_tensors_of_another_device(void **state) {
   r.error = NULL;
   dct_tensor w = op(&r, "allgather_param", torchsim_tensor(SIM_CPU, -1, SIM_FLOAT32, 1, NONE), 0); /* a token */
   int32_t index = 1;
-  fine(&r);
+  expect_no_error(&r);
   assert_int_equal(torchsim_device(w, &index), SIM_CUDA);
   assert_int_equal(index, 0);
   torchsim_drop(w);
@@ -141,7 +141,7 @@ static void test_each_call_refused(void **state) {
         fail_msg("%s, call %d: %s", name, before, r.error == NULL ? "no error" : r.error);
       }
       assert_null(dct_follow_now(r.context));
-      drained(streams[0]);
+      drain_stream(streams[0]);
       assert_null(dct_follow_now(r.context));
       assert_true(torchsim_live() <= live + 1); /* what was offloaded, and not waited for */
       close_run(&r);
@@ -177,7 +177,7 @@ static void test_a_device_that_fails(void **state) {
         refuses(&r, "offload_tensor", tensor_of(&r, 1, MANY), functions[i]);
       }
       close_run(&r);
-      drained(streams[0]);
+      drain_stream(streams[0]);
       assert_int_equal(torchsim_live(), registered);
     }
   }

@@ -104,7 +104,7 @@ void on_stream(void *native, void *dst, const void *src, size_t bytes) {
 }
 
 /* Who gets the memory next writes it when the stream comes to it. */
-static void bury(storage *s) {
+static void release_storage_memory(storage *s) {
   if (s->bytes == 0) {
     return;
   }
@@ -119,7 +119,7 @@ void free_memory(storage *s) {
   if (s->deleter != NULL) {
     s->deleter(s->data, s->user);
   } else if (s->device == SIM_CUDA) {
-    bury(s);
+    release_storage_memory(s);
   } else {
     free(s->data);
   }

@@ -127,7 +127,7 @@ static void test_entered_within_another(void **state) {
   assert_left();
 }
 
-static void test_what_cannot_be_entered(void **state) {
+static void test_a_context_that_cannot_be_set(void **state) {
   static const char *const functions[] = {"cuCtxPushCurrent_v2", "cuThreadExchangeStreamCaptureMode",
                                           "cuCtxPopCurrent_v2"};
   for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
@@ -172,7 +172,7 @@ static int32_t tell(void *data, size_t bytes, int32_t root, void *user) {
   (void)data, (void)bytes, (void)root, (void)user;
   return 0;
 }
-static int32_t meet(void *user) {
+static int32_t wait_at_barrier(void *user) {
   (void)user;
   return 0;
 }
@@ -183,7 +183,7 @@ static void test_the_callers_functions(void **state) {
   dc_comm_callbacks callbacks = DC_COMM_CALLBACKS_INIT;
   callbacks.all_gather = callbacks.reduce_scatter = look_around;
   callbacks.broadcast = tell;
-  callbacks.barrier = meet;
+  callbacks.barrier = wait_at_barrier;
   callbacks.user = &called;
   dc_comm *comm;
   assert_int_equal(dc_comm_create_external(&callbacks, 0, 1, NULL, &comm), DC_OK);
@@ -210,8 +210,8 @@ static void test_the_callers_functions(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_an_operator_enters_once), TEST(test_two_devices),           TEST(test_entered_within_another),
-      TEST(test_what_cannot_be_entered),  TEST(test_threads_are_their_own), TEST(test_the_callers_functions),
+      TEST(test_an_operator_enters_once),      TEST(test_two_devices),           TEST(test_entered_within_another),
+      TEST(test_a_context_that_cannot_be_set), TEST(test_threads_are_their_own), TEST(test_the_callers_functions),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -118,7 +118,7 @@ static void wait_for_self(void *user) {
   w->wait = dc_event_wait(w->event, NULL, 0);
 }
 
-static void test_waiting_for_oneself_is_refused(void **state) {
+static void test_self_wait_is_refused(void **state) {
   fixture *f = *state;
   self_wait w = {f, NULL, DC_OK, DC_OK};
   assert_int_equal(dc_event_create(f->device, &w.event), DC_OK);
@@ -382,7 +382,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_host_functions_keep_their_place),
       TEST(test_host_functions_may_use_the_device),
-      TEST(test_waiting_for_oneself_is_refused),
+      TEST(test_self_wait_is_refused),
       TEST(test_destroy_by_its_own_task),
       TEST(test_stamps),
       TEST(test_stamps_of_old_epochs),

@@ -101,9 +101,9 @@ static void make_bert(bert *b) {
   b->call.stream = stream;
   DO(dc_layer_get_cost(b->layer, &b->call, &cost));
   b->call.workspace_bytes = (size_t)(cost.backward_workspace_bytes + cost.forward_workspace_bytes);
-  b->call.workspace = take(device, b->call.workspace_bytes);
+  b->call.workspace = device_alloc(device, b->call.workspace_bytes);
   b->call.reserve_bytes = (size_t)cost.reserve_bytes;
-  b->call.reserve = take(device, b->call.reserve_bytes);
+  b->call.reserve = device_alloc(device, b->call.reserve_bytes);
 }
 
 static void forward(void *arg) {
@@ -148,7 +148,7 @@ static void test_a_step(void **state) {
   model m;
   DO(dc_linalg_create(device, NULL, &m.linalg));
   DO(dc_adamw_create(m.linalg, &options, &m.adamw));
-  char *memory = take(device, 2 * PARAMS * NUMEL * sizeof(float));
+  char *memory = device_alloc(device, 2 * PARAMS * NUMEL * sizeof(float));
   for (int i = 0; i < PARAMS; i++) {
     m.weights[i] = flat(memory + (size_t)(2 * i) * NUMEL * sizeof(float), &numel, DC_FLOAT32);
     m.grads[i] = flat(memory + (size_t)(2 * i + 1) * NUMEL * sizeof(float), &numel, DC_FLOAT32);

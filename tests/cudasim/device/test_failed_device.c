@@ -15,13 +15,13 @@ static int set_up(void **state) {
   return 0;
 }
 
-static float *take(dc_device *device, int64_t elements) {
+static float *device_alloc(dc_device *device, int64_t elements) {
   void *ptr;
   assert_int_equal(device->ops->alloc(device, (size_t)elements * sizeof(float), DC_MEMORY_DEVICE, &ptr), DC_OK);
   return ptr;
 }
 
-static void give(dc_device *device, float *ptr, int64_t elements) {
+static void device_release(dc_device *device, float *ptr, int64_t elements) {
   device->ops->free(device, ptr, (size_t)elements * sizeof(float), DC_MEMORY_DEVICE);
 }
 
@@ -42,7 +42,7 @@ static void test_an_event_passes_when_its_work_is_done(void **state) {
   assert_int_equal(dc_device_open("cuda", NULL, &device), DC_OK);
   assert_int_equal(dc_stream_create(device, &stream), DC_OK);
   assert_int_equal(dc_event_create(device, &event), DC_OK);
-  float *x = take(device, COUNT);
+  float *x = device_alloc(device, COUNT);
   cudasim_hold();
   dc__stream_zero(stream, x, COUNT * sizeof *x);
   assert_int_equal(dc_event_record(event, stream), DC_OK);
@@ -55,14 +55,14 @@ static void test_an_event_passes_when_its_work_is_done(void **state) {
   assert_int_equal(dc_event_query(event, &passed), DC_OK);
   assert_int_equal(passed, 1);
   dc_event_destroy(event);
-  give(device, x, COUNT);
+  device_release(device, x, COUNT);
   dc_stream_destroy(stream);
   dc_device_destroy(device);
   assert_int_equal(cudasim_live(), 0);
 }
 
 /* One mark that the driver makes none for, one that it does not record, and a wait that it does not take. */
-static void test_what_the_driver_refuses_is_waited_for(void **state) {
+static void test_a_refused_call_drains_the_stream(void **state) {
   static const char *const functions[] = {"cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"};
   (void)state;
   for (size_t i = 0; i < DC__COUNT(functions); i++) {
@@ -75,8 +75,8 @@ static void test_what_the_driver_refuses_is_waited_for(void **state) {
     assert_int_equal(dc_stream_create(device, &a), DC_OK);
     assert_int_equal(dc_stream_create(device, &b), DC_OK);
     assert_int_equal(dc_event_create(device, &event), DC_OK);
-    float *x = take(device, COUNT);
-    float *y = take(device, COUNT);
+    float *x = device_alloc(device, COUNT);
+    float *y = device_alloc(device, COUNT);
     cudasim_hold();
     dc__stream_zero(a, x, COUNT * sizeof *x);
     cudasim_fail(functions[i], 0, BAD_VALUE);
@@ -89,8 +89,8 @@ static void test_what_the_driver_refuses_is_waited_for(void **state) {
     assert_int_equal(dc_stream_synchronize(b, 0), DC_E_DEVICE);
     assert_true(((float *)cudasim_look(y))[COUNT - 1] == 0.0f);
     dc_event_destroy(event);
-    give(device, x, COUNT);
-    give(device, y, COUNT);
+    device_release(device, x, COUNT);
+    device_release(device, y, COUNT);
     dc_stream_destroy(a);
     dc_stream_destroy(b);
     dc_device_destroy(device);
@@ -108,14 +108,14 @@ static void test_memory_of_a_failed_device_goes_back_last(void **state) {
   void *pinned;
   assert_int_equal(dc_device_open("cuda", NULL, &device), DC_OK);
   assert_int_equal(dc_stream_create(device, &stream), DC_OK);
-  float *x = take(device, COUNT);
+  float *x = device_alloc(device, COUNT);
   assert_int_equal(device->ops->alloc(device, COUNT * sizeof *x, DC_MEMORY_HOST, &pinned), DC_OK);
   cudasim_hold();
   dc__stream_zero(stream, x, COUNT * sizeof *x);
   dc__stream_copy(stream, pinned, x, COUNT * sizeof *x);
   fail_now(device, stream, x);
   device->ops->free(device, pinned, COUNT * sizeof *x, DC_MEMORY_HOST);
-  give(device, x, COUNT);
+  device_release(device, x, COUNT);
   assert_int_equal(dc_stream_synchronize(stream, 0), DC_E_DEVICE);
   assert_int_equal(cudasim_lost(), 0);
   dc_stream_destroy(stream);
@@ -123,16 +123,16 @@ static void test_memory_of_a_failed_device_goes_back_last(void **state) {
   assert_int_equal(cudasim_live(), 0);
 }
 
-static void test_memory_stays_where_nobody_can_tell(void **state) {
+static void test_memory_in_unknown_state_is_kept(void **state) {
   (void)state;
   dc_device *device;
   assert_int_equal(dc_device_open("cuda", NULL, &device), DC_OK);
-  float *x = take(device, COUNT);
+  float *x = device_alloc(device, COUNT);
   fail_now(device, device->internal_stream, x);
   cudasim_fail("cuCtxSynchronize", 0, BAD_VALUE);
-  give(device, x, COUNT);
+  device_release(device, x, COUNT);
   assert_non_null(cudasim_look(x));
-  give(device, x, COUNT); /* now somebody can */
+  device_release(device, x, COUNT); /* now somebody can */
   assert_null(cudasim_look(x));
   dc_device_destroy(device);
   assert_int_equal(cudasim_live(), 0);
@@ -158,9 +158,9 @@ static dc_status open_run(run *r) {
   assert_int_equal(dc_device_open("cuda", NULL, &r->device), DC_OK);
   r->native = cudasim_stream();
   assert_int_equal(dc_stream_wrap(r->device, r->native, &r->stream), DC_OK);
-  r->shard = take(r->callers, COUNT);
-  r->grad = take(r->callers, COUNT);
-  r->x = take(r->callers, COUNT);
+  r->shard = device_alloc(r->callers, COUNT);
+  r->grad = device_alloc(r->callers, COUNT);
+  r->x = device_alloc(r->callers, COUNT);
   dc_tensor shard = flat(r->shard, &count, DC_FLOAT32);
   dc_tensor grad = flat(r->grad, &count, DC_FLOAT32);
   dc_status status = dc_context_create(r->device, NULL, &r->ctx);
@@ -193,9 +193,9 @@ static void step(run *r) {
 
 static void close_run(run *r) {
   dc_context_destroy(r->ctx);
-  give(r->callers, r->shard, COUNT);
-  give(r->callers, r->grad, COUNT);
-  give(r->callers, r->x, COUNT);
+  device_release(r->callers, r->shard, COUNT);
+  device_release(r->callers, r->grad, COUNT);
+  device_release(r->callers, r->x, COUNT);
   dc_stream_destroy(r->stream);
   dc_device_destroy(r->device);
   cudasim_stream_end(r->native); /* what is still held back runs now at the latest */
@@ -272,8 +272,8 @@ static void test_a_failed_rank_offers_nothing(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_an_event_passes_when_its_work_is_done),     TEST(test_what_the_driver_refuses_is_waited_for),
-      TEST(test_memory_of_a_failed_device_goes_back_last),  TEST(test_memory_stays_where_nobody_can_tell),
+      TEST(test_an_event_passes_when_its_work_is_done),     TEST(test_a_refused_call_drains_the_stream),
+      TEST(test_memory_of_a_failed_device_goes_back_last),  TEST(test_memory_in_unknown_state_is_kept),
       TEST(test_a_context_frees_nothing_under_queued_work), TEST(test_a_failed_rank_offers_nothing),
   };
   setenv("DC_TEST_DEVICE", "cuda", 1); /* for run_ranks */

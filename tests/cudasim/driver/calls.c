@@ -205,7 +205,7 @@ static const struct {
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
-static int look_up(int error, bool name, const char **to) {
+static int find_error_text(int error, bool name, const char **to) {
   for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
     if (errors[i].error == error) {
       *to = name ? errors[i].name : errors[i].text;
@@ -218,12 +218,12 @@ static int look_up(int error, bool name, const char **to) {
 
 int cuGetErrorName(int error, const char **name) {
   ENTER(false);
-  return look_up(error, true, name);
+  return find_error_text(error, true, name);
 }
 
 int cuGetErrorString(int error, const char **text) {
   ENTER(false);
-  return look_up(error, false, text);
+  return find_error_text(error, false, text);
 }
 
 /* ---- devices and contexts ---- */

@@ -52,7 +52,7 @@ typedef struct cudasim_kernel {
   void (*run)(const void *args);
   size_t bytes;     /* of its argument */
   uint32_t threads; /* most of a block */
-  int meet;
+  int wait_at_barrier;
 } cudasim_kernel;
 typedef struct cudasim_image {
   int major; /* 0: PTX */

@@ -115,11 +115,11 @@ void shared_destroy(shared *b);
 void run_meeting(const grid *g);
 /* Of a thread of such a grid: waits for the others of its warp, or of its block. orders: what they did before is seen
  * after. */
-void meet(bool warp, bool orders);
+void wait_at_barrier(bool warp, bool orders);
 /* All threads of the grid end. */
 _Noreturn void leave_meeting(void);
 /* What the simulator does between the calls orders nothing. */
-void quiet(bool on);
+void tsan_ignore(bool on);
 
 /* ---- stream.c: streams and events ---- */
 

@@ -94,7 +94,7 @@ int cuStreamWaitEvent(dc__cu_stream of, dc__cu_event event, unsigned flags) {
   return outside ? CAPTURE_ISOLATION : 0;
 }
 
-static int look_at(dc__cu_event event, bool wait) {
+static int query_event(dc__cu_event event, bool wait) {
   int error = unsafe();
   pthread_mutex_lock(&queue_mutex);
   if (event->captured) {
@@ -116,12 +116,12 @@ static int look_at(dc__cu_event event, bool wait) {
 
 int cuEventQuery(dc__cu_event event) {
   ENTER(true);
-  return look_at(event, false);
+  return query_event(event, false);
 }
 
 int cuEventSynchronize(dc__cu_event event) {
   ENTER(true);
-  return look_at(event, true);
+  return query_event(event, true);
 }
 
 int cuEventElapsedTime(float *milliseconds, dc__cu_event from, dc__cu_event to) {

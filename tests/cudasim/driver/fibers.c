@@ -199,7 +199,7 @@ UNSEEN static void run_fiber(scheduler *s, uint32_t number) {
 #endif
 }
 
-UNSEEN void meet(bool warp, bool orders) {
+UNSEEN void wait_at_barrier(bool warp, bool orders) {
   scheduler *s = my_scheduler();
   fiber *self = s->running;
   const uint32_t round = self->rounds[warp]++ % 2;
@@ -228,7 +228,7 @@ void AnnotateIgnoreReadsEnd(const char *file, int line);
 void AnnotateIgnoreWritesBegin(const char *file, int line);
 void AnnotateIgnoreWritesEnd(const char *file, int line);
 
-void quiet(bool on) {
+void tsan_ignore(bool on) {
   if (on) {
     AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
@@ -240,7 +240,7 @@ void quiet(bool on) {
   }
 }
 #else
-void quiet(bool on) {
+void tsan_ignore(bool on) {
   (void)on;
 }
 #endif

@@ -45,11 +45,11 @@ _Noreturn void fault(int error, const char *text) {
 
 void *cudasim_memory(const void *ptr, size_t bytes, size_t alignment) {
   if (meeting != NULL) {
-    quiet(true);
+    tsan_ignore(true);
   }
   void *place = place_of(ptr, bytes, false);
   if (meeting != NULL) {
-    quiet(false);
+    tsan_ignore(false);
   }
   if (place == NULL || (uintptr_t)ptr % alignment != 0) {
     fault(place == NULL ? ILLEGAL_ADDRESS : MISALIGNED, NULL);
@@ -129,7 +129,7 @@ static void run_grid(void *args) {
   if (lost() != 0) {
     return;
   }
-  if (g->kernel->meet) {
+  if (g->kernel->wait_at_barrier) {
     run_meeting(g);
     return;
   }
@@ -153,7 +153,7 @@ int cuLaunchKernel(dc__cu_function function, unsigned grid_x, unsigned grid_y, u
   const cudasim_kernel *kernel = (const void *)function;
   grid g = {kernel, {grid_x, grid_y, grid_z}, block_x, shared_bytes, {0}};
   if (blocks_of(&g) == 0 || grid_y > 65535 || grid_z > 65535 || block_x == 0 || block_x > kernel->threads ||
-      block_y * block_z != 1 || (kernel->meet && block_x % CUDASIM_WARP != 0) ||
+      block_y * block_z != 1 || (kernel->wait_at_barrier && block_x % CUDASIM_WARP != 0) ||
       shared_bytes > shared_allowed(kernel) || kernel->bytes > sizeof g.args || extra != NULL) {
     return INVALID_VALUE;
   }

@@ -38,7 +38,7 @@ shared *shared_create(const grid *g) {
 }
 
 /* Of no use to who has not written it: as floats NaN. */
-static void spoil(void *memory, size_t bytes) {
+static void fill_poison(void *memory, size_t bytes) {
   if (bytes > 0) {
     memset(memory, 0xff, bytes);
   }
@@ -50,7 +50,7 @@ void shared_clear(shared *b) {
     b->declared[i].site = NULL;
   }
   b->bytes = b->launch_bytes;
-  spoil(b->launch, b->launch_bytes);
+  fill_poison(b->launch, b->launch_bytes);
 }
 
 void shared_destroy(shared *b) {
@@ -74,7 +74,7 @@ static void *find_or_add(const void *site, size_t bytes) {
     b->declared[i].site = site;
     b->declared[i].memory = malloc(bytes);
     b->bytes += bytes;
-    spoil(b->declared[i].memory, bytes);
+    fill_poison(b->declared[i].memory, bytes);
   }
   return b->declared[i].memory;
 }
@@ -87,11 +87,11 @@ static void must_meet(const char *what) {
 
 void *cudasim_shared(const void *site, size_t bytes) {
   must_meet("shared memory in a kernel that is no DC_BLOCK_KERNEL");
-  quiet(true);
+  tsan_ignore(true);
   pthread_mutex_lock(&block_memory->mutex);
   void *memory = find_or_add(site, bytes);
   pthread_mutex_unlock(&block_memory->mutex);
-  quiet(false);
+  tsan_ignore(false);
   if (memory == NULL) {
     fault(LAUNCH_FAILED, "too much shared memory");
   }
@@ -105,16 +105,16 @@ void *cudasim_launch_shared(void) {
 
 void cudasim_sync(int warp) {
   must_meet("a barrier in a kernel that is no DC_BLOCK_KERNEL");
-  meet(warp != 0, true);
+  wait_at_barrier(warp != 0, true);
 }
 
 const unsigned char *cudasim_exchange(const void *mine, size_t bytes) {
   must_meet("a warp's exchange in a kernel that is no DC_BLOCK_KERNEL");
   const uint32_t thread = current->thread;
-  quiet(true);
+  tsan_ignore(true);
   unsigned char *slots = block_memory->slots[thread / CUDASIM_WARP][block_memory->exchanges[thread]++ % TURNS];
   memcpy(slots + (size_t)(thread % CUDASIM_WARP) * CUDASIM_SLOT, mine, bytes);
-  quiet(false);
-  meet(true, false);
+  tsan_ignore(false);
+  wait_at_barrier(true, false);
   return slots;
 }

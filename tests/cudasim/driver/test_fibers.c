@@ -128,7 +128,7 @@ static void test_launches_that_do_not_fit(void **state) {
 }
 
 /* Each ends with an error of the launch, and nothing hangs or stays behind. */
-static void test_threads_that_do_not_come(void **state) {
+static void test_threads_that_miss_a_barrier(void **state) {
   static const struct {
     const char *name;
     int error;
@@ -180,7 +180,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_blocks_sum),
       cmocka_unit_test(test_memory_of_a_block),
       cmocka_unit_test(test_launches_that_do_not_fit),
-      cmocka_unit_test(test_threads_that_do_not_come),
+      cmocka_unit_test(test_threads_that_miss_a_barrier),
       cmocka_unit_test(test_faults_are_found),
   };
   if (argc > 1) {

@@ -22,7 +22,7 @@ typedef struct sizes {
 enum { QKV, C, DC, DQKV, MASK, SOFTMAX, DELTA, DQ, OFFSETS, TENSORS };
 typedef struct tensor {
   size_t bytes;
-  void *host, *there;
+  void *host, *on_device;
 } tensor;
 
 static dc_device *cpu;
@@ -43,7 +43,7 @@ static void make(int which, size_t bytes) {
   t->bytes = bytes;
   t->host = aligned_alloc(64, (bytes + 63) / 64 * 64);
   memset(t->host, 0, bytes);
-  assert_int_equal(device->ops->alloc(device, bytes, DC_MEMORY_DEVICE, &t->there), DC_OK);
+  assert_int_equal(device->ops->alloc(device, bytes, DC_MEMORY_DEVICE, &t->on_device), DC_OK);
 }
 
 static float *random_floats(int64_t count, uint64_t seed, float scale) {
@@ -103,7 +103,7 @@ static void move(void *to, const void *from, size_t bytes) {
 
 static void free_all(void) {
   for (int i = 0; i < TENSORS; i++) {
-    device->ops->free(device, tensors[i].there, tensors[i].bytes, DC_MEMORY_DEVICE);
+    device->ops->free(device, tensors[i].on_device, tensors[i].bytes, DC_MEMORY_DEVICE);
     free(tensors[i].host);
   }
 }
@@ -130,12 +130,13 @@ static void run_here(const sizes *s, const dc__layer_size *size, const dc__dropo
 }
 
 static void run_there(const sizes *s, const dc__layer_size *size, const dc__dropout *dropout) {
-  dc__cuda_attention_args a = {.qkv = tensors[QKV].there, .c = tensors[C].there, .softmax = tensors[SOFTMAX].there};
-  a.dc = tensors[DC].there;
-  a.dqkv = tensors[DQKV].there;
-  a.delta = tensors[DELTA].there;
-  a.mask = s->mask != 0 ? tensors[MASK].there : NULL;
-  a.offsets = size->cu_seqlens != NULL ? tensors[OFFSETS].there : NULL;
+  dc__cuda_attention_args a = {
+      .qkv = tensors[QKV].on_device, .c = tensors[C].on_device, .softmax = tensors[SOFTMAX].on_device};
+  a.dc = tensors[DC].on_device;
+  a.dqkv = tensors[DQKV].on_device;
+  a.delta = tensors[DELTA].on_device;
+  a.mask = s->mask != 0 ? tensors[MASK].on_device : NULL;
+  a.offsets = size->cu_seqlens != NULL ? tensors[OFFSETS].on_device : NULL;
   a.tokens = size->tokens;
   a.longest = size->max_seqlen;
   a.batch = size->batch;
@@ -187,7 +188,7 @@ static void compare(const sizes *s) {
   make(OFFSETS, sizeof offsets);
   memcpy(tensors[OFFSETS].host, offsets, sizeof offsets);
   for (int i = 0; i < TENSORS; i++) {
-    move(tensors[i].there, tensors[i].host, tensors[i].bytes);
+    move(tensors[i].on_device, tensors[i].host, tensors[i].bytes);
   }
   dc__dropout dropout = {{7, 9}, (uint32_t)(s->dropout * 65536), 1};
   dropout.scale = 65536.0f / (float)(65536 - dropout.threshold);
@@ -199,7 +200,7 @@ static void compare(const sizes *s) {
     const tensor *t = &tensors[outputs[i]];
     const bool wide = outputs[i] == SOFTMAX || outputs[i] == DELTA;
     void *found = malloc(t->bytes);
-    move(found, t->there, t->bytes);
+    move(found, t->on_device, t->bytes);
     if (outputs[i] == SOFTMAX) { /* the device's maxima are of powers of two, and end at the greatest float */
       float *most = found;
       for (size_t j = 0; j < t->bytes / sizeof *most / 2; j++) {

@@ -103,8 +103,8 @@ static void test_pairs(void **state) {
 static void combine_both(int32_t d, int32_t s, int64_t count, bool add, bool calm) {
   static _Alignas(64) char dst[8 * COUNT], src[8 * COUNT];
   dc__nonfinite note = {0, 0}, found;
-  dc__nonfinite *there = (dc__nonfinite *)(void *)blocks[2];
-  dc__stream_zero(stream, there, sizeof *there);
+  dc__nonfinite *on_device = (dc__nonfinite *)(void *)blocks[2];
+  dc__stream_zero(stream, on_device, sizeof *on_device);
   fill(dst, d, 3, false);
   fill(src, s, (uint64_t)count, !calm && !add);
   if (!calm) {
@@ -114,17 +114,17 @@ static void combine_both(int32_t d, int32_t s, int64_t count, bool add, bool cal
   to_device(0, dst);
   to_device(1, src);
   for (uint64_t key = 7; key < 10; key += 2) {
-    dc__stream_combine(stream, blocks[0], d, blocks[1], s, count, add, there, key % 9);
+    dc__stream_combine(stream, blocks[0], d, blocks[1], s, count, add, on_device, key % 9);
     dc__stream_combine(NULL, dst, d, src, s, count, add, &note, key % 9);
     expect(0, dst, "combine", d, s);
   }
-  dc__stream_copy(stream, &found, there, sizeof found);
+  dc__stream_copy(stream, &found, on_device, sizeof found);
   assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
   assert_memory_equal(&found, &note, sizeof note);
   assert_int_equal(note.key, calm ? 0 : 7);
 }
 
-static void test_looks(void **state) {
+static void test_nonfinite(void **state) {
   (void)state;
   for (size_t k = 0; k < 4 * 4 * 4; k++) { /* the first four types */
     combine_both(dtypes[k / 16], dtypes[k / 4 % 4], k % 3 == 0 ? COUNT : 257 + (int64_t)k, k % 2 == 1, k % 4 / 2 == 1);
@@ -133,7 +133,7 @@ static void test_looks(void **state) {
 
 static void reduce_both(int32_t d, int32_t s, int32_t n, int64_t count) {
   static _Alignas(64) char dst[8 * COUNT], src[SOURCES][8 * COUNT];
-  const void *host[SOURCES], *there[SOURCES];
+  const void *host[SOURCES], *on_device[SOURCES];
   bool mean = dc__dtype_is_float(s) && n % 2 == 0;
   fill(dst, d, 5, false);
   to_device(SOURCES, dst);
@@ -142,9 +142,9 @@ static void reduce_both(int32_t d, int32_t s, int32_t n, int64_t count) {
     fill(src[r], s, (uint64_t)(r + n), false);
     to_device(r, src[r]);
     host[r] = src[r];
-    there[r] = blocks[r];
+    on_device[r] = blocks[r];
   }
-  dc__internal_reduce(stream, blocks[SOURCES], d, there, n, s, count, mean, n % 3 == 0);
+  dc__internal_reduce(stream, blocks[SOURCES], d, on_device, n, s, count, mean, n % 3 == 0);
   dc__internal_reduce(NULL, dst, d, host, n, s, count, mean, n % 3 == 0);
   expect(SOURCES, dst, "reduce", d, s);
 }
@@ -205,7 +205,7 @@ static void test_triangles_of_many_groups(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_pairs), cmocka_unit_test(test_looks),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_pairs), cmocka_unit_test(test_nonfinite),
                                      cmocka_unit_test(test_reductions),
                                      cmocka_unit_test(test_triangles_of_many_groups)};
   return cmocka_run_group_tests(tests, set_up, tear_down);

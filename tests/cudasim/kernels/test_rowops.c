@@ -26,7 +26,7 @@ static void *at(const array *a) {
   return (char *)a->whole.data + (size_t)a->shift * dc_dtype_size(a->whole.dtype);
 }
 
-static void look(array *a) {
+static void copy_to_host(array *a) {
   float *all = malloc((size_t)(a->count + a->shift) * sizeof *all);
   void *host = elements(device, &a->whole);
   dc__cast(all, DC_FLOAT32, host, a->whole.dtype, a->count + a->shift);
@@ -40,7 +40,7 @@ static array make(int32_t type, int64_t rows, int64_t wide, int64_t shift, uint6
   a.whole = tensor(device, type, 1, a.count + shift);
   a.values = malloc((size_t)a.count * sizeof *a.values);
   randomize(device, &a.whole, seed, scale, 0.25f);
-  look(&a);
+  copy_to_host(&a);
   return a;
 }
 
@@ -52,7 +52,7 @@ static void done(void) {
 
 /* The norm of the difference over the norm. */
 static void same(const char *what, array *found, const double *expected) {
-  look(found);
+  copy_to_host(found);
   double square = 0, norm = 0;
   for (int64_t i = 0; i < found->count; i++) {
     square += (found->values[i] - expected[i]) * (found->values[i] - expected[i]);
@@ -133,7 +133,7 @@ static void check_norm(int64_t shift) {
   done();
   double *out = malloc((size_t)((3 * rows + 3) * columns) * sizeof *out), *y = out + rows * columns;
   double *dx = y + rows * columns, *sum = dx + rows * columns, *dot = sum + columns, *plain = dot + columns;
-  look(&a[OUT]);
+  copy_to_host(&a[OUT]);
   for (int64_t j = 0; j < columns; j++) {
     sum[j] = a[SUM].values[j];
     dot[j] = a[DOT].values[j];
@@ -260,8 +260,8 @@ static void test_far_out(void **state) {
     e.epilogue = DC__EPILOGUE_GELU_BACK;
     dc__cuda_epilogue(stream, &e);
     done();
-    look(&f);
-    look(&slope);
+    copy_to_host(&f);
+    copy_to_host(&slope);
     for (int i = 0; i < 6; i++) {
       assert_true(f.values[i] == (far[i] > 0 ? far[i] : 0));
       assert_true(fabsf(slope.values[i] - (far[i] > 0 ? 1.0f : 0.0f)) < 1e-6f);

@@ -18,7 +18,7 @@ static inline dc_spectral_options defaults(void) {
 }
 
 /* Positive semidefinite ones of different scales. */
-static inline double *spectra(int64_t count, int64_t n) {
+static inline double *spectrum_pair(int64_t count, int64_t n) {
   double *a = calloc((size_t)(count * n * n) + 1, sizeof *a), *values = calloc((size_t)n + 1, sizeof *values);
   for (int64_t b = 0; b < count; b++) {
     for (int64_t i = 0; i < n; i++) {
@@ -32,21 +32,21 @@ static inline double *spectra(int64_t count, int64_t n) {
   return a;
 }
 
-static inline void compare_info(dc_spectral_info info[2][40], int64_t count, double most) {
+static inline void compare_info(dc_spectral_info info[2][40], int64_t count, double largest) {
   for (int64_t i = 0; i < count; i++) {
     const dc_spectral_info *a = &info[0][i], *b = &info[1][i];
     const double size = fmax(fabs(a->largest), fabs(a->smallest));
     assert_int_equal(a->status, b->status);
     assert_int_equal(a->path, b->path);
     assert_true(a->asymmetry == b->asymmetry);
-    assert_true(fabs(a->epsilon - b->epsilon) <= most * a->epsilon);
-    assert_true(fabs(a->largest - b->largest) <= most * size && fabs(a->smallest - b->smallest) <= most * size);
+    assert_true(fabs(a->epsilon - b->epsilon) <= largest * a->epsilon);
+    assert_true(fabs(a->largest - b->largest) <= largest * size && fabs(a->smallest - b->smallest) <= largest * size);
   }
 }
 
 static dc_spectral_info info[2][40];
 
-static inline double *brought(const twin *w) {
+static inline double *host_copy(const tensor_pair *w) {
   char *raw = calloc(1, w->bytes + 1);
   double *values = calloc((size_t)w->count + 1, sizeof *values);
   copy(raw, w->data[1], w->bytes);

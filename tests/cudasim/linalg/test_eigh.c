@@ -6,7 +6,7 @@
 
 /* V diag(values) V^T, of each matrix, and what it is apart from A. */
 static double rebuilt(const double *a, const double *values, const double *vectors, int64_t count, int64_t n) {
-  double *scaled = calloc((size_t)(2 * n * n) + 1, sizeof *scaled), *back = scaled + n * n, most = 0;
+  double *scaled = calloc((size_t)(2 * n * n) + 1, sizeof *scaled), *back = scaled + n * n, largest = 0;
   for (int64_t b = 0; b < count; b++) {
     const double *v = vectors + b * n * n;
     for (int64_t i = 0; i < n * n; i++) {
@@ -17,10 +17,10 @@ static double rebuilt(const double *a, const double *values, const double *vecto
     for (int64_t i = 0; i < n * n; i++) {
       size = fmax(size, fabs(a[b * n * n + i]));
     }
-    most = fmax(most, largest_gap(back, a + b * n * n, n * n) / (size > 0 ? size : 1));
+    largest = fmax(largest, largest_gap(back, a + b * n * n, n * n) / (size > 0 ? size : 1));
   }
   free(scaled);
-  return most;
+  return largest;
 }
 
 static void test_eigh(void **state) {
@@ -28,7 +28,7 @@ static void test_eigh(void **state) {
   static const int64_t shapes[][2] = {{-1, 1}, {-1, SIZE}, {3, 9}, {MANY, 4}, {0, 3}, {2, 0}, {-1, 0}, {5, 2}};
   for (size_t s = 0; s < DC__COUNT(shapes); s++) {
     const int64_t b = shapes[s][0], count = b < 0 ? 1 : b, n = shapes[s][1];
-    double *a = spectra(count, n);
+    double *a = spectrum_pair(count, n);
     for (int form = 0; form < 16; form += EVERY) { /* wide, descending, values alone, computed in the other type */
       const bool wide = form & 1, other = (form & 8) != 0;
       const int32_t dtype = wide ? DC_FLOAT64 : DC_FLOAT32;
@@ -37,22 +37,22 @@ static void test_eigh(void **state) {
       o.precision = !other ? DC_DTYPE_NONE : wide ? DC_FLOAT32 : DC_FLOAT64;
       const double close = wide && !other ? 1e-13 : 1e-5;
       const int64_t lengths[] = {count, n};
-      twin ta = twins(a, dtype, b, n, n), tv = twins(NULL, dtype, b, n, n);
-      twin tw = numbers(NULL, dtype, lengths + (b < 0), b < 0 ? 1 : 2);
+      tensor_pair ta = matrix_pair(a, dtype, b, n, n), tv = matrix_pair(NULL, dtype, b, n, n);
+      tensor_pair tw = number_pair(NULL, dtype, lengths + (b < 0), b < 0 ? 1 : 2);
       memset(info, 0xff, sizeof info);
-      BOTH(dc_eigh(side(k), &ta.t[k], &o, &tw.t[k], form & 4 ? NULL : &tv.t[k], info[k], sizeof info[k][0]));
-      assert_int_equal(text_here[0], 0);
+      BOTH(dc_eigh(linalg_of(k), &ta.t[k], &o, &tw.t[k], form & 4 ? NULL : &tv.t[k], info[k], sizeof info[k][0]));
+      assert_int_equal(cpu_text[0], 0);
       compare_info(info, count, close);
-      assert_true(apart(&tw) <= close);
-      double *values = brought(&tw), *vectors = brought(&tv);
+      assert_true(relative_gap(&tw) <= close);
+      double *values = host_copy(&tw), *vectors = host_copy(&tv);
       if (form & 4) {
-        assert_true(apart(&tv) == 0); /* -7 */
+        assert_true(relative_gap(&tv) == 0); /* -7 */
       } else {
         assert_true(rebuilt(a, values, vectors, count, n) <= close);
       }
       free(values);
       free(vectors);
-      end(&ta), end(&tv), end(&tw);
+      free_pair(&ta), free_pair(&tv), free_pair(&tw);
     }
     free(a);
   }
@@ -63,7 +63,7 @@ static void test_eigh_reads_strides_and_scales(void **state) {
   (void)state;
   enum { N = 5 };
   static const double scales[] = {1e300, 1e-300, 4e-320, 1e35, 1e-42};
-  double *a = spectra(1, N);
+  double *a = spectrum_pair(1, N);
   for (size_t s = 0; s < DC__COUNT(scales); s++) {
     double scaled[N * N];
     for (int i = 0; i < N * N; i++) {
@@ -71,17 +71,18 @@ static void test_eigh_reads_strides_and_scales(void **state) {
     }
     const int32_t dtype = s < 3 ? DC_FLOAT64 : DC_FLOAT32;
     const int64_t strides[] = {0, 1, N}, lengths[] = {3, N};
-    twin ta = twins(scaled, dtype, -1, N, N), tv = twins(NULL, dtype, 3, N, N), tw = numbers(NULL, dtype, lengths, 2);
+    tensor_pair ta = matrix_pair(scaled, dtype, -1, N, N), tv = matrix_pair(NULL, dtype, 3, N, N),
+                tw = number_pair(NULL, dtype, lengths, 2);
     for (int k = 0; k < 2; k++) {
       ta.t[k].ndim = 3;
       ta.t[k].shape = tv.t[k].shape;
       ta.t[k].strides = strides;
     }
-    BOTH(dc_eigh(side(k), &ta.t[k], NULL, &tw.t[k], &tv.t[k], info[k], sizeof info[k][0]));
-    assert_int_equal(text_here[0], 0);
+    BOTH(dc_eigh(linalg_of(k), &ta.t[k], NULL, &tw.t[k], &tv.t[k], info[k], sizeof info[k][0]));
+    assert_int_equal(cpu_text[0], 0);
     compare_info(info, 3, 1e-5);
-    assert_true(apart(&tw) <= (s < 2 ? 1e-13 : 1e-2)); /* the last two are denormal */
-    end(&ta), end(&tv), end(&tw);
+    assert_true(relative_gap(&tw) <= (s < 2 ? 1e-13 : 1e-2)); /* the last two are denormal */
+    free_pair(&ta), free_pair(&tv), free_pair(&tw);
   }
   free(a);
 }
@@ -94,7 +95,7 @@ static void test_powers(void **state) {
   static const double powers[] = {-0.5, 0, 1, 0.3, -1};
   for (size_t s = 0; s < DC__COUNT(shapes); s++) {
     const int64_t b = shapes[s][0], count = b < 0 ? 1 : b, n = shapes[s][1];
-    double *a = spectra(count, n);
+    double *a = spectrum_pair(count, n);
     for (int form = 0; form < 20; form += EVERY) { /* wide, in float32 though, by power */
       const bool wide = form & 1, narrowed = (form & 2) != 0;
       const int32_t dtype = wide ? DC_FLOAT64 : DC_FLOAT32;
@@ -102,19 +103,19 @@ static void test_powers(void **state) {
       o.eps_rel = 1e-3;
       o.precision = narrowed ? DC_FLOAT32 : DC_DTYPE_NONE;
       o.negative = DC_NEGATIVE_CLAMP;
-      twin ta = twins(a, dtype, b, n, n), tx = twins(NULL, dtype, b, n, n);
+      tensor_pair ta = matrix_pair(a, dtype, b, n, n), tx = matrix_pair(NULL, dtype, b, n, n);
       memset(info, 0xff, sizeof info);
-      BOTH(dc_matrix_power(side(k), &ta.t[k], powers[form / 4], &o, &tx.t[k], info[k], sizeof info[k][0]));
-      assert_int_equal(text_here[0], 0);
+      BOTH(dc_matrix_power(linalg_of(k), &ta.t[k], powers[form / 4], &o, &tx.t[k], info[k], sizeof info[k][0]));
+      assert_int_equal(cpu_text[0], 0);
       compare_info(info, count, narrowed ? 1e-4 : 1e-5);
-      assert_true(apart(&tx) <= (narrowed || (!wide && n > 8) ? 2e-3 : wide ? 1e-11 : 1e-5));
-      double *x = brought(&tx);
+      assert_true(relative_gap(&tx) <= (narrowed || (!wide && n > 8) ? 2e-3 : wide ? 1e-11 : 1e-5));
+      double *x = host_copy(&tx);
       for (int64_t i = 0; i < tx.count; i++) { /* exactly symmetric */
         const int64_t m = i / (n * n) * n * n, row = i % (n * n) / n, col = i % n;
         assert_true(x[i] == x[m + col * n + row]);
       }
       free(x);
-      end(&ta), end(&tx);
+      free_pair(&ta), free_pair(&tx);
     }
     free(a);
   }
@@ -124,7 +125,7 @@ static void test_powers(void **state) {
 static void test_inverse_roots(void **state) {
   (void)state;
   enum { COUNT = 5 };
-  double *a = spectra(COUNT, SIZE);
+  double *a = spectrum_pair(COUNT, SIZE);
   for (int form = 0; form < 24; form += EVERY) {
     const bool wide = form & 1, with_basis = (form & 2) != 0, wide_basis = (form & 4) != 0;
     const int32_t dtype = wide ? DC_FLOAT64 : DC_FLOAT32;
@@ -133,17 +134,17 @@ static void test_inverse_roots(void **state) {
     o.eps_abs = form / 8 == 1 ? 0.01 : 0;
     o.rank_rtol = form / 8 == 2 ? 4.2e-4 : 0;
     o.negative = DC_NEGATIVE_CLAMP;
-    twin ta = twins(a, dtype, COUNT, SIZE, SIZE), tx = twins(NULL, dtype, COUNT, SIZE, SIZE);
-    twin tq = twins(NULL, wide_basis ? DC_FLOAT64 : DC_FLOAT32, COUNT, SIZE, SIZE);
-    BOTH(dc_matrix_inverse_root(side(k), &ta.t[k], form & 1 ? 4 : 3, &o, with_basis ? &tq.t[k] : NULL, &tx.t[k],
+    tensor_pair ta = matrix_pair(a, dtype, COUNT, SIZE, SIZE), tx = matrix_pair(NULL, dtype, COUNT, SIZE, SIZE);
+    tensor_pair tq = matrix_pair(NULL, wide_basis ? DC_FLOAT64 : DC_FLOAT32, COUNT, SIZE, SIZE);
+    BOTH(dc_matrix_inverse_root(linalg_of(k), &ta.t[k], form & 1 ? 4 : 3, &o, with_basis ? &tq.t[k] : NULL, &tx.t[k],
                                 info[k], sizeof info[k][0]));
-    assert_int_equal(text_here[0], 0);
+    assert_int_equal(cpu_text[0], 0);
     const bool fine = with_basis ? wide_basis : true;
     compare_info(info, COUNT, fine ? 1e-6 : 1e-4);
-    if (!(apart(&tx) <= (!fine ? 2e-2 : wide ? 1e-9 : 2e-3))) {
-      fail_msg("form %d: %g apart", form, apart(&tx));
+    if (!(relative_gap(&tx) <= (!fine ? 2e-2 : wide ? 1e-9 : 2e-3))) {
+      fail_msg("form %d: %g apart", form, relative_gap(&tx));
     }
-    double *q = brought(&tq), *square = calloc((size_t)SIZE * SIZE, sizeof *square),
+    double *q = host_copy(&tq), *square = calloc((size_t)SIZE * SIZE, sizeof *square),
            *turned = calloc((size_t)SIZE * SIZE, sizeof *turned);
     for (int64_t i = 0; i < SIZE * SIZE; i++) {
       turned[i % SIZE * SIZE + i / SIZE] = q[i];
@@ -153,7 +154,7 @@ static void test_inverse_roots(void **state) {
       assert_true(fabs(square[i] - (i % (SIZE + 1) == 0 ? 1 : 0)) < (wide_basis ? 1e-12 : 1e-5));
     }
     free(q), free(square), free(turned);
-    end(&ta), end(&tx), end(&tq);
+    free_pair(&ta), free_pair(&tx), free_pair(&tq);
   }
   free(a);
 }
@@ -163,7 +164,7 @@ static void test_inverse_roots(void **state) {
 static void test_warm_roots(void **state) {
   (void)state;
   enum { COUNT = 6, EACH = SIZE * SIZE };
-  double *first = spectra(COUNT, SIZE), *now = calloc(COUNT * EACH, sizeof *now);
+  double *first = spectrum_pair(COUNT, SIZE), *now = calloc(COUNT * EACH, sizeof *now);
   uint64_t seed = 5;
   for (int64_t i = 0; i < COUNT * EACH; i++) {
     const int64_t row = i % EACH / SIZE, col = i % SIZE, mirrored = i / EACH * EACH + col * SIZE + row;
@@ -184,20 +185,21 @@ static void test_warm_roots(void **state) {
     o.negative = DC_NEGATIVE_CLAMP;
     o.tolerance = loose ? 1e-3 : 1e-6;
     double *zeros = calloc(COUNT * EACH, sizeof *zeros);
-    twin ta = twins(first, dtype, COUNT, SIZE, SIZE), tx = twins(NULL, dtype, COUNT, SIZE, SIZE);
-    twin tq = twins(zeros, basis_dtype, COUNT, SIZE, SIZE);
+    tensor_pair ta = matrix_pair(first, dtype, COUNT, SIZE, SIZE), tx = matrix_pair(NULL, dtype, COUNT, SIZE, SIZE);
+    tensor_pair tq = matrix_pair(zeros, basis_dtype, COUNT, SIZE, SIZE);
     free(zeros);
-    BOTH(dc_matrix_inverse_root(side(k), &ta.t[k], root, &o, &tq.t[k], &tx.t[k], info[k], sizeof info[k][0]));
+    BOTH(dc_matrix_inverse_root(linalg_of(k), &ta.t[k], root, &o, &tq.t[k], &tx.t[k], info[k], sizeof info[k][0]));
     compare_info(info, COUNT, 1e-4);
-    assert_true(apart(&tx) <= 2e-3 && info[1][0].path == DC_PATH_FRESH);
+    assert_true(relative_gap(&tx) <= 2e-3 && info[1][0].path == DC_PATH_FRESH);
     copy(tq.data[1], tq.data[0], tq.bytes);
     now[3 * EACH] = form >= 8 ? NAN : first[3 * EACH];
-    twin tb = twins(now, dtype, COUNT, SIZE, SIZE);
+    tensor_pair tb = matrix_pair(now, dtype, COUNT, SIZE, SIZE);
     dc_status first_status = DC_OK;
     for (int k = 0; k < 2; k++) {
       memset(info[k], 0, sizeof info[k]);
-      agree(k, dc_matrix_inverse_root(side(k), &tb.t[k], root, &o, &tq.t[k], &tx.t[k], info[k], sizeof info[k][0]),
-            &first_status);
+      expect_same_status(
+          k, dc_matrix_inverse_root(linalg_of(k), &tb.t[k], root, &o, &tq.t[k], &tx.t[k], info[k], sizeof info[k][0]),
+          &first_status);
     }
     assert_int_equal(first_status, form >= 8 ? DC_E_NOT_FINITE : DC_OK);
     compare_info(info, COUNT, 1e-4);
@@ -206,10 +208,10 @@ static void test_warm_roots(void **state) {
       assert_int_equal(info[1][i].path == DC_PATH_WARM, warm);
       assert_true(!warm || fabs(info[1][i].change - info[0][i].change) <= 1e-2 * info[0][i].change + 1e-9);
     }
-    if (!(apart(&tx) <= (wide && wide_basis ? 1e-9 : 2e-3))) {
-      fail_msg("form %d: %g apart", form, apart(&tx));
+    if (!(relative_gap(&tx) <= (wide && wide_basis ? 1e-9 : 2e-3))) {
+      fail_msg("form %d: %g apart", form, relative_gap(&tx));
     }
-    end(&ta), end(&tb), end(&tx), end(&tq);
+    free_pair(&ta), free_pair(&tb), free_pair(&tx), free_pair(&tq);
   }
   free(first), free(now);
 }

@@ -10,12 +10,12 @@
 /* Both sides, whose texts say the same. */
 static void run_roots(const double *a, int32_t dtype, int64_t count, int32_t root, const dc_spectral_options *o,
                       const char *text) {
-  twin ta = twins(a, dtype, count, SIZE, SIZE), tx = twins(NULL, dtype, count, SIZE, SIZE);
+  tensor_pair ta = matrix_pair(a, dtype, count, SIZE, SIZE), tx = matrix_pair(NULL, dtype, count, SIZE, SIZE);
   dc_status first = DC_OK;
   memset(info, 0, sizeof info);
   for (int k = 0; k < 2; k++) {
     const dc_status status =
-        dc_matrix_inverse_root(side(k), &ta.t[k], root, o, NULL, &tx.t[k], info[k], sizeof info[k][0]);
+        dc_matrix_inverse_root(linalg_of(k), &ta.t[k], root, o, NULL, &tx.t[k], info[k], sizeof info[k][0]);
     first = k == 0 ? status : first;
     assert_int_equal(status, first);
     assert_true((status == DC_OK) == (text[0] == '\0'));
@@ -24,14 +24,14 @@ static void run_roots(const double *a, int32_t dtype, int64_t count, int32_t roo
     }
   }
   compare_info(info, count, 1e-9);
-  assert_true(apart(&tx) <= 1e-4); /* -7 where nothing was to be written */
-  end(&ta), end(&tx);
+  assert_true(relative_gap(&tx) <= 1e-4); /* -7 where nothing was to be written */
+  free_pair(&ta), free_pair(&tx);
 }
 
-static void test_what_fails(void **state) {
+static void test_failures(void **state) {
   (void)state;
   enum { EACH = SIZE * SIZE };
-  double *a = spectra(MANY, SIZE), values[SIZE];
+  double *a = spectrum_pair(MANY, SIZE), values[SIZE];
   dc_spectral_options o = defaults();
   o.eps_rel = 1e-5;
   a[33 * EACH + 3 * SIZE + 7] = NAN; /* in the second flight */
@@ -69,31 +69,31 @@ static void test_scratch_and_refusals(void **state) {
   (void)state;
   size_t bytes;
   void *lent;
-  double *a = spectra(3, SIZE);
-  twin ta = twins(a, DC_FLOAT64, 3, SIZE, SIZE), tx = twins(NULL, DC_FLOAT64, 3, SIZE, SIZE);
+  double *a = spectrum_pair(3, SIZE);
+  tensor_pair ta = matrix_pair(a, DC_FLOAT64, 3, SIZE, SIZE), tx = matrix_pair(NULL, DC_FLOAT64, 3, SIZE, SIZE);
   const int64_t lengths[] = {3, SIZE};
-  twin tw = numbers(NULL, DC_FLOAT64, lengths, 2);
-  assert_string_equal(dc_linalg_solver(there), "cuSOLVER");
+  tensor_pair tw = number_pair(NULL, DC_FLOAT64, lengths, 2);
+  assert_string_equal(dc_linalg_solver(cuda_linalg), "cuSOLVER");
   dc_spectral_options o = defaults();
   o.eps_rel = 1e-6;
-  OK(dc_linalg_begin_query(there));
-  OK(dc_matrix_inverse_root(there, &ta.t[1], 4, &o, NULL, &tx.t[1], NULL, 0));
-  OK(dc_eigh(there, &ta.t[1], NULL, &tw.t[1], &tx.t[1], NULL, 0));
-  OK(dc_linalg_end_query(there, &bytes));
-  assert_true(apart(&tx) == 0 && apart(&tw) == 0);
+  OK(dc_linalg_begin_query(cuda_linalg));
+  OK(dc_matrix_inverse_root(cuda_linalg, &ta.t[1], 4, &o, NULL, &tx.t[1], NULL, 0));
+  OK(dc_eigh(cuda_linalg, &ta.t[1], NULL, &tw.t[1], &tx.t[1], NULL, 0));
+  OK(dc_linalg_end_query(cuda_linalg, &bytes));
+  assert_true(relative_gap(&tx) == 0 && relative_gap(&tw) == 0);
   assert_int_equal(card->ops->alloc(card, bytes, DC_MEMORY_DEVICE, &lent), DC_OK);
-  OK(dc_linalg_set_workspace(there, lent, bytes - 64));
-  FAILS(dc_matrix_inverse_root(there, &ta.t[1], 4, &o, NULL, &tx.t[1], NULL, 0), DC_E_BUFFER_TOO_SMALL,
+  OK(dc_linalg_set_workspace(cuda_linalg, lent, bytes - 64));
+  FAILS(dc_matrix_inverse_root(cuda_linalg, &ta.t[1], 4, &o, NULL, &tx.t[1], NULL, 0), DC_E_BUFFER_TOO_SMALL,
         "dc_matrix_inverse_root: the workspace");
-  OK(dc_linalg_set_workspace(there, lent, bytes));
-  BOTH(dc_matrix_inverse_root(side(k), &ta.t[k], 4, &o, NULL, &tx.t[k], NULL, 0));
-  assert_true(apart(&tx) <= 1e-9);
-  OK(dc_linalg_set_workspace(there, NULL, 0));
+  OK(dc_linalg_set_workspace(cuda_linalg, lent, bytes));
+  BOTH(dc_matrix_inverse_root(linalg_of(k), &ta.t[k], 4, &o, NULL, &tx.t[k], NULL, 0));
+  assert_true(relative_gap(&tx) <= 1e-9);
+  OK(dc_linalg_set_workspace(cuda_linalg, NULL, 0));
   card->ops->free(card, lent, bytes, DC_MEMORY_DEVICE);
   dc_tensor askew = tw.t[1];
   askew.data = (char *)askew.data + 4;
-  FAILS(dc_eigh(there, &ta.t[1], NULL, &askew, NULL, NULL, 0), DC_E_INVALID, "values.data = ");
-  end(&ta), end(&tx), end(&tw);
+  FAILS(dc_eigh(cuda_linalg, &ta.t[1], NULL, &askew, NULL, NULL, 0), DC_E_INVALID, "values.data = ");
+  free_pair(&ta), free_pair(&tx), free_pair(&tw);
   free(a);
 }
 
@@ -102,31 +102,31 @@ static void test_scratch_and_refusals(void **state) {
 static void test_convergence(void **state) {
   (void)state;
   enum { COUNT = 4 };
-  double *a = spectra(COUNT, SIZE);
+  double *a = spectrum_pair(COUNT, SIZE);
   const int64_t lengths[] = {COUNT, SIZE};
   for (int wide = 0; wide < 2; wide++) {
     const int32_t dtype = wide ? DC_FLOAT64 : DC_FLOAT32;
-    twin ta = twins(a, dtype, COUNT, SIZE, SIZE), tv = twins(NULL, dtype, COUNT, SIZE, SIZE),
-         tw = numbers(NULL, dtype, lengths, 2);
+    tensor_pair ta = matrix_pair(a, dtype, COUNT, SIZE, SIZE), tv = matrix_pair(NULL, dtype, COUNT, SIZE, SIZE),
+                tw = number_pair(NULL, dtype, lengths, 2);
     OK(dc_eigh(linalg, &ta.t[0], NULL, &tw.t[0], &tv.t[0], info[0], sizeof info[0][0]));
     cudasim_fail("cusolver: convergence", 1, 5);
-    const dc_status status = dc_eigh(there, &ta.t[1], NULL, &tw.t[1], &tv.t[1], info[1], sizeof info[1][0]);
+    const dc_status status = dc_eigh(cuda_linalg, &ta.t[1], NULL, &tw.t[1], &tv.t[1], info[1], sizeof info[1][0]);
     assert_int_equal(status, wide ? DC_E_NOT_CONVERGED : DC_OK);
     if (wide) {
       assert_string_equal(dc_last_error(), "dc_eigh: the eigenvalues of a[1] did not converge");
-      double *values = brought(&tw), *vectors = brought(&tv);
+      double *values = host_copy(&tw), *vectors = host_copy(&tv);
       for (int64_t i = 0; i < COUNT * SIZE; i++) {
         assert_true((values[i] == -7) == (i / SIZE == 1));
       }
       assert_true(vectors[SIZE * SIZE] == -7 && vectors[2 * SIZE * SIZE - 1] == -7);
       free(values), free(vectors);
     } else {
-      assert_true(apart(&tw) <= 1e-5);
+      assert_true(relative_gap(&tw) <= 1e-5);
     }
     for (int i = 0; i < COUNT; i++) {
       assert_int_equal(info[1][i].path, i != 1 ? DC_PATH_FRESH : wide ? DC_PATH_NONE : DC_PATH_RETRIED);
     }
-    end(&ta), end(&tv), end(&tw);
+    free_pair(&ta), free_pair(&tv), free_pair(&tw);
   }
   free(a);
 }
@@ -135,12 +135,12 @@ static void test_convergence(void **state) {
 static void test_library(void **state) {
   (void)state;
   enum { COUNT = 6, N = 6 };
-  double *a = spectra(COUNT, N);
-  twin ta = twins(a, DC_FLOAT64, COUNT, N, N), tx = twins(NULL, DC_FLOAT64, COUNT, N, N);
+  double *a = spectrum_pair(COUNT, N);
+  tensor_pair ta = matrix_pair(a, DC_FLOAT64, COUNT, N, N), tx = matrix_pair(NULL, DC_FLOAT64, COUNT, N, N);
   dc_spectral_options o = defaults();
   o.eps_rel = 1e-2;
-#define ROOT(k) dc_matrix_inverse_root(side(k), &ta.t[k], 4, &o, NULL, &tx.t[k], NULL, 0)
-  OK(dc_batch_matmul(there, &ta.t[1], &ta.t[1], 1, 0, &tx.t[1])); /* cuBLASLt is there */
+#define ROOT(k) dc_matrix_inverse_root(linalg_of(k), &ta.t[k], 4, &o, NULL, &tx.t[k], NULL, 0)
+  OK(dc_batch_matmul(cuda_linalg, &ta.t[1], &ta.t[1], 1, 0, &tx.t[1])); /* cuBLASLt is there */
   setenv("DC_CUDA_LIB_DIR", "/nowhere", 1);
   FAILS(ROOT(1), DC_E_UNSUPPORTED,
         "dc_matrix_inverse_root: CUDA: eigendecompositions need cuSOLVER, and it was not found");
@@ -153,11 +153,11 @@ static void test_library(void **state) {
   FAILS(ROOT(1), DC_E_NO_MEMORY, "device \"cuda\": cusolverDnCreate: cuSOLVER's status 2");
   cudasim_fail("cusolverGetVersion", 0, DC__CUSOLVER_OLDEST_BATCHED - 1);
   BOTH(ROOT(k));
-  assert_true(apart(&tx) <= 1e-10);
+  assert_true(relative_gap(&tx) <= 1e-10);
   assert_int_equal(cudasim_calls("cusolverDnXsyevd"), COUNT);
   assert_int_equal(cudasim_calls("cusolverDnXsyevBatched"), 0);
 #undef ROOT
-  end(&ta), end(&tx);
+  free_pair(&ta), free_pair(&tx);
   free(a);
 }
 
@@ -165,20 +165,20 @@ static void test_library(void **state) {
 static void test_batches(void **state) {
   (void)state;
   enum { COUNT = 4, N = 6 };
-  double *a = spectra(COUNT, N);
+  double *a = spectrum_pair(COUNT, N);
   for (int bad = 0; bad < 2; bad++) {
     const int calls[] = {cudasim_calls("cusolverDnXsyevBatched"), cudasim_calls("cusolverDnXsyevd")};
     a[COUNT * N * N - 1] = bad ? NAN : 1;
-    twin ta = twins(a, DC_FLOAT64, COUNT, N, N), tx = twins(NULL, DC_FLOAT64, COUNT, N, N);
+    tensor_pair ta = matrix_pair(a, DC_FLOAT64, COUNT, N, N), tx = matrix_pair(NULL, DC_FLOAT64, COUNT, N, N);
     dc_spectral_options o = defaults();
     o.eps_rel = 1e-2;
     o.symmetry = DC_SYMMETRY_MEAN;
     o.negative = DC_NEGATIVE_CLAMP;
-    BOTH(dc_matrix_inverse_root(side(k), &ta.t[k], 9, &o, NULL, &tx.t[k], NULL, 0));
-    assert_true(apart(&tx) <= 1e-10);
+    BOTH(dc_matrix_inverse_root(linalg_of(k), &ta.t[k], 9, &o, NULL, &tx.t[k], NULL, 0));
+    assert_true(relative_gap(&tx) <= 1e-10);
     assert_int_equal(cudasim_calls("cusolverDnXsyevBatched") - calls[0], 1);
     assert_int_equal(cudasim_calls("cusolverDnXsyevd") - calls[1], bad);
-    end(&ta), end(&tx);
+    free_pair(&ta), free_pair(&tx);
   }
   free(a);
 }
@@ -190,19 +190,19 @@ static int use_all(void **state, const char *counted, const char *failing, int b
   o.eps_rel = 1e-2;
   assert_int_equal(open_both(state), 0);
   const int64_t lengths[] = {2, 2};
-  twin ta = twins(a, DC_FLOAT32, 2, 2, 2), tx = twins(NULL, DC_FLOAT32, 2, 2, 2),
-       tw = numbers(NULL, DC_FLOAT32, lengths, 2);
-  twin one = twins(a, DC_FLOAT64, -1, 2, 2), two = twins(a, DC_FLOAT64, -1, 2, 2);
-  twin tq = twins(NULL, DC_FLOAT64, 2, 2, 2);
+  tensor_pair ta = matrix_pair(a, DC_FLOAT32, 2, 2, 2), tx = matrix_pair(NULL, DC_FLOAT32, 2, 2, 2),
+              tw = number_pair(NULL, DC_FLOAT32, lengths, 2);
+  tensor_pair one = matrix_pair(a, DC_FLOAT64, -1, 2, 2), two = matrix_pair(a, DC_FLOAT64, -1, 2, 2);
+  tensor_pair tq = matrix_pair(NULL, DC_FLOAT64, 2, 2, 2);
   if (failing != NULL) {
     cudasim_fail(failing, before, strncmp(failing, "cublas", 6) == 0 ? DC__LT_ALLOC_FAILED : 2);
   }
   const int begun = cudasim_calls(counted);
   o.tolerance = 1e-3;
-  dc_status status[] = {dc_matrix_inverse_root(there, &ta.t[1], 4, &o, &tq.t[1], &tx.t[1], NULL, 0),
-                        dc_matrix_inverse_root(there, &ta.t[1], 4, &o, &tq.t[1], &tx.t[1], NULL, 0),
-                        dc_eigh(there, &ta.t[1], NULL, &tw.t[1], &tx.t[1], NULL, 0),
-                        dc_matrix_power(there, &one.t[1], 0.5, NULL, &two.t[1], NULL, 0)};
+  dc_status status[] = {dc_matrix_inverse_root(cuda_linalg, &ta.t[1], 4, &o, &tq.t[1], &tx.t[1], NULL, 0),
+                        dc_matrix_inverse_root(cuda_linalg, &ta.t[1], 4, &o, &tq.t[1], &tx.t[1], NULL, 0),
+                        dc_eigh(cuda_linalg, &ta.t[1], NULL, &tw.t[1], &tx.t[1], NULL, 0),
+                        dc_matrix_power(cuda_linalg, &one.t[1], 0.5, NULL, &two.t[1], NULL, 0)};
   const int calls = cudasim_calls(counted) - begun;
   bool told = false;
   for (size_t i = 0; i < DC__COUNT(status); i++) {
@@ -212,9 +212,9 @@ static int use_all(void **state, const char *counted, const char *failing, int b
     fail_msg("%s, call %d: %s", failing == NULL ? "nothing" : failing, before, dc_last_error());
   }
   if (failing != NULL && strncmp(failing, "cusolver", 8) == 0) { /* the device is as it was */
-    OK(dc_matrix_power(there, &one.t[1], 0.5, NULL, &two.t[1], NULL, 0));
+    OK(dc_matrix_power(cuda_linalg, &one.t[1], 0.5, NULL, &two.t[1], NULL, 0));
   }
-  end(&ta), end(&tx), end(&tw), end(&one), end(&two), end(&tq);
+  free_pair(&ta), free_pair(&tx), free_pair(&tw), free_pair(&one), free_pair(&two), free_pair(&tq);
   assert_int_equal(close_both(state), 0);
   return calls;
 }
@@ -234,7 +234,7 @@ static void test_every_call_fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_what_fails),  TEST(test_scratch_and_refusals),
+      TEST(test_failures),    TEST(test_scratch_and_refusals),
 #ifndef ON_CARD
       TEST(test_convergence), TEST(test_library),
       TEST(test_batches),     TEST(test_every_call_fails),

@@ -15,14 +15,14 @@ typedef struct product {
   int64_t m, k, n;
   int32_t type, out, fd[3];
   int files;
-  twin a, b, c;
+  tensor_pair a, b, c;
   int64_t strides[2][2], shape[2][2];
   dc_tensor tensors[3];
   dc_matrix_source from[3];
   double *x, *y, *want;
 } product;
 
-static void turn(dc_tensor *t, int64_t strides[2], int64_t shape[2], int64_t rows, int64_t cols) {
+static void transpose(dc_tensor *t, int64_t strides[2], int64_t shape[2], int64_t rows, int64_t cols) {
   strides[0] = 1;
   strides[1] = rows;
   shape[0] = rows;
@@ -32,12 +32,12 @@ static void turn(dc_tensor *t, int64_t strides[2], int64_t shape[2], int64_t row
 }
 
 /* x [rows, cols], as the columns of what is made of it where `turned`. */
-static twin matrix_of(const double *x, int32_t type, int64_t rows, int64_t cols, bool turned) {
+static tensor_pair matrix_of(const double *x, int32_t type, int64_t rows, int64_t cols, bool turned) {
   double *given = calloc((size_t)(rows * cols) + 1, sizeof *given);
   for (int64_t i = 0; i < rows * cols; i++) {
     given[turned ? i % cols * rows + i / cols : i] = x[i];
   }
-  const twin w = twins(given, type, -1, turned ? cols : rows, turned ? rows : cols);
+  const tensor_pair w = matrix_pair(given, type, -1, turned ? cols : rows, turned ? rows : cols);
   free(given);
   return w;
 }
@@ -62,8 +62,8 @@ static void begin(product *p, int64_t m, int64_t k, int64_t n, int32_t type, int
   turned &= ~files;
   p->a = matrix_of(p->x, type, m, k, turned & 1);
   p->b = matrix_of(p->y, type, k, n, turned & 2);
-  p->c = twins(NULL, p->out, -1, m, n);
-  twin *all[] = {&p->a, &p->b, &p->c};
+  p->c = matrix_pair(NULL, p->out, -1, m, n);
+  tensor_pair *all[] = {&p->a, &p->b, &p->c};
   for (int i = 0; i < 3; i++) {
     p->tensors[i] = all[i]->t[1];
     p->fd[i] = -1;
@@ -71,7 +71,7 @@ static void begin(product *p, int64_t m, int64_t k, int64_t n, int32_t type, int
       p->fd[i] = file_of(all[i]->data[0], all[i]->bytes, offset);
       p->tensors[i].data = NULL;
     } else if (i < 2 && turned >> i & 1) {
-      turn(&p->tensors[i], p->strides[i], p->shape[i], i == 0 ? m : k, i == 0 ? k : n);
+      transpose(&p->tensors[i], p->strides[i], p->shape[i], i == 0 ? m : k, i == 0 ? k : n);
     }
     p->from[i] = source_of(&p->tensors[i], p->fd[i], offset);
   }
@@ -83,7 +83,7 @@ static void finish(product *p) {
       close(p->fd[i]);
     }
   }
-  end(&p->a), end(&p->b), end(&p->c);
+  free_pair(&p->a), free_pair(&p->b), free_pair(&p->c);
   free(p->x), free(p->y), free(p->want);
 }
 
@@ -123,9 +123,9 @@ static void run(product *p, int64_t budget) {
 
 static int64_t least_budget(product *p) {
   int64_t needed = 0;
-  FAILS(dc_matmul_bounded(there, &p->from[0], &p->from[1], &p->from[2], 1, &needed), DC_E_BUFFER_TOO_SMALL,
+  FAILS(dc_matmul_bounded(cuda_linalg, &p->from[0], &p->from[1], &p->from[2], 1, &needed), DC_E_BUFFER_TOO_SMALL,
         "dc_matmul_bounded: budget_bytes = 1, must be >= ");
-  FAILS(dc_matmul_bounded(there, &p->from[0], &p->from[1], &p->from[2], needed - 1, NULL), DC_E_BUFFER_TOO_SMALL,
+  FAILS(dc_matmul_bounded(cuda_linalg, &p->from[0], &p->from[1], &p->from[2], needed - 1, NULL), DC_E_BUFFER_TOO_SMALL,
         "must be");
   return needed;
 }
@@ -185,37 +185,37 @@ static void test_refusals_are_the_same(void **state) {
   begin(&p, 70, 80, 90, DC_FLOAT32, 1, 0, 24);
   dc_matrix_source a[2] = {p.from[0], p.from[0]}, b[2] = {source_of(&p.b.t[0], -1, 0), p.from[1]},
                    out[2] = {source_of(&p.c.t[0], -1, 0), p.from[2]};
-#define ALL(budget) BOTH(dc_matmul_bounded(side(k), &a[k], &b[k], &out[k], budget, NULL))
+#define ALL(budget) BOTH(dc_matmul_bounded(linalg_of(k), &a[k], &b[k], &out[k], budget, NULL))
   ALL(0);
-  assert_non_null(strstr(text_here, "budget_bytes = 0"));
+  assert_non_null(strstr(cpu_text, "budget_bytes = 0"));
   a[0].offset = a[1].offset = 1000;
   ALL(100000);
-  assert_non_null(strstr(text_here, "a's file has"));
+  assert_non_null(strstr(cpu_text, "a's file has"));
   a[0].fd = a[1].fd = 1000;
   ALL(100000);
-  assert_non_null(strstr(text_here, "no open file"));
+  assert_non_null(strstr(cpu_text, "no open file"));
   a[0] = a[1] = p.from[0];
   a[0].fd = a[1].fd = open("/dev/null", O_RDONLY);
   a[0].offset = a[1].offset = 0;
   ALL(100000);
-  assert_non_null(strstr(text_here, "a's file, byte 0: the file ends"));
+  assert_non_null(strstr(cpu_text, "a's file, byte 0: the file ends"));
   out[0] = out[1] = a[0];
   dc_tensor files[2] = {p.c.t[0], p.c.t[0]};
   files[0].data = files[1].data = NULL;
   out[0].tensor = out[1].tensor = files;
   a[0] = a[1] = p.from[0];
   for (int k = 0; k < 2; k++) { /* the CPU's threads write at once: each may be the first to fail */
-    FAILS(dc_matmul_bounded(side(k), &a[k], &b[k], &out[k], 100000, NULL), DC_E_SYSTEM, "out's file, byte ");
+    FAILS(dc_matmul_bounded(linalg_of(k), &a[k], &b[k], &out[k], 100000, NULL), DC_E_SYSTEM, "out's file, byte ");
     assert_non_null(strstr(dc_last_error(), ": Bad file descriptor"));
   }
   close(out[0].fd);
   b[0].tensor = b[1].tensor = &p.c.t[0];
   ALL(100000);
-  assert_non_null(strstr(text_here, "b has 70 rows, must have 80"));
+  assert_non_null(strstr(cpu_text, "b has 70 rows, must have 80"));
   dc_tensor askew = p.b.t[1];
   askew.data = (char *)askew.data + 2;
   b[1].tensor = &askew;
-  FAILS(dc_matmul_bounded(there, &a[1], &b[1], &p.from[2], 100000, NULL), DC_E_INVALID, "b.data = ");
+  FAILS(dc_matmul_bounded(cuda_linalg, &a[1], &b[1], &p.from[2], 100000, NULL), DC_E_INVALID, "b.data = ");
   run(&p, 100000); /* what failed left nothing queued */
   finish(&p);
 }
@@ -227,14 +227,14 @@ static void test_workspace_of_the_callers(void **state) {
   void *lent;
   begin(&p, 70, 300, 90, DC_FLOAT32, 7, 0, 0);
   assert_int_equal(card->ops->alloc(card, BYTES + 64, DC_MEMORY_DEVICE, &lent), DC_OK);
-  OK(dc_linalg_set_workspace(there, (char *)lent + 64, BYTES));
+  OK(dc_linalg_set_workspace(cuda_linalg, (char *)lent + 64, BYTES));
   const long long before = atomic_load(&card->bytes);
-  OK(dc_matmul_bounded(there, &p.from[0], &p.from[1], &p.from[2], BYTES, NULL));
+  OK(dc_matmul_bounded(cuda_linalg, &p.from[0], &p.from[1], &p.from[2], BYTES, NULL));
   expect_right(&p);
   assert_true(atomic_load(&card->bytes) == before);
-  FAILS(dc_matmul_bounded(there, &p.from[0], &p.from[1], &p.from[2], 100 * BYTES, NULL), DC_E_BUFFER_TOO_SMALL,
+  FAILS(dc_matmul_bounded(cuda_linalg, &p.from[0], &p.from[1], &p.from[2], 100 * BYTES, NULL), DC_E_BUFFER_TOO_SMALL,
         "the workspace has 100000 bytes");
-  OK(dc_linalg_set_workspace(there, NULL, 0));
+  OK(dc_linalg_set_workspace(cuda_linalg, NULL, 0));
   card->ops->free(card, lent, BYTES + 64, DC_MEMORY_DEVICE);
   finish(&p);
 }
@@ -265,8 +265,8 @@ static int use_all(void **state, const char *counted, const char *failing, int b
     cudasim_fail(failing, before, strncmp(failing, "cublas", 6) == 0 ? DC__LT_ALLOC_FAILED : 2);
   }
   const int begun = cudasim_calls(counted);
-  const dc_status status[] = {dc_matmul_bounded(there, &p.from[0], &p.from[1], &p.from[2], 100000, NULL),
-                              dc_matmul_bounded(there, &q.from[0], &q.from[1], &q.from[2], 100000, NULL)};
+  const dc_status status[] = {dc_matmul_bounded(cuda_linalg, &p.from[0], &p.from[1], &p.from[2], 100000, NULL),
+                              dc_matmul_bounded(cuda_linalg, &q.from[0], &q.from[1], &q.from[2], 100000, NULL)};
   const int calls = cudasim_calls(counted) - begun;
   const bool told = status[0] != DC_OK || status[1] != DC_OK;
   if (told != (failing != NULL)) {

@@ -20,7 +20,7 @@ static struct {
   int64_t x_shape[MOST], delta_shape[MOST], weight_shape[MOST], bias_shape[2]; /* of outputs: N in front */
   int32_t x_ndim, delta_ndim, weight_ndim;
   bool has_bias, exact; /* exact: the bits must agree */
-  twin x, delta;
+  tensor_pair x, delta;
 } s;
 
 static double *values; /* VALUES numbers in [-1, 1) */
@@ -54,42 +54,43 @@ static void begin(const dc_sample_layer *layer, int32_t dtype, const int64_t *x,
       narrow[i] = (int32_t)ids[i];
     }
     const bool wide = dtype == DC_FLOAT64;
-    s.x = twin_of(wide ? (void *)ids : narrow, wide ? DC_INT64 : DC_INT32, s.x_shape, s.x_ndim);
+    s.x = pair_of(wide ? (void *)ids : narrow, wide ? DC_INT64 : DC_INT32, s.x_shape, s.x_ndim);
   } else {
-    s.x = numbers(values, dtype, s.x_shape, s.x_ndim);
+    s.x = number_pair(values, dtype, s.x_shape, s.x_ndim);
   }
-  s.delta = numbers(values + VALUES / 2, dtype, s.delta_shape, s.delta_ndim);
+  s.delta = number_pair(values + VALUES / 2, dtype, s.delta_shape, s.delta_ndim);
 }
 
 static void finish(void) {
-  end(&s.x), end(&s.delta);
+  free_pair(&s.x), free_pair(&s.delta);
 }
 
-static bool near(const twin *w) {
-  return apart(w) <= (s.exact ? 0 : s.dtype == DC_FLOAT64 ? 1e-12 : 1e-5);
+static bool near(const tensor_pair *w) {
+  return relative_gap(w) <= (s.exact ? 0 : s.dtype == DC_FLOAT64 ? 1e-12 : 1e-5);
 }
 
 static void check_gradients(void) {
-  twin w = numbers(NULL, s.dtype, s.weight_shape, s.weight_ndim), b = numbers(NULL, s.dtype, s.bias_shape, 2);
-  BOTH(dc_per_sample_grads(side(k), &s.layer, &s.x.t[k], &s.delta.t[k], &w.t[k], s.has_bias ? &b.t[k] : NULL));
+  tensor_pair w = number_pair(NULL, s.dtype, s.weight_shape, s.weight_ndim),
+              b = number_pair(NULL, s.dtype, s.bias_shape, 2);
+  BOTH(dc_per_sample_grads(linalg_of(k), &s.layer, &s.x.t[k], &s.delta.t[k], &w.t[k], s.has_bias ? &b.t[k] : NULL));
   assert_true(near(&w) && near(&b));
-  BOTH(dc_per_sample_grads(side(k), &s.layer, &s.x.t[k], &s.delta.t[k], NULL, s.has_bias ? &b.t[k] : NULL));
-  BOTH(dc_per_sample_grads(side(k), &s.layer, &s.x.t[k], &s.delta.t[k], NULL, NULL));
-  end(&w), end(&b);
+  BOTH(dc_per_sample_grads(linalg_of(k), &s.layer, &s.x.t[k], &s.delta.t[k], NULL, s.has_bias ? &b.t[k] : NULL));
+  BOTH(dc_per_sample_grads(linalg_of(k), &s.layer, &s.x.t[k], &s.delta.t[k], NULL, NULL));
+  free_pair(&w), free_pair(&b);
 }
 
 static void check_norms(void) {
-  twin squares = numbers(NULL, s.dtype, s.bias_shape, 1);
+  tensor_pair squares = number_pair(NULL, s.dtype, s.bias_shape, 1);
   const bool exact = s.exact;
   s.exact = false;
   for (int32_t parts = 1; parts <= (s.has_bias ? 3 : 1); parts++) {
     for (int32_t accumulate = 1; accumulate >= 0; accumulate--) {
-      BOTH(dc_per_sample_norms(side(k), &s.layer, &s.x.t[k], &s.delta.t[k], parts, accumulate, &squares.t[k]));
+      BOTH(dc_per_sample_norms(linalg_of(k), &s.layer, &s.x.t[k], &s.delta.t[k], parts, accumulate, &squares.t[k]));
       assert_true(near(&squares));
     }
   }
   s.exact = exact;
-  end(&squares);
+  free_pair(&squares);
 }
 
 static void check_sums(void) {
@@ -97,15 +98,15 @@ static void check_sums(void) {
   for (int i = 0; i < 64; i++) {
     numbers_of[i] = i % 3 == 1 ? 0 : values[i]; /* some samples are left out */
   }
-  twin factors = numbers(numbers_of, s.dtype, s.bias_shape, 1);
-  twin w = numbers(NULL, s.dtype, s.weight_shape + 1, s.weight_ndim - 1),
-       b = numbers(NULL, s.dtype, s.bias_shape + 1, 1);
+  tensor_pair factors = number_pair(numbers_of, s.dtype, s.bias_shape, 1);
+  tensor_pair w = number_pair(NULL, s.dtype, s.weight_shape + 1, s.weight_ndim - 1),
+              b = number_pair(NULL, s.dtype, s.bias_shape + 1, 1);
   for (int form = 0; form < 4; form++) {
-    BOTH(dc_clipped_grad_sum(side(k), &s.layer, &s.x.t[k], &s.delta.t[k], form & 1 ? &factors.t[k] : NULL, form / 2,
-                             &w.t[k], s.has_bias ? &b.t[k] : NULL));
+    BOTH(dc_clipped_grad_sum(linalg_of(k), &s.layer, &s.x.t[k], &s.delta.t[k], form & 1 ? &factors.t[k] : NULL,
+                             form / 2, &w.t[k], s.has_bias ? &b.t[k] : NULL));
     assert_true(near(&w) && near(&b));
   }
-  end(&factors), end(&w), end(&b);
+  free_pair(&factors), free_pair(&w), free_pair(&b);
 }
 
 static void check(const dc_sample_layer *layer, const int64_t *x, const int64_t *delta, const int64_t *weight) {
@@ -221,7 +222,7 @@ static void test_norms(void **state) {
 }
 
 /* A NaN stays in its sample, and a factor of 0 leaves that sample out, whatever is in it. */
-static void test_what_is_not_finite(void **state) {
+static void test_nonfinite_input(void **state) {
   (void)state;
   const dc_sample_layer layers[] = {kind(DC_SAMPLE_LINEAR), kind(DC_SAMPLE_LAYER_NORM),
                                     conv(1, L(1), L(1), L(0), L(1))};
@@ -230,23 +231,25 @@ static void test_what_is_not_finite(void **state) {
     const int64_t shape[] = {3, 2, 1}, n[] = {3};
     const int64_t lying[] = {3, 1, 2};
     const bool deep = i == 2;
-    twin tx = numbers(x, DC_FLOAT64, deep ? shape : lying, 3), td = numbers(d, DC_FLOAT64, deep ? shape : lying, 3);
-    twin ts = numbers(squares, DC_FLOAT64, n, 1), tk = numbers(keep, DC_FLOAT64, n, 1);
+    tensor_pair tx = number_pair(x, DC_FLOAT64, deep ? shape : lying, 3),
+                td = number_pair(d, DC_FLOAT64, deep ? shape : lying, 3);
+    tensor_pair ts = number_pair(squares, DC_FLOAT64, n, 1), tk = number_pair(keep, DC_FLOAT64, n, 1);
     const int64_t weights[][3] = {{2, 2}, {2}, {2, 2, 1}};
     const int32_t ndims[] = {2, 1, 3};
-    twin w = numbers(NULL, DC_FLOAT64, weights[i], ndims[i]), b = numbers(NULL, DC_FLOAT64, weights[i], 1);
-    BOTH(dc_per_sample_norms(side(k), &layers[i], &tx.t[k], &td.t[k], 3, 0, &ts.t[k]));
-    double brought[3];
-    copy(brought, ts.data[1], sizeof brought);
-    assert_true(fabs(brought[0] - ((const double *)ts.data[0])[0]) <= 1e-12 * brought[0]);
-    assert_true(!isfinite(brought[1]) && !isfinite(brought[2]));
-    BOTH(dc_clipped_grad_sum(side(k), &layers[i], &tx.t[k], &td.t[k], &tk.t[k], 0, &w.t[k], &b.t[k]));
-    assert_true(apart(&w) <= 1e-12 && apart(&b) <= 1e-12); /* NaN is not */
-    BOTH(dc_clip_factors(side(k), &ts.t[k], 2, &tk.t[k]));
-    assert_true(apart(&tk) <= 1e-12);
-    BOTH(dc_clip_factors(side(k), &ts.t[k], INFINITY, &ts.t[k]));
-    assert_true(apart(&ts) == 0);
-    end(&tx), end(&td), end(&ts), end(&tk), end(&w), end(&b);
+    tensor_pair w = number_pair(NULL, DC_FLOAT64, weights[i], ndims[i]),
+                b = number_pair(NULL, DC_FLOAT64, weights[i], 1);
+    BOTH(dc_per_sample_norms(linalg_of(k), &layers[i], &tx.t[k], &td.t[k], 3, 0, &ts.t[k]));
+    double host_copy[3];
+    copy(host_copy, ts.data[1], sizeof host_copy);
+    assert_true(fabs(host_copy[0] - ((const double *)ts.data[0])[0]) <= 1e-12 * host_copy[0]);
+    assert_true(!isfinite(host_copy[1]) && !isfinite(host_copy[2]));
+    BOTH(dc_clipped_grad_sum(linalg_of(k), &layers[i], &tx.t[k], &td.t[k], &tk.t[k], 0, &w.t[k], &b.t[k]));
+    assert_true(relative_gap(&w) <= 1e-12 && relative_gap(&b) <= 1e-12); /* NaN is not */
+    BOTH(dc_clip_factors(linalg_of(k), &ts.t[k], 2, &tk.t[k]));
+    assert_true(relative_gap(&tk) <= 1e-12);
+    BOTH(dc_clip_factors(linalg_of(k), &ts.t[k], INFINITY, &ts.t[k]));
+    assert_true(relative_gap(&ts) == 0);
+    free_pair(&tx), free_pair(&td), free_pair(&ts), free_pair(&tk), free_pair(&w), free_pair(&b);
   }
 }
 
@@ -255,25 +258,26 @@ static void test_scratch_and_refusals(void **state) {
   dc_sample_layer layer = kind(DC_SAMPLE_EMBEDDING);
   layer.rows = 7;
   begin(&layer, DC_FLOAT64, L(3, 5), L(3, 5, 4), L(7, 4));
-  twin w = numbers(NULL, DC_FLOAT64, s.weight_shape, s.weight_ndim);
+  tensor_pair w = number_pair(NULL, DC_FLOAT64, s.weight_shape, s.weight_ndim);
   const int64_t ids[] = {7, -1, 0};
   for (int i = 0; i < 3; i++) {
     for (int k = 0; k < 2; k++) {
       copy((char *)s.x.data[k] + (size_t)12 * 8, &ids[i], 8);
     }
-    BOTH(dc_per_sample_grads(side(k), &s.layer, &s.x.t[k], &s.delta.t[k], &w.t[k], NULL));
-    assert_non_null(strstr(text_here, i == 0 ? "x[2][2] = 7, must be 0 to 6" : i == 1 ? "x[2][2] = -1" : ""));
-    assert_true(apart(&w) == 0); /* as it was, or the same bits */
+    BOTH(dc_per_sample_grads(linalg_of(k), &s.layer, &s.x.t[k], &s.delta.t[k], &w.t[k], NULL));
+    assert_non_null(strstr(cpu_text, i == 0 ? "x[2][2] = 7, must be 0 to 6" : i == 1 ? "x[2][2] = -1" : ""));
+    assert_true(relative_gap(&w) == 0); /* as it was, or the same bits */
   }
   dc_tensor askew = s.delta.t[1];
   askew.data = (char *)askew.data + 4;
-  FAILS(dc_per_sample_grads(there, &s.layer, &s.x.t[1], &askew, &w.t[1], NULL), DC_E_INVALID, "delta.data = ");
+  FAILS(dc_per_sample_grads(cuda_linalg, &s.layer, &s.x.t[1], &askew, &w.t[1], NULL), DC_E_INVALID, "delta.data = ");
   askew = w.t[1];
   askew.data = (char *)askew.data + 4;
-  FAILS(dc_per_sample_grads(there, &s.layer, &s.x.t[1], &s.delta.t[1], &askew, NULL), DC_E_INVALID, "weight.data = ");
-  FAILS(dc_clip_factors(there, &askew, 1, &askew), DC_E_INVALID, "squares.data = ");
-  BOTH(dc_clip_factors(side(k), &w.t[k], 0, &w.t[k]));
-  end(&w);
+  FAILS(dc_per_sample_grads(cuda_linalg, &s.layer, &s.x.t[1], &s.delta.t[1], &askew, NULL), DC_E_INVALID,
+        "weight.data = ");
+  FAILS(dc_clip_factors(cuda_linalg, &askew, 1, &askew), DC_E_INVALID, "squares.data = ");
+  BOTH(dc_clip_factors(linalg_of(k), &w.t[k], 0, &w.t[k]));
+  free_pair(&w);
   finish();
   /* A norm's memory does not grow with the positions; a workspace is used, and too small a one refused. */
   const dc_sample_layer linear = kind(DC_SAMPLE_LINEAR);
@@ -281,27 +285,27 @@ static void test_scratch_and_refusals(void **state) {
   for (int i = 0; i < 2; i++) {
     double one = 1;
     dc_tensor x = batch(&one, DC_FLOAT32, 8, i == 0 ? 1024 : 4096, 8192), n = vector(&one, DC_FLOAT32, 8);
-    OK(dc_linalg_begin_query(there));
-    OK(dc_per_sample_norms(there, &linear, &x, &x, 3, 0, &n));
-    OK(dc_linalg_end_query(there, &bytes[i]));
+    OK(dc_linalg_begin_query(cuda_linalg));
+    OK(dc_per_sample_norms(cuda_linalg, &linear, &x, &x, 3, 0, &n));
+    OK(dc_linalg_end_query(cuda_linalg, &bytes[i]));
   }
   assert_true(bytes[0] == bytes[1] && bytes[0] < (size_t)64 << 20);
   begin(&linear, DC_FLOAT32, L(5, 2, 7), L(5, 2, 9), L(9, 7));
-  twin squares = numbers(NULL, DC_FLOAT32, s.bias_shape, 1);
+  tensor_pair squares = number_pair(NULL, DC_FLOAT32, s.bias_shape, 1);
   void *lent;
-  OK(dc_linalg_begin_query(there));
-  OK(dc_per_sample_norms(there, &linear, &s.x.t[1], &s.delta.t[1], 3, 0, &squares.t[1]));
-  OK(dc_linalg_end_query(there, &bytes[0]));
+  OK(dc_linalg_begin_query(cuda_linalg));
+  OK(dc_per_sample_norms(cuda_linalg, &linear, &s.x.t[1], &s.delta.t[1], 3, 0, &squares.t[1]));
+  OK(dc_linalg_end_query(cuda_linalg, &bytes[0]));
   assert_int_equal(card->ops->alloc(card, bytes[0], DC_MEMORY_DEVICE, &lent), DC_OK);
-  OK(dc_linalg_set_workspace(there, lent, bytes[0] - 64));
-  FAILS(dc_per_sample_norms(there, &linear, &s.x.t[1], &s.delta.t[1], 3, 0, &squares.t[1]), DC_E_BUFFER_TOO_SMALL,
+  OK(dc_linalg_set_workspace(cuda_linalg, lent, bytes[0] - 64));
+  FAILS(dc_per_sample_norms(cuda_linalg, &linear, &s.x.t[1], &s.delta.t[1], 3, 0, &squares.t[1]), DC_E_BUFFER_TOO_SMALL,
         "the workspace");
-  OK(dc_linalg_set_workspace(there, lent, bytes[0]));
-  BOTH(dc_per_sample_norms(side(k), &linear, &s.x.t[k], &s.delta.t[k], 3, 0, &squares.t[k]));
+  OK(dc_linalg_set_workspace(cuda_linalg, lent, bytes[0]));
+  BOTH(dc_per_sample_norms(linalg_of(k), &linear, &s.x.t[k], &s.delta.t[k], 3, 0, &squares.t[k]));
   assert_true(near(&squares));
-  OK(dc_linalg_set_workspace(there, NULL, 0));
+  OK(dc_linalg_set_workspace(cuda_linalg, NULL, 0));
   card->ops->free(card, lent, bytes[0], DC_MEMORY_DEVICE);
-  end(&squares);
+  free_pair(&squares);
   finish();
 }
 
@@ -313,16 +317,17 @@ static int use_all(void **state, bool embedding, const char *counted, const char
   bool told = false;
   assert_int_equal(open_both(state), 0);
   begin(&layer, DC_FLOAT32, embedding ? L(2, 2) : L(2, 2, 2), L(2, 2, 2), embedding ? L(3, 2) : L(2, 2));
-  twin w = numbers(NULL, s.dtype, s.weight_shape, 3), q = numbers(NULL, s.dtype, s.bias_shape, 1);
+  tensor_pair w = number_pair(NULL, s.dtype, s.weight_shape, 3), q = number_pair(NULL, s.dtype, s.bias_shape, 1);
   dc_tensor *x = &s.x.t[1], *d = &s.delta.t[1], sum = w.t[1];
   sum.shape++, sum.ndim--;
   if (failing != NULL) {
     cudasim_fail(failing, before, strncmp(failing, "cublas", 6) == 0 ? DC__LT_ALLOC_FAILED : 2);
   }
   const int begun = cudasim_calls(counted);
-  const dc_status status[] = {
-      dc_per_sample_grads(there, &layer, x, d, &w.t[1], NULL), dc_per_sample_norms(there, &layer, x, d, 1, 0, &q.t[1]),
-      dc_clip_factors(there, &q.t[1], 1, &q.t[1]), dc_clipped_grad_sum(there, &layer, x, d, &q.t[1], 0, &sum, NULL)};
+  const dc_status status[] = {dc_per_sample_grads(cuda_linalg, &layer, x, d, &w.t[1], NULL),
+                              dc_per_sample_norms(cuda_linalg, &layer, x, d, 1, 0, &q.t[1]),
+                              dc_clip_factors(cuda_linalg, &q.t[1], 1, &q.t[1]),
+                              dc_clipped_grad_sum(cuda_linalg, &layer, x, d, &q.t[1], 0, &sum, NULL)};
   const int calls = cudasim_calls(counted) - begun;
   for (size_t i = 0; i < DC__COUNT(status); i++) {
     told = told || status[i] != DC_OK;
@@ -330,7 +335,7 @@ static int use_all(void **state, bool embedding, const char *counted, const char
   if (told != (failing != NULL)) {
     fail_msg("%s, call %d: %s", failing == NULL ? "nothing" : failing, before, dc_last_error());
   }
-  end(&w), end(&q);
+  free_pair(&w), free_pair(&q);
   finish();
   assert_int_equal(close_both(state), 0);
   return calls;
@@ -362,7 +367,7 @@ int main(void) {
       TEST(test_convolutions),
       TEST(test_embeddings),
       TEST(test_norms),
-      TEST(test_what_is_not_finite),
+      TEST(test_nonfinite_input),
       TEST(test_scratch_and_refusals),
 #ifndef ON_CARD
       TEST(test_every_call_fails),

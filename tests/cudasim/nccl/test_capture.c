@@ -37,7 +37,7 @@ static dc_status begin_with(run *r, float *ptr, int64_t elements, int seed) {
   return put(r->c, ptr, host, (size_t)elements * sizeof(float));
 }
 
-static dc_status take(run *r, int64_t elements, int seed, float **ptr) {
+static dc_status run_alloc(run *r, int64_t elements, int seed, float **ptr) {
   *ptr = on_card(r->c, (size_t)elements * sizeof(float));
   return begin_with(r, *ptr, elements, seed);
 }
@@ -52,10 +52,10 @@ static dc_status open_run(card_rank *c, int32_t stage, run *r) {
   r->begin = stage == 0 ? 0 : c->r.rank * chunk;
   r->count = stage == 0 ? COUNT : COUNT - r->begin < chunk ? COUNT - r->begin : chunk;
   DC__TRY(dc_stream_wrap(c->r.device, r->native, &r->stream));
-  DC__TRY(take(r, PARAMS * COUNT, stage == 3 ? c->r.rank : 0, &r->weights));
-  DC__TRY(take(r, PARAMS * COUNT, 0, &r->grads));
-  DC__TRY(take(r, COUNT, 17 + 5 * c->r.rank, &r->bias));
-  DC__TRY(take(r, COUNT, 0, &r->activation));
+  DC__TRY(run_alloc(r, PARAMS * COUNT, stage == 3 ? c->r.rank : 0, &r->weights));
+  DC__TRY(run_alloc(r, PARAMS * COUNT, 0, &r->grads));
+  DC__TRY(run_alloc(r, COUNT, 17 + 5 * c->r.rank, &r->bias));
+  DC__TRY(run_alloc(r, COUNT, 0, &r->activation));
   DC__TRY(dc_context_create(c->r.device, NULL, &r->ctx));
   DC__TRY(dc_init(r->ctx, c->r.comm, &(dc_config){.struct_size = sizeof(dc_config), .check_finite = 1}, 2 * COUNT));
   DC__TRY(dc_set_stream(r->ctx, r->stream));

@@ -138,7 +138,7 @@ static void test_gathers_go_through_windows(void **state) {
 }
 
 /* NCCL need not know where a shard lies. */
-static void test_shards_elsewhere(void **state) {
+static void test_shards_on_the_host(void **state) {
   (void)state;
   kind = DC_MEMORY_DEVICE;
   on_cards(2, ON_PROCESSES, 100 * second, rounds);
@@ -203,7 +203,7 @@ static void one_shard_elsewhere(card_rank *c) {
   end(&m);
 }
 
-static void test_one_ranks_shards_elsewhere(void **state) {
+static void test_one_rank_with_shards_on_the_host(void **state) {
   (void)state;
   on_cards(2, ON_PROCESSES, 100 * second, one_shard_elsewhere);
   all_went(2, 0, 2 * PARAMS, 0);
@@ -277,11 +277,11 @@ static void test_a_registration_fails(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_gathers_go_through_windows),
-      TEST(test_shards_elsewhere),
+      TEST(test_shards_on_the_host),
       TEST(test_hosts_ahead_of_their_cards),
       TEST(test_without_windows),
       TEST(test_ranks_out_of_step),
-      TEST(test_one_ranks_shards_elsewhere),
+      TEST(test_one_rank_with_shards_on_the_host),
       TEST(test_captures),
       TEST(test_a_registration_fails),
   };

@@ -9,7 +9,7 @@ struct rank_of {
   dc_comm *comm;
   dc_status (*train)(rank_of *self); /* makes the optimizer and takes STEPS steps */
   const void *job;                   /* what to train */
-  side s;
+  device_optimizer s;
   char *failed;
 };
 
@@ -26,7 +26,7 @@ static inline void *run_one(void *arg) {
 }
 
 /* A rank's part of the weights that one rank has, which leaves them in `one`. */
-static inline void compare_part(const side *s, int32_t world, int32_t at, char one[PARAMS][4 * MOST]) {
+static inline void compare_part(const device_optimizer *s, int32_t world, int32_t at, char one[PARAMS][4 * MOST]) {
   char part[4 * MOST];
   for (int p = 0; p < PARAMS; p++) {
     const size_t size = dc_dtype_size(shapes[p].dtype), bytes = (size_t)s->count[p] * size;
@@ -45,7 +45,7 @@ static inline void ranks_agree(dc_status (*train)(rank_of *self), const void *jo
     assert_int_equal(dc_comm_create_threads(world, NULL, comms), DC_OK);
     for (int32_t r = 0; r < world; r++) {
       ranks[r] = (rank_of){.comm = comms[r], .train = train, .job = job};
-      open_side(&ranks[r].s, "cuda");
+      open_optimizer(&ranks[r].s, "cuda");
       if (r == 2) { /* on the first one's */
         dc_linalg_destroy(ranks[r].s.linalg);
         assert_int_equal(dc_linalg_create(ranks[0].s.device, NULL, &ranks[r].s.linalg), DC_OK);
@@ -64,7 +64,7 @@ static inline void ranks_agree(dc_status (*train)(rank_of *self), const void *jo
       compare_part(&ranks[r].s, world, r, one);
     }
     for (int32_t r = world - 1; r >= 0; r--) {
-      close_side(&ranks[r].s);
+      close_optimizer(&ranks[r].s);
     }
   }
 }

@@ -27,13 +27,13 @@ static const struct batch_shape {
                      {4, {SAMPLES, 4, 5, 4}, {SAMPLES, 4, 3, 5}}};
 
 /* An optimizer with its parameters, of which this rank has a part. */
-typedef struct side {
+typedef struct device_optimizer {
   dc_device *device;
   dc_linalg *linalg;
   dc_optimizer *optimizer;
   char *weights[PARAMS], *grads[PARAMS], *x, *delta;
   int64_t offset[PARAMS], count[PARAMS];
-} side;
+} device_optimizer;
 
 #include "pair_steps.h"
 
@@ -46,7 +46,8 @@ static inline int64_t product_of(const int64_t *sizes, int32_t ndim) {
 }
 
 /* Numbers [from, from + count) of a seed's, the same on every side and rank. */
-static inline void numbers(const side *s, char *to, int32_t dtype, uint64_t seed, int64_t from, int64_t count) {
+static inline void numbers(const device_optimizer *s, char *to, int32_t dtype, uint64_t seed, int64_t from,
+                           int64_t count) {
   float values[MOST];
   _Alignas(8) char bytes[4 * MOST];
   assert_true(from + count <= MOST);
@@ -58,12 +59,12 @@ static inline void numbers(const side *s, char *to, int32_t dtype, uint64_t seed
   move(s, to, bytes, (size_t)count * dc_dtype_size(dtype));
 }
 
-static inline void fill(const side *s, int p, bool grad, int step) {
+static inline void fill(const device_optimizer *s, int p, bool grad, int step) {
   numbers(s, grad ? s->grads[p] : s->weights[p], grad ? shapes[p].grad_dtype : shapes[p].dtype,
           (uint64_t)(step * 977 + p * 31 + 2 * grad + 1), s->offset[p], s->count[p]);
 }
 
-static inline void open_side(side *s, const char *name) {
+static inline void open_optimizer(device_optimizer *s, const char *name) {
   memset(s, 0, sizeof *s);
   if (dc_device_open(name, NULL, &s->device) != DC_OK || dc_linalg_create(s->device, NULL, &s->linalg) != DC_OK) {
     fail_msg("%s", dc_last_error());
@@ -76,7 +77,7 @@ static inline void open_side(side *s, const char *name) {
   assert_int_equal(s->device->ops->alloc(s->device, 4 * MOST, DC_MEMORY_DEVICE, (void **)&s->delta), DC_OK);
 }
 
-static inline void close_side(side *s) {
+static inline void close_optimizer(device_optimizer *s) {
   dc_optimizer_destroy(s->optimizer);
   for (int p = 0; p < PARAMS; p++) {
     s->device->ops->free(s->device, s->weights[p], 4 * MOST, DC_MEMORY_DEVICE);
@@ -89,7 +90,8 @@ static inline void close_side(side *s) {
 }
 
 /* An optimizer with the parameters of a rank of `world`, in no even cut, and the layers. */
-static inline dc_status make(side *s, dc_comm *comm, const dc_kfac_options *options, int32_t approximation) {
+static inline dc_status make(device_optimizer *s, dc_comm *comm, const dc_kfac_options *options,
+                             int32_t approximation) {
   const int32_t at = comm == NULL ? 0 : dc_comm_rank(comm), world = comm == NULL ? 1 : dc_comm_size(comm);
   dc_sample_layer linear = DC_SAMPLE_LAYER_INIT, conv = DC_SAMPLE_LAYER_INIT;
   linear.kind = DC_SAMPLE_LINEAR;
@@ -117,7 +119,8 @@ static inline dc_status make(side *s, dc_comm *comm, const dc_kfac_options *opti
 }
 
 /* Samples [begin, begin + n) of a layer's batch. The tensors keep what was written into them. */
-static inline dc_status feed_some(side *s, int layer, int64_t begin, int64_t n, const int32_t dtypes[2]) {
+static inline dc_status accumulate_part(device_optimizer *s, int layer, int64_t begin, int64_t n,
+                                        const int32_t dtypes[2]) {
   const struct batch_shape *b = &batches[layer];
   int64_t shapes_of[2][4];
   dc_tensor t[2] = {DC_TENSOR_INIT, DC_TENSOR_INIT};
@@ -133,26 +136,26 @@ static inline dc_status feed_some(side *s, int layer, int64_t begin, int64_t n, 
   return dc_kfac_accumulate(s->optimizer, layer, &t[0], &t[1], 2);
 }
 
-static inline void write_batch(const side *s, int layer, int number, const int32_t dtypes[2]) {
+static inline void write_batch(const device_optimizer *s, int layer, int number, const int32_t dtypes[2]) {
   const struct batch_shape *b = &batches[layer];
   numbers(s, s->x, dtypes[0], (uint64_t)(number * 131 + layer * 7 + 3), 0, product_of(b->x, b->ndim));
   numbers(s, s->delta, dtypes[1], (uint64_t)(number * 137 + layer * 7 + 4), 0, product_of(b->delta, b->ndim));
 }
 
 /* All layers' batches, the first one's in two pieces. */
-static inline dc_status feed(side *s, int number, const int32_t dtypes[2]) {
+static inline dc_status accumulate(device_optimizer *s, int number, const int32_t dtypes[2]) {
   dc_status status = DC_OK;
   for (int layer = 0; layer < LAYERS && status == DC_OK; layer++) {
     write_batch(s, layer, number, dtypes);
-    status = feed_some(s, layer, 0, layer == 0 ? 1 : SAMPLES, dtypes);
+    status = accumulate_part(s, layer, 0, layer == 0 ? 1 : SAMPLES, dtypes);
     if (layer == 0 && status == DC_OK) {
-      status = feed_some(s, layer, 1, SAMPLES - 1, dtypes);
+      status = accumulate_part(s, layer, 1, SAMPLES - 1, dtypes);
     }
   }
   return status;
 }
 
-static inline dc_status step_as_is(side *s, const bool *frozen) {
+static inline dc_status step_as_is(device_optimizer *s, const bool *frozen) {
   dc_tensor weights[PARAMS], grads[PARAMS];
   for (int p = 0; p < PARAMS; p++) {
     weights[p] = flat(s->weights[p], &s->count[p], shapes[p].dtype);
@@ -164,14 +167,14 @@ static inline dc_status step_as_is(side *s, const bool *frozen) {
 static const int32_t floats[2] = {DC_FLOAT32, DC_FLOAT32};
 
 /* In step 2 a bias and in step 3 a weight have no gradient. */
-static inline dc_status step(side *s, int number, const int32_t dtypes[2]) {
+static inline dc_status step(device_optimizer *s, int number, const int32_t dtypes[2]) {
   bool frozen[PARAMS] = {false};
   frozen[1] = number == 2;
   frozen[3] = number == 3;
   for (int p = 0; p < PARAMS; p++) {
     fill(s, p, true, number);
   }
-  const dc_status status = feed(s, number, dtypes);
+  const dc_status status = accumulate(s, number, dtypes);
   return status == DC_OK ? step_as_is(s, frozen) : status;
 }
 

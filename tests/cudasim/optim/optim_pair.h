@@ -28,13 +28,13 @@ shapes[PARAMS] = {{2, DC_FLOAT32, DC_FLOAT32, {8, 8}},       {1, DC_FLOAT32, DC_
 #endif
 
 /* An optimizer with its parameters, of which this rank has a part. */
-typedef struct side {
+typedef struct device_optimizer {
   dc_device *device;
   dc_linalg *linalg;
   dc_optimizer *optimizer;
   char *weights[PARAMS], *grads[PARAMS];
   int64_t offset[PARAMS], count[PARAMS];
-} side;
+} device_optimizer;
 
 #include "pair_steps.h"
 
@@ -47,7 +47,7 @@ static inline int64_t numel_of(int p) {
 }
 
 /* Numbers of a parameter and a step, the same on every rank. */
-static inline void fill(const side *s, int p, bool grad, int step) {
+static inline void fill(const device_optimizer *s, int p, bool grad, int step) {
   float values[MOST] = {0};
   _Alignas(8) char bytes[4 * MOST];
   uint64_t seed = (uint64_t)(step * 977 + p * 31 + 2 * grad + 1);
@@ -60,7 +60,7 @@ static inline void fill(const side *s, int p, bool grad, int step) {
   move(s, grad ? s->grads[p] : s->weights[p], bytes, (size_t)s->count[p] * dc_dtype_size(dtype));
 }
 
-static inline void open_side(side *s, const char *name) {
+static inline void open_optimizer(device_optimizer *s, const char *name) {
   memset(s, 0, sizeof *s);
   if (dc_device_open(name, NULL, &s->device) != DC_OK || dc_linalg_create(s->device, NULL, &s->linalg) != DC_OK) {
     fail_msg("%s", dc_last_error());
@@ -71,7 +71,7 @@ static inline void open_side(side *s, const char *name) {
   }
 }
 
-static inline void close_side(side *s) {
+static inline void close_optimizer(device_optimizer *s) {
   for (int p = 0; p < PARAMS; p++) {
     s->device->ops->free(s->device, s->weights[p], 4 * MOST, DC_MEMORY_DEVICE);
     s->device->ops->free(s->device, s->grads[p], 4 * MOST, DC_MEMORY_DEVICE);
@@ -81,7 +81,7 @@ static inline void close_side(side *s) {
 }
 
 /* The parameters of a rank of `world`, in no even cut. */
-static inline dc_status add_params(side *s, int32_t at, int32_t world) {
+static inline dc_status add_params(device_optimizer *s, int32_t at, int32_t world) {
   dc_status status = dc_optimizer_set_lr(s->optimizer, 0, 0.1);
   for (int p = 0; p < PARAMS; p++) {
     const int64_t numel = numel_of(p);
@@ -96,7 +96,7 @@ static inline dc_status add_params(side *s, int32_t at, int32_t world) {
   return status;
 }
 
-static inline dc_status step_as_is(side *s, int skipped) {
+static inline dc_status step_as_is(device_optimizer *s, int skipped) {
   dc_tensor weights[PARAMS], grads[PARAMS];
   for (int p = 0; p < PARAMS; p++) {
     weights[p] = flat(s->weights[p], &s->count[p], shapes[p].dtype);
@@ -105,33 +105,33 @@ static inline dc_status step_as_is(side *s, int skipped) {
   return dc_optimizer_step(s->optimizer, weights, grads, sizeof *weights, PARAMS, 0.5);
 }
 
-static inline dc_status step(side *s, int number) {
+static inline dc_status step(device_optimizer *s, int number) {
   for (int p = 0; p < PARAMS; p++) {
     fill(s, p, true, number);
   }
   return step_as_is(s, number == 2 ? 3 : -1);
 }
 
-typedef dc_status (*make_fn)(side *s, dc_comm *comm, const void *options);
+typedef dc_status (*make_fn)(device_optimizer *s, dc_comm *comm, const void *options);
 
-static inline dc_status make_muon(side *s, dc_comm *comm, const void *options) {
+static inline dc_status make_muon(device_optimizer *s, dc_comm *comm, const void *options) {
   return dc_muon_create(s->linalg, comm, options, &s->optimizer);
 }
 
-static inline dc_status make_shampoo(side *s, dc_comm *comm, const void *options) {
+static inline dc_status make_shampoo(device_optimizer *s, dc_comm *comm, const void *options) {
   return dc_shampoo_create(s->linalg, comm, options, &s->optimizer);
 }
 
-static inline dc_status make_soap(side *s, dc_comm *comm, const void *options) {
+static inline dc_status make_soap(device_optimizer *s, dc_comm *comm, const void *options) {
   return dc_soap_create(s->linalg, comm, options, &s->optimizer);
 }
 
 /* A gradient that cannot be used: its parameter is named, and nothing changes. */
 static inline void refuses_gradient(make_fn make, const void *options, int p, float value) {
   char name[16];
-  side s;
+  device_optimizer s;
   size_t bytes;
-  open_side(&s, "cuda");
+  open_optimizer(&s, "cuda");
   assert_int_equal(make(&s, NULL, options), DC_OK);
   assert_int_equal(add_params(&s, 0, 1), DC_OK);
   assert_int_equal(step(&s, 1), DC_OK);
@@ -142,7 +142,7 @@ static inline void refuses_gradient(make_fn make, const void *options, int p, fl
   assert_non_null(strstr(dc_last_error(), name));
   unchanged(&s, before, bytes);
   dc_optimizer_destroy(s.optimizer);
-  close_side(&s);
+  close_optimizer(&s);
 }
 
 static inline dc_shampoo_options options_of(void) {

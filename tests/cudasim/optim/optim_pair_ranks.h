@@ -34,17 +34,17 @@ static inline dc_status train(rank_of *r) {
 }
 
 /* The bits of one rank. */
-static inline void agree(make_fn make, const void *options) {
+static inline void compare_ranks_with_one(make_fn make, const void *options) {
   ranks_agree(train, &(job){make, options});
 }
 
 /* Every call of the driver and of cuBLASLt in turn: the step fails or did not need it, and nothing stays behind. */
 static inline int use(make_fn make, const void *options, const char *counted, const char *failing, int before) {
-  side s;
+  device_optimizer s;
   dc_tensor weight, grad;
   dc_status status;
   cudasim_reset();
-  open_side(&s, "cuda");
+  open_optimizer(&s, "cuda");
   s.count[0] = numel_of(0);
   fill(&s, 0, false, 0);
   fill(&s, 0, true, 1);
@@ -66,7 +66,7 @@ static inline int use(make_fn make, const void *options, const char *counted, co
     fail_msg("%s, call %d: %s", failing == NULL ? "nothing" : failing, before, dc_last_error());
   }
   dc_optimizer_destroy(s.optimizer);
-  close_side(&s);
+  close_optimizer(&s);
   assert_int_equal(cudasim_live(), 0);
   return calls;
 }

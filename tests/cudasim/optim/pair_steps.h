@@ -3,12 +3,12 @@
 #ifndef TESTS_PAIR_STEPS_H
 #define TESTS_PAIR_STEPS_H
 
-static inline void move(const side *s, void *to, const void *from, size_t bytes) {
+static inline void move(const device_optimizer *s, void *to, const void *from, size_t bytes) {
   dc__stream_copy(s->device->internal_stream, to, from, bytes);
   dc__device_sync_internal(s->device, NULL);
 }
 
-static inline char *saved(const side *s, size_t *bytes) {
+static inline char *saved(const device_optimizer *s, size_t *bytes) {
   assert_int_equal(dc_optimizer_save_size(s->optimizer, bytes), DC_OK);
   char *memory = test_malloc(*bytes);
   assert_int_equal(dc_optimizer_save(s->optimizer, memory, *bytes), DC_OK);
@@ -16,7 +16,7 @@ static inline char *saved(const side *s, size_t *bytes) {
 }
 
 /* The state is what it was, byte for byte; frees before. */
-static inline void unchanged(const side *s, char *before, size_t bytes) {
+static inline void unchanged(const device_optimizer *s, char *before, size_t bytes) {
   size_t again;
   char *after = saved(s, &again);
   assert_int_equal(again, bytes);
@@ -26,14 +26,14 @@ static inline void unchanged(const side *s, char *before, size_t bytes) {
 }
 
 /* Each side goes on with the other's state. */
-static inline void swap_states(side *sides) {
+static inline void swap_states(device_optimizer *pair) {
   size_t bytes[2];
-  char *states[2] = {saved(&sides[0], &bytes[0]), saved(&sides[1], &bytes[1])};
+  char *states[2] = {saved(&pair[0], &bytes[0]), saved(&pair[1], &bytes[1])};
   assert_int_equal(bytes[0], bytes[1]);
   for (int k = 0; k < 2; k++) {
     size_t again;
-    assert_int_equal(dc_optimizer_load(sides[k].optimizer, states[1 - k], bytes[0]), DC_OK);
-    char *memory = saved(&sides[k], &again);
+    assert_int_equal(dc_optimizer_load(pair[k].optimizer, states[1 - k], bytes[0]), DC_OK);
+    char *memory = saved(&pair[k], &again);
     assert_memory_equal(memory, states[1 - k], bytes[0]);
     test_free(memory);
   }
@@ -42,24 +42,24 @@ static inline void swap_states(side *sides) {
 }
 
 /* gate: of the greatest value; 0: the same bits. */
-static inline void same(const char *what, int p, const void *here, const void *there, int64_t count, int32_t dtype,
+static inline void same(const char *what, int p, const void *cpu, const void *cuda, int64_t count, int32_t dtype,
                         double gate) {
-  double a[MOST], b[MOST], most = 0, apart = 0;
+  double a[MOST], b[MOST], largest = 0, gap = 0;
   assert_true(count <= MOST);
   if (gate == 0) {
-    if (count > 0 && memcmp(here, there, (size_t)count * dc_dtype_size(dtype)) != 0) {
+    if (count > 0 && memcmp(cpu, cuda, (size_t)count * dc_dtype_size(dtype)) != 0) {
       fail_msg("%s of parameter %d has other bits", what, p);
     }
     return;
   }
-  dc__cast(a, DC_FLOAT64, here, dtype, count);
-  dc__cast(b, DC_FLOAT64, there, dtype, count);
+  dc__cast(a, DC_FLOAT64, cpu, dtype, count);
+  dc__cast(b, DC_FLOAT64, cuda, dtype, count);
   for (int64_t i = 0; i < count; i++) {
-    most = a[i] > most ? a[i] : -a[i] > most ? -a[i] : most;
-    apart = a[i] - b[i] > apart ? a[i] - b[i] : b[i] - a[i] > apart ? b[i] - a[i] : apart;
+    largest = a[i] > largest ? a[i] : -a[i] > largest ? -a[i] : largest;
+    gap = a[i] - b[i] > gap ? a[i] - b[i] : b[i] - a[i] > gap ? b[i] - a[i] : gap;
   }
-  if (!(apart <= gate * most)) {
-    fail_msg("%s of parameter %d is %g off, of %g", what, p, apart, most);
+  if (!(gap <= gate * largest)) {
+    fail_msg("%s of parameter %d is %g off, of %g", what, p, gap, largest);
   }
 }
 

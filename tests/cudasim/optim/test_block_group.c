@@ -200,7 +200,7 @@ static void test_soap(void **state) {
 }
 
 /* A batch of each layer, whose numbers are the parameters'. */
-static void feed(const model *m) {
+static void accumulate(const model *m) {
   const int64_t x[2] = {SAMPLES, COLS}, delta[2] = {SAMPLES, ROWS};
   for (int p = 0; p < m->params; p++) {
     dc_tensor tx = flat(m->memory, x, DC_FLOAT32), td = flat(m->memory + p + 1, delta, DC_FLOAT32);
@@ -231,7 +231,7 @@ static void test_kfac(void **state) {
     }
     for (int i = 0; i < 5; i++) {
       if (i % 2 == 0) {
-        feed(&m);
+        accumulate(&m);
       }
       const count c = step(&m, -1);
       if (i > 0) { /* the first one makes the state */

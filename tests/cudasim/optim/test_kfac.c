@@ -3,12 +3,12 @@
  * sums differs by rounding. On the simulated driver, or on a card (tests/card). */
 #include "kfac_pair.h"
 
-static side sides[2];
+static device_optimizer pair[2];
 
 static void open_both(const dc_kfac_options *options, int32_t approximation) {
   for (int k = 0; k < 2; k++) {
-    open_side(&sides[k], k == 0 ? "cpu" : "cuda");
-    if (make(&sides[k], NULL, options, approximation) != DC_OK) {
+    open_optimizer(&pair[k], k == 0 ? "cpu" : "cuda");
+    if (make(&pair[k], NULL, options, approximation) != DC_OK) {
       fail_msg("%s", dc_last_error());
     }
   }
@@ -16,27 +16,27 @@ static void open_both(const dc_kfac_options *options, int32_t approximation) {
 
 static void close_both(void) {
   for (int k = 0; k < 2; k++) {
-    close_side(&sides[k]);
+    close_optimizer(&pair[k]);
   }
 }
 
 static void step_both(int number, const int32_t dtypes[2]) {
   for (int k = 0; k < 2; k++) {
-    if (step(&sides[k], number, dtypes) != DC_OK) {
+    if (step(&pair[k], number, dtypes) != DC_OK) {
       fail_msg("step %d on side %d: %s", number, k, dc_last_error());
     }
   }
 }
 
 /* The call fails on both sides, for one reason. */
-static void both_fail(dc_status (*call)(side *s), dc_status status, const char *text) {
-  char here[512];
+static void both_fail(dc_status (*call)(device_optimizer *s), dc_status status, const char *text) {
+  char first_text[512];
   for (int k = 0; k < 2; k++) {
-    assert_int_equal(call(&sides[k]), status);
-    if (strstr(dc_last_error(), text) == NULL || (k == 1 && strcmp(here, dc_last_error()) != 0)) {
+    assert_int_equal(call(&pair[k]), status);
+    if (strstr(dc_last_error(), text) == NULL || (k == 1 && strcmp(first_text, dc_last_error()) != 0)) {
       fail_msg("side %d: %s; must say %s", k, dc_last_error(), text);
     }
-    snprintf(here, sizeof here, "%s", dc_last_error());
+    snprintf(first_text, sizeof first_text, "%s", dc_last_error());
   }
 }
 
@@ -50,15 +50,15 @@ static double gate_of(const char *name) {
 static void compare_state(int p) {
   char copy[8 * MOST];
   const char *name;
-  for (int i = 0; dc_optimizer_state_name(sides[0].optimizer, p, i, &name) == DC_OK && name != NULL; i++) {
+  for (int i = 0; dc_optimizer_state_name(pair[0].optimizer, p, i, &name) == DC_OK && name != NULL; i++) {
     dc_tensor views[2] = {DC_TENSOR_INIT, DC_TENSOR_INIT};
     for (int k = 0; k < 2; k++) {
-      assert_int_equal(dc_optimizer_state(sides[k].optimizer, p, name, &views[k]), DC_OK);
+      assert_int_equal(dc_optimizer_state(pair[k].optimizer, p, name, &views[k]), DC_OK);
     }
     const int64_t count = product_of(views[0].shape, views[0].ndim);
     const bool host = views[0].dtype == DC_INT64; /* on both sides */
     if (!host) {
-      move(&sides[1], copy, views[1].data, (size_t)count * dc_dtype_size(views[1].dtype));
+      move(&pair[1], copy, views[1].data, (size_t)count * dc_dtype_size(views[1].dtype));
     }
     if (strncmp(name, "vectors", 7) != 0) { /* of a factor that has no full rank: many will do */
       same(name, p, views[0].data, host ? views[1].data : copy, count, views[0].dtype, gate_of(name));
@@ -69,8 +69,8 @@ static void compare_state(int p) {
 static void compare(void) {
   char copy[4 * MOST];
   for (int p = 0; p < PARAMS; p++) {
-    move(&sides[1], copy, sides[1].weights[p], (size_t)sides[1].count[p] * dc_dtype_size(shapes[p].dtype));
-    same("the weight", p, sides[0].weights[p], copy, sides[0].count[p], shapes[p].dtype,
+    move(&pair[1], copy, pair[1].weights[p], (size_t)pair[1].count[p] * dc_dtype_size(shapes[p].dtype));
+    same("the weight", p, pair[0].weights[p], copy, pair[0].count[p], shapes[p].dtype,
          p == 5                          ? 0
          : shapes[p].dtype == DC_FLOAT32 ? 2e-4
                                          : 8e-3);
@@ -87,11 +87,11 @@ static void run(const dc_kfac_options *options, int32_t approximation, const int
     step_both(number, dtypes);
     compare();
   }
-  swap_states(sides);
+  swap_states(pair);
   step_both(STEPS + 1, dtypes);
   compare();
   for (int k = 0; k < 2; k++) {
-    assert_int_equal(dc_get_optimizer_stats(sides[k].optimizer, &stats[k]), DC_OK);
+    assert_int_equal(dc_get_optimizer_stats(pair[k].optimizer, &stats[k]), DC_OK);
   }
   assert_int_equal(stats[0].refreshes, stats[1].refreshes);
   assert_int_equal(stats[1].failed_refreshes, 0);
@@ -149,15 +149,15 @@ static void test_long_batches(void **state) {
     x[i] = (float)(i * 7 % 23 - 11) / 8;
   }
   for (int k = 0; k < 2; k++) {
-    side *s = &sides[k];
-    char *there;
-    open_side(s, k == 0 ? "cpu" : "cuda");
+    device_optimizer *s = &pair[k];
+    char *on_device;
+    open_optimizer(s, k == 0 ? "cpu" : "cuda");
     s->count[0] = WEIGHT;
     fill(s, 0, false, 0);
     fill(s, 0, true, 0);
-    assert_int_equal(s->device->ops->alloc(s->device, sizeof x, DC_MEMORY_DEVICE, (void **)&there), DC_OK);
-    move(s, there, x, sizeof x);
-    dc_tensor t = flat(there, batch, DC_FLOAT32), weight = flat(s->weights[0], &count, DC_FLOAT32);
+    assert_int_equal(s->device->ops->alloc(s->device, sizeof x, DC_MEMORY_DEVICE, (void **)&on_device), DC_OK);
+    move(s, on_device, x, sizeof x);
+    dc_tensor t = flat(on_device, batch, DC_FLOAT32), weight = flat(s->weights[0], &count, DC_FLOAT32);
     dc_tensor grad = flat(s->grads[0], &count, DC_FLOAT32);
     t.ndim = 3;
     assert_int_equal(dc_kfac_create(s->linalg, NULL, &options, &s->optimizer), DC_OK);
@@ -165,7 +165,7 @@ static void test_long_batches(void **state) {
     assert_int_equal(dc_kfac_add_layer(s->optimizer, &layer, DC_KFAC_EXPAND, 0, -1, NULL), DC_OK);
     assert_int_equal(dc_kfac_accumulate(s->optimizer, 0, &t, &t, 1), DC_OK);
     assert_int_equal(dc_optimizer_step(s->optimizer, &weight, &grad, sizeof weight, 1, 1), DC_OK);
-    s->device->ops->free(s->device, there, sizeof x, DC_MEMORY_DEVICE);
+    s->device->ops->free(s->device, on_device, sizeof x, DC_MEMORY_DEVICE);
   }
   compare_state(0);
   close_both();
@@ -177,17 +177,17 @@ static int32_t bad_place;
 static float bad_value;
 static bool bad_delta;
 
-static dc_status feed_bad(side *s) {
+static dc_status accumulate_nonfinite(device_optimizer *s) {
   write_batch(s, 2, 7, floats);
   move(s, (float *)(void *)(bad_delta ? s->delta : s->x) + bad_place, &bad_value, sizeof bad_value);
-  return feed_some(s, 2, 0, SAMPLES, floats);
+  return accumulate_part(s, 2, 0, SAMPLES, floats);
 }
 
-static dc_status step_plainly(side *s) {
+static dc_status step_plainly(device_optimizer *s) {
   return step_as_is(s, NULL);
 }
 
-static dc_status write_state(side *s, int p, const char *name, int64_t at, float value) {
+static dc_status write_state(device_optimizer *s, int p, const char *name, int64_t at, float value) {
   dc_tensor view = DC_TENSOR_INIT;
   const dc_status status = dc_optimizer_state(s->optimizer, p, name, &view);
   move(s, (float *)view.data + at, &value, sizeof value);
@@ -195,28 +195,29 @@ static dc_status write_state(side *s, int p, const char *name, int64_t at, float
 }
 
 /* Batches and gradients that are not finite, or whose products might not be, change nothing. */
-static void test_what_is_not_finite(void **state) {
+static void test_nonfinite_input(void **state) {
   (void)state;
   static const float values[3] = {__builtin_nanf(""), __builtin_inff(), -__builtin_inff()};
   const dc_kfac_options o = options_of();
   size_t bytes;
   open_both(&o, DC_KFAC_EXPAND);
   step_both(1, floats);
-  char *before = saved(&sides[1], &bytes);
+  char *before = saved(&pair[1], &bytes);
   for (int i = 0; i < 3; i++) {
     bad_value = values[i];
     bad_place = 17 + i;
     bad_delta = i == 1;
-    both_fail(feed_bad, DC_E_NOT_FINITE, bad_delta ? "delta has a NaN or an infinity at element 18" : "x has a NaN");
+    both_fail(accumulate_nonfinite, DC_E_NOT_FINITE,
+              bad_delta ? "delta has a NaN or an infinity at element 18" : "x has a NaN");
   }
   bad_value = 3e19f;
-  both_fail(feed_bad, DC_E_NOT_FINITE, "products of x may be as large as");
+  both_fail(accumulate_nonfinite, DC_E_NOT_FINITE, "products of x may be as large as");
   for (int k = 0; k < 2; k++) {
-    fill(&sides[k], 3, true, 1);
-    move(&sides[k], sides[k].grads[3] + 6, "\x00\x7e", 2); /* a NaN */
+    fill(&pair[k], 3, true, 1);
+    move(&pair[k], pair[k].grads[3] + 6, "\x00\x7e", 2); /* a NaN */
   }
   both_fail(step_plainly, DC_E_NOT_FINITE, "grads[3]");
-  unchanged(&sides[1], before, bytes);
+  unchanged(&pair[1], before, bytes);
   step_both(2, floats);
   compare();
   close_both();
@@ -232,19 +233,19 @@ static void test_decompositions_that_fail(void **state) {
   open_both(&o, DC_KFAC_EXPAND);
   step_both(1, floats);
   for (int k = 0; k < 2; k++) {
-    assert_int_equal(write_state(&sides[k], 3, "factor_a", 1, __builtin_nanf("")), DC_OK);
+    assert_int_equal(write_state(&pair[k], 3, "factor_a", 1, __builtin_nanf("")), DC_OK);
   }
   step_both(4, floats);
   for (int k = 0; k < 2; k++) {
-    assert_int_equal(feed(&sides[k], 5, floats), DC_OK);
+    assert_int_equal(accumulate(&pair[k], 5, floats), DC_OK);
   }
-  char *before = saved(&sides[1], &bytes);
+  char *before = saved(&pair[1], &bytes);
   both_fail(step_plainly, DC_E_NOT_CONVERGED, "the factor_a of parameter 3 could not be decomposed 2 times in a row");
-  unchanged(&sides[1], before, bytes);
+  unchanged(&pair[1], before, bytes);
   for (int k = 0; k < 2; k++) { /* both triangles */
-    assert_int_equal(write_state(&sides[k], 3, "factor_a", 1, 0.25f), DC_OK);
-    assert_int_equal(write_state(&sides[k], 3, "factor_a", 13, 0.25f), DC_OK);
-    assert_int_equal(step_plainly(&sides[k]), DC_OK);
+    assert_int_equal(write_state(&pair[k], 3, "factor_a", 1, 0.25f), DC_OK);
+    assert_int_equal(write_state(&pair[k], 3, "factor_a", 13, 0.25f), DC_OK);
+    assert_int_equal(step_plainly(&pair[k]), DC_OK);
   }
   compare();
   close_both();
@@ -258,7 +259,7 @@ static void test_values_that_do_not_damp(void **state) {
   open_both(&o, DC_KFAC_EXPAND);
   step_both(1, floats);
   for (int k = 0; k < 2; k++) {
-    assert_int_equal(write_state(&sides[k], 3, "values_g", 2, -1e6f), DC_OK);
+    assert_int_equal(write_state(&pair[k], 3, "values_g", 2, -1e6f), DC_OK);
   }
   both_fail(step_plainly, DC_E_NOT_POSITIVE, "must be > 0");
   close_both();
@@ -266,7 +267,7 @@ static void test_values_that_do_not_damp(void **state) {
   open_both(&o, DC_KFAC_EXPAND);
   step_both(1, floats);
   for (int k = 0; k < 2; k++) {
-    assert_int_equal(write_state(&sides[k], 0, "values_a", 3, __builtin_nanf("")), DC_OK);
+    assert_int_equal(write_state(&pair[k], 0, "values_a", 3, __builtin_nanf("")), DC_OK);
   }
   both_fail(step_plainly, DC_E_NOT_POSITIVE, "must be > 0");
   close_both();
@@ -279,7 +280,7 @@ int main(void) {
       TEST(test_frequencies),
       TEST(test_types_of_batches),
       TEST(test_long_batches),
-      TEST(test_what_is_not_finite),
+      TEST(test_nonfinite_input),
       TEST(test_decompositions_that_fail),
       TEST(test_values_that_do_not_damp),
   };

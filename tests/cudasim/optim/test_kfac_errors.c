@@ -37,9 +37,9 @@ static void test_a_solver_that_fails(void **state) {
   const dc_kfac_options options = options_of();
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
   dc_tensor counts = DC_TENSOR_INIT;
-  side s;
+  device_optimizer s;
   cudasim_reset();
-  open_side(&s, "cuda");
+  open_optimizer(&s, "cuda");
   assert_int_equal(make(&s, NULL, &options, DC_KFAC_EXPAND), DC_OK);
   cudasim_fail("cusolverDnXsyevd", 0, DC__CUSOLVER_ALLOC_FAILED);
   assert_int_equal(step(&s, 1, floats), DC_OK);
@@ -50,15 +50,15 @@ static void test_a_solver_that_fails(void **state) {
     assert_int_equal(dc_optimizer_state(s.optimizer, p, "counts", &counts), DC_OK);
     assert_int_equal(((int64_t *)counts.data)[2] + ((int64_t *)counts.data)[4], 0);
   }
-  close_side(&s);
+  close_optimizer(&s);
 }
 
 /* Every call of the driver and of cuBLASLt in turn: something fails, and nothing stays behind. */
 static int use(const char *counted, const char *failing, int before) {
   dc_kfac_options options = options_of();
-  side s;
+  device_optimizer s;
   cudasim_reset();
-  open_side(&s, "cuda");
+  open_optimizer(&s, "cuda");
   options.inverse = DC_KFAC_FACTORED;
   if (failing != NULL) {
     cudasim_fail(failing, before, strncmp(failing, "cublas", 6) == 0 ? DC__LT_ALLOC_FAILED : 2);
@@ -70,7 +70,7 @@ static int use(const char *counted, const char *failing, int before) {
   if ((status != DC_OK) != (failing != NULL)) {
     fail_msg("%s, call %d: %s", failing == NULL ? "nothing" : failing, before, dc_last_error());
   }
-  close_side(&s);
+  close_optimizer(&s);
   assert_int_equal(cudasim_live(), 0);
   return calls;
 }

@@ -15,13 +15,14 @@ static numbers *take_numbers(void) {
   return ptr;
 }
 
-static void give_numbers(numbers *there) {
-  device->ops->free(device, there, sizeof *there, DC_MEMORY_DEVICE);
+static void give_numbers(numbers *on_device) {
+  device->ops->free(device, on_device, sizeof *on_device, DC_MEMORY_DEVICE);
 }
 
-static void name(const model *m, numbers *there) {
+static void name(const model *m, numbers *on_device) {
   static const int64_t one = 1;
-  const dc_tensor scale = flat(&there->loss_scale, &one, DC_FLOAT32), found = flat(&there->found_inf, &one, DC_FLOAT32);
+  const dc_tensor scale = flat(&on_device->loss_scale, &one, DC_FLOAT32),
+                  found = flat(&on_device->found_inf, &one, DC_FLOAT32);
   DO(dc_optimizer_set_loss_scale(m->optimizer, &scale, &found));
 }
 
@@ -40,14 +41,15 @@ static numbers of_step(int n) {
 }
 
 /* One side is told by the host and leaves out what was found; `go` makes the other's. */
-static void follow(int kind, const model *m, numbers *there, void (*go)(const model *m, void *native), void *native) {
+static void follow(int kind, const model *m, numbers *on_device, void (*go)(const model *m, void *native),
+                   void *native) {
   model plain = open_model(kind, NULL, 0, COUNT);
   DO(step_of(&plain, 0.5));
   int64_t left_out = 0;
   for (int n = 1; n < STEPS; n++) {
     const numbers now = of_step(n);
     dc__stream_copy(m->stream, grad_of(m, 0, 0), grad_of(m, n, 0), BYTES);
-    dc__stream_copy(m->stream, there, &now, sizeof now);
+    dc__stream_copy(m->stream, on_device, &now, sizeof now);
     DO(dc_stream_synchronize(m->stream, 0)); /* `now` is the host's */
     go(m, native);
     if (now.found_inf == 0) {
@@ -60,9 +62,9 @@ static void follow(int kind, const model *m, numbers *there, void (*go)(const mo
   dc_optimizer_stats stats[2] = {DC_OPTIMIZER_STATS_INIT, DC_OPTIMIZER_STATS_INIT};
   static char weights[2][BYTES];
   for (int k = 0; k < 2; k++) {
-    const model *side = k == 0 ? &plain : m;
-    DO(dc_get_optimizer_stats(side->optimizer, &stats[k]));
-    move(weights[k], side->memory, BYTES);
+    const model *device_optimizer = k == 0 ? &plain : m;
+    DO(dc_get_optimizer_stats(device_optimizer->optimizer, &stats[k]));
+    move(weights[k], device_optimizer->memory, BYTES);
   }
   assert_memory_equal(weights[0], weights[1], BYTES);
   assert_int_equal(stats[1].steps, stats[0].steps);
@@ -84,15 +86,15 @@ static void test_numbers_are_read_in_the_steps_turn(void **state) {
   (void)state;
   for (int kind = 0; kind < KINDS; kind++) {
     dc_stream *stream;
-    numbers *there = take_numbers();
+    numbers *on_device = take_numbers();
     DO(dc_stream_create(device, &stream));
     model m = open_model(kind, stream, 0, COUNT);
     DO(step_of(&m, 0.5));
-    name(&m, there);
-    follow(kind, &m, there, plain_step, NULL);
+    name(&m, on_device);
+    follow(kind, &m, on_device, plain_step, NULL);
     close_model(&m);
     dc_stream_destroy(stream);
-    give_numbers(there);
+    give_numbers(on_device);
   }
 }
 
@@ -103,17 +105,17 @@ static void test_launches_read_them_anew(void **state) {
   dc_stream *stream;
   DO(dc_stream_wrap(device, native, &stream));
   for (int kind = 0; kind < KINDS; kind++) {
-    numbers *there = take_numbers();
+    numbers *on_device = take_numbers();
     model m = open_model(kind, stream, 0, COUNT);
     DO(step_of(&m, 0.5));
-    name(&m, there);
+    name(&m, on_device);
     graph_capture(native);
     DO(step_of(&m, 0.5));
     graph_capture_end(native);
-    follow(kind, &m, there, launch, native);
+    follow(kind, &m, on_device, launch, native);
     graph_drop();
     close_model(&m);
-    give_numbers(there);
+    give_numbers(on_device);
   }
   dc_stream_destroy(stream);
   graph_stream_end(native);
@@ -121,14 +123,14 @@ static void test_launches_read_them_anew(void **state) {
 }
 
 /* Without a stream too; a gradient that is not finite is no error then. */
-static void test_what_was_found_is_no_error(void **state) {
+static void test_found_inf_is_no_error(void **state) {
   (void)state;
   model m = open_model(0, NULL, 0, COUNT);
-  numbers *there = take_numbers();
+  numbers *on_device = take_numbers();
   const numbers now = {.loss_scale = 1, .found_inf = 1};
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
-  move(there, &now, sizeof now);
-  name(&m, there);
+  move(on_device, &now, sizeof now);
+  name(&m, on_device);
   DO(step(&m, BAD));
   DO(dc_optimizer_set_loss_scale(m.optimizer, NULL, NULL));
   assert_int_equal(step(&m, BAD), DC_E_NOT_FINITE);
@@ -136,16 +138,16 @@ static void test_what_was_found_is_no_error(void **state) {
   assert_int_equal(stats.skipped_steps, 2);
   assert_int_equal(stats.steps, 0);
   close_model(&m);
-  give_numbers(there);
+  give_numbers(on_device);
 }
 
 /* Shampoo waits for the stream, and reads them then. */
-static void test_other_kinds_read_them_too(void **state) {
+static void test_second_order_kinds_read_them(void **state) {
   (void)state;
   const int64_t shape[2] = {4, 4}, count = 16;
   dc_optimizer *optimizer;
   dc_stream *stream;
-  numbers *there = take_numbers();
+  numbers *on_device = take_numbers();
   float *x, before[32], after[32];
   DO(device->ops->alloc(device, ROOM, DC_MEMORY_DEVICE, (void **)&x));
   for (int i = 0; i < 32; i++) {
@@ -157,11 +159,11 @@ static void test_other_kinds_read_them_too(void **state) {
   DO(dc_optimizer_add_param(optimizer, 0, shape, 2, 0, count, DC_FLOAT32, NULL));
   DO(dc_optimizer_set_stream(optimizer, stream));
   const model m = {.optimizer = optimizer};
-  name(&m, there);
+  name(&m, on_device);
   const dc_tensor weight = flat(x, &count, DC_FLOAT32), grad = flat(x + 16, &count, DC_FLOAT32);
   for (int found = 1; found >= 0; found--) {
     const numbers now = {.loss_scale = 2, .found_inf = (float)found};
-    dc__stream_copy(stream, there, &now, sizeof now);
+    dc__stream_copy(stream, on_device, &now, sizeof now);
     DO(dc_optimizer_step(optimizer, &weight, &grad, sizeof weight, 1, 1));
     move(after, x, sizeof after);
     assert_int_equal(memcmp(before, after, sizeof after) == 0, found);
@@ -169,15 +171,15 @@ static void test_other_kinds_read_them_too(void **state) {
   dc_optimizer_destroy(optimizer);
   dc_stream_destroy(stream);
   device->ops->free(device, x, ROOM, DC_MEMORY_DEVICE);
-  give_numbers(there);
+  give_numbers(on_device);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_numbers_are_read_in_the_steps_turn),
       TEST(test_launches_read_them_anew),
-      TEST(test_what_was_found_is_no_error),
-      TEST(test_other_kinds_read_them_too),
+      TEST(test_found_inf_is_no_error),
+      TEST(test_second_order_kinds_read_them),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

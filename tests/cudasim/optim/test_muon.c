@@ -4,17 +4,17 @@
 #include "optim_pair.h"
 
 /* The largest difference of the weights, beyond a last bit of those of 16 bits. */
-static double apart(const side *sides) {
+static double apart(const device_optimizer *pair) {
   double most = 0;
   for (int p = 0; p < PARAMS; p++) {
     char copy[4 * MOST];
-    double here[MOST], there[MOST];
+    double cpu[MOST], cuda[MOST];
     const double bit = shapes[p].dtype == DC_BFLOAT16 ? 1.0 / 64 : 0;
-    move(&sides[1], copy, sides[1].weights[p], (size_t)sides[1].count[p] * dc_dtype_size(shapes[p].dtype));
-    dc__cast(here, DC_FLOAT64, sides[0].weights[p], shapes[p].dtype, sides[0].count[p]);
-    dc__cast(there, DC_FLOAT64, copy, shapes[p].dtype, sides[1].count[p]);
-    for (int64_t i = 0; i < sides[0].count[p]; i++) {
-      const double difference = (here[i] > there[i] ? here[i] - there[i] : there[i] - here[i]) - bit;
+    move(&pair[1], copy, pair[1].weights[p], (size_t)pair[1].count[p] * dc_dtype_size(shapes[p].dtype));
+    dc__cast(cpu, DC_FLOAT64, pair[0].weights[p], shapes[p].dtype, pair[0].count[p]);
+    dc__cast(cuda, DC_FLOAT64, copy, shapes[p].dtype, pair[1].count[p]);
+    for (int64_t i = 0; i < pair[0].count[p]; i++) {
+      const double difference = (cpu[i] > cuda[i] ? cpu[i] - cuda[i] : cuda[i] - cpu[i]) - bit;
       most = difference > most ? difference : most;
     }
   }
@@ -22,27 +22,27 @@ static double apart(const side *sides) {
 }
 
 static void run(const dc_muon_options *options, double gate) {
-  side sides[2];
+  device_optimizer pair[2];
   for (int k = 0; k < 2; k++) {
-    open_side(&sides[k], k == 0 ? "cpu" : "cuda");
-    assert_int_equal(make_muon(&sides[k], NULL, options), DC_OK);
-    assert_int_equal(add_params(&sides[k], 0, 1), DC_OK);
+    open_optimizer(&pair[k], k == 0 ? "cpu" : "cuda");
+    assert_int_equal(make_muon(&pair[k], NULL, options), DC_OK);
+    assert_int_equal(add_params(&pair[k], 0, 1), DC_OK);
   }
   for (int number = 1; number <= STEPS + 1; number++) {
     for (int k = 0; k < 2; k++) {
-      assert_int_equal(step(&sides[k], number), DC_OK);
+      assert_int_equal(step(&pair[k], number), DC_OK);
     }
-    const double most = apart(sides);
+    const double most = apart(pair);
     if (!(most <= gate)) {
       fail_msg("step %d: %g off", number, most);
     }
     if (number == STEPS) {
-      swap_states(sides);
+      swap_states(pair);
     }
   }
   for (int k = 0; k < 2; k++) {
-    dc_optimizer_destroy(sides[k].optimizer);
-    close_side(&sides[k]);
+    dc_optimizer_destroy(pair[k].optimizer);
+    close_optimizer(&pair[k]);
   }
 }
 

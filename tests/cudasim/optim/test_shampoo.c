@@ -3,9 +3,9 @@
  * the CPU's bits, the rest is as near as rounding allows. On the simulated driver, or on a card (tests/card). */
 #include "optim_pair.h"
 
-static void step_both(side *sides, int number) {
+static void step_both(device_optimizer *pair, int number) {
   for (int k = 0; k < 2; k++) {
-    if (step(&sides[k], number) != DC_OK) {
+    if (step(&pair[k], number) != DC_OK) {
       fail_msg("step %d on side %d: %s", number, k, dc_last_error());
     }
   }
@@ -19,25 +19,25 @@ static double gate_of(const char *name, bool exact) {
   return strcmp(name, "step") == 0 || strncmp(name, "failures", 8) == 0 || (each && exact) ? 0 : 2e-4;
 }
 
-static void compare(side *sides, bool exact) {
+static void compare(device_optimizer *pair, bool exact) {
   char copy[8 * MOST];
   for (int p = 0; p < PARAMS; p++) {
     const char *name;
-    move(&sides[1], copy, sides[1].weights[p], (size_t)sides[1].count[p] * dc_dtype_size(shapes[p].dtype));
-    same("the weight", p, sides[0].weights[p], copy, sides[0].count[p], shapes[p].dtype,
+    move(&pair[1], copy, pair[1].weights[p], (size_t)pair[1].count[p] * dc_dtype_size(shapes[p].dtype));
+    same("the weight", p, pair[0].weights[p], copy, pair[0].count[p], shapes[p].dtype,
          shapes[p].dtype == DC_FLOAT32 ? 2e-4 : 8e-3);
-    for (int i = 0; dc_optimizer_state_name(sides[0].optimizer, p, i, &name) == DC_OK && name != NULL; i++) {
+    for (int i = 0; dc_optimizer_state_name(pair[0].optimizer, p, i, &name) == DC_OK && name != NULL; i++) {
       dc_tensor views[2] = {DC_TENSOR_INIT, DC_TENSOR_INIT};
       int64_t count = 1;
       for (int k = 0; k < 2; k++) {
-        assert_int_equal(dc_optimizer_state(sides[k].optimizer, p, name, &views[k]), DC_OK);
+        assert_int_equal(dc_optimizer_state(pair[k].optimizer, p, name, &views[k]), DC_OK);
       }
       for (int32_t d = 0; d < views[0].ndim; d++) {
         count *= views[0].shape[d];
       }
       const bool host = views[0].dtype == DC_INT64; /* on both sides */
       if (!host) {
-        move(&sides[1], copy, views[1].data, (size_t)count * dc_dtype_size(views[1].dtype));
+        move(&pair[1], copy, views[1].data, (size_t)count * dc_dtype_size(views[1].dtype));
       }
       if (strncmp(name, "basis", 5) == 0) {
         continue; /* eigenvectors of a factor that has no full rank: many will do */
@@ -51,26 +51,26 @@ static void compare(side *sides, bool exact) {
 
 /* exact: what is an element's alone has the CPU's bits. */
 static void run(make_fn make, const void *options, bool exact) {
-  side sides[2];
+  device_optimizer pair[2];
   for (int k = 0; k < 2; k++) {
-    open_side(&sides[k], k == 0 ? "cpu" : "cuda");
-    if (make(&sides[k], NULL, options) != DC_OK) {
+    open_optimizer(&pair[k], k == 0 ? "cpu" : "cuda");
+    if (make(&pair[k], NULL, options) != DC_OK) {
       fail_msg("%s", dc_last_error());
     }
-    assert_int_equal(add_params(&sides[k], 0, 1), DC_OK);
+    assert_int_equal(add_params(&pair[k], 0, 1), DC_OK);
   }
   for (int number = 1; number <= STEPS; number++) {
-    step_both(sides, number);
-    compare(sides, exact);
+    step_both(pair, number);
+    compare(pair, exact);
   }
-  swap_states(sides);
-  step_both(sides, STEPS + 1);
-  compare(sides, false);
+  swap_states(pair);
+  step_both(pair, STEPS + 1);
+  compare(pair, false);
   dc_optimizer_stats stats[2] = {DC_OPTIMIZER_STATS_INIT, DC_OPTIMIZER_STATS_INIT};
   for (int k = 0; k < 2; k++) {
-    assert_int_equal(dc_get_optimizer_stats(sides[k].optimizer, &stats[k]), DC_OK);
-    dc_optimizer_destroy(sides[k].optimizer);
-    close_side(&sides[k]);
+    assert_int_equal(dc_get_optimizer_stats(pair[k].optimizer, &stats[k]), DC_OK);
+    dc_optimizer_destroy(pair[k].optimizer);
+    close_optimizer(&pair[k]);
   }
   assert_int_equal(stats[0].refreshes, stats[1].refreshes);
   assert_int_equal(stats[0].blocks, stats[1].blocks);
@@ -136,10 +136,10 @@ static void fail_often(make_fn make, const void *options, const char *matrix) {
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
   float good[36], now[36];
   char name[16], text[96];
-  side s;
+  device_optimizer s;
   snprintf(name, sizeof name, "%s.0.0", matrix);
   snprintf(text, sizeof text, "the %s of factor.0.0 of parameter 0 failed 3 times in a row", matrix);
-  open_side(&s, "cuda");
+  open_optimizer(&s, "cuda");
   assert_int_equal(make(&s, NULL, options), DC_OK);
   assert_int_equal(add_params(&s, 0, 1), DC_OK);
   assert_int_equal(step(&s, 1), DC_OK);
@@ -157,7 +157,7 @@ static void fail_often(make_fn make, const void *options, const char *matrix) {
   assert_int_equal(step(&s, 6), DC_E_NOT_CONVERGED);
   assert_non_null(strstr(dc_last_error(), text));
   dc_optimizer_destroy(s.optimizer);
-  close_side(&s);
+  close_optimizer(&s);
 }
 
 static void test_matrices_that_fail(void **state) {

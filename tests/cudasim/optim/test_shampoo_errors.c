@@ -8,8 +8,8 @@ static void test_ranks(void **state) {
   (void)state;
   const dc_shampoo_options shampoo = options_of();
   const dc_soap_options soap = {sizeof soap, .precondition_frequency = 2, .max_block = 6};
-  agree(make_shampoo, &shampoo);
-  agree(make_soap, &soap);
+  compare_ranks_with_one(make_shampoo, &shampoo);
+  compare_ranks_with_one(make_soap, &soap);
 }
 
 /* A QR that fails, or is not begun, leaves one basis as it was. */
@@ -19,8 +19,8 @@ static void test_a_qr_that_fails(void **state) {
   (void)state;
   for (size_t i = 0; i < DC__COUNT(calls); i++) {
     dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
-    side s;
-    open_side(&s, "cuda");
+    device_optimizer s;
+    open_optimizer(&s, "cuda");
     assert_int_equal(make_soap(&s, NULL, &options), DC_OK);
     assert_int_equal(add_params(&s, 0, 1), DC_OK);
     assert_int_equal(step(&s, 1), DC_OK);
@@ -31,7 +31,7 @@ static void test_a_qr_that_fails(void **state) {
       assert_int_equal(stats.failed_refreshes, 1);
     }
     dc_optimizer_destroy(s.optimizer);
-    close_side(&s);
+    close_optimizer(&s);
   }
 }
 
@@ -43,8 +43,8 @@ static void test_no_qr(void **state) {
   cudasim_reset();
   for (int k = 0; k < 2; k++) {
     const int begun = cudasim_calls("cusolverDnSgeqrf");
-    side s;
-    open_side(&s, "cuda");
+    device_optimizer s;
+    open_optimizer(&s, "cuda");
     assert_int_equal(make_soap(&s, NULL, &options), DC_OK);
     assert_int_equal(add_params(&s, 0, 1), DC_OK);
     if (k == 0) {
@@ -57,7 +57,7 @@ static void test_no_qr(void **state) {
     assert_int_equal(cudasim_calls("cusolverDnSgeqrf") > begun, k);
     move(&s, weights[k], s.weights[0], sizeof weights[k]);
     dc_optimizer_destroy(s.optimizer);
-    close_side(&s);
+    close_optimizer(&s);
   }
   for (int i = 0; i < 64; i++) {
     assert_true(fabsf(weights[0][i] - weights[1][i]) <= 2e-4f);
@@ -70,8 +70,8 @@ static void test_a_solver_that_fails(void **state) {
   const dc_shampoo_options options = options_of();
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
   dc_tensor failures = DC_TENSOR_INIT;
-  side s;
-  open_side(&s, "cuda");
+  device_optimizer s;
+  open_optimizer(&s, "cuda");
   assert_int_equal(make_shampoo(&s, NULL, &options), DC_OK);
   assert_int_equal(add_params(&s, 0, 1), DC_OK);
   cudasim_fail("cusolverDnXsyevd", 0, DC__CUSOLVER_ALLOC_FAILED);
@@ -82,7 +82,7 @@ static void test_a_solver_that_fails(void **state) {
   assert_int_equal(dc_optimizer_state(s.optimizer, 0, "failures.0.0", &failures), DC_OK);
   assert_int_equal(*(int64_t *)failures.data, 0);
   dc_optimizer_destroy(s.optimizer);
-  close_side(&s);
+  close_optimizer(&s);
 }
 
 /* A batch that there is no memory for: each root of it is computed alone. */
@@ -90,8 +90,8 @@ static void test_a_batch_that_fails(void **state) {
   (void)state;
   const dc_shampoo_options options = options_of();
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
-  side s;
-  open_side(&s, "cuda");
+  device_optimizer s;
+  open_optimizer(&s, "cuda");
   assert_int_equal(make_shampoo(&s, NULL, &options), DC_OK);
   assert_int_equal(add_params(&s, 0, 1), DC_OK);
   const int begun = cudasim_calls("cusolverDnXsyevBatched");
@@ -101,7 +101,7 @@ static void test_a_batch_that_fails(void **state) {
   assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);
   assert_int_equal(stats.failed_refreshes, 0);
   dc_optimizer_destroy(s.optimizer);
-  close_side(&s);
+  close_optimizer(&s);
 }
 
 static void test_every_call_fails(void **state) {

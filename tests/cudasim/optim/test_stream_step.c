@@ -56,7 +56,7 @@ static void test_the_bits_of_steps_without_a_stream(void **state) {
   }
 }
 
-static void test_what_is_refused(void **state) {
+static void test_refused_arguments(void **state) {
   (void)state;
   dc_device *cpu;
   dc_stream *stream;
@@ -118,7 +118,7 @@ static void test_parts_on_streams_of_their_own(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_the_bits_of_steps_without_a_stream),
-      TEST(test_what_is_refused),
+      TEST(test_refused_arguments),
       TEST(test_parts_on_streams_of_their_own),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

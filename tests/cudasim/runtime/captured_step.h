@@ -33,13 +33,13 @@ static const int64_t count = COUNT;
     }                                             \
   } while (0)
 
-static inline float *take(run *r, int64_t elements) {
+static inline float *run_alloc(run *r, int64_t elements) {
   void *ptr;
   DO(r->device->ops->alloc(r->device, (size_t)elements * sizeof(float), DC_MEMORY_DEVICE, &ptr));
   return ptr;
 }
 
-static inline void give(run *r, float *ptr, int64_t elements) {
+static inline void run_release(run *r, float *ptr, int64_t elements) {
   r->device->ops->free(r->device, ptr, (size_t)elements * sizeof(float), DC_MEMORY_DEVICE);
 }
 
@@ -63,10 +63,10 @@ static inline run open_run(int32_t stage) {
   DO(dc_device_open("cuda", NULL, &r.device));
   r.native = graph_stream();
   DO(dc_stream_wrap(r.device, r.native, &r.stream));
-  r.weights = take(&r, PARAMS * COUNT);
-  r.grads = take(&r, PARAMS * COUNT);
-  r.activation = take(&r, COUNT);
-  r.full = take(&r, COUNT);
+  r.weights = run_alloc(&r, PARAMS * COUNT);
+  r.grads = run_alloc(&r, PARAMS * COUNT);
+  r.activation = run_alloc(&r, COUNT);
+  r.full = run_alloc(&r, COUNT);
   for (int i = 0; i < PARAMS * COUNT; i++) {
     host[i] = (float)(i * 7919 % 1013) / 512.0f - 1.0f;
   }
@@ -81,10 +81,10 @@ static inline run open_run(int32_t stage) {
 static inline void close_run(run *r) {
   DO(dc_stream_synchronize(r->stream, 0));
   dc_context_destroy(r->ctx);
-  give(r, r->weights, PARAMS * COUNT);
-  give(r, r->grads, PARAMS * COUNT);
-  give(r, r->activation, COUNT);
-  give(r, r->full, COUNT);
+  run_release(r, r->weights, PARAMS * COUNT);
+  run_release(r, r->grads, PARAMS * COUNT);
+  run_release(r, r->activation, COUNT);
+  run_release(r, r->full, COUNT);
   dc_stream_destroy(r->stream);
   graph_stream_end(r->native);
   dc_device_destroy(r->device);
@@ -158,7 +158,7 @@ static inline void capture(run *r) {
 }
 
 /* What lies there when the stream has done all that it was given. */
-static inline void bring(run *r, void *to, const void *from, size_t bytes) {
+static inline void copy_to_host(run *r, void *to, const void *from, size_t bytes) {
   dc__stream_copy(r->stream, to, from, bytes);
   DO(dc_stream_synchronize(r->stream, 0));
   DO(dc__device_check(r->device));
@@ -168,9 +168,9 @@ static inline void compare(run *a, run *b) {
   static float found[2][2 * PARAMS * COUNT + COUNT];
   for (int k = 0; k < 2; k++) {
     run *r = k == 0 ? a : b;
-    bring(r, found[k], r->weights, PARAMS * COUNT * sizeof(float));
-    bring(r, found[k] + PARAMS * COUNT, r->grads, PARAMS * COUNT * sizeof(float));
-    bring(r, found[k] + 2 * PARAMS * COUNT, r->full, COUNT * sizeof(float));
+    copy_to_host(r, found[k], r->weights, PARAMS * COUNT * sizeof(float));
+    copy_to_host(r, found[k] + PARAMS * COUNT, r->grads, PARAMS * COUNT * sizeof(float));
+    copy_to_host(r, found[k] + 2 * PARAMS * COUNT, r->full, COUNT * sizeof(float));
   }
   assert_memory_equal(found[0], found[1], sizeof found[0]);
 }

@@ -49,7 +49,7 @@ static void test_a_graph_writes_to_nothing_of_others(void **state) {
   }
   for (int i = 0; i < 24; i++) {
     static char bytes[8 * COUNT];
-    bring(&r, bytes, dc_buffer_data(buffers[i]), (size_t)(i % 8 + 1) * COUNT);
+    copy_to_host(&r, bytes, dc_buffer_data(buffers[i]), (size_t)(i % 8 + 1) * COUNT);
     for (int j = 0; j < (i % 8 + 1) * COUNT; j++) {
       assert_int_equal(bytes[j], 0);
     }
@@ -70,7 +70,7 @@ static void refused(dc_status found, dc_status expected, const char *text) {
   }
 }
 
-static void test_what_no_capture_allows(void **state) {
+static void test_calls_that_a_capture_forbids(void **state) {
   (void)state;
   run r = open_run(3);
   dc_tensor a = flat(r.activation, &count, DC_FLOAT32), out = DC_TENSOR_INIT;
@@ -276,7 +276,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_a_launch_is_a_step),
       TEST(test_a_graph_writes_to_nothing_of_others),
-      TEST(test_what_no_capture_allows),
+      TEST(test_calls_that_a_capture_forbids),
       TEST(test_each_launch_looks_for_itself),
       TEST(test_a_captured_stream_is_set),
       TEST(test_ranks_that_meet_are_refused),

@@ -11,7 +11,7 @@
 #include "device_matrix.h"
 
 /* A tensor of one side, and where it lies. */
-typedef struct side {
+typedef struct device_layer {
   dc_device *device;
   dc_stream *stream;
   dc_layer *layer;
@@ -20,7 +20,7 @@ typedef struct side {
   dc_tensor x, out, dout, dx, mask, w[DC_LAYER_WEIGHTS], g[DC_LAYER_WEIGHTS];
   const dc_tensor *weights[DC_LAYER_WEIGHTS], *gradients[DC_LAYER_WEIGHTS];
   void *workspace, *reserve;
-} side;
+} device_layer;
 
 enum { BATCH = 3, LONGEST = 19 };
 
@@ -51,7 +51,7 @@ static dc_layer_config config_of(const choice *c) {
   return config;
 }
 
-static void fill(side *s, const choice *c) {
+static void fill(device_layer *s, const choice *c) {
   assert_int_equal(dc_layer_init_weights(s->layer, s->weights), DC_OK);
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
     bool scale = i == DC_LAYER_ATTN_NW || i == DC_LAYER_NORM_W;
@@ -67,7 +67,7 @@ static void fill(side *s, const choice *c) {
   }
 }
 
-static void open_side(side *s, const char *name, const choice *c) {
+static void open_layer(device_layer *s, const char *name, const choice *c) {
   memset(s, 0, sizeof *s);
   s->call = (dc_layer_call)DC_LAYER_CALL_INIT;
   s->cost = (dc_layer_cost)DC_LAYER_COST_INIT;
@@ -106,15 +106,15 @@ static void open_side(side *s, const char *name, const choice *c) {
   int64_t most = s->cost.forward_workspace_bytes > s->cost.backward_workspace_bytes ? s->cost.forward_workspace_bytes
                                                                                     : s->cost.backward_workspace_bytes;
   most = s->cost.inference_workspace_bytes > most ? s->cost.inference_workspace_bytes : most;
-  s->call.workspace = take(s->device, (size_t)most);
+  s->call.workspace = device_alloc(s->device, (size_t)most);
   s->call.workspace_bytes = (size_t)most;
-  s->call.reserve = take(s->device, (size_t)s->cost.reserve_bytes);
+  s->call.reserve = device_alloc(s->device, (size_t)s->cost.reserve_bytes);
   s->call.reserve_bytes = (size_t)s->cost.reserve_bytes;
   s->call.stream = s->stream;
   fill(s, c);
 }
 
-static void close_side(side *s) {
+static void close_layer(device_layer *s) {
   dc_layer_destroy(s->layer);
   while (block_count > 0 && blocks[block_count - 1].device == s->device) {
     block_count--;
@@ -124,13 +124,13 @@ static void close_side(side *s) {
   dc_device_destroy(s->device);
 }
 
-static void forward(side *s) {
+static void forward(device_layer *s) {
   if (dc_layer_forward(s->layer, &s->call, s->weights, &s->x, &s->out) != DC_OK) {
     fail_msg("%s", dc_last_error());
   }
 }
 
-static void backward(side *s) {
+static void backward(device_layer *s) {
   if (dc_layer_backward(s->layer, &s->call, s->weights, &s->x, &s->out, &s->dout, &s->dx, s->gradients) != DC_OK) {
     fail_msg("%s", dc_last_error());
   }
@@ -152,11 +152,11 @@ static double difference(const void *found, const void *expected, int32_t dtype,
 }
 
 /* A tensor of the device against the CPU's. */
-static void same(const char *what, int32_t index, dc_device *device, const dc_tensor *there, const dc_tensor *here,
+static void same(const char *what, int32_t index, dc_device *device, const dc_tensor *cuda, const dc_tensor *cpu,
                  const choice *c) {
   const double gate = c->dtype == DC_FLOAT32 ? 1e-5 : c->dtype == DC_FLOAT16 ? 4e-3 : 3e-2;
-  void *found = elements(device, there);
-  const double e = difference(found, here->data, here->dtype, here->shape[0] * here->shape[1]);
+  void *found = elements(device, cuda);
+  const double e = difference(found, cpu->data, cpu->dtype, cpu->shape[0] * cpu->shape[1]);
   free(found);
   if (!(e < gate)) {
     fail_msg("%s %d differs by %g: hidden %d, %s, pre %d, invertible %d, checkpoint %d, mask %d, packed %d, dropout %g",
@@ -173,28 +173,28 @@ static void nothing_left(void) {
 }
 
 static void compare(const choice *c) {
-  side here, there;
-  open_side(&here, "cpu", c);
-  open_side(&there, "cuda", c);
+  device_layer cpu, cuda;
+  open_layer(&cpu, "cpu", c);
+  open_layer(&cuda, "cuda", c);
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) { /* the same numbers on every device */
-    void *found = elements(there.device, &there.w[i]);
-    assert_memory_equal(found, here.w[i].data, bytes_of(&here.w[i]));
+    void *found = elements(cuda.device, &cuda.w[i]);
+    assert_memory_equal(found, cpu.w[i].data, bytes_of(&cpu.w[i]));
     free(found);
   }
-  assert_true(here.cost.reserve_bytes == there.cost.reserve_bytes);
-  side *const sides[] = {&here, &there};
+  assert_true(cpu.cost.reserve_bytes == cuda.cost.reserve_bytes);
+  device_layer *const pair[] = {&cpu, &cuda};
   for (int i = 0; i < 2; i++) {
-    forward(sides[i]);
-    backward(sides[i]);
-    assert_int_equal(dc_stream_synchronize(sides[i]->stream, 0), DC_OK);
+    forward(pair[i]);
+    backward(pair[i]);
+    assert_int_equal(dc_stream_synchronize(pair[i]->stream, 0), DC_OK);
   }
-  same("output", 0, there.device, &there.out, &here.out, c);
-  same("grad_input", 0, there.device, &there.dx, &here.dx, c);
+  same("output", 0, cuda.device, &cuda.out, &cpu.out, c);
+  same("grad_input", 0, cuda.device, &cuda.dx, &cpu.dx, c);
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
-    same("gradient", i, there.device, &there.g[i], &here.g[i], c);
+    same("gradient", i, cuda.device, &cuda.g[i], &cpu.g[i], c);
   }
-  close_side(&there);
-  close_side(&here);
+  close_layer(&cuda);
+  close_layer(&cpu);
   nothing_left();
 }
 
@@ -205,8 +205,8 @@ static void test_without_tokens(void **state) {
                           {32, 2, 64, DC_BFLOAT16, DC_FLOAT32, -1, 1, 1, DC_GELU_TANH, 0, 0, 0}}; /* added to */
   for (size_t i = 0; i < 2 * DC__COUNT(cases); i++) {
     const choice *c = &cases[i % 2];
-    side s;
-    open_side(&s, "cuda", c);
+    device_layer s;
+    open_layer(&s, "cuda", c);
     void *before = elements(s.device, &s.g[0]);
     const int64_t none[2] = {0, c->hidden};
     s.x.shape = s.out.shape = s.dout.shape = s.dx.shape = none;
@@ -223,7 +223,7 @@ static void test_without_tokens(void **state) {
     assert_memory_equal(after, before, bytes_of(&s.g[0]));
     free(before);
     free(after);
-    close_side(&s);
+    close_layer(&s);
     nothing_left();
   }
 }
@@ -266,8 +266,8 @@ static int host_calls(void) {
 static void test_a_steady_step(void **state) {
   (void)state;
   const choice c = {32, 2, 64, BF16, 0, 1, 1, 1, DC_GELU_TANH, 0, 1, 0.1};
-  side s;
-  open_side(&s, "cuda", &c);
+  device_layer s;
+  open_layer(&s, "cuda", &c);
   void *native = cudasim_stream();
   dc_stream *wrapped;
   assert_int_equal(dc_stream_wrap(s.device, native, &wrapped), DC_OK);
@@ -299,12 +299,12 @@ static void test_a_steady_step(void **state) {
   cudasim_stream_end(native);
   s.call.stream = NULL; /* the device's own, which is waited for */
   forward(&s);
-  close_side(&s);
+  close_layer(&s);
   nothing_left();
 }
 
 /* Whatever call of the driver or of the library fails: the layer's call or the wait says so. */
-static void test_failures_are_told(void **state) {
+static void test_failures_are_reported(void **state) {
   (void)state;
   static const struct {
     const char *function;
@@ -313,15 +313,15 @@ static void test_failures_are_told(void **state) {
                 {"cublasLtMatmul", 3, 3}, {"cublasLtMatmulDescCreate", 1, 3}, {"cuCtxPushCurrent_v2", 0, 700}};
   const choice c = {16, 2, 16, F32, 0, 1, -1, -1, DC_GELU_TANH, 0, 0, 0.25};
   for (size_t i = 0; i < DC__COUNT(faults); i++) {
-    side s;
+    device_layer s;
     cudasim_reset();
-    open_side(&s, "cuda", &c);
+    open_layer(&s, "cuda", &c);
     cudasim_fail(faults[i].function, faults[i].before, faults[i].error);
     if (dc_layer_forward(s.layer, &s.call, s.weights, &s.x, &s.out) == DC_OK) {
       fail_msg("%s, call %d: nobody was told", faults[i].function, faults[i].before);
     }
     assert_non_null(strstr(dc_last_error(), "device \"cuda\""));
-    close_side(&s);
+    close_layer(&s);
     nothing_left();
   }
 }
@@ -331,17 +331,17 @@ static void test_failures_are_told(void **state) {
 static void test_dropout_masks(void **state) {
   (void)state;
   const choice c = {16, 2, 16, F32, 0, 1, -1, -1, DC_GELU_TANH, 0, 0, 0.25};
-  side s[2];
+  device_layer s[2];
   unsigned char found[2][BATCH * 2 * LONGEST * LONGEST];
   for (int i = 0; i < 2; i++) {
-    open_side(&s[i], i == 0 ? "cpu" : "cuda", &c);
+    open_layer(&s[i], i == 0 ? "cpu" : "cuda", &c);
     dc_tensor mask = tensor(s[i].device, DC_UINT8, BATCH * 2 * LONGEST, LONGEST);
     assert_int_equal(dc_layer_dropout_mask(s[i].layer, &s[i].call, DC_DROPOUT_ATTENTION, &mask, NULL), DC_OK);
     copy(s[i].device, found[i], mask.data, sizeof found[i]);
   }
   assert_memory_equal(found[0], found[1], sizeof found[0]);
-  close_side(&s[1]);
-  close_side(&s[0]);
+  close_layer(&s[1]);
+  close_layer(&s[0]);
 }
 
 static void test_refusals(void **state) {
@@ -367,7 +367,7 @@ int main(void) {
       cmocka_unit_test(test_against_the_cpu), cmocka_unit_test(test_without_tokens),
       cmocka_unit_test(test_dropout_masks),   cmocka_unit_test(test_refusals),
 #ifndef ON_CARD
-      cmocka_unit_test(test_a_steady_step),   cmocka_unit_test(test_failures_are_told),
+      cmocka_unit_test(test_a_steady_step),   cmocka_unit_test(test_failures_are_reported),
 #endif
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -69,7 +69,7 @@ typedef struct work {
 } work;
 
 /* Batches of an odd number want more than those of one matrix more. */
-static void room(const work *w, size_t *device_bytes, size_t *host_bytes) {
+static void workspace_bytes(const work *w, size_t *device_bytes, size_t *host_bytes) {
   const size_t square = (size_t)(w->n * w->n) * (w->wide ? 8 : 4);
   *device_bytes = (size_t)w->count * (square + 256) * (w->count % 2 == 1 && w->count > 1 ? 2 : 1);
   *host_bytes = w->count > 1 ? 0 : (size_t)w->n * 16 + 100;
@@ -119,7 +119,7 @@ static int solve(const work *w, void *a, void *values) {
   return info;
 }
 
-static void spoil(char *memory, size_t bytes) {
+static void fill_poison(char *memory, size_t bytes) {
   const size_t ends = bytes < 8192 ? bytes : 8192;
   memset(memory, 0xa5, ends);
   memset(memory + bytes - ends, 0xa5, ends);
@@ -138,9 +138,9 @@ static void run_work(void *args) {
   if (lost() != 0) {
     return;
   }
-  spoil(device, w->device_bytes);
+  fill_poison(device, w->device_bytes);
   if (w->host_bytes > 0) { /* it must live until now */
-    spoil(w->host, w->host_bytes);
+    fill_poison(w->host, w->host_bytes);
   }
   for (int64_t i = 0; i < w->count; i++) {
     info[i] = solve(w, a + (size_t)i * square, values + (size_t)i * row);
@@ -150,7 +150,7 @@ static void run_work(void *args) {
 static int begin(dc__cusolver_handle handle, dc__cusolver_params params, const work *w, int a_type, int w_type,
                  int compute_type) {
   size_t device_bytes, host_bytes;
-  room(w, &device_bytes, &host_bytes);
+  workspace_bytes(w, &device_bytes, &host_bytes);
   if (!valid(handle, params, w, a_type, w_type, compute_type) || handle->stream == NULL || w->a == NULL ||
       w->values == NULL || w->info == NULL || w->device_bytes < device_bytes || w->host_bytes < host_bytes ||
       (w->host_bytes > 0 && w->host == NULL)) {
@@ -160,9 +160,9 @@ static int begin(dc__cusolver_handle handle, dc__cusolver_params params, const w
   return 0;
 }
 
-static int size_up(dc__cusolver_handle handle, dc__cusolver_params params, const work *w, int a_type, int w_type,
-                   int compute_type, size_t *device_bytes, size_t *host_bytes) {
-  room(w, device_bytes, host_bytes);
+static int query_workspace(dc__cusolver_handle handle, dc__cusolver_params params, const work *w, int a_type,
+                           int w_type, int compute_type, size_t *device_bytes, size_t *host_bytes) {
+  workspace_bytes(w, device_bytes, host_bytes);
   return valid(handle, params, w, a_type, w_type, compute_type) ? 0 : INVALID;
 }
 
@@ -178,7 +178,7 @@ int cusolverDnXsyevd_bufferSize(dc__cusolver_handle handle, dc__cusolver_params 
   ENTER(true);
   const work all = WORK(1);
   (void)a, (void)w;
-  return size_up(handle, params, &all, a_type, w_type, compute_type, device_bytes, host_bytes);
+  return query_workspace(handle, params, &all, a_type, w_type, compute_type, device_bytes, host_bytes);
 }
 
 int cusolverDnXsyevBatched_bufferSize(dc__cusolver_handle handle, dc__cusolver_params params, int vectors, int triangle,
@@ -187,7 +187,7 @@ int cusolverDnXsyevBatched_bufferSize(dc__cusolver_handle handle, dc__cusolver_p
   ENTER(true);
   const work all = WORK(count);
   (void)a, (void)w;
-  return size_up(handle, params, &all, a_type, w_type, compute_type, device_bytes, host_bytes);
+  return query_workspace(handle, params, &all, a_type, w_type, compute_type, device_bytes, host_bytes);
 }
 
 int cusolverDnXsyevd(dc__cusolver_handle handle, dc__cusolver_params params, int vectors, int triangle, int64_t n,
@@ -216,12 +216,12 @@ int cusolverDnXsyevBatched(dc__cusolver_handle handle, dc__cusolver_params param
 
 typedef struct factoring {
   int64_t m, n, lda;
-  float *a, *tau, *room;
+  float *a, *tau, *workspace_bytes;
   size_t room_bytes;
   int *info;
 } factoring;
 
-static int most_room(int m, int n) {
+static int max_workspace_bytes(int m, int n) {
   return 3 * m + 32 * n;
 }
 
@@ -275,7 +275,7 @@ static void multiply_out(const factoring *w, double *a, double *tau) {
 static void run_factoring(const factoring *w, void (*step)(const factoring *w, double *a, double *tau)) {
   float *a = place_of(w->a, (size_t)(w->lda * w->n) * sizeof *a, false);
   float *tau = place_of(w->tau, (size_t)w->n * sizeof *tau, false);
-  char *device = place_of(w->room, w->room_bytes, false);
+  char *device = place_of(w->workspace_bytes, w->room_bytes, false);
   int *info = place_of(w->info, sizeof *info, false);
   if (a == NULL || tau == NULL || device == NULL || info == NULL) {
     lose_device(ILLEGAL_ADDRESS);
@@ -283,7 +283,7 @@ static void run_factoring(const factoring *w, void (*step)(const factoring *w, d
   if (lost() != 0) {
     return;
   }
-  spoil(device, w->room_bytes);
+  fill_poison(device, w->room_bytes);
   double *wide = calloc((size_t)(w->m * w->n + w->n) + 1, sizeof *wide);
   double *factors = wide + w->m * w->n;
   for (int64_t j = 0; j < w->n; j++) {
@@ -312,7 +312,8 @@ static void run_multiply_out(void *args) {
 
 static int begin_factoring(dc__cusolver_handle handle, void (*run)(void *args), const factoring *w, int size) {
   if (handle == NULL || handle->stream == NULL || w->m < w->n || w->n < 0 || w->lda < (w->m > 1 ? w->m : 1) ||
-      w->a == NULL || w->tau == NULL || w->room == NULL || w->info == NULL || size < most_room((int)w->m, (int)w->n)) {
+      w->a == NULL || w->tau == NULL || w->workspace_bytes == NULL || w->info == NULL ||
+      size < max_workspace_bytes((int)w->m, (int)w->n)) {
     return INVALID;
   }
   push(handle->stream, run, w, sizeof *w);
@@ -322,7 +323,7 @@ static int begin_factoring(dc__cusolver_handle handle, void (*run)(void *args), 
 int cusolverDnSgeqrf_bufferSize(dc__cusolver_handle handle, int m, int n, float *a, int lda, int *size) {
   ENTER(true);
   (void)a;
-  *size = most_room(m, n) / 2 + 1;
+  *size = max_workspace_bytes(m, n) / 2 + 1;
   return handle == NULL || n < 0 || m < n || lda < m ? INVALID : 0;
 }
 
@@ -330,20 +331,21 @@ int cusolverDnSorgqr_bufferSize(dc__cusolver_handle handle, int m, int n, int k,
                                 const float *tau, int *size) {
   ENTER(true);
   (void)a, (void)tau;
-  *size = most_room(m, n);
+  *size = max_workspace_bytes(m, n);
   return handle == NULL || k < 0 || n < k || m < n || lda < m ? INVALID : 0;
 }
 
-int cusolverDnSgeqrf(dc__cusolver_handle handle, int m, int n, float *a, int lda, float *tau, float *room, int size,
-                     int *info) {
+int cusolverDnSgeqrf(dc__cusolver_handle handle, int m, int n, float *a, int lda, float *tau, float *workspace_bytes,
+                     int size, int *info) {
   ENTER(true);
-  const factoring w = {m, n, lda, a, tau, room, (size_t)size * sizeof *room, info};
+  const factoring w = {m, n, lda, a, tau, workspace_bytes, (size_t)size * sizeof *workspace_bytes, info};
   return begin_factoring(handle, run_factor, &w, 2 * size);
 }
 
-int cusolverDnSorgqr(dc__cusolver_handle handle, int m, int n, int k, float *a, int lda, const float *tau, float *room,
-                     int size, int *info) {
+int cusolverDnSorgqr(dc__cusolver_handle handle, int m, int n, int k, float *a, int lda, const float *tau,
+                     float *workspace_bytes, int size, int *info) {
   ENTER(true);
-  const factoring w = {m, n, lda, a, (float *)(uintptr_t)tau, room, (size_t)size * sizeof *room, info};
+  const factoring w = {m,   n, lda, a, (float *)(uintptr_t)tau, workspace_bytes, (size_t)size * sizeof *workspace_bytes,
+                       info};
   return k != n ? INVALID : begin_factoring(handle, run_multiply_out, &w, size);
 }

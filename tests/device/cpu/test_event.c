@@ -130,7 +130,7 @@ static void fill_own_queue(void *user) {
   atomic_store(&f->filled, true);
 }
 
-static void test_waiting_for_oneself_is_refused(void **state) {
+static void test_self_wait_is_refused(void **state) {
   fixture *f = *state;
   assert_int_equal(dc_stream_call(f->a, wait_for_self, f), DC_OK);
   assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
@@ -150,7 +150,7 @@ int main(void) {
       TEST(test_destroyed_event_still_holds_back),
       TEST(test_one_event_from_many_threads),
       TEST(test_deadlines),
-      TEST(test_waiting_for_oneself_is_refused),
+      TEST(test_self_wait_is_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

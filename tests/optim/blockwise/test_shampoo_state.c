@@ -294,19 +294,19 @@ static void parameters_may_come_later(void **state) {
 
 static int64_t allowed; /* allocations that still succeed */
 
-static void *few(size_t bytes, size_t align, void *user) {
+static void *limited_alloc(size_t bytes, size_t align, void *user) {
   (void)user;
   return allowed-- > 0 ? aligned_alloc(align, (bytes + align - 1) / align * align) : NULL;
 }
 
-static void give(void *ptr, size_t bytes, size_t align, void *user) {
+static void limited_free(void *ptr, size_t bytes, size_t align, void *user) {
   (void)bytes, (void)align, (void)user;
   free(ptr);
 }
 
 static void refused_memory_leaves_all_as_it_was(void **state) {
   (void)state;
-  const dc_allocator allocator = {sizeof allocator, few, give, NULL, NULL};
+  const dc_allocator allocator = {sizeof allocator, limited_alloc, limited_free, NULL, NULL};
   const dc_device_options options = {sizeof options, &allocator};
   dc_device *scarce;
   dc_linalg *l;
