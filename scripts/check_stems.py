@@ -31,7 +31,7 @@ ELSEWHERE: List[Elsewhere] = [
     Elsewhere("transformer/test_layer_errors.c", "api/layer/layer_config", "each field's bounds"),
     Elsewhere("python/test_linalg.py", "api/linalg/linalg", "handles, their threads and scratch memory"),
     Elsewhere("linalg/kron/test_kron.c", "api/linalg/matrix_products", "products by their public functions"),
-    Elsewhere("api/test_bad_input.c", "api/operators api/params api/step", "each argument refused by its name"),
+    Elsewhere("api/test_bad_input.c", "api/operators api/step", "each argument refused by its name"),
     Elsewhere("optim/test_elementwise_errors.c", "api/optimizer/optimizer", "each argument refused by its name"),
     # communicators
     Elsewhere("comm/test_comm.c", "comm/all_reduce comm/shm/collective comm/tcp/collective comm/shm/single_rank "
