@@ -1,4 +1,4 @@
-/* What every room uses: errors, sized structs, types, tensor views, memory, maps, time.
+/* Used by every module: errors, sized structs, types, tensor views, memory, maps, time.
  * Nothing here knows a device, a rank or a parameter. */
 #ifndef DC_BASE_H
 #define DC_BASE_H
@@ -13,7 +13,7 @@
 #define DC__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define DC__COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* One function of a table that an open library fills; `missing` is its name if the library has none, else as it was. */
+/* One function of a table that an open library fills; `missing` becomes its name if the library lacks it. */
 #define DC__DLSYM(library, table, name, missing)    \
   *(void **)&(table)->name = dlsym(library, #name); \
   (missing) = (table)->name == NULL ? #name : (missing);
@@ -49,12 +49,12 @@ dc_status dc__failure_raise(const dc__failure *failure);
 
 /* DC_E_INVALID for a struct_size that is below min or over 64 KiB. */
 dc_status dc__check_size(const char *function, const char *argument, size_t size, size_t min);
-/* Copies a caller's struct into dst (known bytes, which hold the defaults when src is NULL). src is rejected when
- * shorter than min (its size in the version that introduced it) or longer than 64 KiB; a longer src than known
- * must be zero in the tail. */
+/* Copies a caller's struct into dst (known bytes, which hold the defaults when src is NULL). Rejects a src shorter than
+ * min (its size in the version that introduced it) or longer than 64 KiB. The tail of a src longer than known must be
+ * zero. */
 dc_status dc__read_options(const char *function, const char *argument, void *dst, size_t known, const void *src,
                            size_t min);
-/* Copies src (known bytes, struct_size first) to the caller's dst, as much as his struct_size allows. */
+/* Copies src (known bytes, struct_size first) to the caller's dst, up to dst's struct_size. */
 dc_status dc__write_sized(const char *function, const char *argument, void *dst, const void *src, size_t known,
                           size_t min);
 /* The body of every dc_x_init(): zero, then struct_size; nothing beyond what the caller has. */
@@ -69,14 +69,14 @@ _Static_assert(sizeof(void *) != 8 || sizeof(dc_tensor) >= DC__TENSOR_SIZE_0_1, 
 bool dc__dtype_is_float(int32_t dtype);
 /* The seven types that collectives and casts take. */
 bool dc__dtype_is_castable(int32_t dtype);
-/* Whether `wide` holds every value of `narrow`, so that a cast by way of it gives what the direct cast gives: the type
- * itself, or a larger one of the same kind. (From int32 by way of float64, int8 would saturate.) */
+/* Whether `wide` holds every value of `narrow`, so that a cast through it equals the direct cast: the type itself, or a
+ * larger one of the same kind. (From int32 through float64, int8 would saturate.) */
 bool dc__dtype_can_represent(int32_t wide, int32_t narrow);
 
 /* Product of a shape. DC_E_SHAPE when a length is negative or the product overflows. */
 dc_status dc__numel(const char *function, const char *argument, const int64_t *shape, int32_t ndim, int64_t *numel);
-/* Reads a caller's tensor: struct size, shape, known dtype, contiguity, data not NULL unless empty. src may be NULL
- * only if optional: then dst is an empty tensor of no type and numel 0. */
+/* Reads a caller's tensor. Checks struct size, shape, dtype and contiguity; data may be NULL only if it is empty. src
+ * may be NULL only if optional: then dst is an empty tensor of no type and numel 0. */
 dc_status dc__tensor_read(const char *function, const char *argument, const dc_tensor *src, bool optional,
                           dc_tensor *dst, int64_t *numel);
 /* Fills a caller's output tensor. */
@@ -154,8 +154,9 @@ static inline void dc__handle_clear(int32_t *kind) {
 
 /* ---- whose an object is (owner.c) ---- */
 
-/* Tells a child made by fork() that an object is its parent's: a page that the kernel empties in children, so that
- * looking costs no system call; where it cannot (before 4.14), the process's number. All zero: everybody's. */
+/* Tells a child made by fork() that an object is its parent's. It is a page that the kernel empties in children, so
+ * that the check costs no system call. Where the kernel cannot (before 4.14), it is the process's number. All zero: any
+ * process's. */
 typedef struct dc__owner {
   const unsigned char *page; /* NULL: compare pid */
   int32_t pid;

@@ -1,5 +1,5 @@
-/* Which process an object belongs to. A child made by fork() has copies of all objects, but no threads behind them, and
- * locks in whatever state they were; and what it wrote to shared memory would go to the parent's peers. */
+/* The process that an object belongs to. A child made by fork() has copies of all objects, but none of their threads.
+ * Its locks may be held by threads that it lacks, and its writes to shared memory would reach the parent's peers. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS, MADV_WIPEONFORK */
 #include <sys/mman.h>
 #include <unistd.h>

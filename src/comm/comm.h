@@ -1,5 +1,5 @@
 /* Communicators behind one table, which each transport implements. Callers queue collectives on a stream and learn of
- * failures from dc__comm_check(). shm/ connects ranks of one machine (threads or processes, over shared memory), tcp/
+ * failures from dc__comm_check(). shm/ connects ranks of one machine (threads or processes) by shared memory, and tcp/
  * ranks of several machines. external/ wraps the caller's own functions; nccl/ moves data between cards.
  *
  * A collective is a group of 1 to DC__COMM_GROUP items with one handshake. Every rank calls with the same tag, totals,

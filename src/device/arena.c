@@ -162,7 +162,7 @@ void dc__arena_release(dc__arena *arena) {
   dc__free(arena);
 }
 
-/* What nothing uses any more; else, for a stream, what it must wait for; else more memory. */
+/* Takes memory that is free; else, for a stream, memory that it must wait for; else more memory. */
 static dc_status arena_find_block(dc__arena *arena, bool for_stream, size_t bytes, dc__arena_block **found,
                                   dc_event *after[2]) {
   dc__block_list *blocks = &arena->blocks;
@@ -179,7 +179,7 @@ static dc_status arena_find_block(dc__arena *arena, bool for_stream, size_t byte
     return DC_OK;
   }
   dc_status status = arena_grow(arena, bytes);
-  if (status != DC_OK && !blocks->stream_ordered && arena_trim(arena)) { /* what lies idle may be what is missing */
+  if (status != DC_OK && !blocks->stream_ordered && arena_trim(arena)) { /* idle chunks may be the missing memory */
     status = arena_grow(arena, bytes);
   }
   *found = status == DC_OK ? dc__block_list_alloc(blocks, bytes) : NULL;

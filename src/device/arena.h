@@ -1,5 +1,5 @@
-/* What buffer.c shares with the arena: small host structs that are used again, so that a steady step never calls
- * malloc. */
+/* Shared by buffer.c and the arena: small host structs that are used again, so that a steady step never calls malloc.
+ * */
 #ifndef DC_DEVICE_ARENA_H
 #define DC_DEVICE_ARENA_H
 

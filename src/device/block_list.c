@@ -60,7 +60,7 @@ static dc__arena_block **slot_of(const dc__block_list *self, const void *ptr) {
   return &self->used[(hash >> 32) & (self->slot_count - 1)];
 }
 
-/* Keeps the lists of used blocks short. Without memory they stay longer, and right. */
+/* Keeps the lists of used blocks short. Without memory they stay longer, but correct. */
 static void grow_slots(dc__block_list *self) {
   dc__arena_block **before = self->used;
   size_t count = self->slot_count;
@@ -140,7 +140,7 @@ static dc__arena_block *block_split(dc__block_list *self, dc__arena_block *b, si
   return rest;
 }
 
-/* Says whether no event holds a retired block any more. Behind one that does, nobody need be asked. */
+/* Whether no event holds a retired block any more. Once one event has not passed, later ones need not be queried. */
 static bool block_events_passed(dc__arena_block *b) {
   for (int i = 0; i < 2; i++) {
     if (b->after[i] != NULL && !dc__event_passed(b->after[i])) {

@@ -1,6 +1,6 @@
-/* An arena's blocks. Their headers lie apart from them, because not every device's memory can be read by the host. A
- * block is in one list at a time: of free blocks (by size), of used ones (by address), or of retired ones, which were
- * given back while queued work may still use them. The arena locks. */
+/* An arena's blocks. Their headers lie apart from them, since the host cannot read every device's memory. A block is in
+ * one list at a time. Free blocks are listed by size and used ones by address; retired blocks were freed while queued
+ * work may still use them. The arena locks. */
 #ifndef DC_DEVICE_BLOCK_LIST_H
 #define DC_DEVICE_BLOCK_LIST_H
 
@@ -43,11 +43,13 @@ void dc__block_list_remove(dc__block_list *self, dc__arena_block *whole);
  * `after` says what must pass before it is used. */
 dc__arena_block *dc__block_list_alloc(dc__block_list *self, size_t bytes);
 dc__arena_block *dc__block_list_alloc_retired(dc__block_list *self, size_t bytes, dc_event *after[2]);
-/* Free, or retired until the events (NULL: none) have passed. The later one comes first, being asked first. */
+/* Frees the block now, or retires it until the events (NULL: none) have passed. The later event comes first, as it is
+ * queried first. */
 void dc__block_list_free(dc__block_list *self, const void *ptr, dc_event *after_a, dc_event *after_b);
-/* The event has passed, and is not asked any more. */
+/* The event has passed; it is not queried any more. */
 void dc__block_list_forget_event(dc__block_list *self, const dc_event *event);
-/* Frees retired blocks: all that may be, or in their order up to the first that may not, which is nearly the same. */
+/* Frees retired blocks whose events have passed: all of them, or only up to the first that must stay, which is nearly
+ * the same. */
 void dc__block_list_poll(dc__block_list *self, bool all);
 
 #endif

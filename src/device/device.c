@@ -1,4 +1,4 @@
-/* What all devices share: the head, counting references, and the NULL stream, which is the calling thread. */
+/* Shared by all devices: the head, reference counts, and the NULL stream, which is the calling thread. */
 #include "device/device.h"
 
 #include <stdio.h>

@@ -1,11 +1,10 @@
-/* A device behind one table: memory, streams, events, copies. The rooms above know this header alone; cpu/ is built
- * in, cuda/ fills the same table from a library of its own (plugin.h), and so does the simulated device of the tests
- * (tests/sim).
+/* A device behind one table: memory, streams, events, copies. Other modules include this header alone. cpu/ is built
+ * in; cuda/ fills the table from a library of its own (plugin.h), and the tests' simulated device does too (tests/sim).
  *
- * A NULL stream is the calling thread: what it did is done, and waiting blocks it. The dc__stream_* and dc__event_*
- * functions below handle NULL; the table's functions get real streams only. The calling thread cannot touch the memory
- * of every device: where memory of the device may meet a NULL stream, dc__stream_or_internal() names the stream on
- * which the work is done instead, and dc__device_sync_internal() waits for it. */
+ * A NULL stream is the calling thread: its earlier work is done, and waiting blocks it. The dc__stream_* and
+ * dc__event_* functions below handle NULL; the table's functions get real streams only. The calling thread cannot touch
+ * the memory of every device. Where such memory may meet a NULL stream, dc__stream_or_internal() gives the stream that
+ * does the work, and dc__device_sync_internal() waits for it. */
 #ifndef DC_DEVICE_H
 #define DC_DEVICE_H
 
@@ -24,13 +23,13 @@ typedef void (*dc__task_fn)(void *args);
 /* Work of a library that takes the driver's own streams (a cudaStream_t), given a copy of its arguments. */
 typedef void (*dc__native_fn)(void *native, void *args);
 
-/* A point in a stream, whose time can be asked for later. */
+/* A point in a stream, whose time can be read later. */
 typedef struct dc__timestamp {
   dc_device *device;
 } dc__timestamp;
 
-/* The kernels that a device with memory of its own brings along (src/kernels/cuda): images of machine code, one a
- * family, up to the one without kernels. A kernel's number counts through all of them. */
+/* The kernels of a device with memory of its own (src/kernels/cuda): images of machine code, one for each family, up to
+ * the image without kernels. A kernel's number counts through all of them. */
 typedef struct dc__kernel_name {
   const char *name;
   uint32_t shared_bytes; /* most of a launch; every card has 99 KiB */
@@ -58,7 +57,7 @@ typedef struct dc__launch {
   size_t bytes;
 } dc__launch;
 
-/* What becomes of t = alpha op(A) op(B) + beta D, element (i, j), before it is D's. */
+/* The epilogue of t = alpha op(A) op(B) + beta D, element (i, j), before t is stored in D. */
 enum dc__matmul_epilogue {
   DC__MATMUL_NONE,  /* t */
   DC__MATMUL_BIAS,  /* t + with[i] */
@@ -93,7 +92,7 @@ enum { DC__MATMUL_ALIGNMENT = 256 };
 typedef struct dc__eigh {
   int32_t dtype;        /* float32 or float64 */
   int32_t vectors;      /* 0 or 1 */
-  bool batch_invariant; /* the way to a result does not depend on count, but for want of memory */
+  bool batch_invariant; /* the algorithm does not depend on count, unless memory is short */
   int64_t n, count;
   void *a, *values; /* values [count, n], ascending */
   int32_t *info;    /* [count]: 0, or not converged */
@@ -103,8 +102,8 @@ typedef struct dc__eigh {
   dc__failure *failure; /* kept here until the work is done, if it could not be begun */
 } dc__eigh;
 
-/* Square float32 matrices on a device, [count, n, n] and dense: vectors, one a row, which become orthonormal by
- * Householder's QR, each by those before it; the signs are LAPACK's. */
+/* Square float32 matrices on a device, [count, n, n] and dense, with one vector a row. Householder's QR makes each row
+ * orthonormal to those before it; the signs are LAPACK's. */
 typedef struct dc__qr {
   int64_t n, count;
   float *a;
@@ -115,9 +114,9 @@ typedef struct dc__qr {
 } dc__qr;
 
 typedef struct dc__device_ops {
-  /* Around what asks much of the device on this thread, so that it becomes the thread's current one once and not each
-   * time. One may be in the other, of another device too. NULL functions: nothing has to be current. `pause`: the
-   * thread is as its caller knows it until the device is asked for something again. */
+  /* Begin and end of an operator on this thread: the device becomes the thread's current one once, not at each call.
+   * They nest, also for two devices. NULL functions: no device has to be current. `pause` restores the caller's current
+   * device until the next use. */
   void (*begin)(dc_device *device);
   void (*end)(dc_device *device);
   void (*pause)(dc_device *device);
@@ -136,31 +135,32 @@ typedef struct dc__device_ops {
    */
   dc__timestamp *(*stream_timestamp)(dc_stream *stream);
   int64_t (*timestamp_ns)(
-      dc__timestamp *stamp); /* when the stream came there, in dc__now_ns(); 0: not yet. From any thread */
+      dc__timestamp *stamp); /* when the stream reached it, in dc__now_ns(); 0: not yet. From any thread */
   void (*timestamp_release)(dc__timestamp *stamp); /* also before that */
   /* NULL: the host computes on the device's memory, in tasks. */
   void (*stream_launch)(dc_stream *stream, const dc__launch *launch);
-  /* fn(native stream, args) when it is the stream's turn to be issued work, with the device current. What fn asks of
-   * the stream, natively or through this table, is in its place; it waits for no work of the device's. `blocks`: it may
-   * wait for other hosts, so the calling thread does not run it, unless the stream is somebody else's. Fails as
-   * stream_call does. NULL: streams of this device are nobody else's. */
+  /* Calls fn(native stream, args) when the stream's turn to issue work comes, with the device current. Work that fn
+   * queues on the stream is in order; fn waits for no work of the device. `blocks`: fn may wait for other hosts, so the
+   * calling thread runs it only for a wrapped stream. Fails as stream_call does. NULL: the device has no wrapped
+   * streams. */
   dc_status (*stream_issue)(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes, bool blocks);
-  /* Finds what computes products, which may be missing: DC_E_UNSUPPORTED. To be called before the first one. */
+  /* Loads the library of matrix products, before the first product. DC_E_UNSUPPORTED if it is missing. */
   dc_status (*matmul_init)(dc_device *device);
-  /* False: there is no such product with this epilogue, and nothing was done. */
+  /* False: no product has this epilogue, and nothing was done. */
   bool (*stream_matmul)(dc_stream *stream, const dc__matmul *product);
-  /* Finds what decomposes, which may be missing: DC_E_UNSUPPORTED; then sets the bytes that `count` matrices want. */
+  /* Loads the library of eigendecompositions (DC_E_UNSUPPORTED if it is missing), and sets the bytes for `count`
+   * matrices. */
   dc_status (*eigh_workspace_size)(dc_device *device, dc__eigh *eigen);
   /* In order on the stream, after eigh_workspace_size(); may also wait for it. Fails as stream_call does. */
   dc_status (*stream_eigh)(dc_stream *stream, const dc__eigh *eigen);
-  /* The same for a QR: finds it, and sets workspace_bytes; in order on the stream. What could not be begun is seen by
-   * `info`. */
+  /* The same for a QR: loads the library and sets workspace_bytes; in order on the stream. `info` shows what did not
+   * start. */
   dc_status (*qr_workspace_size)(dc_device *device, dc__qr *qr);
   dc_status (*stream_qr)(dc_stream *stream, const dc__qr *qr);
-  /* A stream of the device's own kind that somebody else made and keeps. NULL: there are none. */
+  /* Wraps a stream of the device's own kind that the caller made and keeps. NULL: there are none. */
   dc_status (*stream_wrap)(dc_device *device, void *native, dc_stream **stream);
-  /* Whether what is queued is kept for a graph instead of run: then no host function can be queued, and the host cannot
-   * wait. NULL: there are no graphs. */
+  /* Whether the stream is captured into a graph: then no host function can be queued, and the host cannot wait. NULL:
+   * there are no graphs. */
   bool (*stream_captures)(dc_stream *stream);
   dc_status (*event_create)(dc_device *device, dc_event **event);
   void (*event_destroy)(dc_event *event);
@@ -170,13 +170,13 @@ typedef struct dc__device_ops {
   dc_status (*event_sync)(dc_event *event, int64_t timeout_ns);
   void (*event_set)(dc_event *event); /* as if recorded on an empty stream: passed */
   dc_status (*memory_info)(dc_device *device, int64_t *total, int64_t *free_bytes); /* as the driver or system says */
-  /* Sees to it that this device reads what lies at `ptr` in that memory space of the same process, which somebody has
-   * open, or says why it cannot: DC_E_UNSUPPORTED. NULL: there are no two memory spaces. */
+  /* Enables this device to read `ptr` of that memory space, whose device is open in this process. DC_E_UNSUPPORTED says
+   * why it cannot. NULL: there is one memory space. */
   dc_status (*enable_peer_access)(dc_device *device, int32_t memory_space, const void *ptr);
-  /* The first failure that no call could return. What waits goes on to wait for what was queued, since memory must not
-   * go back under it. NULL: there are none. */
+  /* The first failure that no call could return. Waits still wait for queued work, since its memory must not be freed
+   * earlier. NULL: there are none. */
   dc_status (*check)(dc_device *device);
-  /* Whether memory of the device that did not come from alloc() may go back now; waits on a device that failed. NULL:
+  /* Whether memory of the device that did not come from alloc() may be freed now; waits on a device that failed. NULL:
    * it may. */
   bool (*can_free)(dc_device *device);
   void (*destroy)(dc_device *device);
@@ -240,18 +240,17 @@ dc_status dc__cuda_library_open(const char *name, const char *folder, void **lib
 
 dc_device *dc__device_retain(dc_device *device);
 void dc__device_release(dc_device *device);
-/* An operator on the device, by this thread: none of the caller's functions but his allocator runs in it, but after a
- * pause. */
+/* Begin and end of an operator on the device, by this thread. Of the caller's functions only the allocator runs in it,
+ * unless it is paused. */
 void dc__device_begin(dc_device *device);
 void dc__device_end(dc_device *device);
-/* Of the operator that this thread is in, if it is in one, and not while it issues work: the caller's functions come.
- */
+/* Pauses the operator that this thread is in, unless it issues work: functions of the caller follow. */
 void dc__device_pause(void);
 
 /* A number of the calling thread that no other thread of the process has, ever; not 0. */
 uint64_t dc__thread_id(void);
-/* Whether a thread can do nothing before the calling one goes on: it is this thread, or it waits without a limit for
- * the task of a stream that this thread runs. */
+/* Whether a thread depends on the calling one: it is this thread, or it waits without a limit for the task of a stream
+ * that this thread runs. */
 bool dc__thread_is_blocked(uint64_t thread);
 
 /* Run now when stream is NULL, else queued. libdc's own tasks queue nothing on their stream, so these cannot fail. */
@@ -260,10 +259,10 @@ void dc__stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes
 void dc__stream_zero(dc_stream *stream, void *dst, size_t bytes);
 dc_status dc__stream_sync(dc_stream *stream, int64_t timeout_ns); /* NULL: nothing to wait for */
 bool dc__stream_captures(dc_stream *stream);                      /* NULL: no */
-/* The stream, or where the device does what the calling thread cannot; then wait with dc__device_sync_internal(). */
+/* Returns `stream`, or the device's internal stream if it is NULL; then wait with dc__device_sync_internal(). */
 dc_stream *dc__stream_or_internal(dc_device *device, dc_stream *stream);
 void dc__device_sync_internal(dc_device *device, dc_stream *stream);
-/* DC_E_UNSUPPORTED where the host cannot compute on the device's memory: for what has host code alone. */
+/* DC_E_UNSUPPORTED where the host cannot compute on the device's memory: for operators that have host code alone. */
 dc_status dc__device_require_host(const char *fn, const dc_device *device);
 /* DC_OK, or the device's first failure as this thread's last error. */
 dc_status dc__device_check(dc_device *device);
@@ -274,10 +273,10 @@ bool dc__event_passed(dc_event *event);
 
 /* ---- arena (arena.c): blocks of device memory that are used again and again ----
  *
- * Chunks come from the device and stay until the arena dies; blocks are cut best-fit and merge again when freed, so
- * a steady step allocates nothing. A block may be freed while work that reads it is still queued: give the events;
- * the memory is reused only after they passed. Who runs ahead of the device takes no more for that: before the arena
- * grows, a stream is given such memory, and waits for the events itself. Counted, because buffers outlive contexts.
+ * Chunks come from the device and stay until the arena dies; blocks are cut best-fit and merge again when freed, so a
+ * steady step allocates nothing. A block may be freed while work that reads it is still queued: pass the events, and
+ * the memory is reused only after them. A caller that runs ahead of the device takes no more memory: before the arena
+ * grows, a stream gets such a block and waits for the events itself. Counted, because buffers outlive contexts.
  * Thread-safe. */
 typedef struct dc__arena dc__arena;
 
@@ -287,22 +286,23 @@ typedef struct dc__arena_source {
   void (*free)(void *user, void *ptr, size_t bytes);
   void (*done)(void *user); /* after the last free */
   void *user;
-  /* All work with the memory follows the order in which blocks are taken and given back, so they are used again at once
-   * and lie where that order puts them. Chunks go back only when the caller, who has waited, trims the arena. */
+  /* All work with the memory runs in the order in which blocks are allocated and freed. So blocks are reused at once,
+   * at addresses that depend on that order alone. Chunks are returned only when the caller has waited and trims the
+   * arena. */
   bool stream_ordered;
 } dc__arena_source;
 
 dc_status dc__arena_create(dc_device *device, const dc__arena_source *source, dc__arena **arena);
 dc__arena *dc__arena_retain(dc__arena *arena);
 void dc__arena_release(dc__arena *arena); /* the chunks go when the last reference goes */
-/* bytes 0 gives a valid, empty block. 256-byte aligned. stream: what alone uses the memory before it has queued an
- * event that the others wait for, and what is waited for if the block is freed unused; NULL: anybody, at once. */
+/* bytes 0 gives a valid, empty block. 256-byte aligned. `stream` alone uses the memory until it has recorded an event
+ * that others wait for; it is also waited for if the block is freed unused. NULL: any user, at once. */
 dc_status dc__arena_alloc(dc__arena *arena, dc_stream *stream, size_t bytes, void **ptr);
-/* after: up to two events (NULL allowed) that must pass before the memory is used again; they must live until
+/* after: up to two events (NULL allowed) that must pass before the memory is used again. They must live until
  * dc__arena_alloc has found them passed or made a stream wait, or until dc__arena_forget_event. */
 void dc__arena_free(dc__arena *arena, void *ptr, dc_event *after_a, dc_event *after_b);
-/* Blocks until nothing waits for the event any more: call before destroying an event given to dc__arena_free.
- * arena may be NULL. */
+/* Blocks until no block waits for the event any more: call before destroying an event given to dc__arena_free. arena
+ * may be NULL. */
 void dc__arena_forget_event(dc__arena *arena, dc_event *event);
 /* Gives chunks without blocks back to the source. */
 void dc__arena_trim(dc__arena *arena);
@@ -320,9 +320,9 @@ void dc__arena_reset_peak(dc__arena *arena);
 
 /* Wraps a block that `arena` gave; one reference for the caller. On failure the block is freed. */
 dc_status dc__buffer_create(dc__arena *arena, void *ptr, size_t bytes, dc_buffer **buffer);
-/* Takes the memory back from all holders; what they still hold is an empty handle. */
+/* Takes the memory back from all holders, whose handles are empty from then on. */
 void dc__buffer_revoke(dc_buffer *buffer, dc_event *after_a, dc_event *after_b);
-/* dc_buffer_release() whose memory, if it goes back, is used again only after the event. */
+/* dc_buffer_release(); memory that it frees is used again only after the event. */
 void dc__buffer_release_after(dc_buffer *buffer, dc_event *after);
 
 #endif

@@ -15,8 +15,8 @@ typedef struct dc__plugin {
   uint32_t version; /* DC_API_VERSION of its build */
   size_t device_ops_bytes;
   dc_status (*count)(int32_t *count); /* of devices that can be opened; why there is none at all is an error */
-  /* One of NVIDIA's libraries, to be closed with dlclose, after which it stays; NULL: last error says why there is
-   * none. folder is its wheel's, in the folder of Python's packages. */
+  /* Opens one of NVIDIA's libraries. dlclose ends its use, but it stays loaded. NULL: the last error says why there is
+   * none. `folder` is its wheel's, in the folder of Python's packages. */
   void *(*library)(const char *name, const char *folder);
   dc_status (*open)(int32_t number, const char *name, const dc_allocator *allocator, dc_device **device);
 } dc__plugin;

@@ -1,6 +1,6 @@
-/* With AddressSanitizer, reading memory of an arena that was freed is found like reading freed heap memory; the
- * simulator's tests compile the arena once more, to be told where blocks begin and end to live: on the host, or in a
- * stream's order where a stream waits for who used the memory before. */
+/* With AddressSanitizer, a read of an arena's freed memory is found like a read of freed heap memory. The simulator's
+ * tests compile the arena once more, to learn where blocks begin and end to live. That is on the host, or in a stream's
+ * order where a stream waits for the memory's earlier users. */
 #ifndef DC_DEVICE_POISON_H
 #define DC_DEVICE_POISON_H
 

@@ -28,8 +28,8 @@ typedef void (*dc__reduce_fn)(void *dst, const void *const *src, int32_t n, int6
 typedef void (*dc__copy_fn)(void *dst, const void *src, size_t bytes);
 
 /* The tile of a matrix product, of mr rows and nr columns, over packed panels: a is [steps][mr] and b [steps][nr]
- * words, panel after panel, all aligned to 64 bytes. A word is one element, or, for bfloat16, a pair of neighbours in
- * k, the first in the lower half. */
+ * words. Panels follow each other, all aligned to 64 bytes. A word is one element, or, for bfloat16, a pair of
+ * neighbours in k, the first in the lower half. */
 enum { DC__TILE_F32, DC__TILE_F64, DC__TILE_BF16, DC__TILES };
 typedef struct dc__tile {
   /* acc[mr][nr] = a b, or += with `add`; rows of acc lie ld elements apart and are aligned to 64 bytes. acc is float32,

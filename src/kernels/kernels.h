@@ -32,10 +32,10 @@ void dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_d
 bool dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count, bool add);
 
 /* reduce.c: the fixed-order reduction over ranks.
- *   t = tree(src[0][i], …, src[n-1][i])      ((0+1)+(2+3))+…: pairs of neighbours, a lone last one moves up
- *   r = t / n if mean, else t                in float32 for 16-bit types and float32, float64 for float64, the type
- *                                            itself (wrapping) for integers, which take no mean
- *   dst[i] = accumulate ? dst[i] + r : r     r is converted to dst's type first; the sum as in dc__accumulate
+ *   t = tree(src[0][i], …, src[n-1][i]): ((0+1)+(2+3))+…, pairs of neighbours, a lone last one moves up.
+ *   r = t / n if mean, else t. The type is float32 for 16-bit types and float32, and float64 for float64. Integers are
+ *   summed in their own type (wrapping) and take no mean.
+ *   dst[i] = accumulate ? dst[i] + r : r. First r is converted to dst's type; the sum is as in dc__accumulate.
  * dst may be one of the sources only at the same element and type. n in 1..256. */
 void dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype, int64_t count,
                 bool mean, bool accumulate);

@@ -45,9 +45,9 @@ struct dc__optim_kind {
   /* o->io has the tensors, checked and, where the group wants it, finite; the ranks agree that the step takes place and
    * which parameters have gradients. On failure weights and state are as before. */
   dc_status (*step)(dc_optimizer *o, const char *fn);
-  /* Puts all of a step of one rank on a stream of a device with memory of its own, which is o->linalg->stream: the look
-   * at the gradients, in o->look, the counts, and what step() would do. Fails before anything is queued. NULL: steps
-   * take place within calls. */
+  /* Queues a whole step of one rank on o->linalg->stream, of a device with memory of its own. The step is the scan of
+   * the gradients (o->look), the counts, and the work of step(). Fails before anything is queued. NULL: steps take
+   * place within calls. */
   dc_status (*enqueue)(dc_optimizer *o, const char *fn);
   /* Adds the kind's statistics. NULL for none. */
   void (*stats)(const dc_optimizer *o, dc_optimizer_stats *stats);

@@ -1,18 +1,18 @@
 /* A step that is captured into a CUDA graph. The host's part of a call is done once, when it is captured; the device's
- * part each time the graph is launched. So a graph must hold all that a step needs, and launch after launch write to
- * nothing that has become somebody else's:
+ * part is done each time the graph is launched. So a graph must hold all that a step needs, and no launch may write to
+ * memory that has another owner by then:
  *
- *   order   all work is put on the caller's stream, one behind the other. Nothing waits, and no event is recorded:
- *           memory that is given back is used again at once
- *   memory  what a step takes comes from arenas that serve captures alone
- *   state   nothing comes in from before the capture and nothing goes out of it: it begins and ends between steps, and
- *           in it a parameter is gathered again after its last release, also if it is persistent
+ *   order   all work is queued on the caller's stream, in order. Nothing waits, and no event is recorded: freed memory
+ *           is used again at once
+ *   memory  a step's memory comes from arenas that serve captures alone
+ *   state   no state enters or leaves the capture: it begins and ends between steps. In it a parameter is gathered
+ *           again after its last release, also if it is persistent
  *
- * Ranks on NCCL meet when they capture, and their graphs must be launched alike. What ranks that read each other's
- * memory in place do with each other is done by their hosts each time, so that cannot be captured. */
+ * Ranks on NCCL meet when they capture, and their graphs must be launched alike. Where ranks read each other's memory
+ * in place, their hosts synchronise each time, so such steps cannot be captured. */
 #include "runtime/runtime.h"
 
-/* What is under way, as DC_E_STATE; `what` the caller does. */
+/* DC_E_STATE names the work under way; `what` is the caller's action. */
 static dc_status between_steps(const dc_context *ctx, const char *fn, const char *what) {
   for (int64_t i = 0; i < ctx->params.count; i++) {
     const dc__param *param = ctx->params.values[i];
@@ -29,7 +29,7 @@ static dc_status between_steps(const dc_context *ctx, const char *fn, const char
   return DC_OK;
 }
 
-/* All that one step leaves for the next one, but for what callers gave and hold. */
+/* Drops all that one step leaves for the next one, except memory that callers gave or hold. */
 static void free_step_state(dc_context *ctx) {
   dc__reduce_drop(ctx);
   dc__buckets_free(ctx);

@@ -123,8 +123,8 @@ void dc__destroy_event(dc_context *ctx, dc_event **event) {
 
 /* All of them, whatever fails: afterwards memory may be freed. */
 dc_status dc__context_synchronize(dc_context *ctx) {
-  dc_status status = dc__context_check(ctx); /* a rank that failed lets nobody wait for it, nor itself for them */
-  dc__event_wait(ctx->caller_event, NULL);   /* our work on the caller's stream, which he may have destroyed by now */
+  dc_status status = dc__context_check(ctx); /* after a rank failed, no rank waits for another */
+  dc__event_wait(ctx->caller_event, NULL);   /* our work on the caller's stream, which may be destroyed by now */
   for (int32_t lane = DC__LANE_GATHER; lane < DC__LANES; lane++) {
     dc_status done = dc__stream_sync(ctx->lanes[lane], 0); /* every task that waits for others has its own deadline */
     status = status != DC_OK ? status : done;
@@ -168,8 +168,9 @@ static dc_status make_heap_arena(dc_context *ctx, bool stream_ordered, dc__arena
   return DC_OK;
 }
 
-/* On the host peers read the heap alone. Cards exchange any memory of theirs, and what is registered in place; best
- * where it lies alike on all ranks, so that of the gathers is taken in their order, and no event has a say in it. */
+/* On the host peers read the heap alone. Cards exchange any memory of theirs, and registered memory in place.
+ * Registration is best where memory lies alike on all ranks, so gathers take it in the order of the calls, independent
+ * of events. */
 dc_status dc__arenas_create(dc_context *ctx, dc__arenas *arenas) {
   bool on_card = ctx->device->memory_space != 0;
   bool has_heap =
@@ -182,7 +183,7 @@ dc_status dc__arenas_create(dc_context *ctx, dc__arenas *arenas) {
   DC__TRY(dc__arena_create(ctx->device, NULL, &arenas->working));
   arenas->staged = ctx->stream_ordered ? arenas->gathered : arenas->shared;
   arenas->reloaded =
-      ctx->stream_ordered ? arenas->working : arenas->shared; /* its events would have a say in shared's places */
+      ctx->stream_ordered ? arenas->working : arenas->shared; /* events would change the addresses in shared */
   return DC_OK;
 }
 

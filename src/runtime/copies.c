@@ -1,6 +1,6 @@
-/* Gathered copies: find, wait, release, take, drop. A parameter's full weights exist as copies, one a data type; a copy
- * carries the event of its completion and the version of the weights it holds, so all graphs wait for the same and none
- * takes stale ones.
+/* Gathered copies: find, wait, release, take, drop. A parameter's full weights exist as copies, one for each data type.
+ * A copy has a completion event and the version of its weights, so all graphs wait for the same event and none uses
+ * stale weights.
  *
  *   no copy → dc__gather → copy coming → event passed → copy ready → last release → no copy
  *
@@ -48,7 +48,7 @@ dc_event *dc__event_unless_in_order(const dc_context *ctx, dc_event *event) {
 void dc__gathered_copy_free(const dc_context *ctx, const dc__param *param, dc__gathered_copy *copy) {
   dc_event *last_read = dc__event_unless_in_order(ctx, param->last_read);
   if (copy->taken) {
-    dc__buffer_release_after(copy->buffer, last_read); /* who holds it may read on */
+    dc__buffer_release_after(copy->buffer, last_read); /* other holders may read on */
   } else {
     dc__buffer_revoke(copy->buffer, last_read, dc__event_unless_in_order(ctx, copy->ready)); /* asked in this order */
     dc_buffer_release(copy->buffer);
@@ -57,8 +57,8 @@ void dc__gathered_copy_free(const dc_context *ctx, const dc__param *param, dc__g
   copy->taken = false;
 }
 
-/* A copy that was taken goes back when its holder is done, which no event delays: so gathers into it and casts from it
- * have to be done by now. */
+/* A copy that was taken is freed when its holder is done, which no event delays. So gathers into it and casts from it
+ * must be done by now. */
 static void wait_taken_copies(const dc__param *param) {
   for (int32_t i = 0; i < DC__COPIES; i++) {
     const dc__gathered_copy *copy = &param->copies[i];

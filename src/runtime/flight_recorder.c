@@ -109,7 +109,7 @@ static bool resolve_stamps(const dc__recorder *r, dc__op_timing *span) {
   return times.ended != 0;
 }
 
-/* The same of one that nobody will read: its times are of no interest. */
+/* The same of a span that will not be read: its times are not needed. */
 static bool finish_span(dc__op_timing *span) {
   dc__timestamp *last = atomic_load(&span->last);
   if (atomic_load_explicit(&span->pending, memory_order_acquire) > 0 || (last != NULL && timestamp_ns(last) == 0)) {
@@ -145,7 +145,7 @@ dc__op_timing *dc__recorder_begin(dc_context *ctx, const dc__recorded_op *note) 
     (void)resolve_stamps(r, &dc__ring_entry(r->ring, serial - DC__RECORDER_ENTRIES)->span);
   }
   if (!finish_span(&e->span)) {
-    /* A stream still has this piece of work, a whole ring ago: it is what one will look for, so it stays. */
+    /* A stream still has this piece of work, a whole ring later: the reader will look for it, so it stays. */
     atomic_fetch_add_explicit(&r->dropped, 1, memory_order_relaxed);
     return NULL;
   }
@@ -253,7 +253,7 @@ int64_t dc__trace_read(dc_context *ctx, char *events, size_t event_size, int64_t
     dc__recorder_entry *e = dc__ring_entry(r->ring, r->trace_next);
     const dc__span_interval times = dc__span_times(&e->span, &c);
     if (times.ended == 0) {
-      break; /* what has not ended holds back those after it, so that none is lost */
+      break; /* an entry that has not ended holds back those after it, so that none is lost */
     }
     const dc_trace_event event = {.begin_ns = times.begun,
                                   .end_ns = times.ended,

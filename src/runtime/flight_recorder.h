@@ -4,7 +4,7 @@
 
 #include "runtime/runtime.h"
 
-/* ---- trace.c: the flight recorder, and traces out of it ---- */
+/* ---- flight_recorder.c: the flight recorder, and traces out of it ---- */
 
 /* Whose collectives an entry counts with: ranks that do the same have the same number for each. */
 enum { DC__GROUP_NONE, DC__GROUP_GATHER, DC__GROUP_REDUCE, DC__GROUPS };

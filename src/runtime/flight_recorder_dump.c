@@ -133,7 +133,7 @@ static void dump_all(file *f, const dc__recorder *r) {
   dump_flush(f);
 }
 
-/* Under another name first: who looks at the folder finds all of it or nothing. */
+/* Written under another name first, so that a reader of the folder finds all of it or nothing. */
 static dc_status dump_write_file(const dc__recorder *r, const char *fn, const char *folder) {
   char path[PATH_BYTES];
   char part[PATH_BYTES];

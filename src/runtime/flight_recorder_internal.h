@@ -1,4 +1,4 @@
-/* The flight recorder's memory, for the two files that know it: trace.c writes, flight_recorder_dump.c reads from any
+/* The flight recorder's memory, for its two files: flight_recorder.c writes, flight_recorder_dump.c reads from any
  * thread. */
 #ifndef DC_RUNTIME_FLIGHT_RECORDER_INTERNAL_H
 #define DC_RUNTIME_FLIGHT_RECORDER_INTERNAL_H
@@ -32,7 +32,7 @@ struct dc__recorder {
   atomic_llong recorded; /* the latest serial */
   atomic_llong dropped;
   uint32_t seq[DC__GROUPS];
-  int64_t trace_capacity; /* 0: nobody reads traces */
+  int64_t trace_capacity; /* 0: traces are not read */
   int64_t trace_next;     /* the first serial not yet read */
   int64_t first_ticks;    /* the two clocks at the beginning; at a reading they are taken again */
   int64_t first_ns;

@@ -18,7 +18,7 @@ dc_status dc__gather_dtype(const char *fn, const dc__param *param, int32_t *dtyp
   return DC_OK;
 }
 
-/* Memory and an event for a copy in a type. *made: it is new, and to be dropped if the gather does not start. */
+/* Memory and an event for a copy in a type. *made: it is new, and is dropped if the gather does not start. */
 static dc_status open_copy(dc_context *ctx, const char *fn, dc_stream *stream, dc__param *param, int32_t dtype,
                            dc__gathered_copy **copy, bool *made) {
   *copy = dc__gather_copy(param, dtype);
@@ -167,7 +167,7 @@ static dc_status plan_all(dc_context *ctx, const char *fn, dc_stream *stream, pl
     status = plan_gather(ctx, fn, stream, params[planned], dtypes[planned], &plans[planned]);
   }
   if (status != DC_OK) {
-    (void)dc__stream_sync(stream, 0); /* who had the memory before may have been left to the stream to wait for */
+    (void)dc__stream_sync(stream, 0); /* the stream may have to wait for the memory's earlier users */
     for (int64_t i = 0; i < planned; i++) {
       cancel_plan(ctx, &plans[i]);
     }
@@ -183,7 +183,7 @@ static dc_status gather_missing(dc_context *ctx, const char *fn, const dc__tag *
     DC__TRY(dc__context_synchronize(ctx));
   }
   dc_status status = plan_all(ctx, fn, stream, plans, params, dtypes, count);
-  if (status == DC_E_NO_MEMORY && ctx->stream_ordered && !ctx->capturing) { /* what lies idle may be what is missing */
+  if (status == DC_E_NO_MEMORY && ctx->stream_ordered && !ctx->capturing) { /* idle chunks may be the missing memory */
     dc__arena_trim(ctx->arenas.gathered);
     status = plan_all(ctx, fn, stream, plans, params, dtypes, count);
   }

@@ -1,6 +1,6 @@
-/* Whether the gradients of a step are finite. The copies into buckets look (reduce.c) and note what they see in memory
- * of the device, in the order of the caller's stream; nothing else is done about it until somebody asks. The memory is
- * the context's from beginning to end, so that a graph which was captured may note there launch after launch. */
+/* Whether the gradients of a step are finite. The copies into buckets scan them (reduce.c) and note findings in memory
+ * of the device, in the order of the caller's stream. The host reads that only on request. The context keeps the memory
+ * for its whole life, so that a captured graph may write to it at each launch. */
 #include "kernels/kernels.h"
 #include "runtime/runtime.h"
 
@@ -49,7 +49,7 @@ void dc__grad_combine(dc_context *ctx, int64_t id, void *dst, int32_t dst_dtype,
   dc__record_caller_event(ctx);
 }
 
-/* What this rank noted, when the caller's stream has come so far. */
+/* Reads this rank's findings, once the caller's stream has come so far. */
 static dc_status read_flag(dc_context *ctx, dc__nonfinite *note) {
   dc_stream *on = dc__stream_or_internal(ctx->device, ctx->lanes[DC__LANE_CALLER]);
   dc__stream_copy(on, note, dc_buffer_data(ctx->not_finite), sizeof *note);
@@ -59,7 +59,7 @@ static dc_status read_flag(dc_context *ctx, dc__nonfinite *note) {
 
 dc_status dc__grad_finite_query(dc_context *ctx, const char *fn, int32_t *finite, int64_t *id) {
   if (ctx->not_finite == NULL) {
-    return dc__fail(DC_E_STATE, "%s: config.check_finite was 0 in dc_init, so nobody looked", fn);
+    return dc__fail(DC_E_STATE, "%s: config.check_finite was 0 in dc_init, so gradients were not checked", fn);
   }
   if (ctx->capturing) {
     return dc__fail(DC_E_STATE, "%s: the stream is captured into a CUDA graph; ask after a launch of it", fn);

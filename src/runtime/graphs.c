@@ -41,7 +41,7 @@ static void graph_free(dc_context *ctx, dc__graph *graph) {
   dc__free(graph);
 }
 
-/* What ranks must agree on for one parameter, and what they tell one another: its part of the gradient. */
+/* Per parameter: what ranks must agree on, and what they exchange, their parts of the gradient. */
 enum { ROW_STAGE, ROW_NUMEL, ROW_DTYPE, ROW_EXPECTED, ROW_AGREED, ROW_BEGIN = ROW_AGREED, ROW_COUNT, ROW };
 
 static void write_row(const dc__graph *graph, const dc__param *param, int64_t *row) {
@@ -110,8 +110,8 @@ static dc_status compare_split(const dc_context *ctx, const char *fn, const dc__
   return DC_OK;
 }
 
-/* One small collective: compares the graph over the ranks and learns who owns which part of each gradient. A row for
- * the graph itself comes last, so that a rank whose graph is empty does not stay away. */
+/* One small collective: compares the graph over the ranks and learns which rank owns which part of each gradient. A row
+ * for the graph itself comes last, so that a rank with an empty graph also takes part. */
 static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *graph, const dc__graph *old) {
   int64_t count = graph->params.count;
   int64_t rows = count + 1;

@@ -1,5 +1,5 @@
-/* Tensors and shards between device and host memory. An offloaded tensor's host copy belongs to the graph and is used
- * again every step; its device copy lives from reload to the end of the backward, or to a reload of newer content. */
+/* Tensors and shards between device and host memory. The graph owns an offloaded tensor's host copy and uses it again
+ * in every step. The device copy lives from reload to the end of the backward, or to a reload of newer content. */
 #include <string.h>
 
 #include "runtime/runtime.h"
@@ -86,8 +86,8 @@ static void forget_device(dc_context *ctx, dc__offloaded *value) {
   ctx->reload_bytes -= (int64_t)value->bytes;
 }
 
-/* The device copy lives on while the caller retains it. Blocks until the reload is done, since nobody else may ever
- * wait for it. */
+/* The device copy lives on while the caller retains it. Blocks until the reload is done, since no later call may wait
+ * for it. */
 static void drop_device(dc_context *ctx, dc__offloaded *value) {
   if (value->device != NULL) {
     dc__event_wait(value->reloaded, NULL);
@@ -178,7 +178,7 @@ dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, i
     DC__TRY(dc__arena_alloc(ctx->arenas.working, stream, value->bytes, &data));
     dc_status status = dc__buffer_create(ctx->arenas.working, data, value->bytes, &value->device);
     if (status != DC_OK) {
-      (void)dc__stream_sync(stream, 0); /* for who had the memory before */
+      (void)dc__stream_sync(stream, 0); /* for the memory's earlier users */
       return status;
     }
     dc__wait_for_caller(ctx, stream);

@@ -10,12 +10,12 @@
  *   gather.c    all-gather, fused or not
  *   copies.c    gathered copies: wait, release, take
  *   reduce.c    gradient buckets and their reductions
- *   finite.c    whether the gradients of a step are finite
+ *   grad_finite.c  whether the gradients of a step are finite
  *   offload.c   tensors and shards between device and host memory
- *   stats.c    statistics, dry runs
+ *   stats.c     statistics, dry runs
  *   capture.c   steps captured into CUDA graphs
- *   trace.c     the flight recorder: what ran when
- *   flight_recorder_dump.c      what it holds, as a file */
+ *   flight_recorder.c       what ran when
+ *   flight_recorder_dump.c  its entries, as a file */
 #ifndef DC_RUNTIME_H
 #define DC_RUNTIME_H
 
@@ -63,7 +63,7 @@ typedef struct dc__param {
   void *device_shard;  /* reloaded copy of a host shard; NULL: none */
   int64_t device_shard_version;
   dc_event *reloaded;
-  dc_event *shard_read; /* the gathers that may read a reloaded copy, when it is given back */
+  dc_event *shard_read; /* the last gathers that may read a reloaded copy */
 
   /* gradient */
   void *grad;          /* this rank's part; NULL: it owns none */
@@ -175,7 +175,7 @@ struct dc_context {
   bool update;   /* of dc_start_backward */
   bool boundary; /* a backward with update ended: the next one replaces gradients */
   bool profiling;
-  dc_buffer *not_finite; /* a dc__nonfinite of the device, written in the caller's order; NULL: nobody looks */
+  dc_buffer *not_finite; /* a dc__nonfinite of the device, written in the caller's order; NULL: not checked */
   bool finite_known;     /* it is a whole step's */
   int64_t reload_bytes, offload_bytes;
   dc__counters counters;
@@ -193,7 +193,7 @@ struct dc_context {
 dc_status dc__context_enter(dc_context *ctx, const char *fn);
 /* Unlocks; returns status. */
 dc_status dc__context_leave(dc_context *ctx, dc_status status);
-/* The same around an operator, in which the device stays current and nothing of the caller's runs but his allocator. */
+/* The same around an operator, in which the device stays current and only the caller's allocator is called. */
 dc_status dc__operator_enter(dc_context *ctx, const char *fn);
 dc_status dc__operator_leave(dc_context *ctx, dc_status status);
 dc_status dc__context_start(dc_context *ctx, const char *fn, dc_comm *comm, const dc_config *config,
@@ -237,7 +237,7 @@ typedef struct dc__param_spec {
 dc_status dc__param_register(dc_context *ctx, const char *fn, const dc__param_spec *spec);
 dc_status dc__param_unregister(dc_context *ctx, const char *fn, int64_t id);
 dc_status dc__param_set_grad(dc_context *ctx, const char *fn, int64_t id, const dc_tensor *grad, int64_t offset);
-/* Whether what this rank owns of a reduced gradient has a place; every rank gets the same answer. */
+/* Whether this rank's part of a reduced gradient has a buffer; every rank gets the same answer. */
 dc_status dc__param_check_buffer(const dc_context *ctx, const char *fn, const dc__param *param);
 dc_status dc__param_find(dc_context *ctx, const char *fn, int64_t id, dc__param **param);
 /* count numbers; none may be NULL. */
@@ -251,7 +251,7 @@ dc__range dc__chunk_range(int64_t numel, int32_t world, int32_t rank);
 
 dc_status dc__name_set(dc_context *ctx, const char *fn, int64_t id, const char *name);
 void dc__name_remove(dc_context *ctx, int64_t id);
-/* Copies a text, with names behind the numbers of parameters that have one, as far as there is room. */
+/* Copies a text, with names behind the numbers of parameters that have one, as far as they fit. */
 void dc__names_annotate(const dc_context *ctx, const char *plain, char *named, size_t cap);
 /* The same to this thread's last error, of a call that failed. */
 void dc__names_annotate_error(const dc_context *ctx, dc_status status);
@@ -283,20 +283,20 @@ dc_status dc__gather_dtype(const char *fn, const dc__param *param, int32_t *dtyp
 
 /* The current or coming copy in a type (DC_DTYPE_NONE: the shard's); NULL: none. */
 dc__gathered_copy *dc__gather_copy(dc__param *param, int32_t dtype);
-/* A current or coming copy that holds the exact values of the shard, so that other types may be cast from it, without
- * communication, as from the shard itself; NULL: none. What was gathered before must not change what a gather gives. */
+/* A current or coming copy with the exact values of the shard, from which other types may be cast without
+ * communication; NULL: none. Earlier gathers must not change the result of a gather. */
 dc__gathered_copy *dc__gather_source(dc__param *param);
 bool dc__copy_is_current(const dc__param *param, const dc__gathered_copy *copy);
 dc_status dc__gather_wait(dc_context *ctx, const char *fn, dc__param *param);
 dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, int64_t n_users);
 dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc_buffer **buffer);
-/* Gives a parameter's copies back and ends its release cycle. */
+/* Frees a parameter's copies and ends its release cycle. */
 void dc__gather_free(dc_context *ctx, dc__param *param);
 void dc__gathered_copy_free(const dc_context *ctx, const dc__param *param, dc__gathered_copy *copy);
-/* What must pass before the memory is used again; in order all of that comes before. */
+/* The event that must pass before the memory is used again; it is later than all others. */
 dc_event *dc__event_unless_in_order(const dc_context *ctx, dc_event *event);
 
-/* Whether somebody may read its copies: from the first wait, or release, to the last release. */
+/* Whether a caller may read its copies: from the first wait, or release, to the last release. */
 static inline bool dc__param_in_use(const dc__param *param) {
   return param->in_use || param->users > 0;
 }
@@ -325,12 +325,12 @@ void dc__buckets_free(dc_context *ctx);
 
 dc_status dc__grad_finite_init(dc_context *ctx);
 void dc__grad_finite_destroy(dc_context *ctx);
-/* What was seen so far is of no interest any more. */
+/* Discards the findings so far. */
 void dc__grad_finite_reset(dc_context *ctx);
 /* dst = src, or dst += src, of the parameter's gradient on the caller's stream, looked at where the config says so. */
 void dc__grad_combine(dc_context *ctx, int64_t id, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                       int64_t count, bool add);
-/* What all ranks saw; id may be NULL, and is written where something was. */
+/* The findings of all ranks; id may be NULL, and is written where one was found. */
 dc_status dc__grad_finite_query(dc_context *ctx, const char *fn, int32_t *finite, int64_t *id);
 
 /* ---- offload.c ---- */

@@ -118,8 +118,8 @@ int64_t dc__attention_keys(int64_t d);
  * above, on the calling thread and the pool, or those of layer_cuda.c, which queue kernels on the job's stream. */
 typedef struct dc__layer_work {
   void (*gemm)(const dc__layer_job *job, const dc__gemm *gemm);
-  /* The same, and the sums of op(A)'s rows, of C's type, in place of what is there or added to it as the job says,
-   * where they cost less in the product: whether they were made. */
+  /* The same, and the sums of op(A)'s rows, of C's type, stored or added as the job says. It makes them only where they
+   * cost less in the product, and returns whether it did. */
   bool (*gemm_sums)(const dc__layer_job *job, const dc__gemm *gemm, void *sums);
   /* f = GELU(h). */
   void (*gelu)(const dc__layer_job *job, void *f, const void *h);

@@ -1,5 +1,5 @@
-/* Chapter 12: the transformer layer. All checks of what callers pass are here and in layer_config.c; the room gets jobs
- * that are right. */
+/* Chapter 12: the transformer layer. All checks of arguments are here and in layer_config.c; the module transformer
+ * gets valid jobs. */
 #include <stdio.h>
 #include <string.h>
 

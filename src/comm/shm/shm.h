@@ -121,8 +121,8 @@ typedef struct dc__shm_heap {
 
 /* Creates a memory file of `bytes` without allocating its memory. */
 dc_status dc__shm_file_create(const char *label, size_t bytes, int *fd);
-/* Maps the file's bytes [offset, offset + bytes), in whole pages. fill: allocates them now, growing the file if needed,
- * so that a lack of memory is an error here and not a signal later. call: for errors. */
+/* Maps the file's bytes [offset, offset + bytes), in whole pages. `fill` allocates them now and grows the file if
+ * needed, so that a lack of memory is an error and not a later signal. `call` is for error texts. */
 dc_status dc__shm_file_map(const char *call, int fd, size_t offset, size_t bytes, bool fill, void **base);
 
 dc_status dc__shm_heap_init(dc__shm_heap *heap, size_t reserve); /* 0 with threads */

@@ -47,7 +47,7 @@ static dc_status mesh_fail_duplicate(const dc__tcp_group *group, const dc__tcp_h
   dc__tcp_peer_text(fd, second);
   return dc__fail(DC_E_EXISTS,
                   "group \"%s\": two connections to rank %" PRId32 " say that they are rank %" PRId32
-                  "'s for communicator %" PRId32 ": from %s and from %s; one of them is a stranger's",
+                  "'s for communicator %" PRId32 ": from %s and from %s; one of them is not of this group",
                   group->name, group->rank, hello->rank, hello->mesh, first, second);
 }
 

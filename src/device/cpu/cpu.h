@@ -27,8 +27,8 @@ typedef struct dc__cpu_stream {
   pthread_t worker;
   pthread_mutex_t mutex;   /* all below; the counters are written under it and read without */
   pthread_cond_t work;     /* for the worker: queued or stop changed */
-  pthread_cond_t progress; /* for everybody else: done reached wake_at */
-  uint64_t wake_at;        /* the smallest count of done that somebody sleeps for */
+  pthread_cond_t progress; /* for all waiters: done reached wake_at */
+  uint64_t wake_at;        /* the smallest count of done that a waiter sleeps for */
   dc__cpu_sleeper *sleepers;
   atomic_ullong queued;
   atomic_ullong done;

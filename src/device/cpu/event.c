@@ -1,5 +1,5 @@
-/* CPU events: a mark is a stream and a count of its tasks. Who waits copies the mark, so an event may be recorded
- * again or destroyed at any time. */
+/* CPU events: a mark is a stream and a count of its tasks. A waiter copies the mark, so an event may be recorded again
+ * or destroyed at any time. */
 #include "device/cpu/cpu.h"
 
 typedef struct stream_point {
@@ -102,7 +102,7 @@ dc_status dc__cpu_event_wait(dc_event *event, dc_stream *stream) {
     return DC_OK;
   }
   dc_status status = DC_OK;
-  if (&latest.stream->head != stream) { /* its own marks a stream keeps anyway */
+  if (&latest.stream->head != stream) { /* a stream is in order with its own marks */
     status = dc__cpu_stream_call(stream, wait_task, &latest, sizeof(latest));
     if (status == DC_OK) {
       return DC_OK; /* the reference went with the task */

@@ -72,7 +72,7 @@ static void *worker_main(void *arg) {
     done++;
     atomic_store_explicit(&stream->done, done, memory_order_release);
     if (done >= stream->wake_at) {
-      stream->wake_at = UINT64_MAX; /* who sleeps for more says so again */
+      stream->wake_at = UINT64_MAX; /* a waiter for a larger count sets it again */
       pthread_cond_broadcast(&stream->progress);
     }
   }

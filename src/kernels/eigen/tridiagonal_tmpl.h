@@ -202,10 +202,10 @@ static void ends(const double *d, const double *off, int64_t n, double *min, dou
 
 /* ---- sums of inverses ---- */
 
-/* The pivots of T from the last row up are base[i] = d[i] - off[i + 1]^2 / base[i + 1]; those of T + shift I are more
- * by m[i] = shift + off[i + 1]^2 / base[i + 1] * m[i + 1] / p[i + 1], p = base + m. Below its diagonal an inverse has
- * the entry above times r[i] = -off[i] / p[i], and on it 1 / p[i] + r[i]^2 times the one before: so but for `base`
- * nothing cancels. Row i of `diagonal`, weighted, and of `ratio`: those of all the shifts. */
+/* The pivots of T from the last row up are base[i] = d[i] - off[i + 1]^2 / base[i + 1]. Those of T + shift I are p =
+ * base + m, with m[i] = shift + off[i + 1]^2 / base[i + 1] * m[i + 1] / p[i + 1]. Below its diagonal an inverse has the
+ * entry above times r[i] = -off[i] / p[i]. On it, it has 1 / p[i] + r[i]^2 times the one before, so nothing cancels
+ * except in `base`. Row i of `diagonal`, weighted, and of `ratio`: those of all the shifts. */
 static void pivots(const double *d, const double *off, int64_t n, const double *shifts, const double *weights,
                    double *base, double *diagonal, double *ratio) {
   for (int64_t i = n - 1; i >= 0; i--) {

@@ -2,7 +2,7 @@
  *
  * The kernels are libdc's own: operands are packed into panels and multiplied tile by tile, by plain C, AVX2, AVX-512,
  * AVX-512's bfloat16 products or AMX, chosen at run time. 16-bit operands are multiplied exactly and summed in float32
- * in every version (float64 operands in float64); the versions differ in the order of additions and in contraction, so
+ * in every version (float64 operands in float64). Versions differ in the order of additions and in contraction, so
  * their results agree within the usual bound, not bit for bit. For one version, an element's bits depend on its row of
  * op(A), its column of op(B) and k alone: not on m, n, the batch, or the number of threads. */
 #ifndef DC_KERNELS_GEMM_H

@@ -8,9 +8,9 @@
 enum { DC__TRIANGLE_BLOCK = 128 };
 enum { DC__PROBES = 8 }; /* columns of the power iteration that measures a change */
 
-/* One matrix in progress. Its memory has room for float64: `s` n * n elements, `work` 2 n * n and 3 * DC__PROBES * n
- * more (Newton's iteration 6 n * n, the tridiagonal form dc__tridiagonal_work(n), in all), `values` 2 n, `iwork` 5 n
- * + 3. */
+/* One matrix in progress. Its memory has room for float64. `s` has n * n elements, `work` 2 n * n and 3 * DC__PROBES *
+ * n more, `values` 2 n, `iwork` 5 n + 3. Newton's iteration needs 6 n * n in all, the tridiagonal form
+ * dc__tridiagonal_work(n). */
 typedef struct dc__spectral_task {
   double *values; /* eigenvalues of the scaled matrix; later overwritten */
   void *s, *work;

@@ -15,8 +15,8 @@ enum {
  * A piece of B is packed for all threads. Strips of A's and C's rows pass by it, each in its thread's scratch memory.
  * If kb < k, C's tile is kept until k is summed; else mb is m. */
 
-/* Costs beyond the multiplications, in nanoseconds, for choosing a plan only: a system call, a byte copied by it, an
- * element packed, one of C read and added to, one of B that a strip passes. */
+/* Costs beyond the multiplications, in nanoseconds, to choose a plan by: a system call; a byte that it copies; an
+ * element packed; one of C read and added to; one of B that a strip passes. */
 static const double READ = 430, WRITE = 2000, BYTE = 0.06, PACKED = 0.25, REACCUMULATED = 0.3, STREAMED = 0.07;
 
 typedef dc__out_of_core_plan plan;

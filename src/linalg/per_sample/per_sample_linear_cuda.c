@@ -38,8 +38,8 @@ bool dc__per_sample_linear_sizes_cuda(const per_sample_cuda *w, dc__per_sample_l
 
 /* ---- layout of a slice's factors ---- */
 
-/* delta and x of samples from `first` on, `count` of them: pair i is at i * stride_d of d [out][T] and at i * stride_a
- * of a [in][T] of a convolution, else d [T][out] and a [T][in]. */
+/* delta and x of `count` samples from `first` on. Pair i is at i * stride_d and i * stride_a. A convolution's d is
+ * [out][T] and its a [in][T]; otherwise they are [T][out] and [T][in]. */
 typedef struct sample_slice {
   const per_sample_cuda *w;
   const void *a, *d;

@@ -1,6 +1,5 @@
-/* Polar factors, internal. The order of the products is written once, in newton_schulz.c, over a table with an
- * instance for each device: newton_schulz.c's for one matrix on the CPU, newton_schulz_cuda.c's for a slice of a
- * batch. */
+/* Polar factors, internal. newton_schulz.c has the order of the products, over a work table for each device: its own
+ * for one matrix on the CPU, newton_schulz_cuda.c's for a batch slice. */
 #ifndef DC_LINALG_NEWTON_SCHULZ_H
 #define DC_LINALG_NEWTON_SCHULZ_H
 

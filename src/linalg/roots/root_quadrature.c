@@ -1,9 +1,9 @@
 /* x^(-1/p) as a sum of fractions. For 0 < a <= 1 and x in [least, 1]
  *   x^-a = sin(pi a) / pi * integral over t > 0 of t^-a / (t + x).
- * With t = least sc(u)^2, sc = sn / cn of Jacobi's functions for the modulus that belongs to `least`, the integrand is
- * smooth on 0 < u < K but for u^(1 - 2 a) at one end and (K - u)^(2 a - 1) at the other, and stays so in a strip around
- * it that hardly narrows as `least` falls: Gauss and Jacobi's rule of DC__TRIDIAGONAL_SHIFTS points has an error below
- * 1e-11 down to 1e-12. All weights are positive. */
+ * With t = least sc(u)^2, sc = sn / cn of Jacobi's functions for the modulus that belongs to `least`, let 0 < u < K.
+ * The integrand is smooth except for u^(1 - 2 a) at one end and (K - u)^(2 a - 1) at the other. It stays so in a strip
+ * around the interval that hardly narrows as `least` falls. So Gauss and Jacobi's rule of DC__TRIDIAGONAL_SHIFTS points
+ * has an error below 1e-11 down to 1e-12. All weights are positive. */
 #include <math.h>
 
 #include "linalg/eigh/eigh.h"

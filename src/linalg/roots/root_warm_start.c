@@ -1,10 +1,10 @@
 /* Roots of a matrix that changed little since its eigenvectors Q were computed. B = Q^T A Q has a regularised diagonal
- * D and a small rest E; f(B) is f(D) plus E times the divided differences of f, entry by entry, to first order in E
- * (Daletskii and Krein). For f = x^(-1/p) and y = D^(1/p)
- *   f[i, j] = -1 / (y_i y_j (y_i^(p-1) + y_i^(p-2) y_j + … + y_j^(p-1)))
- * has no cancellation, so eigenvalues that lie close, where eigenvectors turn, do no harm. To first order that sum is
- * G G^T with G lower triangular, G[i, i]^2 = f(D_i) and G[i, j] = (f[i, j] E[i, j]) / G[j, j]: so the root is (Q G) (Q
- * G)^T, positive definite, for half the work of Q f(B) Q^T. */
+ * D and a small rest E. To first order in E, f(B) is f(D) plus E times the divided differences of f, entry by entry
+ * (Daletskii and Krein). For f = x^(-1/p) and y = D^(1/p) they are
+ *   f[i, j] = -1 / (y_i y_j (y_i^(p-1) + y_i^(p-2) y_j + … + y_j^(p-1))).
+ * That has no cancellation, so close eigenvalues, where eigenvectors turn, do no harm. To first order the sum is G G^T
+ * with G lower triangular. G[i, i]^2 = f(D_i), and G[i, j] = (f[i, j] E[i, j]) / G[j, j]. So the root is (Q G) (Q G)^T,
+ * positive definite, for half the work of Q f(B) Q^T. */
 #include <math.h>
 
 #include "linalg/eigh/eigh.h"

@@ -1,6 +1,6 @@
-/* Muon, Shampoo and SOAP, internal: a parameter is cut into blocks with one owner each, and each side of a block has
- * a factor. blockwise.c brings gradients to the owners, refreshes the matrices from the factors when due, and takes
- * the directions to every rank's part of the weights. A kind's rules define the work on a block. */
+/* Muon, Shampoo and SOAP, internal. A parameter is cut into blocks with one owner each, and each side of a block has a
+ * factor. blockwise.c sends gradients to the owners and refreshes the matrices from the factors when due. It sends the
+ * directions to every rank's part of the weights. A kind's rules define the work on a block. */
 #ifndef DC_OPTIM_BLOCKWISE_H
 #define DC_OPTIM_BLOCKWISE_H
 

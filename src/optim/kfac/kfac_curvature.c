@@ -26,8 +26,8 @@ void dc__kfac_free(dc_linalg *l, void *memory, size_t bytes) {
 
 /* ---- the ranks' mean ---- */
 
-/* Upper triangles of all matrices. In float64 the sum of equal ranks is exactly theirs times their number, so a mean of
- * equal sums has their bits; and only the owner receives, half of what an all-reduce would. */
+/* Upper triangles of all matrices. In float64 the sum of equal values is exact, so a mean of equal sums has their bits.
+ * Only the owner receives, half of what an all-reduce would send. */
 int64_t dc__kfac_packed_count(const dc__kfac_layer *layer) {
   return layer->groups * (dc__kfac_triangle_count(layer, DC__FACTOR_A) + dc__kfac_triangle_count(layer, DC__FACTOR_G));
 }

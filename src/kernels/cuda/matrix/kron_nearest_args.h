@@ -6,9 +6,9 @@
 #include "kernels/cuda/matrix/matrix_args.h"
 #include "kernels/eigen/nearest_kron.h"
 
-/* The power iteration for the nearest Kronecker product: x times `first` times `second` as a matrix of blocks, with u
- * [m, n] on the left and v [p, q] on the right; all float64 but x. A vector is computed in chunks of the blocks' rows,
- * each in `parts` [chunks, elements]; then summed into `fresh`, with its squares by blocks of threads; then
+/* The power iteration for the nearest Kronecker product: x times `first` times `second` as a matrix of blocks. u [m, n]
+ * is on the left and v [p, q] on the right; all are float64 but x. A vector is computed in chunks of the blocks' rows,
+ * each in `parts` [chunks, elements]. It is then summed into `fresh`, with its squares by blocks of threads, and
  * normalised. */
 enum { DC__CUDA_NEAREST_BLOCKS = 256 };
 typedef struct dc__cuda_nearest_result {

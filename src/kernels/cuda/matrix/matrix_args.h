@@ -37,7 +37,7 @@ typedef struct dc__cuda_measure_args {
 } dc__cuda_measure_args;
 
 /* to = from times factor. If low + high is not 0, `to` is symmetric: low times the lower triangle plus high times the
- * upper one of a square `from`. With reports, the factor is the power of two that brings `most` near 1; with `unit` it
+ * upper one of a square `from`. With reports, the factor is the power of two that brings `most` near 1. With `unit` it
  * is 1 over the larger of unit and the length, which is the root of `fold`. Only matrices with their bit in `mask` are
  * written. */
 typedef struct dc__cuda_load_args {

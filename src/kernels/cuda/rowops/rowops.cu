@@ -263,7 +263,7 @@ DC_DEVICE void give_piece(const dc__cuda_layernorm_backward_args &args, const sl
 }
 
 /* A block has several rows, one after the other, and keeps its sums over them. The next row is requested early, since a
- * row's own sums make the whole block wait. dx may be dy or `add`: a thread has read its elements before it writes
+ * row's own sums make the whole block wait. dx may be dy or `add`, since a thread reads its elements before it writes
  * them. A thread's first piece and its sums stay in registers; other pieces are read again, and their sums are in
  * `parts`. */
 template <int DTYPE>

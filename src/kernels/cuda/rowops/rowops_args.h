@@ -1,5 +1,5 @@
 /* The arguments of the kernels for the layer's rows (rowops.cu), as the host and the device see them. [rows, columns]
- * arrays have one type of float32, float16 and bfloat16; statistics and partial sums are float32, [2, rows] as in
+ * arrays have one type of float32, float16 and bfloat16. Statistics and partial sums are float32, [2, rows] as in
  * transformer/transformer_internal.h. Pointers may be NULL only where stated. */
 #ifndef DC_KERNELS_CUDA_ROWOPS_ARGS_H
 #define DC_KERNELS_CUDA_ROWOPS_ARGS_H
