@@ -1,5 +1,5 @@
-/* Streams that are somebody else's, and CUDA graphs of them, by the driver's functions: a card's or the simulated
- * one's. A thread has one graph, that of its latest capture; captures are global, as PyTorch's are. */
+/* Streams of another owner, and CUDA graphs of them, by the driver's functions: a card's or the simulated one's. A
+ * thread has one graph, that of its latest capture; captures are global, as PyTorch's are. */
 #ifndef TESTS_CUDA_GRAPH_H
 #define TESTS_CUDA_GRAPH_H
 
@@ -82,7 +82,7 @@ static inline void graph_drop(void) {
   }
 }
 
-/* Fails where somebody called what no capture allows. */
+/* Fails where a call broke the rules of a capture. */
 static inline void graph_capture_end(void *stream) {
   void *graph;
   graph_drop();

@@ -1,6 +1,6 @@
 /* One rank's way through the library, for the tests of refusals: it makes a group, a context, parameters, two steps of
- * every kind of operator, and gives all back. A call that fails must say so and leave everything as it was, so that the
- * same call works at the second try; or the group has failed, for every rank, and the rank ends. */
+ * every kind of operator, and frees all. A call that fails must say so and change nothing, so that the same call works
+ * at the second try. Or the group has failed, for every rank, and the rank ends. */
 #ifndef TESTS_FAULTS_SCENARIO_H
 #define TESTS_FAULTS_SCENARIO_H
 

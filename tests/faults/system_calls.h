@@ -1,6 +1,6 @@
-/* Between the library and the system: every call by which the library asks for something comes past here (the linker's
- * --wrap, so the library has no hooks), is counted, and can be refused. What was given out and not given back is
- * counted too. */
+/* Between the library and the system: every call by which the library asks for a resource goes through here, is
+ * counted, and can be refused. The linker redirects it (--wrap), so the library has no hooks. Resources that are not
+ * released are counted too. */
 #ifndef TESTS_SYSTEM_CALLS_H
 #define TESTS_SYSTEM_CALLS_H
 
@@ -23,8 +23,8 @@ extern const char *const fault_names[FAULT_KINDS];
 void fault_inject(fault_kind kind, long n);
 /* Whether it was, and in which function. */
 const char *fault_injected(void); /* NULL: not yet */
-/* While the flag, which processes may share, is up, the library's clock goes ahead with each look at it, so that every
- * deadline passes at once: whoever waits for a rank that will not come need not be waited for. NULL: never. */
+/* While the flag is up, each read of the library's clock advances it, so that every deadline passes at once. A test
+ * need not wait for a rank that will not come. Processes may share the flag. NULL: never. */
 void fault_hurry_clock(const atomic_bool *flag);
 /* Blocks, mappings and descriptors that the library holds. */
 long fault_held_resources(void);

@@ -1,6 +1,6 @@
-/* Memory that changes between a rank's offer and another's reading, with checksums on (dc_comm_set_checksums): every
- * rank gets the same error, which names both ranks, the operator, the parameter and the elements. The linker sends the
- * wait for the others' posts here (--wrap), which is the moment to do the damage. */
+/* Memory that changes between a rank's post and a peer's read, with checksums on (dc_comm_set_checksums). Every rank
+ * gets the same error, which names both ranks, the operator, the parameter and the elements. The linker redirects the
+ * wait for the others' posts here (--wrap); the damage is done then. */
 #include "comm/shm/shm.h"
 #include "comm_ranks.h"
 
@@ -92,7 +92,7 @@ static int run(dc_comm *comm, const damage *d, float *send, float *recv) {
   if (d->round == 0) {
     return 0;
   }
-  if (!d->checked) { /* nobody notices, which is what checksums are for */
+  if (!d->checked) { /* no rank notices, which is the reason for checksums */
     CHECK_OK(dc__comm_check(comm));
     CHECK(comm->rank != 0 || !right(d, comm, recv, ranges));
     return 0;

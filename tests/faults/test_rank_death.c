@@ -1,6 +1,6 @@
 /* A rank that is killed, or that stops without ending, at every phase of a step and in the middle of a collective, in
- * groups of 2, 4 and 8 processes: every other rank gets an error that names it, in time; the context says so from then
- * on; and a new group of those that are left works. */
+ * groups of 2, 4 and 8 processes. Every other rank gets an error that names it, in time, and so does the context from
+ * then on. A new group of the remaining ranks works. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -75,7 +75,8 @@ static void end_wait(void) {
   wait_of_thread.victims = NULL;
 }
 
-/* Whoever waits looks at the clock, several times a second. What a stopped rank has not raised it never will. */
+/* A rank that waits checks the clock several times a second. A counter that a stopped rank has not raised stays as it
+ * is. */
 int64_t __real_dc__now_ns(void);
 int64_t __wrap_dc__now_ns(void);
 int64_t __wrap_dc__now_ns(void) {
@@ -176,7 +177,7 @@ static dc_status backward(training *t) {
 }
 
 static dc_status train(training *t) {
-  DC__TRY(dc_comm_barrier(t->r.comm)); /* who ends at REGISTER finds nobody in dc_init */
+  DC__TRY(dc_comm_barrier(t->r.comm)); /* a rank that ends at REGISTER finds no rank in dc_init */
   if (here->phase == REGISTER) {
     armed = true;
   }

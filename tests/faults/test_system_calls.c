@@ -1,6 +1,6 @@
-/* Whatever the library asks of the system, and every collective, is refused once: the n-th of its kind for every n,
- * with one rank, with two as threads and with two as processes. The call says so and can be made again, or every rank's
- * group has failed; no value is wrong, nothing is left behind, and the next group works. */
+/* Every resource that the library asks the system for, and every collective, is refused once: the n-th of its kind for
+ * every n. That runs with one rank, with two as threads and with two as processes. The call says so and can be made
+ * again, or every rank's group has failed. No value is wrong, nothing is left behind, and the next group works. */
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -59,7 +59,7 @@ static const char *check_endings(const ending *ends, int world, bool refused) {
       return text;
     }
   }
-  /* Who has come through the last barrier of all is done; the other may still fail there. */
+  /* A rank that has passed the last barrier is done; the other may still fail there. */
   if (world == 2 && (ends[0].last == DC_OK) != (ends[1].last == DC_OK) &&
       strncmp(ends[ends[0].last == DC_OK].text, "dc_comm_barrier", 15) != 0) {
     snprintf(text, sizeof text, "one rank alone ended: %s / %s", ends[0].text, ends[1].text);

@@ -38,7 +38,7 @@ static dc__shm_group *new_group(int32_t rank) {
   return group;
 }
 
-/* Up to four guests, each with a word or two, in turn. */
+/* Up to four peers, each with a message or two, in turn. */
 static void as_host(bytes *b) {
   shm_root h = {.name = "fuzz", .group = new_group(0), .listener = -1};
   for (int32_t r = 0; r < DC__COMM_MAX_LOCAL; r++) {

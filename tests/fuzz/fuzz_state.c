@@ -1,6 +1,6 @@
-/* Saved states of optimizers: whatever the bytes are, they are refused with a sentence and nothing changes, or they are
- * taken, and saving gives the same bytes. The first byte says whether the rest is the state itself, or changes of a
- * whole one, whose length and checksum are then made right, so that what lies behind them is reached. */
+/* Saved states of optimizers. Any bytes are refused with a sentence, and nothing changes; or they are loaded, and
+ * saving gives the same bytes. The first byte says whether the rest is the state itself or changes of a whole one.
+ * Length and checksum of a changed one are then corrected, so that the code behind their checks is reached. */
 #include "base/base.h"
 #include "fuzz.h"
 

@@ -1,7 +1,7 @@
-/* What comes over TCP, from who is not libdc, is of another version, broken or hostile: rank 0 hears hellos, another
- * rank hears a welcome, and a rank in a group of three hears hellos, notices, calls and data. Nothing may crash, hang
- * past the deadline, write beside what was asked for or leave a descriptor open; a failure says why. Socket pairs stand
- * for the network. Includes what it tests, whose functions are its own. */
+/* Data that arrives over TCP from a process that is not libdc, of another version, broken or hostile. Rank 0 gets
+ * hellos, another rank gets a welcome, and a rank in a group of three gets hellos, notices, calls and data. Nothing may
+ * crash, hang past the deadline, write out of bounds or leave a descriptor open, and a failure says why. Socket pairs
+ * stand for the network. Includes the sources that it tests, to reach their static functions. */
 #include "comm/tcp/rendezvous.c" /* NOLINT: it looks inside */
 #define init init_group          /* NOLINT: as what it tests does */
 #include "comm/tcp/group.c"      /* NOLINT */
@@ -75,7 +75,7 @@ static void send_bytes(bytes *b, int peer, const void *message, size_t size) {
   }
 }
 
-/* What this rank has accepted, and who it says he is. */
+/* The connection that this rank has accepted, and the rank that it claims to be. */
 static void connect_as(bytes *b, dc__tcp_group *group, int32_t rank, int32_t mesh, int *peer) {
   dc__tcp_group theirs = {.rank = rank, .world = WORLD};
   memcpy(theirs.name, group->name, sizeof theirs.name);

@@ -11,10 +11,11 @@
  * One step is one access to shared memory, or several that no other rank can tell apart. Sequence numbers do not wrap
  * here. Deadlines are left out: with weak fairness nothing needs one.
  *
- * Asserted: who reads finds what was posted, in memory that its owner has not given back; a call is compared before it
- * is overwritten; a channel is clean when it is joined; a collective that begins in a failed group fails; every row of
- * comm_table.h is one of those in which the code can be, and no other step is made. Spin adds: no rank waits for ever,
- * where the slices of a sleep are left out (SLICES 0), and every rank comes to its end, where they are there (`ends`).
+ * Asserted: a reader finds the data that was posted, in memory that its owner has not freed. A call is compared before
+ * it is overwritten. A channel is clean when it is joined. A collective that begins in a failed group fails. Every row
+ * of comm_table.h is one of those in which the code can be, and no other step is made. Spin adds: no rank waits for
+ * ever, where the slices of a sleep are left out (SLICES 0); and every rank comes to its end, where they are there
+ * (`ends`).
  *
  * Parameters: N ranks, GENS communicators one after the other, CALLS collectives in each, ROUNDS, and the bits THREADS
  * (else processes), SLICES, ABORT, KILL, MISMATCH. MUTANT puts in one fault that spin must find. */
@@ -78,7 +79,8 @@ inline raise(w, value) {
   fi
 }
 
-/* wake_all is one step: of two ranks that sleep on two words, who fell asleep first makes no difference. */
+/* wake_all is one step: of two ranks that sleep on two words, the order in which they fell asleep makes no difference.
+ * */
 inline group_fail() {
   atomic {
     if
@@ -373,7 +375,7 @@ proctype rank(byte me) {
           od;
           if
           :: true -> leave(); event(LEAVE)
-          :: err -> break /* who failed may keep his end for ever */
+          :: err -> break /* a rank that failed may keep its end for ever */
           fi;
           seq = 0;
           d_step { calls = 0; any_staged = false; staged = false }

@@ -12,7 +12,7 @@ ROW(READY, POST, POSTED)   /* nor in this round */
 ROW(READING, POST, POSTED) /* the next round */
 ROW(READING, DONE, OVER)
 ROW(READY, FAIL, FAILED) /* calls differ, or the group failed before it read */
-ROW(OVER, POST, POSTED)  /* the next collective: nobody read its memory in place */
+ROW(OVER, POST, POSTED)  /* the next collective: no rank read its memory in place */
 ROW(OVER, CAME, IDLE)    /* dc__shm_wait_done: all have read */
 ROW(OVER, LOST, BROKEN)
 ROW(BROKEN, FAIL, FAILED)

@@ -1,28 +1,28 @@
-/* Gather, wait, release, take, persistence, update of the weights, invalidation and the end of it all, for PARAMS
- * parameters that are shared by two graphs (so that two users release them), on N ranks that make the same calls:
- * each with a host thread, the caller's stream and the gather stream. Calls go on for ever, in any order.
+/* Gather, wait, release, take, persistence, update of the weights, invalidation and cleanup, for PARAMS parameters. Two
+ * graphs share them, so that two users release them. N ranks make the same calls, each with a host thread, the caller's
+ * stream and the gather stream. Calls go on for ever, in any order.
  *
  * Modelled, by name:
  *   dc__gather (gather_missing, open_copy, start), dc__gather_wait, dc__gather_release, dc__gather_take,
  *   dc__gather_free, drop_copy                                             runtime/gather.c, copies.c
  *   set_persistent, clear_persistent, invalidate, clear_all, raise_version api/params.c
  *   abort_step                                                             api/context.c
- *   dc__graph_register, of which DRAIN is what matters here                runtime/graphs.c
+ *   dc__graph_register, as far as DRAIN needs it                           runtime/graphs.c
  *   dc__wait_for_caller, dc__context_synchronize, dc__unless_passed                         runtime/context.c
- *   dc__arena_alloc, dc__arena_free (a block is used again after the events it was freed with)  device/arena.c
- * and what comm.h promises of a collective, which comm.pml shows: it moves when all ranks have come, and ends for a
- * rank when the others have read what that rank brought.
+ *   dc__arena_alloc, dc__arena_free                                        device/arena.c
+ * A block is used again after the events it was freed with. Of a collective, the model has what comm.h promises and
+ * comm.pml shows. It moves when all ranks have joined, and ends for a rank when the others have read that rank's data.
  *
- * A call is one step, but for where it waits: what it does to queues and blocks is under their locks.
+ * A call is one step, except where it waits: its work on queues and blocks is under their locks.
  *
  * An event is where its stream's queue ended when it was recorded: the number of tasks still before it, counted down
  * as they end. A block's content is the parameter and version written into it, or nothing: while it is written, and
  * once it is free.
  *
- * Asserted: who reads a gathered parameter finds it whole, of the version that was current when he gathered it, and in
- * a block that is nobody else's; a gather writes no block that was released; who gathers finds every rank's shard of
- * that version. Every row of param_table.h is taken. Spin adds: nobody waits for ever, and after a failure every rank
- * comes to its end (`ends`).
+ * Asserted: a reader of a gathered parameter finds it whole, of the version that was current when its rank gathered it,
+ * in a block that has no other owner. A gather writes no block that was released. A rank that gathers finds every
+ * rank's shard of that version. Every row of param_table.h is taken. Spin adds: no rank waits for ever, and after a
+ * failure every rank comes to its end (`ends`).
  *
  * Parameters: N, PARAMS, BLOCKS, QUEUE, MUTANT, and the bits ABORT, KEPT_FIRST (the first parameter was registered
  * persistent) and FEW (only the calls that ranks meet in); LIMIT is how many calls a rank makes, 0: no limit.
@@ -63,7 +63,7 @@ chan calls[N] = [1] of { mtype, byte };
 
 /* ---- streams ---- */
 
-/* A block that can be used again holds nothing: a read of it is a fault though nobody has written yet. */
+/* A block that can be used again holds nothing: a read of it is a fault even before the next write. */
 #define REUSABLE(b) \
   (owner[BLOCK(me, b)] == NOBODY && after_gather[BLOCK(me, b)] == 0 && after_caller[BLOCK(me, b)] == 0)
 
@@ -165,7 +165,7 @@ end:
 #else
 #define ALL(flag, value) (flag[0] == value && flag[1] == value && flag[2] == value)
 #endif
-/* A failed group waits for nobody. Posted and moved alternate, so nobody is a whole collective ahead. */
+/* A failed group waits for no rank. Posted and moved alternate, so no rank is a whole collective ahead. */
 #define GIVEN_UP (failed && MUTANT != 7)
 
 proctype gatherer(byte me) {
@@ -278,7 +278,7 @@ inline carry_out() {
   :: result == OK ->
      if
      :: (call == GATHER || call == KEEP || call == USE) && !IS_CURRENT(before) -> start_gather()
-     :: call == TAKE && HAS(before) && !HAS(s[p]) -> /* the caller's now, who gives it back when all is done */
+     :: call == TAKE && HAS(before) && !HAS(s[p]) -> /* owned by the caller, which frees it when all is done */
         if
         :: IS_CURRENT(before) -> push_caller(LOOK, where[p], ready[OF(me, p)])
         :: else -> push_caller(AWAIT, 0, ready[OF(me, p)])

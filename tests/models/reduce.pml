@@ -1,15 +1,15 @@
 /* One parameter's gradients on their way through the buckets of two types, two each, on N ranks that make the same
- * calls: each with a host thread, the caller's stream, which copies a gradient into a slot, and the reduce stream. A
- * bucket holds one gradient here, so that the next one flushes it: one of its type needs room, one of the other type
- * must not overtake it. The end of a backward comes after every third, and the step goes on for ever.
+ * calls. Each rank has a host thread, the caller's stream, which copies a gradient into a slot, and the reduce stream.
+ * A bucket holds one gradient here, so that the next one flushes it. One of its type needs the space; one of the other
+ * type must not overtake it. The end of a backward comes after every third, and the step goes on for ever.
  *
  * Modelled, by name:
  *   put_in_bucket, open_slot, combine, flush, dc__reduce_finish   runtime/reduce.c
  *   dc__wait_for_caller, dc__event_wait                              runtime/context.c, device.h
  * and of a collective what comm.h promises, as in gather.pml, where events are explained.
  *
- * Asserted: who reduces finds in every rank's slot the gradient that was meant, from beginning to end; when a backward
- * has ended, every gradient has arrived, in order. Spin adds: nobody waits for ever, and after a failure every rank
+ * Asserted: a rank that reduces finds the right gradient in every rank's slot, from beginning to end. When a backward
+ * has ended, every gradient has arrived, in order. Spin adds: no rank waits for ever, and after a failure every rank
  * comes to its end (`ends`). Parameters: N, QUEUE, MUTANT, the bit ABORT; LIMIT is how many gradients, 0: no limit. */
 #define AT(r, i) ((r) * QUEUE + (i))
 #define SLOT(r, h) ((r) * 4 + (h))

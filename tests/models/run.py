@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Dict, NamedTuple, Set, Tuple
 
 HERE = Path(__file__).resolve().parent
-SAFETY = ("-DSAFETY", "-DNOCLAIM")  # assertions, and nobody waits for ever
+SAFETY = ("-DSAFETY", "-DNOCLAIM")  # assertions, and no rank waits for ever
 ENDS = ("-DNFAIR=8",)               # the formula `ends`, with weak fairness
 
 

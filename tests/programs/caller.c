@@ -1,4 +1,4 @@
-/* What the caller does with memory himself, on his stream or on the host. */
+/* The caller's own accesses to memory, on its stream or on the host. */
 #include <stdarg.h>
 
 #include "program.h"

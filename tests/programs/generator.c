@@ -206,7 +206,7 @@ static void set_up(program *p) {
   }
   CHECK(p, !broken(p));
   OK(p, register_graphs(p, true, true));
-  sync_caller(p); /* gradients are set to zero on his stream, and are read on the host */
+  sync_caller(p); /* gradients are set to zero on the caller's stream, and are read on the host */
 }
 
 /* ---- a program on a rank ---- */

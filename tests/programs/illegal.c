@@ -242,7 +242,7 @@ void illegal_call(program *p) {
   param *a = &p->params[own_pick(p, (uint64_t)p->count)];
   calls[own_pick(p, sizeof calls / sizeof calls[0])](p, a);
   if (!broken(p)) {
-    OK(p, dc_async_error(p->ctx)); /* nobody is the worse for it */
+    OK(p, dc_async_error(p->ctx)); /* no rank is affected */
   }
 }
 

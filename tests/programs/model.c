@@ -66,7 +66,7 @@ void model_gather(program *p, param *a, int t) {
 void model_drop(program *p, param *a) {
   for (int t = 0; t < TYPES; t++) {
     if (a->copies[t].state == COMING) {
-      p->lost = p->gathers; /* nobody knows when it is done, until a later one was waited for */
+      p->lost = p->gathers; /* not known to be done, until a later one was waited for */
     }
     a->copies[t].state = NONE;
   }

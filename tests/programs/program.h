@@ -1,13 +1,13 @@
-/* Random programs: each rank draws the same one from a seed, runs it on libdc, and keeps a model beside it, which says
- * what every value must be, one thing after the other. It computes in float64 and rounds where libdc rounds, so values
- * are compared bit for bit. Weights have a third in them, which every type rounds otherwise, and sums of gradients
- * outgrow the 16-bit types.
+/* Random programs. Each rank draws the same one from a seed and runs it on libdc. Beside it, a sequential model says
+ * what every value must be. The model computes in float64 and rounds where libdc rounds, so values are compared bit for
+ * bit. Weights have a third in them, which every type rounds differently, and sums of gradients outgrow the 16-bit
+ * types.
  *
- *   generator.c   what comes next, from the seed and what is legal now
- *   weights.c, tensors.c, gradients.c   the calls, and what the caller himself does with the memory
+ *   generator.c   draws the next call, from the seed and the calls that are legal now
+ *   weights.c, tensors.c, gradients.c   the calls, and the caller's own accesses to the memory
  *   illegal.c     calls that must be refused, and change nothing
- *   model.c       what is gathered, reduced and held where
- *   on_sim.c, on_threads.c   the ground: simulated ranks under the race checker, or the CPU device and threads */
+ *   model.c       where each value is gathered, reduced and held
+ *   on_sim.c, on_threads.c   the platform: simulated ranks under the race checker, or the CPU device and threads */
 #ifndef TESTS_PROGRAM_H
 #define TESTS_PROGRAM_H
 
@@ -51,7 +51,7 @@ void ground_reads(const void *ptr, size_t bytes, const char *what);
 void ground_writes(const void *ptr, size_t bytes, const char *what);
 /* Memory of a rank that lives until its world ends. */
 void *ground_new(size_t bytes);
-/* Converts for the caller; nobody notes it. */
+/* Converts for the caller; the checker does not record it. */
 void ground_cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 
 /* ---- the model ---- */
@@ -158,7 +158,7 @@ void model_reduce(program *p, param *a, int32_t dtype);
 void model_end(program *p);
 void model_abort(program *p);
 
-/* ---- what the caller does himself, on his stream or on the host ---- */
+/* ---- the caller's own accesses, on its stream or on the host ---- */
 
 typedef struct touch touch;
 /* Reads (or writes) count elements, which must be (become) values[i]. */

@@ -1,15 +1,16 @@
-/* The checker. It keeps, for ranges of bytes, who wrote them last and who has read them since, each with the agent's
- * own count of its doings. A vector clock says how far into every agent's doings another has come to know, through
- * the order of a queue, an event or a collective; so
+/* The checker. For ranges of bytes it keeps the last writer and the readers since then, each with that agent's own
+ * count of its actions. A vector clock says how many of every agent's actions are ordered before the present one, by
+ * the order of a queue, an event or a collective. So
  *
- *   an earlier access (agent a, count t) is ordered before what I do now  if and only if  my clock's a-th entry >= t.
+ *   an earlier access (agent a, count t) is ordered before the present one  if and only if  its clock's a-th entry >=
+ *   t.
  *
- * Two accesses of the same bytes of which one is a write and that are not ordered are a race, whatever order the
- * schedule happened to take. Giving memory out and taking it back are accesses too:
+ * Two accesses of the same bytes are a race if one is a write and they are not ordered, whatever order the schedule
+ * happened to take. Allocating and freeing memory are accesses too:
  *
- *   SIM_ALLOC   a write that leaves the bytes undefined: reading them is an error even in order
- *   SIM_RETIRE  freed, while work queued earlier may use it: an error for all who know of it
- *   SIM_FREE    the arena may give it to others from now on: all use must be ordered before, and any later is an error
+ *   SIM_ALLOC   a write that leaves the bytes undefined: a read of them is an error even in order
+ *   SIM_RETIRE  freed, while work queued earlier may use it: an error for every agent ordered after it
+ *   SIM_FREE    the arena may reuse it from now on: all uses must be ordered before, and any later one is an error
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -122,8 +123,8 @@ static access *add(page *p) {
   return &p->all[p->count++];
 }
 
-/* Does an access of this kind and agent make an older one needless to remember? Whoever comes after it in order
- * comes after both. */
+/* Does an access of this kind and agent make an older one redundant? An access ordered after it is ordered after both.
+ * */
 static bool supersedes(sim_kind kind, int32_t agent, const access *old) {
   switch (kind) {
     case SIM_READ:

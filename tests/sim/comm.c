@@ -1,11 +1,11 @@
 /* A communicator for simulated ranks. The n-th collective of a channel is one meeting of all ranks; each rank walks
  * through it in steps on its own stream, or on its host thread:
  *
- *   post    what it brings becomes readable by others, in place, or from a copy made here
- *   move    once all have posted: its own part, piece by piece, in an order that is drawn
- *   leave   at once where copies were made, else once nobody reads what it brought any more
+ *   post    its data becomes readable by others, in place, or from a copy made here
+ *   move    once all have posted: it reads its own part, piece by piece, in an order that is drawn
+ *   leave   at once where copies were made, else once no rank reads its data any more
  *
- * Those are the orders that comm.h promises, and no others, so a runtime that relies on more is caught. */
+ * comm.h promises these orders and no others, so a runtime that relies on more is caught. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,7 +46,7 @@ static struct {
 
 /* ---- failures ---- */
 
-/* From here on collectives bring nothing, and who reads what they should have brought is not to blame. */
+/* From here on collectives deliver nothing, and reads of the missing data are not reported. */
 static void fail_group(dc_status status) {
   dc__failure_keep(&group.failure, status);
   sim_checker_mute();
@@ -204,7 +204,7 @@ static void leave(walk *w) {
 
 static bool step(void *args) {
   walk *w = args;
-  if (!ready(args)) { /* nobody can go on, so the others will not come */
+  if (!ready(args)) { /* no thread can go on, so the others will not come */
     fail_group(dc__fail(DC_E_TIMEOUT, "a collective was not joined by all ranks"));
   }
   if (group.failure.status != DC_OK) {

@@ -1,5 +1,5 @@
-/* Included before a test of the runtime (-include), this makes the same test run on simulated worlds: run_ranks() runs
- * each scenario for several seeds, with every kind of communicator that fits it. */
+/* Included before a test of the runtime (-include), this runs the same test on simulated worlds. run_ranks() runs each
+ * scenario for several seeds, with every kind of communicator that fits it. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

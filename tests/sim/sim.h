@@ -1,11 +1,11 @@
-/* A simulated device and communicator for ranks that are threads of one process: the same runtime code runs on them
- * as on real ones, but in an order that a seed decides, and every access to memory is checked.
+/* A simulated device and communicator for ranks that are threads of one process. The same runtime code runs on them as
+ * on real ones. But a seed decides the order, and every access to memory is checked.
  *
  *   world.c    the scheduler, the queues that it draws from, memory
  *   device.c   streams and events on it: the table of device/device.h
  *   comm.c     a communicator whose collectives are steps on those streams: the table of comm/comm.h
- *   checker.c  who touched which bytes, and whether anything orders two touches
- *   wrap.c     tells the checker what the runtime touches (the linker's --wrap, so production code has no hooks)
+ *   checker.c  which agent accessed which bytes, and whether two accesses are ordered
+ *   wrap.c     tells the checker of the runtime's accesses (the linker's --wrap, so production code has no hooks)
  *
  * One world at a time; exactly one thread of it runs, so nothing here is locked. docs/simulation.md explains it. */
 #ifndef TESTS_SIM_H
@@ -78,14 +78,14 @@ void sim_reportf(const char *format, ...) DC__PRINTF(1, 2);
 void sim_comm_end(void);
 
 /* world.c */
-sim_agent *sim_me(void); /* who runs: a stream while it runs a task, else the host thread */
+sim_agent *sim_me(void); /* the running agent: a stream while it runs a task, else the host thread */
 sim_agent *sim_agent_of(int32_t agent);
 int32_t sim_agent_number(const sim_agent *agent);
 /* What others may know of me from here on: a copy of my clock, which then ticks. */
 sim_clock sim_publish(void);
 const sim_options *sim_world(void);
 int32_t sim_rank(void);
-/* Nobody could go on: every wait ends from now on, as after its deadline. */
+/* No thread could go on: every wait ends from now on, as after its deadline. */
 bool sim_dead(void);
 /* Runs others until ready(args), which must change by their work alone. */
 void sim_wait(bool (*ready)(void *args), void *args, const char *what);

@@ -1,9 +1,9 @@
 /* The scheduler, the queues that it draws from, and the world's memory.
  *
- * A rank's host thread runs until it comes to a point where a real machine might do something else first: any call of
- * the device, the communicator or the checker's test helpers. There the scheduler draws what happens next: this thread
- * goes on, another rank's does (the baton goes over), or the first piece of work in some stream's queue is done, on
- * the thread that draws. Entities have weights, drawn too, so that in one world a stream lags far behind and in
+ * A rank's host thread runs until it comes to a point where a real machine might run something else first. Such points
+ * are the calls of the device, of the communicator and of the checker's test helpers. There the scheduler draws the
+ * next action. Either this thread goes on, or another rank's does, or the first piece of work in some stream's queue is
+ * done on the drawing thread. Entities have weights, drawn too, so that in one world a stream lags far behind and in
  * another the host does. All comes from one seed; nothing else decides anything. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include <inttypes.h>
@@ -248,7 +248,7 @@ static bool schedule(void) {
       bool done = me->done;
       hand_over(chosen);
       if (!done) {
-        sem_wait(&me->go); /* whoever woke us saw that we can go on */
+        sem_wait(&me->go); /* the waking thread saw that this one can go on */
       }
       return !done;
     }
@@ -297,7 +297,7 @@ static void *run_host(void *arg) {
   return NULL;
 }
 
-/* A crash says its seed, and goes on to whoever else wants to know of it. */
+/* A crash prints its seed, and is passed on to the next handler. */
 static struct sigaction before[NSIG];
 
 static void crashed(int signal) {

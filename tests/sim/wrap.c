@@ -1,13 +1,13 @@
-/* What tells the checker of the runtime's accesses: the linker sends calls between object files of these functions
- * here (--wrap, in tests/meson.build), and arena.c and blocks.c are compiled once more for the simulator, with its
- * poisoning, which marks where a block's life begins and ends, sent here as well. */
+/* Reports the runtime's accesses to the checker. The linker redirects calls between object files of these functions
+ * here (--wrap, in tests/meson.build). arena.c and block_list.c are compiled once more for the simulator. Their
+ * poisoning, which marks where a block's life begins and ends, comes here as well. */
 #include "kernels/kernels.h"
 #include "runtime/runtime.h"
 #include "sim.h"
 
 /* ---- kernels ---- */
 
-/* What a kernel casts and adds in scratch memory of its own is nobody's business. */
+/* Casts and sums of a kernel in scratch memory of its own are not reported. */
 static bool inside;
 
 static void note_access(sim_kind kind, const void *ptr, int64_t count, int32_t dtype, const char *what) {

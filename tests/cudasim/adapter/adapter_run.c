@@ -173,7 +173,7 @@ static void gradient_steps(run *r, float *to) {
     write_values(r, whole, (float)(7 + i));
     dct_tensor grad = i == 0 ? torchsim_transposed(whole) : torchsim_again(whole);
     torchsim_drop(whole);
-    dct_tensor nothing = op(r, "reduce_grad", grad, i); /* the last owner: its memory is somebody else's now */
+    dct_tensor nothing = op(r, "reduce_grad", grad, i); /* the last owner: its memory is reused from now on */
     if (nothing != NULL) {
       int32_t index = 0;
       r->error = torchsim_device(nothing, &index) != r->on || torchsim_numel(nothing) != 0 ? "a wrong result" : NULL;

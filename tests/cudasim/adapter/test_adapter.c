@@ -144,7 +144,7 @@ static void test_an_offloaded_tensor_is_kept(void **state) {
   assert_null(dct_follow_now(r.context));
   assert_int_equal(torchsim_live(), before - 1);
   x = tensor_of(&r, 1, MANY);
-  torchsim_drop(op(&r, "offload_tensor", x, 4)); /* and nobody waits */
+  torchsim_drop(op(&r, "offload_tensor", x, 4)); /* and no call waits */
   close_run(&r);
 }
 

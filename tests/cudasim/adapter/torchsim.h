@@ -1,10 +1,10 @@
 /* A PyTorch with CUDA, without PyTorch and without CUDA: libtorch's C shim as the adapter finds it in a process, over
  * the simulated driver. The adapter's sources run on it unchanged.
  *
- *   tensors     counted storages on the CPU or on the device; memory of a tensor on the device that dies is overwritten
- *               in the order of the stream that it was taken on, as it may be by who gets it next from PyTorch
+ *   tensors     counted storages on the CPU or on the device. When a tensor on the device dies, its memory is
+ *               overwritten in the order of the stream that it was allocated on, as PyTorch's next owner may do
  *   streams     a current one for each thread
- *   operators   what the adapter registered, by name and key, to be called as the dispatcher calls
+ *   operators   those that the adapter registered, by name and key, called as the dispatcher calls
  *
  * Any function can be made to fail, and any symbol to be missing. The adapter is compiled with -Ddlopen=torchsim_dlopen
  * and -Ddlsym=torchsim_dlsym. */

@@ -103,7 +103,7 @@ void on_stream(void *native, void *dst, const void *src, size_t bytes) {
   }
 }
 
-/* Who gets the memory next writes it when the stream comes to it. */
+/* The memory's next owner writes to it when the stream reaches that point. */
 static void release_storage_memory(storage *s) {
   if (s->bytes == 0) {
     return;

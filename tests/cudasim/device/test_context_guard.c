@@ -79,7 +79,7 @@ static void test_an_operator_enters_once(void **state) {
   assert_int_equal(pushes() - before, 4);
   before = pushes();
   dc__device_begin(f->device[0]);
-  assert_int_equal(pushes() - before, 0); /* who asks nothing of the device has not entered it */
+  assert_int_equal(pushes() - before, 0); /* a caller that uses no device has not entered it */
   for (int i = 0; i < 4; i++) {
     assert_int_equal(current_on(f->stream[0]), 0);
     assert_int_equal(cudasim_current(), 0);
@@ -161,7 +161,7 @@ static void test_threads_are_their_own(void **state) {
   assert_int_equal(found, -1);
 }
 
-/* The caller's functions, which a communicator of his collectives calls, find the thread as he knows it. */
+/* The caller's functions, which a communicator of its collectives calls, find the thread's device unchanged. */
 static int32_t look_around(const void *send, void *recv, int64_t count, int32_t dtype, void *user) {
   memcpy(recv, send, (size_t)count * dc_dtype_size(dtype));
   assert_left();

@@ -74,7 +74,7 @@ static void test_host_functions_keep_their_place(void **state) {
   assert_int_equal(passed, 0);
   assert_int_equal(dc_event_wait(event, NULL, 1000000), DC_E_TIMEOUT);
   assert_int_equal(dc_stream_synchronize(f->a, 1000000), DC_E_TIMEOUT);
-  assert_int_equal(dc_event_wait(event, f->b, 0), DC_OK); /* blocks nobody */
+  assert_int_equal(dc_event_wait(event, f->b, 0), DC_OK); /* blocks no thread */
   dc__stream_copy(f->b, out, f->x, sizeof out);
   dc_event_destroy(event); /* the wait stays */
   atomic_store(&g.open, 1);
@@ -165,7 +165,7 @@ static void test_stamps(void **state) {
   assert_int_equal(dc_stream_call(f->a, pass_gate, &g), DC_OK);
   stamps[1] = f->device->ops->stream_timestamp(f->a);
   stamps[2] = f->device->ops->stream_timestamp(f->a);
-  drop(stamps[2]); /* whose time nobody wants to know */
+  drop(stamps[2]); /* its time is not read */
   assert_int_equal(ns_of(stamps[1]), 0);
   const int64_t opened = dc__now_ns();
   atomic_store(&g.open, 1);

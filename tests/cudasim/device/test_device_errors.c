@@ -117,7 +117,7 @@ static void lose_it(rank *r) {
   status = status != DC_OK ? status : dc_allgather_param(r->ctx, NULL, 1, 3, DC_DTYPE_NONE, &full);
   status = status != DC_OK ? status : dc_wait_allgather(r->ctx, NULL, 1, 3);
   dc_buffer_release(buffer);
-  CHECK(r, status == DC_E_DEVICE || status == DC_E_ABORTED); /* whoever saw it first */
+  CHECK(r, status == DC_E_DEVICE || status == DC_E_ABORTED); /* either rank may see it first */
   status = dc_async_error(r->ctx);
   CHECK(r, status == DC_E_DEVICE || status == DC_E_ABORTED);
   CHECK(r, strstr(dc_last_error(), "ILLEGAL_ADDRESS") != NULL);

@@ -1,6 +1,6 @@
-/* How often a call of the layer, of an optimizer and of a matrix operator calls the driver: what it costs its host
- * beside the products' library and libdc's own work. The numbers are bounds, so that it gets no dearer unseen. All is
- * on a stream that is somebody else's, as PyTorch's is, but for the matrix operator, which has none. */
+/* How often a call of the layer, of an optimizer and of a matrix operator calls the driver. That is its cost on the
+ * host beside the products' library and libdc's own work. The numbers are bounds, so that a higher cost is seen. All is
+ * on a wrapped stream, as PyTorch's are, but the matrix operator, which has no stream. */
 #include "harness.h"
 
 #include "cudasim.h"

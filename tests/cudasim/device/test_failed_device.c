@@ -1,5 +1,5 @@
-/* What a device that failed still owes: all that was queued on memory is done before the memory is somebody else's. The
- * simulated driver holds back what nobody waits for, so that what is freed too early is an illegal address. */
+/* A device that failed must still finish all work queued on memory before that memory is reused. The simulated driver
+ * holds back work that the host does not wait for, so memory freed too early is an illegal address. */
 #include "harness.h"
 
 #include "cudasim.h"
@@ -132,7 +132,7 @@ static void test_memory_in_unknown_state_is_kept(void **state) {
   cudasim_fail("cuCtxSynchronize", 0, BAD_VALUE);
   device_release(device, x, COUNT);
   assert_non_null(cudasim_look(x));
-  device_release(device, x, COUNT); /* now somebody can */
+  device_release(device, x, COUNT); /* now another owner can */
   assert_null(cudasim_look(x));
   dc_device_destroy(device);
   assert_int_equal(cudasim_live(), 0);

@@ -2,13 +2,13 @@
  * and its kernels compiled as C++, run on it unchanged, so that their order of work, their errors and their results
  * are tested everywhere.
  *
- *   streams   queues with a thread each, so that what nothing orders happens in any order
- *   memory    addresses that the host cannot touch: the host's stray access is a segmentation fault, and a kernel's or
- *             a copy's access outside of what is allocated, or on a card that has no access to it, is the driver's
- *             illegal address, after which all calls fail
- *   kernels   their threads one after the other; those of a block that meet as fibers, which always run in the same
- *             order; the thread sanitizer takes them for threads, and a missing barrier is a race
- *   graphs    of one stream: what is captured runs when the graph is launched
+ *   streams   queues with a thread each; work that no event orders runs in any order
+ *   memory    addresses that the host cannot touch: a stray access of the host is a segmentation fault. A kernel or a
+ *             copy that accesses memory that is not allocated, or that its card may not access, causes the driver's
+ *             illegal address. After that all calls fail
+ *   kernels   their threads run one after the other. Threads of a block that meet at barriers are fibers, which always
+ *             run in the same order. The thread sanitizer takes them for threads, so a missing barrier is a race
+ *   graphs    of one stream: captured work runs when the graph is launched
  *
  * Any function can be made to fail (cudasim_fail). What a card alone can show is in docs/gpu-status.md. */
 #ifndef TESTS_CUDASIM_H
@@ -68,8 +68,8 @@ CUDASIM_API void cudasim_set_version(int version);
 CUDASIM_API void cudasim_set_devices(int count, int major, int pools);
 /* Two cards without access to each other's memory. */
 CUDASIM_API void cudasim_set_apart(int one, int other);
-/* The function's call after `before` others from now on returns the error, and so do all calls after that if the error
- * is one after which a process has lost the device. */
+/* The function's call after `before` others from now on returns the error. All later calls fail too if the error is one
+ * that loses the device. */
 CUDASIM_API void cudasim_fail(const char *function, int before, int error);
 /* Calls of a function since the reset. */
 CUDASIM_API int cudasim_calls(const char *function);
@@ -79,8 +79,8 @@ CUDASIM_API int cudasim_thread_calls(void);
 CUDASIM_API int cudasim_live(void);
 /* The error by which the device was lost, an access outside of what is allocated, say; 0: it is there. */
 CUDASIM_API int cudasim_lost(void);
-/* From now on, until the reset, streams work only while somebody waits for one on the host: all that nobody waits for
- * is held back, so that what is freed too early is found. */
+/* From now on, until the reset, streams work only while the host waits for one. All other work is held back, so that
+ * memory freed too early is found. */
 CUDASIM_API void cudasim_hold(void);
 /* Contexts that this thread has pushed and not popped; its mode of capture, 0 as after its start. */
 CUDASIM_API int cudasim_depth(void);
@@ -98,8 +98,8 @@ CUDASIM_API void cudasim_stream_end(void *stream);
 CUDASIM_API void cudasim_stream_call(void *stream, void (*fn)(void *user),
                                      void *user); /* in its order; calls no driver */
 CUDASIM_API void cudasim_capture(void *stream);
-/* Ends the capture; 0: somebody called what no capture allows. The graph is kept until the thread's next one, or
- * the reset. */
+/* Ends the capture; 0: a call broke the rules of a capture. The graph is kept until the thread's next one, or the
+ * reset. */
 CUDASIM_API int cudasim_capture_end(void *stream);
 CUDASIM_API void cudasim_launch(void *stream); /* the thread's graph */
 /* Reads and writes memory of the device, for tests; waits for nothing. */

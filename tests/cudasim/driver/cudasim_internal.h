@@ -98,7 +98,7 @@ static inline uint32_t blocks_of(const grid *g) {
 }
 /* The kernel is over because of an error, which is the device's. */
 _Noreturn void fault(int error, const char *text);
-/* Threads wait for one that does not come; who notices it ends the grid. */
+/* Threads wait for one that does not come; the first that notices it ends the grid. */
 void report_stuck(void);
 
 /* ---- shared_memory.c: memory of a block, and what warps exchange ---- */

@@ -1,7 +1,7 @@
-/* Threads of a block that meet, as fibers of the stream's thread: each runs until it has to wait, in the same order
- * every time; up in one block and down in the next, so that what hangs on it gives different results.
- * For the thread sanitizer each is a thread of its own. It is told what begins, barriers and ends of blocks order, and
- * nothing of how fibers are switched or what the simulator does: a barrier that is missing is a race, in any order. */
+/* Threads of a block that meet, as fibers of the stream's thread. Each runs until it has to wait, in the same order
+ * every time. That order is upwards in one block and downwards in the next, so a result that depends on it differs. For
+ * the thread sanitizer each fiber is a thread of its own. It learns what begins, barriers and ends of blocks order, but
+ * not how fibers are switched or what the simulator does. So a missing barrier is a race, in any order. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include <stdlib.h>
 #include <string.h>

@@ -54,7 +54,7 @@ int memory_take(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr) {
     insert(i, (block){at, bytes, pool});
     device_count++;
     pool->refs++;
-    memset(behind + (at - space), 0xa5, bytes); /* nobody may rely on zeros */
+    memset(behind + (at - space), 0xa5, bytes); /* no caller may rely on zeros */
     *ptr = (uintptr_t)at;
     error = 0;
   }

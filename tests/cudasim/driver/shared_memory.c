@@ -8,8 +8,8 @@
 
 enum { SITES = 32, WARP_SLOTS = CUDASIM_WARP * CUDASIM_SLOT };
 
-/* What an exchange gave is read until the thread's next but one, and nobody can be two exchanges ahead of another
- * thread of the warp. */
+/* The result of an exchange is read until the thread's next but one, and no thread can be two exchanges ahead of
+ * another of its warp. */
 enum { TURNS = 3 };
 
 struct shared {
@@ -37,7 +37,7 @@ shared *shared_create(const grid *g) {
   return b;
 }
 
-/* Of no use to who has not written it: as floats NaN. */
+/* Useless to a thread that reads before it writes: as floats NaN. */
 static void fill_poison(void *memory, size_t bytes) {
   if (bytes > 0) {
     memset(memory, 0xff, bytes);

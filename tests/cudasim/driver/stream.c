@@ -4,7 +4,7 @@
 
 #include "stream.h"
 
-/* Somebody waits for a stream or a moment, or with neither for all streams. */
+/* The host waits for a stream or a mark, or if both are NULL for all streams. */
 typedef struct waiter {
   struct waiter *next;
   dc__cu_stream stream;
@@ -15,7 +15,7 @@ pthread_mutex_t queue_mutex = PTHREAD_MUTEX_INITIALIZER;   /* all of all streams
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER; /* what those in queue_await() wait for */
 static dc__cu_stream streams;
 static waiter *waiters;
-static bool held; /* streams work only for who waits */
+static bool held; /* streams work only while the host waits for them */
 static captured *graphs;
 static int capturing;
 bool queue_spoiled;
@@ -43,8 +43,8 @@ static bool any_works(void) {
   return stream != NULL;
 }
 
-/* Each stream's thread is woken for its own work alone: a herd that wakes for each operation takes more time than all
- * of them, the more so on a busy machine. */
+/* Each stream's thread is woken for its own work alone. Waking all threads for each operation takes more time than the
+ * operations, the more so on a busy machine. */
 static void wake_all(void) {
   for (dc__cu_stream stream = streams; stream != NULL; stream = stream->next) {
     pthread_cond_signal(&stream->more);
@@ -146,7 +146,7 @@ static pthread_once_t default_once = PTHREAD_ONCE_INIT;
 
 static void open_default(void) {
   default_stream = open_stream(ANYBODY);
-  count_live(-1); /* nobody has to give it back */
+  count_live(-1); /* no caller has to free it */
 }
 
 __attribute__((destructor)) static void close_default(void) {

@@ -10,7 +10,7 @@ struct CUstream_st {
   dc__cu_stream next; /* all */
   operation *head, **tail;
   bool busy, ends;
-  pthread_cond_t more;       /* what its thread waits for: an operation, or that somebody waits for one that is held */
+  pthread_cond_t more;       /* wakes its thread: for an operation, or when the host waits for one that is held */
   int device;                /* or ANYBODY's */
   struct captured *captures; /* into this graph; NULL: not */
   pthread_t thread;
@@ -35,7 +35,7 @@ extern bool queue_spoiled;          /* a capture, by what no capture allows */
 
 /* With the mutex held. What is waited for runs also while streams are held; with neither all streams are waited for. */
 void queue_await(dc__cu_stream stream, const moment *m);
-void queue_progress(void);                    /* with the mutex held: those who wait look again */
+void queue_progress(void);                    /* with the mutex held: waiters check again */
 dc__cu_stream queue_of(dc__cu_stream stream); /* NULL is the default stream */
 
 #endif

@@ -1,5 +1,5 @@
-/* The matrix operators on the device against the CPU's: types, strides, batches of more than a flight, matrices that
- * fail beside others that do not, the texts of errors, scratch memory; and every call failing in turn. On the simulated
+/* The matrix operators on the device against the CPU's: types, strides, batches of more than one slice. Matrices that
+ * fail beside others that do not, the texts of errors, scratch memory, and every call failing in turn. On the simulated
  * driver, or on a card (tests/card). */
 #include "device_pair.h"
 
@@ -318,7 +318,7 @@ static void test_scratch_and_refusals(void **state) {
 }
 
 #ifndef ON_CARD
-/* Every call of the driver and of cuBLASLt in turn: whoever is told, nothing stays behind. */
+/* Every call of the driver and of cuBLASLt fails in turn: whichever caller gets the error, nothing stays behind. */
 static int use_all(void **state, const char *counted, const char *failing, int before) {
   const double a[] = {2, 1, 1, 2, 3, 0, 0, 1};
   dc_iteration_options o = DC_ITERATION_OPTIONS_INIT;

@@ -255,7 +255,7 @@ static void test_held_streams(void **state) {
   }
 }
 
-/* Every call of the driver and of cuBLASLt in turn: whoever is told, nothing stays behind. */
+/* Every call of the driver and of cuBLASLt fails in turn: whichever caller gets the error, nothing stays behind. */
 static int use_all(void **state, const char *counted, const char *failing, int before) {
   assert_int_equal(open_both(state), 0);
   product p, q;

@@ -1,6 +1,6 @@
 /* Gradients per sample on the device against the CPU's: every kind of layer, both types, shapes with nothing in them,
- * more positions than a tile, samples that are left out, the texts of errors; and every call failing in turn. On the
- * simulated driver, or on a card (tests/card). */
+ * more positions than a tile, samples that are left out. Also the texts of errors, and every call failing in turn. On
+ * the simulated driver, or on a card (tests/card). */
 #include "device_pair.h"
 
 /* The thread sanitizer makes kernels slow: fewer of the calls fail in turn. */
@@ -310,7 +310,7 @@ static void test_scratch_and_refusals(void **state) {
 }
 
 #ifndef ON_CARD
-/* Every call of the driver and of cuBLASLt in turn: whoever is told, nothing stays behind. */
+/* Every call of the driver and of cuBLASLt fails in turn: whichever caller gets the error, nothing stays behind. */
 static int use_all(void **state, bool embedding, const char *counted, const char *failing, int before) {
   dc_sample_layer layer = kind(embedding ? DC_SAMPLE_EMBEDDING : DC_SAMPLE_LINEAR);
   layer.rows = embedding ? 3 : 0;
@@ -348,8 +348,8 @@ static void test_every_call_fails(void **state) {
   (void)close_both(state);
   for (size_t f = 0; f < 2 * DC__COUNT(functions); f++) {
     const char *function = functions[f / 2];
-    /* On a card what is copied to the host's memory is there when the call returns; here it may come after the wait for
-     * it has failed, when the memory is free again. */
+    /* On a card a copy to the host's memory is complete when the call returns. Here it may run after the wait for it
+     * has failed, when the memory is free again. */
     const bool embedding = f % 2 == 1 && strstr(function, "Synchronize") == NULL;
     const int calls = use_all(state, embedding, function, NULL, 0);
     for (int before = 0; before < calls; before += FAILING) {

@@ -180,7 +180,7 @@ static void run(group *g) {
   struct ncclComm *comm = g->comm;
   world *w = comm->world;
   comm->error = comm->error != 0 ? comm->error : g->breaks;
-  if (comm->error != 0) { /* what is behind it in a graph finds nobody either */
+  if (comm->error != 0) { /* later work of the graph finds no peers either */
     return;
   }
   while (g->stalls && !w->aborted[comm->rank]) {

@@ -1,13 +1,13 @@
 /* NCCL without cards: libnccl.so.2 as libdc uses it, between ranks that are threads of this process, on the streams of
- * the simulated driver. What it is strict about:
+ * the simulated driver. It is strict about:
  *
- *   calls        that queue work want a current device; communicators are non-blocking, and calls stay in progress for
- *                a few looks
- *   groups       wait on their stream until every rank's has come, move, and end when all have moved; those of a stream
- *                that is captured run with each launch of the graph
- *   windows      are registered by all ranks together, in the same order and of the same size, of ncclMemAlloc's
- *                memory; an all-gather that is in one is so on all ranks, at the same offset, and so is what it sends
- *   memory       neither goes nor stops to be registered while queued work uses it
+ *   calls        those that queue work need a current device; communicators are non-blocking, and calls stay in
+ *                progress for a few polls
+ *   groups       wait on their stream until every rank's has arrived, move data, and end when all have moved. On a
+ *                captured stream they run with each launch of the graph
+ *   windows      all ranks register them together, in the same order and of the same size, in memory of ncclMemAlloc.
+ *                An all-gather in a window is in one on all ranks, at the same offset, and so is its send buffer
+ *   memory       is neither freed nor deregistered while queued work uses it
  *   aborts       are the caller's own: the other ranks' groups wait until they are aborted too
  *
  * Any function can be made to fail, as the driver's (cudasim_fail), and a rank's next group to break or to stay away.

@@ -83,7 +83,7 @@ static void count(card_rank *c, dc_stream *stream, void *shard) {
   OK(&c->r, run_operator(c->r.ctx, 2));
 }
 
-/* On a stream that is somebody else's, as PyTorch's is. */
+/* On a wrapped stream, as PyTorch's are. */
 static void rank_counts(card_rank *c) {
   void *native = cudasim_stream();
   dc_stream *stream = NULL;

@@ -6,7 +6,7 @@ static const int64_t second = INT64_C(1000000000);
 
 enum { PARAMS = 3, COUNT = 301, GRAPH = 7, LAUNCHES = 3 };
 
-/* One rank's training run, on a stream that is somebody else's. */
+/* One rank's training run, on a wrapped stream. */
 typedef struct run {
   card_rank *c;
   int32_t stage;
@@ -95,7 +95,7 @@ static dc_status use(run *r, int64_t id) {
   return r->stage == 3 ? dc_release_param(r->ctx, NULL, GRAPH, id, 1) : DC_OK;
 }
 
-/* The owner's update, and below stage 3 everybody's parts of it. */
+/* The owner's update, and below stage 3 every rank's parts of it. */
 static dc_status update(run *r) {
   int64_t counts[8];
   for (int32_t k = 0; k < r->c->r.world; k++) {
@@ -138,7 +138,7 @@ static dc_status capture(run *r) {
   cudasim_capture(r->native);
   dc_status status = step(r);
   if (!cudasim_capture_end(r->native) && status == DC_OK) {
-    return DC_E_INTERNAL; /* somebody did what no capture allows */
+    return DC_E_INTERNAL; /* a call broke the rules of a capture */
   }
   return status;
 }

@@ -51,7 +51,7 @@ static void test_arguments(void **state) {
 static void finds_none(card_rank *c) {
   CHECK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl) == DC_E_UNSUPPORTED);
   CHECK(&c->r, says("is version 2.18.5, 2.19 or later is needed"));
-  OK(&c->r, dc_comm_check(c->r.comm)); /* nobody waits for anybody: the ranks go on without */
+  OK(&c->r, dc_comm_check(c->r.comm)); /* no rank waits for another: they go on without */
   OK(&c->r, dc_comm_barrier(c->r.comm));
 }
 
@@ -73,7 +73,7 @@ static void test_versions(void **state) {
   nothing_left();
 }
 
-/* One of two ranks has none; which of them, nobody knows. */
+/* One of two ranks has none; which of them is not known. */
 static void one_has_none(card_rank *c) {
   CHECK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl) == DC_E_UNSUPPORTED);
   CHECK(&c->r, says("ncclGetVersion of") || says("has none that can be used"));

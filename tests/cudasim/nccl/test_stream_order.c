@@ -1,5 +1,5 @@
-/* Collectives through NCCL are work of the caller's stream: hosts run ahead of cards that are held back, a stream of
- * somebody else's is not waited for, and one communicator's collectives follow each other on several streams. */
+/* Collectives through NCCL are work of the caller's stream: hosts run ahead of cards that are held back. No call waits
+ * for a wrapped stream, and one communicator's collectives follow each other on several streams. */
 #include "nccl_ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
@@ -273,7 +273,7 @@ static void use_all(card_rank *c) {
   (void)dc_comm_all_reduce(c->nccl, &whole, DC_SUM, c->stream);
   dc_status status = dc_stream_synchronize(c->stream, 0);
   if (status == DC_OK && dc_comm_check(c->nccl) == DC_OK) {
-    CHECK(&c->r, is_reduced(c, &d, 2)); /* whoever is told nothing has it all */
+    CHECK(&c->r, is_reduced(c, &d, 2)); /* a rank without an error has the whole result */
   }
   if (c->r.rank == 0) {
     calls_seen = cudasim_calls(failing) - calls_seen;

@@ -1,5 +1,5 @@
-/* What the tests of K-FAC on the device share: an optimizer with layers of all kinds, on the CPU or on the device,
- * whole or a rank's parts, and the batches that they see. */
+/* Shared by the tests of K-FAC on the device. They have an optimizer with layers of all kinds, on the CPU or on the
+ * device, whole or a rank's parts, and its batches. */
 #ifndef TESTS_KFAC_PAIR_H
 #define TESTS_KFAC_PAIR_H
 

@@ -1,5 +1,5 @@
-/* What the tests of Muon, Shampoo and SOAP on the device share: an optimizer with parameters of all types and orders,
- * on the CPU or on the device, whole or a rank's parts. MATRICES: none is a vector. */
+/* Shared by the tests of Muon, Shampoo and SOAP on the device: an optimizer with parameters of all types and orders. It
+ * is on the CPU or on the device, whole or a rank's parts. MATRICES: none is a vector. */
 #ifndef TESTS_OPTIM_PAIR_H
 #define TESTS_OPTIM_PAIR_H
 

@@ -161,7 +161,7 @@ static inline void same(const model *a, const model *b) {
     test_free(states[k]);
     DO(dc_get_optimizer_stats(m->optimizer, &stats[k]));
     move(weights[k], m->memory, BYTES);
-    for (int p = 0; p < PARAMS; p++) { /* what lies behind the elements is nobody's */
+    for (int p = 0; p < PARAMS; p++) { /* memory behind the elements must not change */
       const size_t used = (size_t)m->count * dc_dtype_size(dtypes[p]);
       memset(weights[k] + p * COUNT * 4 + used, 0, COUNT * 4 - used);
     }

@@ -1,6 +1,5 @@
-/* How much a step of Muon, Shampoo, SOAP and K-FAC asks of a device: that blocks and matrices of one shape go together
- * shows in the number of launches, products and waits, which must not grow with theirs. On the simulated driver alone.
- */
+/* How much work a step of Muon, Shampoo, SOAP and K-FAC gives a device. Blocks and matrices of one shape go together,
+ * so the number of launches, products and waits must not grow with theirs. On the simulated driver alone. */
 #include <math.h>
 
 #include "harness.h"
@@ -209,8 +208,8 @@ static void accumulate(const model *m) {
   }
 }
 
-/* Decompositions of one size are one batch; without one, the host waits for what the KL bound is made of, and for the
- * look at the gradients and the end of the step. */
+/* Decompositions of one size are one batch. In a step without one, the host waits only for the terms of the KL bound,
+ * the scan of the gradients and the end of the step. */
 static void test_kfac(void **state) {
   (void)state;
   dc_kfac_options o = DC_KFAC_OPTIONS_INIT;

@@ -1,6 +1,6 @@
-/* AdamW and SGD on the device against the CPU, bit for bit: weights and state of every type, parts of parameters, what
- * no vector fits, missing gradients, gradients that are not finite; states of one saved and loaded by the other. On the
- * simulated driver, or on a card (tests/card). */
+/* AdamW and SGD on the device against the CPU, bit for bit. Weights and state of every type, parts of parameters,
+ * lengths that fit no vector, missing gradients, gradients that are not finite. States of one are saved and loaded by
+ * the other. On the simulated driver, or on a card (tests/card). */
 #include "harness.h"
 
 #ifndef ON_CARD

@@ -251,7 +251,7 @@ static void test_decompositions_that_fail(void **state) {
   close_both();
 }
 
-/* Eigenvalues that somebody wrote. */
+/* Eigenvalues that the caller wrote. */
 static void test_values_that_do_not_damp(void **state) {
   (void)state;
   dc_kfac_options o = options_of();

@@ -1,6 +1,6 @@
-/* Steps of AdamW and SGD that read a loss scale and what was found from the device's memory: the bits of steps that are
- * told both by the host, on a stream and in a CUDA graph, between whose launches both change. On the simulated driver
- * or on a card. */
+/* Steps of AdamW and SGD that read the loss scale and found_inf from the device's memory. They have the bits of steps
+ * that get both from the host, on a stream and in a CUDA graph; both change between its launches. On the simulated
+ * driver or on a card. */
 #include "stream_steps.h"
 
 #include "cuda_graph.h"

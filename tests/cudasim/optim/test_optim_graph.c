@@ -2,7 +2,7 @@
  * the driver that fail. */
 #include "stream_steps.h"
 
-/* ---- what nobody waits for is held back ---- */
+/* ---- work that the host does not wait for is held back ---- */
 
 static void waits_for_nothing(int kind) {
   dc_stream *stream;

@@ -1,6 +1,6 @@
-/* Steps of AdamW, SGD and Muon on a stream: the bits of steps without one, with a gradient that is not finite, learning
- * rates and saved states between them, on one stream after the other; parts of parameters, each on its own. On the
- * simulated driver, or on a card (tests/card). */
+/* Steps of AdamW, SGD and Muon on a stream have the bits of steps without one. A gradient that is not finite, other
+ * learning rates and saved states come between them. They run on several streams in turn, and for parts of parameters,
+ * each on its own. On the simulated driver, or on a card (tests/card). */
 #include "stream_steps.h"
 
 /* Steps with all that may come between them. */

@@ -1,5 +1,5 @@
-/* A training run of one rank on a stream that is somebody else's, whose steps can be captured into a CUDA graph; on the
- * simulated driver or on a card. */
+/* A training run of one rank on a wrapped stream, whose steps can be captured into a CUDA graph; on the simulated
+ * driver or on a card. */
 #ifndef TESTS_CAPTURED_STEP_H
 #define TESTS_CAPTURED_STEP_H
 
@@ -14,7 +14,7 @@
 
 enum { PARAMS = 4, COUNT = 300, GRAPH = 7, STEPS = 6 };
 
-/* One training run: a context of one rank on a stream that is somebody else's. */
+/* One training run: a context of one rank on a wrapped stream. */
 typedef struct run {
   dc_device *device;
   void *native;

@@ -1,6 +1,6 @@
-/* A training step captured into a CUDA graph: launched, it has the bits of the step that is not captured, at every
- * stage, and again after other steps and other captures. What it holds, what it leaves alone, and what no capture
- * allows. */
+/* A training step captured into a CUDA graph. Launched, it has the bits of the step that is not captured, at every
+ * stage, and again after other steps and other captures. Also tested: what it holds, what it does not touch, and what
+ * no capture allows. */
 #include "captured_step.h"
 
 static void test_a_launch_is_a_step(void **state) {
@@ -209,7 +209,7 @@ static void test_the_default_stream_has_two_names(void **state) {
   close_run(&r);
 }
 
-/* Devices come and go while somebody captures, and wait for nothing that he does. */
+/* Devices are opened and closed during another thread's capture, and wait for no work of it. */
 static void test_a_device_closes_during_a_capture(void **state) {
   (void)state;
   run plain = open_run(3), captured = open_run(3);

@@ -1,7 +1,7 @@
 /* cuSOLVER without a card: libcusolver.so.12 as the CUDA device of libdc uses it, on libdc's own eigensolver, a plain
- * QR and the simulated driver's streams. It refuses what the library refuses, reads the triangle that it was told to
- * read, and can be made to fail as the driver's functions can; the name of a call for one matrix that does not converge
- * is "cusolver: convergence". */
+ * QR and the simulated driver's streams. It refuses the arguments that the library refuses, and reads only the triangle
+ * that the caller names. It can be made to fail as the driver's functions can. The name of a call for one matrix that
+ * does not converge is "cusolver: convergence". */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
