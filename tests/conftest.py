@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """The first of four ports behind one another that nobody else is given: sockets that do not listen hold them."""
+    """The first of four consecutive ports that no other process is given: sockets that do not listen hold them."""
     while True:
         with contextlib.ExitStack() as stack:
             first = _hold(stack, 0)
@@ -21,7 +21,7 @@ def port() -> Iterator[int]:
 
 
 def _hold(stack: contextlib.ExitStack, port: int) -> int:
-    """0: somebody has it."""
+    """0: another process has it."""
     held = stack.enter_context(socket.socket())
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

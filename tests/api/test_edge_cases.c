@@ -1,5 +1,5 @@
-/* The edges of calls that the other tests walk through the middle of: NULL, zero, the largest, the last of a switch,
- * and what a log or a trace says when there is little to say. */
+/* Edge cases of calls that other tests use: NULL, zero, the largest value, the last of a switch. Also the text of a log
+ * or a trace that has little to report. */
 #include "harness.h"
 
 enum { GRAPH = 7, WHOLE = 8, PARAM = 1, OTHER = 2, LENGTH = 12 };
@@ -85,8 +85,8 @@ static void test_every_dry_run(void **state) {
   run_ranks((setup){.world = 2}, every_dry_run, NULL);
 }
 
-/* Reductions receive the bytes of which dry runs told: stage 0 gathers means in the buffer's type, and the end of a
- * step reduces what stage 1 has summed and nothing took along. */
+/* Reductions receive the bytes that dry runs report. Stage 0 gathers means in the buffer's type. The end of a step
+ * reduces the sums of stage 1 that no gradient took along. */
 static void dry_runs_tell_the_bytes(rank *r) {
   const int32_t stage = *(const int32_t *)r->user;
   const int64_t id = PARAM, twelve = LENGTH, half = LENGTH / 2, *length = stage == 0 ? &twelve : &half;
@@ -169,7 +169,7 @@ static void too_late(rank *r) {
   dc_tensor grad = flat(whole[r->rank], &twelve, DC_FLOAT32), part = flat(whole[r->rank], &few, DC_FLOAT32);
   OK(r, dc_register_param(r->ctx, OTHER, &twelve, 1, NULL, &part, r->rank * few));
   OK(r, dc_register_graph_z1(r->ctx, WHOLE, &other, 1));
-  /* A graph is registered with who owns what. */
+  /* A graph is registered with each rank's part. */
   FAILS(r, dc_update_param_grad_buffer(r->ctx, OTHER, &grad, 0), DC_E_SHAPE,
         "grad_buffer of parameter 2 covers elements 0 to 12");
   OK(r, dc_update_param_grad_buffer(r->ctx, OTHER, &part, r->rank * few));

@@ -44,7 +44,7 @@ static void test_accumulate(void **state) {
 static int heap(dc_comm *comm, void *arg) {
   (void)arg;
   if (comm->ops->heap_alloc == NULL) {
-    return 0; /* ranks that read nobody's memory */
+    return 0; /* ranks that read no peer's memory */
   }
   int64_t world = dc_comm_size(comm);
   int64_t shard = 100000;

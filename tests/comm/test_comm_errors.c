@@ -104,7 +104,7 @@ static void *abort_later(void *arg) {
 static int aborted(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copy = NULL;
-  CHECK_OK(dc_comm_dup(comm, &copy)); /* which waits for nobody */
+  CHECK_OK(dc_comm_dup(comm, &copy)); /* which waits for no rank */
   int64_t begin = dc__now_ns();       /* on every rank before any has passed the barrier */
   CHECK_OK(dc_comm_barrier(comm));
   if (comm->rank == 1) {
@@ -127,7 +127,7 @@ static void test_aborted(void **state) {
   on_threads_and_processes(3, aborted, NULL);
 }
 
-/* An abort lets nobody read memory that its owner has freed (under the address sanitizer). */
+/* After an abort no rank reads memory that its owner has freed (under the address sanitizer). */
 static int abort_while_reading(dc_comm *comm, void *arg) {
   (void)arg;
   pthread_t thread;
@@ -225,7 +225,7 @@ static void test_delayed_rank(void **state) {
 
 /* ---- leaving ---- */
 
-/* Who is done may go before the others have read his data. */
+/* A rank that is done may leave before the others have read its data. */
 static int leaves_early(dc_comm *comm, void *arg) {
   (void)arg;
   for (int i = 0; i < 30; i++) {
@@ -258,7 +258,7 @@ static void test_waits_for_left(void **state) {
   on_threads_and_processes(2, waits_for_left, NULL);
 }
 
-/* Who leaves the group without having come to a channel is missed there too. */
+/* A rank that leaves the group without having joined a channel is missed there too. */
 static int never_came(dc_comm *comm, void *arg) {
   (void)arg;
   CHECK_OK(gather(comm, 5, N, DC_FLOAT32));

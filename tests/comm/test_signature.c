@@ -99,7 +99,7 @@ static int late(dc_comm *comm, void *arg) {
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK_OK(reduce(comm, 2, N));
-  int64_t begin = dc__now_ns(); /* on every rank before the first of those that wait begins, who ends it for all */
+  int64_t begin = dc__now_ns(); /* on every rank before the first waiting rank begins, which ends it for all */
   CHECK_OK(gather(copy, 9, N, DC_FLOAT32));
   if (comm->rank == 1) {
     await_failure(comm);

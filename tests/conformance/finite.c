@@ -1,4 +1,5 @@
-/* Whether the gradients of a step are finite (dc_grads_finite): what counts, on whom, and until when. */
+/* Whether the gradients of a step are finite (dc_grads_finite): which gradients count, on which ranks, and until when.
+ * */
 #include "conformance.h"
 
 #include <math.h>

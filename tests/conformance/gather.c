@@ -41,7 +41,7 @@ static void check_36_a_gather_does_not_wait(void **state) {
   on_ranks((setup){.world = 3}, returns_before_it_is_done, NULL);
 }
 
-/* The caller on a stream: after the wait, work there reads the weights, and nobody else has to be ordered. */
+/* The caller on a stream: after the wait, work there reads the weights, and no other stream has to be ordered. */
 static void waits_on_a_stream(rank *r) {
   param p = {.id = 1, .shape = {50}, .stage = 3};
   dc_tensor full = DC_TENSOR_INIT;

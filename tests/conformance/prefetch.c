@@ -142,8 +142,8 @@ static void check_55_an_empty_prefetch_does_nothing(void **state) {
   on_ranks((setup){.world = 2}, empty_list, NULL);
 }
 
-/* An unknown id, and memory that runs out at the first parameter or at the last: nothing is gathered, nothing is kept,
- * and the next prefetch goes through, which it would not with a group left open. */
+/* An unknown id, and memory that runs out at the first parameter or at the last: nothing is gathered, nothing is kept.
+ * The next prefetch goes through, which it would not with a group left open. */
 static void fails_in_the_middle(rank *r) {
   param p[COUNT];
   int64_t ids[COUNT], wrong[COUNT];

@@ -1,7 +1,7 @@
 /* G: release. */
 #include "conformance.h"
 
-/* The caller reads on his stream, which stands still, and releases: the memory stays until he has read. */
+/* The caller reads on its stream, which stands still, and releases: the memory stays until the read is done. */
 static void after_the_last_reader(rank *r) {
   param p = {.id = 1, .shape = {99}, .stage = 3};
   dc_tensor full = DC_TENSOR_INIT;

@@ -72,9 +72,9 @@ def finish(process: "subprocess.Popen[bytes]", out: Path, timeout: float) -> Dic
 
 def leave() -> NoReturn:
     """Ends a rank, after all others came here too. DeepSpeed keeps its process groups, so that destroy_process_group()
-    does not join Gloo's threads. One that lets go of a tensor after the interpreter has begun to end waits for the GIL
-    and is ended there, which C++ answers by SIGABRT: "terminate called without an active exception". A process that
-    skips the interpreter's end has no such moment."""
+    does not join Gloo's threads. A thread that lets go of a tensor after the interpreter has begun to end waits for the
+    GIL, where Python ends it. C++ answers that by SIGABRT: "terminate called without an active exception". A process
+    that skips the interpreter's end has no such moment."""
     import torch.distributed
 
     torch.distributed.barrier()

@@ -84,7 +84,7 @@ def count_persistent(ids: List[int]) -> None:
 
 
 class Turns:
-    """Trainings that are measured side by side, so that a busy moment of the machine meets all of them: each runs a few
+    """Trainings that are measured side by side, so that a busy moment of the machine meets all of them. Each runs a few
     steps when its turn comes round, and sleeps in between. The turns are counted by a file's length."""
 
     STEPS = STEADY  # of a turn: the first is all that compiles
@@ -162,7 +162,7 @@ def main() -> None:
         with open(args.out, "w", encoding="utf-8") as file:
             json.dump({"arguments": vars(args), "deepspeed": deepspeed.__version__, "torch": torch.__version__,
                        "parameters": parameters, "graphs": counts, "ranks": everyone}, file, indent=1)
-    if turns:  # nobody's end is in another's last turn
+    if turns:  # no process ends in another's last turn
         turns.begin()
         turns.end()
     engine.destroy()

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """DeepSpeed's own tests of its compile package and of its transformer layer, on libdc: upstream.py CHECKOUT [PYTEST
 ARGUMENT…]. PyPI's archives have no tests, so CHECKOUT is a clone of DeepSpeed's repository. Tests and package are
-copied from it. In the tests, the conditions that skip them where there is no CUDA are lifted, and a flag that their
-ranks gather gets a dimension, without which Gloo refuses it; in the package, float16 is not refused to a processor
-without instructions for it, which PyTorch does not need; nothing else."""
+copied from it. Three things are changed. In the tests, the conditions that skip them where there is no CUDA are lifted.
+A flag that their ranks gather gets a dimension, without which Gloo refuses it. In the package, float16 is not refused
+to
+a processor without instructions for it, which PyTorch does not need."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ static void test_no_growth(void **state) {
     size_t slot = seed >> 26;
     if (ptr[slot] != NULL) {
       unsigned char *p = ptr[slot];
-      assert_true(p[0] == slot && p[bytes[slot] - 1] == slot); /* nobody else wrote here */
+      assert_true(p[0] == slot && p[bytes[slot] - 1] == slot); /* no other user wrote here */
       arena_release(f, p);
       live -= bytes[slot];
       ptr[slot] = NULL;
@@ -193,8 +193,8 @@ static void test_retired_blocks_wait(void **state) {
   assert_int_equal(stats_of(f).chunk_allocations, 2);
 }
 
-/* A stream is given memory that is still in use, and waits for it: all of it before the arena grows, the rest of a
- * block too, and what fits best. */
+/* A stream is given memory that is still in use, and waits for it. It gets all of it before the arena grows, the rest
+ * of a block too, and the block that fits best. */
 static void test_a_stream_waits_for_memory(void **state) {
   fixture *f = *state;
   dc_stream *stream;

@@ -1,5 +1,5 @@
-/* A rank that calls something else, comes late, or is killed, in groups of 2, 4 and 8 processes: the others get an
- * error that names the operator, the parameter and the rank, at once; they can clean up and start anew. */
+/* A rank that calls something else, comes late, or is killed, in groups of 2, 4 and 8 processes. The others get an
+ * error that names the operator, the parameter and the rank, at once; they can clean up and start again. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -78,8 +78,8 @@ static uint32_t calls_of(const dc_comm *comm, int32_t r) {
   return atomic_load(&dc__shm_slot_of(self->group, self->channel, r)->posted.value);
 }
 
-/* One rank's deadline is the first. It begins when everybody but the culprit waits at the same call, and he where he
- * goes instead, if he does: whoever is slow, the culprit alone is late. */
+/* This rank's deadline is the first. It begins when every other rank but the culprit waits at the same call, and the
+ * culprit in another call, if it makes one. So the culprit alone is late, even if others are slow. */
 static void time_out_first(const rank *r, int64_t timeout_ns, bool culprit_reduces) {
   dc_comm *gathers = r->ctx->gather_comm, *reductions = r->ctx->reduce_comm;
   for (int32_t i = 0; i < r->world; i++) {

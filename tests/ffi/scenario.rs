@@ -13,7 +13,7 @@ fn print(name: &str, values: &[f32]) {
     println!("{name} {}", bits.join(" "));
 }
 
-/// What has no safe counterpart: several users who release one parameter, each for itself.
+/// Has no safe counterpart: several users that release one parameter, each for itself.
 fn forward(context: &Context, rank: i32) -> dc::Result<Vec<f32>> {
     context.start_forward()?;
     let own = {

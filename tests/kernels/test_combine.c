@@ -1,5 +1,5 @@
-/* Copies, casts and sums that look: the bits of those that do not, and whether the result is finite, for each pair of
- * floating-point types at each level, wherever the number that is not finite lies. */
+/* Copies, casts and sums that scan for numbers that are not finite. They have the bits of those that do not, and say
+ * whether the result is finite, wherever such a number lies. For each pair of floating-point types at each level. */
 #include "kernels/dispatch.h"
 #include "reference.h"
 

@@ -17,8 +17,8 @@ enum { HIGHEST = 4, REFUSED = 10, NOT_NAMED = 11 };
 
 static const char *const names[] = {"generic", "avx2", "avx512", "avx512bf16", "amx"};
 
-/* The variable is read once in a process, so each value has one of its own: the level that it gets, REFUSED where no
- * CPU device can be opened because of it, or NOT_NAMED if the error does not say why. */
+/* The variable is read once in a process, so each value has a process of its own. The result is the level that it gets,
+ * REFUSED where no CPU device can be opened because of it, or NOT_NAMED if the error does not say why. */
 static int level_with(const char *value) {
   pid_t child = fork();
   assert_true(child >= 0);

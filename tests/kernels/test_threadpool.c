@@ -1,4 +1,4 @@
-/* The pool of threads: who works, who shares one, and on which processors. */
+/* The pool of threads: which threads work, which contexts share one, and on which processors. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include <pthread.h>
 #include <sched.h>

@@ -13,8 +13,8 @@ enum { MOST = 301, HIGHEST_LEVEL = DC__KERNELS_LEVELS - 1 };
 
 static const int32_t dtypes[] = {DC_FLOAT32, DC_FLOAT16, DC_BFLOAT16};
 
-/* Numbers that are a function of the place alone, with some that are special in one type or another: not finite,
- * subnormal, halfway between two numbers of 16 bits, too large for one. */
+/* Numbers that are a function of the position alone. Some are special in one type or another: not finite, subnormal,
+ * halfway between two numbers of 16 bits, too large for one. */
 static float number(int64_t i, uint64_t seed) {
   static const float special[] = {NAN,      INFINITY, -INFINITY,   0.0f,        -0.0f,          1e-45f,
                                   -1e-39f,  0x1p-24f, 0x1p-25f,    6e-8f,       65519.0f,       65520.0f,
@@ -68,7 +68,7 @@ static dc__update_span span_of(const plan *p, arrays *a) {
   return s;
 }
 
-/* Masters are what weights are rounded from, but for every fifth, whose weight somebody else changed. */
+/* Weights are rounded from masters, except every fifth, whose weight the caller changed. */
 static void fill(const plan *p, arrays *a) {
   memset(a, 0, sizeof *a);
   for (int64_t i = 0; i < MOST; i++) {

@@ -1,6 +1,6 @@
-/* The model of the local communicator's handshake (comm.pml) and its code go by the same table: every call that
- * src/comm/shm makes between its files, on each rank's way through collectives, aborts, mismatches, deaths and
- * leaving, is a step of the table, and every row is taken. The linker's --wrap shows the calls. */
+/* The model of the local communicator's handshake (comm.pml) and its code follow the same table. Every call that
+ * src/comm/shm makes between its files, on each rank's way through collectives, aborts, mismatches, deaths and leaving,
+ * is a step of the table. Every row is taken. The linker's --wrap shows the calls. */
 #include "comm_ranks.h"
 
 #include <sys/mman.h>

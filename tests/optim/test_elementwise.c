@@ -174,7 +174,7 @@ static void test_master(void **state) {
       grads[i] = bf16(a.grad[0][i]);
       a.grad[0][i] = widened(grads[i]) * 0.25f;
     }
-    if (t == 20) { /* somebody else changes a weight */
+    if (t == 20) { /* the caller changes a weight */
       a.weight[0][5] = 0.75f;
       halves[5] = bf16(0.75f);
     }

@@ -1,5 +1,5 @@
-/* A loss scale and what was found, in memory that steps read in their turn: all kinds, on a stream of the CPU, and on
- * ranks of which one has found something. */
+/* A loss scale and found_inf, in memory that steps read in stream order. All kinds of optimizers, on a stream of the
+ * CPU, and on ranks of which one has found something. */
 #include "rank_invariance_test.h"
 
 enum { KINDS = 5 };
@@ -79,7 +79,7 @@ static void test_the_bits_of_gradients_that_were_not_scaled(void **state) {
     assert_int_equal(skipped(&scaled), STEPS);
     assert_int_equal(dc_optimizer_steps(scaled.optimizer), STEPS);
     OK(name(&scaled, NULL, NULL));
-    scale = found = NAN; /* nobody looks */
+    scale = found = NAN; /* not read any more */
     gradients_of(9, grads);
     OK(step_with(&scaled, grads, NULL));
     OK(step_with(&plain, grads, NULL));

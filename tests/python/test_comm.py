@@ -1,4 +1,4 @@
-"""Communicators from Python: collectives, groups, streams, failures that everyone learns of."""
+"""Communicators from Python: collectives, groups, streams, failures that every rank learns of."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """libdc.linalg: accuracy on hard spectra against mpmath (60 digits) and float64 (point 18 of the second-order
-conformance list), warm starts over a run of changing matrices, arrays of all kinds, and what tests/linalg does not
+conformance list). Warm starts over a run of changing matrices, arrays of all kinds, and what tests/linalg does not
 reach."""
 
 from __future__ import annotations
@@ -261,8 +261,8 @@ print(peak() - before)
 
 
 def test_28_peak_memory(tmp_path: Any) -> None:
-    """The process' own peak grows by the budget at most, and by what two threads have not yet touched of their scratch,
-    for operands many times as large, and not mapped."""
+    """For operands many times as large, and not mapped, the process's peak grows by the budget at most. The part of two
+    threads' scratch memory that they have not touched yet comes on top."""
     rng, n, slack = np.random.default_rng(28), 2048, (2 * 7 + 1) << 20
     a, b = (rng.standard_normal((n, n), np.float32) for _ in "ab")
     for name, values in (("a", a), ("b", b), ("o", np.zeros((1, 1), np.float32))):

@@ -1,4 +1,4 @@
-"""Tensors in and out: every protocol and type, what is refused, and who keeps memory alive."""
+"""Tensors in and out: every protocol and type, what is refused, and which object keeps memory alive."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_over_processes_as_over_threads(world, launch):
 
 
 class Barrier(libdc.Collectives):
-    """A transport of Python's own, over threads: everyone puts, everyone reads."""
+    """A transport of Python's own, over threads: every rank writes its part, then every rank reads all."""
 
     def __init__(self, world: int, rank: int, shared: dict, log: list) -> None:
         self.world, self.rank, self.shared, self.log = world, rank, shared, log

@@ -1,4 +1,4 @@
-/* Gathers for a caller whose work is on a stream of his own. */
+/* Gathers for a caller whose work is on a stream of its own. */
 #include "harness.h"
 
 #include <sched.h>
@@ -15,7 +15,7 @@ static bool holds_weights(const dc_tensor *full, const sharded *p, float scale) 
   return full->shape[0] == p->numel && full->ndim == 1 && full->dtype == DC_FLOAT32;
 }
 
-/* The caller's work on a stream of his own: gathers start after it, and memory comes back after its last read. */
+/* The caller's work on a stream of its own: gathers start after it, and memory is freed after its last read. */
 static void on_a_stream(rank *r) {
   sharded p;
   int64_t id = 9;
@@ -42,7 +42,8 @@ static void test_on_a_stream(void **state) {
   run_ranks((setup){.world = 2}, on_a_stream, NULL);
 }
 
-/* A caller who runs ahead of his stream, by many parameters, has the memory of as many as he has at once. */
+/* A caller that runs ahead of its stream, by many parameters, takes only the memory of the parameters in use at once.
+ * */
 enum { AHEAD = 40, LARGE = 2 << 20 };
 
 static void wait_until(void *user) {

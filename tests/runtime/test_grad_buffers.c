@@ -97,7 +97,7 @@ static void test_buffers_are_replaced(void **state) {
   run_ranks((setup){.world = 2}, given_anew, NULL);
 }
 
-/* A graph is registered with who wants which part of a gradient; a buffer that comes later changes nothing of it. */
+/* A graph is registered with each rank's part of a gradient; a buffer that comes later changes nothing of it. */
 static void thawed(rank *r) {
   sharded p;
   const int64_t id = PARAM, chunk = ceil_div(LENGTH, r->world);
@@ -138,8 +138,8 @@ static dc_status register_other(rank *r, int32_t stage) {
                     : dc_register_graph_z2(r->ctx, OTHER_GRAPH, &id, 1);
 }
 
-/* A graph that is registered while the buffer is away neither freezes the parameter in the graphs that have it, nor
- * loses what they have summed; and it takes no other split than theirs. */
+/* A graph may be registered while the buffer is away. It neither freezes the parameter in the graphs that have it, nor
+ * loses their sums; and it takes no other split than theirs. */
 static void registered_meanwhile(rank *r) {
   const split *s = r->user;
   part p;

@@ -10,8 +10,8 @@
 
 enum { HELD_ADDRESSES = 64 };
 
-/* An address of this machine at which nobody listens, and where nobody else will: a socket that does not listen itself
- * holds it until HELD_ADDRESSES others have been asked for. */
+/* An address of this machine without a listener. A socket that does not listen holds it, so that no other process gets
+ * it until HELD_ADDRESSES others have been asked for. */
 static inline const char *fresh_address(char address[64]) {
   static _Atomic int held[HELD_ADDRESSES];
   static atomic_uint next;

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Those whose names have this part: other processes of the machine have theirs in folders that are everybody's. */
+/* Those whose names have this part: other processes of the machine have theirs in folders that all share. */
 static inline int entries_with(const char *path, const char *part) {
   int count = 0;
   DIR *directory = opendir(path);

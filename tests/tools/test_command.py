@@ -277,7 +277,7 @@ PRINTS = [["--help"], ["--version"], ["info"], ["info", "--json"], ["doctor"], [
 
 
 def unwritable(line: List[str], how: str) -> "subprocess.CompletedProcess[str]":
-    """The command with a standard output that is full, closed, or a pipe that nobody reads."""
+    """The command with a standard output that is full, closed, or a pipe without a reader."""
     if how == "full":
         out = os.open("/dev/full", os.O_WRONLY)
     else:

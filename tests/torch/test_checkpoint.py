@@ -1,5 +1,5 @@
-"""Checkpoints that each rank writes and reads its own part of: from any number of ranks and stage to any other, as
-files of the safetensors format, and what becomes of them when something fails."""
+"""Checkpoints that each rank writes and reads its own part of, from any number of ranks and stage to any other. They
+are files of the safetensors format. Also what remains of them when something fails."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_the_limit_holds_at_once() -> None:
 
 
 def test_threads() -> None:
-    """A block has one tensor at a time, whoever takes and drops."""
+    """A block has one tensor at a time, whichever thread takes and drops."""
     wrong: List[int] = []
 
     def work(number: int) -> None:

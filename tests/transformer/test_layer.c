@@ -3,8 +3,8 @@
 
 #include "layer.h"
 
-/* Every combination of type, placement and flags: guard bytes (free_rig), the documented bytes, the same output, and
- * gradients that a second backward, a spoiled workspace and another number of threads do not change. */
+/* Every combination of type, placement and flags: guard bytes (free_rig), the documented bytes, the same output. A
+ * second backward, a spoiled workspace and another number of threads do not change the gradients. */
 enum { TOKENS = 2 * 19 };
 
 static void assert_finite(const owned *o) {

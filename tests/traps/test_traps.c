@@ -1,5 +1,5 @@
-/* Floating-point exceptions are trapped here (traps_on.c), as in hosts of Free Pascal: documented infinities and NaN
- * end no process, the caller's environment is what it was after each call, and the library's threads have no traps. */
+/* Floating-point exceptions are trapped here (traps_on.c), as in hosts of Free Pascal. Documented infinities and NaN
+ * end no process, the caller's environment is restored after each call, and the library's threads have no traps. */
 #define _GNU_SOURCE
 #include <fenv.h>
 
@@ -71,7 +71,7 @@ static void test_functions_of_the_caller_see_none(void **state) {
   assert_int_equal(traps(), before);
 }
 
-/* What the caller has seen stays seen, and his rounding mode his. */
+/* Exceptions that the caller has seen stay set, and its rounding mode stays. */
 static void test_the_environment_is_kept(void **state) {
   (void)state;
   dc_tensor ta = matrix(a, DC_FLOAT64), to = matrix(out, DC_FLOAT64);

@@ -84,7 +84,7 @@ static void *wait_for_stuck(void *arg) {
   return dc_comm_barrier(s->comm) == DC_E_TIMEOUT ? s : NULL;
 }
 
-/* Without abort its caller waits on, and everybody else knows. */
+/* Without abort its caller waits on, and all other ranks know. */
 static void test_a_function_returns_late(void **state) {
   (void)state;
   stuck s = {0};

@@ -92,7 +92,7 @@ static void test_rank_taken(void **state) {
   const meeting two = {2, 3, DC_OK, NULL, patient};
   pid_t a = meet(fresh_name(name), &zero);
   pid_t b = meet(name, &one);
-  await_steps(2); /* and rank 1 has said who it is */
+  await_steps(2); /* and rank 1 has sent its hello */
   assert_int_equal(end_rank(meet(name, &again)), 0);
   assert_int_equal(end_rank(meet(name, &two)), 0);
   assert_int_equal(end_rank(a), 0);
@@ -163,7 +163,7 @@ static void test_host_dies(void **state) {
 
 /* ---- and part ---- */
 
-/* Who waits for something else than a collective can look whether the others live. */
+/* A rank that waits outside a collective can check whether the others live. */
 static int watched(dc_comm *comm, void *arg) {
   (void)arg;
   CHECK_OK(dc_comm_barrier(comm));

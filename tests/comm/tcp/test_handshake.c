@@ -248,7 +248,7 @@ static void test_a_late_rank(void **state) {
 typedef struct squat {
   char text[2][512];
   atomic_int here;
-  bool early; /* the stranger comes before the rank, else after it */
+  bool early; /* the foreign connection comes before the rank, else after it */
 } squat;
 
 static int connect_as_stranger(const dc_comm *comm) {
@@ -295,7 +295,7 @@ static int taken(dc_comm *comm, void *arg) {
     sleep_ms(1);
   }
   dc_status status = dc_comm_dup(comm, &copy);
-  if (status == DC_OK) { /* rank 1 waits for nobody there */
+  if (status == DC_OK) { /* rank 1 waits for no rank there */
     status = dc_comm_barrier(copy);
   }
   snprintf(s->text[comm->rank], sizeof s->text[0], "%s", dc_last_error());

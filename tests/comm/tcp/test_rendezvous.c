@@ -1,5 +1,5 @@
-/* Ranks that meet over TCP: how they find each other, and whom they send away. What they compute is what every kind of
- * group computes (comm_ranks.h, on_all_groups). */
+/* Ranks that meet over TCP: how they find each other, and which connections they reject. comm_ranks.h tests what every
+ * kind of group computes (on_all_groups). */
 #include "comm/tcp/socket.h"
 #include "comm_data.h"
 
@@ -70,7 +70,7 @@ static void test_addresses(void **state) {
   assert_int_equal(dc_comm_create_tcp("a:1", NULL, 0, 1, NULL, &comm), DC_E_INVALID);
   assert_int_equal(dc_comm_create_tcp("a:1", "x", 2, 2, NULL, &comm), DC_E_INVALID);
   assert_int_equal(dc_comm_create_tcp("a:1", "x", 0, 1, NULL, NULL), DC_E_INVALID);
-  assert_int_equal(dc_comm_create_tcp("[::1]:80", "x", 0, 1, NULL, &comm), DC_OK); /* nobody to meet */
+  assert_int_equal(dc_comm_create_tcp("[::1]:80", "x", 0, 1, NULL, &comm), DC_OK); /* no rank to meet */
   dc_comm_destroy(comm);
   meeting nowhere = of("no.such.host.invalid:4000", "x", 1, 2, limit, DC_E_SYSTEM, "no.such.host.invalid");
   assert_true(meet_all(&nowhere, 1));
@@ -150,7 +150,7 @@ static void test_ranks_that_do_not_fit(void **state) {
   close(fd);
 }
 
-/* ---- strangers ---- */
+/* ---- connections that are not a rank's ---- */
 
 static int connect_as_stranger(const char *address) {
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -196,7 +196,7 @@ static void test_strangers(void **state) {
   }
 }
 
-/* Where nobody listens, a socket may be given the very port that it looks for, and meet itself. */
+/* Without a listener, a socket may be given the very port that it connects to, and so connect to itself. */
 static void test_a_rank_does_not_connect_to_itself(void **state) {
   (void)state;
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -211,7 +211,7 @@ static void test_a_rank_does_not_connect_to_itself(void **state) {
     length = sizeof own;
     to.sin_port = htons((uint16_t)(port ^ (i & 1))); /* the system gives even ones, or odd ones, first */
     fd = dc__tcp_connect((struct sockaddr *)&to, sizeof to, dc__now_ns() + limit);
-    if (fd >= 0) { /* somebody listens there now */
+    if (fd >= 0) { /* another process listens there now */
       assert_int_equal(getsockname(fd, (struct sockaddr *)&own, &length), 0);
       assert_int_not_equal(own.sin_port, to.sin_port);
       close(fd);
@@ -245,7 +245,7 @@ static int one_of_many(const char *address, int32_t rank) {
   const dc_comm_options options = {sizeof options, 2 * limit, 0};
   bool right = dc_comm_create_tcp(address, "many", rank, MANY, &options, &comm) == DC_OK;
   if (rank == 1) {
-    usleep(500000); /* rank 0 waits for it, and keeps the connections of those who make all their copies meanwhile */
+    usleep(500000); /* rank 0 waits for it, and keeps the connections of ranks that make all their copies meanwhile */
   }
   for (int i = 0; i < COPIES; i++) {
     right = right && dc_comm_dup(comm, &copies[i]) == DC_OK;

@@ -1,4 +1,4 @@
-/* Ranks over TCP that wait in vain: every rank gets the same error, and it names the rank or the connection that is the
+/* Ranks over TCP that wait in vain. Every rank gets the same error, and it names the rank or the connection that is the
  * reason, not those that wait for the same. */
 #include "comm/tcp/tcp.h"
 #include "comm_failing.h"
@@ -78,7 +78,7 @@ static void test_a_late_rank_is_named_by_all(void **state) {
   }
 }
 
-/* Deadlines that differ: the first one is everybody's. */
+/* Deadlines that differ: the first one applies to every rank. */
 static int deadlines_differ(dc_comm *comm, void *arg) {
   reports *t = arg;
   static const int64_t ms[] = {700, 60000, 900, 701, 700};
@@ -91,7 +91,7 @@ static int deadlines_differ(dc_comm *comm, void *arg) {
   return report(t, comm, collective(comm, 2));
 }
 
-/* Deadlines that are over before anybody comes: whoever is named, it is the same for all. */
+/* Deadlines that are over before any rank comes: the rank that is named is the same for all. */
 static int deadlines_are_tiny(dc_comm *comm, void *arg) {
   reports *t = arg;
   CHECK_OK(dc_comm_barrier(comm));

@@ -15,7 +15,7 @@ static const int64_t limit = INT64_C(60000000000);
 static atomic_int
     *arrived; /* how many ranks, in all processes, have come past the last collective that was to succeed */
 
-/* All have: who ends now ends nothing that came before. */
+/* All have: a rank that ends now ends nothing that came before. */
 static void meet_all_ranks(const dc_comm *comm) {
   atomic_fetch_add(arrived, 1);
   while (atomic_load(arrived) < comm->world) { /* the test's own limit is the deadline */
@@ -93,7 +93,7 @@ static void test_a_rank_dies(void **state) {
   assert_int_equal(results[1], -SIGKILL);
 }
 
-/* Who makes a copy waits for all others, but not for one that will not come. */
+/* A rank that makes a copy waits for all others, but not for one that will not come. */
 static int dies_uncopied(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copy = NULL;
@@ -252,7 +252,7 @@ static pid_t start_lacking(const char *address, const lacking *l) {
   return child;
 }
 
-/* alarm, wake, listener: then there is none for who comes. */
+/* alarm, wake, listener: then there is none for a connection. */
 static void test_rank_0_lacks_descriptors(void **state) {
   (void)state;
   const lacking host = {0,   2, 3, DC_E_SYSTEM, "group \"g\": rank 0 cannot accept a connection: Too many open files",

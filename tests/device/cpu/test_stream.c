@@ -35,7 +35,7 @@ static void test_order_across_streams(void **state) {
   free(seen);
 }
 
-/* Nobody leaves the barrier before all three have come: tasks that waited for each other would never end. */
+/* No task leaves the barrier before all three have come: tasks that waited for each other would never end. */
 static void test_tasks_overlap_the_caller(void **state) {
   fixture *f = *state;
   pthread_barrier_t barrier;

@@ -106,7 +106,7 @@ static void test_14_one_bad_matrix(void **state) {
   }
 }
 
-/* Sizes beyond any memory are an error, whatever the data is; nobody reads it. */
+/* Sizes beyond any memory are an error, whatever the data is; the data is not read. */
 static void test_15_huge(void **state) {
   (void)state;
   double a = 1;

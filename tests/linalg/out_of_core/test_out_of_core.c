@@ -201,7 +201,8 @@ static void test_28_random(void **state) {
   dc_linalg_destroy(other);
 }
 
-/* Any number of threads gives the same bits, for each budget; and a file that fails is named, whoever finds out. */
+/* Any number of threads gives the same bits, for each budget; and a file that fails is named, whichever thread finds
+ * it. */
 static void test_28_threads(void **state) {
   (void)state;
   enum { N = 300 };

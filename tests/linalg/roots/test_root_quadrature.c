@@ -1,5 +1,5 @@
-/* Inverse roots without a decomposition: the sum of fractions behind them, the result on spectra of all kinds and at
- * all sizes around a panel's, and what they leave to eigenvectors. */
+/* Inverse roots without a decomposition: the sum of fractions behind them, and the result on spectra of all kinds and
+ * at all sizes around a panel's. Also the matrices that they leave to eigenvectors. */
 #include "linalg/eigh/eigh.h"
 #include "linalg_test.h"
 

@@ -204,7 +204,7 @@ static void point_44_one_rank_fails_and_none_steps(void **state) {
   on_two_ranks(failing_rank);
 }
 
-/* One rank has a gradient less than the other: who steps would wait for what never comes. */
+/* One rank has a gradient less than the other: a rank that steps would wait for what never comes. */
 static void *rank_without_a_gradient(void *arg) {
   rank *r = arg;
   dc_shampoo_options o = rank_options();

@@ -84,8 +84,8 @@ static void point_46_one_sample(void **state) {
   free(delta);
 }
 
-/* in a deep linear net with squared error, over the net's own distribution of targets (a finite one of the same
- * covariance), inputs and gradients of every layer are independent, and A x G is the Fisher matrix again. */
+/* In a deep linear net with squared error, over the net's own distribution of targets (a finite one of the same
+ * covariance), A x G is the Fisher matrix again. There inputs and gradients of every layer are independent. */
 static void point_46_deep_linear_net(void **state) {
   (void)state;
   enum { N = 6, D0 = 4, D1 = 3, D2 = 2, SAMPLES = N * 2 * D2 };

@@ -163,7 +163,7 @@ static void point_47_ranks(void **state) {
       }
     }
     assert_int_equal(owned, 3);
-    assert_true(least >= 1); /* the costliest first, each to who has least */
+    assert_true(least >= 1); /* the costliest first, each to the rank with the least work */
   }
   close_model(&one);
 }

@@ -127,7 +127,7 @@ def latest_first(nodes: List[Any]) -> List[Any]:
 
 def test_order_after_autograd(run: Run) -> None:
     """Operators put into a backward graph after AOTAutograd, as a compiler for ZeRO does it, run in the graph's order
-    under Inductor, although nothing but semantics.py says that they are ordered."""
+    under Inductor. Nothing but semantics.py says that they are ordered."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table

@@ -1,4 +1,4 @@
-"""A sharded model that nobody refers to any more gives back what it has, at once and without the garbage collector."""
+"""A sharded model without references frees its memory, at once and without the garbage collector."""
 
 from __future__ import annotations
 
