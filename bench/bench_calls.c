@@ -1,6 +1,6 @@
-/* What operators cost the thread that calls them: the gather of a parameter that is there, its wait and its release, a
- * call that fails, and a gather that is really one, with its wait and its release, on a stream that is not waited for
- * while the clock runs. By the public interface, in one thread, with one rank.
+/* What operators cost the thread that calls them. Calls are the gather of a parameter that is there, its wait and its
+ * release, and a call that fails. Another is a gather that communicates, with its wait and its release, on a stream
+ * that is not waited for while the clock runs. By the public interface, in one thread, with one rank.
  *
  *   bench_calls [--json] [--device NAME] [--nccl]      median nanoseconds */
 #include <stdbool.h>

@@ -1,7 +1,7 @@
-/* Bytes read and written per second on a card: the elementwise kernels, and collectives of ranks that are threads, each
- * as a share of the driver's own copy in the same run. bench_card_moves [KiB of an operand, 512 MiB if not given]
- * prints a line of JSON: GB/s of the copy, and the shares. Kernels are timed by the card's events, collectives by the
- * hosts' clock, from when all ranks begin until their streams are done. scripts/gpu-check runs it. */
+/* Bytes read and written per second on a card, by the elementwise kernels and by collectives of ranks that are threads.
+ * Each is a share of the driver's own copy in the same run. bench_card_moves [KiB of an operand, 512 MiB if not given]
+ * prints a line of JSON: GB/s of the copy, and the shares. Kernels are timed by the card's events. Collectives are
+ * timed by the hosts' clock, from when all ranks begin until their streams are done. scripts/gpu-check runs it. */
 #include <stdio.h>
 #include <stdlib.h>
 

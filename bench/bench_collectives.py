@@ -4,8 +4,8 @@ TCP, and beside what the memory can do.
     python bench/bench_collectives.py
 
 Sizes are those of the whole tensor. The calls take turns, one of each a round, each after a barrier, and a call's time
-is that of the slower rank. The memory's share is (time of the plain torch work that no all-gather or reduce-scatter
-can do without, on both ranks at once) / (libdc's time): a copy of the whole tensor, or an addition of two halves.
+is that of the slower rank. The memory's share is (time of the necessary torch work) / (libdc's time). The necessary
+work runs on both ranks at once: a copy of the whole tensor, or an addition of two halves.
 """
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-/* Rates of the matrix products of a transformer layer, forward and backward, at each instruction-set level: billions of
- * operations per second of one thread's processor time, so that a machine in use does not spoil them.
+/* Rates of the matrix products of a transformer layer, forward and backward, at each instruction-set level. They are
+ * billions of operations per second of one thread's processor time, so that a machine in use does not spoil them.
  *   bench_gemm [tokens, 1024 by default] [hidden size, 1024] */
 #define _GNU_SOURCE /* CLOCK_THREAD_CPUTIME_ID */
 #include <inttypes.h>

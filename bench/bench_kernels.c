@@ -1,7 +1,7 @@
 /* Bytes read and written per second by each kernel, on one core, at each instruction-set level, beside memcpy on as
- * much memory: one size for the second-level cache, one beyond all caches unless the machine's are huge. And what
- * looking for infinities costs copies, casts and sums. bench_kernels [MiB of the large size, 64 by default [looks]]:
- * with `looks` only the last. */
+ * much memory. One size is for the second-level cache, one beyond all caches unless the machine's are huge. It also
+ * measures what the search for infinities costs copies, casts and sums. bench_kernels [MiB of the large size, 64 by
+ * default [looks]]: with `looks` only the last. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

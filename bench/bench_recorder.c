@@ -1,5 +1,5 @@
-/* What the flight recorder costs: nanoseconds an entry, and the share of a ZeRO-3 step that its entries take. Entries
- * are timed alone, on the library's own objects, since nothing can turn the recorder off; a step is one forward and
+/* The cost of the flight recorder: nanoseconds per entry, and the share of a ZeRO-3 step that its entries take. Entries
+ * are timed alone, on the library's own objects, since the recorder cannot be turned off. A step is one forward and
  * backward of a model of LAYERS parameters on two ranks that are threads.
  *
  *   bench_recorder [--json]      medians of ROUNDS rounds */

@@ -3,9 +3,9 @@
 [--quick] [--save] [--shampoo FOLDER].
 
 All implementations of a row take turns, round by round, with two threads (torch also with one), so ratios within a
-round share the machine's noise; a figure is the median over rounds, and the ratio that of a round, in the median.
+round share the machine's noise. A figure is the median over rounds, and the ratio is the median of the rounds' ratios.
 Between two turns is a pause, since the threads of a library that has just finished go on spinning for a while. Errors
-are against float64. Peers that are not installed are left out (requirements.txt beside this file); Distributed Shampoo
+are against float64. Peers that are not installed are left out (requirements.txt beside this file). Distributed Shampoo
 is on no package index: FOLDER is a checkout of github.com/facebookresearch/optimizers. --quick has every row, in fewer
 rounds; --save writes bench/results/linalg-DATE.md and .json."""
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Inverse fourth roots on a card: libdc's, by products alone, beside those of torch.linalg.eigh. card.py [ROWS
-[BATCH]] prints a line of JSON: milliseconds in the median of rounds in which both take turns, how often libdc's time
-goes into the other's (the goal is 5 for one float32 matrix of 1024 rows), and errors against float64.
+[BATCH]] prints a line of JSON. It has milliseconds, the median of rounds in which both take turns, and errors against
+float64. It also has the ratio of the other's time to libdc's (the goal is 5 for one float32 matrix of 1024 rows).
 DC_TEST_DEVICE=cpu: on the CPU, where it shows only that the script works."""
 
 from __future__ import annotations

@@ -2,18 +2,18 @@
 """A step of the optimizers beside others': bench.py [--elements N] [--threads N] [--rounds N] [--shampoo FOLDER]
 [--first-order] [--muon] [--quick].
 
-AdamW: one step of a model of N weights (a GPT's mixture of large and small parameters), and one of 200 parameters of
-1000 weights each, where what surrounds the work counts most; in all three types. The ways take turns, round by round;
-"at least" is the fastest round, and the ratio that of a round, in the median. An element costs libdc 28 bytes of
-memory in every type, 16 read and 12 written, which gives the bandwidth; PyTorch, which keeps moments of the weights'
-type and no float32 copy, half of that for 16 bits. "copy" is PyTorch's copy of one float32 array into another on as
-many threads, 8 bytes an element, what the machine can do.
+AdamW: one step of a model of N weights (a GPT's mixture of large and small parameters), in all three types. Another is
+of 200 parameters of 1000 weights each, where the work around the elements counts most. The ways take turns, round by
+round; "at least" is the fastest round, and the ratio that of a round, in the median. An element costs libdc 28 bytes of
+memory in every type, 16 read and 12 written, which gives the bandwidth. PyTorch keeps moments of the weights' type and
+no float32 copy, so for 16 bits it costs half of that. "copy" is PyTorch's copy of one float32 array into another on as
+many threads, 8 bytes an element: the limit of the machine.
 
 Muon: one step on 12 matrices [W, W] and [W, 4 W], W = 512 and 1024, of float32 weights. All products are
 bfloat16, but where it says float32.
 
-Second order: a step on matrices [W, W] and [W, 4 W], W = 512, with a refresh of roots or bases every 10 steps, as the
-time of ten steps over ten; FOLDER is a checkout of github.com/facebookresearch/optimizers, whose Distributed Shampoo
+Second order: a step on matrices [W, W] and [W, 4 W], W = 512, with a refresh of roots or bases every 10 steps. Its time
+is that of ten steps over ten. FOLDER is a checkout of github.com/facebookresearch/optimizers. Its Distributed Shampoo
 takes part with the same blocks, frequency and graft, and its SOAP. --quick: fewer elements, layers and rounds."""
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
     python bench/optim/gates.py --seeds 1 --known  one seed and the settings of examples/optimizers/rules.py
 
 The baselines get the best of a grid each, by the median over the seeds of the steps to the target; Muon, Shampoo, SOAP
-and K-FAC have smaller ones. The batches of a seed are the same for all. The gates: Muon, with AdamW for what is no
-hidden matrix, and Shampoo (roots every 10 steps) take at most 0.6 times AdamW's steps, SOAP (bases every 10) 0.8 times,
-K-FAC at most 0.5 times SGD's; and two ranks under ZeRO-3, which share matrices, blocks and layers out, have the losses
-of one rank, bit for bit. Exit status 1 if one does not hold.
+and K-FAC have smaller ones. The batches of a seed are the same for all. The gates: Muon, with AdamW for parameters that
+are no hidden matrices, and Shampoo (roots every 10 steps) take at most 0.6 times AdamW's steps. SOAP (bases every 10)
+takes at most 0.8 times AdamW's, and K-FAC at most 0.5 times SGD's. Two ranks under ZeRO-3, which share matrices, blocks
+and layers out, have the losses of one rank, bit for bit. Exit status 1 if one does not hold.
 """
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Handwritten digits that need no download: strokes with a slant, a size, a place and a pen of their own, 8 x 8 pixels
-of 17 greys from 0 to 1, and the autoencoder with a narrow waist that learns them."""
+"""Handwritten digits that need no download, and the autoencoder with a narrow waist that learns them. Digits are
+strokes with a slant, a size, a place and a pen of their own, 8 x 8 pixels of 17 greys from 0 to 1."""
 from __future__ import annotations
 
 import math

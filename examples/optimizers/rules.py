@@ -14,8 +14,8 @@ Color = Tuple[int, int, int]
 
 
 class MuonAndAdamW:
-    """Muon for the matrices of hidden layers, which are named by patterns, each with the number of matrices that lie
-    one below the other in such a parameter; AdamW, which has arguments of its own, for all other parameters."""
+    """Muon for the matrices of hidden layers, and AdamW, which has arguments of its own, for all other parameters.
+    Patterns name the matrices, each with the number of matrices that lie one below the other in such a parameter."""
 
     def __init__(self, model: torch.nn.Module, hidden: Dict[str, int], adamw: Dict[str, Any], **options: Any) -> None:
         rest = dict(model.named_parameters())

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Trains the same models with SGD, AdamW, Muon, Shampoo, SOAP and K-FAC, turn by turn, under ZeRO-3 on the ranks it is
-started with, and draws the loss against steps and against seconds. Muon has the matrices of hidden layers, beside it
+started with. It draws the loss against steps and against seconds. Muon has the matrices of hidden layers, beside it
 AdamW has the rest.
 
     python -m libdc.run -n 2 examples/optimizers/train.py     what `make optimizers` does

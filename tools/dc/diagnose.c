@@ -98,7 +98,7 @@ static bool is_pending(const entry *e) {
 
 /* ---- the cases ---- */
 
-/* A rank without a file: it died, if the others say that somebody did. */
+/* A rank without a file: it died, if the others say that a rank did. */
 static bool find_missing_ranks(const dumps *d, diagnosis *v) {
   bool is_missing[MAX_RANKS] = {false};
   for (int r = 0; r < d->world; r++) {
@@ -268,7 +268,7 @@ static bool find_difference(const dumps *d, const char *group, diagnosis *v) {
   return false;
 }
 
-/* All did the same: who came last to the last collective that all came to, and what the error is. */
+/* All did the same: the rank that was last at the last collective that all reached, and the error. */
 static void report_agreement(const dumps *d, diagnosis *v) {
   const char *error = "";
   int64_t collectives = 0;

@@ -10,8 +10,8 @@ static const model models[] = {
     {"bert-large", 24, 1024, 16, 4096, 30522, 512},
 };
 
-/* Parameters outside the layers of a BERT with its heads for pre-training: embeddings of words, places and two kinds
- * with their LN, pooler, the head's transform with its LN, its bias, and the two classes of the next sentence. */
+/* Parameters outside the layers of a BERT with its heads for pre-training. They are embeddings of words, places and two
+ * kinds with their LN, pooler, the head's transform with its LN, its bias, and the two classes of the next sentence. */
 static int64_t other_parameters(const model *m) {
   int64_t h = m->hidden;
   return m->vocabulary == 0 ? 0 : (m->vocabulary + m->places + 4) * h + 2 * (h * h + h) + 4 * h + m->vocabulary + 2;

@@ -60,7 +60,7 @@ static void *run_thread(void *arg) {
   thread *t = arg;
   t->ok = t->j->run(&t->r);
   if (!t->ok) {
-    dc_comm_abort(t->r.comm, t->r.text); /* nobody need wait for this rank */
+    dc_comm_abort(t->r.comm, t->r.text); /* no rank need wait for this one */
   }
   return NULL;
 }

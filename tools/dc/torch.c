@@ -1,8 +1,8 @@
-/* The dumps as PyTorch's flight recorder writes its own (format 2.10), one file a rank: as a pickle, which is what
- * torchfrtrace loads, or as JSON of the same shape, which is what its JSON dumps are.
+/* The dumps as PyTorch's flight recorder writes its own (format 2.10), one file a rank. They are a pickle, which
+ * torchfrtrace loads, or JSON of the same shape, as its own JSON dumps are.
  *
  * A collective's tensors may be split raggedly, so they are the "v" kinds, and the size is that of the whole on every
- * rank. The analyser knows no back end of ours: the name says gloo, and then what libdc calls it. */
+ * rank. The analyser knows no libdc back end: the name says gloo, followed by libdc's own name. */
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
