@@ -1,4 +1,5 @@
-"""Old programs on the new library, and a new program on the old one: what users meet who change one of the two."""
+"""Old programs on the new library, and a new program on the old one: the cases of a user that updates one of the
+two."""
 
 from __future__ import annotations
 

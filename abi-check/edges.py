@@ -1,6 +1,6 @@
-"""Every function called with nothing, and with numbers at their edges, while floating-point exceptions are trapped: it
-returns, an error names the function, outputs of a call that failed are what they were, and so are the locale, the
-rounding mode and the traps after every call."""
+"""Every function called with NULL and with numbers at their edges, while floating-point exceptions are trapped. It
+returns, an error names the function, and outputs of a call that failed are unchanged. After every call the locale, the
+rounding mode and the traps are as before."""
 
 from __future__ import annotations
 

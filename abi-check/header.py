@@ -1,5 +1,5 @@
-"""A public header as data: its functions, structs and constants, and C made from them: locks of a release's layouts and
-prototypes, and a library of empty functions that stands for one that is not at hand."""
+"""A public header as data: its functions, structs and constants. C code is made from them: locks of a release's layouts
+and prototypes, and a library of empty functions that stands for a missing one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""libdc_cuda.so holds of each family machine code for cards of capability 8.0 and 9.0, made by CUDA 12, which drivers
-of CUDA 12 and later take, and PTX that those of CUDA 12.0 compile: check_image.py [LIBRARY]; without it, what `make
-cuda` has built, if it has."""
+"""libdc_cuda.so has for each family machine code for cards of capability 8.0 and 9.0, made by CUDA 12, which drivers of
+CUDA 12 and later take. It also has PTX that those of CUDA 12.0 compile. check_image.py [LIBRARY]; without it, what
+`make cuda` has built, if it has."""
 
 from __future__ import annotations
 

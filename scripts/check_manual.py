@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The header is a whole manual: each declaration says what it is, each parameter, field and constant what it means; a
-function names its errors, who may call it from which thread, and since when it is there; what it returns has an owner;
-each chapter names the source of its mathematics. Planted faults show that what is left out is found."""
+"""The header is a whole manual: each declaration says what it is, each parameter, field and constant what it means. A
+function names its errors, its thread class and its version; its result has an owner. Each chapter names the source of
+its mathematics. Planted faults show that what is left out is found."""
 
 from __future__ import annotations
 

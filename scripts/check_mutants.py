@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every fault of tests/mutants still applies to the sources as they are; `make mutants` puts them in and looks who
-finds them."""
+"""Every fault of tests/mutants still applies to the sources as they are; `make mutants` puts them in and names the test
+that finds each."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The header, the version script and a built library name the same functions: check_surface.py [LIBRARY]; without it,
-the installed Python package's. The library needs nothing but the C library, calls nothing that it promises not to call
-(printing, ending the process, the environment but for READ, signal handlers), and its dc_x_init() functions give what
-the header's DC_X_INIT macros give."""
+the installed Python package's. The library needs only the C library. It calls nothing that it promises not to call
+(printing, ending the process, the environment but for READ, signal handlers). Its dc_x_init() functions give what the
+header's DC_X_INIT macros give."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 """Builds the wheel that is given away: make_wheel.py FOLDER. It is what `pip wheel .` builds, linked so that it runs on
 distributions older than this one, and tagged by auditwheel.
 
-Since 2.34, glibc has threads and the dynamic loader's functions in libc.so.6, and a program that is linked there asks
-for symbols of that version, as every program does for __libc_start_main, though the functions have not changed; libm's
-exp, log and pow of 2.29 only set errno no more. Here a program is linked with empty stand-ins for libpthread, libdl and
-libm, whose symbols have the versions of old; every glibc still serves these. Before 2.33, stat() was in no library, but
-made of __xstat() in each program: here again."""
+Since 2.34, glibc has threads and the dynamic loader's functions in libc.so.6. A program that is linked there asks for
+symbols of that version, as every program does for __libc_start_main, though the functions have not changed. libm's exp,
+log and pow of 2.29 differ only in that they set errno no more. Here a program is linked with empty stand-ins for
+libpthread, libdl and libm, whose symbols have the versions of old; every glibc still serves these. Before 2.33, stat()
+was in no library, but made of __xstat() in each program: here again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The public header as data: every declaration with what its comment says of it. The manual is made from this, and
 check_manual.py holds the header to it. Needs nothing but Python, since `meson install` makes the man pages too.
 
-A block is: a first sentence, prose, lines `name  text` of parameters, `Returns …`, and `[class] Since version.`
+A block is: a first sentence; prose; lines `name  text` of parameters; `Returns …`; and `[class] Since version.`
 A parameter that a block leaves out is described in the list of arguments on the header's first page. `as dc_x`
 refers to another block for errors; a chapter's introduction may give errors that all its functions share."""
 
