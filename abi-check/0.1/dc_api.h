@@ -19,8 +19,8 @@
  *     except handles, which become NULL. Nothing is half-done: the call happened or it did not.
  *   - Options structs begin with struct_size. Zero in a field means "the default"; NULL means all defaults.
  *     Set them by DC_X_INIT in C or dc_x_init() from another language. Output structs are sized the same way.
- *   - Handles are opaque, made by a create function and freed by one destroy function that takes NULL, returns
- *     nothing, and may be called in any order: children keep what they need alive.
+ *   - Handles are opaque, made by a create function and freed by one destroy function, which takes NULL and returns
+ *     nothing. Handles may be destroyed in any order: children keep what they need alive.
  *     A handle that was destroyed, or one of another kind, is DC_E_INVALID, what the call returns for NULL, or no effect.
  *     That does not hold once other memory lies there: do not rely on it.
  *   - The library never prints, aborts, installs signal handlers or keeps global state. Of the environment it reads
@@ -261,11 +261,11 @@ typedef struct dc_device_options {
 DC_API void dc_device_options_init(dc_device_options *options, size_t struct_size);
 
 /** Opens a device by name. The handle is counted; contexts and streams keep the device alive. CUDA comes from
- *  libdc_cuda.so beside this library and from the NVIDIA driver, both opened here; it shares the device's primary
- *  context with whoever else uses CUDA in the process. On the CPU the process uses the widest instructions that there
- *  are, at most those that the environment's DC_CPU names, which is read once: generic (plain C), avx2, avx512,
- *  avx512bf16 or amx. AMX is asked of Linux; from then on a thread's own stack for signals (sigaltstack) must have the
- *  AT_MINSIGSTKSZ bytes that the system tells, with room for AMX's registers, and AMX is not used if one has less.
+ *  libdc_cuda.so beside this library and from the NVIDIA driver, both opened here. It uses the device's primary
+ *  context, as all other users of CUDA in the process do. On the CPU the process uses the widest instructions that
+ *  there are. The environment's DC_CPU, which is read once, bounds them: generic (plain C), avx2, avx512, avx512bf16 or
+ *  amx. AMX is requested from Linux. From then on a thread's own signal stack (sigaltstack) must have the system's
+ *  AT_MINSIGSTKSZ bytes, which include AMX's registers. AMX is not used if a thread's stack is smaller.
  *  name  "cpu"; "cuda" or "cuda:N", the first or the N-th device
  *  Returns DC_OK; DC_E_NO_DEVICE (unknown name, or not on this machine: the text says what is missing), DC_E_INVALID
  *  (also: DC_CPU is none of those), DC_E_NO_MEMORY, DC_E_DEVICE (the device or its driver refused). [any] Since 0.1. */
@@ -279,7 +279,7 @@ DC_API const char *dc_device_name(const dc_device *device);
 
 /** Makes a stream. Returns DC_OK; DC_E_NO_MEMORY, DC_E_SYSTEM (no thread to be had). [any] Since 0.1. */
 DC_API dc_status dc_stream_create(dc_device *device, dc_stream **stream);
-/** A stream that somebody else made and goes on using, as PyTorch does: a CUDA device's cudaStream_t or CUstream. A
+/** A stream that the caller made and goes on using, as PyTorch does: a CUDA device's cudaStream_t or CUstream. A
  *  function queued on it by dc_stream_call() runs on the calling thread, when the work before it is done.
  *  native  the stream, of this device; NULL is CUDA's default stream. It must live until the handle is destroyed,
  *          which waits for nothing
@@ -347,14 +347,14 @@ DC_API size_t dc_buffer_bytes(const dc_buffer *buffer);
  * Message Passing Interface standard (MPI 4.1, chapter 6), with a fixed order of additions. */
 
 /** A group of ranks that call the same collectives in the same order. Every wait ends: with the result, at the
- *  deadline, when a peer's process dies, or when somebody aborts; then each rank gets the same error, which names
- *  the operator, the parameter and the rank, and the communicator refuses further work. A deadline's error names the
- *  ranks that are the reason, not those that are held up by them. The exception are the caller's own functions, of
- *  which dc_comm_create_external() says what ends a wait.
- *  Ranks that wait for each other in different calls of a communicator and its copies, one in dc_comm_barrier(), say,
- *  and another one in a gather of a context on it, get DC_E_MISMATCH after a second or two, and the text names both
- *  calls. It is found where, on two such ranks, one thread alone has made and used both communicators, and waits: no
- *  thread that never used them is expected to take over. All else ends at the deadline. */
+ *  deadline, when a peer's process dies, or after an abort. Then each rank gets the same error, which names the
+ *  operator, the parameter and the rank, and the communicator refuses further work. A deadline's error names the ranks
+ *  that are the reason, not those that are held up by them. The caller's own functions are the exception:
+ *  dc_comm_create_external() says what ends a wait in them.
+ *  Ranks may wait for each other in different calls of a communicator and its copies: one in dc_comm_barrier(), say,
+ *  and another in a gather of a context on it. They get DC_E_MISMATCH after a second or two, and the text names both
+ *  calls. That is found if, on two such ranks, one thread alone has made and used both communicators, and waits. A
+ *  thread that never used them is not expected to take over. All other such waits end at the deadline. */
 typedef struct dc_comm dc_comm;
 
 /** Choices for communicators. */
@@ -371,15 +371,15 @@ typedef struct dc_comm_options {
 DC_API void dc_comm_options_init(dc_comm_options *options, size_t struct_size);
 
 /** Ranks as threads of this process: makes world_size communicators at once, one for each thread to use.
- *  They read each other's memory in place, the host's or that of cards, of one card or of several that have peer access
- *  to each other: a collective of others is DC_E_UNSUPPORTED, and so is one of a card's memory to which its allocator
- *  gives other cards no access. dc_comm_create_nccl() needs neither.
+ *  They read each other's memory in place: the host's, or that of one card or of several that have peer access to each
+ *  other. A collective of cards without peer access is DC_E_UNSUPPORTED, and so is one of a card's memory to which its
+ *  allocator gives other cards no access. dc_comm_create_nccl() needs neither.
  *  comms   array of world_size handles; rank r is comms[r]; each is destroyed on its own
  *  Returns DC_OK; DC_E_INVALID (world_size not in 1..64), DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_options *options, dc_comm **comms);
 
 /** Ranks as processes of this machine, over shared memory. Collective: blocks until all ranks have come, at most
- *  timeout_ns. Nothing is left behind in the file system, whatever ends a rank.
+ *  timeout_ns. Nothing is left behind in the file system, however a rank ends.
  *  name    the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..64), DC_E_EXISTS (the rank or the
  *  name is taken), DC_E_MISMATCH (world sizes differ), DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile),
@@ -388,15 +388,15 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
                                           const dc_comm_options *options, dc_comm **comm);
 
 /** Ranks as processes, or threads, of any machines, over TCP. Collective: blocks until all ranks have come, at most
- *  timeout_ns, and so does its dc_comm_dup(). Rank 0 listens on all of its machine's addresses, and the others tell it
- *  where they listen: on a port of their own, at the address from which they reach it; every rank connects to every
- *  other one. What the ranks send is not encrypted: the name keeps out who came to the wrong place, not an enemy.
- *  Bits are those of every other transport. A collective's deadline runs while nothing moves. symmetric_memory and
- *  dc_comm_set_checksums() want shared memory, which these ranks do not have. All machines must have one order of bytes.
- *  At a deadline the ranks ask each other who is late, and before any error they agree on one for all. That takes as
- *  long as a message does, or at most 3 s where a rank does not answer, being stopped or cut off. Ranks that cannot
+ *  timeout_ns, and so does its dc_comm_dup(). Rank 0 listens on all of its machine's addresses. The others listen on a
+ *  port of their own, at the address from which they reach rank 0, and tell rank 0 so; every rank connects to every
+ *  other one. Data between ranks is not encrypted: the name keeps out ranks of another group, not an attacker. Bits are
+ *  those of every other transport. A collective's deadline runs while nothing moves. symmetric_memory and
+ *  dc_comm_set_checksums() need shared memory, which these ranks do not have. All machines must have one byte order.
+ *  At a deadline the ranks query each other for those that are late, and before any error they agree on one for all.
+ *  That takes one message, or at most 3 s where a rank does not answer, being stopped or cut off. Ranks that cannot
  *  reach each other at all name those that they lack. A connection that breaks though its rank lives is DC_E_SYSTEM;
- *  the text names both ranks and the system's error. What other machines say is shown without control characters.
+ *  the text names both ranks and the system's error. Texts of other machines are shown without control characters.
  *  address  "HOST:PORT" or "[ADDRESS]:PORT", the same on every rank: where rank 0 is, as all of them reach it
  *  name     the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  options  heap_bytes is not used; NULL = defaults
@@ -408,8 +408,8 @@ DC_API dc_status dc_comm_create_tcp(const char *address, const char *name, int32
                                     const dc_comm_options *options, dc_comm **comm);
 
 /** The caller's collectives, for a transport that libdc does not have (torch.distributed, say). Each function
- *  blocks until done and returns 0 or an error number; it runs on one of libdc's stream threads or the caller's,
- *  may call nothing of libdc but dc_dtype_size(), and must not unwind. Counts are elements of dtype. */
+ *  blocks until done and returns 0 or an error number. It runs on one of libdc's stream threads or the caller's, may
+ *  call nothing of libdc but dc_dtype_size(), and must not unwind. Counts are elements of dtype. */
 typedef struct dc_comm_callbacks {
   size_t struct_size; /**< sizeof(dc_comm_callbacks) */
   /** recv (ws * count) = every rank's send (count) in rank order. Never in place. */
@@ -439,29 +439,30 @@ typedef struct dc_comm_callbacks {
  *  [any] Since 0.1. */
 DC_API void dc_comm_callbacks_init(dc_comm_callbacks *callbacks, size_t struct_size);
 
-/** A communicator over the caller's collectives. options.timeout_ns is the longest time that a function may take.
- *  After it the communicator and its copies fail with DC_E_TIMEOUT on this rank, abort is called, and what the function
- *  returns later is not used. libdc cannot end a function itself: one that does not return, without an abort or in
- *  spite of it, blocks its caller for ever. A function that calls a collective of its own communicator makes that fail
- *  with DC_E_STATE. libdc has no other way to the ranks: of those that wait for each other in different calls it finds
- *  nothing, and the timeout ends them.
+/** A communicator over the caller's collectives. options.timeout_ns is the longest time that a function may take. After
+ *  it the communicator and its copies fail with DC_E_TIMEOUT on this rank, abort is called, and the function's later
+ *  result is not used. libdc cannot end a function itself: one that does not return, with or without an abort, blocks
+ *  its caller for ever. A function that calls a collective of its own communicator makes that fail with DC_E_STATE.
+ *  libdc has no other way to reach the ranks, so it does not find ranks that wait for each other in different calls;
+ *  the timeout ends them.
  *  callbacks  the table, which is copied; its user pointer must live until destroy_user
  *  Returns DC_OK; DC_E_INVALID (one of all_gather, reduce_scatter, broadcast, barrier is NULL), DC_E_SYSTEM (no thread
  *  for the deadline), DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size,
                                          const dc_comm_options *options, dc_comm **comm);
 
-/** The same ranks, each on a card of its own: a communicator that moves a device's memory through NVIDIA's NCCL, 2.19 or
- *  later, which is opened here: libnccl.so.2 from the folder that the environment's DC_CUDA_LIB_DIR names, else the one
- *  that the process or the system has, else that of the wheel nvidia-nccl beside this library. The ranks meet and
- *  compare their calls by way of a copy of comm, and the host's own data takes that way too. Collective: blocks until
- *  all ranks have come, at most comm's timeout_ns, and so does its dc_comm_dup(). dc_init() makes one where the device
- *  wants it. Bits are those of every other transport, since NCCL moves the data and the device adds it.
- *  Collectives are work of their stream, which no host waits for: a stream of dc_stream_wrap() blocks its caller until
- *  the ranks' hosts have met, others nobody. Those of one communicator follow each other also on several streams. The
- *  deadline runs from when the stream has come to a collective; a failure of work under way is dc_comm_check()'s.
- *  comm    the ranks, of one machine or several; it stays the caller's. The caller's own collectives without dup are shared
- *          with the new communicator, and must not be used beside it
+/** The same ranks, each on a card of its own: a communicator that moves a device's memory through NVIDIA's NCCL, 2.19
+ *  or later. libnccl.so.2 is opened here, from the first of these that has it: the folder of the environment's
+ *  DC_CUDA_LIB_DIR, the process, the system, the wheel nvidia-nccl beside this library. The ranks meet and compare
+ *  their calls over a copy of comm, which also carries the host's own data. Collective: blocks until all ranks have
+ *  come, at most comm's timeout_ns, and so does its dc_comm_dup(). dc_init() makes one where the device needs it. Bits
+ *  are those of every other transport, since NCCL moves the data and the device adds it.
+ *  Collectives are work of their stream, which no host waits for. On a stream of dc_stream_wrap() a call blocks until
+ *  the ranks' hosts have met; on other streams it does not. Those of one communicator follow each other also on several
+ *  streams. The deadline runs from the moment when the stream reaches a collective; dc_comm_check() returns a failure
+ *  of work under way.
+ *  comm    the ranks, of one machine or several; it stays the caller's. The caller's own collectives without dup are
+ *          shared with the new communicator, and must not be used beside it
  *  device  "cuda" or "cuda:N", this rank's
  *  nccl    the new handle, the caller's to destroy
  *  Returns DC_OK; DC_E_UNSUPPORTED (a rank has no NCCL that can be used; the text says which and why, or the device is
@@ -502,8 +503,8 @@ enum dc_reduce_op {
  *  send    contiguous, count_r elements on rank r; counts may differ and be 0
  *  recv    contiguous, sum of the counts elements; same dtype
  *  counts  ws element counts, or NULL when all are send's; the ranks must agree on them, which the library compares
- *  stream  where the work runs; NULL: on the calling thread, which blocks until done
- *          A CUDA stream that is captured into a graph: on NCCL alone (else DC_E_UNSUPPORTED), as in dc_set_stream()
+ *  stream  where the work runs; NULL: on the calling thread, which blocks until done. A CUDA stream that is captured
+ *          into a graph: on NCCL alone (else DC_E_UNSUPPORTED), as in dc_set_stream()
  *  send may be reused, and recv read, when the work is done on every rank; send may lie inside recv at its place.
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, and what dc_comm_check() may return: DC_E_MISMATCH,
  *  DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED (stream NULL: of this collective; otherwise of an earlier one).
@@ -513,7 +514,7 @@ DC_API dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_ten
 
 /** Reduce-scatter: recv = this rank's block of the sum (or mean) over ranks of send.
  *  The order of additions is fixed: a binary tree over ranks, ((0+1)+(2+3))+…, in float32 for 16-bit types and in
- *  the type itself otherwise, so the bits depend on nothing but the values and the world size.
+ *  the type itself otherwise. So the bits depend on nothing but the values and the world size.
  *
  *      recv[j] = sum_r send_r[offset + j]      j = 0 … counts[rank] - 1, offset = sum of the counts before rank
  *
@@ -559,11 +560,11 @@ DC_API dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream);
  *  [any] Since 0.1. */
 DC_API void dc_comm_abort(dc_comm *comm, const char *reason);
 
-/** Turns checksums on (1) or off (0), for debugging: from its next collective on, this rank offers a checksum beside
- *  what others read from it, and compares what it has read from ranks that do the same. It holds for every copy of the
- *  communicator, those of contexts too; give it on every rank. Memory that somebody overwrites while others read it,
- *  or that arrives changed, is then DC_E_CORRUPT on every rank, whose text names both ranks, the operator, the
- *  parameter and the elements. All that is moved is read twice more. Source: FNV-1a (Fowler, Noll, Vo), over words.
+/** Turns checksums on (1) or off (0), for debugging. From its next collective on, this rank offers a checksum of the
+ *  data that peers read from it, and verifies data from ranks that do the same. It holds for every copy of the
+ *  communicator, those of contexts too; set it on every rank. Memory that is overwritten while peers read it, or that
+ *  arrives changed, is then DC_E_CORRUPT on every rank, whose text names both ranks, the operator, the parameter and
+ *  the elements. All data that moves is read twice more. Source: FNV-1a (Fowler, Noll, Vo), over words.
  *  enable  1 or 0; else DC_E_INVALID
  *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (external). [handle] Since 0.1. */
 DC_API dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable);
@@ -615,11 +616,11 @@ typedef struct dc_config {
   size_t struct_size;                /**< sizeof(dc_config) */
   int32_t symmetric_memory;          /**< 1: peers read shards in place, so each shard must lie in memory that they
                                           can read (dc_memory_alloc, or any with thread ranks); 0 = default: shards
-                                          are staged through libdc's own shared memory. On NCCL 1 registers what is
-                                          gathered: from 2.27 on as windows, which gathers use where it lies alike
-                                          on all ranks, as it does while they call in the same order, and so do
-                                          shards of DC_MEMORY_SHARED, or, from 2.29 on, no shard does; elsewhere a
-                                          gather is as right, and slower */
+                                          are staged through libdc's own shared memory. On NCCL 1 registers the
+                                          memory of gathers, from 2.27 on as windows. Gathers use windows where memory
+                                          lies alike on all ranks, as it does while they call in the same order. Shards
+                                          of DC_MEMORY_SHARED must lie alike too; others suffice from 2.29 on.
+                                          Elsewhere a gather is as right, but slower */
   int32_t double_buffer;             /**< 0 = default = 1: two reduce buckets a type, one fills while the other is
                                           reduced; -1: one bucket */
   int64_t free_activation_threshold; /**< elements; dc_free_tensors frees tensors with more; 0 = default = 10485760;
@@ -629,7 +630,7 @@ typedef struct dc_config {
   int32_t sync_before_allgather;     /**< 1: … before each all-gather that communicates */
   int32_t sync_after_allgather;      /**< 1: … after each all-gather that communicates */
   int32_t check_finite;              /**< 1: dc_reduce_grad looks for infinities and NaN in what it copies, for
-                                          dc_grads_finite; 0 = default: nobody looks */
+                                          dc_grads_finite; 0 = default: it does not */
   int32_t reserved0;                 /**< 0 */
 } dc_config;
 
@@ -660,23 +661,23 @@ DC_API dc_status dc_cleanup(dc_context *context);
  *  [handle] Since 0.1. */
 DC_API dc_status dc_reset(dc_context *context);
 
-/** Leaves a step in the middle, after an exception in the caller's code, say: waits for collectives under way, drops
- *  gradients not yet reduced, gathered weights that are not persistent, and use counts. The next reductions replace
- *  the gradient buffers. Every rank must do it at the same point of the step, or abort the communicator.
+/** Leaves a step in the middle, after an exception in the caller's code, say. It waits for collectives under way, and
+ *  drops gradients not yet reduced, gathered weights that are not persistent, and use counts. The next reductions
+ *  replace the gradient buffers. Every rank must do it at the same point of the step, or abort the communicator.
  *  Returns DC_OK; DC_E_STATE, and the communication errors of dc_comm_all_gather. [handle] Since 0.1. */
 DC_API dc_status dc_step_abort(dc_context *context);
 
-/** Sets the stream on which the caller's own work runs: operators order themselves against it. Later work waits for
- *  what the stream set before has queued.
- *  A CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, in a context of one rank or of ranks on NCCL: whole
- *  steps, so that nothing is gathered and no gradient pending when the capture begins and ends (else DC_E_STATE, from
- *  every call while it cannot begin, once after it ended). All work is on that stream then, dc_end_backward does not
- *  block, and no parameter is persistent. A launch does what was captured, in memory of captures alone: launches and
- *  other work of the context must follow each other, and what the graph uses must stay registered.
- *  Ranks must all capture the same step or none (else DC_E_MISMATCH), where their calls are compared as always, and then
- *  launch their graphs equally often and in the same places of the run: launches are not compared, and have no deadline.
- *  A rank that dies or aborts ends its peers' launches, and every later call returns why. Graphs must be destroyed
- *  before the context.
+/** Sets the stream on which the caller's own work runs: operators order themselves against it. Later work waits for the
+ *  work queued on the stream set before.
+ *  A CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, in a context of one rank or of ranks on NCCL. A
+ *  capture holds whole steps: no parameter is gathered and no gradient pending when it begins and ends. Otherwise every
+ *  call is DC_E_STATE while it cannot begin, and one call after it has ended. All work is on that stream then,
+ *  dc_end_backward does not block, and no parameter is persistent. A launch repeats the captured work, in memory of
+ *  captures alone. Launches and other work of the context must follow each other, and what the graph uses must stay
+ *  registered. Ranks must all capture the same step or none (else DC_E_MISMATCH); their calls are compared as always.
+ *  They must launch their graphs equally often and in the same places of the run: launches are not compared, and have
+ *  no deadline. A rank that dies or aborts ends its peers' launches, and every later call returns the reason. Graphs
+ *  must be destroyed before the context.
  *  stream  kept alive by the caller until replaced; NULL (the default): the calling thread
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (also: the stream set before is being captured), DC_E_UNSUPPORTED (the stream
  *  is being captured, and the context's ranks meet otherwise). [handle] Since 0.1. */
@@ -867,10 +868,10 @@ DC_API dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int6
 DC_API dc_status dc_release_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
                                   int64_t n_users);
 
-/** Releases a parameter as its only user, but hands the memory to the caller: waits like dc_wait_allgather, then
+/** Releases a parameter as its only user, but hands the memory to the caller. It waits like dc_wait_allgather; then
  *  *buffer is the caller's to release when done reading, and the library forgets it. For languages whose values own
  *  their memory. A persistent parameter stays the library's: *buffer is then another reference, whose contents change
- *  with the next gather after dc_params_updated; once the parameter is no longer persistent it is the caller's alone.
+ *  with the next gather after dc_params_updated. Once the parameter is no longer persistent it is the caller's alone.
  *  dtype   as in dc_allgather_param: which of its copies
  *  buffer  N elements; one reference, the caller's to release
  *  Errors as dc_release_param. [handle] Since 0.1. */
@@ -963,16 +964,16 @@ DC_API dc_status dc_end_forward(dc_context *context);
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
 DC_API dc_status dc_start_backward(dc_context *context, int32_t update);
 /** Whether the gradients that the optimizer is about to use are finite, on all ranks: for loss scaling, which leaves a
- *  step out otherwise. After dc_end_backward of a backward with update = 1, until the next dc_start_backward, dc_step_abort
- *  or dc_reset; on a device also after each launch of a graph into which such a step was captured. Needs
- *  config.check_finite. Collective, with one answer for all: every rank asks, at the same point. Waits for the caller's
- *  stream; gradients are not read again.
- *  Looked at is every gradient given to dc_reduce_grad since the last such step, of all micro-batches, as it is stored
- *  on the way: in the gradient's expected type, so that a float32 gradient beyond float16 counts, and in stage 1 with
- *  the local sum to which it is added. Not looked at are the sums over ranks and the additions to a gradient buffer
- *  that follow, which of finite numbers can only overflow where the buffer's type is near its end: give float16
- *  gradients that accumulate a float32 buffer. Gradients that are dropped, while profiling and of frozen parameters, do
- *  not count.
+ *  step out otherwise. May be called after dc_end_backward of a backward with update = 1, until the next
+ *  dc_start_backward, dc_step_abort or dc_reset. On a device it may also follow each launch of a graph into which such
+ *  a step was captured. Needs config.check_finite. Collective, with one answer for all: every rank calls it, at the
+ *  same point. Waits for the caller's stream; gradients are not read again.
+ *  It covers every gradient given to dc_reduce_grad since the last such step, of all micro-batches. Each is checked as
+ *  it is stored on the way, in the gradient's expected type, so that a float32 gradient beyond float16 counts. In stage
+ *  1 it is checked with the local sum to which it is added. The sums over ranks and the additions to a gradient buffer,
+ *  which follow, are not checked. Of finite numbers they can only overflow where the buffer's type is near its end:
+ *  give float16 gradients that accumulate a float32 buffer. Gradients that are dropped, while profiling and of frozen
+ *  parameters, do not count.
  *  finite  1: all are, on every rank; 0: some rank has an infinity or NaN
  *  id      the lowest parameter whose gradient is not finite, over all ranks; left alone where *finite is 1; may be NULL
  *  Returns DC_OK; DC_E_INVALID (finite is NULL), DC_E_STATE (check_finite is 0, no such step has ended, or the stream is
@@ -1118,9 +1119,9 @@ DC_API dc_status dc_trace_read(dc_context *context, dc_trace_event *events, size
                                int64_t *count);
 
 /** Writes the context's last operations (4096, or more after dc_trace_start) to folder/rank-R.json: the whole file, or
- *  none. The flight recorder keeps them at all times: operator, graph, parameter, bytes, number of the collective,
- *  times of the call, begin and end of its work, stream, state, and the context's first failure. `dc trace` and
- *  `dc doctor --dump` read the files of all ranks. Another call on the context may be blocked meanwhile.
+ *  none. The flight recorder keeps them at all times, and the context's first failure. It has each one's operator,
+ *  graph, parameter, bytes, number of the collective, times of the call, begin and end of its work, stream and state.
+ *  `dc trace` and `dc doctor --dump` read the files of all ranks. Another call on the context may be blocked meanwhile.
  *  folder  a path; made if the folder above it is there; a file of the same rank is replaced
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (no rank before dc_init), DC_E_SYSTEM. [any] Since 0.1. */
 DC_API dc_status dc_trace_dump(dc_context *context, const char *folder);
@@ -1133,8 +1134,9 @@ DC_API dc_status dc_trace_dump_on_error(dc_context *context, const char *folder)
 /* ==== 12. The transformer layer =====================================================================================
  *
  * The encoder layer of BERT with its backward pass, after DeepSpeed's transformer kernel: its parameters, its twelve
- * weights in its order, row-major [out, in]. N tokens of H features, A heads of d = H / A, I intermediate features;
- * y = x W' + b; LN is layer normalisation with its statistics in float32, drop is dropout, m the additive mask of keys:
+ * weights in its order, row-major [out, in]. There are N tokens of H features, A heads of d = H / A and I intermediate
+ * features. y = x W' + b; LN is layer normalisation with its statistics in float32. drop is dropout, and m the additive
+ * mask of keys:
  *
  *   Pre-LN    a = LN(x; norm)                        Post-LN   a = x
  *   q, k, v = a Wqkv' + bqkv;  P = softmax(q k' / sqrt d + m);  c = drop1(P) v        for each sample and head
@@ -1145,8 +1147,8 @@ DC_API dc_status dc_trace_dump_on_error(dc_context *context, const char *folder)
  * parameters, the weights and the two placements of LN; docs/transformer.md has the backward's equations.
  *
  * Attention is computed in tiles and keeps the maximum and the sum of each row's softmax, never an S x S matrix (Dao et
- * al. 2022, arXiv 2205.14135). Dropout is stateless: whether an element is kept is a function of the layer's seed and id, the call's
- * offset, the site and the element's place in its sample, by Philox4x32-10 (Salmon et al. 2011); see
+ * al. 2022, arXiv 2205.14135). Dropout is stateless, by Philox4x32-10 (Salmon et al. 2011). Whether an element is kept
+ * is a function of the layer's seed and id, the call's offset, the site and the element's place in its sample; see
  * docs/transformer.md. Nothing depends on the number of threads, and two runs give the same bits.
  *
  * Calls take all memory from the caller, allocate nothing (but a queued packed call a copy of its cu_seqlens), keep
@@ -1458,11 +1460,12 @@ DC_API dc_status dc_layer_get_plan(const dc_layer_config *config, const dc_layer
  * (stride 0) needs no copy where it says "any strides". Outputs are contiguous, and may not overlap inputs unless it
  * says so. Arguments are all checked before anything is written.
  *
- * Functions that say "CPU and CUDA" also compute on a handle's CUDA device, of tensors in its memory, whose elements lie
- * at multiples of their size (DC_E_INVALID): products by cuBLASLt, float32 not through TF32, the rest by kernels; the
- * call blocks all the same. Results agree with the CPU's within rounding, the bits are those of every run with the same
- * shapes. Eigendecompositions are cuSOLVER's there: those of a batch together from CUDA 12.8 on, else one after the other.
- * There DC_E_UNSUPPORTED means that cuBLASLt or cuSOLVER is missing, and DC_E_DEVICE that the device failed.
+ * Functions that say "CPU and CUDA" also compute on a handle's CUDA device, of tensors in its memory, whose elements
+ * lie at multiples of their size (DC_E_INVALID). Products are cuBLASLt's, float32 not through TF32; the rest is
+ * kernels. The call blocks all the same. Results agree with the CPU's within rounding, and the bits are those of every
+ * run with the same shapes. Eigendecompositions are cuSOLVER's there: those of a batch together from CUDA 12.8 on, else
+ * one after the other. There DC_E_UNSUPPORTED means that cuBLASLt or cuSOLVER is missing, and DC_E_DEVICE that the
+ * device failed.
  * Source: Golub and Van Loan, Matrix Computations, 4th edition; single functions name theirs. */
 
 /** The threads, the scratch memory and the LAPACK of second-order calls, which it serialises. */
@@ -1503,7 +1506,7 @@ DC_API dc_status dc_linalg_begin_query(dc_linalg *linalg);
 DC_API dc_status dc_linalg_end_query(dc_linalg *linalg, size_t *bytes);
 /** Gives the handle scratch memory of the caller's: calls allocate nothing on its device from then on, and one that needs
  *  more fails with DC_E_BUFFER_TOO_SMALL.
- *  memory  64-byte aligned, on the handle's device, the caller's until replaced or the handle is destroyed; NULL: the
+ *  memory  64-byte aligned, on the handle's device, the caller's until replaced or the handle is destroyed. NULL: the
  *          handle's own again, which grows to what the largest call needed and stays until the handle is destroyed
  *  bytes   of memory; 0 for NULL
  *  Returns DC_OK; DC_E_INVALID (one of the two is 0, or memory is not 64-byte aligned). [handle] Since 0.1. */
@@ -1590,33 +1593,34 @@ DC_API dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectra
  *  a        as in dc_eigh
  *  power    any real number; 0 gives the identity (with rank_rtol, the projection on the range)
  *  out      a's shape and type
- *  Returns what dc_eigh does, for the same reasons; a matrix also fails with DC_E_NOT_POSITIVE (a negative eigenvalue
- *  beyond rounding, or a negative power of an eigenvalue that is zero with no epsilon) and with DC_E_NOT_FINITE (the
- *  result does not fit its type). DC_E_INVALID (power is NaN or infinite). DC_OK. CPU and CUDA. [handle] Since 0.1. */
+ *  Returns what dc_eigh does, for the same reasons. A matrix also fails with DC_E_NOT_POSITIVE (a negative eigenvalue
+ *  beyond rounding, or a negative power of an eigenvalue that is zero with no epsilon). It fails with DC_E_NOT_FINITE
+ *  if the result does not fit its type. DC_E_INVALID (power is NaN or infinite). DC_OK. CPU and CUDA.
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double power,
                                  const dc_spectral_options *options, dc_tensor *out, dc_spectral_info *info,
                                  size_t info_size);
 
 /** Inverse roots, out = (A + epsilon I)^(-1/root): a dc_matrix_power that is cheaper for a matrix that changed little.
  *  Roots 1 to 8 without a basis and without rank_rtol need no eigenvectors (nor does dc_matrix_power with power = -1/1
- *  to -1/8): T = Q^T A Q is tridiagonal, Q a product of reflections; (T + epsilon I)^(-1/root) is a sum of 64 inverses
- *  by Gauss and Jacobi's rule, and Q goes back around it: all in float64, but the last for a float32 matrix in float32
- *  where the root's own eigenvalues are at most 64 times apart, so that 1e-6 of its norm is lost; options.precision =
- *  DC_FLOAT64 keeps that. Decomposed from T on are matrices with regularised eigenvalues that are farther apart than 1e12
- *  or negative, and all by the plain solver and on a CUDA device. Source: Hale, Higham and Trefethen 2008 (doi
- *  10.1137/070700607) for sums of inverses after an elliptic substitution.
+ *  to -1/8). T = Q^T A Q is tridiagonal, Q a product of reflections. (T + epsilon I)^(-1/root) is a sum of 64 inverses
+ *  by Gauss and Jacobi's rule, and Q is multiplied back around it, all in float64. Only that last product is in float32
+ *  for a float32 matrix whose root has eigenvalues at most 64 times apart. It loses 1e-6 of the root's norm, which
+ *  options.precision = DC_FLOAT64 keeps. Matrices with regularised eigenvalues that are farther apart than 1e12 or
+ *  negative are decomposed from T on. The plain solver and a CUDA device decompose all. Source: Hale, Higham and
+ *  Trefethen 2008 (doi 10.1137/070700607) for sums of inverses after an elliptic substitution.
  *  a        as in dc_eigh
  *  root     1 to 64; Shampoo's is 4 for a matrix
  *  basis    a's shape, float32 or float64, in and out: eigenvectors of an earlier call in its columns; NULL = none.
  *           Set to the new ones by each decomposition. Computation is in basis' type, so float64 keeps the small
  *           eigenvalues of a float32 matrix accurate
  *  out      a's shape and type
- *  With options.tolerance > 0 basis is read first: B = Q^T A Q is nearly diagonal when A changed little, and the root
- *  of B is that of its diagonal plus the first-order term of its off-diagonal part E (Daletskii and Krein; divided
- *  differences without cancellation). The relative error is of the second order: it is estimated as |D^-1/2 E
- *  D^-1/2|^2 by power iteration, D the regularised diagonal, and where that exceeds tolerance, or basis is not
- *  orthonormal, the matrix is decomposed afresh. info.path tells which. Four products of matrices, three of them half,
- *  against about nine for a decomposition; the last two in float32 for a float32 matrix, where tolerance is at least
+ *  With options.tolerance > 0 basis is read first: B = Q^T A Q is nearly diagonal when A changed little. The root of B
+ *  is then that of its diagonal plus the first-order term of its off-diagonal part E (Daletskii and Krein; divided
+ *  differences without cancellation). The relative error is of the second order, estimated by power iteration as
+ *  |D^-1/2 E D^-1/2|^2, D the regularised diagonal. Where that exceeds tolerance, or basis is not orthonormal, the
+ *  matrix is decomposed afresh; info.path tells which. It costs four products of matrices, three of them half, against
+ *  about nine for a decomposition. The last two are in float32 for a float32 matrix, where tolerance is at least
  *  n * 2^-23. basis must be set (to zeros, say) before the first such call.
  *  rank_rtol and DC_NEGATIVE_FLOOR cannot be combined with tolerance. Source: Gupta, Koren and Singer 2018 (arXiv
  *  1802.09568) for the use; Higham, Functions of Matrices, theorem 3.11, for the expansion.
@@ -1662,11 +1666,12 @@ typedef struct dc_iteration_info {
  *  root  1 to 64
  *  out   a's shape and type
  *  info  NULL, or one entry a matrix; info_size: sizeof(dc_iteration_info)
- *  Returns what dc_eigh does, for the same reasons; a matrix also fails with DC_E_NOT_POSITIVE (epsilon is 0), with
- *  DC_E_NOT_FINITE (the result does not fit its type), and with DC_E_NOT_CONVERGED: iterations ended too early, the
- *  distance of the product from I grew by more than a fifth (A has a negative eigenvalue beyond epsilon), or residual is
- *  above what is allowed. Then out holds the best iterate. DC_OK; DC_E_INVALID (root, options). Source: Guo and Higham
- *  2006; the step's numbers minimise the largest distance over an interval. CPU and CUDA. [handle] Since 0.1. */
+ *  Returns what dc_eigh does, for the same reasons. A matrix also fails with DC_E_NOT_POSITIVE (epsilon is 0), or
+ *  DC_E_NOT_FINITE (the result does not fit its type). DC_E_NOT_CONVERGED means that iterations ended too early, or
+ *  that residual is too large. It also means that the distance of the product from I grew by more than a fifth: A has a
+ *  negative eigenvalue beyond epsilon. Then out holds the best iterate. DC_OK; DC_E_INVALID (root, options). Source:
+ *  Guo and Higham 2006; the step's numbers minimise the largest distance over an interval. CPU and CUDA.
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_matrix_inverse_root_newton(dc_linalg *linalg, const dc_tensor *a, int32_t root,
                                                const dc_iteration_options *options, dc_tensor *out,
                                                dc_iteration_info *info, size_t info_size);
@@ -1735,7 +1740,7 @@ DC_API dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tenso
 /* ---- products of matrices ---- */
 
 /** Products of batches of matrices: out = alpha A B + beta out.
- *  a, b     [b, m, k] and [b, k, n]; any strides in which rows or columns are dense (transposed views, slices); one
+ *  a, b     [b, m, k] and [b, k, n]; any strides in which rows or columns are dense (transposed views, slices). One
  *           without the batch, or with stride 0 there, serves all. float32, float64, float16 or bfloat16, one type;
  *           16-bit types are summed in float32
  *  alpha, beta  finite; beta 0: out is not read
@@ -1761,8 +1766,8 @@ typedef struct dc_matrix_source {
  *  [any] Since 0.1. */
 DC_API void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size);
 
-/** A product of matrices, out = a b, with at most budget_bytes of memory beside the operands' own: what is in files
- *  goes through it in tiles, chosen so that calls, copies and packing cost least. Source: Hong and Kung 1981, the bound
+/** A product of matrices, out = a b, with at most budget_bytes of memory beside the operands' own. Operands in files go
+ *  through it in tiles, chosen so that calls, copies and packing cost least. Source: Hong and Kung 1981, the bound
  *  on the bytes that must be read.
  *  a, b     [m, k] and [k, n], each in memory (strides as in dc_batch_matmul) or in a file; types as there
  *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32. A file that is open
@@ -1780,9 +1785,9 @@ DC_API dc_status dc_matmul_bounded(dc_linalg *linalg, const dc_matrix_source *a,
 
 /* ---- gradients per sample ----
  *
- * Of a layer's input x and the gradient delta of its output, both with the batch of N samples in front; delta is that
- * of each sample's own loss (for a mean over the batch, times N). Gradients never go through a loop over the model,
- * and norms never through gradients. */
+ * They are of a layer's input x and the gradient delta of its output, both with the batch of N samples in front. delta
+ * is that of each sample's own loss (for a mean over the batch, times N). Gradients never go through a loop over the
+ * model, and norms never through gradients. */
 
 /** Kinds of layers. T stands for any number of positions, also none. */
 enum dc_sample_kind {
@@ -1838,9 +1843,9 @@ enum dc_sample_part {
   DC_PART_BIAS = 2    /**< the bias' gradient */
 };
 
-/** Squares of the norms of the samples' gradients, without the gradients: from the products of positions, or, where
- *  that is more work (2 T T >= i o), from a few rows of one sample's gradient at a time. Source: Bu et al. 2022 (arXiv
- *  2205.10683).
+/** Squares of the norms of the samples' gradients, without the gradients. They come from the products of positions, or,
+ *  where that is more work (2 T T >= i o), from a few rows of one sample's gradient at a time. Source: Bu et al. 2022
+ *  (arXiv 2205.10683).
  *  layer, x, delta  as in dc_per_sample_grads
  *  parts       sum of enum dc_sample_part: which parts count
  *  accumulate  1: adds to squares, so that many layers make one norm; 0: replaces them
@@ -1920,27 +1925,28 @@ DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32
  *
  * AdamW and SGD, Muon, Shampoo, SOAP and K-FAC, as one kind of handle: create, add the parameters, step. A parameter is
  * known by the order it was added in, its index; weights and gradients stay the caller's, the state is the handle's.
- * Weights and gradients may be parts of parameters, as ZeRO leaves them on a rank: the elements [offset, offset + count)
- * of the flattened tensor. An element's result does not depend on how the parameter is cut or on the number of threads, so
- * all stages give the same bits from the same gradients; AdamW's and SGD's do not depend on the instruction set either.
+ * Weights and gradients may be parts of parameters, as ZeRO leaves them on a rank: the elements [offset, offset +
+ * count) of the flattened tensor. An element's result does not depend on how the parameter is cut or on the number of
+ * threads. So all stages give the same bits from the same gradients; AdamW's and SGD's do not depend on the instruction
+ * set either.
  *
- * Muon, Shampoo, SOAP and K-FAC take a communicator where parameters are cut: they need whole gradients, share the work
+ * Muon, Shampoo, SOAP and K-FAC take a communicator where parameters are cut. They need whole gradients, share the work
  * of the blocks or layers out over the ranks, and communicate in steps, on a private copy. Calls are then collective:
  * the same on all ranks, but for offsets, counts and data. AdamW and SGD never communicate.
  *
  * Parameters belong to groups, which have their own options and learning rate; group 0 is there from the beginning.
- * 16-bit weights have a float32 copy in the state, which is what steps change; a weight that was changed since the last
- * step counts as it is. A context is not known here: after a step on its shards call dc_params_updated().
+ * 16-bit weights have a float32 copy in the state, which steps change; a weight that was changed since the last
+ * step counts as it is. The optimizer knows no context: after a step on its shards call dc_params_updated().
  *
- * A step is done when the call returns, unless dc_optimizer_set_stream() has named a stream for it; what the caller's
- * streams still do to weights and gradients is the caller's to wait for.
+ * A step is done when the call returns, unless dc_optimizer_set_stream() has named a stream for it. The caller must
+ * wait for work on weights and gradients that its own streams still do.
  *
- * On a CUDA device weights, gradients and state are memory of the device, but for what the host counts: "step" of all
- * but AdamW, SGD and Muon without a communicator, "failures.B.D" and "counts". AdamW's and SGD's steps have the bits of the CPU's. Those of the others
- * are the CPU's within rounding, and the same bits for any number of ranks, whose comm must be able to move the device's
- * memory. There SOAP's first bases are the host's work, and without cuSOLVER so are the later ones. DC_E_UNSUPPORTED:
- * cuBLASLt is missing; in the first step of Shampoo or of K-FAC's layers cuSOLVER is. A CPU's saved state can be loaded
- * there, and the other way round.
+ * On a CUDA device weights, gradients and state are memory of the device. Counts of the host are the exception: "step"
+ * of all but AdamW, SGD and Muon without a communicator, "failures.B.D" and "counts". AdamW's and SGD's steps have the
+ * bits of the CPU's. Those of the others are the CPU's within rounding, and the same bits for any number of ranks,
+ * whose comm must be able to move the device's memory. There SOAP's first bases are the host's work, and without
+ * cuSOLVER so are the later ones. DC_E_UNSUPPORTED: cuBLASLt is missing; in the first step of Shampoo or of K-FAC's
+ * layers cuSOLVER is. A CPU's saved state can be loaded there, and the other way round.
  *
  * Zero in an option means its default. Where zero itself means something, -1 stands for it, as it says there.
  * Source: each kind names its own. */
@@ -2033,15 +2039,14 @@ enum dc_weight_decay {
 
 /** Shampoo's options. Source: Gupta, Koren and Singer 2018 (arXiv 1802.09568); blocks, grafting and refreshing: Anil et
  *  al. 2020 (arXiv 2002.09018), Shi et al. 2023 (arXiv 2309.06497).
- *  A parameter's dimensions of 1 are dropped, small ones merged, and what is left is cut into blocks, each with a
- *  factor L_d = beta2 L_d + (1 - beta2) G_d G_d^T (beta2 = 1: the sum) for each of its k dimensions, G_d the block's
- *  gradient unfolded along d; a number counts as a vector of one. The direction is the filtered gradient times each
- *  (L_d / (1 - beta2^t) + epsilon I)^(-1 / (2 k)), scaled to the length of the graft's; until
+ *  A parameter's dimensions of 1 are dropped, small ones merged, and the rest is cut into blocks; a number counts as a
+ *  vector of one. A block has a factor L_d = beta2 L_d + (1 - beta2) G_d G_d^T (beta2 = 1: the sum) for each of its k
+ *  dimensions, G_d the block's gradient unfolded along d. The direction is the filtered gradient times each
+ *  (L_d / (1 - beta2^t) + epsilon I)^(-1 / (2 k)), scaled to the length of the graft's. Until
  *  start_preconditioning_step it is the graft's. With graft DC_GRAFT_NONE these are Shampoo's own length, and the
  *  filtered gradient. Then w = (1 - lr weight_decay) w - lr direction.
  *  State, where a rank owns block B of a parameter: "exp_avg.B", "graft.B", "momentum.B" as far as the options need
- *  them, and for dimension D "factor.B.D", "root.B.D", "failures.B.D", an int64, and with a
- *  tolerance "basis.B.D". */
+ *  them. For dimension D "factor.B.D", "root.B.D", "failures.B.D", an int64, and with a tolerance "basis.B.D". */
 typedef struct dc_shampoo_options {
   size_t struct_size;         /**< sizeof(dc_shampoo_options) */
   double beta1;               /**< of the filtered gradient, bias-corrected; 0 < beta1 < 1; 0 = 0.9; -1 = none: g */
@@ -2076,8 +2081,8 @@ typedef struct dc_shampoo_options {
 /** DC_SHAMPOO_OPTIONS_INIT as a function. [any] Since 0.1. */
 DC_API void dc_shampoo_options_init(dc_shampoo_options *options, size_t struct_size);
 
-/** Makes a Shampoo. Gradients are always looked at first: one that is not finite and below 2^50, beyond which its squares
- *  would soon not fit float32, is DC_E_NOT_FINITE, on every rank, and changes nothing on any.
+/** Makes a Shampoo. Gradients are always checked first: one that is not finite is DC_E_NOT_FINITE, on every rank, and
+ *  changes nothing on any. So is one of 2^50 and more, beyond which its squares would soon not fit float32.
  *  linalg     gives threads, device and solver; may be destroyed before the optimizer
  *  comm       the ranks that have parts of the parameters; NULL = one rank. Copied as by dc_comm_dup()
  *  options    of group 0
@@ -2094,17 +2099,17 @@ DC_API dc_status dc_shampoo_create(dc_linalg *linalg, dc_comm *comm, const dc_sh
 DC_API dc_status dc_shampoo_set_group(dc_optimizer *optimizer, int32_t group, const dc_shampoo_options *options);
 
 /** SOAP's options. Source: Vyas et al. 2024 (arXiv 2409.11321): Adam in the eigenbasis of Shampoo's factors.
- *  Blocks are Shampoo's, with a factor L_d = c L_d + (1 - c) G_d G_d^T, c = shampoo_beta, for each of their sides of at
- *  most max_precond_dim; blocks of one dimension, and longer sides, have none. Q_d are the eigenvectors of L_d, the
- *  largest first: those of the first step's, which changes no weight, and then, every precondition_frequency steps,
- *  columns sorted by the diagonal of Q_d^T L_d Q_d and Q_d = the orthonormal factor of L_d Q_d. With t counting from the
- *  second step on, and g' the gradient times each Q_d^T, the Q_d being those of the step before:
+ *  Blocks are Shampoo's. A side of at most max_precond_dim has a factor L_d = c L_d + (1 - c) G_d G_d^T,
+ *  c = shampoo_beta; longer sides, and blocks of one dimension, have none. Q_d are the eigenvectors of L_d, the largest
+ *  first. They are computed in the first step, which changes no weight. Then, every precondition_frequency steps,
+ *  columns are sorted by the diagonal of Q_d^T L_d Q_d, and Q_d = the orthonormal factor of L_d Q_d. With t counting
+ *  from the second step on, and g' the gradient times each Q_d^T, the Q_d being those of the step before:
  *    m = beta1 m + (1 - beta1) g';  v = beta2 v + (1 - beta2) g'^2
  *    u = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps);  direction = u times each Q_d
  *    w = (1 - lr weight_decay) w - lr direction
  *  When Q_d changes, m is turned into the new basis, and v takes the new order of the columns. Where no side has a
  *  factor this is AdamW without its first step.
- *  State, where a rank owns block B of a parameter: "exp_avg.B" m and "exp_avg_sq.B" v, both in the basis, and for
+ *  State, where a rank owns block B of a parameter: "exp_avg.B" m and "exp_avg_sq.B" v, both in the basis. For
  *  dimension D with a factor "factor.B.D", "vectors.B.D" and "failures.B.D", an int64. */
 typedef struct dc_soap_options {
   size_t struct_size;             /**< sizeof(dc_soap_options) */
@@ -2153,7 +2158,7 @@ enum dc_muon_adjust {
 
 /** Muon's options. Source: Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/). For the matrices of a
  *  network's hidden layers. A parameter is one matrix, [d0, rest] where it has more than two dimensions, or num_splits
- *  of them one below the other, each a block with a step of its own. With gradient g:
+ *  of them one below the other. Each is a block with a step of its own. With gradient g:
  *    b = momentum b + g;  u = g + momentum b, without nesterov u = b
  *    w = (1 - lr weight_decay) w - lr adjust P(u / max(|u|, eps))
  *  P as in dc_orthogonalize(), |u| the Frobenius norm; a zero u moves nothing.
@@ -2212,8 +2217,8 @@ enum dc_kfac_approximation {
 /** K-FAC's options. Source: Martens and Grosse 2015 (arXiv 1503.05671), section 5 for the running average; Grosse and
  *  Martens 2016 (arXiv 1602.01407) for convolutions and the eigenvalues' damping; Eschenhagen et al. 2023 (arXiv
  *  2311.00636) for expand and reduce; Ba et al. 2017 (ICLR) for kl_clip.
- *  With a[n, t] the inputs of a layer for sample n at position t, a 1 appended where it has a bias and a convolution's
- *  being its patches, and g[n, t] the gradients of its outputs by the sample's own loss, over N samples of T positions:
+ *  Over N samples of T positions, a[n, t] are the inputs of a layer for sample n at position t, with a 1 appended where
+ *  it has a bias. A convolution's are its patches. g[n, t] are the gradients of its outputs by the sample's own loss:
  *    expand: A' = sum a a^T / (N T), G' = sum g g^T / N;  reduce: the same of the mean of a and the sum of g over t
  *    A = c A + (1 - c) A', with c = min(decay, 1 - 1 / k) in the k-th update; G likewise
  *    direction = nu (G x A + damping I)^-1 gradient;  nu = min(1, sqrt(kl_clip / |lr^2 sum of direction gradient|))
@@ -2274,16 +2279,16 @@ DC_API dc_status dc_kfac_add_layer(dc_optimizer *optimizer, const dc_sample_laye
                                    int64_t weight, int64_t bias, int64_t *index);
 /** Adds a batch to what a layer's factors are updated with in the next step. It does not communicate, so ranks may call
  *  it as often as each needs to. Gradients for labels drawn from the model's own distribution make the factors those of
- *  the Fisher matrix, which is what K-FAC is for; those for the true labels make the empirical one.
+ *  the Fisher matrix, which K-FAC approximates. Those for the true labels make the empirical one.
  *  index       of the layer
  *  x, delta    its input and the gradient of its output by the loss, shaped as in dc_per_sample_grads; each float32,
  *              float16 or bfloat16. Products are summed in float32. On a CUDA device memory of it, which is the caller's
  *              again when the call returns
- *  loss_scale  finite and not 0: what delta is multiplied by so that it becomes that of each sample's own loss: the
- *              number of samples for the mean of their losses, and one over a scale that the loss was multiplied by
+ *  loss_scale  finite and not 0: delta times this is that of each sample's own loss. It is the number of samples for
+ *              the mean of their losses, and one over a scale that the loss was multiplied by
  *  A step whose group's factor_frequency is not due forgets it, so this only checks then. Nothing is added on an error.
- *  A step that fails or is left out, as one of gradients that are not finite is, keeps it for the next one: the weights
- *  are what they were, and so the batch is as good a sample of the same factors as the next.
+ *  A step that fails or is left out, for gradients that are not finite, say, keeps it for the next one. The weights
+ *  have not changed, so the batch is as good a sample of the same factors as the next.
  *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_FINITE (x or delta has a NaN or an
  *  infinity, or a product of theirs might), DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY.
  *  [handle] Since 0.1. */
@@ -2329,8 +2334,8 @@ DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, 
  *  DC_E_NO_MEMORY, and the communicator's. [handle, collective] Since 0.1. */
 DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads,
                                    size_t tensor_size, int64_t count, double grad_scale);
-/** Names numbers of the caller's that each later step reads, when it takes place and not when it is asked for: what a
- *  scaler of losses has computed by then, for which nobody need wait. Until others are named.
+/** Names numbers of the caller's that each later step reads when it runs, not when it is called, until others are
+ *  named. So a step uses what a loss scaler has computed by then, and no host waits for it.
  *  loss_scale  [1] or [], float32, finite and not 0: what the loss was multiplied by; gradients are multiplied by
  *              grad_scale / loss_scale, rounded to float32. NULL: 1
  *  found_inf   [1] or [], float32: if it is not 0, the step changes nothing, is not counted, and is no error but one
@@ -2342,28 +2347,29 @@ DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *wei
  *  Returns DC_OK; DC_E_DTYPE, DC_E_SHAPE, DC_E_INVALID. [handle] Since 0.1. */
 DC_API dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_tensor *loss_scale,
                                              const dc_tensor *found_inf);
-/** Sets the stream that steps are in the order of: behind what computes the gradients, before what reads the weights.
- *  AdamW's and SGD's are work of the stream then, and on a CUDA device Muon's without a communicator, as if check_finite
- *  were set. dc_optimizer_step() returns when it is queued, and grads and weights
- *  must stay until it is done; check_finite decides on the stream: a step whose gradients are not finite changes nothing,
- *  is not counted, and is no error but one more of dc_optimizer_stats.skipped_steps. Each rank decides by its own part
- *  of the gradients. The bits are those of steps without a stream. What reads the handle waits for the stream, so that
- *  nothing else must: dc_optimizer_steps(), _state(), _save(), _load(), dc_get_optimizer_stats(). On a CUDA device no
- *  other call waits, and learning rates are set on the stream, for the steps behind it. On the CPU a step is a task of the
- *  stream, which every later call on the handle waits for first.
- *  All others wait for the stream, and make their steps, and take batches, within the call as ever: Shampoo's, SOAP's and
- *  K-FAC's, and Muon's with a communicator or on the CPU. Muon's first step after parameters were added waits
- *  too.
+/** Sets the stream in whose order steps run: after the work that computes the gradients, before the work that reads the
+ *  weights. AdamW's and SGD's are work of the stream then, and on a CUDA device Muon's without a communicator, as if
+ *  check_finite were set. dc_optimizer_step() returns when it is queued, and grads and weights must stay until it is
+ *  done. check_finite decides on the stream: a step whose gradients are not finite changes nothing and is not counted.
+ *  It is no error but one more of dc_optimizer_stats.skipped_steps. Each rank decides by its own part of the gradients.
+ *  The bits are those of steps without a stream. Calls that read the handle wait for the stream, so that the caller
+ *  need not: dc_optimizer_steps(), _state(), _save(), _load(), dc_get_optimizer_stats(). On a CUDA device no other call
+ *  waits, and learning rates are set on the stream, for the steps behind it. On the CPU a step is a task of the stream,
+ *  which every later call on the handle waits for first.
+ *  All other steps wait for the stream, and run within the call as ever. They are Shampoo's, SOAP's and K-FAC's, and
+ *  Muon's with a communicator or on the CPU. K-FAC takes its batches in the same way. Muon's first step after
+ *  parameters were added waits too.
  *
  *  Steps that are work of a CUDA stream of dc_stream_wrap() may be captured into a CUDA graph, after one step before
  *  the capture, which makes the state. A launch is a step: it counts, decides, and takes the learning rate that
  *  dc_optimizer_set_lr() set on the stream before it, and the numbers of dc_optimizer_set_loss_scale(). Tensors, their
- *  addresses, which have gradients, grad_scale and options are what they were when it was captured; after a step of
- *  Muon's with parameters that were added since, it must not be launched any more. Launches and calls on the handle
- *  must follow each other, on one stream; the handle must outlive the graph. What a capture cannot hold is DC_E_STATE:
- *  a first step, a learning rate, what waits, steps of the others.
- *  stream  of the optimizer's device; kept alive by the caller until replaced, or the optimizer is destroyed, which waits
- *          for what was queued; work on it waits for the stream set before. NULL (the default): the calling thread
+ *  addresses, which have gradients, grad_scale and options are as they were at the capture. After a step of Muon's with
+ *  parameters that were added since, the graph must not be launched any more. Launches and calls on the handle must
+ *  follow each other, on one stream; the handle must outlive the graph. Calls that a capture cannot hold are
+ *  DC_E_STATE: a first step, a learning rate, calls that wait, steps of the other kinds.
+ *  stream  of the optimizer's device; kept alive by the caller until replaced, or until the optimizer is destroyed,
+ *          which waits for queued work. Work on it waits for the stream set before. NULL (the default): the calling
+ *          thread
  *  Returns DC_OK; DC_E_INVALID (a stream of another device), DC_E_STATE (the stream set before is being captured),
  *  DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_optimizer_set_stream(dc_optimizer *optimizer, dc_stream *stream);

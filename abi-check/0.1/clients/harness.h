@@ -1,4 +1,4 @@
-/* Ranks as threads for the runtime's tests. cmocka's assertions jump, which only the main thread may do; on a rank,
+/* Ranks as threads for the runtime's tests. cmocka's assertions jump, which only the main thread may do. On a rank,
  * CHECK notes the failure and returns from the rank's function, and run_ranks() asserts for all in the end. */
 #ifndef TEST_HARNESS_H
 #define TEST_HARNESS_H
@@ -126,7 +126,7 @@ static inline void live(rank *r, const setup *s, void (*body)(rank *r), dc_statu
     dc_config config = s->config;
     config.symmetric_memory = getenv("DC_TEST_SYMMETRIC") != NULL ? 1 : config.symmetric_memory;
     if (getenv("DC_TEST_COMM") != NULL && strcmp(getenv("DC_TEST_COMM"), "tcp") == 0) {
-      config.symmetric_memory = 0; /* nobody reads another's memory */
+      config.symmetric_memory = 0; /* no rank reads another's memory */
     }
     status = dc_init(r->ctx, r->comm, &config, s->bucket == 0 ? 1024 : s->bucket);
   }

@@ -202,7 +202,7 @@ static void contexts(void **state) {
   dc_buffer_release(NULL);
 }
 
-/* Ranks that disagree on what must be the same: each is told which, and by whom. */
+/* Ranks that disagree on a value that must be the same: each error names the value and the rank. */
 static void disagreeing_graphs(rank *r) {
   int64_t numel = r->rank == 0 ? 10 : 12, id = 1;
   float data[12] = {0};

@@ -159,7 +159,7 @@ static void in_use(rank *r) {
   OK(r, dc_set_persistent(r->ctx, id));      /* and not waited for */
   OK(r, dc_clear_persistent(r->ctx, id));
   FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, id), DC_E_STATE, "parameter 3 is not gathered");
-  /* Who took a reference to a persistent copy keeps its memory. */
+  /* A caller that took a reference to a persistent copy keeps its memory. */
   OK(r, dc_set_persistent(r->ctx, id));
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &a));
   OK(r, dc_take_param(r->ctx, GRAPH, id, DC_DTYPE_NONE, &taken));

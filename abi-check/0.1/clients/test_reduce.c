@@ -231,7 +231,7 @@ static void accumulation_is_per_parameter(rank *r) {
   OK(r, reduce(r, &p[0], 0));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   for (int64_t i = 0; i < p[1].count; i++) {
-    p[1].grad[i] = 1e9f; /* the caller may do with his buffer what he likes */
+    p[1].grad[i] = 1e9f; /* the caller may write to its buffer */
   }
   OK(r, dc_start_backward(r->ctx, 1));
   OK(r, reduce(r, &p[1], 1));

@@ -29,7 +29,7 @@ static dc_tensor vector(float *data, const int64_t *length) {
   return t;
 }
 
-/* Sample i's x, the same for everybody who asks; y follows from the weights that are to be found. */
+/* Sample i's x, the same for every caller; y follows from the weights that are to be found. */
 static float sample(int i, float x[WEIGHTS]) {
   float y = 0;
   for (int k = 0; k < WEIGHTS; k++) {
