@@ -34,7 +34,7 @@ def _load() -> Tuple[Any, Any, str]:
 
     ffi = FFI()
     ffi.cdef(importlib.import_module("libdc._cdef").CDEF)
-    # It stays until the process ends: threads of handles that nobody closed must not lose the code that they run.
+    # It stays until the process ends: threads of handles that were not closed must not lose the code that they run.
     keep = ffi.RTLD_NOW | os.RTLD_NODELETE
     try:
         return ffi, ffi.dlopen(path or os.path.join(HERE, "libdc.so"), keep), "abi"
@@ -92,8 +92,8 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class in_callback:
-    """Marks the thread as one that the library runs: handles that die here are destroyed on another thread, because a
-    stream cannot be destroyed from itself, nor the library be called from a log function."""
+    """Marks the thread as one that the library runs. Handles that die here are destroyed on another thread: a stream
+    cannot be destroyed from itself, nor the library be called from a log function."""
 
     def __enter__(self) -> None:
         _callback.depth = getattr(_callback, "depth", 0) + 1

@@ -41,9 +41,9 @@ def _look(reference: "weakref.ref[Context]") -> None:
 
 class Context(OwnedHandle):
     """Arguments are those of the C function, whose comment in dc_api.h is the reference, without outputs, which are
-    returned. Tensors may be anything with __dlpack__, __array_interface__ or the buffer protocol, in host memory; of a
-    context on a CUDA device they are on that device, and weights may be in pinned host memory too. Registered tensors
-    are kept alive until they are unregistered. Calls may come from any thread."""
+    returned. Tensors may be anything with __dlpack__, __array_interface__ or the buffer protocol, in host memory. Those
+    of a context on a CUDA device are on that device; weights may be in pinned host memory too. Registered tensors are
+    kept alive until they are unregistered. Calls may come from any thread."""
 
     _kind = "context"
 

@@ -130,7 +130,7 @@ class Stream(OwnedHandle):
     _kind = "stream"
 
     def __init__(self, device: Device, native: Optional[int] = None) -> None:
-        """native: a cudaStream_t, as a number, that somebody else made and keeps alive; the stream is then that one."""
+        """native: a cudaStream_t, as a number, that the caller made and keeps alive; the stream is then that one."""
         out = ffi.new("dc_stream **")
         handle = one_of("device", device, Device, optional=False)
         if native is None:

@@ -78,8 +78,9 @@ def read(array: Any) -> Tuple[int, Tuple[int, ...], Any, DType, Tuple[int, int],
 _exports: Dict[int, Any] = {}
 
 
-# Tensors also die while the interpreter ends, after this module's globals. So what these functions need are defaults of
-# theirs, and a reference that nobody gives back keeps them, whose addresses are all that a tensor has of them.
+# Tensors also die while the interpreter ends, after this module's globals. So objects that these functions need are
+# their defaults. A reference that is never released keeps the functions, whose addresses are all that a tensor has of
+# them.
 def _forget(managed: Any, _exports: Dict[int, Any] = _exports, _address_of: Any = ctypes.addressof) -> None:
     _exports.pop(_address_of(managed.contents), None)
 

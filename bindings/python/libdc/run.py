@@ -194,7 +194,8 @@ class _Launcher:
                 self.selector.register(pipe, selectors.EVENT_READ, self.ranks[-1])
 
     def _hold_port(self) -> int:
-        """A free port, which nobody else is given while the ranks run: they may listen there, this socket does not."""
+        """A free port, which no other process is given while the ranks run: they may listen there, this socket does
+        not."""
         self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.held.bind(("127.0.0.1", 0))
         return int(self.held.getsockname()[1])

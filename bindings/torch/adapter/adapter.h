@@ -20,7 +20,7 @@ DC_API dc_context *dct_get_context(void);
  *  keeps it alive as above. Returns 0, or -1 if there is no memory. */
 DC_API int dct_bind(int64_t graph_id, dc_context *context);
 
-/** For a context on a CUDA device, before it is bound or set: from now on its operators work on PyTorch's current
+/** For a context on a CUDA device, before it is bound or set. From now on its operators work on PyTorch's current
  * stream of that device, and on its tensors alone. dc_set_stream() is then the adapter's. A second call does nothing.
  *  device  the context's, which is PyTorch's cuda:index; it and the context live until dct_unfollow() has returned
  *  Returns NULL, or why not; the text stays valid. */

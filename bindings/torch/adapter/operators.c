@@ -75,10 +75,10 @@ static const char *alias_fake(dct_call *call) {
   return dct_return_alias(call);
 }
 
-/* On a CUDA device the gradient, and the contiguous copy of it that dct_read_data() may have made, can go as soon as
- * this returns, although the card has not read it yet: its read is on the current stream by then, and PyTorch's
- * allocator gives memory to nobody but later work of the stream that it was taken on, which for what a backward makes
- * is the current one. (Autograd records on other streams what goes from one to another.) */
+/* On a CUDA device the gradient, and the contiguous copy of it that dct_read_data() may have made, can be freed as soon
+ * as this returns. The card has not read it yet, but its read is on the current stream by then. PyTorch's allocator
+ * gives memory only to later work of the stream that it was allocated on; for memory of a backward, that is the current
+ * one. (Autograd records the other streams that a tensor goes to.) */
 static const char *reduce_grad(dct_call *call) {
   static const int64_t none[1] = {0};
   dc_tensor a = DC_TENSOR_INIT;
@@ -117,8 +117,8 @@ static const char *describe(dct_call *call, dc_tensor *views, int64_t *numels) {
   return NULL;
 }
 
-/* Empties the storages that PyTorch owns, for all tensors that share them; shapes stay. Storages over somebody else's
- * memory can't be emptied, and keep it: to free early is an offer. */
+/* Empties the storages that PyTorch owns, for all tensors that share them; shapes stay. Storages over memory of other
+ * owners cannot be emptied, and keep it: to free early is an offer. */
 static void free_flagged(const dct_call *call, const dc_tensor *views, const int32_t *freed) {
   for (size_t i = 0; i < call->tensor_count; ++i) {
     dct_tensor copy = NULL; /* the call consumes a handle */

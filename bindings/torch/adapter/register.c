@@ -7,8 +7,8 @@
 #include "operators.h"
 
 /* Dispatch keys of real kernels whose arguments have a tensor. The CPU is always there. CUDA's is there when this
- * PyTorch has CUDA and tells its current stream, whether libdc has its plug-in or not: the kernels say of a tensor on
- * another device than the context's which the two are, where PyTorch would only say that there is no kernel. */
+ * PyTorch has CUDA and tells its current stream, whether libdc has its plug-in or not. The kernels name both devices if
+ * a tensor is on another device than the context's; PyTorch would only say that there is no kernel. */
 static const char *const device_keys[] = {"CPU", "CUDA"};
 enum { DEVICE_KEYS = sizeof device_keys / sizeof device_keys[0] };
 

@@ -1,6 +1,6 @@
-/* Contexts on CUDA devices and PyTorch's current streams. A context's stream is set only when the current one is
- * another than at the last operator, and wrapping a stream is remembered: a steady step allocates nothing, and a lock
- * is contended only by threads that the context would keep apart itself. */
+/* Contexts on CUDA devices and PyTorch's current streams. A context's stream is set only when the current one differs
+ * from the last operator's. Wrapped streams are cached, so a steady step allocates nothing. A lock is contended only by
+ * threads that the context would serialise itself. */
 #include "stream_sync.h"
 
 #include <pthread.h>
@@ -16,7 +16,7 @@ struct dct_pinned {
   dct_pinned *next;
   dct_tensor tensor;
   int64_t graph_id, id;
-  dc_event *event; /* recorded when somebody has waited for the copy */
+  dc_event *event; /* recorded when a caller has waited for the copy */
   bool waited;
 };
 

@@ -22,7 +22,7 @@ typedef struct dct_pinned dct_pinned;
 
 /* Room for one; NULL and a text in *error if there is none. */
 dct_pinned *dct_pin_begin(dct_follower *follower, const char **error);
-/* Takes over the tensor, until dct_pin_waited() and the current stream have passed; NULL: gives the room back. */
+/* Takes over the tensor, until dct_pin_waited() and the current stream have passed; NULL: frees the slot. */
 void dct_pin_end(dct_follower *follower, dct_pinned *pinned, dct_tensor tensor, int64_t graph_id, int64_t id);
 /* The current stream waits for this copy. */
 void dct_pin_waited(dct_follower *follower, int64_t graph_id, int64_t id);

@@ -138,7 +138,7 @@ class _Source:
 def matmul_bounded(a: Any, b: Any, budget_bytes: int, *, out: Union[Any, FileMatrix] = None,
                    handle: Optional[Handle] = None) -> Any:
     """A B with at most budget_bytes of memory of the handle's device beside the operands' own. Each of a, b and out is
-    an array there, a FileMatrix, or a NumPy memory map, which is read and written as the file it is; if all three are
+    an array there, a FileMatrix, or a NumPy memory map, which is read and written as the file it is. If all three are
     in memory, nothing of the budget is needed. Error.needed has the least one that does, where this is too small."""
     left, right = _Source(a, "a", handle), _Source(b, "b", handle)
     device = (default() if handle is None else handle).device

@@ -32,9 +32,9 @@ class OptimizerStats(NamedTuple):
 
 
 class Optimizer(OwnedHandle):
-    """A kind's class says how its options are called in C (`_options`), which functions make one and set a group's,
-    which of them have -1 for a zero that is meant (`_none`) and which have no zero but C's default (`_above`), and
-    whether the host counts, wherever the rest of the state is (`_host_counts`)."""
+    """A kind's class says how its options are called in C (`_options`), and which functions make one and set a group's.
+    It also says which of them have -1 for a zero that is meant (`_none`), and which have no zero but C's default
+    (`_above`). `_host_counts`: the host counts, wherever the rest of the state is."""
 
     _kind = "optimizer"
     _options = ""
@@ -131,8 +131,8 @@ class Optimizer(OwnedHandle):
         self._stream = stream
 
     def set_loss_scale(self, loss_scale: Any = None, found_inf: Any = None) -> None:
-        """Names arrays of one float32 each on the handle's device, which each later step reads when it takes place, and
-        which are kept until others are named: gradients are divided by loss_scale (None: they are not), and a step that
+        """Names arrays of one float32 each on the handle's device, which each later step reads when it takes place.
+        They are kept until others are named. Gradients are divided by loss_scale (None: they are not). A step that
         finds another number than 0 in found_inf changes nothing and is counted (`stats().skipped_steps`)."""
         views = [View(array, False, f"set_loss_scale: {name}", (self.place,))
                  for name, array in (("loss_scale", loss_scale), ("found_inf", found_inf))]
@@ -161,8 +161,8 @@ class Optimizer(OwnedHandle):
             names.append(text(name[0]))
 
     def state(self, index: int, name: str) -> Tensor:
-        """A piece of a parameter's state, to read and write between steps: memory of the handle's device, but for what
-        the host counts ("step" and "failures" of all but AdamW, SGD and Muon without comm)."""
+        """A piece of a parameter's state, to read and write between steps. It is memory of the handle's device, except
+        the host's counts ("step" and "failures" of all but AdamW, SGD and Muon without comm)."""
         view = output()
         check(lib.dc_optimizer_state(self._handle, index, string("name", name), view))
         counts = view.dtype == DType.INT64 and self._host_counts

@@ -44,7 +44,7 @@ impl Buffer {
         unsafe { sys::dc_buffer_bytes(self.0.as_ptr()) }
     }
 
-    /// The elements. The buffer must hold as many, of memory that nobody writes meanwhile.
+    /// The elements. The buffer must hold as many, of memory that is not written meanwhile.
     unsafe fn slice<T: Element>(&self, length: usize) -> &[T] {
         match NonNull::new(self.data() as *mut T) {
             Some(data) if length > 0 => std::slice::from_raw_parts(data.as_ptr(), length),
@@ -108,7 +108,7 @@ enum Place<T> {
 }
 
 impl<T: Element> Memory<T> {
-    /// The buffer must hold as many elements, be zeroed or written, and belong to nobody else.
+    /// The buffer must hold as many elements, be zeroed or written, and have no other owner.
     pub(crate) unsafe fn of_library(buffer: Buffer, length: usize) -> Memory<T> {
         Memory(Place::Library(buffer, length))
     }

@@ -74,7 +74,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Who gets the library's log lines. Called on the thread that did the work; must not call the library.
+    /// The function for the library's log lines. Called on the thread that did the work; must not call the library.
     pub fn log(mut self, log: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Builder {
         self.log = Some(Box::new(log));
         self

@@ -345,7 +345,7 @@ impl Context {
     /// Orders the operators against a stream's work instead of the calling thread's.
     ///
     /// # Safety
-    /// Slices that operators get, and results that they give, are then used by the stream after the call returned: the
+    /// Slices that operators get, and results that they give, are then used by the stream after the call returned. The
     /// caller keeps them alive and unwritten, and waits for the stream before reading.
     pub unsafe fn set_stream(&self, stream: Option<&Stream>) -> Result<()> {
         check(sys::dc_set_stream(self.as_ptr(), stream.map_or(ptr::null_mut(), Stream::as_ptr)))

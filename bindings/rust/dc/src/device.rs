@@ -79,7 +79,7 @@ impl Device {
         let options = sys::dc_device_options { struct_size: size_of::<sys::dc_device_options>(), allocator: &table };
         let device = Device::open_with(name, &options);
         if device.is_err() {
-            drop(unsafe { Box::from_raw(user) }); // nobody has it
+            drop(unsafe { Box::from_raw(user) }); // it has no owner
         }
         device
     }

@@ -24,10 +24,9 @@
 //! state. What they are made with is a [`Linalg`], whose methods are operators on matrices: eigendecompositions, roots,
 //! Kronecker products.
 //!
-//! Who owns what: registered weights and gradients belong to the context, which lends them out between steps; gathered
-//! weights belong to whoever gathered them; everything is freed by drop, in any order, also while a panic unwinds. A
-//! context, or an optimizer of many ranks, that is dropped by a panic aborts its communicator, so that the other ranks
-//! do not wait for it.
+//! Registered weights and gradients belong to the context, which lends them out between steps. Gathered weights belong
+//! to their holder. Everything is freed by drop, in any order, also while a panic unwinds. A context, or an optimizer
+//! of many ranks, that is dropped by a panic aborts its communicator, so that the other ranks do not wait for it.
 //!
 //! What is `Send` and `Sync` is what the header's thread classes allow: [`Device`], [`Stream`], [`Event`], [`Buffer`]
 //! and [`Abort`] are both, [`Comm`], [`Context`], [`Linalg`] and [`Optimizer`] are `Send` only:
@@ -37,7 +36,7 @@
 //! shared::<dc::Context>();
 //! ```
 //!
-//! Weights cannot change while somebody reads gathered ones:
+//! Weights cannot change while gathered ones are borrowed:
 //!
 //! ```compile_fail
 //! fn step(mut context: dc::Context) {

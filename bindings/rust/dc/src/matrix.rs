@@ -108,8 +108,8 @@ impl Linalg {
         made(&[side(1), side(0)], |out| unsafe { sys::dc_kron(self.as_ptr(), &a.view(), &b.view(), out) })
     }
 
-    /// A X B^T, which is kron(A, B) applied to X taken row by row, without writing that out: `[m, p]` of `[m, n]`,
-    /// `[p, q]` and `[n, q]`, the last of which may be a batch.
+    /// A X B^T, that is kron(A, B) applied to X taken row by row, without writing that out. The result is `[m, p]` of
+    /// `[m, n]`, `[p, q]` and `[n, q]`, the last of which may be a batch.
     pub fn kron_apply<T: Element>(&self, a: &Tensor<'_, T>, b: &Tensor<'_, T>, x: &Tensor<'_, T>) -> Result<Vec<T>> {
         made(&batch_of(x, &[length(a, 1), length(b, 1)]), |out| unsafe {
             sys::dc_kron_apply(self.as_ptr(), &a.view(), &b.view(), &x.view(), out)

@@ -13,8 +13,8 @@ use std::marker::PhantomData;
 use std::mem::size_of;
 use std::ptr::{self, NonNull};
 
-/// An optimizer of a [`Kind`]. A parameter is known by its index, in the order in which they were added; weights and
-/// gradients stay the caller's and are borrowed for each step, the state is the optimizer's.
+/// An optimizer of a [`Kind`]. A parameter is known by its index, in the order in which they were added. Weights and
+/// gradients stay the caller's and are borrowed for each step; the state is the optimizer's.
 ///
 /// It is `Send`, and used by one thread at a time:
 ///
@@ -93,8 +93,8 @@ impl<K: Kind> Optimizer<K> {
     /// wait for it.
     ///
     /// # Safety
-    /// A step on a stream uses its slices after the call returned: the caller keeps them alive, reads and writes them
-    /// only when the stream has passed it, and keeps the stream until another is set or the optimizer is dropped.
+    /// A step on a stream uses its slices after the call returned. The caller keeps them alive, and reads and writes
+    /// them only when the stream has passed it. It keeps the stream until another is set or the optimizer is dropped.
     pub unsafe fn set_stream(&mut self, stream: Option<&Stream>) -> Result<()> {
         check(sys::dc_optimizer_set_stream(self.as_ptr(), stream.map_or(ptr::null_mut(), Stream::as_ptr)))
     }

@@ -2,8 +2,8 @@
 
 use crate::sys;
 
-/// A struct of options over one of C's, which begins as the library's `init` function leaves it, and a method for each
-/// field: its type in Rust, and what makes C's number of it.
+/// A struct of options over one of C's, which begins as the library's `init` function leaves it. It has a method for
+/// each field: its type in Rust, and the conversion to C's number.
 macro_rules! options {
     ($(#[$doc:meta])* $name:ident = $raw:ident by $init:ident {
         $($(#[$about:meta])* $field:ident: $type:ty as $number:expr,)*

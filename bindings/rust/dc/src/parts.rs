@@ -107,10 +107,10 @@ impl Context {
         Ok(Param::new(&param.shape).part(param.part.clone()).dtype(param.weights.dtype()))
     }
 
-    /// Lends this rank's parts of parameters for an optimizer's step, in the order in which they were added there; one
-    /// that has no gradient, because it is frozen, is left alone. Fails when [`Context::update`] does, and where an id
-    /// is named twice. Afterwards say [`Context::params_updated`]; whole weights (stages 1 and 2) are the caller's to
-    /// gather.
+    /// Lends this rank's parts of parameters for an optimizer's step, in the order in which they were added there. A
+    /// parameter without a gradient, because it is frozen, is left alone. Fails when [`Context::update`] does, and
+    /// where an id is named twice. Afterwards say [`Context::params_updated`]; whole weights (stages 1 and 2) are the
+    /// caller's to gather.
     ///
     /// ```
     /// let device = dc::Device::open("cpu")?;
@@ -130,7 +130,7 @@ impl Context {
     /// # Ok::<(), dc::Error>(())
     /// ```
     ///
-    /// A step cannot change weights that somebody has gathered:
+    /// A step cannot change weights that are gathered:
     ///
     /// ```compile_fail
     /// fn step(mut context: dc::Context, sgd: &mut dc::Sgd) {

@@ -31,8 +31,8 @@ def sampled_cross_entropy(logits: Tensor, generator: Optional[torch.Generator] =
 
 
 def sampled_mse_loss(output: Tensor, generator: Optional[torch.Generator] = None) -> Tensor:
-    """F.mse_loss of outputs [N, …] with targets drawn from the distribution that it is the likelihood of: normal around
-    the output, with half the number of elements of a sample as variance."""
+    """F.mse_loss of outputs [N, …] with targets drawn from the distribution that it is the likelihood of. That is
+    normal around the output, with half the number of elements of a sample as variance."""
     deviation = math.sqrt(output[0].numel() / 2)
     noise = torch.randn(output.shape, generator=generator, dtype=output.dtype, device=output.device)
     return F.mse_loss(output, output.detach() + deviation * noise)

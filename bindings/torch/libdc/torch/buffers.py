@@ -22,7 +22,7 @@ def check_rule(call: str, rule: Any) -> None:
 
 def common(root: Root, values: Mapping[str, Any], rule: str, everywhere: bool) -> Dict[int, Tensor]:
     """Copies of a state dictionary's tensors that are no shards, by the tensors' ids, with the values that stand for
-    all ranks: rank 0's, or with "mean" the ranks' mean where elements are floating-point numbers. Collective.
+    all ranks. Those are rank 0's, or with "mean" the ranks' mean where elements are floating-point numbers. Collective.
 
     everywhere  False: rank 0's are wanted on rank 0 alone"""
     result: Dict[int, Tensor] = {}

@@ -198,7 +198,7 @@ def _plain(value: Any) -> Any:
 
 
 def _merge(lists: List[List[Any]]) -> Tuple[Dict[str, Described], Dict[Tuple[str, int, int], int]]:
-    """From what each rank can write, all tensors, and who writes what: the first who has it."""
+    """From what each rank can write, all tensors, and the rank that writes each: the first that has it."""
     tensors: Dict[str, Described] = {}
     writers: Dict[Tuple[str, int, int], int] = {}
     for rank, pieces in enumerate(lists):

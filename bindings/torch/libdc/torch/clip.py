@@ -22,8 +22,8 @@ def clip_grad_norm_(parameters: Union[nn.Module, Tensor, Iterable[Tensor]], max_
     parameters    a model, or parameters; those that are not sharded count as they are, the same on every rank
     max_norm      math.inf: only the norm is wanted
 
-    Every rank's part of every parameter is summed by itself in float64, and the sums are added in the order of ranks:
-    also at stage 0, where a rank has all parts."""
+    Every rank's part of every parameter is summed by itself in float64, and the sums are added in the order of ranks.
+    That holds at stage 0 too, where a rank has all parts."""
     if not float(max_norm) >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm = {max_norm!r}, must be >= 0")
     _check_kind(norm_type)
@@ -78,7 +78,7 @@ def scale(grads: List[Tensor], max_norm: float, norm: Tensor) -> None:
 
 
 def multiply(grads: List[Tensor], factor: Tensor) -> None:
-    """grads = factor grads, in float32. On a card the host does not ask for the factor, so nobody waits."""
+    """grads = factor grads, in float32. On a card the host does not read the factor, so it does not wait."""
     if factor.device.type == "cpu" and float(factor) != 1.0:
         torch._foreach_mul_(grads, float(factor))
     elif factor.device.type != "cpu":

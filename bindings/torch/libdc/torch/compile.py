@@ -1,7 +1,7 @@
 """torch.compile: the operators in the graphs, and backend="libdc".
 
-While Dynamo traces, a parameter reads as dc_rt.take, whose memory goes back with the tensor, and its gradient as
-dc_rt.reduce, which does all that a gradient needs: such a graph is right as it is, whoever runs it. Two passes make the
+While Dynamo traces, a parameter reads as dc_rt.take, whose memory is freed with the tensor. Its gradient reads as
+dc_rt.reduce, which does all that a gradient needs. Such a graph is right as it is, in any compiler. Two passes make the
 graphs of compilers that know gradients better, and leave graphs without our operators alone:
 
     joint       before the split into forward and backward: gathers are repeated in backward, never saved; the backward
@@ -143,8 +143,8 @@ def begin_forward(module: nn.Module) -> None:
 
 
 def _of_model(node: fx.Node, *targets: Any) -> bool:
-    """Whether the node is a call of one of these operators for a sharded model. Who writes the operators into his
-    program himself has put them where he wants them."""
+    """Whether the node is a call of one of these operators for a sharded model. A program that calls the operators
+    itself has placed them as it wants them."""
     return node.op == "call_function" and node.target in targets and is_model(node.args[1])
 
 

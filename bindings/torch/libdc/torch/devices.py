@@ -67,8 +67,8 @@ def synchronize(where: torch.device) -> None:
 
 
 def check_thread_ranks(call: str, where: torch.device) -> None:
-    """Ranks that are threads wait for each other in their collectives. What is behind one rank's wait on a stream must
-    not be another rank's work, and autograd has one thread a card, in which one rank's backward would be behind the
+    """Ranks that are threads wait for each other in their collectives. So work behind one rank's wait on a stream must
+    not be another rank's. But autograd has one thread a card, in which one rank's backward would be behind the
     other's."""
     if where.type != "cuda":
         return

@@ -1,5 +1,5 @@
-"""The operators' kernels in Python over the libdc package: schemas, results and errors as of the compiled adapter, for
-places where that is not installed, and as its oracle in the tests."""
+"""The operators' kernels in Python over the libdc package, with schemas, results and errors as of the compiled adapter.
+They are for places where that is not installed, and its oracle in the tests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """PyTorch's own functions on sharded parameters: right where a few lines make them so, else an error that says what to
-do. Functions are changed in place where that is possible, so that it does not matter who imported them before."""
+do. Functions are changed in place where that is possible, so that modules that imported them before use them too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _Function = Callable[..., Any]
 
 
 def _replace(module: Any, name: str, make: Callable[[_Function], _Function]) -> None:
-    """Replaces a module's function. Of a decorated one, what the decorator calls, for all who hold it."""
+    """Replaces a module's function, for all holders of it. Of a decorated one, the function that the decorator
+    calls."""
     function = getattr(module, name)
     inner = getattr(function, "__wrapped__", None)
     for cell in getattr(function, "__closure__", None) or ():

@@ -73,7 +73,7 @@ def _new_reserve(x: Tensor, config: LayerConfig) -> Tensor:
     parts = _parts(config, x.numel() // x.shape[-1], x.element_size())
     reserve, end = pages.empty(torch.Size([sum(map(_rounded, parts))]), torch.uint8, x.device), 0
     for part in parts:
-        if part % 64:  # what lies between the parts is nobody's, but a result has the same bytes each time
+        if part % 64:  # bytes between the parts have no meaning, but a result has the same bytes each time
             reserve[end + part : end + _rounded(part)] = 0
         end += _rounded(part)
     return reserve

@@ -27,7 +27,7 @@ class Order:
 
     ahead, full      how many groups are under way, and when one is full (groups_of)
     sizes            of the parameters, by their numbers
-    prefetch, drop   start to gather some parameters, in one handshake; give one back that nobody used"""
+    prefetch, drop   start to gather some parameters, in one handshake; free one that was not used"""
 
     def __init__(self, ahead: int, full: int, sizes: Sequence[int], prefetch: Callable[[List[int]], None],
                  drop: Callable[[int], None]) -> None:

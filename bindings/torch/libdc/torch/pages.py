@@ -1,5 +1,5 @@
-"""Large host memory that is used again. A layer's step makes large tensors and drops them; the C library gives such
-memory back to the system, which clears it page by page when it is touched anew: up to a seventh of the layer's time."""
+"""Large host memory that is used again. A layer's step makes large tensors and drops them. The C library returns such
+memory to the system, which clears it page by page when it is touched again: up to a seventh of the layer's time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _free: List[mmap.mmap] = []  # the newest last
 
 
 def _take(nbytes: int) -> mmap.mmap:
-    """Who drops a tensor is any thread, at any time, in the middle of this too: so a copy is searched, and removal,
-    which is one step, decides who has a block."""
+    """Any thread may drop a tensor, at any time, also in the middle of this. So a copy is searched, and removal, which
+    is one step, decides which thread has a block."""
     for block in reversed(tuple(_free)):
         if len(block) == nbytes:
             try:
@@ -40,7 +40,7 @@ def _shrink() -> None:
     while excess > 0:
         try:
             excess -= len(_free.pop(0))
-        except IndexError:  # somebody else took the last one
+        except IndexError:  # another thread took the last one
             return
 
 

@@ -34,8 +34,8 @@ _LATER_THAN_ANY_GROUPS = 7 * 24 * 3600.0  # the group's own timeout ends a wait
 
 @contextlib.contextmanager
 def _outside_compilation() -> Iterator[None]:
-    """While PyTorch compiles on the caller's thread, its modes give fake tensors for real ones, and its Python
-    dispatcher holds the GIL around c10d's operators, for which Gloo's threads wait in turn."""
+    """While PyTorch compiles on the caller's thread, its modes give fake tensors for real ones. Its Python dispatcher
+    holds the GIL around c10d's operators, for which Gloo's threads wait in turn."""
     with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         yield
 
@@ -45,9 +45,9 @@ _SETTLE_SECONDS = 1.0
 
 @contextlib.contextmanager
 def _settled(*tensors: torch.Tensor) -> Iterator[Tuple[torch.Tensor, ...]]:
-    """Returns once nobody else holds the tensors any more. Gloo's thread wakes its caller first and lets go of a work's
-    tensors then; the last to let go of Python's memory takes the GIL, and where the interpreter has begun to end by
-    then, that ends the process by SIGABRT. Nothing promises that a backend lets go, so not without a bound."""
+    """Returns once no other holder of the tensors is left. Gloo's thread wakes its caller first and lets go of a work's
+    tensors then. The last to let go of Python's memory takes the GIL. If the interpreter has begun to end by then, that
+    ends the process by SIGABRT. Nothing promises that a backend lets go, so not without a bound."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     before = [_holders(*pair) for pair in zip(tensors, storages)]
     try:
@@ -116,8 +116,8 @@ _copies: Dict[str, "itertools.count[int]"] = {}  # of the groups with these name
 
 
 class _Copy(_Collectives):
-    """Gloo among a process group's ranks. PyTorch's new_group() is not for copies that come and go: where only the
-    members take part, it names a group by its ranks and by how many groups there are, and so a second time by the name
+    """Gloo among a process group's ranks. PyTorch's new_group() is not for copies that come and go. Where only the
+    members take part, it names a group by its ranks and by how many groups there are. So a second one may have the name
     of one that has gone, under which the store still has that one's addresses. These names are used once."""
 
     def __init__(self, group: "dist.ProcessGroup") -> None:

@@ -9,8 +9,8 @@ The end of a backward is autograd's own: a callback that its engine runs when al
 reductions and makes each gradient visible as `.grad`.
 
 Modules, autograd graphs and compiled graphs' anchors keep a root alive; it refers to none of them, and parameters do
-not keep it. So the root ends with the last of them, without the garbage collector, and its ranks' resources with it:
-whatever is added here must not refer back to the root but by a weak reference."""
+not keep it. So the root ends with the last of them, without the garbage collector, and its ranks' resources with it.
+Objects that are added here must refer back to the root only by a weak reference."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Root:
         self.backward = False  # the phase
         self.reducing = False  # this backward has begun to reduce
         self.stale = True  # weights changed since the last forward: stages 1 and 2 gather in this one
-        self.replayed = False  # steps were captured into a CUDA graph, whose launches nobody announces
+        self.replayed = False  # steps were captured into a CUDA graph, whose launches are not announced
         self.touched: Dict[int, Entry] = {}  # got a gradient in this backward
         self.unreduced: List[Entry] = []
         # See eager.py.
@@ -328,8 +328,8 @@ class Root:
         self.stale = True
 
     def _look_for_edits(self) -> None:
-        """What nobody announces: shards written by hand or by load_state_dict, moved, frozen, unfrozen; and launches of
-        captured steps, which leave no trace on the host."""
+        """Looks for changes without an announcement: shards written by hand or by load_state_dict, moved, frozen,
+        unfrozen; and launches of captured steps, which leave no trace on the host."""
         if self.replayed and not devices.captures(self.device):
             self.updated()
         edited, unfrozen = [], []

@@ -21,7 +21,7 @@ RUNTIME_OPERATORS = ("take", "alloc")
 _IDENTITY = ("wait_allgather", "release_param", "offload_tensor", "reload_tensor", "wait_offload", "wait_reload")
 # Results without a gradient: a parameter's gradient travels by reduce_grad, not by autograd.
 _CONSTANT = ("allgather_param", "reduce_grad", "dc_rt::take")
-# Results that may lie in memory which the library goes on using: nobody may write into them.
+# Results that may lie in memory which the library goes on using: they must not be written to.
 _HELD = ("allgather_param", "wait_allgather", "offload_tensor", "reload_tensor", "wait_offload", "wait_reload", "take")
 
 # Registrations end with their Library objects.
@@ -162,8 +162,8 @@ _inductor_ready = False
 
 
 def prepare_inductor() -> None:
-    """Registers Inductor's lowerings, once. Importing Inductor is slow, so nobody does it before the first compilation:
-    a compiler that puts dc operators into graphs after AOTAutograd calls this itself."""
+    """Registers Inductor's lowerings, once. Importing Inductor is slow, so it is done at the first compilation. A
+    compiler that puts dc operators into graphs after AOTAutograd calls this itself."""
     global _inductor_ready
     if _inductor_ready:
         return

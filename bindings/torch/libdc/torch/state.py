@@ -62,7 +62,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Any], strict: boo
 def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer,
                               rank0_only: bool = False) -> Dict[str, Any]:
     """The optimizer's state_dict() with whole tensors, and parameters by name instead of by number. Every rank must
-    call it. A state tensor as long as the shard, with its padding or without, is a part of a whole; others are the same
+    call it. A state tensor as long as the shard, with its padding or without, is a part of a whole. Others are the same
     on every rank, but for those of blocks and layers that libdc.optim's optimizers share out: all ranks' are here."""
     root = root_of(model)
     keep = not rank0_only or root.comm.rank == 0

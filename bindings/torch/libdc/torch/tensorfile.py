@@ -68,7 +68,7 @@ class Layout:
 
 
 def reserve(fd: int, nbytes: int) -> None:
-    """Gives a file its length, and where the file system can, its room: a full disk is an error here."""
+    """Gives a file its length, and where the file system can, its blocks: a full disk is an error here."""
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
@@ -94,7 +94,7 @@ def write_bytes(fd: int, place: int, data: Any) -> None:
 
 
 def read(path: str) -> Tuple[Dict[str, Tensor], Dict[str, str]]:
-    """A file's tensors, which are pages of the file that nobody has read yet, and its metadata. An index of several
+    """A file's tensors, which are pages of the file that are not read yet, and its metadata. An index of several
     files (`model.safetensors.index.json`) stands for all of them."""
     if not path.endswith(".json"):
         return _read_one(path)

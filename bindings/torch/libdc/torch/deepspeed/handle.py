@@ -1,6 +1,5 @@
-"""The bindings as DeepSpeed's Python calls them: those of libdc.torch.dc, and around them what DeepSpeed leaves to its
-own library: an init() that replaces, weights that change when an optimizer steps, and gradient buffers that come
-late."""
+"""The bindings as DeepSpeed's Python calls them: those of libdc.torch.dc, with what DeepSpeed leaves to its own library.
+That is an init() that replaces, weights that change when an optimizer steps, and gradient buffers that come late."""
 
 from __future__ import annotations
 
@@ -106,7 +105,7 @@ def _machine() -> str:
 
 def register_graph_z1(graph_id: int, ds_ids: Sequence[int]) -> None:
     """As dc.register_graph_z1(). In the newest form DeepSpeed registers stage 1's parameters without gradient buffers,
-    and binds them before a backward that ends in a step; but a graph's registration settles who owns which part. So
+    and binds them before a backward that ends in a step. But a graph's registration fixes each rank's part. So
     DeepSpeed's hook binds them here for a moment."""
     with unset_fake_temporarily(), _bound_grad_buffers():
         dc.register_graph_z1(graph_id, ds_ids)

@@ -142,8 +142,8 @@ def _let_inductor_compile() -> None:
 
 def _give_gradients_nodes_of_their_own() -> None:
     """DeepSpeed puts a reduction behind a gradient's node, and its empty result in the place of the gradient for every
-    user of that node: another parameter with the same gradient, an operator of the graph that reads it, or the release
-    of a weight. So each parameter's gradient becomes a node that nothing but the graph's output uses."""
+    user of that node. A user is another parameter with the same gradient, an operator of the graph that reads it, or
+    the release of a weight. So each parameter's gradient becomes a node that nothing but the graph's output uses."""
     from deepspeed.compile.fx import get_output_node
     from deepspeed.compile.graph_param import DSGraphParamManager
 
@@ -203,8 +203,8 @@ def _admit_frozen_parameters() -> None:
 
 def _let_inductor_free_gradients() -> None:
     """DeepSpeed's lowering of reduce_grad drops its input's buffer behind the call, also where a kernel or another
-    reduction reads it later: BatchNorm's gradient of its bias, or one that two parameters share. Inductor knows the
-    last use, and the operator has read its input when it returns, so the plain lowering does."""
+    reduction reads it later. That is so for BatchNorm's gradient of its bias, or one that two parameters share.
+    Inductor knows the last use, and the operator has read its input when it returns, so the plain lowering does."""
     import deepspeed.compile.backend as backend
     from torch._inductor.lowering import fallback_handler, lowerings
     from torch._inductor.virtualized import V
