@@ -11,10 +11,10 @@ backward, by the fastest library that PyTorch has for each of them (torch.mm, to
 limit. A round runs the products, the layer without dropout and the layer, then each peer, then the first three again in
 reverse. Before each, a pause lets the threads of the one before stop spinning. So comparisons are between times that
 lie close together: "of GEMM", "p cost" and "fastest peer" are medians over the rounds of ratios within a round. "p
-cost"
-is the layer's time over that of the same layer without dropout; times and rates are the least of all. On a machine that
-others use, take the ratios of one thread, and with --cpu of its processor time. "kept" is what stays in memory between
-forward and backward, weights not counted; for libdc also with the flags normalize_invertible and gelu_checkpoint."""
+cost" is the layer's time over that of the same layer without dropout; times and rates are the least of all. On a
+machine that others use, take the ratios of one thread, and with --cpu of its processor time. "kept" is what stays in
+memory between forward and backward, weights not counted; for libdc also with the flags normalize_invertible and
+gelu_checkpoint."""
 
 from __future__ import annotations
 

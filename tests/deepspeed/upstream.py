@@ -3,8 +3,7 @@
 ARGUMENT…]. PyPI's archives have no tests, so CHECKOUT is a clone of DeepSpeed's repository. Tests and package are
 copied from it. Three things are changed. In the tests, the conditions that skip them where there is no CUDA are lifted.
 A flag that their ranks gather gets a dimension, without which Gloo refuses it. In the package, float16 is not refused
-to
-a processor without instructions for it, which PyTorch does not need."""
+to a processor without instructions for it, which PyTorch does not need."""
 
 from __future__ import annotations
 
