@@ -24,7 +24,7 @@ def write(library: Path, include: Path, target: Path) -> None:
 
 
 def _growth(include: Path, release: Path) -> str:
-    """The suppression of structs that have only grown at their end, which those that tell their size may."""
+    """The suppression of structs that have only grown at their end, which sized structs may."""
     before, now = read(release / "dc_api.h").structs, read(include / "dc_api.h").structs
     grown = [name for name, fields in before.items() if "struct_size" in fields and name in now
              and len(now[name]) > len(fields) and list(now[name].items())[: len(fields)] == list(fields.items())]
@@ -33,7 +33,7 @@ def _growth(include: Path, release: Path) -> str:
 
 
 def faults(library: Path, include: Path, baseline: Path, release: Path) -> List[str]:
-    """What is wrong; nothing if the library has all that the baseline has, unchanged but for structs that grew."""
+    """The faults; none if the library has all that the baseline has, unchanged but for structs that grew."""
     absent = [tool for tool in ("abidw", "abidiff", "readelf") if shutil.which(tool) is None]
     if absent:
         return [f"{tool} is not installed (Debian: abigail-tools, binutils)" for tool in absent]

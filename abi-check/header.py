@@ -87,7 +87,7 @@ def must(*command: object) -> str:
 
 
 def _measure(path: Path, header: Header) -> Dict[str, str]:
-    """What the compiler says of sizes, alignment, offsets and values."""
+    """The compiler's answers for sizes, alignment, offsets and values."""
     asked = {name: f"(long long){name}" for name in header.constants}
     asked.update({f"sizeof({name})": f"(long long)sizeof({name})" for name in [*header.structs, *header.enums]})
     for name, fields in header.structs.items():

@@ -162,7 +162,7 @@ def lock_faults(include: Path) -> List[str]:
 
 
 def verdict(mutant: Mutant, baseline: Path) -> Tuple[str, str]:
-    """What caught it, and the first thing that was said."""
+    """The check that caught it, and its first message."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         include = folder / "include"

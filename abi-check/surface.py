@@ -41,7 +41,7 @@ def rust() -> Set[str]:
 
 
 def called(tests: Path) -> Set[str]:
-    """What the objects of test programs call."""
+    """The functions that objects of test programs call."""
     text = must("nm", "--undefined-only", *sorted(tests.rglob("*.o")))
     return set(re.findall(r" U (dc_[a-z]\w*)$", text, re.M))
 

@@ -1,5 +1,5 @@
-/* What operators cost the thread that calls them. Calls are the gather of a parameter that is there, its wait and its
- * release, and a call that fails. Another is a gather that communicates, with its wait and its release, on a stream
+/* The cost of operators on the thread that calls them. Calls are the gather of a parameter that is there, its wait and
+ * its release, and a call that fails. Another is a gather that communicates, with its wait and its release, on a stream
  * that is not waited for while the clock runs. By the public interface, in one thread, with one rank.
  *
  *   bench_calls [--json] [--device NAME] [--nccl]      median nanoseconds */

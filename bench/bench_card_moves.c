@@ -81,7 +81,7 @@ static int64_t count_of(const struct job *j, size_t bytes) {
   return (int64_t)(bytes / (to > from ? to : from));
 }
 
-/* What is not finite would be noted in the second source. */
+/* Infinities and NaN would be noted in the second source. */
 static void queue(const place *p, const struct job *j) {
   char *to = p->operands[SOURCES], *from = p->operands[0];
   const int64_t count = count_of(j, p->bytes);

@@ -48,7 +48,7 @@ def of_libdc() -> Way:
 
 
 def gathered() -> Way:
-    """What a user does without: rank 0 has all of it, and torch.save()."""
+    """The way without libdc: rank 0 has all of it, and torch.save()."""
     model, optimizer = trained(lambda model: dct.shard(model, 3))
 
     def save(path: str) -> None:
@@ -111,7 +111,7 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def measure(ways: Dict[str, Way], rounds: int, folder: str) -> Dict[Tuple[str, int], List[float]]:
-    """What each way's save (0) and load (1) cost, in the rounds after the first."""
+    """The time of each way's save (0) and load (1), in the rounds after the first."""
     costs: Dict[Tuple[str, int], List[float]] = {(name, what): [] for name in ways for what in (0, 1)}
     for turn in range(rounds + 1):
         order = list(ways.items())

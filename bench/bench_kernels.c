@@ -128,7 +128,7 @@ static double measure(const job *j, int64_t count) {
   return best;
 }
 
-/* What a look at what is stored costs (combine.c): the nanoseconds of both, in turns, the best of many. */
+/* The cost of a scan of stored values (combine.c): the nanoseconds of both, in turns, the best of many. */
 static void looks(size_t total) {
   static const job with[] = {
       {"f32 = f32", run_combine, DC_FLOAT32, DC_FLOAT32, 1, false},

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine's description, and how much of it others used meanwhile."""
+"""Shared by the benchmarks: the machine's description, and how much of it others used meanwhile."""
 from __future__ import annotations
 
 import os
@@ -78,7 +78,7 @@ def free_port() -> int:
 
 
 def environment(rank: int, ranks: int, port: int, group: str) -> Dict[str, str]:
-    """What a launcher would set for a rank of its own process group with one thread."""
+    """The environment that a launcher would set for a rank of its own process group with one thread."""
     return {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             "LIBDC_GROUP": group, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu",

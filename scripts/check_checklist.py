@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """docs/checklist.md has its 52 points in order, each with a verdict; that what it names is there, check_docs.py knows.
-What no other check holds, this one does: the length of source files, and of lines that clang-format does not break."""
+Holds rules without a check of their own: the length of source files, and of lines that clang-format does not break."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What documents and comments name is there: files by their paths, and in documents what stands in backquotes, targets
-of the Makefile, suites, functions and constants of the library. Planted faults show that what is gone is found."""
+"""Things that documents and comments name exist: files by their paths, and in documents what stands in backquotes,
+targets of the Makefile, suites, functions and constants of the library. Planted faults show that what is gone is
+found."""
 
 from __future__ import annotations
 

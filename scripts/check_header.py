@@ -2,7 +2,7 @@
 """The public header compiles alone and twice, as C99 to C23 and C++11 to C++20, with every compiler that is there and
 all warnings on. It has no type that another language cannot bind: no bool, int, long, enum, union, bit-field, variable
 arguments or struct by value. Its structs start with struct_size, each initialiser is there twice, as a macro and as a
-function. What its comments must say, check_manual.py knows."""
+function. check_manual.py reads its comments."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def layout_faults(model: Dict[str, Any]) -> Iterator[str]:
                 yield f"{name}.{field}: the manual puts it at {at}, {lock.name} at {offset}"
 
 
-# What is left out, and how the fault begins.
+# Omissions, and the beginnings of their faults.
 PLANTED: List[Tuple[str, str, str]] = [
     (r" \*  update  1 if.*?\n.*?\n", "", "dc_start_backward: parameter update is not described"),
     (r"12 tensors, shapes as in enum dc_layer_weight, of the layer's dtype\n", "12 tensors of the layer's dtype\n",

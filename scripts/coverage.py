@@ -27,7 +27,7 @@ COUNTERS = "-fprofile-instr-generate -fcoverage-mapping -mllvm -runtime-counter-
 
 
 def run(*command: str, **environment: str) -> None:
-    """What runs while it is set up and built counts as well, and must not do so here: into the profiles, too."""
+    """Programs that run while it is set up and built must not count: into the profiles, too."""
     everywhere = {"LLVM_PROFILE_FILE": str(PROFILES / "%m%c.profraw")}
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, **everywhere, **environment}, stdout=sys.stderr)
 
@@ -45,7 +45,7 @@ def build_and_test() -> None:
 
 
 def llvm_cov(*arguments: str) -> str:
-    """What the library is made of is in every test as well, and counted together."""
+    """The library's objects are in every test as well, and counted together."""
     command, *rest = arguments
     return subprocess.run(["llvm-cov-14", command, str(BUILD / "libdc.so"), *rest,
                            f"-instr-profile={BUILD / 'all.profdata'}"], cwd=ROOT, check=True, stdout=subprocess.PIPE,

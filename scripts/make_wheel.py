@@ -30,7 +30,7 @@ int {x}stat{wide}({kind} what, void *to) {{ return __{x}xstat{wide}(1, what, to)
 
 
 def run(*command: object, **environment: str) -> str:
-    """What a command writes; where it fails, that is shown, with its complaints."""
+    """A command's output; where it fails, that is shown, with its complaints."""
     words = [str(word) for word in command]
     done = subprocess.run(words, text=True, capture_output=True, cwd=ROOT, env={**os.environ, **environment})
     if done.returncode:

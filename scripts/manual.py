@@ -243,6 +243,6 @@ def _function(model: Dict[str, Any], prototype: str, comment: str, chapter: int)
 
 
 def _common(arguments: Dict[str, str], name: str, kind: str) -> str:
-    """What the first page says of an argument: of a handle, or of the place for a new one."""
+    """The first page's text on an argument: of a handle, or of the place for a new one."""
     given, _, place = arguments.get(name, "").partition(". As the place for a new one: ")
     return f"set to {place}" if place and kind.endswith("**") else given

@@ -46,7 +46,7 @@ def summary_of(text: str) -> str:
 
 
 def returned(f: Dict[str, Any]) -> str:
-    """What the comment says; where that only adds errors to others', they are in the list."""
+    """The comment's text; where that only adds errors to others', they are in the list."""
     said: str = f["returns_doc"]
     if f["returns"] == "dc_status" and not said.startswith("Returns"):
         return "DC_OK, or one of the errors below."

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What README.md, the guide and some other pages show works: run_blocks.py FILE… runs every block of code in them.
+"""The code in README.md, the guide and some other pages works: run_blocks.py FILE… runs every block of code in them.
 
     sh      each line runs (the trainer in short)
     python  runs; on two ranks where it uses libdc.torch

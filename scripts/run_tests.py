@@ -209,7 +209,7 @@ EVERY_MODULE = ("base/test_tensor", "device/test_arena", "device/cpu/test_stream
 
 
 def valgrind(suite: Suite) -> Count:
-    """What no sanitizer sees: undefined values, in any code. On the programs of suite gcc."""
+    """Finds faults that no sanitizer sees: undefined values, in any code. On the programs of suite gcc."""
     total = Count()
     for name in EVERY_MODULE:
         status = suite.run("valgrind", "--quiet", "--fair-sched=yes", "--leak-check=full",
@@ -261,7 +261,7 @@ def conformance(suite: Suite) -> Count:
 
 
 def blocks(suite: Suite, *pages: str) -> Count:
-    """What pages show, each page one test."""
+    """The code that pages show, each page one test."""
     total = Count()
     for page in sorted(path for pattern in pages for path in ROOT.glob(pattern)):
         total += one(suite.run(sys.executable, "scripts/run_blocks.py", str(page.relative_to(ROOT))))

@@ -1,4 +1,4 @@
-"""What tests of all folders share."""
+"""Shared by the tests of all folders."""
 
 from __future__ import annotations
 

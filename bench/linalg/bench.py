@@ -259,7 +259,7 @@ def part_samples() -> List[Row]:
 
 
 def peak_mib(way: Callable[[], Any]) -> float:
-    """What a call takes at most beside what is there before it."""
+    """The most memory that a call takes beside the memory in use before it."""
     machine.reset_peak()
     before = machine.memory_kib("VmRSS")
     way()

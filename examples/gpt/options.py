@@ -14,7 +14,7 @@ from model import CONFIGS, Config
 RUNS = "runs"
 STEPS = {"tiny": 60, "small": 240, "wide": 100}
 
-# What a resumed run takes over from the run it goes on with, unless the command line says otherwise.
+# Options that a resumed run takes over from the run it goes on with, unless the command line says otherwise.
 _INHERITED = ("model", "stage", "steps", "batch", "seq", "accumulate", "lr", "warmup", "clip", "seed", "compile")
 
 

@@ -154,7 +154,7 @@ class Run:
         return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in out.decode("utf-8", "replace"))
 
     def report(self, held_out: float) -> None:
-        """What the run moved and what each rank holds, beside the formulas."""
+        """The bytes that the run moved and each rank holds, beside the formulas."""
         t, say, ranks = self.trainer, self.show.say, self.group.size
         last, whole = self.rows[-1], sum(t.sizes.values())
         unit = whole * (ranks - 1) / ranks

@@ -8,7 +8,7 @@ from rules import Rule
 
 
 class Course:
-    """What one optimizer did so far."""
+    """One optimizer's results so far."""
 
     def __init__(self) -> None:
         self.losses: List[float] = []

@@ -1,4 +1,4 @@
-/* What the public entry points share: each checks its arguments, enters the context, calls inward, and leaves. */
+/* Shared by the public entry points: each checks its arguments, enters the context, calls inward, and leaves. */
 #ifndef DC_API_INTERNAL_H
 #define DC_API_INTERNAL_H
 

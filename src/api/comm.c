@@ -50,7 +50,7 @@ static dc_status check_name(const char *fn, const char *name) {
   return DC_OK;
 }
 
-/* What the creators of one rank have in common. */
+/* Shared by the creators of one rank. */
 static dc_status begin(const char *fn, int32_t rank, int32_t world, int32_t most, const dc_comm_options *options,
                        dc_comm_options *known, dc_comm **comm) {
   if (comm == NULL) {

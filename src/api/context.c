@@ -168,7 +168,7 @@ static dc_status set_stream(dc_context *ctx, const char *fn, dc_stream *stream) 
     ctx->lanes[DC__LANE_CALLER] = status == DC_OK ? stream : old;
     return status;
   }
-  /* What the old stream still reads stays ordered before what is released on the new one. */
+  /* The old stream's reads stay ordered before releases on the new one. */
   dc__wait_for_caller(ctx, stream);
   ctx->lanes[DC__LANE_CALLER] = stream;
   return DC_OK;

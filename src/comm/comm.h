@@ -119,7 +119,7 @@ typedef struct dc__comm_scratch {
   size_t bytes;
 } dc__comm_scratch;
 
-/* What a rank publishes about a communicator, to detect deadlocks across communicators. Two ranks deadlock if each
+/* A rank's published state of a communicator, to detect deadlocks across communicators. Two ranks deadlock if each
  * waits in a collective that the other has not requested. To be certain, on both ranks one thread alone must use both
  * communicators and be blocked: no other thread can make the request. */
 typedef struct dc__comm_usage {

@@ -1,5 +1,5 @@
-/* What each rank publishes about a collective before it starts, for comparison. Plain data: it lies in shared memory,
- * or goes over a wire between machines of one byte order. */
+/* The description of a collective that each rank publishes before it starts, for comparison. Plain data: it lies in
+ * shared memory, or goes over a wire between machines of one byte order. */
 #ifndef DC_COMM_SIGNATURE_H
 #define DC_COMM_SIGNATURE_H
 

@@ -30,8 +30,7 @@ struct dc__optim_kind {
   bool matrices;       /* uses linear algebra, on a device too */
   int32_t exponent;    /* checked gradients must be below 2^exponent, 50 or 128: finite */
   const void *rules;   /* parameters of kinds that share functions */
-  /* What must stay as it is in the options of a group that has parameters, and does not; NULL: all is well. A NULL
-   * function: it always is. */
+  /* The option that must not change in a group with parameters, but does; NULL: none. A NULL function: it always is. */
   const char *(*fixed_option_changed)(const void *options, const void *old);
   /* Whether it supports parameters of this shape and options, or DC_E_SHAPE. NULL for any. */
   dc_status (*accept)(const char *fn, const void *options, const int64_t *shape, int32_t ndim);

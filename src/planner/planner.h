@@ -1,4 +1,4 @@
-/* What training needs, counted before anything is made. */
+/* The memory of training, counted before anything is made. */
 #ifndef DC_PLANNER_H
 #define DC_PLANNER_H
 

@@ -231,7 +231,7 @@ dc_status dc__context_exchange(dc_context *ctx, int32_t group, dc__tag *tag, con
   return status;
 }
 
-/* What ranks must agree on, in the order of the names below. */
+/* The values that ranks must agree on, in the order of the names below. */
 static dc_status agree_on_config(dc_context *ctx, const char *fn) {
   static const char *const names[] = {
       "library version",    "world size",        "initial_reduce_bucket_size", "symmetric_memory",     "double_buffer",

@@ -197,7 +197,7 @@ dc_status dc__trace_dump_on_error(dc_context *ctx, const char *folder) {
   return DC_OK;
 }
 
-/* What ends the ranks' work together, as opposed to a wrong argument. */
+/* Errors that end the ranks' work together, as opposed to a wrong argument. */
 static bool is_failure(dc_status status) {
   return status <= DC_E_MISMATCH;
 }

@@ -186,7 +186,7 @@ int32_t dc__reduce_dtype(const dc__param *param, int32_t dtype) {
   return param->local_sum == NULL ? dtype : type_of_sum(param->local_sum_dtype, dtype);
 }
 
-/* What dropping a local sum needs, so that it cannot fail. */
+/* Prepares to drop a local sum, so that the drop cannot fail. */
 static dc_status prepare_drop(dc_context *ctx, dc__param *param) {
   bool later = param->local_sum != NULL && ctx->lanes[DC__LANE_CALLER] != NULL;
   return later ? dc__ensure_event(ctx, &param->last_read) : DC_OK;

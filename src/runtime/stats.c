@@ -100,7 +100,7 @@ static dc_status dry_reload_shard(dc_context *ctx, const char *fn, int64_t graph
   return DC_OK;
 }
 
-/* What a reduction receives. Stage 0 then gathers the means, which have the buffer's type. */
+/* The bytes that a reduction receives. Stage 0 then gathers the means, which have the buffer's type. */
 static int64_t reduction_bytes(const dc_context *ctx, const dc__graph *graph, const dc__param *param, int32_t dtype) {
   int64_t size = (int64_t)dc_dtype_size(dtype);
   if (graph->stage != 0) {

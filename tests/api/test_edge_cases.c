@@ -69,7 +69,7 @@ static void every_dry_run(rank *r) {
   CHECK(r, info.wire_bytes == 0);
   OK(r, dc_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, PARAM, DC_DTYPE_NONE, &info));
   CHECK(r, info.wire_bytes == 0);
-  /* What was offloaded is known by its shape. */
+  /* An offloaded tensor is known by its shape. */
   OK(r, dc_offload_tensor(r->ctx, &grad, GRAPH, 5, &out));
   OK(r, dc_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, GRAPH, 5, 0, &info));
   CHECK(r, info.ndim == 1 && info.shape[0] == LENGTH && info.dtype == DC_FLOAT32);

@@ -1,4 +1,4 @@
-/* What the runtime asks of a communicator beyond the public collectives: other types, memory that peers read, groups.
+/* The runtime's use of a communicator beyond the public collectives: other types, memory that peers read, groups.
  */
 #include "comm_data.h"
 

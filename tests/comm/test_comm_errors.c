@@ -1,4 +1,4 @@
-/* What goes wrong between ranks: every wait ends soon, on every rank with the same text, and nothing is left behind. */
+/* Errors between ranks: every wait ends soon, on every rank with the same text, and nothing is left behind. */
 #include "comm_failing.h"
 #include "entries.h"
 

@@ -1,5 +1,5 @@
 /* Ranks in different calls of one context, on communicators of its own each: they learn it long before the deadline,
- * with one error for all. What only looks like that, and goes on by itself, is left alone. */
+ * with one error for all. A wait that only looks like that, and goes on by itself, is left alone. */
 #include <sys/mman.h>
 
 #include "comm_failing.h"

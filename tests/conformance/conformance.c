@@ -11,7 +11,7 @@
 
 enum { RANKS = 64, BUFFERS = 96, STREAMS = 4 };
 
-/* What a rank's body has made, until it ends. */
+/* The objects that a rank's body has made, until it ends. */
 typedef struct kept {
   dc_buffer *buffers[BUFFERS];
   dc_stream *streams[STREAMS];

@@ -1,5 +1,5 @@
-/* What the conformance tests stand on. Each test carries the numbers of the checks (checks.txt) that it shows:
- * check_35_… shows the 35th, check_51_52_… two of them.
+/* The base of the conformance tests. Each test carries the numbers of the checks (checks.txt) that it shows: check_35_…
+ * shows the 35th, check_51_52_… two of them.
  *
  * They run on any device: memory is the device's own, and is written and read by copies on a stream of that device
  * alone. One program a file and device: ON_SIM puts the simulated device under it, with a world for every seed and the
@@ -15,8 +15,8 @@ enum { GRAPH = 7, MOST = 1100 /* elements of a parameter */ };
 
 /* ---- worlds ---- */
 
-/* Runs body on every rank; fails with the first rank's failure, or the checker's report. What the helpers below made
- * for a rank goes when its body ends. */
+/* Runs body on every rank; fails with the first rank's failure, or the checker's report. Objects that the helpers below
+ * made for a rank are freed when its body ends. */
 void on_ranks(setup s, void (*body)(rank *r), const void *user);
 
 #ifdef ON_SIM
@@ -51,7 +51,7 @@ typedef struct array {
 dc_status new_array(rank *r, array *a, int64_t count, int32_t dtype);
 /* The same in host memory. */
 dc_status new_host_array(rank *r, array *a, int64_t count, int32_t dtype);
-/* What the host itself reads: host memory only. */
+/* For memory that the host itself reads: host memory only. */
 const void *on_host(const void *data, size_t bytes);
 /* The array as a flat tensor, which is valid as long as the array is. */
 dc_tensor tensor_of(const array *a);
@@ -66,7 +66,7 @@ double rounded(double x, int32_t dtype);
 
 /* ---- parameters ---- */
 
-/* How one is registered: 0 in a field is what is usual. What register_param() finds out comes behind. */
+/* How one is registered: 0 in a field is what is usual. The findings of register_param() come last. */
 typedef struct param {
   int64_t id;
   int64_t shape[3];

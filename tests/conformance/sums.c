@@ -1,5 +1,5 @@
-/* What the gradients of a step add up to: of several types, in several graphs, and without one in the last micro-batch.
- * And that no call loses a sum which is not averaged yet. */
+/* The sums of a step's gradients: of several types, in several graphs, and without one in the last micro-batch. And
+ * that no call loses a sum which is not averaged yet. */
 #include "conformance.h"
 
 enum { EACH = 30, TYPES = 4, OTHER_GRAPH = GRAPH + 1 };
@@ -23,7 +23,7 @@ static void in_every_stage(void (*body)(rank *r)) {
   }
 }
 
-/* What a body works with: two parameters of GRAPH, and memory for a gradient of each type. */
+/* A body's objects: two parameters of GRAPH, and memory for a gradient of each type. */
 typedef struct pair {
   param p, q;
   array sources[TYPES];
@@ -295,7 +295,7 @@ static void check_26_a_sum_waits_for_its_buffer(void **state) {
   on_ranks((setup){.world = 2}, buffer_of_one_backward, &s);
 }
 
-/* What only some ranks have added up is found where it is reduced, as a reduction of some ranks is. */
+/* A sum of only some ranks is found where it is reduced, as a reduction of some ranks is. */
 static void uneven_sums(rank *r) {
   pair two;
   OK(r, register_two(r, &two));

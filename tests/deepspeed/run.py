@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What is too long for `make test`: run.py [NAME…] trains by every stage, backend, model and communicator, and writes
-bench/results/deepspeed-DATE.md. NAME: only the runs whose name begins so; `report`: what there is in
+"""Runs that are too long for `make test`: run.py [NAME…] trains by every stage, backend, model and communicator, and
+writes bench/results/deepspeed-DATE.md. NAME: only the runs whose name begins so; `report`: what there is in
 build/deepspeed/results, where a run that has its result is not repeated; `bench`: bench.py alone."""
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ static bool refuse(fault_kind kind, const char *function, int error) {
   return true;
 }
 
-/* What is given out: a pointer or a descriptor. */
+/* A resource that is held: a pointer or a descriptor. */
 static void *kept(void *ptr) {
   atomic_fetch_add(&held, ptr != NULL && ptr != MAP_FAILED);
   return ptr;

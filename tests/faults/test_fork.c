@@ -119,7 +119,7 @@ static int use_inherited(handles *h) {
   return 0;
 }
 
-/* What is new works, also when it meets what is old. */
+/* New objects work, also together with old ones. */
 static int use_new(handles *old) {
   handles h = {.r = {.failure = ""}};
   dc_comm *comm = NULL;

@@ -144,7 +144,7 @@ typedef struct report {
   char function[32];
 } report;
 
-/* What the two processes of a group share. */
+/* Shared by the two processes of a group. */
 typedef struct group_reports {
   report ranks[2];
   atomic_bool none_comes; /* one of them could not make its group, so the other waits in vain */

@@ -89,7 +89,7 @@ class Builder:
         }
 
     def ranks(self, command: List[str]) -> str:
-        """What two processes print, rank after rank."""
+        """The output of two processes, rank after rank."""
         if shutil.which(command[0]) is None:
             raise RuntimeError(f"{command[0]} is not installed")
         group = f"ffi-{os.getpid()}-{time.monotonic_ns()}"

@@ -1,4 +1,4 @@
-/* What the fuzz targets share: taking values from the fuzzer's bytes. Past the end come zeros. */
+/* Shared by the fuzz targets: taking values from the fuzzer's bytes. Past the end come zeros. */
 #ifndef TESTS_FUZZ_H
 #define TESTS_FUZZ_H
 

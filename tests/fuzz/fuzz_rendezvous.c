@@ -1,5 +1,5 @@
-/* What processes say when they meet: rank 0 hears a greeting of any bytes with any number of descriptors, another rank
- * hears any welcome. Neither may crash, hang, take a rank twice, or keep a descriptor open. Includes both sides, whose
+/* The messages of a rendezvous: rank 0 gets a greeting of any bytes with any number of descriptors, another rank hears
+ * any welcome. Neither may crash, hang, take a rank twice, or keep a descriptor open. Includes both sides, whose
  * functions are its own. */
 #include "comm/shm/rendezvous.c"      /* NOLINT: it looks inside */
 #include "comm/shm/rendezvous_root.c" /* NOLINT */

@@ -1,5 +1,5 @@
-/* What the kernels must compute, one element at a time and by other means: 16-bit types by arithmetic in double, not
- * on bits. And arrays with random and difficult values between guard bytes. */
+/* The results that the kernels must have, one element at a time and by other means: 16-bit types by arithmetic in
+ * double, not on bits. And arrays with random and difficult values between guard bytes. */
 #ifndef DC_TESTS_KERNELS_REFERENCE_H
 #define DC_TESTS_KERNELS_REFERENCE_H
 

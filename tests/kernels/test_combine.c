@@ -22,7 +22,7 @@ static bool all_finite(const void *array, int32_t dtype, int64_t count) {
   return finite;
 }
 
-/* What the functions that do not look make of it, and what is to be seen there. */
+/* The result of the functions that do not scan, and the findings to expect there. */
 static void check(int32_t to, int32_t from, int64_t count, const void *start, const void *src, bool add) {
   guarded expected = guarded_make(to, count, 0);
   for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {

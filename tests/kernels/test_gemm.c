@@ -88,7 +88,7 @@ static dc__gemm make(int32_t dtype, int32_t out, int64_t m, int64_t n, int64_t k
   return g;
 }
 
-/* What an earlier product left in scratch memory is NaN: nothing of it may be read. */
+/* An earlier product left NaN in scratch memory, which must not be read. */
 static void poison(dc__threadpool *pool) {
   void *scratch = dc__scratch_acquire(pool);
   memset(scratch, 0xff, DC__SCRATCH_BYTES);

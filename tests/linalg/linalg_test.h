@@ -1,4 +1,4 @@
-/* What the tests of second-order operators share: a handle, tensors, matrices with known spectra. */
+/* Shared by the tests of second-order operators: a handle, tensors, matrices with known spectra. */
 #ifndef LINALG_TEST_H
 #define LINALG_TEST_H
 

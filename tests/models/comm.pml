@@ -247,7 +247,7 @@ inline move() {
   fi
 }
 
-/* What others read must be as it was posted. */
+/* Data that others read must be as it was posted. */
 inline bring() {
   if
   :: staged -> d_step { staged_seq[SLOT(ch, me) * 2 + ((seq + 1) & 1)] = seq + 1 }

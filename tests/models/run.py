@@ -125,7 +125,7 @@ TABLES = {"comm": "comm_table.h", "gather": "param_table.h", "types": "type_tabl
 
 
 def search(run: Run) -> Tuple[str, int, Set[int], float]:
-    """What Spin found ('' for nothing), how many states there are, which rows were taken, seconds."""
+    """Spin's finding ('' for none), how many states there are, which rows were taken, seconds."""
     begin = time.monotonic()
     values: Dict[str, str] = {name: "0" for name in ALL_NAMES[run.model]}
     values.update(item.split("=") for item in run.names.split())

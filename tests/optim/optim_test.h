@@ -1,4 +1,4 @@
-/* What the tests of optimizers share: parameters with weights and gradients that a step of many reads. */
+/* Shared by the tests of optimizers: parameters with weights and gradients that a step of many reads. */
 #ifndef OPTIM_TEST_H
 #define OPTIM_TEST_H
 

@@ -1,5 +1,5 @@
-/* What Muon, Shampoo and SOAP hold alike: whatever the number of ranks and of threads and however parameters are cut,
- * the same bits; and a matrix that cannot be refreshed stays as it was. */
+/* Invariants of Muon, Shampoo and SOAP: whatever the number of ranks and of threads and however parameters are cut, the
+ * same bits; and a matrix that cannot be refreshed stays as it was. */
 #ifndef TESTS_RANK_INVARIANCE_TEST_H
 #define TESTS_RANK_INVARIANCE_TEST_H
 

@@ -1,4 +1,4 @@
-/* What AdamW and SGD refuse, by the points of the second-order conformance list. */
+/* Errors of AdamW and SGD, by the points of the second-order conformance list. */
 #include "optim_test.h"
 
 static bundle a;

@@ -110,7 +110,7 @@ static void test_48_damage(void **state) {
   end();
 }
 
-/* What is whole, but another optimizer's. */
+/* A whole state, but another optimizer's. */
 static void test_48_others(void **state) {
   (void)state;
   size_t bytes;

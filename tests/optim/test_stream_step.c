@@ -50,7 +50,7 @@ static void make_both(void) {
   }
 }
 
-/* What is said to the optimizer after a step was queued holds for the next one. */
+/* Settings made after a step was queued hold for the next one. */
 static void test_a_step_is_a_task_of_the_stream(void **state) {
   (void)state;
   gate g = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};

@@ -1,4 +1,4 @@
-/* What comes next. All ranks draw from the same numbers, so all do the same. */
+/* The next call. All ranks draw from the same numbers, so all do the same. */
 #include "program.h"
 
 static const int32_t weight_types[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16, DC_INT8, DC_INT32, DC_INT64};

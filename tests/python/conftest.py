@@ -1,4 +1,4 @@
-"""What the tests share: ranks as threads, a context on one rank, a script on several processes."""
+"""Shared by the tests: ranks as threads, a context on one rank, a script on several processes."""
 
 from __future__ import annotations
 

@@ -241,8 +241,8 @@ if keeper not in (itself, np, libdc, ctypes):
 
 
 def test_a_thread_that_calls_back_too_late_is_held() -> None:
-    """After the interpreter's modules went, a stream's thread comes to a call that is left: it must find its code. What
-    the list of codecs keeps goes last."""
+    """After the interpreter's modules went, a stream's thread comes to a call that is left: it must find its code.
+    Objects in the list of codecs are freed last."""
     text = """
 import codecs, ctypes, threading, libdc
 from libdc._lib import ffi, lib

@@ -189,7 +189,7 @@ def test_of_the_layer(text, call):
 
 
 def test_after_a_fork():
-    """What the parent made, the child is refused in one sentence, and what it makes itself, it may use."""
+    """A child may not use the parent's objects, as one sentence says, but it may use its own."""
     context, optimizer = libdc.Context(), optimizers.AdamW()
     context.init()
     child = os.fork()

@@ -30,7 +30,7 @@ typedef struct access {
   sim_op op;
 } access;
 
-/* What is remembered of a page's bytes; records never reach over a page's end. Pages may share a list. */
+/* The records of a page's bytes; records never reach over a page's end. Pages may share a list. */
 typedef struct page {
   access *all;
   int64_t count, capacity;

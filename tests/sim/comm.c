@@ -79,7 +79,7 @@ static size_t bytes_of(int64_t count, int32_t dtype) {
   return (size_t)count * dc_dtype_size(dtype);
 }
 
-/* What of an item's send others may read. */
+/* The part of an item's send that others may read. */
 static size_t offered(const dc__coll *coll, const dc__coll_item *item, int32_t rank) {
   return bytes_of(coll->kind == DC__COLL_REDUCE ? item->total : item->ranges[rank].count, item->dtype);
 }

@@ -181,7 +181,7 @@ static dc_status event_wait(dc_event *event, dc_stream *stream) {
   return DC_OK;
 }
 
-/* No point: the arena asks with its mutex held. What was seen to have passed is known from then on. */
+/* No point: the arena asks with its mutex held. An event that was seen to have passed is ordered from then on. */
 static bool event_passed(dc_event *event) {
   const mark *m = ((sim_event *)event)->latest;
   if (m != NULL && m->passed) {

@@ -6,8 +6,8 @@
 
 #include "sim/sim.h"
 
-/* An address that comes back under another owner would look like a race. What the test writes there is not noted byte
- * by byte: it counts as written when it was made. */
+/* An address that comes back under another owner would look like a race. The test's writes there are not noted byte by
+ * byte: it counts as written when it was made. */
 static inline void *sim_written(size_t bytes) {
   void *ptr = sim_new(bytes);
   sim_writes(ptr, bytes, "the test");

@@ -46,7 +46,7 @@ typedef struct sim_clock {
   uint32_t at[SIM_AGENTS];
 } sim_clock;
 
-/* What an agent is doing, for reports. */
+/* An agent's present action, for reports. */
 typedef struct sim_op {
   const char *what; /* "cast", "gather", … */
   const char *fn;   /* the public function that asked for it; NULL: none */
@@ -81,7 +81,7 @@ void sim_comm_end(void);
 sim_agent *sim_me(void); /* the running agent: a stream while it runs a task, else the host thread */
 sim_agent *sim_agent_of(int32_t agent);
 int32_t sim_agent_number(const sim_agent *agent);
-/* What others may know of me from here on: a copy of my clock, which then ticks. */
+/* The order that others may rely on from here on: a copy of my clock, which then ticks. */
 sim_clock sim_publish(void);
 const sim_options *sim_world(void);
 int32_t sim_rank(void);

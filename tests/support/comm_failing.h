@@ -1,4 +1,4 @@
-/* What the tests of failing communicators share: two collectives, and what is true of a group that failed. */
+/* Shared by the tests of failing communicators: two collectives, and the state of a group that failed. */
 #ifndef DC_TESTS_COMM_FAILING_H
 #define DC_TESTS_COMM_FAILING_H
 

@@ -1,4 +1,4 @@
-/* What a folder holds: threads and descriptors of a process, for tests that nothing is left behind. */
+/* A folder's entries: threads and descriptors of a process, for tests that nothing is left behind. */
 #ifndef TESTS_ENTRIES_H
 #define TESTS_ENTRIES_H
 

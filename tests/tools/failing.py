@@ -27,7 +27,7 @@ def step(context: libdc.Context, id: int) -> None:
 
 
 def fail(context: libdc.Context, comm: libdc.Comm, how: str) -> None:
-    """What the culprit does where the others go on with step(context, 7)."""
+    """The culprit's call where the others go on with step(context, 7)."""
     if how == "operation":
         context.start_backward(True)
         context.prefetch_params_fused(GRAPH, [7])

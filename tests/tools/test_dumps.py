@@ -1,5 +1,4 @@
-"""What is told from the flight recorders of groups of processes that really failed, and what other tools make of
-them."""
+"""Diagnoses from the flight recorders of groups of processes that really failed, and the dumps in other tools."""
 
 from __future__ import annotations
 
@@ -263,7 +262,7 @@ def test_a_trace_that_cannot_be_written_is_an_error(dc: Run, groups: Groups, tmp
 
 
 def analyse(folder: Path, *arguments: str) -> str:
-    """What PyTorch's analyser says of a folder."""
+    """The output of PyTorch's analyser for a folder."""
     done = subprocess.run([str(Path(sys.executable).with_name("torchfrtrace")), str(folder), *arguments], text=True,
                           capture_output=True, timeout=600)
     assert done.returncode == 0, done.stderr

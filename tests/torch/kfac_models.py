@@ -1,4 +1,4 @@
-"""What the tests of libdc.optim.KFAC share: a model, its data, and the factors it should have."""
+"""Shared by the tests of libdc.optim.KFAC: a model, its data, and the factors it should have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the operators torch.ops.dc.* share: a world of one, arguments for each, and PyTorch's own
+"""Shared by the tests of the operators torch.ops.dc.*: a world of one, arguments for each, and PyTorch's own
 checks."""
 
 from __future__ import annotations

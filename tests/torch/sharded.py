@@ -1,4 +1,4 @@
-"""What the tests of sharded models share."""
+"""Shared by the tests of sharded models."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What scripts/gpu-check runs on a card, and `make test` in small on the CPU: the operators by PyTorch's own checks,
-and the byte GPT at every stage. It runs on one rank and on two that are threads, in eager mode and compiled.
+"""The tests that scripts/gpu-check runs on a card, and `make test` in small on the CPU: the operators by PyTorch's own
+checks, and the byte GPT at every stage. It runs on one rank and on two that are threads, in eager mode and compiled.
 DC_TEST_DEVICE names the device."""
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def fakes() -> Iterator[None]:
 
 @pytest.fixture
 def graph_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What stands for a context on cuda:1 that a graph is bound to."""
+    """Stands for a context on cuda:1 that a graph is bound to."""
     context = SimpleNamespace(handle=8, device=SimpleNamespace(place=(2, 1), handle=16))
     monkeypatch.setitem(ops._bound, GRAPH, context)
     return context

@@ -220,7 +220,7 @@ def test_states_of_optimizers_are_parts(kind: Any) -> None:
     on(2, rank)
 
 
-# What wraps models
+# Wrappers of models
 
 
 def test_wrappers_are_refused(launch: Any) -> None:

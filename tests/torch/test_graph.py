@@ -1,4 +1,4 @@
-"""What a sharded model's step needs to be captured into a CUDA graph and can be seen without a card. The capture itself
+"""The needs of capturing a sharded model's step into a CUDA graph, as far as no card is needed. The capture itself
 is in test_card.py, and in tests/cudasim/adapter/test_adapter.c."""
 
 from __future__ import annotations

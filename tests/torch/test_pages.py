@@ -55,7 +55,7 @@ def test_only_so_much_waits() -> None:
 
 
 def test_the_limit_holds_at_once() -> None:
-    """What waits goes back to the system; a tensor's memory stays, and goes when the tensor does."""
+    """Waiting memory goes back to the system; a tensor's memory stays, and goes when the tensor does."""
     tensors = [empty(MIB, torch.uint8) for _ in range(4)]
     last = tensors[-1].fill_(7)
     del tensors

@@ -47,7 +47,7 @@ def require(holds: object, text: str) -> None:
 
 
 def sources(folder: Path) -> Path:
-    """What a clean clone would have, with changes not yet committed."""
+    """The files of a clean clone, with changes not yet committed."""
     for name in run("git", "ls-files", "-co", "--exclude-standard").splitlines():
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@
 
 enum { GRAPH = 1, PARAM = 7 };
 
-/* What one rank works with. */
+/* One rank's objects. */
 typedef struct bench {
   rank *r;
   int64_t bytes, count; /* of the whole tensor; float32 elements */

@@ -1,4 +1,4 @@
-/* What the machine has to do for libdc: clock, memory, files, threads. */
+/* The machine's services for libdc: clock, memory, files, threads. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -4,7 +4,7 @@
 
 #include "dc.h"
 
-/* What the table of options is made of. */
+/* An entry of the table of options. */
 #define FLAG(name, help) \
   { name, NULL, NULL, help, 0, 0, 0 }
 #define TEXT(name, argument, help) \

@@ -1,4 +1,4 @@
-/* What the commands of `dc` share. The tool uses the public header and the built library, as any program could.
+/* Shared by the commands of `dc`. The tool uses the public header and the built library, as any program could.
  *
  *   dc.c        the commands' table, main
  *   options.c   command lines, read by the table
@@ -189,7 +189,7 @@ const job *find_job(const char *name); /* NULL: none */
 /* Runs a job on `world` ranks; text gets rank 0's, or the first failure's. */
 bool run_threads(const job *j, int world, const char *argument, char *text, size_t bytes);
 bool run_processes(const job *j, int world, const char *argument, char *text, size_t bytes);
-/* What a process of run_processes() does: argv after "@rank". */
+/* The work of a process of run_processes(): argv after "@rank". */
 int run_as_rank(int argc, char **argv);
 /* Notes what failed, with the library's text if a call did; false. */
 bool rank_fail(rank *r, const char *format, ...) PRINTF(2, 3);

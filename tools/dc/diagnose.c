@@ -1,5 +1,5 @@
-/* What the dumps of a group say together, in one sentence: which rank did what differently. Ranks that do the same
- * have the same collectives under the same numbers, so the first number under which they differ is where it began. */
+/* The diagnosis of a group's dumps, in one sentence: which rank did what differently. Ranks that do the same have the
+ * same collectives under the same numbers, so the first number under which they differ is where it began. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -181,7 +181,7 @@ static int64_t ended(const entry *e) {
   return e->end > 0 ? e->end : e->queued;
 }
 
-/* What a rank did last; it has something. */
+/* A rank's last operation; there is one. */
 static const entry *latest(const dump *d) {
   const entry *last = &d->entries[0];
   for (int64_t i = 1; i < d->count; i++) {

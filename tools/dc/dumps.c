@@ -10,7 +10,7 @@
 
 #include "dc.h"
 
-/* What dc_trace_dump() can write: as many entries as a trace may keep, none of them as long as this. */
+/* The limit of dc_trace_dump(): as many entries as a trace may keep, none of them as long as this. */
 static const int64_t most_bytes = INT64_C(16777216) * 512 + 65536;
 
 /* "" or why the file can't be a dump, before anything is read: reading a pipe would wait for its writer. */

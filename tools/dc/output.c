@@ -1,4 +1,4 @@
-/* What was printed or written must have gone out: a full disk is an error, and half a file is none. */
+/* Output must have been written: a full disk is an error, and half a file is none. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* What dc plan has counted, for people or as JSON. */
+/* The counts of dc plan, for people or as JSON. */
 #include <inttypes.h>
 
 #include "plan.h"

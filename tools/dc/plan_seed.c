@@ -1,6 +1,6 @@
 /* The seed's table, "which memory optimization flags need to be turned on when running BERT-Large on NVIDIA V100 GPU
  * with 32GB of memory", against DeepSpeed's own formula. The table says what ran on a card; the formula counts bytes.
- * What stood beside the counted bytes on that card is taken from the row that needs most. */
+ * The memory beside the counted bytes on that card is taken from the row that needs most. */
 #include "plan.h"
 
 static const seed_row table[SEED_ROWS] = {

@@ -148,7 +148,7 @@ static int write_one_file(const args *a, const dumps *d, const char *path) {
   return finish_file(a, file, path);
 }
 
-/* What was written where, for a reader of a terminal or of JSON. */
+/* The written files, for a terminal or as JSON. */
 static void print_summary(const args *a, const dumps *d, const char *path, const char *format) {
   int64_t entries = 0;
   for (int r = 0; r < d->count; r++) {

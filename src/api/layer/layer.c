@@ -115,7 +115,7 @@ dc_status dc_layer_weight_shape(const dc_layer *layer, int32_t index, int64_t *s
   return DC_OK;
 }
 
-/* What a call touches, so that nothing that is written overlaps anything else. */
+/* A call's memory, so that written memory overlaps no other. */
 typedef struct span {
   const char *name;
   const char *begin, *end;

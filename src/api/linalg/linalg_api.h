@@ -1,4 +1,4 @@
-/* What the entry points of second-order operators share. */
+/* Shared by the entry points of second-order operators. */
 #ifndef DC_API_LINALG_API_H
 #define DC_API_LINALG_API_H
 

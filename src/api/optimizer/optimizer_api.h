@@ -1,4 +1,4 @@
-/* What the entry points of optimizers share. */
+/* Shared by the entry points of optimizers. */
 #ifndef DC_API_OPTIMIZER_API_H
 #define DC_API_OPTIMIZER_API_H
 
@@ -43,7 +43,7 @@ dc_status dc__check_failures(const char *fn, int32_t *value);
  * gradients are looked at first. */
 typedef dc_status (*dc__read_kind_fn)(const char *fn, const void *options, void *read, bool *finite);
 
-/* What the create and set_group functions of all kinds do. */
+/* Shared by the create and set_group functions of all kinds. */
 dc_status dc__make_optimizer(const char *fn, const dc__optim_kind *kind, dc__read_kind_fn read, dc_linalg *linalg,
                              dc_comm *comm, const void *options, dc_optimizer **optimizer);
 dc_status dc__set_optimizer_group(const char *fn, const dc__optim_kind *kind, dc__read_kind_fn read,

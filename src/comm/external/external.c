@@ -7,7 +7,7 @@
 
 #include "comm/signature.h"
 
-/* What the ranks compare before a collective; the last two words may differ. */
+/* The words that ranks compare before a collective; the last two words may differ. */
 enum {
   SIG_OP,
   SIG_KIND,

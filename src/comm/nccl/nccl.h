@@ -1,6 +1,6 @@
-/* One card per rank, through NCCL. What NCCL does not provide comes from another communicator, the bootstrap. Before
- * each collective the ranks do a handshake there and compare their calls. So a mismatch, a missing rank or a dead one
- * is found before NCCL waits for it. The id, host data and aborts go over it too.
+/* One card per rank, through NCCL. Services that NCCL does not provide come from another communicator, the bootstrap.
+ * Before each collective the ranks do a handshake there and compare their calls. So a mismatch, a missing rank or a
+ * dead one is found before NCCL waits for it. The id, host data and aborts go over it too.
  *
  * A collective is issued in order on the caller's stream (host_transport.h). After the handshake NCCL queues its work
  * on that stream, and the host goes on. So hosts run ahead of their cards. Collectives of one communicator on several

@@ -1,4 +1,4 @@
-/* What the communicators of one rank share. */
+/* Shared by the communicators of one rank. */
 #include <sys/mman.h>
 #include <unistd.h>
 

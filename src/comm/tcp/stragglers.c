@@ -160,7 +160,7 @@ static int32_t lowest_straggler(const dc__rank_set *set, int32_t world) {
   return r;
 }
 
-/* What is known of the first straggler. */
+/* The state of the first straggler. */
 static void describe_straggler(const dc__tcp *self, int32_t r, bool has_header, char *text, size_t cap) {
   const dc__tcp_reply *reply = &self->replies[r];
   char call[DC__COLL_TEXT];

@@ -1,4 +1,4 @@
-/* What the system says of its memory: /proc/meminfo, and the control group's limit where it is lower. */
+/* The system's memory: /proc/meminfo, and the control group's limit where it is lower. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -26,7 +26,7 @@ typedef struct dc__spectral_task {
   double residual;
 } dc__spectral_task;
 
-/* What all tasks of a batch share. */
+/* Shared by all tasks of a batch. */
 typedef struct dc__spectral_job {
   dc_linalg *l;
   const dc__spectral_request *r;

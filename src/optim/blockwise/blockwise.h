@@ -99,7 +99,7 @@ extern const dc__block_work dc__block_work_cpu, dc__block_work_cuda;
 bool dc__block_context_size_cuda(size_t *total, const dc_linalg *l, int64_t elements, int32_t temps, int64_t rows);
 dc__block_context dc__block_context_cuda(dc_linalg *l, void *memory, int64_t elements, int32_t temps, int64_t rows);
 
-/* What blockwise.c needs of a kind's options. */
+/* The part of a kind's options that blockwise.c needs. */
 typedef struct dc__block_options {
   int64_t max_block, merge_below;
   int64_t max_factor_dim; /* maximum length of a side with a factor */
@@ -110,7 +110,7 @@ typedef struct dc__block_options {
   int32_t temps; /* size of temp, in multiples of the block's elements */
 } dc__block_options;
 
-/* What a kind is: `rules` of its dc__optim_kind. */
+/* A kind: `rules` of its dc__optim_kind. */
 typedef struct dc__block_rules {
   const char *matrix; /* its name as a state piece and in error texts */
   bool sorts;         /* a refresh may permute its columns */
@@ -255,7 +255,7 @@ void dc__blockwise_apply(void *user, int64_t entry, const float *part);
 
 /* blockwise_plan.c */
 dc_status dc__blockwise_prepare(dc_optimizer *o, const char *fn, int64_t first);
-/* What a block of a parameter costs. */
+/* The cost of a block of a parameter. */
 double dc__block_cost(const dc_optimizer *o, const dc__optim_param *p, const dc__partition *partition, int64_t block);
 /* A piece of a block, or with dimension >= 0 of a side. NULL if out of memory. */
 void *dc__block_piece(dc_optimizer *o, dc__optim_param *p, const char *what, const dc__optim_block *b,

@@ -11,7 +11,7 @@ enum { DC__FACTOR_A, DC__FACTOR_G, DC__FACTORS };
 /* A or G: a matrix of `order` rows for each group. Where the layer has a bias, A's last row is that of its one. */
 typedef struct dc__factor {
   int64_t order;
-  /* What was seen since the last step, the sum of v v^T over the vectors v: upper triangles without that last corner.
+  /* The batches since the last step, as the sum of v v^T over the vectors v: upper triangles without that last corner.
    */
   float *sum;
   /* Within a step, where `changed`: the factor as it will be is in the lower triangles of sum and on its diagonals,

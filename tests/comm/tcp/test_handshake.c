@@ -72,7 +72,7 @@ static void close_service(service *s, pthread_t thread) {
   close(s->listener);
 }
 
-/* What rank 1 is told that looks for rank 0 there. */
+/* The error of a rank 1 that looks for rank 0 there. */
 static void look_for_rank_0(service *s, int64_t timeout_ns, dc_status expected, const char *says) {
   char address[64];
   dc_comm *comm = NULL;

@@ -25,7 +25,7 @@ def run() -> Iterator[Run]:
 
 @pytest.fixture(scope="session")
 def library() -> Path:
-    """What suite gcc has built."""
+    """The build of suite gcc."""
     path = ROOT / "build" / "gcc" / "libdc.so"
     assert path.exists(), f"{path} is not there: run suite gcc first"
     return path

@@ -132,7 +132,7 @@ void end_backward(run *r) {
   (void)call(r, "dc", "end_backward", "CompositeExplicitAutograd", stack, 1, 0);
 }
 
-/* What a result holds; it goes. Where nothing came back, nothing happens. */
+/* The value of a result, which is freed. Where nothing came back, nothing happens. */
 void keep(run *r, dct_tensor t, float *values) {
   if (t != NULL) {
     if (r->error == NULL) {

@@ -38,7 +38,7 @@ dct_value call(run *r, const char *ns, const char *name, const char *key, dct_va
 dct_tensor op(run *r, const char *name, dct_tensor a, int64_t id); /* of dc, with a result, by the key of a */
 void free_one(run *r, dct_tensor t);
 void end_backward(run *r);
-/* What a result holds; it goes. */
+/* The value of a result, which is freed. */
 void keep(run *r, dct_tensor t, float *values);
 
 void gather_steps(run *r, float *to);  /* 2 NUMEL: both parameters' weights */

@@ -1,5 +1,5 @@
-/* What goes wrong in the PyTorch adapter with CUDA (test_adapter.c says on what): a PyTorch that lacks something,
- * tensors of another device, and each call of PyTorch's refused in turn. */
+/* Errors in the PyTorch adapter with CUDA (test_adapter.c has the setup): a PyTorch that lacks something, tensors of
+ * another device, and each call of PyTorch's refused in turn. */
 #include "adapter_run.h"
 
 #include <sys/wait.h>

@@ -30,7 +30,7 @@ void torchsim_hide(const char *name);
 /* This thread's current stream, of the simulated driver. */
 void torchsim_set_stream(void *native);
 
-/* What a stack is made of. Tensors are new and uninitialised; index 1 has no memory. */
+/* The elements of a stack. Tensors are new and uninitialised; index 1 has no memory. */
 dct_tensor torchsim_tensor(int32_t device, int32_t index, int32_t dtype, int32_t ndim, const int64_t *sizes);
 dct_tensor torchsim_again(dct_tensor tensor);      /* another handle */
 dct_tensor torchsim_transposed(dct_tensor tensor); /* a view of a matrix */

@@ -1,4 +1,4 @@
-/* What a thread has current in an operator, and after it: the device once, whatever it is asked for; another device
+/* The thread's current device in an operator, and after it: made current once, whatever it is asked for; another device
  * within it; and the caller's own again, whatever fails. */
 #include "harness.h"
 

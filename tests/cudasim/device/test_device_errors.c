@@ -1,5 +1,5 @@
-/* What goes wrong: no device to be opened, each with a sentence; a device that is lost in the middle; and every call of
- * the driver failing in turn, under which nothing crashes, hangs or stays behind. */
+/* Errors: no device to be opened, each with a sentence; a device that is lost in the middle; and every call of the
+ * driver failing in turn, under which nothing crashes, hangs or stays behind. */
 #include "harness.h"
 
 #include "cudasim.h"

@@ -140,7 +140,7 @@ static void test_memory_in_unknown_state_is_kept(void **state) {
 
 /* ---- a training run ---- */
 
-/* What is the caller's comes from another device object, which does not fail, so nothing but the context's end protects
+/* The caller's memory comes from another device object, which does not fail, so nothing but the context's end protects
  * it. */
 typedef struct run {
   dc_device *callers, *device;

@@ -1,5 +1,5 @@
-/* Matrix products of the device by cuBLASLt, which a stand-in replaces (cublaslt.c), against the CPU's. What is
- * searched and made only once, what is refused, and every call failing in turn. */
+/* Matrix products of the device by cuBLASLt, which a stand-in replaces (cublaslt.c), against the CPU's. Also tested:
+ * things that are searched and made only once, refusals, and every call failing in turn. */
 #include "harness.h"
 
 #include "cuda_fixture.h"

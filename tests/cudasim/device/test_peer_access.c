@@ -1,6 +1,6 @@
 /* Cards of one process that read each other's memory in place. Tested: when access is enabled, memory that cannot be
- * read, devices that are opened and closed, and each call failing in turn. nccl/test_collective.c and the conformance suite
- * show that the data read is right. */
+ * read, devices that are opened and closed, and each call failing in turn. nccl/test_collective.c and the conformance
+ * suite show that the data read is right. */
 #include "nccl_ranks.h"
 
 static const int64_t deadline = INT64_C(100000000000);

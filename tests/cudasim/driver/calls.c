@@ -1,4 +1,4 @@
-/* What every call of the simulated driver meets: faults that a test asked for, a lost device, a capture under way. Also
+/* Checks of every call of the simulated driver: faults that a test asked for, a lost device, a capture under way. Also
  * what concerns the driver, the devices and the contexts as such. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -275,7 +275,7 @@ int cuDevicePrimaryCtxRetain(dc__cu_context *context, int device) {
   return lost();
 }
 
-/* What gives back does so, whatever it says. */
+/* A call that frees does so, whatever it returns. */
 int cuDevicePrimaryCtxRelease_v2(int device) {
   int error = enter(__func__, false);
   pthread_mutex_lock(&mutex);

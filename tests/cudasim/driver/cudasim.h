@@ -10,7 +10,7 @@
  *             run in the same order. The thread sanitizer takes them for threads, so a missing barrier is a race
  *   graphs    of one stream: captured work runs when the graph is launched
  *
- * Any function can be made to fail (cudasim_fail). What a card alone can show is in docs/gpu-status.md. */
+ * Any function can be made to fail (cudasim_fail). docs/gpu-status.md lists what a card alone can show. */
 #ifndef TESTS_CUDASIM_H
 #define TESTS_CUDASIM_H
 
@@ -40,13 +40,13 @@ CUDASIM_API void *cudasim_shared(const void *site, size_t bytes);
 CUDASIM_API void *cudasim_launch_shared(void);
 /* Waits for the threads of the warp or the block. A thread that does not come is an error (719). */
 CUDASIM_API void cudasim_sync(int warp);
-/* What each of the warp's threads gives, at most a slot, one after the other; until the thread's next exchange but one.
- * It orders nothing else. */
+/* The value of each of the warp's threads, at most a slot, one after the other; until the thread's next exchange but
+ * one. It orders nothing else. */
 enum { CUDASIM_WARP = 32, CUDASIM_SLOT = 64 };
 CUDASIM_API const unsigned char *cudasim_exchange(const void *mine, size_t bytes);
 
-/* What stands for machine code, which is for cards of one major capability and for drivers of CUDA 13, or for PTX,
- * which is for all; the kernels end with NULL. */
+/* An image that stands for machine code or PTX. Machine code is for cards of one major capability and for drivers of
+ * CUDA 13, PTX for all. The kernels end with NULL. */
 typedef struct cudasim_kernel {
   const char *name;
   void (*run)(const void *args);

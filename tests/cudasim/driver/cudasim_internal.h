@@ -33,7 +33,7 @@ enum {
 
 /* The error that a call of this function returns before it does anything; 0: none. */
 CUDASIM_API int enter(const char *function, bool needs_context);
-/* What the driver says of machine code for cards of that capability, 0: PTX. */
+/* The driver's answer to machine code for cards of that capability, 0: PTX. */
 CUDASIM_API int refuse_code(int major);
 /* A call that no capture allows, unless the thread has relaxed it. */
 int unsafe(void);
@@ -41,7 +41,7 @@ int unsafe(void);
 CUDASIM_API void lose_device(int error);
 CUDASIM_API int lost(void);
 CUDASIM_API void count_live(int change);
-/* What a library hands out and takes back, and which counts as live; with the bytes of `value`, or zeros. */
+/* A handle of a library, which counts as live; with the bytes of `value`, or zeros. */
 CUDASIM_API int make_object(void **object, const void *value, size_t bytes);
 CUDASIM_API int end_object(void *object, int error);
 void calls_reset(void);
@@ -118,7 +118,7 @@ void run_meeting(const grid *g);
 void wait_at_barrier(bool warp, bool orders);
 /* All threads of the grid end. */
 _Noreturn void leave_meeting(void);
-/* What the simulator does between the calls orders nothing. */
+/* The simulator's own work between the calls orders nothing. */
 void tsan_ignore(bool on);
 
 /* ---- stream.c: streams and events ---- */

@@ -104,7 +104,7 @@ typedef struct scheduler {
   size_t stack_bytes;
   void *thread;
   bool over; /* the grid is */
-  /* What is ordered by these. A barrier's round is not mixed with the next one's, at which a fast thread may be. */
+  /* The order that these make. A barrier's round is not mixed with the next one's, at which a fast thread may be. */
   char begins, ends, barriers[2], warps[CUDASIM_THREADS / CUDASIM_WARP][2];
 } scheduler;
 

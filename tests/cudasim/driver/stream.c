@@ -57,7 +57,7 @@ void queue_progress(void) {
   }
 }
 
-/* With the queue_mutex held. What is waited for runs also while streams are held. */
+/* With the queue_mutex held. Awaited work runs also while streams are held. */
 void queue_await(dc__cu_stream stream, const moment *m) {
   waiter w = {waiters, stream, m};
   waiters = &w;

@@ -1,4 +1,4 @@
-/* What the simulated driver's files about streams share. */
+/* Shared by the simulated driver's files about streams. */
 #ifndef TESTS_STREAM_H
 #define TESTS_STREAM_H
 
@@ -33,7 +33,7 @@ typedef struct moment {
 extern pthread_mutex_t queue_mutex; /* all of all streams and events */
 extern bool queue_spoiled;          /* a capture, by what no capture allows */
 
-/* With the mutex held. What is waited for runs also while streams are held; with neither all streams are waited for. */
+/* With the mutex held. Awaited work runs also while streams are held. If both are NULL, all streams are awaited. */
 void queue_await(dc__cu_stream stream, const moment *m);
 void queue_progress(void);                    /* with the mutex held: waiters check again */
 dc__cu_stream queue_of(dc__cu_stream stream); /* NULL is the default stream */

@@ -1,4 +1,4 @@
-/* What the tests of symmetric matrices on the device share. */
+/* Shared by the tests of symmetric matrices on the device. */
 #ifndef TESTS_EIGH_PAIR_H
 #define TESTS_EIGH_PAIR_H
 

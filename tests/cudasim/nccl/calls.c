@@ -1,5 +1,5 @@
-/* What tests ask of the simulated NCCL; its version and its errors' texts. Calls are counted, and made to fail, as the
- * driver's are. */
+/* The tests' switches of the simulated NCCL; its version and its errors' texts. Calls are counted, and made to fail, as
+ * the driver's are. */
 #include <string.h>
 
 #include "base/base.h"

@@ -120,7 +120,7 @@ int ncclCommFinalize(dc__nccl_handle comm) {
   return DC__NCCL_IN_PROGRESS;
 }
 
-/* What ends a communicator does so, whatever it says. */
+/* A call that ends a communicator does so, whatever it returns. */
 static void end(struct ncclComm *comm, bool abort) {
   pthread_mutex_lock(&ncclsim_mutex);
   while (abort && comm->world->moving > 0) { /* what is being read stays */

@@ -11,7 +11,7 @@
  *   aborts       are the caller's own: the other ranks' groups wait until they are aborted too
  *
  * Any function can be made to fail, as the driver's (cudasim_fail), and a rank's next group to break or to stay away.
- * What exists is counted with what the driver has (cudasim_live). */
+ * Its objects are counted with the driver's (cudasim_live). */
 #ifndef TESTS_NCCLSIM_H
 #define TESTS_NCCLSIM_H
 

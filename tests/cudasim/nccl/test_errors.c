@@ -1,5 +1,5 @@
-/* What goes wrong between ranks on NCCL: versions, ranks that stay away, errors that arrive later, aborts, and every
- * call failing in turn. Each is a status and a sentence on every rank, and nothing is left behind. */
+/* Errors between ranks on NCCL: versions, ranks that stay away, errors that arrive later, aborts, and every call
+ * failing in turn. Each is a status and a sentence on every rank, and nothing is left behind. */
 #include "comm/shm/shm.h"
 #include "nccl_ranks.h"
 

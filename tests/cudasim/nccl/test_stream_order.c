@@ -176,7 +176,7 @@ static void test_a_wait_for_a_parameter_is_the_cards(void **state) {
   on_cards(2, ON_PROCESSES, 100 * second, waits_for_a_parameter);
 }
 
-/* What a stream has to do before is not the ranks' time. */
+/* Earlier work of a stream does not count as the ranks' time. */
 static void comes_late(card_rank *c) {
   data d;
   OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));

@@ -120,7 +120,7 @@ static void rounds(card_rank *c) {
   end(&m);
 }
 
-/* What is gathered in the two ranks' runs of rounds(), by which call. */
+/* The gathers in the two ranks' runs of rounds(), by which call. */
 static void all_went(int32_t world, int gathers, int broadcasts, int in_windows) {
   assert_int_equal(cudasim_calls("ncclAllGather"), world * gathers);
   assert_int_equal(cudasim_calls("ncclBroadcast"), world * broadcasts);
@@ -146,7 +146,7 @@ static void test_shards_on_the_host(void **state) {
   all_went(2, 4 * PARAMS, 0, 4 * PARAMS);
 }
 
-/* What has not passed yet on one rank's card and has on another's moves no memory. */
+/* An event that has passed on one rank's card and not on another's moves no memory. */
 static void test_hosts_ahead_of_their_cards(void **state) {
   (void)state;
   ahead = true;

@@ -1,5 +1,5 @@
-/* What the tests of Muon, Shampoo and SOAP on a device that ranks share have in common, and what fails there; on the
- * simulated driver alone. */
+/* Shared by the tests of Muon, Shampoo and SOAP on a device of several ranks, and the errors there; on the simulated
+ * driver alone. */
 #ifndef TESTS_OPTIM_PAIR_RANKS_H
 #define TESTS_OPTIM_PAIR_RANKS_H
 

@@ -1,4 +1,4 @@
-/* What the tests of optimizers on the device do with a side, whatever its parameters are. Included by optim_pair.h
+/* Steps of the tests of optimizers on the device, on one side, whatever its parameters are. Included by optim_pair.h
  * and kfac_pair.h, which say what PARAMS, MOST and a side are. */
 #ifndef TESTS_PAIR_STEPS_H
 #define TESTS_PAIR_STEPS_H

@@ -1,4 +1,4 @@
-/* What the tests of steps on a stream share: AdamW, SGD or Muon in two groups, with tensors of all types on the device.
+/* Shared by the tests of steps on a stream: AdamW, SGD or Muon in two groups, with tensors of all types on the device.
  */
 #ifndef TESTS_STREAM_STEPS_H
 #define TESTS_STREAM_STEPS_H

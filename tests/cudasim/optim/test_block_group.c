@@ -116,8 +116,8 @@ static void test_one_that_is_left_out(void **state) {
   }
 }
 
-/* What goes together: two launches a parameter take its gradient and give it its direction. Roots of one size are one
- * batch, however many they are. */
+/* Work that goes together: two launches a parameter take its gradient and give it its direction. Roots of one size are
+ * one batch, however many they are. */
 static void test_shampoo(void **state) {
   (void)state;
   dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT;

@@ -1,6 +1,6 @@
 /* K-FAC on the device against the CPU: factors, eigenvalues, momentum and weights of every option, types of batches,
- * states of one saved and loaded by the other; what is refused, by the same status and text on both. What the device
- * sums differs by rounding. On the simulated driver, or on a card (tests/card). */
+ * states of one saved and loaded by the other; what is refused, by the same status and text on both. The device's sums
+ * differ by rounding. On the simulated driver, or on a card (tests/card). */
 #include "kfac_pair.h"
 
 static device_optimizer pair[2];
@@ -115,7 +115,7 @@ static void test_factored_and_reduced(void **state) {
   run(&o, DC_KFAC_REDUCE, floats);
 }
 
-/* What was clipped, and decompositions that serve several steps. */
+/* Clipping, and decompositions that serve several steps. */
 static void test_frequencies(void **state) {
   (void)state;
   dc_kfac_options o = options_of();

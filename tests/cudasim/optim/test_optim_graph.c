@@ -86,7 +86,7 @@ static void test_other_kinds_wait_for_the_stream(void **state) {
 
 /* ---- graphs ---- */
 
-/* What no capture holds. */
+/* Calls that no capture holds. */
 static void refuse(const model *fresh, const model *m) {
   char bytes[1];
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;

@@ -1,6 +1,6 @@
 /* Shampoo and SOAP on the device against the CPU: weights of all types, blocks of all orders, every graft; states of
- * one saved and loaded by the other; gradients and factors that are not finite. What is computed element by element has
- * the CPU's bits, the rest is as near as rounding allows. On the simulated driver, or on a card (tests/card). */
+ * one saved and loaded by the other; gradients and factors that are not finite. Elementwise results have the CPU's
+ * bits, the rest is as near as rounding allows. On the simulated driver, or on a card (tests/card). */
 #include "optim_pair.h"
 
 static void step_both(device_optimizer *pair, int number) {

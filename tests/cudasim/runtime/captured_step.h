@@ -157,7 +157,7 @@ static inline void capture(run *r) {
   graph_capture_end(r->native);
 }
 
-/* What lies there when the stream has done all that it was given. */
+/* The values there when the stream has done all its work. */
 static inline void copy_to_host(run *r, void *to, const void *from, size_t bytes) {
   dc__stream_copy(r->stream, to, from, bytes);
   DO(dc_stream_synchronize(r->stream, 0));

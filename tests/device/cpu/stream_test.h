@@ -1,4 +1,4 @@
-/* What the tests of the CPU device share: tasks that wait or take notes, and a device with two streams and an event. */
+/* Shared by the tests of the CPU device: tasks that wait or take notes, and a device with two streams and an event. */
 #ifndef TESTS_STREAM_TEST_H
 #define TESTS_STREAM_TEST_H
 

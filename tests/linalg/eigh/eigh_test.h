@@ -1,4 +1,4 @@
-/* What the tests of symmetric matrices share. */
+/* Shared by the tests of symmetric matrices. */
 #ifndef TESTS_EIGH_TEST_H
 #define TESTS_EIGH_TEST_H
 

@@ -163,7 +163,7 @@ static void the_definition(void **state) {
   }
 }
 
-/* What a step of length 1 takes weights of zero to. */
+/* The weights after a step of length 1 from zero. */
 static void direction(const dc_muon_options *o, int64_t rows, int64_t cols, const float *grad, float *to) {
   dc_optimizer *optimizer = one_param(muon(linalg, NULL, o), rows, cols);
   memset(to, 0, (size_t)(rows * cols) * sizeof *to);

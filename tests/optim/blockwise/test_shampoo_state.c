@@ -1,5 +1,5 @@
-/* What Shampoo refuses and what it survives, its ranks, threads and state (points 43, 44, 47 and 48 of the conformance
- * list). */
+/* Errors of Shampoo, and those that it survives, its ranks, threads and state (points 43, 44, 47 and 48 of the
+ * conformance list). */
 #include "rank_invariance_test.h"
 
 /* ---- what is refused ---- */

@@ -1,4 +1,4 @@
-/* What the tests of K-FAC share: an optimizer with its parameters' tensors, and its layers' factors. */
+/* Shared by the tests of K-FAC: an optimizer with its parameters' tensors, and its layers' factors. */
 #ifndef KFAC_TEST_H
 #define KFAC_TEST_H
 

@@ -1,4 +1,4 @@
-/* What K-FAC refuses: point 43 of the second-order conformance list. */
+/* Errors of K-FAC's setup: point 43 of the second-order conformance list. */
 #include "kfac_test.h"
 
 static void point_43_bad_options(void **state) {

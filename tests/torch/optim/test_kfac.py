@@ -122,7 +122,7 @@ def test_micro_batches_and_loss_scales() -> None:
 
 
 def test_overflow() -> None:
-    """What is not finite is an error; with a scaler, which skips the step, the batch is left out."""
+    """An infinity or NaN is an error; with a scaler, which skips the step, the batch is left out."""
     model = mlp()
     optimizer = KFAC(model)
     x, y = data()

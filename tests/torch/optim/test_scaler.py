@@ -145,7 +145,7 @@ def test_gradients_of_16_bits(kind: Any) -> None:
 
 
 def test_attributes_of_the_optimizer() -> None:
-    """What GradScaler sets can be set by hand, as PyTorch's fused optimizers take it."""
+    """Values that GradScaler sets can be set by hand, as PyTorch's fused optimizers take it."""
     param = nn.Parameter(torch.zeros(3))
     optimizer = optim.SGD([param], lr=1.0)
     param.grad = torch.ones(3)

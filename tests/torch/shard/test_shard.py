@@ -20,7 +20,7 @@ def ranks(world: int, *args: Any, **kwargs: Any) -> List[Run]:
 
 
 def told(runs: List[Run]) -> Any:
-    """What must not differ: each rank's losses, and the weights, which all ranks have alike."""
+    """Values that must not differ: each rank's losses, and the weights, which all ranks have alike."""
     assert len({run.weights for run in runs}) == 1
     return [run.losses for run in runs], runs[0].weights
 

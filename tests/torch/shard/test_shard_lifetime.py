@@ -35,7 +35,7 @@ X = torch.linspace(-1, 1, 8).view(2, 4)
 
 
 def train(model: nn.Module, call: Callable[..., Any], steps: int = 2) -> List[Any]:
-    """What a loop leaves alive besides the model."""
+    """Objects that a loop leaves alive besides the model."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)  # in a cycle with the optimizer
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""What users do to the parameters of sharded models."""
+"""Users' changes of the parameters of sharded models."""
 
 from __future__ import annotations
 
@@ -269,7 +269,8 @@ def test_what_cannot_be_sharded_says_so() -> None:
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_the_only_cpu_has_numbers(stage: int) -> None:
-    """What Trainers do under a launcher: a copy onto the same device is no move, of weights, gradients or buffers."""
+    """The way of Trainers under a launcher: a copy onto the same device is no move, of weights, gradients or
+    buffers."""
 
     def rank(comm: Any) -> Any:
         model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5, affine=False), nn.Linear(5, 2), nn.Linear(2, 2))

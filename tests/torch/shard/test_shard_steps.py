@@ -1,4 +1,4 @@
-"""What users do between forward, backward and step besides the plain loop."""
+"""Users' calls between forward, backward and step besides the plain loop."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_parameters_without_a_gradient_keep_theirs() -> None:
 
 
 def test_penalties_over_parameters_count() -> None:
-    """What autograd adds to a parameter itself joins what libdc averages."""
+    """Gradients that autograd adds itself join those that libdc averages."""
 
     def penalty(model: nn.Module) -> torch.Tensor:
         return sum(p.square().sum() for p in trainable(model))  # type: ignore[return-value]
@@ -203,7 +203,7 @@ def test_abandoned_and_raising() -> None:
             else:
                 with pytest.raises(ArithmeticError, match=mood):
                     step(mood)
-            # What was prefetched in vain goes back once it has arrived.
+            # A prefetch in vain is freed once it has arrived.
             deadline = time.monotonic() + 600
             while mood != "backward" and dct.stats(model).gathered_bytes and time.monotonic() < deadline:
                 time.sleep(0.001)

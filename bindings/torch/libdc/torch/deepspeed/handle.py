@@ -1,4 +1,4 @@
-"""The bindings as DeepSpeed's Python calls them: those of libdc.torch.dc, with what DeepSpeed leaves to its own library.
+"""The bindings as DeepSpeed's Python calls them: those of libdc.torch.dc, and what DeepSpeed leaves to its own library.
 That is an init() that replaces, weights that change when an optimizer steps, and gradient buffers that come late."""
 
 from __future__ import annotations
