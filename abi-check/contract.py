@@ -1,5 +1,5 @@
-"""What debug information does not show of a header: its initialisers, the names of parameters, its version, and whether
-C++ can use it. Compared with a release's header."""
+"""Facts of a header that debug information does not show: its initialisers, the names of parameters, its version, and
+whether C++ can use it. Compared with a release's header."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _cxx(include: Path, library: Path, functions: List[str]) -> List[str]:
 
 
 def faults(include: Path, library: Path, release: Path) -> List[str]:
-    """What of a release's header is not kept by include/dc_api.h and the library."""
+    """The promises of a release's header that include/dc_api.h and the library do not keep."""
     header, frozen = include / "dc_api.h", release / "dc_api.h"
     found = []
     now = initialisers(header)
@@ -76,7 +76,7 @@ def faults(include: Path, library: Path, release: Path) -> List[str]:
 
 
 def elf_faults(library: Path) -> List[str]:
-    """What the loader needs to know of a library: other libraries, an executable stack, and static TLS, with which
+    """The library's demands on the loader: other libraries, an executable stack, and static TLS, with which
     dlopen() may fail."""
     allowed = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2",
                "ld-linux-aarch64.so.1"}

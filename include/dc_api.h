@@ -1260,7 +1260,7 @@ typedef struct dc_layer_call {
  *  [any] Since 0.1. */
 DC_API void dc_layer_call_init(dc_layer_call *call, size_t struct_size);
 
-/** What a call needs and does. With e = bytes of dtype, inv and gelu = 1 where the flag is set, N tokens:
+/** The needs and work of a call. With e = bytes of dtype, inv and gelu = 1 where the flag is set, N tokens:
  *    reserve_bytes = e (N H (7 - 2 inv) + N I (2 - gelu)) + 4 N A + 16 N, each of its parts rounded up to 64 bytes
  *    kept_bytes    = reserve_bytes + e N H: the input must stay too (Post-LN with inv: also the output, which is
  *                    the next layer's input)
@@ -1301,7 +1301,7 @@ DC_API dc_status dc_layer_create(dc_device *device, const dc_layer_config *confi
  *  [any] Since 0.1. */
 DC_API void dc_layer_destroy(dc_layer *layer);
 
-/** What a call needs and does.
+/** The needs and work of a call.
  *  layer  the layer
  *  call   batch, seq_length and cu_seqlens count
  *  cost   written

@@ -21,6 +21,8 @@ NOT_READ = ("bench/results/", "abi-check/0", "tests/mutants/", "tests/fuzz/seeds
             "bindings/rust/dc-sys/src/bindings.rs", "scripts/check_english.py")
 # Tables of checks in a few words each, and not in sentences.
 TABLES = ("docs/conformance",)
+# Not read for clauses that are subjects.
+CLAUSES = ("docs/conformance", "bindings/python/", "bindings/torch/")
 # Rules of CONTRIBUTING.md, which name the words.
 ALLOWED = ('Say "a caller" or "a reader"', 'No clause with "what" or "who"')
 # A word that is not used, and the usual one.
@@ -203,6 +205,8 @@ def faults(name: str, source: str) -> Iterator[str]:
             text = plain(passage)
             yield from word_faults(name, number, text)
             for sentence in sentences(text):
+                if re.match(r"What (?!.*\?$)", sentence) and not name.startswith(CLAUSES):
+                    yield f"{name}:{number}: a clause is the subject: {sentence[:60]}..."
                 if word_count(sentence) > LIMIT and not name.startswith(TABLES):
                     yield f"{name}:{number}: a sentence of {word_count(sentence)} words: {sentence[:60]}..."
     if name.startswith(("src/", "tools/")):
@@ -223,6 +227,7 @@ PLANTED = [
     ("x.c", "/* One.\n * A rank that he waits for. */", '"he": '),
     ("x.c", 'char *s = "who /* he */"; // nobody\n', '"nobody": '),
     ("src/base/status.c", 'return dc__fail(0, "somebody waits");', '"somebody": '),
+    ("x.c", "/* One. What is left is freed. */", "a clause is "),
     ("x.c", f"/* {LONG} */", "a sentence of "),
     ("x.h", f"/** Sums. {LONG}*/\nint a; /**< {LONG[:50]} */", "a sentence of "),
     ("x.c", f"/* {LONG[:100]}. {LONG[:100]}. */", ""),

@@ -95,7 +95,7 @@ static int32_t type_of_both(int32_t a, int32_t b) {
   return a == b ? a : a == DC_FLOAT64 || b == DC_FLOAT64 ? DC_FLOAT64 : DC_FLOAT32;
 }
 
-/* What the ranks have in `local`, of a type, is averaged into the buffer. Sums over ranks are exact. */
+/* The ranks' values in `local`, of a type, are averaged into the buffer. Sums over ranks are exact. */
 static void average(program *p, param *a, int32_t dtype) {
   for (int64_t i = 0; i < a->numel; i++) {
     double sum = 0;

@@ -95,7 +95,7 @@ static void describe(char text[256], sim_kind kind, int32_t agent, const sim_op 
            id, a->rank, where);
 }
 
-/* What is wrong with `kind` now after `old`; NULL: nothing. */
+/* The fault of `kind` now after `old`; NULL: none. */
 static const char *fault(const access *old, sim_kind kind, bool ordered) {
   if (kind == SIM_RETIRE) {
     return old->kind == SIM_FREE ? "freed twice" : NULL;

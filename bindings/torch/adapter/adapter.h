@@ -1,4 +1,4 @@
-/* What libdc_torch.so exports. Python calls these by ctypes; everything else goes through the operators. */
+/* The exports of libdc_torch.so. Python calls these by ctypes; everything else goes through the operators. */
 #ifndef DCT_ADAPTER_H
 #define DCT_ADAPTER_H
 

@@ -19,7 +19,7 @@ typedef struct dct_call {
   dct_tensor result;
 } dct_call;
 
-/* What an operator does. NULL, or an error's text that stays valid until the thread's next call. */
+/* The work of an operator. NULL, or an error's text that stays valid until the thread's next call. */
 typedef const char *(*dct_body)(dct_call *call);
 
 /* Decodes the stack, one letter of `letters` an argument, runs the body, frees what the kernel owns,

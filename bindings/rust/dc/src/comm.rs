@@ -45,7 +45,7 @@ pub enum ReduceOp {
 #[derive(Debug)]
 struct Handle(NonNull<sys::dc_comm>);
 
-// What is shared is used through functions of the class [any] alone: abort, check, rank, size, destroy.
+// Shared handles are used through functions of the class [any] alone: abort, check, rank, size, destroy.
 unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
@@ -135,7 +135,7 @@ impl Comm {
         Ok(unsafe { Comm::from_raw(copy) })
     }
 
-    /// What aborts this communicator from another thread.
+    /// A handle that aborts this communicator from another thread.
     pub fn abort_handle(&self) -> Abort {
         Abort(self.handle.clone())
     }

@@ -59,7 +59,7 @@ pub struct Context {
     pub(crate) gathering: RefCell<BTreeSet<i64>>,
 }
 
-// The class [handle]: one thread at a time, any thread. What it owns is Send.
+// The class [handle]: one thread at a time, any thread. All that it owns is Send.
 unsafe impl Send for Context {}
 
 impl Drop for Context {
@@ -88,7 +88,7 @@ impl Context {
         }
     }
 
-    /// What makes a context.
+    /// The maker of a context.
     pub fn builder() -> Builder {
         Builder::default()
     }

@@ -53,7 +53,7 @@ pub struct Error {
     text: String,
 }
 
-/// What calls return.
+/// The result of calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {

@@ -9,7 +9,7 @@ use std::os::raw::c_void;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 
-/// What a collective that failed returns: a number of its own, not 0. It is in the error's text on this rank.
+/// The error of a collective that failed: a number of its own, not 0. It is in the error's text on this rank.
 pub type External<T> = std::result::Result<T, i32>;
 
 /// A transport that libdc does not have. Each function blocks until it is done; it runs on one of libdc's threads or on
@@ -65,7 +65,7 @@ impl Comm {
     }
 }
 
-/// A panic must not unwind into C: it becomes an error number. What it says has been printed by the panic hook.
+/// A panic must not unwind into C: it becomes an error number. The panic hook has printed its text.
 const PANICKED: i32 = sys::DC_E_INTERNAL;
 
 fn guarded(call: impl FnOnce() -> External<()>) -> i32 {

@@ -61,7 +61,7 @@ impl KfacLayer {
         self
     }
 
-    /// What becomes of a sample's positions.
+    /// The treatment of a sample's positions.
     pub fn approximation(mut self, approximation: KfacApproximation) -> KfacLayer {
         self.approximation = approximation;
         self

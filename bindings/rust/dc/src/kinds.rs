@@ -9,7 +9,7 @@ use crate::tensor::DType;
 pub(crate) mod sealed {
     use crate::sys;
 
-    /// What a kind's C functions are called. The handles must be good, as for these.
+    /// The names of a kind's C functions. The handles must be good, as for these.
     pub trait Functions {
         unsafe fn create(
             &self,
@@ -63,7 +63,7 @@ options! {
         beta2: f64 as or_none,
         /// Added to the divisor; 0: nothing.
         eps: f64 as or_none,
-        /// What of a weight goes in a step of learning rate 1.
+        /// The share of a weight that goes in a step of learning rate 1.
         weight_decay: f64 as number,
         /// The largest mean of squares so far is used.
         amsgrad: bool as i32::from,
@@ -120,17 +120,17 @@ options! {
         momentum: f64 as or_none,
         /// The least norm that a direction is divided by.
         eps: f64 as number,
-        /// What of a weight goes in a step of learning rate 1.
+        /// The share of a weight that goes in a step of learning rate 1.
         weight_decay: f64 as number,
         /// Matrices of a parameter, one below the other.
         num_splits: i64 as number,
-        /// What makes directions orthogonal.
+        /// The polynomial that makes directions orthogonal.
         polynomial: Polynomial as i32::from,
         /// Of the polynomial.
         steps: i32 as number,
         /// Of the polynomial's products: bfloat16, the default, or float32.
         precision: DType as i32::from,
-        /// What steps are scaled by.
+        /// The scale of steps.
         adjust: MuonAdjust as i32::from,
         /// Looks ahead by the momentum; on by default.
         nesterov: bool as on_or,
@@ -172,7 +172,7 @@ options! {
         graft_beta2: f64 as number,
         /// Added to the graft's divisor.
         graft_eps: f64 as number,
-        /// What of a weight goes in a step of learning rate 1, or into the gradient, see `decay`.
+        /// The share of a weight that goes in a step of learning rate 1, or into the gradient, see `decay`.
         weight_decay: f64 as number,
         /// How much of the last step's direction goes on.
         momentum: f64 as number,
@@ -214,7 +214,7 @@ options! {
         shampoo_beta: f64 as or_none,
         /// Added to the divisor; 0: nothing.
         eps: f64 as or_none,
-        /// What of a weight goes in a step of learning rate 1.
+        /// The share of a weight that goes in a step of learning rate 1.
         weight_decay: f64 as number,
         /// The longest side of a block; 0, the default: a parameter is one block.
         max_block: i64 as number,

@@ -21,15 +21,15 @@
 //!
 //! Optimizers are types as well: [`AdamW`], [`Sgd`], [`Muon`], [`Shampoo`], [`Soap`] and [`Kfac`] are an [`Optimizer`]
 //! with their own options. They borrow weights and gradients for each step, whole or this rank's parts, and own their
-//! state. What they are made with is a [`Linalg`], whose methods are operators on matrices: eigendecompositions, roots,
+//! state. They are made with a [`Linalg`], whose methods are operators on matrices: eigendecompositions, roots,
 //! Kronecker products.
 //!
 //! Registered weights and gradients belong to the context, which lends them out between steps. Gathered weights belong
 //! to their holder. Everything is freed by drop, in any order, also while a panic unwinds. A context, or an optimizer
 //! of many ranks, that is dropped by a panic aborts its communicator, so that the other ranks do not wait for it.
 //!
-//! What is `Send` and `Sync` is what the header's thread classes allow: [`Device`], [`Stream`], [`Event`], [`Buffer`]
-//! and [`Abort`] are both, [`Comm`], [`Context`], [`Linalg`] and [`Optimizer`] are `Send` only:
+//! `Send` and `Sync` follow the header's thread classes: [`Device`], [`Stream`], [`Event`], [`Buffer`] and [`Abort`]
+//! are both, [`Comm`], [`Context`], [`Linalg`] and [`Optimizer`] are `Send` only:
 //!
 //! ```compile_fail
 //! fn shared<T: Sync>() {}

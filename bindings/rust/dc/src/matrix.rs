@@ -18,7 +18,7 @@ options! {
         rank_rtol: f64 as number,
         /// How the matrix is read.
         symmetry: Symmetry as i32::from,
-        /// What becomes of negative eigenvalues.
+        /// The treatment of negative eigenvalues.
         negative: Negative as i32::from,
         /// The type of the decomposition: float32 or float64.
         precision: DType as i32::from,

@@ -178,7 +178,7 @@ impl<K: Kind> Optimizer<K> {
         check(unsafe { sys::dc_optimizer_load(self.as_ptr(), state.as_ptr().cast(), state.len()) })
     }
 
-    /// What it holds and did, on this rank.
+    /// Its memory and counts, on this rank.
     pub fn stats(&mut self) -> Result<sys::dc_optimizer_stats> {
         let size = size_of::<sys::dc_optimizer_stats>();
         let mut stats = sys::dc_optimizer_stats { struct_size: size, ..Default::default() };

@@ -48,7 +48,7 @@ pub(crate) fn or_none<T: Default + PartialEq + From<i8>>(value: T) -> T {
     }
 }
 
-/// What is on by default.
+/// An option that is on by default.
 pub(crate) fn on_or(on: bool) -> i32 {
     if on {
         1
@@ -112,7 +112,7 @@ choices! {
 }
 
 choices! {
-    /// What a step of Muon is scaled by, for a matrix of r rows and c columns.
+    /// The scale of a step of Muon, for a matrix of r rows and c columns.
     MuonAdjust {
         /// sqrt(max(1, r / c)); the default.
         Original = DC_MUON_ORIGINAL,
@@ -158,7 +158,7 @@ choices! {
 }
 
 choices! {
-    /// What becomes of negative eigenvalues in a power; those that are rounding count as zero.
+    /// The treatment of negative eigenvalues in a power; those that are rounding count as zero.
     Negative {
         /// The matrix is refused; the default.
         Refuse = DC_NEGATIVE_REFUSE,

@@ -1,4 +1,4 @@
-//! What operators would do, what they are called, and what a context did.
+//! Dry runs of operators, their names, and a context's statistics.
 
 use crate::context::Context;
 use crate::error::{check, Error, Result, Status};
@@ -48,7 +48,7 @@ impl Op {
     }
 }
 
-/// What a call would return and need.
+/// Result and memory of a call that is not made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpInfo {
     /// The result's shape; `None`: no tensor, or one of its argument's shape.
@@ -80,7 +80,7 @@ pub(crate) unsafe fn lengths(shape: *const i64, ndim: i32) -> Vec<i64> {
 }
 
 impl Context {
-    /// What the context holds and moved.
+    /// The context's memory and traffic.
     pub fn memory_stats(&self) -> Result<sys::dc_memory_stats> {
         let mut stats = sys::dc_memory_stats { struct_size: size_of::<sys::dc_memory_stats>(), ..Default::default() };
         check(unsafe { sys::dc_get_memory_stats(self.as_ptr(), &mut stats) })?;
@@ -92,7 +92,7 @@ impl Context {
         check(unsafe { sys::dc_reset_stats(self.as_ptr()) })
     }
 
-    /// What an operator would do, without doing it.
+    /// Dry run of an operator.
     pub fn dry_run(&self, op: Op, graph: i64, id: i64, dtype: Option<DType>) -> Result<OpInfo> {
         let mut info = sys::dc_op_info { struct_size: size_of::<sys::dc_op_info>(), ..Default::default() };
         let dtype = dtype.map_or(sys::DC_DTYPE_NONE, |dtype| dtype as i32);

@@ -5,7 +5,7 @@ mod common;
 use common::{close, floats, linalg, noise, product, ranks, transpose};
 use dc::{Bf16, Comm, Kfac, KfacApproximation, KfacInverse, KfacLayer, KfacOptions, Param, Part, Status, Tensor};
 
-/// What a layer of two inputs and two outputs got of two samples, and the gradients of what it gave.
+/// Inputs of a layer of two inputs and two outputs, for two samples, and the gradients of its outputs.
 const INPUTS: [f32; 4] = [2.0, 0.0, 0.0, 1.0];
 const DELTAS: [f32; 4] = [1.0, 0.0, 0.0, 3.0];
 
