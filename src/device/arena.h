@@ -1,5 +1,4 @@
-/* Shared by buffer.c and the arena: small host structs that are used again, so that a steady step never calls malloc.
- * */
+/* Shared by buffer.c and the arena: reused small host structs, so that a steady step never calls malloc. */
 #ifndef DC_DEVICE_ARENA_H
 #define DC_DEVICE_ARENA_H
 

@@ -1,5 +1,4 @@
-/* Whether the gradients of a step are finite (dc_grads_finite): which gradients count, on which ranks, and until when.
- * */
+/* Whether the gradients of a step are finite (dc_grads_finite): which gradients and ranks count, and until when. */
 #include "conformance.h"
 
 #include <math.h>

@@ -79,8 +79,7 @@ inline raise(w, value) {
   fi
 }
 
-/* wake_all is one step: of two ranks that sleep on two words, the order in which they fell asleep makes no difference.
- * */
+/* wake_all is one step: for two ranks that sleep on two words, the order in which they did so makes no difference. */
 inline group_fail() {
   atomic {
     if

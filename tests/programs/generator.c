@@ -130,7 +130,7 @@ static void own(const program *p, param *a) {
   } else if (p->stage == 3) {
     a->begin = r->rank * a->chunk < a->numel ? r->rank * a->chunk : a->numel;
     a->count = a->numel - a->begin < a->chunk ? a->numel - a->begin : a->chunk;
-  } else { /* cut once, somewhere: all others own nothing */
+  } else { /* one rank owns it all, the others nothing */
     int64_t cut = a->numel * (a->id + 1) / 5;
     a->begin = r->rank == 0 ? 0 : cut;
     a->count = r->world == 1 ? a->numel : r->rank == 0 ? cut : r->rank == 1 ? a->numel - cut : 0;

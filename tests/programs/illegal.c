@@ -1,5 +1,5 @@
-/* Calls that must be refused. Each rank draws its own, between the legal calls of all: what is refused does not
- * communicate, so no other rank may notice; and it changes nothing, so the values that come after are the same. */
+/* Calls that must be refused. Each rank draws its own, between the legal calls of all. A refused call does not
+ * communicate, so no other rank may notice. It changes nothing, so later values are the same. */
 #include "program.h"
 
 enum { NOBODY = 999 }; /* no graph's and no parameter's number */
@@ -62,7 +62,7 @@ static void wrong_order(program *p, param *a) {
   if (a->pending && a->numel > 0) {
     REFUSED(p, dc_update_param_grad_buffer(p->ctx, a->id, NULL, 0), DC_E_BUSY);
   }
-  if ((a->pending || a->has_local) && a->numel > 0) { /* nothing of an empty one is ever under way */
+  if ((a->pending || a->has_local) && a->numel > 0) { /* an empty one never has work under way */
     REFUSED(p, dc_reset(p->ctx), DC_E_BUSY);
     REFUSED(p, register_graphs(p, true, false), DC_E_BUSY);
     REFUSED(p, dc_unregister_graph(p->ctx, GRAPH), DC_E_BUSY);
@@ -248,7 +248,7 @@ void illegal_call(program *p) {
 
 /* ---- ranks that differ ---- */
 
-/* A context that is not like the others' is refused on every rank, and nothing else suffers. */
+/* A context that differs from the others is refused on every rank, and nothing else is affected. */
 static void other_config(program *p, bool culprit) {
   dc_context *ctx = NULL;
   OK(p, dc_context_create(p->r->device, NULL, &ctx));

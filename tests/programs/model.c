@@ -139,7 +139,7 @@ void model_end(program *p) {
   }
 }
 
-/* The step is left: what is not persistent is gone, and of gradients only the library knows which buckets were full. */
+/* The step is left: weights that are not persistent are dropped. Only the library knows which buckets were full. */
 void model_abort(program *p) {
   for (int64_t i = 0; i < p->count; i++) {
     param *a = &p->params[i];

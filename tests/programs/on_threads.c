@@ -1,4 +1,4 @@
-/* The real ground: the CPU device, and ranks that are threads over shared memory, for the sanitizers to watch. */
+/* The real platform: the CPU device, and ranks that are threads over shared memory, checked by the sanitizers. */
 #include "kernels/kernels.h"
 #include "program.h"
 
@@ -74,7 +74,7 @@ const char *ground_run(const ground *g, setup s, void (*body)(rank *r), const vo
   for (int32_t i = 0; i < g->world; i++) {
     pthread_join(threads[i], NULL);
   }
-  for (int pass = 0; pass < 2; pass++) { /* the rank that failed by itself before those that it made fail */
+  for (int pass = 0; pass < 2; pass++) { /* the rank that failed by itself, then the others */
     for (int32_t i = 0; i < g->world && failure[0] == '\0'; i++) {
       const char *text = ranks[i].failure;
       if (text[0] != '\0' && (pass == 1 || strstr(text, "abort") == NULL)) {

@@ -101,7 +101,7 @@ typedef struct value {
   const void *host_data, *device_data;
 } value;
 
-/* A context and what the model knows of it. */
+/* A context and the model's state of it. */
 typedef struct program {
   rank *r;
   dc_context *ctx;
@@ -192,7 +192,7 @@ void new_grad_buffer(program *p, param *a);
 
 /* One call that must be refused. */
 void illegal_call(program *p);
-/* The ranks call different things: every one gets an error, and nothing works any more. */
+/* The ranks make different calls: every one gets an error, and nothing works any more. */
 void mismatch(program *p);
 
 /* generator.c: a program on a rank of the world; user is a program_spec. */

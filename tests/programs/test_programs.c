@@ -1,4 +1,4 @@
-/* Random programs, legal and illegal, on the ground that this is linked with (program.h).
+/* Random programs, legal and illegal, on the platform that this is linked with (program.h).
  *
  *   programs_sim, programs_threads                    as many as 9 s and 5 s are enough for, legal and illegal
  *   SIM_PROGRAMS=100000 SIM_SEED=1 programs_sim           so many legal ones, from a seed on
@@ -15,7 +15,7 @@ static bool given(const char *name) {
   return setting(name, 0) > 0;
 }
 
-/* Without a number of programs, what the time is enough for: sanitizers and valgrind are slow here. */
+/* Without a number of programs, as many as the time allows: sanitizers and valgrind are slow here. */
 static void run(const char *name, bool illegal, uint64_t usual, int64_t limit_ns) {
   if (!given(name) && (given("SIM_PROGRAMS") || given("SIM_ILLEGAL"))) {
     return; /* the other kind was asked for */

@@ -1,4 +1,4 @@
-/* Gather, use, release, and what changes weights. */
+/* Gather, use, release, and calls that change weights. */
 #include "program.h"
 
 void gather(program *p, param *a, int64_t graph) {
@@ -31,7 +31,7 @@ void prefetch(program *p) {
     param *a = &p->params[ids[i]];
     dc_tensor full = DC_TENSOR_INIT;
     model_gather(p, a, which[i]);
-    OK(p, dc_allgather_param(p->ctx, NULL, GRAPH, a->id, dtypes[i], &full)); /* a hit, which says where it is */
+    OK(p, dc_allgather_param(p->ctx, NULL, GRAPH, a->id, dtypes[i], &full)); /* a hit, which returns its address */
     a->copies[which[i]].data = full.data;
   }
 }
@@ -113,7 +113,7 @@ void forget(program *p, param *a) {
   }
 }
 
-/* The optimizer writes the shards, once nothing reads them any more as far as the caller can know. */
+/* The optimizer writes the shards, once no reader is left as far as the caller can know. */
 void update_weights(program *p) {
   for (int64_t i = 0; i < p->count; i++) {
     param *a = &p->params[i];

@@ -42,8 +42,7 @@ static void test_on_a_stream(void **state) {
   run_ranks((setup){.world = 2}, on_a_stream, NULL);
 }
 
-/* A caller that runs ahead of its stream, by many parameters, takes only the memory of the parameters in use at once.
- * */
+/* A caller that runs many parameters ahead of its stream takes only the memory of those in use at once. */
 enum { AHEAD = 40, LARGE = 2 << 20 };
 
 static void wait_until(void *user) {

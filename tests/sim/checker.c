@@ -2,8 +2,8 @@
  * count of its actions. A vector clock says how many of every agent's actions are ordered before the present one, by
  * the order of a queue, an event or a collective. So
  *
- *   an earlier access (agent a, count t) is ordered before the present one  if and only if  its clock's a-th entry >=
- *   t.
+ *   an earlier access (agent a, count t) is ordered before the present one  if and only if  clock[a] >= t, where clock
+ *   is the present agent's.
  *
  * Two accesses of the same bytes are a race if one is a write and they are not ordered, whatever order the schedule
  * happened to take. Allocating and freeing memory are accesses too:
@@ -123,8 +123,7 @@ static access *add(page *p) {
   return &p->all[p->count++];
 }
 
-/* Does an access of this kind and agent make an older one redundant? An access ordered after it is ordered after both.
- * */
+/* Whether an access of this kind and agent makes an older one redundant: one ordered after it is ordered after both. */
 static bool supersedes(sim_kind kind, int32_t agent, const access *old) {
   switch (kind) {
     case SIM_READ:
@@ -138,7 +137,7 @@ static bool supersedes(sim_kind kind, int32_t agent, const access *old) {
   }
 }
 
-/* Takes [lo, hi) out of what a record stands for; what is left of it stays. */
+/* Takes [lo, hi) out of a record's range; the rest of the record stays. */
 static void cut(page *p, int64_t i, uintptr_t lo, uintptr_t hi) {
   access old = p->all[i];
   p->all[i] = p->all[--p->count];
@@ -154,7 +153,7 @@ static void cut(page *p, int64_t i, uintptr_t lo, uintptr_t hi) {
   }
 }
 
-/* Memory that a bug reads should look like nothing that a test expects. */
+/* Memory that a bug reads should differ from all expected values. */
 static void fill(sim_kind kind, const void *ptr, size_t bytes) {
   if (bytes <= FILL_LIMIT && (kind == SIM_ALLOC || kind == SIM_FREE)) {
     memset((void *)(uintptr_t)ptr, kind == SIM_ALLOC ? ALLOCATED : FREED, bytes);

@@ -35,7 +35,7 @@ typedef struct meeting {
 typedef struct sim_comm {
   dc_comm head;
   int64_t calls, begun; /* meetings that this rank has called, and has come to */
-  meeting **at;         /* where its next one is, or is to be */
+  meeting **at;         /* this rank's next meeting, if it is there yet */
 } sim_comm;
 
 static struct {
@@ -118,7 +118,7 @@ static bool same_call(const part *p, const part *q) {
   return same;
 }
 
-/* All have posted: what they knew is known here, and must be the same call. */
+/* All have posted: their clocks join this one, and the calls must be the same. */
 static void meet(walk *w) {
   const dc_comm *head = &w->comm->head;
   const dc__coll *mine = &w->m->parts[head->rank].coll;
@@ -140,7 +140,7 @@ static void meet(walk *w) {
   }
   w->pieces = w->moves = mine->count * (mine->kind == DC__COLL_GATHER ? head->world : 1);
   w->stride = 1;
-  if (mine->kind == DC__COLL_GATHER) { /* reductions may share what they add to */
+  if (mine->kind == DC__COLL_GATHER) { /* reductions may share the memory that they add to */
     w->piece = (int32_t)sim_random((uint64_t)w->pieces);
     w->stride = sim_random(2) == 0 ? 1 : w->pieces - 1;
   }

@@ -6,7 +6,7 @@
 
 #include "sim.h"
 
-/* A mark of an event: what was known when the stream came past it. */
+/* A mark of an event: the clock of the stream when it reached it. */
 typedef struct mark {
   int32_t refs;
   bool passed;
@@ -212,7 +212,7 @@ static dc_status device_alloc(dc_device *device, size_t bytes, int32_t kind, voi
 static void device_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
   (void)device;
   (void)kind;
-  sim_note(SIM_FREE, ptr, bytes, "the device"); /* the addresses stay taken, so that late use is found */
+  sim_note(SIM_FREE, ptr, bytes, "the device"); /* the addresses are not reused, so that late use is found */
 }
 
 static void device_destroy(dc_device *device) {

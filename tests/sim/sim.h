@@ -26,7 +26,7 @@ typedef struct sim_options {
 bool sim_run(const sim_options *options, void (*body)(int32_t rank, void *user), void *user);
 /* The first thing that went wrong in the last world, with its seed; "" when nothing did. */
 const char *sim_report(void);
-/* In a world: this rank's device and communicator; the caller gives them back. */
+/* In a world: this rank's device and communicator; the caller releases them. */
 dc_status sim_device_open(dc_device **device);
 dc_status sim_comm_open(dc_comm **comm);
 /* Memory of the test's own, undefined at first, which lives until the world ends, so that no address comes twice. */
@@ -68,7 +68,7 @@ void sim_checker_begin(void);
 void sim_checker_end(void);
 void sim_checker_mute(void); /* no reports any more in this world */
 void sim_note(sim_kind kind, const void *ptr, size_t bytes, const char *what);
-/* The system gave out these addresses anew: what was noted of them was of other memory, a thread's stack, say. */
+/* The system gave out these addresses again: records of them are of other memory, a thread's stack, say. */
 void sim_forget(const void *ptr, size_t bytes);
 void sim_forget_freed(const void *ptr, size_t bytes); /* what of it the arena had */
 void sim_join(sim_clock *to, const sim_clock *from);

@@ -1,5 +1,5 @@
-/* The simulator itself: what it must find it finds with every seed, whatever order the seed happens to take, and what
- * is right it leaves alone; a seed replays exactly. */
+/* The simulator itself: it finds planted faults with every seed, whatever order the seed happens to take, and reports
+ * nothing in right programs. A seed replays exactly. */
 #include "sim/sim_ranks.h"
 
 enum { SEEDS = 40, BYTES = 64 };
@@ -133,7 +133,7 @@ static void freed_early(int32_t by, void *user) {
   close_tools(&t);
 }
 
-/* Found when it is given back, or when it is used then: whichever comes first. */
+/* Found when the memory is freed, or when it is used then: whichever comes first. */
 static void test_memory_freed_early(void **state) {
   (void)state;
   scene wrong = {.fault = true}, right = {.fault = false};
@@ -204,7 +204,7 @@ static void gathers(int32_t by, void *user) {
   if (((float *)(void *)t.y)[1] != 1.0f) {
     sim_reportf("rank %d received %g", (int)by, (double)((float *)(void *)t.y)[1]);
   }
-  sim_writes(t.x, sizeof(float), "the next step"); /* done on this rank: what it sent is its own again */
+  sim_writes(t.x, sizeof(float), "the next step"); /* done on this rank: its send buffer is its own again */
   close_tools(&t);
   dc_comm_destroy(comm);
 }

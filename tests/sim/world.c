@@ -31,7 +31,7 @@ typedef struct host {
 typedef struct entry {
   struct entry *next;
   sim_work work;
-  sim_clock from; /* what the thread that queued it knew */
+  sim_clock from; /* the clock of the thread that queued it */
   bool begun;
   _Alignas(max_align_t) unsigned char args[];
 } entry;

@@ -87,7 +87,7 @@ void close_run(run *r) {
 
 /* ---- operators ---- */
 
-/* Nothing more is called once one has failed. Returns the result, if there is one. */
+/* After a failure no more operators are called. Returns the result, if there is one. */
 dct_value call(run *r, const char *ns, const char *name, const char *key, dct_value *stack, uint64_t inputs,
                uint64_t outputs) {
   if (r->error != NULL) {
@@ -132,7 +132,7 @@ void end_backward(run *r) {
   (void)call(r, "dc", "end_backward", "CompositeExplicitAutograd", stack, 1, 0);
 }
 
-/* The value of a result, which is freed. Where nothing came back, nothing happens. */
+/* The value of a result, which is freed. Does nothing without a result. */
 void keep(run *r, dct_tensor t, float *values) {
   if (t != NULL) {
     if (r->error == NULL) {
@@ -210,7 +210,7 @@ void offload_steps(run *r, float *to) {
   (void)with_id(r, "dc", "offload_parameter", token(r), 0, 0, 0);
 }
 
-/* All thirteen; what can be read of their results, in values. */
+/* All thirteen operators; readable results are returned as values. */
 void operators(run *r, float *values) {
   memset(values, 0, FLOATS * sizeof *values);
   gather_steps(r, values);

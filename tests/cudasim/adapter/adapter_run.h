@@ -32,7 +32,7 @@ dct_tensor token(const run *r); /* an empty tensor */
 void write_values(const run *r, dct_tensor t, float first);
 void read_values(const run *r, dct_tensor t, float *values);
 
-/* Operators take the tensors they are given. Once one has failed nothing more is called, and NULL comes back. */
+/* Operators take over the tensors that they are given. After a failure they return NULL without a call. */
 dct_value call(run *r, const char *ns, const char *name, const char *key, dct_value *stack, uint64_t inputs,
                uint64_t outputs);
 dct_tensor op(run *r, const char *name, dct_tensor a, int64_t id); /* of dc, with a result, by the key of a */
@@ -43,7 +43,7 @@ void keep(run *r, dct_tensor t, float *values);
 
 void gather_steps(run *r, float *to);  /* 2 NUMEL: both parameters' weights */
 void offload_steps(run *r, float *to); /* 2 LARGE: the host's copy and the reloaded one */
-/* All thirteen; what can be read of their results, in FLOATS values: weights, gradients, copies. */
+/* All thirteen; readable results, in FLOATS values: weights, gradients, copies. */
 void operators(run *r, float *values);
 
 /* ---- around a test ---- */

@@ -61,7 +61,7 @@ static void test_alloc_and_fakes(void **state) {
   close_run(&r);
 }
 
-/* A gradient that its stream has not come to writing yet is read when it has, whatever stream is current by then. */
+/* A gradient whose stream has not written it yet is read after that, whichever stream is current by then. */
 static void test_the_current_stream_is_followed(void **state) {
   (void)state;
   static float values[2][NUMEL];
@@ -96,7 +96,7 @@ static void test_the_current_stream_is_followed(void **state) {
   close_run(&r);
 }
 
-/* More than are remembered; and calls of the library that are no operators. */
+/* More streams than the cache holds; and calls of the library that are no operators. */
 static void test_many_streams(void **state) {
   (void)state;
   enum { MOST = 40 };
@@ -120,7 +120,7 @@ static void test_many_streams(void **state) {
   }
 }
 
-/* The offload stream reads behind PyTorch's back, so the tensor outlives its last owner. */
+/* The offload stream reads without PyTorch's knowledge, so the tensor outlives its last owner. */
 static void test_an_offloaded_tensor_is_kept(void **state) {
   (void)state;
   float found[LARGE];
@@ -171,7 +171,7 @@ static void test_a_steady_step_makes_nothing(void **state) {
   close_run(&r);
 }
 
-/* Weights are gathered ahead and taken, and are their own gradients, so that what was read is there to see. */
+/* Weights are gathered ahead and taken, and are their own gradients, so that values that were read can be checked. */
 static void weights_as_gradients(run *r) {
   const dct_value ids[2] = {0, 1}, tokens[2] = {dct_as_value(token(r)), dct_as_value(token(r))};
   dct_value ahead[4] = {GRAPH, torchsim_list(tokens, 2, true), torchsim_list(ids, 2, false), 0};
@@ -198,8 +198,7 @@ static void gradients_are(const run *r, float first) {
   }
 }
 
-/* As torch.cuda.graph does it: the stream that is captured becomes the current one in the capture, and launches are put
- * on another one. */
+/* As in torch.cuda.graph: the captured stream becomes the current one in the capture; launches go to another. */
 static void test_a_captured_step(void **state) {
   (void)state;
   run r = opened("CUDA");

@@ -150,8 +150,8 @@ static void test_each_call_refused(void **state) {
   }
 }
 
-/* From a device's first failure on each operator is that failure's sentence, and no result. Streams are held back, so
- * that what PyTorch lent would be found if it went too early; the context can be closed, and nothing stays. */
+/* After a device's first failure each operator returns that failure's text, and no result. Streams are held back, so
+ * that PyTorch's memory would be found if it were freed too early. The context can be closed, and nothing stays. */
 static void test_a_device_that_fails(void **state) {
   (void)state;
   static const char *const functions[] = {"cuLaunchKernel", "cuStreamWaitEvent"};

@@ -22,7 +22,7 @@ int torchsim_live(void);
 
 /* The function's call after `before` others from now on fails, once. */
 void torchsim_fail(const char *function, int before);
-/* Whether it has come to that since; no call fails from now on. */
+/* Whether that call was made; no call fails from now on. */
 bool torchsim_failed(void);
 /* A symbol, or a library, that the process does not have; NULL: it has all. */
 void torchsim_hide(const char *name);
@@ -41,7 +41,7 @@ void *torchsim_data(dct_tensor tensor);
 int64_t torchsim_numel(dct_tensor tensor);
 int32_t torchsim_device(dct_tensor tensor, int32_t *index);
 
-/* Calls an operator by the kernel of a key. NULL, or the error that it raised; its arguments are gone in both cases. */
+/* Calls an operator by the kernel of a key. NULL, or the error that it raised; its arguments are always freed. */
 const char *torchsim_call(const char *ns, const char *name, const char *key, dct_value *stack, uint64_t inputs,
                           uint64_t outputs);
 bool torchsim_has(const char *ns, const char *name, const char *key);

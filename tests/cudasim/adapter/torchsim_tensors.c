@@ -1,4 +1,4 @@
-/* The stand-in's storages and tensors, and what a test says of the process (torchsim.h). */
+/* The stand-in's storages and tensors, and a test's settings of the process (torchsim.h). */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Checks of every call of the simulated driver: faults that a test asked for, a lost device, a capture under way. Also
- * what concerns the driver, the devices and the contexts as such. */
+ * the functions of the driver, the devices and the contexts as such. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -31,7 +31,7 @@ typedef struct cudasim_thread {
   uint32_t thread, threads;
 } cudasim_thread;
 CUDASIM_API const cudasim_thread *cudasim_me(void);
-/* Where bytes of the device's or of pinned memory lie; ends the kernel where they do not. */
+/* The address of bytes of the device's or of pinned memory; ends the kernel if they are not there. */
 CUDASIM_API void *cudasim_memory(const void *ptr, size_t bytes, size_t alignment);
 
 /* For kernels whose threads meet. Memory of the block, the same for each of its threads that comes to the site; memory
@@ -75,9 +75,9 @@ CUDASIM_API void cudasim_fail(const char *function, int before, int error);
 CUDASIM_API int cudasim_calls(const char *function);
 /* Calls of all functions, NCCL's too, by this thread since it began. */
 CUDASIM_API int cudasim_thread_calls(void);
-/* Streams, events, modules and blocks of memory that exist: 0 when all was given back. */
+/* Streams, events, modules and blocks of memory that exist: 0 when all were freed. */
 CUDASIM_API int cudasim_live(void);
-/* The error by which the device was lost, an access outside of what is allocated, say; 0: it is there. */
+/* The error by which the device was lost, an access outside of allocated memory, say; 0: it is not lost. */
 CUDASIM_API int cudasim_lost(void);
 /* From now on, until the reset, streams work only while the host waits for one. All other work is held back, so that
  * memory freed too early is found. */

@@ -29,7 +29,7 @@ enum {
   CAPTURE_IMPLICIT = 906
 };
 
-/* ---- calls.c: what every function begins with ---- */
+/* ---- calls.c: common to all functions ---- */
 
 /* The error that a call of this function returns before it does anything; 0: none. */
 CUDASIM_API int enter(const char *function, bool needs_context);
@@ -57,14 +57,14 @@ int device_of(dc__cu_context context);
 
 /* ---- memory.c ---- */
 
-/* Where the bytes lie that the running card asks for: in a device's memory, or for a copy anywhere. NULL: an illegal
+/* The address of bytes that the running card accesses: in a device's memory, or for a copy anywhere. NULL: an illegal
  * address. */
 CUDASIM_API void *place_of(const void *ptr, size_t bytes, bool any_host);
 int memory_take(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr);
 int memory_give(const void *ptr, bool pinned);
 void memory_reset(void);
 
-/* ---- peer_access.c: which card reads what ---- */
+/* ---- peer_access.c: which card may read which memory ---- */
 
 enum { CUDASIM_DEVICES = 8, ANYBODY = -1 };
 struct CUmemPoolHandle_st {
@@ -101,7 +101,7 @@ _Noreturn void fault(int error, const char *text);
 /* Threads wait for one that does not come; the first that notices it ends the grid. */
 void report_stuck(void);
 
-/* ---- shared_memory.c: memory of a block, and what warps exchange ---- */
+/* ---- shared_memory.c: memory of a block, and exchanges of warps ---- */
 
 typedef struct shared shared;
 extern _Thread_local shared *block_memory;
@@ -113,8 +113,8 @@ void shared_destroy(shared *b);
 
 /* Runs a grid whose threads meet. */
 void run_meeting(const grid *g);
-/* Of a thread of such a grid: waits for the others of its warp, or of its block. orders: what they did before is seen
- * after. */
+/* Of a thread of such a grid: waits for the others of its warp, or of its block. orders: their earlier writes are
+ * visible after it. */
 void wait_at_barrier(bool warp, bool orders);
 /* All threads of the grid end. */
 _Noreturn void leave_meeting(void);

@@ -31,13 +31,13 @@
 #define SEEN_AFTER(place) (void)(place)
 #endif
 
-/* ---- one side to the other ---- */
+/* ---- switches between fibers ---- */
 
 #ifdef __x86_64__
 
 typedef void *place; /* a stack pointer, on top of what a call keeps */
 
-/* Keeps the caller's place, and goes on at the other. */
+/* Saves the caller's stack, and continues on the other one. */
 void cudasim_switch(place *from, const place *to);
 __asm__(
     ".text\n.hidden cudasim_switch\n.globl cudasim_switch\n.type cudasim_switch,@function\ncudasim_switch:\n"
@@ -84,10 +84,11 @@ typedef struct fiber {
   place at;
   void *shadow;       /* the address sanitizer's */
   void *thread;       /* the thread sanitizer's */
-  uint32_t rounds[2]; /* at how many barriers of its block and of its warp it was */
+  uint32_t rounds[2]; /* the number of barriers that it has reached, of its block and of its warp */
 } fiber;
 
-/* The fibers of a grid stay for the next one, since the sanitizers give each a stack and a history, which are dear. */
+/* The fibers of a grid are kept for the next one, since the sanitizers give each a stack and a history, which cost
+ * much. */
 typedef struct pool {
   struct pool *next;
   fiber fibers[CUDASIM_THREADS];
@@ -131,7 +132,7 @@ static pool *pool_take(void) {
   return p;
 }
 
-/* Frames that were never left are of no use to another grid. */
+/* Frames that were never left cannot be used by another grid. */
 static void pool_give(pool *p, bool left) {
   if (!left) {
 #ifdef WITH_TSAN
@@ -220,7 +221,7 @@ _Noreturn void leave_meeting(void) {
 }
 
 #ifdef WITH_TSAN
-/* The sanitizer's, which has no header for them. */
+/* The sanitizer's functions, which no header declares. */
 void AnnotateIgnoreSyncBegin(const char *file, int line);
 void AnnotateIgnoreSyncEnd(const char *file, int line);
 void AnnotateIgnoreReadsBegin(const char *file, int line);
@@ -245,7 +246,7 @@ void tsan_ignore(bool on) {
 }
 #endif
 
-/* Lets the threads from `first` on go on, if all of them are where they meet. */
+/* Lets the threads from `first` on continue, if all of them have reached their barrier. */
 static bool release(scheduler *s, uint32_t first, uint32_t count, int state) {
   for (uint32_t i = first; i < first + count; i++) {
     if (s->pool->fibers[i].state != state) {

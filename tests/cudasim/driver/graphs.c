@@ -1,5 +1,5 @@
-/* Graphs of the simulated driver by the driver's own names, for tests that also run on a card (cuda_graph.h): of a
- * thread's captures the latest one's graph. */
+/* Graphs of the simulated driver by the driver's own names, for tests that also run on a card (cuda_graph.h). A thread
+ * has the graph of its latest capture. */
 #include "cuda_graph.h"
 #include "cudasim_internal.h"
 

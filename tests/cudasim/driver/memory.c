@@ -1,5 +1,5 @@
-/* Memory of the simulated device: addresses that the host cannot touch, each standing for a place that only the driver
- * knows; and pinned memory, which both can. */
+/* Memory of the simulated device: addresses that the host cannot touch, each for memory that only the driver knows; and
+ * pinned memory, which both can. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS, madvise */
 #include <stdlib.h>
 #include <string.h>

@@ -51,7 +51,7 @@ DC_BLOCK_KERNEL(probe_sums, probe_args, PROBE_THREADS) {
   out(args)[i] = block_sum<true>((x - mean) * (x - mean));
 }
 
-/* A block's elements the other way round, through what the launch gave; odd lanes' votes. */
+/* A block's elements in reverse, through the launch's shared memory; odd lanes' votes. */
 DC_BLOCK_KERNEL(probe_reverse, probe_args, PROBE_THREADS) {
   DC_LAUNCH_SHARED(float, tile);
   const int64_t i = element();
@@ -60,7 +60,7 @@ DC_BLOCK_KERNEL(probe_reverse, probe_args, PROBE_THREADS) {
   out(args)[i] = tile[dc_threads() - 1 - dc_thread()];
 }
 
-/* Within a warp, what was written before is there after its barrier. */
+/* Within a warp, earlier writes are visible after its barrier. */
 DC_BLOCK_KERNEL(probe_warp, probe_args, PROBE_THREADS) {
   DC_SHARED(float, tile, [PROBE_THREADS]);
   tile[dc_thread()] = in(args)[element()];

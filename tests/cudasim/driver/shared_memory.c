@@ -1,6 +1,6 @@
-/* Memory of a block: what the kernel declares, found by where it is declared; what the launch asked for; and the slots
- * through which a warp's threads exchange. Each declaration is a block of malloc's, so that the address sanitizer knows
- * where it ends. */
+/* Memory of a block: the kernel's declarations, found by their place in the code; the memory that the launch asked for;
+ * and the slots through which a warp's threads exchange. Each declaration is a block of malloc's, so that the address
+ * sanitizer knows its end. */
 #include <stdlib.h>
 #include <string.h>
 

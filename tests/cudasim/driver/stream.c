@@ -1,4 +1,4 @@
-/* Streams of the simulated driver: each a queue and a thread. Graphs of what they are asked for. */
+/* Streams of the simulated driver, each a queue and a thread; and graphs of their operations. */
 #include <stdlib.h>
 #include <string.h>
 

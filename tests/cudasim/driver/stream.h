@@ -31,7 +31,7 @@ typedef struct moment {
 } moment;
 
 extern pthread_mutex_t queue_mutex; /* all of all streams and events */
-extern bool queue_spoiled;          /* a capture, by what no capture allows */
+extern bool queue_spoiled;          /* a capture, by a call that no capture allows */
 
 /* With the mutex held. Awaited work runs also while streams are held. If both are NULL, all streams are awaited. */
 void queue_await(dc__cu_stream stream, const moment *m);

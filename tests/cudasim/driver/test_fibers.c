@@ -1,5 +1,5 @@
-/* Threads of a block that meet: barriers, shared memory, shuffles and ballots do what they do on a card; and what is
- * wrong in a kernel is found, by the simulated driver or by the sanitizer that the build has. */
+/* Threads of a block that meet: barriers, shared memory, shuffles and ballots work as on a card. Faults of a kernel are
+ * found by the simulated driver or by the sanitizer that the build has. */
 #include "harness.h"
 
 #include <math.h>
@@ -73,7 +73,7 @@ static int tear_down(void **state) {
   return 0;
 }
 
-/* 3 x 2 x 1 blocks; what the kernel says of itself. */
+/* 3 x 2 x 1 blocks; the kernel's own constants. */
 static int launch(const char *name, unsigned threads, unsigned shared_bytes) {
   dc__cu_function function;
   probe_args args = {(float *)(uintptr_t)memory[1], (float *)(uintptr_t)memory[0], COUNT};
@@ -141,7 +141,7 @@ static void test_threads_that_miss_a_barrier(void **state) {
   assert_int_equal(launch("probe_warp", PROBE_THREADS, 0), 0);
 }
 
-/* ---- what a sanitizer finds, in a process of its own ---- */
+/* ---- faults that a sanitizer finds, in a process of its own ---- */
 
 static char program[4096];
 

@@ -183,8 +183,7 @@ static void test_batches(void **state) {
   free(a);
 }
 
-/* Every call of the driver and of the libraries fails in turn: whichever caller gets the error, nothing stays behind.
- * */
+/* Every call of the driver and the libraries fails in turn: whichever caller gets the error, nothing stays behind. */
 static int use_all(void **state, const char *counted, const char *failing, int before) {
   const double a[] = {2, 1, 1, 2, 3, 0, 0, 1};
   dc_spectral_options o = defaults();

@@ -1,4 +1,4 @@
-/* Groups of the simulated NCCL: collected by a thread, run by a stream when all ranks' streams have come to them. */
+/* Groups of the simulated NCCL: collected by a thread, run by a stream when all ranks' streams have reached them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -212,7 +212,7 @@ static void run_group(void *arg) {
   pthread_mutex_unlock(&ncclsim_mutex);
 }
 
-/* A group that is refused is gone; one that is captured stays, and keeps its communicator. */
+/* A refused group is freed; a captured one stays, and keeps its communicator. */
 static int launch(group *g) {
   struct ncclComm *comm = g->comm;
   int captured = 0;

@@ -70,7 +70,7 @@ typedef struct group {
   int count, capacity;
   int breaks; /* the error */
   bool stalls;
-  bool captured; /* into a graph, with each of whose launches it runs */
+  bool captured; /* into a graph: it runs with each launch */
 } group;
 
 struct ncclComm {
@@ -95,7 +95,7 @@ extern struct ncclComm *ncclsim_comms;
 void ncclsim_calls_reset(void);
 /* The error that this call returns before it does anything; 0: none. */
 int ncclsim_enter(const char *function, bool needs_device);
-/* Whether what was asked of the rank happens now; it is forgotten then. Called with the mutex. */
+/* Whether the fault that was set for the rank happens now; it is cleared then. Called with the mutex. */
 bool ncclsim_takes_stall(int rank);
 int ncclsim_takes_break(int rank);
 
@@ -104,7 +104,7 @@ void ncclsim_free_groups(group *first);
 
 /* windows.c; called with the mutex */
 void ncclsim_windows_reset(void);
-/* Whether a window is on its way that not all ranks have come for. */
+/* Whether a registration is under way that not all ranks have joined. */
 bool ncclsim_opens(struct ncclComm *comm);
 /* Of a communicator that ends: how much there was. */
 int ncclsim_end_memory(struct ncclComm *comm);

@@ -1,5 +1,5 @@
-/* How often an operator calls the driver, and NCCL: what it costs its host beside libdc's own work. The numbers are
- * bounds, so that it gets no dearer unseen. */
+/* How often an operator calls the driver, and NCCL: its cost on the host beside libdc's own work. The numbers are
+ * bounds, so that a higher cost is seen. */
 #include "nccl_ranks.h"
 
 #include "runtime/runtime.h"
@@ -64,7 +64,7 @@ static void count(card_rank *c, dc_stream *stream, void *shard) {
       CHECK(&c->r, cudasim_depth() == 0 && cudasim_mode() == 0);
       calls[which] += cudasim_thread_calls() - before;
     }
-    if (i % 8 == 0) { /* work that is long in coming is asked for more than once */
+    if (i % 8 == 0) { /* work that takes long is polled more than once */
       OK(&c->r, dc_stream_synchronize(stream, 0));
     }
   }

@@ -1,5 +1,5 @@
-/* Collectives of ranks on simulated cards through NCCL against plain C: every type, even and ragged parts, groups,
- * bases that are processes, threads and the caller's; and what NCCL is asked for. */
+/* Collectives of ranks on simulated cards through NCCL against plain C: every type, even and ragged parts, groups;
+ * bases that are processes, threads and the caller's; and the calls of NCCL. */
 #include "nccl_ranks.h"
 
 enum { COUNT = 700, TYPES = 7 };

@@ -1,5 +1,5 @@
-/* Contexts on simulated cards: processes get NCCL by themselves, one communicator for gathers and one for reductions;
- * registered memory under symmetric_memory; the caller's collectives as what brings the ranks together. */
+/* Contexts on simulated cards: processes get NCCL by themselves, one communicator for gathers and one for reductions.
+ * Also registered memory under symmetric_memory, and the caller's collectives as the bootstrap. */
 #include "nccl_ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
@@ -10,7 +10,7 @@ static void nothing_left(void) {
   assert_int_equal(cudasim_live(), 0);
 }
 
-/* One step of a stage-3 parameter on a ready context: its weights gathered, its gradient reduced, both looked at. */
+/* One step of a stage-3 parameter on a ready context: gathers its weights, reduces its gradient, checks both. */
 static void one_step(card_rank *c, int32_t memory) {
   rank *r = &c->r;
   int64_t shape[] = {NUMEL}, ids[] = {7}, chunk = ceil_div(NUMEL, r->world);

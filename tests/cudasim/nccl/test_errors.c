@@ -4,7 +4,7 @@
 #include "nccl_ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
-static const int64_t brief = INT64_C(2000000000); /* once the group is there, which takes what it takes */
+static const int64_t brief = INT64_C(2000000000); /* once the group is there, whose setup has no deadline here */
 
 enum { COUNT = 64 };
 
@@ -89,7 +89,7 @@ static void test_one_rank_without(void **state) {
 
 /* ---- ranks that stay away ---- */
 
-/* Whose deadline is over first says so to all. */
+/* The rank whose deadline is over first tells all. */
 static bool is_late(dc_status status) {
   return (status == DC_E_TIMEOUT || status == DC_E_ABORTED) && says("s at ") &&
          says("a card or a rank does not answer");

@@ -19,7 +19,7 @@ static int nothing_left(void **state) {
   return 0;
 }
 
-/* ---- what the tests gather and reduce ---- */
+/* ---- the tests' gathers and reductions ---- */
 
 typedef struct data {
   float *send, *whole, *part; /* COUNT of each rank's, all of them, a rank's part */

@@ -137,7 +137,7 @@ static void test_gathers_go_through_windows(void **state) {
   }
 }
 
-/* NCCL need not know where a shard lies. */
+/* NCCL need not know a shard's address. */
 static void test_shards_on_the_host(void **state) {
   (void)state;
   kind = DC_MEMORY_DEVICE;

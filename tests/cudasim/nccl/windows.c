@@ -1,7 +1,6 @@
-/* Memory of the simulated NCCL, and its rules for registering it: a window is all ranks', of memory of ncclMemAlloc, in
- * the same order and of the same size; nothing else is asked of the communicator meanwhile; and memory that queued work
- * uses neither goes nor stops to be registered, which ends the process. Whether gathers use windows alike is looked at
- * in collectives.c. */
+/* Memory of the simulated NCCL, and its rules of registration. A window is all ranks', of memory of ncclMemAlloc, in
+ * the same order and of the same size. The communicator gets no other call meanwhile. Memory that queued work uses must
+ * neither be freed nor deregistered, which ends the process. collectives.c checks that gathers use windows alike. */
 #include <stdio.h>
 #include <stdlib.h>
 
