@@ -47,7 +47,7 @@ typedef struct options {
 
 enum { FIRST_VERSION = 16 };
 
-/* Memory that ends where nothing may be read any more. */
+/* Memory that ends where reading faults. */
 static char *before_a_guard(size_t bytes, char **page) {
   size_t size = (size_t)sysconf(_SC_PAGESIZE);
   *page = mmap(NULL, 2 * size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

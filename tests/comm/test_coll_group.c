@@ -40,7 +40,7 @@ static void test_accumulate(void **state) {
   on_all_groups(accumulate, NULL);
 }
 
-/* Memory that peers read in place gives the same result as any other, and comes and goes. */
+/* Memory that peers read in place gives the same result as any other, and may be allocated and freed. */
 static int heap(dc_comm *comm, void *arg) {
   (void)arg;
   if (comm->ops->heap_alloc == NULL) {

@@ -76,7 +76,7 @@ static void test_killed_any_time(void **state) {
   munmap(working, 4096);
 }
 
-/* A process that ends without a word is as dead as one that was killed. */
+/* A process that ends without a message is as dead as one that was killed. */
 static int ends_early(dc_comm *comm, void *arg) {
   (void)arg;
   CHECK_OK(gather(comm, 5, N, DC_FLOAT32));

@@ -1,5 +1,5 @@
-/* Ranks in different calls of one context, on communicators of its own each: they learn it long before the deadline,
- * with one error for all. A wait that only looks like that, and goes on by itself, is left alone. */
+/* Ranks in different calls of one context, on communicators of its own each. They learn it long before the deadline,
+ * with one error for all. A wait that only looks like that, and goes on by itself, is not disturbed. */
 #include <sys/mman.h>
 
 #include "comm_failing.h"
@@ -139,7 +139,7 @@ static void test_tcp(void **state) {
   try_all(on_tcp);
 }
 
-/* A third rank in neither call gets the same error, from where it next calls. */
+/* A third rank in neither call gets the same error, from its next call. */
 static int cross_beside(dc_comm *comm, void *arg) {
   (void)arg;
   model m;
@@ -157,7 +157,7 @@ static int cross_beside(dc_comm *comm, void *arg) {
 
 /* ---- what goes on by itself ---- */
 
-/* A rank that is late; and one that has a gather under way while it computes, and comes to the barrier then. */
+/* A rank that is late; and one that has a gather under way while it computes, and then calls the barrier. */
 static int come_late(dc_comm *comm, void *arg) {
   (void)arg;
   model m;
@@ -181,7 +181,7 @@ static int come_late(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* Two threads of a rank, each with a communicator of its own, which come in another order on every rank. */
+/* Two threads of a rank, each with a communicator of its own, which call in a different order on every rank. */
 typedef struct worker {
   dc_comm *comm; /* its own */
   int64_t delay;
@@ -248,7 +248,7 @@ static int hand_over(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* All-reduces are asked for when they are queued, however late their stream comes to them. */
+/* All-reduces count as requested when they are queued, however late their stream reaches them. */
 static void sleep_in_turn(void *user) {
   (void)user;
   sleep_ms(DELAY);

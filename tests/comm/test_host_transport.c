@@ -32,8 +32,8 @@ static int queue_reductions(dc_comm *comm, dc_stream *stream, float *send, float
   return 0;
 }
 
-/* Two copies of a communicator on two streams do not wait for each other, whatever order each rank queues in. The
- * communicators go while work is queued: it keeps them. */
+/* Two copies of a communicator on two streams do not wait for each other, in whatever order each rank queues. The
+ * communicators are destroyed while work is queued, which keeps them alive. */
 static int overlap(dc_comm *comm, void *arg) {
   (void)arg;
   int64_t world = dc_comm_size(comm);
@@ -107,7 +107,7 @@ static int copies_on(const dc_comm *comm) {
   return strcmp(comm->ops->name, "tcp") == 0 ? 40 : COPIES;
 }
 
-/* A group has any number of copies, made and given back any number of times, at different times on each rank. */
+/* A group has any number of copies, made and destroyed any number of times, at different times on each rank. */
 static int many_copies(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copies[COPIES];
@@ -148,7 +148,7 @@ static int copies_ahead(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* A rank waits on a channel that the one which aborts the group has never seen. */
+/* A rank waits on a channel that the aborting rank has never joined. */
 static int aborted_ahead(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copies[COPIES];

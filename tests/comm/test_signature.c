@@ -1,4 +1,4 @@
-/* Ranks that call different things, or too late: an error on every rank, which names what they called. */
+/* Ranks that make different calls, or late ones: an error on every rank, which names the calls. */
 #include "comm/shm/shm.h"
 #include "comm_failing.h"
 

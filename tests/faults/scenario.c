@@ -44,7 +44,7 @@ static dc_tensor flat(void *data, const int64_t *count, int32_t dtype) {
   return t;
 }
 
-/* Whether a failed call may be made again: it said what was refused, and the context, if there is one, lives. */
+/* Whether a failed call may be made again: it names the refused resource, and the context, if there is one, lives. */
 static int again(actor *a, dc_status status, const char *call) {
   char text[512];
   snprintf(text, sizeof text, "%s", dc_last_error());
@@ -208,7 +208,7 @@ static int run_actor(actor *a) {
   return 1;
 }
 
-/* A failed context gives the same answer to everything that comes after; nothing of it is lost or left. */
+/* A failed context gives the same answer to every later call; nothing of it is lost or left. */
 static void tear_down(actor *a) {
   dc_memory_stats stats = {.struct_size = sizeof stats};
   dc_status failure = a->ctx == NULL ? DC_OK : dc_async_error(a->ctx);

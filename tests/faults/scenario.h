@@ -7,13 +7,13 @@
 #include "dc_api.h"
 
 typedef struct ending {
-  dc_status first; /* the first failure that was met; DC_OK: none */
-  dc_status last;  /* what ended the rank; DC_OK: it came to its end, and all values were right */
+  dc_status first; /* the first failure; DC_OK: none */
+  dc_status last;  /* the failure that ended the rank; DC_OK: it reached its end, and all values were right */
   int made;        /* 0: the rank's group was not even made */
   char text[700];  /* of `last`, or what was wrong with the library's answer, which then begins with "wrong: " */
 } ending;
 
-/* As one rank of a group. comm is given back, in every case. folder: for a dump; NULL: none. */
+/* As one rank of a group. comm is released in every case. folder: for a dump; NULL: none. */
 ending scenario_run(dc_comm *comm, const char *folder);
 /* As one rank of a group of processes that is made here; a refusal there ends the rank. */
 ending scenario_run_process(const char *name, int32_t rank, int32_t world, int64_t timeout_ns);

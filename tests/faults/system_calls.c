@@ -56,7 +56,7 @@ static int kept_fd(int fd) {
   return fd;
 }
 
-/* Declares, as the linker wants them, the real function and ours, which begins here. */
+/* Declares the real function and the test's, as the linker wants them; the latter's body begins here. */
 #define WRAP(type, name, ...)      \
   type __real_##name(__VA_ARGS__); \
   type __wrap_##name(__VA_ARGS__); \
@@ -102,7 +102,7 @@ WRAP(void, free, void *ptr) {
   __real_free(ptr);
 }
 
-/* A mapping is given back in pieces, so mapped bytes are held, in pages. */
+/* A mapping may be unmapped in pieces, so mapped bytes are counted, in pages. */
 WRAP(void *, mmap64, void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
   if (refuse(FAULT_MEMORY, "mmap", ENOMEM)) {
     return MAP_FAILED;
@@ -142,7 +142,7 @@ WRAP(int, ftruncate64, int fd, off_t bytes) {
   return refuse(FAULT_FILE, "ftruncate", EINVAL) ? -1 : __real_ftruncate64(fd, bytes);
 }
 
-/* Punching a hole gives memory back: its result is not asked for. */
+/* Punching a hole frees memory: its result is not checked. */
 WRAP(int, fallocate64, int fd, int mode, off_t offset, off_t bytes) {
   return mode == 0 && refuse(FAULT_FILE, "fallocate", ENOSPC) ? -1 : __real_fallocate64(fd, mode, offset, bytes);
 }

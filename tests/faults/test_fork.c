@@ -1,5 +1,5 @@
-/* fork() after everything was made: in the child every call on an inherited handle is an error at once, destroying does
- * nothing, and what it makes itself works; the parent's rank goes on as if nothing had been. */
+/* fork() after everything was made. In the child every call on an inherited handle is an error at once, destroying does
+ * nothing, and its own new handles work. The parent's rank goes on undisturbed. */
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>

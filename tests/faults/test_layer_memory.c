@@ -1,6 +1,6 @@
 /* The transformer layer when memory or threads are refused: each request of a layer's life fails once. The call says so
- * and works at the second try, or has done without; all bits are right, and nothing is left behind. Once threads and
- * scratch memory are there, calls ask for nothing. */
+ * and works at the second try, or does without. All bits are right, and nothing is left behind. Once threads and
+ * scratch memory are there, calls request nothing. */
 #include "layer.h"
 #include "system_calls.h"
 
@@ -31,7 +31,7 @@ static void fill_outputs(rig *r) {
     }                                              \
   } while (0)
 
-/* A layer is made, computes on the calling thread and packed on a stream, and goes. */
+/* A layer is made, computes on the calling thread and packed on a stream, and is destroyed. */
 static bool run_layer(rig *r, fault_kind kind, long n) {
   long before = fault_held_resources();
   dc_layer_config c = small_config();
@@ -72,7 +72,7 @@ static void test_27_memory_and_threads_that_are_refused(void **state) {
   rig r = make_rig(small_config(), 2, 19);
   settle_rig(&r);
   record_expected(&r);
-  dc_layer_destroy(r.layer); /* the pool of its threads goes with it */
+  dc_layer_destroy(r.layer); /* frees the pool of its threads too */
   r.layer = NULL;
   assert_false(run_layer(&r, FAULT_MEMORY, -1));
   for (fault_kind kind = FAULT_MEMORY; kind <= FAULT_THREAD; kind++) {

@@ -1,5 +1,5 @@
-/* Too little of something: address space, file size, shared memory, descriptors. Making a group is then an error with
- * the reason, in time and on every rank, never a signal; what fits still works. Each case is a process of its own. */
+/* Too few resources: address space, file size, shared memory, descriptors. Making a group is then an error with the
+ * reason, in time and on every rank, never a signal. Smaller requests still work. Each case is a process of its own. */
 #define _GNU_SOURCE /* unshare */
 #include "comm_ranks.h"
 
@@ -67,7 +67,7 @@ static int little_address_space(void) {
   return 0;
 }
 
-/* A group of one needs three, and a fourth to be noticed by when it dies. */
+/* A group of one needs three, and a fourth by which its death is noticed. */
 static int no_descriptors(void) {
   enum { MOST = 64 };
   dc_comm *comm;
@@ -120,8 +120,8 @@ static int small_heap(void) {
   return 0;
 }
 
-/* Memory files lie on no mounted file system, so a /dev/shm without room is no matter. Mounting takes root; without,
- * the group is made beside the machine's own /dev/shm, which must stay as it was. */
+/* Memory files lie on no mounted file system, so a full /dev/shm does not matter. Mounting needs root; without it, the
+ * group is made beside the machine's own /dev/shm, which must stay as it was. */
 static int full_dev_shm(void) {
   dc_comm *comm;
   if (unshare(CLONE_NEWNS) == 0 && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&

@@ -49,7 +49,7 @@ static const group *here; /* in a child */
 static int32_t own_rank;
 static atomic_bool armed; /* collectives run on streams */
 
-/* The victim's way through the phases comes past here. */
+/* The victim calls this at each phase. */
 static void at(enum phase phase) {
   if (armed && here->phase == phase && own_rank == here->victim) {
     armed = false;
@@ -269,7 +269,7 @@ static const char *wrong(const group *g, int32_t index) {
   return strstr(o->text, named) == NULL ? "another text" : NULL;
 }
 
-/* Lets the survivors' deadline pass once all are in one wait, for the victim alone: what they wait for they have raised
+/* Lets the survivors' deadline pass once all are in one wait, for the victim alone: they have raised the counter
  * themselves. */
 static void pass_deadline(const group *g) {
   int status = 0;

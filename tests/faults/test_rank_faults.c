@@ -21,7 +21,7 @@ typedef struct outcome {
 
 static outcome *outcomes; /* shared with the children, one a rank */
 
-/* One operator that needs the others; what it says is the outcome. */
+/* One operator that needs the others; its error is the outcome. */
 typedef dc_status (*step_fn)(dc_context *ctx);
 
 static dc_status gather_one(dc_context *ctx) {

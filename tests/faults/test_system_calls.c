@@ -36,7 +36,7 @@ static void *run_thread(void *arg) {
   return NULL;
 }
 
-/* A stream's thread may be on its way out still. */
+/* A stream's thread may still be ending. */
 static int settled_threads(int expected) {
   int count = entries("/proc/self/task");
   for (int i = 0; i < 12000 && count != expected; i++) {
@@ -47,7 +47,7 @@ static int settled_threads(int expected) {
   return count;
 }
 
-/* "" or what is wrong with how the ranks ended. */
+/* "" or the fault in how the ranks ended. */
 static const char *check_endings(const ending *ends, int world, bool refused) {
   static char text[1500];
   for (int i = 0; i < world; i++) {
@@ -127,7 +127,7 @@ static void test_threads(void **state) {
   pthread_t first; /* a sanitizer may start a thread of its own with it */
   assert_int_equal(pthread_create(&first, NULL, nothing, NULL), 0);
   pthread_join(first, NULL);
-  (void)run_threads(MOST, FAULT_MEMORY, -1, &failed); /* what libraries keep for the next time is there now */
+  (void)run_threads(MOST, FAULT_MEMORY, -1, &failed); /* libraries' caches are filled now */
   for (int world = 1; world <= MOST; world++) {
     on_threads(world, FAULT_MEMORY);
     on_threads(world, FAULT_THREAD);
@@ -236,7 +236,7 @@ static void on_processes(fault_kind kind, long most) {
 static void test_processes(void **state) {
   (void)state;
   on_processes(FAULT_FILE, FOREVER);
-  on_processes(FAULT_SOCKET, 32);  /* then come the looks whether the other rank lives, as many as its waits */
+  on_processes(FAULT_SOCKET, 32);  /* the later ones are checks whether the other rank lives, as many as its waits */
   on_processes(FAULT_SYSCALL, 16); /* the first of the sleeps and wakes */
   on_processes(FAULT_COLLECTIVE, FOREVER);
   on_processes(FAULT_MEMORY, 40); /* what comes after is what threads do */

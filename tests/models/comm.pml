@@ -217,7 +217,7 @@ inline leave() {
 
 /* ---- collective.c ---- */
 
-/* Reads what the others brought to this round. */
+/* Reads the others' data of this round. */
 inline move() {
   reading[SLOT(ch, me)] = true;
   if

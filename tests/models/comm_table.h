@@ -1,6 +1,6 @@
-/* One end of a local communicator, as its rank's thread walks through collectives: the rows that both the model
- * (comm.pml) and the C test (test_comm_table.c) go by. ROW(state, event, next state); an event is a call of
- * src/comm/shm, named in the test. */
+/* One end of a local communicator, as its rank's thread walks through collectives. Both the model (comm.pml) and the C
+ * test (test_comm_table.c) follow these rows. ROW(state, event, next state); an event is a call of src/comm/shm, named
+ * in the test. */
 ROW(CLOSED, JOIN, IDLE)
 ROW(IDLE, POST, POSTED)
 ROW(POSTED, CAME, READY)  /* dc__shm_wait_posted: all have posted */

@@ -213,7 +213,7 @@ inline push_caller(kind, block, left) {
 
 #define ROOM (caller_length[me] < QUEUE && gather_length[me] < QUEUE)
 
-/* Looks the call up; what then has to be done follows from the two states. */
+/* Looks the call up; the two states then say what has to be done. */
 inline look_up(e) {
   d_step {
     before = s[p];

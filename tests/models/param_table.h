@@ -1,5 +1,5 @@
-/* A parameter's weights as the runtime's structs hold them: the rows that both the model (gather.pml) and the C test
- * (test_param_table.c) go by. ROW(state, call, result, next state).
+/* A parameter's weights as the runtime's structs hold them. Both the model (gather.pml) and the C test
+ * (test_param_table.c) follow these rows. ROW(state, call, result, next state).
  *
  * State: is there a copy, and is it of the present weights; KEPT: persistent; USED: waited for, and not yet released;
  * HALF: one of two users has released it.

@@ -22,7 +22,7 @@ static struct {
 #undef ROW
 };
 static atomic_int taken[DC__COUNT(rows)];
-static atomic_int strange; /* 1 + from * 16 + event of a step that is no row */
+static atomic_int strange; /* 1 + from * 16 + event of a step that is not in the table */
 
 static state now[DC__COMM_MAX_WORLD];   /* of each rank's one communicator */
 static _Thread_local int32_t runs = -1; /* the rank whose dc__shm_run this is: only there is a failure, or a copy, a
@@ -64,7 +64,7 @@ WRAPPED(void, dc__shm_run, (dc_comm * comm, const dc__coll *coll)) {
 }
 
 WRAPPED(void, dc__shm_signal, (const dc__shm_group *group, dc__shm_counter *word, uint32_t seq)) {
-  if (runs >= 0) { /* leaving raises its words too, to what they are */
+  if (runs >= 0) { /* leaving posts its counters too, with their present values */
     char *slot = (char *)word - offsetof(dc__shm_slot, done);
     bool posted = true;
     for (int32_t c = 0; c < dc__shm_channel_count(group); c++) {
@@ -180,8 +180,8 @@ static int fails_while_offering(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* Between threads the staging memory takes what is small at once. Processes stage large data, in rounds; ranks take
- * their way in a process each, so what they saw comes back by memory that they share. */
+/* Between threads the staging memory takes small data at once. Processes stage large data, in rounds. Their ranks run
+ * in a process each, so results come back by shared memory. */
 static int in_rounds(dc_comm *comm, void *arg) {
   CHECK_OK(gather(comm, &((memory *)arg)[comm->rank], BIG));
   int64_t counts[2] = {BIG, 0}, send_count = BIG, recv_count = comm->rank == 0 ? BIG : 0;

@@ -1,5 +1,5 @@
-/* The models of a parameter's weights (gather.pml, types.pml) and the runtime follow the same tables. In
- * every state that the runtime can reach, every call has the row's result and leads to the row's state. */
+/* The models of a parameter's weights (gather.pml, types.pml) and the runtime follow the same tables. In every state
+ * that the runtime can reach, every call has the row's result and leads to the row's state. */
 #include "harness.h"
 #include "runtime/runtime.h"
 

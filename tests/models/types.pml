@@ -1,5 +1,5 @@
-/* The types in which one parameter is gathered, in any order, with releases in between: what a gather gives does not
- * depend on what was gathered before.
+/* The types in which one parameter is gathered, in any order, with releases in between: the result of a gather does not
+ * depend on earlier gathers.
  *
  * Modelled, by name: dc__gather, start_one                                          runtime/gather.c
  *                    dc__gather_copy, dc__gather_source, dc__gather_free             runtime/copies.c

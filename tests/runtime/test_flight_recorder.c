@@ -1,5 +1,5 @@
-/* The flight recorder: what it keeps, and that its dump is whole, wherever and whenever it is asked for. That the
- * files are right JSON, and what can be told from them, is tested with the tool that reads them (tests/tools). */
+/* The flight recorder: its entries, and that its dump is whole, wherever and whenever it is requested. tests/tools
+ * tests that the files are right JSON, and the diagnoses from them. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdatomic.h>
@@ -214,7 +214,7 @@ static void test_dump_on_error(void **state) {
   run_ranks((setup){.world = 2}, fails, NULL);
   assert_int_not_equal(access("/tmp/other", F_OK), 0); /* the folder was changed */
   empty_folder();
-  run_ranks((setup){.world = 2}, fails, "/proc/no such place"); /* the call's own error stays what is told */
+  run_ranks((setup){.world = 2}, fails, "/proc/no such place"); /* the call's own error is still the one reported */
 }
 
 static char last_line[640];

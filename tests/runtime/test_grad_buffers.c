@@ -1,5 +1,5 @@
-/* Gradient buffers that are taken away, given back, or not given by all ranks: what a rank is told does not depend on
- * what it owns. */
+/* Gradient buffers that are taken away, set again, or unset on some ranks. A rank's errors do not depend on its part.
+ */
 #include "address.h"
 #include "harness.h"
 
@@ -75,7 +75,7 @@ static void test_buffers_are_removed(void **state) {
   }
 }
 
-/* Where a rank owns nothing, a new buffer for the others is nothing to it. */
+/* Where a rank owns nothing, a new buffer for the others does not concern it. */
 static void given_anew(rank *r) {
   part p, other;
   int64_t begin = r->rank == 0 ? 0 : LENGTH;

@@ -56,7 +56,7 @@ static void test_tensors(void **state) {
   run_ranks((setup){.world = 2}, tensors, NULL);
 }
 
-/* A reload brings what was offloaded last, also when the copy of an earlier reload is still there. */
+/* A reload brings the latest offloaded content, also when the copy of an earlier reload is still there. */
 static void newer_content(rank *r) {
   enum { OTHER_GRAPH = 2, STEPS = 6 };
   const int64_t count = 15;

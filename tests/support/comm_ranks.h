@@ -180,7 +180,7 @@ static inline void on_all_groups(rank_fn fn, void *arg) {
   }
 }
 
-/* Says when something took another time than it should. */
+/* Reports that something took another time than it should. */
 static inline bool within(int64_t begin, int64_t least_ms, int64_t most_ms) {
   int64_t ms = (dc__now_ns() - begin) / MS;
   if (ms < least_ms || ms > most_ms) {

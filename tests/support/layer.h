@@ -1,4 +1,4 @@
-/* A transformer layer with its tensors, for the tests in C. Accuracy is the business of tests/python. */
+/* A transformer layer with its tensors, for the tests in C. tests/python tests accuracy. */
 #ifndef DC_TESTS_LAYER_H
 #define DC_TESTS_LAYER_H
 

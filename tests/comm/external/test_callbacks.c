@@ -1,4 +1,4 @@
-/* Functions of the caller's that do not return: what ends the wait, and what the others are told. */
+/* Functions of the caller's that do not return: how the wait ends, and the other ranks' errors. */
 #include "comm_ranks.h"
 
 enum { RETURNS_ON_ABORT, RETURNS_LATE, CALLS_LIBDC };

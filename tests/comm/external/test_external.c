@@ -289,7 +289,7 @@ static void test_mismatch(void **state) {
   on_external(mismatch, rooms);
 }
 
-/* A rank that owns a part of the result and has no place for it: all of them hear of that rank. */
+/* A rank that owns a part of the result and has no memory for it: the error on all ranks names it. */
 static int without_a_place(dc_comm *comm, void *arg) {
   (void)arg;
   float whole[6] = {0}, part[2] = {0};
@@ -322,7 +322,7 @@ static int32_t gather_alone(const void *send, void *recv, int64_t count, int32_t
   return 0;
 }
 
-/* Two would mix their collectives in an order of its own on each rank. */
+/* Two contexts would mix their collectives in a different order on each rank. */
 static void one_context_at_a_time(dc_comm *comm) {
   dc_device *device;
   dc_context *contexts[2];

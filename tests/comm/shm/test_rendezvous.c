@@ -1,4 +1,4 @@
-/* How processes meet: names and ranks that are taken, worlds that differ, ranks that never come or die on the way. */
+/* How processes meet: names and ranks that are taken, worlds that differ, ranks that never come or die during it. */
 #include "comm_ranks.h"
 
 #include <signal.h>
@@ -11,7 +11,7 @@ static const int64_t patient = 60000 * MS;
 
 /* ---- how far they have come ---- */
 
-static atomic_int *steps; /* of all processes of a test: sockets that listen, and words said */
+static atomic_int *steps; /* of all processes of a test: listening sockets, and messages sent */
 
 int __real_listen(int fd, int backlog);
 int __wrap_listen(int fd, int backlog);

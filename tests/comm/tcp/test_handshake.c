@@ -1,5 +1,5 @@
 /* Over TCP a rank finds something else than it looked for: another service at rank 0's address, a group that has formed
- * already, a connection that takes a rank's place. The error says what was found there. */
+ * already, a connection that takes a rank's place. The error names what it found. */
 #include "comm/tcp/tcp.h"
 #include "comm_ranks.h"
 
@@ -117,7 +117,7 @@ static void test_text_from_the_wire(void **state) {
   close_service(&s, thread);
 }
 
-/* Of those that it sent away, while it waited for a rank that did not come. */
+/* Reports of connections that rank 0 rejected, while it waited for a rank that did not come. */
 typedef struct waiting {
   char address[64];
   const char *says;
@@ -262,7 +262,7 @@ static int connect_as_stranger(const dc_comm *comm) {
   return fd;
 }
 
-/* Until rank 1's connection for a communicator that this rank does not make yet is there. */
+/* Waits for rank 1's connection for a communicator that this rank has not made yet. */
 static void await_early(const dc_comm *comm) {
   dc__tcp_group *group = ((const dc__tcp *)comm)->group;
   for (bool there = false; !there; sleep_ms(1)) {

@@ -219,11 +219,11 @@ static void test_a_rank_does_not_connect_to_itself(void **state) {
   }
 }
 
-/* ---- more ranks than one machine has of another kind ---- */
+/* ---- more ranks than one machine has with other transports ---- */
 
 enum { MANY = 72 };
 
-/* Every rank reduces to an element of its own, and hears all of them. */
+/* Every rank reduces to an element of its own, and receives all of them. */
 static bool exchange(dc_comm *comm, int32_t rank) {
   int64_t one = 1, all = MANY;
   float whole[MANY], own = 0, heard[MANY];

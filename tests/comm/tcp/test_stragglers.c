@@ -7,7 +7,7 @@ enum { MOST = 8, BROKEN_ELEMENTS = 100000 };
 
 static const int64_t limit = INT64_C(60000000000);
 
-/* ---- ranks as threads, and what each of them was told ---- */
+/* ---- ranks as threads, and each one's error ---- */
 
 typedef struct reports {
   dc_status status[MOST];
@@ -168,7 +168,7 @@ static void test_waiting_ranks_are_not_blamed(void **state) {
                  "rank 0 waited 0.3 s at barrier for rank 1 of 2 to come; rank 1 waits at all_reduce for rank 0");
 }
 
-/* A copy that rank 2 does not make: the highest rank has all its connections, and is not the one that names others. */
+/* A copy that rank 2 does not make: the highest rank has all its connections, and does not report the others. */
 static int uncopied(dc_comm *comm, void *arg) {
   reports *t = arg;
   dc_comm *copy = NULL;

@@ -1,4 +1,4 @@
-/* Ranks over TCP that fail, go or are copied: what the others say, and what is left. */
+/* Ranks over TCP that fail, end or are copied: the others' errors, and resources that are left. */
 #include "comm/tcp/tcp.h"
 #include "comm_failing.h"
 
@@ -217,7 +217,7 @@ static void test_other_ends(void **state) {
   assert_int_equal(on_three(differs, results), 0);
 }
 
-/* ---- a rank that cannot open what it needs ---- */
+/* ---- a rank without descriptors for its sockets ---- */
 
 typedef struct lacking {
   int32_t rank, world;
@@ -271,7 +271,7 @@ static void test_rank_0_lacks_descriptors(void **state) {
   dc__tcp_close(&fd);
 }
 
-/* alarm, wake, where it meets rank 0 and then its control, listener: then there is none for its first communicator. */
+/* alarm, wake, rendezvous with rank 0 and then its control, listener: none is left for its first communicator. */
 static void test_another_rank_lacks_descriptors(void **state) {
   (void)state;
   static const char says[] = "group \"g\": rank 1 could not connect to rank 0: Too many open files";
@@ -289,8 +289,8 @@ static void test_another_rank_lacks_descriptors(void **state) {
   assert_int_equal(end_rank(start_lacking(fresh_address(address), &alone)), 0);
 }
 
-/* alarm, wake, listener, control to rank 0: then there is none for rank 1's. Rank 1 waits for it, and hears why from
- * rank 0, unless rank 0 has ended before rank 1 connects to it. */
+/* alarm, wake, listener, control to rank 0: none is left for rank 1's. Rank 1 waits for it, and rank 0 reports the
+ * reason, unless rank 0 has ended before rank 1 connects to it. */
 static void test_a_rank_lacks_descriptors_for_the_control_mesh(void **state) {
   (void)state;
   static const char says[] = "group \"g\": rank 2 could not connect to rank 1: Too many open files";

@@ -1,4 +1,4 @@
-/* The CPU device's events: what a mark means, deadlines, and waits that would never end. */
+/* The CPU device's events: the meaning of a mark, deadlines, and waits that would never end. */
 #include "stream_test.h"
 
 static void test_events(void **state) {
