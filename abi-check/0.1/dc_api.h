@@ -991,8 +991,8 @@ DC_API int32_t dc_is_profiling(const dc_context *context);
  *
  * Computes nothing. */
 
-/** What a context holds and moved. Bytes are of this rank; "wire" means read from other ranks' memory or received
- *  from them, without padding. */
+/** A context's memory and traffic. Bytes are of this rank; "wire" means read from other ranks' memory or received from
+ *  them, without padding. */
 typedef struct dc_memory_stats {
   size_t struct_size;            /**< sizeof(dc_memory_stats) */
   int64_t gathered_bytes;        /**< gathered parameters now */
@@ -1063,7 +1063,7 @@ enum dc_op {
  *  Static, never NULL. [any] Since 0.1. */
 DC_API const char *dc_op_name(int32_t op);
 
-/** What a call would return and need. */
+/** Result and memory of a call that is not made. */
 typedef struct dc_op_info {
   size_t struct_size;   /**< sizeof(dc_op_info) */
   const int64_t *shape; /**< result's shape, ndim lengths; valid as long as the registration; NULL when ndim is 0 */
@@ -1083,8 +1083,7 @@ typedef struct dc_op_info {
  *  [any] Since 0.1. */
 DC_API void dc_op_info_init(dc_op_info *info, size_t struct_size);
 
-/** What an operator would do, without doing it: no communication, no allocation, no change of state. Meta kernels
- *  rest on it.
+/** Dry run of an operator: no communication, no allocation, no change of state. Meta kernels rest on it.
  *  op     enum dc_op
  *  id     as the operator's
  *  dtype  as the operator's
@@ -1231,7 +1230,7 @@ typedef struct dc_layer_config {
  *  [any] Since 0.1. */
 DC_API void dc_layer_config_init(dc_layer_config *config, size_t struct_size);
 
-/** What changes from call to call. A sample's tokens are its first dimension: dense, [B, S, H]; or packed,
+/** The arguments that change from call to call. A sample's tokens are its first dimension: dense, [B, S, H]; or packed,
  *  [N, H] with N = cu_seqlens[B], without padding. */
 typedef struct dc_layer_call {
   size_t struct_size;        /**< sizeof(dc_layer_call) */
@@ -1261,7 +1260,7 @@ typedef struct dc_layer_call {
  *  [any] Since 0.1. */
 DC_API void dc_layer_call_init(dc_layer_call *call, size_t struct_size);
 
-/** What a call needs and does. With e = bytes of dtype, inv and gelu = 1 where the flag is set, N tokens:
+/** The needs and work of a call. With e = bytes of dtype, inv and gelu = 1 where the flag is set, N tokens:
  *    reserve_bytes = e (N H (7 - 2 inv) + N I (2 - gelu)) + 4 N A + 16 N, each of its parts rounded up to 64 bytes
  *    kept_bytes    = reserve_bytes + e N H: the input must stay too (Post-LN with inv: also the output, which is
  *                    the next layer's input)
@@ -1302,7 +1301,7 @@ DC_API dc_status dc_layer_create(dc_device *device, const dc_layer_config *confi
  *  [any] Since 0.1. */
 DC_API void dc_layer_destroy(dc_layer *layer);
 
-/** What a call needs and does.
+/** The needs and work of a call.
  *  layer  the layer
  *  call   batch, seq_length and cu_seqlens count
  *  cost   written
@@ -1379,7 +1378,7 @@ enum dc_layer_inventory {
   DC_LAYER_INVENTORY_DEEPSPEED = 1 /**< what DeepSpeed's kernel keeps by its sources; see dc_layer_plan */
 };
 
-/** What a plan is asked. */
+/** The question to a plan. */
 typedef struct dc_layer_plan_options {
   size_t struct_size;       /**< sizeof(dc_layer_plan_options) */
   int64_t seq_length;       /**< S, 1 to config.max_seq_length */
@@ -1450,11 +1449,11 @@ DC_API dc_status dc_layer_get_plan(const dc_layer_config *config, const dc_layer
 
 /* ==== 13. Second-order operators ====================================================================================
  *
- * What Shampoo, K-FAC and differential privacy are made of: powers and roots of symmetric matrices, Kronecker
+ * The operators behind Shampoo, K-FAC and differential privacy: powers and roots of symmetric matrices, Kronecker
  * products, batched and bounded matrix products, gradients and norms per sample. float32 and float64; all matrices
  * row-major, `[b, n, n]` a batch of b, `[n, n]` one. Calls block until done and spread their work over the handle's
- * threads, batches by matrix; the bits do not depend on the number of threads. To run one beside other work, put it
- * on a stream with dc_stream_call().
+ * threads, batches by matrix; the bits do not depend on the number of threads. To run one beside other work, put it on
+ * a stream with dc_stream_call().
  *
  * Inputs are read through their strides, so a transposed view, a slice of rows or a batch that repeats one matrix
  * (stride 0) needs no copy where it says "any strides". Outputs are contiguous, and may not overlap inputs unless it
@@ -1522,7 +1521,7 @@ enum dc_symmetry {
   DC_SYMMETRY_UPPER = 3  /**< the upper triangle */
 };
 
-/** What becomes of negative eigenvalues in a power. Those above -64 * n * epsilon * (the largest) are rounding, and
+/** The treatment of negative eigenvalues in a power. Those above -64 * n * epsilon * (the largest) are rounding, and
  *  count as zero in every mode. */
 enum dc_negative {
   DC_NEGATIVE_REFUSE = 0, /**< DC_E_NOT_POSITIVE */
@@ -1564,7 +1563,7 @@ enum dc_spectral_path {
   DC_PATH_WARM = 4     /**< from the basis given, without a decomposition */
 };
 
-/** What is known of one matrix of a batch. */
+/** The result's details for one matrix of a batch. */
 typedef struct dc_spectral_info {
   int32_t status;    /**< this matrix's dc_status; its outputs are untouched unless DC_OK */
   int32_t path;      /**< enum dc_spectral_path */
@@ -1650,7 +1649,7 @@ typedef struct dc_iteration_options {
 /** DC_ITERATION_OPTIONS_INIT as a function. [any] Since 0.1. */
 DC_API void dc_iteration_options_init(dc_iteration_options *options, size_t struct_size);
 
-/** What is known of one matrix's iteration. */
+/** The details of one matrix's iteration. */
 typedef struct dc_iteration_info {
   int32_t status;     /**< this matrix's dc_status */
   int32_t iterations; /**< steps that were taken */
@@ -1906,7 +1905,7 @@ typedef struct dc_device_memory {
  *  [any] Since 0.1. */
 DC_API void dc_device_memory_init(dc_device_memory *memory, size_t struct_size);
 
-/** What a device's memory is used for, now.
+/** The present use of a device's memory.
  *  memory  filled in; struct_size set by the caller
  *  Returns DC_OK; DC_E_INVALID, DC_E_SYSTEM (the system does not say).
  *  [any] Since 0.1. */
@@ -2148,7 +2147,7 @@ DC_API dc_status dc_soap_create(dc_linalg *linalg, dc_comm *comm, const dc_soap_
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_soap_set_group(dc_optimizer *optimizer, int32_t group, const dc_soap_options *options);
 
-/** What a step of Muon is scaled by, for a matrix of r rows and c columns. */
+/** The scale of a step of Muon, for a matrix of r rows and c columns. */
 enum dc_muon_adjust {
   DC_MUON_ORIGINAL = 0,  /**< sqrt(max(1, r / c)); the default */
   DC_MUON_MATCH_RMS = 1, /**< 0.2 sqrt(max(r, c)): as long as AdamW's steps, whose lr and weight decay then serve. Source:
@@ -2223,12 +2222,12 @@ enum dc_kfac_approximation {
  *    A = c A + (1 - c) A', with c = min(decay, 1 - 1 / k) in the k-th update; G likewise
  *    direction = nu (G x A + damping I)^-1 gradient;  nu = min(1, sqrt(kl_clip / |lr^2 sum of direction gradient|))
  *  The groups of a convolution have factors of their own. The step is SGD's along the direction, with momentum and
- *  weight decay; parameters without a layer take plain SGD's. Positions that have a loss of their own each, as a language
- *  model's have, are samples: x and delta are then [N T, features].
+ *  weight decay; parameters without a layer take plain SGD's. Positions that have a loss of their own each, as a
+ *  language model's have, are samples: x and delta are then [N T, features].
  *  State: "momentum_buffer" of each part; of a layer, beside its weight, on the rank that owns it: "factor_a" A and
  *  "factor_g" G, one group's matrix below the other; "vectors_a", "values_a", "vectors_g" and "values_g" of their latest
  *  decomposition; "counts", of updates of the factors, decompositions of A and failures since the last of them, and the
- *  same two of G. What dc_kfac_accumulate() has gathered since the last step is not part of the state. */
+ *  same two of G. The sums of dc_kfac_accumulate() since the last step are not part of the state. */
 typedef struct dc_kfac_options {
   size_t struct_size;        /**< sizeof(dc_kfac_options) */
   double decay;              /**< of the factors, 0 < decay < 1; 0 = 0.95; -1 = none: only the newest count */
@@ -2412,7 +2411,7 @@ DC_API dc_status dc_optimizer_save(dc_optimizer *optimizer, void *memory, size_t
  *  [handle] Since 0.1. */
 DC_API dc_status dc_optimizer_load(dc_optimizer *optimizer, const void *memory, size_t bytes);
 
-/** What an optimizer holds and did, on this rank. */
+/** An optimizer's memory and counts, on this rank. */
 typedef struct dc_optimizer_stats {
   size_t struct_size;         /**< sizeof(dc_optimizer_stats) */
   int64_t steps;              /**< that were made with this handle */

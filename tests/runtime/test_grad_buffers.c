@@ -1,5 +1,4 @@
-/* Gradient buffers that are taken away, set again, or unset on some ranks. A rank's errors do not depend on its part.
- */
+/* Gradient buffers that are taken away, set again, or unset on some ranks: errors do not depend on a rank's part. */
 #include "address.h"
 #include "harness.h"
 

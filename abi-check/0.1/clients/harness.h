@@ -52,7 +52,7 @@ typedef struct rank_job {
   void (*body)(rank *r);
 } rank_job;
 
-/* The device under test. Only what touches memory by the device's copies (tests/conformance) runs on any. */
+/* The device under test. Only tests that touch memory by the device's copies (tests/conformance) run on any. */
 static inline const char *test_device(void) {
   const char *name = getenv("DC_TEST_DEVICE");
   return name == NULL || name[0] == '\0' ? "cpu" : name;
@@ -114,7 +114,7 @@ static inline int32_t test_world(int32_t world) {
   return most != NULL && atoi(most) > 0 && atoi(most) < world ? atoi(most) : world;
 }
 
-/* One rank from its device and communicator to their end; status is how opening them went. */
+/* One rank from its device and communicator to their end; status is the result of opening them. */
 static inline void live(rank *r, const setup *s, void (*body)(rank *r), dc_status status) {
   if (status == DC_OK) {
     status = test_comm(r);
@@ -174,7 +174,7 @@ static inline void run_ranks(setup s, void (*body)(rank *r), const void *user) {
     pthread_join(threads[i], NULL);
   }
   for (int32_t i = 0; i < s.world; i++) {
-    /* Ranks that were only told to stop say so; the one that failed by itself is worth reading. */
+    /* Prefers the rank that failed by itself over ranks that failed because of it. */
     if (ranks[i].failure[0] != '\0' && strstr(ranks[i].failure, "abort") == NULL) {
       fail_msg("%s", ranks[i].failure);
     }

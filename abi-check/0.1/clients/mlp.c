@@ -84,7 +84,7 @@ static dc_tensor flat(double *data, const int64_t *count) {
   return t;
 }
 
-/* What a rank has of a parameter: half of its weights, half of its gradient, and the gradient of its own pictures. */
+/* A rank's part of a parameter: half of its weights, half of its gradient, and the gradient of its own pictures. */
 typedef struct param {
   int64_t id, numel, half, shape[2];
   double shard[N1 / RANKS], grad[N1 / RANKS], whole_grad[N1];

@@ -77,7 +77,7 @@ static void profiler_forgets(rank *r) {
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
   OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, id));
   CHECK(r, holds_weights(&full, &p, 1.0f));
-  OK(r, dc_release_param(r->ctx, NULL, GRAPH, id, 1)); /* no use counts are left of the profiler */
+  OK(r, dc_release_param(r->ctx, NULL, GRAPH, id, 1)); /* the profiler left no use counts */
   free_sharded(&p);
 }
 
@@ -127,7 +127,7 @@ static void hits_and_updates(rank *r) {
   OK(r, dc_set_persistent(r->ctx, id));
   CHECK(r, stats_of(r).gathers == 3);
   OK(r, dc_reset(r->ctx));
-  OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1)); /* a reset keeps parameters and what is gathered */
+  OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1)); /* a reset keeps parameters and gathered copies */
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &b));
   OK(r, dc_wait_allgather(r->ctx, &b, GRAPH, id));
   CHECK(r, stats_of(r).gathers == 3 && holds_weights(&b, &p, 2.0f));
@@ -139,7 +139,7 @@ static void test_hits_and_updates(void **state) {
   run_ranks((setup){.world = 3}, hits_and_updates, NULL);
 }
 
-/* From the wait to the last release nothing takes the memory away but dc_step_abort and an invalidation. */
+/* From the wait to the last release only dc_step_abort and an invalidation free the memory. */
 static void in_use(rank *r) {
   sharded p;
   int64_t id = 3;
@@ -222,7 +222,7 @@ static void other_types(rank *r) {
   OK(r, dc_wait_allgather(r->ctx, &a, GRAPH, id));
   CHECK(r, is_bf16_of_weights(&a, &p));
   OK(r, dc_release_param(r->ctx, &a, GRAPH, id, 1));
-  /* Persistent in float32, then asked for in bfloat16 after an update: the type that was asked for. */
+  /* Persistent in float32, then gathered in bfloat16 after an update: the result is bfloat16. */
   OK(r, dc_set_persistent(r->ctx, id));
   OK(r, dc_params_updated(r->ctx, &id, 1));
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_BFLOAT16, &b));
@@ -287,7 +287,7 @@ static void prefetch(rank *r) {
     OK(r, dc_release_param(r->ctx, &full, GRAPH, i, 1));
   }
   CHECK(r, stats_of(r).gathers == COUNT && stats_of(r).gathered_bytes == 0);
-  /* Released before anybody waited: memory comes back, and nothing breaks. */
+  /* Released before any wait: memory is freed, and nothing breaks. */
   for (int round = 0; round < 20; round++) {
     OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, ids, NULL, COUNT));
     for (int64_t i = 0; i < COUNT; i++) {

@@ -56,7 +56,7 @@ static void test_tensors(void **state) {
   run_ranks((setup){.world = 2}, tensors, NULL);
 }
 
-/* A reload brings what was offloaded last, also when the copy of an earlier reload is still there. */
+/* A reload brings the latest offloaded content, also when the copy of an earlier reload is still there. */
 static void newer_content(rank *r) {
   enum { OTHER_GRAPH = 2, STEPS = 6 };
   const int64_t count = 15;
@@ -166,7 +166,7 @@ static void freeing(rank *r) {
   FAILS(r, dc_free_tensors(r->ctx, t, 8, 3, freed), DC_E_INVALID, "tensor_size = 8");
 }
 
-/* What is the context's goes back by other calls; what it has handed over is the caller's to free. */
+/* The context's memory is freed by other calls; memory that it has handed over is the caller's to free. */
 static void freeing_the_contexts(rank *r) {
   sharded p;
   const int64_t id = 4, fifteen = 15;
@@ -245,7 +245,7 @@ static void dry_runs(rank *r) {
   CHECK(r, info.device_bytes == 20);
   dc_memory_stats after = stats_of(r);
   CHECK(r, memcmp(&before, &after, sizeof before) == 0); /* nothing happened */
-  /* What a gather would do depends on what is there. */
+  /* The dry run of a gather depends on the copies that are there. */
   dc_tensor full = DC_TENSOR_INIT;
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_BFLOAT16, &full));
   OK(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_FLOAT64, &info));

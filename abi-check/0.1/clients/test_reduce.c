@@ -172,8 +172,8 @@ static void test_every_stage(void **state) {
   }
 }
 
-/* Micro-batches: stage 1 sums locally until the boundary, 2 and 3 add reduced parts. Four steps, with the buckets given
- * back each time. */
+/* Micro-batches: stage 1 sums locally until the boundary, 2 and 3 add reduced parts. Four steps; the buckets are freed
+ * each time. */
 static void micro_batches(rank *r) {
   int32_t stage = ((const stage_case *)r->user)->stage;
   any p;
