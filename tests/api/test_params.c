@@ -53,7 +53,7 @@ static void test_refusals(void **state) {
   assert_true(offset == 3 && count == 4);
 }
 
-/* What the function gives is what registration takes, on every rank. */
+/* Registration accepts the function's range on every rank. */
 static void register_shard(rank *r) {
   float shard[4] = {0}, grad[4] = {0};
   for (int64_t numel = 1; numel <= 13; numel++) {

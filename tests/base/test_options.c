@@ -59,7 +59,7 @@ static void test_reading_structs(void **state) {
   unsigned char newer[sizeof(options) + 8] = {0};
   size_t size = sizeof newer;
   memcpy(newer, &size, sizeof size);
-  assert_int_equal(read_as(newer, &got), DC_OK); /* a newer caller's, who uses nothing new */
+  assert_int_equal(read_as(newer, &got), DC_OK); /* from a newer caller that uses nothing new */
   for (size_t i = sizeof(options); i < sizeof newer; i++) {
     newer[i] = 1;
     assert_int_equal(read_as(newer, &got), DC_E_UNSUPPORTED);

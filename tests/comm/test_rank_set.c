@@ -44,7 +44,7 @@ static void test_stragglers(void **state) {
   dc__rank_set waits[4] = {{{0}}};
   const dc__rank_set missing = set_of(2, (const int32_t[]){1, 2});
   dc__rank_set found = dc__rank_set_stragglers(0, 4, &missing, row, waits);
-  assert_string_equal(dc__rank_list_of(&found, 4).text, "1, 2"); /* they wait for no one */
+  assert_string_equal(dc__rank_list_of(&found, 4).text, "1, 2"); /* they wait for no rank */
   waits[1] = set_of(1, (const int32_t[]){3});
   waits[2] = set_of(2, (const int32_t[]){0, 1});
   found = dc__rank_set_stragglers(0, 4, &missing, row, waits);

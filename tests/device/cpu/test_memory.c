@@ -1,4 +1,4 @@
-/* What the system says of its memory. */
+/* The system's memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
