@@ -30,11 +30,11 @@
  *     one context are serialised by the library itself, so autograd threads may call).
  *   - [..., collective]: every rank of the communicator, or of the context's or the optimizer's, makes the call, in the
  *     same order among its collective calls. It may wait for other ranks, at most until the deadline.
- *   - Handles belong to the process that made them. In a child made by fork(), a call on one is DC_E_STATE, destroying
- *     and releasing do nothing, and the parent notices nothing; the child may make handles of its own.
- *   - A host may trap floating-point exceptions, as feenableexcept(), -ffpe-trap and Free Pascal do. Calls mask the traps
- *     and give the caller's environment back as it was; the library's threads have none, nor do functions of the
- *     caller's while a call or such a thread runs them. One that sets traps clears them before it returns.
+ *   - Handles belong to the process that made them. In a child made by fork(), a call on one is DC_E_STATE, and
+ *     destroying and releasing do nothing. The parent is not affected; the child may make handles of its own.
+ *   - A host may trap floating-point exceptions, as feenableexcept(), -ffpe-trap and Free Pascal do. Calls mask the
+ *     traps and restore the caller's environment. The library's threads have no traps, nor do the caller's functions
+ *     while a call or such a thread runs them. A function that sets traps clears them before it returns.
  *   - Inputs are read during the call alone, and outputs written during it alone, except where it says so. Texts
  *     are UTF-8 and end with NUL.
  *   - Each chapter names the source of its mathematics, or says that it computes nothing.
@@ -2328,9 +2328,9 @@ DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, 
  *  On an error nothing has changed, on any rank; but after one of communication or memory under way, the step's result
  *  is undefined. Allocates nothing from the second step on.
  *  Returns DC_OK; DC_E_NOT_FINITE (a gradient, times grad_scale, or with Muon, Shampoo and SOAP one of 2^50 and more:
- *  names the parameter, and the rank; AdamW and SGD only with check_finite), DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_CONVERGED (a root, see tolerated_failures),
- *  DC_E_MISMATCH (a rank added other parameters, gave other gradients, or refused its own arguments),
- *  DC_E_NO_MEMORY, and the communicator's. [handle, collective] Since 0.1. */
+ *  names the parameter, and the rank; AdamW and SGD only with check_finite), DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID,
+ *  DC_E_NOT_CONVERGED (a root, see tolerated_failures), DC_E_MISMATCH (a rank added other parameters, gave other
+ *  gradients, or refused its own arguments), DC_E_NO_MEMORY, and the communicator's. [handle, collective] Since 0.1. */
 DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads,
                                    size_t tensor_size, int64_t count, double grad_scale);
 /** Names numbers of the caller's that each later step reads when it runs, not when it is called, until others are
