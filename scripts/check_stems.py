@@ -94,7 +94,8 @@ ELSEWHERE: List[Elsewhere] = [
     Elsewhere("linalg/eigh/test_eigh.c", "linalg/eigh/back_transform linalg/eigh/symmetric",
               "eigenvectors, symmetric matrices with strides and scales"),
     Elsewhere("linalg/eigh/test_eigh_calls.c", "linalg/handle linalg/strided", "threads, scratch memory, strides"),
-    Elsewhere("kernels/test_tridiagonal.c", "linalg/eigh/tridiagonal", "the reduction and the ends of spectra"),
+    Elsewhere("linalg/roots/test_root_quadrature.c", "linalg/eigh/tridiagonal",
+              "roots by tridiagonal form, on all spectra"),
     Elsewhere("optim/blockwise/test_soap.c", "linalg/eigh/orthogonal_iteration", "SOAP's later bases"),
     Elsewhere("linalg/out_of_core/test_out_of_core.c", "linalg/linalg_gemm linalg/out_of_core/out_of_core_file "
               "linalg/out_of_core/out_of_core_plan", "batches, matrices in files, budgets from the least on"),
@@ -105,10 +106,11 @@ ELSEWHERE: List[Elsewhere] = [
               "both kinds against their definitions"),
     Elsewhere("optim/test_state.c", "optim/checkpoint", "state saved, loaded and refused"),
     Elsewhere("optim/test_loss_scale.c", "optim/step_consensus", "ranks of which one has found something"),
-    Elsewhere("optim/blockwise/test_partition.c", "optim/redistribute optim/blockwise/blockwise_plan",
+    Elsewhere("optim/blockwise/test_partition.c", "optim/redistribute",
               "owners, and the way of gradients between ranks"),
     Elsewhere("optim/blockwise/test_shampoo.c", "optim/blockwise/blockwise optim/blockwise/blockwise_cpu "
-              "optim/blockwise/grafting_cpu optim/blockwise/precondition", "steps against a reference in float64"),
+              "optim/blockwise/blockwise_plan optim/blockwise/grafting_cpu optim/blockwise/precondition",
+              "steps against a reference in float64"),
     Elsewhere("optim/blockwise/test_shampoo_state.c", "optim/blockwise/blockwise_update", "parts, ranks and threads"),
     Elsewhere("optim/kfac/test_kfac.c", "optim/kfac/kfac_curvature", "curvature against its definition"),
     Elsewhere("optim/kfac/test_kfac_step.c", "optim/kfac/kfac_update", "steps, momentum and clipping"),
