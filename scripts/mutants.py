@@ -24,7 +24,7 @@ TESTS = [
     *(f"runtime/test_{stem}" for stem in ("gather", "gather_types", "reduce", "grad_buffers", "offload")),
     "api/test_bad_input", "base/test_map", "base/test_tensor",
     *(f"device/{stem}" for stem in ("cpu/test_stream", "cpu/test_event", "cpu/test_device", "test_arena",
-                                    "test_buffer")),
+                                    "test_block_tree", "test_buffer")),
     "kernels/test_reduce",
     *(f"faults/test_{stem}" for stem in ("fork", "corruption", "system_calls", "rank_faults")),
     *(f"comm/{stem}" for stem in ("test_comm", "test_coll_group", "test_host_transport", "shm/test_rendezvous",

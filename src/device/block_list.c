@@ -42,6 +42,7 @@ static void list_remove(dc__arena_block *b) {
 static void block_list_retire(dc__block_list *self, dc__arena_block *b) {
   list_add(self->retired_tail, b);
   self->retired_tail = &b->next;
+  dc__block_tree_add(&self->retired_by_size, b);
 }
 
 static void block_list_unretire(dc__block_list *self, dc__arena_block *b) {
@@ -49,10 +50,7 @@ static void block_list_unretire(dc__block_list *self, dc__arena_block *b) {
     self->retired_tail = b->link;
   }
   list_remove(b);
-}
-
-static int bin_of(size_t bytes) {
-  return 63 - __builtin_clzll((unsigned long long)(bytes / DC__BLOCK_ALIGNMENT));
+  dc__block_tree_remove(&self->retired_by_size, b);
 }
 
 static dc__arena_block **slot_of(const dc__block_list *self, const void *ptr) {
@@ -81,21 +79,6 @@ static void grow_slots(dc__block_list *self) {
 
 /* ---- blocks ---- */
 
-static dc__arena_block *find_best_fit(dc__block_list *self, size_t bytes) {
-  for (int bin = bin_of(bytes); bin < DC__BLOCK_BINS; bin++) {
-    dc__arena_block *best = NULL;
-    for (dc__arena_block *b = self->bins[bin]; b != NULL; b = b->next) {
-      if (b->bytes >= bytes && (best == NULL || b->bytes < best->bytes)) {
-        best = b;
-      }
-    }
-    if (best != NULL) {
-      return best;
-    }
-  }
-  return NULL;
-}
-
 /* Swallows b's right neighbour, which is in no list. */
 static void block_merge_right(dc__block_list *self, dc__arena_block *b) {
   dc__arena_block *right = b->right;
@@ -114,16 +97,16 @@ static void block_list_make_free(dc__block_list *self, dc__arena_block *b) {
     POISON(b->ptr, b->bytes);
   }
   if (b->right != NULL && b->right->is_free) {
-    list_remove(b->right);
+    dc__block_tree_remove(&self->free, b->right);
     block_merge_right(self, b);
   }
   if (b->left != NULL && b->left->is_free) {
     b = b->left;
-    list_remove(b);
+    dc__block_tree_remove(&self->free, b);
     block_merge_right(self, b);
   }
   b->is_free = true;
-  list_add(&self->bins[bin_of(b->bytes)], b);
+  dc__block_tree_add(&self->free, b);
 }
 
 /* Cuts a block to size; the rest is in no list. NULL: there is none, or no header for it, and the block keeps all. */
@@ -158,11 +141,11 @@ void dc__block_list_add(dc__block_list *self, dc__arena_block *fresh, void *ptr,
   fresh->bytes = bytes;
   fresh->is_free = true;
   POISON(ptr, bytes);
-  list_add(&self->bins[bin_of(bytes)], fresh);
+  dc__block_tree_add(&self->free, fresh);
 }
 
 void dc__block_list_remove(dc__block_list *self, dc__arena_block *whole) {
-  list_remove(whole);
+  dc__block_tree_remove(&self->free, whole);
   dc__record_pool_free(&self->records, whole);
 }
 
@@ -175,33 +158,23 @@ static dc__arena_block *block_list_mark_used(dc__block_list *self, dc__arena_blo
 }
 
 dc__arena_block *dc__block_list_alloc(dc__block_list *self, size_t bytes) {
-  dc__arena_block *b = find_best_fit(self, bytes);
+  dc__arena_block *b = dc__block_tree_best_fit(&self->free, bytes, true);
   if (b == NULL) {
     return NULL;
   }
-  list_remove(b);
+  dc__block_tree_remove(&self->free, b);
   b->is_free = false;
   dc__arena_block *rest = block_split(self, b, bytes);
   if (rest != NULL) {
     rest->is_free = true;
-    list_add(&self->bins[bin_of(rest->bytes)], rest);
+    dc__block_tree_add(&self->free, rest);
   }
   self->used_bytes += (int64_t)b->bytes;
   return block_list_mark_used(self, b);
 }
 
-static dc__arena_block *find_best_fit_retired(const dc__block_list *self, size_t bytes) {
-  dc__arena_block *best = NULL;
-  for (dc__arena_block *b = self->retired; b != NULL; b = b->next) {
-    if (b->bytes >= bytes && (best == NULL || b->bytes < best->bytes)) {
-      best = b;
-    }
-  }
-  return best;
-}
-
 dc__arena_block *dc__block_list_alloc_retired(dc__block_list *self, size_t bytes, dc_event *after[2]) {
-  dc__arena_block *b = find_best_fit_retired(self, bytes);
+  dc__arena_block *b = dc__block_tree_best_fit(&self->retired_by_size, bytes, false);
   if (b == NULL) {
     return NULL;
   }

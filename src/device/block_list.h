@@ -1,30 +1,31 @@
-/* An arena's blocks. Their headers lie apart from them, since the host cannot read every device's memory. A block is in
- * one list at a time. Free blocks are listed by size and used ones by address; retired blocks were freed while queued
- * work may still use them. The arena locks. */
+/* An arena's blocks. Their headers lie apart from them, because not every device's memory can be read by the host. A
+ * block is free (by size), used (in a list by address), or retired (in a list, and by size): given back while queued
+ * work may still use it. The arena locks. */
 #ifndef DC_DEVICE_BLOCK_LIST_H
 #define DC_DEVICE_BLOCK_LIST_H
 
+#include "device/block_tree.h"
 #include "device/device.h"
 #include "device/record_pool.h"
 
-enum { DC__BLOCK_ALIGNMENT = 256, DC__BLOCK_BINS = 64 };
-
-typedef struct dc__arena_block {
-  struct dc__arena_block *next;  /* in its list */
+struct dc__arena_block {
+  struct dc__arena_block *next;  /* in its list, unless it is free */
   struct dc__arena_block **link; /* what points to it there */
   struct dc__arena_block *left;  /* neighbours in the chunk; the leftmost keeps its header whatever is cut or merged */
   struct dc__arena_block *right;
   unsigned char *ptr;
   size_t bytes;
-  dc_event *after[2]; /* retired: must pass first */
+  dc_event *after[2];  /* retired: must pass first */
+  dc__block_node node; /* free or retired: by its size */
   bool is_free;
-} dc__arena_block;
+};
 
 typedef struct dc__block_list {
-  dc__arena_block *bins[DC__BLOCK_BINS]; /* free blocks of [2^n, 2^(n+1)) * DC__BLOCK_ALIGNMENT bytes */
-  dc__arena_block *retired;              /* the oldest first */
-  dc__arena_block **retired_tail;        /* where the next one is put */
-  dc__arena_block **used;                /* slot_count lists by address */
+  dc__block_tree free;
+  dc__block_tree retired_by_size;
+  dc__arena_block *retired;       /* the oldest first */
+  dc__arena_block **retired_tail; /* where the next one is put */
+  dc__arena_block **used;         /* slot_count lists by address */
   size_t slot_count;
   size_t used_count;
   int64_t used_bytes; /* retired ones too */
@@ -39,8 +40,8 @@ void dc__block_list_destroy(dc__block_list *self);
 void dc__block_list_add(dc__block_list *self, dc__arena_block *fresh, void *ptr, size_t bytes);
 void dc__block_list_remove(dc__block_list *self, dc__arena_block *whole);
 
-/* Of a multiple of the alignment; NULL: there is none. Of the retired blocks it is the oldest one that fits best, and
- * `after` says what must pass before it is used. */
+/* Of a multiple of the alignment; NULL: there is none. Of the free blocks that fit best it is the one that came free
+ * last, of the retired ones the oldest, and `after` says what must pass before it is used. */
 dc__arena_block *dc__block_list_alloc(dc__block_list *self, size_t bytes);
 dc__arena_block *dc__block_list_alloc_retired(dc__block_list *self, size_t bytes, dc_event *after[2]);
 /* Frees the block now, or retires it until the events (NULL: none) have passed. The later event comes first, as it is
