@@ -132,7 +132,7 @@ dc_status dc_reset(dc_context *context) {
 static dc_status abort_step(dc_context *ctx) {
   dc_status status =
       dc__context_synchronize(ctx); /* our work; what the caller's own still reads goes after its events */
-  for (int64_t i = 0; i < ctx->params.count; i++) {
+  DC__MAP_EACH (&ctx->params, i) {
     dc__param *param = ctx->params.values[i];
     if (!param->persistent) {
       dc__gather_free(ctx, param);
@@ -141,7 +141,7 @@ static dc_status abort_step(dc_context *ctx) {
   }
   dc__reduce_drop(ctx);
   dc__grad_finite_reset(ctx);
-  for (int64_t i = 0; i < ctx->graphs.count; i++) {
+  DC__MAP_EACH (&ctx->graphs, i) {
     dc__offloaded_drop_device(ctx, ctx->graphs.values[i]);
   }
   ctx->in_forward = false;

@@ -66,7 +66,7 @@ static dc_status find_sharded(dc_context *ctx, const char *fn, int64_t id, dc__p
 
 /* Any graph that contains a parameter; its gathers are the same in all. */
 static dc__graph *graph_of(dc_context *ctx, const dc__param *param) {
-  for (int64_t i = 0; i < ctx->graphs.count; i++) {
+  DC__MAP_EACH (&ctx->graphs, i) {
     dc__graph *graph = ctx->graphs.values[i];
     if (dc__map_get(&graph->params, param->id) == param) {
       return graph;
@@ -120,7 +120,7 @@ dc_status dc_invalidate_gathered_param(dc_context *context, int64_t id) {
 }
 
 static dc_status clear_all(dc_context *ctx) {
-  for (int64_t i = 0; i < ctx->params.count; i++) {
+  DC__MAP_EACH (&ctx->params, i) {
     dc__param *param = ctx->params.values[i];
     if (!param->persistent) {
       dc__gather_free(ctx, param);
@@ -145,8 +145,10 @@ static dc_status for_params(dc_context *ctx, const char *fn, const int64_t *ids,
   for (int64_t i = 0; i < count; i++) {
     each(dc__map_get(&ctx->params, ids[i]));
   }
-  for (int64_t i = 0; ids == NULL && i < ctx->params.count; i++) {
-    each(ctx->params.values[i]);
+  if (ids == NULL) {
+    DC__MAP_EACH (&ctx->params, i) {
+      each(ctx->params.values[i]);
+    }
   }
   return DC_OK;
 }

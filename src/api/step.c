@@ -21,7 +21,7 @@ static dc_status end_forward(dc_context *ctx, const char *fn) {
     return dc__fail(DC_E_STATE, "%s: no forward has begun; call dc_start_forward first", fn);
   }
   ctx->in_forward = false;
-  for (int64_t i = 0; i < ctx->params.count; i++) {
+  DC__MAP_EACH (&ctx->params, i) {
     const dc__param *param = ctx->params.values[i];
     if (param->users > 0 && !param->persistent) {
       dc__logf(ctx, DC_LOG_WARNING,
@@ -40,7 +40,7 @@ dc_status dc_end_forward(dc_context *context) {
 static dc_status start_backward(dc_context *ctx, const char *fn, int32_t update) {
   DC__TRY(dc__check_flag(fn, "update", update));
   if (ctx->boundary) {
-    for (int64_t i = 0; i < ctx->params.count; i++) {
+    DC__MAP_EACH (&ctx->params, i) {
       ((dc__param *)ctx->params.values[i])->has_grad = false;
     }
     ctx->boundary = false;

@@ -103,19 +103,32 @@ uint64_t dc__checksum(uint64_t hash, const void *data, size_t bytes);
 
 /* ---- maps (map.c): int64 keys to pointers, insertion order kept ---- */
 
+/* Each operation costs a constant on average. Without a removal, entry i is the i-th that was put. */
 typedef struct dc__map {
   int64_t *keys; /* insertion order */
-  void **values; /* beside keys */
-  int64_t count;
+  void **values; /* beside keys; NULL: a removed entry, which DC__MAP_EACH skips */
+  int64_t count; /* without removed ones */
+  int64_t used;  /* entries with removed ones */
   int64_t capacity;
   int32_t *slots; /* open addressing: index + 1 into keys, 0 empty */
   int64_t slot_count;
 } dc__map;
 
 void *dc__map_get(const dc__map *map, int64_t key);       /* NULL: absent */
-bool dc__map_put(dc__map *map, int64_t key, void *value); /* false: no memory (last error set); replaces */
+bool dc__map_put(dc__map *map, int64_t key, void *value); /* not NULL; false: no memory (last error set); replaces */
 void dc__map_remove(dc__map *map, int64_t key);
 void dc__map_clear(dc__map *map); /* frees the map's own memory, not the values */
+
+/* The first entry from `at` on that was not removed; used: there is none. */
+static inline int64_t dc__map_next(const dc__map *map, int64_t at) {
+  while (at < map->used && map->values[at] == NULL) {
+    at++;
+  }
+  return at;
+}
+
+/* i runs over the entries of a map to which the loop adds and from which it removes nothing. */
+#define DC__MAP_EACH(map, i) for (int64_t i = dc__map_next(map, 0); i < (map)->used; i = dc__map_next(map, i + 1))
 
 /* ---- handles (handle.c) ---- */
 

@@ -1,12 +1,17 @@
-/* int64 keys to pointers: open addressing over arrays in insertion order, so that iteration is the same on every
- * rank. Lookups are on every operator's path; inserts and removals are rare and may cost a rebuild. */
+/* int64 keys to pointers: open addressing over arrays in insertion order, so that iteration is the same on every rank.
+ * A removed entry keeps its place, and its slot, until a rebuild; enough operations lie between two rebuilds. */
 #include <string.h>
 
 #include "base/base.h"
 
+enum { MIN_SLOTS = 16 };
+
+/* SplitMix64's finaliser (Steele, Lea, Flood 2014): each bit of a key reaches each bit of the result. */
 static uint64_t map_hash(int64_t key) {
-  uint64_t x = (uint64_t)key * UINT64_C(0x9E3779B97F4A7C15); /* ids are often consecutive, or addresses */
-  return x ^ (x >> 32);
+  uint64_t x = (uint64_t)key;
+  x = (x ^ (x >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+  x = (x ^ (x >> 27)) * UINT64_C(0x94D049BB133111EB);
+  return x ^ (x >> 31);
 }
 
 static int64_t map_find(const dc__map *map, int64_t key) {
@@ -16,7 +21,7 @@ static int64_t map_find(const dc__map *map, int64_t key) {
   uint64_t mask = (uint64_t)map->slot_count - 1;
   for (uint64_t at = map_hash(key) & mask; map->slots[at] != 0; at = (at + 1) & mask) {
     int64_t index = map->slots[at] - 1;
-    if (map->keys[index] == key) {
+    if (map->keys[index] == key && map->values[index] != NULL) {
       return index;
     }
   }
@@ -32,27 +37,39 @@ static void map_fill_slot(dc__map *map, int64_t index) {
   map->slots[at] = (int32_t)(index + 1);
 }
 
-static bool map_reserve(dc__map *map) {
-  int64_t keys_capacity = map->capacity;
-  if (!dc__array_reserve((void **)&map->keys, &keys_capacity, map->count + 1, sizeof *map->keys) ||
-      !dc__array_reserve((void **)&map->values, &map->capacity, map->count + 1, sizeof *map->values)) {
-    return false;
+/* Forgets removed entries. The slots are as many as given, at most as many as there is memory for. */
+static void map_rebuild(dc__map *map, int64_t slot_count) {
+  int64_t kept = 0;
+  DC__MAP_EACH (map, i) {
+    map->keys[kept] = map->keys[i];
+    map->values[kept++] = map->values[i];
   }
-  if (2 * (map->count + 1) <= map->slot_count) {
-    return true;
-  }
-  int64_t slot_count = map->slot_count > 0 ? 2 * map->slot_count : 16;
-  int32_t *slots = dc__calloc((size_t)slot_count, sizeof *slots);
-  if (slots == NULL) {
-    return false;
-  }
-  dc__free(map->slots);
-  map->slots = slots;
+  map->used = kept;
   map->slot_count = slot_count;
-  for (int64_t i = 0; i < map->count; i++) {
+  memset(map->slots, 0, (size_t)slot_count * sizeof *map->slots);
+  for (int64_t i = 0; i < kept; i++) {
     map_fill_slot(map, i);
   }
-  return true;
+}
+
+/* Room for one more. Half of the slots stay empty; after a rebuild at least a quarter can be filled before the next. */
+static bool map_reserve(dc__map *map) {
+  if (2 * (map->used + 1) > map->slot_count) {
+    int64_t slot_count = map->slot_count;
+    if (4 * (map->count + 1) > slot_count) {
+      slot_count = slot_count > 0 ? 2 * slot_count : MIN_SLOTS;
+      int32_t *slots = dc__calloc((size_t)slot_count, sizeof *slots);
+      if (slots == NULL) {
+        return false;
+      }
+      dc__free(map->slots);
+      map->slots = slots;
+    }
+    map_rebuild(map, slot_count);
+  }
+  int64_t keys_capacity = map->capacity;
+  return dc__array_reserve((void **)&map->keys, &keys_capacity, map->used + 1, sizeof *map->keys) &&
+         dc__array_reserve((void **)&map->values, &map->capacity, map->used + 1, sizeof *map->values);
 }
 
 void *dc__map_get(const dc__map *map, int64_t key) {
@@ -66,7 +83,8 @@ bool dc__map_put(dc__map *map, int64_t key, void *value) {
     if (!map_reserve(map)) {
       return false;
     }
-    index = map->count++;
+    index = map->used++;
+    map->count++;
     map->keys[index] = key;
     map_fill_slot(map, index);
   }
@@ -79,13 +97,14 @@ void dc__map_remove(dc__map *map, int64_t key) {
   if (index < 0) {
     return;
   }
-  size_t tail = (size_t)(map->count - index - 1);
-  memmove(map->keys + index, map->keys + index + 1, tail * sizeof *map->keys);
-  memmove(map->values + index, map->values + index + 1, tail * sizeof *map->values);
+  map->values[index] = NULL;
   map->count--;
-  memset(map->slots, 0, (size_t)map->slot_count * sizeof *map->slots);
-  for (int64_t i = 0; i < map->count; i++) {
-    map_fill_slot(map, i);
+  if (map->used > 2 * map->count + MIN_SLOTS) { /* so that an iteration does not pass many removed ones */
+    int64_t slot_count = map->slot_count;
+    while (slot_count > MIN_SLOTS && slot_count > 8 * (map->count + 1)) {
+      slot_count /= 2;
+    }
+    map_rebuild(map, slot_count);
   }
 }
 

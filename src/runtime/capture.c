@@ -14,7 +14,7 @@
 
 /* DC_E_STATE names the work under way; `what` is the caller's action. */
 static dc_status between_steps(const dc_context *ctx, const char *fn, const char *what) {
-  for (int64_t i = 0; i < ctx->params.count; i++) {
+  DC__MAP_EACH (&ctx->params, i) {
     const dc__param *param = ctx->params.values[i];
     bool gathered = dc__param_in_use(param);
     for (int32_t k = 0; k < DC__COPIES; k++) {
@@ -33,11 +33,11 @@ static dc_status between_steps(const dc_context *ctx, const char *fn, const char
 static void free_step_state(dc_context *ctx) {
   dc__reduce_drop(ctx);
   dc__buckets_free(ctx);
-  for (int64_t i = 0; i < ctx->params.count; i++) {
+  DC__MAP_EACH (&ctx->params, i) {
     dc__gather_free(ctx, ctx->params.values[i]);
     dc__free_device_shard(ctx, ctx->params.values[i]);
   }
-  for (int64_t i = 0; i < ctx->graphs.count; i++) {
+  DC__MAP_EACH (&ctx->graphs, i) {
     dc__offloaded_drop_device(ctx, ctx->graphs.values[i]);
   }
 }

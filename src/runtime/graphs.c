@@ -225,7 +225,7 @@ dc_status dc__graph_unregister(dc_context *ctx, const char *fn, int64_t graph_id
 }
 
 void dc__graphs_free(dc_context *ctx) {
-  for (int64_t i = 0; i < ctx->graphs.count; i++) {
+  DC__MAP_EACH (&ctx->graphs, i) {
     graph_free(ctx, ctx->graphs.values[i]);
   }
   dc__map_clear(&ctx->graphs);

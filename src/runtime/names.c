@@ -58,7 +58,7 @@ void dc__name_remove(dc_context *ctx, int64_t id) {
 }
 
 void dc__names_free(dc__recorder *r) {
-  for (int64_t i = 0; i < r->names.count; i++) {
+  DC__MAP_EACH (&r->names, i) {
     dc__free(r->names.values[i]);
   }
   dc__map_clear(&r->names);

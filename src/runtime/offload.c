@@ -212,7 +212,7 @@ dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int
 
 /* Whether it is the context's, and stays so: a gathered copy or an offloaded tensor's host copy. */
 static bool keeps_buffer(const dc_context *ctx, const dc_buffer *buffer) {
-  for (int64_t i = 0; i < ctx->params.count; i++) {
+  DC__MAP_EACH (&ctx->params, i) {
     const dc__param *param = ctx->params.values[i];
     for (int32_t k = 0; k < DC__COPIES; k++) {
       if (param->copies[k].buffer == buffer) {
@@ -220,7 +220,7 @@ static bool keeps_buffer(const dc_context *ctx, const dc_buffer *buffer) {
       }
     }
   }
-  for (int64_t g = 0; g < ctx->graphs.count; g++) {
+  DC__MAP_EACH (&ctx->graphs, g) {
     const dc__graph *graph = ctx->graphs.values[g];
     for (int64_t i = 0; i < graph->values.count; i++) {
       if (((const dc__offloaded *)graph->values.values[i])->host == buffer) {
@@ -232,7 +232,7 @@ static bool keeps_buffer(const dc_context *ctx, const dc_buffer *buffer) {
 }
 
 bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer) {
-  for (int64_t g = 0; g < ctx->graphs.count; g++) {
+  DC__MAP_EACH (&ctx->graphs, g) {
     dc__graph *graph = ctx->graphs.values[g];
     for (int64_t i = 0; i < graph->values.count; i++) {
       dc__offloaded *value = graph->values.values[i];

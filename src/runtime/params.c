@@ -252,7 +252,7 @@ dc_status dc__param_check_buffer(const dc_context *ctx, const char *fn, const dc
 }
 
 void dc__params_free(dc_context *ctx) {
-  for (int64_t i = 0; i < ctx->params.count; i++) {
+  DC__MAP_EACH (&ctx->params, i) {
     param_free(ctx, ctx->params.values[i]);
   }
   dc__map_clear(&ctx->params);

@@ -136,7 +136,7 @@ dc_status dc__reduce_check_idle(const dc_context *ctx, const char *fn, const dc_
   if (graph != NULL) {
     snprintf(which, sizeof which, " of graph %" PRId64, graph->id);
   }
-  for (int64_t i = 0; i < params->count; i++) {
+  DC__MAP_EACH (params, i) {
     const dc__param *param = params->values[i];
     if (param->pending > 0) {
       return dc__fail(DC_E_BUSY,
@@ -160,7 +160,7 @@ void dc__reduce_drop(dc_context *ctx) {
     buckets->half[buckets->filling].used = 0;
     buckets->item_count = 0;
   }
-  for (int64_t i = 0; i < ctx->params.count; i++) {
+  DC__MAP_EACH (&ctx->params, i) {
     dc__param *param = ctx->params.values[i];
     param->pending = 0;
     param->waits_in = NULL;
@@ -312,7 +312,7 @@ dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc_
 /* Stage 1: the local sums that no gradient of the step's last backward took along. Graphs and their parameters have
  * one order on all ranks. */
 static dc_status reduce_local_sums(dc_context *ctx, const char *fn) {
-  for (int64_t g = 0; g < ctx->graphs.count; g++) {
+  DC__MAP_EACH (&ctx->graphs, g) {
     const dc__graph *graph = ctx->graphs.values[g];
     for (int64_t i = 0; graph->stage == 1 && i < graph->params.count; i++) {
       dc__param *param = graph->params.values[i];
@@ -334,7 +334,7 @@ dc_status dc__reduce_finish(dc_context *ctx, const char *fn) {
   if (!ctx->capturing) {                 /* then the gradients are complete where the caller's stream is */
     DC__TRY(dc__stream_sync(stream, 0)); /* its collectives have deadlines */
   }
-  for (int64_t i = 0; i < ctx->params.count; i++) {
+  DC__MAP_EACH (&ctx->params, i) {
     ((dc__param *)ctx->params.values[i])->pending = 0;
   }
   return dc__context_check(ctx);

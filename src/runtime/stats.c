@@ -130,9 +130,9 @@ static dc_status dry_reduce(dc_context *ctx, const char *fn, int64_t graph_id, i
 static dc_status dry_end_backward(dc_context *ctx, const char *fn, int64_t graph_id, dc_op_info *info) {
   dc__graph *graph;
   DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
-  for (int64_t i = 0; i < ctx->params.count && ctx->update; i++) {
+  DC__MAP_EACH (&ctx->params, i) {
     const dc__param *param = ctx->params.values[i];
-    if (param->local_sum != NULL) {
+    if (ctx->update && param->local_sum != NULL) {
       info->wire_bytes +=
           dc__wire_elements(ctx, param->owned, param->numel, true) * (int64_t)dc_dtype_size(param->local_sum_dtype);
     }
