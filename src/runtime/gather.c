@@ -192,14 +192,16 @@ static dc_status gather_missing(dc_context *ctx, const char *fn, const dc__tag *
   return ctx->config.sync_after_allgather == 1 ? dc__context_synchronize(ctx) : DC_OK;
 }
 
-static bool planned_before(dc__param *const *params, const int32_t *dtypes, int64_t count, const dc__param *param,
-                           int32_t dtype) {
-  for (int64_t i = 0; i < count; i++) {
-    if (params[i] == param && dtypes[i] == dtype) {
-      return true;
-    }
+/* Says whether this call has planned the parameter in the type before, and notes that it has. */
+static bool note_planned(const dc_context *ctx, dc__param *param, int32_t dtype) {
+  const uint32_t bit = UINT32_C(1) << dtype;
+  if (param->planned_in != ctx->gather_calls) {
+    param->planned_in = ctx->gather_calls;
+    param->planned_dtypes = 0;
   }
-  return false;
+  bool before = (param->planned_dtypes & bit) != 0;
+  param->planned_dtypes |= bit;
+  return before;
 }
 
 enum { ON_STACK = 16 }; /* a plain gather, and most fused ones, need no memory of their own */
@@ -221,13 +223,14 @@ dc_status dc__gather(dc_context *ctx, const char *fn, int32_t op, dc__graph *gra
   int32_t *types = block == NULL ? small_dtypes : (int32_t *)(void *)(missing + count);
   int64_t misses = 0;
   dc_status status = DC_OK;
+  ctx->gather_calls++;
   for (int64_t i = 0; i < count && status == DC_OK; i++) {
     int32_t dtype = dtypes == NULL ? DC_DTYPE_NONE : dtypes[i];
     status = dc__gather_dtype(fn, params[i], &dtype);
     dc__gathered_copy *copy = dc__gather_copy(params[i], dtype);
     if (copy != NULL && dc__copy_is_current(params[i], copy)) {
       ctx->counters.gather_hits++;
-    } else if (status == DC_OK && !planned_before(missing, types, misses, params[i], dtype)) {
+    } else if (status == DC_OK && !note_planned(ctx, params[i], dtype)) {
       missing[misses] = params[i];
       types[misses++] = dtype;
     }

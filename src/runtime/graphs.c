@@ -78,14 +78,42 @@ static bool is_elsewhere(const dc__graph *old, const dc__param *param) {
   return param->graphs > 1 + (old != NULL && dc__map_get(&old->params, param->id) != NULL);
 }
 
+/* Memory for a split that is not even, before ranks have agreed. */
+static dc_status make_splits(const dc_context *ctx, const dc__graph *graph) {
+  for (int64_t i = 0; i < graph->params.count; i++) {
+    dc__param *param = graph->params.values[i];
+    if (param->own_split == NULL) {
+      param->own_split = dc__calloc((size_t)ctx->world, sizeof *param->own_split);
+    }
+    if (param->own_split == NULL) {
+      return DC_E_NO_MEMORY;
+    }
+  }
+  return DC_OK;
+}
+
+static void drop_unused_splits(const dc__graph *graph) {
+  for (int64_t i = 0; i < graph->params.count; i++) {
+    dc__param *param = graph->params.values[i];
+    if (param->owned != param->own_split) {
+      dc__free(param->own_split);
+      param->own_split = NULL;
+    }
+  }
+}
+
 /* Takes over which part of a gradient each rank owns. rows: those of the parameter, one a rank, `step` apart. */
 static void take_split(const dc_context *ctx, dc__param *param, const int64_t *rows, int64_t step) {
+  bool even = true;
   param->frozen = true;
   for (int32_t rank = 0; rank < ctx->world; rank++) {
     const int64_t *row = rows + rank * step;
-    param->owned[rank] = (dc__range){row[ROW_BEGIN], row[ROW_COUNT]};
+    const dc__range *chunk = &param->chunks[rank];
+    even = even && row[ROW_BEGIN] == chunk->begin && row[ROW_COUNT] == chunk->count;
+    param->own_split[rank] = (dc__range){row[ROW_BEGIN], row[ROW_COUNT]};
     param->frozen = param->frozen && row[ROW_COUNT] == 0;
   }
+  param->owned = even ? dc__chunks_even_split(ctx, param->numel) : param->own_split;
 }
 
 /* A parameter of another graph has a split already, which that graph keeps. The buffer may be away on all ranks; it is
@@ -117,7 +145,7 @@ static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *grap
   int64_t rows = count + 1;
   int64_t *mine = dc__calloc((size_t)rows, ROW * sizeof *mine);
   int64_t *table = dc__calloc((size_t)rows * (size_t)ctx->world, ROW * sizeof *table);
-  dc_status status = mine == NULL || table == NULL ? DC_E_NO_MEMORY : DC_OK;
+  dc_status status = mine == NULL || table == NULL ? DC_E_NO_MEMORY : make_splits(ctx, graph);
   if (status == DC_OK) {
     for (int64_t i = 0; i < count; i++) {
       write_row(graph, graph->params.values[i], mine + i * ROW);
@@ -141,6 +169,7 @@ static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *grap
       take_split(ctx, param, table + i * ROW, rows * ROW);
     }
   }
+  drop_unused_splits(graph);
   dc__free(mine);
   dc__free(table);
   return status;

@@ -41,8 +41,10 @@ static void param_free(dc_context *ctx, dc__param *param) {
   dc__destroy_event(ctx, &param->last_read);
   dc__destroy_event(ctx, &param->reloaded);
   dc__destroy_event(ctx, &param->shard_read);
-  dc__free(param->owned);
-  dc__free(param->chunks);
+  dc__free(param->own_split);
+  if (param->chunks != NULL) {
+    dc__chunks_release(ctx, param->numel);
+  }
   dc__free(param->shape);
   dc__free(param);
 }
@@ -142,18 +144,15 @@ static dc_status param_fill(dc_context *ctx, const char *fn, const dc__param_spe
   DC__TRY(dc__numel(fn, "shape", spec->shape, spec->ndim, &param->numel));
   param->ndim = spec->ndim;
   param->shape = dc__calloc((size_t)spec->ndim, sizeof *param->shape);
-  param->chunks = dc__calloc((size_t)ctx->world, sizeof *param->chunks);
-  param->owned = dc__calloc((size_t)ctx->world, sizeof *param->owned);
-  if (param->shape == NULL || param->chunks == NULL || param->owned == NULL) {
+  param->chunks = dc__chunks_retain(ctx, param->numel);
+  if (param->shape == NULL || param->chunks == NULL) {
     return DC_E_NO_MEMORY;
   }
+  param->owned = dc__chunks_even_split(ctx, param->numel); /* until a graph says otherwise */
   if (spec->ndim > 0) {
     memcpy(param->shape, spec->shape, (size_t)spec->ndim * sizeof *param->shape);
   }
   param->chunk = dc__chunk(param->numel, ctx->world);
-  for (int32_t rank = 0; rank < ctx->world; rank++) {
-    param->chunks[rank] = dc__chunk_range(param->numel, ctx->world, rank);
-  }
   DC__TRY(set_weights(ctx, fn, spec, param));
   dc_tensor grad;
   int64_t count;
@@ -256,4 +255,5 @@ void dc__params_free(dc_context *ctx) {
     param_free(ctx, ctx->params.values[i]);
   }
   dc__map_clear(&ctx->params);
+  dc__map_clear(&ctx->chunks);
 }

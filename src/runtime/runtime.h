@@ -5,6 +5,7 @@
  *
  *   context.c   begin and end of a context, its streams and arenas, entering and leaving a call
  *   params.c    parameters: registering, finding, forgetting
+ *   chunks.c    even splits, which parameters of one size share
  *   names.c     their names, for texts
  *   graphs.c    graphs, and what their ranks agree on
  *   gather.c    all-gather, fused or not
@@ -52,15 +53,17 @@ typedef struct dc__param {
   int32_t graphs; /* that contain it */
 
   /* weights */
-  const void *shard; /* stage 3: this rank's range */
-  dc__range *chunks; /* each rank's real part of its chunk */
-  int64_t version;   /* raised by dc_params_updated */
+  const void *shard;       /* stage 3: this rank's range */
+  const dc__range *chunks; /* each rank's real part of its chunk; shared by parameters of this size (chunks.c) */
+  int64_t version;         /* raised by dc_params_updated */
   dc__gathered_copy copies[DC__COPIES];
-  bool in_use;         /* waited for, and not released by the last of its users */
-  int64_t users;       /* n_users of the release cycle under way; 0: none */
-  int64_t released;    /* of them, so far */
-  dc_event *last_read; /* the caller's stream when copies were given back; made when needed */
-  void *device_shard;  /* reloaded copy of a host shard; NULL: none */
+  bool in_use;             /* waited for, and not released by the last of its users */
+  int64_t planned_in;      /* the call of dc__gather, counted from 1, that planned it last */
+  uint32_t planned_dtypes; /* in that call: a bit a type */
+  int64_t users;           /* n_users of the release cycle under way; 0: none */
+  int64_t released;        /* of them, so far */
+  dc_event *last_read;     /* the caller's stream when copies were given back; made when needed */
+  void *device_shard;      /* reloaded copy of a host shard; NULL: none */
   int64_t device_shard_version;
   dc_event *reloaded;
   dc_event *shard_read; /* the last gathers that may read a reloaded copy */
@@ -71,7 +74,8 @@ typedef struct dc__param {
   int64_t grad_offset; /* within the flattened gradient */
   int32_t grad_dtype;
   int32_t expected_grad_dtype; /* DC_DTYPE_NONE: as gradients come */
-  dc__range *owned;            /* each rank's part of the gradient; set when a graph is registered */
+  const dc__range *owned;      /* each rank's part of the gradient, set when a graph is registered; till then even */
+  dc__range *own_split;        /* what owned points to where it is not as even as the chunks; else NULL */
   bool frozen;                 /* no rank wants a gradient */
   bool has_grad;               /* the buffer holds a sum to add to */
   void *local_sum;             /* stage 1: the micro-batches' sum, whole; NULL: none */
@@ -168,7 +172,9 @@ struct dc_context {
 
   dc__map params;
   dc__map graphs;
+  dc__map chunks; /* elements → dc__chunks */
   int64_t graph_ordinals;
+  int64_t gather_calls;
   dc__buckets buckets[DC__BUCKET_TYPES];
 
   bool in_forward;
@@ -243,6 +249,12 @@ dc_status dc__param_find(dc_context *ctx, const char *fn, int64_t id, dc__param 
 /* count numbers; none may be NULL. */
 dc_status dc__check_ids(const char *fn, const int64_t *ids, int64_t count);
 void dc__params_free(dc_context *ctx);
+/* The even split of a size, from a table that its parameters share; NULL: no memory. One dc__chunks_release() each. */
+typedef struct dc__chunks dc__chunks;
+const dc__range *dc__chunks_retain(dc_context *ctx, int64_t numel);
+void dc__chunks_release(dc_context *ctx, int64_t numel);
+/* The same split at another address, for gradients, whose split is not that of stage 0 although it looks alike. */
+const dc__range *dc__chunks_even_split(const dc_context *ctx, int64_t numel);
 /* ceil(numel / world), and rank's real part of that chunk. */
 int64_t dc__chunk(int64_t numel, int32_t world);
 dc__range dc__chunk_range(int64_t numel, int32_t world, int32_t rank);
