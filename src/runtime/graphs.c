@@ -1,4 +1,5 @@
 /* Graphs: registering, finding, forgetting, and what their ranks must agree on. */
+#include <stdio.h>
 #include <string.h>
 
 #include "runtime/runtime.h"
@@ -175,6 +176,30 @@ static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *grap
   return status;
 }
 
+dc_status dc__graph_check_idle(const dc_context *ctx, const char *fn, const dc__graph *graph) {
+  const dc__map *params = graph == NULL ? &ctx->params : &graph->params;
+  char which[40] = "";
+  if (graph != NULL) {
+    snprintf(which, sizeof which, " of graph %" PRId64, graph->id);
+  }
+  DC__MAP_EACH (params, i) {
+    const dc__param *param = params->values[i];
+    if (param->pending > 0) {
+      return dc__fail(DC_E_BUSY,
+                      "%s: reductions%s are pending, one of parameter %" PRId64
+                      "; call dc_end_backward or dc_step_abort first",
+                      fn, which, param->id);
+    }
+    if (param->local_sum != NULL) {
+      return dc__fail(DC_E_BUSY,
+                      "%s: local sums%s are pending, one of parameter %" PRId64
+                      "; end a backward with update = 1, which averages them, or call dc_step_abort first",
+                      fn, which, param->id);
+    }
+  }
+  return DC_OK;
+}
+
 static dc_status check_member(const char *fn, const dc__graph *graph, const dc__param *param) {
   if (param->sharded != (graph->stage == 3)) {
     return dc__fail(DC_E_STAGE,
@@ -211,7 +236,7 @@ dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, 
   DC__TRY(dc__check_ids(fn, ids, count));
   dc__graph *old = dc__map_get(&ctx->graphs, graph_id);
   if (old != NULL) {
-    DC__TRY(dc__reduce_check_idle(ctx, fn, old));
+    DC__TRY(dc__graph_check_idle(ctx, fn, old));
   }
   dc__graph *graph = dc__calloc(1, sizeof *graph);
   if (graph == NULL) {
@@ -247,7 +272,7 @@ dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, 
 dc_status dc__graph_unregister(dc_context *ctx, const char *fn, int64_t graph_id) {
   dc__graph *graph;
   DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
-  DC__TRY(dc__reduce_check_idle(ctx, fn, graph));
+  DC__TRY(dc__graph_check_idle(ctx, fn, graph));
   dc__map_remove(&ctx->graphs, graph_id);
   graph_free(ctx, graph);
   return DC_OK;
@@ -261,7 +286,7 @@ void dc__graphs_free(dc_context *ctx) {
 }
 
 dc_status dc__graphs_reset(dc_context *ctx, const char *fn) {
-  DC__TRY(dc__reduce_check_idle(ctx, fn, NULL));
+  DC__TRY(dc__graph_check_idle(ctx, fn, NULL));
   dc__graphs_free(ctx);
   dc__grad_finite_reset(ctx);
   return DC_OK;

@@ -1,11 +1,10 @@
 /* Gradients are copied into a bucket's slot on the caller's stream, so that the caller's tensor is free at once. They
  * are reduced bucket by bucket on the reduce stream, straight into the registered gradient buffers.
  *
- * A slot is one whole gradient. Each rank pulls its own part of it from all ranks' slots, and adds in a fixed order.
- * The bits do not depend on where slots lie, how large buckets are or when they are flushed. Flushes depend on sizes
- * and the order of calls alone, so they are the same on every rank. Each type has buckets of its own, but the gradients
- * of one parameter arrive in the order of the calls: they never wait in two types' buckets at a time. */
-#include <stdio.h>
+ * A slot is one whole gradient. Each rank pulls its own part of it from all ranks' slots, in an order of additions
+ * that is fixed; where slots lie, how large buckets are and when they are flushed changes no bit. Flushes depend on
+ * sizes and the order of calls alone, so they are the same on every rank. Each type has buckets of its own, but the
+ * gradients of one parameter arrive in the order of the calls: they never wait in two types' buckets at a time. */
 #include <string.h>
 
 #include "runtime/runtime.h"
@@ -130,30 +129,6 @@ dc_status dc__reduce_flush(dc_context *ctx) {
   return DC_OK;
 }
 
-dc_status dc__reduce_check_idle(const dc_context *ctx, const char *fn, const dc__graph *graph) {
-  const dc__map *params = graph == NULL ? &ctx->params : &graph->params;
-  char which[40] = "";
-  if (graph != NULL) {
-    snprintf(which, sizeof which, " of graph %" PRId64, graph->id);
-  }
-  DC__MAP_EACH (params, i) {
-    const dc__param *param = params->values[i];
-    if (param->pending > 0) {
-      return dc__fail(DC_E_BUSY,
-                      "%s: reductions%s are pending, one of parameter %" PRId64
-                      "; call dc_end_backward or dc_step_abort first",
-                      fn, which, param->id);
-    }
-    if (param->local_sum != NULL) {
-      return dc__fail(DC_E_BUSY,
-                      "%s: local sums%s are pending, one of parameter %" PRId64
-                      "; end a backward with update = 1, which averages them, or call dc_step_abort first",
-                      fn, which, param->id);
-    }
-  }
-  return DC_OK;
-}
-
 void dc__reduce_drop(dc_context *ctx) {
   for (int32_t i = 0; i < DC__BUCKET_TYPES; i++) {
     dc__buckets *buckets = &ctx->buckets[i];
@@ -267,7 +242,81 @@ static dc__coll_item reduction(const dc_context *ctx, const dc__graph *graph, dc
   return item;
 }
 
-/* Puts a gradient into a bucket, together with the local sum before it; grad NULL: the local sum alone. */
+/* A gradient, together with the local sum before it; grad NULL: the local sum alone. */
+typedef struct contribution {
+  const dc__graph *graph;
+  dc__param *param;
+  const dc_tensor *grad;
+  int32_t dtype; /* in the bucket */
+} contribution;
+
+static const char *elements_at(const void *base, int64_t elements, int32_t dtype) {
+  return (const char *)base + (size_t)elements * dc_dtype_size(dtype);
+}
+
+/* Copies elements of the gradient, added up, into a slot. */
+static void fill_slot(dc_context *ctx, const contribution *c, void *slot, int64_t begin, int64_t count) {
+  const dc__param *param = c->param;
+  bool summed = param->local_sum != NULL;
+  if (summed) {
+    dc__grad_combine(ctx, param->id, slot, c->dtype, elements_at(param->local_sum, begin, param->local_sum_dtype),
+                     param->local_sum_dtype, count, false);
+  }
+  if (c->grad != NULL) {
+    dc__grad_combine(ctx, param->id, slot, c->dtype, elements_at(c->grad->data, begin, c->grad->dtype), c->grad->dtype,
+                     count, summed);
+  }
+}
+
+static void add_item(dc__buckets *buckets, const contribution *c, const dc__coll_item *item) {
+  buckets->graph_ordinal = buckets->item_count == 0 ? c->graph->ordinal : buckets->graph_ordinal;
+  buckets->params[buckets->item_count] = c->param;
+  buckets->items[buckets->item_count++] = *item;
+  c->param->waits_in = buckets;
+}
+
+static dc_status put_whole(dc_context *ctx, dc__buckets *buckets, const contribution *c) {
+  void *slot;
+  DC__TRY(open_slot(ctx, buckets, c->param->numel, &slot));
+  fill_slot(ctx, c, slot, 0, c->param->numel);
+  dc__coll_item item = reduction(ctx, c->graph, c->param, slot, c->dtype);
+  add_item(buckets, c, &item);
+  return DC_OK;
+}
+
+/* The pieces go through both buckets in turn. Nothing but a failure of the group stops them on the way. */
+static dc_status put_pieces(dc_context *ctx, dc__buckets *buckets, const contribution *c) {
+  const dc__param *param = c->param;
+  const int64_t width = dc__piece_width(ctx);
+  dc_stream *stream;
+  DC__TRY(dc__lane(ctx, DC__LANE_REDUCE, &stream));
+  DC__TRY(flush(ctx, buckets));
+  for (int32_t h = 0; h < (ctx->config.double_buffer == -1 ? 1 : 2); h++) {
+    DC__TRY(size_bucket(ctx, &buckets->half[h], buckets->dtype, width * ctx->world));
+  }
+  for (int64_t k = 0; k < dc__piece_count(ctx, param->numel); k++) {
+    const dc__range *slices = dc__chunks_piece(ctx, param->numel, k);
+    int64_t elements = slices[ctx->world - 1].begin + slices[ctx->world - 1].count;
+    void *slot;
+    DC__TRY(open_slot(ctx, buckets, elements, &slot));
+    for (int32_t rank = 0; rank < ctx->world; rank++) {
+      void *slice = (char *)slot + (size_t)slices[rank].begin * dc_dtype_size(c->dtype);
+      if (slices[rank].count > 0) {
+        fill_slot(ctx, c, slice, param->chunks[rank].begin + k * width, slices[rank].count);
+      }
+    }
+    dc__coll_item item = reduction(ctx, c->graph, c->param, slot, c->dtype);
+    item.ranges = slices;
+    item.total = elements;
+    if (slices[ctx->rank].count > 0 && param->grad != NULL) {
+      item.recv = (char *)param->grad + (size_t)(k * width) * dc_dtype_size(param->grad_dtype);
+    }
+    add_item(buckets, c, &item);
+    DC__TRY(flush(ctx, buckets));
+  }
+  return DC_OK;
+}
+
 static dc_status put_in_bucket(dc_context *ctx, const char *fn, const dc__graph *graph, dc__param *param,
                                const dc_tensor *grad, int32_t dtype) {
   DC__TRY(dc__param_check_buffer(ctx, fn, param));
@@ -275,29 +324,18 @@ static dc_status put_in_bucket(dc_context *ctx, const char *fn, const dc__graph 
   if (param->waits_in != NULL && param->waits_in != buckets) { /* of another type, but earlier: it must arrive first */
     DC__TRY(flush(ctx, param->waits_in));
   }
-  void *slot;
   DC__TRY(prepare_drop(ctx, param));
-  DC__TRY(open_slot(ctx, buckets, param->numel, &slot));
-  bool summed = param->local_sum != NULL;
-  if (summed) {
-    dc__grad_combine(ctx, param->id, slot, dtype, param->local_sum, param->local_sum_dtype, param->numel, false);
+  const contribution c = {.graph = graph, .param = param, .grad = grad, .dtype = dtype};
+  bool even = graph->stage > 0 && param->owned != param->own_split;
+  DC__TRY(even && dc__piece_count(ctx, param->numel) > 1 ? put_pieces(ctx, buckets, &c) : put_whole(ctx, buckets, &c));
+  if (param->local_sum != NULL) {
     drop_local_sum(ctx, param);
   }
-  if (grad != NULL) {
-    dc__grad_combine(ctx, param->id, slot, dtype, grad->data, grad->dtype, param->numel, summed);
-  }
-  dc__coll_item item = reduction(ctx, graph, param, slot, dtype);
-  if (buckets->item_count == 0) {
-    buckets->graph_ordinal = graph->ordinal;
-  }
-  buckets->params[buckets->item_count] = param;
-  buckets->items[buckets->item_count++] = item;
-  param->waits_in = buckets;
   param->has_grad = true;
   param->pending++;
   ctx->counters.reductions++;
-  ctx->counters.reduce_wire_bytes +=
-      dc__wire_elements(ctx, item.ranges, param->numel, true) * (int64_t)dc_dtype_size(dtype);
+  int64_t moved = dc__wire_elements(ctx, graph->stage == 0 ? param->chunks : param->owned, param->numel, true);
+  ctx->counters.reduce_wire_bytes += moved * (int64_t)dc_dtype_size(dtype);
   return DC_OK;
 }
 

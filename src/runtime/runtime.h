@@ -255,6 +255,11 @@ const dc__range *dc__chunks_retain(dc_context *ctx, int64_t numel);
 void dc__chunks_release(dc_context *ctx, int64_t numel);
 /* The same split at another address, for gradients, whose split is not that of stage 0 although it looks alike. */
 const dc__range *dc__chunks_even_split(const dc_context *ctx, int64_t numel);
+/* A large gradient with an even split is reduced in pieces, which are as large as a bucket: of each rank's chunk the
+ * elements from k * width on, one slice behind the other. Pieces have the slices that lie so, alike for many k. */
+int64_t dc__piece_width(const dc_context *ctx);
+int64_t dc__piece_count(const dc_context *ctx, int64_t numel);
+const dc__range *dc__chunks_piece(const dc_context *ctx, int64_t numel, int64_t k); /* of more than one */
 /* ceil(numel / world), and rank's real part of that chunk. */
 int64_t dc__chunk(int64_t numel, int32_t world);
 dc__range dc__chunk_range(int64_t numel, int32_t world, int32_t rank);
@@ -280,6 +285,8 @@ dc_status dc__graph_find_stage3(dc_context *ctx, const char *fn, int64_t graph_i
 /* A parameter of a graph; stage3: only a stage-3 graph will do. */
 dc_status dc__graph_find_param(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, bool stage3,
                                dc__graph **graph, dc__param **param);
+/* DC_E_BUSY if a gradient of the graph's parameters is on its way, or part of a local sum; graph NULL: of any. */
+dc_status dc__graph_check_idle(const dc_context *ctx, const char *fn, const dc__graph *graph);
 /* Forgets all graphs, busy or not. */
 void dc__graphs_free(dc_context *ctx);
 
@@ -327,8 +334,6 @@ dc_status dc__reduce_flush(dc_context *ctx);
 int32_t dc__reduce_dtype(const dc__param *param, int32_t dtype);
 /* Flushes and blocks until every gradient has arrived; at the end of a step local sums too. */
 dc_status dc__reduce_finish(dc_context *ctx, const char *fn);
-/* DC_E_BUSY if a gradient of the graph's parameters is on its way, or part of a local sum; graph NULL: of any. */
-dc_status dc__reduce_check_idle(const dc_context *ctx, const char *fn, const dc__graph *graph);
 /* Forgets what waits in buckets and in local sums. */
 void dc__reduce_drop(dc_context *ctx);
 void dc__buckets_free(dc_context *ctx);
