@@ -86,9 +86,9 @@ def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Opti
     """The reverse of full_optimizer_state_dict(), on any number of ranks and at any stage."""
     params = {name: param for name, param in model.named_parameters()}
     numbers: Dict[str, int] = {}
+    names = names_of(model)
     groups = []
     for group, shown in zip(optimizer.param_groups, state["param_groups"]):
-        names = names_of(model)
         ours = [names[id(param)] for param in group["params"]]
         if ours != list(shown["params"]):
             raise ValueError("load_full_optimizer_state_dict: a parameter group has other parameters than the "
