@@ -1,6 +1,6 @@
-/* An arena's blocks. Their headers lie apart from them, because not every device's memory can be read by the host. A
- * block is free (by size), used (in a list by address), or retired (in a list, and by size): given back while queued
- * work may still use it. The arena locks. */
+/* An arena's blocks. Their headers lie apart from them, since the host cannot read every device's memory. Free blocks
+ * are found by size and used ones by address. Retired blocks were freed while queued work may still use them; they are
+ * found by size, and by age. The arena locks. */
 #ifndef DC_DEVICE_BLOCK_LIST_H
 #define DC_DEVICE_BLOCK_LIST_H
 

@@ -1,10 +1,11 @@
 /* Gradients are copied into a bucket's slot on the caller's stream, so that the caller's tensor is free at once. They
  * are reduced bucket by bucket on the reduce stream, straight into the registered gradient buffers.
  *
- * A slot is one whole gradient. Each rank pulls its own part of it from all ranks' slots, in an order of additions
- * that is fixed; where slots lie, how large buckets are and when they are flushed changes no bit. Flushes depend on
- * sizes and the order of calls alone, so they are the same on every rank. Each type has buckets of its own, but the
- * gradients of one parameter arrive in the order of the calls: they never wait in two types' buckets at a time. */
+ * A slot is one whole gradient, or a piece of a large one. Each rank pulls its own part of it from all ranks' slots,
+ * and adds in a fixed order. The bits do not depend on where slots lie, how large buckets are or when they are flushed.
+ * Flushes depend on sizes and the order of calls alone, so they are the same on every rank. Each type has buckets of
+ * its own, but the gradients of one parameter arrive in the order of the calls: they never wait in two types' buckets
+ * at a time. */
 #include <string.h>
 
 #include "runtime/runtime.h"
