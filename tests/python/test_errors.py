@@ -70,6 +70,10 @@ def test_closed_handles_raise(context):
     stream.close()
     with pytest.raises(Error, match="stream is closed"):
         context.set_stream(stream)
+    event = libdc.Event(libdc.Device())
+    event.close()
+    with pytest.raises(Error, match="event is closed"):
+        event.query()
     context.close()
     with pytest.raises(Error, match="context is closed"):
         context.start_forward()

@@ -10,20 +10,21 @@ Self = TypeVar("Self", bound="OwnedHandle")
 
 
 class OwnedHandle:
-    """Subclasses set `_own` to what _lib.own() returned, and `_kind` to the noun of errors about a closed one."""
+    """Subclasses set `_owned` to what _lib.gc_handle() returned, and `_kind` to the noun in errors about a closed one.
+    """
 
     _kind = "handle"
-    _own: Any = None
+    _owned: Any = None
 
     @property
     def _handle(self) -> Any:
-        if self._own is None:
+        if self._owned is None:
             raise closed(self._kind)
-        return self._own
+        return self._owned
 
     def close(self) -> None:
         """Releases the handle. Later calls are errors."""
-        self._own = None
+        self._owned = None
 
     def __enter__(self: Self) -> Self:
         return self

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Set, Tuple, TypeVar, cast
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar, cast
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -64,54 +64,54 @@ _registries: "List[Registry]" = []
 
 def callback(kind: Any, **options: Any) -> Callable[[Function], Function]:
     """A function that the library may call; kind is its type, or that type's name."""
-    make = ffi.callback(kind, **options)
+    make_callback = ffi.callback(kind, **options)
 
     def decorate(function: Function) -> Function:
-        _callbacks.append(make(function))
+        _callbacks.append(make_callback(function))
         return cast(Function, _callbacks[-1])
 
     return decorate
 
 
 _pid = os.getpid()
-_callback = threading.local()
-_LAST_SECONDS = 2.0
-_busy: Set[int] = set()  # threads that are in a callback
-_ends: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()  # threads that end a handle
+_callback_state = threading.local()
+_EXIT_GRACE_SECONDS = 2.0
+_callback_threads: Set[int] = set()  # threads that are in a callback
+_destroy_threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()  # threads that end a handle
 
 
-def _forked() -> None:
+def _reset_after_fork() -> None:
     # A child made by fork() must not call the library, not even to free what it inherited.
     global _pid
     _pid = -1
-    _busy.clear()
-    _ends.clear()
+    _callback_threads.clear()
+    _destroy_threads.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-class in_callback:
-    """Marks the thread as one that the library runs. Handles that die here are destroyed on another thread: a stream
-    cannot be destroyed from itself, nor the library be called from a log function."""
+class InCallback:
+    """Marks the thread as one that the library runs: handles that die here are destroyed on another thread, because a
+    stream cannot be destroyed from itself, nor the library be called from a log function."""
 
     def __enter__(self) -> None:
-        _callback.depth = getattr(_callback, "depth", 0) + 1
-        _busy.add(threading.get_ident())
+        _callback_state.depth = getattr(_callback_state, "depth", 0) + 1
+        _callback_threads.add(threading.get_ident())
 
     def __exit__(self, *_: Any) -> None:
-        _callback.depth -= 1
-        if not _callback.depth:
-            _busy.discard(threading.get_ident())
+        _callback_state.depth -= 1
+        if not _callback_state.depth:
+            _callback_threads.discard(threading.get_ident())
 
 
-def _last() -> None:
+def _join_at_exit() -> None:
     """Lets threads that run Python come back before the interpreter ends: one that waits in another library's C++ then
     ends the process by SIGABRT when it asks for the GIL. Not for long, as their peers may never answer."""
-    deadline = time.monotonic() + _LAST_SECONDS
-    for thread in list(_ends):
+    deadline = time.monotonic() + _EXIT_GRACE_SECONDS
+    for thread in list(_destroy_threads):
         thread.join(max(0.0, deadline - time.monotonic()))
-    while _busy - {threading.get_ident()} and time.monotonic() < deadline:
+    while _callback_threads - {threading.get_ident()} and time.monotonic() < deadline:
         time.sleep(0.001)
     # A thread that calls back after that is held, or ended, by the interpreter: but there must be code to call.
     if any(registry.used for registry in _registries):
@@ -121,7 +121,7 @@ def _last() -> None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))
 
 
-atexit.register(_last)
+atexit.register(_join_at_exit)
 
 
 def _destroy(function: Callable[[Any], None], keep: Any, pointer: Any,
@@ -129,22 +129,24 @@ def _destroy(function: Callable[[Any], None], keep: Any, pointer: Any,
     # The end of the process frees everything; then nothing has to be waited for, and this module's globals may be gone.
     if _is_finalizing() or _pid == -1:
         return
-    if getattr(_callback, "depth", 0):
+    if getattr(_callback_state, "depth", 0):
         thread = threading.Thread(target=lambda *_: function(pointer), args=(keep,), daemon=True)
         thread.start()
-        _ends.add(thread)
+        _destroy_threads.add(thread)
     else:
         function(pointer)
 
 
-def own(pointer: Any, destroy: Callable[[Any], None], keep: Any = None) -> Any:
+def gc_handle(pointer: Any, destroy: Callable[[Any], None], keep: Any = None) -> Any:
     """A handle that is destroyed with its last reference; running calls hold one. `keep` lives until after that."""
     return ffi.gc(pointer, functools.partial(_destroy, destroy, keep))
 
 
-def new_struct(name: str) -> Any:
-    """A zeroed struct that has its struct_size."""
-    return ffi.new(f"{name} *", {"struct_size": ffi.sizeof(name)})
+def new_struct(name: str, count: Optional[int] = None) -> Any:
+    """A zeroed struct that has its struct_size; with count an array of them, of one at least."""
+    if count is None:
+        return ffi.new(f"{name} *", {"struct_size": ffi.sizeof(name)})
+    return ffi.new(f"{name}[]", [{"struct_size": ffi.sizeof(name)}] * max(count, 1))
 
 
 class Registry:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Mapping, Tuple
 
 from ._lib import ffi
 
@@ -12,30 +12,37 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
-def string(name: str, value: Any) -> bytes:
+def c_string(name: str, value: Any) -> bytes:
     """A string for C, which ends it at the first NUL."""
     if not isinstance(value, str) or "\0" in value:
         raise TypeError(f"{name} = {value!r}, must be a str without NUL")
     return value.encode()
 
 
-def whole(name: str, value: Any, most: int = (1 << 63) - 1) -> int:
+def check_size(name: str, value: Any, maximum: int = (1 << 63) - 1) -> int:
     """A number of things or bytes."""
     try:
         number = value.__index__()
     except (AttributeError, TypeError):
         raise TypeError(f"{name} = {value!r}, must be an integer") from None
-    if not 0 <= number <= most:
-        raise ValueError(f"{name} = {value!r}, must be 0 to {most}")
+    if not 0 <= number <= maximum:
+        raise ValueError(f"{name} = {value!r}, must be 0 to {maximum}")
     return int(number)
 
 
-def numbers(name: str, values: Any) -> Tuple[Any, int]:
+def int64_array(name: str, values: Any) -> Tuple[Any, int]:
     """A sequence of integers as an int64_t[], which has a place where the sequence has none, and their number."""
     try:
         return ffi.new("int64_t[]", list(values) or [0]), len(values)
     except (TypeError, OverflowError):
         raise TypeError(f"{name} = {values!r}, must be a sequence of 64-bit integers") from None
+
+
+def choice(name: str, value: Any, allowed: Mapping[str, int]) -> int:
+    """The library's number of a choice that has a name in Python."""
+    if value not in allowed:
+        raise ValueError(f"{name} = {value!r}, must be one of {', '.join(map(repr, allowed))}")
+    return allowed[value]
 
 
 def assign(struct: Any, field: str, value: Any, name: str) -> None:
@@ -47,7 +54,7 @@ def assign(struct: Any, field: str, value: Any, name: str) -> None:
         raise TypeError(f"{name} = {value!r}, must be a number that C's {kind} holds") from None
 
 
-def one_of(name: str, value: Any, kind: Any, optional: bool = True) -> Any:
+def handle_arg(name: str, value: Any, kind: Any, optional: bool = True) -> Any:
     """The handle of an object of the package; with None, if that may be, NULL."""
     if value is None and optional:
         return ffi.NULL
@@ -56,7 +63,7 @@ def one_of(name: str, value: Any, kind: Any, optional: bool = True) -> Any:
     return value._handle
 
 
-def nanoseconds(timeout: Any) -> int:
+def timeout_ns(timeout: Any) -> int:
     """Seconds (None: the library's default) as the library's timeout_ns."""
     if timeout is None:
         return 0

@@ -9,8 +9,8 @@ import sys
 from typing import Any, Iterator, List, Optional, Sequence
 
 from ._handle import OwnedHandle
-from ._lib import Registry, callback, ffi, in_callback, lib, new_struct, own
-from .arguments import counted, nanoseconds, numbers, one_of, string, whole
+from ._lib import InCallback, Registry, callback, ffi, gc_handle, lib, new_struct
+from .arguments import c_string, check_size, counted, handle_arg, int64_array, timeout_ns
 from .device import Device, Stream, handle_of, place_of
 from .errors import check
 from .tensors import View
@@ -67,7 +67,7 @@ def _bytes(pointer: Any, count: int) -> memoryview:
 
 def _guarded(user: Any, call: Any) -> int:
     """Runs a method of the caller's; an exception becomes an error number, never a success."""
-    with in_callback():
+    with InCallback():
         external = None
         try:
             external = _externals.get(user)
@@ -121,7 +121,7 @@ def _abort(user: Any) -> None:
 
 @callback(_TABLE["destroy_user"].type)
 def _destroy_user(user: Any) -> None:
-    with in_callback():
+    with InCallback():
         external = _externals.pop(user)
         try:
             external.collectives.close()
@@ -138,9 +138,8 @@ class _Unraisable:
 
 
 def _options(timeout: Optional[float], heap_bytes: int) -> Any:
-    options = ffi.new("dc_comm_options *")
-    lib.dc_comm_options_init(options, ffi.sizeof("dc_comm_options"))
-    options.timeout_ns, options.heap_bytes = nanoseconds(timeout), whole("heap_bytes", heap_bytes)
+    options = new_struct("dc_comm_options")
+    options.timeout_ns, options.heap_bytes = timeout_ns(timeout), check_size("heap_bytes", heap_bytes)
     return options
 
 
@@ -151,7 +150,7 @@ class Comm(OwnedHandle):
 
     def __init__(self, pointer: Any, external: Optional[_External] = None, takes_devices: bool = False,
                  shares_memory: bool = True) -> None:
-        self._own = own(pointer, lib.dc_comm_destroy)
+        self._owned = gc_handle(pointer, lib.dc_comm_destroy)
         self._external = external
         self.shares_memory = shares_memory and external is None  # whether ranks can read each other's
         self.takes_devices = takes_devices  # whether collectives may have tensors on a CUDA device; else: nccl()
@@ -160,7 +159,7 @@ class Comm(OwnedHandle):
     @classmethod
     def threads(cls, n: int, timeout: Optional[float] = None, heap_bytes: int = 0) -> List["Comm"]:
         """Ranks as threads of this process: one communicator for each. timeout in seconds, None: 300."""
-        n = whole("n", n, (1 << 31) - 1)
+        n = check_size("n", n, (1 << 31) - 1)
         out = ffi.new("dc_comm *[]", min(max(n, 1), 64))  # more are refused
         check(lib.dc_comm_create_threads(n, _options(timeout, heap_bytes), out))
         return [cls(out[rank], takes_devices=True) for rank in range(n)]
@@ -175,7 +174,7 @@ class Comm(OwnedHandle):
                   heap_bytes: int = 0) -> "Comm":
         """Ranks as processes of this machine; blocks until all have come."""
         out = ffi.new("dc_comm **")
-        check(lib.dc_comm_create_processes(string("name", name), rank, world, _options(timeout, heap_bytes), out))
+        check(lib.dc_comm_create_processes(c_string("name", name), rank, world, _options(timeout, heap_bytes), out))
         return cls(out[0])
 
     @classmethod
@@ -184,7 +183,7 @@ class Comm(OwnedHandle):
         group's."""
         out = ffi.new("dc_comm **")
         options = _options(timeout, 0)
-        check(lib.dc_comm_create_tcp(string("address", address), string("name", name), rank, world, options, out))
+        check(lib.dc_comm_create_tcp(c_string("address", address), c_string("name", name), rank, world, options, out))
         return cls(out[0], shares_memory=False)
 
     @classmethod
@@ -209,7 +208,8 @@ class Comm(OwnedHandle):
         """The same ranks, each on a card of its own, moving a libdc.Device's memory through NVIDIA's NCCL; blocks until
         all have come. Context.init makes one where its device wants it."""
         out = ffi.new("dc_comm **")
-        self._check(lib.dc_comm_create_nccl(self._handle, one_of("nccl: device", device, Device, optional=False), out))
+        c_device = handle_arg("nccl: device", device, Device, optional=False)
+        self._check(lib.dc_comm_create_nccl(self._handle, c_device, out))
         return Comm(out[0], self._external, True)
 
     @property
@@ -289,7 +289,7 @@ class Comm(OwnedHandle):
 
     def abort(self, reason: Optional[str] = None) -> None:
         """Makes every present and future collective of the group fail, on every rank."""
-        lib.dc_comm_abort(self._handle, ffi.NULL if reason is None else string("reason", reason))
+        lib.dc_comm_abort(self._handle, ffi.NULL if reason is None else c_string("reason", reason))
 
     def set_checksums(self, enable: bool = True) -> None:
         """Compares checksums of all that ranks read from each other, for debugging; to be set on every rank."""
@@ -305,7 +305,7 @@ class Comm(OwnedHandle):
         if len(counts) != self.size:
             raise ValueError(f"counts has {counted(len(counts), 'entry', 'entries')}, must have one for each of "
                              f"{counted(self.size, 'rank')}")
-        return numbers("counts", counts)[0]
+        return int64_array("counts", counts)[0]
 
     def _pin(self, stream: Optional[Stream], views: Any) -> None:
         if self._group is not None:
@@ -324,7 +324,7 @@ def cause_of(comm: Optional[Comm]) -> Optional[BaseException]:
     return external.errors[0] if external is not None and external.errors else None
 
 
-_made = itertools.count()
+_num_created = itertools.count()
 
 
 def init_comm(timeout: Optional[float] = None) -> Comm:
@@ -338,7 +338,7 @@ def init_comm(timeout: Optional[float] = None) -> Comm:
     if spread and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
         raise RuntimeError("init_comm: ranks of several machines (LOCAL_WORLD_SIZE is not WORLD_SIZE) need MASTER_ADDR "
                            "and MASTER_PORT")
-    rank, group, made = int(os.environ["RANK"]), _group_name(), next(_made)
+    rank, group, made = int(os.environ["RANK"]), _group_name(), next(_num_created)
     if not spread:
         return Comm.processes(f"{group}.{made}", rank, world, timeout)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1 + made

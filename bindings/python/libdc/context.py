@@ -8,8 +8,8 @@ import weakref
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ._handle import OwnedHandle
-from ._lib import Registry, callback, ffi, in_callback, lib, new_struct, own, text
-from .arguments import assign, counted, numbers, one_of, string, whole
+from ._lib import InCallback, Registry, callback, ffi, gc_handle, lib, new_struct, text
+from .arguments import assign, c_string, check_size, counted, handle_arg, int64_array
 from .comm import Comm, cause_of
 from .device import Device, Stream, handle_of
 from .errors import check
@@ -17,12 +17,12 @@ from .tensors import HOST, PINNED, Buffer, Tensor, View, fill, output, result
 from .types import Config, DType, MemoryKind, MemoryStats, Op, OpInfo, Status, TraceEvent
 
 _logs = Registry()
-_MOST_EVENTS = 1 << 24  # that dc_trace_start() keeps
+_MAX_TRACE_EVENTS = 1 << 24  # that dc_trace_start() keeps
 
 
 @callback("dc_log_fn")
 def _log(level: int, message: Any, user: Any) -> None:
-    with in_callback():
+    with InCallback():
         _logs.get(user)(level, text(message))
 
 
@@ -32,11 +32,11 @@ def _destroy(pointer: Any, log_user: Any) -> None:
         _logs.pop(log_user)
 
 
-def _look(reference: "weakref.ref[Context]") -> None:
+def _report_async_error(reference: "weakref.ref[Context]") -> None:
     """Lets a context notice, at the end of the process, a failure that the program met elsewhere."""
     context = reference()
-    if context is not None and context._own is not None:
-        lib.dc_async_error(context._own)
+    if context is not None and context._owned is not None:
+        lib.dc_async_error(context._owned)
 
 
 class Context(OwnedHandle):
@@ -57,22 +57,22 @@ class Context(OwnedHandle):
             log_user = _logs.put(log)
             options.log, options.log_user = _log, log_user
         out = ffi.new("dc_context **")
-        status = lib.dc_context_create(one_of("device", device, Device), options, out)
+        status = lib.dc_context_create(handle_arg("device", device, Device), options, out)
         if status != Status.OK and log_user is not None:
             _logs.pop(log_user)
         check(status)
         # What the library reads of the caller's: freed after the context, whatever the order of collection.
         self._registered: Dict[int, List[Any]] = {}
         self._pending: Dict[Any, Any] = {}
-        self._own = own(out[0], lambda pointer: _destroy(pointer, log_user), (self._registered, self._pending))
+        self._owned = gc_handle(out[0], lambda pointer: _destroy(pointer, log_user), (self._registered, self._pending))
         self.device = device
         self._place = device.place
-        self._anywhere = (HOST,) if self._place == HOST else (self._place, HOST)
+        self._device_or_host = (HOST,) if self._place == HOST else (self._place, HOST)
         self._comm: Optional[Comm] = None
         self._stream: Optional[Stream] = None
         if os.environ.get("DC_DUMP_DIR"):
             self.trace_dump_on_error(os.environ["DC_DUMP_DIR"])
-            atexit.register(_look, weakref.ref(self))
+            atexit.register(_report_async_error, weakref.ref(self))
 
     @property
     def handle(self) -> int:
@@ -86,7 +86,7 @@ class Context(OwnedHandle):
         """pinned: it may be in host memory that the device reads too."""
         return View(array, writable, name, (self._place, PINNED) if pinned and self._place != HOST else (self._place,))
 
-    def _reads(self, view: Any) -> None:
+    def _pin_until_read(self, view: Any) -> None:
         # With a stream, the library reads after the call has returned.
         if self._stream is not None:
             self._stream.pin(view)
@@ -97,13 +97,12 @@ class Context(OwnedHandle):
              initial_reduce_bucket_size: int = 1 << 24) -> None:
         """Joins the ranks of comm (None: a world of one). config: a Config, a mapping with some of its keys, or any
         object with some of its attributes. initial_reduce_bucket_size in elements."""
-        table = ffi.new("dc_config *")
-        lib.dc_config_init(table, ffi.sizeof("dc_config"))
+        table = new_struct("dc_config")
         for key, value in _config_items(config):
             number = int(value) if isinstance(value, float) and value.is_integer() else value
             assign(table, key, number, f"init: config.{key}")
-        check(lib.dc_init(self._handle, one_of("init: comm", comm, Comm), table,
-                          whole("init: initial_reduce_bucket_size", initial_reduce_bucket_size)), cause_of(comm))
+        check(lib.dc_init(self._handle, handle_arg("init: comm", comm, Comm), table,
+                          check_size("init: initial_reduce_bucket_size", initial_reduce_bucket_size)), cause_of(comm))
         self._comm = comm
 
     def cleanup(self) -> None:
@@ -132,7 +131,7 @@ class Context(OwnedHandle):
 
     def memory_alloc(self, nbytes: int, kind: int = MemoryKind.DEVICE) -> Buffer:
         out = ffi.new("dc_buffer **")
-        self._check(lib.dc_memory_alloc(self._handle, whole("memory_alloc: nbytes", nbytes), kind, out))
+        self._check(lib.dc_memory_alloc(self._handle, check_size("memory_alloc: nbytes", nbytes), kind, out))
         pinned = kind == MemoryKind.HOST and self._place != HOST
         return Buffer(out[0], PINNED if pinned else self._place)
 
@@ -143,8 +142,8 @@ class Context(OwnedHandle):
         """name: for error texts and dumps."""
         weights = self._view("register_param: tensor", tensor, pinned=True)
         grad = self._view("register_param: grad_buffer", grad_buffer, writable=True)
-        self._check(lib.dc_register_param(self._handle, id, *numbers("register_param: shape", shape), weights.c, grad.c,
-                                          offset))
+        lengths = int64_array("register_param: shape", shape)
+        self._check(lib.dc_register_param(self._handle, id, *lengths, weights.c, grad.c, offset))
         self._registered[id] = [weights.keep, grad.keep]
         if name is not None:
             self.set_param_name(id, name)
@@ -154,15 +153,16 @@ class Context(OwnedHandle):
         """name: for error texts and dumps."""
         weights = self._view("register_z3_param: shard", shard, pinned=True)
         grad = self._view("register_z3_param: grad_buffer", grad_buffer, writable=True)
-        self._check(lib.dc_register_z3_param(self._handle, id, *numbers("register_z3_param: shape", shape), weights.c,
-                                             grad.c, bool(persistent), DType.of(expected_grad_dtype)))
+        lengths = int64_array("register_z3_param: shape", shape)
+        self._check(lib.dc_register_z3_param(self._handle, id, *lengths, weights.c, grad.c, bool(persistent),
+                                             DType.of(expected_grad_dtype)))
         self._registered[id] = [weights.keep, grad.keep]
         if name is not None:
             self.set_param_name(id, name)
 
     def set_param_name(self, id: int, name: Optional[str]) -> None:
         """Error texts, log lines and dumps have the name behind the parameter's number. None takes it away."""
-        c_name = ffi.NULL if name is None else string("set_param_name: name", name)
+        c_name = ffi.NULL if name is None else c_string("set_param_name: name", name)
         self._check(lib.dc_set_param_name(self._handle, id, c_name))
 
     def update_param_grad_buffer(self, id: int, grad_buffer: Any, offset: int = 0) -> None:
@@ -191,24 +191,24 @@ class Context(OwnedHandle):
         if ids is None:
             self._check(lib.dc_params_updated(self._handle, ffi.NULL, 0))
         elif len(ids):
-            self._check(lib.dc_params_updated(self._handle, *numbers("ids", ids)))
+            self._check(lib.dc_params_updated(self._handle, *int64_array("ids", ids)))
 
     def accumulate_grads(self, ids: Sequence[int]) -> None:
-        self._check(lib.dc_accumulate_grads(self._handle, *numbers("ids", ids)))
+        self._check(lib.dc_accumulate_grads(self._handle, *int64_array("ids", ids)))
 
     # Graphs
 
     def register_graph_z0(self, graph_id: int, ids: Sequence[int]) -> None:
-        self._check(lib.dc_register_graph_z0(self._handle, graph_id, *numbers("ids", ids)))
+        self._check(lib.dc_register_graph_z0(self._handle, graph_id, *int64_array("ids", ids)))
 
     def register_graph_z1(self, graph_id: int, ids: Sequence[int]) -> None:
-        self._check(lib.dc_register_graph_z1(self._handle, graph_id, *numbers("ids", ids)))
+        self._check(lib.dc_register_graph_z1(self._handle, graph_id, *int64_array("ids", ids)))
 
     def register_graph_z2(self, graph_id: int, ids: Sequence[int]) -> None:
-        self._check(lib.dc_register_graph_z2(self._handle, graph_id, *numbers("ids", ids)))
+        self._check(lib.dc_register_graph_z2(self._handle, graph_id, *int64_array("ids", ids)))
 
     def register_graph_z3(self, graph_id: int, ids: Sequence[int]) -> None:
-        self._check(lib.dc_register_graph_z3(self._handle, graph_id, *numbers("ids", ids)))
+        self._check(lib.dc_register_graph_z3(self._handle, graph_id, *int64_array("ids", ids)))
 
     def unregister_graph(self, graph_id: int) -> None:
         self._check(lib.dc_unregister_graph(self._handle, graph_id))
@@ -226,7 +226,7 @@ class Context(OwnedHandle):
             raise ValueError(f"dtypes has {counted(len(dtypes), 'entry', 'entries')}, must have one for each of "
                              f"{counted(len(ids), 'id')}")
         types = ffi.NULL if dtypes is None else ffi.new("int32_t[]", [DType.of(dtype) for dtype in dtypes])
-        c_ids, count = numbers("ids", ids)
+        c_ids, count = int64_array("ids", ids)
         self._check(lib.dc_prefetch_params_fused(self._handle, graph_id, c_ids, types, count))
 
     def wait_allgather(self, a: Any, graph_id: int, id: int) -> Any:
@@ -249,16 +249,16 @@ class Context(OwnedHandle):
     def reduce_grad(self, a: Any, graph_id: int, id: int) -> None:
         view = self._view("reduce_grad: a", a)
         self._check(lib.dc_reduce_grad(self._handle, view.c, graph_id, id))
-        self._reads(view)
+        self._pin_until_read(view)
 
     def free_tensors(self, tensors: Sequence[Any]) -> List[bool]:
         """Says of each tensor whether the caller may free it."""
         count = len(tensors)
-        views, freed = ffi.new("dc_tensor[]", max(count, 1)), ffi.new("int32_t[]", max(count, 1))
-        keep = [fill(views[i], tensor, False, f"free_tensors: tensors[{i}]", self._anywhere)
+        views, freed = new_struct("dc_tensor", count), ffi.new("int32_t[]", max(count, 1))
+        keep = [fill(views[i], tensor, False, f"free_tensors: tensors[{i}]", self._device_or_host)
                 for i, tensor in enumerate(tensors)]
         self._check(lib.dc_free_tensors(self._handle, views, ffi.sizeof("dc_tensor"), count, freed))
-        self._reads(keep)
+        self._pin_until_read(keep)
         return [bool(freed[i]) for i in range(count)]
 
     def offload_tensor(self, a: Any, graph_id: int, id: int) -> Tensor:
@@ -272,7 +272,7 @@ class Context(OwnedHandle):
     def wait_offload(self, a: Any, graph_id: int, id: int) -> Tensor:
         out = output()
         self._check(lib.dc_wait_offload(self._handle, ffi.NULL, graph_id, id, out))
-        self._reads(self._pending.pop((graph_id, id), None))
+        self._pin_until_read(self._pending.pop((graph_id, id), None))
         return result(out, self)
 
     def reload_tensor(self, a: Any, graph_id: int, id: int) -> Tensor:
@@ -283,7 +283,7 @@ class Context(OwnedHandle):
 
     def wait_reload(self, a: Any, graph_id: int, id: int) -> Any:
         """The device copy; while profiling without a reload, a."""
-        view, out = View(a, False, "wait_reload: a", self._anywhere), output()
+        view, out = View(a, False, "wait_reload: a", self._device_or_host), output()
         self._check(lib.dc_wait_reload(self._handle, view.c, graph_id, id, out))
         return a if view.c and out.data == view.c.data else result(out, self, self._place)
 
@@ -345,7 +345,7 @@ class Context(OwnedHandle):
 
     def trace_read(self, limit: int = 65536) -> List[TraceEvent]:
         """Up to `limit` kept events, oldest first; the rest stays for the next call."""
-        limit = min(whole("trace_read: limit", limit), _MOST_EVENTS)
+        limit = min(check_size("trace_read: limit", limit), _MAX_TRACE_EVENTS)
         events, count = ffi.new("dc_trace_event[]", max(limit, 1)), ffi.new("int64_t *")
         self._check(lib.dc_trace_read(self._handle, events, ffi.sizeof("dc_trace_event"), limit, count))
         return [TraceEvent(event.begin_ns, event.end_ns, event.graph_id, event.id, event.bytes, Op(event.op),

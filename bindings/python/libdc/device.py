@@ -6,8 +6,8 @@ import sys
 from typing import Any, Callable, List, Optional, Tuple
 
 from ._handle import OwnedHandle
-from ._lib import Registry, callback, ffi, in_callback, lib, new_struct, own, text
-from .arguments import nanoseconds, one_of, string
+from ._lib import InCallback, Registry, callback, ffi, gc_handle, lib, new_struct, text
+from .arguments import c_string, handle_arg, timeout_ns
 from .errors import check
 from .tensors import HOST, Place
 from .types import Status
@@ -35,7 +35,7 @@ _ALLOCATOR = dict(ffi.typeof("dc_allocator").fields)
 
 @callback(_ALLOCATOR["alloc"].type)
 def _alloc(size: int, align: int, user: Any) -> Any:
-    with in_callback():
+    with InCallback():
         try:
             return ffi.cast("void *", _allocators.get(user).alloc(size, align))
         except Exception:
@@ -45,13 +45,13 @@ def _alloc(size: int, align: int, user: Any) -> Any:
 
 @callback(_ALLOCATOR["free"].type)
 def _free(address: Any, size: int, align: int, user: Any) -> None:
-    with in_callback():
+    with InCallback():
         _allocators.get(user).free(int(ffi.cast("uintptr_t", address)), size, align)
 
 
 @callback(_ALLOCATOR["destroy_user"].type)
 def _close_allocator(user: Any) -> None:
-    with in_callback():
+    with InCallback():
         _allocators.pop(user).close()
 
 
@@ -68,11 +68,11 @@ class Device(OwnedHandle):
             table.alloc, table.free, table.destroy_user = _alloc, _free, _close_allocator
             table.user = _allocators.put(allocator)
             options.allocator = table
-        status = lib.dc_device_open(string("name", name), options, out)
+        status = lib.dc_device_open(c_string("name", name), options, out)
         if status != Status.OK and allocator is not None:
             _allocators.pop(table.user)
         check(status)
-        self._own = own(out[0], lib.dc_device_destroy)
+        self._owned = gc_handle(out[0], lib.dc_device_destroy)
         kind, _, number = name.partition(":")
         self.place: Place = (2, int(number or 0)) if kind == "cuda" else HOST  # where its memory is
 
@@ -86,24 +86,26 @@ class Device(OwnedHandle):
         return text(lib.dc_device_name(self._handle))
 
 
-class Event:
+class Event(OwnedHandle):
     """A point in a stream that others can wait for."""
+
+    _kind = "event"
 
     def __init__(self, device: Device) -> None:
         out = ffi.new("dc_event **")
-        check(lib.dc_event_create(one_of("device", device, Device, optional=False), out))
-        self._own = own(out[0], lib.dc_event_destroy)
+        check(lib.dc_event_create(handle_arg("device", device, Device, optional=False), out))
+        self._owned = gc_handle(out[0], lib.dc_event_destroy)
 
     def record(self, stream: Optional["Stream"] = None) -> None:
-        check(lib.dc_event_record(self._own, handle_of(stream)))
+        check(lib.dc_event_record(self._handle, handle_of(stream)))
 
     def wait(self, stream: Optional["Stream"] = None, timeout: Optional[float] = None) -> None:
         """Lets a stream, or without one the caller, wait for the latest mark."""
-        check(lib.dc_event_wait(self._own, handle_of(stream), nanoseconds(timeout)))
+        check(lib.dc_event_wait(self._handle, handle_of(stream), timeout_ns(timeout)))
 
     def query(self) -> bool:
         passed = ffi.new("int32_t *")
-        check(lib.dc_event_query(self._own, passed))
+        check(lib.dc_event_query(self._handle, passed))
         return bool(passed[0])
 
 
@@ -113,14 +115,14 @@ _calls = Registry()
 
 @callback("dc_stream_fn")
 def _run_call(user: Any) -> None:
-    with in_callback():
+    with InCallback():
         function, failures = _calls.pop(user)
         try:
             function()
         except BaseException as error:  # goes to the caller of synchronize()
             failures.append(error)
             del error
-        # The function may hold the last reference to its own stream: it dies inside in_callback.
+        # The function may hold the last reference to its own stream: it dies inside InCallback.
         del function, failures
 
 
@@ -132,7 +134,7 @@ class Stream(OwnedHandle):
     def __init__(self, device: Device, native: Optional[int] = None) -> None:
         """native: a cudaStream_t, as a number, that the caller made and keeps alive; the stream is then that one."""
         out = ffi.new("dc_stream **")
-        handle = one_of("device", device, Device, optional=False)
+        handle = handle_arg("device", device, Device, optional=False)
         if native is None:
             check(lib.dc_stream_create(handle, out))
         else:
@@ -140,7 +142,7 @@ class Stream(OwnedHandle):
         self._device = device
         self._failures: List[BaseException] = []
         self._pins: List[Tuple[Event, Any]] = []
-        self._own = own(out[0], lib.dc_stream_destroy, self._pins)
+        self._owned = gc_handle(out[0], lib.dc_stream_destroy, self._pins)
 
     @property
     def handle(self) -> int:
@@ -157,7 +159,7 @@ class Stream(OwnedHandle):
 
     def synchronize(self, timeout: Optional[float] = None) -> None:
         """Blocks until all work queued so far is done."""
-        check(lib.dc_stream_synchronize(self._handle, nanoseconds(timeout)))
+        check(lib.dc_stream_synchronize(self._handle, timeout_ns(timeout)))
         self._unpin()
         if self._failures:
             raise self._failures.pop(0)
@@ -178,7 +180,7 @@ class Stream(OwnedHandle):
 
 
 def handle_of(stream: Optional[Stream]) -> Any:
-    return one_of("stream", stream, Stream)
+    return handle_arg("stream", stream, Stream)
 
 
 def place_of(stream: Optional[Stream]) -> Place:

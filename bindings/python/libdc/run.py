@@ -27,9 +27,9 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
-MOST_RANKS = 256  # of several machines
+MAX_RANKS = 256  # of several machines
 _PR_SET_PDEATHSIG = 1
-_LAST_WORDS = 3.0  # seconds in which the others may end by themselves and say why
+_EXIT_GRACE_SECONDS = 3.0  # seconds in which the others may end by themselves and say why
 
 
 def threads(n: int, fn: Callable[..., Any], *args: Any, timeout: Optional[float] = None) -> List[Any]:
@@ -72,7 +72,7 @@ def _allow_files(ranks: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _hold_standard_streams() -> None:
+def _occupy_standard_streams() -> None:
     """What is opened later must not get the number of a standard stream that was closed."""
     for fd in range(3):
         try:
@@ -128,9 +128,9 @@ class _Rank:
         pipes = [None if rank == 0 and output.is_terminal else subprocess.PIPE for output in (out, err)]
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=pipes[0],
                                         stderr=pipes[1], start_new_session=True, preexec_fn=before_exec)
-        self.target = {pipe: output for pipe, output in ((self.process.stdout, out), (self.process.stderr, err))
+        self.outputs = {pipe: output for pipe, output in ((self.process.stdout, out), (self.process.stderr, err))
                        if pipe is not None}
-        self.partial = {pipe: b"" for pipe in self.target}
+        self.partial = {pipe: b"" for pipe in self.outputs}
         self.ended: Optional[Any] = None
 
     def code(self) -> Optional[int]:
@@ -169,13 +169,13 @@ class _Launcher:
         self.signals: List[int] = []
         self.first: Optional[Tuple[_Rank, int]] = None  # the rank that failed first, and its code
         self.stop_signal = 0
-        self.lost_code = 0  # not 0: what the ranks print can't be written
-        self.held = socket.socket()
+        self.output_code = 0  # not 0: what the ranks print can't be written
+        self.reserved_port = socket.socket()
         self.plan: List[Tuple[float, int]] = []  # when what still runs gets which signal
 
     def start(self, command: Sequence[str], options: argparse.Namespace) -> None:
         count, shared = options.ranks, dict(os.environ)
-        host, port = options.rendezvous or ("127.0.0.1", options.master_port or self._hold_port())
+        host, port = options.rendezvous or ("127.0.0.1", options.master_port or self._reserve_port())
         shared.update(WORLD_SIZE=str(count * options.nodes), LOCAL_WORLD_SIZE=str(count), MASTER_ADDR=host,
                       MASTER_PORT=str(port))
         if options.nodes == 1:
@@ -193,36 +193,35 @@ class _Launcher:
                 os.set_blocking(pipe.fileno(), False)
                 self.selector.register(pipe, selectors.EVENT_READ, self.ranks[-1])
 
-    def _hold_port(self) -> int:
-        """A free port, which no other process is given while the ranks run: they may listen there, this socket does
-        not."""
-        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.held.bind(("127.0.0.1", 0))
-        return int(self.held.getsockname()[1])
+    def _reserve_port(self) -> int:
+        """A free port, which nobody else is given while the ranks run: they may listen there, this socket does not."""
+        self.reserved_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.reserved_port.bind(("127.0.0.1", 0))
+        return int(self.reserved_port.getsockname()[1])
 
     def watch(self) -> int:
         while any(rank.code() is None for rank in self.ranks):
             self._forward(0.05)
-            self._answer_signals()
-            self._look_for_failure()
-            self._look_for_lost_output()
+            self._handle_signals()
+            self._check_ranks()
+            self._check_outputs()
             while self.plan and time.monotonic() > self.plan[0][0]:
                 self._signal_all(self.plan.pop(0)[1])
-        self._look_for_failure()
+        self._check_ranks()
         self.end()
         self._drain()
-        self._look_for_lost_output()
-        self.held.close()
+        self._check_outputs()
+        self.reserved_port.close()
         if self.stop_signal:
             return 128 + self.stop_signal
-        return self.first[1] if self.first else self.lost_code
+        return self.first[1] if self.first else self.output_code
 
     def end(self) -> None:
         for rank in self.ranks:
             if rank.process.returncode is None:
                 rank.reap()
 
-    def _answer_signals(self) -> None:
+    def _handle_signals(self) -> None:
         while self.signals:
             number = self.signals.pop(0)
             if self.stop_signal:  # asked twice: no more patience
@@ -232,8 +231,8 @@ class _Launcher:
                 self.plan = [(time.monotonic() + self.grace, signal.SIGKILL)]
                 self._signal_all(number)
 
-    def _look_for_failure(self) -> None:
-        if self.first is not None or self.stop_signal or self.lost_code:
+    def _check_ranks(self) -> None:
+        if self.first is not None or self.stop_signal or self.output_code:
             return
         for rank in self.ranks:
             code = rank.code()
@@ -241,27 +240,27 @@ class _Launcher:
                 self.first = (rank, code)
                 how = f"was killed by {_signal_name(code - 128)}" if rank.killed() else f"failed with exit code {code}"
                 self._forward(0)
-                self._say(f"rank {rank.rank} (pid {rank.process.pid}) {how}; ending the other ranks")
-                end = time.monotonic() + _LAST_WORDS
+                self._log(f"rank {rank.rank} (pid {rank.process.pid}) {how}; ending the other ranks")
+                end = time.monotonic() + _EXIT_GRACE_SECONDS
                 self.plan = [(end, signal.SIGTERM), (end + self.grace, signal.SIGKILL)]
                 return
 
-    def _look_for_lost_output(self) -> None:
+    def _check_outputs(self) -> None:
         """The output is lost: its reader has gone, as under `| head`, or the disk is full."""
         for output in (self.out, self.err):
             output.poll()
         lost = next((output for output in (self.out, self.err) if output.lost is not None), None)
-        if lost is None or lost.lost is None or self.lost_code:
+        if lost is None or lost.lost is None or self.output_code:
             return
         unread = lost.lost.errno == errno.EPIPE
-        self.lost_code = 128 + signal.SIGPIPE if unread else 1
+        self.output_code = 128 + signal.SIGPIPE if unread else 1
         if not unread:
-            self._say(f"{lost.name} can't be written: {lost.lost.strerror}; ending the ranks")
+            self._log(f"{lost.name} can't be written: {lost.lost.strerror}; ending the ranks")
         if self.first is None and not self.stop_signal:
             self.plan = [(time.monotonic() + self.grace, signal.SIGKILL)]
             self._signal_all(signal.SIGTERM)
 
-    def _say(self, message: str) -> None:
+    def _log(self, message: str) -> None:
         self.err.write(f"libdc.run: {message}\n".encode())
 
     def _signal_all(self, number: int) -> None:
@@ -284,11 +283,11 @@ class _Launcher:
             return False
         whole, newline, rest = (rank.partial[pipe] + data).rpartition(b"\n")
         rank.partial[pipe] = rest
-        rank.target[pipe].write(whole + newline)
+        rank.outputs[pipe].write(whole + newline)
         return True
 
     def _close(self, pipe: Any, rank: _Rank) -> None:
-        rank.target[pipe].write(rank.partial[pipe])
+        rank.outputs[pipe].write(rank.partial[pipe])
         self.selector.unregister(pipe)
         pipe.close()
 
@@ -331,14 +330,14 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args(argv)
 
-    def number(name: str, text: str, least: int, most: int, why: str = "") -> int:
-        if not re.fullmatch("-?[0-9]{1,18}", text) or not least <= int(text) <= most:
-            parser.error(f"{name} {text}: must be in {least}..{most}{why}")
+    def number(name: str, text: str, minimum: int, maximum: int, why: str = "") -> int:
+        if not re.fullmatch("-?[0-9]{1,18}", text) or not minimum <= int(text) <= maximum:
+            parser.error(f"{name} {text}: must be in {minimum}..{maximum}{why}")
         return int(text)
 
     options.ranks = number("-n", options.ranks, 1, 64)
-    options.nodes = number("--nodes", options.nodes, 1, MOST_RANKS // options.ranks,
-                           f", since there may be {MOST_RANKS} ranks")
+    options.nodes = number("--nodes", options.nodes, 1, MAX_RANKS // options.ranks,
+                           f", since there may be {MAX_RANKS} ranks")
     options.node_rank = number("--node-rank", options.node_rank, 0, options.nodes - 1)
     options.master_port = number("--master-port", options.master_port, 0, 65535)
     try:
@@ -361,7 +360,7 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     options = _arguments(argv)
     command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.args]
-    _hold_standard_streams()
+    _occupy_standard_streams()
     launcher = _Launcher(options.grace)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: launcher.signals.append(number))

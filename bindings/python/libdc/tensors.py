@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Dict, Optional, Sequence, Tuple
 
-from ._lib import ffi, lib, new_struct, own
+from ._lib import ffi, gc_handle, lib, new_struct
 from .arguments import counted
 from .errors import Error
 from .types import DType, Status
@@ -38,7 +38,7 @@ class Buffer:
     def __init__(self, pointer: Any, place: Place = HOST) -> None:
         """Takes over one reference."""
         self.place = place
-        self._handle = own(pointer, lib.dc_buffer_release)
+        self._handle = gc_handle(pointer, lib.dc_buffer_release)
 
     @property
     def handle(self) -> int:
@@ -195,7 +195,6 @@ def fill(target: Any, array: Any, writable: bool = False, name: str = "an array"
         raise TypeError(f"{name} is read-only, must be writable")
     c_shape = ffi.new("int64_t[]", list(shape)) if len(shape) else ffi.NULL
     c_strides = ffi.new("int64_t[]", list(strides)) if strides else ffi.NULL
-    target.struct_size = ffi.sizeof("dc_tensor")
     target.data = ffi.cast("void *", address)
     target.shape, target.strides, target.ndim = c_shape, c_strides, len(shape)
     target.dtype = dtype
@@ -213,14 +212,13 @@ class View:
         self.c: Any = ffi.NULL
         self.keep: Any = None
         if array is not None:
-            self.c = ffi.new("dc_tensor *")
+            self.c = new_struct("dc_tensor")
             self.keep = fill(self.c, array, writable, name, places)
 
 
 def output() -> Any:
     """An empty dc_tensor for the library to fill in."""
-    tensor = new_struct("dc_tensor")
-    return tensor
+    return new_struct("dc_tensor")
 
 
 def result(out: Any, keep: Any = None, place: Place = HOST) -> Tensor:

@@ -16,8 +16,8 @@ import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ._handle import OwnedHandle
-from ._lib import ffi, lib, own
-from .arguments import assign, one_of
+from ._lib import ffi, gc_handle, lib, new_struct
+from .arguments import assign, choice, handle_arg
 from .device import Device, Stream, handle_of
 from .errors import check
 from .linalg.handle import make
@@ -63,8 +63,8 @@ class LayerConfig:
     training: bool = True
     threads: int = 0
 
-    def _fill(self, config: Any) -> None:
-        lib.dc_layer_config_init(config, ffi.sizeof("dc_layer_config"))
+    def _struct(self) -> Any:
+        config = new_struct("dc_layer_config")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name in ("dtype", "grad_dtype"):
@@ -78,6 +78,7 @@ class LayerConfig:
             elif field.name == "threads":
                 value = value or int(os.environ.get("DC_NUM_THREADS", 0))
             assign(config, field.name, value, f"config.{field.name}")
+        return config
 
 
 def _checked(config: LayerConfig) -> LayerConfig:
@@ -118,23 +119,18 @@ def plan(config: LayerConfig, seq_length: int, memory_bytes: int, micro_batch: i
          other_parameters: int = 0, ranks: int = 1, stage: int = 0, moments: int = 2, inventory: str = "libdc") -> Plan:
     """The memory of config.num_hidden_layers layers with micro_batch samples, or with as many as fit. moments: float32
     numbers that the optimizer keeps for a parameter. inventory: whose activations, "libdc" or "deepspeed"."""
-    if inventory not in _INVENTORIES:
-        raise ValueError(f"inventory = {inventory!r}, must be one of {', '.join(_INVENTORIES)}")
-    c_config, options, out = (ffi.new(f"{name} *") for name in ("dc_layer_config", "dc_layer_plan_options",
-                                                                "dc_layer_plan"))
-    _checked(config)._fill(c_config)
-    lib.dc_layer_plan_options_init(options, ffi.sizeof("dc_layer_plan_options"))
-    lib.dc_layer_plan_init(out, ffi.sizeof("dc_layer_plan"))
+    options, out = new_struct("dc_layer_plan_options"), new_struct("dc_layer_plan")
+    c_config = _checked(config)._struct()
     for name, value in dict(seq_length=seq_length, micro_batch=micro_batch, memory_bytes=memory_bytes, stage=stage,
                             other_bytes=other_bytes, other_parameters=other_parameters, ranks=ranks,
                             moments=moments).items():
         assign(options, name, value, name)
-    options.inventory = _INVENTORIES[inventory]
+    options.inventory = choice("inventory", inventory, _INVENTORIES)
     check(lib.dc_layer_get_plan(c_config, options, out))
     return Plan(*(getattr(out, name) for name in Plan._fields))
 
 
-class Kept(NamedTuple):
+class SavedForward(NamedTuple):
     """What a forward leaves for its backward: the reserve, and the arguments that the backward must repeat."""
 
     reserve: Any
@@ -166,7 +162,7 @@ def empty(shape: Sequence[int], dtype: Any) -> Tensor:
     return Tensor(block.address, tuple(shape), dtype, block)
 
 
-def _outline(value: Any) -> str:
+def _type_summary(value: Any) -> str:
     return f"a {type(value).__name__}{f' of {len(value)}' if hasattr(value, '__len__') else ''}"
 
 
@@ -175,7 +171,7 @@ class _Arrays:
 
     def __init__(self, arrays: Sequence[Any], name: str, place: Place, writable: bool) -> None:
         if isinstance(arrays, dict) or not hasattr(arrays, "__len__") or len(arrays) != len(WEIGHTS):
-            raise TypeError(f"{name} is {_outline(arrays)}, must be a sequence of {len(WEIGHTS)} arrays: "
+            raise TypeError(f"{name} is {_type_summary(arrays)}, must be a sequence of {len(WEIGHTS)} arrays: "
                             f"{', '.join(WEIGHTS)}")
         self._views = [View(array, writable, f"{name}[{weight}]", (place,)) for array, weight in zip(arrays, WEIGHTS)]
         self.c = ffi.new("dc_tensor *[]", [view.c for view in self._views])
@@ -191,17 +187,16 @@ class Layer(OwnedHandle):
         self.config = _checked(config)
         self.dtype = DType.of(config.dtype) or (DType.FLOAT16 if config.fp16 else DType.FLOAT32)
         self.grad_dtype = DType.of(config.grad_dtype) or self.dtype
-        c_config, out = ffi.new("dc_layer_config *"), ffi.new("dc_layer **")
-        config._fill(c_config)
+        c_config, out = config._struct(), ffi.new("dc_layer **")
         self._device = device or Device()
         self.place = self._device.place  # where all arrays are
-        check(lib.dc_layer_create(one_of("device", self._device, Device), c_config, out))
-        self._own: Any = own(out[0], lib.dc_layer_destroy)
+        check(lib.dc_layer_create(handle_arg("device", self._device, Device), c_config, out))
+        self._owned: Any = gc_handle(out[0], lib.dc_layer_destroy)
         self._local = threading.local()
 
     def close(self) -> None:
         """Frees the layer and its threads' workspaces. No call may be running; one that comes later is an error."""
-        self._own, self._local = None, threading.local()
+        self._owned, self._local = None, threading.local()
 
     @property
     def weight_shapes(self) -> Dict[str, Tuple[int, ...]]:
@@ -224,8 +219,7 @@ class Layer(OwnedHandle):
 
     def _call(self, shape: Sequence[int], seq_length: Optional[int], cu_seqlens: Optional[Sequence[int]],
               mask: Any = None, offset: int = 0) -> Tuple[Any, List[Any]]:
-        call = ffi.new("dc_layer_call *")
-        lib.dc_layer_call_init(call, ffi.sizeof("dc_layer_call"))
+        call = new_struct("dc_layer_call")
         keep: List[Any] = []
         if cu_seqlens is None:
             if len(shape) != 3:
@@ -282,8 +276,7 @@ class Layer(OwnedHandle):
             stream.pin(block, keep, arguments)
 
     def _cost(self, call: Any) -> Cost:
-        cost = ffi.new("dc_layer_cost *")
-        lib.dc_layer_cost_init(cost, ffi.sizeof("dc_layer_cost"))
+        cost = new_struct("dc_layer_cost")
         check(lib.dc_layer_get_cost(self._handle, call, cost))
         return Cost(*(getattr(cost, name) for name in Cost._fields))
 
@@ -294,7 +287,8 @@ class Layer(OwnedHandle):
 
     def forward(self, weights: Sequence[Any], x: Any, mask: Any = None, offset: int = 0,
                 cu_seqlens: Optional[Sequence[int]] = None, seq_length: Optional[int] = None, out: Any = None,
-                reserve: Any = None, stream: Optional[Stream] = None, workspace: Any = None) -> Tuple[Any, Kept]:
+                reserve: Any = None, stream: Optional[Stream] = None,
+                workspace: Any = None) -> Tuple[Any, SavedForward]:
         """The layer's output, and what backward() needs. x: [batch, sequence, hidden], or [tokens, hidden] with the
         offsets of the samples in cu_seqlens. mask is added to the scores of the keys. offset: another one for each
         step, for another dropout mask. out, reserve: the caller's memory, if there is any.
@@ -311,7 +305,7 @@ class Layer(OwnedHandle):
         nbytes = cost.forward_workspace_bytes if self.config.training else cost.inference_workspace_bytes
         self._run(lib.dc_layer_forward, call, nbytes, (stream, workspace), [keep, kept],
                   self._views(weights, "weights"), view, self._view(out, "out", True))
-        return out, Kept(reserve, shape, seq_length, cu_seqlens, mask, offset, out)
+        return out, SavedForward(reserve, shape, seq_length, cu_seqlens, mask, offset, out)
 
     def inference(self, weights: Sequence[Any], x: Any, mask: Any = None, cu_seqlens: Optional[Sequence[int]] = None,
                   seq_length: Optional[int] = None, out: Any = None, stream: Optional[Stream] = None,
@@ -324,15 +318,15 @@ class Layer(OwnedHandle):
                   self._views(weights, "weights"), view, self._view(out, "out", True))
         return out
 
-    def backward(self, weights: Sequence[Any], x: Any, grad_output: Any, kept: Kept, grad_input: Any = None,
+    def backward(self, weights: Sequence[Any], x: Any, grad_output: Any, kept: SavedForward, grad_input: Any = None,
                  grad_weights: Optional[Sequence[Any]] = None, accumulate: bool = False,
                  wanted: Optional[Sequence[bool]] = None, stream: Optional[Stream] = None,
                  workspace: Any = None) -> Tuple[Any, List[Any]]:
         """(gradient of x, gradients of the twelve weights). They are written, or with accumulate added, into
         grad_input and grad_weights where those are given. wanted: which weights' gradients are; the others are None.
         stream, workspace: as in forward()."""
-        if not isinstance(kept, Kept):
-            raise TypeError(f"kept is {_outline(kept)}, must be what forward() returned beside the output")
+        if not isinstance(kept, SavedForward):
+            raise TypeError(f"kept is {_type_summary(kept)}, must be what forward() returned beside the output")
         call, keep = self._call(kept.shape, kept.seq_length, kept.cu_seqlens, kept.mask, kept.offset)
         nbytes = self._cost(call).backward_workspace_bytes
         call.accumulate = int(accumulate)
@@ -352,12 +346,11 @@ class Layer(OwnedHandle):
     def dropout_mask(self, site: str, batch: int, seq_length: int, offset: int = 0) -> Tuple[Tensor, float]:
         """The mask of a site ("attention", "projection", "output") for an offset, 1 where an element is kept, and the
         factor by which kept elements are multiplied."""
-        if site not in SITES:
-            raise ValueError(f"site = {site!r}, must be one of {', '.join(SITES)}")
+        c_site = choice("site", site, SITES)
         call, keep = self._call((batch, seq_length, 0), None, None, None, offset)
         config = self.config
         shape = ((batch, config.heads, seq_length, seq_length) if site == "attention"
                  else (batch, seq_length, config.hidden_size))
         mask, scale = self._empty(shape, DType.UINT8), ffi.new("double *")
-        check(lib.dc_layer_dropout_mask(self._handle, call, SITES[site], self._view(mask, "mask", True).c, scale))
+        check(lib.dc_layer_dropout_mask(self._handle, call, c_site, self._view(mask, "mask", True).c, scale))
         return mask, scale[0]

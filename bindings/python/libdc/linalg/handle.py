@@ -7,8 +7,8 @@ import threading
 from typing import Any, Optional, Sequence, Tuple
 
 from .._handle import OwnedHandle
-from .._lib import ffi, lib, new_struct, own, text
-from ..arguments import assign, numbers, one_of
+from .._lib import ffi, gc_handle, lib, new_struct, text
+from ..arguments import assign, handle_arg, int64_array
 from ..device import Device
 from ..errors import check
 from ..tensors import HOST, Buffer, Tensor, View, _count, output
@@ -25,8 +25,8 @@ class Handle(OwnedHandle):
         options.plain = bool(plain)
         self.device = device or Device("cpu")
         out = ffi.new("dc_linalg **")
-        check(lib.dc_linalg_create(one_of("device", self.device, Device), options, out))
-        self._own: Any = own(out[0], lib.dc_linalg_destroy)
+        check(lib.dc_linalg_create(handle_arg("device", self.device, Device), options, out))
+        self._owned: Any = gc_handle(out[0], lib.dc_linalg_destroy)
 
     @property
     def solver(self) -> str:
@@ -65,8 +65,8 @@ def default() -> Handle:
         return _default
 
 
-def raw(handle: Optional[Handle]) -> Any:
-    return one_of("handle", default() if handle is None else handle, Handle)
+def handle_ptr(handle: Optional[Handle]) -> Any:
+    return handle_arg("handle", default() if handle is None else handle, Handle)
 
 
 class Array:
@@ -75,7 +75,7 @@ class Array:
     __slots__ = ("array", "view", "shape", "dtype")
 
     def __init__(self, array: Any, name: str, handle: Optional[Handle] = None, writable: bool = False) -> None:
-        one_of("handle", handle, Handle)
+        handle_arg("handle", handle, Handle)
         if array is None:
             raise TypeError(f"{name} is None, must be an array")
         torch = sys.modules.get("torch")
@@ -107,12 +107,12 @@ def empty(like: Any, shape: Sequence[int], dtype: DType, device: Optional[Device
 def make(device: Device, shape: Sequence[int], dtype: DType) -> Tensor:
     """Zeros in libdc's memory."""
     out = output()
-    check(lib.dc_tensor_create(device._handle, *numbers("shape", shape), dtype, out))
+    check(lib.dc_tensor_create(device._handle, *int64_array("shape", shape), dtype, out))
     buffer = Buffer(out.buffer, device.place)
     return Tensor(int(ffi.cast("uintptr_t", out.data)), tuple(shape), dtype, buffer, device.place)
 
 
-def target(out: Any, like: Any, shape: Sequence[int], dtype: DType, handle: Optional[Handle] = None,
+def output_array(out: Any, like: Any, shape: Sequence[int], dtype: DType, handle: Optional[Handle] = None,
            name: str = "out") -> Array:
     """Where a result goes: `out`, or a new array."""
     device = None if handle is None else handle.device

@@ -6,11 +6,11 @@ import os
 import sys
 from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .._lib import ffi, lib
+from .._lib import ffi, lib, new_struct
 from ..errors import Error, check
 from ..tensors import HOST
 from ..types import DType, Status
-from .handle import Array, Handle, default, empty, raw, target
+from .handle import Array, Handle, default, empty, handle_ptr, output_array
 
 
 def kron(a: Any, b: Any, *, out: Any = None, max_bytes: Optional[int] = None, handle: Optional[Handle] = None) -> Any:
@@ -22,16 +22,16 @@ def kron(a: Any, b: Any, *, out: Any = None, max_bytes: Optional[int] = None, ha
         nbytes *= length
     if max_bytes is not None and nbytes > max_bytes:
         raise Error(Status.E_NO_MEMORY, f"kron: the product has {nbytes} bytes, max_bytes = {max_bytes} allows less")
-    result = target(out, a, shape, left.dtype, handle)
-    check(lib.dc_kron(raw(handle), left.c, right.c, result.c))
+    result = output_array(out, a, shape, left.dtype, handle)
+    check(lib.dc_kron(handle_ptr(handle), left.c, right.c, result.c))
     return result.array
 
 
 def kron_apply(a: Any, b: Any, x: Any, *, out: Any = None, handle: Optional[Handle] = None) -> Any:
     """A X B^T: kron(a, b) times x, taken row by row, without the product."""
     left, right, given = Array(a, "a", handle), Array(b, "b", handle), Array(x, "x", handle)
-    result = target(out, x, (*given.shape[:-2], *left.shape[:1], *right.shape[:1]), given.dtype, handle)
-    check(lib.dc_kron_apply(raw(handle), left.c, right.c, given.c, result.c))
+    result = output_array(out, x, (*given.shape[:-2], *left.shape[:1], *right.shape[:1]), given.dtype, handle)
+    check(lib.dc_kron_apply(handle_ptr(handle), left.c, right.c, given.c, result.c))
     return result.array
 
 
@@ -41,8 +41,8 @@ def kron_solve(a_vectors: Any, a_values: Any, b_vectors: Any, b_values: Any, dam
     bases = dict(a_vectors=a_vectors, a_values=a_values, b_vectors=b_vectors, b_values=b_values)
     arrays = [Array(array, name, handle) for name, array in bases.items()]
     given = Array(x, "x", handle)
-    result = target(out, x, given.shape, given.dtype, handle)
-    check(lib.dc_kron_solve(raw(handle), *(array.c for array in arrays), damping, given.c, result.c))
+    result = output_array(out, x, given.shape, given.dtype, handle)
+    check(lib.dc_kron_solve(handle_ptr(handle), *(array.c for array in arrays), damping, given.c, result.c))
     return result.array
 
 
@@ -53,9 +53,9 @@ def kron_nearest(x: Any, a_shape: Sequence[int], b_shape: Sequence[int], *,
     for name, shape in (("a_shape", a_shape), ("b_shape", b_shape)):
         if len(shape) != 2 or min(shape) < 1:
             raise ValueError(f"{name} = {shape!r}, must be rows and columns, 1 or more of each")
-    a, b = (target(None, x, tuple(shape), given.dtype, handle) for shape in (a_shape, b_shape))
+    a, b = (output_array(None, x, tuple(shape), given.dtype, handle) for shape in (a_shape, b_shape))
     residual = ffi.new("double *")
-    check(lib.dc_kron_nearest(raw(handle), given.c, a.c, b.c, residual))
+    check(lib.dc_kron_nearest(handle_ptr(handle), given.c, a.c, b.c, residual))
     return a.array, b.array, float(residual[0])
 
 
@@ -67,8 +67,8 @@ def matmul(a: Any, b: Any, *, alpha: float = 1, beta: float = 0, out: Any = None
         raise ValueError(f"beta = {beta}, but there is no out that it could scale")
     batch = left.shape[:-2] or right.shape[:-2]
     dtype = DType.of(out_dtype) or left.dtype
-    result = target(out, a, (*batch, *left.shape[-2:-1], *right.shape[-1:]), dtype, handle)
-    check(lib.dc_batch_matmul(raw(handle), left.c, right.c, alpha, beta, result.c))
+    result = output_array(out, a, (*batch, *left.shape[-2:-1], *right.shape[-1:]), dtype, handle)
+    check(lib.dc_batch_matmul(handle_ptr(handle), left.c, right.c, alpha, beta, result.c))
     return result.array
 
 
@@ -100,16 +100,14 @@ class _Source:
     matrix is in a file."""
 
     def __init__(self, matrix: Any, name: str, handle: Optional[Handle] = None, writable: bool = False) -> None:
-        self.c = ffi.new("dc_matrix_source *")
-        self.c.struct_size = ffi.sizeof("dc_matrix_source")
+        self.c = new_struct("dc_matrix_source")
         self._own_fd = -1
         self.array: Any = None
         matrix = _from_memmap(matrix)
         if isinstance(matrix, FileMatrix):
             self.dtype, self.shape = DType.of(matrix.dtype), tuple(matrix.shape)
             self._keep = ffi.new("int64_t[]", list(matrix.shape))
-            self._tensor = ffi.new("dc_tensor *")
-            self._tensor.struct_size = ffi.sizeof("dc_tensor")
+            self._tensor = new_struct("dc_tensor")
             self._tensor.shape, self._tensor.ndim, self._tensor.dtype = self._keep, len(matrix.shape), self.dtype
             self.c.fd, self.c.offset = self._descriptor(matrix.file, writable), matrix.offset
         else:
@@ -148,7 +146,7 @@ def matmul_bounded(a: Any, b: Any, budget_bytes: int, *, out: Union[Any, FileMat
     result = empty(like, (*left.shape[:1], *right.shape[1:]), dtype, device) if out is None else out
     into, needed = _Source(result, "out", handle, True), ffi.new("int64_t *")
     try:
-        check(lib.dc_matmul_bounded(raw(handle), left.c, right.c, into.c, budget_bytes, needed))
+        check(lib.dc_matmul_bounded(handle_ptr(handle), left.c, right.c, into.c, budget_bytes, needed))
     except Error as error:
         error.needed = int(needed[0])  # type: ignore[attr-defined]
         raise

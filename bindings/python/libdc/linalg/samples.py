@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 from .._lib import ffi, lib, new_struct
+from ..arguments import choice
 from ..errors import check
-from .handle import Array, Handle, raw, target
+from .handle import Array, Handle, handle_ptr, output_array
 
 _KINDS = {"linear": 1, "conv": 2, "embedding": 3, "layer_norm": 4, "rms_norm": 5, "bag_sum": 6, "bag_mean": 7,
           "group_norm": 8}
@@ -33,10 +34,8 @@ class SampleLayer(NamedTuple):
         return self.kind not in (*_TABLES, "rms_norm")
 
     def c(self) -> Any:
-        if self.kind not in _KINDS:
-            raise ValueError(f"kind = {self.kind!r}, must be one of {', '.join(map(repr, _KINDS))}")
         layer = new_struct("dc_sample_layer")
-        layer.kind, layer.groups, layer.rows = _KINDS[self.kind], self.groups, self.rows
+        layer.kind, layer.groups, layer.rows = choice("kind", self.kind, _KINDS), self.groups, self.rows
         layer.padding_row = 0 if self.padding_row is None else self.padding_row + 1
         layer.features, layer.eps = self.features, self.eps
         for name in ("kernel", "stride", "padding", "dilation"):
@@ -64,9 +63,9 @@ def per_sample_grads(layer: SampleLayer, x: Any, delta: Any, *, weight: Any = No
     inputs, deltas = Array(x, "x", handle), Array(delta, "delta", handle)
     shapes = [(deltas.shape[0], *shape) for shape in layer.shapes(inputs.shape, deltas.shape)]
     wanted = (want_weight, layer.has_bias if want_bias is None else want_bias)
-    parts = [target(given, delta, shape, deltas.dtype, handle, name) if want else None
+    parts = [output_array(given, delta, shape, deltas.dtype, handle, name) if want else None
              for given, shape, want, name in zip((weight, bias), shapes, wanted, ("weight", "bias"))]
-    check(lib.dc_per_sample_grads(raw(handle), layer.c(), inputs.c, deltas.c, *_pointers(parts)))
+    check(lib.dc_per_sample_grads(handle_ptr(handle), layer.c(), inputs.c, deltas.c, *_pointers(parts)))
     return _arrays(parts)
 
 
@@ -74,17 +73,18 @@ def per_sample_norms(layer: SampleLayer, x: Any, delta: Any, *, want_weight: boo
                      want_bias: Optional[bool] = None, add_to: Any = None, handle: Optional[Handle] = None) -> Any:
     """The squares of the norms of each sample's gradients. add_to: adds them to these."""
     inputs, deltas = Array(x, "x", handle), Array(delta, "delta", handle)
-    squares = target(add_to, delta, deltas.shape[:1], deltas.dtype, handle, "add_to")
+    squares = output_array(add_to, delta, deltas.shape[:1], deltas.dtype, handle, "add_to")
     parts = int(want_weight) + 2 * int(layer.has_bias if want_bias is None else want_bias)
-    check(lib.dc_per_sample_norms(raw(handle), layer.c(), inputs.c, deltas.c, parts, add_to is not None, squares.c))
+    check(lib.dc_per_sample_norms(handle_ptr(handle), layer.c(), inputs.c, deltas.c, parts, add_to is not None,
+                                  squares.c))
     return squares.array
 
 
 def clip_factors(squares: Any, max_norm: float, *, out: Any = None, handle: Optional[Handle] = None) -> Any:
     """min(1, max_norm / (norm + 1e-6)), and 0 for a norm that is not finite."""
     given = Array(squares, "squares", handle)
-    factors = target(out, squares, given.shape, given.dtype, handle)
-    check(lib.dc_clip_factors(raw(handle), given.c, max_norm, factors.c))
+    factors = output_array(out, squares, given.shape, given.dtype, handle)
+    check(lib.dc_clip_factors(handle_ptr(handle), given.c, max_norm, factors.c))
     return factors.array
 
 
@@ -96,9 +96,9 @@ def clipped_grad_sum(layer: SampleLayer, x: Any, delta: Any, factors: Any = None
     scales = None if factors is None else Array(factors, "factors", handle)
     wanted = (want_weight, layer.has_bias if want_bias is None else want_bias)
     shapes = layer.shapes(inputs.shape, deltas.shape)
-    parts = [target(given, delta, shape, deltas.dtype, handle, name) if want else None
+    parts = [output_array(given, delta, shape, deltas.dtype, handle, name) if want else None
              for given, shape, want, name in zip((weight, bias), shapes, wanted, ("weight", "bias"))]
-    check(lib.dc_clipped_grad_sum(raw(handle), layer.c(), inputs.c, deltas.c, scales.c if scales else ffi.NULL,
+    check(lib.dc_clipped_grad_sum(handle_ptr(handle), layer.c(), inputs.c, deltas.c, scales.c if scales else ffi.NULL,
                                   accumulate, *_pointers(parts)))
     return _arrays(parts)
 

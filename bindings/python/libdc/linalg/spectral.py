@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 from .._lib import ffi, lib, new_struct
-from ..arguments import assign
+from ..arguments import assign, choice
 from ..errors import check
 from ..types import DType, Status
-from .handle import Array, Handle, raw, target
+from .handle import Array, Handle, handle_ptr, output_array
 
 _SYMMETRY = {"check": 0, "mean": 1, "lower": 2, "upper": 3}
 _NEGATIVE = {"refuse": 0, "clamp": 1, "floor": 2}
@@ -57,7 +57,7 @@ class IterationInfo(NamedTuple):
         return bool(self.status == Status.OK)
 
 
-class _Infos:
+class _InfoArray:
     """The matrices' reports, and what a call's status becomes."""
 
     def __init__(self, a: Array, kind: Any = SpectralInfo) -> None:
@@ -70,7 +70,7 @@ class _Infos:
         reports = [self.kind(*(getattr(self.c[n], name) for name in self.kind._fields)) for n in range(self.count)]
         return [r._replace(path=SpectralPath(r.path)) if self.kind is SpectralInfo else r for r in reports]
 
-    def settle(self, status: int, info: Optional[List[Any]]) -> None:
+    def raise_for_status(self, status: int, info: Optional[List[Any]]) -> None:
         """Raises unless a list was given for the reports, and the failure is in them."""
         reports = self.read()
         if info is not None:
@@ -79,16 +79,10 @@ class _Infos:
             check(status)
 
 
-def _choice(name: str, value: str, allowed: Dict[str, int]) -> int:
-    if value not in allowed:
-        raise ValueError(f"{name} = {value!r}, must be one of {', '.join(map(repr, allowed))}")
-    return allowed[value]
-
-
 def _options(*, symmetry: str, precision: Any, negative: str = "refuse", **numbers: float) -> Any:
     options = new_struct("dc_spectral_options")
-    options.symmetry = _choice("symmetry", symmetry, _SYMMETRY)
-    options.negative = _choice("negative", negative, _NEGATIVE)
+    options.symmetry = choice("symmetry", symmetry, _SYMMETRY)
+    options.negative = choice("negative", negative, _NEGATIVE)
     options.precision = DType.of(precision)
     for name, value in numbers.items():
         assign(options, name, value, name)
@@ -101,11 +95,11 @@ def eigh(a: Any, *, descending: bool = False, symmetry: str = "check", precision
     None if they are not wanted. info: a list for the reports; then a matrix that fails is in it, and not raised."""
     given = Array(a, "a", handle)
     options = _options(symmetry=symmetry, precision=precision, descending=int(descending))
-    values = target(None, a, given.shape[:-1], given.dtype, handle)
-    q = target(None, a, given.shape, given.dtype, handle) if vectors else None
-    infos = _Infos(given)
-    status = lib.dc_eigh(raw(handle), given.c, options, values.c, q.c if q else ffi.NULL, infos.c, infos.size)
-    infos.settle(status, info)
+    values = output_array(None, a, given.shape[:-1], given.dtype, handle)
+    q = output_array(None, a, given.shape, given.dtype, handle) if vectors else None
+    infos = _InfoArray(given)
+    status = lib.dc_eigh(handle_ptr(handle), given.c, options, values.c, q.c if q else ffi.NULL, infos.c, infos.size)
+    infos.raise_for_status(status, info)
     return values.array, q.array if q else None
 
 
@@ -116,9 +110,9 @@ def matrix_power(a: Any, power: float, *, eps_abs: float = 0, eps_rel: float = 0
     given = Array(a, "a", handle)
     options = _options(symmetry=symmetry, precision=precision, negative=negative, eps_abs=eps_abs, eps_rel=eps_rel,
                        rank_rtol=rank_rtol)
-    result, infos = target(out, a, given.shape, given.dtype, handle), _Infos(given)
-    status = lib.dc_matrix_power(raw(handle), given.c, power, options, result.c, infos.c, infos.size)
-    infos.settle(status, info)
+    result, infos = output_array(out, a, given.shape, given.dtype, handle), _InfoArray(given)
+    status = lib.dc_matrix_power(handle_ptr(handle), given.c, power, options, result.c, infos.c, infos.size)
+    infos.raise_for_status(status, info)
     return result.array
 
 
@@ -131,10 +125,10 @@ def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, r
     given, kept = Array(a, "a", handle), None if basis is None else Array(basis, "basis", handle, True)
     options = _options(symmetry=symmetry, precision=precision, negative=negative, eps_abs=eps_abs, eps_rel=eps_rel,
                        rank_rtol=rank_rtol, tolerance=tolerance)
-    result, infos = target(out, a, given.shape, given.dtype, handle), _Infos(given)
-    status = lib.dc_matrix_inverse_root(raw(handle), given.c, root, options, kept.c if kept else ffi.NULL, result.c,
-                                        infos.c, infos.size)
-    infos.settle(status, info)
+    result, infos = output_array(out, a, given.shape, given.dtype, handle), _InfoArray(given)
+    status = lib.dc_matrix_inverse_root(handle_ptr(handle), given.c, root, options, kept.c if kept else ffi.NULL,
+                                        result.c, infos.c, infos.size)
+    infos.raise_for_status(status, info)
     return result.array
 
 
@@ -147,10 +141,11 @@ def inverse_root_newton(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float
     options = new_struct("dc_iteration_options")
     for name, value in dict(eps_abs=eps_abs, eps_rel=eps_rel, residual=residual, iterations=iterations).items():
         assign(options, name, value, name)
-    options.symmetry, options.precision = _choice("symmetry", symmetry, _SYMMETRY), DType.of(precision)
-    result, infos = target(out, a, given.shape, given.dtype, handle), _Infos(given, IterationInfo)
-    status = lib.dc_matrix_inverse_root_newton(raw(handle), given.c, root, options, result.c, infos.c, infos.size)
-    infos.settle(status, info)
+    options.symmetry, options.precision = choice("symmetry", symmetry, _SYMMETRY), DType.of(precision)
+    result, infos = output_array(out, a, given.shape, given.dtype, handle), _InfoArray(given, IterationInfo)
+    status = lib.dc_matrix_inverse_root_newton(handle_ptr(handle), given.c, root, options, result.c, infos.c,
+                                               infos.size)
+    infos.raise_for_status(status, info)
     return result.array
 
 
@@ -159,6 +154,7 @@ def orthogonalize(a: Any, *, polynomial: str = "express", steps: int = 0, out: A
     """The nearest matrix with orthonormal rows or columns. polynomial: "express" (Polar Express) or "muon"; steps: 0 =
     the polynomial's own number."""
     given = Array(a, "a", handle)
-    result = target(out, a, given.shape, given.dtype, handle)
-    check(lib.dc_orthogonalize(raw(handle), given.c, _choice("polynomial", polynomial, _POLYNOMIALS), steps, result.c))
+    result = output_array(out, a, given.shape, given.dtype, handle)
+    c_polynomial = choice("polynomial", polynomial, _POLYNOMIALS)
+    check(lib.dc_orthogonalize(handle_ptr(handle), given.c, c_polynomial, steps, result.c))
     return result.array

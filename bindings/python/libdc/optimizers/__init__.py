@@ -4,6 +4,6 @@ from .elementwise import SGD, AdamW
 from .handle import Optimizer, OptimizerStats
 from .kfac import KFAC
 from .muon import Muon
-from .shampoo import SOAP, Blocked, Shampoo
+from .shampoo import SOAP, Blockwise, Shampoo
 
-__all__ = ["KFAC", "AdamW", "Blocked", "Muon", "Optimizer", "OptimizerStats", "SGD", "SOAP", "Shampoo"]
+__all__ = ["KFAC", "AdamW", "Blockwise", "Muon", "Optimizer", "OptimizerStats", "SGD", "SOAP", "Shampoo"]

@@ -11,9 +11,9 @@ from .handle import Optimizer
 class AdamW(Optimizer):
     """Options: beta1, beta2, eps, weight_decay, amsgrad, maximize, check_finite; see dc_adamw_options."""
 
-    _options = "dc_adamw_options"
-    _host_counts = False
-    _none = ("beta1", "beta2", "eps")
+    _struct_name = "dc_adamw_options"
+    _counts_on_host = False
+    _zero_allowed = ("beta1", "beta2", "eps")
 
     def _create(self, linalg: Any, options: Any, out: Any) -> int:
         return int(lib.dc_adamw_create(linalg, options, out))
@@ -25,8 +25,8 @@ class AdamW(Optimizer):
 class SGD(Optimizer):
     """Options: momentum, dampening, weight_decay, nesterov, maximize, check_finite; see dc_sgd_options."""
 
-    _options = "dc_sgd_options"
-    _host_counts = False
+    _struct_name = "dc_sgd_options"
+    _counts_on_host = False
 
     def _create(self, linalg: Any, options: Any, out: Any) -> int:
         return int(lib.dc_sgd_create(linalg, options, out))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 from .._handle import OwnedHandle
-from .._lib import ffi, lib, new_struct, own, text
-from ..arguments import assign, counted, numbers, string
+from .._lib import ffi, gc_handle, lib, new_struct, text
+from ..arguments import assign, c_string, counted, int64_array
 from ..device import Stream, handle_of
 from ..errors import check
-from ..linalg.handle import Handle, default, raw
+from ..linalg.handle import Handle, default, handle_ptr
 from ..tensors import HOST, Place, Tensor, View, _count, fill, output, result
 from ..types import DType
 
@@ -32,21 +32,22 @@ class OptimizerStats(NamedTuple):
 
 
 class Optimizer(OwnedHandle):
-    """A kind's class says how its options are called in C (`_options`), and which functions make one and set a group's.
-    It also says which of them have -1 for a zero that is meant (`_none`), and which have no zero but C's default
-    (`_above`). `_host_counts`: the host counts, wherever the rest of the state is."""
+    """Base of the optimizers. A subclass names the C struct of its options (`_struct_name`), and calls the functions
+    that create one (`_create`) and set a group's options (`_set_group`). Options in `_zero_allowed` may be 0, which C
+    writes as -1; those in `_positive_only` may not. `_counts_on_host`: counters of steps are in host memory, wherever
+    the rest of the state is."""
 
     _kind = "optimizer"
-    _options = ""
-    _none: Sequence[str] = ()
-    _above: Sequence[str] = ()
-    _host_counts = True
+    _struct_name = ""
+    _zero_allowed: Sequence[str] = ()
+    _positive_only: Sequence[str] = ()
+    _counts_on_host = True
 
     def __init__(self, lr: float = 1e-3, handle: Optional[Handle] = None, **options: Any) -> None:
         self._linalg = default() if handle is None else handle
         out = ffi.new("dc_optimizer **")
-        check(self._create(raw(self._linalg), self._read(options), out))
-        self._own: Any = own(out[0], lib.dc_optimizer_destroy)
+        check(self._create(handle_ptr(self._linalg), self._options_struct(options), out))
+        self._owned: Any = gc_handle(out[0], lib.dc_optimizer_destroy)
         self._stream: Optional[Stream] = None
         self._scaling: List[View] = []  # what steps read
         self.params: List[int] = []  # elements of each parameter's part
@@ -58,21 +59,20 @@ class Optimizer(OwnedHandle):
     def _set_group(self, group: int, options: Any) -> int:
         raise NotImplementedError
 
-    def _read(self, options: Any) -> Any:
+    def _options_struct(self, options: Any) -> Any:
         """The C struct. In Python a number is what it says: a zero that is meant becomes C's -1, and neither C's -1 nor
         its 0 for a default can be given."""
-        struct = ffi.new(f"{self._options} *")
-        struct.struct_size = ffi.sizeof(self._options)
-        known = {name for name, _ in ffi.typeof(self._options).fields} - {"struct_size", "reserved0"}
+        struct = new_struct(self._struct_name)
+        known = {name for name, _ in ffi.typeof(self._struct_name).fields} - {"struct_size", "reserved0"}
         for name, value in options.items():
             if name not in known:
                 raise TypeError(f"{type(self).__name__}: no option {name!r}, there are {', '.join(sorted(known))}")
-            assign(struct, name, self._meant(name, value), f"{type(self).__name__}: {name}")
+            assign(struct, name, self._c_value(name, value), f"{type(self).__name__}: {name}")
         return struct
 
-    def _meant(self, name: str, value: Any) -> Any:
-        may_be_zero = name in self._none
-        if not (may_be_zero or name in self._above):
+    def _c_value(self, name: str, value: Any) -> Any:
+        may_be_zero = name in self._zero_allowed
+        if not (may_be_zero or name in self._positive_only):
             return value
         try:
             number = float(value)
@@ -89,7 +89,7 @@ class Optimizer(OwnedHandle):
 
     def set_group(self, group: int, **options: Any) -> None:
         """Sets all options of a group; the number of groups adds one."""
-        check(self._set_group(group, self._read(options)))
+        check(self._set_group(group, self._options_struct(options)))
 
     def set_lr(self, group: int, lr: float) -> None:
         check(lib.dc_optimizer_set_lr(self._handle, group, lr))
@@ -98,7 +98,7 @@ class Optimizer(OwnedHandle):
                   group: int = 0) -> int:
         """A parameter of which this rank has the elements [offset, offset + count), flattened; count None: all from
         offset on. Returns its index."""
-        lengths, index = numbers("add_param: shape", shape), ffi.new("int64_t *")
+        lengths, index = int64_array("add_param: shape", shape), ffi.new("int64_t *")
         if count is None:
             count = min(_count(shape), 1 << 60) - offset  # of longer shapes the library says that they are
         check(lib.dc_optimizer_add_param(self._handle, group, *lengths, offset, count, DType.of(dtype), index))
@@ -112,11 +112,10 @@ class Optimizer(OwnedHandle):
         if len(weights) != len(grads):
             raise ValueError(f"step: {counted(len(weights), 'weight')} and {counted(len(grads), 'gradient')}, must be "
                              "as many")
-        c_weights, c_grads = (ffi.new("dc_tensor[]", len(weights) or 1) for _ in range(2))
+        c_weights, c_grads = (new_struct("dc_tensor", len(weights)) for _ in range(2))
         keep = []
         for i, (weight, grad) in enumerate(zip(weights, grads)):
             keep.append(fill(c_weights[i], weight, True, f"step: weights[{i}]", (self.place,)))
-            c_grads[i].struct_size = ffi.sizeof("dc_tensor")
             if grad is not None:
                 keep.append(fill(c_grads[i], grad, False, f"step: grads[{i}]", (self.place,)))
         self._step(c_weights, c_grads, len(weights), grad_scale)
@@ -164,8 +163,8 @@ class Optimizer(OwnedHandle):
         """A piece of a parameter's state, to read and write between steps. It is memory of the handle's device, except
         the host's counts ("step" and "failures" of all but AdamW, SGD and Muon without comm)."""
         view = output()
-        check(lib.dc_optimizer_state(self._handle, index, string("name", name), view))
-        counts = view.dtype == DType.INT64 and self._host_counts
+        check(lib.dc_optimizer_state(self._handle, index, c_string("name", name), view))
+        counts = view.dtype == DType.INT64 and self._counts_on_host
         return result(view, self._handle, HOST if counts else self.place)
 
     def save(self) -> bytes:

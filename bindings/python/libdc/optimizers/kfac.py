@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from .._lib import ffi, lib
-from ..arguments import one_of
+from ..arguments import choice, handle_arg
 from ..comm import Comm
 from ..errors import check
 from ..linalg.handle import Array, Handle
@@ -16,33 +16,27 @@ _INVERSES = {"eigen": 0, "factored": 1}
 _APPROXIMATIONS = {"expand": 0, "reduce": 1}
 
 
-def _choice(name: str, value: Any, choices: Any) -> int:
-    if value not in choices:
-        raise ValueError(f"{name} = {value!r}, must be one of {', '.join(map(repr, choices))}")
-    return int(choices[value])
-
-
 class KFAC(Optimizer):
     """Options: decay, damping, kl_clip (0 or None: no clip), momentum, weight_decay, factor_frequency,
     refresh_frequency, inverse ("eigen" or "factored"), nesterov, tolerated_failures; see dc_kfac_options. comm: the
     ranks that share the layers out, and have parts of the parameters."""
 
-    _options = "dc_kfac_options"
-    _none = ("decay", "kl_clip", "momentum", "tolerated_failures")
-    _above = ("damping", "factor_frequency", "refresh_frequency")
+    _struct_name = "dc_kfac_options"
+    _zero_allowed = ("decay", "kl_clip", "momentum", "tolerated_failures")
+    _positive_only = ("damping", "factor_frequency", "refresh_frequency")
 
     def __init__(self, lr: float = 1e-3, handle: Optional[Handle] = None, *, comm: Any = None, **options: Any) -> None:
         self.comm = comm
         super().__init__(lr, handle, **options)
 
-    def _read(self, options: Any) -> Any:
+    def _options_struct(self, options: Any) -> Any:
         known = dict(options)
-        known["inverse"] = _choice("inverse", known.get("inverse", "eigen"), _INVERSES)
+        known["inverse"] = choice("inverse", known.get("inverse", "eigen"), _INVERSES)
         known["kl_clip"] = 0 if known.get("kl_clip", 1e-3) is None else known.get("kl_clip", 1e-3)
-        return super()._read(known)
+        return super()._options_struct(known)
 
     def _create(self, linalg: Any, options: Any, out: Any) -> int:
-        return int(lib.dc_kfac_create(linalg, one_of("comm", self.comm, Comm), options, out))
+        return int(lib.dc_kfac_create(linalg, handle_arg("comm", self.comm, Comm), options, out))
 
     def _set_group(self, group: int, options: Any) -> int:
         return int(lib.dc_kfac_set_group(self._handle, group, options))
@@ -53,8 +47,8 @@ class KFAC(Optimizer):
         if bias is not None and bias < 0:
             raise ValueError(f"add_layer: bias = {bias}, must be a parameter's index, or None")
         index, constants = ffi.new("int64_t *"), layer.c()
-        check(lib.dc_kfac_add_layer(self._handle, constants, _choice("approximation", approximation, _APPROXIMATIONS),
-                                    weight, -1 if bias is None else bias, index))
+        number = choice("approximation", approximation, _APPROXIMATIONS)
+        check(lib.dc_kfac_add_layer(self._handle, constants, number, weight, -1 if bias is None else bias, index))
         return int(index[0])
 
     def accumulate(self, layer: int, x: Any, delta: Any, loss_scale: float) -> None:

@@ -27,7 +27,7 @@ class Blocked(Native):
     the state of its own; every rank must make each step. A gradient that is not finite and below 2^50 raises
     libdc.Error on every rank, and changes nothing."""
 
-    _kind: Type[optimizers.Blocked]
+    _kind: Type[optimizers.Blockwise]
     _owned = re.compile(r"\w+\.\d")  # what.block, what.block.dimension
     _devices = ("cpu", "cuda")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from libdc import DType
 from libdc import Tensor as Memory
 from libdc.tensors import HOST
-from libdc.transformer import WEIGHTS, Kept, Layer, LayerConfig
+from libdc.transformer import WEIGHTS, SavedForward, Layer, LayerConfig
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import devices, pages
@@ -142,7 +142,7 @@ def _backward(grad: Tensor, x: Tensor, mask: Optional[Tensor], cu_seqlens: Optio
               wanted: Sequence[bool]) -> List[Tensor]:
     where, run, offsets = x.device, _on(x.device, layer), _offsets(cu_seqlens)
     keys, result = _memories([mask, out], where, ["attention_mask", "out"])
-    kept = Kept(_memory(reserve, where, "reserve"), tuple(x.shape), None, offsets, keys, int(offset), result)
+    kept = SavedForward(_memory(reserve, where, "reserve"), tuple(x.shape), None, offsets, keys, int(offset), result)
     dx = pages.empty(x.shape, x.dtype, where)
     gradients = [pages.empty(weight.shape, weight.dtype, where) if want else None
                  for weight, want in zip(weights, wanted)]
