@@ -18,9 +18,7 @@ BINDINGS = ROOT / "bindings"
 def main() -> None:
     build, package = Path(sys.argv[1]), Path(sys.argv[2]) / "libdc"
     shutil.rmtree(package, ignore_errors=True)
-    for half in ("python", "torch"):
-        shutil.copytree(BINDINGS / half / "libdc", package, dirs_exist_ok=True,
-                        ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(BINDINGS / "python" / "libdc", package, ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run([sys.executable, BINDINGS / "python" / "gen_cdef.py", ROOT / "include" / "dc_api.h", os.devnull,
                     package / "_cdef.py"], check=True)
     shutil.copy(next(build.glob("libdc.so.*.*.*[0-9]")), package / "libdc.so")

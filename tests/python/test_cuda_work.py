@@ -8,7 +8,7 @@ from typing import Callable
 OPTIMIZERS = """
 import libdc, numpy as np
 from libdc.linalg import Handle, SampleLayer
-from libdc.optimizers import KFAC, SGD, SOAP, AdamW, Muon, Shampoo
+from libdc.optim.arrays import KFAC, SGD, SOAP, AdamW, Muon, Shampoo
 from simulated import memory, refused, there
 
 device = libdc.Device("cuda:0")

@@ -218,14 +218,14 @@ begun.wait()
 def test_what_is_kept_to_the_end_ends_in_silence(keeper: str) -> None:
     """Handles, tensors and capsules die while the interpreter takes its modules down, in any order."""
     text = f"""
-import ctypes, threading, libdc, libdc.dlpack, libdc.optimizers, numpy as np
+import ctypes, threading, libdc, libdc.dlpack, libdc.optim.arrays, numpy as np
 class Keeper: pass
 itself = Keeper()
 context = libdc.Context()
 context.init()
 buffer = context.memory_alloc(64)
 view = buffer.tensor((16,), libdc.DType.FLOAT32)
-optimizer = libdc.optimizers.AdamW()
+optimizer = libdc.optim.arrays.AdamW()
 optimizer.add_param((4,))
 optimizer.step([np.ones(4, np.float32)], [np.ones(4, np.float32)])
 keeper = {keeper}

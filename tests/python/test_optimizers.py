@@ -1,4 +1,4 @@
-"""libdc.optimizers: arrays in, state out, errors; what the kinds compute is in tests/optim and
+"""libdc.optim.arrays: arrays in, state out, errors; what the kinds compute is in tests/optim and
 tests/torch/optim/test_optim.py."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import libdc
 import numpy as np
 import pytest
 from libdc.linalg import Handle
-from libdc.optimizers import KFAC, SGD, SOAP, AdamW, Muon
+from libdc.optim.arrays import KFAC, SGD, SOAP, AdamW, Muon
 
 
 def test_adamw_by_hand() -> None:
@@ -111,5 +111,5 @@ def test_what_is_refused() -> None:
 
 
 def test_importing_needs_no_numpy_and_no_torch() -> None:
-    code = "import libdc.optimizers, sys; assert not {'numpy', 'torch'} & set(sys.modules)"
+    code = "import libdc.optim.arrays, sys; assert not {'numpy', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence
 
 import numpy as np
 import pytest
-from libdc.optimizers import SOAP
+from libdc.optim.arrays import SOAP
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]

@@ -9,7 +9,8 @@ import os
 import libdc
 import numpy as np
 import pytest
-from libdc import linalg, optimizers
+from libdc import linalg
+from libdc.optim import arrays
 from libdc.transformer import Layer, LayerConfig, plan
 
 NAN = math.nan
@@ -77,9 +78,9 @@ ONE = np.zeros(1, np.float32)
 
 
 @pytest.mark.parametrize("text, call", [
-    ("(there is 1 group)", lambda c: optimizers.AdamW().set_lr(3, 1.0)),
+    ("(there is 1 group)", lambda c: arrays.AdamW().set_lr(3, 1.0)),
     ("weights[0] has 1 element, must have 4", lambda c: step([ONE], [ONE])),
-    ("a part of the 1 element", lambda c: optimizers.AdamW().add_param((1,), offset=0, count=2)),
+    ("a part of the 1 element", lambda c: arrays.AdamW().add_param((1,), offset=0, count=2)),
     ("shard of parameter 2 on rank 0 has 4 elements, must have 1 (1 element over 1 rank, rounded up)",
      lambda c: c.register_z3_param(2, (1,), FEW, FEW)),
     ("is not a registered parameter (1 is registered)", lambda c: c.register_graph_z3(1, [5])),
@@ -121,30 +122,30 @@ def test_of_devices_and_communicators(text, call):
 
 
 def step(*arguments, **named):
-    optimizer = optimizers.AdamW()
+    optimizer = arrays.AdamW()
     optimizer.add_param((4,))
     optimizer.step(*arguments, **named)
 
 
 @pytest.mark.parametrize("text, call", [
-    ("AdamW: beta1 = nan, must be >= 0", lambda: optimizers.AdamW(beta1=NAN)),
-    ("options.weight_decay = nan, must be >= 0 and finite", lambda: optimizers.AdamW(weight_decay=NAN)),
-    ("options.momentum = -1, must be >= 0 and < 1", lambda: optimizers.SGD(momentum=-1)),
-    ("lr = inf, must be finite", lambda: optimizers.AdamW(lr=math.inf)),
-    ("beta1 = 'x', must be a number", lambda: optimizers.AdamW(beta1="x")),
-    ("no option 'betas', there are amsgrad", lambda: optimizers.AdamW(betas=(0.9, 0.99))),
-    ("comm = 'c', must be a Comm or None", lambda: optimizers.Shampoo(comm="c")),
-    ("handle = 'h', must be a Handle", lambda: optimizers.SOAP(handle="h")),
-    ("shape = 4, must be a sequence", lambda: optimizers.AdamW().add_param(4)),
-    ("more than 2^56 elements", lambda: optimizers.AdamW().add_param((2**40, 2**30))),
-    ("offset = 9 and count = -5, must be a part", lambda: optimizers.AdamW().add_param((4,), offset=9)),
+    ("AdamW: beta1 = nan, must be >= 0", lambda: arrays.AdamW(beta1=NAN)),
+    ("options.weight_decay = nan, must be >= 0 and finite", lambda: arrays.AdamW(weight_decay=NAN)),
+    ("options.momentum = -1, must be >= 0 and < 1", lambda: arrays.SGD(momentum=-1)),
+    ("lr = inf, must be finite", lambda: arrays.AdamW(lr=math.inf)),
+    ("beta1 = 'x', must be a number", lambda: arrays.AdamW(beta1="x")),
+    ("no option 'betas', there are amsgrad", lambda: arrays.AdamW(betas=(0.9, 0.99))),
+    ("comm = 'c', must be a Comm or None", lambda: arrays.Shampoo(comm="c")),
+    ("handle = 'h', must be a Handle", lambda: arrays.SOAP(handle="h")),
+    ("shape = 4, must be a sequence", lambda: arrays.AdamW().add_param(4)),
+    ("more than 2^56 elements", lambda: arrays.AdamW().add_param((2**40, 2**30))),
+    ("offset = 9 and count = -5, must be a part", lambda: arrays.AdamW().add_param((4,), offset=9)),
     ("weights[0] is a list, must have", lambda: step([[1.0]], [FEW])),
     ("weights[0] has 3 elements, must have 4", lambda: step([FEW[:3].copy()], [FEW[:3]])),
     ("1 weight and 0 gradients", lambda: step([FEW.copy()], [])),
     ("grads[0] is int32, must be float32", lambda: step([FEW.copy()], [np.zeros(4, np.int32)])),
     ("grad_scale = nan, must be finite", lambda: step([FEW.copy()], [FEW], grad_scale=NAN)),
-    ("state is a str, must be bytes", lambda: optimizers.AdamW().load("x")),
-    ("name = None, must be a str", lambda: optimizers.AdamW().state(0, None)),
+    ("state is a str, must be bytes", lambda: arrays.AdamW().load("x")),
+    ("name = None, must be a str", lambda: arrays.AdamW().state(0, None)),
 ])
 def test_of_optimizers(text, call):
     refused(text, call)
@@ -189,8 +190,8 @@ def test_of_the_layer(text, call):
 
 
 def test_after_a_fork():
-    """A child may not use the parent's objects, as one sentence says, but it may use its own."""
-    context, optimizer = libdc.Context(), optimizers.AdamW()
+    """What the parent made, the child is refused in one sentence, and what it makes itself, it may use."""
+    context, optimizer = libdc.Context(), arrays.AdamW()
     context.init()
     child = os.fork()
     if not child:

@@ -348,7 +348,7 @@ def test_launches_of_a_captured_step_are_steps(kind: Any, options: Any) -> None:
         grad = torch.randn(1000, generator=generator)
         for (param, optimizer), step in zip(sides, steps):
             optimizer.param_groups[0]["lr"] = 0.1 / (1 + number)
-            optimizer.tell_groups()
+            optimizer.sync_groups()
             assert param.grad is not None
             param.grad.copy_(grad)
             step()

@@ -110,7 +110,7 @@ def test_an_optimizer_follows_pytorchs_current_stream(monkeypatch: pytest.Monkey
     assert told == []  # the CPU has none
     optimizer._where = torch.device("cuda:0")
     optimizer.step()
-    optimizer.tell_groups()
+    optimizer.sync_groups()
     current.append(9)
     assert optimizer.skipped_steps == 0
     assert told == [7, 9]

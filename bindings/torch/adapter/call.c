@@ -10,7 +10,7 @@
 #include "tensor_storage.h"
 
 const char *dct_format_error(const char *format, ...) {
-  /* Two in turn, so that an argument may be the text before. */
+  /* Two alternate, so that an argument may be the previous text. */
   static _Thread_local char buffers[2][512];
   static _Thread_local int next_text;
   next_text = 1 - next_text;

@@ -22,9 +22,8 @@ typedef struct dct_call {
 /* The work of an operator. NULL, or an error's text that stays valid until the thread's next call. */
 typedef const char *(*dct_body)(dct_call *call);
 
-/* Decodes the stack, one letter of `letters` an argument, runs the body, frees what the kernel owns,
- * and only then raises or stores the result. A fake, the body of the Meta key, has no stream to follow and looks at no
- * device. */
+/* Decodes the stack, one letter of `signature` for each argument, runs the body, frees what the kernel owns, and only
+ * then raises or stores the result. A fake, the body of the Meta key, follows no stream and checks no device. */
 void dct_run(const char *name, const char *signature, dct_body body, bool fake, dct_value *stack, uint64_t outputs);
 
 /* Formats this thread's error text and returns it. */

@@ -75,10 +75,10 @@ static const char *alias_fake(dct_call *call) {
   return dct_return_alias(call);
 }
 
-/* On a CUDA device the gradient, and the contiguous copy of it that dct_read_data() may have made, can be freed as soon
- * as this returns. The card has not read it yet, but its read is on the current stream by then. PyTorch's allocator
- * gives memory only to later work of the stream that it was allocated on; for memory of a backward, that is the current
- * one. (Autograd records the other streams that a tensor goes to.) */
+/* On a CUDA device the gradient, and the contiguous copy of it that dct_read_data() may have made, can go as soon as
+ * this returns, although the card has not read it yet. The read is on the current stream by then. PyTorch's allocator
+ * gives the memory to later work of the stream that it was taken on, which in a backward is the current one. (Autograd
+ * records on other streams what goes from one to another.) */
 static const char *reduce_grad(dct_call *call) {
   static const int64_t none[1] = {0};
   dc_tensor a = DC_TENSOR_INIT;
@@ -117,8 +117,8 @@ static const char *describe(dct_call *call, dc_tensor *views, int64_t *numels) {
   return NULL;
 }
 
-/* Empties the storages that PyTorch owns, for all tensors that share them; shapes stay. Storages over memory of other
- * owners cannot be emptied, and keep it: to free early is an offer. */
+/* Empties the storages that PyTorch owns, for all tensors that share them; shapes stay. Storages over another
+ * library's memory can't be emptied, and keep it: freeing early is optional. */
 static void free_flagged(const dct_call *call, const dc_tensor *views, const int32_t *freed) {
   for (size_t i = 0; i < call->tensor_count; ++i) {
     dct_tensor copy = NULL; /* the call consumes a handle */
@@ -160,8 +160,8 @@ static const char *return_out(dct_call *call, dc_status status, const dc_tensor 
   return status != DC_OK ? dc_last_error() : dct_return_buffer(call, out, dc_buffer_retain(out->buffer), host);
 }
 
-/* On a CUDA device the offload stream reads `a` behind PyTorch's back: so it is kept until a stream that has waited for
- * the copy has passed. */
+/* On a CUDA device the offload stream reads `a` without PyTorch's knowledge: so `a` is kept until a stream that has
+ * waited for the copy has passed. */
 static const char *offload_tensor(dct_call *call) {
   dc_tensor a = DC_TENSOR_INIT;
   dc_tensor out = DC_TENSOR_INIT;
@@ -250,7 +250,7 @@ static const char *alloc(dct_call *call) {
 /* ---- the table ---- */
 
 /* clang-format off */
-/*  namespace, name, schema, letters of decode(), without tensors?, Meta body (NONE: in Python) */
+/*  namespace, name, schema, signature for decode(), without tensors?, Meta body (NONE: in Python) */
 #define OPS(X, NONE)                                                                                                  \
   X("dc", allgather_param, "(Tensor a, int graph_id, int id, ScalarType? dtype = None) -> Tensor", "agid", false,     \
     gather_fake)                                                                                                      \

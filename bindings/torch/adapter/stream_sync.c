@@ -16,13 +16,13 @@ struct dct_pinned {
   dct_pinned *next;
   dct_tensor tensor;
   int64_t graph_id, id;
-  dc_event *event; /* recorded when a caller has waited for the copy */
+  dc_event *event; /* recorded when a stream has waited for the copy */
   bool waited;
 };
 
 typedef struct wrapped_stream {
   void *native;
-  dc_stream *stream; /* NULL: the place is free */
+  dc_stream *stream; /* NULL if the slot is free */
 } wrapped_stream;
 
 struct dct_follower {
@@ -33,7 +33,7 @@ struct dct_follower {
   atomic_int refs;      /* the list's, and each operator's */
   pthread_mutex_t lock; /* all below */
   wrapped_stream streams[STREAMS];
-  int current, next_evicted; /* the stream that is set, -1: none yet; the place to be used again */
+  int current, next_evicted; /* slots: of the stream that is set, or -1; and the one that is replaced next */
   dct_pinned *pinned, **last;
   dct_pinned *free_list;
 };
@@ -88,7 +88,7 @@ static void release_follower(dct_follower *f) {
 
 /* ---- following ---- */
 
-/* The place of a stream; -1: it cannot be wrapped. */
+/* The slot of a stream; -1 if it cannot be wrapped. */
 static int find_slot(dct_follower *f, void *native) {
   for (int i = 0; i < STREAMS; ++i) {
     if (f->streams[i].stream != NULL && f->streams[i].native == native) {
@@ -136,7 +136,7 @@ const char *dct_follow_begin(dc_context *context, dct_follower **follower) {
   return error;
 }
 
-/* Tensors die outside of the lock, since the last owner of one may have to wait for Python. */
+/* Tensors are freed outside of the lock, since freeing one may have to wait for Python. */
 static void free_pinned(dct_follower *f, dct_pinned *done) {
   if (done == NULL) {
     return;
@@ -152,8 +152,8 @@ static void free_pinned(dct_follower *f, dct_pinned *done) {
   pthread_mutex_unlock(&f->lock);
 }
 
-/* Those whose copies are done, as a list. They pass in the order in which they were waited for, but for programs that
- * wait on several streams: so the first that has not passed ends the look. On a device that failed as well. */
+/* The list of those whose copies are done. They complete in the order in which they were waited for, except in programs
+ * that wait on several streams: so the scan ends at the first that is not complete. On a failed device, too. */
 static dct_pinned *pop_completed(dct_follower *f) {
   dct_pinned *done = NULL, **at = &f->pinned;
   int32_t passed = 1;

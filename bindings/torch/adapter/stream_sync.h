@@ -20,9 +20,9 @@ int32_t dct_follower_index(const dct_follower *follower);
 
 typedef struct dct_pinned dct_pinned;
 
-/* Room for one; NULL and a text in *error if there is none. */
+/* Allocates one; NULL and a text in *error if there is no memory. */
 dct_pinned *dct_pin_begin(dct_follower *follower, const char **error);
-/* Takes over the tensor, until dct_pin_waited() and the current stream have passed; NULL: frees the slot. */
+/* Takes over the tensor, until dct_pin_waited() and the current stream have passed; NULL frees the entry. */
 void dct_pin_end(dct_follower *follower, dct_pinned *pinned, dct_tensor tensor, int64_t graph_id, int64_t id);
 /* The current stream waits for this copy. */
 void dct_pin_waited(dct_follower *follower, int64_t graph_id, int64_t id);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._lib import lib
+from ..._lib import lib
 from .shampoo import Blockwise
 
 

@@ -6,9 +6,10 @@ import re
 from typing import Any, Dict, Optional, Tuple, Type
 
 import torch
-from libdc import Comm, optimizers
+from libdc import Comm
 
 from ..torch.shard import entry_of
+from . import arrays
 from .native import Native, two_betas
 
 _GRAFTS = {"adam": 0, "none": 1, "sgd": 2, "adagrad": 3, "rmsprop": 4}
@@ -27,7 +28,7 @@ class Blocked(Native):
     the state of its own; every rank must make each step. A gradient that is not finite and below 2^50 raises
     libdc.Error on every rank, and changes nothing."""
 
-    _kind: Type[optimizers.Blockwise]
+    _kind: Type[arrays.Blockwise]
     _owned = re.compile(r"\w+\.\d")  # what.block, what.block.dimension
     _devices = ("cpu", "cuda")
 
@@ -35,7 +36,7 @@ class Blocked(Native):
         if name.startswith(("root.", "vectors.")):
             piece.fill_diagonal_(1)
 
-    def _make(self, options: Dict[str, Any]) -> optimizers.Optimizer:
+    def _make(self, options: Dict[str, Any]) -> arrays.Optimizer:
         entries = [entry_of(param) for param in self.param_groups[0]["params"]]
         comms = {id(entry.root.comm): entry.root.comm for entry in entries if entry is not None}
         if len(comms) > 1:
@@ -50,7 +51,7 @@ class Shampoo(Blocked):
     what it says: merge_below=0 merges nothing, betas[0]=0 takes the gradient as it is. betas: of the filtered gradient
     and of the factors, whose 1.0 is the sum."""
 
-    _kind = optimizers.Shampoo
+    _kind = arrays.Shampoo
 
     def __init__(self, params: Any, lr: float = 1e-2, betas: Tuple[float, float] = (0.9, 1.0), eps_abs: float = 1e-12,
                  eps_rel: float = 1e-6, weight_decay: float = 0.0, *, precondition_frequency: int = 1,
@@ -79,7 +80,7 @@ class SOAP(Blocked):
     factors, None for betas[1]; max_block: longest side of a block, 0 for whole parameters; merge_below=0 merges no
     dimensions."""
 
-    _kind = optimizers.SOAP
+    _kind = arrays.SOAP
 
     def __init__(self, params: Any, lr: float = 3e-3, betas: Tuple[float, float] = (0.95, 0.95),
                  shampoo_beta: Optional[float] = None, eps: float = 1e-8, weight_decay: float = 1e-2, *,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from .._lib import ffi, lib
-from ..arguments import choice, handle_arg
-from ..comm import Comm
-from ..errors import check
-from ..linalg.handle import Array, Handle
-from ..linalg.samples import SampleLayer
+from ..._lib import ffi, lib
+from ...arguments import choice, handle_arg
+from ...comm import Comm
+from ...errors import check
+from ...linalg.handle import Array, Handle
+from ...linalg.samples import SampleLayer
 from .handle import Optimizer
 
 _INVERSES = {"eigen": 0, "factored": 1}

@@ -10,13 +10,13 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 import libdc
 import torch
 import torch.nn.functional as F
-from libdc import optimizers
 from libdc.linalg import SampleLayer
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from ..torch.group import comm_of
 from ..torch.shard import entry_of, full_shape
+from . import arrays
 from .native import Native
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -101,7 +101,7 @@ class KFAC(Native):
     comm               the ranks; None: those that the model is sharded over, else one rank
     The others are dc_kfac_options'; kl_clip None: none."""
 
-    _kind = optimizers.KFAC
+    _kind = arrays.KFAC
     _devices = ("cpu", "cuda")
     _owned = re.compile(r"counts$|(factor|vectors|values)_[ag]$")
 
@@ -133,8 +133,8 @@ class KFAC(Native):
                  "inverse", "nesterov", "tolerated_failures")
         return {name: group[name] for name in names}
 
-    def _make(self, options: Dict[str, Any]) -> optimizers.Optimizer:
-        return optimizers.KFAC(handle=self._handle(), comm=self._comm, **options)
+    def _make(self, options: Dict[str, Any]) -> arrays.Optimizer:
+        return arrays.KFAC(handle=self._handle(), comm=self._comm, **options)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         if "_native" not in self.__dict__:
@@ -164,7 +164,7 @@ class KFAC(Native):
             module.register_forward_hook(_Forward(self, layer), with_kwargs=True)
 
     def _add_layer(self, module: nn.Module, weight: int, bias: Optional[int]) -> int:
-        assert isinstance(self._native, optimizers.KFAC)
+        assert isinstance(self._native, arrays.KFAC)
         return self._native.add_layer(_constants(module), weight, bias, self._choices.approximation)
 
     def _wants(self, layer: _Layer) -> bool:
@@ -217,7 +217,7 @@ class KFAC(Native):
         x, delta = _batches(use.layer, use.x, delta.detach(), self._choices.loss_terms)
         scale = self.loss_scale * (1.0 if self._scaler is None else float(self._scaler.get_scale()))
         terms = x.shape[0] if self._choices.reduction == "mean" else 1
-        assert isinstance(self._native, optimizers.KFAC)
+        assert isinstance(self._native, arrays.KFAC)
         self._follow()  # the first batch comes before the first step
         try:
             self._native.accumulate(use.layer.index, x, delta, math.sqrt(uses) * terms / scale if terms else 1.0)

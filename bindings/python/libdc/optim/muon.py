@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
-from libdc import optimizers
 from libdc.types import DType
 from torch import Tensor
 
+from . import arrays
 from .native import Part
 from .shampoo import Blocked, number
 
@@ -24,7 +24,7 @@ class Muon(Blocked):
     that of the products, "bfloat16", as torch.optim.Muon has it, or "float32"; polynomial="muon" is torch.optim.Muon's;
     see dc_muon_options for the rest."""
 
-    _kind = optimizers.Muon
+    _kind = arrays.Muon
     _refusals = {"lr": "Learning rate should be >= 0 but is", "momentum": "momentum should be >= 0 but is",
                  "weight_decay": "weight decay should be >= 0 but is"}
 

@@ -8,5 +8,5 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(
         "libdc.torch, libdc.optim and libdc.torchium need PyTorch 2.11 or later, and there is none here: pip install "
-        "'torch>=2.11'. Without it there are libdc, libdc.optimizers, libdc.linalg and libdc.transformer",
+        "'torch>=2.11'. Without it there are libdc, libdc.optim.arrays, libdc.linalg and libdc.transformer",
         name="torch") from None

@@ -7,13 +7,14 @@ import contextlib
 from typing import Any, Callable, Dict, Iterator, List, Optional, Pattern, Sequence, Set, Tuple, Type
 
 import torch
-from libdc import DType, optimizers
+from libdc import DType
 from libdc._lib import ffi
 from libdc.linalg import Handle
 from torch import Tensor
 
 from ..torch import devices
 from ..torch.shard import entry_of
+from . import arrays
 
 _DTYPES = {torch.float32: DType.FLOAT32, torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16}
 
@@ -64,11 +65,11 @@ def _number(tensor: Optional[Tensor]) -> Any:
 
 
 class Native(torch.optim.Optimizer):
-    """A kind's class has `_kind`, the class of libdc.optimizers, and `_options()`, from a group to that one's options.
-    Groups may change at any time, by schedulers or by hand: each step looks."""
+    """A subclass has `_kind`, the class of libdc.optim.arrays, and `_options()`, from a group to that one's options.
+    Groups may change at any time, by schedulers or by hand: each step reads them."""
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler sets `grad_scale` and `found_inf`, and does not wait
-    _kind: Type[optimizers.Optimizer]
+    _kind: Type[arrays.Optimizer]
     _owned: Optional[Pattern[str]] = None  # names of state that one rank has for all: a block's or a layer's
     _devices: Tuple[str, ...] = ("cpu",)  # types of devices on which parameters may be
     _refusals = {"lr": "Invalid learning rate", "eps": "Invalid epsilon value", "momentum": "Invalid momentum value",
@@ -80,7 +81,7 @@ class Native(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def _start(self) -> None:
-        self._native: Optional[optimizers.Optimizer] = None  # made with the first group's options
+        self._native: Optional[arrays.Optimizer] = None  # made with the first group's options
         self._where = devices.CPU  # of all parameters: what the first one's is
         self._parts: List[Part] = []
         self._told: List[Tuple[float, Dict[str, Any]]] = []  # of each group: what the library knows
@@ -90,7 +91,7 @@ class Native(torch.optim.Optimizer):
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
         raise NotImplementedError
 
-    def _make(self, options: Dict[str, Any]) -> optimizers.Optimizer:
+    def _make(self, options: Dict[str, Any]) -> arrays.Optimizer:
         return self._kind(handle=self._handle(), **options)
 
     def _handle(self) -> Handle:
@@ -174,7 +175,7 @@ class Native(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.tell_groups()
+        self.sync_groups()
         grads = [self._grad_of(index, part) for index, part in enumerate(self._parts)]
         with self._scaled():
             self._run(grads)
@@ -196,7 +197,7 @@ class Native(torch.optim.Optimizer):
         finally:
             self._native._set_loss_scale(ffi.NULL, ffi.NULL)
 
-    def tell_groups(self) -> None:
+    def sync_groups(self) -> None:
         """Says to the library what changed in the groups, as each step does; for learning rates between the launches of
         a CUDA graph in which a step was captured."""
         self._follow()

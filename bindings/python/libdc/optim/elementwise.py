@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
-from libdc import optimizers
 from torch import Tensor
 
+from . import arrays
 from .native import Native, Part, two_betas
 
 
@@ -22,7 +22,7 @@ class AdamW(Elementwise):
     gradient that is not finite changes nothing. On the CPU it raises libdc.Error; on a CUDA device, where a step waits
     for nothing and may be captured into a graph, it is counted in `skipped_steps`."""
 
-    _kind = optimizers.AdamW
+    _kind = arrays.AdamW
 
     def __init__(self, params: Any, lr: float = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False,
@@ -39,7 +39,7 @@ class AdamW(Elementwise):
 class SGD(Elementwise):
     """torch.optim.SGD likewise."""
 
-    _kind = optimizers.SGD
+    _kind = arrays.SGD
     _optional = ("master", "momentum_buffer")
 
     def __init__(self, params: Any, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from .._lib import lib
-from ..arguments import handle_arg
-from ..comm import Comm
-from ..linalg.handle import Handle
+from ..._lib import lib
+from ...arguments import handle_arg
+from ...comm import Comm
+from ...linalg.handle import Handle
 from .handle import Optimizer
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, List, NamedTuple, Optional, Sequence
 
-from .._handle import OwnedHandle
-from .._lib import ffi, gc_handle, lib, new_struct, text
-from ..arguments import assign, c_string, counted, int64_array
-from ..device import Stream, handle_of
-from ..errors import check
-from ..linalg.handle import Handle, default, handle_ptr
-from ..tensors import HOST, Place, Tensor, View, _count, fill, output, result
-from ..types import DType
+from ..._handle import OwnedHandle
+from ..._lib import ffi, gc_handle, lib, new_struct, text
+from ...arguments import assign, c_string, counted, int64_array
+from ...device import Stream, handle_of
+from ...errors import check
+from ...linalg.handle import Handle, default, handle_ptr
+from ...tensors import HOST, Place, Tensor, View, _count, fill, output, result
+from ...types import DType
 
 
 class OptimizerStats(NamedTuple):
