@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 
 /// Kinds of memory for [`crate::Context::memory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[repr(i32)]
 pub enum MemoryKind {
     /// The device's own.
@@ -68,19 +69,19 @@ impl Drop for Buffer {
 /// A tensor that the library made, whole and ready to be read: a gathered parameter, or a tensor that was reloaded.
 /// It gives its memory back when it is dropped. Weights can change only when none is alive, hence the lifetime.
 #[derive(Debug)]
-pub struct Loaded<'context, T> {
+pub struct GatheredParam<'context, T> {
     buffer: Buffer,
     shape: Vec<i64>,
     length: usize,
     context: PhantomData<&'context T>,
 }
 
-impl<T: Element> Loaded<'_, T> {
+impl<T: Element> GatheredParam<'_, T> {
     /// The buffer must hold a tensor of T of this shape, which is ready.
     pub(crate) unsafe fn new(buffer: Buffer, shape: Vec<i64>) -> Self {
         let length = shape.iter().product::<i64>() as usize;
         assert!(length * std::mem::size_of::<T>() <= buffer.bytes(), "a buffer shorter than its tensor");
-        Loaded { buffer, shape, length, context: PhantomData }
+        GatheredParam { buffer, shape, length, context: PhantomData }
     }
 
     /// The lengths of its dimensions; the elements are in row-major order.
@@ -89,7 +90,7 @@ impl<T: Element> Loaded<'_, T> {
     }
 }
 
-impl<T: Element> Deref for Loaded<'_, T> {
+impl<T: Element> Deref for GatheredParam<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -99,24 +100,24 @@ impl<T: Element> Deref for Loaded<'_, T> {
 
 /// Memory that a context can own for a parameter: a `Vec`, or memory of the library for peers to read.
 #[derive(Debug)]
-pub struct Memory<T: Element>(Place<T>);
+pub struct Memory<T: Element>(Storage<T>);
 
 #[derive(Debug)]
-enum Place<T> {
+enum Storage<T> {
     Rust(Vec<T>),
     Library(Buffer, usize),
 }
 
 impl<T: Element> Memory<T> {
-    /// The buffer must hold as many elements, be zeroed or written, and have no other owner.
-    pub(crate) unsafe fn of_library(buffer: Buffer, length: usize) -> Memory<T> {
-        Memory(Place::Library(buffer, length))
+    /// The buffer must hold as many elements, be zeroed or written, and belong to nobody else.
+    pub(crate) unsafe fn from_buffer(buffer: Buffer, length: usize) -> Memory<T> {
+        Memory(Storage::Library(buffer, length))
     }
 }
 
 impl<T: Element> From<Vec<T>> for Memory<T> {
     fn from(elements: Vec<T>) -> Memory<T> {
-        Memory(Place::Rust(elements))
+        Memory(Storage::Rust(elements))
     }
 }
 
@@ -125,8 +126,8 @@ impl<T: Element> Deref for Memory<T> {
 
     fn deref(&self) -> &[T] {
         match &self.0 {
-            Place::Rust(elements) => elements,
-            Place::Library(buffer, length) => unsafe { buffer.slice(*length) },
+            Storage::Rust(elements) => elements,
+            Storage::Library(buffer, length) => unsafe { buffer.slice(*length) },
         }
     }
 }
@@ -134,8 +135,8 @@ impl<T: Element> Deref for Memory<T> {
 impl<T: Element> DerefMut for Memory<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         match &mut self.0 {
-            Place::Rust(elements) => elements,
-            Place::Library(buffer, length) => match NonNull::new(buffer.data() as *mut T) {
+            Storage::Rust(elements) => elements,
+            Storage::Library(buffer, length) => match NonNull::new(buffer.data() as *mut T) {
                 Some(data) if *length > 0 => unsafe { std::slice::from_raw_parts_mut(data.as_ptr(), *length) },
                 _ => &mut [],
             },
@@ -147,7 +148,7 @@ impl<T: Element> DerefMut for Memory<T> {
 pub(crate) trait AnyMemory: Any + Send {
     fn dtype(&self) -> DType;
     fn as_any(&mut self) -> &mut dyn Any;
-    fn begin(&mut self) -> *mut c_void;
+    fn as_mut_ptr(&mut self) -> *mut c_void;
     fn length(&self) -> usize;
 }
 
@@ -160,8 +161,8 @@ impl<T: Element> AnyMemory for Memory<T> {
         self
     }
 
-    fn begin(&mut self) -> *mut c_void {
-        self.as_mut_ptr().cast()
+    fn as_mut_ptr(&mut self) -> *mut c_void {
+        self.deref_mut().as_mut_ptr().cast()
     }
 
     fn length(&self) -> usize {

@@ -13,6 +13,7 @@ use std::ptr::{self, NonNull};
 
 /// Severity of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 #[allow(missing_docs)]
 pub enum LogLevel {
     Error,
@@ -95,7 +96,7 @@ impl Builder {
     /// Makes the context, on the device "cpu", and joins the ranks of the communicator (`None`: a world of one), which
     /// all do it.
     pub fn build(self, device: &Device, comm: Option<&Comm>) -> Result<Context> {
-        device.holds_slices()?;
+        device.require_cpu()?;
         let log = self.log.map(Box::new);
         let options = sys::dc_context_options {
             struct_size: size_of::<sys::dc_context_options>(),
@@ -104,7 +105,7 @@ impl Builder {
         };
         let mut raw = ptr::null_mut();
         check(unsafe { sys::dc_context_create(device.as_ptr(), &options, &mut raw) })?;
-        let context = Context::of(NonNull::new(raw).expect("a context"), log, comm);
+        let context = Context::from_raw(NonNull::new(raw).expect("a context"), log, comm);
         let comm = comm.map_or(ptr::null_mut(), Comm::as_ptr);
         check(unsafe { sys::dc_init(raw, comm, &self.config.0, self.bucket.unwrap_or(1 << 24)) })?;
         Ok(context)

@@ -34,6 +34,7 @@ impl CommOptions {
 
 /// How reductions combine ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[repr(i32)]
 pub enum ReduceOp {
     /// The sum, in a fixed order.

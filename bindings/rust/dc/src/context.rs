@@ -6,7 +6,7 @@ use crate::comm::{Abort, Comm};
 use crate::device::Stream;
 use crate::error::{check, Error, Result, Status};
 use crate::sys;
-use crate::tensor::{fits, view, view_of, DType, Element};
+use crate::tensor::{check_shape, view, view_of, DType, Element};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::mem::{size_of, ManuallyDrop};
@@ -15,6 +15,7 @@ use std::ptr::{self, NonNull};
 
 /// How much of the training state is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Stage {
     /// Nothing: gradients are averaged whole.
     Z0,
@@ -36,7 +37,7 @@ pub struct Z3Options {
 }
 
 pub(crate) struct Registered {
-    /// The shape, kept because results are described by the type that was asked for.
+    /// The shape, kept because results are described by the type that was requested for.
     pub(crate) shape: Vec<i64>,
     pub(crate) weights: Box<dyn AnyMemory>,
     pub(crate) grad: Box<dyn AnyMemory>,
@@ -76,7 +77,7 @@ impl Drop for Context {
 }
 
 impl Context {
-    pub(crate) fn of(raw: NonNull<sys::dc_context>, log: Option<Box<Log>>, comm: Option<&Comm>) -> Context {
+    pub(crate) fn from_raw(raw: NonNull<sys::dc_context>, log: Option<Box<Log>>, comm: Option<&Comm>) -> Context {
         Context {
             raw,
             params: ManuallyDrop::new(HashMap::new()),
@@ -105,7 +106,7 @@ impl Context {
         })?;
         let mut buffer = ptr::null_mut();
         check(unsafe { sys::dc_memory_alloc(self.as_ptr(), bytes, kind as i32, &mut buffer) })?;
-        Ok(unsafe { Memory::of_library(Buffer::from_raw(buffer), length) })
+        Ok(unsafe { Memory::from_buffer(Buffer::from_raw(buffer), length) })
     }
 
     /// Registers a parameter of a stage 0, 1 or 2 graph, whose weights are whole on every rank. `grad` is this rank's
@@ -119,7 +120,7 @@ impl Context {
         offset: i64,
     ) -> Result<()> {
         let (weights, grad) = (weights.into(), grad.into());
-        fits(shape, weights.len())?;
+        check_shape(shape, weights.len())?;
         let part = [grad.len() as i64];
         let (whole, buffer) = (view(weights.as_ptr().cast(), shape, T::DTYPE), view_of(&grad, &part));
         let (lengths, ndim) = (shape.as_ptr(), shape.len() as i32);
@@ -209,24 +210,24 @@ impl Context {
         id: i64,
         work: impl FnOnce(&mut [T], &mut [G]) -> R,
     ) -> Result<R> {
-        self.at_rest(id)?;
+        self.ensure_idle(id)?;
         let param = self.params.get_mut(&id).ok_or_else(|| unknown(id))?;
         let (weights, grad) = (param.weights.dtype(), param.grad.dtype());
-        let (asked, buffer) = (param.weights.as_any().downcast_mut(), param.grad.as_any().downcast_mut());
-        match (asked, buffer) {
+        let (requested, buffer) = (param.weights.as_any().downcast_mut(), param.grad.as_any().downcast_mut());
+        match (requested, buffer) {
             (Some(weights), Some(grad)) => {
                 let (weights, grad): (&mut Memory<T>, &mut Memory<G>) = (weights, grad);
                 Ok(work(weights, grad))
             }
             _ => {
-                let (is, asked) = ((weights.name(), grad.name()), (T::DTYPE.name(), G::DTYPE.name()));
-                Err(Error::new(Status::DTYPE, format!("id = {id}: weights and gradient are {is:?}, not {asked:?}")))
+                let (is, requested) = ((weights.name(), grad.name()), (T::DTYPE.name(), G::DTYPE.name()));
+                Err(Error::new(Status::DTYPE, format!("id = {id}: weights and gradient are {is:?}, not {requested:?}")))
             }
         }
     }
 
     /// Fails while the library may use the memory of parameters.
-    pub(crate) fn at_rest(&self, id: i64) -> Result<()> {
+    pub(crate) fn ensure_idle(&self, id: i64) -> Result<()> {
         if self.reducing.get() {
             let text = format!("id = {id}: gradients are being reduced; call end_backward first");
             return Err(Error::new(Status::BUSY, text));
@@ -278,12 +279,18 @@ impl Context {
         Ok((finite == 0).then_some(id))
     }
 
-    /// Says that the weights of these parameters changed. Every rank says it at the same point.
+    /// Says that the weights of these parameters changed; fails if none is named. Every rank says it at the same point.
     pub fn params_updated(&mut self, ids: &[i64]) -> Result<()> {
         if ids.is_empty() {
-            return Ok(()); // to the library, no id would mean every id
+            let text = "ids is empty, must name a parameter; all_params_updated is for all of them";
+            return Err(Error::new(Status::INVALID, text));
         }
         check(unsafe { sys::dc_params_updated(self.as_ptr(), ids.as_ptr(), ids.len() as i64) })
+    }
+
+    /// Says that the weights of all parameters changed. Every rank says it at the same point.
+    pub fn all_params_updated(&mut self) -> Result<()> {
+        check(unsafe { sys::dc_params_updated(self.as_ptr(), ptr::null(), 0) })
     }
 
     /// Says that the gradients of these parameters are to be kept: the next reduction adds to them.

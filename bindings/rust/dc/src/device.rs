@@ -93,7 +93,7 @@ impl Device {
     }
 
     /// Whether its memory is the host's, where the slices are that this crate lends and takes.
-    pub(crate) fn holds_slices(&self) -> Result<()> {
+    pub(crate) fn require_cpu(&self) -> Result<()> {
         if self.name() != "cpu" {
             let text = format!("device = {:?}, must be \"cpu\": slices are in the host's memory", self.name());
             return Err(Error::new(Status::UNSUPPORTED, text));

@@ -78,7 +78,7 @@ fn guarded(call: impl FnOnce() -> External<()>) -> i32 {
 
 /// Bytes of count elements, ranks times over.
 fn bytes(count: i64, dtype: i32, ranks: usize) -> External<(usize, DType)> {
-    let dtype = DType::of(dtype).ok_or(sys::DC_E_DTYPE)?;
+    let dtype = DType::from_raw(dtype).ok_or(sys::DC_E_DTYPE)?;
     Ok((usize::try_from(count).map_err(|_| sys::DC_E_INVALID)? * dtype.size() * ranks, dtype))
 }
 

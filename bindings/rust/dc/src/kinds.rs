@@ -1,7 +1,7 @@
 //! The kinds of optimizers: their options, and the functions that make one and set a group's.
 
 use crate::optim::Optimizer;
-use crate::options::{number, on_or, options, or_none};
+use crate::options::{on_unless_false, options, unchanged, zero_as_minus_one};
 use crate::options::{Graft, KfacInverse, MuonAdjust, Polynomial, WeightDecay};
 use crate::sys;
 use crate::tensor::DType;
@@ -26,8 +26,8 @@ pub(crate) mod sealed {
 /// gradients); where it would mean nothing, it is the default.
 pub trait Kind: sealed::Functions + Default {}
 
-/// Options of a kind whose ranks share the work out, see [`Optimizer::over`].
-pub trait Shared: Kind {}
+/// Options of a kind whose ranks share the work out, see [`Optimizer::with_comm`].
+pub trait Distributed: Kind {}
 
 macro_rules! kind {
     ($(#[$doc:meta])* $alias:ident, $name:ident: |$linalg:ident, $comm:ident| $create:ident($($arg:ident),+),
@@ -58,13 +58,13 @@ options! {
     /// The numbers of [`AdamW`]; see `dc_adamw_options`.
     AdamWOptions = dc_adamw_options by dc_adamw_options_init {
         /// Of the mean of gradients; 0: none.
-        beta1: f64 as or_none,
+        beta1: f64 as zero_as_minus_one,
         /// Of the mean of squares; 0: none.
-        beta2: f64 as or_none,
+        beta2: f64 as zero_as_minus_one,
         /// Added to the divisor; 0: nothing.
-        eps: f64 as or_none,
-        /// The share of a weight that goes in a step of learning rate 1.
-        weight_decay: f64 as number,
+        eps: f64 as zero_as_minus_one,
+        /// What of a weight goes in a step of learning rate 1.
+        weight_decay: f64 as unchanged,
         /// The largest mean of squares so far is used.
         amsgrad: bool as i32::from,
         /// Steps go up the gradient.
@@ -94,11 +94,11 @@ options! {
     /// The numbers of [`Sgd`]; see `dc_sgd_options`.
     SgdOptions = dc_sgd_options by dc_sgd_options_init {
         /// How much of the last step's direction goes on.
-        momentum: f64 as number,
+        momentum: f64 as unchanged,
         /// How much of the gradient does not get into the momentum.
-        dampening: f64 as number,
+        dampening: f64 as unchanged,
         /// Times the weight, added to the gradient.
-        weight_decay: f64 as number,
+        weight_decay: f64 as unchanged,
         /// Looks ahead by the momentum.
         nesterov: bool as i32::from,
         /// Steps go up the gradient.
@@ -117,23 +117,23 @@ options! {
     /// The numbers of [`Muon`]; see `dc_muon_options`.
     MuonOptions = dc_muon_options by dc_muon_options_init {
         /// How much of the sum of gradients goes on; 0: none.
-        momentum: f64 as or_none,
+        momentum: f64 as zero_as_minus_one,
         /// The least norm that a direction is divided by.
-        eps: f64 as number,
-        /// The share of a weight that goes in a step of learning rate 1.
-        weight_decay: f64 as number,
+        eps: f64 as unchanged,
+        /// What of a weight goes in a step of learning rate 1.
+        weight_decay: f64 as unchanged,
         /// Matrices of a parameter, one below the other.
-        num_splits: i64 as number,
-        /// The polynomial that makes directions orthogonal.
+        num_splits: i64 as unchanged,
+        /// What makes directions orthogonal.
         polynomial: Polynomial as i32::from,
         /// Of the polynomial.
-        steps: i32 as number,
+        steps: i32 as unchanged,
         /// Of the polynomial's products: bfloat16, the default, or float32.
         precision: DType as i32::from,
         /// The scale of steps.
         adjust: MuonAdjust as i32::from,
         /// Looks ahead by the momentum; on by default.
-        nesterov: bool as on_or,
+        nesterov: bool as on_unless_false,
     }
 }
 
@@ -153,39 +153,39 @@ kind! {
     /// ```
     Muon, MuonOptions: |linalg, comm| dc_muon_create(linalg, comm), dc_muon_set_group
 }
-impl Shared for MuonOptions {}
+impl Distributed for MuonOptions {}
 
 options! {
     /// The numbers of [`Shampoo`]; see `dc_shampoo_options`.
     ShampooOptions = dc_shampoo_options by dc_shampoo_options_init {
         /// Of the mean of gradients; 0: none.
-        beta1: f64 as or_none,
+        beta1: f64 as zero_as_minus_one,
         /// Of the factors; 1, the default: their sum.
-        beta2: f64 as number,
+        beta2: f64 as unchanged,
         /// Added to a factor's eigenvalues, at least; 0: nothing.
-        eps_abs: f64 as or_none,
+        eps_abs: f64 as zero_as_minus_one,
         /// The same as a part of the largest; 0: nothing.
-        eps_rel: f64 as or_none,
+        eps_rel: f64 as zero_as_minus_one,
         /// Above 0, roots are made from the last ones' basis where they are that good.
-        tolerance: f64 as number,
+        tolerance: f64 as unchanged,
         /// Of the graft's mean of squares.
-        graft_beta2: f64 as number,
+        graft_beta2: f64 as unchanged,
         /// Added to the graft's divisor.
-        graft_eps: f64 as number,
-        /// The share of a weight that goes in a step of learning rate 1, or into the gradient, see `decay`.
-        weight_decay: f64 as number,
+        graft_eps: f64 as unchanged,
+        /// What of a weight goes in a step of learning rate 1, or into the gradient, see `decay`.
+        weight_decay: f64 as unchanged,
         /// How much of the last step's direction goes on.
-        momentum: f64 as number,
+        momentum: f64 as unchanged,
         /// The longest side of a block.
-        max_block: i64 as number,
+        max_block: i64 as unchanged,
         /// Neighbouring dimensions are merged up to this product; 0: none are.
-        merge_below: i64 as or_none,
+        merge_below: i64 as zero_as_minus_one,
         /// Steps from one refresh of the roots to the next.
-        precondition_frequency: i64 as number,
+        precondition_frequency: i64 as unchanged,
         /// The first step that uses the roots.
-        start_preconditioning_step: i64 as number,
+        start_preconditioning_step: i64 as unchanged,
         /// Instead of twice the number of a block's dimensions.
-        root: i32 as number,
+        root: i32 as unchanged,
         /// Where steps have their length from.
         graft: Graft as i32::from,
         /// Where weight decay is applied.
@@ -193,7 +193,7 @@ options! {
         /// Looks ahead by the momentum.
         nesterov: bool as i32::from,
         /// Refreshes of one root that may fail in a row; 0: none.
-        tolerated_failures: i32 as or_none,
+        tolerated_failures: i32 as zero_as_minus_one,
     }
 }
 
@@ -201,31 +201,31 @@ kind! {
     /// Shampoo: gradients between roots of their second moments, block by block.
     Shampoo, ShampooOptions: |linalg, comm| dc_shampoo_create(linalg, comm), dc_shampoo_set_group
 }
-impl Shared for ShampooOptions {}
+impl Distributed for ShampooOptions {}
 
 options! {
     /// The numbers of [`Soap`]; see `dc_soap_options`.
     SoapOptions = dc_soap_options by dc_soap_options_init {
         /// Of the mean of gradients; 0: none.
-        beta1: f64 as or_none,
+        beta1: f64 as zero_as_minus_one,
         /// Of the mean of squares; 0: none.
-        beta2: f64 as or_none,
+        beta2: f64 as zero_as_minus_one,
         /// Of the factors, beta2 by default; 0: only the newest gradient counts.
-        shampoo_beta: f64 as or_none,
+        shampoo_beta: f64 as zero_as_minus_one,
         /// Added to the divisor; 0: nothing.
-        eps: f64 as or_none,
-        /// The share of a weight that goes in a step of learning rate 1.
-        weight_decay: f64 as number,
+        eps: f64 as zero_as_minus_one,
+        /// What of a weight goes in a step of learning rate 1.
+        weight_decay: f64 as unchanged,
         /// The longest side of a block; 0, the default: a parameter is one block.
-        max_block: i64 as number,
+        max_block: i64 as unchanged,
         /// Neighbouring dimensions are merged up to this product; 0, the default: none are.
-        merge_below: i64 as number,
+        merge_below: i64 as unchanged,
         /// The longest side with a factor; 0: none has one.
-        max_precond_dim: i64 as or_none,
+        max_precond_dim: i64 as zero_as_minus_one,
         /// Steps from one refresh of the bases to the next.
-        precondition_frequency: i64 as number,
+        precondition_frequency: i64 as unchanged,
         /// Refreshes of one basis that may fail in a row; 0: none.
-        tolerated_failures: i32 as or_none,
+        tolerated_failures: i32 as zero_as_minus_one,
     }
 }
 
@@ -233,31 +233,31 @@ kind! {
     /// SOAP: Adam in the eigenbasis of Shampoo's factors. Its first step changes no weight.
     Soap, SoapOptions: |linalg, comm| dc_soap_create(linalg, comm), dc_soap_set_group
 }
-impl Shared for SoapOptions {}
+impl Distributed for SoapOptions {}
 
 options! {
     /// The numbers of [`Kfac`]; see `dc_kfac_options`.
     KfacOptions = dc_kfac_options by dc_kfac_options_init {
         /// Of the factors; 0: only the newest count.
-        decay: f64 as or_none,
+        decay: f64 as zero_as_minus_one,
         /// Added to the curvature.
-        damping: f64 as number,
+        damping: f64 as unchanged,
         /// The most that a step may change what the model says; 0: no limit.
-        kl_clip: f64 as or_none,
+        kl_clip: f64 as zero_as_minus_one,
         /// How much of the last step's direction goes on; 0: none.
-        momentum: f64 as or_none,
+        momentum: f64 as zero_as_minus_one,
         /// Times the weight, added to the direction.
-        weight_decay: f64 as number,
+        weight_decay: f64 as unchanged,
         /// Steps from one update of the factors to the next.
-        factor_frequency: i64 as number,
+        factor_frequency: i64 as unchanged,
         /// Steps from one decomposition to the next.
-        refresh_frequency: i64 as number,
+        refresh_frequency: i64 as unchanged,
         /// How the curvature is inverted.
         inverse: KfacInverse as i32::from,
         /// Looks ahead by the momentum.
         nesterov: bool as i32::from,
         /// Decompositions of one factor that may fail in a row; 0: none.
-        tolerated_failures: i32 as or_none,
+        tolerated_failures: i32 as zero_as_minus_one,
     }
 }
 
@@ -266,4 +266,4 @@ kind! {
     /// a layer take plain SGD's steps.
     Kfac, KfacOptions: |linalg, comm| dc_kfac_create(linalg, comm), dc_kfac_set_group
 }
-impl Shared for KfacOptions {}
+impl Distributed for KfacOptions {}

@@ -63,9 +63,10 @@ mod optim;
 mod options;
 mod parts;
 mod report;
+mod stats;
 mod tensor;
 
-pub use buffer::{Buffer, Loaded, Memory, MemoryKind};
+pub use buffer::{Buffer, GatheredParam, Memory, MemoryKind};
 pub use builder::{Builder, Config, LogLevel};
 pub use comm::{Abort, Comm, CommOptions, Group, ReduceOp};
 pub use context::{Context, Stage, Z3Options};
@@ -74,16 +75,14 @@ pub use error::{Error, Result, Status};
 pub use external::{Collectives, External};
 pub use kfac::KfacLayer;
 pub use kinds::{AdamW, AdamWOptions, Kfac, KfacOptions, Kind, Muon, MuonOptions, Sgd, SgdOptions};
-pub use kinds::{Shampoo, ShampooOptions, Shared, Soap, SoapOptions};
+pub use kinds::{Distributed, Shampoo, ShampooOptions, Soap, SoapOptions};
 pub use linalg::{Linalg, LinalgOptions};
 pub use matrix::SpectralOptions;
 pub use optim::Optimizer;
 pub use options::{Graft, KfacApproximation, KfacInverse, MuonAdjust, Negative, Polynomial, Symmetry, WeightDecay};
 pub use parts::{Param, Part};
 pub use report::{Op, OpInfo};
-pub use sys::dc_memory_stats as MemoryStats;
-pub use sys::dc_optimizer_stats as OptimizerStats;
-pub use sys::dc_trace_event as TraceEvent;
+pub use stats::{MemoryStats, OptimizerStats, TraceEvent};
 pub use tensor::{Bf16, DType, Element, Tensor, F16};
 
 pub use dc_sys as sys;
@@ -98,14 +97,14 @@ pub fn version() -> &'static str {
 /// not an older patch. Everything else begins with a device or a communicator, whose constructors ask this.
 pub fn check_version() -> Result<()> {
     let (loaded, described) = (unsafe { sys::dc_api_version() }, sys::DC_API_VERSION);
-    if fits(loaded, described) {
+    if is_compatible(loaded, described) {
         return Ok(());
     }
     let text = format!("libdc {} ({loaded}) is loaded, must be {described} or a later patch of it", version());
     Err(Error::new(Status::UNSUPPORTED, text))
 }
 
-fn fits(loaded: u32, described: u32) -> bool {
+fn is_compatible(loaded: u32, described: u32) -> bool {
     let same = if described < 1_000_000 { 1_000 } else { 1_000_000 };
     loaded / same == described / same && loaded >= described
 }
@@ -131,7 +130,7 @@ mod tests {
             (1_000_000, 1_001_000, false),
             (2_000_000, 1_001_000, false),
         ] {
-            assert_eq!(fits(loaded, described), good, "{loaded} {described}");
+            assert_eq!(is_compatible(loaded, described), good, "{loaded} {described}");
         }
     }
 }

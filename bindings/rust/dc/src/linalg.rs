@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::error::{check, text, Result};
-use crate::options::{number, options};
+use crate::options::{options, unchanged};
 use crate::sys;
 use std::ptr::{self, NonNull};
 
@@ -10,7 +10,7 @@ options! {
     /// How a [`Linalg`] works.
     LinalgOptions = dc_linalg_options by dc_linalg_options_init {
         /// The caller's included; 0, the default: as many as the process may run on. Results do not depend on it.
-        threads: i32 as number,
+        threads: i32 as unchanged,
         /// The library's own eigensolver even where a LAPACK is found.
         plain: bool as i32::from,
     }
@@ -27,7 +27,7 @@ unsafe impl Send for Linalg {}
 impl Linalg {
     /// Makes a handle on the device "cpu", where slices are.
     pub fn new(device: &Device, options: &LinalgOptions) -> Result<Linalg> {
-        device.holds_slices()?;
+        device.require_cpu()?;
         let mut linalg = ptr::null_mut();
         check(unsafe { sys::dc_linalg_create(device.as_ptr(), &options.0, &mut linalg) })?;
         Ok(Linalg(NonNull::new(linalg).expect("a handle")))

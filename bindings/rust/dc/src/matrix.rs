@@ -2,7 +2,7 @@
 
 use crate::error::{check, Error, Result, Status};
 use crate::linalg::Linalg;
-use crate::options::{number, options, Negative, Polynomial, Symmetry};
+use crate::options::{options, unchanged, Negative, Polynomial, Symmetry};
 use crate::sys;
 use crate::tensor::{view, DType, Element, Tensor};
 use std::ptr;
@@ -11,11 +11,11 @@ options! {
     /// How symmetric matrices are read, computed and regularised; see `dc_spectral_options`.
     SpectralOptions = dc_spectral_options by dc_spectral_options_init {
         /// Each eigenvalue is raised by this at least.
-        eps_abs: f64 as number,
+        eps_abs: f64 as unchanged,
         /// And by this part of the largest.
-        eps_rel: f64 as number,
+        eps_rel: f64 as unchanged,
         /// Eigenvalues up to this part of the largest become 0, also under a negative power; -1: the type's rounding.
-        rank_rtol: f64 as number,
+        rank_rtol: f64 as unchanged,
         /// How the matrix is read.
         symmetry: Symmetry as i32::from,
         /// The treatment of negative eigenvalues.
@@ -53,7 +53,7 @@ fn zeros<T: Element>(shape: &[i64]) -> Result<Vec<T>> {
 }
 
 /// A result, which `call` fills in.
-fn made<T: Element>(shape: &[i64], call: impl FnOnce(&mut sys::dc_tensor) -> i32) -> Result<Vec<T>> {
+fn alloc_output<T: Element>(shape: &[i64], call: impl FnOnce(&mut sys::dc_tensor) -> i32) -> Result<Vec<T>> {
     let mut out: Vec<T> = zeros(shape)?;
     check(call(&mut view(out.as_mut_ptr().cast(), shape, T::DTYPE)))?;
     Ok(out)
@@ -75,7 +75,7 @@ impl Linalg {
     pub fn eigh<T: Element>(&self, a: &Tensor<'_, T>, options: &SpectralOptions) -> Result<(Vec<T>, Vec<T>)> {
         let lengths = batch_of(a, &[length(a, 0)]);
         let mut values: Vec<T> = zeros(&lengths)?;
-        let vectors = made(a.shape(), |vectors| unsafe {
+        let vectors = alloc_output(a.shape(), |vectors| unsafe {
             let mut values = view(values.as_mut_ptr().cast(), &lengths, T::DTYPE);
             sys::dc_eigh(self.as_ptr(), &a.view(), &options.0, &mut values, vectors, ptr::null_mut(), 0)
         })?;
@@ -84,7 +84,7 @@ impl Linalg {
 
     /// Powers (A + epsilon I)^power of symmetric matrices.
     pub fn matrix_power<T: Element>(&self, a: &Tensor<'_, T>, power: f64, options: &SpectralOptions) -> Result<Vec<T>> {
-        made(a.shape(), |out| unsafe {
+        alloc_output(a.shape(), |out| unsafe {
             sys::dc_matrix_power(self.as_ptr(), &a.view(), power, &options.0, out, ptr::null_mut(), 0)
         })
     }
@@ -92,26 +92,28 @@ impl Linalg {
     /// Inverse roots (A + epsilon I)^(-1 / root) of symmetric matrices, root from 1 to 64.
     pub fn inverse_root<T: Element>(&self, a: &Tensor<'_, T>, root: i32, options: &SpectralOptions) -> Result<Vec<T>> {
         let (basis, info) = (ptr::null_mut(), ptr::null_mut());
-        made(a.shape(), |out| unsafe {
+        alloc_output(a.shape(), |out| unsafe {
             sys::dc_matrix_inverse_root(self.as_ptr(), &a.view(), root, &options.0, basis, out, info, 0)
         })
     }
 
     /// The nearest matrices with orthonormal rows or columns. `steps`: of the polynomial; 0: its own number.
     pub fn orthogonalize<T: Element>(&self, a: &Tensor<'_, T>, polynomial: Polynomial, steps: i32) -> Result<Vec<T>> {
-        made(a.shape(), |out| unsafe { sys::dc_orthogonalize(self.as_ptr(), &a.view(), polynomial.into(), steps, out) })
+        alloc_output(a.shape(), |out| unsafe {
+            sys::dc_orthogonalize(self.as_ptr(), &a.view(), polynomial.into(), steps, out)
+        })
     }
 
     /// The Kronecker product `[m * p, n * q]` of `[m, n]` and `[p, q]`.
     pub fn kron<T: Element>(&self, a: &Tensor<'_, T>, b: &Tensor<'_, T>) -> Result<Vec<T>> {
         let side = |from_end| length(a, from_end).saturating_mul(length(b, from_end));
-        made(&[side(1), side(0)], |out| unsafe { sys::dc_kron(self.as_ptr(), &a.view(), &b.view(), out) })
+        alloc_output(&[side(1), side(0)], |out| unsafe { sys::dc_kron(self.as_ptr(), &a.view(), &b.view(), out) })
     }
 
     /// A X B^T, that is kron(A, B) applied to X taken row by row, without writing that out. The result is `[m, p]` of
     /// `[m, n]`, `[p, q]` and `[n, q]`, the last of which may be a batch.
     pub fn kron_apply<T: Element>(&self, a: &Tensor<'_, T>, b: &Tensor<'_, T>, x: &Tensor<'_, T>) -> Result<Vec<T>> {
-        made(&batch_of(x, &[length(a, 1), length(b, 1)]), |out| unsafe {
+        alloc_output(&batch_of(x, &[length(a, 1), length(b, 1)]), |out| unsafe {
             sys::dc_kron_apply(self.as_ptr(), &a.view(), &b.view(), &x.view(), out)
         })
     }
@@ -120,7 +122,7 @@ impl Linalg {
     /// whose sums are float32.
     pub fn batch_matmul<T: Element>(&self, a: &Tensor<'_, T>, b: &Tensor<'_, T>) -> Result<Vec<T>> {
         let longer = if a.shape().len() < b.shape().len() { b } else { a };
-        made(&batch_of(longer, &[length(a, 1), length(b, 0)]), |out| unsafe {
+        alloc_output(&batch_of(longer, &[length(a, 1), length(b, 0)]), |out| unsafe {
             sys::dc_batch_matmul(self.as_ptr(), &a.view(), &b.view(), 1.0, 0.0, out)
         })
     }

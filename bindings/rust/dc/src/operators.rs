@@ -1,11 +1,11 @@
 //! The operators: gather, reduce, offload, reload.
 
-use crate::buffer::{Buffer, Loaded};
+use crate::buffer::{Buffer, GatheredParam};
 use crate::context::{unknown, Context};
 use crate::error::{check, Error, Result, Status};
 use crate::report::lengths;
 use crate::sys;
-use crate::tensor::{fits, output, view, view_of, DType, Element};
+use crate::tensor::{check_shape, output, view, view_of, DType, Element};
 use std::ptr;
 
 impl Context {
@@ -19,7 +19,7 @@ impl Context {
 
     /// Gathers a parameter's full weights, cast to T, and waits for them. The result is this caller's own: what it
     /// holds is freed when it is dropped. Weights can be changed only when none is alive.
-    pub fn gather<T: Element>(&self, graph: i64, id: i64) -> Result<Loaded<'_, T>> {
+    pub fn gather<T: Element>(&self, graph: i64, id: i64) -> Result<GatheredParam<'_, T>> {
         let (dtype, mut out) = (T::DTYPE as i32, output());
         check(unsafe { sys::dc_allgather_param(self.as_ptr(), ptr::null(), graph, id, dtype, &mut out) })?;
         self.gathering.borrow_mut().insert(id);
@@ -27,7 +27,7 @@ impl Context {
         let mut buffer = ptr::null_mut();
         check(unsafe { sys::dc_take_param(self.as_ptr(), graph, id, dtype, &mut buffer) })?;
         self.gathering.borrow_mut().remove(&id);
-        Ok(unsafe { Loaded::new(Buffer::from_raw(buffer), shape) })
+        Ok(unsafe { GatheredParam::new(Buffer::from_raw(buffer), shape) })
     }
 
     /// Takes a parameter's whole gradient for averaging over ranks; it may be reused when this returns. The average
@@ -48,23 +48,23 @@ impl Context {
 
     /// Copies a tensor to host memory that the context keeps under an id of the caller's.
     pub fn offload<T: Element>(&self, graph: i64, id: i64, tensor: &[T], shape: &[i64]) -> Result<()> {
-        fits(shape, tensor.len())?;
+        check_shape(shape, tensor.len())?;
         let (a, mut out) = (view(tensor.as_ptr().cast(), shape, T::DTYPE), output());
         check(unsafe { sys::dc_offload_tensor(self.as_ptr(), &a, graph, id, &mut out) })?;
         check(unsafe { sys::dc_wait_offload(self.as_ptr(), &a, graph, id, &mut out) })
     }
 
     /// Brings an offloaded tensor back.
-    pub fn reload<T: Element>(&self, graph: i64, id: i64) -> Result<Loaded<'_, T>> {
+    pub fn reload<T: Element>(&self, graph: i64, id: i64) -> Result<GatheredParam<'_, T>> {
         let mut out = output();
         check(unsafe { sys::dc_reload_tensor(self.as_ptr(), ptr::null(), graph, id, &mut out) })?;
         check(unsafe { sys::dc_wait_reload(self.as_ptr(), ptr::null(), graph, id, &mut out) })?;
         if out.dtype != T::DTYPE as i32 {
-            let is = DType::of(out.dtype).map_or("unknown", DType::name);
+            let is = DType::from_raw(out.dtype).map_or("unknown", DType::name);
             return Err(Error::new(Status::DTYPE, format!("id = {id} is of {is}, not {}", T::DTYPE.name())));
         }
         let buffer = unsafe { Buffer::from_raw(sys::dc_buffer_retain(out.buffer)) };
-        Ok(unsafe { Loaded::new(buffer, lengths(out.shape, out.ndim)) })
+        Ok(unsafe { GatheredParam::new(buffer, lengths(out.shape, out.ndim)) })
     }
 
     /// Drops the device copy of a shard that lives in host memory.

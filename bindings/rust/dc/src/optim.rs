@@ -3,10 +3,11 @@
 use crate::comm::{Abort, Comm};
 use crate::device::Stream;
 use crate::error::{c_name, check, Error, Result, Status};
-use crate::kinds::{Kind, Shared};
+use crate::kinds::{Distributed, Kind};
 use crate::linalg::Linalg;
 use crate::parts::{Param, Part};
 use crate::report::lengths;
+use crate::stats::OptimizerStats;
 use crate::sys;
 use crate::tensor::{output, view, DType, Element, Tensor};
 use std::marker::PhantomData;
@@ -150,7 +151,7 @@ impl<K: Kind> Optimizer<K> {
         let (c_name, mut piece) = (c_name("name", name)?, output());
         check(unsafe { sys::dc_optimizer_state(self.as_ptr(), index, c_name.as_ptr(), &mut piece) })?;
         if piece.dtype != T::DTYPE as i32 {
-            let is = DType::of(piece.dtype).map_or("unknown", DType::name);
+            let is = DType::from_raw(piece.dtype).map_or("unknown", DType::name);
             let text = format!("name = {name:?} of parameter {index} is of {is}, not {}", T::DTYPE.name());
             return Err(Error::new(Status::DTYPE, text));
         }
@@ -178,20 +179,20 @@ impl<K: Kind> Optimizer<K> {
         check(unsafe { sys::dc_optimizer_load(self.as_ptr(), state.as_ptr().cast(), state.len()) })
     }
 
-    /// Its memory and counts, on this rank.
-    pub fn stats(&mut self) -> Result<sys::dc_optimizer_stats> {
+    /// What it holds and did, on this rank.
+    pub fn stats(&mut self) -> Result<OptimizerStats> {
         let size = size_of::<sys::dc_optimizer_stats>();
         let mut stats = sys::dc_optimizer_stats { struct_size: size, ..Default::default() };
         check(unsafe { sys::dc_get_optimizer_stats(self.as_ptr(), &mut stats) })?;
-        Ok(stats)
+        Ok(stats.into())
     }
 }
 
-impl<K: Shared> Optimizer<K> {
+impl<K: Distributed> Optimizer<K> {
     /// Makes one whose ranks have parts of the parameters, or all of them, and share the work out. It communicates by a
     /// copy of the communicator; every rank makes the same calls, but for offsets, counts and data. One that a panic
     /// drops aborts the communicator, so that no other rank waits for its step.
-    pub fn over(linalg: &Linalg, comm: &Comm, options: &K) -> Result<Optimizer<K>> {
+    pub fn with_comm(linalg: &Linalg, comm: &Comm, options: &K) -> Result<Optimizer<K>> {
         Optimizer::create(linalg, Some(comm), options)
     }
 }

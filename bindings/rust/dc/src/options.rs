@@ -32,13 +32,13 @@ macro_rules! options {
 pub(crate) use options;
 
 /// A number for which C's zero is what is meant, or the default where zero means nothing.
-pub(crate) fn number<T>(value: T) -> T {
+pub(crate) fn unchanged<T>(value: T) -> T {
     value
 }
 
 /// A number whose zero means something else than C's, which has -1 for it. A -1 of Rust's is no zero: it becomes a
 /// number that C refuses, as it does all others below 0.
-pub(crate) fn or_none<T: Default + PartialEq + From<i8>>(value: T) -> T {
+pub(crate) fn zero_as_minus_one<T: Default + PartialEq + From<i8>>(value: T) -> T {
     if value == T::default() {
         T::from(-1)
     } else if value == T::from(-1) {
@@ -48,8 +48,8 @@ pub(crate) fn or_none<T: Default + PartialEq + From<i8>>(value: T) -> T {
     }
 }
 
-/// An option that is on by default.
-pub(crate) fn on_or(on: bool) -> i32 {
+/// What is on by default.
+pub(crate) fn on_unless_false(on: bool) -> i32 {
     if on {
         1
     } else {
@@ -62,6 +62,7 @@ macro_rules! choices {
     ($(#[$doc:meta])* $name:ident { $($(#[$about:meta])* $variant:ident = $value:ident,)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
         #[repr(i32)]
         pub enum $name {
             $($(#[$about])* $variant = sys::$value,)*

@@ -93,8 +93,8 @@ impl Registered {
         let first = if self.sharded { 0 } else { self.part.start.clamp(0, held) };
         let count = (self.part.end - self.part.start).clamp(0, held - first);
         let dtype = self.weights.dtype();
-        let weights = self.weights.begin().cast::<u8>().add(first as usize * dtype.size());
-        let grad = (self.grad.length() as i64 >= count).then(|| self.grad.begin() as *const c_void);
+        let weights = self.weights.as_mut_ptr().cast::<u8>().add(first as usize * dtype.size());
+        let grad = (self.grad.length() as i64 >= count).then(|| self.grad.as_mut_ptr() as *const c_void);
         let (lengths, dtypes) = ([[count]; 2], [dtype, self.grad.dtype()]);
         Part { weights: weights.cast(), grad, lengths, dtypes, borrowed: PhantomData }
     }
@@ -142,7 +142,7 @@ impl Context {
     pub fn parts(&mut self, ids: &[i64]) -> Result<Vec<Part<'_>>> {
         let mut seen = BTreeSet::new();
         let mut part = |id: i64| {
-            self.at_rest(id)?;
+            self.ensure_idle(id)?;
             if !seen.insert(id) {
                 return Err(Error::new(Status::INVALID, format!("id = {id} is named twice, must be named once")));
             }

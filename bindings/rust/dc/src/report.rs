@@ -2,6 +2,7 @@
 
 use crate::context::Context;
 use crate::error::{check, Error, Result, Status};
+use crate::stats::{MemoryStats, TraceEvent};
 use crate::sys;
 use crate::tensor::DType;
 use std::ffi::CString;
@@ -12,6 +13,7 @@ use std::ptr;
 
 /// The operators, for [`crate::Context::dry_run`] and traces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[allow(missing_docs)]
 #[repr(i32)]
 pub enum Op {
@@ -50,6 +52,7 @@ impl Op {
 
 /// Result and memory of a call that is not made.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OpInfo {
     /// The result's shape; `None`: no tensor, or one of its argument's shape.
     pub shape: Option<Vec<i64>>,
@@ -67,7 +70,7 @@ impl OpInfo {
     pub(crate) unsafe fn read(info: &sys::dc_op_info) -> OpInfo {
         let shape = (info.ndim >= 0).then(|| lengths(info.shape, info.ndim));
         let (device_bytes, wire_bytes) = (info.device_bytes, info.wire_bytes);
-        OpInfo { shape, dtype: DType::of(info.dtype), host: info.host == 1, device_bytes, wire_bytes }
+        OpInfo { shape, dtype: DType::from_raw(info.dtype), host: info.host == 1, device_bytes, wire_bytes }
     }
 }
 
@@ -80,11 +83,11 @@ pub(crate) unsafe fn lengths(shape: *const i64, ndim: i32) -> Vec<i64> {
 }
 
 impl Context {
-    /// The context's memory and traffic.
-    pub fn memory_stats(&self) -> Result<sys::dc_memory_stats> {
+    /// What the context holds and moved.
+    pub fn memory_stats(&self) -> Result<MemoryStats> {
         let mut stats = sys::dc_memory_stats { struct_size: size_of::<sys::dc_memory_stats>(), ..Default::default() };
         check(unsafe { sys::dc_get_memory_stats(self.as_ptr(), &mut stats) })?;
-        Ok(stats)
+        Ok(stats.into())
     }
 
     /// Sets the counters to zero.
@@ -105,13 +108,13 @@ impl Context {
         check(unsafe { sys::dc_trace_start(self.as_ptr(), capacity) })
     }
 
-    /// Takes the kept events, at most `most`, oldest first.
-    pub fn trace_read(&self, most: usize) -> Result<Vec<sys::dc_trace_event>> {
-        let mut events = vec![sys::dc_trace_event::default(); most];
+    /// Takes the kept events, at most `limit`, oldest first.
+    pub fn trace_read(&self, limit: usize) -> Result<Vec<TraceEvent>> {
+        let mut events = vec![sys::dc_trace_event::default(); limit];
         let (size, mut count) = (size_of::<sys::dc_trace_event>(), 0);
-        check(unsafe { sys::dc_trace_read(self.as_ptr(), events.as_mut_ptr(), size, most as i64, &mut count) })?;
+        check(unsafe { sys::dc_trace_read(self.as_ptr(), events.as_mut_ptr(), size, limit as i64, &mut count) })?;
         events.truncate(count as usize);
-        Ok(events)
+        Ok(events.into_iter().map(TraceEvent::from).collect())
     }
 
     /// Writes this rank's last operations to `folder/rank-R.json`.

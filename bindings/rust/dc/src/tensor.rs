@@ -7,6 +7,7 @@ use std::os::raw::c_void;
 
 /// An element type, as `enum dc_dtype`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 #[allow(missing_docs)]
 #[repr(i32)]
 pub enum DType {
@@ -40,7 +41,7 @@ impl DType {
         DType::Int16,
     ];
 
-    pub(crate) fn of(code: i32) -> Option<DType> {
+    pub(crate) fn from_raw(code: i32) -> Option<DType> {
         DType::ALL.into_iter().find(|dtype| *dtype as i32 == code)
     }
 
@@ -108,7 +109,7 @@ pub struct Tensor<'data, T> {
 impl<'data, T: Element> Tensor<'data, T> {
     /// Elements in row-major order, as many as the shape has.
     pub fn new(data: &'data [T], shape: &[i64]) -> Result<Tensor<'data, T>> {
-        fits(shape, data.len())?;
+        check_shape(shape, data.len())?;
         Ok(Tensor { data, shape: shape.to_vec(), strides: Vec::new() })
     }
 
@@ -170,7 +171,7 @@ pub(crate) fn output() -> sys::dc_tensor {
 }
 
 /// The number of elements of a shape, if a slice of `length` elements has them.
-pub(crate) fn fits(shape: &[i64], length: usize) -> Result<()> {
+pub(crate) fn check_shape(shape: &[i64], length: usize) -> Result<()> {
     let numel = shape.iter().try_fold(1i64, |product, n| product.checked_mul(*n));
     if numel == Some(length as i64) && shape.iter().all(|n| *n >= 0) {
         return Ok(());

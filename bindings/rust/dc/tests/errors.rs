@@ -131,3 +131,24 @@ fn send_and_sync_are_those_of_the_header() {
     // That Comm and Context are not Sync, and that weights cannot change while gathered ones are read, are the
     // compile_fail examples of the crate's documentation.
 }
+
+#[test]
+fn debug_shows_the_fields() {
+    let error = Device::open("tpu").unwrap_err();
+    let debug = format!("{error:?}");
+    assert!(debug.starts_with("Error { status: DC_E_") && debug.contains("text: "), "{debug}");
+    assert_ne!(debug, error.to_string());
+}
+
+#[test]
+fn params_updated_names_parameters() {
+    let mut context = Context::builder().build(&Device::open("cpu").unwrap(), None).unwrap();
+    let refused = context.params_updated(&[]).unwrap_err();
+    assert_eq!(refused.status(), Status::INVALID);
+    assert!(refused.text().contains("all_params_updated"), "{refused}");
+    context.register_z3_param(7, &[2], vec![1.0f32, 2.0], vec![0.0f32; 2], Z3Options::default()).unwrap();
+    context.register_graph(1, Stage::Z3, &[7]).unwrap();
+    context.update(7, |weights: &mut [f32], _: &mut [f32]| weights[0] = 5.0).unwrap();
+    context.all_params_updated().unwrap();
+    assert_eq!(context.gather::<f32>(1, 7).unwrap()[..], [5.0, 2.0]);
+}

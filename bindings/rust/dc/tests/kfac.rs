@@ -16,7 +16,7 @@ fn plain() -> KfacOptions {
 
 fn made(options: &KfacOptions, comm: Option<&Comm>) -> Kfac {
     let mut kfac = match comm {
-        Some(comm) => Kfac::over(&linalg(), comm, options).unwrap(),
+        Some(comm) => Kfac::with_comm(&linalg(), comm, options).unwrap(),
         None => Kfac::new(&linalg(), options).unwrap(),
     };
     kfac.add_param(&Param::new(&[2, 2])).unwrap();

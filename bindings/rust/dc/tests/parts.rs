@@ -11,16 +11,16 @@ const GRAPH: i64 = 1;
 /// Of the second, two ranks have parts of 8 and 7 elements; stage 3 pads.
 const SHAPES: [(i64, [i64; 2]); 2] = [(10, [4, 6]), (20, [3, 5])];
 
-fn made(comm: Option<&Comm>) -> Context {
+fn new_context(comm: Option<&Comm>) -> Context {
     Context::builder().bucket(64).build(&Device::open("cpu").unwrap(), comm).unwrap()
 }
 
 /// Steps of Muon from weights of 1; the weights after them, whole.
 fn train(comm: Option<&Comm>, stage: Stage) -> Vec<Vec<f32>> {
     let (rank, size) = comm.map_or((0, 1), |comm| (comm.rank() as usize, comm.size() as usize));
-    let (mut context, ids) = (made(comm), SHAPES.map(|(id, _)| id));
+    let (mut context, ids) = (new_context(comm), SHAPES.map(|(id, _)| id));
     let mut muon = match comm {
-        Some(comm) => Muon::over(&linalg(), comm, &MuonOptions::default()).unwrap(),
+        Some(comm) => Muon::with_comm(&linalg(), comm, &MuonOptions::default()).unwrap(),
         None => Muon::new(&linalg(), &MuonOptions::default()).unwrap(),
     };
     muon.set_lr(0, 0.1).unwrap();
@@ -76,7 +76,7 @@ fn muon_steps_on_the_parameters_of_every_stage() {
 
 #[test]
 fn a_frozen_parameter_is_left_alone_and_may_thaw() {
-    let mut context = made(None);
+    let mut context = new_context(None);
     context.register_param(1, &[3], vec![1f32; 3], vec![0f32; 3], 0).unwrap();
     context.register_z3_param(2, &[2], vec![1f32; 2], Vec::<f32>::new(), Z3Options::default()).unwrap();
     let mut sgd = Sgd::new(&linalg(), &SgdOptions::default()).unwrap();
@@ -95,7 +95,7 @@ fn a_frozen_parameter_is_left_alone_and_may_thaw() {
 
 #[test]
 fn errors_name_the_fault() {
-    let mut context = made(None);
+    let mut context = new_context(None);
     context.register_param(1, &[3], vec![1f32; 3], vec![0f32; 3], 0).unwrap();
     context.register_param(2, &[2], vec![1f64; 2], vec![0f64; 2], 0).unwrap();
     let error = context.parts(&[1, 1]).unwrap_err();

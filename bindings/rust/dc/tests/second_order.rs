@@ -4,7 +4,7 @@ mod common;
 
 use common::{close, floats, identity, linalg, noise, product, ranks, transpose};
 use dc::{Comm, DType, Graft, Kfac, KfacOptions, Muon, MuonAdjust, MuonOptions, Optimizer, Param, Part, Polynomial};
-use dc::{Shampoo, ShampooOptions, Shared, Soap, SoapOptions, Status, Tensor};
+use dc::{Distributed, Shampoo, ShampooOptions, Soap, SoapOptions, Status, Tensor};
 
 const SHAPE: [i64; 2] = [4, 6];
 
@@ -13,9 +13,9 @@ fn doubles(numbers: &[f32]) -> Vec<f64> {
 }
 
 /// One parameter of a shape, at learning rate lr.
-fn made<K: Shared>(options: &K, comm: Option<&Comm>, param: &Param, lr: f64) -> Optimizer<K> {
+fn new_optimizer<K: Distributed>(options: &K, comm: Option<&Comm>, param: &Param, lr: f64) -> Optimizer<K> {
     let mut optimizer = match comm {
-        Some(comm) => Optimizer::over(&linalg(), comm, options).unwrap(),
+        Some(comm) => Optimizer::with_comm(&linalg(), comm, options).unwrap(),
         None => Optimizer::new(&linalg(), options).unwrap(),
     };
     optimizer.add_param(param).unwrap();
@@ -33,7 +33,7 @@ fn orthonormal_rows(matrix: &[f64], columns: usize, tolerance: f64) {
 #[test]
 fn muon_makes_the_direction_orthogonal() {
     let options = MuonOptions::default().momentum(0.0).steps(8).precision(DType::Float32).adjust(MuonAdjust::Plain);
-    let mut muon: Muon = made(&options, None, &Param::new(&SHAPE), 1.0);
+    let mut muon: Muon = new_optimizer(&options, None, &Param::new(&SHAPE), 1.0);
     let mut weights = [0.0f32; 24];
     muon.step(&mut [Part::new(&mut weights, &floats(&noise(1, 24)))], 1.0).unwrap();
     orthonormal_rows(&doubles(&weights), 6, 1e-4);
@@ -47,7 +47,7 @@ fn muon_steps_along_its_momentum() {
 
 fn follows_its_momentum(options: MuonOptions, nesterov: bool) {
     let options = options.momentum(0.5).weight_decay(0.1).polynomial(Polynomial::Muon).precision(DType::Float32);
-    let mut muon: Muon = made(&options, None, &Param::new(&SHAPE), 0.25);
+    let mut muon: Muon = new_optimizer(&options, None, &Param::new(&SHAPE), 0.25);
     let grads = [noise(1, 24), noise(2, 24)];
     let (mut weights, mut momentum, mut expected) = ([1.0f32; 24], vec![0.0; 24], vec![1.0; 24]);
     for grad in &grads {
@@ -66,7 +66,7 @@ fn follows_its_momentum(options: MuonOptions, nesterov: bool) {
 fn shampoos_first_direction_is_the_orthogonal_factor() {
     // (G G^T)^(-1/4) G (G^T G)^(-1/4) = U V^T of G = U S V^T
     let options = ShampooOptions::default().beta1(0.0).graft(Graft::None).eps_rel(0.0);
-    let mut shampoo: Shampoo = made(&options, None, &Param::new(&[5, 5]), 1.0);
+    let mut shampoo: Shampoo = new_optimizer(&options, None, &Param::new(&[5, 5]), 1.0);
     let grad: Vec<f64> = noise(3, 25).iter().zip(identity(5)).map(|(x, one)| x + 2.0 * one).collect();
     let mut weights = [0.0f32; 25];
     shampoo.step(&mut [Part::new(&mut weights, &floats(&grad))], 1.0).unwrap();
@@ -82,7 +82,7 @@ fn shampoos_first_direction_is_the_orthogonal_factor() {
 #[test]
 fn soap_is_adam_in_the_eigenbasis() {
     // Adam's first direction has elements of 1 and -1; a rotation leaves its length.
-    let mut soap: Soap = made(&SoapOptions::default().eps(0.0), None, &Param::new(&SHAPE), 0.5);
+    let mut soap: Soap = new_optimizer(&SoapOptions::default().eps(0.0), None, &Param::new(&SHAPE), 0.5);
     let mut weights = [1.0f32; 24];
     soap.step(&mut [Part::new(&mut weights, &floats(&noise(4, 24)))], 1.0).unwrap();
     assert_eq!(weights, [1.0; 24]); // which only makes the bases
@@ -99,16 +99,16 @@ fn soap_is_adam_in_the_eigenbasis() {
 
 /// Steps from 0 of weights of which this rank has `part`; the weights after each. `again`: by an optimizer that loads
 /// its state each time.
-fn train<K: Shared>(options: &K, comm: Option<&Comm>, part: std::ops::Range<usize>, again: bool) -> Vec<Vec<f32>> {
+fn train<K: Distributed>(options: &K, comm: Option<&Comm>, part: std::ops::Range<usize>, again: bool) -> Vec<Vec<f32>> {
     let param = Param::new(&SHAPE).part(part.start as i64..part.end as i64);
-    let (mut optimizer, mut weights) = (made(options, comm, &param, 0.05), vec![0.0f32; part.len()]);
+    let (mut optimizer, mut weights) = (new_optimizer(options, comm, &param, 0.05), vec![0.0f32; part.len()]);
     let mut seen = Vec::new();
     for step in 0..6 {
         let grad = floats(&noise(step, 24));
         optimizer.step(&mut [Part::new(&mut weights, &grad[part.clone()])], 0.5).unwrap();
         if again {
             let state = optimizer.save().unwrap();
-            optimizer = made(options, comm, &param, 0.05);
+            optimizer = new_optimizer(options, comm, &param, 0.05);
             optimizer.load(&state).unwrap();
         }
         seen.push(weights.clone());
@@ -117,7 +117,7 @@ fn train<K: Shared>(options: &K, comm: Option<&Comm>, part: std::ops::Range<usiz
     seen
 }
 
-fn ranks_and_states<K: Shared + Sync>(options: &K) {
+fn ranks_and_states<K: Distributed + Sync>(options: &K) {
     let whole = train(options, None, 0..24, false);
     assert_eq!(whole, train(options, None, 0..24, true));
     let both = ranks(2, |comm| {
@@ -139,9 +139,9 @@ fn two_ranks_have_the_bits_of_one_and_states_go_on() {
 }
 
 /// |W A - B|^2 after steps along its gradient, over that before.
-fn fitted<K: Shared>(options: &K) -> f64 {
+fn fitted<K: Distributed>(options: &K) -> f64 {
     let (a, solution) = (noise(7, 6 * 12), noise(8, 24));
-    let mut optimizer = made(options, None, &Param::new(&SHAPE), 0.02);
+    let mut optimizer = new_optimizer(options, None, &Param::new(&SHAPE), 0.02);
     let mut weights = vec![0.0f32; 24];
     let off = |weights: &[f32]| -> Vec<f64> {
         let error: Vec<f64> = weights.iter().zip(&solution).map(|(w, s)| f64::from(*w) - s).collect();
@@ -165,7 +165,7 @@ fn losses_fall() {
 #[test]
 fn a_panic_frees_the_other_ranks() {
     let results = ranks(2, |comm| {
-        let muon = Muon::over(&linalg(), &comm, &MuonOptions::default());
+        let muon = Muon::with_comm(&linalg(), &comm, &MuonOptions::default());
         assert!(comm.rank() == 0, "on purpose");
         // The abort may come while this rank still makes its optimizer.
         let step = |mut muon: Muon| {
@@ -192,11 +192,11 @@ fn errors_name_the_fault() {
         let error = error.unwrap();
         assert!(error.status() == Status::INVALID && error.text().contains(sentence), "{error}");
     }
-    let mut muon: Muon = made(&MuonOptions::default(), None, &Param::new(&SHAPE), 0.1);
+    let mut muon: Muon = new_optimizer(&MuonOptions::default(), None, &Param::new(&SHAPE), 0.1);
     assert_eq!(muon.add_param(&Param::new(&[5])).unwrap_err().status(), Status::SHAPE);
     let mut weights = [0.0f32; 24];
     let error = muon.step(&mut [Part::new(&mut weights, &[f32::NAN; 24])], 1.0).unwrap_err();
     assert_eq!((error.status(), weights), (Status::NOT_FINITE, [0.0; 24]));
-    let mut soap: Soap = made(&SoapOptions::default(), None, &Param::new(&SHAPE), 0.1);
+    let mut soap: Soap = new_optimizer(&SoapOptions::default(), None, &Param::new(&SHAPE), 0.1);
     assert_eq!(soap.load(&muon.save().unwrap()).unwrap_err().status(), Status::STATE);
 }

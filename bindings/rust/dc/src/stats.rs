@@ -1,0 +1,75 @@
+//! Numbers that the library reports, as structs of this crate: a newer libdc may have more of them.
+
+use crate::sys;
+
+macro_rules! report {
+    ($(#[$doc:meta])* $name:ident = $raw:ident { $($field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[allow(missing_docs)] // the fields are the header's
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct $name {
+            $(pub $field: $type,)*
+        }
+
+        impl From<sys::$raw> for $name {
+            fn from(raw: sys::$raw) -> $name {
+                $name { $($field: raw.$field,)* }
+            }
+        }
+    };
+}
+
+report! {
+    /// What a context holds and moved; see `dc_memory_stats`.
+    MemoryStats = dc_memory_stats {
+        gathered_bytes: i64,
+        gathered_peak_bytes: i64,
+        bucket_bytes: i64,
+        offload_bytes: i64,
+        reload_bytes: i64,
+        arena_bytes: i64,
+        allocations: i64,
+        gathers: i64,
+        gather_hits: i64,
+        gather_wire_bytes: i64,
+        reductions: i64,
+        reduce_wire_bytes: i64,
+        flushes: i64,
+        copied_d2h_bytes: i64,
+        copied_h2d_bytes: i64,
+        registered_params: i64,
+        registered_graphs: i64,
+    }
+}
+
+report! {
+    /// What an optimizer holds and did, on this rank; see `dc_optimizer_stats`.
+    OptimizerStats = dc_optimizer_stats {
+        steps: i64,
+        params: i64,
+        blocks: i64,
+        owned_blocks: i64,
+        refreshes: i64,
+        warm_refreshes: i64,
+        failed_refreshes: i64,
+        state_bytes: i64,
+        scratch_bytes: i64,
+        wire_bytes: i64,
+        refresh_ns: i64,
+        skipped_steps: i64,
+    }
+}
+
+report! {
+    /// A piece of work that a context did; see `dc_trace_event`.
+    TraceEvent = dc_trace_event {
+        begin_ns: i64,
+        end_ns: i64,
+        graph_id: i64,
+        id: i64,
+        bytes: i64,
+        op: i32,
+        lane: i32,
+    }
+}
