@@ -53,7 +53,7 @@ def includes(path: Path) -> Iterator[Tuple[int, str, str]]:
             yield number, match[1].strip(), name[1] if name else ""
 
 
-def found(path: Path, name: str) -> Optional[Path]:
+def resolve_include(path: Path, name: str) -> Optional[Path]:
     """The project's file that the compiler would take, which looks beside the including file first."""
     for folder in (path.parent, SRC, ROOT / "include"):
         if (folder / name).is_file():
@@ -70,14 +70,14 @@ def is_for_cuda(path: Path) -> bool:
         path.parent.is_relative_to(SRC / "device" / "cuda")
 
 
-def module_fault(path: Path, text: str, name: str) -> str:
+def check_module_include(path: Path, text: str, name: str) -> str:
     """Why a file of a module may not include this; "" if it may."""
     module = module_of(path)
     if module not in EDGES:
         return f"{module} is no module of EDGES"
     if not name:
         return "an #include must name its file"
-    target = found(path, name)
+    target = resolve_include(path, name)
     if target is None:
         return "no such file" if text.startswith('"') else ""
     if target == ROOT / "include" / PUBLIC:
@@ -97,13 +97,13 @@ def module_fault(path: Path, text: str, name: str) -> str:
     return f"it is private to {other}; include {other}/{other}.h"
 
 
-def outside_fault(path: Path, text: str, name: str) -> str:
-    target = found(path, name) if name else None
+def check_outside_include(path: Path, text: str, name: str) -> str:
+    target = resolve_include(path, name) if name else None
     return f"only {PUBLIC} is public" if target is not None and SRC in target.parents else ""
 
 
 def used_edges() -> Set[Tuple[str, str]]:
-    targets = ((path, found(path, name)) for path in sources(SRC) for _, _, name in includes(path) if name)
+    targets = ((path, resolve_include(path, name)) for path in sources(SRC) for _, _, name in includes(path) if name)
     return {(module_of(path), module_of(target)) for path, target in targets if target and SRC in target.parents}
 
 
@@ -113,7 +113,7 @@ def drawn_edges() -> Dict[str, List[str]]:
     return {module: others.split() for module, others in re.findall(r"^(\w+) +→((?: +\w+)+)$", text, re.M)}
 
 
-def graph_faults() -> List[str]:
+def check_graph() -> List[str]:
     used = used_edges()
     lines = [f"EDGES: {module} → {other} goes up" for module, others in EDGES.items() for other in others
              if ORDER.index(other) <= ORDER.index(module)]
@@ -124,10 +124,10 @@ def graph_faults() -> List[str]:
     return lines
 
 
-def include_faults() -> Tuple[int, List[str]]:
+def check_includes() -> Tuple[int, List[str]]:
     count = 0
     lines = []
-    for folder, fault in [(SRC, module_fault), *((ROOT / name, outside_fault) for name in OUTSIDE)]:
+    for folder, fault in [(SRC, check_module_include), *((ROOT / name, check_outside_include) for name in OUTSIDE)]:
         for path in sources(folder):
             for number, text, name in includes(path):
                 count += 1
@@ -137,7 +137,7 @@ def include_faults() -> Tuple[int, List[str]]:
     return count, lines
 
 
-def public_faults() -> List[str]:
+def check_public_headers() -> List[str]:
     """Definitions of public functions outside src/api."""
     header = re.sub(r"/\*.*?\*/", "", (ROOT / "include" / PUBLIC).read_text(encoding="utf-8"), flags=re.S)
     public = set(re.findall(r"\b(dc_\w+)\(", header))
@@ -154,9 +154,9 @@ def public_faults() -> List[str]:
 
 
 def main() -> int:
-    count, lines = include_faults()
-    lines += public_faults()
-    lines += graph_faults()
+    count, lines = check_includes()
+    lines += check_public_headers()
+    lines += check_graph()
     edges = sum(len(others) for others in EDGES.values())
     print("\n".join(lines) or f"{count} includes along {edges} edges, all of them allowed, drawn and used")
     return bool(lines)

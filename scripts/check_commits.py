@@ -20,7 +20,7 @@ def git(*arguments: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def message_faults(message: str) -> List[str]:
+def check_message(message: str) -> List[str]:
     subject, *body = message.rstrip("\n").split("\n")
     faults = []
     if len(subject) > LONGEST:
@@ -36,7 +36,7 @@ def main() -> int:
     first = git("log", "--diff-filter=A", "--format=%H", "--", "scripts/check_commits.py").split()
     messages = git("log", "--no-merges", "--format=%B%x00", f"{first[-1]}..HEAD").split("\0") if first else []
     messages = [message.lstrip("\n") for message in messages if message.strip()]
-    lines = [f"{message.splitlines()[0]!r}: {fault}" for message in messages for fault in message_faults(message)]
+    lines = [f"{message.splitlines()[0]!r}: {fault}" for message in messages for fault in check_message(message)]
     print("\n".join(lines) or f"{len(messages)} commits read as CONTRIBUTING.md says")
     return bool(lines)
 

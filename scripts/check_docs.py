@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Iterator, List, Set
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = "abi-check|bench|bindings|docs|examples|include|scripts|src|tests|tools"
-FILE = re.compile(rf"(?<![\w/.*$}}-])(?:{ROOMS}|facts)/[\w./*-]*\w")
+FOLDERS = "abi-check|bench|bindings|docs|examples|include|scripts|src|tests|tools"
+FILE = re.compile(rf"(?<![\w/.*$}}-])(?:{FOLDERS}|facts)/[\w./*-]*\w")
 SUFFIX = re.compile(r"\.\w+$")  # in code, whose strings have beginnings of paths too
 COMMENTS = {".c", ".h", ".cu", ".cpp", ".py", ".rs", ".pml"}
 NOT_READ = ("CHANGELOG.md", "bench/results/", "abi-check/0", "docs/deepspeed.md", "tests/deepspeed/", "tests/mutants/",
@@ -21,7 +21,7 @@ NOT_READ = ("CHANGELOG.md", "bench/results/", "abi-check/0", "docs/deepspeed.md"
 MADE = re.compile(r"DATE|share/|^build/")
 
 
-def listed() -> List[str]:
+def tracked_files() -> List[str]:
     """Files that git has or would take, or in an unpacked tarball all of them."""
     command = ["git", "ls-files", "-co", "--exclude-standard"]
     out = subprocess.run(command, cwd=ROOT, text=True, capture_output=True).stdout.split("\n")
@@ -29,7 +29,7 @@ def listed() -> List[str]:
     return [name for name in names if (ROOT / name).is_file()]
 
 
-def file_faults(name: str, text: str) -> Iterator[str]:
+def check_files(name: str, text: str) -> Iterator[str]:
     """A path is from the root or from the document's own folder; one with * is a pattern that something fits."""
     for found in sorted(set(FILE.findall(text))):
         place = found.split(":")[0]
@@ -39,7 +39,7 @@ def file_faults(name: str, text: str) -> Iterator[str]:
             yield f"{name}: there is no {place}"
 
 
-def word_faults(name: str, text: str, words: Set[str]) -> Iterator[str]:
+def check_words(name: str, text: str, words: Set[str]) -> Iterator[str]:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     table = (ROOT / "scripts" / "run_tests.py").read_text(encoding="utf-8")
     suites = set(re.findall(r'^    "([\w-]+)": ', table, re.M))
@@ -54,9 +54,9 @@ def word_faults(name: str, text: str, words: Set[str]) -> Iterator[str]:
         yield f"{name}: there is no {word}"
 
 
-def faults(name: str, text: str, words: Set[str]) -> List[str]:
-    found = list(file_faults(name, text))
-    return found + (list(word_faults(name, text, words)) if name.endswith(".md") else [])
+def check_page(name: str, text: str, words: Set[str]) -> List[str]:
+    found = list(check_files(name, text))
+    return found + (list(check_words(name, text, words)) if name.endswith(".md") else [])
 
 
 PLANTED = {
@@ -67,16 +67,16 @@ PLANTED = {
 
 
 def main() -> int:
-    names = listed()
+    names = tracked_files()
     texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in names
              if Path(name).suffix in {*COMMENTS, ".md", ".build", ".sh"} and not name.startswith("tests/fuzz/seeds")}
     code = [text for name, text in texts.items() if not name.endswith(".md") and name != "scripts/check_docs.py"]
     words = {word for text in code for word in re.findall(r"\w+", text)}
     words |= set(re.findall(r"\w+", (ROOT / "src" / "libdc.map").read_text(encoding="utf-8")))
     found = [fault for name, text in sorted(texts.items()) if not name.startswith(NOT_READ)
-             for fault in faults(name, text, words)]
+             for fault in check_page(name, text, words)]
     found += [f"the planted fault {text!r} is not found" for text, fault in PLANTED.items()
-              if f"x.md: {fault}" not in faults("x.md", text, words)]
+              if f"x.md: {fault}" not in check_page("x.md", text, words)]
     print("\n".join(found) or f"what {len(texts)} files name is there; {len(PLANTED)} planted faults are found")
     return bool(found)
 

@@ -47,7 +47,7 @@ def initialisers(code: str) -> List[str]:
     return [f"dc_{name.lower()}" for name in re.findall(r"#define DC_(\w+)_INIT\b", code)]
 
 
-def compiler_faults(code: str) -> List[str]:
+def check_compiles(code: str) -> List[str]:
     lines = ["#include <dc_api.h>", "#include <dc_api.h>", "int main(void) {"]
     lines += [f"  {name} {name}_ = {name.upper()}_INIT; (void){name}_;" for name in initialisers(code)]
     lines += ["  return dc_api_version() == DC_API_VERSION ? 0 : 1; }"]
@@ -69,7 +69,7 @@ def compiler_faults(code: str) -> List[str]:
     return faults if runs else ["no compiler found"]
 
 
-def type_faults(code: str) -> List[str]:
+def check_types(code: str) -> List[str]:
     faults = []
     plain = re.sub(r'extern ""', "", re.sub(r"^\s*#.*$", "", code, flags=re.M))
     bodies = structs(code)
@@ -88,7 +88,7 @@ def type_faults(code: str) -> List[str]:
     return faults
 
 
-def pair_faults(code: str) -> List[str]:
+def check_pairs(code: str) -> List[str]:
     faults = []
     macros = set(initialisers(code))
     functions = {name for name in re.findall(r"DC_API void (\w+)_init\((?:\w+) \*\w+, size_t struct_size\);", code)}
@@ -101,7 +101,7 @@ def pair_faults(code: str) -> List[str]:
 
 def main() -> int:
     code = read()
-    faults = compiler_faults(code) + type_faults(code) + pair_faults(code)
+    faults = check_compiles(code) + check_types(code) + check_pairs(code)
     print("\n".join(faults) or "the header compiles alone, and has no type that cannot be bound")
     return bool(faults)
 

@@ -25,7 +25,7 @@ def families() -> int:
     return len(re.findall(r"\bFAMILY\(\w+\)", begun[:begun.index("\n\n")]))
 
 
-def faults(data: bytes, count: int) -> List[str]:
+def check_families(data: bytes, count: int) -> List[str]:
     """Of a library with so many families."""
     found, capabilities = [], []
     for at in (match.start() for match in re.finditer(rb"\x7fELF\x02\x01\x01", data)):
@@ -47,7 +47,7 @@ def main() -> int:
     if library == BUILT and not BUILT.exists():
         print("the images of kernels: `make cuda` has not built any here")
         return 0
-    found = faults(library.read_bytes(), families())
+    found = check_families(library.read_bytes(), families())
     print("\n".join(f"{library.name}: {fault}" for fault in sorted(set(found))) or
           f"{library.name}: {families()} families, machine code of CUDA 12 for sm_80 and sm_90, PTX {PTX_VERSION}")
     return bool(found)

@@ -18,7 +18,7 @@ OWNER = re.compile(r"[Ss]tatic|[Ll]ives as long|the caller's|the library's|[Kk]e
 SHAPE = re.compile(r"\[|[Ss]hape|elements|[Tt]oken|\bas (in |weights|input|dc_)|struct to fill in")
 
 
-def function_faults(name: str, function: Dict[str, Any], model: Dict[str, Any]) -> Iterator[str]:
+def check_function(name: str, function: Dict[str, Any], model: Dict[str, Any]) -> Iterator[str]:
     said = " ".join([function["summary"], *function["doc"], function["returns_doc"]])
     if not re.match(r"(?:[A-Z0-9\"]|dc_).*\.$", function["summary"]):
         yield f"{name}: its comment does not begin with a sentence"
@@ -34,7 +34,7 @@ def function_faults(name: str, function: Dict[str, Any], model: Dict[str, Any]) 
     if not function["since"]:
         yield f"{name}: no 'Since'"
     if function["returns"] == "dc_status" and "DC_OK" not in function["errors"] and not re.search(
-            r"^(Also|Errors as|Otherwise as)", function["returns_doc"]) and not chapter_errors(model, function):
+            r"^(Also|Errors as|Otherwise as)", function["returns_doc"]) and not errors_of_chapter(model, function):
         yield f"{name}: does not say what it returns"
     if function["returns"] == "dc_status" and len(set(function["errors"]) - {"DC_OK"}) == 0:
         yield f"{name}: names no error"
@@ -42,26 +42,26 @@ def function_faults(name: str, function: Dict[str, Any], model: Dict[str, Any]) 
         if code not in {member["name"] for member in model["enums"]["dc_status_code"]["members"]}:
             yield f"{name}: names {code}, which is no status"
     for other in re.findall(r"\b(dc_\w+)\b", said):
-        if not known(other, model):
+        if not is_known(other, model):
             yield f"{name}: names {other}, which is not there"
     if function["returns"].endswith("*") and not OWNER.search(said):
         yield f"{name}: does not say whose its result is"
 
 
-def chapter_errors(model: Dict[str, Any], function: Dict[str, Any]) -> bool:
+def errors_of_chapter(model: Dict[str, Any], function: Dict[str, Any]) -> bool:
     return any(chapter["number"] == function["chapter"] and "Errors that all share" in " ".join(chapter["intro"])
                for chapter in model["chapters"])
 
 
-def known(name: str, model: Dict[str, Any]) -> bool:
+def is_known(name: str, model: Dict[str, Any]) -> bool:
     return name in ("dc_x_init", "dc_x", "dc_api") or any(name in model[kind] for kind in (
         "functions", "structs", "enums", "callbacks", "opaque", "aliases"))
 
 
-def faults(model: Dict[str, Any]) -> List[str]:
+def check_model(model: Dict[str, Any]) -> List[str]:
     found: List[str] = []
     for name, function in model["functions"].items():
-        found += function_faults(name, function, model)
+        found += check_function(name, function, model)
     for kind in ("structs", "enums", "callbacks", "opaque", "aliases", "macros"):
         found += [f"{name}: has no comment" for name, item in model[kind].items()
                   if not item["doc"] and name not in ("DC_API", "DC_API_H")]
@@ -75,7 +75,7 @@ def faults(model: Dict[str, Any]) -> List[str]:
             if function["chapter"] == chapter["number"]]
         if not re.search(r"Source: |Computes nothing", " ".join(inside)):
             found.append(f"chapter {chapter['number']}, {chapter['title']}: no 'Source: ' and no 'Computes nothing'")
-    found += layout_faults(model)
+    found += check_layout(model)
     header = manual.HEADER.read_text(encoding="utf-8")
     if len("".join(re.findall(r"/\*.*?\*/", header, re.S))) < len(header) / 2:
         found.append("less than half of the header is comment")
@@ -83,7 +83,7 @@ def faults(model: Dict[str, Any]) -> List[str]:
     return found + [f"no {kind} found in the header" for kind in empty]
 
 
-def layout_faults(model: Dict[str, Any]) -> Iterator[str]:
+def check_layout(model: Dict[str, Any]) -> Iterator[str]:
     """The manual's offsets are those that the compiler locked for each release."""
     for lock in sorted((manual.ROOT / "tests" / "abi").glob("layout_*.c")):
         for name, field, offset in re.findall(r"offsetof\((\w+), (\w+)\) == (\d+)", lock.read_text(encoding="utf-8")):
@@ -117,7 +117,7 @@ PLANTED: List[Tuple[str, str, str]] = [
 ]
 
 
-def unseen() -> List[str]:
+def undetected_faults() -> List[str]:
     """Planted faults that are not found."""
     text = manual.HEADER.read_text(encoding="utf-8")
     missed = []
@@ -128,14 +128,14 @@ def unseen() -> List[str]:
             path.write_text(changed, encoding="utf-8")
             if count != 1:
                 missed.append(f"planted fault {number} ({expected}): the header has no such place")
-            elif not any(fault.startswith(expected) for fault in faults(manual.read(path))):
+            elif not any(fault.startswith(expected) for fault in check_model(manual.read(path))):
                 missed.append(f"planted fault {number} is not found: {expected}")
     return missed
 
 
 def main() -> int:
     model = manual.read()
-    found = faults(model) + unseen()
+    found = check_model(model) + undetected_faults()
     print("\n".join(found) or f"{len(model['functions'])} functions, {len(model['structs'])} structs and "
           f"{len(model['enums'])} enums say what they must; {len(PLANTED)} planted faults are found")
     return bool(found)

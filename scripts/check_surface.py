@@ -35,7 +35,7 @@ def symbols(library: Path, flag: str) -> List[str]:
     return [words[-1] for words in lines if words[-2] != "A"]
 
 
-def name_faults(library: Path) -> List[str]:
+def check_names(library: Path) -> List[str]:
     header = set(re.findall(r"\b(dc_\w+)\(", "".join(re.findall(r"^DC_API [^;]*;", read(), re.M))))
     script = (ROOT / "src" / "libdc.map").read_text(encoding="utf-8")
     mapped = re.findall(r"^\s+(dc_\w+);", script, re.M)
@@ -50,7 +50,7 @@ def name_faults(library: Path) -> List[str]:
     return faults
 
 
-def use_faults(library: Path) -> List[str]:
+def check_uses(library: Path) -> List[str]:
     called = {name.partition("@")[0] for name in symbols(library, "--undefined-only")}
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-d", "-W", str(library)))
     faults = [f"{name}: called by the library, which promises not to" for name in sorted(called & FORBIDDEN)]
@@ -64,7 +64,7 @@ def use_faults(library: Path) -> List[str]:
     return faults + [f"{name}: needed by the library" for name in needed if not NEEDED.fullmatch(name)]
 
 
-def initialiser_faults(library: Path) -> List[str]:
+def check_initialisers(library: Path) -> List[str]:
     """Runs a program that compares each macro's bytes with its function's; a static object has no random padding."""
     lines = ["#include <dc_api.h>", "#include <stdio.h>", "#include <string.h>", "int main(void) {"]
     for name in initialisers(read()):
@@ -87,7 +87,7 @@ def main() -> int:
         import libdc
 
         library = Path(libdc.library_dir()) / "libdc.so"
-    faults = name_faults(library) + use_faults(library) + initialiser_faults(library)
+    faults = check_names(library) + check_uses(library) + check_initialisers(library)
     print("\n".join(faults) or f"{library.name}: the header's functions and no others; it uses what it may")
     return bool(faults)
 

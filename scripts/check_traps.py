@@ -27,7 +27,7 @@ def first_statements() -> Dict[str, str]:
     return found
 
 
-def faults() -> List[str]:
+def check_statements() -> List[str]:
     header = (ROOT / "include" / "dc_api.h").read_text(encoding="utf-8")
     public = re.findall(r"\b(dc_\w+)\(", "".join(re.findall(r"^DC_API [^;]*;", header, re.M)))
     first = first_statements()
@@ -37,7 +37,7 @@ def faults() -> List[str]:
 
 
 def main() -> int:
-    found = faults()
+    found = check_statements()
     print("\n".join(found) or "public functions mask traps")
     return bool(found)
 

@@ -174,7 +174,7 @@ def results_of(test: Test, results: Dict[str, Set[Result]]) -> Set[Result]:
     return results.get(test.name if path.suffix == ".c" else f"{path.stem}.{test.name}", set())
 
 
-def faults_of(table: Table, checks: List[Check], tests: List[Test], results: Dict[str, Set[Result]]) -> List[str]:
+def check_table(table: Table, checks: List[Check], tests: List[Test], results: Dict[str, Set[Result]]) -> List[str]:
     known, shown = {check.number for check in checks}, {number for test in tests for number in test.numbers}
     faults = [] if [check.number for check in checks] == list(range(1, table.count + 1)) else \
         [f"{table.checks.name}: the checks are not 1 to {table.count} in order"]
@@ -236,7 +236,7 @@ def main() -> int:
     faults: List[str] = []
     for table in TABLES:
         checks, tests, results = read_checks(table), list(read_tests(table)), read_results(table)
-        faults += faults_of(table, checks, tests, results)
+        faults += check_table(table, checks, tests, results)
         text = document(table, checks, tests, results)
         if not check_only:
             table.document.write_text(text, encoding="utf-8")
