@@ -54,7 +54,7 @@ def test_no_half_written_files(groups: Groups) -> None:
         assert names == {"rank-0.json", "rank-1.json", "rank-2.json"}
 
 
-# ---- the verdict
+# ---- the diagnosis
 
 CASES = [
     ("operation", "operation", [1], r"^rank 1 called prefetch_params_fused of parameter 7 in graph number 0 \(48 "
@@ -80,12 +80,12 @@ CASES = [
 def test_doctor_says_who_did_what(dc: Run, groups: Groups, how: str, kind: str, culprits: List[int], sentence: str,
                                   world: int) -> None:
     folder = groups(how, world)
-    verdict = json.loads(dc("doctor", "--dump", folder, "--json", code=1).stdout)
+    diagnosis = json.loads(dc("doctor", "--dump", folder, "--json", code=1).stdout)
     if world == 2 and how in ("operation", "parameter", "reduction"):
-        assert verdict["ranks"] in ([0], [1])  # of two, none is the usual one: rank 0 is taken for it
-    assert (verdict["verdict"], verdict["ranks"], verdict["world"]) == (kind, culprits, world), verdict
-    assert re.search(sentence, verdict["text"]), verdict["text"]
-    assert dc("doctor", "--dump", folder, code=1).stdout == verdict["text"] + "\n"
+        assert diagnosis["ranks"] in ([0], [1])  # of two, none is the usual one: rank 0 is taken for it
+    assert (diagnosis["diagnosis"], diagnosis["ranks"], diagnosis["world"]) == (kind, culprits, world), diagnosis
+    assert re.search(sentence, diagnosis["text"]), diagnosis["text"]
+    assert dc("doctor", "--dump", folder, code=1).stdout == diagnosis["text"] + "\n"
 
 
 def test_doctor_of_a_run_that_went_well(dc: Run, groups: Groups) -> None:
@@ -97,15 +97,15 @@ def test_doctor_of_a_run_that_went_well(dc: Run, groups: Groups) -> None:
 def test_doctor_without_a_rank(dc: Run, groups: Groups, tmp_path: Path) -> None:
     shutil.copytree(groups("well", 3), tmp_path / "d")
     (tmp_path / "d" / "rank-2.json").unlink()
-    verdict = json.loads(dc("doctor", "--dump", tmp_path / "d", "--json", code=1).stdout)
-    assert (verdict["verdict"], verdict["ranks"]) == ("missing", [2])
-    assert verdict["text"].endswith("; the others have no error")
+    diagnosis = json.loads(dc("doctor", "--dump", tmp_path / "d", "--json", code=1).stdout)
+    assert (diagnosis["diagnosis"], diagnosis["ranks"]) == ("missing", [2])
+    assert diagnosis["text"].endswith("; the others have no error")
 
 
 def test_a_difference_says_more_than_a_missing_file(dc: Run, groups: Groups, tmp_path: Path) -> None:
     shutil.copytree(groups("parameter", 3), tmp_path / "d")
     (tmp_path / "d" / "rank-2.json").unlink()
-    assert json.loads(dc("doctor", "--dump", tmp_path / "d", "--json", code=1).stdout)["verdict"] == "operation"
+    assert json.loads(dc("doctor", "--dump", tmp_path / "d", "--json", code=1).stdout)["diagnosis"] == "operation"
 
 
 # ---- folders that are not right
@@ -182,9 +182,9 @@ def test_dumps_of_large_groups(dc: Run, groups: Groups, tmp_path: Path) -> None:
     assert dc("doctor", "--dump", tmp_path).stdout.startswith("all 256 ranks did the same 14 collectives; ")
     for rank in range(100, 130):
         (tmp_path / f"rank-{rank}.json").unlink()
-    verdict = json.loads(dc("doctor", "--dump", tmp_path, "--json", code=1).stdout)
-    assert (verdict["verdict"], verdict["ranks"]) == ("missing", list(range(100, 130)))
-    assert verdict["text"].startswith("ranks 100, 101, 102, ") and "115 and 14 more left no dump" in verdict["text"]
+    diagnosis = json.loads(dc("doctor", "--dump", tmp_path, "--json", code=1).stdout)
+    assert (diagnosis["diagnosis"], diagnosis["ranks"]) == ("missing", list(range(100, 130)))
+    assert diagnosis["text"].startswith("ranks 100, 101, 102, ") and "115 and 14 more left no dump" in diagnosis["text"]
     (tmp_path / "rank-0.json").write_text(text.replace('"world":2', '"world":4294967298'))
     assert "its rank and world are none" in dc("doctor", "--dump", tmp_path, code=3).stderr
 
@@ -197,7 +197,7 @@ def test_numbers_far_apart_take_no_time(dc: Run, groups: Groups, tmp_path: Path)
 
 
 def test_no_file_makes_it_crash(dc: Run, groups: Groups, tmp_path: Path) -> None:
-    """Cut and changed dumps: a verdict, a trace or a refusal, but no signal."""
+    """Cut and changed dumps: a diagnosis, a trace or a refusal, but no signal."""
     text = (groups("parameter", 2) / "rank-0.json").read_text()
     chance = random.Random(4)
     for _ in range(150):

@@ -37,12 +37,12 @@ def test_a_library_must_hold_what_every_driver_takes(script: Any) -> None:
     check = script("check_image")
     ptx = script("cuda_image").lowered(PTX).encode()
     whole = b"\x7fELF\x02\x01\x01" + bytes(60) + (code(80) + code(90) + ptx) * 2
-    assert check.faults(whole, 2) == []
-    assert check.faults(whole, 3) == ["2 images for sm_80, must be 3", "2 images for sm_90, must be 3",
+    assert check.check_families(whole, 2) == []
+    assert check.check_families(whole, 3) == ["2 images for sm_80, must be 3", "2 images for sm_90, must be 3",
                                       "PTX of 2 families, must be 3"]
-    assert check.faults(code(80) + code(90, b"\x41\x08") + ptx, 1) == [
+    assert check.check_families(code(80) + code(90, b"\x41\x08") + ptx, 1) == [
         "machine code that drivers of CUDA 12 do not take", "0 images for sm_90, must be 1"]
-    assert check.faults(code(80) + code(90) + PTX.encode(), 1) == ["PTX 9.0 for sm_80, must be 8.0 for sm_80"]
+    assert check.check_families(code(80) + code(90) + PTX.encode(), 1) == ["PTX 9.0 for sm_80, must be 8.0 for sm_80"]
     assert check.families() == (ROOT / "src" / "kernels" / "cuda" / "meson.build").read_text().count("'-fmad=")
 
 

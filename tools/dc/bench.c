@@ -1,5 +1,5 @@
-/* dc bench: collectives and operators, each in turns with a memcpy, so that a machine that is slow for a while slows
- * both. All ranks measure; rank 0 tells. */
+/* dc bench: collectives and operators, each alternating with a memcpy, so that a machine that is slow for a while slows
+ * both. All ranks measure; rank 0 reports. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 enum { GRAPH = 1, PARAM = 7 };
 
-/* One rank's objects. */
+/* The buffers and the context of one rank. */
 typedef struct bench {
   rank *r;
   int64_t bytes, count; /* of the whole tensor; float32 elements */
@@ -22,95 +22,93 @@ typedef struct bench {
 
 typedef bool (*work_fn)(const bench *b);
 
-static bool call_ok(const bench *b, const char *what, dc_status status) {
+static bool bench_call_ok(const bench *b, const char *what, dc_status status) {
   return status == DC_OK || rank_fail(b->r, "%s: %s (%s)", what, dc_last_error(), dc_status_name(status));
 }
 
-/* ---- what is measured ---- */
+/* ---- the measured work ---- */
 
-static bool all_gather(const bench *b) {
+static bool bench_all_gather(const bench *b) {
   dc_tensor send = flat(b->other, &b->part, DC_FLOAT32);
   dc_tensor recv = flat(b->whole, &b->count, DC_FLOAT32);
-  return call_ok(b, "all-gather", dc_comm_all_gather(b->r->comm, &send, &recv, NULL, NULL));
+  return bench_call_ok(b, "all-gather", dc_comm_all_gather(b->r->comm, &send, &recv, NULL, NULL));
 }
 
-static bool reduce_scatter(const bench *b) {
+static bool bench_reduce_scatter(const bench *b) {
   dc_tensor send = flat(b->whole, &b->count, DC_FLOAT32);
   dc_tensor recv = flat(b->other, &b->part, DC_FLOAT32);
-  return call_ok(b, "reduce-scatter", dc_comm_reduce_scatter(b->r->comm, &send, &recv, NULL, DC_SUM, NULL));
+  return bench_call_ok(b, "reduce-scatter", dc_comm_reduce_scatter(b->r->comm, &send, &recv, NULL, DC_SUM, NULL));
 }
 
-static bool all_reduce(const bench *b) {
+static bool bench_all_reduce(const bench *b) {
   dc_tensor data = flat(b->whole, &b->count, DC_FLOAT32);
-  return call_ok(b, "all-reduce", dc_comm_all_reduce(b->r->comm, &data, DC_SUM, NULL));
+  return bench_call_ok(b, "all-reduce", dc_comm_all_reduce(b->r->comm, &data, DC_SUM, NULL));
 }
 
-static bool broadcast(const bench *b) {
+static bool bench_broadcast(const bench *b) {
   dc_tensor data = flat(b->whole, &b->count, DC_FLOAT32);
-  return call_ok(b, "broadcast", dc_comm_broadcast(b->r->comm, &data, 0, NULL));
+  return bench_call_ok(b, "broadcast", dc_comm_broadcast(b->r->comm, &data, 0, NULL));
 }
 
-static bool gather_param(const bench *b) {
+static bool bench_gather_param(const bench *b) {
   dc_tensor out = DC_TENSOR_INIT;
-  return call_ok(b, "dc_allgather_param", dc_allgather_param(b->context, NULL, GRAPH, PARAM, DC_DTYPE_NONE, &out)) &&
-         call_ok(b, "dc_wait_allgather", dc_wait_allgather(b->context, NULL, GRAPH, PARAM)) &&
-         call_ok(b, "dc_release_param", dc_release_param(b->context, NULL, GRAPH, PARAM, 1));
+  return bench_call_ok(b, "dc_allgather_param",
+                       dc_allgather_param(b->context, NULL, GRAPH, PARAM, DC_DTYPE_NONE, &out)) &&
+         bench_call_ok(b, "dc_wait_allgather", dc_wait_allgather(b->context, NULL, GRAPH, PARAM)) &&
+         bench_call_ok(b, "dc_release_param", dc_release_param(b->context, NULL, GRAPH, PARAM, 1));
 }
 
-static bool reduce_grad(const bench *b) {
+static bool bench_reduce_grad(const bench *b) {
   dc_tensor grad = flat(b->whole, &b->count, DC_FLOAT32);
-  return call_ok(b, "dc_reduce_grad", dc_reduce_grad(b->context, &grad, GRAPH, PARAM)) &&
-         call_ok(b, "dc_end_backward", dc_end_backward(b->context, GRAPH, 0));
+  return bench_call_ok(b, "dc_reduce_grad", dc_reduce_grad(b->context, &grad, GRAPH, PARAM)) &&
+         bench_call_ok(b, "dc_end_backward", dc_end_backward(b->context, GRAPH, 0));
 }
 
-static bool gathered_already(const bench *b) {
+static bool bench_gather_again(const bench *b) {
   dc_tensor out = DC_TENSOR_INIT;
-  return call_ok(b, "dc_allgather_param",
-                 dc_allgather_param(b->context, NULL, GRAPH, PARAM + 1, DC_DTYPE_NONE, &out)) &&
-         call_ok(b, "dc_wait_allgather", dc_wait_allgather(b->context, NULL, GRAPH, PARAM + 1));
+  return bench_call_ok(b, "dc_allgather_param",
+                       dc_allgather_param(b->context, NULL, GRAPH, PARAM + 1, DC_DTYPE_NONE, &out)) &&
+         bench_call_ok(b, "dc_wait_allgather", dc_wait_allgather(b->context, NULL, GRAPH, PARAM + 1));
 }
 
 static const struct {
   const char *name;
   work_fn run;
   bool moves; /* the whole tensor: compared with memcpy, at every size */
-} rows[] = {{"all-gather", all_gather, true},
-            {"reduce-scatter", reduce_scatter, true},
-            {"all-reduce", all_reduce, true},
-            {"broadcast", broadcast, true},
-            {"ZeRO-3 gather", gather_param, true},
-            {"ZeRO-3 gradient", reduce_grad, true},
-            {"gathered already", gathered_already, false}};
+} rows[] = {{"all-gather", bench_all_gather, true},         {"reduce-scatter", bench_reduce_scatter, true},
+            {"all-reduce", bench_all_reduce, true},         {"broadcast", bench_broadcast, true},
+            {"ZeRO-3 gather", bench_gather_param, true},    {"ZeRO-3 gradient", bench_reduce_grad, true},
+            {"gathered already", bench_gather_again, false}};
 
 /* ---- measuring ---- */
 
-static int by_value(const void *a, const void *b) {
+static int compare_doubles(const void *a, const void *b) {
   double x = *(const double *)a;
   double y = *(const double *)b;
   return (x > y) - (x < y);
 }
 
 static double median(double *values, int64_t count) {
-  qsort(values, (size_t)count, sizeof *values, by_value);
+  qsort(values, (size_t)count, sizeof *values, compare_doubles);
   return values[count / 2];
 }
 
-/* A turn lasts long enough to be timed: small work is repeated. */
-static int64_t repeats(const bench *b, size_t row) {
+/* Small work is repeated, so that a turn lasts long enough to be timed. */
+static int64_t repeats_of(const bench *b, size_t row) {
   return !rows[row].moves ? 1000 : b->bytes < 1 << 20 ? (1 << 20) / b->bytes / 8 + 1 : 1;
 }
 
-static void copy_whole(const bench *b) {
+static void bench_memcpy(const bench *b) {
   memcpy(b->other, b->whole, (size_t)b->bytes);
-  __asm__ volatile("" : : "r"(b->other) : "memory"); /* the copy is wanted */
+  __asm__ volatile("" : : "r"(b->other) : "memory"); /* keeps the compiler from removing the copy */
 }
 
 /* Microseconds of the work and of the copy, medians of the turns. */
-static bool measure(const bench *b, size_t row, double *times, double *work_us, double *copy_us) {
-  int64_t n = repeats(b, row);
+static bool measure_row(const bench *b, size_t row, double *times, double *work_us, double *copy_us) {
+  int64_t n = repeats_of(b, row);
   double *copies = times + b->turns;
   for (int64_t turn = -1; turn < b->turns; turn++) { /* the first warms up */
-    if (!call_ok(b, "barrier", dc_comm_barrier(b->r->comm))) {
+    if (!bench_call_ok(b, "barrier", dc_comm_barrier(b->r->comm))) {
       return false;
     }
     int64_t begin = now_ns();
@@ -121,7 +119,7 @@ static bool measure(const bench *b, size_t row, double *times, double *work_us, 
     }
     int64_t middle = now_ns();
     for (int64_t i = 0; i < n && rows[row].moves; i++) {
-      copy_whole(b);
+      bench_memcpy(b);
     }
     if (turn >= 0) {
       times[turn] = (double)(middle - begin) / (double)n / 1e3;
@@ -142,13 +140,14 @@ static bool make_context(bench *b) {
   dc_tensor shard = flat(b->other, &b->part, DC_FLOAT32);
   dc_tensor grad = flat(b->other + b->part, &b->part, DC_FLOAT32);
   dc_tensor small = flat(b->other, &few_part, DC_FLOAT32);
-  return call_ok(b, "dc_context_create", dc_context_create(b->device, NULL, &b->context)) &&
-         call_ok(b, "dc_init", dc_init(b->context, b->r->comm, NULL, b->count)) &&
-         call_ok(b, "dc_register_z3_param",
-                 dc_register_z3_param(b->context, PARAM, shape, 1, &shard, &grad, 0, DC_DTYPE_NONE)) &&
-         call_ok(b, "dc_register_z3_param",
-                 dc_register_z3_param(b->context, PARAM + 1, &few, 1, &small, NULL, 1, DC_DTYPE_NONE)) &&
-         call_ok(b, "dc_register_graph_z3", dc_register_graph_z3(b->context, GRAPH, ids, 2)) && gathered_already(b);
+  return bench_call_ok(b, "dc_context_create", dc_context_create(b->device, NULL, &b->context)) &&
+         bench_call_ok(b, "dc_init", dc_init(b->context, b->r->comm, NULL, b->count)) &&
+         bench_call_ok(b, "dc_register_z3_param",
+                       dc_register_z3_param(b->context, PARAM, shape, 1, &shard, &grad, 0, DC_DTYPE_NONE)) &&
+         bench_call_ok(b, "dc_register_z3_param",
+                       dc_register_z3_param(b->context, PARAM + 1, &few, 1, &small, NULL, 1, DC_DTYPE_NONE)) &&
+         bench_call_ok(b, "dc_register_graph_z3", dc_register_graph_z3(b->context, GRAPH, ids, 2)) &&
+         bench_gather_again(b);
 }
 
 /* Appends "row bytes work copy" lines to the rank's text. */
@@ -158,7 +157,7 @@ static bool measure_size(bench *b, double *times, bool last) {
     double work;
     double copy;
     if (rows[row].moves || last) {
-      well = measure(b, row, times, &work, &copy);
+      well = measure_row(b, row, times, &work, &copy);
       size_t used = strlen(b->r->text);
       if (well) {
         snprintf(b->r->text + used, sizeof b->r->text - used, "%zu %" PRId64 " %.4f %.4f\n", row, b->bytes, work, copy);
@@ -176,12 +175,13 @@ bool bench_rank(rank *r) {
   if (sscanf(r->argument, "%" SCNd64 " %" SCNd64, &most, &b.turns) != 2) {
     return rank_fail(r, "its argument is %s", r->argument);
   }
-  size_t room = (size_t)most + 4096 + 64 * sizeof(float); /* two parts of a rank alone are twice the whole */
-  b.whole = calloc(1, room);
-  b.other = calloc(2, room);
+  size_t capacity = (size_t)most + 4096 + 64 * sizeof(float); /* two parts of a rank alone are twice the whole */
+  b.whole = calloc(1, capacity);
+  b.other = calloc(2, capacity);
   double *times = calloc((size_t)b.turns * 2, sizeof *times);
   bool well = b.whole != NULL && b.other != NULL && times != NULL;
-  well = well ? call_ok(&b, "dc_device_open", dc_device_open("cpu", NULL, &b.device)) : rank_fail(r, "out of memory");
+  well = well ? bench_call_ok(&b, "dc_device_open", dc_device_open("cpu", NULL, &b.device))
+              : rank_fail(r, "out of memory");
   b.bytes = most;
   while (b.bytes >= 16 * BENCH_MIN_BYTES) {
     b.bytes /= 16;
@@ -199,7 +199,7 @@ bool bench_rank(rank *r) {
   return well;
 }
 
-/* ---- telling ---- */
+/* ---- the report ---- */
 
 static void print_row(json *j, bool as_json, size_t row, int64_t bytes, double work, double copy) {
   bool moves = rows[row].moves;

@@ -1,4 +1,4 @@
-/* The machine's services for libdc: clock, memory, files, threads. */
+/* Checks of the machine: clock, memory, files, threads. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -129,7 +129,7 @@ static void add_one(void *user) {
 }
 
 /* Work of two streams, ordered by an event. */
-static dc_status use_streams(dc_device *device, dc_stream *streams[2], dc_event **event, int *sum) {
+static dc_status run_on_streams(dc_device *device, dc_stream *streams[2], dc_event **event, int *sum) {
   dc_status status = dc_stream_create(device, &streams[0]);
   status = status != DC_OK ? status : dc_stream_create(device, &streams[1]);
   status = status != DC_OK ? status : dc_event_create(device, event);
@@ -153,7 +153,7 @@ static void check_streams(finding *f, int ranks) {
   int sum = 0;
   (void)ranks;
   dc_status status = dc_device_open("cpu", NULL, &device);
-  status = status != DC_OK ? status : use_streams(device, streams, &event, &sum);
+  status = status != DC_OK ? status : run_on_streams(device, streams, &event, &sum);
   if (status != DC_OK) {
     report_finding(f, CHECK_FAILED, "%s (%s)", dc_last_error(), dc_status_name(status));
   } else {

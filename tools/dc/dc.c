@@ -1,4 +1,4 @@
-/* dc, the command line of libdc: the table of its commands, from which all else about them is made. */
+/* dc, the command line of libdc: the table of its commands, from which help, completion and parsing are made. */
 #include <errno.h>
 #include <string.h>
 
@@ -89,7 +89,7 @@ const command commands[] = {
 };
 const int command_count = COUNT(commands);
 
-static int unknown(const char *name) {
+static int unknown_command(const char *name) {
   fprintf(stderr, "dc: COMMAND = %s, must be ", name);
   for (int i = 0; i < command_count; i++) {
     fprintf(stderr, "%s%s", i == 0 ? "" : i == command_count - 1 ? " or " : ", ", commands[i].name);
@@ -98,7 +98,7 @@ static int unknown(const char *name) {
   return EXIT_USAGE;
 }
 
-static int run(int argc, char **argv) {
+static int run_command(int argc, char **argv) {
   if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
     print_help(NULL);
     return argc < 2 ? EXIT_USAGE : EXIT_OK;
@@ -117,13 +117,13 @@ static int run(int argc, char **argv) {
       return code >= 0 ? code : commands[i].run(&a);
     }
   }
-  return unknown(argv[1]);
+  return unknown_command(argv[1]);
 }
 
-/* Whatever a command has printed must have gone out: on a full disk its output is not whole. */
+/* Fails if the output could not be written, for instance on a full disk. */
 int main(int argc, char **argv) {
   reserve_standard_fds();
-  int code = run(argc, argv);
+  int code = run_command(argc, argv);
   if (!flush_file(stdout)) {
     fprintf(stderr, "dc: standard output can't be written: %s\n", strerror(errno));
     return EXIT_UNAVAILABLE;

@@ -3,13 +3,13 @@
  *   dc.c        the commands' table, main
  *   options.c   command lines, read by the table
  *   help.c      help texts, shell completion and the manual page, made from the table
- *   output.c    files and standard output that must have been written
+ *   output.c    checked writes to files and standard output
  *   json.c      reading and writing JSON
  *   dumps.c     the flight recorders' files of a folder
- *   diagnose.c   what they say together
+ *   diagnose.c  compares them
  *   ranks.c     ranks as threads or processes
- *   checks.c    what the machine has to do for libdc
- *   selftest.c      collectives and a ZeRO-3 step, to the bit
+ *   checks.c    checks of the machine
+ *   selftest.c  collectives and a ZeRO-3 step, to the bit
  *   info.c doctor.c bench.c trace.c torch.c plan.c plan_seed.c plan_print.c */
 #ifndef DC_TOOL_H
 #define DC_TOOL_H
@@ -67,8 +67,8 @@ struct command {
 extern const command commands[];
 extern const int command_count;
 
-/* Reads a command's arguments; an exit code, or -1: go on. A value that its option does not allow is told here, before
- * the command begins. */
+/* Reads a command's arguments; an exit code, or -1: go on. A value that its option does not allow is reported
+ * here, before the command begins. */
 int read_args(const command *c, int argc, char **argv, args *a);
 const char *value_of(const args *a, const char *name);
 bool has_option(const args *a, const char *option);
@@ -83,9 +83,10 @@ int report_error(const args *a, int code, const char *format, ...) PRINTF(3, 4);
 /* Makes descriptors 0 to 2 refuse what is read or written where the caller closed them, so that no file that is opened
  * later gets their number. */
 void reserve_standard_fds(void);
-/* Whether all that was written to the file has gone out; false: errno says why not. */
+/* Flushes the file; false: errno has the reason. */
 bool flush_file(FILE *file);
-/* Closes a file that was to be written whole. On failure it is removed, the user told, and EXIT_UNAVAILABLE returned.
+/* Closes a file that was to be written whole. On failure it is removed, the user is told, and EXIT_UNAVAILABLE
+ * returned.
  */
 int finish_file(const args *a, FILE *file, const char *path);
 
@@ -151,7 +152,7 @@ typedef struct dumps {
   int world;
 } dumps;
 
-/* All of folder/rank-*.json; false: told why not, by the name of the argument that the folder came by. */
+/* All of folder/rank-*.json; false: the reason has been printed, with the name of the folder's argument. */
 bool dumps_read(const args *a, const char *argument, const char *folder, dumps *d);
 void dumps_free(dumps *d);
 
@@ -173,10 +174,10 @@ typedef struct rank {
   int rank, world;
   dc_comm *comm;
   const char *argument;
-  char text[4096]; /* what the rank has to tell: a fault's sentence, or results */
+  char text[4096]; /* the rank's report: a fault's sentence, or results */
 } rank;
 
-/* A rank's work; false: text says what went wrong. */
+/* A rank's work; false: text has the fault. */
 typedef bool (*rank_fn)(rank *r);
 
 typedef struct job {
@@ -189,9 +190,9 @@ const job *find_job(const char *name); /* NULL: none */
 /* Runs a job on `world` ranks; text gets rank 0's, or the first failure's. */
 bool run_threads(const job *j, int world, const char *argument, char *text, size_t bytes);
 bool run_processes(const job *j, int world, const char *argument, char *text, size_t bytes);
-/* The work of a process of run_processes(): argv after "@rank". */
+/* The main function of a process of run_processes(): argv after "@rank". */
 int run_as_rank(int argc, char **argv);
-/* Notes what failed, with the library's text if a call did; false. */
+/* Records a failure, with the library's text if a call failed; returns false. */
 bool rank_fail(rank *r, const char *format, ...) PRINTF(2, 3);
 int64_t now_ns(void);
 

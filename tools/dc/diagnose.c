@@ -1,5 +1,5 @@
-/* The diagnosis of a group's dumps, in one sentence: which rank did what differently. Ranks that do the same have the
- * same collectives under the same numbers, so the first number under which they differ is where it began. */
+/* Compares the dumps of a group and says in one sentence which rank did what differently. Ranks that do the same have
+ * the same collectives under the same numbers, so the first number with a difference is where it began. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +10,9 @@ enum { MAX_NAMED = 16 };
 
 static const char *const groups[] = {"gather", "reduce"};
 
-/* ---- words ---- */
+/* ---- sentences ---- */
 
-static PRINTF(2, 3) void append(char sentence[SENTENCE], const char *format, ...) {
+static PRINTF(2, 3) void sentence_append(char sentence[SENTENCE], const char *format, ...) {
   size_t used = strlen(sentence);
   va_list list;
   va_start(list, format);
@@ -21,37 +21,37 @@ static PRINTF(2, 3) void append(char sentence[SENTENCE], const char *format, ...
 }
 
 /* "rank 1", "ranks 0, 2 and 3" of those in the set; of many, how many more. */
-static void append_ranks(char sentence[SENTENCE], const bool set[MAX_RANKS]) {
+static void sentence_append_ranks(char sentence[SENTENCE], const bool set[MAX_RANKS]) {
   int total = 0;
   for (int r = 0; r < MAX_RANKS; r++) {
     total += set[r];
   }
-  append(sentence, "rank%s ", plural_s(total));
+  sentence_append(sentence, "rank%s ", plural_s(total));
   int named = 0;
   for (int r = 0; r < MAX_RANKS && named < MAX_NAMED; r++) {
     if (set[r]) {
       named++;
-      append(sentence, "%s%d", named == 1 ? "" : named == total ? " and " : ", ", r);
+      sentence_append(sentence, "%s%d", named == 1 ? "" : named == total ? " and " : ", ", r);
     }
   }
   if (named < total) {
-    append(sentence, " and %d more", total - named);
+    sentence_append(sentence, " and %d more", total - named);
   }
 }
 
-static void append_entry(char sentence[SENTENCE], const entry *e) {
-  append(sentence, "%s", e->op);
+static void sentence_append_entry(char sentence[SENTENCE], const entry *e) {
+  sentence_append(sentence, "%s", e->op);
   if (e->id >= 0) {
-    append(sentence, " of parameter %" PRId64, e->id);
+    sentence_append(sentence, " of parameter %" PRId64, e->id);
     if (e->name[0] != '\0') {
-      append(sentence, " (%.96s)", e->name);
+      sentence_append(sentence, " (%.96s)", e->name);
     }
   }
   if (e->graph >= 0) {
-    append(sentence, " in graph number %" PRId64, e->graph);
+    sentence_append(sentence, " in graph number %" PRId64, e->graph);
   }
-  append(sentence, " (%" PRId64 " byte%s, %s", e->bytes, plural_s(e->bytes), e->dtype);
-  append(sentence, e->tensors > 1 ? ", %" PRId64 " tensors)" : ")", e->tensors);
+  sentence_append(sentence, " (%" PRId64 " byte%s, %s", e->bytes, plural_s(e->bytes), e->dtype);
+  sentence_append(sentence, e->tensors > 1 ? ", %" PRId64 " tensors)" : ")", e->tensors);
 }
 
 static double seconds(int64_t ns) {
@@ -62,9 +62,9 @@ static const char *plural(const char *group) {
   return strcmp(group, "reduce") == 0 ? "reductions" : "gathers";
 }
 
-/* ---- looking ---- */
+/* ---- searches ---- */
 
-/* The entry of a collective, looked for from *at on, which moves with it: numbers ascend. */
+/* The entry of a collective; the search begins at *at, which advances with it, since numbers ascend. */
 static const entry *collective(const dump *d, const char *group, int64_t seq, int64_t *at) {
   for (; *at < d->count; ++*at) {
     const entry *e = &d->entries[*at];
@@ -87,7 +87,7 @@ static bool seq_range(const dump *d, const char *group, int64_t *first, int64_t 
   return *first > 0;
 }
 
-static bool same(const entry *a, const entry *b) {
+static bool same_operation(const entry *a, const entry *b) {
   return strcmp(a->op, b->op) == 0 && strcmp(a->dtype, b->dtype) == 0 && a->graph == b->graph && a->id == b->id &&
          a->bytes == b->bytes && a->tensors == b->tensors;
 }
@@ -98,7 +98,7 @@ static bool is_pending(const entry *e) {
 
 /* ---- the cases ---- */
 
-/* A rank without a file: it died, if the others say that a rank did. */
+/* A rank without a file: it died, if the others report a dead peer. */
 static bool find_missing_ranks(const dumps *d, diagnosis *v) {
   bool is_missing[MAX_RANKS] = {false};
   for (int r = 0; r < d->world; r++) {
@@ -116,13 +116,14 @@ static bool find_missing_ranks(const dumps *d, diagnosis *v) {
   }
   v->kind = dead ? "died" : "missing";
   memcpy(v->culprits, is_missing, sizeof v->culprits);
-  append_ranks(v->sentence, is_missing);
-  append(v->sentence, dead ? " died" : " left no dump: not alive, or not back in libdc since the others failed");
-  append(v->sentence, error[0] == '\0' ? "; the others have no error" : "; the others say: %s", error);
+  sentence_append_ranks(v->sentence, is_missing);
+  sentence_append(v->sentence,
+                  dead ? " died" : " left no dump: not alive, or not back in libdc since the others failed");
+  sentence_append(v->sentence, error[0] == '\0' ? "; the others have no error" : "; the others say: %s", error);
   return true;
 }
 
-/* The ranks' entries under one number, NULL where a rank does not have it (any more, or yet). */
+/* The ranks' entries under one number, NULL where a rank does not have it. */
 static void align_entries(const dumps *d, const char *group, int64_t seq, int64_t at[MAX_RANKS],
                           const entry *line[MAX_RANKS]) {
   for (int i = 0; i < d->count; i++) {
@@ -137,7 +138,7 @@ static const entry *majority(const dumps *d, const entry *const line[MAX_RANKS])
   for (int i = 0; i < d->count; i++) {
     int votes = 0;
     for (int k = 0; k < d->count && line[i] != NULL; k++) {
-      votes += line[k] != NULL && same(line[i], line[k]);
+      votes += line[k] != NULL && same_operation(line[i], line[k]);
     }
     if (votes > most_common) {
       most_common = votes;
@@ -154,9 +155,9 @@ static bool find_other_operation(const dumps *d, const char *group, int64_t seq,
   bool others[MAX_RANKS] = {false};
   bool usuals[MAX_RANKS] = {false};
   for (int i = 0; i < d->count; i++) {
-    if (line[i] != NULL && same(line[i], most_common)) {
+    if (line[i] != NULL && same_operation(line[i], most_common)) {
       usuals[d->ranks[i].rank] = true;
-    } else if (line[i] != NULL && (other == NULL || same(line[i], other))) {
+    } else if (line[i] != NULL && (other == NULL || same_operation(line[i], other))) {
       other = line[i];
       others[d->ranks[i].rank] = true;
     }
@@ -166,31 +167,31 @@ static bool find_other_operation(const dumps *d, const char *group, int64_t seq,
   }
   v->kind = "operation";
   memcpy(v->culprits, others, sizeof v->culprits);
-  append_ranks(v->sentence, others);
-  append(v->sentence, " called ");
-  append_entry(v->sentence, other);
-  append(v->sentence, " where ");
-  append_ranks(v->sentence, usuals);
-  append(v->sentence, " called ");
-  append_entry(v->sentence, most_common);
-  append(v->sentence, ": collective %" PRId64 " of the %s", seq, plural(group));
+  sentence_append_ranks(v->sentence, others);
+  sentence_append(v->sentence, " called ");
+  sentence_append_entry(v->sentence, other);
+  sentence_append(v->sentence, " where ");
+  sentence_append_ranks(v->sentence, usuals);
+  sentence_append(v->sentence, " called ");
+  sentence_append_entry(v->sentence, most_common);
+  sentence_append(v->sentence, ": collective %" PRId64 " of the %s", seq, plural(group));
   return true;
 }
 
-static int64_t ended(const entry *e) {
+static int64_t end_ns(const entry *e) {
   return e->end > 0 ? e->end : e->queued;
 }
 
-/* A rank's last operation; there is one. */
-static const entry *latest(const dump *d) {
+/* The last entry of a rank, which must have one. */
+static const entry *latest_entry(const dump *d) {
   const entry *last = &d->entries[0];
   for (int64_t i = 1; i < d->count; i++) {
-    last = ended(&d->entries[i]) >= ended(last) ? &d->entries[i] : last;
+    last = end_ns(&d->entries[i]) >= end_ns(last) ? &d->entries[i] : last;
   }
   return last;
 }
 
-/* Some are in a collective to which others never came. */
+/* Some ranks are in a collective that others never reached. */
 static bool find_late_ranks(const dumps *d, const char *group, int64_t seq, const entry *const line[MAX_RANKS],
                             diagnosis *v) {
   const entry *waited = NULL;
@@ -215,16 +216,16 @@ static bool find_late_ranks(const dumps *d, const char *group, int64_t seq, cons
   }
   v->kind = "late";
   int64_t until = waited->end > 0 ? waited->end : waiting->time;
-  append_ranks(v->sentence, v->culprits);
-  append(v->sentence, " never came to collective %" PRId64 " of the %s, ", seq, plural(group));
-  append_entry(v->sentence, waited);
-  append(v->sentence, ", in which ");
-  append_ranks(v->sentence, came);
-  append(v->sentence, " waited %.1f s", seconds(until - (waited->begin > 0 ? waited->begin : waited->queued)));
+  sentence_append_ranks(v->sentence, v->culprits);
+  sentence_append(v->sentence, " never came to collective %" PRId64 " of the %s, ", seq, plural(group));
+  sentence_append_entry(v->sentence, waited);
+  sentence_append(v->sentence, ", in which ");
+  sentence_append_ranks(v->sentence, came);
+  sentence_append(v->sentence, " waited %.1f s", seconds(until - (waited->begin > 0 ? waited->begin : waited->queued)));
   if (absent->count > 0) {
-    const entry *last = latest(absent);
-    append(v->sentence, "; the last that rank %d did was %s, %.1f s before they gave up", absent->rank, last->op,
-           seconds(until - ended(last)));
+    const entry *last = latest_entry(absent);
+    sentence_append(v->sentence, "; the last that rank %d did was %s, %.1f s before they gave up", absent->rank,
+                    last->op, seconds(until - end_ns(last)));
   }
   return true;
 }
@@ -244,7 +245,7 @@ static int64_t next_seq(const dumps *d, const char *group, int64_t seq, int64_t 
   return next;
 }
 
-/* Walks a group's collectives in their order; true: they differ. */
+/* Walks a group's collectives in order; true if they differ. */
 static bool find_difference(const dumps *d, const char *group, diagnosis *v) {
   int64_t from = 1;
   int64_t to = 0;
@@ -268,7 +269,7 @@ static bool find_difference(const dumps *d, const char *group, diagnosis *v) {
   return false;
 }
 
-/* All did the same: the rank that was last at the last collective that all reached, and the error. */
+/* All did the same: the last rank to reach the last collective that all reached, and the error. */
 static void report_agreement(const dumps *d, diagnosis *v) {
   const char *error = "";
   int64_t collectives = 0;
@@ -289,30 +290,31 @@ static void report_agreement(const dumps *d, diagnosis *v) {
     align_entries(d, groups[g], last, at, line);
     int64_t earliest = INT64_MAX;
     int64_t last_came = 0;
-    int who = 0;
+    int slowest_rank = 0;
     for (int i = 0; i < d->count; i++) {
       if (line[i] != NULL) {
         earliest = line[i]->queued < earliest ? line[i]->queued : earliest;
-        who = line[i]->queued > last_came ? d->ranks[i].rank : who;
+        slowest_rank = line[i]->queued > last_came ? d->ranks[i].rank : slowest_rank;
         last_came = line[i]->queued > last_came ? line[i]->queued : last_came;
       }
     }
     if (last_came - earliest > spread) {
       spread = last_came - earliest;
-      slowest = who;
+      slowest = slowest_rank;
     }
   }
   v->kind = error[0] == '\0' ? "same" : "error";
   if (d->world == 1) {
-    append(v->sentence, "the only rank did %" PRId64 " collective%s", collectives, plural_s(collectives));
+    sentence_append(v->sentence, "the only rank did %" PRId64 " collective%s", collectives, plural_s(collectives));
   } else {
-    append(v->sentence, "all %d ranks did the same %" PRId64 " collective%s", d->world, collectives,
-           plural_s(collectives));
+    sentence_append(v->sentence, "all %d ranks did the same %" PRId64 " collective%s", d->world, collectives,
+                    plural_s(collectives));
   }
   if (error[0] != '\0') {
-    append(v->sentence, ", and say%s: %s", d->world == 1 ? "s" : "", error);
+    sentence_append(v->sentence, ", and say%s: %s", d->world == 1 ? "s" : "", error);
   } else if (d->world > 1) {
-    append(v->sentence, "; rank %d came last to the last of them, %.3f s after the first", slowest, seconds(spread));
+    sentence_append(v->sentence, "; rank %d came last to the last of them, %.3f s after the first", slowest,
+                    seconds(spread));
   }
 }
 

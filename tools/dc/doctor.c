@@ -1,4 +1,4 @@
-/* dc doctor: a self-test that names the broken part, or the verdict on the dumps of a run. */
+/* dc doctor: a self-test that names the broken part, or the diagnosis of the dumps of a run. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -13,7 +13,7 @@
 
 /* ---- ranks ---- */
 
-static void on_ranks(finding *f, int ranks, const char *name, bool processes, const char *what) {
+static void run_job_check(finding *f, int ranks, const char *name, bool processes, const char *what) {
   char text[SENTENCE];
   const job *j = find_job(name);
   if (processes ? run_processes(j, ranks, "", text, sizeof text) : run_threads(j, ranks, "", text, sizeof text)) {
@@ -27,27 +27,27 @@ static const char every_bit[] = "7 types, 4 sizes, 4 collectives: every bit is r
 static const char every_step[] = "3 steps: gathered weights and reduced gradients are right to the bit";
 
 static void collectives_threads(finding *f, int ranks) {
-  on_ranks(f, ranks, "collectives", false, every_bit);
+  run_job_check(f, ranks, "collectives", false, every_bit);
 }
 
 static void collectives_processes(finding *f, int ranks) {
-  on_ranks(f, ranks, "collectives", true, every_bit);
+  run_job_check(f, ranks, "collectives", true, every_bit);
 }
 
 static void zero3_threads(finding *f, int ranks) {
-  on_ranks(f, ranks, "zero3", false, every_step);
+  run_job_check(f, ranks, "zero3", false, every_step);
 }
 
 static void zero3_processes(finding *f, int ranks) {
-  on_ranks(f, ranks, "zero3", true, every_step);
+  run_job_check(f, ranks, "zero3", true, every_step);
 }
 
 /* ---- Python ---- */
 
 enum { NOT_RUN = -1, TOO_LONG = -2 };
 
-/* Runs a program; its standard output, without what stands beyond `bytes`. The exit status, NOT_RUN or TOO_LONG. */
-static int capture(const char *const *argv, int64_t job_timeout_ns, char *text, size_t bytes) {
+/* Runs a program and keeps `bytes` of its standard output. Returns the exit status, NOT_RUN or TOO_LONG. */
+static int capture_output(const char *const *argv, int64_t job_timeout_ns, char *text, size_t bytes) {
   int fds[2];
   pid_t pid;
   size_t used = 0;
@@ -86,13 +86,13 @@ static int capture(const char *const *argv, int64_t job_timeout_ns, char *text, 
   return late ? TOO_LONG : WIFEXITED(status) ? WEXITSTATUS(status) : NOT_RUN;
 }
 
-/* Its own words are the finding; exit status 2: what is asked for is not installed. */
-static void ask_python(finding *f, const char *what, const char *program) {
+/* The program's output is the finding; exit status 2 means that the package is not installed. */
+static void check_python(finding *f, const char *what, const char *program) {
   char text[SENTENCE];
   const char *python = getenv("DC_PYTHON");
   const char *argv[] = {python == NULL ? "python3" : python, "-c", program, NULL};
   enum { LIMIT_S = 100 }; /* PyTorch is large: on a busy machine with a cold disk its import takes a minute */
-  int status = capture(argv, INT64_C(1000000000) * LIMIT_S, text, sizeof text);
+  int status = capture_output(argv, INT64_C(1000000000) * LIMIT_S, text, sizeof text);
   text[strcspn(text, "\n")] = '\0';
   if (status == 0) {
     report_finding(f, CHECK_OK, "%s", text);
@@ -109,30 +109,30 @@ static void ask_python(finding *f, const char *what, const char *program) {
 
 static void python_package(finding *f, int ranks) {
   (void)ranks;
-  ask_python(f, "import libdc",
-             "import sys\n"
-             "try:\n"
-             "  import libdc\n"
-             "except ModuleNotFoundError as e:\n"
-             "  print(f'{sys.executable} has no package {e.name}'); sys.exit(2)\n"
-             "except BaseException as e:\n"
-             "  print(f'{type(e).__name__}: {e}'); sys.exit(1)\n"
-             "print(f'libdc {libdc.__version__} in {sys.executable}')\n");
+  check_python(f, "import libdc",
+               "import sys\n"
+               "try:\n"
+               "  import libdc\n"
+               "except ModuleNotFoundError as e:\n"
+               "  print(f'{sys.executable} has no package {e.name}'); sys.exit(2)\n"
+               "except BaseException as e:\n"
+               "  print(f'{type(e).__name__}: {e}'); sys.exit(1)\n"
+               "print(f'libdc {libdc.__version__} in {sys.executable}')\n");
 }
 
 static void torch_adapter(finding *f, int ranks) {
   (void)ranks;
-  ask_python(f, "import libdc.torch",
-             "import sys\n"
-             "try:\n"
-             "  import libdc, torch\n"
-             "except ModuleNotFoundError as e:\n"
-             "  print(f'{sys.executable} has no package {e.name}'); sys.exit(2)\n"
-             "try:\n"
-             "  import libdc.torch\n"
-             "except BaseException as e:\n"
-             "  print(f'{type(e).__name__}: {e}'); sys.exit(1)\n"
-             "print(f'the adapter works with PyTorch {torch.__version__}')\n");
+  check_python(f, "import libdc.torch",
+               "import sys\n"
+               "try:\n"
+               "  import libdc, torch\n"
+               "except ModuleNotFoundError as e:\n"
+               "  print(f'{sys.executable} has no package {e.name}'); sys.exit(2)\n"
+               "try:\n"
+               "  import libdc.torch\n"
+               "except BaseException as e:\n"
+               "  print(f'{type(e).__name__}: {e}'); sys.exit(1)\n"
+               "print(f'the adapter works with PyTorch {torch.__version__}')\n");
 }
 
 /* ---- the self-test ---- */
@@ -149,7 +149,7 @@ static const char *const states[] = {[CHECK_OK] = "ok", [CHECK_FAILED] = "BROKEN
 
 typedef struct tally {
   json j;
-  bool as_json, live; /* live: a terminal is told what is being checked */
+  bool as_json, live; /* live: a terminal shows the running check */
   int count[COUNT(states)];
 } tally;
 
@@ -175,7 +175,7 @@ static void run_check(tally *t, const check *c, int ranks) {
     json_close(&t->j, '}');
   } else {
     printf("%-7s %-32s %s\n", states[f.state], c->name, f.text);
-    (void)fflush(stdout); /* main() looks whether it went out */
+    (void)fflush(stdout); /* main() checks that it was written */
   }
 }
 
@@ -204,7 +204,7 @@ static int self_test(const args *a) {
   return t.count[CHECK_FAILED] > 0 ? EXIT_FAILED : EXIT_OK;
 }
 
-/* ---- the verdict ---- */
+/* ---- the diagnosis ---- */
 
 static int print_diagnosis(const args *a, const char *folder) {
   dumps d;
@@ -216,7 +216,7 @@ static int print_diagnosis(const args *a, const char *folder) {
   if (has_option(a, "--json")) {
     json j = {.file = stdout};
     json_open(&j, NULL, '{');
-    json_text(&j, "verdict", v.kind);
+    json_text(&j, "diagnosis", v.kind);
     json_text(&j, "text", v.sentence);
     json_open(&j, "ranks", '[');
     for (int r = 0; r < d.world; r++) {

@@ -10,11 +10,12 @@
 
 #include "dc.h"
 
-/* The limit of dc_trace_dump(): as many entries as a trace may keep, none of them as long as this. */
-static const int64_t most_bytes = INT64_C(16777216) * 512 + 65536;
+/* The most that dc_trace_dump() can write: as many entries as a trace may keep, of at most 512 bytes. */
+static const int64_t max_dump_bytes = INT64_C(16777216) * 512 + 65536;
 
-/* "" or why the file can't be a dump, before anything is read: reading a pipe would wait for its writer. */
-static const char *refuse(int fd, char why[80]) {
+/* Checks the file before anything is read, since reading a pipe would wait for its writer. "" or the reason why it
+ * can't be a dump. */
+static const char *refuse_file(int fd, char why[80]) {
   struct stat about;
   if (fstat(fd, &about) != 0) {
     return strerror(errno);
@@ -24,14 +25,14 @@ static const char *refuse(int fd, char why[80]) {
            : S_ISFIFO(about.st_mode) ? "it is a pipe, must be a file"
                                      : "it is a device, must be a file";
   }
-  if (about.st_size > most_bytes) {
-    snprintf(why, 80, "it has %" PRId64 " bytes, a dump has at most %" PRId64, (int64_t)about.st_size, most_bytes);
+  if (about.st_size > max_dump_bytes) {
+    snprintf(why, 80, "it has %" PRId64 " bytes, a dump has at most %" PRId64, (int64_t)about.st_size, max_dump_bytes);
     return why;
   }
   return "";
 }
 
-/* The text of a file of at most most_bytes, though it grows while it is read; NULL: error says why not. A NUL ends the
+/* The text of a file of at most max_dump_bytes, also if it grows meanwhile; NULL with a text in error. A NUL ends the
  * reading: no dump has one, and a file with a hole may be larger than the memory. */
 static char *read_all(int fd, const char **error) {
   size_t used = 0;
@@ -44,7 +45,7 @@ static char *read_all(int fd, const char **error) {
     } else if (memchr(text + used, 0, (size_t)n) != NULL) {
       *error = "it has a NUL character, so it is no text";
       n = -1;
-    } else if ((int64_t)(used += (size_t)n) > most_bytes) {
+    } else if ((int64_t)(used += (size_t)n) > max_dump_bytes) {
       *error = "it grows while it is read";
       n = -1;
     }
@@ -66,7 +67,7 @@ static char *read_file(int folder, const char *name, char why[80], const char **
     *error = errno == ENXIO ? "it is a socket or a device, must be a file" : strerror(errno);
     return NULL;
   }
-  *error = refuse(fd, why);
+  *error = refuse_file(fd, why);
   char *text = NULL;
   if ((*error)[0] == '\0') {
     *error = "out of memory";
@@ -105,8 +106,8 @@ static entry entry_of(const json_value *v) {
                  .state = text_of(v, "state")};
 }
 
-/* Ids may be anything; with the rest one can count. */
-static bool countable(const entry *e) {
+/* Ids may be anything; the other numbers must be in range. */
+static bool is_valid_entry(const entry *e) {
   const int64_t numbers[] = {e->n, e->tensors, e->bytes, e->moved, e->seq, e->queued, e->begin, e->end};
   for (size_t i = 0; i < COUNT(numbers); i++) {
     if (numbers[i] < 0 || numbers[i] > INT64_C(1) << 61) {
@@ -116,8 +117,8 @@ static bool countable(const entry *e) {
   return true;
 }
 
-/* "" or what is wrong with it as a dump. */
-static const char *fill(dump *d, const json_value *v) {
+/* Fills in a dump; "" or the fault of its JSON. */
+static const char *dump_fill(dump *d, const json_value *v) {
   const json_value *entries = json_get(v, "entries");
   if (strcmp(text_of(v, "format"), "libdc flight recorder") != 0 || entries == NULL || entries->kind != J_ARRAY) {
     return "it is no dump of libdc's flight recorder";
@@ -155,7 +156,7 @@ static const char *fill(dump *d, const json_value *v) {
   int64_t i = 0;
   for (const json_value *e = entries->first; e != NULL; e = e->next) {
     d->entries[i] = entry_of(e);
-    if (!countable(&d->entries[i++])) {
+    if (!is_valid_entry(&d->entries[i++])) {
       return "an entry has a number below 0 or over 2^61";
     }
   }
@@ -175,7 +176,7 @@ static bool read_dump(const args *a, const char *folder, int folder_fd, const ch
     report_error(a, EXIT_UNAVAILABLE, "%s/%s is no JSON: %s", folder, name, text);
     return false;
   }
-  const char *fault = fill(d, v);
+  const char *fault = dump_fill(d, v);
   json_free(v);
   if (fault[0] != '\0') {
     report_error(a, EXIT_UNAVAILABLE, "%s/%s: %s", folder, name, fault);
@@ -183,18 +184,18 @@ static bool read_dump(const args *a, const char *folder, int folder_fd, const ch
   return fault[0] == '\0';
 }
 
-static int by_rank(const void *a, const void *b) {
+static int compare_ranks(const void *a, const void *b) {
   return ((const dump *)a)->rank - ((const dump *)b)->rank;
 }
 
-/* Do they belong together? */
-static bool fit(const args *a, const char *argument, const char *folder, dumps *d) {
+/* Checks that the dumps are of one run. */
+static bool dumps_check(const args *a, const char *argument, const char *folder, dumps *d) {
   if (d->count == 0) {
     report_error(a, EXIT_UNAVAILABLE, "%s = %s has no rank-R.json; dc_trace_dump and DC_DUMP_DIR write them", argument,
                  folder);
     return false;
   }
-  qsort(d->ranks, (size_t)d->count, sizeof *d->ranks, by_rank);
+  qsort(d->ranks, (size_t)d->count, sizeof *d->ranks, compare_ranks);
   d->world = d->ranks[0].world;
   for (int i = 1; i < d->count; i++) {
     if (d->ranks[i].world != d->world || d->ranks[i].rank == d->ranks[i - 1].rank) {
@@ -242,7 +243,7 @@ bool dumps_read(const args *a, const char *argument, const char *folder, dumps *
     }
     return false;
   }
-  bool well = read_folder(a, argument, folder, dir, d) && fit(a, argument, folder, d);
+  bool well = read_folder(a, argument, folder, dir, d) && dumps_check(a, argument, folder, d);
   closedir(dir);
   if (!well) {
     dumps_free(d);

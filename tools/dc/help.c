@@ -22,13 +22,13 @@ static const char *const examples[] = {
 };
 
 /* "--ranks N" */
-static void option_text(const option *o, char *text, size_t bytes) {
+static void format_option(const option *o, char *text, size_t bytes) {
   snprintf(text, bytes, "%s%s%s", o->name, o->argument == NULL ? "" : " ", o->argument == NULL ? "" : o->argument);
 }
 
 /* ---- help ---- */
 
-static void help_of_all(void) {
+static void print_overview(void) {
   printf("dc: %s\n\nusage: dc COMMAND [OPTION...]\n\ncommands:\n", summary);
   for (int i = 0; i < command_count; i++) {
     printf("  %-12s %s\n", commands[i].name, commands[i].summary);
@@ -41,14 +41,14 @@ static void help_of_all(void) {
 
 void print_help(const command *c) {
   if (c == NULL) {
-    help_of_all();
+    print_overview();
     return;
   }
   printf("dc %s: %s\n\nusage: dc %s [OPTION...]%s%s\n\n%s\noptions:\n", c->name, c->summary, c->name,
          c->operand == NULL ? "" : " ", c->operand == NULL ? "" : c->operand, c->text);
   for (int i = 0; i < MAX_OPTIONS && c->options[i].name != NULL; i++) {
     char text[64];
-    option_text(&c->options[i], text, sizeof text);
+    format_option(&c->options[i], text, sizeof text);
     printf("  %-22s %s\n", text, c->options[i].help);
   }
   printf("  %-22s %s\n", "--help", "prints this");
@@ -57,7 +57,7 @@ void print_help(const command *c) {
 /* ---- the manual page ---- */
 
 /* Text for roff: backslashes and hyphens are themselves, and no line begins with a control character. */
-static void roff(const char *text) {
+static void print_roff(const char *text) {
   bool start = true;
   for (; *text != '\0'; text++) {
     if (start && (*text == '.' || *text == '\'')) {
@@ -74,49 +74,50 @@ static void roff(const char *text) {
   }
 }
 
-static void roff_pair(const char *tag, const char *text) {
+static void print_roff_pair(const char *tag, const char *text) {
   fputs(".TP\n\\fB", stdout);
-  roff(tag);
+  print_roff(tag);
   fputs("\\fR\n", stdout);
-  roff(text);
+  print_roff(text);
   putchar('\n');
 }
 
-static void man_command(const command *c) {
+static void print_man_command(const command *c) {
   printf(".SS dc %s%s%s\n", c->name, c->operand == NULL ? "" : " ", c->operand == NULL ? "" : c->operand);
-  roff(c->summary);
+  print_roff(c->summary);
   fputs(".\n.PP\n", stdout);
-  roff(c->text);
+  print_roff(c->text);
   for (int i = 0; i < MAX_OPTIONS && c->options[i].name != NULL; i++) {
     char text[64];
-    option_text(&c->options[i], text, sizeof text);
-    roff_pair(text, c->options[i].help);
+    format_option(&c->options[i], text, sizeof text);
+    print_roff_pair(text, c->options[i].help);
   }
-  roff_pair("--help", "prints this");
+  print_roff_pair("--help", "prints this");
 }
 
 int run_man(const args *a) {
   (void)a;
   printf(".TH DC 1 \"\" \"libdc %s\" \"User Commands\"\n.SH NAME\ndc \\- ", dc_version_string());
-  roff(summary);
+  print_roff(summary);
   fputs(
       "\n.SH SYNOPSIS\n\\fBdc\\fR \\fICOMMAND\\fR [\\fIOPTION\\fR...]\n.br\n\\fBdc \\-\\-version\\fR | "
       "\\fB\\-\\-help\\fR\n",
       stdout);
   fputs(".SH COMMANDS\n", stdout);
   for (int i = 0; i < command_count; i++) {
-    man_command(&commands[i]);
+    print_man_command(&commands[i]);
   }
   fputs(".SH EXIT STATUS\n", stdout);
   for (size_t i = 0; i < COUNT(exit_codes); i++) {
-    roff_pair(exit_codes[i][0], exit_codes[i][1]);
+    print_roff_pair(exit_codes[i][0], exit_codes[i][1]);
   }
   fputs(".SH ENVIRONMENT\n", stdout);
-  roff_pair("DC_DUMP_DIR", "read by the Python package, not by dc: where a rank that fails writes its dump");
-  roff_pair("DC_PYTHON", "the interpreter that dc doctor asks about the package and the adapter; python3 without it");
+  print_roff_pair("DC_DUMP_DIR", "read by the Python package, not by dc: where a rank that fails writes its dump");
+  print_roff_pair("DC_PYTHON",
+                  "the interpreter that dc doctor asks about the package and the adapter; python3 without it");
   fputs(".SH EXAMPLES\n.nf\n", stdout);
   for (size_t i = 0; i < COUNT(examples); i++) {
-    roff(examples[i]);
+    print_roff(examples[i]);
     putchar('\n');
   }
   fputs(".fi\n", stdout);
@@ -125,19 +126,19 @@ int run_man(const args *a) {
 
 /* ---- completion ---- */
 
-static void words_of(const char *values) {
+static void print_words(const char *values) {
   for (; *values != '\0'; values++) {
     putchar(*values == '|' ? ' ' : *values);
   }
 }
 
-static void bash_values(const char *name, const char *values) {
+static void print_bash_values(const char *name, const char *values) {
   printf("    %s) COMPREPLY=($(compgen -W '", name);
-  words_of(values);
+  print_words(values);
   puts("' -- \"$word\")); return ;;");
 }
 
-static void bash(void) {
+static void print_bash_completion(void) {
   puts(
       "# bash completion for dc: source <(dc completion bash)\n_dc() {\n"
       "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]}\n"
@@ -153,7 +154,7 @@ static void bash(void) {
       char name[64];
       snprintf(name, sizeof name, "%s.%s", c->name, c->options[k].name);
       if (c->options[k].values != NULL) {
-        bash_values(name, c->options[k].values);
+        print_bash_values(name, c->options[k].values);
       } else if (c->options[k].argument != NULL) {
         printf("    %s) compopt -o default; return ;;\n", name);
       }
@@ -168,7 +169,7 @@ static void bash(void) {
     }
     if (c->operand_values != NULL) {
       putchar(' ');
-      words_of(c->operand_values);
+      print_words(c->operand_values);
     }
     printf("' -- \"$word\"))%s ;;\n", c->operand == NULL ? "" : "; compopt -o default");
   }
@@ -176,7 +177,7 @@ static void bash(void) {
 }
 
 /* For single quotes; special: what a backslash must precede even there. */
-static void quoted(const char *text, const char *special) {
+static void print_quoted(const char *text, const char *special) {
   for (; *text != '\0'; text++) {
     if (*text == '\'') {
       fputs("'\\''", stdout);
@@ -190,13 +191,13 @@ static void quoted(const char *text, const char *special) {
 
 static const char in_zsh[] = "[]:\\";
 
-static void zsh(void) {
+static void print_zsh_completion(void) {
   puts(
       "#compdef dc\n# zsh completion for dc: source <(dc completion zsh)\n_dc() {\n"
       "  if (( CURRENT == 2 )); then\n    local -a commands=(");
   for (int i = 0; i < command_count; i++) {
     printf("      '%s:", commands[i].name);
-    quoted(commands[i].summary, in_zsh);
+    print_quoted(commands[i].summary, in_zsh);
     puts("'");
   }
   puts(
@@ -208,11 +209,11 @@ static void zsh(void) {
     for (int k = 0; k < MAX_OPTIONS && c->options[k].name != NULL; k++) {
       const option *o = &c->options[k];
       printf(" '%s[", o->name);
-      quoted(o->help, in_zsh);
+      print_quoted(o->help, in_zsh);
       putchar(']');
       if (o->values != NULL) {
         printf(":%s:(", o->argument);
-        words_of(o->values);
+        print_words(o->values);
         putchar(')');
       } else if (o->argument != NULL) {
         printf(":%s:_files", o->argument);
@@ -221,7 +222,7 @@ static void zsh(void) {
     }
     if (c->operand_values != NULL) {
       printf(" '1:%s:(", c->operand);
-      words_of(c->operand_values);
+      print_words(c->operand_values);
       fputs(")'", stdout);
     } else if (c->operand != NULL) {
       printf(" '1:%s:_files'", c->operand);
@@ -231,32 +232,32 @@ static void zsh(void) {
   puts("  esac\n}\nif [ \"$funcstack[1]\" = _dc ]; then _dc \"$@\"; else compdef _dc dc; fi");
 }
 
-static void fish_value(const char *condition, const char *values) {
+static void print_fish_value(const char *condition, const char *values) {
   printf("complete -c dc -n '%s' -f -a '", condition);
-  words_of(values);
+  print_words(values);
   puts("'");
 }
 
-static void fish(void) {
+static void print_fish_completion(void) {
   puts("# fish completion for dc: dc completion fish | source");
   for (int i = 0; i < command_count; i++) {
     const command *c = &commands[i];
     char condition[80];
     snprintf(condition, sizeof condition, "__fish_seen_subcommand_from %s", c->name);
     printf("complete -c dc -n __fish_use_subcommand -f -a %s -d '", c->name);
-    quoted(c->summary, "");
+    print_quoted(c->summary, "");
     puts("'");
     if (c->operand_values != NULL) {
-      fish_value(condition, c->operand_values);
+      print_fish_value(condition, c->operand_values);
     }
     for (int k = 0; k < MAX_OPTIONS && c->options[k].name != NULL; k++) {
       const option *o = &c->options[k];
       printf("complete -c dc -n '%s' -l %s%s -d '", condition, o->name + 2, o->argument == NULL ? "" : " -r");
-      quoted(o->help, "");
+      print_quoted(o->help, "");
       putchar('\'');
       if (o->values != NULL) {
         fputs(" -f -a '", stdout);
-        words_of(o->values);
+        print_words(o->values);
         putchar('\'');
       }
       putchar('\n');
@@ -268,7 +269,7 @@ int run_completion(const args *a) {
   static const struct {
     const char *shell;
     void (*print)(void);
-  } shells[] = {{"bash", bash}, {"zsh", zsh}, {"fish", fish}};
+  } shells[] = {{"bash", print_bash_completion}, {"zsh", print_zsh_completion}, {"fish", print_fish_completion}};
   for (size_t i = 0; i < COUNT(shells); i++) {
     if (strcmp(a->operand, shells[i].shell) == 0) {
       shells[i].print();

@@ -1,4 +1,4 @@
-/* dc info: the library, what it can use here and what not, and the machine's limits. */
+/* dc info: the library, its back ends on this machine, and the machine's limits. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -19,7 +19,7 @@ typedef struct report {
   bool as_json;
 } report;
 
-static void section(report *r, const char *name) {
+static void begin_section(report *r, const char *name) {
   if (r->as_json) {
     json_open(&r->j, name, '{');
   } else {
@@ -52,7 +52,7 @@ static void print_number(report *r, const char *name, int64_t number, const char
   }
 }
 
-/* Something that may be there, or why it is not. */
+/* A component, or why it is missing. */
 static void print_found(report *r, const char *name, bool found, const char *text) {
   if (r->as_json) {
     json_open(&r->j, name, '{');
@@ -66,7 +66,7 @@ static void print_found(report *r, const char *name, bool found, const char *tex
 
 /* ---- the library ---- */
 
-static const char *simd(void) {
+static const char *simd_level(void) {
   return dc_has_feature("amx") == 1          ? "amx"
          : dc_has_feature("avx512bf16") == 1 ? "avx512bf16"
          : dc_has_feature("avx512") == 1     ? "avx512"
@@ -74,7 +74,7 @@ static const char *simd(void) {
                                              : "plain C";
 }
 
-static void library(report *r) {
+static void print_library(report *r) {
   Dl_info where = {0};
   char path[PATH_MAX];
   char abi[32];
@@ -82,17 +82,17 @@ static void library(report *r) {
   (void)dladdr((void *)(uintptr_t)dc_api_version, &where);
   snprintf(abi, sizeof abi, version >= 1000000 ? "libdc.so.%u" : "libdc.so.0.%u",
            version >= 1000000 ? version / 1000000 : version / 1000);
-  section(r, "library");
+  begin_section(r, "library");
   print_field(r, "version", dc_version_string());
   print_field(r, "abi", abi);
   print_field(r, "path", where.dli_fname == NULL || realpath(where.dli_fname, path) == NULL ? "?" : path);
   print_field(r, "build", DC_TOOL_BUILD);
-  print_field(r, "simd", simd());
+  print_field(r, "simd", simd_level());
   end_section(r);
 }
 
-/* Where a device's eigendecompositions come from, found by one of a matrix without rows. */
-static void solver(report *r, const char *name, dc_device *d) {
+/* The solver of a device's eigendecompositions, found by one of an empty matrix. */
+static void print_solver(report *r, const char *name, dc_device *d) {
   char title[32];
   dc_linalg *linalg = NULL;
   const int64_t shape[2] = {0, 0};
@@ -109,18 +109,18 @@ static void solver(report *r, const char *name, dc_device *d) {
   dc_linalg_destroy(linalg);
 }
 
-static void device(report *r, const char *name) {
+static void print_device(report *r, const char *name) {
   dc_device *d = NULL;
   dc_status status = dc_device_open(name, NULL, &d);
   print_found(r, name, status == DC_OK, status == DC_OK ? dc_device_name(d) : dc_last_error());
   if (status == DC_OK) {
-    solver(r, name, d);
+    print_solver(r, name, d);
   }
   dc_device_destroy(d);
 }
 
-/* Made for real: a rank alone. */
-static void communicator(report *r, const char *name, bool processes) {
+/* Creates a communicator of one rank. */
+static void print_communicator(report *r, const char *name, bool processes) {
   dc_comm *comm = NULL;
   dc_comm_options options = DC_COMM_OPTIONS_INIT;
   options.timeout_ns = INT64_C(5000000000);
@@ -135,7 +135,7 @@ static void communicator(report *r, const char *name, bool processes) {
   dc_comm_destroy(comm);
 }
 
-static void nccl(report *r) {
+static void print_nccl(report *r) {
   char text[40];
   int32_t version = 0;
   dc_status status = dc_nccl_version(&version);
@@ -143,26 +143,26 @@ static void nccl(report *r) {
   print_found(r, "nccl", status == DC_OK, status == DC_OK ? text : dc_last_error());
 }
 
-static void backends(report *r) {
-  section(r, "devices");
-  device(r, "cpu");
-  device(r, "cuda");
+static void print_backends(report *r) {
+  begin_section(r, "devices");
+  print_device(r, "cpu");
+  print_device(r, "cuda");
   end_section(r);
-  section(r, "communicators");
-  communicator(r, "threads", false);
-  communicator(r, "processes", true);
+  begin_section(r, "communicators");
+  print_communicator(r, "threads", false);
+  print_communicator(r, "processes", true);
   bool tcp = dc_has_feature("comm.tcp") == 1;
   print_found(r, "tcp", tcp, tcp ? "ranks of several machines" : "this build has none");
   bool external = dc_has_feature("comm.external") == 1;
   print_found(r, "external", external, external ? "the caller's own collectives" : "this build has none");
-  nccl(r);
+  print_nccl(r);
   print_found(r, "mpi", dc_has_feature("comm.mpi") == 1, "this build has none; dc_comm_create_external takes it");
   end_section(r);
 }
 
 /* ---- the machine ---- */
 
-static int64_t limit_of(int resource) {
+static int64_t resource_limit(int resource) {
   struct rlimit limit;
   return getrlimit((__rlimit_resource_t)resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY
              ? -1
@@ -170,7 +170,7 @@ static int64_t limit_of(int resource) {
 }
 
 /* A number out of /proc/meminfo, in MiB. */
-static int64_t meminfo(const char *name) {
+static int64_t read_meminfo(const char *name) {
   FILE *file = fopen("/proc/meminfo", "r");
   char line[128];
   int64_t kib = 0;
@@ -186,7 +186,7 @@ static int64_t meminfo(const char *name) {
   return kib / 1024;
 }
 
-static void machine(report *r) {
+static void print_machine(report *r) {
   struct utsname system;
   struct statvfs shm = {0};
   cpu_set_t cpus;
@@ -194,19 +194,19 @@ static void machine(report *r) {
   CPU_ZERO(&cpus);
   (void)uname(&system);
   snprintf(text, sizeof text, "%.80s %.80s, %.80s", system.sysname, system.release, system.machine);
-  section(r, "machine");
+  begin_section(r, "machine");
   print_field(r, "system", text);
   print_number(r, "processors", sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 0, "");
-  print_number(r, "memory", meminfo("MemTotal"), "MiB");
-  print_number(r, "memory available", meminfo("MemAvailable"), "MiB");
+  print_number(r, "memory", read_meminfo("MemTotal"), "MiB");
+  print_number(r, "memory available", read_meminfo("MemAvailable"), "MiB");
   print_number(r, "/dev/shm free", statvfs("/dev/shm", &shm) == 0 ? (int64_t)(shm.f_bavail * shm.f_frsize >> 20) : 0,
                "MiB");
   end_section(r);
-  section(r, "limits");
-  print_number(r, "open files", limit_of(RLIMIT_NOFILE), "");
-  print_number(r, "processes", limit_of(RLIMIT_NPROC), "");
-  print_number(r, "locked memory", limit_of(RLIMIT_MEMLOCK), "bytes");
-  print_number(r, "address space", limit_of(RLIMIT_AS), "bytes");
+  begin_section(r, "limits");
+  print_number(r, "open files", resource_limit(RLIMIT_NOFILE), "");
+  print_number(r, "processes", resource_limit(RLIMIT_NPROC), "");
+  print_number(r, "locked memory", resource_limit(RLIMIT_MEMLOCK), "bytes");
+  print_number(r, "address space", resource_limit(RLIMIT_AS), "bytes");
   print_number(r, "ranks of a machine", 64, "");
   print_number(r, "ranks over TCP", MAX_RANKS, "");
   print_number(r, "copies of a group", 32, "");
@@ -218,9 +218,9 @@ int run_info(const args *a) {
   if (r.as_json) {
     json_open(&r.j, NULL, '{');
   }
-  library(&r);
-  backends(&r);
-  machine(&r);
+  print_library(&r);
+  print_backends(&r);
+  print_machine(&r);
   if (r.as_json) {
     json_close(&r.j, '}');
   }

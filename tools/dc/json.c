@@ -70,7 +70,7 @@ void json_bool(json *j, const char *key, bool is) {
 
 /* ---- reading ---- */
 
-enum { DEEPEST = 16 };
+enum { MAX_DEPTH = 16 };
 
 typedef struct reader {
   char *begin;
@@ -78,12 +78,12 @@ typedef struct reader {
   const char *fault; /* the first */
 } reader;
 
-static void skip(reader *r) {
+static void reader_skip(reader *r) {
   r->at += strspn(r->at, " \t\r\n");
 }
 
-static bool take(reader *r, char c) {
-  skip(r);
+static bool reader_take(reader *r, char c) {
+  reader_skip(r);
   if (*r->at != c) {
     return false;
   }
@@ -91,12 +91,12 @@ static bool take(reader *r, char c) {
   return true;
 }
 
-static bool fail(reader *r, const char *fault) {
+static bool reader_fail(reader *r, const char *fault) {
   r->fault = r->fault == NULL ? fault : r->fault;
   return false;
 }
 
-static int hex4(const char *at) {
+static int read_hex4(const char *at) {
   int code = 0;
   for (int i = 0; i < 4; i++) {
     char c = at[i];
@@ -131,13 +131,13 @@ static char *put_utf8(char *to, int code) {
 
 /* A string, unescaped in place: what it means is never longer than how it is written. */
 static bool read_text(reader *r, char **text) {
-  if (!take(r, '"')) {
-    return fail(r, "a string is expected");
+  if (!reader_take(r, '"')) {
+    return reader_fail(r, "a string is expected");
   }
   char *to = *text = r->at;
   while (*r->at != '"') {
     if ((unsigned char)*r->at < 0x20) {
-      return fail(r, "a string does not end");
+      return reader_fail(r, "a string does not end");
     }
     if (*r->at != '\\') {
       *to++ = *r->at++;
@@ -146,9 +146,9 @@ static bool read_text(reader *r, char **text) {
     static const char escapes[] = "\"\\/bfnrt";
     static const char meant[] = "\"\\/\b\f\n\r\t";
     const char *known = r->at[1] == '\0' ? NULL : strchr(escapes, r->at[1]);
-    int code = r->at[1] == 'u' ? hex4(r->at + 2) : -1;
+    int code = r->at[1] == 'u' ? read_hex4(r->at + 2) : -1;
     if (known == NULL && code < 0) {
-      return fail(r, "an unknown escape");
+      return reader_fail(r, "an unknown escape");
     }
     if (known != NULL) {
       *to++ = meant[known - escapes];
@@ -168,24 +168,24 @@ static bool read_value(reader *r, json_value *v, int depth);
 static bool read_members(reader *r, json_value *v, int depth) {
   char close = v->kind == J_OBJECT ? '}' : ']';
   json_value **last = &v->first;
-  if (take(r, close)) {
+  if (reader_take(r, close)) {
     return true;
   }
   do {
     json_value *member = calloc(1, sizeof *member);
     if (member == NULL) {
-      return fail(r, "out of memory");
+      return reader_fail(r, "out of memory");
     }
     *last = member;
     last = &member->next;
-    if (v->kind == J_OBJECT && (!read_text(r, &member->key) || !take(r, ':'))) {
-      return fail(r, "a colon is expected");
+    if (v->kind == J_OBJECT && (!read_text(r, &member->key) || !reader_take(r, ':'))) {
+      return reader_fail(r, "a colon is expected");
     }
     if (!read_value(r, member, depth + 1)) {
       return false;
     }
-  } while (take(r, ','));
-  return take(r, close) || fail(r, "a comma or an end is expected");
+  } while (reader_take(r, ','));
+  return reader_take(r, close) || reader_fail(r, "a comma or an end is expected");
 }
 
 static bool read_word(reader *r, json_value *v) {
@@ -208,16 +208,16 @@ static bool read_word(reader *r, json_value *v) {
   v->kind = J_NUMBER;
   v->number = strtoll(r->at, &end, 10);
   if (end == r->at || errno != 0 || strchr(".eE", *end) != NULL) {
-    return fail(r, *r->at == '\0' ? "it ends too early" : "no whole number, string, list or object");
+    return reader_fail(r, *r->at == '\0' ? "it ends too early" : "no whole number, string, list or object");
   }
   r->at = end;
   return true;
 }
 
 static bool read_value(reader *r, json_value *v, int depth) {
-  skip(r);
-  if (depth > DEEPEST) {
-    return fail(r, "it is nested too deeply");
+  reader_skip(r);
+  if (depth > MAX_DEPTH) {
+    return reader_fail(r, "it is nested too deeply");
   }
   if (*r->at == '{' || *r->at == '[') {
     v->kind = *r->at++ == '{' ? J_OBJECT : J_ARRAY;
@@ -239,8 +239,8 @@ json_value *json_read(char *text, char *error, size_t error_bytes) {
   }
   bool well = read_value(&r, v, 0);
   if (well) {
-    skip(&r);
-    well = *r.at == '\0' || fail(&r, "something follows its end");
+    reader_skip(&r);
+    well = *r.at == '\0' || reader_fail(&r, "something follows its end");
   }
   if (!well) {
     snprintf(error, error_bytes, "byte %td: %s", r.at - r.begin, r.fault);

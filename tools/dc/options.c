@@ -16,7 +16,7 @@ int report_error(const args *a, int code, const char *format, ...) {
   return code;
 }
 
-static int index_of(const command *c, const char *name, size_t length) {
+static int option_index(const command *c, const char *name, size_t length) {
   for (int i = 0; i < MAX_OPTIONS && c->options[i].name != NULL; i++) {
     if (strlen(c->options[i].name) == length && strncmp(c->options[i].name, name, length) == 0) {
       return i;
@@ -25,7 +25,7 @@ static int index_of(const command *c, const char *name, size_t length) {
   return -1;
 }
 
-static bool allowed(const char *values, const char *value) {
+static bool is_allowed(const char *values, const char *value) {
   size_t length = strlen(value);
   for (const char *at = values; at != NULL && *at != '\0';) {
     size_t bytes = strcspn(at, "|");
@@ -66,7 +66,7 @@ static int read_numbers(const option *o, const char *text, int64_t *numbers) {
 
 static int check_value(const args *a, const option *o, const char *value) {
   int64_t numbers[MAX_NUMBERS];
-  if (!allowed(o->values, value)) {
+  if (!is_allowed(o->values, value)) {
     return report_error(a, EXIT_USAGE, "%s = %s, must be %s", o->name, value, o->values);
   }
   if (o->numbers == 1 && read_numbers(o, value, numbers) == 0) {
@@ -90,7 +90,7 @@ static int read_option(args *a, int argc, char **argv, int *at) {
     print_help(c);
     return EXIT_OK;
   }
-  int i = index_of(c, strcmp(word, "-o") == 0 ? "--output" : word, strcmp(word, "-o") == 0 ? 8 : length);
+  int i = option_index(c, strcmp(word, "-o") == 0 ? "--output" : word, strcmp(word, "-o") == 0 ? 8 : length);
   if (i < 0) {
     return report_error(a, EXIT_USAGE, "%.*s is no option; dc %s --help names them", (int)length, word, c->name);
   }
@@ -133,14 +133,14 @@ int read_args(const command *c, int argc, char **argv, args *a) {
                         c->operand_values != NULL ? ", must be " : "",
                         c->operand_values != NULL ? c->operand_values : "", c->name);
   }
-  if (a->operand != NULL && !allowed(c->operand_values, a->operand)) {
+  if (a->operand != NULL && !is_allowed(c->operand_values, a->operand)) {
     return report_error(a, EXIT_USAGE, "%s = %s, must be %s", c->operand, a->operand, c->operand_values);
   }
   return -1;
 }
 
 const char *value_of(const args *a, const char *name) {
-  int i = index_of(a->command, name, strlen(name));
+  int i = option_index(a->command, name, strlen(name));
   return i < 0 ? NULL : a->value[i];
 }
 
@@ -149,7 +149,7 @@ bool has_option(const args *a, const char *name) {
 }
 
 int64_t number_of(const args *a, const char *name, int64_t fallback) {
-  const int i = index_of(a->command, name, strlen(name));
+  const int i = option_index(a->command, name, strlen(name));
   int64_t number = fallback;
   if (a->value[i] != NULL) {
     (void)read_numbers(&a->command->options[i], a->value[i], &number); /* read_args() has found it right */
@@ -158,6 +158,6 @@ int64_t number_of(const args *a, const char *name, int64_t fallback) {
 }
 
 int numbers_of(const args *a, const char *name, const char *text, int64_t *numbers) {
-  const int i = index_of(a->command, name, strlen(name));
+  const int i = option_index(a->command, name, strlen(name));
   return read_numbers(&a->command->options[i], a->value[i] != NULL ? a->value[i] : text, numbers);
 }

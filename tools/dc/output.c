@@ -1,4 +1,4 @@
-/* Output must have been written: a full disk is an error, and half a file is none. */
+/* Output that could not be written is an error, and an incomplete file is removed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

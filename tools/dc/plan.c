@@ -10,9 +10,9 @@ static const model models[] = {
     {"bert-large", 24, 1024, 16, 4096, 30522, 512},
 };
 
-/* Parameters outside the layers of a BERT with its heads for pre-training. They are embeddings of words, places and two
- * kinds with their LN, pooler, the head's transform with its LN, its bias, and the two classes of the next sentence. */
-static int64_t other_parameters(const model *m) {
+/* Parameters outside the layers of a BERT with its heads for pre-training: embeddings of words, places and two kinds
+ * with their LN, pooler, the head's transform with its LN, its bias, and the two classes of the next sentence. */
+static int64_t model_other_parameters(const model *m) {
   int64_t h = m->hidden;
   return m->vocabulary == 0 ? 0 : (m->vocabulary + m->places + 4) * h + 2 * (h * h + h) + 4 * h + m->vocabulary + 2;
 }
@@ -32,7 +32,7 @@ bool plan_one(const plan_query *q, const model *m, int32_t flags, int64_t seq, i
   options.micro_batch = q->batch;
   options.memory_bytes = q->memory;
   options.other_bytes = q->other;
-  options.other_parameters = other_parameters(m);
+  options.other_parameters = model_other_parameters(m);
   options.ranks = q->ranks;
   options.stage = q->stage;
   options.moments = q->moments;
@@ -64,7 +64,7 @@ static bool read_model(const args *a, model *m) {
   }
   if (m->layers != named.layers || m->hidden != named.hidden || m->heads != named.heads ||
       m->intermediate != named.intermediate) {
-    m->name = "layers"; /* nothing is known of what stands around them */
+    m->name = "layers"; /* the parameters around them are unknown */
     m->vocabulary = m->places = 0;
   }
   return true;

@@ -1,8 +1,8 @@
-/* dc plan: what is asked, and what was counted.
+/* dc plan: queries and results.
  *
  *   plan.c       reads the command line and counts
  *   plan_seed.c  the same under the conditions of the seed's table
- *   plan_print.c  tells it, for people or as JSON */
+ *   plan_print.c  prints it, as text or JSON */
 #ifndef DC_TOOL_PLAN_H
 #define DC_TOOL_PLAN_H
 
@@ -66,7 +66,7 @@ typedef struct seed_table {
   int64_t rest_bytes; /* of the card, then */
 } seed_table;
 
-/* false: told why not. */
+/* False: the reason has been printed. */
 bool plan_one(const plan_query *q, const model *m, int32_t flags, int64_t seq, int32_t kind, dc_layer_plan *plan);
 bool plan_seed(const model *m, seed_table *seed);
 

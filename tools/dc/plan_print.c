@@ -1,4 +1,4 @@
-/* The counts of dc plan, for people or as JSON. */
+/* The results of dc plan, as text or JSON. */
 #include <inttypes.h>
 
 #include "plan.h"
@@ -11,11 +11,11 @@ static const char *flag_names(int32_t flags) {
   return names[flags];
 }
 
-static double gb(int64_t bytes) {
+static double gigabytes(int64_t bytes) {
   return (double)bytes / 1e9;
 }
 
-/* ---- for people ---- */
+/* ---- text ---- */
 
 static void print_states(const plan_table *t) {
   const model *m = &t->m;
@@ -25,12 +25,12 @@ static void print_states(const plan_table *t) {
          m->name, m->layers, plural_s(m->layers), m->hidden, m->heads, plural_s(m->heads), m->intermediate,
          (double)p->parameters / 1e6);
   printf("%s, ZeRO-%d, %" PRId64 " rank%s; GB a rank: weights %.2f, gradients %.2f, optimizer of %d moment%s %.2f",
-         dc_dtype_name(t->q.dtype), t->q.stage, t->q.ranks, plural_s(t->q.ranks), gb(p->weight_bytes),
-         gb(p->grad_bytes), t->q.moments, plural_s(t->q.moments), gb(p->optimizer_bytes));
+         dc_dtype_name(t->q.dtype), t->q.stage, t->q.ranks, plural_s(t->q.ranks), gigabytes(p->weight_bytes),
+         gigabytes(p->grad_bytes), t->q.moments, plural_s(t->q.moments), gigabytes(p->optimizer_bytes));
   if (p->working_bytes > 0) {
-    printf(", whole for a while %.2f", gb(p->working_bytes));
+    printf(", whole for a while %.2f", gigabytes(p->working_bytes));
   }
-  printf(", other %.2f\n", gb(t->q.other));
+  printf(", other %.2f\n", gigabytes(t->q.other));
 }
 
 static void print_rows(const plan_table *t) {
@@ -45,8 +45,8 @@ static void print_rows(const plan_table *t) {
   putchar('\n');
   for (int i = 0; i < t->count; i++) {
     const plan_row *row = &t->rows[i];
-    printf("  %4" PRId64 " %-15s%8.1f%11.1f", row->seq, flag_names(row->flags), gb(row->kept[LIBDC]) * 1e3,
-           gb(row->kept[DEEPSPEED]) * 1e3);
+    printf("  %4" PRId64 " %-15s%8.1f%11.1f", row->seq, flag_names(row->flags), gigabytes(row->kept[LIBDC]) * 1e3,
+           gigabytes(row->kept[DEEPSPEED]) * 1e3);
     for (int k = 0; k < t->memories; k++) {
       printf("%8" PRId64 "%11" PRId64, row->max_batch[k][LIBDC], row->max_batch[k][DEEPSPEED]);
     }
@@ -59,14 +59,14 @@ static void print_rows(const plan_table *t) {
       "and no dropout mask, so attn changes nothing there.");
 }
 
-static void print_why(const seed_table *s, const seed_row *row) {
+static void print_difference(const seed_table *s, const seed_row *row) {
   printf("S = %" PRId64 ", %s: ", row->seq, row->flags == 0 ? "no flag" : flag_names(row->flags));
   if (row->more >= 0) {
     const seed_row *more = &s->rows[row->more];
     printf("the next batch that was tried, %" PRId64 ", counts %.2f GB, less than %" PRId64
            " samples with %s,\n"
            "which ran: memory was not the limit. The row is advice, or another set-up.\n",
-           row->next, gb(row->next_bytes), more->ran, flag_names(more->flags));
+           row->next, gigabytes(row->next_bytes), more->ran, flag_names(more->flags));
   } else {
     puts("the formula has no such limit.");
   }
@@ -78,8 +78,8 @@ static void print_seed(const seed_table *s) {
          " samples of S = %" PRId64
          " with %s\ncount most by DeepSpeed's formula, %.2f GB. So %.2f GB of the card were "
          "taken by what is not counted; then fit:\n\n  %4s %-15s%10s%11s%11s%8s\n",
-         largest->ran, largest->seq, flag_names(largest->flags), gb(s->ran_bytes), gb(s->rest_bytes), "S", "flags",
-         "seed", "DeepSpeed", "and tried", "libdc");
+         largest->ran, largest->seq, flag_names(largest->flags), gigabytes(s->ran_bytes), gigabytes(s->rest_bytes), "S",
+         "flags", "seed", "DeepSpeed", "and tried", "libdc");
   for (int i = 0; i < SEED_ROWS; i++) {
     const seed_row *row = &s->rows[i];
     char seed[24];
@@ -94,7 +94,7 @@ static void print_seed(const seed_table *s) {
   puts("\n\"and tried\" is the largest batch in DeepSpeed's figures that fits by the formula.");
   for (int i = 0; i < SEED_ROWS; i++) {
     if (!s->rows[i].agrees) {
-      print_why(s, &s->rows[i]);
+      print_difference(s, &s->rows[i]);
     }
   }
 }
@@ -107,7 +107,7 @@ void plan_print(const plan_table *t, const seed_table *seed) {
   }
 }
 
-/* ---- as JSON ---- */
+/* ---- JSON ---- */
 
 static void json_flags(json *j, int64_t seq, int32_t flags) {
   json_int(j, "seq", seq);

@@ -18,7 +18,7 @@ static const int64_t tried_128[] = {8, 16, 32, 48, 64, 80, 86, 96, 112, 120, 128
 static const int64_t tried_512[] = {8, 12, 16, 20, 22};
 
 /* The largest that was tried and is at most `most`; next: the one after it, 0 if there is none. */
-static int64_t tried_up_to(int64_t seq, int64_t max_batch, int64_t *next) {
+static int64_t largest_tried_batch(int64_t seq, int64_t max_batch, int64_t *next) {
   const int64_t *tried = seq == 128 ? tried_128 : tried_512;
   size_t count = seq == 128 ? COUNT(tried_128) : COUNT(tried_512);
   int64_t found = 0;
@@ -34,10 +34,10 @@ static int64_t tried_up_to(int64_t seq, int64_t max_batch, int64_t *next) {
 }
 
 /* float16, Adam's two moments as LAMB has them, data parallel: nothing is sharded. */
-static const plan_query card = {.memory = INT64_C(32) << 30, .ranks = 1, .moments = 2, .dtype = DC_FLOAT16};
+static const plan_query seed_device = {.memory = INT64_C(32) << 30, .ranks = 1, .moments = 2, .dtype = DC_FLOAT16};
 
-static bool bytes_of(const model *m, const seed_row *row, int64_t batch, int64_t *bytes) {
-  plan_query q = card;
+static bool seed_bytes(const model *m, const seed_row *row, int64_t batch, int64_t *bytes) {
+  plan_query q = seed_device;
   dc_layer_plan plan = DC_LAYER_PLAN_INIT;
   q.batch = batch;
   if (!plan_one(&q, m, row->flags, row->seq, DC_LAYER_INVENTORY_DEEPSPEED, &plan)) {
@@ -49,23 +49,23 @@ static bool bytes_of(const model *m, const seed_row *row, int64_t batch, int64_t
 
 /* Where the formula lets in more than the table: a row that needs more, and ran, shows that memory was not the limit.
  */
-static bool compare(const model *m, seed_table *s, seed_row *row) {
+static bool compare_row(const model *m, seed_table *s, seed_row *row) {
   int64_t after;
   row->more = -1;
-  row->tried = tried_up_to(row->seq, row->max_batch[DC_LAYER_INVENTORY_DEEPSPEED], &after);
+  row->tried = largest_tried_batch(row->seq, row->max_batch[DC_LAYER_INVENTORY_DEEPSPEED], &after);
   row->agrees = row->ran > 0
                     ? row->tried == row->ran
                     : row->tried > 0 && (row->up_to == 0 || row->max_batch[DC_LAYER_INVENTORY_DEEPSPEED] <= row->up_to);
   if (row->agrees || row->ran == 0) {
     return true;
   }
-  (void)tried_up_to(row->seq, row->ran, &row->next);
-  if (!bytes_of(m, row, row->next, &row->next_bytes)) {
+  (void)largest_tried_batch(row->seq, row->ran, &row->next);
+  if (!seed_bytes(m, row, row->next, &row->next_bytes)) {
     return false;
   }
   for (int i = 0; i < SEED_ROWS; i++) {
     int64_t bytes = 0;
-    if (s->rows[i].ran > 0 && !bytes_of(m, &s->rows[i], s->rows[i].ran, &bytes)) {
+    if (s->rows[i].ran > 0 && !seed_bytes(m, &s->rows[i], s->rows[i].ran, &bytes)) {
       return false;
     }
     row->more = row->more < 0 && bytes > row->next_bytes ? i : row->more;
@@ -78,7 +78,7 @@ bool plan_seed(const model *m, seed_table *s) {
   for (int i = 0; i < SEED_ROWS; i++) {
     int64_t bytes = 0;
     s->rows[i] = table[i];
-    if (table[i].ran > 0 && !bytes_of(m, &table[i], table[i].ran, &bytes)) {
+    if (table[i].ran > 0 && !seed_bytes(m, &table[i], table[i].ran, &bytes)) {
       return false;
     }
     if (bytes > s->ran_bytes) {
@@ -86,8 +86,8 @@ bool plan_seed(const model *m, seed_table *s) {
       s->largest = i;
     }
   }
-  plan_query q = card;
-  s->rest_bytes = q.other = card.memory - s->ran_bytes;
+  plan_query q = seed_device;
+  s->rest_bytes = q.other = seed_device.memory - s->ran_bytes;
   for (int i = 0; i < SEED_ROWS; i++) {
     seed_row *row = &s->rows[i];
     for (int32_t kind = 0; kind < KINDS; kind++) {
@@ -97,7 +97,7 @@ bool plan_seed(const model *m, seed_table *s) {
       }
       row->max_batch[kind] = plan.micro_batch;
     }
-    if (!compare(m, s, row)) {
+    if (!compare_row(m, s, row)) {
       return false;
     }
   }

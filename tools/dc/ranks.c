@@ -13,7 +13,7 @@
 
 #include "dc.h"
 
-static const int64_t rank_timeout_ns = INT64_C(20000000000); /* a rank that does not come is a fault, not a wait */
+static const int64_t rank_timeout_ns = INT64_C(20000000000); /* a rank that does not join is a fault */
 static const int64_t job_timeout_ns = INT64_C(100000000000); /* all of a job */
 
 int64_t now_ns(void) {
@@ -49,23 +49,23 @@ const job *find_job(const char *name) {
 
 /* ---- threads ---- */
 
-typedef struct thread {
+typedef struct rank_thread {
   rank r;
   const job *j;
   pthread_t id;
   bool ok;
-} thread;
+} rank_thread;
 
 static void *run_thread(void *arg) {
-  thread *t = arg;
+  rank_thread *t = arg;
   t->ok = t->j->run(&t->r);
   if (!t->ok) {
-    dc_comm_abort(t->r.comm, t->r.text); /* no rank need wait for this one */
+    dc_comm_abort(t->r.comm, t->r.text); /* the other ranks need not wait for this one */
   }
   return NULL;
 }
 
-/* The failure that the others were only told of is not the one to tell. */
+/* A failure that another rank caused is not reported. */
 static bool is_secondary_failure(const char *text) {
   return strstr(text, "aborted the group") != NULL;
 }
@@ -77,10 +77,10 @@ bool run_threads(const job *j, int world, const char *argument, char *text, size
     snprintf(text, bytes, "%s", dc_last_error());
     return false;
   }
-  thread *threads = calloc((size_t)world, sizeof *threads);
+  rank_thread *threads = calloc((size_t)world, sizeof *threads);
   int started = 0;
   for (; threads != NULL && started < world; started++) {
-    threads[started] = (thread){.r = {started, world, comms[started], argument, ""}, .j = j};
+    threads[started] = (rank_thread){.r = {started, world, comms[started], argument, ""}, .j = j};
     if (pthread_create(&threads[started].id, NULL, run_thread, &threads[started]) != 0) {
       break;
     }
@@ -107,13 +107,13 @@ bool run_threads(const job *j, int world, const char *argument, char *text, size
 
 /* ---- processes ---- */
 
-typedef struct process {
+typedef struct rank_process {
   pid_t pid; /* 0: not there */
-  int out;   /* what it tells; -1: closed */
+  int out;   /* the pipe of its output; -1: closed */
   size_t used;
   char text[4096];
   int status;
-} process;
+} rank_process;
 
 int run_as_rank(int argc, char **argv) {
   if (argc != 5) {
@@ -135,7 +135,8 @@ int run_as_rank(int argc, char **argv) {
   return fflush(stdout) == 0 && ok ? EXIT_OK : EXIT_FAILED;
 }
 
-static int start_process(process *p, const job *j, const char *group, int number, int world, const char *argument) {
+static int start_process(rank_process *p, const job *j, const char *group, int number, int world,
+                         const char *argument) {
   int pipe_fds[2];
   char rank_text[12];
   char world_text[12];
@@ -160,16 +161,16 @@ static int start_process(process *p, const job *j, const char *group, int number
   return 0;
 }
 
-/* Reads what the processes tell until all have ended, or time is up. */
-static bool read_outputs(process *all, int world) {
+/* Reads the output of the processes until all have ended, or the deadline has passed. */
+static bool read_outputs(rank_process *all, int world) {
   int64_t end = now_ns() + job_timeout_ns;
   for (;;) {
     struct pollfd polls[64];
     int count = 0;
-    int who[64];
+    int ready[64];
     for (int i = 0; i < world; i++) {
       if (all[i].out >= 0) {
-        who[count] = i;
+        ready[count] = i;
         polls[count++] = (struct pollfd){.fd = all[i].out, .events = POLLIN};
       }
     }
@@ -181,7 +182,7 @@ static bool read_outputs(process *all, int world) {
       return false;
     }
     for (int k = 0; k < count; k++) {
-      process *p = &all[who[k]];
+      rank_process *p = &all[ready[k]];
       ssize_t n = polls[k].revents == 0 ? 1 : read(p->out, p->text + p->used, sizeof p->text - 1 - p->used);
       if (polls[k].revents != 0 && n > 0) {
         p->used += (size_t)n;
@@ -197,7 +198,7 @@ bool run_processes(const job *j, int world, const char *argument, char *text, si
   static int made;
   char group[64];
   snprintf(group, sizeof group, "dc.%ld.%d", (long)getpid(), made++);
-  process *all = calloc((size_t)world, sizeof *all);
+  rank_process *all = calloc((size_t)world, sizeof *all);
   if (all == NULL) {
     snprintf(text, bytes, "out of memory");
     return false;

@@ -29,28 +29,28 @@ static void put_size(sink *s, uint64_t size, int bytes) { /* little-endian */
   }
 }
 
-static void pickle_text(sink *s, const char *text) {
+static void pickle_text(sink *s, const char *sink_text) {
   fputc('X', s->file); /* BINUNICODE */
-  put_size(s, strlen(text), 4);
-  put_bytes(s, text, strlen(text));
+  put_size(s, strlen(sink_text), 4);
+  put_bytes(s, sink_text, strlen(sink_text));
 }
 
-static void key(sink *s, const char *name) {
+static void pickle_key(sink *s, const char *name) {
   if (s->pickle && name != NULL) {
     pickle_text(s, name);
   }
 }
 
-static void begin(sink *s, const char *name, char bracket) {
+static void sink_begin(sink *s, const char *name, char bracket) {
   if (!s->pickle) {
     json_open(&s->j, name, bracket);
     return;
   }
-  key(s, name);
+  pickle_key(s, name);
   fputs(bracket == '{' ? "}(" : "](", s->file); /* EMPTY_DICT or EMPTY_LIST, MARK */
 }
 
-static void end(sink *s, char bracket) {
+static void sink_end(sink *s, char bracket) {
   if (!s->pickle) {
     json_close(&s->j, bracket);
     return;
@@ -58,31 +58,31 @@ static void end(sink *s, char bracket) {
   fputc(bracket == '}' ? 'u' : 'e', s->file); /* SETITEMS or APPENDS */
 }
 
-static void text(sink *s, const char *name, const char *is) {
+static void sink_text(sink *s, const char *name, const char *is) {
   if (!s->pickle) {
     json_text(&s->j, name, is);
     return;
   }
-  key(s, name);
+  pickle_key(s, name);
   pickle_text(s, is);
 }
 
-static void number(sink *s, const char *name, int64_t is) {
+static void sink_number(sink *s, const char *name, int64_t is) {
   if (!s->pickle) {
     json_int(&s->j, name, is);
     return;
   }
-  key(s, name);
+  pickle_key(s, name);
   put_bytes(s, "\x8a\x08", 2); /* LONG1 of eight bytes */
   put_size(s, (uint64_t)is, 8);
 }
 
-static void boolean(sink *s, const char *name, bool is) {
+static void sink_boolean(sink *s, const char *name, bool is) {
   if (!s->pickle) {
     json_bool(&s->j, name, is);
     return;
   }
-  key(s, name);
+  pickle_key(s, name);
   fputc(is ? '\x88' : '\x89', s->file); /* NEWTRUE, NEWFALSE */
 }
 
@@ -100,11 +100,11 @@ static void put_group(sink *s, const dumps *d, const char *name) {
     snprintf(ranks + strlen(ranks), sizeof ranks - strlen(ranks), "%s%d", r == 0 ? "" : ", ", r);
   }
   strcat(ranks, "]");
-  begin(s, name, '{');
-  text(s, "name", name);
-  text(s, "desc", "libdc");
-  text(s, "ranks", ranks);
-  end(s, '}');
+  sink_begin(s, name, '{');
+  sink_text(s, "name", name);
+  sink_text(s, "desc", "libdc");
+  sink_text(s, "ranks", ranks);
+  sink_end(s, '}');
 }
 
 static void put_tensors(sink *s, const char *sizes, const char *types, const entry *e) {
@@ -116,14 +116,14 @@ static void put_tensors(sink *s, const char *sizes, const char *types, const ent
       bytes = dtypes[i].bytes;
     }
   }
-  begin(s, sizes, '[');
-  begin(s, NULL, '[');
-  number(s, NULL, e->bytes / bytes);
-  end(s, ']');
-  end(s, ']');
-  begin(s, types, '[');
-  text(s, NULL, name);
-  end(s, ']');
+  sink_begin(s, sizes, '[');
+  sink_begin(s, NULL, '[');
+  sink_number(s, NULL, e->bytes / bytes);
+  sink_end(s, ']');
+  sink_end(s, ']');
+  sink_begin(s, types, '[');
+  sink_text(s, NULL, name);
+  sink_end(s, ']');
 }
 
 static void put_collective(sink *s, const dump *d, const entry *e, int64_t record) {
@@ -132,28 +132,28 @@ static void put_collective(sink *s, const dump *d, const entry *e, int64_t recor
   bool done = strcmp(e->state, "done") == 0;
   char name[160];
   snprintf(name, sizeof name, "gloo:%s %s(%" PRId64 ")", reduce ? "reduce_scatter_v" : "all_gather_v", e->op, e->id);
-  begin(s, NULL, '{');
-  number(s, "record_id", record);
-  number(s, "pg_id", strcmp(e->group, "reduce") == 0);
-  begin(s, "process_group", '[');
-  text(s, NULL, e->group);
-  text(s, NULL, "libdc");
-  end(s, ']');
-  number(s, "collective_seq_id", e->seq);
-  number(s, "p2p_seq_id", 0);
-  number(s, "op_id", e->n);
-  text(s, "profiling_name", name);
+  sink_begin(s, NULL, '{');
+  sink_number(s, "record_id", record);
+  sink_number(s, "pg_id", strcmp(e->group, "reduce") == 0);
+  sink_begin(s, "process_group", '[');
+  sink_text(s, NULL, e->group);
+  sink_text(s, NULL, "libdc");
+  sink_end(s, ']');
+  sink_number(s, "collective_seq_id", e->seq);
+  sink_number(s, "p2p_seq_id", 0);
+  sink_number(s, "op_id", e->n);
+  sink_text(s, "profiling_name", name);
   put_tensors(s, "input_sizes", "input_dtypes", e);
   put_tensors(s, "output_sizes", "output_dtypes", e);
-  text(s, "state", done ? "completed" : e->begin > 0 ? "started" : "scheduled");
-  number(s, "time_created_ns", e->queued + wall);
-  number(s, "time_discovered_started_ns", e->begin > 0 ? e->begin + wall : 0);
-  number(s, "time_discovered_completed_ns", done ? e->end + wall : 0);
-  boolean(s, "retired", done);
-  boolean(s, "is_p2p", false);
-  begin(s, "frames", '[');
-  end(s, ']');
-  end(s, '}');
+  sink_text(s, "state", done ? "completed" : e->begin > 0 ? "started" : "scheduled");
+  sink_number(s, "time_created_ns", e->queued + wall);
+  sink_number(s, "time_discovered_started_ns", e->begin > 0 ? e->begin + wall : 0);
+  sink_number(s, "time_discovered_completed_ns", done ? e->end + wall : 0);
+  sink_boolean(s, "retired", done);
+  sink_boolean(s, "is_p2p", false);
+  sink_begin(s, "frames", '[');
+  sink_end(s, ']');
+  sink_end(s, '}');
 }
 
 static bool is_reduce(const entry *e) {
@@ -168,7 +168,7 @@ static void put_entries(sink *s, const dump *d) {
       latest[is_reduce(&d->entries[i])] = d->entries[i].seq - 1;
     }
   }
-  begin(s, "entries", '[');
+  sink_begin(s, "entries", '[');
   for (int64_t i = 0; i < d->count; i++) {
     const entry *e = &d->entries[i];
     if (e->seq > 0) {
@@ -176,21 +176,21 @@ static void put_entries(sink *s, const dump *d) {
       put_collective(s, d, e, latest[0] + latest[1] - 1);
     }
   }
-  end(s, ']');
+  sink_end(s, ']');
 }
 
 static void put_dump(sink *s, const dumps *all, const dump *d) {
   if (s->pickle) {
     put_bytes(s, "\x80\x02", 2); /* PROTO 2 */
   }
-  begin(s, NULL, '{');
-  text(s, "version", "2.10");
-  begin(s, "pg_config", '{');
+  sink_begin(s, NULL, '{');
+  sink_text(s, "version", "2.10");
+  sink_begin(s, "pg_config", '{');
   put_group(s, all, "gather");
   put_group(s, all, "reduce");
-  end(s, '}');
+  sink_end(s, '}');
   put_entries(s, d);
-  end(s, '}');
+  sink_end(s, '}');
   if (s->pickle) {
     fputc('.', s->file); /* STOP */
   }

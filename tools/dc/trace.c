@@ -137,7 +137,7 @@ static void write_perfetto(FILE *file, const dumps *d) {
 
 static int write_one_file(const args *a, const dumps *d, const char *path) {
   if (path == NULL) {
-    write_perfetto(stdout, d); /* main() looks whether it went out */
+    write_perfetto(stdout, d); /* main() checks that it was written */
     return EXIT_OK;
   }
   FILE *file = fopen(path, "we");
