@@ -143,7 +143,7 @@ def test_operators_in_the_graphs(graphs: List[Any]) -> None:
     def rank(comm: Any) -> Any:
         model = make()
         dct.shard(model, 3, comm=comm, group_size=1)
-        return [(entry.id, entry.names[0]) for entry in model.__dict__["_dc"].root.entries], torch.compile(
+        return [(entry.id, entry.names[0]) for entry in model.__dict__["_dc"].root.group.entries], torch.compile(
             model, backend="libdc", fullgraph=True)(*data(0, 0)).backward()
 
     alone(rank)

@@ -108,7 +108,7 @@ def test_an_optimizer_follows_pytorchs_current_stream(monkeypatch: pytest.Monkey
     monkeypatch.setattr(optimizer._native, "set_stream", told.append)
     optimizer.step()
     assert told == []  # the CPU has none
-    optimizer._where = torch.device("cuda:0")
+    optimizer._device = torch.device("cuda:0")
     optimizer.step()
     optimizer.sync_groups()
     current.append(9)
@@ -154,7 +154,8 @@ def test_a_layer_wants_one_device(fakes: None) -> None:
     assert memory.place == (2, 0) and memory.shape == x.shape
     if not (libdc.has_feature("cuda") and torch.cuda.is_available()):
         number = layer._number(LayerConfig(64, 4), torch.float32)
-        refused(RuntimeError, "TransformerLayer: tensors on cuda:0 need libdc's CUDA device", layer._on, where, number)
+        refused(RuntimeError, "TransformerLayer: tensors on cuda:0 need libdc's CUDA device", layer._layer_for, where,
+                number)
 
 
 def test_the_default_context_takes_tensors_of_its_device(fakes: None) -> None:

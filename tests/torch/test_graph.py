@@ -22,7 +22,7 @@ def test_weights_that_launches_changed_are_seen(stage: int) -> None:
         captured = root_of(model)
         with torch.no_grad():
             before = model(*data(0, 0)).item()
-            captured.replayed = True
+            captured.group.captured = True
             for param in trainable(model):
                 param.data.mul_(0.5)  # behind the version's back, as a launch does
             after = model(*data(0, 0)).item()
@@ -42,7 +42,7 @@ def test_a_step_in_a_capture_is_remembered(monkeypatch: pytest.MonkeyPatch) -> N
             monkeypatch.setattr(devices, "captures", lambda where: captured)
             model(*data(0, 0)).backward()
             optimizer.step()
-            assert root_of(model).replayed is captured
+            assert root_of(model).group.captured is captured
 
     on(1, rank)
 

@@ -9,7 +9,7 @@ from typing import Iterator, List
 
 import pytest
 import torch
-from libdc.torch import TransformerLayer, keep_memory, pages
+from libdc.torch import TransformerLayer, set_cache_limit, pages
 from libdc.transformer import LayerConfig
 from torch import Tensor
 
@@ -23,11 +23,11 @@ def empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
 @pytest.fixture(autouse=True)
 def _nothing_free() -> Iterator[None]:
     gc.collect()
-    most = keep_memory(0)
-    keep_memory(most)
+    most = set_cache_limit(0)
+    set_cache_limit(most)
     yield
-    keep_memory(0)
-    keep_memory(most)
+    set_cache_limit(0)
+    set_cache_limit(most)
 
 
 def test_comes_back_with_the_last_view() -> None:
@@ -45,7 +45,7 @@ def test_comes_back_with_the_last_view() -> None:
 
 
 def test_only_so_much_waits() -> None:
-    assert keep_memory(3 << 20) == 1 << 30
+    assert set_cache_limit(3 << 20) == 1 << 30
     tensors = [empty(MIB, torch.uint8) for _ in range(5)]
     newest = {tensor.data_ptr() for tensor in tensors[2:]}
     while tensors:
@@ -60,16 +60,16 @@ def test_the_limit_holds_at_once() -> None:
     last = tensors[-1].fill_(7)
     del tensors
     assert len(pages._free) == 3
-    assert keep_memory(2 << 20) == 1 << 30 and len(pages._free) == 2
-    assert keep_memory(0) == 2 << 20 and not pages._free
+    assert set_cache_limit(2 << 20) == 1 << 30 and len(pages._free) == 2
+    assert set_cache_limit(0) == 2 << 20 and not pages._free
     assert int(last.sum()) == 7 << 20
     del last
     assert not pages._free
-    assert keep_memory(1 << 30) == 0
+    assert set_cache_limit(1 << 30) == 0
     for bad in (-1, 1.5, True, None, "1G"):
         with pytest.raises(ValueError, match="nbytes = .* must be a number of bytes, 0 or more"):
-            keep_memory(bad)  # type: ignore[arg-type]
-    assert keep_memory(1 << 30) == 1 << 30
+            set_cache_limit(bad)  # type: ignore[arg-type]
+    assert set_cache_limit(1 << 30) == 1 << 30
 
 
 def test_threads() -> None:

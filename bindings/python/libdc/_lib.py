@@ -173,5 +173,10 @@ class Registry:
         return self._values.pop(int(ffi.cast("uintptr_t", user)), None)
 
 
+def version_text_address() -> int:
+    """Of a static text of the library, which tells two loaded copies apart."""
+    return int(ffi.cast("uintptr_t", lib.dc_version_string()))
+
+
 def text(pointer: Any) -> str:
     return str(ffi.string(pointer).decode("utf-8", "replace"))

@@ -15,4 +15,4 @@ def test_errors_have_the_models_names(stage: int) -> None:
     dct.shard(model, stage=stage)
     root = model.__dict__["_dc"].root
     with pytest.raises(libdc.Error, match=r"parameter 2 \(1\.weight\) is in 1 graph"):
-        root.context.unregister_param(2)
+        root.group.context.unregister_param(2)

@@ -109,7 +109,7 @@ def test_a_dropped_model_is_gone(use: Callable[[nn.Module], Any], stage: int) ->
     def rank(comm: Any) -> Any:
         model = dct.shard(make(), stage, comm=comm)
         left = use(model)  # what optimizers and states refer to is not the model
-        gone = weakref.ref(root_of(model)), weakref.ref(root_of(model)._context), weakref.ref(model)
+        gone = weakref.ref(root_of(model)), weakref.ref(root_of(model).group._context), weakref.ref(model)
         del model
         return [reference() is None for reference in gone], left
 

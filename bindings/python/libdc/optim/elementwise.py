@@ -7,10 +7,10 @@ from typing import Any, Dict, Tuple
 from torch import Tensor
 
 from . import arrays
-from .native import Native, Part, two_betas
+from .native import NativeOptimizer, ParamShard, betas_of
 
 
-class Elementwise(Native):
+class Elementwise(NativeOptimizer):
     """On the CPU, or on one CUDA device."""
 
     _devices = ("cpu", "cuda")
@@ -22,7 +22,7 @@ class AdamW(Elementwise):
     gradient that is not finite changes nothing. On the CPU it raises libdc.Error; on a CUDA device, where a step waits
     for nothing and may be captured into a graph, it is counted in `skipped_steps`."""
 
-    _kind = arrays.AdamW
+    _native_class = arrays.AdamW
 
     def __init__(self, params: Any, lr: float = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False,
@@ -31,7 +31,7 @@ class AdamW(Elementwise):
                                       maximize=maximize, check_finite=check_finite))
 
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
-        return {**two_betas(group), "eps": float(group["eps"]), "weight_decay": float(group["weight_decay"]),
+        return {**betas_of(group), "eps": float(group["eps"]), "weight_decay": float(group["weight_decay"]),
                 "amsgrad": bool(group["amsgrad"]), "maximize": bool(group["maximize"]),
                 "check_finite": bool(group["check_finite"])}
 
@@ -39,8 +39,8 @@ class AdamW(Elementwise):
 class SGD(Elementwise):
     """torch.optim.SGD likewise."""
 
-    _kind = arrays.SGD
-    _optional = ("master", "momentum_buffer")
+    _native_class = arrays.SGD
+    _optional_state = ("master", "momentum_buffer")
 
     def __init__(self, params: Any, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
                  weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False,
@@ -48,7 +48,7 @@ class SGD(Elementwise):
         super().__init__(params, dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
                                       nesterov=nesterov, maximize=maximize, check_finite=check_finite))
 
-    def _of_torch(self, state: Dict[str, Any], part: Part, group: Dict[str, Any],
+    def _from_torch_state(self, state: Dict[str, Any], part: ParamShard, group: Dict[str, Any],
                   views: Dict[str, Tensor]) -> Dict[str, Any]:
         """PyTorch does not count steps; the library has a momentum from the second one on."""
         has_momentum = "momentum_buffer" in state

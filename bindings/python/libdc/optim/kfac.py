@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 from ..torch.group import comm_of
 from ..torch.shard import entry_of, full_shape
 from . import arrays
-from .native import Native
+from .native import NativeOptimizer
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -31,8 +31,8 @@ def sampled_cross_entropy(logits: Tensor, generator: Optional[torch.Generator] =
 
 
 def sampled_mse_loss(output: Tensor, generator: Optional[torch.Generator] = None) -> Tensor:
-    """F.mse_loss of outputs [N, …] with targets drawn from the distribution that it is the likelihood of. That is
-    normal around the output, with half the number of elements of a sample as variance."""
+    """F.mse_loss of outputs [N, …] with targets drawn from the distribution whose likelihood it is: normal around
+    the output, with half the number of elements of a sample as variance."""
     deviation = math.sqrt(output[0].numel() / 2)
     noise = torch.randn(output.shape, generator=generator, dtype=output.dtype, device=output.device)
     return F.mse_loss(output, output.detach() + deviation * noise)
@@ -84,7 +84,7 @@ _CHOICES = {"fisher": ("empirical", "sampled"), "approximation": ("expand", "red
             "loss_terms": ("samples", "positions"), "reduction": ("mean", "sum")}  # fmt: skip
 
 
-class KFAC(Native):
+class KFAC(NativeOptimizer):
     """K-FAC (Martens and Grosse 2015): gradients of linear layers and convolutions are multiplied by the inverse of the
     layer's damped curvature, all others are SGD's with momentum. See docs/kfac.md.
 
@@ -101,9 +101,9 @@ class KFAC(Native):
     comm               the ranks; None: those that the model is sharded over, else one rank
     The others are dc_kfac_options'; kl_clip None: none."""
 
-    _kind = arrays.KFAC
+    _native_class = arrays.KFAC
     _devices = ("cpu", "cuda")
-    _owned = re.compile(r"counts$|(factor|vectors|values)_[ag]$")
+    _owned_state = re.compile(r"counts$|(factor|vectors|values)_[ag]$")
 
     def __init__(self, model: nn.Module, params: Any = None, lr: float = 1e-3, momentum: float = 0.9,
                  weight_decay: float = 0.0, *, damping: float = 1e-3, decay: float = 0.95,
@@ -126,14 +126,14 @@ class KFAC(Native):
                               kl_clip=kl_clip, factor_frequency=factor_frequency, refresh_frequency=refresh_frequency,
                               inverse=inverse, nesterov=nesterov, tolerated_failures=tolerated_failures))
         self.layers: List[str] = []  # names of the modules that are preconditioned
-        self._hook(model, [re.compile(pattern) for pattern in skip])
+        self._hook_layers(model, [re.compile(pattern) for pattern in skip])
 
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
         names = ("decay", "damping", "kl_clip", "momentum", "weight_decay", "factor_frequency", "refresh_frequency",
                  "inverse", "nesterov", "tolerated_failures")
         return {name: group[name] for name in names}
 
-    def _make(self, options: Dict[str, Any]) -> arrays.Optimizer:
+    def _create_native(self, options: Dict[str, Any]) -> arrays.Optimizer:
         return arrays.KFAC(handle=self._handle(), comm=self._comm, **options)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
@@ -143,8 +143,8 @@ class KFAC(Native):
 
     # ---- layers ----
 
-    def _hook(self, model: nn.Module, skip: List["re.Pattern[str]"]) -> None:
-        places = {id(part.param): i for i, part in enumerate(self._parts)}
+    def _hook_layers(self, model: nn.Module, skip: List["re.Pattern[str]"]) -> None:
+        indices = {id(part.param): i for i, part in enumerate(self._parts)}
         groups = {id(param): i for i, group in enumerate(self.param_groups) for param in group["params"]}
         owners: Dict[int, List[nn.Module]] = {}
         for module in model.modules():
@@ -152,12 +152,12 @@ class KFAC(Native):
                 owners.setdefault(id(param), []).append(module)
         layers: Dict[Tuple[int, int], _Layer] = {}
         for name, module in model.named_modules():
-            if _skipped(name, module, skip) or not _fits(module, places, owners):
+            if _skipped(name, module, skip) or not _is_supported(module, indices, owners):
                 continue
             weight, bias = module._parameters["weight"], module._parameters.get("bias")
             layer = layers.get((id(weight), id(bias)))
             if layer is None:
-                index = self._add_layer(module, places[id(weight)], None if bias is None else places[id(bias)])
+                index = self._add_layer(module, indices[id(weight)], None if bias is None else indices[id(bias)])
                 layer = layers[id(weight), id(bias)] = _Layer(index, name, module)
                 layer.group = groups[id(weight)]
                 self.layers.append(name)
@@ -167,16 +167,16 @@ class KFAC(Native):
         assert isinstance(self._native, arrays.KFAC)
         return self._native.add_layer(_constants(module), weight, bias, self._choices.approximation)
 
-    def _wants(self, layer: _Layer) -> bool:
+    def _needs_factors(self, layer: _Layer) -> bool:
         """Whether the next step updates the layer's factors."""
         if not (layer.weight.requires_grad or (layer.bias is not None and layer.bias.requires_grad)):
             return False
         steps = [int(self.state[p]["step"]) for p in (layer.weight, layer.bias) if p is not None and p in self.state]
         return max(steps, default=0) % int(self.param_groups[layer.group]["factor_frequency"]) == 0
 
-    def _seen(self, layer: _Layer, module: nn.Module, x: Tensor, output: Tensor) -> None:
+    def _after_forward(self, layer: _Layer, module: nn.Module, x: Tensor, output: Tensor) -> None:
         """A forward is over."""
-        if not (torch.is_grad_enabled() and module.training and output.requires_grad and self._wants(layer)):
+        if not (torch.is_grad_enabled() and module.training and output.requires_grad and self._needs_factors(layer)):
             return
         if self._choices.fisher == "sampled":
             use = _Use(layer, _input(module, x), weakref.WeakSet())
@@ -189,9 +189,9 @@ class KFAC(Native):
                 layer.uses, layer.closed = weakref.WeakSet(), False
             uses = layer.uses
         use = _Use(layer, _input(module, x), uses)
-        output.register_hook(lambda delta: self._gradient(use, delta))
+        output.register_hook(lambda delta: self._on_output_grad(use, delta))
 
-    def _gradient(self, use: _Use, delta: Tensor) -> None:
+    def _on_output_grad(self, use: _Use, delta: Tensor) -> None:
         if use.uses is use.layer.uses:
             use.layer.closed = True
         self._add_batch(use, delta, len(use.uses))
@@ -218,16 +218,16 @@ class KFAC(Native):
         scale = self.loss_scale * (1.0 if self._scaler is None else float(self._scaler.get_scale()))
         terms = x.shape[0] if self._choices.reduction == "mean" else 1
         assert isinstance(self._native, arrays.KFAC)
-        self._follow()  # the first batch comes before the first step
+        self._use_current_stream()  # the first batch comes before the first step
         try:
             self._native.accumulate(use.layer.index, x, delta, math.sqrt(uses) * terms / scale if terms else 1.0)
         except libdc.Error as error:
             if self._scaler is None or error.status != libdc.Status.E_NOT_FINITE:
                 raise
 
-    def _run(self, grads: List[Optional[Tensor]]) -> None:
+    def _step_native(self, grads: List[Optional[Tensor]]) -> None:
         self._recorded.clear()  # what no loss was given for
-        super()._run(grads)
+        super()._step_native(grads)
 
 
 class _Forward:
@@ -240,7 +240,7 @@ class _Forward:
     def __call__(self, module: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Tensor) -> None:
         optimizer = self.optimizer()
         if optimizer is not None:
-            optimizer._seen(self.layer, module, args[0] if args else kwargs["input"], output)
+            optimizer._after_forward(self.layer, module, args[0] if args else kwargs["input"], output)
 
 
 def _ranks(model: nn.Module, comm: Any) -> Optional[libdc.Comm]:
@@ -249,7 +249,7 @@ def _ranks(model: nn.Module, comm: Any) -> Optional[libdc.Comm]:
     for param in model.parameters():
         entry = entry_of(param)
         if entry is not None:
-            return entry.root.comm
+            return entry.group.comm
     return None
 
 
@@ -257,12 +257,12 @@ def _skipped(name: str, module: nn.Module, skip: Iterable["re.Pattern[str]"]) ->
     return any(pattern.search(name) or pattern.search(type(module).__name__) for pattern in skip)
 
 
-def _fits(module: nn.Module, places: Dict[int, int], owners: Dict[int, List[nn.Module]]) -> bool:
+def _is_supported(module: nn.Module, indices: Dict[int, int], owners: Dict[int, List[nn.Module]]) -> bool:
     """Whether a module is a layer of which the optimizer has all parameters, shared with its like alone."""
     if not isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or module._parameters.get("weight") is None:
         return False
     params = [param for param in module._parameters.values() if param is not None]
-    if len(params) != (1 if module._parameters.get("bias") is None else 2) or any(id(p) not in places for p in params):
+    if len(params) != (1 if module._parameters.get("bias") is None else 2) or any(id(p) not in indices for p in params):
         return False
     if any(math.prod(full_shape(p)) == 0 for p in params):
         return False

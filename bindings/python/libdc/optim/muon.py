@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
+from libdc.arguments import choice
 from libdc.types import DType
 from torch import Tensor
 
 from . import arrays
-from .native import Part
-from .shampoo import Blocked, number
+from .native import ParamShard
+from .shampoo import Blockwise
 
 _TORCH_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _POLYNOMIALS = {"express": 0, "muon": 1}
@@ -17,16 +18,16 @@ _ADJUSTS = {"original": 0, "match_rms_adamw": 1, "none": 2}
 _PRECISIONS = {"float32": int(DType.FLOAT32), "bfloat16": int(DType.BFLOAT16)}
 
 
-class Muon(Blocked):
+class Muon(Blockwise):
     """Muon (Jordan et al. 2024), for the matrices of a network's hidden layers; embeddings, the last layer, biases and
     gains are AdamW's. A parameter of more than two dimensions is a matrix [d0, rest]. num_splits: so many matrices lie
     one below the other in each parameter of the group, such as 3 in a fused query, key and value. precision is
     that of the products, "bfloat16", as torch.optim.Muon has it, or "float32"; polynomial="muon" is torch.optim.Muon's;
     see dc_muon_options for the rest."""
 
-    _kind = arrays.Muon
-    _refusals = {"lr": "Learning rate should be >= 0 but is", "momentum": "momentum should be >= 0 but is",
-                 "weight_decay": "weight decay should be >= 0 but is"}
+    _native_class = arrays.Muon
+    _negative_errors = {"lr": "Learning rate should be >= 0 but is", "momentum": "momentum should be >= 0 but is",
+                        "weight_decay": "weight decay should be >= 0 but is"}
 
     def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95,
                  nesterov: bool = True, *, eps: float = 1e-7, ns_steps: int = 5, adjust_lr_fn: Optional[str] = None,
@@ -35,7 +36,7 @@ class Muon(Blocked):
                                       ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn, polynomial=polynomial,
                                       precision=precision, num_splits=num_splits))
 
-    def _of_torch(self, state: Dict[str, Any], part: Part, group: Dict[str, Any],
+    def _from_torch_state(self, state: Dict[str, Any], part: ParamShard, group: Dict[str, Any],
                   views: Dict[str, Tensor]) -> Dict[str, Any]:
         """PyTorch has a mean of gradients where the library has their sum, and counts no steps."""
         if "momentum_buffer" not in state or state["momentum_buffer"].shape != part.param.shape:
@@ -64,6 +65,6 @@ class Muon(Blocked):
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
         options = {name: group[name] for name in ("weight_decay", "momentum", "nesterov", "eps", "num_splits")}
         return {**options, "steps": group["ns_steps"],
-                "polynomial": number(self._name(), _POLYNOMIALS, "polynomial", group["polynomial"]),
-                "precision": number(self._name(), _PRECISIONS, "precision", group["precision"]),
-                "adjust": number(self._name(), _ADJUSTS, "adjust_lr_fn", group["adjust_lr_fn"] or "original")}
+                "polynomial": choice(f"{self._name()}: polynomial", group["polynomial"], _POLYNOMIALS),
+                "precision": choice(f"{self._name()}: precision", group["precision"], _PRECISIONS),
+                "adjust": choice(f"{self._name()}: adjust_lr_fn", group["adjust_lr_fn"] or "original", _ADJUSTS)}

@@ -8,18 +8,16 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Pattern, Seque
 
 import torch
 from libdc import DType
-from libdc._lib import ffi
 from libdc.linalg import Handle
 from torch import Tensor
 
 from ..torch import devices
-from ..torch.shard import entry_of
+from ..torch.dtypes import DTYPES, FLOAT_DTYPES
+from ..torch.parameter import entry_of
 from . import arrays
 
-_DTYPES = {torch.float32: DType.FLOAT32, torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16}
 
-
-class Part:
+class ParamShard:
     """A parameter as the library knows it: this rank's elements of it."""
 
     __slots__ = ("param", "shape", "offset", "count", "length")
@@ -40,7 +38,7 @@ class Part:
         return state.view(self.param.shape) if whole else state
 
 
-def two_betas(group: Dict[str, Any], closed: bool = False) -> Dict[str, float]:
+def betas_of(group: Dict[str, Any], closed: bool = False) -> Dict[str, float]:
     """A group's betas as the library's options. closed: the second one may be 1."""
     try:
         beta1, beta2 = (float(beta) for beta in group["betas"])
@@ -52,50 +50,48 @@ def two_betas(group: Dict[str, Any], closed: bool = False) -> Dict[str, float]:
     return {"beta1": beta1, "beta2": beta2}
 
 
-def _number(tensor: Optional[Tensor]) -> Any:
-    """A tensor of one element in C."""
+def _address(tensor: Optional[Tensor]) -> Optional[int]:
+    """Of a tensor of one element."""
     if tensor is None:
-        return ffi.NULL
+        return None
     if tensor.numel() != 1:
         raise ValueError(f"grad_scale and found_inf must have one element, not {tensor.numel()}")
-    number = ffi.new("dc_tensor *")
-    number.struct_size, number.dtype = ffi.sizeof("dc_tensor"), DType.FLOAT32
-    number.data = ffi.cast("void *", tensor.data_ptr())
-    return number
+    return tensor.data_ptr()
 
 
-class Native(torch.optim.Optimizer):
-    """A subclass has `_kind`, the class of libdc.optim.arrays, and `_options()`, from a group to that one's options.
-    Groups may change at any time, by schedulers or by hand: each step reads them."""
+class NativeOptimizer(torch.optim.Optimizer):
+    """A subclass has `_native_class`, the class of libdc.optim.arrays, and `_options()`, which makes that one's options
+    of a group. Groups may change at any time, by schedulers or by hand: each step reads them."""
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler sets `grad_scale` and `found_inf`, and does not wait
-    _kind: Type[arrays.Optimizer]
-    _owned: Optional[Pattern[str]] = None  # names of state that one rank has for all: a block's or a layer's
+    _native_class: Type[arrays.Optimizer]
+    _owned_state: Optional[Pattern[str]] = None  # names of state that one rank has for all: a block's or a layer's
     _devices: Tuple[str, ...] = ("cpu",)  # types of devices on which parameters may be
-    _refusals = {"lr": "Invalid learning rate", "eps": "Invalid epsilon value", "momentum": "Invalid momentum value",
-                 "weight_decay": "Invalid weight_decay value"}  # what PyTorch says of a number below 0
-    _optional: Sequence[str] = ("master",)  # pieces of state that torch.optim's namesake does not have
+    _negative_errors = {"lr": "Invalid learning rate", "eps": "Invalid epsilon value",
+                        "momentum": "Invalid momentum value",
+                        "weight_decay": "Invalid weight_decay value"}  # PyTorch's texts for a number below 0
+    _optional_state: Sequence[str] = ("master",)  # pieces of state that torch.optim's namesake does not have
 
     def __init__(self, params: Any, defaults: Dict[str, Any]) -> None:
-        self._start()
+        self._reset_native()
         super().__init__(params, defaults)
 
-    def _start(self) -> None:
+    def _reset_native(self) -> None:
         self._native: Optional[arrays.Optimizer] = None  # made with the first group's options
-        self._where = devices.CPU  # of all parameters: what the first one's is
-        self._parts: List[Part] = []
-        self._told: List[Tuple[float, Dict[str, Any]]] = []  # of each group: what the library knows
+        self._device = devices.CPU  # of all parameters: what the first one's is
+        self._parts: List[ParamShard] = []
+        self._synced: List[Tuple[float, Dict[str, Any]]] = []  # of each group: what the library knows
         self._tensors: Any = None  # a step's weights and gradients, in C
-        self._followed: Optional[int] = None  # the CUDA stream on which steps are
+        self._stream_address: Optional[int] = None  # the CUDA stream on which steps are
 
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
         raise NotImplementedError
 
-    def _make(self, options: Dict[str, Any]) -> arrays.Optimizer:
-        return self._kind(handle=self._handle(), **options)
+    def _create_native(self, options: Dict[str, Any]) -> arrays.Optimizer:
+        return self._native_class(handle=self._handle(), **options)
 
     def _handle(self) -> Handle:
-        return Handle(torch.get_num_threads(), device=devices.open_device(self._name(), self._where))
+        return Handle(torch.get_num_threads(), device=devices.open_device(self._name(), self._device))
 
     def _name(self) -> str:
         return type(self).__name__
@@ -104,63 +100,61 @@ class Native(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        self._find()
+        self._find_device()
         try:
             for index, param in enumerate(self.param_groups[-1]["params"]):  # all, before the library hears of any
-                self._check(param, len(self._parts) + index)
-            self._tell(len(self.param_groups) - 1)
+                self._check_param(param, len(self._parts) + index)
+            self._sync_group(len(self.param_groups) - 1)
             for param in self.param_groups[-1]["params"]:
-                self._add(param, len(self.param_groups) - 1)
+                self._add_param(param, len(self.param_groups) - 1)
         except Exception:
             self.param_groups.pop()
             raise
 
-    def _find(self) -> None:
+    def _find_device(self) -> None:
         """Sets the device, while the library does not know it yet."""
         params = self.param_groups[0]["params"]
         if self._native is None and params:
-            self._where = params[0].device
+            self._device = params[0].device
 
-    def _tell(self, index: int) -> None:
-        """Says a group's options and learning rate to the library, where they are new."""
-        self._tell_group(index, self.param_groups[index])
-
-    def _tell_group(self, index: int, group: Dict[str, Any]) -> None:
+    def _sync_group(self, index: int, group: Optional[Dict[str, Any]] = None) -> None:
+        """Sets a group's options and learning rate in the library, where they are new."""
+        group = self.param_groups[index] if group is None else group
         self._check_numbers(group)
         now = float(group["lr"]), self._options(group)
-        if index < len(self._told) and self._told[index] == now:
+        if index < len(self._synced) and self._synced[index] == now:
             return
         if self._native is None:
-            self._native = self._make(now[1])
+            self._native = self._create_native(now[1])
         else:
             self._native.set_group(index, **now[1])
         self._native.set_lr(index, now[0])
-        self._told[index:index + 1] = [now]
+        self._synced[index:index + 1] = [now]
 
     def _check_numbers(self, group: Dict[str, Any]) -> None:
         """Refuses what PyTorch refuses, and in its words; the library says what else is not allowed."""
         if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
-        for name, text in self._refusals.items():
+        for name, text in self._negative_errors.items():
             if name in group and not group[name] >= 0:
                 raise ValueError(f"{text}: {group[name]}")
 
-    def _check(self, param: Tensor, index: int) -> None:
-        if param.dtype not in _DTYPES:
+    def _check_param(self, param: Tensor, index: int) -> None:
+        if param.dtype not in FLOAT_DTYPES:
             raise ValueError(f"{self._name()}: parameter {index} is {param.dtype}, must be float32, float16 or "
                              "bfloat16")
         if param.device.type not in self._devices or param.layout != torch.strided:
             allowed = "the cpu" if "cuda" not in self._devices else "the cpu or on a cuda device"
             raise ValueError(f"{self._name()}: parameter {index} is on {param.device} and {param.layout}, must be on "
                              f"{allowed} and strided")
-        if param.device != self._where:
+        if param.device != self._device:
             raise ValueError(f"{self._name()}: parameter {index} is on {param.device}, but the first is on "
-                             f"{self._where}: all must be on one device")
+                             f"{self._device}: all must be on one device")
 
-    def _add(self, param: Tensor, group: int) -> None:
+    def _add_param(self, param: Tensor, group: int) -> None:
         assert self._native is not None
-        part = Part(param)
-        self._native.add_param(part.shape, part.offset, part.count, _DTYPES[param.dtype], group)
+        part = ParamShard(param)
+        self._native.add_param(part.shape, part.offset, part.count, DTYPES[param.dtype], group)
         self._parts.append(part)
         self._tensors = None
 
@@ -178,7 +172,7 @@ class Native(torch.optim.Optimizer):
         self.sync_groups()
         grads = [self._grad_of(index, part) for index, part in enumerate(self._parts)]
         with self._scaled():
-            self._run(grads)
+            self._step_native(grads)
         return loss
 
     @contextlib.contextmanager
@@ -189,66 +183,69 @@ class Native(torch.optim.Optimizer):
         if self._native is None or all(number is None for number in named):
             yield
             return
-        numbers = [None if number is None else torch.as_tensor(number, dtype=torch.float32, device=self._where)
+        numbers = [None if number is None else torch.as_tensor(number, dtype=torch.float32, device=self._device)
                    for number in named]
-        self._native._set_loss_scale(*map(_number, numbers))
+        self._native.set_loss_scale_at(*map(_address, numbers))
         try:
             yield
         finally:
-            self._native._set_loss_scale(ffi.NULL, ffi.NULL)
+            self._native.set_loss_scale_at(None, None)
 
     def sync_groups(self) -> None:
         """Says to the library what changed in the groups, as each step does; for learning rates between the launches of
         a CUDA graph in which a step was captured."""
-        self._follow()
+        self._use_current_stream()
         for index in range(len(self.param_groups)):
-            self._tell(index)
+            self._sync_group(index)
 
-    def _follow(self) -> None:
+    def _use_current_stream(self) -> None:
         """Puts steps on PyTorch's current stream."""
-        if self._native is None or self._where.type != "cuda":
+        if self._native is None or self._device.type != "cuda":
             return
-        now = torch.cuda.current_stream(self._where).cuda_stream
-        if now != self._followed:
-            self._native.set_stream(devices.current_stream(self._where))
-            self._followed = now
+        now = torch.cuda.current_stream(self._device).cuda_stream
+        if now != self._stream_address:
+            self._native.set_stream(devices.current_stream(self._device))
+            self._stream_address = now
 
     @property
     def skipped_steps(self) -> int:
         """Steps that a gradient which is not finite kept from being made, with check_finite; waits for them."""
-        self._follow()
+        self._use_current_stream()
         return 0 if self._native is None else self._native.stats().skipped_steps
 
-    def _grad_of(self, index: int, part: Part) -> Optional[Tensor]:
+    def _grad_of(self, index: int, part: ParamShard) -> Optional[Tensor]:
         grad = part.param.grad
         if grad is None:
             return None
         if grad.numel() != part.length:
             raise RuntimeError(f"{self._name()}: parameter {index} has {grad.numel()} elements, but had {part.length} "
                                "when the optimizer was made: make it after libdc.torch.shard()")
-        if part.param.device != self._where:
-            raise RuntimeError(f"{self._name()}: parameter {index} is on {part.param.device}, but was on {self._where} "
-                               "when the optimizer was made: move the model before that")
+        if part.param.device != self._device:
+            raise RuntimeError(f"{self._name()}: parameter {index} is on {part.param.device}, but was on "
+                               f"{self._device} when the optimizer was made: move the model before that")
         if grad.layout != torch.strided:
             raise RuntimeError(f"{self._name()}: the gradient of parameter {index} is {grad.layout}, must be strided; "
                                "libdc has no sparse updates")
-        if grad.dtype not in _DTYPES:
+        if grad.dtype not in FLOAT_DTYPES:
             raise RuntimeError(f"{self._name()}: the gradient of parameter {index} is {grad.dtype}, must be float32, "
                                "float16 or bfloat16")
         return grad.contiguous()
 
-    def _run(self, grads: List[Optional[Tensor]]) -> None:
+    def _step_native(self, grads: List[Optional[Tensor]]) -> None:
         native = self._native
         assert native is not None
         if self._tensors is None:
-            self._shapes = ffi.new("int64_t[]", [part.count for part in self._parts] or [0])
-            self._tensors = [self._describe(), self._describe()]
+            counts, dtypes = [part.count for part in self._parts], [DTYPES[part.param.dtype] for part in self._parts]
+            self._tensors = [arrays.FlatTensors(counts, dtypes) for _ in range(2)]
         weights = [torch.Tensor.detach(part.param).contiguous() for part in self._parts]
-        for c_weight, c_grad, weight, grad in zip(*self._tensors, weights, grads):
-            c_weight.data = ffi.cast("void *", weight.data_ptr())
-            c_grad.data = ffi.cast("void *", 0 if grad is None else grad.data_ptr())
-            c_grad.dtype = DType.NONE if grad is None else _DTYPES[grad.dtype]
-        native._step(*self._tensors, len(self._parts))
+        c_weights, c_grads = self._tensors
+        for index, (weight, grad) in enumerate(zip(weights, grads)):
+            c_weights.set(index, weight.data_ptr(), DTYPES[weight.dtype])
+            if grad is None:
+                c_grads.set(index, 0, DType.NONE)
+            else:
+                c_grads.set(index, grad.data_ptr(), DTYPES[grad.dtype])
+        native.step_tensors(c_weights, c_grads)
         changed = []
         for index, (part, weight, grad) in enumerate(zip(self._parts, weights, grads)):
             if grad is None:
@@ -261,15 +258,6 @@ class Native(torch.optim.Optimizer):
                 self.state[part.param] = self._views(index)
         torch.autograd.graph.increment_version(changed)
 
-    def _describe(self) -> Any:
-        """One dc_tensor a parameter, without data."""
-        tensors = ffi.new("dc_tensor[]", len(self._parts) or 1)
-        for i, part in enumerate(self._parts):
-            tensors[i].struct_size = ffi.sizeof("dc_tensor")
-            tensors[i].shape, tensors[i].ndim = self._shapes + i, 1
-            tensors[i].dtype = _DTYPES[part.param.dtype]
-        return tensors
-
     # ---- state ----
 
     def _views(self, index: int) -> Dict[str, Tensor]:
@@ -280,7 +268,7 @@ class Native(torch.optim.Optimizer):
 
     def is_owned(self, name: str) -> bool:
         """Whether a piece of state is of a block or a layer that one rank owns."""
-        return self._owned is not None and self._owned.match(name) is not None
+        return self._owned_state is not None and self._owned_state.match(name) is not None
 
     def pieces(self, param: Tensor) -> Set[str]:
         """The names of a parameter's state on this rank."""
@@ -293,7 +281,7 @@ class Native(torch.optim.Optimizer):
         parameter has state, all of it must be there. What does not fit is an error, and changes nothing."""
         super().load_state_dict(state_dict)
         saved = state_dict["state"]
-        self._take({part.param: saved[i] for i, part in enumerate(self._parts) if i in saved})
+        self._load_state({part.param: saved[i] for i, part in enumerate(self._parts) if i in saved})
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """What load_state_dict() ends with; of a copy or a pickle, the library's handle is made anew."""
@@ -301,40 +289,40 @@ class Native(torch.optim.Optimizer):
             for name, value in getattr(self, "defaults", state.get("defaults", {})).items():
                 group.setdefault(name, value)
         if "_native" in self.__dict__:  # refused before the groups and the old state go
-            self._fit(state["state"], state["param_groups"])
-            self._follow()
+            self._match_state(state["state"], state["param_groups"])
+            self._use_current_stream()
             for index, group in enumerate(state["param_groups"]):
-                self._tell_group(index, group)
+                self._sync_group(index, group)
         super().__setstate__(state)
         given = self.state
         if "_native" not in self.__dict__:
-            self._start()
-            self._find()
+            self._reset_native()
+            self._find_device()
             for index, group in enumerate(self.param_groups):
-                self._tell(index)
+                self._sync_group(index)
                 for param in group["params"]:
-                    self._add(param, index)
+                    self._add_param(param, index)
         self.state = type(given)(dict)
         self._clear()
-        self._take(given)
+        self._load_state(given)
 
     def _clear(self) -> None:
         for index in range(len(self._parts)):
             for name, piece in self._views(index).items():
                 piece.zero_()
-                self._begin(name, piece)
+                self._init_state_piece(name, piece)
 
-    def _begin(self, name: str, piece: Tensor) -> None:
+    def _init_state_piece(self, name: str, piece: Tensor) -> None:
         """What a new piece of state holds, if not zeros."""
 
-    def _take(self, given: Any) -> None:
+    def _load_state(self, given: Any) -> None:
         """Copies a state dictionary's values into the library's memory."""
-        for param, views, values in self._fit(given, self.param_groups):
+        for param, views, values in self._match_state(given, self.param_groups):
             for name, value in values.items():
                 views[name].copy_(value)
             self.state[param] = views
 
-    def _fit(self, given: Any, groups: Any) -> List[Tuple[Tensor, Dict[str, Tensor], Dict[str, Tensor]]]:
+    def _match_state(self, given: Any, groups: Any) -> List[Tuple[Tensor, Dict[str, Tensor], Dict[str, Tensor]]]:
         """Parameters that have state in a dictionary, with the library's pieces and the values for them."""
         fitted = []
         group_of = [group for group in groups for _ in group["params"]]
@@ -342,9 +330,9 @@ class Native(torch.optim.Optimizer):
             if not given.get(part.param):
                 continue
             views = self._views(index)
-            state = self._of_torch({name: value for name, value in given[part.param].items() if value is not None},
-                                   part, group, views)
-            lacking = [name for name in views if name not in state and name not in self._optional]
+            saved = {name: value for name, value in given[part.param].items() if value is not None}
+            state = self._from_torch_state(saved, part, group, views)
+            lacking = [name for name in views if name not in state and name not in self._optional_state]
             if lacking:
                 raise ValueError(f"{self._name()}: the state of parameter {index} lacks {lacking[0]!r}")
             values = {}
@@ -352,16 +340,16 @@ class Native(torch.optim.Optimizer):
                 if name not in views:
                     raise ValueError(f"{self._name()}: parameter {index} has no state {name!r}, only "
                                      f"{', '.join(views)}")
-                values[name] = self._cut(index, name, views[name], torch.as_tensor(value))
+                values[name] = self._check_piece(index, name, views[name], torch.as_tensor(value))
             fitted.append((part.param, views, values))
         return fitted
 
-    def _of_torch(self, state: Dict[str, Any], part: Part, group: Dict[str, Any],
+    def _from_torch_state(self, state: Dict[str, Any], part: ParamShard, group: Dict[str, Any],
                   views: Dict[str, Tensor]) -> Dict[str, Any]:
         """A parameter's state in the library's pieces, where it is of torch.optim's namesake and has others."""
         return state
 
-    def _cut(self, index: int, name: str, view: Tensor, value: Tensor) -> Tensor:
+    def _check_piece(self, index: int, name: str, view: Tensor, value: Tensor) -> Tensor:
         part = self._parts[index]
         if view.shape == (part.count,) and value.shape == (part.length,):
             value = value[: part.count]  # of a sharded parameter, with its padding

@@ -7,51 +7,45 @@ from typing import Any, Dict, Optional, Tuple, Type
 
 import torch
 from libdc import Comm
+from libdc.arguments import choice
 
-from ..torch.shard import entry_of
+from ..torch.parameter import entry_of
 from . import arrays
-from .native import Native, two_betas
+from .native import NativeOptimizer, betas_of
 
 _GRAFTS = {"adam": 0, "none": 1, "sgd": 2, "adagrad": 3, "rmsprop": 4}
 _DECAYS = {"decoupled": 0, "l2": 1}
 
 
-def number(kind: str, of: Dict[Any, int], name: str, value: Any) -> int:
-    """What an option's value is in C."""
-    if value not in of:
-        raise ValueError(f"{kind}: {name} = {value!r}, must be one of {', '.join(map(str, of))}")
-    return of[value]
-
-
-class Blocked(Native):
+class Blockwise(NativeOptimizer):
     """On the CPU, or on one CUDA device. On a sharded model the blocks are shared out over the ranks, and a rank has
     the state of its own; every rank must make each step. A gradient that is not finite and below 2^50 raises
     libdc.Error on every rank, and changes nothing."""
 
-    _kind: Type[arrays.Blockwise]
-    _owned = re.compile(r"\w+\.\d")  # what.block, what.block.dimension
+    _native_class: Type[arrays.Blockwise]
+    _owned_state = re.compile(r"\w+\.\d")  # what.block, what.block.dimension
     _devices = ("cpu", "cuda")
 
-    def _begin(self, name: str, piece: torch.Tensor) -> None:
+    def _init_state_piece(self, name: str, piece: torch.Tensor) -> None:
         if name.startswith(("root.", "vectors.")):
             piece.fill_diagonal_(1)
 
-    def _make(self, options: Dict[str, Any]) -> arrays.Optimizer:
+    def _create_native(self, options: Dict[str, Any]) -> arrays.Optimizer:
         entries = [entry_of(param) for param in self.param_groups[0]["params"]]
-        comms = {id(entry.root.comm): entry.root.comm for entry in entries if entry is not None}
+        comms = {id(entry.group.comm): entry.group.comm for entry in entries if entry is not None}
         if len(comms) > 1:
             raise ValueError(f"{self._name()}: the parameters belong to models that were sharded each on its own; "
                              "make an optimizer for each")
         comm: Optional[Comm] = next(iter(comms.values()), None)
-        return self._kind(comm=comm, handle=self._handle(), **options)
+        return self._native_class(comm=comm, handle=self._handle(), **options)
 
 
-class Shampoo(Blocked):
+class Shampoo(Blockwise):
     """Shampoo with blocks, grafting and amortised roots; see dc_shampoo_options for the arguments, where a number is
     what it says: merge_below=0 merges nothing, betas[0]=0 takes the gradient as it is. betas: of the filtered gradient
     and of the factors, whose 1.0 is the sum."""
 
-    _kind = arrays.Shampoo
+    _native_class = arrays.Shampoo
 
     def __init__(self, params: Any, lr: float = 1e-2, betas: Tuple[float, float] = (0.9, 1.0), eps_abs: float = 1e-12,
                  eps_rel: float = 1e-6, weight_decay: float = 0.0, *, precondition_frequency: int = 1,
@@ -68,19 +62,19 @@ class Shampoo(Blocked):
         options = {name: group[name] for name in (
             "eps_abs", "eps_rel", "weight_decay", "precondition_frequency", "start_preconditioning_step", "max_block",
             "root", "tolerance", "graft_beta2", "graft_eps", "momentum", "nesterov", "tolerated_failures")}
-        return {**options, **two_betas(group, closed=True),
+        return {**options, **betas_of(group, closed=True),
                 "merge_below": group["max_block"] if merge is None else merge,
-                "graft": number("Shampoo", _GRAFTS, "graft", group["graft"]),
-                "decay": number("Shampoo", _DECAYS, "decay", group["decay"])}
+                "graft": choice("Shampoo: graft", group["graft"], _GRAFTS),
+                "decay": choice("Shampoo: decay", group["decay"], _DECAYS)}
 
 
-class SOAP(Blocked):
+class SOAP(Blockwise):
     """SOAP (Vyas et al. 2024): Adam in the eigenbasis of Shampoo's factors. The first step changes no weight. A number
     is what it says: max_precond_dim=0 leaves Adam, betas[0]=0 takes the gradient as it is. shampoo_beta: of the
     factors, None for betas[1]; max_block: longest side of a block, 0 for whole parameters; merge_below=0 merges no
     dimensions."""
 
-    _kind = arrays.SOAP
+    _native_class = arrays.SOAP
 
     def __init__(self, params: Any, lr: float = 3e-3, betas: Tuple[float, float] = (0.95, 0.95),
                  shampoo_beta: Optional[float] = None, eps: float = 1e-8, weight_decay: float = 1e-2, *,
@@ -94,6 +88,6 @@ class SOAP(Blocked):
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
         options = {name: group[name] for name in ("eps", "weight_decay", "precondition_frequency", "max_precond_dim",
                                                   "max_block", "merge_below", "tolerated_failures")}
-        betas = two_betas(group)
+        betas = betas_of(group)
         beta = betas["beta2"] if group["shampoo_beta"] is None else group["shampoo_beta"]
         return {**options, **betas, "shampoo_beta": float(beta)}

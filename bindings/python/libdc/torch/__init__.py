@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from .. import _pytorch  # first
-from . import dc, foreign as _foreign, scaler as _scaler
+from . import dc
 from .checkpoint import load_checkpoint, save_checkpoint
 from .clip import clip_grad_norm_
+from .deepspeed_layer import DeepSpeedTransformerConfig, DeepSpeedTransformerLayer
 from .group import init
-from .layer import (DeepSpeedTransformerConfig, DeepSpeedTransformerLayer, TransformerLayer, bert_layer_state,
-                    load_bert_layer)
-from .pages import keep_memory
+from .layer import TransformerLayer, bert_layer_state, load_bert_layer
+from .pages import set_cache_limit
 from .process_group import comm_from_process_group
 from .shard import full_shape, gathered, grads_finite, no_sync, shard, stats, trace_read, trace_start
 from .state import (full_optimizer_state_dict, full_state_dict, load_full_optimizer_state_dict,
@@ -18,7 +18,7 @@ from .state import (full_optimizer_state_dict, full_state_dict, load_full_optimi
 __all__ = [
     "DeepSpeedTransformerConfig", "DeepSpeedTransformerLayer", "TransformerLayer", "bert_layer_state",
     "clip_grad_norm_", "comm_from_process_group", "dc", "full_optimizer_state_dict", "full_shape", "full_state_dict",
-    "gathered", "grads_finite", "init", "keep_memory", "load_bert_layer", "load_checkpoint",
-    "load_full_optimizer_state_dict", "load_full_state_dict", "no_sync", "save_checkpoint", "shard", "stats",
-    "trace_read", "trace_start",
+    "gathered", "grads_finite", "init", "load_bert_layer", "load_checkpoint", "load_full_optimizer_state_dict",
+    "load_full_state_dict", "no_sync", "save_checkpoint", "set_cache_limit", "shard", "stats", "trace_read",
+    "trace_start",
 ]  # fmt: skip

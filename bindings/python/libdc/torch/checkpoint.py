@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from . import state, tensorfile
 from .buffers import check_rule, common
-from .entry import Entry
+from .sharded_param import ShardedParam
 from .root import Root
 from .shard import entry_of, root_of
 from .tensorfile import Described, Layout
@@ -55,23 +55,23 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     `extra` are `extra/NAME`."""
     root = root_of(model)
     path = os.fspath(path)
-    _together(root, lambda: check_rule("save_checkpoint", buffers))
+    _run_on_all_ranks(root, lambda: check_rule("save_checkpoint", buffers))
     agreed = common(root, model.state_dict(keep_vars=True), buffers, everywhere=False)
-    pieces, aliases = _together(root, lambda: _weights(model, agreed))
+    pieces, aliases = _run_on_all_ranks(root, lambda: _weights(model, agreed))
     values = {name: value for name, value in (extra or {}).items() if not isinstance(value, Tensor)}
-    told: Dict[str, Any] = {"format": 1, "extra": values}
+    metadata: Dict[str, Any] = {"format": 1, "extra": values}
     for name, value in (extra or {}).items():
         if name not in values:
-            pieces += _together(root, lambda: _whole(root, _EXTRA + name, value))
+            pieces += _run_on_all_ranks(root, lambda: _whole(root, _EXTRA + name, value))
     if optimizer is not None:
-        more, told["optimizer"] = _together(root, lambda: _optimizer(model, optimizer))
+        more, metadata["optimizer"] = _run_on_all_ranks(root, lambda: _optimizer(model, optimizer))
         pieces += more
     listed = [[piece.name, piece.of, piece.begin, piece.end] for piece in pieces]
-    mine = _together(root, lambda: json.dumps({"told": told, "pieces": listed}))
-    lists = [json.loads(text) for text in state.each_ranks(root, mine.encode())]
-    tensors, writers = _together(root, lambda: _merge([list_["pieces"] for list_ in lists]))
-    layout = Layout(tensors, {**aliases, _KEY: json.dumps(lists[0]["told"])})
-    _write(root, path, layout, [p for p in pieces if writers[p.name, p.begin, p.end] == root.comm.rank])
+    mine = _run_on_all_ranks(root, lambda: json.dumps({"metadata": metadata, "pieces": listed}))
+    lists = [json.loads(text) for text in state.all_gather_bytes(root, mine.encode())]
+    tensors, writers = _run_on_all_ranks(root, lambda: _merge([list_["pieces"] for list_ in lists]))
+    layout = Layout(tensors, {**aliases, _KEY: json.dumps(lists[0]["metadata"])})
+    _write(root, path, layout, [p for p in pieces if writers[p.name, p.begin, p.end] == root.group.comm.rank])
 
 
 def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
@@ -86,18 +86,18 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     root = root_of(model)
 
     def read() -> Tuple[Dict[str, Tensor], Any, Any]:
-        tensors, metadata = tensorfile.read(os.fspath(path))
-        told = json.loads(metadata.get(_KEY, "{}"))
+        tensors, header = tensorfile.read(os.fspath(path))
+        metadata = json.loads(header.get(_KEY, "{}"))
         weights = _fit(model, path, tensors, strict)
-        if optimizer is not None and "optimizer" not in told:
+        if optimizer is not None and "optimizer" not in metadata:
             raise ValueError(f"{path} has no optimizer's state")
-        states = None if optimizer is None else _states(told["optimizer"], tensors, optimizer)
+        states = None if optimizer is None else _states(metadata["optimizer"], tensors, optimizer)
         tensors = {name: value.clone() for name, value in tensors.items() if name.startswith(_EXTRA)}
-        return weights, states, {**told.get("extra", {}), **{name[len(_EXTRA):]: t for name, t in tensors.items()}}
+        return weights, states, {**metadata.get("extra", {}), **{name[len(_EXTRA):]: t for name, t in tensors.items()}}
 
-    weights, states, extra = _together(root, read)
+    weights, states, extra = _run_on_all_ranks(root, read)
     if optimizer is not None:
-        _together(root, lambda: state.load_full_optimizer_state_dict(model, optimizer, states))
+        _run_on_all_ranks(root, lambda: state.load_full_optimizer_state_dict(model, optimizer, states))
     current = model.state_dict(keep_vars=True)
     with torch.no_grad():
         for name, value in weights.items():
@@ -109,17 +109,17 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     return extra
 
 
-def _together(root: Root, work: Callable[[], T]) -> T:
-    """Work's result, if it ended well on every rank; else all raise, the others with the first one's text."""
+def _run_on_all_ranks(root: Root, work: Callable[[], T]) -> T:
+    """Work's result, if it succeeded on every rank; else all raise, the others with the first failure's text."""
     failure: Optional[BaseException] = None
     try:
         result = work()
     except Exception as error:
         failure = error
     text = "" if failure is None else f"{type(failure).__name__}: {failure}"
-    for rank, said in enumerate(state.each_ranks(root, text.encode("ascii", "backslashreplace"))):
-        if said and (failure is None):
-            raise RuntimeError(f"rank {rank}: {said.decode()}")
+    for rank, other in enumerate(state.all_gather_bytes(root, text.encode("ascii", "backslashreplace"))):
+        if other and failure is None:
+            raise RuntimeError(f"rank {rank}: {other.decode()}")
     if failure is not None:
         raise failure
     return result
@@ -146,13 +146,13 @@ def _weights(model: nn.Module, buffers: Mapping[int, Tensor]) -> Tuple[List[Piec
     return pieces, aliases
 
 
-def _part(entry: Entry, name: str, value: Tensor) -> List[Piece]:
+def _part(entry: ShardedParam, name: str, value: Tensor) -> List[Piece]:
     """This rank's part of a tensor that has the parameter's elements. What all ranks have they share out."""
     of = Described(tensorfile.type_name(name, value.dtype), tuple(entry.shape))
     flat = value.detach().reshape(-1)
     begin, end = entry.part
-    if entry.root.stage == 0:
-        begin = min(entry.root.comm.rank * entry.length, entry.numel)
+    if entry.group.stage == 0:
+        begin = min(entry.group.comm.rank * entry.length, entry.numel)
         end = min(begin + entry.length, entry.numel)
         flat = flat[begin:]
     return [Piece(name, of, begin, flat[: end - begin])]
@@ -160,7 +160,7 @@ def _part(entry: Entry, name: str, value: Tensor) -> List[Piece]:
 
 def _whole(root: Root, name: str, value: Tensor, owned: bool = False) -> List[Piece]:
     """A tensor that all ranks have, which rank 0 writes, or one that this rank owns."""
-    if root.comm.rank > 0 and not owned:
+    if root.group.comm.rank > 0 and not owned:
         return []
     of = Described(tensorfile.type_name(name, value.dtype), tuple(value.shape))
     return [Piece(name, of, 0, value.detach().reshape(-1))]
@@ -223,9 +223,9 @@ def _merge(lists: List[List[Any]]) -> Tuple[Dict[str, Described], Dict[Tuple[str
 
 def _write(root: Root, path: str, layout: Layout, pieces: List[Piece]) -> None:
     """All ranks write into a file beside the path, which then takes its place."""
-    first = root.comm.rank == 0
+    first = root.group.comm.rank == 0
     folder, name = os.path.split(os.path.abspath(path))
-    token = state.each_ranks(root, secrets.token_hex(8).encode())[0].decode()
+    token = state.all_gather_bytes(root, secrets.token_hex(8).encode())[0].decode()
     part = os.path.join(folder, f".{name}.{token}.part")
 
     def begin() -> None:
@@ -242,7 +242,8 @@ def _write(root: Root, path: str, layout: Layout, pieces: List[Piece]) -> None:
         try:
             fd = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise FileNotFoundError(f"save_checkpoint: rank {root.comm.rank} does not see {part}, which rank 0 made: "
+            rank = root.group.comm.rank
+            raise FileNotFoundError(f"save_checkpoint: rank {rank} does not see {part}, which rank 0 made: "
                                     "path must be in a file system that all ranks share") from None
         try:
             for piece in pieces:
@@ -261,9 +262,9 @@ def _write(root: Root, path: str, layout: Layout, pieces: List[Piece]) -> None:
             os.close(fd)
 
     try:
-        _together(root, begin if first else lambda: None)
-        _together(root, fill)
-        _together(root, end if first else lambda: None)
+        _run_on_all_ranks(root, begin if first else lambda: None)
+        _run_on_all_ranks(root, fill)
+        _run_on_all_ranks(root, end if first else lambda: None)
     finally:
         if first and os.path.exists(part):
             os.unlink(part)
@@ -303,20 +304,21 @@ def _some(names: List[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"
 
 
-def _states(told: Mapping[str, Any], tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
+def _states(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor],
+            optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
     """The optimizer's whole state, as full_optimizer_state_dict() has it."""
-    names = [name for group in told["param_groups"] for name in group["params"]]
-    states: Dict[str, Dict[str, Any]] = {name: dict(told["values"].get(name, {})) for name in names}
+    names = [name for group in metadata["param_groups"] for name in group["params"]]
+    states: Dict[str, Dict[str, Any]] = {name: dict(metadata["values"].get(name, {})) for name in names}
     for tensor, value in tensors.items():
         if tensor.startswith(_OPTIMIZER):
             name, _, key = tensor[len(_OPTIMIZER):].rpartition("/")
             states[name][key] = value
     groups = [{key: _like(ours.get(key), value) for key, value in group.items()}
-              for ours, group in zip(optimizer.param_groups, told["param_groups"])]
-    if len(optimizer.param_groups) != len(told["param_groups"]):
+              for ours, group in zip(optimizer.param_groups, metadata["param_groups"])]
+    if len(optimizer.param_groups) != len(metadata["param_groups"]):
         ours = len(optimizer.param_groups)
         raise ValueError(f"load_checkpoint: the optimizer has {ours} parameter group{'s' if ours != 1 else ''}, the "
-                         f"saved one {len(told['param_groups'])}")
+                         f"saved one {len(metadata['param_groups'])}")
     return {"state": {name: values for name, values in states.items() if values}, "param_groups": groups}
 
 

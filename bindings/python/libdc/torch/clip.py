@@ -8,7 +8,7 @@ from typing import Iterable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from .entry import Entry
+from .sharded_param import ShardedParam
 from .parameter import entry_of
 from .root import Root
 
@@ -44,7 +44,7 @@ def _check_kind(norm_type: float) -> None:
         raise ValueError(f"clip_grad_norm_: norm_type = {norm_type!r}, must be > 0")
 
 
-def entry_of_grad(grad: Tensor) -> Optional[Entry]:
+def entry_of_grad(grad: Tensor) -> Optional[ShardedParam]:
     """The entry of the sharded parameter whose `.grad` this is."""
     entry = getattr(grad, "dc_grad_of", lambda: None)()
     return entry if entry is not None and entry.grad is grad else None
@@ -54,7 +54,7 @@ def total_norm(grads: Sequence[Tensor], norm_type: float, params: Optional[Seque
     """The norm of gradients over all ranks, in float64. params: those of which they are; None: libdc's tensors tell."""
     _check_kind(norm_type)
     norm_type = float(norm_type)
-    parts: List[Tuple[Entry, Tensor]] = []
+    parts: List[Tuple[ShardedParam, Tensor]] = []
     whole: List[Tensor] = []
     for k, grad in enumerate(grads):
         entry = entry_of_grad(grad) if params is None else entry_of(params[k])
@@ -91,27 +91,27 @@ def multiply_there(grads: List[Tensor], factor: Tensor) -> None:
         grad.copy_(grad.float().mul_(by)) if grad.dtype != torch.float32 else grad.mul_(by)
 
 
-def _parts(parts: List[Tuple[Entry, Tensor]], norm_type: float) -> List[Tensor]:
+def _parts(parts: List[Tuple[ShardedParam, Tensor]], norm_type: float) -> List[Tensor]:
     """For each root, the sums of all ranks' parts of all its gradients, ordered by rank."""
     roots: List[Root] = list(dict.fromkeys(entry.root for entry, _ in parts))
     result = []
     for root in roots:
         own = [(entry, grad) for entry, grad in parts if entry.root is root]
-        ranks = range(root.comm.size)
-        if root.stage == 0:
+        ranks = range(root.group.comm.size)
+        if root.group.stage == 0:
             result.append(torch.stack([_power(_part(*pair, rank), norm_type) for rank in ranks for pair in own]))
             continue
         mine = torch.stack([_power(grad, norm_type) for _, grad in own])
-        if root.comm.size == 1:
+        if root.group.comm.size == 1:
             result.append(mine)
             continue
         every = mine.new_empty(len(ranks) * len(own))
-        root.all_gather(mine, every)
+        root.group.all_gather(mine, every)
         result.append(every)
     return result
 
 
-def _part(entry: Entry, grad: Tensor, rank: int) -> Tensor:
+def _part(entry: ShardedParam, grad: Tensor, rank: int) -> Tensor:
     """What rank's shard of the gradient would be, padding and all."""
     part = grad.view(-1)[rank * entry.length : (rank + 1) * entry.length]
     missing = entry.length - part.numel()

@@ -44,27 +44,27 @@ def _define(schema: str, body: Callable[..., Any], keys: Sequence[str], fake: Ca
         _library.impl(name, body, key)
     torch.library.register_fake(f"dc_rt::{name}", fake, lib=_library)
     op = getattr(_rt, name).default
-    semantics.adopt(op)
+    semantics.keep_side_effects(op)
     return op
 
 
 def _begin_forward_body(graph_id: int) -> None:
-    by_graph(graph_id).enter_compiled()
+    by_graph(graph_id).pre_forward_compiled()
 
 
 def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Tensor:
     root = by_graph(graph_id)
-    root.enter_backward()
+    root.pre_backward()
     root.begin_reductions()
     for id in ids:
-        root.touched[id] = root.entries[id]
+        root.with_grad[id] = root.group.entries[id]
     return torch.ops.aten.alias.default(grad)
 
 
 def _reduce_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
     root = by_graph(graph_id)
-    root.enter_backward()
-    root.entries[id].reduce(grad)
+    root.pre_backward()
+    root.group.entries[id].reduce(grad)
     return grad.new_empty(0)
 
 
@@ -101,10 +101,10 @@ class _Gather(torch.autograd.Function):
 
 def describe(module: nn.Module, root: Root, ids: Dict[str, Tuple[int, Optional[torch.dtype]]]) -> None:
     """Leaves with a module what read() and begin_forward() need, in terms that Dynamo takes as constants."""
-    module.__dict__["_dc_graph"] = root.graph_id
+    module.__dict__["_dc_graph"] = root.group.graph_id
     module.__dict__["_dc_ids"] = ids
-    module.__dict__["_dc_whole"] = root.stage == 0
-    module.__dict__["_dc_reduced"] = root.options.reduce_dtype if root.stage == 0 else None
+    module.__dict__["_dc_whole"] = root.group.stage == 0
+    module.__dict__["_dc_reduced"] = root.group.options.reduce_dtype if root.group.stage == 0 else None
     module.__dict__["_dc_anchor"] = _anchor_of(root)
     module.__dict__["_dc_root"] = root
 
@@ -118,7 +118,7 @@ def _anchor_of(root: Root) -> Tensor:
     reference = _anchors.get(root)
     anchor = None if reference is None else reference()
     if anchor is None:
-        anchor = torch.zeros(0, requires_grad=True, device=root.device)
+        anchor = torch.zeros(0, requires_grad=True, device=root.group.device)
         anchor.dc_root = root  # type: ignore[attr-defined]
         _anchors[root] = weakref.ref(anchor)
     return anchor
@@ -131,7 +131,7 @@ def read(module: nn.Module, name: str) -> Tensor:
     whole = module.__dict__["_dc_whole"]
     if param.requires_grad and torch.is_grad_enabled():
         return _Gather.apply(param, module.__dict__["_dc_anchor"], graph_id, id, dtype, whole,
-                             module.__dict__["_dc_reduced"], module.__dict__["_dc_root"].synchronised)
+                             module.__dict__["_dc_reduced"], module.__dict__["_dc_root"].reduce_grads)
     if not whole:
         return _rt.take(param, graph_id, id, dtype)
     return param if dtype is None else param.to(dtype)
@@ -282,11 +282,12 @@ def _prefetch(graph: fx.Graph, waits: List[fx.Node]) -> None:
     roots = {wait.args[1]: by_graph(wait.args[1]) for wait in waits}
     for graph_id, root in roots.items():
         gathers = [wait.args[0] for wait in waits if wait.args[1] == graph_id]
-        groups = groups_of([root.entries[node.args[2]].numel for node in gathers], root.options.group_size)
-        asked = 0
+        options = root.group.options
+        groups = groups_of([root.group.entries[node.args[2]].numel for node in gathers], options.group_size)
+        num_prefetched = 0
         for k, (begin, _) in enumerate(groups):
-            until = min(k + 1 + root.options.prefetch, len(groups)) if root.options.prefetch else 0
-            for first, last in groups[asked:until]:
+            until = min(k + 1 + options.prefetch, len(groups)) if options.prefetch else 0
+            for first, last in groups[num_prefetched:until]:
                 coming = gathers[first:last]
                 types = None
                 if any(len(node.args) > 3 and node.args[3] is not None for node in coming):
@@ -295,7 +296,7 @@ def _prefetch(graph: fx.Graph, waits: List[fx.Node]) -> None:
                     node = graph.call_function(_dc.prefetch_params_fused.default, (
                         graph_id, [node.args[0] for node in coming], [node.args[2] for node in coming], types))
                 node.meta["val"] = None
-            asked = max(asked, until)
+            num_prefetched = max(num_prefetched, until)
 
 
 # backend="libdc"

@@ -10,4 +10,6 @@ import torch
 TORCH_DTYPES: Dict[libdc.DType, torch.dtype] = {
     dtype: getattr(torch, dtype.name.lower()) for dtype in libdc.DType if dtype is not libdc.DType.NONE
 }
+# Types of weights and gradients.
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DTYPES: Dict[torch.dtype, libdc.DType] = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}

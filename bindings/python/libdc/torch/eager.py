@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .entry import Entry
+from .sharded_param import ShardedParam
 from .root import Root
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -27,11 +27,11 @@ class _Gather(torch.autograd.Function):
     """Weights out, gradient in. The shard itself gets none: reductions complete at the end of the backward."""
 
     @staticmethod
-    def forward(ctx: Any, shard: Tensor, entry: Entry, whole: Optional[Tensor] = None) -> Tensor:
+    def forward(ctx: Any, shard: Tensor, entry: ShardedParam, whole: Optional[Tensor] = None) -> Tensor:
         ctx.entry, ctx.root = entry, entry.root  # a graph keeps the root
         ctx.version = shard._version, entry.updates
         ctx.set_materialize_grads(False)
-        return entry.take() if whole is None else whole
+        return entry.unshard() if whole is None else whole
 
     @staticmethod
     def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[None, None, None]:
@@ -40,14 +40,14 @@ class _Gather(torch.autograd.Function):
             raise RuntimeError(f"{entry.names[0]} was changed between forward and backward, so the gradients would be "
                                "those of other weights than the loss's: step the optimizer after backward")
         if grad is not None:
-            ctx.root.enter_backward()
+            ctx.root.pre_backward()
             entry.reduce(grad)
         return None, None, None
 
 
-def saving_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
+def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     """What saved_tensors_hooks() needs to save gathered weights by name."""
-    live, root_of_hooks = root.live, weakref.ref(root)
+    live, root_of_hooks = root.gathered_storages, weakref.ref(root)
 
     def pack(tensor: Tensor) -> Any:
         # A table's entry keeps the storage's head, so that no other storage can have its address.
@@ -61,8 +61,8 @@ def saving_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callable[[Any], T
         if type(saved) is not tuple:
             return saved
         root, entry, shape, strides, offset = saved
-        root.enter_backward()
-        return entry.take().as_strided(shape, strides, offset)
+        root.pre_backward()
+        return entry.unshard().as_strided(shape, strides, offset)
 
     return pack, unpack
 
@@ -78,7 +78,7 @@ class Owner:
     def __init__(self, root: Root) -> None:
         self.root = root
         self.number = next(_numbers)  # the root's name for it
-        self.entries: Dict[str, Entry] = {}
+        self.entries: Dict[str, ShardedParam] = {}
         self.gathered: Optional[Dict[str, Tensor]] = None  # None: not in its forward
 
     def call(self, forward: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -86,17 +86,17 @@ class Owner:
         root = self.root
         outermost = root.depth == 0
         if outermost:
-            root.enter(self.number)
+            root.pre_forward(self.number)
         root.depth += 1
         outer, self.gathered = self.gathered, {}
         try:
             # Another pair of hooks on top (checkpointing's, say) takes precedence: ours would hide it.
-            if root.stage == 3 and torch.is_grad_enabled() and _saved_tensors_hooks(True) is None:
-                with saved_tensors_hooks(*root.saving):
+            if root.group.stage == 3 and torch.is_grad_enabled() and _saved_tensors_hooks(True) is None:
+                with saved_tensors_hooks(*root.saved_tensor_hooks):
                     result = forward(module, *args, **kwargs)
             else:
                 result = forward(module, *args, **kwargs)
-            for name, weights in self.gathered.items() if root.stage else ():
+            for name, weights in self.gathered.items() if root.group.stage else ():
                 if not weights.is_inference() and weights._version:
                     self._refuse_write(name)
             return result
@@ -104,7 +104,7 @@ class Owner:
             self.gathered = outer
             root.depth -= 1
             if outermost:
-                root.leave()
+                root.post_forward()
 
     def _refuse_write(self, name: str) -> None:
         raise RuntimeError(f"{self.entries[name].names[0]}: a forward has written into the weight, but a sharded model "
@@ -119,7 +119,7 @@ class Owner:
         root = self.root
         if root.depth == 0:
             if _graph_task() != -1:
-                root.enter_backward()  # a checkpointed function runs again
+                root.pre_backward()  # a checkpointed function runs again
             elif root.block is not None:
                 return root.block.read(entry, param.requires_grad and torch.is_grad_enabled(),
                                        lambda whole: _Gather.apply(param, entry, whole))
@@ -135,10 +135,10 @@ class Owner:
                     return weights
                 if not weights.is_inference() and weights._version:
                     self._refuse_write(name)
-        weights = _Gather.apply(param, entry) if tracked else entry.take()
-        if grads and root.stage == 3:
+        weights = _Gather.apply(param, entry) if tracked else entry.unshard()
+        if grads and root.group.stage == 3:
             storage = weights.untyped_storage()
-            root.live[storage._cdata] = (StorageWeakRef(storage), entry)
+            root.gathered_storages[storage._cdata] = (StorageWeakRef(storage), entry)
         if gathered is not None:
             gathered[name] = weights
         return weights

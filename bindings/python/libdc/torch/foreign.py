@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import clip
 from .parameter import Part, entry_of, fill, plain
-from .entry import Entry
+from .sharded_param import ShardedParam
 from .state import is_owned, is_part
 
 _Function = Callable[..., Any]
@@ -80,7 +80,7 @@ def _clipping(inner: _Function) -> _Function:
 # torch.nn.init: what draws, or needs the shape, fills a whole tensor
 
 
-def _entry(tensor: Any) -> Optional[Entry]:
+def _entry(tensor: Any) -> Optional[ShardedParam]:
     return tensor.entry() if isinstance(tensor, Part) else entry_of(tensor)
 
 
@@ -111,7 +111,7 @@ def _whole_norms(inner: _Function) -> _Function:
         """Of the old weight_norm, whose kernel trusts in shapes that parts do not have."""
         g, v = getattr(module, self.name + "_g"), getattr(module, self.name + "_v")
         for entry in (entry_of(g), entry_of(v)):
-            if entry is not None and entry.root.stage > 0:
+            if entry is not None and entry.group.stage > 0:
                 raise RuntimeError(f"weight_norm: {entry.names[0]} is only whole in a forward of the sharded model: "
                                    "call this before libdc.torch.shard(), or in `with libdc.torch.gathered(model):`")
         return inner(self, module)
@@ -136,7 +136,7 @@ _warned: Set[type] = set()
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, group: Dict[str, Any]) -> None:
     """Refuses optimizers that would do something else on flat parts than on whole parameters."""
-    entries = [entry for entry in map(entry_of, group["params"]) if entry is not None and entry.root.stage > 0]
+    entries = [entry for entry in map(entry_of, group["params"]) if entry is not None and entry.group.stage > 0]
     kind = type(optimizer)
     if not entries or kind.__module__.startswith("libdc."):
         return
@@ -189,7 +189,7 @@ def _state_as_parts(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) ->
 
     def value_of(number: Any, key: str, value: Any) -> Any:
         entry = entry_of(params.get(number))
-        if entry is None or entry.root.stage == 0 or not isinstance(value, Tensor):
+        if entry is None or entry.group.stage == 0 or not isinstance(value, Tensor):
             return value
         return Part.of(entry, value) if is_owned(optimizer, key) or is_part(entry, key, value) else value
 
@@ -204,8 +204,8 @@ def _state_as_tensors(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) 
     return {**packed, "state": state}
 
 
-def follow() -> None:
-    """Once, when libdc.torch is imported; on models and optimizers without sharded parameters nothing changes."""
+def patch_torch_functions() -> None:
+    """On models and optimizers without sharded parameters nothing changes."""
     _replace(clip_grad, "clip_grad_norm_", _clipping)
     _replace(clip_grad, "_get_total_norm", _total_norm)
     for name in ("eye_", "dirac_", "orthogonal_", "sparse_", "_no_grad_trunc_normal_"):
@@ -215,6 +215,3 @@ def follow() -> None:
     optimizer: Any = torch.optim.Optimizer
     optimizer.add_param_group = _adding(optimizer.add_param_group)
     register_optimizer_step_pre_hook(_know)
-
-
-follow()

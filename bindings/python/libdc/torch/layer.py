@@ -1,4 +1,4 @@
-"""The transformer layer as a PyTorch module; and under DeepSpeed's names, for code that is written for its kernel.
+"""The transformer layer as a PyTorch module; under DeepSpeed's names it is in deepspeed_layer.py.
 
 The mathematics is libdc's (docs/transformer.md). The operators dc_layer::forward and dc_layer::backward have meta
 kernels and autograd, so torch.compile keeps them in its graphs. A forward in training draws the dropout's offset
@@ -7,7 +7,8 @@ from PyTorch's generator: torch.manual_seed makes runs repeat, and activation ch
 from __future__ import annotations
 
 import dataclasses
-import json
+import threading
+import weakref
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
@@ -16,41 +17,79 @@ from torch import Tensor, nn
 from libdc import DType
 from libdc import Tensor as Memory
 from libdc.tensors import HOST
-from libdc.transformer import WEIGHTS, SavedForward, Layer, LayerConfig
+from libdc.transformer import WEIGHTS, Layer, LayerConfig, SavedForward
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import devices, pages
+from .dtypes import DTYPES, FLOAT_DTYPES
 
-_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-_TYPES = {dtype: DType.of(dtype) for dtype in (*_DTYPES, torch.float64, torch.uint8)}
-# Layers by what they are made from, so that modules can be copied and pickled; operators name them by number. Those on
-# CUDA devices are made when they are first needed.
+# Operators name layers by the number of their configuration, so that modules can be copied and pickled.
 _numbers: Dict[Tuple[Any, ...], int] = {}
-_layers: List[Layer] = []
-_there: Dict[Tuple[int, torch.device], Layer] = {}
+_configs: List[LayerConfig] = []
+_lock = threading.RLock()
+
+
+class _Layers:
+    """A configuration's layers by device, each made when it is first needed. Modules and autograd graphs own it."""
+
+    def __init__(self) -> None:
+        self.by_device: Dict[torch.device, Layer] = {}
+
+
+_layers: "weakref.WeakValueDictionary[int, _Layers]" = weakref.WeakValueDictionary()
+
+
+class _OwnedLayers:
+    """What a module owns of the layers; a copy of the module owns them too, a pickle does not have them."""
+
+    def __init__(self) -> None:
+        self.by_number: Dict[int, _Layers] = {}
+
+    def add(self, number: int) -> None:
+        if number not in self.by_number:
+            self.by_number[number] = _layers_of(number)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "_OwnedLayers":
+        copy = _OwnedLayers()
+        copy.by_number.update(self.by_number)
+        return copy
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _OwnedLayers, ()
 
 
 def _number(config: LayerConfig, dtype: torch.dtype) -> int:
-    if dtype not in _DTYPES:
-        raise TypeError(f"hidden_states are {dtype}, must be one of {', '.join(map(str, _DTYPES))}")
+    if dtype not in FLOAT_DTYPES:
+        raise TypeError(f"hidden_states are {dtype}, must be one of {', '.join(map(str, FLOAT_DTYPES))}")
     key = (*vars(config).values(), dtype)
     if key not in _numbers:
-        _layers.append(Layer(dataclasses.replace(config, dtype=_DTYPES[dtype])))
-        _numbers[key] = len(_layers) - 1
+        complete = dataclasses.replace(config, dtype=DTYPES[dtype].name.lower())
+        with _lock:
+            if key not in _numbers:
+                _configs.append(complete)
+                _numbers[key] = len(_configs) - 1
     return _numbers[key]
+
+
+def _layers_of(number: int) -> _Layers:
+    with _lock:
+        layers = _layers.get(number)
+        if layers is None:
+            layers = _layers[number] = _Layers()
+        return layers
 
 
 def _without_dropout(config: LayerConfig) -> LayerConfig:
     return dataclasses.replace(config, attn_dropout_ratio=0.0, hidden_dropout_ratio=0.0)
 
 
-def _on(where: torch.device, number: int) -> Layer:
-    """The layer for tensors there."""
-    if where.type == "cpu":
-        return _layers[number]
-    if (number, where) not in _there:
-        _there[number, where] = Layer(_layers[number].config, devices.open_device("TransformerLayer", where))
-    return _there[number, where]
+def _layer_for(where: torch.device, number: int) -> Layer:
+    """The layer for tensors of a device."""
+    layers = _layers_of(number)
+    with _lock:
+        if where not in layers.by_device:
+            layers.by_device[where] = Layer(_configs[number], devices.open_device("TransformerLayer", where))
+        return layers.by_device[where]
 
 
 # ---- the operators
@@ -90,7 +129,7 @@ def _memory(tensor: Tensor, where: torch.device, name: str) -> Memory:
         raise TypeError(f"{name} is on {tensor.device}, but hidden_states are on {where}: all must be on one device")
     tensor = tensor.contiguous()
     place = HOST if where.type == "cpu" else (2, where.index)
-    return Memory(tensor.data_ptr(), tensor.shape, _TYPES.get(tensor.dtype) or DType.of(tensor.dtype), tensor, place)
+    return Memory(tensor.data_ptr(), tensor.shape, DTYPES.get(tensor.dtype) or DType.of(tensor.dtype), tensor, place)
 
 
 def _memories(tensors: Sequence[Optional[Tensor]], where: torch.device, names: Sequence[str]) -> List[Optional[Memory]]:
@@ -114,7 +153,7 @@ def _how(run: Layer, call: str, x: Tensor, offsets: Optional[List[int]]) -> Dict
     ", ".join(f"Tensor {name}" for name in WEIGHTS) + ") -> (Tensor, Tensor)"))  # fmt: skip
 def _forward(x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tensor], offset: Tensor, layer: int, keep: bool,
              *weights: Tensor) -> Tuple[Tensor, Tensor]:
-    where, run = x.device, _on(x.device, layer)
+    where, run = x.device, _layer_for(x.device, layer)
     out = pages.empty(x.shape, x.dtype, where)
     given = (_memories(weights, where, WEIGHTS), _memory(x, where, "hidden_states"),
              *_memories([mask], where, ["attention_mask"]))
@@ -131,7 +170,7 @@ def _forward(x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tensor], of
 @_forward.register_fake
 def _(x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tensor], offset: Tensor, layer: int, keep: bool,
       *weights: Tensor) -> Tuple[Tensor, Tensor]:
-    parts = _parts(_layers[layer].config, x.numel() // x.shape[-1], x.element_size()) if keep else []
+    parts = _parts(_configs[layer], x.numel() // x.shape[-1], x.element_size()) if keep else []
     size = sum(map(_rounded, parts))
     return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(size, dtype=torch.uint8)
 
@@ -140,7 +179,7 @@ def _(x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tensor], offset: T
 def _backward(grad: Tensor, x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tensor],
               weights: Sequence[Tensor], offset: Tensor, reserve: Tensor, out: Optional[Tensor], layer: int,
               wanted: Sequence[bool]) -> List[Tensor]:
-    where, run, offsets = x.device, _on(x.device, layer), _offsets(cu_seqlens)
+    where, run, offsets = x.device, _layer_for(x.device, layer), _offsets(cu_seqlens)
     keys, result = _memories([mask, out], where, ["attention_mask", "out"])
     kept = SavedForward(_memory(reserve, where, "reserve"), tuple(x.shape), None, offsets, keys, int(offset), result)
     dx = pages.empty(x.shape, x.dtype, where)
@@ -162,7 +201,8 @@ def _(grad: Tensor, x: Tensor, mask: Optional[Tensor], cu_seqlens: Optional[Tens
 
 def _keep(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:
     x, mask, cu_seqlens, offset, ctx.layer, _, *weights = inputs
-    config = _layers[ctx.layer].config
+    ctx.owned_layers = _layers_of(ctx.layer)
+    config = _configs[ctx.layer]
     needs_output = config.normalize_invertible and not config.pre_layer_norm
     ctx.save_for_backward(x, mask, cu_seqlens, offset, output[1], output[0] if needs_output else None, *weights)
     ctx.mark_non_differentiable(output[1])
@@ -196,8 +236,11 @@ class TransformerLayer(nn.Module):
         self.config = config
         dtype = getattr(torch, config.dtype) if isinstance(config.dtype, str) else config.dtype
         dtype = dtype or (torch.float16 if config.fp16 else torch.float32)
-        layer = _layers[_number(config, dtype)]
-        _number(_without_dropout(config), dtype)  # of eval(), which torch.compile could not make while it traces
+        self._owned_layers = _OwnedLayers()
+        self._owned_layers.add(_number(config, dtype))
+        # Of eval(), which torch.compile could not make while it traces.
+        self._owned_layers.add(_number(_without_dropout(config), dtype))
+        layer = _layer_for(devices.CPU, _number(config, dtype))
         for name, shape in layer.weight_shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype, device=device)))
         if not self.attn_qkvw.is_meta and not isinstance(self.attn_qkvw, FakeTensor):
@@ -210,12 +253,12 @@ class TransformerLayer(nn.Module):
 
     def kept_bytes(self, batch: int, seq_length: int) -> int:
         """What stays in memory between forward and backward, the input included; see dc_layer_cost."""
-        return _layers[_number(self.config, self.attn_qkvw.dtype)].cost(batch, seq_length).kept_bytes
+        return _layer_for(devices.CPU, _number(self.config, self.attn_qkvw.dtype)).cost(batch, seq_length).kept_bytes
 
     def reset_parameters(self) -> None:
         """Initial weights: a function of the configuration's seed and layer_id."""
         where = self.attn_qkvw.device
-        layer = _on(where, _number(self.config, self.attn_qkvw.dtype))
+        layer = _layer_for(where, _number(self.config, self.attn_qkvw.dtype))
         devices.synchronize(where)
         layer.initialize(_memories([weight.detach() for weight in self.weights], where, WEIGHTS))
 
@@ -240,6 +283,8 @@ class TransformerLayer(nn.Module):
         else:  # as if there were no dropout
             drops = False
             number = _number(_without_dropout(config), x.dtype)
+        if not torch.compiler.is_compiling():
+            self._owned_layers.add(number)
         if offset is None:
             offset = torch.randint(1 << 62, (), dtype=torch.int64, device="cpu") if drops else 0
         if not isinstance(offset, Tensor):
@@ -297,102 +342,3 @@ def bert_layer_state(layer: TransformerLayer, prefix: str = "") -> Dict[str, Ten
         for part, value in zip(names, getattr(layer, name).detach().chunk(len(names))):
             state[prefix + part] = value.clone()
     return state
-
-
-# ---- DeepSpeed's names
-
-
-class DeepSpeedTransformerConfig:
-    """The configuration of DeepSpeed's transformer kernel, with its arguments. Values that the original takes in
-    silence, and that make no sense, are refused when a layer is made: ratios below 0, among others."""
-
-    def __init__(self, batch_size: int = -1, hidden_size: int = -1, intermediate_size: int = -1, heads: int = -1,
-                 attn_dropout_ratio: float = 0.0, hidden_dropout_ratio: float = 0.0, num_hidden_layers: int = -1,
-                 initializer_range: float = -1, layer_norm_eps: float = 1e-12, local_rank: int = -1, seed: int = -1,
-                 fp16: bool = False, pre_layer_norm: bool = True, normalize_invertible: bool = False,
-                 gelu_checkpoint: bool = False, adjust_init_range: bool = True,
-                 attn_dropout_checkpoint: bool = False, stochastic_mode: bool = False, return_tuple: bool = False,
-                 training: bool = True, max_seq_length: int = -1) -> None:
-        values = dict(locals())
-        del values["self"]
-        self.__dict__.update(values)
-
-    @classmethod
-    def from_dict(cls, json_object: Mapping[str, Any]) -> "DeepSpeedTransformerConfig":
-        config = cls()
-        for key, value in json_object.items():
-            if key not in config.__dict__:
-                raise ValueError(f"{key} is no parameter; allowed are {', '.join(config.__dict__)}")
-            setattr(config, key, value)
-        return config
-
-    @classmethod
-    def from_json_file(cls, json_file: str) -> "DeepSpeedTransformerConfig":
-        with open(json_file, encoding="utf-8") as file:
-            return cls.from_dict(json.load(file))
-
-    def layer_config(self, layer_id: int) -> LayerConfig:
-        """The library's: what DeepSpeed writes as -1, "not given", is its 0."""
-        fields = {field.name for field in dataclasses.fields(LayerConfig)}
-        values = {key: value for key, value in self.__dict__.items() if key in fields}
-        for key in ("batch_size", "max_seq_length", "intermediate_size", "num_hidden_layers", "initializer_range"):
-            values[key] = 0 if values[key] == -1 else values[key]
-        # Any number of samples and tokens runs, as in the original; these two are hints.
-        return LayerConfig(**{**values, "batch_size": 0, "max_seq_length": 0, "layer_id": layer_id, "training": True})
-
-
-# What the original calls the weights whose gradients it hands out.
-_GRADS = {"attn_qkvw": "V_W", "attn_qkvb": "V_B", "attn_ow": "O_W", "attn_ob": "O_B", "attn_nw": "N2_W",
-          "attn_nb": "N2_B", "inter_w": "int_W", "inter_b": "int_B", "output_w": "out_W", "output_b": "out_B",
-          "norm_w": "norm_W", "norm_b": "norm_B"}  # fmt: skip
-
-
-class DeepSpeedTransformerLayer(TransformerLayer):
-    """DeepSpeed's layer: DeepSpeedTransformerLayer(config), forward(hidden_states, attention_mask). Layers count
-    themselves, so one configuration serves all layers of a model."""
-
-    layer_id = 0
-
-    def __init__(self, config: DeepSpeedTransformerConfig, initial_weights: Optional[Sequence[Tensor]] = None,
-                 initial_biases: Optional[Sequence[Tensor]] = None) -> None:
-        own = config.layer_config(DeepSpeedTransformerLayer.layer_id)
-        DeepSpeedTransformerLayer.layer_id += 1
-        super().__init__(own)
-        self.return_tuple = config.return_tuple
-        if initial_weights is not None and initial_biases is not None:
-            self._initial(initial_weights, initial_biases)
-
-    def _initial(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
-        """Query, key, value, attention output, normalisation after attention, the two of the feed-forward part, the
-        other normalisation."""
-        names = [("attn_ow", "attn_ob"), ("attn_nw", "attn_nb"), ("inter_w", "inter_b"), ("output_w", "output_b"),
-                 ("norm_w", "norm_b")]  # fmt: skip
-        with torch.no_grad():
-            self.attn_qkvw.copy_(torch.cat(list(weights[:3])))
-            self.attn_qkvb.copy_(torch.cat(list(biases[:3])))
-            for (weight, bias), w, b in zip(names, weights[3:], biases[3:]):
-                getattr(self, weight).copy_(w)
-                getattr(self, bias).copy_(b)
-
-    def forward(self, hidden_states: Tensor, attention_mask: Optional[Tensor] = None,  # type: ignore[override]
-                head_mask: Any = None, layer_head_mask: Any = None, encoder_hidden_states: Any = None,
-                encoder_attention_mask: Any = None, past_key_value: Any = None, output_attentions: bool = False,
-                grads: Any = None) -> Any:
-        given = {"head_mask": head_mask, "layer_head_mask": layer_head_mask, "past_key_value": past_key_value,
-                 "encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": encoder_attention_mask,
-                 "output_attentions": output_attentions or None}
-        for name, value in given.items():
-            if value is not None:
-                raise ValueError(f"{name} is given, but this layer has no such thing")
-        if grads is not None:
-            self._hand_out(grads)
-        output = super().forward(hidden_states, attention_mask)
-        return (output,) if self.return_tuple else output
-
-    def _hand_out(self, grads: List[Any]) -> None:
-        """Backward appends [gradient, name] to the list for each weight; of query, key and value only the last."""
-        for name, called in _GRADS.items():
-            weight = getattr(self, name)
-            rows = slice(2 * self.config.hidden_size, None) if called.startswith("V_") else slice(None)
-            if weight.requires_grad:
-                weight.register_hook(lambda grad, rows=rows, called=called: grads.append([grad[rows], called]))

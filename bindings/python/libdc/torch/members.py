@@ -15,7 +15,7 @@ from torch.nn.modules.module import (register_module_module_registration_hook,
                                      register_module_parameter_registration_hook)
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .entry import Entry
+from .sharded_param import ShardedParam
 from .parameter import entry_of
 from .root import Root
 
@@ -26,7 +26,7 @@ _lock = threading.Lock()
 _listening = False
 
 
-def owned(module: nn.Module, name: str, param: Any) -> Optional[Entry]:
+def owned(module: nn.Module, name: str, param: Any) -> Optional[ShardedParam]:
     """The entry of a parameter that shard() found under this name of this module."""
     owner = module.__dict__.get(KEY)
     entry = None if owner is None else owner.entries.get(name)
@@ -107,7 +107,7 @@ def _check_parameter(name: str, param: nn.Parameter) -> None:
 # What a sharded model does not take in
 
 
-def adopt(model: nn.Module, root: Root) -> None:
+def refuse_new_params(model: nn.Module, root: Root) -> None:
     """From now on the model's modules refuse parameters that shard() has not seen."""
     global _listening
     with _lock:
@@ -115,14 +115,14 @@ def adopt(model: nn.Module, root: Root) -> None:
             _listening = True
             register_module_parameter_registration_hook(_on_parameter)
             register_module_module_registration_hook(_on_module)
-    told = weakref.ref(root)
+    reference = weakref.ref(root)
     for module in model.modules():
-        _members[module] = told
+        _members[module] = reference
 
 
 def _member(module: nn.Module) -> Optional[Root]:
-    told = _members.get(module)
-    return None if told is None else told()
+    reference = _members.get(module)
+    return None if reference is None else reference()
 
 
 def _on_parameter(module: nn.Module, name: str, param: Optional[nn.Parameter]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Dict, Optional
 
 import libdc
 import torch
-from libdc._lib import ffi, lib
+from libdc._lib import version_text_address
 
 from . import devices, semantics
 
@@ -141,9 +141,9 @@ def _load_adapter(path: str) -> None:
         adapter = ctypes.CDLL(path)
     except OSError as error:
         raise ImportError(f"libdc.torch: {error}") from error
-    # Where a static text lies tells two libraries apart.
+    # The address of a static text tells two libraries apart.
     adapter.dc_version_string.restype = ctypes.c_void_p
-    if adapter.dc_version_string() != int(ffi.cast("uintptr_t", lib.dc_version_string())):
+    if adapter.dc_version_string() != version_text_address():
         raise ImportError(f"libdc.torch: {path} is linked with another libdc.so than the one that libdc has loaded "
                           f"(DC_LIBRARY = {os.environ.get('DC_LIBRARY')}): handles would go from one to the other")
     adapter.dct_error.restype = ctypes.c_char_p

@@ -11,16 +11,16 @@ from typing import List
 import torch
 from torch import Tensor
 
-LEAST = 1 << 20  # bytes; smaller memory stays with the C library anyway
+MIN_BYTES = 1 << 20  # bytes; smaller memory stays with the C library anyway
 
 _HUGE_PAGE = 2 << 20
-_most = 1 << 30  # bytes that wait to be used again
+_cache_limit = 1 << 30  # bytes that wait to be used again
 _free: List[mmap.mmap] = []  # the newest last
 
 
-def _take(nbytes: int) -> mmap.mmap:
-    """Any thread may drop a tensor, at any time, also in the middle of this. So a copy is searched, and removal, which
-    is one step, decides which thread has a block."""
+def _reuse_or_map(nbytes: int) -> mmap.mmap:
+    """Who drops a tensor is any thread, at any time, in the middle of this too: so a copy is searched, and removal,
+    which is one step, decides who has a block."""
     for block in reversed(tuple(_free)):
         if len(block) == nbytes:
             try:
@@ -36,7 +36,7 @@ def _take(nbytes: int) -> mmap.mmap:
 
 def _shrink() -> None:
     """Gives the oldest back, until no more than the limit waits."""
-    excess = sum(map(len, tuple(_free))) - _most
+    excess = sum(map(len, tuple(_free))) - _cache_limit
     while excess > 0:
         try:
             excess -= len(_free.pop(0))
@@ -44,19 +44,19 @@ def _shrink() -> None:
             return
 
 
-def _give(block: mmap.mmap) -> None:
+def _recycle(block: mmap.mmap) -> None:
     _free.append(block)
     _shrink()
 
 
-def keep_memory(nbytes: int) -> int:
+def set_cache_limit(nbytes: int) -> int:
     """How much host memory of dropped tensors may wait for the next step of a TransformerLayer: what is more goes back
     to the system, now and from now on; 0 keeps nothing. The limit of the whole process, 1 GiB to begin with; the old
     one is returned. What tensors still hold does not count."""
-    global _most
+    global _cache_limit
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
         raise ValueError(f"nbytes = {nbytes!r}, must be a number of bytes, 0 or more")
-    before, _most = _most, nbytes
+    before, _cache_limit = _cache_limit, nbytes
     _shrink()
     return before
 
@@ -64,10 +64,10 @@ def keep_memory(nbytes: int) -> int:
 def empty(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
     """torch.empty(shape, dtype=dtype, device=device); large host memory comes from tensors that were dropped before."""
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < LEAST or device.type != "cpu":
+    if nbytes < MIN_BYTES or device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
-    block = _take(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+    block = _reuse_or_map(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
     view = memoryview(block)[:nbytes]  # lives as long as any tensor of the storage
-    weakref.finalize(view, _give, block).atexit = False
+    weakref.finalize(view, _recycle, block).atexit = False
     storage = torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape)

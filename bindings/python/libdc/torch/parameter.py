@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .entry import Entry
+from .sharded_param import ShardedParam
 
 _SAVE = ("save with libdc.torch.save_checkpoint(), or what full_state_dict(), full_optimizer_state_dict() or "
          "full_tensor() return; to_local() is the part as a plain tensor")
 
 
-def entry_of(param: Any) -> Optional[Entry]:
+def entry_of(param: Any) -> Optional[ShardedParam]:
     """What a parameter of a sharded model is known by; None for any other tensor."""
     entry = getattr(param, "dc_entry", None)
     return entry if entry is not None and entry.param is param else None
@@ -30,28 +30,28 @@ def entry_of(param: Any) -> Optional[Entry]:
 # Between a part and the whole
 
 
-def gather(entry: Entry, part: Tensor, keep: bool = True) -> Optional[Tensor]:
+def gather(entry: ShardedParam, part: Tensor, keep: bool = True) -> Optional[Tensor]:
     """The whole of which each rank has a part like the parameter's; collective. keep: it is wanted here."""
     root = entry.root
     part = plain(part)
-    if root.stage == 0:
+    if root.group.stage == 0:
         return part.clone() if keep else None
     part = part.contiguous()
     if part.numel() < entry.length:
         part = torch.cat([part, part.new_zeros(entry.length - part.numel())])
-    if root.comm.size == 1:
+    if root.group.comm.size == 1:
         whole = part.clone()
     else:
-        whole = part.new_empty(entry.length * root.comm.size)
-        root.all_gather(part, whole)
+        whole = part.new_empty(entry.length * root.group.comm.size)
+        root.group.all_gather(part, whole)
     if not keep:
         return None
     return (whole if whole.numel() == entry.numel else whole[: entry.numel].clone()).view(entry.shape)
 
 
-def split(entry: Entry, whole: Tensor, part: Tensor) -> None:
+def split(entry: ShardedParam, whole: Tensor, part: Tensor) -> None:
     """Writes this rank's part of the whole."""
-    if entry.root.stage == 0:
+    if entry.group.stage == 0:
         part.copy_(whole)
         return
     begin, end = entry.part
@@ -64,20 +64,20 @@ def plain(tensor: Tensor) -> Tensor:
         return torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
 
 
-def fill(entry: Entry, part: Tensor, write: Callable[[Tensor], Any]) -> None:
+def fill(entry: ShardedParam, part: Tensor, write: Callable[[Tensor], Any]) -> None:
     """Lets write() fill a whole tensor and keeps this rank's part. Random numbers become rank 0's, as the unsharded
     parameter would have them; all ranks draw, so that their generators stay in step. Collective."""
     whole = torch.empty(entry.shape, dtype=part.dtype, device=part.device)
     with torch.no_grad():
         write(whole)
-        entry.root.broadcast(whole)
+        entry.group.broadcast(whole)
         split(entry, whole, plain(part))
 
 
 # Parameters
 
 
-def _drawing(name: str) -> Callable[..., Tensor]:
+def _random_fill(name: str) -> Callable[..., Tensor]:
     inner = getattr(torch.Tensor, name)
 
     def draw(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -95,7 +95,7 @@ _DRAWS = ("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", 
 _COPIES = ("bfloat16", "clone", "contiguous", "cpu", "cuda", "detach", "double", "float", "half", "to")
 
 
-def _handing_out(name: str) -> Callable[..., Any]:
+def _copying(name: str) -> Callable[..., Any]:
     inner = getattr(torch.Tensor, name)
 
     def copy(self: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -107,12 +107,12 @@ def _handing_out(name: str) -> Callable[..., Any]:
     return copy
 
 
-def _asked_by_torch() -> bool:
+def _called_by_torch() -> bool:
     """Whether the caller's caller is PyTorch itself, whose compilers must see the tensor that is there."""
     return str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.")
 
 
-class Replicated(nn.Parameter):
+class ReplicatedParameter(nn.Parameter):
     """A parameter of a model at stage 0: every rank has the whole."""
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> NoReturn:
@@ -150,60 +150,60 @@ class Replicated(nn.Parameter):
         torch.Tensor.data.__set__(self, value)
 
 
-class Sharded(Replicated):
+class ShardedParameter(ReplicatedParameter):
     """A parameter of a model at stages 1 to 3: this rank's part, flat. A program that asks for dim() or ndim gets the
     whole's, so that groups by dimensions are what they were before shard(). Writes into `data` are noticed."""
 
     def dim(self) -> int:
-        return super().dim() if _asked_by_torch() else self._dim()
+        return super().dim() if _called_by_torch() else self._dim()
 
     @property
     def ndim(self) -> int:
-        return super().dim() if _asked_by_torch() else self._dim()
+        return super().dim() if _called_by_torch() else self._dim()
 
     def _dim(self) -> int:
         entry = entry_of(self)
         return super().dim() if entry is None else len(entry.shape)
 
     def _data(self) -> Tensor:
-        return plain(self) if _asked_by_torch() else self.detach()
+        return plain(self) if _called_by_torch() else self.detach()
 
-    data = Replicated.data.getter(_data)  # type: ignore[attr-defined]
+    data = ReplicatedParameter.data.getter(_data)  # type: ignore[attr-defined]
 
     def __repr__(self, **_: Any) -> str:
         entry = entry_of(self)
         return "Parameter containing:\n" + repr(plain(self) if entry is None else Part.of(entry, plain(self)))
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> NoReturn:
-        raise TypeError(f"{_told(entry_of(self))} cannot be copied as a parameter: to_local().clone() copies its "
-                        "elements")
+        raise TypeError(f"{_describe_part(entry_of(self))} cannot be copied as a parameter: to_local().clone() copies "
+                        "its elements")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(f"{_told(entry_of(self))} is not the whole: {_SAVE}")
+        raise TypeError(f"{_describe_part(entry_of(self))} is not the whole: {_SAVE}")
 
 
-for _class in (Replicated, Sharded):
+for _class in (ReplicatedParameter, ShardedParameter):
     for _name in _DRAWS:
-        setattr(_class, _name, _drawing(_name))
+        setattr(_class, _name, _random_fill(_name))
 for _name in _COPIES:
-    setattr(Sharded, _name, _handing_out(_name))
+    setattr(ShardedParameter, _name, _copying(_name))
 
 _classes: Dict[Any, Type[nn.Parameter]] = {}
 
 
-def mark(entry: Entry) -> None:
+def set_param_class(entry: ShardedParam) -> None:
     """Gives a parameter the class that says what it is."""
     param = entry.param
-    base = Sharded if entry.root.stage else Replicated
-    theirs = type(param)
-    if theirs is not nn.Parameter and (base, theirs) not in _classes:
-        _classes[base, theirs] = type(theirs.__name__, (base, theirs), {})
+    base = ShardedParameter if entry.group.stage else ReplicatedParameter
+    original = type(param)
+    if original is not nn.Parameter and (base, original) not in _classes:
+        _classes[base, original] = type(original.__name__, (base, original), {})
     hooks = param._post_accumulate_grad_hooks  # type: ignore[attr-defined]
     if hooks:
         entry.hooks = hooks  # their handles remove them from here
         param._post_accumulate_grad_hooks = collections.OrderedDict()  # type: ignore[attr-defined]
     param.dc_entry = entry  # type: ignore[attr-defined]
-    param.__class__ = _classes.get((base, theirs), base)
+    param.__class__ = _classes.get((base, original), base)
 
 
 def refuse_hooks(param: Tensor) -> NoReturn:
@@ -216,14 +216,14 @@ def refuse_hooks(param: Tensor) -> NoReturn:
 # What they hand out
 
 
-def _told(entry: Optional[Entry]) -> str:
+def _describe_part(entry: Optional[ShardedParam]) -> str:
     if entry is None:
         return "part of a parameter of a sharded model"
-    comm = entry.root.comm
+    comm = entry.group.comm
     return f"part {comm.rank} of {comm.size} of {entry.names[0]} {tuple(entry.shape)}"
 
 
-def _full(entry: Optional[Entry], part: Tensor) -> Tensor:
+def _full(entry: Optional[ShardedParam], part: Tensor) -> Tensor:
     if entry is None:
         raise RuntimeError("full_tensor: the sharded model that this is part of is gone")
     begin, end = entry.part
@@ -240,7 +240,7 @@ class Part(torch.Tensor):
     _entry: Any = None  # a weak reference
 
     @classmethod
-    def of(cls, entry: Entry, tensor: Tensor) -> "Part":
+    def of(cls, entry: ShardedParam, tensor: Tensor) -> "Part":
         with torch._C.DisableTorchFunctionSubclass():
             part = tensor.as_subclass(cls)
         part._entry = weakref.ref(entry)
@@ -259,7 +259,7 @@ class Part(torch.Tensor):
         part._entry = source._entry
         return part
 
-    def entry(self) -> Optional[Entry]:
+    def entry(self) -> Optional[ShardedParam]:
         return None if self._entry is None else self._entry()
 
     def full_tensor(self) -> Tensor:
@@ -271,17 +271,17 @@ class Part(torch.Tensor):
         return plain(self)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"<{_told(self.entry())}: {plain(self)}>"
+        return f"<{_describe_part(self.entry())}: {plain(self)}>"
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "Part":
         result = memo[id(self)] = self.clone()
         return result
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(f"{_told(self.entry())} is not the whole: {_SAVE}")
+        raise TypeError(f"{_describe_part(self.entry())} is not the whole: {_SAVE}")
 
     __reduce_ex__ = storage = untyped_storage = _refuse  # type: ignore[assignment]
 
 
 for _name in _DRAWS:
-    setattr(Part, _name, _drawing(_name))
+    setattr(Part, _name, _random_fill(_name))

@@ -47,12 +47,11 @@ def apply(device: Callable[[Optional[int]], torch.device]) -> None:
     _register_autograd(library)
     for namespace, names in ((torch.ops.dc, OPERATORS), (torch.ops.dc_rt, RUNTIME_OPERATORS)):
         for name in names:
-            adopt(getattr(namespace, name).default)
+            keep_side_effects(getattr(namespace, name).default)
 
 
-def adopt(op: Any) -> None:
-    """Sees to it that calls of an operator, also one that another module of this package defines, are not dropped,
-    merged or moved."""
+def keep_side_effects(op: Any) -> None:
+    """Calls of the operator are not dropped, merged or moved by compilers."""
     _overloads.append(op)
     torch.fx.node.has_side_effect(op)
     _functionalize(op)

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import compile as _compile
-from . import devices, members
-from .eager import Owner, saving_hooks
-from .entry import Entry
+from . import devices, members, patches
+from .eager import Owner, make_saved_tensor_hooks
+from .sharded_param import ShardedParam
 from .group import comm_of
 from .members import KEY
-from .parameter import entry_of, mark, plain, split
-from .root import Options, Root
-from .whole import Block
+from .parameter import entry_of, set_param_class, plain, split
+from .param_group import Options
+from .root import Root
+from .whole import GatheredWeights
 
 
 def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: int = 1 << 20, prefetch: int = 1,
@@ -53,29 +54,30 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     for name, value in zip(least, (bucket_size, prefetch, group_size)):
         if not isinstance(value, int) or value < least[name]:
             raise ValueError(f"shard: {name} = {value!r}, must be an integer >= {least[name]}")
+    patches.install()
     members.check_modules(model)
     params = members.parameters_of(model)
     root = Root(comm_of(comm), Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype,
                                                  bool(check_finite)),
                 params[0][1].device if params else devices.CPU, model)
-    entries: Dict[nn.Parameter, Entry] = {}
+    entries: Dict[nn.Parameter, ShardedParam] = {}
     for name, param in params:
         if param in entries:
             entries[param].names.append(name)
         else:
-            entries[param] = Entry(root, len(entries), name, param)
+            entries[param] = ShardedParam(root, len(entries), name, param)
     if broadcast:
         for tensor in (*entries, *model.buffers()):
-            root.broadcast(tensor)
-    root.adopt(list(entries.values()))
-    root.saving = saving_hooks(root)
-    for entry in root.entries:
-        mark(entry)
+            root.group.broadcast(tensor)
+    root.group.register_params(list(entries.values()))
+    root.saved_tensor_hooks = make_saved_tensor_hooks(root)
+    for entry in root.group.entries:
+        set_param_class(entry)
     for module in model.modules():
         own = [name for name, param in module._parameters.items() if param is not None]
         if own or module is model or _has_hooks(module):
             _convert(module, own, root, entries, module is model)
-    members.adopt(model, root)
+    members.refuse_new_params(model, root)
     _compile.register_backend()
     return model
 
@@ -92,7 +94,7 @@ class _Kind(NamedTuple):
 _classes: Dict[_Kind, Type[nn.Module]] = {}
 
 
-def _convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Parameter, Entry],
+def _convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Parameter, ShardedParam],
              is_root: bool) -> None:
     owner = Owner(root)
     for name in names:
@@ -288,14 +290,14 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         if root.model() is not None and root.model() not in model.modules():
             raise ValueError(f"no_sync: {type(model).__name__} is a module of a sharded model, whose gradients are "
                              "averaged together: name the model that shard() was given")
-    outer = [root.synchronised for root in roots]
+    outer = [root.reduce_grads for root in roots]
     for root in roots:
-        root.synchronised = False
+        root.reduce_grads = False
     try:
         yield
     finally:
         for root, before in zip(roots, outer):
-            root.synchronised = before
+            root.reduce_grads = before
 
 
 @contextlib.contextmanager
@@ -313,11 +315,11 @@ def _gathered(root: Root) -> Iterator[None]:
     if root.block is not None or root.depth > 0:
         yield  # in another one's, or in a forward
         return
-    root.settle()
-    root.block = Block(root)
+    root.prepare_weights()
+    root.block = GatheredWeights(root)
     try:
         yield
-        root.block.keep()
+        root.block.write_back()
     finally:
         root.block = None
 
@@ -326,33 +328,33 @@ def grads_finite(model: nn.Module) -> bool:
     """Whether the gradients of the last backward were finite on every rank, as they went out to be averaged. For
     shard(..., check_finite=True). A step of several backwards asks after each of them, or has all but the last in
     no_sync(), whose sums count. Collective."""
-    finite = [root.context.grads_finite()[0] for root in roots_of(model)]
+    finite = [root.group.context.grads_finite()[0] for root in roots_of(model)]
     return all(finite)
 
 
 def stats(model: nn.Module, reset: bool = False) -> libdc.MemoryStats:
     """What the library holds and moved for a model on this rank, in bytes and counts since the last reset."""
     root = root_of(model)
-    result = root.context.get_memory_stats()
+    result = root.group.context.get_memory_stats()
     if reset:
-        root.context.reset_stats()
+        root.group.context.reset_stats()
     return result
 
 
 def trace_start(model: nn.Module, capacity: int = 65536) -> None:
     """Keeps the last `capacity` pieces of the library's work from now on; 0 stops and forgets."""
-    root_of(model).context.trace_start(capacity)
+    root_of(model).group.context.trace_start(capacity)
 
 
 def trace_read(model: nn.Module, limit: int = 65536) -> List[libdc.TraceEvent]:
     """What was kept, oldest first, and not read yet; op is the operator's name, id the parameter's number in order of
     model.parameters()."""
-    return [event._replace(op=event.op.name.lower()) for event in root_of(model).context.trace_read(limit)]
+    return [event._replace(op=event.op.name.lower()) for event in root_of(model).group.context.trace_read(limit)]
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Tells each root whose parameters an optimizer has stepped. Parameters of other models cost a look."""
-    stepped: Dict[Root, List[Entry]] = {}
+    """Announces the parameters that an optimizer has stepped to their models."""
+    stepped: Dict[Root, List[ShardedParam]] = {}
     for group in optimizer.param_groups:
         for param in group["params"]:
             entry = entry_of(param)
@@ -360,7 +362,8 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 entry.updates += 1
                 stepped.setdefault(entry.root, []).append(entry)
     for root, entries in stepped.items():
-        root.updated(entries if len(entries) < len(root.entries) else None)
+        root.group.params_updated(entries if len(entries) < len(root.group.entries) else None)
 
 
-register_optimizer_step_post_hook(_after_step)
+def announce_steps() -> None:
+    register_optimizer_step_post_hook(_after_step)

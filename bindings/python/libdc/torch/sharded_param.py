@@ -1,4 +1,4 @@
-"""What a sharded model's parameter is known by."""
+"""The state of one parameter of a sharded model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from . import calls
 
 if TYPE_CHECKING:
+    from .param_group import ParamGroup
     from .root import Root
 
 
-class Entry:
-    """A parameter of a sharded model: what autograd, the optimizer and the library know it by. The parameter refers to
-    it, and it keeps neither the parameter nor the root."""
+class ShardedParam:
+    """What autograd, the optimizer and the library know of a parameter. The parameter keeps it; it keeps neither the
+    parameter nor the root."""
 
     __slots__ = ("_root", "_param", "id", "names", "shape", "numel", "length", "dtype", "data", "grad", "pointer",
                  "version", "updates", "reduced", "unreduced", "hooks", "__weakref__")  # fmt: skip
@@ -28,9 +29,9 @@ class Entry:
         self.names = [name]
         self.shape = param.shape
         self.numel = param.numel()
-        self.length = -(-self.numel // root.comm.size)  # of every rank's part, padding included
-        self.dtype = root.options.param_dtype if param.is_floating_point() else None  # of the gathered weights
-        self.reduced = root.options.reduce_dtype  # type in which gradients are averaged; None: as they come
+        self.length = -(-self.numel // root.group.comm.size)  # of every rank's part, padding included
+        self.dtype = root.group.options.param_dtype if param.is_floating_point() else None  # of the gathered weights
+        self.reduced = root.group.options.reduce_dtype  # type in which gradients are averaged; None: as they come
         self.data: Tensor = param.detach()  # param's, for the library: autograd does not follow it
         self.grad: Optional[Tensor] = None  # what libdc reduces into, and what .grad is
         self.pointer = 0
@@ -48,6 +49,11 @@ class Entry:
         return root
 
     @property
+    def group(self) -> ParamGroup:
+        """The group that the parameter is registered in."""
+        return self.root.group
+
+    @property
     def alive(self) -> bool:
         """Whether the root is there."""
         return self._root() is not None
@@ -60,25 +66,26 @@ class Entry:
     @property
     def part(self) -> Tuple[int, int]:
         """This rank's elements, from begin to end, without the padding behind them."""
-        if self.root.stage == 0:
+        group = self.group
+        if group.stage == 0:
             return 0, self.numel
-        begin = min(self.root.comm.rank * self.length, self.numel)
+        begin = min(group.comm.rank * self.length, self.numel)
         return begin, min(begin + self.length, self.numel)
 
-    def take(self) -> Tensor:
+    def unshard(self) -> Tensor:
         """The whole weights, as memory that goes back when the tensor dies."""
         root = self.root
         if root.order is not None:
             root.order.advance(self.id)
-        if root.stage == 0:
+        if root.group.stage == 0:
             weights = self.data.detach()
             return weights if self.dtype is None else weights.to(self.dtype)
-        return calls.take(self.data, root.graph_id, self.id, self.dtype)
+        return calls.take(self.data, root.group.graph_id, self.id, self.dtype)
 
     def reduce(self, grad: Tensor) -> None:
         """Takes a whole local gradient, of the backward that runs."""
         root = self.root
-        if not root.synchronised:
+        if not root.reduce_grads:
             if self.unreduced is None:
                 wide = grad.dtype if self.reduced is None else torch.promote_types(grad.dtype, self.reduced)
                 self.unreduced = grad.to(wide, copy=True, memory_format=torch.contiguous_format)
@@ -88,8 +95,8 @@ class Entry:
             return
         if self.unreduced is not None:
             grad, self.unreduced = self.unreduced.add_(grad), None
-        if root.stage == 0 and self.reduced is not None:
+        if root.group.stage == 0 and self.reduced is not None:
             grad = grad.to(self.reduced)  # the other stages' buckets have the type
         root.begin_reductions()
-        root.touched[self.id] = self
-        calls.reduce_grad(grad, root.graph_id, self.id)
+        root.with_grad[self.id] = self
+        calls.reduce_grad(grad, root.group.graph_id, self.id)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .buffers import check_rule, common
-from .entry import Entry
+from .sharded_param import ShardedParam
 from .parameter import entry_of, gather as _gather, split
 from .root import Root
 from .shard import root_of
@@ -22,7 +22,7 @@ def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "
     (BatchNorm's). model.state_dict() itself has the flat shards and the rank's own buffers, and loads again on as many
     ranks."""
     root = root_of(model)
-    keep = not rank0_only or root.comm.rank == 0
+    keep = not rank0_only or root.group.comm.rank == 0
     whole: Dict[int, Optional[Tensor]] = {}
     result: Dict[str, Tensor] = {}
     check_rule("full_state_dict", buffers)
@@ -65,7 +65,7 @@ def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
     call it. A state tensor as long as the shard, with its padding or without, is a part of a whole. Others are the same
     on every rank, but for those of blocks and layers that libdc.optim's optimizers share out: all ranks' are here."""
     root = root_of(model)
-    keep = not rank0_only or root.comm.rank == 0
+    keep = not rank0_only or root.group.comm.rank == 0
     packed = optimizer.state_dict()
     names = names_of(model)
     state: Dict[str, Any] = {}
@@ -97,12 +97,12 @@ def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Opti
             numbers[name] = len(numbers)
         groups.append({**shown, "params": [numbers[name] for name in ours]})
 
-    def cut(entry: Entry, whole: Tensor) -> Tensor:
+    def cut(entry: ShardedParam, whole: Tensor) -> Tensor:
         part = torch.zeros_like(entry.data, dtype=whole.dtype)
         split(entry, whole, part)
         return part
 
-    def part(entry: Optional[Entry], key: str, value: Any) -> Any:
+    def part(entry: Optional[ShardedParam], key: str, value: Any) -> Any:
         whole = entry is None or is_owned(optimizer, key) or not _is_like(entry.shape, key, value)
         return _copy(value) if whole else cut(entry, value)
 
@@ -126,29 +126,29 @@ def _gather_owned(root: Root, optimizer: torch.optim.Optimizer, keep: bool) -> D
             if is_owned(optimizer, key)]
     listed = [(i, key, str(value.dtype)[6:], list(value.shape)) for i, key, value in mine]
     result: Dict[int, Dict[str, Tensor]] = {}
-    for rank, pieces in enumerate(each_ranks(root, json.dumps(listed).encode())):
+    for rank, pieces in enumerate(all_gather_bytes(root, json.dumps(listed).encode())):
         for number, (i, key, dtype, shape) in enumerate(json.loads(pieces)):
-            own = rank == root.comm.rank
+            own = rank == root.group.comm.rank
             piece = (mine[number][2].detach().to("cpu", copy=True) if own
                      else torch.empty(shape, dtype=getattr(torch, dtype)))
-            if root.comm.size > 1:
-                root.comm.broadcast(piece.view(-1), rank)
+            if root.group.comm.size > 1:
+                root.group.comm.broadcast(piece.view(-1), rank)
             if keep:
                 result.setdefault(id(params[i]), {})[key] = piece
     return result
 
 
-def each_ranks(root: Root, mine: bytes) -> List[bytes]:
+def all_gather_bytes(root: Root, mine: bytes) -> List[bytes]:
     """Every rank's text, in ASCII; collective."""
-    if root.comm.size == 1:
+    if root.group.comm.size == 1:
         return [mine]
-    lengths = torch.empty(root.comm.size, dtype=torch.int64)
-    root.comm.all_gather(torch.tensor([len(mine)]), lengths)
+    lengths = torch.empty(root.group.comm.size, dtype=torch.int64)
+    root.group.comm.all_gather(torch.tensor([len(mine)]), lengths)
     longest = max(1, int(lengths.max()))
-    table = torch.empty(root.comm.size * longest, dtype=torch.int8)
-    root.comm.all_gather(torch.frombuffer(bytearray(mine.ljust(longest)), dtype=torch.int8), table)
-    told = ctypes.string_at(table.data_ptr(), table.numel())
-    return [told[rank * longest : rank * longest + length] for rank, length in enumerate(lengths.tolist())]
+    table = torch.empty(root.group.comm.size * longest, dtype=torch.int8)
+    root.group.comm.all_gather(torch.frombuffer(bytearray(mine.ljust(longest)), dtype=torch.int8), table)
+    texts = ctypes.string_at(table.data_ptr(), table.numel())
+    return [texts[rank * longest : rank * longest + length] for rank, length in enumerate(lengths.tolist())]
 
 
 def _is_like(shape: torch.Size, key: str, value: Any) -> bool:
@@ -156,7 +156,7 @@ def _is_like(shape: torch.Size, key: str, value: Any) -> bool:
     return isinstance(value, Tensor) and value.shape == shape and (value.dim() > 0 or key != "step")
 
 
-def is_part(entry: Entry, key: str, value: Any) -> bool:
+def is_part(entry: ShardedParam, key: str, value: Any) -> bool:
     """Whether a value of an optimizer's state has this rank's elements of the parameter, with the padding or
     without."""
     begin, end = entry.part
@@ -167,7 +167,8 @@ def names_of(model: nn.Module) -> Dict[int, str]:
     return {id(param): name for name, param in model.named_parameters()}
 
 
-def _each(values: Mapping[str, Any], param: nn.Parameter, gather: Callable[[Entry, Tensor], Any]) -> Dict[str, Any]:
+def _each(values: Mapping[str, Any], param: nn.Parameter,
+          gather: Callable[[ShardedParam, Tensor], Any]) -> Dict[str, Any]:
     entry = entry_of(param)
     result = {}
     for key, value in values.items():

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict
 import torch
 from torch import Tensor
 
-from .entry import Entry
+from .sharded_param import ShardedParam
 from .parameter import gather, plain, split
 from .root import Root
 
@@ -23,16 +23,16 @@ class _Whole:
     """One parameter's whole weights, and the tensors over their memory that attributes are: tracked by autograd or not.
     """
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: ShardedParam) -> None:
         self.entry = entry
         self.version = entry.data._version, entry.updates
-        whole = plain(entry.data) if entry.root.stage == 0 else gather(entry, entry.data)
+        whole = plain(entry.data) if entry.group.stage == 0 else gather(entry, entry.data)
         assert whole is not None
         self.weights: Tensor = whole
         self.seen = checksum(whole)
         self.given: Dict[bool, Tensor] = {}
 
-    def settle(self) -> int:
+    def sync_and_checksum(self) -> int:
         """The checksum, after `weight.data = ...` has been taken in."""
         for tensor in self.given.values():
             if tensor.data_ptr() != self.weights.data_ptr():
@@ -41,17 +41,17 @@ class _Whole:
         return checksum(self.weights)
 
 
-class Block:
+class GatheredWeights:
     """The wholes that one gathered() has given out."""
 
     def __init__(self, root: Root) -> None:
         self.root = root
         self.wholes: Dict[int, _Whole] = {}
 
-    def read(self, entry: Entry, tracked: bool, track: Callable[[Tensor], Tensor]) -> Tensor:
+    def read(self, entry: ShardedParam, tracked: bool, track: Callable[[Tensor], Tensor]) -> Tensor:
         """The whole weights. track() connects them with the parameter for autograd."""
         whole = self.wholes.get(entry.id)
-        if whole is None or (self.root.stage > 0 and whole.version != (entry.data._version, entry.updates)):
+        if whole is None or (self.root.group.stage > 0 and whole.version != (entry.data._version, entry.updates)):
             whole = self.wholes[entry.id] = _Whole(entry)
         weights = whole.given.get(tracked)
         if weights is None:
@@ -59,29 +59,29 @@ class Block:
             weights = whole.given[tracked] = track(weights) if tracked else weights
         return weights
 
-    def keep(self) -> None:
+    def write_back(self) -> None:
         """Writes each rank's part of what changed. Collective."""
-        now = {id: whole.settle() for id, whole in self.wholes.items()}
+        now = {id: whole.sync_and_checksum() for id, whole in self.wholes.items()}
         changed = {id: sum for id, sum in now.items() if sum != self.wholes[id].seen}
-        self._agree(changed)
+        self._check_ranks_agree(changed)
         entries = []
         for id in changed:
             whole = self.wholes[id]
-            if self.root.stage > 0:
+            if self.root.group.stage > 0:
                 split(whole.entry, whole.weights, whole.entry.data)
             whole.seen, whole.version = now[id], (whole.entry.data._version, whole.entry.updates)
             entries.append(whole.entry)
         if entries:
-            self.root.updated(entries)
+            self.root.group.params_updated(entries)
 
-    def _agree(self, changed: Dict[int, int]) -> None:
-        from .state import each_ranks
+    def _check_ranks_agree(self, changed: Dict[int, int]) -> None:
+        from .state import all_gather_bytes
 
-        told = [json.loads(text) for text in each_ranks(self.root, json.dumps(changed).encode())]
-        for rank, other in enumerate(told):
-            if other != told[0]:
-                id = min(int(id) for id in {**told[0], **other} if told[0].get(id) != other.get(id))
-                name = self.root.entries[id].names[0]
+        changes = [json.loads(text) for text in all_gather_bytes(self.root, json.dumps(changed).encode())]
+        for rank, other in enumerate(changes):
+            if other != changes[0]:
+                id = min(int(id) for id in {**changes[0], **other} if changes[0].get(id) != other.get(id))
+                name = self.root.group.entries[id].names[0]
                 raise RuntimeError(f"gathered: rank {rank} has written other values into {name} than rank 0, so there "
                                    "is nothing that all could keep: write the same on every rank")
 

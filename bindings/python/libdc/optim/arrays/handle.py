@@ -31,6 +31,21 @@ class OptimizerStats(NamedTuple):
     skipped_steps: int
 
 
+class FlatTensors:
+    """Tensors of one dimension by their addresses, made once for many steps. Nothing is checked or kept alive."""
+
+    def __init__(self, counts: Sequence[int], dtypes: Sequence[DType]) -> None:
+        self.count = len(counts)
+        self.c = new_struct("dc_tensor", self.count)
+        self._shapes = ffi.new("int64_t[]", list(counts) or [0])
+        for index, dtype in enumerate(dtypes):
+            self.c[index].shape, self.c[index].ndim, self.c[index].dtype = self._shapes + index, 1, dtype
+
+    def set(self, index: int, address: int, dtype: DType) -> None:
+        tensor = self.c[index]
+        tensor.data, tensor.dtype = ffi.cast("void *", address), dtype
+
+
 class Optimizer(OwnedHandle):
     """Base of the optimizers. A subclass names the C struct of its options (`_struct_name`), and calls the functions
     that create one (`_create`) and set a group's options (`_set_group`). Options in `_zero_allowed` may be 0, which C
@@ -118,7 +133,8 @@ class Optimizer(OwnedHandle):
             keep.append(fill(c_weights[i], weight, True, f"step: weights[{i}]", (self.place,)))
             if grad is not None:
                 keep.append(fill(c_grads[i], grad, False, f"step: grads[{i}]", (self.place,)))
-        self._step(c_weights, c_grads, len(weights), grad_scale)
+        check(lib.dc_optimizer_step(self._handle, c_weights, c_grads, ffi.sizeof("dc_tensor"), len(weights),
+                                    grad_scale))
         if self._stream is not None:
             self._stream.pin(keep)
 
@@ -135,14 +151,22 @@ class Optimizer(OwnedHandle):
         finds another number than 0 in found_inf changes nothing and is counted (`stats().skipped_steps`)."""
         views = [View(array, False, f"set_loss_scale: {name}", (self.place,))
                  for name, array in (("loss_scale", loss_scale), ("found_inf", found_inf))]
-        self._set_loss_scale(views[0].c, views[1].c)
+        check(lib.dc_optimizer_set_loss_scale(self._handle, views[0].c, views[1].c))
         self._scaling = views
 
-    def _set_loss_scale(self, loss_scale: Any, found_inf: Any) -> None:
-        check(lib.dc_optimizer_set_loss_scale(self._handle, loss_scale, found_inf))
+    def set_loss_scale_at(self, loss_scale: Optional[int], found_inf: Optional[int]) -> None:
+        """The same by the addresses of two float32, whose memory is the caller's to keep; None: there is none."""
+        tensors: List[Any] = [ffi.NULL, ffi.NULL]
+        for index, address in enumerate((loss_scale, found_inf)):
+            if address is not None:
+                tensors[index] = new_struct("dc_tensor")
+                tensors[index].data, tensors[index].dtype = ffi.cast("void *", address), DType.FLOAT32
+        check(lib.dc_optimizer_set_loss_scale(self._handle, *tensors))
 
-    def _step(self, weights: Any, grads: Any, count: int, grad_scale: float = 1.0) -> None:
-        check(lib.dc_optimizer_step(self._handle, weights, grads, ffi.sizeof("dc_tensor"), count, grad_scale))
+    def step_tensors(self, weights: "FlatTensors", grads: "FlatTensors", grad_scale: float = 1.0) -> None:
+        """step() with arrays that the caller has checked, and keeps for as long as the step reads them."""
+        check(lib.dc_optimizer_step(self._handle, weights.c, grads.c, ffi.sizeof("dc_tensor"), weights.count,
+                                    grad_scale))
 
     @property
     def steps(self) -> int:

@@ -156,7 +156,7 @@ def _fragment() -> torch.library.Library:
 
 
 def _replace(name: str, overload: Any) -> None:
-    semantics.adopt(overload)
+    semantics.keep_side_effects(overload)
     getattr(torch.ops.dc, name).default = overload
 
 

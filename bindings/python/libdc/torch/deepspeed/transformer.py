@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .. import layer
+from .. import deepspeed_layer
 
 
 def replace() -> None:
@@ -12,7 +12,7 @@ def replace() -> None:
     libdc's from now on."""
     import deepspeed.ops.transformer.transformer as original
 
-    for ours in (layer.DeepSpeedTransformerLayer, layer.DeepSpeedTransformerConfig):
+    for ours in (deepspeed_layer.DeepSpeedTransformerLayer, deepspeed_layer.DeepSpeedTransformerConfig):
         theirs = getattr(original, ours.__name__)
         for name, module in list(sys.modules.items()):
             if name.split(".")[0] == "deepspeed" and module.__dict__.get(ours.__name__) is theirs:

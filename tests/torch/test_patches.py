@@ -1,0 +1,52 @@
+"""What libdc changes in PyTorch: nothing at import, and what shard() needs at its first call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def run(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_import_changes_nothing() -> None:
+    run("""
+import torch
+from torch.nn.utils import clip_grad
+before = torch.optim.Optimizer.add_param_group, torch.amp.GradScaler.unscale_, clip_grad.clip_grad_norm_
+import libdc.torch as dct, libdc.optim
+libdc.optim.AdamW
+assert before == (torch.optim.Optimizer.add_param_group, torch.amp.GradScaler.unscale_, clip_grad.clip_grad_norm_)
+dct.shard(torch.nn.Linear(2, 2))
+once = torch.optim.Optimizer.add_param_group, torch.amp.GradScaler.unscale_
+assert once[0] is not before[0] and once[1] is not before[1]
+dct.shard(torch.nn.Linear(2, 2))
+assert once == (torch.optim.Optimizer.add_param_group, torch.amp.GradScaler.unscale_)
+""")
+
+
+def test_a_training_step_does_not_import_dynamo() -> None:
+    run("""
+import sys, torch, libdc.torch as dct
+model = dct.shard(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
+assert "torch._dynamo" not in sys.modules
+""")
+
+
+def test_the_backend_is_known_before_shard() -> None:
+    run("""
+import torch
+model = torch.compile(torch.nn.Linear(2, 2), backend="libdc")
+assert model(torch.ones(1, 2)).shape == (1, 2)
+""")
+
+
+def test_the_optimizers_module_imports_pytorch_when_one_is_used() -> None:
+    run("""
+import sys, libdc.optim, libdc.optim.arrays
+assert "torch" not in sys.modules
+assert issubclass(libdc.optim.AdamW, sys.modules["torch"].optim.Optimizer)
+""")
