@@ -190,7 +190,7 @@ def test_of_the_layer(text, call):
 
 
 def test_after_a_fork():
-    """What the parent made, the child is refused in one sentence, and what it makes itself, it may use."""
+    """The child may not use objects of the parent, and is told so in one sentence. Its own objects work."""
     context, optimizer = libdc.Context(), arrays.AdamW()
     context.init()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""What libdc changes in PyTorch: nothing at import, and what shard() needs at its first call."""
+"""Changes of PyTorch: none at import, and those that shard() needs at its first call."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ static const model models[] = {
 };
 
 /* Parameters outside the layers of a BERT with its heads for pre-training: embeddings of words, places and two kinds
- * with their LN, pooler, the head's transform with its LN, its bias, and the two classes of the next sentence. */
+ * with their LN, and the pooler. The heads have a transform with its LN, a bias, and the two classes of the next
+ * sentence. */
 static int64_t model_other_parameters(const model *m) {
   int64_t h = m->hidden;
   return m->vocabulary == 0 ? 0 : (m->vocabulary + m->places + 4) * h + 2 * (h * h + h) + 4 * h + m->vocabulary + 2;

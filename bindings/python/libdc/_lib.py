@@ -92,8 +92,8 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class InCallback:
-    """Marks the thread as one that the library runs: handles that die here are destroyed on another thread, because a
-    stream cannot be destroyed from itself, nor the library be called from a log function."""
+    """Marks the thread as one that the library runs: handles that die here are destroyed on another thread. A stream
+    cannot be destroyed from itself, nor may a log function call the library."""
 
     def __enter__(self) -> None:
         _callback_state.depth = getattr(_callback_state, "depth", 0) + 1

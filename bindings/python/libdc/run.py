@@ -194,7 +194,7 @@ class _Launcher:
                 self.selector.register(pipe, selectors.EVENT_READ, self.ranks[-1])
 
     def _reserve_port(self) -> int:
-        """A free port, which nobody else is given while the ranks run: they may listen there, this socket does not."""
+        """A free port that no other program gets meanwhile: the ranks may listen there, this socket never does."""
         self.reserved_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.reserved_port.bind(("127.0.0.1", 0))
         return int(self.reserved_port.getsockname()[1])

@@ -75,10 +75,10 @@ static const char *alias_fake(dct_call *call) {
   return dct_return_alias(call);
 }
 
-/* On a CUDA device the gradient, and the contiguous copy of it that dct_read_data() may have made, can go as soon as
- * this returns, although the card has not read it yet. The read is on the current stream by then. PyTorch's allocator
- * gives the memory to later work of the stream that it was taken on, which in a backward is the current one. (Autograd
- * records on other streams what goes from one to another.) */
+/* On a CUDA device the gradient, and the contiguous copy that dct_read_data() may have made, can go as soon as this
+ * returns. The card has not read it yet, but the read is on the current stream by then. PyTorch's allocator gives the
+ * memory to later work of the stream that it was taken on, which in a backward is the current one. (Autograd records
+ * on other streams what goes from one to another.) */
 static const char *reduce_grad(dct_call *call) {
   static const int64_t none[1] = {0};
   dc_tensor a = DC_TENSOR_INIT;

@@ -19,8 +19,8 @@ _free: List[mmap.mmap] = []  # the newest last
 
 
 def _reuse_or_map(nbytes: int) -> mmap.mmap:
-    """Who drops a tensor is any thread, at any time, in the middle of this too: so a copy is searched, and removal,
-    which is one step, decides who has a block."""
+    """Any thread may drop a tensor at any time, also during this call: so a copy of the list is searched. Removal is
+    one step, and decides which thread has a block."""
     for block in reversed(tuple(_free)):
         if len(block) == nbytes:
             try:

@@ -109,7 +109,7 @@ enum Storage<T> {
 }
 
 impl<T: Element> Memory<T> {
-    /// The buffer must hold as many elements, be zeroed or written, and belong to nobody else.
+    /// The buffer must hold as many elements, be zeroed or written, and have no other owner.
     pub(crate) unsafe fn from_buffer(buffer: Buffer, length: usize) -> Memory<T> {
         Memory(Storage::Library(buffer, length))
     }

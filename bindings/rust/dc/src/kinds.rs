@@ -63,7 +63,7 @@ options! {
         beta2: f64 as zero_as_minus_one,
         /// Added to the divisor; 0: nothing.
         eps: f64 as zero_as_minus_one,
-        /// What of a weight goes in a step of learning rate 1.
+        /// The part of a weight that decays in a step of learning rate 1.
         weight_decay: f64 as unchanged,
         /// The largest mean of squares so far is used.
         amsgrad: bool as i32::from,
@@ -120,11 +120,11 @@ options! {
         momentum: f64 as zero_as_minus_one,
         /// The least norm that a direction is divided by.
         eps: f64 as unchanged,
-        /// What of a weight goes in a step of learning rate 1.
+        /// The part of a weight that decays in a step of learning rate 1.
         weight_decay: f64 as unchanged,
         /// Matrices of a parameter, one below the other.
         num_splits: i64 as unchanged,
-        /// What makes directions orthogonal.
+        /// The polynomial that makes directions orthogonal.
         polynomial: Polynomial as i32::from,
         /// Of the polynomial.
         steps: i32 as unchanged,
@@ -172,7 +172,7 @@ options! {
         graft_beta2: f64 as unchanged,
         /// Added to the graft's divisor.
         graft_eps: f64 as unchanged,
-        /// What of a weight goes in a step of learning rate 1, or into the gradient, see `decay`.
+        /// The part of a weight that decays in a step of learning rate 1, or into the gradient, see `decay`.
         weight_decay: f64 as unchanged,
         /// How much of the last step's direction goes on.
         momentum: f64 as unchanged,
@@ -214,7 +214,7 @@ options! {
         shampoo_beta: f64 as zero_as_minus_one,
         /// Added to the divisor; 0: nothing.
         eps: f64 as zero_as_minus_one,
-        /// What of a weight goes in a step of learning rate 1.
+        /// The part of a weight that decays in a step of learning rate 1.
         weight_decay: f64 as unchanged,
         /// The longest side of a block; 0, the default: a parameter is one block.
         max_block: i64 as unchanged,

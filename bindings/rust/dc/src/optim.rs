@@ -179,7 +179,7 @@ impl<K: Kind> Optimizer<K> {
         check(unsafe { sys::dc_optimizer_load(self.as_ptr(), state.as_ptr().cast(), state.len()) })
     }
 
-    /// What it holds and did, on this rank.
+    /// Counts of its memory and work on this rank.
     pub fn stats(&mut self) -> Result<OptimizerStats> {
         let size = size_of::<sys::dc_optimizer_stats>();
         let mut stats = sys::dc_optimizer_stats { struct_size: size, ..Default::default() };

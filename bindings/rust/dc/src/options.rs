@@ -48,7 +48,7 @@ pub(crate) fn zero_as_minus_one<T: Default + PartialEq + From<i8>>(value: T) -> 
     }
 }
 
-/// What is on by default.
+/// A switch that is on by default.
 pub(crate) fn on_unless_false(on: bool) -> i32 {
     if on {
         1

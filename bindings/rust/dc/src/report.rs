@@ -83,7 +83,7 @@ pub(crate) unsafe fn lengths(shape: *const i64, ndim: i32) -> Vec<i64> {
 }
 
 impl Context {
-    /// What the context holds and moved.
+    /// Counts of the context's memory and traffic.
     pub fn memory_stats(&self) -> Result<MemoryStats> {
         let mut stats = sys::dc_memory_stats { struct_size: size_of::<sys::dc_memory_stats>(), ..Default::default() };
         check(unsafe { sys::dc_get_memory_stats(self.as_ptr(), &mut stats) })?;

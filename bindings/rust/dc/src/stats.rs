@@ -21,7 +21,7 @@ macro_rules! report {
 }
 
 report! {
-    /// What a context holds and moved; see `dc_memory_stats`.
+    /// Counts of a context's memory and traffic; see `dc_memory_stats`.
     MemoryStats = dc_memory_stats {
         gathered_bytes: i64,
         gathered_peak_bytes: i64,
@@ -44,7 +44,7 @@ report! {
 }
 
 report! {
-    /// What an optimizer holds and did, on this rank; see `dc_optimizer_stats`.
+    /// Counts of an optimizer's memory and work on this rank; see `dc_optimizer_stats`.
     OptimizerStats = dc_optimizer_stats {
         steps: i64,
         params: i64,
