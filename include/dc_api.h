@@ -644,8 +644,8 @@ DC_API void dc_config_init(dc_config *config, size_t struct_size);
  *  over ranks. Once in a context's life.
  *  comm     NULL = a world of one rank; kept alive by the context, which uses private copies (dc_comm_dup), or comm
  *           itself where there can be none
- *  initial_reduce_bucket_size  elements a gradient bucket holds, >= 1; a larger gradient goes through it in pieces of
- *           at least 65536 elements if it is split as a shard is, and makes its bucket grow if not
+ *  initial_reduce_bucket_size  elements a gradient bucket holds, >= 1. A larger gradient that is split as a shard is
+ *           goes through it in pieces of at least 65536 elements. Any other makes its bucket grow.
  *  Returns DC_OK; DC_E_STATE (second time, or after dc_cleanup), DC_E_INVALID, DC_E_BUSY (comm cannot be copied, and
  *  another context uses it), DC_E_MISMATCH and the other communication errors. [handle, collective] Since 0.1. */
 DC_API dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *config,

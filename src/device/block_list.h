@@ -41,7 +41,7 @@ void dc__block_list_add(dc__block_list *self, dc__arena_block *fresh, void *ptr,
 void dc__block_list_remove(dc__block_list *self, dc__arena_block *whole);
 
 /* Of a multiple of the alignment; NULL: there is none. Of the free blocks that fit best it is the one that came free
- * last, of the retired ones the oldest, and `after` says what must pass before it is used. */
+ * last, of the retired ones the oldest. `after` says what must pass before it is used. */
 dc__arena_block *dc__block_list_alloc(dc__block_list *self, size_t bytes);
 dc__arena_block *dc__block_list_alloc_retired(dc__block_list *self, size_t bytes, dc_event *after[2]);
 /* Frees the block now, or retires it until the events (NULL: none) have passed. The later event comes first, as it is

@@ -255,8 +255,8 @@ const dc__range *dc__chunks_retain(dc_context *ctx, int64_t numel);
 void dc__chunks_release(dc_context *ctx, int64_t numel);
 /* The same split at another address, for gradients, whose split is not that of stage 0 although it looks alike. */
 const dc__range *dc__chunks_even_split(const dc_context *ctx, int64_t numel);
-/* A large gradient with an even split is reduced in pieces, which are as large as a bucket: of each rank's chunk the
- * elements from k * width on, one slice behind the other. Pieces have the slices that lie so, alike for many k. */
+/* A large gradient with an even split is reduced in pieces, which are as large as a bucket. Piece k has, of each rank's
+ * chunk, the elements from k * width on, one slice behind the other. Slices lie alike in many pieces. */
 int64_t dc__piece_width(const dc_context *ctx);
 int64_t dc__piece_count(const dc_context *ctx, int64_t numel);
 const dc__range *dc__chunks_piece(const dc_context *ctx, int64_t numel, int64_t k); /* of more than one */
