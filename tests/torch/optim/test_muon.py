@@ -168,6 +168,24 @@ def test_48_states_of_torch_and_ours_are_exchanged(options: Dict[str, Any], to_t
         torch.testing.assert_close(p, q, rtol=0, atol=2e-3)
 
 
+# second-order: 48
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_48_a_state_of_torch_for_16_bit_weights_is_loaded(dtype: torch.dtype) -> None:
+    param = torch.nn.Parameter(torch.randn(8, 6, generator=torch.Generator().manual_seed(1)).to(dtype))
+    theirs, ours = (kind([param], lr=0.02, momentum=0.75) for kind in (torch.optim.Muon, optim.Muon))
+    param.grad = torch.ones_like(param)
+    ours.step()  # ours has had a state of its own: nothing of it stays
+    theirs.step()
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    state, mean = ours.state[param], theirs.state[param]["momentum_buffer"]
+    torch.testing.assert_close(state["momentum.0"].view(8, 6), 4 * mean.float(), rtol=0, atol=0)
+    before = param.detach().clone()
+    param.grad.zero_()
+    ours.param_groups[0]["lr"] = 0.0
+    ours.step()
+    assert torch.equal(param.detach(), before)  # the float32 copy is of the weights as they were at the load
+
+
 def test_43_44_refusals() -> None:
     net = model()
     with pytest.raises(libdc.Error, match="Muon is for matrices; give biases, gains and other vectors to AdamW"):

@@ -42,7 +42,8 @@ class Muon(Blockwise):
         if "momentum_buffer" not in state or state["momentum_buffer"].shape != part.param.shape:
             return state
         matrices = (state["momentum_buffer"].flatten(1) / (1 - group["momentum"])).chunk(group["num_splits"])
-        return {"step": 1, **{name: matrices[int(name.split(".")[1])] for name in views if name != "step"}}
+        pieces = [name for name in views if name.startswith("momentum.")]  # 16-bit weights have a "master", too
+        return {"step": 1, **{name: matrices[int(name.split(".")[1])] for name in pieces}}
 
     def torch_state_dict(self) -> Dict[str, Any]:
         """state_dict() as torch.optim.Muon's load_state_dict() takes it: copies of whole matrices' momentum, as means.
