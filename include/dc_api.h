@@ -107,6 +107,14 @@ DC_API const char *dc_version_string(void);
  *  [any] Since 0.1. */
 DC_API int32_t dc_has_feature(const char *name);
 
+/** The CRC-32C (Castagnoli) of bytes, which finds damage on disks and networks; no protection from an enemy. Source: RFC
+ *  3720, appendix B.4.
+ *  crc    of the bytes before these; 0: there are none
+ *  data   may be NULL if bytes is 0; else NULL returns crc
+ *  bytes  their number; a negative one returns crc
+ *  [any] Since 0.1. */
+DC_API uint32_t dc_crc32c(uint32_t crc, const void *data, int64_t bytes);
+
 /* ==== 2. Status and errors ==========================================================================================
  *
  * Computes nothing. */

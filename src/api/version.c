@@ -12,6 +12,10 @@ const char *dc_version_string(void) {
   return "0.1.0";
 }
 
+uint32_t dc_crc32c(uint32_t crc, const void *data, int64_t bytes) {
+  return data == NULL || bytes <= 0 ? crc : dc__crc32c(crc, data, (size_t)bytes);
+}
+
 int32_t dc_has_feature(const char *name) {
   static const char *const always[] = {"cpu", "comm.threads", "comm.processes", "comm.tcp", "comm.external"};
   if (name == NULL) {

@@ -101,6 +101,17 @@ char *dc__strdup(const char *text);
 /* Of data behind what gave `hash`; DC__CHECKSUM: of data alone. */
 uint64_t dc__checksum(uint64_t hash, const void *data, size_t bytes);
 
+/* ---- CRC-32C (crc32c.c) ---- */
+
+/* Of data behind what gave `crc`; 0: of data alone. */
+uint32_t dc__crc32c(uint32_t crc, const void *data, size_t bytes);
+uint32_t dc__crc32c_table(uint32_t crc, const void *data, size_t bytes);
+#ifdef __x86_64__
+/* The processor must have the instructions. */
+uint32_t dc__crc32c_sse42(uint32_t crc, const void *data, size_t bytes);
+uint32_t dc__crc32c_avx512(uint32_t crc, const void *data, size_t bytes);
+#endif
+
 /* ---- maps (map.c): int64 keys to pointers, insertion order kept ---- */
 
 /* Each operation costs a constant on average. Without a removal, entry i is the i-th that was put. */

@@ -6,6 +6,7 @@
 uint32_t dc_api_version(void);
 const char *dc_version_string(void);
 int32_t dc_has_feature(const char *name);
+uint32_t dc_crc32c(uint32_t crc, const void *data, int64_t bytes);
 const char *dc_status_name(dc_status status);
 const char *dc_status_string(dc_status status);
 const char *dc_last_error(void);

@@ -27,6 +27,9 @@ static void test_features(void **state) {
   assert_int_equal(dc_has_feature("comm"), 0);
   assert_int_equal(dc_has_feature(""), 0);
   assert_int_equal(dc_has_feature(NULL), 0);
+  assert_int_equal(dc_crc32c(0, "123456789", 9), 0xe3069283);
+  assert_int_equal(dc_crc32c(7, NULL, 9), 7);
+  assert_int_equal(dc_crc32c(7, "", -1), 7);
 }
 
 static void test_no_failure_yet(void **state) {

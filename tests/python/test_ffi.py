@@ -88,6 +88,7 @@ def test_ctypes():
 
 
 def test_features():
+    assert libdc.crc32c(b"123456789") == libdc.crc32c(b"6789", libdc.crc32c(bytearray(b"12345"))) == 0xE3069283
     assert libdc.has_feature("cpu") and libdc.has_feature("comm.threads") and not libdc.has_feature("abacus")
 
 

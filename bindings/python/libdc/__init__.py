@@ -38,6 +38,12 @@ def has_feature(name: str) -> bool:
     return bool(_lib.dc_has_feature(name.encode()))
 
 
+def crc32c(data: Any, crc: int = 0) -> int:
+    """The CRC-32C of a contiguous buffer's bytes, behind those that gave `crc`; 0: of these alone."""
+    view = _ffi.from_buffer(data)
+    return int(_lib.dc_crc32c(crc, view, len(view)))
+
+
 def nccl_version() -> int:
     """Version of the NCCL that Comm.nccl would use: major * 10000 + minor * 100 + patch. An Error says why there is
     none."""
@@ -54,5 +60,5 @@ def library_dir() -> str:
 __all__ = [
     "Allocator", "Buffer", "Collectives", "Comm", "Config", "Context", "DType", "Device", "Error", "Event", "LogLevel",
     "MemoryKind", "MemoryStats", "Op", "OpInfo", "ReduceOp", "Status", "Stream", "Tensor", "TraceEvent",
-    "api_version", "check", "ffi_mode", "has_feature", "init_comm", "library_dir", "nccl_version",
+    "api_version", "check", "crc32c", "ffi_mode", "has_feature", "init_comm", "library_dir", "nccl_version",
 ]  # fmt: skip

@@ -16,6 +16,9 @@ extern "C" {
 extern "C" {
     pub fn dc_has_feature(name: *const ::std::os::raw::c_char) -> i32;
 }
+extern "C" {
+    pub fn dc_crc32c(crc: u32, data: *const ::std::os::raw::c_void, bytes: i64) -> u32;
+}
 pub type dc_status = i32;
 pub const DC_OK: dc_status_code = 0;
 pub const DC_E_INVALID: dc_status_code = -100;

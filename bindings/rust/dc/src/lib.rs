@@ -109,6 +109,11 @@ fn is_compatible(loaded: u32, described: u32) -> bool {
     loaded / same == described / same && loaded >= described
 }
 
+/// The CRC-32C of bytes behind those that gave `crc`; 0: of these alone.
+pub fn crc32c(crc: u32, data: &[u8]) -> u32 {
+    unsafe { sys::dc_crc32c(crc, data.as_ptr().cast(), data.len() as i64) }
+}
+
 /// Whether the library has a feature: "cpu", "comm.threads", "avx2", …; unknown names give `false`.
 pub fn has_feature(name: &str) -> bool {
     std::ffi::CString::new(name).map_or(false, |name| unsafe { sys::dc_has_feature(name.as_ptr()) == 1 })
@@ -117,6 +122,12 @@ pub fn has_feature(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn crc32c_goes_on() {
+        assert_eq!(crc32c(0, b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(crc32c(0, b"1234"), b"56789"), 0xe306_9283);
+    }
 
     #[test]
     fn versions_that_do_not_fit_are_refused() {
