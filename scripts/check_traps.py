@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Dict, List
 
 ROOT = Path(__file__).resolve().parent.parent
-# They answer from what is known, or fill in a struct.
+# They answer from what is known, fill in a struct, or use integers alone.
 PLAIN = re.compile(r"dc_\w+_init$|dc_(api_version|version_string|has_feature|status_name|status_string|last_error"
                    r"|last_error_copy|dtype_size|dtype_name|device_name|buffer_retain|buffer_data|buffer_bytes"
-                   r"|comm_rank|comm_size|is_profiling|op_name|linalg_solver)$")
+                   r"|comm_rank|comm_size|is_profiling|op_name|linalg_solver|crc32c)$")
 BODY = re.compile(r"^[a-z]\w*(?: \w+)*[ *]+(dc_[a-z]\w*)\([^;{]*\) \{\n(.*)$", re.M)
 
 

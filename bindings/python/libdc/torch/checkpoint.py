@@ -1,31 +1,32 @@
 """Checkpoints of a sharded model: one safetensors file, of which every rank writes and reads its own part.
 
 A rank's part of a parameter is a range of the whole's elements, and so a range of the file's bytes. Nothing is
-gathered, and the file does not tell how many ranks wrote it, or at which stage."""
+gathered, and the file does not tell how many ranks wrote it, or at which stage. It has checksums, which the ranks
+compare while they read (tensorfile.py)."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import secrets
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypeVar, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
-from . import state, tensorfile
+from . import checkpoint_writer, state, tensorfile
 from .buffers import check_rule, common
 from .sharded_param import ShardedParam
 from .root import Root
 from .shard import entry_of, root_of
 from .tensorfile import Described, Layout
+from .together import run_on_all_ranks
 
+_FORMAT = 2  # 1 had no checksums
 _KEY = "libdc"  # of the metadata in which all that is no tensor lies, as JSON
 _EXTRA = "extra/"  # before a tensor's name
 _OPTIMIZER = "optimizer/"  # before the name of a parameter, "/", and that of a piece of its state
 Path = Union[str, "os.PathLike[str]"]
-T = TypeVar("T")
 
 
 class Piece(NamedTuple):
@@ -55,23 +56,23 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     `extra` are `extra/NAME`."""
     root = root_of(model)
     path = os.fspath(path)
-    _run_on_all_ranks(root, lambda: check_rule("save_checkpoint", buffers))
+    run_on_all_ranks(root, lambda: check_rule("save_checkpoint", buffers))
     agreed = common(root, model.state_dict(keep_vars=True), buffers, everywhere=False)
-    pieces, aliases = _run_on_all_ranks(root, lambda: _weights(model, agreed))
+    pieces, aliases = run_on_all_ranks(root, lambda: _weights(model, agreed))
     values = {name: value for name, value in (extra or {}).items() if not isinstance(value, Tensor)}
-    metadata: Dict[str, Any] = {"format": 1, "extra": values}
+    told: Dict[str, Any] = {"format": _FORMAT, "extra": values}
     for name, value in (extra or {}).items():
         if name not in values:
-            pieces += _run_on_all_ranks(root, lambda: _whole(root, _EXTRA + name, value))
+            pieces += run_on_all_ranks(root, lambda: _whole(root, _EXTRA + name, value))
     if optimizer is not None:
-        more, metadata["optimizer"] = _run_on_all_ranks(root, lambda: _optimizer(model, optimizer))
+        more, told["optimizer"] = run_on_all_ranks(root, lambda: _optimizer(model, optimizer))
         pieces += more
     listed = [[piece.name, piece.of, piece.begin, piece.end] for piece in pieces]
-    mine = _run_on_all_ranks(root, lambda: json.dumps({"metadata": metadata, "pieces": listed}))
+    mine = run_on_all_ranks(root, lambda: json.dumps({"told": told, "pieces": listed}))
     lists = [json.loads(text) for text in state.all_gather_bytes(root, mine.encode())]
-    tensors, writers = _run_on_all_ranks(root, lambda: _merge([list_["pieces"] for list_ in lists]))
-    layout = Layout(tensors, {**aliases, _KEY: json.dumps(lists[0]["metadata"])})
-    _write(root, path, layout, [p for p in pieces if writers[p.name, p.begin, p.end] == root.group.comm.rank])
+    tensors, writers = run_on_all_ranks(root, lambda: _merge([list_["pieces"] for list_ in lists]))
+    layout = Layout(tensors, {**aliases, _KEY: json.dumps(lists[0]["told"])})
+    checkpoint_writer.write(root, path, layout, [p for p in pieces if writers[p.name, p.begin, p.end] == root.group.comm.rank])
 
 
 def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
@@ -85,19 +86,42 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     strict  False: weights that the file lacks stay as they are, and those that the model lacks are not read"""
     root = root_of(model)
 
-    def read() -> Tuple[Dict[str, Tensor], Any, Any]:
-        tensors, header = tensorfile.read(os.fspath(path))
-        metadata = json.loads(header.get(_KEY, "{}"))
-        weights = _fit(model, path, tensors, strict)
-        if optimizer is not None and "optimizer" not in metadata:
-            raise ValueError(f"{path} has no optimizer's state")
-        states = None if optimizer is None else _states(metadata["optimizer"], tensors, optimizer)
-        tensors = {name: value.clone() for name, value in tensors.items() if name.startswith(_EXTRA)}
-        return weights, states, {**metadata.get("extra", {}), **{name[len(_EXTRA):]: t for name, t in tensors.items()}}
+    files = run_on_all_ranks(root, lambda: tensorfile.open_files(os.fspath(path)))
+    parts: Dict[str, tensorfile.Part] = {}
 
-    weights, states, extra = _run_on_all_ranks(root, read)
+    def read() -> Tuple[Dict[str, Tensor], Any, Any]:
+        tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
+        told = _told(files)
+        weights, ranges = _fit(model, path, tensors, strict)
+        states = None
+        if optimizer is not None:
+            if "optimizer" not in told:
+                raise ValueError(f"{path} has no optimizer's state")
+            states = _states(path, told["optimizer"], tensors, optimizer)
+            ranges.update(_state_ranges(model, optimizer, states))
+        extra = {name[len(_EXTRA):]: tensor for name, tensor in tensors.items() if name.startswith(_EXTRA)}
+        ranges.update({_EXTRA + name: (0, tensor.numel()) for name, tensor in extra.items()})
+        for file in files:
+            parts.update({name: file.read(name, *ranges[name]) for name in file.tensors if name in ranges})
+        return weights, states, {**told.get("extra", {}), **{name: tensor.clone() for name, tensor in extra.items()}}
+
+    def check(lists: List[Dict[str, Any]]) -> None:
+        for file in files:
+            for name in file.tensors:
+                if name in parts:
+                    whole = parts[name].begin == 0 and parts[name].end == file.tensors[name].numel()
+                    every = [tensorfile.Part(*part[name]) for part in lists if name in part]
+                    file.check(name, [parts[name]] if whole else every)
+
+    try:
+        weights, states, extra = run_on_all_ranks(root, read)
+        lists = [json.loads(text) for text in state.all_gather_bytes(root, json.dumps(parts).encode())]
+        run_on_all_ranks(root, lambda: check(lists))
+    finally:
+        for file in files:
+            file.close()
     if optimizer is not None:
-        _run_on_all_ranks(root, lambda: state.load_full_optimizer_state_dict(model, optimizer, states))
+        run_on_all_ranks(root, lambda: state.load_full_optimizer_state_dict(model, optimizer, states))
     current = model.state_dict(keep_vars=True)
     with torch.no_grad():
         for name, value in weights.items():
@@ -107,22 +131,6 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
             else:
                 state.split(entry, value, current[name])
     return extra
-
-
-def _run_on_all_ranks(root: Root, work: Callable[[], T]) -> T:
-    """Work's result, if it succeeded on every rank; else all raise, the others with the first failure's text."""
-    failure: Optional[BaseException] = None
-    try:
-        result = work()
-    except Exception as error:
-        failure = error
-    text = "" if failure is None else f"{type(failure).__name__}: {failure}"
-    for rank, other in enumerate(state.all_gather_bytes(root, text.encode("ascii", "backslashreplace"))):
-        if other and failure is None:
-            raise RuntimeError(f"rank {rank}: {other.decode()}")
-    if failure is not None:
-        raise failure
-    return result
 
 
 # What this rank has
@@ -218,68 +226,39 @@ def _merge(lists: List[List[Any]]) -> Tuple[Dict[str, Described], Dict[Tuple[str
     return tensors, writers
 
 
-# The file
-
-
-def _write(root: Root, path: str, layout: Layout, pieces: List[Piece]) -> None:
-    """All ranks write into a file beside the path, which then takes its place."""
-    first = root.group.comm.rank == 0
-    folder, name = os.path.split(os.path.abspath(path))
-    token = state.all_gather_bytes(root, secrets.token_hex(8).encode())[0].decode()
-    part = os.path.join(folder, f".{name}.{token}.part")
-
-    def begin() -> None:
-        if os.path.isdir(path):
-            raise IsADirectoryError(f"save_checkpoint: path = {path!r} is a folder, must be a file's name")
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            tensorfile.reserve(fd, layout.nbytes)
-            tensorfile.write_bytes(fd, 0, layout.header)
-        finally:
-            os.close(fd)
-
-    def fill() -> None:
-        try:
-            fd = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            rank = root.group.comm.rank
-            raise FileNotFoundError(f"save_checkpoint: rank {rank} does not see {part}, which rank 0 made: "
-                                    "path must be in a file system that all ranks share") from None
-        try:
-            for piece in pieces:
-                place = layout.place(piece.name) + piece.begin * piece.elements.element_size()
-                tensorfile.write(fd, place, piece.elements)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def end() -> None:
-        os.replace(part, path)
-        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)  # the name
-        finally:
-            os.close(fd)
-
-    try:
-        _run_on_all_ranks(root, begin if first else lambda: None)
-        _run_on_all_ranks(root, fill)
-        _run_on_all_ranks(root, end if first else lambda: None)
-    finally:
-        if first and os.path.exists(part):
-            os.unlink(part)
-
-
 # What a file has
 
 
-def _fit(model: nn.Module, path: Path, tensors: Mapping[str, Tensor], strict: bool) -> Dict[str, Tensor]:
-    """The file's weights under the model's names; a tied weight may have any of its names."""
+def _told(files: List[tensorfile.File]) -> Dict[str, Any]:
+    """What the metadata say of all that is no tensor."""
+    every: Dict[str, Any] = {}
+    for file in files:
+        if _KEY not in file.metadata:
+            continue
+        try:
+            told = json.loads(file.metadata[_KEY])
+            form = told["format"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ValueError(f"load_checkpoint: {file.path} has metadata of libdc that cannot be read") from None
+        if type(form) is not int or not 1 <= form <= _FORMAT:
+            raise ValueError(f"load_checkpoint: {file.path} has format {form!r}, must be 1 to {_FORMAT}; a newer libdc "
+                             "may read it")
+        if form > 1 and file.sums is None:
+            raise ValueError(f"load_checkpoint: {file.path} is damaged: it has format {form} and no checksums")
+        every.update(told)
+    return every
+
+
+def _fit(model: nn.Module, path: Path, tensors: Mapping[str, Tensor],
+         strict: bool) -> Tuple[Dict[str, Tensor], Dict[str, Tuple[int, int]]]:
+    """The file's weights under the model's names, and this rank's elements of those by the file's names; a tied weight
+    may have any of its names."""
     current = model.state_dict(keep_vars=True)
     same: Dict[int, List[str]] = {}
     for name, value in current.items():
         same.setdefault(id(value), []).append(name)
     weights: Dict[str, Tensor] = {}
+    ranges: Dict[str, Tuple[int, int]] = {}
     missing = []
     for group in same.values():
         found = next((name for name in group if name in tensors), None)
@@ -293,33 +272,60 @@ def _fit(model: nn.Module, path: Path, tensors: Mapping[str, Tensor], strict: bo
             raise ValueError(f"load_checkpoint: {found} has shape {tuple(tensors[found].shape)} in {path}, must be "
                              f"{shape}")
         weights[group[0]] = tensors[found]
+        ranges[found] = (0, tensors[found].numel()) if entry is None else entry.part
     unknown = [name for name in tensors if name not in current and not name.startswith((_EXTRA, _OPTIMIZER))]
     if strict and (missing or unknown):
         raise ValueError(f"load_checkpoint: {path} lacks {_some(missing)}, and has {_some(unknown)}, which the model "
                          "does not have; strict=False reads the rest")
-    return weights
+    return weights, ranges
 
 
 def _some(names: List[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"
 
 
-def _states(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor],
+def _states(path: Path, told: Mapping[str, Any], tensors: Mapping[str, Tensor],
             optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
     """The optimizer's whole state, as full_optimizer_state_dict() has it."""
-    names = [name for group in metadata["param_groups"] for name in group["params"]]
-    states: Dict[str, Dict[str, Any]] = {name: dict(metadata["values"].get(name, {})) for name in names}
+    try:
+        names = [name for group in told["param_groups"] for name in group["params"]]
+        states: Dict[str, Dict[str, Any]] = {name: dict(told["values"].get(name, {})) for name in names}
+    except (TypeError, KeyError, AttributeError, ValueError):
+        raise ValueError(f"load_checkpoint: {path} describes no optimizer's state that can be read") from None
     for tensor, value in tensors.items():
         if tensor.startswith(_OPTIMIZER):
             name, _, key = tensor[len(_OPTIMIZER):].rpartition("/")
+            if name not in states:
+                raise ValueError(f"load_checkpoint: {path} has {tensor}, but no parameter {name} in the optimizer's "
+                                 "state")
             states[name][key] = value
-    groups = [{key: _like(ours.get(key), value) for key, value in group.items()}
-              for ours, group in zip(optimizer.param_groups, metadata["param_groups"])]
-    if len(optimizer.param_groups) != len(metadata["param_groups"]):
+    if len(optimizer.param_groups) != len(told["param_groups"]):
         ours = len(optimizer.param_groups)
         raise ValueError(f"load_checkpoint: the optimizer has {ours} parameter group{'s' if ours != 1 else ''}, the "
-                         f"saved one {len(metadata['param_groups'])}")
+                         f"saved one {len(told['param_groups'])}")
+    if type(optimizer).__module__.startswith("torch.optim"):  # libdc.optim's look for themselves
+        for group in told["param_groups"]:
+            keys = {key for name in group["params"] for key in states[name]}
+            for name in group["params"]:
+                if states[name] and states[name].keys() != keys:
+                    lacking = ", ".join(f"{_OPTIMIZER}{name}/{key}" for key in sorted(keys - states[name].keys()))
+                    raise ValueError(f"load_checkpoint: {path} lacks {lacking}, which other parameters of the group "
+                                     "have")
+    groups = [{key: _like(ours.get(key), value) for key, value in group.items()}
+              for ours, group in zip(optimizer.param_groups, told["param_groups"])]
     return {"state": {name: values for name, values in states.items() if values}, "param_groups": groups}
+
+
+def _state_ranges(model: nn.Module, optimizer: torch.optim.Optimizer,
+                  states: Mapping[str, Any]) -> Dict[str, Tuple[int, int]]:
+    """The elements of the optimizer's tensors that this rank reads."""
+    params = dict(model.named_parameters())
+    ranges: Dict[str, Tuple[int, int]] = {}
+    for name, values in states["state"].items():
+        for key, value in values.items():
+            if isinstance(value, Tensor) and name in params and state.is_read(optimizer, params[name], key):
+                ranges[f"{_OPTIMIZER}{name}/{key}"] = state.range_of(optimizer, params[name], key, value)
+    return ranges
 
 
 def _like(ours: Any, value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -110,8 +110,20 @@ def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Opti
     for name, values in state["state"].items():
         param = params[name]
         packed[numbers[name]] = {key: part(entry_of(param), key, value) for key, value in values.items()
-                                 if not is_owned(optimizer, key) or key in optimizer.pieces(param)}  # type: ignore
+                                 if is_read(optimizer, param, key)}
     optimizer.load_state_dict({"state": packed, "param_groups": groups})
+
+
+def is_read(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str) -> bool:
+    """Whether this rank loads a piece of a parameter's state."""
+    return not is_owned(optimizer, key) or key in optimizer.pieces(param)  # type: ignore[attr-defined]
+
+
+def range_of(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str, value: Tensor) -> Tuple[int, int]:
+    """The elements of a piece that this rank loads, from begin to end."""
+    entry = entry_of(param)
+    is_whole = entry is None or is_owned(optimizer, key) or not _is_like(entry.shape, key, value)
+    return (0, value.numel()) if entry is None or is_whole else entry.part
 
 
 def is_owned(optimizer: torch.optim.Optimizer, key: str) -> bool:
