@@ -399,8 +399,8 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  timeout_ns, and so does its dc_comm_dup(). Rank 0 listens on all of its machine's addresses. The others listen on a
  *  port of their own, at the address from which they reach rank 0, and tell rank 0 so; every rank connects to every
  *  other one. Data between ranks is not encrypted: the name keeps out ranks of another group, not an attacker. Bits are
- *  those of every other transport. A collective's deadline runs while nothing moves. symmetric_memory and
- *  dc_comm_set_checksums() need shared memory, which these ranks do not have. All machines must have one byte order.
+ *  those of every other transport. A collective's deadline runs while nothing moves. symmetric_memory needs
+ *  shared memory, which these ranks do not have. All machines must have one byte order.
  *  At a deadline the ranks query each other for those that are late, and before any error they agree on one for all.
  *  That takes one message, or at most 3 s where a rank does not answer, being stopped or cut off. Ranks that cannot
  *  reach each other at all name those that they lack. A connection that breaks though its rank lives is DC_E_SYSTEM;
@@ -573,6 +573,8 @@ DC_API void dc_comm_abort(dc_comm *comm, const char *reason);
  *  communicator, those of contexts too; set it on every rank. Memory that is overwritten while peers read it, or that
  *  arrives changed, is then DC_E_CORRUPT on every rank, whose text names both ranks, the operator, the parameter and
  *  the elements. All data that moves is read twice more. Source: FNV-1a (Fowler, Noll, Vo), over words.
+ *  Over TCP a CRC-32C follows each rank's call and data, computed while they move. The text names both ranks and the
+ *  operator. A reduction verifies its inputs before it adds them. docs/architecture-transports.md has the cost.
  *  enable  1 or 0; else DC_E_INVALID
  *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (external). [handle] Since 0.1. */
 DC_API dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable);

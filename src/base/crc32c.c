@@ -51,8 +51,8 @@ uint32_t dc__crc32c_sse42(uint32_t crc, const void *data, size_t bytes) {
 }
 
 /* Folds 256 bytes into the next 256: Gopal et al., "Fast CRC computation for generic polynomials using PCLMULQDQ",
- * Intel 2009. The factors are x^2080 and x^2016 modulo the polynomial, reflected. What remains is 256 bytes with the
- * same remainder as all that was read. */
+ * Intel 2009. The factors are x^2080 and x^2016 modulo the polynomial, reflected. The last 256 bytes have the same
+ * remainder as all that was read. */
 __attribute__((target("avx512f,avx512vl,avx512dq,vpclmulqdq,sse4.2"))) uint32_t dc__crc32c_avx512(uint32_t crc,
                                                                                                   const void *data,
                                                                                                   size_t bytes) {

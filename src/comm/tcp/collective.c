@@ -6,7 +6,6 @@
 #include "comm/escape.h"
 #include "comm/tcp/tcp.h"
 #include "comm/windows.h"
-#include "kernels/kernels.h"
 
 typedef struct tcp_plan {
   dc__tcp *self;
@@ -47,19 +46,11 @@ static dc_status tcp_reserve_scratch(dc__tcp *self, int64_t bytes) {
   return DC_OK;
 }
 
-static int64_t part_bytes(const dc__coll *coll, int32_t rank) {
-  int64_t bytes = 0;
-  for (int32_t i = 0; i < coll->count; i++) {
-    bytes += dc__item_stride(&coll->items[i], rank);
-  }
-  return bytes;
-}
-
 /* Fills in the buffers to send to rank r, and to receive from it. */
 static void fill_transfer(const tcp_plan *p, int32_t r, dc__tcp_transfer *transfer) {
   int32_t me = p->self->head.rank;
   const dc__coll *coll = p->coll;
-  char *from = coll->kind == DC__COLL_REDUCE ? p->self->scratch + r * part_bytes(coll, me) : NULL;
+  char *from = coll->kind == DC__COLL_REDUCE ? p->self->scratch + r * dc__tcp_part_bytes(coll, me) : NULL;
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     int64_t size = (int64_t)dc_dtype_size(item->dtype);
@@ -84,8 +75,9 @@ static dc_status prepare_transfers(const tcp_plan *p) {
   dc__signature call = {.word = 0}; /* zeroes the padding, which is sent too */
   dc__signature_fill(&call, p->coll, self->head.rank, self->head.world, p->word);
   if (p->has_data && p->coll->kind == DC__COLL_REDUCE) {
-    DC__TRY(tcp_reserve_scratch(self, part_bytes(p->coll, self->head.rank) * self->head.world + 1));
+    DC__TRY(tcp_reserve_scratch(self, dc__tcp_part_bytes(p->coll, self->head.rank) * self->head.world + 1));
   }
+  bool has_checksums = atomic_load_explicit(&self->group->checksums, memory_order_relaxed) != 0;
   self->seq++;
   atomic_store_explicit(&self->op, p->coll->tag.op, memory_order_relaxed);
   atomic_store_explicit(&self->id, p->coll->tag.id, memory_order_relaxed);
@@ -99,7 +91,14 @@ static dc_status prepare_transfers(const tcp_plan *p) {
     if (p->has_data && r != self->head.rank) {
       fill_transfer(p, r, transfer);
     }
-    transfer->send_header = (struct dc__tcp_header){self->seq, iov_bytes(transfer->out, 1, transfer->out_count), call};
+    transfer->send_header = (struct dc__tcp_header){.seq = self->seq,
+                                                    .bytes = iov_bytes(transfer->out, 1, transfer->out_count),
+                                                    .has_checksum = has_checksums ? DC__TCP_CHECKSUM : 0,
+                                                    .call = call};
+    transfer->sent_crc = transfer->received_crc = 0;
+    if (has_checksums) {
+      add_iov(transfer->out, &transfer->out_count, &transfer->sent_crc, sizeof transfer->sent_crc);
+    }
   }
   self->transfers[self->head.rank].recv_header = self->transfers[self->head.rank].send_header;
   return DC_OK;
@@ -111,10 +110,13 @@ static bool would_block(void) {
   return errno == EAGAIN || errno == EINTR;
 }
 
-/* Consumes `bytes` from the front of a list. */
-static void advance_iov(struct iovec *list, int32_t *at, size_t bytes) {
+/* Consumes `bytes` from the front of a list, and adds them to a checksum, unless crc is NULL. */
+static void advance_iov(struct iovec *list, int32_t *at, size_t bytes, uint32_t *crc) {
   while (bytes > 0) {
     size_t step = bytes < list[*at].iov_len ? bytes : list[*at].iov_len;
+    if (crc != NULL) {
+      *crc = dc__crc32c(*crc, list[*at].iov_base, step);
+    }
     list[*at].iov_base = (char *)list[*at].iov_base + step;
     list[*at].iov_len -= step;
     bytes -= step;
@@ -153,16 +155,22 @@ static dc_status fail_lost(const tcp_plan *p, int32_t r, int error) {
   return dc__tcp_fail_lost(p->self, r, error, has_left(transfer), p->op_text);
 }
 
+/* Whether a list's next bytes belong to a checksum, which is the list's last entry. They move before it does. */
+static bool sums_next(const struct dc__tcp_header *header, int32_t pos, int32_t count) {
+  return header->has_checksum != 0 && pos < count - 1;
+}
+
 static dc_status send_some(const tcp_plan *p, int32_t r, bool *progress) {
   dc__tcp_transfer *transfer = &p->self->transfers[r];
   while (transfer->out_pos < transfer->out_count) {
+    bool sums = sums_next(&transfer->send_header, transfer->out_pos, transfer->out_count);
     struct msghdr message = {.msg_iov = transfer->out + transfer->out_pos,
-                             .msg_iovlen = (size_t)(transfer->out_count - transfer->out_pos)};
+                             .msg_iovlen = (size_t)(transfer->out_count - transfer->out_pos - (sums ? 1 : 0))};
     ssize_t sent = sendmsg(transfer->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0) {
       return would_block() ? DC_OK : fail_lost(p, r, errno);
     }
-    advance_iov(transfer->out, &transfer->out_pos, (size_t)sent);
+    advance_iov(transfer->out, &transfer->out_pos, (size_t)sent, sums ? &transfer->sent_crc : NULL);
     *progress = true;
   }
   return DC_OK;
@@ -177,13 +185,14 @@ static dc_status receive_header(const tcp_plan *p, int32_t r, bool *progress) {
 static dc_status receive_some(const tcp_plan *p, int32_t r, bool *progress) {
   dc__tcp_transfer *transfer = &p->self->transfers[r];
   while (transfer->in_pos < transfer->in_count) {
+    bool sums = sums_next(&transfer->recv_header, transfer->in_pos, transfer->in_count);
     struct msghdr message = {.msg_iov = transfer->in + transfer->in_pos,
-                             .msg_iovlen = (size_t)(transfer->in_count - transfer->in_pos)};
+                             .msg_iovlen = (size_t)(transfer->in_count - transfer->in_pos - (sums ? 1 : 0))};
     ssize_t got = recvmsg(transfer->fd, &message, MSG_DONTWAIT);
     if (got <= 0) {
       return got < 0 && would_block() ? DC_OK : fail_lost(p, r, got == 0 ? 0 : errno);
     }
-    advance_iov(transfer->in, &transfer->in_pos, (size_t)got);
+    advance_iov(transfer->in, &transfer->in_pos, (size_t)got, sums ? &transfer->received_crc : NULL);
     *progress = true;
   }
   return DC_OK;
@@ -198,7 +207,8 @@ static dc_status tcp_compare_signatures(const tcp_plan *p) {
   const dc__signature *calls[DC__COMM_MAX_WORLD];
   for (int32_t r = 0; r < self->head.world; r++) {
     const struct dc__tcp_header *head = &self->transfers[r].recv_header;
-    if (head->seq != self->seq || head->call.count < 0 || head->call.count > DC__COMM_GROUP) {
+    if (head->seq != self->seq || head->call.count < 0 || head->call.count > DC__COMM_GROUP ||
+        (head->has_checksum != 0 && head->has_checksum != DC__TCP_CHECKSUM)) {
       char quoted[64];
       dc__escape(quoted, sizeof quoted, (const char *)head, 16);
       return dc__fail(DC_E_CORRUPT,
@@ -209,11 +219,31 @@ static dc_status tcp_compare_signatures(const tcp_plan *p) {
   }
   DC__TRY(dc__signature_compare(self->head.rank, self->head.world, calls));
   for (int32_t r = 0; r < self->head.world; r++) {
-    const dc__tcp_transfer *transfer = &self->transfers[r];
+    dc__tcp_transfer *transfer = &self->transfers[r];
     uint64_t expected = iov_bytes(transfer->in, 0, transfer->in_count);
     if (r != self->head.rank && transfer->recv_header.bytes != expected) {
       return dc__fail(DC_E_CORRUPT, "%s: rank %" PRId32 " sends %" PRIu64 " bytes, must be %" PRIu64, p->op_text, r,
                       transfer->recv_header.bytes, expected);
+    }
+    if (r != self->head.rank && transfer->recv_header.has_checksum != 0) {
+      transfer->received_crc = dc__crc32c(0, &transfer->recv_header, sizeof transfer->recv_header);
+      add_iov(transfer->in, &transfer->in_count, &transfer->peer_crc, sizeof transfer->peer_crc);
+    }
+  }
+  return DC_OK;
+}
+
+/* Of the headers and the data of ranks that have checksums. */
+static dc_status tcp_compare_checksums(const tcp_plan *p) {
+  for (int32_t r = 0; r < p->self->head.world; r++) {
+    const dc__tcp_transfer *transfer = &p->self->transfers[r];
+    if (r != p->self->head.rank && transfer->recv_header.has_checksum != 0 &&
+        transfer->received_crc != transfer->peer_crc) {
+      return dc__fail(DC_E_CORRUPT,
+                      "%s: what came to rank %" PRId32 " from rank %" PRId32 " is not what that rank sent: %" PRIu64
+                      " bytes have the checksum %08" PRIx32 ", must be %08" PRIx32,
+                      p->op_text, p->self->head.rank, r, transfer->recv_header.bytes, transfer->received_crc,
+                      transfer->peer_crc);
     }
   }
   return DC_OK;
@@ -305,39 +335,6 @@ static dc_status exchange_all(tcp_plan *p) {
   }
 }
 
-/* ---- this rank's own part ---- */
-
-static void copy_own(const tcp_plan *p) {
-  int32_t me = p->self->head.rank;
-  for (int32_t i = 0; i < p->coll->count; i++) {
-    const dc__coll_item *item = &p->coll->items[i];
-    int64_t bytes = dc__item_bytes(item, me);
-    char *to = (char *)item->recv + item->ranges[me].begin * (int64_t)dc_dtype_size(item->dtype);
-    if (bytes > 0 && to != item->send) {
-      memcpy(to, item->send, (size_t)bytes);
-    }
-  }
-}
-
-static void reduce_own(const tcp_plan *p) {
-  const dc__tcp *self = p->self;
-  int32_t me = self->head.rank;
-  int64_t part = part_bytes(p->coll, me);
-  int64_t pos = 0;
-  for (int32_t i = 0; i < p->coll->count; i++) {
-    const dc__coll_item *item = &p->coll->items[i];
-    const void *src[DC__COMM_MAX_WORLD];
-    for (int32_t r = 0; r < self->head.world; r++) {
-      src[r] = r == me ? dc__bytes_at(item->send, item->ranges[me].begin, item->dtype) : self->scratch + r * part + pos;
-    }
-    if (item->ranges[me].count > 0) {
-      dc__reduce(item->recv, item->recv_dtype, src, self->head.world, item->dtype, item->ranges[me].count,
-                 item->reduce_op == DC_MEAN, item->accumulate != 0);
-    }
-    pos += dc__item_stride(item, me);
-  }
-}
-
 static dc_status tcp_run_collective(tcp_plan *p) {
   dc__tcp *self = p->self;
   int64_t bytes = 0;
@@ -351,10 +348,11 @@ static dc_status tcp_run_collective(tcp_plan *p) {
   dc__tcp_wait_end(&self->wait);
   atomic_store_explicit(&self->usage.blocked_in, 0, memory_order_relaxed);
   DC__TRY(status);
+  DC__TRY(tcp_compare_checksums(p));
   if (p->has_data && p->coll->kind == DC__COLL_GATHER) {
-    copy_own(p);
+    dc__tcp_copy_own(self, p->coll);
   } else if (p->has_data && p->coll->kind == DC__COLL_REDUCE) {
-    reduce_own(p);
+    dc__tcp_reduce_own(self, p->coll);
   }
   atomic_fetch_add_explicit(&self->head.wire_bytes, bytes, memory_order_relaxed);
   return DC_OK;

@@ -54,6 +54,10 @@ static void tcp_abort_group(dc_comm *comm, const char *reason) {
   tcp_poll_failure(comm);
 }
 
+static void tcp_set_checksums(dc_comm *comm, bool enable) {
+  atomic_store(&((dc__tcp *)comm)->group->checksums, enable ? 1 : 0);
+}
+
 static dc_status dup_mesh(dc_comm *comm, dc_comm **copy);
 
 static const dc__comm_ops ops = {.name = "tcp",
@@ -65,6 +69,7 @@ static const dc__comm_ops ops = {.name = "tcp",
                                  .agree = dc__tcp_agree,
                                  .check_peers = tcp_check_peers,
                                  .dup = dup_mesh,
+                                 .set_checksums = tcp_set_checksums,
                                  .abort = tcp_abort_group,
                                  .poll = tcp_poll_failure,
                                  .destroy = tcp_destroy};

@@ -19,7 +19,7 @@
 #include "comm/tcp/socket.h"
 
 enum {
-  DC__TCP_PROTOCOL = 3, /* raise it when a message changes */
+  DC__TCP_PROTOCOL = 4, /* raise it when a message changes */
   DC__TCP_NAME = 88,    /* of the group, zero-padded */
   DC__TCP_TEXT = 512,
   DC__TCP_RENDEZVOUS = -1,   /* mesh number of a hello that asks for rank 0's table */
@@ -125,8 +125,9 @@ typedef struct dc__tcp_pending {
 } dc__tcp_pending;
 
 typedef struct dc__tcp_group {
-  atomic_int refs;     /* communicators */
-  atomic_ullong calls; /* collectives that they started */
+  atomic_int refs;      /* communicators */
+  atomic_ullong calls;  /* collectives that they started */
+  atomic_int checksums; /* dc_comm_set_checksums */
   int32_t rank;
   int32_t world;
   int64_t timeout_ns;
@@ -166,17 +167,23 @@ typedef struct dc__tcp_group {
   atomic_int failed;
 } dc__tcp_group;
 
+/* No few changed bits turn it into 0. */
+#define DC__TCP_CHECKSUM UINT64_C(0x6373756d33326331)
+
 /* Traffic with one rank in one collective, each way a header and then data. */
 typedef struct dc__tcp_transfer {
   int fd;
   int32_t out_count, out_pos;
   int32_t in_count, in_pos;
   size_t bytes_received; /* of recv_header */
-  struct iovec out[DC__COMM_GROUP + 1];
-  struct iovec in[DC__COMM_GROUP];
+  struct iovec out[DC__COMM_GROUP + 2];
+  struct iovec in[DC__COMM_GROUP + 1];
+  uint32_t sent_crc, received_crc; /* of the header and the data so far, if the sender has checksums */
+  uint32_t peer_crc;               /* the peer's sent_crc, which came behind the data */
   struct dc__tcp_header {
-    uint64_t seq;   /* from 1, or DC__TCP_SEQ_LEAVE */
-    uint64_t bytes; /* of data behind it */
+    uint64_t seq;          /* from 1, or DC__TCP_SEQ_LEAVE */
+    uint64_t bytes;        /* of data behind it, without the checksum */
+    uint64_t has_checksum; /* DC__TCP_CHECKSUM: the data's CRC-32C comes last; 0: there is none */
     dc__signature call;
   } recv_header, send_header;
 } dc__tcp_transfer;
@@ -201,6 +208,14 @@ typedef struct dc__tcp {
   char *scratch;             /* received parts of reductions */
   size_t scratch_bytes;
 } dc__tcp;
+
+/* ---- own_part.c ---- */
+
+/* Of all items of a reduction that this rank receives from one rank. */
+int64_t dc__tcp_part_bytes(const dc__coll *coll, int32_t rank);
+void dc__tcp_copy_own(const dc__tcp *self, const dc__coll *coll);
+/* Adds what lies in scratch memory, in rank order. */
+void dc__tcp_reduce_own(const dc__tcp *self, const dc__coll *coll);
 
 /* ---- rendezvous.c: opens the listener and fills in endpoints ---- */
 

@@ -72,7 +72,8 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     lists = [json.loads(text) for text in state.all_gather_bytes(root, mine.encode())]
     tensors, writers = run_on_all_ranks(root, lambda: _merge([list_["pieces"] for list_ in lists]))
     layout = Layout(tensors, {**aliases, _KEY: json.dumps(lists[0]["told"])})
-    checkpoint_writer.write(root, path, layout, [p for p in pieces if writers[p.name, p.begin, p.end] == root.group.comm.rank])
+    checkpoint_writer.write(root, path, layout,
+                            [p for p in pieces if writers[p.name, p.begin, p.end] == root.group.comm.rank])
 
 
 def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,

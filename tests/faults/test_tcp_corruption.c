@@ -1,0 +1,152 @@
+/* Bits that change on the way between two ranks over TCP, with checksums on (dc_comm_set_checksums). The collective is
+ * an error and never another sum, wherever the bit is: in the call, the data or the checksum itself.
+ *
+ *     test_tcp_corruption [TRANSFERS [SEED]] */
+#include "comm_data.h"
+
+#include "comm/tcp/tcp.h"
+
+enum { WORLD = 2, LONGEST = 6000, FEW = 60, LIMIT_S = 30 };
+
+static int32_t transfers = FEW;
+static uint32_t seed = 1;
+static _Thread_local int64_t flip_at = -1; /* the byte of what this thread receives next that will be damaged */
+static _Thread_local bool was_flipped;
+
+ssize_t __real_recv(int fd, void *data, size_t bytes, int flags);
+ssize_t __wrap_recv(int fd, void *data, size_t bytes, int flags);
+ssize_t __real_recvmsg(int fd, struct msghdr *message, int flags);
+ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags);
+
+static void damage(const struct iovec *list, size_t count, ssize_t got) {
+  if (got <= 0 || flip_at < 0) {
+    return;
+  }
+  if (flip_at >= got) {
+    flip_at -= got;
+    return;
+  }
+  for (size_t i = 0; i < count; i++) {
+    if ((size_t)flip_at < list[i].iov_len) {
+      ((unsigned char *)list[i].iov_base)[flip_at] ^= (unsigned char)(1u << (seed % 8));
+      was_flipped = true;
+      break;
+    }
+    flip_at -= (int64_t)list[i].iov_len;
+  }
+  flip_at = -1;
+}
+
+ssize_t __wrap_recv(int fd, void *data, size_t bytes, int flags) {
+  ssize_t got = __real_recv(fd, data, bytes, flags);
+  const struct iovec all = {data, bytes};
+  damage(&all, 1, got);
+  return got;
+}
+
+ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags) {
+  struct iovec list[DC__COMM_GROUP + 2]; /* the caller's, which the system may change */
+  memcpy(list, message->msg_iov, message->msg_iovlen * sizeof *list);
+  ssize_t got = __real_recvmsg(fd, message, flags);
+  damage(list, message->msg_iovlen, got);
+  return got;
+}
+
+typedef struct transfer {
+  char address[64], name[64];
+  int64_t count;
+  int64_t flip; /* a byte of rank 1's; -1: none */
+  int32_t rank;
+  bool reduces;
+  bool checked;
+} transfer;
+
+static bool has_right_sum(const transfer *t, const float *data) {
+  for (int64_t i = 0; i < t->count; i++) {
+    if (data[i] != (t->reduces ? (float)(i + i + 1) : (float)i)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* 0 if it was right, or an error with damage; 1 else. */
+static int transfer_once(const transfer *t, dc_comm *comm) {
+  float data[LONGEST];
+  CHECK_OK(dc_comm_set_checksums(comm, t->checked));
+  for (int64_t i = 0; i < t->count; i++) {
+    data[i] = (float)(i + t->rank);
+  }
+  dc_tensor tensor = flat(data, &t->count, DC_FLOAT32);
+  was_flipped = false;
+  flip_at = t->rank == 1 ? t->flip : -1;
+  dc_status status =
+      t->reduces ? dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) : dc_comm_broadcast(comm, &tensor, 0, NULL);
+  flip_at = -1;
+  if (t->checked) {
+    CHECK(status != DC_OK || (!was_flipped && has_right_sum(t, data)));
+    CHECK(status == DC_OK || t->flip >= 0);
+  }
+  return 0;
+}
+
+static void *transfer_rank(void *arg) {
+  const transfer *t = arg;
+  const dc_comm_options options = {sizeof options, LIMIT_S * INT64_C(1000000000), 0};
+  dc_comm *comm = NULL;
+  intptr_t result = 1;
+  if (dc_comm_create_tcp(t->address, t->name, t->rank, WORLD, &options, &comm) == DC_OK) {
+    result = transfer_once(t, comm);
+  } else {
+    fprintf(stderr, "%s\n", dc_last_error());
+  }
+  dc_comm_destroy(comm);
+  return (void *)result;
+}
+
+static void run_transfer(int64_t count, int64_t flip, bool reduces) {
+  transfer ranks[WORLD];
+  pthread_t threads[WORLD];
+  transfer t = {.count = count, .flip = flip, .reduces = reduces, .checked = true};
+  fresh_address(t.address);
+  fresh_name(t.name);
+  for (int32_t r = 0; r < WORLD; r++) {
+    ranks[r] = t;
+    ranks[r].rank = r;
+    assert_int_equal(pthread_create(&threads[r], NULL, transfer_rank, &ranks[r]), 0);
+  }
+  for (int32_t r = 0; r < WORLD; r++) {
+    void *result = NULL;
+    pthread_join(threads[r], &result);
+    assert_null(result);
+  }
+}
+
+static void test_no_damage(void **state) {
+  (void)state;
+  run_transfer(0, -1, true);
+  run_transfer(1, -1, true);
+  run_transfer(LONGEST, -1, true);
+  run_transfer(LONGEST, -1, false);
+}
+
+static void test_no_wrong_sum(void **state) {
+  (void)state;
+  for (int32_t i = 0; i < transfers; i++) {
+    seed = seed * 1664525 + 1013904223;
+    uint32_t chosen = seed >> 8;
+    int64_t count = 1 + chosen % (i % 2 == 0 ? 16 : LONGEST);
+    int64_t bytes = (int64_t)sizeof(struct dc__tcp_header) + count * (int64_t)sizeof(float);
+    run_transfer(count, (chosen >> 3) % bytes, i % 3 != 0);
+  }
+}
+
+int main(int argc, char **argv) {
+  transfers = argc > 1 ? atoi(argv[1]) : transfers;
+  seed = argc > 2 ? (uint32_t)atoi(argv[2]) : seed;
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_no_damage),
+      cmocka_unit_test(test_no_wrong_sum),
+  };
+  return cmocka_run_group_tests_name("tcp_corruption", tests, NULL, NULL);
+}
