@@ -33,7 +33,8 @@ def made(comm: Any, seed: int) -> Tuple[nn.Module, torch.optim.Optimizer]:
 
 def content(net: nn.Module, optimizer: torch.optim.Optimizer) -> List[Any]:
     tensors = [*(p.detach() for p in net.parameters())]
-    tensors += [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    states = [optimizer.state[param] for group in optimizer.param_groups for param in group["params"]]
+    tensors += [state[key] for state in states for key in sorted(state)]
     return [tensor.clone().view(-1).tolist() for tensor in tensors] + [optimizer.param_groups[0]["lr"]]
 
 
