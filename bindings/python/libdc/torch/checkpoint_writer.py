@@ -39,8 +39,8 @@ def write(root: Root, path: str, layout: Layout, pieces: List[Piece]) -> None:
         try:
             fd = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise FileNotFoundError(f"save_checkpoint: rank {root.group.comm.rank} does not see {part}, which rank 0 made: "
-                                    "path must be in a file system that all ranks share") from None
+            raise FileNotFoundError(f"save_checkpoint: rank {root.group.comm.rank} does not see {part}, which rank 0 "
+                                    "made: path must be in a file system that all ranks share") from None
         try:
             sums = []
             for piece in pieces:
