@@ -367,13 +367,18 @@ typedef struct dc_comm dc_comm;
 
 /** Choices for communicators. */
 typedef struct dc_comm_options {
-  size_t struct_size;  /**< sizeof(dc_comm_options) */
-  int64_t timeout_ns;  /**< longest wait for another rank; 0 = 300 s */
-  size_t heap_bytes;   /**< most shared memory a rank may allocate; 0 = the machine's memory. Reserved, not used up */
+  size_t struct_size;   /**< sizeof(dc_comm_options) */
+  int64_t timeout_ns;   /**< longest wait for another rank; 0 = 300 s */
+  size_t heap_bytes;    /**< most shared memory a rank may allocate; 0 = the machine's memory. Reserved, not used up */
+  const char *secret;   /**< TCP: 16 to 1024 bytes that the group's ranks alone have; NULL = none, loopback only */
+  const char *network;  /**< TCP: where to listen, an interface's name or a CIDR; NULL = all the machine's addresses */
+  int64_t heartbeat_ns; /**< TCP: pause between heartbeats; 0 = 1 s. A machine silent for three, and 3 s, is dead */
+  int32_t first_port;   /**< TCP: the listeners of other ranks than 0 take ports from first_port ... */
+  int32_t last_port;    /**< ... to last_port; both 0 = any */
 } dc_comm_options;
 
 /** A dc_comm_options with all defaults. */
-#define DC_COMM_OPTIONS_INIT {sizeof(dc_comm_options), 0, 0}
+#define DC_COMM_OPTIONS_INIT {sizeof(dc_comm_options), 0, 0, NULL, NULL, 0, 0, 0}
 
 /** DC_COMM_OPTIONS_INIT as a function. [any] Since 0.1. */
 DC_API void dc_comm_options_init(dc_comm_options *options, size_t struct_size);
@@ -396,10 +401,13 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
                                           const dc_comm_options *options, dc_comm **comm);
 
 /** Ranks as processes, or threads, of any machines, over TCP. Collective: blocks until all ranks have come, at most
- *  timeout_ns, and so does its dc_comm_dup(). Rank 0 listens on all of its machine's addresses. The others listen on a
- *  port of their own, at the address from which they reach rank 0, and tell rank 0 so; every rank connects to every
- *  other one. Data between ranks is not encrypted: the name keeps out ranks of another group, not an attacker. Bits are
- *  those of every other transport. A collective's deadline runs while nothing moves. symmetric_memory needs
+ *  timeout_ns, and so does its dc_comm_dup(). Rank 0 listens at the address's port. The others listen on a port of their
+ *  own, at the address from which they reach rank 0, and tell rank 0 so; every rank connects to every other one.
+ *  options.network and the range of ports bound that. Every connection begins with a proof, by HMAC-SHA-256 and in both
+ *  directions, that its ends have options.secret. Without a secret all addresses must be loopback, where every user of
+ *  the machine can join. What ranks send afterwards is neither encrypted nor signed (docs/security.md).
+ *  Ranks send heartbeats. A machine that answers none for three is DC_E_PEER_DEAD on all others, whatever the deadline.
+ *  Bits are those of every other transport. A collective's deadline runs while nothing moves. symmetric_memory needs
  *  shared memory, which these ranks do not have. All machines must have one byte order.
  *  At a deadline the ranks query each other for those that are late, and before any error they agree on one for all.
  *  That takes one message, or at most 3 s where a rank does not answer, being stopped or cut off. Ranks that cannot
@@ -408,9 +416,10 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  address  "HOST:PORT" or "[ADDRESS]:PORT", the same on every rank: where rank 0 is, as all of them reach it
  *  name     the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  options  heap_bytes is not used; NULL = defaults
- *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..256, an address of another form),
- *  DC_E_EXISTS (the rank or the port is taken, another group is there), DC_E_MISMATCH (world sizes or versions
- *  differ), DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile), DC_E_SYSTEM (no such host, say), DC_E_NO_MEMORY.
+ *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..256, an address of another form, or
+ *  not loopback without a secret), DC_E_EXISTS (the rank or the port is taken, or a group of another name, secret or
+ *  run is there), DC_E_MISMATCH (world sizes or versions differ, or one rank has a secret and another none),
+ *  DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile), DC_E_SYSTEM (no such host, say), DC_E_NO_MEMORY.
  *  [any, collective] Since 0.1. */
 DC_API dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world_size,
                                     const dc_comm_options *options, dc_comm **comm);

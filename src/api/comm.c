@@ -50,6 +50,31 @@ static dc_status check_name(const char *fn, const char *name) {
   return DC_OK;
 }
 
+static dc_status check_tcp_options(const char *fn, const dc_comm_options *options) {
+  enum { MIN_SECRET = 16, MAX_SECRET = 1024, MAX_NETWORK = 63 };
+  size_t length = options->secret == NULL ? MIN_SECRET : strnlen(options->secret, MAX_SECRET + 1);
+  if (length < MIN_SECRET || length > MAX_SECRET) { /* a short one can be guessed, and its text stays unsaid */
+    return dc__fail(DC_E_INVALID, "%s: options.secret has %s bytes, must have %d to %d", fn,
+                    length < MIN_SECRET ? "too few" : "too many", MIN_SECRET, MAX_SECRET);
+  }
+  if (options->network != NULL && strnlen(options->network, MAX_NETWORK + 1) > MAX_NETWORK) {
+    return dc__fail(DC_E_INVALID, "%s: options.network has more than %d bytes", fn, MAX_NETWORK);
+  }
+  if (options->first_port < 0 || options->last_port > 65535 || options->first_port > options->last_port ||
+      (options->first_port == 0) != (options->last_port == 0)) {
+    return dc__fail(DC_E_INVALID,
+                    "%s: options.first_port = %" PRId32 ", last_port = %" PRId32
+                    ", must be both 0, or a range in "
+                    "1 to 65535",
+                    fn, options->first_port, options->last_port);
+  }
+  if (options->heartbeat_ns < 0 || (options->heartbeat_ns > 0 && options->heartbeat_ns < 10000000)) {
+    return dc__fail(DC_E_INVALID, "%s: options.heartbeat_ns = %" PRId64 ", must be 0 (1 s) or at least 10000000", fn,
+                    options->heartbeat_ns);
+  }
+  return DC_OK;
+}
+
 /* Shared by the creators of one rank. */
 static dc_status begin(const char *fn, int32_t rank, int32_t world, int32_t most, const dc_comm_options *options,
                        dc_comm_options *known, dc_comm **comm) {
@@ -99,6 +124,7 @@ dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank
   dc_comm_options known;
   DC__TRY(begin(fn, rank, world_size, DC__COMM_MAX_WORLD, options, &known, comm));
   DC__TRY(check_name(fn, name));
+  DC__TRY(check_tcp_options(fn, &known));
   return dc__comm_create_tcp(address, name, rank, world_size, &known, comm);
 }
 

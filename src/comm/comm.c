@@ -161,6 +161,6 @@ dc_status dc__comm_all_gather_int64(dc_comm *comm, const dc__tag *tag, const int
 }
 
 dc_status dc__comm_create_self(dc_comm **comm) {
-  const dc_comm_options options = {sizeof options, 1, 0}; /* there is no peer to wait for */
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = 1}; /* there is no peer to wait for */
   return dc__comm_create_threads(1, &options, comm);
 }

@@ -98,7 +98,7 @@ static int heap_limit(dc_comm *comm, void *arg) {
 static void test_heap_limit(void **state) {
   (void)state;
   char name[64];
-  const dc_comm_options options = {sizeof options, 0, 4 << 20};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = 0, .heap_bytes = 4 << 20};
   assert_int_equal(end_rank(start_rank(fresh_name(name), 0, 1, &options, heap_limit, NULL)), 0);
 }
 

@@ -291,7 +291,7 @@ static int group_of_one(int round) {
   dc_comm_destroy(comm);
   CHECK_OK(gather(copy, 5, BIG, DC_FLOAT32));
   dc_comm_destroy(copy);
-  const dc_comm_options hurried = {sizeof hurried, 20 * MS, 0};
+  const dc_comm_options hurried = {.struct_size = sizeof hurried, .timeout_ns = 20 * MS};
   CHECK(dc_comm_create_processes(name, round % 2, 2, &hurried, &comm) == DC_E_TIMEOUT);
   return 0;
 }

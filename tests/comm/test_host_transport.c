@@ -201,7 +201,7 @@ static void test_bad_arguments(void **state) {
   (void)state;
   dc_comm *comms[65];
   dc_comm *comm = NULL;
-  dc_comm_options options = {sizeof options, -1, 0};
+  dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = -1};
   EXPECT(DC_E_INVALID, dc_comm_create_threads(0, NULL, comms));
   EXPECT(DC_E_INVALID, dc_comm_create_threads(65, NULL, comms));
   EXPECT(DC_E_INVALID, dc_comm_create_threads(2, NULL, NULL));

@@ -23,7 +23,8 @@ static const size_t MIB = (size_t)1 << 20;
 static int make_group(size_t heap_bytes, dc_comm **comm) {
   static int groups;
   char name[64];
-  const dc_comm_options options = {sizeof options, INT64_C(5000000000), heap_bytes};
+  const dc_comm_options options = {
+      .struct_size = sizeof options, .timeout_ns = INT64_C(5000000000), .heap_bytes = heap_bytes};
   snprintf(name, sizeof name, "libdc-test-limits-%ld-%d", (long)getpid(), groups++);
   *comm = NULL;
   return dc_comm_create_processes(name, 0, 1, &options, comm);

@@ -41,7 +41,7 @@ static dc_status work(dc_comm *comm, struct shared *shared) {
 
 static void run_rank(const group *g, int32_t rank) {
   dc_comm *comm = NULL;
-  const dc_comm_options options = {sizeof options, INT64_C(60000000000), 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = INT64_C(60000000000)};
   alarm(150); /* a hang ends the child */
   dc_status status = dc_comm_create_tcp(g->address, g->name, rank, WORLD, &options, &comm);
   status = status == DC_OK ? work(comm, g->shared) : status;

@@ -27,6 +27,8 @@ static int32_t open_descriptors(void) {
   return count;
 }
 
+static bool sealed; /* whether the group has a secret */
+
 static dc__tcp_group *new_group(int32_t rank) {
   dc__tcp_group *group = calloc(1, sizeof *group);
   PROMISE(group != NULL);
@@ -34,7 +36,9 @@ static dc__tcp_group *new_group(int32_t rank) {
   group->world = WORLD;
   group->timeout_ns = patience;
   snprintf(group->name, sizeof group->name, "fuzz");
+  dc__tcp_set_secret(group, sealed ? "a secret for fuzzing" : NULL);
   init_group(group);
+  group->heartbeat_ns = INT64_C(1000000000);
   group->failure_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   group->wake_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   return group;
@@ -75,15 +79,50 @@ static void send_bytes(bytes *b, int peer, const void *message, size_t size) {
   }
 }
 
-/* The connection that this rank has accepted, and the rank that it claims to be. */
+/* A connection that this rank has accepted, and its opening. One bit of the input decides whether it has reached the
+ * proof; the code in it is then right unless the input changes it. */
 static void connect_as(bytes *b, dc__tcp_group *group, int32_t rank, int32_t mesh, int *peer) {
-  dc__tcp_group theirs = {.rank = rank, .world = WORLD};
+  dc__tcp_group theirs = {.rank = rank, .world = WORLD, .sealed = group->sealed};
+  dc__tcp_guest *guest = &group->pending.guests[group->pending.count++];
   memcpy(theirs.name, group->name, sizeof theirs.name);
+  memcpy(theirs.run, group->run, sizeof theirs.run);
+  memcpy(theirs.key, group->key, sizeof theirs.key);
   theirs.endpoints[rank].port = 4000 + rank;
-  const dc__tcp_hello hello = dc__tcp_hello_make(&theirs, mesh);
-  group->pending.bytes_received[group->pending.count] = 0;
-  group->pending.fds[group->pending.count++] = connect_pair(peer);
-  send_bytes(b, *peer, &hello, sizeof hello);
+  *guest = (dc__tcp_guest){.fd = connect_pair(peer), .since_ns = dc__now_ns(), .challenged = (take_u8(b) & 1) != 0};
+  PROMISE(dc__tcp_opening_make(&theirs, &guest->theirs) && dc__tcp_opening_make(group, &guest->own));
+  if (!guest->challenged) {
+    const dc__tcp_opening opening = guest->theirs;
+    memset(&guest->theirs, 0, sizeof guest->theirs);
+    send_bytes(b, *peer, &opening, sizeof opening);
+    return;
+  }
+  dc__tcp_proof proof = {.hello = dc__tcp_hello_make(&theirs, mesh)};
+  dc__tcp_mac(&theirs, &guest->theirs, &guest->own, &proof.hello, NULL, proof.mac);
+  send_bytes(b, *peer, &proof, sizeof proof);
+}
+
+/* The connecting side of a handshake: the other one sends an opening and an answer, or something else. */
+static void as_caller(bytes *b) {
+  dc__tcp_group *group = new_group(1);
+  dc__tcp_opening opening;
+  dc__tcp_answer answer = {.status = (int32_t)take_count(b)};
+  int peer;
+  dc__tcp_call call = {.fd = connect_pair(&peer), .hello = dc__tcp_hello_make(group, DC__TCP_CONTROL)};
+  PROMISE(dc__tcp_opening_make(group, &opening));
+  take(b, answer.text, 8);
+  send_bytes(b, peer, &opening, sizeof opening);
+  enum dc__tcp_call_result result = dc__tcp_call_open(group, &call, 0);
+  result = result == DC__TCP_CALL_OK ? dc__tcp_call_prove(group, &call, 0, "there") : result;
+  if (result == DC__TCP_CALL_OK) {
+    dc__tcp_mac(group, &call.own, &call.theirs, &call.hello, &answer, answer.mac);
+    send_bytes(b, peer, &answer, sizeof answer);
+    result = dc__tcp_call_finish(group, &call, 0, "there");
+  }
+  PROMISE(result != DC__TCP_CALL_FAILED || call.status != DC_OK);
+  PROMISE(call.quoted_bytes <= sizeof call.quoted);
+  close(call.fd);
+  close(peer);
+  dc__tcp_group_release(group);
 }
 
 static void check_error_text(dc_status status) {
@@ -205,10 +244,12 @@ static void as_member(bytes *b) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
-  static void (*const roles[])(bytes *) = {as_rank_0, as_another, as_member, as_member};
+  static void (*const roles[])(bytes *) = {as_rank_0, as_another, as_member, as_caller};
   bytes b = {data, length};
   int32_t before = open_descriptors();
-  roles[take_u8(&b) % DC__COUNT(roles)](&b);
+  uint8_t role = take_u8(&b);
+  sealed = (role & 128) != 0;
+  roles[role % DC__COUNT(roles)](&b);
   PROMISE(open_descriptors() == before);
   return 0;
 }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
 
 import libdc.run
 import pytest
+from libdc._secret import make_secret, read_secret
 
 
 def alive(pid: int) -> bool:
@@ -41,10 +43,30 @@ def test_environment_output_and_arguments(launch):
 
 def on_two_machines(port: int, script: str, *arguments: str):
     """Two launchers of two ranks each, as two machines would have them."""
-    command = [sys.executable, "-m", "libdc.run", "--nodes", "2", "--rendezvous", f"localhost:{port}", "-n", "2"]
+    command = [sys.executable, "-m", "libdc.run", "--nodes", "2", "--rendezvous", f"localhost:{port}", "-n", "2",
+               "--secret-file", f"{script}.secret"]
     nodes = [subprocess.Popen([*command, "--node-rank", str(node), script, *arguments], text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for node in range(2)]
     return [(*node.communicate(timeout=600), node.returncode) for node in nodes]
+
+
+def test_secret_file(tmp_path):
+    path = tmp_path / "secret"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("LIBDC_SECRET")}
+
+    def launch_alone(*options: str):
+        command = [sys.executable, "-m", "libdc.run", "--nodes", "2", "--rendezvous", "localhost:9", *options]
+        return subprocess.run([*command, "x.py"], text=True, capture_output=True, env=environment)
+
+    assert "several machines need a secret, or any machine could join" in launch_alone().stderr
+    path.write_text("0123456789abcdef")
+    path.chmod(0o644)
+    done = launch_alone("--secret-file", str(path))
+    assert done.returncode == 2 and "mode 0644 lets other users read the secret; must be 0600" in done.stderr
+    path.unlink()
+    assert make_secret(str(path)) and not make_secret(str(path))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and len(read_secret(str(path))) == 64
+    assert [entry.name for entry in tmp_path.iterdir()] == ["secret"]
 
 
 def test_several_machines(tmp_path, port):

@@ -59,7 +59,7 @@ static inline int on_threads(int32_t world, int64_t timeout_ns, rank_fn fn, void
   dc_comm *comms[DC__COMM_MAX_WORLD];
   pthread_t threads[DC__COMM_MAX_WORLD];
   rank_job jobs[DC__COMM_MAX_WORLD];
-  const dc_comm_options options = {sizeof options, timeout_ns, 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
   CHECK_OK(dc_comm_create_threads(world, &options, comms));
   for (int32_t r = 0; r < world; r++) {
     jobs[r] = (rank_job){fn, comms[r], arg, 0};
@@ -111,7 +111,7 @@ static inline int end_rank(pid_t child) {
 static inline int on_processes(int32_t world, int64_t timeout_ns, rank_fn fn, void *arg) {
   char name[64];
   pid_t children[DC__COMM_MAX_WORLD];
-  const dc_comm_options options = {sizeof options, timeout_ns, 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
   fresh_name(name);
   for (int32_t r = 0; r < world; r++) {
     children[r] = start_rank(name, r, world, &options, fn, arg);
@@ -150,7 +150,7 @@ static inline int on_tcp(int32_t world, int64_t timeout_ns, rank_fn fn, void *ar
   char name[64], address[64];
   pthread_t threads[DC__COMM_MAX_WORLD];
   tcp_job jobs[DC__COMM_MAX_WORLD];
-  const dc_comm_options options = {sizeof options, timeout_ns, 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
   fresh_name(name);
   fresh_address(address);
   for (int32_t r = 0; r < world; r++) {

@@ -130,7 +130,8 @@ def test_resume_gives_the_same_bits(run: Path, stage: str) -> None:
 
 def test_two_machines_give_the_same_bits(run: Path, port: int) -> None:
     """As two launchers, whose ranks have no memory in common: TCP between them."""
-    machines = [sys.executable, "-m", "libdc.run", "-n", "1", "--nodes", "2", "--rendezvous", f"localhost:{port}"]
+    machines = [sys.executable, "-m", "libdc.run", "-n", "1", "--nodes", "2", "--rendezvous", f"localhost:{port}",
+                "--secret-file", str(run.parent / "secret")]
     nodes = [start([*machines, "--node-rank", str(node), str(TRAIN), *TINY, "--out", "far"], run.parent)
              for node in range(2)]
     for node in nodes:

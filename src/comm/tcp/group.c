@@ -5,9 +5,11 @@
 #include <sys/eventfd.h>
 #include <time.h>
 
-#include "comm/tcp/tcp.h"
+#include "comm/tcp/auth.h"
 
 enum { CONTROL_MESH_NS = 1000000000 /* added to the deadline for the control mesh */ };
+
+static const int64_t default_heartbeat_ns = INT64_C(1000000000);
 
 void dc__tcp_group_add(dc__tcp_group *group, dc__tcp *member) {
   pthread_mutex_lock(&group->mutex);
@@ -55,6 +57,7 @@ void dc__tcp_group_release(dc__tcp_group *group) {
   pthread_mutex_destroy(&group->mesh_mutex);
   pthread_mutex_destroy(&group->query_mutex);
   pthread_mutex_destroy(&group->mutex);
+  explicit_bzero(group->key, sizeof group->key);
   dc__free(group);
 }
 
@@ -88,11 +91,12 @@ static dc_status tcp_start_group(dc__tcp_group *group, const dc__tcp_address *ad
   DC__TRY(dc__tcp_rendezvous(group, address, deadline));
   group->formed_ns = dc__now_ns();
   DC__TRY(dc__tcp_mesh_connect(group, deadline + CONTROL_MESH_NS, group->control, &mesh));
+  dc__tcp_start_heartbeats(group);
   return dc__tcp_start_watcher(group);
 }
 
-dc_status dc__tcp_group_create(const char *address, const char *name, int32_t rank, int32_t world, int64_t timeout_ns,
-                               dc__tcp_group **out) {
+dc_status dc__tcp_group_create(const char *address, const char *name, int32_t rank, int32_t world,
+                               const dc_comm_options *options, dc__tcp_group **out) {
   dc__tcp_address at;
   DC__TRY(dc__tcp_parse_address("dc_comm_create_tcp", address, &at));
   dc__tcp_group *group = dc__calloc(1, sizeof *group);
@@ -101,7 +105,12 @@ dc_status dc__tcp_group_create(const char *address, const char *name, int32_t ra
   }
   group->rank = rank;
   group->world = world;
-  group->timeout_ns = timeout_ns;
+  group->timeout_ns = options->timeout_ns;
+  dc__tcp_set_secret(group, options->secret);
+  snprintf(group->network, sizeof group->network, "%s", options->network == NULL ? "" : options->network);
+  group->heartbeat_ns = options->heartbeat_ns != 0 ? options->heartbeat_ns : default_heartbeat_ns;
+  group->first_port = options->first_port;
+  group->last_port = options->last_port;
   snprintf(group->name, sizeof group->name, "%s", name);
   init_group(group);
   dc_status status = tcp_start_group(group, &at);

@@ -1,42 +1,54 @@
-/* Incoming connections: accepts them, keeps those with an incomplete hello pending, and checks hellos. */
+/* Incoming connections: accepts them, and keeps those pending that have not proved yet that they are the group's.
+ * Pending ones are bounded in number, time and memory. */
 #include <errno.h>
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "comm/escape.h"
-#include "comm/tcp/tcp.h"
+#include "comm/tcp/auth.h"
+
+enum {
+  MIN_PENDING = 16,
+  FILES_SHARE = 4 /* pending connections take at most this part of the files that the process may open */
+};
+
+static const int64_t handshake_ns = INT64_C(10000000000); /* longest handshake */
 
 dc__tcp_hello dc__tcp_hello_make(const dc__tcp_group *group, int32_t mesh) {
-  dc__tcp_hello hello = {.magic = DC__TCP_MAGIC,
-                         .byte_order = 1,
-                         .protocol = DC__TCP_PROTOCOL << 24 | sizeof(struct dc__tcp_header),
-                         .rank = group->rank,
-                         .world = group->world,
-                         .mesh = mesh,
-                         .port = group->endpoints[group->rank].port};
+  dc__tcp_hello hello = {
+      .rank = group->rank, .world = group->world, .mesh = mesh, .port = group->endpoints[group->rank].port};
   memcpy(hello.name, group->name, sizeof hello.name);
+  memcpy(hello.run, group->run, sizeof hello.run);
+  if (group->network[0] != '\0') {
+    memcpy(hello.address, group->endpoints[group->rank].address, sizeof hello.address);
+  }
   return hello;
 }
 
 dc_status dc__tcp_hello_check(const dc__tcp_group *group, const dc__tcp_hello *hello) {
-  const dc__tcp_hello own = dc__tcp_hello_make(group, 0);
-  if (hello->byte_order != own.byte_order || hello->protocol != own.protocol) {
-    return dc__fail(DC_E_MISMATCH,
-                    "dc_comm_create_tcp: rank %" PRId32 " is another version of libdc, or of another machine type",
-                    group->rank);
-  }
-  if (memcmp(hello->name, own.name, sizeof own.name) != 0) {
+  if (memcmp(hello->name, group->name, sizeof group->name) != 0) {
     return dc__fail(DC_E_EXISTS, "dc_comm_create_tcp: another group meets at this address");
   }
   return DC_OK;
 }
 
-bool dc__tcp_hello_matches(const dc__tcp_group *group, const dc__tcp_hello *hello) {
-  const dc__tcp_hello own = dc__tcp_hello_make(group, 0);
-  return hello->byte_order == own.byte_order && hello->protocol == own.protocol && hello->rank >= 0 &&
-         hello->rank < group->world && hello->world == group->world &&
-         memcmp(hello->name, own.name, sizeof own.name) == 0;
+/* A rank that did not meet with this one may not connect to it, whatever its secret. */
+static dc_status handshake_check_member(const dc__tcp_group *group, const dc__tcp_hello *hello) {
+  DC__TRY(dc__tcp_hello_check(group, hello));
+  if (memcmp(hello->run, group->run, sizeof group->run) != 0) {
+    return dc__fail(DC_E_EXISTS,
+                    "group \"%s\": rank %" PRId32 " is of another run than rank %" PRId32
+                    ", which listens at this address: its own run was abandoned, or began anew",
+                    group->name, hello->rank, group->rank);
+  }
+  if (hello->rank <= group->rank || hello->rank >= group->world || hello->world != group->world) {
+    return dc__fail(DC_E_MISMATCH, "group \"%s\": rank %" PRId32 " of %" PRId32 " has no business with rank %" PRId32,
+                    group->name, hello->rank, hello->world, group->rank);
+  }
+  return DC_OK;
 }
 
 void dc__tcp_note_rejected(dc__tcp_pending *p, int fd, const char *what) {
@@ -46,87 +58,206 @@ void dc__tcp_note_rejected(dc__tcp_pending *p, int fd, const char *what) {
   snprintf(p->last, sizeof p->last, "%s, %.90s", peer, what);
 }
 
-/* Notes what a rejected connection sent. */
-static void note_garbage(dc__tcp_pending *p, int32_t i) {
-  char quoted[64], what[96];
-  dc__escape(quoted, sizeof quoted, (const char *)&p->hellos[i], p->bytes_received[i] < 32 ? p->bytes_received[i] : 32);
-  snprintf(what, sizeof what, "which sent \"%s\"", quoted);
-  dc__tcp_note_rejected(p, p->fds[i], what);
+/* ---- pending connections ---- */
+
+static void guest_remove(dc__tcp_pending *p, int32_t i) {
+  p->count--;
+  memmove(&p->guests[i], &p->guests[i + 1], (size_t)(p->count - i) * sizeof p->guests[0]);
 }
 
-static void remove_pending(dc__tcp_pending *p, int32_t i) {
-  p->count--;
-  memmove(&p->fds[i], &p->fds[i + 1], (size_t)(p->count - i) * sizeof p->fds[0]);
-  memmove(&p->bytes_received[i], &p->bytes_received[i + 1], (size_t)(p->count - i) * sizeof p->bytes_received[0]);
-  memmove(&p->hellos[i], &p->hellos[i + 1], (size_t)(p->count - i) * sizeof p->hellos[0]);
+static void guest_reject(dc__tcp_pending *p, int32_t i, const char *what) {
+  dc__tcp_note_rejected(p, p->guests[i].fd, what);
+  dc__tcp_close(&p->guests[i].fd);
+  guest_remove(p, i);
+}
+
+/* Notes what a rejected connection sent. */
+static void guest_reject_garbage(dc__tcp_pending *p, int32_t i) {
+  char quoted[64], what[96];
+  size_t bytes = p->guests[i].received;
+  dc__escape(quoted, sizeof quoted, (const char *)&p->guests[i].theirs, bytes < 32 ? bytes : 32);
+  snprintf(what, sizeof what, "which sent \"%s\"", quoted);
+  guest_reject(p, i, what);
 }
 
 void dc__tcp_pending_close(dc__tcp_pending *p) {
   while (p->count > 0) {
-    dc__tcp_close(&p->fds[p->count - 1]);
+    dc__tcp_close(&p->guests[p->count - 1].fd);
     p->count--;
   }
 }
 
-/* If the pending list is full, the oldest connection is closed for a new one. */
-static dc_status accept_pending(dc__tcp_group *group) {
-  dc__tcp_pending *p = &group->pending;
-  int fd = 0;
-  for (int32_t i = 0; i < DC__TCP_MAX_PENDING && (fd = dc__tcp_accept(group->listener)) >= 0; i++) {
-    if (p->count == DC__TCP_MAX_PENDING) {
-      dc__tcp_note_rejected(p, p->fds[0], "which said nothing");
-      dc__tcp_close(&p->fds[0]);
-      remove_pending(p, 0);
-    }
-    p->bytes_received[p->count] = 0;
-    p->fds[p->count++] = fd;
-  }
-  return fd >= 0 || !dc__tcp_is_resource_error(errno)
-             ? DC_OK
-             : dc__fail(DC_E_SYSTEM, "group \"%s\": rank %" PRId32 " cannot accept a connection: %s", group->name,
-                        group->rank, strerror(errno));
+int64_t dc__tcp_pending_expiry(const dc__tcp_pending *p) {
+  return p->count == 0 ? INT64_MAX : p->guests[0].since_ns + handshake_ns;
 }
 
-/* Reads what has arrived. True if the hello is complete. */
-static bool tcp_receive_hello(dc__tcp_pending *p, int32_t i) {
+/* ---- the accepting side of a handshake ---- */
+
+/* Sends at once or not at all: the messages are smaller than an empty socket's buffer. */
+static bool guest_send(int fd, const void *message, size_t bytes) {
+  return send(fd, message, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;
+}
+
+/* Reads on. False if the connection ended. */
+static bool guest_receive(dc__tcp_guest *guest, void *message, size_t bytes) {
+  ssize_t got = recv(guest->fd, (char *)message + guest->received, bytes - guest->received, MSG_DONTWAIT);
+  guest->received += got > 0 ? (size_t)got : 0;
+  return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
+/* Reads the opening and answers it. False if the guest was rejected. */
+static bool guest_challenge(dc__tcp_group *group, int32_t i) {
   static const char magic[8] = DC__TCP_MAGIC;
-  char *at = (char *)&p->hellos[i] + p->bytes_received[i];
-  ssize_t got = recv(p->fds[i], at, sizeof p->hellos[i] - p->bytes_received[i], MSG_DONTWAIT);
-  if (got > 0) {
-    p->bytes_received[i] += (size_t)got;
-  }
-  size_t known = p->bytes_received[i] < sizeof magic ? p->bytes_received[i] : sizeof magic;
-  bool ended = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
-  if (ended || memcmp(p->hellos[i].magic, magic, known) != 0) {
-    note_garbage(p, i);
-    dc__tcp_close(&p->fds[i]);
-    remove_pending(p, i);
+  dc__tcp_pending *p = &group->pending;
+  dc__tcp_guest *guest = &p->guests[i];
+  bool alive = guest_receive(guest, &guest->theirs, sizeof guest->theirs);
+  size_t known = guest->received < sizeof magic ? guest->received : sizeof magic;
+  if (!alive || memcmp(guest->theirs.magic, magic, known) != 0) {
+    guest_reject_garbage(p, i);
     return false;
   }
-  return p->bytes_received[i] == sizeof p->hellos[i];
+  if (guest->received >= offsetof(dc__tcp_opening, sealed) && !dc__tcp_opening_is_known(&guest->theirs)) {
+    dc__tcp_reject(guest->fd, dc__fail(DC_E_MISMATCH,
+                                       "dc_comm_create_tcp: the ranks have different versions of libdc, "
+                                       "or machine types"));
+    guest_reject(p, i, "a rank of another version of libdc");
+    return false;
+  }
+  if (guest->received < sizeof guest->theirs) {
+    return true;
+  }
+  if (!dc__tcp_opening_make(group, &guest->own) || !guest_send(guest->fd, &guest->own, sizeof guest->own)) {
+    guest_reject(p, i, "which did not read");
+    return false;
+  }
+  guest->challenged = true;
+  guest->received = 0;
+  return true;
 }
 
-static bool receive_any_hello(dc__tcp_pending *p, dc__tcp_hello *hello, int *fd) {
-  for (int32_t i = p->count - 1; i >= 0; i--) {
-    if (tcp_receive_hello(p, i)) {
-      *hello = p->hellos[i];
-      *fd = p->fds[i];
-      remove_pending(p, i);
+/* Answers a complete proof. False if the guest was rejected. */
+static bool guest_answer(dc__tcp_group *group, int32_t i) {
+  dc__tcp_pending *p = &group->pending;
+  dc__tcp_guest *guest = &p->guests[i];
+  const dc__tcp_hello *hello = &guest->proof.hello;
+  dc__tcp_answer answer = {.status = DC__TCP_DENIED};
+  unsigned char mac[DC__MAC_BYTES];
+  dc__tcp_mac(group, &guest->theirs, &guest->own, hello, NULL, mac);
+  if ((guest->theirs.sealed != 0) != group->sealed || !dc__mac_equal(mac, guest->proof.mac)) {
+    (void)guest_send(guest->fd, &answer, sizeof answer);
+    guest_reject(p, i, "which does not have the group's secret");
+    return false;
+  }
+  answer.status = hello->mesh == DC__TCP_RENDEZVOUS ? DC_OK : handshake_check_member(group, hello);
+  if (answer.status != DC_OK) {
+    snprintf(answer.text, sizeof answer.text, "%s", dc_last_error());
+  }
+  dc__tcp_mac(group, &guest->theirs, &guest->own, hello, &answer, answer.mac);
+  bool sent = guest_send(guest->fd, &answer, sizeof answer);
+  if (!sent || answer.status != DC_OK) {
+    guest_reject(p, i, sent ? "a rank of another run" : "which did not read");
+    return false;
+  }
+  return true;
+}
+
+/* ---- room for new connections ---- */
+
+/* What a silent one has sent meanwhile is read first, so that of two connections the one that said something stays. */
+bool dc__tcp_drop_pending(dc__tcp_group *group) {
+  dc__tcp_pending *p = &group->pending;
+  for (int32_t i = 0; i < p->count; i++) {
+    if (p->guests[i].challenged) {
+      continue;
+    }
+    if (!guest_challenge(group, i)) {
       return true;
     }
+    if (!p->guests[i].challenged) {
+      guest_reject(p, i, "which said nothing");
+      return true;
+    }
+  }
+  if (p->count > 0) {
+    guest_reject(p, 0, "which did not prove itself");
+    return true;
+  }
+  return false;
+}
+
+static int32_t pending_capacity(dc__tcp_pending *p) {
+  struct rlimit files;
+  if (p->capacity == 0) {
+    p->capacity = DC__TCP_MAX_PENDING;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / FILES_SHARE < DC__TCP_MAX_PENDING) {
+      p->capacity = (int32_t)(files.rlim_cur / FILES_SHARE);
+    }
+    p->capacity = p->capacity < MIN_PENDING ? MIN_PENDING : p->capacity;
+  }
+  return p->capacity;
+}
+
+/* Without room in the list, or files, a new connection takes the place of an old one. */
+static dc_status accept_pending(dc__tcp_group *group) {
+  dc__tcp_pending *p = &group->pending;
+  for (int32_t i = 0; i < pending_capacity(p) / 2; i++) { /* proofs are read between two such rounds */
+    int fd = dc__tcp_accept(group->listener);
+    if (fd >= 0) {
+      if (p->count >= pending_capacity(p)) {
+        (void)dc__tcp_drop_pending(group);
+      }
+      p->guests[p->count++] = (dc__tcp_guest){.fd = fd, .since_ns = dc__now_ns()};
+      continue;
+    }
+    if (!dc__tcp_is_resource_error(errno)) {
+      return DC_OK;
+    }
+    dc_status status = dc__fail(DC_E_SYSTEM, "group \"%s\": rank %" PRId32 " cannot accept a connection: %s",
+                                group->name, group->rank, strerror(errno));
+    if (!dc__tcp_drop_pending(group)) {
+      return status;
+    }
+  }
+  return DC_OK;
+}
+
+/* True once the handshake is complete. */
+static bool guest_step(dc__tcp_group *group, int32_t i) {
+  dc__tcp_guest *guest = &group->pending.guests[i];
+  if (!guest->challenged && (!guest_challenge(group, i) || !guest->challenged)) {
+    return false;
+  }
+  if (!guest_receive(guest, &guest->proof, sizeof guest->proof)) {
+    guest_reject(&group->pending, i, "which did not prove itself");
+    return false;
+  }
+  return guest->received == sizeof guest->proof && guest_answer(group, i);
+}
+
+static bool step_guests(dc__tcp_group *group, dc__tcp_hello *hello, int *fd) {
+  dc__tcp_pending *p = &group->pending;
+  for (int32_t i = p->count - 1; i >= 0; i--) {
+    if (guest_step(group, i)) {
+      *hello = p->guests[i].proof.hello;
+      *fd = p->guests[i].fd;
+      guest_remove(p, i);
+      return true;
+    }
+  }
+  while (dc__now_ns() >= dc__tcp_pending_expiry(p)) {
+    guest_reject(p, 0, "which took too long");
   }
   return false;
 }
 
 /* Serves pending connections before it accepts new ones, which may evict them. */
 bool dc__tcp_poll_hello(dc__tcp_group *group, bool can_accept, dc__tcp_hello *hello, int *fd, dc_status *status) {
-  dc__tcp_pending *p = &group->pending;
   *status = DC_OK;
-  if (receive_any_hello(p, hello, fd)) {
+  if (step_guests(group, hello, fd)) {
     return true;
   }
   *status = can_accept ? accept_pending(group) : DC_OK;
-  if (receive_any_hello(p, hello, fd)) {
+  if (step_guests(group, hello, fd)) {
     *status = DC_OK;
     return true;
   }
@@ -146,9 +277,10 @@ bool dc__tcp_wait_hello(dc__tcp_group *group, const int *extra, int32_t extra_co
       polls[count++] = (struct pollfd){.fd = extra[i], .events = POLLIN};
     }
     for (int32_t i = 0; i < p->count; i++) {
-      polls[count++] = (struct pollfd){.fd = p->fds[i], .events = POLLIN};
+      polls[count++] = (struct pollfd){.fd = p->guests[i].fd, .events = POLLIN};
     }
-    if (poll(polls, (nfds_t)count, dc__poll_timeout_ms(deadline)) < 0) {
+    int64_t expiry = dc__tcp_pending_expiry(p);
+    if (poll(polls, (nfds_t)count, dc__poll_timeout_ms(expiry < deadline ? expiry : deadline)) < 0) {
       if (errno != EINTR) {
         *status = dc__fail(DC_E_SYSTEM, "group \"%s\": poll: %s", group->name, strerror(errno));
         return false;

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 
-#include "comm/tcp/tcp.h"
+#include "comm/tcp/auth.h"
 
 /* ---- incoming connections ---- */
 
@@ -57,7 +57,7 @@ static dc_status dispatch_connection(dc__tcp_group *group, const dc__tcp_hello *
   dc_status status = DC_OK;
   if (hello->mesh == DC__TCP_RENDEZVOUS) {
     dc__tcp_reject(fd, fail_no_rendezvous(group, hello));
-  } else if (dc__tcp_hello_matches(group, hello) && hello->rank > group->rank && hello->mesh >= group->meshes &&
+  } else if (hello->rank > group->rank && hello->rank < group->world && hello->mesh >= group->meshes &&
              hello->mesh <= group->meshes + DC__TCP_MAX_AHEAD) {
     const dc__tcp_early *early = find_early(group, hello->mesh, hello->rank);
     bool now = fds != NULL && hello->mesh == group->meshes;
@@ -114,24 +114,96 @@ static socklen_t sockaddr_of(const dc__tcp_endpoint *endpoint, socket_address *t
   return sizeof to->four;
 }
 
-static dc_status connect_to_lower(const dc__tcp_group *group, int32_t mesh, int64_t deadline, int *fds) {
-  const dc__tcp_hello hello = dc__tcp_hello_make(group, mesh);
+static dc_status mesh_fail_connect(const dc__tcp_group *group, int32_t r, int error, const char *where) {
+  dc_status status = error == ETIMEDOUT                 ? DC_E_TIMEOUT
+                     : dc__tcp_is_resource_error(error) ? DC_E_SYSTEM
+                                                        : DC_E_PEER_DEAD;
+  return dc__fail(status, "group \"%s\": rank %" PRId32 " could not connect to rank %" PRId32 ": %s (at %s)",
+                  group->name, group->rank, r, error == 0 ? "it closed the connection" : strerror(error), where);
+}
+
+static enum dc__tcp_call_result mesh_call_open(dc__tcp_group *group, int32_t r, int64_t deadline, dc__tcp_call *call) {
+  socket_address to;
+  socklen_t length = sockaddr_of(&group->endpoints[r], &to);
+  do {
+    call->fd = dc__tcp_connect(&to.any, length, deadline);
+  } while (call->fd < 0 && dc__tcp_is_resource_error(errno) && dc__tcp_drop_pending(group));
+  call->error = errno;
+  call->challenged = false;
+  return call->fd < 0 ? DC__TCP_CALL_LOST : dc__tcp_call_open(group, call, deadline);
+}
+
+static void endpoint_text(const dc__tcp_group *group, int32_t r, char where[DC__TCP_PEER]) {
+  socket_address to;
+  (void)sockaddr_of(&group->endpoints[r], &to);
+  dc__tcp_address_text(&to.any, where);
+}
+
+static enum dc__tcp_call_result mesh_call_prove(const dc__tcp_group *group, int32_t r, int64_t deadline,
+                                                dc__tcp_call *call) {
+  char where[DC__TCP_PEER];
+  endpoint_text(group, r, where);
+  return dc__tcp_call_prove(group, call, deadline, where);
+}
+
+/* The rest of the handshake. Under a flood of connections a rank may drop one that has not proved itself yet; it comes
+ * again. */
+static dc_status mesh_call_complete(dc__tcp_group *group, int32_t r, int64_t deadline, dc__tcp_call *call,
+                                    enum dc__tcp_call_result result) {
+  char where[DC__TCP_PEER];
+  endpoint_text(group, r, where);
+  for (int32_t attempt = 1;; attempt++) {
+    result = result == DC__TCP_CALL_OK && !call->challenged ? dc__tcp_call_prove(group, call, deadline, where) : result;
+    result = result == DC__TCP_CALL_OK ? dc__tcp_call_finish(group, call, deadline, where) : result;
+    if (result == DC__TCP_CALL_OK) {
+      return DC_OK;
+    }
+    if (result == DC__TCP_CALL_FOREIGN) {
+      return mesh_fail_connect(group, r, EPROTO, where);
+    }
+    if (result == DC__TCP_CALL_FAILED) {
+      return call->status;
+    }
+    DC__TRY(dc__tcp_group_check(group));
+    if (!call->challenged || call->error == ETIMEDOUT || attempt == DC__TCP_ATTEMPTS) {
+      return mesh_fail_connect(group, r, call->error, where);
+    }
+    dc__tcp_close(&call->fd);
+    result = mesh_call_open(group, r, deadline, call);
+  }
+}
+
+/* The steps of all handshakes overlap, so that they take the time of one round trip and not of one a rank. */
+static dc_status mesh_call_all(dc__tcp_group *group, int32_t mesh, int64_t deadline, dc__tcp_call *calls, int *fds) {
+  enum dc__tcp_call_result results[DC__COMM_MAX_WORLD];
+  dc_status status = DC_OK;
   for (int32_t r = 0; r < group->rank; r++) {
-    socket_address to;
-    socklen_t length = sockaddr_of(&group->endpoints[r], &to);
-    fds[r] = dc__tcp_connect(&to.any, length, deadline);
-    if (fds[r] < 0 || !dc__tcp_send_all(fds[r], &hello, sizeof hello, deadline)) {
-      char where[DC__TCP_PEER];
-      int error = errno;
-      dc_status status = error == ETIMEDOUT                 ? DC_E_TIMEOUT
-                         : dc__tcp_is_resource_error(error) ? DC_E_SYSTEM
-                                                            : DC_E_PEER_DEAD;
-      dc__tcp_address_text(&to.any, where);
-      return dc__fail(status, "group \"%s\": rank %" PRId32 " could not connect to rank %" PRId32 ": %s (at %s)",
-                      group->name, group->rank, r, strerror(error), where);
+    calls[r].hello = dc__tcp_hello_make(group, mesh);
+    results[r] = mesh_call_open(group, r, deadline, &calls[r]);
+  }
+  for (int32_t r = 0; r < group->rank; r++) {
+    if (results[r] == DC__TCP_CALL_OK) {
+      results[r] = mesh_call_prove(group, r, deadline, &calls[r]);
     }
   }
-  return DC_OK;
+  for (int32_t r = 0; r < group->rank; r++) {
+    status = status != DC_OK ? status : mesh_call_complete(group, r, deadline, &calls[r], results[r]);
+    fds[r] = calls[r].fd;
+    if (status != DC_OK) {
+      dc__tcp_close(&fds[r]); /* a connection without a complete handshake carries no messages */
+    }
+  }
+  return status;
+}
+
+static dc_status connect_to_lower(dc__tcp_group *group, int32_t mesh, int64_t deadline, int *fds) {
+  dc__tcp_call *calls = dc__calloc((size_t)group->rank + 1, sizeof *calls);
+  if (calls == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  dc_status status = mesh_call_all(group, mesh, deadline, calls, fds);
+  dc__free(calls);
+  return status;
 }
 
 /* ---- a mesh ---- */

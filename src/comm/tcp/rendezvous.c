@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "comm/escape.h"
-#include "comm/tcp/tcp.h"
+#include "comm/tcp/auth.h"
 
 enum {
   RETRY_NS = 20000000,
@@ -26,17 +26,8 @@ static dc__tcp_endpoint endpoint_of(const struct sockaddr_storage *address, int3
     memset(endpoint.address + 10, 0xff, 2);
     memcpy(endpoint.address + 12, &((const struct sockaddr_in *)address)->sin_addr, 4);
   }
-  struct in6_addr six;
-  memcpy(&six, endpoint.address, 16);
-  endpoint.on_root_machine = IN6_IS_ADDR_LOOPBACK(&six) || (IN6_IS_ADDR_V4MAPPED(&six) && endpoint.address[12] == 127);
+  endpoint.on_root_machine = dc__tcp_is_loopback(endpoint.address);
   return endpoint;
-}
-
-/* Port 0 picks a free one. */
-static dc_status listen_at(dc__tcp_group *group, int32_t port) {
-  DC__TRY(dc__tcp_listen(&port, &group->listener));
-  group->endpoints[group->rank].port = port;
-  return DC_OK;
 }
 
 /* ---- rank 0 ---- */
@@ -47,18 +38,21 @@ typedef struct tcp_root {
   int32_t joined;
 } tcp_root;
 
-static void tcp_send_welcome(int fd, dc_status status, int32_t more, const char *text) {
+static void tcp_send_welcome(int fd, dc_status status, int32_t more, const unsigned char *run, const char *text) {
   dc__tcp_welcome welcome = {.magic = DC__TCP_MAGIC, .status = status, .more = more};
+  if (run != NULL) {
+    memcpy(welcome.run, run, sizeof welcome.run);
+  }
   snprintf(welcome.text, sizeof welcome.text, "%s", text);
   (void)dc__tcp_send_all(fd, &welcome, sizeof welcome, dc__now_ns() + GRACE_NS);
 }
 
 void dc__tcp_reject(int fd, dc_status status) {
-  tcp_send_welcome(fd, status, 0, dc_last_error());
+  tcp_send_welcome(fd, status, 0, NULL, dc_last_error());
 }
 
 static void send_endpoints(int fd, const dc__tcp_group *group) {
-  tcp_send_welcome(fd, DC_OK, 0, "");
+  tcp_send_welcome(fd, DC_OK, 0, group->run, "");
   (void)dc__tcp_send_all(fd, group->endpoints, sizeof group->endpoints, dc__now_ns() + GRACE_NS);
 }
 
@@ -73,6 +67,7 @@ static dc_status root_fail_duplicate(const tcp_root *root, const dc__tcp_hello *
 /* Admits a rank; an error ends the rendezvous for all. */
 static dc_status admit_peer(tcp_root *root, const dc__tcp_hello *hello, int fd) {
   dc__tcp_group *group = root->group;
+  static const unsigned char none[16] = {0};
   struct sockaddr_storage address;
   socklen_t length = sizeof address;
   if (hello->world != group->world) {
@@ -92,9 +87,13 @@ static dc_status admit_peer(tcp_root *root, const dc__tcp_hello *hello, int fd) 
     return DC_OK; /* it has ended, and will be missing */
   }
   group->endpoints[hello->rank] = endpoint_of(&address, hello->port);
+  if (memcmp(hello->address, none, sizeof none) != 0) {
+    memcpy(group->endpoints[hello->rank].address, hello->address, sizeof hello->address);
+    group->endpoints[hello->rank].on_root_machine = dc__tcp_is_loopback(hello->address);
+  }
   root->peers[hello->rank] = fd;
   root->joined++;
-  tcp_send_welcome(fd, DC_OK, 1, ""); /* lets the peer tell rank 0 from a silent service */
+  tcp_send_welcome(fd, DC_OK, 1, NULL, ""); /* lets the peer tell rank 0 from a silent service */
   return DC_OK;
 }
 
@@ -135,8 +134,7 @@ static dc_status handle_hello(tcp_root *root, const dc__tcp_hello *hello, int fd
   dc_status status = dc__tcp_hello_check(group, hello);
   if (status != DC_OK) {
     dc__tcp_reject(fd, status);
-    dc__tcp_note_rejected(&group->pending, fd,
-                          status == DC_E_EXISTS ? "a rank of another group" : "a rank of another version of libdc");
+    dc__tcp_note_rejected(&group->pending, fd, "a rank of another group");
     dc__tcp_close(&fd);
     return DC_OK; /* the group keeps waiting */
   }
@@ -175,11 +173,14 @@ static dc_status collect_peers(tcp_root *root, int64_t deadline) {
   return status;
 }
 
-static dc_status rendezvous_root(dc__tcp_group *group, int32_t port, int64_t deadline) {
+static dc_status rendezvous_root(dc__tcp_group *group, const dc__tcp_address *address, int64_t deadline) {
   tcp_root root = {.group = group};
-  DC__TRY(listen_at(group, port));
+  DC__TRY(dc__tcp_listen_root(group, address));
   for (int32_t r = 0; r < DC__COMM_MAX_WORLD; r++) {
     root.peers[r] = -1;
+  }
+  if (!dc__random_bytes(group->run, sizeof group->run)) {
+    return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: no random bytes: %s", strerror(errno));
   }
   group->endpoints[0].on_root_machine = 1;
   dc_status status = collect_peers(&root, deadline);
@@ -305,14 +306,42 @@ static dc_status receive_endpoints(tcp_peer *peer, int64_t deadline, dc__tcp_end
   if (welcome.more != 0) {
     DC__TRY(tcp_receive_welcome(peer, deadline, &welcome));
   }
+  memcpy(peer->group->run, welcome.run, sizeof welcome.run);
   return dc__tcp_receive_all(peer->fd, endpoints, DC__COMM_MAX_WORLD * sizeof *endpoints, deadline, &got)
              ? DC_OK
              : fail_no_answer(peer, errno);
 }
 
-static dc_status tcp_send_hello(const tcp_peer *peer, int64_t deadline) {
-  const dc__tcp_hello hello = dc__tcp_hello_make(peer->group, DC__TCP_RENDEZVOUS);
-  return dc__tcp_send_all(peer->fd, &hello, sizeof hello, deadline) ? DC_OK : fail_no_answer(peer, errno);
+static enum dc__tcp_call_result peer_call(const tcp_peer *peer, dc__tcp_call *call, int64_t deadline) {
+  char where[sizeof peer->to->host + 8];
+  snprintf(where, sizeof where, "%s:%" PRId32, peer->to->host, peer->to->port);
+  enum dc__tcp_call_result result = dc__tcp_call_open(peer->group, call, deadline);
+  result = result == DC__TCP_CALL_OK ? dc__tcp_call_prove(peer->group, call, deadline, where) : result;
+  return result == DC__TCP_CALL_OK ? dc__tcp_call_finish(peer->group, call, deadline, where) : result;
+}
+
+/* The handshake with rank 0. Under a flood of connections rank 0 may drop this one before it has proved itself, and it
+ * comes again. */
+static dc_status peer_authenticate(tcp_peer *peer, int64_t deadline) {
+  for (int32_t attempt = 1;; attempt++) {
+    struct sockaddr_storage reached;
+    dc__tcp_call call = {.fd = peer->fd, .hello = dc__tcp_hello_make(peer->group, DC__TCP_RENDEZVOUS)};
+    enum dc__tcp_call_result result = peer_call(peer, &call, deadline);
+    if (result == DC__TCP_CALL_OK) {
+      return DC_OK;
+    }
+    if (result == DC__TCP_CALL_FOREIGN) {
+      return fail_not_libdc(peer, call.quoted, call.quoted_bytes);
+    }
+    if (result == DC__TCP_CALL_FAILED) {
+      return call.status;
+    }
+    if (!call.challenged || call.error == ETIMEDOUT || attempt == DC__TCP_ATTEMPTS) {
+      return fail_no_answer(peer, call.error);
+    }
+    dc__tcp_close(&peer->fd);
+    DC__TRY(tcp_connect_to_root(peer->group, peer->to, deadline, &reached, &peer->fd));
+  }
 }
 
 /* Listens only once rank 0 does: on rank 0's machine the system might otherwise give it rank 0's port. */
@@ -321,8 +350,8 @@ static dc_status tcp_rendezvous_peer(dc__tcp_group *group, const dc__tcp_address
   dc__tcp_endpoint endpoints[DC__COMM_MAX_WORLD];
   tcp_peer peer = {.group = group, .to = to, .fd = -1};
   DC__TRY(tcp_connect_to_root(group, to, deadline, &reached, &peer.fd));
-  dc_status status = listen_at(group, 0);
-  status = status == DC_OK ? tcp_send_hello(&peer, deadline) : status;
+  dc_status status = dc__tcp_listen_peer(group, peer.fd);
+  status = status == DC_OK ? peer_authenticate(&peer, deadline) : status;
   status = status == DC_OK ? receive_endpoints(&peer, deadline + GRACE_NS, endpoints) : status;
   dc__tcp_close(&peer.fd);
   for (int32_t r = 0; status == DC_OK && r < group->world; r++) {
@@ -339,6 +368,5 @@ static dc_status tcp_rendezvous_peer(dc__tcp_group *group, const dc__tcp_address
 }
 
 dc_status dc__tcp_rendezvous(dc__tcp_group *group, const dc__tcp_address *address, int64_t deadline) {
-  return group->rank == 0 ? rendezvous_root(group, address->port, deadline)
-                          : tcp_rendezvous_peer(group, address, deadline);
+  return group->rank == 0 ? rendezvous_root(group, address, deadline) : tcp_rendezvous_peer(group, address, deadline);
 }

@@ -6,6 +6,8 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,30 +40,73 @@ bool dc__tcp_is_resource_error(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
+/* The sockets of this process, by descriptor. A child of fork() closes its copies, which would keep the connections of
+ * a parent that died. */
+enum { SOCKETS = 65536, SOCKET_BITS = 64 };
+static atomic_ullong sockets[SOCKETS / SOCKET_BITS];
+
+static void close_in_child(void) {
+  for (int i = 0; i < SOCKETS / SOCKET_BITS; i++) {
+    unsigned long long word = atomic_exchange_explicit(&sockets[i], 0, memory_order_relaxed);
+    for (int bit = 0; word != 0; bit++, word >>= 1) {
+      if (word & 1) {
+        close(i * SOCKET_BITS + bit);
+      }
+    }
+  }
+}
+
+static void install_fork_handler(void) {
+  (void)pthread_atfork(NULL, NULL, close_in_child);
+}
+
+static void note_socket(int fd, bool is_open) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  if (fd < SOCKETS) {
+    unsigned long long bit = 1ULL << (fd % SOCKET_BITS);
+    pthread_once(&once, install_fork_handler);
+    if (is_open) {
+      atomic_fetch_or_explicit(&sockets[fd / SOCKET_BITS], bit, memory_order_relaxed);
+    } else {
+      atomic_fetch_and_explicit(&sockets[fd / SOCKET_BITS], ~bit, memory_order_relaxed);
+    }
+  }
+}
+
 void dc__tcp_close(int *fd) {
   if (*fd >= 0) {
+    note_socket(*fd, false);
     close(*fd);
     *fd = -1;
   }
 }
 
-/* Disables Nagle's algorithm; keep-alive probes detect a machine that vanished. */
+/* Disables Nagle's algorithm. Keep-alive probes find a machine that vanished, a second after heartbeats do
+ * (liveness.c), which can say more. */
 static void set_options(int fd) {
-  const int on = 1;
+  const int on = 1, idle_s = 2, interval_s = 1, probes = 3;
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
   (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
-dc_status dc__tcp_listen(int32_t *port, int *fd) {
+dc_status dc__tcp_listen(const unsigned char *at, int32_t *port, int *fd) {
   const int on = 1, off = 0;
   struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)*port)};
   struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)*port)};
   struct sockaddr *address = (struct sockaddr *)&six;
   socklen_t length = sizeof six;
-  *fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (at != NULL) {
+    memcpy(&six.sin6_addr, at, 16);
+    memcpy(&four.sin_addr, at + 12, 4);
+  }
+  bool is_four = at != NULL && IN6_IS_ADDR_V4MAPPED(&six.sin6_addr);
+  *fd = is_four ? -1 : socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (*fd >= 0) {
     (void)setsockopt(*fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); /* IPv4 too */
-  } else {
+  } else if (at == NULL || is_four) {
     address = (struct sockaddr *)&four;
     length = sizeof four;
     *fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -76,6 +121,7 @@ dc_status dc__tcp_listen(int32_t *port, int *fd) {
     return dc__fail(error == EADDRINUSE ? DC_E_EXISTS : DC_E_SYSTEM, "dc_comm_create_tcp: port %" PRId32 ": %s", *port,
                     strerror(error));
   }
+  note_socket(*fd, true);
   *port = ntohs(address->sa_family == AF_INET6 ? six.sin6_port : four.sin_port);
   return DC_OK;
 }
@@ -130,6 +176,7 @@ int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t de
     return -1;
   }
   set_options(fd);
+  note_socket(fd, true);
   return fd;
 }
 
@@ -139,6 +186,7 @@ int dc__tcp_accept(int listener) {
     (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
     (void)fcntl(fd, F_SETFL, O_NONBLOCK);
     set_options(fd);
+    note_socket(fd, true);
   }
   return fd;
 }

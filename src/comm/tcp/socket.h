@@ -16,7 +16,7 @@ typedef struct dc__tcp_address {
 dc_status dc__tcp_parse_address(const char *fn, const char *address, dc__tcp_address *out);
 
 /* Listens on all of the machine's addresses. If *port is 0, picks a free one and stores it. */
-dc_status dc__tcp_listen(int32_t *port, int *fd);
+dc_status dc__tcp_listen(const unsigned char *at, int32_t *port, int *fd);
 /* Tries once, at most until the deadline; -1 with errno. */
 int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t deadline);
 /* The next connection, ready to use; -1 with errno. */

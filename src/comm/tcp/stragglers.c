@@ -170,6 +170,7 @@ static void describe_straggler(const dc__tcp *self, int32_t r, bool has_header, 
   if (dc__rank_set_has(&self->unresponsive, r)) {
     snprintf(text, cap, "; rank%s %s %s not answer", unresponsive.count > 1 ? "s" : "", unresponsive.text,
              unresponsive.count > 1 ? "do" : "does");
+    dc__tcp_describe_silence(self->group, r, text, cap);
   } else if (reply->state == DC__TCP_NO_REPLY) {
     snprintf(text, cap, "; rank %" PRId32 " cannot be asked: its control connection ended", r);
   } else if (reply->state == DC__TCP_NOT_WAITING) {

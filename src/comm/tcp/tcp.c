@@ -129,7 +129,7 @@ static dc_status dup_mesh(dc_comm *comm, dc_comm **copy) {
 dc_status dc__comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world,
                               const dc_comm_options *options, dc_comm **comm) {
   dc__tcp_group *group = NULL;
-  DC__TRY(dc__tcp_group_create(address, name, rank, world, options->timeout_ns, &group));
+  DC__TRY(dc__tcp_group_create(address, name, rank, world, options, &group));
   dc_status status = open_mesh(group, comm);
   dc__tcp_group_release(group);
   return status;

@@ -16,12 +16,16 @@
 
 #include "comm/rank_set.h"
 #include "comm/signature.h"
+#include "comm/tcp/hmac.h"
 #include "comm/tcp/socket.h"
 
 enum {
   DC__TCP_PROTOCOL = 4, /* raise it when a message changes */
   DC__TCP_NAME = 88,    /* of the group, zero-padded */
   DC__TCP_TEXT = 512,
+  DC__TCP_RUN = 16, /* random bytes of one meeting: ranks of an earlier one have others */
+  DC__TCP_DENIED = -1,
+  DC__TCP_ATTEMPTS = 16,     /* of a handshake that the other side drops */
   DC__TCP_RENDEZVOUS = -1,   /* mesh number of a hello that asks for rank 0's table */
   DC__TCP_CONTROL = 0,       /* that of the control mesh */
   DC__TCP_MAX_PENDING = 256, /* connections without a complete hello */
@@ -33,17 +37,38 @@ enum {
 
 #define DC__TCP_MAGIC "libdc/t" /* with its zero byte the first eight bytes of a connection, in both directions */
 
-/* The first message of every connection. */
-typedef struct dc__tcp_hello {
+/* The first message of every connection, in both directions. It says nothing of the group. */
+typedef struct dc__tcp_opening {
   char magic[8];
   uint32_t byte_order; /* 1, which reads differently with another byte order */
   uint32_t protocol;   /* DC__TCP_PROTOCOL, and sizes of structs */
+  uint32_t sealed;     /* 1 if the sender has a secret */
+  uint32_t reserved;
+  unsigned char nonce[32];
+} dc__tcp_opening;
+
+/* The connecting rank's second message is its hello, and a code (HMAC) over both openings and the hello. */
+typedef struct dc__tcp_hello {
   int32_t rank;
   int32_t world;
   int32_t mesh;
   int32_t port; /* of the rank's listener, with DC__TCP_RENDEZVOUS */
+  unsigned char run[DC__TCP_RUN];
+  unsigned char address[16]; /* where it listens; zeros: at the address where its connection comes from */
   char name[DC__TCP_NAME];
 } dc__tcp_hello;
+
+typedef struct dc__tcp_proof {
+  dc__tcp_hello hello;
+  unsigned char mac[DC__MAC_BYTES];
+} dc__tcp_proof;
+
+/* The accepting rank's second message. If the proof is wrong, it is DC__TCP_DENIED without a valid code. */
+typedef struct dc__tcp_answer {
+  unsigned char mac[DC__MAC_BYTES]; /* over both openings, the hello and what follows */
+  int32_t status;
+  char text[DC__TCP_TEXT];
+} dc__tcp_answer;
 
 /* Where a rank listens: an IPv6 or IPv4-mapped address. */
 typedef struct dc__tcp_endpoint {
@@ -58,6 +83,7 @@ typedef struct dc__tcp_welcome {
   char magic[8];
   int32_t status;
   int32_t more; /* 1 if rank 0 waits for other ranks and will answer again */
+  unsigned char run[DC__TCP_RUN];
   char text[DC__TCP_TEXT];
 } dc__tcp_welcome;
 
@@ -66,7 +92,8 @@ enum dc__tcp_control_kind {
   DC__TCP_GOODBYE = 1, /* the rank destroys its last communicator */
   DC__TCP_FAILURE,     /* the sender's vote: why the group fails */
   DC__TCP_QUERY,       /* has the receiver joined a collective? */
-  DC__TCP_REPLY
+  DC__TCP_REPLY,
+  DC__TCP_HEARTBEAT /* the sender's watcher runs */
 };
 
 typedef struct dc__tcp_control_msg {
@@ -114,12 +141,20 @@ typedef struct dc__tcp_early {
   int32_t rank;
 } dc__tcp_early;
 
-/* Accepted connections without a complete hello. */
+/* An accepted connection whose handshake is not complete. */
+typedef struct dc__tcp_guest {
+  int fd;
+  bool challenged; /* it sent its opening, and got this rank's */
+  size_t received; /* of the message that is due */
+  int64_t since_ns;
+  dc__tcp_opening theirs, own;
+  dc__tcp_proof proof;
+} dc__tcp_guest;
+
 typedef struct dc__tcp_pending {
-  int fds[DC__TCP_MAX_PENDING];
-  size_t bytes_received[DC__TCP_MAX_PENDING];
-  dc__tcp_hello hellos[DC__TCP_MAX_PENDING];
+  dc__tcp_guest guests[DC__TCP_MAX_PENDING]; /* oldest first */
   int32_t count;
+  int32_t capacity; /* 0: not known yet */
   int64_t rejected;
   char last[160]; /* origin and kind of the last rejected one */
 } dc__tcp_pending;
@@ -133,6 +168,11 @@ typedef struct dc__tcp_group {
   int64_t timeout_ns;
   int64_t formed_ns; /* time of the rendezvous; 0: not yet */
   char name[DC__TCP_NAME];
+  bool sealed;                      /* the caller gave a secret */
+  unsigned char key[DC__MAC_BYTES]; /* of the secret; zeros without one */
+  unsigned char run[DC__TCP_RUN];
+  char network[64]; /* the interface to listen at, by name or addresses; empty: not given */
+  int32_t first_port, last_port;
   int listener;
   dc__tcp_endpoint endpoints[DC__COMM_MAX_WORLD];
   pthread_mutex_t mesh_mutex; /* one mesh at a time; guards what follows, to early_count */
@@ -149,20 +189,22 @@ typedef struct dc__tcp_group {
   bool watcher_running;
   pthread_t watcher;
   atomic_int closed[DC__COMM_MAX_WORLD]; /* DC__TCP_CLOSED, DC__TCP_DISCONNECTED; 0: connected */
-  atomic_int error[DC__COMM_MAX_WORLD];  /* errno if disconnected; 0: the peer closed the connection */
-  pthread_mutex_t query_mutex;           /* one query at a time */
-  pthread_mutex_t mutex;                 /* guards all below, and writes to control */
-  pthread_cond_t changed;                /* signals a message, a closed connection, the failure */
-  bool unreachable[DC__COMM_MAX_WORLD];  /* a message could not be sent */
-  struct dc__tcp *members;               /* communicators */
-  int32_t joined;                        /* 1 + the last mesh that got a communicator */
-  int64_t query;                         /* the last query's number */
-  dc__tcp_reply *replies;                /* of the query in progress, by rank; NULL if none */
-  bool voted;                            /* this rank has voted */
-  dc__tcp_control_msg vote;              /* the best vote so far */
-  dc__rank_set votes;                    /* ranks whose vote has arrived */
-  dc__rank_set unresponsive;             /* ranks that did not answer the last query */
-  int64_t vote_deadline;                 /* end of the wait for votes */
+  int64_t heartbeat_ns;
+  atomic_llong heard_ns[DC__COMM_MAX_WORLD]; /* when the last bytes of its watcher came */
+  atomic_int error[DC__COMM_MAX_WORLD];      /* errno if disconnected; 0: the peer closed the connection */
+  pthread_mutex_t query_mutex;               /* one query at a time */
+  pthread_mutex_t mutex;                     /* guards all below, and writes to control */
+  pthread_cond_t changed;                    /* signals a message, a closed connection, the failure */
+  bool unreachable[DC__COMM_MAX_WORLD];      /* a message could not be sent */
+  struct dc__tcp *members;                   /* communicators */
+  int32_t joined;                            /* 1 + the last mesh that got a communicator */
+  int64_t query;                             /* the last query's number */
+  dc__tcp_reply *replies;                    /* of the query in progress, by rank; NULL if none */
+  bool voted;                                /* this rank has voted */
+  dc__tcp_control_msg vote;                  /* the best vote so far */
+  dc__rank_set votes;                        /* ranks whose vote has arrived */
+  dc__rank_set unresponsive;                 /* ranks that did not answer the last query */
+  int64_t vote_deadline;                     /* end of the wait for votes */
   dc__failure failure;
   atomic_int failed;
 } dc__tcp_group;
@@ -223,21 +265,33 @@ dc_status dc__tcp_rendezvous(dc__tcp_group *group, const dc__tcp_address *addres
 /* Sends this thread's last error to a connection that asked for a rendezvous. */
 void dc__tcp_reject(int fd, dc_status status);
 
+/* ---- listen.c: opens the listener ---- */
+
+bool dc__tcp_is_loopback(const unsigned char address[16]);
+/* near: an address of this machine. */
+dc_status dc__tcp_listen_near(dc__tcp_group *group, const struct sockaddr *near, int32_t port);
+dc_status dc__tcp_listen_root(dc__tcp_group *group, const dc__tcp_address *address);
+/* fd: the connection to rank 0. */
+dc_status dc__tcp_listen_peer(dc__tcp_group *group, int fd);
+
 /* ---- handshake.c: incoming connections ---- */
 
 dc__tcp_hello dc__tcp_hello_make(const dc__tcp_group *group, int32_t mesh);
-/* Whether a hello is from a rank of this group. */
-bool dc__tcp_hello_matches(const dc__tcp_group *group, const dc__tcp_hello *hello);
-/* An error if a hello is of another group or another version of libdc. */
+/* An error if a hello is of another group. */
 dc_status dc__tcp_hello_check(const dc__tcp_group *group, const dc__tcp_hello *hello);
 /* Notes a rejected connection for error texts. */
 void dc__tcp_note_rejected(dc__tcp_pending *pending, int fd, const char *what);
-/* Waits for a hello until the deadline. True if one came; the caller owns the connection. False with *status DC_OK if
- * none came. Rejects connections that are not libdc's. A readable descriptor of extra ends the wait. */
+/* Makes room for a descriptor: closes the pending connection that has said least, of these the oldest. False if none
+ * is pending. */
+bool dc__tcp_drop_pending(dc__tcp_group *group);
+/* Waits for a handshake until the deadline. True if one is complete; the caller owns the connection. False with *status
+ * DC_OK if none is. Rejects strangers. A readable descriptor of extra ends the wait. */
 bool dc__tcp_wait_hello(dc__tcp_group *group, const int *extra, int32_t extra_count, int64_t deadline,
                         dc__tcp_hello *hello, int *fd, dc_status *status);
 /* As dc__tcp_wait_hello(), without waiting. can_accept: the listener is readable. */
 bool dc__tcp_poll_hello(dc__tcp_group *group, bool can_accept, dc__tcp_hello *hello, int *fd, dc_status *status);
+/* When the oldest pending connection has had its time; INT64_MAX if none is pending. */
+int64_t dc__tcp_pending_expiry(const dc__tcp_pending *pending);
 void dc__tcp_pending_close(dc__tcp_pending *pending);
 
 /* ---- mesh.c ---- */
@@ -273,6 +327,16 @@ void dc__tcp_broadcast_control(dc__tcp_group *group, const dc__tcp_control_msg *
 
 dc_status dc__tcp_start_watcher(dc__tcp_group *group);
 
+/* ---- liveness.c ---- */
+
+/* Prepares the control connections. */
+void dc__tcp_start_heartbeats(dc__tcp_group *group);
+/* For the watcher, each heartbeat_ns: sends a heartbeat to all ranks, and fails the group if a machine has not answered
+ * for three. was_late: this watcher did not run in time, so that it cannot judge. */
+void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late);
+/* Adds how long a rank has been silent though its machine answers, if so. */
+void dc__tcp_describe_silence(dc__tcp_group *group, int32_t r, char *text, size_t cap);
+
 /* ---- stragglers.c: the ranks that delay others ---- */
 
 void dc__tcp_wait_begin(dc__tcp_wait *wait, const dc__rank_set *ranks);
@@ -307,8 +371,8 @@ dc_status dc__tcp_fail_deadlock(dc__tcp *self, const char *op_text);
 
 /* ---- group.c ---- */
 
-dc_status dc__tcp_group_create(const char *address, const char *name, int32_t rank, int32_t world, int64_t timeout_ns,
-                               dc__tcp_group **out);
+dc_status dc__tcp_group_create(const char *address, const char *name, int32_t rank, int32_t world,
+                               const dc_comm_options *options, dc__tcp_group **out);
 void dc__tcp_group_release(dc__tcp_group *group);
 void dc__tcp_group_add(dc__tcp_group *group, dc__tcp *member);
 void dc__tcp_group_remove(dc__tcp_group *group, const dc__tcp *member);

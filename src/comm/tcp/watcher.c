@@ -16,6 +16,8 @@ typedef struct tcp_watcher {
   struct pollfd polls[DC__COMM_MAX_WORLD + 2 + DC__TCP_MAX_PENDING];
   bool mesh_in_progress; /* another thread makes a mesh and serves the listener, or accept is paused */
   int64_t retry_after;   /* when accept resumes; 0: at once */
+  int64_t pending_expiry;
+  int64_t next_beat;
 } tcp_watcher;
 
 static void handle_message(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *message) {
@@ -51,6 +53,7 @@ static bool receive_message(tcp_watcher *w, int32_t r) {
   ssize_t got = recv(group->control[r], at, sizeof w->messages[r] - w->bytes_received[r], MSG_DONTWAIT);
   if (got > 0) {
     w->bytes_received[r] += (size_t)got;
+    atomic_store_explicit(&group->heard_ns[r], dc__now_ns(), memory_order_relaxed);
     if (w->bytes_received[r] == sizeof w->messages[r]) {
       w->bytes_received[r] = 0;
       handle_message(group, r, &w->messages[r]);
@@ -68,11 +71,13 @@ static bool receive_message(tcp_watcher *w, int32_t r) {
 static nfds_t list_polls(tcp_watcher *w) {
   dc__tcp_group *group = w->group;
   nfds_t count = (nfds_t)group->world + 1;
+  w->pending_expiry = INT64_MAX;
   w->mesh_in_progress = w->retry_after > dc__now_ns() || pthread_mutex_trylock(&group->mesh_mutex) != 0;
   if (!w->mesh_in_progress) {
     w->polls[count++] = (struct pollfd){.fd = group->listener, .events = POLLIN};
+    w->pending_expiry = dc__tcp_pending_expiry(&group->pending);
     for (int32_t i = 0; i < group->pending.count; i++) {
-      w->polls[count++] = (struct pollfd){.fd = group->pending.fds[i], .events = POLLIN};
+      w->polls[count++] = (struct pollfd){.fd = group->pending.guests[i].fd, .events = POLLIN};
     }
     pthread_mutex_unlock(&group->mesh_mutex);
   }
@@ -82,7 +87,7 @@ static nfds_t list_polls(tcp_watcher *w) {
 static void serve_listener(tcp_watcher *w, nfds_t count) {
   dc__tcp_group *group = w->group;
   nfds_t first = (nfds_t)group->world + 1;
-  bool any = false, retry = false;
+  bool any = dc__now_ns() >= w->pending_expiry, retry = false;
   for (nfds_t i = first; i < count; i++) {
     any = any || w->polls[i].revents != 0;
   }
@@ -93,16 +98,26 @@ static void serve_listener(tcp_watcher *w, nfds_t count) {
   w->retry_after = retry ? dc__now_ns() + RETRY_NS : 0;
 }
 
-/* Time until the vote deadline or the next accept. */
+/* Time until the vote deadline, the next accept or the next heartbeat. */
 static int poll_timeout(tcp_watcher *w) {
   dc__tcp_group *group = w->group;
-  int64_t until = w->mesh_in_progress && w->retry_after != 0 ? w->retry_after : INT64_MAX;
+  int64_t until = w->mesh_in_progress && w->retry_after != 0 ? w->retry_after : w->pending_expiry;
+  until = until < w->next_beat ? until : w->next_beat;
   pthread_mutex_lock(&group->mutex);
   if (group->voted && atomic_load(&group->failed) == 0 && group->vote_deadline < until) {
     until = group->vote_deadline;
   }
   pthread_mutex_unlock(&group->mutex);
-  return until == INT64_MAX ? -1 : dc__poll_timeout_ms(until);
+  return dc__poll_timeout_ms(until);
+}
+
+static void beat(tcp_watcher *w) {
+  int64_t now = dc__now_ns();
+  if (now < w->next_beat) {
+    return;
+  }
+  dc__tcp_send_heartbeats(w->group, now - w->next_beat > w->group->heartbeat_ns);
+  w->next_beat = dc__now_ns() + w->group->heartbeat_ns;
 }
 
 static void *watcher_main(void *arg) {
@@ -112,6 +127,7 @@ static void *watcher_main(void *arg) {
   for (int32_t r = 0; r < world; r++) {
     w->polls[r] = (struct pollfd){.fd = group->control[r], .events = POLLIN};
   }
+  w->next_beat = dc__now_ns();
   w->polls[world] = (struct pollfd){.fd = group->wake_event, .events = POLLIN};
   while (atomic_load(&group->stopping) == 0) {
     nfds_t count = list_polls(w);
@@ -128,6 +144,10 @@ static void *watcher_main(void *arg) {
       (void)eventfd_read(group->wake_event, &any);
     }
     serve_listener(w, count);
+    beat(w);
+    for (int32_t r = 0; r < world; r++) {
+      w->polls[r].fd = atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED ? -1 : w->polls[r].fd;
+    }
     pthread_mutex_lock(&group->mutex);
     dc__tcp_decide_failure(group); /* at the vote deadline */
     pthread_mutex_unlock(&group->mutex);

@@ -52,7 +52,7 @@ static int32_t same_user(void *arg, void **out) {
 }
 
 static void open_stuck(stuck *s, int how, int64_t timeout_ns) {
-  const dc_comm_options options = {sizeof options, timeout_ns, 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
   const dc_comm_callbacks callbacks = {.struct_size = sizeof callbacks,
                                        .all_gather = gather_twice,
                                        .reduce_scatter = no_reduce_scatter,

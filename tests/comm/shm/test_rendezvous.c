@@ -55,7 +55,7 @@ static pid_t meet(const char *name, const meeting *m) {
   fflush(NULL);
   pid_t child = fork();
   if (child == 0) {
-    const dc_comm_options options = {sizeof options, m->timeout_ns, 0};
+    const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = m->timeout_ns};
     dc_comm *comm = NULL;
     dc_status status = dc_comm_create_processes(name, m->rank, m->world, &options, &comm);
     bool right = status == m->status && (status == DC_OK) == (comm != NULL) &&

@@ -1,6 +1,6 @@
 /* Over TCP a rank finds something else than it looked for: another service at rank 0's address, a group that has formed
  * already, a connection that takes a rank's place. The error names what it found. */
-#include "comm/tcp/tcp.h"
+#include "comm/tcp/auth.h"
 #include "comm_ranks.h"
 
 #include <errno.h>
@@ -21,6 +21,15 @@ static int connect_to(const char *address) {
   return -1;
 }
 
+/* Rank 1's side of the handshake, in a group of two without a secret. */
+static bool prove(int fd, const dc__tcp_group *group, const dc__tcp_hello *hello) {
+  dc__tcp_call call = {.fd = fd, .hello = *hello};
+  int64_t deadline = dc__now_ns() + limit;
+  return dc__tcp_call_open(group, &call, deadline) == DC__TCP_CALL_OK &&
+         dc__tcp_call_prove(group, &call, deadline, "here") == DC__TCP_CALL_OK &&
+         dc__tcp_call_finish(group, &call, deadline, "here") == DC__TCP_CALL_OK;
+}
+
 /* Until the other side has closed the connection. */
 static void await_end(int fd) {
   char byte;
@@ -36,13 +45,31 @@ typedef struct service {
   const void *says;
   size_t bytes;
   bool closes; /* else it keeps the connection */
+  bool proves; /* it is libdc up to there */
 } service;
+
+/* As rank 0 does, for the opening that came. */
+static void answer_rank_1(int fd, const char *came) {
+  const dc__tcp_group group = {.sealed = false};
+  dc__tcp_opening theirs, own;
+  dc__tcp_proof proof;
+  dc__tcp_answer answer = {.status = DC_OK};
+  memcpy(&theirs, came, sizeof theirs);
+  (void)dc__tcp_opening_make(&group, &own);
+  (void)!send(fd, &own, sizeof own, MSG_NOSIGNAL);
+  (void)!recv(fd, &proof, sizeof proof, MSG_WAITALL);
+  dc__tcp_mac(&group, &theirs, &own, &proof.hello, &answer, answer.mac);
+  (void)!send(fd, &answer, sizeof answer, MSG_NOSIGNAL);
+}
 
 static void *serve(void *arg) {
   const service *s = arg;
   char hello[4096];
   int fd = accept(s->listener, NULL, NULL);
   ssize_t got = recv(fd, hello, sizeof hello, 0);
+  if (s->proves) {
+    answer_rank_1(fd, hello);
+  }
   if (got > 0 && s->bytes > 0) {
     (void)!send(fd, s->says, s->bytes, MSG_NOSIGNAL);
   }
@@ -76,7 +103,7 @@ static void close_service(service *s, pthread_t thread) {
 static void look_for_rank_0(service *s, int64_t timeout_ns, dc_status expected, const char *says) {
   char address[64];
   dc_comm *comm = NULL;
-  const dc_comm_options options = {sizeof options, timeout_ns, 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
   pthread_t thread = open_service(s, address);
   dc_status status = dc_comm_create_tcp(address, "g", 1, 2, &options, &comm);
   if (status != expected || strstr(dc_last_error(), says) == NULL || strstr(dc_last_error(), address) == NULL) {
@@ -89,7 +116,9 @@ static void test_another_service(void **state) {
   (void)state;
   static const char http[] = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n";
   static const char zeros[6664] = {0};
-  const dc__tcp_welcome half = {.magic = DC__TCP_MAGIC};
+  const dc__tcp_group none = {.sealed = false};
+  dc__tcp_opening half;
+  assert_true(dc__tcp_opening_make(&none, &half));
   service web = {.says = http, .bytes = sizeof http - 1, .closes = true};
   look_for_rank_0(&web, limit, DC_E_EXISTS,
                   "is not libdc, or another version of it; it sent \"HTTP/1.1 400 Bad Request\\r\\nConnection: close");
@@ -108,9 +137,9 @@ static void test_text_from_the_wire(void **state) {
   dc__tcp_welcome evil = {.magic = DC__TCP_MAGIC, .status = DC_E_EXISTS};
   char address[64];
   dc_comm *comm = NULL;
-  const dc_comm_options options = {sizeof options, limit, 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
   snprintf(evil.text, sizeof evil.text, "\x1b]0;pwn\x07\x1b[2J\xff\xfe\r\nrank 0 ok %%s%%n \xc3\xa9");
-  service s = {.says = &evil, .bytes = sizeof evil};
+  service s = {.says = &evil, .bytes = sizeof evil, .proves = true};
   pthread_t thread = open_service(&s, address);
   assert_int_equal(dc_comm_create_tcp(address, "g", 1, 2, &options, &comm), DC_E_EXISTS);
   assert_string_equal(dc_last_error(), "\\x1b]0;pwn\\x07\\x1b[2J\\xff\\xfe\\r\\nrank 0 ok %s%n \xc3\xa9");
@@ -127,7 +156,7 @@ typedef struct waiting {
 static void *wait_for_rank_1(void *arg) {
   waiting *w = arg;
   dc_comm *comm = NULL;
-  const dc_comm_options options = {sizeof options, 3000 * MS, 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = 3000 * MS};
   dc_status status = dc_comm_create_tcp(w->address, "g", 0, 2, &options, &comm);
   w->right = status == DC_E_TIMEOUT && strstr(dc_last_error(), "rank 1 of 2 has not come after 3.0 s; ") != NULL &&
              strstr(dc_last_error(), w->says) != NULL;
@@ -140,8 +169,7 @@ static void *wait_for_rank_1(void *arg) {
 static void test_rejected_ranks_learn_why(void **state) {
   (void)state;
   static const char get[] = "GET / HTTP/1.0\r\n\r\n";
-  const dc__tcp_hello old = {
-      .magic = DC__TCP_MAGIC, .byte_order = 1, .protocol = 1, .rank = 1, .world = 2, .name = "g"};
+  const dc__tcp_opening old = {.magic = DC__TCP_MAGIC, .byte_order = 1, .protocol = 1};
   const void *const says[] = {get, &old};
   const size_t bytes[] = {sizeof get - 1, sizeof old};
   waiting ws[] = {{.says = "which sent \"GET / HTTP/1.0\\r\\n\\r\\n\""},
@@ -198,7 +226,7 @@ typedef struct member {
 static void *join_formed(void *arg) {
   member *m = arg;
   dc_comm *comm = NULL;
-  const dc_comm_options options = {sizeof options, limit, 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
   m->result = dc_comm_create_tcp(m->group->address, "g", m->rank, 2, &options, &comm) == DC_OK
                   ? rank_of_formed(comm, m->group)
                   : 1;
@@ -208,7 +236,7 @@ static void *join_formed(void *arg) {
 
 static void come_late(const formed *f, const char *name, const char *says) {
   dc_comm *comm = NULL;
-  const dc_comm_options options = {sizeof options, limit / 3, 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit / 3};
   assert_int_equal(dc_comm_create_tcp(f->address, name, 1, 2, &options, &comm), DC_E_EXISTS);
   assert_non_null(strstr(dc_last_error(), says));
 }
@@ -258,7 +286,9 @@ static int connect_as_stranger(const dc_comm *comm) {
   hello.rank = 1;
   snprintf(address, sizeof address, ":%d", group->endpoints[0].port);
   int fd = connect_to(address);
-  CHECK(send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello);
+  if (!prove(fd, group, &hello)) {
+    fprintf(stderr, "knock: %s\n", dc_last_error());
+  }
   return fd;
 }
 

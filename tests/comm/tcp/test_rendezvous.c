@@ -18,7 +18,7 @@ typedef struct meeting {
 static void *meet(void *arg) {
   const meeting *m = arg;
   dc_comm *comm = NULL;
-  const dc_comm_options options = {sizeof options, m->timeout_ns, 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = m->timeout_ns};
   dc_status status = dc_comm_create_tcp(m->address, m->name, m->rank, m->world, &options, &comm);
   bool right = status == m->expected && (m->says == NULL || strstr(dc_last_error(), m->says) != NULL) &&
                (comm != NULL) == (status == DC_OK);
@@ -242,7 +242,7 @@ static bool exchange(dc_comm *comm, int32_t rank) {
 static int one_of_many(const char *address, int32_t rank) {
   enum { COPIES = 5 };
   dc_comm *comm = NULL, *copies[COPIES] = {NULL};
-  const dc_comm_options options = {sizeof options, 2 * limit, 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = 2 * limit};
   bool right = dc_comm_create_tcp(address, "many", rank, MANY, &options, &comm) == DC_OK;
   if (rank == 1) {
     usleep(500000); /* rank 0 waits for it, and keeps the connections of ranks that make all their copies meanwhile */

@@ -39,7 +39,7 @@ static pid_t start(const char *address, int32_t rank, int32_t world, rank_fn fn)
   pid_t child = fork();
   if (child == 0) {
     dc_comm *comm = NULL;
-    const dc_comm_options options = {sizeof options, limit, 0};
+    const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
     dc_status status = dc_comm_create_tcp(address, "g", rank, world, &options, &comm);
     int result = status == DC_OK ? fn(comm, NULL) : 1;
     if (result != 0) {
@@ -237,7 +237,7 @@ static pid_t start_lacking(const char *address, const lacking *l) {
   pid_t child = fork();
   if (child == 0) {
     dc_comm *comm = NULL;
-    const dc_comm_options options = {sizeof options, limit, 0};
+    const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
     bool right = l->descriptors == 0 || limit_descriptors(3 + l->descriptors) == 0;
     dc_status status = right ? dc_comm_create_tcp(address, "g", l->rank, l->world, &options, &comm) : DC_OK;
     right = right && comm == NULL &&

@@ -40,7 +40,7 @@ static inline void *run_card_rank(void *arg) {
   card_rank *c = arg;
   rank *r = &c->r;
   char device[16];
-  const dc_comm_options options = {sizeof options, c->timeout_ns, 64 << 20};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = c->timeout_ns, .heap_bytes = 64 << 20};
   snprintf(device, sizeof device, "cuda:%d", one_card ? 0 : r->rank);
   dc_status status = dc_device_open(device, NULL, &r->device);
   if (status == DC_OK && c->address != NULL) {
@@ -74,7 +74,7 @@ static inline void on_cards(int32_t world, meeting meet, int64_t timeout_ns, voi
   dc_comm *comms[8] = {NULL};
   pthread_t threads[8];
   char name[64], address[64];
-  const dc_comm_options options = {sizeof options, timeout_ns, 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
   fresh_address(address);
   snprintf(name, sizeof name, "test-nccl-%ld-%d", (long)getpid(), groups++);
   if (meet == ON_THREADS) {

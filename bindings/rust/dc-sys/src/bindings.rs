@@ -429,15 +429,20 @@ pub struct dc_comm {
     _unused: [u8; 0],
 }
 #[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
+#[derive(Debug, Copy, Clone)]
 pub struct dc_comm_options {
     pub struct_size: usize,
     pub timeout_ns: i64,
     pub heap_bytes: usize,
+    pub secret: *const ::std::os::raw::c_char,
+    pub network: *const ::std::os::raw::c_char,
+    pub heartbeat_ns: i64,
+    pub first_port: i32,
+    pub last_port: i32,
 }
 #[test]
 fn bindgen_test_layout_dc_comm_options() {
-    assert_eq!(::std::mem::size_of::<dc_comm_options>(), 24usize, concat!("Size of: ", stringify!(dc_comm_options)));
+    assert_eq!(::std::mem::size_of::<dc_comm_options>(), 56usize, concat!("Size of: ", stringify!(dc_comm_options)));
     assert_eq!(
         ::std::mem::align_of::<dc_comm_options>(),
         8usize,
@@ -479,6 +484,75 @@ fn bindgen_test_layout_dc_comm_options() {
         );
     }
     test_field_heap_bytes();
+    fn test_field_secret() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).secret) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_comm_options), "::", stringify!(secret))
+        );
+    }
+    test_field_secret();
+    fn test_field_network() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).network) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_comm_options), "::", stringify!(network))
+        );
+    }
+    test_field_network();
+    fn test_field_heartbeat_ns() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).heartbeat_ns) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_comm_options), "::", stringify!(heartbeat_ns))
+        );
+    }
+    test_field_heartbeat_ns();
+    fn test_field_first_port() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).first_port) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_comm_options), "::", stringify!(first_port))
+        );
+    }
+    test_field_first_port();
+    fn test_field_last_port() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).last_port) as usize - ptr as usize
+            },
+            52usize,
+            concat!("Offset of field: ", stringify!(dc_comm_options), "::", stringify!(last_port))
+        );
+    }
+    test_field_last_port();
+}
+impl Default for dc_comm_options {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
 }
 extern "C" {
     pub fn dc_comm_options_init(options: *mut dc_comm_options, struct_size: usize);

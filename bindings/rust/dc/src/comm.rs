@@ -28,6 +28,7 @@ impl CommOptions {
             struct_size: size_of::<sys::dc_comm_options>(),
             timeout_ns: nanoseconds(self.timeout),
             heap_bytes: self.heap_bytes,
+            ..Default::default()
         }
     }
 }

@@ -1,0 +1,43 @@
+/* The handshake's codes, and its connecting side. */
+#ifndef DC_COMM_TCP_AUTH_H
+#define DC_COMM_TCP_AUTH_H
+
+#include "comm/tcp/tcp.h"
+
+/* Sets the group's key. NULL: no secret. */
+void dc__tcp_set_secret(dc__tcp_group *group, const char *secret);
+/* False if the system has no random bytes. */
+bool dc__tcp_opening_make(const dc__tcp_group *group, dc__tcp_opening *opening);
+bool dc__tcp_opening_is_known(const dc__tcp_opening *opening);
+/* The code of a hello (answer NULL) or of an answer to it. */
+void dc__tcp_mac(const dc__tcp_group *group, const dc__tcp_opening *connects, const dc__tcp_opening *accepts,
+                 const dc__tcp_hello *hello, const dc__tcp_answer *answer, unsigned char mac[DC__MAC_BYTES]);
+
+enum dc__tcp_call_result {
+  DC__TCP_CALL_OK = 0,
+  DC__TCP_CALL_LOST,    /* error is errno, or 0 if the peer closed the connection */
+  DC__TCP_CALL_FOREIGN, /* the peer is not libdc; quoted has its bytes */
+  DC__TCP_CALL_FAILED   /* this thread's last error says why; status is its status */
+};
+
+/* An outgoing connection in its handshake. */
+typedef struct dc__tcp_call {
+  int fd;
+  dc__tcp_opening own, theirs;
+  dc__tcp_hello hello;
+  bool challenged; /* libdc listens there */
+  int error;
+  dc_status status;
+  size_t quoted_bytes;
+  char quoted[48];
+} dc__tcp_call;
+
+/* The three steps. Between them other calls may take theirs, so that round trips overlap. where: the peer, for errors.
+ * A failure of the group ends the waits. */
+enum dc__tcp_call_result dc__tcp_call_open(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline);
+enum dc__tcp_call_result dc__tcp_call_prove(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline,
+                                            const char *where);
+enum dc__tcp_call_result dc__tcp_call_finish(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline,
+                                             const char *where);
+
+#endif

@@ -1,0 +1,103 @@
+/* Heartbeats. Each watcher sends one to every rank. A rank without them is judged by its machine, whose kernel
+ * acknowledges what it receives: while it does, the process is stopped or starved, and the deadline of the collective
+ * decides. If it does not, the machine vanished or the network is cut, and the group fails. */
+#include <errno.h>
+#include <inttypes.h>
+#include <netinet/tcp.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "comm/tcp/tcp.h"
+
+enum { MISSED = 3 /* heartbeats that a machine may miss */ };
+
+/* A silent rank's machine is asked by keep-alive probes alone, each two seconds (socket.c). */
+static const int64_t min_silence_ns = INT64_C(3000000000);
+
+static bool is_connected(dc__tcp_group *group, int32_t r) {
+  return group->control[r] >= 0 && atomic_load(&group->closed[r]) == 0;
+}
+
+void dc__tcp_start_heartbeats(dc__tcp_group *group) {
+  /* One more than the watcher's judgement: the system's own, if the watcher cannot run. */
+  const unsigned int timeout_ms = (unsigned int)((MISSED + 1) * group->heartbeat_ns / 1000000);
+  for (int32_t r = 0; r < group->world; r++) {
+    atomic_store(&group->heard_ns[r], dc__now_ns());
+    if (group->control[r] >= 0) {
+      (void)setsockopt(group->control[r], IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+    }
+  }
+}
+
+static int64_t silence_of(dc__tcp_group *group, int32_t r) {
+  return dc__now_ns() - atomic_load_explicit(&group->heard_ns[r], memory_order_relaxed);
+}
+
+/* Time since its machine last acknowledged anything; 0 if the system does not tell. */
+static int64_t silence_of_machine(const dc__tcp_group *group, int32_t r) {
+  struct tcp_info info = {0};
+  socklen_t length = sizeof info;
+  if (getsockopt(group->control[r], IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
+      length < offsetof(struct tcp_info, tcpi_last_ack_recv) + sizeof info.tcpi_last_ack_recv) {
+    return 0;
+  }
+  return (int64_t)info.tcpi_last_ack_recv * 1000000;
+}
+
+/* The address of a rank without its port. */
+static void host_text(const dc__tcp_group *group, int32_t r, char text[DC__TCP_PEER]) {
+  dc__tcp_peer_text(group->control[r], text);
+  char *port = strrchr(text, ':');
+  if (port != NULL) {
+    *port = '\0';
+  }
+}
+
+static void fail_vanished(dc__tcp_group *group, int32_t r, int64_t silence_ns) {
+  char host[DC__TCP_PEER];
+  host_text(group, r, host);
+  pthread_mutex_lock(&group->mutex);
+  int none = 0;
+  atomic_store(&group->error[r], ETIMEDOUT);
+  atomic_compare_exchange_strong(&group->closed[r], &none, DC__TCP_DISCONNECTED);
+  dc__rank_set_add(&group->unresponsive, r);
+  pthread_mutex_unlock(&group->mutex);
+  dc__tcp_group_fail_async(group, dc__fail(DC_E_PEER_DEAD,
+                                           "rank %" PRId32 " is dead or cut off: its machine, %s, has not answered "
+                                           "rank %" PRId32 " for %.1f s",
+                                           r, host, group->rank, (double)silence_ns / 1e9));
+}
+
+void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late) {
+  const dc__tcp_control_msg message = {.kind = DC__TCP_HEARTBEAT};
+  const int64_t limit_ns = MISSED * group->heartbeat_ns;
+  for (int32_t r = 0; r < group->world; r++) {
+    if (!is_connected(group, r)) {
+      continue;
+    }
+    if (was_late) {
+      atomic_store_explicit(&group->heard_ns[r], dc__now_ns(), memory_order_relaxed);
+    }
+    int64_t machine_ns = silence_of(group, r) < limit_ns ? 0 : silence_of_machine(group, r);
+    if (machine_ns >= (limit_ns > min_silence_ns ? limit_ns : min_silence_ns)) {
+      fail_vanished(group, r, machine_ns);
+    } else if (silence_of(group, r) < limit_ns + group->heartbeat_ns) { /* a stopped process must not be filled up */
+      pthread_mutex_lock(&group->mutex);
+      dc__tcp_send_control(group, r, &message);
+      pthread_mutex_unlock(&group->mutex);
+    }
+  }
+}
+
+void dc__tcp_describe_silence(dc__tcp_group *group, int32_t r, char *text, size_t cap) {
+  char host[DC__TCP_PEER];
+  size_t length = strlen(text);
+  int64_t silence_ns = silence_of(group, r);
+  if (is_connected(group, r) && silence_ns >= MISSED * group->heartbeat_ns) {
+    host_text(group, r, host);
+    snprintf(text + length, cap - length,
+             ", but its machine, %s, does: the process is alive but has been late for %.1f s", host,
+             (double)silence_ns / 1e9);
+  }
+}

@@ -1,0 +1,164 @@
+/* Ranks over TCP of which one dies with its sockets held by a child, is stopped, or loses the network: each survivor
+ * gets an error that names it, long before the deadline of its collective where the rank is dead. */
+#define _GNU_SOURCE
+#include "comm/tcp/tcp.h"
+#include "comm_ranks.h"
+
+#include <net/if.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+
+enum { WORLD = 3 };
+
+static const int64_t far_deadline = INT64_C(170000000000); /* the test's own limit comes first */
+
+typedef struct shared {
+  atomic_int formed, go;
+  dc_status status[WORLD];
+  char text[WORLD][512];
+} shared;
+
+typedef struct group {
+  char address[64];
+  int64_t deadline_ns, heartbeat_ns;
+  pid_t children[WORLD];
+  shared *shared;
+} group;
+
+static void run_rank(const group *g, int32_t rank, void (*fault)(void)) {
+  dc_comm *comm = NULL;
+  dc_comm_options options = DC_COMM_OPTIONS_INIT;
+  options.timeout_ns = far_deadline;
+  options.heartbeat_ns = g->heartbeat_ns;
+  dc_status status = dc_comm_create_tcp(g->address, "alive", rank, WORLD, &options, &comm);
+  status = status == DC_OK ? dc_comm_barrier(comm) : status;
+  atomic_fetch_add(&g->shared->formed, 1);
+  while (status == DC_OK && atomic_load(&g->shared->go) == 0) {
+    sleep_ms(1);
+  }
+  if (rank == 1 && fault != NULL) {
+    fault();
+  }
+  if (status == DC_OK) {
+    comm->timeout_ns = g->deadline_ns;
+    status = dc_comm_barrier(comm);
+  }
+  g->shared->status[rank] = status;
+  snprintf(g->shared->text[rank], sizeof g->shared->text[0], "%s", dc_last_error());
+  dc_comm_destroy(comm);
+  _exit(0);
+}
+
+static void start(group *g, int64_t deadline_ns, void (*fault)(void)) {
+  g->deadline_ns = deadline_ns;
+  fresh_address(g->address);
+  g->shared = mmap(NULL, sizeof *g->shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  assert_true((void *)g->shared != MAP_FAILED);
+  fflush(NULL);
+  for (int32_t r = 0; r < WORLD; r++) {
+    g->children[r] = fork();
+    if (g->children[r] == 0) {
+      run_rank(g, r, fault);
+    }
+  }
+  while (atomic_load(&g->shared->formed) < WORLD) {
+    sleep_ms(1);
+  }
+}
+
+static void expect(group *g, int32_t rank, dc_status status, const char *says) {
+  assert_int_equal(waitpid(g->children[rank], NULL, 0), g->children[rank]);
+  if (g->shared->status[rank] != status || strstr(g->shared->text[rank], says) == NULL) {
+    fail_msg("rank %d: %s: %s; expected: %s", rank, dc_status_name(g->shared->status[rank]), g->shared->text[rank],
+             says);
+  }
+  print_message("rank %d: %s: %s\n", rank, dc_status_name(status), g->shared->text[rank]);
+}
+
+/* As a loader of data or a shell command may, the child lives on. */
+static void die_with_a_child(void) {
+  if (fork() == 0) {
+    sleep_ms(60000);
+    _exit(0);
+  }
+  raise(SIGKILL);
+}
+
+static void test_held_sockets(void **state) {
+  (void)state;
+  group g = {.heartbeat_ns = 0};
+  start(&g, far_deadline, die_with_a_child);
+  atomic_store(&g.shared->go, 1);
+  assert_int_equal(waitpid(g.children[1], NULL, 0), g.children[1]);
+  expect(&g, 0, DC_E_PEER_DEAD, "rank 1 died");
+  expect(&g, 2, DC_E_PEER_DEAD, "rank 1 died");
+  munmap(g.shared, sizeof *g.shared);
+}
+
+static void stop_oneself(void) {
+  raise(SIGSTOP);
+}
+
+/* The process is alive by its machine's word, and the deadline decides. */
+static void test_stopped(void **state) {
+  (void)state;
+  group g = {.heartbeat_ns = 100 * MS};
+  start(&g, 6000 * MS, stop_oneself);
+  atomic_store(&g.shared->go, 1);
+  expect(&g, 0, DC_E_TIMEOUT, "but its machine, 127.0.0.1, does: the process is alive but has been late for ");
+  expect(&g, 2, DC_E_TIMEOUT, "the process is alive but has been late for ");
+  kill(g.children[1], SIGKILL);
+  assert_int_equal(waitpid(g.children[1], NULL, 0), g.children[1]);
+  munmap(g.shared, sizeof *g.shared);
+}
+
+/* False if the system does not allow a network of one's own. */
+static bool set_loopback(bool up) {
+  struct ifreq request = {.ifr_name = "lo"};
+  int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  request.ifr_flags = up ? IFF_UP : 0;
+  bool done = ioctl(fd, SIOCSIFFLAGS, &request) == 0;
+  close(fd);
+  return done;
+}
+
+/* In a network namespace whose one link goes down every rank is cut off from every other one. */
+static int cut_off(void) {
+  group g = {.heartbeat_ns = 0};
+  if ((unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) || !set_loopback(true)) {
+    return 2;
+  }
+  start(&g, far_deadline, NULL);
+  bool down = set_loopback(false);
+  atomic_store(&g.shared->go, 1);
+  for (int32_t r = 0; r < WORLD; r++) {
+    CHECK(waitpid(g.children[r], NULL, 0) == g.children[r]);
+    fprintf(stderr, "rank %d: %s: %s\n", r, dc_status_name(g.shared->status[r]), g.shared->text[r]);
+    CHECK(down && g.shared->status[r] == DC_E_PEER_DEAD);
+    CHECK(strstr(g.shared->text[r], "is dead or cut off: its machine, 127.0.0.1, has not answered rank ") != NULL);
+  }
+  return 0;
+}
+
+static void test_link_goes_down(void **state) {
+  (void)state;
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    _exit(cut_off());
+  }
+  int result = end_rank(child);
+  if (result == 2) {
+    print_message("no network namespaces here: the loss of a link is shown by test_held_sockets alone\n");
+    result = 0;
+  }
+  assert_int_equal(result, 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_held_sockets), cmocka_unit_test(test_stopped),
+                                     cmocka_unit_test(test_link_goes_down)};
+  return cmocka_run_group_tests_name("tcp liveness", tests, NULL, NULL);
+}
