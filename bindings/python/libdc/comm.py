@@ -6,10 +6,11 @@ import contextlib
 import itertools
 import os
 import sys
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from ._handle import OwnedHandle
 from ._lib import InCallback, Registry, callback, ffi, gc_handle, lib, new_struct
+from ._secret import environment_secret
 from .arguments import c_string, check_size, counted, handle_arg, int64_array, timeout_ns
 from .device import Device, Stream, handle_of, place_of
 from .errors import check
@@ -178,11 +179,21 @@ class Comm(OwnedHandle):
         return cls(out[0])
 
     @classmethod
-    def tcp(cls, address: str, name: str, rank: int, world: int, timeout: Optional[float] = None) -> "Comm":
+    def tcp(cls, address: str, name: str, rank: int, world: int, timeout: Optional[float] = None,
+            secret: Optional[str] = None, network: Optional[str] = None, ports: Tuple[int, int] = (0, 0),
+            heartbeat: Optional[float] = None) -> "Comm":
         """Ranks on any machines, over TCP; blocks until all have come. address: "HOST:PORT", where rank 0 is; name: the
-        group's."""
+        group's; secret: at least 16 bytes that its ranks alone have, None: only for ranks of this machine; network: the
+        interface (its name, or a CIDR) to listen at, None: all; ports: the first and last one to listen at, but for
+        rank 0; heartbeat in seconds, None: 1."""
         out = ffi.new("dc_comm **")
         options = _options(timeout, 0)
+        texts = [None if text is None else c_string(what, text) for what, text in (("secret", secret),
+                                                                                   ("network", network))]
+        pins = [ffi.NULL if text is None else ffi.from_buffer("char[]", text + b"\0") for text in texts]
+        options.secret, options.network = pins
+        options.first_port, options.last_port = ports
+        options.heartbeat_ns = 0 if heartbeat is None else timeout_ns(heartbeat)
         check(lib.dc_comm_create_tcp(c_string("address", address), c_string("name", name), rank, world, options, out))
         return cls(out[0], shares_memory=False)
 
@@ -329,8 +340,9 @@ _num_created = itertools.count()
 
 def init_comm(timeout: Optional[float] = None) -> Comm:
     """This process's communicator, from RANK and WORLD_SIZE as `python -m libdc.run` and torchrun set them; a world of
-    one without them. Ranks of several machines meet over TCP at MASTER_ADDR, on the port after MASTER_PORT. Ranks that
-    call it more than once must do so equally often; each call takes another port."""
+    one without them. Ranks of several machines meet over TCP at MASTER_ADDR, on the port after MASTER_PORT, and need a
+    secret in LIBDC_SECRET or LIBDC_SECRET_FILE; LIBDC_INTERFACE and LIBDC_PORTS say where they listen. Ranks that call
+    it more than once must do so equally often; each call takes another port."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return Comm.single()
@@ -342,7 +354,17 @@ def init_comm(timeout: Optional[float] = None) -> Comm:
     if not spread:
         return Comm.processes(f"{group}.{made}", rank, world, timeout)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1 + made
-    return Comm.tcp(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", f"{group}.{made}", rank, world, timeout)
+    return Comm.tcp(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", f"{group}.{made}", rank, world, timeout,
+                    environment_secret(), os.environ.get("LIBDC_INTERFACE") or None, _ports())
+
+
+def _ports() -> Tuple[int, int]:
+    """LIBDC_PORTS, such as 40000-40999."""
+    text = os.environ.get("LIBDC_PORTS") or "0-0"
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and last.isdigit()):
+        raise RuntimeError(f"init_comm: LIBDC_PORTS={text}: must be FIRST-LAST")
+    return int(first), int(last)
 
 
 def _group_name() -> str:

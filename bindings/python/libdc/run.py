@@ -27,6 +27,8 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
+from ._secret import run_secret
+
 MAX_RANKS = 256  # of several machines
 _PR_SET_PDEATHSIG = 1
 _EXIT_GRACE_SECONDS = 3.0  # seconds in which the others may end by themselves and say why
@@ -182,6 +184,12 @@ class _Launcher:
             shared["LIBDC_GROUP"] = f"libdc-{os.getpid()}-{secrets.token_hex(8)}"
         else:
             _allow_files(count * options.nodes)
+            shared["LIBDC_SECRET"] = options.secret
+            shared.pop("LIBDC_SECRET_FILE", None)
+        if options.interface:
+            shared["LIBDC_INTERFACE"] = options.interface
+        if options.ports:
+            shared["LIBDC_PORTS"] = options.ports
         first = count * options.node_rank
         shared.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
         shared.setdefault("PYTHONUNBUFFERED", "1")
@@ -325,6 +333,12 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="for several machines: machine 0, and a free port of "
                         "its with a free one behind it")
     parser.add_argument("--master-port", default="0", help="MASTER_PORT of the ranks (default: a free one)")
+    parser.add_argument("--secret-file", metavar="FILE", help="for several machines: a file of mode 0600 with the "
+                        "run's secret, the same on all; the first launcher that finds none makes it and removes it at the "
+                        "end, which serves machines with a common folder (default: LIBDC_SECRET, LIBDC_SECRET_FILE)")
+    parser.add_argument("--interface", metavar="NAME|CIDR", help="where the ranks listen, for instance eth1 or "
+                        "10.1.0.0/16 (default: LIBDC_INTERFACE, or all)")
+    parser.add_argument("--ports", metavar="FIRST-LAST", help="ports of all listeners but the rendezvous (any)")
     parser.add_argument("--grace", default="10", help="seconds from SIGTERM to SIGKILL (default 10)")
     parser.add_argument("script", help="a Python program, which every rank runs")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
@@ -346,7 +360,7 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         grace = math.nan
     if not 0 <= grace <= 1e9:  # which NaN is not, either
         parser.error(f"--grace {options.grace}: must be a number of seconds in 0..1e9")
-    options.grace = grace
+    options.grace, options.made_secret = grace, False
     if (options.rendezvous is None) != (options.nodes == 1):
         parser.error("--rendezvous: several machines need it, one does not take it")
     if options.rendezvous is not None:
@@ -354,6 +368,10 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         if not host or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) < 65535:
             parser.error(f"--rendezvous {options.rendezvous}: must be HOST:PORT, with a port of 1 to 65534")
         options.rendezvous = host.strip("[]"), int(port)
+        try:
+            options.secret, options.made_secret = run_secret(options.secret_file)
+        except (OSError, ValueError) as error:
+            parser.error(f"--secret-file: {error}")
     return options
 
 
@@ -369,6 +387,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return launcher.watch()
     finally:
         launcher.end()
+        if options.made_secret:
+            os.unlink(options.secret_file)
 
 
 def _main() -> NoReturn:

@@ -1,0 +1,53 @@
+"""The secret of a run, which its ranks prove to each other over TCP."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from typing import Optional, Tuple
+
+
+def read_secret(path: str) -> str:
+    """A secret's file, which must be its user's alone."""
+    with open(path, encoding="ascii") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if mode & 0o077:
+            raise PermissionError(f"{path}: mode {stat.S_IMODE(mode):04o} lets other users read the secret; must be "
+                                  "0600")
+        return file.read().strip()
+
+
+def make_secret(path: str) -> bool:
+    """Makes the file with a new random secret, whole or not at all; False if there is one."""
+    part = f"{path}.{os.getpid()}.part"
+    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(file, secrets.token_hex(32).encode() + b"\n")
+        os.link(part, path)
+    except FileExistsError:
+        return False
+    finally:
+        os.close(file)
+        os.unlink(part)
+    return True
+
+
+def run_secret(path: Optional[str]) -> Tuple[str, bool]:
+    """A launcher's secret, and whether this launcher made the file."""
+    if path is not None:
+        made = not os.path.exists(path) and make_secret(path)
+        return read_secret(path), made
+    secret = environment_secret()
+    if secret is None:
+        raise ValueError("several machines need a secret, or any machine could join: --secret-file FILE, LIBDC_SECRET "
+                         "or LIBDC_SECRET_FILE, the same on all")
+    return secret, False
+
+
+def environment_secret() -> Optional[str]:
+    """LIBDC_SECRET, or the content of the file LIBDC_SECRET_FILE."""
+    path = os.environ.get("LIBDC_SECRET_FILE")
+    if os.environ.get("LIBDC_SECRET") or not path:
+        return os.environ.get("LIBDC_SECRET") or None
+    return read_secret(path)
