@@ -37,7 +37,7 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_device_options, struct_size) =
 _Static_assert(_Generic(((dc_device_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_device_options, allocator) == 8, "0.1");
 _Static_assert(_Generic(((dc_device_options *)0)->allocator, const dc_allocator *: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_options) >= 24, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_options) >= 56, "0.1");
 _Static_assert(sizeof(void *) != 8 || _Alignof(dc_comm_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_comm_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
@@ -45,6 +45,16 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, timeout_ns) == 8
 _Static_assert(_Generic(((dc_comm_options *)0)->timeout_ns, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, heap_bytes) == 16, "0.1");
 _Static_assert(_Generic(((dc_comm_options *)0)->heap_bytes, size_t: 1, default: 0), "0.1");
+_Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, secret) == 24, "0.1");
+_Static_assert(_Generic(((dc_comm_options *)0)->secret, const char *: 1, default: 0), "0.1");
+_Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, network) == 32, "0.1");
+_Static_assert(_Generic(((dc_comm_options *)0)->network, const char *: 1, default: 0), "0.1");
+_Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, heartbeat_ns) == 40, "0.1");
+_Static_assert(_Generic(((dc_comm_options *)0)->heartbeat_ns, int64_t: 1, default: 0), "0.1");
+_Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, first_port) == 48, "0.1");
+_Static_assert(_Generic(((dc_comm_options *)0)->first_port, int32_t: 1, default: 0), "0.1");
+_Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, last_port) == 52, "0.1");
+_Static_assert(_Generic(((dc_comm_options *)0)->last_port, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_callbacks) >= 72, "0.1");
 _Static_assert(sizeof(void *) != 8 || _Alignof(dc_comm_callbacks) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_callbacks, struct_size) == 0, "0.1");

@@ -294,6 +294,12 @@ static void prefetch(rank *r) {
       OK(r, dc_release_param(r->ctx, NULL, GRAPH, i, 1));
     }
   }
+  const int64_t again[4] = {3, 3, 4, 3}; /* one in two types; the same type twice is one gather */
+  const int32_t types[4] = {DC_DTYPE_NONE, DC_FLOAT32, DC_DTYPE_NONE, DC_BFLOAT16};
+  int64_t before = stats_of(r).gathers;
+  OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, again, types, 4));
+  CHECK(r, stats_of(r).gathers == before + 3);
+  OK(r, dc_step_abort(r->ctx));
   int64_t unknown[2] = {0, 99};
   FAILS(r, dc_prefetch_params_fused(r->ctx, GRAPH, unknown, NULL, 2), DC_E_NOT_FOUND, "id = 99");
   OK(r, dc_step_abort(r->ctx));

@@ -335,7 +335,7 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--master-port", default="0", help="MASTER_PORT of the ranks (default: a free one)")
     parser.add_argument("--secret-file", metavar="FILE", help="for several machines: a file of mode 0600 with the "
                         "run's secret, the same on all; the first launcher that finds none makes it and removes it at "
-                        "the end, which serves machines with a common folder (default: LIBDC_SECRET, LIBDC_SECRET_FILE)")
+                        "the end, which serves machines with a common folder (default: LIBDC_SECRET or _FILE)")
     parser.add_argument("--interface", metavar="NAME|CIDR", help="where the ranks listen, for instance eth1 or "
                         "10.1.0.0/16 (default: LIBDC_INTERFACE, or all)")
     parser.add_argument("--ports", metavar="FIRST-LAST", help="ports of all listeners but the rendezvous (any)")
